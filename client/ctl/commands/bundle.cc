@@ -51,6 +51,7 @@ class DaemonFolder {
     RETURN_IF_ERROR(Add(*client, "sessions", &AdminClient::Stub::ListSessions, v1::ListSessionsRequest()));
     RETURN_IF_ERROR(Add(*client, "memory", &AdminClient::Stub::GetMemory, v1::GetMemoryRequest()));
     RETURN_IF_ERROR(Add(*client, "saves", &AdminClient::Stub::ListSaves, v1::ListSavesRequest()));
+    RETURN_IF_ERROR(Add(*client, "metrics", &AdminClient::Stub::GetMetrics, v1::GetMetricsRequest()));
     return AddTrace(*client);
   }
 

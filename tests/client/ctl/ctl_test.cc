@@ -183,7 +183,7 @@ TEST(CtlTest, ABundleHasTheAnswersAndNoToken) {
     EXPECT_THAT(ReadText(entry.path().string()), Not(HasSubstr(daemon.service().token()))) << entry.path();
   }
   EXPECT_THAT(files, UnorderedElementsAre("version.json", "models.json", "sessions.json", "memory.json", "saves.json",
-                                          "trace.json"));
+                                          "metrics.json", "trace.json"));
   EXPECT_EQ(std::filesystem::status(out).permissions(), std::filesystem::perms::owner_all);
   const Result again = RunArguments({"bundle", "--out", out, "--socket-dir", daemon.directory()});
   EXPECT_EQ(again.exit_code, kFailed);
@@ -196,7 +196,7 @@ TEST(CtlTest, WhatABundleLacksIsNamed) {
   const test::TemporaryDirectory directory;
   const Result result = RunArguments({"bundle", "--out", directory.path() + "/b", "--socket-dir", daemon.directory()});
   EXPECT_EQ(result.exit_code, kFailed);
-  for (const char* name : {"version", "models", "sessions", "memory", "saves", "trace"}) {
+  for (const char* name : {"version", "models", "sessions", "memory", "saves", "metrics", "trace"}) {
     const std::string line = absl::StrCat("daemon: ", name, ": UNIMPLEMENTED: no such call\n");
     EXPECT_THAT(result.err, HasSubstr("missing " + line));
     EXPECT_THAT(ReadText(directory.path() + "/b/missing.txt"), HasSubstr(line));
