@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "proto/model/limits.h"
 
 namespace paramshard::server {
 namespace {
@@ -16,6 +17,14 @@ bool Covers(const std::vector<RankSum>& sums, RankRange ranks) {
     if (sums[i].rank != ranks.begin + static_cast<int>(i)) return false;
   }
   return true;
+}
+
+// They may be left out.
+bool AreClientStates(const std::vector<std::string>& states, RankRange ranks) {
+  if (states.empty()) return true;
+  return states.size() == static_cast<size_t>(ranks.end - ranks.begin) &&
+         std::all_of(states.begin(), states.end(),
+                     [](const std::string& state) { return state.size() <= kMaxClientStateBytes; });
 }
 
 }  // namespace
@@ -67,6 +76,12 @@ CommitBook::Cast CommitBook::Add(const Membership& members, int node, const Comm
             absl::InvalidArgumentError(absl::StrCat("vote ", vote.model, " commit ", vote.commit_number,
                                                     ": one sum for each rank of ", NodeName(members, node),
                                                     " expected, got ", vote.sums.size()))};
+  }
+  if (!AreClientStates(sorted.client_states, members.ranks(node))) {
+    return {Cast::Result::kRefused, absl::InvalidArgumentError(absl::StrCat(
+                                        "vote ", vote.model, " commit ", vote.commit_number, ": no client states of ",
+                                        NodeName(members, node), ", or one for each rank of at most ",
+                                        kMaxClientStateBytes, " bytes expected, got ", sorted.client_states.size()))};
   }
   if (const absl::Status next = CheckCommitNumber(members, node, vote); !next.ok()) {
     return {Cast::Result::kDisagrees, next};

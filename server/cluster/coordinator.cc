@@ -49,7 +49,7 @@ absl::StatusOr<CommitDecision> AnswerFromBefore(const std::optional<ClosedEpoch>
 absl::Status NodeLostError(const std::string& node, const std::string& model) {
   return absl::UnavailableError(
       absl::StrCat(node, " lost: attach again when its daemon serves again. Without a keeper its shards of ", model,
-                   " are gone unless exported: import the same into every daemon then"));
+                   " are gone unless another daemon holds a replica, or they were saved or exported"));
 }
 
 absl::Status SpecsDifferError(const std::string& model, const std::string& node, const ModelReport& report,

@@ -264,7 +264,10 @@ absl::Status Journal::BeginChange(const ChangeSource& source) {
     return absl::InvalidArgumentError(absl::StrCat("journal: what a change is made from in at most ", kMostSourceBytes,
                                                    " bytes expected, got ", source.text.size()));
   }
-  if (lifecycle_ != JournalLifecycle::kUsable && lifecycle_ != JournalLifecycle::kChanging) {
+  // One that is made to be healed is there without a state of its own.
+  const bool is_made_to_be_healed =
+      lifecycle_ == JournalLifecycle::kCreating && source.kind == ChangeSource::Kind::kReplica;
+  if (lifecycle_ != JournalLifecycle::kUsable && lifecycle_ != JournalLifecycle::kChanging && !is_made_to_be_healed) {
     return NotNext("a model that is there");
   }
   WriteLifecycle(JournalLifecycle::kChanging, source);

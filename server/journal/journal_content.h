@@ -175,7 +175,7 @@ struct ChangeSource {
     kStream,      // an import from a client, which is gone
     kFiles,       // an import from files that this daemon reads; what they do not have stays
     kCheckpoint,  // a restore
-    kReplica,     // a healing by another daemon, of a state that nobody would have trained on from
+    kReplica,     // a healing by another daemon, which may be still to come
   };
 
   Kind kind = Kind::kStream;

@@ -61,7 +61,9 @@ class Planner {
     switch (lifecycle.lifecycle) {
       case JournalLifecycle::kCreating:
       case JournalLifecycle::kDeleting:
-        return PlanDrop();
+        plan_ = RecoveryPlan();
+        plan_.action = RecoveryAction::kDrop;
+        return absl::OkStatus();
       case JournalLifecycle::kChanging:
         return PlanChange(lifecycle.source);
       case JournalLifecycle::kUsable:
@@ -72,15 +74,9 @@ class Planner {
   }
 
  private:
-  absl::Status PlanDrop() {
-    plan_ = RecoveryPlan();
-    plan_.action = RecoveryAction::kDrop;
-    return absl::OkStatus();
-  }
-
   absl::Status PlanChange(const ChangeSource& source) {
-    // What a replica was to replace is given up, and a daemon without a state is healed again.
-    if (source.kind == ChangeSource::Kind::kReplica) return PlanDrop();
+    // Whoever makes the model anew is healed again, and nobody begins it with its initial values by mistake.
+    if (source.kind == ChangeSource::Kind::kReplica) return Lost("a replica was to heal it, and had not done so");
     plan_.change = source;
     if (!source.repeatable()) {
       return Lost(source.kind == ChangeSource::Kind::kCheckpoint

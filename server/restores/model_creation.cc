@@ -99,10 +99,9 @@ absl::StatusOr<CreatedModel> CreateFresh(ModelStore& store, WorldRestores& resto
 absl::StatusOr<CreatedModel> CreateToBeHealed(ModelStore& store, WorldRestores& restores, ModelSpec spec,
                                               IsGone is_gone) {
   CreatedModel created;
-  const absl::Status lost = store.CheckLost(spec.name);
-  ASSIGN_OR_RETURN(
-      created.model,
-      store.CreateToBeHealed(std::move(spec), lost.ok() ? "it was started without one" : lost.message(), is_gone));
+  const std::string lost = store.WhyLost(spec.name);
+  ASSIGN_OR_RETURN(created.model, store.CreateToBeHealed(std::move(spec),
+                                                         lost.empty() ? "it was started without one" : lost, is_gone));
   if (!created.model.created) return created;
   const std::string& name = created.model.model->spec().name;
   CreationLog().Write(LogLevel::kInfo, "a replica is to heal the model when all trainers are there", {{"model", name}});
@@ -149,7 +148,8 @@ absl::StatusOr<CreatedModel> CreateFollowing(ModelStore& store, WorldRestores& r
 absl::StatusOr<CreatedModel> CreateOrRestore(ModelStore& store, WorldRestores& restores, ModelSpec spec,
                                              const std::optional<WantedRestore>& wanted,
                                              absl::FunctionRef<bool()> is_gone) {
-  if (!wanted.has_value() && MayBeHealed(store, spec)) {
+  const bool wants_latest = !wanted.has_value() || wanted->checkpoint.kind == CheckpointRequest::Kind::kLatest;
+  if (wants_latest && MayBeHealed(store, spec)) {
     return CreateToBeHealed(store, restores, std::move(spec), is_gone);
   }
   // One that this daemon has lost begins with a checkpoint, also where the caller does not say so.

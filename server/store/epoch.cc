@@ -161,10 +161,12 @@ absl::Status Epoch::Connect() {
 
 absl::Status Epoch::Heal() {
   const int self = options_.topology->node();
+  const absl::Duration timeout = HealTimeout();
+  const SteadyTime deadline = SteadyDeadline(timeout);
   for (const Healing& healing : options_.healings) {
-    if (healing.donor == self) RETURN_IF_ERROR(options_.send_state(healing.receiver, engines_));
+    if (healing.donor == self) RETURN_IF_ERROR(options_.send_state(healing.receiver, engines_, deadline));
     if (healing.receiver != self) continue;
-    RETURN_IF_ERROR(options_.receive_state(healing.donor, engines_));
+    RETURN_IF_ERROR(options_.receive_state(healing.donor, engines_, deadline));
     {
       absl::MutexLock lock(&mu_);
       sequence_.StartFrom(options_.commit_log->numbers().commit_number);
@@ -172,10 +174,16 @@ absl::Status Epoch::Heal() {
     RETURN_IF_ERROR(rendezvous_->Put(HealedKey(self), "healed"));
   }
   for (const Healing& healing : options_.healings) {
-    if (healing.receiver != self)
-      RETURN_IF_ERROR(rendezvous_->Get(HealedKey(healing.receiver), HealTimeout()).status());
+    if (healing.receiver != self) RETURN_IF_ERROR(AwaitHealed(healing, timeout));
   }
   return absl::OkStatus();
+}
+
+absl::Status Epoch::AwaitHealed(const Healing& healing, absl::Duration timeout) const {
+  const absl::Status healed = rendezvous_->Get(HealedKey(healing.receiver), timeout).status();
+  if (!absl::IsDeadlineExceeded(healed)) return healed;
+  return absl::UnavailableError(absl::StrCat("node ", healing.receiver, " was to be healed by node ", healing.donor,
+                                             " within ", absl::FormatDuration(timeout), "; attach again"));
 }
 
 absl::Duration Epoch::HealTimeout() const {

@@ -78,12 +78,9 @@ class Epoch : private TrainerWords {
     // What comes first: nodes that get the state from a replica. The two calls carry out what this daemon does of it.
     std::vector<Healing> healings = {};
     using Engines = absl::Span<const std::unique_ptr<Collectives>>;  // of the daemon's ranks in order
-    std::function<absl::Status(int receiver, Engines engines)> send_state = [](int, Engines) {
-      return absl::OkStatus();
-    };
-    std::function<absl::Status(int donor, Engines engines)> receive_state = [](int, Engines) {
-      return absl::OkStatus();
-    };
+    using MoveState = std::function<absl::Status(int node, Engines engines, SteadyTime deadline)>;
+    MoveState send_state = [](int, Engines, SteadyTime) { return absl::OkStatus(); };
+    MoveState receive_state = [](int, Engines, SteadyTime) { return absl::OkStatus(); };
   };
 
   explicit Epoch(Options options);
@@ -166,6 +163,7 @@ class Epoch : private TrainerWords {
   absl::Status Connect();
   // Nobody goes on before every node has the state.
   absl::Status Heal();
+  absl::Status AwaitHealed(const Healing& healing, absl::Duration timeout) const;
   // How long that may take: it follows the bytes.
   absl::Duration HealTimeout() const;
   // Planes of formats that NeedsAmax(), from what the masters of all daemons are now.

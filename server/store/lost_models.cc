@@ -21,9 +21,9 @@ constexpr size_t kMostMarkBytes = 1024;
 absl::Status LostModels::Describe(absl::string_view name, absl::string_view why) const {
   return absl::DataLossError(absl::StrCat(
       "model ", name, ": its state was lost with the server before this one (", why,
-      options_.is_one_of_several ? "); a replica in another daemon heals it when trainers come; else delete "
-                                   "it, create it without a restore, and restore it at node 0, or import "
-                                   "into every daemon"
+      options_.is_one_of_several ? "); where another daemon holds a replica, that heals it when trainers come; "
+                                   "else delete it, create it without a restore, and restore it at node "
+                                   "0, or import into every daemon"
                                  : "); create it with a restore; or delete it, create it, and import"));
 }
 
@@ -50,6 +50,12 @@ bool LostModels::WasBeingRestored(absl::string_view name) const {
   absl::MutexLock lock(&mu_);
   const auto found = losses_.find(name);
   return found != losses_.end() && found->second.was_restored;
+}
+
+std::string LostModels::WhyOf(absl::string_view name) const {
+  absl::MutexLock lock(&mu_);
+  const auto found = losses_.find(name);
+  return found == losses_.end() ? "" : found->second.why;
 }
 
 std::map<std::string, absl::Status, std::less<>> LostModels::List() const {

@@ -56,6 +56,8 @@ class LostModels {
   bool Contains(absl::string_view name) const { return !Check(name).ok(); }
   std::optional<ChangeSource> SourceOf(absl::string_view name) const;
   bool WasBeingRestored(absl::string_view name) const;
+  // As Add was told; empty where it is not lost.
+  std::string WhyOf(absl::string_view name) const;
   // What Check says, by name.
   std::map<std::string, absl::Status, std::less<>> List() const;
 

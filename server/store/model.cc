@@ -443,28 +443,31 @@ absl::Status Model::StartEpoch(const EpochStart& start, std::thread& finished, s
   // What the journal says of it begins when it is there.
   RETURN_IF_ERROR(is_healed ? CheckMayHeal() : AdoptHistory(start));
   if (journal_ != nullptr && !is_healed) RETURN_IF_ERROR(journal_->BeginEpoch(start.epoch, history_.id));
-  Epoch::Options options{.number = start.epoch,
-                         .history_id = start.history_id,
-                         .spec = &options_.spec,
-                         .layout = layout_.get(),
-                         .topology = &topology_,
-                         .cluster = options_.world.cluster,
-                         .commit_log = &commit_log_,
-                         .scaling_book = &scaling_book_,
-                         .shards = shards_,
-                         .trainers = {},
-                         .first_rank = world().first_rank,
-                         .step_timeout = spec().step_timeout.value_or(options_.step_timeout),
-                         .clock = options_.clock,
-                         .engines = world().engines,
-                         .sums_at_commit = budget_->sums_at_commit(),
-                         .layout_fingerprint = layout_fingerprint_,
-                         .copy_gate = &copy_gate_,
-                         .journal = journal_.get(),
-                         .metrics = world().metrics,
-                         .healings = start.healings,
-                         .send_state = [this](int node, auto engines) { return SendState(node, engines); },
-                         .receive_state = [this](int node, auto engines) { return ReceiveState(node, engines); }};
+  Epoch::Options options{
+      .number = start.epoch,
+      .history_id = start.history_id,
+      .spec = &options_.spec,
+      .layout = layout_.get(),
+      .topology = &topology_,
+      .cluster = options_.world.cluster,
+      .commit_log = &commit_log_,
+      .scaling_book = &scaling_book_,
+      .shards = shards_,
+      .trainers = {},
+      .first_rank = world().first_rank,
+      .step_timeout = spec().step_timeout.value_or(options_.step_timeout),
+      .clock = options_.clock,
+      .engines = world().engines,
+      .sums_at_commit = budget_->sums_at_commit(),
+      .layout_fingerprint = layout_fingerprint_,
+      .copy_gate = &copy_gate_,
+      .journal = journal_.get(),
+      .metrics = world().metrics,
+      .healings = start.healings,
+      .send_state = [this](int node, auto engines, SteadyTime deadline) { return SendState(node, engines, deadline); },
+      .receive_state = [this, history_id = start.history_id](
+                           int node, auto engines,
+                           SteadyTime deadline) { return ReceiveState(history_id, node, engines, deadline); }};
   options.on_answered = [this](const CommitAnswer& answer, bool save) {
     last_commit_nanoseconds_ = absl::ToUnixNanos(absl::Now());
     if (saver_ != nullptr) saver_->OnCommitted(answer, save);

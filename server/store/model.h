@@ -134,9 +134,9 @@ class Model {
   // The model is made: from now on it outlives the server. Until then a server that dies leaves nothing of it.
   // Idempotent.
   absl::Status Publish();
-  // Before anybody can attach, and without Publish: its initial values are nobody's, and a replica in another daemon is
-  // to take their place. Until then it is not usable().
-  void AwaitReplica(absl::string_view why);
+  // Before anybody can attach, and in the place of Publish: its initial values are nobody's, and a replica in another
+  // daemon is to take their place. Until then it is not usable(), and lost for the next server.
+  absl::Status AwaitReplica(absl::string_view why);
   // Takes the memory from whoever keeps it: it ends with the model. Idempotent; an error leaves all as it was.
   absl::Status DropMemory();
   // The same of all pieces but one. Of an error some may be dropped.
@@ -338,8 +338,9 @@ class Model {
 
   // How replicas heal each other at the start of an epoch, on its thread, in model_healing.cc. Errors of the engines;
   // those of Restore.
-  absl::Status SendState(int receiver, Epoch::Options::Engines engines);
-  absl::Status ReceiveState(int donor, Epoch::Options::Engines engines);
+  absl::Status SendState(int receiver, Epoch::Options::Engines engines, SteadyTime deadline);
+  absl::Status ReceiveState(const std::string& history_id, int donor, Epoch::Options::Engines engines,
+                            SteadyTime deadline);
   // ABORTED: there is a state here.
   absl::Status CheckMayHeal() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   // Whether what the ranks of the previous node have sent with the last commit is known here.

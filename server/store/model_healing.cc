@@ -1,6 +1,8 @@
 // How a model gets its state from a replica in another daemon, and gives it.
 
+#include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <memory>
 #include <string>
 #include <utility>
@@ -21,6 +23,22 @@ namespace {
 constexpr uint64_t kMostReplicaStateBytes = uint64_t{1} << 30;
 
 using Engines = Epoch::Options::Engines;
+
+absl::Status CheckInTime(SteadyTime deadline) {
+  if (SteadyNow() < deadline) return absl::OkStatus();
+  return absl::UnavailableError("a healing in the time that its bytes may take expected, it takes longer");
+}
+
+// Whether they are of the parameters that the book has, with numbers that an encoding can have.
+bool FitBook(const std::vector<ScalingBook::Record>& received, const std::vector<ScalingBook::Record>& own) {
+  const auto fits = [](const ScalingBook::Record& a, const ScalingBook::Record& b) {
+    const bool same_length =
+        !a.history.has_value() || !b.history.has_value() || a.history->amaxes.size() == b.history->amaxes.size();
+    return a.unit == b.unit && a.parameter == b.parameter && same_length && std::isfinite(a.amax) && a.amax >= 0 &&
+           std::isfinite(a.scale) && a.scale > 0;
+  };
+  return std::equal(received.begin(), received.end(), own.begin(), own.end(), fits);
+}
 
 absl::Status SendNumbers(const std::string& numbers, int receiver, Collectives& engine) {
   const uint64_t size = numbers.size();
@@ -52,9 +70,11 @@ absl::Status Model::CheckMayHeal() const {
                                          "that of commit ", commit_log_.numbers().commit_number, "; attach again"));
 }
 
-void Model::AwaitReplica(absl::string_view why) {
+absl::Status Model::AwaitReplica(absl::string_view why) {
   absl::MutexLock lock(&mu_);
   condition_.AwaitReplica(why);
+  if (journal_ == nullptr) return absl::OkStatus();
+  return journal_->BeginChange({.kind = ChangeSource::Kind::kReplica, .text = {}});
 }
 
 bool Model::KeepsPrevious() const {
@@ -62,7 +82,7 @@ bool Model::KeepsPrevious() const {
   return commit_log_.has_previous() || (Untouched() && !history_.parent.has_value());
 }
 
-absl::Status Model::SendState(int receiver, Engines engines) {
+absl::Status Model::SendState(int receiver, Engines engines, SteadyTime deadline) {
   const SteadyTime begin = SteadyNow();
   ReplicaState state{.history = {}, .commits = commit_log_.state(), .steps = {}, .scaling = scaling_book_.records()};
   state.commits.client_states =
@@ -77,7 +97,8 @@ absl::Status Model::SendState(int receiver, Engines engines) {
   RETURN_IF_ERROR(SendNumbers(SerializeReplicaState(state), receiver, *engines[0]));
   RETURN_IF_ERROR(
       OnAllRanks(absl::StrCat("a replica of ", spec().name), static_cast<int>(shards_.size()), [&](int rank) {
-        return SendTensors(*shards_[rank], [&](absl::Span<const uint8_t> bytes) {
+        return SendTensors(*shards_[rank], [&](absl::Span<const uint8_t> bytes) -> absl::Status {
+          RETURN_IF_ERROR(CheckInTime(deadline));
           return engines[rank]->SendToReplica(receiver, bytes);
         });
       }));
@@ -85,7 +106,7 @@ absl::Status Model::SendState(int receiver, Engines engines) {
   return absl::OkStatus();
 }
 
-absl::Status Model::ReceiveState(int donor, Engines engines) {
+absl::Status Model::ReceiveState(const std::string& history_id, int donor, Engines engines, SteadyTime deadline) {
   const SteadyTime begin = SteadyNow();
   std::atomic<int64_t> done_bytes = 0;
   int64_t all_bytes = 0;
@@ -94,11 +115,19 @@ absl::Status Model::ReceiveState(int donor, Engines engines) {
   for (const UnitSpec& unit : spec().units) parameters += static_cast<int64_t>(unit.parameters.size());
   ASSIGN_OR_RETURN(const std::string numbers, ReceiveNumbers(donor, *engines[0]));
   ASSIGN_OR_RETURN(const ReplicaState state, ParseReplicaState(numbers, parameters, static_cast<int>(shards_.size())));
+  if (state.history.id.ToString() != history_id || !FitBook(state.scaling, scaling_book_.records())) {
+    return absl::UnavailableError(absl::StrCat("heal ", spec().name, ": the state of history ", history_id,
+                                               " expected of node ", donor, ", got one of ",
+                                               state.history.id.ToString(), ", or with other amaxes; attach again"));
+  }
   const auto make = [&](const PresentState& present) -> absl::StatusOr<Replacement> {
     return Replacement::OfReplica(state, present);
   };
   const auto receive = [&](int rank) {
-    const auto move = [&](absl::Span<uint8_t> bytes) { return engines[rank]->ReceiveFromReplica(donor, bytes); };
+    const auto move = [&](absl::Span<uint8_t> bytes) -> absl::Status {
+      RETURN_IF_ERROR(CheckInTime(deadline));
+      return engines[rank]->ReceiveFromReplica(donor, bytes);
+    };
     RETURN_IF_ERROR(ReceiveTensors(*shards_[rank], move, [&](int64_t bytes) { done_bytes += bytes; }));
     shards_[rank]->SetSteps(state.steps);
     return absl::OkStatus();
@@ -111,7 +140,10 @@ absl::Status Model::ReceiveState(int donor, Engines engines) {
       .progress = [&] { return RestoreProgress{.done_bytes = done_bytes, .all_bytes = all_bytes}; },
       .cancel = [] {}};  // the end of the epoch ends it
   const absl::Status replaced = Replace(ChangeKind::kHealing, make, write, watch, {}).status();
-  // A donor that is lost is no loss of this daemon's trainers: they come again.
+  // A donor that is lost, and bytes that came as others, are no loss of this daemon's trainers: they come again.
+  if (absl::IsDataLoss(received)) {
+    return absl::UnavailableError(absl::StrCat("heal ", spec().name, ": ", received.message(), "; attach again"));
+  }
   RETURN_IF_ERROR(received);
   RETURN_IF_ERROR(replaced);
   world().metrics->Observe(Metric::kHeal, SteadyNow() - begin);

@@ -77,7 +77,7 @@ absl::StatusOr<ModelStore::Created> ModelStore::CreateToBeHealed(ModelSpec spec,
                                                                  IsGone is_gone) {
   const auto make = [&](ModelSpec made) -> absl::StatusOr<std::shared_ptr<Model>> {
     ASSIGN_OR_RETURN(std::shared_ptr<Model> model, Make(std::move(made)));
-    model->AwaitReplica(why);
+    RETURN_IF_ERROR(model->AwaitReplica(why));
     return model;
   };
   return MakeOrJoin(std::move(spec), make, is_gone);

@@ -104,6 +104,8 @@ class ModelStore : public EpochListener {
   std::map<std::string, absl::Status, std::less<>> ListLost() const { return lost_.List(); }
   // The same of one of them; OK for any other name.
   absl::Status CheckLost(absl::string_view name) const { return lost_.Check(name); }
+  // Why, in a few words; empty for any other name.
+  std::string WhyLost(absl::string_view name) const { return lost_.WhyOf(name); }
   // What node 0 was restoring at all daemons when its server before this one died.
   std::optional<ChangeSource> CutOffRestore(absl::string_view name) const { return lost_.SourceOf(name); }
   // Whether it was lost in a restore of all daemons, at whatever node.

@@ -26,10 +26,11 @@ pytestmark = pytest.mark.skipif(DEVICE == "cuda", reason="daemons with a GPU eac
 class Node(Daemon):
     """One of several daemons. None of them answers before all have been started."""
 
-    def __init__(self, folder: pathlib.Path, number: int, address: str):
+    def __init__(self, folder: pathlib.Path, number: int, address: str, flags: tuple[str, ...] = ()):
         folder.mkdir()
-        self.number, self.address = number, address
-        super().__init__(folder, 1, ("--keeper=off", "--nodes=2", f"--node={number}", f"--cluster-address={address}"))
+        self.number, self.address, self.flags = number, address, flags
+        super().__init__(folder, 1, ("--keeper=off", "--nodes=2", f"--node={number}", f"--cluster-address={address}",
+                                     *flags))
 
     def _await_ready(self) -> None:
         pass
@@ -51,13 +52,13 @@ class Nodes:
         self._folder = folder
         self._all: list[Node] = []
 
-    def start(self, number: int, address: str) -> Node:
-        self._all.append(Node(self._folder / f"node{len(self._all)}", number, address))
+    def start(self, number: int, address: str, flags: tuple[str, ...]) -> Node:
+        self._all.append(Node(self._folder / f"node{len(self._all)}", number, address, flags))
         return self._all[-1]
 
-    def __call__(self) -> list[Node]:
+    def __call__(self, *flags: str) -> list[Node]:
         address = f"127.0.0.1:{_free_port()}"
-        world = [self.start(number, address) for number in range(2)]
+        world = [self.start(number, address, flags) for number in range(2)]
         for node in world:
             node.await_world()
         return world
@@ -65,7 +66,7 @@ class Nodes:
     def in_place_of(self, lost: Node) -> Node:
         """Kills the daemon, with all that it has, and starts another one."""
         lost.kill()
-        node = self.start(lost.number, lost.address)
+        node = self.start(lost.number, lost.address, lost.flags)
         node.await_world()
         return node
 
@@ -150,15 +151,18 @@ def test_torchrun_permuted_ranks_2_nodes(start_nodes, tmp_path):
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("values", ["drawn", "brought"])
-@pytest.mark.parametrize("lost", [0, 1])
-def test_torchrun_goes_on_when_a_node_is_lost_with_its_daemon(start_nodes, tmp_path, lost, values):
-    """The other daemon's replica heals the one that comes, whether the program draws its first values or brings them."""
-    if (lost, values) == (0, "brought"):
-        pytest.skip("what node 0 has imported is for a person to judge")
+@pytest.mark.parametrize("lost, values, restores", [
+    (0, "drawn", False), (1, "drawn", False), (1, "brought", False), (1, "brought", True)])
+def test_torchrun_goes_on_when_a_node_is_lost_with_its_daemon(start_nodes, tmp_path, lost, values, restores):
+    """The other daemon's replica heals the one that comes, whether the program draws its first values or brings them.
+
+    Node 0 is left out with values that are brought: what it has imported is for a person to judge.
+    """
+    (tmp_path / "saves").mkdir()
+    flags = (f"--save-dir={tmp_path / 'saves'}", "--restore=latest") if restores else ()
     with Job(tmp_path / "whole", start_nodes(), steps=5, PARAMSHARD_TEST_VALUES=values) as job:
         expected = job.await_end(job.start(0, "127.0.0.1"), job.start(1, "127.0.0.2"))
-    nodes = start_nodes()
+    nodes = start_nodes(*flags)
     with Job(tmp_path / "lost", nodes, steps=5, PARAMSHARD_TEST_VALUES=values) as job:
         dies = job.start(lost, "127.0.0.2", (0, 3, "node"))
         stays = job.start(1 - lost, "127.0.0.1")

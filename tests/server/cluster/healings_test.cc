@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "proto/model/limits.h"
 #include "server/cluster/cluster_messages.h"
 #include "server/cluster/coordinator.h"
 #include "tests/server/cluster/recording_listener.h"
@@ -177,6 +178,17 @@ TEST_F(HealingsTest, EveryVoterHearsWhatTheRanksBeforeItHaveSent) {
   EXPECT_THAT(first.previous_client_states, Optional(ElementsAre("of 2")));
   ASSERT_OK_AND_ASSIGN(const CommitDecision second, vote(1));
   EXPECT_THAT(second.previous_client_states, Optional(ElementsAre("of 0")));
+}
+
+TEST_F(HealingsTest, ClientStatesThatAreNoneAreRefused) {
+  Report({Trained(0), Trained(1), Trained(2)});
+  AwaitStart();
+  CommitVote vote = MakeVote(1, kCommit + 1, {{0, 0, 0}});
+  vote.client_states = {"a", "b"};
+  EXPECT_THAT(coordinator_.Vote(0, vote, kNow),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("or one for each rank")));
+  vote.client_states = {std::string(kMaxClientStateBytes + 1, 'x')};
+  EXPECT_THAT(coordinator_.Vote(0, vote, kNow), StatusIs(absl::StatusCode::kInvalidArgument));
 }
 
 TEST_F(HealingsTest, WhatIsNotSaidIsNotKnown) {

@@ -117,10 +117,11 @@ TEST_F(RecoveryTest, AnImportFromAClientIsLostWithIt) {
   EXPECT_EQ(plan.identity, training_.identity());
 }
 
-TEST_F(RecoveryTest, WhatAReplicaWasToReplaceIsDropped) {
+TEST_F(RecoveryTest, WhatAReplicaHasNotHealedIsLost) {
   Begin();
   ASSERT_OK(journal_->BeginChange({.kind = ChangeSource::Kind::kReplica, .text = {}}));
-  EXPECT_EQ(Plan().action, RecoveryAction::kDrop);
+  EXPECT_EQ(Plan().action, RecoveryAction::kDataLoss);
+  EXPECT_THAT(Plan().loss, HasSubstr("a replica was to heal it"));
 }
 
 TEST_F(RecoveryTest, AChangeMayBeBegunAgainFromSomethingElse) {

@@ -277,7 +277,7 @@ TEST(HealedTest, OutlivesItsServer) {
 }
 
 // Whoever is to be healed and dies before is lost as it was: nobody trains on from its initial values.
-TEST(HealedTest, AServerThatDiesBeforeLeavesNothing) {
+TEST(HealedTest, AServerThatDiesBeforeLeavesWhatIsLost) {
   FakeKeptStore kept[2], left;
   Daemons world({1, 1}, {.kept = {&kept[0], &kept[1]}, .moves = {.moves = true}});
   world.Create(Spec());
@@ -294,7 +294,8 @@ TEST(HealedTest, AServerThatDiesBeforeLeavesNothing) {
   FakeKeptStore none;
   Daemons next({1, 1}, {.kept = {&none, &left}, .moves = {.moves = true}});
   ASSERT_OK(next.store(1).TakeOver());
-  EXPECT_THAT(next.store(1).Find("m").status(), StatusIs(absl::StatusCode::kNotFound));
+  EXPECT_THAT(next.store(1).Find("m").status(),
+              StatusIs(absl::StatusCode::kDataLoss, HasSubstr("a replica was to heal it")));
 }
 
 }  // namespace

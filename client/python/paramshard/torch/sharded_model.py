@@ -164,7 +164,9 @@ class ShardedModel:
         if import_first:
             if self._local_rank == 0:
                 self._client.create_model(spec)
-                self._client.import_tensors(self.name, self._import_tensors())
+                # One without a state of its own awaits that of another daemon's replica.
+                if not self._known().unusable:
+                    self._client.import_tensors(self.name, self._import_tensors())
             else:
                 self._await(lambda known: known is not None and known.attached_ranks > 0 and
                             known.history_id != history, "rank 0 of this daemon to import the values")
