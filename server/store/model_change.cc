@@ -153,8 +153,8 @@ absl::StatusOr<History> Model::EndChange(const Replacement& replacement, absl::S
   }
   if (!status.ok()) {
     status = Fail(replacement, status);
-    // Who has no state says so before its trainers come.
-    Report();
+    // Who has no state says so before its trainers come, where it may get one.
+    if (may_come_back()) Report();
     return status;
   }
   history_ = replacement.history;
