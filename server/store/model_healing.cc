@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cmath>
 #include <memory>
 #include <string>
 #include <utility>
@@ -34,8 +33,7 @@ bool FitBook(const std::vector<ScalingBook::Record>& received, const std::vector
   const auto fits = [](const ScalingBook::Record& a, const ScalingBook::Record& b) {
     const bool same_length =
         !a.history.has_value() || !b.history.has_value() || a.history->amaxes.size() == b.history->amaxes.size();
-    return a.unit == b.unit && a.parameter == b.parameter && same_length && std::isfinite(a.amax) && a.amax >= 0 &&
-           std::isfinite(a.scale) && a.scale > 0;
+    return a.unit == b.unit && a.parameter == b.parameter && same_length && a.amax >= 0 && a.scale >= 0;
   };
   return std::equal(received.begin(), received.end(), own.begin(), own.end(), fits);
 }
