@@ -20,7 +20,6 @@
 namespace paramshard::server {
 namespace {
 
-using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 constexpr int64_t kLost = 3;  // commits before a daemon loses its part
