@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "kernels/base/status_macros.h"
+#include "server/cluster/healing_plan.h"
 
 namespace paramshard::server {
 namespace {
@@ -77,16 +78,6 @@ absl::Status HistoriesDifferError(const std::string& model, const std::string& n
                    ": they were imported into differently; import the same into every daemon"));
 }
 
-// Nothing tells their states apart, and nothing refers to their ids yet.
-bool BeganAlike(const ModelReport& a, const ModelReport& b) {
-  return a.lineage == b.lineage && a.untouched && b.untouched;
-}
-
-bool IsOneState(const ModelReport& a, const ModelReport& b) {
-  return a.commit_number == b.commit_number && a.version == b.version &&
-         (a.history_id == b.history_id || BeganAlike(a, b));
-}
-
 bool Attaches(const ModelReport& report, RankRange ranks) {
   for (int rank = ranks.begin; rank < ranks.end; ++rank) {
     if (std::find(report.attached_ranks.begin(), report.attached_ranks.end(), rank) == report.attached_ranks.end()) {
@@ -94,20 +85,6 @@ bool Attaches(const ModelReport& report, RankRange ranks) {
     }
   }
   return true;
-}
-
-// Whose state nobody would train on from, by node. Values that were imported at commit 0, as programs do that begin,
-// are nothing beside a state that has been trained; but what was imported at node 0 stays for a person to judge.
-std::vector<bool> WithoutState(const std::vector<std::optional<ModelReport>>& reports) {
-  const bool is_trained = std::any_of(reports.begin(), reports.end(), [](const auto& report) {
-    return report->lost.ok() && report->commit_number > 0;
-  });
-  std::vector<bool> without;
-  for (const auto& report : reports) {
-    const bool begins = report->untouched && report->commit_number == 0 && !without.empty();
-    without.push_back(!report->lost.ok() || report->fresh || (is_trained && begins));
-  }
-  return without;
 }
 
 bool IsReceiver(const std::vector<Healing>& healings, int node) {
@@ -243,6 +220,7 @@ void Coordinator::Report(int node, const ModelReport& report) {
   // This coordinator knows nothing of epochs that were another one's.
   if (!model.running && report.last_epoch > model.last_epoch) model.last_epoch = model.epoch_floor = report.last_epoch;
   model.reports[node] = report;
+  model.is_new[node] = true;
   TryStart(it->first, model);
 }
 
@@ -373,49 +351,15 @@ absl::Status Coordinator::CheckEqual(const std::string& name, const Model& model
   return absl::OkStatus();
 }
 
-// One that has lost it with its server, and has not begun it anew, knows no spec.
-bool Coordinator::HaveReported(const Model& model) {
-  return std::all_of(model.reports.begin(), model.reports.end(),
-                     [](const auto& report) { return report.has_value() && report->shard_size > 0; });
-}
-
-bool Coordinator::HoldReplicas(const Model& model) const {
-  const int world_size = members_.world_size();
-  return members_.nodes() > 1 &&
-         std::any_of(model.reports.begin(), model.reports.end(), [world_size](const auto& report) {
-           return report.has_value() && report->shard_size > 0 && report->shard_size != world_size;
-         });
-}
-
-std::vector<Healing> Coordinator::FindHealings(const Model& model) const {
-  if (!HaveReported(model) || !HoldReplicas(model)) return {};
-  const std::vector<bool> without = WithoutState(model.reports);
-  const ModelReport* whole = nullptr;
-  std::vector<Healing> healings;
-  for (int node = 0; node < members_.nodes(); ++node) {
-    const ModelReport& report = *model.reports[node];
-    if (report.spec_fingerprint != model.reports[0]->spec_fingerprint) return {};
-    if (without[node]) {
-      healings.push_back({.receiver = node, .donor = (node + 1) % members_.nodes()});
-      continue;
-    }
-    // Where those who have a state differ among themselves a person is to say which of them counts.
-    if (whole != nullptr && !IsOneState(*whole, report)) return {};
-    whole = &report;
-  }
-  for (const Healing& healing : healings) {
-    if (without[healing.donor] || !model.reports[healing.donor]->keeps_previous) return {};
-  }
-  return healings;
-}
-
 void Coordinator::TryStart(const std::string& name, Model& model) {
   if (model.running || model.rolls_back || !members_.complete()) return;
   const absl::Status lost = CheckNotLost(name, model);
-  std::vector<Healing> healings = FindHealings(model);
+  std::vector<Healing> healings = PlanHealings(model.reports, members_.world_size());
   if (!AllAttached(model)) {
-    // One that has lost its part may be healed when all are there.
-    const bool may_heal = !healings.empty() || (HoldReplicas(model) && !HaveReported(model));
+    // One that has lost its part may be healed when all are there. What others said before the last epoch tells nothing.
+    const bool is_known =
+        AreAllMade(model.reports) && std::find(model.is_new.begin(), model.is_new.end(), false) == model.is_new.end();
+    const bool may_heal = HoldReplicas(model.reports, members_.world_size()) && (!is_known || !healings.empty());
     if (!lost.ok() && !may_heal) GoBack(name, model, lost);
     return;
   }
@@ -439,6 +383,7 @@ void Coordinator::Start(const std::string& name, Model& model, std::vector<Heali
   const ModelReport& state = *model.reports[first];
   ++model.last_epoch;
   model.running = true;
+  model.is_new.assign(members_.nodes(), false);
   model.book.StartEpoch(state.commit_number, state.shard_size);
   model.commands = CommandLedger();
   model.departures = Departures(members_.nodes());

@@ -148,9 +148,10 @@ class Coordinator {
   };
 
   struct Model {
-    explicit Model(int nodes) : reports(nodes), departures(nodes), rendezvous(nodes) {}
+    explicit Model(int nodes) : reports(nodes), is_new(nodes), departures(nodes), rendezvous(nodes) {}
 
     std::vector<std::optional<ModelReport>> reports;  // by node
+    std::vector<bool> is_new;                         // of each report: it was said since the last epoch began
     int64_t epoch_floor = 0;  // epochs up to this one belonged to a model that was erased, or to another coordinator
     int64_t last_epoch = 0;
     bool running = false;
@@ -178,14 +179,6 @@ class Coordinator {
   bool AllAttached(const Model& model) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // FAILED_PRECONDITION when nodes hold different specs or states.
   absl::Status CheckEqual(const std::string& name, const Model& model) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Every node has made the model.
-  static bool HaveReported(const Model& model);
-  // Several nodes hold the whole state each.
-  bool HoldReplicas(const Model& model) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Who gets the state from whom, where some nodes have none, all others have the same one, and every node that has none
-  // stands before one that keeps its ranks' client states beside a replica. None where there are no replicas, or not all
-  // reports.
-  std::vector<Healing> FindHealings(const Model& model) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Whether some nodes have initial values, and all others one state that was trained or imported: daemons that were
   // started empty in the place of lost ones. Requires all reports.
   bool HasFreshBesideTrained(const Model& model) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

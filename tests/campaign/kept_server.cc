@@ -115,6 +115,7 @@ absl::Status KeptServer::Lose(int lost, absl::Span<const absl::Duration> followe
   for (size_t follower = 0; follower <= followers.size(); ++follower) {
     RETURN_IF_ERROR(End(daemon));
     RETURN_IF_ERROR(Spawn(daemon));
+    // Nothing is waited for: any time of its start, and of the healing behind it, is to be hit.
     if (follower < followers.size()) absl::SleepFor(followers[follower]);
   }
   RETURN_IF_ERROR(daemon.keeper->AwaitReady(kPatience));

@@ -142,6 +142,21 @@ TEST_F(HealingsTest, OneThatHasNotMadeItYetIsWaitedFor) {
   EXPECT_THAT(AwaitStart(), ElementsAre(Healing{.receiver = 1, .donor = 2}));
 }
 
+TEST_F(HealingsTest, WhatOthersSaidBeforeTheEpochIsNotJudged) {
+  ModelReport reports[] = {Begun(0), Begun(1), Begun(2)};
+  for (ModelReport& report : reports) report.history_id = "h";
+  Report({reports[0], reports[1], reports[2]});
+  AwaitStart();
+  coordinator_.EndEpoch("m", 1, absl::AbortedError("over"));
+  for (RecordingListener& sink : sinks_) sink.Next();
+  // It is heard of first, while the others have not said yet what they have trained.
+  coordinator_.Report(0, Lost(0));
+  for (RecordingListener& sink : sinks_) EXPECT_TRUE(sink.empty());
+  coordinator_.Report(1, Trained(1));
+  coordinator_.Report(2, Trained(2));
+  EXPECT_THAT(AwaitStart(), ElementsAre(Healing{.receiver = 0, .donor = 1}));
+}
+
 TEST_F(HealingsTest, AnImportBeforeTheFirstCommitGivesWayButAtNode0) {
   ModelReport imported = Begun(1);
   imported.fresh = false;
