@@ -276,6 +276,11 @@ class Model {
   int64_t epoch() const;
   int rank() const;
   int world_size() const;
+  // This rank among those that take part in the epoch, 0 <= active_rank < active_world_size, and their number: what
+  // batches are dealt by. Where replicas go on without a lost daemon (--min-replicas) its ranks are left out; else these
+  // are rank() and world_size().
+  int active_rank() const;
+  int active_world_size() const;
   int shard_size() const;
   // As the daemon holds it: with every default, and every parameter's format from its rule.
   const ModelSpec& spec() const;

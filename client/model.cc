@@ -341,6 +341,8 @@ std::optional<StepResult> Model::last_result() const { return session_->commits(
 int64_t Model::epoch() const { return session_->started().epoch(); }
 int Model::rank() const { return session_->rank(); }
 int Model::world_size() const { return session_->started().world_size(); }
+int Model::active_rank() const { return session_->started().active_rank(); }
+int Model::active_world_size() const { return session_->started().active_world_size(); }
 int Model::shard_size() const { return session_->layout().ranks(); }
 const ModelSpec& Model::spec() const { return session_->spec(); }
 

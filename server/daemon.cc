@@ -206,6 +206,15 @@ absl::StatusOr<RunningServers> StartServers(std::vector<ListeningSocket> sockets
   return started;
 }
 
+// Where epochs may have fewer nodes, a server of node 0 that its keeper has started again does not wait for one that is
+// lost. What models of another world say tells nothing.
+std::vector<int> KnownDeviceCounts(const CoordinatorOptions& options) {
+  if (options.closed.empty() || options.attendance.Needed(options.nodes) == options.nodes) return {};
+  const std::vector<int>& counts = options.closed.front().device_counts;
+  const bool fits = static_cast<int>(counts.size()) == options.nodes && counts.front() == options.devices;
+  return fits ? counts : std::vector<int>();
+}
+
 }  // namespace
 
 // Members are destroyed in reverse order: first who calls, last who is called.
@@ -362,6 +371,8 @@ absl::Status Daemon::Impl::StartCoordinator(int devices) {
   if (kept() != nullptr) {
     ASSIGN_OR_RETURN(options.closed, ReadClosedEpochs(*kept()));
   }
+  options.attendance = {.min_nodes = config_.min_replicas, .patience = config_.replica_grace};
+  options.device_counts = KnownDeviceCounts(options);
   ASSIGN_OR_RETURN(CoordinatorNode node, MakeCoordinatorCluster(options));
   coordinator_ = std::make_unique<CoordinatorNode>(std::move(node));
   cluster_ = coordinator_->cluster.get();

@@ -150,7 +150,7 @@ absl::Status Trainer::TrainInterval(Model& model) {
 }
 
 absl::Status Trainer::Step(Model& model) {
-  const Batch batch = batches_.Take(position_.step, model.rank(), model.world_size());
+  const Batch batch = batches_.Take(position_.step, model.active_rank(), model.active_world_size());
   task_->SetTrainingSamples(batch.samples);
   RETURN_IF_ERROR(Forward(model));
   const int64_t predictions = batch.global_samples * task_->predictions_per_sample();

@@ -36,15 +36,15 @@ struct ModelReport {
   int64_t last_epoch = 0;           // of the model on this node, in whatever process: the next one's number is greater
   int shard_size = 0;               // ranks of one shard group; sums of the first group make the norm
   std::vector<int> attached_ranks;  // of the world, served by this daemon, with a trainer that waits for an epoch
-  // Whether the node has the client states of the commit number of the ranks of PreviousNode.
+  // Whether the node has the client states of the commit number of the ranks of another one, where daemons hold replicas.
   bool keeps_previous = false;
+  // That one, PreviousNode (healing_plan.h) in the epoch of the commit; unset: any, because no rank has sent one.
+  std::optional<int> previous = {};
+  // No epoch of fewer replicas: gradients of all of them are summed, not averaged.
+  bool needs_every_node = false;
   // Why this node has no state of it any more; then all says nothing but the spec, who is attached, and the last epoch.
   absl::Status lost = {};
 };
-
-// The node whose ranks' client states this one keeps beside its own, where daemons hold replicas: who heals that node has
-// them.
-inline int PreviousNode(int node, int nodes) { return (node + nodes - 1) % nodes; }
 
 // At the start of an epoch a node gets the state from another one that holds a replica of it.
 struct Healing {
@@ -58,7 +58,8 @@ struct EpochStart {
   int64_t epoch = 0;
   std::string lineage = {};
   std::string history_id = {};
-  std::vector<Healing> healings = {};  // before anything else; no node is in two of them
+  std::vector<int> active = {};        // the nodes that take part, ascending
+  std::vector<Healing> healings = {};  // before anything else; who gives a state gets none
 };
 
 struct RankSum {
@@ -73,7 +74,7 @@ struct CommitDecision {
   int64_t non_finite_count = 0;
   // What is to be held before it is applied: the state that it replaces is being saved.
   std::optional<SaveOrder> save = {};
-  // What the ranks of PreviousNode have sent with the commit, by rank. None in answers that come late.
+  // What the ranks of PreviousNode (healing_plan.h) have sent with the commit, by rank. None in answers that come late.
   std::optional<std::vector<std::string>> previous_client_states = {};
 };
 
@@ -133,6 +134,7 @@ struct ClosedEpoch {
   int64_t epoch = 0;
   int64_t commit_number = 0;                  // the last one that was decided
   std::optional<Decided> last_decision = {};  // of this history
+  std::vector<int> device_counts = {};        // of the world, by node
 };
 
 // Key-value rendezvous of one epoch of one model; values end with the epoch.
@@ -140,13 +142,14 @@ class Rendezvous {
  public:
   virtual ~Rendezvous() = default;
   virtual absl::Status Put(absl::string_view key, absl::string_view value) = 0;
-  // Waits for the key. DEADLINE_EXCEEDED names it.
-  virtual absl::StatusOr<std::string> Get(absl::string_view key, absl::Duration timeout) = 0;
+  // What `node` has put under the key: waits for it. DEADLINE_EXCEEDED names both.
+  virtual absl::StatusOr<std::string> Get(int node, absl::string_view key, absl::Duration timeout) = 0;
 
   // What this node has for each node of the world, by node: others read their own part alone. Once for a key. Parts are
   // forgotten when a commit of the epoch is decided.
   virtual absl::Status PutParts(absl::string_view key, const std::vector<std::string>& parts) = 0;
-  // What every node has put for this one, by node. Waits for all. DEADLINE_EXCEEDED names one that has put nothing.
+  // What every node of the epoch has put for this one, by node of the world; of others nothing. Waits for all.
+  // DEADLINE_EXCEEDED names one that has put nothing.
   virtual absl::StatusOr<std::vector<std::string>> GetParts(absl::string_view key, absl::Duration timeout) = 0;
 };
 
@@ -154,7 +157,7 @@ class Rendezvous {
 class EpochListener {
  public:
   virtual ~EpochListener() = default;
-  // Every rank of the world is attached.
+  // Every rank of the nodes that take part is attached.
   virtual void OnEpochStart(const std::string& model, const EpochStart& start) = 0;
   // Some rank of the world sends no command behind this one. Said again when it is an earlier one. The node answers
   // with ReportCarriedOut.
@@ -198,6 +201,10 @@ class Cluster {
   // the node behind it, which must hold a replica and keep its ranks' client states, while all who have a state have the
   // same one. Where that cannot be none starts: with a --save-dir node 0's listener hears of a RollbackNeed, and trainers
   // wait for what comes of it; else they are refused.
+  //
+  // Where node 0 permits fewer nodes, an epoch of a model that all hold replicas of starts without those that are lost
+  // for longer than its patience. One that comes back takes part again when all its ranks are attached: then the epoch
+  // ends with its next commit, and the one behind it gives the node the state.
   virtual void Report(const ModelReport& report) = 0;
   // The model is gone from this node. A vote on one of its commits that waits returns CANCELLED or ABORTED.
   virtual void Forget(absl::string_view model) = 0;

@@ -231,6 +231,8 @@ v1::JoinRequest ReportMessage(const ModelReport& report) {
   message.set_untouched(report.untouched);
   message.set_fresh(report.fresh);
   message.set_keeps_previous(report.keeps_previous);
+  if (report.previous.has_value()) message.set_previous_node(*report.previous);
+  message.set_needs_every_node(report.needs_every_node);
   message.set_last_epoch(report.last_epoch);
   for (int rank : report.attached_ranks) message.add_attached_ranks(rank);
   if (!report.lost.ok()) *message.mutable_lost() = StatusToProto(report.lost);
@@ -309,6 +311,7 @@ v1::JoinResponse EpochStartMessage(const std::string& model, const EpochStart& s
   message.set_epoch(start.epoch);
   message.set_lineage(start.lineage);
   message.set_history_id(start.history_id);
+  for (const int node : start.active) message.add_active_nodes(node);
   for (const Healing& healing : start.healings) {
     v1::Healing& added = *message.add_healings();
     added.set_receiver(healing.receiver);
@@ -498,6 +501,7 @@ std::vector<CommandInWords> CommandsOf(const v1::CommandReports& message) {
 
 EpochStart EpochStartOf(const v1::EpochStart& message) {
   EpochStart start{.epoch = message.epoch(), .lineage = message.lineage(), .history_id = message.history_id()};
+  start.active.assign(message.active_nodes().begin(), message.active_nodes().end());
   for (const v1::Healing& healing : message.healings()) {
     start.healings.push_back({.receiver = healing.receiver(), .donor = healing.donor()});
   }
@@ -516,6 +520,8 @@ ModelReport ReportOf(const v1::ModelReport& message) {
   report.untouched = message.untouched();
   report.fresh = message.fresh();
   report.keeps_previous = message.keeps_previous();
+  if (message.has_previous_node()) report.previous = message.previous_node();
+  report.needs_every_node = message.needs_every_node();
   report.last_epoch = message.last_epoch();
   report.attached_ranks.assign(message.attached_ranks().begin(), message.attached_ranks().end());
   if (message.has_lost()) report.lost = ReasonFromProto(message.lost());

@@ -17,7 +17,7 @@
 
 namespace paramshard::server {
 
-inline constexpr int kClusterProtocolVersion = 7;
+inline constexpr int kClusterProtocolVersion = 8;
 
 v1::JoinRequest HelloMessage(int node, int device_count, const std::string& save_dir);
 v1::JoinRequest ReportMessage(const ModelReport& report);

@@ -223,7 +223,8 @@ grpc::Status ClusterServiceImpl::PutValue(grpc::ServerContext* context, const v1
     return ToGrpcStatus(valid);
   }
   if (request->parts().empty()) {
-    return ToGrpcStatus(coordinator_->Put(request->model(), request->epoch(), request->key(), request->value()));
+    return ToGrpcStatus(
+        coordinator_->Put(request->node(), request->model(), request->epoch(), request->key(), request->value()));
   }
   return ToGrpcStatus(coordinator_->PutParts(request->node(), request->model(), request->epoch(), request->key(),
                                              {request->parts().begin(), request->parts().end()}));
@@ -260,11 +261,12 @@ grpc::ServerUnaryReactor* ClusterServiceImpl::GetValue(grpc::CallbackServerConte
   return WaitingCall<Value>::Start(
       coordinator_, wait,
       [&](Coordinator::ValueAnswered answered) {
-        return coordinator_->Get(request->model(), request->epoch(), request->key(), std::move(answered));
+        return coordinator_->Get(request->of_node(), request->model(), request->epoch(), request->key(),
+                                 std::move(answered));
       },
       [request, response, wait](const Value& value) {
         if (absl::IsDeadlineExceeded(value.status())) {
-          return ToGrpcStatus(Coordinator::LateValueError(request->model(), request->key(), wait));
+          return ToGrpcStatus(Coordinator::LateValueError(request->of_node(), request->model(), request->key(), wait));
         }
         if (value.ok()) response->set_value(*value);
         return ToGrpcStatus(value.status());

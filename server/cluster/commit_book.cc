@@ -29,9 +29,10 @@ bool AreClientStates(const std::vector<std::string>& states, RankRange ranks) {
 
 }  // namespace
 
-void CommitBook::StartEpoch(int64_t commit_number, int shard_size) {
+void CommitBook::StartEpoch(int64_t commit_number, RankRange first_group, int voters) {
   last_commit_number_ = commit_number;
-  shard_size_ = shard_size;
+  first_group_ = first_group;
+  voters_ = voters;
   DropVotes();
   client_states_.clear();
   while (!records_.empty() && records_.back().commit_number > commit_number) records_.pop_back();
@@ -91,7 +92,7 @@ CommitBook::Cast CommitBook::Add(const Membership& members, int node, const Comm
   votes_.emplace(node, std::move(sorted));
   differ_ = differ_ || differs;
   if (differs) return {Cast::Result::kDiffers};
-  return !differ_ && votes_.size() == static_cast<size_t>(members.nodes()) ? Decide() : Cast();
+  return !differ_ && votes_.size() == static_cast<size_t>(voters_) ? Decide() : Cast();
 }
 
 void CommitBook::DropVotes() {
@@ -110,7 +111,7 @@ CommitDecision CommitBook::Sum() const {
   CommitDecision decision;
   for (const auto& [node, vote] : votes_) {
     for (const RankSum& sum : vote.sums) {
-      if (sum.rank < shard_size_) decision.square_sum += sum.square_sum;
+      if (first_group_.Contains(sum.rank)) decision.square_sum += sum.square_sum;
       decision.non_finite_count += sum.non_finite_count;
     }
   }

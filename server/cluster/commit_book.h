@@ -22,9 +22,9 @@ inline constexpr size_t kKeptDecisions = 64;
 // Not thread-safe.
 class CommitBook {
  public:
-  // All nodes stand at `commit_number`. Decisions about later ones belong to a history that an import has replaced. The
-  // sums of the first `shard_size` ranks make the norm.
-  void StartEpoch(int64_t commit_number, int shard_size);
+  // The `voters` nodes stand at `commit_number`. Decisions about later ones belong to a history that an import has
+  // replaced. The sums of the ranks of `first_group` make the norm.
+  void StartEpoch(int64_t commit_number, RankRange first_group, int voters);
   // Votes without a decision are dropped.
   void EndEpoch() { DropVotes(); }
 
@@ -49,7 +49,7 @@ class CommitBook {
     Result result = Result::kCounted;
     absl::Status why = {};  // OK when it is among the votes
   };
-  // Takes a vote of the running epoch, and decides when every node has voted and the decision is written down where
+  // Takes a vote of one of the voters, and decides when all have voted and the decision is written down where
   // votes say so.
   Cast Add(const Membership& members, int node, const CommitVote& vote);
 
@@ -77,7 +77,8 @@ class CommitBook {
   Cast Decide();
 
   int64_t last_commit_number_ = 0;
-  int shard_size_ = 0;
+  RankRange first_group_;
+  int voters_ = 0;
   std::map<int, CommitVote> votes_;                        // by node: sums come in rank order
   bool differ_ = false;                                    // in their commands
   std::deque<Record> records_;                             // ascending

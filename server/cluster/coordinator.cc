@@ -2,13 +2,13 @@
 
 #include <algorithm>
 #include <memory>
+#include <numeric>
 #include <utility>
 #include <variant>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "kernels/base/status_macros.h"
-#include "server/cluster/healing_plan.h"
 
 namespace paramshard::server {
 namespace {
@@ -78,6 +78,30 @@ absl::Status HistoriesDifferError(const std::string& model, const std::string& n
                    ": they were imported into differently; import the same into every daemon"));
 }
 
+// Of a node that the others have gone on without.
+absl::Status NoPartError(const std::string& model, const std::string& node, const ModelReport& report,
+                         absl::string_view history_id, int64_t commit_number) {
+  return absl::FailedPreconditionError(absl::StrCat(
+      "start epoch of ", model, ": on ", node,
+      ", which the others have gone on without, none of it or an earlier state ", "of history ", history_id,
+      " expected, got commit ", report.commit_number, " of history ", report.history_id, " beside commit ",
+      commit_number, ": delete the model on that node, or import the same into every daemon"));
+}
+
+absl::Status TakesNoPartError(int node, absl::string_view model, int64_t epoch) {
+  return absl::FailedPreconditionError(absl::StrCat("epoch ", epoch, " of ", model,
+                                                    ": a node that takes part expected, ", "node ", node,
+                                                    " does not: attach its trainers again"));
+}
+
+// Whether a state that others have gone on from, by a commit of this epoch or an earlier one, or none at all.
+bool MayBeHealed(const ModelReport& report, absl::string_view history_id, int64_t commit_number) {
+  if (!report.lost.ok() || report.fresh || (report.untouched && report.commit_number == 0)) return true;
+  return report.history_id == history_id && report.commit_number <= commit_number;
+}
+
+bool Has(const std::vector<int>& nodes, int node) { return std::binary_search(nodes.begin(), nodes.end(), node); }
+
 bool Attaches(const ModelReport& report, RankRange ranks) {
   for (int rank = ranks.begin; rank < ranks.end; ++rank) {
     if (std::find(report.attached_ranks.begin(), report.attached_ranks.end(), rank) == report.attached_ranks.end()) {
@@ -97,9 +121,9 @@ bool IsAwaited(const std::vector<std::optional<ModelReport>>& reports) {
                      [](const auto& report) { return report.has_value() && !report->attached_ranks.empty(); });
 }
 
-void ForgetAttached(std::vector<std::optional<ModelReport>>& reports) {
-  for (std::optional<ModelReport>& report : reports) {
-    if (report.has_value()) report->attached_ranks.clear();
+void ForgetAttached(ModelReports& reports, const std::vector<int>& nodes) {
+  for (const int node : nodes) {
+    if (reports[node].has_value()) reports[node]->attached_ranks.clear();
   }
 }
 
@@ -108,6 +132,9 @@ absl::Status PartsForgottenError(const CommitVote& vote) {
                                          ": a reader before the epoch's first commit expected, commit ",
                                          vote.commit_number, " is decided"));
 }
+
+// What a node puts lies under a key of its own.
+std::string KeyOf(int node, absl::string_view key) { return absl::StrCat(node, "/", key); }
 
 absl::Status LateError() { return absl::DeadlineExceededError("no answer yet"); }
 
@@ -142,10 +169,15 @@ class ABSL_SCOPED_LOCKABLE Coordinator::Lock {
   Coordinator* const coordinator_;
 };
 
-Coordinator::Coordinator(int nodes, std::string save_dir, const std::vector<ClosedEpoch>& closed)
-    : nodes_(nodes), save_dir_(std::move(save_dir)), members_(nodes), sinks_(nodes) {
-  for (const ClosedEpoch& before : closed) {
-    Model& model = models_.try_emplace(before.model, nodes).first->second;
+Coordinator::Model::Model(int nodes) : reports(nodes), active(nodes), is_new(nodes), rendezvous(nodes) {
+  std::iota(active.begin(), active.end(), 0);
+}
+
+Coordinator::Coordinator(Options options)
+    : options_(std::move(options)), members_(options_.nodes), sinks_(options_.nodes) {
+  if (!options_.device_counts.empty()) members_.SetDeviceCounts(options_.device_counts);
+  for (const ClosedEpoch& before : options_.closed) {
+    Model& model = models_.try_emplace(before.model, options_.nodes).first->second;
     model.last_epoch = model.epoch_floor = before.epoch;
     model.before = before;
   }
@@ -180,7 +212,19 @@ void Coordinator::Leave(int node) {
   TellLostRestores(node);
   for (auto& [name, model] : models_) {
     model.reports[node].reset();
-    if (model.running) End(name, model, NodeLostError(NodeName(members_, node), name));
+    if (model.running && Has(model.active, node)) End(name, model, NodeLostError(NodeName(members_, node), name));
+    TryStart(name, model);
+  }
+  world_changed_.SignalAll();
+}
+
+void Coordinator::ServeAbsences() {
+  while (true) {
+    const Lock lock(this);
+    if (stopped_) return;
+    for (auto& [name, model] : models_) TryStart(name, model);
+    const std::optional<SteadyTime> next = NextGivenUp(members_, options_.attendance, SteadyNow());
+    next.has_value() ? static_cast<void>(world_changed_.WaitUntil(&mu_, *next)) : world_changed_.Wait(&mu_);
   }
 }
 
@@ -221,7 +265,7 @@ void Coordinator::Report(int node, const ModelReport& report) {
   if (!model.running && report.last_epoch > model.last_epoch) model.last_epoch = model.epoch_floor = report.last_epoch;
   model.reports[node] = report;
   model.is_new[node] = true;
-  TryStart(it->first, model);
+  model.running ? CheckReturner(it->first, model, node) : TryStart(it->first, model);
 }
 
 void Coordinator::Forget(int node, absl::string_view name) {
@@ -272,7 +316,7 @@ void Coordinator::ReportDetached(int node, absl::string_view name, int64_t epoch
   if (model == nullptr || !members_.ranks(node).Contains(rank)) return;
   if (model->departures.Add(rank, command_count, why)) {
     const int64_t last = *model->departures.last_command();
-    TellAll([&](NodeSink& sink) { sink.OnLastCommand(std::string(name), epoch, last); });
+    TellActive(*model, [&](NodeSink& sink) { sink.OnLastCommand(std::string(name), epoch, last); });
   }
   EndIfAllIsDone(std::string(name), *model);
 }
@@ -286,7 +330,7 @@ void Coordinator::ReportCarriedOut(int node, absl::string_view name, int64_t epo
 }
 
 void Coordinator::EndIfAllIsDone(const std::string& name, Model& model) {
-  if (absl::Status why = model.departures.End(members_.world_size()); !why.ok()) End(name, model, why);
+  if (absl::Status why = model.departures.End(RanksOf(model.active)); !why.ok()) End(name, model, why);
 }
 
 Coordinator::Model* Coordinator::Find(absl::string_view name) {
@@ -299,8 +343,14 @@ Coordinator::Model* Coordinator::FindRunning(absl::string_view name, int64_t epo
   return model != nullptr && model->running && model->last_epoch == epoch ? model : nullptr;
 }
 
-absl::Status Coordinator::CheckNotLost(const std::string& name, const Model& model) const {
-  for (int node = 0; node < members_.nodes(); ++node) {
+int Coordinator::RanksOf(const Nodes& nodes) const {
+  int ranks = 0;
+  for (const int node : nodes) ranks += members_.device_counts()[node];
+  return ranks;
+}
+
+absl::Status Coordinator::CheckNotLost(const std::string& name, const Model& model, const Nodes& nodes) const {
+  for (const int node : nodes) {
     const std::optional<ModelReport>& report = model.reports[node];
     if (!report.has_value() || report->lost.ok()) continue;
     return absl::DataLossError(absl::StrCat("start epoch of ", name, ": its state on all nodes expected, got none on ",
@@ -309,20 +359,24 @@ absl::Status Coordinator::CheckNotLost(const std::string& name, const Model& mod
   return absl::OkStatus();
 }
 
-bool Coordinator::AllAttached(const Model& model) const {
-  for (int node = 0; node < members_.nodes(); ++node) {
-    const std::optional<ModelReport>& report = model.reports[node];
-    if (!report.has_value() || !Attaches(*report, members_.ranks(node))) return false;
+bool Coordinator::IsAttached(const Model& model, int node) const {
+  const std::optional<ModelReport>& report = model.reports[node];
+  return report.has_value() && Attaches(*report, members_.ranks(node));
+}
+
+bool Coordinator::AreAttached(const Model& model, const Nodes& nodes) const {
+  for (const int node : nodes) {
+    if (!IsAttached(model, node)) return false;
   }
   return true;
 }
 
-bool Coordinator::HasFreshBesideTrained(const Model& model) const {
+bool Coordinator::HasFreshBesideTrained(const Model& model, const Nodes& nodes) const {
   const ModelReport* trained = nullptr;
   bool has_fresh = false;
-  for (int node = 0; node < members_.nodes(); ++node) {
+  for (const int node : nodes) {
     const ModelReport& report = *model.reports[node];
-    if (report.spec_fingerprint != model.reports[0]->spec_fingerprint) return false;
+    if (report.spec_fingerprint != model.reports[nodes[0]]->spec_fingerprint) return false;
     if (report.fresh) {
       has_fresh = true;
       continue;
@@ -334,65 +388,129 @@ bool Coordinator::HasFreshBesideTrained(const Model& model) const {
   return has_fresh && trained != nullptr;
 }
 
-absl::Status Coordinator::CheckEqual(const std::string& name, const Model& model) const {
-  const ModelReport& first = *model.reports[0];
-  for (int node = 1; node < members_.nodes(); ++node) {
+absl::Status Coordinator::CheckEqual(const std::string& name, const Model& model, const Nodes& nodes) const {
+  const ModelReport& first = *model.reports[nodes[0]];
+  for (const int node : nodes) {
     const ModelReport& report = *model.reports[node];
     if (report.spec_fingerprint != first.spec_fingerprint) {
-      return SpecsDifferError(name, NodeName(members_, 0), first, NodeName(members_, node), report);
+      return SpecsDifferError(name, NodeName(members_, nodes[0]), first, NodeName(members_, node), report);
     }
     if (report.commit_number != first.commit_number || report.version != first.version) {
-      return StatesDifferError(name, NodeName(members_, 0), first, NodeName(members_, node), report);
+      return StatesDifferError(name, NodeName(members_, nodes[0]), first, NodeName(members_, node), report);
     }
     if (report.history_id != first.history_id && !BeganAlike(first, report)) {
-      return HistoriesDifferError(name, NodeName(members_, 0), first, NodeName(members_, node), report);
+      return HistoriesDifferError(name, NodeName(members_, nodes[0]), first, NodeName(members_, node), report);
     }
   }
   return absl::OkStatus();
 }
 
+bool Coordinator::MayBeFewer(const Model& model) const {
+  return HoldReplicas(model.reports, members_.world_size()) &&
+         std::none_of(model.reports.begin(), model.reports.end(),
+                      [](const auto& report) { return report.has_value() && report->needs_every_node; });
+}
+
+std::optional<Coordinator::Nodes> Coordinator::NextNodes(const Model& model) const {
+  if (!members_.sized()) return std::nullopt;
+  if (members_.complete() && options_.attendance.Needed(options_.nodes) == options_.nodes) return model.active;
+  const auto is_ready = [&](int node) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return IsAttached(model, node); };
+  return NextActive(members_, model.active, is_ready, options_.attendance, MayBeFewer(model), SteadyNow());
+}
+
+std::vector<Healing> Coordinator::Healings(const Model& model, const Nodes& nodes) const {
+  return PlanHealings(model.reports, nodes, members_.world_size(), options_.attendance.Needed(options_.nodes));
+}
+
 void Coordinator::TryStart(const std::string& name, Model& model) {
-  if (model.running || model.rolls_back || !members_.complete()) return;
-  const absl::Status lost = CheckNotLost(name, model);
-  std::vector<Healing> healings = PlanHealings(model.reports, members_.world_size());
-  if (!AllAttached(model)) {
+  if (stopped_ || model.running || model.rolls_back) return;
+  std::optional<Nodes> nodes = NextNodes(model);
+  if (!nodes.has_value()) return;
+  const absl::Status lost = CheckNotLost(name, model, *nodes);
+  std::vector<Healing> healings = Healings(model, *nodes);
+  if (!AreAttached(model, *nodes)) {
     // One that has lost its part may be healed when all are there. What others said before the last epoch tells nothing.
-    const bool is_known =
-        AreAllMade(model.reports) && std::find(model.is_new.begin(), model.is_new.end(), false) == model.is_new.end();
+    const bool is_known = AreAllMade(model.reports, *nodes) &&
+                          std::all_of(nodes->begin(), nodes->end(), [&](int node) { return model.is_new[node]; });
     const bool may_heal = HoldReplicas(model.reports, members_.world_size()) && (!is_known || !healings.empty());
     if (!lost.ok() && !may_heal) GoBack(name, model, lost);
     return;
   }
-  const absl::Status differ = lost.ok() ? CheckEqual(name, model) : lost;
-  if (differ.ok()) return Start(name, model);
-  if (!healings.empty()) return Start(name, model, std::move(healings));
-  !lost.ok() || HasFreshBesideTrained(model) ? GoBack(name, model, differ) : RefuseStart(name, model, differ);
+  const absl::Status differ = lost.ok() ? CheckEqual(name, model, *nodes) : lost;
+  if (differ.ok()) return Start(name, model, *std::move(nodes));
+  if (!healings.empty()) return Start(name, model, *std::move(nodes), std::move(healings));
+  if (RefuseReturners(name, model, *nodes, differ)) return TryStart(name, model);
+  !lost.ok() || HasFreshBesideTrained(model, *nodes) ? GoBack(name, model, differ) : RefuseStart(name, model, differ);
+}
+
+bool Coordinator::RefuseReturners(const std::string& name, Model& model, const Nodes& nodes, const absl::Status& why) {
+  bool refused = false;
+  for (const int node : nodes) {
+    if (Has(model.active, node)) continue;
+    RefuseNode(name, model, node, why);
+    refused = true;
+  }
+  return refused;
+}
+
+void Coordinator::CheckReturner(const std::string& name, Model& model, int node) {
+  if (Has(model.active, node) || !IsAttached(model, node)) return;
+  const ModelReport& report = *model.reports[node];
+  const int first = model.active[0];
+  if (report.spec_fingerprint != model.reports[first]->spec_fingerprint) {
+    return RefuseNode(
+        name, model, node,
+        SpecsDifferError(name, NodeName(members_, first), *model.reports[first], NodeName(members_, node), report));
+  }
+  const int64_t commit_number = model.book.last_commit_number();
+  if (!MayBeHealed(report, model.history_id, commit_number)) {
+    RefuseNode(name, model, node, NoPartError(name, NodeName(members_, node), report, model.history_id, commit_number));
+  }
+}
+
+void Coordinator::EndForReturners(const std::string& name, Model& model) {
+  for (int node = 0; node < members_.nodes(); ++node) {
+    if (Has(model.active, node) || !IsAttached(model, node)) continue;
+    if (!MayReturn(members_, node, options_.attendance, SteadyNow())) continue;
+    return End(name, model,
+               absl::UnavailableError(absl::StrCat(NodeName(members_, node),
+                                                   " is back, and takes part in the next epoch: ", "attach again")));
+  }
 }
 
 // Which checkpoints there are is not looked at here: that reads a disk.
 void Coordinator::GoBack(const std::string& name, Model& model, const absl::Status& why) {
-  if (members_.nodes() == 1 || save_dir_.empty()) return RefuseStart(name, model, why);
+  if (members_.nodes() == 1 || options_.save_dir.empty()) return RefuseStart(name, model, why);
   if (!IsAwaited(model.reports)) return;
   model.rolls_back = true;
   sinks_[0]->OnRestoreNews({.model = name, .what = RollbackNeed{.why = why}});
 }
 
-void Coordinator::Start(const std::string& name, Model& model, std::vector<Healing> healings) {
-  int first = 0;
-  while (IsReceiver(healings, first)) ++first;
-  const ModelReport& state = *model.reports[first];
+// That of the first replica which takes part, or the whole world.
+RankRange Coordinator::FirstGroup(const Model& model, const ModelReport& state) const {
+  const int begin = members_.ranks(model.active[0]).begin;
+  return {begin, begin + state.shard_size};
+}
+
+void Coordinator::Start(const std::string& name, Model& model, Nodes nodes, std::vector<Healing> healings) {
+  const auto first = std::find_if(nodes.begin(), nodes.end(), [&](int node) { return !IsReceiver(healings, node); });
+  const ModelReport& state = *model.reports[*first];
   ++model.last_epoch;
   model.running = true;
+  model.active = std::move(nodes);
+  model.history_id = state.history_id;
   model.is_new.assign(members_.nodes(), false);
-  model.book.StartEpoch(state.commit_number, state.shard_size);
+  model.book.StartEpoch(state.commit_number, FirstGroup(model, state), static_cast<int>(model.active.size()));
   model.commands = CommandLedger();
-  model.departures = Departures(members_.nodes());
-  ForgetAttached(model.reports);
+  model.departures = Departures(model.active);
+  model.rendezvous.StartEpoch(model.active);
+  ForgetAttached(model.reports, model.active);
   const EpochStart start{.epoch = model.last_epoch,
                          .lineage = state.lineage,
                          .history_id = state.history_id,
+                         .active = model.active,
                          .healings = std::move(healings)};
-  TellAll([&](NodeSink& sink) { sink.OnEpochStart(name, start); });
+  TellActive(model, [&](NodeSink& sink) { sink.OnEpochStart(name, start); });
 }
 
 void Coordinator::End(const std::string& name, Model& model, const absl::Status& why, bool by_votes) {
@@ -401,20 +519,35 @@ void Coordinator::End(const std::string& name, Model& model, const absl::Status&
   model.book.EndEpoch();
   AnswerVoters(name, model, model.book.last_commit_number() + 1);
   model.rendezvous.Clear(EpochOverError(name, model.last_epoch), answers_);
-  ForgetAttached(model.reports);
-  TellAll([&](NodeSink& sink) { sink.OnEpochEnd(name, model.last_epoch, why); });
+  // Trainers of other nodes wait for the next epoch.
+  ForgetAttached(model.reports, model.active);
+  TellActive(model, [&](NodeSink& sink) { sink.OnEpochEnd(name, model.last_epoch, why); });
 }
 
 void Coordinator::RefuseStart(const std::string& name, Model& model, const absl::Status& why) {
   if (!IsAwaited(model.reports)) return;
-  ForgetAttached(model.reports);
+  for (std::optional<ModelReport>& report : model.reports) {
+    if (report.has_value()) report->attached_ranks.clear();
+  }
   TellAll([&](NodeSink& sink) { sink.OnEpochRefused(name, why); });
+}
+
+void Coordinator::RefuseNode(const std::string& name, Model& model, int node, const absl::Status& why) {
+  model.reports[node]->attached_ranks.clear();
+  sinks_[node]->OnEpochRefused(name, why);
 }
 
 template <typename Call>
 void Coordinator::TellAll(Call call) {
   for (NodeSink* const sink : sinks_) {
     if (sink != nullptr) call(*sink);
+  }
+}
+
+template <typename Call>
+void Coordinator::TellActive(const Model& model, Call call) {
+  for (const int node : model.active) {
+    if (sinks_[node] != nullptr) call(*sinks_[node]);
   }
 }
 
@@ -463,6 +596,7 @@ std::optional<absl::StatusOr<CommitDecision>> Coordinator::TakeVote(int node, co
 
 absl::Status Coordinator::CastVote(int node, const CommitVote& vote) {
   Model& model = *Find(vote.model);
+  if (!Has(model.active, node)) return TakesNoPartError(node, vote.model, vote.epoch);
   const CommitBook::Cast cast = model.book.Add(members_, node, vote);
   switch (cast.result) {
     case CommitBook::Cast::Result::kCounted:
@@ -470,6 +604,7 @@ absl::Status Coordinator::CastVote(int node, const CommitVote& vote) {
       AnswerVoters(vote.model, model, vote.commit_number);
       // Whoever votes has read the parts.
       if (model.rendezvous.has_parts()) model.rendezvous.DropParts(PartsForgottenError(vote), answers_);
+      EndForReturners(vote.model, model);
       return absl::OkStatus();
     case CommitBook::Cast::Result::kRepeated:
       if (model.book.IsFirstVoter(node)) AskTheLate(vote.model, model);
@@ -497,7 +632,7 @@ void Coordinator::DemandCommands(const std::string& name, Model& model, int node
 
 // A node is late because it waits for one that has voted, where they are at different commands.
 void Coordinator::AskTheLate(const std::string& name, Model& model) {
-  for (int node = 0; node < members_.nodes(); ++node) {
+  for (const int node : model.active) {
     if (model.book.HasVoted(node) || sinks_[node] == nullptr) continue;
     model.commands.Ask(node);
     sinks_[node]->OnCommandsWanted(name, model.last_epoch, model.book.commands());
@@ -536,8 +671,10 @@ std::optional<absl::StatusOr<CommitDecision>> Coordinator::Answer(const CommitQu
 }
 
 void Coordinator::AddPrevious(int node, const CommitQuery& query, CommitDecision& decision) {
+  const Model& model = *Find(query.model);
+  if (!Has(model.active, node)) return;
   decision.previous_client_states =
-      Find(query.model)->book.ClientStates(query.epoch, query.commit_number, PreviousNode(node, nodes_));
+      model.book.ClientStates(query.epoch, query.commit_number, PreviousNode(node, model.active));
 }
 
 void Coordinator::AnswerVoters(const std::string& name, Model& model, int64_t commit_number) {
@@ -689,32 +826,35 @@ void Coordinator::TellLostRestores(int node) {
 
 // Rendezvous.
 
-absl::StatusOr<RendezvousBook*> Coordinator::FindRendezvous(absl::string_view name, int64_t epoch) {
+absl::StatusOr<RendezvousBook*> Coordinator::FindRendezvous(absl::string_view name, int64_t epoch, int node) {
   if (stopped_) return StoppedError();
   Model* const model = FindRunning(name, epoch);
   if (model == nullptr) return EpochOverError(name, epoch);
+  if (!Has(model->active, node)) return TakesNoPartError(node, name, epoch);
   return &model->rendezvous;
 }
 
-absl::Status Coordinator::Put(absl::string_view name, int64_t epoch, absl::string_view key, absl::string_view value) {
+absl::Status Coordinator::Put(int node, absl::string_view name, int64_t epoch, absl::string_view key,
+                              absl::string_view value) {
   const Lock lock(this);
-  ASSIGN_OR_RETURN(RendezvousBook* const book, FindRendezvous(name, epoch));
-  if (book->Put(key, value, answers_)) return absl::OkStatus();
+  ASSIGN_OR_RETURN(RendezvousBook* const book, FindRendezvous(name, epoch, node));
+  if (book->Put(KeyOf(node, key), value, answers_)) return absl::OkStatus();
   return absl::AlreadyExistsError(absl::StrCat("put ", key, " of ", name,
                                                ": one value an epoch expected, got another one: give each daemon a "
                                                "--node of its own"));
 }
 
-Coordinator::Wait Coordinator::Get(absl::string_view name, int64_t epoch, absl::string_view key,
+Coordinator::Wait Coordinator::Get(int node, absl::string_view name, int64_t epoch, absl::string_view key,
                                    ValueAnswered answered) {
   absl::StatusOr<std::string> answer;
   {
     const Lock lock(this);
-    const absl::StatusOr<RendezvousBook*> book = FindRendezvous(name, epoch);
-    const std::optional<std::string> value = book.ok() ? (*book)->Find(key) : std::nullopt;
+    const absl::StatusOr<RendezvousBook*> book = FindRendezvous(name, epoch, node);
+    const std::string whose = KeyOf(node, key);
+    const std::optional<std::string> value = book.ok() ? (*book)->Find(whose) : std::nullopt;
     if (book.ok() && !value.has_value()) {
-      (*book)->Await(key, ++last_waiter_, std::move(answered));
-      return {.model = std::string(name), .key = std::string(key), .waiter = last_waiter_};
+      (*book)->Await(whose, ++last_waiter_, std::move(answered));
+      return {.model = std::string(name), .key = whose, .waiter = last_waiter_};
     }
     answer = book.ok() ? absl::StatusOr<std::string>(*value) : book.status();
   }
@@ -722,26 +862,27 @@ Coordinator::Wait Coordinator::Get(absl::string_view name, int64_t epoch, absl::
   return {};
 }
 
-absl::StatusOr<std::string> Coordinator::Get(absl::string_view name, int64_t epoch, absl::string_view key,
+absl::StatusOr<std::string> Coordinator::Get(int node, absl::string_view name, int64_t epoch, absl::string_view key,
                                              absl::Duration timeout) {
-  const auto ask = [&](ValueAnswered answered) { return Get(name, epoch, key, std::move(answered)); };
-  return AwaitAnswer<absl::StatusOr<std::string>>(*this, timeout, ask, LateValueError(name, key, timeout));
+  const auto ask = [&](ValueAnswered answered) { return Get(node, name, epoch, key, std::move(answered)); };
+  return AwaitAnswer<absl::StatusOr<std::string>>(*this, timeout, ask, LateValueError(node, name, key, timeout));
 }
 
-absl::Status Coordinator::LateValueError(absl::string_view model, absl::string_view key, absl::Duration timeout) {
-  return absl::DeadlineExceededError(
-      absl::StrCat("get ", key, " of ", model, ": a value within ", absl::FormatDuration(timeout), " expected"));
+absl::Status Coordinator::LateValueError(int node, absl::string_view model, absl::string_view key,
+                                         absl::Duration timeout) {
+  return absl::DeadlineExceededError(absl::StrCat("get ", key, " of ", model, ": a value of node ", node, " within ",
+                                                  absl::FormatDuration(timeout), " expected"));
 }
 
 absl::Status Coordinator::PutParts(int node, absl::string_view name, int64_t epoch, absl::string_view key,
                                    Parts parts) {
-  if (node < 0 || node >= nodes_ || static_cast<int>(parts.size()) != nodes_) {
-    return absl::InvalidArgumentError(absl::StrCat("put ", key, " of ", name, ": a part for each of ", nodes_,
+  if (node < 0 || node >= nodes() || static_cast<int>(parts.size()) != nodes()) {
+    return absl::InvalidArgumentError(absl::StrCat("put ", key, " of ", name, ": a part for each of ", nodes(),
                                                    " nodes expected of one of them, got ", parts.size(), " of node ",
                                                    node));
   }
   const Lock lock(this);
-  ASSIGN_OR_RETURN(RendezvousBook* const book, FindRendezvous(name, epoch));
+  ASSIGN_OR_RETURN(RendezvousBook* const book, FindRendezvous(name, epoch, node));
   book->PutParts(node, key, std::move(parts), answers_);
   return absl::OkStatus();
 }
@@ -749,10 +890,10 @@ absl::Status Coordinator::PutParts(int node, absl::string_view name, int64_t epo
 Coordinator::Wait Coordinator::GetParts(int node, absl::string_view name, int64_t epoch, absl::string_view key,
                                         PartsAnswered answered) {
   absl::StatusOr<Parts> answer = absl::InvalidArgumentError(
-      absl::StrCat("get ", key, " of ", name, ": a node below ", nodes_, " expected, got ", node));
-  if (node >= 0 && node < nodes_) {
+      absl::StrCat("get ", key, " of ", name, ": a node below ", nodes(), " expected, got ", node));
+  if (node >= 0 && node < nodes()) {
     const Lock lock(this);
-    const absl::StatusOr<RendezvousBook*> book = FindRendezvous(name, epoch);
+    const absl::StatusOr<RendezvousBook*> book = FindRendezvous(name, epoch, node);
     std::optional<Parts> parts = book.ok() ? (*book)->FindParts(node, key) : std::nullopt;
     if (book.ok() && !parts.has_value()) {
       (*book)->AwaitParts(node, key, ++last_waiter_, std::move(answered));

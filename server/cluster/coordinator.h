@@ -17,10 +17,12 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "server/base/steady_cond_var.h"
+#include "server/cluster/attendance.h"
 #include "server/cluster/cluster.h"
 #include "server/cluster/command_ledger.h"
 #include "server/cluster/commit_book.h"
 #include "server/cluster/departures.h"
+#include "server/cluster/healing_plan.h"
 #include "server/cluster/membership.h"
 #include "server/cluster/rendezvous_book.h"
 #include "server/cluster/waiters.h"
@@ -48,8 +50,9 @@ class NodeSink {
   virtual void OnStop() = 0;
 };
 
-// Thread-safe. An epoch of a model starts when every node has joined and the reports of all nodes attach all ranks,
-// with equal fingerprints, histories, versions and commit numbers, or with nodes that a replica heals (Cluster::Report).
+// Thread-safe. An epoch of a model starts when every node has joined, or as many as the policy wants where each holds a
+// replica, and the reports of these attach all their ranks, with equal fingerprints, histories, versions and commit
+// numbers, or with nodes that a replica heals (Cluster::Report).
 // Its number is greater than that of any epoch of that model before, and than those that reports name. At most one
 // decision is made for each (epoch, commit number), and it
 // is answered for as long as it is remembered (kKeptDecisions), whatever becomes of the epoch.
@@ -60,19 +63,29 @@ class NodeSink {
 //   auto decision = coordinator.Vote(0, vote, absl::Seconds(5));
 class Coordinator {
  public:
-  // `save_dir` is node 0's; `closed` are epochs of a coordinator before this one.
-  explicit Coordinator(int nodes, std::string save_dir = {}, const std::vector<ClosedEpoch>& closed = {});
+  struct Options {
+    int nodes = 1;
+    std::string save_dir = {};             // of node 0
+    std::vector<ClosedEpoch> closed = {};  // epochs of a coordinator before this one
+    AttendancePolicy attendance = {};
+    std::vector<int> device_counts = {};  // by node, where a coordinator before this one knew them
+  };
+  explicit Coordinator(Options options);
+  explicit Coordinator(int nodes) : Coordinator(Options{.nodes = nodes}) {}
 
   // Membership. `sink` is called until Leave has returned. Errors of Join: as Membership::Join; UNAVAILABLE stopped.
   absl::Status Join(int node, int device_count, NodeSink* sink);
-  // The node is lost: its reports are forgotten and every running epoch ends with UNAVAILABLE naming it.
+  // The node is lost: its reports are forgotten and every running epoch that it is in ends with UNAVAILABLE naming it.
   void Leave(int node);
+  // Starts epochs without nodes that need not be waited for any more, until Stop. It is called once, on a thread of its
+  // own, where the policy permits fewer nodes.
+  void ServeAbsences();
   // Tells the node who is here.
   void AskWorld(int node);
   std::vector<int> device_counts() const;
   int present_nodes() const;
-  int nodes() const { return nodes_; }
-  const std::string& save_dir() const { return save_dir_; }
+  int nodes() const { return options_.nodes; }
+  const std::string& save_dir() const { return options_.save_dir; }
   // Waits until all are here: DEADLINE_EXCEEDED names who is missing, UNAVAILABLE stopped.
   absl::Status AwaitWorld(absl::Duration timeout);
 
@@ -89,7 +102,7 @@ class Coordinator {
   // Names one who waits for an answer.
   struct Wait {
     std::string model = {};
-    std::optional<std::string> key = {};  // of a value; unset for a vote
+    std::optional<std::string> key = {};  // of a value or of parts; unset for a vote
     std::optional<int> node = {};         // that votes, or reads parts of a value
     int64_t waiter = 0;
   };
@@ -111,14 +124,15 @@ class Coordinator {
   // As in Cluster, said by `node`: does not wait. ABORTED, DATA_LOSS.
   absl::StatusOr<CommitDecision> QueryCommit(int node, const CommitQuery& query);
 
-  // Rendezvous; `answered` is called as that of a vote. ABORTED the epoch does not run; ALREADY_EXISTS another value is
-  // there; DEADLINE_EXCEEDED nobody put the key; UNAVAILABLE stopped.
-  absl::Status Put(absl::string_view model, int64_t epoch, absl::string_view key, absl::string_view value);
-  Wait Get(absl::string_view model, int64_t epoch, absl::string_view key, ValueAnswered answered);
-  absl::StatusOr<std::string> Get(absl::string_view model, int64_t epoch, absl::string_view key,
+  // Rendezvous; `answered` is called as that of a vote. What `node` puts is read as of it alone. ABORTED the epoch does
+  // not run; FAILED_PRECONDITION the node takes no part; ALREADY_EXISTS it has put another value there; DEADLINE_EXCEEDED
+  // it has put none; UNAVAILABLE stopped.
+  absl::Status Put(int node, absl::string_view model, int64_t epoch, absl::string_view key, absl::string_view value);
+  Wait Get(int node, absl::string_view model, int64_t epoch, absl::string_view key, ValueAnswered answered);
+  absl::StatusOr<std::string> Get(int node, absl::string_view model, int64_t epoch, absl::string_view key,
                                   absl::Duration timeout);
   // DEADLINE_EXCEEDED
-  static absl::Status LateValueError(absl::string_view model, absl::string_view key, absl::Duration timeout);
+  static absl::Status LateValueError(int node, absl::string_view model, absl::string_view key, absl::Duration timeout);
 
   // The same of parts, said by `node`, but that who waits when a commit is decided, and parts are forgotten, is told so
   // with ABORTED. INVALID_ARGUMENT not one part for each node, or no such node.
@@ -148,11 +162,13 @@ class Coordinator {
   };
 
   struct Model {
-    explicit Model(int nodes) : reports(nodes), is_new(nodes), departures(nodes), rendezvous(nodes) {}
+    explicit Model(int nodes);
 
-    std::vector<std::optional<ModelReport>> reports;  // by node
-    std::vector<bool> is_new;                         // of each report: it was said since the last epoch began
-    int64_t epoch_floor = 0;  // epochs up to this one belonged to a model that was erased, or to another coordinator
+    ModelReports reports;      // by node
+    std::vector<int> active;   // nodes of the last epoch; before the first one all
+    std::string history_id;    // of the running epoch
+    std::vector<bool> is_new;  // of each report: it was said since the last epoch began
+    int64_t epoch_floor = 0;   // epochs up to this one belonged to a model that was erased, or to another coordinator
     int64_t last_epoch = 0;
     bool running = false;
     bool rolls_back = false;  // node 0 has heard that it is to lead all to a saved state, and has not answered
@@ -166,29 +182,53 @@ class Coordinator {
     RendezvousBook rendezvous;  // of the running epoch
   };
 
-  // That of the running epoch. ABORTED, UNAVAILABLE: there is nothing to be read.
-  absl::StatusOr<RendezvousBook*> FindRendezvous(absl::string_view model, int64_t epoch)
+  // That of the running epoch. ABORTED, UNAVAILABLE: there is nothing to be read. FAILED_PRECONDITION: not for `node`,
+  // which takes no part.
+  absl::StatusOr<RendezvousBook*> FindRendezvous(absl::string_view model, int64_t epoch, int node)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Null when no node has reported the model, nor another coordinator has known it.
   Model* Find(absl::string_view model) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Null unless that epoch runs.
   Model* FindRunning(absl::string_view model, int64_t epoch) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
-  // DATA_LOSS naming a node that has lost its part.
-  absl::Status CheckNotLost(const std::string& name, const Model& model) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  bool AllAttached(const Model& model) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // FAILED_PRECONDITION when nodes hold different specs or states.
-  absl::Status CheckEqual(const std::string& name, const Model& model) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Whether some nodes have initial values, and all others one state that was trained or imported: daemons that were
-  // started empty in the place of lost ones. Requires all reports.
-  bool HasFreshBesideTrained(const Model& model) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void TryStart(const std::string& name, Model& model) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void Start(const std::string& name, Model& model, std::vector<Healing> healings = {})
+  using Nodes = std::vector<int>;  // ascending
+
+  // DATA_LOSS naming one of the nodes that has lost its part.
+  absl::Status CheckNotLost(const std::string& name, const Model& model, const Nodes& nodes) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // The node has reported a trainer of each of its ranks.
+  bool IsAttached(const Model& model, int node) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool AreAttached(const Model& model, const Nodes& nodes) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // FAILED_PRECONDITION when nodes hold different specs or states.
+  absl::Status CheckEqual(const std::string& name, const Model& model, const Nodes& nodes) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Whether some nodes have initial values, and all others one state that was trained or imported: daemons that were
+  // started empty in the place of lost ones. Requires their reports.
+  bool HasFreshBesideTrained(const Model& model, const Nodes& nodes) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool MayBeFewer(const Model& model) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Unset while a node is waited for that is not here, or has not attached where it has to for the others' sake.
+  std::optional<Nodes> NextNodes(const Model& model) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  std::vector<Healing> Healings(const Model& model, const Nodes& nodes) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void TryStart(const std::string& name, Model& model) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Start(const std::string& name, Model& model, Nodes nodes, std::vector<Healing> healings = {})
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Those of the nodes that were not in the last epoch have another state than the others, who go on without them.
+  // Whether there were any.
+  bool RefuseReturners(const std::string& name, Model& model, const Nodes& nodes, const absl::Status& why)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // A node that is not in the running epoch has all its trainers: they wait for the epoch's end, or hear why the node
+  // cannot take part.
+  void CheckReturner(const std::string& name, Model& model, int node) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Ends the epoch, where such a node is to take part in the next one. It goes on with the commit that was decided last.
+  void EndForReturners(const std::string& name, Model& model) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  RankRange FirstGroup(const Model& model, const ModelReport& state) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  int RanksOf(const Nodes& nodes) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void End(const std::string& name, Model& model, const absl::Status& why, bool by_votes = false)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void EndIfAllIsDone(const std::string& name, Model& model) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void RefuseStart(const std::string& name, Model& model, const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void RefuseNode(const std::string& name, Model& model, int node, const absl::Status& why)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // No epoch starts before all nodes have a saved state: node 0 is to see to it while trainers wait. Refuses them where
   // nothing is saved.
   void GoBack(const std::string& name, Model& model, const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -233,8 +273,10 @@ class Coordinator {
 
   template <typename Call>
   void TellAll(Call call) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  const int nodes_;
-  const std::string save_dir_;
+  // Those of the last epoch that are here.
+  template <typename Call>
+  void TellActive(const Model& model, Call call) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  const Options options_;
 
   mutable absl::Mutex mu_;
   SteadyCondVar world_changed_;

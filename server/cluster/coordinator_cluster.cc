@@ -1,9 +1,11 @@
 #include "server/cluster/coordinator_cluster.h"
 
+#include <thread>
 #include <utility>
 
 #include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
+#include "server/base/thread.h"
 #include "server/cluster/cluster_service.h"
 #include "server/cluster/coordinator.h"
 #include "server/cluster/epoch_dispatcher.h"
@@ -17,10 +19,10 @@ class CoordinatorRendezvous final : public Rendezvous {
       : coordinator_(coordinator), model_(model), epoch_(epoch) {}
 
   absl::Status Put(absl::string_view key, absl::string_view value) override {
-    return coordinator_->Put(model_, epoch_, key, value);
+    return coordinator_->Put(0, model_, epoch_, key, value);
   }
-  absl::StatusOr<std::string> Get(absl::string_view key, absl::Duration timeout) override {
-    return coordinator_->Get(model_, epoch_, key, timeout);
+  absl::StatusOr<std::string> Get(int node, absl::string_view key, absl::Duration timeout) override {
+    return coordinator_->Get(node, model_, epoch_, key, timeout);
   }
   absl::Status PutParts(absl::string_view key, const std::vector<std::string>& parts) override {
     return coordinator_->PutParts(0, model_, epoch_, key, parts);
@@ -40,11 +42,17 @@ class CoordinatorCluster final : public Cluster, private NodeSink {
   static absl::StatusOr<std::unique_ptr<CoordinatorCluster>> Create(const CoordinatorOptions& options) {
     std::unique_ptr<CoordinatorCluster> cluster(new CoordinatorCluster(options));
     RETURN_IF_ERROR(cluster->dispatcher_.Start());
+    if (options.attendance.Needed(options.nodes) < options.nodes) {
+      CoordinatorCluster* const self = cluster.get();
+      ASSIGN_OR_RETURN(cluster->absences_,
+                       StartThread("nodes that are lost", [self] { self->coordinator_.ServeAbsences(); }));
+    }
     return cluster;
   }
   ~CoordinatorCluster() override {
     Stop();
     coordinator_.Leave(0);
+    if (absences_.joinable()) absences_.join();
   }
 
   Coordinator& coordinator() { return coordinator_; }
@@ -90,7 +98,12 @@ class CoordinatorCluster final : public Cluster, private NodeSink {
 
  private:
   explicit CoordinatorCluster(const CoordinatorOptions& options)
-      : vote_wait_(options.vote_wait), coordinator_(options.nodes, options.save_dir, options.closed) {
+      : vote_wait_(options.vote_wait),
+        coordinator_({.nodes = options.nodes,
+                      .save_dir = options.save_dir,
+                      .closed = options.closed,
+                      .attendance = options.attendance,
+                      .device_counts = options.device_counts}) {
     PARAMSHARD_CHECK(coordinator_.Join(0, options.devices, this).ok());
   }
 
@@ -118,6 +131,7 @@ class CoordinatorCluster final : public Cluster, private NodeSink {
   const absl::Duration vote_wait_;
   EpochDispatcher dispatcher_;
   Coordinator coordinator_;  // after the dispatcher, which it tells
+  std::thread absences_;
 };
 
 }  // namespace

@@ -9,6 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "server/cluster/attendance.h"
 #include "server/cluster/cluster.h"
 
 namespace grpc {
@@ -27,6 +28,8 @@ struct CoordinatorOptions {
   std::string save_dir = {};  // of this node: who joins has the same
   // What a node 0 before this one has left behind.
   std::vector<ClosedEpoch> closed = {};
+  std::vector<int> device_counts = {};  // by node; empty: not known before all have joined
+  AttendancePolicy attendance = {};
   // Whether a caller may speak for a node.
   std::function<absl::Status(const grpc::AuthContext& caller, int node)> check_speaker =
       [](const grpc::AuthContext&, int) { return absl::OkStatus(); };

@@ -10,7 +10,9 @@ bool Departures::Add(int rank, int64_t command_count, const absl::Status& why) {
   return last_command() != before;
 }
 
-void Departures::AddProgress(int node, int64_t command, bool more) { progress_[node] = {command, more}; }
+void Departures::AddProgress(int node, int64_t command, bool more) {
+  if (const auto found = progress_.find(node); found != progress_.end()) found->second = {command, more};
+}
 
 const Departures::Departure* Departures::First() const {
   const auto first = std::min_element(departed_.begin(), departed_.end(), [](const auto& a, const auto& b) {
@@ -29,7 +31,7 @@ absl::Status Departures::End(int ranks) const {
   if (first == nullptr) return absl::OkStatus();
   if (static_cast<int>(departed_.size()) == ranks) return first->why;
   bool more = false;
-  for (const Progress& progress : progress_) {
+  for (const auto& [node, progress] : progress_) {
     if (progress.command < first->command_count) return absl::OkStatus();
     // A node that has carried out a later command was told of another last one before.
     more = more || progress.more || progress.command > first->command_count;

@@ -15,16 +15,20 @@ namespace paramshard::server {
 // every node, and what comes behind it on none. Not thread-safe.
 class Departures {
  public:
-  explicit Departures(int nodes) : progress_(nodes) {}
+  // Of the nodes that take part.
+  explicit Departures(const std::vector<int>& nodes = {}) {
+    for (const int node : nodes) progress_[node] = {};
+  }
 
   // The rank has sent its `command_count`-th command and sends no other. Whether last_command() is another by now.
   bool Add(int rank, int64_t command_count, const absl::Status& why);
-  // The node has carried out all commands up to this one; `more`: one of its ranks has sent a later one.
+  // The node has carried out all commands up to this one; `more`: one of its ranks has sent a later one. Ignored of one
+  // that takes no part.
   void AddProgress(int node, int64_t command, bool more);
 
   // The last command that all ranks send; unset while none has detached.
   std::optional<int64_t> last_command() const;
-  // Why the epoch ends: OK until all of the world's `ranks` have detached, or one waits for what another does not send
+  // Why the epoch ends: OK until all `ranks` of the epoch have detached, or one waits for what another does not send
   // and everything before that is carried out on every node.
   absl::Status End(int ranks) const;
 
@@ -41,7 +45,7 @@ class Departures {
   const Departure* First() const;
 
   std::map<int, Departure> departed_;  // by rank
-  std::vector<Progress> progress_;     // by node
+  std::map<int, Progress> progress_;   // by node
 };
 
 }  // namespace paramshard::server

@@ -1,22 +1,56 @@
 #include "server/cluster/healing_plan.h"
 
 #include <algorithm>
+#include <iterator>
 
 namespace paramshard::server {
 namespace {
 
-// Whose state nobody would train on from, by node. Values that were imported at commit 0, as programs do that begin,
-// are nothing beside a state that has been trained; but what was imported at node 0 stays for a person to judge.
-std::vector<bool> WithoutState(const ModelReports& reports) {
-  const bool is_trained = std::any_of(reports.begin(), reports.end(), [](const auto& report) {
-    return report->lost.ok() && report->commit_number > 0;
+// Whose state nobody would train on from, by node of the world. Values that were imported at commit 0, as programs do
+// that begin, are nothing beside a state that has been trained; but what was imported at node 0 stays for a person to
+// judge.
+std::vector<bool> WithoutState(const ModelReports& reports, const std::vector<int>& active) {
+  const bool is_trained = std::any_of(active.begin(), active.end(), [&](int node) {
+    return reports[node]->lost.ok() && reports[node]->commit_number > 0;
   });
-  std::vector<bool> without;
-  for (const auto& report : reports) {
-    const bool begins = report->untouched && report->commit_number == 0 && !without.empty();
-    without.push_back(!report->lost.ok() || report->fresh || (is_trained && begins));
+  std::vector<bool> without(reports.size());
+  for (const int node : active) {
+    const ModelReport& report = *reports[node];
+    const bool begins = report.untouched && report.commit_number == 0 && node != 0;
+    without[node] = !report.lost.ok() || report.fresh || (is_trained && begins);
   }
   return without;
+}
+
+// The newest state; null where nobody can tell which it is.
+const ModelReport* Newest(const ModelReports& reports, const std::vector<int>& active, const std::vector<bool>& without,
+                          int min_nodes) {
+  const ModelReport* newest = nullptr;
+  int others = 0;
+  for (const int node : active) {
+    if (without[node]) continue;
+    if (node == 0) return &*reports[node];
+    ++others;
+    if (newest == nullptr || IsBehind(*newest, *reports[node])) newest = &*reports[node];
+  }
+  // Every epoch had so many nodes beside node 0 that one of these was in it.
+  return others > static_cast<int>(reports.size()) - min_nodes ? newest : nullptr;
+}
+
+// The nodes that follow, the next one first, and itself last.
+std::vector<int> Behind(int node, std::vector<int> active) {
+  std::rotate(active.begin(), std::upper_bound(active.begin(), active.end(), node), active.end());
+  return active;
+}
+
+std::optional<int> DonorOf(int receiver, const ModelReports& reports, const std::vector<int>& whole,
+                           bool may_be_fewer) {
+  const std::vector<int> donors = Behind(receiver, whole);
+  for (const int donor : donors) {
+    const ModelReport& report = *reports[donor];
+    if (report.keeps_previous && report.previous.value_or(receiver) == receiver) return donor;
+  }
+  return may_be_fewer && !donors.empty() ? std::optional(donors.front()) : std::nullopt;
 }
 
 }  // namespace
@@ -30,9 +64,19 @@ bool IsOneState(const ModelReport& a, const ModelReport& b) {
          (a.history_id == b.history_id || BeganAlike(a, b));
 }
 
-bool AreAllMade(const ModelReports& reports) {
-  return std::all_of(reports.begin(), reports.end(),
-                     [](const auto& report) { return report.has_value() && report->shard_size > 0; });
+bool IsBehind(const ModelReport& report, const ModelReport& other) {
+  if (report.commit_number >= other.commit_number) return false;
+  return report.history_id == other.history_id || (report.untouched && report.lineage == other.lineage);
+}
+
+int PreviousNode(int node, const std::vector<int>& active) {
+  const auto self = std::lower_bound(active.begin(), active.end(), node);
+  return self == active.begin() ? active.back() : *std::prev(self);
+}
+
+bool AreAllMade(const ModelReports& reports, const std::vector<int>& nodes) {
+  return std::all_of(nodes.begin(), nodes.end(),
+                     [&](int node) { return reports[node].has_value() && reports[node]->shard_size > 0; });
 }
 
 bool HoldReplicas(const ModelReports& reports, int world_size) {
@@ -41,25 +85,27 @@ bool HoldReplicas(const ModelReports& reports, int world_size) {
          });
 }
 
-std::vector<Healing> PlanHealings(const ModelReports& reports, int world_size) {
-  if (!AreAllMade(reports) || !HoldReplicas(reports, world_size)) return {};
-  const std::vector<bool> without = WithoutState(reports);
-  const int nodes = static_cast<int>(reports.size());
-  const ModelReport* whole = nullptr;
-  std::vector<Healing> healings;
-  for (int node = 0; node < nodes; ++node) {
+std::vector<Healing> PlanHealings(const ModelReports& reports, const std::vector<int>& active, int world_size,
+                                  int min_nodes) {
+  if (!AreAllMade(reports, active) || !HoldReplicas(reports, world_size)) return {};
+  const std::vector<bool> without = WithoutState(reports, active);
+  const ModelReport* const newest = Newest(reports, active, without, min_nodes);
+  if (newest == nullptr) return {};
+  const bool may_be_fewer = min_nodes < static_cast<int>(reports.size());
+  std::vector<int> whole, receivers;
+  for (const int node : active) {
     const ModelReport& report = *reports[node];
-    if (report.spec_fingerprint != reports[0]->spec_fingerprint) return {};
-    if (without[node]) {
-      healings.push_back({.receiver = node, .donor = (node + 1) % nodes});
-      continue;
-    }
-    // Where those who have a state differ among themselves a person is to say which of them counts.
-    if (whole != nullptr && !IsOneState(*whole, report)) return {};
-    whole = &report;
+    if (report.spec_fingerprint != newest->spec_fingerprint) return {};
+    const bool is_old = may_be_fewer && IsBehind(report, *newest);
+    // Where those who have a state differ otherwise a person is to say which of them counts.
+    if (!without[node] && !is_old && !IsOneState(*newest, report)) return {};
+    (without[node] || is_old ? receivers : whole).push_back(node);
   }
-  for (const Healing& healing : healings) {
-    if (without[healing.donor] || !reports[healing.donor]->keeps_previous) return {};
+  std::vector<Healing> healings;
+  for (const int receiver : receivers) {
+    const std::optional<int> donor = DonorOf(receiver, reports, whole, may_be_fewer);
+    if (!donor.has_value()) return {};
+    healings.push_back({.receiver = receiver, .donor = *donor});
   }
   return healings;
 }

@@ -1,4 +1,4 @@
-// Which nodes of a world have no state of a model, and which of the others give them theirs.
+// Which nodes of a world have no state of a model, or an old one, and which of the others give them theirs.
 #ifndef PARAMSHARD_SERVER_CLUSTER_HEALING_PLAN_H_
 #define PARAMSHARD_SERVER_CLUSTER_HEALING_PLAN_H_
 
@@ -15,16 +15,26 @@ using ModelReports = std::vector<std::optional<ModelReport>>;
 // Nothing tells their states apart, and nothing refers to their ids yet.
 bool BeganAlike(const ModelReport& a, const ModelReport& b);
 bool IsOneState(const ModelReport& a, const ModelReport& b);
+// Whether the state of `other` was made from this one.
+bool IsBehind(const ModelReport& report, const ModelReport& other);
 
-// Every node has made the model. One that has lost it with its server, and has not begun it anew, has not.
-bool AreAllMade(const ModelReports& reports);
+// The node whose ranks' client states this one keeps beside its own, where daemons hold replicas: who heals that node has
+// them. `active`: the nodes of the epoch, ascending, this one among them.
+int PreviousNode(int node, const std::vector<int>& active);
+
+// Each of the nodes has made the model. One that has lost it with its server, and has not begun it anew, has not.
+bool AreAllMade(const ModelReports& reports, const std::vector<int>& nodes);
 // Several nodes hold the whole state each.
 bool HoldReplicas(const ModelReports& reports, int world_size);
 
-// Who gets the state from whom, where some nodes have none, all others have the same one, and every node that has none
-// stands before one that keeps its ranks' client states beside a replica. None where there are no replicas, or not all
-// reports.
-std::vector<Healing> PlanHealings(const ModelReports& reports, int world_size);
+// Who gets the state from whom in an epoch of the `active` nodes, of which some have no state, or an old one, and all
+// others the same one. `min_nodes` of the world took part in any epoch before: where that is all of them none has an old
+// state; where it is fewer, one of the nodes that have one is known to have the newest: node 0, which takes part always,
+// or some of so many that no epoch was without any of them. A node gets the state from the one that keeps its ranks'
+// client states. Where an epoch may be without it nobody may keep any: then from the next one, with those of that one's
+// own ranks. None where nobody can tell, where there are no replicas, or not all reports.
+std::vector<Healing> PlanHealings(const ModelReports& reports, const std::vector<int>& active, int world_size,
+                                  int min_nodes);
 
 }  // namespace paramshard::server
 

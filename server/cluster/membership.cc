@@ -9,6 +9,16 @@
 
 namespace paramshard::server {
 
+Membership::Membership(int nodes)
+    : device_counts_(nodes), present_(nodes), changed_at_(nodes, SteadyNow()), losses_(nodes) {}
+
+void Membership::SetDeviceCounts(const std::vector<int>& counts) {
+  device_counts_ = counts;
+  sized_ = true;
+  first_ranks_.assign(1, 0);
+  std::partial_sum(device_counts_.begin(), device_counts_.end(), std::back_inserter(first_ranks_));
+}
+
 absl::Status Membership::Join(int node, int device_count) {
   if (node < 0 || node >= nodes()) {
     return absl::InvalidArgumentError(
@@ -28,16 +38,15 @@ absl::Status Membership::Join(int node, int device_count) {
   }
   device_counts_[node] = device_count;
   present_[node] = true;
-  if (!sized_ && complete()) {
-    sized_ = true;
-    first_ranks_.assign(1, 0);
-    std::partial_sum(device_counts_.begin(), device_counts_.end(), std::back_inserter(first_ranks_));
-  }
+  changed_at_[node] = SteadyNow();
+  if (!sized_ && complete()) SetDeviceCounts(std::vector<int>(device_counts_));
   return absl::OkStatus();
 }
 
 void Membership::Leave(int node) {
   present_[node] = false;
+  changed_at_[node] = SteadyNow();
+  ++losses_[node];
   if (!sized_) device_counts_[node] = 0;
 }
 

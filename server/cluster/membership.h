@@ -3,11 +3,13 @@
 #define PARAMSHARD_SERVER_CLUSTER_MEMBERSHIP_H_
 
 #include <algorithm>
+#include <cstdint>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "server/base/steady_time.h"
 
 namespace paramshard::server {
 
@@ -22,7 +24,7 @@ struct RankRange {
 // Not thread-safe. Once every node has been here the device counts are fixed: a node that comes back must have as many.
 class Membership {
  public:
-  explicit Membership(int nodes) : device_counts_(nodes), present_(nodes) {}
+  explicit Membership(int nodes);
 
   int nodes() const { return static_cast<int>(device_counts_.size()); }
   // 0 for a node whose count is not known.
@@ -31,11 +33,18 @@ class Membership {
   // INVALID_ARGUMENT a number or count that does not fit; ALREADY_EXISTS the node is here.
   absl::Status Join(int node, int device_count);
   void Leave(int node);
+  // What another coordinator of this world knew: then it is sized before all have been here. Requires a count above 0 of
+  // every node.
+  void SetDeviceCounts(const std::vector<int>& counts);
 
   bool present(int node) const { return present_[node]; }
   int present_count() const { return static_cast<int>(std::count(present_.begin(), present_.end(), true)); }
   // Every node is here.
   bool complete() const;
+  // When the node came, or was lost; of one that never came, when this began.
+  SteadyTime changed_at(int node) const { return changed_at_[node]; }
+  // How often it was lost.
+  int64_t losses(int node) const { return losses_[node]; }
   // Every node has been here, so that ranks are known.
   bool sized() const { return sized_; }
 
@@ -46,6 +55,8 @@ class Membership {
  private:
   std::vector<int> device_counts_;
   std::vector<bool> present_;
+  std::vector<SteadyTime> changed_at_;
+  std::vector<int64_t> losses_;
   bool sized_ = false;
   std::vector<int> first_ranks_;  // by node, and the world's size behind; once it is sized
 };

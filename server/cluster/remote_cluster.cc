@@ -200,8 +200,10 @@ class RemoteRendezvous final : public Rendezvous {
     return cluster_->Put(request);
   }
 
-  absl::StatusOr<std::string> Get(absl::string_view key, absl::Duration timeout) override {
-    ASSIGN_OR_RETURN(v1::GetValueResponse response, cluster_->Get(GetRequest(key), timeout));
+  absl::StatusOr<std::string> Get(int node, absl::string_view key, absl::Duration timeout) override {
+    v1::GetValueRequest request = GetRequest(key);
+    request.set_of_node(node);
+    ASSIGN_OR_RETURN(v1::GetValueResponse response, cluster_->Get(std::move(request), timeout));
     return std::move(*response.mutable_value());
   }
 

@@ -38,16 +38,16 @@ void RendezvousBook::Await(absl::string_view key, int64_t waiter, ValueReaders::
 void RendezvousBook::PutParts(int node, absl::string_view key, Parts parts, PendingAnswers& answers) {
   PartsOfAll& all = parts_[std::string(key)];
   all.put.emplace(node, std::move(parts));
-  if (static_cast<int>(all.put.size()) < nodes_) return;
+  if (!AreComplete(all)) return;
   for (auto& [reader, waiting] : std::exchange(all.readers, {})) {
-    AnswerAll<absl::StatusOr<Parts>>(waiting, all.Of(reader), answers);
+    AnswerAll<absl::StatusOr<Parts>>(waiting, PartsOf(all, reader), answers);
   }
 }
 
 std::optional<RendezvousBook::Parts> RendezvousBook::FindParts(int node, absl::string_view key) const {
   const auto all = parts_.find(key);
-  if (all == parts_.end() || static_cast<int>(all->second.put.size()) < nodes_) return std::nullopt;
-  return all->second.Of(node);
+  if (all == parts_.end() || !AreComplete(all->second)) return std::nullopt;
+  return PartsOf(all->second, node);
 }
 
 void RendezvousBook::AwaitParts(int node, absl::string_view key, int64_t waiter, PartsReaders::Answered answered) {
@@ -55,11 +55,11 @@ void RendezvousBook::AwaitParts(int node, absl::string_view key, int64_t waiter,
 }
 
 std::optional<int> RendezvousBook::FirstWithoutParts(absl::string_view key) const {
-  int first = 0;
-  if (const auto all = parts_.find(key); all != parts_.end()) {
-    while (all->second.put.contains(first)) ++first;
+  const auto all = parts_.find(key);
+  for (const int node : active_) {
+    if (all == parts_.end() || !all->second.put.contains(node)) return node;
   }
-  return first < nodes_ ? std::optional<int>(first) : std::nullopt;
+  return std::nullopt;
 }
 
 bool RendezvousBook::GiveUp(absl::string_view key, std::optional<int> reader, int64_t waiter) {
@@ -85,9 +85,9 @@ void RendezvousBook::Clear(const absl::Status& why, PendingAnswers& answers) {
   DropParts(why, answers);
 }
 
-RendezvousBook::Parts RendezvousBook::PartsOfAll::Of(int reader) const {
-  Parts of;
-  for (const auto& [node, parts] : put) of.push_back(parts[reader]);
+RendezvousBook::Parts RendezvousBook::PartsOf(const PartsOfAll& all, int reader) const {
+  Parts of(nodes_);
+  for (const auto& [node, parts] : all.put) of[node] = parts[reader];
   return of;
 }
 

@@ -6,6 +6,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -26,6 +27,9 @@ class RendezvousBook {
 
   explicit RendezvousBook(int nodes) : nodes_(nodes) {}
 
+  // Parts of these nodes are all that are put. Requires an empty book.
+  void StartEpoch(std::vector<int> active) { active_ = std::move(active); }
+
   // Whether the value lies there now: the first one stays.
   bool Put(absl::string_view key, absl::string_view value, PendingAnswers& answers);
   std::optional<std::string> Find(absl::string_view key) const;
@@ -33,12 +37,12 @@ class RendezvousBook {
 
   // Requires a part for each node, by node. The first ones of a node stay.
   void PutParts(int node, absl::string_view key, Parts parts, PendingAnswers& answers);
-  // Those for this node, by node, when all have put theirs.
+  // Those for this node, by node of the world, when all that take part have put theirs; of others nothing.
   std::optional<Parts> FindParts(int node, absl::string_view key) const;
   void AwaitParts(int node, absl::string_view key, int64_t waiter, PartsReaders::Answered answered);
   // Somebody has put some, or waits for some.
   bool has_parts() const { return !parts_.empty(); }
-  // The first node that has put none.
+  // The first node of the epoch that has put none.
   std::optional<int> FirstWithoutParts(absl::string_view key) const;
 
   // Whether the waiter was among those of a value, or among those of this reader's parts.
@@ -52,11 +56,12 @@ class RendezvousBook {
   struct PartsOfAll {
     std::map<int, Parts> put;             // by node that has put them, then by reader
     std::map<int, PartsReaders> readers;  // by node
-
-    Parts Of(int reader) const;
   };
+  bool AreComplete(const PartsOfAll& all) const { return all.put.size() == active_.size(); }
+  Parts PartsOf(const PartsOfAll& all, int reader) const;
 
-  const int nodes_;
+  const int nodes_;  // of the world
+  std::vector<int> active_;
   std::map<std::string, std::string, std::less<>> values_;
   std::map<std::string, ValueReaders, std::less<>> readers_;  // by key
   std::map<std::string, PartsOfAll, std::less<>> parts_;      // likewise

@@ -58,11 +58,11 @@ MeshPlan PlanInside(const EngineSpec& spec, int first_mesh, int local_rank, int 
   return plan;
 }
 
-// Plans a mesh over the ranks of one index in every daemon. Each rank has one, for reductions.
+// Plans a mesh over the ranks of one index in every daemon that takes part. Each rank has one, for reductions.
 MeshPlan PlanOverReplicas(const EngineSpec& spec, int local_rank) {
   MeshPlan plan;
-  plan.self = spec.topology->node();
-  for (int node = 0; node < spec.topology->nodes(); ++node) {
+  for (const int node : spec.topology->active()) {
+    if (node == spec.topology->node()) plan.self = static_cast<int>(plan.members.size());
     plan.members.push_back({{node, node * spec.topology->rank_count() + local_rank}, local_rank});
   }
   return plan;
@@ -148,17 +148,19 @@ std::vector<RankPlan> PlanGroup(const EngineSpec& spec, absl::FunctionRef<MeshPl
 }
 
 absl::StatusOr<Engines> ConnectReplicatedEngines(const EngineSpec& spec) {
+  // One that takes part alone has nobody to sum with.
+  const int sums = spec.topology->active().size() > 1 ? LocalRanks(spec) : 0;
   std::vector<RankPlan> plans;
-  for (int rank = 0; rank < LocalRanks(spec); ++rank) plans.push_back({rank, PlanOverReplicas(spec, rank)});
+  for (int rank = 0; rank < sums; ++rank) plans.push_back({rank, PlanOverReplicas(spec, rank)});
   if (spec.topology->group_has_mesh()) {
-    const auto inside = [&](int rank, int queue) { return PlanInside(spec, LocalRanks(spec), rank, queue); };
+    const auto inside = [&](int rank, int queue) { return PlanInside(spec, sums, rank, queue); };
     for (RankPlan& plan : PlanGroup(spec, inside)) plans.push_back(std::move(plan));
   }
   ASSIGN_OR_RETURN(Meshes meshes, Connect(spec, plans));
   ASSIGN_OR_RETURN(Engines engines, spec.topology->group_has_mesh()
-                                        ? MakeMeshEngines(spec, absl::MakeSpan(meshes).subspan(LocalRanks(spec)))
+                                        ? MakeMeshEngines(spec, absl::MakeSpan(meshes).subspan(sums))
                                         : MakeDirectEngines(spec, /*sums_at_commit=*/false));
-  for (int rank = 0; rank < LocalRanks(spec); ++rank) {
+  for (int rank = 0; rank < sums; ++rank) {
     const ReplicatedCollectives::Options options{spec.model,   spec.layout,         rank, spec.memory[rank].device,
                                                  spec.timeout, MostSumSources(spec)};
     ASSIGN_OR_RETURN(engines[rank],

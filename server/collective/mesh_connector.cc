@@ -177,8 +177,9 @@ absl::StatusOr<Meshes> ConnectMeshes(const MeshConnection& connection) {
   return meshes;
 }
 
-absl::StatusOr<std::string> AwaitValue(const MeshConnection& connection, absl::string_view key, SteadyTime deadline) {
-  return Await(connection, deadline, [&](absl::Duration wait) { return connection.rendezvous->Get(key, wait); });
+absl::StatusOr<std::string> AwaitValue(const MeshConnection& connection, int node, absl::string_view key,
+                                       SteadyTime deadline) {
+  return Await(connection, deadline, [&](absl::Duration wait) { return connection.rendezvous->Get(node, key, wait); });
 }
 
 }  // namespace paramshard::server

@@ -37,7 +37,8 @@ struct MeshConnection {
 
 // Returns what another daemon has put at the rendezvous, or will. DEADLINE_EXCEEDED, and at an abort its status, within
 // a second.
-absl::StatusOr<std::string> AwaitValue(const MeshConnection& connection, absl::string_view key, SteadyTime deadline);
+absl::StatusOr<std::string> AwaitValue(const MeshConnection& connection, int node, absl::string_view key,
+                                       SteadyTime deadline);
 
 // Connects every mesh of the plans; all daemons must call it, with plans that fit each other. UNAVAILABLE naming a node
 // that did not come within the timeout or a rank that could not be connected; RESOURCE_EXHAUSTED no thread; the

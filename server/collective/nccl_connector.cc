@@ -32,10 +32,8 @@ absl::StatusOr<const gpu::Nccl*> LoadNcclOrSayHow(const std::string& path) {
                                                          "nvidia/nccl/lib/libnccl.so.2 in its site-packages)"));
 }
 
-// The first member makes the communicator's id. A mesh is named by it.
-std::string IdKey(const MeshPlan& plan) {
-  return absl::StrCat("nccl/", plan.members[0].member.node, "/", plan.members[0].mesh);
-}
+// The first member makes the communicator's id. Its daemon names a mesh by its own number of it.
+std::string IdKey(const MeshPlan& plan) { return absl::StrCat("nccl/", plan.members[0].mesh); }
 
 absl::Status PutIds(const gpu::Nccl& nccl, const MeshConnection& connection) {
   for (const MeshPlan& plan : connection.plans) {
@@ -50,7 +48,7 @@ absl::Status PutIds(const gpu::Nccl& nccl, const MeshConnection& connection) {
 absl::StatusOr<std::vector<std::string>> GetIds(const MeshConnection& connection, SteadyTime deadline) {
   std::vector<std::string> ids;
   for (const MeshPlan& plan : connection.plans) {
-    const absl::StatusOr<std::string> id = AwaitValue(connection, IdKey(plan), deadline);
+    const absl::StatusOr<std::string> id = AwaitValue(connection, plan.members[0].member.node, IdKey(plan), deadline);
     if (absl::IsDeadlineExceeded(id.status())) {
       return absl::UnavailableError(absl::StrCat(MemberName(plan.members[0].member), ": NCCL's id expected of it"));
     }

@@ -86,11 +86,17 @@ absl::Status ReplicatedCollectives::MaxOverDaemons(int64_t number, absl::Span<fl
 absl::Status ReplicatedCollectives::SendToReplica(int node, absl::Span<const uint8_t> bytes) {
   // It is read alone.
   void* const data = const_cast<uint8_t*>(bytes.data());
-  return MoveState({node, {{data, static_cast<int64_t>(bytes.size())}}, {}});
+  return MoveState({MemberOf(node), {{data, static_cast<int64_t>(bytes.size())}}, {}});
 }
 
 absl::Status ReplicatedCollectives::ReceiveFromReplica(int node, absl::Span<uint8_t> bytes) {
-  return MoveState({node, {}, {{bytes.data(), static_cast<int64_t>(bytes.size())}}});
+  return MoveState({MemberOf(node), {}, {{bytes.data(), static_cast<int64_t>(bytes.size())}}});
+}
+
+int ReplicatedCollectives::MemberOf(int node) const {
+  int member = 0;
+  while (replicas_->member(member).node != node) ++member;
+  return member;
 }
 
 absl::Status ReplicatedCollectives::MoveState(const PeerTransfer& transfer) {

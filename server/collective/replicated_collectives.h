@@ -59,6 +59,8 @@ class ReplicatedCollectives final : public Collectives {
   absl::Status Allocate();
 
   absl::Status MoveState(const PeerTransfer& transfer);
+  // Its index in the mesh. Requires a node that takes part.
+  int MemberOf(int node) const;
 
   absl::Status TryReduce(const ReduceCall& call, SteadyTime deadline);
   // A unit's partial sums lie one after the other; behind those of the largest unit lies what is received. Parts of

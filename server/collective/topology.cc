@@ -27,7 +27,28 @@ absl::StatusOr<Topology> Topology::Create(World world, std::optional<int> shard_
       absl::StrCat("shard size ", own, " (the devices of one daemon) or ", all, " (the world) expected, got ", size));
 }
 
-Topology::Topology(World world, int shard_size) : world_(std::move(world)), shard_size_(shard_size) {}
+Topology::Topology(World world, int shard_size)
+    : world_(std::move(world)), shard_size_(shard_size), active_(world_.device_counts.size()) {
+  std::iota(active_.begin(), active_.end(), 0);
+}
+
+Topology Topology::Among(std::vector<int> active) const {
+  Topology among = *this;
+  among.active_ = std::move(active);
+  return among;
+}
+
+int Topology::active_world_size() const {
+  int ranks = 0;
+  for (const int node : active_) ranks += world_.device_counts[node];
+  return ranks;
+}
+
+int Topology::first_active_rank() const {
+  int ranks = 0;
+  for (const int node : active_) ranks += node < world_.node ? world_.device_counts[node] : 0;
+  return ranks;
+}
 
 int Topology::world_size() const {
   return std::accumulate(world_.device_counts.begin(), world_.device_counts.end(), 0);

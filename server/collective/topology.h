@@ -15,7 +15,8 @@ namespace paramshard::server {
 //
 // Ranks of the world count the devices of all daemons in order. `local` ranks count those of this daemon from 0. A
 // shard group is `shard_size` consecutive ranks, which its group ranks count from 0. It lies inside a daemon, and then
-// every daemon holds a replica; or it is the whole world.
+// every daemon holds a replica; or it is the whole world. An epoch may be one of some of the replicas: `active` ranks
+// count the devices of those daemons alone.
 class Topology {
  public:
   struct World {
@@ -29,11 +30,18 @@ class Topology {
   // world's; replicas in daemons with different numbers of devices.
   static absl::StatusOr<Topology> Create(World world, std::optional<int> shard_size);
 
+  // That of an epoch in which these daemons take part, ascending, this one among them: all, or some that hold replicas.
+  Topology Among(std::vector<int> active) const;
+
   int nodes() const { return static_cast<int>(world_.device_counts.size()); }
   int node() const { return world_.node; }
   const std::vector<int>& device_counts() const { return world_.device_counts; }
   int world_size() const;
   int shard_size() const { return shard_size_; }
+
+  const std::vector<int>& active() const { return active_; }
+  int active_world_size() const;
+  int first_active_rank() const;
 
   // The ranks of this daemon.
   int rank_count() const { return world_.device_counts[world_.node]; }
@@ -62,6 +70,7 @@ class Topology {
 
   World world_;
   int shard_size_;
+  std::vector<int> active_;
 };
 
 }  // namespace paramshard::server

@@ -220,6 +220,15 @@ constexpr Setting kSettings[] = {
      ParseInto<&DaemonConfig::step_timeout, ParseTimeout>, PrintDuration<&DaemonConfig::step_timeout>},
     {"join-timeout", "DURATION", "how long to wait until all daemons have joined", false,
      ParseInto<&DaemonConfig::join_timeout, ParseTimeout>, PrintDuration<&DaemonConfig::join_timeout>},
+    {"min-replicas", "N", "at node 0: replicas go on while so many of their daemons are there; default: all", false,
+     ParseInto<&DaemonConfig::min_replicas, ParseInteger, 1, kMaxInt>,
+     [](const DaemonConfig& config) {
+       return config.min_replicas.has_value() ? absl::StrCat(*config.min_replicas) : std::string();
+     }},
+    {"allow-minority", "on|off", "--min-replicas may be half of --nodes or fewer: see to it that one node 0 runs",
+     false, ParseSwitch<&DaemonConfig::allow_minority>, PrintSwitch<&DaemonConfig::allow_minority>},
+    {"replica-grace", "DURATION", "how long a lost daemon is waited for before the others go on without it", false,
+     ParseInto<&DaemonConfig::replica_grace, ParseTimeout>, PrintDuration<&DaemonConfig::replica_grace>},
     {"doubt-timeout", "DURATION", "how long a commit may stay in doubt while node 0 does not answer", false,
      ParseInto<&DaemonConfig::doubt_timeout, ParseTimeout>, PrintDuration<&DaemonConfig::doubt_timeout>},
     {"drain-timeout", "DURATION", "how long commits in flight may take after SIGTERM", false,
@@ -445,6 +454,19 @@ absl::Status CheckTransport(const DaemonConfig& config) {
   return absl::OkStatus();
 }
 
+// Half of the daemons could go on with another node 0, and the other half with theirs.
+absl::Status CheckReplicas(const DaemonConfig& config) {
+  if (!config.min_replicas.has_value()) return absl::OkStatus();
+  if (*config.min_replicas > config.nodes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--min-replicas: at most --nodes (", config.nodes, ") expected, got ", *config.min_replicas));
+  }
+  if (2 * *config.min_replicas > config.nodes || config.allow_minority) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "--min-replicas: more than half of --nodes (", config.nodes, ") expected, got ", *config.min_replicas,
+      ": two node 0s could each go on with a half; with --allow-minority=on you see to it that only one runs"));
+}
+
 absl::Status CheckTogether(const DaemonConfig& config) {
   RETURN_IF_ERROR(CheckTransport(config));
   if (config.node >= config.nodes) {
@@ -454,6 +476,7 @@ absl::Status CheckTogether(const DaemonConfig& config) {
   if (config.nodes > 1 && config.cluster_address.empty()) {
     return absl::InvalidArgumentError("--cluster-address: the address of node 0 expected when --nodes > 1, got none");
   }
+  RETURN_IF_ERROR(CheckReplicas(config));
   const bool saves = config.save_every_commits > 0 || config.save_every_time > absl::ZeroDuration();
   if (saves && config.save_dir.empty()) {
     return absl::InvalidArgumentError("--save-every: --save-dir, where checkpoints lie, expected with it, got none");

@@ -49,6 +49,11 @@ struct DaemonConfig {
   absl::Duration step_timeout = absl::Seconds(60);
   // How long the first daemon waits until the world is complete.
   absl::Duration join_timeout = absl::Seconds(60);
+  // How many daemons an epoch needs where each holds a replica, and how long one that is lost is waited for. Unset: all.
+  // More than half, unless a minority is allowed. Those of node 0 count.
+  std::optional<int> min_replicas;
+  bool allow_minority = false;
+  absl::Duration replica_grace = absl::Seconds(10);
   // How long a commit may stay in doubt while node 0 does not answer.
   absl::Duration doubt_timeout = absl::Minutes(5);
   // How long commits in flight may take to finish after SIGTERM.

@@ -316,7 +316,8 @@ absl::Status Journal::Prepare(const PreparedCommit& commit) {
                                    .client_states = {},
                                    .save = commit.save,
                                    .gradient_scale = commit.gradient_scale,
-                                   .max_grad_norm = commit.max_grad_norm},
+                                   .max_grad_norm = commit.max_grad_norm,
+                                   .ranks = commit.ranks},
                         .client_states = WriteClientStates(commit.commit_number, commit.client_states)};
   Publish(JournalRecord::kPrepared, record);
   prepared_ = record.key;

@@ -14,8 +14,9 @@ constexpr int64_t kScalingBytes = 3 * 4 + 2 + 1 + 3 * 4;
 constexpr int64_t kEpochBytes = 16 + 16 + 1 + 16 + 8 + 3 * 8;
 constexpr int64_t kDecidedBytes = kKeyBytes + 1 + 4 + 3 * 8;
 constexpr int64_t kScaleBytes = 4 + 1 + 4;  // of a prepared commit's gradients
-constexpr int64_t kLengthBytes = 4;         // of a text
-constexpr int64_t kChangedBytes = 4 + 4;    // of a lifecycle that names records
+constexpr int64_t kRankCountBytes = 4;
+constexpr int64_t kLengthBytes = 4;       // of a text
+constexpr int64_t kChangedBytes = 4 + 4;  // of a lifecycle that names records
 constexpr auto kGroupBytes = static_cast<int64_t>(kHyperparameterCount * sizeof(float));
 
 constexpr int64_t BitmapBytes(int64_t bits) { return (bits + 7) / 8; }
@@ -276,6 +277,7 @@ void Encode(const PreparedRecord& record, JournalBytes& bytes) {
   bytes.Put(record.commit.gradient_scale);
   bytes.Put(record.commit.max_grad_norm.has_value());
   bytes.Put(record.commit.max_grad_norm.value_or(0.0f));
+  bytes.Put(record.commit.ranks);
   bytes.Put(static_cast<uint32_t>(record.commit.groups.size()));
   for (const Hyperparameters& group : record.commit.groups) {
     for (const HyperparameterTraits& traits : kHyperparameters) bytes.Put(group.*traits.member);
@@ -298,6 +300,8 @@ bool Decode(absl::Span<const uint8_t> bytes, const JournalShape& shape, Prepared
   const bool has_max = reader.Next<bool>();
   const auto max_grad_norm = reader.Next<float>();
   if (has_max) record.commit.max_grad_norm = max_grad_norm;
+  reader.Get(record.commit.ranks);
+  if (record.commit.ranks < 1) reader.Refuse();
   record.commit.groups.resize(reader.Count(kGroupBytes));
   for (Hyperparameters& group : record.commit.groups) {
     for (const HyperparameterTraits& traits : kHyperparameters) {
@@ -365,7 +369,8 @@ int64_t RecordCapacity(JournalRecord record, const JournalShape& shape) {
       return 4 * 8 + kAnswerBytes + kRefBytes + 8 + shape.ranks * 8 + shape.parameters * 8 +
              shape.scalings * kScalingBytes;
     case JournalRecord::kPrepared:
-      return kKeyBytes + kRefBytes + 4 + shape.groups * kGroupBytes + BitmapBytes(shape.parameters) + 1 + kScaleBytes;
+      return kKeyBytes + kRefBytes + 4 + shape.groups * kGroupBytes + BitmapBytes(shape.parameters) + 1 + kScaleBytes +
+             kRankCountBytes;
     case JournalRecord::kDecided:
       return kDecidedBytes;
   }

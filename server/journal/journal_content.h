@@ -129,6 +129,7 @@ struct PreparedCommit {
   bool save = false;                       // its trainers want its state saved
   float gradient_scale = 1.0f;             // that gradients were multiplied by
   std::optional<float> max_grad_norm = {};
+  int32_t ranks = 1;  // whose gradients it is made from
 };
 bool operator==(const PreparedCommit& a, const PreparedCommit& b);
 

@@ -84,6 +84,7 @@ v1::ModelSummary ToProto(const ModelSummary& summary) {
     proto.mutable_rollback()->set_commit_number(summary.rollback->commit_number);
     proto.mutable_rollback()->set_why(summary.rollback->why);
   }
+  proto.mutable_active_nodes()->Assign(summary.active_nodes.begin(), summary.active_nodes.end());
   return proto;
 }
 

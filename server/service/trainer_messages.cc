@@ -48,6 +48,8 @@ v1::EpochStarted ToProto(const EpochGreeting& greeting) {
   proto.set_shard_size(greeting.shard_size);
   proto.set_layout_fingerprint(greeting.layout_fingerprint);
   proto.set_world_size(greeting.world_size);
+  proto.set_active_rank(greeting.active_rank);
+  proto.set_active_world_size(greeting.active_world_size);
   proto.set_group_rank(greeting.group_rank);
   proto.set_client_lands_own_pieces(greeting.client_lands_own_pieces);
   proto.set_client_lands_own_gradients(greeting.client_lands_own_gradients);

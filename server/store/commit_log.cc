@@ -24,14 +24,13 @@ std::string CommitLog::client_state(int rank) const {
   return client_states_[rank];
 }
 
-bool CommitLog::has_previous() const {
+std::optional<int> CommitLog::previous_node() const {
   absl::MutexLock lock(&mu_);
-  return previous_.has_value();
+  return previous_.has_value() ? std::optional(previous_->node) : std::nullopt;
 }
 
 CommitAnswer CommitLog::Answer(bool applied, double gradient_norm, int64_t non_finite_count,
-                               std::vector<std::string> client_states,
-                               std::optional<std::vector<std::string>> previous) {
+                               std::vector<std::string> client_states, std::optional<PreviousStates> previous) {
   absl::MutexLock lock(&mu_);
   ++numbers_.commit_number;
   ++(applied ? numbers_.version : numbers_.skipped);

@@ -26,6 +26,12 @@ struct CommitAnswer {
   friend bool operator==(const CommitAnswer&, const CommitAnswer&) = default;
 };
 
+// What the ranks of another node have sent with a commit, in its order (PreviousNode).
+struct PreviousStates {
+  int node = 0;
+  std::vector<std::string> client_states;
+};
+
 // Thread-safe. Ranks are the daemon's own, from 0.
 class CommitLog {
  public:
@@ -40,8 +46,7 @@ class CommitLog {
     Numbers numbers;
     std::optional<CommitAnswer> last_answer = {};  // unset before the first commit, and after an import
     std::vector<std::string> client_states = {};   // by rank; fewer: the others have sent none
-    // What the ranks of the previous node (PreviousNode) have sent, in its order; none where that is not known.
-    std::optional<std::vector<std::string>> previous = {};
+    std::optional<PreviousStates> previous = {};   // unset where they are not known
   };
 
   explicit CommitLog(int ranks) : client_states_(ranks) {}
@@ -51,13 +56,12 @@ class CommitLog {
   Numbers numbers() const;
   std::optional<CommitAnswer> last_answer() const;
   std::string client_state(int rank) const;
-  // Whether State::previous is known.
-  bool has_previous() const;
+  // Of State::previous, where that is known.
+  std::optional<int> previous_node() const;
 
   // Answers the next commit.
   CommitAnswer Answer(bool applied, double gradient_norm, int64_t non_finite_count,
-                      std::vector<std::string> client_states,
-                      std::optional<std::vector<std::string>> previous = std::nullopt);
+                      std::vector<std::string> client_states, std::optional<PreviousStates> previous = std::nullopt);
   // Goes on from another state.
   void Restore(State state);
 
@@ -66,7 +70,7 @@ class CommitLog {
   Numbers numbers_ ABSL_GUARDED_BY(mu_);
   std::optional<CommitAnswer> last_answer_ ABSL_GUARDED_BY(mu_);
   std::vector<std::string> client_states_ ABSL_GUARDED_BY(mu_);
-  std::optional<std::vector<std::string>> previous_ ABSL_GUARDED_BY(mu_);
+  std::optional<PreviousStates> previous_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace paramshard::server

@@ -15,9 +15,9 @@ struct GradientScale {
 };
 
 GradientScale ScaleOf(float gradient_scale, std::optional<float> max_grad_norm, double square_sum, bool mean,
-                      int world_size) {
+                      int ranks) {
   float inverse_scale = 1.0f / gradient_scale;
-  if (mean) inverse_scale /= static_cast<float>(world_size);
+  if (mean) inverse_scale /= static_cast<float>(ranks);
   GradientScale scale;
   scale.norm = static_cast<double>(inverse_scale) * std::sqrt(square_sum);
   float clip = 1.0f;
@@ -50,10 +50,10 @@ std::vector<RankSum> CommitUnderWay::Sums(int first_rank) const {
 
 float GradientScaleOf(const v1::Commit& commit) { return commit.has_gradient_scale() ? commit.gradient_scale() : 1.0f; }
 
-Decided Decide(const v1::Commit& commit, const CommitDecision& decision, bool mean, int world_size) {
+Decided Decide(const v1::Commit& commit, const CommitDecision& decision, bool mean, int ranks) {
   const std::optional<float> max_grad_norm =
       commit.has_max_grad_norm() ? std::optional(commit.max_grad_norm()) : std::nullopt;
-  const GradientScale scale = ScaleOf(GradientScaleOf(commit), max_grad_norm, decision.square_sum, mean, world_size);
+  const GradientScale scale = ScaleOf(GradientScaleOf(commit), max_grad_norm, decision.square_sum, mean, ranks);
   return {.apply = decision.apply,
           .save = commit.save(),
           .non_finite_count = decision.non_finite_count,
@@ -62,9 +62,9 @@ Decided Decide(const v1::Commit& commit, const CommitDecision& decision, bool me
           .step = StepOf(commit, scale.factor)};
 }
 
-DecidedCommit Decide(const PreparedCommit& commit, const CommitDecision& decision, bool mean, int world_size) {
+DecidedCommit Decide(const PreparedCommit& commit, const CommitDecision& decision, bool mean) {
   const GradientScale scale =
-      ScaleOf(commit.gradient_scale, commit.max_grad_norm, decision.square_sum, mean, world_size);
+      ScaleOf(commit.gradient_scale, commit.max_grad_norm, decision.square_sum, mean, commit.ranks);
   return {.commit_number = commit.commit_number,
           .apply = decision.apply,
           .gradient_scale = scale.factor,

@@ -31,9 +31,9 @@ struct Decided {
 float GradientScaleOf(const v1::Commit& commit);
 
 // Norm, clip and unscaling, in the order of docs/numerics.md. `mean`: over the ranks of the world.
-Decided Decide(const v1::Commit& commit, const CommitDecision& decision, bool mean, int world_size);
+Decided Decide(const v1::Commit& commit, const CommitDecision& decision, bool mean, int ranks);
 // The same of a commit that another server has prepared.
-DecidedCommit Decide(const PreparedCommit& commit, const CommitDecision& decision, bool mean, int world_size);
+DecidedCommit Decide(const PreparedCommit& commit, const CommitDecision& decision, bool mean);
 
 // Remembers what was summed, decided and done, of one commit after the other. Not thread-safe.
 class CommitUnderWay {
@@ -52,11 +52,11 @@ class CommitUnderWay {
   SteadyTime vote_deadline() const { return vote_deadline_; }
 
   // `previous`: CommitLog::State::previous of the commit.
-  void SetDecided(Decided decided, std::optional<std::vector<std::string>> previous) {
+  void SetDecided(Decided decided, std::optional<PreviousStates> previous) {
     decided_ = std::move(decided);
     previous_ = std::move(previous);
   }
-  std::optional<std::vector<std::string>> TakePrevious() { return std::exchange(previous_, std::nullopt); }
+  std::optional<PreviousStates> TakePrevious() { return std::exchange(previous_, std::nullopt); }
   const Decided& decided() const { return decided_; }
 
   // A rank's stage has failed. Such a commit is never answered: the device is broken, and the model with it.
@@ -80,7 +80,7 @@ class CommitUnderWay {
   std::vector<SquareSum> sums_;
   SteadyTime vote_deadline_ = kNever;
   Decided decided_;
-  std::optional<std::vector<std::string>> previous_;
+  std::optional<PreviousStates> previous_;
   absl::Status failure_;
   absl::Status doubt_;
   absl::Status unwritten_;

@@ -41,7 +41,8 @@ void LogUnencoded(const Shard& shard, const absl::Status& status) {
   Log(LogLevel::kError, "planes could not be encoded", {{"device", shard.device().Name()}, {"why", status.ToString()}});
 }
 
-std::string HealedKey(int node) { return absl::StrCat("healed/", node); }
+// What a node puts that has got the state.
+constexpr absl::string_view kHealedKey = "healed";
 
 // A slow network's. The step timeout comes on top.
 constexpr double kSlowestHealingBytesPerSecond = 50e6;
@@ -138,7 +139,7 @@ absl::Status Epoch::Connect() {
   }
   ASSIGN_OR_RETURN(auto engines, ConnectEngines({.model = options_.spec,
                                                  .layout = options_.layout,
-                                                 .topology = options_.topology,
+                                                 .topology = options_.topology.get(),
                                                  .memory = memory,
                                                  .rendezvous = rendezvous_.get(),
                                                  .timeout = options_.step_timeout,
@@ -171,7 +172,7 @@ absl::Status Epoch::Heal() {
       absl::MutexLock lock(&mu_);
       sequence_.StartFrom(options_.commit_log->numbers().commit_number);
     }
-    RETURN_IF_ERROR(rendezvous_->Put(HealedKey(self), "healed"));
+    RETURN_IF_ERROR(rendezvous_->Put(kHealedKey, "yes"));
   }
   for (const Healing& healing : options_.healings) {
     if (healing.receiver != self) RETURN_IF_ERROR(AwaitHealed(healing, timeout));
@@ -180,7 +181,7 @@ absl::Status Epoch::Heal() {
 }
 
 absl::Status Epoch::AwaitHealed(const Healing& healing, absl::Duration timeout) const {
-  const absl::Status healed = rendezvous_->Get(HealedKey(healing.receiver), timeout).status();
+  const absl::Status healed = rendezvous_->Get(healing.receiver, kHealedKey, timeout).status();
   if (!absl::IsDeadlineExceeded(healed)) return healed;
   return absl::UnavailableError(absl::StrCat("node ", healing.receiver, " was to be healed by node ", healing.donor,
                                              " within ", absl::FormatDuration(timeout), "; attach again"));
@@ -189,6 +190,8 @@ absl::Status Epoch::AwaitHealed(const Healing& healing, absl::Duration timeout) 
 absl::Duration Epoch::HealTimeout() const {
   int64_t bytes = 0;
   for (const auto& shard : options_.shards) bytes += shard->bytes().Total();
+  // One node may give it to several, one after the other.
+  bytes *= static_cast<int64_t>(options_.healings.size());
   return options_.step_timeout + absl::Seconds(static_cast<double>(bytes) / kSlowestHealingBytesPerSecond);
 }
 
@@ -229,6 +232,8 @@ EpochGreeting Epoch::GreetingOf(int rank) const {
           .shard_size = options_.layout->ranks(),
           .layout_fingerprint = options_.layout_fingerprint,
           .world_size = options_.topology->world_size(),
+          .active_rank = options_.topology->first_active_rank() + rank,
+          .active_world_size = options_.topology->active_world_size(),
           .group_rank = options_.topology->GroupRank(rank),
           .client_lands_own_pieces = !engines_[rank]->lands_own_pieces(),
           .client_lands_own_gradients = engines_[rank]->sums_at_commit(),

@@ -52,10 +52,10 @@ class Epoch : private TrainerWords {
  public:
   struct Options {
     int64_t number = 0;
-    std::string history_id = {};      // of the state that it began with
-    const ModelSpec* spec = nullptr;  // these six outlive the epoch
+    std::string history_id = {};               // of the state that it began with
+    std::shared_ptr<const Topology> topology;  // of the daemons that take part
+    const ModelSpec* spec = nullptr;           // these five outlive the epoch
     const Layout* layout = nullptr;
-    const Topology* topology = nullptr;
     Cluster* cluster = nullptr;
     CommitLog* commit_log = nullptr;
     ScalingBook* scaling_book = nullptr;
@@ -130,6 +130,9 @@ class Epoch : private TrainerWords {
   const std::vector<std::string>& last_words() const { return last_words_; }
 
   int64_t number() const { return options_.number; }
+  const Topology& topology() const { return *options_.topology; }
+  // Some that hold replicas take no part.
+  bool leaves_nodes_out() const { return static_cast<int>(topology().active().size()) < topology().nodes(); }
   const std::vector<Trainer>& trainers() const { return options_.trainers; }
   std::string WaitsFor(int rank) const;
   int64_t last_command(int rank) const;
@@ -237,7 +240,7 @@ class Epoch : private TrainerWords {
   // Writes down what is voted on, and what comes of it, where somebody keeps it.
   // `previous`: what the previous node's ranks have sent with the commit.
   absl::StatusOr<Decided> Vote(const Sequence::PushWork& work, CommitVote vote,
-                               std::optional<std::vector<std::string>>& previous);
+                               std::optional<PreviousStates>& previous);
   JournaledState journaled_state() const { return {.shards = options_.shards, .book = options_.scaling_book}; }
   void RunApply(int rank);
   void RunShareAmaxes(int rank, const v1::Command& command);
@@ -246,7 +249,7 @@ class Epoch : private TrainerWords {
   void FinishStage(int rank, const absl::Status& status,
                    std::optional<Sequence::ClientStates> (Sequence::*finish)(int rank, SteadyTime now));
   void Answer(int rank, const Decided& decided, Sequence::ClientStates client_states,
-              std::optional<std::vector<std::string>> previous);
+              std::optional<PreviousStates> previous);
   void WriteAnswer(const CommitAnswer& answer);
   SteadyTime Now() const { return options_.clock->Now(); }
 

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 #include "proto/model/proto_enums.h"
+#include "server/cluster/healing_plan.h"
 #include "server/log/log.h"
 #include "server/store/attention.h"
 #include "server/store/command_text.h"
@@ -377,7 +378,7 @@ void Epoch::RunVote(int rank, const Sequence::PushWork& work) {
     // A gather thread watches the deadline.
     seats_[0]->Call();
   }
-  std::optional<std::vector<std::string>> previous;
+  std::optional<PreviousStates> previous;
   const absl::StatusOr<Decided> decided = Vote(work, std::move(vote), previous);
   auto verdict = Sequence::Verdict::kGivenUp;
   if (!decided.ok()) {
@@ -400,15 +401,16 @@ void Epoch::RunVote(int rank, const Sequence::PushWork& work) {
 
 // Nobody hears of a decision before it is written down.
 absl::StatusOr<Decided> Epoch::Vote(const Sequence::PushWork& work, CommitVote vote,
-                                    std::optional<std::vector<std::string>>& previous) {
+                                    std::optional<PreviousStates>& previous) {
   const v1::Commit& commit = work.command->commit();
   ModelJournal* const journal = options_.journal;
   const auto decided = [&](const CommitDecision& decision) {
     return Decide(commit, decision, options_.spec->gradient_reduction == GradientReduction::kMean,
-                  options_.topology->world_size());
+                  options_.topology->active_world_size());
   };
   if (journal != nullptr) {
-    RETURN_IF_ERROR(journal->Prepare(commit, *work.client_states, journaled_state()));
+    RETURN_IF_ERROR(
+        journal->Prepare(commit, options_.topology->active_world_size(), *work.client_states, journaled_state()));
     vote.write_down = [&](const CommitDecision& decision) {
       return journal->Decide(commit.commit_number(), decided(decision));
     };
@@ -421,7 +423,10 @@ absl::StatusOr<Decided> Epoch::Vote(const Sequence::PushWork& work, CommitVote v
     return decision.status();
   }
   if (decision->save.has_value()) options_.on_save_order(*decision->save);
-  previous = std::move(decision->previous_client_states);
+  if (std::optional<std::vector<std::string>>& states = decision->previous_client_states; states.has_value()) {
+    const Topology& topology = *options_.topology;
+    previous = {.node = PreviousNode(topology.node(), topology.active()), .client_states = *std::move(states)};
+  }
   return decided(*decision);
 }
 
@@ -465,7 +470,7 @@ void Epoch::FinishStage(int rank, const absl::Status& status,
                         std::optional<Sequence::ClientStates> (Sequence::*finish)(int rank, SteadyTime now)) {
   std::optional<Sequence::ClientStates> client_states;
   Decided decided;
-  std::optional<std::vector<std::string>> previous;
+  std::optional<PreviousStates> previous;
   {
     absl::MutexLock lock(&mu_);
     EndOnError(status);
@@ -499,7 +504,7 @@ void Epoch::WriteAnswer(const CommitAnswer& answer) {
 
 // The next commit waits for this thread's part of it: answers follow each other in order.
 void Epoch::Answer(int rank, const Decided& decided, Sequence::ClientStates client_states,
-                   std::optional<std::vector<std::string>> previous) {
+                   std::optional<PreviousStates> previous) {
   const MetricTimer timer(*options_.metrics, Metric::kCommitPhase, CommitPhase::kAnswer);
   const CommitAnswer answer = options_.commit_log->Answer(
       decided.apply, decided.gradient_norm, decided.non_finite_count, std::move(client_states), std::move(previous));

@@ -192,7 +192,8 @@ ModelSummary Summarize(const Model& model) {
                        .imbalance = model.layout().Imbalance(),
                        .unusable = UnusableText(model, activity),
                        .restore = activity.restore,
-                       .rollback = activity.rollback};
+                       .rollback = activity.rollback,
+                       .active_nodes = activity.active_nodes};
   for (const UnitSpec& unit : model.spec().units) {
     summary.parameter_count += static_cast<int64_t>(unit.parameters.size());
     for (const ParameterSpec& parameter : unit.parameters) {

@@ -35,6 +35,7 @@ struct ModelSummary {
   std::string unusable = {};  // why
   std::optional<Model::RestoreProgress> restore = {};
   std::optional<Model::Rollback> rollback = {};
+  std::vector<int> active_nodes = {};  // of the running epoch, where others are left out
 };
 
 ModelSummary Summarize(const Model& model);

@@ -1,11 +1,13 @@
 #include "server/store/model.h"
 
 #include <algorithm>
+#include <functional>
 #include <numeric>
 #include <utility>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "kernels/base/status_macros.h"
 #include "proto/model/layout_fingerprint.h"
@@ -48,6 +50,18 @@ absl::Status CheckFrozen(const ModelSpec& spec, const Topology& topology) {
 // Where the state of a rank lies that was adopted; of no meaning where it is to be replaced.
 int64_t PositionOf(const LeftModel* left, int rank) {
   return left == nullptr || !left->plan.numbers.has_value() ? 0 : left->plan.numbers->positions[rank];
+}
+
+// ABORTED: what node 0 says cannot be an epoch of this daemon.
+absl::Status CheckActive(const EpochStart& start, const Topology& topology) {
+  const std::vector<int>& active = start.active;
+  const bool ascends = std::adjacent_find(active.begin(), active.end(), std::greater_equal<>()) == active.end();
+  const bool fits = ascends && !active.empty() && active.front() >= 0 && active.back() < topology.nodes() &&
+                    std::binary_search(active.begin(), active.end(), topology.node());
+  const bool is_whole = static_cast<int>(active.size()) == topology.nodes();
+  if (fits && (is_whole || topology.has_replicas())) return absl::OkStatus();
+  return absl::AbortedError(absl::StrCat("start epoch ", start.epoch, ": nodes of this world, node ", topology.node(),
+                                         " among them, expected, got [", absl::StrJoin(active, ", "), "]"));
 }
 
 bool IsHealed(const EpochStart& start, int node) {
@@ -387,8 +401,9 @@ void Model::Report() {
                      .last_epoch = last_epoch_,
                      .shard_size = topology_.shard_size(),
                      .attached_ranks = {},
-                     .keeps_previous = KeepsPrevious(),
+                     .needs_every_node = spec().gradient_reduction != GradientReduction::kMean,
                      .lost = may_come_back() ? StateLoss() : absl::OkStatus()};
+  ReportPrevious(report);
   for (const auto& [rank, trainer] : waiting_) report.attached_ranks.push_back(rank);
   options_.world.cluster->Report(report);
 }
@@ -439,16 +454,17 @@ absl::Status Model::StartEpoch(const EpochStart& start, std::thread& finished, s
   if (!Idle() || draining_ || static_cast<int>(waiting_.size()) != world().rank_count()) {
     return absl::AbortedError("a trainer left before the epoch began");
   }
+  RETURN_IF_ERROR(CheckActive(start, topology_));
   const bool is_healed = IsHealed(start, topology_.node());
   // What the journal says of it begins when it is there.
-  RETURN_IF_ERROR(is_healed ? CheckMayHeal() : AdoptHistory(start));
+  RETURN_IF_ERROR(is_healed ? CheckMayHeal(start) : AdoptHistory(start));
   if (journal_ != nullptr && !is_healed) RETURN_IF_ERROR(journal_->BeginEpoch(start.epoch, history_.id));
   Epoch::Options options{
       .number = start.epoch,
       .history_id = start.history_id,
+      .topology = std::make_shared<const Topology>(topology_.Among(start.active)),
       .spec = &options_.spec,
       .layout = layout_.get(),
-      .topology = &topology_,
       .cluster = options_.world.cluster,
       .commit_log = &commit_log_,
       .scaling_book = &scaling_book_,
@@ -497,6 +513,13 @@ absl::Status Model::StartEpoch(const EpochStart& start, std::thread& finished, s
 void Model::RunEpoch(Epoch& epoch) {
   const std::string number = absl::StrCat(epoch.number());
   options_.log->Write(LogLevel::kInfo, "epoch started", {{"model", spec().name}, {"epoch", number}});
+  if (epoch.leaves_nodes_out()) {
+    options_.log->Write(LogLevel::kWarning, "replicas go on without lost daemons",
+                        {{"model", spec().name},
+                         {"epoch", number},
+                         {"nodes", absl::StrJoin(epoch.topology().active(), ",")},
+                         {"of", absl::StrCat(topology_.nodes())}});
+  }
   world().metrics->Add(Metric::kEpochsStarted);
   const absl::Status why = epoch.Run();
   world().metrics->AddEpochEnd(epoch.LeftInOrder() ? absl::OkStatus() : why);
@@ -812,6 +835,7 @@ Model::Activity Model::activity() const {
                                  .waits_for = epoch->WaitsFor(local(trainer.rank))});
   }
   activity.engine = epoch->engine();
+  if (epoch->leaves_nodes_out()) activity.active_nodes = epoch->topology().active();
   return activity;
 }
 

@@ -291,6 +291,7 @@ class Model {
     std::vector<int64_t> scratch_bytes;      // by rank of this daemon, while an epoch runs or ends
     std::optional<RestoreProgress> restore;  // while one is being applied
     std::optional<Rollback> rollback;        // the last one, in this server
+    std::vector<int> active_nodes;           // of the running epoch, where others are left out
   };
   Activity activity() const;
   // When this server has answered the last commit of the model; unset: none yet.
@@ -341,10 +342,10 @@ class Model {
   absl::Status SendState(int receiver, Epoch::Options::Engines engines, SteadyTime deadline);
   absl::Status ReceiveState(const std::string& history_id, int donor, Epoch::Options::Engines engines,
                             SteadyTime deadline);
-  // ABORTED: there is a state here.
-  absl::Status CheckMayHeal() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
-  // Whether what the ranks of the previous node have sent with the last commit is known here.
-  bool KeepsPrevious() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  // ABORTED: there is a state here that the others have not gone on from.
+  absl::Status CheckMayHeal(const EpochStart& start) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  // Says whose client states of the last commit are kept here.
+  void ReportPrevious(ModelReport& report) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   void LogHealing(absl::string_view what, int node, SteadyTime begin) const;
 
   // How the state is replaced, in model_change.cc.

@@ -61,8 +61,11 @@ absl::StatusOr<std::string> ReceiveNumbers(int donor, Collectives& engine) {
 
 }  // namespace
 
-absl::Status Model::CheckMayHeal() const {
+absl::Status Model::CheckMayHeal(const EpochStart& start) const {
   if (!StateLoss().ok() || (Untouched() && commit_log_.numbers().commit_number == 0)) return absl::OkStatus();
+  // It is an old one of this history, which others have gone on with.
+  if (start.history_id == history_.id.ToString()) return absl::OkStatus();
+  if (Untouched() && start.lineage == history_.lineage.ToString()) return absl::OkStatus();
   return absl::AbortedError(absl::StrCat("start epoch of ", spec().name,
                                          ": a node without a state expected where another one heals it, this one has ",
                                          "that of commit ", commit_log_.numbers().commit_number, "; attach again"));
@@ -75,16 +78,18 @@ absl::Status Model::AwaitReplica(absl::string_view why) {
   return journal_->BeginChange({.kind = ChangeSource::Kind::kReplica, .text = {}});
 }
 
-bool Model::KeepsPrevious() const {
+void Model::ReportPrevious(ModelReport& report) const {
+  report.previous = commit_log_.previous_node();
   // After an import and a creation no rank has sent any.
-  return commit_log_.has_previous() || (Untouched() && !history_.parent.has_value());
+  report.keeps_previous = report.previous.has_value() || (Untouched() && !history_.parent.has_value());
 }
 
 absl::Status Model::SendState(int receiver, Engines engines, SteadyTime deadline) {
   const SteadyTime begin = SteadyNow();
   ReplicaState state{.history = {}, .commits = commit_log_.state(), .steps = {}, .scaling = scaling_book_.records()};
-  state.commits.client_states =
-      std::exchange(state.commits.previous, std::nullopt).value_or(std::vector<std::string>(shards_.size()));
+  // A node that was in no epoch for some time has sent none: its ranks go on with those of this one's.
+  const std::optional<PreviousStates> previous = std::exchange(state.commits.previous, std::nullopt);
+  if (previous.has_value() && previous->node == receiver) state.commits.client_states = previous->client_states;
   for (const UnitSpec& unit : spec().units) state.steps.resize(state.steps.size() + unit.parameters.size());
   for (const auto& shard : shards_) shard->CollectSteps(absl::MakeSpan(state.steps));
   {

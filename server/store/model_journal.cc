@@ -160,14 +160,15 @@ absl::Status ModelJournal::SetUsable(const JournalEpoch& epoch, const CommitLog:
   return journal_->SetUsable(epoch, numbers);
 }
 
-absl::Status ModelJournal::Prepare(const v1::Commit& commit, const std::vector<std::string>& client_states,
+absl::Status ModelJournal::Prepare(const v1::Commit& commit, int ranks, const std::vector<std::string>& client_states,
                                    const JournaledState& state) {
   PreparedCommit prepared{.commit_number = commit.commit_number(),
                           .groups = {},
                           .has_gradient = std::vector<bool>(journal_->identity().parameters),
                           .client_states = client_states,
                           .save = commit.save(),
-                          .gradient_scale = GradientScaleOf(commit)};
+                          .gradient_scale = GradientScaleOf(commit),
+                          .ranks = ranks};
   if (commit.has_max_grad_norm()) prepared.max_grad_norm = commit.max_grad_norm();
   for (const v1::GroupHyperparameters& group : commit.groups()) {
     prepared.groups.push_back(HyperparametersFromProto(group));

@@ -63,7 +63,7 @@ class ModelJournal {
   // The daemons have settled amaxes at the start of an epoch.
   absl::Status Settle(const JournaledState& state) { return journal_->Settle(state.book->TakeChanges()); }
   // Before the vote: what the step will be made of, and what the trainers sent with it.
-  absl::Status Prepare(const v1::Commit& commit, const std::vector<std::string>& client_states,
+  absl::Status Prepare(const v1::Commit& commit, int ranks, const std::vector<std::string>& client_states,
                        const JournaledState& state);
   // The vote came to nothing.
   absl::Status Withdraw() { return journal_->Withdraw(); }

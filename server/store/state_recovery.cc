@@ -47,7 +47,8 @@ std::optional<ClosedEpoch> ClosedEpochOf(const std::string& name, const Recovery
   ClosedEpoch closed{.model = name,
                      .history_id = history,
                      .epoch = plan.epoch->epoch,
-                     .commit_number = plan.numbers->commit_number + (plan.decided.has_value() ? 1 : 0)};
+                     .commit_number = plan.numbers->commit_number + (plan.decided.has_value() ? 1 : 0),
+                     .device_counts = {plan.identity->device_counts.begin(), plan.identity->device_counts.end()}};
   const std::optional<LastDecision>& last = plan.last_decision;
   if (!last.has_value() || last->history != plan.epoch->history) return closed;
   closed.last_decision = {.epoch = last->epoch,
@@ -181,10 +182,8 @@ absl::Status LeftModel::AskNode0(const ModelSpec& spec, Cluster& cluster) {
   const absl::Span<uint8_t> bytes = absl::MakeSpan(journal->data(), journal->size_bytes());
   ASSIGN_OR_RETURN(const std::unique_ptr<Journal> writer, Journal::Adopt(bytes));
   if (decision.ok()) {
-    const std::vector<int32_t>& devices = plan.identity->device_counts;
     RETURN_IF_ERROR(
-        writer->Decide(Decide(*plan.prepared, *decision, spec.gradient_reduction == GradientReduction::kMean,
-                              std::accumulate(devices.begin(), devices.end(), 0))));
+        writer->Decide(Decide(*plan.prepared, *decision, spec.gradient_reduction == GradientReduction::kMean)));
   } else {
     RETURN_IF_ERROR(writer->Withdraw());
   }

@@ -26,6 +26,8 @@ struct EpochGreeting {
   int shard_size = 0;
   uint64_t layout_fingerprint = 0;
   int world_size = 0;
+  int active_rank = 0;        // among the ranks of the daemons that take part
+  int active_world_size = 0;  // of those
   int group_rank = 0;
   bool client_lands_own_pieces = false;
   bool client_lands_own_gradients = false;

@@ -108,6 +108,7 @@ absl::Status TrainEpoch(Client& client, const Training& training) {
   spec.shard_size = training.shard_size;
   spec.accumulator_type = training.accumulators;
   ASSIGN_OR_RETURN(Model model, client.OpenModel(spec, {.restore = training.restore}));
+  training.opened(model);
   const int64_t done = model.commit_number();
   if (done > 0 && model.client_state() != absl::StrCat("after ", done)) {
     return absl::InternalError(absl::StrCat("client state of commit ", done, " expected, got ", model.client_state()));

@@ -49,6 +49,8 @@ struct Training {
   std::string restore = {};
   // Push other gradients first, in every step, and discard them: the bytes stay the same.
   bool mistakes = true;
+  // Called when the model is open.
+  std::function<void(const Model&)> opened = [](const Model&) {};
   // Called at every point of every step with the number of the commit that the step makes.
   std::function<void(Point, int64_t)> at = [](Point, int64_t) {};
   // How long the client waits for a daemon that is started again: Client::Options::restart_timeout.

@@ -1,4 +1,5 @@
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "client/ctl/cell.h"
 #include "client/ctl/commands/commands.h"
 #include "client/ctl/table.h"
@@ -27,6 +28,11 @@ std::string StateText(const v1::ModelSummary& model) {
   return absl::StrCat(RollbackText(model.rollback()), end.empty() ? "" : "; ", end);
 }
 
+std::string RunningText(const v1::ModelSummary& model) {
+  if (model.active_nodes().empty()) return YesNoCell(model.running());
+  return absl::StrCat("nodes ", absl::StrJoin(model.active_nodes(), ", "));
+}
+
 std::string ModelsText(const v1::ListModelsResponse& response) {
   if (response.models().empty()) return "no models\n";
   Table table({Left("MODEL"), Right("PARAMETERS"), Right("ELEMENTS"), Right("SHARD SIZE"), Right("ATTACHED"),
@@ -37,7 +43,7 @@ std::string ModelsText(const v1::ListModelsResponse& response) {
                   absl::StrCat(model.shard_size()), absl::StrCat(model.attached_ranks(), "/", model.world_size()),
                   absl::StrCat(model.version()), absl::StrCat(model.commit_number()),
                   absl::StrCat(model.skipped_commits()), model.has_epoch() ? absl::StrCat(model.epoch()) : "-",
-                  YesNoCell(model.running()), TextCell(model.engine()), RealCell(model.imbalance()),
+                  RunningText(model), TextCell(model.engine()), RealCell(model.imbalance()),
                   TextCell(StateText(model))});
   }
   return table.Text();

@@ -148,6 +148,10 @@ void BindValues(nb::class_<PyModel>& model) {
       .def_prop_ro("epoch", Value(&Model::epoch))
       .def_prop_ro("rank", Value(&Model::rank))
       .def_prop_ro("world_size", Value(&Model::world_size))
+      .def_prop_ro("active_rank", Value(&Model::active_rank),
+                   "This rank among those that take part in the epoch: what batches are dealt by. Where replicas go on "
+                   "without a lost daemon its ranks are left out; else the rank.")
+      .def_prop_ro("active_world_size", Value(&Model::active_world_size), "How many take part; else the world's size.")
       .def_prop_ro("shard_size", Value(&Model::shard_size))
       .def_prop_ro("gathered_bytes", Value(&Model::gathered_bytes),
                    "What the gathers of this epoch have brought so far.")

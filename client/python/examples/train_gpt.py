@@ -143,7 +143,7 @@ def main() -> None:
         losses.append((step + 1, loss.item()))
         if sharded.rank == 0 and (step + 1) % options.report_every == 0:
             seconds = time.monotonic() - begun
-            tokens = (step + 1 - begun_step) * options.batch * options.length * sharded.world_size
+            tokens = (step + 1 - begun_step) * options.batch * options.length * sharded.active_world_size
             print(f"step {step + 1}: loss {loss.item():.3f}, gradient norm {optimizer.last_norm():.3f}, "
                   f"{tokens / seconds:.0f} tokens/s, {sharded.gathered_bytes() / 1e6:.0f} MB gathered", flush=True)
     if sharded.rank == 0:

@@ -162,6 +162,16 @@ class Model:
     def world_size(self) -> int: ...
 
     @property
+    def active_rank(self) -> int:
+        """
+        This rank among those that take part in the epoch: what batches are dealt by. Where replicas go on without a lost daemon its ranks are left out; else the rank.
+        """
+
+    @property
+    def active_world_size(self) -> int:
+        """How many take part; else the world's size."""
+
+    @property
     def shard_size(self) -> int: ...
 
     @property

@@ -332,13 +332,13 @@ TEST_F(CoordinatorTest, ReadersAreCalledWithTheirValue) {
   const int64_t epoch = StartEpoch();
   std::vector<absl::StatusOr<std::string>> values;
   const auto get = [&](const char* key) {
-    return coordinator_.Get("m", epoch, key, [&](const auto& value) { values.push_back(value); });
+    return coordinator_.Get(0, "m", epoch, key, [&](const auto& value) { values.push_back(value); });
   };
   get("k");
   get("k");
   EXPECT_TRUE(coordinator_.GiveUp(get("k")));
   get("never");
-  EXPECT_OK(coordinator_.Put("m", epoch, "k", "v"));
+  EXPECT_OK(coordinator_.Put(0, "m", epoch, "k", "v"));
   EXPECT_THAT(values, ElementsAre(IsOkAndHolds("v"), IsOkAndHolds("v")));
   coordinator_.EndEpoch("m", epoch, absl::AbortedError("over"));
   ASSERT_EQ(values.size(), 3u);
@@ -348,12 +348,12 @@ TEST_F(CoordinatorTest, ReadersAreCalledWithTheirValue) {
 TEST_F(CoordinatorTest, WhoGivesUpLateTakesNobodysPlaceInTheNextEpoch) {
   const int64_t epoch = StartEpoch();
   const auto ignore = [](const auto&) {};
-  const Coordinator::Wait reader = coordinator_.Get("m", epoch, "k", ignore);
+  const Coordinator::Wait reader = coordinator_.Get(0, "m", epoch, "k", ignore);
   const Coordinator::Wait voter = coordinator_.Vote(1, MakeVote(epoch, 1, {{2, 0.125, 0}}), ignore);
   const Coordinator::Wait part = coordinator_.GetParts(1, "m", epoch, "k", ignore);
   coordinator_.EndEpoch("m", epoch, absl::AbortedError("over"));
   const int64_t next = (sinks_[0].Next(), sinks_[1].Next(), StartEpoch());
-  const Coordinator::Wait next_reader = coordinator_.Get("m", next, "k", ignore);
+  const Coordinator::Wait next_reader = coordinator_.Get(0, "m", next, "k", ignore);
   const Coordinator::Wait next_voter = coordinator_.Vote(1, MakeVote(next, 1, {{2, 0.125, 0}}), ignore);
   const Coordinator::Wait next_part = coordinator_.GetParts(1, "m", next, "k", ignore);
   for (const Coordinator::Wait& gone : {reader, voter, part}) EXPECT_FALSE(coordinator_.GiveUp(gone));
@@ -461,15 +461,15 @@ class RestartedCoordinatorTest : public ::testing::Test {
     return answer;
   }
 
-  Coordinator coordinator_{
-      2,
-      "",
-      {{.model = "m",
-        .history_id = "aa",
-        .epoch = 5,
-        .commit_number = 8,
-        .last_decision = ClosedEpoch::Decided{
-            .epoch = 5, .commit_number = 8, .decision = {.apply = true, .square_sum = 3, .non_finite_count = 0}}}}};
+  Coordinator coordinator_{Coordinator::Options{
+      .nodes = 2,
+      .closed = {
+          {.model = "m",
+           .history_id = "aa",
+           .epoch = 5,
+           .commit_number = 8,
+           .last_decision = ClosedEpoch::Decided{
+               .epoch = 5, .commit_number = 8, .decision = {.apply = true, .square_sum = 3, .non_finite_count = 0}}}}}};
 };
 
 TEST_F(RestartedCoordinatorTest, TheLastDecisionIsAnsweredAsItWas) {
@@ -615,18 +615,18 @@ TEST_F(CoordinatorTest, TheLastRankThatDetachesEndsTheEpoch) {
 }
 
 TEST_F(CoordinatorTest, ValuesLiveAsLongAsTheEpoch) {
-  EXPECT_THAT(coordinator_.Put("m", 1, "k", "v"), StatusIs(absl::StatusCode::kAborted));
+  EXPECT_THAT(coordinator_.Put(0, "m", 1, "k", "v"), StatusIs(absl::StatusCode::kAborted));
   const int64_t epoch = StartEpoch();
-  EXPECT_THAT(coordinator_.Get("m", epoch, "k", absl::ZeroDuration()),
+  EXPECT_THAT(coordinator_.Get(0, "m", epoch, "k", absl::ZeroDuration()),
               StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("get k of m")));
-  auto waiting = std::async(std::launch::async, [&] { return coordinator_.Get("m", epoch, "k", absl::Minutes(1)); });
-  EXPECT_OK(coordinator_.Put("m", epoch, "k", "v"));
+  auto waiting = std::async(std::launch::async, [&] { return coordinator_.Get(0, "m", epoch, "k", absl::Minutes(1)); });
+  EXPECT_OK(coordinator_.Put(0, "m", epoch, "k", "v"));
   EXPECT_THAT(waiting.get(), IsOkAndHolds("v"));
-  waiting = std::async(std::launch::async, [&] { return coordinator_.Get("m", epoch, "never", absl::Minutes(1)); });
+  waiting = std::async(std::launch::async, [&] { return coordinator_.Get(0, "m", epoch, "never", absl::Minutes(1)); });
   coordinator_.EndEpoch("m", epoch, absl::AbortedError("over"));
   EXPECT_THAT(waiting.get(), StatusIs(absl::StatusCode::kAborted));
   const int64_t next = (sinks_[0].Next(), sinks_[1].Next(), StartEpoch());
-  EXPECT_THAT(coordinator_.Get("m", next, "k", absl::ZeroDuration()), StatusIs(absl::StatusCode::kDeadlineExceeded));
+  EXPECT_THAT(coordinator_.Get(0, "m", next, "k", absl::ZeroDuration()), StatusIs(absl::StatusCode::kDeadlineExceeded));
 }
 
 TEST_F(CoordinatorTest, EveryNodeReadsThePartsThatAllHaveForIt) {
@@ -719,7 +719,7 @@ TEST(WorldNewsTest, DeviceCountsAreToldOnceWhenAllAreHere) {
 TEST_F(CoordinatorTest, StopEndsWhatWaits) {
   const int64_t epoch = StartEpoch();
   auto vote = std::async(std::launch::async, [&] { return Vote1(epoch, 1, absl::InfiniteDuration()); });
-  auto value = std::async(std::launch::async, [&] { return coordinator_.Get("m", epoch, "k", absl::Minutes(1)); });
+  auto value = std::async(std::launch::async, [&] { return coordinator_.Get(0, "m", epoch, "k", absl::Minutes(1)); });
   auto parts =
       std::async(std::launch::async, [&] { return coordinator_.GetParts(0, "m", epoch, "k", absl::Minutes(1)); });
   coordinator_.Stop();
@@ -755,7 +755,7 @@ TEST(LocalClusterTest, RunsEpochsAndCommitsOfOneDaemon) {
   EXPECT_EQ(decision.square_sum, 5);
   const auto rendezvous = cluster->MakeRendezvous("m", 1);
   EXPECT_OK(rendezvous->Put("k", "v"));
-  EXPECT_THAT(rendezvous->Get("k", absl::ZeroDuration()), IsOkAndHolds("v"));
+  EXPECT_THAT(rendezvous->Get(0, "k", absl::ZeroDuration()), IsOkAndHolds("v"));
   EXPECT_OK(rendezvous->PutParts("p", {"own"}));
   EXPECT_THAT(rendezvous->GetParts("p", absl::ZeroDuration()), IsOkAndHolds(ElementsAre("own")));
   cluster->EndEpoch("m", 1, absl::AbortedError("rank 0 left"));

@@ -13,7 +13,7 @@ const absl::Status kOtherLeft = absl::AbortedError("rank 2 has left");
 constexpr int kRanks = 3;
 
 TEST(DeparturesTest, WithoutAnyTheEpochGoesOn) {
-  Departures departures(2);
+  Departures departures({0, 1});
   departures.AddProgress(0, 5, true);
   departures.AddProgress(1, 5, true);
   EXPECT_EQ(departures.last_command(), std::nullopt);
@@ -21,7 +21,7 @@ TEST(DeparturesTest, WithoutAnyTheEpochGoesOn) {
 }
 
 TEST(DeparturesTest, TheFewestCommandsCount) {
-  Departures departures(2);
+  Departures departures({0, 1});
   EXPECT_TRUE(departures.Add(0, 7, kLeft));
   EXPECT_EQ(departures.last_command(), 7);
   EXPECT_FALSE(departures.Add(1, 9, kOtherLeft));
@@ -31,7 +31,7 @@ TEST(DeparturesTest, TheFewestCommandsCount) {
 }
 
 TEST(DeparturesTest, MoreEndsItWhenEveryNodeHasCarriedOutWhatIsBefore) {
-  Departures departures(2);
+  Departures departures({0, 1});
   departures.Add(0, 7, kLeft);
   departures.AddProgress(0, 7, true);
   EXPECT_OK(departures.End(kRanks)) << "node 1 is at a gather";
@@ -40,7 +40,7 @@ TEST(DeparturesTest, MoreEndsItWhenEveryNodeHasCarriedOutWhatIsBefore) {
 }
 
 TEST(DeparturesTest, NobodyWhoWaitsForNothingEndsIt) {
-  Departures departures(2);
+  Departures departures({0, 1});
   departures.Add(0, 7, kLeft);
   departures.AddProgress(0, 7, false);
   departures.AddProgress(1, 7, false);
@@ -50,7 +50,7 @@ TEST(DeparturesTest, NobodyWhoWaitsForNothingEndsIt) {
 }
 
 TEST(DeparturesTest, WhoHasCarriedOutMoreThanALaterDepartureSendsHasSentMore) {
-  Departures departures(2);
+  Departures departures({0, 1});
   departures.Add(0, 7, kLeft);
   departures.AddProgress(0, 7, false);
   departures.AddProgress(1, 7, false);
@@ -59,7 +59,7 @@ TEST(DeparturesTest, WhoHasCarriedOutMoreThanALaterDepartureSendsHasSentMore) {
 }
 
 TEST(DeparturesTest, TheLastRankEndsIt) {
-  Departures departures(2);
+  Departures departures({0, 1});
   departures.Add(0, 7, kLeft);
   departures.Add(1, 7, kLeft);
   EXPECT_OK(departures.End(kRanks));

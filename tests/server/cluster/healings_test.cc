@@ -32,6 +32,7 @@ ModelReport Trained(int node, int64_t commit_number = kCommit) {
   report.history_id = "h";
   report.lineage = "l";
   report.keeps_previous = true;
+  report.previous = (node + kNodes - 1) % kNodes;
   return report;
 }
 
@@ -219,8 +220,10 @@ TEST_F(HealingsTest, WhatIsNotSaidIsNotKnown) {
 }
 
 TEST(HealingMessageTest, ComeBackAsTheyWereSent) {
-  const EpochStart start{.epoch = 3, .healings = {{.receiver = 1, .donor = 2}, {.receiver = 0, .donor = 1}}};
+  const EpochStart start{
+      .epoch = 3, .active = {0, 1, 2}, .healings = {{.receiver = 1, .donor = 2}, {.receiver = 0, .donor = 1}}};
   EXPECT_EQ(EpochStartOf(EpochStartMessage("m", start).start()).healings, start.healings);
+  EXPECT_EQ(EpochStartOf(EpochStartMessage("m", start).start()).active, start.active);
   CommitVote vote = MakeVote(1, 2, {});
   vote.client_states = {"a", ""};
   EXPECT_EQ(VoteOf(VoteMessage(1, vote, kNow)).client_states, vote.client_states);
@@ -229,7 +232,12 @@ TEST(HealingMessageTest, ComeBackAsTheyWereSent) {
   decision.previous_client_states = {"b", ""};
   EXPECT_EQ(DecisionOf(DecisionMessage(decision)).previous_client_states, decision.previous_client_states);
   EXPECT_TRUE(ReportOf(ReportMessage(Trained(0)).report()).keeps_previous);
+  EXPECT_EQ(ReportOf(ReportMessage(Trained(0)).report()).previous, 2);
   EXPECT_FALSE(ReportOf(ReportMessage(MakeReport({})).report()).keeps_previous);
+  EXPECT_EQ(ReportOf(ReportMessage(MakeReport({})).report()).previous, std::nullopt);
+  ModelReport sums;
+  sums.needs_every_node = true;
+  EXPECT_TRUE(ReportOf(ReportMessage(sums).report()).needs_every_node);
 }
 
 }  // namespace

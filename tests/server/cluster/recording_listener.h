@@ -25,6 +25,7 @@ struct EpochNews {
   int64_t epoch = 0;
   absl::Status why = {};
   std::string history_id = {};                                 // of a start
+  std::vector<int> active = {};                                // likewise
   std::vector<Healing> healings = {};                          // likewise
   std::optional<int64_t> last_command = {};                    // then neither of them
   std::optional<CommandsThrough> commands_wanted_unless = {};  // likewise
@@ -39,6 +40,7 @@ class RecordingListener final : public EpochListener, public NodeSink {
          .model = model,
          .epoch = start.epoch,
          .history_id = start.history_id,
+         .active = start.active,
          .healings = start.healings});
   }
   void OnLastCommand(const std::string& model, int64_t epoch, int64_t command) override {

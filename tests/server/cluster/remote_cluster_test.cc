@@ -347,17 +347,17 @@ TEST_F(RemoteClusterTest, ValuesAreShared) {
   const int64_t epoch = StartEpoch();
   const auto rendezvous = one_->MakeRendezvous("m", epoch);
   ASSERT_OK(rendezvous->Put("one", std::string("\0binary", 7)));
-  EXPECT_THAT(zero_.coordinator().Get("m", epoch, "one", absl::ZeroDuration()),
+  EXPECT_THAT(zero_.coordinator().Get(1, "m", epoch, "one", absl::ZeroDuration()),
               IsOkAndHolds(std::string("\0binary", 7)));
-  auto waiting = std::async(std::launch::async, [&] { return rendezvous->Get("zero", kLong); });
-  ASSERT_OK(zero_.coordinator().Put("m", epoch, "zero", "v"));
+  auto waiting = std::async(std::launch::async, [&] { return rendezvous->Get(0, "zero", kLong); });
+  ASSERT_OK(zero_.coordinator().Put(0, "m", epoch, "zero", "v"));
   EXPECT_THAT(waiting.get(), IsOkAndHolds("v"));
-  EXPECT_THAT(rendezvous->Get("nobody", absl::Milliseconds(10)),
-              StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("nobody")));
+  EXPECT_THAT(rendezvous->Get(0, "nobody", absl::Milliseconds(10)),
+              StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("get nobody of m: a value of node 0")));
   one_->EndEpoch("m", epoch, absl::AbortedError("over"));
   EXPECT_FALSE(news_.Next().start);
   EXPECT_THAT(rendezvous->Put("late", "v"), StatusIs(absl::StatusCode::kAborted));
-  EXPECT_THAT(rendezvous->Get("one", kLong), StatusIs(absl::StatusCode::kAborted));
+  EXPECT_THAT(rendezvous->Get(1, "one", kLong), StatusIs(absl::StatusCode::kAborted));
 }
 
 TEST_F(RemoteClusterTest, PartsAreSharedAndEveryNodeReadsItsOwn) {
@@ -615,7 +615,7 @@ TEST(ManyNodesTest, VotesAndReadersThatWaitTakeNoThread) {
     stub->async()->Vote(&call.vote_context, &call.vote, &call.decision, answered);
     stub->async()->GetValue(&call.value_context, &call.key, &call.value, answered);
   }
-  EXPECT_OK(coordinator.Put("m", epoch, "k", "v"));
+  EXPECT_OK(coordinator.Put(0, "m", epoch, "k", "v"));
   ASSERT_OK(coordinator.Vote(0, MakeVote(epoch, 1, {{0, 1, 0}}), kLong));
   answers.Wait();
   for (int node = 1; node < kNodes; ++node) {

@@ -108,9 +108,11 @@ std::unique_ptr<Rendezvous> SharedRendezvous::Of(int node) {
   class OfNode final : public Rendezvous {
    public:
     OfNode(SharedRendezvous* all, int node) : all_(all), node_(node) {}
-    absl::Status Put(absl::string_view key, absl::string_view value) override { return all_->Put(key, value); }
-    absl::StatusOr<std::string> Get(absl::string_view key, absl::Duration timeout) override {
-      return all_->Get(key, timeout);
+    absl::Status Put(absl::string_view key, absl::string_view value) override {
+      return all_->Put(absl::StrCat(node_, "/", key), value);
+    }
+    absl::StatusOr<std::string> Get(int node, absl::string_view key, absl::Duration timeout) override {
+      return all_->Get(absl::StrCat(node, "/", key), timeout);
     }
     absl::Status PutParts(absl::string_view key, const std::vector<std::string>& parts) override {
       return all_->PutParts(node_, key, parts);

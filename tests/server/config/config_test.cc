@@ -78,6 +78,9 @@ TEST(ParseArgumentsTest, EveryFlagAndVariableSetsItsMember) {
       {"trusted-data-network", "PARAMSHARD_TRUSTED_DATA_NETWORK", "on", "on"},
       {"step-timeout", "PARAMSHARD_STEP_TIMEOUT", "500ms", "500ms"},
       {"join-timeout", "PARAMSHARD_JOIN_TIMEOUT", "2m", "2m"},
+      {"min-replicas", "PARAMSHARD_MIN_REPLICAS", "1", "1"},
+      {"allow-minority", "PARAMSHARD_ALLOW_MINORITY", "on", "on"},
+      {"replica-grace", "PARAMSHARD_REPLICA_GRACE", "3s", "3s"},
       {"doubt-timeout", "PARAMSHARD_DOUBT_TIMEOUT", "90s", "1m30s"},
       {"drain-timeout", "PARAMSHARD_DRAIN_TIMEOUT", "3s", "3s"},
       {"allow-user", "PARAMSHARD_ALLOW_USER", "12, root", "12,root"},
@@ -216,6 +219,9 @@ TEST(ParseArgumentsTest, WrongInputIsRefusedNamingFlagAndExpectation) {
       {{"--cluster-address=localhost:0"}, "--cluster-address: port: an integer from 1"},
       {{"--node=1"}, "--node: a number below --nodes (1) expected, got 1"},
       {{"--node=-1"}, "--node: an integer from 0 up expected"},
+      {{"--min-replicas=2"}, "--min-replicas: at most --nodes (1) expected, got 2"},
+      {{"--nodes=4", "--cluster-address=localhost:7000", "--min-replicas=2"},
+       "--min-replicas: more than half of --nodes (4) expected, got 2"},
       {{"--nodes=0"}, "--nodes: an integer from 1 up expected"},
       {{"--nodes=2"}, "--cluster-address: the address of node 0 expected"},
       {{"--step-timeout=10"}, "--step-timeout: a positive duration of at most 24h"},
@@ -303,6 +309,9 @@ TEST(ConfigTextTest, HasEverySettingWithItsSource) {
             "trusted-data-network = off  # default\n"
             "step-timeout = 1m  # default\n"
             "join-timeout = 1m  # default\n"
+            "min-replicas =   # default\n"
+            "allow-minority = off  # default\n"
+            "replica-grace = 10s  # default\n"
             "doubt-timeout = 5m  # default\n"
             "drain-timeout = 10s  # default\n"
             "allow-user =   # default\n"

@@ -97,8 +97,8 @@ TEST(JournalCodecTest, PartsOfAnIdentityTakeTheBytesThatAreCountedForThem) {
 }
 
 // Whoever moves anything must give the format another version: servers of two versions meet in one keeper.
-TEST(JournalLayoutTest, WhereEverythingLiesIsThatOfVersion2) {
-  ASSERT_EQ(kJournalVersion, 2u);
+TEST(JournalLayoutTest, WhereEverythingLiesIsThatOfVersion3) {
+  ASSERT_EQ(kJournalVersion, 3u);
   const JournalShape shape{.ranks = 3,
                            .parameters = 40,
                            .groups = 2,

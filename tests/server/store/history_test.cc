@@ -102,7 +102,8 @@ TEST_F(HistoriesTest, AStartThatAnImportOvertookIsRefused) {
     trainers.push_back(std::make_unique<FakeTrainer>(&model, rank));
     ASSERT_OK(trainers.back()->Attach());
   }
-  model.OnEpochStart({.epoch = 1, .lineage = agreed.lineage.ToString(), .history_id = agreed.id.ToString()});
+  model.OnEpochStart(
+      {.epoch = 1, .lineage = agreed.lineage.ToString(), .history_id = agreed.id.ToString(), .active = {0}});
   EXPECT_FALSE(model.activity().running);
   EXPECT_NE(model.history().id, agreed.id);
 }

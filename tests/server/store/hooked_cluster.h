@@ -171,7 +171,7 @@ class HookedCluster final : public Cluster {
    public:
     explicit FailingRendezvous(std::function<absl::Status()> hook) : hook_(std::move(hook)) {}
     absl::Status Put(absl::string_view, absl::string_view) override { return hook_(); }
-    absl::StatusOr<std::string> Get(absl::string_view, absl::Duration) override { return hook_(); }
+    absl::StatusOr<std::string> Get(int, absl::string_view, absl::Duration) override { return hook_(); }
     absl::Status PutParts(absl::string_view, const std::vector<std::string>&) override { return hook_(); }
     absl::StatusOr<std::vector<std::string>> GetParts(absl::string_view, absl::Duration) override { return hook_(); }
 

@@ -120,6 +120,17 @@ class ShardedModel:
         return self.model.world_size
 
     @property
+    def active_rank(self) -> int:
+        """This process among those that take part in the epoch: what batches are dealt by. Where replicas go on without
+        a lost daemon its ranks are left out, until it is back; else the rank."""
+        return self.model.active_rank
+
+    @property
+    def active_world_size(self) -> int:
+        """How many processes take part; else the world's size."""
+        return self.model.active_world_size
+
+    @property
     def model(self) -> paramshard.Model:
         """The open model of the daemon."""
         return self._passes.model

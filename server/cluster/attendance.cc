@@ -1,0 +1,53 @@
+#include "server/cluster/attendance.h"
+
+#include <algorithm>
+#include <cstdint>
+
+namespace paramshard::server {
+namespace {
+
+// The stay that is asked of a node doubles so often.
+constexpr int64_t kMostDoublings = 8;
+
+SteadyTime GivenUpAt(const Membership& members, int node, const AttendancePolicy& policy) {
+  return members.changed_at(node) + absl::ToChronoNanoseconds(policy.patience);
+}
+
+}  // namespace
+
+std::optional<std::vector<int>> NextActive(const Membership& members, const std::vector<int>& before,
+                                           absl::FunctionRef<bool(int node)> is_ready, const AttendancePolicy& policy,
+                                           bool may_be_fewer, SteadyTime now) {
+  std::vector<int> active;
+  for (int node = 0; node < members.nodes(); ++node) {
+    const bool was_in = std::find(before.begin(), before.end(), node) != before.end();
+    if (members.present(node)) {
+      if (was_in || is_ready(node)) active.push_back(node);
+    } else if (was_in && now < GivenUpAt(members, node, policy)) {
+      return std::nullopt;
+    }
+  }
+  const int needed = may_be_fewer ? policy.Needed(members.nodes()) : members.nodes();
+  if (static_cast<int>(active.size()) < needed) return std::nullopt;
+  return active;
+}
+
+bool MayReturn(const Membership& members, int node, const AttendancePolicy& policy, SteadyTime now) {
+  if (!members.present(node)) return false;
+  const int64_t doublings = std::min(members.losses(node), kMostDoublings);
+  if (doublings < 2) return true;
+  const absl::Duration stay = policy.patience * (int64_t{1} << (doublings - 1));
+  return now >= members.changed_at(node) + absl::ToChronoNanoseconds(stay);
+}
+
+std::optional<SteadyTime> NextGivenUp(const Membership& members, const AttendancePolicy& policy, SteadyTime now) {
+  std::optional<SteadyTime> next;
+  for (int node = 0; node < members.nodes(); ++node) {
+    if (members.present(node)) continue;
+    const SteadyTime at = GivenUpAt(members, node, policy);
+    if (at > now) next = std::min(at, next.value_or(at));
+  }
+  return next;
+}
+
+}  // namespace paramshard::server

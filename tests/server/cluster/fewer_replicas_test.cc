@@ -1,0 +1,372 @@
+// How a coordinator that may do without some replicas goes on, and takes them in again.
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "server/cluster/attendance.h"
+#include "server/cluster/coordinator.h"
+#include "server/cluster/healing_plan.h"
+#include "tests/server/cluster/recording_listener.h"
+#include "tests/status_matchers.h"
+
+namespace paramshard::server {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Optional;
+
+constexpr absl::Duration kNow = absl::ZeroDuration();
+constexpr int kNodes = 3;
+constexpr int kDevices = 2;
+
+// A node's ranks are twice its number, and the next one.
+ModelReport Trained(int node, int64_t commit_number, std::optional<int> previous) {
+  ModelReport report =
+      MakeReport({kDevices * node, kDevices * node + 1}, commit_number, commit_number, 1, /*shard_size=*/kDevices);
+  report.history_id = "h";
+  report.lineage = "l";
+  report.keeps_previous = previous.has_value();
+  report.previous = previous;
+  return report;
+}
+
+class FewerReplicasTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    for (int node = 0; node < kNodes; ++node) ASSERT_OK(coordinator_.Join(node, kDevices, &sinks_[node]));
+  }
+  // Those of one epoch that has made the commit.
+  void ReportAll(int64_t commit_number, std::vector<int> nodes = {0, 1, 2}) {
+    for (const int node : nodes) {
+      coordinator_.Report(node, Trained(node, commit_number, PreviousNode(node, nodes)));
+    }
+  }
+  EpochNews AwaitStart(const std::vector<int>& nodes) {
+    EpochNews first;
+    for (const int node : nodes) {
+      const EpochNews news = sinks_[node].Next();
+      EXPECT_TRUE(news.start) << news.why;
+      EXPECT_EQ(news.active, nodes);
+      EXPECT_EQ(news.history_id, "h");
+      first = news;
+    }
+    return first;
+  }
+  void AwaitEnd(const std::vector<int>& nodes, const std::string& why) {
+    for (const int node : nodes) {
+      const EpochNews news = sinks_[node].Next();
+      EXPECT_FALSE(news.start);
+      EXPECT_THAT(news.why.message(), HasSubstr(why));
+    }
+  }
+  absl::StatusOr<CommitDecision> Vote(int node, int64_t epoch, int64_t commit_number, double square_sum = 1) {
+    CommitVote vote =
+        MakeVote(epoch, commit_number, {{kDevices * node, square_sum, 0}, {kDevices * node + 1, square_sum, 0}});
+    vote.client_states = {absl::StrCat("of ", node), ""};
+    return coordinator_.Vote(node, vote, kNow);
+  }
+  void Lose(int node) { coordinator_.Leave(node); }
+  void Return(int node) { ASSERT_OK(coordinator_.Join(node, kDevices, &sinks_[node])); }
+  // Nodes 0 and 1 go on at this commit, in epoch 2.
+  void GoOnWithoutTwo(int64_t commit_number) {
+    ReportAll(commit_number);
+    AwaitStart({0, 1, 2});
+    Lose(2);
+    AwaitEnd({0, 1}, "node 2 (ranks 4..5) lost");
+    ReportAll(commit_number, {0, 1});
+    AwaitStart({0, 1});
+  }
+
+  RecordingListener sinks_[kNodes];
+  Coordinator coordinator_{
+      Coordinator::Options{.nodes = kNodes, .attendance = {.min_nodes = 2, .patience = absl::ZeroDuration()}}};
+};
+
+TEST_F(FewerReplicasTest, TheOthersGoOnWithoutOneThatIsLost) {
+  ASSERT_NO_FATAL_FAILURE(GoOnWithoutTwo(7));
+  EXPECT_THAT(Vote(0, 2, 8).status(), StatusIs(absl::StatusCode::kDeadlineExceeded));
+  ASSERT_OK_AND_ASSIGN(const CommitDecision last, Vote(1, 2, 8));
+  EXPECT_TRUE(last.apply);
+  EXPECT_EQ(last.square_sum, 2) << "that of one replica";
+  EXPECT_THAT(last.previous_client_states, Optional(ElementsAre("of 0", "")));
+  ASSERT_OK_AND_ASSIGN(const CommitDecision first, Vote(0, 2, 8));
+  EXPECT_THAT(first.previous_client_states, Optional(ElementsAre("of 1", ""))) << "the one before it among those";
+}
+
+TEST_F(FewerReplicasTest, TheNormIsThatOfTheFirstReplicaThatTakesPart) {
+  ReportAll(0);
+  AwaitStart({0, 1, 2});
+  Vote(2, 1, 1, 100).IgnoreError();
+  Vote(1, 1, 1, 10).IgnoreError();
+  ASSERT_OK_AND_ASSIGN(const CommitDecision decision, Vote(0, 1, 1, 1));
+  EXPECT_EQ(decision.square_sum, 2);
+}
+
+TEST_F(FewerReplicasTest, FewerThanThatWait) {
+  ReportAll(7);
+  AwaitStart({0, 1, 2});
+  Lose(2);
+  AwaitEnd({0, 1}, "lost");
+  Lose(1);
+  coordinator_.Report(0, Trained(0, 7, 2));
+  EXPECT_TRUE(sinks_[0].empty());
+  Return(1);
+  EXPECT_TRUE(sinks_[0].empty()) << "it has not attached";
+  coordinator_.Report(1, Trained(1, 7, 0));
+  AwaitStart({0, 1});
+}
+
+TEST_F(FewerReplicasTest, GradientsThatAreSummedNeedEveryNode) {
+  ReportAll(7);
+  AwaitStart({0, 1, 2});
+  Lose(2);
+  AwaitEnd({0, 1}, "lost");
+  for (const int node : {0, 1}) {
+    ModelReport report = Trained(node, 7, 0);
+    report.needs_every_node = true;
+    coordinator_.Report(node, report);
+    EXPECT_TRUE(sinks_[node].empty());
+  }
+}
+
+TEST_F(FewerReplicasTest, AModelThatAllShareNeedsEveryNode) {
+  const auto report = [&](int node) {
+    ModelReport shared = Trained(node, 7, std::nullopt);
+    shared.shard_size = kNodes * kDevices;
+    coordinator_.Report(node, shared);
+  };
+  for (const int node : {0, 1, 2}) report(node);
+  AwaitStart({0, 1, 2});
+  Lose(2);
+  AwaitEnd({0, 1}, "lost");
+  for (const int node : {0, 1}) report(node);
+  for (const int node : {0, 1}) EXPECT_TRUE(sinks_[node].empty());
+}
+
+TEST_F(FewerReplicasTest, ANodeWhoseTrainersAreGoneIsWaitedFor) {
+  ReportAll(7);
+  AwaitStart({0, 1, 2});
+  coordinator_.EndEpoch("m", 1, absl::AbortedError("rank 4: process 1 has gone"));
+  AwaitEnd({0, 1, 2}, "has gone");
+  ReportAll(7, {0, 1});
+  for (const int node : {0, 1}) EXPECT_TRUE(sinks_[node].empty());
+}
+
+TEST_F(FewerReplicasTest, OneThatIsBackEndsTheEpochAtTheNextCommitAndIsHealed) {
+  ASSERT_NO_FATAL_FAILURE(GoOnWithoutTwo(7));
+  Return(2);
+  ModelReport old = Trained(2, 7, 1);
+  old.attached_ranks = {4};
+  coordinator_.Report(2, old);
+  Vote(0, 2, 8).IgnoreError();
+  ASSERT_OK(Vote(1, 2, 8).status());
+  EXPECT_TRUE(sinks_[0].empty()) << "one of its trainers is not there yet";
+  coordinator_.Report(2, Trained(2, 7, 1));
+  EXPECT_TRUE(sinks_[0].empty()) << "a step is under way";
+  Vote(1, 2, 9).IgnoreError();
+  ASSERT_OK(Vote(0, 2, 9).status());
+  AwaitEnd({0, 1}, "node 2 (ranks 4..5) is back");
+  EXPECT_TRUE(sinks_[2].empty()) << "its trainers wait on";
+  ReportAll(9, {0, 1});
+  EXPECT_THAT(AwaitStart({0, 1, 2}).healings, ElementsAre(Healing{.receiver = 2, .donor = 0}))
+      << "nobody keeps its client states: those of the next one's ranks are as good";
+}
+
+TEST_F(FewerReplicasTest, OneThatIsBackWithAnotherStateIsToldSoAlone) {
+  ASSERT_NO_FATAL_FAILURE(GoOnWithoutTwo(7));
+  Return(2);
+  ModelReport other = Trained(2, 7, 1);
+  other.history_id = other.lineage = "another";
+  coordinator_.Report(2, other);
+  const EpochNews news = sinks_[2].Next();
+  EXPECT_TRUE(news.refused);
+  EXPECT_THAT(news.why, StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("got commit 7 of history another")));
+  coordinator_.Report(2, Trained(2, 9, 1));
+  EXPECT_TRUE(sinks_[2].Next().refused) << "it is ahead";
+  Vote(0, 2, 8).IgnoreError();
+  ASSERT_OK(Vote(1, 2, 8).status());
+  EXPECT_TRUE(sinks_[0].empty());
+}
+
+TEST_F(FewerReplicasTest, OneThatFitsNoneOfTheOthersKeepsNoneFromStarting) {
+  ASSERT_NO_FATAL_FAILURE(GoOnWithoutTwo(7));
+  coordinator_.EndEpoch("m", 2, absl::AbortedError("over"));
+  AwaitEnd({0, 1}, "over");
+  Return(2);
+  ModelReport other = Trained(2, 7, 1);
+  other.history_id = other.lineage = "another";
+  coordinator_.Report(2, other);
+  EXPECT_TRUE(sinks_[2].empty());
+  ReportAll(7, {0, 1});
+  EXPECT_TRUE(sinks_[2].Next().refused);
+  AwaitStart({0, 1});
+}
+
+TEST_F(FewerReplicasTest, OneThatTakesNoPartHasNoVoteAndNoValues) {
+  ASSERT_NO_FATAL_FAILURE(GoOnWithoutTwo(7));
+  Return(2);
+  EXPECT_THAT(Vote(2, 2, 8).status(), StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("node 2 does not")));
+  EXPECT_THAT(coordinator_.Put(2, "m", 2, "k", "v"), StatusIs(absl::StatusCode::kFailedPrecondition));
+  EXPECT_THAT(coordinator_.Get(2, "m", 2, "k", kNow), StatusIs(absl::StatusCode::kFailedPrecondition));
+  EXPECT_THAT(coordinator_.PutParts(2, "m", 2, "k", {"", "", ""}), StatusIs(absl::StatusCode::kFailedPrecondition));
+}
+
+TEST_F(FewerReplicasTest, PartsAreThoseOfTheNodesThatTakePart) {
+  ASSERT_NO_FATAL_FAILURE(GoOnWithoutTwo(7));
+  ASSERT_OK(coordinator_.PutParts(0, "m", 2, "k", {"", "0 for 1", ""}));
+  EXPECT_THAT(coordinator_.GetParts(1, "m", 2, "k", kNow),
+              StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("got none of node 1")));
+  ASSERT_OK(coordinator_.PutParts(1, "m", 2, "k", {"1 for 0", "", ""}));
+  EXPECT_THAT(coordinator_.GetParts(1, "m", 2, "k", kNow), IsOkAndHolds(ElementsAre("0 for 1", "", "")));
+}
+
+TEST_F(FewerReplicasTest, AValueIsThatOfTheNodeThatHasPutIt) {
+  ReportAll(0);
+  AwaitStart({0, 1, 2});
+  ASSERT_OK(coordinator_.Put(1, "m", 1, "healed", "yes"));
+  EXPECT_THAT(coordinator_.Get(2, "m", 1, "healed", kNow), StatusIs(absl::StatusCode::kDeadlineExceeded));
+  EXPECT_THAT(coordinator_.Get(1, "m", 1, "healed", kNow), IsOkAndHolds("yes"));
+}
+
+TEST_F(FewerReplicasTest, ALossOfOneThatTakesNoPartEndsNothing) {
+  ASSERT_NO_FATAL_FAILURE(GoOnWithoutTwo(7));
+  Return(2);
+  Lose(2);
+  for (const int node : {0, 1}) EXPECT_TRUE(sinks_[node].empty());
+}
+
+TEST_F(FewerReplicasTest, AllLeaveWhenThoseWhoTakePartHave) {
+  ASSERT_NO_FATAL_FAILURE(GoOnWithoutTwo(7));
+  for (const int rank : {0, 1, 2, 3}) {
+    coordinator_.ReportDetached(rank / kDevices, "m", 2, rank, 5, absl::AbortedError("has left"));
+  }
+  for (const int node : {0, 1}) EXPECT_EQ(sinks_[node].Next().last_command, 5);
+  AwaitEnd({0, 1}, "has left");
+}
+
+// --- Who has the newest state ---
+
+TEST_F(FewerReplicasTest, ANodeThatWasAwayIsHealedFromTheNewestThoughNode0HasNone) {
+  ASSERT_NO_FATAL_FAILURE(GoOnWithoutTwo(7));
+  Lose(0);
+  Return(0);
+  Return(2);
+  sinks_[1].Next();
+  ModelReport lost = Trained(0, 0, std::nullopt);
+  lost.lost = absl::DataLossError("gone");
+  coordinator_.Report(0, lost);
+  coordinator_.Report(2, Trained(2, 7, 1));
+  coordinator_.Report(1, Trained(1, 9, 0));
+  EXPECT_THAT(AwaitStart({0, 1, 2}).healings,
+              ElementsAre(Healing{.receiver = 0, .donor = 1}, Healing{.receiver = 2, .donor = 1}));
+}
+
+TEST(HealingPlanTest, WithoutNode0SoManyOthersAreNeededThatOneHasTheNewestState) {
+  ModelReports reports(5);
+  for (int node = 0; node < 5; ++node) reports[node] = Trained(node, 7, std::nullopt);
+  reports[0]->lost = absl::DataLossError("gone");
+  // Any three that have trained without node 2 and node 3 would have had one of these, and of three others.
+  EXPECT_THAT(PlanHealings(reports, {0, 1, 2}, 10, /*min_nodes=*/3), IsEmpty());
+  EXPECT_THAT(PlanHealings(reports, {0, 1, 2, 3}, 10, 3), ElementsAre(Healing{.receiver = 0, .donor = 1}));
+  EXPECT_THAT(PlanHealings(reports, {0, 1, 2}, 10, 4), ElementsAre(Healing{.receiver = 0, .donor = 1}));
+}
+
+TEST(HealingPlanTest, WithEveryNodeNoneIsBehind) {
+  ModelReports reports(2);
+  reports[0] = Trained(0, 9, 1);
+  reports[1] = Trained(1, 7, 0);
+  EXPECT_THAT(PlanHealings(reports, {0, 1}, 4, /*min_nodes=*/2), IsEmpty());
+  EXPECT_THAT(PlanHealings(reports, {0, 1}, 4, /*min_nodes=*/1), ElementsAre(Healing{.receiver = 1, .donor = 0}));
+  reports[1]->history_id = "another";
+  EXPECT_THAT(PlanHealings(reports, {0, 1}, 4, /*min_nodes=*/1), IsEmpty());
+}
+
+TEST(HealingPlanTest, NodesBeforeAndBehindGoRound) {
+  EXPECT_EQ(PreviousNode(2, {0, 2, 5}), 0);
+  EXPECT_EQ(PreviousNode(0, {0, 2, 5}), 5);
+  EXPECT_EQ(PreviousNode(0, {0}), 0);
+}
+
+// --- Patience ---
+
+class AttendanceTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    for (int node = 0; node < kNodes; ++node) ASSERT_OK(members_.Join(node, 1));
+  }
+  std::optional<std::vector<int>> Next(const std::vector<int>& before, SteadyTime now, bool may_be_fewer = true) {
+    return NextActive(
+        members_, before, [&](int node) { return ready_ == node; }, policy_, may_be_fewer, now);
+  }
+
+  AttendancePolicy policy_{.min_nodes = 2, .patience = absl::Seconds(10)};
+  Membership members_{kNodes};
+  int ready_ = -1;
+};
+
+TEST_F(AttendanceTest, ALostNodeIsWaitedForAsLongAsThePatienceLasts) {
+  members_.Leave(2);
+  const SteadyTime lost_at = members_.changed_at(2);
+  EXPECT_EQ(Next({0, 1, 2}, lost_at), std::nullopt);
+  EXPECT_EQ(Next({0, 1, 2}, lost_at + std::chrono::milliseconds(9999)), std::nullopt);
+  EXPECT_THAT(Next({0, 1, 2}, lost_at + std::chrono::seconds(10)), Optional(ElementsAre(0, 1)));
+  EXPECT_EQ(Next({0, 1, 2}, lost_at + std::chrono::seconds(10), /*may_be_fewer=*/false), std::nullopt);
+  EXPECT_THAT(Next({0, 1}, lost_at), Optional(ElementsAre(0, 1))) << "the others are there already";
+  EXPECT_EQ(NextGivenUp(members_, policy_, lost_at), lost_at + std::chrono::seconds(10));
+  EXPECT_EQ(NextGivenUp(members_, policy_, lost_at + std::chrono::seconds(10)), std::nullopt);
+}
+
+TEST_F(AttendanceTest, OneThatIsBackTakesPartWhenItIsReady) {
+  EXPECT_THAT(Next({0, 1}, SteadyNow()), Optional(ElementsAre(0, 1)));
+  ready_ = 2;
+  EXPECT_THAT(Next({0, 1}, SteadyNow()), Optional(ElementsAre(0, 1, 2)));
+}
+
+TEST_F(AttendanceTest, OneThatIsLostAgainAndAgainHasToStayForLonger) {
+  const auto stay = [&] {
+    members_.Leave(2);
+    EXPECT_FALSE(MayReturn(members_, 2, policy_, SteadyNow()));
+    EXPECT_OK(members_.Join(2, 1));
+    for (int64_t seconds = 0;; ++seconds) {
+      const SteadyTime now = members_.changed_at(2) + std::chrono::seconds(seconds);
+      if (MayReturn(members_, 2, policy_, now)) return seconds;
+    }
+  };
+  std::vector<int64_t> stays;
+  for (int loss = 0; loss < 10; ++loss) stays.push_back(stay());
+  EXPECT_THAT(stays, ElementsAre(0, 20, 40, 80, 160, 320, 640, 1280, 1280, 1280));
+}
+
+TEST(PatienceTest, AThreadStartsEpochsWhenItIsOver) {
+  RecordingListener sinks[kNodes];
+  Coordinator coordinator({.nodes = kNodes, .attendance = {.min_nodes = 2, .patience = absl::Milliseconds(20)}});
+  for (int node = 0; node < kNodes; ++node) ASSERT_OK(coordinator.Join(node, kDevices, &sinks[node]));
+  std::thread absences([&] { coordinator.ServeAbsences(); });
+  coordinator.Leave(2);
+  for (const int node : {0, 1}) coordinator.Report(node, Trained(node, 0, std::nullopt));
+  for (const int node : {0, 1}) EXPECT_THAT(sinks[node].Next().active, ElementsAre(0, 1));
+  coordinator.Stop();
+  absences.join();
+}
+
+TEST(PatienceTest, ACoordinatorThatKnowsTheDevicesWaitsForNobodyElse) {
+  RecordingListener sinks[2];
+  Coordinator coordinator({.nodes = kNodes,
+                           .attendance = {.min_nodes = 2, .patience = absl::ZeroDuration()},
+                           .device_counts = {kDevices, kDevices, kDevices}});
+  for (const int node : {0, 1}) ASSERT_OK(coordinator.Join(node, kDevices, &sinks[node]));
+  EXPECT_OK(coordinator.AwaitWorld(absl::ZeroDuration()));
+  for (const int node : {0, 1}) coordinator.Report(node, Trained(node, 3, 1 - node));
+  for (const int node : {0, 1}) EXPECT_THAT(sinks[node].Next().active, ElementsAre(0, 1));
+}
+
+}  // namespace
+}  // namespace paramshard::server
