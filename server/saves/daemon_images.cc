@@ -14,10 +14,12 @@ namespace paramshard::server {
 
 namespace {
 
-// With waits for the link between its pieces a thread copies and hashes 4 GB/s, and a GPU's link has 55: so many
-// threads for as long as a copy takes, and an eighth of the processors left to the trainers.
-int CopyThreads(int ranks) {
+// A GPU's copies wait for its link alone: of so many one is always there to begin. Elsewhere a thread copies some GB/s:
+// many threads for as long as a copy takes, and an eighth of the processors left to the trainers.
+int CopyThreads(const ComputeDevice& device, int ranks) {
+  constexpr int kGpuThreads = 4;
   constexpr int kMostThreads = 12;
+  if (device.id().kind == DeviceKind::kCuda) return kGpuThreads;
   const int processors = static_cast<int>(std::thread::hardware_concurrency());
   return std::clamp(processors * 7 / 8 / ranks, 1, kMostThreads);
 }
@@ -33,7 +35,8 @@ absl::StatusOr<std::unique_ptr<DaemonImages>> DaemonImages::Create(Model& model,
   auto images = std::unique_ptr<DaemonImages>(new DaemonImages(model, calls, std::move(before_copy)));
   const checkpoint::World world = WorldOf(model.layout(), model.world());
   for (int rank = 0; rank < model.world().rank_count(); ++rank) {
-    ASSIGN_OR_RETURN(auto image, StateImage::Create(model.layout(), world, model.world().first_rank + rank));
+    ASSIGN_OR_RETURN(auto image, StateImage::Create(model.layout(), world, model.world().first_rank + rank,
+                                                    model.shards()[rank]->device()));
     images->images_.push_back(std::move(image));
   }
   return images;
@@ -70,13 +73,17 @@ absl::Status DaemonImages::FillRank(const Model::HeldState& state, int rank, GoO
     RETURN_IF_ERROR(model_.CheckHeld());
     return pinned.Check(shard);
   };
-  return images_[rank]->Fill(*model_.shards()[rank], state.commits.client_states[rank], check, CopyThreads(ranks()));
+  const Shard& shard = *model_.shards()[rank];
+  return images_[rank]->Fill(shard, state.commits.client_states[rank], check, CopyThreads(shard.device(), ranks()));
 }
 
 absl::StatusOr<PartReport> DaemonImages::Write(const std::string& model_folder, const SaveIdentity& identity,
                                                GoOn go_on) {
   const SaveFolder folder(Disk(calls_), model_folder, identity);
-  RETURN_IF_ERROR(OnAllRanks("files of a save", ranks(), [&](int rank) { return WriteRank(folder, rank, go_on); }));
+  // Of each rank a thread writes and another hashes, which is the faster one.
+  RETURN_IF_ERROR(OnAllRanks("files of a save", 2 * ranks(), [&](int work) {
+    return work < ranks() ? WriteRank(folder, work, go_on) : images_[work - ranks()]->Hash(go_on);
+  }));
   std::vector<const StateImage*> images;
   for (const auto& image : images_) images.push_back(image.get());
   return folder.Finish(model_.world().cluster->node(), images);

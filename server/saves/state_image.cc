@@ -7,7 +7,6 @@
 #include <optional>
 
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/mutex.h"
 #include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
 #include "proto/checkpoint/content_hash.h"
@@ -78,13 +77,15 @@ int64_t StateImage::SizeOf(const RankFilePlan& plan) {
 }
 
 absl::StatusOr<std::unique_ptr<StateImage>> StateImage::Create(const Layout& layout, const checkpoint::World& world,
-                                                               int rank, int64_t max_header_bytes) {
+                                                               int rank, ComputeDevice& device,
+                                                               int64_t max_header_bytes) {
   ASSIGN_OR_RETURN(RankFilePlan plan, RankFilePlan::Create(layout, world, rank, max_header_bytes));
-  auto image = std::unique_ptr<StateImage>(new StateImage(layout, rank, std::move(plan)));
+  auto image = std::unique_ptr<StateImage>(new StateImage(layout, rank, device, std::move(plan)));
   const std::string name = absl::StrCat("save of ", DisplayName(layout.spec().name), ", rank ", rank);
   ASSIGN_OR_RETURN(image->memory_, Memory::Allocate(name, SizeOf(image->plan_), Sharing::kPrivate));
   // Advice: a kernel that does not take it makes larger cores.
   madvise(image->memory_.data(), image->memory_.size_bytes(), MADV_DONTDUMP);
+  ASSIGN_OR_RETURN(image->leave_, device.OpenHostMemory(image->memory_));
   image->MakeTargets();
   return image;
 }
@@ -103,8 +104,7 @@ void StateImage::MakeTargets() {
       share.parameter = tensor.parameter;
       share.rows = tensor.parameter_rows;
       const ParameterSpec& parameter = spec.units[tensor.unit].parameters[tensor.parameter];
-      share.targets.push_back(
-          {.file = i, .tensor = &tensor, .shape = *ShapeOf(parameter, tensor.kind), .first_chunk = chunk});
+      share.targets.push_back({.file = i, .tensor = &tensor, .shape = *ShapeOf(parameter, tensor.kind)});
       chunk += ChunkCount(tensor.run);
     }
     chunk_counts_.push_back(chunk);
@@ -129,9 +129,14 @@ absl::Status StateImage::Fill(const Shard& shard, absl::string_view client_state
   }
   Restart(client_state);
   RETURN_IF_ERROR(FillSteps(shard, check));
+  std::vector<std::unique_ptr<DeviceQueue>> queues(threads);
+  for (auto& queue : queues) {
+    ASSIGN_OR_RETURN(queue, device_.MakeQueue());
+  }
   ASSIGN_OR_RETURN(const auto crew, Crew::Start("a copy for a save", threads));
-  RETURN_IF_ERROR(crew->Run(static_cast<int64_t>(pieces_.size()),
-                            [&](int, int64_t index) { return FillPiece(shard, check, pieces_[index]); }));
+  RETURN_IF_ERROR(crew->Run(static_cast<int64_t>(pieces_.size()), [&](int thread, int64_t index) {
+    return FillPiece(shard, check, pieces_[index], *queues[thread]);
+  }));
   AddClientState(client_state);
   is_filled_ = true;
   return absl::OkStatus();
@@ -139,6 +144,7 @@ absl::Status StateImage::Fill(const Shard& shard, absl::string_view client_state
 
 void StateImage::Restart(absl::string_view client_state) {
   is_filled_ = false;
+  is_hashed_ = false;
   client_state_bytes_ = static_cast<int64_t>(client_state.size());
   step_counts_.clear();
   chunk_sums_.resize(file_count());
@@ -156,101 +162,69 @@ absl::Status StateImage::FillSteps(const Shard& shard, Check check) {
   return absl::OkStatus();
 }
 
-// Writes whole rows of one target, in order, as bytes come, and hashes them while they are in a cache.
-class StateImage::TargetWriter {
- public:
-  TargetWriter(StateImage& image, const Target& target, const RowRange& rows)
-      : run_(target.tensor->run),
-        tensor_(image.DataOf(target.file) + run_.offset_bytes),
-        rows_(target.shape.RowsOf(rows)),
-        next_(tensor_ + (rows_.begin - run_.first_row) * run_.row_bytes),
-        hashed_row_(rows_.begin) {}
+uint8_t* StateImage::PlaceOf(const Target& target, const RowRange& rows) const {
+  const checkpoint::RowRun& run = target.tensor->run;
+  return DataOf(target.file) + run.offset_bytes + (target.shape.RowsOf(rows).begin - run.first_row) * run.row_bytes;
+}
 
-  void Append(absl::Span<const uint8_t> bytes) {
-    while (!bytes.empty()) {
-      const auto piece = bytes.first(std::min(bytes.size(), kHashedBytes));
-      PARAMSHARD_CHECK(next_ + piece.size() <= RowAt(rows_.end));
-      std::memcpy(next_, piece.data(), piece.size());
-      next_ += piece.size();
-      HashTo(run_.first_row + (next_ - tensor_) / run_.row_bytes);
-      bytes.remove_prefix(piece.size());
-    }
-  }
-
-  // All rows have been written: adds what was hashed to the sums of the target's chunks.
-  void AddTo(absl::Span<absl::uint128> chunk_sums) const {
-    PARAMSHARD_CHECK(hashed_row_ == rows_.end);
-    for (const auto& [chunk, sum] : sums_) chunk_sums[chunk] += sum;
-  }
-
- private:
-  // Copied at a time, and then hashed: less than what a processor's own cache holds.
-  static constexpr size_t kHashedBytes = size_t{256} << 10;
-
-  uint8_t* RowAt(int64_t row) const { return tensor_ + (row - run_.first_row) * run_.row_bytes; }
-
-  void HashTo(int64_t end_row) {
-    const int64_t rows_per_chunk = checkpoint::RowsPerChunk(run_.row_bytes);
-    while (hashed_row_ < end_row) {
-      const int64_t chunk = (hashed_row_ - run_.first_row) / rows_per_chunk;
-      const int64_t end = std::min(end_row, run_.first_row + (chunk + 1) * rows_per_chunk);
-      const auto bytes = absl::MakeConstSpan(RowAt(hashed_row_), (end - hashed_row_) * run_.row_bytes);
-      const absl::uint128 sum = checkpoint::HashRows(hashed_row_, run_.row_bytes, bytes).sum;
-      if (sums_.empty() || sums_.back().first != chunk) sums_.emplace_back(chunk, 0);
-      sums_.back().second += sum;
-      hashed_row_ = end;
-    }
-  }
-
-  const checkpoint::RowRun& run_;
-  uint8_t* const tensor_;
-  const RowRange rows_;
-  uint8_t* next_;
-  int64_t hashed_row_;
-  std::vector<std::pair<int64_t, absl::uint128>> sums_;  // by chunk of the target
-};
-
-absl::Status StateImage::FillPiece(const Shard& shard, Check check, const Piece& piece) {
+absl::Status StateImage::FillPiece(const Shard& shard, Check check, const Piece& piece, DeviceQueue& queue) {
   const Share& share = *piece.share;
   const ShardExtent* const extent = shard.Find(share.unit, share.parameter);
   PARAMSHARD_CHECK(extent != nullptr);
   const bool has_planes = checkpoint::PlanesAreState(shard.Spec(*extent));
   const RowRange rows{piece.parts.front().rows.begin, piece.parts.back().rows.end};
-  std::vector<TargetWriter> writers;
-  for (const Target& target : share.targets) writers.emplace_back(*this, target, rows);
+  std::vector<uint8_t*> places;
+  for (const Target& target : share.targets) places.push_back(PlaceOf(target, rows));
   for (const ExtentPart& part : piece.parts) {
     absl::ReaderMutexLock lock(&shard.mutex());
     RETURN_IF_ERROR(check(shard));
-    RETURN_IF_ERROR(has_planes ? ReadPlanes(shard, *extent, part.rows, share, absl::MakeSpan(writers))
-                               : ReadRows(shard, *extent, part, share, absl::MakeSpan(writers)));
+    RETURN_IF_ERROR(has_planes ? CopyPlanes(shard, *extent, part.rows, share, absl::MakeSpan(places))
+                               : CopyRows(shard, *extent, part, share, queue, absl::MakeSpan(places)));
   }
-  absl::MutexLock lock(&mu_);
-  for (size_t i = 0; i < writers.size(); ++i) {
+  for (size_t i = 0; i < places.size(); ++i) {
     const Target& target = share.targets[i];
-    writers[i].AddTo(absl::MakeSpan(chunk_sums_[target.file]).subspan(target.first_chunk));
+    PARAMSHARD_CHECK(places[i] ==
+                     PlaceOf(target, rows) + target.shape.RowsOf(rows).size() * target.tensor->run.row_bytes);
   }
   return absl::OkStatus();
 }
 
-absl::Status StateImage::ReadRows(const Shard& shard, const ShardExtent& extent, const ExtentPart& part,
-                                  const Share& share, absl::Span<TargetWriter> writers) {
-  for (size_t i = 0; i < writers.size(); ++i) {
+absl::Status StateImage::CopyRows(const Shard& shard, const ShardExtent& extent, const ExtentPart& part,
+                                  const Share& share, DeviceQueue& queue, absl::Span<uint8_t*> places) {
+  for (size_t i = 0; i < places.size(); ++i) {
     const checkpoint::StateForm form = *checkpoint::StateFormOf(share.targets[i].tensor->kind);
-    RETURN_IF_ERROR(shard.ReadStored(extent, form.tensor, form.form, part,
-                                     [&](absl::Span<const uint8_t> bytes) { writers[i].Append(bytes); }));
+    ASSIGN_OR_RETURN(const int64_t bytes, shard.CopyStored(extent, form.tensor, form.form, part, queue, places[i]));
+    places[i] += bytes;
   }
   return absl::OkStatus();
 }
 
-absl::Status StateImage::ReadPlanes(const Shard& shard, const ShardExtent& extent, const RowRange& rows,
-                                    const Share& share, absl::Span<TargetWriter> writers) {
+absl::Status StateImage::CopyPlanes(const Shard& shard, const ShardExtent& extent, const RowRange& rows,
+                                    const Share& share, absl::Span<uint8_t*> places) {
   ASSIGN_OR_RETURN(const std::vector<PlaneViews> planes, shard.PlaneBytes(extent, rows));
-  for (size_t i = 0; i < writers.size(); ++i) {
+  for (size_t i = 0; i < places.size(); ++i) {
     const Target& target = share.targets[i];
     // What is one number for the whole tensor comes with its first row alone.
     if (target.shape.RowsOf(rows).size() == 0) continue;
-    writers[i].Append(PieceOf(planes, *checkpoint::PlaneFormOf(target.tensor->kind)));
+    const absl::Span<const uint8_t> bytes = PieceOf(planes, *checkpoint::PlaneFormOf(target.tensor->kind));
+    places[i] = std::copy(bytes.begin(), bytes.end(), places[i]);
   }
+  return absl::OkStatus();
+}
+
+absl::Status StateImage::Hash(absl::FunctionRef<absl::Status()> go_on) {
+  PARAMSHARD_CHECK(is_filled_);
+  for (int i = 0; i < file_count(); ++i) {
+    size_t next = 0;
+    for (const PlannedTensor& tensor : file(i).tensors()) {
+      for (const checkpoint::RowRun& chunk : checkpoint::ChunksOf(tensor.run)) {
+        RETURN_IF_ERROR(go_on());
+        chunk_sums_[i][next++] =
+            checkpoint::ChunkSum(chunk, absl::MakeConstSpan(DataOf(i) + chunk.offset_bytes, chunk.size_bytes()));
+      }
+    }
+  }
+  is_hashed_ = true;
   return absl::OkStatus();
 }
 
@@ -268,7 +242,7 @@ absl::Span<const uint8_t> StateImage::Bytes(int index) const {
 }
 
 absl::Status StateImage::AddTo(checkpoint::Part& part) const {
-  PARAMSHARD_CHECK(is_filled_);
+  PARAMSHARD_CHECK(is_hashed_);
   std::vector<absl::Span<const uint8_t>> images;
   std::vector<checkpoint::FileEntry> entries;
   for (int i = 0; i < file_count(); ++i) {

@@ -14,36 +14,39 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/types/span.h"
 #include "kernels/optim/moment.h"
 #include "proto/checkpoint/manifest.h"
 #include "proto/checkpoint/rank_file.h"
 #include "proto/checkpoint/tensor_key.h"
 #include "proto/model/layout.h"
+#include "server/device/compute_device.h"
 #include "server/device/memory.h"
 #include "server/store/shard.h"
 
 namespace paramshard::server {
 
 // The bytes of one rank's files of a checkpoint. Its memory is taken once, when a model is opened, and used again for
-// every save: fresh pages would cost more than the copy. It is not pinned, and left out of core dumps.
+// every save: fresh pages would cost more than the copy. It is open to the rank's device, so that a GPU copies into it
+// at the speed of its link, whatever the host's processors do; and left out of core dumps.
 //
-// Fill copies the state out of a shard between two commits, a few MiB at a time on each of some threads, and hashes it
-// by the way; nothing else needs the shard then. One call at a time; several threads may read what is filled.
+// Fill copies the state out of a shard between two commits, a few MiB at a time on each of some threads; nothing else
+// needs the shard then. Hash reads what was copied, at any later time: reading it takes a host longer than a GPU takes
+// to write it. One call at a time; several threads may read what is filled, also while it is hashed.
 //
-//   ASSIGN_OR_RETURN(auto image, StateImage::Create(layout, world, rank));
+//   ASSIGN_OR_RETURN(auto image, StateImage::Create(layout, world, rank, shard.device()));
 //   RETURN_IF_ERROR(image->Fill(shard, client_state, [&](const Shard& s) { return pinned.Check(s); }));
+//   RETURN_IF_ERROR(image->Hash(go_on));
 //   for (int i = 0; i < image->file_count(); ++i) Write(image->file(i).name(), image->Bytes(i));
 //   RETURN_IF_ERROR(image->AddTo(part));
 class StateImage {
  public:
-  // `layout` outlives the image. RESOURCE_EXHAUSTED; errors of RankFilePlan.
+  // `layout` and `device`, which is that of the rank's shard, outlive the image. RESOURCE_EXHAUSTED; errors of
+  // RankFilePlan.
   static absl::StatusOr<std::unique_ptr<StateImage>> Create(
-      const Layout& layout, const checkpoint::World& world, int rank,
+      const Layout& layout, const checkpoint::World& world, int rank, ComputeDevice& device,
       int64_t max_header_bytes = checkpoint::RankFilePlan::kMaxHeaderBytes);
-  // Elements of an array that are read at a time, 16 MiB in fp32: several pieces of what a device gives, so that one
-  // comes while another is copied. Whole blocks of moments.
+  // Elements of an array that are copied at a time, 16 MiB in fp32. Whole blocks of moments.
   static constexpr int64_t kElementsOfAPart = int64_t{1} << 22;
   static_assert(kElementsOfAPart % kMomentBlockSize == 0);
 
@@ -62,12 +65,15 @@ class StateImage {
   absl::Status Fill(const Shard& shard, absl::string_view client_state, Check check, int threads = 1);
   bool is_filled() const { return is_filled_; }
 
+  // Hashes what was filled. `go_on` is asked again and again: its error ends it.
+  absl::Status Hash(absl::FunctionRef<absl::Status()> go_on);
+
   // The rank's files, in order; their bytes once the image is filled.
   int file_count() const { return static_cast<int>(plan_.files().size()); }
   const checkpoint::PlannedFile& file(int index) const { return plan_.files()[index]; }
   absl::Span<const uint8_t> Bytes(int index) const;
 
-  // Adds what was filled to what the daemon tells of its ranks: entries of the files, content hashes, step counts.
+  // Adds what was filled and hashed to what the daemon tells of its ranks: entries of the files, content hashes, step counts.
   // Reads masters with remainders once more. INTERNAL where ranks of the daemon differ in a step count.
   absl::Status AddTo(checkpoint::Part& part) const;
 
@@ -77,7 +83,6 @@ class StateImage {
     int file = 0;
     const checkpoint::PlannedTensor* tensor = nullptr;
     checkpoint::ArrayShape shape;
-    size_t first_chunk = 0;  // among the sums of the file
   };
   // All that is saved of one parameter.
   struct Share {
@@ -91,34 +96,38 @@ class StateImage {
     const Share* share = nullptr;
     std::vector<ExtentPart> parts = {};
   };
-  class TargetWriter;
 
-  StateImage(const Layout& layout, int rank, checkpoint::RankFilePlan plan)
-      : layout_(layout), rank_(rank), plan_(std::move(plan)) {}
+  StateImage(const Layout& layout, int rank, ComputeDevice& device, checkpoint::RankFilePlan plan)
+      : layout_(layout), rank_(rank), device_(device), plan_(std::move(plan)) {}
   void MakeTargets();
   void Restart(absl::string_view client_state);
   uint8_t* DataOf(int file) const { return memory_.data() + file_offsets_[file]; }
   absl::Status FillSteps(const Shard& shard, Check check);
-  absl::Status FillPiece(const Shard& shard, Check check, const Piece& piece);
-  static absl::Status ReadRows(const Shard& shard, const ShardExtent& extent, const ExtentPart& part,
-                               const Share& share, absl::Span<TargetWriter> writers);
-  static absl::Status ReadPlanes(const Shard& shard, const ShardExtent& extent, const RowRange& rows,
-                                 const Share& share, absl::Span<TargetWriter> writers);
+  // Where rows of the parameter begin in a target.
+  uint8_t* PlaceOf(const Target& target, const RowRange& rows) const;
+  absl::Status FillPiece(const Shard& shard, Check check, const Piece& piece, DeviceQueue& queue);
+  // Each copies to `places`, one for each target of the share, and moves them on.
+  static absl::Status CopyRows(const Shard& shard, const ShardExtent& extent, const ExtentPart& part,
+                               const Share& share, DeviceQueue& queue, absl::Span<uint8_t*> places);
+  static absl::Status CopyPlanes(const Shard& shard, const ShardExtent& extent, const RowRange& rows,
+                                 const Share& share, absl::Span<uint8_t*> places);
   void CutPieces();
   void AddClientState(absl::string_view client_state);
 
   // Constant after Create.
   const Layout& layout_;
   const int rank_;
+  ComputeDevice& device_;
   const checkpoint::RankFilePlan plan_;
   Memory memory_;
-  std::vector<int64_t> file_offsets_;  // in memory_
-  std::vector<size_t> chunk_counts_;   // of each file, without that of the client state
-  std::vector<Share> shares_;          // in the order of the model
+  std::unique_ptr<Memory::Owner> leave_;  // the device's, to write there; null where it needs none
+  std::vector<int64_t> file_offsets_;     // in memory_
+  std::vector<size_t> chunk_counts_;      // of each file, without that of the client state
+  std::vector<Share> shares_;             // in the order of the model
   std::vector<Piece> pieces_;
 
   bool is_filled_ = false;
-  absl::Mutex mu_;                                      // guards chunk_sums_ while threads add to them
+  bool is_hashed_ = false;
   std::vector<std::vector<absl::uint128>> chunk_sums_;  // by file
   int64_t client_state_bytes_ = 0;
   std::map<std::string, int64_t> step_counts_;  // by parameter

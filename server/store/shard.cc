@@ -487,10 +487,13 @@ absl::StatusOr<HostView> Shard::StoredArray(const ShardExtent& extent, StateTens
   return device_->Read(bytes.data(), static_cast<int64_t>(bytes.size()));
 }
 
-absl::Status Shard::ReadStored(const ShardExtent& extent, StateTensor tensor, TensorForm form, const ExtentPart& part,
-                               ComputeDevice::Sink sink) const {
+absl::StatusOr<int64_t> Shard::CopyStored(const ShardExtent& extent, StateTensor tensor, TensorForm form,
+                                          const ExtentPart& part, DeviceQueue& queue, uint8_t* target) const {
+  RETURN_IF_ERROR(device_->health().status());
   const absl::Span<const uint8_t> bytes = BytesOf(extent, tensor, form, part);
-  return device_->ReadTo(bytes.data(), static_cast<int64_t>(bytes.size()), sink);
+  const auto size_bytes = static_cast<int64_t>(bytes.size());
+  RETURN_IF_ERROR(queue.Copy({{.target = target, .source = bytes.data(), .size_bytes = size_bytes}}));
+  return size_bytes;
 }
 
 absl::Span<const uint8_t> Shard::BytesOf(const ShardExtent& extent, StateTensor tensor, TensorForm form,

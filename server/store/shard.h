@@ -167,9 +167,10 @@ class Shard {
   // One of these arrays, in a form that RowOf() has for the parameter.
   absl::StatusOr<HostView> StoredArray(const ShardExtent& extent, StateTensor tensor, TensorForm form,
                                        const ExtentPart& part) const;
-  // The same bytes, for a `sink` that takes them as ComputeDevice::ReadTo gives them.
-  absl::Status ReadStored(const ShardExtent& extent, StateTensor tensor, TensorForm form, const ExtentPart& part,
-                          ComputeDevice::Sink sink) const;
+  // The same bytes, copied by a queue of the shard's device to `target`, which is host memory that is open to the device
+  // (ComputeDevice::OpenHostMemory). Gives how many these are.
+  absl::StatusOr<int64_t> CopyStored(const ShardExtent& extent, StateTensor tensor, TensorForm form,
+                                     const ExtentPart& part, DeviceQueue& queue, uint8_t* target) const;
   // Cuts an extent into parts of whole rows and blocks, whose planes lie in one piece too: readers need memory for one
   // part, however large the extent is. A part has at least the rows of a block.
   std::vector<ExtentPart> Parts(const ShardExtent& extent) const;

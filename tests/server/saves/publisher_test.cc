@@ -257,6 +257,7 @@ TEST_F(PublisherTest, DaemonsThatDifferInStepCountsAbandonTheSave) {
   Shard& shard = shards_.shard(2);
   shard.SetStep(shard.extents().at(0), 12345);
   ASSERT_OK(shards_.image(2).Fill(shard, "", AnyState));
+  ASSERT_OK(shards_.image(2).Hash(absl::OkStatus));
   const Publisher::Result result = Save(*Open(), 50);
   EXPECT_EQ(result.outcome, SaveOutcome::kAbandoned);
   EXPECT_THAT(result.status, StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("12345")));

@@ -82,7 +82,7 @@ SavedShards::SavedShards(const ModelSpec& spec, uint64_t seed, const Options& op
     PARAMSHARD_CHECK(shard.ok());
     WriteState(model_, **shard);
     shards_.push_back(*std::move(shard));
-    auto image = StateImage::Create(layout_, world(), rank, options.max_header_bytes);
+    auto image = StateImage::Create(layout_, world(), rank, *device_, options.max_header_bytes);
     PARAMSHARD_CHECK(image.ok());
     images_.push_back(*std::move(image));
   }
@@ -92,6 +92,7 @@ SavedShards::SavedShards(const ModelSpec& spec, uint64_t seed, const Options& op
 void SavedShards::Fill() {
   for (int rank = 0; rank < world().size; ++rank) {
     PARAMSHARD_CHECK(images_[rank]->Fill(*shards_[rank], SavedModel::ClientState(rank), AnyState).ok());
+    PARAMSHARD_CHECK(images_[rank]->Hash(absl::OkStatus).ok());
   }
 }
 
