@@ -14,26 +14,18 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "client/client.h"
-#include "kernels/base/polling.h"
 #include "kernels/base/status_macros.h"
-#include "tests/campaign/decision_watch.h"
 #include "tests/campaign/hostile_client.h"
 #include "tests/campaign/hostile_trainer.h"
 #include "tests/campaign/kept_server.h"
+#include "tests/campaign/moments.h"
 #include "tests/faults/training.h"
 #include "tests/support/child_process.h"
 
 namespace paramshard::test {
 namespace {
-
-using Random = std::mt19937_64;
-
-absl::Duration UpTo(absl::Duration longest, Random& random) {
-  return longest * (static_cast<double>(random() % 1000) / 1000);
-}
 
 // This process, by its own timer.
 void KillAfter(absl::Duration time) {
@@ -45,10 +37,6 @@ void KillAfter(absl::Duration time) {
   when.it_value = absl::ToTimespec(std::max(time, absl::Nanoseconds(1)));
   if (timer_create(CLOCK_MONOTONIC, &event, &timer) != 0 || timer_settime(timer, 0, &when, nullptr) != 0)
     raise(SIGKILL);
-}
-
-absl::Status Expect(bool holds, const std::string& what) {
-  return holds ? absl::OkStatus() : absl::InternalError(what);
 }
 
 // Where a trainer dies, unless it has got to its last step: one that is started again has something to do.
@@ -109,25 +97,6 @@ absl::Status KillStart(Round& round) {
   return Kill(round, [&] { return Death{.after = UpTo(1.2 * round.world.start_time(), round.random)}; });
 }
 
-// Trains a model on the server to its end, while `disturb` happens; its hash.
-template <typename Disturb>
-absl::StatusOr<std::string> TrainOn(KeptServer& server, const std::string& model, const Disturb& disturb) {
-  std::vector<ChildProcess> trainers;
-  for (int rank = 0; rank < server.ranks(); ++rank) trainers.push_back(server.StartTrainer(model, rank));
-  RETURN_IF_ERROR(disturb(trainers));
-  for (ChildProcess& trainer : trainers) Reach(trainer.board(), kMayCommit, kCommits);
-  // One that fails leaves the other waiting: both are asked.
-  std::vector<std::string> ends;
-  bool all_ok = true;
-  for (ChildProcess& trainer : trainers) {
-    const absl::Status end = trainer.Await(kPatience);
-    all_ok = all_ok && end.ok();
-    ends.push_back(end.ToString());
-  }
-  if (!all_ok) return absl::InternalError(absl::StrCat("trainers ended with ", absl::StrJoin(ends, " and ")));
-  return server.StateHash(model);
-}
-
 // Of a server, until it serves.
 constexpr absl::Duration kLongestStart = absl::Milliseconds(100);
 
@@ -150,42 +119,6 @@ std::vector<int> Signals(Round& round, size_t count) {
   return chosen;
 }
 
-// When servers are killed.
-enum class Moment {
-  kInAStep,        // after one has begun
-  kAfterDecision,  // and before the answer, or about then
-};
-
-// Lets the trainers make the next commit, and waits for a moment of it in the daemon that is `watched`.
-absl::Status AwaitMoment(Round& round, const KeptServer& server, std::vector<ChildProcess>& trainers, uint32_t commit,
-                         int watched, Moment moment) {
-  const CampaignOptions& options = round.world.options();
-  // One of them: another one, whose last answer has died with its server, waits for this one to come again.
-  const auto is_there = [&]() -> absl::StatusOr<bool> {
-    return std::any_of(trainers.begin(), trainers.end(),
-                       [&](ChildProcess& trainer) { return trainer.board().numbers[kAtCommit] >= commit; });
-  };
-  ASSIGN_OR_RETURN(const bool there, Poll({.timeout = kPatience}, is_there));
-  RETURN_IF_ERROR(Expect(there, "trainers do not move"));
-  const auto let_go = [&] {
-    for (ChildProcess& trainer : trainers) Reach(trainer.board(), kMayCommit, commit);
-  };
-  if (moment == Moment::kInAStep) {
-    let_go();
-    // Nothing is waited for: any time of a step is to be hit.
-    absl::SleepFor(UpTo(options.server_kill_within, round.random));
-    return absl::OkStatus();
-  }
-  ASSIGN_OR_RETURN(const DecisionWatch watch, DecisionWatch::Open(server.keeper(watched), round.model));
-  const uint64_t before = watch.word();
-  let_go();
-  RETURN_IF_ERROR(Expect(watch.AwaitOther(before, kPatience), "a decision expected"));
-  // Too short for a sleep.
-  const absl::Time end = absl::Now() + UpTo(options.decided_kill_within, round.random);
-  while (absl::Now() < end) continue;
-  return absl::OkStatus();
-}
-
 // Servers are killed at such a moment of one commit after another. The last one is left to the last servers, so that
 // there is always something to do.
 absl::Status KillServersAt(Round& round, KeptServer::Shape shape, Moment moment) {
@@ -198,7 +131,8 @@ absl::Status KillServersAt(Round& round, KeptServer::Shape shape, Moment moment)
       const std::vector<int> victims = Victims(server, round.random);
       std::vector<absl::Duration> followers(round.random() % 3);
       for (absl::Duration& follower : followers) follower = UpTo(kLongestStart, round.random);
-      RETURN_IF_ERROR(AwaitMoment(round, server, trainers, static_cast<uint32_t>(commit), victims.front(), moment));
+      RETURN_IF_ERROR(AwaitMoment(server, round.model, trainers, static_cast<uint32_t>(commit), victims.front(), moment,
+                                  round.random));
       RETURN_IF_ERROR(server.Kill(victims, followers, Signals(round, 1 + followers.size())));
       round.count.kills += static_cast<int64_t>(victims.size() * (1 + followers.size()));
     }
@@ -234,7 +168,8 @@ absl::Status LoseNode(Round& round) {
       std::vector<absl::Duration> followers(round.random() % 3);
       for (absl::Duration& follower : followers) follower = UpTo(kLongestHealing, round.random);
       // Node 0 decides, and has a journal all the time.
-      RETURN_IF_ERROR(AwaitMoment(round, server, trainers, static_cast<uint32_t>(commit), /*watched=*/0, moment));
+      RETURN_IF_ERROR(AwaitMoment(server, round.model, trainers, static_cast<uint32_t>(commit), /*watched=*/0, moment,
+                                  round.random));
       RETURN_IF_ERROR(server.Lose(victim, followers));
       round.count.kills += static_cast<int64_t>(1 + followers.size());
     }

@@ -65,16 +65,24 @@ void AwaitLeave(Board& board, int64_t commit) {
 }  // namespace
 
 absl::StatusOr<KeptServer> KeptServer::Start(const CampaignOptions& options, Shape shape) {
-  KeptServer world(options, shape);
-  if (shape == Shape::kOneDaemon) {
-    RETURN_IF_ERROR(world.Add({absl::StrCat("--device=", absl::StrJoin(options.devices, ","))}));
-  } else {
-    const int nodes = static_cast<int>(options.devices.size());
-    const std::string address = absl::StrCat("--cluster-address=127.0.0.1:", FreePort());
-    for (int node = 0; node < nodes; ++node) {
-      RETURN_IF_ERROR(world.Add({absl::StrCat("--device=", options.devices[node]), address,
-                                 absl::StrCat("--nodes=", nodes), absl::StrCat("--node=", node)}));
+  const std::string address = absl::StrCat("--cluster-address=127.0.0.1:", FreePort());
+  const size_t count = shape == Shape::kOneDaemon ? 1 : options.devices.size();
+  return Start(options, shape,
+               std::vector<Site>(count, {.flags = count == 1 ? std::vector<std::string>() : std::vector{address}}),
+               kCommits);
+}
+
+absl::StatusOr<KeptServer> KeptServer::Start(const CampaignOptions& options, Shape shape, std::vector<Site> sites,
+                                             int64_t commits) {
+  KeptServer world(options, shape, commits);
+  for (size_t node = 0; node < sites.size(); ++node) {
+    const std::string devices = sites.size() == 1 ? absl::StrJoin(options.devices, ",") : options.devices[node];
+    sites[node].flags.push_back(absl::StrCat("--device=", devices));
+    if (sites.size() > 1) {
+      sites[node].flags.push_back(absl::StrCat("--nodes=", sites.size()));
+      sites[node].flags.push_back(absl::StrCat("--node=", node));
     }
+    RETURN_IF_ERROR(world.Add(std::move(sites[node])));
   }
   for (Daemon& daemon : world.daemons_) {
     RETURN_IF_ERROR(daemon.keeper->AwaitReady(kPatience));
@@ -83,9 +91,11 @@ absl::StatusOr<KeptServer> KeptServer::Start(const CampaignOptions& options, Sha
   return world;
 }
 
-absl::Status KeptServer::Add(std::vector<std::string> flags) {
-  flags.insert(flags.end(), {"--keeper=on", "--log-level=info"});
-  daemons_.push_back({.directory = TemporaryDirectory(), .flags = std::move(flags)});
+std::string KeptServer::LogOf(int daemon) const { return LogPath(daemons_[daemon].directory); }
+
+absl::Status KeptServer::Add(Site site) {
+  site.flags.insert(site.flags.end(), {"--keeper=on", "--log-level=info"});
+  daemons_.push_back({.directory = TemporaryDirectory(), .site = std::move(site)});
   return Spawn(daemons_.back());
 }
 
@@ -93,8 +103,10 @@ absl::Status KeptServer::Spawn(Daemon& daemon) const {
   const wire::FileDescriptor log(
       open(LogPath(daemon.directory).c_str(), O_CREAT | O_WRONLY | O_APPEND | O_CLOEXEC, 0600));
   if (!log.valid()) return absl::ErrnoToStatus(errno, "open a log");
+  Surroundings surroundings = daemon.site.surroundings;
+  surroundings.standard_error = log.get();
   daemon.keeper.emplace(
-      DaemonProcess::Spawn(options_.daemon, daemon.directory.path(), daemon.flags, {.standard_error = log.get()}));
+      DaemonProcess::Spawn(options_.daemon, daemon.directory.path(), daemon.site.flags, surroundings));
   return absl::OkStatus();
 }
 
@@ -130,7 +142,7 @@ Training KeptServer::TrainingOf(const std::string& model, int rank) const {
                     .scaled = shape_ != Shape::kOneDaemon,
                     .rank = rank};
   if (shape_ == Shape::kShards) training.shard_size = daemons();
-  training.commits = kCommits;
+  training.commits = commits_;
   return training;
 }
 
@@ -176,6 +188,32 @@ absl::Status KeptServer::Kill(absl::Span<const int> daemons, absl::Span<const ab
   }
   for (size_t i = 0; i < daemons.size(); ++i) RETURN_IF_ERROR(AwaitNext(daemons_[daemons[i]], killed[i]));
   return absl::OkStatus();
+}
+
+absl::Status KeptServer::AwaitNext(absl::Span<const int> daemons) {
+  for (const int daemon : daemons) RETURN_IF_ERROR(AwaitNext(daemons_[daemon], daemons_[daemon].server));
+  return absl::OkStatus();
+}
+
+absl::Status KeptServer::Restart(int restarted) {
+  Daemon& daemon = daemons_[restarted];
+  daemon.keeper->Signal(SIGTERM);
+  RETURN_IF_ERROR(daemon.keeper->AwaitExit(kPatience).status());
+  RETURN_IF_ERROR(Spawn(daemon));
+  RETURN_IF_ERROR(daemon.keeper->AwaitReady(kPatience));
+  ASSIGN_OR_RETURN(daemon.server, ServerPid(daemon));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<bool> KeptServer::IsRunning(int daemon, const std::string& model) const {
+  ASSIGN_OR_RETURN(
+      const nlohmann::json models,
+      Json(absl::StrCat(options_.ctl, " --socket-dir=", daemons_[daemon].directory.path(), " -o json models 2>&1")));
+  if (!models.is_object()) return absl::UnavailableError("no server answers");
+  for (const nlohmann::json& answer : models.value("models", nlohmann::json::array())) {
+    if (answer.value("name", "") == model) return answer.value("running", false);
+  }
+  return false;
 }
 
 absl::Status KeptServer::AwaitNext(Daemon& daemon, pid_t killed) const {

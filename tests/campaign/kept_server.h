@@ -30,10 +30,23 @@ class KeptServer {
   // The daemons: one of both ranks, or two of one each, that hold replicas or share a model.
   enum class Shape { kOneDaemon, kReplicas, kShards };
   static absl::StatusOr<KeptServer> Start(const CampaignOptions& options, Shape shape);
+  // What a daemon gets besides its device, its number and theirs: where it lives.
+  struct Site {
+    std::vector<std::string> flags;
+    Surroundings surroundings = {};
+  };
+  // One daemon at each site, whose trainings make so many commits.
+  static absl::StatusOr<KeptServer> Start(const CampaignOptions& options, Shape shape, std::vector<Site> sites,
+                                          int64_t commits);
 
   int daemons() const { return static_cast<int>(daemons_.size()); }
 
   int ranks() const { return options_.ranks(); }
+  int64_t commits() const { return commits_; }
+  const CampaignOptions& options() const { return options_; }
+  // The running server's.
+  pid_t server(int daemon) const { return daemons_[daemon].server; }
+  std::string LogOf(int daemon) const;
   pid_t keeper(int daemon) const { return daemons_[daemon].keeper->pid(); }
   Training TrainingOf(const std::string& model, int rank) const;
   // A trainer that comes again when the server ends under it. An answered commit that is made again is its error.
@@ -46,6 +59,12 @@ class KeptServer {
   // Ends the daemon, its keeper with it, so that nothing of its part is left, and starts it again, then as many that
   // follow, so long after they were started; and waits for the last one.
   absl::Status Lose(int daemon, absl::Span<const absl::Duration> followers);
+  // As an operator does: SIGTERM, and a new daemon when it has gone.
+  absl::Status Restart(int daemon);
+  // Waits for servers of these daemons that follow those that have ended.
+  absl::Status AwaitNext(absl::Span<const int> daemons);
+  // Whether an epoch of the model goes on, as the daemon says.
+  absl::StatusOr<bool> IsRunning(int daemon, const std::string& model) const;
   // Of all daemons.
   absl::StatusOr<std::string> StateHash(const std::string& model) const;
   // Steps of a model that were decided and not finished, and that servers have finished that followed, as their logs
@@ -59,21 +78,23 @@ class KeptServer {
  private:
   struct Daemon {
     TemporaryDirectory directory;
-    std::vector<std::string> flags;
+    Site site;
     std::optional<DaemonProcess> keeper = std::nullopt;
     pid_t server = -1;
     int64_t kills = 0;  // calls of Kill that were about it
   };
 
-  KeptServer(const CampaignOptions& options, Shape shape) : options_(options), shape_(shape) {}
+  KeptServer(const CampaignOptions& options, Shape shape, int64_t commits)
+      : options_(options), shape_(shape), commits_(commits) {}
   absl::Status Spawn(Daemon& daemon) const;
   static absl::Status End(Daemon& daemon);
-  absl::Status Add(std::vector<std::string> flags);
+  absl::Status Add(Site site);
   absl::StatusOr<pid_t> ServerPid(const Daemon& daemon) const;
   absl::Status AwaitNext(Daemon& daemon, pid_t killed) const;
 
   CampaignOptions options_;
   Shape shape_;
+  int64_t commits_;
   std::vector<Daemon> daemons_;
 };
 

@@ -105,4 +105,18 @@ absl::Status Machines::Unmute(int machine, int other) const {
   return RunIn(network(machine), absl::StrCat("ip route del blackhole ", Address(other), "/32"));
 }
 
+absl::Status Machines::Lose(int machine, int percent) const {
+  const std::string rule = absl::StrCat(" eth0 -m statistic --mode random --probability ", percent / 100.0, " -j DROP");
+  return RunIn(network(machine), absl::StrCat("iptables -w -A OUTPUT -o", rule, " && iptables -w -A INPUT -i", rule));
+}
+
+absl::Status Machines::LoseNone(int machine) const { return RunIn(network(machine), "iptables -w -F"); }
+
+absl::Status Machines::Throttle(int machine, int kilobits) const {
+  return RunIn(network(machine),
+               absl::StrCat("tc qdisc add dev eth0 root tbf rate ", kilobits, "kbit burst 16kb latency 200ms"));
+}
+
+absl::Status Machines::Unthrottle(int machine) const { return RunIn(network(machine), "tc qdisc del dev eth0 root"); }
+
 }  // namespace paramshard::test

@@ -32,6 +32,12 @@ class Machines {
   // What the machine sends to the other one is lost, but not what it hears.
   absl::Status Mute(int machine, int other) const;
   absl::Status Unmute(int machine, int other) const;
+  // So many of a hundred packets that the machine sends, and of those that it is sent, are lost. Needs iptables.
+  absl::Status Lose(int machine, int percent) const;
+  absl::Status LoseNone(int machine) const;
+  // The machine sends so many kilobits a second at most.
+  absl::Status Throttle(int machine, int kilobits) const;
+  absl::Status Unthrottle(int machine) const;
 
  private:
   // A process that holds a namespace.

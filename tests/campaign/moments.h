@@ -1,0 +1,42 @@
+// Trainings on a world of kept servers, and moments of their steps at which something happens.
+#ifndef PARAMSHARD_TESTS_CAMPAIGN_MOMENTS_H_
+#define PARAMSHARD_TESTS_CAMPAIGN_MOMENTS_H_
+
+#include <cstdint>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "tests/campaign/kept_server.h"
+#include "tests/support/child_process.h"
+
+namespace paramshard::test {
+
+// A random part of it, below the whole.
+absl::Duration UpTo(absl::Duration longest, std::mt19937_64& random);
+
+// INTERNAL that says what, unless it holds.
+absl::Status Expect(bool holds, const std::string& what);
+
+// Trains a model on the server to its end, while `disturb` happens; its hash.
+absl::StatusOr<std::string> TrainOn(KeptServer& server, const std::string& model,
+                                    absl::FunctionRef<absl::Status(std::vector<ChildProcess>&)> disturb);
+
+// When something happens.
+enum class Moment {
+  kInAStep,        // after one has begun
+  kAfterDecision,  // and before the answer, or about then
+};
+
+// Lets the trainers make the next commit, and waits for a moment of it in the daemon that is `watched`.
+// INTERNAL where the trainers do not get there.
+absl::Status AwaitMoment(const KeptServer& server, const std::string& model, std::vector<ChildProcess>& trainers,
+                         uint32_t commit, int watched, Moment moment, std::mt19937_64& random);
+
+}  // namespace paramshard::test
+
+#endif  // PARAMSHARD_TESTS_CAMPAIGN_MOMENTS_H_
