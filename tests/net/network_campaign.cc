@@ -214,12 +214,23 @@ absl::Status Disturb(NetworkWorld& world, const NetworkCampaignOptions& options,
   return absl::OkStatus();
 }
 
+// What the daemons have to say goes with the world.
+void KeepLogs(const KeptServer& server, const NetworkCampaignOptions& options, int64_t number) {
+  for (int node = 0; node < server.daemons(); ++node) {
+    std::ofstream(absl::StrCat(options.logs, "/seed-", options.seed, "-world-", number, "-node-", node, ".log"))
+        << std::ifstream(server.LogOf(node)).rdbuf();
+  }
+}
+
 absl::Status RunWorld(const NetworkCampaignOptions& options, int64_t number, Tale& tale) {
   std::seed_seq seeds{static_cast<uint32_t>(options.seed), static_cast<uint32_t>(options.seed >> 32),
                       static_cast<uint32_t>(number)};
   std::mt19937_64 random(seeds);
-  CampaignOptions daemons{
-      .daemon = options.daemon, .ctl = options.ctl, .wall_clock = options.wall_clock, .devices = {}};
+  CampaignOptions daemons;
+  daemons.daemon = options.daemon;
+  daemons.ctl = options.ctl;
+  daemons.wall_clock = options.wall_clock;
+  daemons.devices.clear();
   // Small worlds are faster, and have the same protocol.
   const int nodes = random() % 4 == 0 ? 2 + static_cast<int>(random() % (options.most_nodes - 1))
                                       : 2 + static_cast<int>(random() % 2);
@@ -240,11 +251,7 @@ absl::Status RunWorld(const NetworkCampaignOptions& options, int64_t number, Tal
   if (status.ok() && shape == KeptServer::Shape::kReplicas)
     status = Expect(different.size() == 1, absl::StrCat("one hash of all replicas expected, got ", expected));
   if (status.ok()) return status;
-  // What the daemons have to say goes with the world.
-  for (int node = 0; node < world->server().daemons(); ++node) {
-    std::ofstream(absl::StrCat("/tmp/network-campaign-", options.seed, "-", number, "-node", node, ".log"))
-        << std::ifstream(world->server().LogOf(node)).rdbuf();
-  }
+  if (!options.logs.empty()) KeepLogs(world->server(), options, number);
   return Annotated(
       status, absl::StrCat(world->server().daemons(), shape == KeptServer::Shape::kReplicas ? " replicas" : " shards",
                            " after ", absl::StrJoin(tale.events, " ")));

@@ -41,6 +41,7 @@ struct NetworkCampaignOptions {
   // World w does what seed and w say. What threads and packets make of it is up to the kernel.
   uint64_t seed = 1;
   int64_t first_world = 0;
+  std::string logs;  // an existing folder for the daemons' logs of worlds in which something did not hold; empty: none
 };
 
 struct NetworkCampaignResult {
