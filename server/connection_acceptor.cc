@@ -1,5 +1,7 @@
 #include "server/connection_acceptor.h"
 
+#include <arpa/inet.h>
+#include <fcntl.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -14,6 +16,7 @@
 #include <cerrno>
 #include <cstring>
 #include <optional>
+#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -31,6 +34,8 @@ namespace {
 constexpr int kBacklog = 512;
 // For so long newcomers wait in their queue when they cannot be taken.
 constexpr int kPauseMilliseconds = 100;
+// How often connections that are over are looked for.
+constexpr int kLookMilliseconds = 1000;
 
 absl::Status ListenError(absl::string_view address, absl::string_view why) {
   return absl::UnavailableError(absl::StrCat("listen on ", address, ": ", why));
@@ -65,6 +70,32 @@ std::optional<uint64_t> CookieOf(int fd) {
   socklen_t size = sizeof(cookie);
   if (getsockopt(fd, SOL_SOCKET, SO_COOKIE, &cookie, &size) != 0) return std::nullopt;
   return cookie;
+}
+
+// Of whoever a connection over TCP is with, as grpc::ServerContext::peer has it; empty for others.
+std::string PeerAddress(int fd) {
+  sockaddr_in6 six{};
+  socklen_t size = sizeof(six);
+  char text[INET6_ADDRSTRLEN] = "";
+  if (getpeername(fd, reinterpret_cast<sockaddr*>(&six), &size) != 0) return "";
+  const int port = ntohs(six.sin6_port);
+  if (six.sin6_family == AF_INET) {
+    inet_ntop(AF_INET, &reinterpret_cast<const sockaddr_in&>(six).sin_addr, text, sizeof(text));
+    return absl::StrCat("ipv4:", text, ":", port);
+  }
+  if (six.sin6_family != AF_INET6) return "";
+  if (IN6_IS_ADDR_V4MAPPED(&six.sin6_addr)) {
+    inet_ntop(AF_INET, six.sin6_addr.s6_addr + 12, text, sizeof(text));
+    return absl::StrCat("ipv4:", text, ":", port);
+  }
+  inet_ntop(AF_INET6, &six.sin6_addr, text, sizeof(text));
+  return absl::StrCat("ipv6:%5B", text, "%5D:", port);
+}
+
+// Closes that socket and no other one, whatever the number stands for by now. gRPC's own descriptor notices.
+void ShutDown(int fd, uint64_t cookie) {
+  const wire::FileDescriptor socket(fcntl(fd, F_DUPFD_CLOEXEC, 0));
+  if (socket.valid() && CookieOf(socket.get()) == cookie) shutdown(socket.get(), SHUT_RDWR);
 }
 
 std::string UserName(UserPlaces::User user) {
@@ -126,6 +157,7 @@ ConnectionAcceptor::ConnectionAcceptor(std::vector<ListeningSocket> sockets, Opt
     : options_(options),
       system_(options_.system == nullptr ? &kernel_ : options_.system),
       places_(options_.max_connections, geteuid()),
+      last_look_(SteadyNow()),
       sockets_(std::move(sockets)),
       stop_(eventfd(0, EFD_CLOEXEC)) {}
 
@@ -154,11 +186,13 @@ void ConnectionAcceptor::Serve() {
     polled.push_back({.fd = socket.fd.get(), .events = POLLIN, .revents = 0});
   }
   bool muted = false;
+  const int longest_wait = options_.peers == nullptr ? -1 : kLookMilliseconds;
   while (true) {
     // While newcomers have to wait only the end is looked for.
-    const int ready = poll(polled.data(), muted ? 1 : polled.size(), muted ? kPauseMilliseconds : -1);
+    const int ready = poll(polled.data(), muted ? 1 : polled.size(), muted ? kPauseMilliseconds : longest_wait);
     if (ready < 0 && errno != EINTR) absl::SleepFor(absl::Milliseconds(kPauseMilliseconds));
     if (ready > 0 && polled[0].revents != 0) return;
+    EndThoseOver();
     if (std::exchange(muted, false) || ready <= 0) continue;
     for (size_t i = 1; i < polled.size(); ++i) {
       if (polled[i].revents != 0 && !Accept(sockets_[i - 1])) muted = true;
@@ -215,7 +249,9 @@ absl::Status ConnectionAcceptor::TakePlace(int connection, UserPlaces::User user
                                                        options_.max_connections, " connections expected"));
     }
   }
-  held_[connection] = {.user = user, .cookie = CookieOf(connection).value_or(0)};
+  const std::string address = options_.peers == nullptr ? "" : PeerAddress(connection);
+  if (!address.empty()) options_.peers->Forget(address);
+  held_[connection] = {.user = user, .cookie = CookieOf(connection).value_or(0), .address = address};
   return absl::OkStatus();
 }
 
@@ -224,6 +260,25 @@ void ConnectionAcceptor::Forget(int connection) {
   if (found == held_.end()) return;
   places_.GiveBack(found->second.user);
   held_.erase(found);
+}
+
+void ConnectionAcceptor::EndThoseOver() {
+  const SteadyTime now = SteadyNow();
+  if (options_.peers == nullptr || now < After(last_look_, absl::Milliseconds(kLookMilliseconds))) return;
+  last_look_ = now;
+  ForgetClosed();
+  std::set<std::string> addresses;
+  for (auto& [connection, held] : held_) {
+    addresses.insert(held.address);
+    if (held.is_ended || held.address.empty()) continue;
+    const absl::Status status = options_.peers->Check(held.address);
+    if (status.ok()) continue;
+    held.is_ended = true;
+    ShutDown(connection, held.cookie);
+    log_.Write(LogLevel::kWarning, "a connection is ended",
+               {{"from", held.address}, {"why", std::string(status.message())}});
+  }
+  options_.peers->KeepOnly(addresses);
 }
 
 // gRPC does not say when it closes a connection. That is looked for only when somebody's share is used up.

@@ -19,6 +19,7 @@
 #include "server/base/user_places.h"
 #include "server/handoff/system_calls.h"
 #include "server/log/log_throttle.h"
+#include "server/transport/peer_connections.h"
 
 namespace paramshard::server {
 
@@ -44,7 +45,9 @@ absl::StatusOr<std::vector<ListeningSocket>> ListenOnAddress(const std::string& 
 //
 // Each user has a server, and so memory of gRPC's, of its own: at its end gRPC cancels calls, whoever has made them.
 //
-// One thread; it sleeps while nothing happens.
+// It ends connections over TCP that `peers` says are over.
+//
+// One thread; it sleeps while nothing happens, with `peers` for a second at most.
 class ConnectionAcceptor {
  public:
   struct Options {
@@ -52,6 +55,8 @@ class ConnectionAcceptor {
     int max_connections = 8192;
     // Outlives the acceptor. Null: the kernel's.
     SystemCalls* system = nullptr;
+    // Of connections over TCP; null: none of them ends before its ends close it.
+    std::shared_ptr<PeerConnections> peers = nullptr;
   };
 
   ConnectionAcceptor(std::vector<ListeningSocket> sockets, Options options);
@@ -70,6 +75,8 @@ class ConnectionAcceptor {
   struct Held {
     UserPlaces::User user;
     uint64_t cookie = 0;  // of the socket: numbers of descriptors are given out again
+    std::string address;  // of the other end over TCP, as gRPC writes it
+    bool is_ended = false;
   };
 
   void Serve();
@@ -81,6 +88,8 @@ class ConnectionAcceptor {
   absl::Status TakePlace(int connection, UserPlaces::User user);
   void Forget(int connection);
   void ForgetClosed();
+  // Looks once a second.
+  void EndThoseOver();
 
   const Options options_;
   SystemCalls kernel_;
@@ -88,7 +97,9 @@ class ConnectionAcceptor {
   // Of the thread: places and connections of others than the daemon's own user.
   UserPlaces places_;
   std::map<int, Held> held_;  // by descriptor
+  SteadyTime last_look_;      // for connections that are over
   LogThrottle refusals_;
+  ThrottledLog log_;
   const std::vector<ListeningSocket> sockets_;
   std::map<UserPlaces::User, std::unique_ptr<Server>> servers_;  // constant after Start
   wire::FileDescriptor stop_;                                    // an eventfd

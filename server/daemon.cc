@@ -21,6 +21,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
@@ -100,7 +101,7 @@ EngineSettings EnginesOf(const DaemonConfig& config) {
 }
 
 absl::StatusOr<Transport> TransportOf(const DaemonConfig& config) {
-  Transport::Options options{.files = TlsFilesOf(config), .node = config.node};
+  Transport::Options options{.files = TlsFilesOf(config), .deny_file = config.tls_deny_file, .node = config.node};
   for (const std::string& role : config.tls_roles) {
     ASSIGN_OR_RETURN(options.roles.emplace_back(), tls::ParseRolePattern(role));
   }
@@ -180,21 +181,30 @@ void LogOpenAddress(absl::string_view flag, const std::string& address) {
       {{"flag", std::string(flag)}, {"address", address}});
 }
 
-// What one user makes gRPC hold takes nothing from another. Those whom the kernel does not name show `credentials`.
+// How those are let in whom the kernel does not name, and made to go.
+struct Entrance {
+  std::shared_ptr<grpc::ServerCredentials> credentials;
+  std::shared_ptr<PeerConnections> connections;  // null in the clear
+};
+
+// What one user makes gRPC hold takes nothing from another.
 absl::StatusOr<RunningServers> StartServers(std::vector<ListeningSocket> sockets,
-                                            const std::set<UserPlaces::User>& users,
-                                            const std::shared_ptr<grpc::ServerCredentials>& credentials,
+                                            const std::set<UserPlaces::User>& users, const Entrance& entrance,
                                             const std::vector<grpc::Service*>& services, int max_threads, Pings pings) {
   RunningServers started;
   started.acceptor = std::make_unique<ConnectionAcceptor>(
-      std::move(sockets),
-      ConnectionAcceptor::Options{.max_connections = CompanionConnectionsWithin(DescriptorLimit())});
+      std::move(sockets), ConnectionAcceptor::Options{.max_connections = CompanionConnectionsWithin(DescriptorLimit()),
+                                                      .peers = entrance.connections});
   for (const UserPlaces::User user : users) {
     grpc::ServerBuilder builder;
     LimitWhatIsReceived(builder);
     LimitResources(builder, max_threads);
     if (pings == Pings::kAreAnswered) SetKeepalive(builder);
-    started.acceptor->AddServer(user, builder, user.has_value() ? grpc::InsecureServerCredentials() : credentials);
+    if (!user.has_value() && entrance.connections != nullptr) {
+      builder.experimental().SetInterceptorCreators(PeerConnections::Interceptors(entrance.connections));
+    }
+    started.acceptor->AddServer(user, builder,
+                                user.has_value() ? grpc::InsecureServerCredentials() : entrance.credentials);
     for (grpc::Service* service : services) builder.RegisterService(service);
     started.servers.push_back(builder.BuildAndStart());
     if (started.servers.back() == nullptr) {
@@ -233,6 +243,8 @@ class Daemon::Impl {
 
  private:
   void WarnOfWhatIsOpen() const;
+  // Flags with addresses off loopback that go without certificates.
+  std::vector<std::string> InsecureAddresses() const;
   absl::Status JoinWorld(int devices, const std::stop_token& stop);
   absl::Status StartCoordinator(int devices);
   absl::Status ServeCluster();
@@ -324,15 +336,25 @@ absl::Status Daemon::Impl::Start(DeviceOpener open, const std::stop_token& stop)
 }
 
 void Daemon::Impl::WarnOfWhatIsOpen() const {
-  for (const auto& [flag, address] :
-       {std::pair("--listen", config_.listen.value_or("")), std::pair("--cluster-address", config_.cluster_address)}) {
-    if (transport_.encrypts() || address.empty() || IsLoopbackAddress(address)) continue;
-    LogOpenAddress(flag, address);
+  for (const std::string& insecure : InsecureAddresses()) {
+    const std::pair<std::string, std::string> parts = absl::StrSplit(insecure, ' ');
+    LogOpenAddress(parts.first, parts.second);
   }
   // It has no certificates.
   if (!config_.metrics_listen.empty() && !IsLoopbackAddress(config_.metrics_listen)) {
     LogOpenAddress("--metrics-listen", config_.metrics_listen);
   }
+}
+
+std::vector<std::string> Daemon::Impl::InsecureAddresses() const {
+  std::vector<std::string> insecure;
+  for (const auto& [flag, address] :
+       {std::pair("--listen", config_.listen.value_or("")),
+        std::pair("--cluster-address", config_.nodes > 1 ? config_.cluster_address : std::string())}) {
+    if (transport_.encrypts() || address.empty() || IsLoopbackAddress(address)) continue;
+    insecure.push_back(absl::StrCat(flag, " ", address));
+  }
+  return insecure;
 }
 
 absl::Status Daemon::Impl::JoinWorld(int devices, const std::stop_token& stop) {
@@ -381,9 +403,10 @@ absl::Status Daemon::Impl::StartCoordinator(int devices) {
 
 absl::Status Daemon::Impl::ServeCluster() {
   ASSIGN_OR_RETURN(std::vector<ListeningSocket> sockets, ListenOnAddress(config_.cluster_address));
-  ASSIGN_OR_RETURN(cluster_server_,
-                   StartServers(std::move(sockets), {std::nullopt}, transport_.ForNodes(),
-                                {coordinator_->service.get()}, kMaxClusterThreads, Pings::kAreAnswered));
+  ASSIGN_OR_RETURN(
+      cluster_server_,
+      StartServers(std::move(sockets), {std::nullopt}, {transport_.ForNodes(), transport_.ConnectionsOfNodes()},
+                   {coordinator_->service.get()}, kMaxClusterThreads, Pings::kAreAnswered));
   return absl::OkStatus();
 }
 
@@ -425,7 +448,10 @@ absl::Status Daemon::Impl::Serve() {
   ASSIGN_OR_RETURN(workers_, CallWorkers::Start());
   ASSIGN_OR_RETURN(std::optional<CheckpointRequest> restore, RestoreAtCreation(config_));
   metrics_page_ = std::make_unique<MetricsPage>(
-      MetricsPage::Options{.store = store_.get(), .tls_cert = config_.tls_cert, .restarts = afterlife_.restarts});
+      MetricsPage::Options{.store = store_.get(),
+                           .tls_cert = config_.tls_cert,
+                           .insecure_addresses = static_cast<int>(InsecureAddresses().size()),
+                           .restarts = afterlife_.restarts});
   RETURN_IF_ERROR(ServeMetrics());
   trainer_service_ =
       std::make_unique<TrainerService>(store_.get(), restores_.get(), &callers_, &workers_, std::move(restore));
@@ -443,7 +469,7 @@ absl::Status Daemon::Impl::Serve() {
   std::set<UserPlaces::User> users(allowed.begin(), allowed.end());
   if (config_.listen.has_value()) users.insert(std::nullopt);
   ASSIGN_OR_RETURN(servers_,
-                   StartServers(std::move(sockets), users, transport_.ForTools(),
+                   StartServers(std::move(sockets), users, {transport_.ForTools(), transport_.ConnectionsOfTools()},
                                 {trainer_service_.get(), admin_service_.get()}, kMaxGrpcThreads, Pings::kAreNot));
   // By name too: what is true of trainers' calls need not be true of inspection.
   for (const char* service : {v1::TrainerService::service_full_name(), v1::AdminService::service_full_name()}) {
@@ -476,7 +502,8 @@ AdminService::Lifetime Daemon::Impl::Lifetime() {
                                       [this] {
                                         if (RequestStop()) Log(LogLevel::kInfo, "draining", {{"call", "Drain"}});
                                       },
-                                  .rollback = afterlife_.rollback};
+                                  .rollback = afterlife_.rollback,
+                                  .insecure_addresses = InsecureAddresses()};
   if (afterlife_.restart == nullptr) return lifetime;
   lifetime.restart = [this](const ServerCommandChange& change, bool lose_models) -> absl::Status {
     absl::MutexLock lock(&restarting_);

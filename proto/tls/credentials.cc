@@ -71,4 +71,9 @@ std::vector<std::string> PeerUris(const grpc::AuthContext& context) {
   return uris;
 }
 
+std::string PeerCertificate(const grpc::AuthContext& context) {
+  const std::vector<grpc::string_ref> certificates = context.FindPropertyValues(GRPC_X509_PEM_CERT_PROPERTY_NAME);
+  return certificates.empty() ? "" : std::string(certificates[0].data(), certificates[0].size());
+}
+
 }  // namespace paramshard::tls

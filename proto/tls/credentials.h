@@ -31,6 +31,8 @@ std::shared_ptr<grpc::ChannelCredentials> MakeChannelCredentials(const Files& fi
 
 // The URIs of the certificate that the other side of a call has shown; none without TLS.
 std::vector<std::string> PeerUris(const grpc::AuthContext& context);
+// That certificate itself, in PEM; empty without TLS.
+std::string PeerCertificate(const grpc::AuthContext& context);
 
 }  // namespace paramshard::tls
 

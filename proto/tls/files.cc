@@ -139,11 +139,15 @@ absl::Status CheckAllGiven(const Files& files) {
 
 }  // namespace
 
+absl::StatusOr<Certificate> ParseCertificate(absl::string_view pem) {
+  const OwnedCertificates chain = ReadCertificates(pem);
+  if (sk_X509_num(chain.get()) == 0) return absl::InvalidArgumentError("a certificate in PEM expected, got none");
+  return Describe(sk_X509_value(chain.get(), 0));
+}
+
 absl::StatusOr<Certificate> ReadCertificate(const std::string& path) {
   ASSIGN_OR_RETURN(const std::string text, ReadText("tls-cert", path));
-  const OwnedCertificates chain = ReadCertificates(text);
-  if (sk_X509_num(chain.get()) == 0) return FileError("tls-cert", path, "a certificate in PEM expected, got none");
-  const absl::StatusOr<Certificate> leaf = Describe(sk_X509_value(chain.get(), 0));
+  const absl::StatusOr<Certificate> leaf = ParseCertificate(text);
   return leaf.ok() ? leaf : FileError("tls-cert", path, leaf.status().message());
 }
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 
 namespace paramshard::tls {
@@ -31,6 +32,9 @@ struct Certificate {
 // expected: all three given and readable; a key that others cannot read and that is the certificate's; a certificate
 // that is valid at `now` and that the authorities have signed.
 absl::StatusOr<Certificate> CheckFiles(const Files& files, absl::Time now);
+
+// Reads the first certificate of a text. INVALID_ARGUMENT: there is none.
+absl::StatusOr<Certificate> ParseCertificate(absl::string_view pem);
 
 // Reads the first certificate of the file as it is now, whoever has signed it and whenever it ends. FAILED_PRECONDITION
 // as above.

@@ -46,20 +46,6 @@ std::optional<Role> RoleOf(absl::string_view name) {
   return std::nullopt;
 }
 
-// Whether the text is that of the pattern, in which `*` stands for any characters. Each piece between stars is found at
-// its first place, so that no text takes long.
-bool Matches(absl::string_view pattern, absl::string_view text) {
-  const std::vector<absl::string_view> pieces = absl::StrSplit(pattern, '*');
-  if (pieces.size() == 1) return pattern == text;
-  if (!absl::ConsumePrefix(&text, pieces.front()) || !absl::ConsumeSuffix(&text, pieces.back())) return false;
-  for (size_t i = 1; i + 1 < pieces.size(); ++i) {
-    const size_t place = text.find(pieces[i]);
-    if (place == absl::string_view::npos) return false;
-    text.remove_prefix(place + pieces[i].size());
-  }
-  return true;
-}
-
 // The number that stands for {N} in a URI with the pattern.
 std::optional<int> MatchNode(absl::string_view pattern, absl::string_view uri) {
   const size_t place = pattern.find(kNumber);
@@ -70,14 +56,15 @@ std::optional<int> MatchNode(absl::string_view pattern, absl::string_view uri) {
     const auto* const digits_end = std::find_if_not(uri.begin() + begin, uri.end(), absl::ascii_isdigit);
     const size_t end = digits_end - uri.begin();
     const std::optional<int> node = ParseNode(uri.substr(begin, end - begin));
-    if (node.has_value() && Matches(before, uri.substr(0, begin)) && Matches(after, uri.substr(end))) return node;
+    if (node.has_value() && MatchesPattern(before, uri.substr(0, begin)) && MatchesPattern(after, uri.substr(end)))
+      return node;
   }
   return std::nullopt;
 }
 
 std::optional<Identity> Match(const RolePattern& pattern, absl::string_view uri) {
   Identity identity{.uri = std::string(uri), .role = pattern.role};
-  if (pattern.role != Role::kNode) return Matches(pattern.pattern, uri) ? std::optional(identity) : std::nullopt;
+  if (pattern.role != Role::kNode) return MatchesPattern(pattern.pattern, uri) ? std::optional(identity) : std::nullopt;
   const std::optional<int> node = MatchNode(pattern.pattern, uri);
   if (!node.has_value()) return std::nullopt;
   identity.node = *node;
@@ -85,6 +72,19 @@ std::optional<Identity> Match(const RolePattern& pattern, absl::string_view uri)
 }
 
 }  // namespace
+
+// Each piece between stars is found at its first place, so that no text takes long.
+bool MatchesPattern(absl::string_view pattern, absl::string_view text) {
+  const std::vector<absl::string_view> pieces = absl::StrSplit(pattern, '*');
+  if (pieces.size() == 1) return pattern == text;
+  if (!absl::ConsumePrefix(&text, pieces.front()) || !absl::ConsumeSuffix(&text, pieces.back())) return false;
+  for (size_t i = 1; i + 1 < pieces.size(); ++i) {
+    const size_t place = text.find(pieces[i]);
+    if (place == absl::string_view::npos) return false;
+    text.remove_prefix(place + pieces[i].size());
+  }
+  return true;
+}
 
 absl::string_view RoleName(Role role) {
   switch (role) {

@@ -49,6 +49,9 @@ struct RolePattern {
   std::string pattern;
 };
 
+// Whether the text is that of the pattern, in which `*` stands for any characters.
+bool MatchesPattern(absl::string_view pattern, absl::string_view text);
+
 // UNAUTHENTICATED unless it is a daemon, and that one where `node` says which.
 absl::Status CheckIsNode(const Identity& peer, std::optional<int> node = std::nullopt);
 

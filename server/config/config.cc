@@ -210,6 +210,8 @@ constexpr Setting kSettings[] = {
      Print<&DaemonConfig::tls_ca>},
     {"tls-role", "ROLE=PATTERN,...", "the role of certificates whose URI has the pattern; repeatable", true, ParseRoles,
      PrintList<&DaemonConfig::tls_roles>},
+    {"tls-deny-file", "FILE", "URIs of certificates that are let in no more, a line each; read again as it changes",
+     false, ParseText<&DaemonConfig::tls_deny_file>, Print<&DaemonConfig::tls_deny_file>},
     {"insecure", "on|off", "serve addresses off loopback without certificates: whoever reaches them is let in", false,
      ParseSwitch<&DaemonConfig::insecure>, PrintSwitch<&DaemonConfig::insecure>},
     {"data-address", "IP", "this machine's address on the network over which daemons exchange bytes", false,
@@ -435,6 +437,9 @@ absl::Status CheckTransport(const DaemonConfig& config) {
   }
   if (!config.tls_roles.empty() && !files.any()) {
     return absl::InvalidArgumentError("--tls-role: --tls-cert, --tls-key and --tls-ca expected with it, got none");
+  }
+  if (!config.tls_deny_file.empty() && !files.any()) {
+    return absl::InvalidArgumentError("--tls-deny-file: --tls-cert, --tls-key and --tls-ca expected with it, got none");
   }
   RETURN_IF_ERROR(CheckIsProtected("--listen", config.listen.value_or(""), config));
   if (config.nodes == 1 || config.cluster_address.empty()) return absl::OkStatus();

@@ -39,6 +39,8 @@ struct DaemonConfig {
   std::string tls_key;
   std::string tls_ca;
   std::vector<std::string> tls_roles;
+  // Path of the file that names who is let in no more (DenyList). Empty: nobody.
+  std::string tls_deny_file;
   // Whether addresses off loopback are served without them.
   bool insecure = false;
   // IP of this machine that engines of other daemons connect to; empty: loopback. Off loopback the network must be

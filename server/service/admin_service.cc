@@ -350,6 +350,7 @@ absl::StatusOr<v1::GetVersionResponse> AdminService::GetVersion(const Call&, con
   response.set_pid(getpid());
   response.set_rollback(lifetime_.rollback);
   response.set_log_level(ToProto(LeastLogLevel()));
+  for (const std::string& address : lifetime_.insecure_addresses) response.add_insecure_addresses(address);
   for (const BrokenDevice& broken : ListBrokenDevices(world)) *response.add_broken_devices() = ToProto(broken);
   return response;
 }

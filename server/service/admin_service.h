@@ -3,6 +3,8 @@
 #define PARAMSHARD_SERVER_SERVICE_ADMIN_SERVICE_H_
 
 #include <functional>
+#include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -27,6 +29,8 @@ class AdminService final : public GuardedService {
     std::function<absl::Status(const ServerCommandChange& change, bool lose_models)> restart = nullptr;
     // Why this server was started instead of the one that the last restart asked for; empty: it was not.
     std::string rollback = {};
+    // GetVersionResponse.insecure_addresses.
+    std::vector<std::string> insecure_addresses = {};
   };
   AdminService(const ModelStore* store, WorldRestores* restores, MetricsPage* metrics, Callers* callers,
                CallWorkers* workers, Lifetime lifetime);

@@ -51,6 +51,7 @@ void MetricsPage::AddDaemon(Samples& samples) const {
   const auto certificate =
       options_.tls_cert.empty() ? absl::NotFoundError("") : tls::ReadCertificate(options_.tls_cert);
   if (certificate.ok()) samples.push_back({Metric::kTlsNotAfter, {}, UnixSeconds(certificate->not_after)});
+  samples.push_back({Metric::kInsecureAddresses, {}, static_cast<double>(options_.insecure_addresses)});
   for (size_t level = 0; level < std::size(kLogLevels); ++level) {
     samples.push_back({Metric::kLogEvents,
                        {std::string(kLogLevels[level])},

@@ -26,6 +26,7 @@ class MetricsPage {
   struct Options {
     const ModelStore* store = nullptr;     // outlives the page; its world's registry is the page's
     std::string tls_cert = {};             // path; empty: the daemon has no certificate
+    int insecure_addresses = 0;            // off loopback, in the clear
     std::optional<int64_t> restarts = {};  // of servers before this one; unset: nobody says
   };
   explicit MetricsPage(Options options) : options_(std::move(options)) {}

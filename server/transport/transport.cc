@@ -32,6 +32,9 @@ absl::StatusOr<Transport> Transport::Create(const Options& options, absl::Time n
     return absl::InvalidArgumentError(absl::StrCat("--tls-cert ", options.files.cert, ": ", is_own.message(),
                                                    "; --node says which one this daemon is"));
   }
+  if (!options.deny_file.empty()) {
+    ASSIGN_OR_RETURN(transport.denied_, DenyList::Load(options.deny_file));
+  }
   transport.files_ = options.files;
   return transport;
 }
@@ -39,10 +42,27 @@ absl::StatusOr<Transport> Transport::Create(const Options& options, absl::Time n
 std::shared_ptr<grpc::ServerCredentials> Transport::ForNodes() const { return ForPeers(/*nodes_alone=*/true); }
 std::shared_ptr<grpc::ServerCredentials> Transport::ForTools() const { return ForPeers(/*nodes_alone=*/false); }
 
+absl::StatusOr<tls::Identity> Transport::Identify(const std::vector<std::string>& uris) const {
+  ASSIGN_OR_RETURN(tls::Identity peer, rules_->Identify(uris));
+  if (denied_ == nullptr || !denied_->Names(peer.uri)) return peer;
+  return absl::UnauthenticatedError(absl::StrCat(peer.uri, " is named by --tls-deny-file"));
+}
+
+// A node's connection carries its epochs, and goes on until the node opens another one.
+std::shared_ptr<PeerConnections> Transport::ConnectionsOfNodes() const {
+  if (denied_ == nullptr) return nullptr;
+  return std::make_shared<PeerConnections>(PeerConnections::Options{.denied = denied_, .end_with_certificates = false});
+}
+
+std::shared_ptr<PeerConnections> Transport::ConnectionsOfTools() const {
+  if (!encrypts()) return nullptr;
+  return std::make_shared<PeerConnections>(PeerConnections::Options{.denied = denied_});
+}
+
 std::shared_ptr<grpc::ServerCredentials> Transport::ForPeers(bool nodes_alone) const {
   if (!encrypts()) return grpc::InsecureServerCredentials();
-  const auto check = [rules = *rules_, nodes_alone](const std::vector<std::string>& uris) -> absl::Status {
-    const absl::StatusOr<tls::Identity> peer = rules.Identify(uris);
+  const auto check = [self = *this, nodes_alone](const std::vector<std::string>& uris) -> absl::Status {
+    const absl::StatusOr<tls::Identity> peer = self.Identify(uris);
     if (!peer.ok()) return Logged(peer.status());
     return nodes_alone ? Logged(CheckIsNode(*peer)) : absl::OkStatus();
   };
@@ -53,8 +73,8 @@ std::shared_ptr<grpc::ServerCredentials> Transport::ForPeers(bool nodes_alone) c
 
 std::shared_ptr<grpc::ChannelCredentials> Transport::ToNodeZero() const {
   if (!encrypts()) return grpc::InsecureChannelCredentials();
-  return tls::MakeChannelCredentials(files_, [rules = *rules_](const std::vector<std::string>& uris) -> absl::Status {
-    const absl::StatusOr<tls::Identity> peer = rules.Identify(uris);
+  return tls::MakeChannelCredentials(files_, [self = *this](const std::vector<std::string>& uris) -> absl::Status {
+    const absl::StatusOr<tls::Identity> peer = self.Identify(uris);
     return Logged(peer.ok() ? CheckIsNode(*peer, 0) : peer.status());
   });
 }

@@ -8,6 +8,7 @@
 
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -15,6 +16,8 @@
 #include "absl/time/time.h"
 #include "proto/tls/files.h"
 #include "proto/tls/identity.h"
+#include "server/transport/deny_list.h"
+#include "server/transport/peer_connections.h"
 
 namespace paramshard::server {
 
@@ -24,10 +27,11 @@ class Transport {
   struct Options {
     tls::Files files = {};  // none: in the clear
     std::vector<tls::RolePattern> roles = {};
-    int node = 0;  // of this daemon: its certificate says the same
+    std::string deny_file = {};  // path, of a DenyList; empty: none
+    int node = 0;                // of this daemon: its certificate says the same
   };
 
-  // FAILED_PRECONDITION as tls::CheckFiles; INVALID_ARGUMENT the certificate is not that of this node.
+  // FAILED_PRECONDITION as tls::CheckFiles and DenyList::Load; INVALID_ARGUMENT the certificate is not that of this node.
   static absl::StatusOr<Transport> Create(const Options& options, absl::Time now);
   // In the clear.
   Transport() = default;
@@ -37,6 +41,10 @@ class Transport {
   // Of a server for the other nodes; of one for remote tools.
   std::shared_ptr<grpc::ServerCredentials> ForNodes() const;
   std::shared_ptr<grpc::ServerCredentials> ForTools() const;
+  // What ends connections of these servers before their ends do: of both when the deny list names whom they are with,
+  // and of tools also when the certificate ends. Null where nothing does.
+  std::shared_ptr<PeerConnections> ConnectionsOfNodes() const;
+  std::shared_ptr<PeerConnections> ConnectionsOfTools() const;
   // Of a channel to the daemon that shows the certificate of node 0.
   std::shared_ptr<grpc::ChannelCredentials> ToNodeZero() const;
 
@@ -46,8 +54,12 @@ class Transport {
  private:
   std::shared_ptr<grpc::ServerCredentials> ForPeers(bool nodes_alone) const;
 
+  // UNAUTHENTICATED no member of the world, or one that is denied.
+  absl::StatusOr<tls::Identity> Identify(const std::vector<std::string>& uris) const;
+
   tls::Files files_;
   std::optional<tls::IdentityRules> rules_;
+  std::shared_ptr<DenyList> denied_;  // null: nobody is
 };
 
 }  // namespace paramshard::server

@@ -24,6 +24,9 @@ std::string VersionText(const v1::GetVersionResponse& response) {
   properties.Add("ranks", RanksCell(response));
   properties.Add("pid", absl::StrCat(response.pid()));
   properties.Add("started", TimeCell(response.started_at()));
+  if (response.insecure_addresses_size() > 0) {
+    properties.Add("in the clear", TextCell(absl::StrJoin(response.insecure_addresses(), ", ")));
+  }
   return absl::StrCat(properties.Text(), BrokenDevicesText(response));
 }
 

@@ -116,10 +116,12 @@ std::vector<std::string> With(const std::vector<std::string>& flags, std::vector
 }
 
 TEST(ParseArgumentsTest, CertificatesComeTogether) {
-  const DaemonConfig config = ParseConfig(With(kCertificates, {"--tls-role=node=spiffe://corp/ps-{N},admin=a*"}));
+  const DaemonConfig config =
+      ParseConfig(With(kCertificates, {"--tls-role=node=spiffe://corp/ps-{N},admin=a*", "--tls-deny-file=/d"}));
   EXPECT_EQ(config.tls_cert, "/c.pem");
   EXPECT_EQ(config.tls_key, "/k.pem");
   EXPECT_EQ(config.tls_ca, "/a.pem");
+  EXPECT_EQ(config.tls_deny_file, "/d");
   EXPECT_THAT(config.tls_roles, ElementsAre("node=spiffe://corp/ps-{N}", "admin=a*"));
   for (const std::string& one : kCertificates) {
     EXPECT_THAT(Parse({one}).status(),
@@ -210,6 +212,7 @@ TEST(ParseArgumentsTest, WrongInputIsRefusedNamingFlagAndExpectation) {
        "--cluster-address: --tls-cert, --tls-key and --tls-ca expected"},
       {{"--tls-role=root=a"}, "--tls-role: node=PATTERN"},
       {{"--tls-role=admin=a"}, "--tls-role: --tls-cert, --tls-key and --tls-ca expected with it"},
+      {{"--tls-deny-file=/d"}, "--tls-deny-file: --tls-cert, --tls-key and --tls-ca expected with it"},
       {{"--insecure=maybe"}, "--insecure: on, off expected"},
       {{"--data-address=eth0"}, "--data-address: an IP address such as 10.0.0.3 expected"},
       {{"--metrics-listen=9464"}, "--metrics-listen: "},
@@ -304,6 +307,7 @@ TEST(ConfigTextTest, HasEverySettingWithItsSource) {
             "tls-key =   # default\n"
             "tls-ca =   # default\n"
             "tls-role =   # default\n"
+            "tls-deny-file =   # default\n"
             "insecure = off  # default\n"
             "data-address =   # default\n"
             "trusted-data-network = off  # default\n"

@@ -4,6 +4,7 @@
 #include <grpcpp/grpcpp.h>
 #include <unistd.h>
 
+#include <fstream>
 #include <functional>
 #include <memory>
 #include <string>
@@ -16,6 +17,7 @@
 #include "paramshard/v1/admin.grpc.pb.h"
 #include "paramshard/v1/cluster.grpc.pb.h"
 #include "proto/tls/credentials.h"
+#include "tests/server/store/manual_clock.h"
 #include "tests/status_matchers.h"
 #include "tests/support/temporary_directory.h"
 #include "tests/support/test_authority.h"
@@ -69,8 +71,12 @@ class TransportTest : public testing::Test {
     for (const auto& server : servers_) server->Shutdown(std::chrono::system_clock::now());
   }
 
-  int Serve(const std::shared_ptr<grpc::ServerCredentials>& credentials, grpc::Service* service) {
+  int Serve(const std::shared_ptr<grpc::ServerCredentials>& credentials, grpc::Service* service,
+            const std::shared_ptr<PeerConnections>& connections = nullptr) {
     grpc::ServerBuilder builder;
+    if (connections != nullptr) {
+      builder.experimental().SetInterceptorCreators(PeerConnections::Interceptors(connections));
+    }
     int port = 0;
     builder.AddListeningPort("127.0.0.1:0", credentials, &port);
     builder.RegisterService(service);
@@ -193,6 +199,18 @@ TEST_F(TransportTest, AnotherWorldsCertificateIsRefused) {
   ExpectRefused(With(authority_.Issue({"spiffe://example.test/paramshard/w2/node/1"}), nodes_port_));
 }
 
+TEST_F(TransportTest, WhoIsDeniedIsRefusedAtBothEnds) {
+  const std::string deny_file = folder_.path() + "/deny";
+  std::ofstream(deny_file) << InWorld("node/1") << "\n" << InWorld("node/0") << "\n";
+  const auto one = Transport::Create(
+      {.files = Install("1", authority_.Issue({InWorld("node/1")})), .deny_file = deny_file, .node = 1}, absl::Now());
+  ASSERT_OK(one);
+  const int port = Serve(one->ForNodes(), &votes_);
+  ExpectRefused(As("node/1", port));
+  EXPECT_OK(VoteOf(2, As("node/2", port)));
+  EXPECT_THAT(VoteOf(1, ChannelOf(one->ToNodeZero(), nodes_port_)), StatusIs(absl::StatusCode::kUnavailable));
+}
+
 TEST_F(TransportTest, ACertificateWithoutOneUriIsRefused) {
   ExpectRefused(With(authority_.Issue({}), nodes_port_));
   ExpectRefused(With(authority_.Issue({InWorld("node/1"), InWorld("node/2")}), nodes_port_));
@@ -218,6 +236,18 @@ TEST_F(TransportTest, ToolsMayDoWhatTheirRoleMay) {
                          HasSubstr(absl::StrCat("Drain: a certificate of admin expected, got one of ", role))));
   }
   EXPECT_THAT(List(As("node/1", tools_port_)), StatusIs(absl::StatusCode::kPermissionDenied));
+}
+
+TEST_F(TransportTest, ConnectionsAreKnownByTheirCallsAndNoCallIsServedWhenTheyAreOver) {
+  ManualClock clock;
+  const auto connections = std::make_shared<PeerConnections>(PeerConnections::Options{.clock = clock});
+  const int port = Serve(transport_.ForTools(), &inspection_, connections);
+  const auto open = As("viewer", port);
+  EXPECT_OK(List(open));
+  EXPECT_OK(List(open));
+  clock.Advance(absl::Hours(2));
+  EXPECT_THAT(List(open), StatusIs(absl::StatusCode::kCancelled));
+  EXPECT_OK(List(As("viewer", port)));
 }
 
 TEST_F(TransportTest, RenewedCertificatesServeNewConnectionsAndOpenOnesGoOn) {
