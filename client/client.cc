@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include <grpcpp/client_context.h>
@@ -46,7 +47,8 @@ class Client::Impl {
       : options_(std::move(options)), interruption_(options_.interrupted), daemon_(std::move(daemon)) {}
 
   const Options& options() const { return options_; }
-  const internal::SocketPaths& paths() const { return daemon_->paths(); }
+  // FAILED_PRECONDITION: the daemon is on another machine, with which no memory is shared.
+  absl::StatusOr<internal::SocketPaths> SocketsFor(absl::string_view operation) const;
 
   // Opens the connection for one call.
   absl::StatusOr<std::shared_ptr<Connection>> Connected();
@@ -94,6 +96,14 @@ class Client::Impl {
   std::map<std::string, std::shared_ptr<const std::atomic<int64_t>>, std::less<>> answered_ ABSL_GUARDED_BY(mu_);
 };
 
+absl::StatusOr<internal::SocketPaths> Client::Impl::SocketsFor(absl::string_view operation) const {
+  if (const auto* const paths = std::get_if<internal::SocketPaths>(&daemon_->place())) return *paths;
+  return absl::FailedPreconditionError(absl::StrCat(
+      operation, ": a daemon on this machine expected, got the one at ", options_.address,
+      ": trainers share memory with the daemon beside them; start one of the same world here and connect by its "
+      "socket_dir, without address"));
+}
+
 absl::StatusOr<std::shared_ptr<Connection>> Client::Impl::Connected() {
   RETURN_IF_ERROR(owner_.Check("client"));
   return daemon_->Connected();
@@ -120,12 +130,13 @@ absl::Status Client::Impl::Call(const Connection& connection, Service& stub, abs
 absl::StatusOr<std::shared_ptr<internal::Session>> Client::Impl::OpenModel(const ModelSpec& spec,
                                                                            const CreationOptions& options,
                                                                            internal::RestartWait& wait) {
+  ASSIGN_OR_RETURN(const internal::SocketPaths paths, SocketsFor(absl::StrCat("open model ", spec.name)));
   // One connection for both calls: the model of one server says nothing about the next one.
   ASSIGN_OR_RETURN(const std::shared_ptr<Connection> connection, Connected());
   RETURN_IF_ERROR(CreateModel(*connection, spec, options));
   wait.Reached();
   absl::StatusOr<std::shared_ptr<internal::Session>> session =
-      internal::Attach(connection->channel(), paths(), options_, spec.name);
+      internal::Attach(connection->channel(), paths, options_, spec.name);
   if (!session.ok()) return connection->Explain(absl::StrCat("attach ", spec.name), session.status());
   const absl::MutexLock lock(&mu_);
   sessions_.push_back(*session);
@@ -169,6 +180,7 @@ void Client::Impl::ForgetAnswered(absl::string_view model) {
 }
 
 absl::Status Client::Impl::CreateModel(const ModelSpec& spec, const CreationOptions& options) {
+  RETURN_IF_ERROR(SocketsFor(absl::StrCat("create model ", spec.name)).status());
   ASSIGN_OR_RETURN(const std::shared_ptr<Connection> connection, Connected());
   return CreateModel(*connection, spec, options);
 }
@@ -199,9 +211,9 @@ absl::Status Client::Impl::DeleteModel(absl::string_view model) {
   ASSIGN_OR_RETURN(const std::shared_ptr<Connection> connection, Connected());
   v1::DeleteModelRequest request;
   request.set_model(model.data(), model.size());
-  // One call, one id: the token tells clients apart, the count tells calls of one process apart.
+  // One call, one id: the connection tells clients apart, the count tells calls of one process apart.
   static std::atomic<int64_t> calls = 0;
-  request.set_request_id(absl::StrCat(connection->token(), "-", ++calls));
+  request.set_request_id(absl::StrCat(connection->id(), "-", ++calls));
   v1::DeleteModelResponse response;
   RETURN_IF_ERROR(Call(*connection, connection->stub(), absl::StrCat("delete model ", model),
                        &Stub::PrepareAsyncDeleteModel, request, response));
@@ -276,6 +288,31 @@ absl::Status Check(const Client::Options& options) {
       absl::StrCat("connect: restart_timeout >= 0 expected, got ", absl::FormatDuration(options.restart_timeout)));
 }
 
+// One place, and what belongs to it.
+absl::Status CheckPlace(const Client::Options& options) {
+  const bool has_certificate = !options.tls_cert.empty() || !options.tls_key.empty() || !options.tls_ca.empty();
+  if (options.address.empty() && (has_certificate || !options.tls_roles.empty())) {
+    return absl::InvalidArgumentError(
+        "connect: address, of a daemon on another machine, expected with tls_cert, "
+        "tls_key, tls_ca and tls_roles, got none");
+  }
+  if (options.address.empty() || options.socket_dir.empty()) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("connect: address or socket_dir expected, got both, ", options.address,
+                                                 " and ", options.socket_dir));
+}
+
+absl::StatusOr<internal::DaemonPlace> PlaceOf(const Client::Options& options) {
+  RETURN_IF_ERROR(CheckPlace(options));
+  if (options.address.empty()) return internal::FindSockets(options.socket_dir);
+  internal::RemoteDaemon remote{.address = options.address,
+                                .files = {.cert = options.tls_cert, .key = options.tls_key, .ca = options.tls_ca},
+                                .roles = {}};
+  for (const std::string& role : options.tls_roles) {
+    ASSIGN_OR_RETURN(remote.roles.emplace_back(), tls::ParseRolePattern(role));
+  }
+  return remote;
+}
+
 // gRPC's threads do not live on in a forked child, and its descriptors stay its parent's.
 absl::Status CheckGrpcWasNotForked() {
   static const internal::OwnerProcess first_that_connected;
@@ -283,14 +320,15 @@ absl::Status CheckGrpcWasNotForked() {
 }
 
 // Waits where a daemon was killed: one that ends in any other way takes its sockets with it.
-absl::StatusOr<std::unique_ptr<internal::Daemon>> ConnectFirst(const internal::SocketPaths& paths,
+absl::StatusOr<std::unique_ptr<internal::Daemon>> ConnectFirst(const internal::DaemonPlace& place,
                                                                const Client::Options& options) {
-  const bool was_there = internal::HasSocket(paths);
+  const auto* const paths = std::get_if<internal::SocketPaths>(&place);
+  const bool was_there = paths != nullptr && internal::HasSocket(*paths);
   internal::RestartWait wait("connect", options.restart_timeout, options.on_wait,
                              internal::Interruption(options.interrupted));
   while (true) {
     absl::StatusOr<std::unique_ptr<internal::Daemon>> daemon =
-        internal::Daemon::Connect(paths, options.connect_timeout);
+        internal::Daemon::Connect(place, options.connect_timeout);
     if (daemon.ok() || !was_there) return daemon;
     if (!wait.Pause(daemon.status())) return wait.Explain(daemon.status());
   }
@@ -306,8 +344,8 @@ Client::~Client() = default;
 absl::StatusOr<Client> Client::Connect(const Options& options) {
   RETURN_IF_ERROR(Check(options));
   RETURN_IF_ERROR(CheckGrpcWasNotForked());
-  ASSIGN_OR_RETURN(const internal::SocketPaths paths, internal::FindSockets(options.socket_dir));
-  ASSIGN_OR_RETURN(std::unique_ptr<internal::Daemon> daemon, ConnectFirst(paths, options));
+  ASSIGN_OR_RETURN(const internal::DaemonPlace place, PlaceOf(options));
+  ASSIGN_OR_RETURN(std::unique_ptr<internal::Daemon> daemon, ConnectFirst(place, options));
   return Client(internal::ShareWithinProcess(std::make_unique<Impl>(options, std::move(daemon))));
 }
 

@@ -485,6 +485,16 @@ class Client {
     // $XDG_RUNTIME_DIR/paramshard, else /tmp/paramshard-<uid>, which must belong to this user or
     // root.
     std::string socket_dir = {};
+    // Of a daemon on another machine: HOST:PORT of its --listen, with the certificate that this program comes with, its
+    // key, and the authorities whose certificates it takes, as PEM files; and whose URIs have which role, where they are
+    // not of paramshard's own form ("node=spiffe://corp/ps-{N}", docs/security.md). What the certificate's role may is
+    // done there, and nothing that maps memory: OpenModel and CreateModel are for trainers beside their daemon. With
+    // `address` no socket_dir is given; without, none of the others.
+    std::string address = {};
+    std::string tls_cert = {};
+    std::string tls_key = {};
+    std::string tls_ca = {};
+    std::vector<std::string> tls_roles = {};
     absl::Duration connect_timeout = absl::Seconds(10);  // > 0
     // How long OpenModel waits for the other ranks; > 0. A creation and a deletion end by it too. Of several daemons
     // creations with a checkpoint wait for each other, for the daemon's --restore-timeout (8 min): whoever is less
@@ -516,7 +526,8 @@ class Client {
   // UNAVAILABLE when no daemon answers, or none within restart_timeout (says where it looked); DEADLINE_EXCEEDED when
   // one is there and says nothing within connect_timeout; PERMISSION_DENIED when the daemon refuses this user, or
   // another user has created /tmp/paramshard-<uid>; INVALID_ARGUMENT for options out of range; FAILED_PRECONDITION in
-  // a child that was forked after its parent had connected.
+  // a child that was forked after its parent had connected. Of a daemon at an `address` also: FAILED_PRECONDITION names
+  // a file of a certificate and what is expected; UNAVAILABLE somebody else listens there.
   static absl::StatusOr<Client> Connect(const Options& options);
 
   Client(Client&&) noexcept;

@@ -2,6 +2,7 @@
 
 #include <poll.h>
 
+#include <random>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -15,19 +16,42 @@ constexpr char kWhatToDo[] =
     "start it, unless its keeper does, and call again; it has the models that a keeper has held, and those that it "
     "restores from a save";
 
+std::string RandomId() {
+  std::random_device random;
+  std::string id;
+  for (int word = 0; word < 4; ++word) absl::StrAppend(&id, absl::Hex(random(), absl::kZeroPad8));
+  return id;
+}
+
+// gRPC does not say why a connection is not made.
+absl::Status ExplainRemote(absl::string_view call, absl::Status answer) {
+  if (!absl::IsUnavailable(answer)) return answer;
+  return absl::UnavailableError(
+      absl::StrCat(call, ": ", answer.message(),
+                   "; the daemon, on another machine, said so, went away, or is not reached: see its "
+                   "log, which says whose certificate it has refused, and call again"));
+}
+
 constexpr absl::Duration kMomentBetweenSockets = absl::Milliseconds(20);
 constexpr absl::Duration kDyingTime = absl::Seconds(1);
 
 }  // namespace
 
-absl::StatusOr<std::shared_ptr<Connection>> Connection::Open(const SocketPaths& paths, absl::Duration timeout) {
+absl::StatusOr<std::shared_ptr<Connection>> Connection::Open(const DaemonPlace& place, absl::Duration timeout) {
+  if (const auto* const remote = std::get_if<RemoteDaemon>(&place)) {
+    ASSIGN_OR_RETURN(std::shared_ptr<grpc::Channel> channel, OpenRemoteChannel(*remote, timeout));
+    return std::shared_ptr<Connection>(new Connection(std::nullopt, RandomId(), std::move(channel)));
+  }
+  const auto& paths = std::get<SocketPaths>(place);
   ASSIGN_OR_RETURN(Companion companion, Companion::Connect(paths.handoff, timeout));
   ASSIGN_OR_RETURN(std::shared_ptr<grpc::Channel> channel, OpenChannel(paths, timeout));
-  return std::shared_ptr<Connection>(new Connection(std::move(companion), std::move(channel)));
+  std::string id = companion.token();
+  return std::shared_ptr<Connection>(new Connection(std::move(companion), std::move(id), std::move(channel)));
 }
 
-Connection::Connection(Companion companion, std::shared_ptr<grpc::Channel> channel)
+Connection::Connection(std::optional<Companion> companion, std::string id, std::shared_ptr<grpc::Channel> channel)
     : companion_(std::move(companion)),
+      id_(std::move(id)),
       channel_(std::move(channel)),
       stub_(v1::TrainerService::NewStub(channel_)),
       admin_stub_(v1::AdminService::NewStub(channel_)) {}
@@ -35,8 +59,9 @@ Connection::Connection(Companion companion, std::shared_ptr<grpc::Channel> chann
 bool Connection::IsLost() const { return IsLostWithin(absl::ZeroDuration()); }
 
 bool Connection::IsLostWithin(absl::Duration wait) const {
-  pollfd fds[] = {{.fd = companion_.daemon_pidfd(), .events = POLLIN, .revents = 0},
-                  {.fd = companion_.socket(), .events = POLLRDHUP, .revents = 0}};
+  if (!companion_.has_value()) return false;
+  pollfd fds[] = {{.fd = companion_->daemon_pidfd(), .events = POLLIN, .revents = 0},
+                  {.fd = companion_->socket(), .events = POLLRDHUP, .revents = 0}};
   return poll(fds, 2, static_cast<int>(absl::ToInt64Milliseconds(wait))) > 0;
 }
 
@@ -47,25 +72,26 @@ bool Connection::IsAboutToBeLost() const {
 }
 
 void Connection::Authenticate(grpc::ClientContext& context) const {
-  context.AddMetadata(wire::kTokenMetadata, companion_.token());
+  if (companion_.has_value()) context.AddMetadata(wire::kTokenMetadata, companion_->token());
 }
 
 absl::Status Connection::Explain(absl::string_view call, absl::Status answer) const {
+  if (!companion_.has_value()) return ExplainRemote(call, answer);
   const bool lost = absl::IsUnavailable(answer) ? IsAboutToBeLost() : !answer.ok() && IsLost();
   if (!lost) return answer;
-  return absl::UnavailableError(absl::StrCat(call, ": the daemon (pid ", companion_.daemon_pid(),
+  return absl::UnavailableError(absl::StrCat(call, ": the daemon (pid ", companion_->daemon_pid(),
                                              ") went away during the call (", answer.message(), "); ", kWhatToDo));
 }
 
-absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Connect(const SocketPaths& paths, absl::Duration timeout) {
-  ASSIGN_OR_RETURN(std::shared_ptr<Connection> connection, Connection::Open(paths, timeout));
-  return std::unique_ptr<Daemon>(new Daemon(paths, timeout, std::move(connection)));
+absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Connect(DaemonPlace place, absl::Duration timeout) {
+  ASSIGN_OR_RETURN(std::shared_ptr<Connection> connection, Connection::Open(place, timeout));
+  return std::unique_ptr<Daemon>(new Daemon(std::move(place), timeout, std::move(connection)));
 }
 
 absl::StatusOr<std::shared_ptr<Connection>> Daemon::Connected() {
   const absl::MutexLock lock(&mu_);
   if (!connection_->IsLost()) return connection_;
-  absl::StatusOr<std::shared_ptr<Connection>> opened = Connection::Open(paths_, timeout_);
+  absl::StatusOr<std::shared_ptr<Connection>> opened = Connection::Open(place_, timeout_);
   if (opened.ok()) return connection_ = *std::move(opened);
   if (opened.status().code() != absl::StatusCode::kUnavailable) return opened.status();
   return absl::UnavailableError(

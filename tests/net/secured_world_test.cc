@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
@@ -59,6 +60,7 @@ class SecuredWorldTest : public testing::Test {
   void Spawn(int node, std::vector<std::string> flags) {
     const std::vector<std::string> world = WorldFlags(node);
     flags.insert(flags.end(), world.begin(), world.end());
+    if (node == 0) flags.insert(flags.end(), more_flags_.begin(), more_flags_.end());
     const int log = open(LogPath(node).c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
     daemons_[node].emplace(DaemonProcess::Spawn(PARAMSHARDD, sockets_[node].path(), flags, {.standard_error = log}));
     close(log);
@@ -98,6 +100,15 @@ class SecuredWorldTest : public testing::Test {
   }
   std::string Listen(int node) const { return absl::StrCat("127.0.0.1:", listen_[node]); }
 
+  // Runs the command until it prints the text.
+  static void AwaitOutput(const std::string& command, const std::string& text) {
+    const absl::Time end = absl::Now() + kPatience;
+    absl::StatusOr<std::string> output = OutputOf(command);
+    while (absl::Now() < end && !(output.ok() && absl::StrContains(*output, text))) output = OutputOf(command);
+    EXPECT_THAT(output, IsOkAndHolds(HasSubstr(text)));
+  }
+
+  std::vector<std::string> more_flags_;  // of node 0
   const TestAuthority authority_;
   const TemporaryDirectory folder_;
   const int port_ = FreePort();
@@ -114,6 +125,9 @@ TEST_F(SecuredWorldTest, TrainsToTheBytesOfOneInTheClear) {
   EXPECT_EQ(Train(), secured);
   EXPECT_NE(secured[0], "");
   EXPECT_THAT(ReadText(LogPath(0)), HasSubstr("an address is open to whoever reaches it"));
+  const std::string ctl = absl::StrCat(PARAMSHARDCTL, " --socket-dir=", sockets_[0].path());
+  EXPECT_THAT(OutputOf(ctl + " version"), IsOkAndHolds(HasSubstr(absl::StrCat("--listen 0.0.0.0:", listen_[0]))));
+  EXPECT_THAT(OutputOf(ctl + " metrics"), IsOkAndHolds(HasSubstr("paramshard_insecure_addresses 2")));
 }
 
 TEST_F(SecuredWorldTest, ToolsOnOtherMachinesAskAllDaemonsAtOnce) {
@@ -152,6 +166,99 @@ TEST_F(SecuredWorldTest, AToolWithoutTheRightCertificateHearsWhy) {
   EXPECT_THAT(OutputOf(absl::StrCat(PARAMSHARDCTL, " ", absl::StrJoin(FlagsOf(foreign), " "),
                                     " --timeout=5s --address=", Listen(0), " models 2>&1 || true")),
               IsOkAndHolds(HasSubstr("a member of spiffe://example.test/paramshard/w2 expected")));
+}
+
+TEST_F(SecuredWorldTest, ANodeThatIsDeniedIsLostAndStaysOut) {
+  const std::string deny_file = folder_.path() + "/deny";
+  std::ofstream(deny_file) << "";
+  more_flags_ = {"--tls-deny-file=" + deny_file};
+  ASSERT_NO_FATAL_FAILURE(StartSecured());
+  Train();
+  const std::string metrics = absl::StrCat(PARAMSHARDCTL, " --socket-dir=", sockets_[0].path(), " metrics");
+  EXPECT_THAT(OutputOf(metrics), IsOkAndHolds(HasSubstr("world_nodes{state=\"absent\"} 0")));
+  std::ofstream(deny_file) << InWorld("node/1") << "\n" << InWorld("viewer") << "\n";
+  AwaitOutput(metrics, "world_nodes{state=\"absent\"} 1");
+  AwaitOutput(absl::StrCat("cat ", LogPath(0)), "a certificate is refused");
+  EXPECT_THAT(ReadText(LogPath(0)),
+              AllOf(HasSubstr("a connection is ended"), HasSubstr("/node/1 is named by --tls-deny-file")));
+  const std::string one = absl::StrCat("--address=", Listen(0));
+  EXPECT_THAT(Remote("viewer", absl::StrCat(one, " models || true")), IsOkAndHolds(HasSubstr("no connection")));
+  EXPECT_OK(Remote("admin", absl::StrCat(one, " models")));
+  // Let in again.
+  std::ofstream(deny_file) << "";
+  AwaitOutput(metrics, "world_nodes{state=\"absent\"} 0");
+}
+
+// A program on another machine.
+class RemoteClientTest : public SecuredWorldTest {
+ protected:
+  absl::StatusOr<Client> Connect(const tls::Files& files, int node = 0) const {
+    return Client::Connect({.address = Listen(node),
+                            .tls_cert = files.cert,
+                            .tls_key = files.key,
+                            .tls_ca = files.ca,
+                            .connect_timeout = absl::Seconds(20)});
+  }
+  absl::StatusOr<Client> ConnectAs(const std::string& role) const {
+    return Connect(Install(role, authority_.Issue({InWorld(role)})));
+  }
+};
+
+TEST_F(RemoteClientTest, DoesWhatItsCertificateMay) {
+  ASSERT_NO_FATAL_FAILURE(StartSecured());
+  Train();
+  ASSERT_OK_AND_ASSIGN(Client viewer, ConnectAs("viewer"));
+  ASSERT_OK_AND_ASSIGN(const std::vector<ModelSummary> models, viewer.Models());
+  ASSERT_EQ(models.size(), 1);
+  EXPECT_EQ(models[0].name, "m");
+  EXPECT_OK(viewer.GetMemory().status());
+  EXPECT_THAT(viewer.DeleteModel("m"), StatusIs(absl::StatusCode::kPermissionDenied, HasSubstr("of admin expected")));
+
+  ASSERT_OK_AND_ASSIGN(Client trainer, ConnectAs("trainer"));
+  int64_t values = 0;
+  EXPECT_OK(trainer.Export("m", {}, [&](const ExportedExtent& extent) {
+    values += static_cast<int64_t>(extent.values.size());
+    return absl::OkStatus();
+  }));
+  EXPECT_GT(values, 0);
+
+  ASSERT_OK_AND_ASSIGN(Client admin, ConnectAs("admin"));
+  EXPECT_OK(admin.DeleteModel("m"));
+  EXPECT_THAT(admin.DeleteModel("m"), StatusIs(absl::StatusCode::kNotFound));
+}
+
+TEST_F(RemoteClientTest, SharesNoMemory) {
+  ASSERT_NO_FATAL_FAILURE(StartSecured());
+  ASSERT_OK_AND_ASSIGN(Client admin, ConnectAs("admin"));
+  const auto refused = StatusIs(absl::StatusCode::kFailedPrecondition,
+                                AllOf(HasSubstr("a daemon on this machine expected"), HasSubstr("socket_dir")));
+  EXPECT_THAT(admin.OpenModel(SmallModel("m")).status(), refused);
+  EXPECT_THAT(admin.CreateModel(SmallModel("m")), refused);
+}
+
+TEST_F(RemoteClientTest, GoesOnWithANewCertificateWhenTheOldOneEnds) {
+  ASSERT_NO_FATAL_FAILURE(StartSecured());
+  const tls::Files files =
+      Install("viewer", authority_.Issue({InWorld("viewer")}, {.to = absl::Now() + absl::Seconds(10)}));
+  ASSERT_OK_AND_ASSIGN(Client viewer, Connect(files));
+  EXPECT_OK(viewer.Models().status());
+  Install("viewer", authority_.Issue({InWorld("viewer")}));
+  AwaitOutput(absl::StrCat("cat ", LogPath(0)), "with which the connection was made, has ended");
+  const absl::Time end = absl::Now() + kPatience;
+  while (!viewer.Models().ok() && absl::Now() < end) {
+  }
+  EXPECT_OK(viewer.Models().status());
+}
+
+TEST_F(RemoteClientTest, OptionsThatDoNotGoTogetherAreNamed) {
+  EXPECT_THAT(Client::Connect({.socket_dir = "/a", .address = "h:1"}).status(),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("address or socket_dir expected, got both")));
+  EXPECT_THAT(Client::Connect({.tls_cert = "/c"}).status(),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("address, of a daemon on another machine")));
+  EXPECT_THAT(Client::Connect({.address = "h:1", .tls_roles = {"root=a"}}).status(),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("node=PATTERN")));
+  EXPECT_THAT(Client::Connect({.address = "h:1"}).status(),
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("--tls-cert: a PEM file expected")));
 }
 
 // What a daemon says that does not start.

@@ -2,10 +2,12 @@
 
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/time/time.h"
 #include "client/python/bindings/calls.h"
@@ -28,10 +30,18 @@ void LogWait(absl::string_view text) {
   }
 }
 
-void Connect(PyClient* self, int rank, const std::optional<std::string>& socket_dir, double connect_timeout,
-             double attach_timeout, double restart_timeout, bool take_over, bool prefetch, bool accept_rollback) {
+void Connect(PyClient* self, int rank, const std::optional<std::string>& socket_dir,
+             const std::optional<std::string>& address, const std::optional<std::string>& tls_cert,
+             const std::optional<std::string>& tls_key, const std::optional<std::string>& tls_ca,
+             const std::vector<std::string>& tls_roles, double connect_timeout, double attach_timeout,
+             double restart_timeout, bool take_over, bool prefetch, bool accept_rollback) {
   new (self) PyClient({.rank = rank,
                        .socket_dir = socket_dir.value_or(""),
+                       .address = address.value_or(""),
+                       .tls_cert = tls_cert.value_or(""),
+                       .tls_key = tls_key.value_or(""),
+                       .tls_ca = tls_ca.value_or(""),
+                       .tls_roles = tls_roles,
                        .connect_timeout = absl::Seconds(connect_timeout),
                        .attach_timeout = absl::Seconds(attach_timeout),
                        .take_over = take_over,
@@ -110,11 +120,16 @@ void BindClient(nb::module_& module) {
       "has connected must not go on in a child that it forks: there every call is FailedPreconditionError.");
   client.def(
       "__init__", &Connect, nb::arg("rank") = 0, nb::kw_only(), nb::arg("socket_dir") = nb::none(),
+      nb::arg("address") = nb::none(), nb::arg("tls_cert") = nb::none(), nb::arg("tls_key") = nb::none(),
+      nb::arg("tls_ca") = nb::none(), nb::arg("tls_roles") = std::vector<std::string>(),
       nb::arg("connect_timeout") = 10.0, nb::arg("attach_timeout") = 600.0, nb::arg("restart_timeout") = 60.0,
       nb::arg("take_over") = false, nb::arg("prefetch") = true, nb::arg("accept_rollback") = false,
       "Connects. `rank` is the rank of the world that this trainer serves. `socket_dir` is the daemon's directory "
       "of sockets; None: $PARAMSHARD_SOCKET_DIR, else $XDG_RUNTIME_DIR/paramshard, else "
-      "/tmp/paramshard-<uid>. Timeouts are in seconds: for connecting; for other ranks to attach; for a daemon "
+      "/tmp/paramshard-<uid>. `address` instead is HOST:PORT of the --listen of a daemon on another machine, and "
+      "`tls_cert`, `tls_key` and `tls_ca` are PEM files: what the certificate's role may is done there, but nothing "
+      "that shares memory (open_model, create_model). Timeouts are in seconds: for connecting; for other ranks to "
+      "attach; for a daemon "
       "that is started again. `take_over` kills the trainer that holds the rank. `prefetch` issues gathers ahead "
       "in the order of the first step. With `accept_rollback` open_model goes on by itself where the daemons went back "
       "to a saved step and commits are lost that this client has seen answered; else it is DataLossError, once. "
