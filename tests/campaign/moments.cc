@@ -47,7 +47,11 @@ absl::Status AwaitMoment(const KeptServer& server, const std::string& model, std
                        [&](ChildProcess& trainer) { return trainer.board().numbers[kAtCommit] >= commit; });
   };
   ASSIGN_OR_RETURN(const bool there, Poll({.timeout = kPatience}, is_there));
-  RETURN_IF_ERROR(Expect(there, "trainers do not move"));
+  if (!there) {
+    std::vector<std::string> ends;
+    for (ChildProcess& trainer : trainers) ends.push_back(trainer.Await(absl::ZeroDuration()).ToString());
+    return absl::InternalError(absl::StrCat("trainers that move expected, they are at ", absl::StrJoin(ends, " and ")));
+  }
   const auto let_go = [&] {
     for (ChildProcess& trainer : trainers) Reach(trainer.board(), kMayCommit, commit);
   };

@@ -162,14 +162,10 @@ class Model:
     def world_size(self) -> int: ...
 
     @property
-    def active_rank(self) -> int:
-        """
-        This rank among those that take part in the epoch: what batches are dealt by. Where replicas go on without a lost daemon its ranks are left out; else the rank.
-        """
+    def active_rank(self) -> int: ...
 
     @property
-    def active_world_size(self) -> int:
-        """How many take part; else the world's size."""
+    def active_world_size(self) -> int: ...
 
     @property
     def shard_size(self) -> int: ...
