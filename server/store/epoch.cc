@@ -7,8 +7,10 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 #include "server/base/thread.h"
+#include "server/cluster/healing_plan.h"
 #include "server/collective/engines.h"
 #include "server/log/log.h"
+#include "server/store/replica_state.h"
 #include "server/trace/trace.h"
 
 namespace paramshard::server {
@@ -43,6 +45,23 @@ void LogUnencoded(const Shard& shard, const absl::Status& status) {
 
 // What a node puts that has got the state.
 constexpr absl::string_view kHealedKey = "healed";
+
+// Under which a node puts what its ranks have sent with the last commit.
+constexpr absl::string_view kStatesKey = "client states";
+
+// Who heals another node knows its ranks' client states. Servers may have been started again since the last commit, and
+// nodes been healed: here all learn them.
+absl::Status KeepPreviousStates(const Topology& topology, Rendezvous& rendezvous, absl::Duration timeout,
+                                CommitLog& commit_log) {
+  CommitLog::State state = commit_log.state();
+  RETURN_IF_ERROR(rendezvous.Put(kStatesKey, SerializeClientStates(state.client_states)));
+  const int previous = PreviousNode(topology.node(), topology.active());
+  ASSIGN_OR_RETURN(const std::string bytes, rendezvous.Get(previous, kStatesKey, timeout));
+  ASSIGN_OR_RETURN(std::vector<std::string> states, ParseClientStates(bytes, topology.device_counts()[previous]));
+  state.previous = {.node = previous, .client_states = std::move(states)};
+  commit_log.Restore(std::move(state));
+  return absl::OkStatus();
+}
 
 // A slow network's. The step timeout comes on top.
 constexpr double kSlowestHealingBytesPerSecond = 50e6;
@@ -177,7 +196,8 @@ absl::Status Epoch::Heal() {
   for (const Healing& healing : options_.healings) {
     if (healing.receiver != self) RETURN_IF_ERROR(AwaitHealed(healing, timeout));
   }
-  return absl::OkStatus();
+  if (!options_.topology->has_replicas()) return absl::OkStatus();
+  return KeepPreviousStates(*options_.topology, *rendezvous_, timeout, *options_.commit_log);
 }
 
 absl::Status Epoch::AwaitHealed(const Healing& healing, absl::Duration timeout) const {

@@ -1,10 +1,13 @@
 #include "server/store/replica_state.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 #include "paramshard/v1/cluster.pb.h"
+#include "proto/model/limits.h"
 
 namespace paramshard::server {
 namespace {
@@ -84,6 +87,24 @@ bool FitTogether(const ReplicaState& state) {
 }
 
 }  // namespace
+
+std::string SerializeClientStates(const std::vector<std::string>& states) {
+  v1::ClientStates message;
+  message.mutable_states()->Assign(states.begin(), states.end());
+  return message.SerializeAsString();
+}
+
+absl::StatusOr<std::vector<std::string>> ParseClientStates(absl::string_view bytes, int ranks) {
+  v1::ClientStates message;
+  const bool is_read = message.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()));
+  const auto& states = message.states();
+  const bool fits = std::all_of(states.begin(), states.end(),
+                                [](const std::string& state) { return state.size() <= kMaxClientStateBytes; });
+  if (is_read && fits && states.size() == ranks) return std::vector<std::string>(states.begin(), states.end());
+  return absl::InternalError(absl::StrCat("client states of ", ranks,
+                                          " ranks expected of another daemon, each of at most ", kMaxClientStateBytes,
+                                          " bytes, got ", states.size()));
+}
 
 std::string SerializeReplicaState(const ReplicaState& state) {
   v1::ReplicaState message;

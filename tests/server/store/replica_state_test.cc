@@ -6,6 +6,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "paramshard/v1/cluster.pb.h"
+#include "proto/model/limits.h"
 #include "tests/status_matchers.h"
 
 namespace paramshard::server {
@@ -101,6 +102,19 @@ TEST(ReplicaStateTest, AnyBytesAreAStateOrAnError) {
     const auto parsed = ParseReplicaState(changed, kParameters, kRanks);
     EXPECT_TRUE(parsed.ok() || absl::IsDataLoss(parsed.status())) << parsed.status();
   }
+}
+
+TEST(ClientStatesTest, ComeBackAsTheyWereSent) {
+  const std::vector<std::string> states = {"", std::string("\0b", 2)};
+  EXPECT_THAT(ParseClientStates(SerializeClientStates(states), 2), IsOkAndHolds(states));
+}
+
+TEST(ClientStatesTest, ThoseOfOtherRanksAndTooLongOnesAreRefused) {
+  EXPECT_THAT(ParseClientStates(SerializeClientStates({"a"}), 2), StatusIs(absl::StatusCode::kInternal));
+  EXPECT_THAT(ParseClientStates("no message", 1), StatusIs(absl::StatusCode::kInternal));
+  const std::string longest(kMaxClientStateBytes, 'x');
+  EXPECT_OK(ParseClientStates(SerializeClientStates({longest}), 1));
+  EXPECT_THAT(ParseClientStates(SerializeClientStates({longest + "x"}), 1), StatusIs(absl::StatusCode::kInternal));
 }
 
 }  // namespace
