@@ -103,12 +103,21 @@ absl::Status Slow(Scene& scene) {
   return scene.machines().Unthrottle(scene.victim);
 }
 
+// Whoever was lost is healed, and whoever was started again knows what the others' ranks have sent: a second loss before
+// that is one more than a world of replicas survives.
+absl::Status AwaitEpoch(Scene& scene, int node) {
+  const auto runs = [&]() -> absl::StatusOr<bool> { return scene.server().IsRunning(node, kModel).value_or(false); };
+  ASSIGN_OR_RETURN(const bool running, Poll({.timeout = kPatience}, runs));
+  return Expect(running, "an epoch with the daemon that is back expected");
+}
+
 absl::Status HalfOpen(Scene& scene) {
   RETURN_IF_ERROR(scene.machines().Cut(scene.victim));
   kill(scene.server().server(scene.victim), SIGKILL);
   scene.Pass();
   RETURN_IF_ERROR(scene.machines().Join(scene.victim));
-  return scene.server().AwaitNext({scene.victim});
+  RETURN_IF_ERROR(scene.server().AwaitNext({scene.victim}));
+  return AwaitEpoch(scene, scene.victim);
 }
 
 absl::Status StepClock(Scene& scene) {
@@ -116,9 +125,16 @@ absl::Status StepClock(Scene& scene) {
   return absl::OkStatus();
 }
 
-absl::Status KillServer(Scene& scene) { return scene.server().Kill({scene.victim}, {}, {SIGKILL}); }
+absl::Status KillServer(Scene& scene) {
+  RETURN_IF_ERROR(scene.server().Kill({scene.victim}, {}, {SIGKILL}));
+  return AwaitEpoch(scene, scene.victim);
+}
 
-absl::Status KillDaemon(Scene& scene) { return scene.server().Lose(std::max(scene.victim, 1), {}); }
+absl::Status KillDaemon(Scene& scene) {
+  const int victim = std::max(scene.victim, 1);
+  RETURN_IF_ERROR(scene.server().Lose(victim, {}));
+  return AwaitEpoch(scene, victim);
+}
 
 absl::Status StopFor(Scene& scene, absl::Duration time) {
   const pid_t server = scene.server().server(scene.victim);
@@ -128,7 +144,11 @@ absl::Status StopFor(Scene& scene, absl::Duration time) {
   return absl::OkStatus();
 }
 
-absl::Status Restart(Scene& scene) { return scene.server().Restart(std::max(scene.victim, 1)); }
+absl::Status Restart(Scene& scene) {
+  const int victim = std::max(scene.victim, 1);
+  RETURN_IF_ERROR(scene.server().Restart(victim));
+  return AwaitEpoch(scene, victim);
+}
 
 absl::Status Rotate(Scene& scene) {
   scene.world.Certify(scene.victim);
