@@ -66,8 +66,8 @@ const std::vector<Rule> kRules = {
     {"server/metrics/", {"server/metrics/", "server/base/", "proto/wire/handoff.h", "kernels/base/", "absl/"}},
     // What writes checkpoints knows shards, and no model: nothing of epochs, commits and clusters.
     {"server/saves/",
-     {"server/saves/", "server/device/memory.h", "server/store/shard.h", "server/base/crew.h", "proto/checkpoint/",
-      "proto/model/", "proto/safetensors/", "kernels/", "absl/"}},
+     {"server/saves/", "server/device/memory.h", "server/device/compute_device.h", "server/store/shard.h",
+      "server/base/crew.h", "proto/checkpoint/", "proto/model/", "proto/safetensors/", "kernels/", "absl/"}},
     // But who makes saves fall due.
     {"server/saves/saver",
      {"server/saves/", "server/store/", "server/cluster/save_news.h", "server/base/", "server/log/log.h",

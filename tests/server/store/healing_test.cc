@@ -211,18 +211,20 @@ TEST(UnhealedTest, ANodeWhoseNextOneIsEmptyTooIsNot) {
   EXPECT_EQ(CommitNumber(world), kLost);
 }
 
-TEST(UnhealedTest, WhoHasNotHeardTheClientStatesHealsNobody) {
+TEST(HealedTest, HealsTheNodeBeforeItThoughItHasSeenNoCommitSince) {
   Daemons world({1, 1, 1});
   world.Create(Spec());
   world.Attach();
   StepTo(world, kLost);
   world.Kill(0);
-  // Node 2 is whole again, and knows nothing of what node 1's trainers have sent.
   Empty(world, 2);
   ASSERT_NO_FATAL_FAILURE(ExpectHealed(world, kLost));
   world.Kill(0);
+  // Node 2 has heard at the start of that epoch what node 1's trainers have sent.
   Empty(world, 1);
-  EXPECT_THAT(Refusals(world), testing::Each(IsRefused()));
+  ASSERT_NO_FATAL_FAILURE(ExpectHealed(world, kLost));
+  StepTo(world, kLast);
+  EXPECT_EQ(StateOf(world), Uninterrupted({1, 1, 1}));
 }
 
 // As a program does that begins with weights of its own.
