@@ -29,7 +29,8 @@ namespace paramshard::internal {
 // Where a daemon is: beside the client, or on another machine.
 using DaemonPlace = std::variant<SocketPaths, RemoteDaemon>;
 
-// A connection to one life of the daemon; that to another machine to all of them. It is immutable, so that threads may share it; a call makes a context of its
+// A connection to one life of the daemon; that to another machine to all of them. It is immutable, so that threads may
+// share it; a call makes a context of its
 // own.
 class Connection {
  public:

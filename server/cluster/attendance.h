@@ -14,8 +14,7 @@ namespace paramshard::server {
 
 // What node 0 permits.
 struct AttendancePolicy {
-  // Nodes that an epoch needs at least, where each holds a replica. Unset: all. More than half of them cannot be in two
-  // worlds at once.
+  // Nodes that an epoch needs at least, node 0 among them, where each holds a replica. Unset: all.
   std::optional<int> min_nodes = {};
   // How long a node that is lost is waited for.
   absl::Duration patience = absl::Seconds(10);
@@ -32,7 +31,7 @@ std::optional<std::vector<int>> NextActive(const Membership& members, const std:
                                            bool may_be_fewer, SteadyTime now);
 
 // Whether a node may end an epoch that goes on without it. One that is lost again and again has to stay for longer each
-// time, up to half an hour at the default patience.
+// time, up to 128 times the patience.
 bool MayReturn(const Membership& members, int node, const AttendancePolicy& policy, SteadyTime now);
 
 // When the next of the nodes that are lost need not be waited for any more; unset: none is waited for.

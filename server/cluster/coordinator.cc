@@ -81,16 +81,16 @@ absl::Status HistoriesDifferError(const std::string& model, const std::string& n
 // Of a node that the others have gone on without.
 absl::Status NoPartError(const std::string& model, const std::string& node, const ModelReport& report,
                          absl::string_view history_id, int64_t commit_number) {
-  return absl::FailedPreconditionError(absl::StrCat(
-      "start epoch of ", model, ": on ", node,
-      ", which the others have gone on without, none of it or an earlier state ", "of history ", history_id,
-      " expected, got commit ", report.commit_number, " of history ", report.history_id, " beside commit ",
-      commit_number, ": delete the model on that node, or import the same into every daemon"));
+  return absl::FailedPreconditionError(
+      absl::StrCat("start epoch of ", model, ": on ", node,
+                   ", which the others have gone on without, none of it or an earlier state of history ", history_id,
+                   " expected, got commit ", report.commit_number, " of history ", report.history_id, " beside commit ",
+                   commit_number, ": delete the model on that node, or import the same into every daemon"));
 }
 
 absl::Status TakesNoPartError(int node, absl::string_view model, int64_t epoch) {
   return absl::FailedPreconditionError(absl::StrCat("epoch ", epoch, " of ", model,
-                                                    ": a node that takes part expected, ", "node ", node,
+                                                    ": a node that takes part expected, node ", node,
                                                     " does not: attach its trainers again"));
 }
 
@@ -469,6 +469,7 @@ void Coordinator::CheckReturner(const std::string& name, Model& model, int node)
 }
 
 void Coordinator::EndForReturners(const std::string& name, Model& model) {
+  if (static_cast<int>(model.active.size()) == members_.nodes()) return;
   for (int node = 0; node < members_.nodes(); ++node) {
     if (Has(model.active, node) || !IsAttached(model, node)) continue;
     if (!MayReturn(members_, node, options_.attendance, SteadyNow())) continue;
