@@ -3,7 +3,8 @@ include(GoogleTest)
 add_custom_target(bundled)
 
 # paramshard_target(<name> LIBRARY|BINARY|TEST|BENCHMARK <sources>... [DEPS <targets>...] [LABELS <labels>...]
-#                   [TIMEOUT <seconds>] [BUNDLED] [ONE_THREAD])
+#                   [TIMEOUT <seconds>] [BUNDLED] [ONE_THREAD]
+#                   [APART])
 #
 #   LIBRARY    static, or of headers alone when it has no sources. paramshard_model is also paramshard::model. Its
 #              DEPS are its users' too.
@@ -15,11 +16,13 @@ add_custom_target(bundled)
 #              builds these, and all binaries and benchmarks.
 #              ONE_THREAD: what it calls starts no other one, and ThreadSanitizer has nothing to look at: left out
 #              there.
+#   APART: its sources use one name for different things, each in its own namespace without a name; with
+#   PARAMSHARD_UNITY they are compiled one by one all the same.
 #   BENCHMARK  a google-benchmark program in bin/bench/; left out with sanitizers, whose speed is nobody's.
 #
 # All include from the root of the repository, and are compiled with paramshard_flags.
 function(paramshard_target name kind)
-  cmake_parse_arguments(PARSE_ARGV 2 arg "BUNDLED;ONE_THREAD" "TIMEOUT" "DEPS;LABELS")
+  cmake_parse_arguments(PARSE_ARGV 2 arg "APART;BUNDLED;ONE_THREAD" "TIMEOUT" "DEPS;LABELS")
   set(sources ${arg_UNPARSED_ARGUMENTS})
 
   if(kind STREQUAL "LIBRARY")
@@ -44,6 +47,10 @@ function(paramshard_target name kind)
     message(FATAL_ERROR "paramshard_target(${name}): LIBRARY, BINARY, TEST or BENCHMARK expected, got ${kind}")
   endif()
 
+  if(PARAMSHARD_UNITY AND NOT arg_APART)
+    # More at once would save little: headers are a small part of it by then, and two compilers share the machine.
+    set_target_properties(${name} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 6)
+  endif()
   _paramshard_include_from_root(${name} PUBLIC)
   target_link_libraries(${name} PRIVATE $<BUILD_INTERFACE:paramshard_flags> PUBLIC ${arg_DEPS})
 

@@ -21,7 +21,7 @@
 namespace paramshard::examples {
 namespace {
 
-constexpr absl::Duration kPollInterval = absl::Milliseconds(2);
+constexpr absl::Duration kExitPollInterval = absl::Milliseconds(2);
 constexpr size_t kQuotedBytes = 2000;
 constexpr int kExecFailed = 127;
 
@@ -113,7 +113,7 @@ absl::StatusOr<ExitState> ChildProcess::Wait(absl::Duration timeout) {
       return absl::DeadlineExceededError(
           absl::StrCat(spec_.name, ": its end within ", absl::FormatDuration(timeout), " expected, it still runs"));
     }
-    absl::SleepFor(kPollInterval);
+    absl::SleepFor(kExitPollInterval);
   }
   return *exit_;
 }

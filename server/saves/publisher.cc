@@ -27,13 +27,12 @@ namespace fs = std::filesystem;
 using checkpoint::CommonState;
 using checkpoint::Manifest;
 using checkpoint::Part;
-using checkpoint::World;
 
 constexpr char kLockName[] = "lock";
 
 // A little more than the checkpoint will take: its tensors, an entry of each in a header of every rank and in the
 // manifest, the ranks' client states.
-int64_t RoomFor(const ModelSpec& spec, const World& world) {
+int64_t RoomFor(const ModelSpec& spec, const checkpoint::World& world) {
   constexpr int64_t kHeaderEntryBytes = 512;
   constexpr int64_t kBlockBytes = 4096;
   int64_t state_bytes = 0;
@@ -107,7 +106,7 @@ std::string Publisher::PathOf(const std::string& name) const {
   return (fs::path(under_way_->folder.path()) / name).string();
 }
 
-absl::Status Publisher::CheckRoom(const World& world) const {
+absl::Status Publisher::CheckRoom(const checkpoint::World& world) const {
   ASSIGN_OR_RETURN(const int64_t free_bytes, disk_.FreeBytes(model_folder_));
   const int64_t needed_bytes = RoomFor(spec_, world);
   if (needed_bytes <= free_bytes) return absl::OkStatus();
@@ -115,7 +114,7 @@ absl::Status Publisher::CheckRoom(const World& world) const {
       absl::StrCat(model_folder_, ": ", needed_bytes, " bytes needed for a checkpoint, ", free_bytes, " free"));
 }
 
-absl::Status Publisher::Begin(const SaveIdentity& identity, const World& world) {
+absl::Status Publisher::Begin(const SaveIdentity& identity, const checkpoint::World& world) {
   if (under_way_.has_value()) {
     return absl::FailedPreconditionError(absl::StrCat("save step ", identity.step, " of ", DisplayName(spec_.name),
                                                       ": no save under way expected, got that of step ",

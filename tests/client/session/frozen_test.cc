@@ -39,8 +39,8 @@ using ::testing::UnorderedElementsAre;
 using ::testing::Values;
 using ::testing::ValuesIn;
 
-constexpr int64_t kRows = 160;
-constexpr int64_t kColumns = 96;
+constexpr int64_t kFrozenRows = 160;
+constexpr int64_t kFrozenColumns = 96;
 
 ParameterSpec Parameter(std::string name, std::vector<int64_t> shape, Format format) {
   return {.name = std::move(name),
@@ -52,16 +52,16 @@ ParameterSpec Parameter(std::string name, std::vector<int64_t> shape, Format for
 // What an adapter is trained on: a unit that is frozen, and one that has frozen parameters with masters of both kinds
 // beside the adapter. `trainable`: the same model with nothing frozen.
 ModelSpec Adapted(const std::string& name, Format format, bool trainable) {
-  ParameterSpec kept = Parameter("mixed.w", {kRows, kColumns}, format);
+  ParameterSpec kept = Parameter("mixed.w", {kFrozenRows, kFrozenColumns}, format);
   kept.master_type = MasterType::kFP32;
-  ParameterSpec pair = Parameter("mixed.pair", {40, kColumns}, Format::kBF16);
+  ParameterSpec pair = Parameter("mixed.pair", {40, kFrozenColumns}, Format::kBF16);
   pair.master_type = MasterType::kBF16Remainder;
   ModelSpec spec = {.name = name,
                     .units = {{.name = "base",
-                               .parameters = {Parameter("base.w", {kRows, kColumns}, format),
+                               .parameters = {Parameter("base.w", {kFrozenRows, kFrozenColumns}, format),
                                               Parameter("base.small", {5, 33}, format)}},
                               {.name = "mixed",
-                               .parameters = {kept, pair, Parameter("mixed.adapter", {16, kColumns}, Format::kFP32)}}},
+                               .parameters = {kept, pair, Parameter("mixed.adapter", {16, kFrozenColumns}, Format::kFP32)}}},
                     .small_parameter_bytes = 1500,
                     .seed = 7};
   for (UnitSpec& unit : spec.units) {
@@ -225,7 +225,7 @@ class FrozenTest : public testing::TestWithParam<std::tuple<Format, int>> {
   static absl::Status PushAdapter(Model& model, float value) {
     ASSIGN_OR_RETURN(UnitGradients gradients, model.Gradients("mixed"));
     ASSIGN_OR_RETURN(const GradientView view, gradients.Get("mixed.adapter"));
-    RETURN_IF_ERROR(view.Write(std::vector<float>(16 * kColumns, value)));
+    RETURN_IF_ERROR(view.Write(std::vector<float>(16 * kFrozenColumns, value)));
     return gradients.Push();
   }
 
@@ -254,7 +254,7 @@ TEST_P(FrozenTest, CommitsAndDiscardsLeaveFrozenParametersAlone) {
       ASSERT_OK(result);
       EXPECT_EQ(result->version, step);
       // The mean of the ranks' gradients of the adapter alone.
-      EXPECT_NEAR(result->gradient_norm, std::sqrt(16.0 * kColumns), 1e-6);
+      EXPECT_NEAR(result->gradient_norm, std::sqrt(16.0 * kFrozenColumns), 1e-6);
     }
     absl::StatusOr<Planes> after = GatherAll(model);
     ASSERT_OK(after);
@@ -283,7 +283,7 @@ TEST_P(FrozenTest, ExportsGiveTheMasterOrWhatPlanesDecodeTo) {
   ASSERT_OK_AND_ASSIGN(const Exported twins, ExportAll(*served_->client, "twin", {TensorKind::kMaster}));
   const auto master = [](const std::string& name) { return std::pair(name, TensorKind::kMaster); };
   EXPECT_EQ(masters.at(master("mixed.w")), twins.at(master("mixed.w")));
-  std::vector<float> decoded(kRows * kColumns);
+  std::vector<float> decoded(kFrozenRows * kFrozenColumns);
   Run(frozen_, [&](int rank, Model& model) {
     absl::StatusOr<GatheredUnit> unit = model.Gather("base", Phase::kForward);
     ASSERT_OK(unit);
@@ -311,7 +311,7 @@ TEST_P(FrozenTest, ExportsGiveTheMasterOrWhatPlanesDecodeTo) {
 TEST_P(FrozenTest, ImportedMastersBecomePlanes) {
   ASSERT_OK(served_->client->CreateModel(frozen_));
   ASSERT_OK(served_->client->CreateModel(twin_));
-  std::vector<float> values(kRows * kColumns);
+  std::vector<float> values(kFrozenRows * kFrozenColumns);
   for (size_t i = 0; i < values.size(); ++i) values[i] = std::sin(static_cast<float>(i));
   const std::vector<ImportTensor> tensors = {{.parameter = "base.w", .values = values},
                                              {.parameter = "mixed.w", .values = values}};
@@ -321,8 +321,8 @@ TEST_P(FrozenTest, ImportedMastersBecomePlanes) {
   const absl::Span<const float> all = values;
   for (float& value : values) value = -2.0f * value;
   const std::vector<ImportTensor> slices = {
-      {.parameter = "base.w", .values = all.subspan(0, 50 * kColumns), .rows = 50},
-      {.parameter = "base.w", .values = all.subspan(50 * kColumns), .first_row = 50}};
+      {.parameter = "base.w", .values = all.subspan(0, 50 * kFrozenColumns), .rows = 50},
+      {.parameter = "base.w", .values = all.subspan(50 * kFrozenColumns), .first_row = 50}};
   for (const char* model : {"frozen", "twin"}) ASSERT_OK(served_->client->Import(model, slices));
   EXPECT_EQ(PlanesOf(frozen_), PlanesOf(twin_));
 }
@@ -330,8 +330,8 @@ TEST_P(FrozenTest, ImportedMastersBecomePlanes) {
 TEST_P(FrozenTest, ImportsThatAFrozenParameterHasNoPlaceForAreRefused) {
   ASSERT_OK(served_->client->CreateModel(frozen_));
   const Planes before = PlanesOf(frozen_);
-  const std::vector<float> values(kRows * kColumns, 1.0f);
-  const absl::Span<const float> part = absl::MakeConstSpan(values).subspan(0, 30 * kColumns);
+  const std::vector<float> values(kFrozenRows * kFrozenColumns, 1.0f);
+  const absl::Span<const float> part = absl::MakeConstSpan(values).subspan(0, 30 * kFrozenColumns);
   EXPECT_THAT(served_->client->Import("frozen", {{.parameter = "base.w", .values = part, .rows = 30}}),
               StatusIs(absl::StatusCode::kInvalidArgument, AllOf(HasSubstr("base.w"), HasSubstr("frozen"))));
   EXPECT_THAT(
@@ -368,7 +368,7 @@ TEST_P(FrozenTest, WhatIsExportedComesBackAsThoseValues) {
 
 TEST_P(FrozenTest, GpusHoldTheBytesOfTheHost) {
   if (test::TestDevices() == "cpu") GTEST_SKIP() << "devices that are not the host's expected";
-  std::vector<float> values(kRows * kColumns);
+  std::vector<float> values(kFrozenRows * kFrozenColumns);
   for (size_t i = 0; i < values.size(); ++i) values[i] = std::sin(static_cast<float>(i));
   Served* const host = ServedBy("cpu", ranks_);
   ASSERT_NE(host, nullptr);
@@ -377,7 +377,7 @@ TEST_P(FrozenTest, GpusHoldTheBytesOfTheHost) {
   for (Served* served : {host, served_}) {
     ASSERT_OK(served->client->CreateModel(frozen_));
     begun.push_back(PlanesOf(*served, frozen_));
-    const absl::Span<const float> pair = absl::MakeConstSpan(values).subspan(0, 40 * kColumns);
+    const absl::Span<const float> pair = absl::MakeConstSpan(values).subspan(0, 40 * kFrozenColumns);
     ASSERT_OK(served->client->Import("frozen", {{.parameter = "base.w", .values = values},
                                                 {.parameter = "mixed.w", .values = values},
                                                 {.parameter = "mixed.pair", .values = pair}}));

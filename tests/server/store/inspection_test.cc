@@ -23,7 +23,7 @@ using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
 // A matrix of each format and a small parameter, on three ranks.
-v1::ModelSpec TestSpec() {
+v1::ModelSpec InspectedSpec() {
   v1::ModelSpec spec = MakeSpec(
       "m",
       {MakeUnit("a", {MakeParameter("a.w", {96, 64}, v1::FORMAT_MXFP8), MakeParameter("a.b", {8})}),
@@ -66,7 +66,7 @@ class InspectionTest : public testing::Test {
   }
 
   TestWorld world_{{.ranks = 3}};
-  const std::shared_ptr<Model> model_ = world_.Create(TestSpec());
+  const std::shared_ptr<Model> model_ = world_.Create(InspectedSpec());
 };
 
 TEST_F(InspectionTest, SummaryOfANewModel) {
