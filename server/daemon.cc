@@ -31,21 +31,22 @@
 #include "server/base/grpc_deadline.h"
 #include "server/base/user_places.h"
 #include "server/cluster/coordinator_cluster.h"
+#include "server/cluster/decision_log.h"
 #include "server/cluster/remote_cluster.h"
 #include "server/collective/engines.h"
 #include "server/config/values.h"
 #include "server/connection_acceptor.h"
 #include "server/descriptor_limit.h"
 #include "server/device/compute_device.h"
+#include "server/disk/disk.h"
+#include "server/disk/disk_calls.h"
+#include "server/disk/own_folder.h"
 #include "server/handoff/handoff_server.h"
 #include "server/log/log.h"
 #include "server/metrics/metric_registry.h"
 #include "server/metrics/page_server.h"
 #include "server/restores/checkpoint_choice.h"
 #include "server/restores/world_restores.h"
-#include "server/saves/disk.h"
-#include "server/saves/disk_calls.h"
-#include "server/saves/save_root.h"
 #include "server/saves/saver.h"
 #include "server/service/admin_service.h"
 #include "server/service/callers.h"
@@ -108,11 +109,20 @@ absl::StatusOr<Transport> TransportOf(const DaemonConfig& config) {
   return Transport::Create(options, absl::Now());
 }
 
-absl::Status CheckSaveDir(const DaemonConfig& config) {
-  if (config.save_dir.empty()) return absl::OkStatus();
+absl::Status NameFlag(absl::string_view flag, const absl::Status& status) {
+  return status.ok() ? status : absl::Status(status.code(), absl::StrCat(flag, ": ", status.message()));
+}
+
+bool KeepsDecisions(const DaemonConfig& config) {
+  return config.node == 0 && config.nodes > 1 && !config.state_dir.empty();
+}
+
+absl::Status CheckFolders(const DaemonConfig& config) {
   DiskCalls calls;
-  const absl::Status status = CheckSaveRoot(Disk(&calls), config.save_dir);
-  return status.ok() ? status : absl::Status(status.code(), absl::StrCat("--save-dir: ", status.message()));
+  const Disk disk(&calls);
+  if (!config.save_dir.empty()) RETURN_IF_ERROR(NameFlag("--save-dir", CheckOwnFolder(disk, config.save_dir)));
+  if (!KeepsDecisions(config)) return absl::OkStatus();
+  return NameFlag("--state-dir", CheckOwnFolder(disk, config.state_dir));
 }
 
 SavePolicy PolicyOf(const DaemonConfig& config) {
@@ -246,6 +256,7 @@ class Daemon::Impl {
   // Flags with addresses off loopback that go without certificates.
   std::vector<std::string> InsecureAddresses() const;
   absl::Status JoinWorld(int devices, const std::stop_token& stop);
+  absl::Status OpenDecisionLog(CoordinatorOptions& options);
   absl::Status StartCoordinator(int devices);
   absl::Status ServeCluster();
   // Models of the server before this one. Returns what it was in the middle of.
@@ -270,6 +281,8 @@ class Daemon::Impl {
   Transport transport_;
   std::vector<std::unique_ptr<ComputeDevice>> devices_;
   std::unique_ptr<SocketDir> socket_dir_;
+  DiskCalls disk_calls_;
+  std::unique_ptr<DecisionLog> decision_log_;     // on node 0 of several, where it keeps one
   std::unique_ptr<CoordinatorNode> coordinator_;  // on node 0 of several
   std::unique_ptr<Cluster> own_cluster_;          // elsewhere
   Cluster* cluster_ = nullptr;
@@ -277,7 +290,6 @@ class Daemon::Impl {
   Callers callers_;
   std::unique_ptr<HandoffServer> handoff_;
   CallWorkers workers_;
-  DiskCalls save_calls_;
   std::unique_ptr<Savers> savers_;  // null where nothing is saved
   // A model that dies waits for the end of its epoch, which may still tell its trainers through what is above.
   std::unique_ptr<ModelStore> store_;
@@ -317,7 +329,7 @@ absl::Status Daemon::Impl::Start(DeviceOpener open, const std::stop_token& stop)
   RETURN_IF_ERROR(JoinWorld(static_cast<int>(devices_.size()), stop));
   if (MakesSaves(config_)) {
     savers_ = std::make_unique<Savers>(
-        Saver::Options{.root = config_.save_dir, .policy = PolicyOf(config_), .calls = &save_calls_});
+        Saver::Options{.root = config_.save_dir, .policy = PolicyOf(config_), .calls = &disk_calls_});
   }
   store_ = std::make_unique<ModelStore>(ModelStore::Options{.world = MakeWorld(),
                                                             .step_timeout = config_.step_timeout,
@@ -384,6 +396,13 @@ absl::Status Daemon::Impl::JoinWorld(int devices, const std::stop_token& stop) {
   return cluster_->AwaitWorld(config_.join_timeout);
 }
 
+absl::Status Daemon::Impl::OpenDecisionLog(CoordinatorOptions& options) {
+  ASSIGN_OR_RETURN(decision_log_, DecisionLog::Open(&disk_calls_, config_.state_dir));
+  ASSIGN_OR_RETURN(options.closed, decision_log_->Reconcile(std::move(options.closed)));
+  options.log = decision_log_.get();
+  return absl::OkStatus();
+}
+
 // What the node 0 before this one has decided is known before anybody can ask.
 absl::Status Daemon::Impl::StartCoordinator(int devices) {
   CoordinatorOptions options{.nodes = config_.nodes, .devices = devices, .save_dir = config_.save_dir};
@@ -393,6 +412,7 @@ absl::Status Daemon::Impl::StartCoordinator(int devices) {
   if (kept() != nullptr) {
     ASSIGN_OR_RETURN(options.closed, ReadClosedEpochs(*kept()));
   }
+  if (KeepsDecisions(config_)) RETURN_IF_ERROR(NameFlag("--state-dir", OpenDecisionLog(options)));
   options.attendance = {.min_nodes = config_.min_replicas, .patience = config_.replica_grace};
   options.device_counts = KnownDeviceCounts(options);
   ASSIGN_OR_RETURN(CoordinatorNode node, MakeCoordinatorCluster(options));
@@ -585,7 +605,7 @@ void Daemon::Impl::Stop() {
 
 absl::Status Daemon::Check(const DaemonConfig& config) {
   ASSIGN_OR_RETURN(const std::vector<Device> devices, ParseDevices(config.devices));
-  RETURN_IF_ERROR(CheckSaveDir(config));
+  RETURN_IF_ERROR(CheckFolders(config));
   RETURN_IF_ERROR(TransportOf(config).status());
   if (!config.data_address.empty()) RETURN_IF_ERROR(InterfaceOf(config.data_address).status());
   return LoadEngineLibraries(devices, config.nodes, EnginesOf(config));

@@ -45,7 +45,8 @@ struct Afterlife {
 // Thread-safe.
 class Daemon {
  public:
-  // Finds what Start would refuse at any time: devices that are none, a save_dir that CheckSaveRoot refuses, an NCCL
+  // Finds what Start would refuse at any time: devices that are none, a save_dir or state_dir that CheckOwnFolder
+  // refuses, an NCCL
   // that is needed and missing or too old. INVALID_ARGUMENT, FAILED_PRECONDITION and PERMISSION_DENIED say what to
   // change; UNIMPLEMENTED means NCCL in a build without CUDA.
   static absl::Status Check(const DaemonConfig& config);

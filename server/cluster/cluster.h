@@ -135,6 +135,8 @@ struct ClosedEpoch {
   int64_t commit_number = 0;                  // the last one that was decided
   std::optional<Decided> last_decision = {};  // of this history
   std::vector<int> device_counts = {};        // of the world, by node
+  // A node 0 that does not know this one may have begun later epochs.
+  bool may_be_old = false;
 };
 
 // Key-value rendezvous of one epoch of one model; values end with the epoch.

@@ -37,13 +37,16 @@ absl::Status UndecidedError(const CommitQuery& query, const absl::Status& why) {
 
 // Of an epoch that this coordinator has not started. Another one that had the same history wrote each decision down
 // before it told it, and has none about the commit behind the last one.
-absl::StatusOr<CommitDecision> AnswerFromBefore(const std::optional<ClosedEpoch>& before, const CommitQuery& query) {
-  if (!before.has_value() || before->history_id != query.history_id) return InDoubtError(query);
+absl::StatusOr<CommitDecision> AnswerFromBefore(const std::vector<ClosedEpoch>& closed, const CommitQuery& query) {
+  const auto before = std::find_if(closed.begin(), closed.end(),
+                                   [&](const ClosedEpoch& epoch) { return epoch.history_id == query.history_id; });
+  if (before == closed.end()) return InDoubtError(query);
   const std::optional<ClosedEpoch::Decided>& last = before->last_decision;
   if (last.has_value() && last->epoch == query.epoch && last->commit_number == query.commit_number) {
     return last->decision;
   }
-  if (query.epoch < before->epoch || query.commit_number != before->commit_number + 1) return InDoubtError(query);
+  const bool is_known = before->may_be_old ? query.epoch == before->epoch : query.epoch >= before->epoch;
+  if (!is_known || query.commit_number != before->commit_number + 1) return InDoubtError(query);
   return UndecidedError(query, absl::UnavailableError("node 0 was restarted"));
 }
 
@@ -178,8 +181,8 @@ Coordinator::Coordinator(Options options)
   if (!options_.device_counts.empty()) members_.SetDeviceCounts(options_.device_counts);
   for (const ClosedEpoch& before : options_.closed) {
     Model& model = models_.try_emplace(before.model, options_.nodes).first->second;
-    model.last_epoch = model.epoch_floor = before.epoch;
-    model.before = before;
+    model.last_epoch = model.epoch_floor = std::max(model.epoch_floor, before.epoch);
+    model.before.push_back(before);
   }
 }
 
@@ -287,7 +290,10 @@ void Coordinator::EraseIfForgotten(absl::string_view name) {
   for (const std::optional<ModelReport>& report : it->second.reports) {
     if (report.has_value()) return;
   }
-  forgotten_epoch_ = std::max(forgotten_epoch_, it->second.last_epoch);
+  const Model& model = it->second;
+  forgotten_epoch_ = std::max(forgotten_epoch_, model.last_epoch);
+  // Somebody may still ask about an epoch that another coordinator began.
+  if (options_.log != nullptr && model.last_epoch > model.epoch_floor) options_.log->Forget(name);
   models_.erase(it);
 }
 
@@ -496,6 +502,9 @@ RankRange Coordinator::FirstGroup(const Model& model, const ModelReport& state) 
 void Coordinator::Start(const std::string& name, Model& model, Nodes nodes, std::vector<Healing> healings) {
   const auto first = std::find_if(nodes.begin(), nodes.end(), [&](int node) { return !IsReceiver(healings, node); });
   const ModelReport& state = *model.reports[*first];
+  if (const absl::Status written = WriteBegun(name, state, model.last_epoch + 1); !written.ok()) {
+    return RefuseStart(name, model, written);
+  }
   ++model.last_epoch;
   model.running = true;
   model.active = std::move(nodes);
@@ -512,6 +521,18 @@ void Coordinator::Start(const std::string& name, Model& model, Nodes nodes, std:
                          .active = model.active,
                          .healings = std::move(healings)};
   TellActive(model, [&](NodeSink& sink) { sink.OnEpochStart(name, start); });
+}
+
+absl::Status Coordinator::WriteBegun(const std::string& name, const ModelReport& state, int64_t epoch) {
+  if (options_.log == nullptr) return absl::OkStatus();
+  const absl::Status written = options_.log->BeginEpoch({.model = name,
+                                                         .history_id = state.history_id,
+                                                         .epoch = epoch,
+                                                         .commit_number = state.commit_number,
+                                                         .device_counts = members_.device_counts()});
+  if (written.ok()) return written;
+  return absl::Status(written.code(), absl::StrCat("start epoch of ", name, ": node 0 could not write it down in its ",
+                                                   "--state-dir: ", written.message()));
 }
 
 void Coordinator::End(const std::string& name, Model& model, const absl::Status& why, bool by_votes) {
@@ -598,7 +619,7 @@ std::optional<absl::StatusOr<CommitDecision>> Coordinator::TakeVote(int node, co
 absl::Status Coordinator::CastVote(int node, const CommitVote& vote) {
   Model& model = *Find(vote.model);
   if (!Has(model.active, node)) return TakesNoPartError(node, vote.model, vote.epoch);
-  const CommitBook::Cast cast = model.book.Add(members_, node, vote);
+  const CommitBook::Cast cast = model.book.Add(members_, node, options_.log == nullptr ? vote : WithLog(vote));
   switch (cast.result) {
     case CommitBook::Cast::Result::kCounted:
       if (model.book.last_commit_number() != vote.commit_number) return absl::OkStatus();
@@ -624,6 +645,18 @@ absl::Status Coordinator::CastVote(int node, const CommitVote& vote) {
       return absl::OkStatus();  // the end answers all votes
   }
   return absl::OkStatus();
+}
+
+// Before node 0's journal: what its server finds there when it starts again has to be on the disk too.
+CommitVote Coordinator::WithLog(const CommitVote& vote) {
+  CommitVote logged = vote;
+  if (vote.write_down == nullptr) return logged;  // another node's
+  logged.write_down = [this, model = vote.model, commit_number = vote.commit_number,
+                       write_down = vote.write_down](const CommitDecision& decision) {
+    RETURN_IF_ERROR(options_.log->Decide(model, commit_number, decision));
+    return write_down(decision);
+  };
+  return logged;
 }
 
 void Coordinator::DemandCommands(const std::string& name, Model& model, int node) {

@@ -21,6 +21,7 @@
 #include "server/cluster/cluster.h"
 #include "server/cluster/command_ledger.h"
 #include "server/cluster/commit_book.h"
+#include "server/cluster/decision_log.h"
 #include "server/cluster/departures.h"
 #include "server/cluster/healing_plan.h"
 #include "server/cluster/membership.h"
@@ -66,7 +67,8 @@ class Coordinator {
   struct Options {
     int nodes = 1;
     std::string save_dir = {};             // of node 0
-    std::vector<ClosedEpoch> closed = {};  // epochs of a coordinator before this one
+    std::vector<ClosedEpoch> closed = {};  // epochs of a coordinator before this one; of a history the first one counts
+    DecisionLog* log = nullptr;  // where epochs and decisions are written down before anybody is told; or null
     AttendancePolicy attendance = {};
     std::vector<int> device_counts = {};  // by node, where a coordinator before this one knew them
   };
@@ -173,7 +175,7 @@ class Coordinator {
     bool running = false;
     bool rolls_back = false;  // node 0 has heard that it is to lead all to a saved state, and has not answered
     EndedEpoch last_end;
-    std::optional<ClosedEpoch> before;  // of another coordinator
+    std::vector<ClosedEpoch> before;  // of another coordinator, one for each history
     CommitBook book;
     CommandLedger commands;  // of the running epoch
     Departures departures;
@@ -223,6 +225,8 @@ class Coordinator {
   void EndForReturners(const std::string& name, Model& model) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   RankRange FirstGroup(const Model& model, const ModelReport& state) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   int RanksOf(const Nodes& nodes) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status WriteBegun(const std::string& name, const ModelReport& state, int64_t epoch)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void End(const std::string& name, Model& model, const absl::Status& why, bool by_votes = false)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void EndIfAllIsDone(const std::string& name, Model& model) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -241,6 +245,8 @@ class Coordinator {
   std::optional<absl::StatusOr<CommitDecision>> TakeVote(int node, const CommitVote& vote)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status CastVote(int node, const CommitVote& vote) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Of node 0: it is written down in the log too.
+  CommitVote WithLog(const CommitVote& vote) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Asks a node for its commands, once.
   void DemandCommands(const std::string& name, Model& model, int node) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Asks those who have not voted whether they are at something else than those who have.

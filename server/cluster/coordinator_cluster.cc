@@ -102,6 +102,7 @@ class CoordinatorCluster final : public Cluster, private NodeSink {
         coordinator_({.nodes = options.nodes,
                       .save_dir = options.save_dir,
                       .closed = options.closed,
+                      .log = options.log,
                       .attendance = options.attendance,
                       .device_counts = options.device_counts}) {
     PARAMSHARD_CHECK(coordinator_.Join(0, options.devices, this).ok());

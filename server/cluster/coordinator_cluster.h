@@ -11,6 +11,7 @@
 #include "absl/time/time.h"
 #include "server/cluster/attendance.h"
 #include "server/cluster/cluster.h"
+#include "server/cluster/decision_log.h"
 
 namespace grpc {
 class AuthContext;
@@ -28,6 +29,7 @@ struct CoordinatorOptions {
   std::string save_dir = {};  // of this node: who joins has the same
   // What a node 0 before this one has left behind.
   std::vector<ClosedEpoch> closed = {};
+  DecisionLog* log = nullptr;           // outlives the cluster
   std::vector<int> device_counts = {};  // by node; empty: not known before all have joined
   AttendancePolicy attendance = {};
   // Whether a caller may speak for a node.

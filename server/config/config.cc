@@ -84,11 +84,12 @@ std::string PlainPath(absl::string_view path) {
   return plain.empty() ? "/" : plain;
 }
 
-absl::Status ParseSaveDir(absl::string_view text, DaemonConfig& config) {
+template <auto kMember>
+absl::Status ParseFolder(absl::string_view text, DaemonConfig& config) {
   if (!absl::StartsWith(text, "/")) {
     return absl::InvalidArgumentError(absl::StrCat("an absolute path expected, got \"", text, "\""));
   }
-  config.save_dir = PlainPath(text);
+  config.*kMember = PlainPath(text);
   return absl::OkStatus();
 }
 
@@ -231,6 +232,8 @@ constexpr Setting kSettings[] = {
      false, ParseSwitch<&DaemonConfig::allow_minority>, PrintSwitch<&DaemonConfig::allow_minority>},
     {"replica-grace", "DURATION", "how long a lost daemon is waited for before the others go on without it", false,
      ParseInto<&DaemonConfig::replica_grace, ParseTimeout>, PrintDuration<&DaemonConfig::replica_grace>},
+    {"state-dir", "DIR", "at node 0: where it keeps what it tells others of commits; default: in memory alone", false,
+     ParseFolder<&DaemonConfig::state_dir>, Print<&DaemonConfig::state_dir>},
     {"doubt-timeout", "DURATION", "how long a commit may stay in doubt while node 0 does not answer", false,
      ParseInto<&DaemonConfig::doubt_timeout, ParseTimeout>, PrintDuration<&DaemonConfig::doubt_timeout>},
     {"drain-timeout", "DURATION", "how long commits in flight may take after SIGTERM", false,
@@ -239,7 +242,8 @@ constexpr Setting kSettings[] = {
      ParseUsers, PrintList<&DaemonConfig::allow_users>},
     {"memory-limit", "BYTES", "refuse models beyond this; 0: beyond the machine's available memory", false,
      ParseInto<&DaemonConfig::memory_limit_bytes, ParseByteCount>, Print<&DaemonConfig::memory_limit_bytes>},
-    {"save-dir", "DIR", "where checkpoints lie; default: nowhere", false, ParseSaveDir, Print<&DaemonConfig::save_dir>},
+    {"save-dir", "DIR", "where checkpoints lie; default: nowhere", false, ParseFolder<&DaemonConfig::save_dir>,
+     Print<&DaemonConfig::save_dir>},
     {"save-every", "N|DURATION", "save models after every N commits, or every DURATION", false, ParseSaveEvery,
      PrintSaveEvery},
     {"save-keep", "K", "how many of a model's newest checkpoints stay", false,

@@ -56,6 +56,8 @@ struct DaemonConfig {
   std::optional<int> min_replicas;
   bool allow_minority = false;
   absl::Duration replica_grace = absl::Seconds(10);
+  // Absolute path of the folder where node 0 keeps what it tells others of commits. Empty: in its memory alone.
+  std::string state_dir;
   // How long a commit may stay in doubt while node 0 does not answer.
   absl::Duration doubt_timeout = absl::Minutes(5);
   // How long commits in flight may take to finish after SIGTERM.
@@ -65,7 +67,7 @@ struct DaemonConfig {
   // Models that would not fit are refused. 0: what the machine has available is the limit.
   int64_t memory_limit_bytes = 0;
   // Absolute path of the folder that checkpoints lie in, one folder for each model. Empty: there are none. That it
-  // is there and may be written to is found at the start (CheckSaveRoot).
+  // is there and may be written to is found at the start (CheckOwnFolder).
   std::string save_dir;
   // When every model is saved: after commits whose number is a multiple of the first, where it is not 0; at the first
   // commit after the second, where that is not zero.

@@ -23,7 +23,7 @@
 #include "server/base/steady_cond_var.h"
 #include "server/cluster/save_news.h"
 #include "server/saves/daemon_images.h"
-#include "server/saves/disk_calls.h"
+#include "server/disk/disk_calls.h"
 #include "server/saves/save_records.h"
 #include "server/store/model.h"
 #include "server/store/model_saver.h"

@@ -18,6 +18,7 @@
 #include "proto/model/model_spec_proto.h"
 #include "proto/model/names.h"
 #include "proto/safetensors/regular_file.h"
+#include "server/disk/own_folder.h"
 #include "server/saves/save_root.h"
 
 namespace paramshard::server {
@@ -58,7 +59,7 @@ absl::Status About(const std::string& path, const absl::Status& status) {
 absl::StatusOr<std::unique_ptr<Publisher>> Publisher::Open(DiskCalls* calls, const std::string& root,
                                                            const ModelSpec& spec) {
   const Disk disk(calls);
-  RETURN_IF_ERROR(CheckSaveRoot(disk, root));
+  RETURN_IF_ERROR(CheckOwnFolder(disk, root));
   auto publisher = std::unique_ptr<Publisher>(new Publisher(disk, ModelFolder(root, spec.name), spec));
   RETURN_IF_ERROR(publisher->MakeModelFolder(root));
   ASSIGN_OR_RETURN(publisher->lock_, disk.Lock((fs::path(publisher->model_folder_) / kLockName).string()));

@@ -15,7 +15,7 @@
 #include "proto/checkpoint/common_state.h"
 #include "proto/checkpoint/manifest.h"
 #include "proto/model/model_spec.h"
-#include "server/saves/disk.h"
+#include "server/disk/disk.h"
 #include "server/saves/retention.h"
 #include "server/saves/save_folder.h"
 
@@ -44,7 +44,7 @@ enum class SaveOutcome : uint8_t {
 class Publisher {
  public:
   // Makes ROOT/MODEL where it is not there, locks it and removes what earlier saves and deletions have left. `calls`
-  // and `spec`, which is a checked one, outlive the publisher. Errors of CheckSaveRoot and Disk; FAILED_PRECONDITION
+  // and `spec`, which is a checked one, outlive the publisher. Errors of CheckOwnFolder and Disk; FAILED_PRECONDITION
   // where another process holds the lock or the file system has none. What could not be removed is no error: see
   // leftovers().
   static absl::StatusOr<std::unique_ptr<Publisher>> Open(DiskCalls* calls, const std::string& root,

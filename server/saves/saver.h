@@ -26,7 +26,7 @@
 #include "server/base/steady_cond_var.h"
 #include "server/cluster/save_news.h"
 #include "server/saves/daemon_images.h"
-#include "server/saves/disk_calls.h"
+#include "server/disk/disk_calls.h"
 #include "server/saves/publisher.h"
 #include "server/saves/retention.h"
 #include "server/saves/save_records.h"

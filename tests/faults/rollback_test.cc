@@ -59,6 +59,7 @@ struct RollbackCase {
 struct Death {
   pid_t killed = -1;
   int server = -1;
+  Point at = Point::kStart;  // of the commit kKilled
 };
 
 absl::Status AwaitEnd(int pidfd) {
@@ -79,6 +80,7 @@ class RollbackTest : public testing::TestWithParam<RollbackCase> {
     flags.insert(flags.end(), {absl::StrCat("--node=", node), absl::StrCat("--nodes=", kNodes), address_, "--keeper=on",
                                "--save-dir=" + saves_.path()});
     flags.insert(flags.end(), GetParam().flags.begin(), GetParam().flags.end());
+    if (!state_flag_.empty()) flags.push_back(state_flag_);
     daemons_[node].emplace(DaemonProcess::Spawn(Program(PARAMSHARDD), sockets_[node].path(), flags));
   }
   void Start() {
@@ -109,9 +111,11 @@ class RollbackTest : public testing::TestWithParam<RollbackCase> {
       training.commits = commits;
       training.at = [&](Point at, int64_t commit) {
         if (at == Point::kCommitted) board.numbers[kAnswered] = commit;
-        if (at != Point::kStart) return;
-        if (commit <= board.numbers[kAnswered] && board.numbers[kBeganAgain] == 0) board.numbers[kBeganAgain] = commit;
-        if (commit != kKilled || death.killed == -1 || board.numbers[kKills] > 0) return;
+        const bool begins = at == Point::kStart;
+        if (begins && commit <= board.numbers[kAnswered] && board.numbers[kBeganAgain] == 0) {
+          board.numbers[kBeganAgain] = commit;
+        }
+        if (at != death.at || commit != kKilled || death.killed == -1 || board.numbers[kKills] > 0) return;
         kill(death.killed, SIGKILL);
         if (AwaitEnd(death.server).ok()) Reach(board, kKills, 1);
       };
@@ -180,6 +184,7 @@ class RollbackTest : public testing::TestWithParam<RollbackCase> {
   TemporaryDirectory sockets_[kNodes];
   std::optional<DaemonProcess> daemons_[kNodes];
   std::vector<std::string> expected_;
+  std::string state_flag_;
 };
 
 TEST_P(RollbackTest, EndsInTheBytesOfARunThatWasNotInterrupted) {
@@ -243,6 +248,37 @@ TEST_P(LostReplicaTest, AServerThatItsKeeperStartsAgainGoesOnByItself) {
   ASSERT_OK_AND_ASSIGN(const Server server, ServerOf(GetParam().victim));
   ExpectToGoOn(TrainUnder({.killed = server.pid, .server = server.pidfd.get()}));
 }
+
+// Whether the other daemon has voted on the commit, or not, or waits for what became of it.
+class KeptDecisionsTest : public LostReplicaTest {
+ protected:
+  void KillNode0(Point at, int killer) {
+    ASSERT_OK_AND_ASSIGN(const Server server, ServerOf(0));
+    std::vector<ChildProcess> trainers =
+        TrainUnder({.killed = daemons_[0]->pid(), .server = server.pidfd.get(), .at = at}, killer);
+    ASSERT_TRUE(trainers[killer].AwaitNumber(kKills, 1, kPatience));
+    ASSERT_OK(daemons_[0]->AwaitExit(kPatience).status());
+    Spawn(0);
+    ExpectToGoOn(std::move(trainers));
+  }
+
+  TemporaryDirectory state_;
+};
+
+TEST_P(KeptDecisionsTest, ANode0WithoutItsMemoryAnswersWhatItHadDecided) {
+  state_flag_ = "--state-dir=" + state_.path();
+  ASSERT_NO_FATAL_FAILURE(StartSaved());
+  for (const Point point : {Point::kStart, Point::kFilling, Point::kAllPushed, Point::kCommitting, Point::kCommitted}) {
+    for (int killer = 0; killer < kNodes; ++killer) {
+      SCOPED_TRACE(absl::StrCat("point ", static_cast<int>(point), " of rank ", killer));
+      ASSERT_NO_FATAL_FAILURE(KillNode0(point, killer));
+      ASSERT_OK(Ctl(0, absl::StrCat("restore ", kModel, " ", kSaved)).status());
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(, KeptDecisionsTest, testing::Values(RollbackCase{"Node0", false, 0}),
+                         [](const auto& info) { return info.param.name; });
 
 INSTANTIATE_TEST_SUITE_P(, LostReplicaTest,
                          testing::Values(RollbackCase{"Node0", false, 0}, RollbackCase{"Node1", false, 1},

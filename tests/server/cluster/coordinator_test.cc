@@ -503,6 +503,44 @@ TEST_F(RestartedCoordinatorTest, TheNextEpochIsBehindAllBefore) {
   EXPECT_OK(Ask(5, 8));
 }
 
+// What is known from a log alone: another node 0 that did not have it may have followed.
+TEST(OldLogTest, AnswersForItsOwnEpochAlone) {
+  Coordinator coordinator(Coordinator::Options{
+      .nodes = 2,
+      .closed = {{.model = "m",
+                  .history_id = "aa",
+                  .epoch = 5,
+                  .commit_number = 8,
+                  .last_decision = ClosedEpoch::Decided{.epoch = 5, .commit_number = 8, .decision = {.apply = true}},
+                  .may_be_old = true}}});
+  const auto ask = [&](int64_t epoch, int64_t commit_number) {
+    return coordinator
+        .QueryCommit(1, {.model = "m", .history_id = "aa", .epoch = epoch, .commit_number = commit_number})
+        .status();
+  };
+  EXPECT_OK(ask(5, 8));
+  EXPECT_THAT(ask(5, 9), StatusIs(absl::StatusCode::kAborted));
+  EXPECT_THAT(ask(6, 9), StatusIs(absl::StatusCode::kDataLoss)) << "its decisions may be in no log";
+}
+
+TEST(OldLogTest, AJournalOfTheSameHistoryCountsBeforeIt) {
+  const ClosedEpoch journal{.model = "m", .history_id = "aa", .epoch = 5, .commit_number = 7};
+  const ClosedEpoch log{
+      .model = "m",
+      .history_id = "aa",
+      .epoch = 5,
+      .commit_number = 8,
+      .last_decision = ClosedEpoch::Decided{.epoch = 5, .commit_number = 8, .decision = {.apply = true}},
+      .may_be_old = true};
+  const ClosedEpoch other{.model = "m", .history_id = "bb", .epoch = 3, .commit_number = 2};
+  Coordinator coordinator(Coordinator::Options{.nodes = 2, .closed = {journal, log, other}});
+  EXPECT_THAT(coordinator.QueryCommit(1, {.model = "m", .history_id = "aa", .epoch = 5, .commit_number = 8}),
+              StatusIs(absl::StatusCode::kAborted));
+  EXPECT_THAT(coordinator.QueryCommit(1, {.model = "m", .history_id = "bb", .epoch = 3, .commit_number = 3}),
+              StatusIs(absl::StatusCode::kAborted))
+      << "another history of the model";
+}
+
 TEST_F(CoordinatorTest, EpochNumbersGoOnWhenAModelIsDeletedAndCreatedAgain) {
   const int64_t first = StartEpoch();
   coordinator_.Forget(0, "m");

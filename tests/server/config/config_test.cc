@@ -49,6 +49,7 @@ TEST(ParseArgumentsTest, NothingGivenLeavesDefaults) {
   EXPECT_THAT(config.allow_users, IsEmpty());
   EXPECT_EQ(config.memory_limit_bytes, 0);
   EXPECT_EQ(config.save_dir, "");
+  EXPECT_EQ(config.state_dir, "");
   EXPECT_EQ(config.restore, "");
   EXPECT_EQ(config.log_format, "text");
   EXPECT_EQ(config.log_level, "info");
@@ -81,6 +82,7 @@ TEST(ParseArgumentsTest, EveryFlagAndVariableSetsItsMember) {
       {"min-replicas", "PARAMSHARD_MIN_REPLICAS", "1", "1"},
       {"allow-minority", "PARAMSHARD_ALLOW_MINORITY", "on", "on"},
       {"replica-grace", "PARAMSHARD_REPLICA_GRACE", "3s", "3s"},
+      {"state-dir", "PARAMSHARD_STATE_DIR", "/var/lib/ps//state/", "/var/lib/ps/state"},
       {"doubt-timeout", "PARAMSHARD_DOUBT_TIMEOUT", "90s", "1m30s"},
       {"drain-timeout", "PARAMSHARD_DRAIN_TIMEOUT", "3s", "3s"},
       {"allow-user", "PARAMSHARD_ALLOW_USER", "12, root", "12,root"},
@@ -316,6 +318,7 @@ TEST(ConfigTextTest, HasEverySettingWithItsSource) {
             "min-replicas =   # default\n"
             "allow-minority = off  # default\n"
             "replica-grace = 10s  # default\n"
+            "state-dir =   # default\n"
             "doubt-timeout = 5m  # default\n"
             "drain-timeout = 10s  # default\n"
             "allow-user =   # default\n"

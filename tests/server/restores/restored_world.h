@@ -21,7 +21,7 @@
 #include "server/restores/checkpoint_choice.h"
 #include "server/restores/model_restore.h"
 #include "server/restores/world_restores.h"
-#include "server/saves/disk_calls.h"
+#include "server/disk/disk_calls.h"
 #include "server/saves/saver.h"
 #include "tests/server/keeper/fake_kept_store.h"
 #include "tests/server/store/daemons.h"

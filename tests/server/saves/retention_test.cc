@@ -10,7 +10,7 @@
 #include "gtest/gtest.h"
 #include "server/saves/save_root.h"
 #include "tests/server/saves/saved_shards.h"
-#include "tests/server/saves/simulated_disk.h"
+#include "tests/server/disk/simulated_disk.h"
 #include "tests/status_matchers.h"
 #include "tests/support/temporary_directory.h"
 

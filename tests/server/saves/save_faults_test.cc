@@ -14,7 +14,7 @@
 #include "server/saves/publisher.h"
 #include "server/saves/save_root.h"
 #include "tests/server/saves/saved_shards.h"
-#include "tests/server/saves/simulated_disk.h"
+#include "tests/server/disk/simulated_disk.h"
 #include "tests/status_matchers.h"
 #include "tests/support/temporary_directory.h"
 

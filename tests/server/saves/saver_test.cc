@@ -22,7 +22,7 @@
 #include "server/saves/save_root.h"
 #include "server/store/inspection.h"
 #include "tests/server/keeper/fake_kept_store.h"
-#include "tests/server/saves/simulated_disk.h"
+#include "tests/server/disk/simulated_disk.h"
 #include "tests/server/store/manual_clock.h"
 #include "tests/server/store/model_fixture.h"
 #include "tests/server/store/test_spec.h"

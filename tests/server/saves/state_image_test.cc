@@ -11,7 +11,7 @@
 #include "proto/model/limits.h"
 #include "server/saves/save_folder.h"
 #include "tests/server/saves/saved_shards.h"
-#include "tests/server/saves/simulated_disk.h"
+#include "tests/server/disk/simulated_disk.h"
 #include "tests/status_matchers.h"
 #include "tests/support/temporary_directory.h"
 

@@ -1,4 +1,4 @@
-#include "server/saves/disk_calls.h"
+#include "server/disk/disk_calls.h"
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -25,6 +25,7 @@ ssize_t DiskCalls::Pwrite(int fd, const void* data, size_t size_bytes, int64_t o
 // Not posix_fallocate, which writes zeros where the file system cannot reserve.
 int DiskCalls::Fallocate(int fd, int64_t size_bytes) { return fallocate(fd, 0, 0, size_bytes); }
 int DiskCalls::Fsync(int fd) { return fsync(fd); }
+int DiskCalls::Fdatasync(int fd) { return fdatasync(fd); }
 int DiskCalls::SetDirect(int fd, bool direct) {
   const int flags = fcntl(fd, F_GETFL);
   return flags < 0 ? -1 : fcntl(fd, F_SETFL, direct ? flags | O_DIRECT : flags & ~O_DIRECT);

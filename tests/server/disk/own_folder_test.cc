@@ -1,4 +1,4 @@
-#include "server/saves/save_root.h"
+#include "server/disk/own_folder.h"
 
 #include <sys/stat.h>
 #include <unistd.h>
@@ -9,7 +9,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/proto/checkpoint/saved_model.h"
-#include "tests/server/saves/simulated_disk.h"
+#include "tests/server/disk/simulated_disk.h"
 #include "tests/status_matchers.h"
 #include "tests/support/temporary_directory.h"
 
@@ -39,36 +39,36 @@ class ReadOnly final : public QuickCalls {
   }
 };
 
-class SaveRootTest : public testing::Test {
+class OwnFolderTest : public testing::Test {
  protected:
-  absl::Status Check(const std::string& path) { return CheckSaveRoot(Disk(&calls_), path); }
+  absl::Status Check(const std::string& path) { return CheckOwnFolder(Disk(&calls_), path); }
 
   QuickCalls calls_;
   const test::TemporaryDirectory root_;
 };
 
-TEST_F(SaveRootTest, AFolderOfThisUserIsTaken) {
+TEST_F(OwnFolderTest, AFolderOfThisUserIsTaken) {
   EXPECT_OK(Check(root_.path()));
   OwnedByAnother roots(0);
-  EXPECT_OK(CheckSaveRoot(Disk(&roots), root_.path()));
+  EXPECT_OK(CheckOwnFolder(Disk(&roots), root_.path()));
 }
 
-TEST_F(SaveRootTest, APathThatIsNotAbsoluteIsRefused) {
+TEST_F(OwnFolderTest, APathThatIsNotAbsoluteIsRefused) {
   for (const char* path : {"", "saves", "./saves"}) {
     EXPECT_THAT(Check(path), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("absolute")));
   }
 }
 
-TEST_F(SaveRootTest, AFolderThatIsNotThereIsAFailedPrecondition) {
+TEST_F(OwnFolderTest, AFolderThatIsNotThereIsAFailedPrecondition) {
   EXPECT_THAT(Check(root_.path() + "/none"), StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("/none")));
 }
 
-TEST_F(SaveRootTest, AFileIsNoFolder) {
+TEST_F(OwnFolderTest, AFileIsNoFolder) {
   checkpoint::WriteText(root_.path() + "/file", "text");
   EXPECT_THAT(Check(root_.path() + "/file"), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("a folder")));
 }
 
-TEST_F(SaveRootTest, AFolderThatOthersMayWriteToIsRefused) {
+TEST_F(OwnFolderTest, AFolderThatOthersMayWriteToIsRefused) {
   for (const mode_t mode : {0770, 0707, 01777}) {
     ASSERT_EQ(chmod(root_.path().c_str(), mode), 0);
     EXPECT_THAT(Check(root_.path()), StatusIs(absl::StatusCode::kPermissionDenied, HasSubstr("chmod go-w")));
@@ -77,15 +77,15 @@ TEST_F(SaveRootTest, AFolderThatOthersMayWriteToIsRefused) {
   EXPECT_OK(Check(root_.path()));
 }
 
-TEST_F(SaveRootTest, AFolderOfAnotherUserIsRefused) {
+TEST_F(OwnFolderTest, AFolderOfAnotherUserIsRefused) {
   OwnedByAnother others(geteuid() + 1);
-  EXPECT_THAT(CheckSaveRoot(Disk(&others), root_.path()),
+  EXPECT_THAT(CheckOwnFolder(Disk(&others), root_.path()),
               StatusIs(absl::StatusCode::kPermissionDenied, HasSubstr("chown")));
 }
 
-TEST_F(SaveRootTest, AFolderThatCannotBeWrittenToIsRefused) {
+TEST_F(OwnFolderTest, AFolderThatCannotBeWrittenToIsRefused) {
   ReadOnly calls;
-  EXPECT_THAT(CheckSaveRoot(Disk(&calls), root_.path()),
+  EXPECT_THAT(CheckOwnFolder(Disk(&calls), root_.path()),
               StatusIs(absl::StatusCode::kPermissionDenied, HasSubstr(root_.path() + ": access for writing failed")));
 }
 

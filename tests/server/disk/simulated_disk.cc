@@ -1,4 +1,4 @@
-#include "tests/server/saves/simulated_disk.h"
+#include "tests/server/disk/simulated_disk.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -54,6 +54,10 @@ ssize_t FaultyCalls::Pwrite(int fd, const void* data, size_t size_bytes, int64_t
   if (fault_ == Fault::kDoneButFailed) write(size_bytes);
   errno = ErrorNumber();
   return -1;
+}
+
+int FaultyCalls::Fdatasync(int fd) {
+  return static_cast<int>(Do([&] { return QuickCalls::Fdatasync(fd); }));
 }
 
 int FaultyCalls::Fsync(int fd) {

@@ -1,4 +1,4 @@
-#include "server/saves/disk.h"
+#include "server/disk/disk.h"
 
 #include <fcntl.h>
 #include <sys/file.h>
@@ -92,6 +92,11 @@ size_t Disk::File::DirectBytes(int64_t offset_bytes, absl::Span<const uint8_t> b
 bool Disk::File::SetDirect(bool direct) {
   if (is_direct_ != direct && calls_->SetDirect(fd_.get(), direct) == 0) is_direct_ = direct;
   return is_direct_ == direct;
+}
+
+absl::Status Disk::File::Flush() {
+  if (calls_->Fdatasync(fd_.get()) != 0) return Failed(path_, "fdatasync");
+  return absl::OkStatus();
 }
 
 absl::Status Disk::File::Sync() {

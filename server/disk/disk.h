@@ -1,6 +1,6 @@
 // Files and folders of a save, on the disk when it is said that they are.
-#ifndef PARAMSHARD_SERVER_SAVES_DISK_H_
-#define PARAMSHARD_SERVER_SAVES_DISK_H_
+#ifndef PARAMSHARD_SERVER_DISK_DISK_H_
+#define PARAMSHARD_SERVER_DISK_DISK_H_
 
 #include <sys/types.h>
 
@@ -13,7 +13,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
-#include "server/saves/disk_calls.h"
+#include "server/disk/disk_calls.h"
 
 namespace paramshard::server {
 
@@ -52,6 +52,8 @@ class Disk {
     // Whole pages of memory that go to whole pages of the file go around the page cache, where the file system lets
     // them: at the disk's own speed, and without taking the memory that others read files through.
     absl::Status WriteAt(int64_t offset_bytes, absl::Span<const uint8_t> bytes);
+    // Puts what was written on the disk, as often as there is more.
+    absl::Status Flush();
     // Puts the file on the disk, and closes it. Its name is there when its folder is synced. Nothing may be called
     // after it, whatever it answers.
     absl::Status Sync();
@@ -113,4 +115,4 @@ class Disk {
 
 }  // namespace paramshard::server
 
-#endif  // PARAMSHARD_SERVER_SAVES_DISK_H_
+#endif  // PARAMSHARD_SERVER_DISK_DISK_H_

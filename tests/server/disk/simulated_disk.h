@@ -1,6 +1,6 @@
 // Disks that fail, processes that are killed between two system calls, and what a power loss leaves.
-#ifndef PARAMSHARD_TESTS_SERVER_SAVES_SIMULATED_DISK_H_
-#define PARAMSHARD_TESTS_SERVER_SAVES_SIMULATED_DISK_H_
+#ifndef PARAMSHARD_TESTS_SERVER_DISK_SIMULATED_DISK_H_
+#define PARAMSHARD_TESTS_SERVER_DISK_SIMULATED_DISK_H_
 
 #include <cstdint>
 #include <map>
@@ -8,14 +8,15 @@
 #include <string>
 #include <vector>
 
-#include "server/saves/disk_calls.h"
+#include "server/disk/disk_calls.h"
 
 namespace paramshard::server {
 
-// The real calls, but for fsync: whether the machine's disk is quick is no test's business.
+// The real calls, but for fsync and fdatasync: whether the machine's disk is quick is no test's business.
 class QuickCalls : public DiskCalls {
  public:
   int Fsync(int) override { return 0; }
+  int Fdatasync(int) override { return 0; }
 };
 
 enum class Fault : uint8_t {
@@ -44,6 +45,7 @@ class FaultyCalls final : public QuickCalls {
   ssize_t Pwrite(int fd, const void* data, size_t size_bytes, int64_t offset_bytes) override;
   int Fallocate(int fd, int64_t size_bytes) override;
   int Fsync(int fd) override;
+  int Fdatasync(int fd) override;
   int SetDirect(int fd, bool direct) override;
   int Flock(int fd, int operation) override;
   int Mkdir(const std::string& path, mode_t mode) override;
@@ -142,4 +144,4 @@ class DiskModel {
 
 }  // namespace paramshard::server
 
-#endif  // PARAMSHARD_TESTS_SERVER_SAVES_SIMULATED_DISK_H_
+#endif  // PARAMSHARD_TESTS_SERVER_DISK_SIMULATED_DISK_H_

@@ -1,4 +1,4 @@
-#include "server/saves/disk.h"
+#include "server/disk/disk.h"
 
 #include <sys/stat.h>
 #include <unistd.h>
@@ -12,7 +12,7 @@
 #include "gtest/gtest.h"
 #include "tests/proto/checkpoint/saved_model.h"
 #include "tests/server/saves/saved_shards.h"
-#include "tests/server/saves/simulated_disk.h"
+#include "tests/server/disk/simulated_disk.h"
 #include "tests/status_matchers.h"
 #include "tests/support/temporary_directory.h"
 

@@ -1,7 +1,7 @@
-// The system calls of a save that change something, lock, or look before it: the seam where tests make them fail, kill
+// System calls on files that change something, lock, or look before it: the seam where tests make them fail, kill
 // the process between two of them, and write down their order.
-#ifndef PARAMSHARD_SERVER_SAVES_DISK_CALLS_H_
-#define PARAMSHARD_SERVER_SAVES_DISK_CALLS_H_
+#ifndef PARAMSHARD_SERVER_DISK_DISK_CALLS_H_
+#define PARAMSHARD_SERVER_DISK_DISK_CALLS_H_
 
 #include <sys/stat.h>
 #include <sys/types.h>
@@ -24,6 +24,7 @@ class DiskCalls {
   virtual ssize_t Pwrite(int fd, const void* data, size_t size_bytes, int64_t offset_bytes);
   virtual int Fallocate(int fd, int64_t size_bytes);
   virtual int Fsync(int fd);
+  virtual int Fdatasync(int fd);
   // Whether writes go around the page cache: then they are of whole pages, in memory and in the
   // file. EINVAL where the file system cannot.
   virtual int SetDirect(int fd, bool direct);
@@ -45,4 +46,4 @@ class DiskCalls {
 
 }  // namespace paramshard::server
 
-#endif  // PARAMSHARD_SERVER_SAVES_DISK_CALLS_H_
+#endif  // PARAMSHARD_SERVER_DISK_DISK_CALLS_H_

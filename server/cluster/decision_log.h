@@ -1,0 +1,74 @@
+// What node 0 has told others of commits, on a disk: there it outlives the memory that holds the journals.
+#ifndef PARAMSHARD_SERVER_CLUSTER_DECISION_LOG_H_
+#define PARAMSHARD_SERVER_CLUSTER_DECISION_LOG_H_
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "server/cluster/cluster.h"
+#include "server/disk/disk.h"
+#include "server/disk/disk_calls.h"
+
+namespace paramshard::server {
+
+// One folder of one node 0, with a file of two copies for each model, which are written in turns: a write that is torn
+// leaves the other one. Writes wait for the disk. Errors are those of Disk; a write that has failed is taken back as far
+// as the disk lets it, and the next one makes the file anew. Not thread-safe.
+//
+//   ASSIGN_OR_RETURN(auto log, DecisionLog::Open(&calls, "/var/lib/paramshard"));
+//   ASSIGN_OR_RETURN(std::vector<ClosedEpoch> closed, log->Reconcile(*std::move(of_journals)));
+//   log->BeginEpoch({.model = "m", .history_id = id, .epoch = 7, .commit_number = 12});   before anybody is told
+//   log->Decide("m", 13, decision);                                                      likewise
+class DecisionLog {
+ public:
+  // The folder is this process's alone while the log lives. `calls` outlive it. Errors of CheckOwnFolder;
+  // FAILED_PRECONDITION another process has it; DATA_LOSS a file of which neither copy is whole (names it).
+  static absl::StatusOr<std::unique_ptr<DecisionLog>> Open(DiskCalls* calls, const std::string& folder);
+
+  // What is known of epochs before: `journals`, which count where they know a history, and what the folder holds. What
+  // the folder says otherwise of these histories is mended: nobody was told of it.
+  absl::StatusOr<std::vector<ClosedEpoch>> Reconcile(std::vector<ClosedEpoch> journals);
+
+  // An epoch without a decision yet. The last decision before it stays, where it is of that history and no later one
+  // than the epoch begins with.
+  absl::Status BeginEpoch(ClosedEpoch begun);
+  // The commit behind the last one of the model's epoch, which has begun.
+  absl::Status Decide(const std::string& model, int64_t commit_number, const CommitDecision& decision);
+  // There is no such model any more. What cannot be removed does no harm.
+  void Forget(absl::string_view model);
+
+ private:
+  struct Kept {
+    ClosedEpoch epoch;
+    int64_t sequence = 0;
+    // Of this process; unset: the file is to be made anew.
+    std::optional<Disk::File> file = {};
+  };
+
+  DecisionLog(DiskCalls* calls, std::string folder, Disk::Descriptor lock)
+      : disk_(calls), folder_(std::move(folder)), lock_(std::move(lock)) {}
+
+  absl::Status Read();
+  std::string PathOf(absl::string_view model) const;
+  // Makes that the model's epoch, or leaves the one before.
+  absl::Status Write(ClosedEpoch next);
+  absl::Status WriteCopy(Kept& kept, const ClosedEpoch& epoch);
+  absl::Status Replace(Kept& kept, const ClosedEpoch& epoch);
+
+  const Disk disk_;
+  const std::string folder_;
+  const Disk::Descriptor lock_;
+  std::map<std::string, Kept, std::less<>> kept_;  // by model
+};
+
+}  // namespace paramshard::server
+
+#endif  // PARAMSHARD_SERVER_CLUSTER_DECISION_LOG_H_

@@ -1,0 +1,230 @@
+#include "server/cluster/decision_log.h"
+
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/server/disk/simulated_disk.h"
+#include "tests/status_matchers.h"
+#include "tests/support/temporary_directory.h"
+
+namespace paramshard::server {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::HasSubstr;
+using ::testing::SizeIs;
+
+ClosedEpoch Begun(int64_t epoch, int64_t commit_number, const std::string& history = "aa") {
+  return {.model = "m", .history_id = history, .epoch = epoch, .commit_number = commit_number, .device_counts = {2, 1}};
+}
+
+CommitDecision Decision(double square_sum) { return {.apply = true, .square_sum = square_sum}; }
+
+class DecisionLogTest : public testing::Test {
+ protected:
+  absl::StatusOr<std::unique_ptr<DecisionLog>> Open(DiskCalls* calls) { return DecisionLog::Open(calls, dir_.path()); }
+  // What the next node 0 finds in the folder alone.
+  std::vector<ClosedEpoch> Read(std::vector<ClosedEpoch> journals = {}) {
+    absl::StatusOr<std::unique_ptr<DecisionLog>> log = Open(&calls_);
+    EXPECT_OK(log.status());
+    if (!log.ok()) return {};
+    absl::StatusOr<std::vector<ClosedEpoch>> closed = (*log)->Reconcile(std::move(journals));
+    EXPECT_OK(closed.status());
+    return closed.value_or(std::vector<ClosedEpoch>());
+  }
+  std::string PathOf(const std::string& name) const { return dir_.path() + "/" + name; }
+
+  const test::TemporaryDirectory dir_;
+  QuickCalls calls_;
+};
+
+TEST_F(DecisionLogTest, TheNextOneFindsTheLastEpochAndItsLastDecision) {
+  {
+    ASSERT_OK_AND_ASSIGN(auto log, Open(&calls_));
+    ASSERT_OK(log->BeginEpoch(Begun(7, 12)));
+    for (int64_t commit = 13; commit < 20; ++commit) {
+      ASSERT_OK(log->Decide("m", commit, Decision(static_cast<double>(commit))));
+    }
+  }
+  const std::vector<ClosedEpoch> closed = Read();
+  ASSERT_THAT(closed, SizeIs(1));
+  EXPECT_EQ(closed[0].model, "m");
+  EXPECT_EQ(closed[0].history_id, "aa");
+  EXPECT_EQ(closed[0].epoch, 7);
+  EXPECT_EQ(closed[0].commit_number, 19);
+  EXPECT_EQ(closed[0].device_counts, (std::vector<int>{2, 1}));
+  EXPECT_TRUE(closed[0].may_be_old);
+  ASSERT_TRUE(closed[0].last_decision.has_value());
+  EXPECT_EQ(closed[0].last_decision->commit_number, 19);
+  EXPECT_EQ(closed[0].last_decision->epoch, 7);
+  EXPECT_TRUE(closed[0].last_decision->decision.apply);
+  EXPECT_EQ(closed[0].last_decision->decision.square_sum, 19);
+}
+
+TEST_F(DecisionLogTest, ALaterEpochKeepsTheDecisionBeforeItUnlessThatIsUndone) {
+  {
+    ASSERT_OK_AND_ASSIGN(auto log, Open(&calls_));
+    ASSERT_OK(log->BeginEpoch(Begun(1, 0)));
+    ASSERT_OK(log->Decide("m", 1, Decision(1)));
+    ASSERT_OK(log->BeginEpoch(Begun(2, 1)));
+  }
+  std::vector<ClosedEpoch> closed = Read();
+  ASSERT_THAT(closed, SizeIs(1));
+  EXPECT_EQ(closed[0].epoch, 2);
+  ASSERT_TRUE(closed[0].last_decision.has_value());
+  EXPECT_EQ(closed[0].last_decision->epoch, 1);
+  for (const ClosedEpoch& begun : {Begun(3, 0), Begun(4, 1, "bb")}) {
+    ASSERT_OK_AND_ASSIGN(auto log, Open(&calls_));
+    ASSERT_OK(log->BeginEpoch(begun));
+    log.reset();
+    closed = Read();
+    EXPECT_FALSE(closed[0].last_decision.has_value()) << begun.epoch;
+  }
+}
+
+TEST_F(DecisionLogTest, AJournalCountsAndMendsTheFolder) {
+  {
+    ASSERT_OK_AND_ASSIGN(auto log, Open(&calls_));
+    ASSERT_OK(log->BeginEpoch(Begun(1, 0)));
+    ASSERT_OK(log->Decide("m", 1, Decision(1)));
+  }
+  // The process died before its journal had the decision, and nobody was told.
+  const std::vector<ClosedEpoch> closed = Read({Begun(1, 0)});
+  ASSERT_THAT(closed, SizeIs(2));
+  EXPECT_FALSE(closed[0].may_be_old) << "the journal comes first";
+  EXPECT_EQ(closed[1].commit_number, 0);
+  EXPECT_EQ(Read()[0].commit_number, 0);
+  EXPECT_THAT(Read({Begun(1, 0, "bb")}), SizeIs(2)) << "each of its history";
+  EXPECT_EQ(Read()[0].history_id, "aa");
+}
+
+TEST_F(DecisionLogTest, AModelThatIsForgottenLeavesNothing) {
+  {
+    ASSERT_OK_AND_ASSIGN(auto log, Open(&calls_));
+    ASSERT_OK(log->BeginEpoch(Begun(1, 0)));
+    log->Forget("m");
+    log->Forget("other");
+  }
+  EXPECT_THAT(Read(), SizeIs(0));
+}
+
+TEST_F(DecisionLogTest, OneProcessHasTheFolder) {
+  ASSERT_OK_AND_ASSIGN(auto log, Open(&calls_));
+  EXPECT_THAT(Open(&calls_).status(),
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("one node 0 has a folder")));
+  log.reset();
+  EXPECT_OK(Open(&calls_).status());
+}
+
+TEST_F(DecisionLogTest, AFolderThatOthersMayWriteToIsRefused) {
+  fs::permissions(dir_.path(), fs::perms::others_write, fs::perm_options::add);
+  EXPECT_THAT(Open(&calls_).status(), StatusIs(absl::StatusCode::kPermissionDenied));
+}
+
+TEST_F(DecisionLogTest, AFileWithoutAWholeCopyIsNamed) {
+  std::ofstream(PathOf("m.decisions")) << std::string(20000, 'x');
+  EXPECT_THAT(Open(&calls_).status(), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("m.decisions")));
+}
+
+TEST_F(DecisionLogTest, AFileOfAnotherModelIsNamed) {
+  {
+    ASSERT_OK_AND_ASSIGN(auto log, Open(&calls_));
+    ASSERT_OK(log->BeginEpoch(Begun(1, 0)));
+  }
+  fs::rename(PathOf("m.decisions"), PathOf("n.decisions"));
+  EXPECT_THAT(Open(&calls_).status(), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("n.decisions")));
+}
+
+// Whatever bytes of the copy that was written last are lost, the one before is whole.
+TEST_F(DecisionLogTest, ATornCopyLeavesTheOneBefore) {
+  {
+    ASSERT_OK_AND_ASSIGN(auto log, Open(&calls_));
+    ASSERT_OK(log->BeginEpoch(Begun(1, 0)));
+    ASSERT_OK(log->Decide("m", 1, Decision(1)));
+    ASSERT_OK(log->Decide("m", 2, Decision(2)));
+  }
+  const std::string path = PathOf("m.decisions");
+  std::string bytes(fs::file_size(path), '\0');
+  std::ifstream(path, std::ios::binary).read(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+  // The third write: the copy that the first one had.
+  const size_t last = bytes.size() / 2;
+  for (size_t at = 0; at < 48; ++at) {
+    std::string torn = bytes;
+    torn[last + at] = static_cast<char>(torn[last + at] ^ 1);
+    std::ofstream(path, std::ios::binary) << torn;
+    const std::vector<ClosedEpoch> closed = Read();
+    ASSERT_THAT(closed, SizeIs(1));
+    EXPECT_EQ(closed[0].commit_number, 1) << at;
+  }
+}
+
+struct Answered {
+  int64_t begun = 0;    // epochs
+  int64_t decided = 0;  // commits
+  bool failed = false;
+};
+
+// Goes on behind what fails, as node 0 does: with the next epoch, from the last commit that was decided.
+Answered Work(DecisionLog& log) {
+  Answered answered;
+  for (int64_t epoch = 1; epoch < 4; ++epoch) {
+    if (!log.BeginEpoch(Begun(epoch, answered.decided)).ok()) {
+      answered.failed = true;
+      continue;
+    }
+    answered.begun = epoch;
+    for (int i = 0; i < 3; ++i) {
+      const int64_t commit = answered.decided + 1;
+      if (!log.Decide("m", commit, Decision(static_cast<double>(commit))).ok()) {
+        answered.failed = true;
+        break;
+      }
+      answered.decided = commit;
+    }
+  }
+  return answered;
+}
+
+// Of every call on the disk: what was told is found, and of the call that failed nothing, where the next ones succeed.
+TEST_F(DecisionLogTest, WhatWasToldIsThereWhateverCallFails) {
+  for (const Fault fault :
+       {Fault::kIoError, Fault::kDiskFull, Fault::kShortWrite, Fault::kDoneButFailed, Fault::kKill}) {
+    int failures = 0;
+    for (int64_t at = 1;; ++at) {
+      SCOPED_TRACE(testing::Message() << "fault " << static_cast<int>(fault) << " at " << at);
+      fs::remove(PathOf("m.decisions"));
+      FaultyCalls faulty(fault, at);
+      Answered answered;
+      {
+        absl::StatusOr<std::unique_ptr<DecisionLog>> log = Open(&faulty);
+        if (!log.ok()) continue;
+        answered = Work(**log);
+      }
+      if (faulty.count() < at) break;
+      failures += answered.failed ? 1 : 0;
+      const std::vector<ClosedEpoch> closed = Read();
+      if (answered.begun == 0 && closed.empty()) continue;
+      ASSERT_THAT(closed, SizeIs(1));
+      const int64_t last = closed[0].last_decision.has_value() ? closed[0].last_decision->commit_number : 0;
+      if (fault == Fault::kKill) {
+        // The last call before the kill may have been told or not.
+        EXPECT_GE(closed[0].epoch, answered.begun);
+        EXPECT_THAT(last - answered.decided, testing::AnyOf(0, 1));
+      } else {
+        EXPECT_EQ(closed[0].epoch, answered.begun);
+        EXPECT_EQ(last, answered.decided);
+        EXPECT_EQ(closed[0].commit_number, answered.decided);
+      }
+    }
+    EXPECT_GT(failures, 5) << static_cast<int>(fault);
+  }
+}
+
+}  // namespace
+}  // namespace paramshard::server
