@@ -188,6 +188,8 @@ class Cluster {
   virtual std::vector<int> device_counts() const = 0;
   // How many nodes are here now, this one too. Nothing where that is not known: elsewhere than at node 0.
   virtual std::optional<int> present_nodes() const { return std::nullopt; }
+  // Whether replicas may go on without some of the nodes. False where that is not known: elsewhere than at node 0.
+  virtual bool may_be_fewer() const { return false; }
   // Waits until every node has joined. DEADLINE_EXCEEDED names the missing nodes; UNAVAILABLE stopped.
   virtual absl::Status AwaitWorld(absl::Duration timeout) = 0;
 

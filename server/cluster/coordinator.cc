@@ -619,7 +619,8 @@ std::optional<absl::StatusOr<CommitDecision>> Coordinator::TakeVote(int node, co
 absl::Status Coordinator::CastVote(int node, const CommitVote& vote) {
   Model& model = *Find(vote.model);
   if (!Has(model.active, node)) return TakesNoPartError(node, vote.model, vote.epoch);
-  const CommitBook::Cast cast = model.book.Add(members_, node, options_.log == nullptr ? vote : WithLog(vote));
+  const CommitBook::Cast cast =
+      model.book.Add(members_, node, node == 0 && options_.log != nullptr ? WithLog(vote) : vote);
   switch (cast.result) {
     case CommitBook::Cast::Result::kCounted:
       if (model.book.last_commit_number() != vote.commit_number) return absl::OkStatus();
@@ -650,11 +651,10 @@ absl::Status Coordinator::CastVote(int node, const CommitVote& vote) {
 // Before node 0's journal: what its server finds there when it starts again has to be on the disk too.
 CommitVote Coordinator::WithLog(const CommitVote& vote) {
   CommitVote logged = vote;
-  if (vote.write_down == nullptr) return logged;  // another node's
   logged.write_down = [this, model = vote.model, commit_number = vote.commit_number,
                        write_down = vote.write_down](const CommitDecision& decision) {
     RETURN_IF_ERROR(options_.log->Decide(model, commit_number, decision));
-    return write_down(decision);
+    return write_down == nullptr ? absl::OkStatus() : write_down(decision);
   };
   return logged;
 }

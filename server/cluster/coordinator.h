@@ -245,7 +245,7 @@ class Coordinator {
   std::optional<absl::StatusOr<CommitDecision>> TakeVote(int node, const CommitVote& vote)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status CastVote(int node, const CommitVote& vote) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Of node 0: it is written down in the log too.
+  // Of node 0, which takes part in every epoch: the decision is written down in the log too. Requires one.
   CommitVote WithLog(const CommitVote& vote) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Asks a node for its commands, once.
   void DemandCommands(const std::string& name, Model& model, int node) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

@@ -42,7 +42,7 @@ class CoordinatorCluster final : public Cluster, private NodeSink {
   static absl::StatusOr<std::unique_ptr<CoordinatorCluster>> Create(const CoordinatorOptions& options) {
     std::unique_ptr<CoordinatorCluster> cluster(new CoordinatorCluster(options));
     RETURN_IF_ERROR(cluster->dispatcher_.Start());
-    if (options.attendance.Needed(options.nodes) < options.nodes) {
+    if (cluster->may_be_fewer()) {
       CoordinatorCluster* const self = cluster.get();
       ASSIGN_OR_RETURN(cluster->absences_,
                        StartThread("nodes that are lost", [self] { self->coordinator_.ServeAbsences(); }));
@@ -61,6 +61,7 @@ class CoordinatorCluster final : public Cluster, private NodeSink {
   int nodes() const override { return coordinator_.nodes(); }
   std::vector<int> device_counts() const override { return coordinator_.device_counts(); }
   std::optional<int> present_nodes() const override { return coordinator_.present_nodes(); }
+  bool may_be_fewer() const override { return may_be_fewer_; }
   absl::Status AwaitWorld(absl::Duration timeout) override { return coordinator_.AwaitWorld(timeout); }
   void SetListener(EpochListener* listener) override { dispatcher_.SetListener(listener); }
 
@@ -99,6 +100,7 @@ class CoordinatorCluster final : public Cluster, private NodeSink {
  private:
   explicit CoordinatorCluster(const CoordinatorOptions& options)
       : vote_wait_(options.vote_wait),
+        may_be_fewer_(options.attendance.Needed(options.nodes) < options.nodes),
         coordinator_({.nodes = options.nodes,
                       .save_dir = options.save_dir,
                       .closed = options.closed,
@@ -130,6 +132,7 @@ class CoordinatorCluster final : public Cluster, private NodeSink {
   void OnStop() override {}
 
   const absl::Duration vote_wait_;
+  const bool may_be_fewer_;
   EpochDispatcher dispatcher_;
   Coordinator coordinator_;  // after the dispatcher, which it tells
   std::thread absences_;

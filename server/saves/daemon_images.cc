@@ -30,13 +30,20 @@ checkpoint::World WorldOf(const Layout& layout, const World& world) {
   return {.size = world.world_size, .shard_size = layout.ranks()};
 }
 
+checkpoint::World DaemonsOwnWorld(const Layout& layout, const World& world) {
+  return {.size = world.rank_count(), .shard_size = layout.ranks()};
+}
+
 absl::StatusOr<std::unique_ptr<DaemonImages>> DaemonImages::Create(Model& model, DiskCalls* calls,
-                                                                   std::function<void(int rank)> before_copy) {
+                                                                   std::function<void(int rank)> before_copy,
+                                                                   bool alone) {
   auto images = std::unique_ptr<DaemonImages>(new DaemonImages(model, calls, std::move(before_copy)));
-  const checkpoint::World world = WorldOf(model.layout(), model.world());
+  const checkpoint::World world =
+      alone ? DaemonsOwnWorld(model.layout(), model.world()) : WorldOf(model.layout(), model.world());
+  const int first_rank = alone ? 0 : model.world().first_rank;
   for (int rank = 0; rank < model.world().rank_count(); ++rank) {
-    ASSIGN_OR_RETURN(auto image, StateImage::Create(model.layout(), world, model.world().first_rank + rank,
-                                                    model.shards()[rank]->device()));
+    ASSIGN_OR_RETURN(auto image,
+                     StateImage::Create(model.layout(), world, first_rank + rank, model.shards()[rank]->device()));
     images->images_.push_back(std::move(image));
   }
   return images;

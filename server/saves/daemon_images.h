@@ -21,6 +21,8 @@
 namespace paramshard::server {
 
 checkpoint::World WorldOf(const Layout& layout, const World& world);
+// That of the replicas of one daemon alone.
+checkpoint::World DaemonsOwnWorld(const Layout& layout, const World& world);
 
 // A save goes through one image per rank, all of them at once, and each on a thread of its own. One caller at a time,
 // but for the counters.
@@ -30,10 +32,12 @@ checkpoint::World WorldOf(const Layout& layout, const World& world);
 //   ASSIGN_OR_RETURN(const PartReport report, images->Write(model_folder, identity, go_on));
 class DaemonImages {
  public:
-  // Takes the memory. `model` and `calls` outlive the images; `before_copy` is called for every rank of the daemon
+  // Takes the memory: of this daemon's part in a checkpoint of all daemons, or, where it saves `alone`, of all of one.
+  // `model` and `calls` outlive the images; `before_copy` is called for every rank of the daemon
   // before it is copied. Errors of StateImage::Create.
   static absl::StatusOr<std::unique_ptr<DaemonImages>> Create(Model& model, DiskCalls* calls,
-                                                              std::function<void(int rank)> before_copy);
+                                                              std::function<void(int rank)> before_copy,
+                                                              bool alone = false);
 
   // Is asked again and again: its error ends what is under way.
   using GoOn = absl::FunctionRef<absl::Status()>;

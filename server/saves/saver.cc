@@ -96,6 +96,7 @@ absl::Status Saver::Open(SaverSource::FolderTrouble trouble) {
     Log(LogLevel::kError, "a model cannot be saved", {{"model", model_.spec().name}, {"why", opened.ToString()}});
   }
   ASSIGN_OR_RETURN(images_, DaemonImages::Create(model_, options_.calls, options_.before_copy));
+  image_bytes_ = images_->memory_bytes();
   ASSIGN_OR_RETURN(std::thread thread, StartThread("saves of " + model_.spec().name, [this] { Run(); }));
   absl::MutexLock lock(&mu_);
   thread_ = std::move(thread);
@@ -137,7 +138,7 @@ void Saver::Stop() {
   publisher_.reset();
 }
 
-int64_t Saver::image_bytes() const { return images_->memory_bytes(); }
+int64_t Saver::image_bytes() const { return image_bytes_; }
 
 // --- When saves fall due ---
 
@@ -198,7 +199,7 @@ void Saver::Begin(SaveReason reason, int64_t step) {
   ordered_.reset();
   parts_.clear();
   part_failed_ = false;
-  images_->Restart();
+  images().Restart();
   begun_ = options_.clock->Now();
   Hold();
 }
@@ -230,19 +231,30 @@ void Saver::Hold() {
 
 // --- Other daemons ---
 
-absl::Status Saver::Order(const Work& work) {
+absl::Status Saver::Order(Work& work) {
   const StateNumbers& numbers = work.state.numbers;
-  RETURN_IF_ERROR(cluster().TellSave({.model = model_.spec().name,
-                                      .what = SaveOrder{.id = work.identity.save_id,
-                                                        .step = numbers.commit_number,
-                                                        .version = numbers.version,
-                                                        .lineage = model_.history().lineage.ToString(),
-                                                        .history_id = numbers.history.ToString(),
-                                                        .spec_fingerprint = model_.fingerprint(),
-                                                        .reason = present().reason,
-                                                        .timeout = Until(work.deadline, options_.clock->Now())}}));
+  const absl::Status told =
+      cluster().TellSave({.model = model_.spec().name,
+                          .what = SaveOrder{.id = work.identity.save_id,
+                                            .step = numbers.commit_number,
+                                            .version = numbers.version,
+                                            .lineage = model_.history().lineage.ToString(),
+                                            .history_id = numbers.history.ToString(),
+                                            .spec_fingerprint = model_.fingerprint(),
+                                            .reason = present().reason,
+                                            .timeout = Until(work.deadline, options_.clock->Now())}});
+  work.alone = absl::IsUnavailable(told) && MaySaveAlone();
+  if (!told.ok() && !work.alone) return told;
+  if (work.alone) {
+    Log(LogLevel::kInfo, "node 0 saves without the others",
+        {{"model", model_.spec().name}, {"step", absl::StrCat(numbers.commit_number)}, {"why", told.ToString()}});
+  }
   ordered_ = work.identity.save_id;
   return absl::OkStatus();
+}
+
+bool Saver::MaySaveAlone() const {
+  return cluster().may_be_fewer() && model_.world().rank_count() % model_.layout().ranks() == 0;
 }
 
 void Saver::OnNews(const SaveNews& news) {
@@ -319,7 +331,7 @@ SaveRecord Saver::Shown(const SaveRecord& record) const {
   SaveRecord shown = record;
   if (IsOver(record.state)) return shown;
   shown.took = absl::FromChrono(options_.clock->Now() - begun_);
-  shown.written_bytes = images_->written_bytes();
+  shown.written_bytes = images().written_bytes();
   return shown;
 }
 
@@ -387,14 +399,20 @@ std::optional<Saver::Work> Saver::Take() {
 void Saver::Save(const Work& work) {
   const auto go_on = [&] { return CheckGoesOn(work); };
   const SteadyTime copy_begin = options_.clock->Now();
-  const absl::Status copied = images_->Fill(work.state, go_on);
+  absl::Status copied = TakeImages(work.alone);
+  if (copied.ok()) {
+    images().Restart();
+    copied = images().Fill(work.state, go_on);
+  } else {
+    model_.ReleaseState();
+  }
   {
     absl::MutexLock lock(&mu_);
     SaveRecord& record = present();
     record.copy = absl::FromChrono(options_.clock->Now() - copy_begin);
     record.stall = model_.copy_stall();
     record.state = SaveState::kWriting;
-    if (copied.ok()) record.size_bytes = images_->file_bytes();
+    if (copied.ok()) record.size_bytes = images().file_bytes();
   }
   const Publisher::Result result = copied.ok() ? Write(work) : Abandoned(copied);
   // The checkpoint is there, whatever becomes of older ones: but who waits for the save finds them gone.
@@ -402,6 +420,18 @@ void Saver::Save(const Work& work) {
   NoteLeftovers();
   absl::MutexLock lock(&mu_);
   Finish(result);
+}
+
+absl::Status Saver::TakeImages(bool alone) {
+  if (alone == (own_images_ != nullptr)) return absl::OkStatus();
+  std::unique_ptr<DaemonImages> own;
+  if (alone) {
+    ASSIGN_OR_RETURN(own, DaemonImages::Create(model_, options_.calls, options_.before_copy, /*alone=*/true));
+  }
+  image_bytes_ = images_->memory_bytes() + (alone ? own->memory_bytes() : 0);
+  absl::MutexLock lock(&mu_);
+  own_images_.swap(own);
+  return absl::OkStatus();
 }
 
 absl::Status Saver::CheckGoesOn(const Work& work) const {
@@ -419,7 +449,8 @@ absl::Status Saver::CheckGoesOn(const Work& work) const {
 }
 
 Publisher::Result Saver::Write(const Work& work) {
-  const checkpoint::World world = WorldOf(model_.layout(), model_.world());
+  const checkpoint::World world =
+      work.alone ? DaemonsOwnWorld(model_.layout(), model_.world()) : WorldOf(model_.layout(), model_.world());
   if (publisher_ == nullptr) {
     // Whoever was asked to has put the folder in order, perhaps.
     if (const absl::Status opened = OpenFolder(); !opened.ok()) return Abandoned(opened);
@@ -438,10 +469,13 @@ Publisher::Result Saver::Write(const Work& work) {
 }
 
 absl::StatusOr<std::vector<PartReport>> Saver::WriteAll(const Work& work) {
-  RETURN_IF_ERROR(
-      cluster().TellSave({.model = model_.spec().name, .what = SavePermission{.id = work.identity.save_id}}));
+  if (!work.alone) {
+    RETURN_IF_ERROR(
+        cluster().TellSave({.model = model_.spec().name, .what = SavePermission{.id = work.identity.save_id}}));
+  }
   ASSIGN_OR_RETURN(const PartReport own,
-                   images_->Write(publisher_->model_folder(), work.identity, [&] { return CheckGoesOn(work); }));
+                   images().Write(publisher_->model_folder(), work.identity, [&] { return CheckGoesOn(work); }));
+  if (work.alone) return std::vector<PartReport>{own};
   ASSIGN_OR_RETURN(std::vector<PartReport> reports, AwaitParts(work));
   reports.insert(reports.begin(), own);
   return reports;

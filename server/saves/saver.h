@@ -25,8 +25,8 @@
 #include "server/base/clock.h"
 #include "server/base/steady_cond_var.h"
 #include "server/cluster/save_news.h"
-#include "server/saves/daemon_images.h"
 #include "server/disk/disk_calls.h"
+#include "server/saves/daemon_images.h"
 #include "server/saves/publisher.h"
 #include "server/saves/retention.h"
 #include "server/saves/save_records.h"
@@ -90,6 +90,7 @@ class Saver final : public ModelSaver {
     SaveIdentity identity;
     SteadyTime deadline;
     Model::HeldState state;
+    bool alone = false;  // of no other daemon: one is away, and replicas go on without it
   };
 
   Saver(Model& model, const Options& options);
@@ -102,12 +103,16 @@ class Saver final : public ModelSaver {
   void Begin(SaveReason reason, int64_t step) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Holds the state for the save that waits, and has all others hold theirs, unless a commit is under way anywhere.
   void Hold() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  absl::Status Order(const Work& work) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status Order(Work& work) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Whether this daemon has all of the state, and others may be away.
+  bool MaySaveAlone() const;
   // A daemon's word on the save under way. What is of another one, or is said again, changes nothing.
   void TakePart(const SavePart& part) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // A daemon that drains wants to have saved what no save has.
   void TakeWish();
   void TellEnd(const SaveRecord& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Those of the save under way.
+  DaemonImages& images() const { return own_images_ != nullptr ? *own_images_ : *images_; }
   // The present record of the save under way.
   SaveRecord& present() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return *records_.Find(*under_way_); }
   SaveRecord Shown(const SaveRecord& record) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
@@ -121,6 +126,8 @@ class Saver final : public ModelSaver {
   void Run();
   std::optional<Work> Take();
   void Save(const Work& work);
+  // Takes the memory of a save, where it is not that of all others; gives it back for one of all daemons.
+  absl::Status TakeImages(bool alone);
   Publisher::Result Write(const Work& work);
   absl::StatusOr<std::vector<PartReport>> WriteAll(const Work& work);
   // Waits for the parts of all other daemons.
@@ -137,15 +144,18 @@ class Saver final : public ModelSaver {
 
   // The thread's, and Create's and Stop's while there is none. Null while the folder is in trouble.
   std::unique_ptr<Publisher> publisher_;
+  std::atomic<int64_t> image_bytes_ = 0;
   std::atomic<bool> stopping_ = false;
   std::atomic<bool> part_failed_ = false;  // of the save under way, at another daemon
 
   mutable absl::Mutex mu_;
   mutable SteadyCondVar changed_;
   bool stopped_ ABSL_GUARDED_BY(mu_) = false;
-  std::optional<int64_t> under_way_ ABSL_GUARDED_BY(mu_);      // a save's number, until it is over
-  bool waiting_ ABSL_GUARDED_BY(mu_) = false;                  // it holds no state yet
-  std::optional<Work> work_ ABSL_GUARDED_BY(mu_);              // until the thread takes it
+  std::optional<int64_t> under_way_ ABSL_GUARDED_BY(mu_);  // a save's number, until it is over
+  bool waiting_ ABSL_GUARDED_BY(mu_) = false;              // it holds no state yet
+  std::optional<Work> work_ ABSL_GUARDED_BY(mu_);          // until the thread takes it
+  // Of a save alone, and until the next one of all. It is the thread's, but for its being there, and its counters.
+  std::unique_ptr<DaemonImages> own_images_;
   SteadyTime begun_ ABSL_GUARDED_BY(mu_);                      // of the save under way
   SteadyTime last_due_ ABSL_GUARDED_BY(mu_);                   // by time
   std::optional<absl::uint128> ordered_ ABSL_GUARDED_BY(mu_);  // the id of the save under way, which others know

@@ -185,6 +185,8 @@ TEST_P(FewerReplicasTest, GoOnAndTakeItInAgain) {
   }
   ASSERT_OK_AND_ASSIGN(const nlohmann::json models, world.Ctl(0, "models"));
   EXPECT_EQ(models["models"][0]["activeNodes"].size(), 2u) << models.dump(2);
+  ASSERT_OK_AND_ASSIGN(const std::string saved, world.StateHash(0));
+  ASSERT_OK(world.Ctl(0, absl::StrCat("save ", kModel, " --wait")).status()) << "node 0 has all of the state";
   if (GetParam().node0_restarts) {
     ASSERT_OK_AND_ASSIGN(const nlohmann::json version, world.Ctl(0, "version"));
     kill(std::stoi(version["pid"].get<std::string>()), SIGKILL);
@@ -203,6 +205,9 @@ TEST_P(FewerReplicasTest, GoOnAndTakeItInAgain) {
   for (int64_t commit = 1; commit <= kLast; ++commit) ranks[commit] = trainers[0].board().numbers[commit];
   ASSERT_OK_AND_ASSIGN(const std::string expected, Replay(ranks));
   for (int node = 0; node < kNodes; ++node) EXPECT_THAT(world.StateHash(node), IsOkAndHolds(expected));
+  ASSERT_OK(world.Ctl(0, absl::StrCat("restore ", kModel, " ", kAwaited - 1)).status());
+  for (int node = 0; node < kNodes; ++node) EXPECT_THAT(world.StateHash(node), IsOkAndHolds(saved));
+  ASSERT_OK(world.Ctl(0, absl::StrCat("save ", kModel, " --wait")).status()) << "all save together again";
 }
 
 INSTANTIATE_TEST_SUITE_P(, FewerReplicasTest,

@@ -9,6 +9,8 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "server/cluster/coordinator.h"
+#include "tests/server/cluster/recording_listener.h"
 #include "tests/server/disk/simulated_disk.h"
 #include "tests/status_matchers.h"
 #include "tests/support/temporary_directory.h"
@@ -224,6 +226,77 @@ TEST_F(DecisionLogTest, WhatWasToldIsThereWhateverCallFails) {
     }
     EXPECT_GT(failures, 5) << static_cast<int>(fault);
   }
+}
+
+// Two nodes, which keep no journals: what they hear is what the folder says to the next node 0.
+class LoggedCoordinatorTest : public DecisionLogTest {
+ protected:
+  void Start(DiskCalls* calls) {
+    ASSERT_OK_AND_ASSIGN(log_, Open(calls));
+    coordinator_ = std::make_unique<Coordinator>(Coordinator::Options{.nodes = 2, .log = log_.get()});
+    for (int node = 0; node < 2; ++node) ASSERT_OK(coordinator_->Join(node, 1, &sinks_[node]));
+    for (int node = 0; node < 2; ++node) coordinator_->Report(node, MakeReport({node}, 0, 0, 1, 2));
+  }
+  absl::StatusOr<CommitDecision> VoteOfBoth(int64_t epoch, int64_t commit) {
+    EXPECT_FALSE(coordinator_->Vote(1, MakeVote(epoch, commit, {{1, 0.5, 0}}), absl::ZeroDuration()).ok());
+    return coordinator_->Vote(0, MakeVote(epoch, commit, {{0, 0.25, 0}}), absl::ZeroDuration());
+  }
+
+  RecordingListener sinks_[2];
+  std::unique_ptr<DecisionLog> log_;
+  std::unique_ptr<Coordinator> coordinator_;
+};
+
+TEST_F(LoggedCoordinatorTest, EpochsAndDecisionsAreThereBeforeTheyAreTold) {
+  ASSERT_NO_FATAL_FAILURE(Start(&calls_));
+  const EpochNews news = sinks_[1].Next();
+  ASSERT_TRUE(news.start) << news.why;
+  ASSERT_OK(VoteOfBoth(news.epoch, 1).status());
+  coordinator_.reset();
+  log_.reset();
+  const std::vector<ClosedEpoch> closed = Read();
+  ASSERT_THAT(closed, SizeIs(1));
+  EXPECT_EQ(closed[0].epoch, news.epoch);
+  ASSERT_TRUE(closed[0].last_decision.has_value());
+  EXPECT_EQ(closed[0].last_decision->commit_number, 1);
+  EXPECT_EQ(closed[0].last_decision->decision.square_sum, 0.75);
+}
+
+TEST_F(LoggedCoordinatorTest, ADiskThatRefusesLetsNoEpochStart) {
+  FaultyCalls calls;
+  ASSERT_NO_FATAL_FAILURE(Start(&calls));
+  ASSERT_TRUE(sinks_[1].Next().start);
+  coordinator_.reset();
+  log_.reset();
+  for (RecordingListener& sink : sinks_) {
+    while (!sink.empty()) sink.Next();
+  }
+  FaultyCalls full(Fault::kDiskFull, calls.count() - 1);
+  ASSERT_NO_FATAL_FAILURE(Start(&full));
+  const EpochNews news = sinks_[1].Next();
+  EXPECT_TRUE(news.refused);
+  EXPECT_THAT(news.why, StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("--state-dir")));
+}
+
+TEST_F(LoggedCoordinatorTest, ADecisionThatIsNotWrittenIsNone) {
+  // The calls of the start, and the two of a decision.
+  FaultyCalls counting;
+  ASSERT_NO_FATAL_FAILURE(Start(&counting));
+  coordinator_.reset();
+  log_.reset();
+  fs::remove(PathOf("m.decisions"));
+  for (RecordingListener& sink : sinks_) {
+    while (!sink.empty()) sink.Next();
+  }
+  FaultyCalls faulty(Fault::kIoError, counting.count() + 2);
+  ASSERT_NO_FATAL_FAILURE(Start(&faulty));
+  const EpochNews news = sinks_[1].Next();
+  ASSERT_TRUE(news.start) << news.why;
+  EXPECT_FALSE(VoteOfBoth(news.epoch, 1).ok());
+  EXPECT_FALSE(coordinator_->QueryCommit(1, {.model = "m", .epoch = news.epoch, .commit_number = 1}).ok());
+  coordinator_.reset();
+  log_.reset();
+  EXPECT_FALSE(Read()[0].last_decision.has_value());
 }
 
 }  // namespace
