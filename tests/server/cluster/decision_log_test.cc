@@ -1,5 +1,6 @@
 #include "server/cluster/decision_log.h"
 
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <memory>
@@ -156,7 +157,10 @@ TEST_F(DecisionLogTest, ATornCopyLeavesTheOneBefore) {
   std::ifstream(path, std::ios::binary).read(bytes.data(), static_cast<std::streamsize>(bytes.size()));
   // The third write: the copy that the first one had.
   const size_t last = bytes.size() / 2;
-  for (size_t at = 0; at < 48; ++at) {
+  uint32_t payload_bytes = 0;
+  std::memcpy(&payload_bytes, bytes.data() + last, sizeof(payload_bytes));
+  ASSERT_GT(payload_bytes, 0u);
+  for (size_t at = 0; at < 8 + payload_bytes; ++at) {
     std::string torn = bytes;
     torn[last + at] = static_cast<char>(torn[last + at] ^ 1);
     std::ofstream(path, std::ios::binary) << torn;

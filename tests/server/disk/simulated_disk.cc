@@ -230,4 +230,11 @@ void DiskModel::Materialize(const Node& node, Survivors survivors, int depth, co
   }
 }
 
+std::vector<std::string> NamesIn(const std::string& folder) {
+  std::vector<std::string> names;
+  for (const auto& entry : fs::directory_iterator(folder)) names.push_back(entry.path().filename());
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
 }  // namespace paramshard::server

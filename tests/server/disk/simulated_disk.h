@@ -142,6 +142,9 @@ class DiskModel {
   std::shared_ptr<Node> tree_;
 };
 
+// Names in a folder, sorted.
+std::vector<std::string> NamesIn(const std::string& folder);
+
 }  // namespace paramshard::server
 
 #endif  // PARAMSHARD_TESTS_SERVER_DISK_SIMULATED_DISK_H_

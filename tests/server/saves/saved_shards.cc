@@ -164,13 +164,6 @@ void ExpectWhole(const std::string& folder) {
   for (const checkpoint::Damage& damage : verification.damages) ADD_FAILURE() << damage.ToStatus(folder);
 }
 
-std::vector<std::string> NamesIn(const std::string& folder) {
-  std::vector<std::string> names;
-  for (const auto& entry : std::filesystem::directory_iterator(folder)) names.push_back(entry.path().filename());
-  std::sort(names.begin(), names.end());
-  return names;
-}
-
 int64_t LatestStepIn(const std::string& model_folder) {
   const auto latest = checkpoint::LatestStep(model_folder);
   EXPECT_OK(latest);

@@ -72,9 +72,6 @@ class SavedShards {
 // Fails the test unless a checkpoint is whole: every byte is read.
 void ExpectWhole(const std::string& folder);
 
-// Names in a folder, sorted.
-std::vector<std::string> NamesIn(const std::string& folder);
-
 // The step of the latest checkpoint; -1, and a failed test, where none can be named.
 int64_t LatestStepIn(const std::string& model_folder);
 
