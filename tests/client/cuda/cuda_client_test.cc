@@ -242,7 +242,7 @@ TEST_F(CudaClientTest, OperandsAreThoseOfThePlane) {
   for (const Format format : {Format::kFP8Block128x128, Format::kFP8TensorCurrent}) {
     SCOPED_TRACE(FormatName(format));
     ModelSpec spec = TwoUnits(format);
-    spec.name = FormatName(format);
+    spec.name = std::string(FormatName(format));
     RunTrainers(1, spec, [&](int, Model& model) -> absl::Status {
       ASSIGN_OR_RETURN(const gpu::Stream stream, gpu::Stream::Create(model.gpu()));
       ASSIGN_OR_RETURN(GatheredUnit unit, model.Gather("a", Phase::kForward));
