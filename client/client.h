@@ -105,6 +105,9 @@ struct Matrix {
   // from a GPU it copies, and the pieces must be there: after Wait, or when a stream has done what WaitOn gave it.
   absl::Status Decode(float* values) const;
 
+  // Writes the same values rounded to BF16, as bit patterns. From a GPU, as Decode.
+  absl::Status DecodeToBFloat16(uint16_t* values) const;
+
   // Writes the data of an 8-bit or 4-bit format transposed into host memory: columns x DataBytes of a row of `rows`
   // elements, what is left of a byte zero. Scales stay as they are. INVALID_ARGUMENT for an `out` of another size,
   // UNIMPLEMENTED for formats of another width.

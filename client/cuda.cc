@@ -2,10 +2,13 @@
 
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "client/internal/handles.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/copy/range_copies_cuda.h"
+#include "kernels/copy/strided_words_cuda.h"
 #include "kernels/formats/scale_layout_cuda.h"
 #include "kernels/formats/transpose.h"
 #include "kernels/formats/transpose_cuda.h"
@@ -21,6 +24,19 @@ absl::Status CheckOnGpu(absl::string_view operation, const Matrix& matrix) {
   if (matrix.gpu >= 0) return absl::OkStatus();
   return absl::FailedPreconditionError(
       absl::StrCat(operation, " on a stream: a matrix in memory of a GPU expected, got one in host memory"));
+}
+
+constexpr int64_t kOperandBlock = 128;
+
+int64_t CeilDivide(int64_t size, int64_t step) { return (size + step - 1) / step; }
+
+absl::Status CheckOperandFormat(Format format) {
+  if (format == Format::kFP8Block128x128 || format == Format::kFP8TensorCurrent ||
+      format == Format::kFP8TensorDelayed) {
+    return absl::OkStatus();
+  }
+  return absl::UnimplementedError(absl::StrCat(
+      "copy operands: a format of 8 bits with blocks of 128 x 128, or one scale, expected, got ", FormatName(format)));
 }
 
 }  // namespace
@@ -56,10 +72,53 @@ absl::Status Push(UnitGradients& gradients, cudaStream_t stream) {
 }
 
 absl::Status Decode(const Matrix& matrix, DecodedType type, void* out, cudaStream_t stream) {
-  RETURN_IF_ERROR(CheckOnGpu("decode", matrix));
-  const gpu::DeviceScope scope(matrix.gpu);
-  const ConstPlane plane = {.data = matrix.data.data(), .scales = matrix.scales.data(), .amax = matrix.amax.data()};
-  return gpu::DecodePlane(matrix.encoding, matrix.plane, plane, matrix.rows, matrix.columns, type, out, stream);
+  const Decoding one = {matrix, type, out};
+  return Decode(absl::MakeConstSpan(&one, 1), stream);
+}
+
+absl::Status Decode(absl::Span<const Decoding> decodings, cudaStream_t stream) {
+  std::vector<gpu::PlaneDecode> planes;
+  for (const auto& [matrix, type, out] : decodings) {
+    RETURN_IF_ERROR(CheckOnGpu("decode", matrix));
+    const ConstPlane plane = {.data = matrix.data.data(), .scales = matrix.scales.data(), .amax = matrix.amax.data()};
+    planes.push_back({matrix.encoding, matrix.plane, plane, matrix.rows, matrix.columns, type, out});
+  }
+  if (planes.empty()) return absl::OkStatus();
+  const gpu::DeviceScope scope(decodings.front().matrix.gpu);
+  return gpu::DecodePlanes(planes, stream);
+}
+
+absl::Status CopyOperands(absl::Span<const OperandCopy> operands, cudaStream_t stream) {
+  std::vector<gpu::RangeCopy> copies;
+  std::vector<gpu::Transposition> transpositions;
+  std::vector<gpu::StridedWords> scales;
+  for (const OperandCopy& operand : operands) {
+    const Matrix& matrix = operand.matrix;
+    RETURN_IF_ERROR(CheckOnGpu("copy operands", matrix));
+    RETURN_IF_ERROR(CheckOperandFormat(matrix.encoding.format));
+    const MatrixShape blocks = {CeilDivide(matrix.rows, kOperandBlock), CeilDivide(matrix.columns, kOperandBlock)};
+    const int64_t step = matrix.encoding.format == Format::kFP8Block128x128 ? 1 : 0;  // of scales, from block to block
+    gpu::StridedWords spread = {.source = matrix.scales.data(),
+                                .row_stride = step * blocks.cols,
+                                .col_stride = step,
+                                .rows = blocks.rows,
+                                .cols = blocks.cols,
+                                .target = reinterpret_cast<uint32_t*>(operand.scales),
+                                .target_stride = operand.scales_pitch};
+    if (operand.transposed) {
+      transpositions.push_back({matrix.data.data(), matrix.rows, matrix.columns, operand.data});
+      std::swap(spread.row_stride, spread.col_stride);
+      std::swap(spread.rows, spread.cols);
+    } else {
+      copies.push_back({operand.data, matrix.data.data(), static_cast<int64_t>(matrix.data.size())});
+    }
+    scales.push_back(spread);
+  }
+  if (operands.empty()) return absl::OkStatus();
+  const gpu::DeviceScope scope(operands.front().matrix.gpu);
+  RETURN_IF_ERROR(gpu::CopyRanges(copies, stream));
+  RETURN_IF_ERROR(gpu::TransposeBytes(transpositions, stream));
+  return gpu::CopyStridedWords(scales, stream);
 }
 
 absl::Status Transpose(const Matrix& matrix, uint8_t* out, cudaStream_t stream) {
@@ -67,7 +126,7 @@ absl::Status Transpose(const Matrix& matrix, uint8_t* out, cudaStream_t stream) 
   ASSIGN_OR_RETURN(const int width, TransposableWidth(matrix.encoding.format));
   const gpu::DeviceScope scope(matrix.gpu);
   const auto transpose = width == 8 ? gpu::TransposeBytes : gpu::TransposeNibbles;
-  return transpose(matrix.data.data(), matrix.rows, matrix.columns, out, stream);
+  return transpose({{matrix.data.data(), matrix.rows, matrix.columns, out}}, stream);
 }
 
 absl::Status CopyScales(const Matrix& matrix, ScaleLayout layout, uint8_t* out, cudaStream_t stream,

@@ -40,6 +40,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 #include "client/client.h"
 #include "kernels/formats/codec_cuda.h"
 
@@ -73,9 +74,29 @@ absl::Status Push(UnitGradients& gradients, cudaStream_t stream);
 // Matrix::Decode.
 absl::Status Decode(const Matrix& matrix, DecodedType type, void* out, cudaStream_t stream);
 
+// The same for many planes, of one GPU: those of one format are decoded by one launch.
+struct Decoding {
+  Matrix matrix;
+  DecodedType type = DecodedType::kFP32;
+  void* out = nullptr;
+};
+absl::Status Decode(absl::Span<const Decoding> decodings, cudaStream_t stream);
+
 // Enqueues writing the data of an 8-bit or 4-bit format transposed, in memory of the GPU: columns x rows bytes, or
 // columns x ceil(rows / 2) bytes of two elements. Scales stay as they are. UNIMPLEMENTED for formats of another width.
 absl::Status Transpose(const Matrix& matrix, uint8_t* out, cudaStream_t stream);
+
+// A weight of 8 bits as products with blocks of 128 x 128 read it, and where that is to lie in memory of the GPU.
+struct OperandCopy {
+  Matrix matrix;             // in FP8_BLOCK_128X128 or an FP8_TENSOR format
+  bool transposed = false;   // the operand is the transpose
+  uint8_t* data = nullptr;   // of the operand, row-major
+  float* scales = nullptr;   // of its blocks, row-major; in the FP8_TENSOR formats all are the one that there is
+  int64_t scales_pitch = 0;  // elements from one row of scales to the next
+};
+
+// Enqueues writing operands, of one GPU, by a handful of launches. UNIMPLEMENTED for other formats.
+absl::Status CopyOperands(absl::Span<const OperandCopy> operands, cudaStream_t stream);
 
 // Enqueues writing the scales as a product reads them: Matrix::ScaleLayoutBytes in memory of the GPU. The same bytes
 // and errors as Matrix::CopyScales.

@@ -64,6 +64,17 @@ absl::Status Matrix::Decode(float* values) const {
   return absl::OkStatus();
 }
 
+absl::Status Matrix::DecodeToBFloat16(uint16_t* values) const {
+  if (gpu < 0 && encoding.format == Format::kBF16) {
+    if (!data.empty()) std::memcpy(values, data.data(), data.size());
+    return absl::OkStatus();
+  }
+  std::vector<float> decoded(rows * columns);
+  RETURN_IF_ERROR(Decode(decoded.data()));
+  std::transform(decoded.begin(), decoded.end(), values, [](float value) { return EncodeBFloat16(value); });
+  return absl::OkStatus();
+}
+
 absl::Status Matrix::Transpose(absl::Span<uint8_t> out) const {
   ASSIGN_OR_RETURN(const int width, TransposableWidth(encoding.format));
   RETURN_IF_ERROR(CheckSize("transpose", DataBytes(encoding, columns, rows), out.size()));

@@ -7,7 +7,7 @@
 #include "kernels/formats/encoded_plane_cuda.h"
 #include "kernels/formats/float8.h"
 #include "kernels/gpu/global_memory.h"
-#include "kernels/gpu/status.h"
+#include "kernels/gpu/job_list.h"
 
 namespace paramshard::gpu {
 namespace {
@@ -74,19 +74,29 @@ __device__ void DecodeGroupsBelow(const SourcePlane& source, int64_t row, int64_
 
 // Of planes whose rows consist of whole groups, which are aligned: a rectangle of a block's threads.
 template <typename Out, typename SourcePlane>
-__global__ __launch_bounds__(kThreads, kBlocksBelow) void DecodeRowsKernel(const SourcePlane source, int64_t rows,
-                                                                           int64_t cols, uint32_t blocks_across,
-                                                                           int across_log2, typename Out::Stored* out) {
-  const int64_t block_row = blockIdx.x / blocks_across;
-  const int64_t block_col = blockIdx.x % blocks_across;
-  const int64_t row = ((block_row << (kThreadsLog2 - across_log2)) + (threadIdx.x >> across_log2)) * kGroupsBelow;
-  const int64_t col = ((block_col << across_log2) + (threadIdx.x & ((1 << across_log2) - 1))) * kGroupOf<Out>;
-  if (col >= cols) return;
-  const int64_t last_row = row + (((threadIdx.x | 31) >> across_log2) - (threadIdx.x >> across_log2)) * kGroupsBelow;
-  if (last_row + kGroupsBelow <= rows) return DecodeGroupsBelow<Out, kGroupsBelow>(source, row, col, cols, out);
+struct RowsDecode {
+  static constexpr int kThreads = gpu::kThreads;
+  static constexpr int kBlocksAtOnce = kBlocksBelow;
+
+  __device__ void Run(uint32_t block) const {
+    const int64_t block_row = block / blocks_across;
+    const int64_t block_col = block % blocks_across;
+    const int64_t row = ((block_row << (kThreadsLog2 - across_log2)) + (threadIdx.x >> across_log2)) * kGroupsBelow;
+    const int64_t col = ((block_col << across_log2) + (threadIdx.x & ((1 << across_log2) - 1))) * kGroupOf<Out>;
+    if (col >= cols) return;
+    const int64_t last_row = row + (((threadIdx.x | 31) >> across_log2) - (threadIdx.x >> across_log2)) * kGroupsBelow;
+    if (last_row + kGroupsBelow <= rows) return DecodeGroupsBelow<Out, kGroupsBelow>(source, row, col, cols, out);
 #pragma unroll 1
-  for (int64_t last = row; last < rows; ++last) DecodeGroupsBelow<Out, 1>(source, last, col, cols, out);
-}
+    for (int64_t last = row; last < rows; ++last) DecodeGroupsBelow<Out, 1>(source, last, col, cols, out);
+  }
+
+  SourcePlane source;
+  int64_t rows;
+  int64_t cols;
+  uint32_t blocks_across;
+  int across_log2;
+  typename Out::Stored* out;
+};
 
 struct Place {
   int64_t row;
@@ -287,37 +297,51 @@ __device__ void DecodeGroupsAlong(const Plane& plane, int64_t first, WrappedPlac
 }
 
 template <bool kAligned, typename Plane>
-__global__ __launch_bounds__(kThreads, kBlocksAlong) void DecodeWrappedKernel(const Plane plane) {
-  constexpr int kGroup = Plane::kGroup;
-  const int thread = static_cast<int>(threadIdx.x);
-  int64_t first = plane.head + int64_t{blockIdx.x} * (Plane::kStep * kGroupsAlong) + thread * kGroup;
-  WrappedPlace place = {};
-  if (Plane::kHasPlaces && first < plane.count) {
-    const Place found = plane.rows.Find(first);
-    place = {static_cast<uint32_t>(found.row), static_cast<uint32_t>(found.col)};
-  }
-  const int64_t last = first + (31 - thread % 32) * kGroup;
-  if (last + (kGroupsAlong - 1) * Plane::kStep + kGroup <= plane.count) {
-    DecodeGroupsAlong<kAligned, kGroupsAlong>(plane, first, place);
-  } else {
+struct WrappedDecode {
+  static constexpr int kThreads = gpu::kThreads;
+  static constexpr int kBlocksAtOnce = kBlocksAlong;
+
+  __device__ void Run(uint32_t block) const {
+    constexpr int kGroup = Plane::kGroup;
+    const int thread = static_cast<int>(threadIdx.x);
+    int64_t first = plane.head + int64_t{block} * (Plane::kStep * kGroupsAlong) + thread * kGroup;
+    WrappedPlace place = {};
+    if (Plane::kHasPlaces && first < plane.count) {
+      const Place found = plane.rows.Find(first);
+      place = {static_cast<uint32_t>(found.row), static_cast<uint32_t>(found.col)};
+    }
+    const int64_t last = first + (31 - thread % 32) * kGroup;
+    if (last + (kGroupsAlong - 1) * Plane::kStep + kGroup <= plane.count) {
+      DecodeGroupsAlong<kAligned, kGroupsAlong>(plane, first, place);
+    } else {
 #pragma unroll 1
-    for (; first + kGroup <= plane.count; first += Plane::kStep) DecodeGroupsAlong<kAligned, 1>(plane, first, place);
+      for (; first + kGroup <= plane.count; first += Plane::kStep) DecodeGroupsAlong<kAligned, 1>(plane, first, place);
+    }
+    // The elements before and after all groups.
+    if (block > 0 || thread >= 2 * kGroup) return;
+    const auto tail = static_cast<int>((plane.count - plane.head) % kGroup);
+    const bool is_tail = thread >= kGroup;
+    if (is_tail ? thread - kGroup >= tail : thread >= plane.head) return;
+    const int64_t element = is_tail ? plane.count - tail + thread - kGroup : thread;
+    plane.DecodeElement(element);
   }
-  // The elements before and after all groups.
-  if (blockIdx.x > 0 || thread >= 2 * kGroup) return;
-  const auto tail = static_cast<int>((plane.count - plane.head) % kGroup);
-  const bool is_tail = thread >= kGroup;
-  if (is_tail ? thread - kGroup >= tail : thread >= plane.head) return;
-  const int64_t element = is_tail ? plane.count - tail + thread - kGroup : thread;
-  plane.DecodeElement(element);
-}
+
+  Plane plane;
+};
 
 // An element a thread: rows that are shorter than a group.
 template <typename Plane>
-__global__ __launch_bounds__(kThreads) void DecodeElementsKernel(const Plane plane) {
-  const int64_t element = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (element < plane.count) plane.DecodeElement(element);
-}
+struct ElementsDecode {
+  static constexpr int kThreads = gpu::kThreads;
+  static constexpr int kBlocksAtOnce = 1;
+
+  __device__ void Run(uint32_t block) const {
+    const int64_t element = int64_t{block} * kThreads + threadIdx.x;
+    if (element < plane.count) plane.DecodeElement(element);
+  }
+
+  Plane plane;
+};
 
 int64_t CeilDivide(int64_t size, int64_t step) { return (size + step - 1) / step; }
 
@@ -335,26 +359,22 @@ template <typename Out, typename SourcePlane>
 constexpr size_t kReadAlignment = std::min<size_t>(SourcePlane::Codes::kBits* kGroupOf<Out> / 8, 16);
 
 template <typename Out, typename SourcePlane>
-void DecodeRows(const SourcePlane& source, int64_t rows, int64_t cols, typename Out::Stored* out, cudaStream_t stream) {
+void DecodeRows(const SourcePlane& source, int64_t rows, int64_t cols, typename Out::Stored* out, JobList& jobs) {
   const int64_t groups = cols / kGroupOf<Out>;
   const int across_log2 = AcrossLog2(groups);
   const int64_t across = CeilDivide(groups, 1 << across_log2);
   const int64_t down = CeilDivide(rows, (kThreads >> across_log2) * kGroupsBelow);
-  const auto blocks = static_cast<unsigned int>(across * down);
-  DecodeRowsKernel<Out>
-      <<<blocks, kThreads, 0, stream>>>(source, rows, cols, static_cast<uint32_t>(across), across_log2, out);
+  jobs.Add(RowsDecode<Out, SourcePlane>{source, rows, cols, static_cast<uint32_t>(across), across_log2, out},
+           across * down);
 }
 
 template <typename Out, typename SourcePlane>
-void DecodeWrapped(const SourcePlane& source, int64_t rows, int64_t cols, typename Out::Stored* out,
-                   cudaStream_t stream) {
+void DecodeWrapped(const SourcePlane& source, int64_t rows, int64_t cols, typename Out::Stored* out, JobList& jobs) {
   using Plane = WrappedPlane<Out, SourcePlane>;
   constexpr int64_t kMostSide = (int64_t{1} << 31) - 1;
   Plane plane = {source, {cols, 1.0 / static_cast<double>(cols)}, {}, rows * cols, 0, out};
   if (Plane::kHasPlaces && (cols < Plane::kGroup || std::max(rows, cols) > kMostSide)) {
-    const auto blocks = static_cast<unsigned int>(CeilDivide(plane.count, kThreads));
-    DecodeElementsKernel<<<blocks, kThreads, 0, stream>>>(plane);
-    return;
+    return jobs.Add(ElementsDecode<Plane>{plane}, CeilDivide(plane.count, kThreads));
   }
   if (Plane::kHasPlaces) {
     plane.step = {static_cast<uint32_t>(cols), static_cast<uint32_t>(Plane::kStep / cols),
@@ -366,46 +386,47 @@ void DecodeWrapped(const SourcePlane& source, int64_t rows, int64_t cols, typena
   const bool is_aligned = source.pitch == cols && head_bits % 8 == 0 &&
                           IsAligned(source.data + head_bits / 8, kReadAlignment<Out, SourcePlane>);
   const int64_t elements_of_block = int64_t{Plane::kStep} * kGroupsAlong;
-  const auto blocks =
-      static_cast<unsigned int>(std::max<int64_t>(1, CeilDivide(plane.count - plane.head, elements_of_block)));
-  const auto kernel = is_aligned ? DecodeWrappedKernel<true, Plane> : DecodeWrappedKernel<false, Plane>;
-  kernel<<<blocks, kThreads, 0, stream>>>(plane);
+  const int64_t blocks = std::max<int64_t>(1, CeilDivide(plane.count - plane.head, elements_of_block));
+  if (is_aligned) {
+    jobs.Add(WrappedDecode<true, Plane>{plane}, blocks);
+  } else {
+    jobs.Add(WrappedDecode<false, Plane>{plane}, blocks);
+  }
 }
 
 template <typename Out, typename SourcePlane>
-void Decode(const SourcePlane& source, int64_t rows, int64_t cols, void* untyped_out, cudaStream_t stream) {
+void Decode(const SourcePlane& source, int64_t rows, int64_t cols, void* untyped_out, JobList& jobs) {
   auto* const out = static_cast<typename Out::Stored*>(untyped_out);
   if constexpr (SourcePlane::Scales::kColumns > 0) {
     const bool has_whole_groups =
         cols % kGroupOf<Out> == 0 && IsAligned(out, 16) && IsAligned(source.data, kReadAlignment<Out, SourcePlane>);
-    if (has_whole_groups) return DecodeRows<Out>(source, rows, cols, out, stream);
+    if (has_whole_groups) return DecodeRows<Out>(source, rows, cols, out, jobs);
   }
-  DecodeWrapped<Out>(source, rows, cols, out, stream);
+  DecodeWrapped<Out>(source, rows, cols, out, jobs);
 }
 
 template <typename Out, typename Element>
 void DecodeFloat8(const Encoding& encoding, Plane plane, ConstPlane encoded, int64_t rows, int64_t cols, void* out,
-                  cudaStream_t stream) {
+                  JobList& jobs) {
   using Codes = Float8Codes<Element>;
   const int64_t across = ScaleShape(encoding, plane, rows, cols).cols;
   const uint8_t* const scales = encoded.scales;
   switch (encoding.format) {
     case Format::kFP8Block128x128:
-      return Decode<Out>(Source<Codes, Fp8BlockScales>{encoded.data, cols, {{scales, across}}}, rows, cols, out,
-                         stream);
+      return Decode<Out>(Source<Codes, Fp8BlockScales>{encoded.data, cols, {{scales, across}}}, rows, cols, out, jobs);
     case Format::kMXFP8:
       if (plane == Plane::kColumnWise) {
         using Scales = Mxfp8Scales<5, 1>;
-        return Decode<Out>(Source<Codes, Scales>{encoded.data, cols, {{scales, across}}}, rows, cols, out, stream);
+        return Decode<Out>(Source<Codes, Scales>{encoded.data, cols, {{scales, across}}}, rows, cols, out, jobs);
       }
       return Decode<Out>(Source<Codes, Mxfp8Scales<0, 32>>{encoded.data, cols, {{scales, across}}}, rows, cols, out,
-                         stream);
+                         jobs);
     case Format::kMXFP8_2D:
       return Decode<Out>(Source<Codes, Mxfp8Scales<5, 32>>{encoded.data, cols, {{scales, across}}}, rows, cols, out,
-                         stream);
+                         jobs);
     case Format::kFP8TensorCurrent:
     case Format::kFP8TensorDelayed:
-      return Decode<Out>(Source<Codes, TensorScale>{encoded.data, cols, {{}, scales}}, 1, rows * cols, out, stream);
+      return Decode<Out>(Source<Codes, TensorScale>{encoded.data, cols, {{}, scales}}, 1, rows * cols, out, jobs);
     case Format::kFP32:
     case Format::kBF16:
     case Format::kFP16:
@@ -416,19 +437,19 @@ void DecodeFloat8(const Encoding& encoding, Plane plane, ConstPlane encoded, int
 
 template <typename Out>
 void DecodeInto(const Encoding& encoding, Plane plane, ConstPlane encoded, int64_t rows, int64_t cols, void* out,
-                cudaStream_t stream) {
+                JobList& jobs) {
   const uint8_t* const data = encoded.data;
   switch (encoding.format) {
     case Format::kFP32:
-      return Decode<Out>(Source<FloatCodes, NoScales>{data, cols, {}}, 1, rows * cols, out, stream);
+      return Decode<Out>(Source<FloatCodes, NoScales>{data, cols, {}}, 1, rows * cols, out, jobs);
     case Format::kBF16:
-      return Decode<Out>(Source<BFloat16Codes, NoScales>{data, cols, {}}, 1, rows * cols, out, stream);
+      return Decode<Out>(Source<BFloat16Codes, NoScales>{data, cols, {}}, 1, rows * cols, out, jobs);
     case Format::kFP16:
-      return Decode<Out>(Source<Float16Codes, NoScales>{data, cols, {}}, 1, rows * cols, out, stream);
+      return Decode<Out>(Source<Float16Codes, NoScales>{data, cols, {}}, 1, rows * cols, out, jobs);
     case Format::kNVFP4_2D: {
       const int64_t across = ScaleShape(encoding, plane, rows, cols).cols;
       const Nvfp4Scales scales = {{encoded.scales, across}, encoded.amax};
-      return Decode<Out>(Source<Float4Codes, Nvfp4Scales>{data, (cols + 1) / 2 * 2, scales}, rows, cols, out, stream);
+      return Decode<Out>(Source<Float4Codes, Nvfp4Scales>{data, (cols + 1) / 2 * 2, scales}, rows, cols, out, jobs);
     }
     case Format::kFP8TensorCurrent:
     case Format::kFP8TensorDelayed:
@@ -436,28 +457,27 @@ void DecodeInto(const Encoding& encoding, Plane plane, ConstPlane encoded, int64
     case Format::kMXFP8:
     case Format::kMXFP8_2D:
       if (encoding.element == ElementType::kE4M3) {
-        return DecodeFloat8<Out, E4M3>(encoding, plane, encoded, rows, cols, out, stream);
+        return DecodeFloat8<Out, E4M3>(encoding, plane, encoded, rows, cols, out, jobs);
       }
-      return DecodeFloat8<Out, E5M2>(encoding, plane, encoded, rows, cols, out, stream);
+      return DecodeFloat8<Out, E5M2>(encoding, plane, encoded, rows, cols, out, jobs);
   }
 }
 
 }  // namespace
 
-absl::Status DecodePlane(const Encoding& encoding, Plane plane, ConstPlane encoded, int64_t rows, int64_t cols,
-                         DecodedType type, void* out, cudaStream_t stream) {
-  RETURN_IF_ERROR(CheckEncodable(encoding));
-  if (plane == Plane::kColumnWise && !HasColumnPlane(encoding.format)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("decode a plane: format ", FormatName(encoding.format), " has no column-wise plane"));
+absl::Status DecodePlanes(absl::Span<const PlaneDecode> planes, cudaStream_t stream) {
+  JobList jobs;
+  for (const PlaneDecode& each : planes) {
+    RETURN_IF_ERROR(CheckEncodable(each.encoding));
+    if (each.plane == Plane::kColumnWise && !HasColumnPlane(each.encoding.format)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("decode a plane: format ", FormatName(each.encoding.format), " has no column-wise plane"));
+    }
+    if (each.rows * each.cols == 0) continue;
+    const auto decode = each.type == DecodedType::kFP32 ? DecodeInto<FloatOut> : DecodeInto<BFloat16Out>;
+    decode(each.encoding, each.plane, each.encoded, each.rows, each.cols, each.out, jobs);
   }
-  if (rows * cols == 0) return absl::OkStatus();
-  if (type == DecodedType::kFP32) {
-    DecodeInto<FloatOut>(encoding, plane, encoded, rows, cols, out, stream);
-  } else {
-    DecodeInto<BFloat16Out>(encoding, plane, encoded, rows, cols, out, stream);
-  }
-  return LaunchStatus("decode a plane");
+  return jobs.Launch("decode planes", stream);
 }
 
 }  // namespace paramshard::gpu

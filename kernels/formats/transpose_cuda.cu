@@ -1,7 +1,7 @@
 #include "kernels/formats/transpose_cuda.h"
 
 #include "kernels/gpu/global_memory.h"
-#include "kernels/gpu/status.h"
+#include "kernels/gpu/job_list.h"
 
 namespace paramshard::gpu {
 namespace {
@@ -69,14 +69,14 @@ __device__ void TransposeWords(const uint32_t (&rows)[8], uint32_t (&columns)[8]
 
 // Rows of the matrix and of its transpose begin at multiples of 16 bytes.
 template <int kBits>
-__global__ __launch_bounds__(kThreads) void TransposeSquaresKernel(const uint8_t* data, int64_t rows, int64_t cols,
-                                                                   uint32_t squares_across, uint8_t* out) {
+__device__ void TransposeSquare(const Transposition& matrix, uint32_t squares_across, uint32_t block) {
+  const auto& [data, rows, cols, out] = matrix;
   constexpr int kRowsOfThread = kPerWord<kBits>;
   __shared__ uint4 square[kSide<kBits>][kPieces];
   const int64_t row_bytes = (cols * kBits + 7) / 8;
   const int64_t out_row_bytes = (rows * kBits + 7) / 8;
-  const int64_t first_row = int64_t{blockIdx.x / squares_across} * kSide<kBits>;
-  const int64_t first_col = int64_t{blockIdx.x % squares_across} * kSide<kBits>;
+  const int64_t first_row = int64_t{block / squares_across} * kSide<kBits>;
+  const int64_t first_col = int64_t{block % squares_across} * kSide<kBits>;
   const int piece = static_cast<int>(threadIdx.x) % kPieces;
   const int line = static_cast<int>(threadIdx.x) / kPieces;
 
@@ -209,14 +209,14 @@ __device__ void StorePart(const uint4& piece, int first, int last, uint8_t* targ
 }
 
 template <int kBits>
-__global__ __launch_bounds__(kThreads) void TransposeBandsKernel(const uint8_t* data, int64_t rows, int64_t cols,
-                                                                 uint32_t bands_across, uint8_t* out) {
+__device__ void TransposeBand(const Transposition& matrix, uint32_t bands_across, uint32_t block) {
+  const auto& [data, rows, cols, out] = matrix;
   using B = Band<kBits>;
   __shared__ uint4 shared[B::kRows * B::kReadPieces];
   const int64_t row_bytes = (cols * kBits + 7) / 8;
   const int64_t out_row_bytes = (rows * kBits + 7) / 8;
-  const int64_t out_byte = int64_t{blockIdx.x / bands_across} * B::kStoredBytes;
-  const int64_t first_col = int64_t{blockIdx.x % bands_across} * B::kColumns;
+  const int64_t out_byte = int64_t{block / bands_across} * B::kStoredBytes;
+  const int64_t first_col = int64_t{block % bands_across} * B::kColumns;
   const BandOrigin origin = {out_byte * 8 / kBits, first_col * kBits / 8};
   FetchBand<kBits>(data, rows, row_bytes, origin, shared);
   AwaitCopies<0>();
@@ -269,6 +269,23 @@ __global__ __launch_bounds__(kThreads) void TransposeBandsKernel(const uint8_t* 
   }
 }
 
+template <int kBits, bool kSquares>
+struct TransposeJob {
+  static constexpr int kThreads = gpu::kThreads;
+  static constexpr int kBlocksAtOnce = 1;
+
+  __device__ void Run(uint32_t block) const {
+    if constexpr (kSquares) {
+      TransposeSquare<kBits>(matrix, across, block);
+    } else {
+      TransposeBand<kBits>(matrix, across, block);
+    }
+  }
+
+  Transposition matrix;
+  uint32_t across;  // blocks
+};
+
 bool IsAligned(const uint8_t* data, int64_t row_bytes) {
   return reinterpret_cast<uintptr_t>(data) % kPieceBytes == 0 && row_bytes % kPieceBytes == 0;
 }
@@ -276,30 +293,33 @@ bool IsAligned(const uint8_t* data, int64_t row_bytes) {
 int64_t CeilDivide(int64_t size, int64_t step) { return (size + step - 1) / step; }
 
 template <int kBits>
-void Transpose(const uint8_t* data, int64_t rows, int64_t cols, uint8_t* out, cudaStream_t stream) {
-  const int64_t row_bytes = (cols * kBits + 7) / 8;
-  const int64_t out_row_bytes = (rows * kBits + 7) / 8;
-  const bool is_aligned = IsAligned(data, row_bytes) && IsAligned(out, out_row_bytes);
-  const int64_t across = CeilDivide(cols, is_aligned ? kSide<kBits> : Band<kBits>::kColumns);
-  const int64_t down =
-      is_aligned ? CeilDivide(rows, kSide<kBits>) : CeilDivide(out_row_bytes, Band<kBits>::kStoredBytes);
-  const auto kernel = is_aligned ? TransposeSquaresKernel<kBits> : TransposeBandsKernel<kBits>;
-  const auto blocks = static_cast<unsigned int>(across * down);
-  kernel<<<blocks, kThreads, 0, stream>>>(data, rows, cols, static_cast<uint32_t>(across), out);
+absl::Status Transpose(absl::Span<const Transposition> matrices, cudaStream_t stream) {
+  JobList jobs;
+  for (const Transposition& matrix : matrices) {
+    const auto& [data, rows, cols, out] = matrix;
+    if (rows * cols == 0) continue;
+    const int64_t out_row_bytes = (rows * kBits + 7) / 8;
+    if (IsAligned(data, (cols * kBits + 7) / 8) && IsAligned(out, out_row_bytes)) {
+      const int64_t across = CeilDivide(cols, kSide<kBits>);
+      jobs.Add(TransposeJob<kBits, true>{matrix, static_cast<uint32_t>(across)},
+               across * CeilDivide(rows, kSide<kBits>));
+    } else {
+      const int64_t across = CeilDivide(cols, Band<kBits>::kColumns);
+      jobs.Add(TransposeJob<kBits, false>{matrix, static_cast<uint32_t>(across)},
+               across * CeilDivide(out_row_bytes, Band<kBits>::kStoredBytes));
+    }
+  }
+  return jobs.Launch("transpose matrices", stream);
 }
 
 }  // namespace
 
-absl::Status TransposeBytes(const uint8_t* data, int64_t rows, int64_t cols, uint8_t* out, cudaStream_t stream) {
-  if (rows * cols == 0) return absl::OkStatus();
-  Transpose<8>(data, rows, cols, out, stream);
-  return LaunchStatus("transpose bytes");
+absl::Status TransposeBytes(absl::Span<const Transposition> matrices, cudaStream_t stream) {
+  return Transpose<8>(matrices, stream);
 }
 
-absl::Status TransposeNibbles(const uint8_t* data, int64_t rows, int64_t cols, uint8_t* out, cudaStream_t stream) {
-  if (rows * cols == 0) return absl::OkStatus();
-  Transpose<4>(data, rows, cols, out, stream);
-  return LaunchStatus("transpose nibbles");
+absl::Status TransposeNibbles(absl::Span<const Transposition> matrices, cudaStream_t stream) {
+  return Transpose<4>(matrices, stream);
 }
 
 }  // namespace paramshard::gpu

@@ -9,15 +9,24 @@
 #include <cstdint>
 
 #include "absl/status/status.h"
+#include "absl/types/span.h"
 
 namespace paramshard::gpu {
 
-// Enqueue writing the transpose of a rows x cols matrix of bytes, or of nibbles. Memory of the current device, of any
-// alignment. The up to 3 bytes before and after the data, as far as they share 4 aligned ones with it, are read.
+// A rows x cols matrix of bytes or nibbles, and where its transpose is to lie.
+struct Transposition {
+  const uint8_t* data = nullptr;
+  int64_t rows = 0;
+  int64_t cols = 0;
+  uint8_t* out = nullptr;
+};
+
+// Enqueue writing transposes, in one launch for up to 16 that are alike. Memory of the current device, of any alignment.
+// The up to 3 bytes before and after the data, as far as they share 4 aligned ones with it, are read.
 //
 // Fastest where all rows, of the matrix and of its transpose, begin at multiples of 16 bytes.
-absl::Status TransposeBytes(const uint8_t* data, int64_t rows, int64_t cols, uint8_t* out, cudaStream_t stream);
-absl::Status TransposeNibbles(const uint8_t* data, int64_t rows, int64_t cols, uint8_t* out, cudaStream_t stream);
+absl::Status TransposeBytes(absl::Span<const Transposition> matrices, cudaStream_t stream);
+absl::Status TransposeNibbles(absl::Span<const Transposition> matrices, cudaStream_t stream);
 
 }  // namespace paramshard::gpu
 

@@ -580,7 +580,7 @@ void MeasureTranspose(Bench& bench, Arenas& arenas, int bits, int64_t rows, int6
   const std::string name = absl::StrCat(bits == 8 ? "TransposeBytes " : "TransposeNibbles ", rows, " x ", cols);
   if (!bench.Wants(name)) return;
   const auto transpose = bits == 8 ? TransposeBytes : TransposeNibbles;
-  bench.Measure(name, 2 * bytes, [&] { Check(transpose(data, rows, cols, out, bench.stream())); });
+  bench.Measure(name, 2 * bytes, [&] { Check(transpose({{data, rows, cols, out}}, bench.stream())); });
 }
 
 void MeasureTransposes(Bench& bench, Arenas& arenas) {

@@ -140,6 +140,42 @@ TEST_F(DecodePlaneTest, GoldenPlanesAreDequantized) {
   }
 }
 
+// Of every encoding, size and alignment at once, more of some than a launch takes.
+TEST_F(DecodePlaneTest, ManyPlanesDecodeAsOnTheHost) {
+  RandomFloats random(53);
+  std::vector<OwnedPlane> planes;
+  std::vector<DeviceArray<uint8_t>> bytes;
+  std::vector<DeviceArray<float>> outs;
+  std::vector<PlaneDecode> decodes;
+  const std::vector<Encoding> encodings = AllEncodings();
+  for (int i = 0; i < 300; ++i) {
+    const Encoding encoding = i % 3 == 0 ? Encoding{Format::kFP8Block128x128} : encodings[i % encodings.size()];
+    const int64_t rows = random.Integer(0, 200);
+    const int64_t cols = i % 2 == 0 ? 8 * random.Integer(1, 50) : random.Integer(1, 300);
+    OwnedPlane& plane = planes.emplace_back(encoding, Plane::kRowWise, rows, cols);
+    for (std::vector<uint8_t>* of : {&plane.data, &plane.scales, &plane.amax}) {
+      for (uint8_t& byte : *of) byte = static_cast<uint8_t>(random.Integer(0, 255));
+      bytes.emplace_back(*of, i % 5 == 0 ? i % 4 : 0);
+    }
+    outs.emplace_back(std::vector<float>(rows * cols, -1.0f), 4 * (i % 7 == 0 ? 1 : 0));
+    const size_t first = bytes.size() - 3;
+    decodes.push_back({encoding,
+                       Plane::kRowWise,
+                       {bytes[first].data(), bytes[first + 1].data(), bytes[first + 2].data()},
+                       rows,
+                       cols,
+                       DecodedType::kFP32,
+                       outs.back().data()});
+  }
+  ASSERT_OK(DecodePlanes(decodes, stream()));
+  Synchronize();
+  for (size_t i = 0; i < decodes.size(); ++i) {
+    const PlaneDecode& each = decodes[i];
+    const std::vector<float> expected = Decode(each.encoding, Plane::kRowWise, planes[i], each.rows, each.cols);
+    EXPECT_TRUE(SameBytes(AsBytes(expected), AsBytes(outs[i].Download()))) << "plane " << i;
+  }
+}
+
 TEST_F(DecodePlaneTest, PlanesThatAFormatLacksAreRefused) {
   EXPECT_THAT(DecodePlane({Format::kBF16}, Plane::kColumnWise, {}, 1, 1, DecodedType::kFP32, nullptr, stream()),
               StatusIs(absl::StatusCode::kInvalidArgument, testing::HasSubstr("no column-wise plane")));

@@ -61,7 +61,7 @@ TEST_F(ArrangeScalesTest, BytesAreThoseOfTheHost) {
 class TransposeTest : public GpuTest {
  protected:
   using HostTranspose = void (*)(const uint8_t*, int64_t, int64_t, uint8_t*);
-  using GpuTranspose = absl::Status (*)(const uint8_t*, int64_t, int64_t, uint8_t*, cudaStream_t);
+  using GpuTranspose = absl::Status (*)(absl::Span<const Transposition>, cudaStream_t);
 
   struct Transposes {
     int bits;
@@ -80,7 +80,7 @@ class TransposeTest : public GpuTest {
     transposes.host(data.data(), rows, cols, expected.data());
     const DeviceArray<uint8_t> source(data, offset);
     const DeviceArray<uint8_t> target(std::vector<uint8_t>(expected.size(), 0xee), out_offset);
-    ASSERT_OK(transposes.gpu(source.data(), rows, cols, target.data(), stream()));
+    ASSERT_OK(transposes.gpu({{source.data(), rows, cols, target.data()}}, stream()));
     Synchronize();
     EXPECT_EQ(target.Download(), expected);
   }
@@ -115,6 +115,28 @@ TEST_F(TransposeTest, NibblesAreThoseOfTheHost) { ExpectHostBytesOfEverySize(Nib
 TEST_F(TransposeTest, BytesAreThoseOfTheHostAtEveryAlignment) { ExpectHostBytesAtEveryAlignment(Bytes()); }
 
 TEST_F(TransposeTest, NibblesAreThoseOfTheHostAtEveryAlignment) { ExpectHostBytesAtEveryAlignment(Nibbles()); }
+
+TEST_F(TransposeTest, ManyMatricesAreThoseOfTheHost) {
+  RandomFloats random(63);
+  for (const int count : {0, 1, 15, 16, 17, 40}) {
+    std::vector<std::vector<uint8_t>> expected;
+    std::vector<DeviceArray<uint8_t>> sources, targets;
+    std::vector<Transposition> matrices;
+    for (int i = 0; i < count; ++i) {
+      const int64_t rows = i % 2 == 0 ? 16 * random.Integer(0, 20) : random.Integer(0, 300);
+      const int64_t cols = i % 2 == 0 ? 16 * random.Integer(1, 20) : random.Integer(1, 300);
+      const std::vector<uint8_t> data = AnyBytes(random, rows * cols);
+      expected.emplace_back(data.size());
+      paramshard::TransposeBytes(data.data(), rows, cols, expected.back().data());
+      sources.emplace_back(data);
+      targets.emplace_back(std::vector<uint8_t>(data.size(), 0xee));
+      matrices.push_back({sources.back().data(), rows, cols, targets.back().data()});
+    }
+    ASSERT_OK(TransposeBytes(matrices, stream()));
+    Synchronize();
+    for (int i = 0; i < count; ++i) EXPECT_EQ(targets[i].Download(), expected[i]) << i << " of " << count;
+  }
+}
 
 }  // namespace
 }  // namespace paramshard::gpu

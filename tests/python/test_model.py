@@ -75,6 +75,64 @@ def test_every_format_gives_its_own_type(daemon: Daemon):
                 assert (matrix.amax is None) == (format != "NVFP4_2D")
 
 
+def bf16(values: np.ndarray) -> np.ndarray:
+    """The bit patterns that are nearest, even ones of two."""
+    bits = values.view(np.uint32).astype(np.uint64)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+
+
+@pytest.mark.parametrize("format", ["FP32", "BF16", "MXFP8_2D"])
+def test_a_reader_decodes_a_unit_by_one_call(daemon: Daemon, format: str):
+    with daemon.client() as client, client.open_model(spec_of("m", 130, 70, format)) as model:
+        with model.gather("blocks.0") as unit:
+            expected, bias = unit["blocks.0.w"].decode(), unit["blocks.0.b"].decode()
+        floats, halves = np.full(130 * 70 + bias.size + 1, -1, np.float32), np.zeros((130, 70), np.uint16)
+        reader = model.reader("blocks.0", [("blocks.0.b", "FP32", 0, 4 * expected.size), ("blocks.0.w", "FP32", 0, 0)])
+        for _ in range(5):  # more often than there are slots
+            reader.read([floats.ctypes.data])
+        np.testing.assert_array_equal(floats, [*expected.flat, *bias.flat, -1])
+        model.reader("blocks.0", [("blocks.0.w", "BF16", 1, 0)]).read([0, halves.ctypes.data])
+        np.testing.assert_array_equal(halves, bf16(expected))
+
+
+def test_a_reader_copies_operands(daemon: Daemon):
+    with daemon.client() as client:
+        for format in ("FP8_BLOCK_128X128", "FP8_TENSOR_CURRENT"):
+            with client.open_model(spec_of(format, 256, 384, format)) as model:
+                with model.gather("blocks.0") as unit:
+                    codes, scales = unit["blocks.0.w"].data.copy(), unit["blocks.0.w"].scales.copy()
+                spread = np.broadcast_to(scales, (2, 3))
+                rows, columns = np.empty((256, 384), np.uint8), np.empty((384, 256), np.uint8)
+                of_rows, of_columns = np.zeros((2, 4), np.float32), np.zeros((3, 4), np.float32)
+                model.reader("blocks.0", [], [("blocks.0.w", False, 0, 0, of_rows.ctypes.data, 4),
+                                              ("blocks.0.w", True, 1, 0, of_columns.ctypes.data, 4)]).read(
+                    [rows.ctypes.data, columns.ctypes.data])
+                np.testing.assert_array_equal(rows, codes)
+                np.testing.assert_array_equal(columns, codes.T)
+                np.testing.assert_array_equal(of_rows, np.pad(spread, ((0, 0), (0, 1))))
+                np.testing.assert_array_equal(of_columns, np.pad(spread.T, ((0, 0), (0, 2))))
+
+
+def test_a_reader_refuses_what_it_cannot_read(daemon: Daemon):
+    memory = np.empty(96 * 64, np.float32)
+    with daemon.client() as client, client.open_model(spec_of("m")) as model:
+        with pytest.raises(paramshard.InvalidArgumentError, match="FP32, BF16"):
+            model.reader("blocks.0", [("blocks.0.w", "FP16", 0, 0)])
+        with pytest.raises(paramshard.InvalidArgumentError, match="1 blocks of memory expected, got 0"):
+            model.reader("blocks.0", [("blocks.0.w", "FP32", 0, 0)]).read([])
+        with pytest.raises(paramshard.NotFoundError, match="blocks.1.w"):
+            model.reader("blocks.0", [("blocks.1.w", "FP32", 0, 0)]).read([memory.ctypes.data])
+        with pytest.raises(paramshard.NotFoundError):
+            model.reader("blocks.9", []).read([])
+        with pytest.raises(paramshard.UnimplementedError, match="FP8_BLOCK_128X128"):
+            model.reader("blocks.0", [], [("blocks.0.w", False, 0, 0, memory.ctypes.data, 1)]).read([memory.ctypes.data])
+        reader = model.reader("blocks.0", [("blocks.0.w", "FP32", 0, 0)])
+        reader.read([memory.ctypes.data])
+        assert model.can_gather("blocks.0"), "errors leave no slot behind"
+    with pytest.raises(paramshard.FailedPreconditionError, match="closed"):
+        reader.read([memory.ctypes.data])
+
+
 def test_handles_that_were_given_back_raise(daemon: Daemon):
     with daemon.client() as client:
         model = client.open_model(spec_of("m"))

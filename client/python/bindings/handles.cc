@@ -156,31 +156,18 @@ void WaitForUnit(const PyGatheredUnit& unit, std::optional<StreamAddress> stream
 }
 
 // Parameter, address, and type of what is decoded.
-using DecodedOutput = std::tuple<std::string, uintptr_t, std::string>;
+using DecodedTuple = std::tuple<std::string, uintptr_t, std::string>;
 
-void DecodeUnit(const PyGatheredUnit& unit, const std::vector<DecodedOutput>& outputs, StreamAddress stream) {
+void DecodeUnit(const PyGatheredUnit& unit, const std::vector<DecodedTuple>& outputs, StreamAddress stream) {
   std::vector<DecodedElement> types;
   for (const auto& [parameter, address, type] : outputs) types.push_back(Take(Parse<DecodedElement>("type", type)));
   Check(unit.held()->Run([&](GatheredUnit& gathered) -> absl::Status {
+    std::vector<DecodedOutput> decoded;
     for (size_t i = 0; i < outputs.size(); ++i) {
       ASSIGN_OR_RETURN(const Matrix matrix, gathered.Get(std::get<0>(outputs[i])));
-      RETURN_IF_ERROR(DecodeOn(matrix, types[i], std::get<1>(outputs[i]), stream));
+      decoded.push_back({matrix, types[i], std::get<1>(outputs[i])});
     }
-    return absl::OkStatus();
-  }));
-}
-
-// Parameter, and addresses and pitch in the order of PlaneCopy.
-using PlaneOutput = std::tuple<std::string, uintptr_t, uintptr_t, uintptr_t, int64_t>;
-
-void CopyPlanes(const PyGatheredUnit& unit, const std::vector<PlaneOutput>& outputs, StreamAddress stream) {
-  Check(unit.held()->Run([&](GatheredUnit& gathered) -> absl::Status {
-    for (const auto& [parameter, data, transposed, scales, pitch] : outputs) {
-      ASSIGN_OR_RETURN(const Matrix matrix, gathered.Get(parameter));
-      RETURN_IF_ERROR(CopyPlaneOn(
-          matrix, {.data = data, .transposed = transposed, .scales = scales, .scales_pitch = pitch}, stream));
-    }
-    return absl::OkStatus();
+    return DecodeOn(decoded, stream);
   }));
 }
 
@@ -274,11 +261,6 @@ void BindGatheredUnit(nb::module_& module) {
            "Enqueues decoding on a CUDA stream that `wait` was given. `outputs`: of each parameter its name, an "
            "address in "
            "memory of the GPU that has room for rows x columns elements, and their type, FP32 or BF16.")
-      .def("copy_planes_to", &CopyPlanes, nb::arg("outputs"), nb::arg("stream"),
-           "Enqueues copying encoded elements and compact scales on a CUDA stream that `wait` was given. `outputs`: of "
-           "each "
-           "parameter its name, and addresses in memory of the GPU: for the elements, [rows, columns]; for the same "
-           "transposed, or 0; and for the scales, with the bytes from one row of them to the next.")
       .def("release", &ReleaseUnit, nb::arg("stream") = nb::none(),
            "Gives the slot back: at once, or when the CUDA stream at this address has come so far. Idempotent.")
       .def("__enter__",

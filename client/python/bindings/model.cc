@@ -2,6 +2,7 @@
 
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <optional>
@@ -15,6 +16,7 @@
 #include "client/python/bindings/spec.h"
 #include "client/python/bindings/streams.h"
 #include "client/python/bindings/types.h"
+#include "client/python/bindings/unit_reader.h"
 
 namespace paramshard::python {
 namespace {
@@ -32,6 +34,12 @@ bool CanGather(const PyModel& self, const std::string& unit, const std::string& 
   if (absl::IsResourceExhausted(status)) return false;
   Check(status);
   return true;
+}
+
+PyUnitReader Reader(const PyModel& self, const std::string& unit,
+                    const std::vector<PyUnitReader::DecodedTuple>& decoded,
+                    const std::vector<PyUnitReader::OperandTuple>& operands) {
+  return {self.shared(), unit, decoded, operands};
 }
 
 PyGradients Gradients(const PyModel& self, const std::string& unit, std::optional<StreamAddress> stream, bool zero) {
@@ -105,6 +113,13 @@ void BindCommands(nb::class_<PyModel>& model) {
           "spec that gives more).")
       .def("can_gather", &CanGather, nb::arg("unit"), nb::arg("phase") = "forward",
            "Whether such a gather would find a free slot now.")
+      .def("reader", &Reader, nb::arg("unit"), nb::arg("decoded"), nb::arg("operands") = nb::list(),
+           "What reads the unit by one call, in phase forward. `decoded`: of each parameter its name, the type to "
+           "decode to, FP32 or BF16, and where rows x columns elements of that have room: the index of a block of "
+           "memory, and bytes from its beginning. `operands`: weights as products in 8 bits read them, in "
+           "FP8_BLOCK_128X128 or an FP8_TENSOR format; of each its name, whether transposed, where the data has room, "
+           "and the address for the scales of its blocks of 128 x 128, with the elements from one row of them to the "
+           "next.")
       .def(
           "gradients", &Gradients, nb::arg("unit"), nb::arg("stream") = nb::none(), nb::kw_only(),
           nb::arg("zero") = true,

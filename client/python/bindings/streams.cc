@@ -2,9 +2,9 @@
 
 #include <cuda_runtime.h>
 
-#include "absl/strings/str_cat.h"
+#include <vector>
+
 #include "client/cuda.h"
-#include "kernels/base/status_macros.h"
 
 namespace paramshard::python {
 namespace {
@@ -16,33 +16,27 @@ T* At(uintptr_t address) {
 
 cudaStream_t StreamAt(StreamAddress address) { return At<CUstream_st>(address); }
 
-absl::Status Copied(cudaError_t answer) {
-  if (answer == cudaSuccess) return absl::OkStatus();
-  return absl::InternalError(absl::StrCat("copy a plane on a stream: ", cudaGetErrorString(answer)));
-}
-
 }  // namespace
 
 absl::Status WaitOn(GatheredUnit& unit, StreamAddress stream) { return cuda::WaitOn(unit, StreamAt(stream)); }
 
 absl::Status ReleaseOn(GatheredUnit& unit, StreamAddress stream) { return cuda::Release(unit, StreamAt(stream)); }
 
-absl::Status DecodeOn(const Matrix& matrix, DecodedElement element, uintptr_t out, StreamAddress stream) {
-  const auto type = element == DecodedElement::kBF16 ? cuda::DecodedType::kBF16 : cuda::DecodedType::kFP32;
-  return cuda::Decode(matrix, type, At<void>(out), StreamAt(stream));
+absl::Status DecodeOn(absl::Span<const DecodedOutput> outputs, StreamAddress stream) {
+  std::vector<cuda::Decoding> decodings;
+  for (const auto& [matrix, element, address] : outputs) {
+    const auto type = element == DecodedElement::kBF16 ? cuda::DecodedType::kBF16 : cuda::DecodedType::kFP32;
+    decodings.push_back({matrix, type, At<void>(address)});
+  }
+  return cuda::Decode(decodings, StreamAt(stream));
 }
 
-absl::Status CopyPlaneOn(const Matrix& matrix, const PlaneCopy& copy, StreamAddress stream) {
-  if (matrix.gpu < 0) return absl::FailedPreconditionError("copy a plane on a stream: a matrix of a GPU expected");
-  if (copy.transposed != 0) {
-    RETURN_IF_ERROR(cuda::Transpose(matrix, At<uint8_t>(copy.transposed), StreamAt(stream)));
+absl::Status CopyOperandsOn(absl::Span<const OperandOutput> outputs, StreamAddress stream) {
+  std::vector<cuda::OperandCopy> copies;
+  for (const auto& [matrix, transposed, data, scales, pitch] : outputs) {
+    copies.push_back({matrix, transposed, At<uint8_t>(data), At<float>(scales), pitch});
   }
-  const MatrixShape shape = ScaleShape(matrix.encoding, matrix.plane, matrix.rows, matrix.columns);
-  const size_t row_bytes = shape.rows == 0 ? 0 : matrix.scales.size() / shape.rows;
-  RETURN_IF_ERROR(Copied(cudaMemcpyAsync(At<void>(copy.data), matrix.data.data(), matrix.data.size(),
-                                         cudaMemcpyDeviceToDevice, StreamAt(stream))));
-  return Copied(cudaMemcpy2DAsync(At<void>(copy.scales), copy.scales_pitch, matrix.scales.data(), row_bytes, row_bytes,
-                                  shape.rows, cudaMemcpyDeviceToDevice, StreamAt(stream)));
+  return cuda::CopyOperands(copies, StreamAt(stream));
 }
 
 absl::StatusOr<UnitGradients> GradientsOn(Model& model, const std::string& unit, bool zero, StreamAddress stream) {

@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "client/client.h"
 
 namespace paramshard::python {
@@ -17,18 +18,26 @@ using StreamAddress = uintptr_t;
 
 enum class DecodedElement : uint8_t { kFP32, kBF16 };
 
-// Where elements and scales of a plane are to lie, in memory of the GPU.
-struct PlaneCopy {
-  uintptr_t data = 0;        // rows x columns, as they are
-  uintptr_t transposed = 0;  // columns x rows; 0: not wanted
-  uintptr_t scales = 0;      // the compact ones
-  int64_t scales_pitch = 0;  // bytes from one row of scales to the next
+// A matrix to decode, and where, in memory of the GPU.
+struct DecodedOutput {
+  Matrix matrix;
+  DecodedElement element = DecodedElement::kFP32;
+  uintptr_t address = 0;
+};
+
+// See cuda::OperandCopy.
+struct OperandOutput {
+  Matrix matrix;
+  bool transposed = false;
+  uintptr_t data = 0;
+  uintptr_t scales = 0;
+  int64_t scales_pitch = 0;
 };
 
 absl::Status WaitOn(GatheredUnit& unit, StreamAddress stream);
 absl::Status ReleaseOn(GatheredUnit& unit, StreamAddress stream);
-absl::Status DecodeOn(const Matrix& matrix, DecodedElement element, uintptr_t out, StreamAddress stream);
-absl::Status CopyPlaneOn(const Matrix& matrix, const PlaneCopy& copy, StreamAddress stream);
+absl::Status DecodeOn(absl::Span<const DecodedOutput> outputs, StreamAddress stream);
+absl::Status CopyOperandsOn(absl::Span<const OperandOutput> outputs, StreamAddress stream);
 absl::StatusOr<UnitGradients> GradientsOn(Model& model, const std::string& unit, bool zero, StreamAddress stream);
 absl::Status PushOn(UnitGradients& gradients, StreamAddress stream);
 

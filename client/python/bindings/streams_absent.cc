@@ -11,8 +11,8 @@ absl::Status Absent() {
 
 absl::Status WaitOn(GatheredUnit&, StreamAddress) { return Absent(); }
 absl::Status ReleaseOn(GatheredUnit&, StreamAddress) { return Absent(); }
-absl::Status DecodeOn(const Matrix&, DecodedElement, uintptr_t, StreamAddress) { return Absent(); }
-absl::Status CopyPlaneOn(const Matrix&, const PlaneCopy&, StreamAddress) { return Absent(); }
+absl::Status DecodeOn(absl::Span<const DecodedOutput>, StreamAddress) { return Absent(); }
+absl::Status CopyOperandsOn(absl::Span<const OperandOutput>, StreamAddress) { return Absent(); }
 absl::StatusOr<UnitGradients> GradientsOn(Model&, const std::string&, bool, StreamAddress) { return Absent(); }
 absl::Status PushOn(UnitGradients&, StreamAddress) { return Absent(); }
 

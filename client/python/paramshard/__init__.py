@@ -29,6 +29,7 @@ from paramshard._core import (
     SaveRecord,
     StepResult,
     UnitGradients,
+    UnitReader,
     __version__,
 )
 from paramshard.errors import (
@@ -96,6 +97,7 @@ __all__ = [
     "UnavailableError",
     "UnimplementedError",
     "UnitGradients",
+    "UnitReader",
     "UnitSpec",
     "__version__",
 ]

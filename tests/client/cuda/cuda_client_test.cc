@@ -235,6 +235,63 @@ TEST_F(CudaClientTest, TransposedDataIsThatOfTheHost) {
   });
 }
 
+// Both operands of a weight, in memory that is one element wider than their scales.
+TEST_F(CudaClientTest, OperandsAreThoseOfThePlane) {
+  SKIP_WITHOUT_GPUS(1);
+  StartDaemon("cuda", 1);
+  for (const Format format : {Format::kFP8Block128x128, Format::kFP8TensorCurrent}) {
+    SCOPED_TRACE(FormatName(format));
+    ModelSpec spec = TwoUnits(format);
+    spec.name = std::string(FormatName(format));
+    RunTrainers(1, spec, [&](int, Model& model) -> absl::Status {
+      ASSIGN_OR_RETURN(const gpu::Stream stream, gpu::Stream::Create(model.gpu()));
+      ASSIGN_OR_RETURN(GatheredUnit unit, model.Gather("a", Phase::kForward));
+      RETURN_IF_ERROR(cuda::WaitOn(unit, stream.get()));
+      ASSIGN_OR_RETURN(const Matrix matrix, unit.Get("a.w"));
+      ASSIGN_OR_RETURN(const Matrix bias, unit.Get("a.bias"));
+      EXPECT_THAT(cuda::CopyOperands({{.matrix = bias}}, stream.get()), StatusIs(absl::StatusCode::kUnimplemented));
+      const int64_t rows = (matrix.rows + 127) / 128;
+      const int64_t cols = (matrix.columns + 127) / 128;
+      const int64_t bytes = matrix.rows * matrix.columns;
+      const int64_t scales = rows * (cols + 1) + cols * (rows + 1);
+      ASSIGN_OR_RETURN(gpu::DeviceMemory data, DeviceFloats(model.gpu(), bytes));
+      ASSIGN_OR_RETURN(gpu::DeviceMemory scale_memory, DeviceFloats(model.gpu(), scales));
+      auto* const floats = reinterpret_cast<float*>(scale_memory.data());
+      RETURN_IF_ERROR(cuda::CopyOperands({{matrix, false, data.data(), floats, cols + 1},
+                                          {matrix, true, data.data() + bytes, floats + rows * (cols + 1), rows + 1}},
+                                         stream.get()));
+      RETURN_IF_ERROR(stream.Synchronize());
+      RETURN_IF_ERROR(unit.Wait());
+      const auto read = [](const void* source, int64_t count, auto value) {
+        std::vector<decltype(value)> values(count);
+        EXPECT_EQ(cudaMemcpy(values.data(), source, count * sizeof(value), cudaMemcpyDeviceToHost), cudaSuccess);
+        return values;
+      };
+      const std::vector<uint8_t> plane = read(matrix.data.data(), bytes, uint8_t{});
+      const std::vector<float> compact = read(matrix.scales.data(), matrix.scales.size() / 4, 0.0f);
+      const std::vector<uint8_t> copied = read(data.data(), 2 * bytes, uint8_t{});
+      const std::vector<float> spread = read(floats, scales, 0.0f);
+      int64_t different = 0;
+      for (int64_t row = 0; row < matrix.rows; ++row) {
+        for (int64_t col = 0; col < matrix.columns; ++col) {
+          const uint8_t code = plane[row * matrix.columns + col];
+          different += copied[row * matrix.columns + col] != code;
+          different += copied[bytes + col * matrix.rows + row] != code;
+        }
+      }
+      EXPECT_EQ(different, 0);
+      for (int64_t row = 0; row < rows; ++row) {
+        for (int64_t col = 0; col < cols; ++col) {
+          const float scale = compact[compact.size() == 1 ? 0 : row * cols + col];
+          EXPECT_EQ(spread[row * (cols + 1) + col], scale) << row << ", " << col;
+          EXPECT_EQ(spread[rows * (cols + 1) + col * (rows + 1) + row], scale) << row << ", " << col;
+        }
+      }
+      return absl::OkStatus();
+    });
+  }
+}
+
 // --- Order between streams
 
 // Every rank's stream holds the only slot; the next unit may come only when all have let go.

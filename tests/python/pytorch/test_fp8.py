@@ -251,7 +251,7 @@ def test_a_frozen_weight_takes_no_gradient_and_saves_nothing(wgrad):
 @pytest.mark.parametrize("wgrad", ["bf16", "fp8"])
 def test_an_input_without_gradient_needs_no_transposed_weight(wgrad):
     both = Both(128, 256, wgrad=wgrad)
-    both.weight.transposed.release()
+    both.weight.transposed.block.release()
     both.linear(torch.randn(4, 256)).sum().backward()
     assert both.linear.weight.grad.shape == (128, 256) and both.linear.bias.grad.shape == (128,)
 
@@ -260,7 +260,7 @@ def test_an_input_without_gradient_needs_no_transposed_weight(wgrad):
 def test_evaluation_needs_the_row_wise_weight_alone(context):
     torch.manual_seed(8)
     both = Both(128, 256)
-    both.weight.transposed.release()
+    both.weight.transposed.block.release()
     x = torch.randn(4, 256)
     with context():
         y = both.linear(x)

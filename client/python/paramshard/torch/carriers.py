@@ -1,21 +1,24 @@
-"""How values and gradients get from the daemon's memory into torch's and back: by the host, or on a stream of a GPU."""
+"""How values and gradients of a unit get from the daemon's memory into torch's and back.
+
+A unit is dozens of small tensors, and the host has to be ahead of the GPU: so whatever a gather or a push does is one
+call for all of them, by plans that are made when the model is open.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 import paramshard
+from paramshard.torch.memory_block import MemoryBlock
 
 if TYPE_CHECKING:
-    from paramshard.torch.fp8 import Fp8Weight
     from paramshard.torch.unit import UnitParameter
 
 # Those whose planes are multiplied as they lie.
 FP8_FORMATS = ("FP8_BLOCK_128X128", "FP8_TENSOR_CURRENT", "FP8_TENSOR_DELAYED")
-_PLAIN_FORMATS = ("FP32", "BF16", "FP16")
 _DECODED = {torch.float32: "FP32", torch.bfloat16: "BF16"}
 
 
@@ -26,152 +29,116 @@ class Need(NamedTuple):
     decoded: bool  # of the same weights: values, too, for whoever reads the parameter itself
 
 
-class Carrier(Protocol):
-    """What a unit's passes ask for."""
+class _Plan(NamedTuple):
+    """How a unit is gathered."""
 
-    def fetch(self, model: paramshard.Model, unit: str, parameters: Sequence[UnitParameter], need: Need) -> None:
-        """Gathers the unit, and writes its values into memory that the parameters allocate.
+    blocks: list[MemoryBlock]  # that the reader writes, in its order
+    halves: list[UnitParameter]  # decoded to float32 blocks of their own behind those
+    reader: paramshard.UnitReader
+
+
+class Carrier:
+    """Of one unit, whose memory it has: what the unit's passes ask for.
+
+    On `cuda` devices everything is enqueued on the stream that the pass computes on, and the host goes on.
+    """
+
+    def __init__(self, unit: str, parameters: Sequence[UnitParameter], device: torch.device):
+        """The parameters move into memory that they share."""
+        self._unit = unit
+        self._parameters = parameters
+        self._device = device
+        self._multiplied = [parameter for parameter in parameters if parameter.fp8_weight is not None]
+        self._dense = [parameter for parameter in parameters if parameter.fp8_weight is None]
+        weights = [parameter.fp8_weight for parameter in self._multiplied]
+        self._of_dense = MemoryBlock([parameter.unsharded for parameter in self._dense], device)
+        self._of_multiplied = MemoryBlock([parameter.unsharded for parameter in self._multiplied], device)
+        self._row_wise = MemoryBlock([weight.row_wise.data for weight in weights], device)
+        self._transposed = MemoryBlock([weight.transposed.data for weight in weights], device)
+        self._blocks = [block for block in (self._of_dense, self._of_multiplied, self._row_wise, self._transposed)
+                        if block.offsets]
+        for weight in weights:
+            weight.row_wise.block, weight.transposed.block = self._row_wise, self._transposed
+        self._plans: dict[Need, _Plan] = {}
+        self._slots: dict[int, dict[str, torch.Tensor]] = {}  # gradients by parameter, by the first one's address
+
+    # --- Values ---
+
+    def fetch(self, model: paramshard.Model, need: Need) -> None:
+        """Gathers the unit, and writes its values into memory that is there until release().
 
         The slot is given back behind that: a forward that is repeated before its backward needs no more slots than one.
         Every pass reads the plane of the forward, for a recomputation must see the same values.
         """
+        plan = self._plans.get(need)
+        if plan is None:
+            plan = self._plans[need] = self._plan(model, need)
+        blocks = [block.allocate() for block in plan.blocks]
+        decoded = [torch.empty_like(parameter.unsharded, dtype=torch.float32) for parameter in plan.halves]
+        plan.reader.read(blocks + [values.data_ptr() for values in decoded], self._stream())
+        for parameter, values in zip(plan.halves, decoded):
+            parameter.unsharded.data.copy_(values)
 
-    def send(self, model: paramshard.Model, unit: str, parameters: Sequence[UnitParameter]) -> None:
+    def _plan(self, model: paramshard.Model, need: Need) -> _Plan:
+        blocks: list[MemoryBlock] = []
+        decoded, operands, halves = [], [], []
+        for of, parameters in ((self._of_dense, self._dense),
+                               (self._of_multiplied, self._multiplied if need.decoded else [])):
+            for parameter, offset in zip(parameters, of.offsets):
+                if parameter.unsharded.dtype in _DECODED:
+                    decoded.append((parameter.name, _DECODED[parameter.unsharded.dtype], len(blocks), offset))
+                else:
+                    halves.append(parameter)
+            if parameters:
+                blocks.append(of)
+        for of, transposed in ((self._row_wise, False), (self._transposed, True)):
+            if not self._multiplied or transposed and not need.transposed:
+                continue
+            for parameter, offset in zip(self._multiplied, of.offsets):
+                weight = parameter.fp8_weight
+                scales = (weight.transposed if transposed else weight.row_wise).of_blocks
+                operands.append((parameter.name, transposed, len(blocks), offset, scales.data_ptr(), scales.stride(0)))
+            blocks.append(of)
+        decoded += [(parameter.name, "FP32", len(blocks) + index, 0) for index, parameter in enumerate(halves)]
+        return _Plan(blocks, halves, model.reader(self._unit, decoded, operands))
+
+    def release(self) -> None:
+        for block in self._blocks:
+            block.release()
+
+    def _stream(self) -> int | None:
+        # What torch.cuda.current_stream() wraps in an object.
+        return None if self._device.type == "cpu" else torch._C._cuda_getCurrentRawStream(self._device.index)
+
+    # --- Gradients ---
+
+    def send(self, model: paramshard.Model) -> None:
         """Pushes the gradients that there are; the others are absent in this push."""
+        stream = self._stream()
+        with model.gradients(self._unit, stream, zero=False) as gradients, torch.no_grad():
+            slots = self._slots_of(gradients)
+            targets, values = [], []
+            for parameter in self._parameters:
+                gradient = parameter.take_gradient()
+                if gradient is not None:
+                    targets.append(slots[parameter.name])
+                    values.append(gradient)
+                elif parameter.trainable:
+                    gradients.mark_absent(parameter.name)
+            torch._foreach_copy_(targets, values)
+            gradients.push(stream)
+
+    def _slots_of(self, gradients: paramshard.UnitGradients) -> dict[str, torch.Tensor]:
+        """Of the parameters that are trained, views of a slot. Slots lie at the same places while the model is open."""
+        trained = [parameter for parameter in self._parameters if parameter.trainable]
+        address = gradients.address(trained[0].name)
+        if address not in self._slots:
+            self._slots[address] = {
+                parameter.name: torch.from_dlpack(gradients.typed(parameter.name)).view(parameter.placeholder.shape)
+                for parameter in trained}
+        return self._slots[address]
 
     def forget(self) -> None:
         """The model is closed: nothing is to hold its memory any more."""
-
-
-def _decoded(parameters: Sequence[UnitParameter], need: Need) -> list[UnitParameter]:
-    return [parameter for parameter in parameters if parameter.fp8_weight is None or need.decoded]
-
-
-def _multiplied(parameters: Sequence[UnitParameter]) -> list[UnitParameter]:
-    return [parameter for parameter in parameters if parameter.fp8_weight is not None]
-
-
-class HostCarrier:
-    """For `cpu` devices."""
-
-    def fetch(self, model: paramshard.Model, unit: str, parameters: Sequence[UnitParameter], need: Need) -> None:
-        with model.gather(unit, "forward") as gathered:
-            for parameter in _multiplied(parameters):
-                self._copy_plane(gathered[parameter.name], parameter.fp8_weight, need)
-            for parameter in _decoded(parameters, need):
-                parameter.allocate()
-                self._copy(gathered[parameter.name], parameter.unsharded.data)
-
-    @staticmethod
-    def _copy(matrix: paramshard.Matrix, values: torch.Tensor) -> None:
-        values = values.view(matrix.rows, matrix.columns)
-        if matrix.format in _PLAIN_FORMATS:
-            values.copy_(torch.from_dlpack(matrix.typed_data))
-        elif values.dtype == torch.float32:
-            matrix.decode(out=values)  # not values.numpy(), which makes the memory one that cannot be given back
-        else:
-            values.copy_(torch.from_numpy(matrix.decode()))
-
-    @staticmethod
-    def _copy_plane(matrix: paramshard.Matrix, weight: Fp8Weight, need: Need) -> None:
-        data, scales = torch.from_dlpack(matrix.typed_data), torch.from_dlpack(matrix.typed_scales)
-        weight.row_wise.write(data, scales)
-        if need.transposed:
-            weight.transposed.write(data.t(), scales.t())
-
-    def send(self, model: paramshard.Model, unit: str, parameters: Sequence[UnitParameter]) -> None:
-        with model.gradients(unit) as gradients:
-            for parameter in parameters:
-                gradient = parameter.take_gradient()
-                if gradient is not None:
-                    slot = torch.from_dlpack(gradients.typed(parameter.name))
-                    slot.copy_(gradient.reshape(slot.shape))
-                elif parameter.trainable:
-                    gradients.mark_absent(parameter.name)
-            gradients.push()
-
-    def forget(self) -> None:
-        """Nothing is held."""
-
-
-class GpuCarrier:
-    """For `cuda` devices. Everything is enqueued on the stream that the pass computes on, and the host goes on.
-
-    What a stream was given last is what the slot is given back behind, so a call that raises in the middle leaves the
-    slot to its handle, which knows the stream. A unit is dozens of small tensors, and the host has to be ahead of the
-    GPU: so all of them are handed over in one call.
-    """
-
-    def __init__(self, device: torch.device):
-        self._device = device
-        self._slots: dict[tuple[str, int], torch.Tensor] = {}  # of gradients, by parameter and address
-
-    def fetch(self, model: paramshard.Model, unit: str, parameters: Sequence[UnitParameter], need: Need) -> None:
-        stream = self._stream()
-        gathered = model.gather(unit, "forward")
-        try:
-            gathered.wait(stream)
-            self._copy_planes(gathered, _multiplied(parameters), need, stream)
-            self._decode(gathered, _decoded(parameters, need), stream)
-            gathered.release(stream)
-        finally:
-            gathered.release()
-
-    def _stream(self) -> int:
-        return torch.cuda.current_stream(self._device).cuda_stream
-
-    @staticmethod
-    def _decode(gathered: paramshard.GatheredUnit, parameters: list[UnitParameter], stream: int) -> None:
-        outputs, copies = [], []
-        for parameter in parameters:
-            values = parameter.unsharded
-            parameter.allocate()
-            if values.dtype not in _DECODED:
-                copies.append((values.data, torch.empty_like(values, dtype=torch.float32)))
-                values = copies[-1][1]
-            outputs.append((parameter.name, values.data_ptr(), _DECODED[values.dtype]))
-        gathered.decode_to(outputs, stream)
-        for values, decoded in copies:
-            values.copy_(decoded)
-
-    @staticmethod
-    def _copy_planes(gathered: paramshard.GatheredUnit, parameters: list[UnitParameter], need: Need,
-                     stream: int) -> None:
-        if not parameters:
-            return
-        outputs = []
-        for parameter in parameters:
-            weight = parameter.fp8_weight
-            scales, pitch = weight.scales_to_copy()
-            outputs.append((parameter.name, weight.row_wise.allocate().data_ptr(),
-                            weight.transposed.allocate().data_ptr() if need.transposed else 0, scales, pitch))
-        gathered.copy_planes_to(outputs, stream)
-        for parameter in parameters:
-            parameter.fp8_weight.spread_scales(transposed=need.transposed)
-
-    def send(self, model: paramshard.Model, unit: str, parameters: Sequence[UnitParameter]) -> None:
-        stream = self._stream()
-        with model.gradients(unit, stream, zero=False) as gradients:
-            slots, values = [], []
-            for parameter in parameters:
-                gradient = parameter.take_gradient()
-                if gradient is not None:
-                    slots.append(self._slot(gradients, parameter.name))
-                    values.append(gradient.reshape(slots[-1].shape))
-                elif parameter.trainable:
-                    gradients.mark_absent(parameter.name)
-            torch._foreach_copy_(slots, values)
-            gradients.push(stream)
-
-    def _slot(self, gradients: paramshard.UnitGradients, name: str) -> torch.Tensor:
-        key = name, gradients.address(name)
-        if key not in self._slots:
-            self._slots[key] = torch.from_dlpack(gradients.typed(name))
-        return self._slots[key]
-
-    def forget(self) -> None:
+        self._plans.clear()
         self._slots.clear()
-
-
-def carrier_of(device: torch.device) -> Carrier:
-    return HostCarrier() if device.type == "cpu" else GpuCarrier(device)

@@ -20,6 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from paramshard.torch.memory_block import MemoryBlock
+
 BLOCK = 128
 ELEMENT = torch.float8_e4m3fn  # of activations and gradients: blocks of 128 have no need of E5M2's range
 _LARGEST = 448.0  # of E4M3
@@ -162,8 +164,8 @@ _define("product_1x128_1x128", _PRODUCT, "Tensor", host=_decoded_product_1x128, 
 class Fp8Operand:
     """One operand of products: data [R, C] of 8 bits, and scales of its blocks of 128 x 128.
 
-    Its tensors stay the same, for graphs that torch has compiled know them; memory of the data comes and goes. What
-    is written into them does not count as a change: see Fp8Weight.renew().
+    Its tensors stay the same, for graphs that torch has compiled know them; memory of the data comes and goes, that of
+    a unit together. What is written into them does not count as a change: see Fp8Weight.renew().
     """
 
     def __init__(self, rows: int, columns: int, device: torch.device, dtype: torch.dtype):
@@ -173,25 +175,13 @@ class Fp8Operand:
         # Products read rows of scales in groups of 4, of which the last is filled up with zeros.
         self.scales = torch.zeros((rows // BLOCK, -(-columns // (4 * BLOCK)) * 4), dtype=torch.float32, device=device)
         self.of_blocks = self.scales.data[:, :columns // BLOCK]  # the same memory, [R / 128, C / 128], to be written
-        self._bytes = self.data.data.view(torch.uint8)
-        self.release()
-
-    def allocate(self) -> torch.Tensor:
-        """Memory for the data, uint8 [R, C], to be written on the present stream."""
-        self.data.untyped_storage().resize_(self.data.numel())
-        return self._bytes
-
-    def write_scales(self, scales: torch.Tensor) -> None:
-        """scales: float32 [R / 128, C / 128] with any strides, or the one of an FP8_TENSOR plane."""
-        self.of_blocks.copy_(scales if scales.numel() > 1 else scales.reshape(1, 1))
+        self.block = MemoryBlock([self.data], device)
 
     def write(self, data: torch.Tensor, scales: torch.Tensor) -> None:
-        """data: [R, C] of one byte an element, with any strides; scales as write_scales() takes them."""
-        self.allocate().copy_(data.view(torch.uint8))
-        self.write_scales(scales)
-
-    def release(self) -> None:
-        self.data.untyped_storage().resize_(0)
+        """data: [R, C] of one byte an element; scales: float32 [R / 128, C / 128], or one for all. Any strides."""
+        self.block.allocate()
+        self.data.data.view(torch.uint8).copy_(data.view(torch.uint8))
+        self.of_blocks.copy_(scales if scales.numel() > 1 else scales.reshape(1, 1))
 
 
 class Fp8Weight:
@@ -203,30 +193,14 @@ class Fp8Weight:
         weight.row_wise.write(plane, scales)
         weight.transposed.write(plane.t(), scales.t())
 
-    or allocates the data, has both written where data and `scales_to_copy` say, and calls `spread_scales`. Nothing else
-    may hold on to their data.
+    or allocates their blocks, and has data and `of_blocks` written. Nothing else may hold on to their data.
     """
 
-    def __init__(self, shape: tuple[int, int], *, device: torch.device, dtype: torch.dtype = ELEMENT,
-                 one_scale: bool = False):
-        """`one_scale`: the plane is of an FP8_TENSOR format."""
+    def __init__(self, shape: tuple[int, int], *, device: torch.device, dtype: torch.dtype = ELEMENT):
         rows, columns = shape
-        self._one_scale = torch.empty((1, 1), dtype=torch.float32, device=device) if one_scale else None
         self.row_wise = Fp8Operand(rows, columns, device, dtype)  # W [N, K]
         self.transposed = Fp8Operand(columns, rows, device, dtype)  # W^T [K, N]
         self.values = torch.empty(0, device=device)  # nothing but a count of the values that W has had
-
-    def scales_to_copy(self) -> tuple[int, int]:
-        """The address for the compact scales of a row-wise plane, and the bytes from one row of them to the next."""
-        scales = self.row_wise.of_blocks if self._one_scale is None else self._one_scale
-        return scales.data_ptr(), scales.stride(0) * scales.element_size()
-
-    def spread_scales(self, *, transposed: bool) -> None:
-        """Enqueues, behind what has written there, what products read of it."""
-        if self._one_scale is not None:
-            self.row_wise.of_blocks.copy_(self._one_scale)
-        if transposed:
-            self.transposed.of_blocks.copy_(self.row_wise.of_blocks.t())
 
     def renew(self) -> None:
         """The values that are about to be written are others than before: backwards of older forwards now raise."""
@@ -234,8 +208,8 @@ class Fp8Weight:
                                                 self.transposed.data, self.transposed.scales])
 
     def release(self) -> None:
-        self.row_wise.release()
-        self.transposed.release()
+        self.row_wise.block.release()
+        self.transposed.block.release()
 
 
 # --- Linear ---

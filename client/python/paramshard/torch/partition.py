@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 import paramshard
-from paramshard.torch.carriers import carrier_of
 from paramshard.torch.placeholder import Placeholder
 from paramshard.torch.unit import Unit, UnitParameter
 
@@ -25,8 +24,7 @@ def partition(module: nn.Module, units: Iterable[UnitModules], *, param_dtype: t
     groups = [[unit] if isinstance(unit, nn.Module) else list(unit) for unit in units]
     names = {each: name for name, each in module.named_modules()}
     unit_of = _units_by_module(groups, names)
-    carrier = carrier_of(device)
-    made = [Unit(_name_of(group, names), group, [], carrier) for group in groups]
+    made = [Unit(_name_of(group, names), group) for group in groups]
     by_parameter: dict[nn.Parameter, tuple[int, UnitParameter]] = {}
     borrowed: list[set[int]] = [set() for _ in made]
     homeless: list[str] = []

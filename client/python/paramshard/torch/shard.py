@@ -169,8 +169,7 @@ def _compute_in_fp8(units: list[Unit], format: str | Sequence[tuple[str, str]] |
         stored = _format_of(parameter.name, format)
         if (len(parameter.places) == 1 and attribute == "weight" and can_compute_in_fp8(owner) and
                 stored in FP8_FORMATS):
-            parameter.fp8_weight = Fp8Weight(tuple(parameter.unsharded.shape), device=device,
-                                             one_scale=stored != "FP8_BLOCK_128X128")
+            parameter.fp8_weight = Fp8Weight(tuple(parameter.placeholder.shape), device=device)
             compute_in_fp8(owner, parameter.fp8_weight)
             found = True
     if not found:

@@ -21,6 +21,7 @@ import paramshard
 from paramshard.spec import Encoding, FormatRule, InitialValue, ModelSpec, ParameterGroup, ParameterSpec, UnitSpec
 from paramshard.torch import pretrained
 from paramshard.torch.initial_values import Unknown, rule_of
+from paramshard.torch.memory_block import place_of
 from paramshard.torch.memory_report import MemoryReport
 from paramshard.torch.passes import Passes
 from paramshard.torch.placeholder import Placeholder
@@ -95,7 +96,7 @@ class ShardedModel:
             elif not like.is_meta:
                 self._values[parameter.name] = like.detach()
         for unit in self._units:
-            unit.attach(self._passes)
+            unit.attach(self._passes, self.device)
         passes = self._passes
         module = self.module
         module.register_forward_pre_hook(_hook(passes, "begin_model"), prepend=True)
@@ -398,9 +399,9 @@ class ShardedModel:
         if prefix and module is not self.module:
             return  # a part of a dictionary that is filled as a whole
         # Inside of `unsharded` there are tensors whose memory goes at its end; what is exported stays.
-        of_storage = {parameter.storage_id: parameter.name for parameter in self.parameters()}
+        name_at = {place_of(parameter.unsharded): parameter.name for parameter in self.parameters()}
         name_of = {key: value.parameter_name if isinstance(value, Placeholder)
-                   else of_storage.get(value.untyped_storage()._cdata)
+                   else name_at.get(place_of(value))
                    for key, value in state.items()
                    if isinstance(value, torch.Tensor) and value.layout == torch.strided}
         wanted = set(name_of.values())

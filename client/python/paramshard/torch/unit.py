@@ -36,28 +36,12 @@ class UnitParameter:
         self.places: list[tuple[nn.Module, str]] = []
         self.placeholder = Placeholder(like, name=name, dtype=dtype, device=device, owner=None)
         self.unsharded = nn.Parameter(torch.empty(like.shape, dtype=dtype, device=device))
+        self.unsharded.untyped_storage().resize_(0)  # its unit's Carrier has memory for it
         # What programs hang on a parameter stays reachable through both.
         self.placeholder.__dict__.update({key: value for key, value in vars(like).items()
                                           if not key.startswith("_paramshard")})
         self.fp8_weight: Fp8Weight | None = None  # of a Linear that multiplies in 8 bits
         self.trainable = like.requires_grad  # as the daemon has it, once the model is open; until then as it was
-        self._storage = self.unsharded.untyped_storage()
-        self._size_bytes = self._storage.size()
-        self.free()
-
-    @property
-    def storage_id(self) -> int:
-        """Of the memory that the values have, or had: that of all tensors which view them."""
-        return self._storage._cdata
-
-    def allocate(self) -> None:
-        """Memory for the values, to be written."""
-        self._storage.resize_(self._size_bytes)
-
-    def free(self) -> None:
-        self._storage.resize_(0)
-        if self.fp8_weight is not None:
-            self.fp8_weight.release()
 
     def take_gradient(self) -> torch.Tensor | None:
         """The gradient, which the parameter has no longer."""
@@ -69,7 +53,7 @@ class UnitParameter:
                 f"gradient of {self.name}: a dense one expected, got {gradient.layout}; make its module with "
                 "sparse=False")
         self.unsharded.grad = None
-        return gradient.detach()
+        return gradient
 
     def show(self, parameter: nn.Parameter) -> None:
         """Puts one of the two into the module."""
@@ -117,11 +101,10 @@ class _InputGradient(torch.autograd.Function):
 class Unit:
     """Parameters that are gathered and pushed together, with the modules that compute with them."""
 
-    def __init__(self, name: str, modules: list[nn.Module], parameters: list[UnitParameter], carrier: Carrier):
+    def __init__(self, name: str, modules: list[nn.Module]):
         self.name = name
         self.modules = modules
-        self.parameters = parameters
-        self._carrier = carrier
+        self.parameters: list[UnitParameter] = []
         self.lenders: list[Unit] = []  # whose parameters these modules use, too: tied ones
         self.reshards_after_forward = True
         self.casts_inputs_to: torch.dtype | None = None
@@ -131,6 +114,7 @@ class Unit:
         self._push_range = torch._C._profiler._RecordFunctionFast(f"paramshard::push {name}")
         self._backward_hook = _method(self, "before_backward")  # of tensors
         self._passes: Passes | None = None
+        self._carrier: Carrier | None = None
         self._holders: set[object] = set()  # unsharded as long as there are any
         self._ran: set[nn.Module] = set()  # modules that the present forward has been through
         self._arrived: set[str] = set()  # parameters whose gradient has come in this backward
@@ -140,9 +124,10 @@ class Unit:
 
     # --- Wiring ---
 
-    def attach(self, passes: Passes) -> None:
+    def attach(self, passes: Passes, device: torch.device) -> None:
         """Hooks the modules, and leaves placeholders in them."""
         self._passes = passes
+        self._carrier = Carrier(self.name, self.parameters, device)
         for parameter in self.parameters:
             parameter.show(parameter.placeholder)
             self._hook_gradient(parameter)
@@ -199,7 +184,7 @@ class Unit:
             with torch._C.DisableTorchFunctionSubclass():
                 self._trained = {parameter.name for parameter in self.parameters if parameter.follow_requires_grad()}
             self._note_new_values()
-            self._carrier.fetch(self._passes.model, self.name, self.parameters, need)
+            self._carrier.fetch(self._passes.model, need)
         self._has_transposed = need.transposed
         for parameter in self.parameters:
             parameter.show(parameter.unsharded)
@@ -227,7 +212,7 @@ class Unit:
     def _drop_memory(self) -> None:
         for parameter in self.parameters:
             parameter.show(parameter.placeholder)
-            parameter.free()
+        self._carrier.release()
         self._has_transposed = False
 
     def _hold(self) -> None:
@@ -273,7 +258,8 @@ class Unit:
             return output
         self._ran.add(module)
         if torch.is_grad_enabled():
-            for tensor in _tensors_of(output):
+            # pytree takes time to find out that a tensor is one.
+            for tensor in (output,) if type(output) is torch.Tensor else _tensors_of(output):
                 self._hook_output(tensor)
         if len(self._ran) == len(self.modules):
             self._ran.clear()
@@ -325,7 +311,7 @@ class Unit:
         if all(parameter.unsharded.grad is None for parameter in self.parameters):
             return
         with self._push_range:
-            self._carrier.send(self._passes.model, self.name, self.parameters)
+            self._carrier.send(self._passes.model)
         self._passes.note_push()
 
     def drop_gradients(self) -> None:

@@ -1,0 +1,67 @@
+// Reading a unit's values into a caller's memory, by one call a gather.
+#ifndef PARAMSHARD_CLIENT_PYTHON_BINDINGS_UNIT_READER_H_
+#define PARAMSHARD_CLIENT_PYTHON_BINDINGS_UNIT_READER_H_
+
+#include <nanobind/nanobind.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "client/client.h"
+#include "client/python/bindings/shared_model.h"
+#include "client/python/bindings/streams.h"
+
+namespace paramshard::python {
+
+// Knows which parameters are wanted, how, and where in blocks of memory that every call may find elsewhere.
+class PyUnitReader {
+ public:
+  // Parameter; FP32 or BF16; block, and bytes from its beginning.
+  using DecodedTuple = std::tuple<std::string, std::string, size_t, int64_t>;
+  // Parameter; whether transposed; block, and bytes from its beginning; address and pitch of scales.
+  using OperandTuple = std::tuple<std::string, bool, size_t, int64_t, uintptr_t, int64_t>;
+
+  PyUnitReader(std::shared_ptr<SharedModel> model, std::string unit, const std::vector<DecodedTuple>& decoded,
+               const std::vector<OperandTuple>& operands);
+
+  // See BindUnitReader. With the interpreter's lock, which is not held while it works.
+  void Read(const std::vector<uintptr_t>& blocks, std::optional<StreamAddress> stream) const;
+
+ private:
+  struct Place {
+    size_t block;
+    int64_t offset;
+  };
+  struct Decoded {
+    std::string parameter;
+    DecodedElement element;
+    Place place;
+  };
+  struct Operand {
+    std::string parameter;
+    bool transposed;
+    Place place;
+    uintptr_t scales;
+    int64_t scales_pitch;
+  };
+
+  absl::Status ReadFrom(Model& model, absl::Span<const uintptr_t> blocks, std::optional<StreamAddress> stream) const;
+
+  const std::shared_ptr<SharedModel> model_;
+  const std::string unit_;
+  std::vector<Decoded> decoded_;
+  std::vector<Operand> operands_;
+  size_t blocks_ = 0;
+};
+
+void BindUnitReader(nanobind::module_& module);
+
+}  // namespace paramshard::python
+
+#endif  // PARAMSHARD_CLIENT_PYTHON_BINDINGS_UNIT_READER_H_

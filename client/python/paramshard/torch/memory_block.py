@@ -1,0 +1,45 @@
+"""Memory of several tensors, which comes and goes by one allocation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+_ALIGNMENT = 256  # of tensors in a block, in bytes: what kernels and compilers may rely on where torch allocates
+
+
+class MemoryBlock:
+    """Puts tensors beside each other. They stay the objects that they are, with versions of their own.
+
+    There is memory behind them, and behind all that views them, from allocate() to release(). Autograd and graphs that
+    torch has compiled know the tensors, which therefore have to be the same ones every time.
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor], device: torch.device):
+        """What the tensors hold is lost."""
+        self.offsets: list[int] = []  # of each, in bytes
+        self._bytes = 0
+        for tensor in tensors:
+            self.offsets.append(self._bytes)
+            # No two begin at one place, not even empty ones.
+            self._bytes += max(1, -(-tensor.nbytes // _ALIGNMENT)) * _ALIGNMENT
+        whole = torch.empty(self._bytes, dtype=torch.uint8, device=device)
+        for tensor, offset in zip(tensors, self.offsets):
+            tensor.data = whole[offset:offset + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+        self._storage = whole.untyped_storage()
+        self.release()
+
+    def allocate(self) -> int:
+        """The address of the memory, which is to be written on the present stream."""
+        if self._storage.nbytes() != self._bytes:
+            self._storage.resize_(self._bytes)
+        return self._storage.data_ptr()
+
+    def release(self) -> None:
+        self._storage.resize_(0)
+
+
+def place_of(tensor: torch.Tensor) -> tuple[int, int]:
+    """Tells tensors apart that do not view the same memory, or begin elsewhere in it."""
+    return tensor.untyped_storage()._cdata, tensor.storage_offset() * tensor.element_size()
