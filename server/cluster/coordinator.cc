@@ -502,7 +502,7 @@ RankRange Coordinator::FirstGroup(const Model& model, const ModelReport& state) 
 void Coordinator::Start(const std::string& name, Model& model, Nodes nodes, std::vector<Healing> healings) {
   const auto first = std::find_if(nodes.begin(), nodes.end(), [&](int node) { return !IsReceiver(healings, node); });
   const ModelReport& state = *model.reports[*first];
-  if (const absl::Status written = WriteBegun(name, state, model.last_epoch + 1); !written.ok()) {
+  if (const absl::Status written = WriteBegun(name, state, nodes, model.last_epoch + 1); !written.ok()) {
     return RefuseStart(name, model, written);
   }
   ++model.last_epoch;
@@ -523,13 +523,15 @@ void Coordinator::Start(const std::string& name, Model& model, Nodes nodes, std:
   TellActive(model, [&](NodeSink& sink) { sink.OnEpochStart(name, start); });
 }
 
-absl::Status Coordinator::WriteBegun(const std::string& name, const ModelReport& state, int64_t epoch) {
+absl::Status Coordinator::WriteBegun(const std::string& name, const ModelReport& state, const Nodes& nodes,
+                                     int64_t epoch) {
   if (options_.log == nullptr) return absl::OkStatus();
   const absl::Status written = options_.log->BeginEpoch({.model = name,
                                                          .history_id = state.history_id,
                                                          .epoch = epoch,
                                                          .commit_number = state.commit_number,
-                                                         .device_counts = members_.device_counts()});
+                                                         .device_counts = members_.device_counts()},
+                                                        nodes);
   if (written.ok()) return written;
   return absl::Status(written.code(), absl::StrCat("start epoch of ", name, ": node 0 could not write it down in its ",
                                                    "--state-dir: ", written.message()));
@@ -651,9 +653,9 @@ absl::Status Coordinator::CastVote(int node, const CommitVote& vote) {
 // Before node 0's journal: what its server finds there when it starts again has to be on the disk too.
 CommitVote Coordinator::WithLog(const CommitVote& vote) {
   CommitVote logged = vote;
-  logged.write_down = [this, model = vote.model, commit_number = vote.commit_number,
+  logged.write_down = [this, model = vote.model, commit_number = vote.commit_number, client_states = vote.client_states,
                        write_down = vote.write_down](const CommitDecision& decision) {
-    RETURN_IF_ERROR(options_.log->Decide(model, commit_number, decision));
+    RETURN_IF_ERROR(options_.log->Decide(model, commit_number, decision, client_states));
     return write_down == nullptr ? absl::OkStatus() : write_down(decision);
   };
   return logged;
@@ -709,6 +711,9 @@ void Coordinator::AddPrevious(int node, const CommitQuery& query, CommitDecision
   if (!Has(model.active, node)) return;
   decision.previous_client_states =
       model.book.ClientStates(query.epoch, query.commit_number, PreviousNode(node, model.active));
+  if (!decision.previous_client_states.has_value() && options_.log != nullptr) {
+    decision.previous_client_states = options_.log->SentByNode0(query, node);
+  }
 }
 
 void Coordinator::AnswerVoters(const std::string& name, Model& model, int64_t commit_number) {

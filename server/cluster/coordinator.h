@@ -225,7 +225,7 @@ class Coordinator {
   void EndForReturners(const std::string& name, Model& model) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   RankRange FirstGroup(const Model& model, const ModelReport& state) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   int RanksOf(const Nodes& nodes) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  absl::Status WriteBegun(const std::string& name, const ModelReport& state, int64_t epoch)
+  absl::Status WriteBegun(const std::string& name, const ModelReport& state, const Nodes& nodes, int64_t epoch)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void End(const std::string& name, Model& model, const absl::Status& why, bool by_votes = false)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

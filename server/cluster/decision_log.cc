@@ -1,20 +1,19 @@
 #include "server/cluster/decision_log.h"
 
 #include <algorithm>
-#include <array>
+#include <bit>
 #include <cstring>
 #include <filesystem>
 #include <system_error>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/types/span.h"
 #include "kernels/base/status_macros.h"
-#include "paramshard/v1/cluster.pb.h"
 #include "proto/checkpoint/step_folder.h"
 #include "proto/safetensors/regular_file.h"
 #include "proto/wire/crc32c.h"
 #include "server/cluster/cluster_messages.h"
+#include "server/cluster/healing_plan.h"
 #include "server/disk/own_folder.h"
 
 namespace paramshard::server {
@@ -26,60 +25,16 @@ constexpr char kSuffix[] = ".decisions";
 constexpr char kNewSuffix[] = ".decisions.new";
 constexpr char kLockName[] = "lock";
 
-// Room for a name, and for the device counts of a thousand nodes.
-constexpr int64_t kCopyBytes = 16384;
+// Room for names, and for the device counts of a thousand nodes. Client states may need more.
+constexpr int64_t kLeastCopyBytes = 16384;
 constexpr int kCopies = 2;
+constexpr int64_t kMostFileBytes = int64_t{1} << 30;
 
 // A copy begins with this, little-endian, as the machine is.
 struct CopyHeader {
   uint32_t payload_bytes = 0;
   uint32_t crc = 0;  // CRC-32C of the payload
 };
-
-v1::KeptEpoch MessageOf(const ClosedEpoch& epoch, int64_t sequence) {
-  v1::KeptEpoch message;
-  message.set_model(epoch.model);
-  message.set_history_id(epoch.history_id);
-  message.set_epoch(epoch.epoch);
-  message.set_commit_number(epoch.commit_number);
-  message.mutable_device_counts()->Add(epoch.device_counts.begin(), epoch.device_counts.end());
-  message.set_sequence(sequence);
-  if (epoch.last_decision.has_value()) {
-    v1::KeptEpoch::Decided& decided = *message.mutable_last_decision();
-    decided.set_epoch(epoch.last_decision->epoch);
-    decided.set_commit_number(epoch.last_decision->commit_number);
-    *decided.mutable_decision() = DecisionMessage(epoch.last_decision->decision);
-  }
-  return message;
-}
-
-ClosedEpoch EpochOf(const v1::KeptEpoch& message) {
-  ClosedEpoch epoch{.model = message.model(),
-                    .history_id = message.history_id(),
-                    .epoch = message.epoch(),
-                    .commit_number = message.commit_number(),
-                    .device_counts = {message.device_counts().begin(), message.device_counts().end()},
-                    .may_be_old = true};
-  if (message.has_last_decision()) {
-    const v1::KeptEpoch::Decided& decided = message.last_decision();
-    epoch.last_decision = {
-        .epoch = decided.epoch(), .commit_number = decided.commit_number(), .decision = DecisionOf(decided.decision())};
-  }
-  return epoch;
-}
-
-absl::StatusOr<std::vector<uint8_t>> CopyOf(const ClosedEpoch& epoch, int64_t sequence) {
-  const std::string payload = MessageOf(epoch, sequence).SerializeAsString();
-  if (payload.size() + sizeof(CopyHeader) > kCopyBytes) {
-    return absl::ResourceExhaustedError(absl::StrCat("decisions of model ", epoch.model, ": at most ", kCopyBytes,
-                                                     " bytes expected, got ", payload.size()));
-  }
-  const CopyHeader header{static_cast<uint32_t>(payload.size()), wire::Crc32c(payload)};
-  std::vector<uint8_t> bytes(sizeof(header) + payload.size());
-  std::memcpy(bytes.data(), &header, sizeof(header));
-  std::memcpy(bytes.data() + sizeof(header), payload.data(), payload.size());
-  return bytes;
-}
 
 // Nothing where the copy is torn, or was never written.
 std::optional<v1::KeptEpoch> ReadCopy(absl::string_view bytes) {
@@ -96,11 +51,11 @@ std::optional<v1::KeptEpoch> ReadCopy(absl::string_view bytes) {
 }
 
 absl::StatusOr<v1::KeptEpoch> ReadNewer(const std::string& path) {
-  ASSIGN_OR_RETURN(const std::string file, safetensors::ReadWholeFile(path, kCopies * kCopyBytes));
+  ASSIGN_OR_RETURN(const std::string file, safetensors::ReadWholeFile(path, kMostFileBytes));
+  const size_t copy_bytes = file.size() / kCopies;
   std::optional<v1::KeptEpoch> newer;
   for (int copy = 0; copy < kCopies; ++copy) {
-    const auto begin = std::min(file.size(), static_cast<size_t>(copy * kCopyBytes));
-    std::optional<v1::KeptEpoch> message = ReadCopy(absl::string_view(file).substr(begin, kCopyBytes));
+    std::optional<v1::KeptEpoch> message = ReadCopy(absl::string_view(file).substr(copy * copy_bytes, copy_bytes));
     if (message.has_value() && (!newer.has_value() || message->sequence() > newer->sequence())) {
       newer = std::move(message);
     }
@@ -112,10 +67,59 @@ absl::StatusOr<v1::KeptEpoch> ReadNewer(const std::string& path) {
 }
 
 bool SayTheSame(const ClosedEpoch& a, const ClosedEpoch& b) {
-  return MessageOf(a, 0).SerializeAsString() == MessageOf(b, 0).SerializeAsString();
+  return a.epoch == b.epoch && a.commit_number == b.commit_number &&
+         a.last_decision.has_value() == b.last_decision.has_value() &&
+         (!a.last_decision.has_value() || (a.last_decision->epoch == b.last_decision->epoch &&
+                                           a.last_decision->commit_number == b.last_decision->commit_number));
 }
 
 }  // namespace
+
+v1::KeptEpoch DecisionLog::MessageOf(const Content& content, int64_t sequence) {
+  const ClosedEpoch& epoch = content.epoch;
+  v1::KeptEpoch message;
+  message.set_model(epoch.model);
+  message.set_history_id(epoch.history_id);
+  message.set_epoch(epoch.epoch);
+  message.set_commit_number(epoch.commit_number);
+  message.mutable_device_counts()->Add(epoch.device_counts.begin(), epoch.device_counts.end());
+  message.mutable_active()->Add(content.active.begin(), content.active.end());
+  message.set_sequence(sequence);
+  if (!epoch.last_decision.has_value()) return message;
+  v1::KeptEpoch::Decided& decided = *message.mutable_last_decision();
+  decided.set_epoch(epoch.last_decision->epoch);
+  decided.set_commit_number(epoch.last_decision->commit_number);
+  *decided.mutable_decision() = DecisionMessage(epoch.last_decision->decision);
+  decided.mutable_active()->Add(content.decided_by.begin(), content.decided_by.end());
+  for (const std::string& state : content.client_states) decided.mutable_client_states()->add_states(state);
+  return message;
+}
+
+DecisionLog::Content DecisionLog::ContentOf(const v1::KeptEpoch& message) {
+  Content content{.epoch = {.model = message.model(),
+                            .history_id = message.history_id(),
+                            .epoch = message.epoch(),
+                            .commit_number = message.commit_number(),
+                            .device_counts = {message.device_counts().begin(), message.device_counts().end()},
+                            .may_be_old = true},
+                  .active = {message.active().begin(), message.active().end()}};
+  if (!message.has_last_decision()) return content;
+  const v1::KeptEpoch::Decided& decided = message.last_decision();
+  content.epoch.last_decision = {
+      .epoch = decided.epoch(), .commit_number = decided.commit_number(), .decision = DecisionOf(decided.decision())};
+  content.decided_by = {decided.active().begin(), decided.active().end()};
+  content.client_states = {decided.client_states().states().begin(), decided.client_states().states().end()};
+  return content;
+}
+
+std::vector<uint8_t> DecisionLog::CopyOf(const Content& content, int64_t sequence) {
+  const std::string payload = MessageOf(content, sequence).SerializeAsString();
+  const CopyHeader header{static_cast<uint32_t>(payload.size()), wire::Crc32c(payload)};
+  std::vector<uint8_t> bytes(sizeof(header) + payload.size());
+  std::memcpy(bytes.data(), &header, sizeof(header));
+  std::memcpy(bytes.data() + sizeof(header), payload.data(), payload.size());
+  return bytes;
+}
 
 absl::StatusOr<std::unique_ptr<DecisionLog>> DecisionLog::Open(DiskCalls* calls, const std::string& folder) {
   const Disk disk(calls);
@@ -142,7 +146,7 @@ absl::Status DecisionLog::Read() {
       return absl::DataLossError(absl::StrCat(path, ": decisions of that model expected, got those of model ",
                                               message.model(), ": give the file its name back, or remove it"));
     }
-    kept_[message.model()] = {.epoch = EpochOf(message), .sequence = message.sequence()};
+    kept_[message.model()] = {.content = ContentOf(message), .sequence = message.sequence()};
   }
   if (!error) return absl::OkStatus();
   return absl::UnavailableError(absl::StrCat(folder_, ": a folder that can be read expected: ", error.message()));
@@ -155,35 +159,57 @@ std::string DecisionLog::PathOf(absl::string_view model) const {
 absl::StatusOr<std::vector<ClosedEpoch>> DecisionLog::Reconcile(std::vector<ClosedEpoch> journals) {
   for (const ClosedEpoch& journal : journals) {
     const auto found = kept_.find(journal.model);
-    if (found == kept_.end() || found->second.epoch.history_id != journal.history_id) continue;
-    if (!SayTheSame(found->second.epoch, journal)) RETURN_IF_ERROR(Write(journal));
+    if (found == kept_.end() || found->second.content.epoch.history_id != journal.history_id) continue;
+    if (!SayTheSame(found->second.content.epoch, journal)) RETURN_IF_ERROR(Write({.epoch = journal}));
   }
   std::vector<ClosedEpoch> all = std::move(journals);
-  for (const auto& [model, kept] : kept_) all.push_back(kept.epoch);
+  for (const auto& [model, kept] : kept_) all.push_back(kept.content.epoch);
   return all;
 }
 
-absl::Status DecisionLog::BeginEpoch(ClosedEpoch begun) {
-  begun.last_decision.reset();
-  if (const auto found = kept_.find(begun.model); found != kept_.end()) {
-    const ClosedEpoch& before = found->second.epoch;
-    const bool holds = before.history_id == begun.history_id && before.last_decision.has_value() &&
-                       before.last_decision->commit_number <= begun.commit_number;
-    if (holds) begun.last_decision = before.last_decision;
+absl::Status DecisionLog::BeginEpoch(ClosedEpoch begun, std::vector<int> active) {
+  Content next{.epoch = std::move(begun), .active = std::move(active)};
+  next.epoch.last_decision.reset();
+  if (const auto found = kept_.find(next.epoch.model); found != kept_.end()) {
+    const Content& before = found->second.content;
+    const std::optional<ClosedEpoch::Decided>& last = before.epoch.last_decision;
+    if (before.epoch.history_id == next.epoch.history_id && last.has_value() &&
+        last->commit_number <= next.epoch.commit_number) {
+      next.epoch.last_decision = last;
+      next.decided_by = before.decided_by;
+      next.client_states = before.client_states;
+    }
   }
-  return Write(std::move(begun));
+  return Write(std::move(next));
 }
 
-absl::Status DecisionLog::Decide(const std::string& model, int64_t commit_number, const CommitDecision& decision) {
-  ClosedEpoch next = kept_.at(model).epoch;
-  next.commit_number = commit_number;
-  // Orders of saves and client states are of the moment.
-  next.last_decision = {
-      .epoch = next.epoch,
+absl::Status DecisionLog::Decide(const std::string& model, int64_t commit_number, const CommitDecision& decision,
+                                 std::vector<std::string> client_states) {
+  Content next = kept_.at(model).content;
+  next.epoch.commit_number = commit_number;
+  // Orders of saves are of the moment.
+  next.epoch.last_decision = {
+      .epoch = next.epoch.epoch,
       .commit_number = commit_number,
       .decision = {
           .apply = decision.apply, .square_sum = decision.square_sum, .non_finite_count = decision.non_finite_count}};
+  next.decided_by = next.active;
+  next.client_states = std::move(client_states);
   return Write(std::move(next));
+}
+
+std::optional<std::vector<std::string>> DecisionLog::SentByNode0(const CommitQuery& query, int node) const {
+  const auto found = kept_.find(query.model);
+  if (found == kept_.end()) return std::nullopt;
+  const Content& content = found->second.content;
+  const std::optional<ClosedEpoch::Decided>& last = content.epoch.last_decision;
+  const bool is_asked = last.has_value() && content.epoch.history_id == query.history_id &&
+                        last->epoch == query.epoch && last->commit_number == query.commit_number;
+  const bool keeps =
+      std::find(content.decided_by.begin(), content.decided_by.end(), node) != content.decided_by.end() &&
+      PreviousNode(node, content.decided_by) == 0;
+  if (!is_asked || !keeps || content.client_states.empty()) return std::nullopt;
+  return content.client_states;
 }
 
 void DecisionLog::Forget(absl::string_view model) {
@@ -193,45 +219,48 @@ void DecisionLog::Forget(absl::string_view model) {
   disk_.RemoveFile(PathOf(model)).IgnoreError();
 }
 
-absl::Status DecisionLog::Write(ClosedEpoch next) {
-  Kept& kept = kept_[next.model];
-  const absl::Status written = kept.file.has_value() ? WriteCopy(kept, next) : Replace(kept, next);
+absl::Status DecisionLog::Write(Content next) {
+  Kept& kept = kept_[next.epoch.model];
+  const std::vector<uint8_t> copy = CopyOf(next, kept.sequence + 1);
+  const bool has_room = kept.file.has_value() && static_cast<int64_t>(copy.size()) <= kept.copy_bytes;
+  const absl::Status written = has_room ? WriteCopy(kept, copy) : Replace(kept, next);
   if (written.ok()) {
-    kept.epoch = std::move(next);
+    kept.content = std::move(next);
     return written;
   }
   // Whatever of it has reached the disk was told to nobody.
-  if (kept.epoch.model.empty()) {
-    kept_.erase(next.model);
+  if (kept.content.epoch.model.empty()) {
+    kept_.erase(next.epoch.model);
   } else {
     kept.file.reset();
-    Replace(kept, kept.epoch).IgnoreError();
+    Replace(kept, kept.content).IgnoreError();
   }
   return written;
 }
 
-absl::Status DecisionLog::WriteCopy(Kept& kept, const ClosedEpoch& epoch) {
+absl::Status DecisionLog::WriteCopy(Kept& kept, absl::Span<const uint8_t> copy) {
   const int64_t sequence = ++kept.sequence;
-  ASSIGN_OR_RETURN(const std::vector<uint8_t> bytes, CopyOf(epoch, sequence));
-  RETURN_IF_ERROR(kept.file->WriteAt(sequence % kCopies * kCopyBytes, bytes));
+  RETURN_IF_ERROR(kept.file->WriteAt(sequence % kCopies * kept.copy_bytes, copy));
   return kept.file->Flush();
 }
 
-absl::Status DecisionLog::Replace(Kept& kept, const ClosedEpoch& epoch) {
-  const std::string path = PathOf(epoch.model);
+absl::Status DecisionLog::Replace(Kept& kept, const Content& content) {
+  const std::string path = PathOf(content.epoch.model);
   const std::string new_path = absl::StrCat(path.substr(0, path.size() - std::strlen(kSuffix)), kNewSuffix);
   const absl::Status removed = disk_.RemoveFile(new_path);
   if (!removed.ok() && !absl::IsNotFound(removed)) return removed;
   const int64_t sequence = kept.sequence + 1;
-  std::vector<uint8_t> bytes(kCopies * kCopyBytes);
-  ASSIGN_OR_RETURN(const std::vector<uint8_t> copy, CopyOf(epoch, sequence));
-  std::copy(copy.begin(), copy.end(), bytes.begin() + sequence % kCopies * kCopyBytes);
+  const std::vector<uint8_t> copy = CopyOf(content, sequence);
+  const int64_t copy_bytes = std::max<int64_t>(kLeastCopyBytes, 2 * std::bit_ceil(copy.size()));
+  std::vector<uint8_t> bytes(kCopies * copy_bytes);
+  std::copy(copy.begin(), copy.end(), bytes.begin() + sequence % kCopies * copy_bytes);
   ASSIGN_OR_RETURN(Disk::File file, disk_.Create(new_path));
   RETURN_IF_ERROR(file.WriteAt(0, bytes));
   RETURN_IF_ERROR(file.Flush());
   RETURN_IF_ERROR(disk_.Rename(new_path, path));
   RETURN_IF_ERROR(disk_.SyncFolder(folder_));
   kept.sequence = sequence;
+  kept.copy_bytes = copy_bytes;
   kept.file = std::move(file);
   return absl::OkStatus();
 }

@@ -13,6 +13,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "paramshard/v1/cluster.pb.h"
 #include "server/cluster/cluster.h"
 #include "server/disk/disk.h"
 #include "server/disk/disk_calls.h"
@@ -25,8 +27,8 @@ namespace paramshard::server {
 //
 //   ASSIGN_OR_RETURN(auto log, DecisionLog::Open(&calls, "/var/lib/paramshard"));
 //   ASSIGN_OR_RETURN(std::vector<ClosedEpoch> closed, log->Reconcile(*std::move(of_journals)));
-//   log->BeginEpoch({.model = "m", .history_id = id, .epoch = 7, .commit_number = 12});   before anybody is told
-//   log->Decide("m", 13, decision);                                                      likewise
+//   log->BeginEpoch({.model = "m", .history_id = id, .epoch = 7, .commit_number = 12}, active);   before anybody is told
+//   log->Decide("m", 13, decision, client_states);                                               likewise
 class DecisionLog {
  public:
   // The folder is this process's alone while the log lives. `calls` outlive it. Errors of CheckOwnFolder;
@@ -37,18 +39,30 @@ class DecisionLog {
   // the folder says otherwise of these histories is mended: nobody was told of it.
   absl::StatusOr<std::vector<ClosedEpoch>> Reconcile(std::vector<ClosedEpoch> journals);
 
-  // An epoch without a decision yet. The last decision before it stays, where it is of that history and no later one
+  // An epoch of the `active` nodes, without a decision yet. The last decision before it stays, where it is of that history and no later one
   // than the epoch begins with.
-  absl::Status BeginEpoch(ClosedEpoch begun);
-  // The commit behind the last one of the model's epoch, which has begun.
-  absl::Status Decide(const std::string& model, int64_t commit_number, const CommitDecision& decision);
+  absl::Status BeginEpoch(ClosedEpoch begun, std::vector<int> active);
+  // The commit behind the last one of the model's epoch, which has begun. `client_states` are what node 0's ranks have
+  // sent with it.
+  absl::Status Decide(const std::string& model, int64_t commit_number, const CommitDecision& decision,
+                      std::vector<std::string> client_states);
+  // Those of the last decision, where it is the one that is asked for, and `node` is the one that keeps them.
+  std::optional<std::vector<std::string>> SentByNode0(const CommitQuery& query, int node) const;
   // There is no such model any more. What cannot be removed does no harm.
   void Forget(absl::string_view model);
 
  private:
-  struct Kept {
+  // What a copy holds.
+  struct Content {
     ClosedEpoch epoch;
+    std::vector<int> active = {};
+    std::vector<int> decided_by = {};             // nodes of the last decision's epoch
+    std::vector<std::string> client_states = {};  // of node 0's ranks, with that
+  };
+  struct Kept {
+    Content content;
     int64_t sequence = 0;
+    int64_t copy_bytes = 0;  // room for one
     // Of this process; unset: the file is to be made anew.
     std::optional<Disk::File> file = {};
   };
@@ -59,9 +73,12 @@ class DecisionLog {
   absl::Status Read();
   std::string PathOf(absl::string_view model) const;
   // Makes that the model's epoch, or leaves the one before.
-  absl::Status Write(ClosedEpoch next);
-  absl::Status WriteCopy(Kept& kept, const ClosedEpoch& epoch);
-  absl::Status Replace(Kept& kept, const ClosedEpoch& epoch);
+  absl::Status Write(Content next);
+  absl::Status WriteCopy(Kept& kept, absl::Span<const uint8_t> copy);
+  absl::Status Replace(Kept& kept, const Content& content);
+  static v1::KeptEpoch MessageOf(const Content& content, int64_t sequence);
+  static Content ContentOf(const v1::KeptEpoch& message);
+  static std::vector<uint8_t> CopyOf(const Content& content, int64_t sequence);
 
   const Disk disk_;
   const std::string folder_;

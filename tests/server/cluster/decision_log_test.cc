@@ -50,9 +50,9 @@ class DecisionLogTest : public testing::Test {
 TEST_F(DecisionLogTest, TheNextOneFindsTheLastEpochAndItsLastDecision) {
   {
     ASSERT_OK_AND_ASSIGN(auto log, Open(&calls_));
-    ASSERT_OK(log->BeginEpoch(Begun(7, 12)));
+    ASSERT_OK(log->BeginEpoch(Begun(7, 12), {0, 1}));
     for (int64_t commit = 13; commit < 20; ++commit) {
-      ASSERT_OK(log->Decide("m", commit, Decision(static_cast<double>(commit))));
+      ASSERT_OK(log->Decide("m", commit, Decision(static_cast<double>(commit)), {}));
     }
   }
   const std::vector<ClosedEpoch> closed = Read();
@@ -73,9 +73,9 @@ TEST_F(DecisionLogTest, TheNextOneFindsTheLastEpochAndItsLastDecision) {
 TEST_F(DecisionLogTest, ALaterEpochKeepsTheDecisionBeforeItUnlessThatIsUndone) {
   {
     ASSERT_OK_AND_ASSIGN(auto log, Open(&calls_));
-    ASSERT_OK(log->BeginEpoch(Begun(1, 0)));
-    ASSERT_OK(log->Decide("m", 1, Decision(1)));
-    ASSERT_OK(log->BeginEpoch(Begun(2, 1)));
+    ASSERT_OK(log->BeginEpoch(Begun(1, 0), {0, 1}));
+    ASSERT_OK(log->Decide("m", 1, Decision(1), {}));
+    ASSERT_OK(log->BeginEpoch(Begun(2, 1), {0, 1}));
   }
   std::vector<ClosedEpoch> closed = Read();
   ASSERT_THAT(closed, SizeIs(1));
@@ -84,7 +84,7 @@ TEST_F(DecisionLogTest, ALaterEpochKeepsTheDecisionBeforeItUnlessThatIsUndone) {
   EXPECT_EQ(closed[0].last_decision->epoch, 1);
   for (const ClosedEpoch& begun : {Begun(3, 0), Begun(4, 1, "bb")}) {
     ASSERT_OK_AND_ASSIGN(auto log, Open(&calls_));
-    ASSERT_OK(log->BeginEpoch(begun));
+    ASSERT_OK(log->BeginEpoch(begun, {0, 1}));
     log.reset();
     closed = Read();
     EXPECT_FALSE(closed[0].last_decision.has_value()) << begun.epoch;
@@ -94,8 +94,8 @@ TEST_F(DecisionLogTest, ALaterEpochKeepsTheDecisionBeforeItUnlessThatIsUndone) {
 TEST_F(DecisionLogTest, AJournalCountsAndMendsTheFolder) {
   {
     ASSERT_OK_AND_ASSIGN(auto log, Open(&calls_));
-    ASSERT_OK(log->BeginEpoch(Begun(1, 0)));
-    ASSERT_OK(log->Decide("m", 1, Decision(1)));
+    ASSERT_OK(log->BeginEpoch(Begun(1, 0), {0, 1}));
+    ASSERT_OK(log->Decide("m", 1, Decision(1), {}));
   }
   // The process died before its journal had the decision, and nobody was told.
   const std::vector<ClosedEpoch> closed = Read({Begun(1, 0)});
@@ -107,10 +107,31 @@ TEST_F(DecisionLogTest, AJournalCountsAndMendsTheFolder) {
   EXPECT_EQ(Read()[0].history_id, "aa");
 }
 
+// Whoever heals node 0 needs what its ranks have sent: of any size, for the one that keeps it.
+TEST_F(DecisionLogTest, WhatNode0sRanksHaveSentIsThereForTheNodeBehindIt) {
+  const std::vector<std::string> sent = {std::string(60000, 'a'), "", "b"};
+  {
+    ASSERT_OK_AND_ASSIGN(auto log, Open(&calls_));
+    ASSERT_OK(log->BeginEpoch(Begun(1, 0), {0, 2, 3}));
+    ASSERT_OK(log->Decide("m", 1, Decision(1), {"short"}));
+    ASSERT_OK(log->Decide("m", 2, Decision(2), sent));
+    ASSERT_OK(log->BeginEpoch(Begun(2, 2), {0, 1, 2, 3}));
+  }
+  ASSERT_OK_AND_ASSIGN(auto log, Open(&calls_));
+  const auto ask = [&](int node, const CommitQuery& query) { return log->SentByNode0(query, node); };
+  const CommitQuery query{.model = "m", .history_id = "aa", .epoch = 1, .commit_number = 2};
+  EXPECT_EQ(ask(2, query), sent);
+  EXPECT_EQ(ask(1, query), std::nullopt) << "it was not in that epoch";
+  EXPECT_EQ(ask(3, query), std::nullopt) << "it keeps those of another node";
+  EXPECT_EQ(ask(2, {.model = "m", .history_id = "aa", .epoch = 1, .commit_number = 1}), std::nullopt);
+  EXPECT_EQ(ask(2, {.model = "m", .history_id = "bb", .epoch = 1, .commit_number = 2}), std::nullopt);
+  EXPECT_EQ(ask(2, {.model = "n", .history_id = "aa", .epoch = 1, .commit_number = 2}), std::nullopt);
+}
+
 TEST_F(DecisionLogTest, AModelThatIsForgottenLeavesNothing) {
   {
     ASSERT_OK_AND_ASSIGN(auto log, Open(&calls_));
-    ASSERT_OK(log->BeginEpoch(Begun(1, 0)));
+    ASSERT_OK(log->BeginEpoch(Begun(1, 0), {0, 1}));
     log->Forget("m");
     log->Forget("other");
   }
@@ -138,7 +159,7 @@ TEST_F(DecisionLogTest, AFileWithoutAWholeCopyIsNamed) {
 TEST_F(DecisionLogTest, AFileOfAnotherModelIsNamed) {
   {
     ASSERT_OK_AND_ASSIGN(auto log, Open(&calls_));
-    ASSERT_OK(log->BeginEpoch(Begun(1, 0)));
+    ASSERT_OK(log->BeginEpoch(Begun(1, 0), {0, 1}));
   }
   fs::rename(PathOf("m.decisions"), PathOf("n.decisions"));
   EXPECT_THAT(Open(&calls_).status(), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("n.decisions")));
@@ -148,9 +169,9 @@ TEST_F(DecisionLogTest, AFileOfAnotherModelIsNamed) {
 TEST_F(DecisionLogTest, ATornCopyLeavesTheOneBefore) {
   {
     ASSERT_OK_AND_ASSIGN(auto log, Open(&calls_));
-    ASSERT_OK(log->BeginEpoch(Begun(1, 0)));
-    ASSERT_OK(log->Decide("m", 1, Decision(1)));
-    ASSERT_OK(log->Decide("m", 2, Decision(2)));
+    ASSERT_OK(log->BeginEpoch(Begun(1, 0), {0, 1}));
+    ASSERT_OK(log->Decide("m", 1, Decision(1), {}));
+    ASSERT_OK(log->Decide("m", 2, Decision(2), {}));
   }
   const std::string path = PathOf("m.decisions");
   std::string bytes(fs::file_size(path), '\0');
@@ -180,14 +201,14 @@ struct Answered {
 Answered Work(DecisionLog& log) {
   Answered answered;
   for (int64_t epoch = 1; epoch < 4; ++epoch) {
-    if (!log.BeginEpoch(Begun(epoch, answered.decided)).ok()) {
+    if (!log.BeginEpoch(Begun(epoch, answered.decided), {0, 1}).ok()) {
       answered.failed = true;
       continue;
     }
     answered.begun = epoch;
     for (int i = 0; i < 3; ++i) {
       const int64_t commit = answered.decided + 1;
-      if (!log.Decide("m", commit, Decision(static_cast<double>(commit))).ok()) {
+      if (!log.Decide("m", commit, Decision(static_cast<double>(commit)), {}).ok()) {
         answered.failed = true;
         break;
       }
