@@ -56,14 +56,15 @@ ModelSpec Adapted(const std::string& name, Format format, bool trainable) {
   kept.master_type = MasterType::kFP32;
   ParameterSpec pair = Parameter("mixed.pair", {40, kFrozenColumns}, Format::kBF16);
   pair.master_type = MasterType::kBF16Remainder;
-  ModelSpec spec = {.name = name,
-                    .units = {{.name = "base",
-                               .parameters = {Parameter("base.w", {kFrozenRows, kFrozenColumns}, format),
-                                              Parameter("base.small", {5, 33}, format)}},
-                              {.name = "mixed",
-                               .parameters = {kept, pair, Parameter("mixed.adapter", {16, kFrozenColumns}, Format::kFP32)}}},
-                    .small_parameter_bytes = 1500,
-                    .seed = 7};
+  ModelSpec spec = {
+      .name = name,
+      .units = {{.name = "base",
+                 .parameters = {Parameter("base.w", {kFrozenRows, kFrozenColumns}, format),
+                                Parameter("base.small", {5, 33}, format)}},
+                {.name = "mixed",
+                 .parameters = {kept, pair, Parameter("mixed.adapter", {16, kFrozenColumns}, Format::kFP32)}}},
+      .small_parameter_bytes = 1500,
+      .seed = 7};
   for (UnitSpec& unit : spec.units) {
     for (ParameterSpec& parameter : unit.parameters) {
       parameter.trainable = trainable || parameter.name == "mixed.adapter";

@@ -9,8 +9,8 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/saves/save_root.h"
-#include "tests/server/saves/saved_shards.h"
 #include "tests/server/disk/simulated_disk.h"
+#include "tests/server/saves/saved_shards.h"
 #include "tests/status_matchers.h"
 #include "tests/support/temporary_directory.h"
 
