@@ -262,6 +262,11 @@ class LoggedCoordinatorTest : public DecisionLogTest {
     for (int node = 0; node < 2; ++node) ASSERT_OK(coordinator_->Join(node, 1, &sinks_[node]));
     for (int node = 0; node < 2; ++node) coordinator_->Report(node, MakeReport({node}, 0, 0, 1, 2));
   }
+  // A test stops before the calls on the disk that it has given are destroyed.
+  void Stop() {
+    coordinator_.reset();
+    log_.reset();
+  }
   absl::StatusOr<CommitDecision> VoteOfBoth(int64_t epoch, int64_t commit) {
     EXPECT_FALSE(coordinator_->Vote(1, MakeVote(epoch, commit, {{1, 0.5, 0}}), absl::ZeroDuration()).ok());
     return coordinator_->Vote(0, MakeVote(epoch, commit, {{0, 0.25, 0}}), absl::ZeroDuration());
@@ -277,8 +282,7 @@ TEST_F(LoggedCoordinatorTest, EpochsAndDecisionsAreThereBeforeTheyAreTold) {
   const EpochNews news = sinks_[1].Next();
   ASSERT_TRUE(news.start) << news.why;
   ASSERT_OK(VoteOfBoth(news.epoch, 1).status());
-  coordinator_.reset();
-  log_.reset();
+  Stop();
   const std::vector<ClosedEpoch> closed = Read();
   ASSERT_THAT(closed, SizeIs(1));
   EXPECT_EQ(closed[0].epoch, news.epoch);
@@ -291,8 +295,7 @@ TEST_F(LoggedCoordinatorTest, ADiskThatRefusesLetsNoEpochStart) {
   FaultyCalls calls;
   ASSERT_NO_FATAL_FAILURE(Start(&calls));
   ASSERT_TRUE(sinks_[1].Next().start);
-  coordinator_.reset();
-  log_.reset();
+  Stop();
   for (RecordingListener& sink : sinks_) {
     while (!sink.empty()) sink.Next();
   }
@@ -301,14 +304,14 @@ TEST_F(LoggedCoordinatorTest, ADiskThatRefusesLetsNoEpochStart) {
   const EpochNews news = sinks_[1].Next();
   EXPECT_TRUE(news.refused);
   EXPECT_THAT(news.why, StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("--state-dir")));
+  Stop();
 }
 
 TEST_F(LoggedCoordinatorTest, ADecisionThatIsNotWrittenIsNone) {
   // The calls of the start, and the two of a decision.
   FaultyCalls counting;
   ASSERT_NO_FATAL_FAILURE(Start(&counting));
-  coordinator_.reset();
-  log_.reset();
+  Stop();
   fs::remove(PathOf("m.decisions"));
   for (RecordingListener& sink : sinks_) {
     while (!sink.empty()) sink.Next();
@@ -319,8 +322,7 @@ TEST_F(LoggedCoordinatorTest, ADecisionThatIsNotWrittenIsNone) {
   ASSERT_TRUE(news.start) << news.why;
   EXPECT_FALSE(VoteOfBoth(news.epoch, 1).ok());
   EXPECT_FALSE(coordinator_->QueryCommit(1, {.model = "m", .epoch = news.epoch, .commit_number = 1}).ok());
-  coordinator_.reset();
-  log_.reset();
+  Stop();
   EXPECT_FALSE(Read()[0].last_decision.has_value());
 }
 
