@@ -398,7 +398,7 @@ absl::Status Daemon::Impl::JoinWorld(int devices, const std::stop_token& stop) {
 
 absl::Status Daemon::Impl::OpenDecisionLog(CoordinatorOptions& options) {
   ASSIGN_OR_RETURN(decision_log_, DecisionLog::Open(&disk_calls_, config_.state_dir));
-  ASSIGN_OR_RETURN(options.closed, decision_log_->Reconcile(std::move(options.closed)));
+  ASSIGN_OR_RETURN(options.closed, decision_log_->Reconcile(options.closed));
   options.log = decision_log_.get();
   return absl::OkStatus();
 }
