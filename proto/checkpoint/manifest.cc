@@ -34,6 +34,7 @@ json ToJson(const FileEntry& file) {
           {"bytes", file.size_bytes},
           {"header_bytes", file.header_bytes},
           {"header_hash", HashText(file.header_hash)},
+          {"chunk_bytes", file.chunk_bytes},
           {"chunk_sums", std::move(sums)}};
 }
 
@@ -63,6 +64,10 @@ absl::StatusOr<FileEntry> ParseFile(const json& value, const std::string& where)
   const int64_t max_header_bytes = std::min(file.size_bytes, safetensors::kLengthBytes + safetensors::kMaxHeaderBytes);
   ASSIGN_OR_RETURN(file.header_bytes, object.Number("header_bytes", safetensors::kLengthBytes, max_header_bytes));
   ASSIGN_OR_RETURN(file.header_hash, object.Hash("header_hash"));
+  file.chunk_bytes = kMaxChunkBytes;
+  if (object.Has("chunk_bytes")) {
+    ASSIGN_OR_RETURN(file.chunk_bytes, object.Number("chunk_bytes", 1, kMaxChunkBytes));
+  }
   ASSIGN_OR_RETURN(const std::string sums, object.Text("chunk_sums"));
   for (size_t begin = 0; begin < sums.size(); begin += kHashDigits) {
     const auto sum = ParseHash(absl::string_view(sums).substr(begin, kHashDigits));

@@ -17,6 +17,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "proto/checkpoint/chunks.h"
 #include "proto/checkpoint/content_hash.h"
 #include "proto/checkpoint/rank_file.h"
 #include "proto/model/model_spec.h"
@@ -26,7 +27,7 @@ namespace paramshard::checkpoint {
 // The format that this code writes. It reads this and older ones.
 inline constexpr int kFormatVersion = 1;
 // Longer texts are refused before they are read.
-inline constexpr int64_t kMaxManifestBytes = int64_t{512} << 20;
+inline constexpr int64_t kMaxManifestBytes = int64_t{1} << 30;
 
 // A safetensors file of the checkpoint.
 struct FileEntry {
@@ -34,6 +35,7 @@ struct FileEntry {
   int64_t size_bytes = 0;
   int64_t header_bytes = 0;       // its length and spaces included: where the data begin
   absl::uint128 header_hash = 0;  // HashBytes of those
+  int64_t chunk_bytes = kChunkBytes;
   // Of the chunks (chunks.h) of its tensors in the order of their data. Rows of a tensor are counted from its
   // saved_offsets. A tensor of one dimension is one row.
   std::vector<absl::uint128> chunk_sums = {};

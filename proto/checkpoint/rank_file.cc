@@ -91,7 +91,7 @@ Metadata FileMetadata(const std::vector<SavedOffset>& offsets) {
   return {{safetensors::kShardingInfoKey, safetensors::SerializeShardingInfo(info)}, {"format", "pt"}};
 }
 
-absl::StatusOr<std::vector<RowRun>> RunsOf(const Header& header, int64_t header_bytes) {
+absl::StatusOr<std::vector<RowRun>> RunsOf(const Header& header, int64_t header_bytes, int64_t chunk_bytes) {
   ASSIGN_OR_RETURN(const safetensors::SavedOffsets offsets, safetensors::ParseShardingInfo(header));
   std::vector<RowRun> runs;
   for (const TensorInfo& tensor : header.tensors) {
@@ -106,7 +106,8 @@ absl::StatusOr<std::vector<RowRun>> RunsOf(const Header& header, int64_t header_
     runs.push_back({.first_row = first_row,
                     .rows = rows,
                     .row_bytes = tensor.size_bytes / rows,
-                    .offset_bytes = header_bytes + tensor.offset_bytes});
+                    .offset_bytes = header_bytes + tensor.offset_bytes,
+                    .chunk_bytes = chunk_bytes});
   }
   return runs;
 }

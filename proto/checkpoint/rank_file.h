@@ -113,9 +113,10 @@ struct SavedOffset {
 safetensors::Metadata FileMetadata(const std::vector<SavedOffset>& offsets);
 
 // The inverse, for a file of anybody: where the rows of its tensors lie, in the order of their data, which begin at
-// `header_bytes`. INVALID_ARGUMENT naming the tensor: one of another number of dimensions than 1 or 2 or without
+// `header_bytes`, in chunks of `chunk_bytes`. INVALID_ARGUMENT naming the tensor: one of another number of dimensions than 1 or 2 or without
 // bytes, offsets that are not given for each tensor once, or that are no first row.
-absl::StatusOr<std::vector<RowRun>> RunsOf(const safetensors::Header& header, int64_t header_bytes);
+absl::StatusOr<std::vector<RowRun>> RunsOf(const safetensors::Header& header, int64_t header_bytes,
+                                           int64_t chunk_bytes = kChunkBytes);
 
 }  // namespace paramshard::checkpoint
 

@@ -270,7 +270,7 @@ absl::StatusOr<Header> Reader::Opener::ReadHeader(const FileEntry& entry, const 
 
 void Reader::Opener::AddTensors(int index, const Header& header) {
   const FileEntry& entry = reader_.manifest_.files[index];
-  const absl::StatusOr<std::vector<RowRun>> runs = RunsOf(header, entry.header_bytes);
+  const absl::StatusOr<std::vector<RowRun>> runs = RunsOf(header, entry.header_bytes, entry.chunk_bytes);
   if (!runs.ok()) return Report(entry.name, runs.status());
   int64_t chunks = 0;
   for (const RowRun& run : *runs) chunks += ChunkCount(run);
@@ -387,11 +387,11 @@ void Reader::Opener::ReadCommon() {
   const auto is_common = [&](int file) { return file + 1 == static_cast<int>(files.size()); };
   for (const Place& place : reader_.PlacesIn(is_common)) {
     const absl::string_view bytes = absl::string_view(*text).substr(place.rows.offset_bytes, place.rows.size_bytes());
-    const absl::Status status =
-        reader_.CheckSum(place, absl::MakeConstSpan(reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()));
-    if (status.ok()) continue;
-    is_whole = false;
-    Report(kCommonFileName, std::string(place.key), std::nullopt, status.code(), std::string(status.message()));
+    reader_.CheckSums(place, absl::MakeConstSpan(reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()),
+                      [&](const Damage& damage) {
+                        is_whole = false;
+                        Report(damage.file, damage.tensor, std::nullopt, damage.code, damage.message);
+                      });
   }
   if (!is_whole) return;
   absl::StatusOr<CommonState> common = ParseCommonState(*reader_.spec_, *text);
@@ -428,7 +428,7 @@ absl::StatusOr<std::string> Reader::ClientState(int rank) const {
   if (found == tensors_.end()) return "";
   const Segment& segment = found->second.front();
   PageBuffer buffer;
-  ASSIGN_OR_RETURN(const auto bytes, ReadChunk({segment.file, segment.first_chunk, found->first, segment.run}, buffer));
+  ASSIGN_OR_RETURN(const auto bytes, Read({segment.file, segment.first_chunk, found->first, segment.run}, buffer));
   return std::string(TextOf(bytes));
 }
 
@@ -441,8 +441,8 @@ std::vector<Reader::Place> Reader::PlacesIn(absl::FunctionRef<bool(int file)> wa
   for (const auto& [key, segments] : tensors_) {
     for (const Segment& segment : segments) {
       if (!wanted(segment.file)) continue;
-      int chunk = segment.first_chunk;
-      for (const RowRun& rows : ChunksOf(segment.run)) places.push_back({segment.file, chunk++, key, rows});
+      const std::vector<Place> more = PlacesOf(segment, key, {segment.run.first_row, segment.run.end_row()});
+      places.insert(places.end(), more.begin(), more.end());
     }
   }
   std::sort(places.begin(), places.end(),
@@ -450,38 +450,63 @@ std::vector<Reader::Place> Reader::PlacesIn(absl::FunctionRef<bool(int file)> wa
   return places;
 }
 
-absl::Status Reader::CheckSum(const Place& place, absl::Span<const uint8_t> bytes) const {
-  const absl::uint128 expected = manifest_.files[place.file].chunk_sums[place.chunk];
-  const absl::uint128 sum = ChunkSum(place.rows, bytes);
-  if (sum == expected) return absl::OkStatus();
-  return absl::DataLossError(absl::StrCat("sum ", HashText(expected), " expected, got ", HashText(sum)));
+std::vector<Reader::Place> Reader::PlacesOf(const Segment& segment, absl::string_view key, const RowRange& rows) {
+  const Place all = Place{segment.file, segment.first_chunk, key, segment.run}.ChunksWith(rows);
+  std::vector<Place> places;
+  int chunk = all.chunk;
+  for (const RowRun& run : RunsOfChunks(all.rows, kPlaceBytes)) {
+    places.push_back({segment.file, chunk, key, run});
+    chunk += static_cast<int>(ChunkCount(run));
+  }
+  return places;
+}
+
+Reader::Place Reader::Place::ChunksWith(const RowRange& wanted) const {
+  Place part = *this;
+  part.rows = checkpoint::ChunksWith(rows, wanted);
+  part.chunk += static_cast<int>((part.rows.first_row - rows.first_row) / rows.rows_per_chunk());
+  return part;
+}
+
+void Reader::CheckSums(const Place& place, absl::Span<const uint8_t> bytes,
+                       absl::FunctionRef<void(const Damage&)> report) const {
+  Place chunk = place;
+  for (const RowRun& rows : ChunksOf(place.rows)) {
+    chunk.rows = rows;
+    const absl::uint128 expected = manifest_.files[place.file].chunk_sums[chunk.chunk++];
+    const absl::uint128 sum =
+        ChunkSum(rows, bytes.subspan(rows.offset_bytes - place.rows.offset_bytes, rows.size_bytes()));
+    if (sum == expected) continue;
+    report(DamageOf(chunk,
+                    absl::DataLossError(absl::StrCat("sum ", HashText(expected), " expected, got ", HashText(sum)))));
+  }
 }
 
 absl::StatusOr<absl::Span<const uint8_t>> Reader::ReadBytes(const Place& place, PageBuffer& buffer) const {
-  ASSIGN_OR_RETURN(const absl::Span<const uint8_t> bytes,
-                   files_[place.file]->ReadAt(place.rows.offset_bytes, place.rows.size_bytes(), buffer));
-  RETURN_IF_ERROR(CheckSum(place, bytes));
-  return bytes;
+  return files_[place.file]->ReadAt(place.rows.offset_bytes, place.rows.size_bytes(), buffer);
 }
 
 Damage Reader::DamageOf(const Place& place, const absl::Status& status) const {
   return {.file = manifest_.files[place.file].name,
           .tensor = std::string(place.key),
-          .rows = RowRange{place.rows.first_row, place.rows.first_row + place.rows.rows},
+          .rows = RowRange{place.rows.first_row, place.rows.end_row()},
           .code = status.code(),
           .message = std::string(status.message())};
 }
 
-std::optional<Damage> Reader::CheckChunk(const Place& place, PageBuffer& buffer) const {
-  const absl::Status status = ReadBytes(place, buffer).status();
-  if (status.ok()) return std::nullopt;
-  return DamageOf(place, status);
+void Reader::Check(const Place& place, PageBuffer& buffer, absl::FunctionRef<void(const Damage&)> report) const {
+  const absl::StatusOr<absl::Span<const uint8_t>> bytes = ReadBytes(place, buffer);
+  if (!bytes.ok()) return report(DamageOf(place, bytes.status()));
+  CheckSums(place, *bytes, report);
 }
 
-absl::StatusOr<absl::Span<const uint8_t>> Reader::ReadChunk(const Place& place, PageBuffer& buffer) const {
-  absl::StatusOr<absl::Span<const uint8_t>> bytes = ReadBytes(place, buffer);
-  if (bytes.ok()) return bytes;
-  return DamageOf(place, bytes.status()).ToStatus(folder_);
+absl::StatusOr<absl::Span<const uint8_t>> Reader::Read(const Place& place, PageBuffer& buffer) const {
+  const absl::StatusOr<absl::Span<const uint8_t>> bytes = ReadBytes(place, buffer);
+  if (!bytes.ok()) return DamageOf(place, bytes.status()).ToStatus(folder_);
+  absl::Status first;
+  CheckSums(place, *bytes, [&](const Damage& damage) { first.Update(damage.ToStatus(folder_)); });
+  if (!first.ok()) return first;
+  return bytes;
 }
 
 absl::Status Reader::ReadRows(int unit, int parameter, ArrayKind kind, const RowRange& rows, RowSink sink) const {
@@ -503,19 +528,13 @@ absl::Status Reader::ReadRows(int unit, int parameter, ArrayKind kind, const Row
   static const Segments kNone;
   for (const Segment& segment : found == tensors_.end() ? kNone : found->second) {
     const RowRun& run = segment.run;
-    const int64_t per_chunk = RowsPerChunk(run.row_bytes);
-    const int64_t end = std::min(rows.end, run.first_row + run.rows);
-    while (next_row >= run.first_row && next_row < end) {
-      const int64_t index = (next_row - run.first_row) / per_chunk;
-      RowRun chunk = run;
-      chunk.first_row = run.first_row + index * per_chunk;
-      chunk.rows = std::min(per_chunk, run.first_row + run.rows - chunk.first_row);
-      chunk.offset_bytes = run.offset_bytes + index * per_chunk * run.row_bytes;
-      const Place place{segment.file, segment.first_chunk + static_cast<int>(index), found->first, chunk};
-      ASSIGN_OR_RETURN(const auto bytes, ReadChunk(place, buffer));
-      const int64_t last = std::min(end, chunk.first_row + chunk.rows);
-      RETURN_IF_ERROR(sink(
-          next_row, bytes.subspan((next_row - chunk.first_row) * run.row_bytes, (last - next_row) * run.row_bytes)));
+    const int64_t end = std::min(rows.end, run.end_row());
+    if (next_row < run.first_row || next_row >= end) continue;
+    for (const Place& place : PlacesOf(segment, found->first, {next_row, end})) {
+      ASSIGN_OR_RETURN(const auto bytes, Read(place, buffer));
+      const int64_t last = std::min(end, place.rows.end_row());
+      RETURN_IF_ERROR(sink(next_row, bytes.subspan((next_row - place.rows.first_row) * run.row_bytes,
+                                                   (last - next_row) * run.row_bytes)));
       next_row = last;
     }
   }

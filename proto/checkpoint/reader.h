@@ -69,9 +69,9 @@ class Reader {
   // gets that of rank r where there was one, else that of rank 0. Requires rank >= 0.
   absl::StatusOr<std::string> ClientState(int rank) const;
 
-  // Gives `sink` rows [rows.begin, rows.end) of an array, in order, in runs of at most kChunkBytes (or one row):
-  // (first_row, bytes) with whole rows, as they are stored, after the chunk in which they lie has been read once and
-  // found to have its sum. Rows are the array's (ArrayShape::RowsOf). So a call reads at most two chunks more than is
+  // Gives `sink` rows [rows.begin, rows.end) of an array, in order, in runs of at most kPlaceBytes (or one row):
+  // (first_row, bytes) with whole rows, as they are stored, after the chunks in which they lie have been read once and
+  // found to have their sums. Rows are the array's (ArrayShape::RowsOf). So a call reads at most two chunks more than is
   // asked for: ask for an extent at once. The first error of `sink` ends it. INVALID_ARGUMENT for an array that the
   // parameter does not have or rows that it does not have; DATA_LOSS naming file, tensor and rows; UNAVAILABLE.
   using RowSink = absl::FunctionRef<absl::Status(int64_t first_row, absl::Span<const uint8_t> bytes)>;
@@ -79,19 +79,25 @@ class Reader {
   // The same into memory of exactly their size.
   absl::Status ReadRows(int unit, int parameter, ArrayKind kind, const RowRange& rows, absl::Span<uint8_t> out) const;
 
-  // All chunks with their places, for who reads every one of them: in the order of files and of their data.
+  // Chunks of a tensor that follow each other in a file.
   struct Place {
     int file = 0;           // index into manifest().files
-    int chunk = 0;          // index into its chunk_sums
+    int chunk = 0;          // the first one: index into its chunk_sums
     absl::string_view key;  // as long as the reader lives
     RowRun rows;
+
+    // Its chunks that have any of these rows, which are some of its own.
+    Place ChunksWith(const RowRange& wanted) const;
   };
+  // What is read at a time, unless a row is longer.
+  static constexpr int64_t kPlaceBytes = int64_t{4} << 20;
+  // All chunks, in places of at most kPlaceBytes or one chunk: in the order of files and of their data.
   std::vector<Place> Places() const;
-  // Reads a chunk into memory of `buffer`. DATA_LOSS naming file, tensor and rows where they do not have their sum;
-  // UNAVAILABLE.
-  absl::StatusOr<absl::Span<const uint8_t>> ReadChunk(const Place& place, safetensors::PageBuffer& buffer) const;
-  // The same, but null or what is wrong.
-  std::optional<Damage> CheckChunk(const Place& place, safetensors::PageBuffer& buffer) const;
+  // Reads chunks into memory of `buffer`. DATA_LOSS naming file, tensor and rows of the first that does not have its
+  // sum; UNAVAILABLE.
+  absl::StatusOr<absl::Span<const uint8_t>> Read(const Place& place, safetensors::PageBuffer& buffer) const;
+  // Reads them, and calls `report` for each that is not whole.
+  void Check(const Place& place, safetensors::PageBuffer& buffer, absl::FunctionRef<void(const Damage&)> report) const;
 
  private:
   class Opener;
@@ -106,11 +112,15 @@ class Reader {
   using Segments = std::vector<Segment>;
 
   Reader() = default;
+  // The chunks of a segment with some of its rows, in places of at most kPlaceBytes or one chunk.
+  static std::vector<Place> PlacesOf(const Segment& segment, absl::string_view key, const RowRange& rows);
   // The chunks of some files.
   std::vector<Place> PlacesIn(absl::FunctionRef<bool(int file)> wanted) const;
-  // Errors of these two do not say where.
+  // Errors do not say where.
   absl::StatusOr<absl::Span<const uint8_t>> ReadBytes(const Place& place, safetensors::PageBuffer& buffer) const;
-  absl::Status CheckSum(const Place& place, absl::Span<const uint8_t> bytes) const;
+  // Calls `report` for each chunk of bytes that have been read that does not have its sum.
+  void CheckSums(const Place& place, absl::Span<const uint8_t> bytes,
+                 absl::FunctionRef<void(const Damage&)> report) const;
   Damage DamageOf(const Place& place, const absl::Status& status) const;
 
   std::string folder_;

@@ -89,8 +89,7 @@ Verification VerifyCheckpoint(const std::string& folder, const Reader::Options& 
   safetensors::PageBuffer buffer;
   for (const Reader::Place& place : places) {
     if (reader->manifest().files[place.file].name != kCommonFileName) {
-      const std::optional<Damage> damage = reader->CheckChunk(place, buffer);
-      if (damage.has_value()) report(*damage);
+      reader->Check(place, buffer, report);
     }
     verification.read_bytes += place.rows.size_bytes();
     progress(verification.read_bytes, all_bytes);

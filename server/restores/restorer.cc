@@ -19,8 +19,8 @@ using checkpoint::ArrayKind;
 using checkpoint::ArrayShape;
 using checkpoint::Reader;
 
-// Of tensors that are decoded: what they have beside their elements is read for so many chunks of those at once.
-constexpr size_t kChunksOfAPiece = 16;
+// Of tensors that are decoded: what they have beside their elements is read for so many places of those at once.
+constexpr size_t kPlacesOfAPiece = 16;
 // A thread takes up to 80 MiB then.
 constexpr int kDecodingThreads = 8;
 
@@ -147,24 +147,30 @@ void Restorer::CutPieces() {
     if (found == pieces.end()) continue;
     Piece piece = found->second;
     piece.places = {place};
-    if (IsWanted(piece)) AddPlace(piece);
+    const RowRange wanted = WantedOf(piece);
+    if (wanted.size() == 0) continue;
+    piece.places = {place.ChunksWith(wanted)};
+    AddPlace(piece);
   }
   for (const Piece& piece : pieces_) all_bytes_ += piece.size_bytes();
 }
 
-bool Restorer::IsWanted(const Piece& piece) const {
+RowRange Restorer::WantedOf(const Piece& piece) const {
   const ArrayShape shape = *checkpoint::ShapeOf(SavedSpec(piece.parameter), piece.kind);
-  const Targets& targets = targets_[piece.parameter];
-  return std::any_of(targets.begin(), targets.end(), [&](const Target& target) {
-    return Overlap(Needed(shape, *target.extent), piece.rows()).size() > 0;
-  });
+  RowRange wanted;
+  for (const Target& target : targets_[piece.parameter]) {
+    const RowRange rows = Overlap(Needed(shape, *target.extent), piece.rows());
+    if (rows.size() == 0) continue;
+    wanted = wanted.size() == 0 ? rows : RowRange{std::min(wanted.begin, rows.begin), std::max(wanted.end, rows.end)};
+  }
+  return wanted;
 }
 
 void Restorer::AddPlace(const Piece& piece) {
   Piece* const last = pieces_.empty() ? nullptr : &pieces_.back();
   const bool goes_on = last != nullptr && piece.tensor.has_value() && last->parameter == piece.parameter &&
                        last->tensor == piece.tensor && last->rows().end == piece.rows().begin &&
-                       last->places.size() < kChunksOfAPiece;
+                       last->places.size() < kPlacesOfAPiece;
   if (goes_on) {
     last->places.push_back(piece.places.front());
   } else {
@@ -297,7 +303,7 @@ absl::Status Restorer::WritePiece(const Piece& piece, safetensors::PageBuffer& b
 
 absl::Status Restorer::WriteArray(const Piece& piece, safetensors::PageBuffer& buffer) const {
   const ArrayShape shape = *checkpoint::ShapeOf(SavedSpec(piece.parameter), piece.kind);
-  ASSIGN_OR_RETURN(const absl::Span<const uint8_t> bytes, reader().ReadChunk(piece.places.front(), buffer));
+  ASSIGN_OR_RETURN(const absl::Span<const uint8_t> bytes, reader().Read(piece.places.front(), buffer));
   for (const Target& target : targets_[piece.parameter]) {
     const RowRange rows = Overlap(Needed(shape, *target.extent), piece.rows());
     if (rows.size() == 0) continue;

@@ -100,7 +100,7 @@ class Restorer {
   };
   using Targets = std::vector<Target>;
 
-  // What is read at a time: a chunk of an array that is taken as it is, or some chunks of a tensor's elements, which
+  // What is read at a time: a place of an array that is taken as it is, or some places of a tensor's elements, which
   // follow each other.
   struct Piece {
     int parameter = 0;  // index into the plan's
@@ -131,7 +131,8 @@ class Restorer {
   int64_t BytesOf(const Held& held) const;
   void CutPieces();
   void AddPlace(const Piece& piece);
-  bool IsWanted(const Piece& piece) const;
+  // From the first of its rows that a shard needs to the last; without rows where none does.
+  RowRange WantedOf(const Piece& piece) const;
   absl::Status MakeRoom();
   int MostThreads() const;
   absl::Status StartCrew();

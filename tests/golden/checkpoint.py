@@ -13,7 +13,8 @@ import os
 import struct
 import sys
 
-CHUNK_BYTES = 4 << 20
+CHUNK_BYTES = 512 << 10
+MAX_CHUNK_BYTES = 4 << 20  # and of files that do not say it
 ELEMENT_BYTES = {'F64': 8, 'I64': 8, 'F32': 4, 'BF16': 2, 'F16': 2, 'I16': 2, 'F8_E4M3': 1, 'F8_E5M2': 1, 'U8': 1}
 
 
@@ -57,8 +58,8 @@ class Tensor:
     def row_bytes(self):
         return len(self.data) // self.rows
 
-    def chunk_sums(self):
-        size = max(1, CHUNK_BYTES // self.row_bytes()) * self.row_bytes()
+    def chunk_sums(self, chunk_bytes=CHUNK_BYTES):
+        size = max(1, chunk_bytes // self.row_bytes()) * self.row_bytes()
         return [sum_of_rows(self.data[at:at + size], self.row_bytes(), self.first_row + at // self.row_bytes())
                 for at in range(0, len(self.data), size)]
 
@@ -107,7 +108,7 @@ def file_of(tensors, header_bytes=None):
     sums = ''.join(text_of(chunk) for tensor in tensors for chunk in tensor.chunk_sums())
     data = head + b''.join(tensor.data for tensor in tensors)
     return data, {'bytes': len(data), 'header_bytes': len(head), 'header_hash': text_of(hash_of(head)),
-                  'chunk_sums': sums}
+                  'chunk_bytes': CHUNK_BYTES, 'chunk_sums': sums}
 
 
 def verify(folder):
@@ -128,7 +129,10 @@ def verify(folder):
             problems.append('%s: the header does not have its hash' % entry['name'])
         if len(header) + sum(len(tensor.data) for tensor in tensors) != entry['bytes']:
             problems.append('%s: another size' % entry['name'])
-        if ''.join(text_of(chunk) for tensor in tensors for chunk in tensor.chunk_sums()) != entry['chunk_sums']:
+        chunk_bytes = entry.get('chunk_bytes', MAX_CHUNK_BYTES)
+        if not 1 <= chunk_bytes <= MAX_CHUNK_BYTES:
+            problems.append('%s: chunks of %d bytes' % (entry['name'], chunk_bytes))
+        if ''.join(text_of(chunk) for t in tensors for chunk in t.chunk_sums(chunk_bytes)) != entry['chunk_sums']:
             problems.append('%s: a chunk does not have its sum' % entry['name'])
         for tensor in tensors:
             parts.setdefault(tensor.key, []).append(tensor)

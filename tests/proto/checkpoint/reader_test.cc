@@ -129,11 +129,11 @@ TEST_F(ReaderTest, RowsComeInOrderAndOnceHoweverManyChunksThereAre) {
   const SavedModel model(TallSpec(9000), 9);
   ASSERT_OK_AND_ASSIGN(const Reader reader, Reader::Open(Write(model, {2, 1}), {}));
   const int64_t row_bytes = 257 * 4;
-  ASSERT_GT(reader.Places().size(), 9u);
+  ASSERT_GT(reader.Places().size(), 6u);
   int64_t next_row = 4001;
   EXPECT_OK(reader.ReadRows(0, 0, ArrayKind::kMaster, {4001, 8999}, [&](int64_t row, absl::Span<const uint8_t> bytes) {
     EXPECT_EQ(row, next_row);
-    EXPECT_LE(static_cast<int64_t>(bytes.size()), kChunkBytes);
+    EXPECT_LE(static_cast<int64_t>(bytes.size()), Reader::kPlaceBytes);
     EXPECT_EQ(std::memcmp(bytes.data(), model.arrays().at("master/w").data() + row * row_bytes, bytes.size()), 0);
     next_row += static_cast<int64_t>(bytes.size()) / row_bytes;
     return absl::OkStatus();
@@ -186,14 +186,41 @@ TEST_F(ReaderTest, AWrongOwnerOrModeIsRefused) {
   EXPECT_OK(Reader::Open(folder, {.owner = geteuid()}));
 }
 
+// Puts another text in the place of the first one like this in a manifest, and seals it again.
+void Replace(const std::string& folder, const std::string& text, const std::string& other) {
+  const std::string path = folder + "/" + kManifestFileName;
+  std::string manifest = ReadText(path);
+  ASSERT_NE(manifest.find(text), manifest.npos);
+  manifest.replace(manifest.find(text), text.size(), other);
+  const size_t digits = manifest.size() - 36;
+  manifest.replace(digits, 32, HashText(HashBytes(manifest.substr(0, digits))));
+  WriteText(path, manifest);
+}
+
+TEST_F(ReaderTest, FilesThatDoNotSayHowLargeTheirChunksAreHaveTheLargest) {
+  const SavedModel model(TallSpec(500), 3);
+  const std::string chunk_bytes = absl::StrCat("\"chunk_bytes\": ", kChunkBytes, ",");
+  // 500 rows of 1028 bytes are one chunk of either size.
+  const std::string folder = Write(model, {1, 1});
+  Replace(folder, chunk_bytes, "");
+  ASSERT_OK_AND_ASSIGN(const Reader reader, Reader::Open(folder, {}));
+  EXPECT_EQ(reader.manifest().files.front().chunk_bytes, kMaxChunkBytes);
+  EXPECT_EQ(ReadInto(reader, 2), model.arrays());
+  // 1,000 rows are two of those that are written, and one of the largest.
+  const std::string other = Write(SavedModel(TallSpec(1000), 3), {1, 1});
+  Replace(other, chunk_bytes, "");
+  EXPECT_THAT(Reader::Open(other, {}),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("sums of 3 chunks expected, got 6")));
+  for (const char* const bytes : {"0", "-1", "4194305", "\"much\""}) {
+    const std::string damaged = Write(model, {1, 1});
+    Replace(damaged, chunk_bytes, absl::StrCat("\"chunk_bytes\": ", bytes, ","));
+    EXPECT_THAT(Reader::Open(damaged, {}), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("chunk_bytes")));
+  }
+}
+
 TEST_F(ReaderTest, ANewerFormatSaysSo) {
   const std::string folder = Write(SavedModel(TinySpec(), 1), {1, 1});
-  std::string text = ReadText(folder + "/manifest.json");
-  const std::string version = "\"format_version\": 1";
-  text.replace(text.find(version), version.size(), "\"format_version\": 2");
-  const size_t digits = text.size() - 36;
-  text.replace(digits, 32, HashText(HashBytes(text.substr(0, digits))));
-  WriteText(folder + "/manifest.json", text);
+  Replace(folder, "\"format_version\": 1", "\"format_version\": 2");
   EXPECT_THAT(Reader::Open(folder, {}),
               StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("at most 1 expected, got 2")));
 }

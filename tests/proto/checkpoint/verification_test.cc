@@ -114,19 +114,26 @@ TEST_F(VerificationTest, DamageIsNamedByFileTensorAndRows) {
   const std::string path = folder + "/rank-00000-of-00001.safetensors";
   ASSERT_OK_AND_ASSIGN(const Reader reader, Reader::Open(folder, {}));
   const std::vector<Reader::Place> places = reader.Places();
+  ASSERT_EQ(places.size(), 6u);  // two of each tensor
   std::string bytes = ReadText(path);
-  // Two chunks of the master that follow each other, and one of a moment.
-  for (const size_t index : {0, 1, 3}) bytes[places[index].rows.offset_bytes + 5] ^= 0x10;
+  const auto damage = [&](const Reader::Place& place, int chunk) {
+    bytes[ChunksOf(place.rows)[chunk].offset_bytes + 5] ^= 0x10;
+  };
+  // Two chunks of the master that follow each other, the last of a place and the first of the next; the last of a
+  // moment.
+  damage(places[0], 7);
+  damage(places[1], 0);
+  damage(places[3], 1);
   WriteText(path, bytes);
-  const int64_t per_chunk = RowsPerChunk(257 * 4);
+  const int64_t per_chunk = places[0].rows.rows_per_chunk();
   const std::vector<Damage> damages = Verify(folder).damages;
   ASSERT_EQ(damages.size(), 2u);
   EXPECT_EQ(damages[0].file, "rank-00000-of-00001.safetensors");
   EXPECT_EQ(damages[0].tensor, "master/w");
-  EXPECT_EQ(damages[0].rows->begin, 0);
-  EXPECT_EQ(damages[0].rows->end, 5000);
+  EXPECT_EQ(damages[0].rows->begin, 7 * per_chunk);
+  EXPECT_EQ(damages[0].rows->end, 9 * per_chunk);
   EXPECT_EQ(damages[1].tensor, "exp_avg/w");
-  EXPECT_EQ(damages[1].rows->begin, per_chunk);
+  EXPECT_EQ(damages[1].rows->begin, 9 * per_chunk);
   EXPECT_EQ(damages[1].rows->end, 5000);
 }
 
