@@ -1,5 +1,5 @@
-// A daemon of two is killed with its keeper and started again empty. Where it held a part of the model that nobody else
-// has, all daemons go back to the step that was saved last, and trainers are told so once. Where the other one has a
+// A daemon of two or three is killed with its keeper and started again empty. Where it held a part of the model that nobody else
+// has, all daemons go back to the step that was saved last, and trainers are told so once. Where another one has a
 // replica, that heals it, and no step is made again. Their training ends in the bytes of one that was never interrupted.
 
 #include <fcntl.h>
@@ -35,7 +35,7 @@ using ::testing::AnyOf;
 using ::testing::HasSubstr;
 
 constexpr absl::Duration kPatience = absl::Seconds(120);
-constexpr int kNodes = 2;
+constexpr int kMostNodes = 3;
 constexpr char kModel[] = "kept";
 constexpr int64_t kSaved = 3;
 // The step in which the daemon is killed: the commit before is answered.
@@ -52,6 +52,7 @@ struct RollbackCase {
   bool sharded = false;
   int victim = 0;
   std::vector<std::string> flags = {};
+  int nodes = 2;
 };
 
 // Who is killed in the middle of a training, and the server that ends with it: its process, by a pidfd. While it ends
@@ -71,21 +72,24 @@ absl::Status AwaitEnd(int pidfd) {
 class RollbackTest : public testing::TestWithParam<RollbackCase> {
  protected:
   void SetUp() override {
-    if (DevicesUpTo(kNodes) < kNodes) GTEST_SKIP() << "two GPUs expected, got " << DevicesUpTo(kNodes);
+    const int devices = DevicesUpTo(nodes());
+    if (devices < nodes()) GTEST_SKIP() << nodes() << " GPUs expected, got " << devices;
   }
+
+  static int nodes() { return GetParam().nodes; }
 
   void Spawn(int node) {
     daemons_[node].reset();
     std::vector<std::string> flags = DeviceFlags(1, node);
-    flags.insert(flags.end(), {absl::StrCat("--node=", node), absl::StrCat("--nodes=", kNodes), address_, "--keeper=on",
-                               "--save-dir=" + saves_.path()});
+    flags.insert(flags.end(), {absl::StrCat("--node=", node), absl::StrCat("--nodes=", nodes()), address_,
+                               "--keeper=on", "--save-dir=" + saves_.path()});
     flags.insert(flags.end(), GetParam().flags.begin(), GetParam().flags.end());
     if (!state_flag_.empty()) flags.push_back(state_flag_);
     daemons_[node].emplace(DaemonProcess::Spawn(Program(PARAMSHARDD), sockets_[node].path(), flags));
   }
   void Start() {
-    for (int node = 0; node < kNodes; ++node) Spawn(node);
-    for (auto& daemon : daemons_) ASSERT_OK(daemon->AwaitReady());
+    for (int node = 0; node < nodes(); ++node) Spawn(node);
+    for (int node = 0; node < nodes(); ++node) ASSERT_OK(daemons_[node]->AwaitReady());
   }
   absl::StatusOr<nlohmann::json> Ctl(int node, const std::string& words) const {
     ASSIGN_OR_RETURN(
@@ -95,7 +99,7 @@ class RollbackTest : public testing::TestWithParam<RollbackCase> {
   }
   std::vector<std::string> StateHashes() const {
     std::vector<std::string> hashes;
-    for (int node = 0; node < kNodes; ++node) {
+    for (int node = 0; node < nodes(); ++node) {
       const absl::StatusOr<nlohmann::json> verified = Ctl(node, absl::StrCat("verify ", kModel));
       EXPECT_OK(verified.status());
       hashes.push_back(verified.ok() ? (*verified)["summary"]["stateHash"].get<std::string>() : "");
@@ -107,7 +111,7 @@ class RollbackTest : public testing::TestWithParam<RollbackCase> {
   ChildProcess Train(int rank, int64_t commits, Death death = {}) const {
     return ChildProcess::Run([=, this](Board& board) -> absl::Status {
       Training training{.socket_dir = sockets_[rank].path(), .model = kModel, .scaled = true, .rank = rank};
-      if (GetParam().sharded) training.shard_size = kNodes;
+      if (GetParam().sharded) training.shard_size = nodes();
       training.commits = commits;
       training.at = [&](Point at, int64_t commit) {
         if (at == Point::kCommitted) board.numbers[kAnswered] = commit;
@@ -139,7 +143,7 @@ class RollbackTest : public testing::TestWithParam<RollbackCase> {
   }
   void TrainAll(int64_t commits) const {
     std::vector<ChildProcess> trainers;
-    for (int rank = 0; rank < kNodes; ++rank) trainers.push_back(Train(rank, commits));
+    for (int rank = 0; rank < nodes(); ++rank) trainers.push_back(Train(rank, commits));
     for (ChildProcess& trainer : trainers) EXPECT_OK(trainer.Await(kPatience));
   }
   // A checkpoint of the step, and what a training from there ends in; the model is at that step again.
@@ -165,7 +169,7 @@ class RollbackTest : public testing::TestWithParam<RollbackCase> {
   // To the end. `killer`: the rank whose trainer brings the death.
   std::vector<ChildProcess> TrainUnder(Death death, int killer = 0) const {
     std::vector<ChildProcess> trainers;
-    for (int rank = 0; rank < kNodes; ++rank) trainers.push_back(Train(rank, kLast, rank == killer ? death : Death()));
+    for (int rank = 0; rank < nodes(); ++rank) trainers.push_back(Train(rank, kLast, rank == killer ? death : Death()));
     return trainers;
   }
 
@@ -181,8 +185,8 @@ class RollbackTest : public testing::TestWithParam<RollbackCase> {
 
   const std::string address_ = absl::StrCat("--cluster-address=127.0.0.1:", FreePort());
   TemporaryDirectory saves_;
-  TemporaryDirectory sockets_[kNodes];
-  std::optional<DaemonProcess> daemons_[kNodes];
+  TemporaryDirectory sockets_[kMostNodes];
+  std::optional<DaemonProcess> daemons_[kMostNodes];
   std::vector<std::string> expected_;
   std::string state_flag_;
 };
@@ -197,19 +201,19 @@ TEST_P(RollbackTest, EndsInTheBytesOfARunThatWasNotInterrupted) {
   Spawn(victim);
   for (ChildProcess& trainer : trainers) {
     EXPECT_OK(trainer.Await(kPatience));
-    EXPECT_EQ(trainer.board().numbers[kTold], 1) << "both were told, and once";
+    EXPECT_EQ(trainer.board().numbers[kTold], 1) << "all were told, and once";
     EXPECT_EQ(trainer.board().numbers[kBeganAgain], kSaved + 1);
     EXPECT_EQ(trainer.board().numbers[kAnswered], kLast);
   }
   EXPECT_EQ(StateHashes(), expected_);
-  for (int node = 0; node < kNodes; ++node) {
+  for (int node = 0; node < nodes(); ++node) {
     // An empty node 0 with --restore creates the model as ever.
     if (node == 0 && victim == 0 && !GetParam().flags.empty()) continue;
     ASSERT_OK_AND_ASSIGN(const nlohmann::json models, Ctl(node, "models"));
     ASSERT_EQ(models["models"].size(), 1u);
     const nlohmann::json rollback = models["models"][0].value("rollback", nlohmann::json::object());
     EXPECT_EQ(rollback.value("commitNumber", ""), "3") << models.dump(2);
-    // The other one may not have heard what became of the last commit when node 0 was killed.
+    // The others may not have heard what became of the last commit when node 0 was killed.
     const std::string from = rollback.value("fromCommitNumber", "0");
     if (node == victim) {
       EXPECT_EQ(from, "0");
@@ -269,7 +273,7 @@ TEST_P(KeptDecisionsTest, ANode0WithoutItsMemoryAnswersWhatItHadDecided) {
   state_flag_ = "--state-dir=" + state_.path();
   ASSERT_NO_FATAL_FAILURE(StartSaved());
   for (const Point point : {Point::kStart, Point::kFilling, Point::kAllPushed, Point::kCommitting, Point::kCommitted}) {
-    for (int killer = 0; killer < kNodes; ++killer) {
+    for (int killer = 0; killer < nodes(); ++killer) {
       SCOPED_TRACE(absl::StrCat("point ", static_cast<int>(point), " of rank ", killer));
       ASSERT_NO_FATAL_FAILURE(KillNode0(point, killer));
       ASSERT_OK(Ctl(0, absl::StrCat("restore ", kModel, " ", kSaved)).status());
@@ -288,7 +292,9 @@ INSTANTIATE_TEST_SUITE_P(, LostReplicaTest,
 INSTANTIATE_TEST_SUITE_P(, RollbackTest,
                          testing::Values(RollbackCase{"ShardedNode0", true, 0}, RollbackCase{"ShardedNode1", true, 1},
                                          RollbackCase{"ShardedNode0Latest", true, 0, {"--restore=latest"}},
-                                         RollbackCase{"ShardedNode1Latest", true, 1, {"--restore=latest"}}),
+                                         RollbackCase{"ShardedNode1Latest", true, 1, {"--restore=latest"}},
+                                         RollbackCase{"ShardedNode0Of3", true, 0, {}, 3},
+                                         RollbackCase{"ShardedNode2Of3", true, 2, {}, 3}),
                          [](const auto& info) { return info.param.name; });
 
 }  // namespace
