@@ -1,9 +1,10 @@
 """Trains the example's GPT by torch's AdamW and by paramshard.torch, with the same values and batches.
 
     build/torch/bin/python tests/study/torch_study.py        # when `./dev test-torch` has installed the wheel there
+    python tests/study/torch_study.py --study cuda           # a larger one, on a GPU; torch's arms are FSDP2 in BF16
 
 Runs go to OUT, one file of JSON lines each, and those that are there are not repeated. The table goes into
-docs/pytorch.md, between its marks, and the curves into docs/training-torch.svg.
+docs/pytorch.md, between its marks, and the curves into a plot of docs/.
 """
 
 from __future__ import annotations
@@ -15,24 +16,61 @@ import pathlib
 import statistics
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs/pytorch.md"
-PLOT = ROOT / "docs/training-torch.svg"
 TEXT = ROOT / "client/examples/data/persuasion.txt.gz"
 
-SEEDS = (1, 2, 3, 4, 5)
 REFERENCE = "torch"
 # Torch from values that differ by about their rounding: how far rounding alone takes two trainings apart.
 NUDGED = "torch, nudged"
-ARMS = (REFERENCE, NUDGED, "FP32", "FP8_BLOCK_128X128")
 NUDGE = 1e-7  # of each value, in the standard deviation
 
+
+@dataclass(frozen=True)
+class Arm:
+    format: str = "FP32"
+    compute: str = "dense"
+
+
+ARMS = {
+    "FP32": Arm(),
+    "FP8_BLOCK_128X128": Arm("FP8_BLOCK_128X128"),
+    "FP8_BLOCK_128X128, products in FP8": Arm("FP8_BLOCK_128X128", compute="fp8"),
+}
+
+
+@dataclass(frozen=True)
+class Study:
+    name: str
+    device: str
+    arms: tuple[str, ...]
+    seeds: tuple[int, ...]
+    batch: int
+    length: int
+    layers: int
+    width: int
+    heads: int
+    rate: float
+    plot: str  # in docs/
+
+    @property
+    def marks(self) -> tuple[str, str]:
+        """Between which the table stands in the page."""
+        return f"<!-- {self.name}: begin -->\n", f"<!-- {self.name}: end -->"
+
+
+STUDIES = {
+    "cpu": Study("losses", "cpu", (REFERENCE, NUDGED, "FP32", "FP8_BLOCK_128X128"), (1, 2, 3, 4, 5), batch=16,
+                 length=64, layers=2, width=128, heads=4, rate=3e-3, plot="training-torch.svg"),
+    "cuda": Study("losses-cuda", "cuda", (REFERENCE, NUDGED, *list(ARMS)[1:]), (1, 2, 3, 4), batch=32, length=256,
+                  layers=6, width=512, heads=8, rate=1e-3, plot="training-torch-cuda.svg"),
+}
+
 STEPS = 1000
-BATCH, LENGTH = 16, 64
-LAYERS, WIDTH, HEADS = 2, 128, 4
-RATE, LAST_RATE, DECAY, MAX_NORM = 3e-3, 0.05, 0.1, 1.0
+LAST_RATE, DECAY, MAX_NORM = 0.05, 0.1, 1.0
 HELD_OUT = 16_384  # characters
 REPORT_EVERY = 50
 
@@ -51,28 +89,29 @@ def read_text() -> tuple[int, Any, Any]:
     return len(characters), tokens[:-HELD_OUT - 1], tokens[-HELD_OUT - 1:]
 
 
-def batches(tokens: Any, seed: int) -> Iterator[tuple[Any, Any]]:
+def batches(study: Study, tokens: Any, seed: int) -> Iterator[tuple[Any, Any]]:
     import torch
     generator = torch.Generator().manual_seed(seed)
     while True:
-        begins = torch.randint(0, len(tokens) - LENGTH - 1, (BATCH,), generator=generator)
-        pieces = torch.stack([tokens[begin:begin + LENGTH + 1] for begin in begins])
+        begins = torch.randint(0, len(tokens) - study.length - 1, (study.batch,), generator=generator)
+        pieces = torch.stack([tokens[begin:begin + study.length + 1] for begin in begins]).to(study.device)
         yield pieces[:, :-1], pieces[:, 1:]
 
 
-def validation_loss(model: Any, tokens: Any) -> float:
+def validation_loss(study: Study, model: Any, tokens: Any) -> float:
     import torch
-    inputs, targets = tokens[:-1].view(-1, LENGTH), tokens[1:].view(-1, LENGTH)
+    tokens = tokens.to(study.device)
+    inputs, targets = tokens[:-1].view(-1, study.length), tokens[1:].view(-1, study.length)
     with torch.no_grad():
         losses = [model(*part).item() for part in zip(inputs.chunk(4), targets.chunk(4))]
     return statistics.mean(losses)
 
 
-def make_model(arm: str, seed: int, characters: int) -> Any:
+def make_model(study: Study, arm: str, seed: int, characters: int) -> Any:
     import torch
     from train_gpt import GPT
     torch.manual_seed(seed)
-    model = GPT(characters, LENGTH, LAYERS, WIDTH, HEADS)
+    model = GPT(characters, study.length, study.layers, study.width, study.heads)
     if arm == NUDGED:
         with torch.no_grad():
             for parameter in model.parameters():
@@ -80,12 +119,40 @@ def make_model(arm: str, seed: int, characters: int) -> Any:
     return model
 
 
-def make_optimizer(arm: str, seed: int, model: Any) -> tuple[Any, Callable[[], float]]:
+def fully_shard(model: Any) -> None:
+    """FSDP2 on one GPU: BF16 computes, masters and what reduces are FP32."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    if not dist.is_initialized():
+        dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    for layer in model.layers:
+        fully_shard(layer, mp_policy=policy)
+    fully_shard(model, mp_policy=policy)
+
+
+def shard(study: Study, arm: str, model: Any, name: str) -> Any:
+    """Into a daemon that lives as long as this process."""
+    import torch
+    import paramshard.torch as pt
+    # The head has as many rows as there are characters, which products in FP8 do not take.
+    of_gpu = {"param_dtype": torch.bfloat16, "compute": ARMS[arm].compute,
+              "format": [("*norm*", "FP32"), ("head.weight", "BF16"), ("*", ARMS[arm].format)]}
+    of_cpu = {"format": [("*norm*", "FP32"), ("*", ARMS[arm].format)]}
+    return pt.shard(model, name=name, units=[*model.layers, model], daemon="job",
+                    **(of_gpu if study.device == "cuda" else of_cpu))
+
+
+def make_optimizer(study: Study, arm: str, seed: int, model: Any) -> tuple[Any, Callable[[], float]]:
     """AdamW, and what steps it and returns the gradients' norm."""
     import torch
     import paramshard.torch as pt
-    options = {"lr": RATE, "betas": (0.9, 0.95)}
+    options = {"lr": study.rate, "betas": (0.9, 0.95)}
     if arm in (REFERENCE, NUDGED):
+        if study.device == "cuda":
+            model.cuda()
+            fully_shard(model)
         optimizer = torch.optim.AdamW(pt.decay_groups(model, DECAY), **options)
 
         def step() -> float:
@@ -94,8 +161,7 @@ def make_optimizer(arm: str, seed: int, model: Any) -> tuple[Any, Callable[[], f
             return norm.item()
     else:
         # The optimizer keeps what shard() has returned.
-        pt.shard(model, name=f"{arm}-{seed}", units=[*model.layers, model], daemon="job",
-                 format=[("*norm*", "FP32"), ("*", arm)])
+        shard(study, arm, model, f"{list(ARMS).index(arm)}-{seed}")
         optimizer = pt.AdamW(pt.decay_groups(model, DECAY), max_grad_norm=MAX_NORM, **options)
 
         def step() -> float:
@@ -104,17 +170,17 @@ def make_optimizer(arm: str, seed: int, model: Any) -> tuple[Any, Callable[[], f
     return optimizer, step
 
 
-def train(arm: str, seed: int, file: pathlib.Path) -> None:
+def train(study: Study, arm: str, seed: int, file: pathlib.Path) -> None:
     import torch
     characters, training, held_out = read_text()
-    model = make_model(arm, seed, characters)
-    optimizer, step_optimizer = make_optimizer(arm, seed, model)
+    model = make_model(study, arm, seed, characters)
+    optimizer, step_optimizer = make_optimizer(study, arm, seed, model)
     scheduler = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min((1 + step) / (STEPS / 20), 1 - (1 - LAST_RATE) * step / STEPS))
     partial = file.with_suffix(".partial")
     losses: list[float] = []
     with partial.open("w") as report:
-        for step, batch in zip(range(1, STEPS + 1), batches(training, seed)):
+        for step, batch in zip(range(1, STEPS + 1), batches(study, training, seed)):
             loss = model(*batch)
             loss.backward()
             norm = step_optimizer()
@@ -123,33 +189,33 @@ def train(arm: str, seed: int, file: pathlib.Path) -> None:
             losses.append(loss.item())
             if step % REPORT_EVERY == 0:
                 report.write(json.dumps({"step": step, "loss": statistics.mean(losses[-REPORT_EVERY:]), "norm": norm,
-                                         "validation_loss": validation_loss(model, held_out)}) + "\n")
+                                         "validation_loss": validation_loss(study, model, held_out)}) + "\n")
     partial.rename(file)
 
 
 def file_of(out: pathlib.Path, arm: str, seed: int) -> pathlib.Path:
-    return out / f"{arm.replace(', ', '-')}-seed{seed}.jsonl"
+    return out / f"{arm.replace(', ', '-').replace(' ', '-')}-seed{seed}.jsonl"
 
 
-def train_all(out: pathlib.Path, arms: list[str]) -> None:
+def train_all(study: Study, out: pathlib.Path, arms: list[str]) -> None:
     import torch
     sys.path.insert(0, str(ROOT / "client/python/examples"))
     torch.set_num_threads(1)
     out.mkdir(parents=True, exist_ok=True)
-    for seed in SEEDS:
+    for seed in study.seeds:
         for arm in arms:
             if not file_of(out, arm, seed).exists():
-                train(arm, seed, file_of(out, arm, seed))
+                train(study, arm, seed, file_of(out, arm, seed))
                 print(f"{arm}, seed {seed}", flush=True)
 
 
 # --- Results
 
 
-def load(out: pathlib.Path) -> dict[str, list[list[dict[str, float]]]]:
+def load(study: Study, out: pathlib.Path) -> dict[str, list[list[dict[str, float]]]]:
     """By arm, the curves of its seeds."""
-    return {arm: [[json.loads(line) for line in file_of(out, arm, seed).read_text().splitlines()] for seed in SEEDS]
-            for arm in ARMS}
+    return {arm: [[json.loads(line) for line in file_of(out, arm, seed).read_text().splitlines()]
+                  for seed in study.seeds] for arm in study.arms}
 
 
 def distances(curve: list[dict[str, float]], reference: list[dict[str, float]]) -> list[float]:
@@ -175,13 +241,13 @@ def table(curves: dict[str, list[list[dict[str, float]]]]) -> str:
     return "\n".join(rows)
 
 
-def write_page(text: str) -> None:
-    begin, end = "<!-- losses: begin -->\n", "<!-- losses: end -->"
+def write_page(study: Study, text: str) -> None:
+    begin, end = study.marks
     head, rest = PAGE.read_text().split(begin)
     PAGE.write_text(head + begin + text + "\n" + end + rest.split(end)[1])
 
 
-def plot(curves: dict[str, list[list[dict[str, float]]]]) -> None:
+def plot(study: Study, curves: dict[str, list[list[dict[str, float]]]]) -> None:
     """Left the curves themselves, right how far they are from torch's of the same seed."""
     import matplotlib
 
@@ -204,21 +270,27 @@ def plot(curves: dict[str, list[list[dict[str, float]]]]) -> None:
     for axes in (left, right):
         axes.set_xlabel("step")
         axes.legend()
-    figure.suptitle(f"the example's GPT, {len(SEEDS)} seeds each")
-    figure.savefig(PLOT, metadata={"Date": None})
+    figure.suptitle(f"the example's GPT, {len(study.seeds)} seeds each")
+    figure.savefig(PAGE.parent / study.plot, metadata={"Date": None})
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=pathlib.Path, default=ROOT / "build/torch-study", help="where runs are kept")
-    parser.add_argument("--only", action="append", choices=ARMS, help="train this alone, and leave docs/ as it is")
+    parser.add_argument("--study", choices=STUDIES, default="cpu")
+    parser.add_argument("--out", type=pathlib.Path, help="where runs are kept")
+    parser.add_argument("--only", action="append", help="train this arm alone, and leave docs/ as it is")
     parser.add_argument("--no-report", action="store_true", help="leave docs/ as it is")
     options = parser.parse_args()
-    train_all(options.out, options.only or list(ARMS))
+    study = STUDIES[options.study]
+    unknown = set(options.only or ()) - set(study.arms)
+    if unknown:
+        parser.error(f"--only: one of {study.arms} expected, got {sorted(unknown)}")
+    out = options.out or ROOT / "build/torch-study" / study.name
+    train_all(study, out, options.only or list(study.arms))
     if not options.only and not options.no_report:
-        curves = load(options.out)
-        write_page(table(curves))
-        plot(curves)
+        curves = load(study, out)
+        write_page(study, table(curves))
+        plot(study, curves)
 
 
 if __name__ == "__main__":
