@@ -45,6 +45,10 @@ absl::StatusOr<ContentHash> HashMaster(const Reader& reader, const ParameterPlac
   return hash;
 }
 
+Damage UnreadableMaster(const std::string& key, const absl::Status& status) {
+  return {.tensor = key, .code = status.code(), .message = std::string(status.message())};
+}
+
 void CheckMasters(const Reader& reader, const std::set<std::string>& damaged, Verification& verification) {
   const auto& units = reader.spec().units;
   for (int unit = 0; unit < static_cast<int>(units.size()); ++unit) {
@@ -56,8 +60,13 @@ void CheckMasters(const Reader& reader, const std::set<std::string>& damaged, Ve
         continue;
       }
       const absl::StatusOr<ContentHash> hash = HashMaster(reader, {unit, i});
+      if (!hash.ok()) {
+        // Rows that files lack have been named.
+        if (damaged.empty()) Add(UnreadableMaster(key, hash.status()), verification.damages);
+        continue;
+      }
       const auto expected = reader.manifest().tensors.find(key);
-      if (!hash.ok() || expected == reader.manifest().tensors.end() || *hash == expected->second) continue;
+      if (expected == reader.manifest().tensors.end() || *hash == expected->second) continue;
       Add({.file = kManifestFileName,
            .tensor = key,
            .message = absl::StrCat("content hash ", HashText(expected->second.sum), " of fp32 rows expected, got ",

@@ -19,6 +19,7 @@
 #include "proto/model/names.h"
 #include "proto/safetensors/regular_file.h"
 #include "server/disk/own_folder.h"
+#include "server/log/log.h"
 #include "server/saves/save_root.h"
 
 namespace paramshard::server {
@@ -30,6 +31,7 @@ using checkpoint::Manifest;
 using checkpoint::Part;
 
 constexpr char kLockName[] = "lock";
+constexpr char kDamaged[] = ".damaged-";
 
 // A little more than the checkpoint will take: its tensors, an entry of each in a header of every rank and in the
 // manifest, the ranks' client states.
@@ -143,20 +145,33 @@ absl::Status Publisher::Abandon() {
 
 Publisher::Result Publisher::FindSaved(const SaveIdentity& identity) const {
   const std::string path = StepPath(identity);
-  const absl::StatusOr<Manifest> manifest = checkpoint::ReadManifest(path);
-  if (!manifest.ok()) return {.status = manifest.status()};
-  if (manifest->history != identity.history) {
+  const absl::StatusOr<checkpoint::Reader> reader = checkpoint::Reader::Open(path, {.owner = geteuid()});
+  if (!reader.ok()) return {.status = reader.status()};
+  const Manifest& manifest = reader->manifest();
+  if (manifest.history != identity.history) {
     return {.status = absl::AlreadyExistsError(
                 absl::StrCat(path, ": a name that is free expected, got a checkpoint of another history"))};
   }
   Result result{.outcome = SaveOutcome::kAlreadySaved,
                 .path = path,
-                .save_serial = manifest->save_serial,
-                .size_bytes = manifest->size_bytes()};
+                .save_serial = manifest.save_serial,
+                .size_bytes = manifest.size_bytes()};
   if (!in_doubt_) return result;
   result.outcome = SaveOutcome::kUnknown;
   result.status = absl::FailedPreconditionError(absl::StrCat(path, ": it is not known whether it is on the disk"));
   return result;
+}
+
+absl::Status Publisher::SetDamagedAside(const SaveIdentity& identity) const {
+  const std::string path = StepPath(identity);
+  const absl::Status status = checkpoint::Reader::Open(path, {.owner = geteuid()}).status();
+  // All else is an error of the disk, or a checkpoint that others may still read.
+  if (!absl::IsDataLoss(status) && !absl::IsInvalidArgument(status)) return absl::OkStatus();
+  const std::string aside = absl::StrCat(path, kDamaged, checkpoint::HashText(identity.save_id));
+  RETURN_IF_ERROR(disk_.Rename(path, aside));
+  Log(LogLevel::kWarning, "a damaged checkpoint is set aside",
+      {{"model", spec_.name}, {"path", aside}, {"why", status.ToString()}});
+  return absl::OkStatus();
 }
 
 Publisher::Result Publisher::AbandonFor(const absl::Status& status) {
@@ -252,7 +267,7 @@ Publisher::Result Publisher::Rename(const Manifest& manifest) {
   return result;
 }
 
-Deletion Publisher::Retain(const RetentionPolicy& policy) {
+Deletion Publisher::Retain(const RetentionPolicy& policy, absl::FunctionRef<bool()> is_read) {
   if (in_doubt_) {
     return {.status = absl::FailedPreconditionError(
                 absl::StrCat(model_folder_, ": deletes nothing: it is not known what of it is on the disk"))};
@@ -260,6 +275,7 @@ Deletion Publisher::Retain(const RetentionPolicy& policy) {
   const absl::StatusOr<std::vector<checkpoint::StepEntry>> steps = checkpoint::ListSteps(model_folder_);
   if (!steps.ok()) return {.status = steps.status()};
   std::vector<checkpoint::StepEntry> expired = ExpiredSteps(*steps, policy);
+  if (expired.empty() || is_read()) return {};
   if (expired.size() > kMaxDeletions) expired.erase(expired.begin() + kMaxDeletions, expired.end());
   const Deletion deletion = DeleteSteps(disk_, model_folder_, expired);
   in_doubt_ = deletion.in_doubt;

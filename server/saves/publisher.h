@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -82,13 +83,17 @@ class Publisher {
   absl::Status Abandon();
 
   // What there is of a step of a history, whichever process has published it: kAlreadySaved; kUnknown while in_doubt();
-  // kAbandoned and why, where it is not there (NOT_FOUND), or what has its name is damaged or of another history.
+  // kAbandoned and why, where it is not there (NOT_FOUND), or what has its name is of another history, or damaged as far
+  // as a restore sees before it reads rows.
   Result FindSaved(const SaveIdentity& identity) const;
+  // Renames a damaged checkpoint, which has the name that a save of this state needs, to NAME.damaged-SAVEID: nobody
+  // takes that for a checkpoint, and nobody deletes it. OK where it is not damaged, or not there; errors of Disk.
+  absl::Status SetDamagedAside(const SaveIdentity& identity) const;
 
   // Deletes what the policy does not keep, the oldest first, at most kMaxDeletions. Nothing while in_doubt():
-  // FAILED_PRECONDITION.
+  // FAILED_PRECONDITION; nor where `is_read`, which is asked when all is ready, says that somebody reads a checkpoint.
   static constexpr size_t kMaxDeletions = 16;
-  Deletion Retain(const RetentionPolicy& policy);
+  Deletion Retain(const RetentionPolicy& policy, absl::FunctionRef<bool()> is_read);
 
  private:
   struct UnderWay {

@@ -31,15 +31,17 @@ SaveResult ResultOf(SaveState state) {
 
 SaveRecord& SaveRecords::Add(SaveRecord record) {
   record.number = ++last_number_;
-  records_.push_back(std::move(record));
-  if (records_.size() > kMostRecords) {
-    const auto skipped = std::find_if(records_.begin(), records_.end(),
-                                      [](const SaveRecord& each) { return each.state == SaveState::kSkipped; });
-    const auto oldest =
-        std::find_if(records_.begin(), records_.end(), [](const SaveRecord& each) { return IsOver(each.state); });
-    records_.erase(skipped != records_.end() ? skipped : oldest);
-  }
-  return records_.back();
+  // Before there is a new one, which may be a skipped one itself.
+  if (records_.size() == kMostRecords) DropOne();
+  return records_.emplace_back(std::move(record));
+}
+
+void SaveRecords::DropOne() {
+  const auto skipped = std::find_if(records_.begin(), records_.end(),
+                                    [](const SaveRecord& each) { return each.state == SaveState::kSkipped; });
+  const auto oldest =
+      std::find_if(records_.begin(), records_.end(), [](const SaveRecord& each) { return IsOver(each.state); });
+  records_.erase(skipped != records_.end() ? skipped : oldest);
 }
 
 const SaveRecord* SaveRecords::Find(int64_t number) const {

@@ -33,6 +33,9 @@ class SaveRecords {
   const SaveCounts& counts() const { return counts_; }
 
  private:
+  // Of those that are over.
+  void DropOne();
+
   const std::string model_;
   MetricRegistry& metrics_;
   int64_t last_number_ = 0;

@@ -68,6 +68,9 @@ absl::Status OfNode(int node, const absl::Status& status) {
   return absl::Status(status.code(), absl::StrCat("node ", node, ": ", status.message().substr(0, kMostBytes)));
 }
 
+// For a save to see that its time is over.
+constexpr absl::Duration kGrace = absl::Seconds(5);
+
 Publisher::Result Abandoned(const absl::Status& status) {
   return {.outcome = SaveOutcome::kAbandoned, .status = status};
 }
@@ -169,9 +172,9 @@ void Saver::OnSettled() {
 }
 
 absl::StatusOr<SaveRecord> Saver::Request() {
-  RETURN_IF_ERROR(CheckIdle("save"));
   const int64_t step = model_.commit_log().numbers().commit_number;
   absl::MutexLock lock(&mu_);
+  RETURN_IF_ERROR(CheckNoneUnderWay("save"));
   if (stopped_) return absl::UnavailableError(absl::StrCat("save ", model_.spec().name, ": the model is closed"));
   Begin(SaveReason::kCall, step);
   return Shown(records_.all().back());
@@ -179,6 +182,10 @@ absl::StatusOr<SaveRecord> Saver::Request() {
 
 absl::Status Saver::CheckIdle(absl::string_view operation) const {
   absl::MutexLock lock(&mu_);
+  return CheckNoneUnderWay(operation);
+}
+
+absl::Status Saver::CheckNoneUnderWay(absl::string_view operation) const {
   if (!under_way_.has_value()) return absl::OkStatus();
   return absl::UnavailableError(absl::StrCat(operation, " ", model_.spec().name, ": no save under way expected, got ",
                                              "that of step ", records_.Find(*under_way_)->step,
@@ -332,7 +339,16 @@ SaveRecord Saver::Shown(const SaveRecord& record) const {
   if (IsOver(record.state)) return shown;
   shown.took = absl::FromChrono(options_.clock->Now() - begun_);
   shown.written_bytes = images().written_bytes();
+  if (IsStuck()) {
+    shown.status = absl::DeadlineExceededError(
+        absl::StrCat("save ", model_.spec().name, ": an end within ", absl::FormatDuration(options_.policy.timeout),
+                     " expected, got none: a call of the file system does not come back"));
+  }
   return shown;
+}
+
+bool Saver::IsStuck() const {
+  return under_way_.has_value() && options_.clock->Now() >= After(begun_, options_.policy.timeout + kGrace);
 }
 
 void Saver::Finish(const Publisher::Result& result) {
@@ -354,7 +370,7 @@ void Saver::Finish(const Publisher::Result& result) {
 
 absl::StatusOr<SaveRecord> Saver::Await(int64_t number, SteadyTime deadline) const {
   absl::MutexLock lock(&mu_);
-  while (under_way_ == number && !changed_.WaitUntil(&mu_, deadline)) {
+  while (under_way_ == number && !IsStuck() && !changed_.WaitUntil(&mu_, deadline)) {
   }
   ASSIGN_OR_RETURN(const SaveRecord record, records_.Get(number));
   return Shown(record);
@@ -455,10 +471,13 @@ Publisher::Result Saver::Write(const Work& work) {
     // Whoever was asked to has put the folder in order, perhaps.
     if (const absl::Status opened = OpenFolder(); !opened.ok()) return Abandoned(opened);
   }
+  if (const absl::Status aside = publisher_->SetDamagedAside(work.identity); !aside.ok()) return Abandoned(aside);
   const absl::Status begun = publisher_->Begin(work.identity, world);
   if (absl::IsAlreadyExists(begun)) return publisher_->FindSaved(work.identity);
   if (!begun.ok()) return Abandoned(begun);
-  const absl::StatusOr<std::vector<PartReport>> reports = WriteAll(work);
+  absl::StatusOr<std::vector<PartReport>> reports = WriteAll(work);
+  // The disk may have kept its last answer for as long as it liked.
+  if (const absl::Status late = CheckGoesOn(work); reports.ok() && !late.ok()) reports = late;
   if (reports.ok()) {
     return publisher_->Publish(*reports, CommonOf(work.state),
                                {.parent = ParentOf(work.state), .saved_at = options_.now()});
@@ -512,7 +531,8 @@ absl::Status Saver::LateParts(const absl::Status& status) const {
 }
 
 void Saver::Retain() {
-  const Deletion deletion = publisher_->Retain(options_.policy.keep);
+  // What a restore reads may be the only checkpoint of the state that it makes. The next save deletes what is left now.
+  const Deletion deletion = publisher_->Retain(options_.policy.keep, [&] { return model_.turn_is_taken(); });
   if (deletion.status.ok()) return;
   Log(LogLevel::kWarning, "old checkpoints could not be deleted",
       {{"model", model_.spec().name}, {"why", deletion.status.ToString()}});

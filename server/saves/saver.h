@@ -115,6 +115,9 @@ class Saver final : public ModelSaver {
   DaemonImages& images() const { return own_images_ != nullptr ? *own_images_ : *images_; }
   // The present record of the save under way.
   SaveRecord& present() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return *records_.Find(*under_way_); }
+  absl::Status CheckNoneUnderWay(absl::string_view operation) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  // Whether the one under way has not ended in its time: the thread waits for a disk that does not answer.
+  bool IsStuck() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   SaveRecord Shown(const SaveRecord& record) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   void Finish(const Publisher::Result& result) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Takes over what the publisher could not clean up, and says it where that is news.

@@ -168,6 +168,8 @@ absl::StatusOr<SaveRecord> AwaitSave(const ModelSaver& saver, int64_t number, co
   while (true) {
     ASSIGN_OR_RETURN(SaveRecord record, saver.Await(number, SteadyDeadline(kLookAfter)));
     if (IsOver(record.state)) return record;
+    // The file system does not answer: it may never be over.
+    RETURN_IF_ERROR(record.status);
     if (call.IsCancelled()) return absl::AbortedError("save: the caller has gone; the save goes on");
   }
 }

@@ -194,6 +194,8 @@ class Model {
   absl::Status BeginRestore();
   absl::Status BeginImportAgain();
   void EndImport();
+  // Whether somebody has it: a restore takes it before it looks at a checkpoint.
+  bool turn_is_taken() const;
 
   // Holds the state of the last commit in place for whoever copies it: steps of a rank wait until ReleaseState, changes
   // until all ranks are released. What is not in tensors comes with it. One at a time. ABORTED while a commit is under

@@ -48,6 +48,11 @@ void Model::EndImport() {
   condition_.EndTurn();
 }
 
+bool Model::turn_is_taken() const {
+  absl::MutexLock lock(&mu_);
+  return condition_.turn_is_taken();
+}
+
 // --- The change
 
 absl::StatusOr<History> Model::Change(const StateChange& change, absl::FunctionRef<absl::Status()> write) {

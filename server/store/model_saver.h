@@ -70,7 +70,8 @@ class ModelSaver {
   // kAlreadySaved. UNAVAILABLE while another one is under way; FAILED_PRECONDITION where another daemon leads the saves
   // of the world.
   virtual absl::StatusOr<SaveRecord> Request() = 0;
-  // The record of a save, once it is over or the deadline has come. NOT_FOUND for one of long ago.
+  // The record of a save, once it is over or the deadline has come, or the file system keeps it beyond its time: then its
+  // status says so. NOT_FOUND for one of long ago.
   virtual absl::StatusOr<SaveRecord> Await(int64_t number, SteadyTime deadline) const = 0;
   // UNAVAILABLE while a save is under way.
   virtual absl::Status CheckIdle(absl::string_view operation) const = 0;

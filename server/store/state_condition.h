@@ -81,6 +81,7 @@ class StateCondition {
   // UNAVAILABLE: somebody has it.
   absl::Status TakeTurn(ChangeKind kind);
   void EndTurn() { turn_taken_ = false; }
+  bool turn_is_taken() const { return turn_taken_; }
 
   // --- The change. Each requires the stage that it starts from
 

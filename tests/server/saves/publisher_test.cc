@@ -26,6 +26,8 @@ using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
+bool NotRead() { return false; }
+
 // Fails what it is told to.
 class SwitchedCalls final : public QuickCalls {
  public:
@@ -294,7 +296,7 @@ TEST_F(PublisherTest, NothingIsDeletedUntilALaterRenameIsOnTheDisk) {
   EXPECT_EQ(unknown.save_serial, 3);
   EXPECT_TRUE(publisher->in_doubt());
   calls_.failing_fsync = "";
-  EXPECT_THAT(publisher->Retain({.newest = 1}).status, StatusIs(absl::StatusCode::kFailedPrecondition));
+  EXPECT_THAT(publisher->Retain({.newest = 1}, NotRead).status, StatusIs(absl::StatusCode::kFailedPrecondition));
   EXPECT_EQ(NamesIn(folder_).size(), 4);
   // One that is abandoned changes nothing.
   calls_.rename_fails = true;
@@ -305,7 +307,7 @@ TEST_F(PublisherTest, NothingIsDeletedUntilALaterRenameIsOnTheDisk) {
   const Publisher::Result published = Save(*publisher, 54);
   EXPECT_EQ(published.outcome, SaveOutcome::kPublished);
   EXPECT_EQ(published.save_serial, 4);
-  EXPECT_EQ(publisher->Retain({.newest = 1}).deleted, 3);
+  EXPECT_EQ(publisher->Retain({.newest = 1}, NotRead).deleted, 3);
   EXPECT_EQ(LatestStepIn(folder_), 54);
 }
 

@@ -20,6 +20,7 @@
 #include "proto/checkpoint/tensor_key.h"
 #include "proto/checkpoint/verification.h"
 #include "server/saves/save_root.h"
+#include "server/store/import_turn.h"
 #include "server/store/inspection.h"
 #include "tests/server/disk/simulated_disk.h"
 #include "tests/server/keeper/fake_kept_store.h"
@@ -328,13 +329,81 @@ TEST_F(SaverTest, AStateWhoseCheckpointWasRemovedIsSavedAgain) {
   EXPECT_EQ(Save().state, SaveState::kPublished);
 }
 
-TEST_F(SaverTest, AStateWhoseNameADamagedCheckpointHasIsNotSavedAlready) {
+// What of a checkpoint is cut.
+class DamagedNameTest : public SaverTest, public testing::WithParamInterface<std::string> {};
+
+TEST_P(DamagedNameTest, AStateWhoseNameADamagedCheckpointHasIsSavedAgain) {
   OpenSaved({});
-  const std::string manifest = Save().path + "/" + checkpoint::kManifestFileName;
-  std::filesystem::resize_file(manifest, 10);
+  const std::string path = Save().path;
+  std::filesystem::resize_file(path + "/" + GetParam(), 10);
   const SaveRecord record = Save();
-  EXPECT_EQ(record.state, SaveState::kAbandoned);
-  EXPECT_THAT(std::string(record.status.message()), HasSubstr(manifest));
+  EXPECT_EQ(record.state, SaveState::kPublished);
+  EXPECT_EQ(record.path, path);
+  EXPECT_EQ(Saved(path), State());
+  std::vector<std::string> damaged;
+  for (const std::string& name : NamesIn(std::filesystem::path(path).parent_path())) {
+    if (name.find(".damaged-") != name.npos) damaged.push_back(name);
+  }
+  EXPECT_EQ(damaged.size(), 1u) << "it is kept beside it";
+  EXPECT_EQ(Save().state, SaveState::kAlreadySaved);
+}
+
+INSTANTIATE_TEST_SUITE_P(, DamagedNameTest,
+                         testing::Values(checkpoint::kManifestFileName, checkpoint::kSpecFileName,
+                                         checkpoint::kCommonFileName, "rank-00000-of-00002.safetensors"),
+                         [](const auto& info) { return info.param.substr(0, info.param.find_first_of(".-")); });
+
+TEST_F(SaverTest, OfManySavesOneThatIsSkippedIsCountedAsThat) {
+  OpenSaved({.every_commits = 1});
+  Attach();
+  constexpr int kRemembered = 64;
+  for (int i = 1; i < kRemembered; ++i) {
+    Step();
+    ASSERT_EQ(AwaitLast().state, SaveState::kPublished);
+  }
+  calls_.Hold();
+  Step();
+  calls_.AwaitWrite();
+  for (int i = 0; i < 2; ++i) Step();
+  EXPECT_EQ(saver().records().size(), kRemembered);
+  EXPECT_THAT(Steps(SaveState::kWriting), ElementsAre(kRemembered));
+  EXPECT_THAT(Steps(SaveState::kSkipped), ElementsAre(kRemembered + 2)) << "the newest one";
+  calls_.Resume();
+  EXPECT_EQ(Await(kRemembered).state, SaveState::kPublished);
+  EXPECT_EQ(saver().counts().skipped, 2);
+  EXPECT_EQ(saver().counts().abandoned, 0);
+}
+
+TEST_F(SaverTest, WhoWaitsForADiskThatDoesNotAnswerIsTold) {
+  OpenSaved({.timeout = absl::Minutes(1)});
+  calls_.Hold();
+  ASSERT_OK_AND_ASSIGN(const SaveRecord begun, saver().Request());
+  calls_.AwaitWrite();
+  clock_.Advance(absl::Seconds(66));
+  ASSERT_OK_AND_ASSIGN(const SaveRecord late, saver().Await(begun.number, SteadyDeadline(kLong)));
+  EXPECT_EQ(late.state, SaveState::kWriting);
+  EXPECT_THAT(late.status, StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("does not come back")));
+  // When it answers at last, nobody counts on it any more.
+  calls_.Resume();
+  while (!IsOver(saver().records().back().state)) std::this_thread::yield();
+  EXPECT_EQ(saver().records().back().state, SaveState::kAbandoned);
+  EXPECT_EQ(Save().state, SaveState::kPublished);
+}
+
+TEST_F(SaverTest, NothingIsDeletedWhileACheckpointIsRestored) {
+  OpenSaved({.every_commits = 1, .keep = {.newest = 1}});
+  Attach();
+  Step();
+  const std::string first = AwaitLast().path;
+  {
+    ASSERT_OK_AND_ASSIGN(const ImportTurn turn, ImportTurn::BeginRestore(model_));
+    Step();
+    EXPECT_EQ(AwaitLast().state, SaveState::kPublished);
+    EXPECT_TRUE(std::filesystem::exists(first));
+  }
+  Step();
+  EXPECT_EQ(AwaitLast().state, SaveState::kPublished);
+  EXPECT_FALSE(std::filesystem::exists(first)) << "the next save deletes it";
 }
 
 TEST_F(SaverTest, WhatAServerBeforeHasSavedIsSavedAlready) {
