@@ -35,8 +35,6 @@ using safetensors::RegularFile;
 using safetensors::TensorInfo;
 
 constexpr char kFileSuffix[] = ".safetensors";
-// Those who are neither owner nor root.
-constexpr mode_t kOthersWrite = S_IWGRP | S_IWOTH;
 
 absl::Span<uint8_t> SpanOf(std::string& text) {
   return absl::MakeSpan(reinterpret_cast<uint8_t*>(text.data()), text.size());
@@ -88,7 +86,9 @@ class Reader::Opener {
   std::string PathOf(const std::string& name) const { return (fs::path(reader_.folder_) / name).string(); }
 
   bool CheckFolder();
-  absl::Status CheckOwner(const std::string& path) const;
+  absl::Status CheckFolderOwner() const;
+  // The owner is that of the file which is open then, and read.
+  absl::StatusOr<RegularFile> OpenOwned(const std::string& name, RegularFile::PageCache page_cache) const;
   bool ReadNumbers();
   bool ReadSpec();
   absl::Status ParseSpec(const std::string& text);
@@ -142,28 +142,27 @@ bool Reader::Opener::CheckFolder() {
            exists ? "a folder expected" : "a folder expected, got none that can be found");
     return false;
   }
-  const absl::Status owner = CheckOwner(reader_.folder_);
+  const absl::Status owner = CheckFolderOwner();
   if (!owner.ok()) Report("", owner);
   return owner.ok();
 }
 
-absl::Status Reader::Opener::CheckOwner(const std::string& path) const {
+absl::Status Reader::Opener::CheckFolderOwner() const {
   if (!options_.owner.has_value()) return absl::OkStatus();
   struct stat status;
-  if (stat(path.c_str(), &status) != 0) return absl::ErrnoToStatus(errno, "stat failed");
-  if (status.st_uid != *options_.owner && status.st_uid != 0) {
-    return absl::PermissionDeniedError(absl::StrCat("user ", *options_.owner,
-                                                    " or root as the owner expected, got user ", status.st_uid,
-                                                    ": change the owner (chown)"));
-  }
-  if ((status.st_mode & kOthersWrite) == 0) return absl::OkStatus();
-  return absl::PermissionDeniedError(
-      "expected to be written to by its owner alone, got a mode that lets others: "
-      "take that right away (chmod go-w)");
+  if (stat(reader_.folder_.c_str(), &status) != 0) return absl::ErrnoToStatus(errno, "stat failed");
+  return safetensors::CheckOwnerOf(status, *options_.owner);
+}
+
+absl::StatusOr<RegularFile> Reader::Opener::OpenOwned(const std::string& name,
+                                                      RegularFile::PageCache page_cache) const {
+  ASSIGN_OR_RETURN(RegularFile file, RegularFile::Open(PathOf(name), page_cache));
+  if (options_.owner.has_value()) RETURN_IF_ERROR(file.CheckOwner(*options_.owner));
+  return file;
 }
 
 bool Reader::Opener::ReadNumbers() {
-  absl::StatusOr<Manifest> manifest = ReadManifest(reader_.folder_);
+  absl::StatusOr<Manifest> manifest = ReadManifest(reader_.folder_, options_.owner);
   if (!manifest.ok()) {
     // A damage says its file besides.
     absl::string_view message = manifest.status().message();
@@ -172,17 +171,13 @@ bool Reader::Opener::ReadNumbers() {
     return false;
   }
   reader_.manifest_ = *std::move(manifest);
-  const absl::Status owner = CheckOwner(PathOf(kManifestFileName));
-  if (!owner.ok()) Report(kManifestFileName, owner);
-  return owner.ok();
+  return true;
 }
 
 bool Reader::Opener::ReadSpec() {
-  absl::Status status = CheckOwner(PathOf(kSpecFileName));
-  if (status.ok()) {
-    const absl::StatusOr<std::string> text = safetensors::ReadWholeFile(PathOf(kSpecFileName), kMaxManifestBytes);
-    status = text.ok() ? ParseSpec(*text) : text.status();
-  }
+  const absl::StatusOr<RegularFile> file = OpenOwned(kSpecFileName, RegularFile::PageCache::kUsed);
+  const absl::StatusOr<std::string> text = file.ok() ? file->ReadWhole(kMaxManifestBytes) : file.status();
+  absl::Status status = text.ok() ? ParseSpec(*text) : text.status();
   if (absl::IsNotFound(status)) status = absl::DataLossError("a file of this name expected, got none");
   if (!status.ok()) Report(kSpecFileName, status);
   return status.ok();
@@ -244,8 +239,7 @@ void Reader::Opener::OpenFile(int index) {
 }
 
 absl::StatusOr<Header> Reader::Opener::OpenHeader(const FileEntry& entry, std::optional<RegularFile>& file) const {
-  RETURN_IF_ERROR(CheckOwner(PathOf(entry.name)));
-  ASSIGN_OR_RETURN(file, RegularFile::Open(PathOf(entry.name), options_.page_cache));
+  ASSIGN_OR_RETURN(file, OpenOwned(entry.name, options_.page_cache));
   return ReadHeader(entry, *file);
 }
 

@@ -117,10 +117,15 @@ std::optional<StepName> ParseStepFolderName(absl::string_view name) {
   return parsed;
 }
 
-absl::StatusOr<Manifest> ReadManifest(const std::string& folder) {
+absl::StatusOr<Manifest> ReadManifest(const std::string& folder, std::optional<uid_t> owner) {
   const std::string path = (fs::path(folder) / kManifestFileName).string();
-  ASSIGN_OR_RETURN(const std::string text, safetensors::ReadWholeFile(path, kMaxManifestBytes));
-  absl::StatusOr<Manifest> manifest = ParseManifest(text);
+  ASSIGN_OR_RETURN(const safetensors::RegularFile file, safetensors::RegularFile::Open(path));
+  // Before a byte of it is parsed.
+  if (owner.has_value()) {
+    if (const absl::Status owned = file.CheckOwner(*owner); !owned.ok()) return About(path, owned);
+  }
+  const absl::StatusOr<std::string> text = file.ReadWhole(kMaxManifestBytes);
+  absl::StatusOr<Manifest> manifest = text.ok() ? ParseManifest(*text) : text.status();
   if (!manifest.ok()) return About(path, manifest.status());
   const auto name = ParseStepFolderName(fs::path(folder).filename().string());
   // A copy may have any name; one that says a step says the truth.

@@ -50,8 +50,8 @@ struct StepEntry {
 
 // Reads and parses `folder`/manifest.json, and compares it with the folder's name. NOT_FOUND without a manifest: the
 // folder is no checkpoint. Errors of ParseManifest; DATA_LOSS where the folder is named for another step or history.
-// All begin with the file's path and ": ".
-absl::StatusOr<Manifest> ReadManifest(const std::string& folder);
+// PERMISSION_DENIED of RegularFile::CheckOwner, where there is an `owner`. All begin with the file's path and ": ".
+absl::StatusOr<Manifest> ReadManifest(const std::string& folder, std::optional<uid_t> owner = {});
 
 // Those that are there whole, by save serial, damaged ones first. Folders in the making and other names are left out.
 // NOT_FOUND without the folder.

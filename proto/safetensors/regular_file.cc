@@ -25,8 +25,22 @@ absl::StatusOr<RegularFile> RegularFile::Open(const std::string& path, PageCache
   if (fd.get() < 0 || fstat(fd.get(), &status) != 0) {
     return absl::ErrnoToStatus(errno, absl::StrCat(path, ": open failed"));
   }
-  if (S_ISREG(status.st_mode)) return RegularFile(std::move(fd), status.st_size, is_direct);
+  if (S_ISREG(status.st_mode)) return RegularFile(std::move(fd), status, is_direct);
   return absl::InvalidArgumentError(absl::StrCat(path, ": a regular file expected"));
+}
+
+absl::Status RegularFile::CheckOwner(uid_t owner) const { return CheckOwnerOf(status_, owner); }
+
+absl::Status CheckOwnerOf(const struct stat& status, uid_t owner) {
+  // Those who are neither owner nor root.
+  constexpr mode_t kOthersWrite = S_IWGRP | S_IWOTH;
+  if (status.st_uid != owner && status.st_uid != 0) {
+    return absl::PermissionDeniedError(absl::StrCat("user ", owner, " or root as the owner expected, got user ",
+                                                    status.st_uid, ": change the owner (chown)"));
+  }
+  if ((status.st_mode & kOthersWrite) == 0) return absl::OkStatus();
+  return absl::PermissionDeniedError(
+      "expected to be written to by its owner alone, got a mode that lets others: take that right away (chmod go-w)");
 }
 
 absl::Status RegularFile::ReadAt(int64_t offset_bytes, absl::Span<uint8_t> out) const {
@@ -73,17 +87,22 @@ absl::Status RegularFile::Read(int64_t offset_bytes, int64_t needed_bytes, absl:
   return absl::OkStatus();
 }
 
+absl::StatusOr<std::string> RegularFile::ReadWhole(int64_t max_bytes) const {
+  if (size_bytes() > max_bytes) {
+    return absl::InvalidArgumentError(absl::StrCat("at most ", max_bytes, " bytes expected, got ", size_bytes()));
+  }
+  std::string text(size_bytes(), '\0');
+  const absl::Status status = ReadAt(0, absl::MakeSpan(reinterpret_cast<uint8_t*>(text.data()), text.size()));
+  if (!status.ok()) return status;
+  return text;
+}
+
 absl::StatusOr<std::string> ReadWholeFile(const std::string& path, int64_t max_bytes) {
   const absl::StatusOr<RegularFile> file = RegularFile::Open(path);
   if (!file.ok()) return file.status();
-  if (file->size_bytes() > max_bytes) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(path, ": at most ", max_bytes, " bytes expected, got ", file->size_bytes()));
-  }
-  std::string text(file->size_bytes(), '\0');
-  const absl::Status status = file->ReadAt(0, absl::MakeSpan(reinterpret_cast<uint8_t*>(text.data()), text.size()));
-  if (status.ok()) return text;
-  return absl::Status(status.code(), absl::StrCat(path, ": ", status.message()));
+  absl::StatusOr<std::string> text = file->ReadWhole(max_bytes);
+  if (text.ok()) return text;
+  return absl::Status(text.status().code(), absl::StrCat(path, ": ", text.status().message()));
 }
 
 }  // namespace paramshard::safetensors

@@ -2,6 +2,9 @@
 #ifndef PARAMSHARD_PROTO_SAFETENSORS_REGULAR_FILE_H_
 #define PARAMSHARD_PROTO_SAFETENSORS_REGULAR_FILE_H_
 
+#include <sys/stat.h>
+#include <sys/types.h>
+
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -28,24 +31,32 @@ class RegularFile {
   // NOT_FOUND and what else the file system says; INVALID_ARGUMENT for anything but a regular file. Both name it.
   static absl::StatusOr<RegularFile> Open(const std::string& path, PageCache page_cache = PageCache::kUsed);
 
-  // The size that it had when it was opened.
-  int64_t size_bytes() const { return size_bytes_; }
+  // What it had when it was opened.
+  int64_t size_bytes() const { return status_.st_size; }
+  // PERMISSION_DENIED unless it belongs to this user or to root, and nobody else may write to it. Of the open file, so
+  // that another one of its name changes nothing.
+  absl::Status CheckOwner(uid_t owner) const;
 
   // Fills `out` from `offset_bytes` on. DATA_LOSS at the end of the file, UNAVAILABLE when it cannot be read. Errors do
   // not name the file: the caller does, who knows what was to be read.
   absl::Status ReadAt(int64_t offset_bytes, absl::Span<uint8_t> out) const;
   // The same, into memory of the buffer, without a copy: whole pages are read, of which these bytes are a part.
   absl::StatusOr<absl::Span<const uint8_t>> ReadAt(int64_t offset_bytes, int64_t size_bytes, PageBuffer& buffer) const;
+  // All of it. INVALID_ARGUMENT for more than `max_bytes`.
+  absl::StatusOr<std::string> ReadWhole(int64_t max_bytes) const;
 
  private:
-  RegularFile(wire::FileDescriptor fd, int64_t size_bytes, bool is_direct)
-      : fd_(std::move(fd)), size_bytes_(size_bytes), is_direct_(is_direct) {}
+  RegularFile(wire::FileDescriptor fd, const struct stat& status, bool is_direct)
+      : fd_(std::move(fd)), status_(status), is_direct_(is_direct) {}
   absl::Status Read(int64_t offset_bytes, int64_t needed_bytes, absl::Span<uint8_t> out) const;
 
   wire::FileDescriptor fd_;
-  int64_t size_bytes_;
+  struct stat status_;
   bool is_direct_;  // opened so: reads are of whole pages
 };
+
+// CheckOwner of whatever has this status.
+absl::Status CheckOwnerOf(const struct stat& status, uid_t owner);
 
 // A whole file. Errors of RegularFile, all with the file's name; INVALID_ARGUMENT for one of more than `max_bytes`.
 absl::StatusOr<std::string> ReadWholeFile(const std::string& path, int64_t max_bytes);

@@ -128,7 +128,7 @@ void LeadingRestore::Allow(RestorePhase phase) {
   allowed_ = phase;
 }
 
-absl::Status LeadingRestore::Broken() const {
+absl::Status LeadingRestore::FirstFailure() const {
   if (cancelled_) return absl::CancelledError("the daemon drains");
   for (const auto& [node, peer] : peers_) {
     if (!peer.status.ok()) return OfNode(node, peer.status);
@@ -137,12 +137,12 @@ absl::Status LeadingRestore::Broken() const {
 }
 
 void LeadingRestore::SignalChanged() {
-  if (const absl::Status why = Broken(); !why.ok()) write_.Stop(why);
+  if (const absl::Status why = FirstFailure(); !why.ok()) write_.Stop(why);
   changed_.SignalAll();
 }
 
 std::optional<absl::Status> LeadingRestore::Reached(RestorePhase phase) const {
-  RETURN_IF_ERROR(Broken());
+  RETURN_IF_ERROR(FirstFailure());
   for (int node = 1; node < options_.cluster->nodes(); ++node) {
     const auto peer = peers_.find(node);
     if (peer == peers_.end() || !peer->second.reached.has_value() || *peer->second.reached < phase) return std::nullopt;

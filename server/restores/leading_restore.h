@@ -71,7 +71,7 @@ class LeadingRestore final : public RestorePeers {
   // Why it is out of reach that the state becomes whole: a drain here, or another daemon's error; else OK.
   absl::Status broken() const {
     absl::MutexLock lock(&mu_);
-    return Broken();
+    return FirstFailure();
   }
   // Whether daemons may have begun to write.
   bool has_gone() const { return gone_; }
@@ -92,7 +92,7 @@ class LeadingRestore final : public RestorePeers {
   void Allow(RestorePhase phase);
   absl::Status Await(RestorePhase phase) { return Await(phase, options_.deadline); }
   absl::Status Await(RestorePhase phase, SteadyTime deadline);
-  absl::Status Broken() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  absl::Status FirstFailure() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   // Whoever waits looks again, and a write that is for nothing ends.
   void SignalChanged() ABSL_SHARED_LOCKS_REQUIRED(mu_);
   // Null while it is neither reached nor out of reach.

@@ -35,7 +35,7 @@ RowRange Needed(const ArrayShape& shape, const ShardExtent& extent) {
 }
 
 // The extent's rows that some of those are about: of one about the whole tensor, all.
-RowRange About(const ArrayShape& shape, const RowRange& rows, const ShardExtent& extent) {
+RowRange ParameterRowsOf(const ArrayShape& shape, const RowRange& rows, const ShardExtent& extent) {
   return Overlap({rows.begin * shape.rows_per_row, rows.end * shape.rows_per_row}, extent.rows);
 }
 
@@ -107,23 +107,23 @@ void Restorer::FindTargets() {
       const ShardExtent* const extent = shard->Find(parameter.place.unit, parameter.place.parameter);
       if (extent == nullptr) continue;
       targets_[i].push_back({shard, extent});
-      if (!parameter.hashed.empty()) AddHeld(static_cast<int>(i), targets_[i].back());
+      if (!parameter.hashed.empty()) AddResident(static_cast<int>(i), targets_[i].back());
     }
   }
 }
 
-void Restorer::AddHeld(int parameter, const Target& target) {
+void Restorer::AddResident(int parameter, const Target& target) {
   for (const ExtentPart& part : target.shard->Parts(*target.extent)) {
-    held_.push_back({parameter, target, part});
-    all_bytes_ += BytesOf(held_.back());
+    resident_.push_back({parameter, target, part});
+    all_bytes_ += BytesOf(resident_.back());
   }
 }
 
-int64_t Restorer::BytesOf(const Held& held) const {
+int64_t Restorer::BytesOf(const ResidentPart& resident) const {
   int64_t bytes = 0;
-  for (const ArrayKind kind : PlanOf(held.parameter).hashed) {
-    const ArrayShape shape = *checkpoint::ShapeOf(held.target.shard->Spec(*held.target.extent), kind);
-    bytes += shape.RowsOf(held.part.rows).size() * shape.row_bytes();
+  for (const ArrayKind kind : PlanOf(resident.parameter).hashed) {
+    const ArrayShape shape = *checkpoint::ShapeOf(resident.target.shard->Spec(*resident.target.extent), kind);
+    bytes += shape.RowsOf(resident.part.rows).size() * shape.row_bytes();
   }
   return bytes;
 }
@@ -206,7 +206,7 @@ int Restorer::MostThreads() const {
 }
 
 absl::Status Restorer::StartCrew() {
-  const auto works = static_cast<int>(std::min<size_t>(std::max(pieces_.size(), held_.size()), INT32_MAX));
+  const auto works = static_cast<int>(std::min<size_t>(std::max(pieces_.size(), resident_.size()), INT32_MAX));
   ASSIGN_OR_RETURN(crew_, Crew::Start(absl::StrCat("a restore of ", DisplayName(options_.spec->name)),
                                       std::clamp(options_.threads, 1, std::clamp(works, 1, MostThreads()))));
   return absl::OkStatus();
@@ -289,7 +289,7 @@ absl::Status Restorer::WriteAll() {
   buffers.clear();
   SetSteps();
   RETURN_IF_ERROR(
-      crew_->Run(static_cast<int64_t>(held_.size()), [&](int, int64_t i) { return CompareHeld(held_[i]); }));
+      crew_->Run(static_cast<int64_t>(resident_.size()), [&](int, int64_t i) { return HashResident(resident_[i]); }));
   torn_ = false;
   return absl::OkStatus();
 }
@@ -308,7 +308,7 @@ absl::Status Restorer::WriteArray(const Piece& piece, safetensors::PageBuffer& b
     const RowRange rows = Overlap(Needed(shape, *target.extent), piece.rows());
     if (rows.size() == 0) continue;
     const int64_t first = (rows.begin - piece.rows().begin) * shape.row_bytes();
-    RETURN_IF_ERROR(WriteRows(*target.shard, *target.extent, piece.kind, About(shape, rows, *target.extent),
+    RETURN_IF_ERROR(WriteRows(*target.shard, *target.extent, piece.kind, ParameterRowsOf(shape, rows, *target.extent),
                               bytes.subspan(first, rows.size() * shape.row_bytes())));
   }
   return absl::OkStatus();
@@ -336,12 +336,12 @@ void Restorer::SetSteps() const {
   }
 }
 
-absl::Status Restorer::CompareHeld(const Held& held) {
+absl::Status Restorer::HashResident(const ResidentPart& resident) {
   RETURN_IF_ERROR(CheckGoesOn());
   checkpoint::ContentHashes hashes;
-  RETURN_IF_ERROR(
-      AddContent(*held.target.shard, *held.target.extent, held.part, PlanOf(held.parameter).hashed, hashes));
-  done_bytes_ += BytesOf(held);
+  RETURN_IF_ERROR(AddContent(*resident.target.shard, *resident.target.extent, resident.part,
+                             PlanOf(resident.parameter).hashed, hashes));
+  done_bytes_ += BytesOf(resident);
   absl::MutexLock lock(&mu_);
   for (const auto& [key, hash] : hashes) content_[key] += hash;
   return absl::OkStatus();

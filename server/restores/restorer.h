@@ -114,8 +114,8 @@ class Restorer {
     }
     int64_t size_bytes() const;
   };
-  // What is compared at a time.
-  struct Held {
+  // What is hashed at a time, as it is in the shards.
+  struct ResidentPart {
     int parameter = 0;
     Target target;
     ExtentPart part;
@@ -127,8 +127,8 @@ class Restorer {
   const RestorePlan::Parameter& PlanOf(int parameter) const { return options_.plan.parameters()[parameter]; }
   const ParameterSpec& SavedSpec(int parameter) const;
   void FindTargets();
-  void AddHeld(int parameter, const Target& target);
-  int64_t BytesOf(const Held& held) const;
+  void AddResident(int parameter, const Target& target);
+  int64_t BytesOf(const ResidentPart& resident) const;
   void CutPieces();
   void AddPlace(const Piece& piece);
   // From the first of its rows that a shard needs to the last; without rows where none does.
@@ -146,7 +146,7 @@ class Restorer {
   absl::Status WriteArray(const Piece& piece, safetensors::PageBuffer& buffer) const;
   absl::Status WriteTensor(const Piece& piece) const;
   void SetSteps() const;
-  absl::Status CompareHeld(const Held& held);
+  absl::Status HashResident(const ResidentPart& resident);
 
   const Options options_;
   Model::Restored restored_;
@@ -154,7 +154,7 @@ class Restorer {
   std::vector<Targets> targets_;           // by index into the plan's parameters
   std::vector<int64_t> first_parameters_;  // of each unit of the saved spec: index of its first in the whole of it
   std::vector<Piece> pieces_;
-  std::vector<Held> held_;
+  std::vector<ResidentPart> resident_;
   int64_t all_bytes_ = 0;
 
   std::atomic<int64_t> done_bytes_ = 0;
