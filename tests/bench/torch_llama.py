@@ -117,8 +117,9 @@ def used_before(device: str, world_size: int) -> list[int]:
     """Bytes that each GPU has in use without a context of ours, which would count itself."""
     if device == "cpu":
         return [0] * world_size
-    asked = subprocess.run(["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"],
-                           capture_output=True, text=True, timeout=60)
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    asked = subprocess.run(["nvidia-smi", *([f"--id={visible}"] if visible else []), "--query-gpu=memory.used",
+                            "--format=csv,noheader,nounits"], capture_output=True, text=True, timeout=60)
     used = [int(word) << 20 for word in asked.stdout.split() if word.isdigit()]
     return used[:world_size] if len(used) >= world_size else [0] * world_size
 
