@@ -23,6 +23,14 @@ std::vector<RowRun> Cut(const RowRun& run, int64_t rows) {
 
 }  // namespace
 
+int64_t ChunkBytesFor(int64_t file_bytes) {
+  constexpr int64_t kMostBytes = int64_t{512} << 10;
+  constexpr int64_t kMostChunks = 16'384;
+  int64_t bytes = kMinChunkBytes;
+  while (bytes < kMostBytes && bytes * kMostChunks < file_bytes) bytes *= 2;
+  return bytes;
+}
+
 int64_t ChunkCount(const RowRun& run) {
   if (run.rows == 0) return 0;
   return (run.rows - 1) / run.rows_per_chunk() + 1;

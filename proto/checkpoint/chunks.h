@@ -12,11 +12,15 @@
 
 namespace paramshard::checkpoint {
 
-// A chunk has whole rows, as many as fit these bytes, and at least one. Who needs a part of a chunk reads all of it, and
-// each takes 32 bytes of the manifest: of chunks of 512 KiB 1/16,000 of the state.
-inline constexpr int64_t kChunkBytes = int64_t{512} << 10;
+// A chunk has whole rows, as many as fit the chunk bytes of its file, and at least one. Who needs a part of a chunk reads
+// all of it; each takes 32 bytes of the manifest.
+inline constexpr int64_t kMinChunkBytes = int64_t{64} << 10;
 // Files may have chunks of up to so many bytes, and have these where they do not say it.
 inline constexpr int64_t kMaxChunkBytes = int64_t{4} << 20;
+
+// Of a file of so many bytes that is to be written: the smallest power of two, from kMinChunkBytes to 512 KiB, that cuts
+// it into at most 16,384 chunks. So the manifest of a large state is 1/16,000 of it.
+int64_t ChunkBytesFor(int64_t file_bytes);
 
 // Some rows of one tensor, as they lie in a file.
 struct RowRun {
@@ -24,7 +28,7 @@ struct RowRun {
   int64_t rows = 0;
   int64_t row_bytes = 0;
   int64_t offset_bytes = 0;  // from the start of the file
-  int64_t chunk_bytes = kChunkBytes;
+  int64_t chunk_bytes = kMinChunkBytes;
 
   int64_t size_bytes() const { return rows * row_bytes; }
   int64_t end_row() const { return first_row + rows; }

@@ -35,7 +35,7 @@ struct FileEntry {
   int64_t size_bytes = 0;
   int64_t header_bytes = 0;       // its length and spaces included: where the data begin
   absl::uint128 header_hash = 0;  // HashBytes of those
-  int64_t chunk_bytes = kChunkBytes;
+  int64_t chunk_bytes = kMinChunkBytes;
   // Of the chunks (chunks.h) of its tensors in the order of their data. Rows of a tensor are counted from its
   // saved_offsets. A tensor of one dimension is one row.
   std::vector<absl::uint128> chunk_sums = {};

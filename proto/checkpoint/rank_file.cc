@@ -142,6 +142,7 @@ void PlannedFile::Place() {
     tensor.run.offset_bytes = state_bytes_;
     state_bytes_ += tensor.run.size_bytes();
   }
+  for (PlannedTensor& tensor : tensors_) tensor.run.chunk_bytes = chunk_bytes();
 }
 
 std::string PlannedFile::Header(int64_t client_state_bytes) const {

@@ -54,6 +54,7 @@ class PlannedFile {
   int64_t header_bytes() const { return header_bytes_; }
   // Of the header and all tensors. The client state begins here, if the file takes one.
   int64_t state_bytes() const { return state_bytes_; }
+  int64_t chunk_bytes() const { return ChunkBytesFor(state_bytes_); }
   // The last file of a rank.
   bool takes_client_state() const { return takes_client_state_; }
   int64_t size_bytes(int64_t client_state_bytes) const {
@@ -116,7 +117,7 @@ safetensors::Metadata FileMetadata(const std::vector<SavedOffset>& offsets);
 // `header_bytes`, in chunks of `chunk_bytes`. INVALID_ARGUMENT naming the tensor: one of another number of dimensions than 1 or 2 or without
 // bytes, offsets that are not given for each tensor once, or that are no first row.
 absl::StatusOr<std::vector<RowRun>> RunsOf(const safetensors::Header& header, int64_t header_bytes,
-                                           int64_t chunk_bytes = kChunkBytes);
+                                           int64_t chunk_bytes = kMinChunkBytes);
 
 }  // namespace paramshard::checkpoint
 

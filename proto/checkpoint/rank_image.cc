@@ -52,6 +52,7 @@ FileEntry EntryOf(const PlannedFile& file, Bytes image, int64_t client_state_byt
           .size_bytes = static_cast<int64_t>(image.size()),
           .header_bytes = file.header_bytes(),
           .header_hash = HashBytes(header),
+          .chunk_bytes = file.chunk_bytes(),
           .chunk_sums = std::move(chunk_sums)};
 }
 

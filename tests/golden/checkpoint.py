@@ -13,7 +13,7 @@ import os
 import struct
 import sys
 
-CHUNK_BYTES = 512 << 10
+CHUNK_BYTES = 64 << 10  # of files as small as these
 MAX_CHUNK_BYTES = 4 << 20  # and of files that do not say it
 ELEMENT_BYTES = {'F64': 8, 'I64': 8, 'F32': 4, 'BF16': 2, 'F16': 2, 'I16': 2, 'F8_E4M3': 1, 'F8_E5M2': 1, 'U8': 1}
 

@@ -198,19 +198,19 @@ void Replace(const std::string& folder, const std::string& text, const std::stri
 }
 
 TEST_F(ReaderTest, FilesThatDoNotSayHowLargeTheirChunksAreHaveTheLargest) {
-  const SavedModel model(TallSpec(500), 3);
-  const std::string chunk_bytes = absl::StrCat("\"chunk_bytes\": ", kChunkBytes, ",");
-  // 500 rows of 1028 bytes are one chunk of either size.
+  const SavedModel model(TallSpec(60), 3);
+  const std::string chunk_bytes = absl::StrCat("\"chunk_bytes\": ", kMinChunkBytes, ",");
+  // 60 rows of 1028 bytes are one chunk of either size.
   const std::string folder = Write(model, {1, 1});
   Replace(folder, chunk_bytes, "");
   ASSERT_OK_AND_ASSIGN(const Reader reader, Reader::Open(folder, {}));
   EXPECT_EQ(reader.manifest().files.front().chunk_bytes, kMaxChunkBytes);
   EXPECT_EQ(ReadInto(reader, 2), model.arrays());
-  // 1,000 rows are two of those that are written, and one of the largest.
-  const std::string other = Write(SavedModel(TallSpec(1000), 3), {1, 1});
+  // 100 rows are two of those that are written, and one of the largest.
+  const std::string other = Write(SavedModel(TallSpec(100), 3), {1, 1});
   Replace(other, chunk_bytes, "");
   EXPECT_THAT(Reader::Open(other, {}),
-              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("sums of 3 chunks expected, got 6")));
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("sums of 4 chunks expected, got 7")));
   for (const char* const bytes : {"0", "-1", "4194305", "\"much\""}) {
     const std::string damaged = Write(model, {1, 1});
     Replace(damaged, chunk_bytes, absl::StrCat("\"chunk_bytes\": ", bytes, ","));

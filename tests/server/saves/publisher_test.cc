@@ -26,8 +26,6 @@ using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-bool NotRead() { return false; }
-
 // Fails what it is told to.
 class SwitchedCalls final : public QuickCalls {
  public:

@@ -74,11 +74,11 @@ class DeletionTest : public testing::Test {
 TEST_F(DeletionTest, AtMostSoManyGoAtATimeTheOldestFirst) {
   SaveSteps(20, Publisher::kMaxDeletions + 3);
   ASSERT_OK_AND_ASSIGN(const auto publisher, Publisher::Open(&real_, root_.path(), shards_.spec()));
-  EXPECT_EQ(publisher->Retain({.newest = 1}).deleted, static_cast<int>(Publisher::kMaxDeletions));
+  EXPECT_EQ(publisher->Retain({.newest = 1}, NotRead).deleted, static_cast<int>(Publisher::kMaxDeletions));
   ASSERT_OK_AND_ASSIGN(const auto left, checkpoint::ListSteps(folder_));
   EXPECT_THAT(StepsOf(left), ElementsAre(36, 37, 38));
-  EXPECT_EQ(publisher->Retain({.newest = 1}).deleted, 2);
-  EXPECT_EQ(publisher->Retain({.newest = 1}).deleted, 0);
+  EXPECT_EQ(publisher->Retain({.newest = 1}, NotRead).deleted, 2);
+  EXPECT_EQ(publisher->Retain({.newest = 1}, NotRead).deleted, 0);
 }
 
 // What has a checkpoint's name is whole, whatever happens, and the next start removes the rest.
@@ -100,7 +100,7 @@ TEST_F(DeletionTest, AFaultAtAnyCallLeavesWholeCheckpoints) {
       ASSERT_OK_AND_ASSIGN(const auto publisher, Publisher::Open(&real_, root_.path(), shards_.spec()));
       EXPECT_OK(publisher->leftovers());
       EXPECT_EQ(NamesIn(folder_).size(), left.size() + 1);
-      EXPECT_OK(publisher->Retain({.newest = 1}).status);
+      EXPECT_OK(publisher->Retain({.newest = 1}, NotRead).status);
       ASSERT_FALSE(HasFailure());
       if (!is_faulty) break;
     }

@@ -50,8 +50,7 @@ class SaveFaultsTest : public testing::Test {
     const auto publisher = Publisher::Open(calls, root, shards_.spec());
     if (!publisher.ok()) return {.status = publisher.status()};
     const Publisher::Result result = shards_.Save(calls, **publisher, kNewStep);
-    if (result.outcome == SaveOutcome::kPublished && keep > 0)
-      (*publisher)->Retain({.newest = keep}, [] { return false; });
+    if (result.outcome == SaveOutcome::kPublished && keep > 0) (*publisher)->Retain({.newest = keep}, NotRead);
     return result;
   }
 
@@ -178,7 +177,7 @@ class PowerLossTest : public SaveFaultsTest {
       ASSERT_OK_AND_ASSIGN(const auto publisher, Publisher::Open(&calls, root.path(), shards_.spec()));
       ASSERT_EQ(shards_.Save(&calls, *publisher, kNewStep).outcome, SaveOutcome::kPublished);
       published_at = calls.operations().size();
-      const Deletion deletion = publisher->Retain({.newest = 1}, [] { return false; });
+      const Deletion deletion = publisher->Retain({.newest = 1}, NotRead);
       ASSERT_OK(deletion.status);
       ASSERT_EQ(deletion.deleted, old_step == kNone ? 0 : 1);
     }

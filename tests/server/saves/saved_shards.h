@@ -25,6 +25,8 @@ void WriteState(const checkpoint::SavedModel& model, Shard& shard);
 
 // Any state is the one to be saved.
 inline absl::Status AnyState(const Shard&) { return absl::OkStatus(); }
+// No checkpoint is read meanwhile.
+inline bool NotRead() { return false; }
 
 class SavedShards {
  public:
