@@ -630,8 +630,7 @@ void Daemon::Wait() { impl_->Wait(); }
 void Daemon::RequestStop() { impl_->RequestStop(); }
 void Daemon::Stop() { impl_->Stop(); }
 absl::Duration Daemon::StopTimeout(const DaemonConfig& config) {
-  const bool saves = MakesSaves(config) && config.save_on_drain;
-  return config.drain_timeout + (saves ? config.save_timeout : absl::ZeroDuration());
+  return config.drain_timeout + (MakesSaves(config) ? config.save_timeout : absl::ZeroDuration());
 }
 
 std::string Daemon::tcp_address() const { return impl_->tcp_address(); }

@@ -118,7 +118,7 @@ class ModelStore : public EpochListener {
 
   // Which saves are made before a drain is through.
   enum class DrainSaves : uint8_t {
-    kUnsaved,   // those under way, and of what no save has (ModelSaver::Drain)
+    kUnsaved,   // those under way, and where the configuration says so of what no save has (ModelSaver::Drain)
     kUnderWay,  // no other one begins: the models go on in the next server
   };
   // Refuses new models, lets commits in flight finish until the deadline, and ends all epochs, each as soon as it may.
