@@ -226,6 +226,9 @@ absl::StatusOr<RunningServers> StartServers(std::vector<ListeningSocket> sockets
   return started;
 }
 
+// Whether the keeper may have taken over what it was asked for, though this is all that is known of it.
+bool MayBeTakenOver(const absl::Status& asked) { return absl::IsDeadlineExceeded(asked) || absl::IsUnavailable(asked); }
+
 // Where epochs may have fewer nodes, a server of node 0 that its keeper has started again does not wait for one that is
 // lost. What models of another world say tells nothing.
 std::vector<int> KnownDeviceCounts(const CoordinatorOptions& options) {
@@ -529,9 +532,15 @@ AdminService::Lifetime Daemon::Impl::Lifetime() {
     absl::MutexLock lock(&restarting_);
     // Who has asked for its end before is not answered by a restart.
     if (stop_requested_.HasBeenNotified()) return absl::UnavailableError("restart: the daemon drains");
+    const bool is_other = change.program.has_value() || change.arguments.has_value() || lose_models;
+    const bool was_other = next_is_other_;
     // Before the keeper knows, and also when it does not answer: an end that a signal brings meanwhile saves.
-    if (change.program.has_value() || change.arguments.has_value() || lose_models) next_is_other_ = true;
-    RETURN_IF_ERROR(afterlife_.restart(change));
+    if (is_other) next_is_other_ = true;
+    const absl::Status asked = afterlife_.restart(change);
+    if (!asked.ok() && !MayBeTakenOver(asked)) next_is_other_ = was_other;
+    RETURN_IF_ERROR(asked);
+    // What the keeper has taken over last is what it starts.
+    next_is_other_ = is_other;
     lose_models_ = lose_models;
     if (RequestStop()) Log(LogLevel::kInfo, "draining", {{"call", "Restart"}});
     return absl::OkStatus();

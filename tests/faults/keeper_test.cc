@@ -278,6 +278,22 @@ TEST_F(KeptDaemonTest, ARestartSavesNothingOfModelsThatStay) {
   EXPECT_THAT(SavedSteps(saves), testing::IsEmpty());
 }
 
+TEST_F(KeptDaemonTest, ARestartBehindOneThatWasRefusedSavesNothingOfModelsThatStay) {
+  const TemporaryDirectory saves;
+  Start({"--keeper=on", "--save-dir=" + saves.path()});
+  ASSERT_OK(TrainOnce());
+  const std::string expected = StateHash();
+  const std::optional<pid_t> server = ServerPid();
+  ASSERT_TRUE(server.has_value());
+  for (const char* const words : {"--binary=/nowhere/paramshardd", "--lose-models -- --help"}) {
+    EXPECT_FALSE(RestartRefusal(words).empty());
+  }
+  daemon_->Signal(SIGUSR1);
+  ASSERT_TRUE(AwaitServer(*server).has_value());
+  EXPECT_EQ(StateHash(), expected);
+  EXPECT_THAT(SavedSteps(saves), testing::IsEmpty());
+}
+
 TEST_F(KeptDaemonTest, ARestartAsAnotherServerSavesBefore) {
   const std::string flags = absl::StrCat("-- --socket-dir=", directory_.path(), " ", DeviceFlags(1).front());
   for (const std::string& words : {"--binary=" + Program(PARAMSHARDD), flags, std::string("--lose-models")}) {
