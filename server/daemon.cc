@@ -346,7 +346,7 @@ absl::Status Daemon::Impl::Start(DeviceOpener open, const std::stop_token& stop)
       WorldRestores::Options{.store = store_.get(), .timeout = config_.restore_timeout});
   RETURN_IF_ERROR(OpenHandoff());
   RETURN_IF_ERROR(Serve());
-  ASSIGN_OR_RETURN(changes_, CutOffChanges::Start(store_.get(), std::move(cut_off)));
+  ASSIGN_OR_RETURN(changes_, CutOffChanges::Start(store_.get(), std::move(cut_off), {}));
   return absl::OkStatus();
 }
 
