@@ -27,7 +27,9 @@
 namespace paramshard::server {
 
 // Thread-safe; calls take turns. Each ends within the timeout, with DEADLINE_EXCEEDED where the keeper has not answered
-// by then: it may do what it was asked for yet. Every call may be repeated.
+// by then: it may do what it was asked for yet. A drop has a longer one, since it is answered when the memory is free,
+// and whatever has its turn behind a drop waits for that first, as long as one may take in all. Every call may be
+// repeated.
 //
 //   ASSIGN_OR_RETURN(std::unique_ptr<KeeperLink> link, KeeperLink::FromEnvironment());
 //   ASSIGN_OR_RETURN(KeptStore::Descriptors memory, link->TakeAll());
@@ -39,8 +41,9 @@ class KeeperLink final : public KeptStore {
   static constexpr char kVariable[] = "PARAMSHARD_KEEPER_SOCKET";
   static constexpr absl::Duration kTimeout = absl::Seconds(10);
 
-  explicit KeeperLink(wire::FileDescriptor socket, absl::Duration timeout = kTimeout)
-      : socket_(std::move(socket)), timeout_(timeout) {}
+  explicit KeeperLink(wire::FileDescriptor socket, absl::Duration timeout = kTimeout,
+                      absl::Duration drop_timeout = kDropTimeout)
+      : socket_(std::move(socket)), timeout_(timeout), drop_timeout_(drop_timeout) {}
 
   // Takes over the socket that the keeper has left to this process, and removes the variable, so that no child has it:
   // called once, before there are threads. NOT_FOUND without the variable; INVALID_ARGUMENT when it names no such
@@ -79,6 +82,8 @@ class KeeperLink final : public KeptStore {
 
   // One request and its answer; the error that the answer is, or why there is none.
   absl::StatusOr<Answer> Call(KeeperMessageKind kind, std::vector<std::string> words, absl::Span<const int> fds = {});
+  // Waits for the turn of a call, which then has until the time that is returned.
+  absl::StatusOr<SteadyTime> AwaitTurn(absl::Duration timeout) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::StatusOr<Answer> TakeTurn(const KeeperMessage& request, absl::Span<const int> fds, SteadyTime deadline);
   absl::Status Send(const std::string& bytes, absl::Span<const int> fds, SteadyTime deadline) const;
   absl::StatusOr<Answer> AwaitAnswer(uint64_t sequence, SteadyTime deadline) const;
@@ -88,8 +93,11 @@ class KeeperLink final : public KeptStore {
   const absl::Duration timeout_;
 
   absl::Mutex mu_;
+  const absl::Duration drop_timeout_;
   SteadyCondVar free_;
-  bool busy_ ABSL_GUARDED_BY(mu_) = false;  // somebody's turn
+  bool busy_ ABSL_GUARDED_BY(mu_) = false;                          // somebody's turn
+  SteadyTime drop_until_ ABSL_GUARDED_BY(mu_) = SteadyTime::min();  // the deadline of a drop that has it
+  int64_t drops_ ABSL_GUARDED_BY(mu_) = 0;                          // that are through
   uint64_t last_sequence_ ABSL_GUARDED_BY(mu_) = 0;
 };
 
