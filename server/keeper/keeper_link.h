@@ -40,6 +40,8 @@ class KeeperLink final : public KeptStore {
   // In the environment of a server: the number of its descriptor of the socket.
   static constexpr char kVariable[] = "PARAMSHARD_KEEPER_SOCKET";
   static constexpr absl::Duration kTimeout = absl::Seconds(10);
+  // More than the kernel needs to free all memory of a machine.
+  static constexpr absl::Duration kDropTimeout = absl::Minutes(2);
 
   explicit KeeperLink(wire::FileDescriptor socket, absl::Duration timeout = kTimeout,
                       absl::Duration drop_timeout = kDropTimeout)
@@ -59,7 +61,7 @@ class KeeperLink final : public KeptStore {
   // The server serves. Until it says so, its end counts as a start that has failed.
   absl::Status ReportReady(absl::string_view version);
   // Has the keeper start the next server with that command, or with the same one. Then the server drains, and exits
-  // with kExitRestart. NOT_FOUND when the program is none that can be executed.
+  // with kExitRestart. NOT_FOUND when the program is none that can be executed, and from a keeper of before for none.
   absl::Status RequestRestart(const std::optional<ServerCommand>& command);
 
   // Why the last restart that was asked for was given up, and this server started in the place of that one; empty when
@@ -80,10 +82,10 @@ class KeeperLink final : public KeptStore {
     bool more = false;
   };
 
-  // One request and its answer; the error that the answer is, or why there is none.
-  absl::StatusOr<Answer> Call(KeeperMessageKind kind, std::vector<std::string> words, absl::Span<const int> fds = {});
   // Waits for the turn of a call, which then has until the time that is returned.
   absl::StatusOr<SteadyTime> AwaitTurn(absl::Duration timeout) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // One request and its answer; the error that the answer is, or why there is none.
+  absl::StatusOr<Answer> Call(KeeperMessageKind kind, std::vector<std::string> words, absl::Span<const int> fds = {});
   absl::StatusOr<Answer> TakeTurn(const KeeperMessage& request, absl::Span<const int> fds, SteadyTime deadline);
   absl::Status Send(const std::string& bytes, absl::Span<const int> fds, SteadyTime deadline) const;
   absl::StatusOr<Answer> AwaitAnswer(uint64_t sequence, SteadyTime deadline) const;
@@ -91,9 +93,9 @@ class KeeperLink final : public KeptStore {
   // Constant after construction.
   const wire::FileDescriptor socket_;
   const absl::Duration timeout_;
+  const absl::Duration drop_timeout_;
 
   absl::Mutex mu_;
-  const absl::Duration drop_timeout_;
   SteadyCondVar free_;
   bool busy_ ABSL_GUARDED_BY(mu_) = false;                          // somebody's turn
   SteadyTime drop_until_ ABSL_GUARDED_BY(mu_) = SteadyTime::min();  // the deadline of a drop that has it
