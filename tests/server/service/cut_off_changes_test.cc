@@ -45,8 +45,16 @@ ModelSpec SpecWith(MomentType moments) {
   return checkpoint::Checked(spec);
 }
 
+constexpr absl::Duration kLong = absl::Seconds(30);  // that no test should wait for
 const CutOffChanges::Options kPatiently = {.first_pause = absl::Milliseconds(1),
                                            .longest_pause = absl::Milliseconds(4)};
+
+void AwaitRefusals(const ThreadShortage& shortage, int count) {
+  for (const SteadyTime deadline = SteadyDeadline(kLong); shortage.refusals() < count && SteadyNow() < deadline;) {
+    std::this_thread::yield();
+  }
+  ASSERT_GE(shortage.refusals(), count);
+}
 
 // Holds back who writes into a device.
 class Gate {
@@ -236,7 +244,7 @@ TEST_F(CutOffChangesTest, ARestoreThatFindsNoThreadIsTriedAgain) {
     // One for the changes themselves.
     const ThreadShortage shortage(1);
     MakeAgain();
-    while (shortage.refusals() < 3) std::this_thread::yield();
+    AwaitRefusals(shortage, 3);
     EXPECT_THAT(model_->unfinished(), StatusIs(absl::StatusCode::kUnavailable)) << "nothing is lost yet";
   }
   AwaitChanges();
@@ -297,7 +305,7 @@ TEST_F(CutOffChangesTest, TheEndOfTheDaemonEndsAPauseAndLeavesTheRestoreToTheNex
   StartAfter(left);
   const ThreadShortage shortage(1);
   MakeAgain({.first_pause = absl::Hours(1), .longest_pause = absl::Hours(1), .patience = absl::Hours(2)});
-  while (shortage.refusals() < 1) std::this_thread::yield();
+  AwaitRefusals(shortage, 1);
   changes_.reset();
   EXPECT_THAT(model_->unfinished(), StatusIs(absl::StatusCode::kUnavailable));
   EXPECT_OK(model_->usable());
