@@ -226,6 +226,9 @@ absl::StatusOr<RunningServers> StartServers(std::vector<ListeningSocket> sockets
   return started;
 }
 
+// Whether the keeper may have taken over what it was asked for, though this is all that is known of it.
+bool MayBeTakenOver(const absl::Status& asked) { return absl::IsDeadlineExceeded(asked) || absl::IsUnavailable(asked); }
+
 // Where epochs may have fewer nodes, a server of node 0 that its keeper has started again does not wait for one that is
 // lost. What models of another world say tells nothing.
 std::vector<int> KnownDeviceCounts(const CoordinatorOptions& options) {
@@ -343,7 +346,7 @@ absl::Status Daemon::Impl::Start(DeviceOpener open, const std::stop_token& stop)
       WorldRestores::Options{.store = store_.get(), .timeout = config_.restore_timeout});
   RETURN_IF_ERROR(OpenHandoff());
   RETURN_IF_ERROR(Serve());
-  ASSIGN_OR_RETURN(changes_, CutOffChanges::Start(store_.get(), std::move(cut_off)));
+  ASSIGN_OR_RETURN(changes_, CutOffChanges::Start(store_.get(), std::move(cut_off), {}));
   return absl::OkStatus();
 }
 
@@ -529,9 +532,15 @@ AdminService::Lifetime Daemon::Impl::Lifetime() {
     absl::MutexLock lock(&restarting_);
     // Who has asked for its end before is not answered by a restart.
     if (stop_requested_.HasBeenNotified()) return absl::UnavailableError("restart: the daemon drains");
+    const bool is_other = change.program.has_value() || change.arguments.has_value() || lose_models;
+    const bool was_other = next_is_other_;
     // Before the keeper knows, and also when it does not answer: an end that a signal brings meanwhile saves.
-    if (change.program.has_value() || change.arguments.has_value() || lose_models) next_is_other_ = true;
-    RETURN_IF_ERROR(afterlife_.restart(change));
+    if (is_other) next_is_other_ = true;
+    const absl::Status asked = afterlife_.restart(change);
+    if (!asked.ok() && !MayBeTakenOver(asked)) next_is_other_ = was_other;
+    RETURN_IF_ERROR(asked);
+    // What the keeper has taken over last is what it starts.
+    next_is_other_ = is_other;
     lose_models_ = lose_models;
     if (RequestStop()) Log(LogLevel::kInfo, "draining", {{"call", "Restart"}});
     return absl::OkStatus();
@@ -630,8 +639,7 @@ void Daemon::Wait() { impl_->Wait(); }
 void Daemon::RequestStop() { impl_->RequestStop(); }
 void Daemon::Stop() { impl_->Stop(); }
 absl::Duration Daemon::StopTimeout(const DaemonConfig& config) {
-  const bool saves = MakesSaves(config) && config.save_on_drain;
-  return config.drain_timeout + (saves ? config.save_timeout : absl::ZeroDuration());
+  return config.drain_timeout + (MakesSaves(config) ? config.save_timeout : absl::ZeroDuration());
 }
 
 std::string Daemon::tcp_address() const { return impl_->tcp_address(); }

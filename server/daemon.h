@@ -64,7 +64,7 @@ class Daemon {
                                                        const std::stop_token& stop = {}, Afterlife afterlife = {});
   ~Daemon();
 
-  // How long draining and saving may take.
+  // How long draining and saving may take: where saves can be made one may be under way, whatever save_on_drain says.
   static absl::Duration StopTimeout(const DaemonConfig& config);
 
   // Blocks until Stop or RequestStop is called.

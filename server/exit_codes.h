@@ -5,7 +5,7 @@
 namespace paramshard::server {
 
 inline constexpr int kExitOk = 0;           // drained, or --help, --version, --print-config
-inline constexpr int kExitUsage = 2;        // flags or environment, and the NCCL that they need
+inline constexpr int kExitUsage = 2;        // flags or environment, and what they name
 inline constexpr int kExitStartFailed = 3;  // sockets, the world, or devices; the log says which
 inline constexpr int kExitInterrupted = 4;  // a second signal while draining
 inline constexpr int kExitStuck = 5;        // the end took longer than it may

@@ -1,5 +1,6 @@
 #include "server/keeper_program.h"
 
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -37,6 +38,7 @@ absl::StatusOr<KeeperProgram> MakeKeeper(const DaemonConfig& config, const std::
   // The log's thread inherits the signals that the keeper blocks, and so takes none.
   Keeper::Options options;
   options.command = {.program = std::move(program), .arguments = arguments};
+  options.file = wire::FileDescriptor(open("/proc/self/exe", O_PATH | O_CLOEXEC));
   ASSIGN_OR_RETURN(SocketDir socket_dir, SocketDir::Acquire(config.socket_dir, !config.allow_users.empty()));
   options.lent = {{.variable = SocketDir::kLockVariable, .fd = socket_dir.lock()}};
   options.log = [](LogLevel level, absl::string_view event, LogFields fields) { Log(level, event, fields); };

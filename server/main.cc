@@ -1,6 +1,8 @@
 // paramshardd: reads its configuration, serves until a signal comes, drains. With a keeper it is two processes of this
 // program: the keeper, and the server that the keeper starts.
 
+#include <sys/prctl.h>
+
 #include <algorithm>
 #include <atomic>
 #include <csignal>
@@ -43,8 +45,8 @@
 namespace paramshard::server {
 namespace {
 
-// How long the end may take beyond the drain, for calls under way and what devices still do. With the default drain
-// that is less than the 30 s after which deploy/'s units kill the daemon.
+// How long the end may take beyond drain and saves, for calls under way and what devices still do. With the defaults of
+// both that is less than the 11 minutes after which deploy/'s units kill the daemon.
 constexpr absl::Duration kEndTimeout = absl::Seconds(15);
 // More than gRPC starts before it serves its first call.
 constexpr size_t kThreadsOfGrpc = 32;
@@ -136,6 +138,9 @@ int StartFailed(const absl::Status& why, int exit_code) {
   return exit_code;
 }
 
+// The kernel names a process after the file that it executes, of which a keeper has the number of a descriptor alone.
+void NameProcess(const std::string& program) { prctl(PR_SET_NAME, std::filesystem::path(program).filename().c_str()); }
+
 // The server's side of a keeper.
 struct Kept {
   std::unique_ptr<KeeperLink> link;      // null without a keeper
@@ -186,7 +191,11 @@ Afterlife AfterlifeOf(const Kept& kept, const std::shared_ptr<Ending>& ending) {
   const auto restart = [&kept, ending](const ServerCommandChange& change) -> absl::Status {
     const ServerCommand next = change.AppliedTo(kept.command);
     RETURN_IF_ERROR(CheckServes(next, kept.socket_dir));
-    RETURN_IF_ERROR(kept.link->RequestRestart(next));
+    const std::optional<ServerCommand> request = change.RequestFrom(kept.command);
+    absl::Status asked = kept.link->RequestRestart(request);
+    // A keeper of before wants a program named.
+    if (absl::IsNotFound(asked) && request->program.empty()) asked = kept.link->RequestRestart(next);
+    RETURN_IF_ERROR(asked);
     if (!ending->stop.stop_requested()) ending->restart = true;
     return absl::OkStatus();
   };
@@ -270,6 +279,7 @@ int Run(const ParsedArguments& arguments, ServerCommand command, Inheritance inh
   ConfigureLog(config.log_format == "json" ? LogFormat::kJson : LogFormat::kText,
                FindLogLevel(config.log_level).value_or(LogLevel::kInfo));
   if (link.ok()) {
+    NameProcess(command.program);
     return RunServer(arguments, {.link = *std::move(link),
                                  .socket_dir_lock = std::move(inheritance.socket_dir_lock),
                                  .command = std::move(command),

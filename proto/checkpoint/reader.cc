@@ -136,6 +136,10 @@ bool Reader::Opener::Open() {
 bool Reader::Opener::CheckFolder() {
   std::error_code error;
   const fs::file_status status = fs::status(reader_.folder_, error);
+  if (const absl::Status failed = safetensors::FileError(error.value(), "stat failed"); absl::IsUnavailable(failed)) {
+    Report("", failed);
+    return false;
+  }
   if (!fs::is_directory(status)) {
     const bool exists = fs::exists(status);
     Report("", "", std::nullopt, exists ? absl::StatusCode::kInvalidArgument : absl::StatusCode::kNotFound,
@@ -150,7 +154,7 @@ bool Reader::Opener::CheckFolder() {
 absl::Status Reader::Opener::CheckFolderOwner() const {
   if (!options_.owner.has_value()) return absl::OkStatus();
   struct stat status;
-  if (stat(reader_.folder_.c_str(), &status) != 0) return absl::ErrnoToStatus(errno, "stat failed");
+  if (stat(reader_.folder_.c_str(), &status) != 0) return safetensors::FileError(errno, "stat failed");
   return safetensors::CheckOwnerOf(status, *options_.owner);
 }
 

@@ -12,6 +12,12 @@
 
 namespace paramshard::safetensors {
 
+absl::Status FileError(int error, absl::string_view what) {
+  const bool may_pass = error == EIO || error == ESTALE || error == ENOTCONN;
+  if (may_pass) return absl::UnavailableError(absl::StrCat(what, ": ", strerror(error)));
+  return absl::ErrnoToStatus(error, what);
+}
+
 absl::StatusOr<RegularFile> RegularFile::Open(const std::string& path, PageCache page_cache) {
   // O_NONBLOCK, because a pipe of this name may have nobody who writes to it.
   constexpr int kFlags = O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY;
@@ -23,7 +29,7 @@ absl::StatusOr<RegularFile> RegularFile::Open(const std::string& path, PageCache
   }
   struct stat status;
   if (fd.get() < 0 || fstat(fd.get(), &status) != 0) {
-    return absl::ErrnoToStatus(errno, absl::StrCat(path, ": open failed"));
+    return FileError(errno, absl::StrCat(path, ": open failed"));
   }
   if (S_ISREG(status.st_mode)) return RegularFile(std::move(fd), status, is_direct);
   return absl::InvalidArgumentError(absl::StrCat(path, ": a regular file expected"));

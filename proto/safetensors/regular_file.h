@@ -11,11 +11,15 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "proto/safetensors/page_buffer.h"
 #include "proto/wire/handoff.h"
 
 namespace paramshard::safetensors {
+
+// What a call on a file has ended with: as errno says, but UNAVAILABLE from a disk or a mount that does not answer now.
+absl::Status FileError(int error, absl::string_view what);
 
 // An open regular file. Devices and pipes, which need have no end, are refused, and opening one does not wait. Data are
 // read where they are asked for, not mapped: a file that is cut meanwhile is an error, not a signal. Movable; several

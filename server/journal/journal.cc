@@ -274,8 +274,6 @@ absl::Status Journal::BeginChange(const ChangeSource& source) {
   return absl::OkStatus();
 }
 
-void Journal::BeginDelete() { WriteLifecycle(JournalLifecycle::kDeleting, {}); }
-
 // --- Commits
 
 CommitKey Journal::NextKey() const {

@@ -63,8 +63,6 @@ class Journal {
   absl::Status SetUsable(const JournalEpoch& epoch, const JournalNumbers& numbers);
   // Before the first byte of the state is replaced. A change that fails stays one.
   absl::Status BeginChange(const ChangeSource& source);
-  // Before the first of its memory is given up. There is no way back.
-  void BeginDelete();
 
   // --- Commits of a usable model
 

@@ -19,8 +19,8 @@ enum class JournalLifecycle : uint8_t {
   kCreating,
   kChanging,
   kUsable,
-  kDeleting,
-  kChanged,  // as usable; which numbers and which epoch it has says this record, whatever is published of them
+  // As usable; which numbers and which epoch it has says this record, whatever is published of them. 3 is none.
+  kChanged = 4,
 };
 
 // Where client states are: `size_bytes` of those of the commit's parity.

@@ -60,7 +60,6 @@ class Planner {
     ASSIGN_OR_RETURN(const LifecycleRecord lifecycle, reader_.Lifecycle());
     switch (lifecycle.lifecycle) {
       case JournalLifecycle::kCreating:
-      case JournalLifecycle::kDeleting:
         plan_ = RecoveryPlan();
         plan_.action = RecoveryAction::kDrop;
         return absl::OkStatus();

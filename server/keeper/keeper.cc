@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/signalfd.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -77,6 +78,18 @@ KeptDescriptors::Limits LimitsOf(const Keeper::Options& options) {
   return {.descriptors = static_cast<size_t>(std::max<int64_t>(0, RaiseDescriptorLimit() - kDescriptorsOfKeeper))};
 }
 
+// A file that can be executed, and nothing else, while it has no name any more, too.
+wire::FileDescriptor OpenProgram(const std::string& path) {
+  return wire::FileDescriptor(open(path.c_str(), O_PATH | O_CLOEXEC));
+}
+
+bool IsSameFile(int a, int b) {
+  struct stat first {};
+  struct stat second {};
+  return fstat(a, &first) == 0 && fstat(b, &second) == 0 && first.st_dev == second.st_dev &&
+         first.st_ino == second.st_ino;
+}
+
 // By a drain, without waiting for it, or because it took too long.
 bool IsOrderly(const ServerEnd& end) {
   return end.signal == 0 && end.exec_error == 0 &&
@@ -106,8 +119,11 @@ Keeper::Keeper(Options options, sigset_t signals, wire::FileDescriptor signal_fd
       server_oom_score_(server_oom_score),
       lent_(std::move(options.lent)),
       kept_(LimitsOf(options)),
-      policy_(options.restarts),
-      command_(std::move(options.command)) {}
+      policy_(options.restarts) {
+  if (!options.file.valid()) options.file = OpenProgram(options.command.program);
+  next_ = {.command = std::move(options.command),
+           .file = std::make_shared<const wire::FileDescriptor>(std::move(options.file))};
+}
 
 int Keeper::Run() {
   exit_code_.reset();
@@ -200,6 +216,7 @@ void Keeper::OnRestartSignal() {
   Log(LogLevel::kInfo, "restart asked for");
   rollback_.clear();
   if (server_.has_value()) return server_->Signal(SIGUSR1);
+  if (!next_start_.has_value()) LookForNewFile();
   policy_.Reset();
   next_start_ = SteadyNow();
 }
@@ -213,14 +230,26 @@ void Keeper::OnReady(absl::string_view version) {
 }
 
 absl::Status Keeper::OnRestartRequest(std::optional<ServerCommand> command) {
-  if (!command.has_value()) command = running_;
-  if (access(command->program.c_str(), X_OK) != 0) {
-    return absl::NotFoundError(absl::StrCat("restart: a program that can be executed expected, got ", command->program,
-                                            ": ", strerror(errno)));
+  Program next = running_;
+  if (command.has_value()) next.command.arguments = std::move(command->arguments);
+  if (command.has_value() && !command->program.empty()) {
+    wire::FileDescriptor file = OpenProgram(command->program);
+    if (!file.valid() || access(command->program.c_str(), X_OK) != 0) {
+      return absl::NotFoundError(absl::StrCat("restart: a program that can be executed expected, got ",
+                                              command->program, ": ", strerror(errno)));
+    }
+    next.command.program = std::move(command->program);
+    next.file = std::make_shared<const wire::FileDescriptor>(std::move(file));
   }
-  command_ = *std::move(command);
+  next_ = std::move(next);
   rollback_.clear();
   return absl::OkStatus();
+}
+
+void Keeper::LookForNewFile() {
+  wire::FileDescriptor file = OpenProgram(next_.command.program);
+  if (!file.valid() || IsSameFile(file.get(), next_.file->get())) return;
+  next_.file = std::make_shared<const wire::FileDescriptor>(std::move(file));
 }
 
 // --- Lives of servers ---
@@ -228,10 +257,13 @@ absl::Status Keeper::OnRestartRequest(std::optional<ServerCommand> command) {
 void Keeper::Start() {
   next_start_.reset();
   ready_ = false;
-  running_ = command_;
+  running_ = next_;
   policy_.OnStart();
-  absl::StatusOr<ServerProcess> started = ServerProcess::Start(
-      {.command = command_, .blocked_signals = signals_, .oom_score_adj = server_oom_score_, .lent = lent_});
+  absl::StatusOr<ServerProcess> started = ServerProcess::Start({.command = next_.command,
+                                                                .file = next_.file->get(),
+                                                                .blocked_signals = signals_,
+                                                                .oom_score_adj = server_oom_score_,
+                                                                .lent = lent_});
   if (!started.ok()) {
     Log(LogLevel::kError, "server not started", {{"error", started.status().ToString()}});
     return OnFailure(started.status().ToString(), kExitStartFailed);
@@ -246,7 +278,9 @@ void Keeper::Start() {
                           .restarts = [this] { return started_ - 1; },
                       });
   Log(LogLevel::kInfo, "server started",
-      {{"pid", absl::StrCat(server_->pid())}, {"program", command_.program}, {"kept", absl::StrCat(kept_.size())}});
+      {{"pid", absl::StrCat(server_->pid())},
+       {"program", next_.command.program},
+       {"kept", absl::StrCat(kept_.size())}});
   if (stop_signal_ != 0) server_->Signal(stop_signal_);
 }
 
@@ -289,15 +323,15 @@ void Keeper::OnFailureWhileStopping(const std::string& why, int code) {
 void Keeper::StartToDrain() {
   Log(LogLevel::kWarning, "server is started again to drain");
   drained_again_ = true;
-  if (proven_.has_value()) command_ = *proven_;
+  if (proven_.has_value()) next_ = *proven_;
   next_start_ = SteadyNow();
 }
 
 void Keeper::Hold(const std::string& why, int code) {
-  if (proven_.has_value() && *proven_ != command_) {
-    Log(LogLevel::kError, "server started as before", {{"program", proven_->program}});
-    rollback_ = absl::StrCat(command_.program, ": a server expected, got ", why);
-    command_ = *proven_;
+  if (proven_.has_value() && *proven_ != next_) {
+    Log(LogLevel::kError, "server started as before", {{"program", proven_->command.program}});
+    rollback_ = absl::StrCat(next_.command.program, ": a server expected, got ", why);
+    next_ = *proven_;
     policy_.Reset();
     next_start_ = SteadyNow();
   } else if (kept_.empty()) {

@@ -35,8 +35,9 @@ namespace paramshard::server {
 //
 // A program that ends before it is ready has failed, whatever its code. A command that was asked for is that of every
 // start from then on, but gives way to the last one that became ready if it fails too often; servers are told so
-// (KeeperLink::LastRestart). Where no command becomes ready, the keeper holds what is kept and waits for a signal; where
-// nothing is kept, it ends with the server's code, and so it does when its very first server fails.
+// (KeeperLink::LastRestart). A program is the file that lay at its path when it was asked for: what is put in its place
+// is started when a restart names that path. Where no command becomes ready, the keeper holds what is kept and waits
+// for a signal; where nothing is kept, it ends with the server's code, and so it does when its very first server fails.
 //
 // Signals are those of the keeper's process. They are blocked in the server when it starts, and none is lost before it
 // waits for them.
@@ -46,7 +47,8 @@ namespace paramshard::server {
 //                              that. The second, unless it is a hang-up, kills the server, and the keeper ends with
 //                              kExitInterrupted.
 //   SIGUSR1                    goes to the server, which drains and exits with kExitRestart. Without a server it starts
-//                              one now, as if none had failed. After one of those above it is nothing.
+//                              one now, as if none had failed, and where none was to be started any more from the file
+//                              that lies at the path by then. After one of those above it is nothing.
 //
 // Models that the keeper's end takes along and that no server has drained are named in the log.
 //
@@ -58,6 +60,8 @@ class Keeper {
 
   struct Options {
     ServerCommand command;
+    // The file at the command's path, which outlives what lies there; none: the keeper opens it.
+    wire::FileDescriptor file = {};
     RestartPolicy::Options restarts;
     // What may be kept; nothing: what the limit of open files, which is raised as far as it may be, leaves room for.
     std::optional<KeptDescriptors::Limits> limits;
@@ -76,6 +80,14 @@ class Keeper {
   int Run();
 
  private:
+  // A command, and the file that is executed for it.
+  struct Program {
+    ServerCommand command;
+    std::shared_ptr<const wire::FileDescriptor> file;  // of two that are asked for each has its own
+
+    friend bool operator==(const Program& a, const Program& b) = default;
+  };
+
   Keeper(Options options, sigset_t signals, wire::FileDescriptor signal_fd, std::optional<int> server_oom_score);
 
   // One turn of the loop.
@@ -90,6 +102,8 @@ class Keeper {
   void OnRestartSignal();
   void OnReady(absl::string_view version);
   absl::Status OnRestartRequest(std::optional<ServerCommand> command);
+  // What was put in its place is the next program, too.
+  void LookForNewFile();
 
   void Start();
   void OnEnd(const ServerEnd& end);
@@ -114,11 +128,11 @@ class Keeper {
 
   KeptDescriptors kept_;
   RestartPolicy policy_;
-  ServerCommand command_;                // of the next server
-  ServerCommand running_;                // of the one that was started last
-  std::optional<ServerCommand> proven_;  // the last that became ready
-  int64_t started_ = 0;                  // servers
-  std::string rollback_;                 // why the last restart that was asked for was given up; empty: it was not
+  Program next_;                   // of the next server
+  Program running_;                // of the one that was started last
+  std::optional<Program> proven_;  // the last that became ready
+  int64_t started_ = 0;            // servers
+  std::string rollback_;           // why the last restart that was asked for was given up; empty: it was not
 
   // At most one of these is set: a server runs, one is to be started, or the keeper holds what is kept.
   std::optional<ServerProcess> server_;

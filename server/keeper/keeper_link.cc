@@ -112,23 +112,41 @@ absl::StatusOr<int64_t> KeeperLink::CountRestarts() {
 
 absl::StatusOr<KeeperLink::Answer> KeeperLink::Call(KeeperMessageKind kind, std::vector<std::string> words,
                                                     absl::Span<const int> fds) {
-  const SteadyTime deadline = SteadyDeadline(timeout_);
+  const bool drops = kind == KeeperMessageKind::kDropPrefix;
+  SteadyTime deadline;
   KeeperMessage request{.kind = kind, .words = std::move(words)};
   {
     absl::MutexLock lock(&mu_);
-    while (busy_) {
-      if (free_.WaitUntil(&mu_, deadline) && busy_) {
-        return absl::DeadlineExceededError("keeper: a turn expected, got none in time: other calls wait for it");
-      }
-    }
+    ASSIGN_OR_RETURN(deadline, AwaitTurn(drops ? drop_timeout_ : timeout_));
     busy_ = true;
+    if (drops) drop_until_ = deadline;
     request.sequence = ++last_sequence_;
   }
   absl::StatusOr<Answer> answer = TakeTurn(request, fds, deadline);
   absl::MutexLock lock(&mu_);
   busy_ = false;
+  if (drops) {
+    drop_until_ = SteadyTime::min();
+    ++drops_;
+  }
   free_.SignalAll();
   return answer;
+}
+
+// Who waits behind a drop has all of its own time when that is through.
+absl::StatusOr<SteadyTime> KeeperLink::AwaitTurn(absl::Duration timeout) {
+  const SteadyTime latest = SteadyDeadline(drop_timeout_);
+  SteadyTime deadline = SteadyDeadline(timeout);
+  while (busy_) {
+    const SteadyTime until = std::max(deadline, std::min(drop_until_, latest));
+    if (SteadyNow() >= until) {
+      return absl::DeadlineExceededError("keeper: a turn expected, got none in time: other calls wait for it");
+    }
+    const int64_t drops = drops_;
+    free_.WaitUntil(&mu_, until);
+    if (drops_ != drops && SteadyNow() < latest) deadline = SteadyDeadline(timeout);
+  }
+  return deadline;
 }
 
 absl::StatusOr<KeeperLink::Answer> KeeperLink::TakeTurn(const KeeperMessage& request, absl::Span<const int> fds,

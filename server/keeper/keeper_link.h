@@ -27,7 +27,9 @@
 namespace paramshard::server {
 
 // Thread-safe; calls take turns. Each ends within the timeout, with DEADLINE_EXCEEDED where the keeper has not answered
-// by then: it may do what it was asked for yet. Every call may be repeated.
+// by then: it may do what it was asked for yet. A drop has a longer one, since it is answered when the memory is free,
+// and whatever has its turn behind a drop waits for that first, as long as one may take in all. Every call may be
+// repeated.
 //
 //   ASSIGN_OR_RETURN(std::unique_ptr<KeeperLink> link, KeeperLink::FromEnvironment());
 //   ASSIGN_OR_RETURN(KeptStore::Descriptors memory, link->TakeAll());
@@ -38,9 +40,12 @@ class KeeperLink final : public KeptStore {
   // In the environment of a server: the number of its descriptor of the socket.
   static constexpr char kVariable[] = "PARAMSHARD_KEEPER_SOCKET";
   static constexpr absl::Duration kTimeout = absl::Seconds(10);
+  // More than the kernel needs to free all memory of a machine.
+  static constexpr absl::Duration kDropTimeout = absl::Minutes(2);
 
-  explicit KeeperLink(wire::FileDescriptor socket, absl::Duration timeout = kTimeout)
-      : socket_(std::move(socket)), timeout_(timeout) {}
+  explicit KeeperLink(wire::FileDescriptor socket, absl::Duration timeout = kTimeout,
+                      absl::Duration drop_timeout = kDropTimeout)
+      : socket_(std::move(socket)), timeout_(timeout), drop_timeout_(drop_timeout) {}
 
   // Takes over the socket that the keeper has left to this process, and removes the variable, so that no child has it:
   // called once, before there are threads. NOT_FOUND without the variable; INVALID_ARGUMENT when it names no such
@@ -56,7 +61,7 @@ class KeeperLink final : public KeptStore {
   // The server serves. Until it says so, its end counts as a start that has failed.
   absl::Status ReportReady(absl::string_view version);
   // Has the keeper start the next server with that command, or with the same one. Then the server drains, and exits
-  // with kExitRestart. NOT_FOUND when the program is none that can be executed.
+  // with kExitRestart. NOT_FOUND when the program is none that can be executed, and from a keeper of before for none.
   absl::Status RequestRestart(const std::optional<ServerCommand>& command);
 
   // Why the last restart that was asked for was given up, and this server started in the place of that one; empty when
@@ -77,6 +82,8 @@ class KeeperLink final : public KeptStore {
     bool more = false;
   };
 
+  // Waits for the turn of a call, which then has until the time that is returned.
+  absl::StatusOr<SteadyTime> AwaitTurn(absl::Duration timeout) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // One request and its answer; the error that the answer is, or why there is none.
   absl::StatusOr<Answer> Call(KeeperMessageKind kind, std::vector<std::string> words, absl::Span<const int> fds = {});
   absl::StatusOr<Answer> TakeTurn(const KeeperMessage& request, absl::Span<const int> fds, SteadyTime deadline);
@@ -86,10 +93,13 @@ class KeeperLink final : public KeptStore {
   // Constant after construction.
   const wire::FileDescriptor socket_;
   const absl::Duration timeout_;
+  const absl::Duration drop_timeout_;
 
   absl::Mutex mu_;
   SteadyCondVar free_;
-  bool busy_ ABSL_GUARDED_BY(mu_) = false;  // somebody's turn
+  bool busy_ ABSL_GUARDED_BY(mu_) = false;                          // somebody's turn
+  SteadyTime drop_until_ ABSL_GUARDED_BY(mu_) = SteadyTime::min();  // the deadline of a drop that has it
+  int64_t drops_ ABSL_GUARDED_BY(mu_) = 0;                          // that are through
   uint64_t last_sequence_ ABSL_GUARDED_BY(mu_) = 0;
 };
 

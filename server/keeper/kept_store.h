@@ -21,8 +21,8 @@ namespace paramshard::server {
 //   blocks NUL rank-3/master           by world rank
 //   blocks NUL rank-3/exp_avg
 //
-// Thread-safe. Every call is bounded in time; what fails leaves what is kept as it was, but for DEADLINE_EXCEEDED: it
-// may be carried out yet, and may be asked for again.
+// Thread-safe. Every call is bounded in time: a drop, and whatever waits for one, by minutes, for it frees memory; what
+// fails leaves what is kept as it was, but for DEADLINE_EXCEEDED: it may be carried out yet, and asked for again.
 class KeptStore {
  public:
   using Descriptors = std::map<std::string, wire::FileDescriptor>;
@@ -36,7 +36,8 @@ class KeptStore {
   // descriptors than may be kept; UNAVAILABLE the keeper is gone.
   virtual absl::Status Keep(absl::string_view name, int fd) = 0;
 
-  // Forgets all whose name begins so: a model's, and the NUL. OK when there are none. UNAVAILABLE.
+  // Forgets all whose name begins so: a model's, and the NUL. OK when there are none; on return memory that nobody else
+  // holds is free. UNAVAILABLE.
   virtual absl::Status DropPrefix(absl::string_view prefix) = 0;
 
   // Descriptors of all whose name begins so and goes on: a model's, and the NUL; what is kept stays kept. Whatever

@@ -65,6 +65,8 @@ absl::Status ServerConnection::Carry(const KeeperMessage& request, KeeperPacket 
       return kept_.Keep(request.words.front(), std::move(packet.fds.front()));
     case KeeperMessageKind::kDropPrefix:
       kept_.DropPrefix(request.words.front());
+      // Whoever drops means to use the memory.
+      kept_.CloseLetGo();
       return absl::OkStatus();
     case KeeperMessageKind::kReady:
       if (requests_.on_ready) requests_.on_ready(request.words.front());

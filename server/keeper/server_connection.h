@@ -42,7 +42,8 @@ class ServerConnection {
   int fd() const { return socket_.get(); }
   int16_t events() const;
 
-  // Answers what has come, at most `most` requests: then others have their turn.
+  // Answers what has come, at most `most` requests: then others have their turn. A drop is answered when its memory is
+  // free. What comes meanwhile, signals of the keeper too, waits where the kernel keeps it.
   void Serve(int most = kAtOnce);
 
  private:

@@ -35,6 +35,7 @@ struct Plan {
   std::vector<std::string> variables = {};
   std::vector<char*> argv = {};
   std::vector<char*> envp = {};
+  int file = -1;
   std::string oom_score_adj = {};
   sigset_t blocked_signals = {};
   pid_t keeper = -1;
@@ -70,6 +71,7 @@ void Fill(Plan& plan, const ServerProcess::Options& options, int socket) {
   }
   plan.argv = Pointers(plan.words);
   plan.envp = Pointers(plan.variables);
+  plan.file = options.file;
   if (options.oom_score_adj.has_value()) plan.oom_score_adj = absl::StrCat(*options.oom_score_adj);
   plan.blocked_signals = options.blocked_signals;
   plan.keeper = getpid();
@@ -84,6 +86,16 @@ void WriteOomScore(const std::string& score) {
   close(file);
 }
 
+// Returns where nothing can be executed. The interpreter of a script could not open a file that exec closes, and reads
+// it at its path.
+void Execute(const Plan& plan) {
+  if (plan.file >= 0) {
+    syscall(SYS_execveat, plan.file, "", plan.argv.data(), plan.envp.data(), AT_EMPTY_PATH);
+    if (errno != ENOENT) return;
+  }
+  execve(plan.argv.front(), plan.argv.data(), plan.envp.data());
+}
+
 // In the child: calls of the kernel alone.
 [[noreturn]] void Become(const Plan& plan) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -96,7 +108,7 @@ void WriteOomScore(const std::string& score) {
   sigaction(SIGPIPE, &usual, nullptr);
   sigprocmask(SIG_SETMASK, &plan.blocked_signals, nullptr);
   for (const int fd : plan.inherited) fcntl(fd, F_SETFD, 0);
-  execve(plan.argv.front(), plan.argv.data(), plan.envp.data());
+  Execute(plan);
   const int error = errno;
   (void)!write(plan.exec_error, &error, sizeof(error));
   _exit(kExecFailed);

@@ -41,6 +41,9 @@ class ServerProcess {
  public:
   struct Options {
     ServerCommand command;
+    // The file that is executed, whatever lies at the command's path, unless it is a script; -1: what lies there. The
+    // process calls itself by its first argument, the path: the kernel names it after the number of a descriptor.
+    int file = -1;
     // Signals that are blocked in it, and wait until it asks for them.
     sigset_t blocked_signals = {};
     // /proc/PID/oom_score_adj; nothing: the keeper's.

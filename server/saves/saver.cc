@@ -310,11 +310,10 @@ bool Saver::IsSaved(const StateNumbers& numbers) const {
 }
 
 void Saver::Drain(SteadyTime deadline) {
-  if (!options_.policy.on_drain) return;
   const Model::State state = model_.state();
   const bool untouched = model_.untouched();
   absl::MutexLock lock(&mu_);
-  if (!AwaitOver(deadline) || stopped_ || untouched || IsSaved(state.numbers)) return;
+  if (!AwaitOver(deadline) || !options_.policy.on_drain || stopped_ || untouched || IsSaved(state.numbers)) return;
   Begin(SaveReason::kDrain, state.numbers.commit_number);
   AwaitOver(deadline);
 }

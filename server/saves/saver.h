@@ -176,9 +176,7 @@ class Savers final : public SaverSource {
   explicit Savers(Saver::Options options) : options_(std::move(options)) {}
 
   absl::StatusOr<std::vector<int64_t>> ImageBytes(const Layout& layout, const World& world) const override;
-  absl::Duration drain_timeout() const override {
-    return options_.policy.on_drain ? options_.policy.timeout : absl::ZeroDuration();
-  }
+  absl::Duration drain_timeout() const override { return options_.policy.timeout; }
   absl::StatusOr<std::unique_ptr<ModelSaver>> Make(Model& model, FolderTrouble trouble) const override;
 
  private:

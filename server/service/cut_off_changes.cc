@@ -1,5 +1,7 @@
 #include "server/service/cut_off_changes.h"
 
+#include <algorithm>
+#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
@@ -11,6 +13,7 @@
 #include "server/restores/model_restore.h"
 #include "server/service/file_import.h"
 #include "server/store/import_turn.h"
+#include "server/store/state_condition.h"
 
 namespace paramshard::server {
 namespace {
@@ -25,8 +28,9 @@ absl::Status RestoreAgain(const std::shared_ptr<Model>& model, const ChangeSourc
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<CutOffChanges>> CutOffChanges::Start(ModelStore* store,
-                                                                    std::vector<ModelStore::CutOffChange> changes) {
-  std::unique_ptr<CutOffChanges> started(new CutOffChanges(store, std::move(changes)));
+                                                                    std::vector<ModelStore::CutOffChange> changes,
+                                                                    const Options& options) {
+  std::unique_ptr<CutOffChanges> started(new CutOffChanges(store, std::move(changes), options));
   if (started->changes_.empty()) return started;
   ASSIGN_OR_RETURN(started->thread_,
                    StartThread("changes that were cut off", [changes = started.get()] { changes->Run(); }));
@@ -34,7 +38,11 @@ absl::StatusOr<std::unique_ptr<CutOffChanges>> CutOffChanges::Start(ModelStore* 
 }
 
 CutOffChanges::~CutOffChanges() {
-  stopping_ = true;
+  {
+    absl::MutexLock lock(&mu_);
+    stopping_ = true;
+  }
+  stopped_.SignalAll();
   Await();
 }
 
@@ -46,9 +54,10 @@ void CutOffChanges::Await() {
 void CutOffChanges::Run() {
   for (ModelStore::CutOffChange& cut_off : changes_) {
     const ModelStore::CutOffChange change = std::move(cut_off);
-    if (stopping_) return;
+    if (IsStopping()) return;
     const SteadyTime begin = SteadyNow();
-    const absl::Status status = Make(change);
+    const absl::Status status = MakeWithPatience(change);
+    if (!status.ok() && IsStopping()) return;
     store_->FinishChange(change.model, status);
     if (!status.ok()) continue;
     Log(LogLevel::kInfo, "a change that was cut off is made",
@@ -58,13 +67,44 @@ void CutOffChanges::Run() {
   }
 }
 
+absl::Status CutOffChanges::MakeWithPatience(const ModelStore::CutOffChange& change) {
+  std::optional<SteadyTime> deadline;
+  for (absl::Duration pause = options_.first_pause;; pause = std::min(2 * pause, options_.longest_pause)) {
+    const absl::Status status = Make(change);
+    if (!MayPass(status) || IsStopping()) return status;
+    const SteadyTime now = options_.clock->Now();
+    if (!deadline.has_value()) deadline = After(now, options_.patience);
+    if (After(now, pause) > *deadline) return status;
+    Log(LogLevel::kWarning, "a change that was cut off is tried again",
+        {{"model", change.model->spec().name}, {"why", status.ToString()}, {"pause", absl::FormatDuration(pause)}});
+    if (!Pause(pause)) return status;
+  }
+}
+
+bool CutOffChanges::Pause(absl::Duration pause) {
+  const SteadyTime end = After(options_.clock->Now(), pause);
+  absl::MutexLock lock(&mu_);
+  while (!stopping_) {
+    const absl::Duration left = Until(end, options_.clock->Now());
+    if (left <= absl::ZeroDuration()) return true;
+    stopped_.WaitUntil(&mu_, SteadyDeadline(left));
+  }
+  return false;
+}
+
+// What is left is the next server's.
+bool CutOffChanges::IsStopping() const {
+  absl::MutexLock lock(&mu_);
+  return stopping_ || store_->IsDraining();
+}
+
 absl::Status CutOffChanges::Make(const ModelStore::CutOffChange& change) const {
   switch (change.source.kind) {
     case ChangeSource::Kind::kStream:
     case ChangeSource::Kind::kReplica:
       break;
     case ChangeSource::Kind::kFiles:
-      return ImportFileAgain(change.model, change.source.text, [this] { return stopping_.load(); });
+      return ImportFileAgain(change.model, change.source.text, [this] { return IsStopping(); });
     case ChangeSource::Kind::kCheckpoint:
       return RestoreAgain(change.model, change.source);
   }

@@ -170,9 +170,11 @@ absl::StatusOr<History> Model::EndChange(const Replacement& replacement, absl::S
   return history_;
 }
 
-// Where the journal has what the change is made from, a drain leaves it to the next server.
+// Where the journal has what the change is made from, a drain leaves it to the next server; and one that is made again
+// may be so once more.
 absl::Status Model::Fail(const Replacement& replacement, const absl::Status& why) {
-  if (draining_ && is_published() && replacement.source.repeatable()) return condition_.CutOff(why);
+  const bool again = draining_ || (!condition_.unfinished().ok() && MayPass(why));
+  if (again && is_published() && replacement.source.repeatable()) return condition_.CutOff(why);
   condition_.Break(why);
   return condition_.usable();
 }

@@ -75,8 +75,8 @@ class ModelSaver {
   virtual absl::StatusOr<SaveRecord> Await(int64_t number, SteadyTime deadline) const = 0;
   // UNAVAILABLE while a save is under way.
   virtual absl::Status CheckIdle(absl::string_view operation) const = 0;
-  // The model drains: waits for a save under way, and saves what no save has, where the configuration says so. Returns
-  // at the deadline at the latest.
+  // The model drains: waits for a save under way, and then saves what no save has, where the configuration says so.
+  // Returns at the deadline at the latest.
   virtual void Drain(SteadyTime deadline) = 0;
   // Whether a drain has nothing to save: a checkpoint has the state of the last commit, there was none, or the
   // configuration says so.
@@ -96,7 +96,7 @@ class SaverSource {
 
   // The host memory that a saver will take for each rank of this daemon.
   virtual absl::StatusOr<std::vector<int64_t>> ImageBytes(const Layout& layout, const World& world) const = 0;
-  // How long saves may take when the daemon stops.
+  // How long saves may take when the daemon stops, one that is under way by then too, whatever else is saved.
   virtual absl::Duration drain_timeout() const = 0;
 
   // What of the model's folder of checkpoints keeps a saver from being made.

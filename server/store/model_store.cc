@@ -434,6 +434,11 @@ void ModelStore::Drain(SteadyTime deadline, const absl::Status& why, DrainSaves 
   }
 }
 
+bool ModelStore::IsDraining() const {
+  absl::MutexLock lock(&mu_);
+  return draining_;
+}
+
 bool ModelStore::IsLeftUnsaved(const Model& model) {
   return model.usable().ok() && model.unfinished().ok() && model.saver() != nullptr && !model.saver()->IsDrained();
 }

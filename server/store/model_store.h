@@ -74,7 +74,8 @@ class ModelStore : public EpochListener {
     ChangeSource source;
   };
   absl::StatusOr<std::vector<CutOffChange>> TakeOver();
-  // It was made again, or not: then the model is lost, and the next server tries, as it does where the daemon drains.
+  // It was made again, or has failed for good: then the model is lost, and the next server tries, as it does where the
+  // daemon drains.
   void FinishChange(const std::shared_ptr<Model>& model, const absl::Status& status);
 
   struct Created {
@@ -118,12 +119,14 @@ class ModelStore : public EpochListener {
 
   // Which saves are made before a drain is through.
   enum class DrainSaves : uint8_t {
-    kUnsaved,   // those under way, and of what no save has (ModelSaver::Drain)
+    kUnsaved,   // those under way, and where the configuration says so of what no save has (ModelSaver::Drain)
     kUnderWay,  // no other one begins: the models go on in the next server
   };
   // Refuses new models, lets commits in flight finish until the deadline, and ends all epochs, each as soon as it may.
   // Then it saves, for as long as that may take (SaverSource::drain_timeout).
   void Drain(SteadyTime deadline, const absl::Status& why, DrainSaves saves = DrainSaves::kUnsaved);
+
+  bool IsDraining() const;
 
   // The next server has none of these models. After Drain: one that it could not save stays, for nobody else has it.
   void DropKept() const;

@@ -110,7 +110,7 @@ absl::Status StateCondition::CutOff(const absl::Status& why) {
   PARAMSHARD_CHECK(stage_ == Stage::kWriting);
   EndAt(Stage::kCutOff);
   return absl::UnavailableError(absl::StrCat("model ", model_, ": ", NounOf(kind_), " was given up (", why.message(),
-                                             "); the next server makes it again"));
+                                             "), and is to be made again"));
 }
 
 void StateCondition::Break(const absl::Status& why) {

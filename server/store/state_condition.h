@@ -34,6 +34,9 @@ struct RestoreProgress {
   }
 };
 
+// Whether what a change has failed with may pass, so that the same may come to its end when it is tried again.
+inline bool MayPass(const absl::Status& why) { return absl::IsUnavailable(why) || absl::IsResourceExhausted(why); }
+
 // Looks at a restore that is under way, and gives it up. Both are called from any thread, and not after the change has
 // ended. They do not block.
 struct RestoreWatch {
@@ -95,7 +98,7 @@ class StateCondition {
   void Write();
   // What was begun is the state now.
   void Settle();
-  // It was given up, and the next server makes it again. Returns what to tell whoever has made it: UNAVAILABLE.
+  // It was given up, and is to be made again. Returns what to tell whoever has made it: UNAVAILABLE.
   absl::Status CutOff(const absl::Status& why);
   // It has failed. The first loss stays.
   void Break(const absl::Status& why);

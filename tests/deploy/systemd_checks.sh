@@ -71,7 +71,7 @@ before=$(server)
 rm /usr/bin/paramshardd  # so that the package brings another file
 dpkg --install package.deb >/dev/null
 expect "the daemon has not noticed" test "$(server)" = "$before"
-expect "it is restarted" as_paramshard paramshardctl restart
+expect "it is restarted" as_paramshard paramshardctl restart --binary /usr/bin/paramshardd
 expect "another server serves" await 30 replaced "$before"
 expect "it runs the new program" test "$(readlink "/proc/$(server)/exe")" = /usr/bin/paramshardd
 expect "the unit is active" is ActiveState active

@@ -278,6 +278,22 @@ TEST_F(KeptDaemonTest, ARestartSavesNothingOfModelsThatStay) {
   EXPECT_THAT(SavedSteps(saves), testing::IsEmpty());
 }
 
+TEST_F(KeptDaemonTest, ARestartBehindOneThatWasRefusedSavesNothingOfModelsThatStay) {
+  const TemporaryDirectory saves;
+  Start({"--keeper=on", "--save-dir=" + saves.path()});
+  ASSERT_OK(TrainOnce());
+  const std::string expected = StateHash();
+  const std::optional<pid_t> server = ServerPid();
+  ASSERT_TRUE(server.has_value());
+  for (const char* const words : {"--binary=/nowhere/paramshardd", "--lose-models -- --help"}) {
+    EXPECT_FALSE(RestartRefusal(words).empty());
+  }
+  daemon_->Signal(SIGUSR1);
+  ASSERT_TRUE(AwaitServer(*server).has_value());
+  EXPECT_EQ(StateHash(), expected);
+  EXPECT_THAT(SavedSteps(saves), testing::IsEmpty());
+}
+
 TEST_F(KeptDaemonTest, ARestartAsAnotherServerSavesBefore) {
   const std::string flags = absl::StrCat("-- --socket-dir=", directory_.path(), " ", DeviceFlags(1).front());
   for (const std::string& words : {"--binary=" + Program(PARAMSHARDD), flags, std::string("--lose-models")}) {
@@ -333,6 +349,37 @@ TEST_F(KeptDaemonTest, AProgramThatDoesNotServeGivesWayToTheOneBefore) {
   EXPECT_OK(TrainOnce());
   EXPECT_FALSE(Ctl("restart --binary=/nowhere/paramshardd --lose-models").ok());
   EXPECT_OK(TrainOnce()) << "the server has not ended";
+}
+
+// As a package is upgraded.
+TEST_F(KeptDaemonTest, AProgramThatIsReplacedIsStartedWhenItIsNamed) {
+  const std::string path = directory_.path() + "/paramshardd";
+  const auto put = [&path](const std::string& program) {
+    std::filesystem::copy_file(program, path + ".new");
+    std::filesystem::rename(path + ".new", path);
+  };
+  put(Program(PARAMSHARDD));
+  daemon_.reset();
+  ASSERT_OK_AND_ASSIGN(
+      auto daemon, DaemonProcess::Start(path, directory_.path(), {"--keeper=on", DeviceFlags(1).front()}, kPatience));
+  daemon_.emplace(std::move(daemon));
+  ASSERT_OK(TrainOnce());
+  const std::string expected = StateHash();
+  put("/bin/false");
+  std::optional<pid_t> server = ServerPid();
+  ASSERT_TRUE(server.has_value());
+  kill(*server, SIGKILL);
+  ASSERT_TRUE(AwaitServer(*server).has_value());
+  EXPECT_OK(Ctl("restart").status());
+  EXPECT_OK(Ctl(absl::StrCat("restart -- --socket-dir=", directory_.path(), " ", DeviceFlags(1).front())).status());
+  EXPECT_THAT(RestartRefusal("--binary=" + path), HasSubstr("a server expected, got exit code 1"));
+  EXPECT_EQ(StateHash(), expected);
+  server = ServerPid();
+  ASSERT_TRUE(server.has_value());
+  EXPECT_THAT(Contains(absl::StrCat("/proc/", *server, "/comm"), "paramshardd\n"), IsOkAndHolds(true));
+  put(Program(PARAMSHARDD));
+  EXPECT_OK(Ctl("restart --binary=" + path).status());
+  EXPECT_EQ(StateHash(), expected);
 }
 
 TEST_F(KeptDaemonTest, AProgramThatEndsWithZeroLosesNoModel) {

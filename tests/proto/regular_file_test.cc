@@ -99,5 +99,13 @@ TEST(PageBufferTest, GivesWholePages) {
   }
 }
 
+TEST(RegularFileTest, AMountThatDoesNotAnswerIsUnavailable) {
+  for (const int error : {EIO, ESTALE, ENOTCONN}) {
+    EXPECT_EQ(FileError(error, "f: open failed").code(), absl::StatusCode::kUnavailable) << error;
+  }
+  EXPECT_EQ(FileError(ENOENT, "f: open failed").code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(FileError(0, "f").code(), absl::StatusCode::kOk);
+}
+
 }  // namespace
 }  // namespace paramshard::safetensors

@@ -11,7 +11,8 @@ namespace {
 
 // A drain, CUDA's start, and some failed starts, after which the keeper goes back to the program before.
 constexpr absl::Duration kRestartTimeout = absl::Minutes(2);
-// What is saved before another server than the present one starts: the daemon's default.
+// What is saved before another server than the present one starts, and a save that is under way before any does: the
+// daemon's default.
 constexpr absl::Duration kSaveTimeout = absl::Minutes(10);
 // A daemon offers no event for its start to who is not connected.
 constexpr absl::Duration kPauseBetweenTries = absl::Milliseconds(50);
@@ -60,7 +61,6 @@ class Restart final : public Command {
 
  private:
   v1::RestartRequest Request() const;
-  absl::Duration DefaultTimeout() const;
 
   std::string program_;
   std::vector<std::string> flags_;
@@ -77,11 +77,6 @@ v1::RestartRequest Restart::Request() const {
   return request;
 }
 
-absl::Duration Restart::DefaultTimeout() const {
-  const bool saves = !program_.empty() || !flags_.empty() || lose_models_;
-  return saves ? kRestartTimeout + kSaveTimeout : kRestartTimeout;
-}
-
 absl::StatusOr<int> Restart::Run(const Context& context) {
   ASSIGN_OR_RETURN(const v1::GetVersionResponse before, GetVersion(context));
   {
@@ -89,7 +84,7 @@ absl::StatusOr<int> Restart::Run(const Context& context) {
     v1::RestartResponse response;
     RETURN_IF_ERROR(client.Call(&AdminClient::Stub::Restart, Request(), response));
   }
-  const absl::Duration timeout = context.options().timeout.value_or(DefaultTimeout());
+  const absl::Duration timeout = context.options().timeout.value_or(kRestartTimeout + kSaveTimeout);
   ASSIGN_OR_RETURN(const v1::GetVersionResponse after, AwaitNext(context, before.pid(), timeout));
   RETURN_IF_ERROR(CheckNotRolledBack(after));
   return context.Write(after, RestartText);

@@ -74,7 +74,7 @@ absl::Status FaultyDevice::Write(uint8_t* data, absl::Span<const uint8_t> bytes)
   RETURN_IF_ERROR(health().status());
   faults_->before_write();
   if (++faults_->writes != faults_->failing_write) return inner_->Write(data, bytes);
-  return absl::InternalError(absl::StrCat("write to ", Name(), ": the test lets it fail"));
+  return absl::Status(faults_->write_error, absl::StrCat("write to ", Name(), ": the test lets it fail"));
 }
 
 absl::StatusOr<std::unique_ptr<ShardArithmetic>> FaultyDevice::MakeArithmetic(std::vector<ExtentTensors> tensors,

@@ -20,6 +20,7 @@ struct DeviceFaults {
   std::atomic<int> failing_allocation{0};  // counted from 1; 0: none
   std::atomic<int> writes{0};
   std::atomic<int> failing_write{0};  // likewise
+  std::atomic<absl::StatusCode> write_error{absl::StatusCode::kInternal};
   // Called before memory is written. Set while nothing is.
   std::function<void()> before_write = [] {};
 
@@ -33,8 +34,8 @@ struct DeviceFaults {
   std::atomic<int64_t> allocated_bytes{0};
 };
 
-// Allocations that fail are RESOURCE_EXHAUSTED, writes INTERNAL. A device that is broken (health().Break) answers with
-// what broke it. `faults` outlives the device and its memory.
+// Allocations that fail are RESOURCE_EXHAUSTED, writes DeviceFaults::write_error. A device that is broken
+// (health().Break) answers with what broke it. `faults` outlives the device and its memory.
 class FaultyDevice final : public ComputeDevice {
  public:
   FaultyDevice(std::unique_ptr<ComputeDevice> inner, DeviceFaults* faults)

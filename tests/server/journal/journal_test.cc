@@ -199,11 +199,6 @@ TEST_F(JournalTest, CallsOutOfTurnAreRefusedAndWriteNothing) {
   EXPECT_THAT(journal_->Decide(training_.Decided(1)), not_next);
   EXPECT_THAT(journal_->Withdraw(), not_next);
   EXPECT_EQ(PlanOf(buffer_), decided);
-
-  journal_->BeginDelete();
-  EXPECT_THAT(journal_->BeginChange({}), not_next);
-  EXPECT_THAT(journal_->BeginEpoch(3, training_.epoch().history), not_next);
-  EXPECT_EQ(PlanOf(buffer_).action, RecoveryAction::kDrop);
 }
 
 TEST_F(JournalTest, AnEpochsNumberIsNotUsedTwice) {

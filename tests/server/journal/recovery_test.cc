@@ -83,13 +83,6 @@ TEST_F(RecoveryTest, AModelThatWasBeingMadeIsDropped) {
   EXPECT_EQ(Plan().identity.has_value(), false);
 }
 
-TEST_F(RecoveryTest, AModelThatWasBeingDeletedIsDropped) {
-  Begin();
-  journal_->BeginDelete();
-  EXPECT_EQ(Plan().action, RecoveryAction::kDrop);
-  EXPECT_EQ(Plan().identity.has_value(), false);
-}
-
 TEST_F(RecoveryTest, AChangeFromWhatIsStillThereIsDoneAgain) {
   for (const ChangeSource::Kind kind : {ChangeSource::Kind::kFiles, ChangeSource::Kind::kCheckpoint}) {
     const bool keeps = kind == ChangeSource::Kind::kFiles;

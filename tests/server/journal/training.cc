@@ -100,8 +100,6 @@ class Script {
     BeginEpoch(8);
     Commit();
     Import(ChangeSource::Kind::kFiles);
-    Add(
-        "delete", [](Journal& journal) { return journal.BeginDelete(), absl::OkStatus(); }, Dropped());
     return std::move(steps_);
   }
 

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <sys/file.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -12,6 +13,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/base/check.h"
@@ -86,7 +89,7 @@ TEST_F(KeeperLinkTest, AKeeperThatIsGoneIsUnavailableAndToldByTheDescriptor) {
 }
 
 TEST_F(KeeperLinkTest, AKeeperThatDoesNotAnswerIsWaitedForOnlySoLong) {
-  KeeperLink link(std::move(server_), absl::Milliseconds(1));
+  KeeperLink link(std::move(server_), absl::Milliseconds(1), absl::Milliseconds(1));
   EXPECT_THAT(link.Keep("a", MemoryFile("1").get()), StatusIs(absl::StatusCode::kDeadlineExceeded));
   // Until the socket takes no more, and then too.
   for (int i = 0; i < 100; ++i) {
@@ -95,7 +98,7 @@ TEST_F(KeeperLinkTest, AKeeperThatDoesNotAnswerIsWaitedForOnlySoLong) {
 }
 
 TEST_F(KeeperLinkTest, AnswersThatComeTooLateArePassedOver) {
-  KeeperLink link(std::move(server_), absl::Milliseconds(200));
+  KeeperLink link(std::move(server_), absl::Milliseconds(200), absl::Milliseconds(200));
   ServerConnection connection(std::move(keeper_), &kept_, {});
   EXPECT_THAT(link.Keep("a", MemoryFile("1").get()), StatusIs(absl::StatusCode::kDeadlineExceeded));
   EXPECT_THAT(link.DropPrefix(""), StatusIs(absl::StatusCode::kDeadlineExceeded));
@@ -119,6 +122,21 @@ TEST_F(KeeperLinkTest, AnswersThatComeTooLateArePassedOver) {
   EXPECT_EQ(BytesOf(taken->at("b").get()), "2");
 }
 
+TEST_F(KeeperLinkTest, ADropIsWaitedForLongerAndSoIsATurnBehindIt) {
+  constexpr absl::Duration kShort = absl::Milliseconds(300);
+  KeeperLink link(std::move(server_), kShort);
+  std::thread drop([&link] { EXPECT_OK(link.DropPrefix("a")); });
+  // The request is there, and nobody has heard it.
+  pollfd asked{.fd = keeper_.get(), .events = POLLIN, .revents = 0};
+  ASSERT_EQ(poll(&asked, 1, -1), 1);
+  std::thread keep([&link] { EXPECT_OK(link.Keep("b", MemoryFile("2").get())); });
+  absl::SleepFor(2 * kShort);
+  Serve();
+  drop.join();
+  keep.join();
+  EXPECT_EQ(kept_.size(), 1U);
+}
+
 // Neither way takes anything more: one of both has to read first, and it is not the keeper.
 TEST_F(KeeperLinkTest, AKeeperWhoseAnswersNobodyHasReadHearsTheNextCall) {
   KeeperLink link(std::move(server_));
@@ -127,6 +145,24 @@ TEST_F(KeeperLinkTest, AKeeperWhoseAnswersNobodyHasReadHearsTheNextCall) {
   ASSERT_EQ(connection.events(), POLLOUT);
   Serve(std::move(connection));
   EXPECT_OK(link.DropPrefix("a"));
+}
+
+// A lock that goes with its descriptor is closed behind memory that takes a while to be freed.
+TEST_F(KeeperLinkTest, ADropIsThroughWhenTheMemoryIsFree) {
+  const std::string path = absl::StrCat(testing::TempDir(), "/lock-", getpid());
+  const wire::FileDescriptor other(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+  wire::FileDescriptor locked(open(path.c_str(), O_RDWR | O_CLOEXEC));
+  unlink(path.c_str());
+  ASSERT_EQ(flock(locked.get(), LOCK_EX | LOCK_NB), 0);
+  wire::FileDescriptor large = MemoryFile("");
+  ASSERT_EQ(posix_fallocate(large.get(), 0, int64_t{256} << 20), 0);
+  ASSERT_OK(kept_.Keep("m/1", std::move(large)));
+  ASSERT_OK(kept_.Keep("m/2", std::move(locked)));
+  Serve();
+  KeeperLink link(std::move(server_));
+  EXPECT_NE(flock(other.get(), LOCK_EX | LOCK_NB), 0);
+  ASSERT_OK(link.DropPrefix("m/"));
+  EXPECT_EQ(flock(other.get(), LOCK_EX | LOCK_NB), 0);
 }
 
 TEST_F(KeeperLinkTest, NamesInNoOrderEndTheTaking) {

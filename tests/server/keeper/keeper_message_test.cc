@@ -151,5 +151,13 @@ TEST(KeeperMessageTest, ARestartMayNameACommand) {
   EXPECT_EQ(CommandIn({}), std::nullopt);
 }
 
+TEST(KeeperMessageTest, ARestartNamesNoProgramWhereThatIsNotToChange) {
+  const ServerCommand present{.program = "/bin/server", .arguments = {"--flag"}};
+  EXPECT_EQ(ServerCommandChange().RequestFrom(present), std::nullopt);
+  EXPECT_EQ(ServerCommandChange{.arguments = {{"--other"}}}.RequestFrom(present),
+            (ServerCommand{.program = "", .arguments = {"--other"}}));
+  EXPECT_EQ(ServerCommandChange{.program = "/bin/server"}.RequestFrom(present), present);
+}
+
 }  // namespace
 }  // namespace paramshard::server

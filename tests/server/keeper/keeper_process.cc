@@ -43,7 +43,8 @@ bool AwaitReadable(int fd, absl::Duration timeout) {
 
 }  // namespace
 
-KeeperProcess::KeeperProcess(const Options& options) {
+KeeperProcess::KeeperProcess(const Options& options)
+    : program_(options.program.empty() ? test::Program(KEEPER_TEST_SERVER) : options.program) {
   auto control = MakeKeeperSockets().value();
   control_ = std::move(control.first);
   servers_control_ = std::move(control.second);
@@ -77,8 +78,7 @@ KeeperProcess::~KeeperProcess() {
 }
 
 ServerCommand KeeperProcess::CommandWith(const std::vector<std::string>& flags) const {
-  ServerCommand command{.program = test::Program(KEEPER_TEST_SERVER),
-                        .arguments = {absl::StrCat("--control=", servers_control_.get())}};
+  ServerCommand command{.program = program_, .arguments = {absl::StrCat("--control=", servers_control_.get())}};
   command.arguments.insert(command.arguments.end(), flags.begin(), flags.end());
   return command;
 }

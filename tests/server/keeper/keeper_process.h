@@ -20,6 +20,7 @@ namespace paramshard::server {
 class KeeperProcess {
  public:
   struct Options {
+    std::string program = {};             // empty: test_server.cc's
     std::vector<std::string> flags = {};  // of the first server
     int most_failed_starts = 5;
     absl::Duration pause = absl::Milliseconds(1);  // before the second restart in a row; the first is at once
@@ -32,7 +33,7 @@ class KeeperProcess {
   KeeperProcess& operator=(const KeeperProcess&) = delete;
   ~KeeperProcess();
 
-  // The command of test_server.cc, with those flags and what lets it talk to the test.
+  // The command of the program, which is test_server.cc's, with those flags and what lets it talk to the test.
   ServerCommand CommandWith(const std::vector<std::string>& flags) const;
 
   // What a server says next, of any life.
@@ -61,6 +62,7 @@ class KeeperProcess {
  private:
   static constexpr absl::Duration kPatience = absl::Seconds(30);
 
+  const std::string program_;
   pid_t pid_ = -1;
   pid_t server_pid_ = -1;
   wire::FileDescriptor server_pidfd_;

@@ -3,6 +3,7 @@
 #include "server/keeper/keeper.h"
 
 #include <csignal>
+#include <filesystem>
 #include <fstream>
 #include <random>
 #include <string>
@@ -19,6 +20,8 @@
 #include "tests/server/keeper/keeper_process.h"
 #include "tests/server/keeper/memory_file.h"
 #include "tests/status_matchers.h"
+#include "tests/support/environment.h"
+#include "tests/support/temporary_directory.h"
 
 namespace paramshard::server {
 namespace {
@@ -475,6 +478,87 @@ TEST_F(KeeperTest, TheServerIsToldHowOftenOneWasStartedAgain) {
   keeper.Tell(absl::StrCat("exit ", kExitRestart));
   ASSERT_EQ(keeper.AwaitBegin(), "a");
   EXPECT_EQ(keeper.Ask("restarts"), "4");
+}
+
+// Another program in its place, as packages are upgraded.
+class ReplacedProgramTest : public KeeperTest {
+ protected:
+  ReplacedProgramTest() { Put(test::Program(KEEPER_TEST_SERVER)); }
+  // A copy of that program at the path of all servers.
+  void Put(const std::string& program) const {
+    std::filesystem::copy_file(program, path_ + ".new");
+    std::filesystem::rename(path_ + ".new", path_);
+  }
+  std::string FileOfServer(const KeeperProcess& keeper) const {
+    return std::filesystem::read_symlink(absl::StrCat("/proc/", keeper.server_pid(), "/exe"));
+  }
+  std::string Restart(KeeperProcess& keeper, const std::string& program) const {
+    const ServerCommand command = keeper.CommandWith({});
+    return keeper.Ask(absl::StrCat("restart ", program, " ", command.arguments[0]));
+  }
+
+  const test::TemporaryDirectory directory_;
+  const std::string path_ = directory_.path() + "/server";
+};
+
+TEST_F(ReplacedProgramTest, AServerThatDiesIsFollowedByOneOfTheFileThatServed) {
+  KeeperProcess keeper({.program = path_});
+  StartWithMemory(keeper);
+  Put("/bin/false");
+  for (const std::string& end : {std::string("raise 9"), absl::StrCat("exit ", kExitRestart)}) {
+    keeper.Tell(end);
+    ASSERT_EQ(keeper.AwaitBegin(), "a") << end;
+    EXPECT_EQ(FileOfServer(keeper), path_ + " (deleted)");
+    ASSERT_EQ(keeper.Ask("ready"), "OK");
+  }
+}
+
+TEST_F(ReplacedProgramTest, ARestartThatNamesNoProgramStartsTheFileThatServed) {
+  KeeperProcess keeper({.program = path_});
+  StartWithMemory(keeper);
+  Put("/bin/false");
+  for (const bool with_flags : {false, true}) {
+    ASSERT_EQ(with_flags ? Restart(keeper, "") : keeper.Ask("restart"), "OK");
+    keeper.Tell(absl::StrCat("exit ", kExitRestart));
+    ASSERT_EQ(keeper.AwaitBegin(), "a");
+    ASSERT_EQ(keeper.Ask("ready"), "OK");
+    EXPECT_EQ(keeper.Ask("last-restart"), "given up: ");
+  }
+}
+
+TEST_F(ReplacedProgramTest, ARestartThatNamesThePathStartsWhatLiesThereNow) {
+  KeeperProcess keeper({.program = path_});
+  StartWithMemory(keeper);
+  Put(test::Program(KEEPER_TEST_SERVER));
+  ASSERT_EQ(Restart(keeper, path_), "OK");
+  keeper.Tell(absl::StrCat("exit ", kExitRestart));
+  ASSERT_EQ(keeper.AwaitBegin(), "a");
+  EXPECT_EQ(FileOfServer(keeper), path_);
+}
+
+TEST_F(ReplacedProgramTest, WhatLiesAtThePathNowGivesWayToTheFileThatServed) {
+  KeeperProcess keeper({.program = path_, .most_failed_starts = 2});
+  StartWithMemory(keeper);
+  Put("/bin/false");
+  ASSERT_EQ(Restart(keeper, path_), "OK");
+  keeper.Tell(absl::StrCat("exit ", kExitRestart));
+  ASSERT_EQ(keeper.AwaitBegin(), "a");
+  ASSERT_EQ(keeper.Ask("ready"), "OK");
+  EXPECT_EQ(FileOfServer(keeper), path_ + " (deleted)");
+  EXPECT_THAT(keeper.Ask("last-restart"), HasSubstr("a server expected, got exit code 1"));
+}
+
+TEST_F(ReplacedProgramTest, AKeeperThatHasGivenUpStartsWhatLiesAtThePathAtASignal) {
+  KeeperProcess keeper({.program = path_, .most_failed_starts = 1});
+  StartWithMemory(keeper);
+  keeper.Tell("raise 9");
+  ASSERT_EQ(keeper.AwaitBegin(), "a");
+  keeper.Tell("exit 3");
+  keeper.AwaitLog("does not start");
+  Put(test::Program(KEEPER_TEST_SERVER));
+  keeper.Signal(SIGUSR1);
+  ASSERT_EQ(keeper.AwaitBegin(), "a");
+  EXPECT_EQ(FileOfServer(keeper), path_);
 }
 
 TEST_F(KeeperTest, AProgramThatIsNotThereIsRefusedAndTheServerRunsOn) {

@@ -2,9 +2,11 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <csignal>
+#include <fstream>
 #include <optional>
 #include <string>
 #include <vector>
@@ -15,6 +17,7 @@
 #include "gtest/gtest.h"
 #include "tests/process_counts.h"
 #include "tests/status_matchers.h"
+#include "tests/support/temporary_directory.h"
 
 namespace paramshard::server {
 namespace {
@@ -52,6 +55,27 @@ TEST(ServerProcessTest, AProgramThatCannotBeExecutedIsToldByItsEnd) {
   EXPECT_EQ(EndOf(missing), "no program that can be executed: No such file or directory");
   ASSERT_OK_AND_ASSIGN(ServerProcess folder, ServerProcess::Start({.command = {.program = "/"}}));
   EXPECT_EQ(EndOf(folder), "no program that can be executed: Permission denied");
+}
+
+// Whatever lies at the path.
+TEST(ServerProcessTest, TheFileThatIsGivenIsExecuted) {
+  const wire::FileDescriptor shell(open("/bin/sh", O_PATH | O_CLOEXEC));
+  ServerProcess::Options options = Shell("test \"$0\" = /nowhere/server && exit 7");
+  options.command.program = "/nowhere/server";
+  options.file = shell.get();
+  ASSERT_OK_AND_ASSIGN(ServerProcess process, ServerProcess::Start(options));
+  EXPECT_EQ(EndOf(process), "exit code 7");
+}
+
+TEST(ServerProcessTest, AScriptIsExecutedAtItsPath) {
+  const test::TemporaryDirectory directory;
+  const std::string path = directory.path() + "/script";
+  std::ofstream(path) << "#!/bin/sh\nexit $1\n";
+  ASSERT_EQ(chmod(path.c_str(), 0700), 0);
+  const wire::FileDescriptor script(open(path.c_str(), O_PATH | O_CLOEXEC));
+  ServerProcess::Options options{.command = {.program = path, .arguments = {"7"}}, .file = script.get()};
+  ASSERT_OK_AND_ASSIGN(ServerProcess process, ServerProcess::Start(options));
+  EXPECT_EQ(EndOf(process), "exit code 7");
 }
 
 // 127 may also be the program's own.

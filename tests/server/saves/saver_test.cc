@@ -562,6 +562,28 @@ TEST_F(SaverTest, ADrainThatIsToSaveNothingAwaitsWhatIsUnderWay) {
   EXPECT_EQ(saver().records()[0].state, SaveState::kPublished);
 }
 
+TEST_F(SaverTest, ADrainAwaitsWhatIsUnderWayAlsoWhereItIsToldToSaveNothing) {
+  for (const auto saves : {ModelStore::DrainSaves::kUnsaved, ModelStore::DrainSaves::kUnderWay}) {
+    absl::Notification go_on;
+    absl::Notification drained;
+    before_copy_ = [&go_on](int) { go_on.WaitForNotification(); };
+    OpenSaved({.on_drain = false});
+    Attach();
+    Step();
+    ASSERT_OK(saver().Request());
+    std::thread drain([&] {
+      world_->store().Drain(SteadyDeadline(kLong), absl::UnavailableError("drain"), saves);
+      drained.Notify();
+    });
+    EXPECT_FALSE(drained.WaitForNotificationWithTimeout(absl::Milliseconds(100)));
+    go_on.Notify();
+    drain.join();
+    ASSERT_EQ(saver().records().size(), 1);
+    EXPECT_EQ(saver().records()[0].state, SaveState::kPublished);
+    CloseWorld();
+  }
+}
+
 TEST_F(SaverTest, ADrainThatIsToSaveNothingBeginsNoSave) {
   OpenSaved({});
   Attach();

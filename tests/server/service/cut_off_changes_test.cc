@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -15,6 +16,7 @@
 #include "kernels/base/status_macros.h"
 #include "paramshard/v1/admin.pb.h"
 #include "proto/model/model_spec_proto.h"
+#include "server/base/thread.h"
 #include "server/restores/model_restore.h"
 #include "server/service/file_import.h"
 #include "server/store/inspection.h"
@@ -23,6 +25,7 @@
 #include "tests/server/device/faulty_device.h"
 #include "tests/server/keeper/fake_kept_store.h"
 #include "tests/server/store/left_memory.h"
+#include "tests/server/store/manual_clock.h"
 #include "tests/server/store/test_world.h"
 #include "tests/status_matchers.h"
 #include "tests/support/temporary_directory.h"
@@ -40,6 +43,17 @@ ModelSpec SpecWith(MomentType moments) {
   ModelSpec spec = checkpoint::TallSpec(kRows);
   for (const MomentTraits& moment : kMomentKinds) MomentTypeOf(spec.units[0].parameters[0], moment.kind) = moments;
   return checkpoint::Checked(spec);
+}
+
+constexpr absl::Duration kLong = absl::Seconds(30);  // that no test should wait for
+const CutOffChanges::Options kPatiently = {.first_pause = absl::Milliseconds(1),
+                                           .longest_pause = absl::Milliseconds(4)};
+
+void AwaitRefusals(const ThreadShortage& shortage, int count) {
+  for (const SteadyTime deadline = SteadyDeadline(kLong); shortage.refusals() < count && SteadyNow() < deadline;) {
+    std::this_thread::yield();
+  }
+  ASSERT_GE(shortage.refusals(), count);
 }
 
 // Holds back who writes into a device.
@@ -87,7 +101,9 @@ class CutOffChangesTest : public testing::Test {
     model_ = cut_off[0].model;
     cut_off_ = std::move(cut_off);
   }
-  void MakeAgain() { ASSERT_OK_AND_ASSIGN(changes_, CutOffChanges::Start(&world_->store(), std::move(cut_off_))); }
+  void MakeAgain(const CutOffChanges::Options& options = kPatiently) {
+    ASSERT_OK_AND_ASSIGN(changes_, CutOffChanges::Start(&world_->store(), std::move(cut_off_), options));
+  }
   void AwaitChanges() { changes_->Await(); }
 
   // What the server leaves that dies before the first row is written; its own goes on to the end.
@@ -218,6 +234,81 @@ TEST_F(CutOffChangesTest, ARestoreWhoseCheckpointIsGoneLosesItsModelUntilItIsThe
   AwaitChanges();
   ASSERT_OK_AND_ASSIGN(const auto found, world_->store().Find(name));
   EXPECT_EQ(StateHash(*found), expected_);
+}
+
+TEST_F(CutOffChangesTest, ARestoreThatFindsNoThreadIsTriedAgain) {
+  FakeKeptStore left;
+  CutRestore(WriteCheckpoint(), left);
+  StartAfter(left);
+  {
+    // One for the changes themselves.
+    const ThreadShortage shortage(1);
+    MakeAgain();
+    AwaitRefusals(shortage, 3);
+    EXPECT_THAT(model_->unfinished(), StatusIs(absl::StatusCode::kUnavailable)) << "nothing is lost yet";
+  }
+  AwaitChanges();
+  EXPECT_OK(model_->unfinished());
+  EXPECT_EQ(StateHash(*model_), expected_);
+}
+
+TEST_F(CutOffChangesTest, ARestoreThatBreaksOffInTheMiddleForNowIsTriedAgain) {
+  FakeKeptStore left;
+  CutRestore(WriteCheckpoint(), left);
+  StartAfter(left);
+  faults_.write_error = absl::StatusCode::kUnavailable;
+  faults_.failing_write = faults_.writes + 2;
+  MakeAgain();
+  AwaitChanges();
+  EXPECT_GT(faults_.writes, faults_.failing_write);
+  EXPECT_OK(model_->usable());
+  EXPECT_OK(model_->unfinished());
+  EXPECT_EQ(StateHash(*model_), expected_);
+}
+
+TEST_F(CutOffChangesTest, ARestoreThatFailsForGoodIsNotTriedAgain) {
+  FakeKeptStore left;
+  CutRestore(WriteCheckpoint(), left);
+  StartAfter(left);
+  faults_.failing_write = faults_.writes + 2;
+  const std::string name = model_->spec().name;
+  MakeAgain({.first_pause = absl::Hours(1)});
+  AwaitChanges();
+  EXPECT_THAT(world_->store().Find(name), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("the test lets it fail")));
+}
+
+TEST_F(CutOffChangesTest, ARestoreThatFailsForTooLongLosesItsModelAndTheNextServerTriesAgain) {
+  FakeKeptStore left;
+  CutRestore(WriteCheckpoint(), left);
+  StartAfter(left);
+  const std::string name = model_->spec().name;
+  ManualClock clock;
+  {
+    const ThreadShortage shortage(1);
+    MakeAgain({.first_pause = absl::Milliseconds(1), .longest_pause = absl::Milliseconds(4), .clock = &clock});
+    while (world_->store().Find(name).ok()) clock.Advance(absl::Milliseconds(1));
+    EXPECT_GT(shortage.refusals(), 1);
+    AwaitChanges();
+  }
+  EXPECT_THAT(world_->store().Find(name), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("a test's shortage")));
+  Start();
+  TakeOver();
+  MakeAgain();
+  AwaitChanges();
+  ASSERT_OK_AND_ASSIGN(const auto found, world_->store().Find(name));
+  EXPECT_EQ(StateHash(*found), expected_);
+}
+
+TEST_F(CutOffChangesTest, TheEndOfTheDaemonEndsAPauseAndLeavesTheRestoreToTheNextServer) {
+  FakeKeptStore left;
+  CutRestore(WriteCheckpoint(), left);
+  StartAfter(left);
+  const ThreadShortage shortage(1);
+  MakeAgain({.first_pause = absl::Hours(1), .longest_pause = absl::Hours(1), .patience = absl::Hours(2)});
+  AwaitRefusals(shortage, 1);
+  changes_.reset();
+  EXPECT_THAT(model_->unfinished(), StatusIs(absl::StatusCode::kUnavailable));
+  EXPECT_OK(model_->usable());
 }
 
 // Of three parameters the file has one.

@@ -203,6 +203,19 @@ TEST_F(DaemonTest, ATcpAddressThatIsTakenIsRefused) {
   EXPECT_THAT(Daemon::Start(config), StatusIs(absl::StatusCode::kUnavailable, HasSubstr(daemon_->tcp_address())));
 }
 
+// A save that was asked for may be under way when the end comes.
+TEST_F(DaemonTest, TheEndMayTakeAsLongAsASaveWhereSavesCanBeMade) {
+  DaemonConfig config = Config();
+  config.drain_timeout = absl::Seconds(1);
+  config.save_timeout = absl::Minutes(1);
+  EXPECT_EQ(Daemon::StopTimeout(config), absl::Seconds(1));
+  config.save_dir = "/saves";
+  for (const bool save_on_drain : {true, false}) {
+    config.save_on_drain = save_on_drain;
+    EXPECT_EQ(Daemon::StopTimeout(config), absl::Seconds(61));
+  }
+}
+
 TEST_F(DaemonTest, DrainMakesWaitReturnAndIsIdempotent) {
   absl::Notification returned;
   std::thread waiter([&] {
