@@ -250,6 +250,7 @@ class Daemon::Impl {
   void Wait() { stop_requested_.WaitForNotification(); }
   bool RequestStop();  // whether this is the first request
   void Stop();
+  bool left_unsaved() const { return store_ != nullptr && store_->left_unsaved(); }
   std::string tcp_address() const { return tcp_address_; }
   std::string metrics_address() const { return metrics_address_; }
   std::string Summary() const;
@@ -638,6 +639,7 @@ Daemon::~Daemon() = default;
 void Daemon::Wait() { impl_->Wait(); }
 void Daemon::RequestStop() { impl_->RequestStop(); }
 void Daemon::Stop() { impl_->Stop(); }
+bool Daemon::left_unsaved() const { return impl_->left_unsaved(); }
 absl::Duration Daemon::StopTimeout(const DaemonConfig& config) {
   return config.drain_timeout + (MakesSaves(config) ? config.save_timeout : absl::ZeroDuration());
 }

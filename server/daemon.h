@@ -74,6 +74,8 @@ class Daemon {
   // Drains, saves and shuts down, within StopTimeout and a little more. Where the next server is started as this one
   // was, and takes the models over as they are, no save begins, and those under way end. Idempotent.
   void Stop();
+  // After it: whether models have commits that were to be saved, and could not be.
+  bool left_unsaved() const;
 
   // Returns where gRPC is served over TCP, and nothing when it is not.
   std::string tcp_address() const;

@@ -10,6 +10,7 @@ inline constexpr int kExitStartFailed = 3;  // sockets, the world, or devices; t
 inline constexpr int kExitInterrupted = 4;  // a second signal while draining
 inline constexpr int kExitStuck = 5;        // the end took longer than it may
 inline constexpr int kExitRestart = 6;      // a server's, to its keeper alone: start the next one
+inline constexpr int kExitUnsaved = 7;      // drained, but for commits that were to be saved; the log names the models
 
 }  // namespace paramshard::server
 

@@ -236,6 +236,7 @@ int Serve(const DaemonConfig& config, const Kept& kept, const std::shared_ptr<En
   absl::StatusOr<std::unique_ptr<Daemon>> daemon =
       Daemon::Start(config, OpenDevices, ending->stop.get_token(), AfterlifeOf(kept, ending));
   if (!daemon.ok() && !ending->stop.stop_requested()) return StartFailed(daemon.status(), kExitStartFailed);
+  bool left_unsaved = false;
   if (daemon.ok()) {
     LogStart(config, **daemon);
     ReportReady(kept);
@@ -244,10 +245,12 @@ int Serve(const DaemonConfig& config, const Kept& kept, const std::shared_ptr<En
     bound();
     ReportEnd(notifier, *ending);
     (*daemon)->Stop();
+    left_unsaved = (*daemon)->left_unsaved();
     daemon->reset();
   }
   Log(LogLevel::kInfo, "stopped");
-  return ending->restart ? kExitRestart : kExitOk;
+  if (ending->restart) return kExitRestart;
+  return left_unsaved ? kExitUnsaved : kExitOk;
 }
 
 // Prepares what belongs to the whole process, serves, and leaves the log written.

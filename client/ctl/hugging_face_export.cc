@@ -79,7 +79,9 @@ class FolderInTheMaking {
  public:
   static absl::StatusOr<std::unique_ptr<FolderInTheMaking>> Create(const fs::path& place) {
     std::error_code error;
-    if (fs::symlink_status(place, error).type() != fs::file_type::not_found) {
+    const fs::file_type type = fs::symlink_status(place, error).type();
+    if (type == fs::file_type::none) return FileSystemError(place.string(), "looking for the folder failed", error);
+    if (type != fs::file_type::not_found) {
       return absl::AlreadyExistsError(absl::StrCat(place.string(), ": a name that is free expected, it is there"));
     }
     auto made = std::unique_ptr<FolderInTheMaking>(new FolderInTheMaking(place));
@@ -346,7 +348,12 @@ absl::Status HuggingFaceExport::CarryTexts(const fs::path& folder) {
 
 absl::StatusOr<HuggingFaceExportReport> HuggingFaceExport::Run() {
   RETURN_IF_ERROR(Plan());
-  ASSIGN_OR_RETURN(const auto folder, FolderInTheMaking::Create(fs::absolute(options_.out)));
+  std::error_code error;
+  const fs::path out = fs::absolute(options_.out, error);
+  if (options_.out.empty() || error) {
+    return absl::InvalidArgumentError(absl::StrCat("a folder to make expected, got \"", options_.out, "\""));
+  }
+  ASSIGN_OR_RETURN(const auto folder, FolderInTheMaking::Create(out));
   for (const TargetFile& file : files_) RETURN_IF_ERROR(WriteFile(folder->path(), file));
   RETURN_IF_ERROR(WriteIndex(folder->path()));
   RETURN_IF_ERROR(CarryTexts(folder->path()));

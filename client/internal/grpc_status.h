@@ -5,11 +5,19 @@
 #include <grpcpp/support/status.h>
 
 #include "absl/status/status.h"
+#include "absl/strings/match.h"
 
 namespace paramshard::internal {
 
-// The codes have the same numbers by design of both libraries.
+// The codes have the same numbers by design of both libraries. A call that comes to a server which is being shut down is
+// cancelled without a word; what the daemon itself cancels says why.
 inline absl::Status FromGrpc(const grpc::Status& status) {
+  const bool says_nothing =
+      status.error_message().empty() || absl::EqualsIgnoreCase(status.error_message(), "cancelled");
+  if (status.error_code() == grpc::StatusCode::CANCELLED && says_nothing) {
+    return absl::UnavailableError(
+        "the daemon has cancelled the call without a word: it stops, or nobody took its answer in time");
+  }
   return absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
 }
 

@@ -90,10 +90,11 @@ bool IsSameFile(int a, int b) {
          first.st_ino == second.st_ino;
 }
 
-// By a drain, without waiting for it, or because it took too long.
+// By a drain, whether it could save all or not, without waiting for it, or because it took too long.
 bool IsOrderly(const ServerEnd& end) {
   return end.signal == 0 && end.exec_error == 0 &&
-         (end.exit_code == kExitOk || end.exit_code == kExitInterrupted || end.exit_code == kExitStuck);
+         (end.exit_code == kExitOk || end.exit_code == kExitInterrupted || end.exit_code == kExitStuck ||
+          end.exit_code == kExitUnsaved);
 }
 
 // Of an end that is a failure, which no supervisor is to take for a success.

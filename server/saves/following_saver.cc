@@ -69,27 +69,27 @@ absl::Status FollowingSaver::CheckIdle(absl::string_view operation) const {
                                              "that of step ", save.order.step, "; try again when it is through"));
 }
 
-bool FollowingSaver::IsSaved(const StateNumbers& numbers) const {
-  return saved_.has_value() && saved_->history == numbers.history && saved_->commit_number == numbers.commit_number;
-}
-
 // Node 0 may drain as well, or not at all: it saves for both.
 void FollowingSaver::Drain(SteadyTime deadline) {
-  const StateNumbers numbers = model_.state().numbers;
-  const bool untouched = model_.untouched();
-  absl::MutexLock lock(&mu_);
   const auto is_settled = [this]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return IsIdle() && !wish_open_; };
-  while (!is_settled() && SteadyNow() < deadline) changed_.WaitUntil(&mu_, deadline);
-  if (!is_settled() || stopped_ || !options_.saves_on_drain || untouched || IsSaved(numbers)) return;
+  const auto await_settled = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    while (!is_settled() && SteadyNow() < deadline) changed_.WaitUntil(&mu_, deadline);
+    return is_settled() && !stopped_;
+  };
+  {
+    absl::MutexLock lock(&mu_);
+    if (!await_settled()) return;
+  }
+  if (IsDrained()) return;
+  absl::MutexLock lock(&mu_);
+  if (!await_settled()) return;
   wish_open_ = model_.world().cluster->TellSave({.model = model_.spec().name, .what = SaveWish()}).ok();
-  while (!is_settled() && SteadyNow() < deadline) changed_.WaitUntil(&mu_, deadline);
+  await_settled();
 }
 
 bool FollowingSaver::IsDrained() const {
   if (!options_.saves_on_drain || model_.untouched()) return true;
-  const StateNumbers numbers = model_.state().numbers;
-  absl::MutexLock lock(&mu_);
-  return IsSaved(numbers);
+  return HasWholeCheckpoint(options_.root, model_.spec().name, model_.state().numbers);
 }
 
 // --- What node 0 says ---
@@ -228,9 +228,6 @@ void FollowingSaver::Finish(std::optional<UnderWay>& save, const SaveEnd& end) {
   if (!end.path.empty()) record.size_bytes = end.size_bytes;
   const absl::StatusOr<HistoryId> history = HistoryId::Parse(save->order.history_id);
   if (history.ok()) record.history = *history;
-  if (HasCheckpoint(record.state)) {
-    saved_ = StateNumbers{.history = record.history, .commit_number = record.step};
-  }
   records_.Close(record);
   save.reset();
   changed_.SignalAll();

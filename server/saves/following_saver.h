@@ -106,7 +106,6 @@ class FollowingSaver final : public ModelSaver {
   bool IsUnderWay(absl::uint128 id) const ABSL_SHARED_LOCKS_REQUIRED(mu_) {
     return under_way_.has_value() && under_way_->order.id == id;
   }
-  bool IsSaved(const StateNumbers& numbers) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   SaveRecord& present() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return *records_.Find(under_way_->number); }
   SaveRecord Shown(const SaveRecord& record) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   // That is known, and has no end yet.
@@ -145,7 +144,6 @@ class FollowingSaver final : public ModelSaver {
   absl::Status reported_status_ ABSL_GUARDED_BY(mu_);  // how its part is
   std::optional<Work> work_ ABSL_GUARDED_BY(mu_);      // until the thread takes it
   SaveRecords records_ ABSL_GUARDED_BY(mu_);
-  std::optional<StateNumbers> saved_ ABSL_GUARDED_BY(mu_);  // last published
   std::thread thread_ ABSL_GUARDED_BY(mu_);
 };
 

@@ -1,5 +1,6 @@
 #include "server/saves/publisher.h"
 
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -56,6 +57,19 @@ absl::Status About(const std::string& path, const absl::Status& status) {
   return absl::Status(status.code(), absl::StrCat(path, ": ", status.message()));
 }
 
+// Its manifest, or what a look at its files, which reads none of them, finds: one that lacks a part is damaged.
+absl::StatusOr<Manifest> CheckedManifest(const checkpoint::StepEntry& step) {
+  for (const checkpoint::FileEntry& file : step.manifest->files) {
+    const fs::path path = fs::path(step.path) / file.name;
+    std::error_code error;
+    const uintmax_t size_bytes = fs::file_size(path, error);
+    if (error || size_bytes != static_cast<uintmax_t>(file.size_bytes)) {
+      return absl::DataLossError(absl::StrCat(path.string(), ": ", file.size_bytes, " bytes expected"));
+    }
+  }
+  return step.manifest;
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Publisher>> Publisher::Open(DiskCalls* calls, const std::string& root,
@@ -64,7 +78,7 @@ absl::StatusOr<std::unique_ptr<Publisher>> Publisher::Open(DiskCalls* calls, con
   RETURN_IF_ERROR(CheckOwnFolder(disk, root));
   auto publisher = std::unique_ptr<Publisher>(new Publisher(disk, ModelFolder(root, spec.name), spec));
   RETURN_IF_ERROR(publisher->MakeModelFolder(root));
-  ASSIGN_OR_RETURN(publisher->lock_, disk.Lock((fs::path(publisher->model_folder_) / kLockName).string()));
+  ASSIGN_OR_RETURN(publisher->lock_, disk.Lock(publisher->PathInFolder(kLockName)));
   RETURN_IF_ERROR(publisher->FindLastSerial());
   // What is renamed in the page cache is on the disk then, before anything of it is deleted.
   publisher->leftovers_ = disk.SyncFolder(publisher->model_folder_);
@@ -104,6 +118,8 @@ void Publisher::RemoveLeftovers() {
 std::string Publisher::StepPath(const SaveIdentity& identity) const {
   return (fs::path(model_folder_) / checkpoint::StepFolderName(identity.step, identity.history)).string();
 }
+
+std::string Publisher::PathInFolder(const std::string& name) const { return (fs::path(model_folder_) / name).string(); }
 
 std::string Publisher::PathOf(const std::string& name) const {
   return (fs::path(under_way_->folder.path()) / name).string();
@@ -162,11 +178,21 @@ Publisher::Result Publisher::FindSaved(const SaveIdentity& identity) const {
   return result;
 }
 
+bool Publisher::HoldsFolder() const {
+  struct stat held;
+  struct stat present;
+  return CheckOwnFolder(disk_, model_folder_).ok() && fstat(lock_.get(), &held) == 0 &&
+         stat(PathInFolder(kLockName).c_str(), &present) == 0 && held.st_dev == present.st_dev &&
+         held.st_ino == present.st_ino;
+}
+
 absl::Status Publisher::SetDamagedAside(const SaveIdentity& identity) const {
   const std::string path = StepPath(identity);
   const absl::Status status = checkpoint::Reader::Open(path, {.owner = geteuid()}).status();
-  // All else is an error of the disk, or a checkpoint that others may still read.
-  if (!absl::IsDataLoss(status) && !absl::IsInvalidArgument(status)) return absl::OkStatus();
+  ASSIGN_OR_RETURN(const bool exists, disk_.Exists(path));
+  // A folder without a manifest is one. All else is an error of the disk, or a checkpoint that others may still read.
+  const bool is_damaged = absl::IsDataLoss(status) || absl::IsInvalidArgument(status) || absl::IsNotFound(status);
+  if (!exists || !is_damaged) return absl::OkStatus();
   const std::string aside = absl::StrCat(path, kDamaged, checkpoint::HashText(identity.save_id));
   RETURN_IF_ERROR(disk_.Rename(path, aside));
   Log(LogLevel::kWarning, "a damaged checkpoint is set aside",
@@ -272,8 +298,11 @@ Deletion Publisher::Retain(const RetentionPolicy& policy, absl::FunctionRef<bool
     return {.status = absl::FailedPreconditionError(
                 absl::StrCat(model_folder_, ": deletes nothing: it is not known what of it is on the disk"))};
   }
-  const absl::StatusOr<std::vector<checkpoint::StepEntry>> steps = checkpoint::ListSteps(model_folder_);
+  absl::StatusOr<std::vector<checkpoint::StepEntry>> steps = checkpoint::ListSteps(model_folder_);
   if (!steps.ok()) return {.status = steps.status()};
+  for (checkpoint::StepEntry& step : *steps) {
+    if (step.manifest.ok()) step.manifest = CheckedManifest(step);
+  }
   std::vector<checkpoint::StepEntry> expired = ExpiredSteps(*steps, policy);
   if (expired.empty() || is_read()) return {};
   if (expired.size() > kMaxDeletions) expired.erase(expired.begin() + kMaxDeletions, expired.end());

@@ -57,6 +57,10 @@ class Publisher {
   // Whether a rename is not known to be on the disk.
   bool in_doubt() const { return in_doubt_; }
 
+  // Whether ROOT/MODEL is still the folder that it has locked, and nobody else's: one that was removed or replaced is
+  // not, and another process may hold the lock of what is there now. Then it is to be opened again.
+  bool HoldsFolder() const;
+
   // Makes the folder of a save, after leftovers. FAILED_PRECONDITION while another one is under way; ALREADY_EXISTS
   // where this step of this history is saved already; RESOURCE_EXHAUSTED where the file system has fewer free bytes
   // than the checkpoint will take. Nothing is left of it then.
@@ -109,6 +113,8 @@ class Publisher {
   void RemoveLeftovers();
   absl::Status CheckRoom(const checkpoint::World& world) const;
   std::string StepPath(const SaveIdentity& identity) const;
+  std::string PathInFolder(const std::string& name) const;
+  // In the folder of the save under way.
   std::string PathOf(const std::string& name) const;
   // All until the rename. The manifest of what is in the folder then.
   absl::StatusOr<checkpoint::Manifest> Prepare(absl::Span<const PartReport> reports, checkpoint::CommonState common,

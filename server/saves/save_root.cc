@@ -1,13 +1,23 @@
 #include "server/saves/save_root.h"
 
+#include <unistd.h>
+
 #include <filesystem>
 
+#include "proto/checkpoint/reader.h"
 #include "proto/checkpoint/step_folder.h"
 
 namespace paramshard::server {
 
 std::string ModelFolder(const std::string& root, absl::string_view model) {
   return (std::filesystem::path(root) / checkpoint::ModelFolderName(model)).string();
+}
+
+bool HasWholeCheckpoint(const std::string& root, absl::string_view model, const StateNumbers& numbers) {
+  const std::string name = checkpoint::StepFolderName(numbers.commit_number, numbers.history.value);
+  const auto reader =
+      checkpoint::Reader::Open((std::filesystem::path(ModelFolder(root, model)) / name).string(), {.owner = geteuid()});
+  return reader.ok() && reader->manifest().history == numbers.history.value;
 }
 
 }  // namespace paramshard::server

@@ -5,11 +5,15 @@
 #include <string>
 
 #include "absl/strings/string_view.h"
+#include "server/store/history.h"
 
 namespace paramshard::server {
 
 // ROOT/MODEL (checkpoint::ModelFolderName).
 std::string ModelFolder(const std::string& root, absl::string_view model);
+
+// Whether ROOT/MODEL has a checkpoint of a state that a restore would take, as far as it sees before it reads rows.
+bool HasWholeCheckpoint(const std::string& root, absl::string_view model, const StateNumbers& numbers);
 
 }  // namespace paramshard::server
 

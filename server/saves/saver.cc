@@ -13,6 +13,7 @@
 #include "server/log/log.h"
 #include "server/saves/following_saver.h"
 #include "server/saves/save_folder.h"
+#include "server/saves/save_root.h"
 #include "server/saves/state_image.h"
 
 namespace paramshard::server {
@@ -310,19 +311,22 @@ bool Saver::IsSaved(const StateNumbers& numbers) const {
 }
 
 void Saver::Drain(SteadyTime deadline) {
-  const Model::State state = model_.state();
-  const bool untouched = model_.untouched();
+  {
+    absl::MutexLock lock(&mu_);
+    if (!AwaitOver(deadline)) return;
+  }
+  // Whatever this process has published: its files may have gone since.
+  if (IsDrained()) return;
+  const int64_t step = model_.state().numbers.commit_number;
   absl::MutexLock lock(&mu_);
-  if (!AwaitOver(deadline) || !options_.policy.on_drain || stopped_ || untouched || IsSaved(state.numbers)) return;
-  Begin(SaveReason::kDrain, state.numbers.commit_number);
+  if (stopped_ || under_way_.has_value()) return;
+  Begin(SaveReason::kDrain, step);
   AwaitOver(deadline);
 }
 
 bool Saver::IsDrained() const {
   if (!options_.policy.on_drain || model_.untouched()) return true;
-  const StateNumbers numbers = model_.state().numbers;
-  absl::MutexLock lock(&mu_);
-  return IsSaved(numbers);
+  return HasWholeCheckpoint(options_.root, model_.spec().name, model_.state().numbers);
 }
 
 bool Saver::AwaitOver(SteadyTime deadline) const {
@@ -466,6 +470,7 @@ absl::Status Saver::CheckGoesOn(const Work& work) const {
 Publisher::Result Saver::Write(const Work& work) {
   const checkpoint::World world =
       work.alone ? DaemonsOwnWorld(model_.layout(), model_.world()) : WorldOf(model_.layout(), model_.world());
+  if (publisher_ != nullptr && !publisher_->HoldsFolder()) publisher_.reset();
   if (publisher_ == nullptr) {
     // Whoever was asked to has put the folder in order, perhaps.
     if (const absl::Status opened = OpenFolder(); !opened.ok()) return Abandoned(opened);

@@ -432,6 +432,16 @@ void ModelStore::Drain(SteadyTime deadline, const absl::Status& why, DrainSaves 
   for (const auto& model : models) {
     saves == DrainSaves::kUnsaved ? model->saver()->Drain(saved) : AwaitSaves(*model->saver(), saved);
   }
+  if (saves == DrainSaves::kUnsaved) NoteUnsaved(models);
+}
+
+void ModelStore::NoteUnsaved(const std::vector<std::shared_ptr<Model>>& models) {
+  for (const auto& model : models) {
+    if (!IsLeftUnsaved(*model)) continue;
+    left_unsaved_ = true;
+    log_->Write(LogLevel::kError, "the daemon stops with commits that no checkpoint has",
+                {{"model", model->spec().name}, {"commit", absl::StrCat(model->state().numbers.commit_number)}});
+  }
 }
 
 bool ModelStore::IsDraining() const {

@@ -2,6 +2,7 @@
 #ifndef PARAMSHARD_SERVER_STORE_MODEL_STORE_H_
 #define PARAMSHARD_SERVER_STORE_MODEL_STORE_H_
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -130,6 +131,8 @@ class ModelStore : public EpochListener {
 
   // The next server has none of these models. After Drain: one that it could not save stays, for nobody else has it.
   void DropKept() const;
+  // Whether the drain was to save a model, and could not: the log has named it.
+  bool left_unsaved() const { return left_unsaved_; }
 
   const World& world() const { return options_.world; }
   const std::string& save_dir() const { return options_.save_dir; }
@@ -163,6 +166,7 @@ class ModelStore : public EpochListener {
   void Discard(Model& model) const;
   // Whether the model is whole, and was to be saved by a drain, and is not.
   static bool IsLeftUnsaved(const Model& model);
+  void NoteUnsaved(const std::vector<std::shared_ptr<Model>>& models);
   void LogStillKept(const std::string& name, const absl::Status& why) const;
   // Whether a change of the model that was not made loses it. Another one may have its name by now.
   bool MayLose(const std::shared_ptr<Model>& model) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
@@ -201,6 +205,7 @@ class ModelStore : public EpochListener {
   std::map<std::string, std::string> deletions_ ABSL_GUARDED_BY(mu_);  // names of models, by request id
   std::shared_ptr<Model> filling_ ABSL_GUARDED_BY(mu_);                // among models_; null when all are full
   bool draining_ ABSL_GUARDED_BY(mu_) = false;
+  std::atomic<bool> left_unsaved_ = false;
 };
 
 }  // namespace paramshard::server

@@ -88,12 +88,16 @@ void Export::AddOptions(CLI::App& app) {
 }
 
 absl::StatusOr<std::string> Export::FindFolder() const {
-  if (model_folder_.empty()) return checkpoint_;
+  int64_t step = 0;
+  if (model_folder_.empty()) {
+    if (checkpoint_ != "latest" && !absl::SimpleAtoi(checkpoint_, &step)) return checkpoint_;
+    return absl::InvalidArgumentError(
+        absl::StrCat(checkpoint_, ": --dir expected with it, a model's folder of checkpoints; or the folder of one"));
+  }
   if (checkpoint_ == "latest") {
     ASSIGN_OR_RETURN(const checkpoint::StepEntry latest, checkpoint::LatestStep(model_folder_));
     return latest.path;
   }
-  int64_t step = 0;
   if (absl::SimpleAtoi(checkpoint_, &step)) {
     ASSIGN_OR_RETURN(const checkpoint::StepEntry found, checkpoint::FindStep(model_folder_, step));
     return found.path;

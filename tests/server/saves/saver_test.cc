@@ -1,5 +1,6 @@
 #include "server/saves/saver.h"
 
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -388,6 +389,72 @@ TEST_F(SaverTest, WhoWaitsForADiskThatDoesNotAnswerIsTold) {
   while (!IsOver(saver().records().back().state)) std::this_thread::yield();
   EXPECT_EQ(saver().records().back().state, SaveState::kAbandoned);
   EXPECT_EQ(Save().state, SaveState::kPublished);
+}
+
+TEST_F(SaverTest, ADrainSavesAgainWhatHasGoneSinceItWasSaved) {
+  OpenSaved({});
+  Attach();
+  Step();
+  const std::string path = Save().path;
+  std::filesystem::remove(path + "/rank-00001-of-00002.safetensors");
+  world_->store().Drain(SteadyDeadline(kLong), absl::UnavailableError("drain"));
+  EXPECT_EQ(saver().records().back().reason, SaveReason::kDrain);
+  EXPECT_EQ(AwaitLast().state, SaveState::kPublished);
+  EXPECT_EQ(Saved(path), State());
+  EXPECT_FALSE(world_->store().left_unsaved());
+}
+
+TEST_F(SaverTest, ADrainThatCannotSaveSaysSo) {
+  OpenSaved({});
+  Attach();
+  Step();
+  calls_.is_full = true;
+  world_->store().Drain(SteadyDeadline(kLong), absl::UnavailableError("drain"));
+  EXPECT_EQ(AwaitLast().state, SaveState::kAbandoned);
+  EXPECT_TRUE(world_->store().left_unsaved());
+}
+
+TEST_F(SaverTest, DamagedCheckpointsAreNeitherCountedNorDeleted) {
+  OpenSaved({.every_commits = 1, .keep = {.newest = 2}});
+  Attach();
+  std::vector<std::string> paths;
+  for (int i = 0; i < 4; ++i) {
+    Step();
+    paths.push_back(AwaitLast().path);
+    // The second lacks a file, and the third a part of one.
+    if (i == 1) std::filesystem::remove(paths.back() + "/common.safetensors");
+    if (i == 2) std::filesystem::resize_file(paths.back() + "/rank-00000-of-00002.safetensors", 100);
+  }
+  for (const std::string& path : paths) EXPECT_TRUE(std::filesystem::exists(path)) << path;
+  Step();
+  AwaitLast();
+  EXPECT_FALSE(std::filesystem::exists(paths[0])) << "two newer ones are whole";
+  for (int i = 1; i < 4; ++i) EXPECT_TRUE(std::filesystem::exists(paths[i])) << paths[i];
+}
+
+TEST_F(SaverTest, AFolderThatIsRemovedOrReplacedIsLockedAgain) {
+  OpenSaved({.every_commits = 1});
+  Attach();
+  Step();
+  const std::filesystem::path folder = std::filesystem::path(AwaitLast().path).parent_path();
+  std::filesystem::remove_all(folder);
+  Step();
+  EXPECT_EQ(AwaitLast().state, SaveState::kPublished);
+  std::filesystem::rename(folder, folder.string() + ".old");
+  std::filesystem::create_directory(folder);
+  {
+    // Another daemon has it now.
+    ASSERT_OK_AND_ASSIGN(const auto other, Publisher::Open(&calls_, root_.path(), model_->spec()));
+    Step();
+    const SaveRecord record = AwaitLast();
+    EXPECT_EQ(record.state, SaveState::kAbandoned);
+    EXPECT_THAT(record.status, StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("of another daemon")));
+  }
+  Step();
+  EXPECT_EQ(AwaitLast().state, SaveState::kPublished);
+  ASSERT_EQ(chmod(folder.c_str(), 0777), 0);
+  Step();
+  EXPECT_THAT(AwaitLast().status, StatusIs(absl::StatusCode::kPermissionDenied, HasSubstr("chmod go-w")));
 }
 
 TEST_F(SaverTest, NothingIsDeletedWhileACheckpointIsRestored) {
