@@ -19,14 +19,12 @@ constexpr size_t kMostMarkBytes = 1024;
 }  // namespace
 
 absl::Status LostModels::Describe(absl::string_view name, absl::string_view why) const {
-  return absl::DataLossError(
-      absl::StrCat("model ", name, ": its state was lost with the server before this one (", why,
-                   options_.is_one_of_several
-                       ? "); where another daemon holds a replica, that heals it when trainers come; "
-                         "else delete it, create it without a restore, and restore it at node "
-                         "0, or import into every daemon"
-                       : "); create it with a restore: trainers that attach do, where the daemon was started with "
-                         "--restore=latest; or delete it, create it, and import"));
+  return absl::DataLossError(absl::StrCat(
+      "model ", name, ": its state was lost with the server before this one (", why,
+      options_.is_one_of_several ? "); where another daemon holds a replica, that heals it when trainers come; "
+                                   "else delete it, create it without a restore, and restore it at node "
+                                   "0, or import into every daemon"
+                                 : "); create it with a restore; or delete it, create it, and import"));
 }
 
 void LostModels::Add(const std::string& name, absl::string_view why, std::optional<ChangeSource> source,
