@@ -89,7 +89,8 @@ void FollowingSaver::Drain(SteadyTime deadline) {
 
 bool FollowingSaver::IsDrained() const {
   if (!options_.saves_on_drain || model_.untouched()) return true;
-  return HasWholeCheckpoint(options_.root, model_.spec().name, model_.state().numbers);
+  const StateNumbers numbers = model_.state().numbers;
+  return HasWholeCheckpoint(options_.root, model_.spec().name, numbers.commit_number, numbers.history.value);
 }
 
 // --- What node 0 says ---

@@ -20,7 +20,6 @@
 #include "proto/model/names.h"
 #include "proto/safetensors/regular_file.h"
 #include "server/disk/own_folder.h"
-#include "server/log/log.h"
 #include "server/saves/save_root.h"
 
 namespace paramshard::server {
@@ -186,18 +185,16 @@ bool Publisher::HoldsFolder() const {
          held.st_ino == present.st_ino;
 }
 
-absl::Status Publisher::SetDamagedAside(const SaveIdentity& identity) const {
+absl::StatusOr<std::string> Publisher::SetDamagedAside(const SaveIdentity& identity) const {
   const std::string path = StepPath(identity);
   const absl::Status status = checkpoint::Reader::Open(path, {.owner = geteuid()}).status();
   ASSIGN_OR_RETURN(const bool exists, disk_.Exists(path));
   // A folder without a manifest is one. All else is an error of the disk, or a checkpoint that others may still read.
   const bool is_damaged = absl::IsDataLoss(status) || absl::IsInvalidArgument(status) || absl::IsNotFound(status);
-  if (!exists || !is_damaged) return absl::OkStatus();
+  if (!exists || !is_damaged) return "";
   const std::string aside = absl::StrCat(path, kDamaged, checkpoint::HashText(identity.save_id));
   RETURN_IF_ERROR(disk_.Rename(path, aside));
-  Log(LogLevel::kWarning, "a damaged checkpoint is set aside",
-      {{"model", spec_.name}, {"path", aside}, {"why", status.ToString()}});
-  return absl::OkStatus();
+  return aside;
 }
 
 Publisher::Result Publisher::AbandonFor(const absl::Status& status) {

@@ -91,8 +91,9 @@ class Publisher {
   // as a restore sees before it reads rows.
   Result FindSaved(const SaveIdentity& identity) const;
   // Renames a damaged checkpoint, which has the name that a save of this state needs, to NAME.damaged-SAVEID: nobody
-  // takes that for a checkpoint, and nobody deletes it. OK where it is not damaged, or not there; errors of Disk.
-  absl::Status SetDamagedAside(const SaveIdentity& identity) const;
+  // takes that for a checkpoint, and nobody deletes it. Returns the new path; empty where none is there, or a whole one.
+  // Errors of Disk.
+  absl::StatusOr<std::string> SetDamagedAside(const SaveIdentity& identity) const;
 
   // Deletes what the policy does not keep, the oldest first, at most kMaxDeletions. Nothing while in_doubt():
   // FAILED_PRECONDITION; nor where `is_read`, which is asked when all is ready, says that somebody reads a checkpoint.

@@ -13,11 +13,11 @@ std::string ModelFolder(const std::string& root, absl::string_view model) {
   return (std::filesystem::path(root) / checkpoint::ModelFolderName(model)).string();
 }
 
-bool HasWholeCheckpoint(const std::string& root, absl::string_view model, const StateNumbers& numbers) {
-  const std::string name = checkpoint::StepFolderName(numbers.commit_number, numbers.history.value);
+bool HasWholeCheckpoint(const std::string& root, absl::string_view model, int64_t step, absl::uint128 history) {
+  const std::string name = checkpoint::StepFolderName(step, history);
   const auto reader =
       checkpoint::Reader::Open((std::filesystem::path(ModelFolder(root, model)) / name).string(), {.owner = geteuid()});
-  return reader.ok() && reader->manifest().history == numbers.history.value;
+  return reader.ok() && reader->manifest().history == history;
 }
 
 }  // namespace paramshard::server

@@ -2,18 +2,19 @@
 #ifndef PARAMSHARD_SERVER_SAVES_SAVE_ROOT_H_
 #define PARAMSHARD_SERVER_SAVES_SAVE_ROOT_H_
 
+#include <cstdint>
 #include <string>
 
+#include "absl/numeric/int128.h"
 #include "absl/strings/string_view.h"
-#include "server/store/history.h"
 
 namespace paramshard::server {
 
 // ROOT/MODEL (checkpoint::ModelFolderName).
 std::string ModelFolder(const std::string& root, absl::string_view model);
 
-// Whether ROOT/MODEL has a checkpoint of a state that a restore would take, as far as it sees before it reads rows.
-bool HasWholeCheckpoint(const std::string& root, absl::string_view model, const StateNumbers& numbers);
+// Whether ROOT/MODEL has a checkpoint of this commit of a history that a restore would take, as far as it sees before it reads rows.
+bool HasWholeCheckpoint(const std::string& root, absl::string_view model, int64_t step, absl::uint128 history);
 
 }  // namespace paramshard::server
 

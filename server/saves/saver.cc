@@ -326,7 +326,8 @@ void Saver::Drain(SteadyTime deadline) {
 
 bool Saver::IsDrained() const {
   if (!options_.policy.on_drain || model_.untouched()) return true;
-  return HasWholeCheckpoint(options_.root, model_.spec().name, model_.state().numbers);
+  const StateNumbers numbers = model_.state().numbers;
+  return HasWholeCheckpoint(options_.root, model_.spec().name, numbers.commit_number, numbers.history.value);
 }
 
 bool Saver::AwaitOver(SteadyTime deadline) const {
@@ -475,7 +476,11 @@ Publisher::Result Saver::Write(const Work& work) {
     // Whoever was asked to has put the folder in order, perhaps.
     if (const absl::Status opened = OpenFolder(); !opened.ok()) return Abandoned(opened);
   }
-  if (const absl::Status aside = publisher_->SetDamagedAside(work.identity); !aside.ok()) return Abandoned(aside);
+  const absl::StatusOr<std::string> aside = publisher_->SetDamagedAside(work.identity);
+  if (!aside.ok()) return Abandoned(aside.status());
+  if (!aside->empty()) {
+    Log(LogLevel::kWarning, "a damaged checkpoint is set aside", {{"model", model_.spec().name}, {"path", *aside}});
+  }
   const absl::Status begun = publisher_->Begin(work.identity, world);
   if (absl::IsAlreadyExists(begun)) return publisher_->FindSaved(work.identity);
   if (!begun.ok()) return Abandoned(begun);
