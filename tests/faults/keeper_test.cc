@@ -310,10 +310,12 @@ TEST_F(KeptDaemonTest, ARestartDoesNotLoseWhatItCouldNotSave) {
   Start({"--keeper=on", "--save-dir=" + saves.path()});
   ASSERT_OK(TrainOnce());
   const std::string expected = StateHash();
-  std::filesystem::remove_all(saves.path() + "/kept");
+  const std::string folder = saves.path() + "/kept";
+  std::filesystem::remove_all(folder);
+  ASSERT_TRUE(std::ofstream(folder) << "in the way");
   ASSERT_OK(Ctl("restart --lose-models").status());
   EXPECT_EQ(StateHash(), expected);
-  // The next server has a folder again.
+  std::filesystem::remove(folder);
   ASSERT_OK(Ctl("restart --lose-models").status());
   EXPECT_FALSE(Ctl("verify kept").ok());
   EXPECT_THAT(SavedSteps(saves), testing::SizeIs(1));
