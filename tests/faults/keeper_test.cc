@@ -361,7 +361,9 @@ TEST_F(KeptDaemonTest, AProgramThatIsReplacedIsStartedWhenItIsNamed) {
     std::filesystem::rename(path + ".new", path);
   };
   put(Program(PARAMSHARDD));
-  daemon_.reset();
+  // Whoever looks whether the next one serves is not to meet the server of this one.
+  daemon_->Signal(SIGTERM);
+  ASSERT_THAT(daemon_->AwaitExit(kPatience), IsOkAndHolds(0));
   ASSERT_OK_AND_ASSIGN(
       auto daemon, DaemonProcess::Start(path, directory_.path(), {"--keeper=on", DeviceFlags(1).front()}, kPatience));
   daemon_.emplace(std::move(daemon));
