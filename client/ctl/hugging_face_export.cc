@@ -16,6 +16,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "client/ctl/conversion_rules.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/formats/codec.h"
 #include "kernels/formats/format.h"
@@ -167,6 +168,7 @@ class HuggingFaceExport {
  private:
   absl::Status Plan();
   absl::StatusOr<Target> TargetOf(const SafetensorsFile& file, const TensorInfo& info) const;
+  absl::StatusOr<Dtype> DtypeOf(const TensorInfo& info) const;
   absl::Status CheckRest();
   bool IsTied(const ParameterSpec& parameter) const;
 
@@ -186,6 +188,7 @@ class HuggingFaceExport {
   const Checkpoint& like_;
   nlohmann::ordered_json config_;
 
+  ConversionRules rules_;
   std::vector<TargetFile> files_;
   std::set<std::string> exported_hashes_;  // content hashes of masters, with their shapes
   int64_t all_bytes_ = 0;
@@ -208,11 +211,21 @@ absl::StatusOr<Target> HuggingFaceExport::TargetOf(const SafetensorsFile& file, 
                                                    ShapeText(info.shape), " expected, that of ", file.path(), ", got ",
                                                    ShapeText(parameter.shape)));
   }
-  const Dtype dtype = options_.dtype.value_or(info.dtype);
+  ASSIGN_OR_RETURN(const Dtype dtype, DtypeOf(info));
   if (FormatOf(dtype).has_value()) return Target{.info = &info, .place = *place, .dtype = dtype};
   return absl::InvalidArgumentError(absl::StrCat(file.path(), ": tensor ", NameText(info.name),
                                                  ": F32, BF16 or F16 expected, got ", safetensors::DtypeName(dtype),
-                                                 "; --dtype gives all tensors another type"));
+                                                 "; --dtype gives all tensors another type, --rules some"));
+}
+
+absl::StatusOr<Dtype> HuggingFaceExport::DtypeOf(const TensorInfo& info) const {
+  const ConversionRule* const rule = rules_.Find(info.name);
+  if (rule == nullptr || !rule->encoding.has_value()) return options_.dtype.value_or(info.dtype);
+  for (const Dtype dtype : {Dtype::kF32, Dtype::kBF16, Dtype::kF16}) {
+    if (rule->encoding->format == FormatOf(dtype)) return dtype;
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat(rule->place, ": FP32, BF16, FP16 or KEEP expected, got ", FormatName(rule->encoding->format)));
 }
 
 // What tells masters apart. Empty where there is none.
@@ -249,6 +262,10 @@ absl::Status HuggingFaceExport::Plan() {
     return absl::InvalidArgumentError(
         absl::StrCat(options_.like, ": one file or ", safetensors::kIndexFileName, " expected, got parts of tensors"));
   }
+  if (!options_.rules_path.empty()) {
+    ASSIGN_OR_RETURN(rules_, ConversionRules::Read(options_.rules_path));
+  }
+  std::vector<std::string> names;
   for (const SafetensorsFile& file : like_.files()) {
     TargetFile& planned = files_.emplace_back();
     planned.name = fs::path(file.path()).lexically_relative(options_.like).string();
@@ -257,8 +274,10 @@ absl::Status HuggingFaceExport::Plan() {
       all_bytes_ += target.size_bytes();
       exported_hashes_.insert(MasterOf(source_, Spec(target.place)));
       planned.targets.push_back(target);
+      names.push_back(info.name);
     }
   }
+  RETURN_IF_ERROR(rules_.CheckAllMatch(names));
   exported_hashes_.erase("");
   return CheckRest();
 }

@@ -20,6 +20,9 @@ struct HuggingFaceExportOptions {
   std::string like;
   // F32, BF16 or F16, for all tensors; unset: those of `like`.
   std::optional<safetensors::Dtype> dtype;
+  // A file of ConversionRules, none where it is empty. The first rule that matches a tensor's name says its type: FP32,
+  // BF16 or FP16, or KEEP for that of `like`. All rules match some tensor.
+  std::string rules_path;
   std::string out;  // a folder that is not there yet
 };
 
@@ -46,7 +49,8 @@ using HuggingFaceExportProgress = std::function<void(int64_t done_bytes, int64_t
 //
 // Errors of checkpoint::Reader and safetensors::Checkpoint. ALREADY_EXISTS for an `out` that is there. NOT_FOUND naming
 // the first tensor of `like` that the checkpoint lacks, or without a config.json. INVALID_ARGUMENT naming a tensor of
-// another shape, or of a type that no master can be rounded to; or a parameter that `like` lacks, unless config.json
+// another shape, or of a type that no master can be rounded to; the line of a
+// rule that is none, or matches no tensor; or a parameter that `like` lacks, unless config.json
 // has tie_word_embeddings and the parameter's master is, byte for byte, that of one that is exported.
 absl::StatusOr<HuggingFaceExportReport> ExportToHuggingFace(const HuggingFaceExportOptions& options,
                                                             const HuggingFaceExportProgress& progress);

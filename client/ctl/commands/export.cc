@@ -81,8 +81,11 @@ void Export::AddOptions(CLI::App& app) {
                  "a folder of the same model as transformers writes it: names, shapes and types of tensors, config and "
                  "tokenizer are taken from it")
       ->required();
-  AddParsedOption(app, "--dtype", "DTYPE", ParseMasterDtype, options_.dtype,
-                  "F32, BF16 or F16, for all tensors (default: those of --like)");
+  CLI::Option* const dtype = AddParsedOption(app, "--dtype", "DTYPE", ParseMasterDtype, options_.dtype,
+                                             "F32, BF16 or F16, for all tensors (default: those of --like)");
+  app.add_option("--rules", options_.rules_path,
+                 "a file with a line PATTERN: FP32, BF16, FP16 or KEEP for each rule; the first that matches counts")
+      ->excludes(dtype);
   app.add_option("--out", options_.out, "the folder to make")->required();
   app.add_flag("--quiet", quiet_, "no progress");
 }

@@ -126,7 +126,11 @@ class HuggingFaceExportTest : public safetensors::FolderTest {
   }
 
   absl::StatusOr<HuggingFaceExportReport> Export(std::optional<Dtype> dtype = std::nullopt) const {
-    return ExportToHuggingFace({.checkpoint = checkpoint_, .like = Path("like"), .dtype = dtype, .out = Path("out")},
+    return ExportToHuggingFace({.checkpoint = checkpoint_,
+                                .like = Path("like"),
+                                .dtype = dtype,
+                                .rules_path = rules_path_,
+                                .out = Path("out")},
                                nullptr);
   }
 
@@ -146,6 +150,7 @@ class HuggingFaceExportTest : public safetensors::FolderTest {
   }
 
   std::string checkpoint_;
+  std::string rules_path_;
 };
 
 std::vector<uint8_t> Bf16Bytes(const std::vector<float>& values) {
@@ -193,6 +198,29 @@ TEST_F(HuggingFaceExportTest, AllTensorsMayHaveAnotherTypeWhichTheConfigSays) {
   ASSERT_OK(Export(Dtype::kF32));
   EXPECT_EQ(Read("embed_tokens.weight").bytes, safetensors::BytesOf(Values(24)));
   EXPECT_EQ(nlohmann::json::parse(checkpoint::ReadText(Path("out/config.json")))["torch_dtype"], "float32");
+}
+
+TEST_F(HuggingFaceExportTest, RulesGiveSomeTensorsAnotherType) {
+  WriteLike(Dtype::kBF16);
+  WriteCheckpoint();
+  rules_path_ = Path("rules.txt");
+  checkpoint::WriteText(rules_path_, "embed*: FP32\n*norm*: KEEP\n*: FP16\n");
+  ASSERT_OK(Export());
+  EXPECT_EQ(Read("embed_tokens.weight").bytes, safetensors::BytesOf(Values(24)));
+  ASSERT_OK_AND_ASSIGN(const Checkpoint opened, Checkpoint::Open(Path("out")));
+  for (const safetensors::SafetensorsFile& file : opened.files()) {
+    for (const safetensors::TensorInfo& tensor : file.tensors()) {
+      const bool is_norm = tensor.name.find("norm") != tensor.name.npos;
+      const Dtype expected = tensor.name.starts_with("embed") ? Dtype::kF32 : is_norm ? Dtype::kBF16 : Dtype::kF16;
+      EXPECT_EQ(tensor.dtype, expected) << tensor.name;
+    }
+  }
+  for (const auto& [rules, error] :
+       {std::pair("*: MXFP8\n", "rules.txt:1: FP32, BF16, FP16 or KEEP expected, got MXFP8"),
+        std::pair("nothing: BF16\n", "a tensor that nothing matches expected")}) {
+    checkpoint::WriteText(rules_path_, rules);
+    EXPECT_THAT(Export(), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(error)));
+  }
 }
 
 TEST_F(HuggingFaceExportTest, OneFileIsExportedAsOne) {
