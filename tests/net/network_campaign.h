@@ -47,11 +47,11 @@ struct NetworkScript {
 };
 
 struct NetworkCampaignOptions {
-  std::string daemon;             // the program
-  std::string ctl;                // the program
-  std::string wall_clock;         // the library that stepped_clock.h wants
-  std::vector<std::string> only;  // events; empty: all. Long ones are drawn more seldom
-  int most_nodes = 8;             // worlds have two nodes at least
+  std::string daemon;                  // the program
+  std::string ctl;                     // the program
+  std::string wall_clock;              // the library that stepped_clock.h wants
+  std::vector<std::string> only = {};  // events; empty: all. Long ones are drawn more seldom
+  int most_nodes = 8;                  // worlds have two nodes at least
   int64_t worlds = 10;
   int64_t events = 20;                             // in each
   int64_t at_once = 1;                             // worlds that run side by side
@@ -61,7 +61,7 @@ struct NetworkCampaignOptions {
   int64_t first_world = 0;
   // An existing folder for the daemons' logs of worlds in which something did not hold, or that did not start; empty:
   // none.
-  std::string logs;
+  std::string logs = {};
   std::optional<NetworkScript> script = {};  // instead of what is drawn of worlds, and of `events`
   bool tells = false;                        // what happens, when, on standard error
 };
