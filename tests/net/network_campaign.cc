@@ -147,9 +147,11 @@ absl::Status KillServer(Scene& scene) { return scene.server().Kill({scene.victim
 
 absl::Status KillDaemon(Scene& scene) { return scene.server().Lose(scene.victim, {}); }
 
+// The same flags, but for an address that the machine must have.
 absl::Status StartSecondNode0(Scene& scene) {
   const TemporaryDirectory directory;
-  const KeptServer::Site& first = scene.server().site(0);
+  KeptServer::Site first = scene.server().site(0);
+  first.flags.push_back(absl::StrCat("--data-address=", Machines::Address(scene.victim)));
   const std::string log = absl::StrCat(first.log, ".second");
   const wire::FileDescriptor file(open(log.c_str(), O_CREAT | O_WRONLY | O_APPEND | O_CLOEXEC, 0600));
   Surroundings surroundings = first.surroundings;
@@ -161,6 +163,13 @@ absl::Status StartSecondNode0(Scene& scene) {
   const absl::Status status = second.AwaitReady(kRefusalBound);
   return Expect(absl::IsUnavailable(status), absl::StrCat("a second node 0 expected to end, got ",
                                                           status.ok() ? "one that serves" : status.ToString()));
+}
+
+// The second one finds neither a server nor its address taken for a moment, but the folder's lock, which the keeper holds.
+absl::Status Usurp(Scene& scene) {
+  kill(scene.server().server(0), SIGKILL);
+  RETURN_IF_ERROR(StartSecondNode0(scene));
+  return scene.server().AwaitNext({0});
 }
 
 absl::Status GoAway(Scene& scene) {
@@ -217,6 +226,7 @@ constexpr Event kEvents[] = {
      .kills = true,
      .victim = Victim::kNode0},
     {.name = "second-node0", .run = StartSecondNode0},
+    {.name = "usurp", .run = Usurp, .of_kept_decisions = true, .kills = true, .victim = Victim::kNode0},
     {.name = "away",
      .run = GoAway,
      .of_replicas = true,
@@ -304,6 +314,8 @@ class Play {
   absl::Status EndAbsence();
   absl::Status AwaitWhole(int64_t commit, std::vector<ChildProcess>& trainers);
   bool IsWhole() const;
+  // Where the servers' threads are, beside their logs.
+  void KeepStacks() const;
   bool IsElastic() const { return script_.shape == NetworkShape::kElastic; }
   std::string Name() const;
   void Tell(const std::string& what);
@@ -356,8 +368,8 @@ absl::StatusOr<std::vector<const Event*>> Play::Events() {
 absl::Status Play::Run() {
   ASSIGN_OR_RETURN(const std::vector<const Event*> events, Events());
   if (events.empty()) return absl::OkStatus();
-  const absl::Status status =
-      Annotated(RunTrainings(events), absl::StrCat(Name(), " after ", absl::StrJoin(tale_.events, " ")));
+  absl::Status status = RunTrainings(events);
+  status = Annotated(status, absl::StrCat(Name(), " after ", absl::StrJoin(tale_.events, " ")));
   Tell(status.ok() ? "everything held" : status.ToString());
   // What the daemons have to say stays with a world that fails.
   for (int node = 0; node < script_.nodes && status.ok(); ++node) {
@@ -384,7 +396,9 @@ absl::Status Play::RunTrainings(const std::vector<const Event*>& events) {
   ASSIGN_OR_RETURN(const std::string expected,
                    TrainOn(world_->server(), "calm", [](std::vector<ChildProcess>&) { return absl::OkStatus(); }));
   ASSIGN_OR_RETURN(const std::string hash, TrainOn(world_->server(), kModel, [&](std::vector<ChildProcess>& trainers) {
-                     return Disturb(events, trainers);
+                     const absl::Status status = Disturb(events, trainers);
+                     if (!status.ok()) KeepStacks();
+                     return status;
                    }));
   RETURN_IF_ERROR(Expect(hash == expected, absl::StrCat("the hashes ", expected, " expected, got ", hash)));
   const std::set<std::string> different = absl::StrSplit(expected, ' ');
@@ -440,6 +454,16 @@ absl::Status Play::DisturbCommit(const Event& event, int64_t commit, std::vector
   tale_.events.emplace_back(event.name);
   tale_.longest_notice = std::max(tale_.longest_notice, scene.notice);
   return absl::OkStatus();
+}
+
+void Play::KeepStacks() const {
+  if (options_.logs.empty()) return;
+  for (int node = 0; node < script_.nodes; ++node) {
+    // Without gdb there are none.
+    (void)OutputOf(absl::StrCat("timeout 30 gdb -p ", world_->server().server(node),
+                                " -batch -ex 'thread apply all backtrace' >", NetworkWorld::LogOf(logs_, node),
+                                ".stacks 2>/dev/null </dev/null"));
+  }
 }
 
 // All daemons take part in an epoch, and so have a state.

@@ -26,6 +26,7 @@ namespace paramshard::test {
 //   kill-daemon           of the keeper too, so that nothing is left, its journal neither: replicas heal it. Not of node 0
 //   kill-node0            the same of node 0, which decides: in worlds where it has a --state-dir
 //   second-node0          another node 0 is started with the same flags, on any machine: it is refused
+//   usurp                 the same at node 0's machine, the moment its server is killed, where it has a --state-dir
 //   away                  a daemon is killed with its keeper, the others make up to three commits, and it is started
 //                         again: in elastic worlds
 //   stop, stop-long       SIGSTOP of a server for up to a second, or 16 seconds
