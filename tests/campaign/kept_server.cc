@@ -190,7 +190,9 @@ ChildProcess KeptServer::StartTrainer(const std::string& model, int rank) const 
       latest = absl::Now() + 5 * kPatience;
     };
     absl::Status status = absl::UnavailableError("not yet");
-    while (absl::IsUnavailable(status) && absl::Now() < latest) status = Train(training);
+    // A server that stands still for longer than a connection waits for its welcome is DEADLINE_EXCEEDED.
+    const auto may_come_right = [&] { return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status); };
+    while (may_come_right() && absl::Now() < latest) status = Train(training);
     return status;
   });
 }
