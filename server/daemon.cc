@@ -63,6 +63,10 @@
 #include "server/transport/transport.h"
 
 namespace paramshard::server {
+bool KeepsDecisions(const DaemonConfig& config) {
+  return config.node == 0 && config.nodes > 1 && !config.state_dir.empty();
+}
+
 namespace {
 
 // What a connection may have open at a time, and what lies here of each stream before anybody asks for it.
@@ -111,10 +115,6 @@ absl::StatusOr<Transport> TransportOf(const DaemonConfig& config) {
 
 absl::Status NameFlag(absl::string_view flag, const absl::Status& status) {
   return status.ok() ? status : absl::Status(status.code(), absl::StrCat(flag, ": ", status.message()));
-}
-
-bool KeepsDecisions(const DaemonConfig& config) {
-  return config.node == 0 && config.nodes > 1 && !config.state_dir.empty();
 }
 
 absl::Status CheckFolders(const DaemonConfig& config) {
@@ -401,7 +401,7 @@ absl::Status Daemon::Impl::JoinWorld(int devices, const std::stop_token& stop) {
 }
 
 absl::Status Daemon::Impl::OpenDecisionLog(CoordinatorOptions& options) {
-  ASSIGN_OR_RETURN(decision_log_, DecisionLog::Open(&disk_calls_, config_.state_dir));
+  ASSIGN_OR_RETURN(decision_log_, DecisionLog::Open(&disk_calls_, config_.state_dir, afterlife_.state_dir_lock));
   ASSIGN_OR_RETURN(options.closed, decision_log_->Reconcile(options.closed));
   options.log = decision_log_.get();
   return absl::OkStatus();

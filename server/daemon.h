@@ -40,7 +40,11 @@ struct Afterlife {
   std::optional<int64_t> restarts = {};
   // The lock of the socket directory that the keeper holds, which outlives the daemon; -1: there is none.
   int socket_dir_lock = -1;
+  int state_dir_lock = -1;  // likewise, of the folder that node 0 keeps decisions in
 };
+
+// Whether this is a node 0 that has a folder for them.
+bool KeepsDecisions(const DaemonConfig& config);
 
 // Thread-safe.
 class Daemon {

@@ -12,6 +12,10 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
+#include "server/cluster/decision_log.h"
+#include "server/daemon.h"
+#include "server/disk/disk.h"
+#include "server/disk/disk_calls.h"
 #include "server/exit_codes.h"
 #include "server/keeper/keeper.h"
 #include "server/log/log.h"
@@ -27,9 +31,11 @@ absl::StatusOr<std::string> OwnProgram() {
   return std::string(path, size);
 }
 
-// Members are destroyed in reverse order: the lock is free when the last server has ended.
+// Members are destroyed in reverse order: the locks are free when the last server has ended.
 struct KeeperProgram {
   SocketDir socket_dir;
+  std::unique_ptr<DiskCalls> disk_calls;
+  Disk::Descriptor state_dir_lock;
   std::unique_ptr<Keeper> keeper;
 };
 
@@ -41,10 +47,23 @@ absl::StatusOr<KeeperProgram> MakeKeeper(const DaemonConfig& config, const std::
   options.file = wire::FileDescriptor(open("/proc/self/exe", O_PATH | O_CLOEXEC));
   ASSIGN_OR_RETURN(SocketDir socket_dir, SocketDir::Acquire(config.socket_dir, !config.allow_users.empty()));
   options.lent = {{.variable = SocketDir::kLockVariable, .fd = socket_dir.lock()}};
+  auto disk_calls = std::make_unique<DiskCalls>();
+  Disk::Descriptor state_dir_lock;
+  if (KeepsDecisions(config)) {
+    // Why it cannot be had is the server's to say, which needs it.
+    absl::StatusOr<Disk::Descriptor> lock = DecisionLog::Lock(disk_calls.get(), config.state_dir);
+    if (lock.ok()) state_dir_lock = *std::move(lock);
+    if (state_dir_lock.get() >= 0) {
+      options.lent.push_back({.variable = DecisionLog::kLockVariable, .fd = state_dir_lock.get()});
+    }
+  }
   options.log = [](LogLevel level, absl::string_view event, LogFields fields) { Log(level, event, fields); };
   ASSIGN_OR_RETURN(std::unique_ptr<Keeper> keeper, Keeper::Create(std::move(options)));
   RETURN_IF_ERROR(DetachLog());
-  return KeeperProgram{.socket_dir = std::move(socket_dir), .keeper = std::move(keeper)};
+  return KeeperProgram{.socket_dir = std::move(socket_dir),
+                       .disk_calls = std::move(disk_calls),
+                       .state_dir_lock = std::move(state_dir_lock),
+                       .keeper = std::move(keeper)};
 }
 
 }  // namespace

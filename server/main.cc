@@ -29,6 +29,7 @@
 #include "kernels/base/status_macros.h"
 #include "proto/wire/handoff.h"
 #include "server/base/thread.h"
+#include "server/cluster/decision_log.h"
 #include "server/config/config.h"
 #include "server/daemon.h"
 #include "server/descriptor_limit.h"
@@ -145,6 +146,7 @@ void NameProcess(const std::string& program) { prctl(PR_SET_NAME, std::filesyste
 struct Kept {
   std::unique_ptr<KeeperLink> link;      // null without a keeper
   wire::FileDescriptor socket_dir_lock;  // none from a keeper that does not hold it
+  wire::FileDescriptor state_dir_lock;   // likewise
   ServerCommand command;                 // that this server was started with
   std::string socket_dir;                // that it serves in
 };
@@ -205,7 +207,8 @@ Afterlife AfterlifeOf(const Kept& kept, const std::shared_ptr<Ending>& ending) {
           .kept = kept.link.get(),
           .rollback = RollbackOf(*kept.link),
           .restarts = RestartsOf(*kept.link),
-          .socket_dir_lock = kept.socket_dir_lock.get()};
+          .socket_dir_lock = kept.socket_dir_lock.get(),
+          .state_dir_lock = kept.state_dir_lock.get()};
 }
 
 // A keeper that does not hear that the server serves takes its end for a start that failed, and does no more.
@@ -273,7 +276,7 @@ int RunServer(const ParsedArguments& arguments, const Kept& kept) {
 // What a keeper has left to this process. `link` is why there is no keeper, where there is none.
 struct Inheritance {
   absl::StatusOr<std::unique_ptr<KeeperLink>> link;
-  wire::FileDescriptor socket_dir_lock;
+  wire::FileDescriptor socket_dir_lock, state_dir_lock;
 };
 
 int Run(const ParsedArguments& arguments, ServerCommand command, Inheritance inheritance) {
@@ -285,6 +288,7 @@ int Run(const ParsedArguments& arguments, ServerCommand command, Inheritance inh
     NameProcess(command.program);
     return RunServer(arguments, {.link = *std::move(link),
                                  .socket_dir_lock = std::move(inheritance.socket_dir_lock),
+                                 .state_dir_lock = std::move(inheritance.state_dir_lock),
                                  .command = std::move(command),
                                  .socket_dir = config.socket_dir});
   }
@@ -294,7 +298,9 @@ int Run(const ParsedArguments& arguments, ServerCommand command, Inheritance inh
 
 int Main(int argc, const char* const* argv) {
   // The variables that these take away are no settings.
-  Inheritance inheritance{.link = KeeperLink::FromEnvironment(), .socket_dir_lock = SocketDir::TakeLentLock()};
+  Inheritance inheritance{.link = KeeperLink::FromEnvironment(),
+                          .socket_dir_lock = SocketDir::TakeLentLock(),
+                          .state_dir_lock = TakeLentDescriptor(DecisionLog::kLockVariable)};
   const absl::StatusOr<ParsedArguments> arguments = ParseArguments(argc, argv, ProcessEnvironment());
   if (!arguments.ok()) {
     std::fprintf(stderr, "paramshardd: %s\n", std::string(arguments.status().message()).c_str());

@@ -74,12 +74,12 @@ std::string HolderOf(int lock) {
 
 }  // namespace
 
-wire::FileDescriptor SocketDir::TakeLentLock() {
-  const char* const value = std::getenv(kLockVariable);
+wire::FileDescriptor TakeLentDescriptor(const char* variable) {
+  const char* const value = std::getenv(variable);
   int fd = -1;
   // What is no descriptor cannot be marked, and is taken for none.
   const bool lent = value != nullptr && absl::SimpleAtoi(value, &fd) && fcntl(fd, F_SETFD, FD_CLOEXEC) == 0;
-  unsetenv(kLockVariable);
+  unsetenv(variable);
   return wire::FileDescriptor(lent ? fd : -1);
 }
 

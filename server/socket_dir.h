@@ -9,6 +9,10 @@
 
 namespace paramshard::server {
 
+// Takes over a descriptor that the keeper has lent to this process, and removes the variable that names it, so that no
+// child has it: called once, before there are threads. None where there is no such keeper.
+wire::FileDescriptor TakeLentDescriptor(const char* variable);
+
 // Owns the directory's lock, which is free again when all processes that have its descriptor have ended: a keeper and
 // the server that it has lent it to, however they end. Move-only.
 class SocketDir {
@@ -22,9 +26,7 @@ class SocketDir {
   // user, or is a link.
   static absl::StatusOr<SocketDir> Acquire(const std::string& path, bool shared, int lent = -1);
 
-  // Takes over the descriptor that the keeper has lent to this process, and removes the variable, so that no child has
-  // it: called once, before there are threads. None where there is no such keeper.
-  static wire::FileDescriptor TakeLentLock();
+  static wire::FileDescriptor TakeLentLock() { return TakeLentDescriptor(kLockVariable); }
 
   int lock() const { return lock_.get(); }
   std::string grpc_path() const { return path_ + "/grpc.sock"; }

@@ -121,15 +121,18 @@ std::vector<uint8_t> DecisionLog::CopyOf(const Content& content, int64_t sequenc
   return bytes;
 }
 
-absl::StatusOr<std::unique_ptr<DecisionLog>> DecisionLog::Open(DiskCalls* calls, const std::string& folder) {
+absl::StatusOr<Disk::Descriptor> DecisionLog::Lock(DiskCalls* calls, const std::string& folder, int lent) {
   const Disk disk(calls);
   RETURN_IF_ERROR(CheckOwnFolder(disk, folder));
-  absl::StatusOr<Disk::Descriptor> lock = disk.Lock((fs::path(folder) / kLockName).string());
-  if (!lock.ok()) {
-    return absl::Status(lock.status().code(),
-                        absl::StrCat(lock.status().message(), ": one node 0 has a folder, and no other daemon"));
-  }
-  std::unique_ptr<DecisionLog> log(new DecisionLog(calls, folder, *std::move(lock)));
+  absl::StatusOr<Disk::Descriptor> lock = disk.Lock((fs::path(folder) / kLockName).string(), lent);
+  if (lock.ok()) return lock;
+  return absl::Status(lock.status().code(),
+                      absl::StrCat(lock.status().message(), ": one node 0 has a folder, and no other daemon"));
+}
+
+absl::StatusOr<std::unique_ptr<DecisionLog>> DecisionLog::Open(DiskCalls* calls, const std::string& folder, int lent) {
+  ASSIGN_OR_RETURN(Disk::Descriptor lock, Lock(calls, folder, lent));
+  std::unique_ptr<DecisionLog> log(new DecisionLog(calls, folder, std::move(lock)));
   RETURN_IF_ERROR(log->Read());
   return log;
 }

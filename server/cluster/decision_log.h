@@ -31,9 +31,16 @@ namespace paramshard::server {
 //   log->Decide("m", 13, decision, client_states);                                               likewise
 class DecisionLog {
  public:
-  // The folder is this process's alone while the log lives. `calls` outlive it. Errors of CheckOwnFolder;
-  // FAILED_PRECONDITION another process has it; DATA_LOSS a file of which neither copy is whole (names it).
-  static absl::StatusOr<std::unique_ptr<DecisionLog>> Open(DiskCalls* calls, const std::string& folder);
+  // In the environment of a keeper's servers: the number of their descriptor of the folder's lock.
+  static constexpr char kLockVariable[] = "PARAMSHARD_STATE_DIR_LOCK";
+  // Makes the folder that of this process, and of those it lends the descriptor to: a keeper holds it for its servers, so
+  // that no other node 0 gets between two of them. `lent`: what this process was lent. Errors of CheckOwnFolder;
+  // FAILED_PRECONDITION another process has it.
+  static absl::StatusOr<Disk::Descriptor> Lock(DiskCalls* calls, const std::string& folder, int lent = -1);
+
+  // The folder is this process's alone while the log lives. `calls` outlive it. Errors of Lock; DATA_LOSS a file of which
+  // neither copy is whole (names it).
+  static absl::StatusOr<std::unique_ptr<DecisionLog>> Open(DiskCalls* calls, const std::string& folder, int lent = -1);
 
   // What is known of epochs before: `journals`, which count where they know a history, and what the folder holds. What
   // the folder says otherwise of these histories is mended: nobody was told of it.

@@ -305,6 +305,9 @@ void RemoteCluster::Run() {
 }
 
 absl::Status RemoteCluster::RunStream() {
+  // Run has paused, by the steady clock. The channel's own pause is a timer of gRPC, which waits by the wall clock: where
+  // that is set back it would be as much longer.
+  grpc::experimental::ChannelResetConnectionBackoff(channel_.get());
   // A channel connects only while somebody waits on it: between calls nobody would finish the handshake for seconds.
   channel_->WaitForConnected(GrpcDeadline(kConnectWait));
   Call call(*this, absl::InfiniteDuration());

@@ -25,6 +25,12 @@ absl::Status Failed(const std::string& path, absl::string_view call) {
   return absl::UnavailableError(status.message());
 }
 
+bool AreSameFile(int a, int b) {
+  struct stat of_a {};
+  struct stat of_b {};
+  return fstat(a, &of_a) == 0 && fstat(b, &of_b) == 0 && of_a.st_dev == of_b.st_dev && of_a.st_ino == of_b.st_ino;
+}
+
 // Makes a call until no signal interrupts it.
 template <typename Call>
 auto Repeat(Call call) {
@@ -185,8 +191,14 @@ absl::StatusOr<int64_t> Disk::FreeBytes(const std::string& path) const {
   return Failed(path, "statvfs");
 }
 
-absl::StatusOr<Disk::Descriptor> Disk::Lock(const std::string& path) const {
+absl::StatusOr<Disk::Descriptor> Disk::Lock(const std::string& path, int lent) const {
   ASSIGN_OR_RETURN(Descriptor fd, Open(path, O_RDWR | O_CREAT | O_NOFOLLOW, kFileMode, "open"));
+  if (lent >= 0 && AreSameFile(lent, fd.get())) {
+    // Not `fd`, of which the kernel does not know that it is the other process'.
+    Descriptor held(calls_, fcntl(lent, F_DUPFD_CLOEXEC, 0));
+    if (held.get() < 0) return Failed(path, "dup");
+    return held;
+  }
   if (Repeat([&] { return calls_->Flock(fd.get(), LOCK_EX | LOCK_NB); }) == 0) return fd;
   switch (errno) {
     case EWOULDBLOCK:

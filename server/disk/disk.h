@@ -105,7 +105,8 @@ class Disk {
 
   // Takes a lock on a file, which is made where it is not there and never removed; it ends with the descriptor, and so
   // with the process. FAILED_PRECONDITION where another process holds it, and where the file system has no locks.
-  absl::StatusOr<Descriptor> Lock(const std::string& path) const;
+  // `lent`: a descriptor of another process that may hold it for this one; where it does there is nothing more to take.
+  absl::StatusOr<Descriptor> Lock(const std::string& path, int lent = -1) const;
 
  private:
   absl::StatusOr<Descriptor> Open(const std::string& path, int flags, mode_t mode, absl::string_view operation) const;

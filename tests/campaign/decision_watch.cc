@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 
+#include <ctime>
 #include <filesystem>
 #include <system_error>
 
@@ -57,9 +58,14 @@ uint64_t DecisionWatch::word() const {
 }
 
 bool DecisionWatch::AwaitOther(uint64_t before, absl::Duration timeout) const {
-  const absl::Time latest = absl::Now() + timeout;
+  constexpr absl::Duration kSpinning = absl::Milliseconds(100);
+  constexpr timespec kNap{.tv_sec = 0, .tv_nsec = 10'000};
+  const absl::Time begin = absl::Now();
   while (word() == before) {
-    if (absl::Now() >= latest) return false;
+    const absl::Duration waited = absl::Now() - begin;
+    if (waited >= timeout) return false;
+    // Those whose decision is awaited need the processor, too.
+    if (waited >= kSpinning) nanosleep(&kNap, nullptr);
   }
   return true;
 }

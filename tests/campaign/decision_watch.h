@@ -25,7 +25,7 @@ class DecisionWatch {
 
   // Another one after each decision.
   uint64_t word() const;
-  // Returns at once when the word is another one: it does not sleep. False when `timeout` has passed.
+  // Returns at once when the word is another one: it does not sleep for a while, and then briefly. False when `timeout` has passed.
   bool AwaitOther(uint64_t before, absl::Duration timeout) const;
 
  private:

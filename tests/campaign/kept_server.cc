@@ -7,12 +7,14 @@
 
 #include <cerrno>
 #include <csignal>
+#include <deque>
 #include <fstream>
 #include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "kernels/base/polling.h"
@@ -25,7 +27,17 @@
 namespace paramshard::test {
 namespace {
 
-std::string LogPath(const TemporaryDirectory& directory) { return directory.path() + "/log"; }
+// An error of a start says why in its last lines.
+std::string EndOf(const std::string& log) {
+  constexpr size_t kLines = 6;
+  std::deque<std::string> lines;
+  std::ifstream file(log);
+  for (std::string line; std::getline(file, line);) {
+    lines.push_back(line);
+    if (lines.size() > kLines) lines.pop_front();
+  }
+  return absl::StrJoin(lines, "\n");
+}
 
 absl::StatusOr<nlohmann::json> Json(const std::string& command) {
   ASSIGN_OR_RETURN(const std::string output, OutputOf(command));
@@ -55,11 +67,18 @@ absl::StatusOr<int64_t> NumberIn(const std::string& line, const std::string& tex
   return absl::InternalError(absl::StrCat("a number behind", text, " expected, got ", line));
 }
 
+// Ends this trainer.
+[[noreturn]] void Fail(Board& board, const std::string& why) {
+  board.code = static_cast<int32_t>(absl::StatusCode::kInternal);
+  absl::SNPrintF(board.text, sizeof(board.text), "%s", why);
+  std::_Exit(1);
+}
+
 void AwaitLeave(Board& board, int64_t commit) {
   Reach(board, kAtCommit, static_cast<uint32_t>(commit));
   const absl::StatusOr<bool> may_go =
       Poll({.timeout = kPatience}, [&]() -> absl::StatusOr<bool> { return board.numbers[kMayCommit] >= commit; });
-  if (!may_go.value_or(false)) std::_Exit(3);
+  if (!may_go.value_or(false)) Fail(board, absl::StrCat("commit ", commit, ": leave to begin it expected, got none"));
 }
 
 }  // namespace
@@ -84,24 +103,20 @@ absl::StatusOr<KeptServer> KeptServer::Start(const CampaignOptions& options, Sha
     }
     RETURN_IF_ERROR(world.Add(std::move(sites[node])));
   }
-  for (Daemon& daemon : world.daemons_) {
-    RETURN_IF_ERROR(daemon.keeper->AwaitReady(kPatience));
-    ASSIGN_OR_RETURN(daemon.server, world.ServerPid(daemon));
-  }
+  for (Daemon& daemon : world.daemons_) RETURN_IF_ERROR(world.AwaitServing(daemon));
   return world;
 }
 
-std::string KeptServer::LogOf(int daemon) const { return LogPath(daemons_[daemon].directory); }
-
 absl::Status KeptServer::Add(Site site) {
   site.flags.insert(site.flags.end(), {"--keeper=on", "--log-level=info"});
-  daemons_.push_back({.directory = TemporaryDirectory(), .site = std::move(site)});
+  TemporaryDirectory directory;
+  if (site.log.empty()) site.log = directory.path() + "/log";
+  daemons_.push_back({.directory = std::move(directory), .site = std::move(site)});
   return Spawn(daemons_.back());
 }
 
 absl::Status KeptServer::Spawn(Daemon& daemon) const {
-  const wire::FileDescriptor log(
-      open(LogPath(daemon.directory).c_str(), O_CREAT | O_WRONLY | O_APPEND | O_CLOEXEC, 0600));
+  const wire::FileDescriptor log(open(daemon.site.log.c_str(), O_CREAT | O_WRONLY | O_APPEND | O_CLOEXEC, 0600));
   if (!log.valid()) return absl::ErrnoToStatus(errno, "open a log");
   Surroundings surroundings = daemon.site.surroundings;
   surroundings.standard_error = log.get();
@@ -110,8 +125,19 @@ absl::Status KeptServer::Spawn(Daemon& daemon) const {
   return absl::OkStatus();
 }
 
+absl::Status KeptServer::AwaitServing(Daemon& daemon) const {
+  absl::Status status = daemon.keeper->AwaitReady(kPatience);
+  absl::StatusOr<pid_t> server = status.ok() ? ServerPid(daemon) : status;
+  if (server.ok()) daemon.server = *server;
+  if (server.ok()) return absl::OkStatus();
+  const auto node = &daemon - daemons_.data();
+  return absl::Status(server.status().code(), absl::StrCat("start node ", node, ": ", server.status().message(),
+                                                           "; its log ends with\n", EndOf(daemon.site.log)));
+}
+
 // Its server ends with the keeper, and so does what that keeps; but only then is the folder of sockets free.
-absl::Status KeptServer::End(Daemon& daemon) {
+absl::Status KeptServer::Leave(int left) {
+  Daemon& daemon = daemons_[left];
   ASSIGN_OR_RETURN(const pid_t server, AwaitChild(daemon.keeper->pid(), /*before=*/-1));
   const wire::FileDescriptor pidfd(static_cast<int>(syscall(SYS_pidfd_open, server, 0)));
   if (!pidfd.valid()) return absl::ErrnoToStatus(errno, "pidfd_open");
@@ -122,17 +148,19 @@ absl::Status KeptServer::End(Daemon& daemon) {
   return absl::DeadlineExceededError("the end of a server expected after that of its keeper");
 }
 
+absl::Status KeptServer::Return(int left) {
+  RETURN_IF_ERROR(Spawn(daemons_[left]));
+  return AwaitServing(daemons_[left]);
+}
+
 absl::Status KeptServer::Lose(int lost, absl::Span<const absl::Duration> followers) {
-  Daemon& daemon = daemons_[lost];
   for (size_t follower = 0; follower <= followers.size(); ++follower) {
-    RETURN_IF_ERROR(End(daemon));
-    RETURN_IF_ERROR(Spawn(daemon));
+    RETURN_IF_ERROR(Leave(lost));
+    RETURN_IF_ERROR(Spawn(daemons_[lost]));
     // Nothing is waited for: any time of its start, and of the healing behind it, is to be hit.
     if (follower < followers.size()) absl::SleepFor(followers[follower]);
   }
-  RETURN_IF_ERROR(daemon.keeper->AwaitReady(kPatience));
-  ASSIGN_OR_RETURN(daemon.server, ServerPid(daemon));
-  return absl::OkStatus();
+  return AwaitServing(daemons_[lost]);
 }
 
 Training KeptServer::TrainingOf(const std::string& model, int rank) const {
@@ -140,7 +168,8 @@ Training KeptServer::TrainingOf(const std::string& model, int rank) const {
                     .model = model,
                     .rows_factor = options_.rows_factor,
                     .scaled = shape_ != Shape::kOneDaemon,
-                    .rank = rank};
+                    .rank = rank,
+                    .elastic = shape_ == Shape::kElastic};
   if (shape_ == Shape::kShards) training.shard_size = daemons();
   training.commits = commits_;
   return training;
@@ -149,16 +178,21 @@ Training KeptServer::TrainingOf(const std::string& model, int rank) const {
 ChildProcess KeptServer::StartTrainer(const std::string& model, int rank) const {
   return ChildProcess::Run([training = TrainingOf(model, rank)](Board& board) mutable {
     int64_t answered = 0;
+    // Pauses between servers that are killed again and again grow: all kills of a round may take minutes.
+    absl::Time latest = absl::Now() + 5 * kPatience;
     training.at = [&](Point point, int64_t commit) {
-      if (point == Point::kStart && commit <= answered) std::_Exit(2);
+      if (point == Point::kStart && commit <= answered) {
+        Fail(board, absl::StrCat("commit ", answered + 1, " expected to be the next one, got ", commit));
+      }
       if (point == Point::kStart) AwaitLeave(board, commit);
-      if (point == Point::kCommitted) answered = commit;
+      if (point != Point::kCommitted) return;
+      answered = commit;
+      latest = absl::Now() + 5 * kPatience;
     };
     absl::Status status = absl::UnavailableError("not yet");
-    // Pauses between servers that are killed again and again grow: all kills of a round may take minutes.
-    for (const absl::Time latest = absl::Now() + 5 * kPatience; absl::IsUnavailable(status) && absl::Now() < latest;) {
-      status = Train(training);
-    }
+    // A server that stands still for longer than a connection waits for its welcome is DEADLINE_EXCEEDED.
+    const auto may_come_right = [&] { return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status); };
+    while (may_come_right() && absl::Now() < latest) status = Train(training);
     return status;
   });
 }
@@ -199,21 +233,22 @@ absl::Status KeptServer::Restart(int restarted) {
   Daemon& daemon = daemons_[restarted];
   daemon.keeper->Signal(SIGTERM);
   RETURN_IF_ERROR(daemon.keeper->AwaitExit(kPatience).status());
-  RETURN_IF_ERROR(Spawn(daemon));
-  RETURN_IF_ERROR(daemon.keeper->AwaitReady(kPatience));
-  ASSIGN_OR_RETURN(daemon.server, ServerPid(daemon));
-  return absl::OkStatus();
+  return Return(restarted);
 }
 
-absl::StatusOr<bool> KeptServer::IsRunning(int daemon, const std::string& model) const {
+absl::StatusOr<std::set<int>> KeptServer::ActiveNodes(int daemon, const std::string& model) const {
   ASSIGN_OR_RETURN(
       const nlohmann::json models,
       Json(absl::StrCat(options_.ctl, " --socket-dir=", daemons_[daemon].directory.path(), " -o json models 2>&1")));
   if (!models.is_object()) return absl::UnavailableError("no server answers");
   for (const nlohmann::json& answer : models.value("models", nlohmann::json::array())) {
-    if (answer.value("name", "") == model) return answer.value("running", false);
+    if (answer.value("name", "") != model || !answer.value("running", false)) continue;
+    auto active = answer.value("activeNodes", std::set<int>());
+    if (!active.empty()) return active;
+    for (int node = 0; node < daemons(); ++node) active.insert(node);
+    return active;
   }
-  return false;
+  return std::set<int>();
 }
 
 absl::Status KeptServer::AwaitNext(Daemon& daemon, pid_t killed) const {
@@ -242,7 +277,7 @@ absl::StatusOr<std::string> KeptServer::StateHash(const std::string& model) cons
 absl::StatusOr<KeptServer::FinishedSteps> KeptServer::StepsFinished(const std::string& model) const {
   FinishedSteps finished;
   for (const Daemon& daemon : daemons_) {
-    std::ifstream log(LogPath(daemon.directory));
+    std::ifstream log(daemon.site.log);
     int64_t taken_over = 0;
     for (std::string line; std::getline(log, line);) {
       if (!absl::StrContains(line, absl::StrCat(" model taken over model=", model, " "))) continue;

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -27,15 +28,18 @@ inline constexpr int kMayCommit = 1;
 
 class KeptServer {
  public:
-  // The daemons: one of both ranks, or two of one each, that hold replicas or share a model.
-  enum class Shape { kOneDaemon, kReplicas, kShards };
+  // The daemons: one of both ranks, or some of one each, that hold replicas or share a model. Elastic ones hold replicas
+  // and train to the same bytes whoever of them takes part: flags of node 0 are to permit that.
+  enum class Shape { kOneDaemon, kReplicas, kShards, kElastic };
   static absl::StatusOr<KeptServer> Start(const CampaignOptions& options, Shape shape);
   // What a daemon gets besides its device, its number and theirs: where it lives.
   struct Site {
     std::vector<std::string> flags;
     Surroundings surroundings = {};
+    std::string log = {};  // the file that it writes its log to; empty: one that ends with this object
   };
-  // One daemon at each site, whose trainings make so many commits.
+  // One daemon at each site, whose trainings make so many commits. The error for one that does not start, here and below,
+  // quotes the end of its log.
   static absl::StatusOr<KeptServer> Start(const CampaignOptions& options, Shape shape, std::vector<Site> sites,
                                           int64_t commits);
 
@@ -46,7 +50,7 @@ class KeptServer {
   const CampaignOptions& options() const { return options_; }
   // The running server's.
   pid_t server(int daemon) const { return daemons_[daemon].server; }
-  std::string LogOf(int daemon) const;
+  const Site& site(int daemon) const { return daemons_[daemon].site; }
   pid_t keeper(int daemon) const { return daemons_[daemon].keeper->pid(); }
   Training TrainingOf(const std::string& model, int rank) const;
   // A trainer that comes again when the server ends under it. An answered commit that is made again is its error.
@@ -59,12 +63,15 @@ class KeptServer {
   // Ends the daemon, its keeper with it, so that nothing of its part is left, and starts it again, then as many that
   // follow, so long after they were started; and waits for the last one.
   absl::Status Lose(int daemon, absl::Span<const absl::Duration> followers);
+  // The two halves of that.
+  absl::Status Leave(int daemon);
+  absl::Status Return(int daemon);
   // As an operator does: SIGTERM, and a new daemon when it has gone.
   absl::Status Restart(int daemon);
   // Waits for servers of these daemons that follow those that have ended.
   absl::Status AwaitNext(absl::Span<const int> daemons);
-  // Whether an epoch of the model goes on, as the daemon says.
-  absl::StatusOr<bool> IsRunning(int daemon, const std::string& model) const;
+  // The daemons that take part in an epoch of the model which goes on, as this one says; none where none does.
+  absl::StatusOr<std::set<int>> ActiveNodes(int daemon, const std::string& model) const;
   // Of all daemons.
   absl::StatusOr<std::string> StateHash(const std::string& model) const;
   // Steps of a model that were decided and not finished, and that servers have finished that followed, as their logs
@@ -87,7 +94,7 @@ class KeptServer {
   KeptServer(const CampaignOptions& options, Shape shape, int64_t commits)
       : options_(options), shape_(shape), commits_(commits) {}
   absl::Status Spawn(Daemon& daemon) const;
-  static absl::Status End(Daemon& daemon);
+  absl::Status AwaitServing(Daemon& daemon) const;
   absl::Status Add(Site site);
   absl::StatusOr<pid_t> ServerPid(const Daemon& daemon) const;
   absl::Status AwaitNext(Daemon& daemon, pid_t killed) const;

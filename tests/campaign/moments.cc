@@ -38,9 +38,7 @@ absl::StatusOr<std::string> TrainOn(KeptServer& server, const std::string& model
   return server.StateHash(model);
 }
 
-absl::Status AwaitMoment(const KeptServer& server, const std::string& model, std::vector<ChildProcess>& trainers,
-                         uint32_t commit, int watched, Moment moment, std::mt19937_64& random) {
-  const CampaignOptions& options = server.options();
+absl::Status AwaitArrival(std::vector<ChildProcess>& trainers, uint32_t commit) {
   // One of them: another one, whose last answer has died with its server, waits for this one to come again.
   const auto is_there = [&]() -> absl::StatusOr<bool> {
     return std::any_of(trainers.begin(), trainers.end(),
@@ -52,19 +50,29 @@ absl::Status AwaitMoment(const KeptServer& server, const std::string& model, std
     for (ChildProcess& trainer : trainers) ends.push_back(trainer.Await(absl::ZeroDuration()).ToString());
     return absl::InternalError(absl::StrCat("trainers that move expected, they are at ", absl::StrJoin(ends, " and ")));
   }
+  return absl::OkStatus();
+}
+
+absl::Status AwaitMoment(const KeptServer& server, const std::string& model, std::vector<ChildProcess>& trainers,
+                         uint32_t commit, int watched, Moment moment, std::mt19937_64& random) {
+  const CampaignOptions& options = server.options();
+  RETURN_IF_ERROR(AwaitArrival(trainers, commit));
   const auto let_go = [&] {
     for (ChildProcess& trainer : trainers) Reach(trainer.board(), kMayCommit, commit);
   };
-  if (moment == Moment::kInAStep) {
+  const absl::StatusOr<DecisionWatch> watch = moment == Moment::kAfterDecision
+                                                  ? DecisionWatch::Open(server.keeper(watched), model)
+                                                  : absl::NotFoundError("not wanted");
+  if (absl::IsNotFound(watch.status())) {
     let_go();
     // Nothing is waited for: any time of a step is to be hit.
     absl::SleepFor(UpTo(options.server_kill_within, random));
     return absl::OkStatus();
   }
-  ASSIGN_OR_RETURN(const DecisionWatch watch, DecisionWatch::Open(server.keeper(watched), model));
-  const uint64_t before = watch.word();
+  RETURN_IF_ERROR(watch.status());
+  const uint64_t before = watch->word();
   let_go();
-  RETURN_IF_ERROR(Expect(watch.AwaitOther(before, kPatience), "a decision expected"));
+  RETURN_IF_ERROR(Expect(watch->AwaitOther(before, kPatience), "a decision expected"));
   // Too short for a sleep.
   const absl::Time end = absl::Now() + UpTo(options.decided_kill_within, random);
   while (absl::Now() < end) continue;

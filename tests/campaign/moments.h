@@ -32,8 +32,12 @@ enum class Moment {
   kAfterDecision,  // and before the answer, or about then
 };
 
-// Lets the trainers make the next commit, and waits for a moment of it in the daemon that is `watched`.
-// INTERNAL where the trainers do not get there.
+// Waits until a trainer is at the commit. INTERNAL where none gets there.
+absl::Status AwaitArrival(std::vector<ChildProcess>& trainers, uint32_t commit);
+
+// Lets the trainers make the next commit, and waits for a moment of it in the daemon that is `watched`; of a daemon that
+// has no journal of the model, because its memory was lost, for one after the step has begun. INTERNAL where the trainers
+// do not get there.
 absl::Status AwaitMoment(const KeptServer& server, const std::string& model, std::vector<ChildProcess>& trainers,
                          uint32_t commit, int watched, Moment moment, std::mt19937_64& random);
 

@@ -78,14 +78,17 @@ class RollbackTest : public testing::TestWithParam<RollbackCase> {
 
   static int nodes() { return GetParam().nodes; }
 
-  void Spawn(int node) {
-    daemons_[node].reset();
+  std::vector<std::string> FlagsOf(int node) const {
     std::vector<std::string> flags = DeviceFlags(1, node);
     flags.insert(flags.end(), {absl::StrCat("--node=", node), absl::StrCat("--nodes=", nodes()), address_,
                                "--keeper=on", "--save-dir=" + saves_.path()});
     flags.insert(flags.end(), GetParam().flags.begin(), GetParam().flags.end());
     if (!state_flag_.empty()) flags.push_back(state_flag_);
-    daemons_[node].emplace(DaemonProcess::Spawn(Program(PARAMSHARDD), sockets_[node].path(), flags));
+    return flags;
+  }
+  void Spawn(int node) {
+    daemons_[node].reset();
+    daemons_[node].emplace(DaemonProcess::Spawn(Program(PARAMSHARDD), sockets_[node].path(), FlagsOf(node)));
   }
   void Start() {
     for (int node = 0; node < nodes(); ++node) Spawn(node);
@@ -279,6 +282,21 @@ TEST_P(KeptDecisionsTest, ANode0WithoutItsMemoryAnswersWhatItHadDecided) {
       ASSERT_OK(Ctl(0, absl::StrCat("restore ", kModel, " ", kSaved)).status());
     }
   }
+}
+
+// It is started while the first one has no server: the keeper, which stands still, holds the folder.
+TEST_P(KeptDecisionsTest, ASecondNode0DoesNotGetBetweenTwoServers) {
+  state_flag_ = "--state-dir=" + state_.path();
+  ASSERT_NO_FATAL_FAILURE(StartSaved());
+  ASSERT_OK_AND_ASSIGN(const Server server, ServerOf(0));
+  daemons_[0]->Pause();
+  kill(server.pid, SIGKILL);
+  ASSERT_OK(AwaitEnd(server.pidfd.get()));
+  const TemporaryDirectory others;
+  DaemonProcess second = DaemonProcess::Spawn(Program(PARAMSHARDD), others.path(), FlagsOf(0));
+  EXPECT_THAT(second.AwaitExit(kPatience), IsOkAndHolds(3));
+  daemons_[0]->Signal(SIGCONT);
+  ExpectToGoOn(TrainUnder({}));
 }
 
 INSTANTIATE_TEST_SUITE_P(, KeptDecisionsTest, testing::Values(RollbackCase{"Node0", false, 0}),

@@ -31,12 +31,33 @@ std::vector<float> GradientOf(int64_t elements, int64_t commit, int rank, int sa
   return values;
 }
 
+// Multiples of 1/256, so that sums of them are exact: the first rank makes up for what the others add.
+std::vector<float> ElasticGradientOf(int64_t elements, int64_t commit, const Model& model, int salt) {
+  constexpr int kTogether = 64;  // no rank
+  const int rank = model.active_rank();
+  if (rank > 0) return GradientOf(elements, commit, rank, salt);
+  std::vector<float> values = GradientOf(elements, commit, kTogether, salt);
+  for (int other = 1; other < model.active_world_size(); ++other) {
+    const std::vector<float> others = GradientOf(elements, commit, other, salt);
+    for (int64_t i = 0; i < elements; ++i) values[i] -= others[i];
+  }
+  return values;
+}
+
+// The mean over n ranks of gradients that carry 1/n is their sum.
+float GradientScaleOf(const Model& model, const Training& training) {
+  return training.elastic ? 1.0f / static_cast<float>(model.active_world_size()) : 1.0f;
+}
+
 absl::Status Push(Model& model, const Training& training, const UnitSpec& unit, int64_t commit) {
   ASSIGN_OR_RETURN(UnitGradients gradients, model.Gradients(unit.name));
   int salt = 0;
   for (const ParameterSpec& parameter : unit.parameters) {
     ASSIGN_OR_RETURN(const GradientView view, gradients.Get(parameter.name));
-    RETURN_IF_ERROR(view.Write(GradientOf(view.rows * view.columns, commit, training.rank, salt++)));
+    const int64_t elements = view.rows * view.columns;
+    RETURN_IF_ERROR(view.Write(training.elastic ? ElasticGradientOf(elements, commit, model, salt)
+                                                : GradientOf(elements, commit, training.rank, salt)));
+    ++salt;
     if (commit > 0) training.at(Point::kFilling, commit);
   }
   return gradients.Push();
@@ -66,6 +87,7 @@ absl::Status Step(Model& model, const Training& training, int64_t commit) {
   ASSIGN_OR_RETURN(PendingCommit pending, model.Commit({.learning_rate = 1e-2f,
                                                         .weight_decay = 0.1f,
                                                         .max_grad_norm = 1.0f,
+                                                        .gradient_scale = GradientScaleOf(model, training),
                                                         .client_state = absl::StrCat("after ", commit)}));
   training.at(Point::kCommitting, commit);
   ASSIGN_OR_RETURN(const StepResult result, pending.Wait());

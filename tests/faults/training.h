@@ -47,6 +47,9 @@ struct Training {
   int64_t commits = 6;  // train until this commit number
   // What the model begins with where this trainer creates it: CreationOptions::restore.
   std::string restore = {};
+  // Ranks that take part add up to the same gradients however many they are: the bytes are those of any history of
+  // memberships. Of replicas, whose gradients are averaged.
+  bool elastic = false;
   // Push other gradients first, in every step, and discard them: the bytes stay the same.
   bool mistakes = true;
   // Called when the model is open.

@@ -119,4 +119,14 @@ absl::Status Machines::Throttle(int machine, int kilobits) const {
 
 absl::Status Machines::Unthrottle(int machine) const { return RunIn(network(machine), "tc qdisc del dev eth0 root"); }
 
+absl::Status Machines::CheckLosesAndThrottles() const {
+  absl::Status status = Lose(0, 1);
+  if (status.ok()) status = LoseNone(0);
+  if (!status.ok()) return absl::FailedPreconditionError(absl::StrCat("iptables expected, got: ", status.message()));
+  status = Throttle(0, 1000);
+  if (status.ok()) status = Unthrottle(0);
+  if (!status.ok()) return absl::FailedPreconditionError(absl::StrCat("tc with tbf expected, got: ", status.message()));
+  return absl::OkStatus();
+}
+
 }  // namespace paramshard::test

@@ -38,6 +38,8 @@ class Machines {
   // The machine sends so many kilobits a second at most.
   absl::Status Throttle(int machine, int kilobits) const;
   absl::Status Unthrottle(int machine) const;
+  // FAILED_PRECONDITION that names what this machine has not, of what those two need.
+  absl::Status CheckLosesAndThrottles() const;
 
  private:
   // A process that holds a namespace.

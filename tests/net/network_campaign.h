@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -22,18 +23,36 @@ namespace paramshard::test {
 //   half-open             the server of a machine ends while that is off the network: the others' connections stay
 //   clock                 the wall clock of a daemon is set, by up to an hour
 //   kill-server           kill -9 of a server; its keeper starts another one
-//   kill-daemon           of the keeper too, so that nothing is left: replicas heal it. Not of node 0, which decides
+//   kill-daemon           of the keeper too, so that nothing is left, its journal neither: replicas heal it. Not of node 0
+//   kill-node0            the same of node 0, which decides: in worlds where it has a --state-dir
+//   second-node0          another node 0 is started with the same flags, on any machine: it is refused
+//   usurp                 the same at node 0's machine, the moment its server is killed, where it has a --state-dir
+//   away                  a daemon is killed with its keeper, the others make up to three commits, and it is started
+//                         again: in elastic worlds
 //   stop, stop-long       SIGSTOP of a server for up to a second, or 16 seconds
 //   restart               SIGTERM of a daemon, and a new one; of replicas, and not of node 0
 //   rotate                a daemon gets another certificate, and the epoch goes on
+//
+// Worlds are of shards, of replicas, and of three to five replicas that are elastic: node 0 has the majority of them as
+// --min-replicas, and gradients add up to the same whoever takes part. In half of all worlds node 0 has a --state-dir.
 std::vector<std::string> NetworkEventNames();
 
+enum class NetworkShape { kShards, kReplicas, kElastic };
+
+// A world that is not drawn.
+struct NetworkScript {
+  NetworkShape shape = NetworkShape::kReplicas;
+  int nodes = 2;
+  bool keeps_decisions = false;          // node 0 has a --state-dir
+  std::vector<std::string> events = {};  // one in each commit; two that end a daemon do not follow each other
+};
+
 struct NetworkCampaignOptions {
-  std::string daemon;             // the program
-  std::string ctl;                // the program
-  std::string wall_clock;         // the library that stepped_clock.h wants
-  std::vector<std::string> only;  // events; empty: all. Long ones are drawn more seldom
-  int most_nodes = 8;             // worlds have two nodes at least
+  std::string daemon;                  // the program
+  std::string ctl;                     // the program
+  std::string wall_clock;              // the library that stepped_clock.h wants
+  std::vector<std::string> only = {};  // events; empty: all. Long ones are drawn more seldom
+  int most_nodes = 8;                  // worlds have two nodes at least
   int64_t worlds = 10;
   int64_t events = 20;                             // in each
   int64_t at_once = 1;                             // worlds that run side by side
@@ -41,7 +60,11 @@ struct NetworkCampaignOptions {
   // World w does what seed and w say. What threads and packets make of it is up to the kernel.
   uint64_t seed = 1;
   int64_t first_world = 0;
-  std::string logs;  // an existing folder for the daemons' logs of worlds in which something did not hold; empty: none
+  // An existing folder for the daemons' logs of worlds in which something did not hold, or that did not start; empty:
+  // none.
+  std::string logs = {};
+  std::optional<NetworkScript> script = {};  // instead of what is drawn of worlds, and of `events`
+  bool tells = false;                        // what happens, when, on standard error
 };
 
 struct NetworkCampaignResult {
@@ -58,8 +81,9 @@ struct NetworkCampaignResult {
 };
 
 // Runs worlds until all are done, time is up, or something does not hold: no answered commit is made twice or lost, all
-// trainers get to the end, each step within a bound, and the bytes at every daemon are those of a training of the same
-// world that nobody has disturbed, at every replica the same. FAILED_PRECONDITION where machines cannot be made.
+// trainers get to the end, each step within a bound, the bytes at every daemon are those of a training of the same world
+// that nobody has disturbed, at every replica the same, and in elastic worlds all daemons take part in the end.
+// FAILED_PRECONDITION where machines cannot be made, INVALID_ARGUMENT a script with an event that its world cannot have.
 //
 // This process must not use gRPC: it forks.
 NetworkCampaignResult RunNetworkCampaign(const NetworkCampaignOptions& options);

@@ -30,6 +30,7 @@ int main(int argc, char** argv) {
   app.add_option("--first-world", options.first_world, "To repeat a world that failed")->check(CLI::NonNegativeNumber);
   app.add_option("--logs", options.logs, "Keep the daemons' logs of worlds that failed in this folder")
       ->check(CLI::ExistingDirectory);
+  app.add_flag("--tell", options.tells, "Say on standard error what happens, when");
   app.add_option("--json", json, "Write the result to this file too");
   CLI11_PARSE(app, argc, argv);
   if (seconds > 0) options.time = absl::Seconds(seconds);

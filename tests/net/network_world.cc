@@ -1,5 +1,8 @@
 #include "tests/net/network_world.h"
 
+#include <sys/stat.h>
+
+#include <cerrno>
 #include <string>
 #include <utility>
 
@@ -9,22 +12,35 @@
 
 namespace paramshard::test {
 
-absl::StatusOr<std::unique_ptr<NetworkWorld>> NetworkWorld::Start(const CampaignOptions& options,
-                                                                  KeptServer::Shape shape, int64_t commits) {
-  const int nodes = options.ranks();
+std::string NetworkWorld::LogOf(const std::string& logs, int node) { return absl::StrCat(logs, node, ".log"); }
+
+absl::StatusOr<std::unique_ptr<NetworkWorld>> NetworkWorld::Start(const Spec& spec) {
+  const int nodes = spec.daemons.ranks();
   ASSIGN_OR_RETURN(Machines machines, Machines::Make(nodes));
+  RETURN_IF_ERROR(machines.CheckLosesAndThrottles());
   std::unique_ptr<NetworkWorld> world(new NetworkWorld(std::move(machines)));
   std::vector<KeptServer::Site> sites;
   for (int node = 0; node < nodes; ++node) {
-    world->clocks_.emplace_back(options.wall_clock, absl::StrCat(world->folder_.path(), "/clock", node));
+    world->clocks_.emplace_back(spec.daemons.wall_clock, absl::StrCat(world->folder_.path(), "/clock", node));
     const tls::Files files = world->Certify(node);
     sites.push_back({.flags = {absl::StrCat("--cluster-address=", Machines::Address(0), ":7777"), "--step-timeout=10m",
                                "--trusted-data-network=on", absl::StrCat("--data-address=", Machines::Address(node)),
                                "--tls-cert=" + files.cert, "--tls-key=" + files.key, "--tls-ca=" + files.ca},
                      .surroundings = {.network = world->machines_.network(node),
-                                      .environment = world->clocks_.back().Environment()}});
+                                      .environment = world->clocks_.back().Environment()},
+                     .log = LogOf(spec.logs, node)});
   }
-  ASSIGN_OR_RETURN(KeptServer server, KeptServer::Start(options, shape, std::move(sites), commits));
+  if (spec.keeps_decisions) {
+    const std::string folder = world->folder_.path() + "/state";
+    if (mkdir(folder.c_str(), 0700) != 0) return absl::ErrnoToStatus(errno, absl::StrCat("mkdir ", folder));
+    sites[0].flags.push_back("--state-dir=" + folder);
+  }
+  if (spec.shape == KeptServer::Shape::kElastic) {
+    // The majority.
+    sites[0].flags.push_back(absl::StrCat("--min-replicas=", nodes / 2 + 1));
+    sites[0].flags.push_back("--replica-grace=500ms");
+  }
+  ASSIGN_OR_RETURN(KeptServer server, KeptServer::Start(spec.daemons, spec.shape, std::move(sites), spec.commits));
   world->server_ = std::make_unique<KeptServer>(std::move(server));
   return world;
 }

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -19,9 +20,16 @@ namespace paramshard::test {
 
 class NetworkWorld {
  public:
-  // One daemon for each of the options' devices. FAILED_PRECONDITION as Machines::Make.
-  static absl::StatusOr<std::unique_ptr<NetworkWorld>> Start(const CampaignOptions& options, KeptServer::Shape shape,
-                                                             int64_t commits);
+  struct Spec {
+    CampaignOptions daemons = {};  // one for each of the devices
+    KeptServer::Shape shape = KeptServer::Shape::kReplicas;
+    bool keeps_decisions = false;  // node 0 has a folder for --state-dir
+    int64_t commits = 1;           // of a training
+    std::string logs;              // the daemons' log files, up to the node's number
+  };
+  // FAILED_PRECONDITION as Machines::Make, or what machines are to do to packets cannot be done.
+  static absl::StatusOr<std::unique_ptr<NetworkWorld>> Start(const Spec& spec);
+  static std::string LogOf(const std::string& logs, int node);
 
   const Machines& machines() const { return machines_; }
   KeptServer& server() { return *server_; }

@@ -48,6 +48,7 @@ absl::Status ChildProcess::Await(absl::Duration timeout) {
   ASSIGN_OR_RETURN(const int code, AwaitChild(pid_, timeout));
   pid_ = -1;
   if (code > 128) return absl::UnknownError(absl::StrCat("ended by signal ", code - 128));
+  if (code != 0 && board_->code == 0) return absl::UnknownError(absl::StrCat("exited with ", code));
   return absl::Status(static_cast<absl::StatusCode>(board_->code), code == 0 ? "" : board_->text);
 }
 

@@ -41,7 +41,8 @@ class ChildProcess {
   // Nothing once it has been waited for.
   void Signal(int signal) const;
 
-  // The function's status; UNKNOWN naming the signal when one ended the child; DEADLINE_EXCEEDED.
+  // The function's status; UNKNOWN naming the signal when one ended the child, or the code of an exit of its own;
+  // DEADLINE_EXCEEDED.
   absl::Status Await(absl::Duration timeout = absl::Seconds(60));
 
   // Waits until SIGSTOP has stopped it; false when it has ended instead.
