@@ -113,6 +113,33 @@ def test_a_state_dict_of_gathered_weights_outlives_them(daemon):
         assert torch.equal(state[key], value), key
 
 
+def test_a_state_dict_of_a_model_that_computes_in_bfloat16_has_all_bits(daemon, tmp_path):
+    load_file = pytest.importorskip("safetensors.torch").load_file
+    torch.manual_seed(4)
+    pair = Pair(daemon, GPT(), param_dtype=torch.bfloat16)
+    loss_of(pair.module, batch_of(0)).backward()
+    pair.optimizer.step()
+    before = {name: pair.sharded.read(name) for name, _ in pair.plain.named_parameters()}
+    state = pair.module.state_dict()
+    pair.sharded.save_pretrained(tmp_path)
+    saved = load_file(tmp_path / "model.safetensors")
+    pair.module.load_state_dict(state)
+    for name, value in before.items():
+        for again in (state[name], saved[name], pair.sharded.read(name)):
+            assert_close(again, value, rtol=0, atol=0)
+
+
+def test_a_state_dict_has_the_types_of_the_module_and_a_folder_those_of_masters(daemon, tmp_path):
+    load_file = pytest.importorskip("safetensors.torch").load_file
+    pair = Pair(daemon, GPT().to(torch.bfloat16))
+    assert {value.dtype for value in pair.module.state_dict().values()} == {torch.bfloat16}
+    pair.sharded.save_pretrained(tmp_path)
+    saved = load_file(tmp_path / "model.safetensors")
+    assert {saved[name].dtype for name, _ in pair.plain.named_parameters()} == {torch.float32}
+    pair.sharded.save_pretrained(tmp_path, dtype=torch.bfloat16)
+    assert load_file(tmp_path / "model.safetensors")["head.weight"].dtype == torch.bfloat16
+
+
 def test_load_state_dict_before_and_after_the_optimizer(daemon):
     torch.manual_seed(1)
     values = [GPT().state_dict() for _ in range(2)]

@@ -78,6 +78,7 @@ class ShardedModel:
         self._restored: dict[str, Any] = {}
         self._initial: dict[str, InitialValue | Unknown] = {}
         self._values: dict[str, torch.Tensor] = {}  # to be imported
+        self._exports_masters = False  # state_dict() has them as they are
         self._plan: OptimizerPlan | None = None
         self._was_open = False
         self._process = os.getpid()
@@ -412,7 +413,8 @@ class ShardedModel:
                 values |= self._masters(parameters) if self._was_open else self._unopened(parameters)
         for key, value in state.items():
             if name_of.get(key) in values:
-                state[key] = values[name_of[key]].to(value.dtype)
+                value = values[name_of[key]]
+                state[key] = value.float() if self._exports_masters else value.to(self._by_name[name_of[key]].dtype)
 
     def _unopened(self, parameters: list[UnitParameter]) -> dict[str, torch.Tensor]:
         for parameter in parameters:
@@ -478,7 +480,11 @@ class ShardedModel:
         """
         if self.rank != 0:
             return
-        state = self.module.state_dict()
+        self._exports_masters = True
+        try:
+            state = self.module.state_dict()
+        finally:
+            self._exports_masters = False
         if dtype is not None:
             state = {key: value.to(dtype) if value.is_floating_point() else value for key, value in state.items()}
         pretrained.write(self.module, directory, state)

@@ -33,6 +33,7 @@ class UnitParameter:
 
     def __init__(self, name: str, like: nn.Parameter, dtype: torch.dtype, device: torch.device):
         self.name = name
+        self.dtype = like.dtype  # of its module, and so of the state_dict; what is computed with may be another one
         self.places: list[tuple[nn.Module, str]] = []
         self.placeholder = Placeholder(like, name=name, dtype=dtype, device=device, owner=None)
         self.unsharded = nn.Parameter(torch.empty(like.shape, dtype=dtype, device=device))
