@@ -121,6 +121,26 @@ def test_values_that_are_loaded_reach_all_ranks(start):
     run_ranks(2, train)
 
 
+def test_a_save_before_schedulers_step_does_not_wait_for_them(start, tmp_path):
+    daemon = start(ranks=2)
+    models = _models(2)
+    barrier = threading.Barrier(2, timeout=PATIENCE / 2)
+
+    def train(rank: int) -> None:
+        with _shard(daemon, models[rank], rank) as sharded:
+            optimizer = pt.AdamW(models[rank].parameters())
+            scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+            sharded.track(scheduler=scheduler)
+            loss_of(models[rank], batch_of(rank)).backward()
+            optimizer.step()
+            sharded.save_pretrained(tmp_path)
+            barrier.wait()
+            scheduler.step()
+
+    run_ranks(2, train)
+    assert (tmp_path / "model.safetensors").exists()
+
+
 def test_rerun_same_script_errors(start):
     daemon = start(ranks=2)
 

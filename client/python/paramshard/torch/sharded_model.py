@@ -49,7 +49,9 @@ class ShardedModel:
 
     Collective calls, which every rank makes at the same point: those that compute with the module, `open`,
     `unsharded`, `load_state_dict` of the module after `open`, and what the optimizer does. `read`, `state_dict` of the
-    module, and `save_pretrained` ask the daemon alone, and any rank may call them.
+    module, and `last_result` ask the daemon alone, and any rank may call them; but they wait for the last step, which
+    every rank has to have sent: where schedulers are tracked, after these have stepped. `save_pretrained` sends it on
+    all ranks that call it.
     """
 
     def __init__(self, module: nn.Module, units: list[Unit], *, client: paramshard.Client, name: str, existing: str,
@@ -362,7 +364,10 @@ class ShardedModel:
                 unit.reshard(holder)
 
     def read(self, name: str) -> torch.Tensor:
-        """A parameter's values in full precision, float32 in host memory, after the last step of this rank."""
+        """A parameter's values in full precision, float32 in host memory, after the last step of this rank.
+
+        It waits for that step, which other ranks send when their tracked schedulers have stepped.
+        """
         if name not in self._by_name:
             raise paramshard.NotFoundError(f"read {name}: a parameter of {self.name} expected")
         return self._masters([self._by_name[name]])[name]
@@ -476,8 +481,9 @@ class ShardedModel:
     def save_pretrained(self, directory: str | os.PathLike[str], dtype: torch.dtype | None = None) -> None:
         """Writes what transformers and safetensors open, in full precision unless `dtype` is given.
 
-        The first rank writes, the others return at once.
+        The first rank writes. The others send the last step, for which that one waits, and return at once.
         """
+        self._send_commit()
         if self.rank != 0:
             return
         self._exports_masters = True
