@@ -3,6 +3,7 @@
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from models import DEVICE, GPT, LENGTH, Pair, Stack, assert_close, batch_of, loss_of
 
@@ -26,6 +27,19 @@ def test_checkpoints_are_recomputed_with_gathered_weights(daemon):
     torch.manual_seed(2)
     pair = Pair(daemon, GPT(checkpoints=True))
     pair.train(5)
+    pair.check()
+
+
+def test_a_checkpoint_around_the_model_keeps_earlier_micro_batches(daemon):
+    torch.manual_seed(2)
+    pair = Pair(daemon, GPT())
+    for step in range(3):
+        for model in pair.both():
+            for micro in range(3):
+                tokens = batch_of(3 * step + micro)
+                logits = checkpoint(model, tokens, use_reentrant=False)
+                F.cross_entropy(logits.flatten(0, 1), tokens.flatten()).backward()
+        pair.step()
     pair.check()
 
 
