@@ -279,14 +279,19 @@ class ShardedModel:
         self._tracked.read()
         self._commit_to_send = hyperparameters
         if not self._tracked.waits_for_schedulers:
-            self._send_commit()
+            try:
+                self._send_commit()
+            except BaseException:
+                self._commit_to_send = None  # whoever has called hears that there was no step, and may repeat it
+                raise
         self._passes.end_step()
 
     def _send_commit(self) -> None:
         if self._commit_to_send is None:
             return
-        hyperparameters, self._commit_to_send = self._commit_to_send, None
-        self._last_commit = self.model.commit(**hyperparameters, client_state=self._tracked.take())
+        # A step that was promised stays to be sent until it has been: the next forward would else go on without it.
+        self._last_commit = self.model.commit(**self._commit_to_send, client_state=self._tracked.take())
+        self._commit_to_send = None
 
     def discard(self, set_to_none: bool = True) -> None:
         """Drops the gradients since the last step, on all ranks alike: what `zero_grad` does."""
