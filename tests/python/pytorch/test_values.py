@@ -174,6 +174,24 @@ def test_pretrained_folders_go_round(daemon, tmp_path):
         assert_close(sharded.read(name), parameter.detach(), rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("local_rank", [0, 1])
+def test_persistent_buffers_of_a_folder_reach_every_rank(start, tmp_path, local_rank):
+    save_file = pytest.importorskip("safetensors.torch").save_file
+    daemon = start(ranks=2)
+    plain = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    plain(torch.randn(8, 4, generator=torch.Generator().manual_seed(0)))
+    save_file(plain.state_dict(), tmp_path / "model.safetensors")
+    with pt.meta_init():
+        model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    sharded = pt.shard(model, name="m", units=[model], socket_dir=str(daemon.socket_dir), local_rank=local_rank)
+    sharded.load_pretrained(tmp_path)
+    assert_close(dict(model.named_buffers()), dict(plain.named_buffers()), rtol=0, atol=0)
+    save_file(plain.state_dict() | {"1.running_var": torch.ones(2)}, tmp_path / "model.safetensors")
+    with pytest.raises(paramshard.InvalidArgumentError, match=r"1.running_var: shape \[4\] expected, got \[2\]"):
+        sharded.load_pretrained(tmp_path)
+    sharded.close()
+
+
 def test_pretrained_folders_that_lack_something_are_refused(daemon, tmp_path):
     save_file = pytest.importorskip("safetensors.torch").save_file
     model = GPT()

@@ -335,6 +335,8 @@ class ShardedModel:
         a scheduler, a StatefulDataLoader. All together have 64 KiB. Call it when the optimizer has been made, as the
         last thing before the first batch is loaded. FailedPreconditionError where the training that goes on has not
         tracked the same.
+
+        Buffers of the module are not recorded, unless what is tracked has them in its state.
         """
         tracked = dict(stateful)
         if rng:
@@ -475,7 +477,8 @@ class ShardedModel:
         """Takes initial values from safetensors, before the optimizer is made: a HuggingFace folder, or plain files.
 
         A model of transformers is read by its own from_pretrained, on the first rank of each daemon: its renamings
-        and merged experts come out right. NotFoundError names parameters that the files lack.
+        and merged experts come out right. Where the model has persistent buffers, as BatchNorm's means, every rank reads
+        the folder, for they stay in the module. NotFoundError names parameters that the files lack.
         """
         if self._model is not None:
             raise paramshard.FailedPreconditionError(
