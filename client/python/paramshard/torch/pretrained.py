@@ -37,14 +37,15 @@ def read(module: nn.Module, directory: str | os.PathLike[str], wanted: Mapping[s
         return {name: torch.empty(0) for name in own}
     folder = pathlib.Path(directory)
     base = module.get_base_model() if adapts else module
-    state = _by_transformers(base, folder) if hasattr(base, "from_pretrained") else _by_files(folder)
+    needed = {name_in_folder[name] for name in (name_in_folder if reads else buffers)}
+    state = _by_transformers(base, folder) if hasattr(base, "from_pretrained") else _by_files(folder, needed)
     present = {name: buffer for name, buffer in buffers.items() if name_in_folder[name] in state}
     missing = [name for name in own.values() if name not in state]
-    if missing:
+    if missing and reads:
         raise paramshard.NotFoundError(
             f"load_pretrained {folder}: values of all parameters expected, got none of {', '.join(missing[:5])}"
             f"{f' and {len(missing) - 5} more' if len(missing) > 5 else ''}")
-    for name, tensor in [*((name, wanted[name]) for name in own), *present.items()]:
+    for name, tensor in [*((name, wanted[name]) for name in own if reads), *present.items()]:
         found = state[name_in_folder[name]]
         if found.shape != tensor.shape:
             raise paramshard.InvalidArgumentError(
@@ -71,8 +72,8 @@ def _by_transformers(module: nn.Module, folder: pathlib.Path) -> dict[str, torch
     return dict(whole.named_parameters()) | dict(whole.named_buffers())
 
 
-def _by_files(folder: pathlib.Path) -> dict[str, torch.Tensor]:
-    from safetensors.torch import load_file
+def _by_files(folder: pathlib.Path, needed: set[str]) -> dict[str, torch.Tensor]:
+    from safetensors import safe_open
     if (folder / _INDEX).exists():
         files = sorted(set(json.loads((folder / _INDEX).read_text())["weight_map"].values()))
     elif (folder / _FILE).exists():
@@ -83,7 +84,8 @@ def _by_files(folder: pathlib.Path) -> dict[str, torch.Tensor]:
         raise paramshard.NotFoundError(f"load_pretrained {folder}: a folder with safetensors files expected")
     state: dict[str, torch.Tensor] = {}
     for file in files:
-        state |= load_file(folder / file)
+        with safe_open(folder / file, "pt") as opened:
+            state |= {name: opened.get_tensor(name) for name in opened.keys() if name in needed}
     return state
 
 
