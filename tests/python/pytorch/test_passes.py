@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from models import DEVICE, GPT, LENGTH, Pair, Stack, assert_close, batch_of, loss_of
+from models import DEVICE, GPT, LENGTH, VOCABULARY, Pair, Stack, assert_close, batch_of, loss_of
 
 
 def test_fifty_clipped_steps_are_those_of_torch(daemon):
@@ -57,6 +57,38 @@ def test_a_unit_of_the_whole_model_takes_the_rest(daemon):
     pair = Pair(daemon, GPT(), units=lambda model: [*model.layers, model])
     pair.train(5)
     pair.check()
+
+
+class Wrapped(nn.Module):
+    """As models of transformers with a head."""
+
+    def __init__(self):
+        super().__init__()
+        self.model = GPT()
+        self.head = nn.Linear(VOCABULARY, VOCABULARY)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.head(self.model(tokens))
+
+
+def test_the_model_and_its_module_of_that_name_are_two_units(daemon):
+    torch.manual_seed(4)
+    pair = Pair(daemon, Wrapped(), units=lambda model: [*model.model.layers, model.model, model])
+    pair.train(2)
+    pair.check()
+
+
+def test_a_unit_of_many_modules_has_a_short_name(daemon):
+    torch.manual_seed(4)
+    layers = [nn.Linear(32, 32) for _ in range(300)]
+    pair = Pair(daemon, Stack(*layers), units=lambda model: [list(model.blocks[:299]), model.blocks[299]])
+    assert [unit.name for unit in pair.sharded.model.spec.units] == ["blocks.0..blocks.298", "blocks.299"]
+
+
+def test_names_of_units_are_those_that_daemons_have(daemon):
+    pair = Pair(daemon, GPT(), units=lambda model: [[model.embed, model.norm], *model.layers, model])
+    assert [unit.name for unit in pair.sharded.model.spec.units] == [
+        "embed+norm", "layers.0", "layers.1", "layers.2", "model"]
 
 
 def test_weights_kept_until_the_backward(daemon):

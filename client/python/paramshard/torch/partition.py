@@ -12,6 +12,7 @@ from paramshard.torch.placeholder import Placeholder
 from paramshard.torch.unit import Unit, UnitParameter
 
 UnitModules = nn.Module | Sequence[nn.Module]
+_MOST_NAME_BYTES = 512  # of a unit
 
 
 def partition(module: nn.Module, units: Iterable[UnitModules], *, param_dtype: torch.dtype | None,
@@ -24,7 +25,7 @@ def partition(module: nn.Module, units: Iterable[UnitModules], *, param_dtype: t
     groups = [[unit] if isinstance(unit, nn.Module) else list(unit) for unit in units]
     names = {each: name for name, each in module.named_modules()}
     unit_of = _units_by_module(groups, names)
-    made = [Unit(_name_of(group, names), group) for group in groups]
+    made = [Unit(name, group) for name, group in zip(_names_of(groups, names), groups)]
     by_parameter: dict[nn.Parameter, tuple[int, UnitParameter]] = {}
     borrowed: list[set[int]] = [set() for _ in made]
     homeless: list[str] = []
@@ -88,8 +89,18 @@ def _innermost(prefix: str, unit_of: dict[str, int]) -> int | None:
         prefix = prefix.rpartition(".")[0]
 
 
-def _name_of(group: list[nn.Module], names: dict[nn.Module, str]) -> str:
-    return "+".join(names[each] or "model" for each in group)
+def _names_of(groups: list[list[nn.Module]], names: dict[nn.Module, str]) -> list[str]:
+    """The daemon knows units by these: a model that it has is resumed with the names that it was made with."""
+    for root in ("model", ".model"):  # the latter is no module's path
+        found = [_name_of([names[each] or root for each in group]) for group in groups]
+        if len(set(found)) == len(found):
+            break
+    return found
+
+
+def _name_of(group: list[str]) -> str:
+    name = "+".join(group)
+    return name if len(name.encode()) <= _MOST_NAME_BYTES else f"{group[0]}..{group[-1]}"
 
 
 def _check(name: str, parameter: nn.Parameter) -> None:
