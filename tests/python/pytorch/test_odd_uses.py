@@ -129,6 +129,23 @@ def test_a_step_among_gathered_weights_is_refused(daemon):
     pair.check()
 
 
+def test_attributes_of_parameters_are_there_in_the_forward(daemon):
+    class Marked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.eye(32))
+            self.weight.scale = 0.5
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x @ self.weight * self.weight.scale
+
+    module = Stack(Marked())
+    with pt.shard(module, name="m", units=module.units(), socket_dir=str(daemon.socket_dir)) as sharded:
+        sharded.open()
+        assert module.blocks[0].weight.scale == 0.5
+        assert_close(module(torch.ones(1, 32, device=DEVICE)), torch.full((1, 32), 0.5))
+
+
 # --- Values ---
 
 

@@ -1,5 +1,6 @@
 """Forwards and backwards of every shape give the gradients, and so the weights, of plain torch."""
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -21,6 +22,30 @@ def test_tied_embeddings(daemon):
     pair.train(10)
     pair.check()
     assert pair.module.head.weight is pair.module.embed.weight
+
+
+class Normed(nn.Module):
+    def __init__(self, norm: nn.Module):
+        super().__init__()
+        self.norm, self.linear = norm, nn.Linear(32, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(self.norm(x))
+
+
+@pytest.mark.parametrize("units", [lambda model: list(model.blocks),
+                                   lambda model: [model.blocks[0].norm, *model.blocks],
+                                   lambda model: [model.blocks[1], model]], ids=["blocks", "its own", "the second"])
+def test_a_module_in_two_units_is_gathered_for_both(daemon, units):
+    torch.manual_seed(1)
+    norm = nn.LayerNorm(32)
+    pair = Pair(daemon, Stack(Normed(norm), Normed(norm)), units=units)
+    for step in range(3):
+        for model in pair.both():
+            x = torch.randn(4, 32, generator=torch.Generator().manual_seed(step)).to(DEVICE)
+            model(x).square().mean().backward()
+        pair.step()
+    pair.check()
 
 
 def test_checkpoints_are_recomputed_with_gathered_weights(daemon):

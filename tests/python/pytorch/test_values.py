@@ -208,6 +208,20 @@ def test_pretrained_folders_that_lack_something_are_refused(daemon, tmp_path):
     sharded.close()
 
 
+def test_the_first_rank_that_takes_part_saves(daemon, tmp_path):
+    pytest.importorskip("safetensors")
+    pair = Pair(daemon, GPT())
+    pair.sharded.rank = 1  # of a world that goes on without the replica of rank 0
+    pair.sharded.save_pretrained(tmp_path)
+    assert (tmp_path / "model.safetensors").exists()
+
+
+def test_a_tied_parameter_is_read_by_all_of_its_names(daemon):
+    pair = Pair(daemon, GPT(tied=True))
+    for name in ("embed.weight", "head.weight"):
+        assert_close(pair.sharded.read(name), pair.plain.embed.weight.detach(), rtol=0, atol=0)
+
+
 def test_reading_names_what_there_is_not(daemon):
     pair = Pair(daemon, GPT())
     with pytest.raises(paramshard.NotFoundError, match="nope"):

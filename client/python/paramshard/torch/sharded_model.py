@@ -68,7 +68,7 @@ class ShardedModel:
         self._format = format
         self._grad_dtype = grad_dtype
         self._units = units
-        self._by_name = {parameter.name: parameter for unit in units for parameter in unit.parameters}
+        self._by_name = {name: parameter for unit in units for parameter in unit.parameters for name in parameter.names}
         self._client = client
         self._model: paramshard.Model | None = None
         self._passes = Passes(units)
@@ -373,11 +373,12 @@ class ShardedModel:
     def read(self, name: str) -> torch.Tensor:
         """A parameter's values in full precision, float32 in host memory, after the last step of this rank.
 
-        It waits for that step, which other ranks send when their tracked schedulers have stepped.
+        A tied one has several names. It waits for that step, which other ranks send when their tracked schedulers have stepped.
         """
         if name not in self._by_name:
             raise paramshard.NotFoundError(f"read {name}: a parameter of {self.name} expected")
-        return self._masters([self._by_name[name]])[name]
+        parameter = self._by_name[name]
+        return self._masters([parameter])[parameter.name]
 
     def _masters(self, parameters: Sequence[UnitParameter]) -> dict[str, torch.Tensor]:
         self._await_last_commit()
@@ -489,10 +490,10 @@ class ShardedModel:
     def save_pretrained(self, directory: str | os.PathLike[str], dtype: torch.dtype | None = None) -> None:
         """Writes what transformers and safetensors open, in full precision unless `dtype` is given.
 
-        The first rank writes. The others send the last step, for which that one waits, and return at once.
+        The first rank that takes part writes. The others send the last step, for which that one waits, and return at once.
         """
         self._send_commit()
-        if self.rank != 0:
+        if (self.rank if self._model is None else self.active_rank) != 0:
             return
         self._exports_masters = True
         try:

@@ -34,13 +34,15 @@ class UnitParameter:
     def __init__(self, name: str, like: nn.Parameter, dtype: torch.dtype, device: torch.device):
         self.name = name
         self.dtype = like.dtype  # of its module, and so of the state_dict; what is computed with may be another one
+        self.names: list[str] = []  # by each path to it
         self.places: list[tuple[nn.Module, str]] = []
         self.placeholder = Placeholder(like, name=name, dtype=dtype, device=device, owner=None)
         self.unsharded = nn.Parameter(torch.empty(like.shape, dtype=dtype, device=device))
         self.unsharded.untyped_storage().resize_(0)  # its unit's Carrier has memory for it
         # What programs hang on a parameter stays reachable through both.
-        self.placeholder.__dict__.update({key: value for key, value in vars(like).items()
-                                          if not key.startswith("_paramshard")})
+        for each in (self.placeholder, self.unsharded):
+            each.__dict__.update({key: value for key, value in vars(like).items()
+                                  if not key.startswith("_paramshard")})
         self.fp8_weight: Fp8Weight | None = None  # of a Linear that multiplies in 8 bits
         self.trainable = like.requires_grad  # as the daemon has it, once the model is open; until then as it was
 
