@@ -63,13 +63,14 @@ def test_views_that_a_unit_returns_may_be_changed_in_place(daemon):
     pair.check(tolerance=1e-5)
 
 
-def test_units_may_return_objects_of_any_class(daemon):
+@pytest.mark.parametrize("attributes", [("__dict__",), ("output", "missing")], ids=["with attributes", "with slots"])
+def test_units_may_return_objects_of_any_class(daemon, attributes):
     @dataclasses.dataclass
     class Output:
         hidden: torch.Tensor
 
     class Holder:
-        pass
+        __slots__ = attributes
 
     class Wrapped(nn.Module):
         def __init__(self):
@@ -144,6 +145,57 @@ def test_attributes_of_parameters_are_there_in_the_forward(daemon):
         sharded.open()
         assert module.blocks[0].weight.scale == 0.5
         assert_close(module(torch.ones(1, 32, device=DEVICE)), torch.full((1, 32), 0.5))
+
+
+class Token(nn.Module):
+    def __init__(self, use):
+        super().__init__()
+        self.token = nn.Parameter(torch.ones(1, 32))
+        self.use = use
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.use(self.token, x)
+
+
+class Adds(nn.Module):
+    def __init__(self, use):
+        super().__init__()
+        self.token, self.linear = Token(use), nn.Linear(32, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x + self.token(x))
+
+
+@pytest.mark.parametrize("use", [lambda token, x: token, lambda token, x: token.expand(len(x), -1),
+                                 lambda token, x: {"a": [token[0, 3:]]}], ids=["itself", "a view", "inside"])
+def test_a_unit_that_returns_its_parameter_is_refused(daemon, use):
+    module = Adds(use)
+    sharded = pt.shard(module, name="m", units=[module.token, module], socket_dir=str(daemon.socket_dir))
+    pt.AdamW(module.parameters())
+    for context in (torch.enable_grad(), torch.no_grad()):
+        with context, pytest.raises(paramshard.InvalidArgumentError, match=r"forward token: .*return a clone\(\)"):
+            module(torch.ones(5, 32, device=DEVICE))
+    with sharded.unsharded():
+        module.token(torch.ones(5, 32, device=DEVICE))
+    sharded.close()
+
+
+def test_a_unit_may_return_a_copy_of_its_parameter(daemon):
+    torch.manual_seed(5)
+    pair = Pair(daemon, Adds(lambda token, x: token.expand(len(x), -1).clone()),
+                units=lambda model: [model.token, model])
+    pair.train(3, loss=_square)
+    pair.check(tolerance=1e-5)
+
+
+def test_a_parameter_that_is_returned_and_kept_has_one_hook(daemon):
+    torch.manual_seed(5)
+    pair = Pair(daemon, Adds(lambda token, x: token), units=lambda model: [model.token, model],
+                reshard_after_forward=False)
+    pair.train(3, loss=_square)
+    pair.check(tolerance=1e-5)
+    with pair.sharded.unsharded():
+        assert not pair.module.token.token._backward_hooks
 
 
 # --- Values ---
