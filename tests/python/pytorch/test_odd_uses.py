@@ -249,6 +249,28 @@ def test_a_part_of_the_model_has_a_state_dict(daemon):
     assert_close(pair.module.layers[0].state_dict(), pair.plain.layers[0].state_dict(), rtol=0, atol=1e-6)
     whole = nn.Sequential(pair.module).state_dict()
     assert_close(whole["0.head.weight"], pair.plain.head.weight.detach(), rtol=0, atol=1e-6)
+    for state_of in (lambda model: nn.Sequential(model.layers[0], model.layers[1], nn.Linear(1, 1)).state_dict(),
+                     lambda model: model.layers[0].state_dict(prefix="x."),
+                     lambda model: model.layers.state_dict(prefix="a.b.")):
+        state, expected = (state_of(model) for model in (pair.module, pair.plain))
+        assert list(state) == list(expected)
+        for key in expected:
+            if not key.startswith("2."):
+                assert_close(state[key], expected[key], rtol=0, atol=1e-6)
+
+
+def test_a_state_dict_that_failed_leaves_the_next_one_whole(daemon):
+    pair = Pair(daemon, GPT())
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("no disk, say")
+
+    failing = pair.module.layers[1].up.register_state_dict_pre_hook(fail)
+    with pytest.raises(RuntimeError, match="no disk"):
+        pair.module.state_dict()
+    failing.remove()
+    for module, plain in ((pair.module, pair.plain), (pair.module.layers[1], pair.plain.layers[1])):
+        assert_close(module.state_dict(), plain.state_dict(), rtol=0, atol=0)
 
 
 # --- What is refused ---

@@ -81,6 +81,7 @@ class ShardedModel:
         self._initial: dict[str, InitialValue | Unknown] = {}
         self._values: dict[str, torch.Tensor] = {}  # to be imported
         self._exports_masters = False  # state_dict() has them as they are
+        self._dictionaries: list[tuple[nn.Module, str]] = []  # calls of state_dict, each inside of the one before
         self._plan: OptimizerPlan | None = None
         self._was_open = False
         self._process = os.getpid()
@@ -105,6 +106,7 @@ class ShardedModel:
         module.register_forward_pre_hook(_hook(passes, "begin_model"), prepend=True)
         module.register_forward_hook(_hook(passes, "end_forward"))
         for each in module.modules():
+            each.register_state_dict_pre_hook(_weakly(self, "_begin_state_dict"))
             each.register_state_dict_post_hook(_weakly(self, "_fill_state_dict"))
             each.register_load_state_dict_pre_hook(_weakly(self, "_begin_loading"))
             each.__reduce_ex__ = _refuse_copies
@@ -409,8 +411,16 @@ class ShardedModel:
         if self._last_commit is not None:
             self._last_commit.wait()
 
+    def _begin_state_dict(self, module: nn.Module, prefix: str, keep_vars: bool) -> None:
+        # Calls that an exception has ended are still there, and this one is not inside of them.
+        while self._dictionaries and not _is_part(module, prefix, *self._dictionaries[-1]):
+            self._dictionaries.pop()
+        self._dictionaries.append((module, prefix))
+
     def _fill_state_dict(self, module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
-        if prefix and module is not self.module:
+        while self._dictionaries and self._dictionaries.pop() != (module, prefix):
+            pass
+        if self._dictionaries:
             return  # a part of a dictionary that is filled as a whole
         # Inside of `unsharded` there are tensors whose memory goes at its end; what is exported stays.
         name_at = {place_of(parameter.unsharded): parameter.name for parameter in self.parameters()}
@@ -542,6 +552,10 @@ def _rows(parameter: UnitParameter) -> int:
 
 def _columns(parameter: UnitParameter) -> int:
     return parameter.placeholder.shape[-1] if parameter.placeholder.dim() else 1
+
+
+def _is_part(module: nn.Module, prefix: str, whole: nn.Module, prefix_of_whole: str) -> bool:
+    return any(part is module and prefix == f"{prefix_of_whole}{name}." for name, part in whole._modules.items())
 
 
 def _refuse_copies(protocol: Any) -> Any:
