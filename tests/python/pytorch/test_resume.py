@@ -195,6 +195,27 @@ def test_a_state_of_another_program_is_named(daemon):
         raise AssertionError("another program's model was opened")
 
 
+def test_a_trained_model_is_evaluated_with_its_optimizer(daemon):
+    model, sharded, optimizer = _open(daemon)
+    loss_of(model, batch_of(0)).backward()
+    optimizer.step()
+    trained = model.state_dict()
+    sharded.close()
+
+    model = GPT()
+    sharded = pt.shard(model, name="m", units=model.units(), socket_dir=str(daemon.socket_dir), existing="resume")
+    with pytest.raises(paramshard.AlreadyExistsError, match="make the AdamW that it was trained with") as refused:
+        sharded.open()
+    assert "paramshardctl delete" not in str(refused.value)
+    pt.AdamW(model.parameters(), lr=1e-2)
+    model.eval()
+    with torch.no_grad():
+        loss_of(model, batch_of(0))
+    assert_close(model.state_dict(), trained, rtol=0, atol=0)
+    assert sharded.start_step() == 1
+    sharded.close()
+
+
 def test_a_checkpoint_of_torch_is_written_and_read(daemon, tmp_path):
     import torch.distributed.checkpoint as dcp
     model, sharded, optimizer = _open(daemon)

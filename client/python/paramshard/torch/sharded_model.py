@@ -144,8 +144,10 @@ class ShardedModel:
     def open(self, plan: OptimizerPlan | None = None) -> None:
         """Creates the model in the daemon or joins it, and waits until every rank has. An optimizer calls this.
 
-        A program that does not train calls it itself. AlreadyExistsError for a model that has been trained, unless
-        `existing` of `shard` says what to do with it.
+        A program that does not train calls it itself, for a model that the daemon does not have yet, or has from such a
+        program: one that is trained has moments and groups, and is opened by the AdamW that it was trained with, which
+        need not step. AlreadyExistsError for a model that has been trained, unless `existing` of `shard` says what to do
+        with it, and for one of another description.
         """
         if self._model is not None:
             raise paramshard.FailedPreconditionError(
@@ -170,11 +172,18 @@ class ShardedModel:
         try:
             self._open(spec, import_first=not goes_on and bool(self._values))
         except paramshard.AlreadyExistsError as error:
-            raise paramshard.AlreadyExistsError(
-                f"{error}: the daemon has another model of this name; take another name=, or delete it by "
-                f"`paramshardctl delete {self.name}`") from error
+            raise paramshard.AlreadyExistsError(f"{error}: {self._advice(known)}") from error
         self._values.clear()
         self._restored = unpack(self._model.client_state)
+
+    def _advice(self, known: Any | None) -> str:
+        """For whoever describes a model in another way than the daemon has it."""
+        if known is None or known.commit_number == 0:
+            return ("the daemon has another model of this name; take another name=, or delete it by "
+                    f"`paramshardctl delete {self.name}`")
+        how = ("make the AdamW that it was trained with, which need not step, instead of calling open()"
+               if self._plan is None else "describe it as it was trained, with the same units, formats and groups")
+        return f"the daemon has trained it, up to commit {known.commit_number}: {how}, or take another name="
 
     def _open(self, spec: ModelSpec, *, import_first: bool, history: str | None = None) -> None:
         """`history`: that of the state before an import; who waits for one waits until there is another."""
