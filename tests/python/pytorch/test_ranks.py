@@ -160,6 +160,29 @@ def test_rerun_same_script_errors(start):
     run_ranks(2, train("fresh", _models(2), begins=0))
 
 
+@pytest.mark.parametrize("imports", [False, True], ids=["by rules", "with values"])
+def test_a_fresh_model_has_nothing_of_one_that_made_no_step(start, imports):
+    daemon = start(ranks=2)
+    values = GPT().state_dict()
+    first, second = _models(2), _models(2)
+    if not imports:
+        with pt.meta_init():
+            second = _models(2)
+
+    def begin(models: list[GPT], moments: str) -> Callable[[int], None]:
+        def run(rank: int) -> None:
+            with _shard(daemon, models[rank], rank, existing="fresh") as sharded:
+                pt.AdamW(models[rank].parameters(), moments=moments)
+                if models is first:
+                    models[rank].load_state_dict(values)
+                else:
+                    assert not torch.equal(sharded.read("head.weight"), values["head.weight"])
+        return run
+
+    run_ranks(2, begin(first, "FP32"))
+    run_ranks(2, begin(second, "BF16"))
+
+
 class Numbers(Dataset):
     def __len__(self) -> int:
         return 12

@@ -146,8 +146,8 @@ class ShardedModel:
 
         A program that does not train calls it itself, for a model that the daemon does not have yet, or has from such a
         program: one that is trained has moments and groups, and is opened by the AdamW that it was trained with, which
-        need not step. AlreadyExistsError for a model that has been trained, unless `existing` of `shard` says what to do
-        with it, and for one of another description.
+        need not step. AlreadyExistsError for a model that has been trained, unless `existing` of `shard` says what to
+        do with it, and for one of another description.
         """
         if self._model is not None:
             raise paramshard.FailedPreconditionError(
@@ -164,8 +164,8 @@ class ShardedModel:
             raise paramshard.AlreadyExistsError(
                 f'shard {self.name}: the daemon has it, at commit {known.commit_number}: existing="resume" goes on '
                 'from there, existing="fresh" deletes it, and another name= leaves it alone')
-        if existing == "fresh" and trained:
-            self._delete()
+        if existing == "fresh":
+            self._delete(known)
         goes_on = trained and existing == "resume"
         if not goes_on:
             self._check_values()
@@ -217,12 +217,13 @@ class ShardedModel:
     def _known(self) -> Any | None:
         return next((known for known in self._client.models() if known.name == self.name), None)
 
-    def _delete(self) -> None:
-        if self._local_rank == 0:
+    def _delete(self, known: Any | None) -> None:
+        """Whatever there is; what others of this daemon see is new when its rank 0 is attached."""
+        if self._local_rank != 0:
+            self._await(lambda known: known is not None and known.attached_ranks > 0 and known.commit_number == 0 and
+                        not known.unusable, "rank 0 of this daemon to delete what was there, and to open the model")
+        elif known is not None:
             self._client.delete_model(self.name)
-        else:
-            self._await(lambda known: known is None or known.commit_number == 0 and not known.unusable,
-                        "rank 0 of this daemon to delete the model that was there")
 
     def _await(self, is_so: Callable[[Any], bool], what: str) -> None:
         """Looks until it is so: nobody tells what another rank has done before all are attached."""
@@ -384,7 +385,8 @@ class ShardedModel:
     def read(self, name: str) -> torch.Tensor:
         """A parameter's values in full precision, float32 in host memory, after the last step of this rank.
 
-        A tied one has several names. It waits for that step, which other ranks send when their tracked schedulers have stepped.
+        It waits for that step, which other ranks send when their tracked schedulers have stepped. A tied parameter has
+        several names.
         """
         if name not in self._by_name:
             raise paramshard.NotFoundError(f"read {name}: a parameter of {self.name} expected")
@@ -497,8 +499,8 @@ class ShardedModel:
         """Takes initial values from safetensors, before the optimizer is made: a HuggingFace folder, or plain files.
 
         A model of transformers is read by its own from_pretrained, on the first rank of each daemon: its renamings
-        and merged experts come out right. Where the model has persistent buffers, as BatchNorm's means, every rank reads
-        the folder, for they stay in the module. NotFoundError names parameters that the files lack.
+        and merged experts come out right. Where the model has persistent buffers, as BatchNorm's means, every rank
+        reads the folder, for they stay in the module. NotFoundError names parameters that the files lack.
         """
         if self._model is not None:
             raise paramshard.FailedPreconditionError(
@@ -509,7 +511,8 @@ class ShardedModel:
     def save_pretrained(self, directory: str | os.PathLike[str], dtype: torch.dtype | None = None) -> None:
         """Writes what transformers and safetensors open, in full precision unless `dtype` is given.
 
-        The first rank that takes part writes. The others send the last step, for which that one waits, and return at once.
+        The first rank that takes part writes. The others send the last step, for which that one waits, and return at
+        once.
         """
         self._send_commit()
         if (self.rank if self._model is None else self.active_rank) != 0:
