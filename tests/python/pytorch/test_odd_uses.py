@@ -300,6 +300,16 @@ def test_what_would_do_nothing_is_refused(daemon):
         pair.module(batch_of(0))
 
 
+def test_another_gpu_is_refused_and_the_same_one_is_not():
+    placeholder = pt.Placeholder(torch.empty(2), name="w", dtype=torch.float32, device=torch.device("cuda:0"), owner=None)
+    for same in ("cuda", "cuda:0"):
+        placeholder._check_conversion(device=torch.device(same))
+    with pytest.raises(paramshard.FailedPreconditionError, match="convert w: .*cuda:0 expected.*on cuda:1"):
+        placeholder._check_conversion(device=torch.device("cuda:1"))
+    placeholder = pt.Placeholder(torch.empty(2), name="w", dtype=torch.float32, device=torch.device("cpu"), owner=None)
+    placeholder._check_conversion(device=torch.device("cpu:0"))
+
+
 @pytest.mark.parametrize("format", [{}, {"*": "FP32"}, ["FP32"], ["it"], [("*", "FP32", 1)], 8], ids=repr)
 def test_a_format_that_is_neither_a_name_nor_pairs_is_refused(format):
     with pytest.raises(paramshard.InvalidArgumentError, match="list of pairs of a glob of parameter names and a format"):
