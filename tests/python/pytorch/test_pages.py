@@ -12,14 +12,31 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[3]
 
 
+def _blocks() -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (ROOT / "docs/pytorch.md").read_text(), re.DOTALL)
+
+
 def test_the_quick_start_runs(tmp_path):
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/pytorch.md").read_text(), re.DOTALL)
     script = tmp_path / "hello.py"
-    script.write_text(blocks[0])
+    script.write_text(_blocks()[0])
     ran = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=100)
     assert ran.returncode == 0 and ran.stderr == "", ran.stderr
     steps = [line.split() for line in ran.stdout.splitlines()]
     assert [int(step) for step, _ in steps] == list(range(20)) and all(float(norm) > 0 for _, norm in steps)
+
+
+def test_the_training_of_transformers_runs(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    transformers.LlamaForCausalLM(transformers.LlamaConfig(
+        vocab_size=48, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2)).save_pretrained(tmp_path / "llama-folder")
+    script = tmp_path / "finetune.py"
+    script.write_text(next(block for block in _blocks() if "TrainerMixin" in block))
+    ran = subprocess.run([sys.executable, str(script)], cwd=tmp_path, env=os.environ | {"OMP_NUM_THREADS": "1"},
+                         capture_output=True, text=True, timeout=110)
+    assert ran.returncode == 0, ran.stderr
+    assert "'train_loss'" in ran.stdout
 
 
 def _run_example(folder: pathlib.Path, script: str, *arguments: str) -> str:

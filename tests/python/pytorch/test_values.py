@@ -159,6 +159,16 @@ def test_load_state_dict_before_and_after_the_optimizer(daemon):
     assert sharded.start_step() == 1
 
 
+def test_moments_stay_when_values_are_loaded(daemon):
+    torch.manual_seed(1)
+    pair = Pair(daemon, GPT())
+    pair.train(3)
+    for model in pair.both():
+        model.load_state_dict(pair.plain.state_dict())
+    pair.train(2)
+    pair.check()
+
+
 def test_pretrained_folders_go_round(daemon, tmp_path):
     pytest.importorskip("safetensors")
     torch.manual_seed(2)
