@@ -301,13 +301,15 @@ def test_what_would_do_nothing_is_refused(daemon):
 
 
 def test_another_gpu_is_refused_and_the_same_one_is_not():
-    placeholder = pt.Placeholder(torch.empty(2), name="w", dtype=torch.float32, device=torch.device("cuda:0"), owner=None)
+    def on(device: str) -> pt.Placeholder:
+        return pt.Placeholder(torch.empty(2), name="w", dtype=torch.float32, device=torch.device(device), owner=None)
+
+    placeholder = on("cuda:0")
     for same in ("cuda", "cuda:0"):
         placeholder._check_conversion(device=torch.device(same))
     with pytest.raises(paramshard.FailedPreconditionError, match="convert w: .*cuda:0 expected.*on cuda:1"):
         placeholder._check_conversion(device=torch.device("cuda:1"))
-    placeholder = pt.Placeholder(torch.empty(2), name="w", dtype=torch.float32, device=torch.device("cpu"), owner=None)
-    placeholder._check_conversion(device=torch.device("cpu:0"))
+    on("cpu")._check_conversion(device=torch.device("cpu:0"))
 
 
 @pytest.mark.parametrize("format", [{}, {"*": "FP32"}, ["FP32"], ["it"], [("*", "FP32", 1)], 8], ids=repr)
