@@ -71,6 +71,19 @@ def test_train_gpt_trains_and_draws(tmp_path):
     _check_plot(tmp_path, printed)
 
 
+def test_ranks_of_train_gpt_draw_batches_of_their_own(tmp_path):
+    spec = importlib.util.spec_from_file_location("train_gpt", ROOT / "client/python/examples/train_gpt.py")
+    train_gpt = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(train_gpt)
+    (tmp_path / "text").write_text("".join(chr(33 + 7 * each % 90) for each in range(1000)))
+    drawn = []
+    for rank in (0, 1, 0):
+        text = train_gpt.Text(tmp_path / "text", 16)
+        text.seed(rank)
+        drawn.append(text.batch(4)[0].tolist())
+    assert drawn[0] == drawn[2] != drawn[1]
+
+
 @pytest.mark.timeout(240)
 def test_finetune_hf_trains_weights_and_adapters(tmp_path):
     """The second run trains adapters on what the first has saved."""
