@@ -40,8 +40,8 @@ def read(module: nn.Module, directory: str | os.PathLike[str], wanted: Mapping[s
     needed = {name_in_folder[name] for name in (name_in_folder if reads else buffers)}
     state = _by_transformers(base, folder) if hasattr(base, "from_pretrained") else _by_files(folder, needed)
     present = {name: buffer for name, buffer in buffers.items() if name_in_folder[name] in state}
-    missing = [name for name in own.values() if name not in state]
-    if missing and reads:
+    missing = [name for name in own.values() if name not in state] if reads else []
+    if missing:
         raise paramshard.NotFoundError(
             f"load_pretrained {folder}: values of all parameters expected, got none of {', '.join(missing[:5])}"
             f"{f' and {len(missing) - 5} more' if len(missing) > 5 else ''}")

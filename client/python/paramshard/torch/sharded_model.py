@@ -220,8 +220,9 @@ class ShardedModel:
     def _delete(self, known: Any | None) -> None:
         """Whatever there is; what others of this daemon see is new when its rank 0 is attached."""
         if self._local_rank != 0:
-            self._await(lambda known: known is not None and known.attached_ranks > 0 and known.commit_number == 0 and
-                        not known.unusable, "rank 0 of this daemon to delete what was there, and to open the model")
+            # One that awaits another daemon's replica is unusable until all ranks are attached, this one among them.
+            self._await(lambda known: known is not None and known.attached_ranks > 0 and known.commit_number == 0,
+                        "rank 0 of this daemon to delete what was there, and to open the model")
         elif known is not None:
             self._client.delete_model(self.name)
 
