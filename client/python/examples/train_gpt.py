@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import gzip
-import os
 import pathlib
 import time
 
@@ -62,9 +61,9 @@ class GPT(nn.Module):
 
 
 class Text:
-    """Random pieces of a text, as numbers of its characters. Every rank draws its own."""
+    """Random pieces of a text, as numbers of its characters. Every rank draws its own, once it knows which it is."""
 
-    def __init__(self, path: pathlib.Path, length: int, rank: int):
+    def __init__(self, path: pathlib.Path, length: int):
         opened = gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8")
         with opened as file:
             text = file.read()
@@ -72,7 +71,10 @@ class Text:
         number_of = {character: number for number, character in enumerate(self.characters)}
         self._tokens = torch.tensor([number_of[character] for character in text])
         self._length = length
-        self._generator = torch.Generator().manual_seed(rank)
+        self._generator = torch.Generator()
+
+    def seed(self, rank: int) -> None:
+        self._generator.manual_seed(rank)
 
     def batch(self, size: int) -> tuple[torch.Tensor, torch.Tensor]:
         begins = torch.randint(0, len(self._tokens) - self._length - 1, (size,), generator=self._generator)
@@ -122,11 +124,12 @@ def draw(path: pathlib.Path, losses: list[tuple[int, float]]) -> None:
 
 def main() -> None:
     options = parse()
-    text = Text(options.text, options.length, int(os.environ.get("LOCAL_RANK", 0)))
+    text = Text(options.text, options.length)
     with pt.meta_init():
         model = GPT(len(text.characters), options.length, options.layers, options.width, options.heads)
     sharded = pt.shard(model, name=options.name, units=[*model.layers, model], existing=options.existing,
                        format=[("*norm*", "FP32"), ("*", options.format)], daemon=options.daemon)
+    text.seed(sharded.rank)
     optimizer = pt.AdamW(pt.decay_groups(model, 0.1), lr=options.rate, betas=(0.9, 0.95), max_grad_norm=1.0)
     warmup = max(1, options.steps // 20)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (1 + step) / warmup))

@@ -35,6 +35,17 @@ for name in ("grpc.sock", "handoff.sock"):
     assert len(lines) == 2 and lines[0] == lines[1]
 
 
+def test_a_link_in_place_of_the_folder_is_refused(tmp_path):
+    ended = _job(tmp_path, f"""
+import os, pathlib
+folder = pathlib.Path({str(tmp_path)!r}, "elsewhere")
+folder.mkdir()
+pathlib.Path({str(tmp_path)!r}, f"paramshard-job-{{os.getuid()}}-{{os.getpid()}}").symlink_to(folder)
+{_START}""")
+    assert "PermissionDeniedError" in ended.stderr and "a folder of this user expected" in ended.stderr
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
 def test_a_daemon_that_does_not_start_says_why(tmp_path):
     program = tmp_path / "paramshardd"
     program.write_text("#!/bin/sh\necho there is no such thing\nexit 7\n")

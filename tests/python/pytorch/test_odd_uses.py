@@ -63,13 +63,14 @@ def test_views_that_a_unit_returns_may_be_changed_in_place(daemon):
     pair.check(tolerance=1e-5)
 
 
-def test_units_may_return_objects_of_any_class(daemon):
+@pytest.mark.parametrize("attributes", [("__dict__",), ("output", "missing")], ids=["with attributes", "with slots"])
+def test_units_may_return_objects_of_any_class(daemon, attributes):
     @dataclasses.dataclass
     class Output:
         hidden: torch.Tensor
 
     class Holder:
-        pass
+        __slots__ = attributes
 
     class Wrapped(nn.Module):
         def __init__(self):
@@ -129,6 +130,74 @@ def test_a_step_among_gathered_weights_is_refused(daemon):
     pair.check()
 
 
+def test_attributes_of_parameters_are_there_in_the_forward(daemon):
+    class Marked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.eye(32))
+            self.weight.scale = 0.5
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x @ self.weight * self.weight.scale
+
+    module = Stack(Marked())
+    with pt.shard(module, name="m", units=module.units(), socket_dir=str(daemon.socket_dir)) as sharded:
+        sharded.open()
+        assert module.blocks[0].weight.scale == 0.5
+        assert_close(module(torch.ones(1, 32, device=DEVICE)), torch.full((1, 32), 0.5))
+
+
+class Token(nn.Module):
+    def __init__(self, use):
+        super().__init__()
+        self.token = nn.Parameter(torch.ones(1, 32))
+        self.use = use
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.use(self.token, x)
+
+
+class Adds(nn.Module):
+    def __init__(self, use):
+        super().__init__()
+        self.token, self.linear = Token(use), nn.Linear(32, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x + self.token(x))
+
+
+@pytest.mark.parametrize("use", [lambda token, x: token, lambda token, x: token.expand(len(x), -1),
+                                 lambda token, x: {"a": [token[0, 3:]]}], ids=["itself", "a view", "inside"])
+def test_a_unit_that_returns_its_parameter_is_refused(daemon, use):
+    module = Adds(use)
+    sharded = pt.shard(module, name="m", units=[module.token, module], socket_dir=str(daemon.socket_dir))
+    pt.AdamW(module.parameters())
+    for context in (torch.enable_grad(), torch.no_grad()):
+        with context, pytest.raises(paramshard.InvalidArgumentError, match=r"forward token: .*return a clone\(\)"):
+            module(torch.ones(5, 32, device=DEVICE))
+    with sharded.unsharded():
+        module.token(torch.ones(5, 32, device=DEVICE))
+    sharded.close()
+
+
+def test_a_unit_may_return_a_copy_of_its_parameter(daemon):
+    torch.manual_seed(5)
+    pair = Pair(daemon, Adds(lambda token, x: token.expand(len(x), -1).clone()),
+                units=lambda model: [model.token, model])
+    pair.train(3, loss=_square)
+    pair.check(tolerance=1e-5)
+
+
+def test_a_parameter_that_is_returned_and_kept_has_one_hook(daemon):
+    torch.manual_seed(5)
+    pair = Pair(daemon, Adds(lambda token, x: token), units=lambda model: [model.token, model],
+                reshard_after_forward=False)
+    pair.train(3, loss=_square)
+    pair.check(tolerance=1e-5)
+    with pair.sharded.unsharded():
+        assert not pair.module.token.token._backward_hooks
+
+
 # --- Values ---
 
 
@@ -180,6 +249,28 @@ def test_a_part_of_the_model_has_a_state_dict(daemon):
     assert_close(pair.module.layers[0].state_dict(), pair.plain.layers[0].state_dict(), rtol=0, atol=1e-6)
     whole = nn.Sequential(pair.module).state_dict()
     assert_close(whole["0.head.weight"], pair.plain.head.weight.detach(), rtol=0, atol=1e-6)
+    for state_of in (lambda model: nn.Sequential(model.layers[0], model.layers[1], nn.Linear(1, 1)).state_dict(),
+                     lambda model: model.layers[0].state_dict(prefix="x."),
+                     lambda model: model.layers.state_dict(prefix="a.b.")):
+        state, expected = (state_of(model) for model in (pair.module, pair.plain))
+        assert list(state) == list(expected)
+        for key in expected:
+            if not key.startswith("2."):
+                assert_close(state[key], expected[key], rtol=0, atol=1e-6)
+
+
+def test_a_state_dict_that_failed_leaves_the_next_one_whole(daemon):
+    pair = Pair(daemon, GPT())
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("no disk, say")
+
+    failing = pair.module.layers[1].up.register_state_dict_pre_hook(fail)
+    with pytest.raises(RuntimeError, match="no disk"):
+        pair.module.state_dict()
+    failing.remove()
+    for module, plain in ((pair.module, pair.plain), (pair.module.layers[1], pair.plain.layers[1])):
+        assert_close(module.state_dict(), plain.state_dict(), rtol=0, atol=0)
 
 
 # --- What is refused ---
@@ -207,6 +298,18 @@ def test_what_would_do_nothing_is_refused(daemon):
     pair.module.head.weight = nn.Parameter(torch.ones(48, 32))
     with pytest.raises(paramshard.FailedPreconditionError, match="head.weight.*another parameter in its place"):
         pair.module(batch_of(0))
+
+
+def test_another_gpu_is_refused_and_the_same_one_is_not():
+    def on(device: str) -> pt.Placeholder:
+        return pt.Placeholder(torch.empty(2), name="w", dtype=torch.float32, device=torch.device(device), owner=None)
+
+    placeholder = on("cuda:0")
+    for same in ("cuda", "cuda:0"):
+        placeholder._check_conversion(device=torch.device(same))
+    with pytest.raises(paramshard.FailedPreconditionError, match="convert w: .*cuda:0 expected.*on cuda:1"):
+        placeholder._check_conversion(device=torch.device("cuda:1"))
+    on("cpu")._check_conversion(device=torch.device("cpu:0"))
 
 
 @pytest.mark.parametrize("format", [{}, {"*": "FP32"}, ["FP32"], ["it"], [("*", "FP32", 1)], 8], ids=repr)

@@ -12,14 +12,31 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[3]
 
 
+def _blocks() -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (ROOT / "docs/pytorch.md").read_text(), re.DOTALL)
+
+
 def test_the_quick_start_runs(tmp_path):
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/pytorch.md").read_text(), re.DOTALL)
     script = tmp_path / "hello.py"
-    script.write_text(blocks[0])
+    script.write_text(_blocks()[0])
     ran = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=100)
     assert ran.returncode == 0 and ran.stderr == "", ran.stderr
     steps = [line.split() for line in ran.stdout.splitlines()]
     assert [int(step) for step, _ in steps] == list(range(20)) and all(float(norm) > 0 for _, norm in steps)
+
+
+def test_the_training_of_transformers_runs(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    transformers.LlamaForCausalLM(transformers.LlamaConfig(
+        vocab_size=48, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2)).save_pretrained(tmp_path / "llama-folder")
+    script = tmp_path / "finetune.py"
+    script.write_text(next(block for block in _blocks() if "TrainerMixin" in block))
+    ran = subprocess.run([sys.executable, str(script)], cwd=tmp_path, env=os.environ | {"OMP_NUM_THREADS": "1"},
+                         capture_output=True, text=True, timeout=110)
+    assert ran.returncode == 0, ran.stderr
+    assert "'train_loss'" in ran.stdout
 
 
 def _run_example(folder: pathlib.Path, script: str, *arguments: str) -> str:
@@ -52,6 +69,19 @@ def test_train_gpt_trains_and_draws(tmp_path):
     losses = _check_progress(printed, lines=2)
     assert losses[1] < losses[0] < 5
     _check_plot(tmp_path, printed)
+
+
+def test_ranks_of_train_gpt_draw_batches_of_their_own(tmp_path):
+    spec = importlib.util.spec_from_file_location("train_gpt", ROOT / "client/python/examples/train_gpt.py")
+    train_gpt = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(train_gpt)
+    (tmp_path / "text").write_text("".join(chr(33 + 7 * each % 90) for each in range(1000)))
+    drawn = []
+    for rank in (0, 1, 0):
+        text = train_gpt.Text(tmp_path / "text", 16)
+        text.seed(rank)
+        drawn.append(text.batch(4)[0].tolist())
+    assert drawn[0] == drawn[2] != drawn[1]
 
 
 @pytest.mark.timeout(240)

@@ -1,10 +1,12 @@
 """Forwards and backwards of every shape give the gradients, and so the weights, of plain torch."""
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
-from models import DEVICE, GPT, LENGTH, Pair, Stack, assert_close, batch_of, loss_of
+from models import DEVICE, GPT, LENGTH, VOCABULARY, Pair, Stack, assert_close, batch_of, loss_of
 
 
 def test_fifty_clipped_steps_are_those_of_torch(daemon):
@@ -22,10 +24,47 @@ def test_tied_embeddings(daemon):
     assert pair.module.head.weight is pair.module.embed.weight
 
 
+class Normed(nn.Module):
+    def __init__(self, norm: nn.Module):
+        super().__init__()
+        self.norm, self.linear = norm, nn.Linear(32, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(self.norm(x))
+
+
+@pytest.mark.parametrize("units", [lambda model: list(model.blocks),
+                                   lambda model: [model.blocks[0].norm, *model.blocks],
+                                   lambda model: [model.blocks[1], model]], ids=["blocks", "its own", "the second"])
+def test_a_module_in_two_units_is_gathered_for_both(daemon, units):
+    torch.manual_seed(1)
+    norm = nn.LayerNorm(32)
+    pair = Pair(daemon, Stack(Normed(norm), Normed(norm)), units=units)
+    for step in range(3):
+        for model in pair.both():
+            x = torch.randn(4, 32, generator=torch.Generator().manual_seed(step)).to(DEVICE)
+            model(x).square().mean().backward()
+        pair.step()
+    pair.check()
+
+
 def test_checkpoints_are_recomputed_with_gathered_weights(daemon):
     torch.manual_seed(2)
     pair = Pair(daemon, GPT(checkpoints=True))
     pair.train(5)
+    pair.check()
+
+
+def test_a_checkpoint_around_the_model_keeps_earlier_micro_batches(daemon):
+    torch.manual_seed(2)
+    pair = Pair(daemon, GPT())
+    for step in range(3):
+        for model in pair.both():
+            for micro in range(3):
+                tokens = batch_of(3 * step + micro)
+                logits = checkpoint(model, tokens, use_reentrant=False)
+                F.cross_entropy(logits.flatten(0, 1), tokens.flatten()).backward()
+        pair.step()
     pair.check()
 
 
@@ -43,6 +82,38 @@ def test_a_unit_of_the_whole_model_takes_the_rest(daemon):
     pair = Pair(daemon, GPT(), units=lambda model: [*model.layers, model])
     pair.train(5)
     pair.check()
+
+
+class Wrapped(nn.Module):
+    """As models of transformers with a head."""
+
+    def __init__(self):
+        super().__init__()
+        self.model = GPT()
+        self.head = nn.Linear(VOCABULARY, VOCABULARY)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.head(self.model(tokens))
+
+
+def test_the_model_and_its_module_of_that_name_are_two_units(daemon):
+    torch.manual_seed(4)
+    pair = Pair(daemon, Wrapped(), units=lambda model: [*model.model.layers, model.model, model])
+    pair.train(2)
+    pair.check()
+
+
+def test_a_unit_of_many_modules_has_a_short_name(daemon):
+    torch.manual_seed(4)
+    layers = [nn.Linear(32, 32) for _ in range(300)]
+    pair = Pair(daemon, Stack(*layers), units=lambda model: [list(model.blocks[:299]), model.blocks[299]])
+    assert [unit.name for unit in pair.sharded.model.spec.units] == ["blocks.0..blocks.298", "blocks.299"]
+
+
+def test_names_of_units_are_those_that_daemons_have(daemon):
+    pair = Pair(daemon, GPT(), units=lambda model: [[model.embed, model.norm], *model.layers, model])
+    assert [unit.name for unit in pair.sharded.model.spec.units] == [
+        "embed+norm", "layers.0", "layers.1", "layers.2", "model"]
 
 
 def test_weights_kept_until_the_backward(daemon):

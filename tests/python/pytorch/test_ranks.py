@@ -121,6 +121,26 @@ def test_values_that_are_loaded_reach_all_ranks(start):
     run_ranks(2, train)
 
 
+def test_a_save_before_schedulers_step_does_not_wait_for_them(start, tmp_path):
+    daemon = start(ranks=2)
+    models = _models(2)
+    barrier = threading.Barrier(2, timeout=PATIENCE / 2)
+
+    def train(rank: int) -> None:
+        with _shard(daemon, models[rank], rank) as sharded:
+            optimizer = pt.AdamW(models[rank].parameters())
+            scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+            sharded.track(scheduler=scheduler)
+            loss_of(models[rank], batch_of(rank)).backward()
+            optimizer.step()
+            sharded.save_pretrained(tmp_path)
+            barrier.wait()
+            scheduler.step()
+
+    run_ranks(2, train)
+    assert (tmp_path / "model.safetensors").exists()
+
+
 def test_rerun_same_script_errors(start):
     daemon = start(ranks=2)
 
@@ -138,6 +158,30 @@ def test_rerun_same_script_errors(start):
         run_ranks(2, train("error", _models(2), begins=0))
     run_ranks(2, train("resume", _models(2), begins=1))
     run_ranks(2, train("fresh", _models(2), begins=0))
+
+
+@pytest.mark.parametrize("imports", [False, True], ids=["by rules", "with values"])
+def test_a_fresh_model_has_nothing_of_one_that_made_no_step(start, imports):
+    daemon = start(ranks=2)
+    torch.manual_seed(9)
+    values = GPT().state_dict()
+    first, second = _models(2), _models(2)
+    if not imports:
+        with pt.meta_init():
+            second = _models(2)
+
+    def begin(models: list[GPT], moments: str) -> Callable[[int], None]:
+        def run(rank: int) -> None:
+            with _shard(daemon, models[rank], rank, existing="fresh") as sharded:
+                pt.AdamW(models[rank].parameters(), moments=moments)
+                if models is first:
+                    models[rank].load_state_dict(values)
+                else:
+                    assert not torch.equal(sharded.read("head.weight"), values["head.weight"])
+        return run
+
+    run_ranks(2, begin(first, "FP32"))
+    run_ranks(2, begin(second, "BF16"))
 
 
 class Numbers(Dataset):

@@ -129,6 +129,30 @@ def test_what_is_too_large_is_named(daemon):
     sharded.close()
 
 
+def test_a_step_that_could_not_be_sent_is_not_forgotten(daemon):
+    model, sharded, optimizer = _open(daemon)
+    scheduler = LambdaLR(optimizer, lambda step: 1.0)
+    sharded.track(loader=Counter(100_000), scheduler=scheduler)
+    loss_of(model, batch_of(0)).backward()
+    optimizer.step()
+    for use in (scheduler.step, lambda: model(batch_of(1)), optimizer.step, sharded.close):
+        with pytest.raises(paramshard.ResourceExhaustedError, match=r"loader: \d{6}"):
+            use()
+
+
+def test_a_step_that_was_refused_may_be_repeated(daemon):
+    model, sharded, optimizer = _open(daemon)
+    counter = Counter(100_000)
+    sharded.track(counter=counter)
+    loss_of(model, batch_of(0)).backward()
+    with pytest.raises(paramshard.ResourceExhaustedError):
+        optimizer.step()
+    counter.state = {"count": 0}
+    optimizer.step()
+    assert optimizer.last_result().commit_number == 1
+    sharded.close()
+
+
 @pytest.mark.parametrize("state", [Counter(), lambda: 0], ids=["needs code", "cannot be written"])
 def test_a_state_that_could_not_be_loaded_again_is_named(daemon, state):
     class Odd(Counter):
@@ -169,6 +193,27 @@ def test_a_state_of_another_program_is_named(daemon):
     with pytest.raises(paramshard.Error):
         pt.AdamW(module.parameters())
         raise AssertionError("another program's model was opened")
+
+
+def test_a_trained_model_is_evaluated_with_its_optimizer(daemon):
+    model, sharded, optimizer = _open(daemon)
+    loss_of(model, batch_of(0)).backward()
+    optimizer.step()
+    trained = model.state_dict()
+    sharded.close()
+
+    model = GPT()
+    sharded = pt.shard(model, name="m", units=model.units(), socket_dir=str(daemon.socket_dir), existing="resume")
+    with pytest.raises(paramshard.AlreadyExistsError, match="make the AdamW that it was trained with") as refused:
+        sharded.open()
+    assert "paramshardctl delete" not in str(refused.value)
+    pt.AdamW(model.parameters(), lr=1e-2)
+    model.eval()
+    with torch.no_grad():
+        loss_of(model, batch_of(0))
+    assert_close(model.state_dict(), trained, rtol=0, atol=0)
+    assert sharded.start_step() == 1
+    sharded.close()
 
 
 def test_a_checkpoint_of_torch_is_written_and_read(daemon, tmp_path):

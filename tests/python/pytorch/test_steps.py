@@ -178,6 +178,20 @@ def test_clipping_gradients_that_are_elsewhere_is_refused(daemon):
         nn.utils.clip_grad_norm_(pair.module.parameters(), 1.0)
 
 
+@pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.AdamW, torch.optim.LBFGS])
+def test_steps_of_optimizers_of_torch_are_refused(daemon, make):
+    torch.manual_seed(5)
+    pair = Pair(daemon, GPT())
+    other = make(pair.module.parameters(), lr=1e-3)
+    loss_of(pair.module, batch_of(0)).backward()
+    other.zero_grad()
+    with pytest.raises(paramshard.UnimplementedError, match="step by torch.optim.*paramshard.torch.AdamW"):
+        other.step(lambda: torch.zeros(()))
+    pair.optimizer.zero_grad()
+    pair.train(1)
+    pair.check()
+
+
 def test_a_grad_scaler_is_refused(daemon):
     pair = Pair(daemon, GPT())
     scaler = torch.amp.GradScaler("cpu")

@@ -113,6 +113,33 @@ def test_a_state_dict_of_gathered_weights_outlives_them(daemon):
         assert torch.equal(state[key], value), key
 
 
+def test_a_state_dict_of_a_model_that_computes_in_bfloat16_has_all_bits(daemon, tmp_path):
+    load_file = pytest.importorskip("safetensors.torch").load_file
+    torch.manual_seed(4)
+    pair = Pair(daemon, GPT(), param_dtype=torch.bfloat16)
+    loss_of(pair.module, batch_of(0)).backward()
+    pair.optimizer.step()
+    before = {name: pair.sharded.read(name) for name, _ in pair.plain.named_parameters()}
+    state = pair.module.state_dict()
+    pair.sharded.save_pretrained(tmp_path)
+    saved = load_file(tmp_path / "model.safetensors")
+    pair.module.load_state_dict(state)
+    for name, value in before.items():
+        for again in (state[name], saved[name], pair.sharded.read(name)):
+            assert_close(again, value, rtol=0, atol=0)
+
+
+def test_a_state_dict_has_the_types_of_the_module_and_a_folder_those_of_masters(daemon, tmp_path):
+    load_file = pytest.importorskip("safetensors.torch").load_file
+    pair = Pair(daemon, GPT().to(torch.bfloat16))
+    assert {value.dtype for value in pair.module.state_dict().values()} == {torch.bfloat16}
+    pair.sharded.save_pretrained(tmp_path)
+    saved = load_file(tmp_path / "model.safetensors")
+    assert {saved[name].dtype for name, _ in pair.plain.named_parameters()} == {torch.float32}
+    pair.sharded.save_pretrained(tmp_path, dtype=torch.bfloat16)
+    assert load_file(tmp_path / "model.safetensors")["head.weight"].dtype == torch.bfloat16
+
+
 def test_load_state_dict_before_and_after_the_optimizer(daemon):
     torch.manual_seed(1)
     values = [GPT().state_dict() for _ in range(2)]
@@ -132,6 +159,16 @@ def test_load_state_dict_before_and_after_the_optimizer(daemon):
     assert sharded.start_step() == 1
 
 
+def test_moments_stay_when_values_are_loaded(daemon):
+    torch.manual_seed(1)
+    pair = Pair(daemon, GPT())
+    pair.train(3)
+    for model in pair.both():
+        model.load_state_dict(pair.plain.state_dict())
+    pair.train(2)
+    pair.check()
+
+
 def test_pretrained_folders_go_round(daemon, tmp_path):
     pytest.importorskip("safetensors")
     torch.manual_seed(2)
@@ -145,6 +182,24 @@ def test_pretrained_folders_go_round(daemon, tmp_path):
     pt.AdamW(model.parameters())
     for name, parameter in pair.plain.named_parameters():
         assert_close(sharded.read(name), parameter.detach(), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("local_rank", [0, 1])
+def test_persistent_buffers_of_a_folder_reach_every_rank(start, tmp_path, local_rank):
+    save_file = pytest.importorskip("safetensors.torch").save_file
+    daemon = start(ranks=2)
+    plain = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    plain(torch.randn(8, 4, generator=torch.Generator().manual_seed(0)))
+    save_file(plain.state_dict(), tmp_path / "model.safetensors")
+    with pt.meta_init():
+        model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    sharded = pt.shard(model, name="m", units=[model], socket_dir=str(daemon.socket_dir), local_rank=local_rank)
+    sharded.load_pretrained(tmp_path)
+    assert_close(dict(model.named_buffers()), dict(plain.named_buffers()), rtol=0, atol=0)
+    save_file(plain.state_dict() | {"1.running_var": torch.ones(2)}, tmp_path / "model.safetensors")
+    with pytest.raises(paramshard.InvalidArgumentError, match=r"1.running_var: shape \[4\] expected, got \[2\]"):
+        sharded.load_pretrained(tmp_path)
+    sharded.close()
 
 
 def test_pretrained_folders_that_lack_something_are_refused(daemon, tmp_path):
@@ -161,6 +216,20 @@ def test_pretrained_folders_that_lack_something_are_refused(daemon, tmp_path):
     with pytest.raises(paramshard.InvalidArgumentError, match=r"embed.weight: shape \[48, 32\] expected, got \[3, 3\]"):
         sharded.load_pretrained(tmp_path)
     sharded.close()
+
+
+def test_the_first_rank_that_takes_part_saves(daemon, tmp_path):
+    pytest.importorskip("safetensors")
+    pair = Pair(daemon, GPT())
+    pair.sharded.rank = 1  # of a world that goes on without the replica of rank 0
+    pair.sharded.save_pretrained(tmp_path)
+    assert (tmp_path / "model.safetensors").exists()
+
+
+def test_a_tied_parameter_is_read_by_all_of_its_names(daemon):
+    pair = Pair(daemon, GPT(tied=True))
+    for name in ("embed.weight", "head.weight"):
+        assert_close(pair.sharded.read(name), pair.plain.embed.weight.detach(), rtol=0, atol=0)
 
 
 def test_reading_names_what_there_is_not(daemon):

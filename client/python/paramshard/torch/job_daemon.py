@@ -6,11 +6,13 @@ trains. A small process of its own watches for the job's end, for a worker that 
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import pathlib
 import select
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
@@ -45,9 +47,12 @@ def start_job_daemon(local_rank: int, local_world_size: int, devices: list[str])
 
 
 def _start(folder: pathlib.Path, sockets: pathlib.Path, job: int, devices: list[str]) -> None:
-    folder.mkdir(mode=0o700, exist_ok=True)
-    if folder.stat().st_uid != os.getuid():
-        raise paramshard.PermissionDeniedError(f"shard: {folder} belongs to another user")
+    # Anybody may put something else in its place before, such as a link to a folder of this user.
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        raise paramshard.PermissionDeniedError(f"shard: {folder}: a folder of this user expected, got another one")
     sockets.mkdir(mode=0o700, exist_ok=True)
     with (folder / "log").open("a+", errors="replace") as log:
         started = None

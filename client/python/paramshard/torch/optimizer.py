@@ -125,11 +125,14 @@ class AdamW(torch.optim.Optimizer):
             self._sharded.discard()
 
     def last_result(self, wait: bool = True) -> paramshard.StepResult | None:
-        """The last step's answer: norm, whether it was skipped. None when it is not there yet and `wait` is false."""
+        """The last step's answer: norm, whether it was skipped. None when it is not there yet and `wait` is false.
+
+        One that is waited for needs the step of every rank: ask when tracked schedulers have stepped on all of them.
+        """
         return self._sharded.last_result(wait)
 
     def last_norm(self, wait: bool = True) -> float | None:
-        """The global norm of the last step's gradients, before they were clipped; for logging."""
+        """The global norm of the last step's gradients, before they were clipped; for logging. As `last_result`."""
         result = self.last_result(wait)
         return None if result is None else result.gradient_norm
 

@@ -12,6 +12,7 @@ from paramshard.torch.placeholder import Placeholder
 from paramshard.torch.unit import Unit, UnitParameter
 
 UnitModules = nn.Module | Sequence[nn.Module]
+_MOST_NAME_BYTES = 512  # of a unit
 
 
 def partition(module: nn.Module, units: Iterable[UnitModules], *, param_dtype: torch.dtype | None,
@@ -23,12 +24,13 @@ def partition(module: nn.Module, units: Iterable[UnitModules], *, param_dtype: t
     """
     groups = [[unit] if isinstance(unit, nn.Module) else list(unit) for unit in units]
     names = {each: name for name, each in module.named_modules()}
-    unit_of = _units_by_module(groups, names)
-    made = [Unit(_name_of(group, names), group) for group in groups]
+    paths = list(module.named_modules(remove_duplicate=False))  # a module may be in several others
+    unit_of = _units_by_path(_units_by_module(groups, names), paths)
+    made = [Unit(name, group) for name, group in zip(_names_of(groups, names), groups)]
     by_parameter: dict[nn.Parameter, tuple[int, UnitParameter]] = {}
     borrowed: list[set[int]] = [set() for _ in made]
     homeless: list[str] = []
-    for owner, prefix in names.items():
+    for prefix, owner in paths:
         for attribute, parameter in owner._parameters.items():
             if parameter is None:
                 continue
@@ -40,14 +42,17 @@ def partition(module: nn.Module, units: Iterable[UnitModules], *, param_dtype: t
                     "where they are lost")
             unit = _innermost(prefix, unit_of)
             if unit is None:
-                homeless.append(name)
+                if prefix == names[owner]:
+                    homeless.append(name)
                 continue
             if parameter not in by_parameter:
                 dtype = param_dtype or parameter.dtype
                 by_parameter[parameter] = unit, UnitParameter(name, parameter, dtype, device)
                 made[unit].parameters.append(by_parameter[parameter][1])
             home, known = by_parameter[parameter]
-            known.places.append((owner, attribute))
+            known.names.append(name)
+            if (owner, attribute) not in known.places:
+                known.places.append((owner, attribute))
             if home != unit:
                 borrowed[unit].add(home)
     if homeless:
@@ -61,8 +66,8 @@ def partition(module: nn.Module, units: Iterable[UnitModules], *, param_dtype: t
     return made
 
 
-def _units_by_module(groups: list[list[nn.Module]], names: dict[nn.Module, str]) -> dict[str, int]:
-    unit_of: dict[str, int] = {}
+def _units_by_module(groups: list[list[nn.Module]], names: dict[nn.Module, str]) -> dict[nn.Module, int]:
+    unit_of: dict[nn.Module, int] = {}
     for index, group in enumerate(groups):
         for each in group:
             if each not in names:
@@ -72,11 +77,15 @@ def _units_by_module(groups: list[list[nn.Module]], names: dict[nn.Module, str])
                 raise paramshard.InvalidArgumentError(
                     f"shard: modules with a forward expected, got the {type(each).__name__} {names[each]}, which nobody "
                     "calls: list its modules, as units of their own or as one in a list")
-            if names[each] in unit_of:
+            if each in unit_of:
                 raise paramshard.InvalidArgumentError(
                     f"shard: every module in one unit expected, {names[each] or 'the model'} is in two")
-            unit_of[names[each]] = index
+            unit_of[each] = index
     return unit_of
+
+
+def _units_by_path(unit_of: dict[nn.Module, int], paths: list[tuple[str, nn.Module]]) -> dict[str, int]:
+    return {path: unit_of[each] for path, each in paths if each in unit_of}
 
 
 def _innermost(prefix: str, unit_of: dict[str, int]) -> int | None:
@@ -88,8 +97,18 @@ def _innermost(prefix: str, unit_of: dict[str, int]) -> int | None:
         prefix = prefix.rpartition(".")[0]
 
 
-def _name_of(group: list[nn.Module], names: dict[nn.Module, str]) -> str:
-    return "+".join(names[each] or "model" for each in group)
+def _names_of(groups: list[list[nn.Module]], names: dict[nn.Module, str]) -> list[str]:
+    """The daemon knows units by these: a model that it has is resumed with the names that it was made with."""
+    for root in ("model", ".model"):  # the latter is no module's path
+        found = [_name_of([names[each] or root for each in group]) for group in groups]
+        if len(set(found)) == len(found):
+            break
+    return found
+
+
+def _name_of(group: list[str]) -> str:
+    name = "+".join(group)
+    return name if len(name.encode()) <= _MOST_NAME_BYTES else f"{group[0]}..{group[-1]}"
 
 
 def _check(name: str, parameter: nn.Parameter) -> None:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING
 
 import torch
 from torch.autograd import Variable
 
 import paramshard
-
-if TYPE_CHECKING:
-    from paramshard.torch.unit import Unit
+from paramshard.torch.unit import Unit, in_backward
 
 
 class Passes:
@@ -47,6 +44,8 @@ class Passes:
 
     def begin_model(self) -> None:
         """The whole model's forward begins: whatever an exception has left of the passes before goes."""
+        if in_backward():
+            return  # a checkpoint around the model is recomputed
         self.begin_forward()
         for unit in self._units:
             unit.end_passes()

@@ -66,8 +66,12 @@ class Placeholder(torch.Tensor):
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         if function == torch.Tensor.grad.__get__:
-            # Gradients go to the daemon as they come. Who clips them here would clip nothing, and not notice.
-            if sys._getframe(1).f_globals.get("__name__") == "torch.nn.utils.clip_grad":
+            # Gradients go to the daemon as they come. Who clips them here, or steps, would do nothing, and not notice.
+            asks = sys._getframe(1).f_globals.get("__name__", "")
+            if asks.startswith("torch.optim.") and asks != "torch.optim.optimizer":  # that one's zero_grad alone asks
+                raise paramshard.UnimplementedError(
+                    f"step by {asks}: gradients are in the daemon, which steps: make a paramshard.torch.AdamW")
+            if asks == "torch.nn.utils.clip_grad":
                 raise paramshard.FailedPreconditionError(
                     "clip gradients: they are in the daemon, which clips them to max_grad_norm of "
                     "paramshard.torch.AdamW")
@@ -89,11 +93,16 @@ class Placeholder(torch.Tensor):
 
     def _check_conversion(self, dtype: torch.dtype | None = None, device: torch.device | None = None,
                           **rest: Any) -> None:
-        if dtype not in (None, self.dtype) or device is not None and torch.device(device).type != self.device.type:
+        if dtype not in (None, self.dtype) or device is not None and not self._lies_on(torch.device(device)):
             raise paramshard.FailedPreconditionError(
                 f"convert {self.parameter_name}: {self.dtype} on {self.device} expected, as shard() was told, got "
                 f"{dtype or self.dtype} on {device or self.device}; give shard() another param_dtype, or convert "
                 "before it")
+
+    def _lies_on(self, device: torch.device) -> bool:
+        """A GPU has a number here; without one, and of CPUs, none is meant."""
+        return device.type == self.device.type and (
+            self.device.index is None or device.index in (None, self.device.index))
 
     @classmethod
     def __torch_dispatch__(cls, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:

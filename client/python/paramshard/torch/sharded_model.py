@@ -49,7 +49,9 @@ class ShardedModel:
 
     Collective calls, which every rank makes at the same point: those that compute with the module, `open`,
     `unsharded`, `load_state_dict` of the module after `open`, and what the optimizer does. `read`, `state_dict` of the
-    module, and `save_pretrained` ask the daemon alone, and any rank may call them.
+    module, and `last_result` ask the daemon alone, and any rank may call them; but they wait for the last step, which
+    every rank has to have sent: where schedulers are tracked, after these have stepped. `save_pretrained` sends it on
+    all ranks that call it.
     """
 
     def __init__(self, module: nn.Module, units: list[Unit], *, client: paramshard.Client, name: str, existing: str,
@@ -66,7 +68,7 @@ class ShardedModel:
         self._format = format
         self._grad_dtype = grad_dtype
         self._units = units
-        self._by_name = {parameter.name: parameter for unit in units for parameter in unit.parameters}
+        self._by_name = {name: parameter for unit in units for parameter in unit.parameters for name in parameter.names}
         self._client = client
         self._model: paramshard.Model | None = None
         self._passes = Passes(units)
@@ -78,6 +80,8 @@ class ShardedModel:
         self._restored: dict[str, Any] = {}
         self._initial: dict[str, InitialValue | Unknown] = {}
         self._values: dict[str, torch.Tensor] = {}  # to be imported
+        self._exports_masters = False  # state_dict() has them as they are
+        self._dictionaries: list[tuple[nn.Module, str]] = []  # calls of state_dict, each inside of the one before
         self._plan: OptimizerPlan | None = None
         self._was_open = False
         self._process = os.getpid()
@@ -102,6 +106,7 @@ class ShardedModel:
         module.register_forward_pre_hook(_hook(passes, "begin_model"), prepend=True)
         module.register_forward_hook(_hook(passes, "end_forward"))
         for each in module.modules():
+            each.register_state_dict_pre_hook(_weakly(self, "_begin_state_dict"))
             each.register_state_dict_post_hook(_weakly(self, "_fill_state_dict"))
             each.register_load_state_dict_pre_hook(_weakly(self, "_begin_loading"))
             each.__reduce_ex__ = _refuse_copies
@@ -139,8 +144,10 @@ class ShardedModel:
     def open(self, plan: OptimizerPlan | None = None) -> None:
         """Creates the model in the daemon or joins it, and waits until every rank has. An optimizer calls this.
 
-        A program that does not train calls it itself. AlreadyExistsError for a model that has been trained, unless
-        `existing` of `shard` says what to do with it.
+        A program that does not train calls it itself, for a model that the daemon does not have yet, or has from such a
+        program: one that is trained has moments and groups, and is opened by the AdamW that it was trained with, which
+        need not step. AlreadyExistsError for a model that has been trained, unless `existing` of `shard` says what to
+        do with it, and for one of another description.
         """
         if self._model is not None:
             raise paramshard.FailedPreconditionError(
@@ -157,19 +164,26 @@ class ShardedModel:
             raise paramshard.AlreadyExistsError(
                 f'shard {self.name}: the daemon has it, at commit {known.commit_number}: existing="resume" goes on '
                 'from there, existing="fresh" deletes it, and another name= leaves it alone')
-        if existing == "fresh" and trained:
-            self._delete()
+        if existing == "fresh":
+            self._delete(known)
         goes_on = trained and existing == "resume"
         if not goes_on:
             self._check_values()
         try:
             self._open(spec, import_first=not goes_on and bool(self._values))
         except paramshard.AlreadyExistsError as error:
-            raise paramshard.AlreadyExistsError(
-                f"{error}: the daemon has another model of this name; take another name=, or delete it by "
-                f"`paramshardctl delete {self.name}`") from error
+            raise paramshard.AlreadyExistsError(f"{error}: {self._advice(known)}") from error
         self._values.clear()
         self._restored = unpack(self._model.client_state)
+
+    def _advice(self, known: Any | None) -> str:
+        """For whoever describes a model in another way than the daemon has it."""
+        if known is None or known.commit_number == 0:
+            return ("the daemon has another model of this name; take another name=, or delete it by "
+                    f"`paramshardctl delete {self.name}`")
+        how = ("make the AdamW that it was trained with, which need not step, instead of calling open()"
+               if self._plan is None else "describe it as it was trained, with the same units, formats and groups")
+        return f"the daemon has trained it, up to commit {known.commit_number}: {how}, or take another name="
 
     def _open(self, spec: ModelSpec, *, import_first: bool, history: str | None = None) -> None:
         """`history`: that of the state before an import; who waits for one waits until there is another."""
@@ -203,12 +217,14 @@ class ShardedModel:
     def _known(self) -> Any | None:
         return next((known for known in self._client.models() if known.name == self.name), None)
 
-    def _delete(self) -> None:
-        if self._local_rank == 0:
+    def _delete(self, known: Any | None) -> None:
+        """Whatever there is; what others of this daemon see is new when its rank 0 is attached."""
+        if self._local_rank != 0:
+            # One that awaits another daemon's replica is unusable until all ranks are attached, this one among them.
+            self._await(lambda known: known is not None and known.attached_ranks > 0 and known.commit_number == 0,
+                        "rank 0 of this daemon to delete what was there, and to open the model")
+        elif known is not None:
             self._client.delete_model(self.name)
-        else:
-            self._await(lambda known: known is None or known.commit_number == 0 and not known.unusable,
-                        "rank 0 of this daemon to delete the model that was there")
 
     def _await(self, is_so: Callable[[Any], bool], what: str) -> None:
         """Looks until it is so: nobody tells what another rank has done before all are attached."""
@@ -276,14 +292,19 @@ class ShardedModel:
         self._tracked.read()
         self._commit_to_send = hyperparameters
         if not self._tracked.waits_for_schedulers:
-            self._send_commit()
+            try:
+                self._send_commit()
+            except BaseException:
+                self._commit_to_send = None  # whoever has called hears that there was no step, and may repeat it
+                raise
         self._passes.end_step()
 
     def _send_commit(self) -> None:
         if self._commit_to_send is None:
             return
-        hyperparameters, self._commit_to_send = self._commit_to_send, None
-        self._last_commit = self.model.commit(**hyperparameters, client_state=self._tracked.take())
+        # A step that was promised stays to be sent until it has been: the next forward would else go on without it.
+        self._last_commit = self.model.commit(**self._commit_to_send, client_state=self._tracked.take())
+        self._commit_to_send = None
 
     def discard(self, set_to_none: bool = True) -> None:
         """Drops the gradients since the last step, on all ranks alike: what `zero_grad` does."""
@@ -327,6 +348,8 @@ class ShardedModel:
         a scheduler, a StatefulDataLoader. All together have 64 KiB. Call it when the optimizer has been made, as the
         last thing before the first batch is loaded. FailedPreconditionError where the training that goes on has not
         tracked the same.
+
+        Buffers of the module are not recorded, unless what is tracked has them in its state.
         """
         tracked = dict(stateful)
         if rng:
@@ -361,10 +384,15 @@ class ShardedModel:
                 unit.reshard(holder)
 
     def read(self, name: str) -> torch.Tensor:
-        """A parameter's values in full precision, float32 in host memory, after the last step of this rank."""
+        """A parameter's values in full precision, float32 in host memory, after the last step of this rank.
+
+        It waits for that step, which other ranks send when their tracked schedulers have stepped. A tied parameter has
+        several names.
+        """
         if name not in self._by_name:
             raise paramshard.NotFoundError(f"read {name}: a parameter of {self.name} expected")
-        return self._masters([self._by_name[name]])[name]
+        parameter = self._by_name[name]
+        return self._masters([parameter])[parameter.name]
 
     def _masters(self, parameters: Sequence[UnitParameter]) -> dict[str, torch.Tensor]:
         self._await_last_commit()
@@ -395,8 +423,16 @@ class ShardedModel:
         if self._last_commit is not None:
             self._last_commit.wait()
 
+    def _begin_state_dict(self, module: nn.Module, prefix: str, keep_vars: bool) -> None:
+        # Calls that an exception has ended are still there, and this one is not inside of them.
+        while self._dictionaries and not _is_part(module, prefix, *self._dictionaries[-1]):
+            self._dictionaries.pop()
+        self._dictionaries.append((module, prefix))
+
     def _fill_state_dict(self, module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
-        if prefix and module is not self.module:
+        while self._dictionaries and self._dictionaries.pop() != (module, prefix):
+            pass
+        if self._dictionaries:
             return  # a part of a dictionary that is filled as a whole
         # Inside of `unsharded` there are tensors whose memory goes at its end; what is exported stays.
         name_at = {place_of(parameter.unsharded): parameter.name for parameter in self.parameters()}
@@ -412,7 +448,8 @@ class ShardedModel:
                 values |= self._masters(parameters) if self._was_open else self._unopened(parameters)
         for key, value in state.items():
             if name_of.get(key) in values:
-                state[key] = values[name_of[key]].to(value.dtype)
+                value = values[name_of[key]]
+                state[key] = value.float() if self._exports_masters else value.to(self._by_name[name_of[key]].dtype)
 
     def _unopened(self, parameters: list[UnitParameter]) -> dict[str, torch.Tensor]:
         for parameter in parameters:
@@ -463,7 +500,8 @@ class ShardedModel:
         """Takes initial values from safetensors, before the optimizer is made: a HuggingFace folder, or plain files.
 
         A model of transformers is read by its own from_pretrained, on the first rank of each daemon: its renamings
-        and merged experts come out right. NotFoundError names parameters that the files lack.
+        and merged experts come out right. Where the model has persistent buffers, as BatchNorm's means, every rank
+        reads the folder, for they stay in the module. NotFoundError names parameters that the files lack.
         """
         if self._model is not None:
             raise paramshard.FailedPreconditionError(
@@ -474,11 +512,17 @@ class ShardedModel:
     def save_pretrained(self, directory: str | os.PathLike[str], dtype: torch.dtype | None = None) -> None:
         """Writes what transformers and safetensors open, in full precision unless `dtype` is given.
 
-        The first rank writes, the others return at once.
+        The first rank that takes part writes. The others send the last step, for which that one waits, and return at
+        once.
         """
-        if self.rank != 0:
+        self._send_commit()
+        if (self.rank if self._model is None else self.active_rank) != 0:
             return
-        state = self.module.state_dict()
+        self._exports_masters = True
+        try:
+            state = self.module.state_dict()
+        finally:
+            self._exports_masters = False
         if dtype is not None:
             state = {key: value.to(dtype) if value.is_floating_point() else value for key, value in state.items()}
         pretrained.write(self.module, directory, state)
@@ -521,6 +565,10 @@ def _rows(parameter: UnitParameter) -> int:
 
 def _columns(parameter: UnitParameter) -> int:
     return parameter.placeholder.shape[-1] if parameter.placeholder.dim() else 1
+
+
+def _is_part(module: nn.Module, prefix: str, whole: nn.Module, prefix_of_whole: str) -> bool:
+    return any(part is module and prefix == f"{prefix_of_whole}{name}." for name, part in whole._modules.items())
 
 
 def _refuse_copies(protocol: Any) -> Any:

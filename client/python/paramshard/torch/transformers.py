@@ -187,5 +187,4 @@ class TrainerMixin:
         if not hasattr(self.model, "get_base_model"):
             return self.model.state_dict()
         # Of PEFT's models the adapters alone are saved, and the rest need not be read.
-        return {name: self.sharded.read(name).to(each.dtype) for name, each in self.model.named_parameters()
-                if each.requires_grad}
+        return {name: self.sharded.read(name) for name, each in self.model.named_parameters() if each.requires_grad}

@@ -6,8 +6,10 @@ torch, whose memory is there while the unit is unsharded. Autograd knows the lat
 
 from __future__ import annotations
 
+import contextlib
+import types
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 import paramshard
 from paramshard.torch.carriers import Carrier, Need
+from paramshard.torch.memory_block import place_of
 from paramshard.torch.placeholder import Placeholder
 
 if TYPE_CHECKING:
@@ -33,13 +36,16 @@ class UnitParameter:
 
     def __init__(self, name: str, like: nn.Parameter, dtype: torch.dtype, device: torch.device):
         self.name = name
+        self.dtype = like.dtype  # of its module, and so of the state_dict; what is computed with may be another one
+        self.names: list[str] = []  # by each path to it
         self.places: list[tuple[nn.Module, str]] = []
         self.placeholder = Placeholder(like, name=name, dtype=dtype, device=device, owner=None)
         self.unsharded = nn.Parameter(torch.empty(like.shape, dtype=dtype, device=device))
         self.unsharded.untyped_storage().resize_(0)  # its unit's Carrier has memory for it
         # What programs hang on a parameter stays reachable through both.
-        self.placeholder.__dict__.update({key: value for key, value in vars(like).items()
-                                          if not key.startswith("_paramshard")})
+        for each in (self.placeholder, self.unsharded):
+            each.__dict__.update({key: value for key, value in vars(like).items()
+                                  if not key.startswith("_paramshard")})
         self.fp8_weight: Fp8Weight | None = None  # of a Linear that multiplies in 8 bits
         self.trainable = like.requires_grad  # as the daemon has it, once the model is open; until then as it was
 
@@ -115,6 +121,7 @@ class Unit:
         self._backward_hook = _method(self, "before_backward")  # of tensors
         self._passes: Passes | None = None
         self._carrier: Carrier | None = None
+        self.storages: set[int] = set()  # of the parameters, as place_of tells them apart
         self._holders: set[object] = set()  # unsharded as long as there are any
         self._ran: set[nn.Module] = set()  # modules that the present forward has been through
         self._arrived: set[str] = set()  # parameters whose gradient has come in this backward
@@ -128,6 +135,7 @@ class Unit:
         """Hooks the modules, and leaves placeholders in them."""
         self._passes = passes
         self._carrier = Carrier(self.name, self.parameters, device)
+        self.storages = {place_of(parameter.unsharded)[0] for parameter in self.parameters}
         for parameter in self.parameters:
             parameter.show(parameter.placeholder)
             self._hook_gradient(parameter)
@@ -257,20 +265,31 @@ class Unit:
         if in_backward():
             return output
         self._ran.add(module)
+        # pytree takes time to find out that a tensor is one.
+        tensors = (output,) if type(output) is torch.Tensor else tuple(_tensors_of(output))
         if torch.is_grad_enabled():
-            # pytree takes time to find out that a tensor is one.
-            for tensor in (output,) if type(output) is torch.Tensor else _tensors_of(output):
+            for tensor in tensors:
                 self._hook_output(tensor)
         if len(self._ran) == len(self.modules):
             self._ran.clear()
             if self.reshards_after_forward or not torch.is_grad_enabled():
                 self._let_go()
+                self._check_memory_of(tensors)
         if self.casts_outputs_to is not None:
             output = _cast(output, self.casts_outputs_to)
         return output
 
+    def _check_memory_of(self, outputs: Iterable[torch.Tensor]) -> None:
+        """Whoever read an output that is a parameter, or views one, would end the process."""
+        for unit in (self, *self.lenders):
+            for tensor in () if unit.is_unsharded else outputs:
+                if tensor.layout == torch.strided and place_of(tensor)[0] in unit.storages:
+                    raise paramshard.InvalidArgumentError(
+                        f"forward {self.name}: outputs with memory of their own expected, got a parameter of "
+                        f"{unit.name}, or a view of one, whose memory goes with the forward: return a clone() of it")
+
     def _hook_output(self, tensor: torch.Tensor) -> None:
-        if not tensor.requires_grad:
+        if not tensor.requires_grad or tensor.is_leaf:
             return
         tensor.register_hook(self._backward_hook)
         # When a view is changed in place, autograd goes to what it is a view of, and not through the view.
@@ -339,14 +358,27 @@ def _method(unit: Unit, name: str) -> Any:
 
 
 def _tensors_of(output: Any, seen: set[int] | None = None) -> Iterator[torch.Tensor]:
-    """Those of whatever a module returns: of attributes, too, where pytree does not know a class."""
+    """Those of whatever a module returns: of attributes and slots, too, where pytree does not know a class."""
     seen = set() if seen is None else seen
     for leaf in pytree.tree_leaves(output):
         if isinstance(leaf, torch.Tensor):
             yield leaf
-        elif hasattr(leaf, "__dict__") and not isinstance(leaf, (type, nn.Module)) and id(leaf) not in seen:
-            seen.add(id(leaf))
-            yield from _tensors_of(dict(vars(leaf)), seen)
+        elif not isinstance(leaf, (type, nn.Module)) and id(leaf) not in seen:
+            attributes = _attributes_of(leaf)
+            if attributes:
+                seen.add(id(leaf))
+                yield from _tensors_of(attributes, seen)
+
+
+def _attributes_of(value: Any) -> list[Any]:
+    attributes = list(getattr(value, "__dict__", {}).values())
+    for kind in type(value).__mro__:
+        if "__slots__" in vars(kind):
+            for slot in vars(kind).values():
+                if isinstance(slot, types.MemberDescriptorType):
+                    with contextlib.suppress(AttributeError):  # it has not been set
+                        attributes.append(slot.__get__(value))
+    return attributes
 
 
 def _cast(tree: Any, dtype: torch.dtype) -> Any:
