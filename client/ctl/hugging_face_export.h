@@ -49,9 +49,9 @@ using HuggingFaceExportProgress = std::function<void(int64_t done_bytes, int64_t
 //
 // Errors of checkpoint::Reader and safetensors::Checkpoint. ALREADY_EXISTS for an `out` that is there. NOT_FOUND naming
 // the first tensor of `like` that the checkpoint lacks, or without a config.json. INVALID_ARGUMENT naming a tensor of
-// another shape, or of a type that no master can be rounded to; the line of a
-// rule that is none, or matches no tensor; or a parameter that `like` lacks, unless config.json
-// has tie_word_embeddings and the parameter's master is, byte for byte, that of one that is exported.
+// another shape, or of a type that no master can be rounded to; the line of a rule that is none, or matches no tensor; or
+// a parameter that `like` lacks, unless config.json has tie_word_embeddings and the parameter's master is, byte for byte,
+// that of one that is exported.
 absl::StatusOr<HuggingFaceExportReport> ExportToHuggingFace(const HuggingFaceExportOptions& options,
                                                             const HuggingFaceExportProgress& progress);
 

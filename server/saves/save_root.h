@@ -13,7 +13,8 @@ namespace paramshard::server {
 // ROOT/MODEL (checkpoint::ModelFolderName).
 std::string ModelFolder(const std::string& root, absl::string_view model);
 
-// Whether ROOT/MODEL has a checkpoint of this commit of a history that a restore would take, as far as it sees before it reads rows.
+// Whether ROOT/MODEL has a checkpoint of this commit of a history that a restore would take, as far as it sees before it
+// reads rows.
 bool HasWholeCheckpoint(const std::string& root, absl::string_view model, int64_t step, absl::uint128 history);
 
 }  // namespace paramshard::server
