@@ -15,6 +15,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "kernels/base/same_file.h"
 #include "kernels/base/status_macros.h"
 
 namespace paramshard::server {
@@ -49,12 +50,6 @@ absl::StatusOr<wire::FileDescriptor> OpenOwnDirectory(const std::string& path, m
   }
   if (fchmod(directory.get(), mode) != 0) return DirectoryError(path, strerror(errno));
   return directory;
-}
-
-bool AreSameFile(int a, int b) {
-  struct stat of_a {};
-  struct stat of_b {};
-  return fstat(a, &of_a) == 0 && fstat(b, &of_b) == 0 && of_a.st_dev == of_b.st_dev && of_a.st_ino == of_b.st_ino;
 }
 
 // Who holds the lock writes its process into the file, for who is refused. Nothing depends on it.

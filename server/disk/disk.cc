@@ -9,6 +9,7 @@
 #include <filesystem>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/same_file.h"
 #include "kernels/base/status_macros.h"
 #include "proto/safetensors/page_buffer.h"
 
@@ -23,12 +24,6 @@ absl::Status Failed(const std::string& path, absl::string_view call) {
   const absl::Status status = absl::ErrnoToStatus(errno, absl::StrCat(path, ": ", call, " failed"));
   if (!absl::IsUnknown(status)) return status;
   return absl::UnavailableError(status.message());
-}
-
-bool AreSameFile(int a, int b) {
-  struct stat of_a {};
-  struct stat of_b {};
-  return fstat(a, &of_a) == 0 && fstat(b, &of_b) == 0 && of_a.st_dev == of_b.st_dev && of_a.st_ino == of_b.st_ino;
 }
 
 // Makes a call until no signal interrupts it.

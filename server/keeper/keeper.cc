@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/signalfd.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -16,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
+#include "kernels/base/same_file.h"
 #include "kernels/base/status_macros.h"
 #include "server/base/clock.h"
 #include "server/descriptor_limit.h"
@@ -81,13 +81,6 @@ KeptDescriptors::Limits LimitsOf(const Keeper::Options& options) {
 // A file that can be executed, and nothing else, while it has no name any more, too.
 wire::FileDescriptor OpenProgram(const std::string& path) {
   return wire::FileDescriptor(open(path.c_str(), O_PATH | O_CLOEXEC));
-}
-
-bool IsSameFile(int a, int b) {
-  struct stat first {};
-  struct stat second {};
-  return fstat(a, &first) == 0 && fstat(b, &second) == 0 && first.st_dev == second.st_dev &&
-         first.st_ino == second.st_ino;
 }
 
 // By a drain, whether it could save all or not, without waiting for it, or because it took too long.
@@ -249,7 +242,7 @@ absl::Status Keeper::OnRestartRequest(std::optional<ServerCommand> command) {
 
 void Keeper::LookForNewFile() {
   wire::FileDescriptor file = OpenProgram(next_.command.program);
-  if (!file.valid() || IsSameFile(file.get(), next_.file->get())) return;
+  if (!file.valid() || AreSameFile(file.get(), next_.file->get())) return;
   next_.file = std::make_shared<const wire::FileDescriptor>(std::move(file));
 }
 

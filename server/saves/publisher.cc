@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/check.h"
+#include "kernels/base/same_file.h"
 #include "kernels/base/status_macros.h"
 #include "proto/checkpoint/content_hash.h"
 #include "proto/checkpoint/reader.h"
@@ -181,8 +182,7 @@ bool Publisher::HoldsFolder() const {
   struct stat held;
   struct stat present;
   return CheckOwnFolder(disk_, model_folder_).ok() && fstat(lock_.get(), &held) == 0 &&
-         stat(PathInFolder(kLockName).c_str(), &present) == 0 && held.st_dev == present.st_dev &&
-         held.st_ino == present.st_ino;
+         stat(PathInFolder(kLockName).c_str(), &present) == 0 && AreSameFile(held, present);
 }
 
 absl::StatusOr<std::string> Publisher::SetDamagedAside(const SaveIdentity& identity) const {
