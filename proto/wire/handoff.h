@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/base/attributes.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -108,7 +109,7 @@ template <typename Message>
 absl::StatusOr<Message> ParseHandoff(const HandoffPacket& packet, HandoffKind kind, int fd_count);
 
 template <typename Message>
-absl::Span<const uint8_t> HandoffBytes(const Message& message) {
+absl::Span<const uint8_t> HandoffBytes(const Message& message ABSL_ATTRIBUTE_LIFETIME_BOUND) {
   return absl::MakeConstSpan(reinterpret_cast<const uint8_t*>(&message), sizeof(message));
 }
 

@@ -57,7 +57,8 @@ absl::Status SendHandoffNoise(const std::string& socket_dir, int count, uint64_t
   std::mt19937_64 random(seed);
   const wire::FileDescriptor own(static_cast<int>(syscall(SYS_pidfd_open, getpid(), 0)));
   const wire::FileDescriptor null(open("/dev/null", O_RDWR | O_CLOEXEC));
-  const absl::Span<const uint8_t> hello = wire::HandoffBytes(wire::HandoffHello{});
+  constexpr wire::HandoffHello kHello;
+  const absl::Span<const uint8_t> hello = wire::HandoffBytes(kHello);
   for (int i = 0; i < count; ++i) {
     ASSIGN_OR_RETURN(const auto client, server::CompanionClient::Connect(socket_dir + "/handoff.sock"));
     for (int packets = random() % 4; packets > 0; --packets) {
