@@ -8,10 +8,11 @@ import sys
 PATIENCE = 100.0
 
 _START = """
+import os
 from paramshard.torch.job_daemon import start_job_daemon
 import paramshard
 for _ in range(2):
-    with paramshard.Client(socket_dir=start_job_daemon(0, 1, ["cpu:0"])) as client:
+    with paramshard.Client(socket_dir=start_job_daemon(os.getpid(), 0, ["cpu:0"])) as client:
         print(client.daemon_info().pid)
 """
 

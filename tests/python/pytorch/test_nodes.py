@@ -176,7 +176,7 @@ def test_torchrun_goes_on_when_a_node_is_lost_with_its_daemon(start_nodes, tmp_p
 # --- Rows that another node has ---
 
 
-def _trained(node: Node, rank: int, model: GPT, name: str, **options: int) -> pt.ShardedModel:
+def _trained(node: Node, rank: int, model: GPT, name: str, **options: int | str) -> pt.ShardedModel:
     sharded = pt.shard(model, name=name, units=model.units(), socket_dir=str(node.socket_dir), local_rank=0, **options)
     sharded._spec_options["small_parameter_bytes"] = 0  # so that parameters of this size are cut as well
     optimizer = pt.AdamW(model.parameters())
@@ -221,3 +221,19 @@ def test_rows_of_another_node_are_not_read(start_nodes):
                 models[rank].state_dict()
 
     run_ranks(2, work)
+
+
+def test_a_fresh_model_begins_on_every_node(start_nodes):
+    nodes = start_nodes()
+
+    def train(existing: str) -> None:
+        models = _models()
+
+        def work(rank: int) -> None:
+            with _trained(nodes[rank], rank, models[rank], "again", existing=existing) as sharded:
+                assert sharded.last_result().commit_number == 1
+
+        run_ranks(2, work)
+
+    for existing in ("error", "fresh", "fresh"):
+        train(existing)

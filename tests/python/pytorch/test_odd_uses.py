@@ -34,6 +34,25 @@ def test_a_unit_whose_only_parameters_are_tied_ones(daemon):
     pair.check()
 
 
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lstm = nn.LSTM(32, 32, num_layers=2)
+        self.out = nn.Linear(32, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(self.lstm(x)[0])
+
+
+def test_recurrent_networks_train(daemon):
+    """cuDNN is given weights that move from gather to gather."""
+    torch.manual_seed(0)
+    pair = Pair(daemon, Recurrent(), units=lambda model: [model.lstm, model.out])
+    pair.module.lstm.flatten_parameters()
+    pair.train(3, loss=_square)
+    pair.check(tolerance=1e-5)
+
+
 def test_inputs_of_a_unit_may_be_changed_in_place(daemon):
     torch.manual_seed(1)
     pair = Pair(daemon, Stack(nn.Linear(32, 32), *(nn.Sequential(nn.ReLU(inplace=True), nn.Linear(32, 32))

@@ -82,6 +82,78 @@ def test_ranks_train_as_one(start, ranks):
     run_ranks(ranks, train)
 
 
+def _fail(model: GPT, tokens: torch.Tensor) -> None:
+    """A backward that some units have been through, and pushed."""
+    def refuse(_: torch.Tensor) -> None:
+        raise RuntimeError("out of memory")
+
+    handle = model.layers[1].register_forward_hook(lambda module, args, output: output.register_hook(refuse) and None)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        loss_of(model, tokens).backward()
+    handle.remove()
+
+
+def test_what_all_ranks_drop_is_in_no_step(start):
+    """A failed backward, gradients that no step wants, and evaluations are as if they had not been."""
+    daemon = start(ranks=2)
+    *models, expected_a, expected_b = _models(4)
+    masters = {}
+
+    def train(name: str, pair: list[GPT], disturbs: bool) -> Callable[[int], None]:
+        def run(rank: int) -> None:
+            model = pair[rank]
+            with _shard(daemon, model, rank, name) as sharded:
+                optimizer = pt.AdamW(model.parameters())
+                for step in range(3):
+                    if disturbs:
+                        _fail(model, batch_of(100 + step))
+                        optimizer.zero_grad()
+                        loss_of(model, batch_of(200 + rank)).backward()
+                        optimizer.zero_grad()
+                        model.eval()
+                        with torch.no_grad():
+                            model(batch_of(300))
+                        model.train()
+                    loss_of(model, batch_of(2 * step + rank)).backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+                if rank == 1:
+                    masters[name] = model.state_dict()
+        return run
+
+    run_ranks(2, train("plain", [expected_a, expected_b], disturbs=False))
+    run_ranks(2, train("disturbed", models, disturbs=True))
+    for name, value in masters["plain"].items():
+        assert torch.equal(masters["disturbed"][name], value), name
+
+
+def test_a_distributed_checkpoint_of_one_rank_is_loaded_by_all(start, tmp_path):
+    import torch.distributed.checkpoint as dcp
+    daemon = start(ranks=2)
+    saving, loading = _models(2), _models(2)
+    values = {}
+
+    def save(rank: int) -> None:
+        with _shard(daemon, saving[rank], rank, "saved"):
+            optimizer = pt.AdamW(saving[rank].parameters())
+            loss_of(saving[rank], batch_of(rank)).backward()
+            optimizer.step()
+            if rank == 0:
+                values.update(saving[rank].state_dict())
+                dcp.save({"model": values}, checkpoint_id=tmp_path, no_dist=True)
+
+    def load(rank: int) -> None:
+        with _shard(daemon, loading[rank], rank, "loaded"):
+            pt.AdamW(loading[rank].parameters())
+            state = {"model": loading[rank].state_dict()}
+            dcp.load(state, checkpoint_id=tmp_path, no_dist=True)
+            loading[rank].load_state_dict(state["model"])
+            assert_close(loading[rank].state_dict(), values, rtol=0, atol=0)
+
+    run_ranks(2, save)
+    run_ranks(2, load)
+
+
 def test_generate_unequal_lengths_names_the_ranks(start):
     daemon = start(ranks=2)
     models = _models(2)

@@ -8,7 +8,7 @@ from torch.utils.checkpoint import checkpoint
 
 import paramshard
 import paramshard.torch as pt
-from models import GPT, Pair, assert_close, batch_of, loss_of
+from models import DEVICE, GPT, Pair, assert_close, batch_of, loss_of
 
 
 def test_decay_groups_and_group_rates(daemon):
@@ -190,6 +190,57 @@ def test_steps_of_optimizers_of_torch_are_refused(daemon, make):
     pair.optimizer.zero_grad()
     pair.train(1)
     pair.check()
+
+
+class _Descent:
+    """As packages write optimizers that know nothing of torch's class."""
+
+    def __init__(self, parameters):
+        self.parameters = list(parameters)
+
+    def step(self) -> None:
+        for parameter in self.parameters:
+            if parameter.grad is not None:
+                parameter.data.add_(parameter.grad, alpha=-0.1)
+
+
+def test_gradients_are_not_read(daemon):
+    """Who asks where there are some hears where they are; where there are none there are none."""
+    torch.manual_seed(6)
+    pair = Pair(daemon, GPT())
+    descent = _Descent(pair.module.parameters())
+    descent.step()
+    loss_of(pair.module, batch_of(0)).backward()
+    with pytest.raises(paramshard.UnimplementedError, match="read the gradient of embed.weight in test_steps: it is in"):
+        descent.step()
+    pair.module.layers[0].zero_grad()  # of a part: torch looks for tensors, and there are none
+    pair.optimizer.zero_grad()
+    descent.step()
+    pair.train(1)
+    descent.step()
+    pair.check()
+
+
+@pytest.mark.skipif(DEVICE != "cuda", reason="graphs are captured of a GPU's work")
+def test_a_gather_in_a_graph_is_refused(daemon):
+    pair = Pair(daemon, GPT())
+    pair.train(1)
+    tokens = batch_of(0)
+    with pytest.raises(paramshard.UnimplementedError, match="gather embed: no capture of a CUDA graph expected"):
+        with torch.no_grad(), torch.cuda.graph(torch.cuda.CUDAGraph()):
+            pair.module(tokens)
+    pair.train(1)
+    pair.check()
+
+
+def test_other_ways_to_share_parameters_are_refused(daemon, tmp_path):
+    pair = Pair(daemon, GPT())
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/meeting", rank=0, world_size=1)
+    try:
+        with pytest.raises(paramshard.UnimplementedError, match="wrap a sharded model in DistributedDataParallel"):
+            nn.parallel.DistributedDataParallel(pair.module)
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 def test_a_grad_scaler_is_refused(daemon):

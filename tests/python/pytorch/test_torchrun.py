@@ -21,6 +21,10 @@ def _run(script: str, folder: pathlib.Path, *arguments: int | str, restarts: int
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
                f"--max-restarts={restarts}", "--monitor-interval=0.1", str(FOLDER / script), str(folder)]
     command += [str(argument) for argument in arguments]
+    if environment.pop("PARAMSHARD_TEST_WRAPPER", None):
+        # A script that workers are started by, as for numactl: not replaced by Python, but waiting for it.
+        script_at = command.index(str(FOLDER / script))
+        command[script_at:script_at] = ["--no-python", "sh", "-c", f'{sys.executable} "$@"; exit $?', "sh"]
     # The store that agents share by default outlives workers, and those that come find addresses of dead ones in it:
     # https://github.com/pytorch/pytorch/issues/135712
     environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
@@ -84,6 +88,34 @@ def test_job_daemon_outlives_workers_and_is_gone_after_the_job(start, tmp_path):
     _assert_equal(killed, expected)
     assert _begun(tmp_path / "killed", 1) == [0, 1]
     _await_no_job(tmp_path)
+
+
+@pytest.mark.timeout(300)
+def test_job_daemon_of_workers_behind_a_script(tmp_path):
+    """Every rank finds the one agent, whoever has started it, and a restarted one the same daemon."""
+    weights = _torchrun(tmp_path / "killed", 3, [(1, 1, "backward")], PARAMSHARD_TEST_DAEMON="job",
+                        PARAMSHARD_TEST_WRAPPER="yes", TMPDIR=str(tmp_path))
+    assert weights and _begun(tmp_path / "killed", 0) == [0, 1]
+    _await_no_job(tmp_path)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("existing", ["error", "fresh", "resume"])
+def test_a_restart_goes_on_with_its_own_run_alone(start, tmp_path, existing):
+    """Workers that die before they make the model have trained nothing that those after them could go on with."""
+    daemon = start(ranks=2)
+    sockets = {"PARAMSHARD_TEST_SOCKETS": str(daemon.socket_dir)}
+    first = _torchrun(tmp_path / "first", 2, [], **sockets)
+    deaths = [(0, 0, "import"), (1, 1 if existing == "fresh" else 3, "backward")]
+    if existing == "error":
+        with pytest.raises(AssertionError, match='AlreadyExistsError: shard trained: the daemon has it, at commit 2'):
+            _torchrun(tmp_path / "second", 2, deaths, PARAMSHARD_TEST_EXISTING=existing, **sockets)
+        return
+    second = _torchrun(tmp_path / "second", 2 if existing == "fresh" else 4, deaths, PARAMSHARD_TEST_EXISTING=existing,
+                       **sockets)
+    assert _begun(tmp_path / "second", 0) == ([0, 1] if existing == "fresh" else [2, 3])
+    if existing == "fresh":
+        _assert_equal(second, first)
 
 
 @pytest.mark.timeout(600)

@@ -2,7 +2,7 @@
 
     torchrun ... trainer.py FOLDER STEPS [RANK STEP PHASE ...]
 
-PHASE "server" kills the daemon's server instead, in the middle of the step, and "node" torchrun's agent as well. It
+PHASE "import", in step 0, is before the model is made. PHASE "server" kills the daemon's server instead, in the middle of the step, and "node" torchrun's agent as well. It
 draws random numbers for dropout, loads batches from a loader with a state, and changes its rate by a scheduler, so that
 a step which is repeated with anything of these off by one ends in other weights. Rank 0 writes them to
 FOLDER/weights.pt at the end. Every rank writes the steps that it has begun with to FOLDER/begun-RANK, and the ranks
@@ -71,6 +71,8 @@ def main(folder: pathlib.Path, steps: int, deaths: set[tuple[str, ...]]) -> None
                 os.kill(os.getppid(), signal.SIGKILL)
             os.kill(sharded.daemon_info().pid if phase == "server" else os.getpid(), signal.SIGKILL)
 
+    step = 0
+    may_die("import")
     device = torch.device(DEVICE)
     if device.type == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))

@@ -28,15 +28,13 @@ _NAP = 0.02
 _SOCKETS = ("grpc.sock", "handoff.sock")
 
 
-def start_job_daemon(local_rank: int, local_world_size: int, devices: list[str]) -> str:
+def start_job_daemon(job: int, local_rank: int, devices: list[str]) -> str:
     """Starts the daemon, on the node's first rank, unless a worker before this one has. Returns its socket directory.
+
+    `job`: the process that it ends with.
 
     UnavailableError or DeadlineExceededError, with the log's last lines, when it does not serve.
     """
-    job = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else os.getpid()
-    if local_world_size > 1 and "TORCHELASTIC_RUN_ID" not in os.environ:
-        raise paramshard.InvalidArgumentError(
-            'shard: daemon="job" with several ranks needs torchrun; else start paramshardd yourself, and daemon=None')
     folder = pathlib.Path(tempfile.gettempdir(), f"paramshard-job-{os.getuid()}-{job}")
     sockets = folder / "sockets"
     if local_rank == 0:

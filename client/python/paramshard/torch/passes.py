@@ -19,7 +19,7 @@ class Passes:
         self._model: paramshard.Model | None = None
         self._backward: int | None = None  # autograd's number of the one that is under way
         self._backwards = 0  # that were through, since the last commit
-        self._has_pushed = False
+        self.has_pushed = False  # since the last commit
         self._lost: str | None = None  # why gradients of this step are gone
         self.state = 0  # counts the states that parameters have been in: values are the same as long as it is
         self.send_step = lambda: None  # sends what a step has left to be sent
@@ -37,7 +37,7 @@ class Passes:
         self._model = model
         for unit in self._units:
             unit.forget_model()
-        self._backward, self._backwards, self._has_pushed, self._lost = None, 0, False, None
+        self._backward, self._backwards, self.has_pushed, self._lost = None, 0, False, None
         self.state += 1
 
     # --- Forwards ---
@@ -76,7 +76,7 @@ class Passes:
         Variable._execution_engine.queue_callback(lambda: this._end_backward())
 
     def note_push(self) -> None:
-        self._has_pushed = True
+        self.has_pushed = True
 
     def _end_backward(self) -> None:
         for unit in self._units:
@@ -93,7 +93,7 @@ class Passes:
         for unit in self._units:
             unit.drop_gradients()
             unit.end_passes()
-        if self._has_pushed:
+        if self.has_pushed:
             self.model.discard()
         if self._backwards:
             self._lost = (f"a backward failed, and with its gradients those of {self._backwards} before it in this "
@@ -109,7 +109,7 @@ class Passes:
             self._lost = self._lost or "the last backward failed: call zero_grad() and repeat the step"
         if self._lost is not None:
             raise paramshard.FailedPreconditionError(f"step: {self._lost}")
-        if not self._has_pushed:
+        if not self.has_pushed:
             raise paramshard.FailedPreconditionError(
                 "step: a backward since the last step expected, got none, and a commit without gradients would count "
                 "as a step")
@@ -130,12 +130,12 @@ class Passes:
                 "`with sharded.unsharded():`")
 
     def _forget_pushes(self) -> None:
-        self._has_pushed, self._backwards = False, 0
+        self.has_pushed, self._backwards = False, 0
 
     def discard(self) -> None:
         """Drops the gradients since the last step, on all ranks alike."""
         self._drop_failed_backward()
         self._lost = None
-        if self._has_pushed:
+        if self.has_pushed:
             self.model.discard()
         self._forget_pushes()

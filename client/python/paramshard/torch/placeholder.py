@@ -27,6 +27,8 @@ _REFUSED = {
     torch.autograd.grad: "its gradient goes to the daemon; call backward(), or differentiate by inputs of the model",
 }
 
+_WRAPPERS = {"torch.nn.parallel.distributed": "DistributedDataParallel", "torch.distributed.fsdp": "FSDP"}
+
 
 class Placeholder(torch.Tensor):
     """A parameter that is not gathered: it has a name, a shape, a type and a device, and no memory.
@@ -75,6 +77,11 @@ class Placeholder(torch.Tensor):
                 raise paramshard.FailedPreconditionError(
                     "clip gradients: they are in the daemon, which clips them to max_grad_norm of "
                     "paramshard.torch.AdamW")
+            # torch itself looks for gradients that are to be dropped. All others are to hear that there is one.
+            if not asks.startswith("torch.") and args[0].owner is not None and args[0].owner.has_gradients(args[0]):
+                raise paramshard.UnimplementedError(
+                    f"read the gradient of {args[0].parameter_name} in {asks}: it is in the daemon, which steps when "
+                    "paramshard.torch.AdamW does; its last_norm() is that of all gradients of a step")
             return None
         if function == torch.Tensor.grad.__set__ and isinstance(args[0], Placeholder) and args[1] is not None:
             raise paramshard.UnimplementedError(
@@ -115,6 +122,23 @@ class Placeholder(torch.Tensor):
             return args[0]
         names = [value.parameter_name for value in torch.utils._pytree.tree_leaves((args, kwargs))
                  if isinstance(value, Placeholder)]
+        wrapper = _asking_wrapper()
+        if wrapper is not None:
+            raise paramshard.UnimplementedError(
+                f"wrap a sharded model in {wrapper}: ranks share parameters and gradients through the daemon already; "
+                "train the module as shard() has left it")
         raise paramshard.FailedPreconditionError(
             f"{', '.join(names)}: a gathered parameter expected by {function}; outside of its unit's forward its "
             "values are in the daemon: use `with sharded.unsharded():` or sharded.read(name)")
+
+
+def _asking_wrapper() -> str | None:
+    """What else of torch's would share parameters between ranks, and reads one now."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_globals.get("__name__", "")
+        for module, wrapper in _WRAPPERS.items():
+            if name == module or name.startswith(f"{module}."):
+                return wrapper
+        frame = frame.f_back
+    return None

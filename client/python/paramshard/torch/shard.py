@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import paramshard
+from paramshard.torch import torchrun
 from paramshard.torch.carriers import FP8_FORMATS
 from paramshard.torch.fp8 import Fp8Weight, can_compute_in_fp8, compute_in_fp8, why_not_fp8
 from paramshard.torch.job_daemon import start_job_daemon
@@ -38,7 +39,8 @@ def shard(module: nn.Module, *, name: str, units: Iterable[UnitModules], existin
     `units`: modules, or lists of modules, whose parameters are gathered together: transformer blocks, usually. The
     innermost unit that has a parameter takes it, so that the model itself may be the last unit, with the rest.
     `existing`: what becomes of a model of this name that the daemon has, and that has been trained: "error", "resume"
-    to go on with it, or "fresh" to delete it, trained or not. A worker that torchrun has started again resumes.
+    to go on with it, or "fresh" to delete it, trained or not. A worker that torchrun has started again resumes what
+    its own run has trained, whatever this says.
     `format`: of all parameters, or pairs of a glob of parameter names and a format, of which the first that matches
     counts; None: that of `param_dtype`. Formats are those of `paramshard.Encoding`.
     `param_dtype`: what is computed with; None: each parameter's own type. `cast_inputs`: inputs of units are cast to
@@ -62,7 +64,6 @@ def shard(module: nn.Module, *, name: str, units: Iterable[UnitModules], existin
     _check(existing, daemon, compute, param_dtype, grad_dtype)
     _check_format(format)
     local_rank = int(os.environ.get("LOCAL_RANK", 0)) if local_rank is None else local_rank
-    is_restart = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0
     if daemon == "job":
         socket_dir = _job_daemon(local_rank)
     with paramshard.Client(socket_dir=socket_dir) as probe:
@@ -78,9 +79,11 @@ def shard(module: nn.Module, *, name: str, units: Iterable[UnitModules], existin
         unit.casts_inputs_to = param_dtype if cast_inputs else None
         unit.casts_outputs_to = output_dtype
     rank = info.first_rank + local_rank
-    client = paramshard.Client(rank, socket_dir=socket_dir, take_over=is_restart)
-    return ShardedModel(module, made, client=client, name=name, existing=existing, is_restart=is_restart, rank=rank,
-                        local_rank=local_rank, device=device, format=format, grad_dtype=grad_dtype,
+    def connect() -> paramshard.Client:
+        return paramshard.Client(rank, socket_dir=socket_dir, take_over=torchrun.is_restart())
+
+    return ShardedModel(module, made, connect=connect, name=name, existing=existing, rank=rank, local_rank=local_rank,
+                        device=device, format=format, grad_dtype=grad_dtype,
                         spec={"seed": seed, "shard_size": shard_size, "gather_slots": gather_slots,
                               "gradient_slots": gradient_slots, "step_timeout": step_timeout})
 
@@ -118,6 +121,9 @@ def _job_daemon(local_rank: int) -> str:
         raise paramshard.InvalidArgumentError(
             f"shard: a local rank below {local_world_size}, which is LOCAL_WORLD_SIZE, expected, got {local_rank}; "
             "start several ranks with torchrun")
+    if local_world_size > 1 and not torchrun.is_worker():
+        raise paramshard.InvalidArgumentError(
+            'shard: daemon="job" with several ranks needs torchrun; else start paramshardd yourself, and daemon=None')
     if int(os.environ.get("WORLD_SIZE", 1)) != local_world_size:
         raise paramshard.UnimplementedError(
             'shard: daemon="job" on one node expected; on several start paramshardd on each, and daemon="node"')
@@ -126,7 +132,7 @@ def _job_daemon(local_rank: int) -> str:
         raise paramshard.InvalidArgumentError(
             f'shard: daemon="job" with a GPU for each of {local_world_size} ranks expected, got '
             f"{torch.cuda.device_count()} GPUs; hide them (CUDA_VISIBLE_DEVICES=) to train on CPUs")
-    return start_job_daemon(local_rank, local_world_size, [f"{kind}:{index}" for index in range(local_world_size)])
+    return start_job_daemon(torchrun.job_pid(), local_rank, [f"{kind}:{index}" for index in range(local_world_size)])
 
 
 def _check_daemon(info: paramshard.DaemonInfo, local_rank: int) -> None:

@@ -19,7 +19,7 @@ from torch import nn
 
 import paramshard
 from paramshard.spec import Encoding, FormatRule, InitialValue, ModelSpec, ParameterGroup, ParameterSpec, UnitSpec
-from paramshard.torch import pretrained
+from paramshard.torch import pretrained, torchrun
 from paramshard.torch.initial_values import Unknown, rule_of
 from paramshard.torch.memory_block import place_of
 from paramshard.torch.memory_report import MemoryReport
@@ -54,8 +54,8 @@ class ShardedModel:
     all ranks that call it.
     """
 
-    def __init__(self, module: nn.Module, units: list[Unit], *, client: paramshard.Client, name: str, existing: str,
-                 is_restart: bool, rank: int, local_rank: int, device: torch.device, spec: dict[str, Any],
+    def __init__(self, module: nn.Module, units: list[Unit], *, connect: Callable[[], paramshard.Client], name: str,
+                 existing: str, rank: int, local_rank: int, device: torch.device, spec: dict[str, Any],
                  format: str | Sequence[tuple[str, str]] | None, grad_dtype: torch.dtype):
         self.module = module
         self.name = name
@@ -63,21 +63,23 @@ class ShardedModel:
         self._local_rank = local_rank
         self.device = device
         self._existing = existing
-        self._is_restart = is_restart
         self._spec_options = spec
         self._format = format
         self._grad_dtype = grad_dtype
         self._units = units
         self._by_name = {name: parameter for unit in units for parameter in unit.parameters for name in parameter.names}
-        self._client = client
+        self._connect = connect
+        self._client = connect()
         self._model: paramshard.Model | None = None
         self._passes = Passes(units)
         self._passes.send_step = _weakly(self, "_send_commit")
         self._passes.bring_values = _weakly(self, "_import_values")
-        self._tracked = TrackedState(_weakly(self, "_send_commit"))
+        self._run = torchrun.run_id()
+        self._tracked = TrackedState(_weakly(self, "_send_commit"), self._run)
         self._commit_to_send: dict[str, Any] | None = None
         self._last_commit: paramshard.PendingCommit | None = None
         self._restored: dict[str, Any] = {}
+        self._made_by: str | None = None  # the run that has recorded them
         self._initial: dict[str, InitialValue | Unknown] = {}
         self._values: dict[str, torch.Tensor] = {}  # to be imported
         self._exports_masters = False  # state_dict() has them as they are
@@ -110,6 +112,9 @@ class ShardedModel:
             each.register_state_dict_post_hook(_weakly(self, "_fill_state_dict"))
             each.register_load_state_dict_pre_hook(_weakly(self, "_begin_loading"))
             each.__reduce_ex__ = _refuse_copies
+            if isinstance(each, nn.RNNBase):
+                # It would move weights into memory of its own, where the next gather does not write them.
+                each.flatten_parameters = _do_nothing
         module.register_load_state_dict_post_hook(_weakly(self, "_import_loaded"))
         module.zero_grad = torch.compiler.disable(_weakly(self, "discard"))
 
@@ -156,25 +161,43 @@ class ShardedModel:
             raise paramshard.FailedPreconditionError(
                 f'open {self.name}: it was closed; make the module again, and shard it with existing="resume"')
         self._plan = plan
-        spec = self._spec()
         known = self._known()
         trained = known is not None and (known.commit_number > 0 or bool(known.unusable))
-        existing = "resume" if self._is_restart else self._existing
-        if trained and existing == "error":
+        if not (trained and torchrun.is_restart() and self._join_own(known)):
+            self._join_as_told(known, trained)
+        self._values.clear()
+
+    def _join_own(self, known: Any) -> bool:
+        """Goes on with what this run of torchrun has trained; false where it was another one.
+
+        Then the attempts before this one have failed before they made the model.
+        """
+        self._join(known, goes_on=True)
+        if self._existing == "resume" or self._made_by in (self._run, None):
+            return True
+        self._let_go()
+        # A client remembers how far a model was, and warns when it has gone back.
+        self._client.close()
+        self._client = self._connect()
+        return False
+
+    def _join_as_told(self, known: Any | None, trained: bool) -> None:
+        if trained and self._existing == "error":
             raise paramshard.AlreadyExistsError(
                 f'shard {self.name}: the daemon has it, at commit {known.commit_number}: existing="resume" goes on '
                 'from there, existing="fresh" deletes it, and another name= leaves it alone')
-        if existing == "fresh":
+        if self._existing == "fresh" and (trained or not torchrun.is_restart()):
             self._delete(known)
-        goes_on = trained and existing == "resume"
+        self._join(known, goes_on=trained and self._existing == "resume")
+
+    def _join(self, known: Any | None, *, goes_on: bool) -> None:
         if not goes_on:
             self._check_values()
         try:
-            self._open(spec, import_first=not goes_on and bool(self._values))
+            self._open(self._spec(), import_first=not goes_on and bool(self._values))
         except paramshard.AlreadyExistsError as error:
             raise paramshard.AlreadyExistsError(f"{error}: {self._advice(known)}") from error
-        self._values.clear()
-        self._restored = unpack(self._model.client_state)
+        self._restored, self._made_by = unpack(self._model.client_state)
 
     def _advice(self, known: Any | None) -> str:
         """For whoever describes a model in another way than the daemon has it."""
@@ -234,6 +257,12 @@ class ShardedModel:
                 raise paramshard.DeadlineExceededError(
                     f"open {self.name}: rank {self.rank} has waited {_PATIENCE:.0f} s for {what}")
             time.sleep(_NAP)
+
+    def _let_go(self) -> None:
+        """All ranks do, before one of them deletes the model, or imports into it."""
+        self.close()
+        if self._local_rank == 0:
+            self._await(lambda known: known is not None and known.attached_ranks == 0, "all ranks to let go")
 
     def _check_values(self) -> None:
         for parameter in self.parameters():
@@ -323,6 +352,10 @@ class ShardedModel:
         if self._last_commit is None or not (wait or self._last_commit.ready):
             return self._model.last_result if self._last_commit is None and self._model is not None else None
         return self._last_commit.wait()
+
+    def has_gradients(self, parameter: Placeholder) -> bool:
+        """Whether a parameter of torch's would have one now."""
+        return parameter.requires_grad and self._passes.has_pushed
 
     def daemon_info(self) -> paramshard.DaemonInfo:
         """Version, devices and process of the daemon."""
@@ -488,11 +521,7 @@ class ShardedModel:
             return
         self._await_last_commit()
         history = self._known().history_id
-        self._passes.open(None)
-        self._model.close()
-        self._model = None
-        if self._local_rank == 0:
-            self._await(lambda known: known is not None and known.attached_ranks == 0, "all ranks to let go")
+        self._let_go()
         self._open(self._spec(), import_first=True, history=history)
         self._values.clear()
 
@@ -569,6 +598,10 @@ def _columns(parameter: UnitParameter) -> int:
 
 def _is_part(module: nn.Module, prefix: str, whole: nn.Module, prefix_of_whole: str) -> bool:
     return any(part is module and prefix == f"{prefix_of_whole}{name}." for name, part in whole._modules.items())
+
+
+def _do_nothing() -> None:
+    pass
 
 
 def _refuse_copies(protocol: Any) -> Any:

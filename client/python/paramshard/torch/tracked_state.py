@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 import paramshard
 
 MOST_BYTES = 64 * 1024  # of the client state that travels with a commit
+_RUN = "the run"  # which nobody can track, for it is no word
 
 
 class Stateful(Protocol):
@@ -74,8 +75,10 @@ class TrackedState:
     stepped, or else when the next forward begins.
     """
 
-    def __init__(self, send: Callable[[], None]):
+    def __init__(self, send: Callable[[], None], run: str):
         self._send = send
+        self._run = run
+        self._run_alone = pack({_RUN: run})
         self._objects: dict[str, Stateful] = {}
         self._schedules: dict[str, Schedule] = {}
         self._to_step: set[str] = set()
@@ -127,9 +130,9 @@ class TrackedState:
         self._to_step.clear()
         states = self._read | {name: schedule.state_dict() for name, schedule in self._schedules.items()}
         if not states:
-            return b""
+            return self._run_alone
         self._check_loads(states)
-        packed = pack(states)
+        packed = pack(states | {_RUN: self._run})
         if len(packed) > MOST_BYTES:
             sizes = ", ".join(f"{name}: {len(pack(state))}" for name, state in states.items())
             raise paramshard.ResourceExhaustedError(
@@ -141,7 +144,7 @@ class TrackedState:
         """A state that cannot be loaded is to be found at the first step, and not after the first crash."""
         for name in states.keys() - self._have_loaded:
             try:
-                unpack(pack(states[name]))
+                torch.load(io.BytesIO(pack(states[name])), weights_only=True)
             except Exception as error:  # whatever pickling a stranger's object raises
                 raise paramshard.InvalidArgumentError(
                     f"track {name}: a state of tensors, numbers, strings, lists and dicts expected, got one that cannot "
@@ -156,9 +159,11 @@ def pack(state: Any) -> bytes:
     return file.getvalue()
 
 
-def unpack(packed: bytes) -> dict[str, Any]:
+def unpack(packed: bytes) -> tuple[dict[str, Any], str | None]:
+    """The states, and the run that has recorded them; None where values were brought since, and nothing is recorded."""
     try:
-        return torch.load(io.BytesIO(packed), weights_only=True, map_location="cpu") if packed else {}
+        states = torch.load(io.BytesIO(packed), weights_only=True, map_location="cpu") if packed else {}
+        return states, states.pop(_RUN, None)
     except Exception as error:
         raise paramshard.DataLossError(
             f"client state: what this package records expected, got {len(packed)} other bytes: {error}") from error

@@ -126,6 +126,7 @@ class Unit:
         self._ran: set[nn.Module] = set()  # modules that the present forward has been through
         self._arrived: set[str] = set()  # parameters whose gradient has come in this backward
         self._trained: set[str] = set()  # and those that had one to come when they were gathered last
+        self._is_on_gpu = False
         self._has_transposed = False  # what products in 8 bits read in the backward is there
         self._decoded: int | None = None  # of the states that Passes counts, the one whose values were gathered last
 
@@ -134,6 +135,7 @@ class Unit:
     def attach(self, passes: Passes, device: torch.device) -> None:
         """Hooks the modules, and leaves placeholders in them."""
         self._passes = passes
+        self._is_on_gpu = device.type == "cuda"
         self._carrier = Carrier(self.name, self.parameters, device)
         self.storages = {place_of(parameter.unsharded)[0] for parameter in self.parameters}
         for parameter in self.parameters:
@@ -187,6 +189,9 @@ class Unit:
         if not self.parameters:
             return  # its modules use those of its lenders alone
         self._check_places()
+        if self._is_on_gpu and torch.cuda.is_current_stream_capturing():
+            raise paramshard.UnimplementedError(
+                f"gather {self.name}: no capture of a CUDA graph expected, which would not see the daemon's gathers")
         with self._gather_range:
             # A placeholder's attributes else go by way of Python.
             with torch._C.DisableTorchFunctionSubclass():
