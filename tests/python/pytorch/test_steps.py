@@ -377,3 +377,26 @@ def test_formats_and_types_that_do_not_exist_are_refused(daemon):
     with pytest.raises(paramshard.InvalidArgumentError, match="FP7"):
         pt.AdamW(model.parameters())
     sharded.close()
+
+
+# --- What programs see ---
+
+
+def test_a_profile_names_gathers_and_pushes(daemon):
+    pair = Pair(daemon, GPT())
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        pair.train(1)
+    names = {event.name for event in profile.events()}
+    assert {"paramshard::gather layers.1", "paramshard::push layers.1"} <= names
+
+
+def test_a_training_that_is_made_again_ends_in_the_same_bytes(daemon):
+    def train(name: str) -> dict[str, torch.Tensor]:
+        torch.manual_seed(11)
+        pair = Pair(daemon, GPT(tied=True), name=name)
+        pair.train(5)
+        return pair.module.state_dict()
+
+    first, second = train("first"), train("second")
+    for name, value in first.items():
+        assert torch.equal(second[name], value), name
