@@ -109,6 +109,21 @@ int PortOf(int fd) {
   return ntohs(reinterpret_cast<const sockaddr_in*>(&address)->sin_port);
 }
 
+using Addresses = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
+
+absl::StatusOr<Addresses> AddressesOf(const std::string& host_and_port) {
+  const size_t colon = host_and_port.rfind(':');
+  absl::string_view host = absl::string_view(host_and_port).substr(0, colon);
+  if (absl::ConsumePrefix(&host, "[")) absl::ConsumeSuffix(&host, "]");
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_NUMERICSERV;
+  addrinfo* found = nullptr;
+  const int error = getaddrinfo(std::string(host).c_str(), host_and_port.substr(colon + 1).c_str(), &hints, &found);
+  if (error != 0) return ListenError(host_and_port, gai_strerror(error));
+  return Addresses(found, freeaddrinfo);
+}
+
 }  // namespace
 
 absl::StatusOr<ListeningSocket> ListenOnPath(const std::string& path, mode_t mode) {
@@ -127,19 +142,10 @@ absl::StatusOr<ListeningSocket> ListenOnPath(const std::string& path, mode_t mod
 }
 
 absl::StatusOr<std::vector<ListeningSocket>> ListenOnAddress(const std::string& address) {
-  const size_t colon = address.rfind(':');
-  absl::string_view host = absl::string_view(address).substr(0, colon);
-  if (absl::ConsumePrefix(&host, "[")) absl::ConsumeSuffix(&host, "]");
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_STREAM;
-  hints.ai_flags = AI_NUMERICSERV;
-  addrinfo* found = nullptr;
-  const int error = getaddrinfo(std::string(host).c_str(), address.substr(colon + 1).c_str(), &hints, &found);
-  if (error != 0) return ListenError(address, gai_strerror(error));
-  const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> owner(found, freeaddrinfo);
+  ASSIGN_OR_RETURN(const Addresses addresses, AddressesOf(address));
   std::vector<ListeningSocket> sockets;
   absl::Status refused;
-  for (; found != nullptr; found = found->ai_next) {
+  for (const addrinfo* found = addresses.get(); found != nullptr; found = found->ai_next) {
     // All families of one name have one port.
     if (!sockets.empty()) SetPort(*found->ai_addr, sockets[0].port);
     absl::StatusOr<ListeningSocket> listening = Listen(*found, address);
@@ -151,6 +157,20 @@ absl::StatusOr<std::vector<ListeningSocket>> ListenOnAddress(const std::string& 
   // A machine may know a family by name that it does not have.
   if (sockets.empty()) return refused;
   return sockets;
+}
+
+absl::Status CheckIsLocal(const std::string& address) {
+  const absl::StatusOr<Addresses> addresses = AddressesOf(address);
+  if (!addresses.ok()) return absl::OkStatus();
+  int why = 0;
+  for (const addrinfo* found = addresses->get(); found != nullptr; found = found->ai_next) {
+    const wire::FileDescriptor fd(socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    SetPort(*found->ai_addr, 0);
+    if (fd.valid() && bind(fd.get(), found->ai_addr, found->ai_addrlen) == 0) return absl::OkStatus();
+    why = errno;
+  }
+  return absl::FailedPreconditionError(
+      absl::StrCat("an address of this machine expected, got ", address, ": ", strerror(why)));
 }
 
 ConnectionAcceptor::ConnectionAcceptor(std::vector<ListeningSocket> sockets, Options options)

@@ -34,6 +34,9 @@ struct ListeningSocket {
 absl::StatusOr<ListeningSocket> ListenOnPath(const std::string& path, mode_t mode);
 // On `HOST:PORT`, on every address of the host; port 0 takes a free one for all. At least one; UNAVAILABLE.
 absl::StatusOr<std::vector<ListeningSocket>> ListenOnAddress(const std::string& address);
+// FAILED_PRECONDITION where no socket could be bound on the host of `HOST:PORT`, whoever has the port. A name that is not
+// known may be known later.
+absl::Status CheckIsLocal(const std::string& address);
 
 // gRPC's own listener stops for good when there is no descriptor for a connection, and asks nobody who connects. This
 // one waits until there is a descriptor, and closes connections

@@ -125,6 +125,23 @@ absl::Status CheckFolders(const DaemonConfig& config) {
   return NameFlag("--state-dir", CheckOwnFolder(disk, config.state_dir));
 }
 
+absl::StatusOr<std::vector<ListeningSocket>> Listen(absl::string_view flag, const std::string& address) {
+  absl::StatusOr<std::vector<ListeningSocket>> sockets = ListenOnAddress(address);
+  RETURN_IF_ERROR(NameFlag(flag, sockets.status()));
+  return sockets;
+}
+
+// Before anything else is done: a daemon that joins a world finds out late what it cannot listen on.
+absl::Status CheckAddresses(const DaemonConfig& config) {
+  const bool coordinates = config.nodes > 1 && config.node == 0;
+  for (const auto& [flag, address] :
+       {std::pair("--listen", config.listen.value_or("")), std::pair("--metrics-listen", config.metrics_listen),
+        std::pair("--cluster-address", coordinates ? config.cluster_address : "")}) {
+    if (!address.empty()) RETURN_IF_ERROR(NameFlag(flag, CheckIsLocal(address)));
+  }
+  return config.data_address.empty() ? absl::OkStatus() : InterfaceOf(config.data_address).status();
+}
+
 SavePolicy PolicyOf(const DaemonConfig& config) {
   return {.every_commits = config.save_every_commits,
           .every_time = config.save_every_time,
@@ -386,14 +403,20 @@ absl::Status Daemon::Impl::JoinWorld(int devices, const std::stop_token& stop) {
   } else if (config_.node == 0) {
     RETURN_IF_ERROR(StartCoordinator(devices));
   } else {
-    ASSIGN_OR_RETURN(own_cluster_, MakeRemoteCluster({.node = config_.node,
-                                                      .devices = devices,
-                                                      .coordinator_address = config_.cluster_address,
-                                                      .save_dir = config_.save_dir,
-                                                      .credentials = transport_.ToNodeZero(),
-                                                      .join_timeout = config_.join_timeout,
-                                                      .doubt_timeout = config_.doubt_timeout,
-                                                      .stop = stop}));
+    absl::StatusOr<std::unique_ptr<Cluster>> joined = MakeRemoteCluster({.node = config_.node,
+                                                                         .devices = devices,
+                                                                         .coordinator_address = config_.cluster_address,
+                                                                         .save_dir = config_.save_dir,
+                                                                         .credentials = transport_.ToNodeZero(),
+                                                                         .join_timeout = config_.join_timeout,
+                                                                         .doubt_timeout = config_.doubt_timeout,
+                                                                         .stop = stop});
+    if (!joined.ok()) return transport_.WithAdvice(joined.status());
+    own_cluster_ = *std::move(joined);
+    if (const int nodes = own_cluster_->nodes(); nodes != config_.nodes) {
+      return absl::FailedPreconditionError(absl::StrCat("join node ", config_.node, ": --nodes ", nodes,
+                                                        ", as at node 0, expected, got ", config_.nodes));
+    }
     cluster_ = own_cluster_.get();
   }
   const std::stop_callback give_up(stop, [this] { GiveUpOthers(); });
@@ -426,7 +449,7 @@ absl::Status Daemon::Impl::StartCoordinator(int devices) {
 }
 
 absl::Status Daemon::Impl::ServeCluster() {
-  ASSIGN_OR_RETURN(std::vector<ListeningSocket> sockets, ListenOnAddress(config_.cluster_address));
+  ASSIGN_OR_RETURN(std::vector<ListeningSocket> sockets, Listen("--cluster-address", config_.cluster_address));
   ASSIGN_OR_RETURN(
       cluster_server_,
       StartServers(std::move(sockets), {std::nullopt}, {transport_.ForNodes(), transport_.ConnectionsOfNodes()},
@@ -485,7 +508,7 @@ absl::Status Daemon::Impl::Serve() {
   // A killed daemon leaves its socket behind; the directory's lock says that it is nobody's.
   ASSIGN_OR_RETURN(sockets[0], ListenOnPath(socket_dir_->grpc_path(), config_.allow_users.empty() ? 0600 : 0666));
   if (config_.listen.has_value()) {
-    ASSIGN_OR_RETURN(std::vector<ListeningSocket> more, ListenOnAddress(*config_.listen));
+    ASSIGN_OR_RETURN(std::vector<ListeningSocket> more, Listen("--listen", *config_.listen));
     tcp_address_ = absl::StrCat(config_.listen->substr(0, config_.listen->rfind(':')), ":", more[0].port);
     std::move(more.begin(), more.end(), std::back_inserter(sockets));
   }
@@ -507,15 +530,12 @@ absl::Status Daemon::Impl::Serve() {
 absl::Status Daemon::Impl::ServeMetrics() {
   if (config_.metrics_listen.empty()) return absl::OkStatus();
   const std::string& address = config_.metrics_listen;
-  absl::StatusOr<std::vector<ListeningSocket>> sockets = ListenOnAddress(address);
-  if (!sockets.ok()) {
-    return absl::Status(sockets.status().code(), absl::StrCat("--metrics-listen: ", sockets.status().message()));
-  }
-  metrics_address_ = absl::StrCat(address.substr(0, address.rfind(':')), ":", sockets->front().port);
+  ASSIGN_OR_RETURN(std::vector<ListeningSocket> sockets, Listen("--metrics-listen", address));
+  metrics_address_ = absl::StrCat(address.substr(0, address.rfind(':')), ":", sockets.front().port);
   PageServer::Options options;
   options.content_type = std::string(kExpositionContentType);
   options.page = [page = metrics_page_.get()] { return page->Text(); };
-  for (ListeningSocket& socket : *sockets) options.listeners.push_back(std::move(socket.fd));
+  for (ListeningSocket& socket : sockets) options.listeners.push_back(std::move(socket.fd));
   ASSIGN_OR_RETURN(metrics_server_, PageServer::Start(std::move(options)));
   Log(LogLevel::kInfo, "metrics are served", {{"address", metrics_address_}});
   return absl::OkStatus();
@@ -617,7 +637,7 @@ absl::Status Daemon::Check(const DaemonConfig& config) {
   ASSIGN_OR_RETURN(const std::vector<Device> devices, ParseDevices(config.devices));
   RETURN_IF_ERROR(CheckFolders(config));
   RETURN_IF_ERROR(TransportOf(config).status());
-  if (!config.data_address.empty()) RETURN_IF_ERROR(InterfaceOf(config.data_address).status());
+  RETURN_IF_ERROR(CheckAddresses(config));
   return LoadEngineLibraries(devices, config.nodes, EnginesOf(config));
 }
 

@@ -100,6 +100,8 @@ struct CommandInfo {
   bool asks_daemon = true;
   // Runs once with all addresses, and not once for each.
   bool asks_all_at_once = false;
+  // Its answer is a format of programs in which a line behind "#" is a comment.
+  bool has_comments = false;
   std::unique_ptr<Command> (*create)() = nullptr;
 };
 

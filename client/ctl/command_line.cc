@@ -13,6 +13,7 @@
 #include "client/ctl/commands/commands.h"
 #include "client/ctl/exit_codes.h"
 #include "client/ctl/options.h"
+#include "client/internal/remote_channel.h"
 
 namespace paramshard::ctl {
 namespace {
@@ -92,6 +93,7 @@ void Reader::AddGlobalOptions() {
   app_.add_option("--address", options.addresses,
                   "HOST:PORT,...: ask these daemons (--listen) instead of this machine's")
       ->delimiter(',')
+      ->check([](const std::string& text) { return std::string(internal::CheckRemoteAddress(text).message()); })
       ->excludes(socket_dir)
       ->envname("PARAMSHARD_ADDRESS");
   app_.add_option("--tls-cert", options.tls_files.cert, "for --address: a certificate in PEM")

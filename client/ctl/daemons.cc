@@ -58,7 +58,7 @@ int RunAtEach(const CommandLine& command_line, const Streams& streams) {
       answers.push_back(Answer(address, out.str(), err.str()));
       continue;
     }
-    streams.out << "== " << address << "\n" << out.str() << std::flush;
+    streams.out << (command_line.info->has_comments ? "# == " : "== ") << address << "\n" << out.str() << std::flush;
     if (!err.str().empty()) streams.err << address << ": " << err.str() << std::flush;
   }
   if (command_line.options.output == Output::kJson) streams.out << JsonText(answers);

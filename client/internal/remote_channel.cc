@@ -1,26 +1,49 @@
 #include "client/internal/remote_channel.h"
 
+#include <grpcpp/client_context.h>
 #include <grpcpp/create_channel.h>
 
+#include <string>
+
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "client/internal/deadline.h"
 #include "kernels/base/status_macros.h"
+#include "paramshard/v1/admin.grpc.pb.h"
+#include "proto/tls/connect_advice.h"
 #include "proto/tls/credentials.h"
 
 namespace paramshard::internal {
 namespace {
 
+constexpr absl::Duration kQuestion = absl::Milliseconds(200);
+
 // Whom the last handshake has refused: gRPC does not say why a connection is not made.
 struct Refusal {
+  std::string Text() {
+    absl::MutexLock lock(&mu);
+    return std::string(why.message());
+  }
+
   absl::Mutex mu;
   absl::Status why;  // guarded by mu
 };
 
-bool IsRefused(Refusal& refusal) {
-  absl::MutexLock lock(&refusal.mu);
-  return !refusal.why.ok();
+bool IsRefused(Refusal& refusal) { return !refusal.Text().empty(); }
+
+// A call that does not wait for a connection says why there is none.
+std::string WhyNot(const std::shared_ptr<grpc::Channel>& channel, const tls::Files& files) {
+  grpc::ClientContext context;
+  context.set_wait_for_ready(false);
+  context.set_deadline(Deadline::After(kQuestion).ToGrpc());
+  v1::GetVersionResponse response;
+  const std::string failure =
+      v1::AdminService::NewStub(channel)->GetVersion(&context, v1::GetVersionRequest(), &response).error_message();
+  const std::string advice = tls::ConnectAdvice(failure, files);
+  return advice.empty() ? failure : absl::StrCat(failure, "; ", advice);
 }
 
 // False at the deadline, or when whoever listens there is somebody else.
@@ -33,7 +56,19 @@ bool Connect(grpc::Channel& channel, Refusal& refusal, const Deadline& deadline)
 
 }  // namespace
 
+absl::Status CheckRemoteAddress(absl::string_view address) {
+  const size_t colon = address.rfind(':');
+  int port = 0;
+  const bool has_both = colon != absl::string_view::npos && colon > 0;
+  if (has_both && absl::SimpleAtoi(address.substr(colon + 1), &port) && port > 0 && port < 65536) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "address: HOST:PORT of a daemon's --listen, or [ADDRESS]:PORT of IPv6, expected, got \"", address, "\""));
+}
+
 absl::StatusOr<std::shared_ptr<grpc::Channel>> OpenRemoteChannel(const RemoteDaemon& daemon, absl::Duration timeout) {
+  RETURN_IF_ERROR(CheckRemoteAddress(daemon.address));
   ASSIGN_OR_RETURN(const tls::IdentityRules rules, tls::IdentityRules::Load(daemon.files, daemon.roles, absl::Now()));
   const auto refusal = std::make_shared<Refusal>();
   const auto check = [rules, refusal](const std::vector<std::string>& uris) {
@@ -49,11 +84,9 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> OpenRemoteChannel(const RemoteDae
   std::shared_ptr<grpc::Channel> channel =
       grpc::CreateCustomChannel(daemon.address, tls::MakeChannelCredentials(daemon.files, check), arguments);
   if (Connect(*channel, *refusal, Deadline::After(timeout))) return channel;
-  absl::MutexLock lock(&refusal->mu);
-  return absl::UnavailableError(absl::StrCat(
-      "connect: a daemon expected at ", daemon.address, ", no connection within ", absl::FormatDuration(timeout), "; ",
-      refusal->why.ok() ? "if one listens there, its log says whose certificate it has refused"
-                        : refusal->why.message()));
+  const std::string why = IsRefused(*refusal) ? refusal->Text() : WhyNot(channel, daemon.files);
+  return absl::UnavailableError(absl::StrCat("connect: a daemon expected at ", daemon.address,
+                                             ", no connection within ", absl::FormatDuration(timeout), ": ", why));
 }
 
 }  // namespace paramshard::internal

@@ -8,7 +8,9 @@
 
 #include <grpcpp/channel.h>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "proto/tls/files.h"
 #include "proto/tls/identity.h"
@@ -21,8 +23,12 @@ struct RemoteDaemon {
   std::vector<tls::RolePattern> roles;
 };
 
+// INVALID_ARGUMENT it is no HOST:PORT.
+absl::Status CheckRemoteAddress(absl::string_view address);
+
 // A channel to whoever shows the certificate of a node of the same world. Errors of tls::IdentityRules::Load;
-// UNAVAILABLE somebody else listens there, at once; no such daemon within the timeout: why it refuses is in its log.
+// INVALID_ARGUMENT the address is none; UNAVAILABLE somebody else listens there, at once; no such daemon within the
+// timeout: what the system or TLS says, and what to look at.
 absl::StatusOr<std::shared_ptr<grpc::Channel>> OpenRemoteChannel(const RemoteDaemon& daemon, absl::Duration timeout);
 
 }  // namespace paramshard::internal

@@ -281,11 +281,15 @@ absl::Status SessionCall::Attach(const v1::AttachRequest& attach, absl::Duration
 void SessionCall::GiveUpWaiting(absl::Duration timeout) {
   const std::shared_ptr<Model> waited = model();
   if (waited == nullptr) return;
+  const std::vector<int> missing = waited->MissingRanks();
   // The epoch may have begun since the timer has fired: then the trainer stays.
   waited->LeaveIfWaiting(
-      session_, absl::DeadlineExceededError(absl::StrCat("attach ", waited->spec().name, ": ranks ",
-                                                         absl::StrJoin(waited->MissingRanks(), ", "),
-                                                         " did not come within ", absl::FormatDuration(timeout))));
+      session_, absl::DeadlineExceededError(absl::StrCat(
+                    "attach ", waited->spec().name, ": ",
+                    missing.empty() ? std::string("ranks of other daemons")
+                                    : absl::StrCat("ranks ", absl::StrJoin(missing, ", ")),
+                    " did not come within ", absl::FormatDuration(timeout),
+                    missing.empty() ? "; `paramshardctl sessions` at each daemon shows whose are there" : "")));
 }
 
 absl::Status SessionCall::TakeCommand(Model& model) {

@@ -1,10 +1,14 @@
 #include "server/transport/transport.h"
 
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "kernels/base/status_macros.h"
+#include "proto/tls/connect_advice.h"
 #include "proto/tls/credentials.h"
 #include "server/log/log.h"
 #include "server/log/log_throttle.h"
@@ -13,11 +17,15 @@
 namespace paramshard::server {
 namespace {
 
+// One peer that tries for a minute is not to hide another one.
+constexpr int kRefusalsAMinute = 5;
+
 // Whoever is refused reads no more than that the socket was closed. Anybody may come, and come again.
 absl::Status Logged(const absl::Status& refusal) {
-  static auto* const log = new ThrottledLog();
-  if (!refusal.ok()) {
-    log->Write(LogLevel::kWarning, "a certificate is refused", {{"why", std::string(refusal.message())}});
+  static auto* const throttle = new LogThrottle(absl::Minutes(1), Clock::Steady(), kRefusalsAMinute);
+  if (refusal.ok()) return refusal;
+  if (const std::optional<int64_t> count = throttle->Pass()) {
+    Log(LogLevel::kWarning, "a certificate is refused", {{"why", std::string(refusal.message())}}, *count);
   }
   return refusal;
 }
@@ -77,6 +85,11 @@ std::shared_ptr<grpc::ChannelCredentials> Transport::ToNodeZero() const {
     const absl::StatusOr<tls::Identity> peer = self.Identify(uris);
     return Logged(peer.ok() ? CheckIsNode(*peer, 0) : peer.status());
   });
+}
+
+absl::Status Transport::WithAdvice(const absl::Status& failure) const {
+  const std::string advice = failure.ok() ? "" : tls::ConnectAdvice(failure.message(), files_);
+  return advice.empty() ? failure : absl::Status(failure.code(), absl::StrCat(failure.message(), "; ", advice));
 }
 
 absl::Status Transport::CheckSpeaksFor(const grpc::AuthContext& context, int node) const {

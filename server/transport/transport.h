@@ -48,6 +48,9 @@ class Transport {
   // Of a channel to the daemon that shows the certificate of node 0.
   std::shared_ptr<grpc::ChannelCredentials> ToNodeZero() const;
 
+  // Adds what to look at to an error of the channel to node 0.
+  absl::Status WithAdvice(const absl::Status& failure) const;
+
   // A node speaks for itself alone. PERMISSION_DENIED its certificate is that of another one.
   absl::Status CheckSpeaksFor(const grpc::AuthContext& context, int node) const;
 

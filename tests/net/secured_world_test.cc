@@ -27,6 +27,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 constexpr int kNodes = 2;
 constexpr absl::Duration kPatience = absl::Seconds(60);
@@ -166,6 +167,24 @@ TEST_F(SecuredWorldTest, AToolWithoutTheRightCertificateHearsWhy) {
   EXPECT_THAT(OutputOf(absl::StrCat(PARAMSHARDCTL, " ", absl::StrJoin(FlagsOf(foreign), " "),
                                     " --timeout=5s --address=", Listen(0), " models 2>&1 || true")),
               IsOkAndHolds(HasSubstr("a member of spiffe://example.test/paramshard/w2 expected")));
+  const TestAuthority other;
+  const tls::Files stranger =
+      test::Install(folder_.path() + "/stranger", other.Issue({InWorld("admin")}), other.cert());
+  EXPECT_THAT(OutputOf(absl::StrCat(PARAMSHARDCTL, " ", absl::StrJoin(FlagsOf(stranger), " "),
+                                    " --timeout=5s --address=", Listen(0), " models 2>&1 || true")),
+              IsOkAndHolds(HasSubstr(absl::StrCat("is of no authority in ", stranger.ca))));
+}
+
+TEST_F(SecuredWorldTest, AToolHearsWhyNobodyAnswers) {
+  EXPECT_THAT(Remote("viewer", absl::StrCat("--timeout=1s --address=", Listen(0), " models || true")),
+              IsOkAndHolds(AllOf(HasSubstr("no connection within"), HasSubstr("Connection refused"))));
+  EXPECT_THAT(Remote("viewer", "--address=10.0.0.1 models; test $? = 2"),
+              IsOkAndHolds(HasSubstr("HOST:PORT of a daemon's --listen")));
+  Spawn(0, {"--insecure=on"});
+  Spawn(1, {"--insecure=on"});
+  for (auto& daemon : daemons_) ASSERT_OK(daemon->AwaitReady());
+  EXPECT_THAT(Remote("viewer", absl::StrCat("--timeout=2s --address=", Listen(0), " models || true")),
+              IsOkAndHolds(AllOf(HasSubstr("nobody speaks TLS there"), Not(HasSubstr("ssl_transport_security")))));
 }
 
 TEST_F(SecuredWorldTest, ANodeThatIsDeniedIsLostAndStaysOut) {
@@ -285,6 +304,29 @@ TEST_F(RefusedStartTest, ACertificateThatHasEndedIsNamed) {
               AllOf(HasSubstr("--tls-cert"), HasSubstr("a certificate that is valid at")));
 }
 
+TEST_F(RefusedStartTest, AnAddressThatNobodyCanListenOnIsNamedBeforeTheWorldIsJoined) {
+  std::vector<std::string> flags = FlagsOf(Install("1", authority_.Issue({InWorld("node/1")})));
+  flags.insert(flags.end(), {"--trusted-data-network=on", "--node=1", "--nodes=2", "--data-address=127.0.0.1",
+                             absl::StrCat("--cluster-address=127.0.0.1:", port_), "--listen=192.0.2.7:7778"});
+  const int log = open(LogPath(1).c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+  DaemonProcess daemon = DaemonProcess::Spawn(PARAMSHARDD, sockets_[1].path(), flags, {.standard_error = log});
+  close(log);
+  EXPECT_THAT(daemon.AwaitExit(kPatience), IsOkAndHolds(2));
+  EXPECT_THAT(ReadText(LogPath(1)), HasSubstr("--listen: an address of this machine expected, got 192.0.2.7:7778"));
+}
+
+TEST_F(RefusedStartTest, AnotherNumberOfNodesIsNamed) {
+  Spawn(0, {"--insecure=on"});
+  const int log = open(LogPath(1).c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+  DaemonProcess daemon = DaemonProcess::Spawn(
+      PARAMSHARDD, sockets_[1].path(),
+      {"--node=1", "--nodes=3", absl::StrCat("--cluster-address=127.0.0.1:", port_), "--keeper=off"},
+      {.standard_error = log});
+  close(log);
+  EXPECT_THAT(daemon.AwaitExit(kPatience), IsOkAndHolds(3));
+  EXPECT_THAT(ReadText(LogPath(1)), HasSubstr("join node 1: --nodes 2, as at node 0, expected, got 3"));
+}
+
 TEST_F(RefusedStartTest, AnAddressOfAnotherMachineIsNamed) {
   std::vector<std::string> flags = FlagsOf(Install("1", authority_.Issue({InWorld("node/1")})));
   flags.insert(flags.end(), {"--trusted-data-network=on", "--node=1", "--nodes=2", "--data-address=192.0.2.7",
@@ -301,7 +343,7 @@ TEST_F(RefusedStartTest, ANodeOfAnotherAuthorityDoesNotJoin) {
   Spawn(0, FlagsOf(Install("0", authority_.Issue({InWorld("node/0")}))));
   const TestAuthority other;
   const tls::Files files = test::Install(folder_.path() + "/1", other.Issue({InWorld("node/1")}), other.cert());
-  EXPECT_THAT(Refusal(1, FlagsOf(files)), HasSubstr("node 0"));
+  EXPECT_THAT(Refusal(1, FlagsOf(files)), HasSubstr(absl::StrCat("is of no authority in ", files.ca)));
   EXPECT_THAT(ReadText(LogPath(0)), HasSubstr("library=grpc"));
 }
 
@@ -313,7 +355,7 @@ TEST_F(RefusedStartTest, ANodeOfAnotherWorldDoesNotJoin) {
 
 TEST_F(RefusedStartTest, ANodeInTheClearDoesNotJoin) {
   Spawn(0, FlagsOf(Install("0", authority_.Issue({InWorld("node/0")}))));
-  EXPECT_THAT(Refusal(1, {"--insecure=on"}), HasSubstr("node 0"));
+  EXPECT_THAT(Refusal(1, {"--insecure=on"}), HasSubstr("whoever listens there may speak TLS"));
   EXPECT_THAT(ReadText(LogPath(0)), HasSubstr("library=grpc"));
 }
 

@@ -24,7 +24,9 @@ class Metrics final : public Command {
 
 }  // namespace
 
-const CommandInfo kMetrics = {
-    .name = "metrics", .help = "print the daemon's metrics, in Prometheus' text format", .create = Create<Metrics>};
+const CommandInfo kMetrics = {.name = "metrics",
+                              .help = "print the daemon's metrics, in Prometheus' text format",
+                              .has_comments = true,
+                              .create = Create<Metrics>};
 
 }  // namespace paramshard::ctl
