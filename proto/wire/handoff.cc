@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cstring>
 #include <limits>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 
@@ -28,13 +29,14 @@ void FileDescriptor::Reset() {
 
 absl::Status SendHandoff(int socket, absl::Span<const uint8_t> bytes, absl::Span<const int> fds) {
   iovec vector{const_cast<uint8_t*>(bytes.data()), bytes.size()};
-  alignas(cmsghdr) char control[CMSG_SPACE(kMaxHandoffFds * sizeof(int))] = {};
+  // As large as is asked for: who receives counts.
+  std::vector<char> control(CMSG_SPACE(fds.size() * sizeof(int)));
   msghdr message{};
   message.msg_iov = &vector;
   message.msg_iovlen = 1;
   if (!fds.empty()) {
-    message.msg_control = control;
-    message.msg_controllen = CMSG_SPACE(fds.size() * sizeof(int));
+    message.msg_control = control.data();
+    message.msg_controllen = control.size();
     cmsghdr* header = CMSG_FIRSTHDR(&message);
     header->cmsg_level = SOL_SOCKET;
     header->cmsg_type = SCM_RIGHTS;

@@ -144,6 +144,9 @@ TEST_F(HandoffTest, DescriptorsOfRefusedPacketsAreClosed) {
   SendRaw(BytesOf(HandoffHello{}), std::vector<int>(30, event_.get()));
   EXPECT_THAT(ReceiveHello(),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("4 descriptors expected, got more")));
+  ASSERT_OK(SendHandoff(near_.get(), HandoffBytes(HandoffHello{}), std::vector<int>(30, event_.get())));
+  EXPECT_THAT(ReceiveHello(),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("4 descriptors expected, got more")));
   SendRaw(std::vector<uint8_t>(1000), {event_.get()});
   EXPECT_THAT(ReceiveHello(), StatusIs(absl::StatusCode::kInvalidArgument));
   EXPECT_EQ(OpenDescriptors(), before);
