@@ -53,6 +53,106 @@ def test_recurrent_networks_train(daemon):
     pair.check(tolerance=1e-5)
 
 
+class Forces(nn.Module):
+    """Asks for a gradient inside of its forward, and goes on with parameters of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.energy = nn.Sequential(nn.Linear(32, 32), nn.Tanh())
+        self.scale = nn.Parameter(torch.full((32,), 1.5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.clone().requires_grad_()
+        force, = torch.autograd.grad(self.energy(x).sum(), x, create_graph=True)
+        return force * self.scale
+
+
+class Recursive(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(32, 32)
+
+    def forward(self, x: torch.Tensor, times: int = 2) -> torch.Tensor:
+        x = torch.tanh(self.linear(x))
+        return self(x, times - 1) if times else x
+
+
+@pytest.mark.parametrize("make, units_of", [
+    (Forces, lambda model: [model.energy, model]), (lambda: nn.Sequential(Recursive()), lambda model: [model[0]])],
+    ids=["gradient", "itself"])
+def test_a_unit_stays_until_its_own_forward_ends(daemon, make, units_of):
+    torch.manual_seed(0)
+    pair = Pair(daemon, make(), units=units_of)
+    pair.train(3, loss=_square)
+    pair.check(tolerance=1e-5)
+
+
+class Table(dict):
+    """A class that torch's pytree does not know."""
+
+
+def test_outputs_in_classes_of_dictionaries_are_found(daemon):
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(32, 32)
+
+        def forward(self, x: torch.Tensor) -> Table:
+            return Table(y=self.linear(x).square(), rest=[x])
+
+    torch.manual_seed(0)
+    pair = Pair(daemon, nn.Sequential(Named()), units=lambda model: [model[0]])
+    pair.train(2, loss=lambda model, tokens: model(_inputs(tokens))["y"].mean())
+    pair.check(tolerance=1e-5)
+
+
+def test_freezing_what_is_gathered_freezes_it(daemon):
+    torch.manual_seed(0)
+    pair = Pair(daemon, GPT())
+    pair.train(1)
+    with pair.sharded.unsharded():
+        pair.module.head.weight.requires_grad_(False)
+    pair.plain.head.weight.requires_grad_(False)
+    assert not pair.module.head.weight.requires_grad
+    before = pair.sharded.read("head.weight")
+    pair.train(2)
+    assert torch.equal(pair.sharded.read("head.weight"), before)
+    pair.check()
+
+
+def test_writing_what_is_gathered_is_refused(daemon):
+    class Clamped(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.no_grad():
+                self.weight.clamp_(-0.01, 0.01)
+            return super().forward(x)
+
+    pair = Pair(daemon, nn.Sequential(nn.Linear(32, 32), Clamped(32, 32)), units=list)
+    with pytest.raises(paramshard.FailedPreconditionError, match="expected, got 1.weight written, which is lost"):
+        pair.module(_inputs(batch_of(0)))
+    with pytest.raises(paramshard.FailedPreconditionError, match="got 0.weight written"):
+        with pair.sharded.unsharded():
+            with torch.no_grad():
+                pair.module[0].weight.zero_()
+
+
+def test_what_is_taken_out_or_kept_elsewhere_is_named(daemon):
+    pair = Pair(daemon, nn.Sequential(nn.Linear(32, 32)), units=list)
+    pair.module[0].bias = None
+    with pytest.raises(paramshard.FailedPreconditionError, match="0.bias as shard.. has left it expected, got none"):
+        pair.module(_inputs(batch_of(0)))
+    other = nn.Sequential(nn.Linear(32, 32))
+    other.all = list(other.parameters())
+    with pytest.raises(paramshard.InvalidArgumentError, match="got one in the model.all"):
+        pt.shard(other, name="other", units=[other], socket_dir=str(daemon.socket_dir))
+
+
+def test_a_parameter_is_given_values_of_its_own_shape(daemon):
+    pair = Pair(daemon, nn.Sequential(nn.Linear(32, 32)), units=list)
+    with pytest.raises(paramshard.InvalidArgumentError, match=r"0.weight: \[32, 32\] expected, got \[1, 32\]"):
+        pair.module[0].weight.data = torch.zeros(1, 32)
+
+
 def test_inputs_of_a_unit_may_be_changed_in_place(daemon):
     torch.manual_seed(1)
     pair = Pair(daemon, Stack(nn.Linear(32, 32), *(nn.Sequential(nn.ReLU(inplace=True), nn.Linear(32, 32))

@@ -192,6 +192,26 @@ def test_steps_of_optimizers_of_torch_are_refused(daemon, make):
     pair.check()
 
 
+def test_ctrl_c_behind_a_push_leaves_no_gradient(daemon, monkeypatch):
+    """It comes when the daemon has the gradients, and before the push has returned."""
+    torch.manual_seed(7)
+    pair = Pair(daemon, GPT())
+    unit = pair.sharded._units[-1]
+    send = unit._carrier.send
+
+    def interrupted(model) -> None:
+        send(model)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(unit._carrier, "send", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        loss_of(pair.module, batch_of(9)).backward()
+    monkeypatch.undo()
+    pair.optimizer.zero_grad()
+    pair.train(2)
+    pair.check()
+
+
 class _Descent:
     """As packages write optimizers that know nothing of torch's class."""
 
@@ -213,8 +233,12 @@ def test_gradients_are_not_read(daemon):
     loss_of(pair.module, batch_of(0)).backward()
     with pytest.raises(paramshard.UnimplementedError, match="read the gradient of embed.weight in test_steps: it is in"):
         descent.step()
-    pair.module.layers[0].zero_grad()  # of a part: torch looks for tensors, and there are none
+    for drop in (pair.module.layers[0].zero_grad, lambda: setattr(pair.module.head.weight, "grad", None)):
+        with pytest.raises(paramshard.UnimplementedError, match="call zero_grad\\(\\) of the optimizer"):
+            drop()
     pair.optimizer.zero_grad()
+    pair.module.layers[0].zero_grad()
+    pair.module.head.weight.grad = None
     descent.step()
     pair.train(1)
     descent.step()

@@ -6,6 +6,7 @@ from torch import nn
 
 import paramshard
 import paramshard.torch as pt
+from paramshard.torch.initial_values import rule_of
 from models import DEVICE, GPT, LENGTH, Pair, assert_close, batch_of, loss_of
 
 
@@ -50,6 +51,74 @@ def test_meta_init_gives_the_same_distributions(daemon):
     assert sharded.read("ones").tolist() == [1.0] * 7
     assert sharded.read("full").tolist() == [0.25] * 7
     assert_close(sharded.read("computed"), torch.arange(7.0) / 7, rtol=0, atol=0)
+
+
+class OfNumbers(nn.Module):
+    """As CLIP and LayerScale have them: no operation that torch dispatches makes these tensors."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(4, 4) for _ in range(20))
+        self.scale = nn.ParameterList()
+        for index in range(20):
+            nn.init.normal_(torch.empty(1))  # is gone, and its address may come again
+            self.scale.append(nn.Parameter(torch.tensor([2.5 + index])))
+
+
+def test_parameters_of_numbers_have_these_from_meta_init(daemon):
+    with pt.meta_init():
+        model = OfNumbers()
+    sharded = pt.shard(model, name="m", units=[model], socket_dir=str(daemon.socket_dir))
+    pt.AdamW(model.parameters())
+    assert [sharded.read(f"scale.{index}").item() for index in range(20)] == [2.5 + index for index in range(20)]
+
+
+class Shared(nn.Module):
+    def __init__(self):
+        super().__init__()
+        weight = nn.Parameter(torch.empty(8, 4))
+        weight.no_decay = True
+        self.embed, self.head = nn.Embedding(8, 4), nn.Linear(4, 8, bias=False)
+        self.embed.weight = self.head.weight = weight
+        late = self.late = nn.Parameter(torch.empty(3))
+        nn.init.ones_(late)
+        late.requires_grad = False
+        nn.init.normal_(weight)
+
+
+def test_meta_init_keeps_what_modules_know_of_a_parameter():
+    with pt.meta_init():
+        model = Shared()
+    assert model.embed.weight is model.head.weight and model.embed.weight.no_decay
+    assert not model.late.requires_grad and all(each.is_meta for each in model.parameters())
+    assert rule_of(model.late).kind == "ones" and rule_of(model.head.weight).kind == "normal"
+
+
+def _made_of_eye() -> nn.Linear:
+    linear = nn.Linear(4, 4)
+    nn.init.eye_(linear.weight)
+    return linear
+
+
+def _made_together() -> nn.Linear:
+    linear = nn.Linear(4, 4)
+    with torch.no_grad():
+        torch._foreach_zero_(list(linear.parameters()))
+    return linear
+
+
+@pytest.mark.parametrize("make, behind, why", [
+    (_made_of_eye, lambda linear: None, "written by uniform_, eye"),
+    (_made_together, lambda linear: None, "_foreach_zero_ writes it with other tensors"),
+    (lambda: nn.Linear(4, 4), lambda linear: nn.init.zeros_(linear.weight), "it was written behind meta_init"),
+], ids=["into it", "with others", "behind it"])
+def test_what_meta_init_cannot_tell_is_named(daemon, make, behind, why):
+    with pt.meta_init():
+        linear = make()
+    behind(linear)
+    pt.shard(linear, name="m", units=[linear], socket_dir=str(daemon.socket_dir))
+    with pytest.raises(paramshard.InvalidArgumentError, match=f"weight: its initial values cannot be told.*{why}"):
+        pt.AdamW(linear.parameters())
 
 
 def test_rope_buffer_from_meta(daemon):

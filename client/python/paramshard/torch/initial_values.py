@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from paramshard.spec import InitialValue
@@ -28,7 +29,10 @@ _ATTRIBUTE = "_paramshard_initial_value"
 
 def rule_of(parameter: torch.Tensor) -> Rule | None:
     """What meta_init() has seen; None for a parameter that has values, or was made outside of it."""
-    return getattr(parameter, _ATTRIBUTE, None)
+    rule, version = getattr(parameter, _ATTRIBUTE, (None, None))
+    if rule is not None and parameter._version != version:
+        return Unknown("it was written behind meta_init()")
+    return rule
 
 
 # The operations by which torch.nn.init.trunc_normal_ makes its values, up to its clamp.
@@ -38,9 +42,11 @@ _TRUNCATED = ["uniform_", "erfinv_", "mul_", "add_", "clamp_"]
 class _History:
     """The operations that wrote a tensor, since the last one that left nothing of the values before."""
 
-    def __init__(self) -> None:
+    def __init__(self, of: torch.Tensor) -> None:
         self._operations: list[tuple[str, list[Any]]] = []
         self._why: str | None = None
+        # Keeps the storage's address, but not its memory: no other tensor is taken for this one when it is gone.
+        self._of = StorageWeakRef(of.untyped_storage())
 
     def note(self, name: str, arguments: list[Any]) -> None:
         if name in ("normal_", "uniform_", "zero_", "fill_"):
@@ -48,8 +54,8 @@ class _History:
             self._why = None
         self._operations.append((name, arguments))
 
-    def note_part(self, name: str) -> None:
-        self._why = f"{name} writes a part of it"
+    def note_unknown(self, why: str) -> None:
+        self._why = why
 
     def rule(self) -> Rule:
         if self._why is not None:
@@ -97,16 +103,20 @@ class _WriteRecorder(TorchDispatchMode):
         self._histories: dict[int, _History] = {}
         self._parameters: list[tuple[nn.Parameter, _History]] = []
 
-    def on_meta(self, parameter: nn.Parameter) -> nn.Parameter:
-        """The parameter without memory; itself where it was computed, for then its values cannot be made again."""
+    def move_to_meta(self, parameter: nn.Parameter) -> None:
+        """Takes the memory of a parameter, unless it was computed: its values could not be made again then.
+
+        It stays the same object, for whoever has it already: another module that ties it, or one that freezes it later.
+        """
         history = self._histories.get(parameter.untyped_storage()._cdata)
         if history is None or parameter.is_meta:
-            return parameter
+            return
         with torch.utils._python_dispatch._disable_current_modes():
             bare = nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
-        self._histories[bare.untyped_storage()._cdata] = history
-        self._parameters.append((bare, history))
-        return bare
+            bare.__dict__.update(vars(parameter))
+            torch.utils.swap_tensors(parameter, bare)
+        self._histories[parameter.untyped_storage()._cdata] = history
+        self._parameters.append((parameter, history))
 
     def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
@@ -124,11 +134,9 @@ class _WriteRecorder(TorchDispatchMode):
         if storage in read:
             return  # a view
         name = function._overloadpacket.__name__
-        # Another tensor may have had this storage's address before.
-        self._histories.pop(storage, None)
         if name not in _FACTORIES:
             return
-        self._histories[storage] = history = _History()
+        self._histories[storage] = history = _History(result)
         as_write = _FACTORIES[name]
         if as_write == "ones":
             history.note("fill_", [1.0])
@@ -139,19 +147,27 @@ class _WriteRecorder(TorchDispatchMode):
 
     def _note_writes(self, function: Any, args: tuple, kwargs: dict) -> None:
         name = function._overloadpacket.__name__
-        for declared, value in zip(function._schema.arguments, args):
-            if declared.alias_info is None or not declared.alias_info.is_write or not isinstance(value, torch.Tensor):
+        for index, declared in enumerate(function._schema.arguments):
+            if declared.alias_info is None or not declared.alias_info.is_write:
                 continue
-            storage = value.untyped_storage()
-            history = self._histories.get(storage._cdata)
-            if history is None:
-                continue
-            if value.numel() * value.element_size() != storage.nbytes():
-                history.note_part(name)
+            value = args[index] if index < len(args) else kwargs.get(declared.name)
+            if isinstance(value, (list, tuple)):
+                for each in value:
+                    self._note_write(name, each, None)
             else:
-                rest = [*args[1:], *(value for key, value in kwargs.items() if key != "generator")]
-                history.note(name, [each.item() if isinstance(each, torch.Tensor) and each.numel() == 1 and
-                                    not each.is_meta else each for each in rest])
+                self._note_write(name, value, [*args[1:], *(value for key, value in kwargs.items() if key != "generator")])
+
+    def _note_write(self, name: str, value: Any, rest: list[Any] | None) -> None:
+        history = self._histories.get(value.untyped_storage()._cdata) if isinstance(value, torch.Tensor) else None
+        if history is None:
+            return
+        if rest is None:
+            history.note_unknown(f"{name} writes it with other tensors")
+        elif value.numel() * value.element_size() != value.untyped_storage().nbytes():
+            history.note_unknown(f"{name} writes a part of it")
+        else:
+            history.note(name, [each.item() if isinstance(each, torch.Tensor) and each.numel() == 1 and
+                                not each.is_meta else each for each in rest])
 
     def rules(self) -> Iterator[tuple[torch.Tensor, Rule]]:
         for parameter, history in self._parameters:
@@ -172,7 +188,9 @@ def meta_init() -> Iterator[None]:
     register = nn.Module.register_parameter
 
     def register_on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
-        register(module, name, None if parameter is None else recorder.on_meta(parameter))
+        if parameter is not None:
+            recorder.move_to_meta(parameter)
+        register(module, name, parameter)
 
     nn.Module.register_parameter = register_on_meta
     try:
@@ -181,4 +199,4 @@ def meta_init() -> Iterator[None]:
     finally:
         nn.Module.register_parameter = register
     for parameter, rule in recorder.rules():
-        setattr(parameter, _ATTRIBUTE, rule)
+        setattr(parameter, _ATTRIBUTE, (rule, parameter._version))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -59,11 +60,27 @@ def partition(module: nn.Module, units: Iterable[UnitModules], *, param_dtype: t
         raise paramshard.InvalidArgumentError(
             f"shard: every parameter in a unit expected, got none for {_some(homeless)}: list the modules that they "
             "belong to, or the model itself as a last unit")
+    _check_no_other_names(paths, by_parameter)
     for unit, homes in zip(made, borrowed):
         unit.lenders = [made[home] for home in sorted(homes)]
         if not unit.parameters and not homes:
             raise paramshard.InvalidArgumentError(f"shard: units with parameters expected, {unit.name} has none")
     return made
+
+
+def _check_no_other_names(paths: list[tuple[str, nn.Module]], known: Mapping[nn.Parameter, Any]) -> None:
+    """A parameter that a module also has in a list of its own would stay there as it is now, and never be trained."""
+    for prefix, owner in paths:
+        if isinstance(owner, nn.RNNBase):
+            continue  # it looks at its list before it uses it
+        for attribute, value in vars(owner).items():
+            if attribute in ("_parameters", "_buffers", "_modules"):
+                continue
+            values = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else (value,)
+            if any(isinstance(each, nn.Parameter) and each in known for each in values):
+                raise paramshard.InvalidArgumentError(
+                    f"shard: parameters that modules have under their names alone expected, got one in "
+                    f"{prefix or 'the model'}.{attribute}: use an nn.ParameterList, or look it up when it is needed")
 
 
 def _units_by_module(groups: list[list[nn.Module]], names: dict[nn.Module, str]) -> dict[nn.Module, int]:

@@ -18,7 +18,8 @@ class Passes:
         self._units = units
         self._model: paramshard.Model | None = None
         self._backward: int | None = None  # autograd's number of the one that is under way
-        self._backwards = 0  # that were through, since the last commit
+        self._backwards = 0  # that were through, and had gradients to push, since the last commit
+        self._pushes_now = False  # in this backward
         self.has_pushed = False  # since the last commit
         self._lost: str | None = None  # why gradients of this step are gone
         self.state = 0  # counts the states that parameters have been in: values are the same as long as it is
@@ -76,20 +77,21 @@ class Passes:
         Variable._execution_engine.queue_callback(lambda: this._end_backward())
 
     def note_push(self) -> None:
-        self.has_pushed = True
+        self.has_pushed = self._pushes_now = True
 
     def _end_backward(self) -> None:
         for unit in self._units:
             unit.push()
-            unit.end_passes()
+            unit.end_backward()
         self._backward = None
-        self._backwards += 1
+        self._backwards += self._pushes_now
+        self._pushes_now = False
 
     def _drop_failed_backward(self) -> None:
         """A backward that raised has pushed some of its gradients. They are dropped with those of its step."""
         if self._backward is None:
             return
-        self._backward = None
+        self._backward, self._pushes_now = None, False
         for unit in self._units:
             unit.drop_gradients()
             unit.end_passes()

@@ -83,12 +83,21 @@ class Placeholder(torch.Tensor):
                     f"read the gradient of {args[0].parameter_name} in {asks}: it is in the daemon, which steps when "
                     "paramshard.torch.AdamW does; its last_norm() is that of all gradients of a step")
             return None
-        if function == torch.Tensor.grad.__set__ and isinstance(args[0], Placeholder) and args[1] is not None:
-            raise paramshard.UnimplementedError(
-                f"set the gradient of {args[0].parameter_name}: gradients come of backward(), and are in the daemon")
+        if function == torch.Tensor.grad.__set__ and isinstance(args[0], Placeholder):
+            if args[1] is not None:
+                raise paramshard.UnimplementedError(
+                    f"set the gradient of {args[0].parameter_name}: gradients come of backward(), and are in the daemon")
+            if args[0].owner is not None and args[0].owner.has_gradients(args[0]):
+                raise paramshard.UnimplementedError(
+                    f"drop the gradient of {args[0].parameter_name}: it is in the daemon, with those of all parameters; "
+                    "call zero_grad() of the optimizer")
         if function == torch.Tensor.data.__set__ and isinstance(args[0], Placeholder):
             # Modules that are moved set what a conversion has given, which is the same.
             if not isinstance(args[1], Placeholder):
+                if args[1].shape != args[0].shape:
+                    raise paramshard.InvalidArgumentError(
+                        f"set the values of {args[0].parameter_name}: {list(args[0].shape)} expected, got "
+                        f"{list(args[1].shape)}")
                 args[0].owner.take_value(args[0].parameter_name, args[1])
             return None
         if function in _REFUSED:

@@ -112,6 +112,7 @@ class ShardedModel:
             each.register_state_dict_post_hook(_weakly(self, "_fill_state_dict"))
             each.register_load_state_dict_pre_hook(_weakly(self, "_begin_loading"))
             each.__reduce_ex__ = _refuse_copies
+            each.zero_grad = torch.compiler.disable(_weakly(self, "_refuse_partial_discard"))
             if isinstance(each, nn.RNNBase):
                 # It would move weights into memory of its own, where the next gather does not write them.
                 each.flatten_parameters = _do_nothing
@@ -335,6 +336,12 @@ class ShardedModel:
         self._last_commit = self.model.commit(**self._commit_to_send, client_state=self._tracked.take())
         self._commit_to_send = None
 
+    def _refuse_partial_discard(self, set_to_none: bool = True) -> None:
+        if self._passes.has_pushed:
+            raise paramshard.UnimplementedError(
+                "zero_grad of a part of a sharded model: the daemon has added up the gradients of all; call zero_grad() "
+                "of the optimizer, or of the whole model")
+
     def discard(self, set_to_none: bool = True) -> None:
         """Drops the gradients since the last step, on all ranks alike: what `zero_grad` does."""
         if self._model is not None:
@@ -405,7 +412,10 @@ class ShardedModel:
 
     @contextlib.contextmanager
     def unsharded(self) -> Iterator[nn.Module]:
-        """All parameters are gathered inside: for generation, or for code that reads weights. Writing is lost."""
+        """All parameters are gathered inside: for generation, or for code that reads weights.
+
+        FailedPreconditionError at the end where some were written, which is lost.
+        """
         self._passes.begin_forward()
         holder = object()
         try:

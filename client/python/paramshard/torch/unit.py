@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import types
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -47,6 +47,8 @@ class UnitParameter:
             each.__dict__.update({key: value for key, value in vars(like).items()
                                   if not key.startswith("_paramshard")})
         self.fp8_weight: Fp8Weight | None = None  # of a Linear that multiplies in 8 bits
+        self._was_trained = like.requires_grad  # when it was gathered last
+        self._version = 0  # likewise
         self.trainable = like.requires_grad  # as the daemon has it, once the model is open; until then as it was
 
     def take_gradient(self) -> torch.Tensor | None:
@@ -68,11 +70,15 @@ class UnitParameter:
 
     def replaced(self) -> nn.Parameter | None:
         """What somebody has put into the module since, instead of the placeholder that was there."""
+        return next((found for found in self._found() if found is not None and found is not self.placeholder and
+                     found is not self.unsharded), None)
+
+    def is_removed(self) -> bool:
+        return any(found is None for found in self._found())
+
+    def _found(self) -> Iterator[nn.Parameter | None]:
         for module, attribute in self.places:
-            found = module._parameters.get(attribute)
-            if found is not self.placeholder and found is not self.unsharded:
-                return found
-        return None
+            yield module._parameters.get(attribute)
 
     def follow_requires_grad(self) -> bool:
         """Whether it is trained: it may be frozen and thawed between steps; thawed only if the daemon has its moments."""
@@ -83,7 +89,20 @@ class UnitParameter:
                 "set requires_grad before, and freeze later what is to begin frozen")
         if self.unsharded.requires_grad != wanted:
             self.unsharded.requires_grad_(wanted)
+        self._was_trained = wanted
         return wanted
+
+    def keep_requires_grad(self) -> None:
+        """What was frozen or thawed while it was gathered stays so."""
+        if self.unsharded.requires_grad != self._was_trained:
+            self.placeholder.requires_grad_(self.unsharded.requires_grad)
+
+    def note_version(self) -> None:
+        self._version = self.unsharded._version
+
+    def is_written(self) -> bool:
+        """Whether somebody has written it since it was gathered."""
+        return self.unsharded._version != self._version
 
 
 class _InputGradient(torch.autograd.Function):
@@ -124,6 +143,7 @@ class Unit:
         self.storages: set[int] = set()  # of the parameters, as place_of tells them apart
         self._holders: set[object] = set()  # unsharded as long as there are any
         self._ran: set[nn.Module] = set()  # modules that the present forward has been through
+        self._running = 0  # forwards of modules that have begun and not ended
         self._arrived: set[str] = set()  # parameters whose gradient has come in this backward
         self._trained: set[str] = set()  # and those that had one to come when they were gathered last
         self._is_on_gpu = False
@@ -178,7 +198,13 @@ class Unit:
     def end_passes(self) -> None:
         """No pass is under way: memory that forwards and backwards have left is given back."""
         self._ran.clear()
+        self._running = 0
         for holder in [holder for holder in self._holders if isinstance(holder, Unit)]:
+            self.reshard(holder)
+
+    def end_backward(self) -> None:
+        """As end_passes; but forwards may go on around the backward, which have asked for gradients of activations."""
+        for holder in [holder for holder in self._holders if isinstance(holder, Unit) and not holder._running]:
             self.reshard(holder)
 
     def forget_model(self) -> None:
@@ -201,6 +227,7 @@ class Unit:
         self._has_transposed = need.transposed
         for parameter in self.parameters:
             parameter.show(parameter.unsharded)
+            parameter.note_version()
 
     def _note_new_values(self) -> None:
         """Autograd compares versions to find tensors that were changed since they were saved.
@@ -217,22 +244,34 @@ class Unit:
 
     def _check_places(self) -> None:
         for parameter in self.parameters:
+            if parameter.is_removed():
+                raise paramshard.FailedPreconditionError(
+                    f"gather {self.name}: {parameter.name} as shard() has left it expected, got none: a parameter cannot "
+                    "be taken out of a sharded module")
             if parameter.replaced() is not None:
                 raise paramshard.FailedPreconditionError(
                     f"gather {self.name}: {parameter.name} as shard() has left it expected, got another parameter in "
                     "its place, whose values the daemon does not have: copy values into it, or use load_state_dict")
 
     def _drop_memory(self) -> None:
+        written = [parameter.name for parameter in self.parameters if parameter.is_written()]
         for parameter in self.parameters:
+            parameter.keep_requires_grad()
             parameter.show(parameter.placeholder)
         self._carrier.release()
         self._has_transposed = False
+        if written:
+            raise paramshard.FailedPreconditionError(
+                f"reshard {self.name}: gathered parameters that are read expected, got {', '.join(written)} written, "
+                "which is lost: the daemon alone changes parameters, and load_state_dict() outside of the forward")
 
     def _hold(self) -> None:
         for unit in (self, *self.lenders):
             unit.unshard(self)
 
     def _let_go(self) -> None:
+        if self._running:
+            return
         for unit in (self, *self.lenders):
             unit.reshard(self)
 
@@ -243,7 +282,8 @@ class Unit:
         recomputes = in_backward()
         if not recomputes:
             self._passes.begin_forward()
-        is_first = not self._ran
+            self._running += 1
+        is_first = not self._ran and self._running == 1  # it may call itself
         self._hold()
         if self.casts_inputs_to is not None:
             args = _cast(args, self.casts_inputs_to)
@@ -270,12 +310,13 @@ class Unit:
         if in_backward():
             return output
         self._ran.add(module)
+        self._running = max(0, self._running - 1)
         # pytree takes time to find out that a tensor is one.
         tensors = (output,) if type(output) is torch.Tensor else tuple(_tensors_of(output))
         if torch.is_grad_enabled():
             for tensor in tensors:
                 self._hook_output(tensor)
-        if len(self._ran) == len(self.modules):
+        if len(self._ran) == len(self.modules) and not self._running:
             self._ran.clear()
             if self.reshards_after_forward or not torch.is_grad_enabled():
                 self._let_go()
@@ -334,9 +375,10 @@ class Unit:
         self._arrived.clear()
         if all(parameter.unsharded.grad is None for parameter in self.parameters):
             return
+        # Before, for Ctrl-C may come in between: what might have been pushed is dropped like what was.
+        self._passes.note_push()
         with self._push_range:
             self._carrier.send(self._passes.model)
-        self._passes.note_push()
 
     def drop_gradients(self) -> None:
         self._arrived.clear()
@@ -363,7 +405,7 @@ def _method(unit: Unit, name: str) -> Any:
 
 
 def _tensors_of(output: Any, seen: set[int] | None = None) -> Iterator[torch.Tensor]:
-    """Those of whatever a module returns: of attributes and slots, too, where pytree does not know a class."""
+    """Those of whatever a module returns: also in classes of their own, and their attributes, which pytree does not know."""
     seen = set() if seen is None else seen
     for leaf in pytree.tree_leaves(output):
         if isinstance(leaf, torch.Tensor):
@@ -377,6 +419,10 @@ def _tensors_of(output: Any, seen: set[int] | None = None) -> Iterator[torch.Ten
 
 def _attributes_of(value: Any) -> list[Any]:
     attributes = list(getattr(value, "__dict__", {}).values())
+    if isinstance(value, Mapping):
+        attributes += value.values()
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        attributes += value
     for kind in type(value).__mro__:
         if "__slots__" in vars(kind):
             for slot in vars(kind).values():
