@@ -96,7 +96,7 @@ class SecuredWorldTest : public testing::Test {
   // paramshardctl with a certificate of that role.
   absl::StatusOr<std::string> Remote(const std::string& role, const std::string& words) const {
     const tls::Files files = Install(role, authority_.Issue({InWorld(role)}));
-    return OutputOf(absl::StrCat("{ ", PARAMSHARDCTL, " ", absl::StrJoin(FlagsOf(files), " "), " --timeout=10s ", words,
+    return OutputOf(absl::StrCat("{ ", PARAMSHARDCTL, " ", absl::StrJoin(FlagsOf(files), " "), " --timeout=5s ", words,
                                  "; } 2>&1"));
   }
   std::string Listen(int node) const { return absl::StrCat("127.0.0.1:", listen_[node]); }
@@ -176,14 +176,14 @@ TEST_F(SecuredWorldTest, AToolWithoutTheRightCertificateHearsWhy) {
 }
 
 TEST_F(SecuredWorldTest, AToolHearsWhyNobodyAnswers) {
-  EXPECT_THAT(Remote("viewer", absl::StrCat("--timeout=1s --address=", Listen(0), " models || true")),
+  EXPECT_THAT(Remote("viewer", absl::StrCat("--address=", Listen(0), " models || true")),
               IsOkAndHolds(AllOf(HasSubstr("no connection within"), HasSubstr("Connection refused"))));
   EXPECT_THAT(Remote("viewer", "--address=10.0.0.1 models; test $? = 2"),
               IsOkAndHolds(HasSubstr("HOST:PORT of a daemon's --listen")));
   Spawn(0, {"--insecure=on"});
   Spawn(1, {"--insecure=on"});
   for (auto& daemon : daemons_) ASSERT_OK(daemon->AwaitReady());
-  EXPECT_THAT(Remote("viewer", absl::StrCat("--timeout=2s --address=", Listen(0), " models || true")),
+  EXPECT_THAT(Remote("viewer", absl::StrCat("--address=", Listen(0), " models || true")),
               IsOkAndHolds(AllOf(HasSubstr("nobody speaks TLS there"), Not(HasSubstr("ssl_transport_security")))));
 }
 
@@ -338,13 +338,12 @@ TEST_F(RefusedStartTest, AnAddressOfAnotherMachineIsNamed) {
   EXPECT_THAT(ReadText(LogPath(1)), HasSubstr("--data-address: an address of this machine expected, got 192.0.2.7"));
 }
 
-// Both ends say whom they have refused, or who has refused them.
+// TLS tells the other end no more than that it is refused.
 TEST_F(RefusedStartTest, ANodeOfAnotherAuthorityDoesNotJoin) {
   Spawn(0, FlagsOf(Install("0", authority_.Issue({InWorld("node/0")}))));
   const TestAuthority other;
   const tls::Files files = test::Install(folder_.path() + "/1", other.Issue({InWorld("node/1")}), other.cert());
   EXPECT_THAT(Refusal(1, FlagsOf(files)), HasSubstr(absl::StrCat("is of no authority in ", files.ca)));
-  EXPECT_THAT(ReadText(LogPath(0)), HasSubstr("library=grpc"));
 }
 
 TEST_F(RefusedStartTest, ANodeOfAnotherWorldDoesNotJoin) {
