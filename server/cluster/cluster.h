@@ -133,6 +133,7 @@ struct ClosedEpoch {
   std::string history_id = {};
   int64_t epoch = 0;
   int64_t commit_number = 0;                  // the last one that was decided
+  std::vector<int> active = {};               // nodes of the epoch, ascending; none where they are not known
   std::optional<Decided> last_decision = {};  // of this history
   std::vector<int> device_counts = {};        // of the world, by node
   // A node 0 that does not know this one may have begun later epochs.

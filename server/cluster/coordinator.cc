@@ -181,9 +181,18 @@ Coordinator::Coordinator(Options options)
   if (!options_.device_counts.empty()) members_.SetDeviceCounts(options_.device_counts);
   for (const ClosedEpoch& before : options_.closed) {
     Model& model = models_.try_emplace(before.model, options_.nodes).first->second;
+    if (before.epoch > model.last_epoch) TakeActive(before, model);
     model.last_epoch = model.epoch_floor = std::max(model.epoch_floor, before.epoch);
     model.before.push_back(before);
   }
+}
+
+void Coordinator::TakeActive(const ClosedEpoch& before, Model& model) {
+  if (options_.attendance.Needed(options_.nodes) == options_.nodes) return;
+  const std::vector<int>& active = before.active;
+  const bool is_known = !active.empty() && active.front() == 0 && active.back() < options_.nodes;
+  model.unknown_epoch = is_known ? 0 : before.epoch;
+  if (is_known) model.active = active;
 }
 
 // Membership.
@@ -266,6 +275,8 @@ void Coordinator::Report(int node, const ModelReport& report) {
   if (added) model.last_epoch = model.epoch_floor = forgotten_epoch_;
   // This coordinator knows nothing of epochs that were another one's.
   if (!model.running && report.last_epoch > model.last_epoch) model.last_epoch = model.epoch_floor = report.last_epoch;
+  // Who has not heard of the start of that epoch has made no commit of it either.
+  if (node != 0 && report.last_epoch < model.unknown_epoch) std::erase(model.active, node);
   model.reports[node] = report;
   model.is_new[node] = true;
   model.running ? CheckReturner(it->first, model, node) : TryStart(it->first, model);
@@ -506,6 +517,7 @@ void Coordinator::Start(const std::string& name, Model& model, Nodes nodes, std:
     return RefuseStart(name, model, written);
   }
   ++model.last_epoch;
+  model.unknown_epoch = 0;
   model.running = true;
   model.active = std::move(nodes);
   model.history_id = state.history_id;
@@ -530,8 +542,8 @@ absl::Status Coordinator::WriteBegun(const std::string& name, const ModelReport&
                                                          .history_id = state.history_id,
                                                          .epoch = epoch,
                                                          .commit_number = state.commit_number,
-                                                         .device_counts = members_.device_counts()},
-                                                        nodes);
+                                                         .active = nodes,
+                                                         .device_counts = members_.device_counts()});
   if (written.ok()) return written;
   return absl::Status(written.code(), absl::StrCat("start epoch of ", name, ": node 0 could not write it down in its ",
                                                    "--state-dir: ", written.message()));

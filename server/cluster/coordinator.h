@@ -167,11 +167,12 @@ class Coordinator {
     explicit Model(int nodes);
 
     ModelReports reports;      // by node
-    std::vector<int> active;   // nodes of the last epoch; before the first one all
+    std::vector<int> active;   // nodes of the last epoch; before the first one all that may be in the next one
     std::string history_id;    // of the running epoch
     std::vector<bool> is_new;  // of each report: it was said since the last epoch began
     int64_t epoch_floor = 0;   // epochs up to this one belonged to a model that was erased, or to another coordinator
     int64_t last_epoch = 0;
+    int64_t unknown_epoch = 0;  // the last one, where another coordinator began it and its nodes are not known; else 0
     bool running = false;
     bool rolls_back = false;  // node 0 has heard that it is to lead all to a saved state, and has not answered
     EndedEpoch last_end;
@@ -192,6 +193,9 @@ class Coordinator {
   Model* Find(absl::string_view model) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Null unless that epoch runs.
   Model* FindRunning(absl::string_view model, int64_t epoch) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  // Those who were in that epoch of another coordinator are those of the last one.
+  void TakeActive(const ClosedEpoch& before, Model& model) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   using Nodes = std::vector<int>;  // ascending
 

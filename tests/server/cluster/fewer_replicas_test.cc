@@ -368,5 +368,100 @@ TEST(PatienceTest, ACoordinatorThatKnowsTheDevicesWaitsForNobodyElse) {
   for (const int node : {0, 1}) EXPECT_THAT(sinks[node].Next().active, ElementsAre(0, 1));
 }
 
+// --- A node 0 that is started again ---
+
+// Of three nodes, which knows from a coordinator before it that nodes 0 and 1 have made commit 7 in epoch 5.
+class RestartedWithoutTwoTest : public testing::Test {
+ protected:
+  static Coordinator::Options Options(std::vector<int> active, int min_nodes = 2) {
+    return {.nodes = kNodes,
+            .closed = {{.model = "m", .history_id = "h", .epoch = 5, .commit_number = 7, .active = std::move(active)}},
+            .attendance = {.min_nodes = min_nodes, .patience = absl::ZeroDuration()},
+            .device_counts = {kDevices, kDevices, kDevices}};
+  }
+  void JoinAll(Coordinator& coordinator) {
+    for (int node = 0; node < kNodes; ++node) ASSERT_OK(coordinator.Join(node, kDevices, &sinks_[node]));
+  }
+  static ModelReport Old(int node, int64_t commit_number, int64_t last_epoch) {
+    ModelReport report = Trained(node, commit_number, std::nullopt);
+    report.last_epoch = last_epoch;
+    return report;
+  }
+  void ExpectStart(const std::vector<int>& nodes) {
+    for (const int node : nodes) {
+      ASSERT_FALSE(sinks_[node].empty()) << "node " << node;
+      const EpochNews news = sinks_[node].Next();
+      EXPECT_TRUE(news.start) << news.why;
+      EXPECT_EQ(news.active, nodes);
+    }
+  }
+
+  RecordingListener sinks_[kNodes];
+};
+
+TEST_F(RestartedWithoutTwoTest, OneThatTookNoPartBeforeIsNotWaitedFor) {
+  Coordinator coordinator(Options({0, 1}));
+  JoinAll(coordinator);
+  for (const int node : {0, 1}) coordinator.Report(node, Old(node, 7, 5));
+  ExpectStart({0, 1});
+  EXPECT_TRUE(sinks_[2].empty());
+}
+
+TEST_F(RestartedWithoutTwoTest, OneThatFitsNoneOfTheOthersKeepsNoneFromStarting) {
+  Coordinator coordinator(Options({0, 1}));
+  JoinAll(coordinator);
+  ModelReport other = Old(2, 7, 3);
+  other.history_id = other.lineage = "another";
+  coordinator.Report(2, other);
+  for (const int node : {0, 1}) coordinator.Report(node, Old(node, 7, 5));
+  ASSERT_FALSE(sinks_[2].empty());
+  EXPECT_TRUE(sinks_[2].Next().refused);
+  ExpectStart({0, 1});
+}
+
+// Journals do not say who was in an epoch.
+TEST_F(RestartedWithoutTwoTest, WhereItIsNotKnownWhoHasNotHeardOfTheEpochWasNotInIt) {
+  Coordinator coordinator(Options({}));
+  JoinAll(coordinator);
+  ModelReport away = Old(2, 4, 4);
+  away.attached_ranks.clear();
+  coordinator.Report(2, away);
+  coordinator.Report(1, Old(1, 7, 5));
+  coordinator.Report(0, Old(0, 7, 5));
+  ExpectStart({0, 1});
+}
+
+TEST_F(RestartedWithoutTwoTest, WhoWasInTheEpochIsWaitedFor) {
+  for (const std::vector<int>& active : {std::vector<int>{0, 1, 2}, std::vector<int>{}}) {
+    Coordinator coordinator(Options(active));
+    JoinAll(coordinator);
+    ModelReport late = Old(2, 7, 5);
+    late.attached_ranks.clear();
+    coordinator.Report(2, late);
+    for (const int node : {0, 1}) coordinator.Report(node, Old(node, 7, 5));
+    EXPECT_TRUE(sinks_[0].empty());
+    coordinator.Report(2, Old(2, 7, 5));
+    ExpectStart({0, 1, 2});
+  }
+}
+
+TEST_F(RestartedWithoutTwoTest, AllTakePartWhereAllHaveTo) {
+  Coordinator coordinator(Options({0, 1}, /*min_nodes=*/kNodes));
+  JoinAll(coordinator);
+  for (const int node : {0, 1}) coordinator.Report(node, Old(node, 7, 5));
+  EXPECT_TRUE(sinks_[0].empty());
+  coordinator.Report(2, Old(2, 7, 5));
+  ExpectStart({0, 1, 2});
+}
+
+TEST_F(RestartedWithoutTwoTest, NodesOfAnotherWorldTellNothing) {
+  Coordinator coordinator(Options({0, 1, 4}));
+  JoinAll(coordinator);
+  for (const int node : {0, 1}) coordinator.Report(node, Old(node, 7, 5));
+  EXPECT_TRUE(sinks_[0].empty());
+  coordinator.Report(2, Old(2, 7, 5));
+  ExpectStart({0, 1, 2});
+}
+
 }  // namespace
 }  // namespace paramshard::server
