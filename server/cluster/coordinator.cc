@@ -88,7 +88,8 @@ absl::Status NoPartError(const std::string& model, const std::string& node, cons
       absl::StrCat("start epoch of ", model, ": on ", node,
                    ", which the others have gone on without, none of it or an earlier state of history ", history_id,
                    " expected, got commit ", report.commit_number, " of history ", report.history_id, " beside commit ",
-                   commit_number, ": delete the model on that node, or import the same into every daemon"));
+                   commit_number,
+                   ": delete the model on that node if its state is not wanted, or import the same into every daemon"));
 }
 
 absl::Status TakesNoPartError(int node, absl::string_view model, int64_t epoch) {
@@ -428,6 +429,16 @@ bool Coordinator::MayBeFewer(const Model& model) const {
                       [](const auto& report) { return report.has_value() && report->needs_every_node; });
 }
 
+bool Coordinator::WouldBegin(const Model& model, const Nodes& nodes) const {
+  return std::all_of(nodes.begin(), nodes.end(), [&](int node) {
+    const ModelReport& report = *model.reports[node];
+    const bool has_begun = report.history_id == model.history_id ||
+                           std::any_of(model.before.begin(), model.before.end(),
+                                       [&](const ClosedEpoch& epoch) { return epoch.history_id == report.history_id; });
+    return !report.lost.ok() || (report.untouched && !has_begun);
+  });
+}
+
 std::optional<Coordinator::Nodes> Coordinator::NextNodes(const Model& model) const {
   if (!members_.sized()) return std::nullopt;
   if (members_.complete() && options_.attendance.Needed(options_.nodes) == options_.nodes) return model.active;
@@ -454,6 +465,8 @@ void Coordinator::TryStart(const std::string& name, Model& model) {
     return;
   }
   const absl::Status differ = lost.ok() ? CheckEqual(name, model, *nodes) : lost;
+  const bool is_whole = static_cast<int>(nodes->size()) == members_.nodes();
+  if ((differ.ok() || !healings.empty()) && !is_whole && WouldBegin(model, *nodes)) return;
   if (differ.ok()) return Start(name, model, *std::move(nodes));
   if (!healings.empty()) return Start(name, model, *std::move(nodes), std::move(healings));
   if (RefuseReturners(name, model, *nodes, differ)) return TryStart(name, model);
@@ -461,13 +474,12 @@ void Coordinator::TryStart(const std::string& name, Model& model) {
 }
 
 bool Coordinator::RefuseReturners(const std::string& name, Model& model, const Nodes& nodes, const absl::Status& why) {
-  bool refused = false;
-  for (const int node : nodes) {
-    if (Has(model.active, node)) continue;
-    RefuseNode(name, model, node, why);
-    refused = true;
-  }
-  return refused;
+  Nodes others, returners;
+  for (const int node : nodes) (Has(model.active, node) ? others : returners).push_back(node);
+  // They do not go on without anybody.
+  if (WouldBegin(model, others)) return false;
+  for (const int node : returners) RefuseNode(name, model, node, why);
+  return !returners.empty();
 }
 
 void Coordinator::CheckReturner(const std::string& name, Model& model, int node) {

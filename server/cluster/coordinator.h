@@ -168,7 +168,7 @@ class Coordinator {
 
     ModelReports reports;      // by node
     std::vector<int> active;   // nodes of the last epoch; before the first one all that may be in the next one
-    std::string history_id;    // of the running epoch
+    std::string history_id;    // of the last epoch
     std::vector<bool> is_new;  // of each report: it was said since the last epoch began
     int64_t epoch_floor = 0;   // epochs up to this one belonged to a model that was erased, or to another coordinator
     int64_t last_epoch = 0;
@@ -211,6 +211,9 @@ class Coordinator {
   // Whether some nodes have initial values, and all others one state that was trained or imported: daemons that were
   // started empty in the place of lost ones. Requires their reports.
   bool HasFreshBesideTrained(const Model& model, const Nodes& nodes) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Whether an epoch of these nodes would be the first one of a history: it needs all, of which another one may have a
+  // state that was trained. Requires their reports.
+  bool WouldBegin(const Model& model, const Nodes& nodes) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool MayBeFewer(const Model& model) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Unset while a node is waited for that is not here, or has not attached where it has to for the others' sake.
   std::optional<Nodes> NextNodes(const Model& model) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

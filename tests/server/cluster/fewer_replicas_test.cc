@@ -189,6 +189,7 @@ TEST_F(FewerReplicasTest, OneThatIsBackWithAnotherStateIsToldSoAlone) {
   const EpochNews news = sinks_[2].Next();
   EXPECT_TRUE(news.refused);
   EXPECT_THAT(news.why, StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("got commit 7 of history another")));
+  EXPECT_THAT(news.why.message(), HasSubstr("its state is not wanted"));
   coordinator_.Report(2, Trained(2, 9, 1));
   EXPECT_TRUE(sinks_[2].Next().refused) << "it is ahead";
   Vote(0, 2, 8).IgnoreError();
@@ -250,6 +251,98 @@ TEST_F(FewerReplicasTest, AllLeaveWhenThoseWhoTakePartHave) {
   }
   for (const int node : {0, 1}) EXPECT_EQ(sinks_[node].Next().last_command, 5);
   AwaitEnd({0, 1}, "has left");
+}
+
+// --- A history begins with all ---
+
+ModelReport Begun(int node, const std::string& history) {
+  ModelReport report = Trained(node, 0, std::nullopt);
+  report.history_id = history;
+  report.lineage = "creation";
+  report.untouched = report.fresh = true;
+  return report;
+}
+
+class BeginningsTest : public testing::Test {
+ protected:
+  void Join(int node) { ASSERT_OK(coordinator_.Join(node, kDevices, &sinks_[node])); }
+
+  RecordingListener sinks_[kNodes];
+  Coordinator coordinator_{Coordinator::Options{
+      .nodes = kNodes,
+      .closed = {{.model = "m", .history_id = "h", .epoch = 5, .commit_number = 9, .active = {0, 1}}},
+      .attendance = {.min_nodes = 2, .patience = absl::ZeroDuration()},
+      .device_counts = {kDevices, kDevices, kDevices}}};
+};
+
+// Of which one is away with the only state.
+TEST_F(BeginningsTest, NodesThatBeganAnewDoNotTrainWithoutTheOthers) {
+  for (const int node : {0, 1}) Join(node);
+  for (const int node : {0, 1}) coordinator_.Report(node, Begun(node, absl::StrCat("of ", node)));
+  for (const int node : {0, 1}) EXPECT_TRUE(sinks_[node].empty());
+  Join(2);
+  EXPECT_TRUE(sinks_[0].empty());
+  coordinator_.Report(2, Trained(2, 9, 1));
+  for (RecordingListener& sink : sinks_) {
+    ASSERT_FALSE(sink.empty());
+    EXPECT_TRUE(sink.Next().refused) << "a person is to say which counts";
+  }
+}
+
+TEST_F(BeginningsTest, NodesThatWereImportedIntoDoNotTrainWithoutTheOthers) {
+  const auto report = [&](int node) {
+    ModelReport imported = Begun(node, absl::StrCat("of ", node));
+    imported.lineage = "import";
+    imported.fresh = false;
+    coordinator_.Report(node, imported);
+  };
+  for (const int node : {0, 1}) Join(node);
+  for (const int node : {0, 1}) report(node);
+  for (const int node : {0, 1}) EXPECT_TRUE(sinks_[node].empty());
+  Join(2);
+  report(2);
+  for (RecordingListener& sink : sinks_) {
+    ASSERT_FALSE(sink.empty());
+    EXPECT_THAT(sink.Next().active, ElementsAre(0, 1, 2));
+  }
+}
+
+TEST_F(BeginningsTest, NorDoTheyWhereOneHealsAnother) {
+  ModelReport imported = Begun(0, "of 0");
+  imported.lineage = "import";
+  imported.fresh = false;
+  for (const int node : {0, 1}) Join(node);
+  coordinator_.Report(0, imported);
+  coordinator_.Report(1, Begun(1, "of 1"));
+  for (const int node : {0, 1}) EXPECT_TRUE(sinks_[node].empty());
+}
+
+TEST_F(BeginningsTest, WhatHasBegunWithAllGoesOnWithFewerBeforeItsFirstCommit) {
+  for (int node = 0; node < kNodes; ++node) Join(node);
+  const auto report = [&](int node) {
+    ModelReport begun = Begun(node, "begun");
+    begun.fresh = false;
+    coordinator_.Report(node, begun);
+  };
+  for (int node = 0; node < kNodes; ++node) report(node);
+  for (RecordingListener& sink : sinks_) EXPECT_TRUE(sink.Next().start);
+  coordinator_.Leave(2);
+  for (const int node : {0, 1}) EXPECT_FALSE(sinks_[node].Next().start);
+  for (const int node : {0, 1}) report(node);
+  for (const int node : {0, 1}) {
+    ASSERT_FALSE(sinks_[node].empty());
+    EXPECT_THAT(sinks_[node].Next().active, ElementsAre(0, 1));
+  }
+}
+
+TEST_F(BeginningsTest, WhatACoordinatorBeforeHasBegunWithAllDoesToo) {
+  for (const int node : {0, 1}) Join(node);
+  for (const int node : {0, 1}) {
+    ModelReport begun = Begun(node, "h");
+    begun.fresh = false;
+    coordinator_.Report(node, begun);
+  }
+  for (const int node : {0, 1}) EXPECT_THAT(sinks_[node].Next().active, ElementsAre(0, 1));
 }
 
 // --- Who has the newest state ---
