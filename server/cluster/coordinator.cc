@@ -290,7 +290,7 @@ void Coordinator::Forget(int node, absl::string_view name) {
   model->reports[node].reset();
   // Node 0 leads, and says nothing more of a model that it has not.
   if (node == 0) model->rolls_back = false;
-  if (model->running) {
+  if (model->running && Has(model->active, node)) {
     End(std::string(name), *model,
         absl::AbortedError(absl::StrCat("model ", name, ": deleted on ", NodeName(members_, node))));
   }
@@ -309,9 +309,10 @@ void Coordinator::EraseIfForgotten(absl::string_view name) {
   models_.erase(it);
 }
 
-void Coordinator::EndEpoch(absl::string_view name, int64_t epoch, const absl::Status& why) {
+void Coordinator::EndEpoch(int node, absl::string_view name, int64_t epoch, const absl::Status& why) {
   const Lock lock(this);
-  if (Model* const model = FindRunning(name, epoch); model != nullptr) End(std::string(name), *model, why);
+  Model* const model = FindRunning(name, epoch);
+  if (model != nullptr && Has(model->active, node)) End(std::string(name), *model, why);
 }
 
 // One that has reported alone is compared with one that has voted: with whom else, if nobody has?
@@ -331,7 +332,7 @@ void Coordinator::ReportDetached(int node, absl::string_view name, int64_t epoch
                                  const absl::Status& why) {
   const Lock lock(this);
   Model* const model = FindRunning(name, epoch);
-  if (model == nullptr || !members_.ranks(node).Contains(rank)) return;
+  if (model == nullptr || !Has(model->active, node) || !members_.ranks(node).Contains(rank)) return;
   if (model->departures.Add(rank, command_count, why)) {
     const int64_t last = *model->departures.last_command();
     TellActive(*model, [&](NodeSink& sink) { sink.OnLastCommand(std::string(name), epoch, last); });

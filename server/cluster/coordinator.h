@@ -91,10 +91,10 @@ class Coordinator {
   // Waits until all are here: DEADLINE_EXCEEDED names who is missing, UNAVAILABLE stopped.
   absl::Status AwaitWorld(absl::Duration timeout);
 
-  // As in Cluster, said by `node`.
+  // As in Cluster, said by `node`. One that takes no part in an epoch ends none.
   void Report(int node, const ModelReport& report);
   void Forget(int node, absl::string_view model);
-  void EndEpoch(absl::string_view model, int64_t epoch, const absl::Status& why);
+  void EndEpoch(int node, absl::string_view model, int64_t epoch, const absl::Status& why);
   void ReportCommands(int node, absl::string_view model, int64_t epoch, const std::vector<CommandInWords>& commands);
   // A rank that the node does not serve is ignored.
   void ReportDetached(int node, absl::string_view model, int64_t epoch, int rank, int64_t command_count,

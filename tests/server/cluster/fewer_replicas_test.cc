@@ -154,7 +154,7 @@ TEST_F(FewerReplicasTest, AModelThatAllShareNeedsEveryNode) {
 TEST_F(FewerReplicasTest, ANodeWhoseTrainersAreGoneIsWaitedFor) {
   ReportAll(7);
   AwaitStart({0, 1, 2});
-  coordinator_.EndEpoch("m", 1, absl::AbortedError("rank 4: process 1 has gone"));
+  coordinator_.EndEpoch(0, "m", 1, absl::AbortedError("rank 4: process 1 has gone"));
   AwaitEnd({0, 1, 2}, "has gone");
   ReportAll(7, {0, 1});
   for (const int node : {0, 1}) EXPECT_TRUE(sinks_[node].empty());
@@ -199,7 +199,7 @@ TEST_F(FewerReplicasTest, OneThatIsBackWithAnotherStateIsToldSoAlone) {
 
 TEST_F(FewerReplicasTest, OneThatFitsNoneOfTheOthersKeepsNoneFromStarting) {
   ASSERT_NO_FATAL_FAILURE(GoOnWithoutTwo(7));
-  coordinator_.EndEpoch("m", 2, absl::AbortedError("over"));
+  coordinator_.EndEpoch(0, "m", 2, absl::AbortedError("over"));
   AwaitEnd({0, 1}, "over");
   Return(2);
   ModelReport other = Trained(2, 7, 1);
@@ -242,6 +242,18 @@ TEST_F(FewerReplicasTest, ALossOfOneThatTakesNoPartEndsNothing) {
   Return(2);
   Lose(2);
   for (const int node : {0, 1}) EXPECT_TRUE(sinks_[node].empty());
+}
+
+TEST_F(FewerReplicasTest, OneThatTakesNoPartEndsNothing) {
+  ASSERT_NO_FATAL_FAILURE(GoOnWithoutTwo(7));
+  Return(2);
+  coordinator_.Report(2, Trained(2, 7, 1));
+  coordinator_.EndEpoch(2, "m", 2, absl::AbortedError("mine"));
+  coordinator_.ReportDetached(2, "m", 2, 4, 5, absl::AbortedError("has left"));
+  coordinator_.Forget(2, "m");
+  for (const int node : {0, 1}) EXPECT_TRUE(sinks_[node].empty());
+  coordinator_.EndEpoch(1, "m", 2, absl::AbortedError("ours"));
+  AwaitEnd({0, 1}, "ours");
 }
 
 TEST_F(FewerReplicasTest, AllLeaveWhenThoseWhoTakePartHave) {

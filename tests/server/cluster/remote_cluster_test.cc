@@ -135,7 +135,7 @@ TEST_F(RemoteClusterTest, EpochsStartAndEndOnAllNodes) {
   EXPECT_THAT(news_.Next().why, StatusIs(absl::StatusCode::kAborted, HasSubstr("rank 2 left")));
   const int64_t second = StartEpoch();
   EXPECT_GT(second, first);
-  zero_.coordinator().EndEpoch("m", second, absl::DeadlineExceededError("rank 0 hangs"));
+  zero_.coordinator().EndEpoch(0, "m", second, absl::DeadlineExceededError("rank 0 hangs"));
   const EpochNews news = news_.Next();
   EXPECT_EQ(news.epoch, second);
   EXPECT_THAT(news.why, StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("rank 0 hangs")));
