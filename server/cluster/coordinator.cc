@@ -777,7 +777,9 @@ absl::Status Coordinator::TellFollowers(const SaveNews& news) {
 absl::Status Coordinator::CheckMayOrder(const std::string& name, const SaveOrder& order) {
   RETURN_IF_ERROR(CheckAllHere("save", name));
   const Model* const model = Find(name);
-  if (model == nullptr || !model->running || model->book.last_commit_number() <= order.step) return absl::OkStatus();
+  if (model == nullptr) return absl::OkStatus();
+  RETURN_IF_ERROR(CheckAllTakePart("save", name, *model));
+  if (!model->running || model->book.last_commit_number() <= order.step) return absl::OkStatus();
   return absl::AbortedError(absl::StrCat("save ", name, ": commit ", order.step,
                                          " as the last one that is decided expected, got ",
                                          model->book.last_commit_number()));
@@ -788,6 +790,16 @@ absl::Status Coordinator::CheckAllHere(absl::string_view operation, absl::string
     if (members_.present(node)) continue;
     return absl::UnavailableError(
         absl::StrCat(operation, " ", model, ": all nodes expected, ", NodeName(members_, node), " is not here"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Coordinator::CheckAllTakePart(absl::string_view operation, absl::string_view name,
+                                           const Model& model) const {
+  for (int node = 0; node < members_.nodes(); ++node) {
+    if (Has(model.active, node)) continue;
+    return absl::UnavailableError(
+        absl::StrCat(operation, " ", name, ": all nodes expected, ", NodeName(members_, node), " takes no part"));
   }
   return absl::OkStatus();
 }

@@ -284,6 +284,10 @@ class Coordinator {
   absl::Status CheckAllHere(absl::string_view operation, absl::string_view model) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
+  // UNAVAILABLE naming one that was not in the last epoch: its state is an old one, or none.
+  absl::Status CheckAllTakePart(absl::string_view operation, absl::string_view name, const Model& model) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
   template <typename Call>
   void TellAll(Call call) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Those of the last epoch that are here.

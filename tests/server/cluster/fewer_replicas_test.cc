@@ -237,6 +237,27 @@ TEST_F(FewerReplicasTest, AValueIsThatOfTheNodeThatHasPutIt) {
   EXPECT_THAT(coordinator_.Get(1, "m", 1, "healed", kNow), IsOkAndHolds("yes"));
 }
 
+TEST_F(FewerReplicasTest, OneThatTakesNoPartIsNotAskedToSave) {
+  const auto order = [&] { return coordinator_.TellSave(0, {.model = "m", .what = SaveOrder{.id = 1, .step = 7}}); };
+  ReportAll(7);
+  AwaitStart({0, 1, 2});
+  EXPECT_OK(order());
+  for (const int node : {1, 2}) EXPECT_TRUE(sinks_[node].Next().save.has_value());
+  ASSERT_OK(coordinator_.TellSave(0, {.model = "m", .what = SaveEnd{.id = 1}}));
+  for (const int node : {1, 2}) EXPECT_TRUE(sinks_[node].Next().save.has_value());
+  Lose(2);
+  AwaitEnd({0, 1}, "lost");
+  ReportAll(7, {0, 1});
+  AwaitStart({0, 1});
+  Return(2);
+  const auto refused = StatusIs(absl::StatusCode::kUnavailable, HasSubstr("node 2 (ranks 4..5) takes no part"));
+  EXPECT_THAT(order(), refused);
+  coordinator_.EndEpoch(0, "m", 2, absl::AbortedError("over"));
+  AwaitEnd({0, 1}, "over");
+  EXPECT_THAT(order(), refused) << "between epochs";
+  for (const int node : {1, 2}) EXPECT_TRUE(sinks_[node].empty());
+}
+
 TEST_F(FewerReplicasTest, ALossOfOneThatTakesNoPartEndsNothing) {
   ASSERT_NO_FATAL_FAILURE(GoOnWithoutTwo(7));
   Return(2);
