@@ -279,7 +279,8 @@ void Coordinator::Report(int node, const ModelReport& report) {
   // Who has not heard of the start of that epoch has made no commit of it either.
   if (node != 0 && report.last_epoch < model.unknown_epoch) std::erase(model.active, node);
   model.reports[node] = report;
-  model.is_new[node] = true;
+  // One that takes part says nothing more before it has heard of the end: this was said before the start.
+  model.is_new[node] = !model.running || !Has(model.active, node);
   model.running ? CheckReturner(it->first, model, node) : TryStart(it->first, model);
 }
 

@@ -158,6 +158,22 @@ TEST_F(HealingsTest, WhatOthersSaidBeforeTheEpochIsNotJudged) {
   EXPECT_THAT(AwaitStart(), ElementsAre(Healing{.receiver = 0, .donor = 1}));
 }
 
+TEST_F(HealingsTest, NorIsWhatTheySaidBeforeTheyHadHeardOfIt) {
+  Report({Trained(0), Trained(1), Trained(2)});
+  AwaitStart();
+  coordinator_.Report(2, Trained(2));
+  for (int node = 0; node < kNodes; ++node) {
+    coordinator_.Vote(node, MakeVote(1, kCommit + 1, {{node, 0, 0}}), kNow).IgnoreError();
+  }
+  coordinator_.EndEpoch(0, "m", 1, absl::AbortedError("over"));
+  for (RecordingListener& sink : sinks_) sink.Next();
+  coordinator_.Report(0, Trained(0, kCommit + 1));
+  coordinator_.Report(1, Lost(1));
+  for (RecordingListener& sink : sinks_) EXPECT_TRUE(sink.empty());
+  coordinator_.Report(2, Trained(2, kCommit + 1));
+  EXPECT_THAT(AwaitStart(), ElementsAre(Healing{.receiver = 1, .donor = 2}));
+}
+
 TEST_F(HealingsTest, AnImportBeforeTheFirstCommitGivesWayButAtNode0) {
   ModelReport imported = Begun(1);
   imported.fresh = false;
