@@ -30,6 +30,14 @@ absl::Status InDoubtError(const CommitQuery& query) {
                                           " is unknown to node 0, which was restarted or has deleted the model"));
 }
 
+// Of epochs that a node may name: there are numbers behind it.
+constexpr int64_t kLastEpoch = int64_t{1} << 62;
+
+absl::Status LastEpochError(const ModelReport& report) {
+  return absl::InvalidArgumentError(absl::StrCat("report of ", report.model, ": a last epoch in [0, ", kLastEpoch,
+                                                 "] expected, got ", report.last_epoch));
+}
+
 absl::Status UndecidedError(const CommitQuery& query, const absl::Status& why) {
   return absl::AbortedError(absl::StrCat("vote ", query.model, " commit ", query.commit_number, ": epoch ", query.epoch,
                                          " ended before the decision: ", why.message()));
@@ -271,11 +279,12 @@ absl::Status Coordinator::AwaitWorld(absl::Duration timeout) {
 void Coordinator::Report(int node, const ModelReport& report) {
   const Lock lock(this);
   if (stopped_ || !members_.present(node)) return;
+  if (report.last_epoch < 0 || report.last_epoch > kLastEpoch) {
+    return sinks_[node]->OnEpochRefused(report.model, LastEpochError(report));
+  }
   auto [it, added] = models_.try_emplace(report.model, members_.nodes());
   Model& model = it->second;
   if (added) model.last_epoch = model.epoch_floor = forgotten_epoch_;
-  // This coordinator knows nothing of epochs that were another one's.
-  if (!model.running && report.last_epoch > model.last_epoch) model.last_epoch = model.epoch_floor = report.last_epoch;
   // Who has not heard of the start of that epoch has made no commit of it either.
   if (node != 0 && report.last_epoch < model.unknown_epoch) std::erase(model.active, node);
   model.reports[node] = report;
@@ -524,9 +533,18 @@ RankRange Coordinator::FirstGroup(const Model& model, const ModelReport& state) 
   return {begin, begin + state.shard_size};
 }
 
+// This coordinator knows nothing of epochs that were another one's.
+void Coordinator::SkipEpochsOfOthers(Model& model) {
+  for (const std::optional<ModelReport>& report : model.reports) {
+    if (!report.has_value() || report->last_epoch <= model.last_epoch) continue;
+    model.last_epoch = model.epoch_floor = report->last_epoch;
+  }
+}
+
 void Coordinator::Start(const std::string& name, Model& model, Nodes nodes, std::vector<Healing> healings) {
   const auto first = std::find_if(nodes.begin(), nodes.end(), [&](int node) { return !IsReceiver(healings, node); });
   const ModelReport& state = *model.reports[*first];
+  SkipEpochsOfOthers(model);
   if (const absl::Status written = WriteBegun(name, state, nodes, model.last_epoch + 1); !written.ok()) {
     return RefuseStart(name, model, written);
   }
@@ -717,11 +735,11 @@ absl::StatusOr<CommitDecision> Coordinator::QueryCommit(int node, const CommitQu
 std::optional<absl::StatusOr<CommitDecision>> Coordinator::Answer(const CommitQuery& query) {
   const Model* const model = Find(query.model);
   if (model == nullptr) return InDoubtError(query);
-  if (query.epoch <= model->epoch_floor || query.epoch > model->last_epoch) {
-    return AnswerFromBefore(model->before, query);
-  }
   if (std::optional<CommitDecision> decision = model->book.Find(query.epoch, query.commit_number)) {
     return WithOrder(query.model, query.commit_number, *std::move(decision));
+  }
+  if (query.epoch <= model->epoch_floor || query.epoch > model->last_epoch) {
+    return AnswerFromBefore(model->before, query);
   }
   if (model->running && model->last_epoch == query.epoch) {
     // Nothing is decided any more, which is an answer as well: the node need not stay in doubt.

@@ -219,6 +219,8 @@ class Coordinator {
   std::optional<Nodes> NextNodes(const Model& model) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   std::vector<Healing> Healings(const Model& model, const Nodes& nodes) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void TryStart(const std::string& name, Model& model) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // The next epoch's number is greater than those that nodes have heard of.
+  void SkipEpochsOfOthers(Model& model) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Start(const std::string& name, Model& model, Nodes nodes, std::vector<Healing> healings = {})
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Those of the nodes that were not in the last epoch have another state than the others, who go on without them.

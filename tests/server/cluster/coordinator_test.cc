@@ -1,6 +1,7 @@
 #include "server/cluster/coordinator.h"
 
 #include <future>
+#include <limits>
 #include <memory>
 
 #include <gmock/gmock.h>
@@ -549,6 +550,36 @@ TEST_F(CoordinatorTest, EpochNumbersGoOnWhenAModelIsDeletedAndCreatedAgain) {
   EXPECT_THAT(Vote1(first, 1), StatusIs(absl::StatusCode::kDataLoss));
   EXPECT_GT(StartEpoch(), first);
   EXPECT_THAT(Vote1(first, 1), StatusIs(absl::StatusCode::kDataLoss));
+}
+
+TEST_F(CoordinatorTest, EpochNumbersAreBehindWhatIsReportedWhileOneRuns) {
+  const int64_t first = StartEpoch();
+  EXPECT_FALSE(Vote1(first, 1).ok());
+  ASSERT_OK(Vote0(first, 1));
+  ModelReport report = MakeReport({2});
+  report.last_epoch = 9;
+  coordinator_.Report(1, report);
+  coordinator_.EndEpoch(0, "m", first, absl::AbortedError("over"));
+  ExpectEnd(first, absl::StatusCode::kAborted, "over");
+  coordinator_.Report(0, MakeReport({0, 1}, 1, 1));
+  // A node has heard of no epoch of this coordinator then, but of one of another.
+  report = MakeReport({2}, 1, 1);
+  report.last_epoch = 9;
+  coordinator_.Report(1, report);
+  EXPECT_EQ(sinks_[0].Next().epoch, 10);
+  EXPECT_OK(Vote1(first, 1)) << "what was decided before is answered still";
+}
+
+TEST_F(CoordinatorTest, EpochNumbersThatNoneFollowsAreRefused) {
+  for (const int64_t last_epoch : {std::numeric_limits<int64_t>::max(), int64_t{-1}}) {
+    ModelReport report = MakeReport({2});
+    report.last_epoch = last_epoch;
+    coordinator_.Report(1, report);
+    const EpochNews news = sinks_[1].Next();
+    EXPECT_TRUE(news.refused);
+    EXPECT_THAT(news.why, StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("report of m: a last epoch in [0, ")));
+  }
+  EXPECT_EQ(StartEpoch(), 1);
 }
 
 TEST_F(CoordinatorTest, VotesAfterDifferentCommandsEndTheEpochNamingBoth) {

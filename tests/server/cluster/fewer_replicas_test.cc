@@ -277,6 +277,18 @@ TEST_F(FewerReplicasTest, OneThatTakesNoPartEndsNothing) {
   AwaitEnd({0, 1}, "ours");
 }
 
+TEST_F(FewerReplicasTest, EpochNumbersAreBehindThoseOfOneThatIsBack) {
+  ASSERT_NO_FATAL_FAILURE(GoOnWithoutTwo(7));
+  Return(2);
+  ModelReport back = Trained(2, 7, 1);
+  back.last_epoch = 20;
+  coordinator_.Report(2, back);
+  coordinator_.EndEpoch(0, "m", 2, absl::AbortedError("over"));
+  AwaitEnd({0, 1}, "over");
+  ReportAll(7, {0, 1});
+  EXPECT_EQ(AwaitStart({0, 1, 2}).epoch, 21);
+}
+
 TEST_F(FewerReplicasTest, AllLeaveWhenThoseWhoTakePartHave) {
   ASSERT_NO_FATAL_FAILURE(GoOnWithoutTwo(7));
   for (const int rank : {0, 1, 2, 3}) {
