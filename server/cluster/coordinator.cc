@@ -30,6 +30,12 @@ absl::Status InDoubtError(const CommitQuery& query) {
                                           " is unknown to node 0, which was restarted or has deleted the model"));
 }
 
+absl::Status ForgottenError(const CommitQuery& query) {
+  return absl::DataLossError(absl::StrCat("vote ", query.model, " commit ", query.commit_number,
+                                          ": node 0 has decided later ones, and remembers the last ", kKeptDecisions,
+                                          " decisions"));
+}
+
 // Of epochs that a node may name: there are numbers behind it.
 constexpr int64_t kLastEpoch = int64_t{1} << 62;
 
@@ -746,6 +752,7 @@ std::optional<absl::StatusOr<CommitDecision>> Coordinator::Answer(const CommitQu
     if (stopped_) return UndecidedError(query, StoppedError());
     return std::nullopt;
   }
+  if (model->book.HasForgotten(query.commit_number)) return ForgottenError(query);
   if (model->last_end.epoch != query.epoch) return EpochOverError(query.model, query.epoch);
   return model->last_end.by_votes ? model->last_end.why : UndecidedError(query, model->last_end.why);
 }

@@ -400,6 +400,29 @@ TEST_F(CoordinatorTest, RemembersTheLastDecisionsOnly) {
   EXPECT_THAT(Vote1(epoch, 1), StatusIs(absl::StatusCode::kFailedPrecondition));
 }
 
+// It may go on without a node that has voted.
+TEST_F(CoordinatorTest, ADecisionThatIsForgottenStaysInDoubt) {
+  const int64_t first = StartEpoch();
+  EXPECT_FALSE(Vote1(first, 1).ok());
+  ASSERT_OK(Vote0(first, 1));
+  EXPECT_FALSE(Vote1(first, 2).ok());
+  coordinator_.EndEpoch(0, "m", first, absl::AbortedError("over"));
+  ExpectEnd(first, absl::StatusCode::kAborted, "over");
+  const int64_t second = StartEpoch(/*commit_number=*/1);
+  for (int64_t commit = 2; commit < 2 + static_cast<int64_t>(kKeptDecisions); ++commit) {
+    EXPECT_FALSE(Vote1(second, commit).ok());
+    ASSERT_OK(Vote0(second, commit));
+  }
+  const auto ask = [&](int64_t epoch, int64_t commit_number) {
+    return coordinator_.QueryCommit(1, {.model = "m", .epoch = epoch, .commit_number = commit_number});
+  };
+  const auto forgotten = StatusIs(absl::StatusCode::kDataLoss, HasSubstr("remembers the last 64 decisions"));
+  EXPECT_THAT(Vote1(first, 1), forgotten);
+  EXPECT_THAT(ask(first, 1), forgotten);
+  EXPECT_THAT(ask(first, 2), StatusIs(absl::StatusCode::kAborted)) << "it was decided later";
+  EXPECT_OK(ask(second, 2));
+}
+
 TEST_F(CoordinatorTest, AVoteOfAnEpochThatACoordinatorBeforeHasStartedStaysInDoubt) {
   EXPECT_THAT(Vote1(3, 9), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("unknown to node 0")));
   StartEpoch();
