@@ -495,23 +495,37 @@ bool Coordinator::RefuseReturners(const std::string& name, Model& model, const N
   for (const int node : nodes) (Has(model.active, node) ? others : returners).push_back(node);
   // They do not go on without anybody.
   if (WouldBegin(model, others)) return false;
+  const int other =
+      *std::find_if(others.begin(), others.end(), [&](int node) { return model.reports[node]->lost.ok(); });
+  const ModelReport& state = *model.reports[other];
+  Nodes unfit;
+  for (const int node : returners) {
+    const absl::Status fits = CheckMayReturn(name, model, node, other, state.history_id, state.commit_number);
+    if (fits.ok()) continue;
+    unfit.push_back(node);
+    RefuseNode(name, model, node, fits);
+  }
+  if (!unfit.empty()) return true;
   for (const int node : returners) RefuseNode(name, model, node, why);
   return !returners.empty();
 }
 
 void Coordinator::CheckReturner(const std::string& name, Model& model, int node) {
   if (Has(model.active, node) || !IsAttached(model, node)) return;
+  const absl::Status fits =
+      CheckMayReturn(name, model, node, model.active[0], model.history_id, model.book.last_commit_number());
+  if (!fits.ok()) RefuseNode(name, model, node, fits);
+}
+
+absl::Status Coordinator::CheckMayReturn(const std::string& name, const Model& model, int node, int other,
+                                         absl::string_view history_id, int64_t commit_number) const {
   const ModelReport& report = *model.reports[node];
-  const int first = model.active[0];
-  if (report.spec_fingerprint != model.reports[first]->spec_fingerprint) {
-    return RefuseNode(
-        name, model, node,
-        SpecsDifferError(name, NodeName(members_, first), *model.reports[first], NodeName(members_, node), report));
+  const ModelReport& state = *model.reports[other];
+  if (report.spec_fingerprint != state.spec_fingerprint) {
+    return SpecsDifferError(name, NodeName(members_, other), state, NodeName(members_, node), report);
   }
-  const int64_t commit_number = model.book.last_commit_number();
-  if (!MayBeHealed(report, model.history_id, commit_number)) {
-    RefuseNode(name, model, node, NoPartError(name, NodeName(members_, node), report, model.history_id, commit_number));
-  }
+  if (MayBeHealed(report, history_id, commit_number)) return absl::OkStatus();
+  return NoPartError(name, NodeName(members_, node), report, history_id, commit_number);
 }
 
 void Coordinator::EndForReturners(const std::string& name, Model& model) {

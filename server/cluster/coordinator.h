@@ -223,9 +223,14 @@ class Coordinator {
   void SkipEpochsOfOthers(Model& model) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Start(const std::string& name, Model& model, Nodes nodes, std::vector<Healing> healings = {})
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Those of the nodes that were not in the last epoch have another state than the others, who go on without them.
-  // Whether there were any.
+  // Of the nodes that were not in the last epoch those are refused whose state is another one than the others', who go
+  // on without them; all, where each would fit alone. Whether there were any.
   bool RefuseReturners(const std::string& name, Model& model, const Nodes& nodes, const absl::Status& why)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // FAILED_PRECONDITION: the node has another spec than the other one, which was in the last epoch, or a state that the
+  // others have not gone on from to this commit.
+  absl::Status CheckMayReturn(const std::string& name, const Model& model, int node, int other,
+                              absl::string_view history_id, int64_t commit_number) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // A node that is not in the running epoch has all its trainers: they wait for the epoch's end, or hear why the node
   // cannot take part.

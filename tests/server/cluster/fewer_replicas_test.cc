@@ -211,6 +211,37 @@ TEST_F(FewerReplicasTest, OneThatFitsNoneOfTheOthersKeepsNoneFromStarting) {
   AwaitStart({0, 1});
 }
 
+TEST(FiveReplicasTest, OneThatFitsNoneOfTheOthersKeepsNoneFromReturning) {
+  constexpr int kFive = 5;
+  RecordingListener sinks[kFive];
+  Coordinator coordinator({.nodes = kFive, .attendance = {.min_nodes = 3, .patience = absl::ZeroDuration()}});
+  for (int node = 0; node < kFive; ++node) ASSERT_OK(coordinator.Join(node, kDevices, &sinks[node]));
+  for (int node = 0; node < kFive; ++node) coordinator.Report(node, Trained(node, 7, std::nullopt));
+  for (RecordingListener& sink : sinks) ASSERT_TRUE(sink.Next().start);
+  coordinator.Leave(3);
+  for (const int node : {0, 1, 2, 4}) ASSERT_FALSE(sinks[node].Next().start);
+  coordinator.Leave(4);
+  for (const int node : {0, 1, 2}) coordinator.Report(node, Trained(node, 7, std::nullopt));
+  for (const int node : {0, 1, 2}) ASSERT_THAT(sinks[node].Next().active, ElementsAre(0, 1, 2));
+  coordinator.EndEpoch(0, "m", 2, absl::AbortedError("over"));
+  for (const int node : {0, 1, 2}) ASSERT_FALSE(sinks[node].Next().start);
+  for (const int node : {3, 4}) ASSERT_OK(coordinator.Join(node, kDevices, &sinks[node]));
+  ModelReport other = Trained(4, 7, std::nullopt);
+  other.history_id = other.lineage = "another";
+  coordinator.Report(3, Trained(3, 5, std::nullopt));
+  coordinator.Report(4, other);
+  for (const int node : {0, 1, 2}) coordinator.Report(node, Trained(node, 7, std::nullopt));
+  for (const int node : {0, 1, 2, 3}) {
+    ASSERT_FALSE(sinks[node].empty()) << "node " << node;
+    const EpochNews news = sinks[node].Next();
+    EXPECT_TRUE(news.start) << news.why;
+    EXPECT_THAT(news.active, ElementsAre(0, 1, 2, 3));
+  }
+  const EpochNews refused = sinks[4].Next();
+  EXPECT_TRUE(refused.refused);
+  EXPECT_THAT(refused.why.message(), HasSubstr("got commit 7 of history another beside commit 7"));
+}
+
 TEST_F(FewerReplicasTest, OneThatTakesNoPartHasNoVoteAndNoValues) {
   ASSERT_NO_FATAL_FAILURE(GoOnWithoutTwo(7));
   Return(2);
