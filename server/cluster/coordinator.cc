@@ -6,6 +6,7 @@
 #include <utility>
 #include <variant>
 
+#include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "kernels/base/status_macros.h"
@@ -187,8 +188,9 @@ class ABSL_SCOPED_LOCKABLE Coordinator::Lock {
   Coordinator* const coordinator_;
 };
 
-Coordinator::Model::Model(int nodes) : reports(nodes), active(nodes), is_new(nodes), rendezvous(nodes) {
-  std::iota(active.begin(), active.end(), 0);
+Coordinator::Model::Model(int nodes) : reports(nodes), awaited(nodes), is_new(nodes), rendezvous(nodes) {
+  std::iota(awaited.begin(), awaited.end(), 0);
+  active = awaited;
 }
 
 Coordinator::Coordinator(Options options)
@@ -207,7 +209,7 @@ void Coordinator::TakeActive(const ClosedEpoch& before, Model& model) {
   const std::vector<int>& active = before.active;
   const bool is_known = !active.empty() && active.front() == 0 && active.back() < options_.nodes;
   model.unknown_epoch = is_known ? 0 : before.epoch;
-  if (is_known) model.active = active;
+  if (is_known) model.awaited = active;
 }
 
 // Membership.
@@ -292,7 +294,7 @@ void Coordinator::Report(int node, const ModelReport& report) {
   Model& model = it->second;
   if (added) model.last_epoch = model.epoch_floor = forgotten_epoch_;
   // Who has not heard of the start of that epoch has made no commit of it either.
-  if (node != 0 && report.last_epoch < model.unknown_epoch) std::erase(model.active, node);
+  if (node != 0 && report.last_epoch < model.unknown_epoch) std::erase(model.awaited, node);
   model.reports[node] = report;
   // One that takes part says nothing more before it has heard of the end: this was said before the start.
   model.is_new[node] = !model.running || !Has(model.active, node);
@@ -458,9 +460,19 @@ bool Coordinator::WouldBegin(const Model& model, const Nodes& nodes) const {
 
 std::optional<Coordinator::Nodes> Coordinator::NextNodes(const Model& model) const {
   if (!members_.sized()) return std::nullopt;
-  if (members_.complete() && options_.attendance.Needed(options_.nodes) == options_.nodes) return model.active;
+  if (members_.complete() && options_.attendance.Needed(options_.nodes) == options_.nodes) return model.awaited;
+  const SteadyTime now = SteadyNow();
   const auto is_ready = [&](int node) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return IsAttached(model, node); };
-  return NextActive(members_, model.active, is_ready, options_.attendance, MayBeFewer(model), SteadyNow());
+  const auto may_return = [&](int node) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    return is_ready(node) && MayReturn(members_, node, options_.attendance, now);
+  };
+  const auto next = [&](absl::FunctionRef<bool(int)> takes_part) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    return NextActive(members_, model.awaited, takes_part, options_.attendance, MayBeFewer(model), now);
+  };
+  const std::optional<Nodes> nodes = next(may_return);
+  const bool goes_on = nodes.has_value() && !(AreAttached(model, *nodes) && WouldBegin(model, *nodes));
+  // Where one that is lost again and again is needed it takes part at once.
+  return goes_on ? nodes : next(is_ready);
 }
 
 std::vector<Healing> Coordinator::Healings(const Model& model, const Nodes& nodes) const {
@@ -492,7 +504,7 @@ void Coordinator::TryStart(const std::string& name, Model& model) {
 
 bool Coordinator::RefuseReturners(const std::string& name, Model& model, const Nodes& nodes, const absl::Status& why) {
   Nodes others, returners;
-  for (const int node : nodes) (Has(model.active, node) ? others : returners).push_back(node);
+  for (const int node : nodes) (Has(model.awaited, node) ? others : returners).push_back(node);
   // They do not go on without anybody.
   if (WouldBegin(model, others)) return false;
   const int other =
@@ -572,6 +584,7 @@ void Coordinator::Start(const std::string& name, Model& model, Nodes nodes, std:
   model.unknown_epoch = 0;
   model.running = true;
   model.active = std::move(nodes);
+  std::erase_if(model.awaited, [&](int node) { return !Has(model.active, node); });
   model.history_id = state.history_id;
   model.is_new.assign(members_.nodes(), false);
   model.book.StartEpoch(state.commit_number, FirstGroup(model, state), static_cast<int>(model.active.size()));
@@ -603,6 +616,10 @@ absl::Status Coordinator::WriteBegun(const std::string& name, const ModelReport&
 
 void Coordinator::End(const std::string& name, Model& model, const absl::Status& why, bool by_votes) {
   model.running = false;
+  // One that was back, and with which there was no commit, has perhaps ended it: its links may be bad.
+  for (const int node : model.active) {
+    if (!Has(model.awaited, node) && members_.present(node)) members_.CountLoss(node);
+  }
   model.last_end = {model.last_epoch, why, by_votes};
   model.book.EndEpoch();
   AnswerVoters(name, model, model.book.last_commit_number() + 1);
@@ -691,6 +708,7 @@ absl::Status Coordinator::CastVote(int node, const CommitVote& vote) {
     case CommitBook::Cast::Result::kCounted:
       if (model.book.last_commit_number() != vote.commit_number) return absl::OkStatus();
       AnswerVoters(vote.model, model, vote.commit_number);
+      model.awaited = model.active;
       // Whoever votes has read the parts.
       if (model.rendezvous.has_parts()) model.rendezvous.DropParts(PartsForgottenError(vote), answers_);
       EndForReturners(vote.model, model);
@@ -837,7 +855,7 @@ absl::Status Coordinator::CheckAllHere(absl::string_view operation, absl::string
 absl::Status Coordinator::CheckAllTakePart(absl::string_view operation, absl::string_view name,
                                            const Model& model) const {
   for (int node = 0; node < members_.nodes(); ++node) {
-    if (Has(model.active, node)) continue;
+    if (Has(model.awaited, node)) continue;
     return absl::UnavailableError(
         absl::StrCat(operation, " ", name, ": all nodes expected, ", NodeName(members_, node), " takes no part"));
   }

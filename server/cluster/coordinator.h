@@ -166,8 +166,11 @@ class Coordinator {
   struct Model {
     explicit Model(int nodes);
 
-    ModelReports reports;      // by node
-    std::vector<int> active;   // nodes of the last epoch; before the first one all that may be in the next one
+    ModelReports reports;     // by node
+    std::vector<int> active;  // nodes of the last epoch
+    // Nodes that the next one waits for: of the last one with a commit, but for those that one had to go without since;
+    // before the first one all that may be in it.
+    std::vector<int> awaited;
     std::string history_id;    // of the last epoch
     std::vector<bool> is_new;  // of each report: it was said since the last epoch began
     int64_t epoch_floor = 0;   // epochs up to this one belonged to a model that was erased, or to another coordinator

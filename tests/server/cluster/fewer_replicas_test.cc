@@ -180,6 +180,22 @@ TEST_F(FewerReplicasTest, OneThatIsBackEndsTheEpochAtTheNextCommitAndIsHealed) {
       << "nobody keeps its client states: those of the next one's ranks are as good";
 }
 
+// Its links may be bad.
+TEST_F(FewerReplicasTest, OneThatIsBackIsNotWaitedForBeforeACommitIsMadeWithIt) {
+  ASSERT_NO_FATAL_FAILURE(GoOnWithoutTwo(7));
+  Return(2);
+  coordinator_.Report(2, Trained(2, 7, 1));
+  Vote(0, 2, 8).IgnoreError();
+  ASSERT_OK(Vote(1, 2, 8).status());
+  AwaitEnd({0, 1}, "is back");
+  ReportAll(8, {0, 1});
+  AwaitStart({0, 1, 2});
+  coordinator_.EndEpoch(2, "m", 3, absl::UnavailableError("connect"));
+  AwaitEnd({0, 1, 2}, "connect");
+  ReportAll(8, {0, 1});
+  AwaitStart({0, 1});
+}
+
 TEST_F(FewerReplicasTest, OneThatIsBackWithAnotherStateIsToldSoAlone) {
   ASSERT_NO_FATAL_FAILURE(GoOnWithoutTwo(7));
   Return(2);
@@ -535,6 +551,45 @@ TEST(PatienceTest, ACoordinatorThatKnowsTheDevicesWaitsForNobodyElse) {
   EXPECT_OK(coordinator.AwaitWorld(absl::ZeroDuration()));
   for (const int node : {0, 1}) coordinator.Report(node, Trained(node, 3, 1 - node));
   for (const int node : {0, 1}) EXPECT_THAT(sinks[node].Next().active, ElementsAre(0, 1));
+}
+
+TEST(PatienceTest, OneWithWhichNoCommitIsMadeHasToStayForLonger) {
+  RecordingListener sinks[kNodes];
+  Coordinator coordinator({.nodes = kNodes,
+                           .closed = {{.model = "m", .history_id = "h", .epoch = 5, .active = {0, 1}}},
+                           .attendance = {.min_nodes = 2, .patience = absl::Hours(1)}});
+  for (int node = 0; node < kNodes; ++node) ASSERT_OK(coordinator.Join(node, kDevices, &sinks[node]));
+  const auto start = [&](const std::vector<int>& active) {
+    for (const int node : {2, 1, 0}) coordinator.Report(node, Trained(node, 7, std::nullopt));
+    for (const int node : active) {
+      ASSERT_FALSE(sinks[node].empty());
+      EXPECT_EQ(sinks[node].Next().active, active);
+    }
+  };
+  for (const int64_t epoch : {6, 7}) {
+    start({0, 1, 2});
+    coordinator.EndEpoch(0, "m", epoch, absl::UnavailableError("connect"));
+    for (RecordingListener& sink : sinks) ASSERT_FALSE(sink.Next().start);
+  }
+  start({0, 1});
+  EXPECT_TRUE(sinks[2].empty()) << "its trainers wait";
+}
+
+TEST(PatienceTest, OneThatIsNeededDoesNotHaveToStay) {
+  RecordingListener sinks[kNodes];
+  Coordinator coordinator({.nodes = kNodes,
+                           .closed = {{.model = "m", .history_id = "h", .epoch = 5, .active = {0, 1}}},
+                           .attendance = {.min_nodes = 2, .patience = absl::Hours(1)}});
+  for (int node = 0; node < kNodes; ++node) ASSERT_OK(coordinator.Join(node, kDevices, &sinks[node]));
+  for (int loss = 0; loss < 3; ++loss) {
+    coordinator.Leave(2);
+    ASSERT_OK(coordinator.Join(2, kDevices, &sinks[2]));
+  }
+  for (const int node : {2, 1, 0}) coordinator.Report(node, Begun(node, "begins"));
+  for (RecordingListener& sink : sinks) {
+    ASSERT_FALSE(sink.empty());
+    EXPECT_THAT(sink.Next().active, ElementsAre(0, 1, 2));
+  }
 }
 
 // --- A node 0 that is started again ---
