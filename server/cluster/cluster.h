@@ -133,6 +133,7 @@ struct ClosedEpoch {
   std::string history_id = {};
   int64_t epoch = 0;
   int64_t commit_number = 0;                  // the last one that was decided
+  std::vector<int> active = {};               // nodes of the epoch, ascending; none where they are not known
   std::optional<Decided> last_decision = {};  // of this history
   std::vector<int> device_counts = {};        // of the world, by node
   // A node 0 that does not know this one may have begun later epochs.
@@ -253,7 +254,8 @@ class Cluster {
   // commit after its step carries it, and a node that is lost has answered it with a part that says so. What the other
   // side does not say is ignored. Errors:
   //   ABORTED      an order: the commit after its step is decided already
-  //   UNAVAILABLE  a node is not here (names it), or this one has stopped; elsewhere: node 0 is not reached
+  //   UNAVAILABLE  a node is not here or was not in the last epoch (names it), or this one has stopped; elsewhere: node 0 is
+  //                not reached
   virtual absl::Status TellSave(const SaveNews& news) = 0;
 
   // Tells the others of a restore: node 0 all other nodes, they node 0. A node that is lost has reported so, from an

@@ -139,7 +139,7 @@ void ClusterServiceImpl::Take(int node, const v1::JoinRequest& request) {
       break;
     case v1::JoinRequest::kDeparture: {
       const v1::Departure& departure = request.departure();
-      coordinator_->EndEpoch(departure.model(), departure.epoch(), ReasonFromProto(departure.why()));
+      coordinator_->EndEpoch(node, departure.model(), departure.epoch(), ReasonFromProto(departure.why()));
       break;
     }
     case v1::JoinRequest::kDeletion:

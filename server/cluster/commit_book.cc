@@ -45,6 +45,12 @@ std::optional<CommitDecision> CommitBook::Find(int64_t epoch, int64_t commit_num
   return std::nullopt;
 }
 
+bool CommitBook::HasForgotten(int64_t commit_number) const {
+  return commit_number <= last_commit_number_ &&
+         std::none_of(records_.begin(), records_.end(),
+                      [=](const Record& record) { return record.commit_number == commit_number; });
+}
+
 std::optional<std::vector<std::string>> CommitBook::ClientStates(int64_t epoch, int64_t commit_number, int node) const {
   if (records_.empty() || records_.back().epoch != epoch || records_.back().commit_number != commit_number) {
     return std::nullopt;

@@ -15,8 +15,8 @@
 
 namespace paramshard::server {
 
-// Decisions of a model that are remembered. A node in doubt asks for its last one only: it cannot vote on the next
-// commit before it knows.
+// Decisions of a model that are remembered. A node in doubt asks for its last one: it cannot vote on the next commit
+// before it knows. The others may go on without it meanwhile, by more commits than these.
 inline constexpr size_t kKeptDecisions = 64;
 
 // Not thread-safe.
@@ -33,6 +33,8 @@ class CommitBook {
 
   // The decision of that epoch about that commit, when there is one.
   std::optional<CommitDecision> Find(int64_t epoch, int64_t commit_number) const;
+  // Whether that commit is decided, and nobody can tell any more in which epoch, and how.
+  bool HasForgotten(int64_t commit_number) const;
   // What the node's ranks have sent with that commit, while it is the last one that was decided; else none.
   std::optional<std::vector<std::string>> ClientStates(int64_t epoch, int64_t commit_number, int node) const;
 

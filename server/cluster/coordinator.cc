@@ -6,6 +6,7 @@
 #include <utility>
 #include <variant>
 
+#include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "kernels/base/status_macros.h"
@@ -28,6 +29,20 @@ absl::Status InDoubtError(const CommitQuery& query) {
   return absl::DataLossError(absl::StrCat("vote ", query.model, " commit ", query.commit_number, ": epoch ",
                                           query.epoch,
                                           " is unknown to node 0, which was restarted or has deleted the model"));
+}
+
+absl::Status ForgottenError(const CommitQuery& query) {
+  return absl::DataLossError(absl::StrCat("vote ", query.model, " commit ", query.commit_number,
+                                          ": node 0 has decided later ones, and remembers the last ", kKeptDecisions,
+                                          " decisions"));
+}
+
+// Of epochs that a node may name: there are numbers behind it.
+constexpr int64_t kLastEpoch = int64_t{1} << 62;
+
+absl::Status LastEpochError(const ModelReport& report) {
+  return absl::InvalidArgumentError(absl::StrCat("report of ", report.model, ": a last epoch in [0, ", kLastEpoch,
+                                                 "] expected, got ", report.last_epoch));
 }
 
 absl::Status UndecidedError(const CommitQuery& query, const absl::Status& why) {
@@ -88,7 +103,8 @@ absl::Status NoPartError(const std::string& model, const std::string& node, cons
       absl::StrCat("start epoch of ", model, ": on ", node,
                    ", which the others have gone on without, none of it or an earlier state of history ", history_id,
                    " expected, got commit ", report.commit_number, " of history ", report.history_id, " beside commit ",
-                   commit_number, ": delete the model on that node, or import the same into every daemon"));
+                   commit_number,
+                   ": delete the model on that node if its state is not wanted, or import the same into every daemon"));
 }
 
 absl::Status TakesNoPartError(int node, absl::string_view model, int64_t epoch) {
@@ -172,8 +188,9 @@ class ABSL_SCOPED_LOCKABLE Coordinator::Lock {
   Coordinator* const coordinator_;
 };
 
-Coordinator::Model::Model(int nodes) : reports(nodes), active(nodes), is_new(nodes), rendezvous(nodes) {
-  std::iota(active.begin(), active.end(), 0);
+Coordinator::Model::Model(int nodes) : reports(nodes), awaited(nodes), is_new(nodes), rendezvous(nodes) {
+  std::iota(awaited.begin(), awaited.end(), 0);
+  active = awaited;
 }
 
 Coordinator::Coordinator(Options options)
@@ -181,9 +198,18 @@ Coordinator::Coordinator(Options options)
   if (!options_.device_counts.empty()) members_.SetDeviceCounts(options_.device_counts);
   for (const ClosedEpoch& before : options_.closed) {
     Model& model = models_.try_emplace(before.model, options_.nodes).first->second;
+    if (before.epoch > model.last_epoch) TakeActive(before, model);
     model.last_epoch = model.epoch_floor = std::max(model.epoch_floor, before.epoch);
     model.before.push_back(before);
   }
+}
+
+void Coordinator::TakeActive(const ClosedEpoch& before, Model& model) {
+  if (options_.attendance.Needed(options_.nodes) == options_.nodes) return;
+  const std::vector<int>& active = before.active;
+  const bool is_known = !active.empty() && active.front() == 0 && active.back() < options_.nodes;
+  model.unknown_epoch = is_known ? 0 : before.epoch;
+  if (is_known) model.awaited = active;
 }
 
 // Membership.
@@ -261,13 +287,17 @@ absl::Status Coordinator::AwaitWorld(absl::Duration timeout) {
 void Coordinator::Report(int node, const ModelReport& report) {
   const Lock lock(this);
   if (stopped_ || !members_.present(node)) return;
+  if (report.last_epoch < 0 || report.last_epoch > kLastEpoch) {
+    return sinks_[node]->OnEpochRefused(report.model, LastEpochError(report));
+  }
   auto [it, added] = models_.try_emplace(report.model, members_.nodes());
   Model& model = it->second;
   if (added) model.last_epoch = model.epoch_floor = forgotten_epoch_;
-  // This coordinator knows nothing of epochs that were another one's.
-  if (!model.running && report.last_epoch > model.last_epoch) model.last_epoch = model.epoch_floor = report.last_epoch;
+  // Who has not heard of the start of that epoch has made no commit of it either.
+  if (node != 0 && report.last_epoch < model.unknown_epoch) std::erase(model.awaited, node);
   model.reports[node] = report;
-  model.is_new[node] = true;
+  // One that takes part says nothing more before it has heard of the end: this was said before the start.
+  model.is_new[node] = !model.running || !Has(model.active, node);
   model.running ? CheckReturner(it->first, model, node) : TryStart(it->first, model);
 }
 
@@ -278,7 +308,7 @@ void Coordinator::Forget(int node, absl::string_view name) {
   model->reports[node].reset();
   // Node 0 leads, and says nothing more of a model that it has not.
   if (node == 0) model->rolls_back = false;
-  if (model->running) {
+  if (model->running && Has(model->active, node)) {
     End(std::string(name), *model,
         absl::AbortedError(absl::StrCat("model ", name, ": deleted on ", NodeName(members_, node))));
   }
@@ -297,9 +327,10 @@ void Coordinator::EraseIfForgotten(absl::string_view name) {
   models_.erase(it);
 }
 
-void Coordinator::EndEpoch(absl::string_view name, int64_t epoch, const absl::Status& why) {
+void Coordinator::EndEpoch(int node, absl::string_view name, int64_t epoch, const absl::Status& why) {
   const Lock lock(this);
-  if (Model* const model = FindRunning(name, epoch); model != nullptr) End(std::string(name), *model, why);
+  Model* const model = FindRunning(name, epoch);
+  if (model != nullptr && Has(model->active, node)) End(std::string(name), *model, why);
 }
 
 // One that has reported alone is compared with one that has voted: with whom else, if nobody has?
@@ -319,7 +350,7 @@ void Coordinator::ReportDetached(int node, absl::string_view name, int64_t epoch
                                  const absl::Status& why) {
   const Lock lock(this);
   Model* const model = FindRunning(name, epoch);
-  if (model == nullptr || !members_.ranks(node).Contains(rank)) return;
+  if (model == nullptr || !Has(model->active, node) || !members_.ranks(node).Contains(rank)) return;
   if (model->departures.Add(rank, command_count, why)) {
     const int64_t last = *model->departures.last_command();
     TellActive(*model, [&](NodeSink& sink) { sink.OnLastCommand(std::string(name), epoch, last); });
@@ -417,11 +448,31 @@ bool Coordinator::MayBeFewer(const Model& model) const {
                       [](const auto& report) { return report.has_value() && report->needs_every_node; });
 }
 
+bool Coordinator::WouldBegin(const Model& model, const Nodes& nodes) const {
+  return std::all_of(nodes.begin(), nodes.end(), [&](int node) {
+    const ModelReport& report = *model.reports[node];
+    const bool has_begun = report.history_id == model.history_id ||
+                           std::any_of(model.before.begin(), model.before.end(),
+                                       [&](const ClosedEpoch& epoch) { return epoch.history_id == report.history_id; });
+    return !report.lost.ok() || (report.untouched && !has_begun);
+  });
+}
+
 std::optional<Coordinator::Nodes> Coordinator::NextNodes(const Model& model) const {
   if (!members_.sized()) return std::nullopt;
-  if (members_.complete() && options_.attendance.Needed(options_.nodes) == options_.nodes) return model.active;
+  if (members_.complete() && options_.attendance.Needed(options_.nodes) == options_.nodes) return model.awaited;
+  const SteadyTime now = SteadyNow();
   const auto is_ready = [&](int node) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return IsAttached(model, node); };
-  return NextActive(members_, model.active, is_ready, options_.attendance, MayBeFewer(model), SteadyNow());
+  const auto may_return = [&](int node) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    return is_ready(node) && MayReturn(members_, node, options_.attendance, now);
+  };
+  const auto next = [&](absl::FunctionRef<bool(int)> takes_part) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    return NextActive(members_, model.awaited, takes_part, options_.attendance, MayBeFewer(model), now);
+  };
+  const std::optional<Nodes> nodes = next(may_return);
+  const bool goes_on = nodes.has_value() && !(AreAttached(model, *nodes) && WouldBegin(model, *nodes));
+  // Where one that is lost again and again is needed it takes part at once.
+  return goes_on ? nodes : next(is_ready);
 }
 
 std::vector<Healing> Coordinator::Healings(const Model& model, const Nodes& nodes) const {
@@ -443,6 +494,8 @@ void Coordinator::TryStart(const std::string& name, Model& model) {
     return;
   }
   const absl::Status differ = lost.ok() ? CheckEqual(name, model, *nodes) : lost;
+  const bool is_whole = static_cast<int>(nodes->size()) == members_.nodes();
+  if ((differ.ok() || !healings.empty()) && !is_whole && WouldBegin(model, *nodes)) return;
   if (differ.ok()) return Start(name, model, *std::move(nodes));
   if (!healings.empty()) return Start(name, model, *std::move(nodes), std::move(healings));
   if (RefuseReturners(name, model, *nodes, differ)) return TryStart(name, model);
@@ -450,28 +503,41 @@ void Coordinator::TryStart(const std::string& name, Model& model) {
 }
 
 bool Coordinator::RefuseReturners(const std::string& name, Model& model, const Nodes& nodes, const absl::Status& why) {
-  bool refused = false;
-  for (const int node : nodes) {
-    if (Has(model.active, node)) continue;
-    RefuseNode(name, model, node, why);
-    refused = true;
+  Nodes others, returners;
+  for (const int node : nodes) (Has(model.awaited, node) ? others : returners).push_back(node);
+  // They do not go on without anybody.
+  if (WouldBegin(model, others)) return false;
+  const int other =
+      *std::find_if(others.begin(), others.end(), [&](int node) { return model.reports[node]->lost.ok(); });
+  const ModelReport& state = *model.reports[other];
+  Nodes unfit;
+  for (const int node : returners) {
+    const absl::Status fits = CheckMayReturn(name, model, node, other, state.history_id, state.commit_number);
+    if (fits.ok()) continue;
+    unfit.push_back(node);
+    RefuseNode(name, model, node, fits);
   }
-  return refused;
+  if (!unfit.empty()) return true;
+  for (const int node : returners) RefuseNode(name, model, node, why);
+  return !returners.empty();
 }
 
 void Coordinator::CheckReturner(const std::string& name, Model& model, int node) {
   if (Has(model.active, node) || !IsAttached(model, node)) return;
+  const absl::Status fits =
+      CheckMayReturn(name, model, node, model.active[0], model.history_id, model.book.last_commit_number());
+  if (!fits.ok()) RefuseNode(name, model, node, fits);
+}
+
+absl::Status Coordinator::CheckMayReturn(const std::string& name, const Model& model, int node, int other,
+                                         absl::string_view history_id, int64_t commit_number) const {
   const ModelReport& report = *model.reports[node];
-  const int first = model.active[0];
-  if (report.spec_fingerprint != model.reports[first]->spec_fingerprint) {
-    return RefuseNode(
-        name, model, node,
-        SpecsDifferError(name, NodeName(members_, first), *model.reports[first], NodeName(members_, node), report));
+  const ModelReport& state = *model.reports[other];
+  if (report.spec_fingerprint != state.spec_fingerprint) {
+    return SpecsDifferError(name, NodeName(members_, other), state, NodeName(members_, node), report);
   }
-  const int64_t commit_number = model.book.last_commit_number();
-  if (!MayBeHealed(report, model.history_id, commit_number)) {
-    RefuseNode(name, model, node, NoPartError(name, NodeName(members_, node), report, model.history_id, commit_number));
-  }
+  if (MayBeHealed(report, history_id, commit_number)) return absl::OkStatus();
+  return NoPartError(name, NodeName(members_, node), report, history_id, commit_number);
 }
 
 void Coordinator::EndForReturners(const std::string& name, Model& model) {
@@ -499,15 +565,26 @@ RankRange Coordinator::FirstGroup(const Model& model, const ModelReport& state) 
   return {begin, begin + state.shard_size};
 }
 
+// This coordinator knows nothing of epochs that were another one's.
+void Coordinator::SkipEpochsOfOthers(Model& model) {
+  for (const std::optional<ModelReport>& report : model.reports) {
+    if (!report.has_value() || report->last_epoch <= model.last_epoch) continue;
+    model.last_epoch = model.epoch_floor = report->last_epoch;
+  }
+}
+
 void Coordinator::Start(const std::string& name, Model& model, Nodes nodes, std::vector<Healing> healings) {
   const auto first = std::find_if(nodes.begin(), nodes.end(), [&](int node) { return !IsReceiver(healings, node); });
   const ModelReport& state = *model.reports[*first];
+  SkipEpochsOfOthers(model);
   if (const absl::Status written = WriteBegun(name, state, nodes, model.last_epoch + 1); !written.ok()) {
     return RefuseStart(name, model, written);
   }
   ++model.last_epoch;
+  model.unknown_epoch = 0;
   model.running = true;
   model.active = std::move(nodes);
+  std::erase_if(model.awaited, [&](int node) { return !Has(model.active, node); });
   model.history_id = state.history_id;
   model.is_new.assign(members_.nodes(), false);
   model.book.StartEpoch(state.commit_number, FirstGroup(model, state), static_cast<int>(model.active.size()));
@@ -530,8 +607,8 @@ absl::Status Coordinator::WriteBegun(const std::string& name, const ModelReport&
                                                          .history_id = state.history_id,
                                                          .epoch = epoch,
                                                          .commit_number = state.commit_number,
-                                                         .device_counts = members_.device_counts()},
-                                                        nodes);
+                                                         .active = nodes,
+                                                         .device_counts = members_.device_counts()});
   if (written.ok()) return written;
   return absl::Status(written.code(), absl::StrCat("start epoch of ", name, ": node 0 could not write it down in its ",
                                                    "--state-dir: ", written.message()));
@@ -539,6 +616,10 @@ absl::Status Coordinator::WriteBegun(const std::string& name, const ModelReport&
 
 void Coordinator::End(const std::string& name, Model& model, const absl::Status& why, bool by_votes) {
   model.running = false;
+  // One that was back, and with which there was no commit, has perhaps ended it: its links may be bad.
+  for (const int node : model.active) {
+    if (!Has(model.awaited, node) && members_.present(node)) members_.CountLoss(node);
+  }
   model.last_end = {model.last_epoch, why, by_votes};
   model.book.EndEpoch();
   AnswerVoters(name, model, model.book.last_commit_number() + 1);
@@ -627,6 +708,7 @@ absl::Status Coordinator::CastVote(int node, const CommitVote& vote) {
     case CommitBook::Cast::Result::kCounted:
       if (model.book.last_commit_number() != vote.commit_number) return absl::OkStatus();
       AnswerVoters(vote.model, model, vote.commit_number);
+      model.awaited = model.active;
       // Whoever votes has read the parts.
       if (model.rendezvous.has_parts()) model.rendezvous.DropParts(PartsForgottenError(vote), answers_);
       EndForReturners(vote.model, model);
@@ -691,17 +773,18 @@ absl::StatusOr<CommitDecision> Coordinator::QueryCommit(int node, const CommitQu
 std::optional<absl::StatusOr<CommitDecision>> Coordinator::Answer(const CommitQuery& query) {
   const Model* const model = Find(query.model);
   if (model == nullptr) return InDoubtError(query);
-  if (query.epoch <= model->epoch_floor || query.epoch > model->last_epoch) {
-    return AnswerFromBefore(model->before, query);
-  }
   if (std::optional<CommitDecision> decision = model->book.Find(query.epoch, query.commit_number)) {
     return WithOrder(query.model, query.commit_number, *std::move(decision));
+  }
+  if (query.epoch <= model->epoch_floor || query.epoch > model->last_epoch) {
+    return AnswerFromBefore(model->before, query);
   }
   if (model->running && model->last_epoch == query.epoch) {
     // Nothing is decided any more, which is an answer as well: the node need not stay in doubt.
     if (stopped_) return UndecidedError(query, StoppedError());
     return std::nullopt;
   }
+  if (model->book.HasForgotten(query.commit_number)) return ForgottenError(query);
   if (model->last_end.epoch != query.epoch) return EpochOverError(query.model, query.epoch);
   return model->last_end.by_votes ? model->last_end.why : UndecidedError(query, model->last_end.why);
 }
@@ -752,7 +835,9 @@ absl::Status Coordinator::TellFollowers(const SaveNews& news) {
 absl::Status Coordinator::CheckMayOrder(const std::string& name, const SaveOrder& order) {
   RETURN_IF_ERROR(CheckAllHere("save", name));
   const Model* const model = Find(name);
-  if (model == nullptr || !model->running || model->book.last_commit_number() <= order.step) return absl::OkStatus();
+  if (model == nullptr) return absl::OkStatus();
+  RETURN_IF_ERROR(CheckAllTakePart("save", name, *model));
+  if (!model->running || model->book.last_commit_number() <= order.step) return absl::OkStatus();
   return absl::AbortedError(absl::StrCat("save ", name, ": commit ", order.step,
                                          " as the last one that is decided expected, got ",
                                          model->book.last_commit_number()));
@@ -763,6 +848,16 @@ absl::Status Coordinator::CheckAllHere(absl::string_view operation, absl::string
     if (members_.present(node)) continue;
     return absl::UnavailableError(
         absl::StrCat(operation, " ", model, ": all nodes expected, ", NodeName(members_, node), " is not here"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Coordinator::CheckAllTakePart(absl::string_view operation, absl::string_view name,
+                                           const Model& model) const {
+  for (int node = 0; node < members_.nodes(); ++node) {
+    if (Has(model.awaited, node)) continue;
+    return absl::UnavailableError(
+        absl::StrCat(operation, " ", name, ": all nodes expected, ", NodeName(members_, node), " takes no part"));
   }
   return absl::OkStatus();
 }

@@ -91,10 +91,10 @@ class Coordinator {
   // Waits until all are here: DEADLINE_EXCEEDED names who is missing, UNAVAILABLE stopped.
   absl::Status AwaitWorld(absl::Duration timeout);
 
-  // As in Cluster, said by `node`.
+  // As in Cluster, said by `node`. One that takes no part in an epoch ends none.
   void Report(int node, const ModelReport& report);
   void Forget(int node, absl::string_view model);
-  void EndEpoch(absl::string_view model, int64_t epoch, const absl::Status& why);
+  void EndEpoch(int node, absl::string_view model, int64_t epoch, const absl::Status& why);
   void ReportCommands(int node, absl::string_view model, int64_t epoch, const std::vector<CommandInWords>& commands);
   // A rank that the node does not serve is ignored.
   void ReportDetached(int node, absl::string_view model, int64_t epoch, int rank, int64_t command_count,
@@ -166,12 +166,16 @@ class Coordinator {
   struct Model {
     explicit Model(int nodes);
 
-    ModelReports reports;      // by node
-    std::vector<int> active;   // nodes of the last epoch; before the first one all
-    std::string history_id;    // of the running epoch
+    ModelReports reports;     // by node
+    std::vector<int> active;  // nodes of the last epoch
+    // Nodes that the next one waits for: of the last one with a commit, but for those that one had to go without since;
+    // before the first one all that may be in it.
+    std::vector<int> awaited;
+    std::string history_id;    // of the last epoch
     std::vector<bool> is_new;  // of each report: it was said since the last epoch began
     int64_t epoch_floor = 0;   // epochs up to this one belonged to a model that was erased, or to another coordinator
     int64_t last_epoch = 0;
+    int64_t unknown_epoch = 0;  // the last one, where another coordinator began it and its nodes are not known; else 0
     bool running = false;
     bool rolls_back = false;  // node 0 has heard that it is to lead all to a saved state, and has not answered
     EndedEpoch last_end;
@@ -193,6 +197,9 @@ class Coordinator {
   // Null unless that epoch runs.
   Model* FindRunning(absl::string_view model, int64_t epoch) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
+  // Those who were in that epoch of another coordinator are those of the last one.
+  void TakeActive(const ClosedEpoch& before, Model& model) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
   using Nodes = std::vector<int>;  // ascending
 
   // DATA_LOSS naming one of the nodes that has lost its part.
@@ -207,16 +214,26 @@ class Coordinator {
   // Whether some nodes have initial values, and all others one state that was trained or imported: daemons that were
   // started empty in the place of lost ones. Requires their reports.
   bool HasFreshBesideTrained(const Model& model, const Nodes& nodes) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Whether an epoch of these nodes would be the first one of a history: it needs all, of which another one may have a
+  // state that was trained. Requires their reports.
+  bool WouldBegin(const Model& model, const Nodes& nodes) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool MayBeFewer(const Model& model) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Unset while a node is waited for that is not here, or has not attached where it has to for the others' sake.
   std::optional<Nodes> NextNodes(const Model& model) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   std::vector<Healing> Healings(const Model& model, const Nodes& nodes) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void TryStart(const std::string& name, Model& model) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // The next epoch's number is greater than those that nodes have heard of.
+  void SkipEpochsOfOthers(Model& model) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Start(const std::string& name, Model& model, Nodes nodes, std::vector<Healing> healings = {})
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Those of the nodes that were not in the last epoch have another state than the others, who go on without them.
-  // Whether there were any.
+  // Of the nodes that were not in the last epoch those are refused whose state is another one than the others', who go
+  // on without them; all, where each would fit alone. Whether there were any.
   bool RefuseReturners(const std::string& name, Model& model, const Nodes& nodes, const absl::Status& why)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // FAILED_PRECONDITION: the node has another spec than the other one, which was in the last epoch, or a state that the
+  // others have not gone on from to this commit.
+  absl::Status CheckMayReturn(const std::string& name, const Model& model, int node, int other,
+                              absl::string_view history_id, int64_t commit_number) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // A node that is not in the running epoch has all its trainers: they wait for the epoch's end, or hear why the node
   // cannot take part.
@@ -275,6 +292,10 @@ class Coordinator {
 
   // UNAVAILABLE naming one that is missing.
   absl::Status CheckAllHere(absl::string_view operation, absl::string_view model) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  // UNAVAILABLE naming one that was not in the last epoch: its state is an old one, or none.
+  absl::Status CheckAllTakePart(absl::string_view operation, absl::string_view name, const Model& model) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   template <typename Call>

@@ -83,7 +83,7 @@ v1::KeptEpoch DecisionLog::MessageOf(const Content& content, int64_t sequence) {
   message.set_epoch(epoch.epoch);
   message.set_commit_number(epoch.commit_number);
   message.mutable_device_counts()->Add(epoch.device_counts.begin(), epoch.device_counts.end());
-  message.mutable_active()->Add(content.active.begin(), content.active.end());
+  message.mutable_active()->Add(epoch.active.begin(), epoch.active.end());
   message.set_sequence(sequence);
   if (!epoch.last_decision.has_value()) return message;
   v1::KeptEpoch::Decided& decided = *message.mutable_last_decision();
@@ -100,9 +100,9 @@ DecisionLog::Content DecisionLog::ContentOf(const v1::KeptEpoch& message) {
                             .history_id = message.history_id(),
                             .epoch = message.epoch(),
                             .commit_number = message.commit_number(),
+                            .active = {message.active().begin(), message.active().end()},
                             .device_counts = {message.device_counts().begin(), message.device_counts().end()},
-                            .may_be_old = true},
-                  .active = {message.active().begin(), message.active().end()}};
+                            .may_be_old = true}};
   if (!message.has_last_decision()) return content;
   const v1::KeptEpoch::Decided& decided = message.last_decision();
   content.epoch.last_decision = {
@@ -160,18 +160,20 @@ std::string DecisionLog::PathOf(absl::string_view model) const {
 }
 
 absl::StatusOr<std::vector<ClosedEpoch>> DecisionLog::Reconcile(std::vector<ClosedEpoch> journals) {
-  for (const ClosedEpoch& journal : journals) {
+  for (ClosedEpoch& journal : journals) {
     const auto found = kept_.find(journal.model);
     if (found == kept_.end() || found->second.content.epoch.history_id != journal.history_id) continue;
-    if (!SayTheSame(found->second.content.epoch, journal)) RETURN_IF_ERROR(Write({.epoch = journal}));
+    const ClosedEpoch& known = found->second.content.epoch;
+    if (known.epoch == journal.epoch) journal.active = known.active;
+    if (!SayTheSame(known, journal)) RETURN_IF_ERROR(Write({.epoch = journal}));
   }
   std::vector<ClosedEpoch> all = std::move(journals);
   for (const auto& [model, kept] : kept_) all.push_back(kept.content.epoch);
   return all;
 }
 
-absl::Status DecisionLog::BeginEpoch(ClosedEpoch begun, std::vector<int> active) {
-  Content next{.epoch = std::move(begun), .active = std::move(active)};
+absl::Status DecisionLog::BeginEpoch(ClosedEpoch begun) {
+  Content next{.epoch = std::move(begun)};
   next.epoch.last_decision.reset();
   if (const auto found = kept_.find(next.epoch.model); found != kept_.end()) {
     const Content& before = found->second.content;
@@ -196,7 +198,7 @@ absl::Status DecisionLog::Decide(const std::string& model, int64_t commit_number
       .commit_number = commit_number,
       .decision = {
           .apply = decision.apply, .square_sum = decision.square_sum, .non_finite_count = decision.non_finite_count}};
-  next.decided_by = next.active;
+  next.decided_by = next.epoch.active;
   next.client_states = std::move(client_states);
   return Write(std::move(next));
 }

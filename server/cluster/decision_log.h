@@ -27,8 +27,8 @@ namespace paramshard::server {
 //
 //   ASSIGN_OR_RETURN(auto log, DecisionLog::Open(&calls, "/var/lib/paramshard"));
 //   ASSIGN_OR_RETURN(std::vector<ClosedEpoch> closed, log->Reconcile(*std::move(of_journals)));
-//   log->BeginEpoch({.model = "m", .history_id = id, .epoch = 7, .commit_number = 12}, active);   before anybody is told
-//   log->Decide("m", 13, decision, client_states);                                               likewise
+//   log->BeginEpoch({.model = "m", .history_id = id, .epoch = 7, .commit_number = 12, .active = {0, 1}});
+//   log->Decide("m", 13, decision, client_states);   both before anybody is told
 class DecisionLog {
  public:
   // In the environment of a keeper's servers: the number of their descriptor of the folder's lock.
@@ -46,9 +46,9 @@ class DecisionLog {
   // the folder says otherwise of these histories is mended: nobody was told of it.
   absl::StatusOr<std::vector<ClosedEpoch>> Reconcile(std::vector<ClosedEpoch> journals);
 
-  // An epoch of the `active` nodes, without a decision yet. The last decision before it stays, where it is of that history and no later one
+  // An epoch without a decision yet. The last decision before it stays, where it is of that history and no later one
   // than the epoch begins with.
-  absl::Status BeginEpoch(ClosedEpoch begun, std::vector<int> active);
+  absl::Status BeginEpoch(ClosedEpoch begun);
   // The commit behind the last one of the model's epoch, which has begun. `client_states` are what node 0's ranks have
   // sent with it.
   absl::Status Decide(const std::string& model, int64_t commit_number, const CommitDecision& decision,
@@ -62,7 +62,6 @@ class DecisionLog {
   // What a copy holds.
   struct Content {
     ClosedEpoch epoch;
-    std::vector<int> active = {};
     std::vector<int> decided_by = {};             // nodes of the last decision's epoch
     std::vector<std::string> client_states = {};  // of node 0's ranks, with that
   };

@@ -50,6 +50,11 @@ void Membership::Leave(int node) {
   if (!sized_) device_counts_[node] = 0;
 }
 
+void Membership::CountLoss(int node) {
+  changed_at_[node] = SteadyNow();
+  ++losses_[node];
+}
+
 bool Membership::complete() const { return std::find(present_.begin(), present_.end(), false) == present_.end(); }
 
 std::string NodeName(const Membership& members, int node) {

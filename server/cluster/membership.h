@@ -33,6 +33,8 @@ class Membership {
   // INVALID_ARGUMENT a number or count that does not fit; ALREADY_EXISTS the node is here.
   absl::Status Join(int node, int device_count);
   void Leave(int node);
+  // The node is as good as lost: it is here, and has to stay as one that was lost now.
+  void CountLoss(int node);
   // What another coordinator of this world knew: then it is sized before all have been here. Requires a count above 0 of
   // every node.
   void SetDeviceCounts(const std::vector<int>& counts);
@@ -41,7 +43,7 @@ class Membership {
   int present_count() const { return static_cast<int>(std::count(present_.begin(), present_.end(), true)); }
   // Every node is here.
   bool complete() const;
-  // When the node came, or was lost; of one that never came, when this began.
+  // When the node came, or was lost, the last time; of one that never came, when this began.
   SteadyTime changed_at(int node) const { return changed_at_[node]; }
   // How often it was lost.
   int64_t losses(int node) const { return losses_[node]; }

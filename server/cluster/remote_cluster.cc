@@ -350,7 +350,8 @@ void RemoteCluster::Take(const v1::JoinResponse& response) {
   } else if (response.has_start()) {
     const v1::EpochStart& start = response.start();
     running_[start.model()] = start.epoch();
-    ForgetAttached(start.model());
+    // What it said before is old with the first commit: it is not said again.
+    reports_.erase(start.model());
     dispatcher_.EpochStart(start.model(), EpochStartOf(start));
   } else if (response.has_last_command()) {
     const v1::LastCommand& last = response.last_command();

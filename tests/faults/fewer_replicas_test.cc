@@ -170,6 +170,8 @@ class FewerReplicasTest : public testing::TestWithParam<FewerCase> {
   }
 };
 
+class FewerReplicasWithoutTrainerTest : public FewerReplicasTest {};
+
 TEST_P(FewerReplicasTest, GoOnAndTakeItInAgain) {
   const int victim = GetParam().victim;
   TemporaryDirectory saves;
@@ -209,6 +211,44 @@ TEST_P(FewerReplicasTest, GoOnAndTakeItInAgain) {
   for (int node = 0; node < kNodes; ++node) EXPECT_THAT(world.StateHash(node), IsOkAndHolds(saved));
   ASSERT_OK(world.Ctl(0, absl::StrCat("save ", kModel, " --wait")).status()) << "all save together again";
 }
+
+// Its daemon is back, and its trainer is not.
+TEST_P(FewerReplicasWithoutTrainerTest, HoldUpNoSaveAndNoStart) {
+  const int victim = GetParam().victim;
+  TemporaryDirectory saves, decisions;
+  ReplicaWorld world(kNodes, saves.path(),
+                     {"--keeper=on", "--min-replicas=2", "--replica-grace=1s", "--state-dir=" + decisions.path()});
+  ASSERT_OK(world.AwaitReady());
+  std::vector<ChildProcess> trainers;
+  for (int rank = 0; rank < kNodes; ++rank) {
+    if (rank == victim) continue;
+    trainers.push_back(Train(world, rank, rank == 0));
+  }
+  ChildProcess leaver = ChildProcess::Run([=, sockets = world.sockets(victim)](Board&) -> absl::Status {
+    const absl::Status ended =
+        TrainAs(victim, {.socket_dir = sockets, .model = kModel, .scaled = true, .rank = victim, .commits = kLast});
+    return absl::IsUnavailable(ended) ? absl::OkStatus() : ended;
+  });
+  ASSERT_OK(leaver.Await(kPatience)) << "it leaves with its daemon";
+  for (ChildProcess& trainer : trainers) ASSERT_TRUE(trainer.AwaitNumber(kAwaited - 1, 2, kPatience));
+  world.Spawn(victim);
+  ASSERT_OK(world.daemon(victim).AwaitReady());
+  ASSERT_OK(world.Ctl(0, absl::StrCat("save ", kModel, " --wait")).status());
+  if (GetParam().node0_restarts) {
+    ASSERT_OK_AND_ASSIGN(const nlohmann::json version, world.Ctl(0, "version"));
+    kill(std::stoi(version["pid"].get<std::string>()), SIGKILL);
+  }
+  for (ChildProcess& trainer : trainers) Reach(trainer.board(), kIsBack, 1);
+  for (ChildProcess& trainer : trainers) {
+    ASSERT_OK(trainer.Await(kPatience));
+    EXPECT_EQ(trainer.board().numbers[kLast], 2u);
+  }
+  ASSERT_OK(world.Ctl(0, absl::StrCat("save ", kModel, " --wait")).status());
+}
+
+INSTANTIATE_TEST_SUITE_P(, FewerReplicasWithoutTrainerTest,
+                         testing::Values(FewerCase{"WhereOthersTrain", 2}, FewerCase{"WhileNode0IsRestarted", 2, true}),
+                         [](const auto& info) { return info.param.name; });
 
 INSTANTIATE_TEST_SUITE_P(, FewerReplicasTest,
                          testing::Values(FewerCase{"TheLast", 2}, FewerCase{"TheSecond", 1},

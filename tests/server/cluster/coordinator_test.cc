@@ -1,6 +1,7 @@
 #include "server/cluster/coordinator.h"
 
 #include <future>
+#include <limits>
 #include <memory>
 
 #include <gmock/gmock.h>
@@ -98,7 +99,7 @@ TEST_F(CoordinatorTest, NodesThatAreHereAreCounted) {
 
 TEST_F(CoordinatorTest, NeedsNewReportsForTheNextEpoch) {
   const int64_t first = StartEpoch();
-  coordinator_.EndEpoch("m", first, absl::AbortedError("rank 1 left"));
+  coordinator_.EndEpoch(0, "m", first, absl::AbortedError("rank 1 left"));
   ExpectEnd(first, absl::StatusCode::kAborted, "rank 1 left");
   coordinator_.Report(0, MakeReport({0, 1}));
   EXPECT_TRUE(sinks_[0].empty());
@@ -110,7 +111,7 @@ TEST_F(CoordinatorTest, ReportsDuringAnEpochDoNotCountForTheNext) {
   const int64_t first = StartEpoch();
   coordinator_.Report(0, MakeReport({0, 1}));
   coordinator_.Report(1, MakeReport({2}));
-  coordinator_.EndEpoch("m", first, absl::AbortedError("over"));
+  coordinator_.EndEpoch(0, "m", first, absl::AbortedError("over"));
   ExpectEnd(first, absl::StatusCode::kAborted, "over");
   coordinator_.Report(1, MakeReport({2}));
   EXPECT_TRUE(sinks_[0].empty());
@@ -118,9 +119,9 @@ TEST_F(CoordinatorTest, ReportsDuringAnEpochDoNotCountForTheNext) {
 
 TEST_F(CoordinatorTest, AnEndOfAnotherEpochIsIgnored) {
   const int64_t epoch = StartEpoch();
-  coordinator_.EndEpoch("m", epoch - 1, absl::AbortedError("late"));
-  coordinator_.EndEpoch("m", epoch + 1, absl::AbortedError("early"));
-  coordinator_.EndEpoch("other", epoch, absl::AbortedError("other"));
+  coordinator_.EndEpoch(0, "m", epoch - 1, absl::AbortedError("late"));
+  coordinator_.EndEpoch(0, "m", epoch + 1, absl::AbortedError("early"));
+  coordinator_.EndEpoch(0, "other", epoch, absl::AbortedError("other"));
   EXPECT_TRUE(sinks_[0].empty());
 }
 
@@ -158,7 +159,7 @@ TEST_F(CoordinatorTest, NodesThatBeganAlikeTakeTheIdOfNode0) {
     EXPECT_TRUE(news.start);
     EXPECT_EQ(news.history_id, "aa");
   }
-  coordinator_.EndEpoch("m", 1, absl::AbortedError("over"));
+  coordinator_.EndEpoch(0, "m", 1, absl::AbortedError("over"));
   ExpectEnd(1, absl::StatusCode::kAborted, "over");
   // One was imported into, or has made commits since.
   coordinator_.Report(0, report({0, 1}, "import", "cc", true));
@@ -246,7 +247,7 @@ TEST_F(CoordinatorTest, DecidesWhenAllNodesHaveVotedAndAnswersForEver) {
   ASSERT_OK_AND_ASSIGN(const CommitDecision decision, Vote0(epoch, 1));
   EXPECT_TRUE(decision.apply);
   EXPECT_EQ(decision.square_sum, 0.875);
-  coordinator_.EndEpoch("m", epoch, absl::AbortedError("over"));
+  coordinator_.EndEpoch(0, "m", epoch, absl::AbortedError("over"));
   ASSERT_OK_AND_ASSIGN(const CommitDecision repeated, Vote1(epoch, 1));
   EXPECT_EQ(repeated.square_sum, 0.875);
 }
@@ -273,7 +274,7 @@ TEST_F(CoordinatorTest, ANonFiniteElementAnywhereSkipsOnAllNodes) {
 TEST_F(CoordinatorTest, VotesThatWaitAreAbortedByTheEndOfTheEpoch) {
   const int64_t epoch = StartEpoch();
   auto waiting = std::async(std::launch::async, [&] { return Vote1(epoch, 1, absl::InfiniteDuration()); });
-  coordinator_.EndEpoch("m", epoch, absl::DeadlineExceededError("rank 0 hangs"));
+  coordinator_.EndEpoch(0, "m", epoch, absl::DeadlineExceededError("rank 0 hangs"));
   EXPECT_THAT(waiting.get(), StatusIs(absl::StatusCode::kAborted,
                                       AllOf(HasSubstr("ended before the decision"), HasSubstr("rank 0 hangs"))));
   EXPECT_THAT(Vote0(epoch, 1), StatusIs(absl::StatusCode::kAborted));
@@ -340,7 +341,7 @@ TEST_F(CoordinatorTest, ReadersAreCalledWithTheirValue) {
   get("never");
   EXPECT_OK(coordinator_.Put(0, "m", epoch, "k", "v"));
   EXPECT_THAT(values, ElementsAre(IsOkAndHolds("v"), IsOkAndHolds("v")));
-  coordinator_.EndEpoch("m", epoch, absl::AbortedError("over"));
+  coordinator_.EndEpoch(0, "m", epoch, absl::AbortedError("over"));
   ASSERT_EQ(values.size(), 3u);
   EXPECT_THAT(values[2], StatusIs(absl::StatusCode::kAborted));
 }
@@ -351,7 +352,7 @@ TEST_F(CoordinatorTest, WhoGivesUpLateTakesNobodysPlaceInTheNextEpoch) {
   const Coordinator::Wait reader = coordinator_.Get(0, "m", epoch, "k", ignore);
   const Coordinator::Wait voter = coordinator_.Vote(1, MakeVote(epoch, 1, {{2, 0.125, 0}}), ignore);
   const Coordinator::Wait part = coordinator_.GetParts(1, "m", epoch, "k", ignore);
-  coordinator_.EndEpoch("m", epoch, absl::AbortedError("over"));
+  coordinator_.EndEpoch(0, "m", epoch, absl::AbortedError("over"));
   const int64_t next = (sinks_[0].Next(), sinks_[1].Next(), StartEpoch());
   const Coordinator::Wait next_reader = coordinator_.Get(0, "m", next, "k", ignore);
   const Coordinator::Wait next_voter = coordinator_.Vote(1, MakeVote(next, 1, {{2, 0.125, 0}}), ignore);
@@ -380,7 +381,7 @@ TEST_F(CoordinatorTest, AnImportOfAnOlderStateForgetsTheDecisionsAfterIt) {
     EXPECT_FALSE(Vote1(first, commit).ok());
     EXPECT_OK(Vote0(first, commit));
   }
-  coordinator_.EndEpoch("m", first, absl::AbortedError("over"));
+  coordinator_.EndEpoch(0, "m", first, absl::AbortedError("over"));
   ExpectEnd(first, absl::StatusCode::kAborted, "over");
   const int64_t second = StartEpoch(/*commit_number=*/1);
   EXPECT_THAT(Vote1(second, 2), StatusIs(absl::StatusCode::kDeadlineExceeded));
@@ -397,6 +398,29 @@ TEST_F(CoordinatorTest, RemembersTheLastDecisionsOnly) {
   }
   EXPECT_OK(Vote1(epoch, 2));
   EXPECT_THAT(Vote1(epoch, 1), StatusIs(absl::StatusCode::kFailedPrecondition));
+}
+
+// It may go on without a node that has voted.
+TEST_F(CoordinatorTest, ADecisionThatIsForgottenStaysInDoubt) {
+  const int64_t first = StartEpoch();
+  EXPECT_FALSE(Vote1(first, 1).ok());
+  ASSERT_OK(Vote0(first, 1));
+  EXPECT_FALSE(Vote1(first, 2).ok());
+  coordinator_.EndEpoch(0, "m", first, absl::AbortedError("over"));
+  ExpectEnd(first, absl::StatusCode::kAborted, "over");
+  const int64_t second = StartEpoch(/*commit_number=*/1);
+  for (int64_t commit = 2; commit < 2 + static_cast<int64_t>(kKeptDecisions); ++commit) {
+    EXPECT_FALSE(Vote1(second, commit).ok());
+    ASSERT_OK(Vote0(second, commit));
+  }
+  const auto ask = [&](int64_t epoch, int64_t commit_number) {
+    return coordinator_.QueryCommit(1, {.model = "m", .epoch = epoch, .commit_number = commit_number});
+  };
+  const auto forgotten = StatusIs(absl::StatusCode::kDataLoss, HasSubstr("remembers the last 64 decisions"));
+  EXPECT_THAT(Vote1(first, 1), forgotten);
+  EXPECT_THAT(ask(first, 1), forgotten);
+  EXPECT_THAT(ask(first, 2), StatusIs(absl::StatusCode::kAborted)) << "it was decided later";
+  EXPECT_OK(ask(second, 2));
 }
 
 TEST_F(CoordinatorTest, AVoteOfAnEpochThatACoordinatorBeforeHasStartedStaysInDoubt) {
@@ -551,6 +575,36 @@ TEST_F(CoordinatorTest, EpochNumbersGoOnWhenAModelIsDeletedAndCreatedAgain) {
   EXPECT_THAT(Vote1(first, 1), StatusIs(absl::StatusCode::kDataLoss));
 }
 
+TEST_F(CoordinatorTest, EpochNumbersAreBehindWhatIsReportedWhileOneRuns) {
+  const int64_t first = StartEpoch();
+  EXPECT_FALSE(Vote1(first, 1).ok());
+  ASSERT_OK(Vote0(first, 1));
+  ModelReport report = MakeReport({2});
+  report.last_epoch = 9;
+  coordinator_.Report(1, report);
+  coordinator_.EndEpoch(0, "m", first, absl::AbortedError("over"));
+  ExpectEnd(first, absl::StatusCode::kAborted, "over");
+  coordinator_.Report(0, MakeReport({0, 1}, 1, 1));
+  // A node has heard of no epoch of this coordinator then, but of one of another.
+  report = MakeReport({2}, 1, 1);
+  report.last_epoch = 9;
+  coordinator_.Report(1, report);
+  EXPECT_EQ(sinks_[0].Next().epoch, 10);
+  EXPECT_OK(Vote1(first, 1)) << "what was decided before is answered still";
+}
+
+TEST_F(CoordinatorTest, EpochNumbersThatNoneFollowsAreRefused) {
+  for (const int64_t last_epoch : {std::numeric_limits<int64_t>::max(), int64_t{-1}}) {
+    ModelReport report = MakeReport({2});
+    report.last_epoch = last_epoch;
+    coordinator_.Report(1, report);
+    const EpochNews news = sinks_[1].Next();
+    EXPECT_TRUE(news.refused);
+    EXPECT_THAT(news.why, StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("report of m: a last epoch in [0, ")));
+  }
+  EXPECT_EQ(StartEpoch(), 1);
+}
+
 TEST_F(CoordinatorTest, VotesAfterDifferentCommandsEndTheEpochNamingBoth) {
   const int64_t epoch = StartEpoch();
   VoteAfter(1, epoch, 3, 7);
@@ -593,7 +647,7 @@ TEST_F(CoordinatorTest, NothingIsDecidedAfterDifferentCommands) {
   VoteAfter(1, epoch, 3, 8);
   VoteAfter(1, epoch, 3, 7);  // its first word stays
   for (RecordingListener& sink : sinks_) EXPECT_EQ(sink.Next().commands_wanted_unless, CommandsThrough());
-  coordinator_.EndEpoch("m", epoch, absl::DeadlineExceededError("late"));
+  coordinator_.EndEpoch(0, "m", epoch, absl::DeadlineExceededError("late"));
   ExpectEnd(epoch, absl::StatusCode::kDeadlineExceeded, "late");
   EXPECT_THAT(Vote1(epoch, 1), StatusIs(absl::StatusCode::kAborted));
   // The next epoch begins anew.
@@ -661,7 +715,7 @@ TEST_F(CoordinatorTest, ValuesLiveAsLongAsTheEpoch) {
   EXPECT_OK(coordinator_.Put(0, "m", epoch, "k", "v"));
   EXPECT_THAT(waiting.get(), IsOkAndHolds("v"));
   waiting = std::async(std::launch::async, [&] { return coordinator_.Get(0, "m", epoch, "never", absl::Minutes(1)); });
-  coordinator_.EndEpoch("m", epoch, absl::AbortedError("over"));
+  coordinator_.EndEpoch(0, "m", epoch, absl::AbortedError("over"));
   EXPECT_THAT(waiting.get(), StatusIs(absl::StatusCode::kAborted));
   const int64_t next = (sinks_[0].Next(), sinks_[1].Next(), StartEpoch());
   EXPECT_THAT(coordinator_.Get(0, "m", next, "k", absl::ZeroDuration()), StatusIs(absl::StatusCode::kDeadlineExceeded));
@@ -681,7 +735,7 @@ TEST_F(CoordinatorTest, EveryNodeReadsThePartsThatAllHaveForIt) {
   EXPECT_OK(coordinator_.PutParts(1, "m", epoch, "k", {"1 for 0", "1 for 1"}));
   EXPECT_THAT(waiting.get(), IsOkAndHolds(ElementsAre("0 for 1", "1 for 1")));
   EXPECT_THAT(get(0, absl::ZeroDuration()), IsOkAndHolds(ElementsAre("0 for 0", "1 for 0")));
-  coordinator_.EndEpoch("m", epoch, absl::AbortedError("over"));
+  coordinator_.EndEpoch(0, "m", epoch, absl::AbortedError("over"));
   EXPECT_THAT(get(0, absl::ZeroDuration()), StatusIs(absl::StatusCode::kAborted));
 }
 

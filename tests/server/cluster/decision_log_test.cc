@@ -23,8 +23,14 @@ namespace fs = std::filesystem;
 using ::testing::HasSubstr;
 using ::testing::SizeIs;
 
-ClosedEpoch Begun(int64_t epoch, int64_t commit_number, const std::string& history = "aa") {
-  return {.model = "m", .history_id = history, .epoch = epoch, .commit_number = commit_number, .device_counts = {2, 1}};
+ClosedEpoch Begun(int64_t epoch, int64_t commit_number, const std::string& history = "aa",
+                  std::vector<int> active = {0, 1}) {
+  return {.model = "m",
+          .history_id = history,
+          .epoch = epoch,
+          .commit_number = commit_number,
+          .active = std::move(active),
+          .device_counts = {2, 1}};
 }
 
 CommitDecision Decision(double square_sum) { return {.apply = true, .square_sum = square_sum}; }
@@ -50,7 +56,7 @@ class DecisionLogTest : public testing::Test {
 TEST_F(DecisionLogTest, TheNextOneFindsTheLastEpochAndItsLastDecision) {
   {
     ASSERT_OK_AND_ASSIGN(auto log, Open(&calls_));
-    ASSERT_OK(log->BeginEpoch(Begun(7, 12), {0, 1}));
+    ASSERT_OK(log->BeginEpoch(Begun(7, 12)));
     for (int64_t commit = 13; commit < 20; ++commit) {
       ASSERT_OK(log->Decide("m", commit, Decision(static_cast<double>(commit)), {}));
     }
@@ -62,6 +68,7 @@ TEST_F(DecisionLogTest, TheNextOneFindsTheLastEpochAndItsLastDecision) {
   EXPECT_EQ(closed[0].epoch, 7);
   EXPECT_EQ(closed[0].commit_number, 19);
   EXPECT_EQ(closed[0].device_counts, (std::vector<int>{2, 1}));
+  EXPECT_EQ(closed[0].active, (std::vector<int>{0, 1}));
   EXPECT_TRUE(closed[0].may_be_old);
   ASSERT_TRUE(closed[0].last_decision.has_value());
   EXPECT_EQ(closed[0].last_decision->commit_number, 19);
@@ -73,9 +80,9 @@ TEST_F(DecisionLogTest, TheNextOneFindsTheLastEpochAndItsLastDecision) {
 TEST_F(DecisionLogTest, ALaterEpochKeepsTheDecisionBeforeItUnlessThatIsUndone) {
   {
     ASSERT_OK_AND_ASSIGN(auto log, Open(&calls_));
-    ASSERT_OK(log->BeginEpoch(Begun(1, 0), {0, 1}));
+    ASSERT_OK(log->BeginEpoch(Begun(1, 0)));
     ASSERT_OK(log->Decide("m", 1, Decision(1), {}));
-    ASSERT_OK(log->BeginEpoch(Begun(2, 1), {0, 1}));
+    ASSERT_OK(log->BeginEpoch(Begun(2, 1)));
   }
   std::vector<ClosedEpoch> closed = Read();
   ASSERT_THAT(closed, SizeIs(1));
@@ -84,7 +91,7 @@ TEST_F(DecisionLogTest, ALaterEpochKeepsTheDecisionBeforeItUnlessThatIsUndone) {
   EXPECT_EQ(closed[0].last_decision->epoch, 1);
   for (const ClosedEpoch& begun : {Begun(3, 0), Begun(4, 1, "bb")}) {
     ASSERT_OK_AND_ASSIGN(auto log, Open(&calls_));
-    ASSERT_OK(log->BeginEpoch(begun, {0, 1}));
+    ASSERT_OK(log->BeginEpoch(begun));
     log.reset();
     closed = Read();
     EXPECT_FALSE(closed[0].last_decision.has_value()) << begun.epoch;
@@ -94,7 +101,7 @@ TEST_F(DecisionLogTest, ALaterEpochKeepsTheDecisionBeforeItUnlessThatIsUndone) {
 TEST_F(DecisionLogTest, AJournalCountsAndMendsTheFolder) {
   {
     ASSERT_OK_AND_ASSIGN(auto log, Open(&calls_));
-    ASSERT_OK(log->BeginEpoch(Begun(1, 0), {0, 1}));
+    ASSERT_OK(log->BeginEpoch(Begun(1, 0)));
     ASSERT_OK(log->Decide("m", 1, Decision(1), {}));
   }
   // The process died before its journal had the decision, and nobody was told.
@@ -107,15 +114,26 @@ TEST_F(DecisionLogTest, AJournalCountsAndMendsTheFolder) {
   EXPECT_EQ(Read()[0].history_id, "aa");
 }
 
+TEST_F(DecisionLogTest, AJournalLearnsWhoWasInItsEpoch) {
+  {
+    ASSERT_OK_AND_ASSIGN(auto log, Open(&calls_));
+    ASSERT_OK(log->BeginEpoch(Begun(3, 0, "aa", {0, 2})));
+    ASSERT_OK(log->Decide("m", 1, Decision(1), {}));
+  }
+  EXPECT_EQ(Read({Begun(3, 0, "aa", {})})[0].active, (std::vector<int>{0, 2}));
+  EXPECT_EQ(Read()[0].active, (std::vector<int>{0, 2})) << "what is mended says it too";
+  EXPECT_EQ(Read({Begun(2, 0, "aa", {})})[0].active, std::vector<int>()) << "that of another epoch";
+}
+
 // Whoever heals node 0 needs what its ranks have sent: of any size, for the one that keeps it.
 TEST_F(DecisionLogTest, WhatNode0sRanksHaveSentIsThereForTheNodeBehindIt) {
   const std::vector<std::string> sent = {std::string(60000, 'a'), "", "b"};
   {
     ASSERT_OK_AND_ASSIGN(auto log, Open(&calls_));
-    ASSERT_OK(log->BeginEpoch(Begun(1, 0), {0, 2, 3}));
+    ASSERT_OK(log->BeginEpoch(Begun(1, 0, "aa", {0, 2, 3})));
     ASSERT_OK(log->Decide("m", 1, Decision(1), {"short"}));
     ASSERT_OK(log->Decide("m", 2, Decision(2), sent));
-    ASSERT_OK(log->BeginEpoch(Begun(2, 2), {0, 1, 2, 3}));
+    ASSERT_OK(log->BeginEpoch(Begun(2, 2, "aa", {0, 1, 2, 3})));
   }
   ASSERT_OK_AND_ASSIGN(auto log, Open(&calls_));
   const auto ask = [&](int node, const CommitQuery& query) { return log->SentByNode0(query, node); };
@@ -131,7 +149,7 @@ TEST_F(DecisionLogTest, WhatNode0sRanksHaveSentIsThereForTheNodeBehindIt) {
 TEST_F(DecisionLogTest, AModelThatIsForgottenLeavesNothing) {
   {
     ASSERT_OK_AND_ASSIGN(auto log, Open(&calls_));
-    ASSERT_OK(log->BeginEpoch(Begun(1, 0), {0, 1}));
+    ASSERT_OK(log->BeginEpoch(Begun(1, 0)));
     log->Forget("m");
     log->Forget("other");
   }
@@ -159,7 +177,7 @@ TEST_F(DecisionLogTest, AFileWithoutAWholeCopyIsNamed) {
 TEST_F(DecisionLogTest, AFileOfAnotherModelIsNamed) {
   {
     ASSERT_OK_AND_ASSIGN(auto log, Open(&calls_));
-    ASSERT_OK(log->BeginEpoch(Begun(1, 0), {0, 1}));
+    ASSERT_OK(log->BeginEpoch(Begun(1, 0)));
   }
   fs::rename(PathOf("m.decisions"), PathOf("n.decisions"));
   EXPECT_THAT(Open(&calls_).status(), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("n.decisions")));
@@ -169,7 +187,7 @@ TEST_F(DecisionLogTest, AFileOfAnotherModelIsNamed) {
 TEST_F(DecisionLogTest, ATornCopyLeavesTheOneBefore) {
   {
     ASSERT_OK_AND_ASSIGN(auto log, Open(&calls_));
-    ASSERT_OK(log->BeginEpoch(Begun(1, 0), {0, 1}));
+    ASSERT_OK(log->BeginEpoch(Begun(1, 0)));
     ASSERT_OK(log->Decide("m", 1, Decision(1), {}));
     ASSERT_OK(log->Decide("m", 2, Decision(2), {}));
   }
@@ -201,7 +219,7 @@ struct Answered {
 Answered Work(DecisionLog& log) {
   Answered answered;
   for (int64_t epoch = 1; epoch < 4; ++epoch) {
-    if (!log.BeginEpoch(Begun(epoch, answered.decided), {0, 1}).ok()) {
+    if (!log.BeginEpoch(Begun(epoch, answered.decided)).ok()) {
       answered.failed = true;
       continue;
     }

@@ -154,7 +154,7 @@ TEST_F(FewerReplicasTest, AModelThatAllShareNeedsEveryNode) {
 TEST_F(FewerReplicasTest, ANodeWhoseTrainersAreGoneIsWaitedFor) {
   ReportAll(7);
   AwaitStart({0, 1, 2});
-  coordinator_.EndEpoch("m", 1, absl::AbortedError("rank 4: process 1 has gone"));
+  coordinator_.EndEpoch(0, "m", 1, absl::AbortedError("rank 4: process 1 has gone"));
   AwaitEnd({0, 1, 2}, "has gone");
   ReportAll(7, {0, 1});
   for (const int node : {0, 1}) EXPECT_TRUE(sinks_[node].empty());
@@ -180,6 +180,22 @@ TEST_F(FewerReplicasTest, OneThatIsBackEndsTheEpochAtTheNextCommitAndIsHealed) {
       << "nobody keeps its client states: those of the next one's ranks are as good";
 }
 
+// Its links may be bad.
+TEST_F(FewerReplicasTest, OneThatIsBackIsNotWaitedForBeforeACommitIsMadeWithIt) {
+  ASSERT_NO_FATAL_FAILURE(GoOnWithoutTwo(7));
+  Return(2);
+  coordinator_.Report(2, Trained(2, 7, 1));
+  Vote(0, 2, 8).IgnoreError();
+  ASSERT_OK(Vote(1, 2, 8).status());
+  AwaitEnd({0, 1}, "is back");
+  ReportAll(8, {0, 1});
+  AwaitStart({0, 1, 2});
+  coordinator_.EndEpoch(2, "m", 3, absl::UnavailableError("connect"));
+  AwaitEnd({0, 1, 2}, "connect");
+  ReportAll(8, {0, 1});
+  AwaitStart({0, 1});
+}
+
 TEST_F(FewerReplicasTest, OneThatIsBackWithAnotherStateIsToldSoAlone) {
   ASSERT_NO_FATAL_FAILURE(GoOnWithoutTwo(7));
   Return(2);
@@ -189,6 +205,7 @@ TEST_F(FewerReplicasTest, OneThatIsBackWithAnotherStateIsToldSoAlone) {
   const EpochNews news = sinks_[2].Next();
   EXPECT_TRUE(news.refused);
   EXPECT_THAT(news.why, StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("got commit 7 of history another")));
+  EXPECT_THAT(news.why.message(), HasSubstr("its state is not wanted"));
   coordinator_.Report(2, Trained(2, 9, 1));
   EXPECT_TRUE(sinks_[2].Next().refused) << "it is ahead";
   Vote(0, 2, 8).IgnoreError();
@@ -198,7 +215,7 @@ TEST_F(FewerReplicasTest, OneThatIsBackWithAnotherStateIsToldSoAlone) {
 
 TEST_F(FewerReplicasTest, OneThatFitsNoneOfTheOthersKeepsNoneFromStarting) {
   ASSERT_NO_FATAL_FAILURE(GoOnWithoutTwo(7));
-  coordinator_.EndEpoch("m", 2, absl::AbortedError("over"));
+  coordinator_.EndEpoch(0, "m", 2, absl::AbortedError("over"));
   AwaitEnd({0, 1}, "over");
   Return(2);
   ModelReport other = Trained(2, 7, 1);
@@ -208,6 +225,37 @@ TEST_F(FewerReplicasTest, OneThatFitsNoneOfTheOthersKeepsNoneFromStarting) {
   ReportAll(7, {0, 1});
   EXPECT_TRUE(sinks_[2].Next().refused);
   AwaitStart({0, 1});
+}
+
+TEST(FiveReplicasTest, OneThatFitsNoneOfTheOthersKeepsNoneFromReturning) {
+  constexpr int kFive = 5;
+  RecordingListener sinks[kFive];
+  Coordinator coordinator({.nodes = kFive, .attendance = {.min_nodes = 3, .patience = absl::ZeroDuration()}});
+  for (int node = 0; node < kFive; ++node) ASSERT_OK(coordinator.Join(node, kDevices, &sinks[node]));
+  for (int node = 0; node < kFive; ++node) coordinator.Report(node, Trained(node, 7, std::nullopt));
+  for (RecordingListener& sink : sinks) ASSERT_TRUE(sink.Next().start);
+  coordinator.Leave(3);
+  for (const int node : {0, 1, 2, 4}) ASSERT_FALSE(sinks[node].Next().start);
+  coordinator.Leave(4);
+  for (const int node : {0, 1, 2}) coordinator.Report(node, Trained(node, 7, std::nullopt));
+  for (const int node : {0, 1, 2}) ASSERT_THAT(sinks[node].Next().active, ElementsAre(0, 1, 2));
+  coordinator.EndEpoch(0, "m", 2, absl::AbortedError("over"));
+  for (const int node : {0, 1, 2}) ASSERT_FALSE(sinks[node].Next().start);
+  for (const int node : {3, 4}) ASSERT_OK(coordinator.Join(node, kDevices, &sinks[node]));
+  ModelReport other = Trained(4, 7, std::nullopt);
+  other.history_id = other.lineage = "another";
+  coordinator.Report(3, Trained(3, 5, std::nullopt));
+  coordinator.Report(4, other);
+  for (const int node : {0, 1, 2}) coordinator.Report(node, Trained(node, 7, std::nullopt));
+  for (const int node : {0, 1, 2, 3}) {
+    ASSERT_FALSE(sinks[node].empty()) << "node " << node;
+    const EpochNews news = sinks[node].Next();
+    EXPECT_TRUE(news.start) << news.why;
+    EXPECT_THAT(news.active, ElementsAre(0, 1, 2, 3));
+  }
+  const EpochNews refused = sinks[4].Next();
+  EXPECT_TRUE(refused.refused);
+  EXPECT_THAT(refused.why.message(), HasSubstr("got commit 7 of history another beside commit 7"));
 }
 
 TEST_F(FewerReplicasTest, OneThatTakesNoPartHasNoVoteAndNoValues) {
@@ -236,11 +284,56 @@ TEST_F(FewerReplicasTest, AValueIsThatOfTheNodeThatHasPutIt) {
   EXPECT_THAT(coordinator_.Get(1, "m", 1, "healed", kNow), IsOkAndHolds("yes"));
 }
 
+TEST_F(FewerReplicasTest, OneThatTakesNoPartIsNotAskedToSave) {
+  const auto order = [&] { return coordinator_.TellSave(0, {.model = "m", .what = SaveOrder{.id = 1, .step = 7}}); };
+  ReportAll(7);
+  AwaitStart({0, 1, 2});
+  EXPECT_OK(order());
+  for (const int node : {1, 2}) EXPECT_TRUE(sinks_[node].Next().save.has_value());
+  ASSERT_OK(coordinator_.TellSave(0, {.model = "m", .what = SaveEnd{.id = 1}}));
+  for (const int node : {1, 2}) EXPECT_TRUE(sinks_[node].Next().save.has_value());
+  Lose(2);
+  AwaitEnd({0, 1}, "lost");
+  ReportAll(7, {0, 1});
+  AwaitStart({0, 1});
+  Return(2);
+  const auto refused = StatusIs(absl::StatusCode::kUnavailable, HasSubstr("node 2 (ranks 4..5) takes no part"));
+  EXPECT_THAT(order(), refused);
+  coordinator_.EndEpoch(0, "m", 2, absl::AbortedError("over"));
+  AwaitEnd({0, 1}, "over");
+  EXPECT_THAT(order(), refused) << "between epochs";
+  for (const int node : {1, 2}) EXPECT_TRUE(sinks_[node].empty());
+}
+
 TEST_F(FewerReplicasTest, ALossOfOneThatTakesNoPartEndsNothing) {
   ASSERT_NO_FATAL_FAILURE(GoOnWithoutTwo(7));
   Return(2);
   Lose(2);
   for (const int node : {0, 1}) EXPECT_TRUE(sinks_[node].empty());
+}
+
+TEST_F(FewerReplicasTest, OneThatTakesNoPartEndsNothing) {
+  ASSERT_NO_FATAL_FAILURE(GoOnWithoutTwo(7));
+  Return(2);
+  coordinator_.Report(2, Trained(2, 7, 1));
+  coordinator_.EndEpoch(2, "m", 2, absl::AbortedError("mine"));
+  coordinator_.ReportDetached(2, "m", 2, 4, 5, absl::AbortedError("has left"));
+  coordinator_.Forget(2, "m");
+  for (const int node : {0, 1}) EXPECT_TRUE(sinks_[node].empty());
+  coordinator_.EndEpoch(1, "m", 2, absl::AbortedError("ours"));
+  AwaitEnd({0, 1}, "ours");
+}
+
+TEST_F(FewerReplicasTest, EpochNumbersAreBehindThoseOfOneThatIsBack) {
+  ASSERT_NO_FATAL_FAILURE(GoOnWithoutTwo(7));
+  Return(2);
+  ModelReport back = Trained(2, 7, 1);
+  back.last_epoch = 20;
+  coordinator_.Report(2, back);
+  coordinator_.EndEpoch(0, "m", 2, absl::AbortedError("over"));
+  AwaitEnd({0, 1}, "over");
+  ReportAll(7, {0, 1});
+  EXPECT_EQ(AwaitStart({0, 1, 2}).epoch, 21);
 }
 
 TEST_F(FewerReplicasTest, AllLeaveWhenThoseWhoTakePartHave) {
@@ -250,6 +343,98 @@ TEST_F(FewerReplicasTest, AllLeaveWhenThoseWhoTakePartHave) {
   }
   for (const int node : {0, 1}) EXPECT_EQ(sinks_[node].Next().last_command, 5);
   AwaitEnd({0, 1}, "has left");
+}
+
+// --- A history begins with all ---
+
+ModelReport Begun(int node, const std::string& history) {
+  ModelReport report = Trained(node, 0, std::nullopt);
+  report.history_id = history;
+  report.lineage = "creation";
+  report.untouched = report.fresh = true;
+  return report;
+}
+
+class BeginningsTest : public testing::Test {
+ protected:
+  void Join(int node) { ASSERT_OK(coordinator_.Join(node, kDevices, &sinks_[node])); }
+
+  RecordingListener sinks_[kNodes];
+  Coordinator coordinator_{Coordinator::Options{
+      .nodes = kNodes,
+      .closed = {{.model = "m", .history_id = "h", .epoch = 5, .commit_number = 9, .active = {0, 1}}},
+      .attendance = {.min_nodes = 2, .patience = absl::ZeroDuration()},
+      .device_counts = {kDevices, kDevices, kDevices}}};
+};
+
+// Of which one is away with the only state.
+TEST_F(BeginningsTest, NodesThatBeganAnewDoNotTrainWithoutTheOthers) {
+  for (const int node : {0, 1}) Join(node);
+  for (const int node : {0, 1}) coordinator_.Report(node, Begun(node, absl::StrCat("of ", node)));
+  for (const int node : {0, 1}) EXPECT_TRUE(sinks_[node].empty());
+  Join(2);
+  EXPECT_TRUE(sinks_[0].empty());
+  coordinator_.Report(2, Trained(2, 9, 1));
+  for (RecordingListener& sink : sinks_) {
+    ASSERT_FALSE(sink.empty());
+    EXPECT_TRUE(sink.Next().refused) << "a person is to say which counts";
+  }
+}
+
+TEST_F(BeginningsTest, NodesThatWereImportedIntoDoNotTrainWithoutTheOthers) {
+  const auto report = [&](int node) {
+    ModelReport imported = Begun(node, absl::StrCat("of ", node));
+    imported.lineage = "import";
+    imported.fresh = false;
+    coordinator_.Report(node, imported);
+  };
+  for (const int node : {0, 1}) Join(node);
+  for (const int node : {0, 1}) report(node);
+  for (const int node : {0, 1}) EXPECT_TRUE(sinks_[node].empty());
+  Join(2);
+  report(2);
+  for (RecordingListener& sink : sinks_) {
+    ASSERT_FALSE(sink.empty());
+    EXPECT_THAT(sink.Next().active, ElementsAre(0, 1, 2));
+  }
+}
+
+TEST_F(BeginningsTest, NorDoTheyWhereOneHealsAnother) {
+  ModelReport imported = Begun(0, "of 0");
+  imported.lineage = "import";
+  imported.fresh = false;
+  for (const int node : {0, 1}) Join(node);
+  coordinator_.Report(0, imported);
+  coordinator_.Report(1, Begun(1, "of 1"));
+  for (const int node : {0, 1}) EXPECT_TRUE(sinks_[node].empty());
+}
+
+TEST_F(BeginningsTest, WhatHasBegunWithAllGoesOnWithFewerBeforeItsFirstCommit) {
+  for (int node = 0; node < kNodes; ++node) Join(node);
+  const auto report = [&](int node) {
+    ModelReport begun = Begun(node, "begun");
+    begun.fresh = false;
+    coordinator_.Report(node, begun);
+  };
+  for (int node = 0; node < kNodes; ++node) report(node);
+  for (RecordingListener& sink : sinks_) EXPECT_TRUE(sink.Next().start);
+  coordinator_.Leave(2);
+  for (const int node : {0, 1}) EXPECT_FALSE(sinks_[node].Next().start);
+  for (const int node : {0, 1}) report(node);
+  for (const int node : {0, 1}) {
+    ASSERT_FALSE(sinks_[node].empty());
+    EXPECT_THAT(sinks_[node].Next().active, ElementsAre(0, 1));
+  }
+}
+
+TEST_F(BeginningsTest, WhatACoordinatorBeforeHasBegunWithAllDoesToo) {
+  for (const int node : {0, 1}) Join(node);
+  for (const int node : {0, 1}) {
+    ModelReport begun = Begun(node, "h");
+    begun.fresh = false;
+    coordinator_.Report(node, begun);
+  }
+  for (const int node : {0, 1}) EXPECT_THAT(sinks_[node].Next().active, ElementsAre(0, 1));
 }
 
 // --- Who has the newest state ---
@@ -366,6 +551,140 @@ TEST(PatienceTest, ACoordinatorThatKnowsTheDevicesWaitsForNobodyElse) {
   EXPECT_OK(coordinator.AwaitWorld(absl::ZeroDuration()));
   for (const int node : {0, 1}) coordinator.Report(node, Trained(node, 3, 1 - node));
   for (const int node : {0, 1}) EXPECT_THAT(sinks[node].Next().active, ElementsAre(0, 1));
+}
+
+TEST(PatienceTest, OneWithWhichNoCommitIsMadeHasToStayForLonger) {
+  RecordingListener sinks[kNodes];
+  Coordinator coordinator({.nodes = kNodes,
+                           .closed = {{.model = "m", .history_id = "h", .epoch = 5, .active = {0, 1}}},
+                           .attendance = {.min_nodes = 2, .patience = absl::Hours(1)}});
+  for (int node = 0; node < kNodes; ++node) ASSERT_OK(coordinator.Join(node, kDevices, &sinks[node]));
+  const auto start = [&](const std::vector<int>& active) {
+    for (const int node : {2, 1, 0}) coordinator.Report(node, Trained(node, 7, std::nullopt));
+    for (const int node : active) {
+      ASSERT_FALSE(sinks[node].empty());
+      EXPECT_EQ(sinks[node].Next().active, active);
+    }
+  };
+  for (const int64_t epoch : {6, 7}) {
+    start({0, 1, 2});
+    coordinator.EndEpoch(0, "m", epoch, absl::UnavailableError("connect"));
+    for (RecordingListener& sink : sinks) ASSERT_FALSE(sink.Next().start);
+  }
+  start({0, 1});
+  EXPECT_TRUE(sinks[2].empty()) << "its trainers wait";
+}
+
+TEST(PatienceTest, OneThatIsNeededDoesNotHaveToStay) {
+  RecordingListener sinks[kNodes];
+  Coordinator coordinator({.nodes = kNodes,
+                           .closed = {{.model = "m", .history_id = "h", .epoch = 5, .active = {0, 1}}},
+                           .attendance = {.min_nodes = 2, .patience = absl::Hours(1)}});
+  for (int node = 0; node < kNodes; ++node) ASSERT_OK(coordinator.Join(node, kDevices, &sinks[node]));
+  for (int loss = 0; loss < 3; ++loss) {
+    coordinator.Leave(2);
+    ASSERT_OK(coordinator.Join(2, kDevices, &sinks[2]));
+  }
+  for (const int node : {2, 1, 0}) coordinator.Report(node, Begun(node, "begins"));
+  for (RecordingListener& sink : sinks) {
+    ASSERT_FALSE(sink.empty());
+    EXPECT_THAT(sink.Next().active, ElementsAre(0, 1, 2));
+  }
+}
+
+// --- A node 0 that is started again ---
+
+// Of three nodes, which knows from a coordinator before it that nodes 0 and 1 have made commit 7 in epoch 5.
+class RestartedWithoutTwoTest : public testing::Test {
+ protected:
+  static Coordinator::Options Options(std::vector<int> active, int min_nodes = 2) {
+    return {.nodes = kNodes,
+            .closed = {{.model = "m", .history_id = "h", .epoch = 5, .commit_number = 7, .active = std::move(active)}},
+            .attendance = {.min_nodes = min_nodes, .patience = absl::ZeroDuration()},
+            .device_counts = {kDevices, kDevices, kDevices}};
+  }
+  void JoinAll(Coordinator& coordinator) {
+    for (int node = 0; node < kNodes; ++node) ASSERT_OK(coordinator.Join(node, kDevices, &sinks_[node]));
+  }
+  static ModelReport Old(int node, int64_t commit_number, int64_t last_epoch) {
+    ModelReport report = Trained(node, commit_number, std::nullopt);
+    report.last_epoch = last_epoch;
+    return report;
+  }
+  void ExpectStart(const std::vector<int>& nodes) {
+    for (const int node : nodes) {
+      ASSERT_FALSE(sinks_[node].empty()) << "node " << node;
+      const EpochNews news = sinks_[node].Next();
+      EXPECT_TRUE(news.start) << news.why;
+      EXPECT_EQ(news.active, nodes);
+    }
+  }
+
+  RecordingListener sinks_[kNodes];
+};
+
+TEST_F(RestartedWithoutTwoTest, OneThatTookNoPartBeforeIsNotWaitedFor) {
+  Coordinator coordinator(Options({0, 1}));
+  JoinAll(coordinator);
+  for (const int node : {0, 1}) coordinator.Report(node, Old(node, 7, 5));
+  ExpectStart({0, 1});
+  EXPECT_TRUE(sinks_[2].empty());
+}
+
+TEST_F(RestartedWithoutTwoTest, OneThatFitsNoneOfTheOthersKeepsNoneFromStarting) {
+  Coordinator coordinator(Options({0, 1}));
+  JoinAll(coordinator);
+  ModelReport other = Old(2, 7, 3);
+  other.history_id = other.lineage = "another";
+  coordinator.Report(2, other);
+  for (const int node : {0, 1}) coordinator.Report(node, Old(node, 7, 5));
+  ASSERT_FALSE(sinks_[2].empty());
+  EXPECT_TRUE(sinks_[2].Next().refused);
+  ExpectStart({0, 1});
+}
+
+// Journals do not say who was in an epoch.
+TEST_F(RestartedWithoutTwoTest, WhereItIsNotKnownWhoHasNotHeardOfTheEpochWasNotInIt) {
+  Coordinator coordinator(Options({}));
+  JoinAll(coordinator);
+  ModelReport away = Old(2, 4, 4);
+  away.attached_ranks.clear();
+  coordinator.Report(2, away);
+  coordinator.Report(1, Old(1, 7, 5));
+  coordinator.Report(0, Old(0, 7, 5));
+  ExpectStart({0, 1});
+}
+
+TEST_F(RestartedWithoutTwoTest, WhoWasInTheEpochIsWaitedFor) {
+  for (const std::vector<int>& active : {std::vector<int>{0, 1, 2}, std::vector<int>{}}) {
+    Coordinator coordinator(Options(active));
+    JoinAll(coordinator);
+    ModelReport late = Old(2, 7, 5);
+    late.attached_ranks.clear();
+    coordinator.Report(2, late);
+    for (const int node : {0, 1}) coordinator.Report(node, Old(node, 7, 5));
+    EXPECT_TRUE(sinks_[0].empty());
+    coordinator.Report(2, Old(2, 7, 5));
+    ExpectStart({0, 1, 2});
+  }
+}
+
+TEST_F(RestartedWithoutTwoTest, AllTakePartWhereAllHaveTo) {
+  Coordinator coordinator(Options({0, 1}, /*min_nodes=*/kNodes));
+  JoinAll(coordinator);
+  for (const int node : {0, 1}) coordinator.Report(node, Old(node, 7, 5));
+  EXPECT_TRUE(sinks_[0].empty());
+  coordinator.Report(2, Old(2, 7, 5));
+  ExpectStart({0, 1, 2});
+}
+
+TEST_F(RestartedWithoutTwoTest, NodesOfAnotherWorldTellNothing) {
+  Coordinator coordinator(Options({0, 1, 4}));
+  JoinAll(coordinator);
+  for (const int node : {0, 1}) coordinator.Report(node, Old(node, 7, 5));
+  EXPECT_TRUE(sinks_[0].empty());
+  coordinator.Report(2, Old(2, 7, 5));
+  ExpectStart({0, 1, 2});
 }
 
 }  // namespace

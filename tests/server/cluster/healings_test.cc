@@ -148,7 +148,7 @@ TEST_F(HealingsTest, WhatOthersSaidBeforeTheEpochIsNotJudged) {
   for (ModelReport& report : reports) report.history_id = "h";
   Report({reports[0], reports[1], reports[2]});
   AwaitStart();
-  coordinator_.EndEpoch("m", 1, absl::AbortedError("over"));
+  coordinator_.EndEpoch(0, "m", 1, absl::AbortedError("over"));
   for (RecordingListener& sink : sinks_) sink.Next();
   // It is heard of first, while the others have not said yet what they have trained.
   coordinator_.Report(0, Lost(0));
@@ -158,12 +158,28 @@ TEST_F(HealingsTest, WhatOthersSaidBeforeTheEpochIsNotJudged) {
   EXPECT_THAT(AwaitStart(), ElementsAre(Healing{.receiver = 0, .donor = 1}));
 }
 
+TEST_F(HealingsTest, NorIsWhatTheySaidBeforeTheyHadHeardOfIt) {
+  Report({Trained(0), Trained(1), Trained(2)});
+  AwaitStart();
+  coordinator_.Report(2, Trained(2));
+  for (int node = 0; node < kNodes; ++node) {
+    coordinator_.Vote(node, MakeVote(1, kCommit + 1, {{node, 0, 0}}), kNow).IgnoreError();
+  }
+  coordinator_.EndEpoch(0, "m", 1, absl::AbortedError("over"));
+  for (RecordingListener& sink : sinks_) sink.Next();
+  coordinator_.Report(0, Trained(0, kCommit + 1));
+  coordinator_.Report(1, Lost(1));
+  for (RecordingListener& sink : sinks_) EXPECT_TRUE(sink.empty());
+  coordinator_.Report(2, Trained(2, kCommit + 1));
+  EXPECT_THAT(AwaitStart(), ElementsAre(Healing{.receiver = 1, .donor = 2}));
+}
+
 TEST_F(HealingsTest, AnImportBeforeTheFirstCommitGivesWayButAtNode0) {
   ModelReport imported = Begun(1);
   imported.fresh = false;
   Report({Trained(0), imported, Trained(2)});
   EXPECT_THAT(AwaitStart(), ElementsAre(Healing{.receiver = 1, .donor = 2}));
-  coordinator_.EndEpoch("m", 1, absl::AbortedError("over"));
+  coordinator_.EndEpoch(0, "m", 1, absl::AbortedError("over"));
   for (RecordingListener& sink : sinks_) sink.Next();
   imported.attached_ranks = {0};
   Report({imported, Trained(1), Trained(2)});

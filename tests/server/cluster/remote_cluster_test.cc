@@ -135,7 +135,7 @@ TEST_F(RemoteClusterTest, EpochsStartAndEndOnAllNodes) {
   EXPECT_THAT(news_.Next().why, StatusIs(absl::StatusCode::kAborted, HasSubstr("rank 2 left")));
   const int64_t second = StartEpoch();
   EXPECT_GT(second, first);
-  zero_.coordinator().EndEpoch("m", second, absl::DeadlineExceededError("rank 0 hangs"));
+  zero_.coordinator().EndEpoch(0, "m", second, absl::DeadlineExceededError("rank 0 hangs"));
   const EpochNews news = news_.Next();
   EXPECT_EQ(news.epoch, second);
   EXPECT_THAT(news.why, StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("rank 0 hangs")));
@@ -568,6 +568,58 @@ TEST(LateEndTest, ATrainerThatWaitsForTheNextEpochIsReportedOnTheNextStreamToo) 
   one->Report(MakeReport({1}));
   EXPECT_THAT(zero.AwaitReportOfNextStream().attached_ranks, ElementsAre(1));
   EXPECT_EQ(news.Next().epoch, 1) << "the end was heard";
+  one->SetListener(nullptr);
+}
+
+// A node 0 whose first stream breaks while an epoch runs.
+class BreakingNodeZero final : public v1::ClusterService::Service {
+ public:
+  BreakingNodeZero() { server_ = Serve(this, &port_); }
+  ~BreakingNodeZero() override { server_->Shutdown(std::chrono::system_clock::now()); }
+
+  RemoteOptions options() const {
+    RemoteOptions options;
+    options.coordinator_address = absl::StrCat("127.0.0.1:", port_);
+    options.join_timeout = kLong;
+    return options;
+  }
+  // What comes first on the stream after that, behind the hello.
+  v1::JoinRequest AwaitNextStream() { return second_.get_future().get(); }
+
+  grpc::Status Join(grpc::ServerContext*,
+                    grpc::ServerReaderWriter<v1::JoinResponse, v1::JoinRequest>* stream) override {
+    const int number = ++streams_;
+    stream->Write(WelcomeMessage(2, {1, 1}));
+    v1::JoinRequest request;
+    while (stream->Read(&request) && request.has_hello()) {
+    }
+    if (number == 1) stream->Write(EpochStartMessage("m", {.epoch = 1}));
+    if (number == 2) second_.set_value(request);
+    return grpc::Status::OK;
+  }
+
+ private:
+  std::atomic<int> streams_{0};
+  std::promise<v1::JoinRequest> second_;
+  int port_ = 0;
+  std::unique_ptr<grpc::Server> server_;
+};
+
+// What it began the epoch with is not what it has by now.
+TEST(BrokenStreamTest, WhatANodeSaidBeforeTheEpochIsNotSaidAgain) {
+  BreakingNodeZero zero;
+  RecordingListener news;
+  ASSERT_OK_AND_ASSIGN(const auto one, MakeRemoteCluster(zero.options()));
+  one->SetListener(&news);
+  one->Report(MakeReport({1}, 100));
+  ASSERT_TRUE(news.Next().start);
+  EXPECT_FALSE(news.Next().start) << "its stream has broken";
+  ModelReport next = MakeReport({1}, 5000);
+  next.model = "other";  // behind m
+  one->Report(next);
+  const v1::JoinRequest first = zero.AwaitNextStream();
+  ASSERT_TRUE(first.has_report());
+  EXPECT_EQ(ReportOf(first.report()).model, "other");
   one->SetListener(nullptr);
 }
 
