@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "kernels/base/status_macros.h"
@@ -59,6 +60,9 @@ AddressBooks OwnBooks(const MeshConnection& connection, const Meshes& meshes) {
       books[plan.members[member].member.node][{static_cast<int>(mesh), member}] = meshes[mesh]->AddressFor(member);
     }
   }
+  for (MeshAddresses& book : books) {
+    if (connection.link_listener != nullptr && !book.empty()) book[kLinkPlace] = connection.link_listener->address();
+  }
   return books;
 }
 
@@ -77,6 +81,35 @@ absl::StatusOr<AddressBooks> ShareBooks(const MeshConnection& connection, const 
   AddressBooks books;
   for (const std::string& part : *read) books.push_back(DecodeAddresses(part));
   return books;
+}
+
+// Other daemons that take part in a mesh, where they listen for whoever tries to reach them.
+std::vector<LinkPeer> LinkPeers(const MeshConnection& connection, const AddressBooks& books) {
+  std::vector<LinkPeer> peers;
+  for (size_t node = 0; node < books.size(); ++node) {
+    const auto address = books[node].find(kLinkPlace);
+    if (address == books[node].end() || static_cast<int>(node) == connection.node) continue;
+    peers.push_back({.node = static_cast<int>(node), .address = address->second});
+  }
+  return peers;
+}
+
+absl::Status TryLinks(const MeshConnection& connection, const AddressBooks& books, SteadyTime deadline) {
+  if (connection.link_listener == nullptr) return absl::OkStatus();
+  const absl::Duration patience = std::min(kLinkPatience, TimeLeft(deadline));
+  ASSIGN_OR_RETURN(const std::vector<UnreachedPeer> unreached,
+                   CheckLinks(*connection.link_listener, LinkPeers(connection, books), patience, connection.abort));
+  if (unreached.empty()) return absl::OkStatus();
+  const std::string self = IpOf(connection.link_listener->address());
+  std::vector<std::string> peers;
+  for (const auto& [peer, why] : unreached) {
+    peers.push_back(absl::StrCat("node ", peer.node, " (", IpOf(peer.address), "): ", why));
+    if (connection.bad_links == nullptr) continue;
+    connection.bad_links->push_back({.peer = peer.node, .address = self, .peer_address = IpOf(peer.address)});
+  }
+  return absl::UnavailableError(absl::StrCat("node ", connection.node, " (", self, ") does not reach ",
+                                             absl::StrJoin(peers, ", "), ", within ",
+                                             absl::FormatDuration(absl::Trunc(patience, absl::Milliseconds(1)))));
 }
 
 absl::StatusOr<std::string> FindAddress(const AddressBooks& books, const MeshPlan::Peer& peer, int self) {
@@ -169,6 +202,7 @@ absl::StatusOr<Meshes> ConnectMeshes(const MeshConnection& connection) {
   const SteadyTime deadline = SteadyDeadline(connection.timeout);
   ASSIGN_OR_RETURN(Meshes meshes, Listen(connection));
   ASSIGN_OR_RETURN(const auto books, ShareBooks(connection, meshes, deadline));
+  RETURN_IF_ERROR(TryLinks(connection, books, deadline));
   ParallelConnect connect(connection, meshes, books);
   {
     const ConnectAbort::Hook hook(connection.abort, [&](const absl::Status& status) { connect.Abort(status); });

@@ -109,7 +109,11 @@ absl::Status Epoch::Run() {
   last_words_ = LastWords(*recorder_, TraceNow());
   const absl::Status why = AwaitReason();
   // The world is told before the threads are waited for: one of them may be waiting for the world's votes.
-  options_.cluster->EndEpoch(options_.spec->name, options_.number, why);
+  if (bad_links_.empty()) {
+    options_.cluster->EndEpoch(options_.spec->name, options_.number, why);
+  } else {
+    options_.cluster->EndOnBadLinks(options_.spec->name, options_.number, why, bad_links_);
+  }
   AwaitCommitFate();
   // So are the trainers: whatever a thread is at, nobody waits for it.
   EndPages(Explained(why));
@@ -126,9 +130,10 @@ absl::Status Epoch::Prepare() {
   if (connected.ok()) connected = Heal();
   if (connected.ok()) connected = EncodeByAmax();
   {
-    // A connection that breaks here may only show that the epoch has ended elsewhere.
+    // A connection that breaks here may only show that the epoch has ended elsewhere; one that cannot be made at all is
+    // a reason of its own.
     absl::MutexLock lock(&mu_);
-    EndOnError(connected);
+    bad_links_.empty() ? EndOnError(connected) : EndLocked(connected);
   }
   // Trainers of an epoch that has ended meanwhile hear of the end alone.
   return ended() ? absl::OkStatus() : Greet();
@@ -164,6 +169,7 @@ absl::Status Epoch::Connect() {
                                                  .timeout = options_.step_timeout,
                                                  .settings = options_.engines,
                                                  .abort = &connect_abort_,
+                                                 .bad_links = &bad_links_,
                                                  .sums_at_commit = options_.sums_at_commit,
                                                  .metrics = options_.metrics}));
   Log(LogLevel::kDebug, "engines connected",

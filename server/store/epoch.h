@@ -265,6 +265,7 @@ class Epoch : private TrainerWords {
   std::vector<std::unique_ptr<Seat>> seats_;
   std::unique_ptr<Rendezvous> rendezvous_;
   ConnectAbort connect_abort_;
+  std::vector<BadLink> bad_links_;  // that connecting found; of the thread of Run
 
   const std::shared_ptr<Recorder> recorder_;
   std::vector<Event> at_;                // what the push thread of each rank is at; each has its own
