@@ -140,7 +140,7 @@ void ClusterServiceImpl::Take(int node, const v1::JoinRequest& request) {
     case v1::JoinRequest::kDeparture: {
       const v1::Departure& departure = request.departure();
       if (departure.bad_links().empty()) {
-        coordinator_->EndEpoch(departure.model(), departure.epoch(), ReasonFromProto(departure.why()));
+        coordinator_->EndEpoch(node, departure.model(), departure.epoch(), ReasonFromProto(departure.why()));
       } else {
         coordinator_->EndOnBadLinks(node, departure.model(), departure.epoch(), BadLinksOf(departure));
       }

@@ -322,9 +322,12 @@ void Coordinator::EraseIfForgotten(absl::string_view name) {
   models_.erase(it);
 }
 
-void Coordinator::EndEpoch(absl::string_view name, int64_t epoch, const absl::Status& why) {
+void Coordinator::EndEpoch(int node, absl::string_view name, int64_t epoch, const absl::Status& why) {
   const Lock lock(this);
-  if (Model* const model = FindRunning(name, epoch); model != nullptr) End(std::string(name), *model, why);
+  Model* const model = FindRunning(name, epoch);
+  if (model == nullptr) return;
+  // Trainers of a node that has told of its links leave, and connections to it break.
+  model->gathering.has_value() ? Gather(node, std::string(name), *model) : End(std::string(name), *model, why);
 }
 
 void Coordinator::EndOnBadLinks(int node, absl::string_view name, int64_t epoch, const std::vector<BadLink>& links) {
@@ -337,10 +340,14 @@ void Coordinator::EndOnBadLinks(int node, absl::string_view name, int64_t epoch,
   if (!model->gathering.has_value()) {
     model->gathering = Gathering{.until = SteadyDeadline(options_.attendance.gathering), .gone = {}};
   }
-  model->gathering->gone.insert(node);
+  Gather(node, std::string(name), *model);
+}
+
+void Coordinator::Gather(int node, const std::string& name, Model& model) {
+  model.gathering->gone.insert(node);
   // Where nobody can be left out there is nothing to find out.
-  const bool may_others_tell = MayLeaveOut(*model) && model->gathering->gone.size() < model->active.size();
-  if (!may_others_tell || SteadyNow() >= model->gathering->until) EndGathering(std::string(name), *model);
+  const bool may_others_tell = MayLeaveOut(model) && model.gathering->gone.size() < model.active.size();
+  if (!may_others_tell || SteadyNow() >= model.gathering->until) EndGathering(name, model);
   world_changed_.SignalAll();
 }
 
@@ -830,10 +837,21 @@ absl::Status Coordinator::TellFollowers(const SaveNews& news) {
 absl::Status Coordinator::CheckMayOrder(const std::string& name, const SaveOrder& order) {
   RETURN_IF_ERROR(CheckAllHere("save", name));
   const Model* const model = Find(name);
+  if (model != nullptr) RETURN_IF_ERROR(CheckAllTakePart("save", name, *model));
   if (model == nullptr || !model->running || model->book.last_commit_number() <= order.step) return absl::OkStatus();
   return absl::AbortedError(absl::StrCat("save ", name, ": commit ", order.step,
                                          " as the last one that is decided expected, got ",
                                          model->book.last_commit_number()));
+}
+
+absl::Status Coordinator::CheckAllTakePart(absl::string_view operation, const std::string& name,
+                                           const Model& model) const {
+  for (int node = 0; node < members_.nodes(); ++node) {
+    if (Has(model.active, node)) continue;
+    return absl::UnavailableError(absl::StrCat(operation, " ", name, ": all nodes expected, ", NodeName(members_, node),
+                                               " takes no part in epoch ", model.last_epoch));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status Coordinator::CheckAllHere(absl::string_view operation, absl::string_view model) const {

@@ -97,8 +97,9 @@ class Coordinator {
   // As in Cluster, said by `node`.
   void Report(int node, const ModelReport& report);
   void Forget(int node, absl::string_view model);
-  void EndEpoch(absl::string_view model, int64_t epoch, const absl::Status& why);
-  // What is said of a node that takes no part is ignored. Nodes that have said so hear nothing more of the epoch.
+  void EndEpoch(int node, absl::string_view model, int64_t epoch, const absl::Status& why);
+  // What is said of a node that takes no part is ignored. Nodes that have said so hear nothing more of the epoch, and
+  // neither do those that end it meanwhile for whatever reason.
   void EndOnBadLinks(int node, absl::string_view model, int64_t epoch, const std::vector<BadLink>& links);
   void ReportCommands(int node, absl::string_view model, int64_t epoch, const std::vector<CommandInWords>& commands);
   // A rank that the node does not serve is ignored.
@@ -243,6 +244,8 @@ class Coordinator {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void End(const std::string& name, Model& model, const absl::Status& why, bool by_votes = false)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // The node has ended the epoch, whose links are cut.
+  void Gather(int node, const std::string& name, Model& model) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // With all that was said of its links.
   void EndGathering(const std::string& name, Model& model) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // UNAVAILABLE naming the links, and what comes of them.
@@ -295,6 +298,9 @@ class Coordinator {
   void TellRestoreLeader(int node, RestoreNews news) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void TellLostRestores(int node) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
+  // UNAVAILABLE naming one that the last epoch was without: it has an older state.
+  absl::Status CheckAllTakePart(absl::string_view operation, const std::string& name, const Model& model) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // UNAVAILABLE naming one that is missing.
   absl::Status CheckAllHere(absl::string_view operation, absl::string_view model) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

@@ -69,7 +69,7 @@ class CoordinatorCluster final : public Cluster, private NodeSink {
   void Report(const ModelReport& report) override { coordinator_.Report(0, report); }
   void Forget(absl::string_view model) override { coordinator_.Forget(0, model); }
   void EndEpoch(absl::string_view model, int64_t epoch, const absl::Status& why) override {
-    coordinator_.EndEpoch(model, epoch, why);
+    coordinator_.EndEpoch(0, model, epoch, why);
   }
   void EndOnBadLinks(absl::string_view model, int64_t epoch, const absl::Status&,
                      const std::vector<BadLink>& links) override {

@@ -97,8 +97,7 @@ absl::StatusOr<Meshes> Connect(const EngineSpec& spec, const std::vector<RankPla
                             .timeout = spec.timeout,
                             .listen_address = spec.settings.data_address,
                             .abort = spec.abort,
-                            .link_listener = spec.settings.link_listener,
-                            .bad_links = spec.bad_links};
+                            .links = spec.links};
   for (const RankPlan& plan : plans) connection.plans.push_back(plan.plan);
   auto meshes = spec.topology->on_gpus() ? ConnectOverNccl(spec, plans, connection) : ConnectOverTcp(connection);
   const MovedBy moved_by = spec.topology->on_gpus() ? MovedBy::kNccl : MovedBy::kGloo;

@@ -12,6 +12,7 @@
 #include <optional>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "kernels/base/status_macros.h"
 #include "server/base/steady_time.h"
 
@@ -158,6 +159,22 @@ absl::StatusOr<std::vector<UnreachedPeer>> CheckLinks(const LinkListener& self, 
     if (!one.reached()) unreached.push_back({one.peer(), one.why()});
   }
   return unreached;
+}
+
+absl::Status Links::Check(absl::Duration patience, const ConnectAbort* abort) {
+  if (!can_check()) return absl::OkStatus();
+  ASSIGN_OR_RETURN(const std::vector<UnreachedPeer> unreached, CheckLinks(*listener_, peers_, patience, abort));
+  if (unreached.empty()) return absl::OkStatus();
+  const std::string self = IpOf(listener_->address());
+  std::vector<std::string> texts;
+  bad_.clear();
+  for (const auto& [peer, why] : unreached) {
+    texts.push_back(absl::StrCat("node ", peer.node, " (", IpOf(peer.address), "): ", why));
+    bad_.push_back({.peer = peer.node, .address = self, .peer_address = IpOf(peer.address)});
+  }
+  return absl::UnavailableError(absl::StrCat("node ", node_, " (", self, ") does not reach ",
+                                             absl::StrJoin(texts, ", "), ", within ",
+                                             absl::FormatDuration(absl::Trunc(patience, absl::Milliseconds(1)))));
 }
 
 }  // namespace paramshard::server

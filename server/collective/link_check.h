@@ -7,10 +7,12 @@
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "proto/wire/handoff.h"
+#include "server/cluster/cluster.h"
 #include "server/collective/connect_abort.h"
 
 namespace paramshard::server {
@@ -53,12 +55,35 @@ struct UnreachedPeer {
 
 // How long daemons try to reach each other. A link that is gone for less ends no epoch.
 inline constexpr absl::Duration kLinkPatience = absl::Seconds(10);
+// How often they do while an epoch runs.
+inline constexpr absl::Duration kLinkInterval = absl::Seconds(10);
 
 // Connects to all peers at the same time, and to each again and again until it is reached, for at most `patience` of the
 // time that this process runs. Returns those that were not reached: it has tried them all along. Errors: what the abort
 // (may be null) says, within a second; RESOURCE_EXHAUSTED no descriptors.
 absl::StatusOr<std::vector<UnreachedPeer>> CheckLinks(const LinkListener& self, absl::Span<const LinkPeer> peers,
                                                       absl::Duration patience, const ConnectAbort* abort);
+
+// This daemon's links to the others that take part in an epoch. Not thread-safe.
+class Links {
+ public:
+  // Without a listener nothing is ever checked.
+  Links(int node, std::shared_ptr<const LinkListener> listener) : node_(node), listener_(std::move(listener)) {}
+
+  const LinkListener* listener() const { return listener_.get(); }
+  void SetPeers(std::vector<LinkPeer> peers) { peers_ = std::move(peers); }
+  bool can_check() const { return listener_ != nullptr && !peers_.empty(); }
+
+  // As CheckLinks. UNAVAILABLE naming all that were not reached, which are the bad ones from then on.
+  absl::Status Check(absl::Duration patience, const ConnectAbort* abort);
+  const std::vector<BadLink>& bad() const { return bad_; }
+
+ private:
+  const int node_;
+  const std::shared_ptr<const LinkListener> listener_;
+  std::vector<LinkPeer> peers_;
+  std::vector<BadLink> bad_;
+};
 
 }  // namespace paramshard::server
 

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "kernels/base/status_macros.h"
@@ -60,8 +59,9 @@ AddressBooks OwnBooks(const MeshConnection& connection, const Meshes& meshes) {
       books[plan.members[member].member.node][{static_cast<int>(mesh), member}] = meshes[mesh]->AddressFor(member);
     }
   }
+  const LinkListener* const listener = connection.links == nullptr ? nullptr : connection.links->listener();
   for (MeshAddresses& book : books) {
-    if (connection.link_listener != nullptr && !book.empty()) book[kLinkPlace] = connection.link_listener->address();
+    if (listener != nullptr && !book.empty()) book[kLinkPlace] = listener->address();
   }
   return books;
 }
@@ -95,21 +95,9 @@ std::vector<LinkPeer> LinkPeers(const MeshConnection& connection, const AddressB
 }
 
 absl::Status TryLinks(const MeshConnection& connection, const AddressBooks& books, SteadyTime deadline) {
-  if (connection.link_listener == nullptr) return absl::OkStatus();
-  const absl::Duration patience = std::min(kLinkPatience, TimeLeft(deadline));
-  ASSIGN_OR_RETURN(const std::vector<UnreachedPeer> unreached,
-                   CheckLinks(*connection.link_listener, LinkPeers(connection, books), patience, connection.abort));
-  if (unreached.empty()) return absl::OkStatus();
-  const std::string self = IpOf(connection.link_listener->address());
-  std::vector<std::string> peers;
-  for (const auto& [peer, why] : unreached) {
-    peers.push_back(absl::StrCat("node ", peer.node, " (", IpOf(peer.address), "): ", why));
-    if (connection.bad_links == nullptr) continue;
-    connection.bad_links->push_back({.peer = peer.node, .address = self, .peer_address = IpOf(peer.address)});
-  }
-  return absl::UnavailableError(absl::StrCat("node ", connection.node, " (", self, ") does not reach ",
-                                             absl::StrJoin(peers, ", "), ", within ",
-                                             absl::FormatDuration(absl::Trunc(patience, absl::Milliseconds(1)))));
+  if (connection.links == nullptr) return absl::OkStatus();
+  connection.links->SetPeers(LinkPeers(connection, books));
+  return connection.links->Check(std::min(kLinkPatience, TimeLeft(deadline)), connection.abort);
 }
 
 absl::StatusOr<std::string> FindAddress(const AddressBooks& books, const MeshPlan::Peer& peer, int self) {

@@ -34,9 +34,7 @@ struct MeshConnection {
   absl::Duration timeout;
   std::string listen_address;
   ConnectAbort* abort = nullptr;  // ends the connecting from outside; may be null
-  // Where other daemons try whether they reach this one, as it does with theirs. Null: nobody tries.
-  std::shared_ptr<const LinkListener> link_listener = nullptr;
-  std::vector<BadLink>* bad_links = nullptr;  // where those come that are found; may be null
+  Links* links = nullptr;         // which this call makes known, and tries; may be null
 };
 
 // Returns what another daemon has put at the rendezvous, or will. DEADLINE_EXCEEDED, and at an abort its status, within
@@ -46,7 +44,7 @@ absl::StatusOr<std::string> AwaitValue(const MeshConnection& connection, int nod
 
 // Connects every mesh of the plans; all daemons must call it, with plans that fit each other. First each tries to reach
 // all others, at the same time, so that all links that are cut are known, and no other one is held to be.
-// UNAVAILABLE naming a node that did not come within the timeout, all nodes that were not reached (see `bad_links`), or
+// UNAVAILABLE naming a node that did not come within the timeout, all nodes that were not reached (see `links`), or
 // a rank that could not be connected; RESOURCE_EXHAUSTED no thread; the
 // rendezvous' own errors (ABORTED); what the connection's abort says.
 absl::StatusOr<std::vector<std::unique_ptr<TcpMesh>>> ConnectMeshes(const MeshConnection& connection);

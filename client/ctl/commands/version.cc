@@ -20,7 +20,7 @@ std::string RanksCell(const v1::GetVersionResponse& response) {
 std::string BadLinksText(const v1::GetVersionResponse& response) {
   std::string text;
   for (const std::string& link : response.bad_links()) {
-    absl::StrAppend(&text, "CUT OFF FROM EACH OTHER: ", TerminalText(link), "\n");
+    absl::StrAppend(&text, "DO NOT REACH EACH OTHER: ", TerminalText(link), "\n");
   }
   if (response.left_out_nodes_size() > 0) {
     absl::StrAppend(&text, "LEFT OUT: node ", absl::StrJoin(response.left_out_nodes(), ", node "), "\n");

@@ -220,6 +220,25 @@ TEST_F(BadLinksTest, WhatMakesNoSenseIsIgnored) {
   AwaitStart({0, 1, 2});
 }
 
+// It is there, with a state that is older than the others'.
+TEST_F(BadLinksTest, NoSaveIsOrderedOfOneThatIsLeftOut) {
+  ASSERT_NO_FATAL_FAILURE(Start(3, Policy(2)));
+  const auto order = [&](int64_t step) {
+    return coordinator_->TellSave(0, {.model = "m", .what = SaveOrder{.id = 1, .step = step}});
+  };
+  ReportAll({0, 1, 2});
+  AwaitStart({0, 1, 2});
+  EXPECT_OK(order(0));
+  for (const int node : {1, 2}) EXPECT_TRUE(sinks_[node].Next().save.has_value());
+  Miss(1, 1, {2});
+  AwaitEnd({0, 2}, HasSubstr("without node 2"));
+  ReportAll({0, 1, 2});
+  AwaitStart({0, 1});
+  EXPECT_THAT(order(0),
+              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("node 2 (rank 2) takes no part in epoch 2")));
+  ExpectNothing({1, 2});
+}
+
 // --- Gathering ---
 
 TEST_F(BadLinksTest, AllThatWasSaidMeanwhileCounts) {
@@ -238,17 +257,33 @@ TEST_F(BadLinksTest, AllThatWasSaidMeanwhileCounts) {
   AwaitStart({0, 2, 3});
 }
 
-TEST_F(BadLinksTest, AnotherEndMeanwhileIsTheReasonAndTheLinksAreKept) {
+// Trainers of a daemon that has told of its links leave, and others lose their connections to it.
+TEST_F(BadLinksTest, OtherEndsMeanwhileComeOfTheLinks) {
   ASSERT_NO_FATAL_FAILURE(Start(3, Policy(2, absl::Hours(1), absl::Hours(1))));
   ReportAll({0, 1, 2});
   AwaitStart({0, 1, 2});
   Miss(2, 1, {1});
+  coordinator_->EndEpoch(2, "m", 1, absl::AbortedError("rank 2: process 7 has left"));
   ReportAll({2});
-  coordinator_->EndEpoch("m", 1, absl::UnavailableError("the daemon stops"));
-  AwaitEnd({0, 1}, HasSubstr("the daemon stops"));
-  EXPECT_THAT(coordinator_->cut_links().left_out, ElementsAre(2));
-  ReportAll({0, 1});
+  coordinator_->EndEpoch(0, "m", 1, absl::UnavailableError("connection to rank 2 lost"));
+  ReportAll({0});
+  ExpectNothing({0, 1, 2});
+  coordinator_->EndEpoch(1, "m", 1, absl::UnavailableError("connection to rank 2 lost"));
+  ExpectNothing({0, 1, 2});
+  ReportAll({1});
   AwaitStart({0, 1});
+}
+
+TEST_F(BadLinksTest, ALostNodeMeanwhileIsTheReasonAndTheOtherLinksAreKept) {
+  ASSERT_NO_FATAL_FAILURE(Start(4, Policy(2, absl::Hours(1), absl::Hours(1))));
+  ReportAll({0, 1, 2, 3});
+  AwaitStart({0, 1, 2, 3});
+  Miss(2, 1, {1, 3});
+  ReportAll({2});
+  coordinator_->Leave(3);
+  AwaitEnd({0, 1}, HasSubstr("node 3 (rank 3) lost"));
+  EXPECT_THAT(coordinator_->cut_links().links, ElementsAre("node 1 (d1) and node 2 (d2)"));
+  EXPECT_THAT(coordinator_->cut_links().left_out, ElementsAre(2));
 }
 
 TEST_F(BadLinksTest, AThreadEndsTheEpochWhenTheTimeIsOver) {

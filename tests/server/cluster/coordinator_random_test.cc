@@ -136,7 +136,7 @@ class Node {
   }
 
   void EndEpoch() {
-    if (running_ != 0) coordinator_->EndEpoch("m", running_, absl::AbortedError("a trainer left"));
+    if (running_ != 0) coordinator_->EndEpoch(number_, "m", running_, absl::AbortedError("a trainer left"));
   }
 
   void Attach(std::mt19937& random) {

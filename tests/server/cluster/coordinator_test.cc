@@ -98,7 +98,7 @@ TEST_F(CoordinatorTest, NodesThatAreHereAreCounted) {
 
 TEST_F(CoordinatorTest, NeedsNewReportsForTheNextEpoch) {
   const int64_t first = StartEpoch();
-  coordinator_.EndEpoch("m", first, absl::AbortedError("rank 1 left"));
+  coordinator_.EndEpoch(0, "m", first, absl::AbortedError("rank 1 left"));
   ExpectEnd(first, absl::StatusCode::kAborted, "rank 1 left");
   coordinator_.Report(0, MakeReport({0, 1}));
   EXPECT_TRUE(sinks_[0].empty());
@@ -110,7 +110,7 @@ TEST_F(CoordinatorTest, ReportsDuringAnEpochDoNotCountForTheNext) {
   const int64_t first = StartEpoch();
   coordinator_.Report(0, MakeReport({0, 1}));
   coordinator_.Report(1, MakeReport({2}));
-  coordinator_.EndEpoch("m", first, absl::AbortedError("over"));
+  coordinator_.EndEpoch(0, "m", first, absl::AbortedError("over"));
   ExpectEnd(first, absl::StatusCode::kAborted, "over");
   coordinator_.Report(1, MakeReport({2}));
   EXPECT_TRUE(sinks_[0].empty());
@@ -118,9 +118,9 @@ TEST_F(CoordinatorTest, ReportsDuringAnEpochDoNotCountForTheNext) {
 
 TEST_F(CoordinatorTest, AnEndOfAnotherEpochIsIgnored) {
   const int64_t epoch = StartEpoch();
-  coordinator_.EndEpoch("m", epoch - 1, absl::AbortedError("late"));
-  coordinator_.EndEpoch("m", epoch + 1, absl::AbortedError("early"));
-  coordinator_.EndEpoch("other", epoch, absl::AbortedError("other"));
+  coordinator_.EndEpoch(0, "m", epoch - 1, absl::AbortedError("late"));
+  coordinator_.EndEpoch(0, "m", epoch + 1, absl::AbortedError("early"));
+  coordinator_.EndEpoch(0, "other", epoch, absl::AbortedError("other"));
   EXPECT_TRUE(sinks_[0].empty());
 }
 
@@ -158,7 +158,7 @@ TEST_F(CoordinatorTest, NodesThatBeganAlikeTakeTheIdOfNode0) {
     EXPECT_TRUE(news.start);
     EXPECT_EQ(news.history_id, "aa");
   }
-  coordinator_.EndEpoch("m", 1, absl::AbortedError("over"));
+  coordinator_.EndEpoch(0, "m", 1, absl::AbortedError("over"));
   ExpectEnd(1, absl::StatusCode::kAborted, "over");
   // One was imported into, or has made commits since.
   coordinator_.Report(0, report({0, 1}, "import", "cc", true));
@@ -246,7 +246,7 @@ TEST_F(CoordinatorTest, DecidesWhenAllNodesHaveVotedAndAnswersForEver) {
   ASSERT_OK_AND_ASSIGN(const CommitDecision decision, Vote0(epoch, 1));
   EXPECT_TRUE(decision.apply);
   EXPECT_EQ(decision.square_sum, 0.875);
-  coordinator_.EndEpoch("m", epoch, absl::AbortedError("over"));
+  coordinator_.EndEpoch(0, "m", epoch, absl::AbortedError("over"));
   ASSERT_OK_AND_ASSIGN(const CommitDecision repeated, Vote1(epoch, 1));
   EXPECT_EQ(repeated.square_sum, 0.875);
 }
@@ -273,7 +273,7 @@ TEST_F(CoordinatorTest, ANonFiniteElementAnywhereSkipsOnAllNodes) {
 TEST_F(CoordinatorTest, VotesThatWaitAreAbortedByTheEndOfTheEpoch) {
   const int64_t epoch = StartEpoch();
   auto waiting = std::async(std::launch::async, [&] { return Vote1(epoch, 1, absl::InfiniteDuration()); });
-  coordinator_.EndEpoch("m", epoch, absl::DeadlineExceededError("rank 0 hangs"));
+  coordinator_.EndEpoch(0, "m", epoch, absl::DeadlineExceededError("rank 0 hangs"));
   EXPECT_THAT(waiting.get(), StatusIs(absl::StatusCode::kAborted,
                                       AllOf(HasSubstr("ended before the decision"), HasSubstr("rank 0 hangs"))));
   EXPECT_THAT(Vote0(epoch, 1), StatusIs(absl::StatusCode::kAborted));
@@ -340,7 +340,7 @@ TEST_F(CoordinatorTest, ReadersAreCalledWithTheirValue) {
   get("never");
   EXPECT_OK(coordinator_.Put(0, "m", epoch, "k", "v"));
   EXPECT_THAT(values, ElementsAre(IsOkAndHolds("v"), IsOkAndHolds("v")));
-  coordinator_.EndEpoch("m", epoch, absl::AbortedError("over"));
+  coordinator_.EndEpoch(0, "m", epoch, absl::AbortedError("over"));
   ASSERT_EQ(values.size(), 3u);
   EXPECT_THAT(values[2], StatusIs(absl::StatusCode::kAborted));
 }
@@ -351,7 +351,7 @@ TEST_F(CoordinatorTest, WhoGivesUpLateTakesNobodysPlaceInTheNextEpoch) {
   const Coordinator::Wait reader = coordinator_.Get(0, "m", epoch, "k", ignore);
   const Coordinator::Wait voter = coordinator_.Vote(1, MakeVote(epoch, 1, {{2, 0.125, 0}}), ignore);
   const Coordinator::Wait part = coordinator_.GetParts(1, "m", epoch, "k", ignore);
-  coordinator_.EndEpoch("m", epoch, absl::AbortedError("over"));
+  coordinator_.EndEpoch(0, "m", epoch, absl::AbortedError("over"));
   const int64_t next = (sinks_[0].Next(), sinks_[1].Next(), StartEpoch());
   const Coordinator::Wait next_reader = coordinator_.Get(0, "m", next, "k", ignore);
   const Coordinator::Wait next_voter = coordinator_.Vote(1, MakeVote(next, 1, {{2, 0.125, 0}}), ignore);
@@ -380,7 +380,7 @@ TEST_F(CoordinatorTest, AnImportOfAnOlderStateForgetsTheDecisionsAfterIt) {
     EXPECT_FALSE(Vote1(first, commit).ok());
     EXPECT_OK(Vote0(first, commit));
   }
-  coordinator_.EndEpoch("m", first, absl::AbortedError("over"));
+  coordinator_.EndEpoch(0, "m", first, absl::AbortedError("over"));
   ExpectEnd(first, absl::StatusCode::kAborted, "over");
   const int64_t second = StartEpoch(/*commit_number=*/1);
   EXPECT_THAT(Vote1(second, 2), StatusIs(absl::StatusCode::kDeadlineExceeded));
@@ -593,7 +593,7 @@ TEST_F(CoordinatorTest, NothingIsDecidedAfterDifferentCommands) {
   VoteAfter(1, epoch, 3, 8);
   VoteAfter(1, epoch, 3, 7);  // its first word stays
   for (RecordingListener& sink : sinks_) EXPECT_EQ(sink.Next().commands_wanted_unless, CommandsThrough());
-  coordinator_.EndEpoch("m", epoch, absl::DeadlineExceededError("late"));
+  coordinator_.EndEpoch(0, "m", epoch, absl::DeadlineExceededError("late"));
   ExpectEnd(epoch, absl::StatusCode::kDeadlineExceeded, "late");
   EXPECT_THAT(Vote1(epoch, 1), StatusIs(absl::StatusCode::kAborted));
   // The next epoch begins anew.
@@ -661,7 +661,7 @@ TEST_F(CoordinatorTest, ValuesLiveAsLongAsTheEpoch) {
   EXPECT_OK(coordinator_.Put(0, "m", epoch, "k", "v"));
   EXPECT_THAT(waiting.get(), IsOkAndHolds("v"));
   waiting = std::async(std::launch::async, [&] { return coordinator_.Get(0, "m", epoch, "never", absl::Minutes(1)); });
-  coordinator_.EndEpoch("m", epoch, absl::AbortedError("over"));
+  coordinator_.EndEpoch(0, "m", epoch, absl::AbortedError("over"));
   EXPECT_THAT(waiting.get(), StatusIs(absl::StatusCode::kAborted));
   const int64_t next = (sinks_[0].Next(), sinks_[1].Next(), StartEpoch());
   EXPECT_THAT(coordinator_.Get(0, "m", next, "k", absl::ZeroDuration()), StatusIs(absl::StatusCode::kDeadlineExceeded));
@@ -681,7 +681,7 @@ TEST_F(CoordinatorTest, EveryNodeReadsThePartsThatAllHaveForIt) {
   EXPECT_OK(coordinator_.PutParts(1, "m", epoch, "k", {"1 for 0", "1 for 1"}));
   EXPECT_THAT(waiting.get(), IsOkAndHolds(ElementsAre("0 for 1", "1 for 1")));
   EXPECT_THAT(get(0, absl::ZeroDuration()), IsOkAndHolds(ElementsAre("0 for 0", "1 for 0")));
-  coordinator_.EndEpoch("m", epoch, absl::AbortedError("over"));
+  coordinator_.EndEpoch(0, "m", epoch, absl::AbortedError("over"));
   EXPECT_THAT(get(0, absl::ZeroDuration()), StatusIs(absl::StatusCode::kAborted));
 }
 

@@ -154,7 +154,7 @@ TEST_F(FewerReplicasTest, AModelThatAllShareNeedsEveryNode) {
 TEST_F(FewerReplicasTest, ANodeWhoseTrainersAreGoneIsWaitedFor) {
   ReportAll(7);
   AwaitStart({0, 1, 2});
-  coordinator_.EndEpoch("m", 1, absl::AbortedError("rank 4: process 1 has gone"));
+  coordinator_.EndEpoch(0, "m", 1, absl::AbortedError("rank 4: process 1 has gone"));
   AwaitEnd({0, 1, 2}, "has gone");
   ReportAll(7, {0, 1});
   for (const int node : {0, 1}) EXPECT_TRUE(sinks_[node].empty());
@@ -198,7 +198,7 @@ TEST_F(FewerReplicasTest, OneThatIsBackWithAnotherStateIsToldSoAlone) {
 
 TEST_F(FewerReplicasTest, OneThatFitsNoneOfTheOthersKeepsNoneFromStarting) {
   ASSERT_NO_FATAL_FAILURE(GoOnWithoutTwo(7));
-  coordinator_.EndEpoch("m", 2, absl::AbortedError("over"));
+  coordinator_.EndEpoch(0, "m", 2, absl::AbortedError("over"));
   AwaitEnd({0, 1}, "over");
   Return(2);
   ModelReport other = Trained(2, 7, 1);

@@ -148,7 +148,7 @@ TEST_F(HealingsTest, WhatOthersSaidBeforeTheEpochIsNotJudged) {
   for (ModelReport& report : reports) report.history_id = "h";
   Report({reports[0], reports[1], reports[2]});
   AwaitStart();
-  coordinator_.EndEpoch("m", 1, absl::AbortedError("over"));
+  coordinator_.EndEpoch(0, "m", 1, absl::AbortedError("over"));
   for (RecordingListener& sink : sinks_) sink.Next();
   // It is heard of first, while the others have not said yet what they have trained.
   coordinator_.Report(0, Lost(0));
@@ -163,7 +163,7 @@ TEST_F(HealingsTest, AnImportBeforeTheFirstCommitGivesWayButAtNode0) {
   imported.fresh = false;
   Report({Trained(0), imported, Trained(2)});
   EXPECT_THAT(AwaitStart(), ElementsAre(Healing{.receiver = 1, .donor = 2}));
-  coordinator_.EndEpoch("m", 1, absl::AbortedError("over"));
+  coordinator_.EndEpoch(0, "m", 1, absl::AbortedError("over"));
   for (RecordingListener& sink : sinks_) sink.Next();
   imported.attached_ranks = {0};
   Report({imported, Trained(1), Trained(2)});

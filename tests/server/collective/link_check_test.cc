@@ -50,6 +50,7 @@ class Port {
     number_ = ntohs(address.sin_port);
   }
   void Listen() const { EXPECT_EQ(listen(fd_.get(), SOMAXCONN), 0); }
+  void Close() { fd_.Reset(); }
   std::string address() const { return absl::StrCat("127.0.0.1:", number_); }
 
  protected:
@@ -157,16 +158,14 @@ class BadLinksOfAMeshTest : public testing::Test {
                           .rendezvous = rendezvous_of_zero_.get(),
                           .timeout = kPatience,
                           .listen_address = "127.0.0.1",
-                          .link_listener = listener_,
-                          .bad_links = &bad_links_})
+                          .links = &links_})
         .status();
   }
 
   SharedRendezvous rendezvous_{3};
   const std::unique_ptr<Rendezvous> rendezvous_of_zero_ = rendezvous_.Of(0);
   std::vector<std::unique_ptr<TcpMesh>> peers_;
-  const std::shared_ptr<const LinkListener> listener_ = Listen();
-  std::vector<BadLink> bad_links_;
+  Links links_{0, Listen()};
 };
 
 TEST_F(BadLinksOfAMeshTest, ThePeerThatDoesNotAnswerIsNamedAlone) {
@@ -177,10 +176,26 @@ TEST_F(BadLinksOfAMeshTest, ThePeerThatDoesNotAnswerIsNamedAlone) {
   EXPECT_THAT(Connect(), StatusIs(absl::StatusCode::kUnavailable,
                                   AllOf(HasSubstr("node 0 (127.0.0.1) does not reach node 2 (127.0.0.1): no answer"),
                                         Not(HasSubstr("node 1")))));
-  ASSERT_EQ(bad_links_.size(), 1u);
-  EXPECT_EQ(bad_links_[0].peer, 2);
-  EXPECT_EQ(bad_links_[0].address, "127.0.0.1");
-  EXPECT_EQ(bad_links_[0].peer_address, "127.0.0.1");
+  ASSERT_EQ(links_.bad().size(), 1u);
+  EXPECT_EQ(links_.bad()[0].peer, 2);
+  EXPECT_EQ(links_.bad()[0].address, "127.0.0.1");
+  EXPECT_EQ(links_.bad()[0].peer_address, "127.0.0.1");
+}
+
+TEST_F(BadLinksOfAMeshTest, LinksAreTriedAgainWhereTheMeshHasBeen) {
+  auto one = Port(), two = Port();
+  one.Listen();
+  two.Listen();
+  Put(1, one.address());
+  Put(2, two.address());
+  EXPECT_FALSE(links_.can_check());
+  Connect().IgnoreError();
+  EXPECT_TRUE(links_.can_check());
+  EXPECT_OK(links_.Check(kPatience, nullptr));
+  two.Close();
+  EXPECT_THAT(links_.Check(kPatience, nullptr), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("node 2")));
+  ASSERT_EQ(links_.bad().size(), 1u);
+  EXPECT_EQ(links_.bad()[0].peer, 2);
 }
 
 // Nothing shows that it cannot be reached: its daemon answers, and is late.
@@ -189,7 +204,7 @@ TEST_F(BadLinksOfAMeshTest, APeerThatIsReachedAndDoesNotConnectIsBlamedForNoLink
   Put(1, one->address());
   Put(2, two->address());
   EXPECT_THAT(Connect(), StatusIs(absl::StatusCode::kUnavailable));
-  EXPECT_THAT(bad_links_, IsEmpty());
+  EXPECT_THAT(links_.bad(), IsEmpty());
 }
 
 }  // namespace
