@@ -105,6 +105,9 @@ EngineSettings EnginesOf(const DaemonConfig& config) {
   return settings;
 }
 
+// Each return costs the others a moment, and kLinkPatience where the link is still cut.
+absl::Duration FirstStayOf(const DaemonConfig& config) { return std::max(2 * config.replica_grace, absl::Seconds(1)); }
+
 absl::StatusOr<Transport> TransportOf(const DaemonConfig& config) {
   Transport::Options options{.files = TlsFilesOf(config), .deny_file = config.tls_deny_file, .node = config.node};
   for (const std::string& role : config.tls_roles) {
@@ -299,6 +302,7 @@ class Daemon::Impl {
   const DaemonConfig config_;
   const Afterlife afterlife_;
   MetricRegistry metrics_;  // of whatever follows
+  EngineSettings engines_;
   Transport transport_;
   std::vector<std::unique_ptr<ComputeDevice>> devices_;
   std::unique_ptr<SocketDir> socket_dir_;
@@ -343,6 +347,10 @@ absl::Status Daemon::Impl::Start(DeviceOpener open, const std::stop_token& stop)
     UseInterfaceForNccl(interface);
   }
   WarnOfWhatIsOpen();
+  engines_ = EnginesOf(config_);
+  if (config_.nodes > 1) {
+    ASSIGN_OR_RETURN(engines_.link_listener, LinkListener::Start(engines_.data_address));
+  }
   ASSIGN_OR_RETURN(devices_, open(devices));
   ASSIGN_OR_RETURN(SocketDir socket_dir,
                    SocketDir::Acquire(config_.socket_dir, !config_.allow_users.empty(), afterlife_.socket_dir_lock));
@@ -440,7 +448,8 @@ absl::Status Daemon::Impl::StartCoordinator(int devices) {
     ASSIGN_OR_RETURN(options.closed, ReadClosedEpochs(*kept()));
   }
   if (KeepsDecisions(config_)) RETURN_IF_ERROR(NameFlag("--state-dir", OpenDecisionLog(options)));
-  options.attendance = {.min_nodes = config_.min_replicas, .patience = config_.replica_grace};
+  options.attendance = {
+      .min_nodes = config_.min_replicas, .patience = config_.replica_grace, .first_stay = FirstStayOf(config_)};
   options.device_counts = KnownDeviceCounts(options);
   ASSIGN_OR_RETURN(CoordinatorNode node, MakeCoordinatorCluster(options));
   coordinator_ = std::make_unique<CoordinatorNode>(std::move(node));
@@ -465,7 +474,7 @@ World Daemon::Impl::MakeWorld() {
           .devices = std::move(devices),
           .first_rank = std::accumulate(counts.begin(), counts.begin() + config_.node, 0),
           .world_size = std::accumulate(counts.begin(), counts.end(), 0),
-          .engines = EnginesOf(config_),
+          .engines = engines_,
           .metrics = &metrics_};
 }
 

@@ -1,7 +1,9 @@
 #include "server/cluster/attendance.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
+#include <iterator>
 
 namespace paramshard::server {
 namespace {
@@ -17,7 +19,7 @@ SteadyTime GivenUpAt(const Membership& members, int node, const AttendancePolicy
 
 std::optional<std::vector<int>> NextActive(const Membership& members, const std::vector<int>& before,
                                            absl::FunctionRef<bool(int node)> is_ready, const AttendancePolicy& policy,
-                                           bool may_be_fewer, SteadyTime now) {
+                                           bool may_be_fewer, const std::vector<int>& left_out, SteadyTime now) {
   std::vector<int> active;
   for (int node = 0; node < members.nodes(); ++node) {
     const bool was_in = std::find(before.begin(), before.end(), node) != before.end();
@@ -27,9 +29,11 @@ std::optional<std::vector<int>> NextActive(const Membership& members, const std:
       return std::nullopt;
     }
   }
-  const int needed = may_be_fewer ? policy.Needed(members.nodes()) : members.nodes();
-  if (static_cast<int>(active.size()) < needed) return std::nullopt;
-  return active;
+  const size_t needed = may_be_fewer ? policy.Needed(members.nodes()) : members.nodes();
+  if (active.size() < needed) return std::nullopt;
+  std::vector<int> linked;
+  std::set_difference(active.begin(), active.end(), left_out.begin(), left_out.end(), std::back_inserter(linked));
+  return linked.size() < needed ? active : linked;
 }
 
 bool MayReturn(const Membership& members, int node, const AttendancePolicy& policy, SteadyTime now) {

@@ -18,6 +18,10 @@ struct AttendancePolicy {
   std::optional<int> min_nodes = {};
   // How long a node that is lost is waited for.
   absl::Duration patience = absl::Seconds(10);
+  // How long a node is left out at first whose link to another one is cut.
+  absl::Duration first_stay = absl::Seconds(20);
+  // How long node 0 waits for what others say of cut links, once one has: they find out at about the same time.
+  absl::Duration gathering = absl::Seconds(1);
 
   // Of a world of that many.
   int Needed(int nodes) const { return min_nodes.value_or(nodes); }
@@ -25,10 +29,11 @@ struct AttendancePolicy {
 
 // The nodes that the next epoch is to have, ascending, when nobody else is to be waited for. `before` are those of the
 // last one: they are waited for while they are here, and for some time when they are lost. Another node takes part when
-// it `is_ready`. `may_be_fewer`: an epoch need not have all nodes. Requires known ranks.
+// it `is_ready`. `may_be_fewer`: an epoch need not have all nodes; then it is without those to be `left_out`, ascending,
+// if there are enough others. Requires known ranks.
 std::optional<std::vector<int>> NextActive(const Membership& members, const std::vector<int>& before,
                                            absl::FunctionRef<bool(int node)> is_ready, const AttendancePolicy& policy,
-                                           bool may_be_fewer, SteadyTime now);
+                                           bool may_be_fewer, const std::vector<int>& left_out, SteadyTime now);
 
 // Whether a node may end an epoch that goes on without it. One that is lost again and again has to stay for longer each
 // time, up to 128 times the patience.

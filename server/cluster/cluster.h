@@ -140,6 +140,19 @@ struct ClosedEpoch {
   bool may_be_old = false;
 };
 
+// A daemon could not connect to another one, though both speak with node 0.
+struct BadLink {
+  int peer = 0;                   // the other node
+  std::string address = {};       // of this daemon, in the data network
+  std::string peer_address = {};  // of the other one
+};
+
+// What node 0 knows of such links.
+struct CutLinks {
+  std::vector<std::string> links = {};  // "node 1 (10.9.0.11) and node 2 (10.9.0.12)"
+  std::vector<int> left_out = {};       // nodes that epochs are without because of them, where they may be; ascending
+};
+
 // Key-value rendezvous of one epoch of one model; values end with the epoch.
 class Rendezvous {
  public:
@@ -191,6 +204,8 @@ class Cluster {
   virtual std::optional<int> present_nodes() const { return std::nullopt; }
   // Whether replicas may go on without some of the nodes. False where that is not known: elsewhere than at node 0.
   virtual bool may_be_fewer() const { return false; }
+  // Links that are cut. Nothing where that is not known: elsewhere than at node 0.
+  virtual CutLinks cut_links() { return {}; }
   // Waits until every node has joined. DEADLINE_EXCEEDED names the missing nodes; UNAVAILABLE stopped.
   virtual absl::Status AwaitWorld(absl::Duration timeout) = 0;
 
@@ -215,6 +230,12 @@ class Cluster {
   virtual void Forget(absl::string_view model) = 0;
   // A local event ends the epoch for all nodes, and all listeners are told. Ignored for an epoch that is over.
   virtual void EndEpoch(absl::string_view model, int64_t epoch, const absl::Status& why) = 0;
+  // The same, for want of connections: to all nodes of these links, each of which was tried. Where node 0 permits fewer
+  // nodes it waits for a moment for what others found, and epochs are without the nodes of a smallest set that has an end
+  // of every link, if enough others are left; node 0 is never left out, and of two nodes rather the higher one. They are
+  // tried again after a time that grows.
+  virtual void EndOnBadLinks(absl::string_view model, int64_t epoch, const absl::Status& why,
+                             const std::vector<BadLink>& links) = 0;
   // The latest commands that all of this node's ranks have sent, in their order: what OnCommandsWanted asks for. Nodes
   // that differ end the epoch with FAILED_PRECONDITION naming both ranks and commands. Ignored where nobody has asked.
   virtual void ReportCommands(absl::string_view model, int64_t epoch, const std::vector<CommandInWords>& commands) = 0;

@@ -239,13 +239,28 @@ v1::JoinRequest ReportMessage(const ModelReport& report) {
   return request;
 }
 
-v1::JoinRequest DepartureMessage(absl::string_view model, int64_t epoch, const absl::Status& why) {
+v1::JoinRequest DepartureMessage(absl::string_view model, int64_t epoch, const absl::Status& why,
+                                 const std::vector<BadLink>& links) {
   v1::JoinRequest request;
   v1::Departure& departure = *request.mutable_departure();
   departure.set_model(std::string(model));
   departure.set_epoch(epoch);
   *departure.mutable_why() = StatusToProto(why);
+  for (const BadLink& link : links) {
+    v1::BadLink& bad = *departure.add_bad_links();
+    bad.set_peer(link.peer);
+    bad.set_address(link.address);
+    bad.set_peer_address(link.peer_address);
+  }
   return request;
+}
+
+std::vector<BadLink> BadLinksOf(const v1::Departure& departure) {
+  std::vector<BadLink> links;
+  for (const v1::BadLink& bad : departure.bad_links()) {
+    links.push_back({.peer = bad.peer(), .address = bad.address(), .peer_address = bad.peer_address()});
+  }
+  return links;
 }
 
 v1::JoinRequest DeletionMessage(absl::string_view model) {

@@ -17,11 +17,13 @@
 
 namespace paramshard::server {
 
-inline constexpr int kClusterProtocolVersion = 8;
+inline constexpr int kClusterProtocolVersion = 9;
 
 v1::JoinRequest HelloMessage(int node, int device_count, const std::string& save_dir);
 v1::JoinRequest ReportMessage(const ModelReport& report);
-v1::JoinRequest DepartureMessage(absl::string_view model, int64_t epoch, const absl::Status& why);
+v1::JoinRequest DepartureMessage(absl::string_view model, int64_t epoch, const absl::Status& why,
+                                 const std::vector<BadLink>& links);
+std::vector<BadLink> BadLinksOf(const v1::Departure& departure);
 v1::JoinRequest DeletionMessage(absl::string_view model);
 v1::JoinRequest CommandsMessage(absl::string_view model, int64_t epoch, const std::vector<CommandInWords>& commands);
 v1::JoinRequest DetachedMessage(absl::string_view model, int64_t epoch, int rank, int64_t command_count,

@@ -139,7 +139,11 @@ void ClusterServiceImpl::Take(int node, const v1::JoinRequest& request) {
       break;
     case v1::JoinRequest::kDeparture: {
       const v1::Departure& departure = request.departure();
-      coordinator_->EndEpoch(node, departure.model(), departure.epoch(), ReasonFromProto(departure.why()));
+      if (departure.bad_links().empty()) {
+        coordinator_->EndEpoch(node, departure.model(), departure.epoch(), ReasonFromProto(departure.why()));
+      } else {
+        coordinator_->EndOnBadLinks(node, departure.model(), departure.epoch(), BadLinksOf(departure));
+      }
       break;
     }
     case v1::JoinRequest::kDeletion:

@@ -3,12 +3,14 @@
 #include <algorithm>
 #include <memory>
 #include <numeric>
+#include <set>
 #include <utility>
 #include <variant>
 
 #include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "kernels/base/status_macros.h"
 
 namespace paramshard::server {
@@ -194,7 +196,10 @@ Coordinator::Model::Model(int nodes) : reports(nodes), awaited(nodes), is_new(no
 }
 
 Coordinator::Coordinator(Options options)
-    : options_(std::move(options)), members_(options_.nodes), sinks_(options_.nodes) {
+    : options_(std::move(options)),
+      members_(options_.nodes),
+      links_(options_.attendance.first_stay),
+      sinks_(options_.nodes) {
   if (!options_.device_counts.empty()) members_.SetDeviceCounts(options_.device_counts);
   for (const ClosedEpoch& before : options_.closed) {
     Model& model = models_.try_emplace(before.model, options_.nodes).first->second;
@@ -236,6 +241,7 @@ void Coordinator::Leave(int node) {
   const Lock lock(this);
   if (!members_.present(node)) return;
   members_.Leave(node);
+  links_.Forget(node);
   sinks_[node] = nullptr;
   TellLostParts(node);
   TellLostRestores(node);
@@ -251,10 +257,23 @@ void Coordinator::ServeAbsences() {
   while (true) {
     const Lock lock(this);
     if (stopped_) return;
-    for (auto& [name, model] : models_) TryStart(name, model);
-    const std::optional<SteadyTime> next = NextGivenUp(members_, options_.attendance, SteadyNow());
+    const SteadyTime now = SteadyNow();
+    for (auto& [name, model] : models_) {
+      if (model.gathering.has_value() && now >= model.gathering->until) EndGathering(name, model);
+      TryStart(name, model);
+    }
+    const std::optional<SteadyTime> next = NextLook();
     next.has_value() ? static_cast<void>(world_changed_.WaitUntil(&mu_, *next)) : world_changed_.Wait(&mu_);
   }
+}
+
+std::optional<SteadyTime> Coordinator::NextLook() const {
+  std::optional<SteadyTime> next = NextGivenUp(members_, options_.attendance, SteadyNow());
+  for (const auto& [name, model] : models_) {
+    if (!model.gathering.has_value()) continue;
+    next = std::min(model.gathering->until, next.value_or(model.gathering->until));
+  }
+  return next;
 }
 
 void Coordinator::AskWorld(int node) {
@@ -265,6 +284,12 @@ void Coordinator::AskWorld(int node) {
 int Coordinator::present_nodes() const {
   absl::MutexLock lock(&mu_);
   return members_.present_count();
+}
+
+CutLinks Coordinator::cut_links() {
+  absl::MutexLock lock(&mu_);
+  links_.TryAgain(SteadyNow());
+  return {.links = links_.Texts(), .left_out = LeftOut()};
 }
 
 std::vector<int> Coordinator::device_counts() const {
@@ -330,7 +355,52 @@ void Coordinator::EraseIfForgotten(absl::string_view name) {
 void Coordinator::EndEpoch(int node, absl::string_view name, int64_t epoch, const absl::Status& why) {
   const Lock lock(this);
   Model* const model = FindRunning(name, epoch);
-  if (model != nullptr && Has(model->active, node)) End(std::string(name), *model, why);
+  if (model == nullptr || !Has(model->active, node)) return;
+  // Trainers of a node that has told of its links leave, and connections to it break.
+  model->gathering.has_value() ? Gather(node, std::string(name), *model) : End(std::string(name), *model, why);
+}
+
+void Coordinator::EndOnBadLinks(int node, absl::string_view name, int64_t epoch, const std::vector<BadLink>& links) {
+  const Lock lock(this);
+  Model* const model = FindRunning(name, epoch);
+  if (model == nullptr || !Has(model->active, node)) return;
+  for (const BadLink& link : links) {
+    if (link.peer != node && Has(model->active, link.peer)) links_.Add(node, link);
+  }
+  if (!model->gathering.has_value()) {
+    model->gathering = Gathering{.until = SteadyDeadline(options_.attendance.gathering), .gone = {}};
+  }
+  Gather(node, std::string(name), *model);
+}
+
+void Coordinator::Gather(int node, const std::string& name, Model& model) {
+  model.gathering->gone.insert(node);
+  // Where nobody can be left out there is nothing to find out.
+  const bool may_others_tell = MayLeaveOut(model) && model.gathering->gone.size() < model.active.size();
+  if (!may_others_tell || SteadyNow() >= model.gathering->until) EndGathering(name, model);
+  world_changed_.SignalAll();
+}
+
+void Coordinator::EndGathering(const std::string& name, Model& model) {
+  if (MayLeaveOut(model)) links_.LeaveOut(SteadyNow());
+  End(name, model, BadLinksError(model));
+  TryStart(name, model);
+}
+
+absl::Status Coordinator::BadLinksError(const Model& model) const {
+  const Nodes left_out = MayLeaveOut(model) ? LeftOut() : Nodes();
+  const std::string then = left_out.empty() ? "epochs need them all: mend the network, and attach again"
+                                            : absl::StrCat("the next epochs are without node ",
+                                                           absl::StrJoin(left_out, ", node "), ": attach again");
+  return absl::UnavailableError(
+      absl::StrCat("data addresses do not reach each other: ", absl::StrJoin(links_.Texts(), ", "), "; ", then));
+}
+
+Coordinator::Nodes Coordinator::LeftOut() const {
+  int others = 0;
+  for (int node = 0; node < members_.nodes(); ++node) others += members_.present(node) && !links_.IsLeftOut(node);
+  const int needed = options_.attendance.Needed(options_.nodes);
+  return needed < options_.nodes && others >= needed ? links_.left_out() : Nodes();
 }
 
 // One that has reported alone is compared with one that has voted: with whom else, if nobody has?
@@ -458,16 +528,22 @@ bool Coordinator::WouldBegin(const Model& model, const Nodes& nodes) const {
   });
 }
 
-std::optional<Coordinator::Nodes> Coordinator::NextNodes(const Model& model) const {
+bool Coordinator::MayLeaveOut(const Model& model) const {
+  return options_.attendance.Needed(options_.nodes) < options_.nodes && MayBeFewer(model);
+}
+
+std::optional<Coordinator::Nodes> Coordinator::NextNodes(const Model& model) {
   if (!members_.sized()) return std::nullopt;
   if (members_.complete() && options_.attendance.Needed(options_.nodes) == options_.nodes) return model.awaited;
   const SteadyTime now = SteadyNow();
   const auto is_ready = [&](int node) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return IsAttached(model, node); };
+  links_.TryAgain(now);
   const auto may_return = [&](int node) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     return is_ready(node) && MayReturn(members_, node, options_.attendance, now);
   };
   const auto next = [&](absl::FunctionRef<bool(int)> takes_part) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    return NextActive(members_, model.awaited, takes_part, options_.attendance, MayBeFewer(model), now);
+    return NextActive(members_, model.awaited, takes_part, options_.attendance, MayBeFewer(model), links_.left_out(),
+                      now);
   };
   const std::optional<Nodes> nodes = next(may_return);
   const bool goes_on = nodes.has_value() && !(AreAttached(model, *nodes) && WouldBegin(model, *nodes));
@@ -542,8 +618,9 @@ absl::Status Coordinator::CheckMayReturn(const std::string& name, const Model& m
 
 void Coordinator::EndForReturners(const std::string& name, Model& model) {
   if (static_cast<int>(model.active.size()) == members_.nodes()) return;
+  links_.TryAgain(SteadyNow());
   for (int node = 0; node < members_.nodes(); ++node) {
-    if (Has(model.active, node) || !IsAttached(model, node)) continue;
+    if (Has(model.active, node) || !IsAttached(model, node) || links_.IsLeftOut(node)) continue;
     if (!MayReturn(members_, node, options_.attendance, SteadyNow())) continue;
     return End(name, model,
                absl::UnavailableError(absl::StrCat(NodeName(members_, node),
@@ -616,17 +693,23 @@ absl::Status Coordinator::WriteBegun(const std::string& name, const ModelReport&
 
 void Coordinator::End(const std::string& name, Model& model, const absl::Status& why, bool by_votes) {
   model.running = false;
-  // One that was back, and with which there was no commit, has perhaps ended it: its links may be bad.
-  for (const int node : model.active) {
-    if (!Has(model.awaited, node) && members_.present(node)) members_.CountLoss(node);
-  }
   model.last_end = {model.last_epoch, why, by_votes};
   model.book.EndEpoch();
   AnswerVoters(name, model, model.book.last_commit_number() + 1);
   model.rendezvous.Clear(EpochOverError(name, model.last_epoch), answers_);
-  // Trainers of other nodes wait for the next epoch.
-  ForgetAttached(model.reports, model.active);
-  TellActive(model, [&](NodeSink& sink) { sink.OnEpochEnd(name, model.last_epoch, why); });
+  // Whatever else ends it: the links stay cut.
+  if (model.gathering.has_value() && MayLeaveOut(model)) links_.LeaveOut(SteadyNow());
+  // One that was back, and with which there was no commit, has perhaps ended it. Whose links are cut is left out anyway.
+  for (const int node : model.active) {
+    if (!Has(model.awaited, node) && members_.present(node) && !links_.IsLeftOut(node)) members_.CountLoss(node);
+  }
+  const std::set<int> gone = std::exchange(model.gathering, std::nullopt).value_or(Gathering()).gone;
+  for (const int node : model.active) {
+    // Whoever is gone may have reported since. Trainers of nodes that took no part wait for the next epoch.
+    if (gone.contains(node)) continue;
+    ForgetAttached(model.reports, {node});
+    if (sinks_[node] != nullptr) sinks_[node]->OnEpochEnd(name, model.last_epoch, why);
+  }
 }
 
 void Coordinator::RefuseStart(const std::string& name, Model& model, const absl::Status& why) {
@@ -711,6 +794,7 @@ absl::Status Coordinator::CastVote(int node, const CommitVote& vote) {
       model.awaited = model.active;
       // Whoever votes has read the parts.
       if (model.rendezvous.has_parts()) model.rendezvous.DropParts(PartsForgottenError(vote), answers_);
+      links_.Worked(model.active, SteadyNow());
       EndForReturners(vote.model, model);
       return absl::OkStatus();
     case CommitBook::Cast::Result::kRepeated:

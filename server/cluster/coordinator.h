@@ -6,6 +6,7 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -24,6 +25,7 @@
 #include "server/cluster/decision_log.h"
 #include "server/cluster/departures.h"
 #include "server/cluster/healing_plan.h"
+#include "server/cluster/link_book.h"
 #include "server/cluster/membership.h"
 #include "server/cluster/rendezvous_book.h"
 #include "server/cluster/waiters.h"
@@ -79,13 +81,14 @@ class Coordinator {
   absl::Status Join(int node, int device_count, NodeSink* sink);
   // The node is lost: its reports are forgotten and every running epoch that it is in ends with UNAVAILABLE naming it.
   void Leave(int node);
-  // Starts epochs without nodes that need not be waited for any more, until Stop. It is called once, on a thread of its
-  // own, where the policy permits fewer nodes.
+  // Starts epochs without nodes that need not be waited for any more, and ends those whose links are cut when all have
+  // had the time to say so, until Stop. It is called once, on a thread of its own, where the policy permits fewer nodes.
   void ServeAbsences();
   // Tells the node who is here.
   void AskWorld(int node);
   std::vector<int> device_counts() const;
   int present_nodes() const;
+  CutLinks cut_links();
   int nodes() const { return options_.nodes; }
   const std::string& save_dir() const { return options_.save_dir; }
   // Waits until all are here: DEADLINE_EXCEEDED names who is missing, UNAVAILABLE stopped.
@@ -95,6 +98,9 @@ class Coordinator {
   void Report(int node, const ModelReport& report);
   void Forget(int node, absl::string_view model);
   void EndEpoch(int node, absl::string_view model, int64_t epoch, const absl::Status& why);
+  // What is said of a node that takes no part is ignored. Nodes that have said so hear nothing more of the epoch, and
+  // neither do those that end it meanwhile for whatever reason.
+  void EndOnBadLinks(int node, absl::string_view model, int64_t epoch, const std::vector<BadLink>& links);
   void ReportCommands(int node, absl::string_view model, int64_t epoch, const std::vector<CommandInWords>& commands);
   // A rank that the node does not serve is ignored.
   void ReportDetached(int node, absl::string_view model, int64_t epoch, int rank, int64_t command_count,
@@ -163,6 +169,12 @@ class Coordinator {
     bool by_votes = false;  // the votes disagreed: their answer is `why` itself
   };
 
+  // An epoch in which links are cut, until it ends.
+  struct Gathering {
+    SteadyTime until;
+    std::set<int> gone;  // nodes that have ended it, and may have reported for the next one
+  };
+
   struct Model {
     explicit Model(int nodes);
 
@@ -179,7 +191,8 @@ class Coordinator {
     bool running = false;
     bool rolls_back = false;  // node 0 has heard that it is to lead all to a saved state, and has not answered
     EndedEpoch last_end;
-    std::vector<ClosedEpoch> before;  // of another coordinator, one for each history
+    std::optional<Gathering> gathering;  // of the running epoch
+    std::vector<ClosedEpoch> before;     // of another coordinator, one for each history
     CommitBook book;
     CommandLedger commands;  // of the running epoch
     Departures departures;
@@ -218,8 +231,10 @@ class Coordinator {
   // state that was trained. Requires their reports.
   bool WouldBegin(const Model& model, const Nodes& nodes) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool MayBeFewer(const Model& model) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // And the policy permits it.
+  bool MayLeaveOut(const Model& model) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Unset while a node is waited for that is not here, or has not attached where it has to for the others' sake.
-  std::optional<Nodes> NextNodes(const Model& model) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  std::optional<Nodes> NextNodes(const Model& model) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   std::vector<Healing> Healings(const Model& model, const Nodes& nodes) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void TryStart(const std::string& name, Model& model) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // The next epoch's number is greater than those that nodes have heard of.
@@ -246,6 +261,16 @@ class Coordinator {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void End(const std::string& name, Model& model, const absl::Status& why, bool by_votes = false)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // The node has ended the epoch, whose links are cut.
+  void Gather(int node, const std::string& name, Model& model) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // With all that was said of its links.
+  void EndGathering(const std::string& name, Model& model) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // UNAVAILABLE naming the links, and what comes of them.
+  absl::Status BadLinksError(const Model& model) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Of nodes whose links are cut; none where too few others are here.
+  Nodes LeftOut() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // When epochs are to be looked at again; unset: at the next change.
+  std::optional<SteadyTime> NextLook() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void EndIfAllIsDone(const std::string& name, Model& model) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void RefuseStart(const std::string& name, Model& model, const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void RefuseNode(const std::string& name, Model& model, int node, const absl::Status& why)
@@ -303,6 +328,7 @@ class Coordinator {
   // Those of the last epoch that are here.
   template <typename Call>
   void TellActive(const Model& model, Call call) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
   const Options options_;
 
   mutable absl::Mutex mu_;
@@ -311,6 +337,7 @@ class Coordinator {
   PendingAnswers answers_ ABSL_GUARDED_BY(mu_);   // to be given when the lock is free
 
   Membership members_ ABSL_GUARDED_BY(mu_);
+  LinkBook links_ ABSL_GUARDED_BY(mu_);
   std::vector<NodeSink*> sinks_ ABSL_GUARDED_BY(mu_);  // by node; null when it is not here
   std::map<std::string, Model, std::less<>> models_ ABSL_GUARDED_BY(mu_);
   std::map<std::string, SaveOrder, std::less<>> saves_ ABSL_GUARDED_BY(mu_);         // under way, by model

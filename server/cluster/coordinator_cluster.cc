@@ -62,6 +62,7 @@ class CoordinatorCluster final : public Cluster, private NodeSink {
   std::vector<int> device_counts() const override { return coordinator_.device_counts(); }
   std::optional<int> present_nodes() const override { return coordinator_.present_nodes(); }
   bool may_be_fewer() const override { return may_be_fewer_; }
+  CutLinks cut_links() override { return coordinator_.cut_links(); }
   absl::Status AwaitWorld(absl::Duration timeout) override { return coordinator_.AwaitWorld(timeout); }
   void SetListener(EpochListener* listener) override { dispatcher_.SetListener(listener); }
 
@@ -69,6 +70,10 @@ class CoordinatorCluster final : public Cluster, private NodeSink {
   void Forget(absl::string_view model) override { coordinator_.Forget(0, model); }
   void EndEpoch(absl::string_view model, int64_t epoch, const absl::Status& why) override {
     coordinator_.EndEpoch(0, model, epoch, why);
+  }
+  void EndOnBadLinks(absl::string_view model, int64_t epoch, const absl::Status&,
+                     const std::vector<BadLink>& links) override {
+    coordinator_.EndOnBadLinks(0, model, epoch, links);
   }
   void ReportCommands(absl::string_view model, int64_t epoch, const std::vector<CommandInWords>& commands) override {
     coordinator_.ReportCommands(0, model, epoch, commands);

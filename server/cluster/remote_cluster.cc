@@ -95,6 +95,8 @@ class RemoteCluster final : public Cluster {
   void Report(const ModelReport& report) override;
   void Forget(absl::string_view model) override;
   void EndEpoch(absl::string_view model, int64_t epoch, const absl::Status& why) override;
+  void EndOnBadLinks(absl::string_view model, int64_t epoch, const absl::Status& why,
+                     const std::vector<BadLink>& links) override;
   void ReportCommands(absl::string_view model, int64_t epoch, const std::vector<CommandInWords>& commands) override;
   void ReportDetached(absl::string_view model, int64_t epoch, int rank, int64_t command_count,
                       const absl::Status& why) override;
@@ -487,9 +489,14 @@ void RemoteCluster::Forget(absl::string_view model) {
 }
 
 void RemoteCluster::EndEpoch(absl::string_view model, int64_t epoch, const absl::Status& why) {
+  EndOnBadLinks(model, epoch, why, {});
+}
+
+void RemoteCluster::EndOnBadLinks(absl::string_view model, int64_t epoch, const absl::Status& why,
+                                  const std::vector<BadLink>& links) {
   absl::MutexLock lock(&mu_);
   ForgetEpoch(std::string(model), epoch);
-  Send(DepartureMessage(model, epoch, why));
+  Send(DepartureMessage(model, epoch, why, links));
 }
 
 void RemoteCluster::ReportCommands(absl::string_view model, int64_t epoch,

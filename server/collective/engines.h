@@ -15,6 +15,7 @@
 #include "server/cluster/cluster.h"
 #include "server/collective/collectives.h"
 #include "server/collective/connect_abort.h"
+#include "server/collective/link_check.h"
 #include "server/collective/topology.h"
 #include "server/device/device.h"
 #include "server/metrics/metric_registry.h"
@@ -27,6 +28,8 @@ struct EngineSettings {
   bool mesh_inside = false;
   std::string nccl_library = {};           // path; empty: where the dynamic linker finds it. For meshes of GPUs
   std::string data_address = "127.0.0.1";  // IP of this host, for connections between daemons
+  // At that address; null: daemons do not try whether they reach each other.
+  std::shared_ptr<const LinkListener> link_listener = nullptr;
 };
 
 struct EngineSpec {
@@ -38,6 +41,7 @@ struct EngineSpec {
   absl::Duration timeout;            // to connect, and for one rank to wait for another inside a call
   EngineSettings settings;
   ConnectAbort* abort = nullptr;  // ends the connecting from outside, within a second; may be null
+  Links* links = nullptr;         // to other daemons, which connecting tries; may be null
   // Where a group lies inside the only daemon: sums of gradients wait for the commit, and each rank's slots memory ends
   // with the layout's landing area. Other engines sum at the push.
   bool sums_at_commit = false;
@@ -53,7 +57,8 @@ absl::Status LoadEngineLibraries(absl::Span<const Device> devices, int nodes, co
 
 // Connects one Collectives for each rank of this daemon: memcpy (on GPUs: copy engines) where the shard group lies in
 // the daemon, unless the settings ask for meshes, with Gloo (NCCL) over the replicas when there are several daemons;
-// Gloo (NCCL) where the group spans daemons. UNAVAILABLE naming the node that did not come within the timeout;
+// Gloo (NCCL) where the group spans daemons. UNAVAILABLE naming the node that did not come within the timeout, or
+// all that were not reached over the data network (see `links`);
 // FAILED_PRECONDITION no NCCL for GPUs of several daemons; RESOURCE_EXHAUSTED no memory for an engine; ABORTED the
 // epoch is over; what the abort says. Does not return before its threads have ended.
 absl::StatusOr<std::vector<std::unique_ptr<Collectives>>> ConnectEngines(const EngineSpec& spec);

@@ -12,6 +12,8 @@ namespace paramshard::server {
 
 // By the index of the mesh among those of the daemon that listens, and the member of it that is to connect.
 using MeshAddresses = std::map<std::pair<int, int>, std::string>;
+// In the place of a mesh: the address of the daemon's LinkListener.
+inline constexpr std::pair<int, int> kLinkPlace{-1, -1};
 
 // Addresses of one daemon differ in a few bytes: each is written as what differs from the one before it.
 std::string EncodeAddresses(const MeshAddresses& addresses);

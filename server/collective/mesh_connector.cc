@@ -59,6 +59,10 @@ AddressBooks OwnBooks(const MeshConnection& connection, const Meshes& meshes) {
       books[plan.members[member].member.node][{static_cast<int>(mesh), member}] = meshes[mesh]->AddressFor(member);
     }
   }
+  const LinkListener* const listener = connection.links == nullptr ? nullptr : connection.links->listener();
+  for (MeshAddresses& book : books) {
+    if (listener != nullptr && !book.empty()) book[kLinkPlace] = listener->address();
+  }
   return books;
 }
 
@@ -77,6 +81,23 @@ absl::StatusOr<AddressBooks> ShareBooks(const MeshConnection& connection, const 
   AddressBooks books;
   for (const std::string& part : *read) books.push_back(DecodeAddresses(part));
   return books;
+}
+
+// Other daemons that take part in a mesh, where they listen for whoever tries to reach them.
+std::vector<LinkPeer> LinkPeers(const MeshConnection& connection, const AddressBooks& books) {
+  std::vector<LinkPeer> peers;
+  for (size_t node = 0; node < books.size(); ++node) {
+    const auto address = books[node].find(kLinkPlace);
+    if (address == books[node].end() || static_cast<int>(node) == connection.node) continue;
+    peers.push_back({.node = static_cast<int>(node), .address = address->second});
+  }
+  return peers;
+}
+
+absl::Status TryLinks(const MeshConnection& connection, const AddressBooks& books, SteadyTime deadline) {
+  if (connection.links == nullptr) return absl::OkStatus();
+  connection.links->SetPeers(LinkPeers(connection, books));
+  return connection.links->Check(std::min(kLinkPatience, TimeLeft(deadline)), connection.abort);
 }
 
 absl::StatusOr<std::string> FindAddress(const AddressBooks& books, const MeshPlan::Peer& peer, int self) {
@@ -169,6 +190,7 @@ absl::StatusOr<Meshes> ConnectMeshes(const MeshConnection& connection) {
   const SteadyTime deadline = SteadyDeadline(connection.timeout);
   ASSIGN_OR_RETURN(Meshes meshes, Listen(connection));
   ASSIGN_OR_RETURN(const auto books, ShareBooks(connection, meshes, deadline));
+  RETURN_IF_ERROR(TryLinks(connection, books, deadline));
   ParallelConnect connect(connection, meshes, books);
   {
     const ConnectAbort::Hook hook(connection.abort, [&](const absl::Status& status) { connect.Abort(status); });

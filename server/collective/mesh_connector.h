@@ -11,6 +11,7 @@
 #include "server/base/steady_time.h"
 #include "server/cluster/cluster.h"
 #include "server/collective/connect_abort.h"
+#include "server/collective/link_check.h"
 #include "server/collective/tcp_mesh.h"
 
 namespace paramshard::server {
@@ -33,6 +34,7 @@ struct MeshConnection {
   absl::Duration timeout;
   std::string listen_address;
   ConnectAbort* abort = nullptr;  // ends the connecting from outside; may be null
+  Links* links = nullptr;         // which this call makes known, and tries; may be null
 };
 
 // Returns what another daemon has put at the rendezvous, or will. DEADLINE_EXCEEDED, and at an abort its status, within
@@ -40,8 +42,10 @@ struct MeshConnection {
 absl::StatusOr<std::string> AwaitValue(const MeshConnection& connection, int node, absl::string_view key,
                                        SteadyTime deadline);
 
-// Connects every mesh of the plans; all daemons must call it, with plans that fit each other. UNAVAILABLE naming a node
-// that did not come within the timeout or a rank that could not be connected; RESOURCE_EXHAUSTED no thread; the
+// Connects every mesh of the plans; all daemons must call it, with plans that fit each other. First each tries to reach
+// all others, at the same time, so that all links that are cut are known, and no other one is held to be.
+// UNAVAILABLE naming a node that did not come within the timeout, all nodes that were not reached (see `links`), or
+// a rank that could not be connected; RESOURCE_EXHAUSTED no thread; the
 // rendezvous' own errors (ABORTED); what the connection's abort says.
 absl::StatusOr<std::vector<std::unique_ptr<TcpMesh>>> ConnectMeshes(const MeshConnection& connection);
 

@@ -353,6 +353,9 @@ absl::StatusOr<v1::GetVersionResponse> AdminService::GetVersion(const Call&, con
   response.set_rollback(lifetime_.rollback);
   response.set_log_level(ToProto(LeastLogLevel()));
   for (const std::string& address : lifetime_.insecure_addresses) response.add_insecure_addresses(address);
+  const CutLinks cut = world.cluster->cut_links();
+  response.mutable_bad_links()->Assign(cut.links.begin(), cut.links.end());
+  response.mutable_left_out_nodes()->Assign(cut.left_out.begin(), cut.left_out.end());
   for (const BrokenDevice& broken : ListBrokenDevices(world)) *response.add_broken_devices() = ToProto(broken);
   return response;
 }

@@ -78,6 +78,7 @@ absl::Status GoneOr(const Trainer& trainer, const absl::Status& sent) {
 Epoch::Epoch(Options options)
     : options_(std::move(options)),
       ranks_(static_cast<int>(options_.shards.size())),
+      links_(options_.topology->node(), options_.engines.link_listener),
       recorder_(std::make_shared<Recorder>(options_.number, ranks_, options_.first_rank)),
       at_(ranks_),
       sequence_(SequenceOptions(options_), this),
@@ -104,12 +105,12 @@ absl::Status Epoch::Run() {
   if (absl::Status status = Prepare(); !status.ok()) End(status);
   std::vector<std::thread> threads;
   if (absl::Status status = StartThreads(threads); !status.ok()) End(status);
-  ServeDepartures();
+  Serve();
   // Before engines are aborted, which ends what ranks are at.
   last_words_ = LastWords(*recorder_, TraceNow());
   const absl::Status why = AwaitReason();
   // The world is told before the threads are waited for: one of them may be waiting for the world's votes.
-  options_.cluster->EndEpoch(options_.spec->name, options_.number, why);
+  TellClusterOfEnd(why);
   AwaitCommitFate();
   // So are the trainers: whatever a thread is at, nobody waits for it.
   EndPages(Explained(why));
@@ -120,15 +121,30 @@ absl::Status Epoch::Run() {
   return explained;
 }
 
+void Epoch::TellClusterOfEnd(const absl::Status& why) const {
+  const std::string& model = options_.spec->name;
+  if (links_.bad().empty()) return options_.cluster->EndEpoch(model, options_.number, why);
+  for (const BadLink& link : links_.bad()) {
+    Log(LogLevel::kWarning, "another daemon is not reached over the data network",
+        {{"model", model},
+         {"epoch", absl::StrCat(options_.number)},
+         {"node", absl::StrCat(link.peer)},
+         {"from", link.address},
+         {"to", link.peer_address}});
+  }
+  options_.cluster->EndOnBadLinks(model, options_.number, why, links_.bad());
+}
+
 absl::Status Epoch::Prepare() {
   RETURN_IF_ERROR(AllocateSeats());
   absl::Status connected = Connect();
   if (connected.ok()) connected = Heal();
   if (connected.ok()) connected = EncodeByAmax();
   {
-    // A connection that breaks here may only show that the epoch has ended elsewhere.
+    // A connection that breaks here may only show that the epoch has ended elsewhere; one that cannot be made at all is
+    // a reason of its own.
     absl::MutexLock lock(&mu_);
-    EndOnError(connected);
+    links_.bad().empty() ? EndOnError(connected) : EndLocked(connected);
   }
   // Trainers of an epoch that has ended meanwhile hear of the end alone.
   return ended() ? absl::OkStatus() : Greet();
@@ -164,6 +180,7 @@ absl::Status Epoch::Connect() {
                                                  .timeout = options_.step_timeout,
                                                  .settings = options_.engines,
                                                  .abort = &connect_abort_,
+                                                 .links = &links_,
                                                  .sums_at_commit = options_.sums_at_commit,
                                                  .metrics = options_.metrics}));
   Log(LogLevel::kDebug, "engines connected",
@@ -296,16 +313,32 @@ absl::Status Epoch::StartRank(int rank, std::vector<std::thread>& threads) {
   return absl::OkStatus();
 }
 
-void Epoch::ServeDepartures() {
+void Epoch::Serve() {
+  const absl::Duration interval = links_.can_check() ? kLinkInterval : absl::InfiniteDuration();
+  SteadyTime next = SteadyDeadline(interval);
   while (true) {
     DepartureNews news;
+    bool is_time = false;
     {
       absl::MutexLock lock(&mu_);
-      while (!end_.ended() && (news = TakeDepartureNews()).empty()) work_.Wait(&mu_);
-      if (news.empty()) return;
+      while (!end_.ended() && !is_time && (news = TakeDepartureNews()).empty()) {
+        is_time = work_.WaitUntil(&mu_, next);
+      }
+      if (end_.ended() && news.empty()) return;
     }
     Tell(news);
+    if (!is_time) continue;
+    TryLinks();
+    next = SteadyDeadline(interval);
   }
+}
+
+// A link that breaks without a word would else be noticed at the step timeout.
+void Epoch::TryLinks() {
+  const absl::Status status = links_.Check(kLinkPatience, &connect_abort_);
+  if (links_.bad().empty()) return;
+  absl::MutexLock lock(&mu_);
+  EndLocked(status);
 }
 
 Epoch::DepartureNews Epoch::TakeDepartureNews() {
@@ -423,8 +456,7 @@ void Epoch::End(const absl::Status& why) {
     absl::MutexLock lock(&mu_);
     EndLocked(why);
   }
-  // The thread that would do so may be at an engine itself, before the others begin.
-  connect_abort_.Abort(why);
+  // For the same reason.
   AbortEngines(why);
 }
 
@@ -435,6 +467,8 @@ void Epoch::AbortEngines(const absl::Status& why) {
 
 void Epoch::EndLocked(const absl::Status& why) {
   if (end_.End(why)) sequence_.Stop();
+  // The thread that would do so may be at an engine itself, before the others begin, or try a link.
+  connect_abort_.Abort(why);
   WakeAll();
 }
 

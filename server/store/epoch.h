@@ -161,6 +161,8 @@ class Epoch : private TrainerWords {
   uint32_t Released(int rank, int slot) const override;
   uint32_t Filled(int rank, int slot) const override;
 
+  // With the links that are bad, where those are the reason.
+  void TellClusterOfEnd(const absl::Status& why) const;
   absl::Status Prepare();
   absl::Status AllocateSeats();
   absl::Status Connect();
@@ -188,8 +190,9 @@ class Epoch : private TrainerWords {
   absl::Status Explained(const absl::Status& why) const;
   void EndPages(const absl::Status& why);
   // Says the end to trainers that have detached, as soon as they are not needed any more, and to the cluster how far
-  // this daemon is, until the epoch ends.
-  void ServeDepartures();
+  // this daemon is, and tries the links to other daemons now and then, until the epoch ends.
+  void Serve();
+  void TryLinks();
   // Says what is to be said to a trainer and to the cluster.
   struct DepartureNews {
     std::optional<int> leaving;  // a rank whose trainer may go
@@ -265,6 +268,7 @@ class Epoch : private TrainerWords {
   std::vector<std::unique_ptr<Seat>> seats_;
   std::unique_ptr<Rendezvous> rendezvous_;
   ConnectAbort connect_abort_;
+  Links links_;  // of the thread of Run
 
   const std::shared_ptr<Recorder> recorder_;
   std::vector<Event> at_;                // what the push thread of each rank is at; each has its own

@@ -514,7 +514,7 @@ void Model::RunEpoch(Epoch& epoch) {
   const std::string number = absl::StrCat(epoch.number());
   options_.log->Write(LogLevel::kInfo, "epoch started", {{"model", spec().name}, {"epoch", number}});
   if (epoch.leaves_nodes_out()) {
-    options_.log->Write(LogLevel::kWarning, "replicas go on without lost daemons",
+    options_.log->Write(LogLevel::kWarning, "replicas go on without some daemons",
                         {{"model", spec().name},
                          {"epoch", number},
                          {"nodes", absl::StrJoin(epoch.topology().active(), ",")},

@@ -105,6 +105,14 @@ absl::Status Machines::Unmute(int machine, int other) const {
   return RunIn(network(machine), absl::StrCat("ip route del blackhole ", Address(other), "/32"));
 }
 
+absl::Status Machines::Sever(int machine, int other) const {
+  return RunIn(network(machine), absl::StrCat("iptables -w -A INPUT -s ", Address(other), " -j DROP"));
+}
+
+absl::Status Machines::Mend(int machine, int other) const {
+  return RunIn(network(machine), absl::StrCat("iptables -w -D INPUT -s ", Address(other), " -j DROP"));
+}
+
 absl::Status Machines::Lose(int machine, int percent) const {
   const std::string rule = absl::StrCat(" eth0 -m statistic --mode random --probability ", percent / 100.0, " -j DROP");
   return RunIn(network(machine), absl::StrCat("iptables -w -A OUTPUT -o", rule, " && iptables -w -A INPUT -i", rule));

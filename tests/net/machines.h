@@ -32,6 +32,9 @@ class Machines {
   // What the machine sends to the other one is lost, but not what it hears.
   absl::Status Mute(int machine, int other) const;
   absl::Status Unmute(int machine, int other) const;
+  // Nothing comes from either of the two to the other one, and nobody says so. Needs iptables.
+  absl::Status Sever(int machine, int other) const;
+  absl::Status Mend(int machine, int other) const;
   // So many of a hundred packets that the machine sends, and of those that it is sent, are lost. Needs iptables.
   absl::Status Lose(int machine, int percent) const;
   absl::Status LoseNone(int machine) const;

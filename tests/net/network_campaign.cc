@@ -117,6 +117,20 @@ absl::Status MuteLong(Scene& scene) {
   return noticed;
 }
 
+// Two nodes that both reach node 0, of which the others leave the higher one out.
+absl::Status Sever(Scene& scene) {
+  std::vector<int> others;
+  for (int node = 1; node < scene.server().daemons(); ++node) {
+    if (node != scene.victim && node != scene.absence.node) others.push_back(node);
+  }
+  if (others.empty()) return Cut(scene);
+  scene.other = others[scene.random() % others.size()];
+  RETURN_IF_ERROR(scene.machines().Sever(scene.victim, scene.other));
+  const absl::Status noticed = AwaitEpochEnds(scene, std::max(scene.victim, scene.other));
+  RETURN_IF_ERROR(scene.machines().Mend(scene.victim, scene.other));
+  return noticed;
+}
+
 template <int percent>
 absl::Status Lose(Scene& scene) {
   RETURN_IF_ERROR(scene.machines().Lose(scene.victim, percent));
@@ -211,6 +225,7 @@ constexpr Event kEvents[] = {
     {.name = "cut-long", .run = CutLong, .weight = 1},
     {.name = "mute", .run = Mute},
     {.name = "mute-long", .run = MuteLong, .weight = 1},
+    {.name = "bad-link", .run = Sever, .weight = 4, .of_elastic = true, .victim = Victim::kNotNode0},
     {.name = "loss-1", .run = Lose<1>},
     {.name = "loss-10", .run = Lose<10>},
     {.name = "loss-30", .run = Lose<30>},

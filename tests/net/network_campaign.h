@@ -18,6 +18,8 @@ namespace paramshard::test {
 //
 //   cut, mute             a machine is off the network for up to a second, or one hears another no longer
 //   cut-long, mute-long   until the training's epoch has ended at every daemon, as keepalive bounds it
+//   bad-link              two machines, not node 0, do not hear each other until the others have ended the epoch, to go on
+//                         without the higher one: in elastic worlds
 //   loss-1, -10, -30      so many of a hundred packets from and to a machine are lost, for up to a second
 //   slow                  a machine sends 2 Mbit/s, for up to a second
 //   half-open             the server of a machine ends while that is off the network: the others' connections stay

@@ -50,23 +50,23 @@ TEST_P(NetworkCampaignTest, EverythingHolds) {
   EXPECT_EQ(json["held"], result.status.ok());
 }
 
-INSTANTIATE_TEST_SUITE_P(Worlds, NetworkCampaignTest,
-                         testing::Values(ScriptCase{"Replicas",
-                                                    {.nodes = 2,
-                                                     .keeps_decisions = true,
-                                                     .events = {"kill-node0", "cut", "second-node0", "kill-daemon",
-                                                                "loss-10", "usurp", "clock"}}},
-                                         ScriptCase{"Shards",
-                                                    {.shape = NetworkShape::kShards,
-                                                     .nodes = 2,
-                                                     .events = {"mute", "kill-server", "loss-30", "rotate", "half-open",
-                                                                "slow", "stop"}}},
-                                         ScriptCase{"ElasticReplicas",
-                                                    {.shape = NetworkShape::kElastic,
-                                                     .nodes = 3,
-                                                     .keeps_decisions = true,
-                                                     .events = {"away", "cut", "second-node0", "loss-1", "stop"}}}),
-                         [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(
+    Worlds, NetworkCampaignTest,
+    testing::Values(ScriptCase{"Replicas",
+                               {.nodes = 2,
+                                .keeps_decisions = true,
+                                .events = {"kill-node0", "cut", "second-node0", "kill-daemon", "loss-10", "usurp",
+                                           "clock"}}},
+                    ScriptCase{"Shards",
+                               {.shape = NetworkShape::kShards,
+                                .nodes = 2,
+                                .events = {"mute", "kill-server", "loss-30", "rotate", "half-open", "slow", "stop"}}},
+                    ScriptCase{"ElasticReplicas",
+                               {.shape = NetworkShape::kElastic,
+                                .nodes = 3,
+                                .keeps_decisions = true,
+                                .events = {"away", "cut", "second-node0", "loss-1", "bad-link", "stop"}}}),
+    [](const auto& info) { return info.param.name; });
 
 TEST(NetworkScriptTest, AnEventThatItsWorldCannotHaveIsNamed) {
   NetworkCampaignOptions options = Options();

@@ -4,6 +4,7 @@
 #include "client/ctl/commands/broken_devices.h"
 #include "client/ctl/commands/commands.h"
 #include "client/ctl/table.h"
+#include "client/ctl/terminal_text.h"
 
 namespace paramshard::ctl {
 namespace {
@@ -13,6 +14,18 @@ std::string RanksCell(const v1::GetVersionResponse& response) {
   if (response.world_size() == 0) return "-";
   const int last = response.first_rank() + response.devices_size() - 1;
   return absl::StrCat(response.first_rank(), "..", last, " of ", response.world_size());
+}
+
+// An operator must not miss it.
+std::string BadLinksText(const v1::GetVersionResponse& response) {
+  std::string text;
+  for (const std::string& link : response.bad_links()) {
+    absl::StrAppend(&text, "DO NOT REACH EACH OTHER: ", TerminalText(link), "\n");
+  }
+  if (response.left_out_nodes_size() > 0) {
+    absl::StrAppend(&text, "LEFT OUT: node ", absl::StrJoin(response.left_out_nodes(), ", node "), "\n");
+  }
+  return text;
 }
 
 std::string VersionText(const v1::GetVersionResponse& response) {
@@ -27,7 +40,7 @@ std::string VersionText(const v1::GetVersionResponse& response) {
   if (response.insecure_addresses_size() > 0) {
     properties.Add("in the clear", TextCell(absl::StrJoin(response.insecure_addresses(), ", ")));
   }
-  return absl::StrCat(properties.Text(), BrokenDevicesText(response));
+  return absl::StrCat(properties.Text(), BadLinksText(response), BrokenDevicesText(response));
 }
 
 class Version final : public Command {

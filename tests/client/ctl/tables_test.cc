@@ -97,6 +97,20 @@ TEST(TablesTest, AModelThatIsUnusableSaysSo) {
   EXPECT_THAT(ModelsText(response), testing::EndsWith("an import broke off\n"));
 }
 
+TEST(TablesTest, VersionNamesLinksThatAreCutAndWhoIsLeftOut) {
+  v1::GetVersionResponse response;
+  EXPECT_THAT(VersionText(response), testing::Not(testing::HasSubstr("LEFT OUT")));
+  response.add_bad_links("node 1 (10.9.0.11) and node 2 (10.9.0.12)");
+  response.add_bad_links("node 3 (\x1b) and node 4 (10.9.0.14)");
+  EXPECT_THAT(VersionText(response),
+              testing::AllOf(testing::HasSubstr("DO NOT REACH EACH OTHER: node 1 (10.9.0.11) and node 2 "
+                                                "(10.9.0.12)\nDO NOT REACH EACH OTHER: node 3 (\\x1b)"),
+                             testing::Not(testing::HasSubstr("LEFT OUT"))));
+  response.add_left_out_nodes(2);
+  response.add_left_out_nodes(4);
+  EXPECT_THAT(VersionText(response), testing::HasSubstr("LEFT OUT: node 2, node 4\n"));
+}
+
 TEST(TablesTest, VersionNamesTheRanks) {
   v1::GetVersionResponse response;
   response.add_devices("cuda:0");

@@ -489,12 +489,13 @@ class AttendanceTest : public ::testing::Test {
   }
   std::optional<std::vector<int>> Next(const std::vector<int>& before, SteadyTime now, bool may_be_fewer = true) {
     return NextActive(
-        members_, before, [&](int node) { return ready_ == node; }, policy_, may_be_fewer, now);
+        members_, before, [&](int node) { return ready_ == node; }, policy_, may_be_fewer, left_out_, now);
   }
 
   AttendancePolicy policy_{.min_nodes = 2, .patience = absl::Seconds(10)};
   Membership members_{kNodes};
   int ready_ = -1;
+  std::vector<int> left_out_;
 };
 
 TEST_F(AttendanceTest, ALostNodeIsWaitedForAsLongAsThePatienceLasts) {

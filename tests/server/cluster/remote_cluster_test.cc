@@ -141,6 +141,16 @@ TEST_F(RemoteClusterTest, EpochsStartAndEndOnAllNodes) {
   EXPECT_THAT(news.why, StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("rank 0 hangs")));
 }
 
+TEST_F(RemoteClusterTest, BadLinksTravelWithTheEndOfAnEpoch) {
+  const int64_t epoch = StartEpoch();
+  one_->EndOnBadLinks("m", epoch, absl::UnavailableError("node 1 does not reach node 0"),
+                      {{.peer = 0, .address = "10.9.0.11", .peer_address = "10.9.0.10"}});
+  const absl::Status why = zero_.news.Next().why;
+  EXPECT_THAT(why, StatusIs(absl::StatusCode::kUnavailable, HasSubstr("node 0 (10.9.0.10) and node 1 (10.9.0.11)")));
+  EXPECT_THAT(zero_.coordinator().cut_links().links, ElementsAre("node 0 (10.9.0.10) and node 1 (10.9.0.11)"));
+  EXPECT_GT(StartEpoch(), epoch);
+}
+
 TEST_F(RemoteClusterTest, StatesThatDifferAreToldToAllNodes) {
   zero_.coordinator().Report(0, MakeReport({0, 1}, 3, 3));
   one_->Report(MakeReport({2}, 2, 2));

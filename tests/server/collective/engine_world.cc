@@ -224,6 +224,8 @@ absl::StatusOr<std::vector<std::unique_ptr<Collectives>>> EngineWorld::ConnectNo
   spec.rendezvous = topology.needs_rendezvous() ? rendezvous_of_node_[node].get() : nullptr;
   spec.timeout = timeout_;
   spec.settings.nccl_library = test::EnvironmentOr("PARAMSHARD_NCCL_LIBRARY", "");
+  Links links(node, link_listener_);
+  spec.links = &links;
   spec.abort = abort;
   spec.sums_at_commit = shape_.sums_at_commit;
   spec.most_sum_sources = shape_.most_sum_sources;

@@ -158,6 +158,7 @@ class EngineWorld {
   std::vector<RankBuffers> buffers_;                     // by rank
   SharedRendezvous rendezvous_;
   std::vector<std::unique_ptr<Rendezvous>> rendezvous_of_node_;
+  const std::shared_ptr<const LinkListener> link_listener_ = *LinkListener::Start("127.0.0.1");  // of all
   std::vector<std::vector<uint8_t>> arenas_, slots_;   // by rank: what was put into the buffers
   std::vector<std::unique_ptr<Collectives>> engines_;  // after the memory: destroyed first
 };

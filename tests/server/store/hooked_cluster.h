@@ -99,6 +99,10 @@ class HookedCluster final : public Cluster {
   void EndEpoch(absl::string_view model, int64_t epoch, const absl::Status& why) override {
     if (!hangs_) cluster_->EndEpoch(model, epoch, why);
   }
+  void EndOnBadLinks(absl::string_view model, int64_t epoch, const absl::Status& why,
+                     const std::vector<BadLink>& links) override {
+    if (!hangs_) cluster_->EndOnBadLinks(model, epoch, why, links);
+  }
   void ReportCommands(absl::string_view model, int64_t epoch, const std::vector<CommandInWords>& commands) override {
     cluster_->ReportCommands(model, epoch, commands);
   }
