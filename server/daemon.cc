@@ -393,7 +393,8 @@ absl::Status Daemon::Impl::JoinWorld(int devices, const std::stop_token& stop) {
                                                       .credentials = transport_.ToNodeZero(),
                                                       .join_timeout = config_.join_timeout,
                                                       .doubt_timeout = config_.doubt_timeout,
-                                                      .stop = stop}));
+                                                      .stop = stop,
+                                                      .metrics = &metrics_}));
     cluster_ = own_cluster_.get();
   }
   const std::stop_callback give_up(stop, [this] { GiveUpOthers(); });

@@ -11,6 +11,7 @@
 #include "kernels/base/status_macros.h"
 #include "proto/durations.h"
 #include "proto/status.h"
+#include "server/base/steady_time.h"
 #include "server/cluster/cluster_messages.h"
 #include "server/cluster/stream_writer.h"
 #include "server/cluster/waiting_call.h"
@@ -189,6 +190,7 @@ absl::Status ClusterServiceImpl::CheckNode(const grpc::ServerContextBase& contex
 
 grpc::ServerUnaryReactor* ClusterServiceImpl::Vote(grpc::CallbackServerContext* context, const v1::VoteRequest* request,
                                                    v1::VoteResponse* response) {
+  const SteadyTime begin = SteadyNow();
   if (absl::Status valid = CheckNode(*context, "vote", request->model(), request->node()); !valid.ok()) {
     return Refuse(*context, valid);
   }
@@ -198,7 +200,8 @@ grpc::ServerUnaryReactor* ClusterServiceImpl::Vote(grpc::CallbackServerContext* 
       [&](Coordinator::VoteAnswered answered) {
         return coordinator_->Vote(request->node(), VoteOf(*request), std::move(answered));
       },
-      [response](const Decision& decision) {
+      [response, begin](const Decision& decision) {
+        *response->mutable_held() = DurationToProto(absl::FromChrono(SteadyNow() - begin));
         if (decision.ok()) *response->mutable_decision() = DecisionMessage(*decision);
         // This code means that the call itself ran out of time: whoever votes must be able to tell that from node 0's
         // word.

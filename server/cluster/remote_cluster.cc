@@ -150,6 +150,7 @@ class RemoteCluster final : public Cluster {
 
   // False when stopped.
   bool Pause(absl::Duration pause);
+  void ObserveRoundTrip(absl::Duration took, const v1::VoteResponse& response);
   // One call, which may take so long: nothing when node 0 waits for others.
   using AskOnce = absl::FunctionRef<absl::StatusOr<std::optional<CommitDecision>>(grpc::ClientContext& context)>;
   // Asks until node 0 gives its word, or the doubt has lasted too long.
@@ -515,13 +516,22 @@ absl::StatusOr<CommitDecision> RemoteCluster::Vote(const CommitVote& vote) {
   const v1::VoteRequest request = VoteMessage(options_.node, vote, wait);
   const auto ask = [&](grpc::ClientContext& context) -> absl::StatusOr<std::optional<CommitDecision>> {
     v1::VoteResponse response;
+    const SteadyTime begin = SteadyNow();
     RETURN_IF_ERROR(FromGrpcStatus(stub_->Vote(&context, request, &response)));
+    ObserveRoundTrip(absl::FromChrono(SteadyNow() - begin), response);
     if (!response.has_decision()) return std::nullopt;
     return DecisionOf(response.decision());
   };
   ASSIGN_OR_RETURN(CommitDecision decision, Ask({.model = vote.model, .commit_number = vote.commit_number}, wait, ask));
   if (vote.write_down != nullptr) RETURN_IF_ERROR(vote.write_down(decision));
   return decision;
+}
+
+// A message of its own would be one more in a step.
+void RemoteCluster::ObserveRoundTrip(absl::Duration took, const v1::VoteResponse& response) {
+  if (!response.has_held()) return;
+  const absl::Duration underway = std::clamp(took - DurationFromProto(response.held()), absl::ZeroDuration(), took);
+  options_.metrics->Observe(Metric::kPeerRoundTrip, absl::ToChronoNanoseconds(underway));
 }
 
 absl::StatusOr<CommitDecision> RemoteCluster::QueryCommit(const CommitQuery& query) {

@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "server/cluster/cluster.h"
+#include "server/metrics/metric_registry.h"
 
 namespace grpc {
 class ChannelCredentials;
@@ -28,7 +29,8 @@ struct RemoteOptions {
   absl::Duration doubt_timeout = absl::Minutes(5);
   // How long another daemon may have this one's number at node 0, which may not know yet that the one before is gone.
   absl::Duration ghost_timeout = absl::Seconds(20);
-  std::stop_token stop = {};  // gives up joining
+  std::stop_token stop = {};                            // gives up joining
+  MetricRegistry* metrics = &MetricRegistry::Unread();  // outlives the cluster
 };
 
 // Joins the world; returns when node 0 has accepted this node (then AwaitWorld waits for the others). While the

@@ -24,6 +24,7 @@
 #include "server/cluster/cluster_messages.h"
 #include "server/cluster/cluster_service.h"
 #include "server/cluster/coordinator_cluster.h"
+#include "server/metrics/metric_registry.h"
 #include "tests/server/cluster/recording_listener.h"
 #include "tests/status_matchers.h"
 
@@ -521,6 +522,67 @@ TEST(DoubtTest, AnAnswerWithoutADecisionIsAskedAgain) {
   EXPECT_TRUE(decision.apply);
   EXPECT_EQ(decision.square_sum, 7);
   EXPECT_EQ(votes, 4);
+}
+
+int64_t RoundTrips(const MetricRegistry& metrics) {
+  int64_t count = 0;
+  for (int bucket = 0; bucket + 1 < CellsOf(TraitsOf(Metric::kPeerRoundTrip)); ++bucket) {
+    count += metrics.bucket(Metric::kPeerRoundTrip, 0, bucket);
+  }
+  return count;
+}
+
+TEST(RoundTripTest, IsWhatAVoteTookWithoutWhatNodeZeroHeldIt) {
+  std::optional<absl::Duration> held = absl::ZeroDuration();
+  PuppetNodeZero zero([&](grpc::ServerContext*, v1::VoteResponse* response) {
+    if (held.has_value()) *response->mutable_held() = DurationToProto(*held);
+    *response->mutable_decision() = DecisionMessage({.apply = true});
+    return grpc::Status::OK;
+  });
+  MetricRegistry metrics;
+  RemoteOptions options = zero.options();
+  options.metrics = &metrics;
+  ASSERT_OK_AND_ASSIGN(const auto one, MakeRemoteCluster(options));
+  ASSERT_OK(one->Vote(MakeVote(1, 1, {{1, 1, 0}})));
+  EXPECT_EQ(RoundTrips(metrics), 1);
+  const int64_t first = metrics.sum_nanoseconds(Metric::kPeerRoundTrip, 0);
+  EXPECT_GT(first, 0);
+  // Whatever another process says, no round trip takes less than nothing, nor longer than the call.
+  for (const absl::Duration word : {absl::Hours(1), absl::InfiniteDuration()}) {
+    held = word;
+    ASSERT_OK(one->Vote(MakeVote(1, 2, {{1, 1, 0}})));
+    EXPECT_EQ(metrics.sum_nanoseconds(Metric::kPeerRoundTrip, 0), first);
+  }
+  EXPECT_EQ(RoundTrips(metrics), 3);
+  const absl::Time begin = absl::Now();
+  held = -absl::InfiniteDuration();
+  ASSERT_OK(one->Vote(MakeVote(1, 3, {{1, 1, 0}})));
+  EXPECT_LE(metrics.sum_nanoseconds(Metric::kPeerRoundTrip, 0) - first, absl::ToInt64Nanoseconds(absl::Now() - begin));
+  held = std::nullopt;
+  ASSERT_OK(one->Vote(MakeVote(1, 4, {{1, 1, 0}})));
+  EXPECT_EQ(RoundTrips(metrics), 4) << "a node 0 that says nothing of it";
+}
+
+TEST_F(RemoteClusterTest, NodeZeroSaysForHowLongItHasHeldAVote) {
+  const int64_t epoch = StartEpoch();
+  const auto stub =
+      v1::ClusterService::NewStub(grpc::CreateChannel(zero_.address(), grpc::InsecureChannelCredentials()));
+  const auto vote = [&](absl::Duration wait) {
+    grpc::ClientContext context;
+    v1::VoteResponse response;
+    EXPECT_OK(FromGrpcStatus(stub->Vote(&context, VoteMessage(1, VoteOfOne(epoch, 1), wait), &response)));
+    EXPECT_TRUE(response.has_held());
+    return response;
+  };
+  const absl::Time begin = absl::Now();
+  const v1::VoteResponse waited = vote(absl::Milliseconds(50));
+  const absl::Duration took = absl::Now() - begin;
+  EXPECT_FALSE(waited.has_decision());
+  EXPECT_GT(DurationFromProto(waited.held()), absl::ZeroDuration());
+  EXPECT_LT(DurationFromProto(waited.held()), took);
+  auto decided = std::async(std::launch::async, [&] { return vote(kLong); });
+  EXPECT_OK(VoteOfZero(epoch, 1));
+  EXPECT_TRUE(decided.get().has_decision());
 }
 
 // A node 0 whose word for the end of epoch 1 comes after the node's report for the next one. Then the stream breaks.
