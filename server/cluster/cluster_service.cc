@@ -77,6 +77,7 @@ class NodeStream final : public NodeSink {
     *response.mutable_restore() = RestoreMessage(news);
     writer_->Write(std::move(response));
   }
+  void OnMoved(int64_t connection) override { writer_->Write(MovedMessage(connection)); }
   void OnStop() override { context_->TryCancel(); }
 
  private:
@@ -122,12 +123,18 @@ absl::Status ClusterServiceImpl::Serve(grpc::ServerContext* context, JoinStream*
   v1::JoinRequest request;
   if (!stream->Read(&request)) return absl::CancelledError("join: the stream ended before hello");
   RETURN_IF_ERROR(CheckHello(*context, request));
-  const int node = request.hello().node();
+  const v1::Hello hello = request.hello();
   ASSIGN_OR_RETURN(auto writer, NodeStream::Writer::Start(stream));
   NodeStream sink(context, std::move(writer));
-  RETURN_IF_ERROR(coordinator_->Join(node, request.hello().device_count(), &sink));
-  while (stream->Read(&request)) Take(node, request);
-  coordinator_->Leave(node);
+  const auto node_stream = std::make_shared<NodeStreams::Stream>(NodeStreams::Stream{
+      .node = hello.node(), .incarnation = IncarnationOf(hello), .connection = hello.connection(), .sink = &sink});
+  RETURN_IF_ERROR(hello.goes_on() ? streams_.GoOn(node_stream) : streams_.Join(node_stream, hello.device_count()));
+  bool is_moved = false;
+  while (!is_moved && stream->Read(&request)) {
+    is_moved = request.has_moved();
+    Take(hello.node(), request);
+  }
+  streams_.End(*node_stream, is_moved);
   // A write in progress would wait for a node that has stopped reading.
   context->TryCancel();
   return absl::OkStatus();
@@ -175,6 +182,7 @@ void ClusterServiceImpl::Take(int node, const v1::JoinRequest& request) {
       coordinator_->AskWorld(node);
       break;
     case v1::JoinRequest::kHello:
+    case v1::JoinRequest::kMoved:
     case v1::JoinRequest::MESSAGE_NOT_SET:
       break;
   }

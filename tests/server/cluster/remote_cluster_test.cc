@@ -585,6 +585,120 @@ TEST_F(RemoteClusterTest, NodeZeroSaysForHowLongItHasHeldAVote) {
   EXPECT_TRUE(decided.get().has_decision());
 }
 
+// A node whose certificate is renewed, in the clear.
+class RenewalTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    RemoteOptions options = Options(zero_);
+    options.own_certificate = [this]() -> absl::StatusOr<tls::Certificate> {
+      if (version_ < 0) return absl::FailedPreconditionError("--tls-cert c: a valid certificate expected");
+      return tls::Certificate{.fingerprint = absl::StrCat(version_.load())};
+    };
+    options.make_credentials = [this] {
+      ++links_;
+      return grpc::InsecureChannelCredentials();
+    };
+    options.renewal_period = absl::Milliseconds(1);
+    ASSERT_OK_AND_ASSIGN(one_, MakeRemoteCluster(options));
+    one_->SetListener(&news_);
+    ASSERT_OK(one_->AwaitWorld(kLong));
+  }
+  void TearDown() override {
+    if (one_ != nullptr) one_->SetListener(nullptr);
+  }
+  // The second link begins when the node goes on with the first one: until then it has no other one in mind.
+  void Renew() {
+    for (int i = 0; i < 2; ++i) {
+      const int before = links_;
+      ++version_;
+      while (links_ == before) std::this_thread::yield();
+    }
+  }
+
+  NodeZero zero_;
+  RecordingListener news_;
+  std::atomic<int> version_{0};
+  std::atomic<int> links_{0};
+  std::unique_ptr<Cluster> one_;
+};
+
+TEST_F(RenewalTest, EpochsGoOnOverManyRenewals) {
+  for (int i = 0; i < 5; ++i) {
+    zero_.coordinator().Report(0, MakeReport({0, 1}));
+    Renew();
+    one_->Report(MakeReport({2}));
+    const EpochNews start = news_.Next();
+    ASSERT_TRUE(start.start) << start.why;
+    ASSERT_EQ(zero_.news.Next().epoch, start.epoch);
+    for (int commit = 1; commit <= 3; ++commit) {
+      auto vote = std::async(std::launch::async, [&] {
+        return one_->Vote(MakeVote(start.epoch, commit, {{2, 1, 0}}));
+      });
+      Renew();
+      ASSERT_OK(zero_.coordinator().Vote(0, MakeVote(start.epoch, commit, {{0, 4, 0}, {1, 2, 0}}), kLong));
+      ASSERT_OK(vote.get());
+    }
+    EXPECT_TRUE(news_.empty());
+    one_->EndEpoch("m", start.epoch, absl::AbortedError("rank 2 left"));
+    EXPECT_THAT(zero_.news.Next().why, StatusIs(absl::StatusCode::kAborted, HasSubstr("rank 2 left")));
+    EXPECT_THAT(news_.Next().why, StatusIs(absl::StatusCode::kAborted, HasSubstr("rank 2 left")));
+  }
+}
+
+// What both ends say while streams take turns comes in the order in which it was said.
+TEST_F(RenewalTest, NothingIsLostAndNothingOvertakes) {
+  std::atomic<bool> done{false};
+  std::thread renewing([&] {
+    while (!done) Renew();
+  });
+  constexpr int kMessages = 500;
+  for (int i = 1; i <= kMessages; ++i) {
+    SaveNews part{.model = "m", .what = SavePart{.id = static_cast<absl::uint128>(i)}};
+    ASSERT_OK(one_->TellSave(part));
+    ASSERT_OK(
+        zero_.coordinator().TellSave(0, {.model = "m", .what = SavePermission{.id = static_cast<absl::uint128>(i)}}));
+    if (i % 10 == 0) std::this_thread::yield();
+  }
+  for (int i = 1; i <= kMessages; ++i) {
+    const EpochNews to_zero = zero_.news.Next();
+    ASSERT_TRUE(to_zero.save.has_value()) << to_zero.why;
+    EXPECT_EQ(std::get<SavePart>(to_zero.save->what).id, static_cast<absl::uint128>(i));
+    const EpochNews to_one = news_.Next();
+    ASSERT_TRUE(to_one.save.has_value()) << to_one.why;
+    EXPECT_EQ(std::get<SavePermission>(to_one.save->what).id, static_cast<absl::uint128>(i));
+  }
+  done = true;
+  renewing.join();
+}
+
+TEST_F(RenewalTest, AValueThatIsWaitedForComes) {
+  zero_.coordinator().Report(0, MakeReport({0, 1}));
+  one_->Report(MakeReport({2}));
+  const int64_t epoch = news_.Next().epoch;
+  const auto rendezvous = one_->MakeRendezvous("m", epoch);
+  auto value = std::async(std::launch::async, [&] { return rendezvous->Get(0, "k", kLong); });
+  Renew();
+  EXPECT_OK(rendezvous->Put("l", "w"));
+  EXPECT_OK(zero_.coordinator().Put(0, "m", epoch, "k", "v"));
+  EXPECT_THAT(value.get(), IsOkAndHolds("v"));
+}
+
+TEST_F(RenewalTest, AConnectionThatBreaksIsMadeAnewAndACertificateThatHasEndedIsNamed) {
+  zero_.coordinator().Report(0, MakeReport({0, 1}));
+  one_->Report(MakeReport({2}));
+  ASSERT_TRUE(news_.Next().start);
+  Renew();
+  version_ = -1000;
+  zero_.Close();
+  EXPECT_THAT(news_.Next().why, StatusIs(absl::StatusCode::kUnavailable,
+                                         AllOf(HasSubstr("node 0"), HasSubstr("--tls-cert c: a valid certificate"))));
+  version_ = 1000;
+  zero_.Open();
+  one_->Report(MakeReport({2}));
+  zero_.coordinator().Report(0, MakeReport({0, 1}));
+  EXPECT_TRUE(news_.Next().start);
+}
+
 // A node 0 whose word for the end of epoch 1 comes after the node's report for the next one. Then the stream breaks.
 class LateNodeZero final : public v1::ClusterService::Service {
  public:
