@@ -33,6 +33,7 @@ struct MeshConnection {
   absl::Duration timeout;
   std::string listen_address;
   ConnectAbort* abort = nullptr;  // ends the connecting from outside; may be null
+  std::string epoch = {};         // that the meshes are of: see MakeMeshTag
 };
 
 // Returns what another daemon has put at the rendezvous, or will. DEADLINE_EXCEEDED, and at an abort its status, within
@@ -41,8 +42,8 @@ absl::StatusOr<std::string> AwaitValue(const MeshConnection& connection, int nod
                                        SteadyTime deadline);
 
 // Connects every mesh of the plans; all daemons must call it, with plans that fit each other. UNAVAILABLE naming a node
-// that did not come within the timeout or a rank that could not be connected; RESOURCE_EXHAUSTED no thread; the
-// rendezvous' own errors (ABORTED); what the connection's abort says.
+// that did not come within the timeout, a rank that could not be connected, or one whose connection is not of the epoch;
+// RESOURCE_EXHAUSTED no thread; the rendezvous' own errors (ABORTED); what the connection's abort says.
 absl::StatusOr<std::vector<std::unique_ptr<TcpMesh>>> ConnectMeshes(const MeshConnection& connection);
 
 }  // namespace paramshard::server

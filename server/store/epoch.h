@@ -163,6 +163,8 @@ class Epoch : private TrainerWords {
 
   absl::Status Prepare();
   absl::Status AllocateSeats();
+  // Which no other epoch of any daemon has.
+  std::string NameInWorld() const;
   absl::Status Connect();
   // Nobody goes on before every node has the state.
   absl::Status Heal();
