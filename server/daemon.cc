@@ -280,6 +280,8 @@ class Daemon::Impl {
   // Flags with addresses off loopback that go without certificates.
   std::vector<std::string> InsecureAddresses() const;
   absl::Status JoinWorld(int devices, const std::stop_token& stop);
+  // Of the certificate that is shown to node 0; null in the clear.
+  std::function<absl::StatusOr<tls::Certificate>()> CertificateReader() const;
   absl::Status OpenDecisionLog(CoordinatorOptions& options);
   absl::Status StartCoordinator(int devices);
   absl::Status ServeCluster();
@@ -411,14 +413,17 @@ absl::Status Daemon::Impl::JoinWorld(int devices, const std::stop_token& stop) {
   } else if (config_.node == 0) {
     RETURN_IF_ERROR(StartCoordinator(devices));
   } else {
-    absl::StatusOr<std::unique_ptr<Cluster>> joined = MakeRemoteCluster({.node = config_.node,
-                                                                         .devices = devices,
-                                                                         .coordinator_address = config_.cluster_address,
-                                                                         .save_dir = config_.save_dir,
-                                                                         .credentials = transport_.ToNodeZero(),
-                                                                         .join_timeout = config_.join_timeout,
-                                                                         .doubt_timeout = config_.doubt_timeout,
-                                                                         .stop = stop});
+    absl::StatusOr<std::unique_ptr<Cluster>> joined =
+        MakeRemoteCluster({.node = config_.node,
+                           .devices = devices,
+                           .coordinator_address = config_.cluster_address,
+                           .save_dir = config_.save_dir,
+                           .make_credentials = [this] { return transport_.ToNodeZero(); },
+                           .own_certificate = CertificateReader(),
+                           .join_timeout = config_.join_timeout,
+                           .doubt_timeout = config_.doubt_timeout,
+                           .stop = stop,
+                           .metrics = &metrics_});
     if (!joined.ok()) return transport_.WithAdvice(joined.status());
     own_cluster_ = *std::move(joined);
     if (const int nodes = own_cluster_->nodes(); nodes != config_.nodes) {
@@ -429,6 +434,11 @@ absl::Status Daemon::Impl::JoinWorld(int devices, const std::stop_token& stop) {
   }
   const std::stop_callback give_up(stop, [this] { GiveUpOthers(); });
   return cluster_->AwaitWorld(config_.join_timeout);
+}
+
+std::function<absl::StatusOr<tls::Certificate>()> Daemon::Impl::CertificateReader() const {
+  if (!transport_.encrypts()) return nullptr;
+  return [this] { return transport_.OwnCertificate(); };
 }
 
 absl::Status Daemon::Impl::OpenDecisionLog(CoordinatorOptions& options) {
@@ -461,7 +471,7 @@ absl::Status Daemon::Impl::ServeCluster() {
   ASSIGN_OR_RETURN(std::vector<ListeningSocket> sockets, Listen("--cluster-address", config_.cluster_address));
   ASSIGN_OR_RETURN(
       cluster_server_,
-      StartServers(std::move(sockets), {std::nullopt}, {transport_.ForNodes(), transport_.ConnectionsOfNodes()},
+      StartServers(std::move(sockets), {std::nullopt}, {transport_.ForNodes(), transport_.MakePeerConnections()},
                    {coordinator_->service.get()}, kMaxClusterThreads, Pings::kAreAnswered));
   return absl::OkStatus();
 }
@@ -525,7 +535,7 @@ absl::Status Daemon::Impl::Serve() {
   std::set<UserPlaces::User> users(allowed.begin(), allowed.end());
   if (config_.listen.has_value()) users.insert(std::nullopt);
   ASSIGN_OR_RETURN(servers_,
-                   StartServers(std::move(sockets), users, {transport_.ForTools(), transport_.ConnectionsOfTools()},
+                   StartServers(std::move(sockets), users, {transport_.ForTools(), transport_.MakePeerConnections()},
                                 {trainer_service_.get(), admin_service_.get()}, kMaxGrpcThreads, Pings::kAreNot));
   // By name too: what is true of trainers' calls need not be true of inspection.
   for (const char* service : {v1::TrainerService::service_full_name(), v1::AdminService::service_full_name()}) {

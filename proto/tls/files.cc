@@ -97,8 +97,17 @@ std::vector<std::string> UrisOf(const X509* certificate) {
   return uris;
 }
 
+std::string FingerprintOf(const X509* certificate) {
+  std::string digest(EVP_MAX_MD_SIZE, '\0');
+  unsigned int size = 0;
+  X509_digest(certificate, EVP_sha256(), reinterpret_cast<unsigned char*>(digest.data()), &size);
+  digest.resize(size);
+  return digest;
+}
+
 absl::StatusOr<Certificate> Describe(const X509* certificate) {
   Certificate described;
+  described.fingerprint = FingerprintOf(certificate);
   described.uris = UrisOf(certificate);
   ASSIGN_OR_RETURN(described.not_before, TimeOf(X509_get0_notBefore(certificate)));
   ASSIGN_OR_RETURN(described.not_after, TimeOf(X509_get0_notAfter(certificate)));

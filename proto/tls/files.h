@@ -26,6 +26,7 @@ struct Certificate {
   std::vector<std::string> uris;  // among its alternative names
   absl::Time not_before;
   absl::Time not_after;
+  std::string fingerprint;  // SHA-256 of it
 };
 
 // Reads the files as they are now, and returns the leaf. FAILED_PRECONDITION names the flag, the file and what is

@@ -218,6 +218,26 @@ v1::JoinRequest HelloMessage(int node, int device_count, const std::string& save
   return request;
 }
 
+void SetConnection(v1::JoinRequest& hello, absl::uint128 incarnation, int64_t connection, bool goes_on) {
+  *hello.mutable_hello()->mutable_incarnation() = IdMessage(incarnation);
+  hello.mutable_hello()->set_connection(connection);
+  hello.mutable_hello()->set_goes_on(goes_on);
+}
+
+absl::uint128 IncarnationOf(const v1::Hello& hello) { return IdOf(hello.incarnation()); }
+
+v1::JoinRequest NodeMovedMessage(int64_t connection) {
+  v1::JoinRequest request;
+  request.mutable_moved()->set_connection(connection);
+  return request;
+}
+
+v1::JoinResponse MovedMessage(int64_t connection) {
+  v1::JoinResponse response;
+  response.mutable_moved()->set_connection(connection);
+  return response;
+}
+
 v1::JoinRequest ReportMessage(const ModelReport& report) {
   v1::JoinRequest request;
   v1::ModelReport& message = *request.mutable_report();

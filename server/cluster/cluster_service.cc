@@ -11,6 +11,7 @@
 #include "kernels/base/status_macros.h"
 #include "proto/durations.h"
 #include "proto/status.h"
+#include "server/base/steady_time.h"
 #include "server/cluster/cluster_messages.h"
 #include "server/cluster/stream_writer.h"
 #include "server/cluster/waiting_call.h"
@@ -76,6 +77,7 @@ class NodeStream final : public NodeSink {
     *response.mutable_restore() = RestoreMessage(news);
     writer_->Write(std::move(response));
   }
+  void OnMoved(int64_t connection) override { writer_->Write(MovedMessage(connection)); }
   void OnStop() override { context_->TryCancel(); }
 
  private:
@@ -121,12 +123,18 @@ absl::Status ClusterServiceImpl::Serve(grpc::ServerContext* context, JoinStream*
   v1::JoinRequest request;
   if (!stream->Read(&request)) return absl::CancelledError("join: the stream ended before hello");
   RETURN_IF_ERROR(CheckHello(*context, request));
-  const int node = request.hello().node();
+  const v1::Hello hello = request.hello();
   ASSIGN_OR_RETURN(auto writer, NodeStream::Writer::Start(stream));
   NodeStream sink(context, std::move(writer));
-  RETURN_IF_ERROR(coordinator_->Join(node, request.hello().device_count(), &sink));
-  while (stream->Read(&request)) Take(node, request);
-  coordinator_->Leave(node);
+  const auto node_stream = std::make_shared<NodeStreams::Stream>(NodeStreams::Stream{
+      .node = hello.node(), .incarnation = IncarnationOf(hello), .connection = hello.connection(), .sink = &sink});
+  RETURN_IF_ERROR(hello.goes_on() ? streams_.GoOn(node_stream) : streams_.Join(node_stream, hello.device_count()));
+  bool is_moved = false;
+  while (!is_moved && stream->Read(&request)) {
+    is_moved = request.has_moved();
+    Take(hello.node(), request);
+  }
+  streams_.End(*node_stream, is_moved);
   // A write in progress would wait for a node that has stopped reading.
   context->TryCancel();
   return absl::OkStatus();
@@ -178,6 +186,7 @@ void ClusterServiceImpl::Take(int node, const v1::JoinRequest& request) {
       coordinator_->AskWorld(node);
       break;
     case v1::JoinRequest::kHello:
+    case v1::JoinRequest::kMoved:
     case v1::JoinRequest::MESSAGE_NOT_SET:
       break;
   }
@@ -193,6 +202,7 @@ absl::Status ClusterServiceImpl::CheckNode(const grpc::ServerContextBase& contex
 
 grpc::ServerUnaryReactor* ClusterServiceImpl::Vote(grpc::CallbackServerContext* context, const v1::VoteRequest* request,
                                                    v1::VoteResponse* response) {
+  const SteadyTime begin = SteadyNow();
   if (absl::Status valid = CheckNode(*context, "vote", request->model(), request->node()); !valid.ok()) {
     return Refuse(*context, valid);
   }
@@ -202,7 +212,8 @@ grpc::ServerUnaryReactor* ClusterServiceImpl::Vote(grpc::CallbackServerContext* 
       [&](Coordinator::VoteAnswered answered) {
         return coordinator_->Vote(request->node(), VoteOf(*request), std::move(answered));
       },
-      [response](const Decision& decision) {
+      [response, begin](const Decision& decision) {
+        *response->mutable_held() = DurationToProto(absl::FromChrono(SteadyNow() - begin));
         if (decision.ok()) *response->mutable_decision() = DecisionMessage(*decision);
         // This code means that the call itself ran out of time: whoever votes must be able to tell that from node 0's
         // word.

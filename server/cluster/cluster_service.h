@@ -8,6 +8,7 @@
 #include "paramshard/v1/cluster.grpc.pb.h"
 #include "server/cluster/coordinator.h"
 #include "server/cluster/coordinator_cluster.h"
+#include "server/cluster/node_streams.h"
 
 namespace paramshard::server {
 
@@ -21,7 +22,7 @@ class ClusterServiceImpl final : public v1::ClusterService::WithCallbackMethod_V
 
   // `coordinator` outlives the service.
   explicit ClusterServiceImpl(Coordinator* coordinator, SpeakerCheck check_speaker = CoordinatorOptions().check_speaker)
-      : coordinator_(coordinator), check_speaker_(std::move(check_speaker)) {}
+      : coordinator_(coordinator), streams_(coordinator), check_speaker_(std::move(check_speaker)) {}
 
   grpc::Status Join(grpc::ServerContext* context,
                     grpc::ServerReaderWriter<v1::JoinResponse, v1::JoinRequest>* stream) override;
@@ -45,6 +46,7 @@ class ClusterServiceImpl final : public v1::ClusterService::WithCallbackMethod_V
                          int node) const;
 
   Coordinator* const coordinator_;
+  NodeStreams streams_;
   const SpeakerCheck check_speaker_;
 };
 

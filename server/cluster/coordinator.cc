@@ -237,6 +237,15 @@ absl::Status Coordinator::Join(int node, int device_count, NodeSink* sink) {
   return absl::OkStatus();
 }
 
+absl::Status Coordinator::Move(int node, int64_t connection, NodeSink* sink) {
+  const Lock lock(this);
+  if (stopped_) return StoppedError();
+  sinks_[node]->OnMoved(connection);
+  sinks_[node] = sink;
+  sink->OnWelcome(members_.nodes());
+  return absl::OkStatus();
+}
+
 void Coordinator::Leave(int node) {
   const Lock lock(this);
   if (!members_.present(node)) return;

@@ -49,7 +49,9 @@ class NodeSink {
   virtual void OnEpochRefused(const std::string& model, const absl::Status& why) = 0;
   virtual void OnSaveNews(const SaveNews& news) = 0;
   virtual void OnRestoreNews(const RestoreNews& news) = 0;
-  // Nothing follows.
+  // Nothing follows here: the node hears the rest on another connection of it.
+  virtual void OnMoved(int64_t connection) = 0;
+  // Nothing follows, and nothing more is heard of the node. Also outside the coordinator's lock.
   virtual void OnStop() = 0;
 };
 
@@ -79,6 +81,9 @@ class Coordinator {
 
   // Membership. `sink` is called until Leave has returned. Errors of Join: as Membership::Join; UNAVAILABLE stopped.
   absl::Status Join(int node, int device_count, NodeSink* sink);
+  // The node is told its news through another sink from now on, and the one before hears so, and nothing more. Requires
+  // that it is here. UNAVAILABLE stopped.
+  absl::Status Move(int node, int64_t connection, NodeSink* sink);
   // The node is lost: its reports are forgotten and every running epoch that it is in ends with UNAVAILABLE naming it.
   void Leave(int node);
   // Starts epochs without nodes that need not be waited for any more, and ends those whose links are cut when all have

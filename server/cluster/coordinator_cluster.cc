@@ -134,6 +134,7 @@ class CoordinatorCluster final : public Cluster, private NodeSink {
   }
   void OnSaveNews(const SaveNews& news) override { dispatcher_.SaveNews(news); }
   void OnRestoreNews(const RestoreNews& news) override { dispatcher_.RestoreNews(news); }
+  void OnMoved(int64_t) override {}  // in one process there is no connection
   void OnStop() override {}
 
   const absl::Duration vote_wait_;

@@ -12,6 +12,8 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/functional/function_ref.h"
+#include "absl/numeric/int128.h"
+#include "absl/random/random.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "kernels/base/status_macros.h"
@@ -24,8 +26,10 @@
 #include "server/cluster/cluster_messages.h"
 #include "server/cluster/epoch_dispatcher.h"
 #include "server/cluster/membership.h"
+#include "server/cluster/node_zero_link.h"
 #include "server/cluster/stream_writer.h"
-#include "server/transport/keepalive.h"
+#include "server/log/log.h"
+#include "server/log/log_throttle.h"
 
 namespace paramshard::server {
 namespace {
@@ -48,25 +52,18 @@ constexpr int kMostNodes = 1 << 20;
 // How much longer a call may take than the wait that it asks for.
 constexpr absl::Duration kCallSlack = absl::Seconds(2);
 
-std::shared_ptr<grpc::Channel> MakeChannel(const RemoteOptions& options) {
-  grpc::ChannelArguments arguments;
-  const int longest = static_cast<int>(absl::ToInt64Milliseconds(kLongestPause));
-  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, static_cast<int>(absl::ToInt64Milliseconds(kFirstPause)));
-  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, longest);
-  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, longest);
-  // A daemon reaches its node 0 directly, and not over a connection that something else in the process has opened.
-  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
-  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-  SetKeepalive(arguments);
-  return grpc::CreateCustomChannel(
-      options.coordinator_address,
-      options.credentials == nullptr ? grpc::InsecureChannelCredentials() : options.credentials, arguments);
-}
-
 // Node 0 will not change its mind.
 bool IsRefusal(const absl::Status& status) {
   return absl::IsAlreadyExists(status) || absl::IsInvalidArgument(status) || absl::IsFailedPrecondition(status) ||
          absl::IsPermissionDenied(status) || absl::IsUnimplemented(status);
+}
+
+// The connection has ended before the answer came, whatever became of the call.
+bool IsCutOff(const absl::Status& status) { return absl::IsUnavailable(status) || absl::IsCancelled(status); }
+
+absl::uint128 DrawIncarnation() {
+  absl::BitGen random;
+  return absl::MakeUint128(random(), random());
 }
 
 // The coordinator's own word on a vote; any other error leaves the node in doubt.
@@ -130,11 +127,56 @@ class RemoteCluster final : public Cluster {
     RemoteCluster& cluster_;
   };
 
+  // A stream to node 0, and what it takes. Ended before it is destroyed.
+  struct Stream {
+    Stream(RemoteCluster& cluster, std::shared_ptr<NodeZeroLink> stream_link, int64_t number)
+        : link(std::move(stream_link)), connection(number), call(cluster, absl::InfiniteDuration()) {}
+
+    // Waits for node 0 to end it.
+    absl::Status End() {
+      writer.reset();
+      return FromGrpcStatus(stream->Finish());
+    }
+    absl::Status Abandon() {
+      call.context.TryCancel();
+      return End();
+    }
+
+    const std::shared_ptr<NodeZeroLink> link;
+    const int64_t connection;
+    Call call;
+    std::unique_ptr<JoinStream> stream;
+    std::unique_ptr<JoinWriter> writer;
+  };
+  using StreamPtr = std::unique_ptr<Stream>;
+
   void Run();
   // Joins, and stays until the stream breaks; says why it did.
   absl::Status RunStream();
-  void Open(JoinWriter* writer);
+  // Hello is said.
+  absl::StatusOr<StreamPtr> OpenStream(std::shared_ptr<NodeZeroLink> link, bool goes_on);
+  void Begin(Stream& stream);
+  // Takes what comes until the stream is over. The number of the connection on which it goes on, if it does.
+  std::optional<int64_t> Read(Stream& stream);
   void Close();
+  // Of a certificate that is no older than that in the files.
+  std::shared_ptr<NodeZeroLink> FreshLink();
+  std::shared_ptr<NodeZeroLink> link() const;
+  // Why a daemon whose certificate has ended is not heard any more.
+  absl::Status WithCertificate(const absl::Status& why) const;
+
+  // Renewed certificates.
+  void RunRenewals();
+  // Opens a stream that goes on where the one that is open now ends, if another certificate is there.
+  void Renew();
+  void LogRefused(const absl::Status& why);
+  // Node 0 has taken it.
+  absl::StatusOr<StreamPtr> OpenNext(std::shared_ptr<NodeZeroLink> link);
+  // Null where it has broken.
+  StreamPtr AwaitNext(int64_t connection);
+  // From now on this node speaks on the other stream.
+  void Move(Stream& from, Stream& to);
+
   void Take(const v1::JoinResponse& response);
   void TakeWelcome(const v1::Welcome& welcome) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // DEADLINE_EXCEEDED naming who is missing, if node 0 says so.
@@ -152,6 +194,7 @@ class RemoteCluster final : public Cluster {
 
   // False when stopped.
   bool Pause(absl::Duration pause);
+  void ObserveRoundTrip(absl::Duration took, const v1::VoteResponse& response);
   // One call, which may take so long: nothing when node 0 waits for others.
   using AskOnce = absl::FunctionRef<absl::StatusOr<std::optional<CommitDecision>>(grpc::ClientContext& context)>;
   // Asks until node 0 gives its word, or the doubt has lasted too long.
@@ -166,11 +209,12 @@ class RemoteCluster final : public Cluster {
 
   // Constant after construction.
   const RemoteOptions options_;
-  const std::shared_ptr<grpc::Channel> channel_;
-  const std::unique_ptr<v1::ClusterService::Stub> stub_;
+  const absl::uint128 incarnation_ = DrawIncarnation();
 
   EpochDispatcher dispatcher_;
-  std::thread thread_;  // set by Start, joined by the first Stop
+  std::thread thread_;    // set by Start, joined by the first Stop
+  std::thread renewals_;  // likewise; of a node with a certificate
+  LogThrottle refusals_;  // of certificates
 
   mutable absl::Mutex mu_;
   SteadyCondVar changed_;
@@ -178,7 +222,12 @@ class RemoteCluster final : public Cluster {
   absl::Status refused_ ABSL_GUARDED_BY(mu_);  // then nothing is tried again
   absl::Status last_error_ ABSL_GUARDED_BY(mu_);
   std::vector<int> device_counts_ ABSL_GUARDED_BY(mu_);                           // empty before the first welcome
+  std::shared_ptr<NodeZeroLink> link_ ABSL_GUARDED_BY(mu_);                       // that calls are made with
   JoinWriter* writer_ ABSL_GUARDED_BY(mu_) = nullptr;                             // of the stream, while there is one
+  int64_t connection_ ABSL_GUARDED_BY(mu_) = 0;                                   // its number, or 0
+  int64_t last_connection_ ABSL_GUARDED_BY(mu_) = 0;                              // of all streams
+  bool is_renewing_ ABSL_GUARDED_BY(mu_) = false;                                 // the next stream is being opened
+  StreamPtr next_ ABSL_GUARDED_BY(mu_);                                           // that node 0 goes on with
   bool joined_ ABSL_GUARDED_BY(mu_) = false;                                      // node 0 has welcomed the last stream
   int answers_ ABSL_GUARDED_BY(mu_) = 0;                                          // of node 0, who is here
   std::map<std::string, ModelReport, std::less<>> reports_ ABSL_GUARDED_BY(mu_);  // said again on every new stream
@@ -253,14 +302,15 @@ RemoteCluster::Call::~Call() {
   cluster_.calls_.erase(&context);
 }
 
-RemoteCluster::RemoteCluster(const RemoteOptions& options)
-    : options_(options), channel_(MakeChannel(options)), stub_(v1::ClusterService::NewStub(channel_)) {}
+RemoteCluster::RemoteCluster(const RemoteOptions& options) : options_(options), link_(MakeNodeZeroLink(options)) {}
 
 RemoteCluster::~RemoteCluster() { Stop(); }
 
 absl::Status RemoteCluster::Start() {
   RETURN_IF_ERROR(dispatcher_.Start());
   ASSIGN_OR_RETURN(thread_, StartThread("the stream to node 0", [this] { Run(); }));
+  if (options_.own_certificate == nullptr) return absl::OkStatus();
+  ASSIGN_OR_RETURN(renewals_, StartThread("renewed certificates", [this] { RunRenewals(); }));
   return absl::OkStatus();
 }
 
@@ -271,7 +321,9 @@ void RemoteCluster::Stop() {
     for (const auto& [call, ballot] : calls_) call->TryCancel();
     changed_.SignalAll();
   }
-  if (thread_.joinable()) thread_.join();
+  for (std::thread* thread : {&renewals_, &thread_}) {
+    if (thread->joinable()) thread->join();
+  }
 }
 
 absl::Status RemoteCluster::StoppedError() const {
@@ -293,7 +345,7 @@ void RemoteCluster::Run() {
   // Until then node 0 may take the daemon that had this one's number before for one that lives.
   const SteadyTime ghosts_end = SteadyDeadline(options_.ghost_timeout);
   do {
-    const absl::Status why = RunStream();
+    const absl::Status why = WithCertificate(RunStream());
     absl::MutexLock lock(&mu_);
     last_error_ = why;
     EndRunning(why);
@@ -307,39 +359,166 @@ void RemoteCluster::Run() {
 }
 
 absl::Status RemoteCluster::RunStream() {
-  // Run has paused, by the steady clock. The channel's own pause is a timer of gRPC, which waits by the wall clock: where
-  // that is set back it would be as much longer.
-  grpc::experimental::ChannelResetConnectionBackoff(channel_.get());
-  // A channel connects only while somebody waits on it: between calls nobody would finish the handshake for seconds.
-  channel_->WaitForConnected(GrpcDeadline(kConnectWait));
-  Call call(*this, absl::InfiniteDuration());
-  const std::unique_ptr<JoinStream> stream = stub_->Join(&call.context);
-  absl::StatusOr<std::unique_ptr<JoinWriter>> writer = JoinWriter::Start(stream.get());
-  if (!writer.ok()) {
-    call.context.TryCancel();
-    (void)stream->Finish();
-    return writer.status();
+  ASSIGN_OR_RETURN(StreamPtr stream, OpenStream(FreshLink(), /*goes_on=*/false));
+  Begin(*stream);
+  while (const std::optional<int64_t> moved = Read(*stream)) {
+    StreamPtr next = AwaitNext(*moved);
+    if (next == nullptr) {
+      Close();
+      (void)stream->Abandon();
+      return absl::UnavailableError("the connection that a renewed certificate was to be used with has broken");
+    }
+    Move(*stream, *next);
+    // Node 0 ends it when it has read all that was said there.
+    (void)Read(*stream);
+    (void)stream->End();
+    stream = std::move(next);
   }
-  Open(writer->get());
-  v1::JoinResponse response;
-  while (stream->Read(&response)) Take(response);
   Close();
-  writer->reset();
-  return FromGrpcStatus(stream->Finish());
+  return stream->End();
 }
 
-void RemoteCluster::Open(JoinWriter* writer) {
+absl::StatusOr<RemoteCluster::StreamPtr> RemoteCluster::OpenStream(std::shared_ptr<NodeZeroLink> link, bool goes_on) {
+  // Whoever tries again has paused, by the steady clock. The channel's own pause is a timer of gRPC, which waits by the
+  // wall clock: where that is set back it would be as much longer.
+  grpc::experimental::ChannelResetConnectionBackoff(link->channel.get());
+  // A channel connects only while somebody waits on it: between calls nobody would finish the handshake for seconds.
+  link->channel->WaitForConnected(GrpcDeadline(kConnectWait));
+  int64_t connection = 0;
+  {
+    absl::MutexLock lock(&mu_);
+    connection = ++last_connection_;
+  }
+  auto opened = std::make_unique<Stream>(*this, std::move(link), connection);
+  opened->stream = opened->link->stub->Join(&opened->call.context);
+  absl::StatusOr<std::unique_ptr<JoinWriter>> writer = JoinWriter::Start(opened->stream.get());
+  if (!writer.ok()) {
+    (void)opened->Abandon();
+    return writer.status();
+  }
+  opened->writer = *std::move(writer);
+  v1::JoinRequest hello = HelloMessage(options_.node, options_.devices, options_.save_dir);
+  SetConnection(hello, incarnation_, connection, goes_on);
+  opened->writer->Write(std::move(hello));
+  return opened;
+}
+
+void RemoteCluster::Begin(Stream& stream) {
   absl::MutexLock lock(&mu_);
-  writer_ = writer;
+  writer_ = stream.writer.get();
+  connection_ = stream.connection;
   joined_ = false;
-  Send(HelloMessage(options_.node, options_.devices, options_.save_dir));
   for (const auto& [model, report] : reports_) Send(ReportMessage(report));
 }
 
-void RemoteCluster::Close() {
-  absl::MutexLock lock(&mu_);
-  writer_ = nullptr;
+std::optional<int64_t> RemoteCluster::Read(Stream& stream) {
+  v1::JoinResponse response;
+  while (stream.stream->Read(&response)) {
+    if (response.has_moved()) return response.moved().connection();
+    Take(response);
+  }
+  return std::nullopt;
 }
+
+void RemoteCluster::Close() {
+  StreamPtr next;
+  {
+    absl::MutexLock lock(&mu_);
+    writer_ = nullptr;
+    connection_ = 0;
+    next = std::move(next_);
+  }
+  if (next != nullptr) (void)next->Abandon();
+}
+
+std::shared_ptr<NodeZeroLink> RemoteCluster::link() const {
+  absl::MutexLock lock(&mu_);
+  return link_;
+}
+
+std::shared_ptr<NodeZeroLink> RemoteCluster::FreshLink() {
+  const std::shared_ptr<NodeZeroLink> last = link();
+  if (options_.own_certificate == nullptr) return last;
+  const absl::StatusOr<tls::Certificate> certificate = options_.own_certificate();
+  if (!certificate.ok() || certificate->fingerprint == last->certificate) return last;
+  std::shared_ptr<NodeZeroLink> fresh = MakeNodeZeroLink(options_);
+  absl::MutexLock lock(&mu_);
+  link_ = fresh;
+  return fresh;
+}
+
+// Node 0 closes the socket, or does not let it open, and says no more.
+absl::Status RemoteCluster::WithCertificate(const absl::Status& why) const {
+  if (why.ok() || options_.own_certificate == nullptr) return why;
+  const absl::Status own = options_.own_certificate().status();
+  return own.ok() ? why : absl::Status(why.code(), absl::StrCat(why.message(), "; ", own.message()));
+}
+
+// Renewed certificates.
+
+void RemoteCluster::RunRenewals() {
+  while (Pause(options_.renewal_period)) Renew();
+}
+
+void RemoteCluster::Renew() {
+  const absl::StatusOr<tls::Certificate> certificate = options_.own_certificate();
+  if (!certificate.ok()) return LogRefused(certificate.status());
+  int64_t before = 0;
+  {
+    absl::MutexLock lock(&mu_);
+    if (!joined_ || connection_ == 0 || next_ != nullptr || certificate->fingerprint == link_->certificate) return;
+    before = connection_;
+    is_renewing_ = true;
+  }
+  absl::StatusOr<StreamPtr> next = OpenNext(MakeNodeZeroLink(options_));
+  {
+    absl::MutexLock lock(&mu_);
+    is_renewing_ = false;
+    changed_.SignalAll();
+    if (next.ok() && connection_ == before) {
+      next_ = *std::move(next);
+      return;
+    }
+  }
+  if (!next.ok()) return LogRefused(next.status());
+  (void)(*next)->Abandon();  // the stream that it goes on from is gone
+}
+
+// It is tried again, and so is the certificate read.
+void RemoteCluster::LogRefused(const absl::Status& why) {
+  const std::optional<int64_t> count = refusals_.Pass();
+  if (count.has_value()) {
+    Log(LogLevel::kWarning, "no renewed certificate is taken", {{"why", std::string(why.message())}}, *count);
+  }
+}
+
+absl::StatusOr<RemoteCluster::StreamPtr> RemoteCluster::OpenNext(std::shared_ptr<NodeZeroLink> link) {
+  ASSIGN_OR_RETURN(StreamPtr next, OpenStream(std::move(link), /*goes_on=*/true));
+  v1::JoinResponse welcome;
+  if (next->stream->Read(&welcome) && welcome.has_welcome()) return next;
+  const absl::Status why = next->Abandon();
+  return why.ok() ? absl::UnavailableError(absl::StrCat(CoordinatorName(), " has ended the stream")) : why;
+}
+
+RemoteCluster::StreamPtr RemoteCluster::AwaitNext(int64_t connection) {
+  absl::MutexLock lock(&mu_);
+  while (!stopped_ && is_renewing_) changed_.Wait(&mu_);
+  if (next_ == nullptr || next_->connection != connection) return nullptr;
+  return std::move(next_);
+}
+
+void RemoteCluster::Move(Stream& from, Stream& to) {
+  {
+    absl::MutexLock lock(&mu_);
+    from.writer->Write(NodeMovedMessage(to.connection));
+    writer_ = to.writer.get();
+    connection_ = to.connection;
+    link_ = to.link;
+  }
+  Log(LogLevel::kInfo, "a renewed certificate is used", {{"connection", absl::StrCat(to.connection)}});
+}
+
+// What is said.
 
 void RemoteCluster::Send(v1::JoinRequest request) {
   if (writer_ != nullptr) writer_->Write(std::move(request));
@@ -523,7 +702,9 @@ absl::StatusOr<CommitDecision> RemoteCluster::Vote(const CommitVote& vote) {
   const v1::VoteRequest request = VoteMessage(options_.node, vote, wait);
   const auto ask = [&](grpc::ClientContext& context) -> absl::StatusOr<std::optional<CommitDecision>> {
     v1::VoteResponse response;
-    RETURN_IF_ERROR(FromGrpcStatus(stub_->Vote(&context, request, &response)));
+    const SteadyTime begin = SteadyNow();
+    RETURN_IF_ERROR(FromGrpcStatus(link()->stub->Vote(&context, request, &response)));
+    ObserveRoundTrip(absl::FromChrono(SteadyNow() - begin), response);
     if (!response.has_decision()) return std::nullopt;
     return DecisionOf(response.decision());
   };
@@ -532,11 +713,18 @@ absl::StatusOr<CommitDecision> RemoteCluster::Vote(const CommitVote& vote) {
   return decision;
 }
 
+// A message of its own would be one more in a step.
+void RemoteCluster::ObserveRoundTrip(absl::Duration took, const v1::VoteResponse& response) {
+  if (!response.has_held()) return;
+  const absl::Duration underway = std::clamp(took - DurationFromProto(response.held()), absl::ZeroDuration(), took);
+  options_.metrics->Observe(Metric::kPeerRoundTrip, absl::ToChronoNanoseconds(underway));
+}
+
 absl::StatusOr<CommitDecision> RemoteCluster::QueryCommit(const CommitQuery& query) {
   const v1::QueryCommitRequest request = QueryMessage(options_.node, query);
   const auto ask = [&](grpc::ClientContext& context) -> absl::StatusOr<std::optional<CommitDecision>> {
     v1::QueryCommitResponse response;
-    RETURN_IF_ERROR(FromGrpcStatus(stub_->QueryCommit(&context, request, &response)));
+    RETURN_IF_ERROR(FromGrpcStatus(link()->stub->QueryCommit(&context, request, &response)));
     if (!response.has_decision()) return std::nullopt;
     return DecisionOf(response.decision());
   };
@@ -620,22 +808,30 @@ std::unique_ptr<Rendezvous> RemoteCluster::MakeRendezvous(absl::string_view mode
 }
 
 absl::Status RemoteCluster::Put(const v1::PutValueRequest& request) {
-  Call call(*this, kPutWait + kCallSlack);
-  v1::PutValueResponse response;
-  return FromGrpcStatus(stub_->PutValue(&call.context, request, &response));
+  std::shared_ptr<NodeZeroLink> used;
+  absl::Status status;
+  do {
+    used = link();
+    Call call(*this, kPutWait + kCallSlack);
+    v1::PutValueResponse response;
+    status = FromGrpcStatus(used->stub->PutValue(&call.context, request, &response));
+  } while (IsCutOff(status) && link() != used);
+  return status;
 }
 
 absl::StatusOr<v1::GetValueResponse> RemoteCluster::Get(v1::GetValueRequest request, absl::Duration timeout) {
   const SteadyTime deadline = SteadyDeadline(timeout);
+  std::shared_ptr<NodeZeroLink> used;
   absl::Status status;
   do {
+    used = link();
     const absl::Duration wait = std::min(TimeLeft(deadline), kValueWait);
     *request.mutable_timeout() = DurationToProto(wait);
     Call call(*this, wait + kCallSlack);
     v1::GetValueResponse response;
-    status = FromGrpcStatus(stub_->GetValue(&call.context, request, &response));
+    status = FromGrpcStatus(used->stub->GetValue(&call.context, request, &response));
     if (status.ok()) return response;
-  } while (absl::IsDeadlineExceeded(status) && SteadyNow() < deadline);
+  } while ((absl::IsDeadlineExceeded(status) || (IsCutOff(status) && link() != used)) && SteadyNow() < deadline);
   return status;
 }
 

@@ -97,7 +97,8 @@ absl::StatusOr<Meshes> Connect(const EngineSpec& spec, const std::vector<RankPla
                             .timeout = spec.timeout,
                             .listen_address = spec.settings.data_address,
                             .abort = spec.abort,
-                            .links = spec.links};
+                            .links = spec.links,
+                            .epoch = spec.epoch};
   for (const RankPlan& plan : plans) connection.plans.push_back(plan.plan);
   auto meshes = spec.topology->on_gpus() ? ConnectOverNccl(spec, plans, connection) : ConnectOverTcp(connection);
   const MovedBy moved_by = spec.topology->on_gpus() ? MovedBy::kNccl : MovedBy::kGloo;

@@ -38,6 +38,7 @@ struct EngineSpec {
   const Topology* topology = nullptr;
   std::vector<RankMemory> memory;    // of this daemon's ranks, in device order
   Rendezvous* rendezvous = nullptr;  // may be null in a world of one daemon without meshes inside
+  std::string epoch = {};            // of the model, in words that no other epoch of any daemon has
   absl::Duration timeout;            // to connect, and for one rank to wait for another inside a call
   EngineSettings settings;
   ConnectAbort* abort = nullptr;  // ends the connecting from outside, within a second; may be null

@@ -12,6 +12,7 @@
 #include "server/base/steady_cond_var.h"
 #include "server/base/thread.h"
 #include "server/collective/mesh_addresses.h"
+#include "server/collective/mesh_tag.h"
 
 namespace paramshard::server {
 namespace {
@@ -118,6 +119,15 @@ absl::Status ConnectMesh(TcpMesh& mesh, const MeshPlan& plan, const AddressBooks
   return absl::OkStatus();
 }
 
+// Of the mesh that the plan is of, equal for all its members.
+MeshTag TagOf(const MeshConnection& connection, const MeshPlan& plan) {
+  std::string name;
+  for (const MeshPlan::Peer& peer : plan.members) {
+    absl::StrAppend(&name, peer.member.node, ":", peer.member.rank, ":", peer.mesh, ",");
+  }
+  return MakeMeshTag(connection.epoch, name);
+}
+
 // Connects meshes on a thread each: a member that listens waits for one that connects, which may be in the same daemon.
 class ParallelConnect {
  public:
@@ -127,7 +137,7 @@ class ParallelConnect {
 
   // Once. Returns the first error. At the deadline, and at the first error, all meshes close.
   absl::Status Run(SteadyTime deadline) {
-    std::vector<std::thread> threads = Start();
+    std::vector<std::thread> threads = Start(deadline);
     if (!AllConnected(deadline)) {
       for (const auto& mesh : meshes_) mesh->Close();
     }
@@ -145,12 +155,11 @@ class ParallelConnect {
 
  private:
   // The threads that there are: one that does not start counts as a connection that has failed.
-  std::vector<std::thread> Start() {
+  std::vector<std::thread> Start(SteadyTime deadline) {
     std::vector<std::thread> threads;
     for (size_t i = 0; i < meshes_.size(); ++i) {
-      absl::StatusOr<std::thread> thread = StartThread("a connection between daemons", [this, i] {
-        Finish(ConnectMesh(*meshes_[i], connection_.plans[i], books_));
-      });
+      absl::StatusOr<std::thread> thread =
+          StartThread("a connection between daemons", [this, i, deadline] { Finish(Connect(i, deadline)); });
       if (thread.ok()) {
         threads.push_back(*std::move(thread));
       } else {
@@ -158,6 +167,13 @@ class ParallelConnect {
       }
     }
     return threads;
+  }
+
+  absl::Status Connect(size_t mesh, SteadyTime deadline) {
+    const MeshPlan& plan = connection_.plans[mesh];
+    RETURN_IF_ERROR(ConnectMesh(*meshes_[mesh], plan, books_));
+    const absl::Status status = ExchangeTags(*meshes_[mesh], TagOf(connection_, plan), deadline);
+    return absl::IsDeadlineExceeded(status) ? absl::UnavailableError(status.message()) : status;
   }
 
   void Finish(const absl::Status& status) {

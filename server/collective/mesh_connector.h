@@ -35,6 +35,7 @@ struct MeshConnection {
   std::string listen_address;
   ConnectAbort* abort = nullptr;  // ends the connecting from outside; may be null
   Links* links = nullptr;         // which this call makes known, and tries; may be null
+  std::string epoch = {};         // that the meshes are of: see MakeMeshTag
 };
 
 // Returns what another daemon has put at the rendezvous, or will. DEADLINE_EXCEEDED, and at an abort its status, within
@@ -44,8 +45,8 @@ absl::StatusOr<std::string> AwaitValue(const MeshConnection& connection, int nod
 
 // Connects every mesh of the plans; all daemons must call it, with plans that fit each other. First each tries to reach
 // all others, at the same time, so that all links that are cut are known, and no other one is held to be.
-// UNAVAILABLE naming a node that did not come within the timeout, all nodes that were not reached (see `links`), or
-// a rank that could not be connected; RESOURCE_EXHAUSTED no thread; the
+// UNAVAILABLE naming a node that did not come within the timeout, all nodes that were not reached (see `links`), a rank
+// that could not be connected, or one whose connection is not of the epoch; RESOURCE_EXHAUSTED no thread; the
 // rendezvous' own errors (ABORTED); what the connection's abort says.
 absl::StatusOr<std::vector<std::unique_ptr<TcpMesh>>> ConnectMeshes(const MeshConnection& connection);
 

@@ -160,6 +160,10 @@ absl::Status Epoch::AllocateSeats() {
   return absl::OkStatus();
 }
 
+std::string Epoch::NameInWorld() const {
+  return absl::StrCat(options_.spec->name, "/", options_.history_id, "/", options_.number);
+}
+
 absl::Status Epoch::Connect() {
   if (options_.topology->needs_rendezvous()) {
     rendezvous_ = options_.cluster->MakeRendezvous(options_.spec->name, options_.number);
@@ -177,6 +181,7 @@ absl::Status Epoch::Connect() {
                                                  .topology = options_.topology.get(),
                                                  .memory = memory,
                                                  .rendezvous = rendezvous_.get(),
+                                                 .epoch = NameInWorld(),
                                                  .timeout = options_.step_timeout,
                                                  .settings = options_.engines,
                                                  .abort = &connect_abort_,

@@ -165,6 +165,8 @@ class Epoch : private TrainerWords {
   void TellClusterOfEnd(const absl::Status& why) const;
   absl::Status Prepare();
   absl::Status AllocateSeats();
+  // Which no other epoch of any daemon has.
+  std::string NameInWorld() const;
   absl::Status Connect();
   // Nobody goes on before every node has the state.
   absl::Status Heal();

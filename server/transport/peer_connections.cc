@@ -50,9 +50,9 @@ class CallRecorders final : public grpc::experimental::ServerInterceptorFactoryI
 
 absl::StatusOr<PeerConnections::Peer> PeerConnections::Describe(const std::string& certificate) const {
   ASSIGN_OR_RETURN(tls::Certificate described, tls::ParseCertificate(certificate));
-  Peer peer{.certificate = certificate, .uris = std::move(described.uris)};
-  if (options_.end_with_certificates) peer.end = After(options_.clock.Now(), described.not_after - options_.now());
-  return peer;
+  return Peer{.certificate = certificate,
+              .uris = std::move(described.uris),
+              .end = After(options_.clock.Now(), described.not_after - options_.now())};
 }
 
 absl::Status PeerConnections::OnCall(const std::string& address, const std::string& certificate) {
@@ -80,7 +80,7 @@ absl::Status PeerConnections::Check(const Peer& peer) const {
   if (options_.clock.Now() < peer.end) return absl::OkStatus();
   return absl::UnauthenticatedError(
       absl::StrCat("the certificate of ", peer.uris.empty() ? "nobody" : peer.uris[0],
-                   ", with which the connection was made, has ended: connect with a new one"));
+                   ", with which the connection was made, has ended: renew it in time, and connect with the new one"));
 }
 
 void PeerConnections::Forget(const std::string& address) {

@@ -31,7 +31,6 @@ class PeerConnections {
  public:
   struct Options {
     std::shared_ptr<DenyList> denied = nullptr;  // null: nobody is
-    bool end_with_certificates = true;
     const Clock& clock = Clock::Steady();
     std::function<absl::Time()> now = [] { return absl::Now(); };
   };
@@ -55,7 +54,7 @@ class PeerConnections {
   struct Peer {
     std::string certificate;
     std::vector<std::string> uris;
-    SteadyTime end = kNever;  // of the certificate
+    SteadyTime end;  // of the certificate
   };
 
   absl::StatusOr<Peer> Describe(const std::string& certificate) const;

@@ -56,13 +56,7 @@ absl::StatusOr<tls::Identity> Transport::Identify(const std::vector<std::string>
   return absl::UnauthenticatedError(absl::StrCat(peer.uri, " is named by --tls-deny-file"));
 }
 
-// A node's connection carries its epochs, and goes on until the node opens another one.
-std::shared_ptr<PeerConnections> Transport::ConnectionsOfNodes() const {
-  if (denied_ == nullptr) return nullptr;
-  return std::make_shared<PeerConnections>(PeerConnections::Options{.denied = denied_, .end_with_certificates = false});
-}
-
-std::shared_ptr<PeerConnections> Transport::ConnectionsOfTools() const {
+std::shared_ptr<PeerConnections> Transport::MakePeerConnections() const {
   if (!encrypts()) return nullptr;
   return std::make_shared<PeerConnections>(PeerConnections::Options{.denied = denied_});
 }

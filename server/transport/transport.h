@@ -13,6 +13,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "proto/tls/files.h"
 #include "proto/tls/identity.h"
@@ -41,12 +42,14 @@ class Transport {
   // Of a server for the other nodes; of one for remote tools.
   std::shared_ptr<grpc::ServerCredentials> ForNodes() const;
   std::shared_ptr<grpc::ServerCredentials> ForTools() const;
-  // What ends connections of these servers before their ends do: of both when the deny list names whom they are with,
-  // and of tools also when the certificate ends. Null where nothing does.
-  std::shared_ptr<PeerConnections> ConnectionsOfNodes() const;
-  std::shared_ptr<PeerConnections> ConnectionsOfTools() const;
-  // Of a channel to the daemon that shows the certificate of node 0.
+  // What ends connections of such a server before their ends do: when the certificate ends, or the deny list names whom
+  // they are with. Null in the clear, where nothing does.
+  std::shared_ptr<PeerConnections> MakePeerConnections() const;
+  // Of a channel to the daemon that shows the certificate of node 0. Its first connection is made with what is in the
+  // files now, or later.
   std::shared_ptr<grpc::ChannelCredentials> ToNodeZero() const;
+  // What it would be made with. As tls::CheckFiles; requires encrypts().
+  absl::StatusOr<tls::Certificate> OwnCertificate() const { return tls::CheckFiles(files_, absl::Now()); }
 
   // Adds what to look at to an error of the channel to node 0.
   absl::Status WithAdvice(const absl::Status& failure) const;

@@ -76,6 +76,7 @@ class CountingSink final : public NodeSink {
   void OnEpochRefused(const std::string&, const absl::Status& why) override { OrDie(why, "an epoch"); }
   void OnSaveNews(const SaveNews&) override {}
   void OnRestoreNews(const RestoreNews&) override {}
+  void OnMoved(int64_t) override {}
   void OnStop() override {}
 
  private:

@@ -56,6 +56,7 @@ class SecuredWorldTest : public testing::Test {
             absl::StrCat("--cluster-address=0.0.0.0:", port_),
             "--data-address=127.0.0.1",
             "--keeper=off",
+            "--log-level=info",
             absl::StrCat("--listen=0.0.0.0:", listen_[node])};
   }
   void Spawn(int node, std::vector<std::string> flags) {
@@ -206,6 +207,78 @@ TEST_F(SecuredWorldTest, ANodeThatIsDeniedIsLostAndStaysOut) {
   // Let in again.
   std::ofstream(deny_file) << "";
   AwaitOutput(metrics, "world_nodes{state=\"absent\"} 0");
+}
+
+// Node 1 trains with certificates that last for seconds.
+class ShortCertificatesTest : public SecuredWorldTest {
+ protected:
+  void SetUp() override {
+    ASSERT_NO_FATAL_FAILURE(StartSecured());
+    for (int rank = 0; rank < kNodes; ++rank) {
+      trainers_.push_back(ChildProcess::Run([this, rank](Board& board) {
+        return test::Train({.socket_dir = sockets_[rank].path(),
+                            .model = "m",
+                            .rank = rank,
+                            .shard_size = kNodes,
+                            .commits = 1'000'000'000,
+                            .mistakes = false,
+                            .at =
+                                [&](Point point, int64_t commit) {
+                                  if (point == Point::kCommitted) Reach(board, 0, static_cast<uint32_t>(commit));
+                                },
+                            .resume = false});
+      }));
+    }
+    AwaitSteps();
+  }
+  void AwaitSteps() {
+    for (ChildProcess& trainer : trainers_) {
+      ASSERT_TRUE(trainer.AwaitNumber(0, trainer.board().numbers[0] + 3)) << trainer.Await(absl::ZeroDuration());
+    }
+  }
+  // Node 1 goes on with a certificate that lasts for so long.
+  void Renew(absl::Duration lifetime) {
+    Install("1", authority_.Issue({InWorld("node/1")}, {.to = absl::Now() + lifetime}));
+    AwaitOutput(absl::StrCat("grep -c 'a renewed certificate is used' ", LogPath(1)), absl::StrCat(++renewals_, "\n"));
+  }
+  std::string Metrics(int node) const {
+    return absl::StrCat(PARAMSHARDCTL, " --socket-dir=", sockets_[node].path(), " metrics");
+  }
+
+  std::vector<ChildProcess> trainers_;
+  int renewals_ = 0;
+};
+
+TEST_F(ShortCertificatesTest, OneEpochGoesOnOverRenewals) {
+  constexpr absl::Duration kLifetime = absl::Seconds(12);
+  Renew(kLifetime);
+  // Nobody is left then who could have had the connection of that one: node 0 looks once a second.
+  const absl::Time end_of_first = absl::Now() + kLifetime + absl::Seconds(3);
+  while (absl::Now() < end_of_first) {
+    ASSERT_NO_FATAL_FAILURE(AwaitSteps());
+    Renew(kLifetime);
+  }
+  ASSERT_NO_FATAL_FAILURE(AwaitSteps());
+  EXPECT_GE(renewals_, 3);
+  for (int node = 0; node < kNodes; ++node) {
+    ASSERT_OK_AND_ASSIGN(const std::string metrics, OutputOf(Metrics(node)));
+    EXPECT_THAT(metrics, HasSubstr("paramshard_epochs_started_total 1\n"));
+    EXPECT_THAT(metrics, HasSubstr("paramshard_epochs_ended_total{reason=\"UNAVAILABLE\"} 0\n"));
+  }
+}
+
+TEST_F(ShortCertificatesTest, WhoDoesNotRenewIsEndedAndNamedAndComesBackWithANewOne) {
+  Renew(absl::Seconds(5));
+  // Or that its rank 0 is, whichever it hears first.
+  EXPECT_THAT(trainers_[1].Await(kPatience), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("node 0")));
+  EXPECT_THAT(trainers_[0].Await(kPatience), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("node 1")));
+  EXPECT_THAT(ReadText(LogPath(0)), AllOf(HasSubstr("a connection is ended"), HasSubstr("/node/1, with which"),
+                                          HasSubstr("renew it in time")));
+  AwaitOutput(absl::StrCat("cat ", LogPath(1)), "no renewed certificate is taken");
+  EXPECT_THAT(ReadText(LogPath(1)), AllOf(HasSubstr("--tls-cert"), HasSubstr("a certificate that is valid at")));
+  AwaitOutput(Metrics(0), "world_nodes{state=\"absent\"} 1");
+  Install("1", authority_.Issue({InWorld("node/1")}));
+  AwaitOutput(Metrics(0), "world_nodes{state=\"absent\"} 0");
 }
 
 // A program on another machine.

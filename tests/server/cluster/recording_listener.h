@@ -75,6 +75,10 @@ class RecordingListener final : public EpochListener, public NodeSink {
     absl::MutexLock lock(&mu_);
     worlds_.push_back(device_counts);
   }
+  void OnMoved(int64_t connection) override {
+    absl::MutexLock lock(&mu_);
+    moves_.push_back(connection);
+  }
   void OnStop() override {}
 
   // The next piece of news; an INTERNAL end when none comes within 30 seconds.
@@ -107,6 +111,10 @@ class RecordingListener final : public EpochListener, public NodeSink {
     absl::MutexLock lock(&mu_);
     return worlds_;
   }
+  std::vector<int64_t> moves() {
+    absl::MutexLock lock(&mu_);
+    return moves_;
+  }
 
  private:
   void Add(EpochNews news) {
@@ -121,6 +129,7 @@ class RecordingListener final : public EpochListener, public NodeSink {
   std::vector<int> lost_followers_ ABSL_GUARDED_BY(mu_);
   std::vector<int> welcomes_ ABSL_GUARDED_BY(mu_);
   std::vector<std::vector<int>> worlds_ ABSL_GUARDED_BY(mu_);
+  std::vector<int64_t> moves_ ABSL_GUARDED_BY(mu_);
 };
 
 inline CommitVote MakeVote(int64_t epoch, int64_t commit_number, std::vector<RankSum> sums) {

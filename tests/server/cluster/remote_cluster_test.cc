@@ -24,6 +24,7 @@
 #include "server/cluster/cluster_messages.h"
 #include "server/cluster/cluster_service.h"
 #include "server/cluster/coordinator_cluster.h"
+#include "server/metrics/metric_registry.h"
 #include "tests/server/cluster/recording_listener.h"
 #include "tests/status_matchers.h"
 
@@ -531,6 +532,181 @@ TEST(DoubtTest, AnAnswerWithoutADecisionIsAskedAgain) {
   EXPECT_TRUE(decision.apply);
   EXPECT_EQ(decision.square_sum, 7);
   EXPECT_EQ(votes, 4);
+}
+
+int64_t RoundTrips(const MetricRegistry& metrics) {
+  int64_t count = 0;
+  for (int bucket = 0; bucket + 1 < CellsOf(TraitsOf(Metric::kPeerRoundTrip)); ++bucket) {
+    count += metrics.bucket(Metric::kPeerRoundTrip, 0, bucket);
+  }
+  return count;
+}
+
+TEST(RoundTripTest, IsWhatAVoteTookWithoutWhatNodeZeroHeldIt) {
+  std::optional<absl::Duration> held = absl::ZeroDuration();
+  PuppetNodeZero zero([&](grpc::ServerContext*, v1::VoteResponse* response) {
+    if (held.has_value()) *response->mutable_held() = DurationToProto(*held);
+    *response->mutable_decision() = DecisionMessage({.apply = true});
+    return grpc::Status::OK;
+  });
+  MetricRegistry metrics;
+  RemoteOptions options = zero.options();
+  options.metrics = &metrics;
+  ASSERT_OK_AND_ASSIGN(const auto one, MakeRemoteCluster(options));
+  ASSERT_OK(one->Vote(MakeVote(1, 1, {{1, 1, 0}})));
+  EXPECT_EQ(RoundTrips(metrics), 1);
+  const int64_t first = metrics.sum_nanoseconds(Metric::kPeerRoundTrip, 0);
+  EXPECT_GT(first, 0);
+  // Whatever another process says, no round trip takes less than nothing, nor longer than the call.
+  for (const absl::Duration word : {absl::Hours(1), absl::InfiniteDuration()}) {
+    held = word;
+    ASSERT_OK(one->Vote(MakeVote(1, 2, {{1, 1, 0}})));
+    EXPECT_EQ(metrics.sum_nanoseconds(Metric::kPeerRoundTrip, 0), first);
+  }
+  EXPECT_EQ(RoundTrips(metrics), 3);
+  const absl::Time begin = absl::Now();
+  held = -absl::InfiniteDuration();
+  ASSERT_OK(one->Vote(MakeVote(1, 3, {{1, 1, 0}})));
+  EXPECT_LE(metrics.sum_nanoseconds(Metric::kPeerRoundTrip, 0) - first, absl::ToInt64Nanoseconds(absl::Now() - begin));
+  held = std::nullopt;
+  ASSERT_OK(one->Vote(MakeVote(1, 4, {{1, 1, 0}})));
+  EXPECT_EQ(RoundTrips(metrics), 4) << "a node 0 that says nothing of it";
+}
+
+TEST_F(RemoteClusterTest, NodeZeroSaysForHowLongItHasHeldAVote) {
+  const int64_t epoch = StartEpoch();
+  const auto stub =
+      v1::ClusterService::NewStub(grpc::CreateChannel(zero_.address(), grpc::InsecureChannelCredentials()));
+  const auto vote = [&](absl::Duration wait) {
+    grpc::ClientContext context;
+    v1::VoteResponse response;
+    EXPECT_OK(FromGrpcStatus(stub->Vote(&context, VoteMessage(1, VoteOfOne(epoch, 1), wait), &response)));
+    EXPECT_TRUE(response.has_held());
+    return response;
+  };
+  const absl::Time begin = absl::Now();
+  const v1::VoteResponse waited = vote(absl::Milliseconds(50));
+  const absl::Duration took = absl::Now() - begin;
+  EXPECT_FALSE(waited.has_decision());
+  EXPECT_GT(DurationFromProto(waited.held()), absl::ZeroDuration());
+  EXPECT_LT(DurationFromProto(waited.held()), took);
+  auto decided = std::async(std::launch::async, [&] { return vote(kLong); });
+  EXPECT_OK(VoteOfZero(epoch, 1));
+  EXPECT_TRUE(decided.get().has_decision());
+}
+
+// A node whose certificate is renewed, in the clear.
+class RenewalTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    RemoteOptions options = Options(zero_);
+    options.own_certificate = [this]() -> absl::StatusOr<tls::Certificate> {
+      if (version_ < 0) return absl::FailedPreconditionError("--tls-cert c: a valid certificate expected");
+      return tls::Certificate{.fingerprint = absl::StrCat(version_.load())};
+    };
+    options.make_credentials = [this] {
+      ++links_;
+      return grpc::InsecureChannelCredentials();
+    };
+    options.renewal_period = absl::Milliseconds(1);
+    ASSERT_OK_AND_ASSIGN(one_, MakeRemoteCluster(options));
+    one_->SetListener(&news_);
+    ASSERT_OK(one_->AwaitWorld(kLong));
+  }
+  void TearDown() override {
+    if (one_ != nullptr) one_->SetListener(nullptr);
+  }
+  // The second link begins when the node goes on with the first one: until then it has no other one in mind.
+  void Renew() {
+    for (int i = 0; i < 2; ++i) {
+      const int before = links_;
+      ++version_;
+      while (links_ == before) std::this_thread::yield();
+    }
+  }
+
+  NodeZero zero_;
+  RecordingListener news_;
+  std::atomic<int> version_{0};
+  std::atomic<int> links_{0};
+  std::unique_ptr<Cluster> one_;
+};
+
+TEST_F(RenewalTest, EpochsGoOnOverManyRenewals) {
+  for (int i = 0; i < 5; ++i) {
+    zero_.coordinator().Report(0, MakeReport({0, 1}));
+    Renew();
+    one_->Report(MakeReport({2}));
+    const EpochNews start = news_.Next();
+    ASSERT_TRUE(start.start) << start.why;
+    ASSERT_EQ(zero_.news.Next().epoch, start.epoch);
+    for (int commit = 1; commit <= 3; ++commit) {
+      auto vote = std::async(std::launch::async, [&] {
+        return one_->Vote(MakeVote(start.epoch, commit, {{2, 1, 0}}));
+      });
+      Renew();
+      ASSERT_OK(zero_.coordinator().Vote(0, MakeVote(start.epoch, commit, {{0, 4, 0}, {1, 2, 0}}), kLong));
+      ASSERT_OK(vote.get());
+    }
+    EXPECT_TRUE(news_.empty());
+    one_->EndEpoch("m", start.epoch, absl::AbortedError("rank 2 left"));
+    EXPECT_THAT(zero_.news.Next().why, StatusIs(absl::StatusCode::kAborted, HasSubstr("rank 2 left")));
+    EXPECT_THAT(news_.Next().why, StatusIs(absl::StatusCode::kAborted, HasSubstr("rank 2 left")));
+  }
+}
+
+// What both ends say while streams take turns comes in the order in which it was said.
+TEST_F(RenewalTest, NothingIsLostAndNothingOvertakes) {
+  std::atomic<bool> done{false};
+  std::thread renewing([&] {
+    while (!done) Renew();
+  });
+  constexpr int kMessages = 500;
+  for (int i = 1; i <= kMessages; ++i) {
+    SaveNews part{.model = "m", .what = SavePart{.id = static_cast<absl::uint128>(i)}};
+    ASSERT_OK(one_->TellSave(part));
+    ASSERT_OK(
+        zero_.coordinator().TellSave(0, {.model = "m", .what = SavePermission{.id = static_cast<absl::uint128>(i)}}));
+    if (i % 10 == 0) std::this_thread::yield();
+  }
+  for (int i = 1; i <= kMessages; ++i) {
+    const EpochNews to_zero = zero_.news.Next();
+    ASSERT_TRUE(to_zero.save.has_value()) << to_zero.why;
+    EXPECT_EQ(std::get<SavePart>(to_zero.save->what).id, static_cast<absl::uint128>(i));
+    const EpochNews to_one = news_.Next();
+    ASSERT_TRUE(to_one.save.has_value()) << to_one.why;
+    EXPECT_EQ(std::get<SavePermission>(to_one.save->what).id, static_cast<absl::uint128>(i));
+  }
+  done = true;
+  renewing.join();
+}
+
+TEST_F(RenewalTest, AValueThatIsWaitedForComes) {
+  zero_.coordinator().Report(0, MakeReport({0, 1}));
+  one_->Report(MakeReport({2}));
+  const int64_t epoch = news_.Next().epoch;
+  const auto rendezvous = one_->MakeRendezvous("m", epoch);
+  auto value = std::async(std::launch::async, [&] { return rendezvous->Get(0, "k", kLong); });
+  Renew();
+  EXPECT_OK(rendezvous->Put("l", "w"));
+  EXPECT_OK(zero_.coordinator().Put(0, "m", epoch, "k", "v"));
+  EXPECT_THAT(value.get(), IsOkAndHolds("v"));
+}
+
+TEST_F(RenewalTest, AConnectionThatBreaksIsMadeAnewAndACertificateThatHasEndedIsNamed) {
+  zero_.coordinator().Report(0, MakeReport({0, 1}));
+  one_->Report(MakeReport({2}));
+  ASSERT_TRUE(news_.Next().start);
+  Renew();
+  version_ = -1000;
+  zero_.Close();
+  EXPECT_THAT(news_.Next().why, StatusIs(absl::StatusCode::kUnavailable,
+                                         AllOf(HasSubstr("node 0"), HasSubstr("--tls-cert c: a valid certificate"))));
+  version_ = 1000;
+  zero_.Open();
+  one_->Report(MakeReport({2}));
+  zero_.coordinator().Report(0, MakeReport({0, 1}));
+  EXPECT_TRUE(news_.Next().start);
 }
 
 // A node 0 whose word for the end of epoch 1 comes after the node's report for the next one. Then the stream breaks.

@@ -78,13 +78,6 @@ TEST_F(PeerConnectionsTest, ClosedConnectionsAreForgotten) {
   EXPECT_OK(connections.Check("ipv4:10.0.0.2:1"));
 }
 
-TEST_F(PeerConnectionsTest, NodesGoOn) {
-  PeerConnections connections({.end_with_certificates = false, .clock = clock_, .now = [this] { return wall_; }});
-  EXPECT_OK(connections.OnCall(kAddress, Issue("node/1")));
-  clock_.Advance(absl::Hours(2));
-  EXPECT_OK(connections.Check(kAddress));
-}
-
 TEST_F(PeerConnectionsTest, WhoIsDeniedIsOver) {
   const test::TemporaryDirectory folder;
   const std::string path = folder.path() + "/deny";

@@ -272,6 +272,27 @@ TEST_F(TransportTest, RenewedCertificatesServeNewConnectionsAndOpenOnesGoOn) {
   EXPECT_OK(VoteOf(1, open));
 }
 
+// A connection that is made behind the look is made with that certificate, at once.
+TEST_F(TransportTest, ARenewedCertificateIsAnotherOne) {
+  ASSERT_OK_AND_ASSIGN(
+      const Transport one,
+      Transport::Create({.files = Install("1", authority_.Issue({InWorld("node/1")})), .node = 1}, absl::Now()));
+  EXPECT_OK(VoteOf(1, ChannelOf(one.ToNodeZero(), nodes_port_)));
+  ASSERT_OK_AND_ASSIGN(const tls::Certificate first, one.OwnCertificate());
+  ASSERT_OK_AND_ASSIGN(const tls::Certificate again, one.OwnCertificate());
+  EXPECT_EQ(again.fingerprint, first.fingerprint);
+  EXPECT_EQ(first.fingerprint.size(), 32);
+  Install("1", authority_.Issue({InWorld("node/2")}));
+  ASSERT_OK_AND_ASSIGN(const tls::Certificate renewed, one.OwnCertificate());
+  EXPECT_NE(renewed.fingerprint, first.fingerprint);
+  EXPECT_OK(VoteOf(2, ChannelOf(one.ToNodeZero(), nodes_port_)));
+}
+
+TEST_F(TransportTest, ConnectionsOfNodesAndToolsEndWithTheirCertificatesAndInTheClearNoneDoes) {
+  EXPECT_NE(transport_.MakePeerConnections(), nullptr);
+  EXPECT_EQ(Transport().MakePeerConnections(), nullptr);
+}
+
 TEST_F(TransportTest, AnAuthorityIsReplacedInTwoSteps) {
   const TestAuthority next;
   const auto open = As("node/1", nodes_port_);

@@ -1,0 +1,45 @@
+#include "server/cluster/node_zero_link.h"
+
+#include <grpcpp/create_channel.h>
+#include <grpcpp/security/credentials.h>
+#include <grpcpp/support/channel_arguments.h>
+
+#include "server/cluster/remote_cluster.h"
+#include "server/transport/keepalive.h"
+
+namespace paramshard::server {
+namespace {
+
+constexpr int kFirstPauseMilliseconds = 20;
+constexpr int kLongestPauseMilliseconds = 500;
+
+grpc::ChannelArguments ArgumentsOfLink() {
+  grpc::ChannelArguments arguments;
+  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, kFirstPauseMilliseconds);
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kLongestPauseMilliseconds);
+  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, kLongestPauseMilliseconds);
+  // A daemon reaches its node 0 directly, and not over a connection that something else in the process has opened.
+  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  SetKeepalive(arguments);
+  return arguments;
+}
+
+}  // namespace
+
+std::shared_ptr<NodeZeroLink> MakeNodeZeroLink(const RemoteOptions& options) {
+  auto link = std::make_shared<NodeZeroLink>();
+  // Before the credentials, which read the files again: a certificate that comes in between is another one than this.
+  if (options.own_certificate != nullptr) {
+    const absl::StatusOr<tls::Certificate> certificate = options.own_certificate();
+    if (certificate.ok()) link->certificate = certificate->fingerprint;
+  }
+  link->channel = grpc::CreateCustomChannel(
+      options.coordinator_address,
+      options.make_credentials == nullptr ? grpc::InsecureChannelCredentials() : options.make_credentials(),
+      ArgumentsOfLink());
+  link->stub = v1::ClusterService::NewStub(link->channel);
+  return link;
+}
+
+}  // namespace paramshard::server
