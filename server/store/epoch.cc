@@ -105,10 +105,11 @@ absl::Status Epoch::Run() {
   if (absl::Status status = Prepare(); !status.ok()) End(status);
   std::vector<std::thread> threads;
   if (absl::Status status = StartThreads(threads); !status.ok()) End(status);
-  Serve();
+  ServeDepartures();
   // Before engines are aborted, which ends what ranks are at.
   last_words_ = LastWords(*recorder_, TraceNow());
   const absl::Status why = AwaitReason();
+  if (links_thread_.joinable()) links_thread_.join();
   // The world is told before the threads are waited for: one of them may be waiting for the world's votes.
   TellClusterOfEnd(why);
   AwaitCommitFate();
@@ -138,13 +139,15 @@ void Epoch::TellClusterOfEnd(const absl::Status& why) const {
 absl::Status Epoch::Prepare() {
   RETURN_IF_ERROR(AllocateSeats());
   absl::Status connected = Connect();
+  // Where engines are connected another thread looks.
+  const bool is_cut_off = !links_thread_.joinable() && !links_.bad().empty();
   if (connected.ok()) connected = Heal();
   if (connected.ok()) connected = EncodeByAmax();
   {
     // A connection that breaks here may only show that the epoch has ended elsewhere; one that cannot be made at all is
     // a reason of its own.
     absl::MutexLock lock(&mu_);
-    links_.bad().empty() ? EndOnError(connected) : EndLocked(connected);
+    is_cut_off ? EndLocked(connected) : EndOnError(connected);
   }
   // Trainers of an epoch that has ended meanwhile hear of the end alone.
   return ended() ? absl::OkStatus() : Greet();
@@ -196,6 +199,10 @@ absl::Status Epoch::Connect() {
   {
     absl::MutexLock lock(&engines_mu_);
     engines_ = std::move(engines);
+  }
+  if (links_.can_check()) {
+    ASSIGN_OR_RETURN(links_thread_,
+                     StartThread(absl::StrCat("links of ", options_.spec->name), [this] { WatchLinks(); }));
   }
   absl::MutexLock lock(&mu_);
   return end_.why();
@@ -318,32 +325,31 @@ absl::Status Epoch::StartRank(int rank, std::vector<std::thread>& threads) {
   return absl::OkStatus();
 }
 
-void Epoch::Serve() {
-  const absl::Duration interval = links_.can_check() ? kLinkInterval : absl::InfiniteDuration();
-  SteadyTime next = SteadyDeadline(interval);
+void Epoch::ServeDepartures() {
   while (true) {
     DepartureNews news;
-    bool is_time = false;
     {
       absl::MutexLock lock(&mu_);
-      while (!end_.ended() && !is_time && (news = TakeDepartureNews()).empty()) {
-        is_time = work_.WaitUntil(&mu_, next);
-      }
-      if (end_.ended() && news.empty()) return;
+      while (!end_.ended() && (news = TakeDepartureNews()).empty()) work_.Wait(&mu_);
+      if (news.empty()) return;
     }
     Tell(news);
-    if (!is_time) continue;
-    TryLinks();
-    next = SteadyDeadline(interval);
   }
 }
 
 // A link that breaks without a word would else be noticed at the step timeout.
-void Epoch::TryLinks() {
-  const absl::Status status = links_.Check(kLinkPatience, &connect_abort_);
-  if (links_.bad().empty()) return;
-  absl::MutexLock lock(&mu_);
-  EndLocked(status);
+void Epoch::WatchLinks() {
+  while (true) {
+    {
+      absl::MutexLock lock(&mu_);
+      const SteadyTime next = SteadyDeadline(kLinkInterval);
+      while (!end_.ended() && !work_.WaitUntil(&mu_, next)) {
+      }
+      if (end_.ended()) return;
+    }
+    const absl::Status status = links_.Check(kLinkPatience, &connect_abort_);
+    if (!links_.bad().empty()) return End(status);
+  }
 }
 
 Epoch::DepartureNews Epoch::TakeDepartureNews() {
@@ -484,6 +490,7 @@ void Epoch::EndOnError(const absl::Status& status) {
     if (!end_.ended()) EndLocked(status);
   } else if (end_.EndUntilKnown(status)) {
     sequence_.Stop();
+    connect_abort_.Abort(status);
     WakeAll();
   }
 }

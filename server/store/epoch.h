@@ -192,9 +192,10 @@ class Epoch : private TrainerWords {
   absl::Status Explained(const absl::Status& why) const;
   void EndPages(const absl::Status& why);
   // Says the end to trainers that have detached, as soon as they are not needed any more, and to the cluster how far
-  // this daemon is, and tries the links to other daemons now and then, until the epoch ends.
-  void Serve();
-  void TryLinks();
+  // this daemon is, until the epoch ends.
+  void ServeDepartures();
+  // Tries the links to other daemons now and then, until the epoch ends, or ends it.
+  void WatchLinks();
   // Says what is to be said to a trainer and to the cluster.
   struct DepartureNews {
     std::optional<int> leaving;  // a rank whose trainer may go
@@ -270,7 +271,8 @@ class Epoch : private TrainerWords {
   std::vector<std::unique_ptr<Seat>> seats_;
   std::unique_ptr<Rendezvous> rendezvous_;
   ConnectAbort connect_abort_;
-  Links links_;  // of the thread of Run
+  Links links_;               // of the thread of Run, but while links_thread_ lives
+  std::thread links_thread_;  // from when engines are connected until the epoch has ended; none without other daemons
 
   const std::shared_ptr<Recorder> recorder_;
   std::vector<Event> at_;                // what the push thread of each rank is at; each has its own
