@@ -1,5 +1,6 @@
 // Worlds of real daemons whose connections need certificates, and tools that come over the network.
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <fstream>
@@ -356,6 +357,16 @@ TEST_F(RefusedStartTest, ACertificateThatHasEndedIsNamed) {
   const TestAuthority::Validity past = {.from = absl::Now() - absl::Hours(3), .to = absl::Now() - absl::Hours(2)};
   EXPECT_THAT(Refusal(0, FlagsOf(Install("0", authority_.Issue({InWorld("node/0")}, past)))),
               AllOf(HasSubstr("--tls-cert"), HasSubstr("a certificate that is valid at")));
+}
+
+// Also where nothing uses it.
+TEST_F(RefusedStartTest, AKeyForNcclThatOthersCanReadIsNamed) {
+  std::vector<std::string> flags = FlagsOf(Install("0", authority_.Issue({InWorld("node/0")})));
+  const std::string key = folder_.path() + "/psk";
+  std::ofstream(key) << std::string(32, 'k');
+  ASSERT_EQ(chmod(key.c_str(), 0644), 0);
+  flags.push_back("--nccl-psk-file=" + key);
+  EXPECT_THAT(Refusal(0, flags), HasSubstr(absl::StrCat("--nccl-psk-file ", key, ": a key that its owner alone")));
 }
 
 TEST_F(RefusedStartTest, AnAddressOfAnotherMachineIsNamed) {
