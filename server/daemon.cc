@@ -100,7 +100,9 @@ absl::StatusOr<std::vector<uid_t>> AllowedUsers(const std::vector<std::string>& 
 }
 
 EngineSettings EnginesOf(const DaemonConfig& config) {
-  EngineSettings settings{.mesh_inside = config.local_engine == "mesh", .nccl_library = config.nccl_library};
+  EngineSettings settings{.mesh_inside = config.local_engine == "mesh",
+                          .nccl_library = config.nccl_library,
+                          .nccl_psk_file = config.nccl_psk_file};
   if (!config.data_address.empty()) settings.data_address = config.data_address;
   return settings;
 }

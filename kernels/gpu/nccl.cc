@@ -23,6 +23,15 @@ constexpr int kMinimumVersion = NCCL_VERSION(2, 24, 0);
 // this many thread blocks each, of one block on each of a hundred and more multiprocessors.
 constexpr int kMaxThreadBlocks = 16;
 
+// ncclEncryptionConfig_t as NCCL 2.32 declares it: what this is built with may be older.
+struct EncryptionConfig {
+  size_t size = sizeof(EncryptionConfig);
+  unsigned int magic = 0xcafebeef;
+  unsigned int version = NCCL_VERSION(2, 32, 3);
+  int mode = 1;  // a pre-shared key
+  const char* psk = nullptr;
+};
+
 std::string VersionText(int version) {
   const int thousands = version < 10000 ? 1000 : 10000;  // until 2.8 the minor version had one digit
   return absl::StrCat(version / thousands, ".", version % thousands / 100, ".", version % 100);
@@ -64,6 +73,7 @@ absl::StatusOr<Nccl> LoadLibrary(const std::string& name) {
   RETURN_IF_ERROR(LookUp(library, name, "ncclGroupEnd", nccl.group_end));
   RETURN_IF_ERROR(LookUp(library, name, "ncclSend", nccl.send));
   RETURN_IF_ERROR(LookUp(library, name, "ncclRecv", nccl.receive));
+  nccl.set_encryption = reinterpret_cast<decltype(nccl.set_encryption)>(dlsym(library, "ncclSetEncryption"));
   return nccl;
 }
 
@@ -107,6 +117,19 @@ absl::Status Nccl::ToStatus(ncclResult_t result, absl::string_view operation) co
   const absl::string_view details = get_last_error(nullptr);
   return absl::Status(CodeOf(result), absl::StrCat("NCCL: ", operation, ": ", get_error_string(result),
                                                    details.empty() ? "" : ": ", details));
+}
+
+absl::Status Nccl::SetKey(const std::string& key) const {
+  if (set_encryption == nullptr) {
+    return absl::FailedPreconditionError(
+        "NCCL: 2.32.0 or newer expected for a key, it has no function ncclSetEncryption");
+  }
+  // Whatever was set: what goes another way would not be encrypted.
+  setenv("NCCL_IB_DISABLE", "1", /*overwrite=*/1);
+  setenv("NCCL_NET", "Socket", /*overwrite=*/1);
+  const EncryptionConfig config{.psk = key.c_str()};
+  if (set_encryption(&config) == ncclSuccess) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat("NCCL: the key is refused: ", get_last_error(nullptr)));
 }
 
 absl::StatusOr<std::string> NcclCommunicator::MakeId(const Nccl& nccl) {

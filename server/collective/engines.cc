@@ -15,6 +15,7 @@
 #include "server/collective/mesh_collectives.h"
 #include "server/collective/mesh_connector.h"
 #include "server/collective/nccl_connector.h"
+#include "server/collective/nccl_key.h"
 #include "server/collective/replicated_collectives.h"
 
 namespace paramshard::server {
@@ -183,7 +184,11 @@ absl::StatusOr<Engines> ConnectMeshEngines(const EngineSpec& spec) {
 absl::Status LoadEngineLibraries(absl::Span<const Device> devices, int nodes, const EngineSettings& settings) {
   const bool on_gpus = !devices.empty() && devices.front().kind == DeviceKind::kCuda;
   const bool meshes = nodes > 1 || (settings.mesh_inside && devices.size() > 1);
-  return on_gpus && meshes ? LoadNccl(settings.nccl_library) : absl::OkStatus();
+  std::string key;
+  if (!settings.nccl_psk_file.empty()) {
+    ASSIGN_OR_RETURN(key, ReadNcclKey(settings.nccl_psk_file));
+  }
+  return on_gpus && meshes ? LoadNccl(settings.nccl_library, key) : absl::OkStatus();
 }
 
 absl::StatusOr<Engines> ConnectEngines(const EngineSpec& spec) {

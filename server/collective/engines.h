@@ -27,6 +27,7 @@ struct EngineSettings {
   // Inside a daemon too bytes move as they do between daemons, by Gloo or NCCL.
   bool mesh_inside = false;
   std::string nccl_library = {};           // path; empty: where the dynamic linker finds it. For meshes of GPUs
+  std::string nccl_psk_file = {};          // path; empty: what NCCL sends is not encrypted
   std::string data_address = "127.0.0.1";  // IP of this host, for connections between daemons
   // At that address; null: daemons do not try whether they reach each other.
   std::shared_ptr<const LinkListener> link_listener = nullptr;
@@ -52,8 +53,8 @@ struct EngineSpec {
 };
 
 // Loads what the engines of a daemon take from the machine: NCCL, where GPUs of several daemons, or by mesh_inside
-// those of one, exchange bytes. FAILED_PRECONDITION it is missing or too old (says what to do); UNIMPLEMENTED a build
-// without CUDA.
+// those of one, exchange bytes. FAILED_PRECONDITION it is missing or too old (says what to do), or there is no key in
+// nccl_psk_file; UNIMPLEMENTED a build without CUDA.
 absl::Status LoadEngineLibraries(absl::Span<const Device> devices, int nodes, const EngineSettings& settings);
 
 // Connects one Collectives for each rank of this daemon: memcpy (on GPUs: copy engines) where the shard group lies in

@@ -8,7 +8,9 @@ absl::StatusOr<std::vector<std::unique_ptr<Collectives>>> MakeCopyEngines(const 
   return absl::UnimplementedError("copy engines: this build was made without CUDA");
 }
 
-absl::Status LoadNccl(const std::string&) { return absl::UnimplementedError("NCCL: this build was made without CUDA"); }
+absl::Status LoadNccl(const std::string&, const std::string&) {
+  return absl::UnimplementedError("NCCL: this build was made without CUDA");
+}
 
 absl::StatusOr<std::vector<std::unique_ptr<Mesh>>> ConnectNcclMeshes(const NcclConnection&) {
   return absl::UnimplementedError("NCCL: this build was made without CUDA");

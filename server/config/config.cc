@@ -266,6 +266,8 @@ constexpr Setting kSettings[] = {
      Print<&DaemonConfig::local_engine>},
     {"nccl-library", "PATH", "NCCL for GPUs of several daemons; default: libnccl.so.2 where the system has it", false,
      ParseText<&DaemonConfig::nccl_library>, Print<&DaemonConfig::nccl_library>},
+    {"nccl-psk-file", "FILE", "NCCL encrypts its connections over TCP with the key in it, and uses no others", false,
+     ParseText<&DaemonConfig::nccl_psk_file>, Print<&DaemonConfig::nccl_psk_file>},
     {"metrics-listen", "IP:PORT", "serve metrics over plain HTTP, to whoever reaches this address; port 0: a free one",
      false, ParseMetricsListen, Print<&DaemonConfig::metrics_listen>},
     {"keeper", "on|off", "a process beside starts the server again when it dies, and upgrades it", false,

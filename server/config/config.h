@@ -90,6 +90,8 @@ struct DaemonConfig {
   std::string local_engine = "direct";  // or "mesh"
   // Path of NCCL's library, needed for meshes of GPUs. Empty: libnccl.so.2 where the dynamic linker looks.
   std::string nccl_library;
+  // A file with the key that NCCL's connections over TCP are encrypted with. Empty: they are not.
+  std::string nccl_psk_file;
   // IP:PORT where the metrics are served over HTTP, to whoever reaches it; port 0 takes a free one. Empty: nowhere.
   std::string metrics_listen;
   // Whether a process beside starts the server again when it dies.

@@ -1,5 +1,6 @@
 // Worlds of real daemons whose connections need certificates, and tools that come over the network.
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <fstream>
@@ -398,6 +399,16 @@ TEST_F(RefusedStartTest, AnotherNumberOfNodesIsNamed) {
   close(log);
   EXPECT_THAT(daemon.AwaitExit(kPatience), IsOkAndHolds(3));
   EXPECT_THAT(ReadText(LogPath(1)), HasSubstr("join node 1: --nodes 2, as at node 0, expected, got 3"));
+}
+
+// Also where nothing uses it.
+TEST_F(RefusedStartTest, AKeyForNcclThatOthersCanReadIsNamed) {
+  std::vector<std::string> flags = FlagsOf(Install("0", authority_.Issue({InWorld("node/0")})));
+  const std::string key = folder_.path() + "/psk";
+  std::ofstream(key) << std::string(32, 'k');
+  ASSERT_EQ(chmod(key.c_str(), 0644), 0);
+  flags.push_back("--nccl-psk-file=" + key);
+  EXPECT_THAT(Refusal(0, flags), HasSubstr(absl::StrCat("--nccl-psk-file ", key, ": a key that its owner alone")));
 }
 
 TEST_F(RefusedStartTest, AnAddressOfAnotherMachineIsNamed) {

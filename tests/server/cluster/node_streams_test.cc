@@ -79,7 +79,7 @@ TEST_F(NodeStreamsTest, ANodeGoesOnWithAnotherStreamWhenAllIsReadOnTheOldOne) {
   streams_.End(*first_, /*is_moved=*/true);
   EXPECT_OK(going_on.get());
   EXPECT_TRUE(zero_.empty()) << "the epoch goes on";
-  coordinator_.EndEpoch("m", 1, absl::AbortedError("rank 0 left"));
+  coordinator_.EndEpoch(0, "m", 1, absl::AbortedError("rank 0 left"));
   EXPECT_EQ(second_sink_.news.Next().epoch, 1);
   EXPECT_TRUE(first_sink_.news.empty());
   EXPECT_FALSE(first_sink_.is_stopped);

@@ -32,6 +32,24 @@ TEST(LoadNcclTest, SaysAtTheStartWhatConnectingWouldSay) {
   }
 }
 
+TEST(NcclKeyTest, IsGivenToAnNcclThatTakesOneWhichThenUsesTcpAlone) {
+  setenv("NCCL_IB_DISABLE", "0", 1);
+  unsetenv("NCCL_NET");
+  const std::string key(40, 'k');
+  EXPECT_OK(LoadNccl(PARAMSHARD_KEYED_NCCL, key));
+  EXPECT_STREQ(std::getenv("PARAMSHARD_TEST_NCCL_KEY"), key.c_str());
+  EXPECT_STREQ(std::getenv("NCCL_IB_DISABLE"), "1");
+  EXPECT_STREQ(std::getenv("NCCL_NET"), "Socket");
+}
+
+TEST(NcclKeyTest, AnNcclThatTakesNoneIsRefusedWithOneAndServesWithout) {
+  EXPECT_THAT(LoadNccl(PARAMSHARD_UNKEYED_NCCL, std::string(40, 'k')),
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("2.32.0 or newer expected for a key")));
+  EXPECT_OK(LoadNccl(PARAMSHARD_UNKEYED_NCCL));
+  EXPECT_THAT(LoadNccl(PARAMSHARD_KEYED_NCCL, "short"),
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("the key is refused: the reason")));
+}
+
 TEST(ConnectNcclMeshesTest, AnotherLibraryIsRefused) {
   EXPECT_THAT(ConnectWith("libm.so.6"),
               StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("libm.so.6 has no function ncclGetVersion")));

@@ -95,6 +95,7 @@ TEST(ParseArgumentsTest, EveryFlagAndVariableSetsItsMember) {
       {"local-engine", "PARAMSHARD_LOCAL_ENGINE", "mesh", "mesh"},
       {"metrics-listen", "PARAMSHARD_METRICS_LISTEN", "[::]:9464", "[::]:9464"},
       {"nccl-library", "PARAMSHARD_NCCL_LIBRARY", "/opt/libnccl.so.2", "/opt/libnccl.so.2"},
+      {"nccl-psk-file", "PARAMSHARD_NCCL_PSK_FILE", "/etc/ps/psk", "/etc/ps/psk"},
       {"log-format", "PARAMSHARD_LOG_FORMAT", "json", "json"},
       {"log-level", "PARAMSHARD_LOG_LEVEL", "debug", "debug"},
   };
@@ -333,6 +334,7 @@ TEST(ConfigTextTest, HasEverySettingWithItsSource) {
             "restore-timeout = 8m  # default\n"
             "local-engine = direct  # default\n"
             "nccl-library =   # default\n"
+            "nccl-psk-file =   # default\n"
             "metrics-listen =   # default\n"
             "keeper = on  # default\n"
             "log-format = text  # default\n"
