@@ -124,7 +124,7 @@ TEST_F(SecuredWorldTest, TrainsToTheBytesOfOneInTheClear) {
   ASSERT_NO_FATAL_FAILURE(StartSecured());
   const std::vector<std::string> secured = Train();
   for (int node = 0; node < kNodes; ++node) Spawn(node, {"--insecure=on"});
-  for (auto& daemon : daemons_) ASSERT_OK(daemon->AwaitReady());
+  for (int node = 0; node < kNodes; ++node) ASSERT_OK(daemons_[node]->AwaitReady()) << ReadText(LogPath(node));
   EXPECT_EQ(Train(), secured);
   EXPECT_NE(secured[0], "");
   EXPECT_THAT(ReadText(LogPath(0)), HasSubstr("an address is open to whoever reaches it"));
