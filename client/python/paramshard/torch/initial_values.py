@@ -155,7 +155,8 @@ class _WriteRecorder(TorchDispatchMode):
                 for each in value:
                     self._note_write(name, each, None)
             else:
-                self._note_write(name, value, [*args[1:], *(value for key, value in kwargs.items() if key != "generator")])
+                rest = [*args[1:], *(each for key, each in kwargs.items() if key != "generator")]
+                self._note_write(name, value, rest)
 
     def _note_write(self, name: str, value: Any, rest: list[Any] | None) -> None:
         history = self._histories.get(value.untyped_storage()._cdata) if isinstance(value, torch.Tensor) else None

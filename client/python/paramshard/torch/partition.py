@@ -76,7 +76,9 @@ def _check_no_other_names(paths: list[tuple[str, nn.Module]], known: Mapping[nn.
         for attribute, value in vars(owner).items():
             if attribute in ("_parameters", "_buffers", "_modules"):
                 continue
-            values = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else (value,)
+            values = value.values() if isinstance(value, dict) else value
+            if not isinstance(value, (dict, list, tuple)):
+                values = [value]
             if any(isinstance(each, nn.Parameter) and each in known for each in values):
                 raise paramshard.InvalidArgumentError(
                     f"shard: parameters that modules have under their names alone expected, got one in "

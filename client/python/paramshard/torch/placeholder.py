@@ -86,11 +86,12 @@ class Placeholder(torch.Tensor):
         if function == torch.Tensor.grad.__set__ and isinstance(args[0], Placeholder):
             if args[1] is not None:
                 raise paramshard.UnimplementedError(
-                    f"set the gradient of {args[0].parameter_name}: gradients come of backward(), and are in the daemon")
+                    f"set the gradient of {args[0].parameter_name}: gradients come of backward(), and are in the "
+                    "daemon")
             if args[0].owner is not None and args[0].owner.has_gradients(args[0]):
                 raise paramshard.UnimplementedError(
-                    f"drop the gradient of {args[0].parameter_name}: it is in the daemon, with those of all parameters; "
-                    "call zero_grad() of the optimizer")
+                    f"drop the gradient of {args[0].parameter_name}: it is in the daemon, with those of all "
+                    "parameters; call zero_grad() of the optimizer")
         if function == torch.Tensor.data.__set__ and isinstance(args[0], Placeholder):
             # Modules that are moved set what a conversion has given, which is the same.
             if not isinstance(args[1], Placeholder):

@@ -339,8 +339,8 @@ class ShardedModel:
     def _refuse_partial_discard(self, set_to_none: bool = True) -> None:
         if self._passes.has_pushed:
             raise paramshard.UnimplementedError(
-                "zero_grad of a part of a sharded model: the daemon has added up the gradients of all; call zero_grad() "
-                "of the optimizer, or of the whole model")
+                "zero_grad of a part of a sharded model: the daemon has added up the gradients of all; call "
+                "zero_grad() of the optimizer, or of the whole model")
 
     def discard(self, set_to_none: bool = True) -> None:
         """Drops the gradients since the last step, on all ranks alike: what `zero_grad` does."""

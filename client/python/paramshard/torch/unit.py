@@ -81,7 +81,7 @@ class UnitParameter:
             yield module._parameters.get(attribute)
 
     def follow_requires_grad(self) -> bool:
-        """Whether it is trained: it may be frozen and thawed between steps; thawed only if the daemon has its moments."""
+        """Whether it is trained. Between steps it may be frozen, and thawed only if the daemon has its moments."""
         wanted = self.placeholder.requires_grad
         if wanted and not self.trainable:
             raise paramshard.FailedPreconditionError(
@@ -246,8 +246,8 @@ class Unit:
         for parameter in self.parameters:
             if parameter.is_removed():
                 raise paramshard.FailedPreconditionError(
-                    f"gather {self.name}: {parameter.name} as shard() has left it expected, got none: a parameter cannot "
-                    "be taken out of a sharded module")
+                    f"gather {self.name}: {parameter.name} as shard() has left it expected, got none: a parameter "
+                    "cannot be taken out of a sharded module")
             if parameter.replaced() is not None:
                 raise paramshard.FailedPreconditionError(
                     f"gather {self.name}: {parameter.name} as shard() has left it expected, got another parameter in "
@@ -405,7 +405,7 @@ def _method(unit: Unit, name: str) -> Any:
 
 
 def _tensors_of(output: Any, seen: set[int] | None = None) -> Iterator[torch.Tensor]:
-    """Those of whatever a module returns: also in classes of their own, and their attributes, which pytree does not know."""
+    """Those of whatever a module returns: of classes that pytree does not know, too, and of their attributes."""
     seen = set() if seen is None else seen
     for leaf in pytree.tree_leaves(output):
         if isinstance(leaf, torch.Tensor):
