@@ -234,8 +234,7 @@ TEST_F(BadLinksTest, NoSaveIsOrderedOfOneThatIsLeftOut) {
   AwaitEnd({0, 2}, HasSubstr("without node 2"));
   ReportAll({0, 1, 2});
   AwaitStart({0, 1});
-  EXPECT_THAT(order(0),
-              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("node 2 (rank 2) takes no part")));
+  EXPECT_THAT(order(0), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("node 2 (rank 2) takes no part")));
   ExpectNothing({1, 2});
 }
 
