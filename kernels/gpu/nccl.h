@@ -29,9 +29,9 @@ struct Nccl {
   // FAILED_PRECONDITION NCCL refuses this use (such as one GPU for two members); INTERNAL everything else.
   absl::Status ToStatus(ncclResult_t result, absl::string_view operation) const;
 
-  // Has NCCL encrypt every connection over TCP that the process makes with it, and know the other end by this key; who has
-  // none or another one is not connected. Before the first id is made. Then NCCL uses nothing but TCP between machines:
-  // neither InfiniBand nor a plugin. FAILED_PRECONDITION: NCCL is older than 2.32, or refuses the key.
+  // Has NCCL encrypt every connection over TCP that the process makes with it, and know the other end by this key; who
+  // has none or another one is not connected. Before the first id is made. Then NCCL uses nothing but TCP between
+  // machines: neither InfiniBand nor a plugin. FAILED_PRECONDITION: NCCL is older than 2.32, or refuses the key.
   absl::Status SetKey(const std::string& key) const;
 
   decltype(&ncclGetErrorString) get_error_string = nullptr;

@@ -130,10 +130,14 @@ def test_writing_what_is_gathered_is_refused(daemon):
     pair = Pair(daemon, nn.Sequential(nn.Linear(32, 32), Clamped(32, 32)), units=list)
     with pytest.raises(paramshard.FailedPreconditionError, match="expected, got 1.weight written, which is lost"):
         pair.module(_inputs(batch_of(0)))
-    with pytest.raises(paramshard.FailedPreconditionError, match="got 0.weight written"):
+    with pytest.raises(paramshard.FailedPreconditionError, match="got 0.weight, 1.weight written"):
         with pair.sharded.unsharded():
             with torch.no_grad():
                 pair.module[0].weight.zero_()
+                pair.module[1].weight.zero_()
+    assert all(isinstance(each, pt.Placeholder) for each in pair.module.parameters())
+    with pair.sharded.unsharded():  # and who has been told once is not told again
+        pass
 
 
 def test_what_is_taken_out_or_kept_elsewhere_is_named(daemon):

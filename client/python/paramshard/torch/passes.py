@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterable
 
 import torch
 from torch.autograd import Variable
@@ -21,6 +22,7 @@ class Passes:
         self._backwards = 0  # that were through, and had gradients to push, since the last commit
         self._pushes_now = False  # in this backward
         self.has_pushed = False  # since the last commit
+        self._written: list[str] = []  # gathered parameters that somebody has written
         self._lost: str | None = None  # why gradients of this step are gone
         self.state = 0  # counts the states that parameters have been in: values are the same as long as it is
         self.send_step = lambda: None  # sends what a step has left to be sent
@@ -76,6 +78,17 @@ class Passes:
         this = weakref.proxy(self)
         Variable._execution_engine.queue_callback(lambda: this._end_backward())
 
+    def note_written(self, names: Iterable[str]) -> None:
+        self._written += names
+
+    def check_written(self) -> None:
+        """When all that is to be given back has been: who is told so finds nothing half done."""
+        written, self._written = self._written, []
+        if written:
+            raise paramshard.FailedPreconditionError(
+                f"gathered parameters that are read expected, got {', '.join(written)} written, which is lost: the "
+                "daemon alone changes parameters, and load_state_dict() outside of the forward")
+
     def note_push(self) -> None:
         self.has_pushed = self._pushes_now = True
 
@@ -86,6 +99,7 @@ class Passes:
         self._backward = None
         self._backwards += self._pushes_now
         self._pushes_now = False
+        self.check_written()
 
     def _drop_failed_backward(self) -> None:
         """A backward that raised has pushed some of its gradients. They are dropped with those of its step."""
@@ -125,6 +139,7 @@ class Passes:
         """Before values change: nothing is to have old ones, or to be written where it is lost."""
         for unit in self._units:
             unit.end_passes()
+        self.check_written()
         held = next((unit.name for unit in self._units if unit.is_unsharded), None)
         if held is not None:
             raise paramshard.FailedPreconditionError(

@@ -425,6 +425,7 @@ class ShardedModel:
         finally:
             for unit in self._units:
                 unit.reshard(holder)
+            self._passes.check_written()
 
     def read(self, name: str) -> torch.Tensor:
         """A parameter's values in full precision, float32 in host memory, after the last step of this rank.

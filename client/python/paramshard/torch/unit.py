@@ -254,16 +254,12 @@ class Unit:
                     "its place, whose values the daemon does not have: copy values into it, or use load_state_dict")
 
     def _drop_memory(self) -> None:
-        written = [parameter.name for parameter in self.parameters if parameter.is_written()]
+        self._passes.note_written(parameter.name for parameter in self.parameters if parameter.is_written())
         for parameter in self.parameters:
             parameter.keep_requires_grad()
             parameter.show(parameter.placeholder)
         self._carrier.release()
         self._has_transposed = False
-        if written:
-            raise paramshard.FailedPreconditionError(
-                f"reshard {self.name}: gathered parameters that are read expected, got {', '.join(written)} written, "
-                "which is lost: the daemon alone changes parameters, and load_state_dict() outside of the forward")
 
     def _hold(self) -> None:
         for unit in (self, *self.lenders):
@@ -320,6 +316,7 @@ class Unit:
             self._ran.clear()
             if self.reshards_after_forward or not torch.is_grad_enabled():
                 self._let_go()
+                self._passes.check_written()
                 self._check_memory_of(tensors)
         if self.casts_outputs_to is not None:
             output = _cast(output, self.casts_outputs_to)
