@@ -417,6 +417,7 @@ absl::Status Daemon::Impl::JoinWorld(int devices, const std::stop_token& stop) {
   } else {
     absl::StatusOr<std::unique_ptr<Cluster>> joined =
         MakeRemoteCluster({.node = config_.node,
+                           .nodes = config_.nodes,
                            .devices = devices,
                            .coordinator_address = config_.cluster_address,
                            .save_dir = config_.save_dir,
@@ -428,10 +429,6 @@ absl::Status Daemon::Impl::JoinWorld(int devices, const std::stop_token& stop) {
                            .metrics = &metrics_});
     if (!joined.ok()) return transport_.WithAdvice(joined.status());
     own_cluster_ = *std::move(joined);
-    if (const int nodes = own_cluster_->nodes(); nodes != config_.nodes) {
-      return absl::FailedPreconditionError(absl::StrCat("join node ", config_.node, ": --nodes ", nodes,
-                                                        ", as at node 0, expected, got ", config_.nodes));
-    }
     cluster_ = own_cluster_.get();
   }
   const std::stop_callback give_up(stop, [this] { GiveUpOthers(); });

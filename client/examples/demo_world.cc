@@ -31,19 +31,20 @@ constexpr absl::Duration kStopTimeout = absl::Seconds(15);
 // What the daemon's log says of a model whose step was cut off.
 constexpr char kStepFinished[] = "redo the apply";
 
-// A loopback port that is free now.
+// A port that is free. The socket stays bound until the process ends and does not listen: daemons may bind the port too,
+// because they reuse addresses, and the kernel gives it to nobody else.
 absl::StatusOr<int> FreePort() {
-  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  const int reserved = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  const int on = 1;
+  setsockopt(reserved, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
   sockaddr_in address{};
   address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  address.sin_addr.s_addr = htonl(INADDR_ANY);
   socklen_t size = sizeof(address);
-  const bool found = bind(fd, reinterpret_cast<sockaddr*>(&address), size) == 0 &&
-                     getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size) == 0;
-  const int error = errno;
-  close(fd);
+  const bool found = bind(reserved, reinterpret_cast<sockaddr*>(&address), size) == 0 &&
+                     getsockname(reserved, reinterpret_cast<sockaddr*>(&address), &size) == 0;
   if (found) return ntohs(address.sin_port);
-  return absl::UnavailableError(absl::StrCat("a free port expected, got: ", strerror(error)));
+  return absl::UnavailableError(absl::StrCat("a free port expected, got: ", strerror(errno)));
 }
 
 // 64-bit numbers are texts; those that are 0 may be left out.

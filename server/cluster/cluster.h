@@ -147,10 +147,18 @@ struct BadLink {
   std::string peer_address = {};  // of the other one
 };
 
-// What node 0 knows of such links.
-struct CutLinks {
-  std::vector<std::string> links = {};  // "node 1 (10.9.0.11) and node 2 (10.9.0.12)"
-  std::vector<int> left_out = {};       // nodes that epochs are without because of them, where they may be; ascending
+// A node that is not connected to node 0.
+struct AbsentNode {
+  int node = 0;
+  absl::Duration absent_for = absl::ZeroDuration();  // since it was lost, or since node 0 began where it never came
+  int64_t losses = 0;                                // how often it was lost
+};
+
+// What node 0 knows of who is here.
+struct WorldView {
+  std::vector<AbsentNode> absent = {};      // ascending
+  std::vector<std::string> cut_links = {};  // "node 1 (10.9.0.11) and node 2 (10.9.0.12)"
+  std::vector<int> left_out = {};  // nodes that epochs are without because of them, where they may be; ascending
 };
 
 // Key-value rendezvous of one epoch of one model; values end with the epoch.
@@ -200,12 +208,10 @@ class Cluster {
   virtual int nodes() const = 0;
   // Devices of every node, in order. Known for good when AwaitWorld has returned OK; 0 for a node that never joined.
   virtual std::vector<int> device_counts() const = 0;
-  // How many nodes are here now, this one too. Nothing where that is not known: elsewhere than at node 0.
-  virtual std::optional<int> present_nodes() const { return std::nullopt; }
+  // Who is here now. Nothing where that is not known: elsewhere than at node 0.
+  virtual std::optional<WorldView> ViewWorld() { return std::nullopt; }
   // Whether replicas may go on without some of the nodes. False where that is not known: elsewhere than at node 0.
   virtual bool may_be_fewer() const { return false; }
-  // Links that are cut. Nothing where that is not known: elsewhere than at node 0.
-  virtual CutLinks cut_links() { return {}; }
   // Waits until every node has joined. DEADLINE_EXCEEDED names the missing nodes; UNAVAILABLE stopped.
   virtual absl::Status AwaitWorld(absl::Duration timeout) = 0;
 

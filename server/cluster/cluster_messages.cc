@@ -207,11 +207,12 @@ struct RestoreWriter {
 
 }  // namespace
 
-v1::JoinRequest HelloMessage(int node, int device_count, const std::string& save_dir) {
+v1::JoinRequest HelloMessage(int node, int nodes, int device_count, const std::string& save_dir) {
   v1::JoinRequest request;
   v1::Hello& hello = *request.mutable_hello();
   hello.set_protocol_version(kClusterProtocolVersion);
   hello.set_node(node);
+  hello.set_nodes(nodes);
   hello.set_device_count(device_count);
   hello.set_save_dir(save_dir);
   hello.set_build(kVersion);
@@ -236,6 +237,18 @@ v1::JoinResponse MovedMessage(int64_t connection) {
   v1::JoinResponse response;
   response.mutable_moved()->set_connection(connection);
   return response;
+}
+
+v1::JoinResponse ProbeMessage() {
+  v1::JoinResponse response;
+  response.mutable_probe();
+  return response;
+}
+
+v1::JoinRequest ProbeAnswerMessage() {
+  v1::JoinRequest request;
+  request.mutable_probe_answer();
+  return request;
 }
 
 v1::JoinRequest ReportMessage(const ModelReport& report) {

@@ -18,14 +18,16 @@
 
 namespace paramshard::server {
 
-inline constexpr int kClusterProtocolVersion = 9;
+inline constexpr int kClusterProtocolVersion = 10;
 
-v1::JoinRequest HelloMessage(int node, int device_count, const std::string& save_dir);
+v1::JoinRequest HelloMessage(int node, int nodes, int device_count, const std::string& save_dir);
 // Which of the process's connections it is, and whether it goes on where the one before ends.
 void SetConnection(v1::JoinRequest& hello, absl::uint128 incarnation, int64_t connection, bool goes_on);
 absl::uint128 IncarnationOf(const v1::Hello& hello);
 v1::JoinRequest NodeMovedMessage(int64_t connection);
 v1::JoinResponse MovedMessage(int64_t connection);
+v1::JoinResponse ProbeMessage();
+v1::JoinRequest ProbeAnswerMessage();
 v1::JoinRequest ReportMessage(const ModelReport& report);
 v1::JoinRequest DepartureMessage(absl::string_view model, int64_t epoch, const absl::Status& why,
                                  const std::vector<BadLink>& links);

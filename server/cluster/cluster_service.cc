@@ -15,6 +15,7 @@
 #include "server/cluster/cluster_messages.h"
 #include "server/cluster/stream_writer.h"
 #include "server/cluster/waiting_call.h"
+#include "server/log/log.h"
 #include "server/version.h"
 
 namespace paramshard::server {
@@ -78,6 +79,7 @@ class NodeStream final : public NodeSink {
     writer_->Write(std::move(response));
   }
   void OnMoved(int64_t connection) override { writer_->Write(MovedMessage(connection)); }
+  void OnProbe() override { writer_->Write(ProbeMessage()); }
   void OnStop() override { context_->TryCancel(); }
 
  private:
@@ -107,6 +109,10 @@ absl::Status ClusterServiceImpl::CheckHello(const grpc::ServerContext& context, 
                                                       "; run one version on all nodes"));
   }
   RETURN_IF_ERROR(check_speaker_(*context.auth_context(), hello.node()));
+  if (hello.nodes() != coordinator_->nodes()) {
+    return absl::FailedPreconditionError(absl::StrCat("join node ", hello.node(), ": --nodes ", coordinator_->nodes(),
+                                                      ", as at node 0, expected, got ", hello.nodes()));
+  }
   if (hello.save_dir() != coordinator_->save_dir()) {
     return absl::FailedPreconditionError(absl::StrCat(
         "join node ", hello.node(), ": --save-dir ", FolderText(coordinator_->save_dir()),
@@ -116,28 +122,50 @@ absl::Status ClusterServiceImpl::CheckHello(const grpc::ServerContext& context, 
 }
 
 grpc::Status ClusterServiceImpl::Join(grpc::ServerContext* context, JoinStream* stream) {
-  return ToGrpcStatus(Serve(context, stream));
+  v1::JoinRequest request;
+  if (!stream->Read(&request)) {
+    return ToGrpcStatus(absl::CancelledError("join: the stream ended before hello"));
+  }
+  const absl::Status served = Serve(context, request, stream);
+  if (!served.ok()) {
+    log_.Write(LogLevel::kWarning, "a node is refused",
+               {{"node", absl::StrCat(request.hello().node())},
+                {"peer", context->peer()},
+                {"why", std::string(served.message())}});
+  }
+  return ToGrpcStatus(served);
 }
 
-absl::Status ClusterServiceImpl::Serve(grpc::ServerContext* context, JoinStream* stream) {
-  v1::JoinRequest request;
-  if (!stream->Read(&request)) return absl::CancelledError("join: the stream ended before hello");
+absl::Status ClusterServiceImpl::Serve(grpc::ServerContext* context, v1::JoinRequest& request, JoinStream* stream) {
   RETURN_IF_ERROR(CheckHello(*context, request));
   const v1::Hello hello = request.hello();
   ASSIGN_OR_RETURN(auto writer, NodeStream::Writer::Start(stream));
   NodeStream sink(context, std::move(writer));
-  const auto node_stream = std::make_shared<NodeStreams::Stream>(NodeStreams::Stream{
-      .node = hello.node(), .incarnation = IncarnationOf(hello), .connection = hello.connection(), .sink = &sink});
+  const auto node_stream =
+      std::make_shared<NodeStreams::Stream>(NodeStreams::Stream{.node = hello.node(),
+                                                                .incarnation = IncarnationOf(hello),
+                                                                .connection = hello.connection(),
+                                                                .peer = context->peer(),
+                                                                .sink = &sink});
   RETURN_IF_ERROR(hello.goes_on() ? streams_.GoOn(node_stream) : streams_.Join(node_stream, hello.device_count()));
+  if (!hello.goes_on()) LogNode("a node has joined", hello.node(), *context);
   bool is_moved = false;
   while (!is_moved && stream->Read(&request)) {
     is_moved = request.has_moved();
-    Take(hello.node(), request);
+    request.has_probe_answer() ? streams_.TakeProbeAnswer(*node_stream) : Take(hello.node(), request);
   }
-  streams_.End(*node_stream, is_moved);
+  if (streams_.End(*node_stream, is_moved)) LogNode("a node has left", hello.node(), *context);
   // A write in progress would wait for a node that has stopped reading.
   context->TryCancel();
   return absl::OkStatus();
+}
+
+void ClusterServiceImpl::LogNode(absl::string_view event, int node, const grpc::ServerContext& context) {
+  const size_t nodes = coordinator_->nodes();
+  log_.Write(LogLevel::kInfo, event,
+             {{"node", absl::StrCat(node)},
+              {"peer", context.peer()},
+              {"present", absl::StrCat(nodes - coordinator_->ViewWorld().absent.size(), " of ", nodes)}});
 }
 
 void ClusterServiceImpl::Take(int node, const v1::JoinRequest& request) {
@@ -187,6 +215,7 @@ void ClusterServiceImpl::Take(int node, const v1::JoinRequest& request) {
       break;
     case v1::JoinRequest::kHello:
     case v1::JoinRequest::kMoved:
+    case v1::JoinRequest::kProbeAnswer:
     case v1::JoinRequest::MESSAGE_NOT_SET:
       break;
   }

@@ -9,6 +9,7 @@
 #include "server/cluster/coordinator.h"
 #include "server/cluster/coordinator_cluster.h"
 #include "server/cluster/node_streams.h"
+#include "server/log/log_throttle.h"
 
 namespace paramshard::server {
 
@@ -37,8 +38,10 @@ class ClusterServiceImpl final : public v1::ClusterService::WithCallbackMethod_V
 
  private:
   absl::Status CheckHello(const grpc::ServerContext& context, const v1::JoinRequest& request) const;
-  // Joins the node and hears it until its stream ends.
-  absl::Status Serve(grpc::ServerContext* context, grpc::ServerReaderWriter<v1::JoinResponse, v1::JoinRequest>* stream);
+  // Joins the node that has said `request`, and hears it until its stream ends.
+  absl::Status Serve(grpc::ServerContext* context, v1::JoinRequest& request,
+                     grpc::ServerReaderWriter<v1::JoinResponse, v1::JoinRequest>* stream);
+  void LogNode(absl::string_view event, int node, const grpc::ServerContext& context);
   void Take(int node, const v1::JoinRequest& request);
   grpc::ServerUnaryReactor* GetParts(const v1::GetValueRequest* request, v1::GetValueResponse* response);
   // Node 0 speaks in its own process.
@@ -48,6 +51,7 @@ class ClusterServiceImpl final : public v1::ClusterService::WithCallbackMethod_V
   Coordinator* const coordinator_;
   NodeStreams streams_;
   const SpeakerCheck check_speaker_;
+  ThrottledLog log_;
 };
 
 }  // namespace paramshard::server

@@ -290,15 +290,18 @@ void Coordinator::AskWorld(int node) {
   if (sinks_[node] != nullptr) sinks_[node]->OnWorld(members_.device_counts());
 }
 
-int Coordinator::present_nodes() const {
+WorldView Coordinator::ViewWorld() {
   absl::MutexLock lock(&mu_);
-  return members_.present_count();
-}
-
-CutLinks Coordinator::cut_links() {
-  absl::MutexLock lock(&mu_);
-  links_.TryAgain(SteadyNow());
-  return {.links = links_.Texts(), .left_out = LeftOut()};
+  const SteadyTime now = SteadyNow();
+  links_.TryAgain(now);
+  WorldView view{.cut_links = links_.Texts(), .left_out = LeftOut()};
+  for (int node = 0; node < members_.nodes(); ++node) {
+    if (members_.present(node)) continue;
+    view.absent.push_back({.node = node,
+                           .absent_for = absl::FromChrono(now - members_.changed_at(node)),
+                           .losses = members_.losses(node)});
+  }
+  return view;
 }
 
 std::vector<int> Coordinator::device_counts() const {

@@ -51,6 +51,8 @@ class NodeSink {
   virtual void OnRestoreNews(const RestoreNews& news) = 0;
   // Nothing follows here: the node hears the rest on another connection of it.
   virtual void OnMoved(int64_t connection) = 0;
+  // The node is asked whether it is there. Outside the coordinator's lock.
+  virtual void OnProbe() = 0;
   // Nothing follows, and nothing more is heard of the node. Also outside the coordinator's lock.
   virtual void OnStop() = 0;
 };
@@ -92,8 +94,7 @@ class Coordinator {
   // Tells the node who is here.
   void AskWorld(int node);
   std::vector<int> device_counts() const;
-  int present_nodes() const;
-  CutLinks cut_links();
+  WorldView ViewWorld();
   int nodes() const { return options_.nodes; }
   const std::string& save_dir() const { return options_.save_dir; }
   // Waits until all are here: DEADLINE_EXCEEDED names who is missing, UNAVAILABLE stopped.

@@ -60,9 +60,8 @@ class CoordinatorCluster final : public Cluster, private NodeSink {
   int node() const override { return 0; }
   int nodes() const override { return coordinator_.nodes(); }
   std::vector<int> device_counts() const override { return coordinator_.device_counts(); }
-  std::optional<int> present_nodes() const override { return coordinator_.present_nodes(); }
+  std::optional<WorldView> ViewWorld() override { return coordinator_.ViewWorld(); }
   bool may_be_fewer() const override { return may_be_fewer_; }
-  CutLinks cut_links() override { return coordinator_.cut_links(); }
   absl::Status AwaitWorld(absl::Duration timeout) override { return coordinator_.AwaitWorld(timeout); }
   void SetListener(EpochListener* listener) override { dispatcher_.SetListener(listener); }
 
@@ -135,6 +134,7 @@ class CoordinatorCluster final : public Cluster, private NodeSink {
   void OnSaveNews(const SaveNews& news) override { dispatcher_.SaveNews(news); }
   void OnRestoreNews(const RestoreNews& news) override { dispatcher_.RestoreNews(news); }
   void OnMoved(int64_t) override {}  // in one process there is no connection
+  void OnProbe() override {}
   void OnStop() override {}
 
   const absl::Duration vote_wait_;

@@ -3,6 +3,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 #include "server/base/steady_time.h"
+#include "server/log/log.h"
 
 namespace paramshard::server {
 
@@ -27,9 +28,43 @@ absl::Status NodeStreams::Join(const StreamPtr& stream, int device_count) {
     before->sink->OnStop();
     AwaitEnd(*before);
   }
+  RETURN_IF_ERROR(TakePlace(*stream));
   RETURN_IF_ERROR(coordinator_->Join(stream->node, device_count, stream->sink));
   streams_[stream->node] = stream;
   return absl::OkStatus();
+}
+
+absl::Status NodeStreams::TakePlace(const Stream& stream) {
+  for (auto found = streams_.find(stream.node); found != streams_.end(); found = streams_.find(stream.node)) {
+    const StreamPtr other = found->second;
+    if (Answers(*other)) {
+      return absl::AlreadyExistsError(absl::StrCat("join node ", stream.node, ": a live daemon has this node number, ",
+                                                   other->peer, "; give each daemon its own"));
+    }
+    // Where it has gone on with another stream meanwhile, that one is asked.
+    if (other->is_over) continue;
+    Log(LogLevel::kWarning, "a daemon that does not answer gives way to another one",
+        {{"node", absl::StrCat(stream.node)}, {"peer", other->peer}, {"by", stream.peer}});
+    other->sink->OnStop();
+    AwaitEnd(*other);
+    break;
+  }
+  return absl::OkStatus();
+}
+
+bool NodeStreams::Answers(const Stream& stream) {
+  const int64_t answers = stream.answers;
+  const SteadyTime deadline = SteadyDeadline(options_.probe_timeout);
+  stream.sink->OnProbe();
+  while (!stream.is_over && stream.answers == answers && !changed_.WaitUntil(&mu_, deadline)) {
+  }
+  return !stream.is_over && stream.answers > answers;
+}
+
+void NodeStreams::TakeProbeAnswer(Stream& stream) {
+  absl::MutexLock lock(&mu_);
+  ++stream.answers;
+  changed_.SignalAll();
 }
 
 absl::Status NodeStreams::GoOn(const StreamPtr& stream) {
@@ -49,19 +84,20 @@ absl::Status NodeStreams::GoOn(const StreamPtr& stream) {
                                              " has broken before everything on it was read: join anew"));
 }
 
-void NodeStreams::End(Stream& stream, bool is_moved) {
+bool NodeStreams::End(Stream& stream, bool is_moved) {
   absl::MutexLock lock(&mu_);
   stream.is_moved = is_moved;
-  EndLocked(stream);
+  return EndLocked(stream);
 }
 
-void NodeStreams::EndLocked(Stream& stream) {
+bool NodeStreams::EndLocked(Stream& stream) {
   stream.is_over = true;
   changed_.SignalAll();
   const auto found = streams_.find(stream.node);
-  if (found == streams_.end() || found->second.get() != &stream) return;
+  if (found == streams_.end() || found->second.get() != &stream) return false;
   coordinator_->Leave(stream.node);
   streams_.erase(found);
+  return true;
 }
 
 }  // namespace paramshard::server

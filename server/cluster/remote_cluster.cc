@@ -397,7 +397,7 @@ absl::StatusOr<RemoteCluster::StreamPtr> RemoteCluster::OpenStream(std::shared_p
     return writer.status();
   }
   opened->writer = *std::move(writer);
-  v1::JoinRequest hello = HelloMessage(options_.node, options_.devices, options_.save_dir);
+  v1::JoinRequest hello = HelloMessage(options_.node, options_.nodes, options_.devices, options_.save_dir);
   SetConnection(hello, incarnation_, connection, goes_on);
   opened->writer->Write(std::move(hello));
   return opened;
@@ -528,6 +528,8 @@ void RemoteCluster::Take(const v1::JoinResponse& response) {
   absl::MutexLock lock(&mu_);
   if (response.has_welcome()) {
     TakeWelcome(response.welcome());
+  } else if (response.has_probe()) {
+    Send(ProbeAnswerMessage());
   } else if (response.has_start()) {
     const v1::EpochStart& start = response.start();
     running_[start.model()] = start.epoch();

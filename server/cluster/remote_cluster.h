@@ -21,6 +21,7 @@ namespace paramshard::server {
 
 struct RemoteOptions {
   int node = 1;
+  int nodes = 2;                    // as node 0 has been told
   int devices = 1;                  // of this node
   std::string coordinator_address;  // of node 0's server: "127.0.0.1:7777"
   std::string save_dir = {};        // that node 0 has too

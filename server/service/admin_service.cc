@@ -14,6 +14,7 @@
 #include "absl/time/clock.h"
 #include "kernels/base/status_macros.h"
 #include "paramshard/v1/admin.grpc.pb.h"
+#include "proto/durations.h"
 #include "server/log/log.h"
 #include "server/service/file_import.h"
 #include "server/service/inspection_messages.h"
@@ -39,6 +40,17 @@ google::protobuf::Timestamp ToProto(absl::Time time) {
   proto.set_seconds(nanoseconds / 1'000'000'000);
   proto.set_nanos(static_cast<int32_t>(nanoseconds % 1'000'000'000));
   return proto;
+}
+
+void AddWorld(const WorldView& view, v1::GetVersionResponse& response) {
+  response.mutable_bad_links()->Assign(view.cut_links.begin(), view.cut_links.end());
+  response.mutable_left_out_nodes()->Assign(view.left_out.begin(), view.left_out.end());
+  for (const AbsentNode& absent : view.absent) {
+    v1::AbsentNode& node = *response.add_absent_nodes();
+    node.set_node(absent.node);
+    *node.mutable_absent_for() = DurationToProto(absent.absent_for);
+    node.set_losses(absent.losses);
+  }
 }
 
 int64_t ResidentBytes() {
@@ -353,9 +365,7 @@ absl::StatusOr<v1::GetVersionResponse> AdminService::GetVersion(const Call&, con
   response.set_rollback(lifetime_.rollback);
   response.set_log_level(ToProto(LeastLogLevel()));
   for (const std::string& address : lifetime_.insecure_addresses) response.add_insecure_addresses(address);
-  const CutLinks cut = world.cluster->cut_links();
-  response.mutable_bad_links()->Assign(cut.links.begin(), cut.links.end());
-  response.mutable_left_out_nodes()->Assign(cut.left_out.begin(), cut.left_out.end());
+  if (const std::optional<WorldView> view = world.cluster->ViewWorld()) AddWorld(*view, response);
   for (const BrokenDevice& broken : ListBrokenDevices(world)) *response.add_broken_devices() = ToProto(broken);
   return response;
 }

@@ -37,9 +37,12 @@ std::string MetricsPage::Text() {
 void MetricsPage::AddDaemon(Samples& samples) const {
   const World& world = options_.store->world();
   samples.push_back({Metric::kBuildInfo, {kVersion, kBuildType}, 1});
-  if (const std::optional<int> present = world.cluster->present_nodes()) {
-    samples.push_back({Metric::kWorldNodes, {"present"}, static_cast<double>(*present)});
-    samples.push_back({Metric::kWorldNodes, {"absent"}, static_cast<double>(world.cluster->nodes() - *present)});
+  if (const std::optional<WorldView> view = world.cluster->ViewWorld()) {
+    const size_t absent = view->absent.size(), nodes = world.cluster->nodes();
+    samples.push_back({Metric::kWorldNodes, {"present"}, static_cast<double>(nodes - absent)});
+    samples.push_back({Metric::kWorldNodes, {"absent"}, static_cast<double>(absent)});
+    samples.push_back({Metric::kCutLinks, {}, static_cast<double>(view->cut_links.size())});
+    samples.push_back({Metric::kLeftOutNodes, {}, static_cast<double>(view->left_out.size())});
   }
   for (ComputeDevice* const device : world.devices) {
     samples.push_back({Metric::kDeviceHealthy, {device->Name()}, device->health().status().ok() ? 1.0 : 0.0});

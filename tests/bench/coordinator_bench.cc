@@ -77,6 +77,7 @@ class CountingSink final : public NodeSink {
   void OnSaveNews(const SaveNews&) override {}
   void OnRestoreNews(const RestoreNews&) override {}
   void OnMoved(int64_t) override {}
+  void OnProbe() override {}
   void OnStop() override {}
 
  private:

@@ -199,7 +199,11 @@ TEST_F(SecuredWorldTest, ANodeThatIsDeniedIsLostAndStaysOut) {
   EXPECT_THAT(OutputOf(metrics), IsOkAndHolds(HasSubstr("world_nodes{state=\"absent\"} 0")));
   std::ofstream(deny_file) << InWorld("node/1") << "\n" << InWorld("viewer") << "\n";
   AwaitOutput(metrics, "world_nodes{state=\"absent\"} 1");
+  EXPECT_THAT(OutputOf(absl::StrCat(PARAMSHARDCTL, " --socket-dir=", sockets_[0].path(), " version")),
+              IsOkAndHolds(HasSubstr("node 1 (for ")));
   AwaitOutput(absl::StrCat("cat ", LogPath(0)), "a certificate is refused");
+  AwaitOutput(absl::StrCat("cat ", LogPath(0)), "a node has left node=1");
+  EXPECT_THAT(ReadText(LogPath(0)), HasSubstr("a node has joined node=1"));
   EXPECT_THAT(ReadText(LogPath(0)),
               AllOf(HasSubstr("a connection is ended"), HasSubstr("/node/1 is named by --tls-deny-file")));
   const std::string one = absl::StrCat("--address=", Listen(0));
@@ -398,7 +402,10 @@ TEST_F(RefusedStartTest, AnotherNumberOfNodesIsNamed) {
       {.standard_error = log});
   close(log);
   EXPECT_THAT(daemon.AwaitExit(kPatience), IsOkAndHolds(3));
-  EXPECT_THAT(ReadText(LogPath(1)), HasSubstr("join node 1: --nodes 2, as at node 0, expected, got 3"));
+  const std::string why = "join node 1: --nodes 2, as at node 0, expected, got 3";
+  EXPECT_THAT(ReadText(LogPath(1)), HasSubstr(why));
+  AwaitOutput(absl::StrCat("cat ", LogPath(0)), "a node is refused node=1 peer=ipv4:127.0.0.1:");
+  EXPECT_THAT(ReadText(LogPath(0)), HasSubstr(why));
 }
 
 // Also where nothing uses it.

@@ -150,14 +150,18 @@ bool AwaitStopped(pid_t pid) {
   return waitid(P_PID, pid, &info, WSTOPPED | WEXITED | WNOWAIT) == 0 && info.si_code == CLD_STOPPED;
 }
 
+// The socket stays bound and does not listen: servers may bind the port too, because they reuse addresses, and the kernel
+// gives it to nobody who asks for any port, and to no connection that goes out.
 int FreePort() {
-  wire::FileDescriptor probe(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const int reserved = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  const int on = 1;
+  setsockopt(reserved, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
   sockaddr_in address{};
   address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  address.sin_addr.s_addr = htonl(INADDR_ANY);
   socklen_t size = sizeof(address);
-  const bool bound = bind(probe.get(), reinterpret_cast<const sockaddr*>(&address), size) == 0 &&
-                     getsockname(probe.get(), reinterpret_cast<sockaddr*>(&address), &size) == 0;
+  const bool bound = bind(reserved, reinterpret_cast<const sockaddr*>(&address), size) == 0 &&
+                     getsockname(reserved, reinterpret_cast<sockaddr*>(&address), &size) == 0;
   return bound ? ntohs(address.sin_port) : -1;
 }
 

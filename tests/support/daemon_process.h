@@ -66,7 +66,7 @@ absl::StatusOr<int> AwaitChild(pid_t pid, absl::Duration timeout);
 // Waits until a child has stopped, for as long as it takes; false when it has ended instead.
 bool AwaitStopped(pid_t pid);
 
-// A loopback port that was free a moment ago.
+// A port that is free, and that nobody but servers of this test gets before its process ends.
 int FreePort();
 
 }  // namespace paramshard::test

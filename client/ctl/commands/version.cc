@@ -1,5 +1,9 @@
+#include <string>
+#include <vector>
+
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/time/time.h"
 #include "client/ctl/cell.h"
 #include "client/ctl/commands/broken_devices.h"
 #include "client/ctl/commands/commands.h"
@@ -14,6 +18,18 @@ std::string RanksCell(const v1::GetVersionResponse& response) {
   if (response.world_size() == 0) return "-";
   const int last = response.first_rank() + response.devices_size() - 1;
   return absl::StrCat(response.first_rank(), "..", last, " of ", response.world_size());
+}
+
+// "node 2 (for 1m5s), node 3 (never here)"; node 0 alone knows it.
+std::string AbsentCell(const v1::GetVersionResponse& response) {
+  std::vector<std::string> absent;
+  for (const v1::AbsentNode& node : response.absent_nodes()) {
+    const absl::Duration absent_for = absl::Seconds(node.absent_for().seconds());
+    absent.push_back(
+        absl::StrCat("node ", node.node(), " (",
+                     node.losses() == 0 ? "never here" : absl::StrCat("for ", absl::FormatDuration(absent_for)), ")"));
+  }
+  return absl::StrJoin(absent, ", ");
 }
 
 // An operator must not miss it.
@@ -34,6 +50,7 @@ std::string VersionText(const v1::GetVersionResponse& response) {
   properties.Add("build", response.build_type());
   properties.Add("devices", TextCell(absl::StrJoin(response.devices(), ", ")));
   properties.Add("node", absl::StrCat(response.node(), " of ", response.nodes()));
+  if (response.absent_nodes_size() > 0) properties.Add("absent", AbsentCell(response));
   properties.Add("ranks", RanksCell(response));
   properties.Add("pid", absl::StrCat(response.pid()));
   properties.Add("started", TimeCell(response.started_at()));

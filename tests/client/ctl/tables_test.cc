@@ -111,6 +111,18 @@ TEST(TablesTest, VersionNamesLinksThatAreCutAndWhoIsLeftOut) {
   EXPECT_THAT(VersionText(response), testing::HasSubstr("LEFT OUT: node 2, node 4\n"));
 }
 
+TEST(TablesTest, VersionNamesWhoIsAbsent) {
+  v1::GetVersionResponse response;
+  EXPECT_THAT(VersionText(response), testing::Not(testing::HasSubstr("absent")));
+  v1::AbsentNode& lost = *response.add_absent_nodes();
+  lost.set_node(2);
+  lost.set_losses(1);
+  lost.mutable_absent_for()->set_seconds(65);
+  response.add_absent_nodes()->set_node(3);
+  EXPECT_THAT(VersionText(response),
+              testing::ContainsRegex("absent +node 2 \\(for 1m5s\\), node 3 \\(never here\\)\n"));
+}
+
 TEST(TablesTest, VersionNamesTheRanks) {
   v1::GetVersionResponse response;
   response.add_devices("cuda:0");

@@ -104,8 +104,8 @@ TEST_F(BadLinksTest, TheOthersGoOnWithoutTheHigherOneOfTwo) {
   Miss(1, 1, {2});
   AwaitEnd({0, 2}, AllOf(HasSubstr("node 1 (d1) and node 2 (d2)"), HasSubstr("without node 2")));
   ExpectNothing({1});
-  EXPECT_THAT(coordinator_->cut_links().links, ElementsAre("node 1 (d1) and node 2 (d2)"));
-  EXPECT_THAT(coordinator_->cut_links().left_out, ElementsAre(2));
+  EXPECT_THAT(coordinator_->ViewWorld().cut_links, ElementsAre("node 1 (d1) and node 2 (d2)"));
+  EXPECT_THAT(coordinator_->ViewWorld().left_out, ElementsAre(2));
   ReportAll({0, 2});
   ExpectNothing({0, 2});
   ReportAll({1});
@@ -132,7 +132,7 @@ TEST_F(BadLinksTest, OneThatWasLeftOutForLongEnoughIsTriedAgain) {
   AwaitEnd({0, 1}, HasSubstr("node 1 (d1) and node 2 (d2)"));
   ReportAll({0, 1, 2});
   AwaitStart({0, 1, 2});
-  EXPECT_THAT(coordinator_->cut_links().links, IsEmpty());
+  EXPECT_THAT(coordinator_->ViewWorld().cut_links, IsEmpty());
 }
 
 // Another model, which needs all nodes, shows that they reach each other.
@@ -153,7 +153,7 @@ TEST_F(BadLinksTest, OneThatIsLeftOutNoMoreEndsTheEpochAtTheNextCommit) {
   Commit({0, 1}, 2, 1);
   ExpectNothing({0, 1, 2});
   Commit({0, 1, 2}, 1, 1, "other");
-  EXPECT_THAT(coordinator_->cut_links().left_out, IsEmpty());
+  EXPECT_THAT(coordinator_->ViewWorld().left_out, IsEmpty());
   Commit({0, 1}, 2, 2);
   AwaitEnd({0, 1}, HasSubstr("node 2 (rank 2) is back"));
   ReportAll({0, 1}, 2);
@@ -167,7 +167,7 @@ TEST_F(BadLinksTest, WhereTooFewWouldBeLeftAllAreTried) {
   Miss(0, 1, {1, 2});
   AwaitEnd({1, 2}, AllOf(HasSubstr("node 0 (d0) and node 1 (d1), node 0 (d0) and node 2 (d2)"),
                          HasSubstr("need them all: mend the network")));
-  EXPECT_THAT(coordinator_->cut_links().left_out, IsEmpty());
+  EXPECT_THAT(coordinator_->ViewWorld().left_out, IsEmpty());
   ReportAll({0, 1, 2});
   AwaitStart({0, 1, 2});
 }
@@ -178,12 +178,12 @@ TEST_F(BadLinksTest, WithoutPermissionAllAreTriedUntilTheyReachEachOther) {
   AwaitStart({0, 1, 2});
   Miss(1, 1, {2});
   AwaitEnd({0, 2}, AllOf(HasSubstr("node 1 (d1) and node 2 (d2)"), HasSubstr("mend the network")));
-  EXPECT_THAT(coordinator_->cut_links().left_out, IsEmpty());
+  EXPECT_THAT(coordinator_->ViewWorld().left_out, IsEmpty());
   ReportAll({0, 1, 2});
   AwaitStart({0, 1, 2});
-  EXPECT_THAT(coordinator_->cut_links().links, ElementsAre("node 1 (d1) and node 2 (d2)"));
+  EXPECT_THAT(coordinator_->ViewWorld().cut_links, ElementsAre("node 1 (d1) and node 2 (d2)"));
   Commit({0, 1, 2}, 2, 1);
-  EXPECT_THAT(coordinator_->cut_links().links, IsEmpty());
+  EXPECT_THAT(coordinator_->ViewWorld().cut_links, IsEmpty());
 }
 
 TEST_F(BadLinksTest, GradientsThatAreSummedNeedEveryNode) {
@@ -204,7 +204,7 @@ TEST_F(BadLinksTest, ALostNodeIsBlamedForNothing) {
   Miss(1, 1, {2});
   AwaitEnd({0, 2, 3}, HasSubstr("without node 2"));
   coordinator_->Leave(1);
-  EXPECT_THAT(coordinator_->cut_links().left_out, IsEmpty());
+  EXPECT_THAT(coordinator_->ViewWorld().left_out, IsEmpty());
 }
 
 TEST_F(BadLinksTest, WhatMakesNoSenseIsIgnored) {
@@ -215,7 +215,7 @@ TEST_F(BadLinksTest, WhatMakesNoSenseIsIgnored) {
   ExpectNothing({0, 1, 2});
   Miss(1, 1, {1, -1, 3, 1000000});
   AwaitEnd({0, 2}, HasSubstr(""));
-  EXPECT_THAT(coordinator_->cut_links().links, IsEmpty());
+  EXPECT_THAT(coordinator_->ViewWorld().cut_links, IsEmpty());
   ReportAll({0, 1, 2});
   AwaitStart({0, 1, 2});
 }
@@ -251,7 +251,7 @@ TEST_F(BadLinksTest, AllThatWasSaidMeanwhileCounts) {
   Miss(0, 1, {1});
   Miss(1, 1, {0, 2, 3});
   ExpectNothing({0, 1, 2, 3});
-  EXPECT_THAT(coordinator_->cut_links().left_out, ElementsAre(1));
+  EXPECT_THAT(coordinator_->ViewWorld().left_out, ElementsAre(1));
   ReportAll({0});
   AwaitStart({0, 2, 3});
 }
@@ -281,8 +281,8 @@ TEST_F(BadLinksTest, ALostNodeMeanwhileIsTheReasonAndTheOtherLinksAreKept) {
   ReportAll({2});
   coordinator_->Leave(3);
   AwaitEnd({0, 1}, HasSubstr("node 3 (rank 3) lost"));
-  EXPECT_THAT(coordinator_->cut_links().links, ElementsAre("node 1 (d1) and node 2 (d2)"));
-  EXPECT_THAT(coordinator_->cut_links().left_out, ElementsAre(2));
+  EXPECT_THAT(coordinator_->ViewWorld().cut_links, ElementsAre("node 1 (d1) and node 2 (d2)"));
+  EXPECT_THAT(coordinator_->ViewWorld().left_out, ElementsAre(2));
 }
 
 TEST_F(BadLinksTest, AThreadEndsTheEpochWhenTheTimeIsOver) {

@@ -89,6 +89,7 @@ class NodeEar final : public NodeSink {
   void OnLastCommand(const std::string&, int64_t, int64_t) override {}
   void OnCommandsWanted(const std::string&, int64_t, const CommandsThrough&) override {}
   void OnMoved(int64_t) override {}
+  void OnProbe() override {}
   void OnStop() override {}
 
   Oracle* oracle = nullptr;

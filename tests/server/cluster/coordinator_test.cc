@@ -90,11 +90,11 @@ TEST_F(CoordinatorTest, StartsAnEpochWhenAllRanksAreAttached) {
 }
 
 TEST_F(CoordinatorTest, NodesThatAreHereAreCounted) {
-  EXPECT_EQ(coordinator_.present_nodes(), 2);
+  EXPECT_THAT(AbsentNodes(coordinator_), testing::IsEmpty());
   coordinator_.Leave(1);
-  EXPECT_EQ(coordinator_.present_nodes(), 1);
+  EXPECT_THAT(AbsentNodes(coordinator_), ElementsAre(1));
   ASSERT_OK(coordinator_.Join(1, 1, &sinks_[1]));
-  EXPECT_EQ(coordinator_.present_nodes(), 2);
+  EXPECT_THAT(AbsentNodes(coordinator_), testing::IsEmpty());
 }
 
 TEST_F(CoordinatorTest, NeedsNewReportsForTheNextEpoch) {

@@ -5,6 +5,7 @@
 #include <memory>
 #include <thread>
 
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/server/cluster/recording_listener.h"
@@ -34,9 +35,11 @@ class StoppableSink final : public NodeSink {
   void OnSaveNews(const SaveNews&) override {}
   void OnRestoreNews(const RestoreNews&) override {}
   void OnMoved(int64_t connection) override { news.OnMoved(connection); }
+  void OnProbe() override { ++probes; }
   void OnStop() override { is_stopped = true; }
 
   RecordingListener news;
+  std::atomic<int> probes = 0;
   std::atomic<bool> is_stopped = false;
 };
 
@@ -52,8 +55,11 @@ class NodeStreamsTest : public testing::Test {
     ASSERT_TRUE(first_sink_.news.Next().start);
   }
   static NodeStreams::StreamPtr MakeStream(int64_t connection, NodeSink* sink, absl::uint128 process = kProcess) {
-    return std::make_shared<NodeStreams::Stream>(
-        NodeStreams::Stream{.node = 1, .incarnation = process, .connection = connection, .sink = sink});
+    return std::make_shared<NodeStreams::Stream>(NodeStreams::Stream{.node = 1,
+                                                                     .incarnation = process,
+                                                                     .connection = connection,
+                                                                     .peer = absl::StrCat("connection ", connection),
+                                                                     .sink = sink});
   }
   // Of the second stream, which goes on from the first one.
   std::future<absl::Status> StartGoingOn(NodeStreams& streams) {
@@ -62,13 +68,23 @@ class NodeStreamsTest : public testing::Test {
     return going_on;
   }
 
+  // Of another process, which wants the node's number.
+  std::future<absl::Status> StartJoining(NodeStreams& streams) {
+    return std::async(std::launch::async, [this, &streams] { return streams.Join(other_, 1); });
+  }
+  static void AwaitProbe(const StoppableSink& sink) {
+    while (sink.probes == 0) std::this_thread::yield();
+  }
+
   Coordinator coordinator_{2};
-  NodeStreams streams_{&coordinator_};
+  NodeStreams streams_{&coordinator_, {.probe_timeout = absl::InfiniteDuration()}};
   RecordingListener zero_;
   StoppableSink first_sink_;
   StoppableSink second_sink_;
   const NodeStreams::StreamPtr first_ = MakeStream(1, &first_sink_);
+  StoppableSink other_sink_;
   const NodeStreams::StreamPtr second_ = MakeStream(2, &second_sink_);
+  const NodeStreams::StreamPtr other_ = MakeStream(1, &other_sink_, kProcess + 1);
 };
 
 TEST_F(NodeStreamsTest, ANodeGoesOnWithAnotherStreamWhenAllIsReadOnTheOldOne) {
@@ -84,7 +100,7 @@ TEST_F(NodeStreamsTest, ANodeGoesOnWithAnotherStreamWhenAllIsReadOnTheOldOne) {
   EXPECT_TRUE(first_sink_.news.empty());
   EXPECT_FALSE(first_sink_.is_stopped);
   streams_.End(*second_, /*is_moved=*/false);
-  EXPECT_EQ(coordinator_.present_nodes(), 1);
+  EXPECT_THAT(AbsentNodes(coordinator_), ElementsAre(1));
 }
 
 TEST_F(NodeStreamsTest, AnOldStreamThatBreaksBeforeAllIsReadTakesTheNewOneAlong) {
@@ -92,7 +108,7 @@ TEST_F(NodeStreamsTest, AnOldStreamThatBreaksBeforeAllIsReadTakesTheNewOneAlong)
   streams_.End(*first_, /*is_moved=*/false);
   EXPECT_THAT(going_on.get(), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("connection 1 has broken")));
   EXPECT_THAT(zero_.Next().why, StatusIs(absl::StatusCode::kUnavailable, HasSubstr("node 1 (rank 2) lost")));
-  EXPECT_EQ(coordinator_.present_nodes(), 1);
+  EXPECT_THAT(AbsentNodes(coordinator_), ElementsAre(1));
 }
 
 TEST_F(NodeStreamsTest, AnOldStreamThatDoesNotEndIsEnded) {
@@ -102,7 +118,7 @@ TEST_F(NodeStreamsTest, AnOldStreamThatDoesNotEndIsEnded) {
   ASSERT_OK(impatient.Join(first, 1));
   EXPECT_THAT(impatient.GoOn(second_), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("join anew")));
   EXPECT_TRUE(first_sink_.is_stopped);
-  EXPECT_EQ(coordinator_.present_nodes(), 1);
+  EXPECT_THAT(AbsentNodes(coordinator_), ElementsAre(1));
   impatient.End(*first, /*is_moved=*/false);
 }
 
@@ -112,10 +128,10 @@ TEST_F(NodeStreamsTest, WhatHasNoStreamBeforeItDoesNotGoOn) {
     EXPECT_THAT(streams_.GoOn(stream), StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("join anew")));
   }
   EXPECT_THAT(first_sink_.news.moves(), IsEmpty());
-  EXPECT_EQ(coordinator_.present_nodes(), 2);
+  EXPECT_THAT(AbsentNodes(coordinator_), IsEmpty());
   streams_.End(*first_, /*is_moved=*/false);
   EXPECT_THAT(streams_.GoOn(second_), StatusIs(absl::StatusCode::kFailedPrecondition));
-  EXPECT_EQ(coordinator_.present_nodes(), 1);
+  EXPECT_THAT(AbsentNodes(coordinator_), ElementsAre(1));
 }
 
 TEST_F(NodeStreamsTest, AStreamThatItsProcessHasGivenUpMakesRoomForItsNextOne) {
@@ -124,13 +140,41 @@ TEST_F(NodeStreamsTest, AStreamThatItsProcessHasGivenUpMakesRoomForItsNextOne) {
   streams_.End(*first_, /*is_moved=*/false);
   EXPECT_OK(joining.get());
   EXPECT_THAT(zero_.Next().why, StatusIs(absl::StatusCode::kUnavailable, HasSubstr("lost")));
-  EXPECT_EQ(coordinator_.present_nodes(), 2);
+  EXPECT_THAT(AbsentNodes(coordinator_), IsEmpty());
 }
 
-TEST_F(NodeStreamsTest, AnotherProcessHasNoRoomWhileTheOneBeforeIsThere) {
-  EXPECT_THAT(streams_.Join(MakeStream(2, &second_sink_, kProcess + 1), 1), StatusIs(absl::StatusCode::kAlreadyExists));
+TEST_F(NodeStreamsTest, AnotherProcessHasNoRoomWhileTheOneBeforeAnswers) {
+  auto joining = StartJoining(streams_);
+  AwaitProbe(first_sink_);
+  streams_.TakeProbeAnswer(*first_);
+  EXPECT_THAT(joining.get(),
+              StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr("has this node number, connection 1")));
   EXPECT_FALSE(first_sink_.is_stopped);
-  EXPECT_EQ(coordinator_.present_nodes(), 2);
+  EXPECT_THAT(AbsentNodes(coordinator_), IsEmpty());
+}
+
+TEST_F(NodeStreamsTest, AnotherProcessTakesThePlaceOfOneThatDoesNotAnswer) {
+  NodeStreams impatient(&coordinator_, {.probe_timeout = absl::ZeroDuration()});
+  EXPECT_TRUE(streams_.End(*first_, /*is_moved=*/false));
+  const NodeStreams::StreamPtr first = MakeStream(1, &first_sink_);
+  ASSERT_OK(impatient.Join(first, 1));
+  auto joining = StartJoining(impatient);
+  while (!first_sink_.is_stopped) std::this_thread::yield();
+  EXPECT_TRUE(impatient.End(*first, /*is_moved=*/false));
+  EXPECT_OK(joining.get());
+  EXPECT_THAT(AbsentNodes(coordinator_), IsEmpty());
+}
+
+TEST_F(NodeStreamsTest, AProcessThatGoesOnMeanwhileIsAskedAgain) {
+  auto joining = StartJoining(streams_);
+  AwaitProbe(first_sink_);
+  std::future<absl::Status> going_on = StartGoingOn(streams_);
+  EXPECT_FALSE(streams_.End(*first_, /*is_moved=*/true));
+  EXPECT_OK(going_on.get());
+  AwaitProbe(second_sink_);
+  streams_.TakeProbeAnswer(*second_);
+  EXPECT_THAT(joining.get(), StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr("connection 2")));
+  EXPECT_TRUE(zero_.empty()) << "the epoch goes on";
 }
 
 TEST_F(NodeStreamsTest, NothingGoesOnWhenTheCoordinatorHasStopped) {

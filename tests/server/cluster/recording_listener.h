@@ -79,6 +79,7 @@ class RecordingListener final : public EpochListener, public NodeSink {
     absl::MutexLock lock(&mu_);
     moves_.push_back(connection);
   }
+  void OnProbe() override {}
   void OnStop() override {}
 
   // The next piece of news; an INTERNAL end when none comes within 30 seconds.
@@ -151,6 +152,12 @@ inline ModelReport MakeReport(std::vector<int> attached_ranks, int64_t commit_nu
   report.shard_size = shard_size;
   report.attached_ranks = std::move(attached_ranks);
   return report;
+}
+
+inline std::vector<int> AbsentNodes(Coordinator& coordinator) {
+  std::vector<int> nodes;
+  for (const AbsentNode& absent : coordinator.ViewWorld().absent) nodes.push_back(absent.node);
+  return nodes;
 }
 
 }  // namespace paramshard::server

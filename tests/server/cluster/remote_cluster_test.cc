@@ -69,6 +69,7 @@ class NodeZero {
     ASSERT_NE(server_, nullptr);
   }
 
+  int nodes() const { return coordinator_.nodes(); }
   Coordinator& coordinator() { return coordinator_; }
   std::string address() const { return absl::StrCat("127.0.0.1:", port_); }
 
@@ -84,6 +85,7 @@ class NodeZero {
 RemoteOptions Options(const NodeZero& zero, int node = 1, int devices = 1) {
   RemoteOptions options;
   options.node = node;
+  options.nodes = zero.nodes();
   options.devices = devices;
   options.coordinator_address = zero.address();
   options.join_timeout = kLong;
@@ -148,7 +150,7 @@ TEST_F(RemoteClusterTest, BadLinksTravelWithTheEndOfAnEpoch) {
                       {{.peer = 0, .address = "10.9.0.11", .peer_address = "10.9.0.10"}});
   const absl::Status why = zero_.news.Next().why;
   EXPECT_THAT(why, StatusIs(absl::StatusCode::kUnavailable, HasSubstr("node 0 (10.9.0.10) and node 1 (10.9.0.11)")));
-  EXPECT_THAT(zero_.coordinator().cut_links().links, ElementsAre("node 0 (10.9.0.10) and node 1 (10.9.0.11)"));
+  EXPECT_THAT(zero_.coordinator().ViewWorld().cut_links, ElementsAre("node 0 (10.9.0.10) and node 1 (10.9.0.11)"));
   EXPECT_GT(StartEpoch(), epoch);
 }
 
@@ -453,7 +455,7 @@ TEST_F(RemoteClusterTest, AStreamThatDoesNotSayHelloIsRefused) {
   for (const bool other_version : {false, true}) {
     grpc::ClientContext context;
     const auto stream = stub->Join(&context);
-    v1::JoinRequest first = other_version ? HelloMessage(1, 1, "") : DeletionMessage("m");
+    v1::JoinRequest first = other_version ? HelloMessage(1, 2, 1, "") : DeletionMessage("m");
     if (other_version) first.mutable_hello()->set_protocol_version(99);
     stream->Write(first);
     EXPECT_EQ(stream->Finish().error_code(),

@@ -382,7 +382,7 @@ class HostileNodeTest : public testing::Test {
     stub_ = v1::ClusterService::NewStub(
         grpc::CreateChannel(absl::StrCat("127.0.0.1:", port), grpc::InsecureChannelCredentials()));
     stream_ = stub_->Join(&context_);
-    ASSERT_TRUE(stream_->Write(HelloMessage(1, 1, root_.path())));
+    ASSERT_TRUE(stream_->Write(HelloMessage(1, 2, 1, root_.path())));
     ASSERT_OK(zero_->cluster->AwaitWorld(kLong));
     savers_ = std::make_unique<Savers>(Saver::Options{.root = root_.path(), .calls = &calls_});
     const World world{.cluster = zero_->cluster.get(), .devices = {device_.get()}, .first_rank = 0, .world_size = 2};

@@ -37,6 +37,7 @@ Daemons::Daemons(const std::vector<int>& device_counts, const Options& options) 
     server_ = builder.BuildAndStart();
     for (int node = 1; node < nodes; ++node) {
       auto joined = MakeRemoteCluster({.node = node,
+                                       .nodes = nodes,
                                        .devices = device_counts[node],
                                        .coordinator_address = absl::StrCat("127.0.0.1:", port),
                                        .save_dir = options.save_dir,
