@@ -77,7 +77,8 @@ constexpr int kStreamWindowBytes = 64 << 10;
 constexpr int kMaxGrpcThreads = 8;
 // Of each user: what has come of messages that no worker has taken yet, and what gRPC keeps for connections and calls.
 constexpr size_t kMaxGrpcBytes = size_t{1} << 30;
-constexpr int kMaxClusterThreads = 1024;
+// Each node's stream has one, and for a moment a second one when its certificate is renewed; calls need some.
+constexpr int MaxClusterThreads(int nodes) { return 2 * nodes + 1024; }
 // In the summary, which has one line.
 constexpr size_t kMostModelsNamed = 8;
 // After drain_timeout: for handlers to see that their streams are over.
@@ -254,10 +255,12 @@ bool MayBeTakenOver(const absl::Status& asked) { return absl::IsDeadlineExceeded
 // Where epochs may have fewer nodes, a server of node 0 that its keeper has started again does not wait for one that is
 // lost. What models of another world say tells nothing.
 std::vector<int> KnownDeviceCounts(const CoordinatorOptions& options) {
-  if (options.closed.empty() || options.attendance.Needed(options.nodes) == options.nodes) return {};
-  const std::vector<int>& counts = options.closed.front().device_counts;
-  const bool fits = static_cast<int>(counts.size()) == options.nodes && counts.front() == options.devices;
-  return fits ? counts : std::vector<int>();
+  if (options.attendance.Needed(options.nodes) == options.nodes) return {};
+  for (const ClosedEpoch& closed : options.closed) {
+    const std::vector<int>& counts = closed.device_counts;
+    if (static_cast<int>(counts.size()) == options.nodes && counts.front() == options.devices) return counts;
+  }
+  return {};
 }
 
 }  // namespace
@@ -471,7 +474,7 @@ absl::Status Daemon::Impl::ServeCluster() {
   ASSIGN_OR_RETURN(
       cluster_server_,
       StartServers(std::move(sockets), {std::nullopt}, {transport_.ForNodes(), transport_.MakePeerConnections()},
-                   {coordinator_->service.get()}, kMaxClusterThreads, Pings::kAreAnswered));
+                   {coordinator_->service.get()}, MaxClusterThreads(config_.nodes), Pings::kAreAnswered));
   return absl::OkStatus();
 }
 

@@ -139,7 +139,7 @@ grpc::Status ClusterServiceImpl::Join(grpc::ServerContext* context, JoinStream* 
 absl::Status ClusterServiceImpl::Serve(grpc::ServerContext* context, v1::JoinRequest& request, JoinStream* stream) {
   RETURN_IF_ERROR(CheckHello(*context, request));
   const v1::Hello hello = request.hello();
-  ASSIGN_OR_RETURN(auto writer, NodeStream::Writer::Start(stream));
+  ASSIGN_OR_RETURN(auto writer, NodeStream::Writer::Start(stream, [context] { context->TryCancel(); }));
   NodeStream sink(context, std::move(writer));
   const auto node_stream =
       std::make_shared<NodeStreams::Stream>(NodeStreams::Stream{.node = hello.node(),

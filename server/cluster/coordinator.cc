@@ -1,6 +1,7 @@
 #include "server/cluster/coordinator.h"
 
 #include <algorithm>
+#include <iterator>
 #include <memory>
 #include <numeric>
 #include <set>
@@ -45,6 +46,14 @@ constexpr int64_t kLastEpoch = int64_t{1} << 62;
 absl::Status LastEpochError(const ModelReport& report) {
   return absl::InvalidArgumentError(absl::StrCat("report of ", report.model, ": a last epoch in [0, ", kLastEpoch,
                                                  "] expected, got ", report.last_epoch));
+}
+
+// Of one node: what it says lies here.
+constexpr int64_t kMostModels = 1000;
+
+absl::Status TooManyModelsError(const std::string& model, int node) {
+  return absl::ResourceExhaustedError(
+      absl::StrCat("report of ", model, ": ", kMostModels, " models of node ", node, " at most expected"));
 }
 
 absl::Status UndecidedError(const CommitQuery& query, const absl::Status& why) {
@@ -136,6 +145,11 @@ bool IsReceiver(const std::vector<Healing>& healings, int node) {
   return std::any_of(healings.begin(), healings.end(), [node](const Healing& one) { return one.receiver == node; });
 }
 
+// Requires that one of the nodes is not healed.
+int FirstWithState(const std::vector<int>& nodes, const std::vector<Healing>& healings) {
+  return *std::find_if(nodes.begin(), nodes.end(), [&](int node) { return !IsReceiver(healings, node); });
+}
+
 // Trainers wait for an epoch.
 bool IsAwaited(const std::vector<std::optional<ModelReport>>& reports) {
   return std::any_of(reports.begin(), reports.end(),
@@ -152,6 +166,11 @@ absl::Status PartsForgottenError(const CommitVote& vote) {
   return absl::AbortedError(absl::StrCat("get parts of ", vote.model,
                                          ": a reader before the epoch's first commit expected, commit ",
                                          vote.commit_number, " is decided"));
+}
+
+absl::Status NoRoomError(absl::string_view model, absl::string_view key, int node) {
+  return absl::ResourceExhaustedError(absl::StrCat("put ", key, " of ", model, ": ", RendezvousBook::kMostBytes,
+                                                   " bytes of node ", node, " in an epoch at most expected"));
 }
 
 // What a node puts lies under a key of its own.
@@ -267,17 +286,20 @@ void Coordinator::ServeAbsences() {
     const Lock lock(this);
     if (stopped_) return;
     const SteadyTime now = SteadyNow();
+    links_.TryAgain(now);
     for (auto& [name, model] : models_) {
       if (model.gathering.has_value() && now >= model.gathering->until) EndGathering(name, model);
       TryStart(name, model);
     }
-    const std::optional<SteadyTime> next = NextLook();
+    const std::optional<SteadyTime> next = NextLook(now);
     next.has_value() ? static_cast<void>(world_changed_.WaitUntil(&mu_, *next)) : world_changed_.Wait(&mu_);
   }
 }
 
-std::optional<SteadyTime> Coordinator::NextLook() const {
-  std::optional<SteadyTime> next = NextGivenUp(members_, options_.attendance, SteadyNow());
+// What has fallen due behind `now` is looked at once more, at once.
+std::optional<SteadyTime> Coordinator::NextLook(SteadyTime now) const {
+  std::optional<SteadyTime> next = NextGivenUp(members_, options_.attendance, now);
+  if (const std::optional<SteadyTime> again = links_.NextTry()) next = std::min(*again, next.value_or(*again));
   for (const auto& [name, model] : models_) {
     if (!model.gathering.has_value()) continue;
     next = std::min(model.gathering->until, next.value_or(model.gathering->until));
@@ -294,7 +316,12 @@ WorldView Coordinator::ViewWorld() {
   absl::MutexLock lock(&mu_);
   const SteadyTime now = SteadyNow();
   links_.TryAgain(now);
-  WorldView view{.cut_links = links_.Texts(), .left_out = LeftOut()};
+  WorldView view{.cut_links = links_.Texts()};
+  std::set<int> left_out;
+  for (const auto& [name, model] : models_) {
+    for (const int node : LeftOut(model, now)) left_out.insert(node);
+  }
+  view.left_out.assign(left_out.begin(), left_out.end());
   for (int node = 0; node < members_.nodes(); ++node) {
     if (members_.present(node)) continue;
     view.absent.push_back({.node = node,
@@ -324,8 +351,13 @@ absl::Status Coordinator::AwaitWorld(absl::Duration timeout) {
 void Coordinator::Report(int node, const ModelReport& report) {
   const Lock lock(this);
   if (stopped_ || !members_.present(node)) return;
-  if (report.last_epoch < 0 || report.last_epoch > kLastEpoch) {
+  Model* const known = Find(report.model);
+  // An epoch of this coordinator may have a higher number.
+  if (report.last_epoch < 0 || report.last_epoch > std::max(kLastEpoch, known == nullptr ? 0 : known->last_epoch)) {
     return sinks_[node]->OnEpochRefused(report.model, LastEpochError(report));
+  }
+  if (known == nullptr && ModelsOf(node) >= kMostModels) {
+    return sinks_[node]->OnEpochRefused(report.model, TooManyModelsError(report.model, node));
   }
   auto [it, added] = models_.try_emplace(report.model, members_.nodes());
   Model& model = it->second;
@@ -336,6 +368,11 @@ void Coordinator::Report(int node, const ModelReport& report) {
   // One that takes part says nothing more before it has heard of the end: this was said before the start.
   model.is_new[node] = !model.running || !Has(model.active, node);
   model.running ? CheckReturner(it->first, model, node) : TryStart(it->first, model);
+}
+
+int64_t Coordinator::ModelsOf(int node) const {
+  return std::count_if(models_.begin(), models_.end(),
+                       [node](const auto& model) { return model.second.reports[node].has_value(); });
 }
 
 void Coordinator::Forget(int node, absl::string_view name) {
@@ -377,7 +414,7 @@ void Coordinator::EndOnBadLinks(int node, absl::string_view name, int64_t epoch,
   Model* const model = FindRunning(name, epoch);
   if (model == nullptr || !Has(model->active, node)) return;
   for (const BadLink& link : links) {
-    if (link.peer != node && Has(model->active, link.peer)) links_.Add(node, link);
+    if (link.peer != node && Has(model->active, link.peer)) links_.Add(node, link, SteadyNow());
   }
   if (!model->gathering.has_value()) {
     model->gathering = Gathering{.until = SteadyDeadline(options_.attendance.gathering), .gone = {}};
@@ -400,7 +437,7 @@ void Coordinator::EndGathering(const std::string& name, Model& model) {
 }
 
 absl::Status Coordinator::BadLinksError(const Model& model) const {
-  const Nodes left_out = MayLeaveOut(model) ? LeftOut() : Nodes();
+  const Nodes left_out = LeftOut(model, SteadyNow());
   const std::string then = left_out.empty() ? "epochs need them all: mend the network, and attach again"
                                             : absl::StrCat("the next epochs are without node ",
                                                            absl::StrJoin(left_out, ", node "), ": attach again");
@@ -408,11 +445,18 @@ absl::Status Coordinator::BadLinksError(const Model& model) const {
       absl::StrCat("data addresses do not reach each other: ", absl::StrJoin(links_.Texts(), ", "), "; ", then));
 }
 
-Coordinator::Nodes Coordinator::LeftOut() const {
-  int others = 0;
-  for (int node = 0; node < members_.nodes(); ++node) others += members_.present(node) && !links_.IsLeftOut(node);
-  const int needed = options_.attendance.Needed(options_.nodes);
-  return needed < options_.nodes && others >= needed ? links_.left_out() : Nodes();
+Coordinator::Nodes Coordinator::LeftOut(const Model& model, SteadyTime now) const {
+  if (!MayLeaveOut(model)) return {};
+  const auto is_ready = [&](int node) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    return Has(model.active, node) || IsAttached(model, node);
+  };
+  const Nodes left_out = links_.left_out();
+  const std::optional<Nodes> next =
+      NextActive(members_, model.awaited, is_ready, options_.attendance, /*may_be_fewer=*/true, left_out, now);
+  if (!next.has_value()) return left_out;
+  Nodes without;
+  std::set_difference(left_out.begin(), left_out.end(), next->begin(), next->end(), std::back_inserter(without));
+  return without;
 }
 
 // One that has reported alone is compared with one that has voted: with whom else, if nobody has?
@@ -526,8 +570,9 @@ absl::Status Coordinator::CheckEqual(const std::string& name, const Model& model
 
 bool Coordinator::MayBeFewer(const Model& model) const {
   return HoldReplicas(model.reports, members_.world_size()) &&
-         std::none_of(model.reports.begin(), model.reports.end(),
-                      [](const auto& report) { return report.has_value() && report->needs_every_node; });
+         std::none_of(model.reports.begin(), model.reports.end(), [&](const auto& report) {
+           return report.has_value() && HasLeadersSpec(model.reports, *report) && report->needs_every_node;
+         });
 }
 
 bool Coordinator::WouldBegin(const Model& model, const Nodes& nodes) const {
@@ -553,14 +598,14 @@ std::optional<Coordinator::Nodes> Coordinator::NextNodes(const Model& model) {
   const auto may_return = [&](int node) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     return is_ready(node) && MayReturn(members_, node, options_.attendance, now);
   };
-  const auto next = [&](absl::FunctionRef<bool(int)> takes_part) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    return NextActive(members_, model.awaited, takes_part, options_.attendance, MayBeFewer(model), links_.left_out(),
-                      now);
+  const auto next = [&](absl::FunctionRef<bool(int)> takes_part,
+                        const Nodes& left_out) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    return NextActive(members_, model.awaited, takes_part, options_.attendance, MayBeFewer(model), left_out, now);
   };
-  const std::optional<Nodes> nodes = next(may_return);
-  const bool goes_on = nodes.has_value() && !(AreAttached(model, *nodes) && WouldBegin(model, *nodes));
-  // Where one that is lost again and again is needed it takes part at once.
-  return goes_on ? nodes : next(is_ready);
+  const std::optional<Nodes> nodes = next(may_return, links_.left_out());
+  if (nodes.has_value() && !(AreAttached(model, *nodes) && WouldBegin(model, *nodes))) return nodes;
+  // Where one is needed that is lost again and again, or whose links are cut, it takes part at once.
+  return next(is_ready, nodes.has_value() ? Nodes() : links_.left_out());
 }
 
 std::vector<Healing> Coordinator::Healings(const Model& model, const Nodes& nodes) const {
@@ -583,11 +628,28 @@ void Coordinator::TryStart(const std::string& name, Model& model) {
   }
   const absl::Status differ = lost.ok() ? CheckEqual(name, model, *nodes) : lost;
   const bool is_whole = static_cast<int>(nodes->size()) == members_.nodes();
-  if ((differ.ok() || !healings.empty()) && !is_whole && WouldBegin(model, *nodes)) return;
+  if (differ.ok() || !healings.empty()) {
+    const absl::Status newest = CheckNewest(name, model, *nodes, healings);
+    if (!is_whole && (WouldBegin(model, *nodes) || !newest.ok())) return;
+    if (!newest.ok()) return GoBack(name, model, newest);
+  }
   if (differ.ok()) return Start(name, model, *std::move(nodes));
   if (!healings.empty()) return Start(name, model, *std::move(nodes), std::move(healings));
   if (RefuseReturners(name, model, *nodes, differ)) return TryStart(name, model);
   !lost.ok() || HasFreshBesideTrained(model, *nodes) ? GoBack(name, model, differ) : RefuseStart(name, model, differ);
+}
+
+absl::Status Coordinator::CheckNewest(const std::string& name, const Model& model, const Nodes& nodes,
+                                      const std::vector<Healing>& healings) const {
+  if (!MayLeaveOut(model)) return absl::OkStatus();
+  const ModelReport& state = *model.reports[FirstWithState(nodes, healings)];
+  for (const ClosedEpoch& before : model.before) {
+    if (before.history_id != state.history_id || before.commit_number <= state.commit_number) continue;
+    return absl::DataLossError(absl::StrCat("start epoch of ", name, ": commit ", before.commit_number, " of history ",
+                                            before.history_id, ", which was decided, on a node at least expected, got ",
+                                            state.commit_number, ": who has made it is away, or has lost it"));
+  }
+  return absl::OkStatus();
 }
 
 bool Coordinator::RefuseReturners(const std::string& name, Model& model, const Nodes& nodes, const absl::Status& why) {
@@ -663,8 +725,7 @@ void Coordinator::SkipEpochsOfOthers(Model& model) {
 }
 
 void Coordinator::Start(const std::string& name, Model& model, Nodes nodes, std::vector<Healing> healings) {
-  const auto first = std::find_if(nodes.begin(), nodes.end(), [&](int node) { return !IsReceiver(healings, node); });
-  const ModelReport& state = *model.reports[*first];
+  const ModelReport& state = *model.reports[FirstWithState(nodes, healings)];
   SkipEpochsOfOthers(model);
   if (const absl::Status written = WriteBegun(name, state, nodes, model.last_epoch + 1); !written.ok()) {
     return RefuseStart(name, model, written);
@@ -806,7 +867,8 @@ absl::Status Coordinator::CastVote(int node, const CommitVote& vote) {
       model.awaited = model.active;
       // Whoever votes has read the parts.
       if (model.rendezvous.has_parts()) model.rendezvous.DropParts(PartsForgottenError(vote), answers_);
-      links_.Worked(model.active, SteadyNow());
+      // Links of which somebody says just now that they are cut have not: this commit was summed before.
+      if (!model.gathering.has_value()) links_.Worked(model.active, SteadyNow());
       EndForReturners(vote.model, model);
       return absl::OkStatus();
     case CommitBook::Cast::Result::kRepeated:
@@ -1068,6 +1130,7 @@ absl::Status Coordinator::Put(int node, absl::string_view name, int64_t epoch, a
                               absl::string_view value) {
   const Lock lock(this);
   ASSIGN_OR_RETURN(RendezvousBook* const book, FindRendezvous(name, epoch, node));
+  if (!book->TakeRoom(node, static_cast<int64_t>(key.size() + value.size()))) return NoRoomError(name, key, node);
   if (book->Put(KeyOf(node, key), value, answers_)) return absl::OkStatus();
   return absl::AlreadyExistsError(absl::StrCat("put ", key, " of ", name,
                                                ": one value an epoch expected, got another one: give each daemon a "
@@ -1113,6 +1176,9 @@ absl::Status Coordinator::PutParts(int node, absl::string_view name, int64_t epo
   }
   const Lock lock(this);
   ASSIGN_OR_RETURN(RendezvousBook* const book, FindRendezvous(name, epoch, node));
+  int64_t size_bytes = static_cast<int64_t>(key.size());
+  for (const std::string& part : parts) size_bytes += static_cast<int64_t>(part.size());
+  if (!book->TakeRoom(node, size_bytes)) return NoRoomError(name, key, node);
   book->PutParts(node, key, std::move(parts), answers_);
   return absl::OkStatus();
 }

@@ -216,6 +216,8 @@ class Coordinator {
   // Null unless that epoch runs.
   Model* FindRunning(absl::string_view model, int64_t epoch) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
+  // How many the node has reported.
+  int64_t ModelsOf(int node) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Those who were in that epoch of another coordinator are those of the last one.
   void TakeActive(const ClosedEpoch& before, Model& model) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
@@ -247,6 +249,10 @@ class Coordinator {
   void SkipEpochsOfOthers(Model& model) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Start(const std::string& name, Model& model, Nodes nodes, std::vector<Healing> healings = {})
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // DATA_LOSS: another coordinator has decided a later commit of this history than any of these nodes has, which may be
+  // where epochs may be without some.
+  absl::Status CheckNewest(const std::string& name, const Model& model, const Nodes& nodes,
+                           const std::vector<Healing>& healings) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Of the nodes that were not in the last epoch those are refused whose state is another one than the others', who go
   // on without them; all, where each would fit alone. Whether there were any.
   bool RefuseReturners(const std::string& name, Model& model, const Nodes& nodes, const absl::Status& why)
@@ -273,10 +279,10 @@ class Coordinator {
   void EndGathering(const std::string& name, Model& model) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // UNAVAILABLE naming the links, and what comes of them.
   absl::Status BadLinksError(const Model& model) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Of nodes whose links are cut; none where too few others are here.
-  Nodes LeftOut() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Nodes whose links are cut, and that the model's next epoch is without because of that as far as can be told now.
+  Nodes LeftOut(const Model& model, SteadyTime now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // When epochs are to be looked at again; unset: at the next change.
-  std::optional<SteadyTime> NextLook() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  std::optional<SteadyTime> NextLook(SteadyTime now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void EndIfAllIsDone(const std::string& name, Model& model) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void RefuseStart(const std::string& name, Model& model, const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void RefuseNode(const std::string& name, Model& model, int node, const absl::Status& why)

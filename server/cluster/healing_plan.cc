@@ -79,9 +79,15 @@ bool AreAllMade(const ModelReports& reports, const std::vector<int>& nodes) {
                      [&](int node) { return reports[node].has_value() && reports[node]->shard_size > 0; });
 }
 
+bool HasLeadersSpec(const ModelReports& reports, const ModelReport& report) {
+  const std::optional<ModelReport>& leader = reports[0];
+  return !leader.has_value() || leader->shard_size == 0 || leader->spec_fingerprint == report.spec_fingerprint;
+}
+
 bool HoldReplicas(const ModelReports& reports, int world_size) {
-  return reports.size() > 1 && std::any_of(reports.begin(), reports.end(), [world_size](const auto& report) {
-           return report.has_value() && report->shard_size > 0 && report->shard_size != world_size;
+  return reports.size() > 1 && std::any_of(reports.begin(), reports.end(), [&](const auto& report) {
+           return report.has_value() && HasLeadersSpec(reports, *report) && report->shard_size > 0 &&
+                  report->shard_size != world_size;
          });
 }
 

@@ -24,6 +24,8 @@ int PreviousNode(int node, const std::vector<int>& active);
 
 // Each of the nodes has made the model. One that has lost it with its server, and has not begun it anew, has not.
 bool AreAllMade(const ModelReports& reports, const std::vector<int>& nodes);
+// Node 0 takes part in every epoch: who has another spec is refused, and decides nothing. True while node 0 has none.
+bool HasLeadersSpec(const ModelReports& reports, const ModelReport& report);
 // Several nodes hold the whole state each.
 bool HoldReplicas(const ModelReports& reports, int world_size);
 

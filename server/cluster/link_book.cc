@@ -24,13 +24,13 @@ std::string LinkText(int node, const BadLink& link) {
   return node < link.peer ? absl::StrCat(self, " and ", peer) : absl::StrCat(peer, " and ", self);
 }
 
-void LinkBook::Add(int node, const BadLink& link) {
-  bad_[{std::min(node, link.peer), std::max(node, link.peer)}] = LinkText(node, link);
+void LinkBook::Add(int node, const BadLink& link, SteadyTime now) {
+  bad_[{std::min(node, link.peer), std::max(node, link.peer)}] = {.text = LinkText(node, link), .said_at = now};
 }
 
 void LinkBook::LeaveOut(SteadyTime now) {
   std::vector<Edge> edges;
-  for (const auto& [edge, text] : bad_) edges.push_back(edge);
+  for (const auto& [edge, bad] : bad_) edges.push_back(edge);
   const std::vector<int> cover = SmallestCover(edges);
   for (auto& [node, record] : records_) {
     if (std::binary_search(cover.begin(), cover.end(), node)) continue;
@@ -56,6 +56,18 @@ void LinkBook::TryAgain(SteadyTime now) {
   for (const auto& [node, record] : records_) {
     if (record.is_left_out && now >= record.until) Forget(node);
   }
+  std::erase_if(bad_, [&](const auto& link) {
+    const auto& [edge, bad] = link;
+    return absl::FromChrono(now - bad.said_at) > kLinkAge && !IsLeftOut(edge.first) && !IsLeftOut(edge.second);
+  });
+}
+
+std::optional<SteadyTime> LinkBook::NextTry() const {
+  std::optional<SteadyTime> next;
+  for (const auto& [node, record] : records_) {
+    if (record.is_left_out) next = std::min(record.until, next.value_or(record.until));
+  }
+  return next;
 }
 
 void LinkBook::Worked(const std::vector<int>& nodes, SteadyTime now) {
@@ -95,7 +107,7 @@ bool LinkBook::IsLeftOut(int node) const {
 
 std::vector<std::string> LinkBook::Texts() const {
   std::vector<std::string> texts;
-  for (const auto& [edge, text] : bad_) texts.push_back(text);
+  for (const auto& [edge, bad] : bad_) texts.push_back(bad.text);
   return texts;
 }
 

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -24,14 +25,19 @@ std::string LinkText(int node, const BadLink& link);
 // thread-safe.
 class LinkBook {
  public:
+  static constexpr absl::Duration kLinkAge = absl::Minutes(1);
+
   explicit LinkBook(absl::Duration first_stay) : first_stay_(first_stay) {}
 
   // Said by the node.
-  void Add(int node, const BadLink& link);
+  void Add(int node, const BadLink& link, SteadyTime now);
   // Leaves out whom the links that are bad now tell to, from now on, and lets those in who are innocent.
   void LeaveOut(SteadyTime now);
-  // Tries those again who were left out for long enough.
+  // Tries those again who were left out for long enough, and forgets links that nobody has named for kLinkAge, unless
+  // somebody is left out because of them.
   void TryAgain(SteadyTime now);
+  // When the next one has been left out for long enough; unset: nobody is left out.
+  std::optional<SteadyTime> NextTry() const;
   // These nodes have made a step together.
   void Worked(const std::vector<int>& nodes, SteadyTime now);
   // The node is lost, or another daemon has taken its place.
@@ -44,6 +50,10 @@ class LinkBook {
   std::vector<std::string> Texts() const;
 
  private:
+  struct Bad {
+    std::string text;  // in words
+    SteadyTime said_at;
+  };
   struct Record {
     bool is_left_out = false;
     SteadyTime until;  // it is left out
@@ -56,8 +66,8 @@ class LinkBook {
   bool HasBadLink(int node) const;
 
   const absl::Duration first_stay_;
-  std::map<Edge, std::string> bad_;  // what they are in words, by their nodes, the lower first
-  std::map<int, Record> records_;    // of nodes that were left out
+  std::map<Edge, Bad> bad_;        // by their nodes, the lower first
+  std::map<int, Record> records_;  // of nodes that were left out
 };
 
 }  // namespace paramshard::server

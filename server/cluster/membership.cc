@@ -44,14 +44,17 @@ absl::Status Membership::Join(int node, int device_count) {
 }
 
 void Membership::Leave(int node) {
+  AddLoss(node);
   present_[node] = false;
-  changed_at_[node] = SteadyNow();
-  ++losses_[node];
   if (!sized_) device_counts_[node] = 0;
 }
 
-void Membership::CountLoss(int node) {
-  changed_at_[node] = SteadyNow();
+void Membership::CountLoss(int node) { AddLoss(node); }
+
+void Membership::AddLoss(int node) {
+  const SteadyTime now = SteadyNow();
+  if (absl::FromChrono(now - changed_at_[node]) >= kForgiven) losses_[node] = 0;
+  changed_at_[node] = now;
   ++losses_[node];
 }
 

@@ -45,7 +45,8 @@ class Membership {
   bool complete() const;
   // When the node came, or was lost, the last time; of one that never came, when this began.
   SteadyTime changed_at(int node) const { return changed_at_[node]; }
-  // How often it was lost.
+  // How often it was lost, since it last was here for kForgiven without a loss.
+  static constexpr absl::Duration kForgiven = absl::Hours(1);
   int64_t losses(int node) const { return losses_[node]; }
   // Every node has been here, so that ranks are known.
   bool sized() const { return sized_; }
@@ -55,6 +56,8 @@ class Membership {
   int world_size() const { return first_ranks_.back(); }
 
  private:
+  void AddLoss(int node);
+
   std::vector<int> device_counts_;
   std::vector<bool> present_;
   std::vector<SteadyTime> changed_at_;

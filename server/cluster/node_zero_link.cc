@@ -12,11 +12,13 @@ namespace {
 
 constexpr int kFirstPauseMilliseconds = 20;
 constexpr int kLongestPauseMilliseconds = 500;
+// For a connection with its handshake: a node 0 that many daemons come back to at once has much to compute.
+constexpr int kConnectMilliseconds = 5000;
 
 grpc::ChannelArguments ArgumentsOfLink() {
   grpc::ChannelArguments arguments;
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, kFirstPauseMilliseconds);
-  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kLongestPauseMilliseconds);
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kConnectMilliseconds);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, kLongestPauseMilliseconds);
   // A daemon reaches its node 0 directly, and not over a connection that something else in the process has opened.
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);

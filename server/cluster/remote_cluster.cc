@@ -342,6 +342,7 @@ bool RemoteCluster::Pause(absl::Duration pause) {
 
 void RemoteCluster::Run() {
   absl::Duration pause = kFirstPause;
+  absl::BitGen random;
   // Until then node 0 may take the daemon that had this one's number before for one that lives.
   const SteadyTime ghosts_end = SteadyDeadline(options_.ghost_timeout);
   do {
@@ -355,7 +356,8 @@ void RemoteCluster::Run() {
     changed_.SignalAll();
     if (!refused_.ok()) return;
     pause = joined_ ? kFirstPause : std::min(2 * pause, kLongestPause);
-  } while (Pause(pause));
+    // Daemons that have lost node 0 at one time do not come back at one time.
+  } while (Pause(absl::Uniform(random, 0.5, 1.0) * pause));
 }
 
 absl::Status RemoteCluster::RunStream() {
@@ -391,7 +393,8 @@ absl::StatusOr<RemoteCluster::StreamPtr> RemoteCluster::OpenStream(std::shared_p
   }
   auto opened = std::make_unique<Stream>(*this, std::move(link), connection);
   opened->stream = opened->link->stub->Join(&opened->call.context);
-  absl::StatusOr<std::unique_ptr<JoinWriter>> writer = JoinWriter::Start(opened->stream.get());
+  absl::StatusOr<std::unique_ptr<JoinWriter>> writer =
+      JoinWriter::Start(opened->stream.get(), [call = &opened->call] { call->context.TryCancel(); });
   if (!writer.ok()) {
     (void)opened->Abandon();
     return writer.status();

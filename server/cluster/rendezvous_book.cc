@@ -17,6 +17,13 @@ bool RemoveFrom(Map& waiting, const Key& key, int64_t waiter) {
 
 }  // namespace
 
+bool RendezvousBook::TakeRoom(int node, int64_t size_bytes) {
+  int64_t& put = put_bytes_[node];
+  if (size_bytes > kMostBytes - put) return false;
+  put += size_bytes;
+  return true;
+}
+
 bool RendezvousBook::Put(absl::string_view key, absl::string_view value, PendingAnswers& answers) {
   if (values_.try_emplace(std::string(key), std::string(value)).first->second != value) return false;
   if (const auto readers = readers_.find(key); readers != readers_.end()) {
@@ -79,6 +86,7 @@ void RendezvousBook::DropParts(const absl::Status& why, PendingAnswers& answers)
 
 void RendezvousBook::Clear(const absl::Status& why, PendingAnswers& answers) {
   values_.clear();
+  put_bytes_.clear();
   for (auto& [key, waiting] : std::exchange(readers_, {})) {
     AnswerAll<absl::StatusOr<std::string>>(waiting, why, answers);
   }

@@ -30,6 +30,11 @@ class RendezvousBook {
   // Parts of these nodes are all that are put. Requires an empty book.
   void StartEpoch(std::vector<int> active) { active_ = std::move(active); }
 
+  // Of what one node puts in an epoch.
+  static constexpr int64_t kMostBytes = int64_t{64} << 20;
+  // Whether the node may put so many bytes more: then they count.
+  bool TakeRoom(int node, int64_t size_bytes);
+
   // Whether the value lies there now: the first one stays.
   bool Put(absl::string_view key, absl::string_view value, PendingAnswers& answers);
   std::optional<std::string> Find(absl::string_view key) const;
@@ -62,6 +67,7 @@ class RendezvousBook {
 
   const int nodes_;  // of the world
   std::vector<int> active_;
+  std::map<int, int64_t> put_bytes_;  // by node
   std::map<std::string, std::string, std::less<>> values_;
   std::map<std::string, ValueReaders, std::less<>> readers_;  // by key
   std::map<std::string, PartsOfAll, std::less<>> parts_;      // likewise

@@ -2,7 +2,9 @@
 #ifndef PARAMSHARD_SERVER_CLUSTER_STREAM_WRITER_H_
 #define PARAMSHARD_SERVER_CLUSTER_STREAM_WRITER_H_
 
+#include <cstddef>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <thread>
 #include <utility>
@@ -16,13 +18,17 @@
 namespace paramshard::server {
 
 // A queue and the thread that writes it out in order. Once a write fails the rest is dropped: whoever reads the stream
-// learns that it broke. Thread-safe.
+// learns that it broke. A stream whose other end does not read what it is told is ended. Thread-safe.
 template <typename Stream, typename Message>
 class StreamWriter {
  public:
-  // `stream` outlives the writer. RESOURCE_EXHAUSTED no thread.
-  static absl::StatusOr<std::unique_ptr<StreamWriter>> Start(Stream* stream) {
-    std::unique_ptr<StreamWriter> writer(new StreamWriter(stream));
+  // What may wait in a queue.
+  static constexpr size_t kMostBytes = size_t{64} << 20;
+
+  // `stream` outlives the writer. `end` ends the stream when more is to wait, and returns at once. RESOURCE_EXHAUSTED no
+  // thread.
+  static absl::StatusOr<std::unique_ptr<StreamWriter>> Start(Stream* stream, std::function<void()> end) {
+    std::unique_ptr<StreamWriter> writer(new StreamWriter(stream, std::move(end)));
     ASSIGN_OR_RETURN(writer->thread_, StartThread("a stream between daemons", [raw = writer.get()] { raw->Run(); }));
     return writer;
   }
@@ -41,12 +47,19 @@ class StreamWriter {
   void Write(Message message) {
     absl::MutexLock lock(&mu_);
     if (closed_) return;
-    messages_.push_back(std::move(message));
+    waiting_bytes_ += message.ByteSizeLong();
+    if (waiting_bytes_ > kMostBytes) {
+      closed_ = true;
+      messages_.clear();
+      end_();
+    } else {
+      messages_.push_back(std::move(message));
+    }
     changed_.SignalAll();
   }
 
  private:
-  explicit StreamWriter(Stream* stream) : stream_(stream) {}
+  StreamWriter(Stream* stream, std::function<void()> end) : stream_(stream), end_(std::move(end)) {}
 
   void Run() {
     while (true) {
@@ -57,6 +70,7 @@ class StreamWriter {
         if (closed_) return;
         message = std::move(messages_.front());
         messages_.pop_front();
+        waiting_bytes_ -= message.ByteSizeLong();
       }
       if (stream_->Write(message)) continue;
       absl::MutexLock lock(&mu_);
@@ -65,11 +79,13 @@ class StreamWriter {
   }
 
   Stream* const stream_;
+  const std::function<void()> end_;
   std::thread thread_;  // set before anybody else knows the writer
 
   absl::Mutex mu_;
   absl::CondVar changed_;
   std::deque<Message> messages_ ABSL_GUARDED_BY(mu_);
+  size_t waiting_bytes_ ABSL_GUARDED_BY(mu_) = 0;
   bool closed_ ABSL_GUARDED_BY(mu_) = false;
 };
 

@@ -160,6 +160,41 @@ TEST_F(BadLinksTest, OneThatIsLeftOutNoMoreEndsTheEpochAtTheNextCommit) {
   AwaitStart({0, 1, 2});
 }
 
+// Nobody knows yet whether it has a state that was trained.
+TEST_F(BadLinksTest, AModelThatBeginsTriesAll) {
+  ASSERT_NO_FATAL_FAILURE(Start(3, Policy(2)));
+  ReportAll({0, 1, 2});
+  AwaitStart({0, 1, 2});
+  Miss(1, 1, {2});
+  AwaitEnd({0, 2}, HasSubstr("without node 2"));
+  for (const int node : {0, 1, 2}) {
+    ModelReport other = MadeReport(node, 0, {0, 1, 2}, /*needs_every_node=*/false);
+    other.model = "other";
+    other.history_id = absl::StrCat("begun at ", node);
+    other.untouched = other.fresh = true;
+    coordinator_->Report(node, other);
+  }
+  AwaitStart({0, 1, 2});
+}
+
+// One that is there, and whose trainers nobody waits for, makes up no number.
+TEST_F(BadLinksTest, WhoIsLeftOutIsSaidAsItComes) {
+  AttendancePolicy policy = Policy(3);
+  policy.patience = absl::ZeroDuration();
+  ASSERT_NO_FATAL_FAILURE(Start(4, policy));
+  ReportAll({0, 1, 2, 3});
+  AwaitStart({0, 1, 2, 3});
+  coordinator_->Leave(3);
+  AwaitEnd({0, 1, 2}, HasSubstr("node 3 (rank 3) lost"));
+  ReportAll({0, 1, 2});
+  AwaitStart({0, 1, 2});
+  Commit({0, 1, 2}, 2, 1);
+  ASSERT_OK(coordinator_->Join(3, 1, &sinks_[3]));
+  Miss(1, 2, {2});
+  AwaitEnd({0, 2}, HasSubstr("need them all: mend the network"));
+  EXPECT_THAT(coordinator_->ViewWorld().left_out, IsEmpty());
+}
+
 TEST_F(BadLinksTest, WhereTooFewWouldBeLeftAllAreTried) {
   ASSERT_NO_FATAL_FAILURE(Start(3, Policy(2)));
   ReportAll({0, 1, 2});
@@ -270,6 +305,21 @@ TEST_F(BadLinksTest, OtherEndsMeanwhileComeOfTheLinks) {
   coordinator_->EndEpoch(1, "m", 1, absl::UnavailableError("connection to rank 2 lost"));
   ExpectNothing({0, 1, 2});
   ReportAll({1});
+  AwaitStart({0, 1});
+}
+
+// It was summed before the link was cut.
+TEST_F(BadLinksTest, ACommitMeanwhileShowsNothing) {
+  ASSERT_NO_FATAL_FAILURE(Start(3, Policy(2, absl::Hours(1), absl::Hours(1))));
+  ReportAll({0, 1, 2});
+  AwaitStart({0, 1, 2});
+  Commit({1, 2}, 1, 1);
+  Miss(1, 1, {2});
+  Miss(2, 1, {1});
+  Commit({0}, 1, 1);
+  EXPECT_THAT(coordinator_->ViewWorld().cut_links, ElementsAre("node 1 (d1) and node 2 (d2)"));
+  coordinator_->EndEpoch(0, "m", 1, absl::AbortedError("over"));
+  ReportAll({0, 1, 2}, 1);
   AwaitStart({0, 1});
 }
 

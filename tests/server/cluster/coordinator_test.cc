@@ -3,10 +3,12 @@
 #include <future>
 #include <limits>
 #include <memory>
+#include <string>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "absl/strings/str_cat.h"
 #include "server/cluster/coordinator_cluster.h"
 #include "tests/server/cluster/recording_listener.h"
 #include "tests/status_matchers.h"
@@ -603,6 +605,39 @@ TEST_F(CoordinatorTest, EpochNumbersThatNoneFollowsAreRefused) {
     EXPECT_THAT(news.why, StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("report of m: a last epoch in [0, ")));
   }
   EXPECT_EQ(StartEpoch(), 1);
+}
+
+TEST_F(CoordinatorTest, EpochsBehindTheHighestNumberThatMayBeNamedAreNamedByTheirNodes) {
+  constexpr int64_t kHighest = int64_t{1} << 62;
+  const auto report = [&](int64_t last_epoch) {
+    ModelReport zero = MakeReport({0, 1}), one = MakeReport({2});
+    zero.last_epoch = one.last_epoch = last_epoch;
+    coordinator_.Report(0, zero);
+    coordinator_.Report(1, one);
+    return sinks_[0].Next().epoch;
+  };
+  EXPECT_EQ(report(kHighest), kHighest + 1);
+  coordinator_.EndEpoch(0, "m", kHighest + 1, absl::AbortedError("over"));
+  EXPECT_FALSE(sinks_[0].Next().start);
+  EXPECT_EQ(report(kHighest + 1), kHighest + 2);
+}
+
+TEST_F(CoordinatorTest, WhatOneNodeSaysHasABound) {
+  const int64_t epoch = StartEpoch();
+  const std::string value(RendezvousBook::kMostBytes / 2, 'v');
+  EXPECT_OK(coordinator_.Put(1, "m", epoch, "a", value));
+  EXPECT_THAT(coordinator_.Put(1, "m", epoch, "b", value), StatusIs(absl::StatusCode::kResourceExhausted));
+  EXPECT_THAT(coordinator_.PutParts(1, "m", epoch, "c", {value, value}),
+              StatusIs(absl::StatusCode::kResourceExhausted));
+  EXPECT_OK(coordinator_.Put(0, "m", epoch, "b", value)) << "each has its own";
+  ModelReport report = MakeReport({});
+  for (int i = 0; sinks_[1].empty() && i < 10'000; ++i) {
+    report.model = absl::StrCat(i);
+    coordinator_.Report(1, report);
+  }
+  const EpochNews news = sinks_[1].Next();
+  EXPECT_TRUE(news.refused);
+  EXPECT_THAT(news.why, StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("models of node 1 at most")));
 }
 
 TEST_F(CoordinatorTest, VotesAfterDifferentCommandsEndTheEpochNamingBoth) {

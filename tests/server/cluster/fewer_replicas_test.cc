@@ -227,6 +227,22 @@ TEST_F(FewerReplicasTest, OneThatFitsNoneOfTheOthersKeepsNoneFromStarting) {
   AwaitStart({0, 1});
 }
 
+// Whoever has opened a model of another kind under that name is told so, and has no say in what the others do.
+TEST_F(FewerReplicasTest, OneWithAnotherSpecDecidesNothing) {
+  ASSERT_NO_FATAL_FAILURE(GoOnWithoutTwo(7));
+  Return(2);
+  ModelReport other = Trained(2, 0, std::nullopt);
+  other.spec_fingerprint = 2;
+  other.needs_every_node = true;
+  coordinator_.Report(2, other);
+  EXPECT_TRUE(sinks_[2].Next().refused);
+  coordinator_.EndEpoch(0, "m", 2, absl::AbortedError("over"));
+  AwaitEnd({0, 1}, "over");
+  ReportAll(7, {0, 1});
+  for (const int node : {0, 1}) ASSERT_FALSE(sinks_[node].empty());
+  AwaitStart({0, 1});
+}
+
 TEST(FiveReplicasTest, OneThatFitsNoneOfTheOthersKeepsNoneFromReturning) {
   constexpr int kFive = 5;
   RecordingListener sinks[kFive];
@@ -362,7 +378,7 @@ class BeginningsTest : public testing::Test {
   RecordingListener sinks_[kNodes];
   Coordinator coordinator_{Coordinator::Options{
       .nodes = kNodes,
-      .closed = {{.model = "m", .history_id = "h", .epoch = 5, .commit_number = 9, .active = {0, 1}}},
+      .closed = {{.model = "m", .history_id = "h", .epoch = 5, .commit_number = 0, .active = {0, 1}}},
       .attendance = {.min_nodes = 2, .patience = absl::ZeroDuration()},
       .device_counts = {kDevices, kDevices, kDevices}}};
 };
@@ -668,6 +684,36 @@ TEST_F(RestartedWithoutTwoTest, WhoWasInTheEpochIsWaitedFor) {
     coordinator.Report(2, Old(2, 7, 5));
     ExpectStart({0, 1, 2});
   }
+}
+
+// Epochs had three nodes of five at least, and are to have four now: two old states are as many as had to be asked before.
+TEST_F(RestartedWithoutTwoTest, WhoIsBehindADecisionWaitsForOneThatHasIt) {
+  constexpr int kFive = 5;
+  RecordingListener sinks[kFive];
+  Coordinator coordinator(
+      {.nodes = kFive,
+       .closed = {{.model = "m", .history_id = "h", .epoch = 5, .commit_number = 9, .active = {0, 1, 2}}},
+       .attendance = {.min_nodes = 4, .patience = absl::ZeroDuration()},
+       .device_counts = std::vector<int>(kFive, kDevices)});
+  const auto join = [&](int node) { ASSERT_OK(coordinator.Join(node, kDevices, &sinks[node])); };
+  const auto lost = [](int node) {
+    ModelReport report = Trained(node, 0, std::nullopt);
+    report.lost = absl::DataLossError("gone");
+    return report;
+  };
+  for (const int node : {0, 1, 3, 4}) join(node);
+  for (const int node : {0, 1}) coordinator.Report(node, lost(node));
+  for (const int node : {3, 4}) coordinator.Report(node, Trained(node, 5, std::nullopt));
+  for (RecordingListener& sink : sinks) EXPECT_TRUE(sink.empty());
+  join(2);
+  coordinator.Report(2, Trained(2, 9, std::nullopt));
+  EXPECT_THAT(sinks[0].Next().healings, testing::SizeIs(4));
+  // Without it nobody has it.
+  coordinator.EndEpoch(0, "m", 6, absl::AbortedError("over"));
+  for (const int node : {3, 4}) coordinator.Report(node, Trained(node, 5, std::nullopt));
+  for (const int node : {0, 1, 2}) coordinator.Report(node, lost(node));
+  EXPECT_FALSE(sinks[0].Next().start) << "that end";
+  EXPECT_THAT(sinks[0].Next().why, StatusIs(absl::StatusCode::kDataLoss, HasSubstr("commit 9 of history h")));
 }
 
 TEST_F(RestartedWithoutTwoTest, AllTakePartWhereAllHaveTo) {

@@ -21,7 +21,8 @@ class LinkBookTest : public ::testing::Test {
  protected:
   void Add(int node, int peer) {
     book_.Add(node,
-              {.peer = peer, .address = absl::StrCat("10.9.0.", node), .peer_address = absl::StrCat("10.9.0.", peer)});
+              {.peer = peer, .address = absl::StrCat("10.9.0.", node), .peer_address = absl::StrCat("10.9.0.", peer)},
+              now_);
   }
   // Says it, leaves out whom that tells to, and returns whom.
   std::vector<int> LeaveOut(int node, int peer) {
@@ -52,7 +53,7 @@ TEST_F(LinkBookTest, NamesBothEndsOnceTheLowerNodeFirst) {
 }
 
 TEST_F(LinkBookTest, AddressesThatANodeMakesUpAreCutAndEscaped) {
-  book_.Add(1, {.peer = 2, .address = "a\nb", .peer_address = std::string(100, 'x')});
+  book_.Add(1, {.peer = 2, .address = "a\nb", .peer_address = std::string(100, 'x')}, now_);
   EXPECT_THAT(book_.Texts(), ElementsAre("node 1 (a\\nb) and node 2 (" + std::string(64, 'x') + ")"));
 }
 
@@ -94,6 +95,19 @@ TEST_F(LinkBookTest, WhoHaveWorkedTogetherReachEachOther) {
   book_.Worked({0, 1, 2}, now_);
   EXPECT_THAT(book_.left_out(), IsEmpty());
   EXPECT_THAT(book_.Texts(), IsEmpty());
+}
+
+TEST_F(LinkBookTest, LinksThatNobodyNamesAreForgottenWhereNobodyIsLeftOutForThem) {
+  Add(1, 2);
+  Pass(LinkBook::kLinkAge);
+  book_.TryAgain(now_);
+  EXPECT_THAT(book_.Texts(), ElementsAre("node 1 (10.9.0.1) and node 2 (10.9.0.2)"));
+  EXPECT_EQ(book_.NextTry(), std::nullopt);
+  Pass(absl::Nanoseconds(1));
+  book_.TryAgain(now_);
+  EXPECT_THAT(book_.Texts(), IsEmpty());
+  EXPECT_THAT(LeaveOut(1, 2), ElementsAre(2));
+  EXPECT_EQ(book_.NextTry(), now_ + absl::ToChronoNanoseconds(kFirstStay));
 }
 
 TEST_F(LinkBookTest, LinksOfALostNodeAreForgottenAndWhoIsLeftOutForThemComesIn) {
