@@ -44,8 +44,7 @@ ModelSpec MakeModel(const Task& task, const TrainerOptions& options) {
   SetStorage(options.storage, spec);
   spec.shard_size = options.shard_size;
   spec.small_parameter_bytes = kSmallParameterBytes;
-  // Every rank pushes its samples' share of the mean.
-  spec.gradient_reduction = GradientReduction::kSum;
+  spec.gradient_reduction = options.gradient_reduction;
   spec.seed = options.seed;
   return spec;
 }
@@ -153,8 +152,7 @@ absl::Status Trainer::Step(Model& model) {
   const Batch batch = batches_.Take(position_.step, model.active_rank(), model.active_world_size());
   task_->SetTrainingSamples(batch.samples);
   RETURN_IF_ERROR(Forward(model));
-  const int64_t predictions = batch.global_samples * task_->predictions_per_sample();
-  const Score score = task_->Loss(1.0f / static_cast<float>(predictions));
+  const Score score = task_->Loss(LossScale(model, batch));
   position_.loss_sum += score.loss;
   position_.loss_count += score.count;
   RETURN_IF_ERROR(BackwardAndPush(model, next_commit_));
@@ -162,6 +160,13 @@ absl::Status Trainer::Step(Model& model) {
   const float learning_rate = LearningRate();
   ++position_.step;
   return Commit(model, {.learning_rate = learning_rate, .weight_decay = kWeightDecay, .max_grad_norm = kMaxGradNorm});
+}
+
+// A rank's samples have their share of the batch, whether or not all ranks have as many.
+float Trainer::LossScale(const Model& model, const Batch& batch) const {
+  const float share = 1.0f / static_cast<float>(batch.global_samples * task_->predictions_per_sample());
+  const bool is_averaged = options_.gradient_reduction == GradientReduction::kMean;
+  return is_averaged ? share * static_cast<float>(model.active_world_size()) : share;
 }
 
 absl::Status Trainer::Load(Model& model, const UnitSpec& unit, Phase phase) {

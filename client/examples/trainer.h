@@ -24,6 +24,8 @@ struct TrainerOptions {
   std::string model = {};
   Storage storage = {};
   std::optional<int> shard_size = {};
+  // Of the ranks' gradients. kMean: epochs may be without some replicas, where the daemons permit that.
+  GradientReduction gradient_reduction = GradientReduction::kSum;
   std::optional<int> world_size = {};  // refuse a daemon whose world has another number of ranks
   int64_t epochs = 1;
   std::optional<int64_t> steps = {};  // instead of the epochs' number of them
@@ -75,6 +77,8 @@ class Trainer {
   // Trains up to the next report.
   absl::Status TrainInterval(Model& model);
   absl::Status Step(Model& model);
+  // What a rank multiplies its samples' gradients by, so that the daemon comes to the mean of the global batch.
+  float LossScale(const Model& model, const Batch& batch) const;
   absl::Status Forward(Model& model);
   absl::Status BackwardAndPush(Model& model, int64_t commit_number);
   absl::Status Push(Model& model, const UnitSpec& unit);

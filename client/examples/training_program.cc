@@ -18,6 +18,7 @@ namespace {
 struct Flags {
   TrainerOptions options;
   StorageFlags storage = {};
+  std::string gradient_reduction = "sum";
   std::string report = {};
   double attach_timeout_seconds = 60;
 };
@@ -32,6 +33,11 @@ void AddFlags(CLI::App& app, Flags& flags) {
   app.add_option("--model", options.model, "Name of the model")->capture_default_str();
   AddStorageFlags(app, flags.storage);
   app.add_option("--shard-size", options.shard_size, "Ranks that share one copy of the model");
+  app.add_option("--gradient-reduction", flags.gradient_reduction,
+                 "What the daemons do with the ranks' gradients: sum, or mean, as trainings need that may go on with "
+                 "fewer replicas")
+      ->check(CLI::IsMember({"sum", "mean"}))
+      ->capture_default_str();
   app.add_option("--epochs", options.epochs, "Passes over the data")->check(CLI::PositiveNumber)->capture_default_str();
   app.add_option("--steps", options.steps, "Steps to train; default: as many as the epochs have")
       ->check(CLI::PositiveNumber);
@@ -55,6 +61,7 @@ void AddFlags(CLI::App& app, Flags& flags) {
 
 absl::Status CheckFlags(Flags& flags) {
   ASSIGN_OR_RETURN(flags.options.storage, ParseStorage(flags.storage));
+  if (flags.gradient_reduction == "mean") flags.options.gradient_reduction = GradientReduction::kMean;
   const std::optional<int> world_size = flags.options.world_size;
   if (world_size.has_value() && flags.options.client.rank >= *world_size) {
     return absl::InvalidArgumentError(

@@ -148,23 +148,23 @@ absl::Status ClusterServiceImpl::Serve(grpc::ServerContext* context, v1::JoinReq
                                                                 .peer = context->peer(),
                                                                 .sink = &sink});
   RETURN_IF_ERROR(hello.goes_on() ? streams_.GoOn(node_stream) : streams_.Join(node_stream, hello.device_count()));
-  if (!hello.goes_on()) LogNode("a node has joined", hello.node(), *context);
+  if (!hello.goes_on()) LogNode("a node has joined", *node_stream);
   bool is_moved = false;
   while (!is_moved && stream->Read(&request)) {
     is_moved = request.has_moved();
     request.has_probe_answer() ? streams_.TakeProbeAnswer(*node_stream) : Take(hello.node(), request);
   }
-  if (streams_.End(*node_stream, is_moved)) LogNode("a node has left", hello.node(), *context);
+  if (streams_.End(*node_stream, is_moved)) LogNode("a node has left", *node_stream);
   // A write in progress would wait for a node that has stopped reading.
   context->TryCancel();
   return absl::OkStatus();
 }
 
-void ClusterServiceImpl::LogNode(absl::string_view event, int node, const grpc::ServerContext& context) {
+void ClusterServiceImpl::LogNode(absl::string_view event, const NodeStreams::Stream& stream) {
   const size_t nodes = coordinator_->nodes();
   log_.Write(LogLevel::kInfo, event,
-             {{"node", absl::StrCat(node)},
-              {"peer", context.peer()},
+             {{"node", absl::StrCat(stream.node)},
+              {"peer", stream.peer},
               {"present", absl::StrCat(nodes - coordinator_->ViewWorld().absent.size(), " of ", nodes)}});
 }
 

@@ -204,6 +204,7 @@ TEST_F(SecuredWorldTest, ANodeThatIsDeniedIsLostAndStaysOut) {
   AwaitOutput(absl::StrCat("cat ", LogPath(0)), "a certificate is refused");
   AwaitOutput(absl::StrCat("cat ", LogPath(0)), "a node has left node=1");
   EXPECT_THAT(ReadText(LogPath(0)), HasSubstr("a node has joined node=1"));
+  EXPECT_THAT(ReadText(LogPath(0)), Not(HasSubstr("peer=unknown")));
   EXPECT_THAT(ReadText(LogPath(0)),
               AllOf(HasSubstr("a connection is ended"), HasSubstr("/node/1 is named by --tls-deny-file")));
   const std::string one = absl::StrCat("--address=", Listen(0));

@@ -163,6 +163,14 @@ TEST_F(TrainerTest, AnotherSeedOrStoredTypeIsAnotherTraining) {
   EXPECT_NE(StateHash("sums"), StateHash("plain"));
 }
 
+// Two ranks: what each multiplies by, and the daemon divides by, loses no bit.
+TEST_F(TrainerTest, AMeanOfGradientsIsTheSameTraining) {
+  Train({.model = "sum"});
+  Train({.model = "mean", .arguments = {"--steps=6", "--report-interval=3", "--gradient-reduction=mean"}});
+  EXPECT_EQ(Progress("mean"), Progress("sum"));
+  EXPECT_EQ(StateHash("mean"), StateHash("sum"));
+}
+
 TEST_F(TrainerTest, ATrainingThatIsKilledInMidStepEndsInTheSameState) {
   Train({.model = "uninterrupted"});
   const Training training{.model = "interrupted"};
