@@ -48,9 +48,25 @@ struct ModelReport {
 
 // At the start of an epoch a node gets the state from another one that holds a replica of it.
 struct Healing {
+  // Which state the receiver has until then, though others have not gone on from it.
+  struct GivenUp {
+    std::string history_id = {};
+    int64_t commit_number = 0;
+    friend bool operator==(const GivenUp&, const GivenUp&) = default;
+  };
+
   int receiver = 0;
   int donor = 0;
+  // By a person's order (OrderHealing). A receiver that has another state by now ends the epoch.
+  std::optional<GivenUp> gives_up = {};
   friend bool operator==(const Healing&, const Healing&) = default;
+};
+
+// From which state a history goes on that begins with an epoch.
+struct HistoryFork {
+  std::string history_id = {};
+  std::string lineage = {};
+  int64_t commit_number = 0;
 };
 
 // Names what all nodes begin an epoch with. A node that was untouched takes over the id.
@@ -60,6 +76,30 @@ struct EpochStart {
   std::string history_id = {};
   std::vector<int> active = {};        // the nodes that take part, ascending
   std::vector<Healing> healings = {};  // before anything else; who gives a state gets none
+  // The history begins here, with the state that nodes have which are not healed. Its lineage is its id.
+  std::optional<HistoryFork> fork = {};
+};
+
+// What node 0 knows of a node's state, and what becomes of it when the next epoch begins.
+struct NodeState {
+  enum class Fate : uint8_t {
+    kUnknown,  // it is not here, or has not said what it has: where that is another one it is given up
+    kGiven,    // to the others
+    kSame,     // it is the one that the others get, too
+    kGivenUp,
+    kNone,  // there is none, or none that anybody would train on from
+  };
+
+  int node = 0;
+  Fate fate = Fate::kUnknown;
+  std::string history_id = {};  // and the commit number: of a state that is known
+  int64_t commit_number = 0;
+  std::string why_none = {};
+};
+
+struct HealingAnswer {
+  bool ordered = false;  // false: all nodes have one state, and there is nothing to do
+  std::vector<NodeState> nodes;
 };
 
 struct RankSum {
@@ -214,6 +254,17 @@ class Cluster {
   virtual bool may_be_fewer() const { return false; }
   // Waits until every node has joined. DEADLINE_EXCEEDED names the missing nodes; UNAVAILABLE stopped.
   virtual absl::Status AwaitWorld(absl::Duration timeout) = 0;
+
+  // A person's word that the state of node `donor` is the right one: the next epoch begins with it on all nodes, and
+  // those that have another one give that up. It begins a history of its own, so that nobody who comes back with the
+  // state that was given up is taken for one of them. The order ends when an epoch has begun with one state, when the
+  // donor has another one, with the next order, or with node 0's server. INVALID_ARGUMENT no such node; NOT_FOUND no node
+  // has the model; FAILED_PRECONDITION this is not node 0, nodes do not hold replicas, or have different specs, the donor
+  // has no state that anybody would train on from, or others train without it; UNAVAILABLE it is not here or has not said
+  // what it has, all go back to a saved step, or this node has stopped.
+  virtual absl::StatusOr<HealingAnswer> OrderHealing(absl::string_view model, int donor);
+  // Of an order that has not ended. Nothing where that is not known: elsewhere than at node 0.
+  virtual std::optional<int> healing_donor(absl::string_view) { return std::nullopt; }
 
   // Calls of the listener begin here. It must outlive the cluster or be reset with null (which waits for calls in
   // progress).

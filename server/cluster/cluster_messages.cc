@@ -364,6 +364,14 @@ v1::JoinResponse EpochStartMessage(const std::string& model, const EpochStart& s
     v1::Healing& added = *message.add_healings();
     added.set_receiver(healing.receiver);
     added.set_donor(healing.donor);
+    if (!healing.gives_up.has_value()) continue;
+    added.mutable_gives_up()->set_history_id(healing.gives_up->history_id);
+    added.mutable_gives_up()->set_commit_number(healing.gives_up->commit_number);
+  }
+  if (start.fork.has_value()) {
+    message.mutable_fork()->set_history_id(start.fork->history_id);
+    message.mutable_fork()->set_lineage(start.fork->lineage);
+    message.mutable_fork()->set_commit_number(start.fork->commit_number);
   }
   return response;
 }
@@ -551,7 +559,15 @@ EpochStart EpochStartOf(const v1::EpochStart& message) {
   EpochStart start{.epoch = message.epoch(), .lineage = message.lineage(), .history_id = message.history_id()};
   start.active.assign(message.active_nodes().begin(), message.active_nodes().end());
   for (const v1::Healing& healing : message.healings()) {
-    start.healings.push_back({.receiver = healing.receiver(), .donor = healing.donor()});
+    Healing& added = start.healings.emplace_back(Healing{.receiver = healing.receiver(), .donor = healing.donor()});
+    if (!healing.has_gives_up()) continue;
+    added.gives_up = {.history_id = healing.gives_up().history_id(),
+                      .commit_number = healing.gives_up().commit_number()};
+  }
+  if (message.has_fork()) {
+    start.fork = {.history_id = message.fork().history_id(),
+                  .lineage = message.fork().lineage(),
+                  .commit_number = message.fork().commit_number()};
   }
   return start;
 }

@@ -13,6 +13,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "kernels/base/status_macros.h"
+#include "server/cluster/state_difference.h"
 
 namespace paramshard::server {
 namespace {
@@ -91,31 +92,15 @@ absl::Status SpecsDifferError(const std::string& model, const std::string& node,
                       model, report.spec_fingerprint, node, other_report.spec_fingerprint, other));
 }
 
-absl::Status StatesDifferError(const std::string& model, const std::string& node, const ModelReport& report,
-                               const std::string& other, const ModelReport& other_report) {
-  return absl::FailedPreconditionError(
-      absl::StrCat("start epoch of ", model, ": one state on all nodes expected, got version ", report.version,
-                   " (commit ", report.commit_number, ") on ", node, ", version ", other_report.version, " (commit ",
-                   other_report.commit_number, ") on ", other, ": export from one and import the same into both"));
-}
-
-absl::Status HistoriesDifferError(const std::string& model, const std::string& node, const ModelReport& report,
-                                  const std::string& other, const ModelReport& other_report) {
-  return absl::FailedPreconditionError(
-      absl::StrCat("start epoch of ", model, ": one history on all nodes expected, got ", report.history_id, " on ",
-                   node, ", ", other_report.history_id, " on ", other,
-                   ": they were imported into differently; import the same into every daemon"));
-}
-
 // Of a node that the others have gone on without.
 absl::Status NoPartError(const std::string& model, const std::string& node, const ModelReport& report,
                          absl::string_view history_id, int64_t commit_number) {
-  return absl::FailedPreconditionError(
-      absl::StrCat("start epoch of ", model, ": on ", node,
-                   ", which the others have gone on without, none of it or an earlier state of history ", history_id,
-                   " expected, got commit ", report.commit_number, " of history ", report.history_id, " beside commit ",
-                   commit_number,
-                   ": delete the model on that node if its state is not wanted, or import the same into every daemon"));
+  return absl::FailedPreconditionError(absl::StrCat(
+      "start epoch of ", model, ": on ", node,
+      ", which the others have gone on without, none of it or an earlier state of history ", history_id,
+      " expected, got commit ", report.commit_number, " of history ", report.history_id, " beside commit ",
+      commit_number, ": if its state is not wanted delete the model on that node, or say which node is right, `",
+      HealCommand(model), "` at node 0; or import the same into every daemon"));
 }
 
 absl::Status TakesNoPartError(int node, absl::string_view model, int64_t epoch) {
@@ -367,6 +352,7 @@ void Coordinator::Report(int node, const ModelReport& report) {
   model.reports[node] = report;
   // One that takes part says nothing more before it has heard of the end: this was said before the start.
   model.is_new[node] = !model.running || !Has(model.active, node);
+  CheckOrder(it->first, model, node);
   model.running ? CheckReturner(it->first, model, node) : TryStart(it->first, model);
 }
 
@@ -382,6 +368,7 @@ void Coordinator::Forget(int node, absl::string_view name) {
   model->reports[node].reset();
   // Node 0 leads, and says nothing more of a model that it has not.
   if (node == 0) model->rolls_back = false;
+  if (IsOrderedDonor(*model, node)) EndOrder(std::string(name), *model, "its model is deleted");
   if (model->running && Has(model->active, node)) {
     End(std::string(name), *model,
         absl::AbortedError(absl::StrCat("model ", name, ": deleted on ", NodeName(members_, node))));
@@ -555,17 +542,12 @@ absl::Status Coordinator::CheckEqual(const std::string& name, const Model& model
   const ModelReport& first = *model.reports[nodes[0]];
   for (const int node : nodes) {
     const ModelReport& report = *model.reports[node];
-    if (report.spec_fingerprint != first.spec_fingerprint) {
-      return SpecsDifferError(name, NodeName(members_, nodes[0]), first, NodeName(members_, node), report);
-    }
-    if (report.commit_number != first.commit_number || report.version != first.version) {
-      return StatesDifferError(name, NodeName(members_, nodes[0]), first, NodeName(members_, node), report);
-    }
-    if (report.history_id != first.history_id && !BeganAlike(first, report)) {
-      return HistoriesDifferError(name, NodeName(members_, nodes[0]), first, NodeName(members_, node), report);
-    }
+    if (report.spec_fingerprint == first.spec_fingerprint) continue;
+    return SpecsDifferError(name, NodeName(members_, nodes[0]), first, NodeName(members_, node), report);
   }
-  return absl::OkStatus();
+  const bool are_one =
+      std::all_of(nodes.begin(), nodes.end(), [&](int node) { return IsOneState(first, *model.reports[node]); });
+  return are_one ? absl::OkStatus() : StatesDifferError(name, model.reports, nodes, members_);
 }
 
 bool Coordinator::MayBeFewer(const Model& model) const {
@@ -596,7 +578,7 @@ std::optional<Coordinator::Nodes> Coordinator::NextNodes(const Model& model) {
   const auto is_ready = [&](int node) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return IsAttached(model, node); };
   links_.TryAgain(now);
   const auto may_return = [&](int node) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    return is_ready(node) && MayReturn(members_, node, options_.attendance, now);
+    return is_ready(node) && (IsOrderedDonor(model, node) || MayReturn(members_, node, options_.attendance, now));
   };
   const auto next = [&](absl::FunctionRef<bool(int)> takes_part,
                         const Nodes& left_out) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
@@ -609,6 +591,9 @@ std::optional<Coordinator::Nodes> Coordinator::NextNodes(const Model& model) {
 }
 
 std::vector<Healing> Coordinator::Healings(const Model& model, const Nodes& nodes) const {
+  if (model.healing_order.has_value()) {
+    return PlanOrderedHealings(model.reports, nodes, members_.world_size(), model.healing_order->donor());
+  }
   return PlanHealings(model.reports, nodes, members_.world_size(), options_.attendance.Needed(options_.nodes));
 }
 
@@ -616,6 +601,8 @@ void Coordinator::TryStart(const std::string& name, Model& model) {
   if (stopped_ || model.running || model.rolls_back) return;
   std::optional<Nodes> nodes = NextNodes(model);
   if (!nodes.has_value()) return;
+  // Where a person has said whose state counts, nobody goes on without that.
+  if (model.healing_order.has_value() && !Has(*nodes, model.healing_order->donor())) return;
   const absl::Status lost = CheckNotLost(name, model, *nodes);
   std::vector<Healing> healings = Healings(model, *nodes);
   if (!AreAttached(model, *nodes)) {
@@ -641,7 +628,8 @@ void Coordinator::TryStart(const std::string& name, Model& model) {
 
 absl::Status Coordinator::CheckNewest(const std::string& name, const Model& model, const Nodes& nodes,
                                       const std::vector<Healing>& healings) const {
-  if (!MayLeaveOut(model)) return absl::OkStatus();
+  // A person may have said otherwise.
+  if (!MayLeaveOut(model) || model.healing_order.has_value()) return absl::OkStatus();
   const ModelReport& state = *model.reports[FirstWithState(nodes, healings)];
   for (const ClosedEpoch& before : model.before) {
     if (before.history_id != state.history_id || before.commit_number <= state.commit_number) continue;
@@ -686,7 +674,7 @@ absl::Status Coordinator::CheckMayReturn(const std::string& name, const Model& m
   if (report.spec_fingerprint != state.spec_fingerprint) {
     return SpecsDifferError(name, NodeName(members_, other), state, NodeName(members_, node), report);
   }
-  if (MayBeHealed(report, history_id, commit_number)) return absl::OkStatus();
+  if (model.healing_order.has_value() || MayBeHealed(report, history_id, commit_number)) return absl::OkStatus();
   return NoPartError(name, NodeName(members_, node), report, history_id, commit_number);
 }
 
@@ -702,9 +690,24 @@ void Coordinator::EndForReturners(const std::string& name, Model& model) {
   }
 }
 
+absl::Status Coordinator::WithWayOut(const std::string& name, const Model& model, const absl::Status& why) const {
+  if (!absl::IsDataLoss(why) || !HoldReplicas(model.reports, members_.world_size())) return why;
+  Nodes nodes;
+  bool is_anywhere = false;
+  for (int node = 0; node < members_.nodes(); ++node) {
+    const std::optional<ModelReport>& report = model.reports[node];
+    if (!report.has_value()) continue;
+    nodes.push_back(node);
+    is_anywhere = is_anywhere || (report->lost.ok() && !report->fresh);
+  }
+  if (!is_anywhere) return why;
+  return absl::Status(why.code(), absl::StrCat(why.message(), "; there is ", StatesText(model.reports, nodes, members_),
+                                               ": say which node is right, `", HealCommand(name), "` at node 0"));
+}
+
 // Which checkpoints there are is not looked at here: that reads a disk.
 void Coordinator::GoBack(const std::string& name, Model& model, const absl::Status& why) {
-  if (members_.nodes() == 1 || options_.save_dir.empty()) return RefuseStart(name, model, why);
+  if (members_.nodes() == 1 || options_.save_dir.empty()) return RefuseStart(name, model, WithWayOut(name, model, why));
   if (!IsAwaited(model.reports)) return;
   model.rolls_back = true;
   sinks_[0]->OnRestoreNews({.model = name, .what = RollbackNeed{.why = why}});
@@ -725,7 +728,11 @@ void Coordinator::SkipEpochsOfOthers(Model& model) {
 }
 
 void Coordinator::Start(const std::string& name, Model& model, Nodes nodes, std::vector<Healing> healings) {
-  const ModelReport& state = *model.reports[FirstWithState(nodes, healings)];
+  const ModelReport& from = *model.reports[FirstWithState(nodes, healings)];
+  ModelReport state = from;
+  // A person has given other states up, which may have gone on under the same history.
+  const bool forks = model.healing_order.has_value() && !healings.empty() && !model.healing_order->HasBegun(from);
+  if (forks) state.history_id = state.lineage = DrawHistoryId();
   SkipEpochsOfOthers(model);
   if (const absl::Status written = WriteBegun(name, state, nodes, model.last_epoch + 1); !written.ok()) {
     return RefuseStart(name, model, written);
@@ -742,11 +749,15 @@ void Coordinator::Start(const std::string& name, Model& model, Nodes nodes, std:
   model.departures = Departures(model.active);
   model.rendezvous.StartEpoch(model.active);
   ForgetAttached(model.reports, model.active);
-  const EpochStart start{.epoch = model.last_epoch,
-                         .lineage = state.lineage,
-                         .history_id = state.history_id,
-                         .active = model.active,
-                         .healings = std::move(healings)};
+  BeginByOrder(name, model, healings, state.history_id);
+  EpochStart start{.epoch = model.last_epoch,
+                   .lineage = state.lineage,
+                   .history_id = state.history_id,
+                   .active = model.active,
+                   .healings = std::move(healings)};
+  if (forks) {
+    start.fork = {.history_id = from.history_id, .lineage = from.lineage, .commit_number = from.commit_number};
+  }
   TellActive(model, [&](NodeSink& sink) { sink.OnEpochStart(name, start); });
 }
 
@@ -865,6 +876,9 @@ absl::Status Coordinator::CastVote(int node, const CommitVote& vote) {
       if (model.book.last_commit_number() != vote.commit_number) return absl::OkStatus();
       AnswerVoters(vote.model, model, vote.commit_number);
       model.awaited = model.active;
+      if (model.healing_order.has_value() && model.healing_order->epoch() == model.last_epoch) {
+        EndOrder(vote.model, model, "an epoch has made a commit with one state");
+      }
       // Whoever votes has read the parts.
       if (model.rendezvous.has_parts()) model.rendezvous.DropParts(PartsForgottenError(vote), answers_);
       // Links of which somebody says just now that they are cut have not: this commit was summed before.

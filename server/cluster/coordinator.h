@@ -24,6 +24,7 @@
 #include "server/cluster/commit_book.h"
 #include "server/cluster/decision_log.h"
 #include "server/cluster/departures.h"
+#include "server/cluster/healing_order.h"
 #include "server/cluster/healing_plan.h"
 #include "server/cluster/link_book.h"
 #include "server/cluster/membership.h"
@@ -95,6 +96,9 @@ class Coordinator {
   void AskWorld(int node);
   std::vector<int> device_counts() const;
   WorldView ViewWorld();
+  // As in Cluster.
+  absl::StatusOr<HealingAnswer> OrderHealing(absl::string_view model, int donor);
+  std::optional<int> healing_donor(absl::string_view model) const;
   int nodes() const { return options_.nodes; }
   const std::string& save_dir() const { return options_.save_dir; }
   // Waits until all are here: DEADLINE_EXCEEDED names who is missing, UNAVAILABLE stopped.
@@ -197,6 +201,7 @@ class Coordinator {
     bool running = false;
     bool rolls_back = false;  // node 0 has heard that it is to lead all to a saved state, and has not answered
     EndedEpoch last_end;
+    std::optional<HealingOrder> healing_order;
     std::optional<Gathering> gathering;  // of the running epoch
     std::vector<ClosedEpoch> before;     // of another coordinator, one for each history
     CommitBook book;
@@ -244,6 +249,19 @@ class Coordinator {
   // Unset while a node is waited for that is not here, or has not attached where it has to for the others' sake.
   std::optional<Nodes> NextNodes(const Model& model) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   std::vector<Healing> Healings(const Model& model, const Nodes& nodes) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  // A person's order to heal, in coordinator_healing.cc.
+  bool IsOrderedDonor(const Model& model, int node) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status CheckMayOrder(const std::string& name, const Model& model, int donor) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  NodeState StateOf(const Model& model, int node, int donor) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // The node has reported: an order is about what the donor had.
+  void CheckOrder(const std::string& name, Model& model, int node) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // The model's epoch has begun with these healings, under this history: says what is given up.
+  void BeginByOrder(const std::string& name, Model& model, const std::vector<Healing>& healings,
+                    const std::string& history_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void EndOrder(const std::string& name, Model& model, absl::string_view why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
   void TryStart(const std::string& name, Model& model) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // The next epoch's number is greater than those that nodes have heard of.
   void SkipEpochsOfOthers(Model& model) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -290,6 +308,9 @@ class Coordinator {
   // No epoch starts before all nodes have a saved state: node 0 is to see to it while trainers wait. Refuses them where
   // nothing is saved.
   void GoBack(const std::string& name, Model& model, const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // DATA_LOSS that some nodes have lost it: which states there are, where a person may say which one counts.
+  absl::Status WithWayOut(const std::string& name, const Model& model, const absl::Status& why) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void EndRollback(const std::string& name, const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // FAILED_PRECONDITION: every node has a state.
   absl::Status CheckMayGoBack(const std::string& name) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

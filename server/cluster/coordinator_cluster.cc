@@ -63,6 +63,10 @@ class CoordinatorCluster final : public Cluster, private NodeSink {
   std::optional<WorldView> ViewWorld() override { return coordinator_.ViewWorld(); }
   bool may_be_fewer() const override { return may_be_fewer_; }
   absl::Status AwaitWorld(absl::Duration timeout) override { return coordinator_.AwaitWorld(timeout); }
+  absl::StatusOr<HealingAnswer> OrderHealing(absl::string_view model, int donor) override {
+    return coordinator_.OrderHealing(model, donor);
+  }
+  std::optional<int> healing_donor(absl::string_view model) override { return coordinator_.healing_donor(model); }
   void SetListener(EpochListener* listener) override { dispatcher_.SetListener(listener); }
 
   void Report(const ModelReport& report) override { coordinator_.Report(0, report); }

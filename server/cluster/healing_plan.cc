@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <utility>
 
 namespace paramshard::server {
 namespace {
@@ -43,14 +44,19 @@ std::vector<int> Behind(int node, std::vector<int> active) {
   return active;
 }
 
-std::optional<int> DonorOf(int receiver, const ModelReports& reports, const std::vector<int>& whole,
-                           bool may_be_fewer) {
-  const std::vector<int> donors = Behind(receiver, whole);
-  for (const int donor : donors) {
+// That of `whole` which keeps the client states of the receiver's ranks.
+std::optional<int> KeeperOf(int receiver, const ModelReports& reports, const std::vector<int>& whole) {
+  for (const int donor : Behind(receiver, whole)) {
     const ModelReport& report = *reports[donor];
     if (report.keeps_previous && report.previous.value_or(receiver) == receiver) return donor;
   }
-  return may_be_fewer && !donors.empty() ? std::optional(donors.front()) : std::nullopt;
+  return std::nullopt;
+}
+
+std::optional<int> DonorOf(int receiver, const ModelReports& reports, const std::vector<int>& whole,
+                           bool may_be_fewer) {
+  if (const std::optional<int> keeper = KeeperOf(receiver, reports, whole); keeper.has_value()) return keeper;
+  return may_be_fewer && !whole.empty() ? std::optional(Behind(receiver, whole).front()) : std::nullopt;
 }
 
 }  // namespace
@@ -112,6 +118,26 @@ std::vector<Healing> PlanHealings(const ModelReports& reports, const std::vector
     const std::optional<int> donor = DonorOf(receiver, reports, whole, may_be_fewer);
     if (!donor.has_value()) return {};
     healings.push_back({.receiver = receiver, .donor = *donor});
+  }
+  return healings;
+}
+
+std::vector<Healing> PlanOrderedHealings(const ModelReports& reports, const std::vector<int>& active, int world_size,
+                                         int right) {
+  if (!AreAllMade(reports, active) || !HoldReplicas(reports, world_size)) return {};
+  std::vector<int> whole, receivers;
+  for (const int node : active) {
+    const ModelReport& report = *reports[node];
+    if (report.spec_fingerprint != reports[right]->spec_fingerprint) return {};
+    const bool is_whole = report.lost.ok() && IsOneState(*reports[right], report);
+    (is_whole ? whole : receivers).push_back(node);
+  }
+  std::vector<Healing> healings;
+  for (const int receiver : receivers) {
+    const ModelReport& report = *reports[receiver];
+    Healing healing{.receiver = receiver, .donor = KeeperOf(receiver, reports, whole).value_or(right)};
+    if (report.lost.ok()) healing.gives_up = {.history_id = report.history_id, .commit_number = report.commit_number};
+    healings.push_back(std::move(healing));
   }
   return healings;
 }

@@ -38,6 +38,13 @@ bool HoldReplicas(const ModelReports& reports, int world_size);
 std::vector<Healing> PlanHealings(const ModelReports& reports, const std::vector<int>& active, int world_size,
                                   int min_nodes);
 
+// The same where a person has said that the state of node `right`, which is one of the nodes and has one, counts: all
+// nodes that have another one, or none, get it. Who keeps their ranks' client states beside that state gives it to them,
+// else `right` itself, with those of its own ranks. None where all have it, where specs differ, where there are no
+// replicas, or not all reports.
+std::vector<Healing> PlanOrderedHealings(const ModelReports& reports, const std::vector<int>& active, int world_size,
+                                         int right);
+
 }  // namespace paramshard::server
 
 #endif  // PARAMSHARD_SERVER_CLUSTER_HEALING_PLAN_H_

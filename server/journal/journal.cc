@@ -285,6 +285,10 @@ absl::Status Journal::CheckUsable() const {
 }
 
 absl::Status Journal::BeginEpoch(int64_t epoch, const HistoryId& history) {
+  return BeginEpoch(epoch, {.id = history, .lineage = epoch_.lineage, .parent = epoch_.parent}, epoch_.history_begin);
+}
+
+absl::Status Journal::BeginEpoch(int64_t epoch, const History& history, int64_t begin) {
   RETURN_IF_ERROR(CheckUsable());
   if (is_prepared()) return NotNext("the end of a commit");
   if (epoch <= epoch_.epoch) {
@@ -292,7 +296,10 @@ absl::Status Journal::BeginEpoch(int64_t epoch, const HistoryId& history) {
         absl::StrCat("journal: an epoch behind ", epoch_.epoch, " expected, got ", epoch));
   }
   epoch_.epoch = epoch;
-  epoch_.history = history;
+  epoch_.history = history.id;
+  epoch_.lineage = history.lineage;
+  epoch_.parent = history.parent;
+  epoch_.history_begin = begin;
   Publish(JournalRecord::kEpoch, epoch_);
   return absl::OkStatus();
 }

@@ -68,6 +68,8 @@ class Journal {
 
   // Of a number that no epoch of the history had. The history's id is node 0's from the first one on.
   absl::Status BeginEpoch(int64_t epoch, const HistoryId& history);
+  // The same where a history may begin with it, at the commit number `begin`.
+  absl::Status BeginEpoch(int64_t epoch, const History& history, int64_t begin);
   // Amaxes that were settled outside of a commit, by scaling of the identity's book. None is prepared.
   absl::Status Settle(absl::Span<const ScalingChange> scalings);
   // The commit behind the last answered one.

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <fstream>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -186,6 +187,36 @@ absl::StatusOr<SaveRecord> AwaitSave(const ModelSaver& saver, int64_t number, co
   }
 }
 
+v1::HealFate ToProto(NodeState::Fate fate) {
+  switch (fate) {
+    case NodeState::Fate::kUnknown:
+      return v1::HEAL_FATE_UNKNOWN;
+    case NodeState::Fate::kGiven:
+      return v1::HEAL_FATE_GIVEN;
+    case NodeState::Fate::kSame:
+      return v1::HEAL_FATE_SAME;
+    case NodeState::Fate::kGivenUp:
+      return v1::HEAL_FATE_GIVEN_UP;
+    case NodeState::Fate::kNone:
+      return v1::HEAL_FATE_NONE;
+  }
+  return v1::HEAL_FATE_UNSPECIFIED;
+}
+
+v1::HealModelResponse ToProto(const HealingAnswer& answer) {
+  v1::HealModelResponse response;
+  response.set_ordered(answer.ordered);
+  for (const NodeState& state : answer.nodes) {
+    v1::HealNode& node = *response.add_nodes();
+    node.set_node(state.node);
+    node.set_fate(ToProto(state.fate));
+    node.set_history_id(state.history_id);
+    node.set_commit_number(state.commit_number);
+    node.set_why_none(state.why_none);
+  }
+  return response;
+}
+
 void AddSaves(const Model& model, v1::ListSavesResponse& response) {
   if (model.saver() == nullptr) return;
   const std::string& name = model.spec().name;
@@ -215,6 +246,7 @@ AdminService::AdminService(const ModelStore* store, WorldRestores* restores, Met
   Handle("SaveModel", workers->transfers.get(), &AdminService::SaveModel);
   Handle("ListSaves", workers->questions.get(), &AdminService::ListSaves);
   Handle("RestoreModel", workers->transfers.get(), &AdminService::RestoreModel);
+  Handle("HealModel", workers->questions.get(), &AdminService::HealModel);
   Handle("Drain", workers->questions.get(), &AdminService::Drain);
   Handle("Restart", workers->questions.get(), &AdminService::Restart);
   Handle("SetLogLevel", workers->questions.get(), &AdminService::SetLogLevel);
@@ -225,7 +257,12 @@ AdminService::AdminService(const ModelStore* store, WorldRestores* restores, Met
 
 absl::StatusOr<v1::ListModelsResponse> AdminService::ListModels(const Call&, const v1::ListModelsRequest&) {
   v1::ListModelsResponse response;
-  for (const auto& model : store_->List()) *response.add_models() = ToProto(server::Summarize(*model));
+  Cluster& cluster = *store_->world().cluster;
+  for (const auto& model : store_->List()) {
+    v1::ModelSummary& summary = *response.add_models() = ToProto(server::Summarize(*model));
+    const std::optional<int> donor = cluster.healing_donor(model->spec().name);
+    if (donor.has_value()) summary.set_heal_from_node(*donor);
+  }
   for (const auto& [name, why] : store_->ListLost()) {
     v1::ModelSummary& lost = *response.add_models();
     lost.set_name(name);
@@ -322,6 +359,25 @@ absl::StatusOr<v1::ListSavesResponse> AdminService::ListSaves(const Call&, const
 absl::Status AdminService::RestoreModel(const Call& call, const v1::RestoreModelRequest& request,
                                         MessageWriter<v1::RestoreModelResponse>* writer) {
   return server::RestoreModel(*store_, *restores_, request, call, writer);
+}
+
+absl::StatusOr<v1::HealModelResponse> AdminService::HealModel(const Call& call, const v1::HealModelRequest& request) {
+  if (!request.has_from_node()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("heal ", request.model(), ": a node whose state is right expected, got none"));
+  }
+  ASSIGN_OR_RETURN(const HealingAnswer answer,
+                   store_->world().cluster->OrderHealing(request.model(), request.from_node()));
+  if (answer.ordered) {
+    const NodeState& right = answer.nodes[request.from_node()];
+    Log(LogLevel::kWarning, "an order to heal is given",
+        {{"model", request.model()},
+         {"from", absl::StrCat(right.node)},
+         {"history", right.history_id},
+         {"commit", absl::StrCat(right.commit_number)},
+         {"caller", CallerText(call.caller())}});
+  }
+  return ToProto(answer);
 }
 
 absl::StatusOr<v1::DrainResponse> AdminService::Drain(const Call&, const v1::DrainRequest&) {

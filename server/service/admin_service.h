@@ -52,6 +52,7 @@ class AdminService final : public GuardedService {
   absl::StatusOr<v1::ListSavesResponse> ListSaves(const Call& call, const v1::ListSavesRequest& request);
   absl::Status RestoreModel(const Call& call, const v1::RestoreModelRequest& request,
                             MessageWriter<v1::RestoreModelResponse>* writer);
+  absl::StatusOr<v1::HealModelResponse> HealModel(const Call& call, const v1::HealModelRequest& request);
   absl::StatusOr<v1::DrainResponse> Drain(const Call& call, const v1::DrainRequest& request);
   absl::StatusOr<v1::RestartResponse> Restart(const Call& call, const v1::RestartRequest& request);
   absl::StatusOr<v1::SetLogLevelResponse> SetLogLevel(const Call& call, const v1::SetLogLevelRequest& request);

@@ -64,9 +64,11 @@ absl::Status CheckActive(const EpochStart& start, const Topology& topology) {
                                          " among them, expected, got [", absl::StrJoin(active, ", "), "]"));
 }
 
-bool IsHealed(const EpochStart& start, int node) {
-  return std::any_of(start.healings.begin(), start.healings.end(),
-                     [node](const Healing& healing) { return healing.receiver == node; });
+// Null where the node is not healed.
+const Healing* HealingOf(const EpochStart& start, int node) {
+  const auto found = std::find_if(start.healings.begin(), start.healings.end(),
+                                  [node](const Healing& healing) { return healing.receiver == node; });
+  return found == start.healings.end() ? nullptr : &*found;
 }
 
 }  // namespace
@@ -438,6 +440,7 @@ absl::Status Model::StateLoss() const {
 }
 
 absl::Status Model::AdoptHistory(const EpochStart& start) {
+  if (start.fork.has_value()) return ForkHistory(start);
   if (start.history_id == history_.id.ToString()) return absl::OkStatus();
   const absl::StatusOr<HistoryId> id = HistoryId::Parse(start.history_id);
   if (!id.ok() || !Untouched() || start.lineage != history_.lineage.ToString()) {
@@ -455,10 +458,12 @@ absl::Status Model::StartEpoch(const EpochStart& start, std::thread& finished, s
     return absl::AbortedError("a trainer left before the epoch began");
   }
   RETURN_IF_ERROR(CheckActive(start, topology_));
-  const bool is_healed = IsHealed(start, topology_.node());
+  const Healing* const healing = HealingOf(start, topology_.node());
   // What the journal says of it begins when it is there.
-  RETURN_IF_ERROR(is_healed ? CheckMayHeal(start) : AdoptHistory(start));
-  if (journal_ != nullptr && !is_healed) RETURN_IF_ERROR(journal_->BeginEpoch(start.epoch, history_.id));
+  RETURN_IF_ERROR(healing != nullptr ? CheckMayHeal(start, *healing) : AdoptHistory(start));
+  if (journal_ != nullptr && healing == nullptr) {
+    RETURN_IF_ERROR(journal_->BeginEpoch(start.epoch, history_, history_begin_));
+  }
   Epoch::Options options{
       .number = start.epoch,
       .history_id = start.history_id,

@@ -345,9 +345,13 @@ class Model {
   absl::Status ReceiveState(const std::string& history_id, int donor, Epoch::Options::Engines engines,
                             SteadyTime deadline);
   // ABORTED: there is a state here that the others have not gone on from.
-  absl::Status CheckMayHeal(const EpochStart& start) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  absl::Status CheckMayHeal(const EpochStart& start, const Healing& healing) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  // The state goes on under the history that begins. ABORTED: it is not the one that a person has said is right.
+  absl::Status ForkHistory(const EpochStart& start) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Says whose client states of the last commit are kept here.
   void ReportPrevious(ModelReport& report) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  // What is here, if that is a state, whose place the donor's takes.
+  void LogGivenUp(int donor) const ABSL_LOCKS_EXCLUDED(mu_);
   void LogHealing(absl::string_view what, int node, SteadyTime begin) const;
 
   // How the state is replaced, in model_change.cc.

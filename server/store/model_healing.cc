@@ -61,14 +61,37 @@ absl::StatusOr<std::string> ReceiveNumbers(int donor, Collectives& engine) {
 
 }  // namespace
 
-absl::Status Model::CheckMayHeal(const EpochStart& start) const {
-  if (!StateLoss().ok() || (Untouched() && commit_log_.numbers().commit_number == 0)) return absl::OkStatus();
+absl::Status Model::CheckMayHeal(const EpochStart& start, const Healing& healing) const {
+  const int64_t commit_number = commit_log_.numbers().commit_number;
+  if (!StateLoss().ok() || (Untouched() && commit_number == 0)) return absl::OkStatus();
+  // A person has given it up, as it was then.
+  const Healing::GivenUp present{.history_id = history_.id.ToString(), .commit_number = commit_number};
+  if (healing.gives_up == present) return absl::OkStatus();
   // It is an old one of this history, which others have gone on with.
   if (start.history_id == history_.id.ToString()) return absl::OkStatus();
   if (Untouched() && start.lineage == history_.lineage.ToString()) return absl::OkStatus();
   return absl::AbortedError(absl::StrCat("start epoch of ", spec().name,
                                          ": a node without a state expected where another one heals it, this one has ",
-                                         "that of commit ", commit_log_.numbers().commit_number, "; attach again"));
+                                         "that of commit ", commit_number, "; attach again"));
+}
+
+absl::Status Model::ForkHistory(const EpochStart& start) {
+  const HistoryFork& from = *start.fork;
+  const absl::StatusOr<HistoryId> id = HistoryId::Parse(start.history_id);
+  const absl::StatusOr<HistoryId> parent = HistoryId::Parse(from.history_id);
+  const int64_t commit_number = commit_log_.numbers().commit_number;
+  const bool is_it =
+      from.history_id == history_.id.ToString() || (Untouched() && from.lineage == history_.lineage.ToString());
+  if (!id.ok() || !parent.ok() || !is_it || commit_number != from.commit_number) {
+    return absl::AbortedError(absl::StrCat("start epoch ", start.epoch, " of ", spec().name, ": commit ",
+                                           from.commit_number, " of history ", from.history_id, " expected, got ",
+                                           commit_number, " of ", history_.id.ToString(),
+                                           ": the state was replaced after a person had said that it is right"));
+  }
+  history_ = {
+      .id = *id, .lineage = {id->value}, .parent = HistoryParent{.history = *parent, .commit_number = commit_number}};
+  history_begin_ = commit_number;
+  return absl::OkStatus();
 }
 
 absl::Status Model::AwaitReplica(absl::string_view why) {
@@ -142,6 +165,7 @@ absl::Status Model::ReceiveState(const std::string& history_id, int donor, Engin
   const RestoreWatch watch{
       .progress = [&] { return RestoreProgress{.done_bytes = done_bytes, .all_bytes = all_bytes}; },
       .cancel = [] {}};  // the end of the epoch ends it
+  LogGivenUp(donor);
   const absl::Status replaced = Replace(ChangeKind::kHealing, make, write, watch, {}).status();
   // A donor that is lost, and bytes that came as others, are no loss of this daemon's trainers: they come again.
   if (absl::IsDataLoss(received)) {
@@ -152,6 +176,16 @@ absl::Status Model::ReceiveState(const std::string& history_id, int donor, Engin
   world().metrics->Observe(Metric::kHeal, SteadyNow() - begin);
   LogHealing("state received from a replica", donor, begin);
   return absl::OkStatus();
+}
+
+void Model::LogGivenUp(int donor) const {
+  absl::MutexLock lock(&mu_);
+  if (!StateLoss().ok() || Fresh()) return;
+  options_.log->Write(LogLevel::kWarning, "a state gives way to a replica",
+                      {{"model", spec().name},
+                       {"node", absl::StrCat(donor)},
+                       {"history", history_.id.ToString()},
+                       {"commit", absl::StrCat(commit_log_.numbers().commit_number)}});
 }
 
 void Model::LogHealing(absl::string_view what, int node, SteadyTime begin) const {

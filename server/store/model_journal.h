@@ -59,7 +59,9 @@ class ModelJournal {
   absl::Status SetUsable(const JournalEpoch& epoch, const CommitLog::State& commits, const JournaledState& state);
   absl::Status BeginChange(const ChangeSource& source) { return journal_->BeginChange(source); }
 
-  absl::Status BeginEpoch(int64_t epoch, const HistoryId& history) { return journal_->BeginEpoch(epoch, history); }
+  absl::Status BeginEpoch(int64_t epoch, const History& history, int64_t history_begin) {
+    return journal_->BeginEpoch(epoch, history, history_begin);
+  }
   // The daemons have settled amaxes at the start of an epoch.
   absl::Status Settle(const JournaledState& state) { return journal_->Settle(state.book->TakeChanges()); }
   // Before the vote: what the step will be made of, and what the trainers sent with it.

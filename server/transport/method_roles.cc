@@ -36,6 +36,7 @@ Table MakeTable() {
        {"SaveModel", admin},
        {"ListSaves", inspects},
        {"RestoreModel", admin},
+       {"HealModel", admin},
        {"Drain", admin},
        {"Restart", nobody},
        {"SetLogLevel", admin},

@@ -31,6 +31,7 @@
 namespace paramshard::test {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
 
@@ -255,6 +256,57 @@ TEST_P(LostReplicaTest, AServerThatItsKeeperStartsAgainGoesOnByItself) {
   ASSERT_OK_AND_ASSIGN(const Server server, ServerOf(GetParam().victim));
   ExpectToGoOn(TrainUnder({.killed = server.pid, .server = server.pidfd.get()}));
 }
+
+// Somebody imports into one daemon alone, which counts further than the other one then.
+class HealOrderTest : public RollbackTest {
+ protected:
+  absl::Status ImportAlone(int node) const {
+    ASSIGN_OR_RETURN(Client client, Client::Connect({.rank = node, .socket_dir = sockets_[node].path()}));
+    std::vector<ImportTensor> tensors;
+    std::vector<std::vector<float>> values;
+    const ModelSpec spec = SmallModel(kModel, 1, /*scaled=*/true);
+    for (const UnitSpec& unit : spec.units) {
+      for (const ParameterSpec& parameter : unit.parameters) {
+        int64_t elements = 1;
+        for (const int64_t extent : parameter.shape) elements *= extent;
+        values.emplace_back(elements, 0.5f);
+        tensors.push_back({.parameter = parameter.name, .values = values.back()});
+      }
+    }
+    return client.Import(kModel, tensors, {.commit_number = kLast + 1, .version = kLast + 1});
+  }
+  absl::StatusOr<std::string> Heal(int asked, int from) const {
+    return OutputOf(absl::StrCat(Program(PARAMSHARDCTL), " --socket-dir=", sockets_[asked].path(), " heal ", kModel,
+                                 " --from=", from, " 2>&1 || true"));
+  }
+};
+
+TEST_P(HealOrderTest, TheTrainingGoesOnFromTheNodeThatIsRight) {
+  const int victim = GetParam().victim;
+  const int right = 1 - victim;
+  ASSERT_NO_FATAL_FAILURE(StartSaved());
+  EXPECT_THAT(Heal(0, right), IsOkAndHolds(HasSubstr("nothing to do: all nodes have one state")));
+  ASSERT_OK(ImportAlone(victim));
+  ChildProcess trainers[] = {Train(0, kLast), Train(1, kLast)};
+  for (ChildProcess& trainer : trainers) {
+    EXPECT_THAT(trainer.Await(kPatience),
+                StatusIs(absl::StatusCode::kFailedPrecondition,
+                         AllOf(HasSubstr("(commit 3)"), HasSubstr("(commit 9)"),
+                               HasSubstr("`paramshardctl heal kept --from=NODE` at node 0"))));
+  }
+  EXPECT_THAT(Heal(1, right), IsOkAndHolds(HasSubstr("a call to node 0 expected")));
+  EXPECT_THAT(Heal(0, right), IsOkAndHolds(AllOf(HasSubstr("is right"), HasSubstr("is given up"))));
+  ASSERT_OK_AND_ASSIGN(const nlohmann::json models, Ctl(0, "models"));
+  EXPECT_EQ(models["models"][0].value("healFromNode", -1), right) << models.dump(2);
+  ExpectToGoOn(TrainUnder({}));
+  ASSERT_OK_AND_ASSIGN(const nlohmann::json after, Ctl(0, "models"));
+  EXPECT_FALSE(after["models"][0].contains("healFromNode")) << after.dump(2);
+}
+
+INSTANTIATE_TEST_SUITE_P(, HealOrderTest,
+                         testing::Values(RollbackCase{"Node0GivesWay", false, 0},
+                                         RollbackCase{"Node1GivesWay", false, 1}),
+                         [](const auto& info) { return info.param.name; });
 
 // Whether the other daemon has voted on the commit, or not, or waits for what became of it.
 class KeptDecisionsTest : public LostReplicaTest {

@@ -3,19 +3,33 @@
 namespace paramshard::ctl {
 namespace {
 
-constexpr const CommandInfo* kCommands[] = {&kModels,         &kShards,
-                                            &kDescribe,       &kStats,
-                                            &kSessions,       &kMemory,
-                                            &kMetrics,        &kVerify,
-                                            &kDelete,         &kDrain,
-                                            &kRestart,        &kLogLevel,
-                                            &kTrace,          &kBundle,
-                                            &kVersion,        &kCodecEncode,
-                                            &kCodecDecode,    &kConvert,
-                                            &kImport,         &kExport,
-                                            &kSave,           &kSaves,
-                                            &kRestore,        &kCheckpointVerify,
-                                            &kCheckpointList, &kCheckpointDescribe};
+constexpr const CommandInfo* kCommands[] = {&kModels,
+                                            &kShards,
+                                            &kDescribe,
+                                            &kStats,
+                                            &kSessions,
+                                            &kMemory,
+                                            &kMetrics,
+                                            &kVerify,
+                                            &kDelete,
+                                            &kDrain,
+                                            &kRestart,
+                                            &kLogLevel,
+                                            &kTrace,
+                                            &kBundle,
+                                            &kVersion,
+                                            &kCodecEncode,
+                                            &kCodecDecode,
+                                            &kConvert,
+                                            &kImport,
+                                            &kExport,
+                                            &kSave,
+                                            &kSaves,
+                                            &kRestore,
+                                            &kHeal,
+                                            &kCheckpointVerify,
+                                            &kCheckpointList,
+                                            &kCheckpointDescribe};
 
 }  // namespace
 

@@ -34,6 +34,7 @@ extern const CommandInfo kExport;
 extern const CommandInfo kSave;
 extern const CommandInfo kSaves;
 extern const CommandInfo kRestore;
+extern const CommandInfo kHeal;
 extern const CommandInfo kCheckpointVerify;
 extern const CommandInfo kCheckpointList;
 extern const CommandInfo kCheckpointDescribe;

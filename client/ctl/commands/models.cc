@@ -1,3 +1,6 @@
+#include <string>
+#include <vector>
+
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "client/ctl/cell.h"
@@ -22,10 +25,16 @@ std::string RollbackText(const v1::Rollback& rollback) {
                       rollback.commit_number());
 }
 
+std::string HealText(const v1::ModelSummary& model) {
+  return absl::StrCat("the next epoch begins with the state of node ", model.heal_from_node());
+}
+
 std::string StateText(const v1::ModelSummary& model) {
-  if (!model.has_rollback()) return EndText(model);
-  const std::string end = EndText(model);
-  return absl::StrCat(RollbackText(model.rollback()), end.empty() ? "" : "; ", end);
+  std::vector<std::string> texts;
+  if (model.has_heal_from_node()) texts.push_back(HealText(model));
+  if (model.has_rollback()) texts.push_back(RollbackText(model.rollback()));
+  if (const std::string end = EndText(model); !end.empty()) texts.push_back(end);
+  return absl::StrJoin(texts, "; ");
 }
 
 std::string RunningText(const v1::ModelSummary& model) {

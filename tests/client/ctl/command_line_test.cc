@@ -61,6 +61,7 @@ TEST(CommandLineTest, EveryCommandIsFoundByItsName) {
       {"save", {"m"}},
       {"saves", {"m"}},
       {"restore", {"m"}},
+      {"heal", {"m", "--from=0"}},
       {"checkpoint verify", {"in"}},
       {"checkpoint list", {"in"}},
       {"checkpoint describe", {"in"}},
@@ -157,6 +158,8 @@ TEST(CommandLineTest, WhatIsWrongIsSaidOnStandardError) {
       {{"import", "m"}, "path is required"},
       {{"trace", "--steps=101"}, "not in range"},
       {{"bundle"}, "out is required"},
+      {{"heal", "m"}, "--from is required"},
+      {{"heal", "m", "--from=-1"}, "--from"},
       {{"log-level", "loud"}, "loud not in"},
   };
   for (const auto& [arguments, message] : cases) {

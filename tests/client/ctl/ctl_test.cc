@@ -88,6 +88,43 @@ TEST(CtlTest, ALogLevelIsShownOrSet) {
   EXPECT_EQ(daemon.service().requests.log_level.level(), v1::LOG_LEVEL_ERROR);
 }
 
+TEST(CtlTest, WhichNodeIsRightIsSaidByItsNumber) {
+  FakeDaemon daemon;
+  v1::HealModelResponse& answer = daemon.service().answers.heal;
+  answer.set_ordered(true);
+  const auto add = [&](v1::HealFate fate, const std::string& history, int64_t commit_number) {
+    v1::HealNode& node = *answer.add_nodes();
+    node.set_node(answer.nodes_size() - 1);
+    node.set_fate(fate);
+    node.set_history_id(history);
+    node.set_commit_number(commit_number);
+    return &node;
+  };
+  add(v1::HEAL_FATE_GIVEN, "aa", 7);
+  add(v1::HEAL_FATE_GIVEN_UP, "bb", 12);
+  add(v1::HEAL_FATE_NONE, "", 0)->set_why_none("gone");
+  EXPECT_EQ(Output(daemon, {"heal", "m", "--from=0"}),
+            "the next epoch begins with the state that is right, on all nodes\n"
+            "NODE  HISTORY  COMMIT  STATE\n"
+            "   0  aa            7  is right\n"
+            "   1  bb           12  is given up\n"
+            "   2  -             -  none: gone\n");
+  EXPECT_EQ(daemon.service().requests.heal.model(), "m");
+  EXPECT_TRUE(daemon.service().requests.heal.has_from_node());
+  EXPECT_EQ(daemon.service().requests.heal.from_node(), 0);
+  answer.set_ordered(false);
+  EXPECT_THAT(Output(daemon, {"heal", "m", "--from=2"}), StartsWith("nothing to do: all nodes have one state\n"));
+}
+
+TEST(CtlTest, ModelsSayFromWhichNodeTheNextEpochHeals) {
+  FakeDaemon daemon;
+  v1::ModelSummary& model = *daemon.service().answers.models.add_models();
+  model.set_name("tiny");
+  model.set_heal_from_node(0);
+  model.set_last_end("over");
+  EXPECT_THAT(Output(daemon, {"models"}), HasSubstr("the next epoch begins with the state of node 0; over"));
+}
+
 // Two ranks of node 1, one of which waits; gathers overlap.
 v1::GetTraceResponse NewTrace() {
   v1::GetTraceResponse trace;

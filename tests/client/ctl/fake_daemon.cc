@@ -130,6 +130,13 @@ grpc::Status FakeAdminService::RestoreModel(grpc::ServerContext* context, const 
   return Check(*context);
 }
 
+grpc::Status FakeAdminService::HealModel(grpc::ServerContext* context, const v1::HealModelRequest* request,
+                                         v1::HealModelResponse* response) {
+  requests.heal = *request;
+  *response = answers.heal;
+  return Check(*context);
+}
+
 grpc::Status FakeAdminService::Drain(grpc::ServerContext* context, const v1::DrainRequest*, v1::DrainResponse*) {
   ++requests.drains;
   return Check(*context);

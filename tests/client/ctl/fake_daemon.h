@@ -31,6 +31,7 @@ struct FakeAnswers {
   v1::SaveModelResponse save;
   v1::ListSavesResponse saves;
   std::vector<v1::RestoreModelResponse> restore;
+  v1::HealModelResponse heal;
   v1::SetLogLevelResponse log_level;
   v1::GetTraceResponse trace;
   v1::GetVersionResponse version;
@@ -46,6 +47,7 @@ struct FakeRequests {
   v1::SaveModelRequest save;
   v1::ListSavesRequest saves;
   v1::RestoreModelRequest restore;
+  v1::HealModelRequest heal;
   int drains = 0;
   v1::DeleteModelRequest delete_model;
   v1::RestartRequest restart;
@@ -78,6 +80,7 @@ class FakeAdminService final : public v1::AdminService::Service {
   grpc::Status ListSaves(grpc::ServerContext*, const v1::ListSavesRequest*, v1::ListSavesResponse*) override;
   grpc::Status RestoreModel(grpc::ServerContext*, const v1::RestoreModelRequest*,
                             grpc::ServerWriter<v1::RestoreModelResponse>*) override;
+  grpc::Status HealModel(grpc::ServerContext*, const v1::HealModelRequest*, v1::HealModelResponse*) override;
   grpc::Status Drain(grpc::ServerContext*, const v1::DrainRequest*, v1::DrainResponse*) override;
   // From then on another process answers.
   grpc::Status Restart(grpc::ServerContext*, const v1::RestartRequest*, v1::RestartResponse*) override;

@@ -138,8 +138,9 @@ TEST_F(CoordinatorTest, HistoriesThatDifferAreNamedWithTheWayOut) {
   coordinator_.Report(1, report({2}, "bb"));
   ExpectRefusal(
       absl::StatusCode::kFailedPrecondition,
-      "one history on all nodes expected, got aa on node 0 (ranks 0..1), bb on node 1 (rank 2): they were imported "
-      "into differently; import the same into every daemon");
+      "one history on all nodes expected, got version 5 (commit 7) of history aa on node 0 (ranks 0..1), version 5 "
+      "(commit 7) of history bb on node 1 (rank 2): they were imported into differently; import the same into every "
+      "daemon");
   coordinator_.Report(1, report({2}, "aa"));
   coordinator_.Report(0, report({0, 1}, "aa"));
   EXPECT_TRUE(sinks_[0].Next().start);
@@ -166,10 +167,12 @@ TEST_F(CoordinatorTest, NodesThatBeganAlikeTakeTheIdOfNode0) {
   // One was imported into, or has made commits since.
   coordinator_.Report(0, report({0, 1}, "import", "cc", true));
   coordinator_.Report(1, report({2}, "spec", "aa", true));
-  ExpectRefusal(absl::StatusCode::kFailedPrecondition, "one history on all nodes expected, got cc on node 0");
+  ExpectRefusal(absl::StatusCode::kFailedPrecondition,
+                "one history on all nodes expected, got version 0 (commit 0) of history cc on node 0");
   coordinator_.Report(0, report({0, 1}, "spec", "aa", false));
   coordinator_.Report(1, report({2}, "spec", "bb", true));
-  ExpectRefusal(absl::StatusCode::kFailedPrecondition, "one history on all nodes expected, got aa on node 0");
+  ExpectRefusal(absl::StatusCode::kFailedPrecondition,
+                "one history on all nodes expected, got version 0 (commit 0) of history aa on node 0");
   // An import that names the id.
   coordinator_.Report(0, report({0, 1}, "spec", "aa", false));
   coordinator_.Report(1, report({2}, "aa", "aa", true));
@@ -177,12 +180,17 @@ TEST_F(CoordinatorTest, NodesThatBeganAlikeTakeTheIdOfNode0) {
 }
 
 TEST_F(CoordinatorTest, StatesThatDifferAreNamedWithTheWayOut) {
-  coordinator_.Report(0, MakeReport({0, 1}, 7, 5));
-  coordinator_.Report(1, MakeReport({2}, 6, 5));
-  ExpectRefusal(absl::StatusCode::kFailedPrecondition,
-                "version 5 (commit 7) on node 0 (ranks 0..1), version 5 (commit 6) on node 1 (rank 2): "
-                "export from one and "
-                "import the same into both");
+  const auto report = [](std::vector<int> ranks, int64_t commit_number) {
+    ModelReport made = MakeReport(std::move(ranks), commit_number, 5);
+    made.history_id = "aa";
+    return made;
+  };
+  coordinator_.Report(0, report({0, 1}, 7));
+  coordinator_.Report(1, report({2}, 6));
+  ExpectRefusal(
+      absl::StatusCode::kFailedPrecondition,
+      "version 5 (commit 7) of history aa on node 0 (ranks 0..1), version 5 (commit 6) of history aa on node 1 "
+      "(rank 2): export from one and import the same into both");
   // The trainers that waited are gone; those that attach after the import start an epoch.
   coordinator_.Report(1, MakeReport({2}, 7, 5));
   EXPECT_TRUE(sinks_[0].empty());

@@ -27,6 +27,7 @@ struct EpochNews {
   std::string history_id = {};                                 // of a start
   std::vector<int> active = {};                                // likewise
   std::vector<Healing> healings = {};                          // likewise
+  std::optional<HistoryFork> fork = {};                        // likewise
   std::optional<int64_t> last_command = {};                    // then neither of them
   std::optional<CommandsThrough> commands_wanted_unless = {};  // likewise
   std::optional<SaveNews> save = {};                           // likewise
@@ -41,7 +42,8 @@ class RecordingListener final : public EpochListener, public NodeSink {
          .epoch = start.epoch,
          .history_id = start.history_id,
          .active = start.active,
-         .healings = start.healings});
+         .healings = start.healings,
+         .fork = start.fork});
   }
   void OnLastCommand(const std::string& model, int64_t epoch, int64_t command) override {
     Add({.model = model, .epoch = epoch, .last_command = command});

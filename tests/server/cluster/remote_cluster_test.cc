@@ -181,8 +181,9 @@ TEST_F(RemoteClusterTest, HistoriesTravelWithReports) {
   of_one.history_id = "bb";
   zero_.coordinator().Report(0, of_zero);
   one_->Report(of_one);
-  EXPECT_THAT(news_.Next().why, StatusIs(absl::StatusCode::kFailedPrecondition,
-                                         HasSubstr("got aa on node 0 (ranks 0..1), bb on node 1")));
+  EXPECT_THAT(news_.Next().why,
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       HasSubstr("of history aa on node 0 (ranks 0..1), version 3 (commit 3) of history bb on")));
 }
 
 TEST_F(RemoteClusterTest, VotesAreDecidedOverAllNodes) {

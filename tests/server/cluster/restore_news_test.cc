@@ -175,7 +175,8 @@ TEST_F(RollbackNeedTest, ANodeWithInitialValuesBesideTrainedOnesIsOneThatHasLost
   Report(1, Fresh(1));
   ExpectNoNews();
   Report(2, Trained(2));
-  ExpectNeed(absl::StatusCode::kFailedPrecondition, "version 7 (commit 7) on node 0 (rank 0), version 0 (commit 0) on");
+  ExpectNeed(absl::StatusCode::kFailedPrecondition,
+             "version 7 (commit 7) of history aa on node 0 (rank 0) and node 2 (rank 2), initial values on node 1");
   Report(1, Fresh(1));
   ExpectNoNews();
 }
@@ -184,7 +185,7 @@ TEST_F(RollbackNeedTest, NodeZeroMayBeTheOne) {
   Report(0, Fresh(0));
   Report(1, Trained(1));
   Report(2, Trained(2));
-  ExpectNeed(absl::StatusCode::kFailedPrecondition, "version 0 (commit 0) on node 0");
+  ExpectNeed(absl::StatusCode::kFailedPrecondition, "initial values on node 0");
 }
 
 TEST_F(RollbackNeedTest, NodesThatHaveTrainedDifferentlyAreAPersonsToSettle) {

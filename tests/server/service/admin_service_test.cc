@@ -59,6 +59,19 @@ TEST_F(AdminServiceTest, ARestartNeedsAKeeper) {
               StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("--keeper=on")));
 }
 
+TEST_F(AdminServiceTest, AnOrderToHealNamesANodeAndNeedsReplicas) {
+  v1::HealModelRequest request;
+  request.set_model("m");
+  const auto heal = [&] { return client_->Call(client_->admin(), &Stub::HealModel, request); };
+  EXPECT_THAT(heal(), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("a node whose state is right expected")));
+  request.set_from_node(1);
+  EXPECT_THAT(heal(), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("a node in [0, 1) expected, got 1")));
+  request.set_from_node(0);
+  EXPECT_THAT(heal(), StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("every node holds a replica")));
+  request.set_model("x");
+  EXPECT_THAT(heal(), StatusIs(absl::StatusCode::kNotFound));
+}
+
 TEST_F(AdminServiceTest, TheLogLevelIsSetAndEveryChangeSaysForWhom) {
   const auto level = [&] {
     return client_->Call(client_->admin(), &Stub::GetVersion, v1::GetVersionRequest())->log_level();

@@ -187,8 +187,11 @@ std::vector<absl::Status> Refusals(Daemons& world) {
   world.FindAgain("m");
   std::vector<std::unique_ptr<FakeTrainer>> trainers;
   for (int node = 0; node < world.nodes(); ++node) {
-    trainers.push_back(std::make_unique<FakeTrainer>(&world.model(node), node));
-    EXPECT_OK(trainers.back()->Attach());
+    for (int rank = 0; rank < world.ranks(); ++rank) {
+      if (!world.model(node).world().Serves(rank)) continue;
+      trainers.push_back(std::make_unique<FakeTrainer>(&world.model(node), rank));
+      EXPECT_OK(trainers.back()->Attach());
+    }
   }
   std::vector<absl::Status> refusals;
   for (const auto& trainer : trainers) refusals.push_back(EndOf(*trainer));
@@ -254,6 +257,138 @@ TEST(UnhealedTest, WhatNode0HasImportedIsForAPersonToJudge) {
   ASSERT_NO_FATAL_FAILURE(Import(world, 0));
   EXPECT_THAT(Refusals(world), testing::Each(IsRefused()));
   EXPECT_EQ(CommitNumber(world, 1), kLost);
+}
+
+// As somebody does who imports into one daemon alone: it has other bytes, and counts further than the others.
+void Spoil(Daemons& world, int node) {
+  Model& model = **world.store(node).Find("m");
+  const auto write = [&]() -> absl::Status {
+    for (const auto& shard : model.shards()) {
+      for (const ShardExtent& extent : shard->extents()) {
+        const ParameterSpec& parameter = shard->Spec(extent);
+        if (parameter.name != "small") continue;
+        const std::vector<float> values((extent.rows.end - extent.rows.begin) * parameter.columns(), 3.0f);
+        RETURN_IF_ERROR(shard->Write(extent, StateTensor::kMaster, values));
+      }
+    }
+    return absl::OkStatus();
+  };
+  const auto digest = static_cast<absl::uint128>(node + 5);
+  ASSERT_OK(model.Change({.commit_number = kLast + 5, .version = kLast + 5, .content = {.digest = digest}}, write));
+}
+
+// A person says which node is right.
+struct OrderCase {
+  std::string name;
+  std::vector<int> devices;
+  int right = 0;
+  std::vector<int> others;
+};
+
+class OrderedHealingTest : public testing::TestWithParam<OrderCase> {};
+
+TEST_P(OrderedHealingTest, GoesOnFromTheStateThatIsRight) {
+  Daemons world(GetParam().devices);
+  world.Create(Spec());
+  world.Attach();
+  StepTo(world, kLost);
+  const HistoryId before = world.model(0).history().id;
+  world.Kill(0);
+  for (const int other : GetParam().others) ASSERT_NO_FATAL_FAILURE(Spoil(world, other));
+  for (const absl::Status& refusal : Refusals(world)) {
+    EXPECT_THAT(refusal, IsRefused());
+    EXPECT_THAT(refusal.message(), HasSubstr("`paramshardctl heal m --from=NODE` at node 0"));
+  }
+  ASSERT_OK_AND_ASSIGN(const HealingAnswer answer, world.cluster(0).OrderHealing("m", GetParam().right));
+  EXPECT_TRUE(answer.ordered);
+  ASSERT_NO_FATAL_FAILURE(ExpectHealed(world, kLost));
+  for (int node = 0; node < world.nodes(); ++node) {
+    EXPECT_EQ(world.model(node).history().parent, (HistoryParent{.history = before, .commit_number = kLost}));
+  }
+  StepTo(world, kLast);
+  EXPECT_EQ(StateOf(world), Uninterrupted(GetParam().devices));
+  EXPECT_EQ(world.cluster(0).healing_donor("m"), std::nullopt);
+}
+
+INSTANTIATE_TEST_SUITE_P(Worlds, OrderedHealingTest,
+                         testing::Values(OrderCase{"Node1ForNode0", {1, 1}, 1, {0}},
+                                         OrderCase{"Node0ForNode1", {1, 1}, 0, {1}},
+                                         OrderCase{"TwoDevicesEach", {2, 2}, 0, {1}},
+                                         OrderCase{"OneOfThree", {1, 1, 1}, 0, {1}},
+                                         OrderCase{"OneOfThreeBesideNode0", {1, 1, 1}, 2, {0}}),
+                         [](const auto& info) { return info.param.name; });
+
+// Those whose client states nobody has kept go on with those of the donor's ranks.
+TEST(HealedTest, OneNodeHealsAllOthers) {
+  Daemons world({1, 1, 1});
+  world.Create(Spec());
+  world.Attach();
+  StepTo(world, kLost);
+  world.Kill(0);
+  for (const int other : {0, 2}) ASSERT_NO_FATAL_FAILURE(Spoil(world, other));
+  EXPECT_THAT(Refusals(world), testing::Each(IsRefused()));
+  ASSERT_OK(world.cluster(0).OrderHealing("m", 1).status());
+  world.FindAgain("m");
+  world.Attach();
+  for (int rank = 0; rank < world.ranks(); ++rank) {
+    EXPECT_EQ(world.trainer(rank).started().client_state, ClientState(rank == 2 ? 1 : rank, kLost)) << "rank " << rank;
+  }
+  StepTo(world, kLast);
+  EXPECT_EQ(StateOf(world), Uninterrupted({1, 1, 1}));
+}
+
+// What the order has named is not what is there by now.
+TEST(UnhealedTest, AStateThatNobodyHasGivenUpStays) {
+  Daemons world({1, 1});
+  world.Create(Spec());
+  world.Attach();
+  StepTo(world, kLost);
+  world.Kill(0);
+  Model& model = world.model(1);
+  FakeTrainer trainer(&model, 1);
+  ASSERT_OK(trainer.Attach());
+  const EpochStart start{
+      .epoch = 50,
+      .lineage = "",
+      .history_id = RandomHistoryId().ToString(),
+      .active = {0, 1},
+      .healings = {{.receiver = 1,
+                    .donor = 0,
+                    .gives_up = Healing::GivenUp{.history_id = RandomHistoryId().ToString(), .commit_number = kLost}}}};
+  model.OnEpochStart(start);
+  EXPECT_FALSE(model.activity().running);
+  EXPECT_EQ(CommitNumber(world, 1), kLost);
+  EXPECT_OK(model.usable());
+}
+
+// The history that begins is in the journals of all before a commit is made in it.
+TEST(HealedTest, AHistoryThatAnOrderHasBegunOutlivesItsServers) {
+  FakeKeptStore kept[2], left[2];
+  Daemons::Options options{.kept = {&kept[0], &kept[1]}, .moves = {.moves = true}};
+  HistoryId history;
+  {
+    Daemons world({1, 1}, options);
+    world.Create(Spec());
+    world.Attach();
+    StepTo(world, kLost);
+    world.Kill(0);
+    ASSERT_NO_FATAL_FAILURE(Spoil(world, 0));
+    EXPECT_THAT(Refusals(world), testing::Each(IsRefused()));
+    ASSERT_OK(world.cluster(0).OrderHealing("m", 1).status());
+    ASSERT_NO_FATAL_FAILURE(ExpectHealed(world, kLost));
+    history = world.model(1).history().id;
+    for (int node = 0; node < 2; ++node) CopyKept(kept[node], left[node]);
+  }
+  Daemons next({1, 1}, {.kept = {&left[0], &left[1]}, .moves = {.moves = true}});
+  next.TakeOver("m");
+  for (int node = 0; node < 2; ++node) {
+    EXPECT_EQ(next.model(node).history().id, history);
+    EXPECT_TRUE(next.model(node).history().parent.has_value());
+    EXPECT_TRUE(next.model(node).untouched());
+  }
+  next.Attach();
+  StepTo(next, kLast);
+  EXPECT_EQ(StateOf(next), Uninterrupted({1, 1}));
 }
 
 TEST(HealedTest, OutlivesItsServer) {

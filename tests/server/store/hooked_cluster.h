@@ -82,6 +82,10 @@ class HookedCluster final : public Cluster {
   int nodes() const override { return cluster_->nodes(); }
   std::vector<int> device_counts() const override { return cluster_->device_counts(); }
   absl::Status AwaitWorld(absl::Duration timeout) override { return cluster_->AwaitWorld(timeout); }
+  absl::StatusOr<HealingAnswer> OrderHealing(absl::string_view model, int donor) override {
+    return cluster_->OrderHealing(model, donor);
+  }
+  std::optional<int> healing_donor(absl::string_view model) override { return cluster_->healing_donor(model); }
   void SetListener(EpochListener* listener) override {
     cluster_->SetListener(nullptr);
     ear_.SetListener(listener);

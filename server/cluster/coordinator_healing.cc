@@ -1,0 +1,171 @@
+// How a coordinator takes a person's word on which node has the right state of a model.
+
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
+#include "server/cluster/coordinator.h"
+#include "server/cluster/state_difference.h"
+#include "server/log/log.h"
+
+namespace paramshard::server {
+namespace {
+
+using Fate = NodeState::Fate;
+
+bool Has(const std::vector<int>& nodes, int node) { return std::binary_search(nodes.begin(), nodes.end(), node); }
+
+absl::Status NoReplicasError(const std::string& model) {
+  return absl::FailedPreconditionError(
+      absl::StrCat("heal ", model, ": a model expected of which every node holds a replica, got one whose nodes hold ",
+                   "parts: restore it, or import the same into every daemon"));
+}
+
+absl::Status NotThereError(const std::string& model, const std::string& node) {
+  return absl::UnavailableError(absl::StrCat("heal ", model, ": ", node,
+                                             " expected to be here with its state, it has not said what it has: start "
+                                             "its daemon, or ask again"));
+}
+
+absl::Status NoStateError(const std::string& model, const std::string& node, absl::string_view why) {
+  return absl::FailedPreconditionError(
+      absl::StrCat("heal ", model, ": a state on ", node, " that all may train on from expected, ", why));
+}
+
+}  // namespace
+
+bool Coordinator::IsOrderedDonor(const Model& model, int node) const {
+  return model.healing_order.has_value() && model.healing_order->donor() == node;
+}
+
+std::optional<int> Coordinator::healing_donor(absl::string_view name) const {
+  absl::MutexLock lock(&mu_);
+  const auto found = models_.find(name);
+  if (found == models_.end() || !found->second.healing_order.has_value()) return std::nullopt;
+  return found->second.healing_order->donor();
+}
+
+absl::StatusOr<HealingAnswer> Coordinator::OrderHealing(absl::string_view name, int donor) {
+  absl::MutexLock lock(&mu_);
+  if (stopped_) return absl::UnavailableError("cluster: stopped, the daemon drains");
+  if (donor < 0 || donor >= members_.nodes()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("heal ", name, ": a node in [0, ", members_.nodes(), ") expected, got ", donor));
+  }
+  const auto found = models_.find(name);
+  if (found == models_.end()) {
+    return absl::NotFoundError(absl::StrCat("heal ", name, ": a model of some daemon expected, none has it"));
+  }
+  const std::string& model_name = found->first;
+  Model& model = found->second;
+  RETURN_IF_ERROR(CheckMayOrder(model_name, model, donor));
+  HealingAnswer answer;
+  for (int node = 0; node < members_.nodes(); ++node) answer.nodes.push_back(StateOf(model, node, donor));
+  const auto is_one = [](const NodeState& state) { return state.fate == Fate::kGiven || state.fate == Fate::kSame; };
+  answer.ordered = !std::all_of(answer.nodes.begin(), answer.nodes.end(), is_one);
+  if (!answer.ordered) return answer;
+  const NodeState& right = answer.nodes[donor];
+  model.healing_order.emplace(donor, right.history_id, right.commit_number);
+  TryStart(model_name, model);
+  return answer;
+}
+
+absl::Status Coordinator::CheckMayOrder(const std::string& name, const Model& model, int donor) const {
+  const std::string node = NodeName(members_, donor);
+  if (!members_.sized() || !members_.present(donor)) return NotThereError(name, node);
+  if (!HoldReplicas(model.reports, members_.world_size())) {
+    const bool is_known = std::any_of(model.reports.begin(), model.reports.end(),
+                                      [](const auto& report) { return report.has_value() && report->shard_size > 0; });
+    return is_known ? NoReplicasError(name) : NotThereError(name, node);
+  }
+  if (model.rolls_back) {
+    return absl::UnavailableError(
+        absl::StrCat("heal ", name, ": all nodes go back to a saved step: ask again when they have"));
+  }
+  const std::optional<ModelReport>& report = model.reports[donor];
+  if (model.running) {
+    if (Has(model.active, donor)) return absl::OkStatus();
+    return absl::FailedPreconditionError(absl::StrCat("heal ", name, ": a node that takes part in the epoch that runs ",
+                                                      "expected, ", node,
+                                                      " does not: end that training first, whose state is given up"));
+  }
+  // What it said before the last epoch tells nothing.
+  if (!report.has_value() || !model.is_new[donor]) return NotThereError(name, node);
+  if (!report->lost.ok()) return NoStateError(name, node, absl::StrCat("it has none: ", report->lost.message()));
+  if (report->fresh) {
+    return NoStateError(name, node, "it has initial values: to begin anew delete the model on every node");
+  }
+  for (int other = 0; other < members_.nodes(); ++other) {
+    const std::optional<ModelReport>& one = model.reports[other];
+    if (!one.has_value() || one->shard_size == 0 || one->spec_fingerprint == report->spec_fingerprint) continue;
+    return absl::FailedPreconditionError(
+        absl::StrCat("heal ", name, ": one spec on all nodes expected, got another one on ", NodeName(members_, other),
+                     " than on ", node, ": delete the model there, and create it with the same spec"));
+  }
+  return absl::OkStatus();
+}
+
+NodeState Coordinator::StateOf(const Model& model, int node, int donor) const {
+  const std::optional<ModelReport>& report = model.reports[node];
+  // Those who train have what the last commit has left.
+  if (model.running && Has(model.active, node)) {
+    return {.node = node,
+            .fate = node == donor ? Fate::kGiven : Fate::kSame,
+            .history_id = model.history_id,
+            .commit_number = model.book.last_commit_number()};
+  }
+  if (!report.has_value() || !(model.running || model.is_new[node])) return {.node = node};
+  if (!report->lost.ok()) {
+    return {.node = node, .fate = Fate::kNone, .why_none = std::string(report->lost.message())};
+  }
+  if (report->fresh) return {.node = node, .fate = Fate::kNone, .why_none = "initial values"};
+  const bool is_same = !model.running && IsOneState(*model.reports[donor], *report);
+  return {.node = node,
+          .fate = node == donor ? Fate::kGiven
+                  : is_same     ? Fate::kSame
+                                : Fate::kGivenUp,
+          .history_id = report->history_id,
+          .commit_number = report->commit_number};
+}
+
+void Coordinator::CheckOrder(const std::string& name, Model& model, int node) {
+  // What one that takes part says now was said before the epoch began.
+  if (!IsOrderedDonor(model, node) || (model.running && Has(model.active, node))) return;
+  if (model.healing_order->IsOf(*model.reports[node])) return;
+  EndOrder(name, model, "the node has another state now, or none");
+}
+
+void Coordinator::BeginByOrder(const std::string& name, Model& model, const std::vector<Healing>& healings,
+                               const std::string& history_id) {
+  if (!model.healing_order.has_value()) return;
+  if (healings.empty()) return EndOrder(name, model, "an epoch has begun with one state");
+  model.healing_order->Begin(model.last_epoch, history_id);
+  for (const Healing& healing : healings) {
+    const ModelReport& before = *model.reports[healing.receiver];
+    Log(LogLevel::kWarning, "a state is given up by order",
+        {{"model", name},
+         {"epoch", absl::StrCat(model.last_epoch)},
+         {"node", absl::StrCat(healing.receiver)},
+         {"history", before.history_id},
+         {"commit", absl::StrCat(before.commit_number)},
+         {"why_none", std::string(before.lost.message())},
+         {"for_that_of", absl::StrCat(healing.donor)},
+         {"new_history", history_id}});
+  }
+}
+
+void Coordinator::EndOrder(const std::string& name, Model& model, absl::string_view why) {
+  Log(LogLevel::kInfo, "an order to heal is over",
+      {{"model", name}, {"from", absl::StrCat(model.healing_order->donor())}, {"why", std::string(why)}});
+  model.healing_order.reset();
+}
+
+absl::StatusOr<HealingAnswer> Cluster::OrderHealing(absl::string_view model, int) {
+  return absl::FailedPreconditionError(
+      absl::StrCat("heal ", model, ": a call to node 0 expected, which begins epochs, ", "got one to node ", node()));
+}
+
+}  // namespace paramshard::server
