@@ -72,24 +72,26 @@ std::optional<uint64_t> CookieOf(int fd) {
   return cookie;
 }
 
-// Of whoever a connection over TCP is with, as grpc::ServerContext::peer has it; empty for others.
-std::string PeerAddress(int fd) {
+// Of whoever a connection over TCP is with, as grpc::ServerContext::peer has it. UNAVAILABLE there is nobody any more.
+absl::StatusOr<std::string> PeerAddress(int fd) {
   sockaddr_in6 six{};
   socklen_t size = sizeof(six);
   char text[INET6_ADDRSTRLEN] = "";
-  if (getpeername(fd, reinterpret_cast<sockaddr*>(&six), &size) != 0) return "";
+  if (getpeername(fd, reinterpret_cast<sockaddr*>(&six), &size) != 0) {
+    return absl::UnavailableError(absl::StrCat("connect: the other end's address expected: ", strerror(errno)));
+  }
   const int port = ntohs(six.sin6_port);
   if (six.sin6_family == AF_INET) {
     inet_ntop(AF_INET, &reinterpret_cast<const sockaddr_in&>(six).sin_addr, text, sizeof(text));
     return absl::StrCat("ipv4:", text, ":", port);
   }
-  if (six.sin6_family != AF_INET6) return "";
   if (IN6_IS_ADDR_V4MAPPED(&six.sin6_addr)) {
     inet_ntop(AF_INET, six.sin6_addr.s6_addr + 12, text, sizeof(text));
     return absl::StrCat("ipv4:", text, ":", port);
   }
   inet_ntop(AF_INET6, &six.sin6_addr, text, sizeof(text));
-  return absl::StrCat("ipv6:%5B", text, "%5D:", port);
+  const std::string scope = six.sin6_scope_id == 0 ? "" : absl::StrCat("%25", six.sin6_scope_id);
+  return absl::StrCat("ipv6:%5B", text, scope, "%5D:", port);
 }
 
 // Closes that socket and no other one, whatever the number stands for by now. gRPC's own descriptor notices.
@@ -262,6 +264,10 @@ absl::StatusOr<ConnectionAcceptor::Server*> ConnectionAcceptor::ServerOf(UserPla
 }
 
 absl::Status ConnectionAcceptor::TakePlace(int connection, UserPlaces::User user) {
+  std::string address;
+  if (options_.peers != nullptr && !user.has_value()) {
+    ASSIGN_OR_RETURN(address, PeerAddress(connection));
+  }
   if (!places_.Take(user)) {
     ForgetClosed();
     if (!places_.Take(user)) {
@@ -269,8 +275,7 @@ absl::Status ConnectionAcceptor::TakePlace(int connection, UserPlaces::User user
                                                        options_.max_connections, " connections expected"));
     }
   }
-  const std::string address = options_.peers == nullptr ? "" : PeerAddress(connection);
-  if (!address.empty()) options_.peers->Forget(address);
+  if (!address.empty()) options_.peers->Begin(address);
   held_[connection] = {.user = user, .cookie = CookieOf(connection).value_or(0), .address = address};
   return absl::OkStatus();
 }

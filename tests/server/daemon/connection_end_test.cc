@@ -1,11 +1,14 @@
 // Connections over TCP that end because their certificates do.
+#include <grpc/grpc.h>
 #include <grpcpp/grpcpp.h>
+#include <sched.h>
 
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "gmock/gmock.h"
@@ -16,6 +19,7 @@
 #include "server/transport/transport.h"
 #include "tests/server/store/manual_clock.h"
 #include "tests/status_matchers.h"
+#include "tests/support/child_process.h"
 #include "tests/support/temporary_directory.h"
 #include "tests/support/test_authority.h"
 
@@ -24,8 +28,10 @@ namespace {
 
 constexpr absl::Duration kLong = absl::Seconds(30);
 
-class ConnectionEndTest : public testing::TestWithParam<std::string> {
+class ConnectionEndTest : public testing::Test {
  protected:
+  // The address of a host without its port.
+  void ExpectThatAConnectionEnds(const std::string& host);
   tls::Files Install(const std::string& role) const {
     return test::Install(absl::StrCat(folder_.path(), "/", role),
                          authority_.Issue({absl::StrCat(test::kWorldUri, "/", role)}), authority_.cert());
@@ -44,13 +50,12 @@ class ConnectionEndTest : public testing::TestWithParam<std::string> {
   v1::AdminService::Service service_;  // UNIMPLEMENTED is an answer
 };
 
-TEST_P(ConnectionEndTest, TheSocketIsClosedAndTheChannelConnectsAnew) {
+void ConnectionEndTest::ExpectThatAConnectionEnds(const std::string& host) {
   ASSERT_OK_AND_ASSIGN(const Transport transport, Transport::Create({.files = Install("node/0")}, absl::Now()));
-  auto sockets = ListenOnAddress(GetParam() + ":0");
-  if (!sockets.ok()) GTEST_SKIP() << sockets.status();
-  const std::string address = absl::StrCat(GetParam(), ":", sockets->front().port);
+  ASSERT_OK_AND_ASSIGN(auto sockets, ListenOnAddress(host + ":0"));
+  const std::string address = absl::StrCat(host, ":", sockets.front().port);
   const auto connections = std::make_shared<PeerConnections>(PeerConnections::Options{.clock = clock_});
-  ConnectionAcceptor acceptor(*std::move(sockets), {.peers = connections});
+  ConnectionAcceptor acceptor(std::move(sockets), {.peers = connections});
   grpc::ServerBuilder builder;
   builder.RegisterService(&service_);
   builder.experimental().SetInterceptorCreators(PeerConnections::Interceptors(connections));
@@ -72,7 +77,28 @@ TEST_P(ConnectionEndTest, TheSocketIsClosedAndTheChannelConnectsAnew) {
   server->Shutdown(std::chrono::system_clock::now());
 }
 
-INSTANTIATE_TEST_SUITE_P(Addresses, ConnectionEndTest, testing::Values("127.0.0.1", "[::1]"));
+TEST_F(ConnectionEndTest, TheSocketIsClosedAndTheChannelConnectsAnew) { ExpectThatAConnectionEnds("127.0.0.1"); }
+
+TEST_F(ConnectionEndTest, AlsoOverIpv6) {
+  if (!ListenOnAddress("[::1]:0").ok()) GTEST_SKIP() << "this machine has no IPv6";
+  ExpectThatAConnectionEnds("[::1]");
+}
+
+// Such an address says which interface it is of.
+TEST_F(ConnectionEndTest, AlsoFromALinkLocalAddress) {
+  if (grpc_is_initialized() != 0) GTEST_SKIP() << "a process that has not used gRPC expected: run this test alone";
+  test::ChildProcess child = test::ChildProcess::Run([this](test::Board&) -> absl::Status {
+    constexpr char kAddAddress[] = "ip link set lo up && ip -6 addr add fe80::1/64 dev lo nodad";
+    if (unshare(CLONE_NEWNET) != 0 || !test::OutputOf(kAddAddress).ok()) {
+      return absl::FailedPreconditionError("a network namespace with IPv6 expected");
+    }
+    ExpectThatAConnectionEnds("[fe80::1%lo]");
+    return HasFailure() ? absl::InternalError("see above") : absl::OkStatus();
+  });
+  const absl::Status status = child.Await();
+  if (absl::IsFailedPrecondition(status)) GTEST_SKIP() << status;
+  EXPECT_OK(status);
+}
 
 }  // namespace
 }  // namespace paramshard::server
