@@ -94,10 +94,13 @@ absl::StatusOr<std::string> PeerAddress(int fd) {
   return absl::StrCat("ipv6:%5B", text, scope, "%5D:", port);
 }
 
-// Closes that socket and no other one, whatever the number stands for by now. gRPC's own descriptor notices.
-void ShutDown(int fd, uint64_t cookie) {
+// Closes that socket and no other one, whatever the number stands for by now. gRPC's own descriptor notices. False when
+// there is no descriptor to do it with.
+bool ShutDown(int fd, uint64_t cookie) {
   const wire::FileDescriptor socket(fcntl(fd, F_DUPFD_CLOEXEC, 0));
-  if (socket.valid() && CookieOf(socket.get()) == cookie) shutdown(socket.get(), SHUT_RDWR);
+  if (!socket.valid()) return errno == EBADF;
+  if (CookieOf(socket.get()) == cookie) shutdown(socket.get(), SHUT_RDWR);
+  return true;
 }
 
 std::string UserName(UserPlaces::User user) {
@@ -269,21 +272,50 @@ absl::Status ConnectionAcceptor::TakePlace(int connection, UserPlaces::User user
     ASSIGN_OR_RETURN(address, PeerAddress(connection));
   }
   if (!places_.Take(user)) {
-    ForgetClosed();
+    MakeRoomFor(user);
     if (!places_.Take(user)) {
       return absl::ResourceExhaustedError(absl::StrCat("connect: no more than the share of ", UserName(user), " of ",
                                                        options_.max_connections, " connections expected"));
     }
   }
-  if (!address.empty()) options_.peers->Begin(address);
-  held_[connection] = {.user = user, .cookie = CookieOf(connection).value_or(0), .address = address};
+  const uint64_t number = ++last_number_;
+  if (!address.empty()) {
+    options_.peers->Begin(address);
+    newcomers_[number] = connection;
+  }
+  held_[connection] = {.user = user, .cookie = CookieOf(connection).value_or(0), .address = address, .number = number};
   return absl::OkStatus();
+}
+
+void ConnectionAcceptor::MakeRoomFor(UserPlaces::User user) {
+  const UserPlaces::User over_tcp;
+  if (!places_.WouldFind(user, over_tcp) || !EndOldest()) ForgetClosed();
+}
+
+bool ConnectionAcceptor::EndOldest() {
+  while (!newcomers_.empty()) {
+    const auto [number, connection] = *newcomers_.begin();
+    const Held& held = held_.at(connection);
+    if (options_.peers->HasHadCall(held.address)) {
+      newcomers_.erase(number);
+      continue;
+    }
+    if (!ShutDown(connection, held.cookie)) return false;
+    if (const std::optional<int64_t> count = departures_.Pass()) {
+      Log(LogLevel::kWarning, "connections without a call give way",
+          {{"count", absl::StrCat(*count)}, {"last", held.address}});
+    }
+    Forget(connection);
+    return true;
+  }
+  return false;
 }
 
 void ConnectionAcceptor::Forget(int connection) {
   const auto found = held_.find(connection);
   if (found == held_.end()) return;
   places_.GiveBack(found->second.user);
+  newcomers_.erase(found->second.number);
   held_.erase(found);
 }
 

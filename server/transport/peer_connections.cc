@@ -85,6 +85,12 @@ absl::Status PeerConnections::Check(const std::string& address) const {
   return found->second.has_value() ? Check(*found->second) : absl::OkStatus();
 }
 
+bool PeerConnections::HasHadCall(const std::string& address) const {
+  absl::MutexLock lock(&mu_);
+  const auto found = peers_.find(address);
+  return found != peers_.end() && found->second.has_value();
+}
+
 absl::Status PeerConnections::Check(const Peer& peer) const {
   for (const std::string& uri : peer.uris) {
     if (options_.denied != nullptr && options_.denied->Names(uri)) {

@@ -46,6 +46,8 @@ class PeerConnections {
   // UNAUTHENTICATED the connection is over: says why; or none has begun from there, and nobody could end it. OK of one
   // that has had no call.
   absl::Status Check(const std::string& address) const;
+  // Whether a call has come from there since then.
+  bool HasHadCall(const std::string& address) const;
   // Forgets all others, which are closed.
   void KeepOnly(const std::set<std::string>& addresses);
 

@@ -1,8 +1,13 @@
-// Connections over TCP that end because their certificates do.
+// Connections over TCP that end because their certificates do, or because they show none.
 #include <grpc/grpc.h>
 #include <grpcpp/grpcpp.h>
+#include <netinet/in.h>
 #include <sched.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
+#include <array>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <utility>
@@ -15,6 +20,7 @@
 #include "gtest/gtest.h"
 #include "paramshard/v1/admin.grpc.pb.h"
 #include "proto/tls/credentials.h"
+#include "proto/wire/handoff.h"
 #include "server/connection_acceptor.h"
 #include "server/transport/transport.h"
 #include "tests/server/store/manual_clock.h"
@@ -30,11 +36,42 @@ constexpr absl::Duration kLong = absl::Seconds(30);
 
 class ConnectionEndTest : public testing::Test {
  protected:
-  // The address of a host without its port.
+  ~ConnectionEndTest() override {
+    acceptor_.reset();
+    if (server_ != nullptr) server_->Shutdown(std::chrono::system_clock::now());
+  }
+  // `host` is an address without its port.
+  void Serve(const std::string& host, int max_connections = 8192);
   void ExpectThatAConnectionEnds(const std::string& host);
   tls::Files Install(const std::string& role) const {
     return test::Install(absl::StrCat(folder_.path(), "/", role),
                          authority_.Issue({absl::StrCat(test::kWorldUri, "/", role)}), authority_.cert());
+  }
+  // Of a viewer, who has a connection of its own.
+  std::shared_ptr<grpc::Channel> Channel() const {
+    grpc::ChannelArguments arguments;
+    arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+    arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+    const auto anybody = [](const std::vector<std::string>&) { return absl::OkStatus(); };
+    return grpc::CreateCustomChannel(address_, tls::MakeChannelCredentials(Install("viewer"), anybody), arguments);
+  }
+  // Of somebody who says nothing, over IPv4.
+  wire::FileDescriptor ConnectSilently() const {
+    wire::FileDescriptor connection(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_port = htons(static_cast<uint16_t>(port_));
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    EXPECT_EQ(connect(connection.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)), 0);
+    return connection;
+  }
+  // Waits for the server to close the connection.
+  static bool IsClosed(const wire::FileDescriptor& connection) {
+    std::array<char, 256> bytes{};
+    ssize_t got = 0;
+    while ((got = read(connection.get(), bytes.data(), bytes.size())) > 0) {
+    }
+    return got == 0;
   }
   static grpc::Status List(const std::shared_ptr<grpc::Channel>& channel) {
     grpc::ClientContext context;
@@ -48,33 +85,36 @@ class ConnectionEndTest : public testing::Test {
   const test::TemporaryDirectory folder_;
   ManualClock clock_;
   v1::AdminService::Service service_;  // UNIMPLEMENTED is an answer
+  int port_ = 0;
+  std::string address_;
+  std::unique_ptr<grpc::Server> server_;
+  std::unique_ptr<ConnectionAcceptor> acceptor_;
 };
 
-void ConnectionEndTest::ExpectThatAConnectionEnds(const std::string& host) {
+void ConnectionEndTest::Serve(const std::string& host, int max_connections) {
   ASSERT_OK_AND_ASSIGN(const Transport transport, Transport::Create({.files = Install("node/0")}, absl::Now()));
   ASSERT_OK_AND_ASSIGN(auto sockets, ListenOnAddress(host + ":0"));
-  const std::string address = absl::StrCat(host, ":", sockets.front().port);
+  port_ = sockets.front().port;
+  address_ = absl::StrCat(host, ":", port_);
   const auto connections = std::make_shared<PeerConnections>(PeerConnections::Options{.clock = clock_});
-  ConnectionAcceptor acceptor(std::move(sockets), {.peers = connections});
+  acceptor_ = std::make_unique<ConnectionAcceptor>(
+      std::move(sockets), ConnectionAcceptor::Options{.max_connections = max_connections, .peers = connections});
   grpc::ServerBuilder builder;
   builder.RegisterService(&service_);
   builder.experimental().SetInterceptorCreators(PeerConnections::Interceptors(connections));
-  acceptor.AddServer(std::nullopt, builder, transport.ForTools());
-  const std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
-  ASSERT_OK(acceptor.Start());
+  acceptor_->AddServer(std::nullopt, builder, transport.ForTools());
+  server_ = builder.BuildAndStart();
+  ASSERT_OK(acceptor_->Start());
+}
 
-  grpc::ChannelArguments arguments;
-  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
-  const auto channel = grpc::CreateCustomChannel(
-      address,
-      tls::MakeChannelCredentials(Install("viewer"), [](const std::vector<std::string>&) { return absl::OkStatus(); }),
-      arguments);
+void ConnectionEndTest::ExpectThatAConnectionEnds(const std::string& host) {
+  ASSERT_NO_FATAL_FAILURE(Serve(host));
+  const auto channel = Channel();
   EXPECT_EQ(List(channel).error_code(), grpc::StatusCode::UNIMPLEMENTED);
   ASSERT_EQ(channel->GetState(false), GRPC_CHANNEL_READY);
   clock_.Advance(absl::Hours(2));
   EXPECT_TRUE(channel->WaitForStateChange(GRPC_CHANNEL_READY, absl::ToChronoTime(absl::Now() + kLong)));
   EXPECT_EQ(List(channel).error_code(), grpc::StatusCode::UNIMPLEMENTED);
-  server->Shutdown(std::chrono::system_clock::now());
 }
 
 TEST_F(ConnectionEndTest, TheSocketIsClosedAndTheChannelConnectsAnew) { ExpectThatAConnectionEnds("127.0.0.1"); }
@@ -82,6 +122,22 @@ TEST_F(ConnectionEndTest, TheSocketIsClosedAndTheChannelConnectsAnew) { ExpectTh
 TEST_F(ConnectionEndTest, AlsoOverIpv6) {
   if (!ListenOnAddress("[::1]:0").ok()) GTEST_SKIP() << "this machine has no IPv6";
   ExpectThatAConnectionEnds("[::1]");
+}
+
+TEST_F(ConnectionEndTest, WhoSaysNothingGivesWayToTheNewest) {
+  ASSERT_NO_FATAL_FAILURE(Serve("127.0.0.1", /*max_connections=*/4));  // half of them over TCP
+  const auto first = Channel();
+  EXPECT_EQ(List(first).error_code(), grpc::StatusCode::UNIMPLEMENTED);
+  std::vector<wire::FileDescriptor> silent;
+  for (int i = 0; i < 3; ++i) silent.push_back(ConnectSilently());
+  EXPECT_TRUE(IsClosed(silent[0]));
+  EXPECT_TRUE(IsClosed(silent[1]));
+  const auto second = Channel();
+  EXPECT_EQ(List(second).error_code(), grpc::StatusCode::UNIMPLEMENTED);
+  EXPECT_TRUE(IsClosed(silent[2]));
+  EXPECT_TRUE(IsClosed(ConnectSilently())) << "two who have made a call stay";
+  EXPECT_EQ(first->GetState(false), GRPC_CHANNEL_READY);
+  EXPECT_EQ(second->GetState(false), GRPC_CHANNEL_READY);
 }
 
 // Such an address says which interface it is of.
