@@ -1,7 +1,6 @@
 #include "server/connection_acceptor.h"
 
 #include <arpa/inet.h>
-#include <fcntl.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -92,15 +91,6 @@ absl::StatusOr<std::string> PeerAddress(int fd) {
   inet_ntop(AF_INET6, &six.sin6_addr, text, sizeof(text));
   const std::string scope = six.sin6_scope_id == 0 ? "" : absl::StrCat("%25", six.sin6_scope_id);
   return absl::StrCat("ipv6:%5B", text, scope, "%5D:", port);
-}
-
-// Closes that socket and no other one, whatever the number stands for by now. gRPC's own descriptor notices. False when
-// there is no descriptor to do it with.
-bool ShutDown(int fd, uint64_t cookie) {
-  const wire::FileDescriptor socket(fcntl(fd, F_DUPFD_CLOEXEC, 0));
-  if (!socket.valid()) return errno == EBADF;
-  if (CookieOf(socket.get()) == cookie) shutdown(socket.get(), SHUT_RDWR);
-  return true;
 }
 
 std::string UserName(UserPlaces::User user) {
@@ -311,6 +301,14 @@ bool ConnectionAcceptor::EndOldest() {
   return false;
 }
 
+// That socket and no other one, whatever the number stands for by now. gRPC's own descriptor notices.
+bool ConnectionAcceptor::ShutDown(int connection, uint64_t cookie) {
+  const wire::FileDescriptor socket(system_->Duplicate(connection));
+  if (!socket.valid()) return errno == EBADF;
+  if (CookieOf(socket.get()) == cookie) shutdown(socket.get(), SHUT_RDWR);
+  return true;
+}
+
 void ConnectionAcceptor::Forget(int connection) {
   const auto found = held_.find(connection);
   if (found == held_.end()) return;
@@ -330,8 +328,8 @@ void ConnectionAcceptor::EndThoseOver() {
     if (held.is_ended || held.address.empty()) continue;
     const absl::Status status = options_.peers->Check(held.address);
     if (status.ok()) continue;
-    held.is_ended = true;
-    ShutDown(connection, held.cookie);
+    held.is_ended = ShutDown(connection, held.cookie);
+    if (!held.is_ended) continue;
     log_.Write(LogLevel::kWarning, "a connection is ended",
                {{"from", held.address}, {"why", std::string(status.message())}});
   }

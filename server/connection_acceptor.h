@@ -95,6 +95,8 @@ class ConnectionAcceptor {
   void MakeRoomFor(UserPlaces::User user);
   // Of newcomers; false where there is none.
   bool EndOldest();
+  // Closes the connection's socket. False when there is no descriptor to do it with.
+  bool ShutDown(int connection, uint64_t cookie);
   void Forget(int connection);
   void ForgetClosed();
   // Looks once a second.

@@ -7,6 +7,8 @@
 #include <unistd.h>
 
 #include <array>
+#include <atomic>
+#include <cerrno>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -22,6 +24,7 @@
 #include "proto/tls/credentials.h"
 #include "proto/wire/handoff.h"
 #include "server/connection_acceptor.h"
+#include "server/handoff/system_calls.h"
 #include "server/transport/transport.h"
 #include "tests/server/store/manual_clock.h"
 #include "tests/status_matchers.h"
@@ -34,6 +37,21 @@ namespace {
 
 constexpr absl::Duration kLong = absl::Seconds(30);
 
+// The kernel, which at times has no descriptor free for a copy of one.
+class FewDescriptors final : public SystemCalls {
+ public:
+  // The next ones.
+  void Refuse(int copies) { refusals_ = copies; }
+  int Duplicate(int fd) override {
+    if (refusals_-- <= 0) return SystemCalls::Duplicate(fd);
+    errno = EMFILE;
+    return -1;
+  }
+
+ private:
+  std::atomic<int> refusals_ = 0;
+};
+
 class ConnectionEndTest : public testing::Test {
  protected:
   ~ConnectionEndTest() override {
@@ -41,7 +59,7 @@ class ConnectionEndTest : public testing::Test {
     if (server_ != nullptr) server_->Shutdown(std::chrono::system_clock::now());
   }
   // `host` is an address without its port.
-  void Serve(const std::string& host, int max_connections = 8192);
+  void Serve(const std::string& host, ConnectionAcceptor::Options options = {});
   void ExpectThatAConnectionEnds(const std::string& host);
   tls::Files Install(const std::string& role) const {
     return test::Install(absl::StrCat(folder_.path(), "/", role),
@@ -85,20 +103,22 @@ class ConnectionEndTest : public testing::Test {
   const test::TemporaryDirectory folder_;
   ManualClock clock_;
   v1::AdminService::Service service_;  // UNIMPLEMENTED is an answer
+  FewDescriptors system_;
   int port_ = 0;
   std::string address_;
   std::unique_ptr<grpc::Server> server_;
   std::unique_ptr<ConnectionAcceptor> acceptor_;
 };
 
-void ConnectionEndTest::Serve(const std::string& host, int max_connections) {
+void ConnectionEndTest::Serve(const std::string& host, ConnectionAcceptor::Options options) {
   ASSERT_OK_AND_ASSIGN(const Transport transport, Transport::Create({.files = Install("node/0")}, absl::Now()));
   ASSERT_OK_AND_ASSIGN(auto sockets, ListenOnAddress(host + ":0"));
   port_ = sockets.front().port;
   address_ = absl::StrCat(host, ":", port_);
   const auto connections = std::make_shared<PeerConnections>(PeerConnections::Options{.clock = clock_});
-  acceptor_ = std::make_unique<ConnectionAcceptor>(
-      std::move(sockets), ConnectionAcceptor::Options{.max_connections = max_connections, .peers = connections});
+  options.system = &system_;
+  options.peers = connections;
+  acceptor_ = std::make_unique<ConnectionAcceptor>(std::move(sockets), std::move(options));
   grpc::ServerBuilder builder;
   builder.RegisterService(&service_);
   builder.experimental().SetInterceptorCreators(PeerConnections::Interceptors(connections));
@@ -119,13 +139,18 @@ void ConnectionEndTest::ExpectThatAConnectionEnds(const std::string& host) {
 
 TEST_F(ConnectionEndTest, TheSocketIsClosedAndTheChannelConnectsAnew) { ExpectThatAConnectionEnds("127.0.0.1"); }
 
+TEST_F(ConnectionEndTest, OneThatCannotBeClosedNowIsClosedLater) {
+  system_.Refuse(2);
+  ExpectThatAConnectionEnds("127.0.0.1");
+}
+
 TEST_F(ConnectionEndTest, AlsoOverIpv6) {
   if (!ListenOnAddress("[::1]:0").ok()) GTEST_SKIP() << "this machine has no IPv6";
   ExpectThatAConnectionEnds("[::1]");
 }
 
 TEST_F(ConnectionEndTest, WhoSaysNothingGivesWayToTheNewest) {
-  ASSERT_NO_FATAL_FAILURE(Serve("127.0.0.1", /*max_connections=*/4));  // half of them over TCP
+  ASSERT_NO_FATAL_FAILURE(Serve("127.0.0.1", {.max_connections = 4}));  // half of them over TCP
   const auto first = Channel();
   EXPECT_EQ(List(first).error_code(), grpc::StatusCode::UNIMPLEMENTED);
   std::vector<wire::FileDescriptor> silent;
