@@ -48,8 +48,8 @@ absl::Status CheckIsLocal(const std::string& address);
 //
 // Each user has a server, and so memory of gRPC's, of its own: at its end gRPC cancels calls, whoever has made them.
 //
-// It ends connections over TCP that `peers` says are over. Where their share is used up the oldest of those that have had
-// no call gives way to the newest one: whoever has no certificate can connect, and keeps nobody out.
+// It ends connections over TCP that `peers` says are over. Where their share is used up the oldest of those that have
+// had no call gives way to the newest one: whoever has no certificate can connect, and keeps nobody out.
 //
 // One thread; it sleeps while nothing happens, with `peers` for a second at most.
 class ConnectionAcceptor {
