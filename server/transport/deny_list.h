@@ -19,8 +19,8 @@
 namespace paramshard::server {
 
 // A file with a URI in each line, in which `*` stands for any characters; what follows `#` at the beginning of a line
-// is a comment. A thread reads it again every two seconds: whoever asks, maybe under a lock, waits for no disk. While it
-// cannot be read what it said last holds, and the log says so. Thread-safe.
+// is a comment. A thread reads it again every two seconds: whoever asks, maybe under a lock, waits for no disk. While
+// it cannot be read what it said last holds, and the log says so. Thread-safe.
 class DenyList {
  public:
   struct Options {
