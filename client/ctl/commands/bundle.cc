@@ -1,3 +1,6 @@
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
@@ -111,15 +114,27 @@ class Bundle final : public Command {
   std::string out_;
 };
 
-// Names of processes and paths are nobody else's business.
+bool IsOwn(const fs::path& folder) {
+  struct stat status {};
+  return stat(folder.c_str(), &status) == 0 && status.st_uid == geteuid();
+}
+
+// Names of processes and paths are nobody else's business: the folder is for its owner alone. One that is refused stays
+// as it is.
 absl::Status Bundle::MakeFolder() const {
   std::error_code error;
   fs::create_directories(out_, error);
-  if (!error) fs::permissions(out_, fs::perms::owner_all, error);
   if (error) return CannotWrite(out_);
   const bool is_empty = fs::is_empty(out_, error);
-  if (!error && is_empty) return absl::OkStatus();
-  return absl::AlreadyExistsError(absl::StrCat("--out: an empty folder expected, got ", out_, ", which has files"));
+  if (error) return CannotWrite(out_);
+  if (!is_empty) {
+    return absl::AlreadyExistsError(absl::StrCat("--out: an empty folder expected, got ", out_, ", which has files"));
+  }
+  if (!IsOwn(out_)) {
+    return absl::InvalidArgumentError(absl::StrCat("--out: a folder of your own expected, got ", out_));
+  }
+  fs::permissions(out_, fs::perms::owner_all, error);
+  return error ? CannotWrite(out_) : absl::OkStatus();
 }
 
 absl::Status Bundle::WriteMissing(const Context& context, const std::vector<std::string>& missing) const {

@@ -1,4 +1,5 @@
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <cstring>
 #include <filesystem>
@@ -188,6 +189,28 @@ TEST(CtlTest, ABundleHasTheAnswersAndNoToken) {
   const Result again = RunArguments({"bundle", "--out", out, "--socket-dir", daemon.directory()});
   EXPECT_EQ(again.exit_code, kFailed);
   EXPECT_THAT(again.err, HasSubstr("an empty folder expected"));
+}
+
+TEST(CtlTest, AFolderThatABundleRefusesStaysAsItIs) {
+  const test::TemporaryDirectory directory;
+  const std::string full = directory.path() + "/full";
+  std::filesystem::create_directory(full);
+  std::ofstream(full + "/file") << "mine";
+  constexpr auto kMode = std::filesystem::perms(0755);
+  std::filesystem::permissions(full, kMode);
+  const Result result = RunArguments({"bundle", "--out", full, "--socket-dir", directory.path()});
+  EXPECT_EQ(result.exit_code, kFailed);
+  EXPECT_THAT(result.err, HasSubstr("an empty folder expected"));
+  EXPECT_EQ(std::filesystem::status(full).permissions(), kMode);
+
+  if (geteuid() != 0) return;  // only root can make a folder somebody else's
+  const std::string other = directory.path() + "/other";
+  std::filesystem::create_directory(other);
+  std::filesystem::permissions(other, kMode);
+  ASSERT_EQ(chown(other.c_str(), 65533, 65533), 0);
+  EXPECT_THAT(RunArguments({"bundle", "--out", other, "--socket-dir", directory.path()}).err,
+              HasSubstr("a folder of your own expected"));
+  EXPECT_EQ(std::filesystem::status(other).permissions(), kMode);
 }
 
 TEST(CtlTest, WhatABundleLacksIsNamed) {
