@@ -226,6 +226,31 @@ TEST(CtlTest, WhatABundleLacksIsNamed) {
   }
 }
 
+TEST(CtlTest, ABundleGivesUpADaemonThatHangs) {
+  FakeDaemon daemon;
+  daemon.service().answers.error = grpc::Status(grpc::StatusCode::DEADLINE_EXCEEDED, "Deadline Exceeded");
+  const test::TemporaryDirectory directory;
+  const std::string err =
+      RunArguments({"bundle", "--out", directory.path() + "/b", "--socket-dir", daemon.directory()}).err;
+  EXPECT_THAT(err, HasSubstr("daemon: version: DEADLINE_EXCEEDED: Deadline Exceeded\n"));
+  for (const char* name : {"models", "sessions", "memory", "saves", "metrics", "trace"}) {
+    EXPECT_THAT(err, HasSubstr(absl::StrCat("daemon: ", name, ": DEADLINE_EXCEEDED: not asked of a daemon")));
+  }
+}
+
+TEST(CtlTest, EachDaemonOfABundleHasAFolder) {
+  const test::TemporaryDirectory directory;
+  const std::string out = directory.path() + "/b";
+  const std::string addresses = absl::StrCat("a+b:1,a_b:1,a+b:1,", std::string(300, 'h'), ":1");
+  EXPECT_EQ(RunArguments({"--address", addresses, "bundle", "--out", out}).exit_code, kFailed);
+  std::vector<std::string> folders;
+  for (const auto& entry : std::filesystem::directory_iterator(out)) {
+    if (entry.is_directory()) folders.push_back(entry.path().filename().string());
+  }
+  EXPECT_THAT(folders, UnorderedElementsAre("daemon-a_b_1", "daemon-a_b_1-2", "daemon-a_b_1-3",
+                                            "daemon-" + std::string(193, 'h')));
+}
+
 TEST(CtlTest, EmptyListsSaySo) {
   FakeDaemon daemon;
   EXPECT_EQ(Output(daemon, {"models"}), "no models\n");
