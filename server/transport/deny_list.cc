@@ -74,11 +74,12 @@ bool DenyList::Shared::AwaitNextRead() {
 }
 
 void DenyList::Shared::Take(absl::StatusOr<std::vector<std::string>> read) {
+  absl::MutexLock lock(&mu);
+  if (is_over) return;
   if (!read.ok()) {
     return log.Write(LogLevel::kWarning, "the deny list cannot be read, and the last one holds",
                      {{"why", std::string(read.status().message())}});
   }
-  absl::MutexLock lock(&mu);
   if (*read == patterns) return;
   patterns = *std::move(read);
   Log(LogLevel::kInfo, "the deny list has changed", {{"path", path}, {"lines", absl::StrCat(patterns.size())}});

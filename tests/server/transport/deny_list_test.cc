@@ -42,7 +42,7 @@ TEST_F(DenyListTest, NamesWhatALineHas) {
 
 TEST_F(DenyListTest, IsReadAgain) {
   Write("");
-  ASSERT_OK_AND_ASSIGN(const auto list, DenyList::Load(path_));
+  ASSERT_OK_AND_ASSIGN(const auto list, DenyList::Load(path_, {.interval = absl::Milliseconds(1)}));
   EXPECT_FALSE(list->Names("a"));
   Write("a\n");
   AwaitName(*list, "a");
