@@ -38,8 +38,8 @@ class PeerConnections {
   };
   explicit PeerConnections(Options options) : options_(std::move(options)) {}
 
-  // A connection begins from `address`, as grpc::ServerContext::peer writes it. What was known of another one from there
-  // is forgotten.
+  // A connection begins from `address`, as grpc::ServerContext::peer writes it. What was known of another one from
+  // there is forgotten.
   void Begin(const std::string& address);
   // A call has come from there, on a connection with that certificate (PEM). UNAUTHENTICATED as Check.
   absl::Status OnCall(const std::string& address, const std::string& certificate);
