@@ -1,7 +1,6 @@
 #include "server/connection_acceptor.h"
 
 #include <arpa/inet.h>
-#include <fcntl.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -72,30 +71,26 @@ std::optional<uint64_t> CookieOf(int fd) {
   return cookie;
 }
 
-// Of whoever a connection over TCP is with, as grpc::ServerContext::peer has it; empty for others.
-std::string PeerAddress(int fd) {
+// Of whoever a connection over TCP is with, as grpc::ServerContext::peer has it. UNAVAILABLE there is nobody any more.
+absl::StatusOr<std::string> PeerAddress(int fd) {
   sockaddr_in6 six{};
   socklen_t size = sizeof(six);
   char text[INET6_ADDRSTRLEN] = "";
-  if (getpeername(fd, reinterpret_cast<sockaddr*>(&six), &size) != 0) return "";
+  if (getpeername(fd, reinterpret_cast<sockaddr*>(&six), &size) != 0) {
+    return absl::UnavailableError(absl::StrCat("connect: the other end's address expected: ", strerror(errno)));
+  }
   const int port = ntohs(six.sin6_port);
   if (six.sin6_family == AF_INET) {
     inet_ntop(AF_INET, &reinterpret_cast<const sockaddr_in&>(six).sin_addr, text, sizeof(text));
     return absl::StrCat("ipv4:", text, ":", port);
   }
-  if (six.sin6_family != AF_INET6) return "";
   if (IN6_IS_ADDR_V4MAPPED(&six.sin6_addr)) {
     inet_ntop(AF_INET, six.sin6_addr.s6_addr + 12, text, sizeof(text));
     return absl::StrCat("ipv4:", text, ":", port);
   }
   inet_ntop(AF_INET6, &six.sin6_addr, text, sizeof(text));
-  return absl::StrCat("ipv6:%5B", text, "%5D:", port);
-}
-
-// Closes that socket and no other one, whatever the number stands for by now. gRPC's own descriptor notices.
-void ShutDown(int fd, uint64_t cookie) {
-  const wire::FileDescriptor socket(fcntl(fd, F_DUPFD_CLOEXEC, 0));
-  if (socket.valid() && CookieOf(socket.get()) == cookie) shutdown(socket.get(), SHUT_RDWR);
+  const std::string scope = six.sin6_scope_id == 0 ? "" : absl::StrCat("%25", six.sin6_scope_id);
+  return absl::StrCat("ipv6:%5B", text, scope, "%5D:", port);
 }
 
 std::string UserName(UserPlaces::User user) {
@@ -262,23 +257,63 @@ absl::StatusOr<ConnectionAcceptor::Server*> ConnectionAcceptor::ServerOf(UserPla
 }
 
 absl::Status ConnectionAcceptor::TakePlace(int connection, UserPlaces::User user) {
+  std::string address;
+  if (options_.peers != nullptr && !user.has_value()) {
+    ASSIGN_OR_RETURN(address, PeerAddress(connection));
+  }
   if (!places_.Take(user)) {
-    ForgetClosed();
+    MakeRoomFor(user);
     if (!places_.Take(user)) {
       return absl::ResourceExhaustedError(absl::StrCat("connect: no more than the share of ", UserName(user), " of ",
                                                        options_.max_connections, " connections expected"));
     }
   }
-  const std::string address = options_.peers == nullptr ? "" : PeerAddress(connection);
-  if (!address.empty()) options_.peers->Forget(address);
-  held_[connection] = {.user = user, .cookie = CookieOf(connection).value_or(0), .address = address};
+  const uint64_t number = ++last_number_;
+  if (!address.empty()) {
+    options_.peers->Begin(address);
+    newcomers_[number] = connection;
+  }
+  held_[connection] = {.user = user, .cookie = CookieOf(connection).value_or(0), .address = address, .number = number};
   return absl::OkStatus();
+}
+
+void ConnectionAcceptor::MakeRoomFor(UserPlaces::User user) {
+  const UserPlaces::User over_tcp;
+  if (!places_.WouldFind(user, over_tcp) || !EndOldest()) ForgetClosed();
+}
+
+bool ConnectionAcceptor::EndOldest() {
+  while (!newcomers_.empty()) {
+    const auto [number, connection] = *newcomers_.begin();
+    const Held& held = held_.at(connection);
+    if (options_.peers->HasHadCall(held.address)) {
+      newcomers_.erase(number);
+      continue;
+    }
+    if (!ShutDown(connection, held.cookie)) return false;
+    if (const std::optional<int64_t> count = departures_.Pass()) {
+      Log(LogLevel::kWarning, "connections without a call give way",
+          {{"count", absl::StrCat(*count)}, {"last", held.address}});
+    }
+    Forget(connection);
+    return true;
+  }
+  return false;
+}
+
+// That socket and no other one, whatever the number stands for by now. gRPC's own descriptor notices.
+bool ConnectionAcceptor::ShutDown(int connection, uint64_t cookie) {
+  const wire::FileDescriptor socket(system_->Duplicate(connection));
+  if (!socket.valid()) return errno == EBADF;
+  if (CookieOf(socket.get()) == cookie) shutdown(socket.get(), SHUT_RDWR);
+  return true;
 }
 
 void ConnectionAcceptor::Forget(int connection) {
   const auto found = held_.find(connection);
   if (found == held_.end()) return;
   places_.GiveBack(found->second.user);
+  newcomers_.erase(found->second.number);
   held_.erase(found);
 }
 
@@ -293,8 +328,8 @@ void ConnectionAcceptor::EndThoseOver() {
     if (held.is_ended || held.address.empty()) continue;
     const absl::Status status = options_.peers->Check(held.address);
     if (status.ok()) continue;
-    held.is_ended = true;
-    ShutDown(connection, held.cookie);
+    held.is_ended = ShutDown(connection, held.cookie);
+    if (!held.is_ended) continue;
     log_.Write(LogLevel::kWarning, "a connection is ended",
                {{"from", held.address}, {"why", std::string(status.message())}});
   }

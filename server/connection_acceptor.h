@@ -48,7 +48,8 @@ absl::Status CheckIsLocal(const std::string& address);
 //
 // Each user has a server, and so memory of gRPC's, of its own: at its end gRPC cancels calls, whoever has made them.
 //
-// It ends connections over TCP that `peers` says are over.
+// It ends connections over TCP that `peers` says are over. Where their share is used up the oldest of those that have
+// had no call gives way to the newest one: whoever has no certificate can connect, and keeps nobody out.
 //
 // One thread; it sleeps while nothing happens, with `peers` for a second at most.
 class ConnectionAcceptor {
@@ -79,6 +80,7 @@ class ConnectionAcceptor {
     UserPlaces::User user;
     uint64_t cookie = 0;  // of the socket: numbers of descriptors are given out again
     std::string address;  // of the other end over TCP, as gRPC writes it
+    uint64_t number = 0;  // in the order of arrival
     bool is_ended = false;
   };
 
@@ -89,6 +91,12 @@ class ConnectionAcceptor {
   absl::StatusOr<Server*> Admit(int connection, bool names_caller);
   absl::StatusOr<Server*> ServerOf(UserPlaces::User user) const;
   absl::Status TakePlace(int connection, UserPlaces::User user);
+  // So that the user may find a place.
+  void MakeRoomFor(UserPlaces::User user);
+  // Of newcomers; false where there is none.
+  bool EndOldest();
+  // Closes the connection's socket. False when there is no descriptor to do it with.
+  bool ShutDown(int connection, uint64_t cookie);
   void Forget(int connection);
   void ForgetClosed();
   // Looks once a second.
@@ -99,9 +107,12 @@ class ConnectionAcceptor {
   SystemCalls* const system_;
   // Of the thread: places and connections of others than the daemon's own user.
   UserPlaces places_;
-  std::map<int, Held> held_;  // by descriptor
-  SteadyTime last_look_;      // for connections that are over
+  std::map<int, Held> held_;           // by descriptor
+  std::map<uint64_t, int> newcomers_;  // by number: those of `peers` that have had no call when last looked at
+  uint64_t last_number_ = 0;
+  SteadyTime last_look_;  // for connections that are over
   LogThrottle refusals_;
+  LogThrottle departures_;  // of newcomers
   ThrottledLog log_;
   const std::vector<ListeningSocket> sockets_;
   std::map<UserPlaces::User, std::unique_ptr<Server>> servers_;  // constant after Start

@@ -72,6 +72,8 @@ namespace {
 // What a connection may have open at a time, and what lies here of each stream before anybody asks for it.
 constexpr int kMaxStreamsOfConnection = 1024;
 constexpr int kStreamWindowBytes = 64 << 10;
+// For TLS and the first bytes of HTTP/2: whoever connects and says nothing has no certificate to show.
+constexpr int kHandshakeMilliseconds = 10'000;
 // That gRPC starts for calls which no worker of ours carries out: reflection, and those of the other daemons. A call
 // that finds none is RESOURCE_EXHAUSTED.
 constexpr int kMaxGrpcThreads = 8;
@@ -232,6 +234,7 @@ absl::StatusOr<RunningServers> StartServers(std::vector<ListeningSocket> sockets
     grpc::ServerBuilder builder;
     LimitWhatIsReceived(builder);
     LimitResources(builder, max_threads);
+    builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kHandshakeMilliseconds);
     if (pings == Pings::kAreAnswered) SetKeepalive(builder);
     if (!user.has_value() && entrance.connections != nullptr) {
       builder.experimental().SetInterceptorCreators(PeerConnections::Interceptors(entrance.connections));

@@ -107,12 +107,14 @@ bool AllReached(const std::vector<Attempts>& all) {
   return std::all_of(all.begin(), all.end(), [](const Attempts& one) { return one.reached(); });
 }
 
-// Waits until an attempt is over, somebody has come, or it is time for the next look.
-void AwaitAttempts(const LinkListener& self, std::vector<Attempts>& all) {
-  std::vector<pollfd> polled{{.fd = self.fd(), .events = POLLIN, .revents = 0}};
+// Waits until an attempt is over, somebody has come, or it is time for the next look. `is_drained`: nobody had come
+// before; whoever waits and cannot be let go would else end every wait at once.
+void AwaitAttempts(const LinkListener& self, std::vector<Attempts>& all, bool& is_drained) {
+  std::vector<pollfd> polled{{.fd = is_drained ? self.fd() : -1, .events = POLLIN, .revents = 0}};
   for (const Attempts& one : all) polled.push_back({.fd = one.fd(), .events = POLLOUT, .revents = 0});
-  if (poll(polled.data(), polled.size(), static_cast<int>(absl::ToInt64Milliseconds(kTick))) <= 0) return;
-  if (polled[0].revents != 0) self.Drain();
+  const int ready = poll(polled.data(), polled.size(), static_cast<int>(absl::ToInt64Milliseconds(kTick)));
+  if (polled[0].revents != 0 || !is_drained) is_drained = self.Drain();
+  if (ready <= 0) return;
   const SteadyTime now = SteadyNow();
   for (size_t i = 0; i < all.size(); ++i) {
     if (polled[i + 1].revents != 0) all[i].Finish(now);
@@ -134,23 +136,24 @@ absl::StatusOr<std::shared_ptr<const LinkListener>> LinkListener::Start(const st
   return std::shared_ptr<const LinkListener>(new LinkListener(std::move(fd), absl::StrCat(ip, ":", port)));
 }
 
-void LinkListener::Drain() const {
+bool LinkListener::Drain() const {
   while (wire::FileDescriptor(accept4(fd_.get(), nullptr, nullptr, SOCK_CLOEXEC)).valid()) {
   }
+  return errno == EAGAIN;
 }
 
 std::string IpOf(const std::string& address) { return address.substr(0, address.rfind(':')); }
 
 absl::StatusOr<std::vector<UnreachedPeer>> CheckLinks(const LinkListener& self, absl::Span<const LinkPeer> peers,
                                                       absl::Duration patience, const ConnectAbort* abort) {
-  self.Drain();
+  bool is_drained = self.Drain();
   std::vector<Attempts> all(peers.begin(), peers.end());
   // While this process was stopped nothing was tried.
   absl::Duration tried;
   for (SteadyTime before = SteadyNow(); !AllReached(all) && tried < patience;) {
     if (abort != nullptr) RETURN_IF_ERROR(abort->status());
     for (Attempts& one : all) RETURN_IF_ERROR(one.Try(before));
-    AwaitAttempts(self, all);
+    AwaitAttempts(self, all, is_drained);
     const SteadyTime now = SteadyNow();
     tried += std::min(absl::FromChrono(now - std::exchange(before, now)), 2 * kTick);
   }

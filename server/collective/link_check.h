@@ -29,8 +29,9 @@ class LinkListener {
   const std::string& address() const { return address_; }
   // Readable while somebody has come.
   int fd() const { return fd_.get(); }
-  // Lets those go who have come: others could come no more at last.
-  void Drain() const;
+  // Lets those go who have come: others could come no more at last. False when some may stay, for want of a
+  // descriptor.
+  bool Drain() const;
 
  private:
   LinkListener(wire::FileDescriptor fd, std::string address) : fd_(std::move(fd)), address_(std::move(address)) {}

@@ -2,6 +2,7 @@
 #ifndef PARAMSHARD_SERVER_HANDOFF_SYSTEM_CALLS_H_
 #define PARAMSHARD_SERVER_HANDOFF_SYSTEM_CALLS_H_
 
+#include <fcntl.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 
@@ -19,6 +20,8 @@ class SystemCalls {
 
   // accept4, without blocking.
   virtual int Accept(int listener) { return accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK); }
+  // fcntl, F_DUPFD_CLOEXEC.
+  virtual int Duplicate(int fd) { return fcntl(fd, F_DUPFD_CLOEXEC, 0); }
   // SO_PEERCRED.
   virtual absl::StatusOr<PeerCredentials> Credentials(int socket) { return CredentialsOf(socket); }
   virtual absl::Status Kill(int pidfd) { return KillProcess(pidfd); }

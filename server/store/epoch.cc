@@ -10,6 +10,7 @@
 #include "server/cluster/healing_plan.h"
 #include "server/collective/engines.h"
 #include "server/log/log.h"
+#include "server/log/log_throttle.h"
 #include "server/store/replica_state.h"
 #include "server/trace/trace.h"
 
@@ -339,6 +340,7 @@ void Epoch::ServeDepartures() {
 
 // A link that breaks without a word would else be noticed at the step timeout.
 void Epoch::WatchLinks() {
+  LogThrottle unchecked;
   while (true) {
     {
       absl::MutexLock lock(&mu_);
@@ -349,6 +351,12 @@ void Epoch::WatchLinks() {
     }
     const absl::Status status = links_.Check(kLinkPatience, &connect_abort_);
     if (!links_.bad().empty()) return End(status);
+    // At the end of the epoch it is broken off.
+    if (status.ok() || !connect_abort_.status().ok()) continue;
+    if (const std::optional<int64_t> count = unchecked.Pass()) {
+      Log(LogLevel::kWarning, "links are not checked",
+          {{"model", options_.spec->name}, {"why", std::string(status.message())}}, *count);
+    }
   }
 }
 

@@ -46,6 +46,10 @@ class CallRecorders final : public grpc::experimental::ServerInterceptorFactoryI
   const std::shared_ptr<PeerConnections> connections_;
 };
 
+absl::Status UnknownConnection(const std::string& address) {
+  return absl::UnauthenticatedError(absl::StrCat("a connection that was accepted expected, got one from ", address));
+}
+
 }  // namespace
 
 absl::StatusOr<PeerConnections::Peer> PeerConnections::Describe(const std::string& certificate) const {
@@ -55,20 +59,36 @@ absl::StatusOr<PeerConnections::Peer> PeerConnections::Describe(const std::strin
               .end = After(options_.clock.Now(), described.not_after - options_.now())};
 }
 
+void PeerConnections::Begin(const std::string& address) {
+  absl::MutexLock lock(&mu_);
+  peers_[address].reset();
+}
+
 absl::Status PeerConnections::OnCall(const std::string& address, const std::string& certificate) {
   absl::MutexLock lock(&mu_);
-  auto found = peers_.find(address);
-  if (found == peers_.end() || found->second.certificate != certificate) {
-    ASSIGN_OR_RETURN(Peer peer, Describe(certificate));
-    found = peers_.insert_or_assign(address, std::move(peer)).first;
+  const auto found = peers_.find(address);
+  if (found == peers_.end()) {
+    log_.Write(LogLevel::kWarning, "a call on an unknown connection is cancelled", {{"from", address}});
+    return UnknownConnection(address);
   }
-  return Check(found->second);
+  std::optional<Peer>& peer = found->second;
+  if (!peer.has_value() || peer->certificate != certificate) {
+    ASSIGN_OR_RETURN(peer, Describe(certificate));
+  }
+  return Check(*peer);
 }
 
 absl::Status PeerConnections::Check(const std::string& address) const {
   absl::MutexLock lock(&mu_);
   const auto found = peers_.find(address);
-  return found == peers_.end() ? absl::OkStatus() : Check(found->second);
+  if (found == peers_.end()) return UnknownConnection(address);
+  return found->second.has_value() ? Check(*found->second) : absl::OkStatus();
+}
+
+bool PeerConnections::HasHadCall(const std::string& address) const {
+  absl::MutexLock lock(&mu_);
+  const auto found = peers_.find(address);
+  return found != peers_.end() && found->second.has_value();
 }
 
 absl::Status PeerConnections::Check(const Peer& peer) const {
@@ -81,11 +101,6 @@ absl::Status PeerConnections::Check(const Peer& peer) const {
   return absl::UnauthenticatedError(
       absl::StrCat("the certificate of ", peer.uris.empty() ? "nobody" : peer.uris[0],
                    ", with which the connection was made, has ended: renew it in time, and connect with the new one"));
-}
-
-void PeerConnections::Forget(const std::string& address) {
-  absl::MutexLock lock(&mu_);
-  peers_.erase(address);
 }
 
 void PeerConnections::KeepOnly(const std::set<std::string>& addresses) {

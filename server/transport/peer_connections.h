@@ -7,6 +7,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -18,6 +19,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "server/base/clock.h"
+#include "server/log/log_throttle.h"
 #include "server/transport/deny_list.h"
 
 namespace paramshard::server {
@@ -36,13 +38,16 @@ class PeerConnections {
   };
   explicit PeerConnections(Options options) : options_(std::move(options)) {}
 
-  // A call has come from `address` (grpc::ServerContext::peer) on a connection with that certificate (PEM).
-  // UNAUTHENTICATED as Check.
+  // A connection begins from `address`, as grpc::ServerContext::peer writes it. What was known of another one from
+  // there is forgotten.
+  void Begin(const std::string& address);
+  // A call has come from there, on a connection with that certificate (PEM). UNAUTHENTICATED as Check.
   absl::Status OnCall(const std::string& address, const std::string& certificate);
-  // UNAUTHENTICATED the connection is over: says why. OK of one that has had no call.
+  // UNAUTHENTICATED the connection is over: says why; or none has begun from there, and nobody could end it. OK of one
+  // that has had no call.
   absl::Status Check(const std::string& address) const;
-  // Another connection begins from there.
-  void Forget(const std::string& address);
+  // Whether a call has come from there since then.
+  bool HasHadCall(const std::string& address) const;
   // Forgets all others, which are closed.
   void KeepOnly(const std::set<std::string>& addresses);
 
@@ -61,8 +66,10 @@ class PeerConnections {
   absl::Status Check(const Peer& peer) const;
 
   const Options options_;
+  ThrottledLog log_;
   mutable absl::Mutex mu_;
-  std::map<std::string, Peer> peers_ ABSL_GUARDED_BY(mu_);  // by address
+  // By address; without a value those who have had no call.
+  std::map<std::string, std::optional<Peer>> peers_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace paramshard::server

@@ -39,7 +39,7 @@ grpc::Status ToGrpc(const absl::Status& status) {
 
 grpc::Status RoleGate::Process(const InputMetadata& metadata, grpc::AuthContext* context, OutputMetadata*,
                                OutputMetadata*) {
-  const absl::StatusOr<tls::Identity> caller = rules_.Identify(tls::PeerUris(*context));
+  const absl::StatusOr<tls::Identity> caller = identify_(tls::PeerUris(*context));
   if (!caller.ok()) return ToGrpc(caller.status());
   const auto path = metadata.find(":path");
   if (path == metadata.end()) return ToGrpc(absl::InternalError("call: a path expected, got none"));

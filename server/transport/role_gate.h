@@ -1,26 +1,33 @@
-// Refuses calls for which the caller's certificate has not the role, before any message of them is read.
+// Refuses calls of callers who are let in no more, or whose certificate has not the role, before any message of them is
+// read.
 #ifndef PARAMSHARD_SERVER_TRANSPORT_ROLE_GATE_H_
 #define PARAMSHARD_SERVER_TRANSPORT_ROLE_GATE_H_
 
 #include <grpcpp/security/auth_metadata_processor.h>
 
+#include <functional>
+#include <string>
 #include <utility>
+#include <vector>
 
+#include "absl/status/statusor.h"
 #include "proto/tls/identity.h"
 
 namespace paramshard::server {
 
-// UNAUTHENTICATED who is no member of the world; UNIMPLEMENTED no such method; PERMISSION_DENIED another role.
+// UNIMPLEMENTED no such method; PERMISSION_DENIED another role; as `identify` who is nobody.
 class RoleGate final : public grpc::AuthMetadataProcessor {
  public:
-  explicit RoleGate(tls::IdentityRules rules) : rules_(std::move(rules)) {}
+  // Who has a certificate with these URIs, at the time of the call.
+  using Identify = std::function<absl::StatusOr<tls::Identity>(const std::vector<std::string>& uris)>;
+  explicit RoleGate(Identify identify) : identify_(std::move(identify)) {}
 
   bool IsBlocking() const override { return false; }
   grpc::Status Process(const InputMetadata& metadata, grpc::AuthContext* context, OutputMetadata* consumed,
                        OutputMetadata* response) override;
 
  private:
-  const tls::IdentityRules rules_;
+  const Identify identify_;
 };
 
 }  // namespace paramshard::server

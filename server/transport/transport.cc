@@ -69,7 +69,8 @@ std::shared_ptr<grpc::ServerCredentials> Transport::ForPeers(bool nodes_alone) c
     return nodes_alone ? Logged(CheckIsNode(*peer)) : absl::OkStatus();
   };
   std::shared_ptr<grpc::ServerCredentials> credentials = tls::MakeServerCredentials(files_, check);
-  credentials->SetAuthMetadataProcessor(std::make_shared<RoleGate>(*rules_));
+  credentials->SetAuthMetadataProcessor(
+      std::make_shared<RoleGate>([self = *this](const std::vector<std::string>& uris) { return self.Identify(uris); }));
   return credentials;
 }
 

@@ -1,5 +1,7 @@
 // Worlds of real daemons whose connections need certificates, and tools that come over the network.
 #include <fcntl.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -16,6 +18,7 @@
 #include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "proto/wire/handoff.h"
 #include "tests/faults/training.h"
 #include "tests/status_matchers.h"
 #include "tests/support/child_process.h"
@@ -102,6 +105,19 @@ class SecuredWorldTest : public testing::Test {
                                  "; } 2>&1"));
   }
   std::string Listen(int node) const { return absl::StrCat("127.0.0.1:", listen_[node]); }
+
+  // A connection that says nothing, and reads for as long as kPatience.
+  static wire::FileDescriptor ConnectSilently(int port) {
+    wire::FileDescriptor connection(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_port = htons(static_cast<uint16_t>(port));
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    const timeval patience = absl::ToTimeval(kPatience);
+    setsockopt(connection.get(), SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
+    EXPECT_EQ(connect(connection.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)), 0);
+    return connection;
+  }
 
   // Runs the command until it prints the text.
   static void AwaitOutput(const std::string& command, const std::string& text) {
@@ -213,6 +229,14 @@ TEST_F(SecuredWorldTest, ANodeThatIsDeniedIsLostAndStaysOut) {
   // Let in again.
   std::ofstream(deny_file) << "";
   AwaitOutput(metrics, "world_nodes{state=\"absent\"} 0");
+}
+
+TEST_F(SecuredWorldTest, WhoConnectsAndSaysNothingIsCutOff) {
+  ASSERT_NO_FATAL_FAILURE(StartSecured());
+  for (const wire::FileDescriptor& silent : {ConnectSilently(port_), ConnectSilently(listen_[1])}) {
+    char first = 0;
+    EXPECT_EQ(read(silent.get(), &first, 1), 0);
+  }
 }
 
 // Node 1 trains with certificates that last for seconds.

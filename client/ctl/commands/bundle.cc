@@ -1,6 +1,10 @@
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <set>
 #include <string>
 #include <system_error>
 #include <vector>
@@ -18,6 +22,8 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int kSteps = 100;
+// Of a folder's name. File systems take 255, and a number may follow.
+constexpr size_t kMostNameBytes = 200;
 
 // An address as a name of a folder.
 std::string FolderOf(std::string address) {
@@ -25,7 +31,20 @@ std::string FolderOf(std::string address) {
   std::replace_if(
       address.begin(), address.end(),
       [](char c) { return !absl::ascii_isalnum(static_cast<unsigned char>(c)) && c != '.' && c != '-'; }, '_');
-  return absl::StrCat("daemon-", address);
+  return absl::StrCat("daemon-", address).substr(0, kMostNameBytes);
+}
+
+// Names of folders, one for each address, also where two are alike.
+std::vector<std::string> FoldersOf(const std::vector<std::string>& addresses) {
+  std::vector<std::string> folders;
+  std::set<std::string> taken;
+  for (const std::string& address : addresses) {
+    const std::string folder = FolderOf(address);
+    std::string name = folder;
+    for (int number = 2; !taken.insert(name).second; ++number) name = absl::StrCat(folder, "-", number);
+    folders.push_back(name);
+  }
+  return folders;
 }
 
 absl::Status CannotWrite(const fs::path& path) {
@@ -63,18 +82,29 @@ class DaemonFolder {
                    grpc::Status (AdminClient::Stub::*rpc)(grpc::ClientContext*, const Request&, Response*),
                    const Request& request) {
     Response response;
-    const absl::Status called = client.Call(rpc, request, response);
+    const absl::Status called = Ask(client, rpc, request, response);
     const absl::StatusOr<std::string> text = called.ok() ? JsonText(response) : called;
     if (text.ok()) return Write(name, *text);
     Miss(name, text.status());
     return absl::OkStatus();
   }
 
+  // A daemon that hangs is given up: every question would take as long as the first.
+  template <typename Request, typename Response>
+  absl::Status Ask(AdminClient& client,
+                   grpc::Status (AdminClient::Stub::*rpc)(grpc::ClientContext*, const Request&, Response*),
+                   const Request& request, Response& response) {
+    if (hangs_) return absl::DeadlineExceededError("not asked of a daemon that has not answered in time before");
+    const absl::Status called = client.Call(rpc, request, response);
+    hangs_ = absl::IsDeadlineExceeded(called);
+    return called;
+  }
+
   absl::Status AddTrace(AdminClient& client) {
     v1::GetTraceRequest request;
     request.set_steps(kSteps);
     DaemonTrace trace;
-    const absl::Status called = client.Call(&AdminClient::Stub::GetTrace, request, trace.response);
+    const absl::Status called = Ask(client, &AdminClient::Stub::GetTrace, request, trace.response);
     if (called.ok()) return Write("trace", JsonText(TraceDocument({trace})));
     Miss("trace", called);
     return absl::OkStatus();
@@ -94,6 +124,7 @@ class DaemonFolder {
   const fs::path folder_;
   const Context& context_;
   std::vector<std::string> missing_;
+  bool hangs_ = false;
 };
 
 class Bundle final : public Command {
@@ -111,15 +142,27 @@ class Bundle final : public Command {
   std::string out_;
 };
 
-// Names of processes and paths are nobody else's business.
+bool IsOwn(const fs::path& folder) {
+  struct stat status {};
+  return stat(folder.c_str(), &status) == 0 && status.st_uid == geteuid();
+}
+
+// Names of processes and paths are nobody else's business: the folder is for its owner alone. One that is refused stays
+// as it is.
 absl::Status Bundle::MakeFolder() const {
   std::error_code error;
   fs::create_directories(out_, error);
-  if (!error) fs::permissions(out_, fs::perms::owner_all, error);
   if (error) return CannotWrite(out_);
   const bool is_empty = fs::is_empty(out_, error);
-  if (!error && is_empty) return absl::OkStatus();
-  return absl::AlreadyExistsError(absl::StrCat("--out: an empty folder expected, got ", out_, ", which has files"));
+  if (error) return CannotWrite(out_);
+  if (!is_empty) {
+    return absl::AlreadyExistsError(absl::StrCat("--out: an empty folder expected, got ", out_, ", which has files"));
+  }
+  if (!IsOwn(out_)) {
+    return absl::InvalidArgumentError(absl::StrCat("--out: a folder of your own expected, got ", out_));
+  }
+  fs::permissions(out_, fs::perms::owner_all, error);
+  return error ? CannotWrite(out_) : absl::OkStatus();
 }
 
 absl::Status Bundle::WriteMissing(const Context& context, const std::vector<std::string>& missing) const {
@@ -135,12 +178,13 @@ absl::StatusOr<int> Bundle::Run(const Context& context) {
   RETURN_IF_ERROR(MakeFolder());
   std::vector<std::string> addresses = context.options().addresses;
   if (addresses.empty()) addresses.emplace_back();
+  const std::vector<std::string> folders = FoldersOf(addresses);
   std::vector<std::string> missing;
-  for (const std::string& address : addresses) {
+  for (size_t i = 0; i < addresses.size(); ++i) {
     GlobalOptions options = context.options();
-    if (!address.empty()) options.addresses = {address};
+    if (!addresses[i].empty()) options.addresses = {addresses[i]};
     const Context of_daemon(options, context.streams());
-    DaemonFolder folder(fs::path(out_) / FolderOf(address), of_daemon);
+    DaemonFolder folder(fs::path(out_) / folders[i], of_daemon);
     RETURN_IF_ERROR(folder.Fill());
     missing.insert(missing.end(), folder.missing().begin(), folder.missing().end());
   }

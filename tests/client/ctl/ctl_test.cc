@@ -1,4 +1,5 @@
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <cstring>
 #include <filesystem>
@@ -227,6 +228,28 @@ TEST(CtlTest, ABundleHasTheAnswersAndNoToken) {
   EXPECT_THAT(again.err, HasSubstr("an empty folder expected"));
 }
 
+TEST(CtlTest, AFolderThatABundleRefusesStaysAsItIs) {
+  const test::TemporaryDirectory directory;
+  const std::string full = directory.path() + "/full";
+  std::filesystem::create_directory(full);
+  std::ofstream(full + "/file") << "mine";
+  constexpr auto kMode = std::filesystem::perms(0755);
+  std::filesystem::permissions(full, kMode);
+  const Result result = RunArguments({"bundle", "--out", full, "--socket-dir", directory.path()});
+  EXPECT_EQ(result.exit_code, kFailed);
+  EXPECT_THAT(result.err, HasSubstr("an empty folder expected"));
+  EXPECT_EQ(std::filesystem::status(full).permissions(), kMode);
+
+  if (geteuid() != 0) return;  // only root can make a folder somebody else's
+  const std::string other = directory.path() + "/other";
+  std::filesystem::create_directory(other);
+  std::filesystem::permissions(other, kMode);
+  ASSERT_EQ(chown(other.c_str(), 65533, 65533), 0);
+  EXPECT_THAT(RunArguments({"bundle", "--out", other, "--socket-dir", directory.path()}).err,
+              HasSubstr("a folder of your own expected"));
+  EXPECT_EQ(std::filesystem::status(other).permissions(), kMode);
+}
+
 TEST(CtlTest, WhatABundleLacksIsNamed) {
   FakeDaemon daemon;
   daemon.service().answers.error = grpc::Status(grpc::StatusCode::UNIMPLEMENTED, "no such call");
@@ -238,6 +261,31 @@ TEST(CtlTest, WhatABundleLacksIsNamed) {
     EXPECT_THAT(result.err, HasSubstr("missing " + line));
     EXPECT_THAT(ReadText(directory.path() + "/b/missing.txt"), HasSubstr(line));
   }
+}
+
+TEST(CtlTest, ABundleGivesUpADaemonThatHangs) {
+  FakeDaemon daemon;
+  daemon.service().answers.error = grpc::Status(grpc::StatusCode::DEADLINE_EXCEEDED, "Deadline Exceeded");
+  const test::TemporaryDirectory directory;
+  const std::string err =
+      RunArguments({"bundle", "--out", directory.path() + "/b", "--socket-dir", daemon.directory()}).err;
+  EXPECT_THAT(err, HasSubstr("daemon: version: DEADLINE_EXCEEDED: Deadline Exceeded\n"));
+  for (const char* name : {"models", "sessions", "memory", "saves", "metrics", "trace"}) {
+    EXPECT_THAT(err, HasSubstr(absl::StrCat("daemon: ", name, ": DEADLINE_EXCEEDED: not asked of a daemon")));
+  }
+}
+
+TEST(CtlTest, EachDaemonOfABundleHasAFolder) {
+  const test::TemporaryDirectory directory;
+  const std::string out = directory.path() + "/b";
+  const std::string addresses = absl::StrCat("a+b:1,a_b:1,a+b:1,", std::string(300, 'h'), ":1");
+  EXPECT_EQ(RunArguments({"--address", addresses, "bundle", "--out", out}).exit_code, kFailed);
+  std::vector<std::string> folders;
+  for (const auto& entry : std::filesystem::directory_iterator(out)) {
+    if (entry.is_directory()) folders.push_back(entry.path().filename().string());
+  }
+  EXPECT_THAT(folders, UnorderedElementsAre("daemon-a_b_1", "daemon-a_b_1-2", "daemon-a_b_1-3",
+                                            "daemon-" + std::string(193, 'h')));
 }
 
 TEST(CtlTest, EmptyListsSaySo) {

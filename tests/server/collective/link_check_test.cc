@@ -16,6 +16,7 @@
 #include "proto/wire/handoff.h"
 #include "server/collective/mesh_addresses.h"
 #include "server/collective/mesh_connector.h"
+#include "tests/descriptor_limit.h"
 #include "tests/server/collective/engine_world.h"
 #include "tests/status_matchers.h"
 
@@ -91,6 +92,20 @@ TEST(LinkListenerTest, RefusesWhatIsNoAddressOfThisHost) {
   EXPECT_THAT(LinkListener::Start("node1").status(), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("node1")));
   EXPECT_THAT(LinkListener::Start("192.0.2.1").status(),
               StatusIs(absl::StatusCode::kUnavailable, HasSubstr("192.0.2.1")));
+}
+
+TEST(LinkListenerTest, SaysWhenSomebodyWaitsForADescriptor) {
+  const auto listener = Listen();
+  EXPECT_TRUE(listener->Drain());
+  const wire::FileDescriptor peer(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const std::string& address = listener->address();
+  const sockaddr_in to = Loopback(std::stoi(address.substr(address.rfind(':') + 1)));
+  ASSERT_EQ(connect(peer.get(), reinterpret_cast<const sockaddr*>(&to), sizeof(to)), 0);
+  {
+    const DescriptorLimit none(0);
+    EXPECT_FALSE(listener->Drain());
+  }
+  EXPECT_TRUE(listener->Drain());
 }
 
 TEST(CheckLinksTest, ReachesAllThatListen) {

@@ -17,11 +17,16 @@ namespace {
 using ::testing::HasSubstr;
 
 constexpr char kAddress[] = "ipv4:10.0.0.1:4711";
+constexpr char kOther[] = "ipv4:10.0.0.2:1";
 
 class PeerConnectionsTest : public testing::Test {
  protected:
   PeerConnections::Options Options() {
     return {.clock = clock_, .now = [this] { return wall_; }};
+  }
+  void SetUp() override {
+    connections_.Begin(kAddress);
+    connections_.Begin(kOther);
   }
   // Valid for an hour.
   std::string Issue(const std::string& role) const {
@@ -31,72 +36,76 @@ class PeerConnectionsTest : public testing::Test {
   const test::TestAuthority authority_;
   ManualClock clock_;
   absl::Time wall_ = absl::FromUnixSeconds(absl::ToUnixSeconds(absl::Now()));
+  PeerConnections connections_{Options()};
 };
 
 TEST_F(PeerConnectionsTest, AConnectionIsOverWhenItsCertificateEnds) {
-  PeerConnections connections(Options());
   const std::string certificate = Issue("viewer");
-  EXPECT_OK(connections.OnCall(kAddress, certificate));
+  EXPECT_OK(connections_.OnCall(kAddress, certificate));
   clock_.Advance(absl::Minutes(59));
-  EXPECT_OK(connections.Check(kAddress));
+  EXPECT_OK(connections_.Check(kAddress));
   clock_.Advance(absl::Minutes(1));
-  EXPECT_THAT(connections.Check(kAddress),
+  EXPECT_THAT(connections_.Check(kAddress),
               StatusIs(absl::StatusCode::kUnauthenticated, HasSubstr("/viewer, with which the connection was made")));
-  EXPECT_FALSE(connections.OnCall(kAddress, certificate).ok());
+  EXPECT_FALSE(connections_.OnCall(kAddress, certificate).ok());
 }
 
 TEST_F(PeerConnectionsTest, AClockThatJumpsEndsNothingAndKeepsNothing) {
-  PeerConnections connections(Options());
   const std::string certificate = Issue("viewer");
-  EXPECT_OK(connections.OnCall(kAddress, certificate));
+  EXPECT_OK(connections_.OnCall(kAddress, certificate));
   wall_ += absl::Hours(24 * 365);
-  EXPECT_OK(connections.OnCall(kAddress, certificate));
+  EXPECT_OK(connections_.OnCall(kAddress, certificate));
   wall_ -= absl::Hours(2 * 24 * 365);
   clock_.Advance(absl::Hours(1));
-  EXPECT_FALSE(connections.Check(kAddress).ok());
+  EXPECT_FALSE(connections_.Check(kAddress).ok());
 }
 
 TEST_F(PeerConnectionsTest, AnotherConnectionFromTheSameAddressIsJudgedAnew) {
-  PeerConnections connections(Options());
-  EXPECT_OK(connections.OnCall(kAddress, Issue("viewer")));
+  EXPECT_OK(connections_.OnCall(kAddress, Issue("viewer")));
   clock_.Advance(absl::Hours(1));
   wall_ += absl::Hours(1);
-  connections.Forget(kAddress);
-  EXPECT_OK(connections.Check(kAddress));
-  EXPECT_OK(connections.OnCall(kAddress, Issue("viewer")));
-  EXPECT_OK(connections.Check(kAddress));
+  connections_.Begin(kAddress);
+  EXPECT_OK(connections_.Check(kAddress));
+  EXPECT_OK(connections_.OnCall(kAddress, Issue("viewer")));
+  EXPECT_OK(connections_.Check(kAddress));
 }
 
 TEST_F(PeerConnectionsTest, ClosedConnectionsAreForgotten) {
-  PeerConnections connections(Options());
   const std::string certificate = Issue("viewer");
-  EXPECT_OK(connections.OnCall(kAddress, certificate));
-  EXPECT_OK(connections.OnCall("ipv4:10.0.0.2:1", certificate));
-  connections.KeepOnly({kAddress});
-  clock_.Advance(absl::Hours(1));
-  EXPECT_FALSE(connections.Check(kAddress).ok());
-  EXPECT_OK(connections.Check("ipv4:10.0.0.2:1"));
+  EXPECT_OK(connections_.OnCall(kAddress, certificate));
+  EXPECT_OK(connections_.OnCall(kOther, certificate));
+  connections_.KeepOnly({kAddress});
+  EXPECT_OK(connections_.Check(kAddress));
+  EXPECT_FALSE(connections_.Check(kOther).ok());
+}
+
+// Nobody could end it.
+TEST_F(PeerConnectionsTest, NoCallIsServedOnAConnectionThatNobodyHasAccepted) {
+  constexpr char kUnknown[] = "ipv6:%5Bfe80::1%251%5D:4711";
+  const auto refused = StatusIs(absl::StatusCode::kUnauthenticated, HasSubstr(kUnknown));
+  EXPECT_THAT(connections_.OnCall(kUnknown, Issue("viewer")), refused);
+  EXPECT_THAT(connections_.Check(kUnknown), refused);
 }
 
 TEST_F(PeerConnectionsTest, WhoIsDeniedIsOver) {
   const test::TemporaryDirectory folder;
   const std::string path = folder.path() + "/deny";
   std::ofstream(path) << "";
-  ASSERT_OK_AND_ASSIGN(const auto denied, DenyList::Load(path, clock_));
+  ASSERT_OK_AND_ASSIGN(const auto denied, DenyList::Load(path, {.interval = absl::Milliseconds(1)}));
   PeerConnections connections({.denied = denied, .clock = clock_, .now = [this] { return wall_; }});
+  connections.Begin(kAddress);
+  connections.Begin(kOther);
   EXPECT_OK(connections.OnCall(kAddress, Issue("node/1")));
-  EXPECT_OK(connections.OnCall("ipv4:10.0.0.2:1", Issue("node/2")));
+  EXPECT_OK(connections.OnCall(kOther, Issue("node/2")));
   std::ofstream(path) << test::kWorldUri << "/node/1\n";
-  clock_.Advance(absl::Seconds(2));
+  while (connections.Check(kAddress).ok()) {
+  }
   EXPECT_THAT(connections.Check(kAddress),
               StatusIs(absl::StatusCode::kUnauthenticated, HasSubstr("/node/1 is named by --tls-deny-file")));
-  EXPECT_OK(connections.Check("ipv4:10.0.0.2:1"));
+  EXPECT_OK(connections.Check(kOther));
 }
 
-TEST_F(PeerConnectionsTest, WhatIsNoCertificateIsRefused) {
-  PeerConnections connections(Options());
-  EXPECT_FALSE(connections.OnCall(kAddress, "").ok());
-}
+TEST_F(PeerConnectionsTest, WhatIsNoCertificateIsRefused) { EXPECT_FALSE(connections_.OnCall(kAddress, "").ok()); }
 
 }  // namespace
 }  // namespace paramshard::server

@@ -17,7 +17,6 @@
 #include "paramshard/v1/admin.grpc.pb.h"
 #include "paramshard/v1/cluster.grpc.pb.h"
 #include "proto/tls/credentials.h"
-#include "tests/server/store/manual_clock.h"
 #include "tests/status_matchers.h"
 #include "tests/support/temporary_directory.h"
 #include "tests/support/test_authority.h"
@@ -238,16 +237,23 @@ TEST_F(TransportTest, ToolsMayDoWhatTheirRoleMay) {
   EXPECT_THAT(List(As("node/1", tools_port_)), StatusIs(absl::StatusCode::kPermissionDenied));
 }
 
-TEST_F(TransportTest, ConnectionsAreKnownByTheirCallsAndNoCallIsServedWhenTheyAreOver) {
-  ManualClock clock;
-  const auto connections = std::make_shared<PeerConnections>(PeerConnections::Options{.clock = clock});
+TEST_F(TransportTest, CallsOnConnectionsThatNobodyCouldEndAreCancelled) {
+  const auto connections = std::make_shared<PeerConnections>(PeerConnections::Options{});
   const int port = Serve(transport_.ForTools(), &inspection_, connections);
-  const auto open = As("viewer", port);
+  EXPECT_THAT(List(As("viewer", port)), StatusIs(absl::StatusCode::kCancelled));
+}
+
+// Before its connection has been ended.
+TEST_F(TransportTest, WhoIsDeniedIsRefusedOnAnOpenConnectionToo) {
+  const std::string deny_file = folder_.path() + "/deny";
+  std::ofstream(deny_file) << "";
+  const auto own = Transport::Create(
+      {.files = Install("0", authority_.Issue({InWorld("node/0")})), .deny_file = deny_file}, absl::Now());
+  ASSERT_OK(own);
+  const auto open = As("viewer", Serve(own->ForTools(), &inspection_));
   EXPECT_OK(List(open));
-  EXPECT_OK(List(open));
-  clock.Advance(absl::Hours(2));
-  EXPECT_THAT(List(open), StatusIs(absl::StatusCode::kCancelled));
-  EXPECT_OK(List(As("viewer", port)));
+  std::ofstream(deny_file) << InWorld("viewer") << "\n";
+  AwaitTrue([&] { return absl::IsUnauthenticated(List(open)); });
 }
 
 TEST_F(TransportTest, RenewedCertificatesServeNewConnectionsAndOpenOnesGoOn) {
