@@ -27,7 +27,7 @@ absl::Status NoReplicasError(const std::string& model) {
 absl::Status NotThereError(const std::string& model, const std::string& node) {
   return absl::UnavailableError(absl::StrCat("heal ", model, ": ", node,
                                              " expected to be here with its state, it has not said what it has: start "
-                                             "its daemon, or ask again"));
+                                             "its daemon, let its trainers come, and ask again"));
 }
 
 absl::Status NoStateError(const std::string& model, const std::string& node, absl::string_view why) {
@@ -57,7 +57,9 @@ absl::StatusOr<HealingAnswer> Coordinator::OrderHealing(absl::string_view name, 
   }
   const auto found = models_.find(name);
   if (found == models_.end()) {
-    return absl::NotFoundError(absl::StrCat("heal ", name, ": a model of some daemon expected, none has it"));
+    return absl::NotFoundError(absl::StrCat("heal ", name,
+                                            ": a model that trainers have attached to expected, none is ",
+                                            "known of that name: let trainers come, and ask again"));
   }
   const std::string& model_name = found->first;
   Model& model = found->second;

@@ -260,8 +260,8 @@ TEST_P(LostReplicaTest, AServerThatItsKeeperStartsAgainGoesOnByItself) {
 // Somebody imports into one daemon alone, which counts further than the other one then.
 class HealOrderTest : public RollbackTest {
  protected:
-  absl::Status ImportAlone(int node) const {
-    ASSIGN_OR_RETURN(Client client, Client::Connect({.rank = node, .socket_dir = sockets_[node].path()}));
+  static absl::Status Import(int node, const std::string& sockets) {
+    ASSIGN_OR_RETURN(Client client, Client::Connect({.rank = node, .socket_dir = sockets}));
     std::vector<ImportTensor> tensors;
     std::vector<std::vector<float>> values;
     const ModelSpec spec = SmallModel(kModel, 1, /*scaled=*/true);
@@ -274,6 +274,12 @@ class HealOrderTest : public RollbackTest {
       }
     }
     return client.Import(kModel, tensors, {.commit_number = kLast + 1, .version = kLast + 1});
+  }
+  // In a process of its own: this one forks.
+  absl::Status ImportAlone(int node) const {
+    ChildProcess importer =
+        ChildProcess::Run([node, sockets = sockets_[node].path()](Board&) { return Import(node, sockets); });
+    return importer.Await(kPatience);
   }
   absl::StatusOr<std::string> Heal(int asked, int from) const {
     return OutputOf(absl::StrCat(Program(PARAMSHARDCTL), " --socket-dir=", sockets_[asked].path(), " heal ", kModel,

@@ -67,9 +67,13 @@ TEST_F(AdminServiceTest, AnOrderToHealNamesANodeAndNeedsReplicas) {
   request.set_from_node(1);
   EXPECT_THAT(heal(), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("a node in [0, 1) expected, got 1")));
   request.set_from_node(0);
+  EXPECT_THAT(heal(), StatusIs(absl::StatusCode::kNotFound, HasSubstr("let trainers come")));
+  TestSession first(socket_dir());
+  TestSession second(socket_dir());
+  first.Attach(MakeAttach("m", 0));
+  second.Attach(MakeAttach("m", 1));
+  ASSERT_TRUE(first.AwaitStarted());
   EXPECT_THAT(heal(), StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("every node holds a replica")));
-  request.set_model("x");
-  EXPECT_THAT(heal(), StatusIs(absl::StatusCode::kNotFound));
 }
 
 TEST_F(AdminServiceTest, TheLogLevelIsSetAndEveryChangeSaysForWhom) {
