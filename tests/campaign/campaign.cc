@@ -1,6 +1,7 @@
 #include "tests/campaign/campaign.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <iterator>
 #include <random>
@@ -171,6 +172,9 @@ bool NeedsOneRank(const std::string& assault) { return FindAssault(assault)->ran
 CampaignResult RunCampaign(const CampaignOptions& options) {
   CampaignResult result;
   result.seed = options.seed;
+  result.nodes = options.nodes;
+  result.node_devices = options.node_devices;
+  const absl::Time begin = absl::Now();
   result.status = [&]() -> absl::Status {
     ASSIGN_OR_RETURN(World world, World::Start(options));
     result.state_hash = world.state_hash();
@@ -180,6 +184,7 @@ CampaignResult RunCampaign(const CampaignOptions& options) {
     ASSIGN_OR_RETURN(result.after, world.Count());
     return status;
   }();
+  result.time = absl::Now() - begin;
   return result;
 }
 
@@ -193,16 +198,17 @@ std::string CampaignResult::Table() const {
   for (const auto& [name, count] : counts) {
     if (count.longest_recovery == absl::ZeroDuration()) continue;
     absl::StrAppendFormat(&text,
-                          "%s: %d trainers, %d servers, %d daemons; at most %s until all were told, %s until the next "
-                          "commit\n",
-                          name, count.trainers, count.servers, count.daemons,
+                          "%s: worlds of %d x %d; %d trainers, %d servers, %d daemons; at most %s until all were told, "
+                          "%s until the next commit\n",
+                          name, nodes, node_devices, count.trainers, count.servers, count.daemons,
                           absl::FormatDuration(count.longest_notice), absl::FormatDuration(count.longest_recovery));
   }
-  absl::StrAppendFormat(&text,
-                        "seed %d, %d rounds; threads %d (%d of gRPC's pools) before, %d (%d) after; descriptors %d "
-                        "before, %d after",
-                        seed, rounds, before.threads, before.pool_threads, after.threads, after.pool_threads,
-                        before.descriptors, after.descriptors);
+  absl::StrAppendFormat(
+      &text,
+      "seed %d, %d rounds in %d s; threads %d (%d of gRPC's pools) before, %d (%d) after; descriptors %d "
+      "before, %d after",
+      seed, rounds, absl::ToInt64Seconds(time), before.threads, before.pool_threads, after.threads, after.pool_threads,
+      before.descriptors, after.descriptors);
   if (before.gpu_mebibytes > 0) {
     absl::StrAppendFormat(&text, "; MiB of GPUs %d before, %d after", before.gpu_mebibytes, after.gpu_mebibytes);
   }
@@ -212,6 +218,7 @@ std::string CampaignResult::Table() const {
 std::string CampaignResult::Json() const {
   nlohmann::ordered_json json = {{"seed", seed},
                                  {"rounds", rounds},
+                                 {"seconds", std::round(absl::ToDoubleSeconds(time))},
                                  {"held", status.ok()},
                                  {"status", status.ToString()},
                                  {"threads", {{"before", before.threads}, {"after", after.threads}}},
@@ -229,6 +236,8 @@ std::string CampaignResult::Json() const {
         {"finished", count.finished},
         {"tornBands", count.torn}};
     if (count.longest_recovery == absl::ZeroDuration()) continue;
+    json["assaults"][name]["nodes"] = nodes;
+    json["assaults"][name]["nodeDevices"] = node_devices;
     json["assaults"][name]["longestNoticeSeconds"] = absl::ToDoubleSeconds(count.longest_notice);
     json["assaults"][name]["longestRecoverySeconds"] = absl::ToDoubleSeconds(count.longest_recovery);
   }

@@ -107,6 +107,9 @@ struct CampaignResult {
   std::map<std::string, Count> counts;
   int64_t rounds = 0;
   uint64_t seed = 0;
+  int nodes = 0;  // of the worlds of kill-any
+  int node_devices = 0;
+  absl::Duration time;     // that all rounds took
   Holdings before, after;  // a first training; all rounds
   std::string state_hash;  // of the bystander, which did not change
   absl::Status status;     // OK, or what did not hold, and in which round

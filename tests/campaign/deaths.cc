@@ -12,6 +12,8 @@ namespace paramshard::test {
 namespace {
 
 constexpr absl::Duration kLongestPause = absl::Milliseconds(20);
+// After five starts in a row that failed a keeper waits for an operator.
+constexpr size_t kMostAgain = 3;
 
 // How long after its beginning one may die that takes another's place: while it starts, or is healed.
 absl::Duration LongestLife(Mortal mortal) {
@@ -56,7 +58,9 @@ class Draw {
   void Add(Mortal mortal, int number, std::set<int>& taken) {
     if (!taken.insert(number).second) return;
     Death death{.mortal = mortal, .number = number, .pause = UpTo(kLongestPause, random_)};
-    while (random_() % 4 == 0) death.again.push_back(UpTo(LongestLife(mortal), random_));
+    while (death.again.size() < kMostAgain && random_() % 4 == 0) {
+      death.again.push_back(UpTo(LongestLife(mortal), random_));
+    }
     deaths_.push_back(std::move(death));
   }
 

@@ -100,7 +100,10 @@ absl::Status DyingWorld::TrainAndCompare(const std::string& model, std::mt19937_
   const auto die = [&](std::vector<ChildProcess>& trainers) -> absl::Status {
     Play play{.model = model, .random = random, .count = count, .trainers = trainers};
     for (int64_t commit = 1; commit <= spec_.kills; ++commit) {
-      RETURN_IF_ERROR(Annotated(DieAt(static_cast<uint32_t>(commit), play), absl::StrCat("commit ", commit)));
+      const absl::Status status = DieAt(static_cast<uint32_t>(commit), play);
+      if (status.ok()) continue;
+      KeepStacks(trainers);
+      return Annotated(status, absl::StrCat("commit ", commit));
     }
     return absl::OkStatus();
   };
@@ -112,6 +115,16 @@ absl::Status DyingWorld::TrainAndCompare(const std::string& model, std::mt19937_
   const std::set<std::string> different = absl::StrSplit(expected, ' ');
   return Expect(!spec_.replicas || different.size() == 1,
                 absl::StrCat("one hash of all replicas expected, got ", expected));
+}
+
+void DyingWorld::KeepStacks(std::vector<ChildProcess>& trainers) const {
+  if (options_.logs.empty()) return;
+  for (int node = 0; node < options_.nodes; ++node) test::KeepStacks(server_->server(node), LogOf(node) + ".stacks");
+  constexpr size_t kMostTrainers = 4;  // of many that wait for the same
+  for (size_t rank = 0; rank < std::min(trainers.size(), kMostTrainers); ++rank) {
+    if (trainers[rank].pid() < 0) continue;
+    test::KeepStacks(trainers[rank].pid(), absl::StrCat(options_.logs, "/", spec_.logs, "-rank-", rank, ".stacks"));
+  }
 }
 
 absl::Status DyingWorld::DieAt(uint32_t commit, Play& play) {

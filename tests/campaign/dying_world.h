@@ -59,6 +59,8 @@ class DyingWorld {
   absl::Status Begin(const Death& death, uint32_t commit, Play& play);
   absl::Status AwaitBack(const Death& death);
   absl::Status AwaitTold(absl::Span<const Death> deaths, uint32_t commit, absl::Time since, Play& play);
+  // Where the threads of servers and trainers are, beside the logs.
+  void KeepStacks(std::vector<ChildProcess>& trainers) const;
   std::string LogOf(int node) const;
   std::string Name() const;
 

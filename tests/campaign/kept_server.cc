@@ -74,6 +74,10 @@ absl::StatusOr<int64_t> NumberIn(const std::string& line, const std::string& tex
   return absl::InternalError(absl::StrCat("a number behind", text, " expected, got ", line));
 }
 
+// Of one that waits for others to come again. Pauses between servers that are killed again and again grow: all kills of a
+// round may take minutes.
+const absl::Duration kPatienceOfATrainer = 5 * kPatience;
+
 // Ends this trainer.
 [[noreturn]] void Fail(Board& board, const std::string& why) {
   board.code = static_cast<int32_t>(absl::StatusCode::kInternal);
@@ -83,7 +87,7 @@ absl::StatusOr<int64_t> NumberIn(const std::string& line, const std::string& tex
 
 void AwaitLeave(Board& board, int64_t commit) {
   Reach(board, kAtCommit, static_cast<uint32_t>(commit));
-  if (AwaitNumber(board, kMayCommit, static_cast<uint32_t>(commit), kPatience)) return;
+  if (AwaitNumber(board, kMayCommit, static_cast<uint32_t>(commit), kPatienceOfATrainer)) return;
   Fail(board, absl::StrCat("commit ", commit, ": leave to begin it expected, got none"));
 }
 
@@ -95,6 +99,11 @@ void ReachEnd(Board& board) {
 }
 
 }  // namespace
+
+void KeepStacks(pid_t process, const std::string& file) {
+  (void)OutputOf(absl::StrCat("timeout 30 gdb -p ", process, " -batch -ex 'thread apply all backtrace' >", file,
+                              " 2>/dev/null </dev/null"));
+}
 
 absl::StatusOr<KeptServer> KeptServer::Start(const CampaignOptions& options, Shape shape) {
   Spec spec{.shape = shape, .sites = {}, .commits = kCommits};
@@ -196,8 +205,7 @@ Training KeptServer::TrainingOf(const std::string& model, int rank) const {
 
 ChildProcess KeptServer::StartTrainer(const std::string& model, int rank, int64_t answered) const {
   ChildProcess trainer = ChildProcess::Run([training = TrainingOf(model, rank), answered](Board& board) mutable {
-    // Pauses between servers that are killed again and again grow: all kills of a round may take minutes.
-    absl::Time latest = absl::Now() + 5 * kPatience;
+    absl::Time latest = absl::Now() + kPatienceOfATrainer;
     training.resume = false;  // but by the loop below, which tells of each end
     training.opened = [&](const Model& model) {
       Reach(board, kPlace, 0);
@@ -212,7 +220,7 @@ ChildProcess KeptServer::StartTrainer(const std::string& model, int rank, int64_
       if (point != Point::kCommitted) return;
       answered = commit;
       Reach(board, kAnswered, static_cast<uint32_t>(answered));
-      latest = absl::Now() + 5 * kPatience;
+      latest = absl::Now() + kPatienceOfATrainer;
     };
     absl::Status status = absl::UnavailableError("not yet");
     // A server that stands still for longer than a connection waits for its welcome is DEADLINE_EXCEEDED.

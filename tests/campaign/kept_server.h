@@ -38,6 +38,9 @@ inline uint32_t PlaceOf(int64_t commit, Point point) {
   return static_cast<uint32_t>(commit) * kPointCount + static_cast<uint32_t>(point);
 }
 
+// Where the threads of a process are goes into a file, unless there is no gdb.
+void KeepStacks(pid_t process, const std::string& file);
+
 class KeptServer {
  public:
   // The daemons: one, or several that hold replicas, each a whole one, or share one model. Elastic ones hold replicas and

@@ -15,7 +15,7 @@ namespace paramshard::test {
 namespace {
 
 // Of a training, besides kPatience.
-constexpr absl::Duration kPatienceWithACommit = absl::Seconds(5);
+constexpr absl::Duration kPatienceWithACommit = absl::Seconds(20);
 
 std::string Whereabouts(Board& board) {
   const uint32_t place = board.numbers[kPlace];
