@@ -26,8 +26,8 @@ namespace paramshard::test {
 //   requests       mutated requests on every method
 //   handoff        random packets on the companion socket
 //   descriptors    a limit on the daemon's descriptors, so that an attach finds none. Here and in the rounds of other
-//                  limits and of SIGSTOP trainers may fail, but each ends by itself, and the model is then trained to its
-//                  end, in the bytes of the bystander
+//                  limits and of SIGSTOP trainers may fail, but each ends by itself, and the model is then trained to
+//                  its end, in the bytes of the bystander
 //   threads        a limit on its address space, so that stacks of threads do not fit
 //   memory         the same, so that a large model does not fit
 //   kill-server    kill -9 of the server of another daemon, with a keeper, at any time of a step, as often as a round
@@ -38,10 +38,10 @@ namespace paramshard::test {
 //                  end in the bytes of a training that nobody has disturbed
 //   lose-node      kill -9 of a daemon with its keeper, in a world of replicas, as often as a round is to kill, and now
 //                  and then of those that follow while they are healed: the same
-//   kill-any       kill -9 of several trainers, servers and, where replicas heal them, daemons with their keepers at once,
-//                  at any point of a step, in as many steps as a round is to kill, and now and then of those that take
-//                  their place while they start: in a world of `nodes` daemons, of replicas or of one shard group over all
-//                  ranks. The others are told within a bound, and the rest is the same
+//   kill-any       kill -9 of several trainers, servers and, where replicas heal them, daemons with their keepers at
+//                  once, at any point of a step, in as many steps as a round is to kill, and now and then of those that
+//                  take their place while they start: in a world of `nodes` daemons, of replicas or of one shard group
+//                  over all ranks. The others are told within a bound, and the rest is the same
 //   ring           a trainer that changes bytes of its command ring
 //   words          a trainer that changes words of its page, and moves threads that sleep on them
 std::vector<std::string> AssaultNames();

@@ -74,7 +74,8 @@ TEST(AssaultTest, RoundsRunSideBySideAndKillSeveralTimes) {
   EXPECT_EQ(json["assaults"]["clock"]["rounds"], 2);
 }
 
-// Whatever is drawn, somebody dies, nobody twice, and of two neighbours of which the first is lost the second takes part.
+// Whatever is drawn, somebody dies, nobody twice, and of two neighbours of which the first is lost the second takes
+// part.
 TEST(DeathsTest, WhoHealsALostDaemonLives) {
   constexpr int kNodes = 4;
   const uint64_t seed = FirstSeed(1);

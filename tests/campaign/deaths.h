@@ -30,8 +30,8 @@ std::string Describe(absl::Span<const Death> deaths);
 struct DeathOptions {
   int nodes = 2;
   int ranks = 2;
-  // Daemons with their keepers die too: each holds a replica. The daemon behind one that is lost heals it, and its server
-  // has to be the one that took part in the epoch; node 0 is healed where it keeps its decisions.
+  // Daemons with their keepers die too: each holds a replica. The daemon behind one that is lost heals it, and its
+  // server has to be the one that took part in the epoch; node 0 is healed where it keeps its decisions.
   bool replicas = false;
   bool node0_heals = false;
 };

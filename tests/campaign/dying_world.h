@@ -32,9 +32,9 @@ class DyingWorld {
   };
   static absl::StatusOr<std::unique_ptr<DyingWorld>> Start(const CampaignOptions& options, const Spec& spec);
 
-  // Trains the model while trainers, servers and daemons die, beside another one that nobody disturbs. INTERNAL with what
-  // did not hold: an answered commit was made again, a trainer was not told or did not come to its end, or bytes of a
-  // daemon are others than those of the undisturbed training.
+  // Trains the model while trainers, servers and daemons die, beside another one that nobody disturbs. INTERNAL with
+  // what did not hold: an answered commit was made again, a trainer was not told or did not come to its end, or bytes
+  // of a daemon are others than those of the undisturbed training.
   absl::Status Train(const std::string& model, std::mt19937_64& random, CampaignResult::Count& count);
 
  private:

@@ -74,8 +74,8 @@ absl::StatusOr<int64_t> NumberIn(const std::string& line, const std::string& tex
   return absl::InternalError(absl::StrCat("a number behind", text, " expected, got ", line));
 }
 
-// Of one that waits for others to come again. Pauses between servers that are killed again and again grow: all kills of a
-// round may take minutes.
+// Of one that waits for others to come again. Pauses between servers that are killed again and again grow: all kills of
+// a round may take minutes.
 const absl::Duration kPatienceOfATrainer = 5 * kPatience;
 
 // Ends this trainer.

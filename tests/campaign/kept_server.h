@@ -43,8 +43,8 @@ void KeepStacks(pid_t process, const std::string& file);
 
 class KeptServer {
  public:
-  // The daemons: one, or several that hold replicas, each a whole one, or share one model. Elastic ones hold replicas and
-  // train to the same bytes whoever of them takes part: flags of node 0 are to permit that.
+  // The daemons: one, or several that hold replicas, each a whole one, or share one model. Elastic ones hold replicas
+  // and train to the same bytes whoever of them takes part: flags of node 0 are to permit that.
   enum class Shape { kOneDaemon, kReplicas, kShards, kElastic };
   // One daemon of the options' devices, or one for each of them.
   static absl::StatusOr<KeptServer> Start(const CampaignOptions& options, Shape shape);
@@ -74,8 +74,8 @@ class KeptServer {
   const Site& site(int daemon) const { return daemons_[daemon].site; }
   pid_t keeper(int daemon) const { return daemons_[daemon].keeper->pid(); }
   Training TrainingOf(const std::string& model, int rank) const;
-  // A trainer that comes again when its epoch ends, or the server under it. `answered`: the last commit that one of this
-  // rank before it was answered. One that is made again is its error.
+  // A trainer that comes again when its epoch ends, or the server under it. `answered`: the last commit that one of
+  // this rank before it was answered. One that is made again is its error.
   ChildProcess StartTrainer(const std::string& model, int rank, int64_t answered = 0) const;
 
   // Ends the servers of these daemons, then as many that follow each, so long after their processes began, and waits

@@ -42,9 +42,9 @@ void LetGo(std::vector<ChildProcess>& trainers, uint32_t commit);
 // others are that have not come to theirs by then.
 absl::Status AwaitEnds(std::vector<ChildProcess>& trainers, absl::Duration timeout);
 
-// Lets the trainers make the next commit, and waits for a moment of it in the daemon that is `watched`; of a daemon that
-// has no journal of the model, because its memory was lost, for one after the step has begun. INTERNAL where the trainers
-// do not get there.
+// Lets the trainers make the next commit, and waits for a moment of it in the daemon that is `watched`; of a daemon
+// that has no journal of the model, because its memory was lost, for one after the step has begun. INTERNAL where the
+// trainers do not get there.
 absl::Status AwaitMoment(const KeptServer& server, const std::string& model, std::vector<ChildProcess>& trainers,
                          uint32_t commit, int watched, Moment moment, std::mt19937_64& random);
 
