@@ -8,6 +8,7 @@
 #include <csignal>
 #include <ctime>
 #include <iterator>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -17,6 +18,7 @@
 #include "absl/time/clock.h"
 #include "client/client.h"
 #include "kernels/base/status_macros.h"
+#include "tests/campaign/dying_world.h"
 #include "tests/campaign/hostile_client.h"
 #include "tests/campaign/hostile_trainer.h"
 #include "tests/campaign/kept_server.h"
@@ -40,13 +42,13 @@ void KillAfter(absl::Duration time) {
 }
 
 // Where a trainer dies, unless it has got to its last step: one that is started again has something to do.
-struct Death {
+struct TrainerDeath {
   int64_t step = 0;  // of its own steps, from 1 on; 0: its start
   Point point = Point::kStart;
   absl::Duration after;  // it has got there
 };
 
-ChildProcess StartDying(Training training, const Death& death) {
+ChildProcess StartDying(Training training, const TrainerDeath& death) {
   return ChildProcess::Run([training, death](Board&) mutable {
     training.at = [death, step = int64_t{0}](Point point, int64_t commit) mutable {
       if (point == Point::kStart) ++step;
@@ -65,7 +67,7 @@ absl::Status AwaitKill(World& world, ChildProcess& trainer) {
 }
 
 // One rank's trainer is killed and started again, as often as the round is to kill.
-absl::Status Kill(Round& round, absl::FunctionRef<Death()> choose) {
+absl::Status Kill(Round& round, absl::FunctionRef<TrainerDeath()> choose) {
   const int victim = static_cast<int>(round.random() % 2);
   const auto start = [&](int rank) {
     return ChildProcess::Run([training = round.TrainingOf(rank)](Board&) { return Train(training); });
@@ -74,7 +76,7 @@ absl::Status Kill(Round& round, absl::FunctionRef<Death()> choose) {
   for (int64_t i = 0; i < round.kills; ++i) {
     ChildProcess killed = StartDying(round.TrainingOf(victim), choose());
     RETURN_IF_ERROR(AwaitKill(round.world, killed));
-    ++round.count.kills;
+    ++round.count.trainers;
   }
   ChildProcess again = start(victim);
   RETURN_IF_ERROR(round.world.AwaitEnd(again));
@@ -87,14 +89,14 @@ absl::Status Kill(Round& round, absl::FunctionRef<Death()> choose) {
 absl::Status KillTrainer(Round& round) {
   const int64_t steps = std::max<int64_t>(1, (kCommits - 1) / round.kills);
   return Kill(round, [&] {
-    return Death{.step = 1 + static_cast<int64_t>(round.random() % steps),
-                 .point = static_cast<Point>(round.random() % kPointCount),
-                 .after = UpTo(absl::Milliseconds(3), round.random)};
+    return TrainerDeath{.step = 1 + static_cast<int64_t>(round.random() % steps),
+                        .point = static_cast<Point>(round.random() % kPointCount),
+                        .after = UpTo(absl::Milliseconds(3), round.random)};
   });
 }
 
 absl::Status KillStart(Round& round) {
-  return Kill(round, [&] { return Death{.after = UpTo(1.2 * round.world.start_time(), round.random)}; });
+  return Kill(round, [&] { return TrainerDeath{.after = UpTo(1.2 * round.world.start_time(), round.random)}; });
 }
 
 // Of a server, until it serves.
@@ -134,7 +136,7 @@ absl::Status KillServersAt(Round& round, KeptServer::Shape shape, Moment moment)
       RETURN_IF_ERROR(AwaitMoment(server, round.model, trainers, static_cast<uint32_t>(commit), victims.front(), moment,
                                   round.random));
       RETURN_IF_ERROR(server.Kill(victims, followers, Signals(round, 1 + followers.size())));
-      round.count.kills += static_cast<int64_t>(victims.size() * (1 + followers.size()));
+      round.count.servers += static_cast<int64_t>(victims.size() * (1 + followers.size()));
     }
     return absl::OkStatus();
   };
@@ -171,12 +173,20 @@ absl::Status LoseNode(Round& round) {
       RETURN_IF_ERROR(AwaitMoment(server, round.model, trainers, static_cast<uint32_t>(commit), /*watched=*/0, moment,
                                   round.random));
       RETURN_IF_ERROR(server.Lose(victim, followers));
-      round.count.kills += static_cast<int64_t>(1 + followers.size());
+      round.count.daemons += static_cast<int64_t>(1 + followers.size());
     }
     return absl::OkStatus();
   };
   ASSIGN_OR_RETURN(const std::string hash, TrainOn(server, round.model, lose));
   return Expect(hash == expected, absl::StrCat("the hash ", expected, " expected after losses, got ", hash));
+}
+
+absl::Status KillAny(Round& round) {
+  DyingWorld::Spec spec{.kills = round.kills, .replicas = round.random() % 2 == 0};
+  spec.keeps_decisions = spec.replicas && round.random() % 2 == 0;
+  spec.logs = absl::StrCat("seed-", round.world.options().seed, "-round-", round.number);
+  ASSIGN_OR_RETURN(const std::unique_ptr<DyingWorld> world, DyingWorld::Start(round.world.options(), spec));
+  return world->Train(round.model, round.random, round.count);
 }
 
 absl::Status KillDecided(Round& round) {
@@ -394,6 +404,7 @@ constexpr Assault kAssaults[] = {
     {.name = "kill-decided", .run = KillDecided, .ranks = 1},
     {.name = "kill-world", .run = KillWorld},
     {.name = "lose-node", .run = LoseNode},
+    {.name = "kill-any", .run = KillAny, .ranks = 1},
     {.name = "ring", .run = [](Round& round) { return Hostile(round, PageArea::kRing); }},
     {.name = "words", .run = [](Round& round) { return Hostile(round, PageArea::kWords); }},
 };

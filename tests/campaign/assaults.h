@@ -18,6 +18,7 @@ struct Round {
   std::string model;       // nobody else's
   std::mt19937_64 random;  // from which everything is drawn
   int64_t kills;           // of a round that kills
+  int64_t number;
   CampaignResult::Count count = {};
 
   Training TrainingOf(int rank) const { return world.TrainingOf(model, rank); }

@@ -1,6 +1,9 @@
 #include "tests/campaign/campaign.h"
 
 #include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <iterator>
 #include <random>
 #include <utility>
 
@@ -20,7 +23,29 @@ namespace {
 using Count = CampaignResult::Count;
 
 // What the process of a round has to tell, by the numbers of its board.
-enum BoardNumber { kKills = 0, kErrors = 1, kFinished = 2, kTorn = 3 };
+void Write(const Count& count, Board& board) {
+  const int64_t numbers[] = {count.trainers,
+                             count.servers,
+                             count.daemons,
+                             count.errors,
+                             count.finished,
+                             count.torn,
+                             absl::ToInt64Milliseconds(count.longest_notice),
+                             absl::ToInt64Milliseconds(count.longest_recovery)};
+  for (size_t i = 0; i < std::size(numbers); ++i) board.numbers[i] = static_cast<uint32_t>(numbers[i]);
+}
+
+Count Read(const Board& board) {
+  return {.trainers = board.numbers[0],
+          .servers = board.numbers[1],
+          .daemons = board.numbers[2],
+          .errors = board.numbers[3],
+          .finished = board.numbers[4],
+          .torn = board.numbers[5],
+          .longest_notice = absl::Milliseconds(board.numbers[6].load()),
+          .longest_recovery = absl::Milliseconds(board.numbers[7].load())};
+}
+
 // A round that kills may wait for each of its trainers.
 constexpr absl::Duration kPatienceWithARound = absl::Minutes(20);
 
@@ -34,7 +59,11 @@ std::string ModelOf(size_t place) { return absl::StrCat("victim-", place); }
 Round Begin(const CampaignOptions& options, World& world, const PlannedRound& planned, size_t place) {
   std::seed_seq seeds{static_cast<uint32_t>(options.seed), static_cast<uint32_t>(options.seed >> 32),
                       static_cast<uint32_t>(planned.number)};
-  return {.world = world, .model = ModelOf(place), .random = std::mt19937_64(seeds), .kills = options.kills};
+  return {.world = world,
+          .model = ModelOf(place),
+          .random = std::mt19937_64(seeds),
+          .kills = options.kills,
+          .number = planned.number};
 }
 
 // What the next rounds are: several, unless one of them is to be alone.
@@ -58,21 +87,20 @@ absl::Status Named(const PlannedRound& planned, const absl::Status& status) {
                       absl::StrCat("round ", planned.number, " (", planned.assault->name, "): ", status.message()));
 }
 
-void Enter(const PlannedRound& planned, const Count& count, CampaignResult& result) {
+void Enter(const CampaignOptions& options, const PlannedRound& planned, const Count& count, CampaignResult& result) {
   Count& sum = result.counts[std::string(planned.assault->name)];
   ++sum.rounds;
-  sum.kills += count.kills;
-  sum.errors += count.errors;
-  sum.finished += count.finished;
-  sum.torn += count.torn;
+  sum.Add(count);
   ++result.rounds;
+  Tell(options, absl::StrCat("round ", planned.number, " (", planned.assault->name, ") has ended: ", count.kills(),
+                             " kills, ", count.errors, " errors"));
 }
 
 absl::Status RunAlone(const CampaignOptions& options, World& world, const PlannedRound& planned,
                       CampaignResult& result) {
   Round round = Begin(options, world, planned, 0);
   const absl::Status status = planned.assault->run(round);
-  Enter(planned, round.count, result);
+  Enter(options, planned, round.count, result);
   return status;
 }
 
@@ -84,23 +112,14 @@ absl::Status RunSideBySide(const CampaignOptions& options, World& world, const s
     processes.push_back(ChildProcess::Run([&, place](Board& board) {
       Round round = Begin(options, world, wave[place], place);
       const absl::Status status = wave[place].assault->run(round);
-      board.numbers[kKills] = static_cast<uint32_t>(round.count.kills);
-      board.numbers[kErrors] = static_cast<uint32_t>(round.count.errors);
-      board.numbers[kFinished] = static_cast<uint32_t>(round.count.finished);
-      board.numbers[kTorn] = static_cast<uint32_t>(round.count.torn);
+      Write(round.count, board);
       return status;
     }));
   }
   absl::Status first;
   for (size_t place = 0; place < wave.size(); ++place) {
     first.Update(Named(wave[place], processes[place].Await(kPatienceWithARound)));
-    const Board& board = processes[place].board();
-    Enter(wave[place],
-          {.kills = board.numbers[kKills],
-           .errors = board.numbers[kErrors],
-           .finished = board.numbers[kFinished],
-           .torn = board.numbers[kTorn]},
-          result);
+    Enter(options, wave[place], Read(processes[place].board()), result);
   }
   return first;
 }
@@ -108,6 +127,7 @@ absl::Status RunSideBySide(const CampaignOptions& options, World& world, const s
 absl::Status RunRounds(const CampaignOptions& options, World& world, CampaignResult& result) {
   const absl::Time latest = absl::Now() + options.time;
   const int64_t end = options.first_round + options.rounds;
+  Tell(options, absl::StrCat("seed ", options.seed));
   for (int64_t next = options.first_round; next < end && absl::Now() < latest;) {
     ASSIGN_OR_RETURN(const std::vector<PlannedRound> wave, Plan(options, next, end));
     next += static_cast<int64_t>(wave.size());
@@ -131,11 +151,30 @@ std::vector<std::string> AssaultNames() {
   return names;
 }
 
+void Tell(const CampaignOptions& options, const std::string& what) {
+  if (!options.tells) return;
+  absl::FPrintF(stderr, "%s %s\n", absl::FormatTime("%H:%M:%E3S", absl::Now(), absl::UTCTimeZone()), what);
+}
+
+void CampaignResult::Count::Add(const Count& other) {
+  trainers += other.trainers;
+  servers += other.servers;
+  daemons += other.daemons;
+  errors += other.errors;
+  finished += other.finished;
+  torn += other.torn;
+  longest_notice = std::max(longest_notice, other.longest_notice);
+  longest_recovery = std::max(longest_recovery, other.longest_recovery);
+}
+
 bool NeedsOneRank(const std::string& assault) { return FindAssault(assault)->ranks == 1; }
 
 CampaignResult RunCampaign(const CampaignOptions& options) {
   CampaignResult result;
   result.seed = options.seed;
+  result.nodes = options.nodes;
+  result.node_devices = options.node_devices;
+  const absl::Time begin = absl::Now();
   result.status = [&]() -> absl::Status {
     ASSIGN_OR_RETURN(World world, World::Start(options));
     result.state_hash = world.state_hash();
@@ -145,6 +184,7 @@ CampaignResult RunCampaign(const CampaignOptions& options) {
     ASSIGN_OR_RETURN(result.after, world.Count());
     return status;
   }();
+  result.time = absl::Now() - begin;
   return result;
 }
 
@@ -152,14 +192,23 @@ std::string CampaignResult::Table() const {
   std::string text =
       absl::StrFormat("%-14s %8s %8s %8s %8s %8s\n", "ASSAULT", "ROUNDS", "KILLS", "ERRORS", "FINISHED", "TORN");
   for (const auto& [name, count] : counts) {
-    absl::StrAppendFormat(&text, "%-14s %8d %8d %8d %8d %8d\n", name, count.rounds, count.kills, count.errors,
+    absl::StrAppendFormat(&text, "%-14s %8d %8d %8d %8d %8d\n", name, count.rounds, count.kills(), count.errors,
                           count.finished, count.torn);
   }
-  absl::StrAppendFormat(&text,
-                        "seed %d, %d rounds; threads %d (%d of gRPC's pools) before, %d (%d) after; descriptors %d "
-                        "before, %d after",
-                        seed, rounds, before.threads, before.pool_threads, after.threads, after.pool_threads,
-                        before.descriptors, after.descriptors);
+  for (const auto& [name, count] : counts) {
+    if (count.longest_recovery == absl::ZeroDuration()) continue;
+    absl::StrAppendFormat(&text,
+                          "%s: worlds of %d x %d; %d trainers, %d servers, %d daemons; at most %s until all were told, "
+                          "%s until the next commit\n",
+                          name, nodes, node_devices, count.trainers, count.servers, count.daemons,
+                          absl::FormatDuration(count.longest_notice), absl::FormatDuration(count.longest_recovery));
+  }
+  absl::StrAppendFormat(
+      &text,
+      "seed %d, %d rounds in %d s; threads %d (%d of gRPC's pools) before, %d (%d) after; descriptors %d "
+      "before, %d after",
+      seed, rounds, absl::ToInt64Seconds(time), before.threads, before.pool_threads, after.threads, after.pool_threads,
+      before.descriptors, after.descriptors);
   if (before.gpu_mebibytes > 0) {
     absl::StrAppendFormat(&text, "; MiB of GPUs %d before, %d after", before.gpu_mebibytes, after.gpu_mebibytes);
   }
@@ -169,6 +218,7 @@ std::string CampaignResult::Table() const {
 std::string CampaignResult::Json() const {
   nlohmann::ordered_json json = {{"seed", seed},
                                  {"rounds", rounds},
+                                 {"seconds", std::round(absl::ToDoubleSeconds(time))},
                                  {"held", status.ok()},
                                  {"status", status.ToString()},
                                  {"threads", {{"before", before.threads}, {"after", after.threads}}},
@@ -178,11 +228,18 @@ std::string CampaignResult::Json() const {
                                  {"stateHash", state_hash},
                                  {"assaults", nlohmann::ordered_json::object()}};
   for (const auto& [name, count] : counts) {
-    json["assaults"][name] = {{"rounds", count.rounds},
-                              {"kills", count.kills},
-                              {"errors", count.errors},
-                              {"finished", count.finished},
-                              {"tornBands", count.torn}};
+    json["assaults"][name] = {
+        {"rounds", count.rounds},
+        {"kills", count.kills()},
+        {"killed", {{"trainers", count.trainers}, {"servers", count.servers}, {"daemons", count.daemons}}},
+        {"errors", count.errors},
+        {"finished", count.finished},
+        {"tornBands", count.torn}};
+    if (count.longest_recovery == absl::ZeroDuration()) continue;
+    json["assaults"][name]["nodes"] = nodes;
+    json["assaults"][name]["nodeDevices"] = node_devices;
+    json["assaults"][name]["longestNoticeSeconds"] = absl::ToDoubleSeconds(count.longest_notice);
+    json["assaults"][name]["longestRecoverySeconds"] = absl::ToDoubleSeconds(count.longest_recovery);
   }
   return json.dump(2) + "\n";
 }

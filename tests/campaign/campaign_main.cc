@@ -33,8 +33,14 @@ int main(int argc, char** argv) {
   app.add_option("--at-once", options.at_once, "Rounds that run side by side, each on a model of its own")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  app.add_option("--kills", options.kills, "In each round that kills; at most five have a step each")
+  app.add_option("--kills", options.kills, "In each round that kills; at most five have a step each, but for kill-any")
       ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--nodes", options.nodes, "Daemons of a world of kill-any")
+      ->check(CLI::Range(2, 64))
+      ->capture_default_str();
+  app.add_option("--node-devices", options.node_devices, "cpu devices of each of them")
+      ->check(CLI::Range(1, 64))
       ->capture_default_str();
   app.add_option("--rows-factor", options.rows_factor, "Of models whose server is killed: times the rows of others")
       ->check(CLI::PositiveNumber)
@@ -50,11 +56,14 @@ int main(int argc, char** argv) {
       ->delimiter(',');
   app.add_option("--seed", options.seed, "Of all rounds")->capture_default_str();
   app.add_option("--first-round", options.first_round, "To repeat a round that failed")->check(CLI::NonNegativeNumber);
+  app.add_option("--logs", options.logs, "Keep the logs of kill-any's daemons where something failed in this folder")
+      ->check(CLI::ExistingDirectory);
+  app.add_flag("--tell", options.tells, "Say on standard error what happens, when");
   app.add_option("--json", json, "Write the result to this file too");
   CLI11_PARSE(app, argc, argv);
   const std::vector<std::string> assaults = options.assaults.empty() ? AssaultNames() : options.assaults;
   if (options.devices.size() < 2 && !std::all_of(assaults.begin(), assaults.end(), paramshard::test::NeedsOneRank)) {
-    std::cerr << "--device: two expected but for --only kill-server,kill-decided\n";
+    std::cerr << "--device: two expected but for --only kill-server,kill-decided,kill-any\n";
     return 2;
   }
   options.server_kill_within = absl::Microseconds(server_us);

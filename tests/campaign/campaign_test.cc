@@ -2,11 +2,15 @@
 #include "tests/campaign/campaign.h"
 
 #include <algorithm>
+#include <random>
 #include <set>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
+#include "tests/campaign/deaths.h"
 #include "tests/random_seed.h"
 #include "tests/status_matchers.h"
 #include "tests/support/environment.h"
@@ -16,10 +20,10 @@ namespace {
 
 constexpr int64_t kRounds = 8;
 // Those in which no client is to notice anything, or each goes on by itself.
-const std::set<std::string> kWithoutErrors = {"clock",      "handoff",      "kill-decided", "kill-server",
-                                              "kill-start", "kill-trainer", "kill-world",   "lose-node"};
-const std::set<std::string> kThatKill = {"kill-decided", "kill-server", "kill-start",
-                                         "kill-trainer", "kill-world",  "lose-node"};
+const std::set<std::string> kWithoutErrors = {"clock",      "handoff",      "kill-any",   "kill-decided", "kill-server",
+                                              "kill-start", "kill-trainer", "kill-world", "lose-node"};
+const std::set<std::string> kThatKill = {"kill-any",     "kill-decided", "kill-server", "kill-start",
+                                         "kill-trainer", "kill-world",   "lose-node"};
 
 class CampaignTest : public testing::TestWithParam<std::string> {};
 
@@ -68,6 +72,40 @@ TEST(AssaultTest, RoundsRunSideBySideAndKillSeveralTimes) {
   EXPECT_EQ(json["assaults"]["kill-trainer"]["kills"], 9);
   EXPECT_EQ(json["assaults"]["kill-start"]["kills"], 6);
   EXPECT_EQ(json["assaults"]["clock"]["rounds"], 2);
+}
+
+// Whatever is drawn, somebody dies, nobody twice, and of two neighbours of which the first is lost the second takes
+// part.
+TEST(DeathsTest, WhoHealsALostDaemonLives) {
+  constexpr int kNodes = 4;
+  const uint64_t seed = FirstSeed(1);
+  SCOPED_TRACE(seed);
+  std::mt19937_64 random(seed);
+  for (int draw = 0; draw < 1000; ++draw) {
+    const bool node0_heals = draw % 2 == 0;
+    const std::vector<Death> deaths =
+        DrawDeaths({.nodes = kNodes, .ranks = 8, .replicas = true, .node0_heals = node0_heals}, random);
+    ASSERT_FALSE(deaths.empty());
+    std::set<std::pair<bool, int>> dead;
+    for (const Death& death : deaths) {
+      EXPECT_LE(death.count(), 4);
+      EXPECT_TRUE(dead.emplace(death.mortal == Mortal::kTrainer, death.number).second) << Describe(deaths);
+    }
+    for (const Death& death : deaths) {
+      if (death.mortal != Mortal::kDaemon) continue;
+      EXPECT_FALSE(dead.contains({false, (death.number + 1) % kNodes})) << Describe(deaths);
+      EXPECT_TRUE(death.number != 0 || node0_heals) << Describe(deaths);
+    }
+  }
+}
+
+TEST(DeathsTest, NoDaemonOfAShardGroupIsLost) {
+  std::mt19937_64 random(FirstSeed(1));
+  for (int draw = 0; draw < 1000; ++draw) {
+    for (const Death& death : DrawDeaths({.nodes = 2, .ranks = 2, .node0_heals = true}, random)) {
+      EXPECT_NE(death.mortal, Mortal::kDaemon);
+    }
+  }
 }
 
 TEST(AssaultTest, AnUnknownAssaultIsAnError) {

@@ -44,12 +44,19 @@ absl::StatusOr<nlohmann::json> Json(const std::string& command) {
   return nlohmann::json::parse(output, nullptr, /*allow_exceptions=*/false);
 }
 
-// The keeper's child, serving or not; another one than `before`.
+// The keeper's, serving or not; -1: none.
+pid_t ChildOf(pid_t keeper) {
+  pid_t child = -1;
+  std::ifstream children(absl::StrCat("/proc/", keeper, "/task/", keeper, "/children"));
+  return (children >> child) ? child : -1;
+}
+
+// The keeper's child; another one than `before`.
 absl::StatusOr<pid_t> AwaitChild(pid_t keeper, pid_t before) {
   pid_t child = -1;
   const auto is_there = [&]() -> absl::StatusOr<bool> {
-    std::ifstream children(absl::StrCat("/proc/", keeper, "/task/", keeper, "/children"));
-    return (children >> child) && child != before;
+    child = ChildOf(keeper);
+    return child != -1 && child != before;
   };
   ASSIGN_OR_RETURN(const bool there, Poll({.timeout = kPatience}, is_there));
   if (there) return child;
@@ -67,6 +74,10 @@ absl::StatusOr<int64_t> NumberIn(const std::string& line, const std::string& tex
   return absl::InternalError(absl::StrCat("a number behind", text, " expected, got ", line));
 }
 
+// Of one that waits for others to come again. Pauses between servers that are killed again and again grow: all kills of
+// a round may take minutes.
+const absl::Duration kPatienceOfATrainer = 5 * kPatience;
+
 // Ends this trainer.
 [[noreturn]] void Fail(Board& board, const std::string& why) {
   board.code = static_cast<int32_t>(absl::StatusCode::kInternal);
@@ -76,34 +87,49 @@ absl::StatusOr<int64_t> NumberIn(const std::string& line, const std::string& tex
 
 void AwaitLeave(Board& board, int64_t commit) {
   Reach(board, kAtCommit, static_cast<uint32_t>(commit));
-  const absl::StatusOr<bool> may_go =
-      Poll({.timeout = kPatience}, [&]() -> absl::StatusOr<bool> { return board.numbers[kMayCommit] >= commit; });
-  if (!may_go.value_or(false)) Fail(board, absl::StrCat("commit ", commit, ": leave to begin it expected, got none"));
+  if (AwaitNumber(board, kMayCommit, static_cast<uint32_t>(commit), kPatienceOfATrainer)) return;
+  Fail(board, absl::StrCat("commit ", commit, ": leave to begin it expected, got none"));
+}
+
+// Whoever is told again, while it waits for the next epoch, has been told.
+void ReachEnd(Board& board) {
+  if (board.numbers[kEndedEpoch] == board.numbers[kEpoch]) return;
+  Reach(board, kEndedAtMs, static_cast<uint32_t>(absl::ToUnixMillis(absl::Now())));
+  Reach(board, kEndedEpoch, board.numbers[kEpoch]);
 }
 
 }  // namespace
 
-absl::StatusOr<KeptServer> KeptServer::Start(const CampaignOptions& options, Shape shape) {
-  const std::string address = absl::StrCat("--cluster-address=127.0.0.1:", FreePort());
-  const size_t count = shape == Shape::kOneDaemon ? 1 : options.devices.size();
-  return Start(options, shape,
-               std::vector<Site>(count, {.flags = count == 1 ? std::vector<std::string>() : std::vector{address}}),
-               kCommits);
+void KeepStacks(pid_t process, const std::string& file) {
+  (void)OutputOf(absl::StrCat("timeout 30 gdb -p ", process, " -batch -ex 'thread apply all backtrace' >", file,
+                              " 2>/dev/null </dev/null"));
 }
 
-absl::StatusOr<KeptServer> KeptServer::Start(const CampaignOptions& options, Shape shape, std::vector<Site> sites,
-                                             int64_t commits) {
-  KeptServer world(options, shape, commits);
-  for (size_t node = 0; node < sites.size(); ++node) {
-    const std::string devices = sites.size() == 1 ? absl::StrJoin(options.devices, ",") : options.devices[node];
-    sites[node].flags.push_back(absl::StrCat("--device=", devices));
-    if (sites.size() > 1) {
-      sites[node].flags.push_back(absl::StrCat("--nodes=", sites.size()));
-      sites[node].flags.push_back(absl::StrCat("--node=", node));
-    }
-    RETURN_IF_ERROR(world.Add(std::move(sites[node])));
+absl::StatusOr<KeptServer> KeptServer::Start(const CampaignOptions& options, Shape shape) {
+  Spec spec{.shape = shape, .sites = {}, .commits = kCommits};
+  if (shape == Shape::kOneDaemon) {
+    spec.sites.push_back({.flags = {}, .devices = options.devices});
+    return Start(options, std::move(spec));
   }
-  for (Daemon& daemon : world.daemons_) RETURN_IF_ERROR(world.AwaitServing(daemon));
+  const std::string address = absl::StrCat("--cluster-address=127.0.0.1:", FreePort());
+  for (const std::string& device : options.devices) spec.sites.push_back({.flags = {address}, .devices = {device}});
+  return Start(options, std::move(spec));
+}
+
+absl::StatusOr<KeptServer> KeptServer::Start(const CampaignOptions& options, Spec spec) {
+  const std::vector<Site> sites = std::exchange(spec.sites, {});
+  KeptServer world(options, std::move(spec));
+  for (Site site : sites) {
+    const int node = world.daemons();
+    world.daemon_of_rank_.insert(world.daemon_of_rank_.end(), site.devices.size(), node);
+    site.flags.push_back(absl::StrCat("--device=", absl::StrJoin(site.devices, ",")));
+    if (sites.size() > 1) {
+      site.flags.push_back(absl::StrCat("--nodes=", sites.size()));
+      site.flags.push_back(absl::StrCat("--node=", node));
+    }
+    RETURN_IF_ERROR(world.Add(std::move(site)));
+  }
+  for (int node = 0; node < world.daemons(); ++node) RETURN_IF_ERROR(world.AwaitServing(node));
   return world;
 }
 
@@ -112,10 +138,11 @@ absl::Status KeptServer::Add(Site site) {
   TemporaryDirectory directory;
   if (site.log.empty()) site.log = directory.path() + "/log";
   daemons_.push_back({.directory = std::move(directory), .site = std::move(site)});
-  return Spawn(daemons_.back());
+  return Spawn(daemons() - 1);
 }
 
-absl::Status KeptServer::Spawn(Daemon& daemon) const {
+absl::Status KeptServer::Spawn(int node) {
+  Daemon& daemon = daemons_[node];
   const wire::FileDescriptor log(open(daemon.site.log.c_str(), O_CREAT | O_WRONLY | O_APPEND | O_CLOEXEC, 0600));
   if (!log.valid()) return absl::ErrnoToStatus(errno, "open a log");
   Surroundings surroundings = daemon.site.surroundings;
@@ -125,12 +152,12 @@ absl::Status KeptServer::Spawn(Daemon& daemon) const {
   return absl::OkStatus();
 }
 
-absl::Status KeptServer::AwaitServing(Daemon& daemon) const {
+absl::Status KeptServer::AwaitServing(int node) {
+  Daemon& daemon = daemons_[node];
   absl::Status status = daemon.keeper->AwaitReady(kPatience);
   absl::StatusOr<pid_t> server = status.ok() ? ServerPid(daemon) : status;
   if (server.ok()) daemon.server = *server;
   if (server.ok()) return absl::OkStatus();
-  const auto node = &daemon - daemons_.data();
   return absl::Status(server.status().code(), absl::StrCat("start node ", node, ": ", server.status().message(),
                                                            "; its log ends with\n", EndOf(daemon.site.log)));
 }
@@ -149,52 +176,66 @@ absl::Status KeptServer::Leave(int left) {
 }
 
 absl::Status KeptServer::Return(int left) {
-  RETURN_IF_ERROR(Spawn(daemons_[left]));
-  return AwaitServing(daemons_[left]);
+  RETURN_IF_ERROR(Spawn(left));
+  return AwaitServing(left);
 }
 
 absl::Status KeptServer::Lose(int lost, absl::Span<const absl::Duration> followers) {
   for (size_t follower = 0; follower <= followers.size(); ++follower) {
     RETURN_IF_ERROR(Leave(lost));
-    RETURN_IF_ERROR(Spawn(daemons_[lost]));
+    RETURN_IF_ERROR(Spawn(lost));
     // Nothing is waited for: any time of its start, and of the healing behind it, is to be hit.
     if (follower < followers.size()) absl::SleepFor(followers[follower]);
   }
-  return AwaitServing(daemons_[lost]);
+  return AwaitServing(lost);
 }
 
 Training KeptServer::TrainingOf(const std::string& model, int rank) const {
-  Training training{.socket_dir = daemons_[shape_ == Shape::kOneDaemon ? 0 : rank].directory.path(),
+  Training training{.socket_dir = daemons_[daemon_of_rank_[rank]].directory.path(),
                     .model = model,
                     .rows_factor = options_.rows_factor,
-                    .scaled = shape_ != Shape::kOneDaemon,
+                    .scaled = spec_.shape != Shape::kOneDaemon,
                     .rank = rank,
-                    .elastic = shape_ == Shape::kElastic};
-  if (shape_ == Shape::kShards) training.shard_size = daemons();
-  training.commits = commits_;
+                    .commits = spec_.commits,
+                    .elastic = spec_.shape == Shape::kElastic,
+                    .restart_timeout = spec_.restart_timeout};
+  if (spec_.shape == Shape::kShards) training.shard_size = ranks();
   return training;
 }
 
-ChildProcess KeptServer::StartTrainer(const std::string& model, int rank) const {
-  return ChildProcess::Run([training = TrainingOf(model, rank)](Board& board) mutable {
-    int64_t answered = 0;
-    // Pauses between servers that are killed again and again grow: all kills of a round may take minutes.
-    absl::Time latest = absl::Now() + 5 * kPatience;
+ChildProcess KeptServer::StartTrainer(const std::string& model, int rank, int64_t answered) const {
+  ChildProcess trainer = ChildProcess::Run([training = TrainingOf(model, rank), answered](Board& board) mutable {
+    absl::Time latest = absl::Now() + kPatienceOfATrainer;
+    training.resume = false;  // but by the loop below, which tells of each end
+    training.opened = [&](const Model& model) {
+      Reach(board, kPlace, 0);
+      Reach(board, kEpoch, static_cast<uint32_t>(model.epoch()));
+    };
     training.at = [&](Point point, int64_t commit) {
       if (point == Point::kStart && commit <= answered) {
         Fail(board, absl::StrCat("commit ", answered + 1, " expected to be the next one, got ", commit));
       }
       if (point == Point::kStart) AwaitLeave(board, commit);
+      Reach(board, kPlace, PlaceOf(commit, point));
       if (point != Point::kCommitted) return;
       answered = commit;
-      latest = absl::Now() + 5 * kPatience;
+      Reach(board, kAnswered, static_cast<uint32_t>(answered));
+      latest = absl::Now() + kPatienceOfATrainer;
     };
     absl::Status status = absl::UnavailableError("not yet");
     // A server that stands still for longer than a connection waits for its welcome is DEADLINE_EXCEEDED.
-    const auto may_come_right = [&] { return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status); };
-    while (may_come_right() && absl::Now() < latest) status = Train(training);
+    const auto may_come_right = [&] {
+      return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status) || absl::IsAborted(status);
+    };
+    while (may_come_right() && absl::Now() < latest) {
+      status = Train(training);
+      if (!status.ok()) ReachEnd(board);
+    }
     return status;
   });
+  // For one that takes this one's place; it has no leave yet, and so no answer of its own.
+  Reach(trainer.board(), kAnswered, static_cast<uint32_t>(answered));
+  return trainer;
 }
 
 absl::StatusOr<pid_t> KeptServer::ServerPid(const Daemon& daemon) const {
@@ -207,25 +248,32 @@ absl::StatusOr<pid_t> KeptServer::ServerPid(const Daemon& daemon) const {
 
 absl::Status KeptServer::Kill(absl::Span<const int> daemons, absl::Span<const absl::Duration> followers,
                               absl::Span<const int> signals) {
-  std::vector<pid_t> killed;
-  for (const int daemon : daemons) {
-    ++daemons_[daemon].kills;
-    killed.push_back(daemons_[daemon].server);
-    kill(killed.back(), signals.front());
-  }
+  for (const int daemon : daemons) ++daemons_[daemon].kills;
+  RETURN_IF_ERROR(End(daemons, absl::ZeroDuration(), signals.front()));
   for (size_t follower = 0; follower < followers.size(); ++follower) {
-    for (size_t i = 0; i < daemons.size(); ++i) {
-      ASSIGN_OR_RETURN(killed[i], AwaitChild(daemons_[daemons[i]].keeper->pid(), killed[i]));
-    }
-    absl::SleepFor(followers[follower]);
-    for (const pid_t server : killed) kill(server, signals[1 + follower]);
+    RETURN_IF_ERROR(End(daemons, followers[follower], signals[1 + follower]));
   }
-  for (size_t i = 0; i < daemons.size(); ++i) RETURN_IF_ERROR(AwaitNext(daemons_[daemons[i]], killed[i]));
+  return AwaitNext(daemons);
+}
+
+absl::Status KeptServer::End(absl::Span<const int> daemons, absl::Duration after, int signal) {
+  for (const int number : daemons) {
+    Daemon& daemon = daemons_[number];
+    // Nothing is looked up for one that serves: moments of a step are short.
+    if (daemon.server != daemon.ended) {
+      daemon.ended = daemon.server;
+    } else {
+      ASSIGN_OR_RETURN(daemon.ended, AwaitChild(daemon.keeper->pid(), /*before=*/daemon.ended));
+      daemon.server = daemon.ended;
+    }
+  }
+  if (after > absl::ZeroDuration()) absl::SleepFor(after);
+  for (const int daemon : daemons) kill(daemons_[daemon].ended, signal);
   return absl::OkStatus();
 }
 
 absl::Status KeptServer::AwaitNext(absl::Span<const int> daemons) {
-  for (const int daemon : daemons) RETURN_IF_ERROR(AwaitNext(daemons_[daemon], daemons_[daemon].server));
+  for (const int daemon : daemons) RETURN_IF_ERROR(AwaitNext(daemons_[daemon]));
   return absl::OkStatus();
 }
 
@@ -251,10 +299,13 @@ absl::StatusOr<std::set<int>> KeptServer::ActiveNodes(int daemon, const std::str
   return std::set<int>();
 }
 
-absl::Status KeptServer::AwaitNext(Daemon& daemon, pid_t killed) const {
+absl::Status KeptServer::AwaitNext(Daemon& daemon) const {
   const auto is_followed = [&]() -> absl::StatusOr<bool> {
+    // Who asks a server that is not there takes the processor from others that start.
+    const pid_t child = ChildOf(daemon.keeper->pid());
+    if (child == -1 || child == daemon.server) return false;
     const absl::StatusOr<pid_t> pid = ServerPid(daemon);
-    if (!pid.ok() || *pid == daemon.server || *pid == killed) return false;
+    if (!pid.ok() || *pid == daemon.server) return false;
     daemon.server = *pid;
     return true;
   };

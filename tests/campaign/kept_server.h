@@ -8,6 +8,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -25,47 +26,73 @@ namespace paramshard::test {
 // last of all is gone, and another rank whose answer died with the server would wait for it.
 inline constexpr int kAtCommit = 0;
 inline constexpr int kMayCommit = 1;
+// The last commit that was answered; where the trainer is in its epoch, as PlaceOf says; that epoch; and the last one
+// that it was told the end of, with the low bits of the wall clock's milliseconds then.
+inline constexpr int kAnswered = 2;
+inline constexpr int kPlace = 3;
+inline constexpr int kEpoch = 4;
+inline constexpr int kEndedEpoch = 5;
+inline constexpr int kEndedAtMs = 6;
+// Greater where a trainer gets to later.
+inline uint32_t PlaceOf(int64_t commit, Point point) {
+  return static_cast<uint32_t>(commit) * kPointCount + static_cast<uint32_t>(point);
+}
+
+// Where the threads of a process are goes into a file, unless there is no gdb.
+void KeepStacks(pid_t process, const std::string& file);
 
 class KeptServer {
  public:
-  // The daemons: one of both ranks, or some of one each, that hold replicas or share a model. Elastic ones hold replicas
+  // The daemons: one, or several that hold replicas, each a whole one, or share one model. Elastic ones hold replicas
   // and train to the same bytes whoever of them takes part: flags of node 0 are to permit that.
   enum class Shape { kOneDaemon, kReplicas, kShards, kElastic };
+  // One daemon of the options' devices, or one for each of them.
   static absl::StatusOr<KeptServer> Start(const CampaignOptions& options, Shape shape);
-  // What a daemon gets besides its device, its number and theirs: where it lives.
+  // What a daemon gets besides its number and theirs: where it lives.
   struct Site {
     std::vector<std::string> flags;
+    std::vector<std::string> devices = {"cpu:0"};
     Surroundings surroundings = {};
     std::string log = {};  // the file that it writes its log to; empty: one that ends with this object
   };
-  // One daemon at each site, whose trainings make so many commits. The error for one that does not start, here and below,
-  // quotes the end of its log.
-  static absl::StatusOr<KeptServer> Start(const CampaignOptions& options, Shape shape, std::vector<Site> sites,
-                                          int64_t commits);
+  struct Spec {
+    Shape shape;
+    std::vector<Site> sites;  // of one daemon each
+    int64_t commits;          // of a training
+    // Training::restart_timeout; none: trainers see each server that is away, and come again by themselves.
+    absl::Duration restart_timeout = absl::ZeroDuration();
+  };
+  // The error for a daemon that does not start, here and below, quotes the end of its log.
+  static absl::StatusOr<KeptServer> Start(const CampaignOptions& options, Spec spec);
 
   int daemons() const { return static_cast<int>(daemons_.size()); }
-
-  int ranks() const { return options_.ranks(); }
-  int64_t commits() const { return commits_; }
+  int ranks() const { return static_cast<int>(daemon_of_rank_.size()); }
+  int64_t commits() const { return spec_.commits; }
   const CampaignOptions& options() const { return options_; }
   // The running server's.
   pid_t server(int daemon) const { return daemons_[daemon].server; }
   const Site& site(int daemon) const { return daemons_[daemon].site; }
   pid_t keeper(int daemon) const { return daemons_[daemon].keeper->pid(); }
   Training TrainingOf(const std::string& model, int rank) const;
-  // A trainer that comes again when the server ends under it. An answered commit that is made again is its error.
-  ChildProcess StartTrainer(const std::string& model, int rank) const;
+  // A trainer that comes again when its epoch ends, or the server under it. `answered`: the last commit that one of
+  // this rank before it was answered. One that is made again is its error.
+  ChildProcess StartTrainer(const std::string& model, int rank, int64_t answered = 0) const;
 
   // Ends the servers of these daemons, then as many that follow each, so long after their processes began, and waits
   // for the next ones. `signals`: of the servers, and of those that follow.
   absl::Status Kill(absl::Span<const int> daemons, absl::Span<const absl::Duration> followers,
                     absl::Span<const int> signals);
+  // The first half of that: the servers that run, or, where those were ended, the next ones, so long after their
+  // processes began. AwaitNext is the second.
+  absl::Status End(absl::Span<const int> daemons, absl::Duration after, int signal);
   // Ends the daemon, its keeper with it, so that nothing of its part is left, and starts it again, then as many that
   // follow, so long after they were started; and waits for the last one.
   absl::Status Lose(int daemon, absl::Span<const absl::Duration> followers);
-  // The two halves of that.
+  // The parts of that. Return is the last two.
   absl::Status Leave(int daemon);
   absl::Status Return(int daemon);
+  absl::Status Spawn(int daemon);
+  absl::Status AwaitServing(int daemon);
   // As an operator does: SIGTERM, and a new daemon when it has gone.
   absl::Status Restart(int daemon);
   // Waits for servers of these daemons that follow those that have ended.
@@ -88,21 +115,19 @@ class KeptServer {
     Site site;
     std::optional<DaemonProcess> keeper = std::nullopt;
     pid_t server = -1;
+    pid_t ended = -1;   // the last server that End has ended
     int64_t kills = 0;  // calls of Kill that were about it
   };
 
-  KeptServer(const CampaignOptions& options, Shape shape, int64_t commits)
-      : options_(options), shape_(shape), commits_(commits) {}
-  absl::Status Spawn(Daemon& daemon) const;
-  absl::Status AwaitServing(Daemon& daemon) const;
+  KeptServer(const CampaignOptions& options, Spec spec) : options_(options), spec_(std::move(spec)) {}
   absl::Status Add(Site site);
   absl::StatusOr<pid_t> ServerPid(const Daemon& daemon) const;
-  absl::Status AwaitNext(Daemon& daemon, pid_t killed) const;
+  absl::Status AwaitNext(Daemon& daemon) const;
 
   CampaignOptions options_;
-  Shape shape_;
-  int64_t commits_;
+  Spec spec_;
   std::vector<Daemon> daemons_;
+  std::vector<int> daemon_of_rank_;
 };
 
 }  // namespace paramshard::test

@@ -1,6 +1,7 @@
 #include "tests/campaign/moments.h"
 
 #include <algorithm>
+#include <map>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -11,6 +12,19 @@
 #include "tests/campaign/world.h"
 
 namespace paramshard::test {
+namespace {
+
+// Of a training, besides kPatience.
+constexpr absl::Duration kPatienceWithACommit = absl::Seconds(20);
+
+std::string Whereabouts(Board& board) {
+  const uint32_t place = board.numbers[kPlace];
+  return absl::StrCat("before commit ", board.numbers[kAtCommit].load(), ", of ", board.numbers[kMayCommit].load(),
+                      ", at point ", place % kPointCount, " of ", place / kPointCount, " in epoch ",
+                      board.numbers[kEpoch].load());
+}
+
+}  // namespace
 
 absl::Duration UpTo(absl::Duration longest, std::mt19937_64& random) {
   return longest * (static_cast<double>(random() % 1000) / 1000);
@@ -25,17 +39,32 @@ absl::StatusOr<std::string> TrainOn(KeptServer& server, const std::string& model
   std::vector<ChildProcess> trainers;
   for (int rank = 0; rank < server.ranks(); ++rank) trainers.push_back(server.StartTrainer(model, rank));
   RETURN_IF_ERROR(disturb(trainers));
-  for (ChildProcess& trainer : trainers) Reach(trainer.board(), kMayCommit, static_cast<uint32_t>(server.commits()));
-  // One that fails leaves the other waiting: both are asked.
-  std::vector<std::string> ends;
-  bool all_ok = true;
-  for (ChildProcess& trainer : trainers) {
-    const absl::Status end = trainer.Await(kPatience);
-    all_ok = all_ok && end.ok();
-    ends.push_back(end.ToString());
-  }
-  if (!all_ok) return absl::InternalError(absl::StrCat("trainers ended with ", absl::StrJoin(ends, " and ")));
+  LetGo(trainers, static_cast<uint32_t>(server.commits()));
+  RETURN_IF_ERROR(AwaitEnds(trainers, kPatience + server.commits() * kPatienceWithACommit));
   return server.StateHash(model);
+}
+
+absl::Status AwaitEnds(std::vector<ChildProcess>& trainers, absl::Duration timeout) {
+  const absl::Time latest = absl::Now() + timeout;
+  std::vector<std::string> ends;
+  std::map<std::string, std::vector<size_t>> places;
+  // One that fails leaves the others waiting: all are asked.
+  for (size_t rank = 0; rank < trainers.size(); ++rank) {
+    const absl::Status end = trainers[rank].Await(std::max(absl::ZeroDuration(), latest - absl::Now()));
+    if (absl::IsDeadlineExceeded(end) && trainers[rank].pid() > 0) {
+      places[Whereabouts(trainers[rank].board())].push_back(rank);
+    } else if (!end.ok()) {
+      ends.push_back(absl::StrCat("rank ", rank, " ended with ", end.ToString()));
+    }
+  }
+  for (const auto& [place, ranks] : places) {
+    ends.push_back(absl::StrCat(place, " ranks ", absl::StrJoin(ranks, ",")));
+  }
+  return Expect(ends.empty(), absl::StrCat("trainers that get to their end expected: ", absl::StrJoin(ends, "; ")));
+}
+
+void LetGo(std::vector<ChildProcess>& trainers, uint32_t commit) {
+  for (ChildProcess& trainer : trainers) Reach(trainer.board(), kMayCommit, commit);
 }
 
 absl::Status AwaitArrival(std::vector<ChildProcess>& trainers, uint32_t commit) {
@@ -45,33 +74,27 @@ absl::Status AwaitArrival(std::vector<ChildProcess>& trainers, uint32_t commit) 
                        [&](ChildProcess& trainer) { return trainer.board().numbers[kAtCommit] >= commit; });
   };
   ASSIGN_OR_RETURN(const bool there, Poll({.timeout = kPatience}, is_there));
-  if (!there) {
-    std::vector<std::string> ends;
-    for (ChildProcess& trainer : trainers) ends.push_back(trainer.Await(absl::ZeroDuration()).ToString());
-    return absl::InternalError(absl::StrCat("trainers that move expected, they are at ", absl::StrJoin(ends, " and ")));
-  }
-  return absl::OkStatus();
+  if (there) return absl::OkStatus();
+  RETURN_IF_ERROR(AwaitEnds(trainers, absl::ZeroDuration()));
+  return absl::InternalError("trainers that move expected, all have ended");
 }
 
 absl::Status AwaitMoment(const KeptServer& server, const std::string& model, std::vector<ChildProcess>& trainers,
                          uint32_t commit, int watched, Moment moment, std::mt19937_64& random) {
   const CampaignOptions& options = server.options();
   RETURN_IF_ERROR(AwaitArrival(trainers, commit));
-  const auto let_go = [&] {
-    for (ChildProcess& trainer : trainers) Reach(trainer.board(), kMayCommit, commit);
-  };
   const absl::StatusOr<DecisionWatch> watch = moment == Moment::kAfterDecision
                                                   ? DecisionWatch::Open(server.keeper(watched), model)
                                                   : absl::NotFoundError("not wanted");
   if (absl::IsNotFound(watch.status())) {
-    let_go();
+    LetGo(trainers, commit);
     // Nothing is waited for: any time of a step is to be hit.
     absl::SleepFor(UpTo(options.server_kill_within, random));
     return absl::OkStatus();
   }
   RETURN_IF_ERROR(watch.status());
   const uint64_t before = watch->word();
-  let_go();
+  LetGo(trainers, commit);
   RETURN_IF_ERROR(Expect(watch->AwaitOther(before, kPatience), "a decision expected"));
   // Too short for a sleep.
   const absl::Time end = absl::Now() + UpTo(options.decided_kill_within, random);

@@ -35,9 +35,16 @@ enum class Moment {
 // Waits until a trainer is at the commit. INTERNAL where none gets there.
 absl::Status AwaitArrival(std::vector<ChildProcess>& trainers, uint32_t commit);
 
-// Lets the trainers make the next commit, and waits for a moment of it in the daemon that is `watched`; of a daemon that
-// has no journal of the model, because its memory was lost, for one after the step has begun. INTERNAL where the trainers
-// do not get there.
+// Lets the trainers make this commit, too.
+void LetGo(std::vector<ChildProcess>& trainers, uint32_t commit);
+
+// Waits for the ends of all, the last that is asked of them. INTERNAL with those that were not OK, and with where the
+// others are that have not come to theirs by then.
+absl::Status AwaitEnds(std::vector<ChildProcess>& trainers, absl::Duration timeout);
+
+// Lets the trainers make the next commit, and waits for a moment of it in the daemon that is `watched`; of a daemon
+// that has no journal of the model, because its memory was lost, for one after the step has begun. INTERNAL where the
+// trainers do not get there.
 absl::Status AwaitMoment(const KeptServer& server, const std::string& model, std::vector<ChildProcess>& trainers,
                          uint32_t commit, int watched, Moment moment, std::mt19937_64& random);
 

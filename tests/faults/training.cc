@@ -144,7 +144,8 @@ absl::Status Train(const Training& training) {
     ASSIGN_OR_RETURN(Client client, Client::Connect({.rank = training.rank,
                                                      .socket_dir = training.socket_dir,
                                                      .attach_timeout = training.attach_timeout,
-                                                     .restart_timeout = training.restart_timeout}));
+                                                     .restart_timeout = training.restart_timeout,
+                                                     .on_wait = [](absl::string_view) {}}));
     const absl::Status status = TrainEpoch(client, training);
     // The next epoch begins when all are attached again. After the last commit ranks leave.
     if (!training.resume || !(absl::IsAborted(status) || absl::IsDeadlineExceeded(status))) return status;

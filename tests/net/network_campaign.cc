@@ -482,10 +482,7 @@ absl::Status Play::DisturbCommit(const Event& event, int64_t commit, std::vector
 void Play::KeepStacks() const {
   if (options_.logs.empty()) return;
   for (int node = 0; node < script_.nodes; ++node) {
-    // Without gdb there are none.
-    (void)OutputOf(absl::StrCat("timeout 30 gdb -p ", world_->server().server(node),
-                                " -batch -ex 'thread apply all backtrace' >", NetworkWorld::LogOf(logs_, node),
-                                ".stacks 2>/dev/null </dev/null"));
+    test::KeepStacks(world_->server().server(node), NetworkWorld::LogOf(logs_, node) + ".stacks");
   }
 }
 

@@ -26,6 +26,7 @@ absl::StatusOr<std::unique_ptr<NetworkWorld>> NetworkWorld::Start(const Spec& sp
     sites.push_back({.flags = {absl::StrCat("--cluster-address=", Machines::Address(0), ":7777"), "--step-timeout=10m",
                                "--trusted-data-network=on", absl::StrCat("--data-address=", Machines::Address(node)),
                                "--tls-cert=" + files.cert, "--tls-key=" + files.key, "--tls-ca=" + files.ca},
+                     .devices = {spec.daemons.devices[node]},
                      .surroundings = {.network = world->machines_.network(node),
                                       .environment = world->clocks_.back().Environment()},
                      .log = LogOf(spec.logs, node)});
@@ -40,7 +41,9 @@ absl::StatusOr<std::unique_ptr<NetworkWorld>> NetworkWorld::Start(const Spec& sp
     sites[0].flags.push_back(absl::StrCat("--min-replicas=", nodes / 2 + 1));
     sites[0].flags.push_back("--replica-grace=500ms");
   }
-  ASSIGN_OR_RETURN(KeptServer server, KeptServer::Start(spec.daemons, spec.shape, std::move(sites), spec.commits));
+  ASSIGN_OR_RETURN(
+      KeptServer server,
+      KeptServer::Start(spec.daemons, {.shape = spec.shape, .sites = std::move(sites), .commits = spec.commits}));
   world->server_ = std::make_unique<KeptServer>(std::move(server));
   return world;
 }

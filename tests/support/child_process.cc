@@ -64,9 +64,9 @@ absl::Status ChildProcess::Await(absl::Duration timeout) {
 
 bool ChildProcess::AwaitStopped() const { return test::AwaitStopped(pid_); }
 
-bool ChildProcess::AwaitNumber(int index, uint32_t value, absl::Duration timeout) {
+bool AwaitNumber(Board& board, int index, uint32_t value, absl::Duration timeout) {
   const absl::Time deadline = absl::Now() + timeout;
-  std::atomic<uint32_t>& word = board_->numbers[index];
+  std::atomic<uint32_t>& word = board.numbers[index];
   for (uint32_t seen = word.load(); seen < value; seen = word.load()) {
     if (absl::Now() >= deadline) return false;
     wire::FutexWait(word, seen, deadline - absl::Now());

@@ -25,6 +25,11 @@ struct Board {
   std::atomic<uint32_t> numbers[16] = {};
 };
 
+// Raises board.numbers[index], waking AwaitNumber.
+void Reach(Board& board, int index, uint32_t value);
+// Waits until numbers[index] has reached a value.
+bool AwaitNumber(Board& board, int index, uint32_t value, absl::Duration timeout);
+
 // Killed with -9 at the end unless it has exited, and when its parent dies. Move-only.
 class ChildProcess {
  public:
@@ -34,6 +39,11 @@ class ChildProcess {
 
   ChildProcess(ChildProcess&& other) noexcept
       : pid_(std::exchange(other.pid_, -1)), board_(std::exchange(other.board_, nullptr)) {}
+  ChildProcess& operator=(ChildProcess&& other) noexcept {
+    std::swap(pid_, other.pid_);
+    std::swap(board_, other.board_);
+    return *this;
+  }
   ~ChildProcess();
 
   pid_t pid() const { return pid_; }
@@ -49,7 +59,9 @@ class ChildProcess {
   bool AwaitStopped() const;
 
   // Waits until numbers[index] has reached a value.
-  bool AwaitNumber(int index, uint32_t value, absl::Duration timeout = absl::Seconds(60));
+  bool AwaitNumber(int index, uint32_t value, absl::Duration timeout = absl::Seconds(60)) {
+    return test::AwaitNumber(*board_, index, value, timeout);
+  }
 
  private:
   ChildProcess(pid_t pid, Board* board) : pid_(pid), board_(board) {}
@@ -57,9 +69,6 @@ class ChildProcess {
   pid_t pid_ = -1;
   Board* board_ = nullptr;
 };
-
-// Raises board.numbers[index], waking AwaitNumber.
-void Reach(Board& board, int index, uint32_t value);
 
 // The standard output of a program that exits with 0.
 absl::StatusOr<std::string> OutputOf(const std::string& command);

@@ -1,0 +1,75 @@
+// A world of many ranks, whose trainers, servers and daemons die while it trains.
+#ifndef PARAMSHARD_TESTS_CAMPAIGN_DYING_WORLD_H_
+#define PARAMSHARD_TESTS_CAMPAIGN_DYING_WORLD_H_
+
+#include <cstdint>
+#include <memory>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "tests/campaign/campaign.h"
+#include "tests/campaign/deaths.h"
+#include "tests/campaign/kept_server.h"
+#include "tests/support/child_process.h"
+#include "tests/support/temporary_directory.h"
+
+namespace paramshard::test {
+
+// `nodes` daemons of `node_devices` devices each, as the options say, that hold a replica each or one shard group.
+class DyingWorld {
+ public:
+  struct Spec {
+    int64_t kills = 1;             // so many steps of a training have deaths; one more has none
+    bool replicas = false;         // else shards
+    bool keeps_decisions = false;  // node 0 has a --state-dir
+    std::string logs = {};         // how the files begin that are left in the options' folder if something fails
+  };
+  static absl::StatusOr<std::unique_ptr<DyingWorld>> Start(const CampaignOptions& options, const Spec& spec);
+
+  // Trains the model while trainers, servers and daemons die, beside another one that nobody disturbs. INTERNAL with
+  // what did not hold: an answered commit was made again, a trainer was not told or did not come to its end, or bytes
+  // of a daemon are others than those of the undisturbed training.
+  absl::Status Train(const std::string& model, std::mt19937_64& random, CampaignResult::Count& count);
+
+ private:
+  // A training that is under way.
+  struct Play {
+    const std::string& model;
+    std::mt19937_64& random;
+    CampaignResult::Count& count;
+    std::vector<ChildProcess>& trainers;
+    uint32_t epoch = 0;                         // in which the last deaths were
+    absl::Time ended = absl::InfiniteFuture();  // when those that had died were there again
+  };
+
+  DyingWorld(const CampaignOptions& options, const Spec& spec);
+
+  absl::StatusOr<KeptServer> StartServer() const;
+  absl::Status TrainAndCompare(const std::string& model, std::mt19937_64& random, CampaignResult::Count& count);
+  absl::Status DieAt(uint32_t commit, Play& play);
+  absl::Status AwaitRandomMoment(uint32_t commit, Play& play);
+  absl::Status Happen(absl::Span<const Death> deaths, uint32_t commit, Play& play);
+  absl::Status End(const Death& death, absl::Duration after, Play& play);
+  absl::Status Begin(const Death& death, uint32_t commit, Play& play);
+  absl::Status AwaitBack(const Death& death);
+  absl::Status AwaitTold(absl::Span<const Death> deaths, uint32_t commit, absl::Time since, Play& play);
+  // Where the threads of servers and trainers are, beside the logs.
+  void KeepStacks(std::vector<ChildProcess>& trainers) const;
+  std::string LogOf(int node) const;
+  std::string Name() const;
+
+  const CampaignOptions options_;
+  const Spec spec_;
+  const TemporaryDirectory folder_;
+  std::unique_ptr<KeptServer> server_;
+};
+
+}  // namespace paramshard::test
+
+#endif  // PARAMSHARD_TESTS_CAMPAIGN_DYING_WORLD_H_
