@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <vector>
@@ -176,6 +177,8 @@ struct ClosedEpoch {
   std::vector<int> active = {};               // nodes of the epoch, ascending; none where they are not known
   std::optional<Decided> last_decision = {};  // of this history
   std::vector<int> device_counts = {};        // of the world, by node
+  // Histories that restores have replaced while nodes were away, which may have gone on in them.
+  std::vector<std::string> replaced = {};
   // A node 0 that does not know this one may have begun later epochs.
   bool may_be_old = false;
 };
@@ -341,6 +344,14 @@ class Cluster {
   // an order, and a node is not here (names it); this one has stopped; elsewhere: node 0 is not reached.
   // FAILED_PRECONDITION: an order to go back that nobody has asked for, and all nodes have a state.
   virtual absl::Status TellRestore(const RestoreNews& news) = 0;
+  // At node 0: nodes that the order of this restore has gone to, this one too, ascending. Where node 0
+  // permits fewer nodes, holds what it decides on a disk, and all hold replicas, that may be those that are here, if
+  // they are enough: one that comes back later has a state that was replaced, whatever its commit number is.
+  virtual std::vector<int> restored_nodes(absl::string_view, absl::uint128) {
+    std::vector<int> all(nodes());
+    std::iota(all.begin(), all.end(), 0);
+    return all;
+  }
 
   // Leaves the world: ends calls in progress. Idempotent.
   virtual void Stop() = 0;

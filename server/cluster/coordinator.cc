@@ -110,7 +110,9 @@ absl::Status TakesNoPartError(int node, absl::string_view model, int64_t epoch) 
 }
 
 // Whether a state that others have gone on from, by a commit of this epoch or an earlier one, or none at all.
-bool MayBeHealed(const ModelReport& report, absl::string_view history_id, int64_t commit_number) {
+bool MayBeHealed(const ModelReport& report, absl::string_view history_id, int64_t commit_number,
+                 const ReplacedHistories& replaced) {
+  if (replaced.GivesWay(report.history_id, history_id)) return true;
   if (!report.lost.ok() || report.fresh || (report.untouched && report.commit_number == 0)) return true;
   return report.history_id == history_id && report.commit_number <= commit_number;
 }
@@ -210,6 +212,8 @@ Coordinator::Coordinator(Options options)
     if (before.epoch > model.last_epoch) TakeActive(before, model);
     model.last_epoch = model.epoch_floor = std::max(model.epoch_floor, before.epoch);
     model.before.push_back(before);
+    if (before.replaced.empty()) continue;
+    model.replaced = {.ids = {before.replaced.begin(), before.replaced.end()}, .by = before.history_id};
   }
 }
 
@@ -594,7 +598,8 @@ std::vector<Healing> Coordinator::Healings(const Model& model, const Nodes& node
   if (model.healing_order.has_value()) {
     return PlanOrderedHealings(model.reports, nodes, members_.world_size(), model.healing_order->donor());
   }
-  return PlanHealings(model.reports, nodes, members_.world_size(), options_.attendance.Needed(options_.nodes));
+  return PlanHealings(model.reports, nodes, members_.world_size(), options_.attendance.Needed(options_.nodes),
+                      model.replaced);
 }
 
 void Coordinator::TryStart(const std::string& name, Model& model) {
@@ -674,7 +679,9 @@ absl::Status Coordinator::CheckMayReturn(const std::string& name, const Model& m
   if (report.spec_fingerprint != state.spec_fingerprint) {
     return SpecsDifferError(name, NodeName(members_, other), state, NodeName(members_, node), report);
   }
-  if (model.healing_order.has_value() || MayBeHealed(report, history_id, commit_number)) return absl::OkStatus();
+  const bool may_return =
+      model.healing_order.has_value() || MayBeHealed(report, history_id, commit_number, model.replaced);
+  if (may_return) return absl::OkStatus();
   return NoPartError(name, NodeName(members_, node), report, history_id, commit_number);
 }
 
@@ -734,6 +741,9 @@ void Coordinator::Start(const std::string& name, Model& model, Nodes nodes, std:
   const bool forks = model.healing_order.has_value() && !healings.empty() && !model.healing_order->HasBegun(from);
   if (forks) state.history_id = state.lineage = DrawHistoryId();
   SkipEpochsOfOthers(model);
+  // One that was replaced may live again, by an import.
+  model.replaced.ids.erase(state.history_id);
+  model.replaced.by = state.history_id;
   if (const absl::Status written = WriteBegun(name, state, nodes, model.last_epoch + 1); !written.ok()) {
     return RefuseStart(name, model, written);
   }
@@ -764,12 +774,14 @@ void Coordinator::Start(const std::string& name, Model& model, Nodes nodes, std:
 absl::Status Coordinator::WriteBegun(const std::string& name, const ModelReport& state, const Nodes& nodes,
                                      int64_t epoch) {
   if (options_.log == nullptr) return absl::OkStatus();
+  const std::set<std::string>& replaced = Find(name)->replaced.ids;
   const absl::Status written = options_.log->BeginEpoch({.model = name,
                                                          .history_id = state.history_id,
                                                          .epoch = epoch,
                                                          .commit_number = state.commit_number,
                                                          .active = nodes,
-                                                         .device_counts = members_.device_counts()});
+                                                         .device_counts = members_.device_counts(),
+                                                         .replaced = {replaced.begin(), replaced.end()}});
   if (written.ok()) return written;
   return absl::Status(written.code(), absl::StrCat("start epoch of ", name, ": node 0 could not write it down in its ",
                                                    "--state-dir: ", written.message()));
@@ -1074,9 +1086,12 @@ absl::Status Coordinator::TellRestore(int node, const RestoreNews& news) {
 
 absl::Status Coordinator::TellRestoreFollowers(const RestoreNews& news) {
   if (const auto* const order = std::get_if<RestoreOrder>(&news.what); order != nullptr) {
-    RETURN_IF_ERROR(CheckAllHere("restore", news.model));
+    ASSIGN_OR_RETURN(Nodes nodes, NodesToRestore(news.model, *order));
     if (order->rolls_back()) RETURN_IF_ERROR(CheckMayGoBack(news.model));
-    restores_.insert_or_assign(news.model, order->id);
+    restores_.insert_or_assign(news.model, OrderedRestore{.order = *order, .nodes = std::move(nodes)});
+  }
+  if (const auto* const go = std::get_if<RestoreGo>(&news.what); go != nullptr) {
+    RETURN_IF_ERROR(WriteReplaced(news.model, *go));
   }
   // All is written, but node 0 still waits for those who say that they are through: until the next order a node that is
   // lost is told of.
@@ -1085,6 +1100,61 @@ absl::Status Coordinator::TellRestoreFollowers(const RestoreNews& news) {
   for (size_t node = 1; node < sinks_.size(); ++node) {
     if (sinks_[node] != nullptr) sinks_[node]->OnRestoreNews(news);
   }
+  return absl::OkStatus();
+}
+
+std::vector<int> Coordinator::restored_nodes(absl::string_view name, absl::uint128 id) const {
+  absl::MutexLock lock(&mu_);
+  const auto found = restores_.find(name);
+  if (found != restores_.end() && found->second.order.id == id) return found->second.nodes;
+  Nodes all(members_.nodes());
+  std::iota(all.begin(), all.end(), 0);
+  return all;
+}
+
+// One that is created, and one that nobody has asked for, are for all: their first epoch needs them.
+absl::StatusOr<Coordinator::Nodes> Coordinator::NodesToRestore(const std::string& name,
+                                                               const RestoreOrder& order) const {
+  Nodes here;
+  for (int node = 0; node < members_.nodes(); ++node) {
+    if (members_.present(node)) here.push_back(node);
+  }
+  if (static_cast<int>(here.size()) == members_.nodes()) return here;
+  const auto found = models_.find(name);
+  const bool may_be_fewer = !order.creates && !order.rolls_back() && options_.log != nullptr &&
+                            found != models_.end() && members_.sized() && MayLeaveOut(found->second);
+  const bool are_enough = static_cast<int>(here.size()) >= options_.attendance.Needed(options_.nodes);
+  if (!may_be_fewer || !are_enough || !Has(here, 0)) RETURN_IF_ERROR(CheckAllHere("restore", name));
+  return here;
+}
+
+// Whoever is away may have any history that node 0 knows of the model. From here on none of them counts beside the one
+// that begins, also where nothing comes of the restore: who was to have it has none then, or still has one of these.
+absl::Status Coordinator::WriteReplaced(const std::string& name, const RestoreGo& go) {
+  const auto restore = restores_.find(name);
+  if (restore == restores_.end() || restore->second.order.id != go.id) return absl::OkStatus();
+  const Nodes& nodes = restore->second.nodes;
+  Model* const model = Find(name);
+  if (model == nullptr || static_cast<int>(nodes.size()) == members_.nodes()) return absl::OkStatus();
+  const std::string history = absl::StrFormat("%016x%016x", absl::Uint128High64(go.id), absl::Uint128Low64(go.id));
+  std::set<std::string> replaced = model->replaced.ids;
+  replaced.insert(model->history_id);
+  for (const ClosedEpoch& before : model->before) replaced.insert(before.history_id);
+  for (const std::optional<ModelReport>& report : model->reports) {
+    if (report.has_value()) replaced.insert(report->history_id);
+  }
+  replaced.erase("");
+  const ClosedEpoch begun{.model = name,
+                          .history_id = history,
+                          .epoch = model->last_epoch,
+                          .commit_number = restore->second.order.step,
+                          .active = nodes,
+                          .device_counts = members_.device_counts(),
+                          .replaced = {replaced.begin(), replaced.end()}};
+  RETURN_IF_ERROR(options_.log->BeginEpoch(begun));
+  model->replaced = {.ids = std::move(replaced), .by = history};
+  // Its first epoch does not need the nodes that are away: they have not trained in it.
+  model->before.push_back(begun);
   return absl::OkStatus();
 }
 
@@ -1121,11 +1191,13 @@ void Coordinator::TellRestoreLeader(int node, RestoreNews news) {
 }
 
 void Coordinator::TellLostRestores(int node) {
-  for (const auto& [model, id] : restores_) {
+  for (const auto& [model, restore] : restores_) {
+    if (!Has(restore.nodes, node)) continue;
     TellRestoreLeader(
-        node, {.model = model,
-               .what = RestoreReport{
-                   .id = id, .status = absl::UnavailableError(absl::StrCat(NodeName(members_, node), " was lost"))}});
+        node,
+        {.model = model,
+         .what = RestoreReport{.id = restore.order.id,
+                               .status = absl::UnavailableError(absl::StrCat(NodeName(members_, node), " was lost"))}});
   }
   if (sinks_[0] != nullptr) sinks_[0]->OnRestoreNews({.model = {}, .what = RestoreFollowerLost{.node = node}});
 }

@@ -164,6 +164,7 @@ class Coordinator {
   // As in Cluster, said by `node`.
   absl::Status TellSave(int node, const SaveNews& news);
   absl::Status TellRestore(int node, const RestoreNews& news);
+  std::vector<int> restored_nodes(absl::string_view model, absl::uint128 id) const;
 
   // Ends calls in progress and later ones with UNAVAILABLE, but for votes: what was decided is still answered, and what
   // was not is ABORTED, because nothing is decided any more. Idempotent.
@@ -172,6 +173,11 @@ class Coordinator {
  private:
   // Holds the lock; whose answers have come meanwhile is called when it is free again.
   class Lock;
+
+  struct OrderedRestore {
+    RestoreOrder order;
+    std::vector<int> nodes;  // that it has gone to, and node 0; ascending
+  };
 
   struct EndedEpoch {
     int64_t epoch = 0;
@@ -202,6 +208,7 @@ class Coordinator {
     bool rolls_back = false;  // node 0 has heard that it is to lead all to a saved state, and has not answered
     EndedEpoch last_end;
     std::optional<HealingOrder> healing_order;
+    ReplacedHistories replaced;
     std::optional<Gathering> gathering;  // of the running epoch
     std::vector<ClosedEpoch> before;     // of another coordinator, one for each history
     CommitBook book;
@@ -346,6 +353,11 @@ class Coordinator {
   // Likewise of restores.
   absl::Status TellRestoreFollowers(const RestoreNews& news) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void TellRestoreLeader(int node, RestoreNews news) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // UNAVAILABLE naming one that is missing, which the restore cannot do without.
+  absl::StatusOr<Nodes> NodesToRestore(const std::string& name, const RestoreOrder& order) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // All are ready: nodes that are away have a state that is replaced, which is written down before anything changes.
+  absl::Status WriteReplaced(const std::string& name, const RestoreGo& go) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void TellLostRestores(int node) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   // UNAVAILABLE naming one that is missing.
@@ -373,8 +385,8 @@ class Coordinator {
   LinkBook links_ ABSL_GUARDED_BY(mu_);
   std::vector<NodeSink*> sinks_ ABSL_GUARDED_BY(mu_);  // by node; null when it is not here
   std::map<std::string, Model, std::less<>> models_ ABSL_GUARDED_BY(mu_);
-  std::map<std::string, SaveOrder, std::less<>> saves_ ABSL_GUARDED_BY(mu_);         // under way, by model
-  std::map<std::string, absl::uint128, std::less<>> restores_ ABSL_GUARDED_BY(mu_);  // likewise, their ids
+  std::map<std::string, SaveOrder, std::less<>> saves_ ABSL_GUARDED_BY(mu_);          // under way, by model
+  std::map<std::string, OrderedRestore, std::less<>> restores_ ABSL_GUARDED_BY(mu_);  // likewise
   int64_t forgotten_epoch_ ABSL_GUARDED_BY(mu_) = 0;  // no epoch of a model that was erased was greater
   bool stopped_ ABSL_GUARDED_BY(mu_) = false;
 };

@@ -103,6 +103,9 @@ class CoordinatorCluster final : public Cluster, private NodeSink {
   }
   absl::Status TellSave(const SaveNews& news) override { return coordinator_.TellSave(0, news); }
   absl::Status TellRestore(const RestoreNews& news) override { return coordinator_.TellRestore(0, news); }
+  std::vector<int> restored_nodes(absl::string_view model, absl::uint128 id) override {
+    return coordinator_.restored_nodes(model, id);
+  }
   void Stop() override { coordinator_.Stop(); }
 
  private:

@@ -84,6 +84,7 @@ v1::KeptEpoch DecisionLog::MessageOf(const Content& content, int64_t sequence) {
   message.set_commit_number(epoch.commit_number);
   message.mutable_device_counts()->Add(epoch.device_counts.begin(), epoch.device_counts.end());
   message.mutable_active()->Add(epoch.active.begin(), epoch.active.end());
+  message.mutable_replaced_histories()->Assign(epoch.replaced.begin(), epoch.replaced.end());
   message.set_sequence(sequence);
   if (!epoch.last_decision.has_value()) return message;
   v1::KeptEpoch::Decided& decided = *message.mutable_last_decision();
@@ -102,6 +103,7 @@ DecisionLog::Content DecisionLog::ContentOf(const v1::KeptEpoch& message) {
                             .commit_number = message.commit_number(),
                             .active = {message.active().begin(), message.active().end()},
                             .device_counts = {message.device_counts().begin(), message.device_counts().end()},
+                            .replaced = {message.replaced_histories().begin(), message.replaced_histories().end()},
                             .may_be_old = true}};
   if (!message.has_last_decision()) return content;
   const v1::KeptEpoch::Decided& decided = message.last_decision();
@@ -165,6 +167,7 @@ absl::StatusOr<std::vector<ClosedEpoch>> DecisionLog::Reconcile(std::vector<Clos
     if (found == kept_.end() || found->second.content.epoch.history_id != journal.history_id) continue;
     const ClosedEpoch& known = found->second.content.epoch;
     if (known.epoch == journal.epoch) journal.active = known.active;
+    journal.replaced = known.replaced;
     if (!SayTheSame(known, journal)) RETURN_IF_ERROR(Write({.epoch = journal}));
   }
   std::vector<ClosedEpoch> all = std::move(journals);

@@ -46,8 +46,8 @@ class DecisionLog {
   // the folder says otherwise of these histories is mended: nobody was told of it.
   absl::StatusOr<std::vector<ClosedEpoch>> Reconcile(std::vector<ClosedEpoch> journals);
 
-  // An epoch without a decision yet. The last decision before it stays, where it is of that history and no later one
-  // than the epoch begins with.
+  // An epoch without a decision yet, or a history that a restore begins, after the epoch that it names. The last decision
+  // before it stays, where it is of that history and no later one than the epoch begins with.
   absl::Status BeginEpoch(ClosedEpoch begun);
   // The commit behind the last one of the model's epoch, which has begun. `client_states` are what node 0's ranks have
   // sent with it.

@@ -25,14 +25,14 @@ std::vector<bool> WithoutState(const ModelReports& reports, const std::vector<in
 
 // The newest state; null where nobody can tell which it is.
 const ModelReport* Newest(const ModelReports& reports, const std::vector<int>& active, const std::vector<bool>& without,
-                          int min_nodes) {
+                          int min_nodes, const ReplacedHistories& replaced) {
   const ModelReport* newest = nullptr;
   int others = 0;
   for (const int node : active) {
     if (without[node]) continue;
     if (node == 0) return &*reports[node];
     ++others;
-    if (newest == nullptr || IsBehind(*newest, *reports[node])) newest = &*reports[node];
+    if (newest == nullptr || IsBehind(*newest, *reports[node], replaced)) newest = &*reports[node];
   }
   // Every epoch had so many nodes beside node 0 that one of these was in it.
   return others > static_cast<int>(reports.size()) - min_nodes ? newest : nullptr;
@@ -42,6 +42,10 @@ const ModelReport* Newest(const ModelReports& reports, const std::vector<int>& a
 std::vector<int> Behind(int node, std::vector<int> active) {
   std::rotate(active.begin(), std::upper_bound(active.begin(), active.end(), node), active.end());
   return active;
+}
+
+Healing::GivenUp GivenUpOf(const ModelReport& report) {
+  return {.history_id = report.history_id, .commit_number = report.commit_number};
 }
 
 // That of `whole` which keeps the client states of the receiver's ranks.
@@ -70,7 +74,8 @@ bool IsOneState(const ModelReport& a, const ModelReport& b) {
          (a.history_id == b.history_id || BeganAlike(a, b));
 }
 
-bool IsBehind(const ModelReport& report, const ModelReport& other) {
+bool IsBehind(const ModelReport& report, const ModelReport& other, const ReplacedHistories& replaced) {
+  if (replaced.GivesWay(report.history_id, other.history_id)) return true;
   if (report.commit_number >= other.commit_number) return false;
   return report.history_id == other.history_id || (report.untouched && report.lineage == other.lineage);
 }
@@ -98,17 +103,17 @@ bool HoldReplicas(const ModelReports& reports, int world_size) {
 }
 
 std::vector<Healing> PlanHealings(const ModelReports& reports, const std::vector<int>& active, int world_size,
-                                  int min_nodes) {
+                                  int min_nodes, const ReplacedHistories& replaced) {
   if (!AreAllMade(reports, active) || !HoldReplicas(reports, world_size)) return {};
   const std::vector<bool> without = WithoutState(reports, active);
-  const ModelReport* const newest = Newest(reports, active, without, min_nodes);
+  const ModelReport* const newest = Newest(reports, active, without, min_nodes, replaced);
   if (newest == nullptr) return {};
   const bool may_be_fewer = min_nodes < static_cast<int>(reports.size());
   std::vector<int> whole, receivers;
   for (const int node : active) {
     const ModelReport& report = *reports[node];
     if (report.spec_fingerprint != newest->spec_fingerprint) return {};
-    const bool is_old = may_be_fewer && IsBehind(report, *newest);
+    const bool is_old = may_be_fewer && IsBehind(report, *newest, replaced);
     // Where those who have a state differ otherwise a person is to say which of them counts.
     if (!without[node] && !is_old && !IsOneState(*newest, report)) return {};
     (without[node] || is_old ? receivers : whole).push_back(node);
@@ -117,7 +122,12 @@ std::vector<Healing> PlanHealings(const ModelReports& reports, const std::vector
   for (const int receiver : receivers) {
     const std::optional<int> donor = DonorOf(receiver, reports, whole, may_be_fewer);
     if (!donor.has_value()) return {};
-    healings.push_back({.receiver = receiver, .donor = *donor});
+    Healing healing{.receiver = receiver, .donor = *donor};
+    const ModelReport& report = *reports[receiver];
+    // The receiver knows nothing of the restore.
+    const bool gives_way = !without[receiver] && replaced.GivesWay(report.history_id, newest->history_id);
+    if (gives_way) healing.gives_up = GivenUpOf(report);
+    healings.push_back(std::move(healing));
   }
   return healings;
 }
@@ -136,7 +146,7 @@ std::vector<Healing> PlanOrderedHealings(const ModelReports& reports, const std:
   for (const int receiver : receivers) {
     const ModelReport& report = *reports[receiver];
     Healing healing{.receiver = receiver, .donor = KeeperOf(receiver, reports, whole).value_or(right)};
-    if (report.lost.ok()) healing.gives_up = {.history_id = report.history_id, .commit_number = report.commit_number};
+    if (report.lost.ok()) healing.gives_up = GivenUpOf(report);
     healings.push_back(std::move(healing));
   }
   return healings;

@@ -3,8 +3,11 @@
 #define PARAMSHARD_SERVER_CLUSTER_HEALING_PLAN_H_
 
 #include <optional>
+#include <set>
+#include <string>
 #include <vector>
 
+#include "absl/strings/string_view.h"
 #include "server/cluster/cluster.h"
 
 namespace paramshard::server {
@@ -15,8 +18,20 @@ using ModelReports = std::vector<std::optional<ModelReport>>;
 // Nothing tells their states apart, and nothing refers to their ids yet.
 bool BeganAlike(const ModelReport& a, const ModelReport& b);
 bool IsOneState(const ModelReport& a, const ModelReport& b);
-// Whether the state of `other` was made from this one.
-bool IsBehind(const ModelReport& report, const ModelReport& other);
+// Histories that restores have replaced while nodes were away, which may have gone on in them; and the one that all go
+// on in since: a state of any other history is for a person to judge.
+struct ReplacedHistories {
+  std::set<std::string> ids = {};
+  std::string by = {};
+
+  // A state of this history is nothing beside one of the other, whatever their commit numbers are.
+  bool GivesWay(const std::string& history_id, absl::string_view other) const {
+    return other == by && ids.contains(history_id);
+  }
+};
+
+// Whether the state of `other` was made from this one, or has taken its place.
+bool IsBehind(const ModelReport& report, const ModelReport& other, const ReplacedHistories& replaced = {});
 
 // The node whose ranks' client states this one keeps beside its own, where daemons hold replicas: who heals that node has
 // them. `active`: the nodes of the epoch, ascending, this one among them.
@@ -34,9 +49,9 @@ bool HoldReplicas(const ModelReports& reports, int world_size);
 // state; where it is fewer, one of the nodes that have one is known to have the newest: node 0, which takes part always,
 // or some of so many that no epoch was without any of them. A node gets the state from the one that keeps its ranks'
 // client states. Where an epoch may be without it nobody may keep any: then from the next one, with those of that one's
-// own ranks. None where nobody can tell, where there are no replicas, or not all reports.
+// own ranks. None where nobody can tell, where there are no replicas, or not all reports. `replaced`: IsBehind.
 std::vector<Healing> PlanHealings(const ModelReports& reports, const std::vector<int>& active, int world_size,
-                                  int min_nodes);
+                                  int min_nodes, const ReplacedHistories& replaced = {});
 
 // The same where a person has said that the state of node `right`, which is one of the nodes and has one, counts: all
 // nodes that have another one, or none, get it. Who keeps their ranks' client states beside that state gives it to them,

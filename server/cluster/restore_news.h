@@ -34,6 +34,7 @@ struct RestoreOrder {
   absl::Duration timeout = absl::ZeroDuration();  // that is left for all of it
   std::string rollback_why = {};                  // which node has no state any more; empty: somebody has asked for it
 
+  int64_t step = 0;  // of the checkpoint; not sent
   // Of one that goes back: it makes a restore again that somebody has asked for, and that broke off.
   bool was_asked_for = false;
 

@@ -105,7 +105,7 @@ absl::Status LeadingRestore::AddSums(const RestoreSums& sums) {
           absl::StrCat("sums of what was saved expected, got one of ", DisplayName(tensor.key)));
     }
     checkpoint::ContentHash& sum = sums_[tensor.key];
-    const int64_t most = saved->second.rows * options_.replicas;
+    const int64_t most = saved->second.rows * Replicas();
     if (tensor.rows < 0 || tensor.rows > most - sum.rows) {
       return absl::InvalidArgumentError(absl::StrCat("at most ", most, " rows of ", DisplayName(tensor.key),
                                                      " in all replicas expected, got ", tensor.rows, " beside ",
@@ -128,6 +128,11 @@ void LeadingRestore::Allow(RestorePhase phase) {
   allowed_ = phase;
 }
 
+// Where not all nodes have part, each holds as many.
+int LeadingRestore::Replicas() const {
+  return options_.replicas * static_cast<int>(nodes_.size()) / options_.cluster->nodes();
+}
+
 absl::Status LeadingRestore::FirstFailure() const {
   if (cancelled_) return absl::CancelledError("the daemon drains");
   for (const auto& [node, peer] : peers_) {
@@ -143,7 +148,8 @@ void LeadingRestore::SignalChanged() {
 
 std::optional<absl::Status> LeadingRestore::Reached(RestorePhase phase) const {
   RETURN_IF_ERROR(FirstFailure());
-  for (int node = 1; node < options_.cluster->nodes(); ++node) {
+  for (const int node : nodes_) {
+    if (node == 0) continue;
     const auto peer = peers_.find(node);
     if (peer == peers_.end() || !peer->second.reached.has_value() || *peer->second.reached < phase) return std::nullopt;
   }
@@ -158,7 +164,8 @@ absl::Status LeadingRestore::AbandonedError() const {
 
 absl::Status LeadingRestore::LateError(RestorePhase phase) const {
   std::vector<int> late;
-  for (int node = 1; node < options_.cluster->nodes(); ++node) {
+  for (const int node : nodes_) {
+    if (node == 0) continue;
     const auto peer = peers_.find(node);
     if (peer == peers_.end() || !peer->second.reached.has_value() || *peer->second.reached < phase)
       late.push_back(node);
@@ -184,13 +191,19 @@ absl::Status LeadingRestore::Begin() {
   Allow(RestorePhase::kReady);
   RETURN_IF_ERROR(Tell(order));
   ordered_ = true;
+  {
+    absl::MutexLock lock(&mu_);
+    nodes_ = options_.cluster->restored_nodes(options_.model, id());
+  }
   RETURN_IF_ERROR(Await(RestorePhase::kReady));
   options_.before_go();
   // A daemon that is lost by now has changed nothing, and nobody need begin.
   RETURN_IF_ERROR(Await(RestorePhase::kReady));
   Allow(RestorePhase::kWritten);
+  // Where nodes are away node 0 writes that down first; an error goes to nobody.
+  RETURN_IF_ERROR(Tell(RestoreGo{.id = id()}));
   gone_ = true;
-  return Tell(RestoreGo{.id = id()});
+  return absl::OkStatus();
 }
 
 absl::Status LeadingRestore::LateWriteError() const {
@@ -209,11 +222,13 @@ absl::Status LeadingRestore::Conclude(const Restorer& restorer) {
   options_.before_written();
   RETURN_IF_ERROR(Await(RestorePhase::kWritten));
   checkpoint::ContentHashes sums = restorer.content();
+  int replicas = 0;
   {
     absl::MutexLock lock(&mu_);
+    replicas = Replicas();
     for (const auto& [key, sum] : sums_) sums[key] += sum;
   }
-  RETURN_IF_ERROR(restorer.Check(sums, options_.replicas));
+  RETURN_IF_ERROR(restorer.Check(sums, replicas));
   options_.before_end();
   RETURN_IF_ERROR(Await(RestorePhase::kWritten));
   Allow(RestorePhase::kDone);

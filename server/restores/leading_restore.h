@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
@@ -35,7 +36,7 @@ class LeadingRestore final : public RestorePeers {
     std::string model;
     RestoreOrder order;                    // but for the timeout
     checkpoint::ContentHashes saved = {};  // of the checkpoint
-    int replicas = 1;
+    int replicas = 1;                      // of all nodes
     SteadyTime deadline = kNever;
     const Clock* clock = &Clock::Steady();  // outlives the restore
     // Whether nobody waits for the model that is created. Does not wait.
@@ -92,6 +93,8 @@ class LeadingRestore final : public RestorePeers {
   void Allow(RestorePhase phase);
   absl::Status Await(RestorePhase phase) { return Await(phase, options_.deadline); }
   absl::Status Await(RestorePhase phase, SteadyTime deadline);
+  // Of the nodes that have part in it.
+  int Replicas() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   absl::Status FirstFailure() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   // Whoever waits looks again, and a write that is for nothing ends.
   void SignalChanged() ABSL_SHARED_LOCKS_REQUIRED(mu_);
@@ -112,6 +115,7 @@ class LeadingRestore final : public RestorePeers {
   mutable absl::Mutex mu_;
   SteadyCondVar changed_;
   bool cancelled_ ABSL_GUARDED_BY(mu_) = false;
+  std::vector<int> nodes_ ABSL_GUARDED_BY(mu_);  // that the order has gone to, this one too
   std::optional<RestorePhase> allowed_ ABSL_GUARDED_BY(mu_);
   std::map<int, Peer> peers_ ABSL_GUARDED_BY(mu_);       // by node
   checkpoint::ContentHashes sums_ ABSL_GUARDED_BY(mu_);  // of all of them

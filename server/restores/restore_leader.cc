@@ -59,6 +59,7 @@ LeadingRestore::Options RestoreLeader::OptionsFor(const Model& model, const Chec
                     .spec_fingerprint = model.fingerprint(),
                     .creates = terms.creates,
                     .rollback_why = terms.rollback_why,
+                    .step = restore.manifest().step,
                     .was_asked_for = terms.was_asked_for},
           .saved = restore.manifest().tensors,
           .replicas = restore.replicas(),

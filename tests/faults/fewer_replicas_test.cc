@@ -246,6 +246,81 @@ TEST_P(FewerReplicasWithoutTrainerTest, HoldUpNoSaveAndNoStart) {
   ASSERT_OK(world.Ctl(0, absl::StrCat("save ", kModel, " --wait")).status());
 }
 
+class RestoreWithoutOneTest : public FewerReplicasTest {
+ protected:
+  static constexpr int kAway = 2;
+
+  // Those nodes to a commit. Gradients add up to the same however many they are.
+  static void TrainTo(const ReplicaWorld& world, const std::vector<int>& nodes, int64_t commit) {
+    std::vector<ChildProcess> trainers;
+    for (const int node : nodes) {
+      const Training training{.socket_dir = world.sockets(node),
+                              .model = kModel,
+                              .scaled = true,
+                              .rank = node,
+                              .commits = commit,
+                              .elastic = true};
+      trainers.push_back(ChildProcess::Run([=](Board&) { return TrainThrough(training); }));
+    }
+    for (ChildProcess& trainer : trainers) ASSERT_OK(trainer.Await(kPatience));
+  }
+  // The server alone: its keeper stands still, and has what it held.
+  static void TakeAway(ReplicaWorld& world) {
+    ASSERT_OK_AND_ASSIGN(const nlohmann::json version, world.Ctl(kAway, "version"));
+    world.daemon(kAway).Pause();
+    kill(std::stoi(version["pid"].get<std::string>()), SIGKILL);
+    const absl::Time deadline = absl::Now() + kPatience;
+    while (true) {
+      ASSERT_LT(absl::Now(), deadline) << "node 0 misses it";
+      ASSERT_OK_AND_ASSIGN(
+          const std::string metrics,
+          OutputOf(absl::StrCat(Program(PARAMSHARDCTL), " --socket-dir=", world.sockets(0), " metrics")));
+      if (metrics.find("paramshard_world_nodes{state=\"present\"} 2\n") != std::string::npos) return;
+    }
+  }
+  static void AwaitServer(const ReplicaWorld& world, int node) {
+    const absl::Time deadline = absl::Now() + kPatience;
+    while (!world.Ctl(node, "models").ok()) ASSERT_LT(absl::Now(), deadline);
+  }
+};
+
+// It counts further than all others then.
+TEST_P(RestoreWithoutOneTest, IsNothingBesideWhatTheOthersHaveMadeOfIt) {
+  TemporaryDirectory saves, decisions;
+  ReplicaWorld world(kNodes, saves.path(),
+                     {"--keeper=on", "--min-replicas=2", "--replica-grace=1s", "--state-dir=" + decisions.path()});
+  ASSERT_OK(world.AwaitReady());
+  ASSERT_NO_FATAL_FAILURE(TrainTo(world, {0, 1, 2}, kKilled));
+  ASSERT_OK(world.Ctl(0, absl::StrCat("save ", kModel, " --wait")).status());
+  ASSERT_NO_FATAL_FAILURE(TrainTo(world, {0, 1, 2}, kAwaited + 2));
+  ASSERT_NO_FATAL_FAILURE(TakeAway(world));
+  for (int restores = 0; restores < 2; ++restores) {
+    ASSERT_OK(world.Ctl(0, absl::StrCat("restore ", kModel, " ", kKilled)).status());
+  }
+  if (GetParam().node0_restarts) {
+    ASSERT_OK_AND_ASSIGN(const nlohmann::json version, world.Ctl(0, "version"));
+    kill(std::stoi(version["pid"].get<std::string>()), SIGKILL);
+    ASSERT_NO_FATAL_FAILURE(AwaitServer(world, 0));
+  }
+  ASSERT_NO_FATAL_FAILURE(TrainTo(world, {0, 1}, kKilled + 2));
+  world.daemon(kAway).Signal(SIGCONT);
+  ASSERT_NO_FATAL_FAILURE(AwaitServer(world, kAway));
+  ASSERT_OK_AND_ASSIGN(const nlohmann::json before, world.Ctl(kAway, "models"));
+  EXPECT_EQ(before["models"][0].value("commitNumber", ""), absl::StrCat(kAwaited + 2)) << before.dump(2);
+  ASSERT_NO_FATAL_FAILURE(TrainTo(world, {0, 1, 2}, kLast));
+
+  TemporaryDirectory others;
+  ReplicaWorld uninterrupted(kNodes, others.path(), {"--keeper=off"});
+  ASSERT_OK(uninterrupted.AwaitReady());
+  ASSERT_NO_FATAL_FAILURE(TrainTo(uninterrupted, {0, 1, 2}, kLast));
+  ASSERT_OK_AND_ASSIGN(const std::string expected, uninterrupted.StateHash(0));
+  for (int node = 0; node < kNodes; ++node) EXPECT_THAT(world.StateHash(node), IsOkAndHolds(expected));
+}
+
+INSTANTIATE_TEST_SUITE_P(, RestoreWithoutOneTest,
+                         testing::Values(FewerCase{"OnItsReturn", 2}, FewerCase{"AndARestartOfNode0", 2, true}),
+                         [](const auto& info) { return info.param.name; });
+
 INSTANTIATE_TEST_SUITE_P(, FewerReplicasWithoutTrainerTest,
                          testing::Values(FewerCase{"WhereOthersTrain", 2}, FewerCase{"WhileNode0IsRestarted", 2, true}),
                          [](const auto& info) { return info.param.name; });

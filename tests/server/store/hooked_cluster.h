@@ -131,6 +131,9 @@ class HookedCluster final : public Cluster {
     const std::function<bool(const RestoreNews&)> loses = Hook(loses_);
     return loses && loses(news) ? absl::OkStatus() : cluster_->TellRestore(news);
   }
+  std::vector<int> restored_nodes(absl::string_view model, absl::uint128 id) override {
+    return cluster_->restored_nodes(model, id);
+  }
   void Stop() override { cluster_->Stop(); }
 
  private:
