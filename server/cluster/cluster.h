@@ -84,7 +84,7 @@ struct EpochStart {
 // What node 0 knows of a node's state, and what becomes of it when the next epoch begins.
 struct NodeState {
   enum class Fate : uint8_t {
-    kUnknown,  // it is not here, or has not said what it has: where that is another one it is given up
+    kUnknown,  // it is not here, or has not said what it has: where that is another one nobody has given it up
     kGiven,    // to the others
     kSame,     // it is the one that the others get, too
     kGivenUp,
@@ -99,7 +99,7 @@ struct NodeState {
 };
 
 struct HealingAnswer {
-  bool ordered = false;  // false: all nodes have one state, and there is nothing to do
+  bool ordered = false;  // false: all nodes that are known have one state, and there is nothing to do
   std::vector<NodeState> nodes;
 };
 

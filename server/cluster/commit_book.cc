@@ -35,7 +35,9 @@ void CommitBook::StartEpoch(int64_t commit_number, RankRange first_group, int vo
   voters_ = voters;
   DropVotes();
   client_states_.clear();
-  while (!records_.empty() && records_.back().commit_number > commit_number) records_.pop_back();
+  for (; !records_.empty() && records_.back().commit_number > commit_number; records_.pop_back()) {
+    replaced_epoch_ = std::max(replaced_epoch_, records_.back().epoch);
+  }
 }
 
 std::optional<CommitDecision> CommitBook::Find(int64_t epoch, int64_t commit_number) const {
@@ -45,7 +47,8 @@ std::optional<CommitDecision> CommitBook::Find(int64_t epoch, int64_t commit_num
   return std::nullopt;
 }
 
-bool CommitBook::HasForgotten(int64_t commit_number) const {
+bool CommitBook::HasForgotten(int64_t epoch, int64_t commit_number) const {
+  if (epoch <= replaced_epoch_) return true;
   return commit_number <= last_commit_number_ &&
          std::none_of(records_.begin(), records_.end(),
                       [=](const Record& record) { return record.commit_number == commit_number; });

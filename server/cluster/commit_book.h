@@ -33,8 +33,9 @@ class CommitBook {
 
   // The decision of that epoch about that commit, when there is one.
   std::optional<CommitDecision> Find(int64_t epoch, int64_t commit_number) const;
-  // Whether that commit is decided, and nobody can tell any more in which epoch, and how.
-  bool HasForgotten(int64_t commit_number) const;
+  // Whether that commit of an epoch that is over is decided, or may be, and nobody can tell any more in which one, and
+  // how.
+  bool HasForgotten(int64_t epoch, int64_t commit_number) const;
   // What the node's ranks have sent with that commit, while it is the last one that was decided; else none.
   std::optional<std::vector<std::string>> ClientStates(int64_t epoch, int64_t commit_number, int node) const;
 
@@ -79,6 +80,7 @@ class CommitBook {
   Cast Decide();
 
   int64_t last_commit_number_ = 0;
+  int64_t replaced_epoch_ = 0;  // the last one with decisions that were forgotten because another state counts now
   RankRange first_group_;
   int voters_ = 0;
   std::map<int, CommitVote> votes_;                        // by node: sums come in rank order

@@ -260,6 +260,11 @@ void Coordinator::Leave(int node) {
   members_.Leave(node);
   links_.Forget(node);
   sinks_[node] = nullptr;
+  for (auto& [name, model] : models_) {
+    const bool is_over =
+        IsOrderedDonor(model, node) && model.healing_order->epoch() == 0 && model.healing_order->HasTwin();
+    if (is_over) EndOrder(name, model, "the node is lost, and others with its state go on");
+  }
   TellLostParts(node);
   TellLostRestores(node);
   for (auto& [name, model] : models_) {
@@ -355,7 +360,8 @@ void Coordinator::Report(int node, const ModelReport& report) {
   if (node != 0 && report.last_epoch < model.unknown_epoch) std::erase(model.awaited, node);
   model.reports[node] = report;
   // One that takes part says nothing more before it has heard of the end: this was said before the start.
-  model.is_new[node] = !model.running || !Has(model.active, node);
+  const bool is_gone = model.gathering.has_value() && model.gathering->gone.contains(node);
+  model.is_new[node] = !model.running || !Has(model.active, node) || is_gone;
   CheckOrder(it->first, model, node);
   model.running ? CheckReturner(it->first, model, node) : TryStart(it->first, model);
 }
@@ -596,7 +602,9 @@ std::optional<Coordinator::Nodes> Coordinator::NextNodes(const Model& model) {
 
 std::vector<Healing> Coordinator::Healings(const Model& model, const Nodes& nodes) const {
   if (model.healing_order.has_value()) {
-    return PlanOrderedHealings(model.reports, nodes, members_.world_size(), model.healing_order->donor());
+    const HealingOrder& order = *model.healing_order;
+    return PlanOrderedHealings(model.reports, nodes, members_.world_size(), order.donor(),
+                               [&](int node) { return order.MayGiveUp(node, *model.reports[node]); });
   }
   return PlanHealings(model.reports, nodes, members_.world_size(), options_.attendance.Needed(options_.nodes),
                       model.replaced);
@@ -608,6 +616,7 @@ void Coordinator::TryStart(const std::string& name, Model& model) {
   if (!nodes.has_value()) return;
   // Where a person has said whose state counts, nobody goes on without that.
   if (model.healing_order.has_value() && !Has(*nodes, model.healing_order->donor())) return;
+  if (model.healing_order.has_value()) CheckOrder(name, model, model.healing_order->donor());
   const absl::Status lost = CheckNotLost(name, model, *nodes);
   std::vector<Healing> healings = Healings(model, *nodes);
   if (!AreAttached(model, *nodes)) {
@@ -679,8 +688,8 @@ absl::Status Coordinator::CheckMayReturn(const std::string& name, const Model& m
   if (report.spec_fingerprint != state.spec_fingerprint) {
     return SpecsDifferError(name, NodeName(members_, other), state, NodeName(members_, node), report);
   }
-  const bool may_return =
-      model.healing_order.has_value() || MayBeHealed(report, history_id, commit_number, model.replaced);
+  const bool may_return = (model.healing_order.has_value() && model.healing_order->MayGiveUp(node, report)) ||
+                          MayBeHealed(report, history_id, commit_number, model.replaced);
   if (may_return) return absl::OkStatus();
   return NoPartError(name, NodeName(members_, node), report, history_id, commit_number);
 }
@@ -888,9 +897,7 @@ absl::Status Coordinator::CastVote(int node, const CommitVote& vote) {
       if (model.book.last_commit_number() != vote.commit_number) return absl::OkStatus();
       AnswerVoters(vote.model, model, vote.commit_number);
       model.awaited = model.active;
-      if (model.healing_order.has_value() && model.healing_order->epoch() == model.last_epoch) {
-        EndOrder(vote.model, model, "an epoch has made a commit with one state");
-      }
+      EndOrderBehindCommit(vote.model, model);
       // Whoever votes has read the parts.
       if (model.rendezvous.has_parts()) model.rendezvous.DropParts(PartsForgottenError(vote), answers_);
       // Links of which somebody says just now that they are cut have not: this commit was summed before.
@@ -968,7 +975,7 @@ std::optional<absl::StatusOr<CommitDecision>> Coordinator::Answer(const CommitQu
     if (stopped_) return UndecidedError(query, StoppedError());
     return std::nullopt;
   }
-  if (model->book.HasForgotten(query.commit_number)) return ForgottenError(query);
+  if (model->book.HasForgotten(query.epoch, query.commit_number)) return ForgottenError(query);
   if (model->last_end.epoch != query.epoch) return EpochOverError(query.model, query.epoch);
   return model->last_end.by_votes ? model->last_end.why : UndecidedError(query, model->last_end.why);
 }
@@ -1172,7 +1179,7 @@ absl::Status Coordinator::CheckMayGoBack(const std::string& name) const {
 void Coordinator::EndRollback(const std::string& name, const absl::Status& status) {
   Model* const model = Find(name);
   if (model == nullptr || !std::exchange(model->rolls_back, false)) return;
-  status.ok() ? TryStart(name, *model) : RefuseStart(name, *model, status);
+  status.ok() ? TryStart(name, *model) : RefuseStart(name, *model, WithWayOut(name, *model, status));
 }
 
 void Coordinator::TellRestoreLeader(int node, RestoreNews news) {

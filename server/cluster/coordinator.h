@@ -267,6 +267,7 @@ class Coordinator {
   // The model's epoch has begun with these healings, under this history: says what is given up.
   void BeginByOrder(const std::string& name, Model& model, const std::vector<Healing>& healings,
                     const std::string& history_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void EndOrderBehindCommit(const std::string& name, Model& model) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void EndOrder(const std::string& name, Model& model, absl::string_view why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   void TryStart(const std::string& name, Model& model) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

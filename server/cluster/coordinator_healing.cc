@@ -66,11 +66,13 @@ absl::StatusOr<HealingAnswer> Coordinator::OrderHealing(absl::string_view name, 
   RETURN_IF_ERROR(CheckMayOrder(model_name, model, donor));
   HealingAnswer answer;
   for (int node = 0; node < members_.nodes(); ++node) answer.nodes.push_back(StateOf(model, node, donor));
-  const auto is_one = [](const NodeState& state) { return state.fate == Fate::kGiven || state.fate == Fate::kSame; };
-  answer.ordered = !std::all_of(answer.nodes.begin(), answer.nodes.end(), is_one);
+  answer.ordered = std::any_of(answer.nodes.begin(), answer.nodes.end(), [](const NodeState& state) {
+    return state.fate == Fate::kGivenUp || state.fate == Fate::kNone;
+  });
   if (!answer.ordered) return answer;
   const NodeState& right = answer.nodes[donor];
   model.healing_order.emplace(donor, right.history_id, right.commit_number);
+  for (const NodeState& state : answer.nodes) model.healing_order->Show(state);
   TryStart(model_name, model);
   return answer;
 }
@@ -136,14 +138,17 @@ NodeState Coordinator::StateOf(const Model& model, int node, int donor) const {
 void Coordinator::CheckOrder(const std::string& name, Model& model, int node) {
   // What one that takes part says now was said before the epoch began.
   if (!IsOrderedDonor(model, node) || (model.running && Has(model.active, node))) return;
-  if (model.healing_order->IsOf(*model.reports[node])) return;
+  if (model.reports[node].has_value() && model.healing_order->IsOf(*model.reports[node])) return;
   EndOrder(name, model, "the node has another state now, or none");
 }
 
 void Coordinator::BeginByOrder(const std::string& name, Model& model, const std::vector<Healing>& healings,
                                const std::string& history_id) {
   if (!model.healing_order.has_value()) return;
-  if (healings.empty()) return EndOrder(name, model, "an epoch has begun with one state");
+  if (healings.empty()) {
+    if (model.healing_order->IsFor(model.active)) EndOrder(name, model, "an epoch has begun with one state");
+    return;
+  }
   model.healing_order->Begin(model.last_epoch, history_id);
   for (const Healing& healing : healings) {
     const ModelReport& before = *model.reports[healing.receiver];
@@ -157,6 +162,12 @@ void Coordinator::BeginByOrder(const std::string& name, Model& model, const std:
          {"for_that_of", absl::StrCat(healing.donor)},
          {"new_history", history_id}});
   }
+}
+
+void Coordinator::EndOrderBehindCommit(const std::string& name, Model& model) {
+  const std::optional<HealingOrder>& order = model.healing_order;
+  if (!order.has_value() || order->epoch() != model.last_epoch || !order->IsFor(model.active)) return;
+  EndOrder(name, model, "an epoch has made a commit with one state");
 }
 
 void Coordinator::EndOrder(const std::string& name, Model& model, absl::string_view why) {

@@ -3,6 +3,7 @@
 #define PARAMSHARD_SERVER_CLUSTER_HEALING_ORDER_H_
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -22,6 +23,15 @@ class HealingOrder {
   // Whether that is what the donor reports.
   bool IsOf(const ModelReport& report) const;
 
+  // The person was shown that the node has this state, or none, which is given up.
+  void Show(const NodeState& state);
+  // Whether what the node reports is what was shown, or no state: nobody has said that any other one is to be given up.
+  bool MayGiveUp(int node, const ModelReport& report) const;
+  // Whether another node has the donor's state.
+  bool HasTwin() const;
+  // Whether all those take part whose states are to be given up.
+  bool IsFor(const std::vector<int>& active) const;
+
   // An epoch begins by it, in which all have the state under this history.
   void Begin(int64_t epoch, const std::string& history_id);
   // The last one of these; 0: none.
@@ -33,6 +43,7 @@ class HealingOrder {
   int donor_;
   std::vector<std::string> histories_;  // that the state had, the last one at the end
   int64_t commit_number_;
+  std::map<int, NodeState> shown_;  // by node
   int64_t epoch_ = 0;
 };
 

@@ -133,13 +133,14 @@ std::vector<Healing> PlanHealings(const ModelReports& reports, const std::vector
 }
 
 std::vector<Healing> PlanOrderedHealings(const ModelReports& reports, const std::vector<int>& active, int world_size,
-                                         int right) {
+                                         int right, absl::FunctionRef<bool(int node)> may_give_up) {
   if (!AreAllMade(reports, active) || !HoldReplicas(reports, world_size)) return {};
   std::vector<int> whole, receivers;
   for (const int node : active) {
     const ModelReport& report = *reports[node];
     if (report.spec_fingerprint != reports[right]->spec_fingerprint) return {};
     const bool is_whole = report.lost.ok() && IsOneState(*reports[right], report);
+    if (!is_whole && !may_give_up(node) && !IsBehind(report, *reports[right])) return {};
     (is_whole ? whole : receivers).push_back(node);
   }
   std::vector<Healing> healings;

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/strings/string_view.h"
 #include "server/cluster/cluster.h"
 
@@ -56,9 +57,9 @@ std::vector<Healing> PlanHealings(const ModelReports& reports, const std::vector
 // The same where a person has said that the state of node `right`, which is one of the nodes and has one, counts: all
 // nodes that have another one, or none, get it. Who keeps their ranks' client states beside that state gives it to them,
 // else `right` itself, with those of its own ranks. None where all have it, where specs differ, where there are no
-// replicas, or not all reports.
+// replicas, not all reports, or where one has a state that it may not give up, for the person has not seen it.
 std::vector<Healing> PlanOrderedHealings(const ModelReports& reports, const std::vector<int>& active, int world_size,
-                                         int right);
+                                         int right, absl::FunctionRef<bool(int node)> may_give_up);
 
 }  // namespace paramshard::server
 

@@ -37,7 +37,9 @@ absl::Status NodeStreams::Join(const StreamPtr& stream, int device_count) {
 absl::Status NodeStreams::TakePlace(const Stream& stream) {
   for (auto found = streams_.find(stream.node); found != streams_.end(); found = streams_.find(stream.node)) {
     const StreamPtr other = found->second;
-    if (Answers(*other)) {
+    const auto displaced = displaced_.find(stream.node);
+    const bool gave_way = displaced != displaced_.end() && displaced->second == stream.incarnation;
+    if (gave_way || Answers(*other)) {
       return absl::AlreadyExistsError(absl::StrCat("join node ", stream.node, ": a live daemon has this node number, ",
                                                    other->peer, "; give each daemon its own"));
     }
@@ -45,6 +47,7 @@ absl::Status NodeStreams::TakePlace(const Stream& stream) {
     if (other->is_over) continue;
     Log(LogLevel::kWarning, "a daemon that does not answer gives way to another one",
         {{"node", absl::StrCat(stream.node)}, {"peer", other->peer}, {"by", stream.peer}});
+    displaced_[stream.node] = other->incarnation;
     other->sink->OnStop();
     AwaitEnd(*other);
     break;

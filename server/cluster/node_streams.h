@@ -80,6 +80,8 @@ class NodeStreams {
   absl::Mutex mu_;  // taken before the coordinator's
   SteadyCondVar changed_;
   std::map<int, StreamPtr> streams_ ABSL_GUARDED_BY(mu_);  // by node: those on which it hears its news
+  // By node: the last process that gave way to another one. It does not take the place back when that one is slow.
+  std::map<int, absl::uint128> displaced_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace paramshard::server

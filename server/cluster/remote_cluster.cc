@@ -39,6 +39,8 @@ using JoinWriter = StreamWriter<JoinStream, v1::JoinRequest>;
 
 constexpr absl::Duration kFirstPause = absl::Milliseconds(20);
 constexpr absl::Duration kLongestPause = absl::Milliseconds(500);
+// Of a daemon whose place another one has taken.
+constexpr absl::Duration kDisplacedPause = absl::Seconds(5);
 // How long one attempt to join waits for the connection.
 constexpr absl::Duration kConnectWait = absl::Milliseconds(200);
 // How long one call that does not wait may take.
@@ -170,6 +172,7 @@ class RemoteCluster final : public Cluster {
   // Opens a stream that goes on where the one that is open now ends, if another certificate is there.
   void Renew();
   void LogRefused(const absl::Status& why);
+  void LogDisplaced(const absl::Status& why);
   // Node 0 has taken it.
   absl::StatusOr<StreamPtr> OpenNext(std::shared_ptr<NodeZeroLink> link);
   // Null where it has broken.
@@ -215,6 +218,7 @@ class RemoteCluster final : public Cluster {
   std::thread thread_;    // set by Start, joined by the first Stop
   std::thread renewals_;  // likewise; of a node with a certificate
   LogThrottle refusals_;  // of certificates
+  LogThrottle displacements_;
 
   mutable absl::Mutex mu_;
   SteadyCondVar changed_;
@@ -356,6 +360,10 @@ void RemoteCluster::Run() {
     changed_.SignalAll();
     if (!refused_.ok()) return;
     pause = joined_ ? kFirstPause : std::min(2 * pause, kLongestPause);
+    if (!device_counts_.empty() && absl::IsAlreadyExists(why)) {
+      LogDisplaced(why);
+      pause = kDisplacedPause;
+    }
     // Daemons that have lost node 0 at one time do not come back at one time.
   } while (Pause(absl::Uniform(random, 0.5, 1.0) * pause));
 }
@@ -485,6 +493,14 @@ void RemoteCluster::Renew() {
   }
   if (!next.ok()) return LogRefused(next.status());
   (void)(*next)->Abandon();  // the stream that it goes on from is gone
+}
+
+// It stood still, and one of the two is too many.
+void RemoteCluster::LogDisplaced(const absl::Status& why) {
+  if (const std::optional<int64_t> count = displacements_.Pass(); count.has_value()) {
+    Log(LogLevel::kError, "another daemon has taken the place of this one", {{"why", std::string(why.message())}},
+        *count);
+  }
 }
 
 // It is tried again, and so is the certificate read.

@@ -24,6 +24,7 @@
 #include "kernels/reduce/gradient_sum.h"
 #include "proto/model/layout.h"
 #include "proto/wire/words.h"
+#include "server/base/steady_time.h"
 #include "server/device/compute_device.h"
 
 namespace paramshard::server {
@@ -96,9 +97,10 @@ class Collectives {
   virtual absl::StatusOr<std::vector<SumTask>> TakeSums() { return std::vector<SumTask>(); }
 
   // Moves host memory to this rank's counterpart in another daemon, which holds a replica and makes the other call, of as
-  // many bytes. Before the first command. UNIMPLEMENTED no other daemon holds one.
-  virtual absl::Status SendToReplica(int node, absl::Span<const uint8_t> bytes);
-  virtual absl::Status ReceiveFromReplica(int node, absl::Span<uint8_t> bytes);
+  // many bytes. Before the first command. UNIMPLEMENTED no other daemon holds one; DEADLINE_EXCEEDED as other calls, but
+  // at the deadline, for the counterpart may have others to serve first.
+  virtual absl::Status SendToReplica(int node, absl::Span<const uint8_t> bytes, SteadyTime deadline);
+  virtual absl::Status ReceiveFromReplica(int node, absl::Span<uint8_t> bytes, SteadyTime deadline);
 
   // Ends every call in progress and all later ones with `status`. Callable from any thread, more than once.
   virtual void Abort(const absl::Status& status) = 0;
@@ -111,11 +113,13 @@ class Collectives {
   virtual absl::string_view name() const = 0;
 };
 
-inline absl::Status Collectives::SendToReplica(int, absl::Span<const uint8_t>) {
+inline absl::Status Collectives::SendToReplica(int, absl::Span<const uint8_t>, SteadyTime) {
   return absl::UnimplementedError("engine: replicas in other daemons expected, it has none");
 }
 
-inline absl::Status Collectives::ReceiveFromReplica(int node, absl::Span<uint8_t>) { return SendToReplica(node, {}); }
+inline absl::Status Collectives::ReceiveFromReplica(int node, absl::Span<uint8_t>, SteadyTime deadline) {
+  return SendToReplica(node, {}, deadline);
+}
 
 }  // namespace paramshard::server
 

@@ -83,14 +83,14 @@ absl::Status ReplicatedCollectives::MaxOverDaemons(int64_t number, absl::Span<fl
   return end_.status();
 }
 
-absl::Status ReplicatedCollectives::SendToReplica(int node, absl::Span<const uint8_t> bytes) {
+absl::Status ReplicatedCollectives::SendToReplica(int node, absl::Span<const uint8_t> bytes, SteadyTime deadline) {
   // It is read alone.
   void* const data = const_cast<uint8_t*>(bytes.data());
-  return MoveState({MemberOf(node), {{data, static_cast<int64_t>(bytes.size())}}, {}});
+  return MoveState({MemberOf(node), {{data, static_cast<int64_t>(bytes.size())}}, {}}, deadline);
 }
 
-absl::Status ReplicatedCollectives::ReceiveFromReplica(int node, absl::Span<uint8_t> bytes) {
-  return MoveState({MemberOf(node), {}, {{bytes.data(), static_cast<int64_t>(bytes.size())}}});
+absl::Status ReplicatedCollectives::ReceiveFromReplica(int node, absl::Span<uint8_t> bytes, SteadyTime deadline) {
+  return MoveState({MemberOf(node), {}, {{bytes.data(), static_cast<int64_t>(bytes.size())}}}, deadline);
 }
 
 int ReplicatedCollectives::MemberOf(int node) const {
@@ -99,9 +99,9 @@ int ReplicatedCollectives::MemberOf(int node) const {
   return member;
 }
 
-absl::Status ReplicatedCollectives::MoveState(const PeerTransfer& transfer) {
+absl::Status ReplicatedCollectives::MoveState(const PeerTransfer& transfer, SteadyTime deadline) {
   RETURN_IF_ERROR(end_.status());
-  const absl::Status status = replicas_->host_mesh().Exchange({transfer}, SteadyDeadline(options_.timeout), [](int) {});
+  const absl::Status status = replicas_->host_mesh().Exchange({transfer}, deadline, [](int) {});
   if (status.ok()) return status;
   end_.Set(absl::Status(status.code(), absl::StrCat("state of a replica: ", status.message())));
   return end_.status();

@@ -46,8 +46,8 @@ class ReplicatedCollectives final : public Collectives {
   absl::StatusOr<bool> GatherDone(const GatherCall& call, Delivered delivered) override;
   absl::Status Reduce(const ReduceCall& call) override;
   absl::Status MaxOverDaemons(int64_t number, absl::Span<float> values) override;
-  absl::Status SendToReplica(int node, absl::Span<const uint8_t> bytes) override;
-  absl::Status ReceiveFromReplica(int node, absl::Span<uint8_t> bytes) override;
+  absl::Status SendToReplica(int node, absl::Span<const uint8_t> bytes, SteadyTime deadline) override;
+  absl::Status ReceiveFromReplica(int node, absl::Span<uint8_t> bytes, SteadyTime deadline) override;
   void Abort(const absl::Status& status) override;
   bool lands_own_pieces() const override { return local_->lands_own_pieces(); }
   int64_t scratch_bytes() const override { return local_->scratch_bytes() + partials_.size_bytes(); }
@@ -58,7 +58,7 @@ class ReplicatedCollectives final : public Collectives {
 
   absl::Status Allocate();
 
-  absl::Status MoveState(const PeerTransfer& transfer);
+  absl::Status MoveState(const PeerTransfer& transfer, SteadyTime deadline);
   // Its index in the mesh. Requires a node that takes part.
   int MemberOf(int node) const;
 

@@ -33,11 +33,9 @@ absl::Status CheckGoesBack(const Model& model, const checkpoint::Manifest& manif
   if (!model.usable().ok() || model.fresh()) return absl::OkStatus();
   const History history = model.history();
   if (manifest.history == history.id.value) return absl::OkStatus();
-  // One that the history's first state was made from, by no, some or many commits.
-  const std::optional<HistoryParent>& parent = history.parent;
-  if (parent.has_value() && parent->history.value == manifest.history && manifest.step <= parent->commit_number) {
-    return absl::OkStatus();
-  }
+  // The very state that the history began with, and none before it: a person may have said that it is right.
+  const HistoryParent saved{.history = HistoryId{manifest.history}, .commit_number = manifest.step};
+  if (history.parent == saved) return absl::OkStatus();
   return absl::FailedPreconditionError(
       absl::StrCat("restore ", DisplayName(model.spec().name), ": a checkpoint of history ", history.id.ToString(),
                    " expected as the last one that was saved, got one of step ", manifest.step, " of ",

@@ -38,24 +38,25 @@ bool FitBook(const std::vector<ScalingBook::Record>& received, const std::vector
   return std::equal(received.begin(), received.end(), own.begin(), own.end(), fits);
 }
 
-absl::Status SendNumbers(const std::string& numbers, int receiver, Collectives& engine) {
+absl::Status SendNumbers(const std::string& numbers, int receiver, Collectives& engine, SteadyTime deadline) {
   const uint64_t size = numbers.size();
-  RETURN_IF_ERROR(
-      engine.SendToReplica(receiver, absl::MakeConstSpan(reinterpret_cast<const uint8_t*>(&size), sizeof(size))));
-  return engine.SendToReplica(receiver,
-                              absl::MakeConstSpan(reinterpret_cast<const uint8_t*>(numbers.data()), numbers.size()));
+  RETURN_IF_ERROR(engine.SendToReplica(
+      receiver, absl::MakeConstSpan(reinterpret_cast<const uint8_t*>(&size), sizeof(size)), deadline));
+  return engine.SendToReplica(
+      receiver, absl::MakeConstSpan(reinterpret_cast<const uint8_t*>(numbers.data()), numbers.size()), deadline);
 }
 
-absl::StatusOr<std::string> ReceiveNumbers(int donor, Collectives& engine) {
+absl::StatusOr<std::string> ReceiveNumbers(int donor, Collectives& engine, SteadyTime deadline) {
   uint64_t size = 0;
-  RETURN_IF_ERROR(engine.ReceiveFromReplica(donor, absl::MakeSpan(reinterpret_cast<uint8_t*>(&size), sizeof(size))));
+  RETURN_IF_ERROR(
+      engine.ReceiveFromReplica(donor, absl::MakeSpan(reinterpret_cast<uint8_t*>(&size), sizeof(size)), deadline));
   if (size > kMostReplicaStateBytes) {
     return absl::DataLossError(
         absl::StrCat("at most ", kMostReplicaStateBytes, " bytes of a replica's numbers expected, got ", size));
   }
   std::string numbers(size, '\0');
-  RETURN_IF_ERROR(
-      engine.ReceiveFromReplica(donor, absl::MakeSpan(reinterpret_cast<uint8_t*>(numbers.data()), numbers.size())));
+  RETURN_IF_ERROR(engine.ReceiveFromReplica(
+      donor, absl::MakeSpan(reinterpret_cast<uint8_t*>(numbers.data()), numbers.size()), deadline));
   return numbers;
 }
 
@@ -120,12 +121,12 @@ absl::Status Model::SendState(int receiver, Engines engines, SteadyTime deadline
     state.history = history_;
     state.history_begin = history_begin_;
   }
-  RETURN_IF_ERROR(SendNumbers(SerializeReplicaState(state), receiver, *engines[0]));
+  RETURN_IF_ERROR(SendNumbers(SerializeReplicaState(state), receiver, *engines[0], deadline));
   RETURN_IF_ERROR(
       OnAllRanks(absl::StrCat("a replica of ", spec().name), static_cast<int>(shards_.size()), [&](int rank) {
         return SendTensors(*shards_[rank], [&](absl::Span<const uint8_t> bytes) -> absl::Status {
           RETURN_IF_ERROR(CheckInTime(deadline));
-          return engines[rank]->SendToReplica(receiver, bytes);
+          return engines[rank]->SendToReplica(receiver, bytes, deadline);
         });
       }));
   LogHealing("state sent to a node that had lost it", receiver, begin);
@@ -139,7 +140,7 @@ absl::Status Model::ReceiveState(const std::string& history_id, int donor, Engin
   for (const auto& shard : shards_) all_bytes += TensorBytes(*shard);
   int64_t parameters = 0;
   for (const UnitSpec& unit : spec().units) parameters += static_cast<int64_t>(unit.parameters.size());
-  ASSIGN_OR_RETURN(const std::string numbers, ReceiveNumbers(donor, *engines[0]));
+  ASSIGN_OR_RETURN(const std::string numbers, ReceiveNumbers(donor, *engines[0], deadline));
   ASSIGN_OR_RETURN(const ReplicaState state, ParseReplicaState(numbers, parameters, static_cast<int>(shards_.size())));
   if (state.history.id.ToString() != history_id || !FitBook(state.scaling, scaling_book_.records())) {
     return absl::UnavailableError(absl::StrCat("heal ", spec().name, ": the state of history ", history_id,
@@ -152,7 +153,7 @@ absl::Status Model::ReceiveState(const std::string& history_id, int donor, Engin
   const auto receive = [&](int rank) {
     const auto move = [&](absl::Span<uint8_t> bytes) -> absl::Status {
       RETURN_IF_ERROR(CheckInTime(deadline));
-      return engines[rank]->ReceiveFromReplica(donor, bytes);
+      return engines[rank]->ReceiveFromReplica(donor, bytes, deadline);
     };
     RETURN_IF_ERROR(ReceiveTensors(*shards_[rank], move, [&](int64_t bytes) { done_bytes += bytes; }));
     shards_[rank]->SetSteps(state.steps);

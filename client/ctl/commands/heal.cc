@@ -14,7 +14,7 @@ namespace {
 std::string FateText(const v1::HealNode& node) {
   switch (node.fate()) {
     case v1::HEAL_FATE_UNKNOWN:
-      return "not known: another state is given up when it comes";
+      return "not known: where it comes with another one, ask again";
     case v1::HEAL_FATE_GIVEN:
       return "is right";
     case v1::HEAL_FATE_SAME:
@@ -36,7 +36,7 @@ std::string HealText(const v1::HealModelResponse& response) {
                   is_known ? absl::StrCat(node.commit_number()) : "-", FateText(node)});
   }
   return absl::StrCat(response.ordered() ? "the next epoch begins with the state that is right, on all nodes\n"
-                                         : "nothing to do: all nodes have one state\n",
+                                         : "nothing to do: all nodes that are known have one state\n",
                       table.Text());
 }
 

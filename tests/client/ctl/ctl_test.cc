@@ -114,7 +114,8 @@ TEST(CtlTest, WhichNodeIsRightIsSaidByItsNumber) {
   EXPECT_TRUE(daemon.service().requests.heal.has_from_node());
   EXPECT_EQ(daemon.service().requests.heal.from_node(), 0);
   answer.set_ordered(false);
-  EXPECT_THAT(Output(daemon, {"heal", "m", "--from=2"}), StartsWith("nothing to do: all nodes have one state\n"));
+  EXPECT_THAT(Output(daemon, {"heal", "m", "--from=2"}),
+              StartsWith("nothing to do: all nodes that are known have one state\n"));
 }
 
 TEST(CtlTest, ModelsSayFromWhichNodeTheNextEpochHeals) {

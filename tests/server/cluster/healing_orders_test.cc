@@ -275,6 +275,33 @@ TEST_F(HealingOrdersTest, TheLastOneCounts) {
   EXPECT_THAT(AwaitStart().healings, ElementsAre(GivesUp(0, 1, "h", kCommit), GivesUp(2, 1, "h", kCommit)));
 }
 
+// It was imported into since, say.
+TEST_F(HealingOrdersTest, AStateThatNobodyWasShownIsNotGivenUp) {
+  const std::vector<ModelReport> reports = {State(0, "h", kCommit), State(1, "other", 12), State(2, "h", kCommit)};
+  Refused(reports).IgnoreError();
+  ASSERT_OK(coordinator_.OrderHealing("m", 0).status());
+  const std::vector<ModelReport> changed = {reports[0], State(1, "other", 13), reports[2]};
+  EXPECT_THAT(Refused(changed), StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("(commit 13)")));
+  ASSERT_OK(coordinator_.OrderHealing("m", 0).status());
+  Report(changed);
+  EXPECT_THAT(AwaitStart().healings, ElementsAre(GivesUp(1, 2, "other", 13)));
+}
+
+// Whoever has gone back to an earlier commit, by an order that node 0 forgot, is no answer for those of before.
+TEST_F(HealingOrdersTest, CommitsThatWereGivenUpAreNotSaidToBeUndecided) {
+  Report({State(0, "h", kCommit), State(1, "h", kCommit), State(2, "h", kCommit)});
+  AwaitStart();
+  Commit(1, kCommit + 1);
+  End(1);
+  const std::vector<ModelReport> reports = {State(0, "import", 3), State(1, "h", kCommit + 1), State(2, "import", 3)};
+  Refused(reports).IgnoreError();
+  ASSERT_OK(coordinator_.OrderHealing("m", 0).status());
+  Report(reports);
+  AwaitStart();
+  EXPECT_THAT(coordinator_.QueryCommit(1, {.model = "m", .epoch = 1, .commit_number = kCommit + 1}),
+              StatusIs(absl::StatusCode::kDataLoss));
+}
+
 class FewerHealingOrdersTest : public HealingOrdersTest {
  protected:
   FewerHealingOrdersTest() : HealingOrdersTest({.min_nodes = 2, .patience = absl::ZeroDuration()}) {
@@ -305,6 +332,17 @@ TEST_F(FewerHealingOrdersTest, OneThatIsBackIsHealedWhenTheEpochEndsForIt) {
     coordinator_.Report(node, State(node, "h", kCommit + 1));
   }
   EXPECT_THAT(AwaitStart().healings, ElementsAre(GivesUp(2, 0, "other", 12))) << "it keeps its client states";
+}
+
+TEST_F(FewerHealingOrdersTest, AnEpochWithoutTheOneThatItIsForLeavesIt) {
+  ASSERT_OK(coordinator_.OrderHealing("m", 0).status());
+  End(2, {0, 1});
+  for (const int node : {0, 1}) coordinator_.Report(node, State(node, "h", kCommit));
+  const EpochNews start = AwaitStart({0, 1});
+  Commit(start.epoch, kCommit + 1, {0, 1});
+  EXPECT_THAT(coordinator_.healing_donor("m"), Optional(0));
+  coordinator_.Leave(0);
+  EXPECT_EQ(coordinator_.healing_donor("m"), std::nullopt) << "node 1 goes on with the same state";
 }
 
 TEST_F(FewerHealingOrdersTest, WhatIsTrainedIsNotGivenUpBehindTheBackOfItsTrainers) {

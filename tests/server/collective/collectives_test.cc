@@ -13,6 +13,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
+#include "server/base/clock.h"
 #include "server/collective/scratch_memory.h"
 #include "server/collective/tcp_mesh.h"
 #include "tests/server/collective/engine_world.h"
@@ -275,9 +276,9 @@ TEST_P(CollectivesTest, StatesMoveBetweenCounterpartsThatHoldReplicas) {
   const WorldShape& shape = world_.shape();
   if (shape.nodes() == 1 || shape.shard_size == world_.ranks()) {
     uint8_t byte = 0;
-    EXPECT_THAT(world_.engine(0).SendToReplica(1, absl::MakeConstSpan(&byte, 1)),
+    EXPECT_THAT(world_.engine(0).SendToReplica(1, absl::MakeConstSpan(&byte, 1), kNever),
                 StatusIs(absl::StatusCode::kUnimplemented));
-    EXPECT_THAT(world_.engine(0).ReceiveFromReplica(1, absl::MakeSpan(&byte, 1)),
+    EXPECT_THAT(world_.engine(0).ReceiveFromReplica(1, absl::MakeSpan(&byte, 1), kNever),
                 StatusIs(absl::StatusCode::kUnimplemented));
     return;
   }
@@ -288,11 +289,12 @@ TEST_P(CollectivesTest, StatesMoveBetweenCounterpartsThatHoldReplicas) {
     ASSERT_THAT(world_.OnAllRanks([&](int rank) -> absl::Status {
       if (world_.node(rank) == donor) {
         const int local = rank - (world_.ranks() - shape.shard_size);
-        return world_.engine(rank).SendToReplica(0, std::vector<uint8_t>(size, static_cast<uint8_t>(1 + local)));
+        return world_.engine(rank).SendToReplica(0, std::vector<uint8_t>(size, static_cast<uint8_t>(1 + local)),
+                                                 kNever);
       }
       if (world_.node(rank) != 0) return absl::OkStatus();
       received[rank].resize(size);
-      return world_.engine(rank).ReceiveFromReplica(donor, absl::MakeSpan(received[rank]));
+      return world_.engine(rank).ReceiveFromReplica(donor, absl::MakeSpan(received[rank]), kNever);
     }),
                 Each(IsOk()));
     for (int rank = 0; rank < shape.shard_size; ++rank) {
