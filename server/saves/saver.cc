@@ -311,17 +311,22 @@ bool Saver::IsSaved(const StateNumbers& numbers) const {
 }
 
 void Saver::Drain(SteadyTime deadline) {
-  {
+  while (true) {
+    {
+      absl::MutexLock lock(&mu_);
+      if (!AwaitOver(deadline)) return;
+    }
+    // Whatever this process has published: its files may have gone since.
+    if (IsDrained()) return;
+    const int64_t step = model_.state().numbers.commit_number;
     absl::MutexLock lock(&mu_);
-    if (!AwaitOver(deadline)) return;
+    if (stopped_) return;
+    // Another daemon that drains has wished for one meanwhile.
+    if (under_way_.has_value()) continue;
+    Begin(SaveReason::kDrain, step);
+    AwaitOver(deadline);
+    return;
   }
-  // Whatever this process has published: its files may have gone since.
-  if (IsDrained()) return;
-  const int64_t step = model_.state().numbers.commit_number;
-  absl::MutexLock lock(&mu_);
-  if (stopped_ || under_way_.has_value()) return;
-  Begin(SaveReason::kDrain, step);
-  AwaitOver(deadline);
 }
 
 bool Saver::IsDrained() const {
