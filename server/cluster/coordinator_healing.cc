@@ -114,12 +114,18 @@ absl::Status Coordinator::CheckMayOrder(const std::string& name, const Model& mo
 
 NodeState Coordinator::StateOf(const Model& model, int node, int donor) const {
   const std::optional<ModelReport>& report = model.reports[node];
-  // Those who train have what the last commit has left.
-  if (model.running && Has(model.active, node)) {
+  const int64_t last_commit = model.book.last_commit_number();
+  // Those who train have what the last commit has left, and so have those who have trained and not said more yet.
+  if (Has(model.active, node) && members_.present(node) && !model.history_id.empty() &&
+      (model.running || !model.is_new[node])) {
+    const bool is_same = model.running || (model.reports[donor]->history_id == model.history_id &&
+                                           model.reports[donor]->commit_number == last_commit);
     return {.node = node,
-            .fate = node == donor ? Fate::kGiven : Fate::kSame,
+            .fate = node == donor ? Fate::kGiven
+                    : is_same     ? Fate::kSame
+                                  : Fate::kGivenUp,
             .history_id = model.history_id,
-            .commit_number = model.book.last_commit_number()};
+            .commit_number = last_commit};
   }
   if (!report.has_value() || !(model.running || model.is_new[node])) return {.node = node};
   if (!report->lost.ok()) {
