@@ -13,6 +13,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "kernels/base/status_macros.h"
+#include "proto/checkpoint/content_hash.h"
 #include "server/cluster/state_difference.h"
 
 namespace paramshard::server {
@@ -37,8 +38,8 @@ absl::Status InDoubtError(const CommitQuery& query) {
 
 absl::Status ForgottenError(const CommitQuery& query) {
   return absl::DataLossError(absl::StrCat("vote ", query.model, " commit ", query.commit_number,
-                                          ": node 0 has decided later ones, and remembers the last ", kKeptDecisions,
-                                          " decisions"));
+                                          ": node 0 has decided later ones, or goes on from another state, and ",
+                                          "remembers the last ", kKeptDecisions, " decisions of the one that counts"));
 }
 
 // Of epochs that a node may name: there are numbers behind it.
@@ -260,14 +261,12 @@ void Coordinator::Leave(int node) {
   members_.Leave(node);
   links_.Forget(node);
   sinks_[node] = nullptr;
-  for (auto& [name, model] : models_) {
-    const bool is_over =
-        IsOrderedDonor(model, node) && model.healing_order->epoch() == 0 && model.healing_order->HasTwin();
-    if (is_over) EndOrder(name, model, "the node is lost, and others with its state go on");
-  }
   TellLostParts(node);
   TellLostRestores(node);
   for (auto& [name, model] : models_) {
+    const bool is_order_over =
+        IsOrderedDonor(model, node) && model.healing_order->epoch() == 0 && model.healing_order->HasTwin();
+    if (is_order_over) EndOrder(name, model, "the node is lost, and others with its state go on");
     model.reports[node].reset();
     if (model.running && Has(model.active, node)) End(name, model, NodeLostError(NodeName(members_, node), name));
     TryStart(name, model);
@@ -615,8 +614,11 @@ void Coordinator::TryStart(const std::string& name, Model& model) {
   std::optional<Nodes> nodes = NextNodes(model);
   if (!nodes.has_value()) return;
   // Where a person has said whose state counts, nobody goes on without that.
-  if (model.healing_order.has_value() && !Has(*nodes, model.healing_order->donor())) return;
-  if (model.healing_order.has_value()) CheckOrder(name, model, model.healing_order->donor());
+  if (model.healing_order.has_value()) {
+    const int donor = model.healing_order->donor();
+    if (!Has(*nodes, donor)) return;
+    CheckOrder(name, model, donor);
+  }
   const absl::Status lost = CheckNotLost(name, model, *nodes);
   std::vector<Healing> healings = Healings(model, *nodes);
   if (!AreAttached(model, *nodes)) {
@@ -1143,7 +1145,7 @@ absl::Status Coordinator::WriteReplaced(const std::string& name, const RestoreGo
   const Nodes& nodes = restore->second.nodes;
   Model* const model = Find(name);
   if (model == nullptr || static_cast<int>(nodes.size()) == members_.nodes()) return absl::OkStatus();
-  const std::string history = absl::StrFormat("%016x%016x", absl::Uint128High64(go.id), absl::Uint128Low64(go.id));
+  const std::string history = checkpoint::HashText(go.id);
   std::set<std::string> replaced = model->replaced.ids;
   replaced.insert(model->history_id);
   for (const ClosedEpoch& before : model->before) replaced.insert(before.history_id);

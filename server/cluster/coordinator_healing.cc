@@ -18,6 +18,12 @@ using Fate = NodeState::Fate;
 
 bool Has(const std::vector<int>& nodes, int node) { return std::binary_search(nodes.begin(), nodes.end(), node); }
 
+// Of a state that somebody may train on from.
+Fate FateOf(bool is_right, bool is_same) {
+  if (is_right) return Fate::kGiven;
+  return is_same ? Fate::kSame : Fate::kGivenUp;
+}
+
 absl::Status NoReplicasError(const std::string& model) {
   return absl::FailedPreconditionError(
       absl::StrCat("heal ", model, ": a model expected of which every node holds a replica, got one whose nodes hold ",
@@ -121,9 +127,7 @@ NodeState Coordinator::StateOf(const Model& model, int node, int donor) const {
     const bool is_same = model.running || (model.reports[donor]->history_id == model.history_id &&
                                            model.reports[donor]->commit_number == last_commit);
     return {.node = node,
-            .fate = node == donor ? Fate::kGiven
-                    : is_same     ? Fate::kSame
-                                  : Fate::kGivenUp,
+            .fate = FateOf(node == donor, is_same),
             .history_id = model.history_id,
             .commit_number = last_commit};
   }
@@ -134,9 +138,7 @@ NodeState Coordinator::StateOf(const Model& model, int node, int donor) const {
   if (report->fresh) return {.node = node, .fate = Fate::kNone, .why_none = "initial values"};
   const bool is_same = !model.running && IsOneState(*model.reports[donor], *report);
   return {.node = node,
-          .fate = node == donor ? Fate::kGiven
-                  : is_same     ? Fate::kSame
-                                : Fate::kGivenUp,
+          .fate = FateOf(node == donor, is_same),
           .history_id = report->history_id,
           .commit_number = report->commit_number};
 }

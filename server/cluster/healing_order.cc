@@ -2,8 +2,9 @@
 
 #include <algorithm>
 
+#include "absl/numeric/int128.h"
 #include "absl/random/random.h"
-#include "absl/strings/str_format.h"
+#include "proto/checkpoint/content_hash.h"
 
 namespace paramshard::server {
 
@@ -45,7 +46,7 @@ bool HealingOrder::HasBegun(const ModelReport& report) const {
 
 std::string DrawHistoryId() {
   absl::BitGen random;
-  return absl::StrFormat("%016x%016x", absl::Uniform<uint64_t>(random), absl::Uniform<uint64_t>(random));
+  return checkpoint::HashText(absl::MakeUint128(random(), random()));
 }
 
 }  // namespace paramshard::server

@@ -160,6 +160,7 @@ absl::Status DyingWorld::AwaitRandomMoment(uint32_t commit, Play& play) {
   LetGo(play.trainers, commit);
   RETURN_IF_ERROR(await(kEpoch, play.epoch + 1));
   RETURN_IF_ERROR(await(kPlace, PlaceOf(commit, point)));
+  // Where in what follows the deaths fall is drawn: nobody is waited for.
   absl::SleepFor(UpTo(options_.server_kill_within, play.random));
   return absl::OkStatus();
 }
@@ -183,6 +184,7 @@ absl::Status DyingWorld::Happen(absl::Span<const Death> deaths, uint32_t commit,
   return AwaitTold(deaths, commit, since, play);
 }
 
+// `after` is drawn: it says where in its start one dies that takes another's place.
 absl::Status DyingWorld::End(const Death& death, absl::Duration after, Play& play) {
   const std::vector<int>& signals = options_.server_signals;
   switch (death.mortal) {

@@ -50,12 +50,6 @@ ModelReport Begun(int node) {
   return report;
 }
 
-Healing GivesUp(int receiver, int donor, std::string history, int64_t commit_number) {
-  return {.receiver = receiver,
-          .donor = donor,
-          .gives_up = Healing::GivenUp{.history_id = std::move(history), .commit_number = commit_number}};
-}
-
 class HealingOrdersTest : public ::testing::Test {
  protected:
   explicit HealingOrdersTest(AttendancePolicy attendance = {})

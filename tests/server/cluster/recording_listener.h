@@ -156,6 +156,12 @@ inline ModelReport MakeReport(std::vector<int> attached_ranks, int64_t commit_nu
   return report;
 }
 
+inline Healing GivesUp(int receiver, int donor, std::string history, int64_t commit_number) {
+  return {.receiver = receiver,
+          .donor = donor,
+          .gives_up = Healing::GivenUp{.history_id = std::move(history), .commit_number = commit_number}};
+}
+
 inline std::vector<int> AbsentNodes(Coordinator& coordinator) {
   std::vector<int> nodes;
   for (const AbsentNode& absent : coordinator.ViewWorld().absent) nodes.push_back(absent.node);

@@ -52,12 +52,6 @@ ModelReport Unattached(ModelReport report) {
   return report;
 }
 
-Healing GivesUp(int receiver, int donor, std::string history, int64_t commit_number) {
-  return {.receiver = receiver,
-          .donor = donor,
-          .gives_up = Healing::GivenUp{.history_id = std::move(history), .commit_number = commit_number}};
-}
-
 class ReplacedHistoriesTest : public ::testing::Test {
  protected:
   void SetUp() override {
