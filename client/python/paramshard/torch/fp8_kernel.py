@@ -52,7 +52,9 @@ def _quantize_columns(x, x_stride, row, column, rows, padded_rows, data_t, scale
     tl.store(scales_t + column, scale)
 
 
-@triton.jit
+# A kernel of its own for one row, whose other rows are known to be zero, had what ptxas 12.8 had made of it: some of these
+# zeros were whatever stood in a register.
+@triton.jit(do_not_specialize=["rows"])
 def _quantize(x, x_stride, rows, columns, padded_rows, data, scales, data_t, scales_t,
               BOTH: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr):
     """One square of x, in chunks of rows and then of columns, which are read from the cache.
