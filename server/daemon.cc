@@ -147,7 +147,7 @@ absl::Status CheckAddresses(const DaemonConfig& config) {
         std::pair("--cluster-address", coordinates ? config.cluster_address : "")}) {
     if (!address.empty()) RETURN_IF_ERROR(NameFlag(flag, CheckIsLocal(address)));
   }
-  return config.data_address.empty() ? absl::OkStatus() : InterfaceOf(config.data_address).status();
+  return absl::OkStatus();
 }
 
 SavePolicy PolicyOf(const DaemonConfig& config) {
@@ -352,10 +352,6 @@ absl::Status Daemon::Impl::Start(DeviceOpener open, const std::stop_token& stop)
   RETURN_IF_ERROR(Check(config_));
   ASSIGN_OR_RETURN(const std::vector<Device> devices, ParseDevices(config_.devices));
   ASSIGN_OR_RETURN(transport_, TransportOf(config_));
-  if (!config_.data_address.empty()) {
-    ASSIGN_OR_RETURN(const std::string interface, InterfaceOf(config_.data_address));
-    UseInterfaceForNccl(interface);
-  }
   WarnOfWhatIsOpen();
   engines_ = EnginesOf(config_);
   if (config_.nodes > 1) {
@@ -662,6 +658,7 @@ absl::Status Daemon::Check(const DaemonConfig& config) {
   RETURN_IF_ERROR(CheckFolders(config));
   RETURN_IF_ERROR(TransportOf(config).status());
   RETURN_IF_ERROR(CheckAddresses(config));
+  if (!config.data_address.empty()) RETURN_IF_ERROR(UseAddressForNccl(config.data_address));
   return LoadEngineLibraries(devices, config.nodes, EnginesOf(config));
 }
 

@@ -50,9 +50,9 @@ bool KeepsDecisions(const DaemonConfig& config);
 class Daemon {
  public:
   // Finds what Start would refuse at any time: devices that are none, a save_dir or state_dir that CheckOwnFolder
-  // refuses, an NCCL
-  // that is needed and missing or too old. INVALID_ARGUMENT, FAILED_PRECONDITION and PERMISSION_DENIED say what to
-  // change; UNIMPLEMENTED means NCCL in a build without CUDA.
+  // refuses, an address that is not this machine's, an NCCL that is needed and missing or too old. INVALID_ARGUMENT,
+  // FAILED_PRECONDITION and PERMISSION_DENIED say what to change; UNIMPLEMENTED means NCCL in a build without CUDA.
+  // NCCL's environment is set, and its library stays loaded.
   static absl::Status Check(const DaemonConfig& config);
 
   // Binds the sockets, joins the world, and serves. Health says SERVING on return. ALREADY_EXISTS another daemon holds

@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "kernels/base/status_macros.h"
 
 namespace paramshard::server {
 namespace {
@@ -49,9 +50,12 @@ absl::StatusOr<std::string> InterfaceOf(const std::string& address) {
                                                     address, "; it has ", absl::StrJoin(others, ", ")));
 }
 
-void UseInterfaceForNccl(const std::string& name) {
+absl::Status UseAddressForNccl(const std::string& address) {
+  ASSIGN_OR_RETURN(const std::string interface, InterfaceOf(address));
   // "=": no other one whose name begins like that.
-  setenv("NCCL_SOCKET_IFNAME", absl::StrCat("=", name).c_str(), /*overwrite=*/0);
+  setenv("NCCL_SOCKET_IFNAME", absl::StrCat("=", interface).c_str(), /*overwrite=*/0);
+  setenv("NCCL_SOCKET_FAMILY", address.find(':') == address.npos ? "AF_INET" : "AF_INET6", /*overwrite=*/0);
+  return absl::OkStatus();
 }
 
 }  // namespace paramshard::server

@@ -13,8 +13,9 @@ namespace paramshard::server {
 // the addresses that there are.
 absl::StatusOr<std::string> InterfaceOf(const std::string& address);
 
-// Has NCCL use that interface, unless the environment names another one. Before its library is loaded.
-void UseInterfaceForNccl(const std::string& name);
+// Has NCCL use the interface that has the IP address, and addresses of that family, unless the environment says
+// otherwise. To be called before NCCL is loaded, which has it use loopback. Errors as above.
+absl::Status UseAddressForNccl(const std::string& address);
 
 }  // namespace paramshard::server
 

@@ -3,6 +3,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <cstdlib>
 #include <memory>
 #include <optional>
 #include <string>
@@ -161,6 +162,21 @@ TEST_F(DaemonTest, GpusOfSeveralDaemonsWithoutNcclAreRefusedAtOnce) {
   EXPECT_THAT(Daemon::Check(config), is_refused);
   config.devices = {"cpu:0", "cpu:1"};
   EXPECT_OK(Daemon::Check(config));
+}
+
+// Whoever loads NCCL first would have it use loopback.
+TEST_F(DaemonTest, NcclUsesTheInterfaceOfTheDataAddress) {
+  unsetenv("NCCL_SOCKET_IFNAME");
+  unsetenv("NCCL_SOCKET_FAMILY");
+  DaemonConfig config = Config();
+  config.devices = {"cuda:0"};
+  config.nodes = 2;
+  config.cluster_address = "127.0.0.1:1";
+  config.data_address = "127.0.0.1";
+  config.nccl_library = "/nowhere/libnccl.so.2";
+  EXPECT_FALSE(Daemon::Check(config).ok());
+  EXPECT_STREQ(std::getenv("NCCL_SOCKET_IFNAME"), "=lo");
+  EXPECT_STREQ(std::getenv("NCCL_SOCKET_FAMILY"), "AF_INET");
 }
 
 TEST_F(DaemonTest, AFolderOfCheckpointsThatIsNoneOrThatOthersWriteToIsRefused) {
