@@ -11,6 +11,7 @@
 #include <csignal>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <sstream>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -54,6 +55,8 @@ struct RollbackCase {
   int victim = 0;
   std::vector<std::string> flags = {};
   int nodes = 2;
+  // As on machines of their own, though all are on this one: over its network, and with NCCL over that too.
+  bool apart = false;
 };
 
 // Who is killed in the middle of a training, and the server that ends with it: its process, by a pidfd. While it ends
@@ -75,6 +78,10 @@ class RollbackTest : public testing::TestWithParam<RollbackCase> {
   void SetUp() override {
     const int devices = DevicesUpTo(nodes());
     if (devices < nodes()) GTEST_SKIP() << nodes() << " GPUs expected, got " << devices;
+    if (!GetParam().apart) return;
+    const absl::StatusOr<std::string> addresses = OutputOf("hostname --all-ip-addresses");
+    std::istringstream(addresses.value_or("")) >> data_address_;
+    if (data_address_.empty()) GTEST_SKIP() << "an address of this machine expected, got none but loopback's";
   }
 
   static int nodes() { return GetParam().nodes; }
@@ -85,11 +92,17 @@ class RollbackTest : public testing::TestWithParam<RollbackCase> {
                                "--keeper=on", "--save-dir=" + saves_.path()});
     flags.insert(flags.end(), GetParam().flags.begin(), GetParam().flags.end());
     if (!state_flag_.empty()) flags.push_back(state_flag_);
+    if (GetParam().apart) {
+      flags.insert(flags.end(), {"--data-address=" + data_address_, "--trusted-data-network=on"});
+    }
     return flags;
   }
   void Spawn(int node) {
     daemons_[node].reset();
-    daemons_[node].emplace(DaemonProcess::Spawn(Program(PARAMSHARDD), sockets_[node].path(), FlagsOf(node)));
+    Surroundings surroundings;
+    if (GetParam().apart) surroundings.environment = {{"NCCL_HOSTID", absl::StrCat("machine", node)}};
+    daemons_[node].emplace(
+        DaemonProcess::Spawn(Program(PARAMSHARDD), sockets_[node].path(), FlagsOf(node), surroundings));
   }
   void Start() {
     for (int node = 0; node < nodes(); ++node) Spawn(node);
@@ -193,6 +206,7 @@ class RollbackTest : public testing::TestWithParam<RollbackCase> {
   std::optional<DaemonProcess> daemons_[kMostNodes];
   std::vector<std::string> expected_;
   std::string state_flag_;
+  std::string data_address_;
 };
 
 TEST_P(RollbackTest, EndsInTheBytesOfARunThatWasNotInterrupted) {
@@ -362,7 +376,9 @@ INSTANTIATE_TEST_SUITE_P(, KeptDecisionsTest, testing::Values(RollbackCase{"Node
 
 INSTANTIATE_TEST_SUITE_P(, LostReplicaTest,
                          testing::Values(RollbackCase{"Node0", false, 0}, RollbackCase{"Node1", false, 1},
-                                         RollbackCase{"Node1Latest", false, 1, {"--restore=latest"}}),
+                                         RollbackCase{"Node1Latest", false, 1, {"--restore=latest"}},
+                                         RollbackCase{"Node0Apart", false, 0, {}, 2, true},
+                                         RollbackCase{"Node1Apart", false, 1, {}, 2, true}),
                          [](const auto& info) { return info.param.name; });
 
 INSTANTIATE_TEST_SUITE_P(, RollbackTest,
@@ -370,7 +386,8 @@ INSTANTIATE_TEST_SUITE_P(, RollbackTest,
                                          RollbackCase{"ShardedNode0Latest", true, 0, {"--restore=latest"}},
                                          RollbackCase{"ShardedNode1Latest", true, 1, {"--restore=latest"}},
                                          RollbackCase{"ShardedNode0Of3", true, 0, {}, 3},
-                                         RollbackCase{"ShardedNode2Of3", true, 2, {}, 3}),
+                                         RollbackCase{"ShardedNode2Of3", true, 2, {}, 3},
+                                         RollbackCase{"ShardedNode1Apart", true, 1, {}, 2, true}),
                          [](const auto& info) { return info.param.name; });
 
 }  // namespace

@@ -104,6 +104,8 @@ int DevicesUpTo(int most) {
   return gpus.ok() ? std::min(most, std::atoi(gpus->c_str())) : 0;
 }
 
+std::string DeviceFlagOf(int node) { return DeviceFlags(1, node % std::max(1, DevicesUpTo(node + 1)))[0]; }
+
 ModelSpec SmallModel(const std::string& name, int64_t rows_factor, bool scaled) {
   ModelSpec spec;
   spec.name = name;

@@ -35,6 +35,8 @@ ModelSpec SmallModel(const std::string& name, int64_t rows_factor = 1, bool scal
 
 // How many devices of the tests' kind this machine has, `most` at most: as many cpu devices as one likes.
 int DevicesUpTo(int most);
+// --device of one of several daemons that stand for machines, which share GPUs where there are too few.
+std::string DeviceFlagOf(int node);
 
 struct Training {
   std::string socket_dir;

@@ -17,6 +17,7 @@
 #include "tests/status_matchers.h"
 #include "tests/support/child_process.h"
 #include "tests/support/daemon_process.h"
+#include "tests/support/environment.h"
 #include "tests/support/temporary_directory.h"
 
 namespace paramshard::test {
@@ -46,7 +47,8 @@ class BadLinkTest : public testing::Test {
 
   void Start(const std::vector<std::string>& flags_of_node0 = {}) {
     for (int node = 0; node < kNodes; ++node) {
-      std::vector<std::string> flags = {absl::StrCat("--node=", node),
+      std::vector<std::string> flags = {DeviceFlagOf(node),
+                                        absl::StrCat("--node=", node),
                                         absl::StrCat("--nodes=", kNodes),
                                         "--keeper=off",
                                         "--step-timeout=10m",
@@ -56,13 +58,13 @@ class BadLinkTest : public testing::Test {
                                         absl::StrCat("--data-address=", Machines::Address(node))};
       if (node == 0) flags.insert(flags.end(), flags_of_node0.begin(), flags_of_node0.end());
       daemons_[node].emplace(
-          DaemonProcess::Spawn(PARAMSHARDD, sockets_[node].path(), flags, {.network = machines_->network(node)}));
+          DaemonProcess::Spawn(Program(PARAMSHARDD), sockets_[node].path(), flags, machines_->Of(node)));
     }
     for (auto& daemon : daemons_) ASSERT_OK(daemon->AwaitReady());
   }
   nlohmann::json Ctl(int node, const std::string& words) const {
     const absl::StatusOr<std::string> text =
-        OutputOf(absl::StrCat(PARAMSHARDCTL, " --socket-dir=", sockets_[node].path(), " -o json ", words));
+        OutputOf(absl::StrCat(Program(PARAMSHARDCTL), " --socket-dir=", sockets_[node].path(), " -o json ", words));
     EXPECT_OK(text.status());
     return nlohmann::json::parse(text.value_or("{}"), nullptr, /*allow_exceptions=*/false);
   }

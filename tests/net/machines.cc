@@ -89,6 +89,10 @@ absl::Status Machines::Connect(int machine) {
 
 std::string Machines::Address(int machine) { return absl::StrCat("10.9.0.", machine + 10); }
 
+Surroundings Machines::Of(int machine) const {
+  return {.network = network(machine), .environment = {{"NCCL_HOSTID", Address(machine)}}};
+}
+
 absl::Status Machines::Cut(int machine) const {
   return RunIn(holders_[0].network(), absl::StrCat("ip link set link", machine, " nomaster"));
 }

@@ -10,6 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "proto/wire/handoff.h"
+#include "tests/support/daemon_process.h"
 
 namespace paramshard::test {
 
@@ -23,8 +24,10 @@ class Machines {
 
   // Of its only interface; loopback is there besides.
   static std::string Address(int machine);
-  // The descriptor of its network namespace, for Surroundings.
+  // The descriptor of its network namespace.
   int network(int machine) const { return holders_[machine + 1].network(); }
+  // What a daemon there gets. NCCL takes GPUs of two machines for what they are to be, and moves bytes over the network.
+  Surroundings Of(int machine) const;
 
   // Takes the machine off the bridge, and puts it back: neither end hears of that.
   absl::Status Cut(int machine) const;

@@ -412,7 +412,10 @@ absl::Status Play::RunTrainings(const std::vector<const Event*>& events) {
   spec.daemons.daemon = options_.daemon;
   spec.daemons.ctl = options_.ctl;
   spec.daemons.wall_clock = options_.wall_clock;
-  spec.daemons.devices.assign(script_.nodes, "cpu:0");
+  spec.daemons.devices.clear();
+  for (int node = 0; node < script_.nodes; ++node) {
+    spec.daemons.devices.push_back(options_.devices[node % options_.devices.size()]);
+  }
   Tell(absl::StrCat("start of ", Name()));
   ASSIGN_OR_RETURN(world_, NetworkWorld::Start(spec));
   Tell("a training without events");

@@ -50,11 +50,12 @@ struct NetworkScript {
 };
 
 struct NetworkCampaignOptions {
-  std::string daemon;                  // the program
-  std::string ctl;                     // the program
-  std::string wall_clock;              // the library that stepped_clock.h wants
-  std::vector<std::string> only = {};  // events; empty: all. Long ones are drawn more seldom
-  int most_nodes = 8;                  // worlds have two nodes at least
+  std::string daemon;                            // the program
+  std::string ctl;                               // the program
+  std::string wall_clock;                        // the library that stepped_clock.h wants
+  std::vector<std::string> devices = {"cpu:0"};  // one for each node; more nodes than GPUs share them
+  std::vector<std::string> only = {};            // events; empty: all. Long ones are drawn more seldom
+  int most_nodes = 8;                            // worlds have two nodes at least
   int64_t worlds = 10;
   int64_t events = 20;                             // in each
   int64_t at_once = 1;                             // worlds that run side by side

@@ -20,6 +20,9 @@ int main(int argc, char** argv) {
   app.add_option("--most-nodes", options.most_nodes, "In a world")->check(CLI::Range(2, 8))->capture_default_str();
   app.add_option("--seconds", seconds, "No world begins later; default: as many worlds as --worlds says")
       ->check(CLI::PositiveNumber);
+  app.add_option("--device", options.devices, "Of the daemons, in turn: cuda:0,cuda:1")
+      ->delimiter(',')
+      ->capture_default_str();
   app.add_option("--only", options.only, "These events; default: all")
       ->check(CLI::IsMember(paramshard::test::NetworkEventNames()))
       ->delimiter(',');

@@ -23,12 +23,14 @@ absl::StatusOr<std::unique_ptr<NetworkWorld>> NetworkWorld::Start(const Spec& sp
   for (int node = 0; node < nodes; ++node) {
     world->clocks_.emplace_back(spec.daemons.wall_clock, absl::StrCat(world->folder_.path(), "/clock", node));
     const tls::Files files = world->Certify(node);
+    Surroundings surroundings = world->machines_.Of(node);
+    const auto clock = world->clocks_.back().Environment();
+    surroundings.environment.insert(surroundings.environment.end(), clock.begin(), clock.end());
     sites.push_back({.flags = {absl::StrCat("--cluster-address=", Machines::Address(0), ":7777"), "--step-timeout=10m",
                                "--trusted-data-network=on", absl::StrCat("--data-address=", Machines::Address(node)),
                                "--tls-cert=" + files.cert, "--tls-key=" + files.key, "--tls-ca=" + files.ca},
                      .devices = {spec.daemons.devices[node]},
-                     .surroundings = {.network = world->machines_.network(node),
-                                      .environment = world->clocks_.back().Environment()},
+                     .surroundings = std::move(surroundings),
                      .log = LogOf(spec.logs, node)});
   }
   if (spec.keeps_decisions) {

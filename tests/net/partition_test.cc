@@ -15,6 +15,7 @@
 #include "tests/status_matchers.h"
 #include "tests/support/child_process.h"
 #include "tests/support/daemon_process.h"
+#include "tests/support/environment.h"
 #include "tests/support/temporary_directory.h"
 #include "tests/support/test_authority.h"
 
@@ -40,20 +41,20 @@ class PartitionTest : public testing::TestWithParam<bool> {
     for (int node = 0; node < kNodes; ++node) {
       const tls::Files files = Install(absl::StrCat(folder_.path(), "/", node),
                                        authority_.Issue({absl::StrCat(kWorldUri, "/node/", node)}), authority_.cert());
-      daemons_[node].emplace(
-          DaemonProcess::Spawn(PARAMSHARDD, sockets_[node].path(),
-                               {absl::StrCat("--node=", node), absl::StrCat("--nodes=", kNodes), "--keeper=off",
-                                kStepTimeout, absl::StrCat("--cluster-address=", Machines::Address(0), ":7777"),
-                                "--trusted-data-network=on", absl::StrCat("--data-address=", Machines::Address(node)),
-                                "--tls-cert=" + files.cert, "--tls-key=" + files.key, "--tls-ca=" + files.ca},
-                               {.network = machines_->network(node)}));
+      daemons_[node].emplace(DaemonProcess::Spawn(
+          Program(PARAMSHARDD), sockets_[node].path(),
+          {DeviceFlagOf(node), absl::StrCat("--node=", node), absl::StrCat("--nodes=", kNodes), "--keeper=off",
+           kStepTimeout, absl::StrCat("--cluster-address=", Machines::Address(0), ":7777"), "--trusted-data-network=on",
+           absl::StrCat("--data-address=", Machines::Address(node)), "--tls-cert=" + files.cert,
+           "--tls-key=" + files.key, "--tls-ca=" + files.ca},
+          machines_->Of(node)));
     }
     for (auto& daemon : daemons_) ASSERT_OK(daemon->AwaitReady());
   }
   absl::StatusOr<nlohmann::json> Ctl(int node, const std::string& words) const {
     ASSIGN_OR_RETURN(
         const std::string text,
-        OutputOf(absl::StrCat(PARAMSHARDCTL, " --socket-dir=", sockets_[node].path(), " -o json ", words)));
+        OutputOf(absl::StrCat(Program(PARAMSHARDCTL), " --socket-dir=", sockets_[node].path(), " -o json ", words)));
     return nlohmann::json::parse(text);
   }
   bool IsRunning(int node) const {
