@@ -234,6 +234,8 @@ class Coordinator {
   void TakeActive(const ClosedEpoch& before, Model& model) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   using Nodes = std::vector<int>;  // ascending
+  static bool Has(const Nodes& nodes, int node);
+  static absl::Status StoppedError();
 
   // DATA_LOSS naming one of the nodes that has lost its part.
   absl::Status CheckNotLost(const std::string& name, const Model& model, const Nodes& nodes) const
@@ -341,7 +343,8 @@ class Coordinator {
   // Tells all who have voted on the commit, which is open no more.
   void AnswerVoters(const std::string& name, Model& model, int64_t commit_number) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
-  // Node 0's word about a save, for all others; and another node's, for node 0.
+  // Saves and restores, in coordinator_checkpoints.cc. Node 0's word about a save, for all others; and another node's,
+  // for node 0.
   absl::Status TellFollowers(const SaveNews& news) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void TellLeader(int node, SaveNews news) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status CheckMayOrder(const std::string& model, const SaveOrder& order) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

@@ -16,8 +16,6 @@ namespace {
 
 using Fate = NodeState::Fate;
 
-bool Has(const std::vector<int>& nodes, int node) { return std::binary_search(nodes.begin(), nodes.end(), node); }
-
 // Of a state that somebody may train on from.
 Fate FateOf(bool is_right, bool is_same) {
   if (is_right) return Fate::kGiven;
