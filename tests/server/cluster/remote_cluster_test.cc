@@ -605,7 +605,8 @@ class RenewalTest : public testing::Test {
     RemoteOptions options = Options(zero_);
     options.own_certificate = [this]() -> absl::StatusOr<tls::Certificate> {
       if (version_ < 0) return absl::FailedPreconditionError("--tls-cert c: a valid certificate expected");
-      return tls::Certificate{.fingerprint = absl::StrCat(version_.load())};
+      return tls::Certificate{
+          .uris = {}, .not_before = {}, .not_after = {}, .fingerprint = absl::StrCat(version_.load())};
     };
     options.make_credentials = [this] {
       ++links_;

@@ -40,7 +40,7 @@ class ServiceManager {
 
   bool HasHeardAll() const {
     char text[1];
-    return recv(socket_.get(), text, sizeof(text), MSG_DONTWAIT) < 0 && errno == EAGAIN;
+    return recv(socket_.get(), text, sizeof(text), MSG_DONTWAIT | MSG_PEEK) < 0 && errno == EAGAIN;
   }
 
  private:
