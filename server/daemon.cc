@@ -308,6 +308,8 @@ class Daemon::Impl {
   bool ModelsStay() const;
   // What trainers are told when it stops.
   absl::Status DrainReason() const;
+  // Models that nobody has saved, where saves are not made.
+  void WarnOfWhatIsLost() const;
 
   const DaemonConfig config_;
   const Afterlife afterlife_;
@@ -629,6 +631,16 @@ absl::Status Daemon::Impl::DrainReason() const {
                                       : "the daemon stops; what was not exported is lost with it");
 }
 
+void Daemon::Impl::WarnOfWhatIsLost() const {
+  if (ModelsStay() || savers_ != nullptr) return;
+  for (const std::shared_ptr<Model>& model : store_->List()) {
+    const int64_t commit_number = model->commit_log().numbers().commit_number;
+    if (commit_number == 0) continue;
+    Log(LogLevel::kWarning, "a model goes with the daemon: there is no --save-dir",
+        {{"model", model->spec().name}, {"commit", absl::StrCat(commit_number)}});
+  }
+}
+
 void Daemon::Impl::Stop() {
   RequestStop();
   {
@@ -643,6 +655,7 @@ void Daemon::Impl::Stop() {
   const auto saves = ModelsStay() ? ModelStore::DrainSaves::kUnderWay : ModelStore::DrainSaves::kUnsaved;
   if (restores_ != nullptr) restores_->BeginDrain();
   if (store_ != nullptr) {
+    WarnOfWhatIsLost();
     store_->Drain(deadline, DrainReason(), saves);
     changes_.reset();
     if (loses_models) store_->DropKept();

@@ -12,12 +12,13 @@ namespace paramshard::ctl {
 
 absl::StatusOr<AdminClient> AdminClient::Connect(const Options& options) {
   if (options.remote.has_value()) {
-    ASSIGN_OR_RETURN(const auto channel, paramshard::internal::OpenRemoteChannel(*options.remote, options.timeout));
+    ASSIGN_OR_RETURN(const auto channel,
+                     paramshard::internal::OpenRemoteChannel(*options.remote, options.remote_connect_timeout));
     return AdminClient(options, std::nullopt, channel);
   }
   ASSIGN_OR_RETURN(const auto paths, paramshard::internal::FindSockets(options.socket_dir));
-  ASSIGN_OR_RETURN(auto companion, paramshard::internal::Companion::Connect(paths.handoff, options.timeout));
-  ASSIGN_OR_RETURN(const auto channel, paramshard::internal::OpenChannel(paths, options.timeout));
+  ASSIGN_OR_RETURN(auto companion, paramshard::internal::Companion::Connect(paths.handoff, options.connect_timeout));
+  ASSIGN_OR_RETURN(const auto channel, paramshard::internal::OpenChannel(paths, options.connect_timeout));
   return AdminClient(options, std::move(companion), channel);
 }
 

@@ -8,6 +8,8 @@ absl::StatusOr<AdminClient> Context::Connect() const {
   if (!options_.addresses.empty()) {
     options.remote = {.address = options_.addresses[0], .files = options_.tls_files, .roles = options_.tls_roles};
   }
+  options.connect_timeout = options_.timeout.value_or(options.connect_timeout);
+  options.remote_connect_timeout = options_.timeout.value_or(options.remote_connect_timeout);
   options.timeout = options_.timeout.value_or(options.timeout);
   options.stream_timeout = options_.timeout.value_or(options.stream_timeout);
   return AdminClient::Connect(options);

@@ -107,8 +107,10 @@ void Reader::AddGlobalOptions() {
       ->delimiter(',')
       ->envname("PARAMSHARD_TLS_ROLE");
   AddParsedOption(app_, "-o,--output", "FORMAT", ParseOutput, options.output, "table or json (default: table)");
-  AddParsedOption(app_, "--timeout", "DURATION", ParseTimeout, options.timeout,
-                  "how long to wait for an answer (default: 30s; import, restore, stats and verify 10m)");
+  AddParsedOption(
+      app_, "--timeout", "DURATION", ParseTimeout, options.timeout,
+      "how long to wait for an answer (default: 30s; import, restore, stats and verify 10m; to connect to an "
+      "--address 5s)");
 }
 
 CLI::App& Reader::Group(const std::string& name) {

@@ -36,12 +36,15 @@ std::optional<std::vector<int>> NextActive(const Membership& members, const std:
   return linked.size() < needed ? active : linked;
 }
 
-bool MayReturn(const Membership& members, int node, const AttendancePolicy& policy, SteadyTime now) {
-  if (!members.present(node)) return false;
+absl::Duration HeldBackFor(const Membership& members, int node, const AttendancePolicy& policy, SteadyTime now) {
   const int64_t doublings = std::min(members.losses(node), kMostDoublings);
-  if (doublings < 2) return true;
+  if (doublings < 2) return absl::ZeroDuration();
   const absl::Duration stay = policy.patience * (int64_t{1} << (doublings - 1));
-  return now >= members.changed_at(node) + absl::ToChronoNanoseconds(stay);
+  return std::max(absl::ZeroDuration(), stay - absl::FromChrono(now - members.changed_at(node)));
+}
+
+bool MayReturn(const Membership& members, int node, const AttendancePolicy& policy, SteadyTime now) {
+  return members.present(node) && HeldBackFor(members, node, policy, now) == absl::ZeroDuration();
 }
 
 std::optional<SteadyTime> NextGivenUp(const Membership& members, const AttendancePolicy& policy, SteadyTime now) {

@@ -35,8 +35,10 @@ std::optional<std::vector<int>> NextActive(const Membership& members, const std:
                                            absl::FunctionRef<bool(int node)> is_ready, const AttendancePolicy& policy,
                                            bool may_be_fewer, const std::vector<int>& left_out, SteadyTime now);
 
-// Whether a node may end an epoch that goes on without it. One that is lost again and again has to stay for longer each
-// time, up to 128 times the patience.
+// How long a node that is here must still stay before it may end an epoch that goes on without it. One that is lost
+// again and again has to stay for longer each time, up to 128 times the patience.
+absl::Duration HeldBackFor(const Membership& members, int node, const AttendancePolicy& policy, SteadyTime now);
+// Whether a node is here, and may.
 bool MayReturn(const Membership& members, int node, const AttendancePolicy& policy, SteadyTime now);
 
 // When the next of the nodes that are lost need not be waited for any more; unset: none is waited for.

@@ -197,11 +197,19 @@ struct AbsentNode {
   int64_t losses = 0;                                // how often it was lost
 };
 
+// A node that is back, and that epochs go on without for a while because it was lost again and again.
+struct HeldBackNode {
+  int node = 0;
+  absl::Duration held_for = absl::ZeroDuration();  // from now on
+  int64_t losses = 0;
+};
+
 // What node 0 knows of who is here.
 struct WorldView {
   std::vector<AbsentNode> absent = {};      // ascending
   std::vector<std::string> cut_links = {};  // "node 1 (10.9.0.11) and node 2 (10.9.0.12)"
   std::vector<int> left_out = {};  // nodes that epochs are without because of them, where they may be; ascending
+  std::vector<HeldBackNode> held_back = {};  // ascending
 };
 
 // Key-value rendezvous of one epoch of one model; values end with the epoch.

@@ -148,21 +148,21 @@ absl::Status ClusterServiceImpl::Serve(grpc::ServerContext* context, v1::JoinReq
                                                                 .peer = context->peer(),
                                                                 .sink = &sink});
   RETURN_IF_ERROR(hello.goes_on() ? streams_.GoOn(node_stream) : streams_.Join(node_stream, hello.device_count()));
-  if (!hello.goes_on()) LogNode("a node has joined", *node_stream);
+  if (!hello.goes_on()) LogNode(LogLevel::kInfo, "a node has joined", *node_stream);
   bool is_moved = false;
   while (!is_moved && stream->Read(&request)) {
     is_moved = request.has_moved();
     request.has_probe_answer() ? streams_.TakeProbeAnswer(*node_stream) : Take(hello.node(), request);
   }
-  if (streams_.End(*node_stream, is_moved)) LogNode("a node has left", *node_stream);
+  if (streams_.End(*node_stream, is_moved)) LogNode(LogLevel::kWarning, "a node has left", *node_stream);
   // A write in progress would wait for a node that has stopped reading.
   context->TryCancel();
   return absl::OkStatus();
 }
 
-void ClusterServiceImpl::LogNode(absl::string_view event, const NodeStreams::Stream& stream) {
+void ClusterServiceImpl::LogNode(LogLevel level, absl::string_view event, const NodeStreams::Stream& stream) {
   const size_t nodes = coordinator_->nodes();
-  log_.Write(LogLevel::kInfo, event,
+  log_.Write(level, event,
              {{"node", absl::StrCat(stream.node)},
               {"peer", stream.peer},
               {"present", absl::StrCat(nodes - coordinator_->ViewWorld().absent.size(), " of ", nodes)}});

@@ -13,6 +13,7 @@
 #include "absl/strings/str_join.h"
 #include "kernels/base/status_macros.h"
 #include "server/cluster/state_difference.h"
+#include "server/log/log.h"
 
 namespace paramshard::server {
 namespace {
@@ -310,6 +311,9 @@ WorldView Coordinator::ViewWorld() {
   }
   view.left_out.assign(left_out.begin(), left_out.end());
   for (int node = 0; node < members_.nodes(); ++node) {
+    if (const absl::Duration held_for = HeldBack(node, now); held_for > absl::ZeroDuration()) {
+      view.held_back.push_back({.node = node, .held_for = held_for, .losses = members_.losses(node)});
+    }
     if (members_.present(node)) continue;
     view.absent.push_back({.node = node,
                            .absent_for = absl::FromChrono(now - members_.changed_at(node)),
@@ -674,7 +678,27 @@ void Coordinator::CheckReturner(const std::string& name, Model& model, int node)
   if (Has(model.active, node) || !IsAttached(model, node)) return;
   const absl::Status fits =
       CheckMayReturn(name, model, node, model.active[0], model.history_id, model.book.last_commit_number());
-  if (!fits.ok()) RefuseNode(name, model, node, fits);
+  fits.ok() ? LogHeldBack(name, node) : RefuseNode(name, model, node, fits);
+}
+
+void Coordinator::LogHeldBack(const std::string& name, int node) const {
+  const absl::Duration held_for = HeldBack(node, SteadyNow());
+  if (held_for == absl::ZeroDuration()) return;
+  Log(LogLevel::kWarning, "a node that was lost again and again is held back",
+      {{"model", name},
+       {"node", NodeName(members_, node)},
+       {"losses", absl::StrCat(members_.losses(node))},
+       {"held_for", absl::FormatDuration(absl::Trunc(held_for, absl::Milliseconds(1)))}});
+}
+
+absl::Duration Coordinator::HeldBack(int node, SteadyTime now) const {
+  bool waits = false;
+  for (const auto& [name, model] : models_) {
+    const bool is_without = model.running && !Has(model.active, node);
+    waits |= is_without && IsAttached(model, node) && !IsOrderedDonor(model, node);
+  }
+  const bool is_held = waits && members_.present(node);
+  return is_held ? HeldBackFor(members_, node, options_.attendance, now) : absl::ZeroDuration();
 }
 
 absl::Status Coordinator::CheckMayReturn(const std::string& name, const Model& model, int node, int other,
@@ -774,6 +798,17 @@ void Coordinator::Start(const std::string& name, Model& model, Nodes nodes, std:
     start.fork = {.history_id = from.history_id, .lineage = from.lineage, .commit_number = from.commit_number};
   }
   TellActive(model, [&](NodeSink& sink) { sink.OnEpochStart(name, start); });
+  WarnWhoIsNeeded(name, model);
+  for (int node = 0; node < members_.nodes(); ++node) {
+    if (!Has(model.active, node)) LogHeldBack(name, node);
+  }
+}
+
+// Whoever permits fewer nodes expects all models to go on with them.
+void Coordinator::WarnWhoIsNeeded(const std::string& name, const Model& model) const {
+  if (options_.attendance.Needed(options_.nodes) == options_.nodes || MayBeFewer(model)) return;
+  Log(LogLevel::kWarning, "epochs of a model need all nodes, whatever --min-replicas says",
+      {{"model", name}, {"why", "its nodes hold parts of it, or its gradients are summed and not averaged"}});
 }
 
 absl::Status Coordinator::WriteBegun(const std::string& name, const ModelReport& state, const Nodes& nodes,

@@ -277,6 +277,7 @@ class Coordinator {
   void SkipEpochsOfOthers(Model& model) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Start(const std::string& name, Model& model, Nodes nodes, std::vector<Healing> healings = {})
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void WarnWhoIsNeeded(const std::string& name, const Model& model) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // DATA_LOSS: another coordinator has decided a later commit of this history than any of these nodes has, which may be
   // where epochs may be without some.
   absl::Status CheckNewest(const std::string& name, const Model& model, const Nodes& nodes,
@@ -293,6 +294,9 @@ class Coordinator {
   // A node that is not in the running epoch has all its trainers: they wait for the epoch's end, or hear why the node
   // cannot take part.
   void CheckReturner(const std::string& name, Model& model, int node) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // What such a node still has to wait for before it ends the running epoch of some model.
+  absl::Duration HeldBack(int node, SteadyTime now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void LogHeldBack(const std::string& name, int node) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Ends the epoch, where such a node is to take part in the next one. It goes on with the commit that was decided last.
   void EndForReturners(const std::string& name, Model& model) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   RankRange FirstGroup(const Model& model, const ModelReport& state) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

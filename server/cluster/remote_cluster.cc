@@ -353,6 +353,9 @@ void RemoteCluster::Run() {
     const absl::Status why = WithCertificate(RunStream());
     absl::MutexLock lock(&mu_);
     last_error_ = why;
+    if (joined_ && !stopped_) {
+      Log(LogLevel::kWarning, "node 0 is lost: joining the world again", {{"why", std::string(why.message())}});
+    }
     EndRunning(why);
     // Before the first welcome this daemon is not part of the world. Later, an older stream of it may still be known.
     const bool may_be_ghost = absl::IsAlreadyExists(why) && SteadyNow() < ghosts_end;
@@ -582,6 +585,7 @@ void RemoteCluster::Take(const v1::JoinResponse& response) {
 
 void RemoteCluster::TakeWelcome(const v1::Welcome& welcome) {
   joined_ = true;
+  if (!device_counts_.empty()) Log(LogLevel::kInfo, "node 0 has this node again", {});
   const bool has_counts = welcome.device_counts_size() == welcome.nodes();
   if (has_counts) ++answers_;
   // Counts are final once all are known; a restarted node 0 learns them again.

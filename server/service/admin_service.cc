@@ -52,6 +52,12 @@ void AddWorld(const WorldView& view, v1::GetVersionResponse& response) {
     *node.mutable_absent_for() = DurationToProto(absent.absent_for);
     node.set_losses(absent.losses);
   }
+  for (const HeldBackNode& held_back : view.held_back) {
+    v1::HeldBackNode& node = *response.add_held_back_nodes();
+    node.set_node(held_back.node);
+    *node.mutable_held_for() = DurationToProto(held_back.held_for);
+    node.set_losses(held_back.losses);
+  }
 }
 
 int64_t ResidentBytes() {

@@ -43,6 +43,7 @@ void MetricsPage::AddDaemon(Samples& samples) const {
     samples.push_back({Metric::kWorldNodes, {"absent"}, static_cast<double>(absent)});
     samples.push_back({Metric::kCutLinks, {}, static_cast<double>(view->cut_links.size())});
     samples.push_back({Metric::kLeftOutNodes, {}, static_cast<double>(view->left_out.size())});
+    samples.push_back({Metric::kHeldBackNodes, {}, static_cast<double>(view->held_back.size())});
   }
   for (ComputeDevice* const device : world.devices) {
     samples.push_back({Metric::kDeviceHealthy, {device->Name()}, device->health().status().ok() ? 1.0 : 0.0});
@@ -64,14 +65,18 @@ void MetricsPage::AddDaemon(Samples& samples) const {
 
 // Of models with one label sessions are added; numbers and times are the latest.
 void MetricsPage::AddModels(Samples& samples) {
-  Values sessions, commits, commit_times, save_times, memory;
+  Values sessions, commits, commit_times, save_times, memory, absent_nodes;
   const auto raise = [](Values& values, const std::string& label, double value) {
     const auto [entry, added] = values.try_emplace({label}, value);
     if (!added) entry->second = std::max(entry->second, value);
   };
   for (const std::shared_ptr<Model>& model : options_.store->List()) {
     const std::string label = LabelOf(model->spec().name);
-    sessions[{label}] += static_cast<double>(model->activity().trainers.size());
+    const Model::Activity activity = model->activity();
+    sessions[{label}] += static_cast<double>(activity.trainers.size());
+    const size_t nodes = options_.store->world().cluster->nodes();
+    const size_t absent = activity.active_nodes.empty() ? 0 : nodes - activity.active_nodes.size();
+    if (activity.running) raise(absent_nodes, label, static_cast<double>(absent));
     raise(commits, label, static_cast<double>(model->commit_log().numbers().commit_number));
     if (const auto time = model->last_commit_time()) raise(commit_times, label, UnixSeconds(*time));
     const ModelSaver* const saver = model->saver();
@@ -82,6 +87,7 @@ void MetricsPage::AddModels(Samples& samples) {
     }
   }
   AddAll(Metric::kSessions, sessions, samples);
+  AddAll(Metric::kEpochAbsentNodes, absent_nodes, samples);
   AddAll(Metric::kCommitNumber, commits, samples);
   AddAll(Metric::kLastCommitTimestamp, commit_times, samples);
   AddAll(Metric::kLastSaveTimestamp, save_times, samples);

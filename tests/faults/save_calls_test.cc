@@ -30,7 +30,7 @@ namespace {
 using testing::IsEmpty;
 using testing::Not;
 
-constexpr absl::Duration kPatience = absl::Seconds(60);
+constexpr absl::Duration kPatience = absl::Minutes(2);
 constexpr char kModel[] = "saved";
 // With sanitizers, which make a save take a second, every third call of a save fails; else every one.
 #ifdef PARAMSHARD_SANITIZE

@@ -99,6 +99,13 @@ class BadLinkTest : public testing::Test {
     }
   }
   void LetMake(int64_t commit) { Reach(trainers_[0].board(), kMayMake, static_cast<uint32_t>(commit)); }
+  // As node 0's metrics say; -1: nothing, for no epoch runs.
+  int AbsentFromEpoch() const {
+    const std::string page = Ctl(0, "metrics")["text"];
+    const std::string begin = "\nparamshard_epoch_absent_nodes{model=\"m\"} ";
+    const size_t at = page.find(begin);
+    return at == page.npos ? -1 : std::stoi(page.substr(at + begin.size()));
+  }
   bool IsWhole() const { return ModelAt(0).value("running", false) && ModelAt(0)["activeNodes"].empty(); }
 
   std::optional<Machines> machines_;
@@ -118,6 +125,7 @@ TEST_F(BadLinkTest, TheTrainingGoesOnWithTwoAndWithThreeWhenTheLinkIsBack) {
   ASSERT_TRUE(trainers_[0].AwaitNumber(kStandsAt, kFirstStand + 1, kPatience));
   const nlohmann::json left = ModelAt(0);
   EXPECT_EQ(left["activeNodes"], nlohmann::json({0, 1}));
+  EXPECT_EQ(AbsentFromEpoch(), 1);
   EXPECT_THAT(left["lastEnd"].get<std::string>(),
               AllOf(HasSubstr("node 1 (10.9.0.11) and node 2 (10.9.0.12)"), HasSubstr("without node 2")));
   EXPECT_THAT(Ctl(0, "version")["badLinks"], ElementsAre("node 1 (10.9.0.11) and node 2 (10.9.0.12)"));
@@ -132,6 +140,7 @@ TEST_F(BadLinkTest, TheTrainingGoesOnWithTwoAndWithThreeWhenTheLinkIsBack) {
     ASSERT_TRUE(trainers_[0].AwaitNumber(kStandsAt, static_cast<uint32_t>(commit + 1), kPatience));
   }
   EXPECT_TRUE(IsWhole());
+  EXPECT_EQ(AbsentFromEpoch(), 0);
   LetMake(kCommits);
   for (ChildProcess& trainer : trainers_) EXPECT_OK(trainer.Await(kPatience));
   EXPECT_EQ(StateHash(1), StateHash(0));

@@ -32,7 +32,18 @@ std::string AbsentCell(const v1::GetVersionResponse& response) {
   return absl::StrJoin(absent, ", ");
 }
 
-// An operator must not miss it.
+// An operator must not miss these.
+
+std::string HeldBackText(const v1::GetVersionResponse& response) {
+  std::string text;
+  for (const v1::HeldBackNode& node : response.held_back_nodes()) {
+    absl::StrAppend(&text, "HELD BACK: node ", node.node(), " for ",
+                    absl::FormatDuration(absl::Seconds(node.held_for().seconds())), " more, it was lost ",
+                    node.losses(), " times\n");
+  }
+  return text;
+}
+
 std::string BadLinksText(const v1::GetVersionResponse& response) {
   std::string text;
   for (const std::string& link : response.bad_links()) {
@@ -57,7 +68,7 @@ std::string VersionText(const v1::GetVersionResponse& response) {
   if (response.insecure_addresses_size() > 0) {
     properties.Add("in the clear", TextCell(absl::StrJoin(response.insecure_addresses(), ", ")));
   }
-  return absl::StrCat(properties.Text(), BadLinksText(response), BrokenDevicesText(response));
+  return absl::StrCat(properties.Text(), BadLinksText(response), HeldBackText(response), BrokenDevicesText(response));
 }
 
 class Version final : public Command {

@@ -111,6 +111,16 @@ TEST(TablesTest, VersionNamesLinksThatAreCutAndWhoIsLeftOut) {
   EXPECT_THAT(VersionText(response), testing::HasSubstr("LEFT OUT: node 2, node 4\n"));
 }
 
+TEST(TablesTest, VersionNamesWhoIsHeldBack) {
+  v1::GetVersionResponse response;
+  EXPECT_THAT(VersionText(response), testing::Not(testing::HasSubstr("HELD BACK")));
+  v1::HeldBackNode& node = *response.add_held_back_nodes();
+  node.set_node(2);
+  node.set_losses(3);
+  node.mutable_held_for()->set_seconds(40);
+  EXPECT_THAT(VersionText(response), testing::HasSubstr("HELD BACK: node 2 for 40s more, it was lost 3 times\n"));
+}
+
 TEST(TablesTest, VersionNamesWhoIsAbsent) {
   v1::GetVersionResponse response;
   EXPECT_THAT(VersionText(response), testing::Not(testing::HasSubstr("absent")));

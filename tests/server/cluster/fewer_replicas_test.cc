@@ -590,6 +590,12 @@ TEST(PatienceTest, OneWithWhichNoCommitIsMadeHasToStayForLonger) {
   }
   start({0, 1});
   EXPECT_TRUE(sinks[2].empty()) << "its trainers wait";
+  const std::vector<HeldBackNode> held_back = coordinator.ViewWorld().held_back;
+  ASSERT_EQ(held_back.size(), 1u);
+  EXPECT_EQ(held_back[0].node, 2);
+  EXPECT_EQ(held_back[0].losses, 2);
+  EXPECT_GT(held_back[0].held_for, absl::Hours(1));
+  EXPECT_LE(held_back[0].held_for, absl::Hours(2));
 }
 
 TEST(PatienceTest, OneThatIsNeededDoesNotHaveToStay) {
