@@ -584,8 +584,10 @@ void RemoteCluster::Take(const v1::JoinResponse& response) {
 }
 
 void RemoteCluster::TakeWelcome(const v1::Welcome& welcome) {
-  joined_ = true;
-  if (!device_counts_.empty()) Log(LogLevel::kInfo, "node 0 has this node again", {});
+  // A stream begins with one, and others follow on it.
+  if (!std::exchange(joined_, true) && !device_counts_.empty()) {
+    Log(LogLevel::kInfo, "node 0 has this node again", {});
+  }
   const bool has_counts = welcome.device_counts_size() == welcome.nodes();
   if (has_counts) ++answers_;
   // Counts are final once all are known; a restarted node 0 learns them again.
