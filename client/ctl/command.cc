@@ -1,5 +1,7 @@
 #include "client/ctl/command.h"
 
+#include "absl/strings/str_cat.h"
+
 namespace paramshard::ctl {
 
 absl::StatusOr<AdminClient> Context::Connect() const {
@@ -12,7 +14,11 @@ absl::StatusOr<AdminClient> Context::Connect() const {
   options.remote_connect_timeout = options_.timeout.value_or(options.remote_connect_timeout);
   options.timeout = options_.timeout.value_or(options.timeout);
   options.stream_timeout = options_.timeout.value_or(options.stream_timeout);
-  return AdminClient::Connect(options);
+  absl::StatusOr<AdminClient> client = AdminClient::Connect(options);
+  if (client.ok() || options_.addresses.empty() || !options_.tls_files.cert.empty()) return client;
+  return absl::Status(client.status().code(),
+                      absl::StrCat(client.status().message(),
+                                   "; a daemon without certificates is asked on its machine, by --socket-dir"));
 }
 
 }  // namespace paramshard::ctl

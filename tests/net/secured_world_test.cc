@@ -180,7 +180,7 @@ TEST_F(SecuredWorldTest, ToolsDoWhatTheirCertificatesMay) {
 TEST_F(SecuredWorldTest, AToolWithoutTheRightCertificateHearsWhy) {
   ASSERT_NO_FATAL_FAILURE(StartSecured());
   EXPECT_THAT(OutputOf(absl::StrCat(PARAMSHARDCTL, " --address=", Listen(0), " models 2>&1 || true")),
-              IsOkAndHolds(HasSubstr("--tls-cert: a PEM file expected")));
+              IsOkAndHolds(AllOf(HasSubstr("--tls-cert: a PEM file expected"), HasSubstr("by --socket-dir"))));
   const tls::Files foreign = Install("foreign", authority_.Issue({"spiffe://example.test/paramshard/w2/admin"}));
   EXPECT_THAT(OutputOf(absl::StrCat(PARAMSHARDCTL, " ", absl::StrJoin(FlagsOf(foreign), " "),
                                     " --timeout=5s --address=", Listen(0), " models 2>&1 || true")),
