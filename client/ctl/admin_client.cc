@@ -13,7 +13,7 @@ namespace paramshard::ctl {
 absl::StatusOr<AdminClient> AdminClient::Connect(const Options& options) {
   if (options.remote.has_value()) {
     ASSIGN_OR_RETURN(const auto channel,
-                     paramshard::internal::OpenRemoteChannel(*options.remote, options.remote_connect_timeout));
+                     paramshard::internal::OpenRemoteChannel(*options.remote, options.connect_timeout));
     return AdminClient(options, std::nullopt, channel);
   }
   ASSIGN_OR_RETURN(const auto paths, paramshard::internal::FindSockets(options.socket_dir));

@@ -38,9 +38,7 @@ class AdminClient {
     std::string socket_dir;
     // One on another machine, in place of this machine's.
     std::optional<paramshard::internal::RemoteDaemon> remote = {};
-    // Bounds connecting: to this machine's daemon, and to a remote one.
     absl::Duration connect_timeout = absl::Seconds(30);
-    absl::Duration remote_connect_timeout = absl::Seconds(5);
     // Bounds each short call.
     absl::Duration timeout = absl::Seconds(30);
     // Bounds each long call.

@@ -8,10 +8,11 @@ absl::StatusOr<AdminClient> Context::Connect() const {
   AdminClient::Options options;
   options.socket_dir = options_.socket_dir;
   if (!options_.addresses.empty()) {
+    // One of several that is gone keeps the others waiting.
+    options.connect_timeout = absl::Seconds(5);
     options.remote = {.address = options_.addresses[0], .files = options_.tls_files, .roles = options_.tls_roles};
   }
   options.connect_timeout = options_.timeout.value_or(options.connect_timeout);
-  options.remote_connect_timeout = options_.timeout.value_or(options.remote_connect_timeout);
   options.timeout = options_.timeout.value_or(options.timeout);
   options.stream_timeout = options_.timeout.value_or(options.stream_timeout);
   absl::StatusOr<AdminClient> client = AdminClient::Connect(options);

@@ -123,9 +123,7 @@ inline constexpr MetricTraits kMetrics[] = {
     {Metric::kLeftOutNodes, "paramshard_left_out_nodes", MetricType::kGauge, MetricSource::kAsked, "",
      "Daemons that are connected, and that epochs are without because of such links. At node 0 alone."},
     {Metric::kHeldBackNodes, "paramshard_held_back_nodes", MetricType::kGauge, MetricSource::kAsked, "",
-     "Daemons that are back, and that epochs go on without for a while because they were lost again and again. At node "
-     "0 "
-     "alone."},
+     "Daemons that are back, and that epochs go on without for a while, for they were lost often. At node 0 alone."},
     {Metric::kDeviceHealthy,
      "paramshard_device_healthy",
      MetricType::kGauge,

@@ -59,6 +59,9 @@ class Paramshard:
         self._optimizer.zero_grad()
         self._optimizer.last_norm()  # waits until the step is committed
 
+    def await_checkpoint(self) -> None:
+        """There is none: every step is kept."""
+
     def close(self) -> None:
         self._sharded.close()
 
@@ -109,14 +112,17 @@ class Checkpoints:
         if self.device.type == "cuda":
             torch.cuda.synchronize()
         if (number + 1) % self._every == 0:
-            if self._saving is not None:
-                self._saving.result()
+            self.await_checkpoint()
             self._saving = dcp.async_save(self._state(), checkpoint_id=self._folder / str(number + 1),
                                           process_group=self._savers)
 
-    def close(self) -> None:
+    def await_checkpoint(self) -> None:
+        """Until the last one is whole."""
         if self._saving is not None:
             self._saving.result()
+
+    def close(self) -> None:
+        self.await_checkpoint()
         dist.destroy_process_group()
 
 
@@ -159,6 +165,8 @@ def main() -> None:
     events.note("resumed", step=training.first_step)
     for step in range(training.first_step, options.kill_step + 2):
         if step == options.kill_step:
+            # On a machine that is busy it would else be luck what a rank comes back to.
+            training.await_checkpoint()
             # Behind the backward of the other blocks.
             training.model.layers[0].register_full_backward_hook(lambda *_: die_once(options.folder))
         training.model(tokens[:, :-1], tokens[:, 1:]).backward()

@@ -26,7 +26,7 @@ class Machines {
   static std::string Address(int machine);
   // The descriptor of its network namespace.
   int network(int machine) const { return holders_[machine + 1].network(); }
-  // What a daemon there gets. NCCL takes GPUs of two machines for what they are to be, and moves bytes over the network.
+  // What a daemon there gets. NCCL takes the GPUs of two machines for those of two hosts, and so goes over the network.
   Surroundings Of(int machine) const;
 
   // Takes the machine off the bridge, and puts it back: neither end hears of that.

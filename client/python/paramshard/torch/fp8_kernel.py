@@ -52,8 +52,8 @@ def _quantize_columns(x, x_stride, row, column, rows, padded_rows, data_t, scale
     tl.store(scales_t + column, scale)
 
 
-# A kernel of its own for one row, whose other rows are known to be zero, had what ptxas 12.8 had made of it: some of these
-# zeros were whatever stood in a register.
+# Triton would else compile a variant for one row, in which all other rows are known to be zero. ptxas 12.8 has stored
+# whatever stood in a register for some of these zeros.
 @triton.jit(do_not_specialize=["rows"])
 def _quantize(x, x_stride, rows, columns, padded_rows, data, scales, data_t, scales_t,
               BOTH: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr):
