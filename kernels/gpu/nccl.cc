@@ -96,6 +96,9 @@ void SetNcclEnvironment() {
   setenv("NCCL_NVLS_ENABLE", "0", /*overwrite=*/0);
   // As everything between daemons: on loopback.
   setenv("NCCL_SOCKET_IFNAME", "lo", /*overwrite=*/0);
+  // A thread of NCCL would serve a port that every NCCL of the machine wants, a trainer's too, and knock at daemons that
+  // are gone.
+  setenv("NCCL_RAS_ENABLE", "0", /*overwrite=*/0);
   // Streams that share one of the GPU's queues wait for each other, and so would kernels of two communicators, in
   // another order on another GPU. There are 8 queues unless more are asked for.
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);

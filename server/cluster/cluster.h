@@ -261,6 +261,8 @@ class Cluster {
   virtual std::vector<int> device_counts() const = 0;
   // Who is here now. Nothing where that is not known: elsewhere than at node 0.
   virtual std::optional<WorldView> ViewWorld() { return std::nullopt; }
+  // OK while node 0 is reached. UNAVAILABLE: no epoch begins until it is again; says why it is not.
+  virtual absl::Status CheckNodeZero() const { return absl::OkStatus(); }
   // Whether replicas may go on without some of the nodes. False where that is not known: elsewhere than at node 0.
   virtual bool may_be_fewer() const { return false; }
   // Waits until every node has joined. DEADLINE_EXCEEDED names the missing nodes; UNAVAILABLE stopped.

@@ -1,15 +1,12 @@
 #include "server/cluster/coordinator.h"
 
 #include <algorithm>
-#include <iterator>
-#include <memory>
 #include <numeric>
 #include <set>
 #include <utility>
 
 #include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "kernels/base/status_macros.h"
 #include "server/cluster/state_difference.h"
@@ -17,27 +14,6 @@
 
 namespace paramshard::server {
 namespace {
-
-absl::Status EpochOverError(absl::string_view model, int64_t epoch) {
-  return absl::AbortedError(absl::StrCat("epoch ", epoch, " of ", model, ": over"));
-}
-
-CommitQuery QueryOf(const CommitVote& vote) {
-  return {.model = vote.model, .history_id = vote.history_id, .epoch = vote.epoch, .commit_number = vote.commit_number};
-}
-
-// The epoch is one of a coordinator or a model that is gone, and so are its decisions.
-absl::Status InDoubtError(const CommitQuery& query) {
-  return absl::DataLossError(absl::StrCat("vote ", query.model, " commit ", query.commit_number, ": epoch ",
-                                          query.epoch,
-                                          " is unknown to node 0, which was restarted or has deleted the model"));
-}
-
-absl::Status ForgottenError(const CommitQuery& query) {
-  return absl::DataLossError(absl::StrCat("vote ", query.model, " commit ", query.commit_number,
-                                          ": node 0 has decided later ones, or goes on from another state, and ",
-                                          "remembers the last ", kKeptDecisions, " decisions of the one that counts"));
-}
 
 // Of epochs that a node may name: there are numbers behind it.
 constexpr int64_t kLastEpoch = int64_t{1} << 62;
@@ -55,64 +31,10 @@ absl::Status TooManyModelsError(const std::string& model, int node) {
       absl::StrCat("report of ", model, ": ", kMostModels, " models of node ", node, " at most expected"));
 }
 
-absl::Status UndecidedError(const CommitQuery& query, const absl::Status& why) {
-  return absl::AbortedError(absl::StrCat("vote ", query.model, " commit ", query.commit_number, ": epoch ", query.epoch,
-                                         " ended before the decision: ", why.message()));
-}
-
-// Of an epoch that this coordinator has not started. Another one that had the same history wrote each decision down
-// before it told it, and has none about the commit behind the last one.
-absl::StatusOr<CommitDecision> AnswerFromBefore(const std::vector<ClosedEpoch>& closed, const CommitQuery& query) {
-  const auto before = std::find_if(closed.begin(), closed.end(),
-                                   [&](const ClosedEpoch& epoch) { return epoch.history_id == query.history_id; });
-  if (before == closed.end()) return InDoubtError(query);
-  const std::optional<ClosedEpoch::Decided>& last = before->last_decision;
-  if (last.has_value() && last->epoch == query.epoch && last->commit_number == query.commit_number) {
-    return last->decision;
-  }
-  const bool is_known = before->may_be_old ? query.epoch == before->epoch : query.epoch >= before->epoch;
-  if (!is_known || query.commit_number != before->commit_number + 1) return InDoubtError(query);
-  return UndecidedError(query, absl::UnavailableError("node 0 was restarted"));
-}
-
 absl::Status NodeLostError(const std::string& node, const std::string& model) {
   return absl::UnavailableError(
       absl::StrCat(node, " lost: attach again when its daemon serves again. Without a keeper its shards of ", model,
                    " are gone unless another daemon holds a replica, or they were saved or exported"));
-}
-
-absl::Status SpecsDifferError(const std::string& model, const std::string& node, const ModelReport& report,
-                              const std::string& other, const ModelReport& other_report) {
-  return absl::FailedPreconditionError(
-      absl::StrFormat("start epoch of %s: one spec on all nodes expected, got fingerprint %016x on "
-                      "%s, %016x on %s: delete the model on "
-                      "one of them and create it with the other's spec",
-                      model, report.spec_fingerprint, node, other_report.spec_fingerprint, other));
-}
-
-// Of a node that the others have gone on without.
-absl::Status NoPartError(const std::string& model, const std::string& node, const ModelReport& report,
-                         absl::string_view history_id, int64_t commit_number) {
-  return absl::FailedPreconditionError(absl::StrCat(
-      "start epoch of ", model, ": on ", node,
-      ", which the others have gone on without, none of it or an earlier state of history ", history_id,
-      " expected, got commit ", report.commit_number, " of history ", report.history_id, " beside commit ",
-      commit_number, ": if its state is not wanted delete the model on that node, or say which node is right, `",
-      HealCommand(model), "` at node 0; or import the same into every daemon"));
-}
-
-absl::Status TakesNoPartError(int node, absl::string_view model, int64_t epoch) {
-  return absl::FailedPreconditionError(absl::StrCat("epoch ", epoch, " of ", model,
-                                                    ": a node that takes part expected, node ", node,
-                                                    " does not: attach its trainers again"));
-}
-
-// Whether a state that others have gone on from, by a commit of this epoch or an earlier one, or none at all.
-bool MayBeHealed(const ModelReport& report, absl::string_view history_id, int64_t commit_number,
-                 const ReplacedHistories& replaced) {
-  if (replaced.GivesWay(report.history_id, history_id)) return true;
-  if (!report.lost.ok() || report.fresh || (report.untouched && report.commit_number == 0)) return true;
-  return report.history_id == history_id && report.commit_number <= commit_number;
 }
 
 bool Attaches(const ModelReport& report, RankRange ranks) {
@@ -145,52 +67,7 @@ void ForgetAttached(ModelReports& reports, const std::vector<int>& nodes) {
   }
 }
 
-absl::Status PartsForgottenError(const CommitVote& vote) {
-  return absl::AbortedError(absl::StrCat("get parts of ", vote.model,
-                                         ": a reader before the epoch's first commit expected, commit ",
-                                         vote.commit_number, " is decided"));
-}
-
-absl::Status NoRoomError(absl::string_view model, absl::string_view key, int node) {
-  return absl::ResourceExhaustedError(absl::StrCat("put ", key, " of ", model, ": ", RendezvousBook::kMostBytes,
-                                                   " bytes of node ", node, " in an epoch at most expected"));
-}
-
-// What a node puts lies under a key of its own.
-std::string KeyOf(int node, absl::string_view key) { return absl::StrCat(node, "/", key); }
-
-absl::Status LateError() { return absl::DeadlineExceededError("no answer yet"); }
-
-// `ask` asks, with who is to be called, and says who waits. `late` is the answer when there is none after `wait`.
-template <typename Answer, typename Ask>
-Answer AwaitAnswer(Coordinator& coordinator, absl::Duration wait, Ask ask, absl::Status late) {
-  const SteadyTime deadline = SteadyDeadline(wait);
-  const auto awaited = std::make_shared<AwaitedAnswer<Answer>>();
-  const Coordinator::Wait waiting = ask([awaited](const Answer& answer) { awaited->Set(answer); });
-  if (std::optional<Answer> answer = awaited->AwaitUntil(deadline); answer.has_value()) return *std::move(answer);
-  if (coordinator.GiveUp(waiting)) return late;
-  return awaited->Await();
-}
-
 }  // namespace
-
-class ABSL_SCOPED_LOCKABLE Coordinator::Lock {
- public:
-  explicit Lock(Coordinator* coordinator) ABSL_EXCLUSIVE_LOCK_FUNCTION(coordinator->mu_) ABSL_NO_THREAD_SAFETY_ANALYSIS
-      : coordinator_(coordinator) {
-    coordinator_->mu_.Lock();
-  }
-  Lock(const Lock&) = delete;
-  Lock& operator=(const Lock&) = delete;
-  ~Lock() ABSL_UNLOCK_FUNCTION() ABSL_NO_THREAD_SAFETY_ANALYSIS {
-    const PendingAnswers answers = std::exchange(coordinator_->answers_, {});
-    coordinator_->mu_.Unlock();
-    for (const std::function<void()>& answer : answers) answer();
-  }
-
- private:
-  Coordinator* const coordinator_;
-};
 
 Coordinator::Model::Model(int nodes) : reports(nodes), awaited(nodes), is_new(nodes), rendezvous(nodes) {
   std::iota(awaited.begin(), awaited.end(), 0);
@@ -269,57 +146,9 @@ void Coordinator::Leave(int node) {
   world_changed_.SignalAll();
 }
 
-void Coordinator::ServeAbsences() {
-  while (true) {
-    const Lock lock(this);
-    if (stopped_) return;
-    const SteadyTime now = SteadyNow();
-    links_.TryAgain(now);
-    for (auto& [name, model] : models_) {
-      if (model.gathering.has_value() && now >= model.gathering->until) EndGathering(name, model);
-      TryStart(name, model);
-    }
-    const std::optional<SteadyTime> next = NextLook(now);
-    next.has_value() ? static_cast<void>(world_changed_.WaitUntil(&mu_, *next)) : world_changed_.Wait(&mu_);
-  }
-}
-
-// What has fallen due behind `now` is looked at once more, at once.
-std::optional<SteadyTime> Coordinator::NextLook(SteadyTime now) const {
-  std::optional<SteadyTime> next = NextGivenUp(members_, options_.attendance, now);
-  if (const std::optional<SteadyTime> again = links_.NextTry()) next = std::min(*again, next.value_or(*again));
-  for (const auto& [name, model] : models_) {
-    if (!model.gathering.has_value()) continue;
-    next = std::min(model.gathering->until, next.value_or(model.gathering->until));
-  }
-  return next;
-}
-
 void Coordinator::AskWorld(int node) {
   absl::MutexLock lock(&mu_);
   if (sinks_[node] != nullptr) sinks_[node]->OnWorld(members_.device_counts());
-}
-
-WorldView Coordinator::ViewWorld() {
-  absl::MutexLock lock(&mu_);
-  const SteadyTime now = SteadyNow();
-  links_.TryAgain(now);
-  WorldView view{.cut_links = links_.Texts()};
-  std::set<int> left_out;
-  for (const auto& [name, model] : models_) {
-    for (const int node : LeftOut(model, now)) left_out.insert(node);
-  }
-  view.left_out.assign(left_out.begin(), left_out.end());
-  for (int node = 0; node < members_.nodes(); ++node) {
-    if (const absl::Duration held_for = HeldBack(node, now); held_for > absl::ZeroDuration()) {
-      view.held_back.push_back({.node = node, .held_for = held_for, .losses = members_.losses(node)});
-    }
-    if (members_.present(node)) continue;
-    view.absent.push_back({.node = node,
-                           .absent_for = absl::FromChrono(now - members_.changed_at(node)),
-                           .losses = members_.losses(node)});
-  }
-  return view;
 }
 
 std::vector<int> Coordinator::device_counts() const {
@@ -401,56 +230,6 @@ void Coordinator::EndEpoch(int node, absl::string_view name, int64_t epoch, cons
   if (model == nullptr || !Has(model->active, node)) return;
   // Trainers of a node that has told of its links leave, and connections to it break.
   model->gathering.has_value() ? Gather(node, std::string(name), *model) : End(std::string(name), *model, why);
-}
-
-void Coordinator::EndOnBadLinks(int node, absl::string_view name, int64_t epoch, const std::vector<BadLink>& links) {
-  const Lock lock(this);
-  Model* const model = FindRunning(name, epoch);
-  if (model == nullptr || !Has(model->active, node)) return;
-  for (const BadLink& link : links) {
-    if (link.peer != node && Has(model->active, link.peer)) links_.Add(node, link, SteadyNow());
-  }
-  if (!model->gathering.has_value()) {
-    model->gathering = Gathering{.until = SteadyDeadline(options_.attendance.gathering), .gone = {}};
-  }
-  Gather(node, std::string(name), *model);
-}
-
-void Coordinator::Gather(int node, const std::string& name, Model& model) {
-  model.gathering->gone.insert(node);
-  // Where nobody can be left out there is nothing to find out.
-  const bool may_others_tell = MayLeaveOut(model) && model.gathering->gone.size() < model.active.size();
-  if (!may_others_tell || SteadyNow() >= model.gathering->until) EndGathering(name, model);
-  world_changed_.SignalAll();
-}
-
-void Coordinator::EndGathering(const std::string& name, Model& model) {
-  if (MayLeaveOut(model)) links_.LeaveOut(SteadyNow());
-  End(name, model, BadLinksError(model));
-  TryStart(name, model);
-}
-
-absl::Status Coordinator::BadLinksError(const Model& model) const {
-  const Nodes left_out = LeftOut(model, SteadyNow());
-  const std::string then = left_out.empty() ? "epochs need them all: mend the network, and attach again"
-                                            : absl::StrCat("the next epochs are without node ",
-                                                           absl::StrJoin(left_out, ", node "), ": attach again");
-  return absl::UnavailableError(
-      absl::StrCat("data addresses do not reach each other: ", absl::StrJoin(links_.Texts(), ", "), "; ", then));
-}
-
-Coordinator::Nodes Coordinator::LeftOut(const Model& model, SteadyTime now) const {
-  if (!MayLeaveOut(model)) return {};
-  const auto is_ready = [&](int node) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    return Has(model.active, node) || IsAttached(model, node);
-  };
-  const Nodes left_out = links_.left_out();
-  const std::optional<Nodes> next =
-      NextActive(members_, model.awaited, is_ready, options_.attendance, /*may_be_fewer=*/true, left_out, now);
-  if (!next.has_value()) return left_out;
-  Nodes without;
-  std::set_difference(left_out.begin(), left_out.end(), next->begin(), next->end(), std::back_inserter(without));
-  return without;
 }
 
 // One that has reported alone is compared with one that has voted: with whom else, if nobody has?
@@ -550,18 +329,11 @@ absl::Status Coordinator::CheckEqual(const std::string& name, const Model& model
   for (const int node : nodes) {
     const ModelReport& report = *model.reports[node];
     if (report.spec_fingerprint == first.spec_fingerprint) continue;
-    return SpecsDifferError(name, NodeName(members_, nodes[0]), first, NodeName(members_, node), report);
+    return SpecsDifferError(name, model.reports, nodes[0], node, members_);
   }
   const bool are_one =
       std::all_of(nodes.begin(), nodes.end(), [&](int node) { return IsOneState(first, *model.reports[node]); });
   return are_one ? absl::OkStatus() : StatesDifferError(name, model.reports, nodes, members_);
-}
-
-bool Coordinator::MayBeFewer(const Model& model) const {
-  return HoldReplicas(model.reports, members_.world_size()) &&
-         std::none_of(model.reports.begin(), model.reports.end(), [&](const auto& report) {
-           return report.has_value() && HasLeadersSpec(model.reports, *report) && report->needs_every_node;
-         });
 }
 
 bool Coordinator::WouldBegin(const Model& model, const Nodes& nodes) const {
@@ -572,10 +344,6 @@ bool Coordinator::WouldBegin(const Model& model, const Nodes& nodes) const {
                                        [&](const ClosedEpoch& epoch) { return epoch.history_id == report.history_id; });
     return !report.lost.ok() || (report.untouched && !has_begun);
   });
-}
-
-bool Coordinator::MayLeaveOut(const Model& model) const {
-  return options_.attendance.Needed(options_.nodes) < options_.nodes && MayBeFewer(model);
 }
 
 std::optional<Coordinator::Nodes> Coordinator::NextNodes(const Model& model) {
@@ -652,78 +420,6 @@ absl::Status Coordinator::CheckNewest(const std::string& name, const Model& mode
                                             state.commit_number, ": who has made it is away, or has lost it"));
   }
   return absl::OkStatus();
-}
-
-bool Coordinator::RefuseReturners(const std::string& name, Model& model, const Nodes& nodes, const absl::Status& why) {
-  Nodes others, returners;
-  for (const int node : nodes) (Has(model.awaited, node) ? others : returners).push_back(node);
-  // They do not go on without anybody.
-  if (WouldBegin(model, others)) return false;
-  const int other =
-      *std::find_if(others.begin(), others.end(), [&](int node) { return model.reports[node]->lost.ok(); });
-  const ModelReport& state = *model.reports[other];
-  Nodes unfit;
-  for (const int node : returners) {
-    const absl::Status fits = CheckMayReturn(name, model, node, other, state.history_id, state.commit_number);
-    if (fits.ok()) continue;
-    unfit.push_back(node);
-    RefuseNode(name, model, node, fits);
-  }
-  if (!unfit.empty()) return true;
-  for (const int node : returners) RefuseNode(name, model, node, why);
-  return !returners.empty();
-}
-
-void Coordinator::CheckReturner(const std::string& name, Model& model, int node) {
-  if (Has(model.active, node) || !IsAttached(model, node)) return;
-  const absl::Status fits =
-      CheckMayReturn(name, model, node, model.active[0], model.history_id, model.book.last_commit_number());
-  fits.ok() ? LogHeldBack(name, node) : RefuseNode(name, model, node, fits);
-}
-
-void Coordinator::LogHeldBack(const std::string& name, int node) const {
-  const absl::Duration held_for = HeldBack(node, SteadyNow());
-  if (held_for == absl::ZeroDuration()) return;
-  Log(LogLevel::kWarning, "a node that was lost again and again is held back",
-      {{"model", name},
-       {"node", NodeName(members_, node)},
-       {"losses", absl::StrCat(members_.losses(node))},
-       {"held_for", absl::FormatDuration(absl::Trunc(held_for, absl::Milliseconds(1)))}});
-}
-
-absl::Duration Coordinator::HeldBack(int node, SteadyTime now) const {
-  bool waits = false;
-  for (const auto& [name, model] : models_) {
-    const bool is_without = model.running && !Has(model.active, node);
-    waits |= is_without && IsAttached(model, node) && !IsOrderedDonor(model, node);
-  }
-  const bool is_held = waits && members_.present(node);
-  return is_held ? HeldBackFor(members_, node, options_.attendance, now) : absl::ZeroDuration();
-}
-
-absl::Status Coordinator::CheckMayReturn(const std::string& name, const Model& model, int node, int other,
-                                         absl::string_view history_id, int64_t commit_number) const {
-  const ModelReport& report = *model.reports[node];
-  const ModelReport& state = *model.reports[other];
-  if (report.spec_fingerprint != state.spec_fingerprint) {
-    return SpecsDifferError(name, NodeName(members_, other), state, NodeName(members_, node), report);
-  }
-  const bool may_return = (model.healing_order.has_value() && model.healing_order->MayGiveUp(node, report)) ||
-                          MayBeHealed(report, history_id, commit_number, model.replaced);
-  if (may_return) return absl::OkStatus();
-  return NoPartError(name, NodeName(members_, node), report, history_id, commit_number);
-}
-
-void Coordinator::EndForReturners(const std::string& name, Model& model) {
-  if (static_cast<int>(model.active.size()) == members_.nodes()) return;
-  links_.TryAgain(SteadyNow());
-  for (int node = 0; node < members_.nodes(); ++node) {
-    if (Has(model.active, node) || !IsAttached(model, node) || links_.IsLeftOut(node)) continue;
-    if (!MayReturn(members_, node, options_.attendance, SteadyNow())) continue;
-    return End(name, model,
-               absl::UnavailableError(absl::StrCat(NodeName(members_, node),
-                                                   " is back, and takes part in the next epoch: ", "attach again")));
-  }
 }
 
 absl::Status Coordinator::WithWayOut(const std::string& name, const Model& model, const absl::Status& why) const {
@@ -804,13 +500,6 @@ void Coordinator::Start(const std::string& name, Model& model, Nodes nodes, std:
   }
 }
 
-// Whoever permits fewer nodes expects all models to go on with them.
-void Coordinator::WarnWhoIsNeeded(const std::string& name, const Model& model) const {
-  if (options_.attendance.Needed(options_.nodes) == options_.nodes || MayBeFewer(model)) return;
-  Log(LogLevel::kWarning, "epochs of a model need all nodes, whatever --min-replicas says",
-      {{"model", name}, {"why", "its nodes hold parts of it, or its gradients are summed and not averaged"}});
-}
-
 absl::Status Coordinator::WriteBegun(const std::string& name, const ModelReport& state, const Nodes& nodes,
                                      int64_t epoch) {
   if (options_.log == nullptr) return absl::OkStatus();
@@ -875,263 +564,8 @@ void Coordinator::TellActive(const Model& model, Call call) {
   }
 }
 
-// Commits.
-
-Coordinator::Wait Coordinator::Vote(int node, const CommitVote& vote, VoteAnswered answered) {
-  std::optional<absl::StatusOr<CommitDecision>> answer;
-  {
-    const Lock lock(this);
-    answer = TakeVote(node, vote);
-    if (!answer.has_value()) {
-      Find(vote.model)->voters[node].Add(++last_waiter_, std::move(answered));
-      return {.model = vote.model, .node = node, .waiter = last_waiter_};
-    }
-  }
-  answered(*answer);
-  return {};
-}
-
-absl::StatusOr<CommitDecision> Coordinator::Vote(int node, const CommitVote& vote, absl::Duration wait) {
-  const auto ask = [&](VoteAnswered answered) { return Vote(node, vote, std::move(answered)); };
-  return AwaitAnswer<absl::StatusOr<CommitDecision>>(
-      *this, wait, ask,
-      absl::DeadlineExceededError(
-          absl::StrCat("vote ", vote.model, " commit ", vote.commit_number, ": other nodes have not voted yet")));
-}
-
-bool Coordinator::GiveUp(const Wait& wait) {
-  const Lock lock(this);
-  Model* const model = Find(wait.model);
-  if (model == nullptr) return false;
-  if (!wait.key.has_value()) return model->voters[*wait.node].Remove(wait.waiter);
-  return model->rendezvous.GiveUp(*wait.key, wait.node, wait.waiter);
-}
-
-std::optional<absl::StatusOr<CommitDecision>> Coordinator::TakeVote(int node, const CommitVote& vote) {
-  const CommitQuery query = QueryOf(vote);
-  std::optional<absl::StatusOr<CommitDecision>> answer = Answer(query);
-  if (!answer.has_value()) {
-    if (absl::Status cast = CastVote(node, vote); !cast.ok()) return cast;
-    answer = Answer(query);
-  }
-  if (answer.has_value() && answer->ok()) AddPrevious(node, query, **answer);
-  return answer;
-}
-
-absl::Status Coordinator::CastVote(int node, const CommitVote& vote) {
-  Model& model = *Find(vote.model);
-  if (!Has(model.active, node)) return TakesNoPartError(node, vote.model, vote.epoch);
-  const CommitBook::Cast cast =
-      model.book.Add(members_, node, node == 0 && options_.log != nullptr ? WithLog(vote) : vote);
-  switch (cast.result) {
-    case CommitBook::Cast::Result::kCounted:
-      if (model.book.last_commit_number() != vote.commit_number) return absl::OkStatus();
-      AnswerVoters(vote.model, model, vote.commit_number);
-      model.awaited = model.active;
-      EndOrderBehindCommit(vote.model, model);
-      // Whoever votes has read the parts.
-      if (model.rendezvous.has_parts()) model.rendezvous.DropParts(PartsForgottenError(vote), answers_);
-      // Links of which somebody says just now that they are cut have not: this commit was summed before.
-      if (!model.gathering.has_value()) links_.Worked(model.active, SteadyNow());
-      EndForReturners(vote.model, model);
-      return absl::OkStatus();
-    case CommitBook::Cast::Result::kRepeated:
-      if (model.book.IsFirstVoter(node)) AskTheLate(vote.model, model);
-      return absl::OkStatus();
-    case CommitBook::Cast::Result::kDiffers:
-      DemandCommands(vote.model, model, node);
-      DemandCommands(vote.model, model, *model.book.VoterBeside(node));
-      return absl::OkStatus();
-    case CommitBook::Cast::Result::kRefused:
-      return cast.why;
-    case CommitBook::Cast::Result::kDisagrees:
-      End(vote.model, model, cast.why, /*by_votes=*/true);
-      return cast.why;
-    case CommitBook::Cast::Result::kUnwritten:
-      End(vote.model, model, cast.why);
-      return absl::OkStatus();  // the end answers all votes
-  }
-  return absl::OkStatus();
-}
-
-// Before node 0's journal: what its server finds there when it starts again has to be on the disk too.
-CommitVote Coordinator::WithLog(const CommitVote& vote) {
-  CommitVote logged = vote;
-  logged.write_down = [this, model = vote.model, commit_number = vote.commit_number, client_states = vote.client_states,
-                       write_down = vote.write_down](const CommitDecision& decision) {
-    RETURN_IF_ERROR(options_.log->Decide(model, commit_number, decision, client_states));
-    return write_down == nullptr ? absl::OkStatus() : write_down(decision);
-  };
-  return logged;
-}
-
-void Coordinator::DemandCommands(const std::string& name, Model& model, int node) {
-  if (!model.commands.Demand(node) || sinks_[node] == nullptr) return;
-  sinks_[node]->OnCommandsWanted(name, model.last_epoch, {});
-}
-
-// A node is late because it waits for one that has voted, where they are at different commands.
-void Coordinator::AskTheLate(const std::string& name, Model& model) {
-  for (const int node : model.active) {
-    if (model.book.HasVoted(node) || sinks_[node] == nullptr) continue;
-    model.commands.Ask(node);
-    sinks_[node]->OnCommandsWanted(name, model.last_epoch, model.book.commands());
-  }
-}
-
-absl::StatusOr<CommitDecision> Coordinator::QueryCommit(int node, const CommitQuery& query) {
-  const Lock lock(this);
-  if (Model* const model = FindRunning(query.model, query.epoch); model != nullptr) {
-    End(query.model, *model,
-        absl::UnavailableError(absl::StrCat(NodeName(members_, node), " was restarted, and asks what became of commit ",
-                                            query.commit_number)));
-  }
-  absl::StatusOr<CommitDecision> answer = *Answer(query);  // nothing is open in an epoch that is over
-  // Votes that disagreed have decided nothing either.
-  if (absl::IsFailedPrecondition(answer.status())) return UndecidedError(query, answer.status());
-  return answer;
-}
-
-std::optional<absl::StatusOr<CommitDecision>> Coordinator::Answer(const CommitQuery& query) {
-  const Model* const model = Find(query.model);
-  if (model == nullptr) return InDoubtError(query);
-  if (std::optional<CommitDecision> decision = model->book.Find(query.epoch, query.commit_number)) {
-    return WithOrder(query.model, query.commit_number, *std::move(decision));
-  }
-  if (query.epoch <= model->epoch_floor || query.epoch > model->last_epoch) {
-    return AnswerFromBefore(model->before, query);
-  }
-  if (model->running && model->last_epoch == query.epoch) {
-    // Nothing is decided any more, which is an answer as well: the node need not stay in doubt.
-    if (stopped_) return UndecidedError(query, StoppedError());
-    return std::nullopt;
-  }
-  if (model->book.HasForgotten(query.epoch, query.commit_number)) return ForgottenError(query);
-  if (model->last_end.epoch != query.epoch) return EpochOverError(query.model, query.epoch);
-  return model->last_end.by_votes ? model->last_end.why : UndecidedError(query, model->last_end.why);
-}
-
-void Coordinator::AddPrevious(int node, const CommitQuery& query, CommitDecision& decision) {
-  const Model& model = *Find(query.model);
-  if (!Has(model.active, node)) return;
-  decision.previous_client_states =
-      model.book.ClientStates(query.epoch, query.commit_number, PreviousNode(node, model.active));
-  if (!decision.previous_client_states.has_value() && options_.log != nullptr) {
-    decision.previous_client_states = options_.log->SentByNode0(query, node);
-  }
-}
-
-void Coordinator::AnswerVoters(const std::string& name, Model& model, int64_t commit_number) {
-  const CommitQuery query{.model = name, .epoch = model.last_epoch, .commit_number = commit_number};
-  for (auto& [node, voters] : model.voters) {
-    if (voters.empty()) continue;
-    absl::StatusOr<CommitDecision> answer = *Answer(query);
-    if (answer.ok()) AddPrevious(node, query, *answer);
-    AnswerAll(voters, answer, answers_);
-  }
-}
-
-// Rendezvous.
-
-absl::StatusOr<RendezvousBook*> Coordinator::FindRendezvous(absl::string_view name, int64_t epoch, int node) {
-  if (stopped_) return StoppedError();
-  Model* const model = FindRunning(name, epoch);
-  if (model == nullptr) return EpochOverError(name, epoch);
-  if (!Has(model->active, node)) return TakesNoPartError(node, name, epoch);
-  return &model->rendezvous;
-}
-
-absl::Status Coordinator::Put(int node, absl::string_view name, int64_t epoch, absl::string_view key,
-                              absl::string_view value) {
-  const Lock lock(this);
-  ASSIGN_OR_RETURN(RendezvousBook* const book, FindRendezvous(name, epoch, node));
-  if (!book->TakeRoom(node, static_cast<int64_t>(key.size() + value.size()))) return NoRoomError(name, key, node);
-  if (book->Put(KeyOf(node, key), value, answers_)) return absl::OkStatus();
-  return absl::AlreadyExistsError(absl::StrCat("put ", key, " of ", name,
-                                               ": one value an epoch expected, got another one: give each daemon a "
-                                               "--node of its own"));
-}
-
-Coordinator::Wait Coordinator::Get(int node, absl::string_view name, int64_t epoch, absl::string_view key,
-                                   ValueAnswered answered) {
-  absl::StatusOr<std::string> answer;
-  {
-    const Lock lock(this);
-    const absl::StatusOr<RendezvousBook*> book = FindRendezvous(name, epoch, node);
-    const std::string whose = KeyOf(node, key);
-    const std::optional<std::string> value = book.ok() ? (*book)->Find(whose) : std::nullopt;
-    if (book.ok() && !value.has_value()) {
-      (*book)->Await(whose, ++last_waiter_, std::move(answered));
-      return {.model = std::string(name), .key = whose, .waiter = last_waiter_};
-    }
-    answer = book.ok() ? absl::StatusOr<std::string>(*value) : book.status();
-  }
-  answered(answer);
-  return {};
-}
-
-absl::StatusOr<std::string> Coordinator::Get(int node, absl::string_view name, int64_t epoch, absl::string_view key,
-                                             absl::Duration timeout) {
-  const auto ask = [&](ValueAnswered answered) { return Get(node, name, epoch, key, std::move(answered)); };
-  return AwaitAnswer<absl::StatusOr<std::string>>(*this, timeout, ask, LateValueError(node, name, key, timeout));
-}
-
-absl::Status Coordinator::LateValueError(int node, absl::string_view model, absl::string_view key,
-                                         absl::Duration timeout) {
-  return absl::DeadlineExceededError(absl::StrCat("get ", key, " of ", model, ": a value of node ", node, " within ",
-                                                  absl::FormatDuration(timeout), " expected"));
-}
-
-absl::Status Coordinator::PutParts(int node, absl::string_view name, int64_t epoch, absl::string_view key,
-                                   Parts parts) {
-  if (node < 0 || node >= nodes() || static_cast<int>(parts.size()) != nodes()) {
-    return absl::InvalidArgumentError(absl::StrCat("put ", key, " of ", name, ": a part for each of ", nodes(),
-                                                   " nodes expected of one of them, got ", parts.size(), " of node ",
-                                                   node));
-  }
-  const Lock lock(this);
-  ASSIGN_OR_RETURN(RendezvousBook* const book, FindRendezvous(name, epoch, node));
-  int64_t size_bytes = static_cast<int64_t>(key.size());
-  for (const std::string& part : parts) size_bytes += static_cast<int64_t>(part.size());
-  if (!book->TakeRoom(node, size_bytes)) return NoRoomError(name, key, node);
-  book->PutParts(node, key, std::move(parts), answers_);
-  return absl::OkStatus();
-}
-
-Coordinator::Wait Coordinator::GetParts(int node, absl::string_view name, int64_t epoch, absl::string_view key,
-                                        PartsAnswered answered) {
-  absl::StatusOr<Parts> answer = absl::InvalidArgumentError(
-      absl::StrCat("get ", key, " of ", name, ": a node below ", nodes(), " expected, got ", node));
-  if (node >= 0 && node < nodes()) {
-    const Lock lock(this);
-    const absl::StatusOr<RendezvousBook*> book = FindRendezvous(name, epoch, node);
-    std::optional<Parts> parts = book.ok() ? (*book)->FindParts(node, key) : std::nullopt;
-    if (book.ok() && !parts.has_value()) {
-      (*book)->AwaitParts(node, key, ++last_waiter_, std::move(answered));
-      return {.model = std::string(name), .key = std::string(key), .node = node, .waiter = last_waiter_};
-    }
-    answer = book.ok() ? absl::StatusOr<Parts>(*std::move(parts)) : book.status();
-  }
-  answered(answer);
-  return {};
-}
-
-absl::StatusOr<Coordinator::Parts> Coordinator::GetParts(int node, absl::string_view name, int64_t epoch,
-                                                         absl::string_view key, absl::Duration timeout) {
-  const auto ask = [&](PartsAnswered answered) { return GetParts(node, name, epoch, key, std::move(answered)); };
-  absl::StatusOr<Parts> parts = AwaitAnswer<absl::StatusOr<Parts>>(*this, timeout, ask, LateError());
-  return absl::IsDeadlineExceeded(parts.status()) ? LatePartsError(name, key, timeout) : std::move(parts);
-}
-
-absl::Status Coordinator::LatePartsError(absl::string_view name, absl::string_view key, absl::Duration timeout) {
-  absl::MutexLock lock(&mu_);
-  std::string missing = "some node";
-  if (const Model* const model = Find(name); model != nullptr) {
-    const std::optional<int> first = model->rendezvous.FirstWithoutParts(key);
-    if (first.has_value()) missing = NodeName(members_, *first);
-  }
-  return absl::DeadlineExceededError(absl::StrCat("get ", key, " of ", name, ": a part of every node within ",
-                                                  absl::FormatDuration(timeout), " expected, got none of ", missing));
+absl::Status Coordinator::EpochOverError(absl::string_view model, int64_t epoch) {
+  return absl::AbortedError(absl::StrCat("epoch ", epoch, " of ", model, ": over"));
 }
 
 absl::Status Coordinator::StoppedError() { return absl::UnavailableError("cluster: stopped, the daemon drains"); }

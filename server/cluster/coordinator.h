@@ -171,7 +171,6 @@ class Coordinator {
   void Stop();
 
  private:
-  // Holds the lock; whose answers have come meanwhile is called when it is free again.
   class Lock;
 
   struct OrderedRestore {
@@ -236,6 +235,7 @@ class Coordinator {
   using Nodes = std::vector<int>;  // ascending
   static bool Has(const Nodes& nodes, int node);
   static absl::Status StoppedError();
+  static absl::Status EpochOverError(absl::string_view model, int64_t epoch);
 
   // DATA_LOSS naming one of the nodes that has lost its part.
   absl::Status CheckNotLost(const std::string& name, const Model& model, const Nodes& nodes) const
@@ -397,6 +397,25 @@ class Coordinator {
   std::map<std::string, OrderedRestore, std::less<>> restores_ ABSL_GUARDED_BY(mu_);  // likewise
   int64_t forgotten_epoch_ ABSL_GUARDED_BY(mu_) = 0;  // no epoch of a model that was erased was greater
   bool stopped_ ABSL_GUARDED_BY(mu_) = false;
+};
+
+// Holds the lock; whose answers have come meanwhile is called when it is free again.
+class ABSL_SCOPED_LOCKABLE Coordinator::Lock {
+ public:
+  explicit Lock(Coordinator* coordinator) ABSL_EXCLUSIVE_LOCK_FUNCTION(coordinator->mu_) ABSL_NO_THREAD_SAFETY_ANALYSIS
+      : coordinator_(coordinator) {
+    coordinator_->mu_.Lock();
+  }
+  Lock(const Lock&) = delete;
+  Lock& operator=(const Lock&) = delete;
+  ~Lock() ABSL_UNLOCK_FUNCTION() ABSL_NO_THREAD_SAFETY_ANALYSIS {
+    const PendingAnswers answers = std::exchange(coordinator_->answers_, {});
+    coordinator_->mu_.Unlock();
+    for (const std::function<void()>& answer : answers) answer();
+  }
+
+ private:
+  Coordinator* const coordinator_;
 };
 
 }  // namespace paramshard::server

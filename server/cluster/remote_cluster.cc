@@ -89,6 +89,7 @@ class RemoteCluster final : public Cluster {
   int nodes() const override;
   std::vector<int> device_counts() const override;
   absl::Status AwaitWorld(absl::Duration timeout) override;
+  absl::Status CheckNodeZero() const override;
   void SetListener(EpochListener* listener) override { dispatcher_.SetListener(listener); }
 
   void Report(const ModelReport& report) override;
@@ -443,6 +444,12 @@ void RemoteCluster::Close() {
     next = std::move(next_);
   }
   if (next != nullptr) (void)next->Abandon();
+}
+
+absl::Status RemoteCluster::CheckNodeZero() const {
+  absl::MutexLock lock(&mu_);
+  if (joined_ && writer_ != nullptr) return absl::OkStatus();
+  return absl::UnavailableError(absl::StrCat(CoordinatorName(), " is not reached: ", last_error_.message()));
 }
 
 std::shared_ptr<NodeZeroLink> RemoteCluster::link() const {

@@ -4,6 +4,7 @@
 #include <cstddef>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 
 namespace paramshard::server {
@@ -61,6 +62,16 @@ absl::Status StatesDifferError(const std::string& model, const ModelReports& rep
   return absl::FailedPreconditionError(absl::StrCat("start epoch of ", model, ": one ",
                                                     same_numbers ? "history" : "state", " on all nodes expected, got ",
                                                     StatesText(reports, nodes, members), ": ", out));
+}
+
+absl::Status SpecsDifferError(const std::string& model, const ModelReports& reports, int node, int other,
+                              const Membership& members) {
+  return absl::FailedPreconditionError(
+      absl::StrFormat("start epoch of %s: one spec on all nodes expected, got fingerprint %016x on %s, %016x on %s: "
+                      "delete the model on "
+                      "one of them and create it with the other's spec",
+                      model, reports[node]->spec_fingerprint, NodeName(members, node), reports[other]->spec_fingerprint,
+                      NodeName(members, other)));
 }
 
 std::string HealCommand(const std::string& model) { return absl::StrCat("paramshardctl heal ", model, " --from=NODE"); }

@@ -19,6 +19,10 @@ std::string StatesText(const ModelReports& reports, const std::vector<int>& node
 absl::Status StatesDifferError(const std::string& model, const ModelReports& reports, const std::vector<int>& nodes,
                                const Membership& members);
 
+// FAILED_PRECONDITION: these two, which have reported, have different specs.
+absl::Status SpecsDifferError(const std::string& model, const ModelReports& reports, int node, int other,
+                              const Membership& members);
+
 // The way out where nodes hold replicas. `model` is its name.
 std::string HealCommand(const std::string& model);
 

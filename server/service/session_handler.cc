@@ -54,6 +54,23 @@ absl::Status KillHolder(const Model::Holder& holder, const Callers& callers, con
                                                   " expected, got process ", holder.pid, " of user ", holder.uid));
 }
 
+// DEADLINE_EXCEEDED: what kept the epoch from beginning, as far as this daemon can tell.
+absl::Status NotBegunError(const Model& model, absl::Duration timeout) {
+  const std::string within = absl::StrCat(" within ", absl::FormatDuration(timeout));
+  const std::string attach = absl::StrCat("attach ", model.spec().name, ": ");
+  if (const std::vector<int> missing = model.MissingRanks(); !missing.empty()) {
+    return absl::DeadlineExceededError(
+        absl::StrCat(attach, "ranks ", absl::StrJoin(missing, ", "), " did not come", within));
+  }
+  if (const absl::Status node_zero = model.world().cluster->CheckNodeZero(); !node_zero.ok()) {
+    return absl::DeadlineExceededError(absl::StrCat(attach, "no epoch began", within, ": ", node_zero.message()));
+  }
+  return absl::DeadlineExceededError(absl::StrCat(
+      attach, "ranks of other daemons did not come", within,
+      "; `paramshardctl sessions` at each daemon shows whose are there, and `paramshardctl version` at node 0 "
+      "which daemons are absent or held back"));
+}
+
 // A stream from its first message to its end. gRPC's threads only hand over what came; a worker acts on it. The model's
 // threads put messages here and never wait for a trainer that does not read. The model may refer to it after the call.
 class SessionCall final : public CallReactor, public std::enable_shared_from_this<SessionCall> {
@@ -281,15 +298,8 @@ absl::Status SessionCall::Attach(const v1::AttachRequest& attach, absl::Duration
 void SessionCall::GiveUpWaiting(absl::Duration timeout) {
   const std::shared_ptr<Model> waited = model();
   if (waited == nullptr) return;
-  const std::vector<int> missing = waited->MissingRanks();
   // The epoch may have begun since the timer has fired: then the trainer stays.
-  waited->LeaveIfWaiting(
-      session_, absl::DeadlineExceededError(absl::StrCat(
-                    "attach ", waited->spec().name, ": ",
-                    missing.empty() ? std::string("ranks of other daemons")
-                                    : absl::StrCat("ranks ", absl::StrJoin(missing, ", ")),
-                    " did not come within ", absl::FormatDuration(timeout),
-                    missing.empty() ? "; `paramshardctl sessions` at each daemon shows whose are there" : "")));
+  waited->LeaveIfWaiting(session_, NotBegunError(*waited, timeout));
 }
 
 absl::Status SessionCall::TakeCommand(Model& model) {

@@ -708,6 +708,26 @@ TEST_P(TwoDaemonsTest, AKilledDaemonIsNamedAndTheOtherStaysOpenToInspection) {
   StateHashOf(directories_[0].path(), "bereft");
 }
 
+TEST_P(TwoDaemonsTest, WhoWaitsWithoutNodeZeroIsToldSo) {
+  const std::string& directory = directories_[1].path();
+  EXPECT_EQ(MetricOf(directory, "paramshard_node_zero_reached"), 1);
+  daemons_[0].Signal(SIGKILL);
+  // Until node 1 has noticed it, and then that all its ranks but one are there; the test's timeout bounds both.
+  while (MetricOf(directory, "paramshard_node_zero_reached") != 0) {
+  }
+  std::vector<ChildProcess> others;
+  for (int rank = devices_ + 1; rank < ranks(); ++rank) others.push_back(Start(TrainingOf("m", rank)));
+  while (MetricOf(directory, "paramshard_sessions{model=\"m\"}").value_or(0) != devices_ - 1) {
+  }
+  Training training = TrainingOf("m", devices_);
+  training.attach_timeout = absl::Seconds(1);
+  training.resume = false;
+  EXPECT_THAT(Start(training).Await(),
+              StatusIs(absl::StatusCode::kDeadlineExceeded,
+                       AllOf(HasSubstr("attach m: no epoch began within 1s: node 0 (127.0.0.1:"),
+                             HasSubstr("is not reached"))));
+}
+
 TEST_P(TwoDaemonsTest, RanksOfDifferentDaemonsThatDisagreeAreBothNamed) {
   std::vector<ChildProcess> trainers;
   for (int rank = 0; rank < ranks(); ++rank) {

@@ -121,6 +121,14 @@ TEST(TablesTest, VersionNamesWhoIsHeldBack) {
   EXPECT_THAT(VersionText(response), testing::HasSubstr("HELD BACK: node 2 for 40s more, it was lost 3 times\n"));
 }
 
+TEST(TablesTest, VersionTellsThatNodeZeroIsLost) {
+  v1::GetVersionResponse response;
+  EXPECT_THAT(VersionText(response), testing::Not(testing::HasSubstr("NO EPOCH BEGINS")));
+  response.set_node_zero_lost("node 0 (10.9.0.10:7777) is not reached: Connection refused\x1b");
+  EXPECT_THAT(VersionText(response), testing::HasSubstr("NO EPOCH BEGINS: node 0 (10.9.0.10:7777) is not reached: "
+                                                        "Connection refused\\x1b\n"));
+}
+
 TEST(TablesTest, VersionNamesWhoIsAbsent) {
   v1::GetVersionResponse response;
   EXPECT_THAT(VersionText(response), testing::Not(testing::HasSubstr("absent")));

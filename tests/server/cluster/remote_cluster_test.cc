@@ -248,9 +248,11 @@ TEST_F(RemoteClusterTest, NodeZeroNamesTheNodeThatIsLost) {
 
 TEST_F(RemoteClusterTest, ALostNodeZeroEndsEpochsAndIsJoinedAgain) {
   const int64_t first = StartEpoch();
+  EXPECT_OK(one_->CheckNodeZero());
   zero_.Close();
   const EpochNews lost = news_.Next();
   EXPECT_EQ(lost.epoch, first);
+  EXPECT_THAT(one_->CheckNodeZero(), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("is not reached: ")));
   EXPECT_THAT(lost.why, StatusIs(absl::StatusCode::kUnavailable, HasSubstr("node 0 (127.0.0.1:")));
   EXPECT_FALSE(zero_.news.Next().start);
   // Said while nobody hears; it is said again.
@@ -260,6 +262,7 @@ TEST_F(RemoteClusterTest, ALostNodeZeroEndsEpochsAndIsJoinedAgain) {
   const EpochNews next = news_.Next();
   EXPECT_TRUE(next.start) << next.why;
   EXPECT_GT(next.epoch, first);
+  EXPECT_OK(one_->CheckNodeZero());
 }
 
 TEST_F(RemoteClusterTest, AVoteInDoubtIsRepeatedUntilTheDecisionIsKnown) {

@@ -67,6 +67,7 @@ TEST(SetNcclEnvironmentTest, LeavesAloneWhatIsSet) {
   gpu::SetNcclEnvironment();
   EXPECT_STREQ(std::getenv("NCCL_SOCKET_IFNAME"), "eth7");
   EXPECT_STREQ(std::getenv("NCCL_NVLS_ENABLE"), "0");
+  EXPECT_STREQ(std::getenv("NCCL_RAS_ENABLE"), "0");
 }
 
 }  // namespace
