@@ -110,6 +110,12 @@ EngineSettings EnginesOf(const DaemonConfig& config) {
   return settings;
 }
 
+absl::StatusOr<WorldTerms> TermsOf(const DaemonConfig& config) {
+  ASSIGN_OR_RETURN(const std::vector<Device> devices, ParseDevices(config.devices));
+  ASSIGN_OR_RETURN(const std::string engine_library, LoadEngineLibraries(devices, config.nodes, EnginesOf(config)));
+  return WorldTerms{.world = config.world, .save_dir = config.save_dir, .engine_library = engine_library};
+}
+
 // Each return costs the others a moment, and kLinkPatience where the link is still cut.
 absl::Duration FirstStayOf(const DaemonConfig& config) { return std::max(2 * config.replica_grace, absl::Seconds(1)); }
 
@@ -291,7 +297,7 @@ class Daemon::Impl {
   // Of the certificate that is shown to node 0; null in the clear.
   std::function<absl::StatusOr<tls::Certificate>()> CertificateReader() const;
   absl::Status OpenDecisionLog(CoordinatorOptions& options);
-  absl::Status StartCoordinator(int devices);
+  absl::Status StartCoordinator(int devices, const WorldTerms& terms);
   absl::Status ServeCluster();
   // Models of the server before this one. Returns what it was in the middle of.
   absl::StatusOr<std::vector<ModelStore::CutOffChange>> TakeOver(const std::stop_token& stop);
@@ -413,18 +419,19 @@ absl::Status Daemon::Impl::JoinWorld(int devices, const std::stop_token& stop) {
          {"coordinator", config_.cluster_address},
          {"timeout", absl::FormatDuration(config_.join_timeout)}});
   }
+  ASSIGN_OR_RETURN(const WorldTerms terms, TermsOf(config_));
   if (config_.nodes == 1) {
     ASSIGN_OR_RETURN(own_cluster_, MakeLocalCluster(devices));
     cluster_ = own_cluster_.get();
   } else if (config_.node == 0) {
-    RETURN_IF_ERROR(StartCoordinator(devices));
+    RETURN_IF_ERROR(StartCoordinator(devices, terms));
   } else {
     absl::StatusOr<std::unique_ptr<Cluster>> joined =
         MakeRemoteCluster({.node = config_.node,
                            .nodes = config_.nodes,
                            .devices = devices,
                            .coordinator_address = config_.cluster_address,
-                           .save_dir = config_.save_dir,
+                           .terms = terms,
                            .make_credentials = [this] { return transport_.ToNodeZero(); },
                            .own_certificate = CertificateReader(),
                            .join_timeout = config_.join_timeout,
@@ -452,8 +459,8 @@ absl::Status Daemon::Impl::OpenDecisionLog(CoordinatorOptions& options) {
 }
 
 // What the node 0 before this one has decided is known before anybody can ask.
-absl::Status Daemon::Impl::StartCoordinator(int devices) {
-  CoordinatorOptions options{.nodes = config_.nodes, .devices = devices, .save_dir = config_.save_dir};
+absl::Status Daemon::Impl::StartCoordinator(int devices, const WorldTerms& terms) {
+  CoordinatorOptions options{.nodes = config_.nodes, .devices = devices, .terms = terms};
   options.check_speaker = [this](const grpc::AuthContext& caller, int node) {
     return transport_.CheckSpeaksFor(caller, node);
   };
@@ -672,7 +679,7 @@ absl::Status Daemon::Check(const DaemonConfig& config) {
   RETURN_IF_ERROR(TransportOf(config).status());
   RETURN_IF_ERROR(CheckAddresses(config));
   if (!config.data_address.empty()) RETURN_IF_ERROR(UseAddressForNccl(config.data_address));
-  return LoadEngineLibraries(devices, config.nodes, EnginesOf(config));
+  return LoadEngineLibraries(devices, config.nodes, EnginesOf(config)).status();
 }
 
 absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const DaemonConfig& config, DeviceOpener open,

@@ -45,12 +45,12 @@ absl::Status LookUp(void* library, const std::string& name, const char* symbol, 
       absl::StrCat("NCCL: ", VersionText(kMinimumVersion), " or newer expected, ", name, " has no function ", symbol));
 }
 
-absl::Status CheckVersion(void* library, const std::string& name) {
+absl::StatusOr<std::string> ReadVersion(void* library, const std::string& name) {
   decltype(&ncclGetVersion) get_version = nullptr;
   RETURN_IF_ERROR(LookUp(library, name, "ncclGetVersion", get_version));
   int version = 0;
   get_version(&version);
-  if (version >= kMinimumVersion) return absl::OkStatus();
+  if (version >= kMinimumVersion) return VersionText(version);
   return absl::FailedPreconditionError(
       absl::StrCat("NCCL: ", VersionText(kMinimumVersion), " or newer expected, ", name, " is ", VersionText(version)));
 }
@@ -61,8 +61,8 @@ absl::StatusOr<Nccl> LoadLibrary(const std::string& name) {
     return absl::FailedPreconditionError(
         absl::StrCat("NCCL: ", VersionText(kMinimumVersion), " or newer expected, it cannot be loaded: ", dlerror()));
   }
-  RETURN_IF_ERROR(CheckVersion(library, name));
   Nccl nccl;
+  ASSIGN_OR_RETURN(nccl.version, ReadVersion(library, name));
   RETURN_IF_ERROR(LookUp(library, name, "ncclGetErrorString", nccl.get_error_string));
   RETURN_IF_ERROR(LookUp(library, name, "ncclGetLastError", nccl.get_last_error));
   RETURN_IF_ERROR(LookUp(library, name, "ncclGetUniqueId", nccl.get_unique_id));

@@ -34,6 +34,7 @@ struct Nccl {
   // machines: neither InfiniBand nor a plugin. FAILED_PRECONDITION: NCCL is older than 2.32, or refuses the key.
   absl::Status SetKey(const std::string& key) const;
 
+  std::string version;  // "2.27.3"
   decltype(&ncclGetErrorString) get_error_string = nullptr;
   decltype(&ncclGetLastError) get_last_error = nullptr;
   decltype(&ncclGetUniqueId) get_unique_id = nullptr;

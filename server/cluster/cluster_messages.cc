@@ -207,14 +207,16 @@ struct RestoreWriter {
 
 }  // namespace
 
-v1::JoinRequest HelloMessage(int node, int nodes, int device_count, const std::string& save_dir) {
+v1::JoinRequest HelloMessage(int node, int nodes, int device_count, const WorldTerms& terms) {
   v1::JoinRequest request;
   v1::Hello& hello = *request.mutable_hello();
   hello.set_protocol_version(kClusterProtocolVersion);
   hello.set_node(node);
   hello.set_nodes(nodes);
   hello.set_device_count(device_count);
-  hello.set_save_dir(save_dir);
+  hello.set_world(terms.world);
+  hello.set_save_dir(terms.save_dir);
+  hello.set_engine_library(terms.engine_library);
   hello.set_build(kVersion);
   return request;
 }

@@ -15,12 +15,13 @@
 #include "absl/time/time.h"
 #include "paramshard/v1/cluster.pb.h"
 #include "server/cluster/cluster.h"
+#include "server/cluster/world_terms.h"
 
 namespace paramshard::server {
 
 inline constexpr int kClusterProtocolVersion = 10;
 
-v1::JoinRequest HelloMessage(int node, int nodes, int device_count, const std::string& save_dir);
+v1::JoinRequest HelloMessage(int node, int nodes, int device_count, const WorldTerms& terms);
 // Which of the process's connections it is, and whether it goes on where the one before ends.
 void SetConnection(v1::JoinRequest& hello, absl::uint128 incarnation, int64_t connection, bool goes_on);
 absl::uint128 IncarnationOf(const v1::Hello& hello);

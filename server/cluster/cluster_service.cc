@@ -31,9 +31,17 @@ absl::Duration WaitOf(const google::protobuf::Duration& timeout) {
 }
 
 // The node's own word, and so of any length.
-std::string FolderText(absl::string_view save_dir) {
+std::string Quoted(absl::string_view word) {
   constexpr size_t kMostBytes = 4096;
-  return save_dir.empty() ? "none" : absl::StrCat("\"", absl::CEscape(save_dir.substr(0, kMostBytes)), "\"");
+  return word.empty() ? "none" : absl::StrCat("\"", absl::CEscape(word.substr(0, kMostBytes)), "\"");
+}
+
+// FAILED_PRECONDITION: a daemon has another one of what all have in common.
+absl::Status CheckTerm(int node, absl::string_view what, absl::string_view expected, absl::string_view got,
+                       absl::string_view advice) {
+  if (expected == got) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat("join node ", node, ": ", what, " ", Quoted(expected),
+                                                    " as at node 0 expected, got ", Quoted(got), "; ", advice));
 }
 
 std::string BuildText(absl::string_view build) {
@@ -113,12 +121,13 @@ absl::Status ClusterServiceImpl::CheckHello(const grpc::ServerContext& context, 
     return absl::FailedPreconditionError(absl::StrCat("join node ", hello.node(), ": --nodes ", coordinator_->nodes(),
                                                       ", as at node 0, expected, got ", hello.nodes()));
   }
-  if (hello.save_dir() != coordinator_->save_dir()) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "join node ", hello.node(), ": --save-dir ", FolderText(coordinator_->save_dir()),
-        " as at node 0 expected, got ", FolderText(hello.save_dir()), "; give all daemons of a world the same folder"));
-  }
-  return absl::OkStatus();
+  const WorldTerms& terms = coordinator_->terms();
+  RETURN_IF_ERROR(CheckTerm(hello.node(), "--world", terms.world, hello.world(),
+                            "see whether --cluster-address is that of this world's node 0"));
+  RETURN_IF_ERROR(CheckTerm(hello.node(), "--save-dir", terms.save_dir, hello.save_dir(),
+                            "give all daemons of a world the same folder"));
+  return CheckTerm(hello.node(), "--nccl-library", terms.engine_library, hello.engine_library(),
+                   "give all daemons of a world one version, and devices of one kind");
 }
 
 grpc::Status ClusterServiceImpl::Join(grpc::ServerContext* context, JoinStream* stream) {

@@ -30,6 +30,7 @@
 #include "server/cluster/membership.h"
 #include "server/cluster/rendezvous_book.h"
 #include "server/cluster/waiters.h"
+#include "server/cluster/world_terms.h"
 
 namespace paramshard::server {
 
@@ -73,7 +74,7 @@ class Coordinator {
  public:
   struct Options {
     int nodes = 1;
-    std::string save_dir = {};             // of node 0
+    WorldTerms terms = {};                 // of node 0
     std::vector<ClosedEpoch> closed = {};  // epochs of a coordinator before this one; of a history the first one counts
     DecisionLog* log = nullptr;  // where epochs and decisions are written down before anybody is told; or null
     AttendancePolicy attendance = {};
@@ -100,7 +101,7 @@ class Coordinator {
   absl::StatusOr<HealingAnswer> OrderHealing(absl::string_view model, int donor);
   std::optional<int> healing_donor(absl::string_view model) const;
   int nodes() const { return options_.nodes; }
-  const std::string& save_dir() const { return options_.save_dir; }
+  const WorldTerms& terms() const { return options_.terms; }
   // Waits until all are here: DEADLINE_EXCEEDED names who is missing, UNAVAILABLE stopped.
   absl::Status AwaitWorld(absl::Duration timeout);
 

@@ -113,7 +113,7 @@ class CoordinatorCluster final : public Cluster, private NodeSink {
       : vote_wait_(options.vote_wait),
         may_be_fewer_(options.attendance.Needed(options.nodes) < options.nodes),
         coordinator_({.nodes = options.nodes,
-                      .save_dir = options.save_dir,
+                      .terms = options.terms,
                       .closed = options.closed,
                       .log = options.log,
                       .attendance = options.attendance,

@@ -12,6 +12,7 @@
 #include "server/cluster/attendance.h"
 #include "server/cluster/cluster.h"
 #include "server/cluster/decision_log.h"
+#include "server/cluster/world_terms.h"
 
 namespace grpc {
 class AuthContext;
@@ -25,8 +26,8 @@ absl::StatusOr<std::unique_ptr<Cluster>> MakeLocalCluster(int devices);
 
 struct CoordinatorOptions {
   int nodes = 1;
-  int devices = 1;            // of this node
-  std::string save_dir = {};  // of this node: who joins has the same
+  int devices = 1;        // of this node
+  WorldTerms terms = {};  // of this node: who joins has the same
   // What a node 0 before this one has left behind.
   std::vector<ClosedEpoch> closed = {};
   DecisionLog* log = nullptr;           // outlives the cluster

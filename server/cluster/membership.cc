@@ -30,11 +30,12 @@ absl::Status Membership::Join(int node, int device_count) {
   }
   if (present_[node]) {
     return absl::AlreadyExistsError(
-        absl::StrCat("join node ", node, ": a live daemon has this node number; give each daemon its own"));
+        absl::StrCat("join node ", node, ": a live daemon has this node number; give each daemon a --node of its own"));
   }
   if (sized_ && device_counts_[node] != device_count) {
-    return absl::InvalidArgumentError(absl::StrCat("join node ", node, ": ", device_counts_[node],
-                                                   " devices expected as before, got ", device_count));
+    return absl::InvalidArgumentError(absl::StrCat("join node ", node, ": as many --device expected as before, ",
+                                                   device_counts_[node], ", got ", device_count,
+                                                   "; give it those, or start all daemons of the world again"));
   }
   device_counts_[node] = device_count;
   present_[node] = true;

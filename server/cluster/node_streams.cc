@@ -41,7 +41,7 @@ absl::Status NodeStreams::TakePlace(const Stream& stream) {
     const bool gave_way = displaced != displaced_.end() && displaced->second == stream.incarnation;
     if (gave_way || Answers(*other)) {
       return absl::AlreadyExistsError(absl::StrCat("join node ", stream.node, ": a live daemon has this node number, ",
-                                                   other->peer, "; give each daemon its own"));
+                                                   other->peer, "; give each daemon a --node of its own"));
     }
     // Where it has gone on with another stream meanwhile, that one is asked.
     if (other->is_over) continue;

@@ -412,7 +412,7 @@ absl::StatusOr<RemoteCluster::StreamPtr> RemoteCluster::OpenStream(std::shared_p
     return writer.status();
   }
   opened->writer = *std::move(writer);
-  v1::JoinRequest hello = HelloMessage(options_.node, options_.nodes, options_.devices, options_.save_dir);
+  v1::JoinRequest hello = HelloMessage(options_.node, options_.nodes, options_.devices, options_.terms);
   SetConnection(hello, incarnation_, connection, goes_on);
   opened->writer->Write(std::move(hello));
   return opened;

@@ -11,6 +11,7 @@
 #include "absl/time/time.h"
 #include "proto/tls/files.h"
 #include "server/cluster/cluster.h"
+#include "server/cluster/world_terms.h"
 #include "server/metrics/metric_registry.h"
 
 namespace grpc {
@@ -24,7 +25,7 @@ struct RemoteOptions {
   int nodes = 2;                    // as node 0 has been told
   int devices = 1;                  // of this node
   std::string coordinator_address;  // of node 0's server: "127.0.0.1:7777"
-  std::string save_dir = {};        // that node 0 has too
+  WorldTerms terms = {};            // that node 0 has too
   // With which it is reached, made anew for each connection that replaces another one; null: in the clear.
   std::function<std::shared_ptr<grpc::ChannelCredentials>()> make_credentials = nullptr;
   // What such credentials show now; null: nothing. Is there another certificate than the connection's, a second

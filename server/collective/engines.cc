@@ -181,14 +181,17 @@ absl::StatusOr<Engines> ConnectMeshEngines(const EngineSpec& spec) {
 
 }  // namespace
 
-absl::Status LoadEngineLibraries(absl::Span<const Device> devices, int nodes, const EngineSettings& settings) {
+absl::StatusOr<std::string> LoadEngineLibraries(absl::Span<const Device> devices, int nodes,
+                                                const EngineSettings& settings) {
   const bool on_gpus = !devices.empty() && devices.front().kind == DeviceKind::kCuda;
   const bool meshes = nodes > 1 || (settings.mesh_inside && devices.size() > 1);
   std::string key;
   if (!settings.nccl_psk_file.empty()) {
     ASSIGN_OR_RETURN(key, ReadNcclKey(settings.nccl_psk_file));
   }
-  return on_gpus && meshes ? LoadNccl(settings.nccl_library, key) : absl::OkStatus();
+  if (!on_gpus || !meshes) return std::string();
+  ASSIGN_OR_RETURN(const std::string version, LoadNccl(settings.nccl_library, key));
+  return absl::StrCat("NCCL ", version);
 }
 
 absl::StatusOr<Engines> ConnectEngines(const EngineSpec& spec) {

@@ -53,9 +53,10 @@ struct EngineSpec {
 };
 
 // Loads what the engines of a daemon take from the machine: NCCL, where GPUs of several daemons, or by mesh_inside
-// those of one, exchange bytes. FAILED_PRECONDITION it is missing or too old (says what to do), or there is no key in
+// those of one, exchange bytes. Returns which that is, as "NCCL 2.27.3"; empty: nothing. FAILED_PRECONDITION it is missing or too old (says what to do), or there is no key in
 // nccl_psk_file; UNIMPLEMENTED a build without CUDA.
-absl::Status LoadEngineLibraries(absl::Span<const Device> devices, int nodes, const EngineSettings& settings);
+absl::StatusOr<std::string> LoadEngineLibraries(absl::Span<const Device> devices, int nodes,
+                                                const EngineSettings& settings);
 
 // Connects one Collectives for each rank of this daemon: memcpy (on GPUs: copy engines) where the shard group lies in
 // the daemon, unless the settings ask for meshes, with Gloo (NCCL) over the replicas when there are several daemons;

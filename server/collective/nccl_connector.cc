@@ -93,9 +93,10 @@ absl::Status ConnectRound(const std::vector<int>& round, const NcclMeshes& meshe
 
 }  // namespace
 
-absl::Status LoadNccl(const std::string& library, const std::string& key) {
+absl::StatusOr<std::string> LoadNccl(const std::string& library, const std::string& key) {
   ASSIGN_OR_RETURN(const gpu::Nccl* const nccl, LoadNcclOrSayHow(library));
-  return key.empty() ? absl::OkStatus() : nccl->SetKey(key);
+  if (!key.empty()) RETURN_IF_ERROR(nccl->SetKey(key));
+  return nccl->version;
 }
 
 absl::StatusOr<std::vector<std::unique_ptr<Mesh>>> ConnectNcclMeshes(const NcclConnection& connection) {

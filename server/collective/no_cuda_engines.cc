@@ -8,7 +8,7 @@ absl::StatusOr<std::vector<std::unique_ptr<Collectives>>> MakeCopyEngines(const 
   return absl::UnimplementedError("copy engines: this build was made without CUDA");
 }
 
-absl::Status LoadNccl(const std::string&, const std::string&) {
+absl::StatusOr<std::string> LoadNccl(const std::string&, const std::string&) {
   return absl::UnimplementedError("NCCL: this build was made without CUDA");
 }
 

@@ -201,6 +201,8 @@ constexpr Setting kSettings[] = {
      ParseInto<&DaemonConfig::node, ParseInteger, 0, kMaxInt>, Print<&DaemonConfig::node>},
     {"nodes", "N", "how many daemons the world has", false, ParseInto<&DaemonConfig::nodes, ParseInteger, 1, kMaxInt>,
      Print<&DaemonConfig::nodes>},
+    {"world", "NAME", "name of the world; a daemon of another one is refused; default: none", false,
+     ParseText<&DaemonConfig::world>, Print<&DaemonConfig::world>},
     {"cluster-address", "HOST:PORT", "address of node 0's cluster service; needed when nodes > 1", false,
      ParseInto<&DaemonConfig::cluster_address, ParseAddress, 1>, Print<&DaemonConfig::cluster_address>},
     {"tls-cert", "FILE", "this daemon's certificate in PEM; with it, connections over TCP need certificates", false,

@@ -32,6 +32,8 @@ struct DaemonConfig {
   // 0 <= node < nodes. Node 0 coordinates.
   int node = 0;
   int nodes = 1;
+  // Its name, of all daemons the same; empty: it has none.
+  std::string world;
   // Host:port of node 0's ClusterService; set when nodes > 1, else it may be empty. Off loopback as `listen`.
   std::string cluster_address;
   // Paths of PEM files, all or none (tls::Files), and whose URIs have which role (tls::ParseRolePattern).

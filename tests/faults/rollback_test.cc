@@ -9,6 +9,8 @@
 
 #include <cerrno>
 #include <csignal>
+#include <filesystem>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <sstream>
@@ -331,12 +333,15 @@ INSTANTIATE_TEST_SUITE_P(, HealOrderTest,
 // Whether the other daemon has voted on the commit, or not, or waits for what became of it.
 class KeptDecisionsTest : public LostReplicaTest {
  protected:
-  void KillNode0(Point at, int killer) {
+  // `between`: when there is none, before the next one starts.
+  void KillNode0(
+      Point at, int killer, const std::function<void()>& between = [] {}) {
     ASSERT_OK_AND_ASSIGN(const Server server, ServerOf(0));
     std::vector<ChildProcess> trainers =
         TrainUnder({.killed = daemons_[0]->pid(), .server = server.pidfd.get(), .at = at}, killer);
     ASSERT_TRUE(trainers[killer].AwaitNumber(kKills, 1, kPatience));
     ASSERT_OK(daemons_[0]->AwaitExit(kPatience).status());
+    between();
     Spawn(0);
     ExpectToGoOn(std::move(trainers));
   }
@@ -353,6 +358,24 @@ TEST_P(KeptDecisionsTest, ANode0WithoutItsMemoryAnswersWhatItHadDecided) {
       ASSERT_NO_FATAL_FAILURE(KillNode0(point, killer));
       ASSERT_OK(Ctl(0, absl::StrCat("restore ", kModel, " ", kSaved)).status());
     }
+  }
+}
+
+// The other daemon, which knows of the last commit, is in no doubt.
+TEST_P(KeptDecisionsTest, AnOlderCopyOfTheFolderTakesNothingBack) {
+  namespace fs = std::filesystem;
+  state_flag_ = "--state-dir=" + state_.path();
+  ASSERT_NO_FATAL_FAILURE(StartSaved());
+  const TemporaryDirectory older;
+  fs::copy(state_.path(), older.path(), fs::copy_options::recursive);
+  const auto put_back = [&] {
+    for (const fs::directory_entry& entry : fs::directory_iterator(state_.path())) fs::remove_all(entry.path());
+    fs::copy(older.path(), state_.path(), fs::copy_options::recursive);
+  };
+  for (const Point point : {Point::kStart, Point::kFilling, Point::kCommitted}) {
+    SCOPED_TRACE(absl::StrCat("point ", static_cast<int>(point)));
+    ASSERT_NO_FATAL_FAILURE(KillNode0(point, /*killer=*/1, put_back));
+    ASSERT_OK(Ctl(0, absl::StrCat("restore ", kModel, " ", kSaved)).status());
   }
 }
 

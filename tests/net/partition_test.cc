@@ -1,11 +1,13 @@
 // Daemons on machines of their own: connections that break without a word are noticed at both ends, long before the step
 // timeout, and the training goes on when they are back.
+#include <csignal>
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "gmock/gmock.h"
@@ -23,9 +25,13 @@ namespace paramshard::test {
 namespace {
 
 constexpr int kNodes = 2;
-constexpr int kCut = 1;     // of a board's numbers: the commit that is under way when the network breaks
-constexpr int64_t kAt = 3;  // that commit
+// Of a board's numbers.
+constexpr int kUnderWay = 1;  // the commit that is under way when the network breaks
+constexpr int kGoesOn = 2;    // 1: its trainer goes on
+constexpr int64_t kAt = 3;    // that commit
 constexpr absl::Duration kPatience = absl::Minutes(2);
+// A ping is answered within 5 s, or the connection ends: this leaves two for a machine that is busy.
+constexpr absl::Duration kShortStop = absl::Seconds(3);
 constexpr char kStepTimeout[] = "--step-timeout=10m";
 
 class PartitionTest : public testing::TestWithParam<bool> {
@@ -62,13 +68,18 @@ class PartitionTest : public testing::TestWithParam<bool> {
     EXPECT_OK(models.status());
     return models.ok() && (*models)["models"][0]["running"].get<bool>();
   }
+  bool HasStartedOneEpoch(int node) const {
+    const absl::StatusOr<nlohmann::json> page = Ctl(node, "metrics");
+    EXPECT_OK(page.status());
+    return page.ok() && absl::StrContains((*page)["text"].get<std::string>(), "\nparamshard_epochs_started_total 1\n");
+  }
   std::string StateHash(int node) const {
     const absl::StatusOr<nlohmann::json> verified = Ctl(node, "verify m");
     EXPECT_OK(verified.status());
     return verified.ok() ? (*verified)["summary"]["stateHash"].get<std::string>() : "";
   }
 
-  // Trains both ranks; `breaks` is called when a commit is under way that rank 0 alone can make, and lets it go on.
+  // Trains both ranks; `breaks` is called when a commit is under way that waits for rank 0, which goes on behind it.
   std::vector<std::string> Train(const std::function<void()>& breaks) {
     std::vector<ChildProcess> trainers;
     for (int rank = 0; rank < kNodes; ++rank) {
@@ -79,14 +90,17 @@ class PartitionTest : public testing::TestWithParam<bool> {
         training.at = [&](Point at, int64_t commit) {
           if (breaks == nullptr || rank != 0 || commit != kAt || at != Point::kPushed || cut) return;
           cut = true;
-          Reach(board, kCut, static_cast<uint32_t>(commit));
+          Reach(board, kUnderWay, static_cast<uint32_t>(commit));
+          EXPECT_TRUE(AwaitNumber(board, kGoesOn, 1, kPatience));
         };
         return TrainOn(training);
       }));
     }
     if (breaks != nullptr) {
-      EXPECT_TRUE(trainers[0].AwaitNumber(kCut, kAt));
+      EXPECT_TRUE(trainers[0].AwaitNumber(kUnderWay, kAt));
+      for (int node = 0; node < kNodes; ++node) EXPECT_TRUE(IsRunning(node)) << "node " << node;
       breaks();
+      Reach(trainers[0].board(), kGoesOn, 1);
     }
     for (ChildProcess& trainer : trainers) EXPECT_OK(trainer.Await(kPatience));
     return {StateHash(0), StateHash(1)};
@@ -139,6 +153,33 @@ TEST_P(PartitionTest, ALinkThatWorksOneWayAloneIsNoticedByBothEnds) {
               ASSERT_OK(machines_->Mute(mute, 1 - mute));
               AwaitEpochEnds();
               ASSERT_OK(machines_->Unmute(mute, 1 - mute));
+            }),
+            expected);
+}
+
+TEST_P(PartitionTest, AShortStopOfADaemonEndsNoEpoch) {
+  const std::vector<std::string> expected = Uninterrupted();
+  Start();
+  EXPECT_EQ(Train([&] {
+              daemons_[1]->Signal(SIGSTOP);
+              absl::SleepFor(kShortStop);
+              daemons_[1]->Signal(SIGCONT);
+            }),
+            expected);
+  for (int node = 0; node < kNodes; ++node) EXPECT_TRUE(HasStartedOneEpoch(node)) << "node " << node;
+}
+
+TEST_P(PartitionTest, AStopThatLastsIsNoticedAndTheTrainingGoesOnBehindIt) {
+  const std::vector<std::string> expected = Uninterrupted();
+  Start();
+  EXPECT_EQ(Train([&] {
+              daemons_[1]->Signal(SIGSTOP);
+              const absl::Time end = absl::Now() + kPatience;
+              while (IsRunning(0) && absl::Now() < end) {
+              }
+              EXPECT_LT(absl::Now(), end);
+              daemons_[1]->Signal(SIGCONT);
+              AwaitEpochEnds();
             }),
             expected);
 }

@@ -238,8 +238,9 @@ TEST_F(CoordinatorTest, JoinRefusesWhatDoesNotFitTheWorld) {
   EXPECT_THAT(coordinator_.Join(2, 1, &sinks_[1]), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("0..1")));
   EXPECT_THAT(coordinator_.Join(-1, 1, &sinks_[1]), StatusIs(absl::StatusCode::kInvalidArgument));
   coordinator_.Leave(1);
-  EXPECT_THAT(coordinator_.Join(1, 4, &sinks_[1]),
-              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("1 devices expected as before, got 4")));
+  EXPECT_THAT(
+      coordinator_.Join(1, 4, &sinks_[1]),
+      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("as many --device expected as before, 1, got 4; ")));
 }
 
 TEST_F(CoordinatorTest, AwaitWorldNamesTheMissingNodes) {

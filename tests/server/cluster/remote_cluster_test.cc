@@ -459,7 +459,7 @@ TEST_F(RemoteClusterTest, AStreamThatDoesNotSayHelloIsRefused) {
   for (const bool other_version : {false, true}) {
     grpc::ClientContext context;
     const auto stream = stub->Join(&context);
-    v1::JoinRequest first = other_version ? HelloMessage(1, 2, 1, "") : DeletionMessage("m");
+    v1::JoinRequest first = other_version ? HelloMessage(1, 2, 1, {}) : DeletionMessage("m");
     if (other_version) first.mutable_hello()->set_protocol_version(99);
     stream->Write(first);
     EXPECT_EQ(stream->Finish().error_code(),

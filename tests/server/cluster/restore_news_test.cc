@@ -167,7 +167,7 @@ class RollbackNeedTest : public testing::Test {
   }
 
   RecordingListener sinks_[3];
-  Coordinator coordinator_{Coordinator::Options{.nodes = 3, .save_dir = "/saves"}};
+  Coordinator coordinator_{Coordinator::Options{.nodes = 3, .terms = {.save_dir = "/saves"}}};
 };
 
 TEST_F(RollbackNeedTest, ANodeWithInitialValuesBesideTrainedOnesIsOneThatHasLostItsPart) {

@@ -73,6 +73,7 @@ TEST(ParseArgumentsTest, EveryFlagAndVariableSetsItsMember) {
       {"listen", "PARAMSHARD_LISTEN", "[::1]:0", "[::1]:0"},
       {"nodes", "PARAMSHARD_NODES", "1", "1"},
       {"node", "PARAMSHARD_NODE", "0", "0"},
+      {"world", "PARAMSHARD_WORLD", "a", "a"},
       {"cluster-address", "PARAMSHARD_CLUSTER_ADDRESS", "localhost:7000", "localhost:7000"},
       {"insecure", "PARAMSHARD_INSECURE", "on", "on"},
       {"data-address", "PARAMSHARD_DATA_ADDRESS", "10.0.0.3", "10.0.0.3"},

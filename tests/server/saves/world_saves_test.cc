@@ -372,7 +372,7 @@ class HostileNodeTest : public testing::Test {
  protected:
   void SetUp() override {
     ASSERT_OK_AND_ASSIGN(CoordinatorNode zero,
-                         MakeCoordinatorCluster({.nodes = 2, .devices = 1, .save_dir = root_.path()}));
+                         MakeCoordinatorCluster({.nodes = 2, .devices = 1, .terms = {.save_dir = root_.path()}}));
     zero_.emplace(std::move(zero));
     int port = 0;
     grpc::ServerBuilder builder;
@@ -382,7 +382,7 @@ class HostileNodeTest : public testing::Test {
     stub_ = v1::ClusterService::NewStub(
         grpc::CreateChannel(absl::StrCat("127.0.0.1:", port), grpc::InsecureChannelCredentials()));
     stream_ = stub_->Join(&context_);
-    ASSERT_TRUE(stream_->Write(HelloMessage(1, 2, 1, root_.path())));
+    ASSERT_TRUE(stream_->Write(HelloMessage(1, 2, 1, {.save_dir = root_.path()})));
     ASSERT_OK(zero_->cluster->AwaitWorld(kLong));
     savers_ = std::make_unique<Savers>(Saver::Options{.root = root_.path(), .calls = &calls_});
     const World world{.cluster = zero_->cluster.get(), .devices = {device_.get()}, .first_rank = 0, .world_size = 2};

@@ -22,7 +22,7 @@ class AllocationFaultsTest : public FaultyWorldTest, public testing::WithParamIn
     if (IsSkipped() || HasFatalFailure()) return;
     std::vector<Device> ids;
     for (const ComputeDevice* device : devices_) ids.push_back(device->id());
-    if (const absl::Status loaded = LoadEngineLibraries(ids, 1, engines); !loaded.ok()) GTEST_SKIP() << loaded;
+    if (const absl::Status loaded = LoadEngineLibraries(ids, 1, engines).status(); !loaded.ok()) GTEST_SKIP() << loaded;
   }
 
   void FailAllocation(int number) {

@@ -320,8 +320,28 @@ TEST_F(TransportTest, AnAuthorityIsReplacedInTwoSteps) {
 }
 
 TEST_F(TransportTest, AFileThatIsGoneLeavesTheLastOne) {
+  const TestAuthority next;
+  const std::string ca = folder_.path() + "/0/ca.pem";
   unlink((folder_.path() + "/0/cert.pem").c_str());
+  std::ofstream(ca + ".next") << authority_.cert() << next.cert();
+  ASSERT_EQ(rename((ca + ".next").c_str(), ca.c_str()), 0);
+  // That shows that the server has looked since.
+  const tls::Files files = test::Install(folder_.path() + "/other", next.Issue({InWorld("node/1")}), authority_.cert());
+  AwaitTrue([&] { return VoteOf(1, ChannelOf(files, nodes_port_)).ok(); });
   EXPECT_OK(VoteOf(1, As("node/1", nodes_port_)));
+}
+
+TEST_F(TransportTest, AKeyWithoutItsCertificateFailsHandshakesUntilBothFit) {
+  const auto open = As("node/1", nodes_port_);
+  ASSERT_OK(VoteOf(1, open));
+  const TestAuthority::Issued one = authority_.Issue({InWorld("node/0")});
+  const TestAuthority::Issued two = authority_.Issue({InWorld("node/0")});
+  const auto is_served = [&] { return VoteOf(1, As("node/1", nodes_port_)).ok(); };
+  Install("0", {.cert = one.cert, .key = two.key});
+  AwaitTrue([&] { return !is_served(); });
+  EXPECT_OK(VoteOf(1, open));
+  Install("0", two);
+  AwaitTrue(is_served);
 }
 
 TEST_F(TransportTest, ACertificateOfAnotherNodeIsRefusedAtTheStart) {
