@@ -19,6 +19,7 @@
 #include "absl/time/time.h"
 #include "client/client.h"
 #include "tests/bench/arguments.h"
+#include "tests/bench/matrices.h"
 #include "tests/bench/or_die.h"
 #include "tests/support/daemon_process.h"
 #include "tests/support/environment.h"
@@ -28,26 +29,7 @@ namespace paramshard {
 namespace {
 
 constexpr int kNodes = 2;
-constexpr int64_t kColumns = 4096;
-constexpr double kStateBytes = 12;  // of a parameter: a master and two moments
 constexpr absl::Duration kPatience = absl::Minutes(5);
-
-ModelSpec Matrices(int millions) {
-  ModelSpec spec;
-  spec.name = "m";
-  spec.groups.resize(1);
-  for (int i = 0; i < millions; i += 50) {
-    ParameterSpec parameter;
-    parameter.name = absl::StrCat("w", i);
-    parameter.shape = {std::min(50, millions - i) * int64_t{1'000'000} / kColumns, kColumns};
-    parameter.encoding.format = Format::kBF16;
-    UnitSpec unit;
-    unit.name = absl::StrCat("u", i);
-    unit.parameters.push_back(std::move(parameter));
-    spec.units.push_back(std::move(unit));
-  }
-  return spec;
-}
 
 class World {
  public:
@@ -113,7 +95,7 @@ int main(int argc, char** argv) {
   int millions = 100;
   int times = 5;
   ReadCounts(argc, argv, {{"MILLIONS", &millions, 1, 20'000}, {"TIMES", &times, 1, 100}});
-  const double gigabytes = kStateBytes * millions / 1e3;
+  const double gigabytes = kMatricesStateBytes * millions / 1e3;
   World world(millions);
   world.Open();
   std::vector<double> plain, healed, rates;
