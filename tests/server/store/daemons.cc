@@ -25,8 +25,10 @@ Daemons::Daemons(const std::vector<int>& device_counts, const Options& options) 
   if (nodes == 1) {
     clusters_[0] = std::make_unique<HookedCluster>(device_counts[0]);
   } else {
-    CoordinatorOptions coordinator{
-        .nodes = nodes, .devices = device_counts[0], .save_dir = options.save_dir, .vote_wait = options.vote_wait};
+    CoordinatorOptions coordinator{.nodes = nodes,
+                                   .devices = device_counts[0],
+                                   .terms = {.save_dir = options.save_dir},
+                                   .vote_wait = options.vote_wait};
     if (!options.kept.empty()) coordinator.closed = *ReadClosedEpochs(*options.kept[0]);
     zero_ = std::make_unique<CoordinatorNode>(*MakeCoordinatorCluster(coordinator));
     clusters_[0] = std::make_unique<HookedCluster>(std::move(zero_->cluster));
@@ -40,7 +42,7 @@ Daemons::Daemons(const std::vector<int>& device_counts, const Options& options) 
                                        .nodes = nodes,
                                        .devices = device_counts[node],
                                        .coordinator_address = absl::StrCat("127.0.0.1:", port),
-                                       .save_dir = options.save_dir,
+                                       .terms = {.save_dir = options.save_dir},
                                        .join_timeout = kPatience});
       PARAMSHARD_CHECK(joined.ok());
       clusters_[node] = std::make_unique<HookedCluster>(*std::move(joined));
@@ -57,7 +59,7 @@ Daemons::Daemons(const std::vector<int>& device_counts, const Options& options) 
     }
     stores_.push_back(std::make_unique<ModelStore>(
         ModelStore::Options{.world = world,
-                            .save_dir = options.save_dir,
+                            .terms = {.save_dir = options.save_dir},
                             .savers = options.savers.empty() ? nullptr : options.savers[node],
                             .moves = options.moves,
                             .kept = options.kept.empty() ? nullptr : options.kept[node],
