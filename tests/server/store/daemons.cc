@@ -59,7 +59,7 @@ Daemons::Daemons(const std::vector<int>& device_counts, const Options& options) 
     }
     stores_.push_back(std::make_unique<ModelStore>(
         ModelStore::Options{.world = world,
-                            .terms = {.save_dir = options.save_dir},
+                            .save_dir = options.save_dir,
                             .savers = options.savers.empty() ? nullptr : options.savers[node],
                             .moves = options.moves,
                             .kept = options.kept.empty() ? nullptr : options.kept[node],
