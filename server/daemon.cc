@@ -481,7 +481,7 @@ absl::Status Daemon::Impl::ServeCluster() {
   ASSIGN_OR_RETURN(std::vector<ListeningSocket> sockets, Listen("--cluster-address", config_.cluster_address));
   ASSIGN_OR_RETURN(
       cluster_server_,
-      StartServers(std::move(sockets), {std::nullopt}, {transport_.ForNodes(), transport_.MakePeerConnections()},
+      StartServers(std::move(sockets), {std::nullopt}, {transport_.ForNodes(config_.nodes), transport_.MakePeerConnections()},
                    {coordinator_->service.get()}, MaxClusterThreads(config_.nodes), Pings::kAreAnswered));
   return absl::OkStatus();
 }

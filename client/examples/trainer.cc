@@ -135,7 +135,8 @@ absl::Status Trainer::Train(Model& model) {
 }
 
 absl::Status Trainer::TrainInterval(Model& model) {
-  const int64_t report_at = NextReport();
+  // A shorter interval than that of the process before may have had its report already.
+  const int64_t report_at = std::max(NextReport(), position_.step);
   const absl::Time begin = absl::Now();
   const int64_t bytes_before = model.gathered_bytes();
   cost_ = {.steps = report_at - position_.step};

@@ -8,9 +8,11 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "kernels/base/status_macros.h"
 #include "proto/durations.h"
 #include "proto/status.h"
+#include "proto/tls/credentials.h"
 #include "server/base/steady_time.h"
 #include "server/cluster/cluster_messages.h"
 #include "server/cluster/stream_writer.h"
@@ -130,11 +132,20 @@ absl::Status ClusterServiceImpl::CheckHello(const grpc::ServerContext& context, 
                    "give all daemons of a world one version, and devices of one kind");
 }
 
+absl::Status ClusterServiceImpl::Hear(grpc::ServerContext* context, JoinStream* stream, v1::JoinRequest& request) {
+  // Without certificates nobody can be told from the others.
+  std::optional<UnheardStreams::Place> place;
+  if (const std::string caller = absl::StrJoin(tls::PeerUris(*context->auth_context()), " "); !caller.empty()) {
+    ASSIGN_OR_RETURN(UnheardStreams::Place taken, unheard_.Take(caller, [context] { context->TryCancel(); }));
+    place.emplace(std::move(taken));
+  }
+  if (stream->Read(&request)) return absl::OkStatus();
+  return absl::CancelledError("join: the stream ended before hello");
+}
+
 grpc::Status ClusterServiceImpl::Join(grpc::ServerContext* context, JoinStream* stream) {
   v1::JoinRequest request;
-  if (!stream->Read(&request)) {
-    return ToGrpcStatus(absl::CancelledError("join: the stream ended before hello"));
-  }
+  if (const absl::Status heard = Hear(context, stream, request); !heard.ok()) return ToGrpcStatus(heard);
   const absl::Status served = Serve(context, request, stream);
   if (!served.ok()) {
     log_.Write(LogLevel::kWarning, "a node is refused",

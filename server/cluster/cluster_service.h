@@ -9,6 +9,7 @@
 #include "server/cluster/coordinator.h"
 #include "server/cluster/coordinator_cluster.h"
 #include "server/cluster/node_streams.h"
+#include "server/cluster/unheard_streams.h"
 #include "server/log/log_throttle.h"
 
 namespace paramshard::server {
@@ -38,6 +39,9 @@ class ClusterServiceImpl final : public v1::ClusterService::WithCallbackMethod_V
 
  private:
   absl::Status CheckHello(const grpc::ServerContext& context, const v1::JoinRequest& request) const;
+  // The first request of a stream. CANCELLED it has ended; RESOURCE_EXHAUSTED the caller has too many that say nothing.
+  absl::Status Hear(grpc::ServerContext* context, grpc::ServerReaderWriter<v1::JoinResponse, v1::JoinRequest>* stream,
+                    v1::JoinRequest& request);
   // Joins the node that has said `request`, and hears it until its stream ends.
   absl::Status Serve(grpc::ServerContext* context, v1::JoinRequest& request,
                      grpc::ServerReaderWriter<v1::JoinResponse, v1::JoinRequest>* stream);
@@ -51,6 +55,7 @@ class ClusterServiceImpl final : public v1::ClusterService::WithCallbackMethod_V
   Coordinator* const coordinator_;
   NodeStreams streams_;
   const SpeakerCheck check_speaker_;
+  UnheardStreams unheard_;
   ThrottledLog log_;
 };
 

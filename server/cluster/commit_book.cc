@@ -47,6 +47,13 @@ std::optional<CommitDecision> CommitBook::Find(int64_t epoch, int64_t commit_num
   return std::nullopt;
 }
 
+bool CommitBook::IsOfAnother(const CommitQuery& query) const {
+  return std::any_of(records_.begin(), records_.end(), [&](const Record& record) {
+    return record.epoch == query.epoch && record.commit_number == query.commit_number && !query.history_id.empty() &&
+           record.history_id != query.history_id;
+  });
+}
+
 bool CommitBook::HasForgotten(int64_t epoch, int64_t commit_number) const {
   if (epoch <= replaced_epoch_) return true;
   return commit_number <= last_commit_number_ &&
@@ -141,7 +148,7 @@ absl::Status CommitBook::WriteDown(const CommitDecision& decision) const {
 
 CommitBook::Cast CommitBook::Decide() {
   const CommitVote& any = votes_.begin()->second;
-  const Record record{any.epoch, any.commit_number, Sum()};
+  const Record record{any.epoch, any.commit_number, Sum(), any.history_id};
   if (const absl::Status written = WriteDown(record.decision); !written.ok()) {
     return {Cast::Result::kUnwritten, written};
   }

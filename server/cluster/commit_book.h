@@ -33,6 +33,8 @@ class CommitBook {
 
   // The decision of that epoch about that commit, when there is one.
   std::optional<CommitDecision> Find(int64_t epoch, int64_t commit_number) const;
+  // Whether that decision is one of another history than the one that is asked for.
+  bool IsOfAnother(const CommitQuery& query) const;
   // Whether that commit of an epoch that is over is decided, or may be, and nobody can tell any more in which one, and
   // how.
   bool HasForgotten(int64_t epoch, int64_t commit_number) const;
@@ -69,6 +71,7 @@ class CommitBook {
     int64_t epoch = 0;
     int64_t commit_number = 0;
     CommitDecision decision;
+    std::string history_id;
   };
 
   // FAILED_PRECONDITION naming both sides.

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kernels/base/status_macros.h"
+#include "proto/model/names.h"
 #include "server/cluster/state_difference.h"
 #include "server/log/log.h"
 
@@ -25,6 +26,20 @@ absl::Status LastEpochError(const ModelReport& report) {
 
 // Of one node: what it says lies here.
 constexpr int64_t kMostModels = 1000;
+constexpr size_t kMostReasonBytes = 64 << 10;
+
+// INVALID_ARGUMENT: a report says more than a daemon has to say.
+absl::Status CheckReport(const ModelReport& report, int devices) {
+  if (const absl::Status name = CheckName(report.model); !name.ok()) {
+    return absl::InvalidArgumentError(absl::StrCat("report of a model: a name expected: ", name.message()));
+  }
+  const bool is_short = report.history_id.size() <= kMaxNameBytes && report.lineage.size() <= kMaxNameBytes &&
+                        report.lost.message().size() <= kMostReasonBytes;
+  if (is_short && static_cast<int>(report.attached_ranks.size()) <= devices) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("report of ", report.model, ": ids of at most ", kMaxNameBytes,
+                                                 " bytes, a reason of at most ", kMostReasonBytes, ", and at most ",
+                                                 devices, " attached ranks expected"));
+}
 
 absl::Status TooManyModelsError(const std::string& model, int node) {
   return absl::ResourceExhaustedError(
@@ -143,6 +158,13 @@ void Coordinator::Leave(int node) {
     if (model.running && Has(model.active, node)) End(name, model, NodeLostError(NodeName(members_, node), name));
     TryStart(name, model);
   }
+  // What this node alone has spoken of, and nobody has trained, does not stay.
+  std::erase_if(models_, [](const auto& entry) {
+    const Model& model = entry.second;
+    return model.last_epoch == model.epoch_floor && model.before.empty() &&
+           std::none_of(model.reports.begin(), model.reports.end(),
+                        [](const auto& report) { return report.has_value(); });
+  });
   world_changed_.SignalAll();
 }
 
@@ -171,6 +193,9 @@ absl::Status Coordinator::AwaitWorld(absl::Duration timeout) {
 void Coordinator::Report(int node, const ModelReport& report) {
   const Lock lock(this);
   if (stopped_ || !members_.present(node)) return;
+  if (const absl::Status sound = CheckReport(report, members_.device_counts()[node]); !sound.ok()) {
+    return sinks_[node]->OnEpochRefused(report.model.substr(0, kMaxNameBytes), sound);
+  }
   Model* const known = Find(report.model);
   // An epoch of this coordinator may have a higher number.
   if (report.last_epoch < 0 || report.last_epoch > std::max(kLastEpoch, known == nullptr ? 0 : known->last_epoch)) {
@@ -408,6 +433,19 @@ void Coordinator::TryStart(const std::string& name, Model& model) {
   !lost.ok() || HasFreshBesideTrained(model, *nodes) ? GoBack(name, model, differ) : RefuseStart(name, model, differ);
 }
 
+// A disk may keep what node 0 could not write, and told to nobody. Who votes on a commit is in doubt, or has it, or was
+// told that it is none.
+bool Coordinator::WasNeverTold(const ClosedEpoch& before, const Model& model, const Nodes& nodes,
+                               const ModelReport& state) const {
+  if (!before.last_decision.has_value() || before.last_decision->epoch != before.epoch || before.active.size() < 2 ||
+      before.commit_number != state.commit_number + 1) {
+    return false;
+  }
+  return std::all_of(before.active.begin(), before.active.end(), [&](int node) {
+    return node == 0 || (Has(nodes, node) && model.reports[node]->lost.ok() && IsOneState(state, *model.reports[node]));
+  });
+}
+
 absl::Status Coordinator::CheckNewest(const std::string& name, const Model& model, const Nodes& nodes,
                                       const std::vector<Healing>& healings) const {
   // A person may have said otherwise.
@@ -415,6 +453,7 @@ absl::Status Coordinator::CheckNewest(const std::string& name, const Model& mode
   const ModelReport& state = *model.reports[FirstWithState(nodes, healings)];
   for (const ClosedEpoch& before : model.before) {
     if (before.history_id != state.history_id || before.commit_number <= state.commit_number) continue;
+    if (WasNeverTold(before, model, nodes, state)) continue;
     return absl::DataLossError(absl::StrCat("start epoch of ", name, ": commit ", before.commit_number, " of history ",
                                             before.history_id, ", which was decided, on a node at least expected, got ",
                                             state.commit_number, ": who has made it is away, or has lost it"));

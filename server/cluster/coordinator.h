@@ -283,6 +283,9 @@ class Coordinator {
   // where epochs may be without some.
   absl::Status CheckNewest(const std::string& name, const Model& model, const Nodes& nodes,
                            const std::vector<Healing>& healings) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Whether what that one has decided last was told to nobody: all others who voted have the state before it.
+  bool WasNeverTold(const ClosedEpoch& before, const Model& model, const Nodes& nodes, const ModelReport& state) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Of the nodes that were not in the last epoch those are refused whose state is another one than the others', who go
   // on without them; all, where each would fit alone. Whether there were any.
   bool RefuseReturners(const std::string& name, Model& model, const Nodes& nodes, const absl::Status& why)

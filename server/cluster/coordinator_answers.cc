@@ -193,6 +193,8 @@ void Coordinator::AskTheLate(const std::string& name, Model& model) {
 absl::StatusOr<CommitDecision> Coordinator::QueryCommit(int node, const CommitQuery& query) {
   const Lock lock(this);
   if (Model* const model = FindRunning(query.model, query.epoch); model != nullptr) {
+    const bool is_of_it = query.history_id.empty() || query.history_id == model->history_id;
+    if (!Has(model->active, node) || !is_of_it) return InDoubtError(query);
     End(query.model, *model,
         absl::UnavailableError(absl::StrCat(NodeName(members_, node), " was restarted, and asks what became of commit ",
                                             query.commit_number)));
@@ -205,7 +207,7 @@ absl::StatusOr<CommitDecision> Coordinator::QueryCommit(int node, const CommitQu
 
 std::optional<absl::StatusOr<CommitDecision>> Coordinator::Answer(const CommitQuery& query) {
   const Model* const model = Find(query.model);
-  if (model == nullptr) return InDoubtError(query);
+  if (model == nullptr || model->book.IsOfAnother(query)) return InDoubtError(query);
   if (std::optional<CommitDecision> decision = model->book.Find(query.epoch, query.commit_number)) {
     return WithOrder(query.model, query.commit_number, *std::move(decision));
   }

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <filesystem>
 #include <system_error>
+#include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -15,6 +16,7 @@
 #include "server/cluster/cluster_messages.h"
 #include "server/cluster/healing_plan.h"
 #include "server/disk/own_folder.h"
+#include "server/log/log.h"
 
 namespace paramshard::server {
 namespace {
@@ -29,6 +31,9 @@ constexpr char kLockName[] = "lock";
 constexpr int64_t kLeastCopyBytes = 16384;
 constexpr int kCopies = 2;
 constexpr int64_t kMostFileBytes = int64_t{1} << 30;
+
+constexpr char kWithoutIt[] =
+    "the disk has lost what was on it. Without the file daemons may stay in doubt of a commit: remove it to go on";
 
 // A copy begins with this, little-endian, as the machine is.
 struct CopyHeader {
@@ -53,17 +58,25 @@ std::optional<v1::KeptEpoch> ReadCopy(absl::string_view bytes) {
 absl::StatusOr<v1::KeptEpoch> ReadNewer(const std::string& path) {
   ASSIGN_OR_RETURN(const std::string file, safetensors::ReadWholeFile(path, kMostFileBytes));
   const size_t copy_bytes = file.size() / kCopies;
+  if (copy_bytes < static_cast<size_t>(kLeastCopyBytes) || !std::has_single_bit(copy_bytes) ||
+      file.size() % kCopies != 0) {
+    return absl::DataLossError(absl::StrCat(path, ": ", kCopies, " copies of ", kLeastCopyBytes,
+                                            " bytes each or of a larger power of two expected, got ", file.size(),
+                                            " bytes: ", kWithoutIt));
+  }
   std::optional<v1::KeptEpoch> newer;
   for (int copy = 0; copy < kCopies; ++copy) {
-    std::optional<v1::KeptEpoch> message = ReadCopy(absl::string_view(file).substr(copy * copy_bytes, copy_bytes));
+    const absl::string_view bytes = absl::string_view(file).substr(copy * copy_bytes, copy_bytes);
+    std::optional<v1::KeptEpoch> message = ReadCopy(bytes);
+    if (!message.has_value() && bytes.find_first_not_of('\0') != bytes.npos) {
+      Log(LogLevel::kWarning, "a copy of decisions is torn: the one before it counts", {{"path", path}});
+    }
     if (message.has_value() && (!newer.has_value() || message->sequence() > newer->sequence())) {
       newer = std::move(message);
     }
   }
   if (newer.has_value()) return *std::move(newer);
-  return absl::DataLossError(
-      absl::StrCat(path, ": one whole copy of two expected, got none: the disk has lost what ",
-                   "was on it. Without the file daemons may stay in doubt of a commit: remove it ", "to go on"));
+  return absl::DataLossError(absl::StrCat(path, ": one whole copy of two expected, got none: ", kWithoutIt));
 }
 
 bool SayTheSame(const ClosedEpoch& a, const ClosedEpoch& b) {
@@ -134,7 +147,8 @@ absl::StatusOr<Disk::Descriptor> DecisionLog::Lock(DiskCalls* calls, const std::
 
 absl::StatusOr<std::unique_ptr<DecisionLog>> DecisionLog::Open(DiskCalls* calls, const std::string& folder, int lent) {
   ASSIGN_OR_RETURN(Disk::Descriptor lock, Lock(calls, folder, lent));
-  std::unique_ptr<DecisionLog> log(new DecisionLog(calls, folder, std::move(lock)));
+  ASSIGN_OR_RETURN(auto watch, DiskWatch::Start(absl::StrCat("--state-dir ", folder, ": all commits wait for it")));
+  std::unique_ptr<DecisionLog> log(new DecisionLog(calls, folder, std::move(lock), std::move(watch)));
   RETURN_IF_ERROR(log->Read());
   return log;
 }
@@ -151,7 +165,11 @@ absl::Status DecisionLog::Read() {
       return absl::DataLossError(absl::StrCat(path, ": decisions of that model expected, got those of model ",
                                               message.model(), ": give the file its name back, or remove it"));
     }
-    kept_[message.model()] = {.content = ContentOf(message), .sequence = message.sequence()};
+    Kept& kept = kept_[message.model()];
+    kept = {.content = ContentOf(message), .sequence = message.sequence()};
+    kept.copy_bytes = static_cast<int64_t>(fs::file_size(path, error)) / kCopies;
+    if (error) break;
+    ASSIGN_OR_RETURN(kept.file, disk_.Reopen(path));
   }
   if (!error) return absl::OkStatus();
   return absl::UnavailableError(absl::StrCat(folder_, ": a folder that can be read expected: ", error.message()));
@@ -228,6 +246,7 @@ void DecisionLog::Forget(absl::string_view model) {
 }
 
 absl::Status DecisionLog::Write(Content next) {
+  const DiskWatch::Call call(watch_.get());
   Kept& kept = kept_[next.epoch.model];
   const std::vector<uint8_t> copy = CopyOf(next, kept.sequence + 1);
   const bool has_room = kept.file.has_value() && static_cast<int64_t>(copy.size()) <= kept.copy_bytes;
@@ -240,10 +259,18 @@ absl::Status DecisionLog::Write(Content next) {
   if (kept.content.epoch.model.empty()) {
     kept_.erase(next.epoch.model);
   } else {
-    kept.file.reset();
-    Replace(kept, kept.content).IgnoreError();
+    TakeBack(kept, /*was_in_place=*/has_room);
   }
   return written;
+}
+
+void DecisionLog::TakeBack(Kept& kept, bool was_in_place) {
+  std::optional<Disk::File> file = std::exchange(kept.file, std::nullopt);
+  if (Replace(kept, kept.content).ok() || !was_in_place) return;
+  // Over the copy that failed, and with its number. A disk that refuses this too may hold it: whoever reads it there
+  // finds all who have voted without that commit.
+  const std::vector<uint8_t> copy = CopyOf(kept.content, kept.sequence);
+  if (file->WriteAt(kept.sequence % kCopies * kept.copy_bytes, copy).ok()) file->Flush().IgnoreError();
 }
 
 absl::Status DecisionLog::WriteCopy(Kept& kept, absl::Span<const uint8_t> copy) {
@@ -262,15 +289,25 @@ absl::Status DecisionLog::Replace(Kept& kept, const Content& content) {
   const int64_t copy_bytes = std::max<int64_t>(kLeastCopyBytes, 2 * std::bit_ceil(copy.size()));
   std::vector<uint8_t> bytes(kCopies * copy_bytes);
   std::copy(copy.begin(), copy.end(), bytes.begin() + sequence % kCopies * copy_bytes);
+  absl::StatusOr<Disk::File> file = MakeFile(new_path, path, bytes);
+  if (!file.ok()) {
+    disk_.RemoveFile(new_path).IgnoreError();  // it takes room
+    return file.status();
+  }
+  kept.sequence = sequence;
+  kept.copy_bytes = copy_bytes;
+  kept.file = *std::move(file);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Disk::File> DecisionLog::MakeFile(const std::string& new_path, const std::string& path,
+                                                 absl::Span<const uint8_t> bytes) {
   ASSIGN_OR_RETURN(Disk::File file, disk_.Create(new_path));
   RETURN_IF_ERROR(file.WriteAt(0, bytes));
   RETURN_IF_ERROR(file.Flush());
   RETURN_IF_ERROR(disk_.Rename(new_path, path));
   RETURN_IF_ERROR(disk_.SyncFolder(folder_));
-  kept.sequence = sequence;
-  kept.copy_bytes = copy_bytes;
-  kept.file = std::move(file);
-  return absl::OkStatus();
+  return file;
 }
 
 }  // namespace paramshard::server

@@ -18,6 +18,7 @@
 #include "server/cluster/cluster.h"
 #include "server/disk/disk.h"
 #include "server/disk/disk_calls.h"
+#include "server/disk/disk_watch.h"
 
 namespace paramshard::server {
 
@@ -68,13 +69,12 @@ class DecisionLog {
   struct Kept {
     Content content;
     int64_t sequence = 0;
-    int64_t copy_bytes = 0;  // room for one
-    // Of this process; unset: the file is to be made anew.
-    std::optional<Disk::File> file = {};
+    int64_t copy_bytes = 0;               // room for one
+    std::optional<Disk::File> file = {};  // unset: it is to be made anew
   };
 
-  DecisionLog(DiskCalls* calls, std::string folder, Disk::Descriptor lock)
-      : disk_(calls), folder_(std::move(folder)), lock_(std::move(lock)) {}
+  DecisionLog(DiskCalls* calls, std::string folder, Disk::Descriptor lock, std::unique_ptr<DiskWatch> watch)
+      : disk_(calls), folder_(std::move(folder)), lock_(std::move(lock)), watch_(std::move(watch)) {}
 
   absl::Status Read();
   std::string PathOf(absl::string_view model) const;
@@ -82,6 +82,10 @@ class DecisionLog {
   absl::Status Write(Content next);
   absl::Status WriteCopy(Kept& kept, absl::Span<const uint8_t> copy);
   absl::Status Replace(Kept& kept, const Content& content);
+  // Behind a write that has failed: what has reached the disk of it was told to nobody.
+  void TakeBack(Kept& kept, bool was_in_place);
+  absl::StatusOr<Disk::File> MakeFile(const std::string& new_path, const std::string& path,
+                                      absl::Span<const uint8_t> bytes);
   static v1::KeptEpoch MessageOf(const Content& content, int64_t sequence);
   static Content ContentOf(const v1::KeptEpoch& message);
   static std::vector<uint8_t> CopyOf(const Content& content, int64_t sequence);
@@ -89,6 +93,7 @@ class DecisionLog {
   const Disk disk_;
   const std::string folder_;
   const Disk::Descriptor lock_;
+  const std::unique_ptr<DiskWatch> watch_;
   std::map<std::string, Kept, std::less<>> kept_;  // by model
 };
 

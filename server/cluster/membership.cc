@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "proto/model/limits.h"
 
 namespace paramshard::server {
 
@@ -24,18 +25,18 @@ absl::Status Membership::Join(int node, int device_count) {
     return absl::InvalidArgumentError(
         absl::StrCat("join node ", node, ": a node number in 0..", nodes() - 1, " expected"));
   }
-  if (device_count < 1) {
+  if (device_count < 1 || device_count > kMaxShardSize) {
     return absl::InvalidArgumentError(
-        absl::StrCat("join node ", node, ": at least one device expected, got ", device_count));
+        absl::StrCat("join node ", node, ": 1 to ", kMaxShardSize, " devices expected, got ", device_count));
   }
   if (present_[node]) {
     return absl::AlreadyExistsError(
         absl::StrCat("join node ", node, ": a live daemon has this node number; give each daemon a --node of its own"));
   }
   if (sized_ && device_counts_[node] != device_count) {
-    return absl::InvalidArgumentError(absl::StrCat("join node ", node, ": as many --device expected as before, ",
-                                                   device_counts_[node], ", got ", device_count,
-                                                   "; give it those, or start all daemons of the world again"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "join node ", node, ": as many --device expected as before, ", device_counts_[node], ", got ", device_count,
+        "; give it those, or start all daemons of the world again, node 0 with an empty --state-dir if it has one"));
   }
   device_counts_[node] = device_count;
   present_[node] = true;

@@ -118,6 +118,11 @@ absl::StatusOr<Disk::File> Disk::Create(const std::string& path) const {
   return File(calls_, path, std::move(fd));
 }
 
+absl::StatusOr<Disk::File> Disk::Reopen(const std::string& path) const {
+  ASSIGN_OR_RETURN(Descriptor fd, Open(path, O_WRONLY | O_NOFOLLOW, 0, "open"));
+  return File(calls_, path, std::move(fd));
+}
+
 absl::Status Disk::WriteFile(const std::string& path, absl::string_view bytes) const {
   ASSIGN_OR_RETURN(File file, Create(path));
   RETURN_IF_ERROR(file.WriteAt(0, absl::MakeConstSpan(reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size())));

@@ -78,7 +78,9 @@ class Disk {
 
   // A file that was not there, for its owner and, as far as the umask lets it, to be read by the group.
   absl::StatusOr<File> Create(const std::string& path) const;
-  // The same, written and synced.
+  // One that is there, to be written to in place.
+  absl::StatusOr<File> Reopen(const std::string& path) const;
+  // A new one, written and synced.
   absl::Status WriteFile(const std::string& path, absl::string_view bytes) const;
 
   // ALREADY_EXISTS.

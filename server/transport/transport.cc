@@ -30,6 +30,13 @@ absl::Status Logged(const absl::Status& refusal) {
   return refusal;
 }
 
+absl::Status CheckIsOneOf(int nodes, const tls::Identity& peer) {
+  RETURN_IF_ERROR(CheckIsNode(peer));
+  if (peer.node < nodes) return absl::OkStatus();
+  return absl::UnauthenticatedError(absl::StrCat("the certificate of a node below --nodes (", nodes,
+                                                 ") expected, got that of ", tls::IdentityText(peer)));
+}
+
 }  // namespace
 
 absl::StatusOr<Transport> Transport::Create(const Options& options, absl::Time now) {
@@ -47,8 +54,8 @@ absl::StatusOr<Transport> Transport::Create(const Options& options, absl::Time n
   return transport;
 }
 
-std::shared_ptr<grpc::ServerCredentials> Transport::ForNodes() const { return ForPeers(/*nodes_alone=*/true); }
-std::shared_ptr<grpc::ServerCredentials> Transport::ForTools() const { return ForPeers(/*nodes_alone=*/false); }
+std::shared_ptr<grpc::ServerCredentials> Transport::ForNodes(int nodes) const { return ForPeers(nodes); }
+std::shared_ptr<grpc::ServerCredentials> Transport::ForTools() const { return ForPeers(/*nodes=*/std::nullopt); }
 
 absl::StatusOr<tls::Identity> Transport::Identify(const std::vector<std::string>& uris) const {
   ASSIGN_OR_RETURN(tls::Identity peer, rules_->Identify(uris));
@@ -61,12 +68,12 @@ std::shared_ptr<PeerConnections> Transport::MakePeerConnections() const {
   return std::make_shared<PeerConnections>(PeerConnections::Options{.denied = denied_});
 }
 
-std::shared_ptr<grpc::ServerCredentials> Transport::ForPeers(bool nodes_alone) const {
+std::shared_ptr<grpc::ServerCredentials> Transport::ForPeers(std::optional<int> nodes) const {
   if (!encrypts()) return grpc::InsecureServerCredentials();
-  const auto check = [self = *this, nodes_alone](const std::vector<std::string>& uris) -> absl::Status {
+  const auto check = [self = *this, nodes](const std::vector<std::string>& uris) -> absl::Status {
     const absl::StatusOr<tls::Identity> peer = self.Identify(uris);
     if (!peer.ok()) return Logged(peer.status());
-    return nodes_alone ? Logged(CheckIsNode(*peer)) : absl::OkStatus();
+    return nodes.has_value() ? Logged(CheckIsOneOf(*nodes, *peer)) : absl::OkStatus();
   };
   std::shared_ptr<grpc::ServerCredentials> credentials = tls::MakeServerCredentials(files_, check);
   credentials->SetAuthMetadataProcessor(

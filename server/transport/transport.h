@@ -39,8 +39,8 @@ class Transport {
 
   bool encrypts() const { return rules_.has_value(); }
 
-  // Of a server for the other nodes; of one for remote tools.
-  std::shared_ptr<grpc::ServerCredentials> ForNodes() const;
+  // Of a server for the other nodes of so many; of one for remote tools.
+  std::shared_ptr<grpc::ServerCredentials> ForNodes(int nodes) const;
   std::shared_ptr<grpc::ServerCredentials> ForTools() const;
   // What ends connections of such a server before their ends do: when the certificate ends, or the deny list names whom
   // they are with. Null in the clear, where nothing does.
@@ -58,7 +58,7 @@ class Transport {
   absl::Status CheckSpeaksFor(const grpc::AuthContext& context, int node) const;
 
  private:
-  std::shared_ptr<grpc::ServerCredentials> ForPeers(bool nodes_alone) const;
+  std::shared_ptr<grpc::ServerCredentials> ForPeers(std::optional<int> nodes) const;
 
   // UNAUTHENTICATED no member of the world, or one that is denied.
   absl::StatusOr<tls::Identity> Identify(const std::vector<std::string>& uris) const;

@@ -243,6 +243,33 @@ TEST_F(CoordinatorTest, JoinRefusesWhatDoesNotFitTheWorld) {
       StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("as many --device expected as before, 1, got 4; ")));
 }
 
+TEST_F(CoordinatorTest, NobodyHasMoreDevicesThanAShardGroup) {
+  Coordinator coordinator(2);
+  ASSERT_OK(coordinator.Join(0, 1, &sinks_[0]));
+  for (const int devices : {-1, 0, 4097, std::numeric_limits<int>::max()}) {
+    EXPECT_THAT(coordinator.Join(1, devices, &sinks_[1]),
+                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(absl::StrCat("got ", devices))));
+  }
+  EXPECT_OK(coordinator.Join(1, 4096, &sinks_[1]));
+}
+
+TEST_F(CoordinatorTest, AReportThatSaysMoreThanADaemonHasToSayIsRefused) {
+  std::vector<ModelReport> reports(5, MakeReport({2}));
+  reports[0].model = std::string(513, 'm');
+  reports[1].attached_ranks = {2, 2};
+  reports[2].history_id = std::string(513, 'h');
+  reports[3].lineage = std::string(513, 'l');
+  reports[4].lost = absl::DataLossError(std::string(100'000, 'w'));
+  for (const ModelReport& report : reports) {
+    coordinator_.Report(1, report);
+    const EpochNews news = sinks_[1].Next();
+    EXPECT_TRUE(news.refused);
+    EXPECT_THAT(news.why, StatusIs(absl::StatusCode::kInvalidArgument));
+    EXPECT_LE(news.model.size(), 512u);
+  }
+  StartEpoch();
+}
+
 TEST_F(CoordinatorTest, AwaitWorldNamesTheMissingNodes) {
   Coordinator coordinator(3);
   EXPECT_OK(coordinator.Join(0, 1, &sinks_[0]));
@@ -261,6 +288,21 @@ TEST_F(CoordinatorTest, DecidesWhenAllNodesHaveVotedAndAnswersForEver) {
   coordinator_.EndEpoch(0, "m", epoch, absl::AbortedError("over"));
   ASSERT_OK_AND_ASSIGN(const CommitDecision repeated, Vote1(epoch, 1));
   EXPECT_EQ(repeated.square_sum, 0.875);
+}
+
+TEST_F(CoordinatorTest, ADecisionIsOfItsHistoryAlone) {
+  const int64_t epoch = StartEpoch();
+  CommitVote votes[] = {MakeVote(epoch, 1, {{0, 0.5, 0}, {1, 0.25, 0}}), MakeVote(epoch, 1, {{2, 0.125, 0}})};
+  for (CommitVote& vote : votes) vote.history_id = "h";
+  EXPECT_FALSE(coordinator_.Vote(1, votes[1], kNow).ok());
+  ASSERT_OK(coordinator_.Vote(0, votes[0], kNow));
+  coordinator_.EndEpoch(0, "m", epoch, absl::AbortedError("over"));
+  CommitQuery query{.model = "m", .history_id = "h", .epoch = epoch, .commit_number = 1};
+  EXPECT_OK(coordinator_.QueryCommit(1, query));
+  query.history_id = "another";
+  EXPECT_THAT(coordinator_.QueryCommit(1, query), StatusIs(absl::StatusCode::kDataLoss));
+  votes[1].history_id = "another";
+  EXPECT_THAT(coordinator_.Vote(1, votes[1], kNow), StatusIs(absl::StatusCode::kDataLoss));
 }
 
 TEST_F(CoordinatorTest, TheNormIsOfTheFirstReplicaInRankOrder) {

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/cluster/coordinator.h"
@@ -170,8 +171,55 @@ TEST_F(DecisionLogTest, AFolderThatOthersMayWriteToIsRefused) {
 }
 
 TEST_F(DecisionLogTest, AFileWithoutAWholeCopyIsNamed) {
-  std::ofstream(PathOf("m.decisions")) << std::string(20000, 'x');
+  std::ofstream(PathOf("m.decisions")) << std::string(32768, 'x');
   EXPECT_THAT(Open(&calls_).status(), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("m.decisions")));
+}
+
+// Where it is cut off the copy that is left may be the older one.
+TEST_F(DecisionLogTest, AFileOfAnotherSizeIsNamed) {
+  {
+    ASSERT_OK_AND_ASSIGN(auto log, Open(&calls_));
+    ASSERT_OK(log->BeginEpoch(Begun(1, 0)));
+  }
+  for (const int64_t size_bytes : {20000, 16384, 0}) {
+    fs::resize_file(PathOf("m.decisions"), size_bytes);
+    EXPECT_THAT(Open(&calls_).status(), StatusIs(absl::StatusCode::kDataLoss,
+                                                 AllOf(HasSubstr("m.decisions"), HasSubstr(absl::StrCat(size_bytes)))));
+  }
+}
+
+TEST_F(DecisionLogTest, AFileFromBeforeIsWrittenToInPlace) {
+  {
+    ASSERT_OK_AND_ASSIGN(auto log, Open(&calls_));
+    ASSERT_OK(log->BeginEpoch(Begun(1, 0)));
+    ASSERT_OK(log->Decide("m", 1, Decision(1), {}));
+  }
+  FaultyCalls counting;
+  {
+    ASSERT_OK_AND_ASSIGN(auto log, Open(&counting));
+    const int64_t before = counting.count();
+    ASSERT_OK(log->BeginEpoch(Begun(2, 1)));
+    EXPECT_EQ(counting.count() - before, 2) << "a write, and that it is on the disk";
+  }
+  const std::vector<ClosedEpoch> closed = Read();
+  ASSERT_THAT(closed, SizeIs(1));
+  EXPECT_EQ(closed[0].epoch, 2);
+}
+
+TEST_F(DecisionLogTest, WhatCouldNotBeMadeTakesNoRoom) {
+  FaultyCalls counting;
+  {
+    ASSERT_OK_AND_ASSIGN(auto log, Open(&counting));
+    ASSERT_OK(log->BeginEpoch(Begun(1, 0)));
+  }
+  const int64_t calls = counting.count();
+  for (int64_t at = 1; at <= calls; ++at) {
+    fs::remove(PathOf("m.decisions"));
+    FaultyCalls full(Fault::kDiskFull, at);
+    absl::StatusOr<std::unique_ptr<DecisionLog>> log = Open(&full);
+    if (log.ok()) (*log)->BeginEpoch(Begun(1, 0)).IgnoreError();
+    EXPECT_FALSE(fs::exists(PathOf("m.decisions.new"))) << at;
+  }
 }
 
 TEST_F(DecisionLogTest, AFileOfAnotherModelIsNamed) {

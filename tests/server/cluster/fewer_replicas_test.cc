@@ -722,6 +722,36 @@ TEST_F(RestartedWithoutTwoTest, WhoIsBehindADecisionWaitsForOneThatHasIt) {
   EXPECT_THAT(sinks[0].Next().why, StatusIs(absl::StatusCode::kDataLoss, HasSubstr("commit 9 of history h")));
 }
 
+// A disk that fails may keep a decision that node 0 could not write down, and so told to nobody.
+TEST_F(RestartedWithoutTwoTest, ADecisionThatNoneOfItsVotersHasWasNeverTold) {
+  for (const bool all_are_without : {true, false}) {
+    SCOPED_TRACE(all_are_without);
+    RecordingListener sinks[kNodes];
+    ClosedEpoch before{.model = "m", .history_id = "h", .epoch = 5, .commit_number = 8, .active = {0, 1, 2}};
+    before.last_decision = {.epoch = 5, .commit_number = 8, .decision = {.apply = true}};
+    Coordinator coordinator({.nodes = kNodes,
+                             .closed = {before},
+                             .attendance = {.min_nodes = 2, .patience = absl::ZeroDuration()},
+                             .device_counts = std::vector<int>(kNodes, kDevices)});
+    for (int node = 0; node < kNodes; ++node) ASSERT_OK(coordinator.Join(node, kDevices, &sinks[node]));
+    ModelReport lost = Trained(0, 0, std::nullopt);
+    lost.lost = absl::DataLossError("gone");
+    coordinator.Report(0, lost);
+    coordinator.Report(1, Old(1, 7, 5));
+    // One that does not know what became of its vote may have to apply it.
+    ModelReport other = Old(2, 7, 5);
+    if (!all_are_without) other.lost = absl::DataLossError("in doubt");
+    coordinator.Report(2, other);
+    const EpochNews news = sinks[1].Next();
+    EXPECT_EQ(news.start, all_are_without) << news.why;
+    if (all_are_without) {
+      EXPECT_THAT(news.healings, testing::SizeIs(1));
+    } else {
+      EXPECT_THAT(news.why, StatusIs(absl::StatusCode::kDataLoss, HasSubstr("commit 8 of history h")));
+    }
+  }
+}
+
 TEST_F(RestartedWithoutTwoTest, AllTakePartWhereAllHaveTo) {
   Coordinator coordinator(Options({0, 1}, /*min_nodes=*/kNodes));
   JoinAll(coordinator);

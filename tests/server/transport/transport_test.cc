@@ -28,6 +28,7 @@ using test::TestAuthority;
 using ::testing::HasSubstr;
 
 constexpr absl::Duration kLong = absl::Seconds(30);
+constexpr int kNodes = 3;
 
 std::string InWorld(absl::string_view rest) { return absl::StrCat(test::kWorldUri, "/", rest); }
 
@@ -63,7 +64,7 @@ class TransportTest : public testing::Test {
     EXPECT_OK(transport);
     transport_ = *transport;
     EXPECT_TRUE(transport_.encrypts());
-    nodes_port_ = Serve(transport_.ForNodes(), &votes_);
+    nodes_port_ = Serve(transport_.ForNodes(kNodes), &votes_);
     tools_port_ = Serve(transport_.ForTools(), &inspection_);
   }
   ~TransportTest() override {
@@ -163,7 +164,7 @@ TEST_F(TransportTest, ANodeReachesNodeZeroAlone) {
   ASSERT_OK(one);
   EXPECT_OK(VoteOf(1, ChannelOf(one->ToNodeZero(), nodes_port_)));
   // A server that has the certificate of another node is not node 0.
-  const int port = Serve(one->ForNodes(), &votes_);
+  const int port = Serve(one->ForNodes(kNodes), &votes_);
   EXPECT_THAT(VoteOf(1, ChannelOf(one->ToNodeZero(), port)), StatusIs(absl::StatusCode::kUnavailable));
 }
 
@@ -175,6 +176,11 @@ TEST_F(TransportTest, ANodeSpeaksForItselfAlone) {
 
 TEST_F(TransportTest, OthersThanNodesAreRefusedByTheServerForNodes) {
   for (const char* role : {"trainer", "viewer", "admin"}) ExpectRefused(As(role, nodes_port_));
+}
+
+TEST_F(TransportTest, ANodeThatTheWorldHasNotIsRefused) {
+  EXPECT_OK(VoteOf(2, As("node/2", nodes_port_)));
+  ExpectRefused(As("node/3", nodes_port_));
 }
 
 TEST_F(TransportTest, NoCertificateIsRefused) {
@@ -204,7 +210,7 @@ TEST_F(TransportTest, WhoIsDeniedIsRefusedAtBothEnds) {
   const auto one = Transport::Create(
       {.files = Install("1", authority_.Issue({InWorld("node/1")})), .deny_file = deny_file, .node = 1}, absl::Now());
   ASSERT_OK(one);
-  const int port = Serve(one->ForNodes(), &votes_);
+  const int port = Serve(one->ForNodes(kNodes), &votes_);
   ExpectRefused(As("node/1", port));
   EXPECT_OK(VoteOf(2, As("node/2", port)));
   EXPECT_THAT(VoteOf(1, ChannelOf(one->ToNodeZero(), nodes_port_)), StatusIs(absl::StatusCode::kUnavailable));
@@ -219,7 +225,7 @@ TEST_F(TransportTest, PlaintextIsRefusedByTlsAndTheReverse) {
   ExpectRefused(ChannelOf(grpc::InsecureChannelCredentials(), nodes_port_));
   const Transport in_the_clear;
   Votes votes(&in_the_clear);
-  const int plain = Serve(in_the_clear.ForNodes(), &votes);
+  const int plain = Serve(in_the_clear.ForNodes(kNodes), &votes);
   EXPECT_OK(VoteOf(1, ChannelOf(in_the_clear.ToNodeZero(), plain)));
   ExpectRefused(As("node/1", plain));
   servers_.back()->Shutdown();
