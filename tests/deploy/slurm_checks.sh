@@ -95,12 +95,12 @@ expect "nothing is left running" await 30 nothing_runs
 echo "-- a job that is told to end"
 export PARAMSHARD_SAVE_DIR=$home/saves
 job=$(submit $script paramshard-digits --rank=RANK --world-size=2 --model=told --epochs=100000 --attach-timeout=5)
-# Before the first commit there is nothing to save.
+# has_commits MODEL: before the first commit there is nothing to save.
 has_commits() {
   (($(as_user PARAMSHARD_SOCKET_DIR="/run/paramshard-jobs/paramshard-$job-node0/sockets" paramshardctl models |
-    awk '$1 == "told" {print $7}') > 0))
+    awk -v model="$1" '$1 == model {print $7}') > 0))
 }
-expect "it makes commits" await 30 has_commits
+expect "it makes commits" await 30 has_commits told
 scancel --batch --signal=TERM "$job"
 expect "it ends" await 60 no_job
 expect "with a save" compgen -G "$home/saves/told/step-*"
@@ -143,6 +143,18 @@ expect "node 0 listens for bytes there" listens node0 10.9.8.10
 expect "node 1 does, too" listens node1 10.9.8.11
 expect "nothing is left running" await 10 nothing_runs
 
+echo "-- a world that loses a daemon with its keeper"
+unset PARAMSHARD_RESTORE
+job=$(submit --nodes=2 $script "$home/trainer" --rank=RANK --world-size=2 --model=lost --epochs=100000 \
+  --attach-timeout=600)
+expect "it trains" await 30 has_commits lost
+kill -KILL $(grep --files-with-matches --text "PARAMSHARD_SOCKET_DIR=.*$job-node1/" $(
+  pgrep --exact paramshardd | sed 's,.*,/proc/&/environ,') | cut --delimiter=/ --fields=3)
+expect "it ends" await 60 no_job
+expect "as failed" ended_as "$job" FAILED
+expect "with all daemons" test "$(grep --count 'info serving' "$home/$job.out")" = 2
+expect "nothing is left running" await 10 nothing_runs
+
 # fails_as WHY: a job of two nodes does.
 fails_as() {
   job=$(submit --nodes=2 $script "$home/trainer" --rank=RANK --world-size=2 --model=world --steps=80)
@@ -163,7 +175,7 @@ for end in pem key; do
 done
 ln -s "$home/tls/ca.pem" "$home/tls/swapped/ca.pem"
 TLS_DIR=$home/tls/swapped fails_as 'start failed.*node/'
-unset PARAMSHARD_SAVE_DIR PARAMSHARD_RESTORE DATA_INTERFACE TLS_DIR
+unset PARAMSHARD_SAVE_DIR DATA_INTERFACE TLS_DIR
 
 echo "-- a daemon that outlives its job"
 job=$(submit --wrap='
