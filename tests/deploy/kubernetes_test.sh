@@ -18,6 +18,38 @@ kubectl kustomize deploy/kubernetes/base >"$work/manifests.yaml"
 sed 's/shareProcessNamespace/shareProcesses/' "$work/manifests.yaml" >"$work/unknown.yaml"
 expect "a field that there is not" bash -c '! "$@" >/dev/null 2>&1' bash \
   "$cache/python/bin/kubernetes-validate" --strict "$work/unknown.yaml"
-sed 's/terminationGracePeriodSeconds: .*/terminationGracePeriodSeconds: 30/' "$work/manifests.yaml" >"$work/short.yaml"
-expect "an end that is too short" bash -c '! "$@" >/dev/null 2>&1' bash \
-  "$python" tests/deploy/pods.py "$work/short.yaml"
+# refused WHAT FROM WHY CHANGE: the manifests of FROM, which CHANGE has changed, do not go together, and it is said why.
+refused() {
+  local what=$1 from=$2 why=$3 change=$4
+  kubectl kustomize "deploy/kubernetes/$from" | "$python" -c '
+import sys, yaml
+documents = list(yaml.safe_load_all(sys.stdin))
+of = {one["kind"]: one["spec"] for one in documents}
+pod = of["StatefulSet"]["template"]["spec"]
+variables = {one["name"]: one for one in pod["initContainers"][-1]["env"]}
+exec(sys.argv[1])
+yaml.safe_dump_all(documents, sys.stdout)' "$change" >"$work/wrong.yaml"
+  "$python" tests/deploy/pods.py "$work/wrong.yaml" >"$work/faults" && echo "nothing found" >"$work/faults"
+  expect "$what" grep --quiet "$why" "$work/faults"
+}
+refused "an end that is too short" base 'more than 625 s' 'pod["terminationGracePeriodSeconds"] = 30'
+refused "a budget for all pods of the namespace" base "a budget for the training's pods" \
+  'of["PodDisruptionBudget"]["selector"] = {}'
+refused "a world that restores by itself" overlays/world 'nobody restores' \
+  'variables["PARAMSHARD_RESTORE"].update(value="latest", valueFrom={})'
+refused "a policy for all pods of the namespace" overlays/world "a policy for the training's pods" \
+  'of["NetworkPolicy"]["podSelector"] = {}'
+refused "one that lets all of them in" overlays/world 'nobody else, are to be let in' \
+  'of["NetworkPolicy"]["ingress"][0]["from"] = [{"podSelector": {}}]'
+refused "one that lets another namespace in" overlays/world 'nobody else, are to be let in' \
+  'of["NetworkPolicy"]["ingress"][0]["from"][0]["namespaceSelector"] = {}'
+refused "one that lets everybody in" overlays/world 'nobody else, are to be let in' \
+  'del of["NetworkPolicy"]["ingress"][0]["from"]'
+refused "a folder of saves for each pod" overlays/world 'in a claim that all pods share' \
+  'of["PersistentVolumeClaim"]["accessModes"] = ["ReadWriteOnce"]'
+refused "a state folder that goes with the pod" overlays/world 'which outlives the pod' \
+  'variables["PARAMSHARD_STATE_DIR"]["value"] = "/sockets/state"'
+refused "a state folder that nobody makes" overlays/world 'is to be made before' \
+  'pod["initContainers"][0]["command"].remove("/state/paramshard")'
+refused "a key that is nowhere" overlays/world 'PARAMSHARD_TLS_KEY is to be in a volume' \
+  'variables["PARAMSHARD_TLS_KEY"]["value"] = "/nowhere/node.key"'

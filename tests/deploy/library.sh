@@ -95,6 +95,26 @@ install_into() {
   done
 }
 
+# certificates DIR: of a world of two daemons, as docs/security.md makes them.
+certificates() {
+  needs openssl
+  mkdir -p "$1"
+  (
+    cd "$1"
+    exec 2>openssl.log
+    openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 365 -keyout ca.key -out ca.pem \
+      -subj /CN=paramshard-ca
+    for node in 0 1; do
+      openssl req -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -keyout node$node.key -out node$node.csr \
+        -subj /CN=node$node
+      openssl x509 -req -in node$node.csr -CA ca.pem -CAkey ca.key -CAcreateserial -days 30 -out node$node.pem \
+        -extfile <(echo "subjectAltName=URI:spiffe://example.org/paramshard/w1/node/$node"
+          echo "extendedKeyUsage=serverAuth,clientAuth")
+    done
+    rm ca.key -- *.csr *.srl openssl.log
+  )
+}
+
 # The package of this checkout, made by `./dev test-deploy`.
 packages() {
   ls "$cache"/deb/paramshard_*.deb 2>/dev/null || skip "no packages: ./dev test-deploy makes them"

@@ -34,6 +34,79 @@ def faults_of_mounts(container, volumes):
             yield f"{container['name']} mounts {mount['name']}, which there is not"
 
 
+def is_of(selector, labels):
+    """Whether a selector chooses pods with these labels by a label, and not all there are."""
+    chosen = selector.get("matchLabels")
+    return bool(chosen) and chosen.items() <= labels.items()
+
+
+def faults_of_selectors(kinds, labels):
+    """Pods of others in the namespace are neither let in nor kept from being moved."""
+    for budget in kinds["PodDisruptionBudget"]:
+        if not is_of(budget["spec"]["selector"], labels):
+            yield f"a budget for the training's pods alone expected, got {budget['spec']['selector']}"
+    for policy in kinds.get("NetworkPolicy", []):
+        if not is_of(policy["spec"]["podSelector"], labels):
+            yield f"a policy for the training's pods alone expected, got {policy['spec']['podSelector']}"
+        for rule in policy["spec"]["ingress"]:
+            for peer in rule.get("from") or [{}]:
+                if list(peer) != ["podSelector"] or not is_of(peer["podSelector"], labels):
+                    yield f"the training's pods, and nobody else, are to be let in, got {peer}"
+
+
+def volume_of(path, container):
+    """The name of the volume that a path lies in."""
+    names = [one["name"] for one in container["volumeMounts"] if f"{path}/".startswith(f"{one['mountPath']}/")]
+    return names[0] if names else None
+
+
+def faults_of_folders(kinds, training, environment):
+    """A world has one folder of saves for all, and node 0 one of its own; both are there when pods are not."""
+    spec = training["spec"]
+    pod = spec["template"]["spec"]
+    maker, daemon = pod["initContainers"]
+    shared = {one["metadata"]["name"] for one in kinds.get("PersistentVolumeClaim", [])
+              if one["spec"]["accessModes"] == ["ReadWriteMany"]}
+    claims = {one["name"]: one.get("persistentVolumeClaim", {}).get("claimName") for one in pod["volumes"]}
+    if claims.get(volume_of(environment["PARAMSHARD_SAVE_DIR"], daemon)) not in shared:
+        yield "a world has one folder of saves, in a claim that all pods share"
+    state = environment.get("PARAMSHARD_STATE_DIR")
+    own = {one["metadata"]["name"] for one in spec["volumeClaimTemplates"]}
+    if state is None or volume_of(state, daemon) not in own:
+        yield f"node 0 is to have a state folder in a claim of its own, which outlives the pod, got {state}"
+    for folder in filter(None, (environment["PARAMSHARD_SAVE_DIR"], state)):
+        if folder not in maker["command"] or volume_of(folder, maker) != volume_of(folder, daemon):
+            yield f"{folder} is to be made before the daemon starts"
+
+
+def faults_of_restores(kinds, containers):
+    """A node 0 in the place of a lost one leads all back to the save, where it is told to restore."""
+    for container in containers:
+        for variable in container.get("env", []):
+            if variable["name"] != "PARAMSHARD_RESTORE":
+                continue
+            source = variable.get("valueFrom", {}).get("configMapKeyRef", {})
+            if "value" in variable or not source.get("optional") or "ConfigMap" in kinds:
+                yield f"in a world nobody restores unless a person says so, got {variable} in {container['name']}"
+
+
+def faults_of_world(kinds, training, service, environment):
+    pod = training["spec"]["template"]["spec"]
+    daemon = pod["initContainers"][-1]
+    port = service["spec"]["ports"][0]["port"]
+    address = f"{training['metadata']['name']}-0.{service['metadata']['name']}:{port}"
+    if environment["PARAMSHARD_CLUSTER_ADDRESS"] != address:
+        yield f"node 0 is {address}, got {environment['PARAMSHARD_CLUSTER_ADDRESS']}"
+    for name in ("CERT", "KEY", "CA"):
+        file = environment.get(f"PARAMSHARD_TLS_{name}")
+        if file is None or volume_of(file, daemon) is None:
+            yield f"PARAMSHARD_TLS_{name} is to be in a volume, got {file}"
+    if "NetworkPolicy" not in kinds:
+        yield "a world's network is its own"
+    yield from faults_of_folders(kinds, training, environment)
+    yield from faults_of_restores(kinds, [*pod["initContainers"], *pod["containers"]])
+
+
 def faults(documents):
     kinds = {}
     for document in documents:
@@ -62,12 +135,8 @@ def faults(documents):
     if int(environment["PARAMSHARD_NODES"]) != spec["replicas"]:
         yield f"{environment['PARAMSHARD_NODES']} nodes in {spec['replicas']} pods"
     if spec["replicas"] > 1:
-        port = service["spec"]["ports"][0]["port"]
-        address = f"{training['metadata']['name']}-0.{service['metadata']['name']}:{port}"
-        if environment["PARAMSHARD_CLUSTER_ADDRESS"] != address:
-            yield f"node 0 is {address}, got {environment['PARAMSHARD_CLUSTER_ADDRESS']}"
-        if spec["volumeClaimTemplates"][0]["spec"]["accessModes"] != ["ReadWriteMany"]:
-            yield "a world has one folder of saves"
+        yield from faults_of_world(kinds, training, service, environment)
+    yield from faults_of_selectors(kinds, spec["template"]["metadata"]["labels"])
     if size_of(environment["PARAMSHARD_MEMORY_LIMIT"]) >= size_of(daemon["resources"]["limits"]["memory"]):
         yield "the daemon's own limit is to be below that of the container"
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Jobs of a Slurm of two nodes, which are two slurmd in namespaces of their own.
+# Jobs of a Slurm of two nodes, which are two slurmd, each with a network and a host name of its own.
 . tests/deploy/library.sh
 needs_root
 needs mmdebstrap ip
@@ -12,7 +12,8 @@ root_with "$root" slurm-wlm munge procps iproute2 systemd-standalone-sysusers $(
 install_into "$root" "$package" >/dev/null
 install --mode=755 deploy/slurm/{prolog.sh,epilog.sh,paramshard.sbatch} "$root/etc/slurm/"
 checks_into "$root" tests/deploy/slurm_checks.sh
-printf '%s\n' '127.0.0.1 localhost' '10.9.9.1 deploy node0 node1' >"$root/etc/hosts"
+certificates "$root/tls"
+printf '%s\n' '127.0.0.1 localhost' '10.9.9.1 deploy' '10.9.9.10 node0' '10.9.9.11 node1' >"$root/etc/hosts"
 cat >"$root/etc/slurm/slurm.conf" <<'CONF'
 ClusterName=deploy
 SlurmctldHost=deploy
@@ -34,8 +35,8 @@ KillWait=10
 Prolog=/etc/slurm/prolog.sh
 Epilog=/etc/slurm/epilog.sh
 PrologFlags=Alloc
-NodeName=node0 NodeHostname=deploy Port=17001 CPUs=4
-NodeName=node1 NodeHostname=deploy Port=17002 CPUs=4
+NodeName=node0 CPUs=4
+NodeName=node1 CPUs=4
 PartitionName=all Nodes=node0,node1 Default=YES
 CONF
 
@@ -45,9 +46,11 @@ expect "all of them" unshare --mount --pid --fork --kill-child --uts --ipc --net
   mount -t sysfs sys "$0/sys"
   mount --rbind /sys/fs/cgroup "$0/sys/fs/cgroup"
   ip link set lo up
-  # An address that is not loopback: names are not looked up without one.
+  # The network of Slurm, and one that daemons may move bytes over.
   ip link add nodes type bridge
   ip addr add 10.9.9.1/24 dev nodes
   ip link set nodes up
+  ip link add fabric type bridge
+  ip link set fabric up
   hostname deploy
   exec chroot "$0" /usr/bin/env --ignore-environment PATH=/usr/sbin:/usr/bin:/sbin:/bin bash checks.sh' "$root"

@@ -123,6 +123,84 @@ expect "a training of two ranks ends" wait "${trainers[0]}"
 expect "on both" wait "${trainers[1]}"
 expect "they stop" systemctl stop 'paramshardd@*'
 
+echo "-- a world of two machines, as far as networks go: the unit with its drop-in, and the template"
+ip link add world type bridge
+ip link set world up
+install --directory --mode=750 --group=paramshard /etc/paramshard/tls
+install --mode=644 /tls/ca.pem /tls/node[01].pem /etc/paramshard/tls
+install --owner=paramshard --group=paramshard --mode=400 /tls/node[01].key /etc/paramshard/tls
+install --directory --owner=paramshard --group=paramshard --mode=700 /srv/saves
+# settings NODE: what is a machine's own.
+settings() {
+  printf 'PARAMSHARD_%s\n' NODE=$1 NODES=2 CLUSTER_ADDRESS=10.0.0.10:7777 DATA_ADDRESS=10.0.0.1$1 \
+    TRUSTED_DATA_NETWORK=on TLS_CERT=/etc/paramshard/tls/node$1.pem TLS_KEY=/etc/paramshard/tls/node$1.key \
+    TLS_CA=/etc/paramshard/tls/ca.pem SAVE_DIR=/srv/saves STATE_DIR=/var/lib/paramshard
+}
+# machine NODE UNIT: a network with an address of its own for the unit, and its drop-ins.
+machine() {
+  local drop_ins=/etc/systemd/system/$2.service.d
+  ip netns add "machine$1"
+  ip link add "world-$1" type veth peer name world netns "machine$1"
+  ip link set "world-$1" master world up
+  ip -netns "machine$1" link set lo up
+  ip -netns "machine$1" address add "10.0.0.1$1/24" dev world
+  ip -netns "machine$1" link set world up
+  mkdir -p "$drop_ins"
+  printf '%s\n' '[Service]' ReadWritePaths=/srv/saves >"$drop_ins/saves.conf"
+  printf '%s\n' '[Service]' "NetworkNamespacePath=/run/netns/machine$1" >"$drop_ins/machine.conf"
+}
+printf 'PARAMSHARD_%s\n' DEVICE=cpu:0 SAVE_DIR=/srv/saves >/etc/paramshard/paramshardd.env
+settings 0 >/etc/paramshard/node.env
+machine 0 paramshardd
+install --mode=644 units/world.conf /etc/systemd/system/paramshardd.service.d
+{ echo PARAMSHARD_DEVICE=cpu:0 && settings 1; } >/etc/paramshard/node1.env
+machine 1 paramshardd@node1
+grep --invert-match EnvironmentFile= units/world.conf >/etc/systemd/system/paramshardd@node1.service.d/world.conf
+systemctl daemon-reload
+expect "they start together" systemctl start paramshardd paramshardd@node1
+expect "node 0 is of two" is StatusText 'node 0 of 2*'
+expect "so is node 1" is StatusText 'node 1 of 2*' paramshardd@node1
+# train_world STEPS: a rank of each machine.
+train_world() {
+  local trainers=() rank folders=(/run/paramshard /run/paramshard-node1)
+  for rank in 0 1; do
+    sockets=${folders[rank]} as_paramshard paramshard-digits --rank=$rank --world-size=2 --model=world --steps="$1" \
+      --report=/tmp/report-$rank >/dev/null &
+    trainers[rank]=$!
+  done
+  wait "${trainers[0]}" && wait "${trainers[1]}"
+}
+expect "a training of two ranks ends" train_world 20
+expect "no address is in the clear" bash -c '! grep "in the clear"' <<<"$(as_paramshard paramshardctl version)"
+listens() {
+  ip netns exec "machine$1" ss --no-header --listening --tcp --numeric | grep --invert-match ':7777 ' |
+    grep --quiet " 10.0.0.1$1:"
+}
+expect "node 0 listens for bytes on its own address" listens 0
+expect "node 1 does" listens 1
+expect "node 0 keeps its decisions" compgen -G '/var/lib/paramshard/*world*'
+expect "they stop" systemctl stop paramshardd paramshardd@node1
+expect "with a save" compgen -G '/srv/saves/world/step-*'
+
+echo "-- a daemon of that world whose network the unit does not allow"
+mv /etc/systemd/system/paramshardd@node1.service.d/world.conf /tmp
+systemctl daemon-reload
+systemctl start --no-block paramshardd
+echo PARAMSHARD_JOIN_TIMEOUT=5s >>/etc/paramshard/node1.env
+expect "it does not start" bash -c '! systemctl start paramshardd@node1 2>/dev/null'
+expect "it has not reached node 0" bash -c "journalctl --no-pager --unit=paramshardd@node1 |
+  grep 'start failed.*node 0 (10.0.0.10:7777) expected'"
+mv /tmp/world.conf /etc/systemd/system/paramshardd@node1.service.d
+systemctl daemon-reload
+expect "with the network it does" systemctl start paramshardd@node1
+systemctl stop paramshardd paramshardd@node1
+
+echo "-- a daemon of that world with another node's certificate"
+sed -i 's,tls/node1,tls/node0,' /etc/paramshard/node1.env
+expect "it does not start" bash -c '! systemctl start paramshardd@node1 2>/dev/null'
+expect "which certificate was expected is said" bash -c "journalctl --no-pager --unit=paramshardd@node1 |
+  grep 'start failed.*node/'"
+
 echo "-- a daemon of one user"
 useradd --create-home user
 as_user() {

@@ -13,6 +13,7 @@ install_into "$root" "$package" >/dev/null
 checks_into "$root" tests/deploy/systemd_checks.sh
 cp "$package" "$root/package.deb"
 cp -r deploy/systemd "$root/units"
+certificates "$root/tls"
 
 # Its processes are in a group of their own, which is the root of the groups that it sees.
 readonly groups=$work/groups
