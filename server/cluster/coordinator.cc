@@ -429,6 +429,11 @@ void Coordinator::TryStart(const std::string& name, Model& model) {
   }
   if (differ.ok()) return Start(name, model, *std::move(nodes));
   if (!healings.empty()) return Start(name, model, *std::move(nodes), std::move(healings));
+  // Node 0 has lost its state, and who has a newer one than these may come.
+  if (!is_whole && MayLeaveOut(model) &&
+      AreTooFewToTell(model.reports, *nodes, options_.attendance.Needed(options_.nodes))) {
+    return;
+  }
   if (RefuseReturners(name, model, *nodes, differ)) return TryStart(name, model);
   !lost.ok() || HasFreshBesideTrained(model, *nodes) ? GoBack(name, model, differ) : RefuseStart(name, model, differ);
 }

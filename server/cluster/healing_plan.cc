@@ -23,6 +23,9 @@ std::vector<bool> WithoutState(const ModelReports& reports, const std::vector<in
   return without;
 }
 
+// Every epoch had so many nodes beside node 0 that one of more others than that was in it.
+bool IsOneOfTheLastEpochAmong(int others, int nodes, int min_nodes) { return others > nodes - min_nodes; }
+
 // The newest state; null where nobody can tell which it is.
 const ModelReport* Newest(const ModelReports& reports, const std::vector<int>& active, const std::vector<bool>& without,
                           int min_nodes, const ReplacedHistories& replaced) {
@@ -34,8 +37,7 @@ const ModelReport* Newest(const ModelReports& reports, const std::vector<int>& a
     ++others;
     if (newest == nullptr || IsBehind(*newest, *reports[node], replaced)) newest = &*reports[node];
   }
-  // Every epoch had so many nodes beside node 0 that one of these was in it.
-  return others > static_cast<int>(reports.size()) - min_nodes ? newest : nullptr;
+  return IsOneOfTheLastEpochAmong(others, static_cast<int>(reports.size()), min_nodes) ? newest : nullptr;
 }
 
 // The nodes that follow, the next one first, and itself last.
@@ -100,6 +102,15 @@ bool HoldReplicas(const ModelReports& reports, int world_size) {
            return report.has_value() && HasLeadersSpec(reports, *report) && report->shard_size > 0 &&
                   report->shard_size != world_size;
          });
+}
+
+bool AreTooFewToTell(const ModelReports& reports, const std::vector<int>& active, int min_nodes) {
+  if (!AreAllMade(reports, active)) return false;
+  const std::vector<bool> without = WithoutState(reports, active);
+  const auto has_state = [&](int node) { return !without[node]; };
+  const int others = static_cast<int>(std::count_if(active.begin(), active.end(), has_state));
+  return active.front() == 0 && without[0] &&
+         !IsOneOfTheLastEpochAmong(others, static_cast<int>(reports.size()), min_nodes);
 }
 
 std::vector<Healing> PlanHealings(const ModelReports& reports, const std::vector<int>& active, int world_size,

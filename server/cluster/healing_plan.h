@@ -45,6 +45,9 @@ bool HasLeadersSpec(const ModelReports& reports, const ModelReport& report);
 // Several nodes hold the whole state each.
 bool HoldReplicas(const ModelReports& reports, int world_size);
 
+// Node 0 has no state, and of these nodes maybe none that has one was in the last epoch. `min_nodes`: PlanHealings.
+bool AreTooFewToTell(const ModelReports& reports, const std::vector<int>& active, int min_nodes);
+
 // Who gets the state from whom in an epoch of the `active` nodes, of which some have no state, or an old one, and all
 // others the same one. `min_nodes` of the world took part in any epoch before: where that is all of them none has an old
 // state; where it is fewer, one of the nodes that have one is known to have the newest: node 0, which takes part always,

@@ -165,11 +165,18 @@ absl::StatusOr<std::vector<UnreachedPeer>> CheckLinks(const LinkListener& self, 
 }
 
 absl::Status Links::Check(absl::Duration patience, const ConnectAbort* abort) {
-  if (!can_check()) return absl::OkStatus();
-  ASSIGN_OR_RETURN(const std::vector<UnreachedPeer> unreached, CheckLinks(*listener_, peers_, patience, abort));
+  const absl::MutexLock alone(&checking_);
+  std::vector<LinkPeer> peers;
+  {
+    absl::MutexLock lock(&mu_);
+    peers = peers_;
+  }
+  if (listener_ == nullptr || peers.empty()) return absl::OkStatus();
+  ASSIGN_OR_RETURN(const std::vector<UnreachedPeer> unreached, CheckLinks(*listener_, peers, patience, abort));
   if (unreached.empty()) return absl::OkStatus();
   const std::string self = IpOf(listener_->address());
   std::vector<std::string> texts;
+  absl::MutexLock lock(&mu_);
   bad_.clear();
   for (const auto& [peer, why] : unreached) {
     texts.push_back(absl::StrCat("node ", peer.node, " (", IpOf(peer.address), "): ", why));

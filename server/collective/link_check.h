@@ -7,8 +7,10 @@
 #include <utility>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "proto/wire/handoff.h"
@@ -65,25 +67,34 @@ inline constexpr absl::Duration kLinkInterval = absl::Seconds(10);
 absl::StatusOr<std::vector<UnreachedPeer>> CheckLinks(const LinkListener& self, absl::Span<const LinkPeer> peers,
                                                       absl::Duration patience, const ConnectAbort* abort);
 
-// This daemon's links to the others that take part in an epoch. Not thread-safe.
+// This daemon's links to the others that take part in an epoch. Thread-safe; checks wait for each other.
 class Links {
  public:
   // Without a listener nothing is ever checked.
   Links(int node, std::shared_ptr<const LinkListener> listener) : node_(node), listener_(std::move(listener)) {}
 
   const LinkListener* listener() const { return listener_.get(); }
-  void SetPeers(std::vector<LinkPeer> peers) { peers_ = std::move(peers); }
-  bool can_check() const { return listener_ != nullptr && !peers_.empty(); }
+  void SetPeers(std::vector<LinkPeer> peers) {
+    absl::MutexLock lock(&mu_);
+    peers_ = std::move(peers);
+  }
 
-  // As CheckLinks. UNAVAILABLE naming all that were not reached, which are the bad ones from then on.
+  // As CheckLinks; nothing before there are peers. UNAVAILABLE naming all that were not reached, which are the bad ones
+  // from then on.
   absl::Status Check(absl::Duration patience, const ConnectAbort* abort);
-  const std::vector<BadLink>& bad() const { return bad_; }
+  std::vector<BadLink> bad() const {
+    absl::MutexLock lock(&mu_);
+    return bad_;
+  }
 
  private:
   const int node_;
   const std::shared_ptr<const LinkListener> listener_;
-  std::vector<LinkPeer> peers_;
-  std::vector<BadLink> bad_;
+
+  absl::Mutex checking_;  // before mu_
+  mutable absl::Mutex mu_;
+  std::vector<LinkPeer> peers_ ABSL_GUARDED_BY(mu_);
+  std::vector<BadLink> bad_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace paramshard::server

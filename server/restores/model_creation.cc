@@ -90,6 +90,9 @@ absl::StatusOr<CreatedModel> CreateFresh(ModelStore& store, WorldRestores& resto
   if (wants_restore) {
     CreationLog().Write(LogLevel::kInfo, "fresh start: no checkpoint to restore",
                         {{"model", name}, {"save_dir", store.save_dir()}});
+  } else if (!store.save_dir().empty() && HasCheckpoint(store.save_dir(), name).value_or(false)) {
+    CreationLog().Write(LogLevel::kWarning, "a model begins with initial values beside its checkpoints",
+                        {{"model", name}, {"save_dir", store.save_dir()}, {"instead", "--restore=latest"}});
   }
   restores.OnCreatedFresh(name);
   return created;

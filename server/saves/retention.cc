@@ -15,8 +15,13 @@ std::vector<StepEntry> ExpiredSteps(absl::Span<const StepEntry> steps, const Ret
   for (const StepEntry& step : steps) {
     if (step.manifest.ok()) whole.push_back(step);
   }
+  // A training that has begun anew by mistake does not take with it what the one before has come to.
+  int64_t furthest = 0;
+  for (const StepEntry& step : whole) furthest = std::max(furthest, step.name.step);
   whole.resize(whole.size() - std::min<size_t>(whole.size(), policy.newest));
-  const auto stays = [&](const StepEntry& step) { return policy.every > 0 && step.name.step % policy.every == 0; };
+  const auto stays = [&](const StepEntry& step) {
+    return step.name.step == furthest || (policy.every > 0 && step.name.step % policy.every == 0);
+  };
   whole.erase(std::remove_if(whole.begin(), whole.end(), stays), whole.end());
   return whole;
 }

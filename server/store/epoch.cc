@@ -140,8 +140,7 @@ void Epoch::TellClusterOfEnd(const absl::Status& why) const {
 absl::Status Epoch::Prepare() {
   RETURN_IF_ERROR(AllocateSeats());
   absl::Status connected = Connect();
-  // Where engines are connected another thread looks.
-  const bool is_cut_off = !links_thread_.joinable() && !links_.bad().empty();
+  const bool is_cut_off = !connected.ok() && !links_.bad().empty();
   if (connected.ok()) connected = Heal();
   if (connected.ok()) connected = EncodeByAmax();
   {
@@ -172,6 +171,11 @@ absl::Status Epoch::Connect() {
   if (options_.topology->needs_rendezvous()) {
     rendezvous_ = options_.cluster->MakeRendezvous(options_.spec->name, options_.number);
   }
+  // A link may be cut behind the look that connecting begins with.
+  if (rendezvous_ != nullptr && links_.listener() != nullptr) {
+    ASSIGN_OR_RETURN(links_thread_,
+                     StartThread(absl::StrCat("links of ", options_.spec->name), [this] { WatchLinks(); }));
+  }
   const SteadyTime start = Now();
   std::vector<RankMemory> memory;
   for (int rank = 0; rank < ranks_; ++rank) {
@@ -200,10 +204,6 @@ absl::Status Epoch::Connect() {
   {
     absl::MutexLock lock(&engines_mu_);
     engines_ = std::move(engines);
-  }
-  if (links_.can_check()) {
-    ASSIGN_OR_RETURN(links_thread_,
-                     StartThread(absl::StrCat("links of ", options_.spec->name), [this] { WatchLinks(); }));
   }
   absl::MutexLock lock(&mu_);
   return end_.why();

@@ -271,8 +271,8 @@ class Epoch : private TrainerWords {
   std::vector<std::unique_ptr<Seat>> seats_;
   std::unique_ptr<Rendezvous> rendezvous_;
   ConnectAbort connect_abort_;
-  Links links_;               // of the thread of Run, but while links_thread_ lives
-  std::thread links_thread_;  // from when engines are connected until the epoch has ended; none without other daemons
+  Links links_;
+  std::thread links_thread_;  // from before engines connect until the epoch has ended; none without other daemons
 
   const std::shared_ptr<Recorder> recorder_;
   std::vector<Event> at_;                // what the push thread of each rank is at; each has its own

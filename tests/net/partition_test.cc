@@ -44,6 +44,8 @@ class PartitionTest : public testing::TestWithParam<bool> {
   }
 
   void Start() {
+    // Those before these have the same folders.
+    for (auto& daemon : daemons_) daemon.reset();
     for (int node = 0; node < kNodes; ++node) {
       const tls::Files files = Install(absl::StrCat(folder_.path(), "/", node),
                                        authority_.Issue({absl::StrCat(kWorldUri, "/node/", node)}), authority_.cert());

@@ -722,6 +722,23 @@ TEST_F(RestartedWithoutTwoTest, WhoIsBehindADecisionWaitsForOneThatHasIt) {
   EXPECT_THAT(sinks[0].Next().why, StatusIs(absl::StatusCode::kDataLoss, HasSubstr("commit 9 of history h")));
 }
 
+// Of all three nodes one other than node 0 may have taken no part in the last epoch.
+TEST_F(RestartedWithoutTwoTest, ANode0WithoutAStateWaitsForOneMore) {
+  Coordinator coordinator(Options({0, 1, 2}));
+  for (const int node : {0, 1}) ASSERT_OK(coordinator.Join(node, kDevices, &sinks_[node]));
+  ModelReport fresh = Trained(0, 0, std::nullopt);
+  fresh.fresh = true;
+  coordinator.Report(0, fresh);
+  coordinator.Report(1, Old(1, 7, 5));
+  EXPECT_TRUE(sinks_[0].empty()) << "nobody is refused";
+  EXPECT_TRUE(sinks_[1].empty());
+  ASSERT_OK(coordinator.Join(2, kDevices, &sinks_[2]));
+  coordinator.Report(2, Old(2, 7, 5));
+  const EpochNews news = sinks_[0].Next();
+  EXPECT_TRUE(news.start) << news.why;
+  EXPECT_THAT(news.healings, testing::SizeIs(1));
+}
+
 // A disk that fails may keep a decision that node 0 could not write down, and so told to nobody.
 TEST_F(RestartedWithoutTwoTest, ADecisionThatNoneOfItsVotersHasWasNeverTold) {
   for (const bool all_are_without : {true, false}) {

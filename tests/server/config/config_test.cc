@@ -306,6 +306,7 @@ TEST(ConfigTextTest, HasEverySettingWithItsSource) {
             "listen = localhost:0  # environment\n"
             "node = 0  # flag\n"
             "nodes = 1  # default\n"
+            "world =   # default\n"
             "cluster-address =   # default\n"
             "tls-cert =   # default\n"
             "tls-key =   # default\n"

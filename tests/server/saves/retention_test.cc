@@ -40,9 +40,14 @@ std::vector<int64_t> StepsOf(const std::vector<checkpoint::StepEntry>& entries) 
 
 TEST(RetentionTest, TheNewestBySerialStay) {
   // After a restore of step 20 the branch with lower numbers is the living one.
-  EXPECT_THAT(StepsOf(ExpiredSteps(Steps({10, 20, 30, 21, 22}), {.newest = 2})), ElementsAre(10, 20, 30));
+  EXPECT_THAT(StepsOf(ExpiredSteps(Steps({10, 20, 30, 21, 22}), {.newest = 2})), ElementsAre(10, 20));
+  EXPECT_THAT(StepsOf(ExpiredSteps(Steps({10, 20, 30, 21, 31}), {.newest = 2})), ElementsAre(10, 20, 30));
   EXPECT_THAT(ExpiredSteps(Steps({10, 20}), {.newest = 2}), IsEmpty());
   EXPECT_THAT(ExpiredSteps({}, {.newest = 2}), IsEmpty());
+}
+
+TEST(RetentionTest, TheFurthestStaysUntilAnotherOneHasComeAsFar) {
+  EXPECT_THAT(StepsOf(ExpiredSteps(Steps({100, 200, 300, 1, 2, 3, 4}), {.newest = 2})), ElementsAre(100, 200, 1, 2));
 }
 
 TEST(RetentionTest, MultiplesOfTheStepStayBesides) {
