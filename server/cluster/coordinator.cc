@@ -400,6 +400,17 @@ std::vector<Healing> Coordinator::Healings(const Model& model, const Nodes& node
                       model.replaced);
 }
 
+bool Coordinator::WaitsForMore(const std::string& name, Model& model, const Nodes& nodes) const {
+  const int needed = options_.attendance.Needed(options_.nodes);
+  const bool is_whole = static_cast<int>(nodes.size()) == members_.nodes();
+  if (is_whole || !MayLeaveOut(model) || !AreTooFewToTell(model.reports, nodes, needed)) return false;
+  if (!std::exchange(model.waits_for_more, true)) {
+    Log(LogLevel::kWarning, "node 0 has no state, and waits for more daemons: too few to tell which is the newest",
+        {{"model", name}, {"states", StatesText(model.reports, nodes, members_)}, {"or", HealCommand(name)}});
+  }
+  return true;
+}
+
 void Coordinator::TryStart(const std::string& name, Model& model) {
   if (stopped_ || model.running || model.rolls_back) return;
   std::optional<Nodes> nodes = NextNodes(model);
@@ -429,11 +440,7 @@ void Coordinator::TryStart(const std::string& name, Model& model) {
   }
   if (differ.ok()) return Start(name, model, *std::move(nodes));
   if (!healings.empty()) return Start(name, model, *std::move(nodes), std::move(healings));
-  // Node 0 has lost its state, and who has a newer one than these may come.
-  if (!is_whole && MayLeaveOut(model) &&
-      AreTooFewToTell(model.reports, *nodes, options_.attendance.Needed(options_.nodes))) {
-    return;
-  }
+  if (WaitsForMore(name, model, *nodes)) return;
   if (RefuseReturners(name, model, *nodes, differ)) return TryStart(name, model);
   !lost.ok() || HasFreshBesideTrained(model, *nodes) ? GoBack(name, model, differ) : RefuseStart(name, model, differ);
 }
@@ -520,6 +527,7 @@ void Coordinator::Start(const std::string& name, Model& model, Nodes nodes, std:
   ++model.last_epoch;
   model.unknown_epoch = 0;
   model.running = true;
+  model.waits_for_more = false;
   model.active = std::move(nodes);
   std::erase_if(model.awaited, [&](int node) { return !Has(model.active, node); });
   model.history_id = state.history_id;

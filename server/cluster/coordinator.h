@@ -205,7 +205,8 @@ class Coordinator {
     int64_t last_epoch = 0;
     int64_t unknown_epoch = 0;  // the last one, where another coordinator began it and its nodes are not known; else 0
     bool running = false;
-    bool rolls_back = false;  // node 0 has heard that it is to lead all to a saved state, and has not answered
+    bool waits_for_more = false;  // the log says so
+    bool rolls_back = false;      // node 0 has heard that it is to lead all to a saved state, and has not answered
     EndedEpoch last_end;
     std::optional<HealingOrder> healing_order;
     ReplacedHistories replaced;
@@ -273,6 +274,8 @@ class Coordinator {
   void EndOrderBehindCommit(const std::string& name, Model& model) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void EndOrder(const std::string& name, Model& model, absl::string_view why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
+  // Node 0 has lost its state, and who has a newer one than these nodes may come.
+  bool WaitsForMore(const std::string& name, Model& model, const Nodes& nodes) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void TryStart(const std::string& name, Model& model) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // The next epoch's number is greater than those that nodes have heard of.
   void SkipEpochsOfOthers(Model& model) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

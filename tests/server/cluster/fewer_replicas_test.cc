@@ -739,6 +739,17 @@ TEST_F(RestartedWithoutTwoTest, ANode0WithoutAStateWaitsForOneMore) {
   EXPECT_THAT(news.healings, testing::SizeIs(1));
 }
 
+TEST_F(RestartedWithoutTwoTest, APersonMaySayThatOneIsEnough) {
+  Coordinator coordinator(Options({0, 1, 2}));
+  for (const int node : {0, 1}) ASSERT_OK(coordinator.Join(node, kDevices, &sinks_[node]));
+  ModelReport fresh = Trained(0, 0, std::nullopt);
+  fresh.fresh = true;
+  coordinator.Report(0, fresh);
+  coordinator.Report(1, Old(1, 7, 5));
+  ASSERT_OK(coordinator.OrderHealing("m", 1).status());
+  ExpectStart({0, 1});
+}
+
 // A disk that fails may keep a decision that node 0 could not write down, and so told to nobody.
 TEST_F(RestartedWithoutTwoTest, ADecisionThatNoneOfItsVotersHasWasNeverTold) {
   for (const bool all_are_without : {true, false}) {
