@@ -16,9 +16,9 @@
 #include "absl/types/span.h"
 #include "paramshard/v1/cluster.pb.h"
 #include "server/cluster/cluster.h"
+#include "server/cluster/disk_watch.h"
 #include "server/disk/disk.h"
 #include "server/disk/disk_calls.h"
-#include "server/disk/disk_watch.h"
 
 namespace paramshard::server {
 

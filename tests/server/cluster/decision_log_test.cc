@@ -365,6 +365,7 @@ TEST_F(LoggedCoordinatorTest, ADiskThatRefusesLetsNoEpochStart) {
   for (RecordingListener& sink : sinks_) {
     while (!sink.empty()) sink.Next();
   }
+  fs::remove(PathOf("m.decisions"));
   FaultyCalls full(Fault::kDiskFull, calls.count() - 1);
   ASSERT_NO_FATAL_FAILURE(Start(&full));
   const EpochNews news = sinks_[1].Next();

@@ -1,4 +1,4 @@
-#include "server/disk/disk_watch.h"
+#include "server/cluster/disk_watch.h"
 
 #include "kernels/base/status_macros.h"
 #include "server/base/thread.h"

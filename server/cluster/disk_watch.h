@@ -1,6 +1,6 @@
 // A disk that does not answer keeps its callers waiting, who can say nothing: somebody else says it for them.
-#ifndef PARAMSHARD_SERVER_DISK_DISK_WATCH_H_
-#define PARAMSHARD_SERVER_DISK_DISK_WATCH_H_
+#ifndef PARAMSHARD_SERVER_CLUSTER_DISK_WATCH_H_
+#define PARAMSHARD_SERVER_CLUSTER_DISK_WATCH_H_
 
 #include <memory>
 #include <optional>
@@ -56,4 +56,4 @@ class DiskWatch {
 
 }  // namespace paramshard::server
 
-#endif  // PARAMSHARD_SERVER_DISK_DISK_WATCH_H_
+#endif  // PARAMSHARD_SERVER_CLUSTER_DISK_WATCH_H_

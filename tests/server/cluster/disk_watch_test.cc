@@ -1,4 +1,4 @@
-#include "server/disk/disk_watch.h"
+#include "server/cluster/disk_watch.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
