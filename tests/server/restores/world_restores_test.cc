@@ -1,6 +1,7 @@
 // Restores of a world of several daemons: node 0 leads, and the state is the checkpoint's at every daemon, or none that
 // anybody would train on.
 #include "server/restores/world_restores.h"
+#include "server/log/log.h"
 
 #include <unistd.h>
 
@@ -536,6 +537,13 @@ class CreationsTest : public WorldRestoresTestBase, public testing::Test {
 
   RestoredWorld world_{root(), Two(), SpecOf(2)};
 };
+
+TEST_F(CreationsTest, OneThatBeginsAnewBesideItsCheckpointsIsWarnedOf) {
+  const int64_t before = LoggedEvents(LogLevel::kWarning);
+  ASSERT_OK(
+      CreateOrRestore(world_.daemons().store(0), world_.restores(0), Parse(SpecOf(2)), std::nullopt, IsHere).status());
+  EXPECT_EQ(LoggedEvents(LogLevel::kWarning), before + 1);
+}
 
 TEST_F(CreationsTest, AnOrderThatComesWhileAModelFillsIsNotCarriedOutOnThatOne) {
   absl::Notification reached, over;
