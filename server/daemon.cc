@@ -479,10 +479,10 @@ absl::Status Daemon::Impl::StartCoordinator(int devices, const WorldTerms& terms
 
 absl::Status Daemon::Impl::ServeCluster() {
   ASSIGN_OR_RETURN(std::vector<ListeningSocket> sockets, Listen("--cluster-address", config_.cluster_address));
-  ASSIGN_OR_RETURN(
-      cluster_server_,
-      StartServers(std::move(sockets), {std::nullopt}, {transport_.ForNodes(config_.nodes), transport_.MakePeerConnections()},
-                   {coordinator_->service.get()}, MaxClusterThreads(config_.nodes), Pings::kAreAnswered));
+  ASSIGN_OR_RETURN(cluster_server_,
+                   StartServers(std::move(sockets), {std::nullopt},
+                                {transport_.ForNodes(config_.nodes), transport_.MakePeerConnections()},
+                                {coordinator_->service.get()}, MaxClusterThreads(config_.nodes), Pings::kAreAnswered));
   return absl::OkStatus();
 }
 
