@@ -53,8 +53,8 @@ struct EngineSpec {
 };
 
 // Loads what the engines of a daemon take from the machine: NCCL, where GPUs of several daemons, or by mesh_inside
-// those of one, exchange bytes. Returns which that is, as "NCCL 2.27.3"; empty: nothing. FAILED_PRECONDITION it is missing or too old (says what to do), or there is no key in
-// nccl_psk_file; UNIMPLEMENTED a build without CUDA.
+// those of one, exchange bytes. Returns which that is, as "NCCL 2.27.3"; empty: nothing. FAILED_PRECONDITION it is
+// missing or too old (says what to do), or there is no key in nccl_psk_file; UNIMPLEMENTED a build without CUDA.
 absl::StatusOr<std::string> LoadEngineLibraries(absl::Span<const Device> devices, int nodes,
                                                 const EngineSettings& settings);
 

@@ -19,8 +19,9 @@ struct NcclConnection {
 };
 
 // Loads NCCL, for good: what is missing or too old is found at the start. Returns its version, as "2.27.3".
-// FAILED_PRECONDITION says what was looked for, and what to do; UNIMPLEMENTED in a build without CUDA. `library` as in NcclConnection. With a key NCCL encrypts what it
-// sends over TCP, and sends nothing another way; FAILED_PRECONDITION it knows no keys.
+// FAILED_PRECONDITION says what was looked for, and what to do; UNIMPLEMENTED in a build without CUDA. `library` as in
+// NcclConnection. With a key NCCL encrypts what it sends over TCP, and sends nothing another way; FAILED_PRECONDITION it
+// knows no keys.
 absl::StatusOr<std::string> LoadNccl(const std::string& library, const std::string& key = {});
 
 // Like ConnectMeshes, with a mesh over NCCL on every mesh over TCP. FAILED_PRECONDITION besides: NCCL is missing or too
