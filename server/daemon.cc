@@ -112,7 +112,9 @@ EngineSettings EnginesOf(const DaemonConfig& config) {
 
 absl::StatusOr<WorldTerms> TermsOf(const DaemonConfig& config) {
   ASSIGN_OR_RETURN(const std::vector<Device> devices, ParseDevices(config.devices));
-  ASSIGN_OR_RETURN(const std::string engine_library, LoadEngineLibraries(devices, config.nodes, EnginesOf(config)));
+  EngineSettings engines = EnginesOf(config);
+  engines.nccl_psk_file.clear();  // Check has given it to NCCL already
+  ASSIGN_OR_RETURN(const std::string engine_library, LoadEngineLibraries(devices, config.nodes, engines));
   return WorldTerms{.world = config.world, .save_dir = config.save_dir, .engine_library = engine_library};
 }
 
@@ -297,7 +299,7 @@ class Daemon::Impl {
   // Of the certificate that is shown to node 0; null in the clear.
   std::function<absl::StatusOr<tls::Certificate>()> CertificateReader() const;
   absl::Status OpenDecisionLog(CoordinatorOptions& options);
-  absl::Status StartCoordinator(int devices, const WorldTerms& terms);
+  absl::Status StartCoordinator(int devices);
   absl::Status ServeCluster();
   // Models of the server before this one. Returns what it was in the middle of.
   absl::StatusOr<std::vector<ModelStore::CutOffChange>> TakeOver(const std::stop_token& stop);
@@ -419,13 +421,13 @@ absl::Status Daemon::Impl::JoinWorld(int devices, const std::stop_token& stop) {
          {"coordinator", config_.cluster_address},
          {"timeout", absl::FormatDuration(config_.join_timeout)}});
   }
-  ASSIGN_OR_RETURN(const WorldTerms terms, TermsOf(config_));
   if (config_.nodes == 1) {
     ASSIGN_OR_RETURN(own_cluster_, MakeLocalCluster(devices));
     cluster_ = own_cluster_.get();
   } else if (config_.node == 0) {
-    RETURN_IF_ERROR(StartCoordinator(devices, terms));
+    RETURN_IF_ERROR(StartCoordinator(devices));
   } else {
+    ASSIGN_OR_RETURN(const WorldTerms terms, TermsOf(config_));
     absl::StatusOr<std::unique_ptr<Cluster>> joined =
         MakeRemoteCluster({.node = config_.node,
                            .nodes = config_.nodes,
@@ -459,7 +461,8 @@ absl::Status Daemon::Impl::OpenDecisionLog(CoordinatorOptions& options) {
 }
 
 // What the node 0 before this one has decided is known before anybody can ask.
-absl::Status Daemon::Impl::StartCoordinator(int devices, const WorldTerms& terms) {
+absl::Status Daemon::Impl::StartCoordinator(int devices) {
+  ASSIGN_OR_RETURN(const WorldTerms terms, TermsOf(config_));
   CoordinatorOptions options{.nodes = config_.nodes, .devices = devices, .terms = terms};
   options.check_speaker = [this](const grpc::AuthContext& caller, int node) {
     return transport_.CheckSpeaksFor(caller, node);

@@ -145,7 +145,13 @@ absl::Status ClusterServiceImpl::Hear(grpc::ServerContext* context, JoinStream* 
 
 grpc::Status ClusterServiceImpl::Join(grpc::ServerContext* context, JoinStream* stream) {
   v1::JoinRequest request;
-  if (const absl::Status heard = Hear(context, stream, request); !heard.ok()) return ToGrpcStatus(heard);
+  if (const absl::Status heard = Hear(context, stream, request); !heard.ok()) {
+    if (absl::IsResourceExhausted(heard)) {
+      log_.Write(LogLevel::kWarning, "a node is refused",
+                 {{"peer", context->peer()}, {"why", std::string(heard.message())}});
+    }
+    return ToGrpcStatus(heard);
+  }
   const absl::Status served = Serve(context, request, stream);
   if (!served.ok()) {
     log_.Write(LogLevel::kWarning, "a node is refused",

@@ -490,8 +490,8 @@ absl::Status Coordinator::WithWayOut(const std::string& name, const Model& model
 
 // Which checkpoints there are is not looked at here: that reads a disk.
 void Coordinator::GoBack(const std::string& name, Model& model, const absl::Status& why) {
-  if (members_.nodes() == 1 || options_.terms.save_dir.empty())
-    return RefuseStart(name, model, WithWayOut(name, model, why));
+  const bool has_saves = members_.nodes() > 1 && !options_.terms.save_dir.empty();
+  if (!has_saves) return RefuseStart(name, model, WithWayOut(name, model, why));
   if (!IsAwaited(model.reports)) return;
   model.rolls_back = true;
   sinks_[0]->OnRestoreNews({.model = name, .what = RollbackNeed{.why = why}});

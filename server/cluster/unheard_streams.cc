@@ -18,7 +18,7 @@ absl::StatusOr<UnheardStreams::Place> UnheardStreams::Take(absl::string_view cal
     const auto oldest = std::find_if(streams_.begin(), streams_.end(), is_callers);
     if (SteadyNow() < oldest->gives_way) {
       return absl::ResourceExhaustedError(
-          absl::StrCat("join: at most ", options_.most, " streams of one daemon expected that have not said hello"));
+          absl::StrCat("join: at most ", options_.most, " streams that have not said hello expected of ", caller));
     }
     // It is there until its own thread has seen that, and does not count.
     oldest->end();

@@ -634,6 +634,14 @@ class RestartedWithoutTwoTest : public testing::Test {
     report.last_epoch = last_epoch;
     return report;
   }
+  // Node 0 without a state, and node 1.
+  void JoinEmptyBesideOne(Coordinator& coordinator) {
+    for (const int node : {0, 1}) ASSERT_OK(coordinator.Join(node, kDevices, &sinks_[node]));
+    ModelReport fresh = Trained(0, 0, std::nullopt);
+    fresh.fresh = true;
+    coordinator.Report(0, fresh);
+    coordinator.Report(1, Old(1, 7, 5));
+  }
   void ExpectStart(const std::vector<int>& nodes) {
     for (const int node : nodes) {
       ASSERT_FALSE(sinks_[node].empty()) << "node " << node;
@@ -725,11 +733,7 @@ TEST_F(RestartedWithoutTwoTest, WhoIsBehindADecisionWaitsForOneThatHasIt) {
 // Of all three nodes one other than node 0 may have taken no part in the last epoch.
 TEST_F(RestartedWithoutTwoTest, ANode0WithoutAStateWaitsForOneMore) {
   Coordinator coordinator(Options({0, 1, 2}));
-  for (const int node : {0, 1}) ASSERT_OK(coordinator.Join(node, kDevices, &sinks_[node]));
-  ModelReport fresh = Trained(0, 0, std::nullopt);
-  fresh.fresh = true;
-  coordinator.Report(0, fresh);
-  coordinator.Report(1, Old(1, 7, 5));
+  ASSERT_NO_FATAL_FAILURE(JoinEmptyBesideOne(coordinator));
   EXPECT_TRUE(sinks_[0].empty()) << "nobody is refused";
   EXPECT_TRUE(sinks_[1].empty());
   ASSERT_OK(coordinator.Join(2, kDevices, &sinks_[2]));
@@ -741,11 +745,7 @@ TEST_F(RestartedWithoutTwoTest, ANode0WithoutAStateWaitsForOneMore) {
 
 TEST_F(RestartedWithoutTwoTest, APersonMaySayThatOneIsEnough) {
   Coordinator coordinator(Options({0, 1, 2}));
-  for (const int node : {0, 1}) ASSERT_OK(coordinator.Join(node, kDevices, &sinks_[node]));
-  ModelReport fresh = Trained(0, 0, std::nullopt);
-  fresh.fresh = true;
-  coordinator.Report(0, fresh);
-  coordinator.Report(1, Old(1, 7, 5));
+  ASSERT_NO_FATAL_FAILURE(JoinEmptyBesideOne(coordinator));
   ASSERT_OK(coordinator.OrderHealing("m", 1).status());
   ExpectStart({0, 1});
 }

@@ -16,7 +16,8 @@ TEST(UnheardStreamsTest, ACallerHasFewAndOthersHaveTheirs) {
   auto first = std::make_optional(*streams.Take("a", [] {}));
   const auto second = streams.Take("a", [] {});
   ASSERT_OK(second.status());
-  EXPECT_THAT(streams.Take("a", [] {}).status(), StatusIs(absl::StatusCode::kResourceExhausted));
+  EXPECT_THAT(streams.Take("a", [] {}).status(),
+              StatusIs(absl::StatusCode::kResourceExhausted, testing::HasSubstr("expected of a")));
   EXPECT_OK(streams.Take("b", [] {}).status());
   first.reset();
   EXPECT_OK(streams.Take("a", [] {}).status());
