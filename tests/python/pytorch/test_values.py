@@ -266,7 +266,7 @@ def test_persistent_buffers_of_a_folder_reach_every_rank(start, tmp_path, local_
     sharded.load_pretrained(tmp_path)
     assert_close(dict(model.named_buffers()), dict(plain.named_buffers()), rtol=0, atol=0)
     save_file(plain.state_dict() | {"1.running_var": torch.ones(2)}, tmp_path / "model.safetensors")
-    with pytest.raises(paramshard.InvalidArgumentError, match=r"1.running_var: shape \[4\] expected, got \[2\]"):
+    with pytest.raises(paramshard.InvalidArgumentError, match=r"1.running_var.*got \[2\]"):
         sharded.load_pretrained(tmp_path)
     sharded.close()
 
@@ -275,14 +275,14 @@ def test_pretrained_folders_that_lack_something_are_refused(daemon, tmp_path):
     save_file = pytest.importorskip("safetensors.torch").save_file
     model = GPT()
     sharded = _shard(daemon, model)
-    with pytest.raises(paramshard.NotFoundError, match="a folder with safetensors"):
+    with pytest.raises(paramshard.NotFoundError, match="model.safetensors"):
         sharded.load_pretrained(tmp_path)
     save_file({"embed.weight": torch.zeros(3, 3)}, tmp_path / "model.safetensors")
-    with pytest.raises(paramshard.NotFoundError, match="got none of layers.0.norm1.weight"):
+    with pytest.raises(paramshard.NotFoundError, match="layers.0.norm1.weight"):
         sharded.load_pretrained(tmp_path)
     state = {name: value.detach() for name, value in GPT().named_parameters()} | {"embed.weight": torch.zeros(3, 3)}
     save_file(state, tmp_path / "model.safetensors")
-    with pytest.raises(paramshard.InvalidArgumentError, match=r"embed.weight: shape \[48, 32\] expected, got \[3, 3\]"):
+    with pytest.raises(paramshard.InvalidArgumentError, match=r"embed.weight.*got \[3, 3\]"):
         sharded.load_pretrained(tmp_path)
     sharded.close()
 

@@ -1,106 +1,172 @@
-"""Values from and to folders of safetensors."""
+"""Values of a module from a folder."""
 
 from __future__ import annotations
 
-import json
+import copy
 import os
 import pathlib
-import re
-from collections.abc import Iterable, Mapping
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
 
 import paramshard
-
-_INDEX = "model.safetensors.index.json"
-_FILE = "model.safetensors"
-# What PEFT puts into the names of parameters that a model had before.
-_WRAPPED = re.compile(r"\.(base_layer|original_module|modules_to_save\.[^.]+)\.")
+from paramshard.torch.adapters import BaseModel, depends_on_base
+from paramshard.torch.folder import is_plain, read_folder, refusal
+from paramshard.torch.unit import UnitParameter
 
 
-def read(module: nn.Module, directory: str | os.PathLike[str], wanted: Mapping[str, torch.Tensor], *,
+@dataclass
+class _Found:
+    """A folder's tensors by their names in the model."""
+
+    tensors: dict[str, torch.Tensor]
+    additional: set[str]  # keys that the model has no place for
+    codes: dict[str, torch.Tensor]  # by key: what no parameter can have as it is
+
+
+def read(module: nn.Module, directory: str | os.PathLike[str], parameters: Sequence[UnitParameter], *,
          reads: bool) -> dict[str, torch.Tensor]:
     """Values by parameter. Without `reads` there are names, and values of no meaning: another rank imports.
 
-    Persistent buffers are copied into the module, with or without `reads`; those that the files lack stay as they are.
-    Adapters of PEFT have no values in the folder, which is that of their base model: they begin as they were made.
-    NotFoundError for parameters that the files lack, InvalidArgumentError for other shapes; names them.
+    Persistent buffers are copied into the module, with or without `reads`; those that the files lack stay as they are,
+    with a warning. Adapters of PEFT have no values in the folder, which is that of their base model: they begin as they
+    were made, and those that are made from the base model's values are refused. NotFoundError names parameters that the files lack, InvalidArgumentError those of other shapes, those of
+    unknown encodings, and tied ones of which the files have several values. A warning names keys that nothing takes.
     """
-    adapts = hasattr(module, "get_base_model")  # of PEFT
-    buffers = _persistent_buffers(module)
-    names = [*wanted, *buffers]
-    name_in_folder = _names_before_adapters(module, names) if adapts else {name: name for name in names}
-    buffers = {name: buffer for name, buffer in buffers.items() if name in name_in_folder}
-    own = {name: name_in_folder[name] for name in wanted if name in name_in_folder}
+    adapter = depends_on_base(module)
+    if adapter is not None:
+        raise paramshard.FailedPreconditionError(
+            f"load_pretrained {directory}: adapter {adapter} was made from values of the base model, which did not have "
+            "those of the folder: open the folder by from_pretrained() before get_peft_model()")
+    base = BaseModel(module)
+    names = {parameter.name: _names_in(base, parameter.names) for parameter in parameters}
+    names = {name: known for name, known in names.items() if known}
+    buffers = {own: buffer for name, buffer in _persistent_buffers(module).items()
+               if (own := base.name_of(name)) is not None}
     if not reads and not buffers:
-        return {name: torch.empty(0) for name in own}
+        return {name: torch.empty(0) for name in names}
     folder = pathlib.Path(directory)
-    base = module.get_base_model() if adapts else module
-    needed = {name_in_folder[name] for name in (name_in_folder if reads else buffers)}
-    state = _by_transformers(base, folder) if hasattr(base, "from_pretrained") else _by_files(folder, needed)
-    present = {name: buffer for name, buffer in buffers.items() if name_in_folder[name] in state}
-    missing = [name for name in own.values() if name not in state] if reads else []
-    if missing:
-        raise paramshard.NotFoundError(
-            f"load_pretrained {folder}: values of all parameters expected, got none of {', '.join(missing[:5])}"
-            f"{f' and {len(missing) - 5} more' if len(missing) > 5 else ''}")
-    for name, tensor in [*((name, wanted[name]) for name in own if reads), *present.items()]:
-        found = state[name_in_folder[name]]
-        if found.shape != tensor.shape:
-            raise paramshard.InvalidArgumentError(
-                f"load_pretrained {folder}: {name}: shape {list(tensor.shape)} expected, got {list(found.shape)}")
+    places = {own: parameter.placeholder for parameter in parameters for own in names.get(parameter.name, ())} | buffers
+    found = _find(base.module, folder, places)
+    if reads:
+        _check_names(folder, found, names, buffers)
+    _check_shapes(folder, found, places if reads else buffers)
     with torch.no_grad():
-        for name, buffer in present.items():
-            buffer.copy_(state[name_in_folder[name]])
-    return {name: state[source].detach() if reads else torch.empty(0) for name, source in own.items()}
+        for name, buffer in buffers.items():
+            if name in found.tensors:
+                buffer.copy_(found.tensors[name])
+    return {name: _value(folder, found, own) if reads else torch.empty(0) for name, own in names.items()}
+
+
+def _names_in(base: BaseModel, names: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(own for name in names if (own := base.name_of(name)) is not None))
 
 
 def _persistent_buffers(module: nn.Module) -> dict[str, torch.Tensor]:
     return {f"{prefix}.{name}" if prefix else name: buffer
-            for prefix, owner in module.named_modules() for name, buffer in owner._buffers.items()
+            for prefix, owner in module.named_modules(remove_duplicate=False) for name, buffer in owner._buffers.items()
             if buffer is not None and name not in owner._non_persistent_buffers_set}
 
 
-def _names_before_adapters(module: nn.Module, names: Iterable[str]) -> dict[str, str]:
-    adapter = module.base_model.prefix  # "lora_", say
-    return {name: _WRAPPED.sub(".", name.removeprefix("base_model.model.")) for name in names if adapter not in name}
+def _find(model: nn.Module, folder: pathlib.Path, places: Mapping[str, torch.Tensor]) -> _Found:
+    state = read_folder(folder)
+    prefix = f"{getattr(model, 'base_model_prefix', '')}."  # which transformers adds or removes
+    buffers = {name for name, _ in model.named_buffers()}
+    codes = {key: tensor for key, tensor in state.items() if not is_plain(tensor) and
+             not {key, prefix + key, key.removeprefix(prefix)} & buffers}
+    state = {key: tensor for key, tensor in state.items() if key not in codes}
+    if hasattr(model, "from_pretrained"):
+        return _Found(*_load_by_transformers(model, folder, state), codes)
+    return _Found({name: tensor for name, tensor in state.items() if name in places}, state.keys() - places.keys(),
+                  codes)
 
 
-def _by_transformers(module: nn.Module, folder: pathlib.Path) -> dict[str, torch.Tensor]:
-    whole = type(module).from_pretrained(folder, config=module.config, dtype="auto")
-    return dict(whole.named_parameters()) | dict(whole.named_buffers())
+def _load_by_transformers(model: nn.Module, folder: pathlib.Path,
+                          state: dict[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], set[str]]:
+    """Renames and merges as its own from_pretrained does, and takes nothing that this has made up."""
+    config = copy.deepcopy(model.config)
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config  # values are decoded
+    try:
+        whole, report = type(model).from_pretrained(
+            None, config=config, state_dict=state, dtype=_type_of(state), output_loading_info=True,
+            ignore_mismatched_sizes=True)
+    except (RuntimeError, ValueError) as error:
+        raise paramshard.InvalidArgumentError(f"load_pretrained {folder}: transformers failed: {error}") from error
+    for name, found, wanted in report["mismatched_keys"]:
+        raise _wrong_shape(folder, name, wanted, found)
+    tensors: dict[str, torch.Tensor] = {**dict(whole.named_parameters(remove_duplicate=False)),
+                                        **dict(whole.named_buffers(remove_duplicate=False))}
+    return ({name: tensor.detach() for name, tensor in tensors.items() if name not in report["missing_keys"]},
+            set(report["unexpected_keys"]))
 
 
-def _by_files(folder: pathlib.Path, needed: set[str]) -> dict[str, torch.Tensor]:
-    from safetensors import safe_open
-    if (folder / _INDEX).exists():
-        files = sorted(set(json.loads((folder / _INDEX).read_text())["weight_map"].values()))
-    elif (folder / _FILE).exists():
-        files = [_FILE]
-    else:
-        files = sorted(path.name for path in folder.glob("*.safetensors"))
-    if not files:
-        raise paramshard.NotFoundError(f"load_pretrained {folder}: a folder with safetensors files expected")
-    state: dict[str, torch.Tensor] = {}
-    for file in files:
-        with safe_open(folder / file, "pt") as opened:
-            state |= {name: opened.get_tensor(name) for name in opened.keys() if name in needed}
-    return state
+def _type_of(state: Mapping[str, torch.Tensor]) -> torch.dtype:
+    """One in which no value loses bits on its way to float32."""
+    types = {tensor.dtype for tensor in state.values() if tensor.is_floating_point()}
+    return types.pop() if len(types) == 1 and types <= {torch.bfloat16, torch.float16} else torch.float32
 
 
-def write(module: nn.Module, directory: str | os.PathLike[str], state: dict[str, torch.Tensor]) -> None:
-    """A folder that transformers opens, where the module is one of its models; else one file of safetensors."""
-    folder = pathlib.Path(directory)
-    folder.mkdir(parents=True, exist_ok=True)
-    if hasattr(module, "save_pretrained"):
-        module.save_pretrained(folder, state_dict=state)
-        return
-    from safetensors.torch import save_file
-    by_storage: dict[int, str] = {}
-    unique = {}
-    for key, value in state.items():
-        # Tied parameters have one value under several names, which the format does not allow.
-        if by_storage.setdefault(value.untyped_storage().data_ptr(), key) == key:
-            unique[key] = value.contiguous()
-    save_file(unique, folder / _FILE, metadata={"format": "pt"})
+def _check_names(folder: pathlib.Path, found: _Found, names: Mapping[str, list[str]],
+                 buffers: Mapping[str, Any]) -> None:
+    missing = [own[0] for own in names.values() if not any(name in found.tensors for name in own)]
+    if missing and found.codes:
+        key = next((key for key in found.codes for name in missing if key.endswith(name) or name.endswith(key)),
+                   next(iter(found.codes)))
+        raise refusal(folder, key, found.codes[key])
+    if missing:
+        raise paramshard.NotFoundError(
+            f"load_pretrained {folder}: {_some(missing)} not found{_advice(missing, found.additional)}")
+    additional = found.additional | found.codes.keys()
+    if additional:
+        warnings.warn(f"load_pretrained {folder}: the model has no place for {_some(sorted(additional))}, which are not "
+                      "loaded", stacklevel=5)
+    kept = [name for name in buffers if name not in found.tensors]
+    if kept:
+        warnings.warn(f"load_pretrained {folder}: buffers {_some(kept)} not found; they stay as they are",
+                      stacklevel=5)
+
+
+def _advice(missing: Sequence[str], additional: Iterable[str]) -> str:
+    """How keys differ from names, where a prefix makes the difference."""
+    for key in sorted(additional):
+        for name in missing:
+            if key.endswith(f".{name}"):
+                return f"; the folder has {key}: rename its keys, which begin with {key.removesuffix(name)!r}"
+            if name.endswith(f".{key}"):
+                return f"; the folder has {key}: rename its keys, which lack {name.removesuffix(key)!r} before them"
+    return f"; the folder has {_some(sorted(additional))} instead" if additional else ""
+
+
+def _check_shapes(folder: pathlib.Path, found: _Found, places: Mapping[str, torch.Tensor]) -> None:
+    for name, place in places.items():
+        tensor = found.tensors.get(name)
+        if tensor is not None and tensor.shape != place.shape:
+            raise _wrong_shape(folder, name, place.shape, tensor.shape)
+
+
+def _wrong_shape(folder: pathlib.Path, name: str, wanted: Sequence[int], found: Sequence[int]) -> paramshard.Error:
+    return paramshard.InvalidArgumentError(
+        f"load_pretrained {folder}: {name}: want shape {list(wanted)}, got {list(found)}")
+
+
+def _value(folder: pathlib.Path, found: _Found, names: Sequence[str]) -> torch.Tensor:
+    """Of a parameter of these names, which all have the same where the files have several."""
+    first, *others = (name for name in names if name in found.tensors)
+    value = found.tensors[first]
+    for other in others:
+        if found.tensors[other] is not value and not torch.equal(found.tensors[other], value):
+            raise paramshard.InvalidArgumentError(
+                f"load_pretrained {folder}: {first} and {other} are one parameter of the model, and differ in the "
+                "folder: make the model with parameters of their own (tie_word_embeddings=False, if it is one of "
+                "transformers), or leave one of them out of the files")
+    return value
+
+
+def _some(names: Sequence[str]) -> str:
+    most = 5
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

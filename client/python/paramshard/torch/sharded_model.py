@@ -19,12 +19,13 @@ from torch import nn
 
 import paramshard
 from paramshard.spec import Encoding, FormatRule, InitialValue, ModelSpec, ParameterGroup, ParameterSpec, UnitSpec
-from paramshard.torch import pretrained, torchrun
+from paramshard.torch import pretrained, saved_folder, torchrun
+from paramshard.torch.adapters import saved_by_peft
 from paramshard.torch.initial_values import Unknown, rule_of
-from paramshard.torch.memory_block import place_of
 from paramshard.torch.memory_report import MemoryReport
 from paramshard.torch.passes import Passes
 from paramshard.torch.placeholder import Placeholder
+from paramshard.torch.state_dict import StateDicts
 from paramshard.torch.tracked_state import RandomState, Stateful, TrackedState, unpack
 from paramshard.torch.unit import Unit, UnitParameter
 
@@ -82,8 +83,6 @@ class ShardedModel:
         self._made_by: str | None = None  # the run that has recorded them
         self._initial: dict[str, InitialValue | Unknown] = {}
         self._values: dict[str, torch.Tensor] = {}  # to be imported
-        self._exports_masters = False  # state_dict() has them as they are
-        self._dictionaries: list[tuple[nn.Module, str]] = []  # calls of state_dict, each inside of the one before
         self._plan: OptimizerPlan | None = None
         self._was_open = False
         self._process = os.getpid()
@@ -103,13 +102,14 @@ class ShardedModel:
                 self._values[parameter.name] = like.detach()
         for unit in self._units:
             unit.attach(self._passes, self.device)
+        self._state_dicts = StateDicts(self._units, _weakly(self, "_values_of"))
+        self._state_dicts.attach(self.module, lambda name: _weakly(self._state_dicts, name))
+        saved_folder.correct_saving(self.module, self._state_dicts)
         passes = self._passes
         module = self.module
         module.register_forward_pre_hook(_hook(passes, "begin_model"), prepend=True)
         module.register_forward_hook(_hook(passes, "end_forward"))
         for each in module.modules():
-            each.register_state_dict_pre_hook(_weakly(self, "_begin_state_dict"))
-            each.register_state_dict_post_hook(_weakly(self, "_fill_state_dict"))
             each.register_load_state_dict_pre_hook(_weakly(self, "_begin_loading"))
             each.__reduce_ex__ = _refuse_copies
             each.zero_grad = torch.compiler.disable(_weakly(self, "_refuse_partial_discard"))
@@ -467,35 +467,10 @@ class ShardedModel:
         if self._last_commit is not None:
             self._last_commit.wait()
 
-    def _begin_state_dict(self, module: nn.Module, prefix: str, keep_vars: bool) -> None:
-        # Calls that an exception has ended are still there, and this one is not inside of them.
-        while self._dictionaries and not _is_part(module, prefix, *self._dictionaries[-1]):
-            self._dictionaries.pop()
-        self._dictionaries.append((module, prefix))
+    def _values_of(self, parameters: Sequence[UnitParameter]) -> dict[str, torch.Tensor]:
+        return self._masters(parameters) if self._was_open else self._unopened(parameters)
 
-    def _fill_state_dict(self, module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
-        while self._dictionaries and self._dictionaries.pop() != (module, prefix):
-            pass
-        if self._dictionaries:
-            return  # a part of a dictionary that is filled as a whole
-        # Inside of `unsharded` there are tensors whose memory goes at its end; what is exported stays.
-        name_at = {place_of(parameter.unsharded): parameter.name for parameter in self.parameters()}
-        name_of = {key: value.parameter_name if isinstance(value, Placeholder)
-                   else name_at.get(place_of(value))
-                   for key, value in state.items()
-                   if isinstance(value, torch.Tensor) and value.layout == torch.strided}
-        wanted = set(name_of.values())
-        values: dict[str, torch.Tensor] = {}
-        for unit in self._units:
-            parameters = [parameter for parameter in unit.parameters if parameter.name in wanted]
-            if parameters:
-                values |= self._masters(parameters) if self._was_open else self._unopened(parameters)
-        for key, value in state.items():
-            if name_of.get(key) in values:
-                value = values[name_of[key]]
-                state[key] = value.float() if self._exports_masters else value.to(self._by_name[name_of[key]].dtype)
-
-    def _unopened(self, parameters: list[UnitParameter]) -> dict[str, torch.Tensor]:
+    def _unopened(self, parameters: Sequence[UnitParameter]) -> dict[str, torch.Tensor]:
         for parameter in parameters:
             value = self._values.get(parameter.name)
             # Of a folder that another rank reads there are names alone.
@@ -537,17 +512,22 @@ class ShardedModel:
         self._values.clear()
 
     def load_pretrained(self, directory: str | os.PathLike[str]) -> None:
-        """Takes initial values from safetensors, before the optimizer is made: a HuggingFace folder, or plain files.
+        """Takes initial values from a folder of weights, before the optimizer is made: HuggingFace's, or plain files.
 
         A model of transformers is read by its own from_pretrained, on the first rank of each daemon: its renamings
         and merged experts come out right. Where the model has persistent buffers, as BatchNorm's means, every rank
-        reads the folder, for they stay in the module. NotFoundError names parameters that the files lack.
+        reads the folder, for they stay in the module. NotFoundError names parameters that the files lack,
+        InvalidArgumentError those of other shapes, UnimplementedError those of unknown encodings. A warning names keys
+        that nothing takes.
         """
         if self._model is not None:
             raise paramshard.FailedPreconditionError(
                 "load_pretrained: a model that is not open expected; call it before the optimizer is made")
-        wanted = {parameter.name: parameter.placeholder for parameter in self.parameters()}
-        self._values |= pretrained.read(self.module, directory, wanted, reads=self._local_rank == 0)
+        self._values |= pretrained.read(self.module, directory, list(self.parameters()), reads=self._local_rank == 0)
+
+    def adapter_state_dict(self) -> dict[str, torch.Tensor]:
+        """The part of the module's `state_dict()` that PEFT saves. The rest is not read."""
+        return saved_by_peft(self.module, self._state_dicts)
 
     def save_pretrained(self, directory: str | os.PathLike[str], dtype: torch.dtype | None = None) -> None:
         """Writes what transformers and safetensors open, in full precision unless `dtype` is given.
@@ -558,14 +538,12 @@ class ShardedModel:
         self._send_commit()
         if (self.rank if self._model is None else self.active_rank) != 0:
             return
-        self._exports_masters = True
-        try:
-            state = self.module.state_dict()
-        finally:
-            self._exports_masters = False
+        state = self._state_dicts.masters_of(self.module)
         if dtype is not None:
-            state = {key: value.to(dtype) if value.is_floating_point() else value for key, value in state.items()}
-        pretrained.write(self.module, directory, state)
+            converted = {id(value): value.to(dtype) for value in state.values()
+                         if isinstance(value, torch.Tensor) and value.is_floating_point()}
+            state = {key: converted.get(id(value), value) for key, value in state.items()}
+        saved_folder.write(self.module, directory, state)
 
     # --- The end ---
 
@@ -605,10 +583,6 @@ def _rows(parameter: UnitParameter) -> int:
 
 def _columns(parameter: UnitParameter) -> int:
     return parameter.placeholder.shape[-1] if parameter.placeholder.dim() else 1
-
-
-def _is_part(module: nn.Module, prefix: str, whole: nn.Module, prefix_of_whole: str) -> bool:
-    return any(part is module and prefix == f"{prefix_of_whole}{name}." for name, part in whole._modules.items())
 
 
 def _do_nothing() -> None:

@@ -26,6 +26,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from transformers.trainer_callback import ExportableState, TrainerState
 
 import paramshard
+from paramshard.torch.adapters import has_adapters
 from paramshard.torch.optimizer import AdamW
 from paramshard.torch.sharded_model import ShardedModel
 from paramshard.torch.tracked_state import RandomState, Schedule
@@ -184,7 +185,4 @@ class TrainerMixin:
         super()._save(output_dir, state_dict)
 
     def _values_to_save(self) -> dict[str, Any]:
-        if not hasattr(self.model, "get_base_model"):
-            return self.model.state_dict()
-        # Of PEFT's models the adapters alone are saved, and the rest need not be read.
-        return {name: self.sharded.read(name) for name, each in self.model.named_parameters() if each.requires_grad}
+        return self.sharded.adapter_state_dict() if has_adapters(self.model) else self.model.state_dict()

@@ -1,0 +1,91 @@
+"""A folder that a sharded module is saved to."""
+
+from __future__ import annotations
+
+import functools
+import os
+import pathlib
+import weakref
+from typing import Any
+
+import torch
+from torch import nn
+
+import paramshard
+from paramshard.torch.adapters import has_adapters, plain_name, showing_prompts, uncompiled
+from paramshard.torch.state_dict import StateDicts
+
+_FILE = "model.safetensors"
+
+
+def write(module: nn.Module, directory: str | os.PathLike[str], state: dict[str, Any]) -> None:
+    """A folder that transformers opens, where the module is one of its models; else one file of safetensors.
+
+    Keys that have the same tensor are names of a tied parameter, which a file of safetensors has once. InvalidArgument
+    for values that such a file cannot have; names them.
+    """
+    folder = pathlib.Path(directory)
+    folder.mkdir(parents=True, exist_ok=True)
+    module = uncompiled(module)
+    state = _writable({plain_name(key): value for key, value in state.items()})
+    if hasattr(module, "save_pretrained"):
+        module.save_pretrained(folder, state_dict=state)
+        return
+    from safetensors.torch import save_file
+    first = {id(value): key for key, value in reversed(state.items())}
+    save_file({key: value for key, value in state.items() if first[id(value)] == key}, folder / _FILE,
+              metadata={"format": "pt"})
+
+
+def _writable(state: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """Every buffer has memory of its own, in the order of its elements."""
+    made: dict[int, torch.Tensor] = {}  # by value
+    storages: set[int] = set()
+    for key, value in state.items():
+        if not isinstance(value, torch.Tensor) or value.layout != torch.strided or value.dtype == torch.complex128:
+            kind = value.layout if isinstance(value, torch.Tensor) and value.layout != torch.strided else getattr(
+                value, "dtype", type(value).__name__)
+            raise paramshard.InvalidArgumentError(
+                f"save_pretrained: {key}: want a dense tensor of a type that safetensors has, got {kind}; save "
+                "state_dict() by torch.save() instead")
+        if id(value) in made:
+            continue
+        storage = value.untyped_storage()
+        own = value.resolve_conj().resolve_neg().contiguous()
+        if own.untyped_storage().data_ptr() == storage.data_ptr() and (
+                storage.nbytes() != own.nbytes or storage.data_ptr() in storages):
+            own = own.clone()
+        storages.add(storage.data_ptr())
+        made[id(value)] = own
+    return {key: made[id(value)] for key, value in state.items()}
+
+
+def correct_saving(module: nn.Module, dictionaries: StateDicts) -> None:
+    """Makes `module.save_pretrained()` write what it writes without a daemon. Where there is none nothing is done."""
+    module = uncompiled(module)
+    save = getattr(type(module), "save_pretrained", None)
+    if save is None:
+        return
+    saved, of = weakref.ref(module), weakref.ref(dictionaries)
+
+    @functools.wraps(save)
+    def save_pretrained(directory: str | os.PathLike[str], *arguments: Any, **options: Any) -> Any:
+        if of() is None:
+            raise paramshard.FailedPreconditionError(
+                "save_pretrained: the ShardedModel of this module is gone; keep what shard() returns")
+        saved_type = _type_of_file(saved(), of(), options.get("state_dict"))
+        with showing_prompts(saved(), of()):
+            result = save(saved(), directory, *arguments, **options)
+        if (pathlib.Path(directory) / "config.json").exists() and not has_adapters(saved()):
+            # It has the type of placeholders now, which is what is computed with.
+            saved().config.dtype = str(saved_type).removeprefix("torch.")
+            saved().config.save_pretrained(directory)
+        return result
+
+    module.save_pretrained = save_pretrained
+
+
+def _type_of_file(module: nn.Module, dictionaries: StateDicts, state: dict[str, Any] | None) -> torch.dtype:
+    """transformers takes the first parameter's for the config."""
+    name, parameter = next(module.named_parameters())
+    return state[name].dtype if state and name in state else dictionaries.type_of(parameter)

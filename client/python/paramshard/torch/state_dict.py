@@ -1,0 +1,149 @@
+"""Values for `state_dict()` of a sharded module, or of a part of it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from paramshard.torch.memory_block import place_of
+from paramshard.torch.placeholder import Placeholder
+from paramshard.torch.unit import Unit, UnitParameter
+
+
+class StateDicts:
+    """Hooks that put full values into the dictionaries that torch collects.
+
+    torch goes from module to module, and each adds its own keys. Values come to a module's keys before other hooks of
+    it see them: what a program has registered for its state dictionaries works as it does without a daemon. Values of a
+    unit are read once for a dictionary, and a tied parameter has the same tensor under each of its names.
+    """
+
+    def __init__(self, units: Sequence[Unit], read: Callable[[Sequence[UnitParameter]], dict[str, torch.Tensor]]):
+        """`read` returns values in full precision, by name."""
+        self._read = read
+        self._at = {place: parameter for unit in units for parameter in unit.parameters for place in parameter.places}
+        self._by_name = {parameter.name: parameter for parameter in self._at.values()}
+        self._unit_of = {parameter.name: unit for unit in units for parameter in unit.parameters}
+        self._unit_at = {storage: unit for unit in units for storage in unit.storages}  # by what gathered ones lie in
+        self._dictionaries: list[tuple[nn.Module, str]] = []  # calls of state_dict, each inside of the one before
+        self._wanted: set[str] = set()  # parameters of the outermost one
+        self._values: dict[str, torch.Tensor] = {}  # likewise
+        self._type: torch.dtype | None = None  # of all values; None: each has its module's
+        self._reads = True
+
+    def attach(self, module: nn.Module, hook: Callable[[str], Callable[..., None]]) -> None:
+        """`hook` makes one of the name of a method."""
+        for each in module.modules():
+            each.register_state_dict_pre_hook(hook("begin"))
+            filling = each.register_state_dict_post_hook(hook("fill"))
+            each._state_dict_hooks.move_to_end(filling.id, last=False)
+
+    def masters_of(self, module: nn.Module) -> dict[str, Any]:
+        """`state_dict()` in full precision."""
+        self._type = torch.float32
+        try:
+            return module.state_dict()
+        finally:
+            self._type = None
+
+    @contextlib.contextmanager
+    def unread(self) -> Iterator[None]:
+        """Inside, parameters in `state_dict()` are placeholders, or have memory that goes with their unit's."""
+        self._reads = False
+        try:
+            yield
+        finally:
+            self._reads = True
+
+    def value_of(self, value: Any) -> Any:
+        """Of one of a dictionary's values: what it is a placeholder for, in the module's type, or itself."""
+        parameter = self._parameter(value)
+        return value if parameter is None else self._read([parameter])[parameter.name].to(parameter.dtype)
+
+    def type_of(self, parameter: nn.Parameter) -> torch.dtype:
+        """Its type in `state_dict()`; what is computed with may be another one."""
+        return self._parameter(parameter).dtype
+
+    @contextlib.contextmanager
+    def shown(self, module: nn.Module) -> Iterator[None]:
+        """Inside, a part of the model has its values in host memory, and calling it gathers nothing.
+
+        Any rank may do it alone.
+        """
+        places = [(place, self._at[place]) for each in module.modules() for attribute in each._parameters
+                  if (place := (each, attribute)) in self._at]
+        values = {parameter.name: self._read([parameter])[parameter.name].to(parameter.dtype)
+                  for _, parameter in places}
+        before = [(owner, attribute, owner._parameters[attribute]) for (owner, attribute), _ in places]
+        hooks = [(each, each._forward_pre_hooks, each._forward_hooks) for each in module.modules()]
+        try:
+            for (owner, attribute), parameter in places:
+                owner._parameters[attribute] = nn.Parameter(values[parameter.name], requires_grad=False)
+            for each, pre_hooks, post_hooks in hooks:
+                each._forward_pre_hooks, each._forward_hooks = type(pre_hooks)(), type(post_hooks)()
+            yield
+        finally:
+            for owner, attribute, parameter in before:
+                owner._parameters[attribute] = parameter
+            for each, pre_hooks, post_hooks in hooks:
+                each._forward_pre_hooks, each._forward_hooks = pre_hooks, post_hooks
+
+    # --- Hooks ---
+
+    def begin(self, module: nn.Module, prefix: str, keep_vars: bool) -> None:
+        # Calls that an exception has ended are still there, and this one is not inside of them.
+        while self._dictionaries and not _is_part(module, prefix, *self._dictionaries[-1]):
+            self._dictionaries.pop()
+        if not self._dictionaries:
+            self._values.clear()
+            self._wanted = {self._at[each, attribute].name for each in module.modules()
+                            for attribute in each._parameters if (each, attribute) in self._at}
+        self._dictionaries.append((module, prefix))
+
+    def fill(self, module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
+        while self._dictionaries and self._dictionaries.pop() != (module, prefix):
+            pass
+        if self._reads:
+            # Keys that a module adds under other names are found at the end.
+            own = [prefix + attribute for attribute in module._parameters] if self._dictionaries else list(state)
+            for key in own:
+                self._fill_key(state, key)
+        if not self._dictionaries:
+            self._values.clear()
+
+    def _fill_key(self, state: dict[str, Any], key: str) -> None:
+        value = state.get(key)
+        parameter = self._parameter(value)
+        if parameter is not None:
+            state[key] = self._value(parameter)
+        elif self._unit_around(value) is not None:
+            state[key] = value.clone()  # a view of a gathered parameter, whose memory goes with its unit's
+
+    def _parameter(self, value: Any) -> UnitParameter | None:
+        """The one that this is a placeholder of, or that it is as a whole while it is gathered."""
+        if isinstance(value, Placeholder):
+            return self._by_name.get(value.parameter_name)
+        unit = self._unit_around(value)
+        return None if unit is None else next(
+            (each for each in unit.parameters if place_of(each.unsharded) == place_of(value) and
+             (each.unsharded.dtype, each.unsharded.shape, each.unsharded.stride()) ==
+             (value.dtype, value.shape, value.stride())), None)
+
+    def _unit_around(self, value: Any) -> Unit | None:
+        is_strided = isinstance(value, torch.Tensor) and value.layout == torch.strided
+        return self._unit_at.get(place_of(value)[0]) if is_strided else None
+
+    def _value(self, parameter: UnitParameter) -> torch.Tensor:
+        if parameter.name not in self._values:
+            others = [each for each in self._unit_of[parameter.name].parameters if each.name in self._wanted]
+            read = self._read(others if parameter in others else [parameter])
+            self._values |= {name: value.to(self._type or self._by_name[name].dtype) for name, value in read.items()}
+        return self._values[parameter.name]
+
+
+def _is_part(module: nn.Module, prefix: str, whole: nn.Module, prefix_of_whole: str) -> bool:
+    return any(part is module and prefix == f"{prefix_of_whole}{name}." for name, part in whole._modules.items())

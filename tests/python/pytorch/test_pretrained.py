@@ -1,0 +1,387 @@
+"""What load_pretrained takes from a folder, and what it refuses: every parameter has the folder's value, or is named."""
+
+import copy
+import json
+import pathlib
+import warnings
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+import paramshard
+import paramshard.torch as pt
+from models import GPT, assert_close
+
+safetensors = pytest.importorskip("safetensors.torch")
+transformers = pytest.importorskip("transformers")
+
+State = dict[str, torch.Tensor]
+
+
+def _config(**options) -> "transformers.LlamaConfig":
+    options = {"tie_word_embeddings": False} | options
+    return transformers.LlamaConfig(vocab_size=40, hidden_size=16, intermediate_size=24, num_hidden_layers=2,
+                                    num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=64, **options)
+
+
+def _write(folder: pathlib.Path, state: State, file: str = "model.safetensors", **metadata: str) -> pathlib.Path:
+    folder.mkdir(exist_ok=True)
+    safetensors.save_file({key: value.contiguous().clone() for key, value in state.items()}, folder / file,
+                          metadata={"format": "pt"} | metadata)
+    return folder
+
+
+def _write_index(folder: pathlib.Path, weight_map: dict[str, str]) -> None:
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+
+
+class Kind:
+    """A model, and how one without values is made."""
+
+    def __init__(self, name: str):
+        self.is_llama = name == "llama"
+
+    def make(self, tied: bool = False) -> nn.Module:
+        if self.is_llama:
+            return transformers.LlamaForCausalLM(_config(tie_word_embeddings=tied))
+        return GPT(layers=2, tied=tied)
+
+    def head(self) -> str:
+        return "lm_head.weight" if self.is_llama else "head.weight"
+
+    def embedding(self) -> str:
+        return "model.embed_tokens.weight" if self.is_llama else "embed.weight"
+
+    def layer(self) -> str:
+        return "model.layers.1." if self.is_llama else "layers.1."
+
+
+@pytest.fixture(params=["llama", "plain"])
+def kind(request) -> Kind:
+    return Kind(request.param)
+
+
+def _load(daemon, make: Callable[[], nn.Module], folder: pathlib.Path, name: str = "m") -> State:
+    """The values that the daemon then has."""
+    with pt.meta_init():
+        module = make()
+    with pt.shard(module, name=name, units=[module], socket_dir=str(daemon.socket_dir)) as sharded:
+        sharded.load_pretrained(folder)
+        sharded.open()
+        return dict(module.state_dict())
+
+
+# --- Keys ---
+
+
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "base_model.model.", "other.model."])
+def test_prefixes_of_keys_are_named(daemon, tmp_path, kind, prefix):
+    state = kind.make().state_dict()
+    _write(tmp_path, {prefix + key: value for key, value in state.items()})
+    with pytest.raises(paramshard.NotFoundError, match=f"{kind.embedding()}.* begin with '{prefix}'"):
+        _load(daemon, kind.make, tmp_path)
+
+
+def test_a_prefix_that_keys_lack_is_named(daemon, tmp_path):
+    plain = nn.ModuleDict({"inner": GPT(layers=1)})
+
+    class Outer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = GPT(layers=1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(x)
+
+    _write(tmp_path, plain["inner"].state_dict())
+    with pytest.raises(paramshard.NotFoundError, match="inner.embed.weight.* lack 'inner.'"):
+        _load(daemon, Outer, tmp_path)
+
+
+def test_parameters_that_a_folder_lacks_are_named(daemon, tmp_path, kind):
+    state = kind.make().state_dict()
+    changes = {
+        kind.head(): {key: value for key, value in state.items() if key != kind.head()},
+        kind.layer(): {key: value for key, value in state.items() if kind.layer() not in key},
+        kind.embedding(): {key.replace("embed", "embedding"): value for key, value in state.items()},
+    }
+    for index, (named, change) in enumerate(changes.items()):
+        folder = _write(tmp_path / str(index), change)
+        with pytest.raises(paramshard.NotFoundError, match=named):
+            _load(daemon, kind.make, folder, f"m{index}")
+
+
+def test_keys_that_no_parameter_takes_are_named_in_a_warning(daemon, tmp_path, kind):
+    state = kind.make().state_dict()
+    _write(tmp_path, state | {"score.weight": torch.ones(2, 2)})
+    with pytest.warns(UserWarning, match="score.weight"):
+        loaded = _load(daemon, kind.make, tmp_path)
+    assert_close(loaded, dict(state), rtol=0, atol=0)
+
+
+def test_nothing_is_said_of_a_folder_that_fits(daemon, tmp_path, kind):
+    state = kind.make().state_dict()
+    _write(tmp_path, state)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        assert_close(_load(daemon, kind.make, tmp_path), dict(state), rtol=0, atol=0)
+
+
+def test_other_shapes_are_named(daemon, tmp_path, kind):
+    state = kind.make().state_dict() | {kind.head(): torch.ones(3, 5)}
+    _write(tmp_path, state)
+    with pytest.raises(paramshard.InvalidArgumentError, match=rf"{kind.head()}.*got \[3, 5\]"):
+        _load(daemon, kind.make, tmp_path)
+
+
+def test_the_folder_of_a_base_model_and_its_head(daemon, tmp_path):
+    """transformers adds and removes the prefix of a base model itself."""
+    whole = transformers.LlamaForCausalLM(_config())
+    whole.model.save_pretrained(tmp_path / "base")
+    whole.save_pretrained(tmp_path / "whole")
+    with pytest.raises(paramshard.NotFoundError, match="lm_head.weight"):
+        _load(daemon, lambda: transformers.LlamaForCausalLM(_config()), tmp_path / "base")
+    with pytest.warns(UserWarning, match="lm_head.weight"):
+        loaded = _load(daemon, lambda: transformers.LlamaModel(_config()), tmp_path / "whole", "base")
+    assert_close(loaded, dict(whole.model.state_dict()), rtol=0, atol=0)
+    with_tied = transformers.LlamaForCausalLM(_config(tie_word_embeddings=True))
+    with_tied.model.save_pretrained(tmp_path / "tied")
+    loaded = _load(daemon, lambda: transformers.LlamaForCausalLM(_config(tie_word_embeddings=True)), tmp_path / "tied",
+                   "tied")
+    assert_close(loaded, dict(with_tied.state_dict()), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("present", ["first", "second", "both", "reversed"])
+def test_a_tied_parameter_has_any_of_its_names(daemon, tmp_path, kind, present):
+    state = kind.make(tied=True).state_dict()
+    names = [kind.embedding(), kind.head()]
+    left_out = {"first": names[1:], "second": names[:1]}.get(present, [])
+    kept = {key: value for key, value in state.items() if key not in left_out}
+    _write(tmp_path, dict(reversed(kept.items())) if present == "reversed" else kept)
+    assert_close(_load(daemon, lambda: kind.make(tied=True), tmp_path), dict(state), rtol=0, atol=0)
+
+
+def test_a_tied_parameter_with_two_values_is_refused(daemon, tmp_path, kind):
+    state = kind.make(tied=True).state_dict()
+    _write(tmp_path, state | {kind.head(): state[kind.head()] + 1})
+    with pytest.raises(paramshard.InvalidArgumentError, match=f"{kind.embedding()} and {kind.head()}"):
+        _load(daemon, lambda: kind.make(tied=True), tmp_path)
+
+
+def test_values_keep_their_bits(daemon, tmp_path):
+    """A config that says bfloat16 does not round the files' float32."""
+    plain = transformers.LlamaForCausalLM(_config())
+    _write(tmp_path, plain.state_dict())
+    loaded = _load(daemon, lambda: transformers.LlamaForCausalLM(_config(dtype="bfloat16")), tmp_path)
+    assert_close(loaded, dict(plain.state_dict()), rtol=0, atol=0)
+    mixed = {key: value.bfloat16() if "norm" not in key else value for key, value in plain.state_dict().items()}
+    loaded = _load(daemon, lambda: transformers.LlamaForCausalLM(_config()), _write(tmp_path / "mixed", mixed), "mixed")
+    assert_close(loaded, {key: value.float() for key, value in mixed.items()}, rtol=0, atol=0)
+
+
+class Counting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.norm = nn.BatchNorm1d(4)
+        self.register_buffer("seen", torch.zeros(3))
+        self.register_buffer("scratch", torch.zeros(3), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.linear(x))
+
+
+def test_buffers_that_a_folder_lacks_stay_and_are_named(daemon, tmp_path):
+    state = Counting().state_dict()
+    _write(tmp_path, {key: value + 1 for key, value in state.items() if key != "seen"})
+    with pt.meta_init():
+        module = Counting()
+    module.seen += 5
+    sharded = pt.shard(module, name="m", units=[module], socket_dir=str(daemon.socket_dir))
+    with pytest.warns(UserWarning, match="seen"):
+        sharded.load_pretrained(tmp_path)
+    assert module.seen.tolist() == [5, 5, 5] and module.norm.num_batches_tracked == 1
+    assert_close(module.norm.running_var, state["norm.running_var"] + 1, rtol=0, atol=0)
+    sharded.close()
+
+
+# --- Files ---
+
+
+def _other(state: State) -> State:
+    return {key: value + 1 if value.is_floating_point() else value for key, value in state.items()}
+
+
+def test_files_beside_a_model_are_not_read(daemon, tmp_path, kind):
+    state = kind.make().state_dict()
+    _write(tmp_path, state)
+    for file in ("consolidated.safetensors", "adapter_model.safetensors", "model-00001-of-00001.safetensors",
+                 "model.fp16.safetensors", "optimizer.safetensors", "other.safetensors"):
+        _write(tmp_path, _other(state), file)
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "elsewhere",
+                                                              "peft_type": "LORA"}))
+    assert_close(_load(daemon, kind.make, tmp_path), dict(state), rtol=0, atol=0)
+
+
+def test_a_whole_file_comes_before_an_index_as_in_transformers(daemon, tmp_path):
+    model = transformers.LlamaForCausalLM(_config())
+    model.save_pretrained(tmp_path, max_shard_size="4KB")
+    _write(tmp_path, _other(model.state_dict()))
+    plain = transformers.LlamaForCausalLM.from_pretrained(tmp_path, config=_config())
+    loaded = _load(daemon, lambda: transformers.LlamaForCausalLM(_config()), tmp_path)
+    assert_close(loaded, dict(plain.state_dict()), rtol=0, atol=0)
+
+
+def test_shards_that_hold_more_than_their_index_says(daemon, tmp_path, kind):
+    state = dict(kind.make().state_dict())
+    keys = list(state)
+    _write(tmp_path, {key: state[key] for key in keys[:3]} | {"left.over": torch.ones(2)}, "model-00001.safetensors")
+    _write(tmp_path, {key: state[key] for key in keys[3:]}, "model-00002.safetensors")
+    _write(tmp_path, _other(state), "model-00003.safetensors")
+    weight_map = {key: "model-00001.safetensors" if key in keys[:3] else "model-00002.safetensors" for key in keys}
+    _write_index(tmp_path, weight_map)
+    with pytest.warns(UserWarning, match="left.over"):
+        assert_close(_load(daemon, kind.make, tmp_path), state, rtol=0, atol=0)
+    _write_index(tmp_path, weight_map | {keys[-1]: "model-00004.safetensors"})
+    with pytest.raises(paramshard.NotFoundError, match="model-00004"):
+        _load(daemon, kind.make, tmp_path, "n")
+
+
+def test_the_file_that_a_config_names(daemon, tmp_path):
+    model = transformers.LlamaForCausalLM(_config())
+    _write(tmp_path, _other(model.state_dict()))
+    _write(tmp_path, model.state_dict(), "chosen.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(_config().to_dict() | {"transformers_weights":
+                                                                            "chosen.safetensors"}))
+    loaded = _load(daemon, lambda: transformers.LlamaForCausalLM(_config()), tmp_path)
+    assert_close(loaded, dict(model.state_dict()), rtol=0, atol=0)
+
+
+def test_a_folder_with_files_of_torch(daemon, tmp_path, kind):
+    state = kind.make().state_dict()
+    torch.save(dict(state), tmp_path / "pytorch_model.bin")
+    assert_close(_load(daemon, kind.make, tmp_path), dict(state), rtol=0, atol=0)
+
+
+def test_a_folder_of_adapters_alone_is_refused(daemon, tmp_path, kind):
+    _write(tmp_path, {"base_model.model.x.lora_A.weight": torch.ones(2, 2)}, "adapter_model.safetensors")
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(paramshard.NotFoundError, match="adapters alone"):
+        _load(daemon, kind.make, tmp_path)
+
+
+@pytest.mark.parametrize("indexed", [False, True])
+def test_parts_of_tensors_are_never_taken_for_the_whole(daemon, tmp_path, kind, indexed):
+    """Files of torch's distributed checkpoints say which part of a tensor they hold."""
+    state = dict(kind.make().state_dict())
+    rows = {key: value.shape[0] // 2 for key, value in state.items()}
+    for part in range(2):
+        values = {key: value[rows[key]:] if part else value[:rows[key]] for key, value in state.items()}
+        sharding = {key: {"saved_offsets": [rows[key] * part, *[0] * (value.dim() - 1)]}
+                    for key, value in values.items()}
+        _write(tmp_path, values, f"shard-0000{part + 1}-model-00001-of-00001.safetensors", DCP_VERSION="1.0",
+               DCP_SHARDING_INFO=json.dumps(sharding))
+    if indexed:
+        _write_index(tmp_path, {key: f"shard-0000{1 + index % 2}-model-00001-of-00001.safetensors"
+                                for index, key in enumerate(state)})
+    with pytest.raises(paramshard.InvalidArgumentError, match="parts of a tensor"):
+        _load(daemon, kind.make, tmp_path)
+
+
+def test_a_part_whose_shape_is_that_of_the_whole(daemon, tmp_path):
+    """An upper half of a larger tensor, which has the shape that the model wants."""
+    state = nn.Sequential(nn.Linear(4, 4)).state_dict()
+    sharding = {key: {"saved_offsets": [4, 0][:value.dim()]} for key, value in state.items()}
+    _write(tmp_path, state, DCP_VERSION="1.0", DCP_SHARDING_INFO=json.dumps(sharding))
+    with pytest.raises(paramshard.InvalidArgumentError, match="0.weight is one of several parts|0.bias"):
+        _load(daemon, lambda: nn.Sequential(nn.Linear(4, 4)), tmp_path)
+
+
+# --- Adapters ---
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("name", ["lora", "nested", "prompts", "saved", "transformers"])
+def test_adapters_begin_on_the_folder_of_their_base_model(daemon, tmp_path, name):
+    peft = pytest.importorskip("peft")
+    base = transformers.LlamaForCausalLM(_config())
+    base.save_pretrained(tmp_path)
+    configs = {
+        "lora": lambda: peft.LoraConfig(target_modules=["q_proj"], task_type="CAUSAL_LM"),
+        "nested": lambda: peft.LoraConfig(target_modules=[], target_parameters=["q_proj.weight"]),
+        "prompts": lambda: peft.PromptTuningConfig(num_virtual_tokens=2, task_type="CAUSAL_LM"),
+        "saved": lambda: peft.LoraConfig(target_modules=["q_proj"], modules_to_save=["lm_head"]),
+        "transformers": lambda: peft.LoraConfig(target_modules=["q_proj"]),
+    }
+    model = transformers.LlamaForCausalLM(_config())
+    with torch.no_grad():
+        for each in model.parameters():
+            each.zero_()
+    if name == "transformers":
+        model.add_adapter(configs[name]())
+    else:
+        model = peft.get_peft_model(model, configs[name]())
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    sharded = pt.shard(model, name="m", units=[model], socket_dir=str(daemon.socket_dir))
+    sharded.load_pretrained(tmp_path)
+    sharded.open()
+    own = base.state_dict()
+    found = set()
+    for key, value in model.state_dict().items():
+        plain = key.removeprefix("base_model.model." if name not in ("prompts", "transformers") else "base_model.")
+        for wrapper in ("base_layer.", "original_module.", "modules_to_save.default.", "token_adapter."):
+            plain = plain.replace(wrapper, "")
+        plain = "model.embed_tokens.weight" if plain == "word_embeddings.weight" else plain
+        if plain in own:
+            found.add(plain)
+            assert_close(value, own[plain], rtol=0, atol=0)
+        else:
+            assert_close(value, before[key], rtol=0, atol=0)
+    assert found == own.keys()
+    sharded.close()
+
+
+def test_adapters_on_a_folder_that_lacks_a_parameter(daemon, tmp_path):
+    peft = pytest.importorskip("peft")
+    state = transformers.LlamaForCausalLM(_config()).state_dict()
+    _write(tmp_path, {key: value for key, value in state.items() if "layers.0.self_attn.q_proj" not in key})
+    model = peft.get_peft_model(transformers.LlamaForCausalLM(_config()), peft.LoraConfig(target_modules=["q_proj"]))
+    sharded = pt.shard(model, name="m", units=[model], socket_dir=str(daemon.socket_dir))
+    with pytest.raises(paramshard.NotFoundError, match="layers.0.self_attn.q_proj.weight"):
+        sharded.load_pretrained(tmp_path)
+    sharded.close()
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("name", ["dora", "tokens", "tokens of lora", "pissa", "norms"])
+def test_adapters_that_were_made_from_other_values_are_refused(daemon, tmp_path, name):
+    """The magnitudes of DoRA, for example, are norms of the base model's rows."""
+    peft = pytest.importorskip("peft")
+    base = transformers.LlamaForCausalLM(_config())
+    base.save_pretrained(tmp_path)
+    configs = {
+        "dora": lambda: peft.LoraConfig(target_modules=["q_proj"], use_dora=True),
+        "tokens": lambda: peft.TrainableTokensConfig(token_indices=[1], target_modules=["embed_tokens"]),
+        "tokens of lora": lambda: peft.LoraConfig(target_modules=["q_proj"], trainable_token_indices=[1]),
+        "pissa": lambda: peft.LoraConfig(target_modules=["q_proj"], init_lora_weights="pissa"),
+        "norms": lambda: peft.LNTuningConfig(target_modules=["norm"], task_type="CAUSAL_LM"),
+    }
+    model = peft.get_peft_model(transformers.LlamaForCausalLM(_config()), configs[name]())
+    sharded = pt.shard(model, name="m", units=[model], socket_dir=str(daemon.socket_dir))
+    with pytest.raises(paramshard.FailedPreconditionError, match="before get_peft_model"):
+        sharded.load_pretrained(tmp_path)
+    sharded.close()
+
+
+# --- Encodings ---
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.int8,
+                                   torch.uint8, torch.int32])
+def test_codes_without_scales_are_refused(daemon, tmp_path, kind, dtype):
+    state = kind.make().state_dict()
+    _write(tmp_path, state | {kind.head(): state[kind.head()].to(dtype)})
+    with pytest.raises(paramshard.UnimplementedError, match=f"{kind.head()}.*{str(dtype).removeprefix('torch.')}"):
+        _load(daemon, kind.make, tmp_path)
