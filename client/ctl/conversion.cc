@@ -31,24 +31,25 @@ using safetensors::ReplacingFile;
 using safetensors::SafetensorsFile;
 using safetensors::SafetensorsWriter;
 using safetensors::TensorInfo;
+using weights::BandBytes;
+using weights::IsOfWholeTensor;
+using weights::MatrixOf;
+using weights::ParseEncodings;
+using weights::Part;
+using weights::PartTensor;
+using weights::PartTensors;
+using weights::QuantizedTensor;
+using weights::RowBand;
 using Bytes = std::vector<uint8_t>;
 
 constexpr char kConversionVersion[] = "1";
 constexpr int64_t kBandElements = 4 << 20;
 constexpr int64_t kCopyBytes = 16 << 20;
 
-// How tensors of plain numbers are read.
-std::optional<Format> FormatOf(Dtype dtype) {
-  if (dtype == Dtype::kF32) return Format::kFP32;
-  if (dtype == Dtype::kBF16) return Format::kBF16;
-  if (dtype == Dtype::kF16) return Format::kFP16;
-  return std::nullopt;
-}
-
 // Floats of less than 16 bits: what another program has quantized.
 bool IsQuantized(Dtype dtype) {
   return dtype == Dtype::kF8E4M3 || dtype == Dtype::kF8E5M2 || dtype == Dtype::kF8E8M0 || dtype == Dtype::kF6E2M3 ||
-         dtype == Dtype::kF6E3M2 || dtype == Dtype::kF4;
+         dtype == Dtype::kF6E3M2 || dtype == Dtype::kF4 || dtype == Dtype::kF8E4M3FNUZ || dtype == Dtype::kF8E5M2FNUZ;
 }
 
 absl::Status About(const SafetensorsFile& file, absl::string_view tensor, absl::string_view message) {
@@ -165,7 +166,7 @@ absl::Status FileConversion::Carry(const Step& step, SafetensorsWriter& writer) 
 
 absl::StatusOr<std::vector<float>> FileConversion::ReadFloats(const Step& step, RowBand band) const {
   const int64_t cols = MatrixOf(step.tensor.shape).cols;
-  const Encoding plain{*FormatOf(step.source->dtype)};
+  const Encoding plain{*weights::PlainFormatOf(step.source->dtype)};
   Bytes bytes(DataBytes(plain, band.size(), cols));
   RETURN_IF_ERROR(step.file->Read(*step.source, DataBytes(plain, band.begin, cols), absl::MakeSpan(bytes)));
   std::vector<float> values(band.size() * cols);
@@ -215,7 +216,7 @@ absl::Status FileConversion::EncodeBand(const Step& step, const std::vector<Part
   DecodePlane(tensor.encoding, Plane::kRowWise, {row_wise.data, row_wise.scales, row_wise.amax}, matrix.rows,
               matrix.cols, decoded.data());
   error.Add(tensor.encoding, matrix, values.data(), decoded.data(), row_wise.data);
-  advance_(DataBytes({*FormatOf(step.source->dtype)}, matrix.rows, matrix.cols), tensor.name);
+  advance_(DataBytes({*weights::PlainFormatOf(step.source->dtype)}, matrix.rows, matrix.cols), tensor.name);
   return absl::OkStatus();
 }
 
@@ -229,7 +230,7 @@ absl::Status FileConversion::Decode(const Step& step, SafetensorsWriter& writer)
     for (const Part part : {Part::kData, Part::kScales, Part::kAmax}) {
       const auto source = step.parts.find(part);
       if (source == step.parts.end()) continue;
-      const ByteRange range = BandBytes(tensor, part, band);
+      const weights::ByteRange range = BandBytes(tensor, part, band);
       bytes[part].resize(range.size);
       RETURN_IF_ERROR(step.file->Read(*source->second, range.begin, absl::MakeSpan(bytes[part])));
       read_bytes += range.size;
@@ -302,19 +303,19 @@ absl::StatusOr<std::optional<Encoding>> Conversion::EncodingOf(const Safetensors
                  absl::StrCat("F32, BF16 or F16 expected, got ", safetensors::DtypeName(info.dtype),
                               ", which is quantized already; a rule KEEP carries it as it is"));
   }
-  if (!FormatOf(info.dtype).has_value() || info.size_bytes == 0) encoding.reset();
+  if (!weights::PlainFormatOf(info.dtype).has_value() || info.size_bytes == 0) encoding.reset();
   return encoding;
 }
 
 absl::StatusOr<std::vector<Step>> Conversion::EncodingSteps(const SafetensorsFile& file) const {
   RETURN_IF_ERROR(CheckSource(file));
   std::vector<Step> steps;
-  for (const TensorInfo& info : file.tensors()) {
-    Step step{.kind = Step::Kind::kCarry, .file = &file, .source = &info, .tensor = {}, .parts = {}};
-    ASSIGN_OR_RETURN(const std::optional<Encoding> encoding, EncodingOf(file, info));
+  for (const TensorInfo* const info : input_.TensorsOf(file)) {
+    Step step{.kind = Step::Kind::kCarry, .file = &file, .source = info, .tensor = {}, .parts = {}};
+    ASSIGN_OR_RETURN(const std::optional<Encoding> encoding, EncodingOf(file, *info));
     if (encoding.has_value()) {
       step.kind = Step::Kind::kEncode;
-      step.tensor = {info.name, info.shape, *encoding, options_.has_columns && HasColumnPlane(encoding->format)};
+      step.tensor = {info->name, info->shape, *encoding, options_.has_columns && HasColumnPlane(encoding->format)};
     }
     steps.push_back(std::move(step));
   }
@@ -332,7 +333,7 @@ absl::StatusOr<std::vector<Step>> Conversion::DecodingSteps(const SafetensorsFil
     tensors = *std::move(parsed);
   }
   std::map<absl::string_view, const TensorInfo*> left;
-  for (const TensorInfo& info : file.tensors()) left[info.name] = &info;
+  for (const TensorInfo* const info : input_.TensorsOf(file)) left[info->name] = info;
   std::vector<Step> steps;
   for (QuantizedTensor& tensor : tensors) {
     Step step{.kind = Step::Kind::kDecode, .file = &file, .source = nullptr, .tensor = {}, .parts = {}};
@@ -373,12 +374,13 @@ void Conversion::AddMetadata(OutputFile& output) const {
   bool decoded = false;
   for (const Step& step : output.steps) {
     decoded |= step.kind == Step::Kind::kDecode;
-    if (step.kind == Step::Kind::kEncode && !IsPlain(step.tensor.encoding.format)) encoded.push_back(step.tensor);
+    if (step.kind == Step::Kind::kEncode && !weights::IsPlain(step.tensor.encoding.format))
+      encoded.push_back(step.tensor);
   }
   output.metadata.erase(safetensors::kEncodingsKey);
   if (encoded.empty() && !decoded) return;
   output.metadata[safetensors::kConversionVersionKey] = kConversionVersion;
-  if (!encoded.empty()) output.metadata[safetensors::kEncodingsKey] = SerializeEncodings(encoded);
+  if (!encoded.empty()) output.metadata[safetensors::kEncodingsKey] = weights::SerializeEncodings(encoded);
   if (decoded) output.metadata[safetensors::kDequantizedKey] = std::string(FormatName(*options_.dequantized_format));
 }
 
@@ -457,7 +459,7 @@ absl::StatusOr<ConversionReport> Conversion::Run(const ConversionProgress& progr
 }  // namespace
 
 absl::StatusOr<ConversionReport> Convert(const ConversionOptions& options, const ConversionProgress& progress) {
-  if (options.encoding.has_value()) RETURN_IF_ERROR(CheckFileEncoding(*options.encoding));
+  if (options.encoding.has_value()) RETURN_IF_ERROR(weights::CheckFileEncoding(*options.encoding));
   ASSIGN_OR_RETURN(Checkpoint input, Checkpoint::Open(options.input));
   if (input.is_sharded()) {
     return absl::InvalidArgumentError(

@@ -11,8 +11,8 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "client/ctl/encoding_error.h"
-#include "client/ctl/quantized_tensor.h"
 #include "kernels/formats/format.h"
+#include "proto/weights/quantized_tensor.h"
 
 namespace paramshard::ctl {
 
@@ -33,7 +33,7 @@ struct ConversionOptions {
 };
 
 struct ConvertedTensor {
-  QuantizedTensor tensor;
+  weights::QuantizedTensor tensor;
   int64_t source_bytes = 0;
   int64_t bytes = 0;    // of all its parts
   EncodingError error;  // of encoding; empty after decoding

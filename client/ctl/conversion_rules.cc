@@ -10,6 +10,7 @@
 #include "client/ctl/encoding.h"
 #include "client/ctl/text_lines.h"
 #include "kernels/base/status_macros.h"
+#include "proto/weights/quantized_tensor.h"
 
 namespace paramshard::ctl {
 namespace {
@@ -36,7 +37,7 @@ absl::StatusOr<std::optional<Encoding>> ParseRule(absl::string_view text) {
     }
   }
   const Encoding encoding = MakeEncoding(format, element, power_of_two_scales);
-  RETURN_IF_ERROR(CheckFileEncoding(encoding));
+  RETURN_IF_ERROR(weights::CheckFileEncoding(encoding));
   return encoding;
 }
 

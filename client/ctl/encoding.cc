@@ -2,6 +2,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "proto/weights/quantized_tensor.h"
 
 namespace paramshard::ctl {
 
@@ -11,18 +12,8 @@ Encoding MakeEncoding(Format format, std::optional<ElementType> element, std::op
 }
 
 std::string EncodingText(const Encoding& encoding) {
-  if (IsPlain(encoding.format)) return std::string(FormatName(encoding.format));
+  if (weights::IsPlain(encoding.format)) return std::string(FormatName(encoding.format));
   return absl::StrCat(FormatName(encoding.format), " ", ElementTypeName(encoding.element));
-}
-
-bool IsPlain(Format format) { return format == Format::kFP32 || format == Format::kBF16 || format == Format::kFP16; }
-
-absl::Status CheckFileEncoding(const Encoding& encoding) {
-  if (encoding.format == Format::kFP8TensorDelayed) {
-    return absl::InvalidArgumentError(
-        "a format that needs no history of amaxes expected for a file, got FP8_TENSOR_DELAYED: use FP8_TENSOR_CURRENT");
-  }
-  return CheckEncodable(encoding);
 }
 
 absl::StatusOr<bool> ParseBool(absl::string_view text) {

@@ -17,12 +17,6 @@ Encoding MakeEncoding(Format format, std::optional<ElementType> element, std::op
 // "MXFP8 E4M3"; the format alone where it has no element.
 std::string EncodingText(const Encoding& encoding);
 
-// Whether tensors of this encoding are plain numbers, as a checkpoint has them: FP32, BF16, FP16.
-bool IsPlain(Format format);
-
-// Ok when tensors in files can be of this encoding. Errors of CheckEncodable; INVALID_ARGUMENT for FP8_TENSOR_DELAYED.
-absl::Status CheckFileEncoding(const Encoding& encoding);
-
 // "true" or "false"; INVALID_ARGUMENT for any other text.
 absl::StatusOr<bool> ParseBool(absl::string_view text);
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "client/ctl/encoding.h"
+#include "proto/weights/quantized_tensor.h"
 
 namespace paramshard::ctl {
 namespace {
@@ -17,7 +17,7 @@ bool IsLargest(const Encoding& encoding, const uint8_t* row, int64_t column) {
 
 bool IsSaturated(const Encoding& encoding, float source, float decoded, const uint8_t* row, int64_t column) {
   if (!std::isfinite(decoded)) return true;
-  if (!(std::abs(decoded) < std::abs(source)) || IsPlain(encoding.format)) return false;
+  if (!(std::abs(decoded) < std::abs(source)) || weights::IsPlain(encoding.format)) return false;
   return IsLargest(encoding, row, column);
 }
 

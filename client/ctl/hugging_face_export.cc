@@ -269,12 +269,12 @@ absl::Status HuggingFaceExport::Plan() {
   for (const SafetensorsFile& file : like_.files()) {
     TargetFile& planned = files_.emplace_back();
     planned.name = fs::path(file.path()).lexically_relative(options_.like).string();
-    for (const TensorInfo& info : file.tensors()) {
-      ASSIGN_OR_RETURN(const Target target, TargetOf(file, info));
+    for (const TensorInfo* const info : like_.TensorsOf(file)) {
+      ASSIGN_OR_RETURN(const Target target, TargetOf(file, *info));
       all_bytes_ += target.size_bytes();
       exported_hashes_.insert(MasterOf(source_, Spec(target.place)));
       planned.targets.push_back(target);
-      names.push_back(info.name);
+      names.push_back(info->name);
     }
   }
   RETURN_IF_ERROR(rules_.CheckAllMatch(names));

@@ -8,7 +8,9 @@
 #include <utility>
 
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "nlohmann/json.hpp"
 #include "proto/safetensors/regular_file.h"
 #include "proto/safetensors/sharding_info.h"
@@ -70,18 +72,30 @@ absl::StatusOr<WeightMap> ParseIndex(const std::string& path, const std::string&
   return weight_map;
 }
 
-// The index of a folder; without one all its .safetensors files, by name.
-absl::StatusOr<std::vector<std::string>> FindInFolder(const std::string& folder) {
+// A folder's .safetensors files, by name.
+absl::StatusOr<std::vector<std::string>> FilesIn(const std::string& folder) {
   std::vector<std::string> found;
   std::error_code error;
   for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
-    if (entry->path().filename() == kIndexFileName) return std::vector<std::string>{entry->path().string()};
     if (entry->path().extension() == ".safetensors") found.push_back(entry->path().string());
   }
   if (error) return absl::ErrnoToStatus(error.value(), absl::StrCat(folder, ": reading the folder failed"));
-  if (found.empty()) return Invalid(folder, absl::StrCat(kIndexFileName, " or .safetensors files expected, got none"));
   std::sort(found.begin(), found.end());
   return found;
+}
+
+// Files that lie beside a model's own: the same weights under their authors' names, or adapters for them.
+bool IsBesideModel(const std::string& path) {
+  const std::string name = fs::path(path).filename().string();
+  return absl::StartsWith(name, "consolidated") || absl::StartsWith(name, "adapter");
+}
+
+// How many files there are by this one's name: 3 for "model-00001-of-00003.safetensors". 1 where it does not say.
+int64_t FilesByName(const std::string& path) {
+  const std::string stem = fs::path(path).stem().string();
+  const size_t of = stem.rfind("-of-");
+  int64_t count = 0;
+  return of != std::string::npos && absl::SimpleAtoi(stem.substr(of + 4), &count) ? count : 1;
 }
 
 // The bytes of a tensor before a row.
@@ -90,25 +104,88 @@ int64_t RowBytes(const TensorInfo& info) { return info.shape.empty() ? 0 : info.
 }  // namespace
 
 absl::StatusOr<Checkpoint> Checkpoint::Open(const std::string& path) {
-  std::vector<std::string> paths = {path};
-  std::error_code error;
-  if (fs::is_directory(path, error)) {
-    absl::StatusOr<std::vector<std::string>> found = FindInFolder(path);
-    if (!found.ok()) return found.status();
-    paths = *std::move(found);
-  }
   Checkpoint checkpoint;
-  if (paths.size() > 1) {
-    if (absl::Status status = checkpoint.OpenShards(paths); !status.ok()) return status;
-    return checkpoint;
-  }
-  const absl::Status status =
-      absl::EndsWith(paths[0], ".json") ? checkpoint.OpenIndex(paths[0]) : checkpoint.OpenFile(paths[0]);
+  std::error_code error;
+  const absl::Status status = fs::is_directory(path, error) ? checkpoint.OpenFolder(path) : checkpoint.OpenWhole(path);
   if (!status.ok()) return status;
-  for (const SafetensorsFile& file : checkpoint.files_) {
-    for (const TensorInfo& info : file.tensors()) checkpoint.tensors_[info.name] = {&file, &info, {{&file, &info, 0}}};
-  }
   return checkpoint;
+}
+
+absl::Status Checkpoint::OpenFolder(const std::string& folder) {
+  const std::string model = (fs::path(folder) / kModelFileName).string();
+  const std::string index = (fs::path(folder) / kIndexFileName).string();
+  std::error_code error;
+  const bool has_index = fs::exists(index, error);
+  if (fs::exists(model, error)) {
+    if (has_index) {
+      notes_.push_back(absl::StrCat(folder, " has ", kModelFileName, " and ", kIndexFileName, ": read ", kModelFileName,
+                                    ", as transformers does"));
+    }
+    return OpenWhole(model);
+  }
+  if (has_index) return OpenWhole(index);
+  absl::StatusOr<std::vector<std::string>> paths = FilesIn(folder);
+  if (!paths.ok()) return paths.status();
+  if (std::any_of(paths->begin(), paths->end(), [](const std::string& path) { return !IsBesideModel(path); })) {
+    paths->erase(std::remove_if(paths->begin(), paths->end(), IsBesideModel), paths->end());
+  }
+  if (paths->empty()) return Invalid(folder, absl::StrCat("want ", kIndexFileName, " or .safetensors files, got none"));
+  if (paths->size() > 1) return OpenShards(*paths);
+  if (const int64_t count = FilesByName(paths->front()); count > 1) {
+    return Invalid(paths->front(), absl::StrCat("want all ", count, " files of the checkpoint and ", kIndexFileName,
+                                                ", got this one alone"));
+  }
+  return OpenWhole(paths->front());
+}
+
+absl::Status Checkpoint::OpenWhole(const std::string& path) {
+  const absl::Status status = absl::EndsWith(path, ".json") ? OpenIndex(path) : OpenFile(path);
+  if (!status.ok()) return status;
+  for (const SafetensorsFile& file : files_) {
+    if (absl::Status whole = CheckWhole(file); !whole.ok()) return whole;
+    if (!index_path_.empty()) continue;
+    for (const TensorInfo& info : file.tensors()) tensors_[info.name] = {&file, &info, {{&file, &info, 0}}};
+  }
+  return absl::OkStatus();
+}
+
+// A file of torch.distributed.checkpoint may hold one rank's rows. That of the first rank looks as a whole one does, so
+// that the files beside it are asked.
+absl::Status Checkpoint::CheckWhole(const SafetensorsFile& file) const {
+  if (file.metadata().count(kShardingInfoKey) == 0) return absl::OkStatus();
+  const auto part_error = [&](const std::string& tensor, absl::string_view what) {
+    return Invalid(file.path(), absl::StrCat("tensor ", NameText(tensor), ": want the whole tensor, got ", what,
+                                             ": give the folder that has all parts and no index"));
+  };
+  const absl::StatusOr<SavedOffsets> offsets = ParseShardingInfo(file.header());
+  if (!offsets.ok()) return Invalid(file.path(), offsets.status().message());
+  for (const auto& [name, saved] : *offsets) {
+    if (std::any_of(saved.begin(), saved.end(), [](int64_t offset) { return offset != 0; })) {
+      return part_error(name, absl::StrCat("a part that begins at [", absl::StrJoin(saved, ", "), "]"));
+    }
+  }
+  const absl::StatusOr<std::vector<std::string>> paths = FilesIn(fs::path(file.path()).parent_path().string());
+  if (!paths.ok()) return paths.status();
+  for (const std::string& path : *paths) {
+    const absl::StatusOr<SafetensorsFile> other = SafetensorsFile::Open(path);
+    if (!other.ok() || other->metadata().count(kShardingInfoKey) == 0) continue;
+    const absl::StatusOr<SavedOffsets> others = ParseShardingInfo(other->header());
+    if (!others.ok()) continue;
+    for (const auto& [name, saved] : *others) {
+      const bool is_part = std::any_of(saved.begin(), saved.end(), [](int64_t offset) { return offset != 0; });
+      if (is_part && offsets->count(name) != 0) return part_error(name, absl::StrCat("a part: ", path, " has another"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+std::vector<const TensorInfo*> Checkpoint::TensorsOf(const SafetensorsFile& file) const {
+  std::vector<const TensorInfo*> infos;
+  for (const TensorInfo& info : file.tensors()) {
+    const Tensor* const tensor = Find(info.name);
+    if (tensor != nullptr && tensor->file == &file) infos.push_back(&info);
+  }
+  return infos;
 }
 
 absl::Status Checkpoint::Tensor::Read(int64_t offset_bytes, absl::Span<uint8_t> out) const {
@@ -210,23 +287,32 @@ absl::Status Checkpoint::OpenIndex(const std::string& path) {
   for (const std::string& file : paths) {
     if (absl::Status status = OpenFile(file); !status.ok()) return status;
   }
-  return CheckWeightMap(*weight_map);
+  return TakeWeightMap(*weight_map);
 }
 
-absl::Status Checkpoint::CheckWeightMap(const WeightMap& weight_map) const {
+absl::Status Checkpoint::TakeWeightMap(const WeightMap& weight_map) {
+  std::vector<std::string> left_out;
   for (const SafetensorsFile& file : files_) {
-    std::set<absl::string_view> names;
-    for (const TensorInfo& info : file.tensors()) names.insert(info.name);
-    for (const auto& [name, path] : weight_map) {
-      if (path == file.path() && names.erase(name) == 0) {
-        return Invalid(index_path_, absl::StrCat("tensor ", NameText(name), " expected in ", path, ", got none there"));
+    for (const TensorInfo& info : file.tensors()) {
+      const auto named = weight_map.find(info.name);
+      if (named == weight_map.end()) {
+        left_out.push_back(info.name);
+      } else if (named->second == file.path()) {
+        tensors_[info.name] = {&file, &info, {{&file, &info, 0}}};
+      } else {
+        return Invalid(index_path_, absl::StrCat("tensor ", NameText(info.name), ": want it in one file, got it in ",
+                                                 named->second, " and ", file.path()));
       }
     }
-    if (!names.empty()) {
-      return Invalid(index_path_, absl::StrCat("a file for tensor ", NameText(*names.begin()), " of ", file.path(),
-                                               " expected, got another or none"));
-    }
   }
+  for (const auto& [name, path] : weight_map) {
+    if (tensors_.count(name) != 0) continue;
+    return Invalid(index_path_, absl::StrCat("tensor ", NameText(name), " expected in ", path, ", got none there"));
+  }
+  if (left_out.empty()) return absl::OkStatus();
+  notes_.push_back(absl::StrCat(index_path_, " does not name ", left_out.size(),
+                                left_out.size() == 1 ? " tensor of its files: " : " tensors of its files, the first ",
+                                NameText(left_out.front())));
   return absl::OkStatus();
 }
 

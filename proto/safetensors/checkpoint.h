@@ -15,7 +15,8 @@
 
 namespace paramshard::safetensors {
 
-// HuggingFace's name for it.
+// HuggingFace's names for a checkpoint of one file, and for the index of one of several.
+inline constexpr char kModelFileName[] = "model.safetensors";
 inline constexpr char kIndexFileName[] = "model.safetensors.index.json";
 
 // The files of a checkpoint, open, and every tensor by its name. An index is a JSON object whose "weight_map" gives the
@@ -24,12 +25,16 @@ inline constexpr char kIndexFileName[] = "model.safetensors.index.json";
 // thread-safe.
 class Checkpoint {
  public:
-  // Opens a .safetensors file; an index (a name that ends in ".json"); or a folder that holds
-  // model.safetensors.index.json, or else one .safetensors file, or else several with sharding_info.h's metadata.
-  // Errors as SafetensorsFile::Open; INVALID_ARGUMENT also for an index that is no such object, names a tensor twice or
-  // a file outside its folder, or does not give the tensors that its files hold; for a folder with no files, or several
-  // that do not say how they belong together; for parts that are cut on another dimension than the first, leave a hole
-  // or overlap. A link is followed wherever it points.
+  // Opens a .safetensors file; an index (a name that ends in ".json"); or a folder, in which it takes the files that
+  // transformers takes: model.safetensors, or else model.safetensors.index.json. In a folder with neither it takes one
+  // .safetensors file, or several with sharding_info.h's metadata; consolidated*.safetensors and adapter*.safetensors
+  // do not count beside others. notes() says what was left out.
+  //
+  // Errors as SafetensorsFile::Open. INVALID_ARGUMENT also for an index that is no such object, names a tensor twice or
+  // a file outside its folder, or names a tensor that its file lacks or two files hold; for a folder with no files, or
+  // several that do not say how they belong together, or a part of those that their names count; for a file that holds
+  // a part of a tensor, opened without the others; for parts that are cut on another dimension than the first, leave a
+  // hole or overlap. A link is followed wherever it points.
   static absl::StatusOr<Checkpoint> Open(const std::string& path);
 
   struct Part {
@@ -51,6 +56,11 @@ class Checkpoint {
 
   // The files, in the order of their names.
   const std::vector<SafetensorsFile>& files() const { return files_; }
+  // Those of a file's tensors that are the checkpoint's, in the order of their data: an index may leave some out. Not
+  // of a sharded checkpoint.
+  std::vector<const TensorInfo*> TensorsOf(const SafetensorsFile& file) const;
+  // For the user: files of the folder that were not read in favor of others, tensors that the index does not name.
+  const std::vector<std::string>& notes() const { return notes_; }
   // Empty without an index.
   const std::string& index_path() const { return index_path_; }
   // Whether tensors are put together of several files: their names are then not those of one file.
@@ -60,7 +70,10 @@ class Checkpoint {
   absl::Status OpenFile(const std::string& path);
   absl::Status OpenIndex(const std::string& path);
   absl::Status OpenShards(const std::vector<std::string>& paths);
-  absl::Status CheckWeightMap(const std::map<std::string, std::string>& weight_map) const;
+  absl::Status OpenFolder(const std::string& folder);
+  absl::Status OpenWhole(const std::string& path);
+  absl::Status TakeWeightMap(const std::map<std::string, std::string>& weight_map);
+  absl::Status CheckWhole(const SafetensorsFile& file) const;
   absl::Status JoinShards();
   absl::Status JoinParts(const std::string& name, std::vector<Part> parts);
 
@@ -68,6 +81,7 @@ class Checkpoint {
   std::map<std::string, Tensor, std::less<>> tensors_;
   std::map<std::string, TensorInfo, std::less<>> joined_;  // of tensors of several parts
   std::string index_path_;
+  std::vector<std::string> notes_;
   bool is_sharded_ = false;
 };
 

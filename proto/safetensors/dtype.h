@@ -10,7 +10,7 @@
 
 namespace paramshard::safetensors {
 
-// The dtypes of the reference implementation, safetensors 0.6.
+// The dtypes of the reference implementation, safetensors 0.8.
 enum class Dtype : uint8_t {
   kBool,
   kF4,
@@ -21,6 +21,8 @@ enum class Dtype : uint8_t {
   kF8E5M2,
   kF8E4M3,
   kF8E8M0,
+  kF8E4M3FNUZ,
+  kF8E5M2FNUZ,
   kI16,
   kU16,
   kF16,

@@ -40,6 +40,8 @@ const std::vector<Rule> kRules = {
     // What both sides share of a model, formats included. It knows neither side, and no gRPC.
     {"proto/model/", Headers{"proto/", "kernels/", "absl/", "xxhash.h"} + kMessages},
     {"proto/safetensors/", {"proto/", "absl/", "nlohmann/"}},
+    // Weights in foreign files: no side, and nothing of what a model is.
+    {"proto/weights/", {"proto/weights/", "proto/safetensors/", "kernels/", "absl/", "nlohmann/"}},
     // The format of saved models: no side, no message but the spec's.
     {"proto/checkpoint/",
      {"proto/checkpoint/", "proto/model/", "proto/safetensors/", "proto/wire/", "kernels/", "absl/", "nlohmann/",
@@ -55,6 +57,8 @@ const std::vector<Rule> kRules = {
     {"client/internal/cuda", {"client/", "proto/", "kernels/", "absl/", "cuda_runtime.h"}},
     {"client/ctl/", Headers{"client/", "proto/", "kernels/", "absl/", "CLI/", "nlohmann/"} + kMessages + kServices},
     {"client/python/", {"client/", "absl/", "nanobind/", "kernels/base/status_macros.h"}},
+    {"client/python/bindings/weights.cc",
+     {"client/", "proto/weights/", "proto/safetensors/dtype.h", "absl/", "nanobind/"}},
     {"client/python/bindings/streams.cc", {"client/", "absl/", "kernels/base/status_macros.h", "cuda_runtime.h"}},
     {"client/examples/", {"client/", "kernels/", "absl/", "CLI/", "nlohmann/", "zlib.h"}},
     {"server/", kDomain + kServices + Headers{"CLI/", "nlohmann/"}},

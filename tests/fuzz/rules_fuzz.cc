@@ -3,9 +3,9 @@
 #include <string>
 
 #include "client/ctl/conversion_rules.h"
-#include "client/ctl/encoding.h"
 #include "client/ctl/text_lines.h"
 #include "kernels/base/check.h"
+#include "proto/weights/quantized_tensor.h"
 #include "tests/fuzz/fuzz_target.h"
 #include "tests/fuzz/memory_file.h"
 
@@ -29,7 +29,7 @@ void Run(const std::string& input) {
   for (const char* name : {"", "lm_head.weight", "blocks.0.norm.weight", "[a]\\", "\xff*"}) {
     const ConversionRule* const rule = rules->Find(name);
     if (rule == nullptr) continue;
-    PARAMSHARD_CHECK(!rule->encoding.has_value() || CheckFileEncoding(*rule->encoding).ok());
+    PARAMSHARD_CHECK(!rule->encoding.has_value() || weights::CheckFileEncoding(*rule->encoding).ok());
     PARAMSHARD_CHECK(!rule->place.empty());
   }
   rules->CheckAllMatch({"lm_head.weight", "blocks.0.norm.weight"}).IgnoreError();

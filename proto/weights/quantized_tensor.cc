@@ -1,15 +1,14 @@
-#include "client/ctl/quantized_tensor.h"
+#include "proto/weights/quantized_tensor.h"
 
 #include <optional>
 #include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "client/ctl/encoding.h"
 #include "kernels/base/status_macros.h"
 #include "nlohmann/json.hpp"
 
-namespace paramshard::ctl {
+namespace paramshard::weights {
 namespace {
 
 using nlohmann::ordered_json;
@@ -150,6 +149,23 @@ absl::StatusOr<QuantizedTensor> ParseEntry(const std::string& name, const ordere
 
 }  // namespace
 
+bool IsPlain(Format format) { return format == Format::kFP32 || format == Format::kBF16 || format == Format::kFP16; }
+
+std::optional<Format> PlainFormatOf(Dtype dtype) {
+  if (dtype == Dtype::kF32) return Format::kFP32;
+  if (dtype == Dtype::kBF16) return Format::kBF16;
+  if (dtype == Dtype::kF16) return Format::kFP16;
+  return std::nullopt;
+}
+
+absl::Status CheckFileEncoding(const Encoding& encoding) {
+  if (encoding.format == Format::kFP8TensorDelayed) {
+    return absl::InvalidArgumentError(
+        "a format that needs no history of amaxes expected for a file, got FP8_TENSOR_DELAYED: use FP8_TENSOR_CURRENT");
+  }
+  return CheckEncodable(encoding);
+}
+
 MatrixShape MatrixOf(absl::Span<const int64_t> shape) {
   MatrixShape matrix{1, shape.empty() ? 1 : shape.back()};
   for (size_t i = 0; i + 1 < shape.size(); ++i) matrix.rows *= shape[i];
@@ -201,4 +217,4 @@ absl::StatusOr<std::vector<QuantizedTensor>> ParseEncodings(absl::string_view te
   return tensors;
 }
 
-}  // namespace paramshard::ctl
+}  // namespace paramshard::weights

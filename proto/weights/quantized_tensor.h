@@ -15,19 +15,30 @@
 // |                    | NAME_amax F32 [1]                                                                      |
 //
 // docs/convert.md says more, and which of these names other programs know.
-#ifndef PARAMSHARD_CLIENT_CTL_QUANTIZED_TENSOR_H_
-#define PARAMSHARD_CLIENT_CTL_QUANTIZED_TENSOR_H_
+#ifndef PARAMSHARD_PROTO_WEIGHTS_QUANTIZED_TENSOR_H_
+#define PARAMSHARD_PROTO_WEIGHTS_QUANTIZED_TENSOR_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "kernels/formats/format.h"
 #include "proto/safetensors/safetensors_writer.h"
 
-namespace paramshard::ctl {
+namespace paramshard::weights {
+
+// Whether tensors of this format are plain numbers, as a checkpoint has them: FP32, BF16, FP16.
+bool IsPlain(Format format);
+
+// The format of plain numbers of a dtype: of F32, BF16 and F16.
+std::optional<Format> PlainFormatOf(safetensors::Dtype dtype);
+
+// Ok when tensors in files can be of this encoding. Errors of CheckEncodable; INVALID_ARGUMENT for FP8_TENSOR_DELAYED.
+absl::Status CheckFileEncoding(const Encoding& encoding);
 
 struct QuantizedTensor {
   std::string name;
@@ -73,6 +84,6 @@ bool IsOfWholeTensor(const QuantizedTensor& tensor, Part part);
 std::string SerializeEncodings(const std::vector<QuantizedTensor>& tensors);
 absl::StatusOr<std::vector<QuantizedTensor>> ParseEncodings(absl::string_view text);
 
-}  // namespace paramshard::ctl
+}  // namespace paramshard::weights
 
-#endif  // PARAMSHARD_CLIENT_CTL_QUANTIZED_TENSOR_H_
+#endif  // PARAMSHARD_PROTO_WEIGHTS_QUANTIZED_TENSOR_H_
