@@ -128,9 +128,9 @@ def test_writing_what_is_gathered_is_refused(daemon):
             return super().forward(x)
 
     pair = Pair(daemon, nn.Sequential(nn.Linear(32, 32), Clamped(32, 32)), units=list)
-    with pytest.raises(paramshard.FailedPreconditionError, match="expected, got 1.weight written, which is lost"):
+    with pytest.raises(paramshard.FailedPreconditionError, match="^1.weight: .*lost"):
         pair.module(_inputs(batch_of(0)))
-    with pytest.raises(paramshard.FailedPreconditionError, match="got 0.weight, 1.weight written"):
+    with pytest.raises(paramshard.FailedPreconditionError, match="^0.weight, 1.weight: .*lost"):
         with pair.sharded.unsharded():
             with torch.no_grad():
                 pair.module[0].weight.zero_()
@@ -147,7 +147,7 @@ def test_what_is_taken_out_or_kept_elsewhere_is_named(daemon):
         pair.module(_inputs(batch_of(0)))
     other = nn.Sequential(nn.Linear(32, 32))
     other.all = list(other.parameters())
-    with pytest.raises(paramshard.InvalidArgumentError, match="got one in the model.all"):
+    with pytest.raises(paramshard.InvalidArgumentError, match="the model.all holds 0.weight"):
         pt.shard(other, name="other", units=[other], socket_dir=str(daemon.socket_dir))
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 import paramshard
-from paramshard.torch.memory_block import MemoryBlock
+from paramshard.torch.memory_block import MemoryBlock, place_of
 
 if TYPE_CHECKING:
     from paramshard.torch.unit import UnitParameter
@@ -77,7 +77,7 @@ class Carrier:
         decoded = [torch.empty_like(parameter.unsharded, dtype=torch.float32) for parameter in plan.halves]
         plan.reader.read(blocks + [values.data_ptr() for values in decoded], self._stream())
         for parameter, values in zip(plan.halves, decoded):
-            parameter.unsharded.data.copy_(values)
+            parameter.write(values)
 
     def _plan(self, model: paramshard.Model, need: Need) -> _Plan:
         blocks: list[MemoryBlock] = []
@@ -103,12 +103,21 @@ class Carrier:
         return _Plan(blocks, halves, model.reader(self._unit, decoded, operands))
 
     def release(self) -> None:
+        for block, parameters in ((self._of_dense, self._dense), (self._of_multiplied, self._multiplied)):
+            if block.is_taken:
+                block.take_other_memory([parameter.unsharded for parameter in parameters])
+                for parameter in parameters:
+                    parameter.settle()
         for block in self._blocks:
             block.release()
 
     def _stream(self) -> int | None:
         # What torch.cuda.current_stream() wraps in an object.
         return None if self._device.type == "cpu" else torch._C._cuda_getCurrentRawStream(self._device.index)
+
+    def has_memory_of(self, tensor: torch.Tensor) -> bool:
+        """True for a parameter, and for a view of one."""
+        return place_of(tensor)[0] in (self._of_dense.place, self._of_multiplied.place)
 
     # --- Gradients ---
 

@@ -201,6 +201,7 @@ class Fp8Weight:
         self.row_wise = Fp8Operand(rows, columns, device, dtype)  # W [N, K]
         self.transposed = Fp8Operand(columns, rows, device, dtype)  # W^T [K, N]
         self.values = torch.empty(0, device=device)  # nothing but a count of the values that W has had
+        self.parameter: nn.Parameter | None = None  # W, as autograd knows it; None: the module's weight
 
     def renew(self) -> None:
         """The values that are about to be written are others than before: backwards of older forwards now raise."""
@@ -281,7 +282,8 @@ class Fp8Linear(nn.Linear):
     wgrad: WeightGradient
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return fp8_linear(x, self.weight, self.fp8_weight, self.bias, self.wgrad)
+        weight = self.weight if self.fp8_weight.parameter is None else self.fp8_weight.parameter
+        return fp8_linear(x, weight, self.fp8_weight, self.bias, self.wgrad)
 
 
 def can_compute_in_fp8(module: nn.Module) -> bool:

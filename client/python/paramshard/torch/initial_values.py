@@ -12,6 +12,7 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import paramshard
 from paramshard.spec import InitialValue
 
 
@@ -197,6 +198,12 @@ def meta_init() -> Iterator[None]:
     try:
         with recorder:
             yield
+    except (RuntimeError, NotImplementedError) as error:
+        if "meta" not in str(error).lower():
+            raise
+        raise paramshard.UnimplementedError(
+            "meta_init: a module reads values of its parameters, which have none here: make that module without "
+            f"meta_init(): {error}") from error
     finally:
         nn.Module.register_parameter = register
     for parameter, rule in recorder.rules():

@@ -20,15 +20,27 @@ class MemoryBlock:
         """What the tensors hold is lost."""
         self.offsets: list[int] = []  # of each, in bytes
         self._bytes = 0
+        self._device = device
         for tensor in tensors:
             self.offsets.append(self._bytes)
             # No two begin at one place, not even empty ones.
             self._bytes += max(1, -(-tensor.nbytes // _ALIGNMENT)) * _ALIGNMENT
-        whole = torch.empty(self._bytes, dtype=torch.uint8, device=device)
-        for tensor, offset in zip(tensors, self.offsets):
-            tensor.data = whole[offset:offset + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
-        self._storage = whole.untyped_storage()
+        self.take_other_memory(tensors)
         self.release()
+
+    def take_other_memory(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Leaves the memory that there is to whoever has it. The tensors are those of the constructor, or like them."""
+        whole = torch.empty(self._bytes, dtype=torch.uint8, device=self._device)
+        for tensor, offset in zip(tensors, self.offsets):
+            values = whole[offset:offset + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+            torch.Tensor.data.__set__(tensor, values)
+        self._storage = whole.untyped_storage()
+        self.place = place_of(whole)[0]
+
+    @property
+    def is_taken(self) -> bool:
+        """True if the memory cannot be given back: an array of NumPy has it."""
+        return not self._storage.resizable()
 
     def allocate(self) -> int:
         """The address of the memory, which is to be written on the present stream."""

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import nn
 
 import paramshard
+from paramshard.torch.memory_block import place_of
 from paramshard.torch.placeholder import Placeholder
 from paramshard.torch.unit import Unit, UnitParameter
 
 UnitModules = nn.Module | Sequence[nn.Module]
 _MOST_NAME_BYTES = 512  # of a unit
+_OWN_KINDS = (torch.Tensor, nn.Parameter, nn.Buffer)  # those whose storage says where their elements are
+# By the packages that their classes come from: modules that share parameters between ranks or devices.
+_WRAPPERS = {"torch.nn.parallel.distributed": "DistributedDataParallel", "torch.distributed.fsdp": "FSDP",
+             "torch.nn.parallel.data_parallel": "DataParallel"}
 
 
 def partition(module: nn.Module, units: Iterable[UnitModules], *, param_dtype: torch.dtype | None,
@@ -28,6 +32,8 @@ def partition(module: nn.Module, units: Iterable[UnitModules], *, param_dtype: t
     paths = list(module.named_modules(remove_duplicate=False))  # a module may be in several others
     unit_of = _units_by_path(_units_by_module(groups, names), paths)
     made = [Unit(name, group) for name, group in zip(_names_of(groups, names), groups)]
+    for prefix, owner in paths:
+        _check_module(prefix, owner)
     by_parameter: dict[nn.Parameter, tuple[int, UnitParameter]] = {}
     borrowed: list[set[int]] = [set() for _ in made]
     homeless: list[str] = []
@@ -60,29 +66,70 @@ def partition(module: nn.Module, units: Iterable[UnitModules], *, param_dtype: t
         raise paramshard.InvalidArgumentError(
             f"shard: every parameter in a unit expected, got none for {_some(homeless)}: list the modules that they "
             "belong to, or the model itself as a last unit")
-    _check_no_other_names(paths, by_parameter)
+    if not by_parameter:
+        raise paramshard.InvalidArgumentError("shard: the module has no parameters")
+    _check_memory({known.name: parameter for parameter, (_, known) in by_parameter.items()}, paths)
     for unit, homes in zip(made, borrowed):
         unit.lenders = [made[home] for home in sorted(homes)]
-        if not unit.parameters and not homes:
-            raise paramshard.InvalidArgumentError(f"shard: units with parameters expected, {unit.name} has none")
     return made
 
 
-def _check_no_other_names(paths: list[tuple[str, nn.Module]], known: Mapping[nn.Parameter, Any]) -> None:
-    """A parameter that a module also has in a list of its own would stay there as it is now, and never be trained."""
-    for prefix, owner in paths:
-        if isinstance(owner, nn.RNNBase):
-            continue  # it looks at its list before it uses it
-        for attribute, value in vars(owner).items():
-            if attribute in ("_parameters", "_buffers", "_modules"):
-                continue
-            values = value.values() if isinstance(value, dict) else value
-            if not isinstance(value, (dict, list, tuple)):
-                values = [value]
-            if any(isinstance(each, nn.Parameter) and each in known for each in values):
+def _check_memory(parameters: Mapping[str, nn.Parameter], paths: list[tuple[str, nn.Module]]) -> None:
+    """Every parameter gets memory of its own. What shares its memory now would keep the values that it has now."""
+    by_storage: dict[int, list[tuple[str, nn.Parameter]]] = {}
+    for name, parameter in parameters.items():
+        others = by_storage.setdefault(place_of(parameter)[0], [])
+        for other, values in others:
+            if _overlap(parameter, values):
                 raise paramshard.InvalidArgumentError(
-                    f"shard: parameters that modules have under their names alone expected, got one in "
-                    f"{prefix or 'the model'}.{attribute}: use an nn.ParameterList, or look it up when it is needed")
+                    f"shard: {name} and {other} share memory: use one nn.Parameter in both places, which ties them, or "
+                    "give one of them a clone()")
+        others.append((name, parameter))
+    for prefix, owner in paths:
+        for attribute, value in _tensors_beside_parameters(owner):
+            for name, parameter in by_storage.get(place_of(value)[0], []):
+                if value is parameter or _overlap(parameter, value):
+                    raise paramshard.InvalidArgumentError(
+                        f"shard: {prefix or 'the model'}.{attribute} holds {name}, or a view of it, which would keep "
+                        "the values of now: use an nn.ParameterList, or look it up when it is needed")
+
+
+def _tensors_beside_parameters(owner: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Buffers and attributes of a module, and what its lists and dictionaries hold."""
+    # Old weight_norm, spectral_norm and pruning compute an attribute anew before each forward.
+    computed = {getattr(hook, "name", getattr(hook, "_tensor_name", None)) for hook in owner._forward_pre_hooks.values()}
+    if isinstance(owner, nn.RNNBase):
+        computed.add("_flat_weights")  # which it looks at before it uses it
+    for attribute, value in (*owner._buffers.items(), *vars(owner).items()):
+        if attribute in ("_parameters", "_buffers", "_modules") or attribute in computed:
+            continue
+        values = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else [value]
+        for each in values:
+            if isinstance(each, torch.Tensor) and each.layout == torch.strided and type(each) in _OWN_KINDS:
+                yield attribute, each
+
+
+def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """For tensors of one storage: True if an element of one is an element of the other."""
+    if not one.numel() or not other.numel():
+        return False
+    first, last = _extent(one)
+    other_first, other_last = _extent(other)
+    if last < other_first or other_last < first:
+        return False
+    if one.element_size() != other.element_size():
+        return True
+    begin = min(one.storage_offset(), other.storage_offset())
+    taken = torch.zeros(max(last, other_last) // one.element_size() - begin + 1, dtype=torch.bool)
+    taken.as_strided(one.shape, one.stride(), one.storage_offset() - begin).fill_(True)
+    return bool(taken.as_strided(other.shape, other.stride(), other.storage_offset() - begin).any())
+
+
+def _extent(tensor: torch.Tensor) -> tuple[int, int]:
+    """Its first byte in its storage, and that of its last element."""
+    first = tensor.storage_offset()
+    last = first + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
+    return first * tensor.element_size(), last * tensor.element_size()
 
 
 def _units_by_module(groups: list[list[nn.Module]], names: dict[nn.Module, str]) -> dict[nn.Module, int]:
@@ -130,6 +177,20 @@ def _name_of(group: list[str]) -> str:
     return name if len(name.encode()) <= _MOST_NAME_BYTES else f"{group[0]}..{group[-1]}"
 
 
+def _check_module(name: str, module: nn.Module) -> None:
+    name = name or "the model"
+    if isinstance(module, torch.jit.ScriptModule):
+        raise paramshard.UnimplementedError(
+            f"shard: {name} is a module of torch.jit, whose parameters cannot be taken out: shard the module that was "
+            "scripted or traced")
+    wrapper = next((_WRAPPERS[prefix] for kind in type(module).__mro__ for prefix in _WRAPPERS
+                    if kind.__module__ == prefix or kind.__module__.startswith(f"{prefix}.")), None)
+    if wrapper is not None:
+        raise paramshard.UnimplementedError(
+            f"shard: {name} is wrapped in {wrapper}: ranks share parameters and gradients through the daemon already; "
+            "shard the module itself")
+
+
 def _check(name: str, parameter: nn.Parameter) -> None:
     if isinstance(parameter, Placeholder):
         raise paramshard.InvalidArgumentError(f"shard: a module that is not sharded yet expected, {name} is")
@@ -139,6 +200,13 @@ def _check(name: str, parameter: nn.Parameter) -> None:
     if hasattr(parameter, "placements"):
         raise paramshard.UnimplementedError(
             f"shard: {name} is a DTensor: tensor and expert parallelism beside this are not supported; FSDP2 is")
+    if type(parameter) is not nn.Parameter:
+        raise paramshard.UnimplementedError(
+            f"shard: {name} is a {type(parameter).__name__}: a plain nn.Parameter is needed, which has no quantized or "
+            "other layout of its own")
+    if parameter.layout != torch.strided:
+        raise paramshard.UnimplementedError(
+            f"shard: {name} has layout {parameter.layout}: want a dense parameter, such as its to_dense()")
     if parameter.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         raise paramshard.InvalidArgumentError(
             f"shard: {name}: a parameter of float32, bfloat16 or float16 expected, got {parameter.dtype}")

@@ -36,6 +36,11 @@ class Passes:
                 "to compute without training; after close() make the module again, and shard it")
         return self._model
 
+    @property
+    def is_looked_at_closely(self) -> bool:
+        """True in states 1, 2, 4, 8 and so on: contents of what is gathered are compared there, which takes time."""
+        return self.state & (self.state - 1) == 0
+
     def open(self, model: paramshard.Model | None) -> None:
         self._model = model
         for unit in self._units:
@@ -61,6 +66,8 @@ class Passes:
     def end_forward(self) -> None:
         for unit in self._units:
             unit.end_forward()
+        if not in_backward():
+            self.check_written()
 
     # --- Backwards ---
 
@@ -86,8 +93,8 @@ class Passes:
         written, self._written = self._written, []
         if written:
             raise paramshard.FailedPreconditionError(
-                f"gathered parameters that are read expected, got {', '.join(written)} written, which is lost: the "
-                "daemon alone changes parameters, and load_state_dict() outside of the forward")
+                f"{', '.join(dict.fromkeys(written))}: written or replaced while gathered, which is lost: set "
+                "`parameter.data`, or call load_state_dict(), outside of forwards and of `with sharded.unsharded():`")
 
     def note_push(self) -> None:
         self.has_pushed = self._pushes_now = True
@@ -139,6 +146,7 @@ class Passes:
         """Before values change: nothing is to have old ones, or to be written where it is lost."""
         for unit in self._units:
             unit.end_passes()
+            unit.end_transforms()
         self.check_written()
         held = next((unit.name for unit in self._units if unit.is_unsharded), None)
         if held is not None:

@@ -24,10 +24,12 @@ _REFUSED = {
     torch.Tensor.register_post_accumulate_grad_hook:
         "gradients go to the daemon as they come, and hooks on them would not be called",
     torch.Tensor.share_memory_: "it has no memory to be shared; processes share what is in the daemon",
+    torch._VF._make_dual: "forward-mode AD differentiates by inputs of the model",
     torch.autograd.grad: "its gradient goes to the daemon; call backward(), or differentiate by inputs of the model",
 }
 
-_WRAPPERS = {"torch.nn.parallel.distributed": "DistributedDataParallel", "torch.distributed.fsdp": "FSDP"}
+_WRAPPERS = {"torch.nn.parallel.distributed": "DistributedDataParallel", "torch.distributed.fsdp": "FSDP",
+             "torch.nn.parallel.replicate": "DataParallel"}
 
 
 class Placeholder(torch.Tensor):
@@ -41,6 +43,7 @@ class Placeholder(torch.Tensor):
 
     parameter_name: str
     owner: ShardedModel | None
+    is_multiplied = False  # in 8 bits, as it lies: even while it is gathered it has no values then
 
     @staticmethod
     def __new__(cls, like: torch.Tensor, *, name: str, dtype: torch.dtype, device: torch.device,
@@ -106,7 +109,9 @@ class Placeholder(torch.Tensor):
                             if isinstance(value, Placeholder)]
             raise paramshard.UnimplementedError(
                 f"{function.__name__} {placeholders[0].parameter_name}: {_REFUSED[function]}")
-        return super().__torch_function__(function, types, args, kwargs or {})
+        # What comes of it is what it is: torch's own __torch_function__ would make placeholders of plain tensors.
+        with torch._C.DisableTorchFunctionSubclass():
+            return function(*args, **(kwargs or {}))
 
     def _check_conversion(self, dtype: torch.dtype | None = None, device: torch.device | None = None,
                           **rest: Any) -> None:
@@ -130,16 +135,18 @@ class Placeholder(torch.Tensor):
         if function is _aten.copy_.default and isinstance(args[0], Placeholder) and args[0].owner is not None:
             args[0].owner.take_value(args[0].parameter_name, args[1])
             return args[0]
-        names = [value.parameter_name for value in torch.utils._pytree.tree_leaves((args, kwargs))
-                 if isinstance(value, Placeholder)]
+        found = [value for value in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(value, Placeholder)]
+        names = [value.parameter_name for value in found]
         wrapper = _asking_wrapper()
         if wrapper is not None:
             raise paramshard.UnimplementedError(
                 f"wrap a sharded model in {wrapper}: ranks share parameters and gradients through the daemon already; "
                 "train the module as shard() has left it")
-        raise paramshard.FailedPreconditionError(
-            f"{', '.join(names)}: a gathered parameter expected by {function}; outside of its unit's forward its "
-            "values are in the daemon: use `with sharded.unsharded():` or sharded.read(name)")
+        why = ("outside of its unit's forward its values are in the daemon: use `with sharded.unsharded():` or "
+               "sharded.read(name)")
+        if found[0].is_multiplied:
+            why += '; with compute="fp8" a forward that reads it needs another format= for it'
+        raise paramshard.FailedPreconditionError(f"{', '.join(names)}: {function} needs a gathered parameter; {why}")
 
 
 def _asking_wrapper() -> str | None:

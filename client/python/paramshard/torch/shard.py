@@ -16,7 +16,7 @@ from paramshard.torch.fp8 import Fp8Weight, can_compute_in_fp8, compute_in_fp8, 
 from paramshard.torch.job_daemon import start_job_daemon
 from paramshard.torch.partition import UnitModules, partition
 from paramshard.torch.sharded_model import ShardedModel
-from paramshard.torch.unit import Unit
+from paramshard.torch.unit import Unit, UnitParameter
 
 _EXISTING = ("error", "resume", "fresh")
 _DAEMONS = (None, "node", "job")
@@ -70,10 +70,10 @@ def shard(module: nn.Module, *, name: str, units: Iterable[UnitModules], existin
         info = probe.daemon_info()
     _check_daemon(info, local_rank)
     device = _device_of(info.devices[local_rank], device)
+    # Whatever is refused leaves the module as it was: it is changed last.
     made = partition(module, units, param_dtype=param_dtype, device=device)
-    _move_buffers(module, device)
-    if compute == "fp8":
-        _compute_in_fp8(made, format, device)
+    buffers = _buffers_on(module, device)
+    multiplied = _to_multiply_in_fp8(made, format, device) if compute == "fp8" else []
     for unit in made:
         unit.reshards_after_forward = reshard_after_forward
         unit.casts_inputs_to = param_dtype if cast_inputs else None
@@ -82,10 +82,15 @@ def shard(module: nn.Module, *, name: str, units: Iterable[UnitModules], existin
     def connect() -> paramshard.Client:
         return paramshard.Client(rank, socket_dir=socket_dir, take_over=torchrun.is_restart())
 
-    return ShardedModel(module, made, connect=connect, name=name, existing=existing, rank=rank, local_rank=local_rank,
-                        device=device, format=format, grad_dtype=grad_dtype,
-                        spec={"seed": seed, "shard_size": shard_size, "gather_slots": gather_slots,
-                              "gradient_slots": gradient_slots, "step_timeout": step_timeout})
+    sharded = ShardedModel(module, made, connect=connect, name=name, existing=existing, rank=rank,
+                           local_rank=local_rank, device=device, format=format, grad_dtype=grad_dtype,
+                           spec={"seed": seed, "shard_size": shard_size, "gather_slots": gather_slots,
+                                 "gradient_slots": gradient_slots, "step_timeout": step_timeout})
+    for owner, attribute, buffer in buffers:
+        owner._buffers[attribute] = buffer
+    for parameter in multiplied:
+        compute_in_fp8(parameter.places[0][0], parameter.fp8_weight)
+    return sharded
 
 
 def _check(existing: str, daemon: str | None, compute: str, param_dtype: torch.dtype | None,
@@ -165,23 +170,27 @@ def _device_of(served: str, wanted: torch.device | str | None) -> torch.device:
     return torch.device(kind, torch.cuda.current_device())
 
 
-def _compute_in_fp8(units: list[Unit], format: str | Sequence[tuple[str, str]] | None, device: torch.device) -> None:
+def _to_multiply_in_fp8(units: list[Unit], format: str | Sequence[tuple[str, str]] | None,
+                        device: torch.device) -> list[UnitParameter]:
+    """Gives operands to the weights whose products are to be in 8 bits. Their modules stay as they are."""
     missing = why_not_fp8(device)
     if missing is not None:
         raise paramshard.UnimplementedError(f'shard: for compute="fp8" {missing} expected')
-    found = False
+    found = []
     for parameter in (parameter for unit in units for parameter in unit.parameters):
         owner, attribute = parameter.places[0]
         stored = _format_of(parameter.name, format)
         if (len(parameter.places) == 1 and attribute == "weight" and can_compute_in_fp8(owner) and
                 stored in FP8_FORMATS):
             parameter.fp8_weight = Fp8Weight(tuple(parameter.placeholder.shape), device=device)
-            compute_in_fp8(owner, parameter.fp8_weight)
-            found = True
+            parameter.fp8_weight.parameter = parameter.unsharded
+            parameter.placeholder.is_multiplied = True
+            found.append(parameter)
     if not found:
         raise paramshard.InvalidArgumentError(
             f'shard: for compute="fp8" an nn.Linear expected that has features in multiples of 128, and a weight with '
             f"format= one of {', '.join(FP8_FORMATS)}, got none")
+    return found
 
 
 def _format_of(name: str, format: str | Sequence[tuple[str, str]] | None) -> str | None:
@@ -190,13 +199,12 @@ def _format_of(name: str, format: str | Sequence[tuple[str, str]] | None) -> str
     return next((of for pattern, of in format if fnmatch.fnmatchcase(name, pattern)), None)
 
 
-def _move_buffers(module: nn.Module, device: torch.device) -> None:
+def _buffers_on(module: nn.Module, device: torch.device) -> list[tuple[nn.Module, str, torch.Tensor]]:
+    """Buffers as they are on the device, each with its owner and name."""
     missing = [name for name, buffer in module.named_buffers() if buffer.is_meta]
     if missing:
         raise paramshard.InvalidArgumentError(
-            f"shard: buffers with memory expected, {', '.join(missing[:5])} lie on `meta`: make the model in "
-            "meta_init(), which leaves buffers as they are")
-    for owner in module.modules():
-        for name, buffer in owner._buffers.items():
-            if buffer is not None:
-                owner._buffers[name] = buffer.to(device)
+            f"shard: buffers {', '.join(missing[:5])} lie on `meta` and have no values: make their modules without "
+            "meta_init() if they compute buffers from parameters, and never on the device `meta`")
+    return [(owner, name, buffer.to(device)) for owner in module.modules()
+            for name, buffer in owner._buffers.items() if buffer is not None]

@@ -101,7 +101,10 @@ class ShardedModel:
             elif not like.is_meta:
                 self._values[parameter.name] = like.detach()
         for unit in self._units:
-            unit.attach(self._passes, self.device)
+            unit.settle(self.device)
+        # Nothing below fails: a module that is refused stays as it was.
+        for unit in self._units:
+            unit.attach(self._passes)
         self._state_dicts = StateDicts(self._units, _weakly(self, "_values_of"))
         self._state_dicts.attach(self.module, lambda name: _weakly(self._state_dicts, name))
         saved_folder.correct_saving(self.module, self._state_dicts)
@@ -112,6 +115,7 @@ class ShardedModel:
         for each in module.modules():
             each.register_load_state_dict_pre_hook(_weakly(self, "_begin_loading"))
             each.__reduce_ex__ = _refuse_copies
+            each._apply = _checked_apply(each)
             each.zero_grad = torch.compiler.disable(_weakly(self, "_refuse_partial_discard"))
             if isinstance(each, nn.RNNBase):
                 # It would move weights into memory of its own, where the next gather does not write them.
@@ -271,7 +275,8 @@ class ShardedModel:
             if parameter.name in self._values or isinstance(rule, InitialValue):
                 continue
             why = (f"its initial values cannot be told to the daemon ({rule.why}): make the model without meta_init()"
-                   if rule is not None else "it lies on `meta` and has no values: make the model in meta_init()")
+                   if rule is not None else "it lies on `meta` and nothing says what it begins with: make its module in "
+                   "meta_init(), or without meta_init() if it is computed from other parameters")
             raise paramshard.InvalidArgumentError(f"shard {self.name}: {parameter.name}: {why}, or call "
                                                   "load_pretrained() before the optimizer is made")
 
@@ -594,6 +599,20 @@ def _refuse_copies(protocol: Any) -> Any:
     raise paramshard.FailedPreconditionError(
         "copy or pickle a sharded module: its parameters are in the daemon alone; save model.state_dict(), and copy "
         "modules before shard()")
+
+
+def _checked_apply(module: nn.Module) -> Callable[..., nn.Module]:
+    """In place of a module's _apply, which converts it part by part: what is refused is, before the first of them."""
+    reference = weakref.ref(module)
+
+    def apply(function: Callable[[torch.Tensor], torch.Tensor], *arguments: Any, **options: Any) -> nn.Module:
+        converted = reference()
+        for parameter in converted.parameters():
+            if isinstance(parameter, Placeholder):
+                function(parameter)
+        return type(converted)._apply(converted, function, *arguments, **options)
+
+    return apply
 
 
 def _weakly(owner: Any, name: str) -> Callable[..., Any]:

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
 import paramshard
 from paramshard.torch.carriers import Carrier, Need
-from paramshard.torch.memory_block import place_of
+from paramshard.torch.gathered_parameter import GatheredParameter
 from paramshard.torch.placeholder import Placeholder
 
 if TYPE_CHECKING:
@@ -31,6 +32,11 @@ def in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
+def transforms_inputs() -> bool:
+    """True inside of a transform of torch.func (jvp, vmap, jacrev, ...) and of forward-mode AD."""
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+
+
 class UnitParameter:
     """A parameter of a unit, and every place of the module that has it (tied parameters have several)."""
 
@@ -40,16 +46,28 @@ class UnitParameter:
         self.names: list[str] = []  # by each path to it
         self.places: list[tuple[nn.Module, str]] = []
         self.placeholder = Placeholder(like, name=name, dtype=dtype, device=device, owner=None)
-        self.unsharded = nn.Parameter(torch.empty(like.shape, dtype=dtype, device=device))
-        self.unsharded.untyped_storage().resize_(0)  # its unit's Carrier has memory for it
         # What programs hang on a parameter stays reachable through both.
-        for each in (self.placeholder, self.unsharded):
-            each.__dict__.update({key: value for key, value in vars(like).items()
-                                  if not key.startswith("_paramshard")})
+        self._attributes = {key: value for key, value in vars(like).items() if not key.startswith("_paramshard")}
+        self.placeholder.__dict__.update(self._attributes)
+        self.unsharded = self._make_unsharded(torch.empty(like.shape, dtype=dtype, device=device))
+        self.unsharded.untyped_storage().resize_(0)  # its unit's Carrier has memory for it
         self.fp8_weight: Fp8Weight | None = None  # of a Linear that multiplies in 8 bits
+        self._home: torch.Tensor | None = None
         self._was_trained = like.requires_grad  # when it was gathered last
-        self._version = 0  # likewise
         self.trainable = like.requires_grad  # as the daemon has it, once the model is open; until then as it was
+
+    def _make_unsharded(self, memory: torch.Tensor) -> GatheredParameter:
+        made = GatheredParameter(memory, self.name)
+        made.__dict__.update(self._attributes)
+        return made
+
+    def settle(self) -> None:
+        """Its memory is the one that its unit's Carrier has given it, from now on."""
+        self._home = self.unsharded.settle()
+
+    def write(self, values: torch.Tensor) -> None:
+        """Fills its memory, as its Carrier does: autograd does not count it as a change."""
+        self._home.copy_(values)
 
     def take_gradient(self) -> torch.Tensor | None:
         """The gradient, which the parameter has no longer."""
@@ -70,7 +88,7 @@ class UnitParameter:
 
     def replaced(self) -> nn.Parameter | None:
         """What somebody has put into the module since, instead of the placeholder that was there."""
-        return next((found for found in self._found() if found is not None and found is not self.placeholder and
+        return next((found for found in self._found() if found is not None and type(found) is not Placeholder and
                      found is not self.unsharded), None)
 
     def is_removed(self) -> bool:
@@ -88,7 +106,7 @@ class UnitParameter:
                 f"train {self.name}: it was frozen when its optimizer was made, so the daemon has no moments of it; "
                 "set requires_grad before, and freeze later what is to begin frozen")
         if self.unsharded.requires_grad != wanted:
-            self.unsharded.requires_grad_(wanted)
+            self.unsharded.requires_grad = wanted  # requires_grad_() is refused inside of transforms
         self._was_trained = wanted
         return wanted
 
@@ -97,12 +115,22 @@ class UnitParameter:
         if self.unsharded.requires_grad != self._was_trained:
             self.placeholder.requires_grad_(self.unsharded.requires_grad)
 
-    def note_version(self) -> None:
-        self._version = self.unsharded._version
+    def take_back(self) -> bool:
+        """Puts the placeholder into the module again, before the memory goes.
 
-    def is_written(self) -> bool:
-        """Whether somebody has written it since it was gathered."""
-        return self.unsharded._version != self._version
+        Returns True if the parameter was written since it was gathered, or another was put in its place.
+        """
+        replaced = any(found is not self.unsharded and found is not self.placeholder for found in self._found())
+        if type(self.unsharded) is GatheredParameter:
+            self.keep_requires_grad()
+            replaced |= self.unsharded.take_back()
+        else:  # torch.utils.swap_tensors has made somebody else's parameter of it
+            self.unsharded = self._make_unsharded(self._home)
+            if self.fp8_weight is not None:
+                self.fp8_weight.parameter = self.unsharded
+            replaced = True
+        self.show(self.placeholder)
+        return replaced
 
 
 class _InputGradient(torch.autograd.Function):
@@ -140,8 +168,8 @@ class Unit:
         self._backward_hook = _method(self, "before_backward")  # of tensors
         self._passes: Passes | None = None
         self._carrier: Carrier | None = None
-        self.storages: set[int] = set()  # of the parameters, as place_of tells them apart
         self._holders: set[object] = set()  # unsharded as long as there are any
+        self._transforms = object()  # holds what transforms of torch.func have been through
         self._ran: set[nn.Module] = set()  # modules that the present forward has been through
         self._running = 0  # forwards of modules that have begun and not ended
         self._arrived: set[str] = set()  # parameters whose gradient has come in this backward
@@ -152,12 +180,16 @@ class Unit:
 
     # --- Wiring ---
 
-    def attach(self, passes: Passes, device: torch.device) -> None:
-        """Hooks the modules, and leaves placeholders in them."""
-        self._passes = passes
+    def settle(self, device: torch.device) -> None:
+        """Gives the parameters their memory. The modules stay as they are."""
         self._is_on_gpu = device.type == "cuda"
         self._carrier = Carrier(self.name, self.parameters, device)
-        self.storages = {place_of(parameter.unsharded)[0] for parameter in self.parameters}
+        for parameter in self.parameters:
+            parameter.settle()
+
+    def attach(self, passes: Passes) -> None:
+        """Hooks the modules, and leaves placeholders in them."""
+        self._passes = passes
         for parameter in self.parameters:
             parameter.show(parameter.placeholder)
             self._hook_gradient(parameter)
@@ -182,6 +214,9 @@ class Unit:
         if not self._holders or self._lacks(need):
             self._gather(need)
         self._holders.add(holder)
+        if not isinstance(holder, Unit):
+            for parameter in self.parameters:
+                parameter.unsharded.watch()
 
     def _lacks(self, need: Need) -> bool:
         """Whether a unit that is unsharded was gathered for less. Only products in 8 bits make a difference."""
@@ -207,6 +242,14 @@ class Unit:
         for holder in [holder for holder in self._holders if isinstance(holder, Unit) and not holder._running]:
             self.reshard(holder)
 
+    def end_transforms(self) -> None:
+        """Values are about to change: what is held for transforms goes, and later backwards through it raise."""
+        if self._transforms not in self._holders:
+            return
+        self.reshard(self._transforms)
+        if not self._holders:
+            torch.autograd.graph.increment_version([parameter.unsharded for parameter in self.parameters])
+
     def forget_model(self) -> None:
         """The model that was open is not any more."""
         self._carrier.forget()
@@ -215,6 +258,8 @@ class Unit:
         if not self.parameters:
             return  # its modules use those of its lenders alone
         self._check_places()
+        if self._holders:
+            self._take_back()
         if self._is_on_gpu and torch.cuda.is_current_stream_capturing():
             raise paramshard.UnimplementedError(
                 f"gather {self.name}: no capture of a CUDA graph expected, which would not see the daemon's gathers")
@@ -222,25 +267,30 @@ class Unit:
             # A placeholder's attributes else go by way of Python.
             with torch._C.DisableTorchFunctionSubclass():
                 self._trained = {parameter.name for parameter in self.parameters if parameter.follow_requires_grad()}
-            self._note_new_values()
+            is_new = self._note_new_values()
             self._carrier.fetch(self._passes.model, need)
         self._has_transposed = need.transposed
+        closely = is_new and self._passes.is_looked_at_closely
         for parameter in self.parameters:
-            parameter.show(parameter.unsharded)
-            parameter.note_version()
+            # A weight that is multiplied in 8 bits has no values: who reads it is told so by its placeholder.
+            if parameter.fp8_weight is None or need.decoded:
+                parameter.show(parameter.unsharded)
+                parameter.unsharded.begin(closely)
 
-    def _note_new_values(self) -> None:
+    def _note_new_values(self) -> bool:
         """Autograd compares versions to find tensors that were changed since they were saved.
 
         The same values may come back as often as they like; others are a change, whichever way they are written.
+        Returns True for others.
         """
         if self._decoded == self._passes.state:
-            return
+            return False
         torch.autograd.graph.increment_version([parameter.unsharded for parameter in self.parameters])
         for parameter in self.parameters:
             if parameter.fp8_weight is not None:
                 parameter.fp8_weight.renew()
         self._decoded = self._passes.state
+        return True
 
     def _check_places(self) -> None:
         for parameter in self.parameters:
@@ -254,12 +304,29 @@ class Unit:
                     "its place, whose values the daemon does not have: copy values into it, or use load_state_dict")
 
     def _drop_memory(self) -> None:
-        self._passes.note_written(parameter.name for parameter in self.parameters if parameter.is_written())
-        for parameter in self.parameters:
-            parameter.keep_requires_grad()
-            parameter.show(parameter.placeholder)
+        self._take_back()
         self._carrier.release()
         self._has_transposed = False
+
+    def _take_back(self) -> None:
+        """Leaves placeholders in the modules, and notes what was written."""
+        written = []
+        for parameter in self.parameters:
+            before = parameter.unsharded
+            if parameter.take_back():
+                written.append(parameter.name)
+                self._bring_back(parameter, before)
+        self._passes.note_written(written)
+
+    def _bring_back(self, parameter: UnitParameter, before: nn.Parameter) -> None:
+        """Nothing is to have memory that goes, wherever it was put: a parametrization, say."""
+        if parameter.unsharded is not before:
+            self._hook_gradient(parameter)
+        for module in self.modules:
+            for each in module.modules():
+                for attribute, found in each._parameters.items():
+                    if found is before:
+                        each._parameters[attribute] = parameter.placeholder
 
     def _hold(self) -> None:
         for unit in (self, *self.lenders):
@@ -280,13 +347,26 @@ class Unit:
             self._passes.begin_forward()
             self._running += 1
         is_first = not self._ran and self._running == 1  # it may call itself
+        is_transformed = transforms_inputs()
+        if is_transformed:
+            self._hold_for_transforms()
         self._hold()
         if self.casts_inputs_to is not None:
             args = _cast(args, self.casts_inputs_to)
             kwargs = _cast(kwargs, self.casts_inputs_to) if kwargs else kwargs
-        if is_first and not recomputes and torch.is_grad_enabled():
+        if is_first and not recomputes and torch.is_grad_enabled() and not is_transformed:
             args, kwargs = self._watch_inputs(args, kwargs)
         return args, kwargs
+
+    def _hold_for_transforms(self) -> None:
+        """Hooks on tensors are not called at each level of a transform, so the unit stays until values change."""
+        for unit in (self, *self.lenders):
+            if any(parameter.fp8_weight is not None for parameter in unit.parameters):
+                raise paramshard.UnimplementedError(
+                    f'forward {self.name}: transforms of torch.func and forward-mode AD are not supported with '
+                    'compute="fp8"')
+            if torch.is_grad_enabled():
+                unit.unshard(unit._transforms)
 
     def _watch_inputs(self, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
         if not kwargs and all(isinstance(each, torch.Tensor) for each in args):
@@ -309,7 +389,8 @@ class Unit:
         self._running = max(0, self._running - 1)
         # pytree takes time to find out that a tensor is one.
         tensors = (output,) if type(output) is torch.Tensor else tuple(_tensors_of(output))
-        if torch.is_grad_enabled():
+        is_transformed = transforms_inputs()
+        if torch.is_grad_enabled() and not is_transformed:
             for tensor in tensors:
                 self._hook_output(tensor)
         if len(self._ran) == len(self.modules) and not self._running:
@@ -317,7 +398,8 @@ class Unit:
             if self.reshards_after_forward or not torch.is_grad_enabled():
                 self._let_go()
                 self._passes.check_written()
-                self._check_memory_of(tensors)
+                if not is_transformed:
+                    self._check_memory_of(tensors)
         if self.casts_outputs_to is not None:
             output = _cast(output, self.casts_outputs_to)
         return output
@@ -326,7 +408,7 @@ class Unit:
         """Whoever read an output that is a parameter, or views one, would end the process."""
         for unit in (self, *self.lenders):
             for tensor in () if unit.is_unsharded else outputs:
-                if tensor.layout == torch.strided and place_of(tensor)[0] in unit.storages:
+                if tensor.layout == torch.strided and unit._carrier.has_memory_of(tensor):
                     raise paramshard.InvalidArgumentError(
                         f"forward {self.name}: outputs with memory of their own expected, got a parameter of "
                         f"{unit.name}, or a view of one, whose memory goes with the forward: return a clone() of it")
