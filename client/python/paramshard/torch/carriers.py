@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 import paramshard
-from paramshard.torch.memory_block import MemoryBlock, place_of
+from paramshard.torch.memory_block import MemoryBlock
 
 if TYPE_CHECKING:
     from paramshard.torch.unit import UnitParameter
@@ -115,9 +115,10 @@ class Carrier:
         # What torch.cuda.current_stream() wraps in an object.
         return None if self._device.type == "cpu" else torch._C._cuda_getCurrentRawStream(self._device.index)
 
-    def has_memory_of(self, tensor: torch.Tensor) -> bool:
-        """True for a parameter, and for a view of one."""
-        return place_of(tensor)[0] in (self._of_dense.place, self._of_multiplied.place)
+    @property
+    def storages(self) -> tuple[int, int]:
+        """Those of the parameters, as place_of tells them apart."""
+        return self._of_dense.storage, self._of_multiplied.storage
 
     # --- Gradients ---
 

@@ -35,7 +35,7 @@ class MemoryBlock:
             values = whole[offset:offset + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
             torch.Tensor.data.__set__(tensor, values)
         self._storage = whole.untyped_storage()
-        self.place = place_of(whole)[0]
+        self.storage = place_of(whole)[0]
 
     @property
     def is_taken(self) -> bool:

@@ -28,7 +28,7 @@ class StateDicts:
         self._at = {place: parameter for unit in units for parameter in unit.parameters for place in parameter.places}
         self._by_name = {parameter.name: parameter for parameter in self._at.values()}
         self._unit_of = {parameter.name: unit for unit in units for parameter in unit.parameters}
-        self._unit_at = {storage: unit for unit in units for storage in unit.storages}  # by what gathered ones lie in
+        self._units = units
         self._dictionaries: list[tuple[nn.Module, str]] = []  # calls of state_dict, each inside of the one before
         self._wanted: set[str] = set()  # parameters of the outermost one
         self._values: dict[str, torch.Tensor] = {}  # likewise
@@ -134,8 +134,10 @@ class StateDicts:
              (value.dtype, value.shape, value.stride())), None)
 
     def _unit_around(self, value: Any) -> Unit | None:
-        is_strided = isinstance(value, torch.Tensor) and value.layout == torch.strided
-        return self._unit_at.get(place_of(value)[0]) if is_strided else None
+        if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
+            return None
+        storage = place_of(value)[0]
+        return next((unit for unit in self._units if storage in unit.storages), None)
 
     def _value(self, parameter: UnitParameter) -> torch.Tensor:
         if parameter.name not in self._values:

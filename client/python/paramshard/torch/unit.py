@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 import paramshard
 from paramshard.torch.carriers import Carrier, Need
 from paramshard.torch.gathered_parameter import GatheredParameter
+from paramshard.torch.memory_block import place_of
 from paramshard.torch.placeholder import Placeholder
 
 if TYPE_CHECKING:
@@ -179,6 +180,11 @@ class Unit:
         self._decoded: int | None = None  # of the states that Passes counts, the one whose values were gathered last
 
     # --- Wiring ---
+
+    @property
+    def storages(self) -> tuple[int, int]:
+        """Those of the parameters, as place_of tells them apart."""
+        return self._carrier.storages
 
     def settle(self, device: torch.device) -> None:
         """Gives the parameters their memory. The modules stay as they are."""
@@ -408,7 +414,7 @@ class Unit:
         """Whoever read an output that is a parameter, or views one, would end the process."""
         for unit in (self, *self.lenders):
             for tensor in () if unit.is_unsharded else outputs:
-                if tensor.layout == torch.strided and unit._carrier.has_memory_of(tensor):
+                if tensor.layout == torch.strided and place_of(tensor)[0] in unit.storages:
                     raise paramshard.InvalidArgumentError(
                         f"forward {self.name}: outputs with memory of their own expected, got a parameter of "
                         f"{unit.name}, or a view of one, whose memory goes with the forward: return a clone() of it")
