@@ -350,3 +350,79 @@ def test_adapters_that_transformers_has_added(daemon, tmp_path):
     for name in ("sharded", "model"):
         assert_close(_saved(tmp_path / name)[0], _saved(tmp_path / "plain")[0], rtol=0, atol=0)
     sharded.close()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", ["lora with biases", "modules to save", "tokens of lora", "vera", "prompts"])
+def test_trainer_saves_adapters_as_without_a_daemon(daemon, tmp_path, kind):
+    transformers = pytest.importorskip("transformers")
+    from paramshard.torch.transformers import TrainerMixin
+
+    class Trainer(TrainerMixin, transformers.Trainer):
+        pass
+
+    config = _configs()[kind]
+    arguments = transformers.TrainingArguments(str(tmp_path / "run"), report_to="none", use_cpu=DEVICE == "cpu")
+    transformers.Trainer(model=_adapted(config), args=arguments).save_model(tmp_path / "plain")
+    model = _adapted(config)
+    sharded = _on(daemon, model)
+    Trainer(model=model, args=arguments, sharded=sharded).save_model(tmp_path / "sharded")
+    expected, saved = _saved(tmp_path / "plain"), _saved(tmp_path / "sharded")
+    assert_close(saved[0], expected[0], rtol=0, atol=0)
+    assert saved[1] == expected[1]
+    assert {path.name for path in (tmp_path / "sharded").iterdir()} == {
+        path.name for path in (tmp_path / "plain").iterdir()}
+    sharded.close()
+
+
+def test_adapters_are_loaded_into_a_sharded_model(daemon, tmp_path):
+    peft = pytest.importorskip("peft")
+    torch.manual_seed(9)
+    trained = _adapted(lambda: peft.LoraConfig(r=4, target_modules=["q_proj"]))
+    trained.save_pretrained(tmp_path)
+    model = peft.get_peft_model(_llama(), peft.LoraConfig(r=4, target_modules=["q_proj"]))
+    sharded = _on(daemon, model)
+    model.load_adapter(tmp_path, "default")
+    assert_close(dict(model.state_dict()), dict(trained.state_dict()), rtol=0, atol=0)
+    sharded.close()
+
+
+# --- Other ways out ---
+
+
+class Shared(nn.Module):
+    """One module under two names."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.second = self.first
+        self.weights = nn.ParameterList([nn.Parameter(torch.randn(3)) for _ in range(2)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(x)).sum() * self.weights[0].sum() * self.weights[1].sum()
+
+
+def test_other_packages_save_the_same(daemon, tmp_path):
+    """torch.save, safetensors' save_model, accelerate and torch's distributed checkpoints take state_dict()."""
+    accelerate = pytest.importorskip("accelerate")
+    from torch.distributed.checkpoint.state_dict import get_model_state_dict
+    torch.manual_seed(0)
+    plain = Shared()
+    module = copy.deepcopy(plain)
+    sharded = _on(daemon, module)
+    expected = dict(plain.state_dict())
+    assert_close(dict(get_model_state_dict(module)), dict(get_model_state_dict(plain)), rtol=0, atol=0)
+    torch.save(module.state_dict(), tmp_path / "state.pt")
+    assert_close(dict(torch.load(tmp_path / "state.pt")), expected, rtol=0, atol=0)
+    for name, each in (("plain", plain), ("sharded", module)):
+        (tmp_path / name).mkdir()
+        safetensors.save_model(each, str(tmp_path / name / "by_safetensors.safetensors"))
+        accelerate.Accelerator(cpu=DEVICE == "cpu").save_model(each, tmp_path / name)
+    for file in ("by_safetensors.safetensors", "model.safetensors"):
+        assert_close(safetensors.load_file(tmp_path / "sharded" / file), safetensors.load_file(tmp_path / "plain" / file),
+                     rtol=0, atol=0)
+    sharded.save_pretrained(tmp_path)
+    assert safetensors.load_file(tmp_path / "model.safetensors").keys() == {
+        key for key in expected if not key.startswith("second.")}
+    sharded.close()

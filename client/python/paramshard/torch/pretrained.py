@@ -34,8 +34,9 @@ def read(module: nn.Module, directory: str | os.PathLike[str], parameters: Seque
 
     Persistent buffers are copied into the module, with or without `reads`; those that the files lack stay as they are,
     with a warning. Adapters of PEFT have no values in the folder, which is that of their base model: they begin as they
-    were made, and those that are made from the base model's values are refused. NotFoundError names parameters that the files lack, InvalidArgumentError those of other shapes, those of
-    unknown encodings, and tied ones of which the files have several values. A warning names keys that nothing takes.
+    were made, and FailedPreconditionError names one that was made from the base model's values. NotFoundError names
+    parameters that the files lack, InvalidArgumentError those of other shapes and tied ones of which the files have
+    several values, UnimplementedError those of unknown encodings. A warning names keys that nothing takes.
     """
     adapter = depends_on_base(module)
     if adapter is not None:
