@@ -420,8 +420,8 @@ def test_other_packages_save_the_same(daemon, tmp_path):
         safetensors.save_model(each, str(tmp_path / name / "by_safetensors.safetensors"))
         accelerate.Accelerator(cpu=DEVICE == "cpu").save_model(each, tmp_path / name)
     for file in ("by_safetensors.safetensors", "model.safetensors"):
-        assert_close(safetensors.load_file(tmp_path / "sharded" / file), safetensors.load_file(tmp_path / "plain" / file),
-                     rtol=0, atol=0)
+        saved, expected_file = (safetensors.load_file(tmp_path / name / file) for name in ("sharded", "plain"))
+        assert_close(saved, expected_file, rtol=0, atol=0)
     sharded.save_pretrained(tmp_path)
     assert safetensors.load_file(tmp_path / "model.safetensors").keys() == {
         key for key in expected if not key.startswith("second.")}

@@ -15,7 +15,7 @@ from torch import nn
 
 import paramshard
 from paramshard.torch.adapters import BaseModel, depends_on_base
-from paramshard.torch.folder import is_plain, read_folder, refusal
+from paramshard.torch.folder import is_value, read_folder
 from paramshard.torch.unit import UnitParameter
 
 
@@ -25,7 +25,7 @@ class _Found:
 
     tensors: dict[str, torch.Tensor]
     additional: set[str]  # keys that the model has no place for
-    codes: dict[str, torch.Tensor]  # by key: what no parameter can have as it is
+    refused: dict[str, str]  # by key: why there are no values
 
 
 def read(module: nn.Module, directory: str | os.PathLike[str], parameters: Sequence[UnitParameter], *,
@@ -35,13 +35,13 @@ def read(module: nn.Module, directory: str | os.PathLike[str], parameters: Seque
     Persistent buffers are copied into the module, with or without `reads`; those that the files lack stay as they are,
     with a warning. Adapters of PEFT have no values in the folder, which is that of their base model: they begin as they
     were made, and FailedPreconditionError names one that was made from the base model's values. NotFoundError names
-    parameters that the files lack, InvalidArgumentError those of other shapes and tied ones of which the files have
-    several values, UnimplementedError those of unknown encodings. A warning names keys that nothing takes.
+    parameters that the files lack, InvalidArgumentError those of other shapes, those of unknown encodings, and tied ones
+    of which the files have several values. A warning names keys that nothing takes.
     """
     adapter = depends_on_base(module)
     if adapter is not None:
         raise paramshard.FailedPreconditionError(
-            f"load_pretrained {directory}: adapter {adapter} was made from values of the base model, which did not have "
+            f"load_pretrained {directory}: adapter {adapter} was made from values of the base model, which were not "
             "those of the folder: open the folder by from_pretrained() before get_peft_model()")
     base = BaseModel(module)
     names = {parameter.name: _names_in(base, parameter.names) for parameter in parameters}
@@ -74,16 +74,19 @@ def _persistent_buffers(module: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def _find(model: nn.Module, folder: pathlib.Path, places: Mapping[str, torch.Tensor]) -> _Found:
-    state = read_folder(folder)
+    renames = hasattr(model, "from_pretrained")
+    contents = read_folder(folder, None if renames else places)
     prefix = f"{getattr(model, 'base_model_prefix', '')}."  # which transformers adds or removes
     buffers = {name for name, _ in model.named_buffers()}
-    codes = {key: tensor for key, tensor in state.items() if not is_plain(tensor) and
-             not {key, prefix + key, key.removeprefix(prefix)} & buffers}
-    state = {key: tensor for key, tensor in state.items() if key not in codes}
-    if hasattr(model, "from_pretrained"):
-        return _Found(*_load_by_transformers(model, folder, state), codes)
-    return _Found({name: tensor for name, tensor in state.items() if name in places}, state.keys() - places.keys(),
-                  codes)
+    refused = contents.refused | {
+        key: f"{folder}: tensor {key}: want values of a parameter, got {str(tensor.dtype).removeprefix('torch.')}"
+        for key, tensor in contents.tensors.items()
+        if not is_value(tensor) and not {key, prefix + key, key.removeprefix(prefix)} & buffers}
+    state = {key: tensor for key, tensor in contents.tensors.items() if key not in refused}
+    if not renames:
+        return _Found(state, contents.unread, refused)
+    tensors, additional = _load_by_transformers(model, folder, state)
+    return _Found(tensors, additional, refused)
 
 
 def _load_by_transformers(model: nn.Module, folder: pathlib.Path,
@@ -115,17 +118,17 @@ def _type_of(state: Mapping[str, torch.Tensor]) -> torch.dtype:
 def _check_names(folder: pathlib.Path, found: _Found, names: Mapping[str, list[str]],
                  buffers: Mapping[str, Any]) -> None:
     missing = [own[0] for own in names.values() if not any(name in found.tensors for name in own)]
-    if missing and found.codes:
-        key = next((key for key in found.codes for name in missing if key.endswith(name) or name.endswith(key)),
-                   next(iter(found.codes)))
-        raise refusal(folder, key, found.codes[key])
+    refused = [found.refused[key] for key in found.refused
+               if any(key.endswith(name) or name.endswith(key) for name in missing)] or list(found.refused.values())
+    if missing and refused:
+        raise paramshard.InvalidArgumentError(f"load_pretrained: {refused[0]}")
     if missing:
         raise paramshard.NotFoundError(
             f"load_pretrained {folder}: {_some(missing)} not found{_advice(missing, found.additional)}")
-    additional = found.additional | found.codes.keys()
+    additional = sorted(found.additional | found.refused.keys())
     if additional:
-        warnings.warn(f"load_pretrained {folder}: the model has no place for {_some(sorted(additional))}, which are not "
-                      "loaded", stacklevel=5)
+        warnings.warn(f"load_pretrained {folder}: the model has no place for {_some(additional)}, which are not loaded",
+                      stacklevel=5)
     kept = [name for name in buffers if name not in found.tensors]
     if kept:
         warnings.warn(f"load_pretrained {folder}: buffers {_some(kept)} not found; they stay as they are",

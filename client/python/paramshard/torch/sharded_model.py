@@ -521,8 +521,8 @@ class ShardedModel:
 
         A model of transformers is read by its own from_pretrained, on the first rank of each daemon: its renamings
         and merged experts come out right. Where the model has persistent buffers, as BatchNorm's means, every rank
-        reads the folder, for they stay in the module. NotFoundError names parameters that the files lack,
-        InvalidArgumentError those of other shapes, UnimplementedError those of unknown encodings. A warning names keys
+        reads the folder, for they stay in the module. Quantized weights are decoded. NotFoundError names parameters
+        that the files lack, InvalidArgumentError those of other shapes and of unknown encodings. A warning names keys
         that nothing takes.
         """
         if self._model is not None:
