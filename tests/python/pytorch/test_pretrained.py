@@ -1,8 +1,8 @@
 """What load_pretrained takes from a folder: every parameter has the folder's value, or an error names it."""
 
-import copy
 import json
 import pathlib
+import subprocess
 import warnings
 from collections.abc import Callable
 
@@ -12,6 +12,7 @@ from torch import nn
 
 import paramshard
 import paramshard.torch as pt
+from conftest import program
 from models import GPT, assert_close
 
 safetensors = pytest.importorskip("safetensors.torch")
@@ -382,6 +383,127 @@ def test_adapters_that_were_made_from_other_values_are_refused(daemon, tmp_path,
 
 
 # --- Encodings ---
+
+
+def _codes(values: torch.Tensor, block: tuple[int, int], dtype: torch.dtype = torch.float8_e4m3fn,
+           scale_dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Codes, a scale for each block, and what they stand for."""
+    rows, columns = values.shape
+    grid = -(-rows // block[0]), -(-columns // block[1])
+    scales = torch.rand(grid, generator=torch.Generator().manual_seed(1)).add(0.5).div(64).to(scale_dtype)
+    spread = scales.float().repeat_interleave(block[0], 0)[:rows].repeat_interleave(block[1], 1)[:, :columns]
+    codes = (values / spread).to(dtype)
+    return codes, scales, codes.float() * spread
+
+
+BLOCKS = (128, 128)
+
+
+@pytest.mark.parametrize("suffix, block, dtype, scale_dtype", [
+    ("_scale_inv", BLOCKS, torch.float8_e4m3fn, torch.float32),
+    ("_scale_inv", BLOCKS, torch.float8_e4m3fn, torch.bfloat16),
+    ("_scale", (200, 300), torch.float8_e4m3fn, torch.float32),
+    ("_scale", (200, 300), torch.float8_e5m2, torch.bfloat16),
+    ("_scale", (1, 300), torch.float8_e4m3fn, torch.bfloat16),
+    ("_scale", (1, 300), torch.float8_e5m2, torch.float32),
+])
+def test_codes_are_decoded_by_their_scales(daemon, tmp_path, suffix, block, dtype, scale_dtype):
+    torch.manual_seed(0)
+    make = lambda: nn.Sequential(nn.Linear(300, 200))  # noqa: E731
+    state = dict(make().state_dict())
+    codes, scales, values = _codes(state["0.weight"], block, dtype, scale_dtype)
+    _write(tmp_path, state | {"0.weight": codes, f"0.weight{suffix}": scales})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        assert_close(_load(daemon, make, tmp_path), state | {"0.weight": values}, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("format", ["FP8_BLOCK_128X128", "FP8_TENSOR_CURRENT", "MXFP8", "MXFP8_2D", "NVFP4_2D", "BF16"])
+def test_what_convert_writes_is_decoded(daemon, tmp_path, kind, format):
+    torch.manual_seed(0)
+    _write(tmp_path / "plain", kind.make().state_dict())
+    for arguments in (["plain", "--format", format, "-o", "codes"], ["codes", "--dequantize", "-o", "values"]):
+        if arguments[0] == "codes" and format == "BF16":
+            continue
+        subprocess.run([program("paramshardctl"), "convert", *arguments], check=True, cwd=tmp_path)
+    expected = safetensors.load_file(tmp_path / ("codes" if format == "BF16" else "values") / "model.safetensors")
+    loaded = _load(daemon, kind.make, tmp_path / "codes")
+    assert_close(loaded, {key: value.float() for key, value in expected.items()}, rtol=0, atol=0)
+
+
+def _quantized(state: State, names: Callable[[str], bool]) -> tuple[State, State]:
+    """As DeepSeek's files have it, and the values."""
+    files, values = dict(state), dict(state)
+    for key in filter(names, state):
+        files[key], files[f"{key}_scale_inv"], values[key] = _codes(state[key], BLOCKS)
+    return files, values
+
+
+def test_a_quantized_model_of_transformers_is_decoded_and_saved_with_values(daemon, tmp_path):
+    torch.manual_seed(0)
+    config = _config(quantization_config={"quant_method": "fp8", "weight_block_size": list(BLOCKS)})
+    plain = transformers.LlamaForCausalLM(_config())
+    files, values = _quantized(plain.state_dict(), lambda key: "proj" in key)
+    _write(tmp_path, files)
+    config.save_pretrained(tmp_path)
+    with pt.meta_init():
+        model = transformers.LlamaForCausalLM(transformers.AutoConfig.from_pretrained(tmp_path))
+    sharded = pt.shard(model, name="m", units=[model], socket_dir=str(daemon.socket_dir))
+    sharded.load_pretrained(tmp_path)
+    sharded.open()
+    assert_close(dict(model.state_dict()), values, rtol=0, atol=0)
+    sharded.save_pretrained(tmp_path / "saved")
+    opened = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "saved")
+    assert_close(dict(opened.state_dict()), values, rtol=0, atol=0)
+    sharded.close()
+
+
+def test_quantized_experts_are_decoded_before_they_are_merged(daemon, tmp_path):
+    torch.manual_seed(0)
+    config = transformers.MixtralConfig(vocab_size=48, hidden_size=32, intermediate_size=64, num_hidden_layers=1,
+                                        num_attention_heads=4, num_key_value_heads=2, num_local_experts=4)
+    transformers.MixtralForCausalLM(config).save_pretrained(tmp_path / "plain")
+    files, values = _quantized(safetensors.load_file(tmp_path / "plain" / "model.safetensors"),
+                               lambda key: "experts" in key or "proj" in key)
+    _write(tmp_path / "codes", files)
+    _write(tmp_path / "values", values)
+    config.save_pretrained(tmp_path / "values")
+    expected = transformers.MixtralForCausalLM.from_pretrained(tmp_path / "values").state_dict()
+    loaded = _load(daemon, lambda: transformers.MixtralForCausalLM(config), tmp_path / "codes")
+    assert_close(loaded, dict(expected), rtol=0, atol=0)
+
+
+def test_mxfp4_of_gpt_oss_is_decoded_as_transformers_decodes_it(daemon, tmp_path):
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+    torch.manual_seed(0)
+    config = transformers.GptOssConfig(vocab_size=40, hidden_size=64, intermediate_size=32, num_hidden_layers=1,
+                                       num_attention_heads=2, num_key_value_heads=1, head_dim=32, num_local_experts=2,
+                                       num_experts_per_tok=1)
+    state = dict(transformers.GptOssForCausalLM(config).state_dict())
+    files = dict(state)
+    for name in ("gate_up_proj", "down_proj"):
+        key = f"model.layers.0.mlp.experts.{name}"
+        experts, wide, long = state[key].shape
+        blocks = torch.randint(0, 256, (experts, long, wide // 32, 16), dtype=torch.uint8)
+        scales = torch.randint(118, 128, (experts, long, wide // 32), dtype=torch.uint8)
+        files |= {f"{key}_blocks": blocks, f"{key}_scales": scales}
+        del files[key]
+        state[key] = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32).contiguous()
+        assert state[key].shape == (experts, wide, long)
+    _write(tmp_path, files)
+    (tmp_path / "config.json").write_text(json.dumps(
+        config.to_dict() | {"quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": []}}))
+    loaded = _load(daemon, lambda: transformers.GptOssForCausalLM(config), tmp_path)
+    assert_close(loaded, state, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("method", ["gptq", "awq", "bitsandbytes", "unheard of"])
+def test_folders_of_unknown_methods_are_refused(daemon, tmp_path, kind, method):
+    state = kind.make().state_dict()
+    _write(tmp_path, state)
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": {"quant_method": method}}))
+    with pytest.raises(paramshard.InvalidArgumentError, match=f"{method}"):
+        _load(daemon, kind.make, tmp_path)
 
 
 @pytest.mark.parametrize("dtype, named", [

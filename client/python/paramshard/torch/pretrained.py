@@ -60,6 +60,8 @@ def read(module: nn.Module, directory: str | os.PathLike[str], parameters: Seque
         for name, buffer in buffers.items():
             if name in found.tensors:
                 buffer.copy_(found.tensors[name])
+    if hasattr(getattr(base.module, "config", None), "quantization_config"):
+        del base.module.config.quantization_config  # what is saved of the model has values, too
     return {name: _value(folder, found, own) if reads else torch.empty(0) for name, own in names.items()}
 
 
