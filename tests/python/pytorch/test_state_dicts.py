@@ -236,13 +236,50 @@ def test_a_model_of_transformers_saves_the_same_files(daemon, tmp_path, tied, dt
     model.save_pretrained(tmp_path / "model")
     assert _files(tmp_path / "model") == _files(tmp_path / "plain")
     plain.save_pretrained(tmp_path / "plain", max_shard_size="4KB")
-    model.save_pretrained(tmp_path / "model", max_shard_size="4KB")
+    model.save_pretrained(save_directory=tmp_path / "model", max_shard_size="4KB")
     assert _files(tmp_path / "model") == _files(tmp_path / "plain")
     plain.float().save_pretrained(tmp_path / "float")
     sharded.save_pretrained(tmp_path / "masters")
     assert _files(tmp_path / "masters") == _files(tmp_path / "float")
     assert model.config.dtype == plain.config.dtype
     sharded.close()
+
+
+def test_a_rank_that_does_not_write_writes_nothing(daemon, tmp_path):
+    model = _llama()
+    sharded = _on(daemon, model, param_dtype=torch.bfloat16)
+    model.save_pretrained(tmp_path / "saved", False)
+    assert not list((tmp_path / "saved").iterdir())
+    sharded.close()
+
+
+def test_models_of_the_hub_go_round(daemon, tmp_path):
+    hub = pytest.importorskip("huggingface_hub")
+
+    class Model(nn.Module, hub.PyTorchModelHubMixin):
+        def __init__(self, width: int = 8):
+            super().__init__()
+            self.linear = nn.Linear(width, width)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.linear(x)
+
+    plain = Model(6).bfloat16()
+    module = copy.deepcopy(plain)
+    sharded = _on(daemon, module)
+    plain.save_pretrained(tmp_path / "plain")
+    module.save_pretrained(tmp_path / "module")
+    assert _files(tmp_path / "module") == _files(tmp_path / "plain")
+    sharded.save_pretrained(tmp_path / "sharded")
+    assert_close(safetensors.load_file(tmp_path / "sharded" / "model.safetensors"), dict(plain.float().state_dict()),
+                 rtol=0, atol=0)
+    again = Model(6)
+    other = pt.shard(again, name="again", units=[again], socket_dir=str(daemon.socket_dir))
+    other.load_pretrained(tmp_path / "plain")
+    other.open()
+    assert_close(dict(again.state_dict()), dict(plain.state_dict()), rtol=0, atol=0)
+    sharded.close()
+    other.close()
 
 
 # --- Adapters of PEFT ---

@@ -32,6 +32,10 @@ def plain_name(name: str) -> str:
     return _COMPILED.sub("", name)
 
 
+def is_of_transformers(module: nn.Module) -> bool:
+    return hasattr(module, "base_model_prefix") and hasattr(module, "save_pretrained")
+
+
 def has_adapters(module: nn.Module) -> bool:
     return bool(getattr(module, "peft_config", None))
 

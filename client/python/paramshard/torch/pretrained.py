@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import paramshard
-from paramshard.torch.adapters import BaseModel, depends_on_base
+from paramshard.torch.adapters import BaseModel, depends_on_base, is_of_transformers
 from paramshard.torch.folder import is_value, read_folder
 from paramshard.torch.unit import UnitParameter
 
@@ -52,15 +52,16 @@ def read(module: nn.Module, directory: str | os.PathLike[str], parameters: Seque
         return {name: torch.empty(0) for name in names}
     folder = pathlib.Path(directory)
     places = {own: parameter.placeholder for parameter in parameters for own in names.get(parameter.name, ())} | buffers
-    found = _find(base.module, folder, places)
+    needed = places if reads else buffers
+    found = _find(base.module, folder, needed)
     if reads:
         _check_names(folder, found, names, buffers)
-    _check_shapes(folder, found, places if reads else buffers)
+    _check_shapes(folder, found, needed)
     with torch.no_grad():
         for name, buffer in buffers.items():
             if name in found.tensors:
                 buffer.copy_(found.tensors[name])
-    if hasattr(getattr(base.module, "config", None), "quantization_config"):
+    if is_of_transformers(base.module) and hasattr(base.module.config, "quantization_config"):
         del base.module.config.quantization_config  # what is saved of the model has values, too
     return {name: _value(folder, found, own) if reads else torch.empty(0) for name, own in names.items()}
 
@@ -76,7 +77,7 @@ def _persistent_buffers(module: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def _find(model: nn.Module, folder: pathlib.Path, places: Mapping[str, torch.Tensor]) -> _Found:
-    renames = hasattr(model, "from_pretrained")
+    renames = is_of_transformers(model)
     contents = read_folder(folder, None if renames else places)
     prefix = f"{getattr(model, 'base_model_prefix', '')}."  # which transformers adds or removes
     buffers = {name for name, _ in model.named_buffers()}

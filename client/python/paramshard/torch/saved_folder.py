@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import pathlib
 import weakref
@@ -12,7 +13,7 @@ import torch
 from torch import nn
 
 import paramshard
-from paramshard.torch.adapters import has_adapters, plain_name, showing_prompts, uncompiled
+from paramshard.torch.adapters import has_adapters, is_of_transformers, plain_name, showing_prompts, uncompiled
 from paramshard.torch.state_dict import StateDicts
 
 _FILE = "model.safetensors"
@@ -28,7 +29,7 @@ def write(module: nn.Module, directory: str | os.PathLike[str], state: dict[str,
     folder.mkdir(parents=True, exist_ok=True)
     module = uncompiled(module)
     state = _writable({plain_name(key): value for key, value in state.items()})
-    if hasattr(module, "save_pretrained"):
+    if is_of_transformers(module) or has_adapters(module):
         module.save_pretrained(folder, state_dict=state)
         return
     from safetensors.torch import save_file
@@ -61,25 +62,23 @@ def _writable(state: dict[str, Any]) -> dict[str, torch.Tensor]:
 
 
 def correct_saving(module: nn.Module, dictionaries: StateDicts) -> None:
-    """Makes `module.save_pretrained()` write what it writes without a daemon. Where there is none nothing is done."""
+    """Makes `module.save_pretrained()` write what it writes without a daemon, where it is one of transformers or PEFT."""
     module = uncompiled(module)
-    save = getattr(type(module), "save_pretrained", None)
-    if save is None:
+    if not (is_of_transformers(module) or has_adapters(module)):
         return
-    saved, of = weakref.ref(module), weakref.ref(dictionaries)
+    save = type(module).save_pretrained
+    saved, of = weakref.ref(module), weakref.ref(dictionaries)  # which live as long as the module is called
 
     @functools.wraps(save)
-    def save_pretrained(directory: str | os.PathLike[str], *arguments: Any, **options: Any) -> Any:
-        if of() is None:
-            raise paramshard.FailedPreconditionError(
-                "save_pretrained: the ShardedModel of this module is gone; keep what shard() returns")
-        saved_type = _type_of_file(saved(), of(), options.get("state_dict"))
+    def save_pretrained(*arguments: Any, **options: Any) -> Any:
+        given = inspect.signature(save).bind(saved(), *arguments, **options).arguments
+        saved_type = _type_of_file(saved(), of(), given.get("state_dict"))
         with showing_prompts(saved(), of()):
-            result = save(saved(), directory, *arguments, **options)
-        if (pathlib.Path(directory) / "config.json").exists() and not has_adapters(saved()):
+            result = save(saved(), *arguments, **options)
+        if not has_adapters(saved()) and given.get("is_main_process", True):
             # It has the type of placeholders now, which is what is computed with.
             saved().config.dtype = str(saved_type).removeprefix("torch.")
-            saved().config.save_pretrained(directory)
+            saved().config.save_pretrained(given["save_directory"])
         return result
 
     module.save_pretrained = save_pretrained
