@@ -137,3 +137,32 @@ def test_a_model_without_such_weights_is_refused(daemon, format):
         _shard(daemon, model, "m", format=format, compute="fp8")
     with pytest.raises(paramshard.InvalidArgumentError, match="compute="):
         _shard(daemon, model, "m", compute="fp4")
+
+
+def test_code_that_reads_such_a_weight_is_told(daemon):
+    class Reads(Residual):
+        read = None
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if self.read is not None:
+                self.read(self.up)
+            return super().forward(x)
+
+    torch.manual_seed(0)
+    with pt.meta_init():
+        model = nn.Module()
+        model.blocks = nn.ModuleList([Reads()])
+    sharded, optimizer = _shard(daemon, model, "m", compute="fp8")
+    block = model.blocks[0]
+    for block.read in (lambda up: up.weight.square().sum(), lambda up: up.weight.data.norm(),
+                       lambda up: up.weight.detach() + 1, lambda up: nn.functional.linear(_inputs(0), up.weight),
+                       lambda up: up.weight.data.clamp_(0, 1)):
+        with pytest.raises(paramshard.FailedPreconditionError, match="blocks.0.up.weight.*compute=.fp8"):
+            block(_inputs(0))
+    block.read = lambda up: (up.weight.shape, up.weight.dtype, up.bias.sum())
+    block(_inputs(0)).sum().backward()
+    optimizer.step()
+    assert optimizer.last_norm() > 0
+    with sharded.unsharded():
+        assert block.up.weight.square().sum() > 0
+    sharded.close()

@@ -239,6 +239,43 @@ def test_a_backward_through_the_weights_of_the_step_before_is_refused(daemon):
         loss.backward()
 
 
+def test_a_backward_that_nothing_gathers_weights_for_is_refused(daemon):
+    """It begins inside of a unit, at a tensor that the unit has not returned."""
+    class Keeps(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = nn.Linear(32, 32), nn.Linear(32, 32)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.kept = torch.tanh(self.first(x))
+            return self.last(self.kept)
+
+    torch.manual_seed(5)
+    module = Stack(Keeps(), Keeps())
+    pair = Pair(daemon, module)
+    pair.module(_inputs(batch_of(0)))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        pair.module.blocks[1].kept.sum().backward()
+    pair.optimizer.zero_grad()
+    for model in pair.both():
+        for block in model.blocks:
+            block.kept = None
+    pair.train(2, loss=_square)
+    pair.check(tolerance=1e-5)
+
+
+def test_a_backward_that_asks_for_parameters_computes_none_of_them(daemon):
+    pair = Pair(daemon, GPT())
+    loss_of(pair.module, batch_of(0)).backward(inputs=list(pair.module.parameters()))
+    with pytest.raises(paramshard.FailedPreconditionError, match="inputs="):
+        pair.optimizer.step()
+    with pair.sharded.unsharded():
+        loss_of(pair.module, batch_of(0)).backward(inputs=[pair.module.head.weight])
+    pair.optimizer.step()
+    loss_of(pair.plain, batch_of(0)).backward(inputs=[pair.plain.head.weight])
+    assert_close(pair.optimizer.last_norm(), pair.plain.head.weight.grad.norm().item(), rtol=1e-5, atol=0)
+
+
 def test_a_step_among_gathered_weights_is_refused(daemon):
     torch.manual_seed(5)
     pair = Pair(daemon, GPT())

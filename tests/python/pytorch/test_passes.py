@@ -55,6 +55,24 @@ def test_checkpoints_are_recomputed_with_gathered_weights(daemon):
     pair.check()
 
 
+def test_reentrant_checkpoints_behind_an_input_train(daemon):
+    """No unit outside of them begins the backward before they do."""
+    class Reentrant(Stack):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for block in self.blocks:
+                x = checkpoint(block, x, use_reentrant=True)
+            return x
+
+    torch.manual_seed(2)
+    pair = Pair(daemon, Reentrant(*(nn.Sequential(nn.Linear(32, 32), nn.Tanh()) for _ in range(3))))
+    for step in range(3):
+        for model in pair.both():
+            x = torch.randn(4, 32, generator=torch.Generator().manual_seed(step)).to(DEVICE).requires_grad_()
+            model(x).square().mean().backward()
+        pair.step()
+    pair.check()
+
+
 def test_a_checkpoint_around_the_model_keeps_earlier_micro_batches(daemon):
     torch.manual_seed(2)
     pair = Pair(daemon, GPT())

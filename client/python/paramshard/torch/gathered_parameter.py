@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 import paramshard
 
 _data = torch.Tensor.data
+_AWAY = 1 << 30  # what is added to a version while there are no values
 
 
 class GatheredParameter(nn.Parameter):
@@ -25,7 +27,7 @@ class GatheredParameter(nn.Parameter):
 
     _paramshard_name: str
     _paramshard_home: torch.Tensor  # the same memory, known to nobody else
-    _paramshard_version: int  # when it was gathered last
+    _paramshard_version: int  # counts the values that it has had
     _paramshard_contents: tuple[torch.Tensor, torch.Tensor] | None  # likewise, or before the first read of `.data`
     _paramshard_is_gathered: bool
 
@@ -49,7 +51,6 @@ class GatheredParameter(nn.Parameter):
 
     def begin(self, closely: bool) -> None:
         """Its values have come. `closely` compares contents at the end, which reads them twice."""
-        self._paramshard_version = self._version
         self._paramshard_contents = fingerprint(self._paramshard_home) if closely else None
         self._paramshard_is_gathered = True
 
@@ -111,6 +112,19 @@ class GatheredParameter(nn.Parameter):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return nn.Parameter(self.detach(), self.requires_grad).__reduce_ex__(protocol)
+
+
+def show_versions(parameters: Sequence[GatheredParameter], *, gathered: bool, other_values: bool = False) -> None:
+    """Tells autograd which values they have, by the versions that it compares: none while they are not gathered.
+
+    The same values may come back as often as they like, and serve graphs that have saved them before. Others are a
+    change, whichever way they are written. A graph that asks for values which are not there raises, and reads nothing.
+    """
+    for parameter in parameters:
+        parameter._paramshard_version += other_values
+    away = 0 if gathered else _AWAY
+    torch._C._autograd._unsafe_set_version_counter(
+        tuple(parameters), tuple(parameter._paramshard_version + away for parameter in parameters))
 
 
 def fingerprint(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

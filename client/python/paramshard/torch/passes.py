@@ -135,7 +135,7 @@ class Passes:
         if not self.has_pushed:
             raise paramshard.FailedPreconditionError(
                 "step: a backward since the last step expected, got none, and a commit without gradients would count "
-                "as a step")
+                "as a step; backward(inputs=) of parameters computes none")
         self.reshard("step")
 
     def end_step(self) -> None:

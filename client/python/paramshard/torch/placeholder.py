@@ -131,7 +131,9 @@ class Placeholder(torch.Tensor):
         if function in _WITHOUT_VALUES and isinstance(args[0], Placeholder):
             of = args[0]
             of._check_conversion(**(kwargs or {}))
-            return cls(of, name=of.parameter_name, dtype=of.dtype, device=of.device, owner=of.owner)
+            same = cls(of, name=of.parameter_name, dtype=of.dtype, device=of.device, owner=of.owner)
+            same.is_multiplied = of.is_multiplied
+            return same
         if function is _aten.copy_.default and isinstance(args[0], Placeholder) and args[0].owner is not None:
             args[0].owner.take_value(args[0].parameter_name, args[1])
             return args[0]

@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 import paramshard
 from paramshard.torch.carriers import Carrier, Need
-from paramshard.torch.gathered_parameter import GatheredParameter
+from paramshard.torch.gathered_parameter import GatheredParameter, show_versions
 from paramshard.torch.memory_block import place_of
 from paramshard.torch.placeholder import Placeholder
 
@@ -250,11 +250,7 @@ class Unit:
 
     def end_transforms(self) -> None:
         """Values are about to change: what is held for transforms goes, and later backwards through it raise."""
-        if self._transforms not in self._holders:
-            return
         self.reshard(self._transforms)
-        if not self._holders:
-            torch.autograd.graph.increment_version([parameter.unsharded for parameter in self.parameters])
 
     def forget_model(self) -> None:
         """The model that was open is not any more."""
@@ -276,6 +272,7 @@ class Unit:
             is_new = self._note_new_values()
             self._carrier.fetch(self._passes.model, need)
         self._has_transposed = need.transposed
+        show_versions([parameter.unsharded for parameter in self.parameters], gathered=True, other_values=is_new)
         closely = is_new and self._passes.is_looked_at_closely
         for parameter in self.parameters:
             # A weight that is multiplied in 8 bits has no values: who reads it is told so by its placeholder.
@@ -284,14 +281,9 @@ class Unit:
                 parameter.unsharded.begin(closely)
 
     def _note_new_values(self) -> bool:
-        """Autograd compares versions to find tensors that were changed since they were saved.
-
-        The same values may come back as often as they like; others are a change, whichever way they are written.
-        Returns True for others.
-        """
+        """Returns True if the values that come are others than those that were gathered last."""
         if self._decoded == self._passes.state:
             return False
-        torch.autograd.graph.increment_version([parameter.unsharded for parameter in self.parameters])
         for parameter in self.parameters:
             if parameter.fp8_weight is not None:
                 parameter.fp8_weight.renew()
@@ -311,6 +303,7 @@ class Unit:
 
     def _drop_memory(self) -> None:
         self._take_back()
+        show_versions([parameter.unsharded for parameter in self.parameters], gathered=False)
         self._carrier.release()
         self._has_transposed = False
 
