@@ -306,6 +306,53 @@ def test_a_part_whose_shape_is_that_of_the_whole(daemon, tmp_path):
         _load(daemon, lambda: nn.Sequential(nn.Linear(4, 4)), tmp_path)
 
 
+# --- Models of transformers ---
+
+_SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48,
+          "vocab_size": 50}
+
+
+def _models() -> dict[str, Callable[[], nn.Module]]:
+    """Ties in several ways, parametrized weights, transposed and merged ones, persistent buffers, renamed parts."""
+    of = transformers
+    return {
+        "t5": lambda: of.T5ForConditionalGeneration(of.T5Config(d_model=32, d_kv=16, d_ff=48, num_layers=2, num_heads=2,
+                                                                vocab_size=50, decoder_start_token_id=0)),
+        "bert": lambda: of.BertForMaskedLM(of.BertConfig(**_SMALL)),
+        "gpt2": lambda: of.GPT2LMHeadModel(of.GPT2Config(n_embd=32, n_layer=2, n_head=2, vocab_size=50)),
+        "wav2vec2": lambda: of.Wav2Vec2ForCTC(of.Wav2Vec2Config(
+            **_SMALL, conv_dim=(16, 16), conv_kernel=(3, 3), conv_stride=(2, 2), num_conv_pos_embeddings=8,
+            num_conv_pos_embedding_groups=2)),
+        "deepseek": lambda: of.DeepseekV3ForCausalLM(of.DeepseekV3Config(
+            **_SMALL, num_key_value_heads=2, moe_intermediate_size=16, n_routed_experts=4, n_group=2, topk_group=1,
+            num_experts_per_tok=2, first_k_dense_replace=1, q_lora_rank=8, kv_lora_rank=8, qk_rope_head_dim=8,
+            qk_nope_head_dim=8, v_head_dim=8)),
+        "llava": lambda: of.LlavaForConditionalGeneration(of.LlavaConfig(
+            vision_config={"model_type": "clip_vision_model", "hidden_size": 32, "num_hidden_layers": 2,
+                           "num_attention_heads": 2, "intermediate_size": 32, "image_size": 16, "patch_size": 8},
+            text_config={"model_type": "llama", **_SMALL, "num_key_value_heads": 2})),
+        "resnet": lambda: of.ResNetForImageClassification(of.ResNetConfig(
+            embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic")),
+    }
+
+
+@pytest.mark.parametrize("name", ["t5", "bert", "gpt2", "wav2vec2", "deepseek", "llava", "resnet"])
+def test_models_of_transformers_go_round(daemon, tmp_path, name):
+    plain, model = _models()[name](), _models()[name]()
+    plain.save_pretrained(tmp_path / "before")
+    sharded = pt.shard(model, name="m", units=[model], socket_dir=str(daemon.socket_dir))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        sharded.load_pretrained(tmp_path / "before")
+    sharded.open()
+    assert_close(dict(model.state_dict()), dict(plain.state_dict()), rtol=0, atol=0)
+    sharded.save_pretrained(tmp_path / "after")
+    before, after = ({path.name: path.read_bytes() for path in (tmp_path / folder).iterdir()}
+                     for folder in ("before", "after"))
+    assert before == after
+    sharded.close()
+
+
 # --- Adapters ---
 
 

@@ -245,6 +245,24 @@ def test_a_model_of_transformers_saves_the_same_files(daemon, tmp_path, tied, dt
     sharded.close()
 
 
+@pytest.mark.parametrize("adapted", [False, True])
+def test_compiled_models_save_the_same_files(daemon, tmp_path, adapted):
+    def make() -> nn.Module:
+        return _adapted(_configs()["lora"]) if adapted else _llama()
+
+    plain = torch.compile(make(), backend="eager")
+    model = torch.compile(make(), backend="eager")
+    sharded = _on(daemon, model)
+    plain.save_pretrained(tmp_path / "plain")
+    model.save_pretrained(tmp_path / "model")
+    sharded.save_pretrained(tmp_path / "sharded")
+    assert _files(tmp_path / "model") == _files(tmp_path / "plain") == _files(tmp_path / "sharded")
+    if adapted:
+        model.save_pretrained(tmp_path / "part", state_dict=sharded.adapter_state_dict())
+        assert _files(tmp_path / "part") == _files(tmp_path / "plain")
+    sharded.close()
+
+
 def test_a_rank_that_does_not_write_writes_nothing(daemon, tmp_path):
     model = _llama()
     sharded = _on(daemon, model, param_dtype=torch.bfloat16)
@@ -303,6 +321,8 @@ def _configs() -> dict:
         "vera": lambda: peft.VeraConfig(r=4, target_modules=["q_proj"], **causal),
         "vera without projections": lambda: peft.VeraConfig(r=4, target_modules=["q_proj"], save_projection=False,
                                                             **causal),
+        "largest of vblora": lambda: peft.VBLoRAConfig(r=2, num_vectors=6, vector_length=4, save_only_topk_weights=True,
+                                                       **layers, **causal),
         "prompts": lambda: peft.PromptTuningConfig(num_virtual_tokens=3, **causal),
         "prefixes": lambda: peft.PrefixTuningConfig(num_virtual_tokens=3, **causal),
         "encoded prompts": lambda: peft.PromptEncoderConfig(num_virtual_tokens=3, encoder_hidden_size=8, **causal),
@@ -328,7 +348,7 @@ def _saved(folder) -> tuple[dict, dict]:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", ["lora", "lora with biases", "lora of embeddings", "dora", "modules to save",
                                   "tokens of lora", "tokens", "ia3", "oft", "vera", "vera without projections",
-                                  "prompts", "prefixes", "encoded prompts"])
+                                  "largest of vblora", "prompts", "prefixes", "encoded prompts"])
 def test_adapters_are_saved_as_peft_saves_them(daemon, tmp_path, kind):
     import peft
     config = _configs()[kind]

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+import paramshard
 from paramshard.torch.state_dict import StateDicts
 
 # What PEFT puts into the names of parameters that a model had before, and torch.compile.
@@ -79,12 +80,16 @@ class BaseModel:
 
 
 def saved_by_peft(module: nn.Module, dictionaries: StateDicts) -> dict[str, Any]:
-    """The part of `state_dict()` that PEFT saves. The rest of the model is not read."""
+    """The part of `state_dict()` that PEFT saves. The rest of the model is not read, unless PEFT computes with it."""
     from peft import get_peft_model_state_dict
-    with dictionaries.unread(), showing_prompts(module, dictionaries):
-        unread = module.state_dict()
-        saved = {id(value) for adapter in module.peft_config
-                 for value in get_peft_model_state_dict(module, dict(unread), adapter_name=adapter).values()}
+    module = uncompiled(module)
+    try:
+        with dictionaries.unread(), showing_prompts(module, dictionaries):
+            unread = module.state_dict()
+            saved = {id(value) for adapter in module.peft_config
+                     for value in get_peft_model_state_dict(module, dict(unread), adapter_name=adapter).values()}
+    except paramshard.FailedPreconditionError:
+        return module.state_dict()
     return {key: dictionaries.value_of(value) for key, value in unread.items() if id(value) in saved}
 
 
