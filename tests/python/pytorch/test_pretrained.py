@@ -269,6 +269,25 @@ def test_a_folder_with_files_of_torch(daemon, tmp_path, kind):
     assert_close(_load(daemon, kind.make, tmp_path), dict(state), rtol=0, atol=0)
 
 
+def test_a_file_of_torch_with_more_than_weights(daemon, tmp_path, kind):
+    """As frameworks write their checkpoints."""
+    state = kind.make().state_dict()
+    torch.save({"state_dict": state, "epoch": 3}, tmp_path / "pytorch_model.bin")
+    with pytest.raises((paramshard.NotFoundError, paramshard.InvalidArgumentError), match="state_dict"):
+        _load(daemon, kind.make, tmp_path)
+    torch.save(dict(state) | {"epoch": 3}, tmp_path / "pytorch_model.bin")
+    with pytest.warns(UserWarning, match="epoch"):
+        assert_close(_load(daemon, kind.make, tmp_path, "n"), dict(state), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("text", ["{broken", "[1]"])
+def test_a_config_that_is_no_object_is_refused(daemon, tmp_path, kind, text):
+    _write(tmp_path, kind.make().state_dict())
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(paramshard.InvalidArgumentError, match="config.json"):
+        _load(daemon, kind.make, tmp_path)
+
+
 def test_a_folder_of_adapters_alone_is_refused(daemon, tmp_path, kind):
     _write(tmp_path, {"base_model.model.x.lora_A.weight": torch.ones(2, 2)}, "adapter_model.safetensors")
     (tmp_path / "adapter_config.json").write_text("{}")

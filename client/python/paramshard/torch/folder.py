@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Container
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -23,7 +24,7 @@ _VALUES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 class Contents:
     """Tensors of a folder by key."""
 
-    tensors: dict[str, torch.Tensor]
+    tensors: dict[str, torch.Tensor]  # in files of torch there may be other objects
     refused: dict[str, str]  # why there are no values of those that nothing here decodes
     unread: set[str]  # keys that were not needed
 
@@ -51,9 +52,9 @@ def read_folder(folder: pathlib.Path, needed: Container[str] | None = None) -> C
                         weights.tensors().keys() - tensors.keys())
 
 
-def is_value(tensor: torch.Tensor) -> bool:
-    """True if its elements may be values of a parameter, and are no codes."""
-    return tensor.dtype in _VALUES
+def is_value(found: Any) -> bool:
+    """True for a tensor whose elements may be values of a parameter, and are no codes."""
+    return isinstance(found, torch.Tensor) and found.dtype in _VALUES
 
 
 def _values_of(weights: Weights, tensor: WeightTensor) -> torch.Tensor:
@@ -62,8 +63,13 @@ def _values_of(weights: Weights, tensor: WeightTensor) -> torch.Tensor:
 
 
 def _named_by_config(folder: pathlib.Path) -> str | None:
+    """None also for a config that is no JSON object, which Weights refuses."""
     config = folder / "config.json"
-    return json.loads(config.read_text()).get("transformers_weights") if config.exists() else None
+    try:
+        read = json.loads(config.read_text()) if config.exists() else None
+    except ValueError:
+        return None
+    return read.get("transformers_weights") if isinstance(read, dict) else None
 
 
 def _read_files_of_torch(file: pathlib.Path) -> dict[str, torch.Tensor]:

@@ -82,7 +82,7 @@ def _find(model: nn.Module, folder: pathlib.Path, places: Mapping[str, torch.Ten
     prefix = f"{getattr(model, 'base_model_prefix', '')}."  # which transformers adds or removes
     buffers = {name for name, _ in model.named_buffers()}
     refused = contents.refused | {
-        key: f"{folder}: tensor {key}: want values of a parameter, got {str(tensor.dtype).removeprefix('torch.')}"
+        key: f"{folder}: {key}: want values of a parameter, got {getattr(tensor, 'dtype', type(tensor).__name__)}"
         for key, tensor in contents.tensors.items()
         if not is_value(tensor) and not {key, prefix + key, key.removeprefix(prefix)} & buffers}
     state = {key: tensor for key, tensor in contents.tensors.items() if key not in refused}
