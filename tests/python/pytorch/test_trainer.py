@@ -1,5 +1,9 @@
 """HuggingFace's Trainer, beside itself without a daemon, and adapters of PEFT."""
 
+import dataclasses
+import pathlib
+import re
+
 import pytest
 import torch
 
@@ -10,7 +14,7 @@ from models import DEVICE, batch_of
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 
-from paramshard.torch.transformers import TrainerMixin  # noqa: E402
+from paramshard.torch.transformers import REFUSED_ARGUMENTS, TrainerMixin  # noqa: E402
 
 
 class Trainer(TrainerMixin, transformers.Trainer):
@@ -185,9 +189,152 @@ def test_what_a_trainer_cannot_have_is_refused(daemon, tmp_path):
     trainer.train()
     with pytest.raises(paramshard.UnimplementedError, match="it has no moments"):
         trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-6"))
-    with pytest.raises(paramshard.UnimplementedError, match="no optimizer expected"):
-        Trainer(model=model, args=_arguments(tmp_path), train_dataset=Sentences(), sharded=sharded,
-                optimizers=(trainer.optimizer, None))
+
+
+# --- Arguments ---
+
+
+def _docs_table() -> dict[str, set[str]]:
+    """The table of TrainingArguments in docs/pytorch.md: the names behind each of its three words."""
+    page = pathlib.Path(__file__).parents[3] / "docs" / "pytorch.md"
+    table = page.read_text().partition("<!-- training arguments: begin -->")[2].partition("<!-- training arguments: end")[0]
+    rows = [line.split("|") for line in table.splitlines() if "`" in line]
+    return {row[1].strip(): set(re.findall(r"`(\w+)`", row[2])) for row in rows}
+
+
+def test_every_training_argument_is_honoured_refused_or_harmless():
+    table = _docs_table()
+    assert set(table) == {"honoured", "refused", "harmless"}
+    listed = [name for names in table.values() for name in names]
+    assert len(listed) == len(set(listed))
+    fields = {field.name for field in dataclasses.fields(transformers.TrainingArguments)}
+    assert fields - set(listed) == set(), "not in docs/pytorch.md, which says what becomes of each"
+    assert set(listed) - fields == set()
+    assert table["refused"] == set(REFUSED_ARGUMENTS)
+
+
+REFUSED = {
+    "auto_find_batch_size": True, "bf16_full_eval": True, "ddp_broadcast_buffers": True, "debug": "underflow_overflow",
+    "deepspeed": {"zero_optimization": {"stage": 3}}, "fp16": True, "fp16_full_eval": True, "fsdp": True,
+    "liger_kernel_config": {"rope": True}, "parallelism_config": object(), "use_liger_kernel": True}
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED_ARGUMENTS))
+def test_refused_arguments_are_named(daemon, tmp_path, name):
+    model = _llama()
+    sharded = _shard(daemon, model, model.model.layers)
+    arguments = _arguments(tmp_path)
+    setattr(arguments, name, REFUSED[name])  # some ask for packages when they are given
+    with pytest.raises(paramshard.UnimplementedError, match=f"Trainer: {name}="):
+        Trainer(model=model, args=arguments, train_dataset=Sentences(), sharded=sharded)
+    sharded.close()
+
+
+@pytest.mark.parametrize("optim", [name for name in transformers.training_args.OptimizerNames
+                                   if name not in ("adamw_torch", "adamw_torch_fused")], ids=str)
+def test_other_optimizers_of_training_arguments_are_named(tmp_path, optim):
+    trainer = Trainer.__new__(Trainer)
+    trainer.args, trainer.optimizer_cls_and_kwargs = _arguments(tmp_path), None
+    trainer.args.optim = optim
+    with pytest.raises(paramshard.UnimplementedError, match=f"optim={optim.value}"):
+        trainer._adamw_options()
+
+
+class _MakesSgd(Trainer):
+    def create_optimizer(self, model=None):
+        self.optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+        return self.optimizer
+
+
+class _ChoosesSgd(Trainer):
+    @staticmethod
+    def get_optimizer_cls_and_kwargs(args, model=None):
+        return torch.optim.SGD, {"lr": 0.1}
+
+
+def test_what_is_asked_for_beside_adamw_is_named(daemon, tmp_path):
+    model = _llama()
+    sharded = _shard(daemon, model, model.model.layers)
+
+    def make(kind=Trainer, arguments=None, **options):
+        return kind(train_dataset=Sentences(), sharded=sharded, args=_arguments(tmp_path, **(arguments or {})),
+                    **({"model": model} | options))
+
+    other = torch.nn.Linear(2, 2)
+    sgd = torch.optim.SGD(other.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.ConstantLR(sgd)
+    for named, use in {
+            "optim=adamw_torch with optim_args=amsgrad=True":
+                lambda: make(arguments={"optim": "adamw_torch", "optim_args": "amsgrad=True"}),
+            "optim=sgd": lambda: make(arguments={"optim": "sgd"}),
+            "optim=adamw_torch_fused is SGD": lambda: make(_ChoosesSgd),
+            "optimizer_cls_and_kwargs is SGD": lambda: make(optimizer_cls_and_kwargs=(torch.optim.SGD, {"lr": 0.1})),
+            "optimizer_cls_and_kwargs with amsgrad":
+                lambda: make(optimizer_cls_and_kwargs=(torch.optim.AdamW, {"lr": 0.1, "amsgrad": True})),
+            "SGD as optimizer": lambda: make(optimizers=(sgd, None)),
+            "model_init": lambda: make(model=None, model_init=_llama),
+            "SGD": lambda: make(_MakesSgd).train()}.items():
+        with pytest.raises(paramshard.UnimplementedError, match=named):
+            use()
+    with pytest.raises(paramshard.InvalidArgumentError, match="model.embed_tokens.weight"):
+        make(model=_llama())
+    with pytest.raises(paramshard.InvalidArgumentError, match="ConstantLR of another optimizer"):
+        make(optimizers=(None, scheduler)).train()
+    sharded.close()
+
+
+# Arguments that change a training, on both sides alike.
+CHANGES = {
+    "betas": {"adam_beta1": 0.8, "adam_beta2": 0.9, "adam_epsilon": 1e-3, "optim": "adamw_torch"},
+    "bf16": {"bf16": True},
+    "checkpointing": {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}},
+    "compile": {"torch_compile": True, "torch_compile_backend": "eager"},
+    "noise": {"neftune_noise_alpha": 5.0},
+    "smoothing": {"label_smoothing_factor": 0.3},
+    "schedule": {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr_rate": 0.5},
+                 "warmup_steps": 2},
+    "accumulation": {"gradient_accumulation_steps": 3, "max_steps": 4},
+    "no clipping": {"max_grad_norm": 0.0},
+    "evaluation": {"eval_strategy": "steps", "eval_steps": 4, "bf16": True, "eval_on_start": True},
+}
+
+
+@pytest.mark.parametrize("options", CHANGES.values(), ids=CHANGES)
+def test_arguments_change_what_they_change_without_a_daemon(daemon, tmp_path, options):
+    logs = []
+    for kind in (transformers.Trainer, Trainer):
+        model = _llama()
+        more = {"sharded": _shard(daemon, model, model.model.layers)} if kind is Trainer else {}
+        trainer = kind(model=model, train_dataset=Sentences(), eval_dataset=Sentences(), **more,
+                       args=_arguments(tmp_path, save_strategy="no", **options))
+        trainer.train()
+        logs.append({what: _logged(trainer, what) for what in ("loss", "learning_rate", "eval_loss")})
+    expected, found = logs
+    assert expected["loss"] and found.keys() == expected.keys()
+    for what, values in expected.items():
+        assert found[what] == pytest.approx(values, rel=1e-3), what
+
+
+def test_an_optimizer_and_a_schedule_of_the_script_are_used(daemon, tmp_path):
+    logs = []
+    for kind, make in ((transformers.Trainer, torch.optim.AdamW), (Trainer, pt.AdamW)):
+        model = _llama()
+        more = {"sharded": _shard(daemon, model, model.model.layers)} if kind is Trainer else {}
+        optimizer = make(model.parameters(), lr=1e-2, betas=(0.8, 0.9), weight_decay=0.2)
+        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+        trainer = kind(model=model, args=_arguments(tmp_path, save_strategy="no"), train_dataset=Sentences(),
+                       optimizers=(optimizer, schedule), **more)
+        trainer.train()
+        logs.append({what: _logged(trainer, what) for what in ("loss", "grad_norm", "learning_rate")})
+    for what, values in logs[0].items():
+        assert logs[1][what] == pytest.approx(values, rel=1e-3), what
+
+
+def test_an_optimizer_class_of_adamw_is_used(daemon, tmp_path):
+    model = _llama()
+    trainer = Trainer(model=model, sharded=_shard(daemon, model, model.model.layers), train_dataset=Sentences(),
+                      args=_arguments(tmp_path), optimizer_cls_and_kwargs=(torch.optim.AdamW, {"lr": 0.5}))
+    assert {group["lr"] for group in trainer.create_optimizer().param_groups} == {0.5}
 
 
 def test_adapters_of_peft(daemon, tmp_path):

@@ -1,11 +1,15 @@
 """Values on their way into the daemon and out of it."""
 
+import functools
+
 import pytest
 import torch
 from torch import nn
+from torch.nn.init import orthogonal_, trunc_normal_
 
 import paramshard
 import paramshard.torch as pt
+from paramshard.spec import InitialValue
 from paramshard.torch.initial_values import rule_of
 from models import DEVICE, GPT, LENGTH, Pair, assert_close, batch_of, loss_of
 
@@ -94,31 +98,139 @@ def test_meta_init_keeps_what_modules_know_of_a_parameter():
     assert rule_of(model.late).kind == "ones" and rule_of(model.head.weight).kind == "normal"
 
 
-def _made_of_eye() -> nn.Linear:
-    linear = nn.Linear(4, 4)
-    nn.init.eye_(linear.weight)
-    return linear
+# Each fills a tensor whose values before are those of nn.Linear's own initializer.
+FILLS = {
+    "normal": (lambda weight: nn.init.normal_(weight, std=0.5), ("normal", 0.0, 0.5)),
+    "uniform": (lambda weight: nn.init.uniform_(weight, -1, 2), ("uniform", -1.0, 2.0)),
+    "constant": (lambda weight: nn.init.constant_(weight, 0.25), ("constant", 0.25)),
+    "ones": (nn.init.ones_, ("ones",)),
+    "zeros": (nn.init.zeros_, ("zeros",)),
+    "xavier": (nn.init.xavier_normal_, ("normal", 0.0, 0.5)),
+    "kaiming": (lambda weight: nn.init.kaiming_normal_(weight, nonlinearity="linear"), ("normal", 0.0, 0.5)),
+    "truncated": (lambda weight: nn.init.trunc_normal_(weight, 0.05, 0.2, -0.4, 0.4),
+                  ("truncated_normal", 0.05, 0.2, -0.4, 0.4)),
+    "imported before": (lambda weight: trunc_normal_(weight, std=0.02, a=-0.04, b=0.04),
+                        ("truncated_normal", 0.0, 0.02, -0.04, 0.04)),
+    "bound before": (functools.partial(nn.init.trunc_normal_, std=0.5), ("truncated_normal", 0.0, 0.5, -2.0, 2.0)),
+    "data": (lambda weight: nn.init.trunc_normal_(weight.data, std=0.5), ("truncated_normal", 0.0, 0.5, -2.0, 2.0)),
+    "transposed": (lambda weight: nn.init.trunc_normal_(weight.T, std=0.5), ("truncated_normal", 0.0, 0.5, -2.0, 2.0)),
+    "data set": (lambda weight: setattr(weight, "data", torch.empty_like(weight).normal_(0, 0.3)),
+                 ("normal", 0.0, 0.3)),
+    "converted": (lambda weight: setattr(weight, "data", weight.data.normal_(0, 0.3).double()), ("normal", 0.0, 0.3)),
+}
 
 
-def _made_together() -> nn.Linear:
-    linear = nn.Linear(4, 4)
-    with torch.no_grad():
-        torch._foreach_zero_(list(linear.parameters()))
-    return linear
-
-
-@pytest.mark.parametrize("make, behind, why", [
-    (_made_of_eye, lambda linear: None, "written by uniform_, eye"),
-    (_made_together, lambda linear: None, "_foreach_zero_ writes it with other tensors"),
-    (lambda: nn.Linear(4, 4), lambda linear: nn.init.zeros_(linear.weight), "it was written behind meta_init"),
-], ids=["into it", "with others", "behind it"])
-def test_what_meta_init_cannot_tell_is_named(daemon, make, behind, why):
+@pytest.mark.parametrize("when", ["inside", "behind"])
+@pytest.mark.parametrize("fill, rule", FILLS.values(), ids=FILLS)
+def test_the_last_initializer_is_the_rule(when, fill, rule):
     with pt.meta_init():
-        linear = make()
-    behind(linear)
+        linear = nn.Linear(4, 4)
+        if when == "inside":
+            fill(linear.weight)
+    if when == "behind":
+        fill(linear.weight)
+    assert linear.weight.is_meta
+    assert rule_of(linear.weight) == InitialValue(*rule)
+
+
+def _fill_unless_on_meta(weight: torch.Tensor) -> None:
+    if not weight.is_meta:
+        nn.init.normal_(weight)
+
+
+def _set_data_to_half_of_it(weight: torch.Tensor) -> None:
+    weight.data = weight.data * 0.5
+
+
+def _zero_together(weight: torch.Tensor) -> None:
+    with torch.no_grad():
+        torch._foreach_zero_([weight])
+
+
+# Each leaves values that no rule describes, and the name that the refusal has.
+UNKNOWN = {
+    "eye": (nn.init.eye_, "eye_"),
+    "orthogonal": (nn.init.orthogonal_, "orthogonal_"),
+    "imported before": (lambda weight: orthogonal_(weight.data), "orthogonal_"),
+    "sparse": (lambda weight: nn.init.sparse_(weight, 0.5), "sparse_"),
+    "dirac": (lambda weight: nn.init.dirac_(weight.view(4, 2, 2)), "dirac_"),
+    "a part": (lambda weight: nn.init.trunc_normal_(weight[:2]), "trunc_normal_ writes a part"),
+    "changed": (lambda weight: nn.init.trunc_normal_(weight).data.mul_(2), "trunc_normal_, mul_"),
+    "copied": (lambda weight: weight.data.copy_(torch.ones(4, 4)), "copy_"),
+    "together": (_zero_together, "_foreach_zero_"),
+    "data set": (_set_data_to_half_of_it, "data was set"),
+}
+
+
+@pytest.mark.parametrize("when", ["inside", "behind"])
+@pytest.mark.parametrize("fill, name", UNKNOWN.values(), ids=UNKNOWN)
+def test_what_meta_init_cannot_tell_is_named(daemon, when, fill, name):
+    with pt.meta_init():
+        linear = nn.Linear(4, 4)
+        if when == "inside":
+            fill(linear.weight)
+    if when == "behind":
+        fill(linear.weight)
     pt.shard(linear, name="m", units=[linear], socket_dir=str(daemon.socket_dir))
-    with pytest.raises(paramshard.InvalidArgumentError, match=f"weight: its initial values cannot be told.*{why}"):
+    with pytest.raises(paramshard.InvalidArgumentError, match=f"weight: .*{name}"):
         pt.AdamW(linear.parameters())
+
+
+def test_an_initializer_that_passes_over_meta_is_named(daemon):
+    with pt.meta_init():
+        linear = nn.Linear(4, 4)
+        _fill_unless_on_meta(linear.weight)
+    pt.shard(linear, name="m", units=[linear], socket_dir=str(daemon.socket_dir))
+    with pytest.raises(paramshard.InvalidArgumentError, match="weight: .*_fill_unless_on_meta"):
+        pt.AdamW(linear.parameters())
+
+
+class FilledBefore(nn.Module):
+    """Tensors that are filled before they are parameters, in ways that no rule describes."""
+
+    def __init__(self):
+        super().__init__()
+        self.orthogonal = nn.Parameter(nn.init.orthogonal_(torch.empty(4, 4)))
+        numbers = torch.zeros(4)
+        numbers.numpy()[:] = 3
+        self.numbers = nn.Parameter(numbers)
+        self.truncated = nn.Parameter(nn.init.trunc_normal_(torch.empty(4, 4), std=0.5))
+
+
+def test_values_that_no_rule_describes_are_kept_where_they_have_memory(daemon):
+    with pt.meta_init():
+        model = FilledBefore()
+    assert model.truncated.is_meta and not model.orthogonal.is_meta and not model.numbers.is_meta
+    sharded = pt.shard(model, name="m", units=[model], socket_dir=str(daemon.socket_dir))
+    pt.AdamW(model.parameters())
+    orthogonal = sharded.read("orthogonal")
+    assert_close(orthogonal @ orthogonal.T, torch.eye(4), rtol=0, atol=1e-5)
+    assert sharded.read("numbers").tolist() == [3.0] * 4
+
+
+def test_a_model_that_is_converted_keeps_its_rules():
+    with pt.meta_init():
+        model = GPT()
+    rules = [rule_of(each) for each in model.parameters()]
+    model.to(torch.bfloat16)
+    assert [rule_of(each) for each in model.parameters()] == rules
+    assert all(isinstance(rule, InitialValue) for rule in rules)
+
+
+def test_transformers_initializers_have_their_rules():
+    transformers = pytest.importorskip("transformers")
+    from transformers import initialization
+    with pt.meta_init():
+        linear = nn.Linear(4, 4)
+        initialization.trunc_normal_(linear.weight, std=0.02)
+        initialization.orthogonal_(linear.bias.view(2, 2))
+        siglip = transformers.SiglipVisionModel(transformers.SiglipVisionConfig(
+            hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, image_size=8,
+            patch_size=4))
+    assert rule_of(linear.weight) == InitialValue("truncated_normal", 0.0, 0.02, -2.0, 2.0)
+    assert "orthogonal_" in rule_of(linear.bias).why
+    unknown = [name for name, each in siglip.named_parameters() if not isinstance(rule_of(each), InitialValue)]
+    assert not unknown
 
 
 def test_rope_buffer_from_meta(daemon):

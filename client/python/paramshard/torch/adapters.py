@@ -10,6 +10,7 @@ from torch import nn
 
 import paramshard
 from paramshard.torch.state_dict import StateDicts
+from paramshard.torch.torch_internals import own_modules
 
 # What PEFT puts into the names of parameters that a model had before, and torch.compile.
 _WRAPPED = re.compile(r"(?:^|(?<=\.))(?:base_layer|original_module|modules_to_save\.[^.]+|token_adapter)\.")
@@ -23,8 +24,8 @@ _INDEPENDENT = frozenset({"LORA", "ADALORA", "IA3", "OFT", "BOFT", "VERA", "LOHA
 
 def uncompiled(module: nn.Module) -> nn.Module:
     """What torch.compile() was given, where it made this module."""
-    while "_orig_mod" in module._modules:
-        module = module._modules["_orig_mod"]
+    while "_orig_mod" in own_modules(module):
+        module = own_modules(module)["_orig_mod"]
     return module
 
 

@@ -13,6 +13,7 @@ import torch
 
 import paramshard
 from paramshard.torch.memory_block import MemoryBlock
+from paramshard.torch.torch_internals import copy_each, raw_stream
 
 if TYPE_CHECKING:
     from paramshard.torch.unit import UnitParameter
@@ -112,8 +113,7 @@ class Carrier:
             block.release()
 
     def _stream(self) -> int | None:
-        # What torch.cuda.current_stream() wraps in an object.
-        return None if self._device.type == "cpu" else torch._C._cuda_getCurrentRawStream(self._device.index)
+        return None if self._device.type == "cpu" else raw_stream(self._device)
 
     @property
     def storages(self) -> tuple[int, int]:
@@ -135,7 +135,7 @@ class Carrier:
                     values.append(gradient)
                 elif parameter.trainable:
                     gradients.mark_absent(parameter.name)
-            torch._foreach_copy_(targets, values)
+            copy_each(targets, values)
             gradients.push(stream)
 
     def _slots_of(self, gradients: paramshard.UnitGradients) -> dict[str, torch.Tensor]:

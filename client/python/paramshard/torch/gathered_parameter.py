@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import _disable_current_modes
 
 import paramshard
+from paramshard.torch.torch_internals import set_versions, version_of, without_modes
 
 _data = torch.Tensor.data
 _AWAY = 1 << 30  # what is added to a version while there are no values
@@ -63,7 +63,7 @@ class GatheredParameter(nn.Parameter):
         """Returns True if somebody has written the parameter since begin(), or given it other memory."""
         if not self._paramshard_is_gathered:
             return False
-        written = self._version != self._paramshard_version or self._has_moved()
+        written = version_of(self) != self._paramshard_version or self._has_moved()
         contents, self._paramshard_contents = self._paramshard_contents, None
         if not written and contents is not None:
             now = fingerprint(self._paramshard_home)
@@ -123,8 +123,7 @@ def show_versions(parameters: Sequence[GatheredParameter], *, gathered: bool, ot
     for parameter in parameters:
         parameter._paramshard_version += other_values
     away = 0 if gathered else _AWAY
-    torch._C._autograd._unsafe_set_version_counter(
-        tuple(parameters), tuple(parameter._paramshard_version + away for parameter in parameters))
+    set_versions(parameters, [parameter._paramshard_version + away for parameter in parameters])
 
 
 def fingerprint(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -132,7 +131,7 @@ def fingerprint(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
     values: contiguous, any type. Enqueued on the present stream.
     """
-    with _disable_current_modes(), torch.no_grad():
+    with without_modes(), torch.no_grad():
         words = values.view(-1)
         words = words.view(torch.int64 if values.nbytes % 8 == 0 and values.nbytes else torch.uint8)
         matrix = words.view(-1, max(1, math.gcd(words.numel(), 4096)))

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import math
+import sys
+import types
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import nn
-from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
 
 import paramshard
 from paramshard.spec import InitialValue
+from paramshard.torch.torch_internals import (Initializer, StorageWeakRef, TorchDispatchMode, called_initializer,
+                                              pytree, running_initializer, storage_of, version_of, without_modes,
+                                              without_torch_function)
 
 
 class Unknown:
@@ -29,34 +32,52 @@ _ATTRIBUTE = "_paramshard_initial_value"
 
 
 def rule_of(parameter: torch.Tensor) -> Rule | None:
-    """What meta_init() has seen; None for a parameter that has values, or was made outside of it."""
-    rule, version = getattr(parameter, _ATTRIBUTE, (None, None))
-    if rule is not None and parameter._version != version:
+    """The rule that meta_init() found; None for a parameter that has values, or was made outside of it."""
+    recorder, version = getattr(parameter, _ATTRIBUTE, (None, None))
+    if recorder is None or not parameter.is_meta:
+        return None
+    if version is not None and version_of(parameter) != version:
         return Unknown("it was written behind meta_init()")
-    return rule
+    return recorder.rule_of(parameter)
 
 
-# The operations by which torch.nn.init.trunc_normal_ makes its values, up to its clamp.
-_TRUNCATED = ["uniform_", "erfinv_", "mul_", "add_", "clamp_"]
+# Operations that leave nothing of the values before.
+_FILLS = frozenset({"normal_", "uniform_", "zero_", "fill_"})
+# Initializers of torch.nn.init that end in one of those. Whether they do on `meta` is up to the release of torch.
+_FILLING = frozenset({"uniform_", "normal_", "constant_", "ones_", "zeros_", "xavier_uniform_", "xavier_normal_",
+                      "kaiming_uniform_", "kaiming_normal_"})
+# Ways to write a tensor's memory without a function of torch.
+_OPENINGS = frozenset({torch.Tensor.numpy, torch.Tensor.__array__, torch.Tensor.__dlpack__})
 
 
 class _History:
     """The operations that wrote a tensor, since the last one that left nothing of the values before."""
 
     def __init__(self, of: torch.Tensor) -> None:
-        self._operations: list[tuple[str, list[Any]]] = []
+        self._operations: list[tuple[str, Any]] = []
         self._why: str | None = None
         # Keeps the storage's address, but not its memory: no other tensor is taken for this one when it is gone.
         self._of = StorageWeakRef(of.untyped_storage())
 
     def note(self, name: str, arguments: list[Any]) -> None:
-        if name in ("normal_", "uniform_", "zero_", "fill_"):
+        if name in _FILLS:
             self._operations.clear()
             self._why = None
         self._operations.append((name, arguments))
 
+    def note_truncated(self, rule: InitialValue) -> None:
+        self._operations, self._why = [("trunc_normal_", rule)], None
+
     def note_unknown(self, why: str) -> None:
         self._why = why
+
+    def note_conversion(self, other: _History) -> None:
+        self._operations, self._why = list(other._operations), other._why
+
+    @property
+    def is_computed(self) -> bool:
+        """Whether something has written it that no rule describes."""
+        return (self._why is not None or bool(self._operations)) and isinstance(self.rule(), Unknown)
 
     def rule(self) -> Rule:
         if self._why is not None:
@@ -64,15 +85,17 @@ class _History:
         if not self._operations:
             return Unknown("nothing has written it")
         if len(self._operations) == 1:
-            return self._simple(*self._operations[0])
-        if [name for name, _ in self._operations] == _TRUNCATED:
-            return self._truncated()
+            return self._rule_of(*self._operations[0])
         return Unknown("written by " + ", ".join(name for name, _ in self._operations))
 
     @staticmethod
-    def _simple(name: str, arguments: list[Any]) -> Rule:
+    def _rule_of(name: str, arguments: Any) -> Rule:
         def argument(index: int, default: float) -> float:
             return float(arguments[index]) if len(arguments) > index else default
+        if name == "trunc_normal_":
+            return arguments
+        if any(isinstance(each, torch.Tensor) for each in arguments):
+            return Unknown(f"{name} writes it with other tensors")
         if name == "zero_":
             return InitialValue("zeros")
         if name == "fill_":
@@ -83,12 +106,6 @@ class _History:
         if name == "uniform_":
             return InitialValue("uniform", argument(0, 0.0), argument(1, 1.0))
         return Unknown(f"written by {name}")
-
-    def _truncated(self) -> Rule:
-        deviation = float(self._operations[2][1][0]) / math.sqrt(2.0)
-        mean = float(self._operations[3][1][0])
-        low, high = (float(bound) for bound in self._operations[4][1][:2])
-        return InitialValue("truncated_normal", mean, deviation, low, high)
 
 
 # What makes a new tensor, as the operation in place that would give it the same values. `empty` has none.
@@ -102,26 +119,54 @@ class _WriteRecorder(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self._histories: dict[int, _History] = {}
-        self._parameters: list[tuple[nn.Parameter, _History]] = []
+        self._parameters: list[nn.Parameter] = []
+        self._is_paused = False
 
     def move_to_meta(self, parameter: nn.Parameter) -> None:
         """Takes the memory of a parameter, unless it was computed: its values could not be made again then.
 
         It stays the same object, for whoever has it already: another module that ties it, or one that freezes it later.
         """
-        history = self._histories.get(parameter.untyped_storage()._cdata)
-        if history is None or parameter.is_meta:
+        history = self._history_of(parameter)
+        if history is None or parameter.is_meta or history.is_computed:
             return
-        with torch.utils._python_dispatch._disable_current_modes():
+        with without_modes():
             bare = nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
             bare.__dict__.update(vars(parameter))
             torch.utils.swap_tensors(parameter, bare)
-        self._histories[parameter.untyped_storage()._cdata] = history
-        self._parameters.append((parameter, history))
+        self._histories[storage_of(parameter)] = history
+        self._parameters.append(parameter)
+
+    def end(self) -> None:
+        """The parameters go on to be watched, by a class of their own: what fills them later counts, too."""
+        watched = _watched_class(self)
+        for parameter in self._parameters:
+            if type(parameter) is nn.Parameter:
+                setattr(parameter, _ATTRIBUTE, (self, None))
+                parameter.__class__ = watched
+            else:
+                setattr(parameter, _ATTRIBUTE, (self, version_of(parameter)))
+
+    def rule_of(self, parameter: torch.Tensor) -> Rule:
+        history = self._history_of(parameter)
+        return history.rule() if history is not None else Unknown(
+            "its .data was set to what was computed of other tensors, which have no values")
+
+    def knows(self, value: Any) -> bool:
+        return self._history_of(value) is not None
+
+    def _history_of(self, value: Any) -> _History | None:
+        if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
+            return None
+        return self._histories.get(storage_of(value))
+
+    # --- Operations, as torch dispatches them ---
 
     def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
         result = function(*args, **kwargs)
+        if self._is_paused:
+            return result
         if function._schema.is_mutable:
             self._note_writes(function, args, kwargs)
         elif isinstance(result, torch.Tensor) and result.layout == torch.strided:
@@ -129,17 +174,20 @@ class _WriteRecorder(TorchDispatchMode):
         return result
 
     def _note_new(self, function: Any, args: tuple, result: torch.Tensor) -> None:
-        storage = result.untyped_storage()._cdata
-        read = {value.untyped_storage()._cdata for value in torch.utils._pytree.tree_leaves(args)
+        storage = storage_of(result)
+        read = {storage_of(value) for value in pytree.tree_leaves(args)
                 if isinstance(value, torch.Tensor) and value.layout == torch.strided}
         if storage in read:
             return  # a view
         name = function._overloadpacket.__name__
-        if name not in _FACTORIES:
+        converted = self._history_of(args[0]) if name == "_to_copy" else None
+        if name not in _FACTORIES and converted is None:
             return
         self._histories[storage] = history = _History(result)
-        as_write = _FACTORIES[name]
-        if as_write == "ones":
+        as_write = _FACTORIES.get(name)
+        if converted is not None:
+            history.note_conversion(converted)
+        elif as_write == "ones":
             history.note("fill_", [1.0])
         elif as_write == "full":
             history.note("fill_", [args[1]])
@@ -160,20 +208,95 @@ class _WriteRecorder(TorchDispatchMode):
                 self._note_write(name, value, rest)
 
     def _note_write(self, name: str, value: Any, rest: list[Any] | None) -> None:
-        history = self._histories.get(value.untyped_storage()._cdata) if isinstance(value, torch.Tensor) else None
+        history = self._history_of(value)
         if history is None:
             return
         if rest is None:
             history.note_unknown(f"{name} writes it with other tensors")
-        elif value.numel() * value.element_size() != value.untyped_storage().nbytes():
+        elif _is_part(value):
             history.note_unknown(f"{name} writes a part of it")
         else:
             history.note(name, [each.item() if isinstance(each, torch.Tensor) and each.numel() == 1 and
                                 not each.is_meta else each for each in rest])
 
-    def rules(self) -> Iterator[tuple[torch.Tensor, Rule]]:
-        for parameter, history in self._parameters:
-            yield parameter, history.rule()
+    # --- Functions, as programs call them ---
+
+    def call(self, function: Any, args: tuple, kwargs: dict[str, Any], caller: types.FrameType) -> Any:
+        """Calls a function of torch, and notes what its operations do not say.
+
+        On `meta` some functions of torch.nn.init return before they write anything. But each looks at its tensor first,
+        by a function of torch: the frame that does so says which initializer it is, and what it was given, by whichever
+        name a module has it.
+        """
+        initializer = called_initializer(function, args, kwargs) or running_initializer(caller)
+        if initializer is None:
+            if function in _OPENINGS:
+                self._note_unknown(args[0], f"{function.__name__} gives its memory away")
+            return function(*args, **kwargs)
+        self._note_initializer(initializer)
+        if initializer.name in _FILLING:
+            return function(*args, **kwargs)
+        self._is_paused = True
+        try:
+            return function(*args, **kwargs)
+        finally:
+            self._is_paused = False
+
+    def note_question(self, tensor: torch.Tensor, asks: types.FrameType) -> None:
+        """Whoever asks whether a tensor is on `meta` may go on without filling it."""
+        if asks.f_globals.get("__name__", "").partition(".")[0] not in ("torch", "paramshard"):
+            self._note_unknown(tensor, f"{asks.f_code.co_qualname} asks whether it is on `meta`, and does not fill it")
+
+    def _note_initializer(self, call: Initializer) -> None:
+        tensor, name = call.arguments.get("tensor"), f"torch.nn.init.{call.name}"
+        history = self._history_of(tensor)
+        if history is None or tensor.numel() == 0:
+            return
+        if call.name != "trunc_normal_":
+            history.note_unknown(f"{name} fills it")  # where an operation follows that the daemon knows, it counts
+        elif _is_part(tensor):
+            history.note_unknown(f"{name} writes a part of it")
+        else:
+            mean, deviation, low, high = (float(call.arguments[key]) for key in ("mean", "std", "a", "b"))
+            history.note_truncated(InitialValue("truncated_normal", mean, deviation, low, high))
+
+    def _note_unknown(self, tensor: torch.Tensor, why: str) -> None:
+        history = self._history_of(tensor)
+        if history is not None and tensor.numel() > 0:
+            history.note_unknown(why)
+
+
+def _is_part(tensor: torch.Tensor) -> bool:
+    return tensor.numel() * tensor.element_size() != tensor.untyped_storage().nbytes()
+
+
+class _CallRecorder(TorchFunctionMode):
+    """Lets a _WriteRecorder see the functions that are called, beside the operations."""
+
+    def __init__(self, writes: _WriteRecorder) -> None:
+        super().__init__()
+        self._writes = writes
+
+    def __torch_function__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        caller = sys._getframe(1)
+        if function == torch.Tensor.is_meta.__get__:
+            self._writes.note_question(args[0], caller)
+        return self._writes.call(function, args, kwargs or {}, caller)
+
+
+def _watched_class(recorder: _WriteRecorder) -> type[nn.Parameter]:
+    """The class of parameters that lets a recorder see what is done to them, and to what shares their storage."""
+
+    def watch(cls: type, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        caller = sys._getframe(1)
+        with without_torch_function(), recorder:
+            result = recorder.call(function, args, kwargs or {}, caller)
+            return pytree.tree_map_only(
+                torch.Tensor, lambda each: each.as_subclass(alias)
+                if type(each) is torch.Tensor and recorder.knows(each) else each, result)
+
+    alias = type("Tensor", (torch.Tensor,), {"__torch_function__": classmethod(watch)})
+    return type("Parameter", (nn.Parameter,), {"__torch_function__": classmethod(watch)})
 
 
 @contextlib.contextmanager
@@ -181,10 +304,11 @@ def meta_init() -> Iterator[None]:
     """Modules that are made inside have parameters without memory, on the `meta` device, and real buffers.
 
     The last operation that fills a parameter (`normal_`, `uniform_`, `zero_`, `fill_`, `trunc_normal_` of
-    torch.nn.init) becomes its rule: the daemon makes values of the same distribution, from the seed that `shard` is
-    given, and the same on any number of ranks. They are not the values that torch's generator would have given. A
-    parameter that was computed, from other tensors say, keeps its memory, and its values are imported. One that is
-    written in another way once it has none is refused by `shard`, which names it.
+    torch.nn.init) becomes its rule, also when it comes after this: the daemon makes values of the same distribution,
+    from the seed that `shard` is given, and the same on any number of ranks. They are not the values that torch's
+    generator would have given. A parameter that was computed, from other tensors say, keeps its memory, and its values
+    are imported. One that is written in another way once it has none, by `orthogonal_` say, is refused by `shard`,
+    which names it.
     """
     recorder = _WriteRecorder()
     register = nn.Module.register_parameter
@@ -196,7 +320,7 @@ def meta_init() -> Iterator[None]:
 
     nn.Module.register_parameter = register_on_meta
     try:
-        with recorder:
+        with recorder, _CallRecorder(recorder):
             yield
     except (RuntimeError, NotImplementedError) as error:
         if "meta" not in str(error).lower():
@@ -206,5 +330,4 @@ def meta_init() -> Iterator[None]:
             f"meta_init(): {error}") from error
     finally:
         nn.Module.register_parameter = register
-    for parameter, rule in recorder.rules():
-        setattr(parameter, _ATTRIBUTE, (rule, parameter._version))
+        recorder.end()

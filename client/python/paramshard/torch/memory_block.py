@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
+from paramshard.torch.torch_internals import storage_of
+
 _ALIGNMENT = 256  # of tensors in a block, in bytes: what kernels and compilers may rely on where torch allocates
 
 
@@ -54,4 +56,4 @@ class MemoryBlock:
 
 def place_of(tensor: torch.Tensor) -> tuple[int, int]:
     """Tells tensors apart that do not view the same memory, or begin elsewhere in it."""
-    return tensor.untyped_storage()._cdata, tensor.storage_offset() * tensor.element_size()
+    return storage_of(tensor), tensor.storage_offset() * tensor.element_size()

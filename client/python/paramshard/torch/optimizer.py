@@ -11,6 +11,7 @@ from torch import nn
 
 import paramshard
 from paramshard.spec import ParameterGroup
+from paramshard.torch.other_optimizers import steps_in_daemon
 from paramshard.torch.placeholder import Placeholder
 from paramshard.torch.sharded_model import OptimizerPlan, ShardedModel
 
@@ -18,6 +19,7 @@ _MODES = ("adamw", "l2")
 _NAMES = {"lr": "learning_rate", "eps": "epsilon", "weight_decay": "weight_decay"}
 
 
+@steps_in_daemon
 class AdamW(torch.optim.Optimizer):
     """Adam with decoupled weight decay (Loshchilov and Hutter, arXiv:1711.05101), or L2 decay with mode="l2".
 
@@ -65,6 +67,11 @@ class AdamW(torch.optim.Optimizer):
             raise paramshard.InvalidArgumentError(
                 f"AdamW: parameters of one sharded model expected, got those of {len(owners)}")
         return owners.pop()
+
+    @property
+    def sharded(self) -> ShardedModel | None:
+        """The model that it steps."""
+        return self._sharded
 
     def _groups_by_parameter(self, sharded: ShardedModel) -> dict[str, int]:
         group_of = {parameter.parameter_name: index for index, group in enumerate(self.param_groups)

@@ -10,6 +10,7 @@ from torch import nn
 import paramshard
 from paramshard.torch.memory_block import place_of
 from paramshard.torch.placeholder import Placeholder
+from paramshard.torch.torch_internals import own_buffers, own_parameters
 from paramshard.torch.unit import Unit, UnitParameter
 
 UnitModules = nn.Module | Sequence[nn.Module]
@@ -38,7 +39,7 @@ def partition(module: nn.Module, units: Iterable[UnitModules], *, param_dtype: t
     borrowed: list[set[int]] = [set() for _ in made]
     homeless: list[str] = []
     for prefix, owner in paths:
-        for attribute, parameter in owner._parameters.items():
+        for attribute, parameter in own_parameters(owner).items():
             if parameter is None:
                 continue
             name = f"{prefix}.{attribute}" if prefix else attribute
@@ -100,7 +101,7 @@ def _tensors_beside_parameters(owner: nn.Module) -> Iterator[tuple[str, torch.Te
     computed = {getattr(hook, "name", getattr(hook, "_tensor_name", None)) for hook in owner._forward_pre_hooks.values()}
     if isinstance(owner, nn.RNNBase):
         computed.add("_flat_weights")  # which it looks at before it uses it
-    for attribute, value in (*owner._buffers.items(), *vars(owner).items()):
+    for attribute, value in (*own_buffers(owner).items(), *vars(owner).items()):
         if attribute in ("_parameters", "_buffers", "_modules") or attribute in computed:
             continue
         values = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else [value]

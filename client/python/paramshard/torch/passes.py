@@ -5,11 +5,9 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable
 
-import torch
-from torch.autograd import Variable
-
 import paramshard
-from paramshard.torch.unit import Unit, in_backward
+from paramshard.torch.torch_internals import at_end_of_backward, current_backward, in_backward
+from paramshard.torch.unit import Unit
 
 
 class Passes:
@@ -73,7 +71,7 @@ class Passes:
 
     def begin_backward(self) -> None:
         """Called by whatever comes first in a backward, and again by all that follows."""
-        task = torch._C._current_graph_task_id()
+        task = current_backward()
         if task == self._backward:
             return
         if self._backward is not None:
@@ -83,7 +81,7 @@ class Passes:
         self.send_step()
         self._backward = task
         this = weakref.proxy(self)
-        Variable._execution_engine.queue_callback(lambda: this._end_backward())
+        at_end_of_backward(lambda: this._end_backward())
 
     def note_written(self, names: Iterable[str]) -> None:
         self._written += names

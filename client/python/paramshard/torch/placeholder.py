@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import paramshard
+from paramshard.torch.other_optimizers import refuse_made_by
+from paramshard.torch.torch_internals import make_dual, make_wrapper, pytree
 
 if TYPE_CHECKING:
     from paramshard.torch.sharded_model import ShardedModel
@@ -24,9 +26,11 @@ _REFUSED = {
     torch.Tensor.register_post_accumulate_grad_hook:
         "gradients go to the daemon as they come, and hooks on them would not be called",
     torch.Tensor.share_memory_: "it has no memory to be shared; processes share what is in the daemon",
-    torch._VF._make_dual: "forward-mode AD differentiates by inputs of the model",
+    make_dual: "forward-mode AD differentiates by inputs of the model",
     torch.autograd.grad: "its gradient goes to the daemon; call backward(), or differentiate by inputs of the model",
 }
+
+_DROP_GRADIENTS = ("torch.nn.modules.module", "torch.optim.optimizer")  # what looks for gradients to drop them
 
 _WRAPPERS = {"torch.nn.parallel.distributed": "DistributedDataParallel", "torch.distributed.fsdp": "FSDP",
              "torch.nn.parallel.replicate": "DataParallel"}
@@ -48,7 +52,7 @@ class Placeholder(torch.Tensor):
     @staticmethod
     def __new__(cls, like: torch.Tensor, *, name: str, dtype: torch.dtype, device: torch.device,
                 owner: ShardedModel | None) -> Placeholder:
-        placeholder = torch.Tensor._make_wrapper_subclass(
+        placeholder = make_wrapper(
             cls, like.shape, dtype=dtype, device=device, requires_grad=like.requires_grad)
         placeholder.parameter_name = name
         placeholder.owner = owner
@@ -73,19 +77,22 @@ class Placeholder(torch.Tensor):
         if function == torch.Tensor.grad.__get__:
             # Gradients go to the daemon as they come. Who clips them here, or steps, would do nothing, and not notice.
             asks = sys._getframe(1).f_globals.get("__name__", "")
-            if asks.startswith("torch.optim.") and asks != "torch.optim.optimizer":  # that one's zero_grad alone asks
+            if asks.startswith("torch.optim.") and asks not in _DROP_GRADIENTS:
                 raise paramshard.UnimplementedError(
                     f"step by {asks}: gradients are in the daemon, which steps: make a paramshard.torch.AdamW")
             if asks == "torch.nn.utils.clip_grad":
                 raise paramshard.FailedPreconditionError(
                     "clip gradients: they are in the daemon, which clips them to max_grad_norm of "
                     "paramshard.torch.AdamW")
-            # torch itself looks for gradients that are to be dropped. All others are to hear that there is one.
-            if not asks.startswith("torch.") and args[0].owner is not None and args[0].owner.has_gradients(args[0]):
+            # All others are to hear that there is one.
+            if (asks not in _DROP_GRADIENTS and not asks.startswith("torch._") and args[0].owner is not None and
+                    args[0].owner.has_gradients(args[0])):
                 raise paramshard.UnimplementedError(
                     f"read the gradient of {args[0].parameter_name} in {asks}: it is in the daemon, which steps when "
                     "paramshard.torch.AdamW does; its last_norm() is that of all gradients of a step")
             return None
+        if function == torch.Tensor.is_leaf.__get__:
+            refuse_made_by(sys._getframe(1), args[0].parameter_name)
         if function == torch.Tensor.grad.__set__ and isinstance(args[0], Placeholder):
             if args[1] is not None:
                 raise paramshard.UnimplementedError(
@@ -105,7 +112,7 @@ class Placeholder(torch.Tensor):
                 args[0].owner.take_value(args[0].parameter_name, args[1])
             return None
         if function in _REFUSED:
-            placeholders = [value for value in torch.utils._pytree.tree_leaves((args, kwargs))
+            placeholders = [value for value in pytree.tree_leaves((args, kwargs))
                             if isinstance(value, Placeholder)]
             raise paramshard.UnimplementedError(
                 f"{function.__name__} {placeholders[0].parameter_name}: {_REFUSED[function]}")
@@ -137,7 +144,7 @@ class Placeholder(torch.Tensor):
         if function is _aten.copy_.default and isinstance(args[0], Placeholder) and args[0].owner is not None:
             args[0].owner.take_value(args[0].parameter_name, args[1])
             return args[0]
-        found = [value for value in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(value, Placeholder)]
+        found = [value for value in pytree.tree_leaves((args, kwargs)) if isinstance(value, Placeholder)]
         names = [value.parameter_name for value in found]
         wrapper = _asking_wrapper()
         if wrapper is not None:

@@ -16,6 +16,7 @@ from torch import nn
 import paramshard
 from paramshard.torch.adapters import BaseModel, depends_on_base, is_of_transformers
 from paramshard.torch.folder import is_value, read_folder
+from paramshard.torch.torch_internals import non_persistent_buffers, own_buffers
 from paramshard.torch.unit import UnitParameter
 
 
@@ -72,8 +73,9 @@ def _names_in(base: BaseModel, names: Iterable[str]) -> list[str]:
 
 def _persistent_buffers(module: nn.Module) -> dict[str, torch.Tensor]:
     return {f"{prefix}.{name}" if prefix else name: buffer
-            for prefix, owner in module.named_modules(remove_duplicate=False) for name, buffer in owner._buffers.items()
-            if buffer is not None and name not in owner._non_persistent_buffers_set}
+            for prefix, owner in module.named_modules(remove_duplicate=False)
+            for name, buffer in own_buffers(owner).items()
+            if buffer is not None and name not in non_persistent_buffers(owner)}
 
 
 def _find(model: nn.Module, folder: pathlib.Path, places: Mapping[str, torch.Tensor]) -> _Found:

@@ -16,6 +16,7 @@ from paramshard.torch.fp8 import Fp8Weight, can_compute_in_fp8, compute_in_fp8, 
 from paramshard.torch.job_daemon import start_job_daemon
 from paramshard.torch.partition import UnitModules, partition
 from paramshard.torch.sharded_model import ShardedModel
+from paramshard.torch.torch_internals import own_buffers
 from paramshard.torch.unit import Unit, UnitParameter
 
 _EXISTING = ("error", "resume", "fresh")
@@ -87,7 +88,7 @@ def shard(module: nn.Module, *, name: str, units: Iterable[UnitModules], existin
                            spec={"seed": seed, "shard_size": shard_size, "gather_slots": gather_slots,
                                  "gradient_slots": gradient_slots, "step_timeout": step_timeout})
     for owner, attribute, buffer in buffers:
-        owner._buffers[attribute] = buffer
+        own_buffers(owner)[attribute] = buffer
     for parameter in multiplied:
         compute_in_fp8(parameter.places[0][0], parameter.fp8_weight)
     return sharded
@@ -207,4 +208,4 @@ def _buffers_on(module: nn.Module, device: torch.device) -> list[tuple[nn.Module
             f"shard: buffers {', '.join(missing[:5])} lie on `meta` and have no values: make their modules without "
             "meta_init() if they compute buffers from parameters, and never on the device `meta`")
     return [(owner, name, buffer.to(device)) for owner in module.modules()
-            for name, buffer in owner._buffers.items() if buffer is not None]
+            for name, buffer in own_buffers(owner).items() if buffer is not None]

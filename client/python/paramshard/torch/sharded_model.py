@@ -23,9 +23,11 @@ from paramshard.torch import pretrained, saved_folder, torchrun
 from paramshard.torch.adapters import saved_by_peft
 from paramshard.torch.initial_values import Unknown, rule_of
 from paramshard.torch.memory_report import MemoryReport
+from paramshard.torch.other_optimizers import mark_sharded
 from paramshard.torch.passes import Passes
 from paramshard.torch.placeholder import Placeholder
 from paramshard.torch.state_dict import StateDicts
+from paramshard.torch.torch_internals import own_parameters
 from paramshard.torch.tracked_state import RandomState, Stateful, TrackedState, unpack
 from paramshard.torch.unit import Unit, UnitParameter
 
@@ -93,8 +95,11 @@ class ShardedModel:
 
     def _attach(self) -> None:
         for parameter in self.parameters():
-            like = parameter.places[0][0]._parameters[parameter.places[0][1]]
+            module, attribute = parameter.places[0]
+            like = own_parameters(module)[attribute]
             parameter.placeholder.owner = self
+            for each in (like, parameter.placeholder):
+                mark_sharded(each, parameter.name)
             rule = rule_of(like)
             if rule is not None:
                 self._initial[parameter.name] = rule

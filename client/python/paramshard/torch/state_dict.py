@@ -11,6 +11,7 @@ from torch import nn
 
 from paramshard.torch.memory_block import place_of
 from paramshard.torch.placeholder import Placeholder
+from paramshard.torch.torch_internals import own_modules, own_parameters
 from paramshard.torch.unit import Unit, UnitParameter
 
 
@@ -74,21 +75,21 @@ class StateDicts:
 
         Any rank may do it alone.
         """
-        places = [(place, self._at[place]) for each in module.modules() for attribute in each._parameters
+        places = [(place, self._at[place]) for each in module.modules() for attribute in own_parameters(each)
                   if (place := (each, attribute)) in self._at]
         values = {parameter.name: self._read([parameter])[parameter.name].to(parameter.dtype)
                   for _, parameter in places}
-        before = [(owner, attribute, owner._parameters[attribute]) for (owner, attribute), _ in places]
+        before = [(owner, attribute, own_parameters(owner)[attribute]) for (owner, attribute), _ in places]
         hooks = [(each, each._forward_pre_hooks, each._forward_hooks) for each in module.modules()]
         try:
             for (owner, attribute), parameter in places:
-                owner._parameters[attribute] = nn.Parameter(values[parameter.name], requires_grad=False)
+                own_parameters(owner)[attribute] = nn.Parameter(values[parameter.name], requires_grad=False)
             for each, pre_hooks, post_hooks in hooks:
                 each._forward_pre_hooks, each._forward_hooks = type(pre_hooks)(), type(post_hooks)()
             yield
         finally:
             for owner, attribute, parameter in before:
-                owner._parameters[attribute] = parameter
+                own_parameters(owner)[attribute] = parameter
             for each, pre_hooks, post_hooks in hooks:
                 each._forward_pre_hooks, each._forward_hooks = pre_hooks, post_hooks
 
@@ -101,7 +102,7 @@ class StateDicts:
         if not self._dictionaries:
             self._values.clear()
             self._wanted = {self._at[each, attribute].name for each in module.modules()
-                            for attribute in each._parameters if (each, attribute) in self._at}
+                            for attribute in own_parameters(each) if (each, attribute) in self._at}
         self._dictionaries.append((module, prefix))
 
     def fill(self, module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
@@ -109,7 +110,7 @@ class StateDicts:
             pass
         if self._reads:
             # Keys that a module adds under other names are found at the end.
-            own = [prefix + attribute for attribute in module._parameters] if self._dictionaries else list(state)
+            own = [prefix + attribute for attribute in own_parameters(module)] if self._dictionaries else list(state)
             for key in own:
                 self._fill_key(state, key)
         if not self._dictionaries:
@@ -148,4 +149,4 @@ class StateDicts:
 
 
 def _is_part(module: nn.Module, prefix: str, whole: nn.Module, prefix_of_whole: str) -> bool:
-    return any(part is module and prefix == f"{prefix_of_whole}{name}." for name, part in whole._modules.items())
+    return any(part is module and prefix == f"{prefix_of_whole}{name}." for name, part in own_modules(whole).items())

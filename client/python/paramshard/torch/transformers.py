@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 import pathlib
@@ -28,10 +29,36 @@ from transformers.trainer_callback import ExportableState, TrainerState
 import paramshard
 from paramshard.torch.adapters import has_adapters
 from paramshard.torch.optimizer import AdamW
+from paramshard.torch.placeholder import Placeholder
 from paramshard.torch.sharded_model import ShardedModel
 from paramshard.torch.tracked_state import RandomState, Schedule
 
 _STATE_FILE = "trainer_state.json"  # in each of Trainer's checkpoints
+_ADAMW = ("adamw_torch", "adamw_torch_fused")  # values of TrainingArguments.optim
+_ADAMW_OPTIONS = ("lr", "betas", "eps", "weight_decay", "fused", "foreach", "capturable")
+
+# Fields of TrainingArguments that would do nothing here, or harm, and what to do instead. docs/pytorch.md has all fields.
+REFUSED_ARGUMENTS = {
+    "auto_find_batch_size": "it begins the loop anew behind steps that the daemon has made; set "
+                            "per_device_train_batch_size",
+    "bf16_full_eval": "it converts the model, whose parameters the daemon has; give shard() param_dtype=torch.bfloat16",
+    "ddp_broadcast_buffers": "every rank has buffers of its own",
+    "debug": "it reads parameters where they are not gathered",
+    "deepspeed": "the daemon shards the model",
+    "fp16": "it has a GradScaler, which is not needed here; set bf16",
+    "fp16_full_eval": "it converts the model, whose parameters the daemon has; give shard() param_dtype=torch.float16",
+    "fsdp": "the daemon shards the model",
+    "liger_kernel_config": "give the model its kernels before shard()",
+    "parallelism_config": "tensor, context and sequence parallelism beside a sharded model are not supported",
+    "use_liger_kernel": "give the model its kernels before shard()",
+}
+
+
+def _check_arguments(arguments: Any) -> None:
+    for name, why in REFUSED_ARGUMENTS.items():
+        value = getattr(arguments, name, None)
+        if value:
+            raise paramshard.UnimplementedError(f"Trainer: {name}={value}: {why}")
 
 
 class _Progress:
@@ -79,43 +106,113 @@ class TrainerMixin:
     Trainer, and `shard` resumes, `train` goes on behind the last step that was made, with its schedule, its batches and
     its generators. An evaluation or a checkpoint that was under way is not made again, and the log begins anew.
 
-    Refused: other optimizers, fp16 with a GradScaler, and `resume_from_checkpoint` with a folder of another step than
-    the daemon's, for a checkpoint of Trainer has no moments of the daemon's. One of the same step adds its log.
+    UnimplementedError for other optimizers than AdamW, for arguments of `REFUSED_ARGUMENTS`, and for
+    `resume_from_checkpoint` with a folder of another step than the daemon's, for a checkpoint of Trainer has no moments
+    of the daemon's. One of the same step adds its log.
     """
 
     def __init__(self, *arguments: Any, sharded: ShardedModel, moments: str = "FP32", **options: Any):
         self.sharded = sharded
         self._moments = moments
-        # Accelerate is not to wrap it for gradients that are averaged elsewhere, nor Trainer for several GPUs.
-        sharded.module._is_accelerate_prepared = True
+        self._progress: _Progress | None = None
         training_arguments = options.get("args") or next(iter(arguments[1:2]), None)
-        if training_arguments is not None and training_arguments.n_gpu > 1:
-            training_arguments._n_gpu = 1
+        if training_arguments is not None:
+            _check_arguments(training_arguments)
+            if training_arguments.n_gpu > 1:
+                training_arguments._n_gpu = 1  # Trainer is not to spread the model over several GPUs
+        if options.get("model_init") is not None:
+            raise paramshard.UnimplementedError(
+                "Trainer: model_init makes models that are not sharded: give Trainer the model that shard() was given")
         super().__init__(*arguments, **options)
-        if self.args.fp16:
-            raise paramshard.UnimplementedError("Trainer: fp16 has a GradScaler, which is not needed here; set bf16")
-        if self.optimizer is not None:
-            raise paramshard.UnimplementedError("Trainer: no optimizer expected: the daemon has AdamW")
+        self._check_model()
+        if self.optimizer is None:
+            self._adamw_options()
+        else:
+            self._check_optimizer()
+
+    def create_accelerator_and_postprocess(self) -> None:
+        super().create_accelerator_and_postprocess()
+        # Accelerate casts and compiles, and is not to wrap the model for gradients that are averaged elsewhere.
+        self.accelerator.prepare_model = functools.partial(self.accelerator.prepare_model, evaluation_mode=True)
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         if self.optimizer is None:
-            arguments = self.args
             decays = set(self.get_decay_parameter_names(self.sharded.module))
             named = [(name, each) for name, each in self.sharded.module.named_parameters() if each.requires_grad]
             groups = [{"params": [each for name, each in named if (name in decays) == decayed],
-                       "weight_decay": arguments.weight_decay if decayed else 0.0} for decayed in (True, False)]
-            self.optimizer = AdamW([group for group in groups if group["params"]], lr=arguments.learning_rate,
-                                   betas=(arguments.adam_beta1, arguments.adam_beta2), eps=arguments.adam_epsilon,
-                                   max_grad_norm=arguments.max_grad_norm, moments=self._moments)
-            self._progress = _Progress(self)
-            self.sharded.track(trainer=self._progress)
+                       "weight_decay": self.args.weight_decay if decayed else 0.0} for decayed in (True, False)]
+            self.optimizer = AdamW([group for group in groups if group["params"]], moments=self._moments,
+                                   max_grad_norm=self.args.max_grad_norm, **self._adamw_options())
         return self.optimizer
+
+    # --- Checks ---
+
+    def _check_model(self) -> None:
+        if self.args.device.type != self.sharded.device.type:
+            raise paramshard.InvalidArgumentError(
+                f"Trainer: want TrainingArguments for {self.sharded.device}, which the daemon serves, got "
+                f"{self.args.device}: use_cpu says which")
+        strangers = [name for name, each in self.model.named_parameters()
+                     if each.requires_grad and not isinstance(each, Placeholder)]
+        if strangers:
+            raise paramshard.InvalidArgumentError(
+                f"Trainer: want a model whose parameters are all in {self.sharded.name}, got {', '.join(strangers[:5])} "
+                "that shard() was not given")
+
+    def _adamw_options(self) -> dict[str, Any]:
+        """Options of our AdamW that make it what Trainer would have made."""
+        if self.optimizer_cls_and_kwargs is not None:
+            told = "optimizer_cls_and_kwargs"
+            kind, options = self.optimizer_cls_and_kwargs
+        else:
+            told = f"optim={getattr(self.args.optim, 'value', self.args.optim)}"
+            if told.removeprefix("optim=") not in _ADAMW:
+                raise paramshard.UnimplementedError(
+                    f"Trainer: {told}: the daemon has AdamW alone: set optim to {' or '.join(_ADAMW)}; for moments in 8 "
+                    'or 16 bits give Trainer moments="FP8" or "BF16"')
+            if self.args.optim_args:
+                raise paramshard.UnimplementedError(
+                    f"Trainer: {told} with optim_args={self.args.optim_args}: AdamW takes learning_rate, weight_decay, "
+                    "adam_beta1, adam_beta2 and adam_epsilon of TrainingArguments, and no others")
+            kind, options = self.get_optimizer_cls_and_kwargs(self.args, self.sharded.module)
+        if kind is not torch.optim.AdamW:
+            raise paramshard.UnimplementedError(
+                f"Trainer: {told} is {getattr(kind, '__name__', kind)}: the daemon has AdamW alone")
+        other = [key for key, value in options.items() if key not in _ADAMW_OPTIONS and value]
+        if other:
+            raise paramshard.UnimplementedError(f"Trainer: {told} with {', '.join(other)}: the daemon's AdamW has none")
+        return {key: options[key] for key in ("lr", "betas", "eps") if key in options}
+
+    def _check_optimizer(self) -> None:
+        """Refuses another optimizer, whether it was given to Trainer, or a subclass makes it."""
+        optimizer = _unwrapped(self.optimizer)
+        if not isinstance(optimizer, AdamW) or optimizer.sharded is not self.sharded:
+            raise paramshard.UnimplementedError(
+                f"Trainer: {type(optimizer).__name__} as optimizer: want none, or a paramshard.torch.AdamW of "
+                f"{self.sharded.name}")
+        ours, theirs = optimizer.max_grad_norm, self.args.max_grad_norm
+        if ours not in (None, theirs):
+            raise paramshard.InvalidArgumentError(
+                f"Trainer: want one max_grad_norm, got {ours} of the optimizer and {theirs} of TrainingArguments")
+        optimizer.max_grad_norm = theirs
+
+    def create_scheduler(self, *arguments: Any, **options: Any) -> Any:
+        scheduler = super().create_scheduler(*arguments, **options)
+        if _unwrapped(getattr(scheduler, "optimizer", self.optimizer)) is not _unwrapped(self.optimizer):
+            raise paramshard.InvalidArgumentError(
+                f"Trainer: optimizers= with a {type(scheduler).__name__} of another optimizer, whose rates nobody "
+                "reads: make both, a paramshard.torch.AdamW and a scheduler of it, or leave the scheduler to Trainer")
+        return scheduler
 
     # --- Going on ---
 
     def train(self, resume_from_checkpoint: str | os.PathLike[str] | bool | None = None, *arguments: Any,
               **options: Any) -> Any:
         self.create_optimizer()  # opens the model, whose state says where to go on
+        self._check_optimizer()
+        if self._progress is None:
+            self._progress = _Progress(self)
+            self.sharded.track(trainer=self._progress)
         with tempfile.TemporaryDirectory() as folder:
             goes_on = self._write_checkpoint(pathlib.Path(folder), resume_from_checkpoint)
             return super().train(folder if goes_on else None, *arguments, **options)
@@ -186,3 +283,8 @@ class TrainerMixin:
 
     def _values_to_save(self) -> dict[str, Any]:
         return self.sharded.adapter_state_dict() if has_adapters(self.model) else self.model.state_dict()
+
+
+def _unwrapped(optimizer: Any) -> Any:
+    """The optimizer that accelerate has wrapped."""
+    return getattr(optimizer, "optimizer", optimizer)

@@ -14,28 +14,18 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.autograd import forward_ad
-from torch.utils import _pytree as pytree
 
 import paramshard
 from paramshard.torch.carriers import Carrier, Need
 from paramshard.torch.gathered_parameter import GatheredParameter, show_versions
 from paramshard.torch.memory_block import place_of
 from paramshard.torch.placeholder import Placeholder
+from paramshard.torch.torch_internals import (allow_changes_in_place, base_of, in_backward, own_parameters,
+                                              profiler_range, pytree, transforms_inputs, without_torch_function)
 
 if TYPE_CHECKING:
     from paramshard.torch.fp8 import Fp8Weight
     from paramshard.torch.passes import Passes
-
-
-def in_backward() -> bool:
-    """Whether this thread runs a part of autograd's backward, recomputation of a checkpoint included."""
-    return torch._C._current_graph_task_id() != -1
-
-
-def transforms_inputs() -> bool:
-    """True inside of a transform of torch.func (jvp, vmap, jacrev, ...) and of forward-mode AD."""
-    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
 class UnitParameter:
@@ -85,7 +75,7 @@ class UnitParameter:
     def show(self, parameter: nn.Parameter) -> None:
         """Puts one of the two into the module."""
         for module, attribute in self.places:
-            module._parameters[attribute] = parameter
+            own_parameters(module)[attribute] = parameter
 
     def replaced(self) -> nn.Parameter | None:
         """What somebody has put into the module since, instead of the placeholder that was there."""
@@ -97,7 +87,7 @@ class UnitParameter:
 
     def _found(self) -> Iterator[nn.Parameter | None]:
         for module, attribute in self.places:
-            yield module._parameters.get(attribute)
+            yield own_parameters(module).get(attribute)
 
     def follow_requires_grad(self) -> bool:
         """Whether it is trained. Between steps it may be frozen, and thawed only if the daemon has its moments."""
@@ -163,9 +153,8 @@ class Unit:
         self.reshards_after_forward = True
         self.casts_inputs_to: torch.dtype | None = None
         self.casts_outputs_to: torch.dtype | None = None
-        # Ranges of torch's profiler. record_function would make operators of them, which take time without one, too.
-        self._gather_range = torch._C._profiler._RecordFunctionFast(f"paramshard::gather {name}")
-        self._push_range = torch._C._profiler._RecordFunctionFast(f"paramshard::push {name}")
+        self._gather_range = profiler_range(f"paramshard::gather {name}")
+        self._push_range = profiler_range(f"paramshard::push {name}")
         self._backward_hook = _method(self, "before_backward")  # of tensors
         self._passes: Passes | None = None
         self._carrier: Carrier | None = None
@@ -267,7 +256,7 @@ class Unit:
                 f"gather {self.name}: no capture of a CUDA graph expected, which would not see the daemon's gathers")
         with self._gather_range:
             # A placeholder's attributes else go by way of Python.
-            with torch._C.DisableTorchFunctionSubclass():
+            with without_torch_function():
                 self._trained = {parameter.name for parameter in self.parameters if parameter.follow_requires_grad()}
             is_new = self._note_new_values()
             self._carrier.fetch(self._passes.model, need)
@@ -323,9 +312,9 @@ class Unit:
             self._hook_gradient(parameter)
         for module in self.modules:
             for each in module.modules():
-                for attribute, found in each._parameters.items():
+                for attribute, found in own_parameters(each).items():
                     if found is before:
-                        each._parameters[attribute] = parameter.placeholder
+                        own_parameters(each)[attribute] = parameter.placeholder
 
     def _hold(self) -> None:
         for unit in (self, *self.lenders):
@@ -377,7 +366,7 @@ class Unit:
             for index, tensor in zip(watched, _InputGradient.apply(self, *(leaves[index] for index in watched))):
                 # A function's outputs may not be changed in place, for its backward would be passed over. Those of
                 # this one may: the unit then stays until the end of the backward.
-                torch._C._autograd._set_creation_meta(tensor, torch._C._autograd.CreationMeta.DEFAULT)
+                allow_changes_in_place(tensor)
                 leaves[index] = tensor
         return (tuple(leaves), kwargs) if structure is None else pytree.tree_unflatten(leaves, structure)
 
@@ -417,8 +406,9 @@ class Unit:
             return
         tensor.register_hook(self._backward_hook)
         # When a view is changed in place, autograd goes to what it is a view of, and not through the view.
-        if tensor._is_view() and tensor._base.grad_fn is not None:
-            tensor._base.register_hook(self._backward_hook)
+        base = base_of(tensor)
+        if base is not None and base.grad_fn is not None:
+            base.register_hook(self._backward_hook)
 
     def end_forward(self) -> None:
         """The whole model's forward is through: what only a part of the unit's modules was used for is given back."""

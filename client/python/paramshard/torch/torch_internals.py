@@ -1,0 +1,189 @@
+"""Private parts of torch that this package needs, each under one name. No other file of it touches any.
+
+A release of torch may move or drop them: importing this file then raises ImportError, which names what is gone.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.multiprocessing.reductions
+import torch.utils._python_dispatch
+import torch.utils._pytree
+from torch import nn
+
+# By their paths from torch; those of an nn.Module exist in its instances alone.
+NEEDED = (
+    "torch._C.DisableTorchFunctionSubclass",
+    "torch._C._are_functorch_transforms_active",
+    "torch._C._autograd.CreationMeta.DEFAULT",
+    "torch._C._autograd._set_creation_meta",
+    "torch._C._autograd._unsafe_set_version_counter",
+    "torch._C._current_graph_task_id",
+    "torch._C._profiler._RecordFunctionFast",
+    "torch._VF._make_dual",
+    "torch._foreach_copy_",
+    "torch.Tensor._base",
+    "torch.Tensor._is_view",
+    "torch.Tensor._make_wrapper_subclass",
+    "torch.Tensor._version",
+    "torch.UntypedStorage._cdata",
+    "torch.autograd.forward_ad._current_level",
+    "torch.autograd.Variable._execution_engine.queue_callback",
+    "torch.multiprocessing.reductions.StorageWeakRef",
+    "torch.utils._python_dispatch.TorchDispatchMode",
+    "torch.utils._python_dispatch._disable_current_modes",
+    "torch.utils._pytree.tree_flatten",
+    "torch.utils._pytree.tree_leaves",
+    "torch.utils._pytree.tree_map",
+    "torch.utils._pytree.tree_unflatten",
+)
+NEEDED_OF_MODULES = ("_buffers", "_modules", "_non_persistent_buffers_set", "_parameters")
+NEEDED_ON_GPUS = ("torch._C._cuda_getCurrentRawStream",)
+
+
+def missing() -> list[str]:
+    """Names the parts that this torch lacks."""
+    needed = NEEDED + (NEEDED_ON_GPUS if torch.cuda.is_available() else ())
+    module = nn.Module()
+    return ([path for path in needed if not _exists(path)] +
+            [f"torch.nn.Module.{name}" for name in NEEDED_OF_MODULES if not hasattr(module, name)])
+
+
+def _exists(path: str) -> bool:
+    try:
+        functools.reduce(getattr, path.split(".")[1:], torch)
+    except AttributeError:
+        return False
+    return True
+
+
+if missing():
+    raise ImportError(f"paramshard.torch: torch {torch.__version__} has no {', '.join(missing())}: install a release of "
+                      "paramshard that is made for it, or torch 2.11")
+
+# --- Autograd ---
+
+# Autograd's number of the backward that this thread runs, -1 outside of one.
+current_backward: Callable[[], int] = torch._C._current_graph_task_id
+
+
+def in_backward() -> bool:
+    """Whether this thread runs a part of autograd's backward, recomputation of a checkpoint included."""
+    return current_backward() != -1
+
+
+def transforms_inputs() -> bool:
+    """True inside of a transform of torch.func (jvp, vmap, jacrev, ...) and of forward-mode AD."""
+    return torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0
+
+
+def at_end_of_backward(call: Callable[[], None]) -> None:
+    """Calls it when the backward that this thread runs is through."""
+    torch.autograd.Variable._execution_engine.queue_callback(call)
+
+
+def allow_changes_in_place(output: torch.Tensor) -> None:
+    """Lets an output of a torch.autograd.Function be changed in place, though that passes over its backward."""
+    torch._C._autograd._set_creation_meta(output, torch._C._autograd.CreationMeta.DEFAULT)
+
+
+# --- Tensors ---
+
+without_torch_function = torch._C.DisableTorchFunctionSubclass
+without_modes = torch.utils._python_dispatch._disable_current_modes
+TorchDispatchMode = torch.utils._python_dispatch.TorchDispatchMode
+StorageWeakRef = torch.multiprocessing.reductions.StorageWeakRef
+pytree = torch.utils._pytree
+copy_each: Callable[[list[torch.Tensor], list[torch.Tensor]], None] = torch._foreach_copy_
+make_dual: Callable[..., Any] = torch._VF._make_dual
+make_wrapper: Callable[..., Any] = torch.Tensor._make_wrapper_subclass
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """How often it was changed in place."""
+    return tensor._version
+
+
+def set_versions(tensors: Sequence[torch.Tensor], versions: Sequence[int]) -> None:
+    """Makes autograd believe that each was changed so often."""
+    torch._C._autograd._unsafe_set_version_counter(tuple(tensors), tuple(versions))
+
+
+def base_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The tensor that it is a view of, as autograd has it."""
+    return tensor._base if tensor._is_view() else None
+
+
+def storage_of(tensor: torch.Tensor) -> int:
+    """Tells storages apart, also those without memory."""
+    return tensor.untyped_storage()._cdata
+
+
+# --- Modules: what they have themselves, and their submodules have not ---
+
+
+def own_parameters(module: nn.Module) -> dict[str, nn.Parameter | None]:
+    return module._parameters
+
+
+def own_buffers(module: nn.Module) -> dict[str, torch.Tensor | None]:
+    return module._buffers
+
+
+def own_modules(module: nn.Module) -> dict[str, nn.Module | None]:
+    return module._modules
+
+
+def non_persistent_buffers(module: nn.Module) -> set[str]:
+    return module._non_persistent_buffers_set
+
+
+# --- Initializers ---
+
+
+class Initializer(NamedTuple):
+    """A call of a function of torch.nn.init."""
+
+    name: str
+    arguments: dict[str, Any]
+
+
+_OF_INITIALIZERS = nn.init.normal_.__code__.co_filename
+
+
+def running_initializer(frame: types.FrameType | None) -> Initializer | None:
+    """The call that a frame is a part of; None outside of torch.nn.init."""
+    found = None
+    while frame is not None and frame.f_code.co_filename == _OF_INITIALIZERS:
+        if frame.f_code.co_name.endswith("_"):
+            found = frame
+        frame = frame.f_back
+    return found and Initializer(found.f_code.co_name.removeprefix("_no_grad_"), found.f_locals)
+
+
+def called_initializer(function: Any, args: tuple, kwargs: dict[str, Any]) -> Initializer | None:
+    """The same of a function that torch hands to a __torch_function__."""
+    if getattr(function, "__module__", None) != nn.init.__name__:
+        return None
+    bound = inspect.signature(function).bind(*args, **kwargs)
+    bound.apply_defaults()
+    return Initializer(function.__name__, bound.arguments)
+
+
+# --- Profiler ---
+
+
+def profiler_range(name: str) -> Any:
+    """A range of torch's profiler. record_function would make operators of it, which take time without one, too."""
+    return torch._C._profiler._RecordFunctionFast(name)
+
+
+def raw_stream(device: torch.device) -> int:
+    """The handle of the device's current stream, without the object that torch.cuda.current_stream() wraps it in."""
+    return torch._C._cuda_getCurrentRawStream(device.index)

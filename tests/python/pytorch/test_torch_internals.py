@@ -1,0 +1,69 @@
+"""The private parts of torch and of transformers that the package relies on, by name."""
+
+import inspect
+import pathlib
+import re
+
+import pytest
+import torch
+from torch import nn
+
+import paramshard.torch
+from paramshard.torch import torch_internals
+
+# A name that begins with an underscore, of torch or of one of its objects.
+_PRIVATE = re.compile(r"\btorch(?:\.\w+)*\._[a-z]\w*|torch\.utils import _|"
+                      r"\.(?:_cdata|_base|_is_view|_version|_parameters|_buffers|_modules|_non_persistent_buffers_set)\b")
+
+
+def test_this_torch_has_all_that_is_needed():
+    assert torch_internals.missing() == []
+
+
+@pytest.mark.parametrize("path", torch_internals.NEEDED)
+def test_what_is_gone_is_named(path, monkeypatch):
+    monkeypatch.setattr(torch_internals, "NEEDED", (f"{path}_that_is_gone",))
+    assert torch_internals.missing() == [f"{path}_that_is_gone"]
+
+
+def test_initializers_have_the_arguments_that_are_read():
+    assert list(inspect.signature(nn.init.trunc_normal_).parameters)[:5] == ["tensor", "mean", "std", "a", "b"]
+    for name in ("orthogonal_", "sparse_", "dirac_", "eye_", "uniform_", "normal_", "kaiming_uniform_"):
+        assert "tensor" in inspect.signature(getattr(nn.init, name)).parameters, name
+
+
+def test_private_parts_of_torch_are_in_one_file():
+    found = []
+    for source in pathlib.Path(paramshard.torch.__file__).parent.glob("*.py"):
+        if source.name == "torch_internals.py":
+            continue
+        for number, line in enumerate(source.read_text().splitlines(), 1):
+            code = line.partition("  #")[0]
+            private = [each for each in _PRIVATE.findall(code) if f"self{each}" not in code]
+            if private and not line.lstrip().startswith("#"):
+                found.append(f"{source.name}:{number}: {', '.join(private)}")
+    assert not found, "\n".join(found)
+
+
+def test_trainer_has_the_methods_that_are_replaced():
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    from paramshard.torch.transformers import TrainerMixin
+    own = {"_adamw_options", "_check_model", "_check_optimizer", "_log_of", "_values_to_save", "_write_checkpoint"}
+    replaced = {name for name, each in vars(TrainerMixin).items() if inspect.isfunction(each)} - own
+    assert {name for name in replaced if not hasattr(transformers.Trainer, name)} == set()
+
+
+def test_a_tensor_subclass_is_seen_by_torch():
+    """What Placeholder and parameters of meta_init() live of: getters and functions go by their classes."""
+    asked = []
+
+    class Asked(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, function, types, args=(), kwargs=None):
+            asked.append(getattr(function, "__name__", ""))
+            return super().__torch_function__(function, types, args, kwargs or {})
+
+    tensor = torch.zeros(2).as_subclass(Asked)
+    assert tensor.grad is None and tensor.is_leaf and not tensor.is_meta
+    assert asked == ["__get__"] * 3
