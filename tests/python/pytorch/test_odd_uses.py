@@ -460,6 +460,14 @@ def test_what_would_do_nothing_is_refused(daemon):
         pair.module(batch_of(0))
 
 
+@pytest.mark.parametrize("register", ["register_hook", "register_post_accumulate_grad_hook"])
+def test_hooks_from_before_are_refused(daemon, register):
+    model = GPT()
+    getattr(model.head.weight, register)(lambda _: None)
+    with pytest.raises(paramshard.UnimplementedError, match="head.weight has hooks"):
+        pt.shard(model, name="m", units=model.units(), socket_dir=str(daemon.socket_dir))
+
+
 def test_another_gpu_is_refused_and_the_same_one_is_not():
     def on(device: str) -> pt.Placeholder:
         return pt.Placeholder(torch.empty(2), name="w", dtype=torch.float32, device=torch.device(device), owner=None)

@@ -10,7 +10,7 @@ from torch import nn
 import paramshard
 from paramshard.torch.memory_block import place_of
 from paramshard.torch.placeholder import Placeholder
-from paramshard.torch.torch_internals import own_buffers, own_parameters
+from paramshard.torch.torch_internals import has_gradient_hooks, own_buffers, own_parameters
 from paramshard.torch.unit import Unit, UnitParameter
 
 UnitModules = nn.Module | Sequence[nn.Module]
@@ -198,6 +198,10 @@ def _check(name: str, parameter: nn.Parameter) -> None:
     if isinstance(parameter, nn.parameter.UninitializedParameter):
         raise paramshard.InvalidArgumentError(
             f"shard: {name} has no shape yet: run the model once, so that its lazy modules are made")
+    if has_gradient_hooks(parameter):
+        raise paramshard.UnimplementedError(
+            f"shard: {name} has hooks on its gradient, which goes to the daemon as it comes, and they would not be "
+            "called: remove them before")
     if hasattr(parameter, "placements"):
         raise paramshard.UnimplementedError(
             f"shard: {name} is a DTensor: tensor and expert parallelism beside this are not supported; FSDP2 is")

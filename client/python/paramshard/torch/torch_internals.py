@@ -28,9 +28,11 @@ NEEDED = (
     "torch._C._profiler._RecordFunctionFast",
     "torch._VF._make_dual",
     "torch._foreach_copy_",
+    "torch.Tensor._backward_hooks",
     "torch.Tensor._base",
     "torch.Tensor._is_view",
     "torch.Tensor._make_wrapper_subclass",
+    "torch.Tensor._post_accumulate_grad_hooks",
     "torch.Tensor._version",
     "torch.UntypedStorage._cdata",
     "torch.autograd.forward_ad._current_level",
@@ -64,8 +66,8 @@ def _exists(path: str) -> bool:
 
 
 if missing():
-    raise ImportError(f"paramshard.torch: torch {torch.__version__} has no {', '.join(missing())}: install a release of "
-                      "paramshard that is made for it, or torch 2.11")
+    raise ImportError(f"paramshard.torch: torch {torch.__version__} has no {', '.join(missing())}: install a release "
+                      "of paramshard that is made for it, or torch 2.11")
 
 # --- Autograd ---
 
@@ -123,6 +125,11 @@ def base_of(tensor: torch.Tensor) -> torch.Tensor | None:
 def storage_of(tensor: torch.Tensor) -> int:
     """Tells storages apart, also those without memory."""
     return tensor.untyped_storage()._cdata
+
+
+def has_gradient_hooks(parameter: torch.Tensor) -> bool:
+    """Whether something is to be called with its gradient."""
+    return bool(parameter._backward_hooks or parameter._post_accumulate_grad_hooks)
 
 
 # --- Modules: what they have themselves, and their submodules have not ---

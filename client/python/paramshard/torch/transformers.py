@@ -37,7 +37,7 @@ _STATE_FILE = "trainer_state.json"  # in each of Trainer's checkpoints
 _ADAMW = ("adamw_torch", "adamw_torch_fused")  # values of TrainingArguments.optim
 _ADAMW_OPTIONS = ("lr", "betas", "eps", "weight_decay", "fused", "foreach", "capturable")
 
-# Fields of TrainingArguments that would do nothing here, or harm, and what to do instead. docs/pytorch.md has all fields.
+# Fields of TrainingArguments that would do nothing here, or harm, and what to do instead; docs/pytorch.md has all.
 REFUSED_ARGUMENTS = {
     "auto_find_batch_size": "it begins the loop anew behind steps that the daemon has made; set "
                             "per_device_train_batch_size",
@@ -148,6 +148,10 @@ class TrainerMixin:
     # --- Checks ---
 
     def _check_model(self) -> None:
+        if self.is_fsdp_enabled or self.is_deepspeed_enabled:
+            raise paramshard.UnimplementedError(
+                "Trainer: accelerate is told to shard the model by FSDP or DeepSpeed, which the daemon does: start the "
+                "script by torchrun, or by accelerate without them")
         if self.args.device.type != self.sharded.device.type:
             raise paramshard.InvalidArgumentError(
                 f"Trainer: want TrainingArguments for {self.sharded.device}, which the daemon serves, got "
@@ -156,8 +160,8 @@ class TrainerMixin:
                      if each.requires_grad and not isinstance(each, Placeholder)]
         if strangers:
             raise paramshard.InvalidArgumentError(
-                f"Trainer: want a model whose parameters are all in {self.sharded.name}, got {', '.join(strangers[:5])} "
-                "that shard() was not given")
+                f"Trainer: want a model whose parameters are all in {self.sharded.name}, got "
+                f"{', '.join(strangers[:5])} that shard() was not given")
 
     def _adamw_options(self) -> dict[str, Any]:
         """Options of our AdamW that make it what Trainer would have made."""
@@ -168,8 +172,8 @@ class TrainerMixin:
             told = f"optim={getattr(self.args.optim, 'value', self.args.optim)}"
             if told.removeprefix("optim=") not in _ADAMW:
                 raise paramshard.UnimplementedError(
-                    f"Trainer: {told}: the daemon has AdamW alone: set optim to {' or '.join(_ADAMW)}; for moments in 8 "
-                    'or 16 bits give Trainer moments="FP8" or "BF16"')
+                    f"Trainer: {told}: the daemon has AdamW alone: set optim to {' or '.join(_ADAMW)}; for moments in "
+                    '8 or 16 bits give Trainer moments="FP8" or "BF16"')
             if self.args.optim_args:
                 raise paramshard.UnimplementedError(
                     f"Trainer: {told} with optim_args={self.args.optim_args}: AdamW takes learning_rate, weight_decay, "
