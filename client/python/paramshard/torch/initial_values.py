@@ -284,8 +284,11 @@ class _CallRecorder(TorchFunctionMode):
         return self._writes.call(function, args, kwargs or {}, caller)
 
 
-def _watched_class(recorder: _WriteRecorder) -> type[nn.Parameter]:
-    """The class of parameters that lets a recorder see what is done to them, and to what shares their storage."""
+class WatchedParameter(nn.Parameter):
+    """A parameter of meta_init(): a recorder sees what is done to it later, and to what shares its storage."""
+
+
+def _watched_class(recorder: _WriteRecorder) -> type[WatchedParameter]:
 
     def watch(cls: type, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         caller = sys._getframe(1)
@@ -296,7 +299,7 @@ def _watched_class(recorder: _WriteRecorder) -> type[nn.Parameter]:
                 if type(each) is torch.Tensor and recorder.knows(each) else each, result)
 
     alias = type("Tensor", (torch.Tensor,), {"__torch_function__": classmethod(watch)})
-    return type("Parameter", (nn.Parameter,), {"__torch_function__": classmethod(watch)})
+    return type("Parameter", (WatchedParameter,), {"__torch_function__": classmethod(watch)})
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import paramshard
+from paramshard.torch.initial_values import WatchedParameter
 from paramshard.torch.memory_block import place_of
 from paramshard.torch.placeholder import Placeholder
 from paramshard.torch.torch_internals import has_gradient_hooks, own_buffers, own_parameters
@@ -205,7 +206,7 @@ def _check(name: str, parameter: nn.Parameter) -> None:
     if hasattr(parameter, "placements"):
         raise paramshard.UnimplementedError(
             f"shard: {name} is a DTensor: tensor and expert parallelism beside this are not supported; FSDP2 is")
-    if type(parameter) is not nn.Parameter:
+    if type(parameter) is not nn.Parameter and not isinstance(parameter, WatchedParameter):
         raise paramshard.UnimplementedError(
             f"shard: {name} is a {type(parameter).__name__}: a plain nn.Parameter is needed, which has no quantized or "
             "other layout of its own")
