@@ -3,42 +3,38 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 import paramshard
-from paramshard.torch.torch_internals import set_versions, version_of, without_modes
+from paramshard.torch.torch_internals import set_versions, without_modes
 
 _data = torch.Tensor.data
-_AWAY = 1 << 30  # what is added to a version while there are no values
+_NO_VALUES = 1 << 30  # a version that no values have
+
+Contents = list[tuple[torch.Tensor, torch.Tensor]]  # a fingerprint, if the parameter is watched
 
 
 class GatheredParameter(nn.Parameter):
     """A parameter that has memory while its unit is gathered, in a block that the unit owns.
 
-    The daemon alone changes parameters, so that a write of a gathered one would be lost. begin() is called when it has
-    been gathered, and take_back() before its memory goes: it returns True if the parameter was written. Autograd's
-    version tells of most writes. Writes through `.data` leave no trace: whoever reads `.data` makes the parameter
-    compare a fingerprint of its contents, and so does begin(closely=True).
+    The daemon alone changes parameters, so that a write of a gathered one would be lost. Autograd's version tells of
+    most writes. Writes through `.data` leave no trace: whoever reads `.data` makes the contents compared when the
+    memory goes, as watch() does.
     """
 
     _paramshard_name: str
-    _paramshard_home: torch.Tensor  # the same memory, known to nobody else
-    _paramshard_version: int  # counts the values that it has had
-    _paramshard_contents: tuple[torch.Tensor, torch.Tensor] | None  # likewise, or before the first read of `.data`
-    _paramshard_is_gathered: bool
+    _paramshard_home: torch.Tensor  # the same memory, known to its unit alone
+    _paramshard_contents: Contents
 
     @staticmethod
-    def __new__(cls, memory: torch.Tensor, name: str) -> GatheredParameter:
+    def __new__(cls, memory: torch.Tensor, name: str, contents: Contents) -> GatheredParameter:
         parameter = super().__new__(cls, memory)
         parameter._paramshard_name = name
+        parameter._paramshard_contents = contents
         parameter.settle()
-        parameter._paramshard_version = 0
-        parameter._paramshard_contents = None
-        parameter._paramshard_is_gathered = False
         return parameter
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -49,39 +45,32 @@ class GatheredParameter(nn.Parameter):
         self._paramshard_home = _data.__get__(self)
         return self._paramshard_home
 
-    def begin(self, closely: bool) -> None:
-        """Its values have come. `closely` compares contents at the end, which reads them twice."""
-        self._paramshard_contents = fingerprint(self._paramshard_home) if closely else None
-        self._paramshard_is_gathered = True
-
     def watch(self) -> None:
-        """Contents are compared at the end: with those of now, unless they are watched already."""
-        if self._paramshard_contents is None:
-            self._paramshard_contents = fingerprint(self._paramshard_home)
+        """Contents are compared when the memory goes: with those of now, unless they are watched already."""
+        if not self._paramshard_contents:
+            self._paramshard_contents.append(fingerprint(self._paramshard_home))
 
-    def take_back(self) -> bool:
-        """Returns True if somebody has written the parameter since begin(), or given it other memory."""
-        if not self._paramshard_is_gathered:
+    def has_changed(self) -> bool:
+        """Returns True if it was watched, and its contents are others. It is watched no longer."""
+        if not self._paramshard_contents:
             return False
-        written = version_of(self) != self._paramshard_version or self._has_moved()
-        contents, self._paramshard_contents = self._paramshard_contents, None
-        if not written and contents is not None:
-            now = fingerprint(self._paramshard_home)
-            written = not all(torch.equal(before, after) for before, after in zip(contents, now))
-        if written and self._has_moved():
-            _data.__set__(self, self._paramshard_home)
-        self._paramshard_is_gathered = False
-        return written
+        before, now = self._paramshard_contents.pop(), fingerprint(self._paramshard_home)
+        return not all(torch.equal(one, other) for one, other in zip(before, now))
 
-    def _has_moved(self) -> bool:
-        return self.data_ptr() != self._paramshard_home.data_ptr() or self.dtype != self._paramshard_home.dtype
+    def restore(self) -> bool:
+        """Returns True if it had other memory than its own, which it has again."""
+        home = self._paramshard_home
+        if self.data_ptr() == home.data_ptr() and self.dtype == home.dtype:
+            return False
+        _data.__set__(self, home)
+        return True
 
     @property
     def data(self) -> torch.Tensor:
         """As of any tensor; but what is written through it does not go unnoticed."""
         if torch.compiler.is_compiling():
             return self.detach()  # which shares the version
-        if self._paramshard_is_gathered:
+        if self.untyped_storage().nbytes():
             self.watch()
         return _data.__get__(self)
 
@@ -114,16 +103,14 @@ class GatheredParameter(nn.Parameter):
         return nn.Parameter(self.detach(), self.requires_grad).__reduce_ex__(protocol)
 
 
-def show_versions(parameters: Sequence[GatheredParameter], *, gathered: bool, other_values: bool = False) -> None:
-    """Tells autograd which values they have, by the versions that it compares: none while they are not gathered.
+def show_version(parameters: tuple[GatheredParameter, ...], version: int | None) -> None:
+    """Tells autograd which values parameters have, by the version that it compares. None: they have none now.
 
-    The same values may come back as often as they like, and serve graphs that have saved them before. Others are a
-    change, whichever way they are written. A graph that asks for values which are not there raises, and reads nothing.
+    The same values may come back as often as they like, and serve graphs that have saved them before. Others have
+    another version, whichever way they are written. A graph that asks for values that are not there raises, and reads
+    nothing.
     """
-    for parameter in parameters:
-        parameter._paramshard_version += other_values
-    away = 0 if gathered else _AWAY
-    set_versions(parameters, [parameter._paramshard_version + away for parameter in parameters])
+    set_versions(parameters, (_NO_VALUES if version is None else version,) * len(parameters))
 
 
 def fingerprint(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

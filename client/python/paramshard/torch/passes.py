@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
 
 import paramshard
 from paramshard.torch.torch_internals import at_end_of_backward, current_backward, in_backward
@@ -83,8 +82,8 @@ class Passes:
         this = weakref.proxy(self)
         at_end_of_backward(lambda: this._end_backward())
 
-    def note_written(self, names: Iterable[str]) -> None:
-        self._written += names
+    def note_written(self, name: str) -> None:
+        self._written.append(name)
 
     def check_written(self) -> None:
         """When all that is to be given back has been: who is told so finds nothing half done."""

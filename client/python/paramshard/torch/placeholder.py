@@ -9,7 +9,7 @@ import torch
 
 import paramshard
 from paramshard.torch.other_optimizers import refuse_made_by
-from paramshard.torch.torch_internals import make_dual, make_wrapper, pytree
+from paramshard.torch.torch_internals import make_dual, make_wrapper, pytree, without_torch_function
 
 if TYPE_CHECKING:
     from paramshard.torch.sharded_model import ShardedModel
@@ -117,7 +117,7 @@ class Placeholder(torch.Tensor):
             raise paramshard.UnimplementedError(
                 f"{function.__name__} {placeholders[0].parameter_name}: {_REFUSED[function]}")
         # What comes of it is what it is: torch's own __torch_function__ would make placeholders of plain tensors.
-        with torch._C.DisableTorchFunctionSubclass():
+        with without_torch_function():
             return function(*args, **(kwargs or {}))
 
     def _check_conversion(self, dtype: torch.dtype | None = None, device: torch.device | None = None,

@@ -17,11 +17,12 @@ from torch import nn
 
 import paramshard
 from paramshard.torch.carriers import Carrier, Need
-from paramshard.torch.gathered_parameter import GatheredParameter, show_versions
+from paramshard.torch.gathered_parameter import Contents, GatheredParameter, show_version
 from paramshard.torch.memory_block import place_of
 from paramshard.torch.placeholder import Placeholder
 from paramshard.torch.torch_internals import (allow_changes_in_place, base_of, in_backward, own_parameters,
-                                              profiler_range, pytree, transforms_inputs, without_torch_function)
+                                              profiler_range, pytree, transforms_inputs, version_of,
+                                              without_torch_function)
 
 if TYPE_CHECKING:
     from paramshard.torch.fp8 import Fp8Weight
@@ -40,6 +41,7 @@ class UnitParameter:
         # What programs hang on a parameter stays reachable through both.
         self._attributes = {key: value for key, value in vars(like).items() if not key.startswith("_paramshard")}
         self.placeholder.__dict__.update(self._attributes)
+        self._contents: Contents = []
         self.unsharded = self._make_unsharded(torch.empty(like.shape, dtype=dtype, device=device))
         self.unsharded.untyped_storage().resize_(0)  # its unit's Carrier has memory for it
         self.fp8_weight: Fp8Weight | None = None  # of a Linear that multiplies in 8 bits
@@ -48,7 +50,7 @@ class UnitParameter:
         self.trainable = like.requires_grad  # as the daemon has it, once the model is open; until then as it was
 
     def _make_unsharded(self, memory: torch.Tensor) -> GatheredParameter:
-        made = GatheredParameter(memory, self.name)
+        made = GatheredParameter(memory, self.name, self._contents)
         made.__dict__.update(self._attributes)
         return made
 
@@ -106,22 +108,29 @@ class UnitParameter:
         if self.unsharded.requires_grad != self._was_trained:
             self.placeholder.requires_grad_(self.unsharded.requires_grad)
 
-    def take_back(self) -> bool:
-        """Puts the placeholder into the module again, before the memory goes.
+    def is_touched(self, version: int) -> bool:
+        """False for nearly all, and at once: nothing has happened to it since it was gathered with this version."""
+        unsharded = self.unsharded
+        if version_of(unsharded) != version or self._contents or unsharded.data_ptr() != self._home.data_ptr():
+            return True
+        for module, attribute in self.places:
+            if own_parameters(module).get(attribute) is not unsharded:
+                return True
+        return False
 
-        Returns True if the parameter was written since it was gathered, or another was put in its place.
-        """
-        replaced = any(found is not self.unsharded and found is not self.placeholder for found in self._found())
-        if type(self.unsharded) is GatheredParameter:
-            self.keep_requires_grad()
-            replaced |= self.unsharded.take_back()
-        else:  # torch.utils.swap_tensors has made somebody else's parameter of it
+    def is_written(self, version: int) -> bool:
+        """Returns True if it was written, moved, or replaced, which is undone but for its values."""
+        if type(self.unsharded) is not GatheredParameter:
+            # torch.utils.swap_tensors has made somebody else's parameter of it.
+            self._contents.clear()
             self.unsharded = self._make_unsharded(self._home)
+            self.unsharded.requires_grad = self._was_trained
             if self.fp8_weight is not None:
                 self.fp8_weight.parameter = self.unsharded
-            replaced = True
-        self.show(self.placeholder)
-        return replaced
+            return True
+        replaced = any(found is not self.unsharded and found is not self.placeholder for found in self._found())
+        return any((replaced, version_of(self.unsharded) != version, self.unsharded.restore(),
+                    self.unsharded.has_changed()))
 
 
 class _InputGradient(torch.autograd.Function):
@@ -165,6 +174,8 @@ class Unit:
         self._arrived: set[str] = set()  # parameters whose gradient has come in this backward
         self._trained: set[str] = set()  # and those that had one to come when they were gathered last
         self._is_on_gpu = False
+        self._unsharded: tuple[GatheredParameter, ...] = ()
+        self._version = 1  # counts the values that its parameters have had
         self._has_transposed = False  # what products in 8 bits read in the backward is there
         self._decoded: int | None = None  # of the states that Passes counts, the one whose values were gathered last
 
@@ -181,6 +192,8 @@ class Unit:
         self._carrier = Carrier(self.name, self.parameters, device)
         for parameter in self.parameters:
             parameter.settle()
+        self._unsharded = tuple(parameter.unsharded for parameter in self.parameters)
+        show_version(self._unsharded, None)
 
     def attach(self, passes: Passes) -> None:
         """Hooks the modules, and leaves placeholders in them."""
@@ -261,13 +274,15 @@ class Unit:
             is_new = self._note_new_values()
             self._carrier.fetch(self._passes.model, need)
         self._has_transposed = need.transposed
-        show_versions([parameter.unsharded for parameter in self.parameters], gathered=True, other_values=is_new)
+        self._version += is_new
+        show_version(self._unsharded, self._version)
         closely = is_new and self._passes.is_looked_at_closely
         for parameter in self.parameters:
             # A weight that is multiplied in 8 bits has no values: who reads it is told so by its placeholder.
             if parameter.fp8_weight is None or need.decoded:
                 parameter.show(parameter.unsharded)
-                parameter.unsharded.begin(closely)
+                if closely:
+                    parameter.unsharded.watch()
 
     def _note_new_values(self) -> bool:
         """Returns True if the values that come are others than those that were gathered last."""
@@ -292,24 +307,26 @@ class Unit:
 
     def _drop_memory(self) -> None:
         self._take_back()
-        show_versions([parameter.unsharded for parameter in self.parameters], gathered=False)
+        show_version(self._unsharded, None)
         self._carrier.release()
         self._has_transposed = False
 
     def _take_back(self) -> None:
         """Leaves placeholders in the modules, and notes what was written."""
-        written = []
         for parameter in self.parameters:
-            before = parameter.unsharded
-            if parameter.take_back():
-                written.append(parameter.name)
-                self._bring_back(parameter, before)
-        self._passes.note_written(written)
+            if parameter.is_touched(self._version):
+                before = parameter.unsharded
+                if parameter.is_written(self._version):
+                    self._passes.note_written(parameter.name)
+                    self._put_away(before, parameter)
+            parameter.keep_requires_grad()
+            parameter.show(parameter.placeholder)
 
-    def _bring_back(self, parameter: UnitParameter, before: nn.Parameter) -> None:
+    def _put_away(self, before: nn.Parameter, parameter: UnitParameter) -> None:
         """Nothing is to have memory that goes, wherever it was put: a parametrization, say."""
         if parameter.unsharded is not before:
             self._hook_gradient(parameter)
+            self._unsharded = tuple(each.unsharded for each in self.parameters)
         for module in self.modules:
             for each in module.modules():
                 for attribute, found in own_parameters(each).items():
