@@ -6,6 +6,7 @@
 #include <sys/sysinfo.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <fstream>
@@ -13,13 +14,29 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
+#include "server/device/memory_cgroup.h"
 
 namespace paramshard::server {
 namespace {
 
+// The limit that the kernel has met, as a person raises it.
+absl::string_view AdviceFor(int error) {
+  switch (error) {
+    case EFBIG:
+      return "; raise the limit of file sizes, which counts shared memory (ulimit -f, LimitFSIZE)";
+    case EMFILE:
+      return "; raise the limit of open files (ulimit -n, LimitNOFILE)";
+    case ENOSYS:
+    case EPERM:
+      return "; want a seccomp profile that allows memfd_create, fallocate, fcntl and madvise";
+    default:
+      return "";
+  }
+}
+
 absl::Status Refused(const std::string& name, int64_t size_bytes, int error) {
-  return absl::ResourceExhaustedError(
-      absl::StrCat("allocate ", name, ": ", size_bytes, " bytes needed, the kernel says: ", strerror(error)));
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "allocate ", name, ": ", size_bytes, " bytes needed, the kernel says: ", strerror(error), AdviceFor(error)));
 }
 
 // The kernel promises private memory freely and hands out shared pages until the machine is full: then it kills.
@@ -96,6 +113,21 @@ void* MapPrivate(int64_t size_bytes) {
   return MAP_FAILED;
 }
 
+int64_t AvailableInMachine(const std::string& meminfo) {
+  std::ifstream lines(meminfo);
+  std::string key;
+  int64_t kibibytes = 0;
+  std::string unit;
+  while (lines >> key >> kibibytes) {
+    if (key == "MemAvailable:") return kibibytes * 1024;
+    std::getline(lines, unit);
+  }
+  // This needs neither /proc nor a descriptor.
+  struct sysinfo info {};
+  if (sysinfo(&info) != 0) return 0;
+  return static_cast<int64_t>(info.freeram) * info.mem_unit;
+}
+
 class HostRange final : public Memory::Owner {
  public:
   // `fd` is -1 for private memory, and stays open for as long as the range.
@@ -165,19 +197,9 @@ void Memory::Discard() {
   if (owner_ != nullptr) owner_->Discard();
 }
 
-int64_t AvailableHostBytes(const std::string& meminfo) {
-  std::ifstream lines(meminfo);
-  std::string key;
-  int64_t kibibytes = 0;
-  std::string unit;
-  while (lines >> key >> kibibytes) {
-    if (key == "MemAvailable:") return kibibytes * 1024;
-    std::getline(lines, unit);
-  }
-  // This needs neither /proc nor a descriptor.
-  struct sysinfo info {};
-  if (sysinfo(&info) != 0) return 0;
-  return static_cast<int64_t>(info.freeram) * info.mem_unit;
+int64_t AvailableHostBytes(const MemoryFiles& files) {
+  const int64_t machine = AvailableInMachine(files.meminfo);
+  return std::min(machine, BytesLeftByCgroups(files.cgroup, files.mountinfo).value_or(machine));
 }
 
 }  // namespace paramshard::server

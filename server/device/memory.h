@@ -68,9 +68,16 @@ class Memory {
   std::unique_ptr<Owner> owner_;
 };
 
-// Bytes that could be allocated now without swapping, as the kernel estimates it in `meminfo`. Where that cannot be
-// read, the free pages alone, which is less: whoever asks is never told that there is no bound.
-int64_t AvailableHostBytes(const std::string& meminfo = "/proc/meminfo");
+// Files that tell how much memory there is.
+struct MemoryFiles {
+  std::string meminfo = "/proc/meminfo";
+  std::string cgroup = "/proc/self/cgroup";
+  std::string mountinfo = "/proc/self/mountinfo";
+};
+
+// Bytes that could be allocated now without swapping: as the kernel estimates it for the machine in `meminfo`, or the
+// free pages alone where that cannot be read; and no more than this process's control groups leave to it.
+int64_t AvailableHostBytes(const MemoryFiles& files = {});
 
 }  // namespace paramshard::server
 

@@ -173,8 +173,8 @@ TEST(MemoryTest, AvailableHostBytesIsAPlausibleNumber) {
 TEST(MemoryTest, TheGuardOutlivesAnUnreadableMeminfo) {
   const int64_t physical = static_cast<int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE);
   for (const char* meminfo : {"/nowhere/meminfo", "/dev/null", "/proc/version"}) {
-    EXPECT_GT(AvailableHostBytes(meminfo), 0) << meminfo;
-    EXPECT_LE(AvailableHostBytes(meminfo), physical) << meminfo;
+    EXPECT_GT(AvailableHostBytes({.meminfo = meminfo}), 0) << meminfo;
+    EXPECT_LE(AvailableHostBytes({.meminfo = meminfo}), physical) << meminfo;
   }
   const DescriptorLimit limit(DescriptorLimit::NoneLeft());
   EXPECT_LE(AvailableHostBytes(), physical);
