@@ -7,8 +7,6 @@
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -42,16 +40,14 @@ absl::Status ListenError(absl::string_view address, absl::string_view why) {
 
 absl::StatusOr<ListeningSocket> Listen(const addrinfo& address, absl::string_view name) {
   ListeningSocket listening{
-      .fd = wire::FileDescriptor(socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0))};
-  const int fd = listening.fd.get();
+      .tcp = wire::FileDescriptor(socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0))};
+  const int fd = listening.tcp.get();
   const int on = 1;
   if (fd < 0) return ListenError(name, strerror(errno));
-  if (address.ai_family != AF_UNIX) {
-    // A daemon that is started again finds connections of its predecessor that time out.
-    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
-    // Connections inherit it: small messages must not wait for each other.
-    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
-  }
+  // A daemon that is started again finds connections of its predecessor that time out.
+  setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+  // Connections inherit it: small messages must not wait for each other.
+  setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
   if (bind(fd, address.ai_addr, address.ai_addrlen) != 0 || listen(fd, kBacklog) != 0) {
     return ListenError(name, strerror(errno));
   }
@@ -121,21 +117,6 @@ absl::StatusOr<Addresses> AddressesOf(const std::string& host_and_port) {
 
 }  // namespace
 
-absl::StatusOr<ListeningSocket> ListenOnPath(const std::string& path, mode_t mode) {
-  sockaddr_un name{.sun_family = AF_UNIX, .sun_path = {}};
-  if (path.size() >= sizeof(name.sun_path)) return ListenError(path, "the path is too long for a socket");
-  std::copy(path.begin(), path.end(), name.sun_path);
-  unlink(path.c_str());
-  addrinfo address{};
-  address.ai_family = AF_UNIX;
-  address.ai_addr = reinterpret_cast<sockaddr*>(&name);
-  address.ai_addrlen = sizeof(name);
-  ASSIGN_OR_RETURN(ListeningSocket listening, Listen(address, path));
-  listening.names_callers = true;
-  if (chmod(path.c_str(), mode) != 0) return ListenError(path, strerror(errno));
-  return listening;
-}
-
 absl::StatusOr<std::vector<ListeningSocket>> ListenOnAddress(const std::string& address) {
   ASSIGN_OR_RETURN(const Addresses addresses, AddressesOf(address));
   std::vector<ListeningSocket> sockets;
@@ -146,7 +127,7 @@ absl::StatusOr<std::vector<ListeningSocket>> ListenOnAddress(const std::string& 
     absl::StatusOr<ListeningSocket> listening = Listen(*found, address);
     refused.Update(listening.status());
     if (!listening.ok()) continue;
-    listening->port = PortOf(listening->fd.get());
+    listening->port = PortOf(listening->tcp.get());
     sockets.push_back(*std::move(listening));
   }
   // A machine may know a family by name that it does not have.
@@ -173,6 +154,7 @@ ConnectionAcceptor::ConnectionAcceptor(std::vector<ListeningSocket> sockets, Opt
       system_(options_.system == nullptr ? &kernel_ : options_.system),
       places_(options_.max_connections, geteuid()),
       last_look_(SteadyNow()),
+      next_check_(SteadyDeadline(kSocketCheckInterval)),
       sockets_(std::move(sockets)),
       stop_(eventfd(0, EFD_CLOEXEC)) {}
 
@@ -196,13 +178,15 @@ absl::Status ConnectionAcceptor::Start() {
 }
 
 void ConnectionAcceptor::Serve() {
-  std::vector<pollfd> polled{{.fd = stop_.get(), .events = POLLIN, .revents = 0}};
-  for (const ListeningSocket& socket : sockets_) {
-    polled.push_back({.fd = socket.fd.get(), .events = POLLIN, .revents = 0});
-  }
   bool muted = false;
-  const int longest_wait = options_.peers == nullptr ? -1 : kLookMilliseconds;
+  const int longest_wait =
+      options_.peers == nullptr ? static_cast<int>(absl::ToInt64Milliseconds(kSocketCheckInterval)) : kLookMilliseconds;
   while (true) {
+    RestorePaths();
+    std::vector<pollfd> polled{{.fd = stop_.get(), .events = POLLIN, .revents = 0}};
+    for (const ListeningSocket& socket : sockets_) {
+      polled.push_back({.fd = socket.fd(), .events = POLLIN, .revents = 0});
+    }
     // While newcomers have to wait only the end is looked for.
     const int ready = poll(polled.data(), muted ? 1 : polled.size(), muted ? kPauseMilliseconds : longest_wait);
     if (ready < 0 && errno != EINTR) absl::SleepFor(absl::Milliseconds(kPauseMilliseconds));
@@ -215,10 +199,18 @@ void ConnectionAcceptor::Serve() {
   }
 }
 
+void ConnectionAcceptor::RestorePaths() {
+  if (SteadyNow() < next_check_) return;
+  next_check_ = SteadyDeadline(kSocketCheckInterval);
+  for (const ListeningSocket& socket : sockets_) {
+    if (socket.path != nullptr) socket.path->Restore();
+  }
+}
+
 bool ConnectionAcceptor::Accept(const ListeningSocket& listener) {
-  wire::FileDescriptor connection(system_->Accept(listener.fd.get()));
+  wire::FileDescriptor connection(system_->Accept(listener.fd()));
   if (!connection.valid()) return errno == EAGAIN || errno == EINTR || errno == ECONNABORTED || errno == EPROTO;
-  const absl::StatusOr<Server*> server = Admit(connection.get(), listener.names_callers);
+  const absl::StatusOr<Server*> server = Admit(connection.get(), listener.path != nullptr);
   if (!server.ok()) {
     if (const std::optional<int64_t> count = refusals_.Pass()) {
       Log(LogLevel::kWarning, "connections to gRPC are refused",
@@ -227,7 +219,7 @@ bool ConnectionAcceptor::Accept(const ListeningSocket& listener) {
     return true;
   }
   grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters taken;
-  taken.listener_fd = listener.fd.get();
+  taken.listener_fd = listener.fd();
   taken.fd = connection.Release();
   (*server)->HandleNewConnection(&taken);
   return true;

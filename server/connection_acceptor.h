@@ -17,21 +17,22 @@
 #include "absl/status/statusor.h"
 #include "proto/wire/handoff.h"
 #include "server/base/user_places.h"
+#include "server/handoff/listening_path.h"
 #include "server/handoff/system_calls.h"
 #include "server/log/log_throttle.h"
 #include "server/transport/peer_connections.h"
 
 namespace paramshard::server {
 
-// A socket that listens.
+// A socket that listens: on TCP, or at a path.
 struct ListeningSocket {
-  wire::FileDescriptor fd;
-  int port = 0;                // of TCP
-  bool names_callers = false;  // a Unix socket, of whose peers the kernel tells the user
+  wire::FileDescriptor tcp;
+  int port = 0;                         // of TCP
+  std::unique_ptr<ListeningPath> path;  // a Unix socket, of whose peers the kernel tells the user
+
+  int fd() const { return path == nullptr ? tcp.get() : path->fd(); }
 };
 
-// On a Unix socket at `path`, which is replaced, with the mode. UNAVAILABLE.
-absl::StatusOr<ListeningSocket> ListenOnPath(const std::string& path, mode_t mode);
 // On `HOST:PORT`, on every address of the host; port 0 takes a free one for all. At least one; UNAVAILABLE.
 absl::StatusOr<std::vector<ListeningSocket>> ListenOnAddress(const std::string& address);
 // FAILED_PRECONDITION where no socket could be bound on the host of `HOST:PORT`, whoever has the port. A name that is not
@@ -51,7 +52,7 @@ absl::Status CheckIsLocal(const std::string& address);
 // It ends connections over TCP that `peers` says are over. Where their share is used up the oldest of those that have
 // had no call gives way to the newest one: whoever has no certificate can connect, and keeps nobody out.
 //
-// One thread; it sleeps while nothing happens, with `peers` for a second at most.
+// One thread, which also looks whether its Unix sockets are still at their paths.
 class ConnectionAcceptor {
  public:
   struct Options {
@@ -101,6 +102,7 @@ class ConnectionAcceptor {
   void ForgetClosed();
   // Looks once a second.
   void EndThoseOver();
+  void RestorePaths();
 
   const Options options_;
   SystemCalls kernel_;
@@ -110,11 +112,12 @@ class ConnectionAcceptor {
   std::map<int, Held> held_;           // by descriptor
   std::map<uint64_t, int> newcomers_;  // by number: those of `peers` that have had no call when last looked at
   uint64_t last_number_ = 0;
-  SteadyTime last_look_;  // for connections that are over
+  SteadyTime last_look_;   // for connections that are over
+  SteadyTime next_check_;  // of Unix sockets' paths
   LogThrottle refusals_;
   LogThrottle departures_;  // of newcomers
   ThrottledLog log_;
-  const std::vector<ListeningSocket> sockets_;
+  std::vector<ListeningSocket> sockets_;                         // of the thread once it runs
   std::map<UserPlaces::User, std::unique_ptr<Server>> servers_;  // constant after Start
   wire::FileDescriptor stop_;                                    // an eventfd
   std::thread thread_;

@@ -4,7 +4,7 @@
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/health_check_service_interface.h>
-#include <sys/stat.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -305,6 +305,10 @@ class Daemon::Impl {
   absl::StatusOr<std::vector<ModelStore::CutOffChange>> TakeOver(const std::stop_token& stop);
   // Ends what waits for other daemons.
   void GiveUpOthers();
+  // See ListeningPath::Options.
+  std::function<absl::Status()> RestoreSocketDir() {
+    return [this] { return socket_dir_->Restore(); };
+  }
   absl::Status OpenHandoff();
   absl::Status Serve();
   absl::Status ServeMetrics();
@@ -517,6 +521,7 @@ absl::Status Daemon::Impl::OpenHandoff() {
   ASSIGN_OR_RETURN(handoff_,
                    HandoffServer::Start({.path = socket_dir_->handoff_path(),
                                          .allowed_users = std::move(users),
+                                         .restore_directory = RestoreSocketDir(),
                                          .max_connections = CompanionConnectionsWithin(DescriptorLimit()),
                                          .on_gone = [this](const std::string& token) { callers_.Gone(token); }}));
   callers_.SetHandoff(handoff_.get());
@@ -537,8 +542,10 @@ absl::Status Daemon::Impl::Serve() {
   admin_service_ = std::make_unique<AdminService>(store_.get(), restores_.get(), metrics_page_.get(), &callers_,
                                                   &workers_, Lifetime());
   std::vector<ListeningSocket> sockets(1);
-  // A killed daemon leaves its socket behind; the directory's lock says that it is nobody's.
-  ASSIGN_OR_RETURN(sockets[0], ListenOnPath(socket_dir_->grpc_path(), config_.allow_users.empty() ? 0600 : 0666));
+  ASSIGN_OR_RETURN(sockets[0].path, ListeningPath::Create({.path = socket_dir_->grpc_path(),
+                                                           .type = SOCK_STREAM,
+                                                           .mode = config_.allow_users.empty() ? 0600U : 0666U,
+                                                           .restore_directory = RestoreSocketDir()}));
   if (config_.listen.has_value()) {
     ASSIGN_OR_RETURN(std::vector<ListeningSocket> more, Listen("--listen", *config_.listen));
     tcp_address_ = absl::StrCat(config_.listen->substr(0, config_.listen->rfind(':')), ":", more[0].port);
@@ -567,7 +574,7 @@ absl::Status Daemon::Impl::ServeMetrics() {
   PageServer::Options options;
   options.content_type = std::string(kExpositionContentType);
   options.page = [page = metrics_page_.get()] { return page->Text(); };
-  for (ListeningSocket& socket : sockets) options.listeners.push_back(std::move(socket.fd));
+  for (ListeningSocket& socket : sockets) options.listeners.push_back(std::move(socket.tcp));
   ASSIGN_OR_RETURN(metrics_server_, PageServer::Start(std::move(options)));
   Log(LogLevel::kInfo, "metrics are served", {{"address", metrics_address_}});
   return absl::OkStatus();
@@ -673,7 +680,6 @@ void Daemon::Impl::Stop() {
   if (cluster_ != nullptr) cluster_->Stop();
   servers_.Stop();
   cluster_server_.Stop();
-  if (socket_dir_ != nullptr) unlink(socket_dir_->grpc_path().c_str());
 }
 
 absl::Status Daemon::Check(const DaemonConfig& config) {

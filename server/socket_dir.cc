@@ -17,6 +17,8 @@
 #include "absl/strings/string_view.h"
 #include "kernels/base/same_file.h"
 #include "kernels/base/status_macros.h"
+#include "server/handoff/listening_path.h"
+#include "server/log/log.h"
 
 namespace paramshard::server {
 namespace {
@@ -67,6 +69,24 @@ std::string HolderOf(int lock) {
   return absl::StrCat(" (process ", process, ")");
 }
 
+// The directory's lock, which nobody holds by this.
+absl::StatusOr<wire::FileDescriptor> OpenLock(const std::string& path, bool shared) {
+  // A link is followed where its name ends in a slash.
+  ASSIGN_OR_RETURN(const wire::FileDescriptor directory,
+                   OpenOwnDirectory(WithoutSlashAtEnd(path), shared ? 0755 : 0700));
+  wire::FileDescriptor lock(openat(directory.get(), "lock", O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600));
+  if (!lock.valid()) return DirectoryError(path, absl::StrCat("open lock: ", strerror(errno)));
+  return lock;
+}
+
+absl::Status Hold(const std::string& path, int lock) {
+  if (flock(lock, LOCK_EX | LOCK_NB) == 0) return absl::OkStatus();
+  // File systems of a network may know no locks.
+  if (errno != EWOULDBLOCK) return DirectoryError(path, absl::StrCat("lock: ", strerror(errno)));
+  return absl::AlreadyExistsError(absl::StrCat("socket directory ", path, ": another daemon", HolderOf(lock),
+                                               " holds it; stop that one or choose another directory"));
+}
+
 }  // namespace
 
 wire::FileDescriptor TakeLentDescriptor(const char* variable) {
@@ -79,23 +99,38 @@ wire::FileDescriptor TakeLentDescriptor(const char* variable) {
 }
 
 absl::StatusOr<SocketDir> SocketDir::Acquire(const std::string& path, bool shared, int lent) {
-  // A link is followed where its name ends in a slash.
-  ASSIGN_OR_RETURN(const wire::FileDescriptor directory,
-                   OpenOwnDirectory(WithoutSlashAtEnd(path), shared ? 0755 : 0700));
-  wire::FileDescriptor lock(openat(directory.get(), "lock", O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600));
-  if (!lock.valid()) return DirectoryError(path, absl::StrCat("open lock: ", strerror(errno)));
+  ASSIGN_OR_RETURN(wire::FileDescriptor lock, OpenLock(path, shared));
   if (lent >= 0 && AreSameFile(lent, lock.get())) {
     // Not `lock`, of which the kernel does not know that it is the keeper's.
     wire::FileDescriptor held(fcntl(lent, F_DUPFD_CLOEXEC, 0));
     if (!held.valid()) return DirectoryError(path, absl::StrCat("the keeper's lock: ", strerror(errno)));
-    return SocketDir(path, std::move(held));
+    return SocketDir(path, shared, std::move(held));
   }
-  if (flock(lock.get(), LOCK_EX | LOCK_NB) != 0) {
-    return absl::AlreadyExistsError(absl::StrCat("socket directory ", path, ": another daemon", HolderOf(lock.get()),
-                                                 " holds it; stop that one or choose --socket-dir"));
+  RETURN_IF_ERROR(Hold(path, lock.get()));
+  SocketDir held(path, shared, std::move(lock));
+  // The lock is no proof: it may have been deleted under a daemon that serves.
+  for (const std::string& socket : {held.grpc_path(), held.handoff_path()}) {
+    RETURN_IF_ERROR(CheckNobodyListens(socket));
   }
+  WriteHolder(held.lock());
+  return held;
+}
+
+absl::Status SocketDir::Restore() {
+  absl::MutexLock restoring(restoring_.get());
+  struct stat there {};
+  struct stat ours {};
+  const std::string name = path_ + "/lock";
+  if (lstat(name.c_str(), &there) == 0 && fstat(restored_.valid() ? restored_.get() : lock_.get(), &ours) == 0 &&
+      AreSameFile(there, ours)) {
+    return absl::OkStatus();
+  }
+  ASSIGN_OR_RETURN(wire::FileDescriptor lock, OpenLock(path_, shared_));
+  RETURN_IF_ERROR(Hold(path_, lock.get()));
   WriteHolder(lock.get());
-  return SocketDir(path, std::move(lock));
+  restored_ = std::move(lock);
+  Log(LogLevel::kWarning, "lock of the socket directory was removed and made anew", {{"path", name}});
+  return absl::OkStatus();
 }
 
 }  // namespace paramshard::server

@@ -2,9 +2,12 @@
 #ifndef PARAMSHARD_SERVER_SOCKET_DIR_H_
 #define PARAMSHARD_SERVER_SOCKET_DIR_H_
 
+#include <memory>
 #include <string>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
 #include "proto/wire/handoff.h"
 
 namespace paramshard::server {
@@ -22,21 +25,29 @@ class SocketDir {
 
   // Creates the directory where it is missing and takes its lock. `shared`: other users may enter. `lent`: the lock
   // that the keeper of this process holds; where it is that of this directory there is nothing more to take.
-  // ALREADY_EXISTS naming the process when another daemon holds it; FAILED_PRECONDITION when it belongs to another
-  // user, or is a link.
+  // ALREADY_EXISTS naming the process when another daemon holds it, or listens at one of its sockets; FAILED_PRECONDITION
+  // when it belongs to another user, or is a link; INVALID_ARGUMENT when its sockets' paths are too long.
   static absl::StatusOr<SocketDir> Acquire(const std::string& path, bool shared, int lent = -1);
 
   static wire::FileDescriptor TakeLentLock() { return TakeLentDescriptor(kLockVariable); }
+
+  // Makes the directory and its lock anew where they are gone, as cleaners of /tmp remove them. Errors of Acquire, with
+  // which another daemon may have the directory by now. Thread-safe.
+  absl::Status Restore();
 
   int lock() const { return lock_.get(); }
   std::string grpc_path() const { return path_ + "/grpc.sock"; }
   std::string handoff_path() const { return path_ + "/handoff.sock"; }
 
  private:
-  SocketDir(std::string path, wire::FileDescriptor lock) : path_(std::move(path)), lock_(std::move(lock)) {}
+  SocketDir(std::string path, bool shared, wire::FileDescriptor lock)
+      : path_(std::move(path)), shared_(shared), lock_(std::move(lock)), restoring_(std::make_unique<absl::Mutex>()) {}
 
   std::string path_;
-  wire::FileDescriptor lock_;
+  bool shared_;
+  wire::FileDescriptor lock_;  // of the time when it was acquired
+  std::unique_ptr<absl::Mutex> restoring_;
+  wire::FileDescriptor restored_;  // the lock since then, where there is another one; guarded by restoring_
 };
 
 }  // namespace paramshard::server

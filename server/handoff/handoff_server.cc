@@ -3,8 +3,6 @@
 #include <sys/eventfd.h>
 #include <sys/random.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -29,15 +27,10 @@ constexpr uint64_t kListenerTag = 1;
 constexpr uint64_t kFirstNumber = 1;
 
 constexpr int kEventsAtOnce = 64;
-constexpr int kLongestWaitMilliseconds = 60'000;
 // For so long newcomers wait in the socket's queue when they can be neither taken nor refused.
 constexpr absl::Duration kMuted = absl::Milliseconds(100);
 // Between two waits that the kernel refuses.
 constexpr absl::Duration kPauseAfterError = absl::Milliseconds(100);
-
-absl::Status SocketError(absl::string_view operation, absl::string_view path) {
-  return absl::UnavailableError(absl::StrCat(operation, " ", path, ": ", strerror(errno)));
-}
 
 absl::Status OutOfDescriptors() {
   return absl::ResourceExhaustedError(
@@ -50,22 +43,6 @@ absl::StatusOr<std::string> MintToken() {
     return absl::UnavailableError(absl::StrCat("mint token: ", strerror(errno)));
   }
   return absl::BytesToHexString(absl::string_view(bytes.data(), bytes.size()));
-}
-
-absl::StatusOr<sockaddr_un> AddressOf(const std::string& path) {
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  if (path.size() >= sizeof(address.sun_path)) {
-    return absl::InvalidArgumentError(absl::StrCat("socket path: at most ", sizeof(address.sun_path) - 1,
-                                                   " bytes expected, got ", path.size(), " (", path, ")"));
-  }
-  std::copy(path.begin(), path.end(), address.sun_path);
-  return address;
-}
-
-bool SomebodyListens(const sockaddr_un& address) {
-  wire::FileDescriptor probe(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
-  return connect(probe.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0;
 }
 
 wire::FileDescriptor MakeEvent() { return wire::FileDescriptor(eventfd(0, EFD_CLOEXEC)); }
@@ -83,10 +60,15 @@ absl::StatusOr<std::unique_ptr<HandoffServer>> HandoffServer::Start(Options opti
   ASSIGN_OR_RETURN(WatchList watched, WatchList::Create());
   std::unique_ptr<HandoffServer> server(new HandoffServer(std::move(options), std::move(watched)));
   if (!server->stop_.valid() || !server->spare_.valid()) return OutOfDescriptors();
-  RETURN_IF_ERROR(server->Listen());
+  // Peers are judged by their credentials; other users need to reach the socket for that.
+  ASSIGN_OR_RETURN(server->listener_,
+                   ListeningPath::Create({.path = server->options_.path,
+                                          .type = SOCK_SEQPACKET,
+                                          .mode = server->options_.allowed_users.size() > 1 ? 0666U : 0600U,
+                                          .restore_directory = server->options_.restore_directory}));
   ASSIGN_OR_RETURN(server->own_pidfd_, OwnPidfd());
   RETURN_IF_ERROR(server->watched_.Add(server->stop_.get(), kStopTag));
-  RETURN_IF_ERROR(server->watched_.Add(server->listener_.get(), kListenerTag));
+  RETURN_IF_ERROR(server->watched_.Add(server->listener_->fd(), kListenerTag));
   ASSIGN_OR_RETURN(server->thread_, StartThread("companion connections", [raw = server.get()] { raw->Serve(); }));
   return server;
 }
@@ -97,6 +79,7 @@ HandoffServer::HandoffServer(Options options, WatchList watched)
       stop_(MakeEvent()),
       watched_(std::move(watched)),
       spare_(MakeEvent()),
+      next_check_(SteadyDeadline(kSocketCheckInterval)),
       last_number_(kFirstNumber - 1),
       places_(options_.max_connections, geteuid()) {}
 
@@ -106,24 +89,6 @@ HandoffServer::~HandoffServer() {
     (void)!write(stop_.get(), &one, sizeof(one));
     thread_.join();
   }
-  if (listener_.valid()) unlink(options_.path.c_str());
-}
-
-absl::Status HandoffServer::Listen() {
-  ASSIGN_OR_RETURN(const sockaddr_un address, AddressOf(options_.path));
-  if (SomebodyListens(address)) {
-    return absl::AlreadyExistsError(absl::StrCat("listen on ", options_.path, ": another daemon serves this socket"));
-  }
-  unlink(options_.path.c_str());
-  wire::FileDescriptor listener(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (!listener.valid()) return SocketError("socket", options_.path);
-  if (bind(listener.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) {
-    return SocketError("bind", options_.path);
-  }
-  listener_ = std::move(listener);
-  // Peers are judged by their credentials; other users need to reach the socket for that.
-  chmod(options_.path.c_str(), options_.allowed_users.size() > 1 ? 0666 : 0600);
-  return listen(listener_.get(), 512) == 0 ? absl::OkStatus() : SocketError("listen", options_.path);
 }
 
 // --- The serving thread ---
@@ -136,6 +101,7 @@ void HandoffServer::Serve() {
       Handle(event.data.u64);
     }
     DropLate();
+    CheckListener();
     if (muted_until_.has_value() && SteadyNow() >= *muted_until_) SetMuted(false);
   }
 }
@@ -151,16 +117,13 @@ absl::Span<const epoll_event> HandoffServer::Await(absl::Span<epoll_event> event
   return {};
 }
 
-// Until the first silent connection is late, or the listener is heard again.
+// Until the first silent connection is late, the listener is looked at, or it is heard again.
 int HandoffServer::WaitMilliseconds() const {
-  std::optional<SteadyTime> next = muted_until_;
+  SteadyTime next = std::min(next_check_, muted_until_.value_or(next_check_));
   if (!silent_.empty()) {
-    const SteadyTime late = Find(silent_.begin()->first)->hello_deadline;
-    next = std::min(next.value_or(late), late);
+    next = std::min(next, Find(silent_.begin()->first)->hello_deadline);
   }
-  if (!next.has_value()) return -1;
-  const int64_t milliseconds = absl::ToInt64Milliseconds(absl::Ceil(TimeLeft(*next), absl::Milliseconds(1)));
-  return static_cast<int>(std::min<int64_t>(milliseconds, kLongestWaitMilliseconds));
+  return static_cast<int>(absl::ToInt64Milliseconds(absl::Ceil(TimeLeft(next), absl::Milliseconds(1))));
 }
 
 void HandoffServer::Handle(uint64_t tag) {
@@ -175,7 +138,7 @@ void HandoffServer::Handle(uint64_t tag) {
 }
 
 void HandoffServer::Accept() {
-  wire::FileDescriptor socket(system_->Accept(listener_.get()));
+  wire::FileDescriptor socket(system_->Accept(listener_->fd()));
   if (socket.valid()) {
     if (const absl::Status status = Admit(socket); !status.ok()) wire::RefuseHandoff(socket.get(), status);
     return;
@@ -189,7 +152,7 @@ bool HandoffServer::RefuseForLackOfDescriptors() {
   bool refused = false;
   if (spare_.valid()) {
     spare_.Reset();
-    const wire::FileDescriptor socket(system_->Accept(listener_.get()));
+    const wire::FileDescriptor socket(system_->Accept(listener_->fd()));
     refused = socket.valid();
     if (refused) wire::RefuseHandoff(socket.get(), OutOfDescriptors());
   }
@@ -291,10 +254,23 @@ void HandoffServer::DropLate() {
   }
 }
 
+void HandoffServer::CheckListener() {
+  if (SteadyNow() < next_check_) return;
+  next_check_ = SteadyDeadline(kSocketCheckInterval);
+  const wire::FileDescriptor before = listener_->Restore();
+  if (!before.valid()) return;
+  watched_.Remove(before.get());
+  // Where this fails, the next look finds the socket in its place, and nobody is heard.
+  if (const absl::Status added = watched_.Add(listener_->fd(), kListenerTag); !added.ok()) {
+    Log(LogLevel::kError, "companion connections cannot be waited for", {{"error", added.ToString()}});
+  }
+  muted_until_ = std::nullopt;
+}
+
 void HandoffServer::SetMuted(bool muted) {
   if (!muted && !spare_.valid()) spare_ = MakeEvent();
   muted_until_ = muted ? std::optional(SteadyDeadline(kMuted)) : std::nullopt;
-  watched_.SetMuted(listener_.get(), kListenerTag, muted);
+  watched_.SetMuted(listener_->fd(), kListenerTag, muted);
 }
 
 // Connections are added and removed by this thread alone, so that one stays while it is looked at.

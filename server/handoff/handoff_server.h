@@ -23,13 +23,14 @@
 #include "proto/wire/handoff.h"
 #include "server/base/steady_time.h"
 #include "server/base/user_places.h"
+#include "server/handoff/listening_path.h"
 #include "server/handoff/peer_process.h"
 #include "server/handoff/system_calls.h"
 #include "server/handoff/watch_list.h"
 
 namespace paramshard::server {
 
-// Thread-safe. One thread serves all connections; it sleeps while nothing happens. A peer is gone when its socket
+// Thread-safe. One thread serves all connections. A peer is gone when its socket
 // closes, when its process dies (a forked child may keep the socket open), or when it breaks the protocol.
 //
 // A machine that is short of descriptors or memory costs newcomers their connection, never the thread: they are refused
@@ -39,6 +40,8 @@ class HandoffServer {
   struct Options {
     std::string path;
     std::vector<uid_t> allowed_users;  // the daemon's own user included
+    // See ListeningPath::Options.
+    std::function<absl::Status()> restore_directory = nullptr;
     absl::Duration hello_timeout = absl::Seconds(5);
     // Each takes two descriptors. Users share them (UserPlaces). When there is none left for a newcomer, one that has
     // said no hello makes room, the oldest of those whose place the newcomer may have.
@@ -49,8 +52,7 @@ class HandoffServer {
     SystemCalls* system = nullptr;
   };
 
-  // Binds and listens. ALREADY_EXISTS when the path is in use by a live server. Who starts two servers on one path at
-  // the same time keeps them apart: the daemon holds its directory's lock.
+  // Binds and listens. Errors of ListeningPath::Create.
   static absl::StatusOr<std::unique_ptr<HandoffServer>> Start(Options options);
   ~HandoffServer();
 
@@ -77,7 +79,6 @@ class HandoffServer {
   };
 
   HandoffServer(Options options, WatchList watched);
-  absl::Status Listen();
 
   // The serving thread.
   void Serve();
@@ -95,6 +96,8 @@ class HandoffServer {
   // Ends a connection; `why`, unless it is OK, is what the peer is told.
   void Drop(uint64_t number, const absl::Status& why = absl::OkStatus());
   void DropLate();
+  // Listens anew where the socket's file is gone.
+  void CheckListener();
   void SetMuted(bool muted);
   Connection* Find(uint64_t number) const;
 
@@ -104,11 +107,12 @@ class HandoffServer {
   const Options options_;
   SystemCalls* const system_;
   SystemCalls kernel_;
-  wire::FileDescriptor listener_;
   wire::FileDescriptor stop_;  // an eventfd
   wire::FileDescriptor own_pidfd_;
 
   // These belong to the serving thread.
+  std::unique_ptr<ListeningPath> listener_;
+  SteadyTime next_check_;  // of the listener
   WatchList watched_;
   wire::FileDescriptor spare_;  // given up when there is no other descriptor, to take and refuse a connection
   uint64_t last_number_ = 0;

@@ -1,16 +1,20 @@
 #include "server/socket_dir.h"
 
 #include <fcntl.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <string>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "server/handoff/listening_path.h"
 #include "tests/status_matchers.h"
 #include "tests/support/daemon_process.h"
 
@@ -85,6 +89,41 @@ TEST_F(SocketDirTest, ALentLockComesByTheEnvironmentOnce) {
 }
 
 // Whoever can put a link there must not choose whose mode is changed.
+TEST_F(SocketDirTest, ADaemonWhoseLockWasDeletedKeepsItsSockets) {
+  ASSERT_OK_AND_ASSIGN(const SocketDir held, SocketDir::Acquire(path_, false));
+  for (const auto& [path, type] : {std::pair(held.grpc_path(), SOCK_STREAM), {held.handoff_path(), SOCK_SEQPACKET}}) {
+    ASSERT_OK_AND_ASSIGN(const auto served, ListeningPath::Create({.path = path, .type = type}));
+    ASSERT_EQ(unlink((path_ + "/lock").c_str()), 0);
+    EXPECT_THAT(SocketDir::Acquire(path_, false), StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr(path)));
+    EXPECT_OK(CheckNobodyListens(path_ + "/other.sock"));
+    EXPECT_THAT(CheckNobodyListens(path), StatusIs(absl::StatusCode::kAlreadyExists));
+  }
+}
+
+TEST_F(SocketDirTest, IsRestoredWithItsLock) {
+  ASSERT_OK_AND_ASSIGN(SocketDir held, SocketDir::Acquire(path_, true));
+  EXPECT_OK(held.Restore());
+  for (const std::string& gone : {path_ + "/lock", path_}) {
+    std::filesystem::remove_all(gone);
+    EXPECT_OK(held.Restore());
+    EXPECT_EQ(ModeOf(path_), 0755u);
+    EXPECT_THAT(SocketDir::Acquire(path_, true), StatusIs(absl::StatusCode::kAlreadyExists));
+  }
+}
+
+TEST_F(SocketDirTest, IsNotRestoredOverAnotherDaemon) {
+  ASSERT_OK_AND_ASSIGN(SocketDir held, SocketDir::Acquire(path_, false));
+  std::filesystem::remove_all(path_);
+  {
+    ASSERT_OK_AND_ASSIGN(const SocketDir other, SocketDir::Acquire(path_, false));
+    EXPECT_THAT(held.Restore(), StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr(path_)));
+  }
+  EXPECT_OK(held.Restore());
+  std::filesystem::remove_all(path_);
+  std::filesystem::create_directory_symlink("/tmp", path_);
+  EXPECT_THAT(held.Restore(), StatusIs(absl::StatusCode::kFailedPrecondition));
+}
+
 TEST_F(SocketDirTest, ALinkIsRefusedAndItsTargetStaysAsItIs) {
   const std::string target = directory_.path() + "/target";
   const std::string link = directory_.path() + "/link";
