@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <limits>
 
+#include "absl/strings/str_cat.h"
+
 namespace paramshard::server {
 namespace {
 
@@ -29,6 +31,13 @@ int64_t RaiseDescriptorLimit() {
   // A refusal leaves the old limit, with which the daemon can live.
   (void)setrlimit(RLIMIT_NOFILE, &limits);
   return DescriptorLimit();
+}
+
+absl::Status RaiseDescriptorLimitTo(int64_t least) {
+  const int64_t limit = RaiseDescriptorLimit();
+  if (limit >= least) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat("open files: want a hard limit of ", least, " at least, got ", limit,
+                                                   "; raise it (ulimit -Hn, LimitNOFILE)"));
 }
 
 int CompanionConnectionsWithin(int64_t descriptor_limit) {

@@ -2,6 +2,7 @@
 // program: the keeper, and the server that the keeper starts.
 
 #include <sys/prctl.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -33,7 +34,9 @@
 #include "server/config/config.h"
 #include "server/daemon.h"
 #include "server/descriptor_limit.h"
+#include "server/device/memory.h"
 #include "server/exit_codes.h"
+#include "server/handoff/peer_process.h"
 #include "server/keeper/keeper_link.h"
 #include "server/keeper_program.h"
 #include "server/last_resort.h"
@@ -49,8 +52,8 @@ namespace {
 // How long the end may take beyond drain and saves, for calls under way and what devices still do. With the defaults of
 // both that is less than the 11 minutes after which deploy/'s units kill the daemon.
 constexpr absl::Duration kEndTimeout = absl::Seconds(15);
-// More than gRPC starts before it serves its first call.
-constexpr size_t kThreadsOfGrpc = 32;
+// More than gRPC and the daemon start before it serves its first call, and while it serves a few trainers.
+constexpr size_t kThreadsOfGrpc = 96;
 
 // nohup means: do not end when the terminal does.
 bool IsIgnored(int signal) {
@@ -132,6 +135,15 @@ absl::Status CheckThreads() {
   counted.Notify();
   for (std::thread& thread : threads) thread.join();
   return status;
+}
+
+// What a container may forbid, and no model can be created without: better no start than that.
+absl::Status CheckKernel() {
+  for (const Sharing sharing : {Sharing::kReadOnly, Sharing::kReadWrite, Sharing::kKept}) {
+    RETURN_IF_ERROR(Memory::Allocate("memory to try at the start", sysconf(_SC_PAGESIZE), sharing).status());
+  }
+  ASSIGN_OR_RETURN(const wire::FileDescriptor self, OwnPidfd());
+  return CheckMaySignal(self.get());
 }
 
 int StartFailed(const absl::Status& why, int exit_code) {
@@ -226,6 +238,7 @@ int Serve(const DaemonConfig& config, const Kept& kept, const std::shared_ptr<En
   ServiceNotifier notifier(std::getenv(ServiceNotifier::kVariable));
   notifier.Status("starting");
   if (const absl::Status enough = CheckThreads(); !enough.ok()) return StartFailed(enough, kExitStartFailed);
+  if (const absl::Status allowed = CheckKernel(); !allowed.ok()) return StartFailed(allowed, kExitStartFailed);
   if (const absl::Status checked = Daemon::Check(config); !checked.ok()) return StartFailed(checked, kExitUsage);
   // A stop that comes before the daemon serves bounds its start, too: models that it takes over are saved then.
   absl::once_flag bounded;
@@ -265,7 +278,9 @@ int RunServer(const ParsedArguments& arguments, const Kept& kept) {
   for (const std::string& variable : arguments.unknown_variables) {
     Log(LogLevel::kWarning, "unknown environment variable", {{"name", variable}});
   }
-  RaiseDescriptorLimit();
+  if (const absl::Status enough = RaiseDescriptorLimitTo(kLeastDescriptorsOfServer); !enough.ok()) {
+    return StartFailed(enough, kExitStartFailed);
+  }
   const auto ending = std::make_shared<Ending>();
   const absl::Status awaiting = StartAwaitingSignals(signals, ending);
   const int exit_code = awaiting.ok() ? Serve(arguments.config, kept, ending) : StartFailed(awaiting, kExitStartFailed);

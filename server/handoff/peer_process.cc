@@ -62,12 +62,21 @@ absl::Status KillProcess(int pidfd) {
   return absl::PermissionDeniedError(absl::StrCat("kill the rank's holder: ", strerror(errno)));
 }
 
+absl::Status CheckMaySignal(int pidfd) {
+  if (syscall(SYS_pidfd_send_signal, pidfd, 0, nullptr, 0) == 0) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat("pidfd_send_signal: ", strerror(errno),
+                                                    "; want Linux 5.3 or newer, and a seccomp profile that allows it"));
+}
+
 absl::StatusOr<wire::FileDescriptor> OwnPidfd() {
   wire::FileDescriptor pidfd(static_cast<int>(syscall(SYS_pidfd_open, getpid(), 0)));
   if (pidfd.valid()) return pidfd;
   const bool too_old = errno == ENOSYS;
   return absl::Status(too_old ? absl::StatusCode::kUnimplemented : absl::StatusCode::kResourceExhausted,
-                      absl::StrCat("pidfd_open: ", too_old ? "Linux 5.3 or newer" : "a free file descriptor",
+                      absl::StrCat("pidfd_open: ",
+                                   too_old          ? "Linux 5.3 or newer"
+                                   : errno == EPERM ? "a seccomp profile that allows it"
+                                                    : "a free file descriptor",
                                    " expected, got: ", strerror(errno)));
 }
 

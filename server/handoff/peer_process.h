@@ -27,6 +27,9 @@ absl::Status CheckPidfd(int pidfd, pid_t pid);
 // Kills the process behind a pidfd with SIGKILL.
 absl::Status KillProcess(int pidfd);
 
+// FAILED_PRECONDITION where this process may send no signal through the pidfd. Sends none.
+absl::Status CheckMaySignal(int pidfd);
+
 // A pidfd of the calling process.
 absl::StatusOr<wire::FileDescriptor> OwnPidfd();
 

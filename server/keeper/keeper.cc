@@ -96,6 +96,7 @@ int FailureCode(const ServerEnd& end) { return end.Code() == kExitOk ? kExitStar
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Keeper>> Keeper::Create(Options options) {
+  RETURN_IF_ERROR(RaiseDescriptorLimitTo(kLeastDescriptorsOfKeeper));
   const sigset_t signals = SignalsToTake();
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
   std::signal(SIGPIPE, SIG_IGN);
