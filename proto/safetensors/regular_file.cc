@@ -11,6 +11,14 @@
 #include "absl/strings/str_cat.h"
 
 namespace paramshard::safetensors {
+namespace {
+
+absl::StatusOr<std::string> Named(const std::string& path, absl::StatusOr<std::string> text) {
+  if (text.ok()) return text;
+  return absl::Status(text.status().code(), absl::StrCat(path, ": ", text.status().message()));
+}
+
+}  // namespace
 
 absl::Status FileError(int error, absl::string_view what) {
   const bool may_pass = error == EIO || error == ESTALE || error == ENOTCONN;
@@ -47,6 +55,20 @@ absl::Status CheckOwnerOf(const struct stat& status, uid_t owner) {
   if ((status.st_mode & kOthersWrite) == 0) return absl::OkStatus();
   return absl::PermissionDeniedError(
       "expected to be written to by its owner alone, got a mode that lets others: take that right away (chmod go-w)");
+}
+
+absl::Status RegularFile::CheckIsSecret(uid_t user) const {
+  if (status_.st_uid != user && status_.st_uid != 0) {
+    return absl::PermissionDeniedError(absl::StrCat("want a key of user ", user, " or root, got one of user ",
+                                                    status_.st_uid, ": change the owner (chown)"));
+  }
+  // Root gives a key to a service by its group. Whoever owns it needs no group.
+  const mode_t others = status_.st_uid == user ? S_IRWXG | S_IRWXO : S_IWGRP | S_IXGRP | S_IRWXO;
+  if ((status_.st_mode & others) == 0) return absl::OkStatus();
+  return absl::PermissionDeniedError(
+      status_.st_uid == user ? "want a key that its owner alone can read: take the others' rights away (chmod go=)"
+                             : "want a key that its owner and group alone can read: take the others' rights away "
+                               "(chmod g-wx,o=)");
 }
 
 absl::Status RegularFile::ReadAt(int64_t offset_bytes, absl::Span<uint8_t> out) const {
@@ -106,9 +128,14 @@ absl::StatusOr<std::string> RegularFile::ReadWhole(int64_t max_bytes) const {
 absl::StatusOr<std::string> ReadWholeFile(const std::string& path, int64_t max_bytes) {
   const absl::StatusOr<RegularFile> file = RegularFile::Open(path);
   if (!file.ok()) return file.status();
-  absl::StatusOr<std::string> text = file->ReadWhole(max_bytes);
-  if (text.ok()) return text;
-  return absl::Status(text.status().code(), absl::StrCat(path, ": ", text.status().message()));
+  return Named(path, file->ReadWhole(max_bytes));
+}
+
+absl::StatusOr<std::string> ReadSecretFile(const std::string& path, int64_t max_bytes) {
+  const absl::StatusOr<RegularFile> file = RegularFile::Open(path);
+  if (!file.ok()) return file.status();
+  if (const absl::Status secret = file->CheckIsSecret(geteuid()); !secret.ok()) return Named(path, secret);
+  return Named(path, file->ReadWhole(max_bytes));
 }
 
 }  // namespace paramshard::safetensors

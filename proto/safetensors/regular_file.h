@@ -41,6 +41,10 @@ class RegularFile {
   // that another one of its name changes nothing.
   absl::Status CheckOwner(uid_t owner) const;
 
+  // PERMISSION_DENIED unless it belongs to this user, and nobody else may read it or write to it; or to root, and besides
+  // a group alone may read it, as a mounted secret's does.
+  absl::Status CheckIsSecret(uid_t user) const;
+
   // Fills `out` from `offset_bytes` on. DATA_LOSS at the end of the file, UNAVAILABLE when it cannot be read. Errors do
   // not name the file: the caller does, who knows what was to be read.
   absl::Status ReadAt(int64_t offset_bytes, absl::Span<uint8_t> out) const;
@@ -64,6 +68,8 @@ absl::Status CheckOwnerOf(const struct stat& status, uid_t owner);
 
 // A whole file. Errors of RegularFile, all with the file's name; INVALID_ARGUMENT for one of more than `max_bytes`.
 absl::StatusOr<std::string> ReadWholeFile(const std::string& path, int64_t max_bytes);
+// The same of a key. Errors of RegularFile::CheckIsSecret, too.
+absl::StatusOr<std::string> ReadSecretFile(const std::string& path, int64_t max_bytes);
 
 }  // namespace paramshard::safetensors
 

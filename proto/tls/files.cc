@@ -6,7 +6,6 @@
 #include <openssl/pem.h>
 #include <openssl/x509.h>
 #include <openssl/x509v3.h>
-#include <sys/stat.h>
 
 #include <cstdint>
 #include <ctime>
@@ -44,16 +43,13 @@ absl::Status FileError(absl::string_view flag, absl::string_view path, absl::str
   return absl::FailedPreconditionError(absl::StrCat("--", flag, " ", path, ": ", what));
 }
 
-absl::StatusOr<std::string> ReadText(absl::string_view flag, const std::string& path) {
-  absl::StatusOr<std::string> text = safetensors::ReadWholeFile(path, kMostBytes);
+absl::StatusOr<std::string> Named(absl::string_view flag, absl::StatusOr<std::string> text) {
   if (text.ok()) return text;
   return absl::FailedPreconditionError(absl::StrCat("--", flag, " ", text.status().message()));
 }
 
-absl::Status CheckIsSecret(const std::string& path) {
-  struct stat info {};
-  if (stat(path.c_str(), &info) != 0 || (info.st_mode & S_IRWXO) == 0) return absl::OkStatus();
-  return FileError("tls-key", path, absl::StrCat("a key that other users cannot read expected: chmod o= ", path));
+absl::StatusOr<std::string> ReadText(absl::string_view flag, const std::string& path) {
+  return Named(flag, safetensors::ReadWholeFile(path, kMostBytes));
 }
 
 // OpenSSL keeps a thread's errors until somebody asks for them.
@@ -163,8 +159,7 @@ absl::StatusOr<Certificate> ReadCertificate(const std::string& path) {
 absl::StatusOr<Certificate> CheckFiles(const Files& files, absl::Time now) {
   RETURN_IF_ERROR(CheckAllGiven(files));
   ASSIGN_OR_RETURN(const std::string cert_text, ReadText("tls-cert", files.cert));
-  ASSIGN_OR_RETURN(const std::string key_text, ReadText("tls-key", files.key));
-  RETURN_IF_ERROR(CheckIsSecret(files.key));
+  ASSIGN_OR_RETURN(const std::string key_text, Named("tls-key", safetensors::ReadSecretFile(files.key, kMostBytes)));
   ASSIGN_OR_RETURN(const std::string ca_text, ReadText("tls-ca", files.ca));
   const OwnedCertificates chain = ReadCertificates(cert_text);
   if (sk_X509_num(chain.get()) == 0) {

@@ -1,6 +1,7 @@
 #include "proto/tls/files.h"
 
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <fstream>
 #include <string>
@@ -62,10 +63,18 @@ TEST_F(FilesTest, AFileThatIsNotThereIsNamed) {
 }
 
 TEST_F(FilesTest, AKeyThatOthersCanReadIsRefused) {
-  chmod(files_.key.c_str(), 0604);
-  ExpectRefused("tls-key", "that other users cannot read expected: chmod o= ");
-  chmod(files_.key.c_str(), 0640);
-  EXPECT_OK(CheckFiles(files_, absl::Now())) << "a group may: that of a mounted secret";
+  for (const mode_t mode : {0604, 0640, 0602, 0620}) {
+    chmod(files_.key.c_str(), mode);
+    ExpectRefused("tls-key", "its owner alone");
+  }
+  chmod(files_.key.c_str(), 0400);
+  EXPECT_OK(CheckFiles(files_, absl::Now()));
+}
+
+TEST_F(FilesTest, AKeyOfAnotherUserIsRefused) {
+  if (geteuid() != 0) GTEST_SKIP() << "root alone gives files away";
+  ASSERT_EQ(chown(files_.key.c_str(), 65534, -1), 0);
+  ExpectRefused("tls-key", "got one of user 65534");
 }
 
 TEST_F(FilesTest, WhatIsNoPemIsNamed) {

@@ -1,6 +1,7 @@
 #include "server/collective/nccl_key.h"
 
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <fstream>
 #include <string>
@@ -41,6 +42,13 @@ TEST_F(NcclKeyTest, AFileThatOthersCanReadIsRefused) {
     EXPECT_THAT(Read(key_, mode), StatusIs(absl::StatusCode::kFailedPrecondition,
                                            AllOf(HasSubstr("--nccl-psk-file " + path_), HasSubstr("its owner alone"))));
   }
+}
+
+TEST_F(NcclKeyTest, AFileOfAnotherUserIsRefused) {
+  if (geteuid() != 0) GTEST_SKIP() << "root alone gives files away";
+  ASSERT_THAT(Read(key_), IsOkAndHolds(key_));
+  ASSERT_EQ(chown(path_.c_str(), 65534, -1), 0);
+  EXPECT_THAT(ReadNcclKey(path_), StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("of user 65534")));
 }
 
 TEST_F(NcclKeyTest, WhatIsNoKeyIsRefused) {
