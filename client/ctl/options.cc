@@ -6,7 +6,11 @@
 
 namespace paramshard::ctl {
 
-void AddModelArgument(CLI::App& app, std::string& model) { app.add_option("model", model, "its name")->required(); }
+void AddModelArgument(CLI::App& app, std::string& model) {
+  app.add_option("model", model, "its name")->required()->check(IsNotEmpty);
+}
+
+std::string IsNotEmpty(const std::string& text) { return text.empty() ? "want a name, got an empty one" : ""; }
 
 absl::StatusOr<Output> ParseOutput(absl::string_view text) {
   if (text == "table") return Output::kTable;

@@ -29,6 +29,8 @@ CLI::Option* AddParsedOption(CLI::App& app, const std::string& name, const std::
 
 // The argument that most commands have.
 void AddModelArgument(CLI::App& app, std::string& model);
+// CLI11: an empty text, of a variable that is not set, names nothing, and not everything.
+std::string IsNotEmpty(const std::string& text);
 
 absl::StatusOr<Output> ParseOutput(absl::string_view text);
 

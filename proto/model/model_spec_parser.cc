@@ -3,8 +3,10 @@
 #include <cmath>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kernels/base/status_macros.h"
@@ -257,10 +259,21 @@ class Parser {
   }
 
  private:
+  // Command lines and paths take such names for other things: `delete --help` succeeds, and deletes nothing.
+  static bool LooksLikeSomethingElse(absl::string_view name) {
+    return name.front() == '-' || name == "." || name == ".." || name == "latest" ||
+           absl::c_any_of(name, [](char byte) { return absl::ascii_iscntrl(static_cast<unsigned char>(byte)); });
+  }
+
   absl::Status ParseModelName() {
     RETURN_IF_ERROR(CheckName(proto_.name()));
     if (proto_.name().find('/') != std::string::npos) {
       return Unexpected("a model name without '/'", DisplayName(proto_.name()));
+    }
+    if (LooksLikeSomethingElse(proto_.name())) {
+      return Unexpected(
+          "a model name that is neither an option (-x), nor a folder (., ..), nor latest, without control characters",
+          DisplayName(proto_.name()));
     }
     spec_.name = proto_.name();
     return absl::OkStatus();

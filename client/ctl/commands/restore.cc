@@ -37,9 +37,10 @@ class Restore final : public Command {
   void AddOptions(CLI::App& app) override {
     AddModelArgument(app, model_);
     app.add_option(
-        "checkpoint", checkpoint_,
-        "latest, a step or a checkpoint's name in the daemon's --save-dir, or a checkpoint's folder (default: "
-        "latest)");
+           "checkpoint", checkpoint_,
+           "latest, a step or a checkpoint's name in the daemon's --save-dir, or a checkpoint's folder (default: "
+           "latest)")
+        ->check(IsNotEmpty);
     app.add_flag("--convert-moments", convert_moments_,
                  "convert moments that are saved in another type, which loses bits");
     app.add_flag("--quiet", quiet_, "no progress");

@@ -7,7 +7,9 @@ namespace {
 
 class Saves final : public Command {
  public:
-  void AddOptions(CLI::App& app) override { app.add_option("model", model_, "a model's name; default: all models"); }
+  void AddOptions(CLI::App& app) override {
+    app.add_option("model", model_, "a model's name; default: all models")->check(IsNotEmpty);
+  }
   std::vector<std::string> Objects() const override { return {model_}; }
   absl::StatusOr<int> Run(const Context& context) override {
     v1::ListSavesRequest request;

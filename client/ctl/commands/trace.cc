@@ -8,6 +8,7 @@
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
 #include "client/ctl/commands/commands.h"
+#include "client/ctl/options.h"
 #include "client/ctl/trace_document.h"
 
 namespace paramshard::ctl {
@@ -41,7 +42,7 @@ absl::Status SampleClock(AdminClient& client, DaemonTrace& trace) {
 class Trace final : public Command {
  public:
   void AddOptions(CLI::App& app) override {
-    app.add_option("--model", request_model_, "one model (default: all)");
+    app.add_option("--model", request_model_, "one model (default: all)")->check(IsNotEmpty);
     app.add_option("--steps", steps_, "the last ones (default: 3)")->check(CLI::Range(1, kMaxSteps));
     app.add_option("--out", out_, "a file to write (default: standard output)");
   }
