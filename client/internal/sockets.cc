@@ -1,6 +1,7 @@
 #include "client/internal/sockets.h"
 
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -58,6 +59,13 @@ absl::StatusOr<SocketPaths> FindSockets(const std::string& directory) {
   ASSIGN_OR_RETURN(paths.directory, SocketDirectory(directory));
   paths.grpc = absl::StrCat(paths.directory, "/grpc.sock");
   paths.handoff = absl::StrCat(paths.directory, "/handoff.sock");
+  constexpr size_t kLongest = sizeof(sockaddr_un::sun_path) - 1;
+  if (paths.handoff.size() > kLongest) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("connect: socket directory ", paths.directory, ": want a path of at most ",
+                     kLongest - (paths.handoff.size() - paths.directory.size()),
+                     " bytes, which is a Unix socket's limit, got ", paths.directory.size()));
+  }
   return paths;
 }
 

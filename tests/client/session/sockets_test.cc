@@ -49,5 +49,12 @@ TEST_F(CheckOwnerTest, WhereNobodyServesThereIsNoDaemon) {
               StatusIs(absl::StatusCode::kUnavailable, HasSubstr("a daemon expected at " + directory_ + "/none")));
 }
 
+TEST(FindSocketsTest, ADirectoryWithALongNameIsRefused) {
+  EXPECT_OK(FindSockets("/" + std::string(93, 'x')));
+  EXPECT_THAT(FindSockets("/" + std::string(94, 'x')),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       AllOf(HasSubstr("socket directory /xxx"), HasSubstr("94 bytes"), HasSubstr("got 95"))));
+}
+
 }  // namespace
 }  // namespace paramshard::internal

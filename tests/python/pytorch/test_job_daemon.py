@@ -57,3 +57,38 @@ from paramshard import programs
 programs.path_of = lambda name: pathlib.Path({str(program)!r})
 {_START}""")
     assert "UnavailableError: shard: the job's daemon has ended; its log says: there is no such thing" in ended.stderr
+
+
+def test_long_names_of_temporary_folders_lead_elsewhere(tmp_path):
+    """A socket's path has 107 bytes at most."""
+    folder = tmp_path / ("t" * 120)
+    folder.mkdir()
+    ended = _job(folder, _START)
+    assert ended.returncode == 0, ended.stderr
+    lines = ended.stdout.split()
+    assert len(lines) == 2 and lines[0] == lines[1]
+    assert not list(folder.iterdir())
+
+
+def test_where_every_folder_is_too_long_it_says_what_to_set(tmp_path):
+    folder = tmp_path / ("t" * 120)
+    folder.mkdir()
+    ended = _job(folder, "import os\nos.access = lambda *_: False\n" + _START)
+    assert "FailedPreconditionError" in ended.stderr and "TMPDIR" in ended.stderr
+    assert "--socket-dir" not in ended.stderr
+
+
+def test_a_daemon_whose_log_was_cleaned_away_stays(tmp_path):
+    ended = _job(tmp_path, """
+import os, pathlib
+from paramshard.torch.job_daemon import start_job_daemon
+import paramshard
+for _ in range(2):
+    sockets = pathlib.Path(start_job_daemon(os.getpid(), 0, ["cpu:0"]))
+    (sockets.parent / "log").unlink()
+    with paramshard.Client(socket_dir=str(sockets)) as client:
+        print(client.daemon_info().pid)
+""")
+    assert ended.returncode == 0, ended.stderr
+    lines = ended.stdout.split()
+    assert len(lines) == 2 and lines[0] == lines[1]

@@ -12,6 +12,7 @@ import os
 import pathlib
 import select
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -26,6 +27,7 @@ _PATIENCE = 60.0  # seconds until the daemon serves
 _DRAIN = 30.0  # seconds until it has ended
 _NAP = 0.02
 _SOCKETS = ("grpc.sock", "handoff.sock")
+_LONGEST_PATH = 107  # bytes of a Unix socket's path
 
 
 def start_job_daemon(job: int, local_rank: int, devices: list[str]) -> str:
@@ -35,13 +37,32 @@ def start_job_daemon(job: int, local_rank: int, devices: list[str]) -> str:
 
     UnavailableError or DeadlineExceededError, with the log's last lines, when it does not serve.
     """
-    folder = pathlib.Path(tempfile.gettempdir(), f"paramshard-job-{os.getuid()}-{job}")
+    folder = _folder_of(job)
     sockets = folder / "sockets"
     if local_rank == 0:
         _start(folder, sockets, job, devices)
     else:
         _await_sockets(folder, sockets)
     return str(sockets)
+
+
+def _folder_of(job: int) -> pathlib.Path:
+    """The same on every rank of the node. In $TMPDIR, unless the sockets' paths would be too long there.
+
+    FailedPreconditionError when no folder of a short enough name can be written to.
+    """
+    tried = []
+    for parent in (tempfile.gettempdir(), os.environ.get("XDG_RUNTIME_DIR"), "/tmp", "/var/tmp", "/dev/shm"):
+        if not parent:
+            continue
+        folder = pathlib.Path(parent, f"paramshard-job-{os.getuid()}-{job}")
+        length = max(len(os.fsencode(folder / "sockets" / name)) for name in _SOCKETS)
+        if length <= _LONGEST_PATH and os.access(parent, os.W_OK | os.X_OK):
+            return folder
+        tried.append(f"{parent} ({length} bytes)" if length > _LONGEST_PATH else f"{parent} (not writable)")
+    raise paramshard.FailedPreconditionError(
+        f"shard: the job's daemon needs a folder for its sockets, whose paths have {_LONGEST_PATH} bytes at most; "
+        f"tried {', '.join(tried)}; set TMPDIR to a shorter one")
 
 
 def _start(folder: pathlib.Path, sockets: pathlib.Path, job: int, devices: list[str]) -> None:
@@ -54,10 +75,11 @@ def _start(folder: pathlib.Path, sockets: pathlib.Path, job: int, devices: list[
     sockets.mkdir(mode=0o700, exist_ok=True)
     with (folder / "log").open("a+", errors="replace") as log:
         started = None
-        if _is_alone(log):
+        # A cleaner of temporary files may have taken the log away, whose lock says whether a daemon is there.
+        if _is_alone(log) and not any(_is_served(sockets / name) for name in _SOCKETS):
             # Sockets may be left by a job of the same number that was killed with its daemon.
-            for stale in sockets.iterdir():
-                stale.unlink()
+            for name in _SOCKETS:
+                (sockets / name).unlink(missing_ok=True)
             # As a file, not as a module of this package: it needs no torch, which takes seconds and memory.
             started = subprocess.Popen(
                 [sys.executable, __file__, str(job), str(folder), str(programs.path_of("paramshardd")),
@@ -73,6 +95,17 @@ def _is_alone(log: TextIO) -> bool:
     except BlockingIOError:
         return False
     log.truncate(0)
+    return True
+
+
+def _is_served(path: pathlib.Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(str(path))
+        except (FileNotFoundError, ConnectionRefusedError):
+            return False
+        except OSError:  # somebody is there, and takes no connection of this type, or none now
+            return True
     return True
 
 
