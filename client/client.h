@@ -324,6 +324,8 @@ struct ImportTensor {
   absl::Span<const uint8_t> bytes = {};  // the elements of any type, little-endian
   int64_t first_row = 0;
   std::optional<int64_t> rows = {};  // unset: all from first_row on
+  // Of the values: the parameter's own, cut to the rows, or rows x columns. Empty: nothing is compared.
+  std::vector<int64_t> shape = {};
   std::optional<int64_t> step = {};  // steps taken (bias correction)
 };
 

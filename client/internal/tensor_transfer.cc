@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "client/internal/grpc_status.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/optim/moment.h"
@@ -45,6 +46,22 @@ absl::string_view BytesOf(const ImportTensor& tensor) {
   return view(tensor.bytes.data(), tensor.bytes.size());
 }
 
+// `columns`: of a row as the tensor has it.
+absl::Status CheckShape(const ParameterSpec& parameter, const ImportTensor& tensor, int64_t columns) {
+  const int64_t rows = SliceRows(parameter, tensor);
+  const std::vector<int64_t> flat{rows, columns};
+  if (tensor.shape.empty() || tensor.shape == flat) return absl::OkStatus();
+  std::vector<int64_t> own = parameter.shape;
+  if (!own.empty()) own.back() = columns;
+  // A slice has fewer along the first dimension.
+  const int64_t in_one = own.empty() || own.front() == 0 ? 0 : parameter.rows() / own.front();
+  if (own.size() > 1 && in_one > 0 && rows % in_one == 0) own.front() = rows / in_one;
+  if (tensor.shape == own) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("import ", tensor.parameter, ": want shape (",
+                                                 absl::StrJoin(own, ", "), ") or (", absl::StrJoin(flat, ", "),
+                                                 "), got (", absl::StrJoin(tensor.shape, ", "), ")"));
+}
+
 // The elements are where the type says, as many as the rows have.
 absl::Status CheckElements(const ParameterSpec& parameter, const ImportTensor& tensor) {
   const int64_t element_bytes = ElementBytes(tensor.type);
@@ -70,6 +87,7 @@ absl::Status CheckElements(const ParameterSpec& parameter, const ImportTensor& t
     return absl::InvalidArgumentError(absl::StrCat("import ", tensor.parameter, ": a parameter that has ",
                                                    TensorName(array->tensor, array->form), " expected, got another"));
   }
+  RETURN_IF_ERROR(CheckShape(parameter, tensor, columns));
   const int64_t expected = SliceRows(parameter, tensor) * columns;
   const auto got = static_cast<int64_t>(BytesOf(tensor).size());
   if (got == expected * element_bytes) return absl::OkStatus();

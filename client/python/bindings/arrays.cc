@@ -1,6 +1,11 @@
 #include "client/python/bindings/arrays.h"
 
+#include <string>
 #include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "client/python/bindings/calls.h"
 
 namespace paramshard::python {
 namespace {
@@ -40,7 +45,74 @@ nb::object Make(const ArrayMemory& memory) {
                         CapsuleOf(memory.owner), nullptr, memory.type, device, memory.gpu < 0 ? 0 : memory.gpu));
 }
 
+// "dtype('float64') (256, 128)", or the type of what is no array.
+std::string Described(nb::handle object) {
+  if (!nb::hasattr(object, "dtype") || !nb::hasattr(object, "shape")) return nb::repr(object.type()).c_str();
+  return absl::StrCat(nb::repr(object.attr("dtype")).c_str(), " ", nb::repr(object.attr("shape")).c_str());
+}
+
+bool HasOneOf(const nb::ndarray<nb::ro>& array, const ArrayShapes& shapes) {
+  std::vector<int64_t> shape;
+  for (size_t i = 0; i < array.ndim(); ++i) shape.push_back(static_cast<int64_t>(array.shape(i)));
+  return shape == std::vector<int64_t>{shapes.rows, shapes.columns} || shape == shapes.parameter;
+}
+
+bool IsFloatingPoint(const nb::dlpack::dtype& type) {
+  return type.lanes == 1 && type.bits >= 16 &&
+         (type.code == static_cast<uint8_t>(dtype_code::Float) ||
+          type.code == static_cast<uint8_t>(dtype_code::Bfloat));
+}
+
+[[noreturn]] void RefuseArray(absl::string_view what, absl::string_view kind, const ArrayShapes& shapes,
+                              nb::handle got) {
+  Raise(absl::InvalidArgumentError(absl::StrCat(what, ": want ", kind, " in host memory of shape (",
+                                                absl::StrJoin(shapes.parameter, ", "), ") or (", shapes.rows, ", ",
+                                                shapes.columns, "), got ", Described(got))));
+}
+
+// Any array in host memory, as it is.
+nb::ndarray<nb::ro> AnyArray(absl::string_view what, nb::handle object) {
+  nb::ndarray<nb::ro> array;
+  if (nb::try_cast(object, array, /*convert=*/false)) return array;
+  if (!nb::hasattr(object, "dtype")) RaiseType(absl::StrCat(what, ": want an array"), object.type());
+  Raise(absl::InvalidArgumentError(
+      absl::StrCat(what, ": want an array of a type and a memory that DLPack has, got ", Described(object))));
+}
+
 }  // namespace
+
+absl::Status CheckHoldsItsValues(absl::string_view what, nb::handle object) {
+  if (nb::hasattr(object, "mask") && nb::hasattr(object, "filled")) {
+    return absl::InvalidArgumentError(absl::StrCat(what, ": want an array without a mask; fill it (filled)"));
+  }
+  // DLPack has no such bit, and torch 2.11 exports the tensor as if it were not set.
+  if (nb::hasattr(object, "is_neg") && PyObject_IsTrue(object.attr("is_neg")().ptr()) == 1) {
+    return absl::InvalidArgumentError(absl::StrCat(what,
+                                                   ": want values, got a negation that is still to be made; "
+                                                   "make it (resolve_neg)"));
+  }
+  return absl::OkStatus();
+}
+
+HostFloats InputArray(absl::string_view what, nb::handle object, const ArrayShapes& shapes) {
+  constexpr absl::string_view kKind = "floating-point numbers";
+  Check(CheckHoldsItsValues(what, object));
+  const nb::ndarray<nb::ro> any = AnyArray(what, object);
+  HostFloats array;
+  const bool fits = IsFloatingPoint(any.dtype()) && HasOneOf(any, shapes);
+  if (!fits || !nb::try_cast(object, array)) RefuseArray(what, kKind, shapes, object);
+  return array;
+}
+
+WritableHostFloats OutputArray(absl::string_view what, nb::handle object, const ArrayShapes& shapes) {
+  constexpr absl::string_view kKind = "a writable, C-contiguous array of float32";
+  Check(CheckHoldsItsValues(what, object));
+  const nb::ndarray<nb::ro> any = AnyArray(what, object);
+  WritableHostFloats array;
+  const bool fits = HasOneOf(any, shapes) && nb::try_cast(object, array, /*convert=*/false);
+  if (!fits) RefuseArray(what, kKind, shapes, object);
+  return array;
+}
 
 nb::dlpack::dtype TypeOf(const Encoding& encoding) {
   switch (encoding.format) {

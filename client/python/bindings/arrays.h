@@ -9,9 +9,31 @@
 #include <memory>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "client/client.h"
 
 namespace paramshard::python {
+
+// Values that a caller has, converted where that loses no more than rounding does.
+using HostFloats = nanobind::ndarray<float, nanobind::ro, nanobind::c_contig, nanobind::device::cpu>;
+// A caller's memory for values, as it is.
+using WritableHostFloats = nanobind::ndarray<float, nanobind::c_contig, nanobind::device::cpu>;
+
+// Shapes that an array of one parameter may have.
+struct ArrayShapes {
+  int64_t rows = 0;
+  int64_t columns = 0;
+  std::vector<int64_t> parameter;  // its own one
+};
+
+// Floating-point numbers in host memory. TypeError for what is no array; INVALID_ARGUMENT for another type, another
+// shape, and masks. Errors begin with `what`.
+HostFloats InputArray(absl::string_view what, nanobind::handle object, const ArrayShapes& shapes);
+// float32, C-contiguous, writable, in host memory: nothing is converted. The same errors.
+WritableHostFloats OutputArray(absl::string_view what, nanobind::handle object, const ArrayShapes& shapes);
+// INVALID_ARGUMENT for an array whose memory alone is not its values: with a mask, or torch's bit of a negation.
+absl::Status CheckHoldsItsValues(absl::string_view what, nanobind::handle object);
 
 // Row-major memory, and what keeps it mapped as long as an array shows it.
 struct ArrayMemory {

@@ -22,7 +22,7 @@ namespace nb = nanobind;
 
 // Waits are told to Python's logging, which prints warnings unless the program has set up something else.
 void LogWait(absl::string_view text) {
-  const nb::gil_scoped_acquire locked;
+  const InterpreterLock locked;
   try {
     nb::module_::import_("logging").attr("getLogger")("paramshard").attr("warning")("%s", std::string(text));
   } catch (nb::python_error& error) {
@@ -104,12 +104,12 @@ std::shared_ptr<Client> PyClient::Get() const {
 
 std::string CheckpointOf(nb::handle object) {
   if (nb::isinstance<nb::str>(object)) return nb::cast<std::string>(object);
-  if (nb::isinstance<nb::int_>(object) && !nb::isinstance<nb::bool_>(object))
-    return std::to_string(nb::cast<int64_t>(object));
-  if (nb::hasattr(object, "__fspath__")) {
-    return nb::cast<std::string>(nb::module_::import_("os.path").attr("abspath")(object));
+  constexpr absl::string_view kWanted = "checkpoint: want a str, an int (a step) or a path of a str";
+  if (nb::isinstance<nb::int_>(object) && !nb::isinstance<nb::bool_>(object)) {
+    return std::to_string(As<int64_t>(object, kWanted));
   }
-  throw nb::type_error("a checkpoint: a str, an int (a step) or a path expected");
+  if (!nb::hasattr(object, "__fspath__")) RaiseType(kWanted, object);
+  return As<std::string>(nb::module_::import_("os.path").attr("abspath")(object), kWanted);
 }
 
 void BindClient(nb::module_& module) {

@@ -16,6 +16,7 @@
 #include "client/python/bindings/arrays.h"
 #include "client/python/bindings/calls.h"
 #include "client/python/bindings/names.h"
+#include "client/python/bindings/output_ranges.h"
 #include "client/python/bindings/streams.h"
 #include "client/python/bindings/types.h"
 #include "kernels/base/status_macros.h"
@@ -25,8 +26,18 @@ namespace {
 
 namespace nb = nanobind;
 
-using HostFloats = nb::ndarray<float, nb::ro, nb::c_contig, nb::device::cpu>;
-using WritableHostFloats = nb::ndarray<float, nb::c_contig, nb::device::cpu>;
+ArrayShapes ShapesOf(SharedModel& shared, const std::string& parameter, int64_t rows, int64_t columns) {
+  ArrayShapes shapes{.rows = rows, .columns = columns, .parameter = {}};
+  Check(shared.WithModel([&](Model& model) {
+    for (const UnitSpec& unit : model.spec().units) {
+      for (const ParameterSpec& spec : unit.parameters) {
+        if (spec.name == parameter) shapes.parameter = spec.shape;
+      }
+    }
+    return absl::OkStatus();
+  }));
+  return shapes;
+}
 
 // One plane of a unit that is still held.
 class PyMatrix {
@@ -42,26 +53,31 @@ class PyMatrix {
 
   Result<named::Any> Data() const { return NativeArray(DataMemory()); }
   Result<named::Any> TypedData() const { return DLPackArray(DataMemory()); }
-  Result<named::Any> Scales() const { return matrix_.scales.empty() ? nb::none() : NativeArray(ScaleMemory()); }
-  Result<named::Any> TypedScales() const { return matrix_.scales.empty() ? nb::none() : DLPackArray(ScaleMemory()); }
+  Result<named::Any> Scales() const {
+    CheckHeld();
+    return matrix_.scales.empty() ? nb::none() : NativeArray(ScaleMemory());
+  }
+  Result<named::Any> TypedScales() const {
+    CheckHeld();
+    return matrix_.scales.empty() ? nb::none() : DLPackArray(ScaleMemory());
+  }
   Result<named::Any> Amax() const {
     CheckHeld();
     if (matrix_.amax.empty()) return nb::none();
     return NativeArray(Owned(matrix_.amax, {1}, TypeOf(ScaleType::kFloat32)));
   }
 
-  Result<named::Array> Decode(const std::optional<WritableHostFloats>& out) const {
-    std::vector<uint8_t> values;
-    float* target = nullptr;
-    if (out.has_value()) {
-      CheckSize(*out);
-      target = out->data();
-    } else {
-      values.resize(matrix_.rows * matrix_.columns * sizeof(float));
-      target = reinterpret_cast<float*>(values.data());
+  Result<named::Array> Decode(Argument<named::Floats> out) const {
+    if (!out.is_none()) {
+      CheckHeld();
+      const WritableHostFloats array =
+          OutputArray(absl::StrCat("decode ", parameter_), out,
+                      ShapesOf(*unit_->model(), parameter_, matrix_.rows, matrix_.columns));
+      DecodeTo(array.data());
+      return nb::borrow(out);
     }
-    Check(unit_->Run([&](GatheredUnit&) { return matrix_.Decode(target); }));
-    if (out.has_value()) return nb::cast(*out);
+    std::vector<uint8_t> values(matrix_.rows * matrix_.columns * sizeof(float));
+    DecodeTo(reinterpret_cast<float*>(values.data()));
     return OwnedArray(std::move(values), Shape(), TypeOf(ScaleType::kFloat32));
   }
 
@@ -90,16 +106,11 @@ class PyMatrix {
   std::vector<size_t> Shape() const {
     return {static_cast<size_t>(matrix_.rows), static_cast<size_t>(matrix_.columns)};
   }
-  void CheckHeld() const {
-    if (!unit_->is_held())
-      Raise(absl::FailedPreconditionError(absl::StrCat(parameter_,
-                                                       ": a unit that is held "
-                                                       "expected, it has been released")));
+  void DecodeTo(float* values) const {
+    Check(unit_->Run([&](GatheredUnit&) { return matrix_.Decode(values); }));
   }
-  void CheckSize(const WritableHostFloats& out) const {
-    if (static_cast<int64_t>(out.size()) == matrix_.rows * matrix_.columns) return;
-    Raise(absl::InvalidArgumentError(absl::StrCat("decode ", parameter_, ": ", matrix_.rows, " x ", matrix_.columns,
-                                                  " values expected in `out`, got ", out.size())));
+  void CheckHeld() const {
+    Check(unit_->Run([](GatheredUnit&) { return absl::OkStatus(); }));
   }
 
   ArrayMemory DataMemory() const {
@@ -115,7 +126,6 @@ class PyMatrix {
   }
   // Scales of several ranks are put together in memory of the handle: it is smaller than what would be kept for it.
   ArrayMemory ScaleMemory() const {
-    CheckHeld();
     const MatrixShape shape = ScaleShape(matrix_.encoding, matrix_.plane, matrix_.rows, matrix_.columns);
     return Owned(matrix_.scales, {static_cast<size_t>(shape.rows), static_cast<size_t>(shape.cols)},
                  TypeOf(TraitsOf(matrix_.encoding.format).scale_type));
@@ -127,7 +137,11 @@ class PyMatrix {
       memory.data = bytes.data();
       memory.owner = Take(unit_->model()->KeepMapped());
     } else {
-      const auto copy = std::make_shared<const std::vector<uint8_t>>(bytes.begin(), bytes.end());
+      auto copy = std::make_shared<std::vector<uint8_t>>();
+      Check(unit_->Run([&](GatheredUnit&) {
+        copy->assign(bytes.begin(), bytes.end());
+        return absl::OkStatus();
+      }));
       memory.data = copy->data();
       memory.owner = copy;
     }
@@ -163,10 +177,15 @@ void DecodeUnit(const PyGatheredUnit& unit, const std::vector<DecodedTuple>& out
   for (const auto& [parameter, address, type] : outputs) types.push_back(Take(Parse<DecodedElement>("type", type)));
   Check(unit.held()->Run([&](GatheredUnit& gathered) -> absl::Status {
     std::vector<DecodedOutput> decoded;
+    std::vector<OutputRange> ranges;
     for (size_t i = 0; i < outputs.size(); ++i) {
-      ASSIGN_OR_RETURN(const Matrix matrix, gathered.Get(std::get<0>(outputs[i])));
-      decoded.push_back({matrix, types[i], std::get<1>(outputs[i])});
+      const auto& [parameter, address, type] = outputs[i];
+      ASSIGN_OR_RETURN(const Matrix matrix, gathered.Get(parameter));
+      decoded.push_back({matrix, types[i], address});
+      const int64_t element_bytes = types[i] == DecodedElement::kFP32 ? 4 : 2;
+      ranges.push_back({parameter, address, matrix.rows * matrix.columns * element_bytes, element_bytes});
     }
+    RETURN_IF_ERROR(CheckOutputRanges("decode", std::move(ranges), MemoryPlace::kGpu));
     return DecodeOn(decoded, stream);
   }));
 }
@@ -202,12 +221,12 @@ Result<named::Any> NativeGradient(const PyGradients& gradients, const std::strin
   return NativeArray(GradientMemory(gradients, parameter));
 }
 
-void WriteGradient(const PyGradients& gradients, const std::string& parameter, const HostFloats& values) {
-  Check(gradients.held().Run([&](UnitGradients& slot) -> absl::Status {
-    const absl::StatusOr<GradientView> view = slot.Get(parameter);
-    if (!view.ok()) return view.status();
-    return view->Write(absl::MakeConstSpan(values.data(), values.size()));
-  }));
+void WriteGradient(const PyGradients& gradients, const std::string& parameter, Argument<named::Array> object) {
+  const GradientView view = ViewOf(gradients, parameter);
+  const HostFloats values = InputArray(absl::StrCat("write gradient of ", parameter), object,
+                                       ShapesOf(*gradients.held().model(), parameter, view.rows, view.columns));
+  Check(gradients.held().Run(
+      [&](UnitGradients&) { return view.Write(absl::MakeConstSpan(values.data(), values.size())); }));
 }
 
 void BindMatrix(nb::module_& module) {
@@ -295,7 +314,9 @@ void BindGradients(nb::module_& module) {
           },
           nb::arg("parameter"), "Where the same lies. Slots lie at the same places as long as the model is open.")
       .def("write", &WriteGradient, nb::arg("parameter"), nb::arg("values"),
-           "Stores float32 values, rounded to the gradient's type. InvalidArgumentError for another number of them.")
+           "Stores floating-point values of the parameter's shape or of [rows, columns], rounded to the gradient's "
+           "type. "
+           "InvalidArgumentError for another shape, and for integers: bit patterns are written through `get`.")
       .def(
           "mark_absent",
           [](const PyGradients& self, const std::string& parameter) {

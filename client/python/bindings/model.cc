@@ -54,7 +54,7 @@ using GroupDict = nb::typed<nb::dict, nb::str, double>;
 GroupHyperparameters GroupOf(const GroupDict& values) {
   GroupHyperparameters group;
   for (const auto& [key, value] : values) {
-    const std::string name = nb::cast<std::string>(key);
+    const auto name = As<std::string>(key, "commit: want the name of a hyper-parameter");
     const HyperparameterTraits* known = nullptr;
     for (const HyperparameterTraits& traits : kHyperparameters) {
       if (name == traits.name) known = &traits;
@@ -63,7 +63,7 @@ GroupHyperparameters GroupOf(const GroupDict& values) {
       Raise(absl::InvalidArgumentError(absl::StrFormat(
           "commit: groups of learning_rate, beta1, beta2, epsilon and weight_decay expected, got %s", name)));
     }
-    group.*known->member = nb::cast<float>(value);
+    group.*known->member = As<float>(value, absl::StrFormat("commit: %s: want a number", name));
   }
   return group;
 }

@@ -28,6 +28,7 @@ SaveRecord Save(const PyClient& self, const std::string& model, bool wait) {
 }
 
 std::vector<SaveRecord> Saves(const PyClient& self, const std::optional<std::string>& model) {
+  if (model == "") Raise(absl::InvalidArgumentError("saves: want a model's name or None, got an empty name"));
   const std::shared_ptr<Client> client = self.Get();
   return Take(Unlocked([&] { return client->Saves(model.value_or("")); }));
 }

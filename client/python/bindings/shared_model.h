@@ -113,13 +113,13 @@ class Held {
   const std::shared_ptr<SharedModel>& model() const { return model_; }
   bool is_held() const { return handle_ != nullptr; }
 
-  // Takes a turn. FAILED_PRECONDITION once it was released.
+  // Takes a turn. FAILED_PRECONDITION once it was released, or its model is closed.
   template <typename Call>
   auto Run(Call call) -> decltype(call(std::declval<Handle&>())) {
     // A reference of its own: another thread may release it meanwhile.
     std::shared_ptr<Handle> handle = handle_;
     if (handle == nullptr) return absl::FailedPreconditionError("a handle that is held expected, it was given back");
-    auto result = model_->Run([&]() -> decltype(call(*handle)) { return call(*handle); });
+    auto result = model_->WithModel([&](Model&) -> decltype(call(*handle)) { return call(*handle); });
     model_->Drop(std::move(handle));
     return result;
   }

@@ -43,37 +43,39 @@ struct Source {
 Source MakeSource(const std::string& parameter, nb::handle values, const std::optional<std::string>& type) {
   Source source;
   source.tensor.parameter = parameter;
-  if (!nb::try_cast(values, source.array)) {
-    const std::string text = absl::StrCat("import ", parameter, ": an array in host memory expected, got ",
-                                          nb::cast<std::string>(values.type().attr("__name__")));
-    throw nb::type_error(text.c_str());
-  }
+  const std::string what = absl::StrCat("import ", parameter);
+  Check(CheckHoldsItsValues(what, values));
+  if (!nb::try_cast(values, source.array))
+    RaiseType(absl::StrCat(what, ": want an array in host memory"), values.type());
   const HostArray& array = source.array;
   ImportTensor& tensor = source.tensor;
   tensor.type = type.has_value() ? Take(Parse<TensorType>("type", *type)) : TypeOfArray(parameter, array);
   const int64_t columns = array.ndim() == 0 ? 1 : static_cast<int64_t>(array.shape(array.ndim() - 1));
   tensor.rows = columns == 0 ? 0 : static_cast<int64_t>(array.size()) / columns;
+  for (size_t i = 0; i < array.ndim(); ++i) tensor.shape.push_back(static_cast<int64_t>(array.shape(i)));
   tensor.bytes = absl::MakeConstSpan(static_cast<const uint8_t*>(array.data()), array.nbytes());
   return source;
 }
 
 // A paramshard.ImportTensor.
 Source SourceOf(nb::handle object) {
-  const auto parameter = nb::cast<std::string>(object.attr("parameter"));
-  Source source =
-      MakeSource(parameter, object.attr("values"), nb::cast<std::optional<std::string>>(object.attr("type")));
-  source.tensor.kind = Take(Parse<TensorKind>("kind", nb::cast<std::string>(object.attr("kind"))));
-  source.tensor.first_row = nb::cast<int64_t>(object.attr("first_row"));
-  source.tensor.step = nb::cast<std::optional<int64_t>>(object.attr("step"));
+  if (!nb::hasattr(object, "parameter")) RaiseType("import: want a dict or ImportTensors", object);
+  const auto parameter = As<std::string>(object.attr("parameter"), "import: want a parameter's name");
+  const auto field = [&](const char* name) { return absl::StrCat("import ", parameter, ": ", name); };
+  Source source = MakeSource(parameter, object.attr("values"),
+                             As<std::optional<std::string>>(object.attr("type"), field("type: want a str or None")));
+  source.tensor.kind = Take(Parse<TensorKind>("kind", As<std::string>(object.attr("kind"), field("kind: want a str"))));
+  source.tensor.first_row = As<int64_t>(object.attr("first_row"), field("first_row: want an int"));
+  source.tensor.step = As<std::optional<int64_t>>(object.attr("step"), field("step: want an int or None"));
   return source;
 }
 
 std::vector<Source> SourcesOf(const nb::object& tensors) {
   std::vector<Source> sources;
-  nb::dict by_name;
-  if (nb::try_cast(tensors, by_name)) {
-    for (const auto& [name, values] : by_name) {
-      sources.push_back(MakeSource(nb::cast<std::string>(name), values, std::nullopt));
+  if (nb::hasattr(tensors, "keys")) {
+    const nb::handle dict(reinterpret_cast<PyObject*>(&PyDict_Type));
+    for (const auto& [name, values] : nb::cast<nb::dict>(dict(tensors))) {
+      sources.push_back(MakeSource(As<std::string>(name, "import: want a parameter's name"), values, std::nullopt));
     }
   } else {
     for (const nb::handle tensor : tensors) sources.push_back(SourceOf(tensor));

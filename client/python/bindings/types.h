@@ -17,6 +17,9 @@ class Any : public nanobind::object {
 class Array : public nanobind::object {
   NB_OBJECT(Array, nanobind::object, "numpy.typing.NDArray[typing.Any]", IsAny)
 };
+class Floats : public nanobind::object {
+  NB_OBJECT(Floats, nanobind::object, "numpy.typing.NDArray[numpy.float32]", IsAny)
+};
 class Checkpoint : public nanobind::object {
   NB_OBJECT(Checkpoint, nanobind::object, "str | int | os.PathLike[str]", IsAny)
 };

@@ -12,12 +12,16 @@
 #include "absl/strings/str_cat.h"
 #include "client/python/bindings/calls.h"
 #include "client/python/bindings/names.h"
+#include "client/python/bindings/output_ranges.h"
 #include "kernels/base/status_macros.h"
 
 namespace paramshard::python {
 namespace {
 
 namespace nb = nanobind;
+
+// More than any program has.
+constexpr size_t kMostBlocks = size_t{1} << 20;
 
 template <typename T>
 T* At(uintptr_t address) {
@@ -31,6 +35,44 @@ absl::Status DecodeOnHost(absl::Span<const DecodedOutput> outputs) {
                         : output.matrix.DecodeToBFloat16(At<uint16_t>(output.address)));
   }
   return absl::OkStatus();
+}
+
+int64_t ElementBytes(DecodedElement element) { return element == DecodedElement::kFP32 ? 4 : 2; }
+
+bool HasOneScale(Format format) { return format == Format::kFP8TensorCurrent || format == Format::kFP8TensorDelayed; }
+
+MatrixShape OperandBlocks(const Matrix& matrix) {
+  return ScaleShape({Format::kFP8Block128x128}, Plane::kRowWise, matrix.rows, matrix.columns);
+}
+
+// Memory of the operands and of the decoded values.
+absl::StatusOr<std::vector<OutputRange>> RangesOf(const std::vector<std::string>& names,
+                                                  const std::vector<OperandOutput>& operands,
+                                                  const std::vector<DecodedOutput>& decoded) {
+  std::vector<OutputRange> ranges;
+  auto name = names.begin();
+  for (const OperandOutput& output : operands) {
+    const Format format = output.matrix.encoding.format;
+    if (!HasOneScale(format) && format != Format::kFP8Block128x128) {
+      return absl::UnimplementedError("copy operands: an FP8_TENSOR format or FP8_BLOCK_128X128 expected");
+    }
+    const MatrixShape blocks = OperandBlocks(output.matrix);
+    const int64_t rows = output.transposed ? blocks.cols : blocks.rows;
+    const int64_t columns = output.transposed ? blocks.rows : blocks.cols;
+    if (output.scales_pitch < columns || output.scales_pitch > kMostBlockBytes / 4 / std::max<int64_t>(rows, 1)) {
+      return absl::InvalidArgumentError(absl::StrCat("read ", *name, ": want ", columns,
+                                                     " elements at least from a row of scales to the next, got ",
+                                                     output.scales_pitch));
+    }
+    ranges.push_back({*name, output.data, static_cast<int64_t>(output.matrix.data.size()), 1});
+    ranges.push_back({*name++, output.scales, rows == 0 ? 0 : 4 * ((rows - 1) * output.scales_pitch + columns), 4});
+  }
+  for (const DecodedOutput& output : decoded) {
+    const int64_t element_bytes = ElementBytes(output.element);
+    ranges.push_back(
+        {*name++, output.address, output.matrix.rows * output.matrix.columns * element_bytes, element_bytes});
+  }
+  return ranges;
 }
 
 // The scales of an operand's blocks: in the FP8_TENSOR formats all are the one that there is.
@@ -50,18 +92,14 @@ absl::Status CopyOperandsOnHost(absl::Span<const OperandOutput> outputs) {
     const Matrix& matrix = output.matrix;
     const Format format = matrix.encoding.format;
     if (matrix.gpu >= 0) return absl::FailedPreconditionError("copy operands: a stream expected where a GPU has them");
-    const bool one_scale = format == Format::kFP8TensorCurrent || format == Format::kFP8TensorDelayed;
-    if (!one_scale && format != Format::kFP8Block128x128) {
-      return absl::UnimplementedError("copy operands: an FP8_TENSOR format or FP8_BLOCK_128X128 expected");
-    }
+    const bool one_scale = HasOneScale(format);
     auto* const data = At<uint8_t>(output.data);
     if (output.transposed) {
       RETURN_IF_ERROR(matrix.Transpose(absl::MakeSpan(data, matrix.data.size())));
     } else {
       std::copy(matrix.data.begin(), matrix.data.end(), data);
     }
-    SpreadScales(output, ScaleShape({Format::kFP8Block128x128}, Plane::kRowWise, matrix.rows, matrix.columns),
-                 one_scale);
+    SpreadScales(output, OperandBlocks(matrix), one_scale);
   }
   return absl::OkStatus();
 }
@@ -71,14 +109,29 @@ absl::Status CopyOperandsOnHost(absl::Span<const OperandOutput> outputs) {
 PyUnitReader::PyUnitReader(std::shared_ptr<SharedModel> model, std::string unit,
                            const std::vector<DecodedTuple>& decoded, const std::vector<OperandTuple>& operands)
     : model_(std::move(model)), unit_(std::move(unit)) {
+  Check(model_->WithModel([](Model&) { return absl::OkStatus(); }));
   for (const auto& [parameter, type, block, offset] : decoded) {
-    decoded_.push_back({parameter, Take(Parse<DecodedElement>("type", type)), {block, offset}});
-    blocks_ = std::max(blocks_, block + 1);
+    decoded_.push_back({parameter, Take(Parse<DecodedElement>("type", type)), PlaceAt(parameter, block, offset)});
   }
   for (const auto& [parameter, transposed, block, offset, scales, pitch] : operands) {
-    operands_.push_back({parameter, transposed, {block, offset}, scales, pitch});
-    blocks_ = std::max(blocks_, block + 1);
+    operands_.push_back({parameter, transposed, PlaceAt(parameter, block, offset), scales, pitch});
   }
+}
+
+PyUnitReader::Place PyUnitReader::PlaceAt(const std::string& parameter, size_t block, int64_t offset) {
+  if (block >= kMostBlocks || offset < 0 || offset > kMostBlockBytes) {
+    Raise(absl::InvalidArgumentError(absl::StrCat("reader of ", unit_, ": ", parameter, ": want a block below ",
+                                                  kMostBlocks, " and an offset of 0 to ", kMostBlockBytes,
+                                                  " bytes, got block ", block, " and offset ", offset)));
+  }
+  blocks_ = std::max(blocks_, block + 1);
+  return {block, offset};
+}
+
+// A block at no address has no place in it either.
+uintptr_t PyUnitReader::AddressAt(absl::Span<const uintptr_t> blocks, const Place& place) {
+  const uintptr_t block = blocks[place.block];
+  return block == 0 || block > static_cast<uintptr_t>(kMostBlockBytes) ? 0 : block + place.offset;
 }
 
 void PyUnitReader::Read(const std::vector<uintptr_t>& blocks, std::optional<StreamAddress> stream) const {
@@ -94,16 +147,22 @@ absl::Status PyUnitReader::ReadFrom(Model& model, absl::Span<const uintptr_t> bl
   // Where something fails, the slot goes back behind what the stream was given.
   ASSIGN_OR_RETURN(GatheredUnit unit, model.Gather(unit_, Phase::kForward));
   RETURN_IF_ERROR(stream.has_value() ? WaitOn(unit, *stream) : unit.Wait());
+  std::vector<std::string> names;
   std::vector<OperandOutput> operands;
   for (const auto& [parameter, transposed, place, scales, pitch] : operands_) {
     ASSIGN_OR_RETURN(const Matrix matrix, unit.Get(parameter));
-    operands.push_back({matrix, transposed, blocks[place.block] + place.offset, scales, pitch});
+    operands.push_back({matrix, transposed, AddressAt(blocks, place), scales, pitch});
+    names.push_back(parameter);
   }
   std::vector<DecodedOutput> decoded;
   for (const auto& [parameter, element, place] : decoded_) {
     ASSIGN_OR_RETURN(const Matrix matrix, unit.Get(parameter));
-    decoded.push_back({matrix, element, blocks[place.block] + place.offset});
+    decoded.push_back({matrix, element, AddressAt(blocks, place)});
+    names.push_back(parameter);
   }
+  ASSIGN_OR_RETURN(std::vector<OutputRange> ranges, RangesOf(names, operands, decoded));
+  RETURN_IF_ERROR(CheckOutputRanges(absl::StrCat("read ", unit_), std::move(ranges),
+                                    stream.has_value() ? MemoryPlace::kGpu : MemoryPlace::kHost));
   if (!stream.has_value()) {
     RETURN_IF_ERROR(CopyOperandsOnHost(operands));
     return DecodeOnHost(decoded);

@@ -51,6 +51,9 @@ class PyUnitReader {
     int64_t scales_pitch;
   };
 
+  // Throws where there can be no such place.
+  Place PlaceAt(const std::string& parameter, size_t block, int64_t offset);
+  static uintptr_t AddressAt(absl::Span<const uintptr_t> blocks, const Place& place);
   absl::Status ReadFrom(Model& model, absl::Span<const uintptr_t> blocks, std::optional<StreamAddress> stream) const;
 
   const std::shared_ptr<SharedModel> model_;

@@ -1,10 +1,9 @@
 from collections.abc import Iterable, Mapping, Sequence
 import os
-from typing import Annotated, Any
+from typing import Any
 
 import numpy
 import numpy.typing
-from numpy.typing import NDArray
 
 import paramshard.errors
 import paramshard.spec
@@ -45,7 +44,7 @@ class Matrix:
     @property
     def amax(self) -> Any: ...
 
-    def decode(self, out: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu')] | None = None) -> numpy.typing.NDArray[Any]: ...
+    def decode(self, out: numpy.typing.NDArray[numpy.float32] | None = None) -> numpy.typing.NDArray[Any]: ...
 
     def transpose(self) -> numpy.typing.NDArray[Any]: ...
 
@@ -80,7 +79,7 @@ class UnitGradients:
 
     def address(self, parameter: str) -> int: ...
 
-    def write(self, parameter: str, values: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu', writable=False)]) -> None: ...
+    def write(self, parameter: str, values: numpy.typing.NDArray[Any]) -> None: ...
 
     def mark_absent(self, parameter: str) -> None: ...
 
