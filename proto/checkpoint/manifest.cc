@@ -46,7 +46,11 @@ json ToJson(const std::vector<FileEntry>& files) {
 
 json ToJson(const ContentHashes& tensors) {
   json object = json::object();
-  for (const auto& [key, hash] : tensors) object[key] = {{"rows", hash.rows}, {"hash", HashText(hash.sum)}};
+  for (const auto& [key, hash] : tensors) {
+    json& tensor = object[key];
+    tensor["rows"] = hash.rows;
+    tensor["hash"] = HashText(hash.sum);
+  }
   return object;
 }
 

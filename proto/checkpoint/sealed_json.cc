@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/check.h"
 #include "proto/checkpoint/content_hash.h"
+#include "proto/safetensors/shallow_json.h"
 
 namespace paramshard::checkpoint {
 namespace {
@@ -45,8 +46,7 @@ absl::StatusOr<json> UnsealJson(absl::string_view text) {
     return absl::DataLossError(
         absl::StrCat("hash ", HashText(*hash), " of the text expected, got ", HashText(HashBytes(text))));
   }
-  json object = json::parse(
-      whole, [](int depth, json::parse_event_t, json&) { return depth <= kMaxDepth; }, /*allow_exceptions=*/false);
+  json object = safetensors::ParseShallowJson(whole, kMaxDepth);
   if (!object.is_object()) return absl::InvalidArgumentError("a JSON object expected");
   return object;
 }

@@ -13,6 +13,7 @@
 #include "absl/strings/str_join.h"
 #include "nlohmann/json.hpp"
 #include "proto/safetensors/regular_file.h"
+#include "proto/safetensors/shallow_json.h"
 #include "proto/safetensors/sharding_info.h"
 
 namespace paramshard::safetensors {
@@ -43,18 +44,10 @@ absl::StatusOr<WeightMap> ParseIndex(const std::string& path, const std::string&
   std::string section;
   std::set<std::pair<int, std::string>> names;  // with their depths: a tensor may be named as the section is
   std::optional<std::string> twice;
-  // Values that are deeper than an index has any are dropped as they come.
-  const json index = json::parse(
-      text,
-      [&](int depth, json::parse_event_t event, json& parsed) {
-        if (event == json::parse_event_t::key) {
-          std::string name = parsed.get<std::string>();
-          if (depth == 1) section = name;
-          if (section == "weight_map" && !names.emplace(depth, name).second) twice = std::move(name);
-        }
-        return depth <= kIndexDepth;
-      },
-      /*allow_exceptions=*/false);
+  const json index = ParseShallowJson(text, kIndexDepth, [&](int depth, const std::string& name) {
+    if (depth == 1) section = name;
+    if (section == "weight_map" && !names.emplace(depth, name).second) twice = name;
+  });
   if (!index.is_object() || !index.contains("weight_map") || !index["weight_map"].is_object()) {
     return Invalid(path, "a JSON object with an object \"weight_map\" expected");
   }

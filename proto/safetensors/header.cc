@@ -1,6 +1,7 @@
 #include "proto/safetensors/header.h"
 
 #include <algorithm>
+#include <bitset>
 #include <limits>
 #include <optional>
 #include <set>
@@ -47,6 +48,7 @@ class HeaderReader final : public nlohmann::json_sax<nlohmann::json> {
  private:
   // The parser's place in the text.
   enum class Place { kStart, kTensors, kMetadata, kMetadataText, kTensor, kDtype, kShape, kOffsets, kEnd };
+  static constexpr size_t kPlaces = static_cast<size_t>(Place::kEnd) + 1;
 
   bool Refuse(absl::string_view message) {
     if (status_.ok()) status_ = absl::InvalidArgumentError(absl::StrCat(Subject(), message));
@@ -55,6 +57,12 @@ class HeaderReader final : public nlohmann::json_sax<nlohmann::json> {
   bool Unexpected(absl::string_view what) { return Refuse(absl::StrCat(Expected(), " expected, got ", what)); }
   std::string Subject() const;
   absl::string_view Expected() const;
+  // Whether it is the tensor's first.
+  bool AddMember(Place member) {
+    const bool is_first = !members_.test(static_cast<size_t>(member));
+    members_.set(static_cast<size_t>(member));
+    return is_first;
+  }
   bool BeginTensor(std::string& name);
   bool BeginMember(absl::string_view name);
   bool FinishTensor();
@@ -69,7 +77,7 @@ class HeaderReader final : public nlohmann::json_sax<nlohmann::json> {
   // These belong to the tensor at hand.
   TensorInfo tensor_;
   std::vector<int64_t> offsets_;
-  std::set<Place> members_;
+  std::bitset<kPlaces> members_;
 };
 
 std::string HeaderReader::Subject() const {
@@ -117,10 +125,10 @@ bool HeaderReader::string(std::string& text) {
     place_ = Place::kMetadata;
     return true;
   }
-  const std::string described = absl::StrCat("\"", NameText(text), "\"");
-  if (place_ != Place::kDtype) return Unexpected(described);
+  const auto described = [&] { return absl::StrCat("\"", NameText(text), "\""); };
+  if (place_ != Place::kDtype) return Unexpected(described());
   const std::optional<Dtype> dtype = ParseDtype(text);
-  if (!dtype.has_value()) return Refuse(absl::StrCat("a known dtype expected, got ", described));
+  if (!dtype.has_value()) return Refuse(absl::StrCat("a known dtype expected, got ", described()));
   tensor_.dtype = *dtype;
   place_ = Place::kTensor;
   return true;
@@ -132,7 +140,7 @@ bool HeaderReader::start_object(size_t) {
     return true;
   }
   // A tensor's object, or that of the metadata, may begin; members_ and metadata_key_ say whether it has.
-  const bool begins = (place_ == Place::kTensor && members_.insert(Place::kTensor).second) ||
+  const bool begins = (place_ == Place::kTensor && AddMember(Place::kTensor)) ||
                       (place_ == Place::kMetadata && !std::exchange(has_metadata_, true));
   return begins || Unexpected("an object");
 }
@@ -182,7 +190,7 @@ bool HeaderReader::BeginTensor(std::string& name) {
   tensor_ = {};
   tensor_.name = std::move(name);
   offsets_.clear();
-  members_.clear();
+  members_.reset();
   place_ = Place::kTensor;
   return true;
 }
@@ -193,7 +201,7 @@ bool HeaderReader::BeginMember(absl::string_view name) {
   if (name == "shape") member = Place::kShape;
   if (name == "data_offsets") member = Place::kOffsets;
   if (member == Place::kTensor) return Unexpected(absl::StrCat("a member ", NameText(name)));
-  if (!members_.insert(member).second) return Unexpected(absl::StrCat(name, " twice"));
+  if (!AddMember(member)) return Unexpected(absl::StrCat(name, " twice"));
   place_ = member;
   return true;
 }
@@ -201,17 +209,18 @@ bool HeaderReader::BeginMember(absl::string_view name) {
 bool HeaderReader::FinishTensor() {
   for (const auto& [member, name] :
        {std::pair(Place::kDtype, "dtype"), {Place::kShape, "shape"}, {Place::kOffsets, "data_offsets"}}) {
-    if (members_.count(member) == 0) return Unexpected(absl::StrCat("none called ", name));
+    if (!members_.test(static_cast<size_t>(member))) return Unexpected(absl::StrCat("none called ", name));
   }
-  const std::string shape =
-      absl::StrCat(DtypeName(tensor_.dtype), " [", NameText(absl::StrJoin(tensor_.shape, ", ")), "]");
+  const auto shape = [this] {
+    return absl::StrCat(DtypeName(tensor_.dtype), " [", NameText(absl::StrJoin(tensor_.shape, ", ")), "]");
+  };
   const std::optional<int64_t> size_bytes = TensorBytes(tensor_.dtype, tensor_.shape);
-  if (!size_bytes.has_value()) return Refuse(absl::StrCat("a size of whole bytes below 2^60 expected, got ", shape));
+  if (!size_bytes.has_value()) return Refuse(absl::StrCat("a size of whole bytes below 2^60 expected, got ", shape()));
   const int64_t begin = offsets_[0];
   const int64_t end = offsets_[1];
   if (end < begin || end - begin != *size_bytes) {
-    return Refuse(absl::StrCat(*size_bytes, " bytes of data expected for ", shape, ", got data_offsets [", begin, ", ",
-                               end, "]"));
+    return Refuse(absl::StrCat(*size_bytes, " bytes of data expected for ", shape(), ", got data_offsets [", begin,
+                               ", ", end, "]"));
   }
   tensor_.offset_bytes = begin;
   tensor_.size_bytes = *size_bytes;

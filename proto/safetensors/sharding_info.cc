@@ -3,7 +3,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "nlohmann/json.hpp"
+#include "proto/safetensors/shallow_json.h"
 
 namespace paramshard::safetensors {
 namespace {
@@ -17,9 +19,10 @@ constexpr int kInfoDepth = 3;
 constexpr uint64_t kMaxOffset = uint64_t{1} << 62;
 
 absl::StatusOr<std::vector<int64_t>> ParseOffsets(const json& info, const TensorInfo& tensor) {
+  static const json kNone;
   const auto found = info.find(tensor.name);
   const bool has_offsets = found != info.end() && found->is_object() && found->contains(kSavedOffsets);
-  const json offsets = has_offsets ? (*found)[kSavedOffsets] : json();
+  const json& offsets = has_offsets ? found->at(kSavedOffsets) : kNone;
   std::vector<int64_t> parsed;
   for (const json& offset : offsets) {
     if (!offset.is_number_unsigned() || offset.get<uint64_t>() > kMaxOffset) break;
@@ -33,9 +36,12 @@ absl::StatusOr<std::vector<int64_t>> ParseOffsets(const json& info, const Tensor
 }  // namespace
 
 std::string SerializeShardingInfo(const SavedOffsets& offsets) {
-  json info = json::object();
-  for (const auto& [name, saved] : offsets) info[name] = {{kSavedOffsets, saved}};
-  return info.dump(-1, ' ', false, json::error_handler_t::replace);
+  std::string text;
+  for (const auto& [name, saved] : offsets) {
+    absl::StrAppend(&text, text.empty() ? "{" : ",", json(name).dump(-1, ' ', false, json::error_handler_t::replace),
+                    ":{\"", kSavedOffsets, "\":[", absl::StrJoin(saved, ","), "]}");
+  }
+  return text.empty() ? "{}" : text + "}";
 }
 
 absl::StatusOr<SavedOffsets> ParseShardingInfo(const Header& header) {
@@ -43,9 +49,7 @@ absl::StatusOr<SavedOffsets> ParseShardingInfo(const Header& header) {
   if (text == header.metadata.end()) {
     return absl::InvalidArgumentError(absl::StrCat(kShardingInfoKey, " in the header's metadata expected, got none"));
   }
-  const json info = json::parse(
-      text->second, [](int depth, json::parse_event_t, json&) { return depth <= kInfoDepth; },
-      /*allow_exceptions=*/false);
+  const json info = ParseShallowJson(text->second, kInfoDepth);
   if (!info.is_object() || info.size() != header.tensors.size()) {
     return absl::InvalidArgumentError(
         absl::StrCat(kShardingInfoKey, ": an object with each of ", header.tensors.size(), " tensors expected"));

@@ -7,12 +7,17 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 #include "nlohmann/json.hpp"
+#include "proto/safetensors/shallow_json.h"
 
 namespace paramshard::weights {
 namespace {
 
+using nlohmann::json;
 using nlohmann::ordered_json;
 using safetensors::Dtype;
+
+// An object of objects with lists of numbers.
+constexpr int kEntryDepth = 3;
 
 Plane PlaneOf(Part part) {
   return part == Part::kColumnData || part == Part::kColumnScales ? Plane::kColumnWise : Plane::kRowWise;
@@ -112,7 +117,7 @@ ordered_json EntryOf(const QuantizedTensor& tensor) {
 }
 
 template <typename Value>
-std::optional<Value> Member(const ordered_json& entry, const char* name) {
+std::optional<Value> Member(const json& entry, const char* name) {
   const auto found = entry.find(name);
   if (found == entry.end()) return std::nullopt;
   if constexpr (std::is_same_v<Value, bool>) {
@@ -121,14 +126,14 @@ std::optional<Value> Member(const ordered_json& entry, const char* name) {
     if (!found->is_string()) return std::nullopt;
   } else {
     if (!found->is_array()) return std::nullopt;
-    for (const ordered_json& extent : *found) {
+    for (const json& extent : *found) {
       if (!extent.is_number_unsigned()) return std::nullopt;
     }
   }
   return found->get<Value>();
 }
 
-absl::StatusOr<QuantizedTensor> ParseEntry(const std::string& name, const ordered_json& entry) {
+absl::StatusOr<QuantizedTensor> ParseEntry(const std::string& name, const json& entry) {
   const auto format = Member<std::string>(entry, "format");
   const auto element = Member<std::string>(entry, "element");
   const auto power_of_two_scales = Member<bool>(entry, "power_of_two_scales");
@@ -194,20 +199,28 @@ ByteRange BandBytes(const QuantizedTensor& tensor, Part part, RowBand band) {
 }
 
 std::string SerializeEncodings(const std::vector<QuantizedTensor>& tensors) {
-  ordered_json json = ordered_json::object();
-  for (const QuantizedTensor& tensor : tensors) json[tensor.name] = EntryOf(tensor);
-  return json.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
+  // Member after member: an object that keeps their order looks through all of them for each.
+  std::string text;
+  for (const QuantizedTensor& tensor : tensors) {
+    absl::StrAppend(&text, text.empty() ? "{" : ",",
+                    json(tensor.name).dump(-1, ' ', false, json::error_handler_t::replace), ":",
+                    EntryOf(tensor).dump(-1, ' ', false, ordered_json::error_handler_t::replace));
+  }
+  return text.empty() ? "{}" : text + "}";
 }
 
 absl::StatusOr<std::vector<QuantizedTensor>> ParseEncodings(absl::string_view text) {
-  const ordered_json json = ordered_json::parse(text.begin(), text.end(), nullptr, /*allow_exceptions=*/false);
-  if (!json.is_object()) {
+  std::vector<std::string> names;  // in the order of the text
+  const json entries = safetensors::ParseShallowJson(text, kEntryDepth, [&](int depth, const std::string& name) {
+    if (depth == 1) names.push_back(name);
+  });
+  if (!entries.is_object()) {
     return absl::InvalidArgumentError(
         absl::StrCat("a JSON object of encodings in the metadata expected, got ", safetensors::NameText(text)));
   }
   std::vector<QuantizedTensor> tensors;
-  for (const auto& [name, entry] : json.items()) {
-    absl::StatusOr<QuantizedTensor> tensor = ParseEntry(name, entry);
+  for (const std::string& name : names) {
+    absl::StatusOr<QuantizedTensor> tensor = ParseEntry(name, entries.at(name));
     if (!tensor.ok()) {
       return absl::Status(tensor.status().code(),
                           absl::StrCat("encoding of ", safetensors::NameText(name), ": ", tensor.status().message()));
