@@ -16,14 +16,16 @@ std::vector<StepEntry> ExpiredSteps(absl::Span<const StepEntry> steps, const Ret
     if (step.manifest.ok()) whole.push_back(step);
   }
   // A training that has begun anew by mistake does not take with it what the one before has come to.
-  int64_t furthest = 0;
-  for (const StepEntry& step : whole) furthest = std::max(furthest, step.name.step);
-  whole.resize(whole.size() - std::min<size_t>(whole.size(), policy.newest));
-  const auto stays = [&](const StepEntry& step) {
-    return step.name.step == furthest || (policy.every > 0 && step.name.step % policy.every == 0);
-  };
-  whole.erase(std::remove_if(whole.begin(), whole.end(), stays), whole.end());
-  return whole;
+  size_t furthest = 0;
+  for (size_t i = 0; i < whole.size(); ++i) {
+    if (whole[i].name.step >= whole[furthest].name.step) furthest = i;
+  }
+  std::vector<StepEntry> expired;
+  for (size_t i = 0; i + policy.newest < whole.size(); ++i) {
+    const bool stays = i == furthest || (policy.every > 0 && whole[i].name.step % policy.every == 0);
+    if (!stays) expired.push_back(std::move(whole[i]));
+  }
+  return expired;
 }
 
 Deletion DeleteSteps(const Disk& disk, const std::string& model_folder, absl::Span<const StepEntry> steps) {

@@ -14,8 +14,9 @@
 namespace paramshard::server {
 
 struct RetentionPolicy {
-  int newest = 3;     // those with the largest save serials; at least 1
-  int64_t every = 0;  // and those whose step is a multiple of this; 0: none besides. And those with the highest step
+  int newest = 3;  // those with the largest save serials; at least 1
+  int64_t every =
+      0;  // and those whose step is a multiple of this; 0: none besides. And the newest with the highest step
 };
 
 // Those of `steps` (ListSteps: damaged ones first, then by save serial) that the policy does not keep, the oldest

@@ -50,6 +50,15 @@ TEST(RetentionTest, TheFurthestStaysUntilAnotherOneHasComeAsFar) {
   EXPECT_THAT(StepsOf(ExpiredSteps(Steps({100, 200, 300, 1, 2, 3, 4}), {.newest = 2})), ElementsAre(100, 200, 1, 2));
 }
 
+TEST(RetentionTest, OfSeveralWithTheHighestStepTheNewestStays) {
+  // Saved again after each restore.
+  EXPECT_THAT(StepsOf(ExpiredSteps(Steps({22, 22, 22, 22, 22}), {.newest = 2})), ElementsAre(22, 22, 22));
+  const std::vector<checkpoint::StepEntry> steps = Steps({22, 22, 22, 1, 2, 3});
+  const std::vector<checkpoint::StepEntry> expired = ExpiredSteps(steps, {.newest = 1});
+  EXPECT_THAT(StepsOf(expired), ElementsAre(22, 22, 1, 2));
+  EXPECT_EQ(expired[1].manifest->save_serial, 2);
+}
+
 TEST(RetentionTest, MultiplesOfTheStepStayBesides) {
   EXPECT_THAT(StepsOf(ExpiredSteps(Steps({0, 10, 100, 110, 200, 210}), {.newest = 1, .every = 100})),
               ElementsAre(10, 110));
