@@ -14,6 +14,7 @@ constexpr uint32_t kFloatSignBit = 0x80000000u;
 constexpr uint32_t kFloatMagnitudeMask = 0x7fffffffu;
 constexpr uint32_t kFloatInfinityBits = 0x7f800000u;
 constexpr uint32_t kFloatMaxBits = 0x7f7fffffu;
+constexpr uint32_t kFloatMinNormalBits = 0x00800000u;
 // The one NaN that is ever stored.
 constexpr uint32_t kFloatNanBits = 0x7fc00000u;
 constexpr int kFloatMantissaBits = 23;

@@ -197,7 +197,7 @@ struct Mxfp8Scales : BlockScales<kRowsLog2, kColumnsOfBlock> {
 };
 
 struct Nvfp4Scales : BlockScales<4, 16> {
-  __device__ float OfTensor() const { return FloatFromBits(ReadWord(amax)); }
+  __device__ float OfTensor() const { return Nvfp4DecodeAmax(FloatFromBits(ReadWord(amax))); }
   __device__ static float Decode(uint32_t code) { return DecodeE4M3Code(code); }
   __device__ static float Apply(float value, float scale, float of_tensor) {
     return DecodeNvfp4(value, scale, of_tensor);

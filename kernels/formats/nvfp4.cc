@@ -63,18 +63,20 @@ PARAMSHARD_ALWAYS_INLINE void DecodeScales(const uint8_t* scales, int64_t cols, 
 }
 
 PARAMSHARD_ALWAYS_INLINE void DecodeEach(const uint8_t* __restrict codes, int64_t count, const float* __restrict scales,
-                                         float amax, float* __restrict out) {
-  for (int64_t i = 0; i < count; ++i) out[i] = CanonicalNan(DecodeNvfp4(E2M1::Decode(codes[i]), scales[i], amax));
+                                         float decode_amax, float* __restrict out) {
+  for (int64_t i = 0; i < count; ++i) {
+    out[i] = CanonicalNan(DecodeNvfp4(E2M1::Decode(codes[i]), scales[i], decode_amax));
+  }
 }
 
 PARAMSHARD_SIMD_CLONES
-void DecodeTile(ConstPlane plane, MatrixShape shape, const Tile& tile, float amax, float* out) {
+void DecodeTile(ConstPlane plane, MatrixShape shape, const Tile& tile, float decode_amax, float* out) {
   float scales[kNvfp4TileCols];
   uint8_t codes[kNvfp4TileCols];
   DecodeScales(plane.scales + ScaleIndex(shape, tile.row, tile.col), tile.cols, scales);
   for (int64_t row = tile.row; row < tile.row + tile.rows; ++row) {
     Unpack(plane.data + DataIndex(shape, row, tile.col), PairsIn(tile.cols), codes);
-    DecodeEach(codes, tile.cols, scales, amax, out + row * shape.cols + tile.col);
+    DecodeEach(codes, tile.cols, scales, decode_amax, out + row * shape.cols + tile.col);
   }
 }
 
@@ -98,7 +100,8 @@ void DecodeNvfp4(ConstPlane plane, MatrixShape shape, float* out) {
   if (shape.rows == 0 || shape.cols == 0) return;
   float amax;
   memcpy(&amax, plane.amax, sizeof(amax));
-  ForEachTile(Format::kNVFP4_2D, shape, [&](const Tile& tile) { DecodeTile(plane, shape, tile, amax, out); });
+  const float decode_amax = Nvfp4DecodeAmax(amax);
+  ForEachTile(Format::kNVFP4_2D, shape, [&](const Tile& tile) { DecodeTile(plane, shape, tile, decode_amax, out); });
 }
 
 }  // namespace paramshard

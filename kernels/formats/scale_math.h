@@ -91,9 +91,18 @@ PARAMSHARD_HOST_DEVICE float Nvfp4EncodeMultiplier(uint8_t block_scale, float te
   return CapAtFloatMax(1.0f / (E4M3::Decode(block_scale) * (1.0f / tensor_scale)));
 }
 
-// What an E2M1 value stands for in a block of decoded scale `block_scale`. The first product is exact.
-PARAMSHARD_HOST_DEVICE float DecodeNvfp4(float value, float block_scale, float amax) {
-  return ((value * block_scale) * amax) * (1.0f / kNvfp4TensorMax);
+// The amax that elements are decoded with. Where S is FLT_MAX, because the quotient overflows, that is the one of which
+// FLT_MAX is the quotient. A subnormal amax stays as it is: its elements decode to almost 0.
+PARAMSHARD_HOST_DEVICE float Nvfp4DecodeAmax(float amax) {
+  const uint32_t least = FloatBits(kNvfp4TensorMax / FloatFromBits(kFloatMaxBits));
+  const uint32_t bits = FloatBits(amax);
+  return FloatFromBits(bits >= kFloatMinNormalBits && bits < least ? least : bits);
+}
+
+// What an E2M1 value stands for in a block of decoded scale `block_scale`, given Nvfp4DecodeAmax of the tensor's amax.
+// The first product is exact.
+PARAMSHARD_HOST_DEVICE float DecodeNvfp4(float value, float block_scale, float decode_amax) {
+  return ((value * block_scale) * decode_amax) * (1.0f / kNvfp4TensorMax);
 }
 
 }  // namespace paramshard

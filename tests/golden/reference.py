@@ -205,6 +205,8 @@ def scale_nvfp4(matrix, rows, cols):
     tensor_scale = 1.0 if tensor_scale == 0 else tensor_scale
     codes, scales, decoded = bytearray(len(matrix)), bytearray(), [0.0] * len(matrix)
     sixth, last = f32(1 / 6), f32(1 / 2688)
+    least = divide(2688.0, FLOAT_MAX)
+    decode_amax = least if 2.0**-126 <= amax < least else amax
     for block in Blocks(rows, cols, 16, 16):
         block_amax = amax_of(matrix[i] for i in block)
         scale = E4M3.encode(cap(f32(block_amax * f32(tensor_scale * sixth))))
@@ -213,7 +215,7 @@ def scale_nvfp4(matrix, rows, cols):
         scales.append(scale)
         for i in block:
             codes[i] = E2M1.encode(f32(matrix[i] * multiplier))
-            decoded[i] = f32(f32(f32(E2M1.decode(codes[i]) * factor) * amax) * last)
+            decoded[i] = f32(f32(f32(E2M1.decode(codes[i]) * factor) * decode_amax) * last)
     packed = bytearray()
     for row in range(rows):
         line = codes[row * cols : (row + 1) * cols] + bytes(cols % 2)

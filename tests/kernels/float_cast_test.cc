@@ -203,6 +203,24 @@ TEST(Nvfp4ScaleTest, BlockScaleIsTheAmaxOverSix) {
   EXPECT_EQ(ComputeNvfp4BlockScale(kInfinity, 1.0f), 0x7e);
 }
 
+// S is at most FLT_MAX, and elements decode by the S that they are encoded with.
+TEST(Nvfp4ScaleTest, ElementsOfSmallTensorsDecodeAsTheyAreEncoded) {
+  const auto round_trip = [](float value, float amax) {
+    const float tensor_scale = ComputeNvfp4TensorScale(amax);
+    const uint8_t scale = ComputeNvfp4BlockScale(amax, tensor_scale);
+    const uint8_t code = E2M1::Encode(value * Nvfp4EncodeMultiplier(scale, tensor_scale));
+    return DecodeNvfp4(E2M1::Decode(code), E4M3::Decode(scale), Nvfp4DecodeAmax(amax));
+  };
+  for (const float amax : {1e-34f, 8e-36f, 7.9e-36f, 7.8e-36f, 1e-36f, 3e-37f, 2e-38f}) {
+    // The largest element takes the largest code, so that only its block's scale is rounded.
+    EXPECT_NEAR(round_trip(amax, amax) / amax, 1.0f, 1.0f / 16) << amax;
+    EXPECT_NEAR(round_trip(-amax / 2, amax) / amax, -0.5f, 1.0f / 16) << amax;
+  }
+  for (const float amax : {0.0f, 0x1p-149f, 0x1.fffffcp-127f, 1.0f, 3e38f, kInfinity}) {
+    EXPECT_EQ(Nvfp4DecodeAmax(amax), amax);
+  }
+}
+
 TEST(Nvfp4ScaleTest, EmptyBlockIsEncodedWithTheLargestFloatAndDecodedToZero) {
   EXPECT_EQ(Nvfp4EncodeMultiplier(0, 5.0f), std::numeric_limits<float>::max());
   EXPECT_EQ(Nvfp4EncodeMultiplier(E4M3::Encode(2.0f), 8.0f), 4.0f);
