@@ -32,6 +32,7 @@
 #include "kernels/base/status_macros.h"
 #include "paramshard/v1/admin.grpc.pb.h"
 #include "paramshard/v1/trainer.grpc.pb.h"
+#include "proto/model/limits.h"
 #include "proto/model/model_spec_proto.h"
 
 namespace paramshard {
@@ -192,6 +193,12 @@ absl::Status Client::Impl::CreateModel(const Connection& connection, const Model
   if (!options.restore.empty()) {
     request.mutable_restore()->set_checkpoint(options.restore);
     request.mutable_restore()->set_convert_moments(options.convert_moments);
+  }
+  // gRPC would refuse it as a message.
+  if (const size_t bytes = request.ByteSizeLong(); bytes > kMaxMessageBytes) {
+    return absl::InvalidArgumentError(absl::StrCat("create model ", spec.name, ": want a spec of at most ",
+                                                   kMaxMessageBytes, " bytes, got ", bytes,
+                                                   ": give it fewer parameters, or shorter names"));
   }
   v1::CreateModelResponse response;
   return Call(connection, connection.stub(), absl::StrCat("create model ", spec.name), &Stub::PrepareAsyncCreateModel,

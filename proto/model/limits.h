@@ -10,7 +10,9 @@
 namespace paramshard {
 
 inline constexpr int64_t kMaxElements = int64_t{1} << 40;
-inline constexpr int64_t kMaxParameters = 1'000'000;
+inline constexpr int64_t kMaxParameters = 250'000;
+// Largest message that a daemon takes. The spec of as many parameters fits, with names of 100 bytes.
+inline constexpr int kMaxMessageBytes = 32 << 20;
 // A commit carries hyper-parameters of every group, and must fit a record of the command ring.
 inline constexpr int kMaxGroups = 1024;
 // Ranks that a model can be cut over; with it the sizes of every checked spec's layout fit int64.

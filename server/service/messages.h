@@ -10,9 +10,6 @@
 
 namespace paramshard::server {
 
-// Of a message that the daemon receives, on any of its sockets. What it sends is as large as what it describes.
-inline constexpr int kMaxMessageBytes = 4 << 20;
-
 // INVALID_ARGUMENT, naming `operation`, for bytes that are no such message.
 absl::Status ParseMessage(absl::string_view operation, grpc::ByteBuffer& bytes, google::protobuf::MessageLite& message);
 
