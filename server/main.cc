@@ -29,6 +29,7 @@
 #include "absl/time/time.h"
 #include "kernels/base/status_macros.h"
 #include "proto/wire/handoff.h"
+#include "server/base/heartbeat.h"
 #include "server/base/thread.h"
 #include "server/cluster/decision_log.h"
 #include "server/config/config.h"
@@ -239,6 +240,10 @@ int Serve(const DaemonConfig& config, const Kept& kept, const std::shared_ptr<En
   notifier.Status("starting");
   if (const absl::Status enough = CheckThreads(); !enough.ok()) return StartFailed(enough, kExitStartFailed);
   if (const absl::Status allowed = CheckKernel(); !allowed.ok()) return StartFailed(allowed, kExitStartFailed);
+  const auto heartbeat = Heartbeat::Start([](absl::Duration stood_still) {
+    Log(LogLevel::kWarning, "server stood still; its deadlines moved", {{"for", absl::FormatDuration(stood_still)}});
+  });
+  if (!heartbeat.ok()) return StartFailed(heartbeat.status(), kExitStartFailed);
   if (const absl::Status checked = Daemon::Check(config); !checked.ok()) return StartFailed(checked, kExitUsage);
   // A stop that comes before the daemon serves bounds its start, too: models that it takes over are saved then.
   absl::once_flag bounded;

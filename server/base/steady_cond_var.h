@@ -22,7 +22,7 @@ class SteadyCondVar {
   // Returns whether the deadline has passed.
   bool WaitUntil(absl::Mutex* mu, SteadyTime deadline) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) {
     Lockable lockable{mu};
-    return changed_.wait_until(lockable, deadline) == std::cv_status::timeout;
+    return changed_.wait_until(lockable, MachineTime(deadline)) == std::cv_status::timeout && SteadyNow() >= deadline;
   }
 
   void SignalAll() { changed_.notify_all(); }

@@ -1,4 +1,4 @@
-// Deadlines that nobody moves by setting the clock of the machine.
+// Deadlines that nobody moves by setting the clock of the machine, and that wait for a process that stands still.
 #ifndef PARAMSHARD_SERVER_BASE_STEADY_TIME_H_
 #define PARAMSHARD_SERVER_BASE_STEADY_TIME_H_
 
@@ -6,12 +6,20 @@
 #include <chrono>
 
 #include "absl/time/time.h"
+#include "server/base/standstill_book.h"
 
 namespace paramshard::server {
 
 using SteadyTime = std::chrono::steady_clock::time_point;
 
-inline SteadyTime SteadyNow() { return std::chrono::steady_clock::now(); }
+// The machine's steady clock, less the time that this process stood still while it has a Heartbeat.
+inline SteadyTime SteadyNow() { return StandstillBook::OfProcess().Now(&std::chrono::steady_clock::now); }
+
+// When that time comes by the machine's steady clock, should the process not stand still before.
+inline SteadyTime MachineTime(SteadyTime time) {
+  const SteadyTime::duration stood_still = StandstillBook::OfProcess().stood_still();
+  return time > SteadyTime::max() - stood_still ? SteadyTime::max() : time + stood_still;
+}
 
 // `wait` from now, which counts as at least nothing and at most a year: infinite waits would overflow the clock.
 inline SteadyTime SteadyDeadline(absl::Duration wait) {

@@ -13,6 +13,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "server/base/grpc_deadline.h"
+#include "server/base/steady_time.h"
 
 namespace paramshard::server {
 
@@ -26,14 +27,7 @@ class CallTimer {
   // held. It does not run when `call` is gone by then.
   void Set(absl::Duration wait, std::weak_ptr<void> call, std::function<void()> then) {
     mu_->AssertHeld();
-    const int64_t generation = ++generation_;
-    alarm_.emplace();  // an assignment would leave the one before behind
-    alarm_->Set(GrpcDeadline(wait), [this, generation, weak = std::move(call), then = std::move(then)](bool) {
-      const std::shared_ptr<void> call = weak.lock();
-      if (call == nullptr) return;
-      absl::MutexLock lock(mu_);
-      if (generation == generation_) then();
-    });
+    Arm(++generation_, SteadyDeadline(wait), std::move(call), std::move(then));
   }
   void Stop() {
     mu_->AssertHeld();
@@ -46,6 +40,20 @@ class CallTimer {
   }
 
  private:
+  // gRPC's clock runs on while the process stands still: then the alarm comes too early, and is set again.
+  void Arm(int64_t generation, SteadyTime deadline, std::weak_ptr<void> call, std::function<void()> then) {
+    alarm_.emplace();  // an assignment would leave the one before behind
+    alarm_->Set(GrpcDeadline(TimeLeft(deadline)),
+                [this, generation, deadline, weak = std::move(call), then = std::move(then)](bool) {
+                  const std::shared_ptr<void> call = weak.lock();
+                  if (call == nullptr) return;
+                  absl::MutexLock lock(mu_);
+                  if (generation != generation_) return;
+                  if (TimeLeft(deadline) > absl::ZeroDuration()) return Arm(generation, deadline, weak, then);
+                  then();
+                });
+  }
+
   absl::Mutex* const mu_;
   int64_t generation_ = 0;  // of what was set last
   std::optional<grpc::Alarm> alarm_;

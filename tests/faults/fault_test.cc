@@ -20,6 +20,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "proto/wire/handoff.h"
@@ -269,6 +270,35 @@ TEST_F(FaultTest, AStoppedDaemonKeepsItsTrainersWaitingAndLosesNothing) {
   daemon_->Signal(SIGCONT);
   for (ChildProcess& trainer : trainers) EXPECT_OK(trainer.Await());
   EXPECT_EQ(StateHash("paused"), expected);
+}
+
+// A rank that is waited for comes while the daemon stands still, which takes longer than the step timeout.
+TEST_F(FaultTest, ADaemonThatStoodStillDoesNotTakeItsRanksForLate) {
+  StartDaemon({"--step-timeout=5s"});
+  Training early = TrainingOf("still", 0);
+  early.resume = false;
+  ChildProcess waiting = ChildProcess::Run([&](Board& board) {
+    early.at = [&](Point reached, int64_t commit) {
+      if (commit == kKillStep && reached == Point::kCommitting) Reach(board, kStepReached, 1);
+    };
+    return Train(early);
+  });
+  Training late = TrainingOf("still", 1);
+  late.resume = false;
+  ChildProcess awaited = ChildProcess::Run([&](Board&) {
+    late.at = [](Point reached, int64_t commit) {
+      if (commit == kKillStep && reached == Point::kPushed) raise(SIGSTOP);
+    };
+    return Train(late);
+  });
+  ASSERT_TRUE(awaited.AwaitStopped());
+  ASSERT_TRUE(waiting.AwaitNumber(kStepReached, 1));
+  daemon_->Pause();
+  awaited.Signal(SIGCONT);
+  absl::SleepFor(absl::Seconds(6));  // the standstill itself
+  daemon_->Signal(SIGCONT);
+  EXPECT_OK(waiting.Await());
+  EXPECT_OK(awaited.Await());
 }
 
 TEST_F(FaultTest, ADaemonThatIsKilledWhileStoppedWakesItsTrainers) {

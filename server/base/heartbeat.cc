@@ -1,0 +1,38 @@
+#include "server/base/heartbeat.h"
+
+#include "kernels/base/status_macros.h"
+#include "server/base/standstill_book.h"
+#include "server/base/steady_time.h"
+#include "server/base/thread.h"
+
+namespace paramshard::server {
+
+absl::StatusOr<std::unique_ptr<Heartbeat>> Heartbeat::Start(std::function<void(absl::Duration)> on_standstill) {
+  std::unique_ptr<Heartbeat> heartbeat(new Heartbeat(std::move(on_standstill)));
+  ASSIGN_OR_RETURN(heartbeat->thread_, StartThread("the heartbeat", [raw = heartbeat.get()] { raw->Run(); }));
+  return heartbeat;
+}
+
+Heartbeat::~Heartbeat() {
+  {
+    absl::MutexLock lock(&mu_);
+    stopped_ = true;
+    changed_.SignalAll();
+  }
+  if (thread_.joinable()) thread_.join();
+  StandstillBook::OfProcess().Pause();
+}
+
+void Heartbeat::Run() {
+  StandstillBook& book = StandstillBook::OfProcess();
+  StandstillBook::Time::duration known = book.stood_still();
+  absl::MutexLock lock(&mu_);
+  while (!stopped_) {
+    book.Beat(&std::chrono::steady_clock::now);
+    const StandstillBook::Time::duration news = book.stood_still() - std::exchange(known, book.stood_still());
+    if (news.count() > 0) on_standstill_(absl::FromChrono(news));
+    changed_.WaitUntil(&mu_, SteadyNow() + StandstillBook::kBeat);
+  }
+}
+
+}  // namespace paramshard::server

@@ -1,0 +1,51 @@
+// How long a process stood still, told from the beats of one of its threads.
+#ifndef PARAMSHARD_SERVER_BASE_STANDSTILL_BOOK_H_
+#define PARAMSHARD_SERVER_BASE_STANDSTILL_BOOK_H_
+
+#include <atomic>
+#include <chrono>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/functional/function_ref.h"
+#include "absl/synchronization/mutex.h"
+
+namespace paramshard::server {
+
+// A time without a beat is one in which the process did not run: it was stopped, its container frozen or its machine
+// suspended. Whoever asks for the time first after that notices it, so that no deadline passes before. Thread-safe.
+//
+//   StandstillBook book;
+//   book.Beat(machine);                 again and again, from a thread
+//   const auto now = book.Now(machine)  does not move while the process stands still
+class StandstillBook {
+ public:
+  using Time = std::chrono::steady_clock::time_point;
+  using MachineClock = absl::FunctionRef<Time()>;
+  static constexpr std::chrono::milliseconds kBeat{100};
+  // A machine under load may leave out some beats.
+  static constexpr std::chrono::milliseconds kStandstill = 5 * kBeat;
+
+  // The process's own, by which SteadyNow goes. Destroyed never.
+  static StandstillBook& OfProcess();
+
+  void Beat(MachineClock machine);
+  // No beats follow for now: what comes is no standstill.
+  void Pause();
+  // The machine's time, less the time that the process stood still.
+  Time Now(MachineClock machine);
+  // How long that was, in all.
+  Time::duration stood_still() const { return Time::duration(stood_still_.load(std::memory_order_acquire)); }
+
+ private:
+  using Ticks = Time::rep;
+  bool StandsStillAt(Ticks now) const;
+  void Count(Ticks now) ABSL_LOCKS_EXCLUDED(mu_);
+
+  absl::Mutex mu_;
+  std::atomic<Ticks> last_beat_ = 0;  // 0 before the first one; written under mu_
+  std::atomic<Ticks> stood_still_ = 0;
+};
+
+}  // namespace paramshard::server
+
+#endif  // PARAMSHARD_SERVER_BASE_STANDSTILL_BOOK_H_
