@@ -245,7 +245,12 @@ void Coordinator::EraseIfForgotten(absl::string_view name) {
   const Model& model = it->second;
   forgotten_epoch_ = std::max(forgotten_epoch_, model.last_epoch);
   // Somebody may still ask about an epoch that another coordinator began.
-  if (options_.log != nullptr && model.last_epoch > model.epoch_floor) options_.log->Forget(name);
+  if (options_.log != nullptr && model.last_epoch > model.epoch_floor) {
+    WriteInLog([&] {
+      options_.log->Forget(name);
+      return absl::OkStatus();
+    }).IgnoreError();
+  }
   models_.erase(it);
 }
 
@@ -557,16 +562,27 @@ absl::Status Coordinator::WriteBegun(const std::string& name, const ModelReport&
                                      int64_t epoch) {
   if (options_.log == nullptr) return absl::OkStatus();
   const std::set<std::string>& replaced = Find(name)->replaced.ids;
-  const absl::Status written = options_.log->BeginEpoch({.model = name,
-                                                         .history_id = state.history_id,
-                                                         .epoch = epoch,
-                                                         .commit_number = state.commit_number,
-                                                         .active = nodes,
-                                                         .device_counts = members_.device_counts(),
-                                                         .replaced = {replaced.begin(), replaced.end()}});
+  const ClosedEpoch begun{.model = name,
+                          .history_id = state.history_id,
+                          .epoch = epoch,
+                          .commit_number = state.commit_number,
+                          .active = nodes,
+                          .device_counts = members_.device_counts(),
+                          .replaced = {replaced.begin(), replaced.end()}};
+  const absl::Status written = WriteInLog([&] { return options_.log->BeginEpoch(begun); });
   if (written.ok()) return written;
   return absl::Status(written.code(), absl::StrCat("start epoch of ", name, ": node 0 could not write it down in its ",
                                                    "--state-dir: ", written.message()));
+}
+
+absl::Status Coordinator::WriteInLog(absl::FunctionRef<absl::Status()> write) ABSL_NO_THREAD_SAFETY_ANALYSIS {
+  is_writing_ = true;
+  mu_.Unlock();
+  absl::Status written = write();
+  mu_.Lock();
+  is_writing_ = false;
+  written_.SignalAll();
+  return written;
 }
 
 void Coordinator::End(const std::string& name, Model& model, const absl::Status& why, bool by_votes) {

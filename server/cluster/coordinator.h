@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -383,6 +384,10 @@ class Coordinator {
   absl::Status CheckAllTakePart(absl::string_view operation, absl::string_view name, const Model& model) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
+  // Runs a call to the log without the mutex: a disk may take its time, and questions are answered meanwhile. What is
+  // decided stands then, and nobody is told of it. Nothing else changes: every Lock waits.
+  absl::Status WriteInLog(absl::FunctionRef<absl::Status()> write) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
   template <typename Call>
   void TellAll(Call call) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Those of the last epoch that are here.
@@ -393,6 +398,8 @@ class Coordinator {
 
   mutable absl::Mutex mu_;
   SteadyCondVar world_changed_;
+  SteadyCondVar written_;
+  bool is_writing_ ABSL_GUARDED_BY(mu_) = false;  // in the log
   int64_t last_waiter_ ABSL_GUARDED_BY(mu_) = 0;  // of all models and epochs: whoever gives up names nobody else
   PendingAnswers answers_ ABSL_GUARDED_BY(mu_);   // to be given when the lock is free
 
@@ -406,12 +413,14 @@ class Coordinator {
   bool stopped_ ABSL_GUARDED_BY(mu_) = false;
 };
 
-// Holds the lock; whose answers have come meanwhile is called when it is free again.
+// Holds the mutex to change something, when no call to the log is under way; whose answers have come meanwhile is called
+// when it is free again. Who only asks takes the mutex itself, and does not wait for the log's disk.
 class ABSL_SCOPED_LOCKABLE Coordinator::Lock {
  public:
   explicit Lock(Coordinator* coordinator) ABSL_EXCLUSIVE_LOCK_FUNCTION(coordinator->mu_) ABSL_NO_THREAD_SAFETY_ANALYSIS
       : coordinator_(coordinator) {
     coordinator_->mu_.Lock();
+    while (coordinator_->is_writing_) coordinator_->written_.Wait(&coordinator_->mu_);
   }
   Lock(const Lock&) = delete;
   Lock& operator=(const Lock&) = delete;

@@ -169,9 +169,11 @@ absl::Status Coordinator::CastVote(int node, const CommitVote& vote) {
 CommitVote Coordinator::WithLog(const CommitVote& vote) {
   CommitVote logged = vote;
   logged.write_down = [this, model = vote.model, commit_number = vote.commit_number, client_states = vote.client_states,
-                       write_down = vote.write_down](const CommitDecision& decision) {
-    RETURN_IF_ERROR(options_.log->Decide(model, commit_number, decision, client_states));
-    return write_down == nullptr ? absl::OkStatus() : write_down(decision);
+                       write_down = vote.write_down](const CommitDecision& decision) ABSL_NO_THREAD_SAFETY_ANALYSIS {
+    return WriteInLog([&]() -> absl::Status {
+      RETURN_IF_ERROR(options_.log->Decide(model, commit_number, decision, client_states));
+      return write_down == nullptr ? absl::OkStatus() : write_down(decision);
+    });
   };
   return logged;
 }

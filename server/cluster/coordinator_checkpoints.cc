@@ -20,7 +20,7 @@ namespace paramshard::server {
 // --- Saves ---
 
 absl::Status Coordinator::TellSave(int node, const SaveNews& news) {
-  absl::MutexLock lock(&mu_);
+  const Lock lock(this);
   if (stopped_) return StoppedError();
   if (node == 0) return TellFollowers(news);
   TellLeader(node, news);
@@ -97,7 +97,7 @@ void Coordinator::TellLostParts(int node) {
 // --- Restores ---
 
 absl::Status Coordinator::TellRestore(int node, const RestoreNews& news) {
-  absl::MutexLock lock(&mu_);
+  const Lock lock(this);
   if (stopped_) return StoppedError();
   if (const auto* const end = std::get_if<RollbackEnd>(&news.what); end != nullptr) {
     if (node == 0) EndRollback(news.model, end->status);
@@ -175,7 +175,7 @@ absl::Status Coordinator::WriteReplaced(const std::string& name, const RestoreGo
                           .active = nodes,
                           .device_counts = members_.device_counts(),
                           .replaced = {replaced.begin(), replaced.end()}};
-  RETURN_IF_ERROR(options_.log->BeginEpoch(begun));
+  RETURN_IF_ERROR(WriteInLog([&] { return options_.log->BeginEpoch(begun); }));
   model->replaced = {.ids = std::move(replaced), .by = history};
   // Its first epoch does not need the nodes that are away: they have not trained in it.
   model->before.push_back(begun);

@@ -1,11 +1,15 @@
 #include "server/cluster/coordinator_cluster.h"
 
+#include <functional>
+#include <memory>
+#include <string>
 #include <thread>
 #include <utility>
 
 #include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
 #include "server/base/thread.h"
+#include "server/cluster/call_queue.h"
 #include "server/cluster/cluster_service.h"
 #include "server/cluster/coordinator.h"
 #include "server/cluster/epoch_dispatcher.h"
@@ -42,6 +46,9 @@ class CoordinatorCluster final : public Cluster, private NodeSink {
   static absl::StatusOr<std::unique_ptr<CoordinatorCluster>> Create(const CoordinatorOptions& options) {
     std::unique_ptr<CoordinatorCluster> cluster(new CoordinatorCluster(options));
     RETURN_IF_ERROR(cluster->dispatcher_.Start());
+    if (options.log != nullptr) {
+      ASSIGN_OR_RETURN(cluster->calls_, CallQueue::Start());
+    }
     if (cluster->may_be_fewer()) {
       CoordinatorCluster* const self = cluster.get();
       ASSIGN_OR_RETURN(cluster->absences_,
@@ -64,49 +71,59 @@ class CoordinatorCluster final : public Cluster, private NodeSink {
   bool may_be_fewer() const override { return may_be_fewer_; }
   absl::Status AwaitWorld(absl::Duration timeout) override { return coordinator_.AwaitWorld(timeout); }
   absl::StatusOr<HealingAnswer> OrderHealing(absl::string_view model, int donor) override {
-    return coordinator_.OrderHealing(model, donor);
+    return Settled().OrderHealing(model, donor);
   }
   std::optional<int> healing_donor(absl::string_view model) override { return coordinator_.healing_donor(model); }
   void SetListener(EpochListener* listener) override { dispatcher_.SetListener(listener); }
 
-  void Report(const ModelReport& report) override { coordinator_.Report(0, report); }
-  void Forget(absl::string_view model) override { coordinator_.Forget(0, model); }
+  void Report(const ModelReport& report) override {
+    Call([this, report] { coordinator_.Report(0, report); });
+  }
+  void Forget(absl::string_view model) override {
+    Call([this, model = std::string(model)] { coordinator_.Forget(0, model); });
+  }
   void EndEpoch(absl::string_view model, int64_t epoch, const absl::Status& why) override {
-    coordinator_.EndEpoch(0, model, epoch, why);
+    Call([this, model = std::string(model), epoch, why] { coordinator_.EndEpoch(0, model, epoch, why); });
   }
   void EndOnBadLinks(absl::string_view model, int64_t epoch, const absl::Status&,
                      const std::vector<BadLink>& links) override {
-    coordinator_.EndOnBadLinks(0, model, epoch, links);
+    Call([this, model = std::string(model), epoch, links] { coordinator_.EndOnBadLinks(0, model, epoch, links); });
   }
   void ReportCommands(absl::string_view model, int64_t epoch, const std::vector<CommandInWords>& commands) override {
-    coordinator_.ReportCommands(0, model, epoch, commands);
+    Call([this, model = std::string(model), epoch, commands] {
+      coordinator_.ReportCommands(0, model, epoch, commands);
+    });
   }
   void ReportDetached(absl::string_view model, int64_t epoch, int rank, int64_t command_count,
                       const absl::Status& why) override {
-    coordinator_.ReportDetached(0, model, epoch, rank, command_count, why);
+    Call([this, model = std::string(model), epoch, rank, command_count, why] {
+      coordinator_.ReportDetached(0, model, epoch, rank, command_count, why);
+    });
   }
   void ReportCarriedOut(absl::string_view model, int64_t epoch, int64_t command, bool more) override {
-    coordinator_.ReportCarriedOut(0, model, epoch, command, more);
+    Call([this, model = std::string(model), epoch, command, more] {
+      coordinator_.ReportCarriedOut(0, model, epoch, command, more);
+    });
   }
   // A vote that is repeated asks those who are late.
   absl::StatusOr<CommitDecision> Vote(const CommitVote& vote) override {
     while (true) {
-      const absl::StatusOr<CommitDecision> decision = coordinator_.Vote(0, vote, vote_wait_);
+      const absl::StatusOr<CommitDecision> decision = Settled().Vote(0, vote, vote_wait_);
       if (!absl::IsDeadlineExceeded(decision.status())) return decision;
     }
   }
   absl::StatusOr<CommitDecision> QueryCommit(const CommitQuery& query) override {
-    return coordinator_.QueryCommit(0, query);
+    return Settled().QueryCommit(0, query);
   }
   std::unique_ptr<Rendezvous> MakeRendezvous(absl::string_view model, int64_t epoch) override {
     return std::make_unique<CoordinatorRendezvous>(&coordinator_, model, epoch);
   }
-  absl::Status TellSave(const SaveNews& news) override { return coordinator_.TellSave(0, news); }
-  absl::Status TellRestore(const RestoreNews& news) override { return coordinator_.TellRestore(0, news); }
+  absl::Status TellSave(const SaveNews& news) override { return Settled().TellSave(0, news); }
+  absl::Status TellRestore(const RestoreNews& news) override { return Settled().TellRestore(0, news); }
   std::vector<int> restored_nodes(absl::string_view model, absl::uint128 id) override {
     return coordinator_.restored_nodes(model, id);
   }
-  void Stop() override { coordinator_.Stop(); }
+  void Stop() override { Settled().Stop(); }
 
  private:
   explicit CoordinatorCluster(const CoordinatorOptions& options)
@@ -119,6 +136,15 @@ class CoordinatorCluster final : public Cluster, private NodeSink {
                       .attendance = options.attendance,
                       .device_counts = options.device_counts}) {
     PARAMSHARD_CHECK(coordinator_.Join(0, options.devices, this).ok());
+  }
+
+  // Models call with their locks held, which whoever inspects them takes: where the coordinator waits for the disk of
+  // its log they do not.
+  void Call(std::function<void()> call) { calls_ != nullptr ? calls_->Add(std::move(call)) : call(); }
+  // The coordinator, when it has heard what was said before.
+  Coordinator& Settled() {
+    if (calls_ != nullptr) calls_->Finish();
+    return coordinator_;
   }
 
   void OnWelcome(int) override {}
@@ -147,7 +173,8 @@ class CoordinatorCluster final : public Cluster, private NodeSink {
   const absl::Duration vote_wait_;
   const bool may_be_fewer_;
   EpochDispatcher dispatcher_;
-  Coordinator coordinator_;  // after the dispatcher, which it tells
+  Coordinator coordinator_;           // after the dispatcher, which it tells
+  std::unique_ptr<CallQueue> calls_;  // to the coordinator; null without a log
   std::thread absences_;
 };
 

@@ -53,7 +53,7 @@ std::optional<int> Coordinator::healing_donor(absl::string_view name) const {
 }
 
 absl::StatusOr<HealingAnswer> Coordinator::OrderHealing(absl::string_view name, int donor) {
-  absl::MutexLock lock(&mu_);
+  const Lock lock(this);
   if (stopped_) return absl::UnavailableError("cluster: stopped, the daemon drains");
   if (donor < 0 || donor >= members_.nodes()) {
     return absl::InvalidArgumentError(

@@ -41,6 +41,24 @@ struct CopyHeader {
   uint32_t crc = 0;  // CRC-32C of the payload
 };
 
+// Ends the file: the last copy that is known to be on the disk. It is written behind that copy, so that a copy which it
+// names was whole once. Zero in files of an older version.
+struct Mark {
+  int64_t sequence = 0;
+  uint32_t crc = 0;  // CRC-32C of the sequence
+  uint32_t reserved = 0;
+};
+constexpr int64_t kMarkBytes = sizeof(Mark);
+
+Mark MarkOf(int64_t sequence) {
+  const absl::string_view bytes(reinterpret_cast<const char*>(&sequence), sizeof(sequence));
+  return {.sequence = sequence, .crc = wire::Crc32c(bytes)};
+}
+
+absl::Span<const uint8_t> BytesOf(const Mark& mark) {
+  return absl::MakeConstSpan(reinterpret_cast<const uint8_t*>(&mark), sizeof(mark));
+}
+
 // Nothing where the copy is torn, or was never written.
 std::optional<v1::KeptEpoch> ReadCopy(absl::string_view bytes) {
   CopyHeader header;
@@ -55,7 +73,20 @@ std::optional<v1::KeptEpoch> ReadCopy(absl::string_view bytes) {
   return message;
 }
 
-absl::StatusOr<v1::KeptEpoch> ReadNewer(const std::string& path) {
+// Whether a copy of an older version reaches as far as the mark.
+bool ReachesMark(absl::string_view copy) {
+  CopyHeader header;
+  std::memcpy(&header, copy.data(), sizeof(header));
+  return sizeof(header) + header.payload_bytes > copy.size() - kMarkBytes;
+}
+
+struct NewerCopy {
+  v1::KeptEpoch message;
+  bool is_marked = false;  // the mark names it
+  bool has_mark = true;    // there is room for a mark
+};
+
+absl::StatusOr<NewerCopy> ReadNewer(const std::string& path) {
   ASSIGN_OR_RETURN(const std::string file, safetensors::ReadWholeFile(path, kMostFileBytes));
   const size_t copy_bytes = file.size() / kCopies;
   if (copy_bytes < static_cast<size_t>(kLeastCopyBytes) || !std::has_single_bit(copy_bytes) ||
@@ -64,19 +95,40 @@ absl::StatusOr<v1::KeptEpoch> ReadNewer(const std::string& path) {
                                             " bytes each or of a larger power of two expected, got ", file.size(),
                                             " bytes: ", kWithoutIt));
   }
+  Mark mark;
+  std::memcpy(&mark, file.data() + file.size() - kMarkBytes, kMarkBytes);
+  const bool has_mark = mark.crc == MarkOf(mark.sequence).crc;
+  NewerCopy read;
   std::optional<v1::KeptEpoch> newer;
+  bool is_torn = false;
   for (int copy = 0; copy < kCopies; ++copy) {
     const absl::string_view bytes = absl::string_view(file).substr(copy * copy_bytes, copy_bytes);
     std::optional<v1::KeptEpoch> message = ReadCopy(bytes);
-    if (!message.has_value() && bytes.find_first_not_of('\0') != bytes.npos) {
-      Log(LogLevel::kWarning, "a copy of decisions is torn: the one before it counts", {{"path", path}});
+    // The second copy's room ends with the mark.
+    if (!message.has_value()) {
+      is_torn = is_torn || bytes.substr(0, copy_bytes - kMarkBytes).find_first_not_of('\0') != bytes.npos;
+    } else if (ReachesMark(bytes)) {
+      read.has_mark = false;
     }
     if (message.has_value() && (!newer.has_value() || message->sequence() > newer->sequence())) {
       newer = std::move(message);
     }
   }
-  if (newer.has_value()) return *std::move(newer);
-  return absl::DataLossError(absl::StrCat(path, ": one whole copy of two expected, got none: ", kWithoutIt));
+  if (!newer.has_value()) {
+    return absl::DataLossError(absl::StrCat(path, ": want one whole copy of two, got none: ", kWithoutIt));
+  }
+  if (is_torn) {
+    // A damaged mark names nothing. It and a copy are not torn by one crash.
+    const bool is_damaged = read.has_mark && (has_mark ? newer->sequence() < mark.sequence : mark.sequence != 0);
+    if (is_damaged) {
+      return absl::DataLossError(absl::StrCat(path, ": the last copy of decisions fails its checksum, though it was ",
+                                              "written whole: ", kWithoutIt));
+    }
+    Log(LogLevel::kWarning, "a copy of decisions is torn: the other one counts", {{"path", path}});
+  }
+  read.is_marked = has_mark && mark.sequence == newer->sequence();
+  read.message = *std::move(newer);
+  return read;
 }
 
 bool SayTheSame(const ClosedEpoch& a, const ClosedEpoch& b) {
@@ -160,7 +212,8 @@ absl::Status DecisionLog::Read() {
     // Of a process that died before the file was whole: what stands there was told to nobody.
     if (absl::EndsWith(path, kNewSuffix)) RETURN_IF_ERROR(disk_.RemoveFile(path));
     if (!absl::EndsWith(path, kSuffix)) continue;
-    ASSIGN_OR_RETURN(const v1::KeptEpoch message, ReadNewer(path));
+    ASSIGN_OR_RETURN(const NewerCopy newer, ReadNewer(path));
+    const v1::KeptEpoch& message = newer.message;
     if (PathOf(message.model()) != path) {
       return absl::DataLossError(absl::StrCat(path, ": decisions of that model expected, got those of model ",
                                               message.model(), ": give the file its name back, or remove it"));
@@ -169,7 +222,10 @@ absl::Status DecisionLog::Read() {
     kept = {.content = ContentOf(message), .sequence = message.sequence()};
     kept.copy_bytes = static_cast<int64_t>(fs::file_size(path, error)) / kCopies;
     if (error) break;
+    if (!newer.has_mark) continue;
     ASSIGN_OR_RETURN(kept.file, disk_.Reopen(path));
+    // What is told from here on is on the disk.
+    if (!newer.is_marked && kept.file->Flush().ok()) WriteMark(kept);
   }
   if (!error) return absl::OkStatus();
   return absl::UnavailableError(absl::StrCat(folder_, ": a folder that can be read expected: ", error.message()));
@@ -249,7 +305,7 @@ absl::Status DecisionLog::Write(Content next) {
   const DiskWatch::Call call(watch_.get());
   Kept& kept = kept_[next.epoch.model];
   const std::vector<uint8_t> copy = CopyOf(next, kept.sequence + 1);
-  const bool has_room = kept.file.has_value() && static_cast<int64_t>(copy.size()) <= kept.copy_bytes;
+  const bool has_room = kept.file.has_value() && static_cast<int64_t>(copy.size()) <= kept.copy_bytes - kMarkBytes;
   const absl::Status written = has_room ? WriteCopy(kept, copy) : Replace(kept, next);
   if (written.ok()) {
     kept.content = std::move(next);
@@ -276,7 +332,15 @@ void DecisionLog::TakeBack(Kept& kept, bool was_in_place) {
 absl::Status DecisionLog::WriteCopy(Kept& kept, absl::Span<const uint8_t> copy) {
   const int64_t sequence = ++kept.sequence;
   RETURN_IF_ERROR(kept.file->WriteAt(sequence % kCopies * kept.copy_bytes, copy));
-  return kept.file->Flush();
+  RETURN_IF_ERROR(kept.file->Flush());
+  WriteMark(kept);
+  return absl::OkStatus();
+}
+
+// Without a mark a copy that is damaged later is taken for a torn one. The next flush takes it to the disk.
+void DecisionLog::WriteMark(Kept& kept) {
+  const Mark mark = MarkOf(kept.sequence);
+  kept.file->WriteAt(kCopies * kept.copy_bytes - kMarkBytes, BytesOf(mark)).IgnoreError();
 }
 
 absl::Status DecisionLog::Replace(Kept& kept, const Content& content) {
@@ -289,6 +353,9 @@ absl::Status DecisionLog::Replace(Kept& kept, const Content& content) {
   const int64_t copy_bytes = std::max<int64_t>(kLeastCopyBytes, 2 * std::bit_ceil(copy.size()));
   std::vector<uint8_t> bytes(kCopies * copy_bytes);
   std::copy(copy.begin(), copy.end(), bytes.begin() + sequence % kCopies * copy_bytes);
+  // The file has its name when it is whole.
+  const Mark mark = MarkOf(sequence);
+  std::copy_n(BytesOf(mark).begin(), kMarkBytes, bytes.end() - kMarkBytes);
   absl::StatusOr<Disk::File> file = MakeFile(new_path, path, bytes);
   if (!file.ok()) {
     disk_.RemoveFile(new_path).IgnoreError();  // it takes room

@@ -23,7 +23,7 @@
 namespace paramshard::server {
 
 // One folder of one node 0, with a file of two copies for each model, which are written in turns: a write that is torn
-// leaves the other one. Writes wait for the disk. Errors are those of Disk; a write that has failed is taken back as far
+// leaves the other one. A mark names the last copy that is on the disk. Writes wait for the disk. Errors are those of Disk; a write that has failed is taken back as far
 // as the disk lets it, and the next one makes the file anew. Not thread-safe.
 //
 //   ASSIGN_OR_RETURN(auto log, DecisionLog::Open(&calls, "/var/lib/paramshard"));
@@ -40,7 +40,7 @@ class DecisionLog {
   static absl::StatusOr<Disk::Descriptor> Lock(DiskCalls* calls, const std::string& folder, int lent = -1);
 
   // The folder is this process's alone while the log lives. `calls` outlive it. Errors of Lock; DATA_LOSS a file of which
-  // neither copy is whole (names it).
+  // neither copy is whole, or the marked one is not (names it).
   static absl::StatusOr<std::unique_ptr<DecisionLog>> Open(DiskCalls* calls, const std::string& folder, int lent = -1);
 
   // What is known of epochs before: `journals`, which count where they know a history, and what the folder holds. What
@@ -81,6 +81,7 @@ class DecisionLog {
   // Makes that the model's epoch, or leaves the one before.
   absl::Status Write(Content next);
   absl::Status WriteCopy(Kept& kept, absl::Span<const uint8_t> copy);
+  void WriteMark(Kept& kept);
   absl::Status Replace(Kept& kept, const Content& content);
   // Behind a write that has failed: what has reached the disk of it was told to nobody.
   void TakeBack(Kept& kept, bool was_in_place);

@@ -1,17 +1,23 @@
 #include "server/cluster/decision_log.h"
 
+#include <chrono>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <future>
+#include <iterator>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/cluster/coordinator.h"
+#include "server/cluster/coordinator_cluster.h"
 #include "tests/server/cluster/recording_listener.h"
 #include "tests/server/disk/simulated_disk.h"
 #include "tests/status_matchers.h"
@@ -35,6 +41,11 @@ ClosedEpoch Begun(int64_t epoch, int64_t commit_number, const std::string& histo
 }
 
 CommitDecision Decision(double square_sum) { return {.apply = true, .square_sum = square_sum}; }
+
+std::string ReadFile(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
 
 class DecisionLogTest : public testing::Test {
  protected:
@@ -199,7 +210,7 @@ TEST_F(DecisionLogTest, AFileFromBeforeIsWrittenToInPlace) {
     ASSERT_OK_AND_ASSIGN(auto log, Open(&counting));
     const int64_t before = counting.count();
     ASSERT_OK(log->BeginEpoch(Begun(2, 1)));
-    EXPECT_EQ(counting.count() - before, 2) << "a write, and that it is on the disk";
+    EXPECT_EQ(counting.count() - before, 3) << "a write, that it is on the disk, and the mark that says so";
   }
   const std::vector<ClosedEpoch> closed = Read();
   ASSERT_THAT(closed, SizeIs(1));
@@ -231,8 +242,37 @@ TEST_F(DecisionLogTest, AFileOfAnotherModelIsNamed) {
   EXPECT_THAT(Open(&calls_).status(), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("n.decisions")));
 }
 
-// Whatever bytes of the copy that was written last are lost, the one before is whole.
+// A crash in the middle of a write leaves a part of the copy, and no mark of it: the one before counts.
 TEST_F(DecisionLogTest, ATornCopyLeavesTheOneBefore) {
+  const std::string path = PathOf("m.decisions");
+  {
+    ASSERT_OK_AND_ASSIGN(auto log, Open(&calls_));
+    ASSERT_OK(log->BeginEpoch(Begun(1, 0)));
+    ASSERT_OK(log->Decide("m", 1, Decision(1), {}));
+  }
+  const std::string before = ReadFile(path);
+  {
+    ASSERT_OK_AND_ASSIGN(auto log, Open(&calls_));
+    ASSERT_OK(log->Decide("m", 2, Decision(2), {}));
+  }
+  const std::string after = ReadFile(path);
+  // The third write goes over the copy that the first one had.
+  const size_t last = before.size() / 2;
+  uint32_t payload_bytes = 0;
+  std::memcpy(&payload_bytes, after.data() + last, sizeof(payload_bytes));
+  ASSERT_GT(payload_bytes, 0u);
+  for (size_t written = 0; written < 8 + payload_bytes; ++written) {
+    std::string torn = before;
+    torn.replace(last, written, after, last, written);
+    std::ofstream(path, std::ios::binary) << torn;
+    const std::vector<ClosedEpoch> closed = Read();
+    ASSERT_THAT(closed, SizeIs(1));
+    EXPECT_EQ(closed[0].commit_number, 1) << written;
+  }
+}
+
+// The disk has said that the copy is there, and others may have been told.
+TEST_F(DecisionLogTest, ADamagedCopyThatWasWrittenWholeIsNamed) {
   {
     ASSERT_OK_AND_ASSIGN(auto log, Open(&calls_));
     ASSERT_OK(log->BeginEpoch(Begun(1, 0)));
@@ -240,8 +280,7 @@ TEST_F(DecisionLogTest, ATornCopyLeavesTheOneBefore) {
     ASSERT_OK(log->Decide("m", 2, Decision(2), {}));
   }
   const std::string path = PathOf("m.decisions");
-  std::string bytes(fs::file_size(path), '\0');
-  std::ifstream(path, std::ios::binary).read(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+  const std::string bytes = ReadFile(path);
   // The third write: the copy that the first one had.
   const size_t last = bytes.size() / 2;
   uint32_t payload_bytes = 0;
@@ -251,10 +290,49 @@ TEST_F(DecisionLogTest, ATornCopyLeavesTheOneBefore) {
     std::string torn = bytes;
     torn[last + at] = static_cast<char>(torn[last + at] ^ 1);
     std::ofstream(path, std::ios::binary) << torn;
+    EXPECT_THAT(Open(&calls_).status(), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("m.decisions"))) << at;
+    EXPECT_EQ(ReadFile(path), torn) << "it is a person's to look at";
+  }
+}
+
+// Neither the older copy nor the mark is needed to read the last one.
+TEST_F(DecisionLogTest, DamageElsewhereLeavesTheLastCopy) {
+  {
+    ASSERT_OK_AND_ASSIGN(auto log, Open(&calls_));
+    ASSERT_OK(log->BeginEpoch(Begun(1, 0)));
+    ASSERT_OK(log->Decide("m", 1, Decision(1), {}));
+    ASSERT_OK(log->Decide("m", 2, Decision(2), {}));
+  }
+  const std::string path = PathOf("m.decisions");
+  const std::string bytes = ReadFile(path);
+  for (const size_t at : {size_t{0}, size_t{4}, size_t{20}, bytes.size() - 16, bytes.size() - 8}) {
+    std::string damaged = bytes;
+    damaged[at] = static_cast<char>(damaged[at] ^ 1);
+    std::ofstream(path, std::ios::binary) << damaged;
     const std::vector<ClosedEpoch> closed = Read();
     ASSERT_THAT(closed, SizeIs(1));
-    EXPECT_EQ(closed[0].commit_number, 1) << at;
+    EXPECT_EQ(closed[0].commit_number, 2) << at;
+    // Whoever has read it has marked it.
+    damaged = ReadFile(path);
+    damaged[bytes.size() / 2 + 20] = static_cast<char>(damaged[bytes.size() / 2 + 20] ^ 1);
+    std::ofstream(path, std::ios::binary) << damaged;
+    EXPECT_THAT(Open(&calls_).status(), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("m.decisions"))) << at;
   }
+}
+
+// Files of an older version have none.
+TEST_F(DecisionLogTest, WithoutAMarkADamagedCopyCountsAsTorn) {
+  {
+    ASSERT_OK_AND_ASSIGN(auto log, Open(&calls_));
+    ASSERT_OK(log->BeginEpoch(Begun(1, 0)));
+    ASSERT_OK(log->Decide("m", 1, Decision(1), {}));
+  }
+  const std::string path = PathOf("m.decisions");
+  std::string bytes = ReadFile(path);
+  bytes.replace(bytes.size() - 16, 16, 16, '\0');
+  bytes[20] = static_cast<char>(bytes[20] ^ 1);
+  std::ofstream(path, std::ios::binary) << bytes;
+  EXPECT_EQ(Read()[0].commit_number, 0);
 }
 
 struct Answered {
@@ -391,6 +469,79 @@ TEST_F(LoggedCoordinatorTest, ADecisionThatIsNotWrittenIsNone) {
   EXPECT_FALSE(coordinator_->QueryCommit(1, {.model = "m", .epoch = news.epoch, .commit_number = 1}).ok());
   Stop();
   EXPECT_FALSE(Read()[0].last_decision.has_value());
+}
+
+// A disk whose flushes stand still when a test wants them to.
+class HeldCalls final : public QuickCalls {
+ public:
+  int Fdatasync(int) override {
+    absl::MutexLock lock(&mu_);
+    is_held_ = holds_;
+    mu_.Await(absl::Condition(
+        +[](bool* holds) { return !*holds; }, &holds_));
+    is_held_ = false;
+    return 0;
+  }
+  void Hold() { Set(true); }
+  void Release() { Set(false); }
+  // Waits until a flush stands still.
+  void AwaitHeld() {
+    absl::MutexLock lock(&mu_);
+    mu_.Await(absl::Condition(&is_held_));
+  }
+
+ private:
+  void Set(bool holds) {
+    absl::MutexLock lock(&mu_);
+    holds_ = holds;
+  }
+
+  absl::Mutex mu_;
+  bool holds_ ABSL_GUARDED_BY(mu_) = false;
+  bool is_held_ ABSL_GUARDED_BY(mu_) = false;
+};
+
+TEST_F(LoggedCoordinatorTest, QuestionsAreAnsweredWhileADecisionIsWritten) {
+  HeldCalls calls;
+  ASSERT_NO_FATAL_FAILURE(Start(&calls));
+  const EpochNews news = sinks_[1].Next();
+  ASSERT_TRUE(news.start) << news.why;
+  EXPECT_FALSE(coordinator_->Vote(1, MakeVote(news.epoch, 1, {{1, 0.5, 0}}), absl::ZeroDuration()).ok());
+  calls.Hold();
+  auto decision = std::async(std::launch::async, [&] {
+    return coordinator_->Vote(0, MakeVote(news.epoch, 1, {{0, 0.25, 0}}), absl::InfiniteDuration());
+  });
+  calls.AwaitHeld();
+  EXPECT_THAT(coordinator_->ViewWorld().absent, testing::IsEmpty());
+  EXPECT_THAT(coordinator_->device_counts(), testing::ElementsAre(1, 1));
+  EXPECT_EQ(coordinator_->healing_donor("m"), std::nullopt);
+  // Nobody hears of the decision before it is written, and what would end the epoch waits.
+  auto lost = std::async(std::launch::async, [&] { coordinator_->Leave(1); });
+  EXPECT_EQ(decision.wait_for(std::chrono::seconds(0)), std::future_status::timeout);
+  EXPECT_EQ(lost.wait_for(std::chrono::seconds(0)), std::future_status::timeout);
+  EXPECT_TRUE(sinks_[0].empty() || sinks_[0].Next().start);
+  calls.Release();
+  EXPECT_OK(decision.get().status());
+  lost.get();
+  EXPECT_OK(coordinator_->QueryCommit(1, {.model = "m", .epoch = news.epoch, .commit_number = 1}).status());
+  Stop();
+}
+
+// Models report with their locks held.
+TEST_F(DecisionLogTest, ACallOfNode0DoesNotWaitForTheDisk) {
+  HeldCalls calls;
+  ASSERT_OK_AND_ASSIGN(auto log, Open(&calls));
+  ASSERT_OK_AND_ASSIGN(CoordinatorNode node, MakeCoordinatorCluster({.nodes = 1, .devices = 1, .log = log.get()}));
+  RecordingListener listener;
+  node.cluster->SetListener(&listener);
+  calls.Hold();
+  node.cluster->Report(MakeReport({0}, 0, 0, 1, 1));
+  calls.AwaitHeld();
+  EXPECT_TRUE(node.cluster->ViewWorld().has_value());
+  EXPECT_TRUE(listener.empty());
+  calls.Release();
+  EXPECT_TRUE(listener.Next().start);
+  node.cluster->SetListener(nullptr);
 }
 
 }  // namespace
