@@ -28,6 +28,7 @@
 #include "kernels/base/status_macros.h"
 #include "paramshard/v1/admin.grpc.pb.h"
 #include "paramshard/v1/trainer.grpc.pb.h"
+#include "proto/model/limits.h"
 #include "server/base/grpc_deadline.h"
 #include "server/base/user_places.h"
 #include "server/cluster/coordinator_cluster.h"
