@@ -1,7 +1,5 @@
 """What docs/python.md says of errors: their classes, and what is refused by name."""
 
-import re
-
 import pytest
 from conftest import Daemon, spec_of
 
@@ -15,16 +13,6 @@ import paramshard
 ])
 def test_errors_are_those_of_python_too(error: type[Exception], base: type[Exception]):
     assert issubclass(error, base) and issubclass(error, paramshard.Error)
-
-
-def test_trainers_are_refused_at_an_address(start):
-    daemon = start(flags=("--keeper=off", "--listen=127.0.0.1:0"))
-    port = re.search(r"127\.0\.0\.1:(\d+)", daemon.log.read_text()).group(1)
-    with paramshard.Client(address=f"127.0.0.1:{port}") as client:
-        assert client.models() == []
-        for call in (client.open_model, client.create_model):
-            with pytest.raises(paramshard.FailedPreconditionError, match="m: "):
-                call(spec_of("m"))
 
 
 def test_a_call_that_nobody_answers_ends_in_time(daemon: Daemon):
