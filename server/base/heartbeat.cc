@@ -1,6 +1,7 @@
 #include "server/base/heartbeat.h"
 
-#include "kernels/base/status_macros.h"
+#include <utility>
+
 #include "server/base/standstill_book.h"
 #include "server/base/steady_time.h"
 #include "server/base/thread.h"
@@ -9,7 +10,9 @@ namespace paramshard::server {
 
 absl::StatusOr<std::unique_ptr<Heartbeat>> Heartbeat::Start(std::function<void(absl::Duration)> on_standstill) {
   std::unique_ptr<Heartbeat> heartbeat(new Heartbeat(std::move(on_standstill)));
-  ASSIGN_OR_RETURN(heartbeat->thread_, StartThread("the heartbeat", [raw = heartbeat.get()] { raw->Run(); }));
+  absl::StatusOr<std::thread> thread = StartThread("the heartbeat", [raw = heartbeat.get()] { raw->Run(); });
+  if (!thread.ok()) return thread.status();
+  heartbeat->thread_ = *std::move(thread);
   return heartbeat;
 }
 
