@@ -55,18 +55,23 @@ class Client::Impl {
   absl::StatusOr<std::shared_ptr<Connection>> Connected();
 
   // Tries once.
-  absl::StatusOr<std::shared_ptr<internal::Session>> OpenModel(const ModelSpec& spec, const CreationOptions& options,
-                                                               internal::RestartWait& wait);
+  struct Opened {
+    std::shared_ptr<internal::Session> session;
+    int64_t deletion = 0;  // v1::Model
+  };
+  absl::StatusOr<Opened> OpenModel(const ModelSpec& spec, const CreationOptions& options, internal::RestartWait& wait);
   // What an ended epoch has left mapped of a model.
   void UnmapEnded(absl::string_view model);
   // DATA_LOSS, once: the session's model is at an earlier commit than this client knows to be answered. From then on
   // the session says what is known. Nothing is known of a model that this client has deleted, restored or imported
   // into.
-  absl::Status CheckNotBack(const internal::Session& session);
+  // ABORTED, once: another client has deleted the model since, as `deletion` says (v1::Model).
+  absl::Status CheckNotBack(const internal::Session& session, int64_t deletion);
   void ForgetAnswered(absl::string_view model);
 
-  absl::Status CreateModel(const ModelSpec& spec, const CreationOptions& options);
-  absl::Status CreateModel(const Connection& connection, const ModelSpec& spec, const CreationOptions& options);
+  absl::StatusOr<CreatedModel> CreateModel(const ModelSpec& spec, const CreationOptions& options);
+  absl::StatusOr<v1::CreateModelResponse> CreateModel(const Connection& connection, const ModelSpec& spec,
+                                                      const CreationOptions& options);
   absl::StatusOr<v1::Model> GetModel(const Connection& connection, absl::string_view model);
   absl::Status DeleteModel(absl::string_view model);
 
@@ -93,8 +98,12 @@ class Client::Impl {
 
   absl::Mutex mu_;
   std::vector<std::weak_ptr<internal::Session>> sessions_ ABSL_GUARDED_BY(mu_);
-  // By model: Session::answered of the last one.
-  std::map<std::string, std::shared_ptr<const std::atomic<int64_t>>, std::less<>> answered_ ABSL_GUARDED_BY(mu_);
+  // Known of a model since its last session.
+  struct Known {
+    std::shared_ptr<const std::atomic<int64_t>> answered;  // Session::answered
+    int64_t deletion = 0;                                  // v1::Model
+  };
+  std::map<std::string, Known, std::less<>> known_ ABSL_GUARDED_BY(mu_);  // by model
 };
 
 absl::StatusOr<internal::SocketPaths> Client::Impl::SocketsFor(absl::string_view operation) const {
@@ -128,20 +137,19 @@ absl::Status Client::Impl::Call(const Connection& connection, Service& stub, abs
   return connection.Explain(name, std::move(answer));
 }
 
-absl::StatusOr<std::shared_ptr<internal::Session>> Client::Impl::OpenModel(const ModelSpec& spec,
-                                                                           const CreationOptions& options,
-                                                                           internal::RestartWait& wait) {
+absl::StatusOr<Client::Impl::Opened> Client::Impl::OpenModel(const ModelSpec& spec, const CreationOptions& options,
+                                                             internal::RestartWait& wait) {
   ASSIGN_OR_RETURN(const internal::SocketPaths paths, SocketsFor(absl::StrCat("open model ", spec.name)));
   // One connection for both calls: the model of one server says nothing about the next one.
   ASSIGN_OR_RETURN(const std::shared_ptr<Connection> connection, Connected());
-  RETURN_IF_ERROR(CreateModel(*connection, spec, options));
+  ASSIGN_OR_RETURN(const v1::CreateModelResponse created, CreateModel(*connection, spec, options));
   wait.Reached();
   absl::StatusOr<std::shared_ptr<internal::Session>> session =
       internal::Attach(connection->channel(), paths, options_, spec.name);
   if (!session.ok()) return connection->Explain(absl::StrCat("attach ", spec.name), session.status());
   const absl::MutexLock lock(&mu_);
   sessions_.push_back(*session);
-  return session;
+  return Opened{.session = *std::move(session), .deletion = created.model().deletion()};
 }
 
 void Client::Impl::UnmapEnded(absl::string_view model) {
@@ -159,17 +167,25 @@ void Client::Impl::UnmapEnded(absl::string_view model) {
   for (const std::shared_ptr<internal::Session>& session : of_model) session->UnmapEnded();
 }
 
-absl::Status Client::Impl::CheckNotBack(const internal::Session& session) {
+absl::Status Client::Impl::CheckNotBack(const internal::Session& session, int64_t deletion) {
   const std::string& model = session.spec().name;
   const int64_t now = session.started().commit_number();
   int64_t known = 0;
+  bool is_deleted = false;
   {
     const absl::MutexLock lock(&mu_);
-    std::shared_ptr<const std::atomic<int64_t>>& answered = answered_[model];
-    if (answered != nullptr) known = answered->load();
-    answered = session.answered();
+    Known& last = known_[model];
+    if (last.answered != nullptr) known = last.answered->load();
+    is_deleted = known > 0 && deletion > last.deletion;
+    last = {.answered = session.answered(), .deletion = deletion};
   }
-  if (known <= now || options_.accept_rollback) return absl::OkStatus();
+  if (options_.accept_rollback) return absl::OkStatus();
+  if (is_deleted) {
+    return absl::AbortedError(absl::StrCat("open model ", model, ": another client deleted it after commit ", known,
+                                           ", and it was created again; call OpenModel again to go on from commit ",
+                                           now, " of the new one"));
+  }
+  if (known <= now) return absl::OkStatus();
   return absl::DataLossError(absl::StrCat(
       "open model ", model, ": the state of commit ", known, " expected, which was answered, got that of commit ", now,
       ": the daemons went back to a saved step, or lost all; call OpenModel again to go on from commit_number()"));
@@ -177,23 +193,29 @@ absl::Status Client::Impl::CheckNotBack(const internal::Session& session) {
 
 void Client::Impl::ForgetAnswered(absl::string_view model) {
   const absl::MutexLock lock(&mu_);
-  if (const auto found = answered_.find(model); found != answered_.end()) answered_.erase(found);
+  if (const auto found = known_.find(model); found != known_.end()) known_.erase(found);
 }
 
-absl::Status Client::Impl::CreateModel(const ModelSpec& spec, const CreationOptions& options) {
+absl::StatusOr<CreatedModel> Client::Impl::CreateModel(const ModelSpec& spec, const CreationOptions& options) {
   RETURN_IF_ERROR(SocketsFor(absl::StrCat("create model ", spec.name)).status());
   ASSIGN_OR_RETURN(const std::shared_ptr<Connection> connection, Connected());
-  return CreateModel(*connection, spec, options);
+  ASSIGN_OR_RETURN(const v1::CreateModelResponse created, CreateModel(*connection, spec, options));
+  return CreatedModel{.created = created.created(),
+                      .origin = internal::OriginFromProto(created.model().origin()),
+                      .commit_number = created.model().commit_number(),
+                      .same_run = created.same_run()};
 }
 
-absl::Status Client::Impl::CreateModel(const Connection& connection, const ModelSpec& spec,
-                                       const CreationOptions& options) {
+absl::StatusOr<v1::CreateModelResponse> Client::Impl::CreateModel(const Connection& connection, const ModelSpec& spec,
+                                                                  const CreationOptions& options) {
   v1::CreateModelRequest request;
   *request.mutable_spec() = ModelSpecToProto(spec);
   if (!options.restore.empty()) {
     request.mutable_restore()->set_checkpoint(options.restore);
     request.mutable_restore()->set_convert_moments(options.convert_moments);
   }
+  request.set_values_follow(options.values_follow);
+  request.set_run(options.run);
   // gRPC would refuse it as a message.
   if (const size_t bytes = request.ByteSizeLong(); bytes > kMaxMessageBytes) {
     return absl::InvalidArgumentError(absl::StrCat("create model ", spec.name, ": want a spec of at most ",
@@ -201,8 +223,9 @@ absl::Status Client::Impl::CreateModel(const Connection& connection, const Model
                                                    ": give it fewer parameters, or shorter names"));
   }
   v1::CreateModelResponse response;
-  return Call(connection, connection.stub(), absl::StrCat("create model ", spec.name), &Stub::PrepareAsyncCreateModel,
-              request, response);
+  RETURN_IF_ERROR(Call(connection, connection.stub(), absl::StrCat("create model ", spec.name),
+                       &Stub::PrepareAsyncCreateModel, request, response));
+  return response;
 }
 
 absl::StatusOr<v1::Model> Client::Impl::GetModel(const Connection& connection, absl::string_view model) {
@@ -362,16 +385,16 @@ absl::StatusOr<Model> Client::OpenModel(const ModelSpec& spec, const CreationOpt
   internal::RestartWait wait(absl::StrCat("open model ", spec.name), own.restart_timeout, own.on_wait,
                              internal::Interruption(own.interrupted));
   while (true) {
-    absl::StatusOr<std::shared_ptr<internal::Session>> session = impl_->OpenModel(spec, options, wait);
-    if (session.ok()) {
-      RETURN_IF_ERROR(impl_->CheckNotBack(**session));
-      return Model(*std::move(session));
+    absl::StatusOr<Impl::Opened> opened = impl_->OpenModel(spec, options, wait);
+    if (opened.ok()) {
+      RETURN_IF_ERROR(impl_->CheckNotBack(*opened->session, opened->deletion));
+      return Model(std::move(opened->session));
     }
-    if (!wait.Pause(session.status())) return wait.Explain(session.status());
+    if (!wait.Pause(opened.status())) return wait.Explain(opened.status());
   }
 }
 
-absl::Status Client::CreateModel(const ModelSpec& spec, const CreationOptions& options) {
+absl::StatusOr<CreatedModel> Client::CreateModel(const ModelSpec& spec, const CreationOptions& options) {
   return impl_->CreateModel(spec, options);
 }
 

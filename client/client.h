@@ -335,6 +335,7 @@ struct ImportOptions {
   // Of the state that the import makes; empty: the daemon makes it from what is given (ImportHeader of trainer.proto).
   // One daemon is brought to the state of another by an import of the other's export with ExportSummary::history_id.
   std::string history_id = {};
+  std::string run = {};  // as CreationOptions::run
 };
 
 // Rows of one parameter, as one rank of this daemon owns them, row-major.
@@ -366,11 +367,35 @@ struct ExportSummary {
 struct CreationOptions {
   // A saved state: "latest", a step as "12000", or the name of a checkpoint's folder, of the daemon's --save-dir; or
   // the absolute path of a checkpoint's folder on the daemon's machine. Where there is none, "latest" means initial
-  // values, and all else is NOT_FOUND. Empty: what the daemon's --restore says, else initial values.
+  // values, and all else is NOT_FOUND. "none": initial values. Empty: what the daemon's --restore says, else initial
+  // values.
   std::string restore = {};
   // Whether moments that are saved in another type than the spec's are converted, which loses bits. Else that is
   // INVALID_ARGUMENT.
   bool convert_moments = false;
+  // An import by this program follows: a model that is created is kImporting until an import is through.
+  bool values_follow = false;
+  // Names the job: equal in all of its ranks and in its restarts, and in no other job. Empty: not known.
+  std::string run = {};
+};
+
+// Where the values of a model come from. The daemon records it, and it survives the server.
+enum class ValueOrigin {
+  kUnknown = 0,  // to a daemon that is older than this library
+  kInitial = 1,  // the spec
+  kImporting,    // the spec, until an import that was announced or is under way is through
+  kImported,     // an import, without a commit since
+  kRestored,     // a checkpoint, without a commit since; also one of step 0
+  kTrained,      // commits
+  kLost,         // ModelSummary::unusable says why
+};
+
+// What a creation has found or made.
+struct CreatedModel {
+  bool created = false;  // no equal model was there
+  ValueOrigin origin = ValueOrigin::kUnknown;
+  int64_t commit_number = 0;
+  bool same_run = false;  // a creation or an import of CreationOptions::run brought the values that it began with
 };
 
 // How far a save has come. From kPublished on it is over.
@@ -449,6 +474,7 @@ struct ModelSummary {
   bool running = false;               // it has not ended
   int attached_ranks = 0;             // ranks of this daemon that have a trainer
   std::string unusable = {};          // why no trainer can attach; empty while the model can be trained
+  ValueOrigin origin = ValueOrigin::kUnknown;
 };
 
 // A daemon, and its place in the world.
@@ -546,7 +572,8 @@ class Client {
   // DATA_LOSS, once, when the model is at an earlier commit than the last one whose answer this client has seen, by this
   // and all other daemons: Options::accept_rollback. The trainer then throws away what it has computed since, calls
   // OpenModel again, and goes on from commit_number() with client_state(). What the client has itself deleted, restored
-  // or imported into is not meant; a new client has seen nothing.
+  // or imported into is not meant; a new client has seen nothing. ABORTED, once, when another client has deleted a model
+  // of which this client has seen answers, and it was created again: the same holds.
   //
   // UNAVAILABLE after restart_timeout; other errors come at once. Is a call on the Models of the same name that this
   // client has opened before: of those whose epoch has ended, and of which no handle is left, planes and slots are
@@ -554,7 +581,7 @@ class Client {
   absl::StatusOr<Model> OpenModel(const ModelSpec& spec, const CreationOptions& options = CreationOptions());
 
   // Creates the model or joins it, without attaching: before an import.
-  absl::Status CreateModel(const ModelSpec& spec, const CreationOptions& options = CreationOptions());
+  absl::StatusOr<CreatedModel> CreateModel(const ModelSpec& spec, const CreationOptions& options = CreationOptions());
   absl::Status DeleteModel(absl::string_view model);
 
   // Replaces tensors of a model that no trainer is attached to; all of them or, on an error, none. Histories of

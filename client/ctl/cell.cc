@@ -1,5 +1,6 @@
 #include "client/ctl/cell.h"
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/strip.h"
@@ -50,6 +51,11 @@ std::string EnumCell(absl::string_view name, absl::string_view prefix) {
 }
 
 std::string FormatCell(v1::Format format) { return EnumCell(v1::Format_Name(format), "FORMAT_"); }
+
+std::string OriginCell(v1::ValueOrigin origin) {
+  if (origin == v1::VALUE_ORIGIN_UNSPECIFIED) return "-";
+  return absl::AsciiStrToLower(EnumCell(v1::ValueOrigin_Name(origin), "VALUE_ORIGIN_"));
+}
 
 std::string MomentCell(v1::MomentType type) { return EnumCell(v1::MomentType_Name(type), "MOMENT_TYPE_"); }
 

@@ -40,6 +40,8 @@ std::string ShareCell(int64_t part, int64_t count);
 std::string EnumCell(absl::string_view name, absl::string_view prefix);
 std::string FormatCell(v1::Format format);
 std::string MomentCell(v1::MomentType type);
+// "trained"; "-" for a daemon that does not say.
+std::string OriginCell(v1::ValueOrigin origin);
 
 }  // namespace paramshard::ctl
 

@@ -15,6 +15,8 @@ static_assert(static_cast<int>(SaveState::kAlreadySaved) == v1::SAVE_STATE_ALREA
 static_assert(static_cast<int>(SaveState::kAlreadySaved) == v1::SaveState_MAX);
 static_assert(static_cast<int>(SaveReason::kDrain) == v1::SAVE_REASON_DRAIN);
 static_assert(static_cast<int>(SaveReason::kDrain) == v1::SaveReason_MAX);
+static_assert(static_cast<int>(ValueOrigin::kLost) == v1::VALUE_ORIGIN_LOST);
+static_assert(static_cast<int>(ValueOrigin::kLost) == v1::ValueOrigin_MAX);
 
 absl::Time TimeFromProto(const google::protobuf::Timestamp& time) {
   return absl::FromUnixSeconds(time.seconds()) + absl::Nanoseconds(time.nanos());
@@ -66,6 +68,11 @@ RestoreSummary RestoreFromProto(const v1::RestoreSummary& summary) {
           .took = DurationFromProto(summary.elapsed())};
 }
 
+ValueOrigin OriginFromProto(v1::ValueOrigin origin) {
+  // A newer daemon may have others.
+  return v1::ValueOrigin_IsValid(origin) ? static_cast<ValueOrigin>(origin) : ValueOrigin::kUnknown;
+}
+
 std::vector<ModelSummary> ModelsFromProto(const v1::ListModelsResponse& response) {
   std::vector<ModelSummary> models;
   for (const v1::ModelSummary& model : response.models()) {
@@ -79,7 +86,8 @@ std::vector<ModelSummary> ModelsFromProto(const v1::ListModelsResponse& response
                       .history_id = model.history_id(),
                       .running = model.running(),
                       .attached_ranks = model.attached_ranks(),
-                      .unusable = model.unusable()});
+                      .unusable = model.unusable(),
+                      .origin = OriginFromProto(model.origin())});
     if (model.has_epoch()) models.back().epoch = model.epoch();
   }
   return models;

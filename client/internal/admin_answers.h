@@ -14,6 +14,8 @@ namespace paramshard::internal {
 absl::StatusOr<SaveRecord> SaveFromProto(const v1::Save& save);
 absl::StatusOr<std::vector<SaveRecord>> SavesFromProto(const v1::ListSavesResponse& response);
 
+// kUnknown for one that this library does not know.
+ValueOrigin OriginFromProto(v1::ValueOrigin origin);
 RestoreSummary RestoreFromProto(const v1::RestoreSummary& summary);
 std::vector<ModelSummary> ModelsFromProto(const v1::ListModelsResponse& response);
 DaemonInfo DaemonFromProto(const v1::GetVersionResponse& response);

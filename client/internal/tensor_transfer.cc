@@ -110,6 +110,7 @@ v1::ImportRequest MakeHeader(const std::string& model, const ImportOptions& opti
   if (options.commit_number.has_value()) request.mutable_header()->set_commit_number(*options.commit_number);
   if (options.version.has_value()) request.mutable_header()->set_version(*options.version);
   if (!options.history_id.empty()) request.mutable_header()->set_history_id(options.history_id);
+  request.mutable_header()->set_run(options.run);
   return request;
 }
 

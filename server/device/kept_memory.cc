@@ -139,7 +139,7 @@ KeptModels KeptModels::Sort(KeptStore::Descriptors all) {
     auto piece = all.extract(all.begin());
     const std::string& name = piece.key();
     const size_t separator = name.find(kSeparator);
-    if (separator == std::string::npos) {
+    if (separator == std::string::npos || separator == 0) {
       sorted.strangers.push_back(name);
     } else {
       sorted.models[name.substr(0, separator)][name.substr(separator + 1)] = std::move(piece.mapped());

@@ -285,7 +285,13 @@ absl::Status Journal::CheckUsable() const {
 }
 
 absl::Status Journal::BeginEpoch(int64_t epoch, const HistoryId& history) {
-  return BeginEpoch(epoch, {.id = history, .lineage = epoch_.lineage, .parent = epoch_.parent}, epoch_.history_begin);
+  return BeginEpoch(epoch,
+                    {.id = history,
+                     .lineage = epoch_.lineage,
+                     .parent = epoch_.parent,
+                     .run = epoch_.run,
+                     .values_follow = epoch_.values_follow},
+                    epoch_.history_begin);
 }
 
 absl::Status Journal::BeginEpoch(int64_t epoch, const History& history, int64_t begin) {
@@ -299,6 +305,8 @@ absl::Status Journal::BeginEpoch(int64_t epoch, const History& history, int64_t 
   epoch_.history = history.id;
   epoch_.lineage = history.lineage;
   epoch_.parent = history.parent;
+  epoch_.run = history.run;
+  epoch_.values_follow = history.values_follow;
   epoch_.history_begin = begin;
   Publish(JournalRecord::kEpoch, epoch_);
   return absl::OkStatus();

@@ -11,7 +11,7 @@ constexpr int64_t kRefBytes = 24;
 constexpr int64_t kKeyBytes = 32;
 constexpr int64_t kAnswerBytes = 1 + 8 + 8 + 1 + 8 + 8;
 constexpr int64_t kScalingBytes = 3 * 4 + 2 + 1 + 3 * 4;
-constexpr int64_t kEpochBytes = 16 + 16 + 1 + 16 + 8 + 3 * 8;
+constexpr int64_t kEpochBytes = 16 + 16 + 1 + 16 + 8 + 3 * 8 + 16 + 1 + 8;
 constexpr int64_t kDecidedBytes = kKeyBytes + 1 + 4 + 3 * 8;
 constexpr int64_t kScaleBytes = 4 + 1 + 4;  // of a prepared commit's gradients
 constexpr int64_t kRankCountBytes = 4;
@@ -220,6 +220,9 @@ void Encode(const JournalEpoch& record, JournalBytes& bytes) {
   bytes.Put(record.history_begin);
   bytes.Put(record.generation);
   bytes.Put(record.epoch);
+  bytes.Put(record.run);
+  bytes.Put(record.values_follow);
+  bytes.Put(record.deletion);
 }
 
 bool Decode(absl::Span<const uint8_t> bytes, JournalEpoch& record) {
@@ -234,8 +237,12 @@ bool Decode(absl::Span<const uint8_t> bytes, JournalEpoch& record) {
   reader.Get(record.history_begin);
   reader.Get(record.generation);
   reader.Get(record.epoch);
+  reader.Get(record.run);
+  record.values_follow = reader.Next<bool>();
+  reader.Get(record.deletion);
   const auto counts = [](int64_t number) { return number >= 0 && number < kNumberLimit; };
-  return reader.done() && counts(record.history_begin) && counts(record.generation) && counts(record.epoch);
+  return reader.done() && counts(record.history_begin) && counts(record.generation) && counts(record.epoch) &&
+         record.deletion >= 0;
 }
 
 void Encode(const NumbersRecord& record, JournalBytes& bytes) {

@@ -87,6 +87,9 @@ struct JournalEpoch {
   int64_t history_begin = 0;  // the commit number that the history began with
   int64_t generation = 0;     // of changes on this daemon
   int64_t epoch = 0;
+  absl::uint128 run = 0;       // History::run
+  bool values_follow = false;  // History::values_follow
+  int64_t deletion = 0;        // DeletionMarks, as of the creation
   friend bool operator==(const JournalEpoch&, const JournalEpoch&) = default;
 };
 

@@ -1,4 +1,4 @@
-// Where everything of a journal lies in its memory. Format version 3:
+// Where everything of a journal lies in its memory. Format version 4:
 //
 //   header    magic, version, counts, hash       written once
 //   identity  the bytes of it, hash              written once
@@ -25,7 +25,7 @@
 namespace paramshard::server {
 
 inline constexpr uint64_t kJournalMagic = 0x6c6e726a68737071;  // "qpshjrnl"; 0: not written yet
-inline constexpr uint32_t kJournalVersion = 3;
+inline constexpr uint32_t kJournalVersion = 4;
 
 inline constexpr int64_t kMostJournalRanks = 4096;
 // A mark counts up to 2^16 - 1 of a lane's bands.

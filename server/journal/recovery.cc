@@ -76,6 +76,12 @@ class Planner {
   absl::Status PlanChange(const ChangeSource& source) {
     // Whoever makes the model anew is healed again, and nobody begins it with its initial values by mistake.
     if (source.kind == ChangeSource::Kind::kReplica) return Lost("a replica was to heal it, and had not done so");
+    if (source.kind == ChangeSource::Kind::kStream && reader_.Epoch().value_or(JournalEpoch()).values_follow) {
+      // Its creator announced the import, and brings all of it again to a model that is created again.
+      plan_ = RecoveryPlan();
+      plan_.action = RecoveryAction::kDrop;
+      return absl::OkStatus();
+    }
     plan_.change = source;
     if (!source.repeatable()) {
       return Lost(source.kind == ChangeSource::Kind::kCheckpoint

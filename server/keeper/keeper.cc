@@ -199,7 +199,7 @@ void Keeper::OnStopSignal(int signal) {
   if (!first) return EndLosing("a second signal", kExitInterrupted);
   stop_signal_ = signal;
   if (server_.has_value()) return server_->Signal(signal);
-  if (kept_.empty()) {
+  if (!kept_.has_models()) {
     exit_code_ = kExitOk;
   } else {
     StartToDrain();
@@ -296,12 +296,12 @@ void Keeper::OnEnd(const ServerEnd& end) {
 // Who never was ready has drained nothing, and nobody but the keeper's own signal has told it to end: a program that
 // prints its version ends with 0, too.
 bool Keeper::WasToldTo(const ServerEnd& end) const {
-  return IsOrderly(end) && (ready_ || (stop_signal_ != 0 && kept_.empty()));
+  return IsOrderly(end) && (ready_ || (stop_signal_ != 0 && !kept_.has_models()));
 }
 
 void Keeper::OnFailure(const std::string& why, int code) {
   if (stop_signal_ != 0) return OnFailureWhileStopping(why, code);
-  const bool first = !proven_.has_value() && kept_.empty() && code != kExitRestart;
+  const bool first = !proven_.has_value() && !kept_.has_models() && code != kExitRestart;
   const SteadyTime now = SteadyNow();
   const std::optional<absl::Duration> pause = first ? std::nullopt : policy_.OnEnd(now);
   if (!pause.has_value()) return Hold(why, code);
@@ -311,7 +311,8 @@ void Keeper::OnFailure(const std::string& why, int code) {
 // One that was too slow is no quicker the second time.
 void Keeper::OnFailureWhileStopping(const std::string& why, int code) {
   const bool again = !drained_again_ && code != kExitStuck && code != kExitInterrupted;
-  if (!kept_.empty()) return again ? StartToDrain() : EndLosing(why, code == kExitRestart ? kExitStartFailed : code);
+  if (kept_.has_models())
+    return again ? StartToDrain() : EndLosing(why, code == kExitRestart ? kExitStartFailed : code);
   exit_code_ = code == kExitRestart ? kExitOk : code;
 }
 
@@ -329,7 +330,7 @@ void Keeper::Hold(const std::string& why, int code) {
     next_ = *proven_;
     policy_.Reset();
     next_start_ = SteadyNow();
-  } else if (kept_.empty()) {
+  } else if (!kept_.has_models()) {
     exit_code_ = code;
   } else {
     Log(LogLevel::kError, "server does not start; memory is kept, SIGUSR1 starts it again",
@@ -338,7 +339,7 @@ void Keeper::Hold(const std::string& why, int code) {
 }
 
 void Keeper::EndLosing(const std::string& why, int code) {
-  if (!kept_.empty()) {
+  if (kept_.has_models()) {
     Log(LogLevel::kError, "models are lost: no server has drained them",
         {{"models", absl::StrJoin(kept_.Models(kMostModelsNamed), ",")},
          {"kept", absl::StrCat(kept_.size())},

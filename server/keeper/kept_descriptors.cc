@@ -80,7 +80,7 @@ std::vector<std::string> KeptDescriptors::Models(size_t most) const {
   std::vector<std::string> models;
   for (const auto& [name, fd] : kept_) {
     const std::string model = name.substr(0, name.find('\0'));
-    if (!models.empty() && models.back() == model) continue;
+    if (model.empty() || (!models.empty() && models.back() == model)) continue;
     if (models.size() == most) break;
     models.push_back(model);
   }

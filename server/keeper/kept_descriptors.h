@@ -46,6 +46,8 @@ class KeptDescriptors {
   // The first names of models that something is kept of, at most `most`: what is before the NUL of its name.
   std::vector<std::string> Models(size_t most) const;
 
+  // Whether there is anything that would be lost: names that begin with a NUL are of no model.
+  bool has_models() const { return !Models(1).empty(); }
   size_t size() const { return kept_.size(); }
   bool empty() const { return kept_.empty(); }
 

@@ -19,7 +19,7 @@ namespace paramshard::server {
 //
 //   blocks NUL journal                 says what the bytes of the others are (server/journal/journal.h)
 //   blocks NUL rank-3/master           by world rank
-//   blocks NUL rank-3/exp_avg
+//   NUL deletions                      of no model (server/store/deletion_marks.h)
 //
 // Thread-safe. Every call is bounded in time: a drop, and whatever waits for one, by minutes, for it frees memory; what
 // fails leaves what is kept as it was, but for DEADLINE_EXCEEDED: it may be carried out yet, and asked for again.

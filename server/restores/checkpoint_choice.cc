@@ -25,6 +25,7 @@ namespace fs = std::filesystem;
 using checkpoint::StepEntry;
 
 constexpr absl::string_view kLatestText = "latest";
+constexpr absl::string_view kNoneText = "none";
 // Of what there is, messages name so many.
 constexpr size_t kMaxNamed = 8;
 
@@ -94,6 +95,8 @@ absl::StatusOr<StepEntry> Find(const std::string& model_folder, const Checkpoint
       return checkpoint::FindStep(model_folder, request.step);
     case CheckpointRequest::Kind::kFolder:
       return FindFolder(model_folder, request.folder);
+    case CheckpointRequest::Kind::kNone:
+      return Invalid(kNoneText, "it names no checkpoint; only the creation of a model takes it");
     case CheckpointRequest::Kind::kPath:
       break;
   }
@@ -107,6 +110,7 @@ absl::StatusOr<StepEntry> Find(const std::string& model_folder, const Checkpoint
 
 absl::StatusOr<CheckpointRequest> ParseCheckpointRequest(absl::string_view text) {
   if (text == kLatestText) return CheckpointRequest();
+  if (text == kNoneText) return CheckpointRequest{.kind = CheckpointRequest::Kind::kNone};
   if (IsStepFolder(text)) {
     return CheckpointRequest{.kind = CheckpointRequest::Kind::kFolder, .folder = std::string(text)};
   }

@@ -19,6 +19,7 @@ struct CheckpointRequest {
     kStep,    // of several histories with this step, the one that was saved last
     kFolder,  // the one of this name
     kPath,    // the one in this folder, wherever that is
+    kNone,    // none: a model that is created begins with its initial values
   };
 
   Kind kind = Kind::kLatest;
@@ -27,7 +28,7 @@ struct CheckpointRequest {
 
   friend bool operator==(const CheckpointRequest&, const CheckpointRequest&) = default;
 };
-// "latest", "12000", "step-000000012000-0123abcd" or an absolute path. INVALID_ARGUMENT for any other text.
+// "latest", "12000", "step-000000012000-0123abcd", an absolute path or "none". INVALID_ARGUMENT for any other text.
 absl::StatusOr<CheckpointRequest> ParseCheckpointRequest(absl::string_view text);
 
 // Names one checkpoint of a model: by it one daemon tells the others which one it has chosen.

@@ -80,31 +80,47 @@ absl::StatusOr<CreatedModel> CreateOrdered(ModelStore& store, RestoreFollower& f
   return created;
 }
 
+// Why a model begins with its initial values.
+enum class FreshStart : uint8_t {
+  kUnsaid,        // nobody has said that it is restored
+  kNoCheckpoint,  // there is none to restore
+  kAsked,         // the caller restores none
+};
+
+void LogFreshStart(const ModelStore& store, const std::string& name, FreshStart why) {
+  if (why == FreshStart::kNoCheckpoint) {
+    return CreationLog().Write(LogLevel::kInfo, "fresh start: no checkpoint to restore",
+                               {{"model", name}, {"save_dir", store.save_dir()}});
+  }
+  if (store.save_dir().empty() || !HasCheckpoint(store.save_dir(), name).value_or(false)) return;
+  if (why == FreshStart::kAsked) {
+    return CreationLog().Write(LogLevel::kInfo, "fresh start, as asked: the model's checkpoints stay",
+                               {{"model", name}, {"save_dir", store.save_dir()}});
+  }
+  CreationLog().Write(LogLevel::kWarning, "a model begins with initial values beside its checkpoints",
+                      {{"model", name}, {"save_dir", store.save_dir()}, {"instead", "--restore=latest"}});
+}
+
 // With initial values, as other daemons do that wait for this one's word.
-absl::StatusOr<CreatedModel> CreateFresh(ModelStore& store, WorldRestores& restores, ModelSpec spec, bool wants_restore,
-                                         IsGone is_gone) {
+absl::StatusOr<CreatedModel> CreateFresh(ModelStore& store, WorldRestores& restores, ModelSpec spec, FreshStart why,
+                                         const ValuesToCome& values, IsGone is_gone) {
   CreatedModel created;
-  ASSIGN_OR_RETURN(created.model, store.CreateOrJoin(std::move(spec), is_gone));
+  ASSIGN_OR_RETURN(created.model, store.CreateOrJoin(std::move(spec), is_gone, values));
   const std::string& name = created.model.model->spec().name;
   if (!created.model.created) return created;
-  if (wants_restore) {
-    CreationLog().Write(LogLevel::kInfo, "fresh start: no checkpoint to restore",
-                        {{"model", name}, {"save_dir", store.save_dir()}});
-  } else if (!store.save_dir().empty() && HasCheckpoint(store.save_dir(), name).value_or(false)) {
-    CreationLog().Write(LogLevel::kWarning, "a model begins with initial values beside its checkpoints",
-                        {{"model", name}, {"save_dir", store.save_dir()}, {"instead", "--restore=latest"}});
-  }
+  LogFreshStart(store, name, why);
   restores.OnCreatedFresh(name);
   return created;
 }
 
 // A replica in another daemon is to be its state.
 absl::StatusOr<CreatedModel> CreateToBeHealed(ModelStore& store, WorldRestores& restores, ModelSpec spec,
-                                              IsGone is_gone) {
+                                              const ValuesToCome& values, IsGone is_gone) {
   CreatedModel created;
   const std::string lost = store.WhyLost(spec.name);
-  ASSIGN_OR_RETURN(created.model, store.CreateToBeHealed(std::move(spec),
-                                                         lost.empty() ? "it was started without one" : lost, is_gone));
+  ASSIGN_OR_RETURN(
+      created.model,
+      store.CreateToBeHealed(std::move(spec), lost.empty() ? "it was started without one" : lost, is_gone, values));
   if (!created.model.created) return created;
   const std::string& name = created.model.model->spec().name;
   CreationLog().Write(LogLevel::kInfo, "a replica is to heal the model when all trainers are there", {{"model", name}});
@@ -134,7 +150,7 @@ absl::StatusOr<CreatedModel> Join(ModelStore& store, ModelSpec spec, IsGone is_g
 }
 
 absl::StatusOr<CreatedModel> CreateFollowing(ModelStore& store, WorldRestores& restores, ModelSpec spec,
-                                             bool wants_restore, IsGone is_gone) {
+                                             bool wants_restore, const ValuesToCome& values, IsGone is_gone) {
   RestoreFollower& follower = *restores.follower();
   RestoreFollower::Word word;
   if (wants_restore || follower.HasOrder(spec.name)) {
@@ -142,28 +158,33 @@ absl::StatusOr<CreatedModel> CreateFollowing(ModelStore& store, WorldRestores& r
   }
   if (word.order.has_value()) return CreateOrdered(store, follower, std::move(spec), word.order->id, is_gone);
   if (word.is_here) return Join(store, std::move(spec), is_gone);
-  if (word.heals) return CreateToBeHealed(store, restores, std::move(spec), is_gone);
-  return CreateFresh(store, restores, std::move(spec), wants_restore, is_gone);
+  if (word.heals) return CreateToBeHealed(store, restores, std::move(spec), values, is_gone);
+  const FreshStart why = wants_restore ? FreshStart::kNoCheckpoint : FreshStart::kUnsaid;
+  return CreateFresh(store, restores, std::move(spec), why, values, is_gone);
 }
 
 }  // namespace
 
 absl::StatusOr<CreatedModel> CreateOrRestore(ModelStore& store, WorldRestores& restores, ModelSpec spec,
                                              const std::optional<WantedRestore>& wanted,
-                                             absl::FunctionRef<bool()> is_gone) {
+                                             absl::FunctionRef<bool()> is_gone, const ValuesToCome& values) {
+  if (wanted.has_value() && wanted->checkpoint.kind == CheckpointRequest::Kind::kNone) {
+    return CreateFresh(store, restores, std::move(spec), FreshStart::kAsked, values, is_gone);
+  }
   const bool wants_latest = !wanted.has_value() || wanted->checkpoint.kind == CheckpointRequest::Kind::kLatest;
   if (wants_latest && MayBeHealed(store, spec)) {
-    return CreateToBeHealed(store, restores, std::move(spec), is_gone);
+    return CreateToBeHealed(store, restores, std::move(spec), values, is_gone);
   }
   // One that this daemon has lost begins with a checkpoint, also where the caller does not say so.
   const std::optional<WantedRestore> source = wanted.has_value() ? wanted : RollbackOf(store, spec.name);
   if (restores.leader() == nullptr) {
-    return CreateFollowing(store, restores, std::move(spec), source.has_value(), is_gone);
+    return CreateFollowing(store, restores, std::move(spec), source.has_value(), values, is_gone);
   }
   if (BeginsWithCheckpoint(store, spec.name, source)) {
     return CreateRestored(store, *restores.leader(), std::move(spec), *source, is_gone);
   }
-  return CreateFresh(store, restores, std::move(spec), source.has_value(), is_gone);
+  const FreshStart why = source.has_value() ? FreshStart::kNoCheckpoint : FreshStart::kUnsaid;
+  return CreateFresh(store, restores, std::move(spec), why, values, is_gone);
 }
 
 }  // namespace paramshard::server

@@ -21,7 +21,9 @@ struct CreatedModel {
 // Creates a model, or joins the one that is there. With `wanted` one that is created begins with a checkpoint; `latest`
 // of none is a fresh start, which the log says. In a world of several daemons node 0 chooses for all: elsewhere the
 // call waits for its word (RestoreFollower::AwaitOrder), and a creation without `wanted` follows an order of node 0 that
-// is there already.
+// is there already. Where `wanted` is none (CheckpointRequest::Kind::kNone) nothing is restored, and node 0 is not asked.
+//
+// `values` is what the caller says of a model that is created with its initial values.
 //
 // A model of several daemons that this one has lost is created so too, also without `wanted`: with the step that all go
 // back to.
@@ -33,7 +35,7 @@ struct CreatedModel {
 // up because all callers at node 0 have gone.
 absl::StatusOr<CreatedModel> CreateOrRestore(ModelStore& store, WorldRestores& restores, ModelSpec spec,
                                              const std::optional<WantedRestore>& wanted,
-                                             absl::FunctionRef<bool()> is_gone);
+                                             absl::FunctionRef<bool()> is_gone, const ValuesToCome& values = {});
 
 }  // namespace paramshard::server
 

@@ -273,6 +273,7 @@ absl::StatusOr<v1::ListModelsResponse> AdminService::ListModels(const Call&, con
     v1::ModelSummary& lost = *response.add_models();
     lost.set_name(name);
     lost.set_unusable(std::string(why.message()));
+    lost.set_origin(v1::VALUE_ORIGIN_LOST);
   }
   return response;
 }
@@ -287,7 +288,9 @@ absl::StatusOr<v1::DescribeParameterResponse> AdminService::DescribeParameter(
     const Call&, const v1::DescribeParameterRequest& request) {
   ASSIGN_OR_RETURN(const std::shared_ptr<Model> model, store_->Find(request.model()));
   ASSIGN_OR_RETURN(const ParameterDescription described, server::DescribeParameter(*model, request.parameter()));
-  return ToProto(described);
+  v1::DescribeParameterResponse response = ToProto(described);
+  response.set_origin(static_cast<v1::ValueOrigin>(model->origin()));
+  return response;
 }
 
 absl::StatusOr<v1::GetParameterStatsResponse> AdminService::GetParameterStats(

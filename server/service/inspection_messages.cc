@@ -75,6 +75,7 @@ v1::ModelSummary ToProto(const ModelSummary& summary) {
   proto.set_engine(summary.engine);
   proto.set_imbalance(summary.imbalance);
   proto.set_unusable(summary.unusable);
+  proto.set_origin(static_cast<v1::ValueOrigin>(summary.origin));
   if (summary.restore.has_value()) {
     proto.mutable_restoring()->set_done_bytes(summary.restore->done_bytes);
     proto.mutable_restoring()->set_all_bytes(summary.restore->all_bytes);

@@ -28,6 +28,8 @@ namespace {
 
 // Between two words about how far a restore is.
 constexpr absl::Duration kProgressInterval = absl::Milliseconds(250);
+// Most of the text by which a caller names its job.
+constexpr size_t kMaxRunBytes = 512;
 
 absl::StatusOr<WantedRestore> ParseSource(const v1::RestoreSource& source, const Call& call) {
   WantedRestore wanted;
@@ -144,11 +146,19 @@ absl::StatusOr<v1::CreateModelResponse> CreateModel(ModelStore& store, WorldRest
   if (request.has_restore()) {
     ASSIGN_OR_RETURN(wanted, ParseSource(request.restore(), call));
   }
+  if (request.run().size() > kMaxRunBytes) {
+    return absl::InvalidArgumentError(absl::StrCat("create model ", DisplayName(spec.name), ": run: want at most ",
+                                                   kMaxRunBytes, " bytes, got ", request.run().size()));
+  }
+  const ValuesToCome values{.run = RunDigest(request.run()), .values_follow = request.values_follow()};
+  const auto is_gone = [&call] { return call.IsCancelled(); };
   ASSIGN_OR_RETURN(const CreatedModel created,
-                   CreateOrRestore(store, restores, std::move(spec), wanted, [&call] { return call.IsCancelled(); }));
+                   CreateOrRestore(store, restores, std::move(spec), wanted, is_gone, values));
+  const Model& model = *created.model.model;
   v1::CreateModelResponse response;
   response.set_created(created.model.created);
-  *response.mutable_model() = ToProto(*created.model.model);
+  *response.mutable_model() = ToProto(model);
+  response.set_same_run(values.run != 0 && model.history().run == values.run);
   if (created.restored.has_value()) *response.mutable_restored() = ToProto(*created.restored);
   return response;
 }

@@ -143,6 +143,7 @@ absl::StatusOr<StagedImport::Numbers> NumbersOf(const v1::ImportHeader& header) 
   if (header.has_history_id()) {
     ASSIGN_OR_RETURN(numbers.history, HistoryId::Parse(header.history_id()));
   }
+  numbers.run = RunDigest(header.run());
   return numbers;
 }
 

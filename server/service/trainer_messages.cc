@@ -29,6 +29,8 @@ v1::Model ToProto(const Model& model) {
   proto.set_commit_number(summary.numbers.commit_number);
   proto.set_history_id(summary.numbers.history.ToString());
   proto.set_lineage(summary.lineage.ToString());
+  proto.set_origin(static_cast<v1::ValueOrigin>(summary.origin));
+  proto.set_deletion(model.deletion());
   if (summary.epoch > 0) proto.set_epoch(summary.epoch);
   proto.set_running(summary.running);
   proto.set_parameter_count(summary.parameter_count);

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "server/store/digest.h"
+#include "xxhash.h"
 
 namespace paramshard::server {
 namespace {
@@ -43,6 +44,12 @@ absl::StatusOr<HistoryId> HistoryId::Parse(absl::string_view text) {
         absl::StrCat("history id: 32 hexadecimal digits in lower case expected, got ", text.size(), " bytes"));
   }
   return HistoryId{absl::MakeUint128(high, low)};
+}
+
+absl::uint128 RunDigest(absl::string_view run) {
+  if (run.empty()) return 0;
+  const XXH128_hash_t hash = XXH3_128bits(run.data(), run.size());
+  return absl::MakeUint128(hash.high64, hash.low64);
 }
 
 Lineage LineageOfCreation(uint64_t spec_fingerprint) {

@@ -57,7 +57,22 @@ struct History {
   HistoryId id;
   Lineage lineage;
   std::optional<HistoryParent> parent = {};  // of one that a restore has begun
+  absl::uint128 run = 0;                     // RunDigest of the job that brought the values; 0: not known
+  bool values_follow = false;                // the creator announced an import, and none has come
 };
+
+// Where the values of a model come from. Numbers are those of v1::ValueOrigin.
+enum class ValueOrigin : uint8_t {
+  kInitial = 1,  // the spec
+  kImporting,    // the spec, until an import that was announced or is under way is through
+  kImported,     // without a commit since
+  kRestored,     // without a commit since
+  kTrained,      // there are commits
+  kLost,
+};
+
+// Digest of the text by which the ranks of one job name it; 0 for an empty one.
+absl::uint128 RunDigest(absl::string_view run);
 
 // Says the ids of histories that begin. Tests give their own.
 using HistoryIdSource = std::function<HistoryId()>;

@@ -183,6 +183,7 @@ ModelSummary Summarize(const Model& model) {
                        .world_size = model.world().world_size,
                        .numbers = state.numbers,
                        .lineage = state.lineage,
+                       .origin = model.origin(),
                        .skipped_commits = model.commit_log().numbers().skipped,
                        .epoch = activity.epoch,
                        .running = activity.running,

@@ -25,6 +25,7 @@ struct ModelSummary {
   int world_size = 0;
   StateNumbers numbers = {};
   Lineage lineage = {};
+  ValueOrigin origin = ValueOrigin::kInitial;
   int64_t skipped_commits = 0;
   int64_t epoch = 0;
   bool running = false;

@@ -64,6 +64,14 @@ absl::Status CheckActive(const EpochStart& start, const Topology& topology) {
                                          " among them, expected, got [", absl::StrJoin(active, ", "), "]"));
 }
 
+// FAILED_PRECONDITION: nobody trains on, or saves, what an announced import is to replace.
+absl::Status CheckValuesHaveCome(absl::string_view operation, absl::string_view model, const History& history) {
+  if (!history.values_follow) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat(operation, " ", model,
+                   ": the values that its creator announced have not come; import them, or delete the model"));
+}
+
 // Null where the node is not healed.
 const Healing* HealingOf(const EpochStart& start, int node) {
   const auto found = std::find_if(start.healings.begin(), start.healings.end(),
@@ -114,11 +122,15 @@ Model::Model(Options options, Topology topology)
     : options_(std::move(options)),
       topology_(std::move(topology)),
       fingerprint_(ModelSpecFingerprint(options_.spec)),
+      deletion_(options_.deletion),
       scaling_book_(options_.spec),
       commit_log_(options_.world.rank_count()),
       copy_gate_(options_.world.rank_count(), options_.clock),
       condition_(options_.spec.name, options_.log),
-      history_({.id = options_.draw_history(), .lineage = LineageOfCreation(fingerprint_)}) {}
+      history_({.id = options_.draw_history(),
+                .lineage = LineageOfCreation(fingerprint_),
+                .run = options_.values.run,
+                .values_follow = options_.values.values_follow}) {}
 
 Model::~Model() {
   {
@@ -223,7 +235,12 @@ absl::Status Model::ResumeState(const LeftModel& left) {
   }
   const JournalEpoch& epoch = *plan.epoch;
   absl::MutexLock lock(&mu_);
-  history_ = {.id = epoch.history, .lineage = epoch.lineage, .parent = epoch.parent};
+  history_ = {.id = epoch.history,
+              .lineage = epoch.lineage,
+              .parent = epoch.parent,
+              .run = epoch.run,
+              .values_follow = epoch.values_follow};
+  deletion_ = epoch.deletion;
   history_begin_ = epoch.history_begin;
   generation_ = epoch.generation;
   last_epoch_ = epoch.epoch;
@@ -243,7 +260,10 @@ JournalEpoch Model::EpochOf(const History& history, int64_t history_begin, int64
           .parent = history.parent,
           .history_begin = history_begin,
           .generation = generation,
-          .epoch = last_epoch_};
+          .epoch = last_epoch_,
+          .run = history.run,
+          .values_follow = history.values_follow,
+          .deletion = deletion_};
 }
 
 absl::Status Model::EncodePlanes(absl::Span<const ScalingBook::Record> scaling, Shard::GoesOn goes_on) {
@@ -271,7 +291,10 @@ absl::Status Model::Attach(Trainer trainer) {
   RETURN_IF_ERROR(CheckDevices());
   // Where the state may come back, node 0 says what becomes of this trainer.
   if (!may_come_back()) RETURN_IF_ERROR(StateLoss());
-  if (StateLoss().ok()) RETURN_IF_ERROR(condition_.doubt());
+  if (StateLoss().ok()) {
+    RETURN_IF_ERROR(condition_.doubt());
+    RETURN_IF_ERROR(CheckValuesHaveCome("attach", spec().name, history_));
+  }
   RETURN_IF_ERROR(condition_.CheckSettled("attach"));
   if (!world().Serves(rank)) {
     return absl::InvalidArgumentError(absl::StrCat("attach ", spec().name, ": a rank in [", world().first_rank, ", ",
@@ -431,6 +454,15 @@ bool Model::Untouched() const { return commit_log_.numbers().commit_number == hi
 
 bool Model::Fresh() const {
   return Untouched() && history_begin_ == 0 && history_.lineage == LineageOfCreation(fingerprint_);
+}
+
+// An import over commits leaves their number, and moments: they stay trained.
+ValueOrigin Model::OriginOfValues() const {
+  if (!StateLoss().ok()) return ValueOrigin::kLost;
+  if (condition_.is_restoring() || (Untouched() && history_.parent.has_value())) return ValueOrigin::kRestored;
+  if (commit_log_.numbers().commit_number > 0) return ValueOrigin::kTrained;
+  if (!Fresh()) return ValueOrigin::kImported;
+  return history_.values_follow || condition_.is_importing() ? ValueOrigin::kImporting : ValueOrigin::kInitial;
 }
 
 // A commit that could not be written down leaves a whole state: that doubt is none of a loss.
@@ -719,6 +751,7 @@ absl::StatusOr<Model::HeldState> Model::HoldState() {
     absl::MutexLock lock(&mu_);
     RETURN_IF_ERROR(condition_.usable());
     RETURN_IF_ERROR(condition_.CheckSettled("save"));
+    RETURN_IF_ERROR(CheckValuesHaveCome("save", spec().name, history_));
     if (topology_.spans_daemons() && !scaling_book_.is_settled()) {
       return absl::UnavailableError(absl::StrCat("save ", spec().name,
                                                  ": amaxes of the last commit that all daemons share expected, which "
@@ -745,6 +778,11 @@ bool Model::untouched() const {
 bool Model::fresh() const {
   absl::MutexLock lock(&mu_);
   return Fresh();
+}
+
+ValueOrigin Model::origin() const {
+  absl::MutexLock lock(&mu_);
+  return OriginOfValues();
 }
 
 bool Model::idle() const {

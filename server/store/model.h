@@ -59,6 +59,12 @@ struct World {
   bool Serves(int rank) const { return rank >= first_rank && rank < first_rank + rank_count(); }
 };
 
+// What the caller who creates a model says of its values (v1::CreateModelRequest).
+struct ValuesToCome {
+  absl::uint128 run = 0;       // RunDigest
+  bool values_follow = false;  // by an import
+};
+
 // Thread-safe.
 class Model {
  public:
@@ -77,6 +83,8 @@ class Model {
     // A model that another server has left, which IsRecoverable, or whose change is to be made again: until it is, its
     // state is nobody's (unfinished()). Then `memory` is null. For Create alone.
     std::unique_ptr<LeftModel> left = nullptr;
+    ValuesToCome values = {};  // of one that is created
+    int64_t deletion = 0;      // likewise: DeletionMarks::SerialOf
     HistoryIdSource draw_history = RandomHistoryId;
     std::function<absl::Status()> before_answer = [] { return absl::OkStatus(); };  // ModelJournal::BeforeAnswer
     std::shared_ptr<ThrottledLog> log = std::make_shared<ThrottledLog>();
@@ -237,6 +245,10 @@ class Model {
 
   // Whether its state is the initial values: there was no commit, import or restore.
   bool fresh() const;
+  // Where its values come from.
+  ValueOrigin origin() const;
+  // As of its creation (DeletionMarks).
+  int64_t deletion() const { return deletion_; }
 
   // Which state the model holds. The generation counts the changes on this daemon; a shard's own moves with it.
   struct State {
@@ -381,6 +393,7 @@ class Model {
   // Whether there was no commit since the history began.
   bool Untouched() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   bool Fresh() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  ValueOrigin OriginOfValues() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   // OK, or DATA_LOSS: nobody trains on from what this daemon holds, which a saved state may replace.
   absl::Status StateLoss() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   // Whether a state that is lost may come back, from a replica or from what was saved: trainers wait for that.
@@ -405,6 +418,7 @@ class Model {
   uint64_t fingerprint_ = 0;
   std::unique_ptr<Layout> layout_;
   uint64_t layout_fingerprint_ = 0;
+  int64_t deletion_ = 0;
   ScalingBook scaling_book_;
   std::optional<ModelBudget> budget_;
   std::unique_ptr<ModelJournal> journal_;  // null where nothing is kept

@@ -89,8 +89,9 @@ absl::Status Model::ForkHistory(const EpochStart& start) {
                                            commit_number, " of ", history_.id.ToString(),
                                            ": the state was replaced after a person had said that it is right"));
   }
-  history_ = {
-      .id = *id, .lineage = {id->value}, .parent = HistoryParent{.history = *parent, .commit_number = commit_number}};
+  history_.id = *id;
+  history_.lineage = {id->value};
+  history_.parent = HistoryParent{.history = *parent, .commit_number = commit_number};
   history_begin_ = commit_number;
   return absl::OkStatus();
 }

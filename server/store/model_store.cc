@@ -55,28 +55,31 @@ ModelStore::ModelStore(Options options)
     : options_(std::move(options)),
       lost_({.kept = options_.kept,
              .is_one_of_several = options_.world.rank_count() != options_.world.world_size,
-             .log = log_}) {
+             .log = log_}),
+      deletion_marks_(options_.kept) {
   options_.world.cluster->SetListener(this);
 }
 
 // The listener goes first: nothing may call into models that are being destroyed.
 ModelStore::~ModelStore() { options_.world.cluster->SetListener(nullptr); }
 
-absl::StatusOr<ModelStore::Created> ModelStore::CreateOrJoin(ModelSpec spec, IsGone is_gone) {
+absl::StatusOr<ModelStore::Created> ModelStore::CreateOrJoin(ModelSpec spec, IsGone is_gone,
+                                                             const ValuesToCome& values) {
   RETURN_IF_ERROR(lost_.Check(spec.name));
-  return CreateOrJoin(
-      std::move(spec), [](const std::shared_ptr<Model>&, Show) { return absl::OkStatus(); }, is_gone);
+  const auto fill = [](const std::shared_ptr<Model>&, Show) { return absl::OkStatus(); };
+  return MakeOrJoin(
+      std::move(spec), [&](ModelSpec made) { return MakeFull(std::move(made), values, fill); }, is_gone);
 }
 
 absl::StatusOr<ModelStore::Created> ModelStore::CreateOrJoin(ModelSpec spec, Fill fill, IsGone is_gone) {
   return MakeOrJoin(
-      std::move(spec), [&](ModelSpec made) { return MakeFull(std::move(made), fill); }, is_gone);
+      std::move(spec), [&](ModelSpec made) { return MakeFull(std::move(made), {}, fill); }, is_gone);
 }
 
-absl::StatusOr<ModelStore::Created> ModelStore::CreateToBeHealed(ModelSpec spec, absl::string_view why,
-                                                                 IsGone is_gone) {
+absl::StatusOr<ModelStore::Created> ModelStore::CreateToBeHealed(ModelSpec spec, absl::string_view why, IsGone is_gone,
+                                                                 const ValuesToCome& values) {
   const auto make = [&](ModelSpec made) -> absl::StatusOr<std::shared_ptr<Model>> {
-    ASSIGN_OR_RETURN(std::shared_ptr<Model> model, Make(std::move(made)));
+    ASSIGN_OR_RETURN(std::shared_ptr<Model> model, Make(std::move(made), values));
     RETURN_IF_ERROR(model->AwaitReplica(why));
     return model;
   };
@@ -102,8 +105,8 @@ absl::StatusOr<ModelStore::Created> ModelStore::MakeOrJoin(ModelSpec spec, MakeM
   return Created{.model = std::move(model), .created = true};
 }
 
-absl::StatusOr<std::shared_ptr<Model>> ModelStore::MakeFull(ModelSpec spec, Fill fill) {
-  ASSIGN_OR_RETURN(std::shared_ptr<Model> model, Make(std::move(spec)));
+absl::StatusOr<std::shared_ptr<Model>> ModelStore::MakeFull(ModelSpec spec, const ValuesToCome& values, Fill fill) {
+  ASSIGN_OR_RETURN(std::shared_ptr<Model> model, Make(std::move(spec), values));
   absl::Status filled = fill(model, [&] { return ShowFilling(model); });
   if (filled.ok()) filled = CheckNotLost(*model);
   if (filled.ok()) filled = model->Publish();
@@ -127,9 +130,11 @@ Model::Options ModelStore::OptionsFor(ModelSpec spec) const {
           .log = log_};
 }
 
-absl::StatusOr<std::shared_ptr<Model>> ModelStore::Make(ModelSpec spec) {
+absl::StatusOr<std::shared_ptr<Model>> ModelStore::Make(ModelSpec spec, const ValuesToCome& values) {
   const std::string name = spec.name;
   Model::Options options = OptionsFor(std::move(spec));
+  options.values = values;
+  options.deletion = deletion_marks_.SerialOf(name);
   if (options_.kept != nullptr) options.memory = std::make_unique<KeptMemory>(name, options_.kept);
   absl::StatusOr<std::unique_ptr<Model>> made = Model::Create(std::move(options));
   if (made.ok() || options_.kept == nullptr) return made;
@@ -160,6 +165,7 @@ absl::StatusOr<std::vector<ModelStore::CutOffChange>> ModelStore::TakeOver() {
   options_.world.cluster->SetListener(nullptr);
   const absl::Cleanup listen = [this] { options_.world.cluster->SetListener(this); };
   ASSIGN_OR_RETURN(KeptStore::Descriptors all, options_.kept->TakeAll());
+  deletion_marks_.TakeOver(all);
   KeptModels kept = KeptModels::Sort(std::move(all));
   for (const std::string& stranger : kept.strangers) {
     log_->Write(LogLevel::kWarning, "the keeper holds what this version does not know", {{"name", stranger}});
@@ -367,6 +373,8 @@ absl::Status ModelStore::DeleteFound(const std::shared_ptr<Model>& model, const 
   const std::string& name = model->spec().name;
   // Whoever still holds it cannot meddle with a new model of that name.
   RETURN_IF_ERROR(model->Close(absl::NotFoundError(absl::StrCat("model ", name, ": it was deleted"))));
+  // First the mark: whoever dies in between leaves a model that was created before it.
+  RETURN_IF_ERROR(deletion_marks_.Add(name));
   RETURN_IF_ERROR(model->DropMemory());
   if (EraseDeleted(model, request_id)) return absl::OkStatus();
   // It was lost meanwhile, or another call has deleted it: a new model of that name may stand there by now.
@@ -408,6 +416,7 @@ absl::StatusOr<bool> ModelStore::DeleteLost(const std::string& name, const std::
   // The call that held it may have been the one that this one repeats.
   ASSIGN_OR_RETURN(const bool is_deleted, IsDeleted(name, request_id));
   if (is_deleted || !lost_.Contains(name)) return is_deleted;
+  RETURN_IF_ERROR(deletion_marks_.Add(name));
   RETURN_IF_ERROR(lost_.FreeAll(name));
   {
     // At once: whoever does not find it finds the answer.

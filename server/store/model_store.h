@@ -22,6 +22,7 @@
 #include "server/cluster/cluster.h"
 #include "server/keeper/kept_store.h"
 #include "server/store/creation_turns.h"
+#include "server/store/deletion_marks.h"
 #include "server/store/lost_models.h"
 #include "server/store/model.h"
 
@@ -86,7 +87,7 @@ class ModelStore : public EpochListener {
   // Creates a model, or finds the one of that name when its spec is equal. One is created at a time; a caller who is
   // gone waits no longer for its turn. ALREADY_EXISTS names the first difference; ABORTED the caller has gone.
   using IsGone = CreationTurns::IsGone;
-  absl::StatusOr<Created> CreateOrJoin(ModelSpec spec, IsGone is_gone = IsNeverGone);
+  absl::StatusOr<Created> CreateOrJoin(ModelSpec spec, IsGone is_gone = IsNeverGone, const ValuesToCome& values = {});
   // The same, but a model that is created gets its state from `fill`, which calls `show` as soon as nobody can attach
   // to it any more: from then on others see it. Whoever would join it, or create another one, waits until it is full.
   // When `fill` fails there is no model, and its error is returned. `show` is UNAVAILABLE once draining.
@@ -95,7 +96,8 @@ class ModelStore : public EpochListener {
   absl::StatusOr<Created> CreateOrJoin(ModelSpec spec, Fill fill, IsGone is_gone = IsNeverGone);
   // The same of a model whose state another daemon's replica is to be, also of one that is lost; `why` this daemon has
   // none (Model::AwaitReplica).
-  absl::StatusOr<Created> CreateToBeHealed(ModelSpec spec, absl::string_view why, IsGone is_gone = IsNeverGone);
+  absl::StatusOr<Created> CreateToBeHealed(ModelSpec spec, absl::string_view why, IsGone is_gone = IsNeverGone,
+                                           const ValuesToCome& values = {});
   // Whether a creation that is under way is waited for by others than its own caller, who want the same model.
   bool IsCreationAwaited() const { return turns_.IsAwaited(); }
 
@@ -149,11 +151,11 @@ class ModelStore : public EpochListener {
  private:
   static bool IsNeverGone() { return false; }
   // Makes one that is full.
-  absl::StatusOr<std::shared_ptr<Model>> MakeFull(ModelSpec spec, Fill fill);
+  absl::StatusOr<std::shared_ptr<Model>> MakeFull(ModelSpec spec, const ValuesToCome& values, Fill fill);
   using MakeModel = absl::FunctionRef<absl::StatusOr<std::shared_ptr<Model>>(ModelSpec spec)>;
   absl::StatusOr<Created> MakeOrJoin(ModelSpec spec, MakeModel make, IsGone is_gone);
   // Makes one, in memory that is kept where there is somebody to keep it.
-  absl::StatusOr<std::shared_ptr<Model>> Make(ModelSpec spec);
+  absl::StatusOr<std::shared_ptr<Model>> Make(ModelSpec spec, const ValuesToCome& values);
   Model::Options OptionsFor(ModelSpec spec) const;
   // Tries until the deadline.
   absl::Status TakeOverWithRoom(const std::string& name, KeptStore::Descriptors pieces, SteadyTime deadline,
@@ -197,6 +199,7 @@ class ModelStore : public EpochListener {
   // One for all models, which may outlive the store: whoever creates and deletes them in a loop writes no more lines.
   const std::shared_ptr<ThrottledLog> log_ = std::make_shared<ThrottledLog>(*options_.clock);
   LostModels lost_;
+  DeletionMarks deletion_marks_;
   absl::Mutex hearing_;  // held while the listener is called
   RestoreListener* restore_listener_ ABSL_GUARDED_BY(hearing_) = nullptr;
   CreationTurns turns_;

@@ -1,5 +1,7 @@
 #include "server/store/replacement.h"
 
+#include <utility>
+
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
@@ -29,13 +31,16 @@ ChangeSource Remembered(const ChangeSource& source, const PresentState& present)
 
 History HistoryOf(const ImportedState& imported, const PresentState& present, const CommitLog::Numbers& after,
                   const HistoryIdSource& draw_history) {
-  if (imported.history.has_value()) return {.id = *imported.history, .lineage = {imported.history->value}};
+  if (imported.history.has_value()) {
+    return {.id = *imported.history, .lineage = {imported.history->value}, .run = imported.run};
+  }
   const StateBefore before{.origin = present.untouched ? present.history.lineage.value : present.history.id.value,
                            .commit_number = present.numbers.commit_number,
                            .version = present.numbers.version};
   return {.id = draw_history(),
           .lineage =
-              LineageOfImport(present.spec_fingerprint, imported.content, before, after.commit_number, after.version)};
+              LineageOfImport(present.spec_fingerprint, imported.content, before, after.commit_number, after.version),
+          .run = imported.run};
 }
 
 }  // namespace
@@ -66,7 +71,9 @@ absl::StatusOr<Replacement> Replacement::OfRestore(const RestoredState& restored
 }
 
 Replacement Replacement::OfReplica(const ReplicaState& replica, const PresentState& present) {
-  return Replacement{.history = replica.history,
+  History history = replica.history;
+  history.run = present.history.run;
+  return Replacement{.history = std::move(history),
                      .history_begin = replica.history_begin,
                      .commits = replica.commits,
                      .scaling = replica.scaling,

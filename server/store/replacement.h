@@ -24,6 +24,7 @@ struct ImportedState {
   std::optional<HistoryId> history = {};  // unset: drawn, and the lineage made from `content`
   ImportedContent content = {};
   ChangeSource source = {};  // that a server which dies meanwhile leaves to the next one
+  absl::uint128 run = 0;     // History::run
 };
 
 // Says what a restore makes of all that is not in tensors.

@@ -323,7 +323,8 @@ absl::StatusOr<History> StagedImport::Apply(const Numbers& numbers, const Change
                                .version = numbers.version,
                                .history = numbers.history,
                                .content = Content(numbers),
-                               .source = source},
+                               .source = source,
+                               .run = numbers.run},
                               [this] { return Write(); });
 }
 

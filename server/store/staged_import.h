@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/numeric/int128.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
@@ -58,6 +59,7 @@ class StagedImport {
     std::optional<int64_t> commit_number = {};  // unset: they stay
     std::optional<int64_t> version = {};
     std::optional<HistoryId> history = {};  // unset: drawn, and the lineage made from what was given
+    absl::uint128 run = 0;                  // History::run
   };
   // Changes the model. Once. Returns the history that begins. RESOURCE_EXHAUSTED when there is no room to make planes
   // of what has no master: nothing has changed. Errors of Model::Change too. `source` is what the same can be given

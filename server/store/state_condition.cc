@@ -64,11 +64,11 @@ std::optional<RestoreProgress> StateCondition::progress() const {
 }
 
 absl::Status StateCondition::TakeTurn(ChangeKind kind) {
-  if (turn_taken_) {
+  if (turn_is_taken()) {
     return absl::UnavailableError(absl::StrCat(OperationOf(kind), " ", model_,
                                                ": one import at a time expected; try again when the other is through"));
   }
-  turn_taken_ = true;
+  turn_ = kind;
   return absl::OkStatus();
 }
 

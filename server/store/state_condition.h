@@ -83,8 +83,11 @@ class StateCondition {
 
   // UNAVAILABLE: somebody has it.
   absl::Status TakeTurn(ChangeKind kind);
-  void EndTurn() { turn_taken_ = false; }
-  bool turn_is_taken() const { return turn_taken_; }
+  void EndTurn() { turn_.reset(); }
+  bool turn_is_taken() const { return turn_.has_value(); }
+  // An import, or a restore, has the turn, is under way, or is to be made again.
+  bool is_importing() const { return HasBegun(ChangeKind::kImport); }
+  bool is_restoring() const { return HasBegun(ChangeKind::kRestore); }
 
   // --- The change. Each requires the stage that it starts from
 
@@ -124,6 +127,7 @@ class StateCondition {
     kCutOff,   // it was left so, and what was begun is to be made again
   };
 
+  bool HasBegun(ChangeKind kind) const { return turn_ == kind || (stage_ != Stage::kSettled && kind_ == kind); }
   bool is_unfinished() const { return stage_ == Stage::kCutOff || (is_changing() && begun_at_ == Stage::kCutOff); }
   absl::Status BeingChanged(absl::string_view operation) const;
   void EndAt(Stage stage);
@@ -132,7 +136,7 @@ class StateCondition {
   const std::string model_;
   const std::shared_ptr<ThrottledLog> log_;
 
-  bool turn_taken_ = false;
+  std::optional<ChangeKind> turn_;
   Stage stage_ = Stage::kSettled;
   Stage begun_at_ = Stage::kSettled;       // while it is changed
   ChangeKind kind_ = ChangeKind::kImport;  // unless it is settled

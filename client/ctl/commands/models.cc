@@ -45,12 +45,12 @@ std::string RunningText(const v1::ModelSummary& model) {
 std::string ModelsText(const v1::ListModelsResponse& response) {
   if (response.models().empty()) return "no models\n";
   Table table({Left("MODEL"), Right("PARAMETERS"), Right("ELEMENTS"), Right("SHARD SIZE"), Right("ATTACHED"),
-               Right("VERSION"), Right("COMMIT"), Right("SKIPPED"), Right("EPOCH"), Left("RUNNING"), Left("ENGINE"),
-               Right("IMBALANCE"), Left("LAST END")});
+               Left("ORIGIN"), Right("VERSION"), Right("COMMIT"), Right("SKIPPED"), Right("EPOCH"), Left("RUNNING"),
+               Left("ENGINE"), Right("IMBALANCE"), Left("LAST END")});
   for (const v1::ModelSummary& model : response.models()) {
     table.AddRow({model.name(), absl::StrCat(model.parameter_count()), absl::StrCat(model.element_count()),
                   absl::StrCat(model.shard_size()), absl::StrCat(model.attached_ranks(), "/", model.world_size()),
-                  absl::StrCat(model.version()), absl::StrCat(model.commit_number()),
+                  OriginCell(model.origin()), absl::StrCat(model.version()), absl::StrCat(model.commit_number()),
                   absl::StrCat(model.skipped_commits()), model.has_epoch() ? absl::StrCat(model.epoch()) : "-",
                   RunningText(model), TextCell(model.engine()), RealCell(model.imbalance()),
                   TextCell(StateText(model))});

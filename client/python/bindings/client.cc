@@ -9,9 +9,11 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_format.h"
 #include "absl/time/time.h"
 #include "client/python/bindings/calls.h"
 #include "client/python/bindings/model.h"
+#include "client/python/bindings/names.h"
 #include "client/python/bindings/spec.h"
 #include "client/python/bindings/types.h"
 
@@ -56,6 +58,21 @@ CreationOptions CreationOf(nb::handle restore, bool convert_moments) {
   return {.restore = restore.is_none() ? "" : CheckpointOf(restore), .convert_moments = convert_moments};
 }
 
+void BindCreatedModel(nb::module_& module) {
+  nb::class_<CreatedModel>(module, "CreatedModel", "What a creation has found or made.")
+      .def_ro("created", &CreatedModel::created, "No equal model was there.")
+      .def_prop_ro(
+          "origin", [](const CreatedModel& self) { return NameOf(self.origin); },
+          "Where its values come from: initial, importing, imported, restored, trained or lost.")
+      .def_ro("commit_number", &CreatedModel::commit_number)
+      .def_ro("same_run", &CreatedModel::same_run,
+              "A creation or an import of the same `run` brought the values that it began with.")
+      .def("__repr__", [](const CreatedModel& self) {
+        return absl::StrFormat("<paramshard.CreatedModel %s: %s, commit %d>", self.created ? "created" : "found",
+                               NameOf(self.origin), self.commit_number);
+      });
+}
+
 PyModel OpenModel(const PyClient& self, Argument<named::Spec> spec_object, Argument<named::Checkpoint> restore,
                   bool convert_moments) {
   const ModelSpec spec = SpecFromPython(spec_object);
@@ -64,12 +81,14 @@ PyModel OpenModel(const PyClient& self, Argument<named::Spec> spec_object, Argum
   return PyModel(Take(Unlocked([&] { return client->OpenModel(spec, options); })));
 }
 
-void CreateModel(const PyClient& self, Argument<named::Spec> spec_object, Argument<named::Checkpoint> restore,
-                 bool convert_moments) {
+CreatedModel CreateModel(const PyClient& self, Argument<named::Spec> spec_object, Argument<named::Checkpoint> restore,
+                         bool convert_moments, bool values_follow, const std::string& run) {
   const ModelSpec spec = SpecFromPython(spec_object);
-  const CreationOptions options = CreationOf(restore, convert_moments);
+  CreationOptions options = CreationOf(restore, convert_moments);
+  options.values_follow = values_follow;
+  options.run = run;
   const std::shared_ptr<Client> client = self.Get();
-  Check(Unlocked([&] { return client->CreateModel(spec, options); }));
+  return Take(Unlocked([&] { return client->CreateModel(spec, options); }));
 }
 
 void DeleteModel(const PyClient& self, const std::string& model) {
@@ -84,10 +103,18 @@ void BindModels(nb::class_<PyClient>& client) {
           nb::arg("convert_moments") = false,
           "Creates the model or joins it, attaches, and waits until every rank is attached; waits for a daemon that is "
           "being started again, too. `restore` is what a model begins with that is created: \"latest\", a step, a "
-          "checkpoint's name in the daemon's --save-dir, or an absolute path; None: what the daemon's --restore says. "
+          "checkpoint's name in the daemon's --save-dir, an absolute path, or \"none\"; None: what the daemon's "
+          "--restore "
+          "says. "
           "FailedPreconditionError when this process does not see the GPU that serves the rank (names it).")
       .def("create_model", &CreateModel, nb::arg("spec"), nb::kw_only(), nb::arg("restore") = nb::none(),
-           nb::arg("convert_moments") = false, "Creates the model or joins it, without attaching: before an import.")
+           nb::arg("convert_moments") = false, nb::arg("values_follow") = false, nb::arg("run") = "",
+           "Creates the model or joins it, without attaching: before an import. `restore` as in open_model, or "
+           "\"none\": "
+           "initial values, whatever the daemon's --restore says. `values_follow`: an import follows, and until it is "
+           "through a model that is created is \"importing\". `run` names the job, in all of its ranks and restarts. "
+           "The "
+           "answer says where the values of the model come from.")
       .def("delete_model", &DeleteModel, nb::arg("model"),
            "Deletes a model that no trainer is attached to. NotFoundError; FailedPreconditionError names the trainer.");
 }
@@ -134,6 +161,7 @@ void BindClient(nb::module_& module) {
       "in the order of the first step. With `accept_rollback` open_model goes on by itself where the daemons went back "
       "to a saved step and commits are lost that this client has seen answered; else it is DataLossError, once. "
       "UnavailableError when no daemon answers (says where it looked).");
+  BindCreatedModel(module);
   BindModels(client);
   BindTransfers(module, client);
   BindSaves(module, client);

@@ -13,6 +13,7 @@
 #include "absl/time/time.h"
 #include "client/python/bindings/calls.h"
 #include "client/python/bindings/client.h"
+#include "client/python/bindings/names.h"
 
 namespace paramshard::python {
 namespace {
@@ -74,9 +75,12 @@ void BindModelSummary(nb::module_& module) {
             return self.unusable;
           },
           "Why no trainer can attach; None while the model can be trained.")
+      .def_prop_ro(
+          "origin", [](const ModelSummary& self) { return NameOf(self.origin); },
+          "Where its values come from: initial, importing, imported, restored, trained or lost.")
       .def("__repr__", [](const ModelSummary& self) {
-        return absl::StrFormat("<paramshard.ModelSummary %s: commit %d, version %d, %d ranks attached>", self.name,
-                               self.commit_number, self.version, self.attached_ranks);
+        return absl::StrFormat("<paramshard.ModelSummary %s: %s, commit %d, version %d, %d ranks attached>", self.name,
+                               NameOf(self.origin), self.commit_number, self.version, self.attached_ranks);
       });
 }
 
@@ -104,9 +108,8 @@ void BindDaemon(nb::module_& module, nb::class_<PyClient>& client) {
            "The daemon that serves now: its version, devices, ranks, and the world's size.")
       .def("memory", &GetMemory, "The bytes that the daemon holds, by device, model and class.")
       .def("models", &Models,
-           "The daemon's models by name, those too whose state was lost with an earlier server: of these only `name` "
-           "and "
-           "`unusable` say something.");
+           "The daemon's models by name, those too whose state was lost with an earlier server: of these only `name`, "
+           "`unusable` and `origin` say something.");
 }
 
 }  // namespace paramshard::python

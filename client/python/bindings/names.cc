@@ -53,6 +53,9 @@ constexpr Name<SaveReason> kSaveReasons[] = {{SaveReason::kCommits, "commits"},
                                              {SaveReason::kTrainer, "trainer"},
                                              {SaveReason::kCall, "call"},
                                              {SaveReason::kDrain, "drain"}};
+constexpr Name<ValueOrigin> kValueOrigins[] = {
+    {ValueOrigin::kInitial, "initial"},   {ValueOrigin::kImporting, "importing"}, {ValueOrigin::kImported, "imported"},
+    {ValueOrigin::kRestored, "restored"}, {ValueOrigin::kTrained, "trained"},     {ValueOrigin::kLost, "lost"}};
 
 constexpr auto kFormatNames = [] {
   std::array<Name<Format>, std::size(kFormats)> names{};
@@ -83,5 +86,6 @@ absl::Span<const Name<TensorKind>> NamesOf(TensorKind) { return kTensorKinds; }
 absl::Span<const Name<TensorType>> NamesOf(TensorType) { return kTensorTypes; }
 absl::Span<const Name<SaveState>> NamesOf(SaveState) { return kSaveStates; }
 absl::Span<const Name<SaveReason>> NamesOf(SaveReason) { return kSaveReasons; }
+absl::Span<const Name<ValueOrigin>> NamesOf(ValueOrigin) { return kValueOrigins; }
 
 }  // namespace paramshard::python

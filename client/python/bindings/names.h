@@ -37,6 +37,7 @@ absl::Span<const Name<TensorKind>> NamesOf(TensorKind);
 absl::Span<const Name<TensorType>> NamesOf(TensorType);
 absl::Span<const Name<SaveState>> NamesOf(SaveState);
 absl::Span<const Name<SaveReason>> NamesOf(SaveReason);
+absl::Span<const Name<ValueOrigin>> NamesOf(ValueOrigin);
 
 // INVALID_ARGUMENT that lists the names: "phase: forward, backward or both expected, got up".
 template <typename T>

@@ -85,12 +85,12 @@ std::vector<Source> SourcesOf(const nb::object& tensors) {
 
 void ImportTensors(const PyClient& self, const std::string& model, const Result<named::Tensors>& tensors,
                    std::optional<int64_t> commit_number, std::optional<int64_t> version,
-                   const std::optional<std::string>& history_id) {
+                   const std::optional<std::string>& history_id, const std::string& run) {
   const std::vector<Source> sources = SourcesOf(tensors);
   std::vector<ImportTensor> imported;
   for (const Source& source : sources) imported.push_back(source.tensor);
   const ImportOptions options{
-      .commit_number = commit_number, .version = version, .history_id = history_id.value_or("")};
+      .commit_number = commit_number, .version = version, .history_id = history_id.value_or(""), .run = run};
   const std::shared_ptr<Client> client = self.Get();
   Check(Unlocked([&] { return client->Import(model, imported, options); }));
 }
@@ -168,6 +168,7 @@ void BindTransfers(nb::module_& module, nb::class_<PyClient>& client) {
   client
       .def("import_tensors", &ImportTensors, nb::arg("model"), nb::arg("tensors"), nb::kw_only(),
            nb::arg("commit_number") = nb::none(), nb::arg("version") = nb::none(), nb::arg("history_id") = nb::none(),
+           nb::arg("run") = "",
            "Replaces tensors of a model that no trainer is attached to; all of them or, on an error, none. `tensors` "
            "is a "
            "dict of masters by parameter, or a sequence of ImportTensor. Arrays are in host memory, of float32, "

@@ -16,6 +16,7 @@ Errors are exceptions of paramshard.errors, with the daemon's messages.
 
 from paramshard._core import (
     Client,
+    CreatedModel,
     DaemonInfo,
     Export,
     ExportedExtent,
@@ -65,6 +66,7 @@ __all__ = [
     "AlreadyExistsError",
     "CancelledError",
     "Client",
+    "CreatedModel",
     "DaemonInfo",
     "DataLossError",
     "DeadlineExceededError",

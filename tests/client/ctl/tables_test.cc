@@ -50,10 +50,12 @@ TEST(TablesTest, Models) {
   model.set_running(true);
   model.set_engine("memcpy");
   model.set_imbalance(1.0625);
+  model.set_origin(v1::VALUE_ORIGIN_TRAINED);
   EXPECT_EQ(ModelsText(response),
-            "MODEL  PARAMETERS  ELEMENTS  SHARD SIZE  ATTACHED  VERSION  COMMIT  SKIPPED  EPOCH  RUNNING  ENGINE  "
-            "IMBALANCE  LAST END\n"
-            "tiny           10      1000           2       3/4        7       8        1      2  yes      memcpy  "
+            "MODEL  PARAMETERS  ELEMENTS  SHARD SIZE  ATTACHED  ORIGIN   VERSION  COMMIT  SKIPPED  EPOCH  RUNNING  "
+            "ENGINE  IMBALANCE  LAST END\n"
+            "tiny           10      1000           2       3/4  trained        7       8        1      2  yes      "
+            "memcpy  "
             "    1.062  -\n");
 }
 

@@ -261,6 +261,39 @@ TEST_F(ClientLivesTest, OpenModelSaysOnceThatCommitsAreLost) {
   EXPECT_OK(fresh.OpenModel(TwoMatrices("two")));
 }
 
+TEST_F(ClientLivesTest, OpenModelTellsADeletionByAnotherClientFromALoss) {
+  StartDaemon();
+  ASSERT_OK_AND_ASSIGN(Client client, Connect());
+  ASSERT_OK_AND_ASSIGN(Client accepting, Client::Connect({.socket_dir = directory_.path(), .accept_rollback = true}));
+  ASSERT_OK_AND_ASSIGN(Client somebody, Connect());
+  const auto train = [](Client& trainer, int commits) {
+    ASSERT_OK_AND_ASSIGN(Model model, trainer.OpenModel(TwoMatrices("two")));
+    for (int step = 0; step < commits; ++step) {
+      ASSERT_OK_AND_ASSIGN(PendingCommit commit, model.Commit({}));
+      ASSERT_OK(commit.Wait());
+    }
+    ASSERT_OK(model.Detach());
+  };
+  const auto is_told = StatusIs(absl::StatusCode::kAborted, HasSubstr("deleted"));
+  train(client, 2);
+  ASSERT_OK(somebody.DeleteModel("two"));
+  EXPECT_THAT(client.OpenModel(TwoMatrices("two")), is_told);
+  train(client, 2);
+  // Also of one that is as far, or farther, by now.
+  ASSERT_OK(somebody.DeleteModel("two"));
+  train(somebody, 3);
+  EXPECT_THAT(client.OpenModel(TwoMatrices("two")), is_told);
+  train(client, 1);
+  // Its own deletion is no news to it, nor one of a model of which it has seen no answer.
+  ASSERT_OK(client.DeleteModel("two"));
+  train(client, 0);
+  ASSERT_OK(somebody.DeleteModel("two"));
+  train(client, 0);
+  train(accepting, 1);
+  ASSERT_OK(somebody.DeleteModel("two"));
+  train(accepting, 1);
+}
+
 // Mappings of this process of planes or slots.
 int TensorMappings() {
   std::ifstream maps("/proc/self/maps");

@@ -97,8 +97,8 @@ TEST(JournalCodecTest, PartsOfAnIdentityTakeTheBytesThatAreCountedForThem) {
 }
 
 // Whoever moves anything must give the format another version: servers of two versions meet in one keeper.
-TEST(JournalLayoutTest, WhereEverythingLiesIsThatOfVersion3) {
-  ASSERT_EQ(kJournalVersion, 3u);
+TEST(JournalLayoutTest, WhereEverythingLiesIsThatOfVersion4) {
+  ASSERT_EQ(kJournalVersion, 4u);
   const JournalShape shape{.ranks = 3,
                            .parameters = 40,
                            .groups = 2,

@@ -339,6 +339,19 @@ TEST_F(CreateRestoredTest, ARestoreThatBreaksOffLeavesNoModel) {
   EXPECT_EQ(created.model().commit_number(), 13);
 }
 
+TEST_F(CreateRestoredTest, NoneIsAFreshStartWhateverTheDaemonsFlagSays) {
+  Write(7);
+  StartWith("latest");
+  ASSERT_OK_AND_ASSIGN(const v1::CreateModelResponse fresh, Create("none"));
+  EXPECT_TRUE(fresh.created());
+  EXPECT_FALSE(fresh.has_restored());
+  EXPECT_EQ(fresh.model().origin(), v1::VALUE_ORIGIN_INITIAL);
+  EXPECT_EQ(fresh.model().commit_number(), 0);
+  EXPECT_THAT(Restore("none").status(), StatusIs(kInvalid, HasSubstr("names no checkpoint")));
+  ASSERT_OK(Restore("latest").status());
+  EXPECT_EQ(Model().origin(), v1::VALUE_ORIGIN_RESTORED);
+}
+
 TEST_F(CreateRestoredTest, TheDaemonsFlagHoldsWhereTheCallSaysNothing) {
   Write(12);
   Write(13);

@@ -93,6 +93,28 @@ TEST_F(TrainerServiceTest, AModelIsCreatedOnceAndJoinedAfterwards) {
   EXPECT_EQ(got.model().SerializeAsString(), first.model().SerializeAsString());
 }
 
+TEST_F(TrainerServiceTest, ACreationAnswersWhereTheValuesComeFrom) {
+  const auto create = [&](const std::string& run, bool values_follow) {
+    v1::CreateModelRequest request;
+    *request.mutable_spec() = Spec();
+    request.set_run(run);
+    request.set_values_follow(values_follow);
+    return client_->Call(client_->trainer(), &v1::TrainerService::Stub::CreateModel, request);
+  };
+  ASSERT_OK_AND_ASSIGN(v1::CreateModelResponse answer, create("a", true));
+  EXPECT_TRUE(answer.created());
+  EXPECT_EQ(answer.model().origin(), v1::VALUE_ORIGIN_IMPORTING);
+  EXPECT_TRUE(answer.same_run());
+  ASSERT_OK_AND_ASSIGN(answer, create("a", false));
+  EXPECT_EQ(answer.model().origin(), v1::VALUE_ORIGIN_IMPORTING) << "what a second call says changes nothing";
+  EXPECT_TRUE(answer.same_run());
+  for (const char* const another : {"b", ""}) {
+    ASSERT_OK_AND_ASSIGN(answer, create(another, true));
+    EXPECT_FALSE(answer.same_run()) << another;
+  }
+  EXPECT_THAT(create(std::string(513, 'a'), true), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("run")));
+}
+
 TEST_F(TrainerServiceTest, ADefaultThatIsWrittenOutIsTheSameSpec) {
   ASSERT_OK(client_->CreateModel(Spec()));
   v1::ModelSpec spec = Spec();

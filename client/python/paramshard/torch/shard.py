@@ -39,9 +39,9 @@ def shard(module: nn.Module, *, name: str, units: Iterable[UnitModules], existin
 
     `units`: modules, or lists of modules, whose parameters are gathered together: transformer blocks, usually. The
     innermost unit that has a parameter takes it, so that the model itself may be the last unit, with the rest.
-    `existing`: what becomes of a model of this name that the daemon has, and that has been trained: "error", "resume"
-    to go on with it, or "fresh" to delete it, trained or not. A worker that torchrun has started again resumes what
-    its own run has trained, whatever this says.
+    `existing`: what becomes of a model of this name that the daemon has, and that has been trained or restored:
+    "error", "resume" to go on with it, or "fresh" to delete it, trained or not, and to begin anew whatever the daemon's
+    --restore says. A worker that torchrun has started again resumes its own run's model, whatever this says.
     `format`: of all parameters, or pairs of a glob of parameter names and a format, of which the first that matches
     counts; None: that of `param_dtype`. Formats are those of `paramshard.Encoding`.
     `param_dtype`: what is computed with; None: each parameter's own type. `cast_inputs`: inputs of units are cast to

@@ -6,7 +6,6 @@ import atexit
 import contextlib
 import os
 import sys
-import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +22,7 @@ from paramshard.torch import pretrained, saved_folder, torchrun
 from paramshard.torch.adapters import saved_by_peft
 from paramshard.torch.initial_values import Unknown, rule_of
 from paramshard.torch.memory_report import MemoryReport
+from paramshard.torch.opening import Opening, Verdict
 from paramshard.torch.other_optimizers import mark_sharded
 from paramshard.torch.passes import Passes
 from paramshard.torch.placeholder import Placeholder
@@ -33,8 +33,6 @@ from paramshard.torch.unit import Unit, UnitParameter
 
 _PLAIN_FORMATS = {torch.float32: "FP32", torch.bfloat16: "BF16", torch.float16: "FP16"}
 _GRADIENT_TYPES = {torch.float32: "FP32", torch.bfloat16: "BF16"}
-_PATIENCE = 600.0  # seconds that ranks wait for the first one of their daemon
-_NAP = 0.02  # seconds between two looks at what it has done
 
 
 @dataclass(frozen=True)
@@ -82,7 +80,6 @@ class ShardedModel:
         self._commit_to_send: dict[str, Any] | None = None
         self._last_commit: paramshard.PendingCommit | None = None
         self._restored: dict[str, Any] = {}
-        self._made_by: str | None = None  # the run that has recorded them
         self._initial: dict[str, InitialValue | Unknown] = {}
         self._values: dict[str, torch.Tensor] = {}  # to be imported
         self._plan: OptimizerPlan | None = None
@@ -161,8 +158,9 @@ class ShardedModel:
 
         A program that does not train calls it itself, for a model that the daemon does not have yet, or has from such a
         program: one that is trained has moments and groups, and is opened by the AdamW that it was trained with, which
-        need not step. AlreadyExistsError for a model that has been trained, unless `existing` of `shard` says what to
-        do with it, and for one of another description.
+        need not step. AlreadyExistsError for a model that has been trained or restored, unless `existing` of `shard`
+        says what to do with it, for one of another description, and for imported values that the script's would
+        replace.
         """
         if self._model is not None:
             raise paramshard.FailedPreconditionError(
@@ -171,64 +169,20 @@ class ShardedModel:
             raise paramshard.FailedPreconditionError(
                 f'open {self.name}: it was closed; make the module again, and shard it with existing="resume"')
         self._plan = plan
-        known = self._known()
-        trained = known is not None and (known.commit_number > 0 or bool(known.unusable))
-        if not (trained and torchrun.is_restart() and self._join_own(known)):
-            self._join_as_told(known, trained)
+        missing = self._missing_values()
+        verdict = self._opening().settle(self._spec(), brings=bool(self._values), missing=missing)
+        if verdict is Verdict.FILL:
+            self._opening().fill(self._import_tensors)
+        self._join()
+        self._restored, _ = unpack(self._model.client_state)
         self._values.clear()
 
-    def _join_own(self, known: Any) -> bool:
-        """Goes on with what this run of torchrun has trained; false where it was another one.
+    def _opening(self) -> Opening:
+        return Opening(self._client, self._connect, self.name, existing=self._existing, local_rank=self._local_rank,
+                       run=self._run, advise=self._advice)
 
-        Then the attempts before this one have failed before they made the model.
-        """
-        self._join(known, goes_on=True)
-        if self._existing == "resume" or self._made_by in (self._run, None):
-            return True
-        self._let_go()
-        # A client remembers how far a model was, and warns when it has gone back.
-        self._client.close()
-        self._client = self._connect()
-        return False
-
-    def _join_as_told(self, known: Any | None, trained: bool) -> None:
-        if trained and self._existing == "error":
-            raise paramshard.AlreadyExistsError(
-                f'shard {self.name}: the daemon has it, at commit {known.commit_number}: existing="resume" goes on '
-                'from there, existing="fresh" deletes it, and another name= leaves it alone')
-        if self._existing == "fresh" and (trained or not torchrun.is_restart()):
-            self._delete(known)
-        self._join(known, goes_on=trained and self._existing == "resume")
-
-    def _join(self, known: Any | None, *, goes_on: bool) -> None:
-        if not goes_on:
-            self._check_values()
-        try:
-            self._open(self._spec(), import_first=not goes_on and bool(self._values))
-        except paramshard.AlreadyExistsError as error:
-            raise paramshard.AlreadyExistsError(f"{error}: {self._advice(known)}") from error
-        self._restored, self._made_by = unpack(self._model.client_state)
-
-    def _advice(self, known: Any | None) -> str:
-        """For whoever describes a model in another way than the daemon has it."""
-        if known is None or known.commit_number == 0:
-            return ("the daemon has another model of this name; take another name=, or delete it by "
-                    f"`paramshardctl delete {self.name}`")
-        how = ("make the AdamW that it was trained with, which need not step, instead of calling open()"
-               if self._plan is None else "describe it as it was trained, with the same units, formats and groups")
-        return f"the daemon has trained it, up to commit {known.commit_number}: {how}, or take another name="
-
-    def _open(self, spec: ModelSpec, *, import_first: bool, history: str | None = None) -> None:
-        """`history`: that of the state before an import; who waits for one waits until there is another."""
-        if import_first:
-            if self._local_rank == 0:
-                self._client.create_model(spec)
-                # One without a state of its own awaits that of another daemon's replica.
-                if not self._known().unusable:
-                    self._client.import_tensors(self.name, self._import_tensors())
-            else:
-                self._await(lambda known: known is not None and known.attached_ranks > 0 and
-                            known.history_id != history, "rank 0 of this daemon to import the values")
+    def _join(self) -> None:
+        spec = self._spec()
         self._model = self._client.open_model(spec)
         self._check_gpu()
         for parameter, described in zip(self.parameters(), (each for unit in spec.units for each in unit.parameters)):
@@ -237,6 +191,15 @@ class ShardedModel:
                 parameter.placeholder.requires_grad_(False)
         self._was_open = True
         self._passes.open(self._model)
+
+    def _advice(self, known: paramshard.ModelSummary | None) -> str:
+        """For whoever describes a model in another way than the daemon has it."""
+        if known is None or known.commit_number == 0:
+            return ("the daemon has another model of this name; take another name=, or delete it by "
+                    f"`paramshardctl delete {self.name}`")
+        how = ("make the AdamW that it was trained with, which need not step, instead of calling open()"
+               if self._plan is None else "describe it as it was trained, with the same units, formats and groups")
+        return f"the daemon has trained it, up to commit {known.commit_number}: {how}, or take another name="
 
     def _check_gpu(self) -> None:
         """The daemon's GPU is known by its UUID, which both sides see, when it has handed over its memory."""
@@ -247,34 +210,8 @@ class ShardedModel:
                 f"open {self.name}: cuda:{gpu} of this process expected, from which the daemon serves rank {self.rank}, "
                 f'got {self.device}: call shard() with device="cuda:{gpu}"')
 
-    def _known(self) -> Any | None:
-        return next((known for known in self._client.models() if known.name == self.name), None)
-
-    def _delete(self, known: Any | None) -> None:
-        """Whatever there is; what others of this daemon see is new when its rank 0 is attached."""
-        if self._local_rank != 0:
-            # One that awaits another daemon's replica is unusable until all ranks are attached, this one among them.
-            self._await(lambda known: known is not None and known.attached_ranks > 0 and known.commit_number == 0,
-                        "rank 0 of this daemon to delete what was there, and to open the model")
-        elif known is not None:
-            self._client.delete_model(self.name)
-
-    def _await(self, is_so: Callable[[Any], bool], what: str) -> None:
-        """Looks until it is so: nobody tells what another rank has done before all are attached."""
-        deadline = time.monotonic() + _PATIENCE
-        while not is_so(self._known()):
-            if time.monotonic() > deadline:
-                raise paramshard.DeadlineExceededError(
-                    f"open {self.name}: rank {self.rank} has waited {_PATIENCE:.0f} s for {what}")
-            time.sleep(_NAP)
-
-    def _let_go(self) -> None:
-        """All ranks do, before one of them deletes the model, or imports into it."""
-        self.close()
-        if self._local_rank == 0:
-            self._await(lambda known: known is not None and known.attached_ranks == 0, "all ranks to let go")
-
-    def _check_values(self) -> None:
+    def _missing_values(self) -> paramshard.Error | None:
+        """Names a parameter that has neither a value nor a rule for one, where there is one."""
         for parameter in self.parameters():
             rule = self._initial.get(parameter.name)
             if parameter.name in self._values or isinstance(rule, InitialValue):
@@ -282,8 +219,9 @@ class ShardedModel:
             why = (f"its initial values cannot be told to the daemon ({rule.why}): make the model without meta_init()"
                    if rule is not None else "it lies on `meta` and nothing says what it begins with: make its module in "
                    "meta_init(), or without meta_init() if it is computed from other parameters")
-            raise paramshard.InvalidArgumentError(f"shard {self.name}: {parameter.name}: {why}, or call "
-                                                  "load_pretrained() before the optimizer is made")
+            return paramshard.InvalidArgumentError(f"shard {self.name}: {parameter.name}: {why}, or call "
+                                                   "load_pretrained() before the optimizer is made")
+        return None
 
     def _import_tensors(self) -> dict[str, Any]:
         tensors = {}
@@ -516,9 +454,13 @@ class ShardedModel:
         if self._model is None or not self._values:
             return
         self._await_last_commit()
-        history = self._known().history_id
-        self._let_go()
-        self._open(self._spec(), import_first=True, history=history)
+        opening = self._opening()
+        known = opening.known()
+        if known is None:
+            raise paramshard.AbortedError(f"load_state_dict: {self.name} was deleted by another client")
+        self.close()
+        opening.replace(known.history_id, self._import_tensors)
+        self._join()
         self._values.clear()
 
     def load_pretrained(self, directory: str | os.PathLike[str]) -> None:

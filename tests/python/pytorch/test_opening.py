@@ -1,0 +1,235 @@
+"""Whose values a model has that is opened: every cell of the table in docs/pytorch.md."""
+
+import itertools
+import os
+import pathlib
+import re
+from collections.abc import Callable
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+import paramshard
+import paramshard.torch as pt
+from paramshard.torch.opening import Verdict, judge
+
+ORIGINS = ("initial", "importing", "imported", "restored", "trained", "lost")
+CALLS = ("error", "resume", "fresh", "own run")
+BRINGS = ("nothing", "a module with values", "load_pretrained", "load_state_dict")
+ERRORS = {"importing": paramshard.FailedPreconditionError, "lost": paramshard.DataLossError}
+
+
+def _table() -> dict[tuple[str, str, bool], Verdict]:
+    """By origin, call, and whether the script brings values."""
+    page = pathlib.Path(__file__).parents[3] / "docs" / "pytorch.md"
+    cells = {}
+    for row in re.findall(r"^\| `(\w+)` \| (\w+ / \w+) \| (\w+ / \w+) \| (\w+ / \w+) \| (\w+ / \w+) \|$",
+                          page.read_text(), re.MULTILINE):
+        for call, cell in zip(CALLS, row[1:]):
+            for brings, verdict in zip((False, True), cell.split(" / ")):
+                cells[row[0], call, brings] = Verdict(verdict)
+    return cells
+
+
+TABLE = _table()
+
+
+def test_the_table_is_the_rule():
+    assert TABLE.keys() == set(itertools.product(ORIGINS, CALLS, (False, True)))
+    for (origin, call, brings), verdict in TABLE.items():
+        if call == "own run":
+            for existing in ("error", "resume", "fresh"):
+                assert judge(origin, existing, brings=brings, own=True) is verdict, (origin, existing, brings)
+        else:
+            assert judge(origin, call, brings=brings, own=False) is verdict, (origin, call, brings)
+
+
+class Script:
+    """One that opens a model of its own name, and brings its values in one way."""
+
+    def __init__(self, daemon, name: str, brings: str, folder: pathlib.Path):
+        self.daemon = daemon
+        self.name = name
+        self.brings = brings
+        self.folder = folder
+        self.values = {"weight": torch.arange(12.0).view(3, 4) + 1, "bias": torch.full((3,), 7.0)}
+        save_file(self.values, folder / "model.safetensors")
+
+    def open(self, existing: str = "error") -> tuple[nn.Module, pt.ShardedModel, pt.AdamW]:
+        if self.brings == "a module with values":
+            model = nn.Linear(4, 3)
+            model.load_state_dict(self.values)
+        else:
+            with pt.meta_init():
+                model = nn.Linear(4, 3)
+        sharded = pt.shard(model, name=self.name, units=[model], existing=existing,
+                           socket_dir=str(self.daemon.socket_dir))
+        if self.brings == "load_pretrained":
+            sharded.load_pretrained(self.folder)
+        elif self.brings == "load_state_dict":
+            model.load_state_dict(self.values)
+        return model, sharded, pt.AdamW(model.parameters(), lr=0.5)
+
+    def has_values(self, sharded: pt.ShardedModel) -> bool:
+        return all(torch.equal(sharded.read(name), value) for name, value in self.values.items())
+
+
+def _damage(path: str) -> None:
+    """Flips a bit of the first tensor of a checkpoint, behind the header, which begins with its length."""
+    file = next(pathlib.Path(path).glob("rank-*"))
+    content = bytearray(file.read_bytes())
+    content[8 + int.from_bytes(content[:8], "little")] ^= 1
+    file.write_bytes(content)
+
+
+def _bring_to(script: Script, client: paramshard.Client, origin: str, run: str) -> None:
+    """Makes a model with values of this origin, of which all are 2, or a step away from that."""
+    model, sharded, optimizer = script.open()
+    spec = sharded._spec()
+    sharded.close()
+    client.delete_model(script.name)
+    client.create_model(spec, values_follow=origin == "importing", run=run)
+    if origin in ("initial", "importing"):
+        return
+    client.import_tensors(script.name, {"weight": torch.full((3, 4), 2.0), "bias": torch.full((1, 3), 2.0)}, run=run)
+    if origin == "imported":
+        return
+    with client.open_model(spec) as trained:
+        gradients = trained.gradients(spec.units[0].name)
+        for parameter in ("weight", "bias"):
+            gradients[parameter][...] = 1.0
+        gradients.push()
+        trained.commit(learning_rate=0.5, client_state=_state_of(run)).wait()
+    if origin == "trained":
+        return
+    saved = client.save(script.name)
+    if origin == "restored":
+        client.delete_model(script.name)
+        client.create_model(spec, restore="latest")
+    else:
+        _damage(saved.path)
+        with pytest.raises(paramshard.DataLossError):
+            client.restore(script.name)
+
+
+def _state_of(run: str) -> bytes:
+    from paramshard.torch.tracked_state import _RUN, pack
+    return pack({_RUN: run})
+
+
+@pytest.fixture
+def saving(start: Callable, tmp_path: pathlib.Path):
+    (tmp_path / "saves").mkdir()
+    return start(flags=("--keeper=off", f"--save-dir={tmp_path / 'saves'}"))
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("brings", BRINGS)
+def test_every_cell_holds(saving, tmp_path, monkeypatch, call, brings):
+    own = call == "own run"
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "this run")
+    with saving.client() as client:
+        for origin in ORIGINS:
+            monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
+            name = f"{origin} model"
+            script = Script(saving, name, brings, tmp_path)
+            _bring_to(script, client, origin, "this run" if own else "another run")
+            assert _origin(client, name) == origin
+            step = 0 if origin in ("initial", "importing", "imported") else 1
+            monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1" if own else "0")
+            verdict = TABLE[origin, call, brings != "nothing"]
+            error = None
+            if verdict is Verdict.REFUSE:
+                error = ERRORS.get(origin, paramshard.AlreadyExistsError)
+            elif verdict is Verdict.KEEP and origin == "lost":
+                error = paramshard.DataLossError
+            if error is not None:
+                with pytest.raises(error):
+                    script.open("error" if own else call)
+                assert _origin(client, name) == origin
+                continue
+            _, sharded, _ = script.open("error" if own else call)
+            begins = verdict is Verdict.DELETE
+            assert sharded.start_step() == (0 if begins else step), origin
+            if begins or verdict is Verdict.FILL:
+                assert script.has_values(sharded) == (brings != "nothing"), origin
+                assert _origin(client, name) == ("initial" if brings == "nothing" else "imported")
+            elif origin != "initial":
+                torch.testing.assert_close(sharded.read("weight"), torch.full((3, 4), 2.0 - 0.5 * step))
+            sharded.close()
+
+
+def _origin(client: paramshard.Client, name: str) -> str:
+    return next(known.origin for known in client.models() if known.name == name)
+
+
+def test_yielding_to_steps_is_one_line_of_the_log(saving, tmp_path, caplog):
+    script = Script(saving, "m", "load_pretrained", tmp_path)
+    model, sharded, optimizer = script.open()
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    sharded.close()
+    _, sharded, _ = script.open("resume")
+    sharded.close()
+    assert ["values that this script brings" in record.message for record in caplog.records
+            if record.name == "paramshard"] == [True]
+
+
+def test_a_fresh_model_does_not_ask_for_the_daemons_restore(start, tmp_path):
+    (tmp_path / "saves").mkdir()
+    saves = f"--save-dir={tmp_path / 'saves'}"
+    daemon = start(flags=("--keeper=off", saves))
+    script = Script(daemon, "m", "nothing", tmp_path)
+    model, sharded, optimizer = script.open()
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    sharded.close()
+    with daemon.client() as client:
+        client.save("m")
+    daemon.stop()
+    script.daemon = start(flags=("--keeper=off", saves, "--restore=latest"))
+    _, sharded, _ = script.open("fresh")
+    assert sharded.start_step() == 0
+    sharded.close()
+    with script.daemon.client() as client:
+        assert [saved.name for saved in (tmp_path / "saves" / "m").iterdir() if saved.is_dir()], "checkpoints stay"
+        client.delete_model("m")
+    with pytest.raises(paramshard.AlreadyExistsError, match="restored"):
+        script.open("error")
+    _, sharded, _ = script.open("resume")
+    assert sharded.start_step() == 1
+    sharded.close()
+
+
+def test_a_model_whose_values_are_missing_is_not_left_behind(daemon):
+    with torch.device("meta"):
+        model = nn.Linear(4, 3)
+    pt.shard(model, name="m", units=[model], socket_dir=str(daemon.socket_dir))
+    with pytest.raises(paramshard.InvalidArgumentError, match="weight"):
+        pt.AdamW(model.parameters())
+    with daemon.client() as client:
+        assert client.models() == []
+
+
+def test_a_deletion_by_another_client_is_told_from_a_loss(start, tmp_path):
+    """Across a server that is killed, the keeper's next one knows of it."""
+    daemon = start(flags=())
+    script = Script(daemon, "m", "nothing", tmp_path)
+    _, sharded, _ = script.open()
+    spec = sharded._spec()
+    sharded.close()
+    with daemon.client() as client, daemon.client() as other:
+        for kills in (False, True):
+            with client.open_model(spec) as model:
+                gradients = model.gradients(spec.units[0].name)
+                for parameter in ("weight", "bias"):
+                    gradients[parameter][...] = 1.0
+                gradients.push()
+                model.commit(learning_rate=0.5).wait()
+            other.delete_model("m")
+            if kills:
+                os.kill(other.daemon_info().pid, 9)
+            with pytest.raises(paramshard.AbortedError, match="deleted"):
+                client.open_model(spec)
