@@ -106,7 +106,7 @@ std::map<std::string, int64_t> Held(const std::string& socket_dir) {
 // A model that nobody trains.
 std::map<std::string, int64_t> MeasureHeld(const std::string& socket_dir, const Storage& storage) {
   Client client = OrDie(Client::Connect({.rank = 0, .socket_dir = socket_dir}), "connect");
-  OrDie(client.CreateModel(Spec(storage, true)), "create");
+  OrDie(client.CreateModel(Spec(storage, true)).status(), "create");
   const std::map<std::string, int64_t> held = Held(socket_dir);
   OrDie(client.DeleteModel("block"), "delete");
   return held;

@@ -66,7 +66,7 @@ class World {
 
   absl::Duration OpenRank(int rank) const {
     Client client = OrDie(Client::Connect({.rank = rank, .socket_dir = sockets_[rank].path()}), "connect");
-    OrDie(client.CreateModel(spec_), "create");
+    OrDie(client.CreateModel(spec_).status(), "create");
     const absl::Time begin = absl::Now();
     Model model = OrDie(client.OpenModel(spec_), "open");
     const absl::Duration took = absl::Now() - begin;

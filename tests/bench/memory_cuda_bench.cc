@@ -104,7 +104,7 @@ int Main(int gpus, int blocks) {
     const bool at_commit = sums == GradientSums::kAtCommit;
     const ModelSpec spec = Spec(blocks, sums);
     const int64_t before = UsedBytes();
-    OrDie(clients[0].CreateModel(spec), "create");
+    OrDie(clients[0].CreateModel(spec).status(), "create");
     Print(at_commit ? "model, sums at commit" : "model, sums at push", UsedBytes() - before, elements / gpus);
     {
       const std::vector<std::optional<Model>> models = OpenAll(clients, spec);

@@ -75,7 +75,7 @@ class Daemon {
     process_.push_back(
         OrDie(test::DaemonProcess::Start(test::Program(PARAMSHARDD), sockets_.path(), flags), "start a daemon"));
     Client client = OrDie(Client::Connect({.socket_dir = sockets_.path()}), "connect");
-    OrDie(client.CreateModel(BlockSpec(kModel, blocks)), "create");
+    OrDie(client.CreateModel(BlockSpec(kModel, blocks)).status(), "create");
   }
 
   AdminClient Admin() const {

@@ -353,7 +353,7 @@ absl::Status CreateLarge(Round& round) {
     ASSIGN_OR_RETURN(Client client, Client::Connect({.socket_dir = round.world.socket_dir()}));
     ModelSpec spec = SmallModel(round.model);
     for (UnitSpec& unit : spec.units) unit.parameters[0].shape = {2048, 2048};
-    const absl::Status created = client.CreateModel(spec);
+    const absl::Status created = client.CreateModel(spec).status();
     // The name is that of the model which is trained then.
     if (created.ok()) return client.DeleteModel(round.model);
     if (!absl::IsResourceExhausted(created)) return created;

@@ -390,7 +390,7 @@ TEST_F(FaultTest, AModelThatDoesNotFitIsRefusedWithNumbersAndLeavesNothing) {
     if (!client.ok()) return client.status();
     ModelSpec spec = SmallModel("large");
     spec.units[0].parameters[0].shape = {4096, 4096};
-    return client->CreateModel(spec);
+    return client->CreateModel(spec).status();
   });
   EXPECT_THAT(child.Await(),
               StatusIs(absl::StatusCode::kResourceExhausted, AllOf(HasSubstr("master"), HasSubstr("free"))));
@@ -864,7 +864,7 @@ class BereftVoterTest : public TwoDaemonsTest {
 TEST_P(BereftVoterTest, AModelInDoubtIsDeletedAtOnceAndOthersAreNotConcerned) {
   std::vector<ChildProcess> voters = KillNodeZeroBeforeItDecides();
   const auto create = [&](const std::string& name) {
-    return OnNodeOne([&](Client& client) { return client.CreateModel(SmallModel(name)); });
+    return OnNodeOne([&](Client& client) { return client.CreateModel(SmallModel(name)).status(); });
   };
   EXPECT_OK(create("other"));
   // The daemon has heard of the death when it lets the model go.
@@ -965,7 +965,7 @@ class NodeDeathsTest : public testing::Test {
   // A daemon that has just started gets a model that nobody trains.
   void Settle(int node) {
     ASSERT_OK(daemons_[node]->AwaitReady());
-    ASSERT_OK(OnNode(node, [](Client& client) { return client.CreateModel(SmallModel("bystander")); }));
+    ASSERT_OK(OnNode(node, [](Client& client) { return client.CreateModel(SmallModel("bystander")).status(); }));
     const std::string hash = StateHashOf(directories_[node].path(), "bystander");
     if (bystander_.empty()) bystander_ = hash;
     EXPECT_EQ(hash, bystander_);

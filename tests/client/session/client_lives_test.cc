@@ -92,7 +92,7 @@ struct Trainer {
 // OK if every call of a forked child is refused with the reason.
 absl::Status ExpectRefused(Trainer& trainer) {
   for (const absl::Status& answer :
-       {trainer.client.CreateModel(TwoMatrices("third")),
+       {trainer.client.CreateModel(TwoMatrices("third")).status(),
         trainer.client.OpenModel(TwoMatrices("third")).status(),
         trainer.client.DeleteModel("plain"),
         trainer.client.Import("plain", {}),

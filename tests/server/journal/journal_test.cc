@@ -112,12 +112,12 @@ TEST(JournalLayoutTest, WhereEverythingLiesIsThatOfVersion4) {
   for (const JournalLayout::Record& record : layout.records) {
     places.insert(places.end(), {record.word, record.slots[0], record.slots[1]});
   }
-  EXPECT_THAT(places, testing::ElementsAre(128, 12928, 16000, 19072, 19264, 19712,  // and of each record:
+  EXPECT_THAT(places, testing::ElementsAre(128, 13056, 16128, 19200, 19392, 19840,  // and of each record:
                                            704, 768, 4928,                          //
-                                           9088, 9152, 9280,                        //
-                                           9408, 9472, 10816,                       //
-                                           12160, 12224, 12416,                     //
-                                           12608, 12672, 12800));
+                                           9088, 9152, 9344,                        //
+                                           9536, 9600, 10944,                       //
+                                           12288, 12352, 12544,                     //
+                                           12736, 12800, 12928));
 }
 
 TEST_F(JournalTest, AWholeTrainingIsReadAsItIsWritten) {
