@@ -340,7 +340,7 @@ TEST_F(CreateRestoredTest, ARestoreThatBreaksOffLeavesNoModel) {
 }
 
 TEST_F(CreateRestoredTest, NoneIsAFreshStartWhateverTheDaemonsFlagSays) {
-  Write(7);
+  Write(12);
   StartWith("latest");
   ASSERT_OK_AND_ASSIGN(const v1::CreateModelResponse fresh, Create("none"));
   EXPECT_TRUE(fresh.created());
