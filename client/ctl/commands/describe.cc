@@ -95,7 +95,7 @@ std::string ParameterText(const v1::DescribeParameterResponse& response) {
       properties.Add(moment.name, MomentCell(MomentTypeIn(response, moment.kind)));
     }
   }
-  properties.Add("values", OriginCell(response.origin()));
+  properties.Add("origin", OriginCell(response.origin()));
   properties.Add("version", absl::StrCat(response.version()));
   properties.Add("step", absl::StrCat(response.step()));
   properties.Add("group", absl::StrCat(response.group()));

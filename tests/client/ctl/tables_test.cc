@@ -179,6 +179,7 @@ TEST(TablesTest, Parameter) {
   response.set_exp_avg_sq_type(v1::MOMENT_TYPE_BF16);
   response.set_version(3);
   response.set_step(2);
+  response.set_origin(v1::VALUE_ORIGIN_RESTORED);
   EXPECT_EQ(ParameterText(response),
             "parameter   w\n"
             "unit        block\n"
@@ -189,6 +190,7 @@ TEST(TablesTest, Parameter) {
             "master      BF16_REMAINDER\n"
             "exp_avg     FP32\n"
             "exp_avg_sq  BF16\n"
+            "origin      restored\n"
             "version     3\n"
             "step        2\n"
             "group       0\n"
@@ -211,6 +213,7 @@ TEST(TablesTest, AFrozenParameter) {
             "element    E4M3\n"
             "trainable  no\n"
             "master     none\n"
+            "origin     -\n"
             "version    0\n"
             "step       0\n"
             "group      0\n"

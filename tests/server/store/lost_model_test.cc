@@ -99,7 +99,9 @@ class LostModelTest : public ModelTest {
     std::vector<std::string> names;
     const auto taken = kept_->TakeAll();
     EXPECT_OK(taken);
-    for (const auto& [name, fd] : *taken) names.push_back(name.substr(name.find('\0') + 1));
+    for (const auto& [name, fd] : *taken) {
+      if (name.front() != '\0') names.push_back(name.substr(name.find('\0') + 1));
+    }
     return names;
   }
   // As a server leaves it whose memory is damaged.
