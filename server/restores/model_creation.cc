@@ -53,6 +53,9 @@ absl::StatusOr<CreatedModel> CreateRestored(ModelStore& store, RestoreLeader& le
   };
   absl::StatusOr<ModelStore::Created> made = store.CreateOrJoin(std::move(spec), fill, is_gone);
   leader.EndRollback(name, made.status());
+  if (!made.ok() && !absl::IsCancelled(made.status())) {
+    CreationLog().Write(LogLevel::kError, "failed to restore", {{"model", name}, {"why", made.status().ToString()}});
+  }
   ASSIGN_OR_RETURN(created.model, std::move(made));
   return created;
 }

@@ -82,6 +82,20 @@ def test_a_checkpoint_is_named_by_step_by_name_and_by_path(saving: Daemon, tmp_p
             client.restore("m", 1.5)
 
 
+def test_a_restore_that_fails_is_in_the_log(saving: Daemon, start, saves: pathlib.Path):
+    with saving.client() as client:
+        train(client)
+        saved = pathlib.Path(client.save("m").path)
+    saving.stop()
+    file = next(saved.glob("rank-*.safetensors"))
+    os.truncate(file, file.stat().st_size // 2)
+    restoring = start(flags=("--keeper=off", f"--save-dir={saves}", "--restore=latest"))
+    with restoring.client() as client, pytest.raises(paramshard.DataLossError, match=file.name):
+        client.open_model(spec_of("m"))
+    failed = [line for line in restoring.log.read_text().splitlines() if "failed to restore" in line]
+    assert len(failed) == 1 and "model=m" in failed[0] and file.name in failed[0]
+
+
 def test_models_are_created_from_a_save(saving: Daemon):
     with saving.client() as client:
         first = train(client, b"one")
