@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <limits>
 #include <map>
+#include <set>
 #include <system_error>
 #include <utility>
 
@@ -13,11 +14,14 @@
 #include "absl/strings/str_join.h"
 #include "client/ctl/conversion_rules.h"
 #include "client/ctl/encoding.h"
+#include "client/ctl/transformers_config.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/formats/codec.h"
 #include "proto/safetensors/checkpoint.h"
 #include "proto/safetensors/conversion.h"
 #include "proto/safetensors/replacing_file.h"
+#include "proto/safetensors/sharding_info.h"
+#include "proto/weights/weights.h"
 
 namespace paramshard::ctl {
 namespace {
@@ -34,12 +38,12 @@ using safetensors::TensorInfo;
 using weights::BandBytes;
 using weights::IsOfWholeTensor;
 using weights::MatrixOf;
-using weights::ParseEncodings;
 using weights::Part;
 using weights::PartTensor;
 using weights::PartTensors;
 using weights::QuantizedTensor;
 using weights::RowBand;
+using weights::Weights;
 using Bytes = std::vector<uint8_t>;
 
 constexpr char kConversionVersion[] = "1";
@@ -66,18 +70,24 @@ absl::Status ForEachBand(MatrixShape matrix, int64_t granule_rows, const Visitor
   return absl::OkStatus();
 }
 
-// The tensors that a quantized tensor's parts are read from.
-using Parts = std::map<Part, const TensorInfo*>;
-
 // One tensor of the input, and what is done with it.
 struct Step {
   enum class Kind { kCarry, kEncode, kDecode };
   Kind kind = Kind::kCarry;
   const SafetensorsFile* file = nullptr;
-  const TensorInfo* source = nullptr;  // to decode: the data
-  QuantizedTensor tensor;              // not to carry
-  Parts parts;                         // to decode
+  const TensorInfo* source = nullptr;        // to decode: the data
+  const Weights::Tensor* encoded = nullptr;  // to decode
+  QuantizedTensor tensor;                    // to encode; to decode, of the plain numbers
 };
+
+// Bytes of the tensors of the input that it is made from.
+int64_t SourceBytes(const Step& step) {
+  if (step.encoded == nullptr) return step.source->size_bytes;
+  int64_t bytes = 0;
+  for (const auto& [part, tensor] : step.encoded->parts) bytes += tensor->info->size_bytes;
+  if (!step.encoded->parts.empty()) return bytes;
+  return step.source->size_bytes + (step.encoded->scales == nullptr ? 0 : step.encoded->scales->info->size_bytes);
+}
 
 struct OutputFile {
   std::string path;
@@ -89,11 +99,11 @@ struct OutputFile {
 
 class FileConversion {
  public:
-  FileConversion(const ConversionOptions& options, const std::function<void(int64_t, absl::string_view)>& advance,
+  FileConversion(const Weights& input, const std::function<void(int64_t, absl::string_view)>& advance,
                  ConversionReport& report)
-      : options_(options), advance_(advance), report_(report) {}
+      : input_(input), advance_(advance), report_(report) {}
 
-  absl::Status Run(const OutputFile& output);
+  absl::Status Run(OutputFile& output);
   // The tensors of the file that Run has written.
   const std::vector<SafetensorsWriter::Tensor>& tensors() const { return tensors_; }
 
@@ -108,7 +118,7 @@ class FileConversion {
   absl::StatusOr<std::vector<float>> ReadFloats(const Step& step, RowBand band) const;
   absl::StatusOr<float> ReadAmax(const Step& step) const;
 
-  const ConversionOptions& options_;
+  const Weights& input_;
   const std::function<void(int64_t, absl::string_view)>& advance_;
   ConversionReport& report_;
   std::vector<SafetensorsWriter::Tensor> tensors_;
@@ -116,17 +126,21 @@ class FileConversion {
 
 std::vector<SafetensorsWriter::Tensor> FileConversion::TensorsOf(const Step& step) const {
   if (step.kind == Step::Kind::kCarry) return {{step.source->name, step.source->dtype, step.source->shape}};
-  QuantizedTensor tensor = step.tensor;
-  if (step.kind == Step::Kind::kDecode) tensor = {tensor.name, tensor.shape, {*options_.dequantized_format}, false};
   std::vector<SafetensorsWriter::Tensor> tensors;
-  for (PartTensor& part : PartTensors(tensor)) tensors.push_back(std::move(part.tensor));
+  for (PartTensor& part : PartTensors(step.tensor)) tensors.push_back(std::move(part.tensor));
   return tensors;
 }
 
-absl::Status FileConversion::Run(const OutputFile& output) {
+absl::Status FileConversion::Run(OutputFile& output) {
   tensors_.clear();
   for (const Step& step : output.steps) {
     for (SafetensorsWriter::Tensor& tensor : TensorsOf(step)) tensors_.push_back(std::move(tensor));
+  }
+  // All tensors are whole: each begins at its first element.
+  if (output.metadata.count(safetensors::kShardingInfoKey) != 0) {
+    safetensors::SavedOffsets offsets;
+    for (const SafetensorsWriter::Tensor& tensor : tensors_) offsets[tensor.name].resize(tensor.shape.size());
+    output.metadata[safetensors::kShardingInfoKey] = safetensors::SerializeShardingInfo(offsets);
   }
   ASSIGN_OR_RETURN(SafetensorsWriter writer, SafetensorsWriter::Create(output.path, tensors_, output.metadata));
   for (const Step& step : output.steps) RETURN_IF_ERROR(Do(step, writer));
@@ -134,12 +148,14 @@ absl::Status FileConversion::Run(const OutputFile& output) {
 }
 
 absl::Status FileConversion::Do(const Step& step, SafetensorsWriter& writer) {
-  ConvertedTensor converted{step.tensor, step.source->size_bytes, 0, {}};
+  ConvertedTensor converted{step.tensor, "", SourceBytes(step), 0, {}};
+  if (step.encoded != nullptr && step.encoded->kind == Weights::Kind::kEncoded) {
+    converted.tensor = step.encoded->quantized;
+  } else if (step.encoded != nullptr) {
+    converted.foreign_format = step.encoded->encoding;
+  }
   for (const SafetensorsWriter::Tensor& tensor : TensorsOf(step)) {
     converted.bytes += *safetensors::TensorBytes(tensor.dtype, tensor.shape);
-  }
-  for (const auto& [part, info] : step.parts) {
-    if (part != Part::kData) converted.source_bytes += info->size_bytes;
   }
   report_.source_bytes += converted.source_bytes;
   report_.bytes += converted.bytes;
@@ -221,28 +237,19 @@ absl::Status FileConversion::EncodeBand(const Step& step, const std::vector<Part
 }
 
 absl::Status FileConversion::Decode(const Step& step, SafetensorsWriter& writer) const {
-  const QuantizedTensor& tensor = step.tensor;
-  const int64_t cols = MatrixOf(tensor.shape).cols;
-  const Encoding plain{*options_.dequantized_format};
-  return ForEachBand(MatrixOf(tensor.shape), GranuleRows(tensor.encoding.format), [&](RowBand band) -> absl::Status {
-    std::map<Part, Bytes> bytes;
-    int64_t read_bytes = 0;
-    for (const Part part : {Part::kData, Part::kScales, Part::kAmax}) {
-      const auto source = step.parts.find(part);
-      if (source == step.parts.end()) continue;
-      const weights::ByteRange range = BandBytes(tensor, part, band);
-      bytes[part].resize(range.size);
-      RETURN_IF_ERROR(step.file->Read(*source->second, range.begin, absl::MakeSpan(bytes[part])));
-      read_bytes += range.size;
-    }
-    std::vector<float> values(band.size() * cols);
-    DecodePlane(tensor.encoding, Plane::kRowWise,
-                {bytes[Part::kData].data(), bytes[Part::kScales].data(), bytes[Part::kAmax].data()}, band.size(), cols,
-                values.data());
-    Bytes out(DataBytes(plain, band.size(), cols));
-    EncodePlanes(plain, values.data(), band.size(), cols, {out.data()}, {});
-    RETURN_IF_ERROR(writer.Append(tensor.name, out));
-    advance_(read_bytes, tensor.name);
+  const MatrixShape matrix = MatrixOf(step.tensor.shape);
+  const Encoding& plain = step.tensor.encoding;
+  const int64_t source_bytes = SourceBytes(step);
+  return ForEachBand(matrix, step.encoded->granule_rows(), [&](RowBand band) -> absl::Status {
+    std::vector<float> values(band.size() * matrix.cols);
+    RETURN_IF_ERROR(input_.ReadRows(*step.encoded, band, values.data()));
+    Bytes out(DataBytes(plain, band.size(), matrix.cols));
+    EncodePlanes(plain, values.data(), band.size(), matrix.cols, {out.data()}, {});
+    RETURN_IF_ERROR(writer.Append(step.tensor.name, out));
+    const auto read_bytes = [&](int64_t row) {
+      return static_cast<int64_t>(static_cast<__int128>(source_bytes) * row / matrix.rows);
+    };
+    advance_(read_bytes(band.end) - read_bytes(band.begin), step.tensor.name);
     return absl::OkStatus();
   });
 }
@@ -251,34 +258,47 @@ absl::Status FileConversion::Decode(const Step& step, SafetensorsWriter& writer)
 
 class Conversion {
  public:
-  Conversion(const ConversionOptions& options, Checkpoint input) : options_(options), input_(std::move(input)) {}
+  Conversion(const ConversionOptions& options, Weights input)
+      : options_(options), input_(std::move(input)), checkpoint_(input_.checkpoint()) {}
 
   absl::StatusOr<ConversionReport> Run(const ConversionProgress& progress);
 
  private:
-  absl::StatusOr<std::vector<Step>> Steps(const SafetensorsFile& file) const;
-  absl::StatusOr<std::vector<Step>> EncodingSteps(const SafetensorsFile& file) const;
-  absl::StatusOr<std::vector<Step>> DecodingSteps(const SafetensorsFile& file) const;
+  absl::Status PlanEncodings();
   absl::StatusOr<std::optional<Encoding>> EncodingOf(const SafetensorsFile& file, const TensorInfo& info) const;
+  absl::Status PlanConfig();
+  absl::Status KeepWhatTransformersDoesNotDecode();
+  absl::StatusOr<std::vector<Step>> Steps(const SafetensorsFile& file) const;
+  std::vector<Step> EncodingSteps(const SafetensorsFile& file) const;
+  absl::StatusOr<std::vector<Step>> DecodingSteps(const SafetensorsFile& file) const;
   absl::Status ReadRules();
   absl::Status CheckSource(const SafetensorsFile& file) const;
   bool HasOneOutput() const { return absl::EndsWith(options_.output, ".safetensors"); }
+  bool Decodes() const { return options_.dequantized_format.has_value(); }
+  fs::path OutputFolder() const {
+    return HasOneOutput() ? fs::path(options_.output).parent_path() : fs::path(options_.output);
+  }
+  std::string InputFolder() const;
   fs::path OutputOf(const SafetensorsFile& file) const;
   absl::StatusOr<std::vector<OutputFile>> Plan() const;
   void AddMetadata(OutputFile& output) const;
   absl::Status CheckOutput(const std::string& path) const;
-  absl::Status WriteIndex(const std::map<std::string, std::string>& weight_map, int64_t bytes) const;
+  absl::Status WriteText(const char* name, absl::string_view text) const;
 
   const ConversionOptions& options_;
-  const Checkpoint input_;
+  const Weights input_;
+  const Checkpoint& checkpoint_;
   ConversionRules rules_;
+  std::map<std::string, Encoding, std::less<>> encodings_;  // of tensors that are encoded
+  std::optional<nlohmann::ordered_json> config_;            // to be written beside the output
+  std::vector<std::string> notes_;
 };
 
 absl::Status Conversion::ReadRules() {
   if (options_.rules_path.empty()) return absl::OkStatus();
   ASSIGN_OR_RETURN(rules_, ConversionRules::Read(options_.rules_path));
   std::vector<std::string> names;
-  for (const auto& [name, tensor] : input_.tensors()) names.push_back(name);
+  for (const auto& [name, tensor] : checkpoint_.tensors()) names.push_back(name);
   return rules_.CheckAllMatch(names);
 }
 
@@ -303,19 +323,97 @@ absl::StatusOr<std::optional<Encoding>> Conversion::EncodingOf(const Safetensors
                  absl::StrCat("F32, BF16 or F16 expected, got ", safetensors::DtypeName(info.dtype),
                               ", which is quantized already; a rule KEEP carries it as it is"));
   }
-  if (!weights::PlainFormatOf(info.dtype).has_value() || info.size_bytes == 0) encoding.reset();
+  if (!weights::PlainFormatOf(info.dtype).has_value() || info.size_bytes == 0) return std::nullopt;
+  const Weights::Tensor* const tensor = input_.Find(info.name);
+  if (tensor != nullptr) RETURN_IF_ERROR(tensor->refusal);
   return encoding;
 }
 
-absl::StatusOr<std::vector<Step>> Conversion::EncodingSteps(const SafetensorsFile& file) const {
-  RETURN_IF_ERROR(CheckSource(file));
+absl::Status Conversion::PlanEncodings() {
+  for (const SafetensorsFile& file : checkpoint_.files()) {
+    RETURN_IF_ERROR(CheckSource(file));
+    for (const TensorInfo* const info : checkpoint_.TensorsOf(file)) {
+      ASSIGN_OR_RETURN(const std::optional<Encoding> encoding, EncodingOf(file, *info));
+      if (encoding.has_value()) encodings_[info->name] = *encoding;
+    }
+  }
+  return absl::OkStatus();
+}
+
+std::string Conversion::InputFolder() const {
+  const std::string& first =
+      checkpoint_.index_path().empty() ? checkpoint_.files().front().path() : checkpoint_.index_path();
+  return fs::path(first).parent_path().string();
+}
+
+// A config.json beside the output says how transformers reads it: without a word of codes it takes them for values. One
+// of the output's folder is changed, that of the input's copied.
+absl::Status Conversion::PlanConfig() {
+  // transformers reads no file of another name.
+  if (HasOneOutput() && fs::path(options_.output).filename() != safetensors::kModelFileName) return absl::OkStatus();
+  std::error_code error;
+  const std::string beside = OutputFolder().string();
+  const bool is_beside = fs::exists(fs::path(beside) / kConfigFileName, error);
+  if (!is_beside && (HasOneOutput() || !fs::exists(fs::path(InputFolder()) / kConfigFileName, error))) {
+    return absl::OkStatus();
+  }
+  ASSIGN_OR_RETURN(nlohmann::ordered_json config, ReadConfig(is_beside ? beside : InputFolder()));
+  const bool carries_codes = std::any_of(input_.tensors().begin(), input_.tensors().end(), [&](const auto& tensor) {
+    return !Decodes() && tensor.second.kind != Weights::Kind::kPlain && tensor.second.kind != Weights::Kind::kCarried;
+  });
+  bool is_quantized = false;
+  bool is_known = true;
+  for (const auto& [name, encoding] : encodings_) {
+    if (weights::IsPlain(encoding.format)) continue;
+    is_quantized = true;
+    is_known &= IsKnownToTransformers(encoding);
+  }
+  // Codes that are carried are as the input's config.json says.
+  if (is_beside && !is_quantized && carries_codes) return absl::OkStatus();
+  if (is_quantized || !carries_codes) RemoveQuantizationConfig(config);
+  config_ = std::move(config);
+  if (!is_quantized) return absl::OkStatus();
+  if (is_known && !carries_codes) return KeepWhatTransformersDoesNotDecode();
+  notes_.push_back("transformers does not decode these formats: config.json says so, and it refuses the folder");
+  (*config_)[weights::kQuantizationMembers[0]] = UnknownQuantizationConfig();
+  return absl::OkStatus();
+}
+
+absl::Status Conversion::KeepWhatTransformersDoesNotDecode() {
+  std::set<std::string> kept;  // modules
+  for (const auto& [name, tensor] : checkpoint_.tensors()) {
+    const std::vector<int64_t>& shape = tensor.info->shape;
+    const auto encoding = encodings_.find(name);
+    const bool is_encoded = encoding != encodings_.end() && !weights::IsPlain(encoding->second.format);
+    const ConversionRule* const rule = rules_.Find(name);
+    const bool is_of_rule = is_encoded && rule != nullptr;
+    if (is_of_rule && !HasWholeBlocks(shape)) {
+      return About(*tensor.file, name,
+                   absl::StrCat("want a matrix of whole blocks of 128 x 128 beside a ", kConfigFileName, ", got [",
+                                absl::StrJoin(shape, ", "),
+                                "], which transformers would decode with blocks of another size: KEEP it"));
+    }
+    if (is_encoded && HasWholeBlocks(shape) && (is_of_rule || IsLinearWeight(name, shape))) continue;
+    if (shape.size() >= 2) kept.insert(ModuleOf(name));
+  }
+  for (auto encoding = encodings_.begin(); encoding != encodings_.end();) {
+    const bool is_kept = !weights::IsPlain(encoding->second.format) && kept.count(ModuleOf(encoding->first)) != 0;
+    encoding = is_kept ? encodings_.erase(encoding) : std::next(encoding);
+  }
+  notes_.push_back(absl::StrCat("config.json has a quantization_config for transformers, with ", kept.size(),
+                                " modules that are not quantized"));
+  (*config_)[weights::kQuantizationMembers[0]] = Fp8QuantizationConfig({kept.begin(), kept.end()});
+  return absl::OkStatus();
+}
+
+std::vector<Step> Conversion::EncodingSteps(const SafetensorsFile& file) const {
   std::vector<Step> steps;
-  for (const TensorInfo* const info : input_.TensorsOf(file)) {
-    Step step{.kind = Step::Kind::kCarry, .file = &file, .source = info, .tensor = {}, .parts = {}};
-    ASSIGN_OR_RETURN(const std::optional<Encoding> encoding, EncodingOf(file, *info));
-    if (encoding.has_value()) {
+  for (const TensorInfo* const info : checkpoint_.TensorsOf(file)) {
+    Step step{.kind = Step::Kind::kCarry, .file = &file, .source = info, .encoded = nullptr, .tensor = {}};
+    if (const auto encoding = encodings_.find(info->name); encoding != encodings_.end()) {
       step.kind = Step::Kind::kEncode;
-      step.tensor = {info->name, info->shape, *encoding, options_.has_columns && HasColumnPlane(encoding->format)};
+      step.tensor = {info->name, info->shape, encoding->second,
+                     options_.has_columns && HasColumnPlane(encoding->second.format)};
     }
     steps.push_back(std::move(step));
   }
@@ -323,50 +421,34 @@ absl::StatusOr<std::vector<Step>> Conversion::EncodingSteps(const SafetensorsFil
 }
 
 absl::StatusOr<std::vector<Step>> Conversion::DecodingSteps(const SafetensorsFile& file) const {
-  const auto encodings = file.metadata().find(safetensors::kEncodingsKey);
-  std::vector<QuantizedTensor> tensors;
-  if (encodings != file.metadata().end()) {
-    auto parsed = ParseEncodings(encodings->second);
-    if (!parsed.ok()) {
-      return absl::Status(parsed.status().code(), absl::StrCat(file.path(), ": ", parsed.status().message()));
-    }
-    tensors = *std::move(parsed);
-  }
-  std::map<absl::string_view, const TensorInfo*> left;
-  for (const TensorInfo* const info : input_.TensorsOf(file)) left[info->name] = info;
+  // What a conversion has carried it carries again.
+  const bool is_own = file.metadata().count(safetensors::kEncodingsKey) != 0;
   std::vector<Step> steps;
-  for (QuantizedTensor& tensor : tensors) {
-    Step step{.kind = Step::Kind::kDecode, .file = &file, .source = nullptr, .tensor = {}, .parts = {}};
-    for (const auto& [part, expected] : PartTensors(tensor)) {
-      const auto found = left.find(expected.name);
-      if (found == left.end() || found->second->dtype != expected.dtype || found->second->shape != expected.shape) {
-        return About(file, expected.name,
-                     absl::StrCat(safetensors::DtypeName(expected.dtype), " [", absl::StrJoin(expected.shape, ", "),
-                                  "] expected for ", EncodingText(tensor.encoding), ", got another or none"));
-      }
-      step.parts[part] = found->second;
-      left.erase(found);
+  for (const auto& [name, tensor] : input_.tensors()) {
+    if (tensor.data->file != &file) continue;
+    Step step{.kind = Step::Kind::kCarry, .file = &file, .source = tensor.data->info, .encoded = nullptr, .tensor = {}};
+    if (!is_own) RETURN_IF_ERROR(tensor.refusal);
+    if (tensor.is_number() && tensor.kind != Weights::Kind::kPlain) {
+      step.kind = Step::Kind::kDecode;
+      step.encoded = &tensor;
+      step.tensor = {name, tensor.shape, {*options_.dequantized_format}, false};
     }
-    step.source = step.parts[Part::kData];
-    step.tensor = std::move(tensor);
     steps.push_back(std::move(step));
-  }
-  for (const auto& [name, info] : left) {
-    steps.push_back({.kind = Step::Kind::kCarry, .file = &file, .source = info, .tensor = {}, .parts = {}});
   }
   return steps;
 }
 
 absl::StatusOr<std::vector<Step>> Conversion::Steps(const SafetensorsFile& file) const {
-  return options_.dequantized_format.has_value() ? DecodingSteps(file) : EncodingSteps(file);
+  if (Decodes()) return DecodingSteps(file);
+  return EncodingSteps(file);
 }
 
 // Beside the index, or the file itself, as in the input.
 fs::path Conversion::OutputOf(const SafetensorsFile& file) const {
   if (HasOneOutput()) return options_.output;
   const fs::path source(file.path());
-  if (input_.index_path().empty()) return fs::path(options_.output) / source.filename();
-  return fs::path(options_.output) / source.lexically_relative(fs::path(input_.index_path()).parent_path());
+  if (checkpoint_.index_path().empty()) return fs::path(options_.output) / source.filename();
+  return fs::path(options_.output) / source.lexically_relative(fs::path(checkpoint_.index_path()).parent_path());
 }
 
 void Conversion::AddMetadata(OutputFile& output) const {
@@ -386,7 +468,7 @@ void Conversion::AddMetadata(OutputFile& output) const {
 
 absl::StatusOr<std::vector<OutputFile>> Conversion::Plan() const {
   std::map<std::string, OutputFile> outputs;
-  for (const SafetensorsFile& file : input_.files()) {
+  for (const SafetensorsFile& file : checkpoint_.files()) {
     OutputFile& output = outputs[OutputOf(file).string()];
     output.path = OutputOf(file).string();
     output.metadata.insert(file.metadata().begin(), file.metadata().end());
@@ -404,12 +486,13 @@ absl::StatusOr<std::vector<OutputFile>> Conversion::Plan() const {
   }
   if (decoded_count > 0 || !options_.dequantized_format.has_value()) return plan;
   return absl::InvalidArgumentError(
-      absl::StrCat(options_.input, ": tensors that a conversion has encoded expected, got none (no metadata ",
-                   safetensors::kEncodingsKey, ")"));
+      absl::StrCat(options_.input,
+                   ": tensors that a conversion has encoded expected, or FP8 and MXFP4 with scales, got "
+                   "none"));
 }
 
 absl::Status Conversion::CheckOutput(const std::string& path) const {
-  for (const SafetensorsFile& file : input_.files()) {
+  for (const SafetensorsFile& file : checkpoint_.files()) {
     std::error_code error;
     if (!fs::equivalent(path, file.path(), error)) continue;
     return absl::InvalidArgumentError(absl::StrCat("another file than the input expected, got ", path, " for both"));
@@ -425,34 +508,43 @@ absl::Status CreateFolderOf(const std::string& path) {
   return absl::ErrnoToStatus(error.value(), absl::StrCat(folder.string(), ": create failed"));
 }
 
-absl::Status Conversion::WriteIndex(const std::map<std::string, std::string>& weight_map, int64_t bytes) const {
-  const std::string text = safetensors::SerializeIndex(weight_map, bytes);
-  ASSIGN_OR_RETURN(ReplacingFile file,
-                   ReplacingFile::Create((fs::path(options_.output) / safetensors::kIndexFileName).string()));
+absl::Status Conversion::WriteText(const char* name, absl::string_view text) const {
+  ASSIGN_OR_RETURN(ReplacingFile file, ReplacingFile::Create((OutputFolder() / name).string()));
   RETURN_IF_ERROR(file.WriteAt(0, absl::MakeConstSpan(reinterpret_cast<const uint8_t*>(text.data()), text.size())));
   return file.Commit();
 }
 
 absl::StatusOr<ConversionReport> Conversion::Run(const ConversionProgress& progress) {
   RETURN_IF_ERROR(ReadRules());
-  ASSIGN_OR_RETURN(const std::vector<OutputFile> plan, Plan());
+  if (!Decodes()) RETURN_IF_ERROR(PlanEncodings());
+  RETURN_IF_ERROR(PlanConfig());
+  ASSIGN_OR_RETURN(std::vector<OutputFile> plan, Plan());
   int64_t all_bytes = 0;
-  for (const auto& [name, tensor] : input_.tensors()) all_bytes += tensor.info->size_bytes;
+  for (const auto& [name, tensor] : checkpoint_.tensors()) all_bytes += tensor.info->size_bytes;
   int64_t done_bytes = 0;
   const std::function<void(int64_t, absl::string_view)> advance = [&](int64_t bytes, absl::string_view tensor) {
     done_bytes += bytes;
     if (progress) progress(done_bytes, all_bytes, tensor);
   };
   ConversionReport report;
+  report.notes = checkpoint_.notes();
+  report.notes.insert(report.notes.end(), notes_.begin(), notes_.end());
   std::map<std::string, std::string> weight_map;
-  for (const OutputFile& output : plan) {
+  // Before any weights: codes are never there without it.
+  if (config_.has_value()) {
+    RETURN_IF_ERROR(CreateFolderOf((OutputFolder() / kConfigFileName).string()));
+    RETURN_IF_ERROR(WriteText(kConfigFileName, ConfigText(*config_)));
+  }
+  for (OutputFile& output : plan) {
     RETURN_IF_ERROR(CreateFolderOf(output.path));
-    FileConversion file(options_, advance, report);
+    FileConversion file(input_, advance, report);
     RETURN_IF_ERROR(file.Run(output));
     const std::string name = fs::path(output.path).lexically_relative(options_.output).string();
     for (const SafetensorsWriter::Tensor& tensor : file.tensors()) weight_map[tensor.name] = name;
   }
-  if (!HasOneOutput() && !input_.index_path().empty()) RETURN_IF_ERROR(WriteIndex(weight_map, report.bytes));
+  if (!HasOneOutput() && !checkpoint_.index_path().empty()) {
+    RETURN_IF_ERROR(WriteText(safetensors::kIndexFileName, safetensors::SerializeIndex(weight_map, report.bytes)));
+  }
   return report;
 }
 
@@ -460,8 +552,8 @@ absl::StatusOr<ConversionReport> Conversion::Run(const ConversionProgress& progr
 
 absl::StatusOr<ConversionReport> Convert(const ConversionOptions& options, const ConversionProgress& progress) {
   if (options.encoding.has_value()) RETURN_IF_ERROR(weights::CheckFileEncoding(*options.encoding));
-  ASSIGN_OR_RETURN(Checkpoint input, Checkpoint::Open(options.input));
-  if (input.is_sharded()) {
+  ASSIGN_OR_RETURN(Weights input, Weights::Open(options.input));
+  if (input.checkpoint().is_sharded()) {
     return absl::InvalidArgumentError(
         absl::StrCat(options.input,
                      ": whole tensors in one file or with an index expected, got tensors in parts: import takes them"));

@@ -28,12 +28,13 @@ struct ConversionOptions {
   std::string rules_path;
   // Keep the column-wise planes of MXFP8.
   bool has_columns = false;
-  // Decode what a conversion has encoded instead, to FP32, BF16 or FP16.
+  // Decode what is quantized instead, as weights::Weights does, to FP32, BF16 or FP16.
   std::optional<Format> dequantized_format;
 };
 
 struct ConvertedTensor {
-  weights::QuantizedTensor tensor;
+  weights::QuantizedTensor tensor;  // as it is encoded, or was
+  std::string foreign_format;       // decoded from what another program has encoded; else empty
   int64_t source_bytes = 0;
   int64_t bytes = 0;    // of all its parts
   EncodingError error;  // of encoding; empty after decoding
@@ -44,18 +45,23 @@ struct ConversionReport {
   int64_t carried_count = 0;
   int64_t source_bytes = 0;  // of all tensors
   int64_t bytes = 0;
+  std::vector<std::string> notes;  // for the user: files and tensors of the input that were not read
 };
 
 // Called with bytes read and to be read, and the tensor at hand.
 using ConversionProgress = std::function<void(int64_t done_bytes, int64_t all_bytes, absl::string_view tensor)>;
 
-// Converts a checkpoint. F32, BF16 and F16 tensors are encoded as options and rules say; others, and empty ones, are
+// Converts a checkpoint. Where config.json lies beside the output, or beside the input of an output folder, one is
+// written with which transformers decodes the output, or opens nothing: for FP8_BLOCK_128X128 of E4M3 matrices stay as
+// they are, and are listed in modules_to_not_convert, that are no linear layers by their names, unless a rule says
+// otherwise, or have rows or columns that are no multiple of 128. F32, BF16 and F16 tensors are encoded as options and rules say; others, and empty ones, are
 // carried as they are. Files are read and written in bands of rows: memory does not grow with them, unless one granule
 // of rows does. Each output takes its name when it is whole, an index last.
 //
 // Errors of Checkpoint::Open, ConversionRules and SafetensorsWriter. INVALID_ARGUMENT also: a file whose values are
-// quantized already (to encode) or that no conversion has written (to decode), tensors of it that do not fit their
-// encodings, a name that a part needs and another tensor has, an output that is an input.
+// quantized already (to encode) or not quantized (to decode), tensors of it that do not fit their encodings, a name that
+// a part needs and another tensor has, an output that is an input; beside a config.json, a rule for a matrix that
+// transformers would decode with blocks of another size.
 absl::StatusOr<ConversionReport> Convert(const ConversionOptions& options, const ConversionProgress& progress);
 
 }  // namespace paramshard::ctl

@@ -6,6 +6,7 @@
 #include "client/ctl/cell.h"
 #include "client/ctl/encoding.h"
 #include "client/ctl/table.h"
+#include "client/ctl/terminal_text.h"
 #include "nlohmann/json.hpp"
 
 namespace paramshard::ctl {
@@ -18,9 +19,11 @@ std::string ShareCell(double share) { return share == 0 ? "0" : absl::StrFormat(
 
 ordered_json ToJson(const ConvertedTensor& converted) {
   const EncodingError& error = converted.error;
+  const bool is_foreign = !converted.foreign_format.empty();
+  const Encoding& encoding = converted.tensor.encoding;
   ordered_json json = {{"name", converted.tensor.name},
-                       {"format", std::string(FormatName(converted.tensor.encoding.format))},
-                       {"element", std::string(ElementTypeName(converted.tensor.encoding.element))},
+                       {"format", is_foreign ? converted.foreign_format : std::string(FormatName(encoding.format))},
+                       {"element", std::string(ElementTypeName(is_foreign ? ElementType::kNone : encoding.element))},
                        {"shape", converted.tensor.shape},
                        {"sourceBytes", converted.source_bytes},
                        {"bytes", converted.bytes}};
@@ -48,9 +51,11 @@ std::string ConversionText(const ConversionReport& report, bool quiet) {
                {"NON-FINITE", Align::kRight}});
   for (const ConvertedTensor& converted : report.tensors) {
     const EncodingError& error = converted.error;
-    std::vector<std::string> cells = {converted.tensor.name, EncodingText(converted.tensor.encoding),
-                                      absl::StrCat("[", absl::StrJoin(converted.tensor.shape, ", "), "]"),
-                                      BytesCell(converted.source_bytes), BytesCell(converted.bytes)};
+    std::vector<std::string> cells = {
+        converted.tensor.name,
+        converted.foreign_format.empty() ? EncodingText(converted.tensor.encoding) : converted.foreign_format,
+        absl::StrCat("[", absl::StrJoin(converted.tensor.shape, ", "), "]"), BytesCell(converted.source_bytes),
+        BytesCell(converted.bytes)};
     if (error.element_count() == 0) {
       cells.insert(cells.end(), 5, "-");
     } else {
@@ -60,7 +65,9 @@ std::string ConversionText(const ConversionReport& report, bool quiet) {
     }
     table.AddRow(std::move(cells));
   }
-  return absl::StrCat(quiet || report.tensors.empty() ? "" : table.Text(), report.tensors.size(),
+  std::string notes;
+  for (const std::string& note : report.notes) absl::StrAppend(&notes, "note: ", TerminalText(note), "\n");
+  return absl::StrCat(quiet || report.tensors.empty() ? "" : table.Text(), notes, report.tensors.size(),
                       " tensors converted, ", report.carried_count,
                       " carried as they are: ", BytesCell(report.source_bytes), " before, ", BytesCell(report.bytes),
                       " after\n");
@@ -76,6 +83,7 @@ std::string ConversionJsonText(const ConversionReport& report, bool quiet) {
                          {"carriedCount", report.carried_count},
                          {"sourceBytes", report.source_bytes},
                          {"bytes", report.bytes}};
+  document["notes"] = report.notes;
   return document.dump(2, ' ', false, ordered_json::error_handler_t::replace) + "\n";
 }
 

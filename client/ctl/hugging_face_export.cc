@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <filesystem>
 #include <map>
 #include <memory>
@@ -14,9 +15,11 @@
 #include <utility>
 
 #include "absl/status/status.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "client/ctl/conversion_rules.h"
+#include "client/ctl/transformers_config.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/formats/codec.h"
 #include "kernels/formats/format.h"
@@ -27,11 +30,11 @@
 #include "proto/model/model_spec.h"
 #include "proto/model/name_index.h"
 #include "proto/model/state_tensor.h"
-#include "proto/safetensors/checkpoint.h"
 #include "proto/safetensors/header.h"
 #include "proto/safetensors/regular_file.h"
 #include "proto/safetensors/replacing_file.h"
 #include "proto/safetensors/safetensors_writer.h"
+#include "proto/weights/weights.h"
 #include "proto/wire/handoff.h"
 
 namespace paramshard::ctl {
@@ -46,26 +49,17 @@ using safetensors::NameText;
 using safetensors::ReplacingFile;
 using safetensors::SafetensorsFile;
 using safetensors::SafetensorsWriter;
-using safetensors::TensorInfo;
+using weights::Weights;
 
-constexpr char kConfigFileName[] = "config.json";
 // What describes a model beside its weights.
 const std::set<std::string> kCarriedExtensions = {".jinja", ".json", ".model", ".py", ".spm", ".tiktoken", ".txt"};
 constexpr int64_t kMaxCarriedBytes = int64_t{1} << 30;
-constexpr int64_t kMaxConfigBytes = int64_t{64} << 20;
 // Rows that are read at once begin where every format's blocks of scales begin.
 constexpr int64_t kBandRows = 128;
 constexpr int64_t kBandElements = int64_t{16} << 20;
 
 absl::Status FileSystemError(const std::string& path, absl::string_view what, const std::error_code& error) {
   return absl::ErrnoToStatus(error.value(), absl::StrCat(path, ": ", what));
-}
-
-std::optional<Format> FormatOf(Dtype dtype) {
-  if (dtype == Dtype::kF32) return Format::kFP32;
-  if (dtype == Dtype::kBF16) return Format::kBF16;
-  if (dtype == Dtype::kF16) return Format::kFP16;
-  return std::nullopt;
 }
 
 absl::string_view ConfigDtype(Dtype dtype) {
@@ -145,11 +139,11 @@ absl::Status WriteWhole(const fs::path& path, absl::string_view text) {
 
 // One tensor of the export.
 struct Target {
-  const TensorInfo* info = nullptr;  // in `like`
+  const Weights::Tensor* tensor = nullptr;  // in `like`
   ParameterPlace place;
   Dtype dtype = Dtype::kF32;
 
-  int64_t size_bytes() const { return *safetensors::TensorBytes(dtype, info->shape); }
+  int64_t size_bytes() const { return *safetensors::TensorBytes(dtype, tensor->shape); }
 };
 
 struct TargetFile {
@@ -160,16 +154,24 @@ struct TargetFile {
 class HuggingFaceExport {
  public:
   HuggingFaceExport(const HuggingFaceExportOptions& options, const HuggingFaceExportProgress& progress,
-                    const Reader& source, const Checkpoint& like, nlohmann::ordered_json config)
-      : options_(options), progress_(progress), source_(source), like_(like), config_(std::move(config)) {}
+                    const Reader& source, const Weights& like, nlohmann::ordered_json config)
+      : options_(options),
+        progress_(progress),
+        source_(source),
+        like_(like),
+        config_(std::move(config)),
+        config_in_like_(config_) {}
 
   absl::StatusOr<HuggingFaceExportReport> Run();
 
  private:
   absl::Status Plan();
-  absl::StatusOr<Target> TargetOf(const SafetensorsFile& file, const TensorInfo& info) const;
-  absl::StatusOr<Dtype> DtypeOf(const TensorInfo& info) const;
+  absl::StatusOr<Target> TargetOf(const Weights::Tensor& tensor) const;
+  absl::StatusOr<Dtype> DtypeOf(const Weights::Tensor& tensor) const;
+  absl::StatusOr<ParameterPlace> PlaceOf(const Weights::Tensor& tensor) const;
+  absl::StatusOr<bool> IsEqual(const Weights::Tensor& a, const Weights::Tensor& b) const;
   absl::Status CheckRest();
+  bool TiesWords() const;
   bool IsTied(const ParameterSpec& parameter) const;
 
   absl::Status WriteFile(const fs::path& folder, const TargetFile& file);
@@ -185,11 +187,13 @@ class HuggingFaceExport {
   const HuggingFaceExportOptions& options_;
   const HuggingFaceExportProgress& progress_;
   const Reader& source_;
-  const Checkpoint& like_;
-  nlohmann::ordered_json config_;
+  const Weights& like_;
+  nlohmann::ordered_json config_;  // of the export
+  const nlohmann::ordered_json config_in_like_;
 
   ConversionRules rules_;
   std::vector<TargetFile> files_;
+  std::set<std::string> exported_;         // parameters that tensors of `like` take
   std::set<std::string> exported_hashes_;  // content hashes of masters, with their shapes
   int64_t all_bytes_ = 0;
   int64_t done_bytes_ = 0;
@@ -198,31 +202,74 @@ class HuggingFaceExport {
 
 // --- Planning
 
-absl::StatusOr<Target> HuggingFaceExport::TargetOf(const SafetensorsFile& file, const TensorInfo& info) const {
-  const std::optional<ParameterPlace> place = source_.names().PlaceOf(info.name);
-  if (!place.has_value()) {
-    return absl::NotFoundError(absl::StrCat(source_.folder(), ": tensor ", NameText(info.name), " of ", file.path(),
-                                            " expected among the parameters of model ", source_.manifest().model,
-                                            ", there is none of this name"));
-  }
-  const ParameterSpec& parameter = Spec(*place);
-  if (parameter.shape != info.shape) {
-    return absl::InvalidArgumentError(absl::StrCat(source_.folder(), ": tensor ", NameText(info.name), ": shape ",
-                                                   ShapeText(info.shape), " expected, that of ", file.path(), ", got ",
+absl::StatusOr<Target> HuggingFaceExport::TargetOf(const Weights::Tensor& tensor) const {
+  ASSIGN_OR_RETURN(const ParameterPlace place, PlaceOf(tensor));
+  const std::string& path = tensor.data->file->path();
+  const ParameterSpec& parameter = Spec(place);
+  if (parameter.shape != tensor.shape) {
+    return absl::InvalidArgumentError(absl::StrCat(source_.folder(), ": tensor ", NameText(tensor.name), ": shape ",
+                                                   ShapeText(tensor.shape), " expected, that of ", path, ", got ",
                                                    ShapeText(parameter.shape)));
   }
-  ASSIGN_OR_RETURN(const Dtype dtype, DtypeOf(info));
-  if (FormatOf(dtype).has_value()) return Target{.info = &info, .place = *place, .dtype = dtype};
-  return absl::InvalidArgumentError(absl::StrCat(file.path(), ": tensor ", NameText(info.name),
-                                                 ": F32, BF16 or F16 expected, got ", safetensors::DtypeName(dtype),
-                                                 "; --dtype gives all tensors another type, --rules some"));
+  ASSIGN_OR_RETURN(const Dtype dtype, DtypeOf(tensor));
+  if (weights::PlainFormatOf(dtype).has_value()) return Target{.tensor = &tensor, .place = place, .dtype = dtype};
+  return absl::InvalidArgumentError(absl::StrCat(path, ": tensor ", NameText(tensor.name),
+                                                 ": F32, BF16 or F16 expected, got ", safetensors::DtypeName(dtype)));
 }
 
-absl::StatusOr<Dtype> HuggingFaceExport::DtypeOf(const TensorInfo& info) const {
-  const ConversionRule* const rule = rules_.Find(info.name);
-  if (rule == nullptr || !rule->encoding.has_value()) return options_.dtype.value_or(info.dtype);
+// The parameter of the tensor's name. In a model that ties its words, and has the tied parameter under one name, also
+// the one that is as the tensor: the only one of its shape that `like` lacks, or else has with equal values.
+absl::StatusOr<ParameterPlace> HuggingFaceExport::PlaceOf(const Weights::Tensor& tensor) const {
+  const std::optional<ParameterPlace> named = source_.names().PlaceOf(tensor.name);
+  if (named.has_value()) return *named;
+  std::vector<ParameterPlace> absent;
+  std::vector<ParameterPlace> equal;
+  for (int unit = 0; TiesWords() && unit < static_cast<int>(source_.spec().units.size()); ++unit) {
+    const std::vector<ParameterSpec>& parameters = source_.spec().units[unit].parameters;
+    for (int parameter = 0; parameter < static_cast<int>(parameters.size()); ++parameter) {
+      if (parameters[parameter].shape != tensor.shape) continue;
+      const Weights::Tensor* const other = like_.Find(parameters[parameter].name);
+      if (other == nullptr) {
+        absent.push_back({unit, parameter});
+        continue;
+      }
+      ASSIGN_OR_RETURN(const bool is_equal, IsEqual(tensor, *other));
+      if (is_equal) equal.push_back({unit, parameter});
+    }
+  }
+  const std::vector<ParameterPlace>& tied = absent.empty() ? equal : absent;
+  if (tied.size() == 1) return tied.front();
+  return absl::NotFoundError(absl::StrCat(source_.folder(), ": tensor ", NameText(tensor.name), " of ",
+                                          tensor.data->file->path(), " expected among the parameters of model ",
+                                          source_.manifest().model, ", there is none of this name"));
+}
+
+absl::StatusOr<bool> HuggingFaceExport::IsEqual(const Weights::Tensor& a, const Weights::Tensor& b) const {
+  if (a.shape != b.shape || !a.is_number() || !b.is_number()) return false;
+  const MatrixShape matrix = a.matrix();
+  const int64_t band_rows = std::max<int64_t>(kBandElements / std::max<int64_t>(matrix.cols, 1), 1);
+  std::vector<float> values;
+  std::vector<float> others;
+  for (int64_t row = 0; row < matrix.rows; row += band_rows) {
+    const weights::RowBand band{row, std::min(matrix.rows, row + band_rows)};
+    values.resize(band.size() * matrix.cols);
+    others.resize(values.size());
+    RETURN_IF_ERROR(like_.ReadRows(a, band, values.data()));
+    RETURN_IF_ERROR(like_.ReadRows(b, band, others.data()));
+    if (std::memcmp(values.data(), others.data(), values.size() * sizeof(float)) != 0) return false;
+  }
+  return true;
+}
+
+// Quantized ones become BF16.
+absl::StatusOr<Dtype> HuggingFaceExport::DtypeOf(const Weights::Tensor& tensor) const {
+  const bool is_quantized = tensor.is_number() && tensor.kind != Weights::Kind::kPlain;
+  const ConversionRule* const rule = rules_.Find(tensor.name);
+  if (rule == nullptr || !rule->encoding.has_value()) {
+    return options_.dtype.value_or(is_quantized ? Dtype::kBF16 : tensor.dtype);
+  }
   for (const Dtype dtype : {Dtype::kF32, Dtype::kBF16, Dtype::kF16}) {
-    if (rule->encoding->format == FormatOf(dtype)) return dtype;
+    if (rule->encoding->format == weights::PlainFormatOf(dtype)) return dtype;
   }
   return absl::InvalidArgumentError(
       absl::StrCat(rule->place, ": FP32, BF16, FP16 or KEEP expected, got ", FormatName(rule->encoding->format)));
@@ -236,16 +283,19 @@ std::string MasterOf(const Reader& reader, const ParameterSpec& parameter) {
   return absl::StrCat(checkpoint::HashText(hash->second.sum), " ", ShapeText(parameter.shape));
 }
 
-bool HuggingFaceExport::IsTied(const ParameterSpec& parameter) const {
+bool HuggingFaceExport::TiesWords() const {
   const auto ties = config_.find("tie_word_embeddings");
-  return ties != config_.end() && ties->is_boolean() && ties->get<bool>() &&
-         exported_hashes_.count(MasterOf(source_, parameter)) != 0;
+  return ties != config_.end() && ties->is_boolean() && ties->get<bool>();
+}
+
+bool HuggingFaceExport::IsTied(const ParameterSpec& parameter) const {
+  return TiesWords() && exported_hashes_.count(MasterOf(source_, parameter)) != 0;
 }
 
 absl::Status HuggingFaceExport::CheckRest() {
   for (const UnitSpec& unit : source_.spec().units) {
     for (const ParameterSpec& parameter : unit.parameters) {
-      if (like_.Find(parameter.name) != nullptr) continue;
+      if (exported_.count(parameter.name) != 0) continue;
       if (!IsTied(parameter)) {
         return absl::InvalidArgumentError(absl::StrCat(options_.like, ": tensor ", NameText(parameter.name),
                                                        " expected, a parameter of model ", source_.manifest().model,
@@ -258,24 +308,36 @@ absl::Status HuggingFaceExport::CheckRest() {
 }
 
 absl::Status HuggingFaceExport::Plan() {
-  if (like_.is_sharded()) {
+  const Checkpoint& checkpoint = like_.checkpoint();
+  if (checkpoint.is_sharded()) {
     return absl::InvalidArgumentError(
         absl::StrCat(options_.like, ": one file or ", safetensors::kIndexFileName, " expected, got parts of tensors"));
+  }
+  report_.notes = checkpoint.notes();
+  // The second is the name that newer versions of transformers write.
+  for (const char* const name : {"torch_dtype", "dtype"}) {
+    if (options_.dtype.has_value() && config_.contains(name)) config_[name] = std::string(ConfigDtype(*options_.dtype));
   }
   if (!options_.rules_path.empty()) {
     ASSIGN_OR_RETURN(rules_, ConversionRules::Read(options_.rules_path));
   }
+  if (RemoveQuantizationConfig(config_)) {
+    report_.notes.push_back("config.json has no quantization_config, for nothing is quantized");
+  }
+  std::map<const SafetensorsFile*, TargetFile*> planned;
+  files_.reserve(checkpoint.files().size());
+  for (const SafetensorsFile& file : checkpoint.files()) {
+    planned[&file] = &files_.emplace_back();
+    planned[&file]->name = fs::path(file.path()).lexically_relative(options_.like).string();
+  }
   std::vector<std::string> names;
-  for (const SafetensorsFile& file : like_.files()) {
-    TargetFile& planned = files_.emplace_back();
-    planned.name = fs::path(file.path()).lexically_relative(options_.like).string();
-    for (const TensorInfo* const info : like_.TensorsOf(file)) {
-      ASSIGN_OR_RETURN(const Target target, TargetOf(file, *info));
-      all_bytes_ += target.size_bytes();
-      exported_hashes_.insert(MasterOf(source_, Spec(target.place)));
-      planned.targets.push_back(target);
-      names.push_back(info->name);
-    }
+  for (const auto& [name, tensor] : like_.tensors()) {
+    ASSIGN_OR_RETURN(const Target target, TargetOf(tensor));
+    all_bytes_ += target.size_bytes();
+    exported_.insert(Spec(target.place).name);
+    exported_hashes_.insert(MasterOf(source_, Spec(target.place)));
+    planned[tensor.data->file]->targets.push_back(target);
+    names.push_back(name);
   }
   RETURN_IF_ERROR(rules_.CheckAllMatch(names));
   exported_hashes_.erase("");
@@ -286,7 +348,7 @@ absl::Status HuggingFaceExport::Plan() {
 
 absl::Status HuggingFaceExport::WriteTensor(const Target& target, SafetensorsWriter& writer) {
   const ParameterSpec& parameter = Spec(target.place);
-  const Encoding plain{*FormatOf(target.dtype)};
+  const Encoding plain{*weights::PlainFormatOf(target.dtype)};
   const int64_t columns = parameter.columns();
   const int64_t band_rows = std::max<int64_t>(kBandElements / columns / kBandRows, 1) * kBandRows;
   std::vector<uint8_t> bytes;
@@ -297,10 +359,10 @@ absl::Status HuggingFaceExport::WriteTensor(const Target& target, SafetensorsWri
                                              bytes.resize(DataBytes(plain, rows.size(), columns));
                                              EncodePlanes(plain, values.data(), rows.size(), columns, {bytes.data()},
                                                           {});
-                                             RETURN_IF_ERROR(writer.Append(parameter.name, bytes));
+                                             RETURN_IF_ERROR(writer.Append(target.tensor->name, bytes));
                                              done_bytes_ += static_cast<int64_t>(bytes.size());
                                              if (progress_ != nullptr)
-                                               progress_(done_bytes_, all_bytes_, parameter.name);
+                                               progress_(done_bytes_, all_bytes_, target.tensor->name);
                                              return absl::OkStatus();
                                            }));
   }
@@ -314,7 +376,7 @@ absl::Status HuggingFaceExport::WriteFile(const fs::path& folder, const TargetFi
   if (error) return FileSystemError(path.parent_path().string(), "creating the folder failed", error);
   std::vector<SafetensorsWriter::Tensor> tensors;
   for (const Target& target : file.targets) {
-    tensors.push_back({target.info->name, target.dtype, target.info->shape});
+    tensors.push_back({target.tensor->name, target.dtype, target.tensor->shape});
   }
   // transformers refuses files that do not say what wrote them.
   ASSIGN_OR_RETURN(SafetensorsWriter writer, SafetensorsWriter::Create(path.string(), tensors, {{"format", "pt"}}));
@@ -326,24 +388,25 @@ absl::Status HuggingFaceExport::WriteFile(const fs::path& folder, const TargetFi
 }
 
 absl::Status HuggingFaceExport::WriteIndex(const fs::path& folder) const {
-  if (like_.index_path().empty()) return absl::OkStatus();
+  if (like_.checkpoint().index_path().empty()) return absl::OkStatus();
   std::map<std::string, std::string> weight_map;
   for (const TargetFile& file : files_) {
-    for (const Target& target : file.targets) weight_map[target.info->name] = file.name;
+    for (const Target& target : file.targets) weight_map[target.tensor->name] = file.name;
   }
   return WriteWhole(folder / safetensors::kIndexFileName, safetensors::SerializeIndex(weight_map, all_bytes_));
 }
 
 absl::StatusOr<std::string> HuggingFaceExport::TextOf(const fs::path& source) const {
-  if (source.filename() != kConfigFileName || !options_.dtype.has_value()) {
+  if (source.filename() != kConfigFileName || config_ == config_in_like_) {
     return safetensors::ReadWholeFile(source.string(), kMaxCarriedBytes);
   }
-  nlohmann::ordered_json config = config_;
-  // The second is the name that newer versions of transformers write.
-  for (const char* const name : {"torch_dtype", "dtype"}) {
-    if (config.contains(name)) config[name] = std::string(ConfigDtype(*options_.dtype));
-  }
-  return absl::StrCat(config.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace), "\n");
+  return ConfigText(config_);
+}
+
+// Texts of weights that are not the export's: indices, adapters, other programs' quantization.
+bool IsOfOtherWeights(const std::string& name) {
+  return absl::EndsWith(name, ".index.json") || name == "adapter_config.json" || name == "hf_quant_config.json" ||
+         name == "quantize_config.json" || name == "quantization_config.json";
 }
 
 absl::Status HuggingFaceExport::CarryTexts(const fs::path& folder) {
@@ -351,9 +414,9 @@ absl::Status HuggingFaceExport::CarryTexts(const fs::path& folder) {
   std::error_code error;
   for (fs::directory_iterator entry(options_.like, error), end; !error && entry != end; entry.increment(error)) {
     std::error_code ignored;
-    const bool is_index = entry->path().filename() == safetensors::kIndexFileName;
+    const std::string name = entry->path().filename().string();
     const bool is_text = kCarriedExtensions.count(entry->path().extension().string()) != 0;
-    if (is_text && !is_index && entry->is_regular_file(ignored)) sources.push_back(entry->path());
+    if (is_text && !IsOfOtherWeights(name) && entry->is_regular_file(ignored)) sources.push_back(entry->path());
   }
   if (error) return FileSystemError(options_.like, "reading the folder failed", error);
   std::sort(sources.begin(), sources.end());
@@ -383,14 +446,6 @@ absl::StatusOr<HuggingFaceExportReport> HuggingFaceExport::Run() {
   return std::move(report_);
 }
 
-absl::StatusOr<nlohmann::ordered_json> ReadConfig(const std::string& folder) {
-  const std::string path = (fs::path(folder) / kConfigFileName).string();
-  ASSIGN_OR_RETURN(const std::string text, safetensors::ReadWholeFile(path, kMaxConfigBytes));
-  nlohmann::ordered_json config = nlohmann::ordered_json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (config.is_object()) return config;
-  return absl::InvalidArgumentError(absl::StrCat(path, ": a JSON object expected"));
-}
-
 // "out/" names the folder that "out" does.
 std::string WithoutSlashAtEnd(std::string path) {
   while (path.size() > 1 && path.back() == '/') path.pop_back();
@@ -405,7 +460,7 @@ absl::StatusOr<HuggingFaceExportReport> ExportToHuggingFace(const HuggingFaceExp
   normal.like = WithoutSlashAtEnd(options.like);
   normal.out = WithoutSlashAtEnd(options.out);
   ASSIGN_OR_RETURN(nlohmann::ordered_json config, ReadConfig(normal.like));
-  ASSIGN_OR_RETURN(const Checkpoint like, Checkpoint::Open(normal.like));
+  ASSIGN_OR_RETURN(const Weights like, Weights::Open(normal.like));
   ASSIGN_OR_RETURN(const Reader source, Reader::Open(options.checkpoint, {}));
   return HuggingFaceExport(normal, progress, source, like, std::move(config)).Run();
 }

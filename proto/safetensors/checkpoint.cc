@@ -77,10 +77,12 @@ absl::StatusOr<std::vector<std::string>> FilesIn(const std::string& folder) {
   return found;
 }
 
-// Files that lie beside a model's own: the same weights under their authors' names, or adapters for them.
+// Files that lie beside a model's own: the same weights under their authors' names, adapters for them, or an
+// optimizer's state.
 bool IsBesideModel(const std::string& path) {
   const std::string name = fs::path(path).filename().string();
-  return absl::StartsWith(name, "consolidated") || absl::StartsWith(name, "adapter");
+  return absl::StartsWith(name, "consolidated") || absl::StartsWith(name, "adapter") ||
+         absl::StartsWith(name, "optimizer");
 }
 
 // How many files there are by this one's name: 3 for "model-00001-of-00003.safetensors". 1 where it does not say.

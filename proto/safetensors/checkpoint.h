@@ -27,8 +27,8 @@ class Checkpoint {
  public:
   // Opens a .safetensors file; an index (a name that ends in ".json"); or a folder, in which it takes the files that
   // transformers takes: model.safetensors, or else model.safetensors.index.json. In a folder with neither it takes one
-  // .safetensors file, or several with sharding_info.h's metadata; consolidated*.safetensors and adapter*.safetensors
-  // do not count beside others. notes() says what was left out.
+  // .safetensors file, or several with sharding_info.h's metadata; consolidated*.safetensors, adapter*.safetensors and
+  // optimizer*.safetensors do not count beside others. notes() says what was left out.
   //
   // Errors as SafetensorsFile::Open. INVALID_ARGUMENT also for an index that is no such object, names a tensor twice or
   // a file outside its folder, or names a tensor that its file lacks or two files hold; for a folder with no files, or

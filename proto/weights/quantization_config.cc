@@ -69,7 +69,7 @@ void ReadGroups(const json& config, QuantizationConfig& read) {
 }
 
 const json* FindConfig(const json& config) {
-  for (const char* const name : {"quantization_config", "compression_config"}) {
+  for (const char* const name : kQuantizationMembers) {
     if (const auto found = config.find(name); found != config.end() && !found->is_null()) return &*found;
   }
   const json* const text = Object(config, "text_config");
@@ -93,6 +93,7 @@ absl::StatusOr<QuantizationConfig> ReadQuantizationConfig(const std::string& fol
     read.unknown = "a quantization_config that is no JSON object";
     return read;
   }
+  if (found->contains(kOwnMember)) return read;
   read.method = Text(*found, "quant_method");
   if (read.method == "compressed_tensors") read.method = "compressed-tensors";
   if (kKnownMethods.count(read.method) == 0) {

@@ -10,6 +10,11 @@
 
 namespace paramshard::weights {
 
+// Members of config.json that say it, at its top or in "text_config".
+inline constexpr const char* kQuantizationMembers[] = {"quantization_config", "compression_config"};
+// The member of a quantization_config that convert has written: metadata of the files say how.
+inline constexpr char kOwnMember[] = "paramshard";
+
 struct QuantizationConfig {
   std::string method;  // "fp8", say; empty without a quantization_config
   // Elements that share a scale, where it says so: weight_block_size, or block_structure of compressed-tensors.
@@ -21,8 +26,7 @@ struct QuantizationConfig {
   std::string unknown;
 };
 
-// Reads "quantization_config" (or compressed-tensors' "compression_config", or that of "text_config") of the config.json
-// in a folder, and takes note of a hf_quant_config.json. INVALID_ARGUMENT for a config.json that is no JSON object, or
+// Reads kQuantizationMembers of the config.json in a folder, and takes note of a hf_quant_config.json. INVALID_ARGUMENT for a config.json that is no JSON object, or
 // too large; what the file system says.
 absl::StatusOr<QuantizationConfig> ReadQuantizationConfig(const std::string& folder);
 

@@ -457,8 +457,15 @@ const Weights::Tensor* Weights::Find(absl::string_view name) const {
   return found == tensors_.end() ? nullptr : &found->second;
 }
 
+absl::Status Weights::CheckNumber(const Tensor& tensor) const {
+  if (tensor.is_number() || !tensor.refusal.ok()) return tensor.refusal;
+  return absl::InvalidArgumentError(absl::StrCat(tensor.data->file->path(), ": tensor ", NameText(tensor.name),
+                                                 ": want F32, BF16, F16 or FP8 with scales, got ",
+                                                 safetensors::DtypeName(tensor.dtype)));
+}
+
 absl::Status Weights::ReadRows(const Tensor& tensor, RowBand rows, float* out) const {
-  if (rows.size() == 0 || tensor.matrix().cols == 0) return tensor.refusal;
+  if (rows.size() == 0 || tensor.matrix().cols == 0) return CheckNumber(tensor);
   switch (tensor.kind) {
     case Kind::kPlain:
       return ReadPlain(tensor, rows, out);
@@ -468,14 +475,11 @@ absl::Status Weights::ReadRows(const Tensor& tensor, RowBand rows, float* out) c
       return ReadScaled(tensor, rows, out);
     case Kind::kMxfp4:
       return ReadMxfp4(tensor, rows, out);
-    case Kind::kRefused:
-      return tensor.refusal;
     case Kind::kCarried:
+    case Kind::kRefused:
       break;
   }
-  return absl::InvalidArgumentError(absl::StrCat(tensor.data->file->path(), ": tensor ", NameText(tensor.name),
-                                                 ": want F32, BF16, F16 or FP8 with scales, got ",
-                                                 safetensors::DtypeName(tensor.dtype)));
+  return CheckNumber(tensor);
 }
 
 std::string Weights::SimilarName(absl::string_view name) const {

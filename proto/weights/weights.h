@@ -80,8 +80,11 @@ class Weights {
   const Tensor* Find(absl::string_view name) const;
   const safetensors::Checkpoint& checkpoint() const { return *checkpoint_; }
 
-  // Decodes rows of the tensor's matrix to float32, row-major, into `out`. Its refusal; INVALID_ARGUMENT naming tensor
-  // and dtype where !is_number(); errors of Checkpoint::Tensor::Read.
+  // OK where ReadRows decodes the tensor. Its refusal; INVALID_ARGUMENT naming tensor and dtype for what is carried.
+  absl::Status CheckNumber(const Tensor& tensor) const;
+
+  // Decodes rows of the tensor's matrix to float32, row-major, into `out`. Errors of CheckNumber and
+  // Checkpoint::Tensor::Read.
   absl::Status ReadRows(const Tensor& tensor, RowBand rows, float* out) const;
 
   // A tensor whose name is `name` but for what programs put before or into it: "module.", "_orig_mod.", "model.".

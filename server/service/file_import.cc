@@ -16,16 +16,15 @@
 #include "absl/strings/str_join.h"
 #include "kernels/base/status_macros.h"
 #include "proto/checkpoint/content_hash.h"
-#include "proto/safetensors/checkpoint.h"
-#include "proto/safetensors/conversion.h"
+#include "proto/weights/weights.h"
 #include "server/store/staged_import.h"
 
 namespace paramshard::server {
 namespace {
 
-using safetensors::Checkpoint;
 using safetensors::Dtype;
 using safetensors::NameText;
+using weights::Weights;
 
 // Between two looks at whether the caller is still there.
 constexpr int64_t kReadBytes = 8 << 20;
@@ -33,12 +32,10 @@ constexpr size_t kNamesInMessage = 10;
 
 using Cancelled = absl::FunctionRef<bool()>;
 
-// How a tensor of masters is stored in a file.
-std::optional<TensorType> SourceType(Dtype dtype) {
-  if (dtype == Dtype::kF32) return TensorType::kFP32;
-  if (dtype == Dtype::kBF16) return TensorType::kBF16;
-  if (dtype == Dtype::kF16) return TensorType::kFP16;
-  return std::nullopt;
+// How a tensor of masters is handed on: as it is stored, or decoded.
+TensorType SourceType(const Weights::Tensor& tensor) {
+  if (tensor.kind != Weights::Kind::kPlain || tensor.dtype == Dtype::kF32) return TensorType::kFP32;
+  return tensor.dtype == Dtype::kBF16 ? TensorType::kBF16 : TensorType::kFP16;
 }
 
 std::string NamesText(const std::vector<std::string>& names) {
@@ -51,8 +48,8 @@ std::string NamesText(const std::vector<std::string>& names) {
 
 class FileImport {
  public:
-  FileImport(const Model& model, const v1::ImportFileRequest& request, const Checkpoint& checkpoint)
-      : model_(model), request_(request), checkpoint_(checkpoint) {}
+  FileImport(const Model& model, const v1::ImportFileRequest& request, const Weights& weights)
+      : model_(model), request_(request), weights_(weights) {}
 
   // Finds every parameter's tensor and checks it.
   absl::Status Plan();
@@ -66,15 +63,18 @@ class FileImport {
   struct Source {
     int unit = 0;
     int parameter = 0;
-    const Checkpoint::Tensor* tensor = nullptr;
+    const Weights::Tensor* tensor = nullptr;
   };
 
   absl::Status ReadRequestedNames();
   absl::Status PlanParameter(int unit, int parameter);
-  absl::Status CheckTensor(const ParameterSpec& spec, const Checkpoint::Tensor& tensor) const;
-  absl::Status CheckAllTensorsTaken() const;
+  absl::Status CheckTensor(const ParameterSpec& spec, const Weights::Tensor& tensor) const;
+  absl::Status CheckMissing() const;
+  absl::Status CheckAllTensorsTaken();
+  void WarnOfDecoded();
   std::vector<RowRange> RowsOf(const Source& source) const;
   absl::Status ReadRows(const Source& source, RowRange rows, Cancelled cancelled, StagedImport& staged) const;
+  absl::Status ReadPiece(const Source& source, RowRange rows, std::vector<uint8_t>& bytes) const;
   const ParameterSpec& Spec(const Source& source) const {
     return model_.spec().units[source.unit].parameters[source.parameter];
   }
@@ -87,29 +87,33 @@ class FileImport {
 
   const Model& model_;
   const v1::ImportFileRequest& request_;
-  const Checkpoint& checkpoint_;
+  const Weights& weights_;
   // By parameter; views into the request.
-  std::map<absl::string_view, const Checkpoint::Tensor*> renamed_;
+  std::map<absl::string_view, const Weights::Tensor*> renamed_;
   std::vector<Source> sources_;
   std::vector<std::string> missing_;
+  std::vector<std::string> warnings_;
 };
 
 absl::Status FileImport::Plan() {
-  for (const safetensors::SafetensorsFile& file : checkpoint_.files()) {
-    if (!safetensors::HasQuantizedValues(file.metadata())) continue;
-    return Invalid(absl::StrCat("values that were never quantized expected for masters, got those of a conversion in ",
-                                file.path()));
-  }
+  warnings_ = weights_.checkpoint().notes();
   RETURN_IF_ERROR(ReadRequestedNames());
   for (int unit = 0; unit < static_cast<int>(model_.spec().units.size()); ++unit) {
     const int count = static_cast<int>(model_.spec().units[unit].parameters.size());
     for (int parameter = 0; parameter < count; ++parameter) RETURN_IF_ERROR(PlanParameter(unit, parameter));
   }
-  if (!missing_.empty() && !request_.partial()) {
-    return Invalid(absl::StrCat("a tensor for each parameter of ", model_.spec().name, " expected, got none for ",
-                                NamesText(missing_)));
-  }
-  return CheckAllTensorsTaken();
+  RETURN_IF_ERROR(CheckMissing());
+  RETURN_IF_ERROR(CheckAllTensorsTaken());
+  WarnOfDecoded();
+  return absl::OkStatus();
+}
+
+absl::Status FileImport::CheckMissing() const {
+  if (missing_.empty() || (request_.partial() && !sources_.empty())) return absl::OkStatus();
+  const std::string similar = weights_.SimilarName(missing_.front());
+  return NotFound(absl::StrCat("no tensor for ", NamesText(missing_), " of ", model_.spec().name,
+                               similar.empty() ? "" : absl::StrCat("; the files have ", NameText(similar)),
+                               "; a map of names gives parameters tensors of other names"));
 }
 
 // Names of the request that mean nothing are mistakes.
@@ -122,14 +126,14 @@ absl::Status FileImport::ReadRequestedNames() {
     if (parameters.count(pair.parameter()) == 0) {
       return NotFound(absl::StrCat("no parameter of ", model_.spec().name, " is named ", NameText(pair.parameter())));
     }
-    const Checkpoint::Tensor* tensor = checkpoint_.Find(pair.tensor());
+    const Weights::Tensor* tensor = weights_.Find(pair.tensor());
     if (tensor == nullptr) return NotFound(absl::StrCat("no tensor is named ", NameText(pair.tensor())));
     if (!renamed_.emplace(pair.parameter(), tensor).second) {
       return Invalid(absl::StrCat("tensors: each parameter once expected, got ", pair.parameter(), " twice"));
     }
   }
   for (const std::string& tensor : request_.ignored_tensors()) {
-    if (checkpoint_.Find(tensor) == nullptr) return NotFound(absl::StrCat("no tensor is named ", NameText(tensor)));
+    if (weights_.Find(tensor) == nullptr) return NotFound(absl::StrCat("no tensor is named ", NameText(tensor)));
   }
   return absl::OkStatus();
 }
@@ -137,7 +141,7 @@ absl::Status FileImport::ReadRequestedNames() {
 absl::Status FileImport::PlanParameter(int unit, int parameter) {
   const ParameterSpec& spec = model_.spec().units[unit].parameters[parameter];
   const auto renamed = renamed_.find(spec.name);
-  const Checkpoint::Tensor* tensor = renamed == renamed_.end() ? checkpoint_.Find(spec.name) : renamed->second;
+  const Weights::Tensor* tensor = renamed == renamed_.end() ? weights_.Find(spec.name) : renamed->second;
   if (tensor == nullptr) {
     missing_.push_back(spec.name);
     return absl::OkStatus();
@@ -146,26 +150,36 @@ absl::Status FileImport::PlanParameter(int unit, int parameter) {
   return CheckTensor(spec, *tensor);
 }
 
-absl::Status FileImport::CheckTensor(const ParameterSpec& spec, const Checkpoint::Tensor& tensor) const {
-  const std::string name = NameText(tensor.info->name);
-  if (!SourceType(tensor.info->dtype).has_value()) {
-    return Invalid(
-        absl::StrCat("tensor ", name, ": F32, BF16 or F16 expected, got ", safetensors::DtypeName(tensor.info->dtype)));
-  }
-  if (tensor.info->shape == spec.shape) return absl::OkStatus();
+absl::Status FileImport::CheckTensor(const ParameterSpec& spec, const Weights::Tensor& tensor) const {
+  const std::string name = NameText(tensor.name);
+  if (const absl::Status status = weights_.CheckNumber(tensor); !status.ok()) return Invalid(status.message());
+  if (tensor.shape == spec.shape) return absl::OkStatus();
   return Invalid(absl::StrCat("tensor ", name, ": shape [", absl::StrJoin(spec.shape, ", "), "] expected for ",
-                              spec.name, ", got [", absl::StrJoin(tensor.info->shape, ", "), "]"));
+                              spec.name, ", got [", absl::StrJoin(tensor.shape, ", "), "]"));
 }
 
-absl::Status FileImport::CheckAllTensorsTaken() const {
+// Tensors that nothing takes are no harm where nothing is missing. Else they are a sign of other names.
+absl::Status FileImport::CheckAllTensorsTaken() {
   std::set<absl::string_view> taken(request_.ignored_tensors().begin(), request_.ignored_tensors().end());
-  for (const Source& source : sources_) taken.insert(source.tensor->info->name);
+  for (const Source& source : sources_) taken.insert(source.tensor->name);
   std::vector<std::string> unknown;
-  for (const auto& [name, tensor] : checkpoint_.tensors()) {
+  for (const auto& [name, tensor] : weights_.tensors()) {
     if (taken.count(name) == 0) unknown.push_back(name);
   }
   if (unknown.empty()) return absl::OkStatus();
+  if (missing_.empty()) {
+    warnings_.push_back(absl::StrCat("no parameter of ", model_.spec().name, " takes ", NamesText(unknown)));
+    return absl::OkStatus();
+  }
   return Invalid(absl::StrCat("tensors of parameters of ", model_.spec().name, " expected, got ", NamesText(unknown)));
+}
+
+void FileImport::WarnOfDecoded() {
+  std::vector<std::string> decoded;
+  for (const Source& source : sources_) {
+    if (source.tensor->kind != Weights::Kind::kPlain) decoded.push_back(source.tensor->name);
+  }
+  if (!decoded.empty()) warnings_.push_back(absl::StrCat("quantized values were decoded: ", NamesText(decoded)));
 }
 
 absl::Status FileImport::Read(Cancelled cancelled, StagedImport& staged) const {
@@ -187,18 +201,27 @@ std::vector<RowRange> FileImport::RowsOf(const Source& source) const {
 
 absl::Status FileImport::ReadRows(const Source& source, RowRange rows, Cancelled cancelled,
                                   StagedImport& staged) const {
-  const TensorType type = *SourceType(source.tensor->info->dtype);
+  const TensorType type = SourceType(*source.tensor);
   RETURN_IF_ERROR(staged.BeginSlice({.unit = source.unit, .parameter = source.parameter, .type = type, .rows = rows}));
-  const int64_t row_bytes = Spec(source).columns() * ElementBytes(type);
-  const int64_t size_bytes = rows.size() * row_bytes;
-  std::vector<uint8_t> bytes(std::min(size_bytes, kReadBytes));
-  for (int64_t offset = 0; offset < size_bytes; offset += kReadBytes) {
+  const int64_t row_bytes = std::max<int64_t>(Spec(source).columns() * ElementBytes(type), 1);
+  const int64_t granule = source.tensor->granule_rows();
+  const int64_t piece_rows = std::max<int64_t>(kReadBytes / row_bytes / granule, 1) * granule;
+  std::vector<uint8_t> bytes;
+  for (int64_t row = rows.begin; row < rows.end; row += piece_rows) {
     if (cancelled()) return absl::AbortedError("import: the caller has gone; nothing was changed");
-    const auto piece = absl::MakeSpan(bytes).subspan(0, std::min(kReadBytes, size_bytes - offset));
-    RETURN_IF_ERROR(source.tensor->Read(rows.begin * row_bytes + offset, piece));
-    RETURN_IF_ERROR(staged.Add(piece));
+    RETURN_IF_ERROR(ReadPiece(source, {row, std::min(rows.end, row + piece_rows)}, bytes));
+    RETURN_IF_ERROR(staged.Add(bytes));
   }
   return absl::OkStatus();
+}
+
+absl::Status FileImport::ReadPiece(const Source& source, RowRange rows, std::vector<uint8_t>& bytes) const {
+  const int64_t row_bytes = Spec(source).columns() * ElementBytes(SourceType(*source.tensor));
+  bytes.resize(rows.size() * row_bytes);
+  if (source.tensor->kind == Weights::Kind::kPlain) {
+    return source.tensor->data->Read(rows.begin * row_bytes, absl::MakeSpan(bytes));
+  }
+  return weights_.ReadRows(*source.tensor, {rows.begin, rows.end}, reinterpret_cast<float*>(bytes.data()));
 }
 
 v1::ImportFileResponse FileImport::Response(const StagedImport& staged, const History& history) const {
@@ -206,13 +229,14 @@ v1::ImportFileResponse FileImport::Response(const StagedImport& staged, const Hi
   response.set_parameter_count(static_cast<int64_t>(sources_.size()));
   response.set_size_bytes(staged.kept_bytes());
   response.mutable_missing_parameters()->Assign(missing_.begin(), missing_.end());
+  response.mutable_warnings()->Assign(warnings_.begin(), warnings_.end());
   response.set_history_id(history.id.ToString());
   response.set_lineage(history.lineage.ToString());
   return response;
 }
 
-absl::StatusOr<Checkpoint> OpenFiles(const v1::ImportFileRequest& request) {
-  if (absl::StartsWith(request.path(), "/")) return Checkpoint::Open(request.path());
+absl::StatusOr<Weights> OpenFiles(const v1::ImportFileRequest& request) {
+  if (absl::StartsWith(request.path(), "/")) return Weights::Open(request.path());
   return absl::InvalidArgumentError(
       absl::StrCat("import a file: an absolute path expected, got ", NameText(request.path())));
 }
@@ -230,12 +254,12 @@ std::string SourceText(const ImportedContent& content, const v1::ImportFileReque
 // With `digits` those of what is imported again.
 absl::StatusOr<v1::ImportFileResponse> Import(const std::shared_ptr<Model>& model, const v1::ImportFileRequest& request,
                                               TakeTurn take_turn, Cancelled cancelled, absl::string_view digits = {}) {
-  ASSIGN_OR_RETURN(const Checkpoint checkpoint, OpenFiles(request));
+  ASSIGN_OR_RETURN(const Weights weights, OpenFiles(request));
   StagedImport::Numbers numbers;
   if (request.has_history_id()) {
     ASSIGN_OR_RETURN(numbers.history, HistoryId::Parse(request.history_id()));
   }
-  FileImport import(*model, request, checkpoint);
+  FileImport import(*model, request, weights);
   RETURN_IF_ERROR(import.Plan());
   ASSIGN_OR_RETURN(ImportTurn turn, take_turn(model));
   StagedImport staged(std::move(turn));

@@ -34,6 +34,7 @@ absl::StatusOr<Dtype> ParseMasterDtype(absl::string_view text) {
 
 std::string ReportText(const HuggingFaceExportReport& report, const std::string& out) {
   std::string text;
+  for (const std::string& note : report.notes) absl::StrAppend(&text, "note: ", TerminalText(note), "\n");
   for (const std::string& name : report.tied_tensors) {
     absl::StrAppend(&text, "tied, and left out: ", TerminalText(name), "\n");
   }
@@ -51,7 +52,8 @@ nlohmann::ordered_json ReportJson(const HuggingFaceExportReport& report, const s
           {"sizeBytes", absl::StrCat(report.size_bytes)},
           {"weightFiles", report.weight_files},
           {"carriedFiles", report.carried_files},
-          {"tiedTensors", report.tied_tensors}};
+          {"tiedTensors", report.tied_tensors},
+          {"notes", report.notes}};
 }
 
 class Export final : public Command {

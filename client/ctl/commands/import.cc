@@ -16,6 +16,8 @@ std::string ImportText(const v1::ImportFileResponse& response) {
   std::string text;
   for (const std::string& name : response.missing_parameters())
     absl::StrAppend(&text, "not in the file: ", TerminalText(name), "\n");
+  for (const std::string& warning : response.warnings())
+    absl::StrAppend(&text, "warning: ", TerminalText(warning), "\n");
   return absl::StrCat(text, response.parameter_count(), " parameters imported, ", BytesCell(response.size_bytes()),
                       " read\n");
 }

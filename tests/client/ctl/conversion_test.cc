@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <limits>
 #include <random>
 #include <string>
@@ -19,6 +20,8 @@
 #include "nlohmann/json.hpp"
 #include "proto/safetensors/checkpoint.h"
 #include "proto/safetensors/conversion.h"
+#include "proto/safetensors/sharding_info.h"
+#include "proto/weights/weights.h"
 #include "tests/proto/safetensors_files.h"
 #include "tests/status_matchers.h"
 
@@ -310,9 +313,9 @@ TEST_F(ConversionTest, OnlyWhatAConversionHasWrittenIsDecoded) {
     return Dequantize(Format::kFP32, Path("in.safetensors"), Path("out.safetensors")).status();
   };
   EXPECT_OK(dequantize({data, scales}, good));
-  EXPECT_THAT(dequantize({data}, good), StatusIs(kInvalid, HasSubstr("tensor w_scale: U8 [2, 1] expected for MXFP8")));
+  EXPECT_THAT(dequantize({data}, good), StatusIs(kInvalid, HasSubstr("tensor w_scale: want U8 [2, 1] for MXFP8")));
   EXPECT_THAT(dequantize({{"w", Dtype::kU8, {2, 2}, {1, 2, 3, 4}}, scales}, good),
-              StatusIs(kInvalid, HasSubstr("tensor w: F8_E4M3 [2, 2] expected")));
+              StatusIs(kInvalid, HasSubstr("tensor w: want F8_E4M3 [2, 2]")));
   EXPECT_THAT(dequantize({data, {"w_scale", Dtype::kU8, {1, 2}, {0, 0}}}, good), StatusIs(kInvalid));
   for (const char* bad : {"", "[]", "{\"w\":1}", "{\"w\":{}}"}) {
     EXPECT_THAT(dequantize({data, scales}, bad), StatusIs(kInvalid)) << bad;
@@ -337,7 +340,136 @@ TEST_F(ConversionTest, OnlyWhatAConversionHasWrittenIsDecoded) {
   }
   WriteTensors("in.safetensors", {data});
   EXPECT_THAT(Dequantize(Format::kFP32, Path("in.safetensors"), Path("out.safetensors")),
-              StatusIs(kInvalid, HasSubstr("tensors that a conversion has encoded expected")));
+              StatusIs(kInvalid, AllOf(HasSubstr("tensor w"), HasSubstr("F8_E4M3"))));
+  WriteTensors("in.safetensors", {FloatTensor("w", {1}, {1})});
+  EXPECT_THAT(Dequantize(Format::kFP32, Path("in.safetensors"), Path("out.safetensors")),
+              StatusIs(kInvalid, HasSubstr("got none")));
+}
+
+TEST_F(ConversionTest, WhatOtherProgramsHaveQuantizedIsDecoded) {
+  const TestTensor data = {"w", Dtype::kF8E4M3, {2, 2}, {0x38, 0x40, 0x38, 0x40}};  // 1, 2
+  WriteTensors("in.safetensors", {data, FloatTensor("w_scale", {2, 1}, {1, 3}), FloatTensor("b", {1}, {5})});
+  ASSERT_OK_AND_ASSIGN(const ConversionReport report,
+                       Dequantize(Format::kFP32, Path("in.safetensors"), Path("out.safetensors")));
+  EXPECT_EQ(Bytes("out.safetensors", "w"), BytesOf<float>({1, 2, 3, 6}));
+  EXPECT_THAT(Tensors("out.safetensors"), ElementsAre("b F32 [1]", "w F32 [2,2]"));
+  EXPECT_EQ(report.tensors.front().source_bytes, 12);
+}
+
+TEST_F(ConversionTest, FnuzIsCarried) {
+  WriteTensors("in.safetensors", {FloatTensor("v", {1, 2}, {1, 2}), {"w", Dtype::kF8E4M3FNUZ, {2}, {1, 2}}});
+  ASSERT_OK(RunFormat(Format::kMXFP8));
+  EXPECT_EQ(Bytes("out.safetensors", "w"), (std::vector<uint8_t>{1, 2}));
+  ASSERT_OK(Dequantize(Format::kFP32, Path("out.safetensors"), Path("back.safetensors")));
+  EXPECT_THAT(RunRules("w: MXFP8\n"), StatusIs(kInvalid, HasSubstr("F8_E4M3FNUZ")));
+}
+
+TEST_F(ConversionTest, OffsetsAreThoseOfTheTensorsThatAreThere) {
+  WriteTensors("in.safetensors", {FloatTensor("w", {2, 2}, {1, 2, 3, 4}), FloatTensor("b", {1}, {5})},
+               {{safetensors::kShardingInfoKey, R"({"w":{"saved_offsets":[0,0]},"b":{"saved_offsets":[0]}})"}});
+  ASSERT_OK(RunFormat(Format::kMXFP8));
+  ASSERT_OK_AND_ASSIGN(const Checkpoint checkpoint, Checkpoint::Open(Path("out.safetensors")));
+  ASSERT_OK_AND_ASSIGN(const safetensors::SavedOffsets offsets,
+                       safetensors::ParseShardingInfo(checkpoint.files().front().header()));
+  EXPECT_THAT(offsets.at("w_scale"), ElementsAre(0, 0));
+}
+
+// A folder that transformers opens, with a matrix that its FP8 layers take, and others.
+class ConversionWithConfigTest : public ConversionTest {
+ protected:
+  ConversionWithConfigTest() {
+    std::filesystem::create_directory(Path("in"));
+    std::vector<TestTensor> tensors;
+    for (const auto& [name, rows] : {std::pair<const char*, int64_t>{"model.layers.0.mlp.up_proj.weight", 128},
+                                     {"model.layers.0.mlp.down_proj.weight", 192},
+                                     {"model.layers.0.mlp.experts.0.up_proj.weight", 128},
+                                     {"model.layers.0.mlp.experts.1.up_proj.weight", 64},
+                                     {"model.layers.0.mlp.gate.weight", 128},
+                                     {"model.embed_tokens.weight", 128}}) {
+      tensors.push_back(FloatTensor(name, {rows, 128}, RandomValues(rows * 128)));
+    }
+    tensors.push_back(FloatTensor("model.norm.weight", {128}, RandomValues(128)));
+    WriteTensors("in/model.safetensors", tensors);
+    WriteText("in/config.json", R"({"dtype": "float32"})");
+  }
+  absl::StatusOr<ConversionReport> RunFolder(Format format, const std::string& rules = "",
+                                             ElementType element = ElementType::kE4M3) {
+    ConversionOptions options;
+    options.input = Path("in");
+    options.output = Path("out");
+    options.encoding = MakeEncoding(format, element, std::nullopt);
+    if (!rules.empty()) options.rules_path = WriteText("rules", rules);
+    return Run(options);
+  }
+  nlohmann::json QuantizationConfig() const {
+    std::ifstream file(Path("out/config.json"));
+    const nlohmann::json config = nlohmann::json::parse(file, nullptr, /*allow_exceptions=*/false);
+    return config.value("quantization_config", nlohmann::json());
+  }
+};
+
+TEST_F(ConversionWithConfigTest, BlocksOf128AreWrittenAsTransformersReadsThem) {
+  ASSERT_OK_AND_ASSIGN(const ConversionReport report, RunFolder(Format::kFP8Block128x128));
+  ASSERT_EQ(report.tensors.size(), 1u);
+  EXPECT_EQ(report.tensors.front().tensor.name, "model.layers.0.mlp.up_proj.weight");
+  const nlohmann::json config = QuantizationConfig();
+  EXPECT_EQ(config["quant_method"], "fp8");
+  EXPECT_EQ(config["weight_block_size"], nlohmann::json({128, 128}));
+  EXPECT_THAT(config["modules_to_not_convert"].get<std::vector<std::string>>(),
+              UnorderedElementsAre("model.layers.0.mlp.down_proj", "model.layers.0.mlp.experts",
+                                   "model.layers.0.mlp.gate", "model.embed_tokens"));
+  EXPECT_OK(weights::Weights::Open(Path("out")));
+}
+
+TEST_F(ConversionWithConfigTest, RulesMayNameOtherMatricesOfWholeBlocks) {
+  ASSERT_OK_AND_ASSIGN(const ConversionReport report,
+                       RunFolder(Format::kFP8Block128x128, "*gate*: FP8_BLOCK_128X128\n*up_proj*: KEEP\n"));
+  ASSERT_EQ(report.tensors.size(), 1u);
+  EXPECT_EQ(report.tensors.front().tensor.name, "model.layers.0.mlp.gate.weight");
+  EXPECT_THAT(RunFolder(Format::kFP8Block128x128, "*down_proj*: FP8_BLOCK_128X128\n"),
+              StatusIs(kInvalid, HasSubstr("model.layers.0.mlp.down_proj.weight")));
+}
+
+TEST_F(ConversionWithConfigTest, TransformersRefusesWhatItDoesNotDecode) {
+  // Without a method it opens nothing; of an unknown one it only warns.
+  for (const Format format : {Format::kFP8TensorCurrent, Format::kMXFP8, Format::kMXFP8_2D, Format::kNVFP4_2D}) {
+    ASSERT_OK(RunFolder(format, "", DefaultElement(format)));
+    EXPECT_TRUE(QuantizationConfig().is_object()) << FormatName(format);
+    EXPECT_FALSE(QuantizationConfig().contains("quant_method")) << FormatName(format);
+    ASSERT_OK_AND_ASSIGN(const weights::Weights weights, weights::Weights::Open(Path("out")));
+    EXPECT_TRUE(weights.Find("model.norm.weight")->is_number());
+  }
+  ASSERT_OK(RunFolder(Format::kFP8Block128x128, "", ElementType::kE5M2));
+  EXPECT_FALSE(QuantizationConfig().contains("quant_method"));
+  std::filesystem::remove_all(Path("out"));
+  ASSERT_OK(RunFolder(Format::kBF16));
+  EXPECT_TRUE(QuantizationConfig().is_null());
+}
+
+TEST_F(ConversionWithConfigTest, DecodedFoldersHaveNoQuantizationConfig) {
+  ASSERT_OK(RunFolder(Format::kFP8Block128x128));
+  std::filesystem::rename(Path("out"), Path("quantized"));
+  ASSERT_OK(Dequantize(Format::kBF16, Path("quantized"), Path("out")));
+  EXPECT_TRUE(std::filesystem::exists(Path("out/config.json")));
+  EXPECT_TRUE(QuantizationConfig().is_null());
+}
+
+TEST_F(ConversionWithConfigTest, AConfigBesideTheOutputIsKeptInStep) {
+  std::filesystem::remove(Path("in/config.json"));
+  std::filesystem::create_directory(Path("out"));
+  WriteText("out/config.json", R"({"hidden_size": 128})");
+  ASSERT_OK(RunFolder(Format::kFP8Block128x128));
+  EXPECT_EQ(QuantizationConfig()["quant_method"], "fp8");
+  ASSERT_OK(RunFolder(Format::kBF16));
+  EXPECT_TRUE(QuantizationConfig().is_null());
+  // A file that transformers does not read says nothing of its folder.
+  ASSERT_OK(RunFolder(Format::kFP8Block128x128));
+  ConversionOptions options;
+  options.input = Path("in");
+  options.output = Path("out/other.safetensors");
+  options.encoding = Of(Format::kMXFP8);
+  ASSERT_OK(Run(options));
+  EXPECT_EQ(QuantizationConfig()["quant_method"], "fp8");
 }
 
 TEST_F(ConversionTest, NamesThatPartsNeedAreFree) {

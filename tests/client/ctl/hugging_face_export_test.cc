@@ -254,7 +254,7 @@ TEST_F(HuggingFaceExportTest, TheFirstTensorThatDoesNotFitIsNamedAndNothingIsLef
   }
   WriteLike();
   checkpoint_ = SavedModel(checkpoint::TinySpec(), 1).Write(Path("tiny"), {.history = 1});
-  EXPECT_THAT(Export(), StatusIs(absl::StatusCode::kNotFound, HasSubstr("tensor halves.weight of")));
+  EXPECT_THAT(Export(), StatusIs(absl::StatusCode::kNotFound, HasSubstr("tensor frozen.weight of")));
   EXPECT_FALSE(fs::exists(Path("out")));
   EXPECT_THAT(NamesIn("."), UnorderedElementsAre("like", "saves", "tiny"));
 }
@@ -271,6 +271,57 @@ TEST_F(HuggingFaceExportTest, ATiedTensorIsLeftOutIfItsMasterIsTheSame) {
   checkpoint_ = SavedModel(Spec(true), arrays, Model(true).common()).Write(Path("untied"), {.history = 1});
   fs::remove_all(Path("out"));
   EXPECT_THAT(Export(), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("lm_head.weight")));
+}
+
+TEST_F(HuggingFaceExportTest, ATensorOfTheOtherTakesTheParameterThatItIsTiedTo) {
+  WriteCheckpoint();
+  const std::string first = "like/model-00001-of-00002.safetensors";
+  // As the parameter's own tensor in the other folder, or instead of it.
+  for (const bool has_both : {true, false}) {
+    WriteLike(Dtype::kF32, R"({"tie_word_embeddings": true})");
+    std::vector<TestTensor> tensors = {Zeros("lm_head.weight", Dtype::kF32, {6, 4}),
+                                       Zeros("halves.weight", Dtype::kF32, {5, 2, 3}),
+                                       Zeros("norm.weight", Dtype::kF32, {4})};
+    if (has_both) tensors.push_back(Zeros("embed_tokens.weight", Dtype::kF32, {6, 4}));
+    WriteTensors(first, tensors);
+    std::map<std::string, std::string> weight_map;
+    for (const TestTensor& tensor : tensors) weight_map[tensor.name] = "model-00001-of-00002.safetensors";
+    for (const char* name : {"frozen.weight", "tall.weight"}) weight_map[name] = "model-00002-of-00002.safetensors";
+    WriteText("like/model.safetensors.index.json", safetensors::SerializeIndex(weight_map, 1));
+    fs::remove_all(Path("out"));
+    ASSERT_OK(Export());
+    const TestTensor head = Read("lm_head.weight");
+    if (has_both) {
+      EXPECT_EQ(head.bytes, Read("embed_tokens.weight").bytes);
+    }
+    EXPECT_NE(head.bytes, Zeros("", Dtype::kF32, {6, 4}).bytes);
+    // Nothing says that it is tied.
+    WriteText("like/config.json", "{}");
+    fs::remove_all(Path("out"));
+    EXPECT_THAT(Export(), StatusIs(absl::StatusCode::kNotFound, HasSubstr("lm_head.weight")));
+  }
+}
+
+TEST_F(HuggingFaceExportTest, TheOtherMayBeQuantizedAndHaveFilesOfAdapters) {
+  WriteCheckpoint();
+  WriteLike(Dtype::kBF16, R"({"dtype": "bfloat16", "quantization_config": {"quant_method": "fp8"}})");
+  const std::vector<TestTensor> tensors = {Zeros("frozen.weight", Dtype::kF8E4M3, {130, 8}),
+                                           Zeros("frozen.weight_scale_inv", Dtype::kF32, {2, 1}),
+                                           Zeros("tall.weight", Dtype::kF32, {kTallRows, kTallColumns})};
+  WriteTensors("like/model-00002-of-00002.safetensors", tensors);
+  std::map<std::string, std::string> weight_map;
+  for (const char* name : {"embed_tokens.weight", "halves.weight", "norm.weight"}) {
+    weight_map[name] = "model-00001-of-00002.safetensors";
+  }
+  for (const TestTensor& tensor : tensors) weight_map[tensor.name] = "model-00002-of-00002.safetensors";
+  WriteText("like/model.safetensors.index.json", safetensors::SerializeIndex(weight_map, 1));
+  WriteTensors("like/adapter_model.safetensors", {Zeros("lora", Dtype::kF32, {1})});
+  WriteText("like/adapter_config.json", "{}");
+  ASSERT_OK_AND_ASSIGN(const HuggingFaceExportReport report, Export());
+  EXPECT_EQ(Read("frozen.weight").dtype, Dtype::kBF16);
+  EXPECT_THAT(NamesIn("out"), testing::Not(testing::Contains("adapter_config.json")));
+  EXPECT_THAT(checkpoint::ReadText(Path("out/config.json")), testing::Not(HasSubstr("quantization_config")));
+  EXPECT_THAT(report.notes, ElementsAre(HasSubstr("quantization_config")));
 }
 
 TEST_F(HuggingFaceExportTest, ATargetThatIsThereIsRefused) {
