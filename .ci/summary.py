@@ -50,6 +50,8 @@ def print_tests(path):
         print(f"  FAILED: {name}")
         for line in output.splitlines()[-LINES_OF_A_FAILURE:]:
             print(f"    {line}")
+    if not counts["passed"]:
+        print("  FAILED: no test passed")
     return counts["passed"]
 
 

@@ -114,3 +114,88 @@ def test_a_merge_is_told(daemon, dora, safe):
         layer.merged_adapters.clear()
     torch.testing.assert_close(_square(model, batch_of(0)), _square(plain, batch_of(0)))
     sharded.close()
+
+
+# --- Kinds of adapters ---
+
+_QV = {"target_modules": ["q_proj", "v_proj"]}
+KINDS = {
+    "lora": lambda: peft.LoraConfig(r=4, bias="all", use_rslora=True, **_QV),
+    "dora": lambda: peft.LoraConfig(r=4, use_dora=True, modules_to_save=["lm_head"], **_QV),
+    "pissa": lambda: peft.LoraConfig(r=4, init_lora_weights="pissa", **_QV),
+    "tokens": lambda: peft.LoraConfig(r=4, trainable_token_indices=[1, 2], **_QV),
+    "embeddings": lambda: peft.LoraConfig(r=4, target_modules=["embed_tokens", "lm_head"]),
+    "adalora": lambda: peft.AdaLoraConfig(target_r=2, init_r=4, total_step=20, tinit=1, tfinal=10, **_QV),
+    "ia3": lambda: peft.IA3Config(target_modules=["k_proj", "down_proj"], feedforward_modules=["down_proj"]),
+    "oft": lambda: peft.OFTConfig(oft_block_size=8, **_QV),
+    "boft": lambda: peft.BOFTConfig(boft_block_size=8, **_QV),
+    "vera": lambda: peft.VeraConfig(r=4, target_modules=["q_proj"]),
+    "vblora": lambda: peft.VBLoRAConfig(r=4, num_vectors=16, vector_length=16, topk=2, **_QV),
+    "loha": lambda: peft.LoHaConfig(r=4, **_QV),
+    "lokr": lambda: peft.LoKrConfig(r=4, **_QV),
+    "hra": lambda: peft.HRAConfig(r=4, **_QV),
+    "fourier": lambda: peft.FourierFTConfig(n_frequency=50, **_QV),
+    "norms": lambda: peft.LNTuningConfig(target_modules=["input_layernorm"]),
+    "prompt": lambda: peft.PromptTuningConfig(num_virtual_tokens=4, task_type="CAUSAL_LM"),
+    "prefix": lambda: peft.PrefixTuningConfig(num_virtual_tokens=4, task_type="CAUSAL_LM"),
+    "encoder": lambda: peft.PromptEncoderConfig(num_virtual_tokens=4, task_type="CAUSAL_LM", encoder_hidden_size=16),
+}
+
+
+def _adapted(config) -> nn.Module:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    llama = transformers.LlamaForCausalLM(transformers.LlamaConfig(
+        vocab_size=48, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=64, tie_word_embeddings=False))
+    return peft.get_peft_model(llama, config)
+
+
+def _llama_blocks(model: nn.Module) -> list[nn.Module]:
+    return [*model.get_base_model().model.layers, model]
+
+
+def _language_loss(model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
+    return model(input_ids=tokens, labels=tokens).loss
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_adapter_trains(daemon, kind):
+    plain, module = _adapted(KINDS[kind]()), _adapted(KINDS[kind]())
+    module.load_state_dict(plain.state_dict())
+    plain.to(DEVICE)
+    sharded = pt.shard(module, name="m", units=_llama_blocks(module), socket_dir=str(daemon.socket_dir))
+    trained = {name: each.detach().clone() for name, each in plain.named_parameters() if each.requires_grad}
+    adamw = torch.optim.AdamW([each for each in plain.parameters() if each.requires_grad], lr=1e-2)
+    optimizer = pt.AdamW([each for each in module.parameters() if each.requires_grad], lr=1e-2)
+    for step in range(3):
+        losses = []
+        for model, steps in ((plain, adamw), (module, optimizer)):
+            torch.manual_seed(step)
+            losses.append(_language_loss(model, batch_of(step)))
+            losses[-1].backward()
+            steps.step()
+            steps.zero_grad()
+        torch.testing.assert_close(losses[1], losses[0], rtol=1e-5, atol=1e-6)
+    for name, parameter in plain.named_parameters():
+        torch.testing.assert_close(sharded.read(name), parameter.detach().cpu(), rtol=1e-4, atol=1e-4)
+    assert any(not torch.equal(plain.get_parameter(name), before) for name, before in trained.items())
+
+
+@pytest.mark.parametrize("kind, parameter", [
+    (lambda: peft.OSFConfig(effective_rank=2, **_QV), "U_low|V_low"),
+    (lambda: peft.CPTConfig(cpt_token_ids=[1, 2], cpt_mask=[1, 1], cpt_tokens_type_mask=[1, 2],
+                            task_type="CAUSAL_LM"), "delta_embedding")], ids=["osf", "cpt"])
+def test_adapters_that_change_gradients_are_refused(daemon, kind, parameter):
+    module = _adapted(kind())
+    with pytest.raises(paramshard.UnimplementedError, match=f"({parameter}).* has hooks"):
+        pt.shard(module, name="m", units=_llama_blocks(module), socket_dir=str(daemon.socket_dir))
+
+
+def test_adapters_that_read_gradients_are_told(daemon):
+    module = _adapted(KINDS["adalora"]())
+    pt.shard(module, name="m", units=_llama_blocks(module), socket_dir=str(daemon.socket_dir))
+    pt.AdamW([each for each in module.parameters() if each.requires_grad], lr=1e-2)
+    _language_loss(module, batch_of(0)).backward()
+    with pytest.raises(paramshard.UnimplementedError, match="gradient of .*lora_"):
+        module.base_model.update_and_allocate(2)

@@ -120,6 +120,23 @@ FILLS = {
 }
 
 
+def test_initializers_are_seen_through_other_modes():
+    with torch.device("cpu"), pt.meta_init(), torch.device("cpu"):
+        first, own = nn.Linear(4, 4), nn.Linear(4, 4)
+        trunc_normal_(first.weight, std=0.5)
+        orthogonal_(first.bias.view(2, 2))
+        _fill_unless_on_meta(own.weight)
+    assert rule_of(first.weight) == InitialValue("truncated_normal", 0.0, 0.5, -2.0, 2.0)
+    assert "orthogonal_" in rule_of(first.bias).why and "_fill_unless_on_meta" in rule_of(own.weight).why
+    with torch.device("cpu"):
+        trunc_normal_(own.weight, std=0.25)
+    with pt.meta_init():
+        orthogonal_(first.weight)
+        second = nn.Sequential(first, nn.Linear(4, 4))
+    assert rule_of(own.weight) == InitialValue("truncated_normal", 0.0, 0.25, -2.0, 2.0)
+    assert "orthogonal_" in rule_of(second[0].weight).why
+
+
 @pytest.mark.parametrize("when", ["inside", "behind"])
 @pytest.mark.parametrize("fill, rule", FILLS.values(), ids=FILLS)
 def test_the_last_initializer_is_the_rule(when, fill, rule):

@@ -16,7 +16,7 @@ import paramshard
 from paramshard.spec import InitialValue
 from paramshard.torch.torch_internals import (Initializer, StorageWeakRef, TorchDispatchMode, called_initializer,
                                               pytree, running_initializer, storage_of, version_of, without_modes,
-                                              without_torch_function)
+                                              without_torch_function, without_torch_functions)
 
 
 class Unknown:
@@ -244,6 +244,7 @@ class _WriteRecorder(TorchDispatchMode):
 
     def note_question(self, tensor: torch.Tensor, asks: types.FrameType) -> None:
         """Whoever asks whether a tensor is on `meta` may go on without filling it."""
+        asks = without_torch_functions(asks)
         if asks.f_globals.get("__name__", "").partition(".")[0] not in ("torch", "paramshard"):
             self._note_unknown(tensor, f"{asks.f_code.co_qualname} asks whether it is on `meta`, and does not fill it")
 

@@ -165,13 +165,25 @@ _OF_INITIALIZERS = nn.init.normal_.__code__.co_filename
 
 
 def running_initializer(frame: types.FrameType | None) -> Initializer | None:
-    """The call that a frame is a part of; None outside of torch.nn.init."""
+    """The call that a frame is a part of; None outside of torch.nn.init.
+
+    There may be others in between, as those of `with torch.device(...)`, which sees every function, too.
+    """
     found = None
+    while frame is not None and frame.f_code.co_filename != _OF_INITIALIZERS:
+        frame = frame.f_back
     while frame is not None and frame.f_code.co_filename == _OF_INITIALIZERS:
         if frame.f_code.co_name.endswith("_"):
             found = frame
         frame = frame.f_back
     return found and Initializer(found.f_code.co_name.removeprefix("_no_grad_"), found.f_locals)
+
+
+def without_torch_functions(frame: types.FrameType) -> types.FrameType:
+    """The first frame from this one on that does not see functions on behalf of a class or a mode."""
+    while frame.f_back is not None and frame.f_code.co_name == "__torch_function__":
+        frame = frame.f_back
+    return frame
 
 
 def called_initializer(function: Any, args: tuple, kwargs: dict[str, Any]) -> Initializer | None:
