@@ -228,6 +228,8 @@ class _WriteRecorder(TorchDispatchMode):
         by a function of torch: the frame that does so says which initializer it is, and what it was given, by whichever
         name a module has it.
         """
+        if not any(isinstance(each, torch.Tensor) for each in (*args, *kwargs.values())):
+            return function(*args, **kwargs)  # the end of torch.no_grad(), say
         initializer = called_initializer(function, args, kwargs) or running_initializer(caller)
         if initializer is None:
             if function in _OPENINGS:
