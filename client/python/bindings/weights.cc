@@ -92,6 +92,13 @@ void BindWeights(nb::module_& module) {
       .def_prop_ro(
           "encoding", [](const Weights::Tensor& tensor) { return Text(tensor.encoding); },
           "How values are stored, for people: \"BF16\", \"F8_E4M3 by 128 x 128\", \"MXFP4\".")
+      .def_prop_ro(
+          "file",
+          [](const Weights::Tensor& tensor) {
+            const bool is_whole = tensor.kind == Weights::Kind::kPlain && tensor.data->parts.size() == 1;
+            return is_whole ? std::string(tensor.data->file->path()) : std::string();
+          },
+          "The file in which values lie as they are, in one piece; empty where they do not.")
       .def_prop_ro("is_number", &Weights::Tensor::is_number,
                    "True where read() gives float32; False for integers and the like, and for what is refused.")
       .def_prop_ro(

@@ -135,6 +135,9 @@ class WeightTensor:
     def encoding(self) -> str: ...
 
     @property
+    def file(self) -> str: ...
+
+    @property
     def is_number(self) -> bool: ...
 
     @property

@@ -14,7 +14,8 @@ from paramshard.torch import torch_internals
 # A name that begins with an underscore, of torch or of one of its objects.
 _PRIVATE = re.compile(r"\btorch(?:\.\w+)*\._[a-z]\w*|torch\.utils import _|"
                       r"\.(?:_cdata|_backward_hooks|_base|_is_view|_version|"
-                      r"_parameters|_buffers|_modules|_non_persistent_buffers_set)\b")
+                      r"_parameters|_buffers|_modules|_non_persistent_buffers_set|"
+                      r"_state_dict_hooks|_forward_hooks|_forward_pre_hooks)\b")
 
 
 def test_this_torch_has_all_that_is_needed():

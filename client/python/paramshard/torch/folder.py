@@ -45,11 +45,11 @@ def read_folder(folder: pathlib.Path, needed: Container[str] | None = None) -> C
         warnings.warn(f"load_pretrained: {note}", stacklevel=6)
     tensors = {key: tensor for key, tensor in weights.tensors().items() if needed is None or key in needed}
     refused = {key: tensor.refusal for key, tensor in tensors.items() if tensor.refusal}
-    read = [tensor for key, tensor in tensors.items() if key not in refused]
+    mapped = _map([tensor for tensor in tensors.values() if tensor.file])
+    read = [tensor for key, tensor in tensors.items() if key not in refused and key not in mapped]
     with ThreadPoolExecutor() as pool:
-        values = pool.map(lambda tensor: _values_of(weights, tensor), read)
-        return Contents({tensor.name: value for tensor, value in zip(read, values)}, refused,
-                        weights.tensors().keys() - tensors.keys())
+        values = dict(zip((tensor.name for tensor in read), pool.map(lambda tensor: _read(weights, tensor), read)))
+    return Contents(mapped | values, refused, weights.tensors().keys() - tensors.keys())
 
 
 def is_value(found: Any) -> bool:
@@ -57,7 +57,17 @@ def is_value(found: Any) -> bool:
     return isinstance(found, torch.Tensor) and found.dtype in _VALUES
 
 
-def _values_of(weights: Weights, tensor: WeightTensor) -> torch.Tensor:
+def _map(tensors: list[WeightTensor]) -> dict[str, torch.Tensor]:
+    """Those that lie in files as they are, which are read when they are used."""
+    from safetensors import safe_open
+    mapped: dict[str, torch.Tensor] = {}
+    for file in {tensor.file for tensor in tensors}:
+        with safe_open(file, "pt") as opened:
+            mapped |= {tensor.name: opened.get_tensor(tensor.name) for tensor in tensors if tensor.file == file}
+    return mapped
+
+
+def _read(weights: Weights, tensor: WeightTensor) -> torch.Tensor:
     values = torch.from_numpy(weights.read(tensor.name))
     return values.to(_HALVES[tensor.dtype]) if tensor.encoding in _HALVES else values
 

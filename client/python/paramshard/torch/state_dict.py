@@ -11,7 +11,12 @@ from torch import nn
 
 from paramshard.torch.memory_block import place_of
 from paramshard.torch.placeholder import Placeholder
-from paramshard.torch.torch_internals import own_modules, own_parameters
+from paramshard.torch.torch_internals import (
+    call_state_dict_hook_first,
+    own_modules,
+    own_parameters,
+    without_forward_hooks,
+)
 from paramshard.torch.unit import Unit, UnitParameter
 
 
@@ -40,8 +45,7 @@ class StateDicts:
         """`hook` makes one of the name of a method."""
         for each in module.modules():
             each.register_state_dict_pre_hook(hook("begin"))
-            filling = each.register_state_dict_post_hook(hook("fill"))
-            each._state_dict_hooks.move_to_end(filling.id, last=False)
+            call_state_dict_hook_first(each, each.register_state_dict_post_hook(hook("fill")))
 
     def masters_of(self, module: nn.Module) -> dict[str, Any]:
         """`state_dict()` in full precision."""
@@ -80,18 +84,14 @@ class StateDicts:
         values = {parameter.name: self._read([parameter])[parameter.name].to(parameter.dtype)
                   for _, parameter in places}
         before = [(owner, attribute, own_parameters(owner)[attribute]) for (owner, attribute), _ in places]
-        hooks = [(each, each._forward_pre_hooks, each._forward_hooks) for each in module.modules()]
         try:
             for (owner, attribute), parameter in places:
                 own_parameters(owner)[attribute] = nn.Parameter(values[parameter.name], requires_grad=False)
-            for each, pre_hooks, post_hooks in hooks:
-                each._forward_pre_hooks, each._forward_hooks = type(pre_hooks)(), type(post_hooks)()
-            yield
+            with without_forward_hooks(module):
+                yield
         finally:
             for owner, attribute, parameter in before:
                 own_parameters(owner)[attribute] = parameter
-            for each, pre_hooks, post_hooks in hooks:
-                each._forward_pre_hooks, each._forward_hooks = pre_hooks, post_hooks
 
     # --- Hooks ---
 

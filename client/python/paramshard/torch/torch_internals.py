@@ -5,10 +5,11 @@ A release of torch may move or drop them: importing this file then raises Import
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +17,7 @@ import torch.multiprocessing.reductions
 import torch.utils._python_dispatch
 import torch.utils._pytree
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 # By their paths from torch; those of an nn.Module exist in its instances alone.
 NEEDED = (
@@ -45,7 +47,8 @@ NEEDED = (
     "torch.utils._pytree.tree_map",
     "torch.utils._pytree.tree_unflatten",
 )
-NEEDED_OF_MODULES = ("_buffers", "_modules", "_non_persistent_buffers_set", "_parameters")
+NEEDED_OF_MODULES = ("_buffers", "_forward_hooks", "_forward_pre_hooks", "_modules", "_non_persistent_buffers_set",
+                     "_parameters", "_state_dict_hooks")
 NEEDED_ON_GPUS = ("torch._C._cuda_getCurrentRawStream",)
 
 
@@ -149,6 +152,24 @@ def own_modules(module: nn.Module) -> dict[str, nn.Module | None]:
 
 def non_persistent_buffers(module: nn.Module) -> set[str]:
     return module._non_persistent_buffers_set
+
+
+def call_state_dict_hook_first(module: nn.Module, hook: RemovableHandle) -> None:
+    """Before those that were registered earlier."""
+    module._state_dict_hooks.move_to_end(hook.id, last=False)
+
+
+@contextlib.contextmanager
+def without_forward_hooks(module: nn.Module) -> Iterator[None]:
+    """Inside, calling the module or its submodules calls no hooks of theirs."""
+    before = [(each, each._forward_pre_hooks, each._forward_hooks) for each in module.modules()]
+    try:
+        for each, pre_hooks, hooks in before:
+            each._forward_pre_hooks, each._forward_hooks = type(pre_hooks)(), type(hooks)()
+        yield
+    finally:
+        for each, pre_hooks, hooks in before:
+            each._forward_pre_hooks, each._forward_hooks = pre_hooks, hooks
 
 
 # --- Initializers ---
