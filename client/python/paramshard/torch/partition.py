@@ -11,7 +11,7 @@ import paramshard
 from paramshard.torch.initial_values import WatchedParameter
 from paramshard.torch.memory_block import place_of
 from paramshard.torch.placeholder import Placeholder
-from paramshard.torch.torch_internals import has_gradient_hooks, own_buffers, own_parameters
+from paramshard.torch.torch_internals import forward_pre_hooks, has_gradient_hooks, own_buffers, own_parameters
 from paramshard.torch.unit import Unit, UnitParameter
 
 UnitModules = nn.Module | Sequence[nn.Module]
@@ -99,7 +99,7 @@ def _check_memory(parameters: Mapping[str, nn.Parameter], paths: list[tuple[str,
 def _tensors_beside_parameters(owner: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """Buffers and attributes of a module, and what its lists and dictionaries hold."""
     # Old weight_norm, spectral_norm and pruning compute an attribute anew before each forward.
-    computed = {getattr(hook, "name", getattr(hook, "_tensor_name", None)) for hook in owner._forward_pre_hooks.values()}
+    computed = {getattr(hook, "name", getattr(hook, "_tensor_name", None)) for hook in forward_pre_hooks(owner)}
     if isinstance(owner, nn.RNNBase):
         computed.add("_flat_weights")  # which it looks at before it uses it
     for attribute, value in (*own_buffers(owner).items(), *vars(owner).items()):

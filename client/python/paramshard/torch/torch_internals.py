@@ -154,6 +154,11 @@ def non_persistent_buffers(module: nn.Module) -> set[str]:
     return module._non_persistent_buffers_set
 
 
+def forward_pre_hooks(module: nn.Module) -> list[Callable[..., Any]]:
+    """In the order in which they are called."""
+    return list(module._forward_pre_hooks.values())
+
+
 def call_state_dict_hook_first(module: nn.Module, hook: RemovableHandle) -> None:
     """Before those that were registered earlier."""
     module._state_dict_hooks.move_to_end(hook.id, last=False)
