@@ -305,6 +305,23 @@ def test_unfreezing_what_the_daemon_has_frozen_is_refused(daemon):
         pair.module(batch_of(0))
 
 
+@pytest.mark.parametrize("option", ["amsgrad", "differentiable", "maximize"])
+def test_options_of_torch_that_the_daemon_does_not_have_are_refused_in_groups(daemon, option):
+    torch.manual_seed(5)
+    module = GPT()
+    pt.shard(module, name="m", units=[module], socket_dir=str(daemon.socket_dir))
+    with pytest.raises(paramshard.UnimplementedError, match=option):
+        pt.AdamW([{"params": list(module.parameters()), option: True}], lr=1e-3)
+    optimizer = pt.AdamW([{"params": list(module.parameters()), option: False, "fused": True}], lr=1e-3)
+    loss_of(module, batch_of(0)).backward()
+    optimizer.param_groups[0][option] = True
+    with pytest.raises(paramshard.UnimplementedError, match=option):
+        optimizer.step()
+    optimizer.param_groups[0][option] = False
+    optimizer.step()
+    assert not optimizer.last_result().skipped
+
+
 def test_groups_that_come_later_are_refused(daemon):
     pair = Pair(daemon, GPT())
     with pytest.raises(paramshard.UnimplementedError, match="add_param_group"):

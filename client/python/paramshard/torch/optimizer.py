@@ -17,6 +17,8 @@ from paramshard.torch.sharded_model import OptimizerPlan, ShardedModel
 
 _MODES = ("adamw", "l2")
 _NAMES = {"lr": "learning_rate", "eps": "epsilon", "weight_decay": "weight_decay"}
+# Options of torch.optim.AdamW that change what a step computes, and that the daemon does not have.
+_NOT_HERE = ("amsgrad", "differentiable", "maximize")
 
 
 @steps_in_daemon
@@ -92,6 +94,8 @@ class AdamW(torch.optim.Optimizer):
 
     def _check_groups(self) -> None:
         """What the daemon was told when the model was made holds for good: a change would have no effect."""
+        for group in self.param_groups:
+            _refuse_options(group)
         if [_fixed_of(group) for group in self.param_groups] == self._made:
             return
         raise paramshard.FailedPreconditionError(
@@ -153,7 +157,14 @@ def decay_groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]
     return [group for group in groups if group["params"]]
 
 
+def _refuse_options(group: dict[str, Any]) -> None:
+    for option in _NOT_HERE:
+        if group.get(option):
+            raise paramshard.UnimplementedError(f"AdamW: {option}={group[option]} is not supported; leave it out")
+
+
 def _group_of(index: int, group: dict[str, Any]) -> ParameterGroup:
+    _refuse_options(group)
     if group["mode"] not in _MODES:
         raise paramshard.InvalidArgumentError(f"AdamW: mode adamw or l2 expected, got {group['mode']}")
     _betas_of(group)
