@@ -440,7 +440,7 @@ TEST_F(RefusedStartTest, AKeyForNcclThatOthersCanReadIsNamed) {
   std::ofstream(key) << std::string(32, 'k');
   ASSERT_EQ(chmod(key.c_str(), 0644), 0);
   flags.push_back("--nccl-psk-file=" + key);
-  EXPECT_THAT(Refusal(0, flags), HasSubstr(absl::StrCat("--nccl-psk-file ", key, ": a key that its owner alone")));
+  EXPECT_THAT(Refusal(0, flags), HasSubstr(absl::StrCat("--nccl-psk-file ", key, ": want a key that its owner alone")));
 }
 
 TEST_F(RefusedStartTest, AnAddressOfAnotherMachineIsNamed) {

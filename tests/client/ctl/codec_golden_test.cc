@@ -98,7 +98,7 @@ TEST_F(CodecGoldenTest, EncodeGivesTheGoldenBytes) {
     ExpectDequantized(golden, output);
     ++encoded;
   }
-  EXPECT_EQ(encoded, 92);
+  EXPECT_EQ(encoded, 93);
 }
 
 TEST_F(CodecGoldenTest, DecodeGivesTheGoldenValues) {
