@@ -367,9 +367,10 @@ Weights::Tensor Weights::ScaledTensor(const Checkpoint::Tensor& data, const Chec
 
 void Weights::TakeScaled(Left& left) {
   std::vector<std::string> used;
-  for (const auto& [name, data] : left) {
+  for (const auto& entry : left) {
+    const auto& [name, data] = entry;
     if (!IsFloat8(data->info->dtype) || data->info->size_bytes == 0) continue;
-    const auto beside = [&](absl::string_view suffix) { return left.find(absl::StrCat(name, suffix)); };
+    const auto beside = [&](absl::string_view suffix) { return left.find(absl::StrCat(entry.first, suffix)); };
     auto scales = beside("_scale_inv");
     if (scales == left.end()) scales = beside("_scale");
     if (scales == left.end()) continue;
