@@ -146,7 +146,7 @@ bool HoldsThisProcess(const std::string& procs) {
 // namespace's root, whose names nothing tells. The one with this process in it is the right one.
 std::optional<std::string> BelowUnnamed(const Mount& mount, const std::string& group) {
   std::string pattern = mount.point;
-  for (size_t i = 0; i < absl::c_count(absl::StrSplit(mount.root, '/'), ".."); ++i) pattern += "/*";
+  for (auto i = absl::c_count(absl::StrSplit(mount.root, '/'), ".."); i > 0; --i) pattern += "/*";
   glob_t found{};
   std::optional<std::string> directory;
   if (glob(absl::StrCat(pattern, group, "/cgroup.procs").c_str(), GLOB_NOSORT, nullptr, &found) == 0) {

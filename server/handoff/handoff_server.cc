@@ -78,8 +78,8 @@ HandoffServer::HandoffServer(Options options, WatchList watched)
       system_(options_.system == nullptr ? &kernel_ : options_.system),
       stop_(MakeEvent()),
       watched_(std::move(watched)),
-      spare_(MakeEvent()),
       next_check_(SteadyDeadline(kSocketCheckInterval)),
+      spare_(MakeEvent()),
       last_number_(kFirstNumber - 1),
       places_(options_.max_connections, geteuid()) {}
 

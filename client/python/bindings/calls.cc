@@ -1,7 +1,6 @@
 #include "client/python/bindings/calls.h"
 
 #include <nanobind/stl/string.h>
-#include <unistd.h>
 
 #include <string>
 
@@ -10,28 +9,6 @@
 namespace paramshard::python {
 
 namespace nb = nanobind;
-
-namespace {
-
-// Python ends a thread that comes too late by unwinding its stack. Here that stops.
-template <typename Take>
-void OrStandStill(Take take) {
-  try {
-    take();
-  } catch (...) {
-    while (true) pause();
-  }
-}
-
-}  // namespace
-
-InterpreterLock::InterpreterLock() {
-  OrStandStill([this] { state_ = PyGILState_Ensure(); });
-}
-
-InterpreterUnlock::~InterpreterUnlock() {
-  OrStandStill([this] { PyEval_RestoreThread(state_); });
-}
 
 nb::object ErrorOf(const absl::Status& status) {
   const std::string code = absl::StatusCodeToString(status.code());
@@ -51,9 +28,9 @@ void RaiseType(absl::string_view wanted, nb::handle value) {
 }
 
 absl::Status RunSignalHandlers() {
-  const InterpreterLock locked;
-  if (PyErr_Occurred() == nullptr && PyErr_CheckSignals() == 0) return absl::OkStatus();
-  return absl::CancelledError("interrupted by a signal");
+  bool raised = false;
+  Locked([&] { raised = PyErr_Occurred() != nullptr || PyErr_CheckSignals() != 0; });
+  return raised ? absl::CancelledError("interrupted by a signal") : absl::OkStatus();
 }
 
 }  // namespace paramshard::python

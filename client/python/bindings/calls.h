@@ -2,7 +2,9 @@
 #ifndef PARAMSHARD_CLIENT_PYTHON_BINDINGS_CALLS_H_
 #define PARAMSHARD_CLIENT_PYTHON_BINDINGS_CALLS_H_
 
+#include <cxxabi.h>
 #include <nanobind/nanobind.h>
+#include <unistd.h>
 
 #include <string>
 #include <utility>
@@ -23,23 +25,35 @@ nanobind::object ErrorOf(const absl::Status& status);
 // Throws a TypeError: "WANTED, got VALUE".
 [[noreturn]] void RaiseType(absl::string_view wanted, nanobind::handle value);
 
-// Hold the interpreter's lock, and let go of it. A thread that asks for the lock when the interpreter has ended never
-// gets it: it stands still until the process ends. Python itself would unwind its stack, which ends the process, since
-// C++ has frames that let nothing pass.
-class InterpreterLock {
- public:
-  InterpreterLock();
-  ~InterpreterLock() { PyGILState_Release(state_); }
-  InterpreterLock(const InterpreterLock&) = delete;
-  InterpreterLock& operator=(const InterpreterLock&) = delete;
+// Python ends a thread that asks for the interpreter's lock after the interpreter's end. It does so by unwinding the
+// thread's stack, which would end the process: C++ has frames that let nothing pass. This catches that, and keeps the
+// thread waiting until the process ends.
+template <typename Call>
+void UntilTheInterpreterEnds(Call call) {
+  try {
+    call();
+  } catch (const abi::__forced_unwind&) {
+    while (true) pause();
+  }
+}
 
- private:
-  PyGILState_STATE state_;
-};
+// Runs `call` with the interpreter's lock, on a thread that does not hold it. `call` throws nothing.
+template <typename Call>
+void Locked(Call call) {
+  UntilTheInterpreterEnds([&] {
+    const PyGILState_STATE state = PyGILState_Ensure();
+    call();
+    PyGILState_Release(state);
+  });
+}
+
+// Releases the interpreter's lock, and takes it again at its end.
 class InterpreterUnlock {
  public:
   InterpreterUnlock() : state_(PyEval_SaveThread()) {}
-  ~InterpreterUnlock();
+  ~InterpreterUnlock() {
+    UntilTheInterpreterEnds([this] { PyEval_RestoreThread(state_); });
+  }
   InterpreterUnlock(const InterpreterUnlock&) = delete;
   InterpreterUnlock& operator=(const InterpreterUnlock&) = delete;
 

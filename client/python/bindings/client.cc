@@ -24,12 +24,13 @@ namespace nb = nanobind;
 
 // Waits are told to Python's logging, which prints warnings unless the program has set up something else.
 void LogWait(absl::string_view text) {
-  const InterpreterLock locked;
-  try {
-    nb::module_::import_("logging").attr("getLogger")("paramshard").attr("warning")("%s", std::string(text));
-  } catch (nb::python_error& error) {
-    error.discard_as_unraisable("paramshard: a log message");
-  }
+  Locked([&] {
+    try {
+      nb::module_::import_("logging").attr("getLogger")("paramshard").attr("warning")("%s", std::string(text));
+    } catch (nb::python_error& error) {
+      error.discard_as_unraisable("paramshard: a log message");
+    }
+  });
 }
 
 void Connect(PyClient* self, int rank, const std::optional<std::string>& socket_dir,
