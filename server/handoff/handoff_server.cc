@@ -77,8 +77,8 @@ HandoffServer::HandoffServer(Options options, WatchList watched)
     : options_(std::move(options)),
       system_(options_.system == nullptr ? &kernel_ : options_.system),
       stop_(MakeEvent()),
-      watched_(std::move(watched)),
       next_check_(SteadyDeadline(kSocketCheckInterval)),
+      watched_(std::move(watched)),
       spare_(MakeEvent()),
       last_number_(kFirstNumber - 1),
       places_(options_.max_connections, geteuid()) {}
