@@ -57,6 +57,8 @@ def shard(module: nn.Module, *, name: str, units: Iterable[UnitModules], existin
     `device`: torch's name of the GPU; None: that of the number which the daemon has for it, if torch sees so many, else
     the present one. Another than the daemon's is refused when the model is opened.
 
+    `seed`: of the initial values that the daemon draws for a module made in `meta_init()`; `torch.manual_seed` does not
+    change them.
     `shard_size`: how many ranks share one copy of the state; None: those of one daemon, so that every node has a copy.
 
     InvalidArgumentError for units that overlap, or that miss parameters; names them. FailedPreconditionError where the
