@@ -331,6 +331,16 @@ absl::Status CheckPlace(const Client::Options& options) {
                                                  " and ", options.socket_dir));
 }
 
+absl::Status CheckCertificate(const Client::Options& options) {
+  for (const auto& [name, path] : {std::pair("tls_cert", &options.tls_cert), std::pair("tls_key", &options.tls_key),
+                                   std::pair("tls_ca", &options.tls_ca)}) {
+    if (!path->empty()) continue;
+    return absl::FailedPreconditionError(
+        absl::StrCat("connect ", options.address, ": tls_cert, tls_key and tls_ca are required, got no ", name));
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<internal::DaemonPlace> PlaceOf(const Client::Options& options) {
   RETURN_IF_ERROR(CheckPlace(options));
   if (options.address.empty()) return internal::FindSockets(options.socket_dir);
@@ -338,8 +348,13 @@ absl::StatusOr<internal::DaemonPlace> PlaceOf(const Client::Options& options) {
                                 .files = {.cert = options.tls_cert, .key = options.tls_key, .ca = options.tls_ca},
                                 .roles = {}};
   for (const std::string& role : options.tls_roles) {
-    ASSIGN_OR_RETURN(remote.roles.emplace_back(), tls::ParseRolePattern(role));
+    absl::StatusOr<tls::RolePattern> pattern = tls::ParseRolePattern(role);
+    if (!pattern.ok()) {
+      return absl::InvalidArgumentError(absl::StrCat("connect: tls_roles: ", pattern.status().message()));
+    }
+    remote.roles.push_back(*std::move(pattern));
   }
+  RETURN_IF_ERROR(CheckCertificate(options));
   return remote;
 }
 

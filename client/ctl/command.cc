@@ -17,9 +17,10 @@ absl::StatusOr<AdminClient> Context::Connect() const {
   options.stream_timeout = options_.timeout.value_or(options.stream_timeout);
   absl::StatusOr<AdminClient> client = AdminClient::Connect(options);
   if (client.ok() || options_.addresses.empty() || !options_.tls_files.cert.empty()) return client;
-  return absl::Status(client.status().code(),
-                      absl::StrCat(client.status().message(),
-                                   "; a daemon without certificates is asked on its machine, by --socket-dir"));
+  return absl::Status(
+      client.status().code(),
+      absl::StrCat(client.status().message(),
+                   "; give --tls-cert, --tls-key and --tls-ca, or ask a daemon without certificates on its machine"));
 }
 
 }  // namespace paramshard::ctl

@@ -64,7 +64,7 @@ absl::Status CheckRemoteAddress(absl::string_view address) {
     return absl::OkStatus();
   }
   return absl::InvalidArgumentError(absl::StrCat(
-      "address: HOST:PORT of a daemon's --listen, or [ADDRESS]:PORT of IPv6, expected, got \"", address, "\""));
+      "address: HOST:PORT where a daemon listens, or [ADDRESS]:PORT of IPv6, expected, got \"", address, "\""));
 }
 
 absl::StatusOr<std::shared_ptr<grpc::Channel>> OpenRemoteChannel(const RemoteDaemon& daemon, absl::Duration timeout) {

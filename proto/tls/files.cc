@@ -22,6 +22,11 @@ namespace {
 // Of a file: chains and bundles of authorities are smaller.
 constexpr int64_t kMostBytes = 4 << 20;
 
+// How messages name the files: they are given by flags, variables of the environment, or arguments of a function.
+constexpr char kCertificate[] = "TLS certificate";
+constexpr char kKey[] = "TLS key";
+constexpr char kAuthorities[] = "TLS authorities";
+
 template <typename T, void (*kFree)(T*)>
 struct Freer {
   void operator()(T* object) const { kFree(object); }
@@ -39,17 +44,17 @@ using OwnedNames = Owned<GENERAL_NAMES, GENERAL_NAMES_free>;
 using OwnedStore = Owned<X509_STORE, X509_STORE_free>;
 using OwnedStoreContext = Owned<X509_STORE_CTX, X509_STORE_CTX_free>;
 
-absl::Status FileError(absl::string_view flag, absl::string_view path, absl::string_view what) {
-  return absl::FailedPreconditionError(absl::StrCat("--", flag, " ", path, ": ", what));
+absl::Status FileError(absl::string_view name, absl::string_view path, absl::string_view what) {
+  return absl::FailedPreconditionError(absl::StrCat(name, " ", path, ": ", what));
 }
 
-absl::StatusOr<std::string> Named(absl::string_view flag, absl::StatusOr<std::string> text) {
+absl::StatusOr<std::string> Named(absl::string_view name, absl::StatusOr<std::string> text) {
   if (text.ok()) return text;
-  return absl::FailedPreconditionError(absl::StrCat("--", flag, " ", text.status().message()));
+  return absl::FailedPreconditionError(absl::StrCat(name, " ", text.status().message()));
 }
 
-absl::StatusOr<std::string> ReadText(absl::string_view flag, const std::string& path) {
-  return Named(flag, safetensors::ReadWholeFile(path, kMostBytes));
+absl::StatusOr<std::string> ReadText(absl::string_view name, const std::string& path) {
+  return Named(name, safetensors::ReadWholeFile(path, kMostBytes));
 }
 
 // OpenSSL keeps a thread's errors until somebody asks for them.
@@ -126,17 +131,17 @@ absl::Status CheckIsSigned(STACK_OF(X509) * chain, STACK_OF(X509) * authorities)
 absl::Status CheckIsValid(const Files& files, const Certificate& certificate, absl::Time now) {
   if (certificate.not_before <= now && now < certificate.not_after) return absl::OkStatus();
   const auto text = [](absl::Time time) { return absl::FormatTime(absl::RFC3339_sec, time, absl::UTCTimeZone()); };
-  return FileError("tls-cert", files.cert,
+  return FileError(kCertificate, files.cert,
                    absl::StrCat("a certificate that is valid at ", text(now), " expected, got one from ",
                                 text(certificate.not_before), " to ", text(certificate.not_after)));
 }
 
 absl::Status CheckAllGiven(const Files& files) {
-  for (const auto& [flag, path] :
-       {std::pair("tls-cert", &files.cert), std::pair("tls-key", &files.key), std::pair("tls-ca", &files.ca)}) {
+  for (const auto& [name, path] :
+       {std::pair(kCertificate, &files.cert), std::pair(kKey, &files.key), std::pair(kAuthorities, &files.ca)}) {
     if (path->empty()) {
-      return absl::FailedPreconditionError(
-          absl::StrCat("--", flag, ": a PEM file expected with the other two of --tls-cert, --tls-key, --tls-ca"));
+      return absl::FailedPreconditionError(absl::StrCat(
+          name, ": a PEM file expected, for a certificate, its key and authorities are given together, got none"));
     }
   }
   return absl::OkStatus();
@@ -151,36 +156,36 @@ absl::StatusOr<Certificate> ParseCertificate(absl::string_view pem) {
 }
 
 absl::StatusOr<Certificate> ReadCertificate(const std::string& path) {
-  ASSIGN_OR_RETURN(const std::string text, ReadText("tls-cert", path));
+  ASSIGN_OR_RETURN(const std::string text, ReadText(kCertificate, path));
   const absl::StatusOr<Certificate> leaf = ParseCertificate(text);
-  return leaf.ok() ? leaf : FileError("tls-cert", path, leaf.status().message());
+  return leaf.ok() ? leaf : FileError(kCertificate, path, leaf.status().message());
 }
 
 absl::StatusOr<Certificate> CheckFiles(const Files& files, absl::Time now) {
   RETURN_IF_ERROR(CheckAllGiven(files));
-  ASSIGN_OR_RETURN(const std::string cert_text, ReadText("tls-cert", files.cert));
-  ASSIGN_OR_RETURN(const std::string key_text, Named("tls-key", safetensors::ReadSecretFile(files.key, kMostBytes)));
-  ASSIGN_OR_RETURN(const std::string ca_text, ReadText("tls-ca", files.ca));
+  ASSIGN_OR_RETURN(const std::string cert_text, ReadText(kCertificate, files.cert));
+  ASSIGN_OR_RETURN(const std::string key_text, Named(kKey, safetensors::ReadSecretFile(files.key, kMostBytes)));
+  ASSIGN_OR_RETURN(const std::string ca_text, ReadText(kAuthorities, files.ca));
   const OwnedCertificates chain = ReadCertificates(cert_text);
   if (sk_X509_num(chain.get()) == 0) {
-    return FileError("tls-cert", files.cert, "a certificate in PEM expected, got none");
+    return FileError(kCertificate, files.cert, "a certificate in PEM expected, got none");
   }
   const OwnedCertificates authorities = ReadCertificates(ca_text);
   if (sk_X509_num(authorities.get()) == 0) {
-    return FileError("tls-ca", files.ca, "certificates of authorities in PEM expected, got none");
+    return FileError(kAuthorities, files.ca, "certificates of authorities in PEM expected, got none");
   }
   const OwnedKey key = ReadKey(key_text);
-  if (key == nullptr) return FileError("tls-key", files.key, "a private key in PEM, not encrypted, expected, got none");
+  if (key == nullptr) return FileError(kKey, files.key, "a private key in PEM, not encrypted, expected, got none");
   const bool fits = X509_check_private_key(sk_X509_value(chain.get(), 0), key.get()) == 1;
   ERR_clear_error();
-  if (!fits) return FileError("tls-key", files.key, absl::StrCat("the key of ", files.cert, " expected, got another"));
+  if (!fits) return FileError(kKey, files.key, absl::StrCat("the key of ", files.cert, " expected, got another"));
   const absl::StatusOr<Certificate> leaf = Describe(sk_X509_value(chain.get(), 0));
-  if (!leaf.ok()) return FileError("tls-cert", files.cert, leaf.status().message());
+  if (!leaf.ok()) return FileError(kCertificate, files.cert, leaf.status().message());
   RETURN_IF_ERROR(CheckIsValid(files, *leaf, now));
   if (const absl::Status is_signed = CheckIsSigned(chain.get(), authorities.get()); !is_signed.ok()) {
     return FileError(
-        "tls-cert", files.cert,
-        absl::StrCat("a certificate of an authority in --tls-ca ", files.ca, " expected, got: ", is_signed.message()));
+        kCertificate, files.cert,
+        absl::StrCat("a certificate of an authority in ", files.ca, " expected, got: ", is_signed.message()));
   }
   return *leaf;
 }

@@ -29,7 +29,7 @@ struct Certificate {
   std::string fingerprint;  // SHA-256 of it
 };
 
-// Reads the files as they are now, and returns the leaf. FAILED_PRECONDITION names the flag, the file and what is
+// Reads the files as they are now, and returns the leaf. FAILED_PRECONDITION names the file and what is
 // expected: all three given and readable; a key that others cannot read and that is the certificate's; a certificate
 // that is valid at `now` and that the authorities have signed.
 absl::StatusOr<Certificate> CheckFiles(const Files& files, absl::Time now);

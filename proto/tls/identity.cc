@@ -147,8 +147,8 @@ absl::StatusOr<IdentityRules> IdentityRules::Load(const Files& files, std::vecto
   ASSIGN_OR_RETURN(const Certificate certificate, CheckFiles(files, now));
   absl::StatusOr<IdentityRules> rules = Create(certificate.uris, std::move(patterns));
   if (rules.ok()) return rules;
-  return absl::InvalidArgumentError(absl::StrCat("--tls-cert ", files.cert, ": ", rules.status().message(),
-                                                 "; --tls-role says which role other URIs have"));
+  return absl::InvalidArgumentError(absl::StrCat("TLS certificate ", files.cert, ": ", rules.status().message(),
+                                                 "; a pattern, ROLE=PATTERN, gives other URIs a role"));
 }
 
 absl::StatusOr<IdentityRules> IdentityRules::Create(absl::Span<const std::string> uris,
@@ -177,7 +177,7 @@ absl::StatusOr<Identity> IdentityRules::Identify(absl::Span<const std::string> u
   // process has its own role by a pattern, there is none.
   if (identity->world_uri.empty() || identity->world_uri == own_.world_uri) return identity;
   return absl::UnauthenticatedError(absl::StrCat(
-      own_.world_uri.empty() ? "a URI that a pattern of --tls-role has" : absl::StrCat("a member of ", own_.world_uri),
+      own_.world_uri.empty() ? "a URI that a pattern gives a role" : absl::StrCat("a member of ", own_.world_uri),
       " expected, got ", Quoted(identity->uri)));
 }
 

@@ -185,8 +185,9 @@ absl::Status HandoffServer::Admit(wire::FileDescriptor& socket) {
 absl::Status HandoffServer::CheckUser(const PeerCredentials& peer) const {
   const auto& users = options_.allowed_users;
   if (std::find(users.begin(), users.end(), peer.uid) != users.end()) return absl::OkStatus();
-  return absl::PermissionDeniedError(
-      absl::StrCat("connect: user ", peer.uid, " is not the daemon's and not named by --allow-user"));
+  return absl::PermissionDeniedError(absl::StrCat("connect: user ", peer.uid,
+                                                  " is not the daemon's; start the daemon with --allow-user=", peer.uid,
+                                                  " to let this user connect"));
 }
 
 absl::Status HandoffServer::TakePlace(uid_t user) {

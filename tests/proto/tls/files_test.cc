@@ -25,10 +25,10 @@ class FilesTest : public testing::Test {
   FilesTest() : files_(test::Install(folder_.path(), authority_.Issue({kUri}), authority_.cert())) {}
 
   static void Write(const std::string& path, const std::string& text) { std::ofstream(path) << text; }
-  void ExpectRefused(absl::string_view flag, absl::string_view what) const {
+  void ExpectRefused(absl::string_view name, absl::string_view what) const {
     EXPECT_THAT(CheckFiles(files_, absl::Now()).status(),
                 StatusIs(absl::StatusCode::kFailedPrecondition,
-                         testing::AllOf(HasSubstr(absl::StrCat("--", flag, " ")), HasSubstr(std::string(what)))));
+                         testing::AllOf(testing::StartsWith(absl::StrCat(name, " ")), HasSubstr(std::string(what)))));
   }
 
   static constexpr char kUri[] = "spiffe://example.test/paramshard/w1/node/0";
@@ -56,16 +56,16 @@ TEST_F(FilesTest, AllThreeAreNeeded) {
 TEST_F(FilesTest, AFileThatIsNotThereIsNamed) {
   const Files files = files_;
   files_.cert = "/nowhere/cert.pem";
-  ExpectRefused("tls-cert", "/nowhere/cert.pem");
+  ExpectRefused("TLS certificate", "/nowhere/cert.pem");
   files_ = files;
   files_.key = folder_.path();
-  ExpectRefused("tls-key", "a regular file expected");
+  ExpectRefused("TLS key", "a regular file expected");
 }
 
 TEST_F(FilesTest, AKeyThatOthersCanReadIsRefused) {
   for (const mode_t mode : {0604, 0640, 0602, 0620}) {
     chmod(files_.key.c_str(), mode);
-    ExpectRefused("tls-key", "its owner alone");
+    ExpectRefused("TLS key", "its owner alone");
   }
   chmod(files_.key.c_str(), 0400);
   EXPECT_OK(CheckFiles(files_, absl::Now()));
@@ -74,7 +74,7 @@ TEST_F(FilesTest, AKeyThatOthersCanReadIsRefused) {
 TEST_F(FilesTest, AKeyOfAnotherUserIsRefused) {
   if (geteuid() != 0) GTEST_SKIP() << "root alone gives files away";
   ASSERT_EQ(chown(files_.key.c_str(), 65534, -1), 0);
-  ExpectRefused("tls-key", "got one of user 65534");
+  ExpectRefused("TLS key", "got one of user 65534");
 }
 
 TEST_F(FilesTest, WhatIsNoPemIsNamed) {
@@ -83,18 +83,18 @@ TEST_F(FilesTest, WhatIsNoPemIsNamed) {
   Write(other, "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n");
   chmod(other.c_str(), 0600);
   files_.cert = other;
-  ExpectRefused("tls-cert", "a certificate in PEM expected");
+  ExpectRefused("TLS certificate", "a certificate in PEM expected");
   files_ = files;
   files_.key = other;
-  ExpectRefused("tls-key", "a private key in PEM, not encrypted, expected");
+  ExpectRefused("TLS key", "a private key in PEM, not encrypted, expected");
   files_ = files;
   files_.ca = other;
-  ExpectRefused("tls-ca", "certificates of authorities in PEM expected");
+  ExpectRefused("TLS authorities", "certificates of authorities in PEM expected");
 }
 
 TEST_F(FilesTest, AnotherCertificatesKeyIsRefused) {
   Write(files_.key, authority_.Issue({kUri}).key);
-  ExpectRefused("tls-key", absl::StrCat("the key of ", files_.cert, " expected"));
+  ExpectRefused("TLS key", absl::StrCat("the key of ", files_.cert, " expected"));
 }
 
 TEST_F(FilesTest, ACertificateThatIsNotValidNowIsRefused) {
@@ -119,14 +119,14 @@ TEST_F(FilesTest, ACertificateIsReadWhateverItIsWorth) {
 
 TEST_F(FilesTest, AnotherAuthoritysCertificateIsRefused) {
   Write(files_.ca, test::TestAuthority().cert());
-  ExpectRefused("tls-cert", absl::StrCat("a certificate of an authority in --tls-ca ", files_.ca));
+  ExpectRefused("TLS certificate", absl::StrCat("a certificate of an authority in ", files_.ca));
   Write(files_.ca, test::TestAuthority().cert() + authority_.cert());
   EXPECT_OK(CheckFiles(files_, absl::Now())) << "one of two";
 }
 
 TEST_F(FilesTest, ALargeFileIsRefused) {
   Write(files_.ca, std::string(5 << 20, '\n'));
-  ExpectRefused("tls-ca", "at most 4194304 bytes expected");
+  ExpectRefused("TLS authorities", "at most 4194304 bytes expected");
 }
 
 }  // namespace

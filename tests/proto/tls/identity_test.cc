@@ -104,7 +104,7 @@ TEST(IdentityRulesTest, WhoHasItsRoleByAPatternTakesNobodyByTheNameOfAWorld) {
   const IdentityRules rules = RulesOf("spiffe://corp/ps-3", {Pattern("node=spiffe://corp/ps-{N}")});
   for (const std::string& uri : {InWorld("admin"), InWorld("node/0")}) {
     EXPECT_THAT(rules.Identify({uri}).status(),
-                StatusIs(absl::StatusCode::kUnauthenticated, HasSubstr("a URI that a pattern of --tls-role has")));
+                StatusIs(absl::StatusCode::kUnauthenticated, HasSubstr("a URI that a pattern gives a role")));
   }
   EXPECT_OK(rules.Identify({"spiffe://corp/ps-0"}));
 }

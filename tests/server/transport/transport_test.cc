@@ -360,7 +360,7 @@ TEST_F(TransportTest, ACertificateOfAnotherNodeIsRefusedAtTheStart) {
   EXPECT_FALSE(Transport::Create({.files = admin, .node = 1}, absl::Now()).ok());
   const tls::Files other = Install("4", authority_.Issue({"spiffe://corp/ps-1"}));
   EXPECT_THAT(Transport::Create({.files = other, .node = 1}, absl::Now()).status(),
-              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("--tls-role")));
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("ROLE=PATTERN")));
   EXPECT_OK(Transport::Create({.files = other, .roles = {{tls::Role::kNode, "spiffe://corp/ps-{N}"}}, .node = 1},
                               absl::Now()));
 }
