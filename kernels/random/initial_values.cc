@@ -89,6 +89,27 @@ absl::Status CheckTruncatedNormal(const InitialValue& value) {
                    value.a, ", ", value.b, ", ", value.low, " and ", value.high));
 }
 
+void FillByKind(const InitialValue& value, uint64_t seed, int64_t parameter_index, int64_t first_element, int64_t count,
+                float* out) {
+  switch (value.kind) {
+    case Initializer::kZeros:
+      std::fill_n(out, count, 0.0f);
+      return;
+    case Initializer::kOnes:
+      std::fill_n(out, count, 1.0f);
+      return;
+    case Initializer::kConstant:
+      std::fill_n(out, count, value.a);
+      return;
+    case Initializer::kNormal:
+      return FillNormal(value.a, value.b, seed, parameter_index, first_element, count, out);
+    case Initializer::kUniform:
+      return FillUniform(value.a, value.b, seed, parameter_index, first_element, count, out);
+    case Initializer::kTruncatedNormal:
+      return FillTruncatedNormal(MakeTruncatedNormal(value), seed, parameter_index, first_element, count, out);
+  }
+}
+
 }  // namespace
 
 TruncatedNormal MakeTruncatedNormal(const InitialValue& value) {
@@ -110,6 +131,10 @@ TruncatedNormal MakeTruncatedNormal(const InitialValue& value) {
 }
 
 absl::Status CheckInitialValue(const InitialValue& value) {
+  if (value.zero_begin < 0 || value.zero_begin > value.zero_end) {
+    return absl::InvalidArgumentError(absl::StrCat("initial value: 0 <= zero_begin <= zero_end expected, got ",
+                                                   value.zero_begin, " and ", value.zero_end));
+  }
   switch (value.kind) {
     case Initializer::kZeros:
     case Initializer::kOnes:
@@ -126,26 +151,19 @@ absl::Status CheckInitialValue(const InitialValue& value) {
   return absl::InvalidArgumentError(absl::StrCat("an initializer expected, got number ", static_cast<int>(value.kind)));
 }
 
+ZeroedElements ZeroedAmong(const InitialValue& value, int64_t first_element, int64_t count) {
+  const int64_t begin = std::max(value.zero_begin, first_element);
+  const int64_t end = std::min(value.zero_end, first_element + count);
+  if (begin >= end) return {};
+  return {.begin = begin - first_element, .count = end - begin};
+}
+
 void FillInitialValues(const InitialValue& value, uint64_t seed, int64_t parameter_index, int64_t first_element,
                        int64_t count, float* out) {
   PARAMSHARD_CHECK(CheckInitialValue(value).ok());
-  switch (value.kind) {
-    case Initializer::kZeros:
-      std::fill_n(out, count, 0.0f);
-      return;
-    case Initializer::kOnes:
-      std::fill_n(out, count, 1.0f);
-      return;
-    case Initializer::kConstant:
-      std::fill_n(out, count, value.a);
-      return;
-    case Initializer::kNormal:
-      return FillNormal(value.a, value.b, seed, parameter_index, first_element, count, out);
-    case Initializer::kUniform:
-      return FillUniform(value.a, value.b, seed, parameter_index, first_element, count, out);
-    case Initializer::kTruncatedNormal:
-      return FillTruncatedNormal(MakeTruncatedNormal(value), seed, parameter_index, first_element, count, out);
-  }
+  FillByKind(value, seed, parameter_index, first_element, count, out);
+  const ZeroedElements zeroed = ZeroedAmong(value, first_element, count);
+  std::fill_n(out + zeroed.begin, zeroed.count, 0.0f);
 }
 
 }  // namespace paramshard

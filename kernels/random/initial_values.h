@@ -41,10 +41,13 @@ struct InitialValue {
   // The ends of a truncated normal: values lie in [low, high], as of PyTorch's trunc_normal_.
   float low = -2.0f;
   float high = 2.0f;
+  // Elements [zero_begin, zero_end) of the parameter are zero in every kind: the row of an embedding's padding, say.
+  int64_t zero_begin = 0;
+  int64_t zero_end = 0;
 };
 
 // INVALID_ARGUMENT unless the kind is known and the numbers that it uses are finite, with b >= 0 (normal), a < b
-// (uniform), or b > 0 and low < high (truncated normal).
+// (uniform), or b > 0 and low < high (truncated normal); and 0 <= zero_begin <= zero_end.
 absl::Status CheckInitialValue(const InitialValue& value);
 
 struct TruncatedNormal;
@@ -53,6 +56,13 @@ struct TruncatedNormal;
 //
 // Requires: CheckInitialValue(value).ok().
 TruncatedNormal MakeTruncatedNormal(const InitialValue& value);
+
+// The elements among [first_element, first_element + count) that are zero, counted from `first_element`.
+struct ZeroedElements {
+  int64_t begin = 0;
+  int64_t count = 0;
+};
+ZeroedElements ZeroedAmong(const InitialValue& value, int64_t first_element, int64_t count);
 
 // Writes elements [first_element, first_element + count) of parameter `parameter_index` into `out`.
 //

@@ -68,11 +68,8 @@ absl::Status Fill(const Values& values, int64_t first_element, int64_t count, fl
   return LaunchStatus("fill initial values");
 }
 
-}  // namespace
-
-absl::Status FillInitialValues(const InitialValue& value, uint64_t seed, int64_t parameter_index, int64_t first_element,
-                               int64_t count, float* out, cudaStream_t stream) {
-  RETURN_IF_ERROR(CheckInitialValue(value));
+absl::Status FillByKind(const InitialValue& value, uint64_t seed, int64_t parameter_index, int64_t first_element,
+                        int64_t count, float* out, cudaStream_t stream) {
   const auto index = static_cast<uint64_t>(parameter_index);
   switch (value.kind) {
     case Initializer::kZeros:
@@ -89,6 +86,17 @@ absl::Status FillInitialValues(const InitialValue& value, uint64_t seed, int64_t
       return Fill(TruncatedNormalValues{seed, index, MakeTruncatedNormal(value)}, first_element, count, out, stream);
   }
   return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status FillInitialValues(const InitialValue& value, uint64_t seed, int64_t parameter_index, int64_t first_element,
+                               int64_t count, float* out, cudaStream_t stream) {
+  RETURN_IF_ERROR(CheckInitialValue(value));
+  RETURN_IF_ERROR(FillByKind(value, seed, parameter_index, first_element, count, out, stream));
+  const ZeroedElements zeroed = ZeroedAmong(value, first_element, count);
+  if (zeroed.count == 0) return absl::OkStatus();
+  return Fill(ConstantValues{0.0f}, 0, zeroed.count, out + zeroed.begin, stream);
 }
 
 }  // namespace paramshard::gpu

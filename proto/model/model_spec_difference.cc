@@ -35,7 +35,7 @@ std::string OnOff(bool value) { return value ? "on" : "off"; }
 // Nine digits tell any two floats apart.
 std::string Exact(float value) { return absl::StrFormat("%.9g", value); }
 
-std::string ToText(const InitialValue& value) {
+std::string KindText(const InitialValue& value) {
   switch (value.kind) {
     case Initializer::kZeros:
       return "constant 0";
@@ -52,6 +52,11 @@ std::string ToText(const InitialValue& value) {
                           Exact(value.low), ", ", Exact(value.high), "]");
   }
   return "unknown";
+}
+
+std::string ToText(const InitialValue& value) {
+  if (value.zero_begin == value.zero_end) return KindText(value);
+  return absl::StrCat(KindText(value), " with elements [", value.zero_begin, ", ", value.zero_end, ") zero");
 }
 
 std::string ToText(GradientType type) { return type == GradientType::kFP32 ? "FP32" : "BF16"; }

@@ -135,7 +135,7 @@ absl::Status ParseStorage(const Proto& proto, ParameterSpec& spec) {
   return ParseState(proto, spec);
 }
 
-InitialValue ToInitialValue(const v1::InitialValue& proto) {
+InitialValue ToKind(const v1::InitialValue& proto) {
   switch (proto.kind_case()) {
     case v1::InitialValue::kConstant: {
       const float value = proto.constant().value();
@@ -160,7 +160,19 @@ InitialValue ToInitialValue(const v1::InitialValue& proto) {
   return {};
 }
 
-absl::Status CheckInitial(const InitialValue& value) {
+InitialValue ToInitialValue(const v1::InitialValue& proto) {
+  InitialValue value = ToKind(proto);
+  if (proto.zero_begin() == proto.zero_end()) return value;
+  value.zero_begin = proto.zero_begin();
+  value.zero_end = proto.zero_end();
+  return value;
+}
+
+absl::Status CheckInitial(const InitialValue& value, int64_t elements) {
+  if (value.zero_begin < 0 || value.zero_begin > value.zero_end || value.zero_end > elements) {
+    return Unexpected(absl::StrCat("0 <= zero_begin <= zero_end <= ", elements, " elements"),
+                      absl::StrCat("zero_begin ", value.zero_begin, ", zero_end ", value.zero_end));
+  }
   if (CheckInitialValue(value).ok()) return absl::OkStatus();
   switch (value.kind) {
     case Initializer::kNormal:
@@ -205,7 +217,7 @@ absl::StatusOr<ParameterSpec> ParseParameter(const v1::ParameterSpec& proto,
   KeepMoments(spec, TraitsOf(groups[spec.group].mode).moment_count);
   if (proto.has_trainable() && !proto.trainable()) Freeze(proto, spec);
   spec.initial_value = ToInitialValue(proto.initial_value());
-  RETURN_IF_ERROR(CheckInitial(spec.initial_value));
+  RETURN_IF_ERROR(CheckInitial(spec.initial_value, spec.rows() * spec.columns()));
   return spec;
 }
 

@@ -35,6 +35,8 @@ v1::InitialValue ToProto(const InitialValue& value) {
       proto.mutable_truncated_normal()->set_high(value.high);
       break;
   }
+  proto.set_zero_begin(value.zero_begin);
+  proto.set_zero_end(value.zero_end);
   return proto;
 }
 

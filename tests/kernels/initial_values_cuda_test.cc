@@ -25,7 +25,8 @@ TEST_F(FillInitialValuesTest, ValuesAreTheHosts) {
                                  {Initializer::kUniform, 1.0f, 1.0000001f},
                                  {Initializer::kTruncatedNormal, 0.0f, 0.02f, -0.06f, 0.06f},
                                  {Initializer::kTruncatedNormal, -3.0f, 1.0f, 2.0f, 9.0f},
-                                 {Initializer::kTruncatedNormal, 0.5f, 1.0f, -100.0f, 100.0f}};
+                                 {Initializer::kTruncatedNormal, 0.5f, 1.0f, -100.0f, 100.0f},
+                                 {.kind = Initializer::kNormal, .b = 0.02f, .zero_begin = 5000, .zero_end = 900001}};
   for (const InitialValue& value : values) {
     for (int64_t first : {int64_t{0}, (int64_t{1} << 32) - 5}) {
       const DeviceArray<float> out(std::vector<float>(kCount, 7.0f));

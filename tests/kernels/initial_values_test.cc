@@ -225,6 +225,33 @@ TEST(InitialValuesTest, ConstantsAreConstant) {
   EXPECT_EQ(Fill({Initializer::kConstant, 2.5f}, 1, 0, 0, 3), (std::vector<float>{2.5, 2.5, 2.5}));
 }
 
+TEST(InitialValuesTest, ARangeOfElementsMayBeZero) {
+  const InitialValue plain = {Initializer::kNormal, 1.0f, 0.5f};
+  InitialValue zeroed = plain;
+  zeroed.zero_begin = 40;
+  zeroed.zero_end = 56;
+  std::vector<float> expected = Fill(plain, 5, 1, 0, 100);
+  std::fill(expected.begin() + 40, expected.begin() + 56, 0.0f);
+  for (const int64_t first : {0, 30, 45, 50, 60}) {
+    for (const int64_t count : {0, 5, 10, 40}) {
+      EXPECT_EQ(Fill(zeroed, 5, 1, first, count),
+                std::vector<float>(expected.begin() + first, expected.begin() + first + count))
+          << first << " " << count;
+    }
+  }
+}
+
+TEST(InitialValuesTest, ARangeThatEndsBeforeItBeginsIsRefused) {
+  InitialValue value;
+  value.zero_begin = 2;
+  value.zero_end = 1;
+  EXPECT_FALSE(CheckInitialValue(value).ok());
+  value.zero_begin = -1;
+  EXPECT_FALSE(CheckInitialValue(value).ok());
+  value.zero_begin = value.zero_end = 1;
+  EXPECT_TRUE(CheckInitialValue(value).ok());
+}
+
 TEST(InitialValuesTest, SenselessDistributionsAreRefused) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   for (const InitialValue& value :

@@ -106,6 +106,8 @@ InitialValue InitialValueOf(const Fields& fields) {
   fields.Read("b", value.b);
   fields.Read("low", value.low);
   fields.Read("high", value.high);
+  fields.Read("zero_begin", value.zero_begin);
+  fields.Read("zero_end", value.zero_end);
   return value;
 }
 
@@ -192,6 +194,8 @@ nb::object ToPython(const InitialValue& value) {
   fields["b"] = value.b;
   fields["low"] = value.low;
   fields["high"] = value.high;
+  fields["zero_begin"] = value.zero_begin;
+  fields["zero_end"] = value.zero_end;
   return New("InitialValue", fields);
 }
 

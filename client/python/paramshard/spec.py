@@ -37,7 +37,8 @@ class InitialValue:
     """The distribution of a parameter's first values: a function of (seed, parameter, element) alone.
 
     `kind`: zeros, ones, constant (a), normal (mean a, deviation b), uniform (from a to below b), truncated_normal (mean
-    a, deviation b, within [low, high]).
+    a, deviation b, within [low, high]). Elements [zero_begin, zero_end), in row-major order, are zero in any kind: the
+    row of an embedding's padding, say.
     """
 
     kind: str = "zeros"
@@ -45,6 +46,8 @@ class InitialValue:
     b: float = 0.0
     low: float = -2.0
     high: float = 2.0
+    zero_begin: int = 0
+    zero_end: int = 0
 
 
 @dataclass

@@ -81,6 +81,8 @@ const Change kChanges[] = {
      "parameter blocks.1.w1: exp_avg type FP32 expected, got FP8"},
     {"Trainable", SET(Last(spec).trainable = false), "parameter blocks.1.w1: trainable on expected, got off"},
     {"Group", SET(Last(spec).group = 1), "parameter blocks.1.w1: group 0 expected, got 1"},
+    {"ZeroElements", SET(Last(spec).initial_value.zero_begin = 2; Last(spec).initial_value.zero_end = 4),
+     "parameter blocks.1.w1: initial value constant 0 expected, got constant 0 with elements [2, 4) zero"},
     {"InitialValue", SET((Last(spec).initial_value = {Initializer::kNormal, 0, 0.02f})),
      "parameter blocks.1.w1: initial value constant 0 expected, got normal with mean 0 and "
      "standard deviation 0.0199999996"},

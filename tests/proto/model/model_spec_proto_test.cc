@@ -83,7 +83,8 @@ TEST(DescriptionTest, DelayedScalingIsSentAndComesBack) {
 // A checked spec means the same as the description that it came from.
 TEST(DescriptionTest, ACheckedSpecIsTheSameModel) {
   ModelSpec spec = OneUnit({Named("w"), Named("v"), Named("t")});
-  spec.units[0].parameters[0].initial_value = {Initializer::kNormal, 0.5f, 0.25f};
+  spec.units[0].parameters[0].initial_value = {
+      .kind = Initializer::kNormal, .a = 0.5f, .b = 0.25f, .zero_begin = 1, .zero_end = 3};
   spec.units[0].parameters[2].initial_value = {Initializer::kTruncatedNormal, 0.5f, 0.02f, 0.4f, 0.75f};
   spec.units[0].parameters[1].initial_value = {Initializer::kUniform, -1.0f, 1.0f};
   spec.units[0].parameters[1].group = 1;
@@ -104,6 +105,8 @@ TEST(DescriptionTest, ACheckedSpecIsTheSameModel) {
   ASSERT_OK_AND_ASSIGN(const ModelSpec again, Check(checked));
   EXPECT_EQ(FirstDifference(checked, again), "");
   EXPECT_EQ(ModelSpecFingerprint(checked), ModelSpecFingerprint(again));
+  EXPECT_EQ(checked.units[0].parameters[0].initial_value.zero_begin, 1);
+  EXPECT_EQ(checked.units[0].parameters[0].initial_value.zero_end, 3);
 }
 
 }  // namespace

@@ -108,6 +108,13 @@ std::function<void(v1::ModelSpec&)> Uniform(float low, float high) {
   };
 }
 
+std::function<void(v1::ModelSpec&)> Zero(int64_t begin, int64_t end) {
+  return [=](v1::ModelSpec& spec) {
+    First(spec).mutable_initial_value()->set_zero_begin(begin);
+    First(spec).mutable_initial_value()->set_zero_end(end);
+  };
+}
+
 std::function<void(v1::ModelSpec&)> TruncatedNormal(float mean, float standard_deviation, float low, float high) {
   return [=](v1::ModelSpec& spec) {
     auto& normal = *First(spec).mutable_initial_value()->mutable_truncated_normal();
@@ -248,6 +255,10 @@ const Refusal kRefusals[] = {
      "create model m: parameter u0.w: ", "expected a group in [0, 1], got 2"},
     {"ConstantNotFinite", SET(First(spec).mutable_initial_value()->mutable_constant()->set_value(kInfinity)),
      "create model m: parameter u0.w: ", "expected a finite constant, got inf"},
+    {"ZeroElementsReversed", Zero(2, 1), "create model m: parameter u0.w: ", "got zero_begin 2, zero_end 1"},
+    {"ZeroElementsNegative", Zero(-1, 1), "create model m: parameter u0.w: ", "got zero_begin -1, zero_end 1"},
+    {"ZeroElementsBehindTheEnd", Zero(0, 1 << 20),
+     "create model m: parameter u0.w: ", "got zero_begin 0, zero_end 1048576"},
     {"MeanNotFinite", Normal(kNaN, 1), "create model m: parameter u0.w: ", "expected a finite mean"},
     {"DeviationNegative", Normal(0, -1), "create model m: parameter u0.w: ", "standard deviation >= 0, got 0 and -1"},
     {"DeviationNotFinite", Normal(0, kInfinity), "create model m: parameter u0.w: ", "a finite standard deviation"},

@@ -102,6 +102,7 @@ def test_meta_init_keeps_what_modules_know_of_a_parameter():
 FILLS = {
     "normal": (lambda weight: nn.init.normal_(weight, std=0.5), ("normal", 0.0, 0.5)),
     "uniform": (lambda weight: nn.init.uniform_(weight, -1, 2), ("uniform", -1.0, 2.0)),
+    "uniform from a number to itself": (lambda weight: nn.init.uniform_(weight, 0.5, 0.5), ("constant", 0.5)),
     "constant": (lambda weight: nn.init.constant_(weight, 0.25), ("constant", 0.25)),
     "ones": (nn.init.ones_, ("ones",)),
     "zeros": (nn.init.zeros_, ("zeros",)),
@@ -172,6 +173,13 @@ UNKNOWN = {
     "sparse": (lambda weight: nn.init.sparse_(weight, 0.5), "sparse_"),
     "dirac": (lambda weight: nn.init.dirac_(weight.view(4, 2, 2)), "dirac_"),
     "a part": (lambda weight: nn.init.trunc_normal_(weight[:2]), "trunc_normal_ writes a part"),
+    "a part of ones": (lambda weight: nn.init.ones_(weight[:2]), "fill_ writes a part"),
+    "two parts": (lambda weight: (nn.init.zeros_(weight[0]), nn.init.zeros_(weight[2])), "several parts"),
+    "a column": (lambda weight: nn.init.zeros_(weight[:, 1]), "not contiguous"),
+    "a part of what no rule describes": (lambda weight: (nn.init.orthogonal_(weight), nn.init.zeros_(weight[0])),
+                                         "orthogonal_"),
+    "transposed behind": (lambda weight: (nn.init.zeros_(weight[0]), setattr(weight, "data", weight.data.T)),
+                          "not contiguous"),
     "changed": (lambda weight: nn.init.trunc_normal_(weight).data.mul_(2), "trunc_normal_, mul_"),
     "copied": (lambda weight: weight.data.copy_(torch.ones(4, 4)), "copy_"),
     "together": (_zero_together, "_foreach_zero_"),
@@ -269,9 +277,76 @@ def test_rope_buffer_from_meta(daemon):
         assert_close(sharded.read(name), parameter.detach(), rtol=0, atol=1e-6)
 
 
+# Each zeroes elements 8 to 11 of a weight of 4 x 4.
+ZEROED = {
+    "fill_": lambda weight: weight.data[2].fill_(0),
+    "zero_": lambda weight: weight.detach()[2].zero_(),
+    "zeros_": lambda weight: nn.init.zeros_(weight[2]),
+    "constant_": lambda weight: nn.init.constant_(weight[2], 0.0),
+    "twice": lambda weight: (nn.init.zeros_(weight[2]), nn.init.zeros_(weight[2])),
+    "converted": lambda weight: (nn.init.zeros_(weight[2]), setattr(weight, "data", weight.data.double())),
+}
+
+
+@pytest.mark.parametrize("when", ["inside", "behind"])
+@pytest.mark.parametrize("zero", ZEROED.values(), ids=ZEROED)
+def test_a_part_that_is_zeroed_behind_an_initializer_is_a_part_of_the_rule(when, zero):
+    with pt.meta_init():
+        linear = nn.Linear(4, 4)
+        if when == "inside":
+            nn.init.normal_(linear.weight, std=0.5)
+            zero(linear.weight)
+    if when == "behind":
+        nn.init.normal_(linear.weight, std=0.5)
+        zero(linear.weight)
+    assert linear.weight.is_meta
+    assert rule_of(linear.weight) == InitialValue("normal", 0.0, 0.5, zero_begin=8, zero_end=12)
+    nn.init.normal_(linear.weight)
+    assert rule_of(linear.weight) == InitialValue("normal", 0.0, 1.0)
+
+
+@pytest.mark.parametrize("format", ["FP32", "BF16"])
+def test_the_padding_row_of_an_embedding_is_zero(daemon, format):
+    with pt.meta_init():
+        model = nn.Sequential(nn.Embedding(400, 16, padding_idx=-3), nn.EmbeddingBag(50, 8, padding_idx=1))
+    sharded = pt.shard(model, name="m", units=[model], format=format, socket_dir=str(daemon.socket_dir))
+    sharded.open()
+    for name, row in (("0.weight", 397), ("1.weight", 1)):
+        values = sharded.read(name)
+        others = torch.cat([values[:row], values[row + 1:]])
+        assert values[row].abs().max() == 0
+        assert (others != 0).any(dim=1).all()
+        assert 0.9 < others.std() < 1.1
+    sharded.close()
+
+
+def test_models_of_transformers_with_padding_train_from_meta(daemon):
+    transformers = pytest.importorskip("transformers")
+    with pt.meta_init():
+        bert = transformers.BertForMaskedLM(transformers.BertConfig(
+            vocab_size=64, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
+            max_position_embeddings=16, pad_token_id=3))
+        gemma = transformers.Gemma3ForCausalLM(transformers.Gemma3TextConfig(
+            vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+            num_key_value_heads=1, head_dim=8, max_position_embeddings=16, pad_token_id=3))
+    tokens = torch.randint(4, 64, (2, 8), device=DEVICE)
+    for name, model in (("bert", bert), ("gemma", gemma)):
+        sharded = pt.shard(model, name=name, units=[model], socket_dir=str(daemon.socket_dir))
+        optimizer = pt.AdamW(model.parameters(), lr=1e-3)
+        embeddings = next(name for name, each in model.named_modules() if isinstance(each, nn.Embedding))
+        values = sharded.read(f"{embeddings}.weight")
+        assert values[3].abs().max() == 0
+        assert 0.01 < values[4:].std() < 0.03
+        model(input_ids=tokens, labels=tokens).loss.backward()
+        optimizer.step()
+        assert optimizer.last_norm() > 0
+        sharded.close()
+
+
 def test_what_no_rule_describes_is_refused(daemon):
     with pt.meta_init():
-        model = nn.Sequential(nn.Embedding(8, 4, padding_idx=2))
+        model = nn.Sequential(nn.Linear(8, 4))
+        nn.init.ones_(model[0].weight[:2])
     sharded = pt.shard(model, name="m", units=[model], socket_dir=str(daemon.socket_dir))
     with pytest.raises(paramshard.InvalidArgumentError, match="0.weight.*writes a part of it.*without meta_init"):
         pt.AdamW(model.parameters())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import sys
 import types
 from collections.abc import Iterator
@@ -55,31 +56,51 @@ class _History:
 
     def __init__(self, of: torch.Tensor) -> None:
         self._operations: list[tuple[str, Any]] = []
+        self._zeroed: range | None = None  # elements that were zeroed behind those, by their places in the storage
         self._why: str | None = None
         # Keeps the storage's address, but not its memory: no other tensor is taken for this one when it is gone.
         self._of = StorageWeakRef(of.untyped_storage())
+        self._dtype = of.dtype
 
     def note(self, name: str, arguments: list[Any]) -> None:
         if name in _FILLS:
             self._operations.clear()
-            self._why = None
+            self._zeroed = self._why = None
         self._operations.append((name, arguments))
 
     def note_truncated(self, rule: InitialValue) -> None:
-        self._operations, self._why = [("trunc_normal_", rule)], None
+        self._operations, self._zeroed, self._why = [("trunc_normal_", rule)], None, None
+
+    def note_zeroed(self, part: torch.Tensor) -> None:
+        zeroed = range(part.storage_offset(), part.storage_offset() + part.numel())
+        if not part.is_contiguous() or part.dtype != self._dtype or self._zeroed not in (None, zeroed):
+            self.note_unknown("several parts of it are zeroed, or one that is not contiguous")
+        self._zeroed = zeroed
 
     def note_unknown(self, why: str) -> None:
         self._why = why
 
-    def note_conversion(self, other: _History) -> None:
-        self._operations, self._why = list(other._operations), other._why
+    def note_conversion(self, other: _History, source: torch.Tensor, result: torch.Tensor) -> None:
+        self._operations, self._zeroed, self._why = list(other._operations), other._zeroed, other._why
+        if self._zeroed is not None and (_is_part(source) or not source.is_contiguous() or not result.is_contiguous()):
+            self.note_unknown("it is converted from another of which a part was zeroed")
 
-    @property
-    def is_computed(self) -> bool:
+    def is_computed(self, parameter: torch.Tensor) -> bool:
         """Whether something has written it that no rule describes."""
-        return (self._why is not None or bool(self._operations)) and isinstance(self.rule(), Unknown)
+        return ((self._why is not None or self._zeroed is not None or bool(self._operations)) and
+                isinstance(self.rule_of(parameter), Unknown))
+
+    def rule_of(self, parameter: torch.Tensor) -> Rule:
+        """Of the tensor, whose elements lie in the storage as this says."""
+        rule = self.rule()
+        if self._zeroed is None or isinstance(rule, Unknown):
+            return rule
+        if not parameter.is_contiguous():
+            return Unknown("a part of it is zeroed, and it is not contiguous")
+        return dataclasses.replace(rule, zero_begin=self._zeroed.start, zero_end=self._zeroed.stop)
 
     def rule(self) -> Rule:
+        """Of all elements but those that are zeroed."""
         if self._why is not None:
             return Unknown(self._why)
         if not self._operations:
@@ -99,13 +120,18 @@ class _History:
         if name == "zero_":
             return InitialValue("zeros")
         if name == "fill_":
-            value = argument(0, 0.0)
-            return {0.0: InitialValue("zeros"), 1.0: InitialValue("ones")}.get(value, InitialValue("constant", value))
+            return _constant(argument(0, 0.0))
         if name == "normal_":
             return InitialValue("normal", argument(0, 0.0), argument(1, 1.0))
         if name == "uniform_":
-            return InitialValue("uniform", argument(0, 0.0), argument(1, 1.0))
+            low, high = argument(0, 0.0), argument(1, 1.0)
+            # The bias of an nn.Linear without inputs is uniform from 0 to 0.
+            return InitialValue("uniform", low, high) if low != high else _constant(low)
         return Unknown(f"written by {name}")
+
+
+def _constant(value: float) -> InitialValue:
+    return {0.0: InitialValue("zeros"), 1.0: InitialValue("ones")}.get(value, InitialValue("constant", value))
 
 
 # What makes a new tensor, as the operation in place that would give it the same values. `empty` has none.
@@ -128,7 +154,7 @@ class _WriteRecorder(TorchDispatchMode):
         It stays the same object, for whoever has it already: another module that ties it, or one that freezes it later.
         """
         history = self._history_of(parameter)
-        if history is None or parameter.is_meta or history.is_computed:
+        if history is None or parameter.is_meta or history.is_computed(parameter):
             return
         with without_modes():
             bare = nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
@@ -149,7 +175,7 @@ class _WriteRecorder(TorchDispatchMode):
 
     def rule_of(self, parameter: torch.Tensor) -> Rule:
         history = self._history_of(parameter)
-        return history.rule() if history is not None else Unknown(
+        return history.rule_of(parameter) if history is not None else Unknown(
             "its .data was set to what was computed of other tensors, which have no values")
 
     def knows(self, value: Any) -> bool:
@@ -186,7 +212,7 @@ class _WriteRecorder(TorchDispatchMode):
         self._histories[storage] = history = _History(result)
         as_write = _FACTORIES.get(name)
         if converted is not None:
-            history.note_conversion(converted)
+            history.note_conversion(converted, args[0], result)
         elif as_write == "ones":
             history.note("fill_", [1.0])
         elif as_write == "full":
@@ -214,7 +240,10 @@ class _WriteRecorder(TorchDispatchMode):
         if rest is None:
             history.note_unknown(f"{name} writes it with other tensors")
         elif _is_part(value):
-            history.note_unknown(f"{name} writes a part of it")
+            if name == "zero_" or name == "fill_" and _is_zero(rest[0]):
+                history.note_zeroed(value)
+            else:
+                history.note_unknown(f"{name} writes a part of it")
         else:
             history.note(name, [each.item() if isinstance(each, torch.Tensor) and each.numel() == 1 and
                                 not each.is_meta else each for each in rest])
@@ -255,7 +284,9 @@ class _WriteRecorder(TorchDispatchMode):
         history = self._history_of(tensor)
         if history is None or tensor.numel() == 0:
             return
-        if call.name != "trunc_normal_":
+        if _is_part(tensor) and (call.name == "zeros_" or call.name == "constant_" and call.arguments["val"] == 0):
+            history.note_zeroed(tensor)
+        elif call.name != "trunc_normal_":
             history.note_unknown(f"{name} fills it")  # where an operation follows that the daemon knows, it counts
         elif _is_part(tensor):
             history.note_unknown(f"{name} writes a part of it")
@@ -267,6 +298,10 @@ class _WriteRecorder(TorchDispatchMode):
         history = self._history_of(tensor)
         if history is not None and tensor.numel() > 0:
             history.note_unknown(why)
+
+
+def _is_zero(value: Any) -> bool:
+    return not value.is_meta and value.item() == 0 if isinstance(value, torch.Tensor) else value == 0
 
 
 def _is_part(tensor: torch.Tensor) -> bool:
@@ -310,7 +345,8 @@ def meta_init() -> Iterator[None]:
     """Modules that are made inside have parameters without memory, on the `meta` device, and real buffers.
 
     The last operation that fills a parameter (`normal_`, `uniform_`, `zero_`, `fill_`, `trunc_normal_` of
-    torch.nn.init) becomes its rule, also when it comes after this: the daemon makes values of the same distribution,
+    torch.nn.init) becomes its rule, with zeros where a row of it was zeroed behind that, as embeddings do with
+    padding_idx; also when it comes after this: the daemon makes values of the same distribution,
     from the seed that `shard` is given, and the same on any number of ranks. They are not the values that torch's
     generator would have given. A parameter that was computed, from other tensors say, keeps its memory, and its values
     are imported. One that is written in another way once it has none, by `orthogonal_` say, is refused by `shard`,
