@@ -58,7 +58,8 @@ class AdamW(torch.optim.Optimizer):
                 self.state[parameter] = {}
 
     def _owner(self) -> ShardedModel:
-        parameters = [parameter for group in self.param_groups for parameter in group["params"]]
+        # Parameters without elements are not in the daemon: there is nothing to step.
+        parameters = [parameter for group in self.param_groups for parameter in group["params"] if parameter.numel()]
         strangers = [parameter for parameter in parameters if not isinstance(parameter, Placeholder)]
         if strangers:
             raise paramshard.InvalidArgumentError(
@@ -77,7 +78,7 @@ class AdamW(torch.optim.Optimizer):
 
     def _groups_by_parameter(self, sharded: ShardedModel) -> dict[str, int]:
         group_of = {parameter.parameter_name: index for index, group in enumerate(self.param_groups)
-                    for parameter in group["params"]}
+                    for parameter in group["params"] if isinstance(parameter, Placeholder)}
         missing = [parameter.name for parameter in sharded.parameters()
                    if parameter.placeholder.requires_grad and parameter.name not in group_of]
         if missing:

@@ -26,8 +26,8 @@ def partition(module: nn.Module, units: Iterable[UnitModules], *, param_dtype: t
               device: torch.device) -> list[Unit]:
     """Makes the units. A parameter belongs to the innermost of their modules that has it.
 
-    InvalidArgumentError for modules that are not the model's, or in two units; for parameters in no unit, already
-    sharded, or of a kind that cannot be; names them.
+    Parameters without elements are in no unit. InvalidArgumentError for modules that are not the model's, or in two
+    units; for parameters in no unit, already sharded, or of a kind that cannot be; names them.
     """
     groups = [[unit] if isinstance(unit, nn.Module) else list(unit) for unit in units]
     names = {each: name for name, each in module.named_modules()}
@@ -45,6 +45,8 @@ def partition(module: nn.Module, units: Iterable[UnitModules], *, param_dtype: t
                 continue
             name = f"{prefix}.{attribute}" if prefix else attribute
             _check(name, parameter)
+            if not parameter.numel():
+                continue  # it stays in the module: there is nothing to gather
             if isinstance(owner, nn.Embedding | nn.EmbeddingBag) and owner.max_norm is not None:
                 raise paramshard.UnimplementedError(
                     f"shard: {name}: an embedding without max_norm expected, which would write weights in the forward, "

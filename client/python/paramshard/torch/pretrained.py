@@ -52,7 +52,10 @@ def read(module: nn.Module, directory: str | os.PathLike[str], parameters: Seque
     if not reads and not buffers:
         return {name: torch.empty(0) for name in names}
     folder = pathlib.Path(directory)
-    places = {own: parameter.placeholder for parameter in parameters for own in names.get(parameter.name, ())} | buffers
+    empty = {own: parameter for name, parameter in module.named_parameters(remove_duplicate=False)
+             if not parameter.numel() and (own := base.name_of(name)) is not None}
+    places = {own: parameter.placeholder for parameter in parameters for own in names.get(parameter.name, ())}
+    places |= buffers | empty
     needed = places if reads else buffers
     found = _find(base.module, folder, needed)
     if reads:

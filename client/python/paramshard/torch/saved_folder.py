@@ -86,5 +86,5 @@ def correct_saving(module: nn.Module, dictionaries: StateDicts) -> None:
 
 def _type_of_file(module: nn.Module, dictionaries: StateDicts, state: dict[str, Any] | None) -> torch.dtype:
     """transformers takes the first parameter's for the config."""
-    name, parameter = next(module.named_parameters())
+    name, parameter = next((name, each) for name, each in module.named_parameters() if each.numel())
     return state[name].dtype if state and name in state else dictionaries.type_of(parameter)

@@ -16,7 +16,7 @@ from paramshard.torch.fp8 import Fp8Weight, can_compute_in_fp8, compute_in_fp8, 
 from paramshard.torch.job_daemon import start_job_daemon
 from paramshard.torch.partition import UnitModules, partition
 from paramshard.torch.sharded_model import ShardedModel
-from paramshard.torch.torch_internals import own_buffers
+from paramshard.torch.torch_internals import own_buffers, own_parameters
 from paramshard.torch.unit import Unit, UnitParameter
 
 _EXISTING = ("error", "resume", "fresh")
@@ -76,6 +76,7 @@ def shard(module: nn.Module, *, name: str, units: Iterable[UnitModules], existin
     # Whatever is refused leaves the module as it was: it is changed last.
     made = partition(module, units, param_dtype=param_dtype, device=device)
     buffers = _buffers_on(module, device)
+    empty = _empty_parameters_on(module, param_dtype, device)
     multiplied = _to_multiply_in_fp8(made, format, device) if compute == "fp8" else []
     for unit in made:
         unit.reshards_after_forward = reshard_after_forward
@@ -91,6 +92,8 @@ def shard(module: nn.Module, *, name: str, units: Iterable[UnitModules], existin
                                  "gradient_slots": gradient_slots, "step_timeout": step_timeout})
     for owner, attribute, buffer in buffers:
         own_buffers(owner)[attribute] = buffer
+    for owner, attribute, parameter in empty:
+        own_parameters(owner)[attribute] = parameter
     for parameter in multiplied:
         compute_in_fp8(parameter.places[0][0], parameter.fp8_weight)
     return sharded
@@ -211,3 +214,20 @@ def _buffers_on(module: nn.Module, device: torch.device) -> list[tuple[nn.Module
             "meta_init() if they compute buffers from parameters, and never on the device `meta`")
     return [(owner, name, buffer.to(device)) for owner in module.modules()
             for name, buffer in own_buffers(owner).items() if buffer is not None]
+
+
+def _empty_parameters_on(module: nn.Module, dtype: torch.dtype | None,
+                         device: torch.device) -> list[tuple[nn.Module, str, nn.Parameter]]:
+    """Parameters without elements, which no unit has, where they have to change: each with its owner and name."""
+    made: dict[nn.Parameter, nn.Parameter] = {}  # ties stay ties
+    found = []
+    for owner in module.modules():
+        for attribute, parameter in own_parameters(owner).items():
+            if parameter is None or parameter.numel() or (
+                    parameter.device == device and parameter.dtype == (dtype or parameter.dtype)):
+                continue
+            if parameter not in made:
+                like = torch.empty(parameter.shape, dtype=dtype or parameter.dtype, device=device)
+                made[parameter] = nn.Parameter(like, requires_grad=parameter.requires_grad)
+            found.append((owner, attribute, made[parameter]))
+    return found

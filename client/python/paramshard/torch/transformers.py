@@ -157,7 +157,7 @@ class TrainerMixin:
                 f"Trainer: want TrainingArguments for {self.sharded.device}, which the daemon serves, got "
                 f"{self.args.device}: use_cpu says which")
         strangers = [name for name, each in self.model.named_parameters()
-                     if each.requires_grad and not isinstance(each, Placeholder)]
+                     if each.requires_grad and each.numel() and not isinstance(each, Placeholder)]
         if strangers:
             raise paramshard.InvalidArgumentError(
                 f"Trainer: want a model whose parameters are all in {self.sharded.name}, got "
