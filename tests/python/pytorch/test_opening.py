@@ -4,7 +4,9 @@ import itertools
 import os
 import pathlib
 import re
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -13,7 +15,9 @@ from torch import nn
 
 import paramshard
 import paramshard.torch as pt
+from paramshard.spec import ParameterGroup
 from paramshard.torch.opening import Verdict, judge
+from paramshard.torch.sharded_model import OptimizerPlan
 
 ORIGINS = ("initial", "importing", "imported", "restored", "trained", "lost")
 CALLS = ("error", "resume", "fresh", "own run")
@@ -233,3 +237,99 @@ def test_a_deletion_by_another_client_is_told_from_a_loss(start, tmp_path):
                 os.kill(other.daemon_info().pid, 9)
             with pytest.raises(paramshard.AbortedError, match="deleted"):
                 client.open_model(spec)
+
+
+# --- Models that another client deletes ---
+
+
+class Deserted:
+    """Rank 0 of two. The other one has gone, and with it the epoch."""
+
+    def __init__(self, daemon):
+        with pt.meta_init():
+            self.model = nn.Linear(4, 3)
+        self.sharded = pt.shard(self.model, name="m", units=[self.model], socket_dir=str(daemon.socket_dir))
+        self.client = paramshard.Client(1, socket_dir=str(daemon.socket_dir))
+        plan = OptimizerPlan([ParameterGroup("all", "adamw", True)], {"weight": 0, "bias": 0}, "FP32", "FP32")
+        with ThreadPoolExecutor() as pool:
+            first = pool.submit(self.sharded.open, plan)
+            while not self.client.models():
+                pass
+            second = pool.submit(self.client.open_model, self.sharded._spec())
+            first.result()
+            self.second = second.result()
+
+    def backward(self) -> None:
+        self.model(torch.ones(2, 4)).sum().backward()
+
+    def desert(self) -> None:
+        self.second.close()
+        with pytest.raises(paramshard.AbortedError):
+            self.backward()
+
+    def delete(self) -> None:
+        self.client.delete_model("m")
+
+
+@pytest.fixture
+def deserted(start: Callable):
+    made = Deserted(start(2))
+    yield made
+    made.client.close()
+
+
+def _load(model: nn.Module) -> None:
+    model.load_state_dict({"weight": torch.ones(3, 4), "bias": torch.ones(3)})
+
+
+def test_steps_of_a_deleted_model_are_aborted(deserted):
+    deserted.desert()
+    deserted.delete()
+    for _ in range(2):
+        with pytest.raises(paramshard.AbortedError):
+            deserted.backward()
+        with pytest.raises(paramshard.AbortedError):
+            deserted.sharded.model.commit(learning_rate=0.5)
+    assert deserted.client.models() == []
+
+
+def test_loading_values_into_a_deleted_model_is_aborted(deserted):
+    deserted.desert()
+    deserted.delete()
+    for _ in range(2):
+        with pytest.raises(paramshard.AbortedError, match="m.*no longer"):
+            _load(deserted.model)
+    assert deserted.client.models() == []
+
+
+@pytest.mark.parametrize("local_rank", [0, 1])
+def test_a_deletion_while_values_are_loaded_is_not_waited_for(start, local_rank):
+    daemon = start(2 if local_rank else 1)
+    with pt.meta_init():
+        model = nn.Linear(4, 3)
+    sharded = pt.shard(model, name="m", units=[model], socket_dir=str(daemon.socket_dir))
+    with daemon.client() as client:
+        opening = sharded._opening()
+        opening._local_rank = local_rank
+        opening.settle(sharded._spec(), brings=False, missing=None)
+        known = opening.known()
+        client.delete_model("m")
+        with pytest.raises(paramshard.AbortedError):
+            opening.replace(known.history_id, dict)
+        assert client.models() == []
+
+
+def test_a_rank_started_by_hand_is_soon_refused_over_values_that_were_imported_before(start, monkeypatch):
+    """Rank 0 of the same job would attach at once behind its import."""
+    monkeypatch.delenv("TORCHELASTIC_RESTART_COUNT", raising=False)
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    daemon = start(2)
+    model = nn.Linear(4, 3)
+    sharded = pt.shard(model, name="m", units=[model], socket_dir=str(daemon.socket_dir), local_rank=1)
+    with daemon.client() as client:
+        client.create_model(sharded._spec())
+        client.import_tensors("m", sharded._import_tensors())
+        began = time.monotonic()
+        with pytest.raises(paramshard.AlreadyExistsError, match="imported"):
+            sharded.open()
+        assert time.monotonic() - began < 30

@@ -1,8 +1,11 @@
 """A model of transformers: made without memory, loaded, trained, saved and opened again."""
 
+import contextlib
+
 import pytest
 import torch
 
+import paramshard
 import paramshard.torch as pt
 from models import DEVICE, batch_of
 
@@ -102,3 +105,56 @@ def test_a_mixture_of_experts_goes_round(daemon, tmp_path):
     sharded.save_pretrained(tmp_path / "after")
     opened = transformers.MixtralForCausalLM.from_pretrained(tmp_path / "after").to(DEVICE)
     torch.testing.assert_close(_loss(opened, 1), _loss(model, 1), rtol=1e-5, atol=1e-6)
+
+
+def _resizable(tied: bool, prepare=lambda model: None) -> "transformers.LlamaForCausalLM":
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(
+        vocab_size=48, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4,
+        num_key_value_heads=2, tie_word_embeddings=tied))
+    prepare(model)
+    return model
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("resize", [lambda model: model.resize_token_embeddings(64),
+                                    lambda model: model.resize_token_embeddings(40, mean_resizing=False),
+                                    lambda model: model.model.resize_token_embeddings(64),
+                                    lambda model: model.resize_token_embeddings(48, 64),
+                                    lambda model: model.resize_token_embeddings(pad_to_multiple_of=64)])
+def test_resizing_a_sharded_model_is_refused_by_name(daemon, resize, tied):
+    model = _resizable(tied)
+    embeddings, names = model.get_input_embeddings(), [name for name, _ in model.named_parameters()]
+    with pt.shard(model, name="m", units=[model], socket_dir=str(daemon.socket_dir)) as sharded:
+        sharded.open()
+        for around in (contextlib.nullcontext(), sharded.unsharded()):
+            with around, pytest.raises(paramshard.FailedPreconditionError,
+                                       match="resize_token_embeddings of a sharded Llama.*before shard"):
+                resize(model)
+        assert model.get_input_embeddings() is embeddings and model.config.vocab_size == 48
+        assert [name for name, _ in model.named_parameters()] == names
+        tokens = torch.zeros(1, 4, dtype=torch.long, device=sharded.device)
+        assert model(input_ids=tokens).logits.shape == (1, 4, 48)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_resizing_to_the_same_size_does_nothing(daemon, tied):
+    model = _resizable(tied, prepare=lambda model: model.resize_token_embeddings(64))
+    with pt.shard(model, name="m", units=[model], socket_dir=str(daemon.socket_dir)) as sharded:
+        sharded.open()
+        before = sharded.read("model.embed_tokens.weight")
+        assert before.shape == (64, 32)
+        for again in (model.resize_token_embeddings(), model.resize_token_embeddings(64),
+                      model.resize_token_embeddings(new_num_tokens=60, pad_to_multiple_of=32)):
+            assert again is model.get_input_embeddings()
+        assert torch.equal(sharded.read("model.embed_tokens.weight"), before)
+        assert len({id(each) for each in model.parameters()}) == len(list(sharded.parameters()))
+
+
+def test_other_resizings_are_refused_by_name(daemon):
+    model = transformers.DistilBertModel(transformers.DistilBertConfig(
+        vocab_size=48, dim=32, hidden_dim=64, n_layers=1, n_heads=2, max_position_embeddings=16))
+    with pt.shard(model, name="m", units=[model], socket_dir=str(daemon.socket_dir)) as sharded:
+        sharded.open()
+        with pytest.raises(paramshard.FailedPreconditionError, match="resize_position_embeddings"):
+            model.resize_position_embeddings(32)
+        assert model.config.max_position_embeddings == 16

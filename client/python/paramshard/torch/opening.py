@@ -15,7 +15,8 @@ from paramshard.torch import torchrun
 from paramshard.torch.tracked_state import unpack
 
 _PATIENCE = 600.0  # seconds that ranks wait for the first one of their daemon
-_SHORT_PATIENCE = 60.0  # seconds until a daemon serves, or a rank attaches that has nothing else to do
+_SHORT_PATIENCE = 60.0  # seconds until a daemon serves
+_ATTACH_PATIENCE = 10.0  # seconds until a rank that has imported attaches, which is what it does next
 _NAP = 0.02  # seconds between two looks
 _BEGINNINGS = ("initial", "importing")  # origins of values that a script's replace
 
@@ -107,22 +108,34 @@ class Opening:
         if self._local_rank == 0:
             self._client.import_tensors(self._name, tensors(), run=self._run)
         else:
-            self.wait(lambda known: known is not None and known.origin not in _BEGINNINGS, _PATIENCE,
-                      "rank 0 of this daemon to import the values")
+            self._wait_while_there(lambda known: known.origin not in _BEGINNINGS,
+                                   "rank 0 of this daemon to import the values")
 
     def replace(self, history: str, tensors: Callable[[], dict[str, Any]]) -> None:
         """The same for a model that has had values, with the id of their history. No rank is attached, or will soon be.
         """
         if self._local_rank == 0:
-            self.wait(lambda known: known is not None and known.attached_ranks == 0, _PATIENCE, "all ranks to let go")
+            self._wait_while_there(lambda known: known.attached_ranks == 0, "all ranks to let go")
             self.fill(tensors)
         else:
-            self.wait(lambda known: known is not None and known.history_id != history, _PATIENCE,
-                      "rank 0 of this daemon to import the values")
+            self._wait_while_there(lambda known: known.history_id != history,
+                                   "rank 0 of this daemon to import the values")
 
     def known(self) -> paramshard.ModelSummary | None:
         """The model as the daemon lists it."""
         return next((known for known in self._client.models() if known.name == self._name), None)
+
+    def deleted(self) -> paramshard.Error:
+        """The error where the model was there and is not any more."""
+        return paramshard.AbortedError(
+            f"open {self._name}: the daemon has the model no longer: another client has deleted it, or the server was "
+            "started without it; make the module and its optimizer again")
+
+    def _wait_while_there(self, is_so: Callable[[paramshard.ModelSummary], bool], what: str) -> None:
+        """AbortedError where the model is deleted meanwhile."""
+        self.wait(lambda known: known is None or is_so(known), _PATIENCE, what)
+        if self.known() is None:
+            raise self.deleted()
 
     def wait(self, is_so: Callable[[paramshard.ModelSummary | None], bool], patience: float, what: str) -> None:
         """Looks until it is so: nobody tells what another rank has done before all are attached."""
@@ -175,7 +188,7 @@ class Opening:
         if torchrun.is_worker():
             return found.same_run
         try:
-            self.wait(lambda known: known is not None and known.attached_ranks > 0, _SHORT_PATIENCE,
+            self.wait(lambda known: known is not None and known.attached_ranks > 0, _ATTACH_PATIENCE,
                       "rank 0 of this daemon to attach")
         except paramshard.DeadlineExceededError:
             return False

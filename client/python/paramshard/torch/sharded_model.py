@@ -26,6 +26,7 @@ from paramshard.torch.opening import Opening, Verdict
 from paramshard.torch.other_optimizers import mark_sharded
 from paramshard.torch.passes import Passes
 from paramshard.torch.placeholder import Placeholder
+from paramshard.torch.resizing import refuse_resizing
 from paramshard.torch.state_dict import StateDicts
 from paramshard.torch.torch_internals import own_parameters
 from paramshard.torch.tracked_state import RandomState, Stateful, TrackedState, unpack
@@ -118,6 +119,7 @@ class ShardedModel:
             each.register_load_state_dict_pre_hook(_weakly(self, "_begin_loading"))
             each.__reduce_ex__ = _refuse_copies
             each._apply = _checked_apply(each)
+            refuse_resizing(each)
             each.zero_grad = torch.compiler.disable(_weakly(self, "_refuse_partial_discard"))
             if isinstance(each, nn.RNNBase):
                 # It would move weights into memory of its own, where the next gather does not write them.
@@ -457,7 +459,7 @@ class ShardedModel:
         opening = self._opening()
         known = opening.known()
         if known is None:
-            raise paramshard.AbortedError(f"load_state_dict: {self.name} was deleted by another client")
+            raise opening.deleted()
         self.close()
         opening.replace(known.history_id, self._import_tensors)
         self._join()
