@@ -257,6 +257,11 @@ TEST_F(ConversionTest, RulesThatMeanNothingAreRefused) {
   ConversionOptions options;
   options.rules_path = Path("none");
   EXPECT_THAT(Run(options), StatusIs(absl::StatusCode::kNotFound));
+  options.rules_path = Path(".");
+  EXPECT_THAT(Run(options), StatusIs(testing::_, HasSubstr("regular file")));
+  std::filesystem::resize_file(Path("rules"), (64 << 20) + 1);
+  options.rules_path = Path("rules");
+  EXPECT_THAT(Run(options), StatusIs(testing::_, HasSubstr("67108864")));
   EXPECT_THAT(Names(), UnorderedElementsAre("in.safetensors", "rules"));
 }
 
@@ -297,6 +302,10 @@ TEST_F(ConversionTest, QuantizedValuesAreNotQuantizedAgain) {
     options.output = Path("again.safetensors");
     options.encoding = Of(Format::kMXFP8);
     EXPECT_THAT(Run(options), StatusIs(kInvalid, HasSubstr("values that were never quantized expected")));
+  }
+  for (const Dtype dtype : {Dtype::kF8E5M2, Dtype::kF8E8M0, Dtype::kF4, Dtype::kF6E2M3, Dtype::kF6E3M2}) {
+    WriteTensors("in.safetensors", {{"w", dtype, {2, 4}, std::vector<uint8_t>(safetensors::DtypeBits(dtype))}});
+    EXPECT_THAT(RunFormat(Format::kMXFP8), StatusIs(kInvalid, HasSubstr("which is quantized already")));
   }
   WriteTensors("in.safetensors", {{"w", Dtype::kF8E4M3, {1, 2}, {1, 2}}});
   EXPECT_THAT(RunFormat(Format::kMXFP8), StatusIs(kInvalid, HasSubstr("got F8_E4M3, which is quantized already")));
