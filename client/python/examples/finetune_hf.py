@@ -3,7 +3,7 @@
     python finetune_hf.py FOLDER --text FILE                    # FOLDER has config.json and safetensors
     python finetune_hf.py FOLDER --text FILE --random-init      # nothing to download: makes a tiny Llama there first
     TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 \\
-        torchrun --nproc-per-node 2 --max-restarts 3 finetune_hf.py FOLDER --text FILE --lora
+        torchrun --standalone --nproc-per-node 2 --max-restarts 3 finetune_hf.py FOLDER --text FILE --lora
 
 Tokens are those of FOLDER's tokenizer, where it has one, and else the bytes of the text. With --lora the weights stay
 as they are, and adapters of PEFT are trained. A worker that is killed is started again by torchrun, and Trainer goes on
