@@ -1,5 +1,6 @@
 """Values on their way into the daemon and out of it."""
 
+import copy
 import functools
 
 import pytest
@@ -199,6 +200,27 @@ def test_what_meta_init_cannot_tell_is_named(daemon, when, fill, name):
     pt.shard(linear, name="m", units=[linear], socket_dir=str(daemon.socket_dir))
     with pytest.raises(paramshard.InvalidArgumentError, match=f"weight: .*{name}"):
         pt.AdamW(linear.parameters())
+
+
+@pytest.mark.parametrize("when", ["inside", "behind"])
+def test_a_copy_begins_with_equal_values_or_is_named(when):
+    with pt.meta_init():
+        norm, linear = nn.LayerNorm(4), nn.Linear(4, 4)
+        nn.init.constant_(norm.bias, 0.25)
+        pair = nn.ModuleList([norm, linear])
+        if when == "inside":
+            copies = copy.deepcopy(pair)
+    if when == "behind":
+        copies = copy.deepcopy(pair)
+    assert rule_of(copies[0].weight) == InitialValue("ones")
+    assert rule_of(copies[0].bias) == InitialValue("constant", 0.25)
+    assert "deepcopy" in rule_of(copies[1].weight).why
+    assert isinstance(rule_of(linear.weight), InitialValue)
+    nn.init.normal_(copies[1].weight, 0.0, 0.5)
+    assert rule_of(copies[1].weight) == InitialValue("normal", 0.0, 0.5)
+    with pt.meta_init():
+        encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16), 2)
+    assert "deepcopy" in rule_of(encoder.layers[0].linear1.weight).why
 
 
 def test_an_initializer_that_passes_over_meta_is_named(daemon):

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -42,6 +42,8 @@ def rule_of(parameter: torch.Tensor) -> Rule | None:
     return recorder.rule_of(parameter)
 
 
+# Rules of which a copy has the same values.
+_CONSTANTS = frozenset({"zeros", "ones", "constant"})
 # Operations that leave nothing of the values before.
 _FILLS = frozenset({"normal_", "uniform_", "zero_", "fill_"})
 # Initializers of torch.nn.init that end in one of those. Whether they do on `meta` is up to the release of torch.
@@ -162,6 +164,22 @@ class _WriteRecorder(TorchDispatchMode):
             torch.utils.swap_tensors(parameter, bare)
         self._histories[storage_of(parameter)] = history
         self._parameters.append(parameter)
+
+    def note_copy(self, source: nn.Parameter, copy: nn.Parameter) -> None:
+        """Two parameters begin alike by a constant alone: what is drawn differs from parameter to parameter."""
+        history = self._history_of(source)
+        if history is None or not copy.is_meta:
+            return
+        self._histories[storage_of(copy)] = copied = _History(copy)
+        rule = history.rule_of(source)
+        if isinstance(rule, InitialValue) and rule.kind in _CONSTANTS and rule.zero_begin == rule.zero_end:
+            copied.note("fill_", [rule.a if rule.kind == "constant" else float(rule.kind == "ones")])
+        else:
+            copied.note_unknown("it is a copy.deepcopy() of a parameter whose values are drawn, which has none in "
+                                "meta_init()")
+        self._parameters.append(copy)
+        if type(copy) is not nn.Parameter:
+            setattr(copy, _ATTRIBUTE, (self, None))  # one that is watched already
 
     def end(self) -> None:
         """The parameters go on to be watched, by a class of their own: what fills them later counts, too."""
@@ -337,7 +355,20 @@ def _watched_class(recorder: _WriteRecorder) -> type[WatchedParameter]:
                 if type(each) is torch.Tensor and recorder.knows(each) else each, result)
 
     alias = type("Tensor", (torch.Tensor,), {"__torch_function__": classmethod(watch)})
-    return type("Parameter", (WatchedParameter,), {"__torch_function__": classmethod(watch)})
+    return type("Parameter", (WatchedParameter,), {"__torch_function__": classmethod(watch),
+                                                   "__deepcopy__": _noted_copy(nn.Parameter.__deepcopy__, recorder)})
+
+
+def _noted_copy(copy: Callable[..., nn.Parameter], recorder: _WriteRecorder) -> Callable[..., nn.Parameter]:
+    """In place of a parameter's __deepcopy__."""
+    def noted(parameter: nn.Parameter, memo: dict[int, Any]) -> nn.Parameter:
+        is_new = id(parameter) not in memo
+        copied = copy(parameter, memo)
+        if is_new:
+            recorder.note_copy(parameter, copied)
+        return copied
+
+    return noted
 
 
 @contextlib.contextmanager
@@ -360,7 +391,9 @@ def meta_init() -> Iterator[None]:
             recorder.move_to_meta(parameter)
         register(module, name, parameter)
 
+    copy = nn.Parameter.__deepcopy__
     nn.Module.register_parameter = register_on_meta
+    nn.Parameter.__deepcopy__ = _noted_copy(copy, recorder)
     try:
         with recorder, _CallRecorder(recorder):
             yield
@@ -372,4 +405,5 @@ def meta_init() -> Iterator[None]:
             f"meta_init(): {error}") from error
     finally:
         nn.Module.register_parameter = register
+        nn.Parameter.__deepcopy__ = copy
         recorder.end()
