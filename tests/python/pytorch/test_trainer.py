@@ -70,6 +70,20 @@ def test_a_trainer_trains_and_logs_as_without_a_daemon(daemon, tmp_path):
         torch.testing.assert_close(sharded.read(name), parameter.detach().cpu(), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("call", ["evaluate", "predict"])
+def test_a_trainer_evaluates_before_it_trains(daemon, tmp_path, call):
+    plain = transformers.Trainer(model=_llama(), args=_arguments(tmp_path / "plain"), eval_dataset=Sentences())
+    model = _llama()
+    trainer = Trainer(model=model, args=_arguments(tmp_path / "ours", save_strategy="no"), train_dataset=Sentences(),
+                      eval_dataset=Sentences(), sharded=_shard(daemon, model, model.model.layers))
+    found = trainer.evaluate() if call == "evaluate" else trainer.predict(Sentences()).metrics
+    expected = plain.evaluate() if call == "evaluate" else plain.predict(Sentences()).metrics
+    loss = "eval_loss" if call == "evaluate" else "test_loss"
+    assert found[loss] == pytest.approx(expected[loss], rel=1e-4)
+    trainer.train()
+    assert len(_logged(trainer, "loss")) == 12
+
+
 def test_load_best_model_at_end(daemon, tmp_path):
     model = _llama()
     sharded = _shard(daemon, model, model.model.layers)

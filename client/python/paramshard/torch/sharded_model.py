@@ -151,6 +151,10 @@ class ShardedModel:
         return self.model.active_world_size
 
     @property
+    def is_open(self) -> bool:
+        return self._model is not None
+
+    @property
     def model(self) -> paramshard.Model:
         """The open model of the daemon."""
         return self._passes.model

@@ -210,6 +210,11 @@ class TrainerMixin:
 
     # --- Going on ---
 
+    def evaluation_loop(self, *arguments: Any, **options: Any) -> Any:
+        if not self.sharded.is_open:
+            self.create_optimizer()  # opens it, for an evaluation before `train`
+        return super().evaluation_loop(*arguments, **options)
+
     def train(self, resume_from_checkpoint: str | os.PathLike[str] | bool | None = None, *arguments: Any,
               **options: Any) -> Any:
         self.create_optimizer()  # opens the model, whose state says where to go on
