@@ -5,6 +5,7 @@
 #include <map>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "kernels/base/status_macros.h"
@@ -83,11 +84,16 @@ absl::Status CheckBook(const ModelSpec& spec, const std::vector<BookEntry>& book
   return absl::OkStatus();
 }
 
-// Takes tensors out of a file by name.
-class TensorsOfFile {
+// Takes tensors out of files by name.
+class TensorsOfFiles {
  public:
-  TensorsOfFile(const safetensors::Header& header, absl::string_view data) : data_(data) {
-    for (const TensorInfo& tensor : header.tensors) tensors_.emplace(tensor.name, &tensor);
+  // `image` outlives it. INVALID_ARGUMENT for a tensor that another file has.
+  absl::Status Add(const ParsedImage& image) {
+    for (const TensorInfo& tensor : image.header.tensors) {
+      const bool is_new = tensors_.try_emplace(tensor.name, Entry{&tensor, image.data}).second;
+      if (!is_new) return Invalid(tensor.name, "expected in one file, got it in several");
+    }
+    return absl::OkStatus();
   }
 
   bool Has(const std::string& key) const { return tensors_.count(key) != 0; }
@@ -99,13 +105,13 @@ class TensorsOfFile {
     const auto found = tensors_.find(key);
     if (found == tensors_.end() && count == 0) return values;
     if (found == tensors_.end()) return Invalid(key, "expected, got none");
-    const TensorInfo& tensor = *found->second;
+    const TensorInfo& tensor = *found->second.info;
     if (tensor.dtype != dtype || tensor.shape != std::vector<int64_t>{count}) {
       return Invalid(key, absl::StrCat(safetensors::DtypeName(dtype), " [", count, "] expected, got ",
                                        safetensors::DtypeName(tensor.dtype), " of ", tensor.size_bytes, " bytes"));
     }
     values.resize(count);
-    std::memcpy(values.data(), data_.data() + tensor.offset_bytes, tensor.size_bytes);
+    std::memcpy(values.data(), found->second.data.data() + tensor.offset_bytes, tensor.size_bytes);
     tensors_.erase(found);
     return values;
   }
@@ -117,11 +123,14 @@ class TensorsOfFile {
   }
 
  private:
-  absl::string_view data_;
-  std::map<std::string, const TensorInfo*> tensors_;
+  struct Entry {
+    const TensorInfo* info;
+    absl::string_view data;  // of its file
+  };
+  std::map<std::string, Entry> tensors_;
 };
 
-absl::Status ReadNumbers(TensorsOfFile& tensors, CommonState& state) {
+absl::Status ReadNumbers(TensorsOfFiles& tensors, CommonState& state) {
   ASSIGN_OR_RETURN(const std::vector<int64_t> numbers, tensors.Take<int64_t>(kNumbers, Dtype::kI64, 3));
   if (*std::min_element(numbers.begin(), numbers.end()) < 0 || numbers[1] > numbers[0] || numbers[2] > numbers[0]) {
     return Invalid(kNumbers, absl::StrCat("0 <= version, skipped <= commit number expected, got ", numbers[0], ", ",
@@ -140,7 +149,7 @@ absl::Status ReadNumbers(TensorsOfFile& tensors, CommonState& state) {
   return absl::OkStatus();
 }
 
-absl::Status ReadSteps(TensorsOfFile& tensors, int64_t count, CommonState& state) {
+absl::Status ReadSteps(TensorsOfFiles& tensors, int64_t count, CommonState& state) {
   ASSIGN_OR_RETURN(state.step_counts, tensors.Take<int64_t>(kStepCounts, Dtype::kI64, count));
   for (const int64_t steps : state.step_counts) {
     if (steps < 0) return Invalid(kStepCounts, absl::StrCat("counts expected, got ", steps));
@@ -148,7 +157,7 @@ absl::Status ReadSteps(TensorsOfFile& tensors, int64_t count, CommonState& state
   return absl::OkStatus();
 }
 
-absl::Status ReadDelayed(TensorsOfFile& tensors, const ParameterSpec& spec, BookEntry& entry) {
+absl::Status ReadDelayed(TensorsOfFiles& tensors, const ParameterSpec& spec, BookEntry& entry) {
   const std::string key = HistoryKey(spec.name);
   if (!IsDelayed(spec) || !tensors.Has(key)) return absl::OkStatus();
   BookEntry::Delayed delayed;
@@ -159,7 +168,7 @@ absl::Status ReadDelayed(TensorsOfFile& tensors, const ParameterSpec& spec, Book
   return absl::OkStatus();
 }
 
-absl::Status ReadBook(TensorsOfFile& tensors, const ModelSpec& spec, CommonState& state) {
+absl::Status ReadBook(TensorsOfFiles& tensors, const ModelSpec& spec, CommonState& state) {
   state.book = EmptyBook(spec);
   const auto count = static_cast<int64_t>(state.book.size());
   ASSIGN_OR_RETURN(const std::vector<float> amaxes, tensors.Take<float>(kAmax, Dtype::kF32, count));
@@ -178,18 +187,30 @@ absl::Status ReadBook(TensorsOfFile& tensors, const ModelSpec& spec, CommonState
 
 }  // namespace
 
-absl::StatusOr<std::string> SerializeCommonState(const ModelSpec& spec, const CommonState& state) {
+std::string CommonFileName(int index) {
+  return index == 0 ? kCommonFileName : absl::StrCat("common-", index, ".safetensors");
+}
+
+bool IsCommonFileName(absl::string_view name) { return absl::StartsWith(name, "common"); }
+
+absl::StatusOr<std::vector<std::string>> SerializeCommonState(const ModelSpec& spec, const CommonState& state,
+                                                              int64_t max_header_bytes) {
   if (static_cast<int64_t>(state.step_counts.size()) != ParameterCount(spec)) {
     return Invalid(kStepCounts, absl::StrCat(ParameterCount(spec), " expected, got ", state.step_counts.size()));
   }
   RETURN_IF_ERROR(CheckBook(spec, state.book));
-  SafetensorsImage image;
-  image.Add<int64_t>(kNumbers, Dtype::kI64, {state.commit_number, state.version, state.skipped});
+  std::vector<SafetensorsImage> images(1);
+  const auto add = [&]<typename Value>(std::string key, Dtype dtype, const std::vector<Value>& values) {
+    if (images.back().max_header_bytes() + MaxEntryBytes(key) > max_header_bytes) images.emplace_back();
+    images.back().Add<Value>(std::move(key), dtype, values);
+  };
+  add(kNumbers, Dtype::kI64, std::vector<int64_t>{state.commit_number, state.version, state.skipped});
   if (state.last_answer.has_value()) {
-    image.Add<int64_t>(kLastAnswer, Dtype::kI64, {state.last_answer->skipped, state.last_answer->non_finite_count});
-    image.Add<double>(kLastNorm, Dtype::kF64, {state.last_answer->gradient_norm});
+    add(kLastAnswer, Dtype::kI64,
+        std::vector<int64_t>{state.last_answer->skipped, state.last_answer->non_finite_count});
+    add(kLastNorm, Dtype::kF64, std::vector<double>{state.last_answer->gradient_norm});
   }
-  image.Add<int64_t>(kStepCounts, Dtype::kI64, state.step_counts);
+  add(kStepCounts, Dtype::kI64, state.step_counts);
   std::vector<float> amaxes;
   std::vector<float> scales;
   std::vector<uint8_t> fresh;
@@ -199,21 +220,29 @@ absl::StatusOr<std::string> SerializeCommonState(const ModelSpec& spec, const Co
     fresh.push_back(entry.is_fresh);
     if (!entry.delayed.has_value()) continue;
     const std::string& name = SpecOf(spec, entry).name;
-    image.Add<float>(NextScaleKey(name), Dtype::kF32, {entry.delayed->next_scale});
-    image.Add<float>(HistoryKey(name), Dtype::kF32, entry.delayed->history);
+    add(NextScaleKey(name), Dtype::kF32, std::vector<float>{entry.delayed->next_scale});
+    add(HistoryKey(name), Dtype::kF32, entry.delayed->history);
   }
-  image.Add<float>(kAmax, Dtype::kF32, amaxes);
-  image.Add<float>(kScale, Dtype::kF32, scales);
-  image.Add<uint8_t>(kIsFresh, Dtype::kU8, fresh);
-  return image.Bytes();
+  add(kAmax, Dtype::kF32, amaxes);
+  add(kScale, Dtype::kF32, scales);
+  add(kIsFresh, Dtype::kU8, fresh);
+  std::vector<std::string> files;
+  for (const SafetensorsImage& image : images) files.push_back(image.Bytes());
+  return files;
 }
 
-absl::StatusOr<CommonState> ParseCommonState(const ModelSpec& spec, absl::string_view bytes) {
-  const absl::StatusOr<ParsedImage> image = ParseImage(bytes);
-  if (!image.ok()) {
-    return absl::Status(image.status().code(), absl::StrCat(kCommonFileName, ": ", image.status().message()));
+absl::StatusOr<CommonState> ParseCommonState(const ModelSpec& spec, absl::Span<const std::string> files) {
+  std::vector<ParsedImage> images;
+  for (size_t i = 0; i < files.size(); ++i) {
+    absl::StatusOr<ParsedImage> image = ParseImage(files[i]);
+    if (!image.ok()) {
+      return absl::Status(image.status().code(),
+                          absl::StrCat(CommonFileName(static_cast<int>(i)), ": ", image.status().message()));
+    }
+    images.push_back(*std::move(image));
   }
-  TensorsOfFile tensors(image->header, image->data);
+  TensorsOfFiles tensors;
+  for (const ParsedImage& image : images) RETURN_IF_ERROR(tensors.Add(image));
   CommonState state;
   RETURN_IF_ERROR(ReadNumbers(tensors, state));
   RETURN_IF_ERROR(ReadSteps(tensors, ParameterCount(spec), state));

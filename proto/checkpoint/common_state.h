@@ -1,5 +1,6 @@
 // What a checkpoint has of a model besides its parameters' tensors: numbers, the last answer, step counts, and the book
-// of amaxes. The file common.safetensors, which node 0 writes.
+// of amaxes. The file common.safetensors, which node 0 writes. Where its header would be longer than readers take, more
+// files have the rest of the tensors: common-1.safetensors and on.
 //
 // | key                     | tensor                                                                                 |
 // | ----------------------- | -------------------------------------------------------------------------------------- |
@@ -24,6 +25,8 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "proto/checkpoint/rank_file.h"
 #include "proto/model/model_spec.h"
 
 namespace paramshard::checkpoint {
@@ -48,6 +51,9 @@ struct BookEntry {
 };
 
 inline constexpr char kCommonFileName[] = "common.safetensors";
+// "common.safetensors", "common-1.safetensors", ...
+std::string CommonFileName(int index);
+bool IsCommonFileName(absl::string_view name);
 
 struct CommonState {
   struct Answer {
@@ -67,15 +73,16 @@ struct CommonState {
   friend bool operator==(const CommonState&, const CommonState&) = default;
 };
 
-// The bytes of common.safetensors. INVALID_ARGUMENT for a state that is not one of the model `spec`: other numbers of
+// The bytes of the files, by index. INVALID_ARGUMENT for a state that is not one of the model `spec`: other numbers of
 // step counts or entries, a history of another length.
-absl::StatusOr<std::string> SerializeCommonState(const ModelSpec& spec, const CommonState& state);
+absl::StatusOr<std::vector<std::string>> SerializeCommonState(const ModelSpec& spec, const CommonState& state,
+                                                              int64_t max_header_bytes = RankFilePlan::kMaxHeaderBytes);
 
 // The inverse. INVALID_ARGUMENT naming the tensor for bytes that no state of the model has: also numbers below 0, and
 // those that do not fit together. DATA_LOSS for a file that ends too early.
-absl::StatusOr<CommonState> ParseCommonState(const ModelSpec& spec, absl::string_view bytes);
+absl::StatusOr<CommonState> ParseCommonState(const ModelSpec& spec, absl::Span<const std::string> files);
 
-// No state of the model takes more.
+// No file of a state of the model has more bytes.
 int64_t MaxCommonStateBytes(const ModelSpec& spec);
 
 }  // namespace paramshard::checkpoint

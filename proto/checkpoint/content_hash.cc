@@ -13,7 +13,7 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
-#include "absl/strings/str_format.h"
+#include "absl/strings/str_cat.h"
 #include "kernels/base/check.h"
 #include "kernels/optim/master_remainder.h"
 
@@ -55,7 +55,8 @@ ContentHash HashJoinedRows(int64_t first_row, int64_t columns, absl::Span<const 
 absl::uint128 HashBytes(absl::string_view bytes) { return NumberOf(XXH3_128bits(bytes.data(), bytes.size())); }
 
 std::string HashText(absl::uint128 hash) {
-  return absl::StrFormat("%016x%016x", absl::Uint128High64(hash), absl::Uint128Low64(hash));
+  return absl::StrCat(absl::Hex(absl::Uint128High64(hash), absl::kZeroPad16),
+                      absl::Hex(absl::Uint128Low64(hash), absl::kZeroPad16));
 }
 
 std::optional<absl::uint128> ParseHash(absl::string_view text) {

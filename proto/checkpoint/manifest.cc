@@ -14,6 +14,7 @@
 #include "proto/model/limits.h"
 #include "proto/model/names.h"
 #include "proto/safetensors/header.h"
+#include "proto/safetensors/shallow_json.h"
 
 namespace paramshard::checkpoint {
 namespace {
@@ -22,6 +23,7 @@ using nlohmann::json;
 
 constexpr char kFormatName[] = "paramshard.checkpoint";
 constexpr char kPartFormatName[] = "paramshard.checkpoint.part";
+constexpr char kTensors[] = "tensors";
 constexpr int64_t kMaxNumber = int64_t{1} << 62;
 constexpr int64_t kMaxWorldSize = 1'000'000;
 constexpr size_t kHashDigits = 32;
@@ -44,14 +46,14 @@ json ToJson(const std::vector<FileEntry>& files) {
   return list;
 }
 
-json ToJson(const ContentHashes& tensors) {
-  json object = json::object();
+// A member of the whole text: an object of as many members as there are tensors.
+std::string TextOf(const ContentHashes& tensors) {
+  std::string text;
   for (const auto& [key, hash] : tensors) {
-    json& tensor = object[key];
-    tensor["rows"] = hash.rows;
-    tensor["hash"] = HashText(hash.sum);
+    absl::StrAppend(&text, text.empty() ? "{" : ",", "\n  ", safetensors::JsonText(key), ": {\n   \"hash\": \"",
+                    HashText(hash.sum), "\",\n   \"rows\": ", hash.rows, "\n  }");
   }
-  return object;
+  return text.empty() ? "{}" : text + "\n }";
 }
 
 // A name in the checkpoint's folder.
@@ -96,18 +98,41 @@ absl::StatusOr<std::vector<FileEntry>> ParseFiles(const JsonObject& object) {
   return files;
 }
 
-absl::StatusOr<ContentHashes> ParseTensors(const JsonObject& object) {
-  ASSIGN_OR_RETURN(const json* const list, object.Object("tensors"));
-  ContentHashes tensors;
-  for (const auto& [key, value] : list->items()) {
-    const JsonObject tensor(value, absl::StrCat("tensor ", safetensors::NameText(key)));
-    ContentHash hash;
-    ASSIGN_OR_RETURN(hash.rows, tensor.Number("rows", 0, kMaxElements));
-    ASSIGN_OR_RETURN(hash.sum, tensor.Hash("hash"));
-    tensors.emplace(key, hash);
-  }
-  return tensors;
+absl::StatusOr<ContentHash> ParseTensor(const json& value) {
+  const JsonObject tensor(value, "");
+  ContentHash hash;
+  ASSIGN_OR_RETURN(hash.rows, tensor.Number("rows", 0, kMaxElements));
+  ASSIGN_OR_RETURN(hash.sum, tensor.Hash("hash"));
+  return hash;
 }
+
+// Takes the members of "tensors" while the text is parsed.
+class TensorTaker {
+ public:
+  bool Take(const safetensors::JsonMember& member) {
+    if (member.depth != 2 || member.object != kTensors) return false;
+    const absl::StatusOr<ContentHash> hash = ParseTensor(member.value);
+    const auto refuse = [&](absl::string_view message) {
+      first_.Update(
+          absl::InvalidArgumentError(absl::StrCat("tensor ", safetensors::NameText(member.name), ": ", message)));
+    };
+    const size_t known = tensors_.size();
+    if (hash.ok()) tensors_.emplace_hint(tensors_.end(), member.name, *hash);  // a manifest has them in order
+    if (tensors_.size() == known) refuse(hash.ok() ? "each name once expected" : hash.status().message());
+    return true;
+  }
+
+  // After the text. What is wrong with it otherwise comes first.
+  absl::StatusOr<ContentHashes> Finish(const JsonObject& object) {
+    RETURN_IF_ERROR(object.Object(kTensors).status());
+    RETURN_IF_ERROR(first_);
+    return std::move(tensors_);
+  }
+
+ private:
+  ContentHashes tensors_;
+  absl::Status first_;
+};
 
 absl::Status CheckFormat(const JsonObject& object, const char* name) {
   ASSIGN_OR_RETURN(const std::string format, object.Text("format"));
@@ -173,19 +198,21 @@ std::string SerializePart(const Part& part) {
                    {"format_version", kFormatVersion},
                    {"node", part.node},
                    {"files", ToJson(part.files)},
-                   {"tensors", ToJson(part.tensors)},
-                   {"step_counts", json(part.step_counts)}});
+                   {kTensors, nullptr},
+                   {"step_counts", json(part.step_counts)}},
+                  {{kTensors, TextOf(part.tensors)}});
 }
 
 absl::StatusOr<Part> ParsePart(absl::string_view text) {
-  ASSIGN_OR_RETURN(const json value, UnsealJson(text));
+  TensorTaker tensors;
+  ASSIGN_OR_RETURN(const json value, UnsealJson(text, [&](const auto& member) { return tensors.Take(member); }));
   const JsonObject object(value, "");
   RETURN_IF_ERROR(CheckFormat(object, kPartFormatName));
   Part part;
   ASSIGN_OR_RETURN(const int64_t node, object.Number("node", 0, kMaxWorldSize));
   part.node = static_cast<int>(node);
   ASSIGN_OR_RETURN(part.files, ParseFiles(object));
-  ASSIGN_OR_RETURN(part.tensors, ParseTensors(object));
+  ASSIGN_OR_RETURN(part.tensors, tensors.Finish(object));
   ASSIGN_OR_RETURN(const json* const counts, object.Object("step_counts"));
   const JsonObject in_counts(*counts, "step_counts");
   for (const auto& [name, count] : counts->items()) {
@@ -216,18 +243,19 @@ absl::StatusOr<std::string> SerializeManifest(const Manifest& manifest) {
                    {"bytes", manifest.spec_bytes},
                    {"hash", HashText(manifest.spec_hash)}}},
                  {"files", ToJson(manifest.files)},
-                 {"tensors", ToJson(manifest.tensors)}};
+                 {kTensors, nullptr}};
   if (manifest.parent.has_value()) {
     object["parent"] = {{"history", HashText(manifest.parent->history)}, {"step", manifest.parent->step}};
   }
-  std::string text = SealJson(object);
+  std::string text = SealJson(object, {{kTensors, TextOf(manifest.tensors)}});
   if (static_cast<int64_t>(text.size()) <= kMaxManifestBytes) return text;
   return absl::ResourceExhaustedError(absl::StrCat("write the manifest of ", DisplayName(manifest.model), ": at most ",
                                                    kMaxManifestBytes, " bytes expected, got ", text.size()));
 }
 
 absl::StatusOr<Manifest> ParseManifest(absl::string_view text) {
-  ASSIGN_OR_RETURN(const json value, UnsealJson(text));
+  TensorTaker tensors;
+  ASSIGN_OR_RETURN(const json value, UnsealJson(text, [&](const auto& member) { return tensors.Take(member); }));
   const JsonObject object(value, "");
   RETURN_IF_ERROR(CheckFormat(object, kFormatName));
   Manifest manifest;
@@ -236,7 +264,7 @@ absl::StatusOr<Manifest> ParseManifest(absl::string_view text) {
   ASSIGN_OR_RETURN(manifest.world, ParseWorld(object));
   RETURN_IF_ERROR(ParseSpecEntry(object, manifest));
   ASSIGN_OR_RETURN(manifest.files, ParseFiles(object));
-  ASSIGN_OR_RETURN(manifest.tensors, ParseTensors(object));
+  ASSIGN_OR_RETURN(manifest.tensors, tensors.Finish(object));
   return manifest;
 }
 

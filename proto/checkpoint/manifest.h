@@ -80,7 +80,7 @@ struct Manifest {
   uint64_t spec_fingerprint = 0;      // ModelSpecFingerprint, of the program that has saved
   int64_t spec_bytes = 0;             // of spec.binpb
   absl::uint128 spec_hash = 0;        // HashBytes of it
-  std::vector<FileEntry> files = {};  // rank files by rank and index, then common.safetensors
+  std::vector<FileEntry> files = {};  // rank files by rank and index, then those of the common state
   ContentHashes tensors = {};         // of all tensors of all parameters
 
   // Of all files that it names, without itself.
@@ -98,7 +98,7 @@ absl::StatusOr<Manifest> ParseManifest(absl::string_view text);
 // Adds the files and hashes of all parts, in the order of nodes, to a manifest that has the model's numbers, and
 // returns the step counts in the model's order. INVALID_ARGUMENT unless together they have the files of every rank of
 // the world and every row of every tensor of the model exactly once, and agree on step counts. Bring
-// common.safetensors in after it, with `manifest.files.push_back`.
+// the files of the common state in after it, with `manifest.files.push_back`.
 absl::StatusOr<std::vector<int64_t>> MergeParts(const ModelSpec& spec, const std::vector<Part>& parts,
                                                 Manifest& manifest);
 
@@ -106,7 +106,7 @@ absl::StatusOr<std::vector<int64_t>> MergeParts(const ModelSpec& spec, const std
 // one each, and the further ones of a rank behind it.
 absl::Status CheckRankFiles(absl::Span<const FileEntry> files, const World& world);
 
-// The entry of a file that is in memory: of common.safetensors. INVALID_ARGUMENT for bytes that are no such file.
+// The entry of a file that is in memory: of the common state. INVALID_ARGUMENT for bytes that are no such file.
 absl::StatusOr<FileEntry> EntryOf(const std::string& name, absl::string_view bytes);
 
 }  // namespace paramshard::checkpoint

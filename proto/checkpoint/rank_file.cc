@@ -7,8 +7,8 @@
 #include "absl/strings/str_format.h"
 #include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
-#include "nlohmann/json.hpp"
 #include "proto/model/limits.h"
+#include "proto/safetensors/shallow_json.h"
 #include "proto/safetensors/sharding_info.h"
 
 namespace paramshard::checkpoint {
@@ -22,16 +22,6 @@ using safetensors::TensorInfo;
 // Two numbers of a shape and four of offsets, names of members, braces and commas: in the list of tensors and in the
 // sharding info.
 constexpr int64_t kMaxEntryBytes = 400;
-
-std::string JsonText(const nlohmann::json& json) {
-  return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
-}
-
-// What a tensor adds to a header at most. Its name is there twice, once as a JSON text within a JSON text.
-int64_t MaxEntryBytes(const std::string& key) {
-  const std::string once = JsonText(key);
-  return kMaxEntryBytes + static_cast<int64_t>(once.size() + JsonText(once).size());
-}
 
 // All arrays of which a rank saves rows, in the order of the model. Runs have no offset yet.
 std::vector<PlannedTensor> TensorsOf(const Layout& layout, const World& world, int rank) {
@@ -76,6 +66,12 @@ RowRange ShareOf(const RowRange& extent, int64_t granule, int replica, int repli
   return {.begin = row(replica), .end = row(replica + 1)};
 }
 
+int64_t MaxEntryBytes(const std::string& key) {
+  // Its name is there twice, once as a JSON text within a JSON text.
+  const std::string once = safetensors::JsonText(key);
+  return kMaxEntryBytes + static_cast<int64_t>(once.size() + safetensors::JsonText(once).size());
+}
+
 std::string RankFileName(int rank, int world_size, int index) {
   const std::string stem = absl::StrFormat("rank-%05d-of-%05d", rank, world_size);
   return index == 0 ? absl::StrCat(stem, ".safetensors") : absl::StrCat(stem, "-", index, ".safetensors");
@@ -92,14 +88,15 @@ Metadata FileMetadata(const std::vector<SavedOffset>& offsets) {
 }
 
 absl::StatusOr<std::vector<RowRun>> RunsOf(const Header& header, int64_t header_bytes, int64_t chunk_bytes) {
-  ASSIGN_OR_RETURN(const safetensors::SavedOffsets offsets, safetensors::ParseShardingInfo(header));
+  ASSIGN_OR_RETURN(const std::vector<std::vector<int64_t>> offsets, safetensors::ParseShardingInfo(header));
   std::vector<RowRun> runs;
-  for (const TensorInfo& tensor : header.tensors) {
+  for (size_t i = 0; i < header.tensors.size(); ++i) {
+    const TensorInfo& tensor = header.tensors[i];
     const size_t dimensions = tensor.shape.size();
     if (dimensions < 1 || dimensions > 2 || tensor.size_bytes == 0) {
       return Invalid(tensor.name, absl::StrCat("1 or 2 dimensions with elements expected, got ", dimensions));
     }
-    const std::vector<int64_t>& saved = offsets.find(tensor.name)->second;
+    const std::vector<int64_t>& saved = offsets[i];
     if (saved.back() != 0) return Invalid(tensor.name, "saved_offsets of whole rows expected");
     const int64_t first_row = saved.front();
     const int64_t rows = dimensions == 1 ? 1 : tensor.shape[0];

@@ -100,6 +100,9 @@ class RankFilePlan {
   std::vector<PlannedFile> files_;
 };
 
+// Returns an upper bound of what a tensor of this key adds to the header of a file with FileMetadata.
+int64_t MaxEntryBytes(const std::string& key);
+
 // "rank-00003-of-00008.safetensors"; the files after the first are "rank-00003-of-00008-1.safetensors" and on.
 std::string RankFileName(int rank, int world_size, int index);
 

@@ -5,12 +5,12 @@
 #include <sys/types.h>
 
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "absl/container/node_hash_map.h"
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -45,7 +45,7 @@ class Reader {
     // Demands that the folder and every file belong to this user or to root, and that nobody else may write to them.
     // Unset: whoever can be read from.
     std::optional<uid_t> owner = {};
-    // Of the files of ranks.
+    // Of the files of ranks, unless they are of small tensors.
     safetensors::RegularFile::PageCache page_cache = safetensors::RegularFile::PageCache::kUsed;
   };
 
@@ -129,7 +129,7 @@ class Reader {
   std::unique_ptr<const NameIndex> names_;
   CommonState common_;
   std::vector<std::optional<safetensors::RegularFile>> files_;  // by index in manifest_.files; null when damaged
-  std::map<std::string, Segments, std::less<>> tensors_;        // by key
+  absl::node_hash_map<std::string, Segments> tensors_;          // by key
 };
 
 }  // namespace paramshard::checkpoint

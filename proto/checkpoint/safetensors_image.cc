@@ -16,6 +16,7 @@ void SafetensorsImage::AddBytes(std::string key, safetensors::Dtype dtype, int64
   if (count == 0) return;
   const auto size_bytes = static_cast<int64_t>(bytes.size());
   PARAMSHARD_CHECK(size_bytes == count * safetensors::DtypeBits(dtype) / 8);
+  max_header_bytes_ += MaxEntryBytes(key);
   tensors_.push_back({{std::move(key), dtype, {count}, 0, size_bytes}, std::string(bytes)});
 }
 

@@ -22,6 +22,9 @@ class SafetensorsImage {
     AddBytes(std::move(key), dtype, static_cast<int64_t>(values.size()), {bytes, values.size() * sizeof(Value)});
   }
 
+  // Returns an upper bound of the header's bytes.
+  int64_t max_header_bytes() const { return max_header_bytes_; }
+
   // The file: tensors with the largest elements first, with the metadata of every file of a checkpoint.
   std::string Bytes() const;
 
@@ -34,6 +37,7 @@ class SafetensorsImage {
   void AddBytes(std::string key, safetensors::Dtype dtype, int64_t count, absl::string_view bytes);
 
   std::vector<Tensor> tensors_;
+  int64_t max_header_bytes_ = 0;
 };
 
 // A file in memory, checked. `data` and the tensors' offsets begin behind the header.

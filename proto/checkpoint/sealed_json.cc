@@ -6,7 +6,6 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/check.h"
 #include "proto/checkpoint/content_hash.h"
-#include "proto/safetensors/shallow_json.h"
 
 namespace paramshard::checkpoint {
 namespace {
@@ -15,6 +14,7 @@ using nlohmann::json;
 
 constexpr absl::string_view kBeforeHash = " \"hash\": \"";
 constexpr absl::string_view kAfterHash = "\"\n}\n";
+constexpr absl::string_view kNull = "null";
 constexpr absl::string_view kObjectEnd = "\n}";
 constexpr size_t kHashDigits = 32;
 // An object of lists of objects of texts.
@@ -22,16 +22,23 @@ constexpr int kMaxDepth = 3;
 
 }  // namespace
 
-std::string SealJson(const json& object) {
+std::string SealJson(const json& object, const std::map<std::string, std::string>& texts) {
   PARAMSHARD_CHECK(object.is_object() && !object.empty());
   std::string text = object.dump(1, ' ', false, json::error_handler_t::replace);
+  for (const auto& [name, member] : texts) {
+    // Texts have no line breaks: where a line begins so, it is the object's member.
+    const std::string begin = absl::StrCat("\n ", safetensors::JsonText(name), ": ");
+    const size_t at = text.find(absl::StrCat(begin, kNull));
+    PARAMSHARD_CHECK(at != text.npos);
+    text.replace(at + begin.size(), kNull.size(), member);
+  }
   text.resize(text.size() - kObjectEnd.size());
   absl::StrAppend(&text, ",\n", kBeforeHash);
   absl::StrAppend(&text, HashText(HashBytes(text)), kAfterHash);
   return text;
 }
 
-absl::StatusOr<json> UnsealJson(absl::string_view text) {
+absl::StatusOr<json> UnsealJson(absl::string_view text, absl::FunctionRef<bool(const safetensors::JsonMember&)> take) {
   const absl::string_view whole = text;
   if (!absl::EndsWith(text, kAfterHash) || text.size() < kAfterHash.size() + kHashDigits + kBeforeHash.size()) {
     return absl::DataLossError("a text that ends with its hash expected, got another end");
@@ -46,7 +53,7 @@ absl::StatusOr<json> UnsealJson(absl::string_view text) {
     return absl::DataLossError(
         absl::StrCat("hash ", HashText(*hash), " of the text expected, got ", HashText(HashBytes(text))));
   }
-  json object = safetensors::ParseShallowJson(whole, kMaxDepth);
+  json object = safetensors::ParseShallowJson(whole, kMaxDepth, take);
   if (!object.is_object()) return absl::InvalidArgumentError("a JSON object expected");
   return object;
 }

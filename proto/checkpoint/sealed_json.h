@@ -6,21 +6,28 @@
 #define PARAMSHARD_PROTO_CHECKPOINT_SEALED_JSON_H_
 
 #include <cstdint>
+#include <map>
 #include <string>
 
+#include "absl/functional/function_ref.h"
 #include "absl/numeric/int128.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "nlohmann/json.hpp"
+#include "proto/safetensors/shallow_json.h"
 
 namespace paramshard::checkpoint {
 
-// Requires an object with a member and without one called "hash".
-std::string SealJson(const nlohmann::json& object);
+// Requires an object with a member and without one called "hash". Members that are null take their text from `texts`,
+// by name, indented as the rest is: an object of many members takes less time and memory as text.
+std::string SealJson(const nlohmann::json& object, const std::map<std::string, std::string>& texts = {});
 
-// The object that was sealed. DATA_LOSS for a text without its hash; INVALID_ARGUMENT for one that is no JSON object.
-// Values that are more than three levels deep are dropped as they come.
-absl::StatusOr<nlohmann::json> UnsealJson(absl::string_view text);
+// The object that was sealed, without the members that `take` takes (ParseShallowJson). DATA_LOSS for a text without its
+// hash, before any is taken; INVALID_ARGUMENT for one that is no JSON object. Values that are more than three levels
+// deep are dropped as they come.
+absl::StatusOr<nlohmann::json> UnsealJson(
+    absl::string_view text, absl::FunctionRef<bool(const safetensors::JsonMember& member)> take =
+                                [](const safetensors::JsonMember&) { return false; });
 
 // Reads members of an object and says what is wrong with them: "files[2]: ...". Views: the object outlives it.
 class JsonObject {

@@ -97,7 +97,7 @@ Verification VerifyCheckpoint(const std::string& folder, const Reader::Options& 
   }
   safetensors::PageBuffer buffer;
   for (const Reader::Place& place : places) {
-    if (reader->manifest().files[place.file].name != kCommonFileName) {
+    if (!IsCommonFileName(reader->manifest().files[place.file].name)) {
       reader->Check(place, buffer, report);
     }
     verification.read_bytes += place.rows.size_bytes();

@@ -41,27 +41,29 @@ bool IsInside(const fs::path& name) {
 }
 
 absl::StatusOr<WeightMap> ParseIndex(const std::string& path, const std::string& text) {
-  std::string section;
-  std::set<std::pair<int, std::string>> names;  // with their depths: a tensor may be named as the section is
-  std::optional<std::string> twice;
-  const json index = ParseShallowJson(text, kIndexDepth, [&](int depth, const std::string& name) {
-    if (depth == 1) section = name;
-    if (section == "weight_map" && !names.emplace(depth, name).second) twice = name;
+  WeightMap weight_map;
+  absl::Status first;
+  const auto check_once = [&](bool is_first, const std::string& name) {
+    if (is_first) return;
+    first.Update(Invalid(path, absl::StrCat("each name once expected, got ", NameText(name), " twice")));
+  };
+  bool has_map = false;
+  const json index = ParseShallowJson(text, kIndexDepth, [&](const JsonMember& member) {
+    const auto& [depth, object, name, file] = member;
+    if (depth == 1 && name == "weight_map") check_once(!std::exchange(has_map, true), name);
+    if (depth != 2 || object != "weight_map") return false;
+    if (file.is_string() && IsInside(file.get_ref<const std::string&>())) {
+      check_once(weight_map.emplace(name, file.get<std::string>()).second, name);
+    } else {
+      first.Update(Invalid(
+          path, absl::StrCat("tensor ", NameText(name), ": the name of a file in the index's folder expected")));
+    }
+    return true;
   });
   if (!index.is_object() || !index.contains("weight_map") || !index["weight_map"].is_object()) {
     return Invalid(path, "a JSON object with an object \"weight_map\" expected");
   }
-  if (twice.has_value()) {
-    return Invalid(path, absl::StrCat("each name once expected, got ", NameText(*twice), " twice"));
-  }
-  WeightMap weight_map;
-  for (const auto& [name, file] : index["weight_map"].items()) {
-    if (!file.is_string() || !IsInside(file.get<std::string>())) {
-      return Invalid(path,
-                     absl::StrCat("tensor ", NameText(name), ": the name of a file in the index's folder expected"));
-    }
-    weight_map.emplace(name, file.get<std::string>());
-  }
+  if (!first.ok()) return first;
   return weight_map;
 }
 
@@ -95,6 +97,11 @@ int64_t FilesByName(const std::string& path) {
 
 // The bytes of a tensor before a row.
 int64_t RowBytes(const TensorInfo& info) { return info.shape.empty() ? 0 : info.size_bytes / info.shape[0]; }
+
+// Returns true for offsets of a part that does not begin at the tensor's first element.
+bool IsLater(const std::vector<int64_t>& offsets) {
+  return std::any_of(offsets.begin(), offsets.end(), [](int64_t offset) { return offset != 0; });
+}
 
 }  // namespace
 
@@ -136,39 +143,55 @@ absl::Status Checkpoint::OpenFolder(const std::string& folder) {
 absl::Status Checkpoint::OpenWhole(const std::string& path) {
   const absl::Status status = absl::EndsWith(path, ".json") ? OpenIndex(path) : OpenFile(path);
   if (!status.ok()) return status;
+  if (absl::Status whole = CheckWhole(); !whole.ok()) return whole;
+  if (!index_path_.empty()) return absl::OkStatus();
   for (const SafetensorsFile& file : files_) {
-    if (absl::Status whole = CheckWhole(file); !whole.ok()) return whole;
-    if (!index_path_.empty()) continue;
     for (const TensorInfo& info : file.tensors()) tensors_[info.name] = {&file, &info, {{&file, &info, 0}}};
   }
   return absl::OkStatus();
 }
 
 // A file of torch.distributed.checkpoint may hold one rank's rows. That of the first rank looks as a whole one does, so
-// that the files beside it are asked.
-absl::Status Checkpoint::CheckWhole(const SafetensorsFile& file) const {
-  if (file.metadata().count(kShardingInfoKey) == 0) return absl::OkStatus();
-  const auto part_error = [&](const std::string& tensor, absl::string_view what) {
+// that the files beside it are asked, each once.
+absl::Status Checkpoint::CheckWhole() const {
+  struct Folder {
+    std::set<fs::path> open;                                // names of files
+    std::map<std::string, const SafetensorsFile*> tensors;  // that begin at their first element, as parts may
+  };
+  const auto part_error = [&](const SafetensorsFile& file, const std::string& tensor, absl::string_view what) {
     return Invalid(file.path(), absl::StrCat("tensor ", NameText(tensor), ": want the whole tensor, got ", what,
                                              ": give the folder that has all parts and no index"));
   };
-  const absl::StatusOr<SavedOffsets> offsets = ParseShardingInfo(file.header());
-  if (!offsets.ok()) return Invalid(file.path(), offsets.status().message());
-  for (const auto& [name, saved] : *offsets) {
-    if (std::any_of(saved.begin(), saved.end(), [](int64_t offset) { return offset != 0; })) {
-      return part_error(name, absl::StrCat("a part that begins at [", absl::StrJoin(saved, ", "), "]"));
+  std::map<fs::path, Folder> folders;
+  for (const SafetensorsFile& file : files_) {
+    Folder& folder = folders[fs::path(file.path()).parent_path()];
+    folder.open.insert(fs::path(file.path()).filename());
+    if (file.metadata().count(kShardingInfoKey) == 0) continue;
+    const auto offsets = ParseShardingInfo(file.header());
+    if (!offsets.ok()) return Invalid(file.path(), offsets.status().message());
+    for (size_t i = 0; i < offsets->size(); ++i) {
+      const std::string& name = file.tensors()[i].name;
+      if (IsLater((*offsets)[i])) {
+        return part_error(file, name, absl::StrCat("a part that begins at [", absl::StrJoin((*offsets)[i], ", "), "]"));
+      }
+      folder.tensors.emplace(name, &file);
     }
   }
-  const absl::StatusOr<std::vector<std::string>> paths = FilesIn(fs::path(file.path()).parent_path().string());
-  if (!paths.ok()) return paths.status();
-  for (const std::string& path : *paths) {
-    const absl::StatusOr<SafetensorsFile> other = SafetensorsFile::Open(path);
-    if (!other.ok() || other->metadata().count(kShardingInfoKey) == 0) continue;
-    const absl::StatusOr<SavedOffsets> others = ParseShardingInfo(other->header());
-    if (!others.ok()) continue;
-    for (const auto& [name, saved] : *others) {
-      const bool is_part = std::any_of(saved.begin(), saved.end(), [](int64_t offset) { return offset != 0; });
-      if (is_part && offsets->count(name) != 0) return part_error(name, absl::StrCat("a part: ", path, " has another"));
+  for (const auto& [folder_path, folder] : folders) {
+    if (folder.tensors.empty()) continue;
+    const auto paths = FilesIn(folder_path.empty() ? "." : folder_path.string());
+    if (!paths.ok()) return paths.status();
+    for (const std::string& path : *paths) {
+      if (folder.open.count(fs::path(path).filename()) != 0) continue;
+      const absl::StatusOr<SafetensorsFile> other = SafetensorsFile::Open(path);
+      if (!other.ok() || other->metadata().count(kShardingInfoKey) == 0) continue;
+      const auto offsets = ParseShardingInfo(other->header());
+      if (!offsets.ok()) continue;
+      for (size_t i = 0; i < offsets->size(); ++i) {
+        const auto whole = folder.tensors.find(other->tensors()[i].name);
+        if (!IsLater((*offsets)[i]) || whole == folder.tensors.end()) continue;
+        return part_error(*whole->second, whole->first, absl::StrCat("a part: ", path, " has another"));
+      }
     }
   }
   return absl::OkStatus();
@@ -206,13 +229,14 @@ absl::Status Checkpoint::OpenShards(const std::vector<std::string>& paths) {
 absl::Status Checkpoint::JoinShards() {
   std::map<std::string, std::vector<Part>> parts;
   for (const SafetensorsFile& file : files_) {
-    const absl::StatusOr<SavedOffsets> offsets = ParseShardingInfo(file.header());
+    const auto offsets = ParseShardingInfo(file.header());
     if (!offsets.ok()) {
       return Invalid(file.path(), absl::StrCat("one file, an index, or files of one sharded checkpoint expected: ",
                                                offsets.status().message()));
     }
-    for (const TensorInfo& info : file.tensors()) {
-      const std::vector<int64_t>& saved = offsets->find(info.name)->second;
+    for (size_t i = 0; i < file.tensors().size(); ++i) {
+      const TensorInfo& info = file.tensors()[i];
+      const std::vector<int64_t>& saved = (*offsets)[i];
       const bool is_of_rows =
           std::all_of(saved.begin() + (saved.empty() ? 0 : 1), saved.end(), [](int64_t offset) { return offset == 0; });
       if (!is_of_rows) {

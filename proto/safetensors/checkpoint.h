@@ -73,7 +73,7 @@ class Checkpoint {
   absl::Status OpenFolder(const std::string& folder);
   absl::Status OpenWhole(const std::string& path);
   absl::Status TakeWeightMap(const std::map<std::string, std::string>& weight_map);
-  absl::Status CheckWhole(const SafetensorsFile& file) const;
+  absl::Status CheckWhole() const;
   absl::Status JoinShards();
   absl::Status JoinParts(const std::string& name, std::vector<Part> parts);
 

@@ -4,15 +4,16 @@
 #include <bitset>
 #include <limits>
 #include <optional>
-#include <set>
 #include <tuple>
 #include <utility>
 
+#include "absl/container/flat_hash_set.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "nlohmann/json.hpp"
+#include "proto/safetensors/shallow_json.h"
 
 namespace paramshard::safetensors {
 namespace {
@@ -69,7 +70,7 @@ class HeaderReader final : public nlohmann::json_sax<nlohmann::json> {
 
   Header header_;
   absl::Status status_;
-  std::set<std::string> names_;
+  absl::flat_hash_set<std::string> names_;
   Place place_ = Place::kStart;
   bool in_array_ = false;
   bool has_metadata_ = false;
@@ -246,10 +247,6 @@ absl::Status ArrangeData(int64_t data_bytes, std::vector<TensorInfo>& tensors) {
   return absl::DataLossError(absl::StrCat(end, " bytes of data expected after the header, got ", data_bytes));
 }
 
-std::string JsonText(const nlohmann::json& json) {
-  return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
-}
-
 }  // namespace
 
 absl::StatusOr<Header> ParseHeader(absl::string_view json, int64_t data_bytes) {
@@ -271,7 +268,11 @@ std::string SerializeHeader(const Header& header, int64_t least_bytes) {
   };
   if (!header.metadata.empty()) {
     begin_member(kMetadataName);
-    text += JsonText(header.metadata);
+    text += "{";
+    for (const auto& [key, value] : header.metadata) {
+      absl::StrAppend(&text, text.back() == '{' ? "" : ",", JsonText(key), ":", JsonText(value));
+    }
+    text += "}";
   }
   for (const TensorInfo& tensor : header.tensors) {
     begin_member(tensor.name);

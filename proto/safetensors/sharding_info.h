@@ -23,9 +23,10 @@ using SavedOffsets = std::map<std::string, std::vector<int64_t>, std::less<>>;
 
 std::string SerializeShardingInfo(const SavedOffsets& offsets);
 
-// Of a file with this header. INVALID_ARGUMENT naming the tensor where the metadata have no such text, or do not give
-// each tensor of the file, and no other, an offset 0 <= n <= 2^62 for each of its dimensions.
-absl::StatusOr<SavedOffsets> ParseShardingInfo(const Header& header);
+// Offsets of the tensors of a file with this header, in their order. INVALID_ARGUMENT naming the tensor where the
+// metadata have no such text, or do not give each tensor of the file, and no other, an offset 0 <= n <= 2^62 for each of
+// its dimensions.
+absl::StatusOr<std::vector<std::vector<int64_t>>> ParseShardingInfo(const Header& header);
 
 }  // namespace paramshard::safetensors
 

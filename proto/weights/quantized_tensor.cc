@@ -202,31 +202,31 @@ std::string SerializeEncodings(const std::vector<QuantizedTensor>& tensors) {
   // Member after member: an object that keeps their order looks through all of them for each.
   std::string text;
   for (const QuantizedTensor& tensor : tensors) {
-    absl::StrAppend(&text, text.empty() ? "{" : ",",
-                    json(tensor.name).dump(-1, ' ', false, json::error_handler_t::replace), ":",
+    absl::StrAppend(&text, text.empty() ? "{" : ",", safetensors::JsonText(tensor.name), ":",
                     EntryOf(tensor).dump(-1, ' ', false, ordered_json::error_handler_t::replace));
   }
   return text.empty() ? "{}" : text + "}";
 }
 
 absl::StatusOr<std::vector<QuantizedTensor>> ParseEncodings(absl::string_view text) {
-  std::vector<std::string> names;  // in the order of the text
-  const json entries = safetensors::ParseShallowJson(text, kEntryDepth, [&](int depth, const std::string& name) {
-    if (depth == 1) names.push_back(name);
+  std::vector<QuantizedTensor> tensors;
+  absl::Status first;
+  const json entries = safetensors::ParseShallowJson(text, kEntryDepth, [&](const safetensors::JsonMember& member) {
+    if (member.depth != 1) return false;
+    absl::StatusOr<QuantizedTensor> tensor = ParseEntry(member.name, member.value);
+    if (tensor.ok()) {
+      tensors.push_back(*std::move(tensor));
+    } else {
+      first.Update(absl::Status(tensor.status().code(), absl::StrCat("encoding of ", safetensors::NameText(member.name),
+                                                                     ": ", tensor.status().message())));
+    }
+    return true;
   });
   if (!entries.is_object()) {
     return absl::InvalidArgumentError(
         absl::StrCat("a JSON object of encodings in the metadata expected, got ", safetensors::NameText(text)));
   }
-  std::vector<QuantizedTensor> tensors;
-  for (const std::string& name : names) {
-    absl::StatusOr<QuantizedTensor> tensor = ParseEntry(name, entries.at(name));
-    if (!tensor.ok()) {
-      return absl::Status(tensor.status().code(),
-                          absl::StrCat("encoding of ", safetensors::NameText(name), ": ", tensor.status().message()));
-    }
-    tensors.push_back(*std::move(tensor));
-  }
+  if (!first.ok()) return first;
   return tensors;
 }
 

@@ -235,15 +235,18 @@ absl::StatusOr<std::vector<Part>> Publisher::ReadParts(absl::Span<const PartRepo
 absl::Status Publisher::WriteState(absl::Span<const PartReport> reports, CommonState common, Manifest& manifest) const {
   ASSIGN_OR_RETURN(const std::vector<Part> parts, ReadParts(reports));
   ASSIGN_OR_RETURN(common.step_counts, checkpoint::MergeParts(spec_, parts, manifest));
-  ASSIGN_OR_RETURN(const std::string common_text, checkpoint::SerializeCommonState(spec_, common));
-  ASSIGN_OR_RETURN(checkpoint::FileEntry entry, checkpoint::EntryOf(checkpoint::kCommonFileName, common_text));
-  manifest.files.push_back(std::move(entry));
+  ASSIGN_OR_RETURN(const std::vector<std::string> common_texts, checkpoint::SerializeCommonState(spec_, common));
+  for (const std::string& text : common_texts) {
+    const std::string name = checkpoint::CommonFileName(static_cast<int>(&text - common_texts.data()));
+    ASSIGN_OR_RETURN(checkpoint::FileEntry entry, checkpoint::EntryOf(name, text));
+    manifest.files.push_back(std::move(entry));
+    RETURN_IF_ERROR(disk_.WriteFile(PathOf(name), text));
+  }
   std::string spec_text;
   PARAMSHARD_CHECK(ModelSpecToProto(spec_).SerializeToString(&spec_text));
   manifest.spec_fingerprint = ModelSpecFingerprint(spec_);
   manifest.spec_bytes = static_cast<int64_t>(spec_text.size());
   manifest.spec_hash = checkpoint::HashBytes(spec_text);
-  RETURN_IF_ERROR(disk_.WriteFile(PathOf(checkpoint::kCommonFileName), common_text));
   RETURN_IF_ERROR(disk_.WriteFile(PathOf(checkpoint::kSpecFileName), spec_text));
   for (const PartReport& report : reports) {
     RETURN_IF_ERROR(disk_.RemoveFile(PathOf(checkpoint::PartFileName(report.node))));

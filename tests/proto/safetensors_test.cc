@@ -6,6 +6,9 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <fstream>
+#include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -402,6 +405,38 @@ TEST_F(ShardedCheckpointTest, PartsOfTensorsAreReadAsOne) {
   }
   EXPECT_THAT(checkpoint.Find("plain")->info->shape, ElementsAre(3));
   EXPECT_THAT(checkpoint.Find("one")->info->shape, IsEmpty());
+}
+
+// Returns the bytes that this process has read from files until now; none where the kernel does not count them.
+std::optional<int64_t> BytesRead() {
+  std::ifstream counts("/proc/self/io");
+  std::string name;
+  int64_t value = 0;
+  while (counts >> name >> value) {
+    if (name == "rchar:") return value;
+  }
+  return std::nullopt;
+}
+
+TEST_F(ShardedCheckpointTest, FilesOfAnIndexAreReadOnceEach) {
+  constexpr int kFiles = 40;
+  std::map<std::string, std::string> weight_map;
+  int64_t header_bytes = 0;
+  for (int file = 0; file < kFiles; ++file) {
+    const std::string tensor = absl::StrCat(std::string(10'000, 'w'), file);
+    const std::string name = absl::StrCat("model-", file, ".safetensors");
+    WriteTensors(name, {FloatTensor(tensor, {1}, {1})},
+                 {{"DCP_SHARDING_INFO", absl::StrCat("{\"", tensor, "\": {\"saved_offsets\": [0]}}")}});
+    weight_map[tensor] = name;
+    header_bytes += static_cast<int64_t>(std::filesystem::file_size(Path(name)));
+  }
+  WriteText(kIndexFileName, SerializeIndex(weight_map, 4 * kFiles));
+  header_bytes += static_cast<int64_t>(std::filesystem::file_size(Path(kIndexFileName)));
+  const std::optional<int64_t> before = BytesRead();
+  if (!before.has_value()) GTEST_SKIP() << "the kernel does not count what is read";
+  ASSERT_OK_AND_ASSIGN(const Checkpoint checkpoint, Checkpoint::Open(folder_));
+  EXPECT_EQ(checkpoint.tensors().size(), size_t{kFiles});
+  EXPECT_LT(*BytesRead() - *before, 2 * header_bytes);
 }
 
 TEST_F(ShardedCheckpointTest, HolesAndRowsThatAreThereTwiceAreRefused) {

@@ -1,7 +1,7 @@
 #include "proto/safetensors/shallow_json.h"
 
 #include <string>
-#include <utility>
+#include <tuple>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -13,7 +13,7 @@ namespace {
 
 using nlohmann::json;
 using ::testing::ElementsAre;
-using ::testing::Pair;
+using ::testing::FieldsAre;
 
 TEST(ShallowJsonTest, AValueIsWhatTheParserMakesOfIt) {
   for (const char* const text :
@@ -37,11 +37,35 @@ TEST(ShallowJsonTest, OtherTextsAreDiscarded) {
   }
 }
 
-TEST(ShallowJsonTest, KeysAreHeardInTheOrderOfTheTextEachTime) {
-  std::vector<std::pair<int, std::string>> keys;
-  ParseShallowJson(R"({"b": {"x": {"deep": 1}, "x": 2}, "a": [{"y": 0}]})", 3,
-                   [&](int depth, const std::string& key) { keys.emplace_back(depth, key); });
-  EXPECT_THAT(keys, ElementsAre(Pair(1, "b"), Pair(2, "x"), Pair(3, "deep"), Pair(2, "x"), Pair(1, "a"), Pair(3, "y")));
+TEST(ShallowJsonTest, EachMemberIsOfferedAsItEnds) {
+  std::vector<std::tuple<int, std::string, std::string>> members;
+  ParseShallowJson(R"({"b": {"x": {"deep": 1}, "x": 2}, "a": [{"y": 0}, 1], "c": {"z": {}}})", 3,
+                   [&](const JsonMember& member) {
+                     members.emplace_back(member.depth, member.object, member.name);
+                     return false;
+                   });
+  EXPECT_THAT(members, ElementsAre(FieldsAre(3, "x", "deep"), FieldsAre(2, "b", "x"), FieldsAre(2, "b", "x"),
+                                   FieldsAre(1, "", "b"), FieldsAre(3, "", "y"), FieldsAre(1, "", "a"),
+                                   FieldsAre(2, "c", "z"), FieldsAre(1, "", "c")));
+}
+
+TEST(ShallowJsonTest, WhatIsTakenIsLeftOut) {
+  std::vector<json> taken;
+  const json left = ParseShallowJson(R"({"a": 1, "many": {"b": {"c": [1]}, "d": 2}, "e": {"b": 3}})", 4,
+                                     [&](const JsonMember& member) {
+                                       if (member.depth != 2 || member.object != "many") return false;
+                                       taken.push_back(member.value);
+                                       return true;
+                                     });
+  EXPECT_EQ(left, json::parse(R"({"a": 1, "many": {}, "e": {"b": 3}})"));
+  EXPECT_THAT(taken, ElementsAre(json::parse(R"({"c": [1]})"), json(2)));
+}
+
+TEST(JsonTextTest, TextsAreAsTheLibraryWritesThem) {
+  for (const std::string text : {"", "plain.0", "a \"quoted\" \\ text", "\n\t\x01\x7f", "\u00e9\u4e2d", "no \xff UTF-8",
+                                 "{\"w\":{\"saved_offsets\":[0,0]}}"}) {
+    EXPECT_EQ(JsonText(text), json(text).dump(-1, ' ', false, json::error_handler_t::replace));
+  }
 }
 
 }  // namespace

@@ -123,6 +123,25 @@ TEST_F(ReaderTest, HeadersThatWereSplitAreReadTogether) {
   ASSERT_TRUE(fs::exists(folder + "/rank-00001-of-00002-1.safetensors"));
   ASSERT_OK_AND_ASSIGN(const Reader reader, Reader::Open(folder, {}));
   EXPECT_EQ(ReadInto(reader, 3), model.arrays());
+  EXPECT_EQ(reader.common(), model.common());
+  // Each of them is checked as the first is.
+  const std::string common = folder + "/" + CommonFileName(1);
+  std::string bytes = ReadText(common);
+  bytes.back() ^= 1;
+  WriteText(common, bytes);
+  EXPECT_THAT(Reader::Open(folder, {}), StatusIs(absl::StatusCode::kDataLoss, HasSubstr(common)));
+  fs::remove(common);
+  EXPECT_THAT(Reader::Open(folder, {}), StatusIs(absl::StatusCode::kDataLoss, HasSubstr(common)));
+}
+
+TEST_F(ReaderTest, FilesOfTheCommonStateAreInTheirOrder) {
+  const SavedModel model(SpecOfEverything(), 8);
+  const std::string folder = Write(model, {1, 1}, 12, /*max_header_bytes=*/1500);
+  ASSERT_OK_AND_ASSIGN(Manifest manifest, ReadManifest(folder));
+  ASSERT_EQ(manifest.files.back().name, CommonFileName(3));
+  std::swap(manifest.files.back(), manifest.files[manifest.files.size() - 2]);
+  WriteText(folder + "/" + kManifestFileName, *SerializeManifest(manifest));
+  EXPECT_THAT(Reader::Open(folder, {}), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(kCommonFileName)));
 }
 
 TEST_F(ReaderTest, RowsComeInOrderAndOnceHoweverManyChunksThereAre) {

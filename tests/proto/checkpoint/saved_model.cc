@@ -171,10 +171,12 @@ std::string SavedModel::Write(const std::string& model_folder, const Options& op
   PARAMSHARD_CHECK(counts.ok() && *counts == common_.step_counts);
   CommonState common = common_;
   common.commit_number = options.step;
-  const auto common_text = SerializeCommonState(spec_, common);
-  PARAMSHARD_CHECK(common_text.ok());
-  manifest.files.push_back(*EntryOf(kCommonFileName, *common_text));
-  WriteText((fs::path(folder) / kCommonFileName).string(), *common_text);
+  const auto common_texts = SerializeCommonState(spec_, common, options.max_header_bytes);
+  PARAMSHARD_CHECK(common_texts.ok());
+  for (size_t i = 0; i < common_texts->size(); ++i) {
+    manifest.files.push_back(*EntryOf(CommonFileName(static_cast<int>(i)), (*common_texts)[i]));
+    WriteText((fs::path(folder) / manifest.files.back().name).string(), (*common_texts)[i]);
+  }
   WriteText((fs::path(folder) / kSpecFileName).string(), spec_text);
   WriteText((fs::path(folder) / kManifestFileName).string(), *SerializeManifest(manifest));
   return folder;
