@@ -283,6 +283,7 @@ class Conversion {
   absl::StatusOr<std::vector<OutputFile>> Plan() const;
   void AddMetadata(OutputFile& output) const;
   absl::Status CheckOutput(const std::string& path) const;
+  absl::Status CheckOutputFolder(const std::vector<OutputFile>& plan) const;
   absl::Status WriteText(const char* name, absl::string_view text) const;
 
   const ConversionOptions& options_;
@@ -500,6 +501,24 @@ absl::Status Conversion::CheckOutput(const std::string& path) const {
   return absl::OkStatus();
 }
 
+// Files of another conversion are not to be what a reader of the folder takes.
+absl::Status Conversion::CheckOutputFolder(const std::vector<OutputFile>& plan) const {
+  if (HasOneOutput()) return absl::OkStatus();
+  const fs::path model = OutputFolder() / safetensors::kModelFileName;
+  if (std::any_of(plan.begin(), plan.end(), [&](const OutputFile& file) { return fs::path(file.path) == model; })) {
+    return absl::OkStatus();
+  }
+  const bool writes_index = !checkpoint_.index_path().empty();
+  for (const fs::path& path : {model, OutputFolder() / safetensors::kIndexFileName}) {
+    std::error_code error;
+    if (!fs::exists(path, error) || (writes_index && path != model)) continue;
+    return absl::AlreadyExistsError(
+        absl::StrCat(path.string(),
+                     ": already exists, and would be read instead of what is written: remove it, or name another OUT"));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CreateFolderOf(const std::string& path) {
   const fs::path folder = fs::path(path).parent_path();
   std::error_code error;
@@ -519,6 +538,7 @@ absl::StatusOr<ConversionReport> Conversion::Run(const ConversionProgress& progr
   if (!Decodes()) RETURN_IF_ERROR(PlanEncodings());
   RETURN_IF_ERROR(PlanConfig());
   ASSIGN_OR_RETURN(std::vector<OutputFile> plan, Plan());
+  RETURN_IF_ERROR(CheckOutputFolder(plan));
   int64_t all_bytes = 0;
   for (const auto& [name, tensor] : checkpoint_.tensors()) all_bytes += tensor.info->size_bytes;
   int64_t done_bytes = 0;

@@ -90,6 +90,7 @@ class FileImport {
   const Weights& weights_;
   // By parameter; views into the request.
   std::map<absl::string_view, const Weights::Tensor*> renamed_;
+  std::set<absl::string_view> ignored_;  // tensors; views into the request
   std::vector<Source> sources_;
   std::vector<std::string> missing_;
   std::vector<std::string> warnings_;
@@ -110,7 +111,8 @@ absl::Status FileImport::Plan() {
 
 absl::Status FileImport::CheckMissing() const {
   if (missing_.empty() || (request_.partial() && !sources_.empty())) return absl::OkStatus();
-  const std::string similar = weights_.SimilarName(missing_.front());
+  // A tensor of its own name was left out.
+  const std::string similar = ignored_.count(missing_.front()) > 0 ? "" : weights_.SimilarName(missing_.front());
   return NotFound(absl::StrCat("no tensor for ", NamesText(missing_), " of ", model_.spec().name,
                                similar.empty() ? "" : absl::StrCat("; the files have ", NameText(similar)),
                                "; a map of names gives parameters tensors of other names"));
@@ -134,6 +136,11 @@ absl::Status FileImport::ReadRequestedNames() {
   }
   for (const std::string& tensor : request_.ignored_tensors()) {
     if (weights_.Find(tensor) == nullptr) return NotFound(absl::StrCat("no tensor is named ", NameText(tensor)));
+    ignored_.insert(tensor);
+  }
+  for (const auto& [parameter, tensor] : renamed_) {
+    if (ignored_.count(tensor->name) == 0) continue;
+    return Invalid(absl::StrCat("tensor ", NameText(tensor->name), " is left out, and is to be of ", parameter));
   }
   return absl::OkStatus();
 }
@@ -142,7 +149,7 @@ absl::Status FileImport::PlanParameter(int unit, int parameter) {
   const ParameterSpec& spec = model_.spec().units[unit].parameters[parameter];
   const auto renamed = renamed_.find(spec.name);
   const Weights::Tensor* tensor = renamed == renamed_.end() ? weights_.Find(spec.name) : renamed->second;
-  if (tensor == nullptr) {
+  if (tensor == nullptr || ignored_.count(tensor->name) > 0) {
     missing_.push_back(spec.name);
     return absl::OkStatus();
   }
@@ -160,7 +167,7 @@ absl::Status FileImport::CheckTensor(const ParameterSpec& spec, const Weights::T
 
 // Tensors that nothing takes are no harm where nothing is missing. Else they are a sign of other names.
 absl::Status FileImport::CheckAllTensorsTaken() {
-  std::set<absl::string_view> taken(request_.ignored_tensors().begin(), request_.ignored_tensors().end());
+  std::set<absl::string_view> taken = ignored_;
   for (const Source& source : sources_) taken.insert(source.tensor->name);
   std::vector<std::string> unknown;
   for (const auto& [name, tensor] : weights_.tensors()) {

@@ -292,6 +292,15 @@ TEST_F(ConversionTest, ShardsBecomeShardsOrOneFile) {
     EXPECT_THAT(Tensors("back"), ElementsAre("a F32 [2,2]", "b F32 [1]", "c F32 [1,1]"));
     std::filesystem::remove_all(Path("back"));
   }
+  // A folder whose files from before would be read instead.
+  options.output = Path("out/deep");
+  ASSERT_OK(Run(options));
+  WriteTensors("out/deep/model.safetensors", {FloatTensor("a", {2, 2}, {5, 6, 7, 8})});
+  EXPECT_THAT(Run(options),
+              StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr("out/deep/model.safetensors: already")));
+  options.input = Path("in/one.safetensors");
+  std::filesystem::remove(Path("out/deep/model.safetensors"));
+  EXPECT_THAT(Run(options), StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr("model.safetensors.index.json")));
 }
 
 TEST_F(ConversionTest, QuantizedValuesAreNotQuantizedAgain) {

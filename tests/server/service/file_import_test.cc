@@ -241,6 +241,20 @@ TEST_F(ImportFileTest, MissingParametersAreNamedAndStayWhenPartial) {
   EXPECT_EQ(Masters("w"), before);
 }
 
+TEST_F(ImportFileTest, ATensorThatIsLeftOutIsOfNoParameter) {
+  v1::ImportFileRequest request = Request(Write());
+  request.add_ignored_tensors("b");
+  ExpectRefused(request, absl::StatusCode::kNotFound, "no tensor for b of m; a map");
+  v1::ImportFileRequest both = request;
+  Rename(both, "b", "b");
+  ExpectRefused(both, kInvalid, "tensor b is left out");
+  request.set_partial(true);
+  const std::vector<float> before = Masters("b");
+  ASSERT_OK_AND_ASSIGN(const v1::ImportFileResponse response, Import(request));
+  EXPECT_THAT(response.missing_parameters(), ElementsAre("b"));
+  EXPECT_EQ(Masters("b"), before);
+}
+
 TEST_F(ImportFileTest, NamesOfWrappersAreNamedAndFillNothing) {
   v1::ImportFileRequest request = Request(WriteTensors(
       "in.safetensors", {FloatTensor("module.w", {7, 4}, Ramp(28)), FloatTensor("module.b", {5}, Ramp(5))}));
