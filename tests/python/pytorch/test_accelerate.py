@@ -71,3 +71,35 @@ def test_what_an_accelerator_would_do_in_vain_is_refused(daemon, accelerator_of)
     optimizer.step()
     state = accelerator.get_state_dict(prepared)
     assert torch.equal(state["head.weight"].cpu(), sharded.read("head.weight"))
+
+
+def test_a_state_of_an_accelerator_is_loaded_at_its_step(daemon, accelerator_of, tmp_path):
+    """What it saves has no moments: it is for the commit that the daemon has, and refused at others."""
+    def begin(name: str) -> tuple:
+        torch.manual_seed(0)
+        model = GPT()
+        sharded = pt.shard(model, name=name, units=model.units(), socket_dir=str(daemon.socket_dir), existing="resume")
+        accelerator = accelerator_of()
+        return sharded, accelerator, *accelerator.prepare(model, pt.AdamW(model.parameters(), lr=1e-3))
+
+    def step(accelerator, model, optimizer) -> None:
+        accelerator.backward(loss_of(model, batch_of(0)))
+        optimizer.step()
+        optimizer.zero_grad()
+
+    sharded, *others = begin("m")
+    step(*others)
+    others[0].save_state(str(tmp_path))
+    expected = sharded.read("head.weight")
+    sharded.close()
+    sharded, *others = begin("m")
+    others[0].load_state(str(tmp_path))
+    assert torch.equal(sharded.read("head.weight"), expected) and sharded.start_step() == 1
+    step(*others)
+    with pytest.raises(paramshard.FailedPreconditionError, match="want a state of m at commit 2"):
+        others[0].load_state(str(tmp_path))
+    sharded.close()
+    sharded, *others = begin("other")
+    with pytest.raises(paramshard.FailedPreconditionError, match="want a state of other at commit 0"):
+        others[0].load_state(str(tmp_path))
+    sharded.close()

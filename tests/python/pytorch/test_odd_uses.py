@@ -460,6 +460,128 @@ def test_what_would_do_nothing_is_refused(daemon):
         pair.module(batch_of(0))
 
 
+def test_gradients_of_gathered_parameters_are_the_daemons(daemon):
+    """Inside of unsharded(), and of parameters that were kept from there."""
+    pair = Pair(daemon, GPT())
+    with pair.sharded.unsharded():
+        weight = pair.module.head.weight
+        assert weight.grad is None
+        loss_of(pair.module, batch_of(0)).backward()
+        kept = list(pair.module.parameters())
+        with pytest.raises(paramshard.FailedPreconditionError, match="clip gradients"):
+            nn.utils.clip_grad_norm_(kept, 1.0)
+    with pytest.raises(paramshard.FailedPreconditionError, match="clip gradients"):
+        nn.utils.clip_grad_norm_(kept, 1.0)
+    for parameter in (weight, pair.module.head.weight):
+        for use in (lambda: parameter.grad, lambda: setattr(parameter, "grad", None), lambda: delattr(parameter, "grad"),
+                    lambda: setattr(parameter, "grad", torch.ones(48, 32)),
+                    lambda: parameter.register_post_accumulate_grad_hook(lambda _: None)):
+            with pytest.raises(paramshard.UnimplementedError, match="head.weight"):
+                use()
+    pair.optimizer.zero_grad()
+    assert weight.grad is None
+    pair.train(2)
+    pair.check()
+
+
+@pytest.mark.parametrize("wrap", [nn.Sequential, torch.compile], ids=["a module", "torch.compile"])
+def test_a_module_around_drops_gradients(daemon, wrap):
+    torch.manual_seed(0)
+    pair = Pair(daemon, GPT())
+    for model in pair.both():
+        loss_of(model, batch_of(7)).backward()
+        wrap(model).zero_grad()
+    pair.train(2)
+    pair.check()
+
+
+def test_other_optimizers_and_lists_of_modules_drop_no_gradients(daemon):
+    pair = Pair(daemon, GPT())
+    loss_of(pair.module, batch_of(0)).backward()
+    with pytest.raises(paramshard.UnimplementedError, match="gradient of embed.weight"):
+        nn.ModuleList([pair.module.embed, nn.Linear(2, 2)]).zero_grad()
+    pair.optimizer.step()
+
+
+FORMER = {
+    "computes": lambda weight: weight.square().sum(),
+    "data": lambda weight: weight.data,
+    "data = ": lambda weight: setattr(weight, "data", torch.zeros(48, 32)),
+    "freezes": lambda weight: weight.requires_grad_(False),
+    "freezes by assignment": lambda weight: setattr(weight, "requires_grad", False),
+    "hooks": lambda weight: weight.register_hook(lambda gradient: gradient),
+    "a module": lambda weight: nn.functional.linear(torch.ones(1, 32), weight),
+    "writes": lambda weight: nn.init.zeros_(weight),
+    "transposes": lambda weight: weight.T,
+    "copies": copy.deepcopy,
+    "pickles": pickle.dumps,
+}
+
+
+@pytest.mark.parametrize("use", FORMER.values(), ids=FORMER)
+@pytest.mark.parametrize("make", [GPT, lambda: _in_meta_init(GPT)], ids=["values", "meta_init"])
+def test_parameters_from_before_are_named(daemon, use, make):
+    model = make()
+    before = model.head.weight
+    sharded = pt.shard(model, name="m", units=model.units(), socket_dir=str(daemon.socket_dir))
+    with pytest.raises(paramshard.FailedPreconditionError, match="head.weight: .* from before shard"):
+        use(before)
+    assert (before.shape, before.dtype, before.requires_grad) == ((48, 32), torch.float32, True)
+    optimizer = pt.AdamW(model.parameters())
+    loss_of(model, batch_of(0)).backward()
+    with pytest.raises(paramshard.FailedPreconditionError, match="clip gradients"):
+        nn.utils.clip_grad_norm_([before], 1.0)
+    with pytest.raises(paramshard.UnimplementedError, match="gradient of head.weight"):
+        before.grad
+    optimizer.step()
+    sharded.close()
+
+
+def _in_meta_init(make) -> nn.Module:
+    with pt.meta_init():
+        return make()
+
+
+def test_hooks_after_accumulation_are_refused_in_a_forward(daemon):
+    class Hooks(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.weight.register_post_accumulate_grad_hook(lambda parameter: parameter.grad.zero_())
+            return super().forward(x)
+
+    pair = Pair(daemon, Stack(Hooks(32, 32)))
+    with pytest.raises(paramshard.UnimplementedError, match="register_post_accumulate_grad_hook blocks.0.weight"):
+        pair.module(torch.ones(1, 32, device=DEVICE))
+
+
+def test_parameters_stay_in_their_places(daemon):
+    """What would put one into another place is refused, and the module stays what it is."""
+    from torch.nn.utils import prune
+    torch.manual_seed(0)
+    pair = Pair(daemon, Stack(nn.Linear(32, 32), nn.Linear(32, 32), nn.Linear(32, 8)))
+    keys = list(pair.module.state_dict())
+    first, second, _ = pair.module.blocks
+    for change in (lambda: setattr(second, "weight", first.weight), lambda: setattr(first, "other", first.weight),
+                   lambda: second.register_parameter("weight", first.weight),
+                   lambda: prune.l1_unstructured(second, "weight", 0.5), lambda: prune.identity(second, "weight")):
+        with pytest.raises(paramshard.FailedPreconditionError, match=r"blocks\.[01]\.weight stays where"):
+            change()
+    assert list(pair.module.state_dict()) == keys
+    pair.train(2, loss=_square)
+    pair.check(tolerance=1e-5)
+    second._parameters["weight"] = first.weight  # as some programs do
+    with pytest.raises(paramshard.FailedPreconditionError, match=r"blocks\.1\.weight .*got blocks\.0\.weight in its place"):
+        pair.module(_inputs(batch_of(0)))
+
+
+def test_a_parameter_that_is_made_anew_to_be_frozen_is_frozen(daemon):
+    torch.manual_seed(0)
+    pair = Pair(daemon, Stack(nn.Linear(32, 32), nn.Linear(32, 8)))
+    for model in pair.both():
+        model.blocks[1].weight = nn.Parameter(model.blocks[1].weight, requires_grad=False)
+    pair.train(2, loss=_square)
+    pair.check(tolerance=1e-5)
+
+
 @pytest.mark.parametrize("register", ["register_hook", "register_post_accumulate_grad_hook"])
 def test_hooks_from_before_are_refused(daemon, register):
     model = GPT()

@@ -280,6 +280,28 @@ def test_a_file_of_torch_with_more_than_weights(daemon, tmp_path, kind):
         assert_close(_load(daemon, kind.make, tmp_path, "n"), dict(state), rtol=0, atol=0)
 
 
+def test_files_of_torch_are_read_beside_variants_and_adapters(daemon, tmp_path):
+    """As transformers does, which reads model.safetensors and its index alone."""
+    torch.manual_seed(0)
+    state, variant = (nn.Linear(4, 4).state_dict() for _ in range(2))
+    torch.save(state, tmp_path / "pytorch_model.bin")
+    _write(tmp_path, variant, "model.fp16.safetensors")
+    _write(tmp_path, {"lora": torch.ones(2)}, "adapter_model.safetensors")
+    assert_close(_load(daemon, lambda: nn.Linear(4, 4), tmp_path), state, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("change, config", [
+    ({}, {"quantization_config": {"quant_method": "gptq"}}),
+    ({"weight_scale_inv": torch.ones(1)}, {}),
+    ({"weight": torch.eye(4).to_sparse()}, {}),
+], ids=["config", "scales", "sparse"])
+def test_quantized_files_of_torch_are_refused(daemon, tmp_path, change, config):
+    torch.save(nn.Linear(4, 4).state_dict() | change, tmp_path / "pytorch_model.bin")
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(paramshard.InvalidArgumentError, match="weight"):
+        _load(daemon, lambda: nn.Linear(4, 4), tmp_path)
+
+
 @pytest.mark.parametrize("text", ["{broken", "[1]"])
 def test_a_config_that_is_no_object_is_refused(daemon, tmp_path, kind, text):
     _write(tmp_path, kind.make().state_dict())

@@ -228,3 +228,30 @@ def test_a_checkpoint_of_torch_is_written_and_read(daemon, tmp_path):
     model.load_state_dict(state["model"])
     assert_close(model.state_dict(), before, rtol=0, atol=0)
     sharded.close()
+
+
+class Live(Counter):
+    """Its state is the one that goes on."""
+
+    def state_dict(self) -> dict:
+        return self.state
+
+
+@pytest.mark.parametrize("with_scheduler", [False, True])
+def test_a_state_is_that_of_the_call_of_step(daemon, with_scheduler):
+    for expected in (None, 1):
+        model, sharded, optimizer = _open(daemon)
+        tracked = {"scheduler": LambdaLR(optimizer, lambda step: 1.0)} if with_scheduler else {}
+        counter = Live()
+        sharded.track(counter=counter, **tracked)
+        if expected is not None:
+            assert counter.state["count"] == expected
+            sharded.close()
+            return
+        loss_of(model, batch_of(0)).backward()
+        counter.state["count"] += 1
+        optimizer.step()
+        counter.state["count"] += 100
+        for scheduler in tracked.values():
+            scheduler.step()
+        sharded.close()

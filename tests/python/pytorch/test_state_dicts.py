@@ -483,3 +483,31 @@ def test_other_packages_save_the_same(daemon, tmp_path):
     assert safetensors.load_file(tmp_path / "model.safetensors").keys() == {
         key for key in expected if not key.startswith("second.")}
     sharded.close()
+
+
+def test_values_are_read_in_inference_mode(daemon, tmp_path):
+    """As functions do that evaluate, and save the best model: what they have serves outside as well."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 4)
+    sharded = _on(daemon, model)
+    with torch.inference_mode():
+        state = model.state_dict()
+        sharded.save_pretrained(tmp_path)
+        with sharded.unsharded():
+            assert_close(model.state_dict(), state, rtol=0, atol=0)
+    assert not any(value.is_inference() for value in state.values())
+    state["weight"].mul_(2.0)
+    model.load_state_dict(state)
+    assert_close(sharded.read("weight"), safetensors.load_file(tmp_path / "model.safetensors")["weight"] * 2, rtol=0,
+                 atol=0)
+
+
+def test_a_model_is_sharded_in_inference_mode(daemon):
+    torch.manual_seed(0)
+    with torch.inference_mode():
+        model = nn.Linear(4, 4)
+        expected = model(torch.ones(1, 4))
+        sharded = pt.shard(model, name="m", units=[model], socket_dir=str(daemon.socket_dir))
+        sharded.open()
+        assert_close(model(torch.ones(1, 4, device=DEVICE)), expected)
+    sharded.close()

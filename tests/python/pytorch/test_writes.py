@@ -276,3 +276,97 @@ def test_copies_of_gathered_parameters_are_plain_ones(daemon, tmp_path):
             assert type(each) is nn.Parameter and torch.equal(each, weight)
     for each in copies:
         each.data.mul_(2)
+
+
+# --- Dictionaries of state_dict() ---
+
+
+INTO_STATE_DICTS = {
+    "copy_": lambda value: value.copy_(torch.ones(32, 32)),
+    "a view": lambda value: value[3].zero_(),
+    "foreach": lambda value: torch._foreach_mul_([value], 0.5),
+    "init": lambda value: nn.init.ones_(value),
+}
+
+
+def _write(model: nn.Module, write) -> None:
+    """As programs load a part of a state_dict: the dictionary is gone afterwards."""
+    write(model.state_dict()["2.weight"])
+
+
+@pytest.mark.parametrize("write", INTO_STATE_DICTS.values(), ids=INTO_STATE_DICTS)
+@pytest.mark.parametrize("use", [lambda pair: pair.module(_inputs(batch_of(0))), lambda pair: pair.optimizer.step(),
+                                 lambda pair: pair.sharded.unsharded().__enter__()],
+                         ids=["forward", "step", "unsharded"])
+def test_writes_into_a_state_dict_are_told_once(daemon, write, use):
+    pair = _pair(daemon)
+    _write(pair.module, write)
+    with pytest.raises(paramshard.FailedPreconditionError, match="^2.weight: .*load_state_dict"):
+        use(pair)
+    _train_as_torch(pair)
+
+
+def test_a_state_dict_that_was_written_and_loaded_is_the_model(daemon):
+    pair = _pair(daemon)
+    for model in pair.both():
+        values = model.state_dict()
+        with torch.no_grad():
+            for value in values.values():
+                value.mul_(0.5)
+        model.load_state_dict(values)
+    _train_as_torch(pair)
+    values["2.weight"].zero_()
+    with pytest.raises(paramshard.FailedPreconditionError, match="^2.weight: "):
+        pair.module(_inputs(batch_of(0)))
+
+
+def test_copies_of_a_state_dict_may_be_written(daemon):
+    pair = _pair(daemon)
+    values = {name: value.clone() for name, value in pair.module.state_dict().items()}
+    for value in values.values():
+        value.mul_(0.5)
+    _train_as_torch(pair)
+
+
+def test_writes_into_a_state_dict_count_until_the_model_is_open(daemon):
+    torch.manual_seed(0)
+    model = nn.Linear(32, 32)
+    sharded = pt.shard(model, name="m", units=[model], socket_dir=str(daemon.socket_dir))
+    values = model.state_dict()
+    values["weight"].fill_(0.25)
+    optimizer = pt.AdamW(model.parameters())
+    assert torch.equal(sharded.read("weight"), torch.full((32, 32), 0.25))
+    model(torch.ones(1, 32, device=DEVICE)).sum().backward()
+    optimizer.step()
+    values["weight"].fill_(0.5)
+    with pytest.raises(paramshard.FailedPreconditionError, match="^weight: "):
+        model(torch.ones(1, 32, device=DEVICE))
+
+
+# --- Values that are set, and not computed with ---
+
+
+SET = {
+    "data": lambda linear: setattr(linear.weight, "data", torch.full((32, 32), 0.25)),
+    "copy_": _in_place(lambda weight: weight.copy_(torch.full((32, 32), 0.25))),
+    "a part's load_state_dict": lambda linear: linear.load_state_dict(
+        {"weight": torch.full((32, 32), 0.25), "bias": torch.zeros(32)}),
+}
+
+
+@pytest.mark.parametrize("change", SET.values(), ids=SET)
+def test_values_that_are_set_are_in_the_daemon_after_close(daemon, change):
+    pair = _pair(daemon)
+    change(pair.module[2])
+    pair.sharded.close()
+    with daemon.client() as client:
+        rows = [extent.values for extent in client.export_tensors("m", parameters=["2.weight"]).extents]
+    assert all((values == 0.25).all() for values in rows) and len(rows) == 1
+
+
+@pytest.mark.parametrize("write", [WRITES["clamp_"], WRITES["init"],
+                                   lambda linear: linear.weight.data.fill_(1.0)], ids=["clamp_", "init", "data.fill_"])
+def test_writes_in_place_are_told_how_to_set_values(daemon, write):
+    pair = _pair(daemon)
+    with pytest.raises(paramshard.FailedPreconditionError, match="2.weight.*set `parameter.data`"):
+        write(pair.module[2])

@@ -12,9 +12,11 @@ from typing import Any
 
 import torch
 
+import paramshard
 from paramshard._core import Weights, WeightTensor
 
-# What transformers reads where there are no safetensors files.
+_SAFETENSORS = ("model.safetensors", "model.safetensors.index.json")
+# What transformers reads where there are none of these.
 _FILES_OF_TORCH = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 _HALVES = {"BF16": torch.bfloat16, "F16": torch.float16}
 _VALUES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -34,12 +36,18 @@ def read_folder(folder: pathlib.Path, needed: Container[str] | None = None) -> C
 
     Errors of paramshard._core.Weights. Warns of files and tensors that are left out in favor of others.
     """
-    named = _named_by_config(folder)
+    config = _config_of(folder)
+    named = config.get("transformers_weights")
     files_of_torch = next((name for name in _FILES_OF_TORCH if (folder / name).exists()), None)
-    if named is None and files_of_torch is not None and not any(folder.glob("*.safetensors*")):
+    if named is None and files_of_torch is not None and not any((folder / name).exists() for name in _SAFETENSORS):
+        if config.get("quantization_config"):
+            raise paramshard.InvalidArgumentError(
+                f"load_pretrained {folder}: quantized weights in {files_of_torch} are not decoded: want safetensors")
         state = _read_files_of_torch(folder / files_of_torch)
         taken = {key: tensor for key, tensor in state.items() if needed is None or key in needed}
-        return Contents(taken, {}, state.keys() - taken.keys())
+        refused = {key: f"{folder}: {key}: want values, got {key}_scale_inv beside them, and nothing says whether they "
+                   "are multiplied" for key in taken if f"{key}_scale_inv" in state}
+        return Contents(taken, refused, state.keys() - taken.keys())
     weights = Weights(str(folder / named if named else folder))
     for note in weights.notes:
         warnings.warn(f"load_pretrained: {note}", stacklevel=6)
@@ -54,7 +62,7 @@ def read_folder(folder: pathlib.Path, needed: Container[str] | None = None) -> C
 
 def is_value(found: Any) -> bool:
     """True for a tensor whose elements may be values of a parameter, and are no codes."""
-    return isinstance(found, torch.Tensor) and found.dtype in _VALUES
+    return isinstance(found, torch.Tensor) and found.dtype in _VALUES and found.layout == torch.strided
 
 
 def _map(tensors: list[WeightTensor]) -> dict[str, torch.Tensor]:
@@ -72,14 +80,14 @@ def _read(weights: Weights, tensor: WeightTensor) -> torch.Tensor:
     return values.to(_HALVES[tensor.dtype]) if tensor.encoding in _HALVES else values
 
 
-def _named_by_config(folder: pathlib.Path) -> str | None:
-    """None also for a config that is no JSON object, which Weights refuses."""
+def _config_of(folder: pathlib.Path) -> dict[str, Any]:
+    """Empty also for a config that is no JSON object, which Weights refuses."""
     config = folder / "config.json"
     try:
-        read = json.loads(config.read_text()) if config.exists() else None
+        read = json.loads(config.read_text()) if config.exists() else {}
     except ValueError:
-        return None
-    return read.get("transformers_weights") if isinstance(read, dict) else None
+        return {}
+    return read if isinstance(read, dict) else {}
 
 
 def _read_files_of_torch(file: pathlib.Path) -> dict[str, torch.Tensor]:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import Any
 
 import torch
 from torch import nn
 
 import paramshard
+from paramshard.torch.gradient_access import check_read, check_set, module_of
+from paramshard.torch.placeholder import Placeholder
 from paramshard.torch.torch_internals import set_versions, without_modes
 
+GRADIENT = torch.Tensor.grad  # of any tensor: what autograd has accumulated
 _data = torch.Tensor.data
 _NO_VALUES = 1 << 30  # a version that no values have
 
@@ -26,13 +30,15 @@ class GatheredParameter(nn.Parameter):
     """
 
     _paramshard_name: str
+    _paramshard_placeholder: Placeholder  # which the module has when it is not gathered
     _paramshard_home: torch.Tensor  # the same memory, known to its unit alone
     _paramshard_contents: Contents
 
     @staticmethod
-    def __new__(cls, memory: torch.Tensor, name: str, contents: Contents) -> GatheredParameter:
+    def __new__(cls, memory: torch.Tensor, placeholder: Placeholder, contents: Contents) -> GatheredParameter:
         parameter = super().__new__(cls, memory)
-        parameter._paramshard_name = name
+        parameter._paramshard_name = placeholder.parameter_name
+        parameter._paramshard_placeholder = placeholder
         parameter._paramshard_contents = contents
         parameter.settle()
         return parameter
@@ -77,6 +83,27 @@ class GatheredParameter(nn.Parameter):
     @data.setter
     def data(self, value: torch.Tensor) -> None:
         self._refuse_other_memory(value)
+
+    @property
+    def grad(self) -> torch.Tensor | None:
+        """None: gradients go to the daemon as they come. Whoever is to hear of one that is there is told so."""
+        if not torch.compiler.is_compiling():
+            check_read(self, self._paramshard_name, self._paramshard_placeholder.owner, sys._getframe(1))
+        return GRADIENT.__get__(self)
+
+    @grad.setter
+    def grad(self, value: torch.Tensor | None) -> None:
+        if not module_of(sys._getframe(1)).startswith("torch._"):
+            check_set(self, self._paramshard_name, self._paramshard_placeholder.owner, value)
+        GRADIENT.__set__(self, value)
+
+    @grad.deleter
+    def grad(self) -> None:
+        self.grad = None
+
+    def register_post_accumulate_grad_hook(self, hook: Any) -> Any:
+        """Refused, as of a Placeholder."""
+        raise self._paramshard_placeholder.refusal_of(torch.Tensor.register_post_accumulate_grad_hook)
 
     def set_(self, source: Any = None, *rest: Any, **options: Any) -> GatheredParameter:
         """As of any tensor. The memory that it has already leaves it as it is."""

@@ -176,7 +176,7 @@ class Opening:
             return False
         # The run is in the client state of the last step. All ranks look, and none keeps the model.
         with self._connect() as client, contextlib.closing(client.open_model(spec)) as model:
-            _, run = unpack(model.client_state)
+            run = unpack(model.client_state).run
         if run != self._run and self._local_rank == 0:
             self.wait(lambda known: known is None or known.attached_ranks == 0, _PATIENCE, "all ranks to let go")
         return run == self._run

@@ -52,10 +52,7 @@ class AdamW(torch.optim.Optimizer):
         sharded.open(plan)
         self._sharded = sharded
         self._made = [_fixed_of(group) for group in self.param_groups]
-        # Tools that initialize an optimizer which has no state do so by a step.
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                self.state[parameter] = {}
+        self._fill_state()
 
     def _owner(self) -> ShardedModel:
         # Parameters without elements are not in the daemon: there is nothing to step.
@@ -93,6 +90,20 @@ class AdamW(torch.optim.Optimizer):
                 "add_param_group: the daemon made the model with the groups that it has; give all of them to AdamW")
         super().add_param_group(param_group)
 
+    def _fill_state(self) -> None:
+        """Tools that initialize an optimizer which has no state do so by a step."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state.setdefault(parameter, {})
+
+    def _check_state(self) -> None:
+        """Whoever has written moments here, or cleared them, is to hear that the daemon's are others."""
+        if any(self.state.values()) or not all(
+                parameter in self.state for group in self.param_groups for parameter in group["params"]):
+            raise paramshard.FailedPreconditionError(
+                "step: want optimizer.state as AdamW has made it, got one that was written or cleared: moments are in "
+                "the daemon, and begin anew with a model of another name")
+
     def _check_groups(self) -> None:
         """What the daemon was told when the model was made holds for good: a change would have no effect."""
         for group in self.param_groups:
@@ -103,13 +114,24 @@ class AdamW(torch.optim.Optimizer):
             "step: groups with the parameters, mode and bias_correction expected that AdamW was made with, got others, "
             "which the daemon does not know: rates, betas, eps and weight_decay alone may change")
 
+    def state_dict(self) -> dict[str, Any]:
+        """As of any optimizer, with the name of the daemon's moments in the place of moments: model and commit."""
+        state = super().state_dict()
+        self._sharded.moments.add_to(state["param_groups"])
+        return state
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes rates and decay, of this optimizer's own state_dict. Moments are in the daemon, and come with it."""
+        """Takes rates and decay, of a state_dict of the commit that the daemon's moments are of.
+
+        FailedPreconditionError where the daemon has others or none; UnimplementedError for moments of another
+        optimizer.
+        """
         if any(state_dict["state"].values()):
             raise paramshard.UnimplementedError(
                 "load_state_dict: the state of a paramshard.torch.AdamW expected, got moments of another optimizer: "
                 'the daemon has those of its model, and existing="resume" goes on with them')
-        super().load_state_dict(state_dict)
+        super().load_state_dict(self._sharded.moments.take_from(state_dict))
+        self._fill_state()
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None, *, grad_scaler: Any = None) -> float | None:
@@ -126,6 +148,7 @@ class AdamW(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self._check_groups()
+        self._check_state()
         self._sharded.step({"groups": [_hyperparameters(group) for group in self.param_groups],
                             "max_grad_norm": _norm(self.max_grad_norm)})
         return loss

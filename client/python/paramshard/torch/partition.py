@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import paramshard
+from paramshard.torch.former_parameter import FormerParameter
 from paramshard.torch.initial_values import WatchedParameter
 from paramshard.torch.memory_block import place_of
 from paramshard.torch.placeholder import Placeholder
@@ -196,7 +197,7 @@ def _check_module(name: str, module: nn.Module) -> None:
 
 
 def _check(name: str, parameter: nn.Parameter) -> None:
-    if isinstance(parameter, Placeholder):
+    if isinstance(parameter, (Placeholder, FormerParameter)):
         raise paramshard.InvalidArgumentError(f"shard: a module that is not sharded yet expected, {name} is")
     if isinstance(parameter, nn.parameter.UninitializedParameter):
         raise paramshard.InvalidArgumentError(

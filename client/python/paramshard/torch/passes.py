@@ -24,6 +24,7 @@ class Passes:
         self.state = 0  # counts the states that parameters have been in: values are the same as long as it is
         self.send_step = lambda: None  # sends what a step has left to be sent
         self.bring_values = lambda: None  # brings what was copied into parameters to the daemon
+        self.check_exported = lambda: None  # raises where values of a state_dict() were written
 
     @property
     def model(self) -> paramshard.Model:
@@ -51,6 +52,7 @@ class Passes:
         """The whole model's forward begins: whatever an exception has left of the passes before goes."""
         if in_backward():
             return  # a checkpoint around the model is recomputed
+        self.check_exported()
         self.begin_forward()
         for unit in self._units:
             unit.end_passes()
@@ -124,6 +126,7 @@ class Passes:
 
     def begin_step(self) -> None:
         """Refuses a step that would commit nothing, or a part."""
+        self.check_exported()
         if self._backward is not None:
             self._drop_failed_backward()
             self._lost = self._lost or "the last backward failed: call zero_grad() and repeat the step"

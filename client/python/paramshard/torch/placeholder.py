@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import paramshard
+from paramshard.torch.gradient_access import check_read, check_set
 from paramshard.torch.other_optimizers import refuse_made_by
 from paramshard.torch.torch_internals import make_dual, make_wrapper, pytree, without_torch_function
 
@@ -30,7 +31,7 @@ _REFUSED = {
     torch.autograd.grad: "its gradient goes to the daemon; call backward(), or differentiate by inputs of the model",
 }
 
-_DROP_GRADIENTS = ("torch.nn.modules.module", "torch.optim.optimizer")  # what looks for gradients to drop them
+_SET_GRADIENT = (torch.Tensor.grad.__set__, torch.Tensor.grad.__delete__)
 
 _WRAPPERS = {"torch.nn.parallel.distributed": "DistributedDataParallel", "torch.distributed.fsdp": "FSDP",
              "torch.nn.parallel.replicate": "DataParallel"}
@@ -52,8 +53,10 @@ class Placeholder(torch.Tensor):
     @staticmethod
     def __new__(cls, like: torch.Tensor, *, name: str, dtype: torch.dtype, device: torch.device,
                 owner: ShardedModel | None) -> Placeholder:
-        placeholder = make_wrapper(
-            cls, like.shape, dtype=dtype, device=device, requires_grad=like.requires_grad)
+        # Tensors of inference mode have no version, which what torch makes of a parameter shares.
+        with torch.inference_mode(False):
+            placeholder = make_wrapper(
+                cls, like.shape, dtype=dtype, device=device, requires_grad=like.requires_grad)
         placeholder.parameter_name = name
         placeholder.owner = owner
         return placeholder
@@ -75,33 +78,12 @@ class Placeholder(torch.Tensor):
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         if function == torch.Tensor.grad.__get__:
-            # Gradients go to the daemon as they come. Who clips them here, or steps, would do nothing, and not notice.
-            asks = sys._getframe(1).f_globals.get("__name__", "")
-            if asks.startswith("torch.optim.") and asks not in _DROP_GRADIENTS:
-                raise paramshard.UnimplementedError(
-                    f"step by {asks}: gradients are in the daemon, which steps: make a paramshard.torch.AdamW")
-            if asks == "torch.nn.utils.clip_grad":
-                raise paramshard.FailedPreconditionError(
-                    "clip gradients: they are in the daemon, which clips them to max_grad_norm of "
-                    "paramshard.torch.AdamW")
-            # All others are to hear that there is one.
-            if (asks not in _DROP_GRADIENTS and not asks.startswith("torch._") and args[0].owner is not None and
-                    args[0].owner.has_gradients(args[0])):
-                raise paramshard.UnimplementedError(
-                    f"read the gradient of {args[0].parameter_name} in {asks}: it is in the daemon, which steps when "
-                    "paramshard.torch.AdamW does; its last_norm() is that of all gradients of a step")
+            check_read(args[0], args[0].parameter_name, args[0].owner, sys._getframe(1))
             return None
         if function == torch.Tensor.is_leaf.__get__:
             refuse_made_by(sys._getframe(1), args[0].parameter_name)
-        if function == torch.Tensor.grad.__set__ and isinstance(args[0], Placeholder):
-            if args[1] is not None:
-                raise paramshard.UnimplementedError(
-                    f"set the gradient of {args[0].parameter_name}: gradients come of backward(), and are in the "
-                    "daemon")
-            if args[0].owner is not None and args[0].owner.has_gradients(args[0]):
-                raise paramshard.UnimplementedError(
-                    f"drop the gradient of {args[0].parameter_name}: it is in the daemon, with those of all "
-                    "parameters; call zero_grad() of the optimizer")
+        if function in _SET_GRADIENT and isinstance(args[0], Placeholder):
+            check_set(args[0], args[0].parameter_name, args[0].owner, args[1] if len(args) > 1 else None)
         if function == torch.Tensor.data.__set__ and isinstance(args[0], Placeholder):
             # Modules that are moved set what a conversion has given, which is the same.
             if not isinstance(args[1], Placeholder):
@@ -114,11 +96,14 @@ class Placeholder(torch.Tensor):
         if function in _REFUSED:
             placeholders = [value for value in pytree.tree_leaves((args, kwargs))
                             if isinstance(value, Placeholder)]
-            raise paramshard.UnimplementedError(
-                f"{function.__name__} {placeholders[0].parameter_name}: {_REFUSED[function]}")
+            raise placeholders[0].refusal_of(function)
         # What comes of it is what it is: torch's own __torch_function__ would make placeholders of plain tensors.
         with without_torch_function():
             return function(*args, **(kwargs or {}))
+
+    def refusal_of(self, function: Any) -> paramshard.UnimplementedError:
+        """Of one that is in the table of what is refused."""
+        return paramshard.UnimplementedError(f"{function.__name__} {self.parameter_name}: {_REFUSED[function]}")
 
     def _check_conversion(self, dtype: torch.dtype | None = None, device: torch.device | None = None,
                           **rest: Any) -> None:
@@ -151,8 +136,11 @@ class Placeholder(torch.Tensor):
             raise paramshard.UnimplementedError(
                 f"wrap a sharded model in {wrapper}: ranks share parameters and gradients through the daemon already; "
                 "train the module as shard() has left it")
-        why = ("outside of its unit's forward its values are in the daemon: use `with sharded.unsharded():` or "
-               "sharded.read(name)")
+        why = "outside of its unit's forward its values are in the daemon: "
+        if function._schema.is_mutable:
+            why += "to change them set `parameter.data`, or copy_() a value into the parameter"
+        else:
+            why += "use `with sharded.unsharded():` or sharded.read(name)"
         if found[0].is_multiplied:
             why += '; with compute="fp8" a forward that reads it needs another format= for it'
         raise paramshard.FailedPreconditionError(f"{', '.join(names)}: {function} needs a gathered parameter; {why}")

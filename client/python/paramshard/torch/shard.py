@@ -24,6 +24,7 @@ _DAEMONS = (None, "node", "job")
 _COMPUTE = ("dense", "fp8")
 
 
+@torch.inference_mode(False)  # tensors that are made in it have no versions, by which writes are noticed
 def shard(module: nn.Module, *, name: str, units: Iterable[UnitModules], existing: str = "error",
           format: str | Sequence[tuple[str, str]] | None = None, param_dtype: torch.dtype | None = None,
           compute: str = "dense", grad_dtype: torch.dtype = torch.float32, cast_inputs: bool = True,

@@ -20,8 +20,10 @@ import paramshard
 from paramshard.spec import Encoding, FormatRule, InitialValue, ModelSpec, ParameterGroup, ParameterSpec, UnitSpec
 from paramshard.torch import pretrained, saved_folder, torchrun
 from paramshard.torch.adapters import saved_by_peft
+from paramshard.torch.former_parameter import make_former
 from paramshard.torch.initial_values import Unknown, rule_of
 from paramshard.torch.memory_report import MemoryReport
+from paramshard.torch.moments import Moments
 from paramshard.torch.opening import Opening, Verdict
 from paramshard.torch.other_optimizers import mark_sharded
 from paramshard.torch.passes import Passes
@@ -29,7 +31,7 @@ from paramshard.torch.placeholder import Placeholder
 from paramshard.torch.resizing import refuse_resizing
 from paramshard.torch.state_dict import StateDicts
 from paramshard.torch.torch_internals import own_parameters
-from paramshard.torch.tracked_state import RandomState, Stateful, TrackedState, unpack
+from paramshard.torch.tracked_state import ClientState, RandomState, Stateful, TrackedState, unpack
 from paramshard.torch.unit import Unit, UnitParameter
 
 _PLAIN_FORMATS = {torch.float32: "FP32", torch.bfloat16: "BF16", torch.float16: "FP16"}
@@ -76,8 +78,10 @@ class ShardedModel:
         self._passes = Passes(units)
         self._passes.send_step = _weakly(self, "_send_commit")
         self._passes.bring_values = _weakly(self, "_import_values")
+        self._passes.check_exported = _weakly(self, "_check_exported")
         self._run = torchrun.run_id()
         self._tracked = TrackedState(_weakly(self, "_send_commit"), self._run)
+        self.moments = Moments(name)
         self._commit_to_send: dict[str, Any] | None = None
         self._last_commit: paramshard.PendingCommit | None = None
         self._restored: dict[str, Any] = {}
@@ -92,9 +96,11 @@ class ShardedModel:
     # --- Wiring ---
 
     def _attach(self) -> None:
+        before = []
         for parameter in self.parameters():
             module, attribute = parameter.places[0]
             like = own_parameters(module)[attribute]
+            before.append((like, parameter.name))
             parameter.placeholder.owner = self
             for each in (like, parameter.placeholder):
                 mark_sharded(each, parameter.name)
@@ -108,6 +114,8 @@ class ShardedModel:
         # Nothing below fails: a module that is refused stays as it was.
         for unit in self._units:
             unit.attach(self._passes)
+        for like, name in before:
+            make_former(like, name, self)
         self._state_dicts = StateDicts(self._units, _weakly(self, "_values_of"))
         self._state_dicts.attach(self.module, lambda name: _weakly(self._state_dicts, name))
         saved_folder.correct_saving(self.module, self._state_dicts)
@@ -120,12 +128,18 @@ class ShardedModel:
             each.__reduce_ex__ = _refuse_copies
             each._apply = _checked_apply(each)
             refuse_resizing(each)
+            each.register_parameter = _checked_register_parameter(each)
             each.zero_grad = torch.compiler.disable(_weakly(self, "_refuse_partial_discard"))
             if isinstance(each, nn.RNNBase):
                 # It would move weights into memory of its own, where the next gather does not write them.
                 each.flatten_parameters = _do_nothing
         module.register_load_state_dict_post_hook(_weakly(self, "_import_loaded"))
         module.zero_grad = torch.compiler.disable(_weakly(self, "discard"))
+
+    def has_place(self, placeholder: Placeholder, module: nn.Module, attribute: str) -> bool:
+        """Whether shard() has found the parameter there."""
+        return any(owner is module and name == attribute
+                   for owner, name in self._by_name[placeholder.parameter_name].places)
 
     def parameters(self) -> Iterator[UnitParameter]:
         for unit in self._units:
@@ -174,20 +188,21 @@ class ShardedModel:
         if self._was_open:
             raise paramshard.FailedPreconditionError(
                 f'open {self.name}: it was closed; make the module again, and shard it with existing="resume"')
+        self._check_exported()
         self._plan = plan
         missing = self._missing_values()
         verdict = self._opening().settle(self._spec(), brings=bool(self._values), missing=missing)
         if verdict is Verdict.FILL:
             self._opening().fill(self._import_tensors)
-        self._join()
-        self._restored, _ = unpack(self._model.client_state)
+        recorded = self._join()
+        self._restored = recorded.states
         self._values.clear()
 
     def _opening(self) -> Opening:
         return Opening(self._client, self._connect, self.name, existing=self._existing, local_rank=self._local_rank,
                        run=self._run, advise=self._advice)
 
-    def _join(self) -> None:
+    def _join(self) -> ClientState:
         spec = self._spec()
         self._model = self._client.open_model(spec)
         self._check_gpu()
@@ -197,12 +212,15 @@ class ShardedModel:
                 parameter.placeholder.requires_grad_(False)
         self._was_open = True
         self._passes.open(self._model)
+        recorded = unpack(self._model.client_state)
+        self.moments.open(self._opening().known().history_id, self._model.commit_number, recorded.history)
+        return recorded
 
     def _advice(self, known: paramshard.ModelSummary | None) -> str:
         """For whoever describes a model in another way than the daemon has it."""
         if known is None or known.commit_number == 0:
-            return ("the daemon has another model of this name; take another name=, or delete it by "
-                    f"`paramshardctl delete {self.name}`")
+            return ("all ranks make the module alike, in meta_init() or not; where they do, the daemon has another "
+                    f"model of this name: take another name=, or delete it by `paramshardctl delete {self.name}`")
         how = ("make the AdamW that it was trained with, which need not step, instead of calling open()"
                if self._plan is None else "describe it as it was trained, with the same units, formats and groups")
         return f"the daemon has trained it, up to commit {known.commit_number}: {how}, or take another name="
@@ -273,21 +291,24 @@ class ShardedModel:
                 f"step: no values since the last forward expected, got some copied into {', '.join(self._values)}: "
                 "call zero_grad() and repeat the step")
         self._passes.begin_step()
-        self._tracked.read()
-        self._commit_to_send = hyperparameters
-        if not self._tracked.waits_for_schedulers:
-            try:
+        before = self.moments.step()
+        try:
+            self._tracked.read()
+            self._commit_to_send = hyperparameters
+            if not self._tracked.waits_for_schedulers:
                 self._send_commit()
-            except BaseException:
-                self._commit_to_send = None  # whoever has called hears that there was no step, and may repeat it
-                raise
+        except BaseException:
+            self._commit_to_send = None  # whoever has called hears that there was no step, and may repeat it
+            self.moments.undo(before)
+            raise
         self._passes.end_step()
 
     def _send_commit(self) -> None:
         if self._commit_to_send is None:
             return
         # A step that was promised stays to be sent until it has been: the next forward would else go on without it.
-        self._last_commit = self.model.commit(**self._commit_to_send, client_state=self._tracked.take())
+        state = self._tracked.take(self.moments.history)
+        self._last_commit = self.model.commit(**self._commit_to_send, client_state=state)
         self._commit_to_send = None
 
     def _refuse_partial_discard(self, set_to_none: bool = True) -> None:
@@ -370,6 +391,7 @@ class ShardedModel:
 
         FailedPreconditionError at the end where some were written, which is lost.
         """
+        self._check_exported()
         self._passes.begin_forward()
         holder = object()
         try:
@@ -440,6 +462,10 @@ class ShardedModel:
         It goes to the daemon at the end of the model's load_state_dict, or else when the next forward begins.
         """
         self._values[name] = value.detach().expand(self._by_name[name].placeholder.shape).clone()
+        self._state_dicts.exported.accept(self._by_name[name].name)
+
+    def _check_exported(self) -> None:
+        self._state_dicts.exported.check(self._values)
 
     def _begin_loading(self, *_: Any) -> None:
         if self._was_open and self._model is None:
@@ -459,14 +485,19 @@ class ShardedModel:
         """Brings what was copied into parameters to the daemon: once the model is open, by all ranks together."""
         if self._model is None or not self._values:
             return
+        self._replace_values()
+        self._join()
+
+    def _replace_values(self) -> None:
+        """The same, and lets go of the model."""
+        self._check_exported()
         self._await_last_commit()
         opening = self._opening()
         known = opening.known()
         if known is None:
             raise opening.deleted()
-        self.close()
+        self._let_go()
         opening.replace(known.history_id, self._import_tensors)
-        self._join()
         self._values.clear()
 
     def load_pretrained(self, directory: str | os.PathLike[str]) -> None:
@@ -506,7 +537,19 @@ class ShardedModel:
     # --- The end ---
 
     def close(self) -> None:
-        """Waits for the last step's answer, and lets go of the model, which stays in the daemon. Idempotent."""
+        """Waits for the last step's answer, and lets go of the model, which stays in the daemon. Idempotent.
+
+        Values that were set since the last forward are brought to the daemon before.
+        """
+        if self._model is None:
+            return
+        try:
+            if self._values:
+                self._replace_values()
+        finally:
+            self._let_go()
+
+    def _let_go(self) -> None:
         if self._model is None:
             return
         try:
@@ -566,6 +609,21 @@ def _checked_apply(module: nn.Module) -> Callable[..., nn.Module]:
         return type(converted)._apply(converted, function, *arguments, **options)
 
     return apply
+
+
+def _checked_register_parameter(module: nn.Module) -> Callable[[str, nn.Parameter | None], None]:
+    """In place of a module's register_parameter: ties and masks come by it, and would not be followed."""
+    reference = weakref.ref(module)
+
+    def register_parameter(name: str, param: nn.Parameter | None) -> None:
+        registering = reference()
+        if type(param) is Placeholder and not param.owner.has_place(param, registering, name):
+            raise paramshard.FailedPreconditionError(
+                f"register {name}: {param.parameter_name} stays where shard() has found it: tie, prune and parametrize "
+                "modules before shard()")
+        type(registering).register_parameter(registering, name, param)
+
+    return register_parameter
 
 
 def _weakly(owner: Any, name: str) -> Callable[..., Any]:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from paramshard.torch.exported_values import ExportedValues
 from paramshard.torch.memory_block import place_of
 from paramshard.torch.placeholder import Placeholder
 from paramshard.torch.torch_internals import (
@@ -40,6 +41,7 @@ class StateDicts:
         self._values: dict[str, torch.Tensor] = {}  # likewise
         self._type: torch.dtype | None = None  # of all values; None: each has its module's
         self._reads = True
+        self.exported = ExportedValues()
 
     def attach(self, module: nn.Module, hook: Callable[[str], Callable[..., None]]) -> None:
         """`hook` makes one of the name of a method."""
@@ -127,7 +129,8 @@ class StateDicts:
     def _parameter(self, value: Any) -> UnitParameter | None:
         """The one that this is a placeholder of, or that it is as a whole while it is gathered."""
         if isinstance(value, Placeholder):
-            return self._by_name.get(value.parameter_name)
+            found = self._by_name.get(value.parameter_name)
+            return found if found is None or found.placeholder.owner is value.owner else None
         unit = self._unit_around(value)
         return None if unit is None else next(
             (each for each in unit.parameters if place_of(each.unsharded) == place_of(value) and
@@ -143,8 +146,12 @@ class StateDicts:
     def _value(self, parameter: UnitParameter) -> torch.Tensor:
         if parameter.name not in self._values:
             others = [each for each in self._unit_of[parameter.name].parameters if each.name in self._wanted]
-            read = self._read(others if parameter in others else [parameter])
-            self._values |= {name: value.to(self._type or self._by_name[name].dtype) for name, value in read.items()}
+            with torch.inference_mode(False):
+                read = self._read(others if parameter in others else [parameter])
+                self._values |= {name: value.to(self._type or self._by_name[name].dtype)
+                                 for name, value in read.items()}
+            for name in read:
+                self.exported.note(name, self._values[name])
         return self._values[parameter.name]
 
 

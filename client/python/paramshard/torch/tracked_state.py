@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import random
 import sys
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
@@ -15,6 +16,7 @@ import paramshard
 
 MOST_BYTES = 64 * 1024  # of the client state that travels with a commit
 _RUN = "the run"  # which nobody can track, for it is no word
+_HISTORY = "the history"  # likewise
 
 
 class Stateful(Protocol):
@@ -78,7 +80,6 @@ class TrackedState:
     def __init__(self, send: Callable[[], None], run: str):
         self._send = send
         self._run = run
-        self._run_alone = pack({_RUN: run})
         self._objects: dict[str, Stateful] = {}
         self._schedules: dict[str, Schedule] = {}
         self._to_step: set[str] = set()
@@ -120,19 +121,21 @@ class TrackedState:
     def read(self) -> None:
         """At the end of a step, before anything of the next one is drawn or loaded."""
         self._read = {name: tracked.state_dict() for name, tracked in self._objects.items()}
+        if self._schedules:
+            # Until these have stepped, what is live in a state goes on.
+            self._check_loads(self._read)
+            self._read = copy.deepcopy(self._read)
         self._to_step.update(self._schedules)
 
-    def take(self) -> bytes:
-        """The client state of the step that was read.
+    def take(self, history: str) -> bytes:
+        """The client state of the step that was read. `history`: the one that counts the step.
 
         ResourceExhaustedError names what is too large; InvalidArgumentError what could not be loaded again.
         """
         self._to_step.clear()
         states = self._read | {name: schedule.state_dict() for name, schedule in self._schedules.items()}
-        if not states:
-            return self._run_alone
         self._check_loads(states)
-        packed = pack(states | {_RUN: self._run})
+        packed = pack(states | {_RUN: self._run, _HISTORY: history})
         if len(packed) > MOST_BYTES:
             sizes = ", ".join(f"{name}: {len(pack(state))}" for name, state in states.items())
             raise paramshard.ResourceExhaustedError(
@@ -159,11 +162,19 @@ def pack(state: Any) -> bytes:
     return file.getvalue()
 
 
-def unpack(packed: bytes) -> tuple[dict[str, Any], str | None]:
-    """The states, and the run that has recorded them; None where values were brought since, and nothing is recorded."""
+class ClientState(NamedTuple):
+    """What a commit has recorded."""
+
+    states: dict[str, Any]  # of what is tracked
+    run: str | None  # None, as history: values were brought since, and nothing is recorded
+    history: str | None  # that counts the commit; a restored one is counted by another
+
+
+def unpack(packed: bytes) -> ClientState:
+    """Reads what `TrackedState.take` has returned. DataLossError where it is something else."""
     try:
         states = torch.load(io.BytesIO(packed), weights_only=True, map_location="cpu") if packed else {}
-        return states, states.pop(_RUN, None)
+        return ClientState(run=states.pop(_RUN, None), history=states.pop(_HISTORY, None), states=states)
     except Exception as error:
         raise paramshard.DataLossError(
             f"client state: what this package records expected, got {len(packed)} other bytes: {error}") from error

@@ -17,7 +17,7 @@ from torch import nn
 
 import paramshard
 from paramshard.torch.carriers import Carrier, Need
-from paramshard.torch.gathered_parameter import Contents, GatheredParameter, show_version
+from paramshard.torch.gathered_parameter import GRADIENT, Contents, GatheredParameter, show_version
 from paramshard.torch.memory_block import place_of
 from paramshard.torch.placeholder import Placeholder
 from paramshard.torch.torch_internals import (allow_changes_in_place, base_of, in_backward, own_parameters,
@@ -50,7 +50,7 @@ class UnitParameter:
         self.trainable = like.requires_grad  # as the daemon has it, once the model is open; until then as it was
 
     def _make_unsharded(self, memory: torch.Tensor) -> GatheredParameter:
-        made = GatheredParameter(memory, self.name, self._contents)
+        made = GatheredParameter(memory, self.placeholder, self._contents)
         made.__dict__.update(self._attributes)
         return made
 
@@ -64,15 +64,23 @@ class UnitParameter:
 
     def take_gradient(self) -> torch.Tensor | None:
         """The gradient, which the parameter has no longer."""
-        gradient = self.unsharded.grad
+        gradient = self.gradient
         if gradient is None:
             return None
         if gradient.layout != torch.strided:
             raise paramshard.UnimplementedError(
                 f"gradient of {self.name}: a dense one expected, got {gradient.layout}; make its module with "
                 "sparse=False")
-        self.unsharded.grad = None
+        self.drop_gradient()
         return gradient
+
+    @property
+    def gradient(self) -> torch.Tensor | None:
+        """What autograd has accumulated, and nothing has taken."""
+        return GRADIENT.__get__(self.unsharded)
+
+    def drop_gradient(self) -> None:
+        GRADIENT.__set__(self.unsharded, None)
 
     def show(self, parameter: nn.Parameter) -> None:
         """Puts one of the two into the module."""
@@ -81,8 +89,20 @@ class UnitParameter:
 
     def replaced(self) -> nn.Parameter | None:
         """What somebody has put into the module since, instead of the placeholder that was there."""
-        return next((found for found in self._found() if found is not None and type(found) is not Placeholder and
-                     found is not self.unsharded), None)
+        return next((found for found in self._found() if found is not None and found is not self.unsharded and
+                     not self._is_same(found)), None)
+
+    def _is_same(self, found: nn.Parameter) -> bool:
+        """Returns True for the parameter's own placeholder, and for what a conversion, or nn.Parameter, makes of it.
+
+        It may have been frozen or thawed by that.
+        """
+        if type(found) is not Placeholder or found.parameter_name != self.name or (
+                found.owner is not self.placeholder.owner):
+            return False
+        if found is not self.placeholder:
+            self.placeholder.requires_grad_(found.requires_grad)
+        return True
 
     def is_removed(self) -> bool:
         return any(found is None for found in self._found())
@@ -208,7 +228,7 @@ class Unit:
     def _hook_gradient(self, parameter: UnitParameter) -> None:
         # The garbage collector does not see what a tensor's hook holds.
         unit, name = weakref.proxy(self), parameter.name
-        parameter.unsharded.register_post_accumulate_grad_hook(lambda _: unit.take_gradient(name))
+        torch.Tensor.register_post_accumulate_grad_hook(parameter.unsharded, lambda _: unit.take_gradient(name))
 
     # --- Memory ---
 
@@ -300,7 +320,12 @@ class Unit:
                 raise paramshard.FailedPreconditionError(
                     f"gather {self.name}: {parameter.name} as shard() has left it expected, got none: a parameter "
                     "cannot be taken out of a sharded module")
-            if parameter.replaced() is not None:
+            replaced = parameter.replaced()
+            if type(replaced) is Placeholder:
+                raise paramshard.FailedPreconditionError(
+                    f"gather {self.name}: want {parameter.name} as shard() has left it, got {replaced.parameter_name} "
+                    "in its place: tie parameters before shard()")
+            if replaced is not None:
                 raise paramshard.FailedPreconditionError(
                     f"gather {self.name}: {parameter.name} as shard() has left it expected, got another parameter in "
                     "its place, whose values the daemon does not have: copy values into it, or use load_state_dict")
@@ -458,7 +483,7 @@ class Unit:
     def push(self) -> None:
         """Pushes the gradients that have come, if any have; the others are absent in this push."""
         self._arrived.clear()
-        if all(parameter.unsharded.grad is None for parameter in self.parameters):
+        if all(parameter.gradient is None for parameter in self.parameters):
             return
         # Before, for Ctrl-C may come in between: what might have been pushed is dropped like what was.
         self._passes.note_push()
@@ -468,7 +493,7 @@ class Unit:
     def drop_gradients(self) -> None:
         self._arrived.clear()
         for parameter in self.parameters:
-            parameter.unsharded.grad = None
+            parameter.drop_gradient()
 
 
 def _method(unit: Unit, name: str) -> Any:

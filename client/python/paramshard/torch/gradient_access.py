@@ -1,0 +1,65 @@
+"""Programs that look for a parameter's gradient, which is in the daemon: they are told so, and find none in silence."""
+
+from __future__ import annotations
+
+import types
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+import paramshard
+
+if TYPE_CHECKING:
+    from paramshard.torch.sharded_model import ShardedModel
+
+_DROP_GRADIENTS = (nn.Module.__module__, "torch.optim.optimizer")  # what looks for gradients to drop them
+
+
+def check_read(parameter: torch.Tensor, name: str, owner: ShardedModel | None, frame: types.FrameType) -> None:
+    """Raises where the code of a frame would take None for "there is no gradient", and do nothing.
+
+    Gradients go to the daemon as they come. Who clips them here, or steps, would not notice. The zero_grad() of a
+    module that contains the sharded one is carried out.
+    """
+    asks = module_of(frame)
+    if asks.startswith("torch.optim.") and asks not in _DROP_GRADIENTS:
+        raise paramshard.UnimplementedError(
+            f"step by {asks}: gradients are in the daemon, which steps: make a paramshard.torch.AdamW")
+    if asks == "torch.nn.utils.clip_grad":
+        raise paramshard.FailedPreconditionError(
+            "clip gradients: they are in the daemon, which clips them to max_grad_norm of paramshard.torch.AdamW")
+    if asks.startswith("torch._") or owner is None or not owner.has_gradients(parameter):
+        return
+    if asks not in _DROP_GRADIENTS:
+        raise paramshard.UnimplementedError(
+            f"read the gradient of {name} in {asks}: it is in the daemon, which steps when paramshard.torch.AdamW does; "
+            "its last_norm() is that of all gradients of a step")
+    if frame.f_code.co_name == "zero_grad":
+        _drop_by(frame.f_locals.get("self"), name, owner)
+
+
+def _drop_by(dropper: object, name: str, owner: ShardedModel) -> None:
+    if not isinstance(dropper, nn.Module) or all(each is not owner.module for each in dropper.modules()):
+        raise _partial_drop(name)
+    owner.discard()
+
+
+def check_set(parameter: torch.Tensor, name: str, owner: ShardedModel | None, value: torch.Tensor | None) -> None:
+    """Raises where a gradient is set, and where one is dropped that is there."""
+    if value is not None:
+        raise paramshard.UnimplementedError(
+            f"set the gradient of {name}: gradients come of backward(), and are in the daemon")
+    if owner is not None and owner.has_gradients(parameter):
+        raise _partial_drop(name)
+
+
+def _partial_drop(name: str) -> paramshard.UnimplementedError:
+    return paramshard.UnimplementedError(
+        f"drop the gradient of {name}: it is in the daemon, with those of all parameters; call zero_grad() of the "
+        "optimizer")
+
+
+def module_of(frame: types.FrameType) -> str:
+    """The name of the Python module whose code it runs."""
+    return frame.f_globals.get("__name__", "")
