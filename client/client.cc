@@ -409,6 +409,8 @@ absl::StatusOr<Model> Client::OpenModel(const ModelSpec& spec, const CreationOpt
   }
 }
 
+absl::Status Client::CheckSpec(const ModelSpec& spec) { return ParseModelSpec(ModelSpecToProto(spec)).status(); }
+
 absl::StatusOr<CreatedModel> Client::CreateModel(const ModelSpec& spec, const CreationOptions& options) {
   return impl_->CreateModel(spec, options);
 }

@@ -582,6 +582,8 @@ class Client {
 
   // Creates the model or joins it, without attaching: before an import.
   absl::StatusOr<CreatedModel> CreateModel(const ModelSpec& spec, const CreationOptions& options = CreationOptions());
+  // Checks a description by the rules that hold for every daemon, and asks none. INVALID_ARGUMENT as of CreateModel.
+  static absl::Status CheckSpec(const ModelSpec& spec);
   absl::Status DeleteModel(absl::string_view model);
 
   // Replaces tensors of a model that no trainer is attached to; all of them or, on an error, none. Histories of

@@ -92,6 +92,8 @@ CreatedModel CreateModel(const PyClient& self, Argument<named::Spec> spec_object
   return Take(Unlocked([&] { return client->CreateModel(spec, options); }));
 }
 
+void CheckSpec(Argument<named::Spec> spec) { Check(Client::CheckSpec(SpecFromPython(spec))); }
+
 void DeleteModel(const PyClient& self, const std::string& model) {
   const std::shared_ptr<Client> client = self.Get();
   Check(Unlocked([&] { return client->DeleteModel(model); }));
@@ -116,6 +118,9 @@ void BindModels(nb::class_<PyClient>& client) {
            "through a model that is created is \"importing\". `run` names the job, in all of its ranks and restarts. "
            "The "
            "answer says where the values of the model come from.")
+      .def_static("check_spec", &CheckSpec, nb::arg("spec"),
+                  "Checks a description by the rules that hold for every daemon, and asks none. InvalidArgumentError as "
+                  "of create_model.")
       .def("delete_model", &DeleteModel, nb::arg("model"),
            "Deletes a model that no trainer is attached to. NotFoundError; FailedPreconditionError names the trainer.");
 }

@@ -94,6 +94,18 @@ class Parts(nn.Module):
         return self.part(self.norm(x))
 
 
+@pytest.mark.parametrize("arguments", [{"name": "a/b"}, {"name": "-x"}, {"format": "FP8_TENSOR"}, {"gather_slots": 0},
+                                       {"format": [("*.weight", "FP32"), ("*", "FP7")]}])
+def test_a_description_that_no_daemon_takes_is_refused_before_anything_changes(daemon, arguments):
+    model = nn.Sequential(nn.Linear(4, 4))
+    before = _state_of(model)
+    sockets = {"socket_dir": str(daemon.socket_dir)}
+    with pytest.raises(paramshard.InvalidArgumentError):
+        pt.shard(model, units=[model], **({"name": "m"} | arguments), **sockets)
+    assert _state_of(model) == before
+    pt.AdamW(pt.shard(model, name="m", units=[model], **sockets).module.parameters())
+
+
 @pytest.mark.parametrize("make, words", REFUSED.values(), ids=REFUSED)
 @pytest.mark.parametrize("compute", ["dense", "fp8"])
 def test_a_part_that_cannot_be_sharded_is_named_before_anything_changes(daemon, make, words, compute):

@@ -90,6 +90,7 @@ class ShardedModel:
         self._plan: OptimizerPlan | None = None
         self._was_open = False
         self._process = os.getpid()
+        self._client.check_spec(self._spec())  # while the module is as it was
         self._attach()
         atexit.register(_weakly(self, "_close_at_exit"))
 
