@@ -495,6 +495,23 @@ def test_a_module_around_drops_gradients(daemon, wrap):
     pair.check()
 
 
+def test_torch_modes_hide_nobody_who_asks_for_gradients(daemon):
+    torch.manual_seed(0)
+    pair = Pair(daemon, GPT())
+    with torch.device(DEVICE):
+        for model in pair.both():
+            loss_of(model, batch_of(7)).backward()
+            nn.Sequential(model).zero_grad()
+        loss_of(pair.module, batch_of(7)).backward()
+        with pytest.raises(paramshard.FailedPreconditionError, match="clip gradients"):
+            nn.utils.clip_grad_norm_(pair.module.parameters(), 1.0)
+        with pytest.raises(paramshard.UnimplementedError, match="embed.weight is sharded"):
+            torch.optim.SGD(pair.module.parameters(), lr=0.1)
+        pair.optimizer.zero_grad()
+    pair.train(2)
+    pair.check()
+
+
 def test_other_optimizers_and_lists_of_modules_drop_no_gradients(daemon):
     pair = Pair(daemon, GPT())
     loss_of(pair.module, batch_of(0)).backward()

@@ -364,9 +364,18 @@ def test_values_that_are_set_are_in_the_daemon_after_close(daemon, change):
     assert all((values == 0.25).all() for values in rows) and len(rows) == 1
 
 
-@pytest.mark.parametrize("write", [WRITES["clamp_"], WRITES["init"],
-                                   lambda linear: linear.weight.data.fill_(1.0)], ids=["clamp_", "init", "data.fill_"])
+IN_PLACE = {name: WRITES[name] for name in ("clamp_", "foreach", "init", "data.clamp_", "data of rows")} | {
+    "a row": _in_place(lambda weight: weight.__setitem__(3, 0)),
+    "orthogonal_": lambda linear: nn.init.orthogonal_(linear.weight),
+    "out=": _in_place(lambda weight: torch.add(torch.ones(32, 32), 1, out=weight)),
+}
+
+
+@pytest.mark.parametrize("write", IN_PLACE.values(), ids=IN_PLACE)
 def test_writes_in_place_are_told_how_to_set_values(daemon, write):
     pair = _pair(daemon)
-    with pytest.raises(paramshard.FailedPreconditionError, match="2.weight.*set `parameter.data`"):
+    with pytest.raises(paramshard.FailedPreconditionError, match="2.weight.*set `parameter.data = value`"):
         write(pair.module[2])
+    read = _in_place(lambda weight: torch.add(weight, 1, out=torch.ones(32, 32)))
+    with pytest.raises(paramshard.FailedPreconditionError, match=r"2.weight.*sharded\.read"):
+        read(pair.module[2])

@@ -52,5 +52,13 @@ def make_former(parameter: nn.Parameter, name: str, owner: ShardedModel) -> None
     """The parameter has been replaced in its module by a Placeholder of this name."""
     parameter._paramshard_former_name = name
     parameter._paramshard_owner = weakref.ref(owner)
+    if parameter.requires_grad:
+        # Views and graphs that were made before shard() are not of this class.
+        parameter.register_hook(lambda _: _refuse_gradient(name))
     parameter.__class__ = FormerParameter
 
+
+def _refuse_gradient(name: str) -> None:
+    raise paramshard.FailedPreconditionError(
+        f"{name}: a gradient of the parameter from before shard(), which would be lost: compute what leads to the loss "
+        "after shard(), of parameters that the module has then")

@@ -10,7 +10,8 @@ import torch
 import paramshard
 from paramshard.torch.gradient_access import check_read, check_set
 from paramshard.torch.other_optimizers import refuse_made_by
-from paramshard.torch.torch_internals import make_dual, make_wrapper, pytree, without_torch_function
+from paramshard.torch.torch_internals import (aliased_by, make_dual, make_wrapper, pytree, running_initializer,
+                                              without_torch_function, without_torch_functions)
 
 if TYPE_CHECKING:
     from paramshard.torch.sharded_model import ShardedModel
@@ -32,6 +33,9 @@ _REFUSED = {
 }
 
 _SET_GRADIENT = (torch.Tensor.grad.__set__, torch.Tensor.grad.__delete__)
+
+_TO_CHANGE = ("to change them set `parameter.data = value` outside of forwards and of `with sharded.unsharded():`, or call "
+              "load_state_dict()")
 
 _WRAPPERS = {"torch.nn.parallel.distributed": "DistributedDataParallel", "torch.distributed.fsdp": "FSDP",
              "torch.nn.parallel.replicate": "DataParallel"}
@@ -78,10 +82,10 @@ class Placeholder(torch.Tensor):
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         if function == torch.Tensor.grad.__get__:
-            check_read(args[0], args[0].parameter_name, args[0].owner, sys._getframe(1))
+            check_read(args[0], args[0].parameter_name, args[0].owner, without_torch_functions(sys._getframe(1)))
             return None
         if function == torch.Tensor.is_leaf.__get__:
-            refuse_made_by(sys._getframe(1), args[0].parameter_name)
+            refuse_made_by(without_torch_functions(sys._getframe(1)), args[0].parameter_name)
         if function in _SET_GRADIENT and isinstance(args[0], Placeholder):
             check_set(args[0], args[0].parameter_name, args[0].owner, args[1] if len(args) > 1 else None)
         if function == torch.Tensor.data.__set__ and isinstance(args[0], Placeholder):
@@ -137,10 +141,14 @@ class Placeholder(torch.Tensor):
                 f"wrap a sharded model in {wrapper}: ranks share parameters and gradients through the daemon already; "
                 "train the module as shard() has left it")
         why = "outside of its unit's forward its values are in the daemon: "
-        if function._schema.is_mutable:
-            why += "to change them set `parameter.data`, or copy_() a value into the parameter"
+        aliases = [is_written for value, is_written in aliased_by(function, args, kwargs)
+                   if any(isinstance(leaf, Placeholder) for leaf in pytree.tree_leaves(value))]
+        if any(aliases) or running_initializer(sys._getframe(1)) is not None:
+            why += _TO_CHANGE
         else:
             why += "use `with sharded.unsharded():` or sharded.read(name)"
+            if aliases:  # a view, which may be about to be written
+                why += f", and {_TO_CHANGE}"
         if found[0].is_multiplied:
             why += '; with compute="fp8" a forward that reads it needs another format= for it'
         raise paramshard.FailedPreconditionError(f"{', '.join(names)}: {function} needs a gathered parameter; {why}")

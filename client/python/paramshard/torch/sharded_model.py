@@ -89,6 +89,7 @@ class ShardedModel:
         self._values: dict[str, torch.Tensor] = {}  # to be imported
         self._plan: OptimizerPlan | None = None
         self._was_open = False
+        self._lost_values: weakref.finalize | None = None
         self._process = os.getpid()
         self._client.check_spec(self._spec())  # while the module is as it was
         self._attach()
@@ -198,6 +199,8 @@ class ShardedModel:
         recorded = self._join()
         self._restored = recorded.states
         self._values.clear()
+        self._lost_values = weakref.finalize(self, _warn_of_lost, self.name, self._values, self._process)
+        self._lost_values.atexit = False  # _close_at_exit calls it
 
     def _opening(self) -> Opening:
         return Opening(self._client, self._connect, self.name, existing=self._existing, local_rank=self._local_rank,
@@ -460,8 +463,11 @@ class ShardedModel:
     def take_value(self, name: str, value: torch.Tensor) -> None:
         """A value that is copied into a parameter which is not gathered: by load_state_dict, mostly.
 
-        It goes to the daemon at the end of the model's load_state_dict, or else when the next forward begins.
+        It goes to the daemon at the end of the model's load_state_dict, or else when the next forward begins or the
+        model is closed.
         """
+        if self._was_open and self._model is None:
+            raise paramshard.FailedPreconditionError(f"set the values of {name}: {self.name} was closed")
         self._values[name] = value.detach().expand(self._by_name[name].placeholder.shape).clone()
         self._state_dicts.exported.accept(self._by_name[name].name)
 
@@ -540,15 +546,26 @@ class ShardedModel:
     def close(self) -> None:
         """Waits for the last step's answer, and lets go of the model, which stays in the daemon. Idempotent.
 
-        Values that were set since the last forward are brought to the daemon before.
+        Values that were set since the last forward are imported, for which all ranks close the model. A warning names
+        those that were put where nothing imports them.
         """
         if self._model is None:
             return
+        self._warn_of_misplaced()
         try:
             if self._values:
                 self._replace_values()
         finally:
             self._let_go()
+
+    def _warn_of_misplaced(self) -> None:
+        try:
+            self._check_exported()
+            for unit in self._units:
+                unit.check_places()
+        except paramshard.FailedPreconditionError as error:
+            warnings.warn(f"paramshard: close {self.name}: the daemon does not have what was written: {error}",
+                          stacklevel=3)
 
     def _let_go(self) -> None:
         if self._model is None:
@@ -561,14 +578,17 @@ class ShardedModel:
             model.close()
 
     def _close_at_exit(self) -> None:
-        # After an exception nobody waits: the other ranks are to hear of it, and not this one of them. A forked child
-        # has nothing to close.
-        if getattr(sys, "last_value", None) is not None or os.getpid() != self._process:
+        # A forked child has nothing to close.
+        if os.getpid() != self._process:
             return
-        try:
-            self.close()
-        except paramshard.Error as error:
-            warnings.warn(f"paramshard: {self.name} was not closed in order: {error}", stacklevel=1)
+        # After an exception nobody waits: the other ranks are to hear of it, and not this one of them.
+        if getattr(sys, "last_value", None) is None:
+            try:
+                self.close()
+            except paramshard.Error as error:
+                warnings.warn(f"paramshard: {self.name} was not closed in order: {error}", stacklevel=1)
+        if self._lost_values is not None:
+            self._lost_values()
 
     def __enter__(self) -> ShardedModel:
         return self
@@ -585,6 +605,13 @@ def _rows(parameter: UnitParameter) -> int:
 
 def _columns(parameter: UnitParameter) -> int:
     return parameter.placeholder.shape[-1] if parameter.placeholder.dim() else 1
+
+
+def _warn_of_lost(model: str, values: dict[str, torch.Tensor], process: int) -> None:
+    """Names values that were to be imported, of a model that has gone."""
+    if values and os.getpid() == process:
+        warnings.warn(f"paramshard: {', '.join(values)}: values that were set after the last forward of {model} are "
+                      "lost: call sharded.close(), which imports them", stacklevel=1)
 
 
 def _do_nothing() -> None:

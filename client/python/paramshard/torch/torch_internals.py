@@ -40,6 +40,7 @@ NEEDED = (
     "torch.autograd.forward_ad._current_level",
     "torch.autograd.Variable._execution_engine.queue_callback",
     "torch.multiprocessing.reductions.StorageWeakRef",
+    "torch.ops.aten.detach.default._schema",
     "torch.utils._python_dispatch.TorchDispatchMode",
     "torch.utils._python_dispatch._disable_current_modes",
     "torch.utils._pytree.tree_flatten",
@@ -128,6 +129,15 @@ def base_of(tensor: torch.Tensor) -> torch.Tensor | None:
 def storage_of(tensor: torch.Tensor) -> int:
     """Tells storages apart, also those without memory."""
     return tensor.untyped_storage()._cdata
+
+
+def aliased_by(operator: Any, args: tuple, kwargs: dict[str, Any] | None) -> list[tuple[Any, bool]]:
+    """The arguments of an operator of torch.ops that it changes in place, True, or gives a view of, False.
+
+    They are tensors, or lists of them.
+    """
+    return [(args[index] if index < len(args) else (kwargs or {}).get(argument.name), argument.alias_info.is_write)
+            for index, argument in enumerate(operator._schema.arguments) if argument.alias_info is not None]
 
 
 def has_gradient_hooks(parameter: torch.Tensor) -> bool:

@@ -281,7 +281,7 @@ class Unit:
     def _gather(self, need: Need) -> None:
         if not self.parameters:
             return  # its modules use those of its lenders alone
-        self._check_places()
+        self.check_places()
         if self._holders:
             self._take_back()
         if self._is_on_gpu and torch.cuda.is_current_stream_capturing():
@@ -314,7 +314,8 @@ class Unit:
         self._decoded = self._passes.state
         return True
 
-    def _check_places(self) -> None:
+    def check_places(self) -> None:
+        """FailedPreconditionError names a parameter that was taken out of its module, or replaced there."""
         for parameter in self.parameters:
             if parameter.is_removed():
                 raise paramshard.FailedPreconditionError(
