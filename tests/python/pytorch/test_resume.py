@@ -233,6 +233,10 @@ def test_a_checkpoint_of_torch_is_written_and_read(daemon, tmp_path):
 class Live(Counter):
     """Its state is the one that goes on."""
 
+    def __init__(self):
+        super().__init__()
+        self.state |= {"sum": torch.zeros(2), "mean": torch.ones(2, requires_grad=True) * 2}  # no leaf of autograd
+
     def state_dict(self) -> dict:
         return self.state
 
@@ -245,13 +249,16 @@ def test_a_state_is_that_of_the_call_of_step(daemon, with_scheduler):
         counter = Live()
         sharded.track(counter=counter, **tracked)
         if expected is not None:
-            assert counter.state["count"] == expected
+            assert counter.state["count"] == expected and counter.state["rest"] == [0]
+            assert counter.state["sum"].tolist() == [0, 0] and counter.state["mean"].tolist() == [2, 2]
             sharded.close()
             return
         loss_of(model, batch_of(0)).backward()
         counter.state["count"] += 1
         optimizer.step()
         counter.state["count"] += 100
+        counter.state["rest"].append(1)
+        counter.state["sum"] += 1
         for scheduler in tracked.values():
             scheduler.step()
         sharded.close()

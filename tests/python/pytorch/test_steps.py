@@ -1,5 +1,7 @@
 """Steps, what is left when something fails between them, and what is refused."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -305,14 +307,17 @@ def test_unfreezing_what_the_daemon_has_frozen_is_refused(daemon):
         pair.module(batch_of(0))
 
 
-@pytest.mark.parametrize("option", ["amsgrad", "differentiable", "maximize"])
-def test_options_of_torch_that_the_daemon_does_not_have_are_refused_in_groups(daemon, option):
+@pytest.mark.parametrize("option", ["amsgrad", "capturable", "differentiable", "maximize"])
+def test_options_of_torch_that_the_daemon_does_not_have_are_refused(daemon, option):
     torch.manual_seed(5)
     module = GPT()
     pt.shard(module, name="m", units=[module], socket_dir=str(daemon.socket_dir))
     with pytest.raises(paramshard.UnimplementedError, match=option):
         pt.AdamW([{"params": list(module.parameters()), option: True}], lr=1e-3)
-    optimizer = pt.AdamW([{"params": list(module.parameters()), option: False, "fused": True}], lr=1e-3)
+    with pytest.raises(paramshard.UnimplementedError, match=option):
+        pt.AdamW(module.parameters(), **{option: True})
+    optimizer = pt.AdamW([{"params": list(module.parameters()), option: False, "fused": True}], lr=1e-3,
+                         **{option: False})
     loss_of(module, batch_of(0)).backward()
     optimizer.param_groups[0][option] = True
     with pytest.raises(paramshard.UnimplementedError, match=option):
@@ -320,6 +325,21 @@ def test_options_of_torch_that_the_daemon_does_not_have_are_refused_in_groups(da
     optimizer.param_groups[0][option] = False
     optimizer.step()
     assert not optimizer.last_result().skipped
+
+
+def test_arguments_of_torch_are_taken_in_its_order(daemon):
+    """Those that choose among torch's kernels change nothing."""
+    arguments, options = (1e-2, (0.8, 0.95), 1e-6, 0.1, False), {"fused": True, "foreach": False, "maximize": False}
+    torch.manual_seed(5)
+    module = GPT()
+    plain = copy.deepcopy(module).to(DEVICE)
+    adamw = torch.optim.AdamW(plain.parameters(), *arguments, foreach=False)
+    sharded = pt.shard(module, name="m", units=[module], socket_dir=str(daemon.socket_dir))
+    optimizer = pt.AdamW(module.parameters(), *arguments, **options)
+    for model, steps in ((plain, adamw), (module, optimizer)):
+        loss_of(model, batch_of(0)).backward()
+        steps.step()
+    assert_close(sharded.read("head.weight"), plain.head.weight.detach(), rtol=1e-5, atol=1e-6)
 
 
 def test_groups_that_come_later_are_refused(daemon):

@@ -17,8 +17,8 @@ from paramshard.torch.sharded_model import OptimizerPlan, ShardedModel
 
 _MODES = ("adamw", "l2")
 _NAMES = {"lr": "learning_rate", "eps": "epsilon", "weight_decay": "weight_decay"}
-# Options of torch.optim.AdamW that change what a step computes, and that the daemon does not have.
-_NOT_HERE = ("amsgrad", "differentiable", "maximize")
+# Options of torch.optim.AdamW that change what a step computes or how it may run, and that the daemon does not have.
+_NOT_HERE = ("amsgrad", "capturable", "differentiable", "maximize")
 
 
 @steps_in_daemon
@@ -26,10 +26,8 @@ class AdamW(torch.optim.Optimizer):
     """Adam with decoupled weight decay (Loshchilov and Hutter, arXiv:1711.05101), or L2 decay with mode="l2".
 
     Making it opens the model in the daemon, and waits for the other ranks. Schedulers change `param_groups` as they do
-    anywhere; each group has its own lr, betas, eps and weight_decay. Gradients are in the daemon, which clips them to
-    a global norm of `max_grad_norm` (0, infinity and None: does not), so torch.nn.utils.clip_grad_norm_ has nothing to
-    clip, and says so. Moments are stored as `moments`, or each as `exp_avg` and `exp_avg_sq` say: FP32, BF16, FP16 or
-    FP8.
+    anywhere; each group has its own lr, betas, eps and weight_decay. Gradients are in the daemon, which clips them, so
+    torch.nn.utils.clip_grad_norm_ has nothing to clip, and says so.
 
     `step` returns before the daemon has stepped. A step whose gradients are not all finite is skipped on all ranks,
     and counted: `last_result().skipped`.
@@ -39,9 +37,27 @@ class AdamW(torch.optim.Optimizer):
     _step_supports_amp_scaling = True
 
     def __init__(self, params: Iterable[nn.Parameter] | Iterable[dict[str, Any]], lr: float = 1e-3,
-                 betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 1e-2, *,
-                 max_grad_norm: float | None = None, moments: str = "FP32", exp_avg: str | None = None,
-                 exp_avg_sq: str | None = None, mode: str = "adamw", bias_correction: bool = True):
+                 betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 1e-2,
+                 amsgrad: bool = False, *, max_grad_norm: float | None = None, moments: str = "FP32",
+                 exp_avg: str | None = None, exp_avg_sq: str | None = None, mode: str = "adamw",
+                 bias_correction: bool = True, foreach: bool | None = None, fused: bool | None = None,
+                 maximize: bool = False, capturable: bool = False, differentiable: bool = False):
+        """Opens the sharded model of the parameters; all ranks make it alike.
+
+        `params`: the trainable parameters of one sharded model, or groups of them.
+        `lr`, `betas`, `eps`, `weight_decay`: as of torch.optim.AdamW, for groups that do not have their own.
+        `max_grad_norm`: the global norm to which the daemon clips the gradients; 0, infinity and None: it does not.
+        `moments`: the format of both moments, FP32, BF16, FP16 or FP8; `exp_avg` and `exp_avg_sq`: that of each.
+        `mode`: "adamw", or "l2" to add the decay to the gradients, as torch.optim.Adam does.
+        `bias_correction`: False steps by the moments without their correction for the first steps.
+        `foreach`, `fused`: without effect, for the daemon has one kernel.
+        `amsgrad`, `maximize`, `capturable`, `differentiable`: False; the daemon has no such steps.
+
+        UnimplementedError for those of the last line; InvalidArgumentError for parameters that are not those of one
+        sharded model, or that lack some which are trained; and what `ShardedModel.open` raises.
+        """
+        _refuse_options({"amsgrad": amsgrad, "maximize": maximize, "capturable": capturable,
+                         "differentiable": differentiable})
         self._sharded: ShardedModel | None = None
         self.max_grad_norm = max_grad_norm
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "mode": mode,

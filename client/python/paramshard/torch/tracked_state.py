@@ -13,6 +13,7 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 import paramshard
+from paramshard.torch.torch_internals import pytree
 
 MOST_BYTES = 64 * 1024  # of the client state that travels with a commit
 _RUN = "the run"  # which nobody can track, for it is no word
@@ -124,7 +125,7 @@ class TrackedState:
         if self._schedules:
             # Until these have stepped, what is live in a state goes on.
             self._check_loads(self._read)
-            self._read = copy.deepcopy(self._read)
+            self._read = pytree.tree_map(_copy, self._read)
         self._to_step.update(self._schedules)
 
     def take(self, history: str) -> bytes:
@@ -153,6 +154,10 @@ class TrackedState:
                     f"track {name}: a state of tensors, numbers, strings, lists and dicts expected, got one that cannot "
                     f"be written, or loaded without running code of its own: {error.__cause__ or error}") from error
             self._have_loaded.add(name)
+
+
+def _copy(leaf: Any) -> Any:
+    return leaf.detach().clone() if isinstance(leaf, torch.Tensor) else copy.deepcopy(leaf)
 
 
 def pack(state: Any) -> bytes:
