@@ -12,6 +12,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
 #include "client/ctl/conversion_rules.h"
 #include "client/ctl/encoding.h"
 #include "client/ctl/transformers_config.h"
@@ -305,8 +306,8 @@ absl::Status Conversion::ReadRules() {
 
 absl::Status Conversion::CheckSource(const SafetensorsFile& file) const {
   if (!safetensors::HasQuantizedValues(file.metadata())) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(
-      file.path(), ": values that were never quantized expected, got a file that a conversion has written"));
+  return absl::InvalidArgumentError(
+      absl::StrCat(file.path(), ": want values that were never quantized, got a file that convert has written"));
 }
 
 absl::StatusOr<std::optional<Encoding>> Conversion::EncodingOf(const SafetensorsFile& file,
@@ -321,7 +322,7 @@ absl::StatusOr<std::optional<Encoding>> Conversion::EncodingOf(const Safetensors
   if (!encoding.has_value()) return encoding;
   if (IsQuantized(info.dtype)) {
     return About(file, info.name,
-                 absl::StrCat("F32, BF16 or F16 expected, got ", safetensors::DtypeName(info.dtype),
+                 absl::StrCat("want F32, BF16 or F16, got ", safetensors::DtypeName(info.dtype),
                               ", which is quantized already; a rule KEEP carries it as it is"));
   }
   if (!weights::PlainFormatOf(info.dtype).has_value() || info.size_bytes == 0) return std::nullopt;
@@ -400,6 +401,12 @@ absl::Status Conversion::KeepWhatTransformersDoesNotDecode() {
   for (auto encoding = encodings_.begin(); encoding != encodings_.end();) {
     const bool is_kept = !weights::IsPlain(encoding->second.format) && kept.count(ModuleOf(encoding->first)) != 0;
     encoding = is_kept ? encodings_.erase(encoding) : std::next(encoding);
+  }
+  if (std::all_of(encodings_.begin(), encodings_.end(),
+                  [](const auto& encoding) { return weights::IsPlain(encoding.second.format); })) {
+    notes_.push_back(
+        "nothing is quantized: want a matrix of a linear layer with rows and columns that are multiples of 128");
+    return absl::OkStatus();
   }
   notes_.push_back(absl::StrCat("config.json has a quantization_config for transformers, with ", kept.size(),
                                 " modules that are not quantized"));
@@ -486,37 +493,41 @@ absl::StatusOr<std::vector<OutputFile>> Conversion::Plan() const {
     plan.push_back(std::move(output));
   }
   if (decoded_count > 0 || !options_.dequantized_format.has_value()) return plan;
-  return absl::InvalidArgumentError(
-      absl::StrCat(options_.input,
-                   ": tensors that a conversion has encoded expected, or FP8 and MXFP4 with scales, got "
-                   "none"));
+  return absl::InvalidArgumentError(absl::StrCat(
+      options_.input, ": nothing to decode: want tensors that convert has encoded, or FP8 or MXFP4 with scales"));
 }
 
 absl::Status Conversion::CheckOutput(const std::string& path) const {
   for (const SafetensorsFile& file : checkpoint_.files()) {
     std::error_code error;
     if (!fs::equivalent(path, file.path(), error)) continue;
-    return absl::InvalidArgumentError(absl::StrCat("another file than the input expected, got ", path, " for both"));
+    return absl::InvalidArgumentError(absl::StrCat(path, " is the input: choose another output"));
   }
   return absl::OkStatus();
 }
 
-// Files of another conversion are not to be what a reader of the folder takes.
+// Weights by the name of their file, or an index of such.
+bool IsOfWeights(absl::string_view name) {
+  absl::ConsumeSuffix(&name, ".index.json");
+  return absl::EndsWith(name, ".safetensors") ||
+         (absl::StartsWith(name, "pytorch_model") && absl::EndsWith(name, ".bin"));
+}
+
+// Weights that were there before and are not replaced stay, and readers of the folder may take them instead.
 absl::Status Conversion::CheckOutputFolder(const std::vector<OutputFile>& plan) const {
-  if (HasOneOutput()) return absl::OkStatus();
-  const fs::path model = OutputFolder() / safetensors::kModelFileName;
-  if (std::any_of(plan.begin(), plan.end(), [&](const OutputFile& file) { return fs::path(file.path) == model; })) {
-    return absl::OkStatus();
+  std::error_code error;
+  if (HasOneOutput() || !fs::is_directory(options_.output, error)) return absl::OkStatus();
+  std::set<fs::path> written;
+  for (const OutputFile& output : plan) written.insert(output.path);
+  if (!checkpoint_.index_path().empty()) written.insert(OutputFolder() / safetensors::kIndexFileName);
+  for (fs::directory_iterator entry(options_.output, error), end; !error && entry != end; entry.increment(error)) {
+    const fs::path& path = entry->path();
+    if (!IsOfWeights(path.filename().string()) || written.count(path) != 0) continue;
+    return absl::AlreadyExistsError(absl::StrCat(
+        path.string(), ": already exists, and may be read instead of what is written: remove it, or name another OUT"));
   }
-  const bool writes_index = !checkpoint_.index_path().empty();
-  for (const fs::path& path : {model, OutputFolder() / safetensors::kIndexFileName}) {
-    std::error_code error;
-    if (!fs::exists(path, error) || (writes_index && path != model)) continue;
-    return absl::AlreadyExistsError(
-        absl::StrCat(path.string(),
-                     ": already exists, and would be read instead of what is written: remove it, or name another OUT"));
-  }
-  return absl::OkStatus();
+  if (!error) return absl::OkStatus();
+  return absl::ErrnoToStatus(error.value(), absl::StrCat(options_.output, ": reading the folder failed"));
 }
 
 absl::Status CreateFolderOf(const std::string& path) {
@@ -549,6 +560,7 @@ absl::StatusOr<ConversionReport> Conversion::Run(const ConversionProgress& progr
   ConversionReport report;
   report.notes = checkpoint_.notes();
   report.notes.insert(report.notes.end(), notes_.begin(), notes_.end());
+  if (!Decodes() && encodings_.empty()) report.notes.push_back("no tensor is converted: all are carried as they are");
   std::map<std::string, std::string> weight_map;
   // Before any weights: codes are never there without it.
   if (config_.has_value()) {
@@ -574,9 +586,8 @@ absl::StatusOr<ConversionReport> Convert(const ConversionOptions& options, const
   if (options.encoding.has_value()) RETURN_IF_ERROR(weights::CheckFileEncoding(*options.encoding));
   ASSIGN_OR_RETURN(Weights input, Weights::Open(options.input));
   if (input.checkpoint().is_sharded()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(options.input,
-                     ": whole tensors in one file or with an index expected, got tensors in parts: import takes them"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        options.input, ": want whole tensors in one file or with an index, got tensors in parts: import takes them"));
   }
   return Conversion(options, std::move(input)).Run(progress);
 }

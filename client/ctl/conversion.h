@@ -45,7 +45,7 @@ struct ConversionReport {
   int64_t carried_count = 0;
   int64_t source_bytes = 0;  // of all tensors
   int64_t bytes = 0;
-  std::vector<std::string> notes;  // for the user: files and tensors of the input that were not read
+  std::vector<std::string> notes;  // for the user: what was not read or not converted, and what config.json says
 };
 
 // Called with bytes read and to be read, and the tensor at hand.
@@ -54,14 +54,15 @@ using ConversionProgress = std::function<void(int64_t done_bytes, int64_t all_by
 // Converts a checkpoint. Where config.json lies beside the output, or beside the input of an output folder, one is
 // written with which transformers decodes the output, or opens nothing: for FP8_BLOCK_128X128 of E4M3 matrices stay as
 // they are, and are listed in modules_to_not_convert, that are no linear layers by their names, unless a rule says
-// otherwise, or have rows or columns that are no multiple of 128. F32, BF16 and F16 tensors are encoded as options and rules say; others, and empty ones, are
-// carried as they are. Files are read and written in bands of rows: memory does not grow with them, unless one granule
-// of rows does. Each output takes its name when it is whole, an index last.
+// otherwise, or have rows or columns that are no multiple of 128. F32, BF16 and F16 tensors are encoded as options and
+// rules say; others, and empty ones, are carried as they are. Files are read and written in bands of rows: memory does
+// not grow with them, unless one granule of rows does. Each output takes its name when it is whole, an index last.
 //
 // Errors of Checkpoint::Open, ConversionRules and SafetensorsWriter. INVALID_ARGUMENT also: a file whose values are
 // quantized already (to encode) or not quantized (to decode), tensors of it that do not fit their encodings, a name that
 // a part needs and another tensor has, an output that is an input; beside a config.json, a rule for a matrix that
-// transformers would decode with blocks of another size.
+// transformers would decode with blocks of another size. ALREADY_EXISTS naming weights in an output folder that are not
+// replaced at once.
 absl::StatusOr<ConversionReport> Convert(const ConversionOptions& options, const ConversionProgress& progress);
 
 }  // namespace paramshard::ctl

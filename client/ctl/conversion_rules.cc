@@ -68,8 +68,7 @@ absl::Status ConversionRules::CheckAllMatch(const std::vector<std::string>& name
     const bool matches =
         std::any_of(names.begin(), names.end(), [&](const std::string& name) { return Matches(rule, name); });
     if (matches) continue;
-    return absl::InvalidArgumentError(
-        absl::StrCat(rule.place, ": a tensor that ", rule.pattern, " matches expected, got none"));
+    return absl::InvalidArgumentError(absl::StrCat(rule.place, ": no tensor matches ", rule.pattern));
   }
   return absl::OkStatus();
 }

@@ -24,7 +24,7 @@ absl::StatusOr<std::vector<TextLine>> ReadTextLines(const std::string& path) {
     if (line.empty() || line[0] == '#') continue;
     const size_t cut = line.rfind(": ");
     if (cut == 0 || cut == absl::string_view::npos) {
-      return absl::InvalidArgumentError(absl::StrCat(place, ": two texts with \": \" between them expected"));
+      return absl::InvalidArgumentError(absl::StrCat(place, ": want two texts with \": \" between them"));
     }
     lines.push_back({std::string(absl::StripAsciiWhitespace(line.substr(0, cut))),
                      std::string(absl::StripAsciiWhitespace(line.substr(cut + 2))), place});

@@ -25,10 +25,10 @@ absl::StatusOr<Header> MakeHeader(const std::string& path, const std::vector<Saf
     const std::optional<int64_t> size_bytes = TensorBytes(tensor.dtype, tensor.shape);
     if (!size_bytes.has_value() || *size_bytes > room) {
       return Invalid(path, tensor.name,
-                     absl::StrCat("a size of whole bytes that fits a file expected, got ", DtypeName(tensor.dtype),
-                                  " [", absl::StrJoin(tensor.shape, ", "), "]"));
+                     absl::StrCat("want a size of whole bytes that fits a file, got ", DtypeName(tensor.dtype), " [",
+                                  absl::StrJoin(tensor.shape, ", "), "]"));
     }
-    if (!names.insert(tensor.name).second) return Invalid(path, tensor.name, "each name once expected");
+    if (!names.insert(tensor.name).second) return Invalid(path, tensor.name, "duplicate name");
     room -= *size_bytes;
     header.tensors.push_back({tensor.name, tensor.dtype, tensor.shape, 0, *size_bytes});
   }

@@ -140,7 +140,7 @@ absl::StatusOr<QuantizedTensor> ParseEntry(const std::string& name, const json& 
   auto shape = Member<std::vector<int64_t>>(entry, "shape");
   const auto has_columns = Member<bool>(entry, "has_columns");
   if (!format || !element || !power_of_two_scales || !shape || !has_columns) {
-    return absl::InvalidArgumentError("format, element, power_of_two_scales, shape and has_columns expected");
+    return absl::InvalidArgumentError("want format, element, power_of_two_scales, shape and has_columns");
   }
   QuantizedTensor tensor{name, *std::move(shape), {}, *has_columns};
   ASSIGN_OR_RETURN(tensor.encoding.format, ParseFormat(*format));
@@ -149,7 +149,7 @@ absl::StatusOr<QuantizedTensor> ParseEntry(const std::string& name, const json& 
   RETURN_IF_ERROR(CheckFileEncoding(tensor.encoding));
   const std::optional<int64_t> size_bytes = safetensors::TensorBytes(Dtype::kF32, tensor.shape);
   if (size_bytes.value_or(0) > 0 && (!tensor.has_columns || HasColumnPlane(tensor.encoding.format))) return tensor;
-  return absl::InvalidArgumentError("a shape with elements, and columns for MXFP8 alone expected");
+  return absl::InvalidArgumentError("want a shape with elements, and columns for MXFP8 alone");
 }
 
 }  // namespace
@@ -166,7 +166,7 @@ std::optional<Format> PlainFormatOf(Dtype dtype) {
 absl::Status CheckFileEncoding(const Encoding& encoding) {
   if (encoding.format == Format::kFP8TensorDelayed) {
     return absl::InvalidArgumentError(
-        "a format that needs no history of amaxes expected for a file, got FP8_TENSOR_DELAYED: use FP8_TENSOR_CURRENT");
+        "FP8_TENSOR_DELAYED is not supported in files, which have no history of amaxes: use FP8_TENSOR_CURRENT");
   }
   return CheckEncodable(encoding);
 }
@@ -224,7 +224,7 @@ absl::StatusOr<std::vector<QuantizedTensor>> ParseEncodings(absl::string_view te
   });
   if (!entries.is_object()) {
     return absl::InvalidArgumentError(
-        absl::StrCat("a JSON object of encodings in the metadata expected, got ", safetensors::NameText(text)));
+        absl::StrCat("want a JSON object of encodings in the metadata, got ", safetensors::NameText(text)));
   }
   if (!first.ok()) return first;
   return tensors;

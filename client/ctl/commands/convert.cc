@@ -15,14 +15,14 @@ namespace {
 absl::StatusOr<bool> ParseBothPlanes(absl::string_view text) {
   if (text == "row") return false;
   if (text == "both") return true;
-  return absl::InvalidArgumentError(absl::StrCat("row or both expected, got ", text));
+  return absl::InvalidArgumentError(absl::StrCat("want row or both, got ", text));
 }
 
 absl::StatusOr<Format> ParsePlainDtype(absl::string_view text) {
   if (text == "F32") return Format::kFP32;
   if (text == "BF16") return Format::kBF16;
   if (text == "F16") return Format::kFP16;
-  return absl::InvalidArgumentError(absl::StrCat("F32, BF16 or F16 expected, got ", text));
+  return absl::InvalidArgumentError(absl::StrCat("want F32, BF16 or F16, got ", text));
 }
 
 class ConvertCommand final : public Command {
@@ -51,7 +51,8 @@ void ConvertCommand::AddOptions(CLI::App& app) {
                      "name counts");
   AddParsedOption(app, "--planes", "PLANES", ParseBothPlanes, conversion_.has_columns,
                   "row or both: the planes of MXFP8 (default: row)");
-  CLI::Option* const dequantize = app.add_flag("--dequantize", dequantize_, "decode what convert has quantized");
+  CLI::Option* const dequantize =
+      app.add_flag("--dequantize", dequantize_, "decode what is quantized, by convert or by another program");
   AddParsedOption(app, "--dtype", "DTYPE", ParsePlainDtype, dtype_, "F32, BF16 or F16, to decode to (default: F32)")
       ->needs(dequantize);
   dequantize->excludes(format)->excludes(rules);
