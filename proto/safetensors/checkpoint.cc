@@ -45,7 +45,7 @@ absl::StatusOr<WeightMap> ParseIndex(const std::string& path, const std::string&
   absl::Status first;
   const auto check_once = [&](bool is_first, const std::string& name) {
     if (is_first) return;
-    first.Update(Invalid(path, absl::StrCat("each name once expected, got ", NameText(name), " twice")));
+    first.Update(Invalid(path, absl::StrCat("duplicate name ", NameText(name))));
   };
   bool has_map = false;
   const json index = ParseShallowJson(text, kIndexDepth, [&](const JsonMember& member) {
@@ -55,28 +55,39 @@ absl::StatusOr<WeightMap> ParseIndex(const std::string& path, const std::string&
     if (file.is_string() && IsInside(file.get_ref<const std::string&>())) {
       check_once(weight_map.emplace(name, file.get<std::string>()).second, name);
     } else {
-      first.Update(Invalid(
-          path, absl::StrCat("tensor ", NameText(name), ": the name of a file in the index's folder expected")));
+      first.Update(
+          Invalid(path, absl::StrCat("tensor ", NameText(name), ": want the name of a file in the index's folder")));
     }
     return true;
   });
   if (!index.is_object() || !index.contains("weight_map") || !index["weight_map"].is_object()) {
-    return Invalid(path, "a JSON object with an object \"weight_map\" expected");
+    return Invalid(path, "want a JSON object with an object \"weight_map\"");
   }
   if (!first.ok()) return first;
   return weight_map;
 }
 
-// A folder's .safetensors files, by name.
-absl::StatusOr<std::vector<std::string>> FilesIn(const std::string& folder) {
+// A folder's files of an extension, by name.
+absl::StatusOr<std::vector<std::string>> FilesIn(const std::string& folder, const char* extension = ".safetensors") {
   std::vector<std::string> found;
   std::error_code error;
   for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
-    if (entry->path().extension() == ".safetensors") found.push_back(entry->path().string());
+    if (entry->path().extension() == extension) found.push_back(entry->path().string());
   }
   if (error) return absl::ErrnoToStatus(error.value(), absl::StrCat(folder, ": reading the folder failed"));
   std::sort(found.begin(), found.end());
   return found;
+}
+
+std::string NameOf(const std::string& path) { return NameText(fs::path(path).filename().string()); }
+
+absl::Status NoFilesError(const std::string& folder) {
+  const absl::StatusOr<std::vector<std::string>> distributed = FilesIn(folder, ".distcp");
+  const bool is_distributed = distributed.ok() && !distributed->empty();
+  return Invalid(folder, absl::StrCat("want ", kModelFileName, ", ", kIndexFileName, " or a .safetensors file, got ",
+                                      is_distributed ? "a checkpoint of torch.distributed.checkpoint (.distcp files): "
+                                                       "load it with torch and save it as safetensors"
+                                                     : "none"));
 }
 
 // Files that lie beside a model's own: the same weights under their authors' names, adapters for them, or an
@@ -128,15 +139,22 @@ absl::Status Checkpoint::OpenFolder(const std::string& folder) {
   if (has_index) return OpenWhole(index);
   absl::StatusOr<std::vector<std::string>> paths = FilesIn(folder);
   if (!paths.ok()) return paths.status();
+  if (paths->empty()) return NoFilesError(folder);
+  for (const char* const name : {"pytorch_model.bin", "pytorch_model.bin.index.json"}) {
+    if (!fs::exists(fs::path(folder) / name, error)) continue;
+    return Invalid(folder, absl::StrCat("want ", kModelFileName, " or ", kIndexFileName, ", got ", name,
+                                        ", which transformers reads, and ", NameOf(paths->front()),
+                                        ": give the path of the file to read"));
+  }
   if (std::any_of(paths->begin(), paths->end(), [](const std::string& path) { return !IsBesideModel(path); })) {
     paths->erase(std::remove_if(paths->begin(), paths->end(), IsBesideModel), paths->end());
   }
-  if (paths->empty()) return Invalid(folder, absl::StrCat("want ", kIndexFileName, " or .safetensors files, got none"));
   if (paths->size() > 1) return OpenShards(*paths);
   if (const int64_t count = FilesByName(paths->front()); count > 1) {
     return Invalid(paths->front(), absl::StrCat("want all ", count, " files of the checkpoint and ", kIndexFileName,
                                                 ", got this one alone"));
   }
+  notes_.push_back(absl::StrCat(folder, " has no ", kModelFileName, ": read ", NameOf(paths->front())));
   return OpenWhole(paths->front());
 }
 
@@ -231,7 +249,7 @@ absl::Status Checkpoint::JoinShards() {
   for (const SafetensorsFile& file : files_) {
     const auto offsets = ParseShardingInfo(file.header());
     if (!offsets.ok()) {
-      return Invalid(file.path(), absl::StrCat("one file, an index, or files of one sharded checkpoint expected: ",
+      return Invalid(file.path(), absl::StrCat("want one file, an index, or files of one sharded checkpoint: ",
                                                offsets.status().message()));
     }
     for (size_t i = 0; i < file.tensors().size(); ++i) {
@@ -326,7 +344,8 @@ absl::Status Checkpoint::TakeWeightMap(const WeightMap& weight_map) {
   }
   for (const auto& [name, path] : weight_map) {
     if (tensors_.count(name) != 0) continue;
-    return Invalid(index_path_, absl::StrCat("tensor ", NameText(name), " expected in ", path, ", got none there"));
+    return Invalid(index_path_,
+                   absl::StrCat("tensor ", NameText(name), " not found in ", path, ", which the index names for it"));
   }
   if (left_out.empty()) return absl::OkStatus();
   notes_.push_back(absl::StrCat(index_path_, " does not name ", left_out.size(),

@@ -28,11 +28,12 @@ class Checkpoint {
   // Opens a .safetensors file; an index (a name that ends in ".json"); or a folder, in which it takes the files that
   // transformers takes: model.safetensors, or else model.safetensors.index.json. In a folder with neither it takes one
   // .safetensors file, or several with sharding_info.h's metadata; consolidated*.safetensors, adapter*.safetensors and
-  // optimizer*.safetensors do not count beside others. notes() says what was left out.
+  // optimizer*.safetensors do not count beside others. notes() says what was left out, and names a file that is not
+  // called model.safetensors.
   //
   // Errors as SafetensorsFile::Open. INVALID_ARGUMENT also for an index that is no such object, names a tensor twice or
-  // a file outside its folder, or names a tensor that its file lacks or two files hold; for a folder with no files, or
-  // several that do not say how they belong together, or a part of those that their names count; for a file that holds
+  // a file outside its folder, or names a tensor that its file lacks or two files hold; for a folder with no files, with
+  // pytorch_model.bin or its index beside others, or several that do not say how they belong together, or a part of those that their names count; for a file that holds
   // a part of a tensor, opened without the others; for parts that are cut on another dimension than the first, leave a
   // hole or overlap. A link is followed wherever it points.
   static absl::StatusOr<Checkpoint> Open(const std::string& path);
@@ -56,8 +57,8 @@ class Checkpoint {
 
   // The files, in the order of their names.
   const std::vector<SafetensorsFile>& files() const { return files_; }
-  // Those of a file's tensors that are the checkpoint's, in the order of their data: an index may leave some out. Not
-  // of a sharded checkpoint.
+  // The file's tensors that belong to the checkpoint, in the order of their data: an index may leave some out. Not for
+  // a sharded checkpoint.
   std::vector<const TensorInfo*> TensorsOf(const SafetensorsFile& file) const;
   // For the user: files of the folder that were not read in favor of others, tensors that the index does not name.
   const std::vector<std::string>& notes() const { return notes_; }

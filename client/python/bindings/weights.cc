@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "client/python/bindings/calls.h"
 #include "proto/safetensors/dtype.h"
+#include "proto/weights/quantization_config.h"
 #include "proto/weights/weights.h"
 
 namespace paramshard::python {
@@ -77,9 +78,19 @@ nb::dict Tensors(nb::handle self) {
 
 std::string Text(const std::string& text) { return text; }
 
+std::string QuantizationOf(const std::string& folder) {
+  const weights::QuantizationConfig config = Take(weights::ReadQuantizationConfig(folder));
+  if (!config.unknown.empty()) return config.unknown;
+  if (config.method.empty() || !config.is_compressed) return "";
+  return absl::StrCat("quantization_config with quant_method ", config.method);
+}
+
 }  // namespace
 
 void BindWeights(nb::module_& module) {
+  module.def("quantization_of", &QuantizationOf, nb::arg("folder"),
+             "What config.json in a folder says of quantized weights, for people; empty where they are plain. "
+             "InvalidArgumentError for a config.json that is no JSON object.");
   nb::class_<Weights::Tensor>(module, "WeightTensor",
                               "A tensor of Weights: what its values are, not how they lie in files.")
       .def_prop_ro("name", [](const Weights::Tensor& tensor) { return Text(tensor.name); })

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch.distributed.checkpoint
 from torch import nn
 
 import paramshard
@@ -300,6 +301,61 @@ def test_quantized_files_of_torch_are_refused(daemon, tmp_path, change, config):
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(paramshard.InvalidArgumentError, match="weight"):
         _load(daemon, lambda: nn.Linear(4, 4), tmp_path)
+
+
+@pytest.mark.parametrize("beside", ["model.fp16.safetensors", "model.fp16.safetensors.index.json",
+                                    "adapter_model.safetensors", "other.safetensors"])
+def test_files_of_torch_come_before_files_of_other_names_as_in_transformers(daemon, tmp_path, kind, beside):
+    state = kind.make().state_dict()
+    torch.save(dict(state), tmp_path / "pytorch_model.bin")
+    if beside.endswith(".json"):
+        (tmp_path / beside).write_text(json.dumps({"weight_map": {}}))
+    else:
+        _write(tmp_path, _other(state), beside)
+    assert_close(_load(daemon, kind.make, tmp_path), dict(state), rtol=0, atol=0)
+
+
+def test_a_file_of_another_name_is_named_in_a_warning(daemon, tmp_path, kind):
+    state = kind.make().state_dict()
+    _write(tmp_path, state, "model.fp16.safetensors")
+    with pytest.warns(UserWarning, match="model.fp16.safetensors"):
+        assert_close(_load(daemon, kind.make, tmp_path), dict(state), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("config", [
+    {"quant_method": "gptq"}, {"quant_method": "bitnet"}, {"quant_method": "fp8"},
+    {"quant_method": "compressed-tensors", "quantization_status": "frozen", "transform_config": {"R1": {}}}])
+def test_files_of_torch_under_a_quantization_config_are_refused(daemon, tmp_path, kind, config):
+    torch.save(dict(kind.make().state_dict()), tmp_path / "pytorch_model.bin")
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": config}))
+    named = "transform_config" if "transform_config" in config else config["quant_method"]
+    with pytest.raises(paramshard.InvalidArgumentError, match=f"pytorch_model.bin.*{named}"):
+        _load(daemon, kind.make, tmp_path)
+
+
+class _Subclass(torch.Tensor):
+    """As packages quantize: a tensor whose elements are others than it shows."""
+
+
+@pytest.mark.parametrize("change, named", [
+    (lambda head: {"": head.to_sparse()}, "sparse"),
+    (lambda head: {"": torch.empty_like(head, device="meta")}, "meta"),
+    (lambda head: {"": head.as_subclass(_Subclass)}, "_Subclass"),
+    (lambda head: {"": head.to(torch.float8_e4m3fn)}, "float8"),
+    (lambda head: {"": head, "_scale_inv": torch.ones(1, 1)}, "scale_inv")])
+def test_what_is_no_value_in_a_file_of_torch_is_refused(daemon, tmp_path, kind, change, named):
+    state = kind.make().state_dict()
+    changed = {f"{kind.head()}{suffix}": tensor for suffix, tensor in change(state[kind.head()].clone()).items()}
+    torch.save(dict(state) | changed, tmp_path / "pytorch_model.bin")
+    with torch.serialization.safe_globals([_Subclass]):
+        with pytest.raises(paramshard.InvalidArgumentError, match=f"{kind.head()}.*{named}"):
+            _load(daemon, kind.make, tmp_path)
+
+
+def test_a_folder_of_a_distributed_checkpoint_is_named(daemon, tmp_path):
+    torch.distributed.checkpoint.save(GPT().state_dict(), checkpoint_id=tmp_path)
+    with pytest.raises(paramshard.InvalidArgumentError, match="distcp"):
+        _load(daemon, GPT, tmp_path)
 
 
 @pytest.mark.parametrize("text", ["{broken", "[1]"])

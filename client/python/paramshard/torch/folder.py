@@ -5,18 +5,18 @@ from __future__ import annotations
 import json
 import pathlib
 import warnings
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
-import paramshard
-from paramshard._core import Weights, WeightTensor
+from paramshard._core import Weights, WeightTensor, quantization_of
 
-_SAFETENSORS = ("model.safetensors", "model.safetensors.index.json")
-# What transformers reads where there are none of these.
+# The files that transformers reads, the first that is there.
+_FILES_OF_SAFETENSORS = ("model.safetensors", "model.safetensors.index.json")
 _FILES_OF_TORCH = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 _HALVES = {"BF16": torch.bfloat16, "F16": torch.float16}
 _VALUES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -26,7 +26,7 @@ _VALUES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 class Contents:
     """Tensors of a folder by key."""
 
-    tensors: dict[str, torch.Tensor]  # in files of torch there may be other objects
+    tensors: dict[str, Any]  # in files of torch there may be other objects than tensors
     refused: dict[str, str]  # why there are no values of those that nothing here decodes
     unread: set[str]  # keys that were not needed
 
@@ -36,17 +36,12 @@ def read_folder(folder: pathlib.Path, needed: Container[str] | None = None) -> C
 
     Errors of paramshard._core.Weights. Warns of files and tensors that are left out in favor of others.
     """
-    config = _config_of(folder)
-    named = config.get("transformers_weights")
-    files_of_torch = next((name for name in _FILES_OF_TORCH if (folder / name).exists()), None)
-    if named is None and files_of_torch is not None and not any((folder / name).exists() for name in _SAFETENSORS):
-        if config.get("quantization_config"):
-            raise paramshard.InvalidArgumentError(
-                f"load_pretrained {folder}: quantized weights in {files_of_torch} are not decoded: want safetensors")
-        state = _read_files_of_torch(folder / files_of_torch)
-        taken = {key: tensor for key, tensor in state.items() if needed is None or key in needed}
-        refused = {key: f"{folder}: {key}: want values, got {key}_scale_inv beside them, and nothing says whether they "
-                   "are multiplied" for key in taken if f"{key}_scale_inv" in state}
+    named = _named_by_config(folder)
+    chosen = next((name for name in _FILES_OF_SAFETENSORS + _FILES_OF_TORCH if (folder / name).is_file()), None)
+    if named is None and chosen in _FILES_OF_TORCH:
+        state = _read_files_of_torch(folder / chosen)
+        taken = {key: found for key, found in state.items() if needed is None or key in needed}
+        refused = _refused_of_torch(folder, chosen, taken, state)
         return Contents(taken, refused, state.keys() - taken.keys())
     weights = Weights(str(folder / named if named else folder))
     for note in weights.notes:
@@ -61,8 +56,18 @@ def read_folder(folder: pathlib.Path, needed: Container[str] | None = None) -> C
 
 
 def is_value(found: Any) -> bool:
-    """True for a tensor whose elements may be values of a parameter, and are no codes."""
-    return isinstance(found, torch.Tensor) and found.dtype in _VALUES and found.layout == torch.strided
+    """True for a dense tensor whose elements may be values of a parameter, and are no codes."""
+    return (type(found) in (torch.Tensor, nn.Parameter) and found.dtype in _VALUES
+            and found.layout == torch.strided and not found.is_meta)
+
+
+def kind_of(found: Any) -> str:
+    """What an object of a folder is, for people."""
+    if not isinstance(found, torch.Tensor):
+        return type(found).__name__
+    plain = type(found) in (torch.Tensor, nn.Parameter)
+    layout = "" if found.layout == torch.strided else f", {found.layout}"
+    return f"{found.dtype}{layout}{', on meta' if found.is_meta else ''}{'' if plain else f', {type(found).__name__}'}"
 
 
 def _map(tensors: list[WeightTensor]) -> dict[str, torch.Tensor]:
@@ -80,20 +85,31 @@ def _read(weights: Weights, tensor: WeightTensor) -> torch.Tensor:
     return values.to(_HALVES[tensor.dtype]) if tensor.encoding in _HALVES else values
 
 
-def _config_of(folder: pathlib.Path) -> dict[str, Any]:
-    """Empty also for a config that is no JSON object, which Weights refuses."""
+def _named_by_config(folder: pathlib.Path) -> str | None:
+    """None also for a config that is no JSON object, which Weights refuses."""
     config = folder / "config.json"
     try:
-        read = json.loads(config.read_text()) if config.exists() else {}
+        read = json.loads(config.read_text()) if config.exists() else None
     except ValueError:
-        return {}
-    return read if isinstance(read, dict) else {}
+        return None
+    return read.get("transformers_weights") if isinstance(read, dict) else None
 
 
-def _read_files_of_torch(file: pathlib.Path) -> dict[str, torch.Tensor]:
+def _refused_of_torch(folder: pathlib.Path, file: str, taken: Iterable[str], state: Container[str]) -> dict[str, str]:
+    """By key, why there are no values: nothing here decodes codes in files of torch."""
+    quantization = quantization_of(str(folder))
+    advice = "save it in BF16 with the program that wrote it"
+    if quantization:
+        return {key: f"{folder / file}: {key}: want weights that are not quantized, got {quantization}; {advice}"
+                for key in taken}
+    return {key: f"{folder / file}: {key}: want values without scales, got {key}_scale_inv beside; {advice}"
+            for key in taken if f"{key}_scale_inv" in state}
+
+
+def _read_files_of_torch(file: pathlib.Path) -> dict[str, Any]:
     if file.suffix != ".json":
         return torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-    state: dict[str, torch.Tensor] = {}
+    state: dict[str, Any] = {}
     for name in sorted(set(json.loads(file.read_text())["weight_map"].values())):
         state |= _read_files_of_torch(file.parent / name)
     return state

@@ -15,7 +15,7 @@ from torch import nn
 
 import paramshard
 from paramshard.torch.adapters import BaseModel, depends_on_base, is_of_transformers
-from paramshard.torch.folder import is_value, read_folder
+from paramshard.torch.folder import is_value, kind_of, read_folder
 from paramshard.torch.torch_internals import non_persistent_buffers, own_buffers
 from paramshard.torch.unit import UnitParameter
 
@@ -87,7 +87,7 @@ def _find(model: nn.Module, folder: pathlib.Path, places: Mapping[str, torch.Ten
     prefix = f"{getattr(model, 'base_model_prefix', '')}."  # which transformers adds or removes
     buffers = {name for name, _ in model.named_buffers()}
     refused = contents.refused | {
-        key: f"{folder}: {key}: want values of a parameter, got {_kind_of(tensor)}"
+        key: f"{folder}: {key}: want values of a parameter, got {kind_of(tensor)}"
         for key, tensor in contents.tensors.items()
         if not is_value(tensor) and not {key, prefix + key, key.removeprefix(prefix)} & buffers}
     state = {key: tensor for key, tensor in contents.tensors.items() if key not in refused}
@@ -95,12 +95,6 @@ def _find(model: nn.Module, folder: pathlib.Path, places: Mapping[str, torch.Ten
         return _Found(state, contents.unread, refused)
     tensors, additional = _load_by_transformers(model, folder, state)
     return _Found(tensors, additional, refused)
-
-
-def _kind_of(found: Any) -> str:
-    if not isinstance(found, torch.Tensor):
-        return type(found).__name__
-    return f"{found.dtype}" if found.layout == torch.strided else f"{found.dtype} in {found.layout}"
 
 
 def _load_by_transformers(model: nn.Module, folder: pathlib.Path,
