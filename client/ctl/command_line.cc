@@ -21,7 +21,7 @@ namespace {
 absl::StatusOr<absl::Duration> ParseTimeout(absl::string_view text) {
   absl::Duration timeout;
   if (absl::ParseDuration(text, &timeout) && timeout > absl::ZeroDuration()) return timeout;
-  return absl::InvalidArgumentError(absl::StrCat("a positive duration such as 500ms, 10s or 2m expected, got ", text));
+  return absl::InvalidArgumentError(absl::StrCat("want a positive duration such as 500ms, 10s or 2m, got ", text));
 }
 
 // CLI11 speaks of errors with exceptions.

@@ -19,7 +19,7 @@ std::string EncodingText(const Encoding& encoding) {
 absl::StatusOr<bool> ParseBool(absl::string_view text) {
   if (text == "true") return true;
   if (text == "false") return false;
-  return absl::InvalidArgumentError(absl::StrCat("true or false expected, got ", text));
+  return absl::InvalidArgumentError(absl::StrCat("want true or false, got ", text));
 }
 
 }  // namespace paramshard::ctl

@@ -77,7 +77,7 @@ class FolderInTheMaking {
     const fs::file_type type = fs::symlink_status(place, error).type();
     if (type == fs::file_type::none) return FileSystemError(place.string(), "looking for the folder failed", error);
     if (type != fs::file_type::not_found) {
-      return absl::AlreadyExistsError(absl::StrCat(place.string(), ": a name that is free expected, it is there"));
+      return absl::AlreadyExistsError(absl::StrCat(place.string(), ": already exists"));
     }
     auto made = std::unique_ptr<FolderInTheMaking>(new FolderInTheMaking(place));
     const bool created = fs::create_directory(made->path_, error);
@@ -85,7 +85,7 @@ class FolderInTheMaking {
     if (created) return made;
     // Of another's making: it stays.
     const std::string path = std::exchange(made->path_, fs::path()).string();
-    return absl::AlreadyExistsError(absl::StrCat(path, ": a name that is free expected, it is there"));
+    return absl::AlreadyExistsError(absl::StrCat(path, ": already exists"));
   }
   FolderInTheMaking(const FolderInTheMaking&) = delete;
   FolderInTheMaking& operator=(const FolderInTheMaking&) = delete;
@@ -207,14 +207,14 @@ absl::StatusOr<Target> HuggingFaceExport::TargetOf(const Weights::Tensor& tensor
   const std::string& path = tensor.data->file->path();
   const ParameterSpec& parameter = Spec(place);
   if (parameter.shape != tensor.shape) {
-    return absl::InvalidArgumentError(absl::StrCat(source_.folder(), ": tensor ", NameText(tensor.name), ": shape ",
-                                                   ShapeText(tensor.shape), " expected, that of ", path, ", got ",
+    return absl::InvalidArgumentError(absl::StrCat(source_.folder(), ": tensor ", NameText(tensor.name), ": want ",
+                                                   ShapeText(tensor.shape), " as in ", path, ", got ",
                                                    ShapeText(parameter.shape)));
   }
   ASSIGN_OR_RETURN(const Dtype dtype, DtypeOf(tensor));
   if (weights::PlainFormatOf(dtype).has_value()) return Target{.tensor = &tensor, .place = place, .dtype = dtype};
   return absl::InvalidArgumentError(absl::StrCat(path, ": tensor ", NameText(tensor.name),
-                                                 ": F32, BF16 or F16 expected, got ", safetensors::DtypeName(dtype)));
+                                                 ": want F32, BF16 or F16, got ", safetensors::DtypeName(dtype)));
 }
 
 // The parameter of the tensor's name. In a model that ties its words, and has the tied parameter under one name, also
@@ -239,9 +239,8 @@ absl::StatusOr<ParameterPlace> HuggingFaceExport::PlaceOf(const Weights::Tensor&
   }
   const std::vector<ParameterPlace>& tied = absent.empty() ? equal : absent;
   if (tied.size() == 1) return tied.front();
-  return absl::NotFoundError(absl::StrCat(source_.folder(), ": tensor ", NameText(tensor.name), " of ",
-                                          tensor.data->file->path(), " expected among the parameters of model ",
-                                          source_.manifest().model, ", there is none of this name"));
+  return absl::NotFoundError(absl::StrCat(source_.folder(), ": model ", source_.manifest().model, " has no parameter ",
+                                          NameText(tensor.name), ", which ", tensor.data->file->path(), " has"));
 }
 
 absl::StatusOr<bool> HuggingFaceExport::IsEqual(const Weights::Tensor& a, const Weights::Tensor& b) const {
@@ -272,7 +271,7 @@ absl::StatusOr<Dtype> HuggingFaceExport::DtypeOf(const Weights::Tensor& tensor) 
     if (rule->encoding->format == weights::PlainFormatOf(dtype)) return dtype;
   }
   return absl::InvalidArgumentError(
-      absl::StrCat(rule->place, ": FP32, BF16, FP16 or KEEP expected, got ", FormatName(rule->encoding->format)));
+      absl::StrCat(rule->place, ": want FP32, BF16, FP16 or KEEP, got ", FormatName(rule->encoding->format)));
 }
 
 // What tells masters apart. Empty where there is none.
@@ -297,9 +296,9 @@ absl::Status HuggingFaceExport::CheckRest() {
     for (const ParameterSpec& parameter : unit.parameters) {
       if (exported_.count(parameter.name) != 0) continue;
       if (!IsTied(parameter)) {
-        return absl::InvalidArgumentError(absl::StrCat(options_.like, ": tensor ", NameText(parameter.name),
-                                                       " expected, a parameter of model ", source_.manifest().model,
-                                                       ", there is none of this name, and it is tied to none"));
+        return absl::InvalidArgumentError(absl::StrCat(options_.like, ": no tensor for parameter ",
+                                                       NameText(parameter.name), " of model ", source_.manifest().model,
+                                                       ", which is tied to no other"));
       }
       report_.tied_tensors.push_back(parameter.name);
     }
@@ -311,7 +310,7 @@ absl::Status HuggingFaceExport::Plan() {
   const Checkpoint& checkpoint = like_.checkpoint();
   if (checkpoint.is_sharded()) {
     return absl::InvalidArgumentError(
-        absl::StrCat(options_.like, ": one file or ", safetensors::kIndexFileName, " expected, got parts of tensors"));
+        absl::StrCat(options_.like, ": want one file or ", safetensors::kIndexFileName, ", got parts of tensors"));
   }
   report_.notes = checkpoint.notes();
   // The second is the name that newer versions of transformers write.
@@ -433,7 +432,7 @@ absl::StatusOr<HuggingFaceExportReport> HuggingFaceExport::Run() {
   std::error_code error;
   const fs::path out = fs::absolute(options_.out, error);
   if (options_.out.empty() || error) {
-    return absl::InvalidArgumentError(absl::StrCat("a folder to make expected, got \"", options_.out, "\""));
+    return absl::InvalidArgumentError(absl::StrCat("want a folder to make, got \"", options_.out, "\""));
   }
   ASSIGN_OR_RETURN(const auto folder, FolderInTheMaking::Create(out));
   for (const TargetFile& file : files_) RETURN_IF_ERROR(WriteFile(folder->path(), file));

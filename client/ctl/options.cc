@@ -15,7 +15,7 @@ std::string IsNotEmpty(const std::string& text) { return text.empty() ? "want a 
 absl::StatusOr<Output> ParseOutput(absl::string_view text) {
   if (text == "table") return Output::kTable;
   if (text == "json") return Output::kJson;
-  return absl::InvalidArgumentError(absl::StrCat("table or json expected, got ", text));
+  return absl::InvalidArgumentError(absl::StrCat("want table or json, got ", text));
 }
 
 CLI::Option* EncodingOptions::AddFormat(CLI::App& app) {

@@ -43,7 +43,7 @@ class HeaderReader final : public nlohmann::json_sax<nlohmann::json> {
   bool end_array() override;
   bool key(std::string& name) override;
   bool parse_error(size_t position, const std::string&, const nlohmann::detail::exception&) override {
-    return Refuse(absl::StrCat("JSON expected, got an error at byte ", position));
+    return Refuse(absl::StrCat("want JSON, got an error at byte ", position));
   }
 
  private:
@@ -55,7 +55,7 @@ class HeaderReader final : public nlohmann::json_sax<nlohmann::json> {
     if (status_.ok()) status_ = absl::InvalidArgumentError(absl::StrCat(Subject(), message));
     return false;
   }
-  bool Unexpected(absl::string_view what) { return Refuse(absl::StrCat(Expected(), " expected, got ", what)); }
+  bool Unexpected(absl::string_view what) { return Refuse(absl::StrCat("want ", Expected(), ", got ", what)); }
   std::string Subject() const;
   absl::string_view Expected() const;
   // Whether it is the tensor's first.
@@ -129,7 +129,7 @@ bool HeaderReader::string(std::string& text) {
   const auto described = [&] { return absl::StrCat("\"", NameText(text), "\""); };
   if (place_ != Place::kDtype) return Unexpected(described());
   const std::optional<Dtype> dtype = ParseDtype(text);
-  if (!dtype.has_value()) return Refuse(absl::StrCat("a known dtype expected, got ", described()));
+  if (!dtype.has_value()) return Refuse(absl::StrCat("unknown dtype ", described()));
   tensor_.dtype = *dtype;
   place_ = Place::kTensor;
   return true;
@@ -173,7 +173,7 @@ bool HeaderReader::key(std::string& name) {
   if (place_ == Place::kTensors) return BeginTensor(name);
   if (place_ == Place::kTensor) return BeginMember(name);
   if (header_.metadata.count(name) != 0) {
-    return Refuse(absl::StrCat("each key once expected, got ", NameText(name), " twice"));
+    return Refuse(absl::StrCat("duplicate key ", NameText(name)));
   }
   metadata_key_ = std::move(name);
   place_ = Place::kMetadataText;
@@ -182,7 +182,7 @@ bool HeaderReader::key(std::string& name) {
 
 bool HeaderReader::BeginTensor(std::string& name) {
   if (!names_.insert(name).second) {
-    return Refuse(absl::StrCat("each name once expected, got ", NameText(name), " twice"));
+    return Refuse(absl::StrCat("duplicate name ", NameText(name)));
   }
   if (name == kMetadataName) {
     place_ = Place::kMetadata;
@@ -202,7 +202,7 @@ bool HeaderReader::BeginMember(absl::string_view name) {
   if (name == "shape") member = Place::kShape;
   if (name == "data_offsets") member = Place::kOffsets;
   if (member == Place::kTensor) return Unexpected(absl::StrCat("a member ", NameText(name)));
-  if (!AddMember(member)) return Unexpected(absl::StrCat(name, " twice"));
+  if (!AddMember(member)) return Refuse(absl::StrCat("duplicate ", name));
   place_ = member;
   return true;
 }
@@ -210,17 +210,17 @@ bool HeaderReader::BeginMember(absl::string_view name) {
 bool HeaderReader::FinishTensor() {
   for (const auto& [member, name] :
        {std::pair(Place::kDtype, "dtype"), {Place::kShape, "shape"}, {Place::kOffsets, "data_offsets"}}) {
-    if (!members_.test(static_cast<size_t>(member))) return Unexpected(absl::StrCat("none called ", name));
+    if (!members_.test(static_cast<size_t>(member))) return Refuse(absl::StrCat(name, " is missing"));
   }
   const auto shape = [this] {
     return absl::StrCat(DtypeName(tensor_.dtype), " [", NameText(absl::StrJoin(tensor_.shape, ", ")), "]");
   };
   const std::optional<int64_t> size_bytes = TensorBytes(tensor_.dtype, tensor_.shape);
-  if (!size_bytes.has_value()) return Refuse(absl::StrCat("a size of whole bytes below 2^60 expected, got ", shape()));
+  if (!size_bytes.has_value()) return Refuse(absl::StrCat("want a size of whole bytes below 2^60, got ", shape()));
   const int64_t begin = offsets_[0];
   const int64_t end = offsets_[1];
   if (end < begin || end - begin != *size_bytes) {
-    return Refuse(absl::StrCat(*size_bytes, " bytes of data expected for ", shape(), ", got data_offsets [", begin,
+    return Refuse(absl::StrCat("want ", *size_bytes, " bytes of data for ", shape(), ", got data_offsets [", begin,
                                ", ", end, "]"));
   }
   tensor_.offset_bytes = begin;
@@ -238,21 +238,21 @@ absl::Status ArrangeData(int64_t data_bytes, std::vector<TensorInfo>& tensors) {
   for (const TensorInfo& tensor : tensors) {
     if (tensor.offset_bytes != end) {
       return absl::InvalidArgumentError(absl::StrCat(
-          "tensor ", NameText(tensor.name), ": data from byte ", end, " expected, where those before it end, got ",
+          "tensor ", NameText(tensor.name), ": want data from byte ", end, " on, where the tensor before it ends, got ",
           tensor.offset_bytes < end ? "data that overlap them from byte " : "a hole up to byte ", tensor.offset_bytes));
     }
     end += tensor.size_bytes;
   }
   if (end == data_bytes) return absl::OkStatus();
-  return absl::DataLossError(absl::StrCat(end, " bytes of data expected after the header, got ", data_bytes));
+  return absl::DataLossError(absl::StrCat("want ", end, " bytes of data after the header, got ", data_bytes));
 }
 
 }  // namespace
 
 absl::StatusOr<Header> ParseHeader(absl::string_view json, int64_t data_bytes) {
   // The parser would take spaces and a byte order mark before, and anything after a zero.
-  if (json.empty() || json[0] != '{') return absl::InvalidArgumentError("header: { as its first byte expected");
-  if (absl::StrContains(json, '\0')) return absl::InvalidArgumentError("header: JSON expected, got a zero byte");
+  if (json.empty() || json[0] != '{') return absl::InvalidArgumentError("header: want { as its first byte");
+  if (absl::StrContains(json, '\0')) return absl::InvalidArgumentError("header: want JSON, got a zero byte");
   HeaderReader reader;
   if (!nlohmann::json::sax_parse(json.begin(), json.end(), &reader)) return reader.status();
   Header header = reader.Take();
@@ -291,8 +291,7 @@ absl::StatusOr<int64_t> DataBegin(absl::string_view length) {
   uint64_t bytes = 0;
   for (int i = 0; i < kLengthBytes; ++i) bytes |= uint64_t{static_cast<uint8_t>(length[i])} << (8 * i);
   if (bytes <= static_cast<uint64_t>(kMaxHeaderBytes)) return kLengthBytes + static_cast<int64_t>(bytes);
-  return absl::InvalidArgumentError(
-      absl::StrCat("a header of at most ", kMaxHeaderBytes, " bytes expected, got ", bytes));
+  return absl::InvalidArgumentError(absl::StrCat("want a header of at most ", kMaxHeaderBytes, " bytes, got ", bytes));
 }
 
 std::string NameText(absl::string_view name) { return absl::CHexEscape(name.substr(0, kMaxNameText)); }

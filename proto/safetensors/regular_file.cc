@@ -40,7 +40,7 @@ absl::StatusOr<RegularFile> RegularFile::Open(const std::string& path, PageCache
     return FileError(errno, absl::StrCat(path, ": open failed"));
   }
   if (S_ISREG(status.st_mode)) return RegularFile(std::move(fd), status, is_direct);
-  return absl::InvalidArgumentError(absl::StrCat(path, ": a regular file expected"));
+  return absl::InvalidArgumentError(absl::StrCat(path, ": want a regular file"));
 }
 
 absl::Status RegularFile::CheckOwner(uid_t owner) const { return CheckOwnerOf(status_, owner); }
@@ -106,7 +106,7 @@ absl::Status RegularFile::Read(int64_t offset_bytes, int64_t needed_bytes, absl:
     if (count < 0) return absl::UnavailableError(absl::StrCat("read failed: ", strerror(errno)));
     if (count == 0) {
       return absl::DataLossError(
-          absl::StrCat(needed_bytes, " bytes at ", offset_bytes, " expected, got the end of the file"));
+          absl::StrCat("want ", needed_bytes, " bytes at ", offset_bytes, ", got the end of the file"));
     }
     out.remove_prefix(count);
     offset_bytes += count;
@@ -117,7 +117,7 @@ absl::Status RegularFile::Read(int64_t offset_bytes, int64_t needed_bytes, absl:
 
 absl::StatusOr<std::string> RegularFile::ReadWhole(int64_t max_bytes) const {
   if (size_bytes() > max_bytes) {
-    return absl::InvalidArgumentError(absl::StrCat("at most ", max_bytes, " bytes expected, got ", size_bytes()));
+    return absl::InvalidArgumentError(absl::StrCat("want at most ", max_bytes, " bytes, got ", size_bytes()));
   }
   std::string text(size_bytes(), '\0');
   const absl::Status status = ReadAt(0, absl::MakeSpan(reinterpret_cast<uint8_t*>(text.data()), text.size()));

@@ -24,7 +24,7 @@ absl::Status SafetensorsFile::ReadHeader() {
   const int64_t file_bytes = contents_.size_bytes();
   if (file_bytes < kLengthBytes) {
     return absl::DataLossError(
-        absl::StrCat("the header's length in ", kLengthBytes, " bytes expected, got a file of ", file_bytes));
+        absl::StrCat("want the header's length in ", kLengthBytes, " bytes, got a file of ", file_bytes));
   }
   char length[kLengthBytes];
   absl::Status status = contents_.ReadAt(0, absl::MakeSpan(reinterpret_cast<uint8_t*>(length), kLengthBytes));
@@ -34,8 +34,7 @@ absl::Status SafetensorsFile::ReadHeader() {
   data_begin_ = *data_begin;
   const int64_t header_bytes = data_begin_ - kLengthBytes;
   if (data_begin_ > file_bytes) {
-    return absl::DataLossError(
-        absl::StrCat("a header of ", header_bytes, " bytes expected, got a file of ", file_bytes));
+    return absl::DataLossError(absl::StrCat("want a header of ", header_bytes, " bytes, got a file of ", file_bytes));
   }
   std::string json(header_bytes, '\0');
   status = contents_.ReadAt(kLengthBytes, absl::MakeSpan(reinterpret_cast<uint8_t*>(json.data()), json.size()));

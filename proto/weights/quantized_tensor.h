@@ -31,7 +31,7 @@
 
 namespace paramshard::weights {
 
-// Whether tensors of this format are plain numbers, as a checkpoint has them: FP32, BF16, FP16.
+// Returns true for the formats of plain numbers, as a checkpoint has them: FP32, BF16, FP16.
 bool IsPlain(Format format);
 
 // The format of plain numbers of a dtype: of F32, BF16 and F16.

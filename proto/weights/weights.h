@@ -68,7 +68,7 @@ class Weights {
     QuantizedTensor quantized = {};  // kEncoded
     std::map<Part, const safetensors::Checkpoint::Tensor*> parts = {};  // kEncoded
 
-    // As a matrix: the product of all dimensions but the last, and the last.
+    // Rows and columns: the product of all dimensions but the last, and the last.
     MatrixShape matrix() const { return MatrixOf(shape); }
     bool is_number() const { return kind != Kind::kCarried && kind != Kind::kRefused; }
     // Pieces that begin at multiples of so many rows are read at the least cost.
@@ -87,8 +87,8 @@ class Weights {
   // Checkpoint::Tensor::Read.
   absl::Status ReadRows(const Tensor& tensor, RowBand rows, float* out) const;
 
-  // A tensor whose name is `name` but for what programs put before or into it: "module.", "_orig_mod.", "model.".
-  // Empty when there is none.
+  // Returns a tensor whose name differs from `name` by a wrapper's prefix alone ("module.", "_orig_mod.", "model."), or
+  // an empty text.
   std::string SimilarName(absl::string_view name) const;
 
  private:

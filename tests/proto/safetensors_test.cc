@@ -125,95 +125,94 @@ TEST_F(SafetensorsFileTest, AHeaderHasABound) {
   for (const uint64_t size : {uint64_t{100'000'001}, ~uint64_t{0}, uint64_t{1} << 63, ~uint64_t{0} - 7}) {
     std::memcpy(length.data(), &size, sizeof(size));
     EXPECT_THAT(SafetensorsFile::Open(WriteText("f", length + "{}")),
-                StatusIs(kInvalid, HasSubstr("at most 100000000 bytes expected")));
+                StatusIs(kInvalid, HasSubstr("want a header of at most 100000000 bytes")));
   }
 }
 
 TEST_F(SafetensorsFileTest, OnlyRegularFilesAreOpened) {
-  EXPECT_THAT(SafetensorsFile::Open(folder_), StatusIs(kInvalid, HasSubstr("a regular file expected")));
+  EXPECT_THAT(SafetensorsFile::Open(folder_), StatusIs(kInvalid, HasSubstr("want a regular file")));
   ASSERT_EQ(mkfifo(Path("pipe").c_str(), 0600), 0);
-  EXPECT_THAT(SafetensorsFile::Open(Path("pipe")), StatusIs(kInvalid, HasSubstr("a regular file expected")));
+  EXPECT_THAT(SafetensorsFile::Open(Path("pipe")), StatusIs(kInvalid, HasSubstr("want a regular file")));
 }
 
 TEST_F(SafetensorsFileTest, AHeaderIsOneJsonObject) {
   ExpectInvalid("", "{ as its first byte");
   ExpectInvalid(" {}", "{ as its first byte");
   ExpectInvalid("[]", "{ as its first byte");
-  ExpectInvalid("{", "JSON expected");
-  ExpectInvalid("{} x", "JSON expected");
-  ExpectInvalid("{}{}", "JSON expected");
+  ExpectInvalid("{", "want JSON");
+  ExpectInvalid("{} x", "want JSON");
+  ExpectInvalid("{}{}", "want JSON");
   ExpectInvalid(std::string("{}\0{", 4), "zero byte");
-  ExpectInvalid("{\"w\xff\":{}}", "JSON expected");
-  ExpectInvalid("{" + std::string(100000, '['), "JSON expected");
+  ExpectInvalid("{\"w\xff\":{}}", "want JSON");
+  ExpectInvalid("{" + std::string(100000, '['), "want JSON");
   ExpectInvalid("{\"w\":" + std::string(100000, '['), "an array");
 }
 
 TEST_F(SafetensorsFileTest, ATensorHasItsThreeMembers) {
   for (const char* value : {"null", "true", "1", "-1", "1.5", "\"x\"", "[]"}) {
-    ExpectInvalid(absl::StrCat("{\"w\":", value, "}"), "tensor w: an object of dtype, shape and data_offsets expected");
+    ExpectInvalid(absl::StrCat("{\"w\":", value, "}"), "tensor w: want an object of dtype, shape and data_offsets");
   }
-  ExpectInvalid("{\"w\":{}}", "got none called dtype");
-  ExpectInvalid(R"({"w":{"dtype":"F32","data_offsets":[0,16]}})", "got none called shape");
-  ExpectInvalid(R"({"w":{"dtype":"F32","shape":[4]}})", "got none called data_offsets");
+  ExpectInvalid("{\"w\":{}}", "dtype is missing");
+  ExpectInvalid(R"({"w":{"dtype":"F32","data_offsets":[0,16]}})", "shape is missing");
+  ExpectInvalid(R"({"w":{"dtype":"F32","shape":[4]}})", "data_offsets is missing");
   ExpectInvalid(R"({"w":{"dtype":"F32","shape":[4],"data_offsets":[0,16],"extra":1}})", "got a member extra");
-  ExpectInvalid(R"({"w":{"dtype":"F32","dtype":"F32","shape":[4],"data_offsets":[0,16]}})", "got dtype twice");
-  ExpectInvalid(R"({"w":{"dtype":"F32","shape":[4],"shape":[4],"data_offsets":[0,16]}})", "got shape twice");
+  ExpectInvalid(R"({"w":{"dtype":"F32","dtype":"F32","shape":[4],"data_offsets":[0,16]}})", "duplicate dtype");
+  ExpectInvalid(R"({"w":{"dtype":"F32","shape":[4],"shape":[4],"data_offsets":[0,16]}})", "duplicate shape");
   ExpectInvalid(R"({"w":{"dtype":{"w":1},"shape":[4],"data_offsets":[0,16]}})", "got an object");
 }
 
 TEST_F(SafetensorsFileTest, ADtypeIsKnown) {
-  ExpectInvalid("{" + Entry("w", "F33", "[4]", "[0,16]") + "}", "tensor w: a known dtype expected, got \"F33\"");
-  ExpectInvalid(R"({"w":{"dtype":32,"shape":[4],"data_offsets":[0,16]}})", "the name of a dtype expected, got 32");
+  ExpectInvalid("{" + Entry("w", "F33", "[4]", "[0,16]") + "}", "tensor w: unknown dtype \"F33\"");
+  ExpectInvalid(R"({"w":{"dtype":32,"shape":[4],"data_offsets":[0,16]}})", "want the name of a dtype, got 32");
 }
 
 TEST_F(SafetensorsFileTest, AShapeIsOfNumbersThatFit) {
   for (const char* shape :
        {"[-4]", "[4.0]", "[\"4\"]", "[null]", "[[4]]", "4", "{}", "[9223372036854775808]", "[1e3]"}) {
-    ExpectInvalid("{" + Entry("w", "F32", shape, "[0,16]") + "}",
-                  "tensor w: a shape of numbers 0 <= n < 2^63 expected");
+    ExpectInvalid("{" + Entry("w", "F32", shape, "[0,16]") + "}", "tensor w: want a shape of numbers 0 <= n < 2^63");
   }
   for (const char* shape : {"[4294967296,4294967296]", "[4611686018427387904,4]", "[9223372036854775807]",
                             "[0,9223372036854775807,9223372036854775807]"}) {
-    ExpectInvalid("{" + Entry("w", "F32", shape, "[0,16]") + "}", "a size of whole bytes below 2^60 expected");
+    ExpectInvalid("{" + Entry("w", "F32", shape, "[0,16]") + "}", "want a size of whole bytes below 2^60");
   }
   ExpectInvalid("{" + Entry("w", "F4", "[33]", "[0,16]") + "}", "whole bytes");
 }
 
 TEST_F(SafetensorsFileTest, OffsetsAreTheSizeOfTheTensor) {
   for (const char* offsets : {"[0,15]", "[0,17]", "[16,0]", "[0,0]", "[0,9223372036854775807]"}) {
-    ExpectInvalid("{" + Entry("w", "F32", "[4]", offsets) + "}", "tensor w: 16 bytes of data expected for F32 [4]");
+    ExpectInvalid("{" + Entry("w", "F32", "[4]", offsets) + "}", "tensor w: want 16 bytes of data for F32 [4]");
   }
   for (const char* offsets : {"[]", "[0]", "[0,16,16]", "[-1,15]", "[0,18446744073709551615]", "16"}) {
-    ExpectInvalid("{" + Entry("w", "F32", "[4]", offsets) + "}", "two data_offsets 0 <= n < 2^63 expected");
+    ExpectInvalid("{" + Entry("w", "F32", "[4]", offsets) + "}", "want two data_offsets 0 <= n < 2^63");
   }
 }
 
 TEST_F(SafetensorsFileTest, DataNeitherOverlapNorLeaveHolesNorPassTheEnd) {
   ExpectInvalid("{" + Entry("a", "U8", "[8]", "[0,8]") + "," + Entry("b", "U8", "[9]", "[7,16]") + "}",
-                "tensor b: data from byte 8 expected, where those before it end, got data that overlap them");
+                "tensor b: want data from byte 8 on, where the tensor before it ends, got data that overlap");
   ExpectInvalid("{" + Entry("a", "U8", "[8]", "[0,8]") + "," + Entry("b", "U8", "[8]", "[0,8]") + "}", "overlap");
   ExpectInvalid("{" + Entry("a", "U8", "[7]", "[0,7]") + "," + Entry("b", "U8", "[8]", "[8,16]") + "}",
-                "tensor b: data from byte 7 expected, where those before it end, got a hole up to byte 8");
+                "tensor b: want data from byte 7 on, where the tensor before it ends, got a hole up to byte 8");
   ExpectInvalid("{" + Entry("a", "U8", "[15]", "[1,16]") + "}", "a hole up to byte 1");
   ExpectInvalid("{" + Entry("e", "U8", "[0]", "[5,5]") + "," + Entry("a", "U8", "[16]", "[0,16]") + "}", "tensor e");
   const std::string data(16, 'd');
-  ExpectRefused("{" + Entry("a", "U8", "[17]", "[0,17]") + "}", data, kLost, "17 bytes of data expected");
-  ExpectRefused("{" + Entry("a", "U8", "[15]", "[0,15]") + "}", data, kLost, "15 bytes of data expected");
-  ExpectRefused("{}", data, kLost, "0 bytes of data expected");
+  ExpectRefused("{" + Entry("a", "U8", "[17]", "[0,17]") + "}", data, kLost, "want 17 bytes of data");
+  ExpectRefused("{" + Entry("a", "U8", "[15]", "[0,15]") + "}", data, kLost, "want 15 bytes of data");
+  ExpectRefused("{}", data, kLost, "want 0 bytes of data");
 }
 
 TEST_F(SafetensorsFileTest, NamesAreThereOnce) {
-  ExpectInvalid("{" + Entry("w", "U8", "[8]", "[0,8]") + "," + Entry("w", "U8", "[8]", "[8,16]") + "}", "got w twice");
-  ExpectInvalid(R"({"__metadata__":{},"__metadata__":{}})", "got __metadata__ twice");
-  ExpectInvalid(R"({"__metadata__":{"k":"1","k":"2"}})", "got k twice");
+  ExpectInvalid("{" + Entry("w", "U8", "[8]", "[0,8]") + "," + Entry("w", "U8", "[8]", "[8,16]") + "}", "duplicate name w");
+  ExpectInvalid(R"({"__metadata__":{},"__metadata__":{}})", "duplicate name __metadata__");
+  ExpectInvalid(R"({"__metadata__":{"k":"1","k":"2"}})", "duplicate key k");
 }
 
 TEST_F(SafetensorsFileTest, MetadataAreTexts) {
   for (const char* value : {"null", "1", "[]", "\"x\""}) {
-    ExpectInvalid(absl::StrCat("{\"__metadata__\":", value, "}"), "__metadata__: an object of texts expected");
+    ExpectInvalid(absl::StrCat("{\"__metadata__\":", value, "}"), "__metadata__: want an object of texts");
   }
   for (const char* value : {"null", "1", "-1", "1.5", "true", "[]", "{}"}) {
-    ExpectInvalid(absl::StrCat("{\"__metadata__\":{\"k\":", value, "}}"), "__metadata__: a text expected");
+    ExpectInvalid(absl::StrCat("{\"__metadata__\":{\"k\":", value, "}}"), "__metadata__: want a text");
   }
 }
 
@@ -484,6 +483,12 @@ TEST_F(CheckpointTest, AFolderIsReadAsTransformersReadsIt) {
     WriteTensors(beside, {FloatTensor("wq", {1}, {9})});
     ASSERT_OK_AND_ASSIGN(const Checkpoint checkpoint, Checkpoint::Open(folder_));
     EXPECT_EQ(checkpoint.files().front().path(), Path("one.safetensors"));
+    EXPECT_THAT(checkpoint.notes(), ElementsAre(HasSubstr("read one.safetensors")));
+  }
+  for (const char* const of_torch : {"pytorch_model.bin", "pytorch_model.bin.index.json"}) {
+    WriteText(of_torch, "");
+    EXPECT_THAT(Checkpoint::Open(folder_), StatusIs(kInvalid, HasSubstr(of_torch)));
+    std::filesystem::remove(Path(of_torch));
   }
   WriteTensors("model.safetensors", {FloatTensor("old", {1}, {1})});
   EXPECT_TRUE(Checkpoint::Open(folder_)->notes().empty());
@@ -494,6 +499,13 @@ TEST_F(CheckpointTest, AFolderIsReadAsTransformersReadsIt) {
   std::filesystem::remove(Path("model.safetensors"));
   ASSERT_OK_AND_ASSIGN(const Checkpoint indexed, Checkpoint::Open(folder_));
   EXPECT_EQ(indexed.tensors().size(), 2u);
+}
+
+TEST_F(CheckpointTest, FilesOfDistributedCheckpointsAreNamed) {
+  for (const char* const file : {"one.safetensors", "two.safetensors"}) std::filesystem::remove(Path(file));
+  EXPECT_THAT(Checkpoint::Open(folder_), StatusIs(kInvalid, HasSubstr("model.safetensors")));
+  WriteText("__0_0.distcp", "");
+  EXPECT_THAT(Checkpoint::Open(folder_), StatusIs(kInvalid, HasSubstr(".distcp")));
 }
 
 TEST_F(CheckpointTest, OneFileOfSeveralIsNotTheWhole) {
@@ -528,7 +540,7 @@ TEST_F(ShardedCheckpointTest, APartIsNotTakenForTheWhole) {
 
 TEST_F(CheckpointTest, AnIndexGivesEveryTensorItsFileInTheFolder) {
   const std::string c = R"(,"c":"two.safetensors"}})";
-  EXPECT_THAT(OpenIndex("{"), StatusIs(kInvalid, HasSubstr("\"weight_map\" expected")));
+  EXPECT_THAT(OpenIndex("{"), StatusIs(kInvalid, HasSubstr("\"weight_map\"")));
   EXPECT_THAT(OpenIndex("[]"), StatusIs(kInvalid));
   EXPECT_THAT(OpenIndex("{}"), StatusIs(kInvalid));
   EXPECT_THAT(OpenIndex(R"({"weight_map":[]})"), StatusIs(kInvalid));
@@ -541,15 +553,15 @@ TEST_F(CheckpointTest, AnIndexGivesEveryTensorItsFileInTheFolder) {
   }
   EXPECT_THAT(OpenIndex(R"({"weight_map":{"a":"none.safetensors"}})"), StatusIs(absl::StatusCode::kNotFound));
   EXPECT_THAT(OpenIndex(R"({"weight_map":{"a":"one.safetensors","a":"two.safetensors"}})"),
-              StatusIs(kInvalid, HasSubstr("got a twice")));
+              StatusIs(kInvalid, HasSubstr("duplicate name a")));
   EXPECT_THAT(OpenIndex(R"({"weight_map":{"c":"two.safetensors"},"weight_map":{}})"),
-              StatusIs(kInvalid, HasSubstr("got weight_map twice")));
+              StatusIs(kInvalid, HasSubstr("duplicate name weight_map")));
   EXPECT_THAT(OpenIndex(R"({"weight_map":{"c":"two.safetensors\u0000"}})"),
               StatusIs(kInvalid, HasSubstr("in the index's folder")));
   EXPECT_THAT(OpenIndex(R"({"weight_map":{"a":"one.safetensors","b":"two.safetensors")" + c),
               StatusIs(kInvalid, HasSubstr("tensor b: want it in one file")));
   EXPECT_THAT(OpenIndex(R"({"weight_map":{"a":"one.safetensors","b":"one.safetensors","d":"two.safetensors")" + c),
-              StatusIs(kInvalid, HasSubstr("tensor d expected in")));
+              StatusIs(kInvalid, HasSubstr("tensor d not found in")));
   EXPECT_OK(OpenIndex(R"({"weight_map":{"a":"./one.safetensors","b":"one.safetensors")" + c));
 }
 

@@ -12,7 +12,7 @@ namespace {
 absl::StatusOr<Plane> ParsePlane(absl::string_view text) {
   if (text == "row") return Plane::kRowWise;
   if (text == "column") return Plane::kColumnWise;
-  return absl::InvalidArgumentError(absl::StrCat("row or column expected, got ", text));
+  return absl::InvalidArgumentError(absl::StrCat("want row or column, got ", text));
 }
 
 class CodecDecode final : public Command {

@@ -23,13 +23,13 @@ enum class Layout { kHuggingFace };
 
 absl::StatusOr<Layout> ParseLayout(absl::string_view text) {
   if (text == "hf") return Layout::kHuggingFace;
-  return absl::InvalidArgumentError(absl::StrCat("hf expected, got ", text));
+  return absl::InvalidArgumentError(absl::StrCat("want hf, got ", text));
 }
 
 absl::StatusOr<Dtype> ParseMasterDtype(absl::string_view text) {
   const std::optional<Dtype> dtype = safetensors::ParseDtype(text);
   if (dtype == Dtype::kF32 || dtype == Dtype::kBF16 || dtype == Dtype::kF16) return *dtype;
-  return absl::InvalidArgumentError(absl::StrCat("F32, BF16 or F16 expected, got ", text));
+  return absl::InvalidArgumentError(absl::StrCat("want F32, BF16 or F16, got ", text));
 }
 
 std::string ReportText(const HuggingFaceExportReport& report, const std::string& out) {
@@ -97,7 +97,7 @@ absl::StatusOr<std::string> Export::FindFolder() const {
   if (model_folder_.empty()) {
     if (checkpoint_ != "latest" && !absl::SimpleAtoi(checkpoint_, &step)) return checkpoint_;
     return absl::InvalidArgumentError(
-        absl::StrCat(checkpoint_, ": --dir expected with it, a model's folder of checkpoints; or the folder of one"));
+        absl::StrCat(checkpoint_, ": want --dir with it, a model's folder of checkpoints; or the folder of one"));
   }
   if (checkpoint_ == "latest") {
     ASSIGN_OR_RETURN(const checkpoint::StepEntry latest, checkpoint::LatestStep(model_folder_));
@@ -110,7 +110,7 @@ absl::StatusOr<std::string> Export::FindFolder() const {
   if (checkpoint::ParseStepFolderName(checkpoint_).has_value()) {
     return (std::filesystem::path(model_folder_) / checkpoint_).string();
   }
-  return absl::InvalidArgumentError("latest, a step or the name of a checkpoint's folder expected with --dir");
+  return absl::InvalidArgumentError("want latest, a step or the name of a checkpoint's folder with --dir");
 }
 
 absl::StatusOr<int> Export::Run(const Context& context) {

@@ -32,7 +32,7 @@ absl::Status ReadNameMap(const std::string& path, v1::ImportFileRequest& request
       continue;
     }
     if (!parameters.insert(line.key).second) {
-      return absl::InvalidArgumentError(absl::StrCat(line.place, ": each parameter once expected, got it twice"));
+      return absl::InvalidArgumentError(absl::StrCat(line.place, ": duplicate parameter"));
     }
     v1::ParameterTensor& pair = *request.add_tensors();
     pair.set_parameter(line.key);

@@ -215,9 +215,8 @@ TEST_F(HuggingFaceExportTest, RulesGiveSomeTensorsAnotherType) {
       EXPECT_EQ(tensor.dtype, expected) << tensor.name;
     }
   }
-  for (const auto& [rules, error] :
-       {std::pair("*: MXFP8\n", "rules.txt:1: FP32, BF16, FP16 or KEEP expected, got MXFP8"),
-        std::pair("nothing: BF16\n", "a tensor that nothing matches expected")}) {
+  for (const auto& [rules, error] : {std::pair("*: MXFP8\n", "rules.txt:1: want FP32, BF16, FP16 or KEEP, got MXFP8"),
+                                     std::pair("nothing: BF16\n", "no tensor matches nothing")}) {
     checkpoint::WriteText(rules_path_, rules);
     EXPECT_THAT(Export(), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(error)));
   }
@@ -244,9 +243,9 @@ TEST_F(HuggingFaceExportTest, TheFirstTensorThatDoesNotFitIsNamedAndNothingIsLef
   const std::string second = "like/model-00002-of-00002.safetensors";
   const std::vector<std::pair<std::vector<TestTensor>, std::string>> cases = {
       {{Zeros("frozen.weight", Dtype::kF32, {8, 130}), Zeros("tall.weight", Dtype::kF32, {kTallRows, kTallColumns})},
-       "frozen.weight: shape [8, 130] expected"},
+       "frozen.weight: want [8, 130]"},
       {{Zeros("frozen.weight", Dtype::kF32, {130, 8}), Zeros("tall.weight", Dtype::kI64, {kTallRows, kTallColumns})},
-       "tall.weight: F32, BF16 or F16 expected, got I64"},
+       "tall.weight: want F32, BF16 or F16, got I64"},
   };
   for (const auto& [tensors, message] : cases) {
     WriteTensors(second, tensors);
@@ -254,7 +253,7 @@ TEST_F(HuggingFaceExportTest, TheFirstTensorThatDoesNotFitIsNamedAndNothingIsLef
   }
   WriteLike();
   checkpoint_ = SavedModel(checkpoint::TinySpec(), 1).Write(Path("tiny"), {.history = 1});
-  EXPECT_THAT(Export(), StatusIs(absl::StatusCode::kNotFound, HasSubstr("tensor embed_tokens.weight of")));
+  EXPECT_THAT(Export(), StatusIs(absl::StatusCode::kNotFound, HasSubstr("no parameter embed_tokens.weight")));
   EXPECT_FALSE(fs::exists(Path("out")));
   EXPECT_THAT(NamesIn("."), UnorderedElementsAre("like", "saves", "tiny"));
 }

@@ -59,7 +59,7 @@ TEST_F(FilesTest, AFileThatIsNotThereIsNamed) {
   ExpectRefused("TLS certificate", "/nowhere/cert.pem");
   files_ = files;
   files_.key = folder_.path();
-  ExpectRefused("TLS key", "a regular file expected");
+  ExpectRefused("TLS key", "want a regular file");
 }
 
 TEST_F(FilesTest, AKeyThatOthersCanReadIsRefused) {
@@ -126,7 +126,7 @@ TEST_F(FilesTest, AnotherAuthoritysCertificateIsRefused) {
 
 TEST_F(FilesTest, ALargeFileIsRefused) {
   Write(files_.ca, std::string(5 << 20, '\n'));
-  ExpectRefused("TLS authorities", "at most 4194304 bytes expected");
+  ExpectRefused("TLS authorities", "want at most 4194304 bytes");
 }
 
 }  // namespace
