@@ -215,6 +215,8 @@ absl::StatusOr<v1::CreateModelResponse> Client::Impl::CreateModel(const Connecti
     request.mutable_restore()->set_convert_moments(options.convert_moments);
   }
   request.set_values_follow(options.values_follow);
+  request.set_all_values_follow(options.all_values_follow);
+  request.set_takes_any_seed(options.takes_any_seed);
   request.set_run(options.run);
   // gRPC would refuse it as a message.
   if (const size_t bytes = request.ByteSizeLong(); bytes > kMaxMessageBytes) {

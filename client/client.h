@@ -375,6 +375,10 @@ struct CreationOptions {
   bool convert_moments = false;
   // An import by this program follows: a model that is created is kImporting until an import is through.
   bool values_follow = false;
+  // The import replaces every initial value: a model that is there may have other initial values than the spec.
+  bool all_values_follow = false;
+  // The seed is for a model that is created: one that is there may have another seed.
+  bool takes_any_seed = false;
   // Names the job: equal in all of its ranks and in its restarts, and in no other job. Empty: not known.
   std::string run = {};
 };

@@ -200,6 +200,14 @@ uint64_t ModelSpecFingerprint(const ModelSpec& spec) {
   return XXH3_64bits(bytes.data(), bytes.size());
 }
 
+ModelSpec WithoutInitialValues(ModelSpec spec) {
+  spec.seed = 0;
+  for (UnitSpec& unit : spec.units) {
+    for (ParameterSpec& parameter : unit.parameters) parameter.initial_value = {};
+  }
+  return spec;
+}
+
 std::string FirstDifference(const ModelSpec& expected, const ModelSpec& got) {
   const std::string object = absl::StrCat("model ", DisplayName(expected.name));
   std::string found = FieldDifference(object, expected, got);

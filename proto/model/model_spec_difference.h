@@ -13,6 +13,8 @@ namespace paramshard {
 uint64_t ModelSpecFingerprint(const ModelSpec& spec);
 // That serialization.
 std::string CanonicalBytes(const ModelSpec& spec);
+// The spec without initial values and their seed, which say nothing of a model whose values are others by now.
+ModelSpec WithoutInitialValues(ModelSpec spec);
 
 // Says where two specs of one name first differ, for people; empty when they are equal:
 // "parameter blocks.0.w1: shape [4, 4] expected, got [4, 8]".

@@ -54,11 +54,14 @@ absl::Status StatesDifferError(const std::string& model, const ModelReports& rep
   const bool same_numbers = std::all_of(nodes.begin(), nodes.end(), [&](int node) {
     return reports[node]->commit_number == first.commit_number && reports[node]->version == first.version;
   });
-  const std::string out = HoldReplicas(reports, members.world_size())
-                              ? absl::StrCat("say which node is right, `", HealCommand(model),
-                                             "` at node 0, or import the same into every daemon")
-                          : same_numbers ? "they were imported into differently; import the same into every daemon"
-                                         : "export from one and import the same into both";
+  const bool are_fresh = std::all_of(nodes.begin(), nodes.end(), [&](int node) { return reports[node]->fresh; });
+  const std::string out =
+      are_fresh ? "they begin with other initial values, or another seed; delete the model on one of "
+                  "them and create it with the other's spec"
+      : HoldReplicas(reports, members.world_size()) ? absl::StrCat("say which node is right, `", HealCommand(model),
+                                                                   "` at node 0, or import the same into every daemon")
+      : same_numbers ? "they were imported into differently; import the same into every daemon"
+                     : "export from one and import the same into both";
   return absl::FailedPreconditionError(absl::StrCat("start epoch of ", model, ": one ",
                                                     same_numbers ? "history" : "state", " on all nodes expected, got ",
                                                     StatesText(reports, nodes, members), ": ", out));

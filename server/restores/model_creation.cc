@@ -38,7 +38,7 @@ using IsGone = ModelStore::IsGone;
 
 // With the state that a restore brings. Those who wait for the same model keep it going.
 absl::StatusOr<CreatedModel> CreateRestored(ModelStore& store, RestoreLeader& leader, ModelSpec spec,
-                                            const WantedRestore& wanted, IsGone is_gone) {
+                                            const WantedRestore& wanted, const ValuesToCome& values, IsGone is_gone) {
   CreatedModel created;
   const std::string name = spec.name;
   // Trainers of other daemons may wait for an epoch of the model, and are not in the way then.
@@ -51,7 +51,7 @@ absl::StatusOr<CreatedModel> CreateRestored(ModelStore& store, RestoreLeader& le
     ASSIGN_OR_RETURN(created.restored, restoration.Run(show));
     return absl::OkStatus();
   };
-  absl::StatusOr<ModelStore::Created> made = store.CreateOrJoin(std::move(spec), fill, is_gone);
+  absl::StatusOr<ModelStore::Created> made = store.CreateOrJoin(std::move(spec), fill, is_gone, values);
   leader.EndRollback(name, made.status());
   if (!made.ok() && !absl::IsCancelled(made.status())) {
     CreationLog().Write(LogLevel::kError, "failed to restore", {{"model", name}, {"why", made.status().ToString()}});
@@ -62,7 +62,7 @@ absl::StatusOr<CreatedModel> CreateRestored(ModelStore& store, RestoreLeader& le
 
 // With the state that node 0 has ordered.
 absl::StatusOr<CreatedModel> CreateOrdered(ModelStore& store, RestoreFollower& follower, ModelSpec spec,
-                                           absl::uint128 order, IsGone is_gone) {
+                                           absl::uint128 order, const ValuesToCome& values, IsGone is_gone) {
   CreatedModel created;
   FollowingRestore* taken = nullptr;
   const auto fill = [&](const std::shared_ptr<Model>& model, ModelStore::Show show) -> absl::Status {
@@ -72,8 +72,8 @@ absl::StatusOr<CreatedModel> CreateOrdered(ModelStore& store, RestoreFollower& f
   };
   const std::string name = spec.name;
   bool gave_up = false;
-  absl::StatusOr<ModelStore::Created> made =
-      store.CreateOrJoin(std::move(spec), fill, [&] { return gave_up = is_gone(); });
+  absl::StatusOr<ModelStore::Created> made = store.CreateOrJoin(
+      std::move(spec), fill, [&] { return gave_up = is_gone(); }, values);
   // Until now others find the model while it fills: the next order would be carried out on one that may be dropped.
   if (taken != nullptr) follower.End(*taken, made.status());
   // Of a model that could not even be made nobody has told node 0. An order that a caller has not waited for is for the
@@ -141,14 +141,14 @@ bool MayBeHealed(const ModelStore& store, const ModelSpec& spec) {
 }
 
 // One that somebody else was creating a moment ago.
-absl::StatusOr<CreatedModel> Join(ModelStore& store, ModelSpec spec, IsGone is_gone) {
+absl::StatusOr<CreatedModel> Join(ModelStore& store, ModelSpec spec, const ValuesToCome& values, IsGone is_gone) {
   const std::string name = spec.name;
   const auto fail = [&](const std::shared_ptr<Model>&, ModelStore::Show) {
     return absl::UnavailableError(
         absl::StrCat("create model ", DisplayName(name), ": another creation of it has failed; try again"));
   };
   CreatedModel joined;
-  ASSIGN_OR_RETURN(joined.model, store.CreateOrJoin(std::move(spec), fail, is_gone));
+  ASSIGN_OR_RETURN(joined.model, store.CreateOrJoin(std::move(spec), fail, is_gone, values));
   return joined;
 }
 
@@ -159,8 +159,8 @@ absl::StatusOr<CreatedModel> CreateFollowing(ModelStore& store, WorldRestores& r
   if (wants_restore || follower.HasOrder(spec.name)) {
     ASSIGN_OR_RETURN(word, follower.AwaitOrder(spec.name, is_gone));
   }
-  if (word.order.has_value()) return CreateOrdered(store, follower, std::move(spec), word.order->id, is_gone);
-  if (word.is_here) return Join(store, std::move(spec), is_gone);
+  if (word.order.has_value()) return CreateOrdered(store, follower, std::move(spec), word.order->id, values, is_gone);
+  if (word.is_here) return Join(store, std::move(spec), values, is_gone);
   if (word.heals) return CreateToBeHealed(store, restores, std::move(spec), values, is_gone);
   const FreshStart why = wants_restore ? FreshStart::kNoCheckpoint : FreshStart::kUnsaid;
   return CreateFresh(store, restores, std::move(spec), why, values, is_gone);
@@ -184,7 +184,7 @@ absl::StatusOr<CreatedModel> CreateOrRestore(ModelStore& store, WorldRestores& r
     return CreateFollowing(store, restores, std::move(spec), source.has_value(), values, is_gone);
   }
   if (BeginsWithCheckpoint(store, spec.name, source)) {
-    return CreateRestored(store, *restores.leader(), std::move(spec), *source, is_gone);
+    return CreateRestored(store, *restores.leader(), std::move(spec), *source, values, is_gone);
   }
   const FreshStart why = source.has_value() ? FreshStart::kNoCheckpoint : FreshStart::kUnsaid;
   return CreateFresh(store, restores, std::move(spec), why, values, is_gone);

@@ -121,14 +121,15 @@ absl::StatusOr<std::unique_ptr<Model>> Model::Create(Options options) {
 Model::Model(Options options, Topology topology)
     : options_(std::move(options)),
       topology_(std::move(topology)),
-      fingerprint_(ModelSpecFingerprint(options_.spec)),
+      fingerprint_(ModelSpecFingerprint(WithoutInitialValues(options_.spec))),
+      lineage_of_creation_(LineageOfCreation(ModelSpecFingerprint(options_.spec))),
       deletion_(options_.deletion),
       scaling_book_(options_.spec),
       commit_log_(options_.world.rank_count()),
       copy_gate_(options_.world.rank_count(), options_.clock),
       condition_(options_.spec.name, options_.log),
       history_({.id = options_.draw_history(),
-                .lineage = LineageOfCreation(fingerprint_),
+                .lineage = lineage_of_creation_,
                 .run = options_.values.run,
                 .values_follow = options_.values.values_follow}) {}
 
@@ -452,9 +453,7 @@ void Model::OnEpochStart(const EpochStart& start) {
 
 bool Model::Untouched() const { return commit_log_.numbers().commit_number == history_begin_; }
 
-bool Model::Fresh() const {
-  return Untouched() && history_begin_ == 0 && history_.lineage == LineageOfCreation(fingerprint_);
-}
+bool Model::Fresh() const { return Untouched() && history_begin_ == 0 && history_.lineage == lineage_of_creation_; }
 
 // An import over commits leaves their number, and moments: they stay trained.
 ValueOrigin Model::OriginOfValues() const {

@@ -59,10 +59,12 @@ struct World {
   bool Serves(int rank) const { return rank >= first_rank && rank < first_rank + rank_count(); }
 };
 
-// What the caller who creates a model says of its values (v1::CreateModelRequest).
+// The caller's description of the values of a model that it creates or joins (v1::CreateModelRequest).
 struct ValuesToCome {
-  absl::uint128 run = 0;       // RunDigest
-  bool values_follow = false;  // by an import
+  absl::uint128 run = 0;           // RunDigest
+  bool values_follow = false;      // by an import
+  bool all_values_follow = false;  // the import replaces every initial value
+  bool takes_any_seed = false;     // a model that is there may have another seed than the spec
 };
 
 // Thread-safe.
@@ -266,6 +268,7 @@ class Model {
   const World& world() const { return options_.world; }
   const std::string& save_dir() const { return options_.save_dir; }
   const Topology& topology() const { return topology_; }
+  // Of the spec without initial values: these are part of the lineage, as long as they count.
   uint64_t fingerprint() const { return fingerprint_; }
   // They are in the order of this daemon's ranks.
   const std::vector<std::unique_ptr<Shard>>& shards() const { return shards_; }
@@ -416,6 +419,7 @@ class Model {
   const Options options_;
   const Topology topology_;
   uint64_t fingerprint_ = 0;
+  const Lineage lineage_of_creation_;
   std::unique_ptr<Layout> layout_;
   uint64_t layout_fingerprint_ = 0;
   int64_t deletion_ = 0;

@@ -42,6 +42,24 @@ int64_t AvailableBytesOf(const std::vector<ComputeDevice*>& devices) {
   return available;
 }
 
+// Initial values count only where the model has them, and the caller does not replace them all.
+bool DoInitialValuesCount(const Model& model, const ValuesToCome& values) {
+  const ValueOrigin origin = model.origin();
+  if (values.all_values_follow) return false;
+  return origin == ValueOrigin::kInitial || (origin == ValueOrigin::kImporting && values.values_follow);
+}
+
+absl::Status CheckJoined(const Model& model, ModelSpec spec, const ValuesToCome& values) {
+  ModelSpec expected = model.spec();
+  if (values.takes_any_seed) spec.seed = expected.seed;
+  if (!DoInitialValuesCount(model, values)) {
+    expected = WithoutInitialValues(std::move(expected));
+    spec = WithoutInitialValues(std::move(spec));
+  }
+  if (ModelSpecFingerprint(expected) == ModelSpecFingerprint(spec)) return absl::OkStatus();
+  return absl::AlreadyExistsError(absl::StrCat("create model ", spec.name, ": ", FirstDifference(expected, spec)));
+}
+
 // Of a model without an epoch: none begins by itself.
 void AwaitSaves(const ModelSaver& saver, SteadyTime deadline) {
   for (const SaveRecord& record : saver.records()) {
@@ -68,12 +86,13 @@ absl::StatusOr<ModelStore::Created> ModelStore::CreateOrJoin(ModelSpec spec, IsG
   RETURN_IF_ERROR(lost_.Check(spec.name));
   const auto fill = [](const std::shared_ptr<Model>&, Show) { return absl::OkStatus(); };
   return MakeOrJoin(
-      std::move(spec), [&](ModelSpec made) { return MakeFull(std::move(made), values, fill); }, is_gone);
+      std::move(spec), [&](ModelSpec made) { return MakeFull(std::move(made), values, fill); }, is_gone, values);
 }
 
-absl::StatusOr<ModelStore::Created> ModelStore::CreateOrJoin(ModelSpec spec, Fill fill, IsGone is_gone) {
+absl::StatusOr<ModelStore::Created> ModelStore::CreateOrJoin(ModelSpec spec, Fill fill, IsGone is_gone,
+                                                             const ValuesToCome& values) {
   return MakeOrJoin(
-      std::move(spec), [&](ModelSpec made) { return MakeFull(std::move(made), {}, fill); }, is_gone);
+      std::move(spec), [&](ModelSpec made) { return MakeFull(std::move(made), {}, fill); }, is_gone, values);
 }
 
 absl::StatusOr<ModelStore::Created> ModelStore::CreateToBeHealed(ModelSpec spec, absl::string_view why, IsGone is_gone,
@@ -83,15 +102,16 @@ absl::StatusOr<ModelStore::Created> ModelStore::CreateToBeHealed(ModelSpec spec,
     RETURN_IF_ERROR(model->AwaitReplica(why));
     return model;
   };
-  return MakeOrJoin(std::move(spec), make, is_gone);
+  return MakeOrJoin(std::move(spec), make, is_gone, values);
 }
 
-absl::StatusOr<ModelStore::Created> ModelStore::MakeOrJoin(ModelSpec spec, MakeModel make, IsGone is_gone) {
+absl::StatusOr<ModelStore::Created> ModelStore::MakeOrJoin(ModelSpec spec, MakeModel make, IsGone is_gone,
+                                                           const ValuesToCome& values) {
   // Whoever joins a full one does not wait for the creation of others.
-  ASSIGN_OR_RETURN(std::shared_ptr<Model> found, Join(spec));
+  ASSIGN_OR_RETURN(std::shared_ptr<Model> found, Join(spec, values));
   if (found != nullptr) return Created{.model = std::move(found), .created = false};
   ASSIGN_OR_RETURN(const CreationTurns::Turn turn, turns_.Take(spec, is_gone));
-  ASSIGN_OR_RETURN(found, Join(spec));
+  ASSIGN_OR_RETURN(found, Join(spec, values));
   if (found != nullptr) return Created{.model = std::move(found), .created = false};
   const std::string name = spec.name;
   // What is left of a lost one may be as large as the one that is made.
@@ -304,14 +324,17 @@ void ModelStore::DropFilling(const std::shared_ptr<Model>& model) {
   filling_ = nullptr;
 }
 
-absl::StatusOr<std::shared_ptr<Model>> ModelStore::Join(const ModelSpec& spec) const {
-  absl::MutexLock lock(&mu_);
-  if (draining_) return absl::UnavailableError("create model: the daemon drains; ask another one");
-  const auto found = models_.find(spec.name);
-  if (found == models_.end() || found->second == filling_) return std::shared_ptr<Model>();
-  if (ModelSpecFingerprint(spec) == found->second->fingerprint()) return found->second;
-  return absl::AlreadyExistsError(
-      absl::StrCat("create model ", spec.name, ": ", FirstDifference(found->second->spec(), spec)));
+absl::StatusOr<std::shared_ptr<Model>> ModelStore::Join(const ModelSpec& spec, const ValuesToCome& values) const {
+  std::shared_ptr<Model> model;
+  {
+    absl::MutexLock lock(&mu_);
+    if (draining_) return absl::UnavailableError("create model: the daemon drains; ask another one");
+    const auto found = models_.find(spec.name);
+    if (found == models_.end() || found->second == filling_) return std::shared_ptr<Model>();
+    model = found->second;
+  }
+  RETURN_IF_ERROR(CheckJoined(*model, spec, values));
+  return model;
 }
 
 int64_t ModelStore::AvailableBytes() const {

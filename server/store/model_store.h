@@ -84,7 +84,8 @@ class ModelStore : public EpochListener {
     std::shared_ptr<Model> model;
     bool created = false;
   };
-  // Creates a model, or finds the one of that name when its spec is equal. One is created at a time; a caller who is
+  // Creates a model, or finds the one of that name when its spec is equal: but for initial values and seed, unless it
+  // still has initial values, and some of them are to stay. One is created at a time; a caller who is
   // gone waits no longer for its turn. ALREADY_EXISTS names the first difference; ABORTED the caller has gone.
   using IsGone = CreationTurns::IsGone;
   absl::StatusOr<Created> CreateOrJoin(ModelSpec spec, IsGone is_gone = IsNeverGone, const ValuesToCome& values = {});
@@ -93,7 +94,8 @@ class ModelStore : public EpochListener {
   // When `fill` fails there is no model, and its error is returned. `show` is UNAVAILABLE once draining.
   using Show = absl::FunctionRef<absl::Status()>;
   using Fill = absl::FunctionRef<absl::Status(const std::shared_ptr<Model>& model, Show show)>;
-  absl::StatusOr<Created> CreateOrJoin(ModelSpec spec, Fill fill, IsGone is_gone = IsNeverGone);
+  absl::StatusOr<Created> CreateOrJoin(ModelSpec spec, Fill fill, IsGone is_gone = IsNeverGone,
+                                       const ValuesToCome& values = {});
   // The same of a model whose state another daemon's replica is to be, also of one that is lost; `why` this daemon has
   // none (Model::AwaitReplica).
   absl::StatusOr<Created> CreateToBeHealed(ModelSpec spec, absl::string_view why, IsGone is_gone = IsNeverGone,
@@ -153,7 +155,7 @@ class ModelStore : public EpochListener {
   // Makes one that is full.
   absl::StatusOr<std::shared_ptr<Model>> MakeFull(ModelSpec spec, const ValuesToCome& values, Fill fill);
   using MakeModel = absl::FunctionRef<absl::StatusOr<std::shared_ptr<Model>>(ModelSpec spec)>;
-  absl::StatusOr<Created> MakeOrJoin(ModelSpec spec, MakeModel make, IsGone is_gone);
+  absl::StatusOr<Created> MakeOrJoin(ModelSpec spec, MakeModel make, IsGone is_gone, const ValuesToCome& values);
   // Makes one, in memory that is kept where there is somebody to keep it.
   absl::StatusOr<std::shared_ptr<Model>> Make(ModelSpec spec, const ValuesToCome& values);
   Model::Options OptionsFor(ModelSpec spec) const;
@@ -188,7 +190,7 @@ class ModelStore : public EpochListener {
   absl::Status CheckNotLost(const Model& made) const;
   void RememberDeletion(const std::string& name, const std::string& request_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Null when there is none that is full.
-  absl::StatusOr<std::shared_ptr<Model>> Join(const ModelSpec& spec) const;
+  absl::StatusOr<std::shared_ptr<Model>> Join(const ModelSpec& spec, const ValuesToCome& values) const;
   absl::Status ShowFilling(const std::shared_ptr<Model>& model);
   void DropFilling(const std::shared_ptr<Model>& model);
   int64_t AvailableBytes() const;

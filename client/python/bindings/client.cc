@@ -75,18 +75,22 @@ void BindCreatedModel(nb::module_& module) {
 }
 
 PyModel OpenModel(const PyClient& self, Argument<named::Spec> spec_object, Argument<named::Checkpoint> restore,
-                  bool convert_moments) {
+                  bool convert_moments, bool takes_any_seed) {
   const ModelSpec spec = SpecFromPython(spec_object);
-  const CreationOptions options = CreationOf(restore, convert_moments);
+  CreationOptions options = CreationOf(restore, convert_moments);
+  options.takes_any_seed = takes_any_seed;
   const std::shared_ptr<Client> client = self.Get();
   return PyModel(Take(Unlocked([&] { return client->OpenModel(spec, options); })));
 }
 
 CreatedModel CreateModel(const PyClient& self, Argument<named::Spec> spec_object, Argument<named::Checkpoint> restore,
-                         bool convert_moments, bool values_follow, const std::string& run) {
+                         bool convert_moments, bool values_follow, bool all_values_follow, bool takes_any_seed,
+                         const std::string& run) {
   const ModelSpec spec = SpecFromPython(spec_object);
   CreationOptions options = CreationOf(restore, convert_moments);
   options.values_follow = values_follow;
+  options.all_values_follow = all_values_follow;
+  options.takes_any_seed = takes_any_seed;
   options.run = run;
   const std::shared_ptr<Client> client = self.Get();
   return Take(Unlocked([&] { return client->CreateModel(spec, options); }));
@@ -103,21 +107,25 @@ void BindModels(nb::class_<PyClient>& client) {
   client
       .def(
           "open_model", &OpenModel, nb::arg("spec"), nb::kw_only(), nb::arg("restore") = nb::none(),
-          nb::arg("convert_moments") = false,
+          nb::arg("convert_moments") = false, nb::arg("takes_any_seed") = false,
           "Creates the model or joins it, attaches, and waits until every rank is attached; waits for a daemon that is "
           "being started again, too. `restore` is what a model begins with that is created: \"latest\", a step, a "
           "checkpoint's name in the daemon's --save-dir, an absolute path, or \"none\"; None: what the daemon's "
           "--restore "
           "says. "
           "FailedPreconditionError when this process does not see the GPU that serves the rank (names it).")
-      .def("create_model", &CreateModel, nb::arg("spec"), nb::kw_only(), nb::arg("restore") = nb::none(),
-           nb::arg("convert_moments") = false, nb::arg("values_follow") = false, nb::arg("run") = "",
-           "Creates the model or joins it, without attaching: before an import. `restore` as in open_model, or "
-           "\"none\": "
-           "initial values, whatever the daemon's --restore says. `values_follow`: an import follows, and until it is "
-           "through a model that is created is \"importing\". `run` names the job, in all of its ranks and restarts. "
-           "The "
-           "answer says where the values of the model come from.")
+      .def(
+          "create_model", &CreateModel, nb::arg("spec"), nb::kw_only(), nb::arg("restore") = nb::none(),
+          nb::arg("convert_moments") = false, nb::arg("values_follow") = false, nb::arg("all_values_follow") = false,
+          nb::arg("takes_any_seed") = false, nb::arg("run") = "",
+          "Creates the model or joins it, without attaching: before an import. `restore` as in open_model, or "
+          "\"none\": "
+          "initial values, whatever the daemon's --restore says. `values_follow`: an import follows, and until it is "
+          "through a model that is created is \"importing\". `all_values_follow`: it replaces every initial value, so "
+          "that those of the spec do not count. `takes_any_seed`: a model that is there may have another seed than the "
+          "spec. `run` names the job, in all of its ranks and restarts. "
+          "The "
+          "answer says where the values of the model come from.")
       .def_static("check_spec", &CheckSpec, nb::arg("spec"),
                   "Checks a description by the rules that hold for every daemon, and asks none. InvalidArgumentError as "
                   "of create_model.")

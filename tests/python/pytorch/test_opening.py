@@ -88,6 +88,13 @@ def _damage(path: str) -> None:
     file.write_bytes(content)
 
 
+def _creator_of(script: Script) -> Script:
+    """Describes the same model with other initial values: in meta_init() where the script has values, and else with
+    values."""
+    brings = "nothing" if script.brings == "a module with values" else "a module with values"
+    return Script(script.daemon, script.name, brings, script.folder)
+
+
 def _bring_to(script: Script, client: paramshard.Client, origin: str, run: str) -> None:
     """Makes a model with values of this origin, of which all are 2, or a step away from that."""
     model, sharded, optimizer = script.open()
@@ -131,7 +138,8 @@ def saving(start: Callable, tmp_path: pathlib.Path):
 
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("brings", BRINGS)
-def test_every_cell_holds(saving, tmp_path, monkeypatch, call, brings):
+@pytest.mark.parametrize("creator", ("alike", "another"))
+def test_every_cell_holds(saving, tmp_path, monkeypatch, call, brings, creator):
     own = call == "own run"
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "this run")
     with saving.client() as client:
@@ -139,7 +147,10 @@ def test_every_cell_holds(saving, tmp_path, monkeypatch, call, brings):
             monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
             name = f"{origin} model"
             script = Script(saving, name, brings, tmp_path)
-            _bring_to(script, client, origin, "this run" if own else "another run")
+            if creator == "another" and origin == "initial" and brings == "nothing":
+                continue  # initial values of two kinds: they differ
+            _bring_to(script if creator == "alike" else _creator_of(script), client, origin,
+                      "this run" if own else "another run")
             assert _origin(client, name) == origin
             step = 0 if origin in ("initial", "importing", "imported") else 1
             monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1" if own else "0")
@@ -167,6 +178,68 @@ def test_every_cell_holds(saving, tmp_path, monkeypatch, call, brings):
 
 def _origin(client: paramshard.Client, name: str) -> str:
     return next(known.origin for known in client.models() if known.name == name)
+
+
+def test_initial_values_are_the_models_until_others_come(saving, tmp_path):
+    """A script of which some values would be drawn anew does not get those of another description."""
+    with pt.meta_init():
+        first, second = nn.Linear(4, 3), nn.Linear(4, 3)
+    nn.init.constant_(second.bias, 3.0)
+    sharded = pt.shard(first, name="m", units=[first], socket_dir=str(saving.socket_dir))
+    sharded.open()
+    sharded.close()
+    other = pt.shard(second, name="m", units=[second], socket_dir=str(saving.socket_dir))
+    second.load_state_dict({"weight": torch.ones(3, 4)}, strict=False)
+    with pytest.raises(paramshard.AlreadyExistsError, match="bias"):
+        other.open()
+
+
+def _drawn(daemon, name: str, **options) -> torch.Tensor:
+    with pt.meta_init():
+        model = nn.Linear(4, 3)
+    with pt.shard(model, name=name, units=[model], socket_dir=str(daemon.socket_dir), **options) as sharded:
+        sharded.open()
+        return sharded.read("weight")
+
+
+def test_the_seed_of_torch_and_the_name_decide_what_is_drawn(daemon):
+    drawn = []
+    for name, seed in (("a", 1), ("b", 1), ("a", 2)):
+        torch.manual_seed(seed)
+        drawn.append(_drawn(daemon, name, existing="fresh"))
+    torch.manual_seed(1)
+    assert torch.equal(drawn[0], _drawn(daemon, "a", existing="fresh"))
+    for i, j in itertools.combinations(range(3), 2):
+        assert not torch.equal(drawn[i], drawn[j])
+    assert torch.equal(_drawn(daemon, "c", seed=7), _drawn(daemon, "d", seed=7))
+
+
+def test_a_script_that_names_no_seed_keeps_that_of_the_model(daemon):
+    torch.manual_seed(1)
+    first = _drawn(daemon, "m")
+    torch.manual_seed(2)
+    assert torch.equal(first, _drawn(daemon, "m"))
+    torch.seed()
+    assert torch.equal(first, _drawn(daemon, "m"))
+    with pytest.raises(paramshard.AlreadyExistsError, match="seed"):
+        _drawn(daemon, "m", seed=5)
+
+
+def test_a_resumed_model_that_is_not_there_is_told(daemon, tmp_path, caplog):
+    for name, existing in (("there", "error"), ("typo", "resume"), ("typo", "resume")):
+        _, sharded, _ = Script(daemon, name, "nothing", tmp_path).open(existing)
+        sharded.close()
+    assert ["typo" in record.message and "there" in record.message for record in caplog.records
+            if "a new one begins" in record.message] == [True]
+
+
+def test_a_kept_model_is_told_only_when_it_is_open(saving, tmp_path, caplog):
+    script = Script(saving, "m", "a module with values", tmp_path)
+    with saving.client() as client:
+        _bring_to(script, client, "lost", "another run")
+    with pytest.raises(paramshard.DataLossError):
+        script.open("resume")
+    assert not any("values that this script brings" in record.message for record in caplog.records)
 
 
 def test_yielding_to_steps_is_one_line_of_the_log(saving, tmp_path, caplog):
@@ -310,8 +383,8 @@ def test_a_deletion_while_values_are_loaded_is_not_waited_for(start, local_rank)
     sharded = pt.shard(model, name="m", units=[model], socket_dir=str(daemon.socket_dir))
     with daemon.client() as client:
         opening = sharded._opening()
+        opening.settle(sharded._spec(), brings=False, brings_all=False, missing=None)
         opening._local_rank = local_rank
-        opening.settle(sharded._spec(), brings=False, missing=None)
         known = opening.known()
         client.delete_model("m")
         with pytest.raises(paramshard.AbortedError):

@@ -1,5 +1,6 @@
 """Several ranks, each a thread with a model of its own, against one torch model that has all their batches."""
 
+import logging
 import threading
 from collections.abc import Callable
 
@@ -254,6 +255,117 @@ def test_a_fresh_model_has_nothing_of_one_that_made_no_step(start, imports):
 
     run_ranks(2, begin(first, "FP32"))
     run_ranks(2, begin(second, "BF16"))
+
+
+def _in_meta_init() -> GPT:
+    with pt.meta_init():
+        return GPT()
+
+
+def _on_meta() -> GPT:
+    with torch.device("meta"):
+        return GPT()
+
+
+@pytest.mark.parametrize("make", [_in_meta_init, _on_meta])
+def test_the_first_rank_may_bring_the_values_alone(start, make):
+    daemon = start(ranks=2)
+    first = GPT()
+    values = {name: value.detach().clone() for name, value in first.named_parameters()}
+    models = [first, make()]
+    if make is _on_meta:
+        models[1]._buffers.update({name: buffer.clone() for name, buffer in first._buffers.items()})
+    read = []
+
+    def run(rank: int) -> None:
+        with _shard(daemon, models[rank], rank) as sharded:
+            pt.AdamW(models[rank].parameters())
+            read.append({name: sharded.read(name) for name in values})
+
+    run_ranks(2, run)
+    for each in read:
+        for name, value in values.items():
+            assert torch.equal(each[name], value.cpu()), name
+
+
+def test_values_of_another_rank_than_the_first_are_refused(start):
+    daemon = start(ranks=2)
+    models = [_in_meta_init(), GPT()]
+    errors = {}
+
+    def run(rank: int) -> None:
+        _shard(daemon, models[rank], rank)
+        try:
+            pt.AdamW(models[rank].parameters())
+        except paramshard.Error as error:
+            errors[rank] = error
+
+    ranks = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(2)]
+    for each in ranks:
+        each.start()
+    ranks[1].join(PATIENCE)
+    assert not ranks[1].is_alive()
+    assert isinstance(errors[1], paramshard.FailedPreconditionError)
+    assert "rank 0" in str(errors[1])
+
+
+def test_the_seed_is_that_of_the_first_rank(start):
+    daemon = start(ranks=2)
+    models = [_in_meta_init() for _ in range(2)]
+    sharded = []
+    for rank, model in enumerate(models):
+        torch.manual_seed(rank)
+        sharded.append(_shard(daemon, model, rank))
+    seeds = [each._spec().seed for each in sharded]
+    assert seeds[0] != seeds[1]
+    read = {}
+
+    def run(rank: int) -> None:
+        with sharded[rank]:
+            pt.AdamW(models[rank].parameters())
+            read[rank] = sharded[rank].read("head.weight")
+
+    run_ranks(2, run)
+    assert torch.equal(read[0], read[1])
+    again = [_in_meta_init() for _ in range(2)]
+
+    def begin_again(rank: int) -> None:
+        with _shard(daemon, again[rank], rank, existing="fresh", seed=seeds[0]) as begun:
+            pt.AdamW(again[rank].parameters())
+            assert torch.equal(begun.read("head.weight"), read[0])
+
+    run_ranks(2, begin_again)
+
+
+def test_a_rank_that_waits_says_so(start, monkeypatch):
+    monkeypatch.setattr("paramshard.torch.opening._SILENCE", 0.05)
+    daemon = start(ranks=2)
+    models = [_in_meta_init() for _ in range(2)]
+    told = threading.Event()
+
+    class Hears(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if "waits" in record.getMessage() and ("1 of 2" in record.getMessage() or "rank 0" in record.getMessage()):
+                told.set()
+
+    hears = Hears()
+    logging.getLogger("paramshard").addHandler(hears)
+
+    def run(rank: int) -> None:
+        with _shard(daemon, models[rank], rank):
+            if rank == late:
+                assert told.wait(PATIENCE)
+                told.clear()
+            pt.AdamW(models[rank].parameters())
+
+    try:
+        for late in range(2):
+            run_ranks(2, run)
+            models = [_in_meta_init() for _ in range(2)]
+            with daemon.client() as client:
+                client.delete_model("m")
+    finally:
+        logging.getLogger("paramshard").removeHandler(hears)
 
 
 class Numbers(Dataset):

@@ -94,6 +94,38 @@ TEST_F(ValueOriginTest, WhoeverJoinsChangesNothing) {
   ExpectOrigin(ValueOrigin::kInitial);
 }
 
+TEST_F(ValueOriginTest, InitialValuesOfTheSpecCountAsLongAsTheModelHasThem) {
+  v1::ModelSpec other = TestSpec();
+  other.set_seed(5);
+  other.mutable_units(0)->mutable_parameters(0)->mutable_initial_value()->mutable_constant()->set_value(0.5);
+  const auto join = [&](const ValuesToCome& values) {
+    return world_->store().CreateOrJoin(Parse(other), [] { return false; }, values).status();
+  };
+  const auto is_refused = StatusIs(absl::StatusCode::kAlreadyExists, testing::HasSubstr("seed"));
+  constexpr ValuesToCome kAll{.values_follow = true, .all_values_follow = true};
+  Create();
+  EXPECT_THAT(join({}), is_refused);
+  EXPECT_THAT(join(kAnnounced), is_refused) << "some of them may stay";
+  EXPECT_OK(join(kAll));
+  EXPECT_THAT(join({.takes_any_seed = true}),
+              StatusIs(absl::StatusCode::kAlreadyExists, testing::HasSubstr("initial value")));
+  ASSERT_OK(Write(*model_));
+  EXPECT_OK(join({}));
+  ASSERT_OK(Restore(3));
+  EXPECT_OK(join({}));
+  EXPECT_EQ(model_->spec().seed, Parse(TestSpec()).seed) << "the first spec stays";
+  other.mutable_units(0)->mutable_parameters(0)->set_shape(0, 2);
+  EXPECT_THAT(join({}), StatusIs(absl::StatusCode::kAlreadyExists, testing::HasSubstr("shape")));
+
+  ASSERT_OK(world_->store().Delete("m", ""));
+  Create(kAnnounced);
+  other = TestSpec();
+  other.set_seed(5);
+  EXPECT_OK(join({})) << "it gets what is imported";
+  EXPECT_THAT(join(kAnnounced), is_refused);
+  EXPECT_OK(join({.values_follow = true, .takes_any_seed = true}));
+}
+
 TEST_F(ValueOriginTest, AnImportIsSeenWhileItHasTheTurn) {
   Create();
   {

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import enum
 import logging
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import paramshard
@@ -18,9 +19,11 @@ _PATIENCE = 600.0  # seconds that ranks wait for the first one of their daemon
 _SHORT_PATIENCE = 60.0  # seconds until a daemon serves
 _ATTACH_PATIENCE = 10.0  # seconds until a rank that has imported attaches, which is what it does next
 _NAP = 0.02  # seconds between two looks
+_SILENCE = 10.0  # seconds of waiting until the log says what for
 _BEGINNINGS = ("initial", "importing")  # origins of values that a script's replace
 
 Result = TypeVar("Result")
+_log = logging.getLogger("paramshard")
 
 
 class Verdict(enum.Enum):
@@ -49,6 +52,11 @@ def judge(origin: str, existing: str, *, brings: bool, own: bool) -> Verdict:
     return Verdict.KEEP if own or existing == "resume" else Verdict.REFUSE  # restored, trained or lost
 
 
+def _is_filled_or_kept(known: paramshard.ModelSummary) -> bool:
+    """Returns true once rank 0 has imported, or has attached to the initial values."""
+    return known.origin not in _BEGINNINGS or (known.origin == "initial" and known.attached_ranks > 0)
+
+
 class Opening:
     """Creates the daemon's model or joins it, for one rank, and settles whose values it has.
 
@@ -57,21 +65,25 @@ class Opening:
     """
 
     def __init__(self, client: paramshard.Client, connect: Callable[[], paramshard.Client], name: str, *,
-                 existing: str, local_rank: int, run: str,
+                 existing: str, local_rank: int, run: str, takes_any_seed: bool,
                  advise: Callable[[paramshard.ModelSummary | None], str]):
-        """`advise`: what to do where the daemon has a model of another description."""
+        """`takes_any_seed`: a model that is there may have another seed. `advise`: what to do where the daemon has a
+        model of another description.
+        """
         self._client = client
         self._connect = connect
         self._name = name
         self._existing = existing
         self._local_rank = local_rank
         self._run = run
+        self._takes_any_seed = takes_any_seed
         self._advise = advise
+        self._notes: list[tuple[int, str]] = []  # for the log, with their levels
 
-    def settle(self, spec: ModelSpec, *, brings: bool, missing: paramshard.Error | None) -> Verdict:
+    def settle(self, spec: ModelSpec, *, brings: bool, brings_all: bool, missing: paramshard.Error | None) -> Verdict:
         """Returns KEEP or FILL; then the model is there.
 
-        `brings`: the script has values. `missing`: raised where the model would begin here, for a parameter that has
+        `brings`: the script has values; `brings_all`: of all parameters. `missing`: raised where the model would begin here, for a parameter that has
         neither a value nor a rule for one.
 
         AlreadyExistsError for a model that `existing` does not accept, and where the script's values would replace
@@ -79,14 +91,19 @@ class Opening:
         lost.
         """
         if self._existing == "fresh" and not torchrun.is_restart():
-            return self._begin_anew(spec, brings, missing)
+            return self._begin_anew(spec, brings, brings_all, missing)
+        if self._local_rank > 0:
+            self.wait(lambda known: known is not None, _PATIENCE, "rank 0 of this daemon to create the model")
+        others = [known.name for known in self._client.models()] if self._existing == "resume" else []
         follow = brings or missing is not None
         try:
-            found = self._create(spec, follow)
+            found = self._create(spec, follow, brings_all or missing is not None)
         except paramshard.AlreadyExistsError as error:
             if self._existing == "fresh":
-                return self._begin_anew(spec, brings, missing)
+                return self._begin_anew(spec, brings, brings_all, missing)
             raise paramshard.AlreadyExistsError(f"{error}: {self._advise(self.known())}") from error
+        if found.origin == "importing" and not brings and self._is_filled_by_first_rank(found):
+            return Verdict.KEEP
         if missing is not None and found.origin in _BEGINNINGS:
             if found.created:
                 self._client.delete_model(self._name)
@@ -94,22 +111,44 @@ class Opening:
         own = self._is_own(found, spec) or (brings and found.origin == "imported" and self._is_of_first_rank(found))
         verdict = judge(found.origin, self._existing, brings=brings, own=own)
         if verdict is Verdict.DELETE:
-            return self._begin_anew(spec, brings, missing)
+            return self._begin_anew(spec, brings, brings_all, missing)
         if verdict is Verdict.REFUSE:
             raise self._refusal(found)
-        if verdict is Verdict.KEEP and brings and self._local_rank == 0 and found.origin != "imported":
-            logging.getLogger("paramshard").warning(
-                "open %s: goes on at commit %d; the values that this script brings are not used", self._name,
-                found.commit_number)
+        if verdict is Verdict.KEEP and brings:
+            self._note(logging.WARNING,
+                       f"goes on at commit {found.commit_number}; the values that this script brings are not used")
+        if found.created and found.origin in _BEGINNINGS and self._existing == "resume":
+            self._note(logging.WARNING, f'existing="resume", and the daemon has no model of this name (it has '
+                       f"{', '.join(others) or 'none'}): a new one begins")
+        self._note_seed(found, spec, brings_all)
         return verdict
+
+    def _note_seed(self, found: paramshard.CreatedModel, spec: ModelSpec, brings_all: bool) -> None:
+        if found.created and found.origin in _BEGINNINGS and not brings_all:
+            self._note(logging.INFO, f"values of modules made in meta_init() are drawn with seed {spec.seed}; "
+                       "shard(seed=...) sets it")
+
+    def _note(self, level: int, line: str) -> None:
+        if self._local_rank == 0:
+            self._notes.append((level, line))
+
+    def log_notes(self) -> None:
+        """Tells the log what was settled, once the model is open."""
+        for level, line in self._notes:
+            _log.log(level, "open %s: %s", self._name, line)
+        self._notes.clear()
 
     def fill(self, tensors: Callable[[], dict[str, Any]]) -> None:
         """Imports values, which all ranks call; the first one of each daemon has them."""
         if self._local_rank == 0:
             self._client.import_tensors(self._name, tensors(), run=self._run)
-        else:
-            self._wait_while_there(lambda known: known.origin not in _BEGINNINGS,
-                                   "rank 0 of this daemon to import the values")
+            return
+        self._wait_while_there(_is_filled_or_kept, "rank 0 of this daemon to import the values")
+        known = self.known()
+        if known is not None and known.origin == "initial":
+            raise paramshard.FailedPreconditionError(
+                f"open {self._name}: rank 0 of this daemon brings no values, and this rank does: bring them on every "
+                "rank, or on rank 0")
 
     def replace(self, history: str, tensors: Callable[[], dict[str, Any]]) -> None:
         """The same for a model that has had values, with the id of their history. No rank is attached, or will soon be.
@@ -123,7 +162,8 @@ class Opening:
 
     def known(self) -> paramshard.ModelSummary | None:
         """The model as the daemon lists it."""
-        return next((known for known in self._client.models() if known.name == self._name), None)
+        models = self._once_available(self._client.models)
+        return next((known for known in models if known.name == self._name), None)
 
     def deleted(self) -> paramshard.Error:
         """The error where the model was there and is not any more."""
@@ -140,18 +180,35 @@ class Opening:
     def wait(self, is_so: Callable[[paramshard.ModelSummary | None], bool], patience: float, what: str) -> None:
         """Looks until it is so: nobody tells what another rank has done before all are attached."""
         deadline = time.monotonic() + patience
-        while not is_so(self.known()):
-            if time.monotonic() > deadline:
-                raise paramshard.DeadlineExceededError(
-                    f"open {self._name}: timed out after {patience:.0f} s, waiting for {what}")
-            time.sleep(_NAP)
+        with self.telling(f"waits up to {patience:.0f} s for {what}"):
+            while not is_so(self.known()):
+                if time.monotonic() > deadline:
+                    raise paramshard.DeadlineExceededError(
+                        f"open {self._name}: timed out after {patience:.0f} s, waiting for {what}")
+                time.sleep(_NAP)
 
-    def _create(self, spec: ModelSpec, follow: bool) -> paramshard.CreatedModel:
+    @contextlib.contextmanager
+    def telling(self, what: str | Callable[[], str]) -> Iterator[None]:
+        """Says in the log what is waited for, where what runs inside takes long."""
+        def tell() -> None:
+            with contextlib.suppress(paramshard.Error):
+                _log.warning("open %s: %s", self._name, what if isinstance(what, str) else what())
+        timer = threading.Timer(_SILENCE, tell)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def _create(self, spec: ModelSpec, follow: bool, all_follow: bool) -> paramshard.CreatedModel:
         restore = "none" if self._existing == "fresh" else None
         return self._once_available(
-            lambda: self._client.create_model(spec, restore=restore, values_follow=follow, run=self._run))
+            lambda: self._client.create_model(spec, restore=restore, values_follow=follow, all_values_follow=all_follow,
+                                              takes_any_seed=self._takes_any_seed, run=self._run))
 
-    def _begin_anew(self, spec: ModelSpec, brings: bool, missing: paramshard.Error | None) -> Verdict:
+    def _begin_anew(self, spec: ModelSpec, brings: bool, brings_all: bool,
+                    missing: paramshard.Error | None) -> Verdict:
         if missing is not None:
             raise missing
         if self._local_rank == 0:
@@ -162,10 +219,11 @@ class Opening:
             self.wait(lambda known: known is not None and known.attached_ranks > 0 and
                       known.origin in ("initial", "imported"), _PATIENCE,
                       "rank 0 of this daemon to delete the model, and to open a new one")
-        found = self._create(spec, brings)
+        found = self._create(spec, brings, brings_all)
         if found.origin not in ("initial", "importing", "imported"):
             raise paramshard.AbortedError(
                 f"open {self._name}: the model was deleted, and another program has created and {found.origin} it")
+        self._note_seed(found, spec, brings_all)
         return judge(found.origin, self._existing, brings=brings, own=True)
 
     def _is_own(self, found: paramshard.CreatedModel, spec: ModelSpec) -> bool:
@@ -181,6 +239,14 @@ class Opening:
             self.wait(lambda known: known is None or known.attached_ranks == 0, _PATIENCE, "all ranks to let go")
         return run == self._run
 
+    def _is_filled_by_first_rank(self, found: paramshard.CreatedModel) -> bool:
+        """Waits for values that rank 0 of this daemon brings, and this rank does not."""
+        if self._local_rank == 0 or (torchrun.is_worker() and not found.same_run):
+            return False
+        self._wait_while_there(lambda known: known.origin not in _BEGINNINGS,
+                               "rank 0 of this daemon to import the values")
+        return True
+
     def _is_of_first_rank(self, found: paramshard.CreatedModel) -> bool:
         """Returns true if rank 0 of this daemon, and of this job, has imported before this rank has asked."""
         if self._local_rank == 0:
@@ -195,24 +261,24 @@ class Opening:
         return True
 
     def _refusal(self, found: paramshard.CreatedModel) -> paramshard.Error:
-        what = f"shard {self._name}: the daemon has"
+        what = f"shard {self._name}: model {self._name}"
         if found.origin == "lost":
             known = self.known()
             return paramshard.DataLossError(
-                f'{what} lost it ({known.unusable if known is not None else "deleted since"}); existing="fresh" '
+                f'{what} is lost ({known.unusable if known is not None else "deleted since"}); existing="fresh" '
                 "deletes it")
         if found.origin == "importing":
             return paramshard.FailedPreconditionError(
-                f"{what} it without the values that its creator announced; load them before the optimizer is made, or "
+                f"{what} waits for values that its creator announced, and has none; load them before the optimizer is made, or "
                 'delete the model with existing="fresh"')
         if found.origin == "imported":
             return paramshard.AlreadyExistsError(
-                f"{what} imported values, which those of this script would replace; to keep them make the module in "
+                f"{what} has imported values, which those of this script would replace; to keep them make the module in "
                 'meta_init() and load nothing before the optimizer is made, to delete them use existing="fresh"')
-        done = "restored it" if found.origin == "restored" else "it"
+        done = " and was restored" if found.origin == "restored" else ""
         return paramshard.AlreadyExistsError(
-            f'{what} {done}, at commit {found.commit_number}: existing="resume" goes on from there, existing="fresh" '
-            "deletes it, and another name= leaves it alone")
+            f'{what} already exists in the daemon{done}, at commit {found.commit_number}: existing="resume" continues '
+            'it, existing="fresh" deletes it; or choose another name=')
 
     def _once_available(self, call: Callable[[], Result]) -> Result:
         """Waits for a daemon that is started again, and for a save or a restore that is under way."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import hashlib
 import os
 from collections.abc import Iterable, Sequence
 
@@ -30,7 +31,7 @@ def shard(module: nn.Module, *, name: str, units: Iterable[UnitModules], existin
           compute: str = "dense", grad_dtype: torch.dtype = torch.float32, cast_inputs: bool = True,
           output_dtype: torch.dtype | None = None, reshard_after_forward: bool = True, daemon: str | None = None,
           socket_dir: str | None = None, local_rank: int | None = None, device: torch.device | str | None = None,
-          seed: int = 0, shard_size: int | None = None, gather_slots: int = 3, gradient_slots: int = 2,
+          seed: int | None = None, shard_size: int | None = None, gather_slots: int = 3, gradient_slots: int = 2,
           step_timeout: float | None = None) -> ShardedModel:
     """Moves a module's parameters into the daemon of this node. The module stays what it is, and computes as before.
 
@@ -58,8 +59,9 @@ def shard(module: nn.Module, *, name: str, units: Iterable[UnitModules], existin
     `device`: torch's name of the GPU; None: that of the number which the daemon has for it, if torch sees so many, else
     the present one. Another than the daemon's is refused when the model is opened.
 
-    `seed`: of the initial values that the daemon draws for a module made in `meta_init()`; `torch.manual_seed` does not
-    change them.
+    `seed`: of the initial values that the daemon draws for a module made in `meta_init()`; None: one made of `name`
+    and, where all ranks have one daemon, of the number below 2**32 that `torch.manual_seed` was last given on rank 0. A
+    model that is there keeps its seed.
     `shard_size`: how many ranks share one copy of the state; None: those of one daemon, so that every node has a copy.
 
     InvalidArgumentError for units that overlap, or that miss parameters; names them. FailedPreconditionError where the
@@ -89,7 +91,9 @@ def shard(module: nn.Module, *, name: str, units: Iterable[UnitModules], existin
 
     sharded = ShardedModel(module, made, connect=connect, name=name, existing=existing, rank=rank,
                            local_rank=local_rank, device=device, format=format, grad_dtype=grad_dtype,
-                           spec={"seed": seed, "shard_size": shard_size, "gather_slots": gather_slots,
+                           takes_any_seed=seed is None,
+                           spec={"seed": _default_seed(name, info.nodes) if seed is None else seed,
+                                 "shard_size": shard_size, "gather_slots": gather_slots,
                                  "gradient_slots": gradient_slots, "step_timeout": step_timeout})
     for owner, attribute, buffer in buffers:
         own_buffers(owner)[attribute] = buffer
@@ -113,6 +117,16 @@ def _check(existing: str, daemon: str | None, compute: str, param_dtype: torch.d
             f"shard: param_dtype float32, bfloat16 or float16 expected, got {param_dtype}")
     if grad_dtype not in (torch.float32, torch.bfloat16):
         raise paramshard.InvalidArgumentError(f"shard: grad_dtype float32 or bfloat16 expected, got {grad_dtype}")
+
+
+def _default_seed(name: str, nodes: int) -> int:
+    """Models of other names differ, as modules do that torch makes one after another."""
+    told = torch.initial_seed()
+    # A process that has not called manual_seed has 64 random bits. Daemons of several nodes cannot agree on a number
+    # that only one of them knows.
+    counts = nodes == 1 and told < 2**32
+    digest = hashlib.sha256(f"{told if counts else ''} {name}".encode()).digest()
+    return int.from_bytes(digest[:8], "little")
 
 
 def _check_format(format: str | Sequence[tuple[str, str]] | None) -> None:

@@ -60,6 +60,7 @@ class ShardedModel:
 
     def __init__(self, module: nn.Module, units: list[Unit], *, connect: Callable[[], paramshard.Client], name: str,
                  existing: str, rank: int, local_rank: int, device: torch.device, spec: dict[str, Any],
+                 takes_any_seed: bool,
                  format: str | Sequence[tuple[str, str]] | None, grad_dtype: torch.dtype):
         self.module = module
         self.name = name
@@ -68,6 +69,7 @@ class ShardedModel:
         self.device = device
         self._existing = existing
         self._spec_options = spec
+        self._takes_any_seed = takes_any_seed
         self._format = format
         self._grad_dtype = grad_dtype
         self._units = units
@@ -193,10 +195,13 @@ class ShardedModel:
         self._check_exported()
         self._plan = plan
         missing = self._missing_values()
-        verdict = self._opening().settle(self._spec(), brings=bool(self._values), missing=missing)
+        opening = self._opening()
+        brings_all = all(parameter.name in self._values for parameter in self.parameters())
+        verdict = opening.settle(self._spec(), brings=bool(self._values), brings_all=brings_all, missing=missing)
         if verdict is Verdict.FILL:
-            self._opening().fill(self._import_tensors)
+            opening.fill(self._import_tensors)
         recorded = self._join()
+        opening.log_notes()
         self._restored = recorded.states
         self._values.clear()
         self._lost_values = weakref.finalize(self, _warn_of_lost, self.name, self._values, self._process)
@@ -204,11 +209,13 @@ class ShardedModel:
 
     def _opening(self) -> Opening:
         return Opening(self._client, self._connect, self.name, existing=self._existing, local_rank=self._local_rank,
-                       run=self._run, advise=self._advice)
+                       run=self._run, takes_any_seed=self._takes_any_seed, advise=self._advice)
 
     def _join(self) -> ClientState:
         spec = self._spec()
-        self._model = self._client.open_model(spec)
+        opening = self._opening()
+        with opening.telling(lambda: _missing_ranks(opening.known())):
+            self._model = self._client.open_model(spec, takes_any_seed=self._takes_any_seed)
         self._check_gpu()
         for parameter, described in zip(self.parameters(), (each for unit in spec.units for each in unit.parameters)):
             parameter.trainable = described.trainable
@@ -596,6 +603,13 @@ class ShardedModel:
     def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> None:
         if kind is None:
             self.close()
+
+
+def _missing_ranks(known: paramshard.ModelSummary | None) -> str:
+    if known is None or known.attached_ranks >= known.world_size:
+        return "waits for the daemon to begin an epoch, up to 600 s (attach_timeout)"
+    return (f"{known.attached_ranks} of {known.world_size} ranks are attached; waits for the others, up to 600 s "
+            "(attach_timeout)")
 
 
 def _rows(parameter: UnitParameter) -> int:
