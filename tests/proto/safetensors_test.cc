@@ -202,7 +202,8 @@ TEST_F(SafetensorsFileTest, DataNeitherOverlapNorLeaveHolesNorPassTheEnd) {
 }
 
 TEST_F(SafetensorsFileTest, NamesAreThereOnce) {
-  ExpectInvalid("{" + Entry("w", "U8", "[8]", "[0,8]") + "," + Entry("w", "U8", "[8]", "[8,16]") + "}", "duplicate name w");
+  ExpectInvalid("{" + Entry("w", "U8", "[8]", "[0,8]") + "," + Entry("w", "U8", "[8]", "[8,16]") + "}",
+                "duplicate name w");
   ExpectInvalid(R"({"__metadata__":{},"__metadata__":{}})", "duplicate name __metadata__");
   ExpectInvalid(R"({"__metadata__":{"k":"1","k":"2"}})", "duplicate key k");
 }

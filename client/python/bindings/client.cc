@@ -126,9 +126,10 @@ void BindModels(nb::class_<PyClient>& client) {
           "spec. `run` names the job, in all of its ranks and restarts. "
           "The "
           "answer says where the values of the model come from.")
-      .def_static("check_spec", &CheckSpec, nb::arg("spec"),
-                  "Checks a description by the rules that hold for every daemon, and asks none. InvalidArgumentError as "
-                  "of create_model.")
+      .def_static(
+          "check_spec", &CheckSpec, nb::arg("spec"),
+          "Checks a description by the rules that hold for every daemon, and asks none. InvalidArgumentError as "
+          "of create_model.")
       .def("delete_model", &DeleteModel, nb::arg("model"),
            "Deletes a model that no trainer is attached to. NotFoundError; FailedPreconditionError names the trainer.");
 }

@@ -99,7 +99,10 @@ TEST_F(ValueOriginTest, InitialValuesOfTheSpecCountAsLongAsTheModelHasThem) {
   other.set_seed(5);
   other.mutable_units(0)->mutable_parameters(0)->mutable_initial_value()->mutable_constant()->set_value(0.5);
   const auto join = [&](const ValuesToCome& values) {
-    return world_->store().CreateOrJoin(Parse(other), [] { return false; }, values).status();
+    return world_->store()
+        .CreateOrJoin(
+            Parse(other), [] { return false; }, values)
+        .status();
   };
   const auto is_refused = StatusIs(absl::StatusCode::kAlreadyExists, testing::HasSubstr("seed"));
   constexpr ValuesToCome kAll{.values_follow = true, .all_values_follow = true};
