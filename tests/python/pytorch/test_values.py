@@ -501,7 +501,7 @@ def test_pretrained_folders_that_lack_something_are_refused(daemon, tmp_path):
     save_file = pytest.importorskip("safetensors.torch").save_file
     model = GPT()
     sharded = _shard(daemon, model)
-    with pytest.raises(paramshard.InvalidArgumentError, match="safetensors files, got none"):
+    with pytest.raises(paramshard.InvalidArgumentError, match="safetensors.*got none"):
         sharded.load_pretrained(tmp_path)
     save_file({"embed.weight": torch.zeros(3, 3)}, tmp_path / "model.safetensors")
     with pytest.raises(paramshard.NotFoundError, match="layers.0.norm1.weight"):
