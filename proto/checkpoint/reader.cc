@@ -305,7 +305,7 @@ bool Reader::Opener::CheckTensor(const FileEntry& entry, bool is_common, const T
     return false;
   };
   const auto found = expected_.find(tensor.name);
-  // What else may be in the common files their own parser knows.
+  // The parser of common files checks their other tensors.
   if (is_common) return found == expected_.end() || refuse("expected in a file of a rank");
   if (found != expected_.end()) {
     const ArrayShape& shape = found->second.shape;

@@ -45,7 +45,7 @@ class Reader {
     // Demands that the folder and every file belong to this user or to root, and that nobody else may write to them.
     // Unset: whoever can be read from.
     std::optional<uid_t> owner = {};
-    // Of the files of ranks, unless they are of small tensors.
+    // How files of ranks are read. Files of small tensors always use the page cache.
     safetensors::RegularFile::PageCache page_cache = safetensors::RegularFile::PageCache::kUsed;
   };
 

@@ -151,7 +151,7 @@ absl::Status CheckAllGiven(const Files& files) {
 
 absl::StatusOr<Certificate> ParseCertificate(absl::string_view pem) {
   const OwnedCertificates chain = ReadCertificates(pem);
-  if (sk_X509_num(chain.get()) == 0) return absl::InvalidArgumentError("a certificate in PEM expected, got none");
+  if (sk_X509_num(chain.get()) == 0) return absl::InvalidArgumentError("want a certificate in PEM, got none");
   return Describe(sk_X509_value(chain.get(), 0));
 }
 
@@ -168,14 +168,14 @@ absl::StatusOr<Certificate> CheckFiles(const Files& files, absl::Time now) {
   ASSIGN_OR_RETURN(const std::string ca_text, ReadText(kAuthorities, files.ca));
   const OwnedCertificates chain = ReadCertificates(cert_text);
   if (sk_X509_num(chain.get()) == 0) {
-    return FileError(kCertificate, files.cert, "a certificate in PEM expected, got none");
+    return FileError(kCertificate, files.cert, "want a certificate in PEM, got none");
   }
   const OwnedCertificates authorities = ReadCertificates(ca_text);
   if (sk_X509_num(authorities.get()) == 0) {
-    return FileError(kAuthorities, files.ca, "certificates of authorities in PEM expected, got none");
+    return FileError(kAuthorities, files.ca, "want certificates of authorities in PEM, got none");
   }
   const OwnedKey key = ReadKey(key_text);
-  if (key == nullptr) return FileError(kKey, files.key, "a private key in PEM, not encrypted, expected, got none");
+  if (key == nullptr) return FileError(kKey, files.key, "want a private key in PEM, not encrypted, got none");
   const bool fits = X509_check_private_key(sk_X509_value(chain.get(), 0), key.get()) == 1;
   ERR_clear_error();
   if (!fits) return FileError(kKey, files.key, absl::StrCat("the key of ", files.cert, " expected, got another"));

@@ -268,7 +268,7 @@ class Model {
   const World& world() const { return options_.world; }
   const std::string& save_dir() const { return options_.save_dir; }
   const Topology& topology() const { return topology_; }
-  // Of the spec without initial values: these are part of the lineage, as long as they count.
+  // Fingerprint of the spec without initial values. The lineage of a model that still has them includes them.
   uint64_t fingerprint() const { return fingerprint_; }
   // They are in the order of this daemon's ranks.
   const std::vector<std::unique_ptr<Shard>>& shards() const { return shards_; }

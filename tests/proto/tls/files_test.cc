@@ -83,13 +83,13 @@ TEST_F(FilesTest, WhatIsNoPemIsNamed) {
   Write(other, "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n");
   chmod(other.c_str(), 0600);
   files_.cert = other;
-  ExpectRefused("TLS certificate", "a certificate in PEM expected");
+  ExpectRefused("TLS certificate", "want a certificate in PEM");
   files_ = files;
   files_.key = other;
-  ExpectRefused("TLS key", "a private key in PEM, not encrypted, expected");
+  ExpectRefused("TLS key", "want a private key in PEM, not encrypted");
   files_ = files;
   files_.ca = other;
-  ExpectRefused("TLS authorities", "certificates of authorities in PEM expected");
+  ExpectRefused("TLS authorities", "want certificates of authorities in PEM");
 }
 
 TEST_F(FilesTest, AnotherCertificatesKeyIsRefused) {

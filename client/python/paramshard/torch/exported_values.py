@@ -1,4 +1,4 @@
-"""Values that state_dict() has handed out: writes into them are lost, and whoever makes one is told so."""
+"""Values that state_dict() has handed out: writes into them are lost, and raise at the next use of the model."""
 
 from __future__ import annotations
 

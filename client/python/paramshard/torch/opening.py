@@ -83,8 +83,8 @@ class Opening:
     def settle(self, spec: ModelSpec, *, brings: bool, brings_all: bool, missing: paramshard.Error | None) -> Verdict:
         """Returns KEEP or FILL; then the model is there.
 
-        `brings`: the script has values; `brings_all`: of all parameters. `missing`: raised where the model would begin here, for a parameter that has
-        neither a value nor a rule for one.
+        `brings`: the script has values; `brings_all`: of all parameters. `missing`: raised where the model would begin
+        here, for a parameter that has neither a value nor a rule for one.
 
         AlreadyExistsError for a model that `existing` does not accept, and where the script's values would replace
         others; FailedPreconditionError where values were announced and have not come; DataLossError where they are
@@ -269,8 +269,8 @@ class Opening:
                 "deletes it")
         if found.origin == "importing":
             return paramshard.FailedPreconditionError(
-                f"{what} waits for values that its creator announced, and has none; load them before the optimizer is made, or "
-                'delete the model with existing="fresh"')
+                f"{what} waits for values that its creator announced, and has none; load them before the optimizer is "
+                'made, or delete the model with existing="fresh"')
         if found.origin == "imported":
             return paramshard.AlreadyExistsError(
                 f"{what} has imported values, which those of this script would replace; to keep them make the module in "

@@ -141,7 +141,7 @@ class ShardedModel:
         module.zero_grad = torch.compiler.disable(_weakly(self, "discard"))
 
     def has_place(self, placeholder: Placeholder, module: nn.Module, attribute: str) -> bool:
-        """Whether shard() has found the parameter there."""
+        """Returns True if shard() has found the parameter there."""
         return any(owner is module and name == attribute
                    for owner, name in self._by_name[placeholder.parameter_name].places)
 
@@ -170,6 +170,7 @@ class ShardedModel:
 
     @property
     def is_open(self) -> bool:
+        """True from `open` to `close`."""
         return self._model is not None
 
     @property
@@ -224,14 +225,17 @@ class ShardedModel:
         self._was_open = True
         self._passes.open(self._model)
         recorded = unpack(self._model.client_state)
-        self.moments.open(self._opening().known().history_id, self._model.commit_number, recorded.history)
+        known = opening.known()
+        if known is None:
+            raise opening.deleted()
+        self.moments.open(known.history_id, self._model.commit_number, recorded.history)
         return recorded
 
     def _advice(self, known: paramshard.ModelSummary | None) -> str:
-        """For whoever describes a model in another way than the daemon has it."""
+        """Advice for an error: how this description differs from the daemon's model."""
         if known is None or known.commit_number == 0:
-            return ("all ranks make the module alike, in meta_init() or not; where they do, the daemon has another "
-                    f"model of this name: take another name=, or delete it by `paramshardctl delete {self.name}`")
+            return ("the daemon has another model of this name: take another name=, or delete it by "
+                    f"`paramshardctl delete {self.name}`")
         how = ("make the AdamW that it was trained with, which need not step, instead of calling open()"
                if self._plan is None else "describe it as it was trained, with the same units, formats and groups")
         return f"the daemon has trained it, up to commit {known.commit_number}: {how}, or take another name="
@@ -309,7 +313,7 @@ class ShardedModel:
             if not self._tracked.waits_for_schedulers:
                 self._send_commit()
         except BaseException:
-            self._commit_to_send = None  # whoever has called hears that there was no step, and may repeat it
+            self._commit_to_send = None  # the caller gets the error, and may repeat the step
             self.moments.undo(before)
             raise
         self._passes.end_step()

@@ -81,6 +81,7 @@ class TrackedState:
     def __init__(self, send: Callable[[], None], run: str):
         self._send = send
         self._run = run
+        self._untracked: tuple[str, bytes] | None = None  # a history, and the client state of its steps
         self._objects: dict[str, Stateful] = {}
         self._schedules: dict[str, Schedule] = {}
         self._to_step: set[str] = set()
@@ -135,6 +136,10 @@ class TrackedState:
         """
         self._to_step.clear()
         states = self._read | {name: schedule.state_dict() for name, schedule in self._schedules.items()}
+        if not states:
+            if self._untracked is None or self._untracked[0] != history:
+                self._untracked = history, pack({_RUN: self._run, _HISTORY: history})
+            return self._untracked[1]
         self._check_loads(states)
         packed = pack(states | {_RUN: self._run, _HISTORY: history})
         if len(packed) > MOST_BYTES:
