@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/container/btree_map.h"
 #include "absl/numeric/int128.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -44,7 +45,7 @@ struct FileEntry {
 };
 
 // Content hashes by tensor key. Those of masters are of fp32 rows, also where the files hold BF16 and remainders.
-using ContentHashes = std::map<std::string, ContentHash>;
+using ContentHashes = absl::btree_map<std::string, ContentHash>;
 
 // What one daemon has written: part-00002.json, which node 0 merges and removes.
 struct Part {

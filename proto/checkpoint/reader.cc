@@ -10,6 +10,7 @@
 #include <system_error>
 #include <utility>
 
+#include "absl/container/btree_map.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -51,7 +52,7 @@ struct ExpectedTensor {
   bool has_hash = false;
   bool is_joined = false;  // the hash is of fp32 rows, and not of what is stored
 };
-using ExpectedTensors = std::map<std::string, ExpectedTensor, std::less<>>;
+using ExpectedTensors = absl::btree_map<std::string, ExpectedTensor, std::less<>>;
 
 ExpectedTensors ExpectedOf(const ModelSpec& spec) {
   ExpectedTensors expected;

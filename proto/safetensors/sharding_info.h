@@ -7,10 +7,10 @@
 
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <string>
 #include <vector>
 
+#include "absl/container/btree_map.h"
 #include "absl/status/statusor.h"
 #include "proto/safetensors/header.h"
 
@@ -19,7 +19,7 @@ namespace paramshard::safetensors {
 inline constexpr char kShardingInfoKey[] = "DCP_SHARDING_INFO";
 
 // By tensor: an offset for each dimension.
-using SavedOffsets = std::map<std::string, std::vector<int64_t>, std::less<>>;
+using SavedOffsets = absl::btree_map<std::string, std::vector<int64_t>, std::less<>>;
 
 std::string SerializeShardingInfo(const SavedOffsets& offsets);
 

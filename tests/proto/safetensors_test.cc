@@ -463,12 +463,28 @@ TEST_F(ShardedCheckpointTest, PartsThatDoNotFitEachOtherAreRefused) {
   EXPECT_THAT(Checkpoint::Open(folder_), StatusIs(kInvalid, HasSubstr("tensor c: ")));
 }
 
+TEST_F(ShardedCheckpointTest, OtherMembersOfTheInfoArePassedOver) {
+  WriteShard(1, 0, 3);
+  for (const std::string other :
+       {"3", "\"text\"", "null", "[1, [2, {\"saved_offsets\": [9]}]]", "{\"a\": [1], \"b\": {}}"}) {
+    WriteTensors("shard-00002-model-00001-of-00001.safetensors", {FloatTensor("w", {1, 2}, {6, 7})},
+                 {{"DCP_SHARDING_INFO",
+                   absl::StrCat("{\"w\": {\"a\": ", other, ", \"saved_offsets\": [3, 0], \"b\": ", other, "}}")}});
+    ASSERT_OK_AND_ASSIGN(const Checkpoint checkpoint, Checkpoint::Open(folder_));
+    EXPECT_THAT(checkpoint.Find("w")->info->shape, ElementsAre(4, 2)) << other;
+  }
+}
+
 TEST_F(ShardedCheckpointTest, InfoThatIsNoneIsRefused) {
   WriteShard(1, 0, 3);
   for (const std::string info : {"", "[]", "{}", R"({"w":1})", R"({"w":{}})", R"({"w":{"saved_offsets":[3]}})",
                                  R"({"w":{"saved_offsets":[-3,0]}})", R"({"w":{"saved_offsets":[3.0,0]}})",
                                  R"({"w":{"saved_offsets":[9223372036854775807,0]}})", R"({"w":{"saved_offsets":"3"}})",
-                                 R"({"w":{"saved_offsets":[3,0]},"v":{"saved_offsets":[0]}})"}) {
+                                 R"({"w":{"saved_offsets":[[3],0]}})", R"({"w":{"saved_offsets":[3,0,0]}})",
+                                 R"({"w":{"saved_offsets":[3,0]},"w":{"saved_offsets":[3,0]}})",
+                                 R"({"w":{"saved_offsets":[3],"saved_offsets":[0],"saved_offsets":[0]}})",
+                                 R"({"w":{"saved_offsets":[3,0]},"v":{"saved_offsets":[0]}})",
+                                 R"({"w":{"saved_offsets":[3,0]}} {})", R"({"w":{"saved_offsets":[3,0]})"}) {
     WriteTensors("shard-00002-model-00001-of-00001.safetensors", {FloatTensor("w", {1, 2}, {6, 7})},
                  {{"DCP_SHARDING_INFO", info}});
     EXPECT_THAT(Checkpoint::Open(folder_), StatusIs(kInvalid, HasSubstr("shard-00002"))) << info;
