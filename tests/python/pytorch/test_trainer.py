@@ -113,8 +113,9 @@ def _resumable(daemon, folder, **options) -> Trainer:
     model = _llama(attention_dropout=0.2)
     return Trainer(model=model, sharded=_shard(daemon, model, model.model.layers, existing="resume"),
                    train_dataset=Sentences(),
-                   args=_arguments(folder, per_device_train_batch_size=2, gradient_accumulation_steps=2,
-                                   lr_scheduler_type="cosine", save_strategy="steps", save_steps=4, **options))
+                   args=_arguments(folder, **{
+                       "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2,
+                       "lr_scheduler_type": "cosine", "save_strategy": "steps", "save_steps": 4, **options}))
 
 
 def _weights(trainer: Trainer) -> dict[str, torch.Tensor]:
@@ -145,6 +146,19 @@ def test_a_trainer_goes_on_from_the_daemons_step(start, tmp_path):
     assert again.train().global_step == 12
     for name, value in _weights(again).items():
         assert torch.equal(value, expected[name]), name
+
+
+def test_a_training_that_has_ended_makes_no_other_step(daemon, tmp_path):
+    """In the middle of an epoch, where Trainer itself goes on from a checkpoint of the last step with one more."""
+    options = {"max_steps": 5, "lr_scheduler_type": "constant"}
+    first = _resumable(daemon, tmp_path, **options)
+    first.train()
+    expected = _weights(first)
+    for _ in range(2):
+        again = _resumable(daemon, tmp_path, **options)
+        assert again.train().global_step == 5
+        for name, value in _weights(again).items():
+            assert torch.equal(value, expected[name]), name
 
 
 class _SavesInDaemon(transformers.TrainerCallback):

@@ -268,6 +268,13 @@ class TrainerMixin:
         if checkpoint is not None:
             self._progress.restore_random_state()
 
+    def _run_epoch(self, *arguments: Any, **options: Any) -> None:
+        # Trainer looks for the end behind each step, and would make one more when a training that has ended goes on.
+        if self.state.global_step >= self.state.max_steps:
+            self.control.should_training_stop = True
+            return
+        super()._run_epoch(*arguments, **options)
+
     # --- What is elsewhere than Trainer thinks ---
 
     def log(self, logs: dict[str, float], *arguments: Any, **options: Any) -> None:
