@@ -4,6 +4,10 @@ import os
 import pathlib
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
+
+import pytest
 
 PATIENCE = 100.0
 
@@ -17,16 +21,23 @@ for _ in range(2):
 """
 
 
+@pytest.fixture
+def folder() -> Iterator[pathlib.Path]:
+    """With a path of a few bytes, which sockets of a job fit below."""
+    with tempfile.TemporaryDirectory() as path:
+        yield pathlib.Path(path)
+
+
 def _job(tmp_path: pathlib.Path, script: str) -> subprocess.CompletedProcess:
     return subprocess.run([sys.executable, "-c", script], env=os.environ | {"TMPDIR": str(tmp_path)},
                           capture_output=True, text=True, timeout=PATIENCE)
 
 
-def test_sockets_of_a_killed_job_are_no_daemon(tmp_path):
+def test_sockets_of_a_killed_job_are_no_daemon(folder):
     """Numbers of processes come again, in containers soon."""
-    ended = _job(tmp_path, f"""
+    ended = _job(folder, f"""
 import os, pathlib, socket
-folder = pathlib.Path({str(tmp_path)!r}, f"paramshard-job-{{os.getuid()}}-{{os.getpid()}}", "sockets")
+folder = pathlib.Path({str(folder)!r}, f"paramshard-job-{{os.getuid()}}-{{os.getpid()}}", "sockets")
 folder.mkdir(parents=True)
 for name in ("grpc.sock", "handoff.sock"):
     socket.socket(socket.AF_UNIX).bind(str(folder / name))
@@ -36,15 +47,15 @@ for name in ("grpc.sock", "handoff.sock"):
     assert len(lines) == 2 and lines[0] == lines[1]
 
 
-def test_a_link_in_place_of_the_folder_is_refused(tmp_path):
-    ended = _job(tmp_path, f"""
+def test_a_link_in_place_of_the_folder_is_refused(folder):
+    ended = _job(folder, f"""
 import os, pathlib
-folder = pathlib.Path({str(tmp_path)!r}, "elsewhere")
+folder = pathlib.Path({str(folder)!r}, "elsewhere")
 folder.mkdir()
-pathlib.Path({str(tmp_path)!r}, f"paramshard-job-{{os.getuid()}}-{{os.getpid()}}").symlink_to(folder)
+pathlib.Path({str(folder)!r}, f"paramshard-job-{{os.getuid()}}-{{os.getpid()}}").symlink_to(folder)
 {_START}""")
     assert "PermissionDeniedError" in ended.stderr and "a folder of this user expected" in ended.stderr
-    assert not list((tmp_path / "elsewhere").iterdir())
+    assert not list((folder / "elsewhere").iterdir())
 
 
 def test_a_daemon_that_does_not_start_says_why(tmp_path):
