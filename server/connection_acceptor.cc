@@ -21,8 +21,8 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "kernels/base/status_macros.h"
+#include "server/base/descriptor_limit.h"
 #include "server/base/thread.h"
-#include "server/descriptor_limit.h"
 #include "server/log/log.h"
 
 namespace paramshard::server {

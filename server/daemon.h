@@ -19,10 +19,10 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "server/base/kept_store.h"
+#include "server/base/server_command.h"
 #include "server/config/config.h"
 #include "server/device/compute_device.h"
-#include "server/keeper/kept_store.h"
-#include "server/keeper/server_command.h"
 
 namespace paramshard::server {
 

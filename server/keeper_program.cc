@@ -12,14 +12,14 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
+#include "server/base/disk.h"
+#include "server/base/disk_calls.h"
+#include "server/base/exit_codes.h"
 #include "server/cluster/decision_log.h"
 #include "server/daemon.h"
-#include "server/disk/disk.h"
-#include "server/disk/disk_calls.h"
-#include "server/exit_codes.h"
+#include "server/handoff/socket_dir.h"
 #include "server/keeper/keeper.h"
 #include "server/log/log.h"
-#include "server/socket_dir.h"
 
 namespace paramshard::server {
 namespace {

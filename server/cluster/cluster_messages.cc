@@ -5,7 +5,7 @@
 #include "absl/numeric/int128.h"
 #include "proto/durations.h"
 #include "proto/status.h"
-#include "server/version.h"
+#include "server/base/version.h"
 
 namespace paramshard::server {
 namespace {

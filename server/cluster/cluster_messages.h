@@ -14,8 +14,8 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "paramshard/v1/cluster.pb.h"
-#include "server/cluster/cluster.h"
-#include "server/cluster/world_terms.h"
+#include "server/terms/cluster.h"
+#include "server/terms/world_terms.h"
 
 namespace paramshard::server {
 

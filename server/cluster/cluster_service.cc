@@ -14,11 +14,11 @@
 #include "proto/status.h"
 #include "proto/tls/credentials.h"
 #include "server/base/steady_time.h"
+#include "server/base/version.h"
 #include "server/cluster/cluster_messages.h"
 #include "server/cluster/stream_writer.h"
 #include "server/cluster/waiting_call.h"
 #include "server/log/log.h"
-#include "server/version.h"
 
 namespace paramshard::server {
 namespace {

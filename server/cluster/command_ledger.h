@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "server/cluster/cluster.h"
+#include "server/terms/cluster.h"
 
 namespace paramshard::server {
 

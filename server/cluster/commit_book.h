@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "server/cluster/cluster.h"
 #include "server/cluster/membership.h"
+#include "server/terms/cluster.h"
 
 namespace paramshard::server {
 

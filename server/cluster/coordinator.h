@@ -20,18 +20,18 @@
 #include "absl/time/time.h"
 #include "server/base/steady_cond_var.h"
 #include "server/cluster/attendance.h"
-#include "server/cluster/cluster.h"
 #include "server/cluster/command_ledger.h"
 #include "server/cluster/commit_book.h"
 #include "server/cluster/decision_log.h"
 #include "server/cluster/departures.h"
 #include "server/cluster/healing_order.h"
-#include "server/cluster/healing_plan.h"
 #include "server/cluster/link_book.h"
 #include "server/cluster/membership.h"
 #include "server/cluster/rendezvous_book.h"
 #include "server/cluster/waiters.h"
-#include "server/cluster/world_terms.h"
+#include "server/terms/cluster.h"
+#include "server/terms/healing_plan.h"
+#include "server/terms/world_terms.h"
 
 namespace paramshard::server {
 

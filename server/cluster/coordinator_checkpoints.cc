@@ -12,8 +12,8 @@
 #include "kernels/base/status_macros.h"
 #include "proto/checkpoint/content_hash.h"
 #include "server/cluster/coordinator.h"
-#include "server/cluster/restore_news.h"
-#include "server/cluster/save_news.h"
+#include "server/terms/restore_news.h"
+#include "server/terms/save_news.h"
 
 namespace paramshard::server {
 

@@ -10,9 +10,9 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "server/cluster/attendance.h"
-#include "server/cluster/cluster.h"
 #include "server/cluster/decision_log.h"
-#include "server/cluster/world_terms.h"
+#include "server/terms/cluster.h"
+#include "server/terms/world_terms.h"
 
 namespace grpc {
 class AuthContext;

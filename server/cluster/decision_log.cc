@@ -13,10 +13,10 @@
 #include "proto/checkpoint/step_folder.h"
 #include "proto/safetensors/regular_file.h"
 #include "proto/wire/crc32c.h"
+#include "server/base/own_folder.h"
 #include "server/cluster/cluster_messages.h"
-#include "server/cluster/healing_plan.h"
-#include "server/disk/own_folder.h"
 #include "server/log/log.h"
+#include "server/terms/healing_plan.h"
 
 namespace paramshard::server {
 namespace {

@@ -15,10 +15,10 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "paramshard/v1/cluster.pb.h"
-#include "server/cluster/cluster.h"
+#include "server/base/disk.h"
+#include "server/base/disk_calls.h"
 #include "server/cluster/disk_watch.h"
-#include "server/disk/disk.h"
-#include "server/disk/disk_calls.h"
+#include "server/terms/cluster.h"
 
 namespace paramshard::server {
 

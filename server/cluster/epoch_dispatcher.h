@@ -11,7 +11,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
-#include "server/cluster/cluster.h"
+#include "server/terms/cluster.h"
 
 namespace paramshard::server {
 

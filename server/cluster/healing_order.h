@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "server/cluster/cluster.h"
+#include "server/terms/cluster.h"
 
 namespace paramshard::server {
 

@@ -11,8 +11,8 @@
 
 #include "absl/time/time.h"
 #include "server/base/steady_time.h"
-#include "server/cluster/cluster.h"
 #include "server/cluster/vertex_cover.h"
+#include "server/terms/cluster.h"
 
 namespace paramshard::server {
 

@@ -4,8 +4,8 @@
 #include <grpcpp/security/credentials.h>
 #include <grpcpp/support/channel_arguments.h>
 
+#include "server/base/keepalive.h"
 #include "server/cluster/remote_cluster.h"
-#include "server/transport/keepalive.h"
 
 namespace paramshard::server {
 namespace {

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "server/cluster/healing_plan.h"
 #include "server/cluster/membership.h"
+#include "server/terms/healing_plan.h"
 
 namespace paramshard::server {
 

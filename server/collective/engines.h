@@ -12,13 +12,13 @@
 #include "absl/types/span.h"
 #include "proto/model/layout.h"
 #include "proto/model/model_spec.h"
-#include "server/cluster/cluster.h"
 #include "server/collective/collectives.h"
 #include "server/collective/connect_abort.h"
 #include "server/collective/link_check.h"
 #include "server/collective/topology.h"
 #include "server/device/device.h"
 #include "server/metrics/metric_registry.h"
+#include "server/terms/cluster.h"
 
 namespace paramshard::server {
 

@@ -14,8 +14,8 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "proto/wire/handoff.h"
-#include "server/cluster/cluster.h"
 #include "server/collective/connect_abort.h"
+#include "server/terms/cluster.h"
 
 namespace paramshard::server {
 

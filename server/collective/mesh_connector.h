@@ -9,10 +9,10 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "server/base/steady_time.h"
-#include "server/cluster/cluster.h"
 #include "server/collective/connect_abort.h"
 #include "server/collective/link_check.h"
 #include "server/collective/tcp_mesh.h"
+#include "server/terms/cluster.h"
 
 namespace paramshard::server {
 

@@ -11,8 +11,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "server/base/kept_store.h"
 #include "server/device/state_memory.h"
-#include "server/keeper/kept_store.h"
 
 namespace paramshard::server {
 

@@ -17,7 +17,7 @@ enum class Sharing : uint8_t {
   kPrivate,    // not at all
   kReadOnly,   // mapped read-only (on a GPU by the client library's promise: whoever imports memory chooses its access)
   kReadWrite,  // mapped read-write
-  kKept,       // by no trainer: its descriptor is for a keeper (server/keeper/kept_store.h) and for the next server
+  kKept,       // by no trainer: its descriptor is for a keeper (server/base/kept_store.h) and for the next server
 };
 
 // A range of memory of one device. Move-only; frees itself. Empty after a move.

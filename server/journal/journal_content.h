@@ -12,8 +12,8 @@
 #include "absl/types/span.h"
 #include "kernels/optim/hyperparameters.h"
 #include "kernels/optim/state_bands.h"
-#include "server/store/commit_log.h"
-#include "server/store/history.h"
+#include "server/terms/commit_log.h"
+#include "server/terms/history.h"
 
 namespace paramshard::server {
 

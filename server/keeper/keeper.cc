@@ -18,8 +18,8 @@
 #include "kernels/base/same_file.h"
 #include "kernels/base/status_macros.h"
 #include "server/base/clock.h"
-#include "server/descriptor_limit.h"
-#include "server/exit_codes.h"
+#include "server/base/descriptor_limit.h"
+#include "server/base/exit_codes.h"
 
 namespace paramshard::server {
 namespace {

@@ -13,10 +13,10 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "proto/wire/handoff.h"
+#include "server/base/server_command.h"
 #include "server/base/steady_time.h"
 #include "server/keeper/kept_descriptors.h"
 #include "server/keeper/restart_policy.h"
-#include "server/keeper/server_command.h"
 #include "server/keeper/server_connection.h"
 #include "server/keeper/server_process.h"
 #include "server/log/log.h"
@@ -28,7 +28,7 @@ namespace paramshard::server {
 // what follows:
 //
 //   exit code 0, 4 or 5            it was told to end, if it was ready or a signal was passed on to it: the keeper ends
-//                                  with that code (server/exit_codes.h)
+//                                  with that code (server/base/exit_codes.h)
 //   kExitRestart                   it is started again at once, with the command that it has asked for by then
 //   anything else                  it is started again, when RestartPolicy says so
 //   anything else, while draining  it is started again once, to drain what is kept; then the keeper ends

@@ -17,12 +17,12 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "proto/wire/handoff.h"
+#include "server/base/kept_store.h"
+#include "server/base/server_command.h"
 #include "server/base/steady_cond_var.h"
 #include "server/base/steady_time.h"
 #include "server/keeper/keeper_message.h"
 #include "server/keeper/keeper_packet.h"
-#include "server/keeper/kept_store.h"
-#include "server/keeper/server_command.h"
 
 namespace paramshard::server {
 

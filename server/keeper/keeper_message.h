@@ -27,7 +27,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "server/keeper/server_command.h"
+#include "server/base/server_command.h"
 
 namespace paramshard::server {
 

@@ -5,8 +5,8 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
+#include "server/base/kept_store.h"
 #include "server/keeper/keeper_message.h"
-#include "server/keeper/kept_store.h"
 
 namespace paramshard::server {
 namespace {

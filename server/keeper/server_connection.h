@@ -12,10 +12,10 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "proto/wire/handoff.h"
+#include "server/base/server_command.h"
 #include "server/keeper/keeper_message.h"
 #include "server/keeper/keeper_packet.h"
 #include "server/keeper/kept_descriptors.h"
-#include "server/keeper/server_command.h"
 
 namespace paramshard::server {
 

@@ -12,7 +12,7 @@
 
 #include "absl/status/statusor.h"
 #include "proto/wire/handoff.h"
-#include "server/keeper/server_command.h"
+#include "server/base/server_command.h"
 
 namespace paramshard::server {
 

@@ -15,11 +15,11 @@
 #include "proto/checkpoint/manifest.h"
 #include "server/base/clock.h"
 #include "server/base/steady_cond_var.h"
-#include "server/cluster/restore_news.h"
 #include "server/restores/restore_peers.h"
 #include "server/restores/restore_write.h"
 #include "server/restores/restorer.h"
 #include "server/store/model.h"
+#include "server/terms/restore_news.h"
 
 namespace paramshard::server {
 

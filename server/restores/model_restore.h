@@ -14,9 +14,9 @@
 #include "server/restores/restore_peers.h"
 #include "server/restores/restore_plan.h"
 #include "server/restores/restorer.h"
-#include "server/store/history.h"
 #include "server/store/import_turn.h"
 #include "server/store/model.h"
+#include "server/terms/history.h"
 
 namespace paramshard::server {
 

@@ -8,8 +8,8 @@
 #include "absl/status/status.h"
 #include "server/restores/restore_peers.h"
 #include "server/restores/restorer.h"
-#include "server/store/history.h"
 #include "server/store/model.h"
+#include "server/terms/history.h"
 
 namespace paramshard::server {
 

@@ -19,8 +19,8 @@
 #include "server/restores/model_restore.h"
 #include "server/restores/restore_leader.h"
 #include "server/restores/restore_plan.h"
-#include "server/store/history.h"
 #include "server/store/model.h"
+#include "server/terms/history.h"
 
 namespace paramshard::server {
 

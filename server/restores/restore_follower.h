@@ -21,10 +21,10 @@
 #include "absl/time/time.h"
 #include "server/base/clock.h"
 #include "server/base/steady_cond_var.h"
-#include "server/cluster/restore_news.h"
 #include "server/restores/following_restore.h"
-#include "server/store/history.h"
 #include "server/store/model_store.h"
+#include "server/terms/history.h"
+#include "server/terms/restore_news.h"
 
 namespace paramshard::server {
 

@@ -16,12 +16,12 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "server/base/clock.h"
-#include "server/cluster/restore_news.h"
 #include "server/restores/checkpoint_choice.h"
 #include "server/restores/leading_restore.h"
 #include "server/restores/model_restore.h"
-#include "server/store/history.h"
 #include "server/store/model_store.h"
+#include "server/terms/history.h"
+#include "server/terms/restore_news.h"
 
 namespace paramshard::server {
 

@@ -12,12 +12,12 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "server/base/clock.h"
-#include "server/cluster/restore_news.h"
 #include "server/restores/restore_follower.h"
 #include "server/restores/restore_leader.h"
 #include "server/restores/rollback_leader.h"
-#include "server/store/history.h"
 #include "server/store/model_store.h"
+#include "server/terms/history.h"
+#include "server/terms/restore_news.h"
 
 namespace paramshard::server {
 

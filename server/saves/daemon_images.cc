@@ -7,7 +7,7 @@
 #include "absl/cleanup/cleanup.h"
 #include "kernels/base/status_macros.h"
 #include "server/base/crew.h"
-#include "server/disk/disk.h"
+#include "server/base/disk.h"
 #include "server/store/pinned_state.h"
 
 namespace paramshard::server {

@@ -13,7 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "proto/checkpoint/rank_file.h"
-#include "server/disk/disk_calls.h"
+#include "server/base/disk_calls.h"
 #include "server/saves/save_folder.h"
 #include "server/saves/state_image.h"
 #include "server/store/model.h"

@@ -20,13 +20,13 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "server/base/clock.h"
+#include "server/base/disk_calls.h"
 #include "server/base/steady_cond_var.h"
-#include "server/cluster/save_news.h"
-#include "server/disk/disk_calls.h"
 #include "server/saves/daemon_images.h"
 #include "server/saves/save_records.h"
 #include "server/store/model.h"
 #include "server/store/model_saver.h"
+#include "server/terms/save_news.h"
 
 namespace paramshard::server {
 

@@ -20,7 +20,7 @@
 #include "proto/model/model_spec_proto.h"
 #include "proto/model/names.h"
 #include "proto/safetensors/regular_file.h"
-#include "server/disk/own_folder.h"
+#include "server/base/own_folder.h"
 #include "server/saves/save_root.h"
 
 namespace paramshard::server {

@@ -16,7 +16,7 @@
 #include "proto/checkpoint/common_state.h"
 #include "proto/checkpoint/manifest.h"
 #include "proto/model/model_spec.h"
-#include "server/disk/disk.h"
+#include "server/base/disk.h"
 #include "server/saves/retention.h"
 #include "server/saves/save_folder.h"
 

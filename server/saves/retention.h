@@ -9,7 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "proto/checkpoint/step_folder.h"
-#include "server/disk/disk.h"
+#include "server/base/disk.h"
 
 namespace paramshard::server {
 

@@ -10,7 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "server/disk/disk.h"
+#include "server/base/disk.h"
 #include "server/saves/state_image.h"
 
 namespace paramshard::server {

@@ -23,15 +23,15 @@
 #include "absl/time/time.h"
 #include "proto/checkpoint/manifest.h"
 #include "server/base/clock.h"
+#include "server/base/disk_calls.h"
 #include "server/base/steady_cond_var.h"
-#include "server/cluster/save_news.h"
-#include "server/disk/disk_calls.h"
 #include "server/saves/daemon_images.h"
 #include "server/saves/publisher.h"
 #include "server/saves/retention.h"
 #include "server/saves/save_records.h"
 #include "server/store/model.h"
 #include "server/store/model_saver.h"
+#include "server/terms/save_news.h"
 
 namespace paramshard::server {
 

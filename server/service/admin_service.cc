@@ -16,6 +16,7 @@
 #include "kernels/base/status_macros.h"
 #include "paramshard/v1/admin.grpc.pb.h"
 #include "proto/durations.h"
+#include "server/base/version.h"
 #include "server/log/log.h"
 #include "server/service/file_import.h"
 #include "server/service/inspection_messages.h"
@@ -23,7 +24,6 @@
 #include "server/service/save_messages.h"
 #include "server/service/trace_messages.h"
 #include "server/store/inspection.h"
-#include "server/version.h"
 
 namespace paramshard::server {
 namespace {

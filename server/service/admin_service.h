@@ -10,7 +10,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "paramshard/v1/admin.pb.h"
-#include "server/keeper/server_command.h"
+#include "server/base/server_command.h"
 #include "server/restores/world_restores.h"
 #include "server/service/guarded_service.h"
 #include "server/service/metrics_page.h"

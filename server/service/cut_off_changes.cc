@@ -13,7 +13,7 @@
 #include "server/restores/model_restore.h"
 #include "server/service/file_import.h"
 #include "server/store/import_turn.h"
-#include "server/store/state_condition.h"
+#include "server/terms/state_condition.h"
 
 namespace paramshard::server {
 namespace {

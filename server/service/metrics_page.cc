@@ -6,10 +6,10 @@
 #include <utility>
 
 #include "proto/tls/files.h"
+#include "server/base/version.h"
 #include "server/log/log.h"
 #include "server/metrics/process_statistics.h"
 #include "server/store/inspection.h"
-#include "server/version.h"
 
 namespace paramshard::server {
 namespace {

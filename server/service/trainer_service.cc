@@ -5,11 +5,11 @@
 
 #include "kernels/base/status_macros.h"
 #include "paramshard/v1/trainer.grpc.pb.h"
+#include "server/base/version.h"
 #include "server/service/restore_calls.h"
 #include "server/service/session_handler.h"
 #include "server/service/tensor_transfer.h"
 #include "server/service/trainer_messages.h"
-#include "server/version.h"
 
 namespace paramshard::server {
 namespace {

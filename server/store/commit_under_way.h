@@ -11,9 +11,9 @@
 #include "absl/status/status.h"
 #include "paramshard/v1/trainer.pb.h"
 #include "server/base/clock.h"
-#include "server/cluster/cluster.h"
 #include "server/journal/journal_content.h"
 #include "server/store/shard.h"
+#include "server/terms/cluster.h"
 
 namespace paramshard::server {
 

@@ -10,7 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
-#include "server/keeper/kept_store.h"
+#include "server/base/kept_store.h"
 
 namespace paramshard::server {
 

@@ -7,11 +7,11 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 #include "server/base/thread.h"
-#include "server/cluster/healing_plan.h"
 #include "server/collective/engines.h"
 #include "server/log/log.h"
 #include "server/log/log_throttle.h"
 #include "server/store/replica_state.h"
+#include "server/terms/healing_plan.h"
 #include "server/trace/trace.h"
 
 namespace paramshard::server {

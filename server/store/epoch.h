@@ -29,11 +29,9 @@
 #include "absl/types/span.h"
 #include "server/base/clock.h"
 #include "server/base/steady_cond_var.h"
-#include "server/cluster/cluster.h"
 #include "server/collective/collectives.h"
 #include "server/collective/engines.h"
 #include "server/metrics/metric_registry.h"
-#include "server/store/commit_log.h"
 #include "server/store/commit_under_way.h"
 #include "server/store/copy_gate.h"
 #include "server/store/epoch_end.h"
@@ -43,6 +41,8 @@
 #include "server/store/sequence.h"
 #include "server/store/shard.h"
 #include "server/store/trainer.h"
+#include "server/terms/cluster.h"
+#include "server/terms/commit_log.h"
 #include "server/trace/recorder.h"
 
 namespace paramshard::server {

@@ -10,12 +10,12 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 #include "proto/model/proto_enums.h"
-#include "server/cluster/healing_plan.h"
 #include "server/log/log.h"
 #include "server/store/attention.h"
 #include "server/store/command_text.h"
 #include "server/store/epoch.h"
 #include "server/store/spinning_mutex_lock.h"
+#include "server/terms/healing_plan.h"
 #include "server/trace/trace.h"
 
 namespace paramshard::server {

@@ -14,9 +14,9 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
+#include "server/base/kept_store.h"
 #include "server/device/kept_memory.h"
 #include "server/journal/journal_content.h"
-#include "server/keeper/kept_store.h"
 #include "server/log/log_throttle.h"
 
 namespace paramshard::server {

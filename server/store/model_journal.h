@@ -19,11 +19,11 @@
 #include "server/device/compute_device.h"
 #include "server/device/kept_memory.h"
 #include "server/journal/journal.h"
-#include "server/store/commit_log.h"
 #include "server/store/commit_under_way.h"
-#include "server/store/history.h"
 #include "server/store/scaling_book.h"
 #include "server/store/shard.h"
+#include "server/terms/commit_log.h"
+#include "server/terms/history.h"
 
 namespace paramshard::server {
 

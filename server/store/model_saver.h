@@ -14,9 +14,9 @@
 #include "absl/time/time.h"
 #include "proto/model/layout.h"
 #include "server/base/clock.h"
-#include "server/cluster/save_news.h"
-#include "server/store/commit_log.h"
-#include "server/store/history.h"
+#include "server/terms/commit_log.h"
+#include "server/terms/history.h"
+#include "server/terms/save_news.h"
 
 namespace paramshard::server {
 

@@ -19,12 +19,12 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "server/base/clock.h"
-#include "server/cluster/cluster.h"
-#include "server/keeper/kept_store.h"
+#include "server/base/kept_store.h"
 #include "server/store/creation_turns.h"
 #include "server/store/deletion_marks.h"
 #include "server/store/lost_models.h"
 #include "server/store/model.h"
+#include "server/terms/cluster.h"
 
 namespace paramshard::server {
 

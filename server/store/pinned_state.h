@@ -10,8 +10,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "server/store/history.h"
 #include "server/store/shard.h"
+#include "server/terms/history.h"
 
 namespace paramshard::server {
 

@@ -7,7 +7,7 @@
 #include "absl/strings/string_view.h"
 #include "kernels/base/status_macros.h"
 #include "server/journal/journal_layout.h"
-#include "server/store/state_condition.h"
+#include "server/terms/state_condition.h"
 
 namespace paramshard::server {
 namespace {

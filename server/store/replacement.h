@@ -10,10 +10,10 @@
 #include "absl/numeric/int128.h"
 #include "absl/status/statusor.h"
 #include "server/journal/journal_content.h"
-#include "server/store/commit_log.h"
-#include "server/store/history.h"
 #include "server/store/replica_state.h"
 #include "server/store/scaling_book.h"
+#include "server/terms/commit_log.h"
+#include "server/terms/history.h"
 
 namespace paramshard::server {
 

@@ -8,9 +8,9 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "server/store/commit_log.h"
-#include "server/store/history.h"
 #include "server/store/scaling_book.h"
+#include "server/terms/commit_log.h"
+#include "server/terms/history.h"
 
 namespace paramshard::server {
 

@@ -13,7 +13,7 @@
 #include "absl/synchronization/mutex.h"
 #include "kernels/base/status_macros.h"
 #include "proto/model/state_tensor.h"
-#include "server/store/digest.h"
+#include "server/terms/digest.h"
 #include "xxhash.h"
 
 namespace paramshard::server {

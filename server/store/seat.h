@@ -14,8 +14,8 @@
 #include "server/device/compute_device.h"
 #include "server/device/memory.h"
 #include "server/store/bell.h"
-#include "server/store/commit_log.h"
 #include "server/store/sequence.h"
+#include "server/terms/commit_log.h"
 
 namespace paramshard::server {
 

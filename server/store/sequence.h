@@ -31,8 +31,8 @@
 #include "proto/model/model_spec.h"
 #include "proto/model/step_pushes.h"
 #include "server/base/clock.h"
-#include "server/cluster/cluster.h"
-#include "server/store/command_chain.h"
+#include "server/terms/cluster.h"
+#include "server/terms/command_chain.h"
 
 namespace paramshard::server {
 

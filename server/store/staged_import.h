@@ -15,10 +15,10 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "proto/model/state_tensor.h"
-#include "server/store/digest.h"
-#include "server/store/history.h"
 #include "server/store/import_turn.h"
 #include "server/store/model.h"
+#include "server/terms/digest.h"
+#include "server/terms/history.h"
 
 namespace paramshard::server {
 

@@ -10,12 +10,12 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "proto/model/model_spec.h"
-#include "server/cluster/cluster.h"
+#include "server/base/kept_store.h"
 #include "server/device/kept_memory.h"
 #include "server/journal/recovery.h"
-#include "server/keeper/kept_store.h"
-#include "server/store/commit_log.h"
 #include "server/store/model_journal.h"
+#include "server/terms/cluster.h"
+#include "server/terms/commit_log.h"
 
 namespace paramshard::server {
 

@@ -12,7 +12,7 @@
 #include "absl/types/span.h"
 #include "proto/model/model_spec.h"
 #include "proto/wire/handoff.h"
-#include "server/store/commit_log.h"
+#include "server/terms/commit_log.h"
 
 namespace paramshard::server {
 

@@ -43,18 +43,30 @@ std::vector<Include> ScanFile(const fs::path& root, const std::string& file) {
   return includes;
 }
 
-const Rule* RuleOf(const std::string& file, const std::vector<Rule>& rules) {
-  const Rule* last = nullptr;
-  for (const Rule& rule : rules) {
-    if (absl::StartsWith(file, rule.folder)) last = &rule;
+constexpr int kNone = -1;
+
+// Returns the index of the floor with the longest folder that `path` lies under, or kNone.
+int FloorOf(const std::string& path, const std::vector<Floor>& tower) {
+  int found = kNone;
+  for (int i = 0; i < static_cast<int>(tower.size()); ++i) {
+    const bool is_longer = found == kNone || tower[i].folder.size() > tower[found].folder.size();
+    if (absl::StartsWith(path, tower[i].folder) && is_longer) found = i;
   }
-  return last;
+  return found;
 }
 
-bool IsAllowed(const Rule& rule, const std::string& header) {
-  return std::any_of(rule.allowed.begin(), rule.allowed.end(), [&](const std::string& allowed) {
-    return allowed.ends_with('/') ? absl::StartsWith(header, allowed) : header == allowed;
-  });
+bool IsLibrary(const Floor& floor, const std::string& header) {
+  return absl::StartsWith(header, "absl/") ||
+         std::any_of(floor.libraries.begin(), floor.libraries.end(), [&](const std::string& library) {
+           return library.ends_with('/') ? absl::StartsWith(header, library) : header == library;
+         });
+}
+
+bool IsAllowed(const Include& include, const std::vector<Floor>& tower) {
+  const int floor = FloorOf(include.file, tower);
+  if (floor == kNone) return false;
+  const int below = FloorOf(include.header, tower);
+  return (below != kNone && below <= floor) || IsLibrary(tower[floor], include.header);
 }
 
 }  // namespace
@@ -73,15 +85,14 @@ std::vector<Include> ScanIncludes(const fs::path& root, const std::string& folde
   return includes;
 }
 
-std::vector<std::string> FindViolations(const fs::path& root, const std::vector<Rule>& rules) {
+std::vector<std::string> FindViolations(const fs::path& root, const std::vector<Floor>& tower) {
   std::set<std::string> folders;  // of the top level
-  for (const Rule& rule : rules) folders.insert(rule.folder.substr(0, rule.folder.find('/')));
+  for (const Floor& floor : tower) folders.insert(floor.folder.substr(0, floor.folder.find('/')));
 
   std::vector<std::string> violations;
   for (const std::string& folder : folders) {
     for (const Include& include : ScanIncludes(root, folder)) {
-      const Rule* rule = RuleOf(include.file, rules);
-      if (rule != nullptr && IsAllowed(*rule, include.header)) continue;
+      if (IsAllowed(include, tower)) continue;
       violations.push_back(absl::StrCat(include.file, ":", include.line, ": includes ", include.header));
     }
   }

@@ -1,4 +1,4 @@
-// Who includes whom: finds the #include lines that the drawing in docs/architecture.md does not allow.
+// Finds the #include lines that go from a floor of the tree to one above it.
 
 #ifndef PARAMSHARD_TESTS_ARCHITECTURE_INCLUDES_H_
 #define PARAMSHARD_TESTS_ARCHITECTURE_INCLUDES_H_
@@ -17,21 +17,22 @@ struct Include {
   std::string header;  // as written
 };
 
-// What the files under `folder` may include. Entries are folders (with a slash at the end) or headers.
-struct Rule {
-  std::string folder;
-  std::vector<std::string> allowed;
+// The files under `folder`, without those of a longer folder in the same tower. They include each other, lower floors,
+// Abseil and these libraries.
+struct Floor {
+  std::string folder;                  // ends with a slash
+  std::vector<std::string> libraries;  // folders of headers, with a slash at the end, or headers
 };
 
 // The includes of every .h, .cc, .cu and .cuh file under root/folder, in order.
 std::vector<Include> ScanIncludes(const std::filesystem::path& root, const std::string& folder);
 
-// "file:line: includes header", for every include that its folder's rule does not allow. The last rule that covers a
-// file holds, so that folders are refined by later rules.
-std::vector<std::string> FindViolations(const std::filesystem::path& root, const std::vector<Rule>& rules);
+// Returns "file:line: includes header" for each include that the tower, from the ground up, does not allow. Only files
+// of its floors are looked at; one under the same top-level folder that has no floor is named, too.
+std::vector<std::string> FindViolations(const std::filesystem::path& root, const std::vector<Floor>& tower);
 
-// What a program sees that includes `header`: itself and every header that it reaches, from the root of the repository
-// where they lie there, else as written.
+// Returns `header` and all headers that it includes, directly or not: from the root of the repository where they lie
+// there, else as written.
 std::set<std::string> ReachableHeaders(const std::filesystem::path& root, const std::string& header);
 
 }  // namespace paramshard

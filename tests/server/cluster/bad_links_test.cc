@@ -10,7 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/cluster/coordinator.h"
-#include "server/cluster/healing_plan.h"
+#include "server/terms/healing_plan.h"
 #include "tests/server/cluster/recording_listener.h"
 #include "tests/status_matchers.h"
 

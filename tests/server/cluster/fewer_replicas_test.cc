@@ -11,7 +11,7 @@
 #include "gtest/gtest.h"
 #include "server/cluster/attendance.h"
 #include "server/cluster/coordinator.h"
-#include "server/cluster/healing_plan.h"
+#include "server/terms/healing_plan.h"
 #include "tests/server/cluster/recording_listener.h"
 #include "tests/status_matchers.h"
 

@@ -12,8 +12,8 @@
 #include "gtest/gtest.h"
 #include "server/cluster/coordinator.h"
 #include "server/cluster/decision_log.h"
+#include "tests/server/base/simulated_disk.h"
 #include "tests/server/cluster/recording_listener.h"
-#include "tests/server/disk/simulated_disk.h"
 #include "tests/status_matchers.h"
 #include "tests/support/temporary_directory.h"
 

@@ -1,5 +1,5 @@
 // What the daemons of a world tell each other of restores: who hears it, and what the wire makes of it.
-#include "server/cluster/restore_news.h"
+#include "server/terms/restore_news.h"
 
 #include <cstdint>
 #include <optional>

@@ -1,6 +1,6 @@
 // What the daemons of a world tell each other of saves: who hears it, which decisions carry it, and what the wire makes
 // of it.
-#include "server/cluster/save_news.h"
+#include "server/terms/save_news.h"
 
 #include <memory>
 #include <optional>

@@ -1,4 +1,4 @@
-#include "server/cluster/world_terms.h"
+#include "server/terms/world_terms.h"
 
 #include <chrono>
 #include <string>

@@ -3,7 +3,7 @@
 #include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
 #include "gtest/gtest.h"
-#include "server/exit_codes.h"
+#include "server/base/exit_codes.h"
 
 namespace paramshard::server {
 namespace {

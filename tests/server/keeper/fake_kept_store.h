@@ -15,7 +15,7 @@
 #include "absl/strings/match.h"
 #include "absl/synchronization/mutex.h"
 #include "kernels/base/status_macros.h"
-#include "server/keeper/kept_store.h"
+#include "server/base/kept_store.h"
 
 namespace paramshard::server {
 

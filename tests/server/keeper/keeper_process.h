@@ -10,8 +10,8 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "proto/wire/handoff.h"
+#include "server/base/server_command.h"
 #include "server/keeper/keeper.h"
-#include "server/keeper/server_command.h"
 
 namespace paramshard::server {
 

@@ -12,7 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "server/exit_codes.h"
+#include "server/base/exit_codes.h"
 #include "server/keeper/keeper_link.h"
 #include "server/keeper/keeper_packet.h"
 #include "tests/process_counts.h"

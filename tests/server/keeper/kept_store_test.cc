@@ -1,6 +1,6 @@
 // The contract of KeptStore, on every implementation.
 
-#include "server/keeper/kept_store.h"
+#include "server/base/kept_store.h"
 
 #include <fcntl.h>
 #include <unistd.h>

@@ -16,7 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "server/keeper/kept_store.h"
+#include "server/base/kept_store.h"
 #include "tests/descriptor_limit.h"
 #include "tests/process_counts.h"
 #include "tests/server/keeper/memory_file.h"

@@ -18,7 +18,7 @@
 #include "absl/time/time.h"
 #include "kernels/base/status_macros.h"
 #include "proto/checkpoint/reader.h"
-#include "server/disk/disk_calls.h"
+#include "server/base/disk_calls.h"
 #include "server/restores/checkpoint_choice.h"
 #include "server/restores/model_restore.h"
 #include "server/restores/world_restores.h"

@@ -15,7 +15,7 @@
 #include "proto/checkpoint/step_folder.h"
 #include "server/base/steady_cond_var.h"
 #include "server/saves/save_root.h"
-#include "tests/server/disk/simulated_disk.h"
+#include "tests/server/base/simulated_disk.h"
 #include "tests/server/store/manual_clock.h"
 #include "tests/server/store/model_fixture.h"
 #include "tests/server/store/test_spec.h"

@@ -13,7 +13,7 @@
 #include "gtest/gtest.h"
 #include "proto/checkpoint/step_folder.h"
 #include "server/saves/save_root.h"
-#include "tests/server/disk/simulated_disk.h"
+#include "tests/server/base/simulated_disk.h"
 #include "tests/server/saves/saved_shards.h"
 #include "tests/status_matchers.h"
 #include "tests/support/temporary_directory.h"

@@ -9,7 +9,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/saves/save_root.h"
-#include "tests/server/disk/simulated_disk.h"
+#include "tests/server/base/simulated_disk.h"
 #include "tests/server/saves/saved_shards.h"
 #include "tests/status_matchers.h"
 #include "tests/support/temporary_directory.h"

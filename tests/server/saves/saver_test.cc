@@ -23,7 +23,7 @@
 #include "server/saves/save_root.h"
 #include "server/store/import_turn.h"
 #include "server/store/inspection.h"
-#include "tests/server/disk/simulated_disk.h"
+#include "tests/server/base/simulated_disk.h"
 #include "tests/server/keeper/fake_kept_store.h"
 #include "tests/server/store/manual_clock.h"
 #include "tests/server/store/model_fixture.h"

@@ -10,7 +10,7 @@
 #include "proto/checkpoint/rank_image.h"
 #include "proto/model/limits.h"
 #include "server/saves/save_folder.h"
-#include "tests/server/disk/simulated_disk.h"
+#include "tests/server/base/simulated_disk.h"
 #include "tests/server/saves/saved_shards.h"
 #include "tests/status_matchers.h"
 #include "tests/support/temporary_directory.h"

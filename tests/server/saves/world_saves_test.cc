@@ -27,7 +27,7 @@
 #include "server/cluster/coordinator_cluster.h"
 #include "server/saves/save_root.h"
 #include "server/saves/saver.h"
-#include "tests/server/disk/simulated_disk.h"
+#include "tests/server/base/simulated_disk.h"
 #include "tests/server/store/daemons.h"
 #include "tests/server/store/manual_clock.h"
 #include "tests/server/store/test_spec.h"

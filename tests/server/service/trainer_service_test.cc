@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "server/version.h"
+#include "server/base/version.h"
 #include "tests/server/service/daemon_client.h"
 #include "tests/server/service/test_session.h"
 #include "tests/server/store/test_spec.h"

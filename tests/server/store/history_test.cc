@@ -1,5 +1,5 @@
 // Daemons whose models were imported into differently do not train together.
-#include "server/store/history.h"
+#include "server/terms/history.h"
 
 #include <memory>
 #include <vector>

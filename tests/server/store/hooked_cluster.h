@@ -14,8 +14,8 @@
 #include "kernels/base/status_macros.h"
 #include "server/base/steady_cond_var.h"
 #include "server/base/steady_time.h"
-#include "server/cluster/cluster.h"
 #include "server/cluster/coordinator_cluster.h"
+#include "server/terms/cluster.h"
 
 namespace paramshard::server {
 

@@ -1,0 +1,78 @@
+// The log of a model's commits: it remembers the last answer and what trainers sent with it.
+#ifndef PARAMSHARD_SERVER_TERMS_COMMIT_LOG_H_
+#define PARAMSHARD_SERVER_TERMS_COMMIT_LOG_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+
+namespace paramshard::server {
+
+// Steps and commits are counted up from less than this, without overflow.
+inline constexpr int64_t kNumberLimit = int64_t{1} << 62;
+
+// What all ranks are told of a commit.
+struct CommitAnswer {
+  int64_t commit_number = 0;
+  int64_t version = 0;
+  bool skipped = false;      // a gradient was not finite: nothing was applied
+  double gradient_norm = 0;  // after unscaling, before clipping
+  int64_t non_finite_count = 0;
+
+  friend bool operator==(const CommitAnswer&, const CommitAnswer&) = default;
+};
+
+// What the ranks of another node have sent with a commit, in its order (PreviousNode).
+struct PreviousStates {
+  int node = 0;
+  std::vector<std::string> client_states;
+};
+
+// Thread-safe. Ranks are the daemon's own, from 0.
+class CommitLog {
+ public:
+  struct Numbers {
+    int64_t commit_number = 0;  // answered, applied or skipped
+    int64_t version = 0;        // applied
+    int64_t skipped = 0;
+  };
+
+  // What a log holds between two commits.
+  struct State {
+    Numbers numbers;
+    std::optional<CommitAnswer> last_answer = {};  // unset before the first commit, and after an import
+    std::vector<std::string> client_states = {};   // by rank; fewer: the others have sent none
+    std::optional<PreviousStates> previous = {};   // unset where they are not known
+  };
+
+  explicit CommitLog(int ranks) : client_states_(ranks) {}
+
+  // Everything at once, as one commit has left it.
+  State state() const;
+  Numbers numbers() const;
+  std::optional<CommitAnswer> last_answer() const;
+  std::string client_state(int rank) const;
+  // Of State::previous, where that is known.
+  std::optional<int> previous_node() const;
+
+  // Answers the next commit.
+  CommitAnswer Answer(bool applied, double gradient_norm, int64_t non_finite_count,
+                      std::vector<std::string> client_states, std::optional<PreviousStates> previous = std::nullopt);
+  // Goes on from another state.
+  void Restore(State state);
+
+ private:
+  mutable absl::Mutex mu_;
+  Numbers numbers_ ABSL_GUARDED_BY(mu_);
+  std::optional<CommitAnswer> last_answer_ ABSL_GUARDED_BY(mu_);
+  std::vector<std::string> client_states_ ABSL_GUARDED_BY(mu_);
+  std::optional<PreviousStates> previous_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace paramshard::server
+
+#endif  // PARAMSHARD_SERVER_TERMS_COMMIT_LOG_H_
