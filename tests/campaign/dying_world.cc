@@ -147,19 +147,22 @@ absl::Status DyingWorld::DieAt(uint32_t commit, Play& play) {
 absl::Status DyingWorld::AwaitRandomMoment(uint32_t commit, Play& play) {
   ChildProcess& witness = play.trainers[play.random() % play.trainers.size()];
   const auto point = static_cast<Point>(play.random() % kPointCount);
-  const auto await = [&](int number, uint32_t value) -> absl::Status {
-    if (witness.AwaitNumber(number, value, kPatience)) return absl::OkStatus();
+  const auto await = [&](ChildProcess& trainer, int number, uint32_t value) -> absl::Status {
+    if (trainer.AwaitNumber(number, value, kPatience)) return absl::OkStatus();
     RETURN_IF_ERROR(AwaitEnds(play.trainers, absl::ZeroDuration()));
     return absl::InternalError("trainers that move expected, all have ended");
   };
   if (play.random() % 3 == 0) {
     RETURN_IF_ERROR(
         AwaitMoment(*server_, play.model, play.trainers, commit, /*watched=*/0, Moment::kAfterDecision, play.random));
-    return await(kEpoch, play.epoch + 1);
+    return await(witness, kEpoch, play.epoch + 1);
   }
   LetGo(play.trainers, commit);
-  RETURN_IF_ERROR(await(kEpoch, play.epoch + 1));
-  RETURN_IF_ERROR(await(kPlace, PlaceOf(commit, point)));
+  RETURN_IF_ERROR(await(witness, kEpoch, play.epoch + 1));
+  RETURN_IF_ERROR(await(witness, kPlace, PlaceOf(commit, point)));
+  // A daemon that is lost is healed by the one behind it, which has to have begun the epoch, too: one trainer may be far
+  // ahead of it.
+  for (ChildProcess& trainer : play.trainers) RETURN_IF_ERROR(await(trainer, kEpoch, play.epoch + 1));
   // Where in what follows the deaths fall is drawn: nobody is waited for.
   absl::SleepFor(UpTo(options_.server_kill_within, play.random));
   return absl::OkStatus();
