@@ -54,17 +54,16 @@ class Client::Impl {
   // Opens the connection for one call.
   absl::StatusOr<std::shared_ptr<Connection>> Connected();
 
-  // Tries once.
+  // Makes one attempt.
   struct Opened {
     std::shared_ptr<internal::Session> session;
     int64_t deletion = 0;  // v1::Model
   };
   absl::StatusOr<Opened> OpenModel(const ModelSpec& spec, const CreationOptions& options, internal::RestartWait& wait);
-  // What an ended epoch has left mapped of a model.
+  // Unmaps the memory of the model's ended epochs.
   void UnmapEnded(absl::string_view model);
   // DATA_LOSS, once: the session's model is at an earlier commit than this client knows to be answered. From then on
-  // the session says what is known. Nothing is known of a model that this client has deleted, restored or imported
-  // into.
+  // the session's commit counts. Nothing is known of a model that this client has deleted, restored or imported into.
   // ABORTED, once: another client has deleted the model since, as `deletion` says (v1::Model).
   absl::Status CheckNotBack(const internal::Session& session, int64_t deletion);
   void ForgetAnswered(absl::string_view model);
@@ -78,14 +77,14 @@ class Client::Impl {
   absl::StatusOr<SaveRecord> Save(absl::string_view model, const SaveOptions& options);
   absl::StatusOr<RestoreSummary> Restore(absl::string_view model, absl::string_view checkpoint,
                                          const RestoreOptions& options);
-  // A question, which the daemon answers at once.
+  // Makes a call that the daemon answers at once.
   template <typename Request, typename Response>
   absl::Status Ask(absl::string_view name, internal::PreparedRpc<AdminStub, Request, Response> rpc,
                    const Request& request, Response& response);
 
  private:
-  // `name` is what errors call it. Initial values of a large model take their time; the attach timeout is what the
-  // caller would wait for a session.
+  // `name` is for errors. Initial values of a large model take time; the attach timeout is how long the caller would
+  // wait for a session.
   template <typename Service, typename Request, typename Response>
   absl::Status Call(const Connection& connection, Service& stub, absl::string_view name,
                     internal::PreparedRpc<Service, Request, Response> rpc, const Request& request,
@@ -109,7 +108,7 @@ class Client::Impl {
 absl::StatusOr<internal::SocketPaths> Client::Impl::SocketsFor(absl::string_view operation) const {
   if (const auto* const paths = std::get_if<internal::SocketPaths>(&daemon_->place())) return *paths;
   return absl::FailedPreconditionError(absl::StrCat(
-      operation, ": a daemon on this machine expected, got the one at ", options_.address,
+      operation, ": want a daemon on this machine, got the one at ", options_.address,
       ": trainers share memory with the daemon beside them; start one of the same world here and connect by its "
       "socket_dir, without address"));
 }
@@ -128,11 +127,11 @@ absl::Status Client::Impl::Call(const Connection& connection, Service& stub, abs
   const internal::Deadline deadline = internal::Deadline::After(options_.attach_timeout);
   context.set_deadline(deadline.ToGrpc());
   absl::Status answer = internal::CallUnary(stub, rpc, context, request, response, interruption_);
-  // gRPC says neither what was called nor how long that took.
+  // gRPC's message has neither the call's name nor its time limit.
   if (absl::IsDeadlineExceeded(answer) && deadline.Passed()) {
-    answer = absl::DeadlineExceededError(absl::StrCat(name, ": an answer within attach_timeout (",
+    answer = absl::DeadlineExceededError(absl::StrCat(name, ": timed out after attach_timeout (",
                                                       absl::FormatDuration(options_.attach_timeout),
-                                                      ") expected, got none (", answer.message(), ")"));
+                                                      "): ", answer.message()));
   }
   return connection.Explain(name, std::move(answer));
 }
@@ -140,7 +139,7 @@ absl::Status Client::Impl::Call(const Connection& connection, Service& stub, abs
 absl::StatusOr<Client::Impl::Opened> Client::Impl::OpenModel(const ModelSpec& spec, const CreationOptions& options,
                                                              internal::RestartWait& wait) {
   ASSIGN_OR_RETURN(const internal::SocketPaths paths, SocketsFor(absl::StrCat("open model ", spec.name)));
-  // One connection for both calls: the model of one server says nothing about the next one.
+  // One connection for both calls: the next server may have another model.
   ASSIGN_OR_RETURN(const std::shared_ptr<Connection> connection, Connected());
   ASSIGN_OR_RETURN(const v1::CreateModelResponse created, CreateModel(*connection, spec, options));
   wait.Reached();
@@ -187,7 +186,7 @@ absl::Status Client::Impl::CheckNotBack(const internal::Session& session, int64_
   }
   if (known <= now) return absl::OkStatus();
   return absl::DataLossError(absl::StrCat(
-      "open model ", model, ": the state of commit ", known, " expected, which was answered, got that of commit ", now,
+      "open model ", model, ": rolled back from commit ", known, ", which was answered, to commit ", now,
       ": the daemons went back to a saved step, or lost all; call OpenModel again to go on from commit_number()"));
 }
 
@@ -218,7 +217,7 @@ absl::StatusOr<v1::CreateModelResponse> Client::Impl::CreateModel(const Connecti
   request.set_all_values_follow(options.all_values_follow);
   request.set_takes_any_seed(options.takes_any_seed);
   request.set_run(options.run);
-  // gRPC would refuse it as a message.
+  // gRPC rejects larger messages without naming the model.
   if (const size_t bytes = request.ByteSizeLong(); bytes > kMaxMessageBytes) {
     return absl::InvalidArgumentError(absl::StrCat("create model ", spec.name, ": want a spec of at most ",
                                                    kMaxMessageBytes, " bytes, got ", bytes,
@@ -243,7 +242,7 @@ absl::Status Client::Impl::DeleteModel(absl::string_view model) {
   ASSIGN_OR_RETURN(const std::shared_ptr<Connection> connection, Connected());
   v1::DeleteModelRequest request;
   request.set_model(model.data(), model.size());
-  // One call, one id: the connection tells clients apart, the count tells calls of one process apart.
+  // A unique id for each call: the connection's id differs by client, the count by call.
   static std::atomic<int64_t> calls = 0;
   request.set_request_id(absl::StrCat(connection->id(), "-", ++calls));
   v1::DeleteModelResponse response;
@@ -268,7 +267,7 @@ absl::StatusOr<SaveRecord> Client::Impl::Save(absl::string_view model, const Sav
   request.set_wait(options.wait);
   v1::SaveModelResponse response;
   if (options.wait) {
-    // The daemon bounds a save by its --save-timeout.
+    // The daemon limits a save by its --save-timeout.
     grpc::ClientContext context;
     connection->Authenticate(context);
     absl::Status answer = internal::CallUnary(connection->admin_stub(), &AdminStub::PrepareAsyncSaveModel, context,
@@ -300,37 +299,37 @@ absl::StatusOr<RestoreSummary> Client::Impl::Restore(absl::string_view model, ab
                                              request, take, interruption_);
   RETURN_IF_ERROR(connection->Explain(absl::StrCat("restore ", model), std::move(answer)));
   if (summary.has_value()) return *std::move(summary);
-  return absl::InternalError(absl::StrCat("restore ", model, ": a summary expected at the end, got none"));
+  return absl::InternalError(absl::StrCat("restore ", model, ": the stream ended without a summary"));
 }
 
 namespace {
 
 absl::Status Check(const Client::Options& options) {
   if (options.rank < 0) {
-    return absl::InvalidArgumentError(absl::StrCat("connect: a rank >= 0 expected, got ", options.rank));
+    return absl::InvalidArgumentError(absl::StrCat("connect: want rank >= 0, got ", options.rank));
   }
   for (const auto& [name, timeout] :
        {std::pair("connect_timeout", options.connect_timeout), std::pair("attach_timeout", options.attach_timeout)}) {
     if (timeout > absl::ZeroDuration()) continue;
     return absl::InvalidArgumentError(
-        absl::StrCat("connect: ", name, " > 0 expected, got ", absl::FormatDuration(timeout)));
+        absl::StrCat("connect: want ", name, " > 0, got ", absl::FormatDuration(timeout)));
   }
   if (options.restart_timeout >= absl::ZeroDuration()) return absl::OkStatus();
   return absl::InvalidArgumentError(
-      absl::StrCat("connect: restart_timeout >= 0 expected, got ", absl::FormatDuration(options.restart_timeout)));
+      absl::StrCat("connect: want restart_timeout >= 0, got ", absl::FormatDuration(options.restart_timeout)));
 }
 
-// One place, and what belongs to it.
+// One place, and the options that belong to it.
 absl::Status CheckPlace(const Client::Options& options) {
   const bool has_certificate = !options.tls_cert.empty() || !options.tls_key.empty() || !options.tls_ca.empty();
   if (options.address.empty() && (has_certificate || !options.tls_roles.empty())) {
     return absl::InvalidArgumentError(
-        "connect: address, of a daemon on another machine, expected with tls_cert, "
-        "tls_key, tls_ca and tls_roles, got none");
+        "connect: address, of a daemon on another machine, is required with tls_cert, "
+        "tls_key, tls_ca and tls_roles");
   }
   if (options.address.empty() || options.socket_dir.empty()) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("connect: address or socket_dir expected, got both, ", options.address,
-                                                 " and ", options.socket_dir));
+  return absl::InvalidArgumentError(
+      absl::StrCat("connect: want address or socket_dir, got both, ", options.address, " and ", options.socket_dir));
 }
 
 absl::Status CheckCertificate(const Client::Options& options) {
@@ -360,13 +359,13 @@ absl::StatusOr<internal::DaemonPlace> PlaceOf(const Client::Options& options) {
   return remote;
 }
 
-// gRPC's threads do not live on in a forked child, and its descriptors stay its parent's.
+// gRPC's threads do not exist in a forked child, and its descriptors belong to the parent.
 absl::Status CheckGrpcWasNotForked() {
   static const internal::OwnerProcess first_that_connected;
   return first_that_connected.Check("connect: gRPC");
 }
 
-// Waits where a daemon was killed: one that ends in any other way takes its sockets with it.
+// Waits where a daemon was killed: a daemon that ends in any other way removes its sockets.
 absl::StatusOr<std::unique_ptr<internal::Daemon>> ConnectFirst(const internal::DaemonPlace& place,
                                                                const Client::Options& options) {
   const auto* const paths = std::get_if<internal::SocketPaths>(&place);

@@ -1,4 +1,4 @@
-// The client library: a trainer's way to the paramshard daemon of its node. Start here.
+// Client library: connects a trainer to the paramshard daemon of its node. Start here.
 //
 //   auto client = paramshard::Client::Connect({.rank = 0});
 //   auto model = client->OpenModel(spec);                  // create or join, then wait for the other ranks
@@ -16,22 +16,21 @@
 // daemon carries them out in order and answers in shared memory. Errors are absl::Status; no call throws. When another
 // trainer dies, the next call is ABORTED; when the daemon dies, UNAVAILABLE: drop every handle, call OpenModel again,
 // which waits for a daemon that is being started again, and go on from Model::commit_number() and
-// Model::client_state(): the number may be less than that of the last answer, where the daemons came back with a save,
-// and is 0 where the model was lost. OpenModel says so once by an error, DATA_LOSS (Client::Options::accept_rollback).
+// Model::client_state(): the number may be less than the last answered one, where the daemons came back with a save,
+// and is 0 where the model was lost. OpenModel reports this once, as DATA_LOSS (Client::Options::accept_rollback).
 // A Model and its handles may be used from one thread at a time; different models are independent.
 //
-// **Fork.** What a process has opened is its own: in a child that it forks every call on a Client, a Model or a handle
-// is FAILED_PRECONDITION, and destroying them does nothing, so that the workers of a data loader may end as they like.
-// Views are not mapped in the child: reading one is a segmentation fault. Nor can the child connect, for gRPC's threads
-// do not live on in it: processes that need a daemon fork before the first Connect, or exec (in Python: the start
-// methods spawn and forkserver).
+// **Fork.** A Client, a Model and their handles belong to the process that opened them: in a forked child every call on
+// them is FAILED_PRECONDITION, and destroying them does nothing, so that the workers of a data loader may end as they
+// like. Views are not mapped in the child: reading one is a segmentation fault. The child cannot connect either, for
+// gRPC's threads do not exist there: processes that need a daemon fork before the first Connect, or exec (in Python:
+// the start methods spawn and forkserver).
 //
 // **GPUs.** Where the daemon serves the rank from a `cuda` device, the trainer maps that GPU's memory: views then lie
-// there, and every call here means the same as in host memory. What a call hands out (Wait, Gradients) is ready for
-// every stream on return: the host has waited. What it takes back (Push, Release) it takes after the work that the
-// GPU's default stream has been given by then, and every stream that waits for that one (all but those of
-// cudaStreamNonBlocking); the host goes on. Whoever uses other streams synchronizes them before, or names them:
-// trainers that compute on the GPU use client/cuda.h beside this header, the same calls on streams.
+// there, and every call here means the same as in host memory. Wait and Gradients return when their memory is ready for
+// every stream: the host has waited. Push and Release take effect after the work so far of the GPU's default stream and
+// of every stream that waits for it (all except cudaStreamNonBlocking streams); the host goes on. Trainers with other
+// streams synchronize them before, or name them: client/cuda.h beside this header has the same calls on streams.
 #ifndef PARAMSHARD_CLIENT_CLIENT_H_
 #define PARAMSHARD_CLIENT_CLIENT_H_
 
@@ -57,11 +56,11 @@
 
 namespace paramshard {
 
-// Those of one commit for one parameter group. What is out of range is refused by Commit.
+// Hyper-parameters of one commit for one parameter group. Commit refuses values out of range.
 using GroupHyperparameters = Hyperparameters;
 
 struct CommitOptions {
-  // For every group, unless `groups` is given; the ranges are those of Hyperparameters.
+  // Hyper-parameters of every group, unless `groups` is given; Hyperparameters has the ranges.
   float learning_rate = 1e-3f;
   float beta1 = 0.9f;
   float beta2 = 0.999f;
@@ -71,11 +70,12 @@ struct CommitOptions {
   std::optional<float> max_grad_norm = {};        // clip to this global norm; finite, > 0
   float gradient_scale = 1.0f;                    // loss scale that the gradients carry; finite, > 0
   std::string client_state = {};                  // at most 64 KiB; comes back after a crash
-  // The number of this commit; unset: the last answered + 1. Repeating the last answered number
+  // Number of this commit; unset: the last answered + 1. Repeating the last answered number
   // repeats its answer.
   std::optional<int64_t> commit_number = {};
-  // Saves the state that this commit leaves as a checkpoint. The same on all ranks. The daemon needs --save-dir: else
-  // the epoch ends with FAILED_PRECONDITION. Nobody waits for the save: Client::Saves says what came of it.
+  // Saves the state after this commit as a checkpoint. The same on all ranks. The daemon needs --save-dir: else
+  // the epoch ends with FAILED_PRECONDITION. The commit does not wait for the save: Client::Saves
+  // reports its result.
   bool save = false;
 };
 
@@ -89,8 +89,8 @@ struct StepResult {
 };
 
 // One plane of one gathered parameter, in the memory of a slot (or of the arena, in a world of one
-// rank). Scales are compact: ScaleShape(encoding, plane, rows, columns); one number for the whole
-// tensor in the formats that have one.
+// rank). Scales are compact: ScaleShape(encoding, plane, rows, columns); a single number in formats
+// with one scale for the whole tensor.
 struct Matrix {
   int64_t rows = 0;
   int64_t columns = 0;
@@ -102,14 +102,14 @@ struct Matrix {
   int gpu = -1;                           // where they lie: host memory, or a GPU by its index in this process
 
   // Writes rows * columns decoded values into host memory. From host memory it does not allocate and does not fail;
-  // from a GPU it copies, and the pieces must be there: after Wait, or when a stream has done what WaitOn gave it.
+  // from a GPU it copies, and the pieces must be there: after Wait, or when a stream has done the work of WaitOn.
   absl::Status Decode(float* values) const;
 
-  // Writes the same values rounded to BF16, as bit patterns. From a GPU, as Decode.
+  // Writes the same values rounded to BF16, as bit patterns. Reads from a GPU as Decode does.
   absl::Status DecodeToBFloat16(uint16_t* values) const;
 
   // Writes the data of an 8-bit or 4-bit format transposed into host memory: columns x DataBytes of a row of `rows`
-  // elements, what is left of a byte zero. Scales stay as they are. INVALID_ARGUMENT for an `out` of another size,
+  // elements, unused bits of a byte zero. Scales stay unchanged. INVALID_ARGUMENT for an `out` of another size,
   // UNIMPLEMENTED for formats of another width.
   absl::Status Transpose(absl::Span<uint8_t> out) const;
 
@@ -122,8 +122,8 @@ struct Matrix {
   absl::StatusOr<int64_t> ScaleLayoutBytes(ScaleLayout layout, std::optional<Plane> operand = std::nullopt) const;
 };
 
-// A trainer writes one parameter's gradient here: rows x columns, row-major, of the parameter's
-// gradient type. Ends with its UnitGradients.
+// Memory for one parameter's gradient, written by the trainer: rows x columns, row-major, of the
+// parameter's gradient type. Ends with its UnitGradients.
 struct GradientView {
   absl::string_view parameter = {};  // its name; valid as long as the Model
   int64_t rows = 0;
@@ -137,8 +137,8 @@ struct GradientView {
   // Requires type == kBF16: the bit patterns. Memory of the GPU where `gpu` is not -1.
   absl::Span<uint16_t> bf16() const;
 
-  // Stores rows * columns values of host memory, rounded to the type, wherever the gradient lies; it is there on
-  // return. INVALID_ARGUMENT for another number of values. Whatever streams have to write there is done before.
+  // Copies rows * columns values from host memory, rounded to the type, to the gradient in host or GPU memory; done on
+  // return. INVALID_ARGUMENT for another number of values. Writes of streams to the same memory must be done before.
   absl::Status Write(absl::Span<const float> values) const;
 };
 
@@ -155,17 +155,17 @@ class GatheredUnit {
   ~GatheredUnit();
 
   // Blocks until all pieces are in the slot. ABORTED and the like when the epoch has ended. On a GPU DEADLINE_EXCEEDED
-  // when the stream that the unit was awaited on is not done within five minutes.
+  // when the stream that waits for the unit is not done within five minutes.
   absl::Status Wait();
-  // Whether Wait would return at once.
+  // Returns true if Wait would return at once.
   bool Ready() const;
 
   // One parameter's matrix. `plane` unset: the plane of the gather's phase (row-wise for kBoth).
-  // FAILED_PRECONDITION before a successful Wait, or why the epoch ended, if that is why there was none; NOT_FOUND for
+  // FAILED_PRECONDITION before a successful Wait, or the epoch's end status if that made Wait fail; NOT_FOUND for
   // another unit's parameter; INVALID_ARGUMENT for a plane that was not gathered. Views end with the handle.
   absl::StatusOr<Matrix> Get(absl::string_view parameter, std::optional<Plane> plane = std::nullopt) const;
 
-  // Gives the slot back; the destructor does the same. On the stream that cuda::WaitOn named last, if any.
+  // Gives the slot back, on the stream of the last cuda::WaitOn, if any; the destructor does the same.
   void Release();
 
  private:
@@ -180,8 +180,8 @@ class GatheredUnit {
 // it, then push it once; or push once for each micro-batch: pushes within a step add up. A model whose
 // accumulator_type is BF16 takes one push of a unit between two commits.
 //
-// On a GPU the slot of Model::Gradients may be written by any stream at once. Push takes it after what the default
-// stream has been given by then, copies from pageable memory included; other streams are synchronized before.
+// On a GPU the slot of Model::Gradients may be written by any stream at once. Push takes it after the work so far
+// of the default stream, copies from pageable memory included; synchronize other streams before.
 class UnitGradients {
  public:
   UnitGradients(UnitGradients&&) noexcept;
@@ -192,12 +192,12 @@ class UnitGradients {
   // NOT_FOUND for another unit's parameter; INVALID_ARGUMENT for a frozen one, here and below.
   absl::StatusOr<GradientView> Get(absl::string_view parameter) const;
 
-  // Says that the parameter has no gradient in this push. All ranks must say so, or the push is
+  // Marks the parameter as without a gradient in this push. All ranks must do so, or the push is
   // refused.
   absl::Status MarkAbsent(absl::string_view parameter);
 
-  // Hands the slot to the daemon. Returns at once; the views end here. On the stream that cuda::Gradients named, if
-  // any. FAILED_PRECONDITION for a second push of the unit before a commit or a discard, where accumulators are BF16
+  // Hands the slot to the daemon, on the stream of cuda::Gradients, if any. Returns at once; the views end here.
+  // FAILED_PRECONDITION for a second push of the unit before a commit or a discard, where accumulators are BF16
   // (names the unit): nothing is sent, and the slot is held as before.
   absl::Status Push();
 
@@ -215,7 +215,7 @@ class PendingCommit {
   // Blocks until the daemon has answered, and may be called again: the last 64 commits' answers are kept. When the
   // epoch ends before: its end status; Model::commit_number() after the next OpenModel says whether the commit counted.
   absl::StatusOr<StepResult> Wait();
-  // Whether Wait would return at once.
+  // Returns true if Wait would return at once.
   bool Ready() const;
   int64_t commit_number() const { return commit_number_; }
 
@@ -242,13 +242,13 @@ class Model {
   // ring.
   absl::StatusOr<GatheredUnit> Gather(absl::string_view unit, Phase phase);
 
-  // What Gather would answer now, OK or its error. Sends nothing, and needs no other rank to ask the same.
+  // Returns the status that Gather would have now. Sends nothing, and other ranks need not make the same call.
   absl::Status CanGather(absl::string_view unit, Phase phase) const;
 
-  // The slots, ascending, that such a gather fits: units whose slots are the same share them, and as many of them can
-  // be held at a time as there are slots. Slots are numbered from 0: first the ModelSpec::gather_slots that units
-  // share, the large ones last, then one of its own for each unit with reshard_after_forward = false. The errors of
-  // Gather, but for RESOURCE_EXHAUSTED and the epoch's end.
+  // Returns the slots, ascending, that such a gather fits: units whose slots are the same share them, and as many of
+  // them can be held at a time as there are slots. Slots are numbered from 0: first the ModelSpec::gather_slots that
+  // units share, the large ones last, then one of its own for each unit with reshard_after_forward = false. The errors
+  // of Gather, but for RESOURCE_EXHAUSTED and the epoch's end.
   absl::StatusOr<std::vector<int>> SlotsOf(absl::string_view unit, Phase phase) const;
 
   // Hands out a zeroed gradient slot, waiting for one to drain if none is free. RESOURCE_EXHAUSTED when all that fit
@@ -262,7 +262,7 @@ class Model {
   // number of groups that is not the model's, or a client state that is too large; the epoch's end status.
   absl::StatusOr<PendingCommit> Commit(const CommitOptions& options);
 
-  // Drops all gradients pushed since the last commit, as if they had never been pushed: a step that went wrong begins
+  // Drops all gradients pushed since the last commit, as if they had never been pushed, to begin a failed step
   // anew. Takes its place in the sequence like a commit: every rank calls it at the same point, or the epoch ends with
   // FAILED_PRECONDITION that names both commands. Returns at once, and changes neither masters nor commit numbers.
   // Gathered units may be held, and unpushed gradient slots too: what they hold is pushed later, after it. A commit
@@ -279,31 +279,31 @@ class Model {
   int64_t epoch() const;
   int rank() const;
   int world_size() const;
-  // This rank among those that take part in the epoch, 0 <= active_rank < active_world_size, and their number: what
-  // batches are dealt by. Where replicas go on without a lost daemon (--min-replicas) its ranks are left out; else these
-  // are rank() and world_size().
+  // This rank among the ranks that take part in the epoch, 0 <= active_rank < active_world_size, and their number:
+  // batches are dealt by these. Where replicas go on without a lost daemon (--min-replicas) its ranks are left out;
+  // else these are rank() and world_size().
   int active_rank() const;
   int active_world_size() const;
   int shard_size() const;
-  // As the daemon holds it: with every default, and every parameter's format from its rule.
+  // The daemon's spec: with every default, and every parameter's format from its rule.
   const ModelSpec& spec() const;
 
-  // Bytes that the gathers of this session have brought in so far: the pieces of all ranks, this one's own and the
-  // padding of their small extents too.
+  // Bytes that the gathers of this session have brought in so far: the pieces of all ranks, this one's own included,
+  // with the padding of their small extents.
   int64_t gathered_bytes() const;
   // This process's index of the GPU whose memory the views are in; -1: host memory.
   int gpu() const;
-  // As long as what it returns lives, the memory that this Model's views show stays mapped, also when handle, Model and
-  // Client are gone and the epoch has ended: reading an old view then gives bytes without a meaning, and no fault. For
-  // programs that cannot know when a view is read last. It also keeps the next server of a killed one from this memory.
+  // Keeps the memory of this Model's views mapped for as long as the returned object lives, also when handle, Model and
+  // Client are gone and the epoch has ended: reading an old view then gives meaningless bytes, and no fault. For
+  // programs that cannot know when a view is read last. A restarted server cannot use this memory either.
   std::shared_ptr<const void> KeepMapped() const;
-  // OK while the epoch runs, else why it ended. What streams have waited for is there only if this is OK after they
-  // have come past the wait.
+  // OK while the epoch runs, else why it ended. Data that streams have waited for is valid only if this is OK after the
+  // wait.
   absl::Status status() const;
 
-  // Leaves after the last command of this rank, and waits until the daemon has let go. What all ranks have sent by
-  // then is carried out and answered to the others; the first command of another rank that this one has not sent is
-  // ABORTED.
+  // Leaves after the last command of this rank, and waits for the daemon's confirmation. Commands that all ranks have
+  // sent by then are carried out and answered to the others; the first command of another rank that this one has not
+  // sent is ABORTED.
   absl::Status Detach();
 
  private:
@@ -313,8 +313,8 @@ class Model {
   std::shared_ptr<internal::Session> session_;
 };
 
-// A tensor for import, or a slice of its rows, row-major. Slices of one tensor in one import do not overlap; rows that
-// none of them has keep their bytes. One of `values`, `bits` and `bytes` holds its elements.
+// A tensor for import, or a slice of its rows, row-major. Slices of one tensor in one import do not overlap; rows in
+// no slice keep their bytes. One of `values`, `bits` and `bytes` holds its elements.
 struct ImportTensor {
   std::string parameter = {};
   TensorKind kind = TensorKind::kMaster;
@@ -324,7 +324,7 @@ struct ImportTensor {
   absl::Span<const uint8_t> bytes = {};  // the elements of any type, little-endian
   int64_t first_row = 0;
   std::optional<int64_t> rows = {};  // unset: all from first_row on
-  // Of the values: the parameter's own, cut to the rows, or rows x columns. Empty: nothing is compared.
+  // Shape of the values: the parameter's own, cut to the rows, or rows x columns. Empty: not checked.
   std::vector<int64_t> shape = {};
   std::optional<int64_t> step = {};  // steps taken (bias correction)
 };
@@ -332,8 +332,8 @@ struct ImportTensor {
 struct ImportOptions {
   std::optional<int64_t> commit_number = {};
   std::optional<int64_t> version = {};
-  // Of the state that the import makes; empty: the daemon makes it from what is given (ImportHeader of trainer.proto).
-  // One daemon is brought to the state of another by an import of the other's export with ExportSummary::history_id.
+  // History of the imported state; empty: the daemon derives it from the options (ImportHeader of trainer.proto).
+  // To copy the state of one daemon to another, import its export with ExportSummary::history_id.
   std::string history_id = {};
   std::string run = {};  // as CreationOptions::run
 };
@@ -363,27 +363,26 @@ struct ExportSummary {
   std::string history_id = {};
 };
 
-// What a model begins with that is created. One that is there already stays as it is.
+// Initial state of a new model. A model that already exists stays unchanged.
 struct CreationOptions {
-  // A saved state: "latest", a step as "12000", or the name of a checkpoint's folder, of the daemon's --save-dir; or
+  // A saved state: "latest", a step as "12000", or the name of a checkpoint's folder, in the daemon's --save-dir; or
   // the absolute path of a checkpoint's folder on the daemon's machine. Where there is none, "latest" means initial
-  // values, and all else is NOT_FOUND. "none": initial values. Empty: what the daemon's --restore says, else initial
-  // values.
+  // values, and all else is NOT_FOUND. "none": initial values. Empty: the daemon's --restore, else initial values.
   std::string restore = {};
-  // Whether moments that are saved in another type than the spec's are converted, which loses bits. Else that is
+  // Converts moments that are saved in another type than the spec's, which loses bits. Without it, such moments are
   // INVALID_ARGUMENT.
   bool convert_moments = false;
-  // An import by this program follows: a model that is created is kImporting until an import is through.
+  // An import by this program follows: a new model is kImporting until an import is done.
   bool values_follow = false;
-  // The import replaces every initial value: a model that is there may have other initial values than the spec.
+  // The import replaces every initial value: an existing model may have other initial values than the spec.
   bool all_values_follow = false;
-  // The seed is for a model that is created: one that is there may have another seed.
+  // The seed is for a new model: an existing model may have another seed.
   bool takes_any_seed = false;
-  // Names the job: equal in all of its ranks and in its restarts, and in no other job. Empty: not known.
+  // Name of the job: equal in all of its ranks and in its restarts, and in no other job. Empty: not known.
   std::string run = {};
 };
 
-// Where the values of a model come from. The daemon records it, and it survives the server.
+// Origin of a model's values. The daemon records it, and it survives a restart of the server.
 enum class ValueOrigin {
   kUnknown = 0,  // to a daemon that is older than this library
   kInitial = 1,  // the spec
@@ -394,70 +393,70 @@ enum class ValueOrigin {
   kLost,         // ModelSummary::unusable says why
 };
 
-// What a creation has found or made.
+// Result of CreateModel.
 struct CreatedModel {
-  bool created = false;  // no equal model was there
+  bool created = false;  // false: an equal model already existed
   ValueOrigin origin = ValueOrigin::kUnknown;
   int64_t commit_number = 0;
-  bool same_run = false;  // a creation or an import of CreationOptions::run brought the values that it began with
+  bool same_run = false;  // its first values come from a creation or an import of the same CreationOptions::run
 };
 
-// How far a save has come. From kPublished on it is over.
+// Progress of a save. From kPublished on it is over.
 enum class SaveState {
   kWaiting = 1,  // for the answer of the commit under way
   kCopying,
   kWriting,
   kPublished,
   kAbandoned,     // there is no such checkpoint
-  kUnknown,       // it has its name, and nobody knows whether it has it after the power fails
-  kSkipped,       // it fell due while another one was under way
+  kUnknown,       // renamed, but the name may be lost when the power fails
+  kSkipped,       // it fell due while another save was in progress
   kAlreadySaved,  // nothing was written: the state has a checkpoint, which is at `path`
 };
 
-// What made a save fall due.
+// Cause of a save.
 enum class SaveReason { kCommits = 1, kTime, kTrainer, kCall, kDrain };
 
-// What has become of a save so far.
+// State of one save so far.
 struct SaveRecord {
   std::string model = {};
-  int64_t number = 0;  // counts the saves of the model since it was opened, those too that came to nothing
+  int64_t number = 0;  // counts the saves of the model since it was opened, failed ones included
   SaveState state = SaveState::kWaiting;
   SaveReason reason = SaveReason::kCall;
   int64_t step = 0;             // the commit number
   std::string history_id = {};  // which state the step counts from
-  std::string path = {};        // of the checkpoint, on the daemon's machine; empty where there is none
+  std::string path = {};        // of the checkpoint, on the daemon's machine; empty: none
   int64_t size_bytes = 0;       // 0 until the state is copied
   int64_t written_bytes = 0;    // so far
   absl::Time begun_at = absl::UnixEpoch();
   absl::Duration took = {};   // until now, or until it was over
-  absl::Duration copy = {};   // for how long the state was copied
-  absl::Duration stall = {};  // that a step has waited for the copy
-  absl::Status error = {};    // why there is no checkpoint to count on; OK where nothing is wrong
+  absl::Duration copy = {};   // time that copying the state took
+  absl::Duration stall = {};  // time that a step has waited for the copy
+  absl::Status error = {};    // why there is no durable checkpoint; OK where nothing is wrong
 
   bool is_over() const { return state >= SaveState::kPublished; }
-  // There is a checkpoint of the state, which may be counted on.
+  // Returns true if there is a durable checkpoint of the state.
   bool is_saved() const { return state == SaveState::kPublished || state == SaveState::kAlreadySaved; }
 };
 
 struct SaveOptions {
-  // Until the save is over; else until it has begun.
+  // Wait until the save is over; else until it has begun.
   bool wait = true;
 };
 
 struct RestoreOptions {
-  // As in CreationOptions.
+  // See CreationOptions.
   bool convert_moments = false;
-  // Hears how far the restore has come, on the calling thread: bytes that are read, and compared afterwards.
+  // Called with the progress of the restore, on the calling thread: bytes that are read, and compared afterwards.
   std::function<void(int64_t done_bytes, int64_t all_bytes)> on_progress = {};
 };
 
-// What was restored.
+// Result of Restore.
 struct RestoreSummary {
   std::string path = {};               // of the checkpoint's folder, on the daemon's machine
   int64_t step = 0;                    // the commit number that training goes on from
   int64_t version = 0;                 // applied commits
-  std::string history_id = {};         // of the history that has begun
-  std::string parent_history_id = {};  // of the one that was saved, whose step it is
+  std::string history_id = {};         // of the new history
+  std::string parent_history_id = {};  // of the saved history, which the step counts from
   int saved_world_size = 0;            // of the world that has saved it
   int saved_shard_size = 0;
   int64_t size_bytes = 0;  // of the checkpoint's files
@@ -475,7 +474,7 @@ struct ModelSummary {
   int64_t commit_number = 0;
   std::string history_id = {};        // which state the numbers count from
   std::optional<int64_t> epoch = {};  // the last one that has started
-  bool running = false;               // it has not ended
+  bool running = false;               // the epoch has not ended
   int attached_ranks = 0;             // ranks of this daemon that have a trainer
   std::string unusable = {};          // why no trainer can attach; empty while the model can be trained
   ValueOrigin origin = ValueOrigin::kUnknown;
@@ -489,11 +488,11 @@ struct DaemonInfo {
   int first_rank = 0;                     // it serves the ranks [first_rank, first_rank + devices)
   int world_size = 0;
   int node = 0;   // its number among the daemons of the world
-  int nodes = 0;  // how many those are
+  int nodes = 0;  // number of daemons
   absl::Time started_at = absl::UnixEpoch();
 };
 
-// What of the daemon's memory is used for one thing.
+// Memory of the daemon in use for one purpose.
 struct MemoryUse {
   std::string device = {};  // empty: host memory that all devices of the daemon share
   std::string model = {};
@@ -506,11 +505,11 @@ struct MemoryUse {
 // A connection to the daemon. Thread-safe. Movable.
 //
 // It outlives the daemon: the first call after the connection was lost connects anew, within connect_timeout, to
-// whatever daemon listens at the same place by then. While there is none, OpenModel waits, and other calls are
+// the daemon that then listens at the same place. While there is none, OpenModel waits, and other calls are
 // UNAVAILABLE and say what to do; they may be repeated. A daemon's keeper starts the next server by itself, with the
-// models of the dead one, at their last commit. Without (`paramshardd --keeper=off`) what was saved comes back where
-// the next daemon restores (`--restore=latest`), and the rest is gone unless exported: a model that is created anew
-// begins at commit 0.
+// models of the dead one, at their last commit. Without a keeper (`paramshardd --keeper=off`) saved state comes back
+// where the next daemon restores it (`--restore=latest`), and the rest is lost unless exported: a model that is created
+// anew begins at commit 0.
 class Client {
  public:
   struct Options {
@@ -520,49 +519,49 @@ class Client {
     // $XDG_RUNTIME_DIR/paramshard, else /tmp/paramshard-<uid>, which must belong to this user or
     // root.
     std::string socket_dir = {};
-    // Of a daemon on another machine: HOST:PORT of its --listen, with the certificate that this program comes with, its
-    // key, and the authorities whose certificates it takes, as PEM files; and whose URIs have which role, where they are
-    // not of paramshard's own form ("node=spiffe://corp/ps-{N}", docs/security.md). What the certificate's role may is
-    // done there, and nothing that maps memory: OpenModel and CreateModel are for trainers beside their daemon. With
-    // `address` no socket_dir is given; without, none of the others.
+    // A daemon on another machine: HOST:PORT of its --listen. tls_cert and tls_key are this program's certificate and
+    // its key, tls_ca the trusted authorities, as PEM files. tls_roles maps URIs to roles, where they are not of
+    // paramshard's own form ("node=spiffe://corp/ps-{N}", docs/security.md). Calls that the certificate's role allows
+    // work, except calls that map memory: OpenModel and CreateModel are for trainers beside their daemon. `address`
+    // excludes socket_dir; the TLS options require `address`.
     std::string address = {};
     std::string tls_cert = {};
     std::string tls_key = {};
     std::string tls_ca = {};
     std::vector<std::string> tls_roles = {};
     absl::Duration connect_timeout = absl::Seconds(10);  // > 0
-    // How long OpenModel waits for the other ranks; > 0. A creation and a deletion end by it too. Of several daemons
-    // creations with a checkpoint wait for each other, for the daemon's --restore-timeout (8 min): whoever is less
-    // patient than that does not hear which daemon it waited for.
+    // How long OpenModel waits for the other ranks; > 0. Also limits a creation and a deletion. In a world of several
+    // daemons creations with a checkpoint wait for each other, for the daemon's --restore-timeout (8 min): a shorter
+    // attach_timeout ends without the name of the missing daemon.
     absl::Duration attach_timeout = absl::Minutes(10);
     // Kill the trainer that holds the rank and take its place.
     bool take_over = false;
     // Issue gathers ahead in the order of the first step.
     bool prefetch = true;
-    // Whether OpenModel goes on by itself with a model that has lost commits whose answers this client has seen: all
-    // daemons went back to a saved step because one of them had lost its part, or somebody has restored it, or it was
-    // lost and created anew. Else OpenModel is DATA_LOSS that names both commits, once for each time: whoever calls it
-    // again has read that. Set it where every OpenModel is followed by a look at commit_number() and client_state().
+    // Lets OpenModel succeed for a model that has lost commits whose answers this client has seen: all daemons went
+    // back to a saved step because one of them had lost its part, or the model was restored, or it was lost and created
+    // anew. Without it OpenModel returns DATA_LOSS that names both commits, once for each time; the next call succeeds.
+    // Set it where every OpenModel is followed by a look at commit_number() and client_state().
     bool accept_rollback = false;
-    // How long OpenModel waits, in all, for a daemon that does not serve just now (UNAVAILABLE): one that is started
-    // again, drains, or waits for another daemon. Connect waits as long where a killed daemon has left its sockets, and
-    // not at all where there are none: a daemon that has never been there is more often at another place than late, so
-    // whoever starts both starts the daemon first. 0: neither waits.
+    // How long OpenModel waits, in all, for a daemon that is UNAVAILABLE: it is started again, drains, or waits for
+    // another daemon. Connect waits as long where a killed daemon has left its sockets, and not at all where there are
+    // none: a missing daemon is more often at another place than late, so start the daemon before the trainer.
+    // 0: neither waits.
     absl::Duration restart_timeout = absl::Seconds(60);
-    // Hears once in each of these calls that it waits, and for what; on the calling thread. None: standard error.
+    // Called once in each of these calls with what it waits for; on the calling thread. None: standard error.
     std::function<void(absl::string_view)> on_wait = {};
     // Asked about ten times a second, on the calling thread, by calls that wait for the daemon or for other ranks, of
-    // this client and of its Models: an error ends the wait, and is what the call returns. What was waited for may
-    // still come, and the call may be repeated. Detach and what destroys things ask nobody: they end by themselves.
-    // Waiting for a GPU's stream does not ask either. None: calls wait as they say.
+    // this client and of its Models: an error ends the wait, and the call returns it. The operation may still complete,
+    // and the call may be repeated. Detach and destructors do not ask: they end by themselves. Waiting for a GPU's
+    // stream does not ask either. None: calls wait as they say.
     std::function<absl::Status()> interrupted = {};
   };
 
   // UNAVAILABLE when no daemon answers, or none within restart_timeout (says where it looked); DEADLINE_EXCEEDED when
   // one is there and says nothing within connect_timeout; PERMISSION_DENIED when the daemon refuses this user, or
   // another user has created /tmp/paramshard-<uid>; INVALID_ARGUMENT for options out of range; FAILED_PRECONDITION in
-  // a child that was forked after its parent had connected. Of a daemon at an `address` also: FAILED_PRECONDITION names
-  // a file of a certificate and what is expected; UNAVAILABLE somebody else listens there.
+  // a child that was forked after its parent had connected. For a daemon at an `address` also: FAILED_PRECONDITION
+  // names a certificate's file and what is wrong with it; UNAVAILABLE another program listens there.
   static absl::StatusOr<Client> Connect(const Options& options);
 
   Client(Client&&) noexcept;
@@ -573,24 +572,24 @@ class Client {
   // mapped on return. FAILED_PRECONDITION when the daemon serves the rank from a GPU that this process
   // does not see (names it); UNIMPLEMENTED when that is so and this library was built without CUDA.
   //
-  // DATA_LOSS, once, when the model is at an earlier commit than the last one whose answer this client has seen, by this
-  // and all other daemons: Options::accept_rollback. The trainer then throws away what it has computed since, calls
-  // OpenModel again, and goes on from commit_number() with client_state(). What the client has itself deleted, restored
-  // or imported into is not meant; a new client has seen nothing. ABORTED, once, when another client has deleted a model
-  // of which this client has seen answers, and it was created again: the same holds.
+  // DATA_LOSS, once, when the model is at an earlier commit than the last one whose answer this client has seen:
+  // Options::accept_rollback. The trainer then throws away what it has computed since, calls OpenModel again, and goes
+  // on from commit_number() with client_state(). Models that this client has deleted, restored or imported into are not
+  // checked, and a new client has seen nothing. ABORTED, once, when another client has deleted a model of which this
+  // client has seen answers, and it was created again: do the same.
   //
-  // UNAVAILABLE after restart_timeout; other errors come at once. Is a call on the Models of the same name that this
-  // client has opened before: of those whose epoch has ended, and of which no handle is left, planes and slots are
-  // unmapped, for the next server may need their memory. Drop handles before.
+  // UNAVAILABLE after restart_timeout; other errors come at once. Also a call on earlier Models of the same name from
+  // this client: where the epoch has ended and no handle is left, planes and slots are unmapped, for the next server
+  // may need their memory. Drop handles before.
   absl::StatusOr<Model> OpenModel(const ModelSpec& spec, const CreationOptions& options = CreationOptions());
 
   // Creates the model or joins it, without attaching: before an import.
   absl::StatusOr<CreatedModel> CreateModel(const ModelSpec& spec, const CreationOptions& options = CreationOptions());
-  // Checks a description by the rules that hold for every daemon, and asks none. INVALID_ARGUMENT as of CreateModel.
+  // Checks a spec by the rules of every daemon, without a call. INVALID_ARGUMENT as from CreateModel.
   static absl::Status CheckSpec(const ModelSpec& spec);
   absl::Status DeleteModel(absl::string_view model);
 
-  // Replaces tensors of a model that no trainer is attached to; all of them or, on an error, none. Histories of
+  // Replaces tensors of a model without attached trainers; all of them or, on an error, none. Histories of
   // FP8_TENSOR_DELAYED begin anew.
   //
   // A frozen parameter without a master needs all rows that the daemon owns in one import: its planes are made of them.
@@ -602,44 +601,45 @@ class Client {
   absl::Status Import(absl::string_view model, absl::Span<const ImportTensor> tensors,
                       const ImportOptions& options = {});
 
-  // Reads tensors of one state, without client states and histories of FP8_TENSOR_DELAYED; calls `sink` for each extent
-  // that this daemon owns. Stops at the first error; ABORTED when a commit or an import changes the state meanwhile.
+  // Exports tensors of one state, without client states and histories of FP8_TENSOR_DELAYED; calls `sink` for each
+  // extent that this daemon owns. Stops at the first error; ABORTED when a commit or an import changes the state
+  // meanwhile.
   absl::StatusOr<ExportSummary> Export(absl::string_view model, const ExportOptions& options,
                                        const std::function<absl::Status(const ExportedExtent&)>& sink);
 
   // Saves the state of the last commit as a checkpoint in the daemon's --save-dir, while training goes on. Without
-  // `wait` it returns as soon as the save has begun, and Saves tells what became of it; a wait that is interrupted stops
-  // no save. A save that comes to nothing is an answer and no error: SaveRecord::is_saved says whether there is a
-  // checkpoint. In a world of several daemons node 0 saves for all.
+  // `wait` it returns as soon as the save has begun, and Saves reports its result; interrupting the wait does not stop
+  // the save. A failed save is an answer and no error: SaveRecord::is_saved says whether there is a checkpoint. In a
+  // world of several daemons node 0 saves for all.
   //
   // NOT_FOUND no such model; FAILED_PRECONDITION the daemon has no --save-dir, or is not node 0; UNAVAILABLE a save of
-  // the model is under way.
+  // the model is in progress.
   absl::StatusOr<SaveRecord> Save(absl::string_view model, const SaveOptions& options = SaveOptions());
 
-  // The recent saves, those under way included, the oldest first, at most 64 of a model; `model` empty: of all models.
-  // None where the daemon has no --save-dir. NOT_FOUND no such model.
+  // Returns the recent saves, unfinished ones included, the oldest first, at most 64 of a model; `model` empty: of all
+  // models. None where the daemon has no --save-dir. NOT_FOUND no such model.
   absl::StatusOr<std::vector<SaveRecord>> Saves(absl::string_view model);
 
   // Replaces the whole state of a model with a checkpoint's: masters, moments, step counts, client states, version and
   // commit number. `checkpoint` is what CreationOptions::restore may be, but "latest" must be there. In a world of
-  // several daemons node 0 restores for all. Returns when it is through: a call that is interrupted stops no restore
+  // several daemons node 0 restores for all. Returns when it is done: interrupting the call does not stop a restore
   // that has begun.
   //
-  // With nothing changed: NOT_FOUND no such model, or no such checkpoint (says which there are); INVALID_ARGUMENT a text
-  // that names none, or a checkpoint of another model or spec (names the first difference); FAILED_PRECONDITION while a
-  // trainer is attached (names rank and pid), this client's own too, a daemon without --save-dir, or one that is not
-  // node 0; PERMISSION_DENIED a path from a caller who is not the daemon's user; UNAVAILABLE an import or another
-  // restore is under way. DATA_LOSS also for rows that turn out to be damaged while they are read: then the model is
-  // unusable until it is restored or deleted.
+  // Errors that change nothing: NOT_FOUND no such model, or no such checkpoint (lists the present ones);
+  // INVALID_ARGUMENT a text that names no checkpoint, or a checkpoint of another model or spec (names the first
+  // difference); FAILED_PRECONDITION while a trainer is attached (names rank and pid), this client's own too, a daemon
+  // without --save-dir, or one that is not node 0; PERMISSION_DENIED a path from another user than the daemon's;
+  // UNAVAILABLE an import or another restore is in progress. DATA_LOSS also for rows that are damaged: then the model
+  // is unusable until it is restored or deleted.
   absl::StatusOr<RestoreSummary> Restore(absl::string_view model, absl::string_view checkpoint,
                                          const RestoreOptions& options = RestoreOptions());
 
-  // The daemon's models by name, then those whose state was lost with an earlier server: of these only name and
-  // `unusable` are set.
+  // Returns the daemon's models by name, then models whose state was lost with an earlier server: these have only name
+  // and `unusable` set.
   absl::StatusOr<std::vector<ModelSummary>> Models();
-  // The daemon that serves now.
+  // Describes the daemon that serves now.
   absl::StatusOr<DaemonInfo> GetDaemonInfo();
-  // The bytes that the daemon holds, by device, model and class.
+  // Returns the bytes that the daemon holds, by device, model and class.
   absl::StatusOr<std::vector<MemoryUse>> GetMemory();
 
  private:

@@ -23,7 +23,7 @@ namespace {
 absl::Status CheckOnGpu(absl::string_view operation, const Matrix& matrix) {
   if (matrix.gpu >= 0) return absl::OkStatus();
   return absl::FailedPreconditionError(
-      absl::StrCat(operation, " on a stream: a matrix in memory of a GPU expected, got one in host memory"));
+      absl::StrCat(operation, " on a stream: want a matrix in memory of a GPU, got one in host memory"));
 }
 
 constexpr int64_t kOperandBlock = 128;
@@ -35,21 +35,21 @@ absl::Status CheckOperandFormat(Format format) {
       format == Format::kFP8TensorDelayed) {
     return absl::OkStatus();
   }
-  return absl::UnimplementedError(absl::StrCat(
-      "copy operands: a format of 8 bits with blocks of 128 x 128, or one scale, expected, got ", FormatName(format)));
+  return absl::UnimplementedError(
+      absl::StrCat("copy operands: want FP8_BLOCK_128X128 or an FP8_TENSOR format, got ", FormatName(format)));
 }
 
 }  // namespace
 
 absl::Status WaitOn(GatheredUnit& unit, cudaStream_t stream) {
   const auto& impl = HandleAccess::ImplOf(unit);
-  if (impl == nullptr) return absl::FailedPreconditionError("wait: a held unit expected, it has been released");
+  if (impl == nullptr) return absl::FailedPreconditionError("wait: the unit was already released");
   return impl->WaitOn(stream);
 }
 
 absl::Status Release(GatheredUnit& unit, cudaStream_t stream) {
   const auto impl = std::move(HandleAccess::ImplOf(unit));
-  if (impl == nullptr) return absl::FailedPreconditionError("release: a held unit expected, it has been released");
+  if (impl == nullptr) return absl::FailedPreconditionError("release: the unit was already released");
   return impl->ReleaseOn(stream);
 }
 
@@ -64,7 +64,7 @@ absl::StatusOr<UnitGradients> Gradients(Model& model, absl::string_view unit, cu
 absl::Status Push(UnitGradients& gradients, cudaStream_t stream) {
   auto& held = HandleAccess::ImplOf(gradients);
   if (held == nullptr) {
-    return absl::FailedPreconditionError("gradients: an unpushed slot expected, it has been pushed");
+    return absl::FailedPreconditionError("gradients: the slot was already pushed");
   }
   RETURN_IF_ERROR(held->CheckPush());
   const auto impl = std::move(held);

@@ -1,4 +1,4 @@
-// The client library on a trainer's own CUDA streams: the calls of client.h that wait or hand over, without the host.
+// Client library on a trainer's own CUDA streams: the calls of client.h that wait or hand over, without the host.
 //
 //   auto unit = model->Gather("blocks.0", paramshard::Phase::kForward);
 //   status = paramshard::cuda::WaitOn(*unit, stream);             // enqueued: the host goes on
@@ -10,26 +10,26 @@
 //   status = paramshard::cuda::Push(*gradients, stream);
 //   auto commit = model->Commit(...);                             // as in client.h
 //
-// Views may be asked for at once; what they show is there for work that is enqueued later on the stream. The calls
-// enqueue waits on and writes of words in host memory, copies inside the GPU, and no kernel but those of Decode,
-// Transpose and CopyScales.
+// Views are available at once; their contents are ready for work that is enqueued later on the stream. The calls
+// enqueue waits on and writes of words in host memory, copies inside the GPU, and no kernels except in Decode,
+// Transpose, CopyOperands and CopyScales.
 // Streams are the trainer's, of the GPU that Model::gpu() names, and any number of them; not in the middle of a
-// capture. What is given to one stream in a slot comes before what another one is given to do there later. A stream
-// that a handle was given to must live until the handle is gone and the stream has done its work.
+// capture. Work on a slot is ordered across streams as the calls are. A stream that a handle was given to must live
+// until the handle is gone and the stream has done its work.
 //
-// The calls of client.h may be mixed with these. What they hand out is ready for every stream; what they take back,
-// they take after the default stream's work and that of the streams which wait for it, as client.h says, or on the
-// stream that the handle was given to last.
+// The calls of client.h may be mixed with these. Memory that they hand out is ready for every stream; they take memory
+// back after the work of the default stream and of streams that wait for it, as client.h says, or on the handle's last
+// stream.
 //
 // While a stream waits for the daemon, cudaFree, cudaFreeHost, cudaHostUnregister, cudaDeviceSynchronize and the first
 // launch of a kernel that is loaded lazily wait with it (CUDA_MODULE_LOADING=EAGER loads kernels at start).
 //
-// When the epoch ends, waiting streams go on, with whatever the memory holds: what was computed from it is good only if
-// Model::status() is OK after the stream is synchronized. Commit says the same: it is refused. Synchronize the streams
-// before you attach again.
+// When the epoch ends, waiting streams go on, with undefined memory contents: results are valid only if
+// Model::status() is OK after the stream is synchronized; Commit fails too. Synchronize the streams before you attach
+// again.
 //
-// Errors: those of the calls in client.h; FAILED_PRECONDITION where the daemon serves the rank from host memory;
-// INTERNAL for what CUDA refuses.
+// Errors: as in client.h; FAILED_PRECONDITION where the daemon serves the rank from host memory;
+// INTERNAL for errors of CUDA.
 #ifndef PARAMSHARD_CLIENT_CUDA_H_
 #define PARAMSHARD_CLIENT_CUDA_H_
 
@@ -53,11 +53,11 @@ using gpu::DecodedType;
 // call lets another stream wait for what the first one brought.
 absl::Status WaitOn(GatheredUnit& unit, cudaStream_t stream);
 
-// Gives the slot back when `stream` has come so far: the stream that reads last, or one that is ordered after it. The
-// handle and its views end here.
+// Gives the slot back when `stream` reaches this point: the stream that reads last, or one that is ordered after it.
+// The handle and its views end here.
 absl::Status Release(GatheredUnit& unit, cudaStream_t stream);
 
-// What a gradient slot holds when it is handed out.
+// Contents of a gradient slot when it is handed out.
 enum class SlotContent : uint8_t {
   kZero,       // zeroed by the stream
   kUndefined,  // every element of every parameter that is not marked absent must be written
@@ -67,14 +67,14 @@ enum class SlotContent : uint8_t {
 absl::StatusOr<UnitGradients> Gradients(Model& model, absl::string_view unit, cudaStream_t stream,
                                         SlotContent content = SlotContent::kZero);
 
-// Hands the slot to the daemon when `stream` has come so far. The views end here.
+// Hands the slot to the daemon when `stream` reaches this point. The views end here.
 absl::Status Push(UnitGradients& gradients, cudaStream_t stream);
 
 // Enqueues decoding a plane into rows * columns values of the type, row-major, in memory of the GPU. The same values as
 // Matrix::Decode.
 absl::Status Decode(const Matrix& matrix, DecodedType type, void* out, cudaStream_t stream);
 
-// The same for many planes, of one GPU: those of one format are decoded by one launch.
+// The same for many planes, of one GPU: one launch decodes all planes of one format.
 struct Decoding {
   Matrix matrix;
   DecodedType type = DecodedType::kFP32;
@@ -83,15 +83,15 @@ struct Decoding {
 absl::Status Decode(absl::Span<const Decoding> decodings, cudaStream_t stream);
 
 // Enqueues writing the data of an 8-bit or 4-bit format transposed, in memory of the GPU: columns x rows bytes, or
-// columns x ceil(rows / 2) bytes of two elements. Scales stay as they are. UNIMPLEMENTED for formats of another width.
+// columns x ceil(rows / 2) bytes of two elements. Scales stay unchanged. UNIMPLEMENTED for formats of another width.
 absl::Status Transpose(const Matrix& matrix, uint8_t* out, cudaStream_t stream);
 
-// A weight of 8 bits as products with blocks of 128 x 128 read it, and where that is to lie in memory of the GPU.
+// An 8-bit weight as operand of products with blocks of 128 x 128, and its place in memory of the GPU.
 struct OperandCopy {
   Matrix matrix;             // in FP8_BLOCK_128X128 or an FP8_TENSOR format
   bool transposed = false;   // the operand is the transpose
   uint8_t* data = nullptr;   // of the operand, row-major
-  float* scales = nullptr;   // of its blocks, row-major; in the FP8_TENSOR formats all are the one that there is
+  float* scales = nullptr;   // of its blocks, row-major; in the FP8_TENSOR formats all are equal
   int64_t scales_pitch = 0;  // elements from one row of scales to the next
 };
 

@@ -1,4 +1,4 @@
-// Model and its handles: the public face of internal::Session.
+// Model and its handles: public classes on top of internal::Session.
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -24,7 +24,7 @@ ConstPlane PlaneOf(const Matrix& matrix) {
   return {.data = matrix.data.data(), .scales = matrix.scales.data(), .amax = matrix.amax.data()};
 }
 
-// A matrix's bytes in host memory: views of where they lie, or copies from the GPU.
+// A matrix's bytes in host memory: views of host memory, or copies from the GPU.
 class HostBytes {
  public:
   static absl::StatusOr<HostBytes> Of(const Matrix& matrix, absl::Span<const uint8_t> bytes) {
@@ -46,7 +46,7 @@ class HostBytes {
 
 absl::Status CheckSize(absl::string_view operation, int64_t expected, size_t size) {
   if (static_cast<int64_t>(size) == expected) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(operation, ": ", expected, " bytes expected, got ", size));
+  return absl::InvalidArgumentError(absl::StrCat(operation, ": want ", expected, " bytes, got ", size));
 }
 
 }  // namespace
@@ -114,8 +114,8 @@ absl::Span<uint16_t> GradientView::bf16() const {
 
 absl::Status GradientView::Write(absl::Span<const float> values) const {
   if (static_cast<int64_t>(values.size()) != rows * columns) {
-    return absl::InvalidArgumentError(absl::StrCat("write gradient of ", parameter, ": ", rows, " x ", columns,
-                                                   " values expected, got ", values.size()));
+    return absl::InvalidArgumentError(
+        absl::StrCat("write gradient of ", parameter, ": want ", rows, " x ", columns, " values, got ", values.size()));
   }
   std::vector<uint16_t> rounded(type == GradientType::kBF16 ? values.size() : 0);
   std::transform(values.begin(), values.begin() + rounded.size(), rounded.begin(),
@@ -168,9 +168,9 @@ absl::Status GatheredUnit::Impl::ReleaseOn(internal::GpuStream stream) {
 absl::Status GatheredUnit::Impl::CheckPlane(const ParameterSpec& spec, Plane plane) const {
   const Format format = EncodingOf(spec.encoding).format;
   if (Brings(format, plane, ticket_.phase)) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("get ", spec.name, ": a gathered plane expected, got the ",
+  return absl::InvalidArgumentError(absl::StrCat("get ", spec.name, ": the ",
                                                  plane == Plane::kRowWise ? "row-wise" : "column-wise",
-                                                 " one of format ", FormatName(format)));
+                                                 " plane of format ", FormatName(format), " was not gathered"));
 }
 
 absl::Span<const uint8_t> GatheredUnit::Impl::Scales(int parameter, Plane plane, const internal::PlaneBytes& bytes) {
@@ -186,9 +186,9 @@ absl::Span<const uint8_t> GatheredUnit::Impl::Scales(int parameter, Plane plane,
 absl::StatusOr<Matrix> GatheredUnit::Impl::Get(absl::string_view parameter_name, std::optional<Plane> wanted) {
   RETURN_IF_ERROR(session_->CheckProcess());
   if (!complete_) {
-    // A Wait that the epoch's end has ended was no mistake of the caller.
+    // When the epoch's end made Wait fail, the caller made no mistake.
     RETURN_IF_ERROR(session_->status());
-    return absl::FailedPreconditionError(absl::StrCat("get ", parameter_name, ": a successful Wait expected before"));
+    return absl::FailedPreconditionError(absl::StrCat("get ", parameter_name, ": a successful Wait is required first"));
   }
   ASSIGN_OR_RETURN(const int parameter, names().FindParameter(ticket_.unit, parameter_name));
   const ParameterSpec& spec = Spec(parameter);
@@ -208,9 +208,7 @@ absl::StatusOr<Matrix> GatheredUnit::Impl::Get(absl::string_view parameter_name,
 
 namespace {
 
-absl::Status Released() {
-  return absl::FailedPreconditionError("gathered unit: a held unit expected, it has been released");
-}
+absl::Status Released() { return absl::FailedPreconditionError("gathered unit: already released"); }
 
 }  // namespace
 
@@ -235,8 +233,7 @@ void GatheredUnit::Release() { impl_.reset(); }
 absl::StatusOr<int> UnitGradients::Impl::FindTrainable(absl::string_view operation, absl::string_view name) const {
   ASSIGN_OR_RETURN(const int parameter, session_->names().FindParameter(ticket_.unit, name));
   if (session_->spec().units[ticket_.unit].parameters[parameter].trainable) return parameter;
-  return absl::InvalidArgumentError(
-      absl::StrCat(operation, " ", name, ": a trainable parameter expected, this one is frozen"));
+  return absl::InvalidArgumentError(absl::StrCat(operation, " ", name, ": the parameter is frozen"));
 }
 
 absl::StatusOr<GradientView> UnitGradients::Impl::Get(absl::string_view parameter_name) const {
@@ -264,9 +261,7 @@ absl::Status UnitGradients::Impl::PushOn(internal::GpuStream stream) {
 
 namespace {
 
-absl::Status Pushed() {
-  return absl::FailedPreconditionError("gradients: an unpushed slot expected, it has been pushed");
-}
+absl::Status Pushed() { return absl::FailedPreconditionError("gradients: the slot was already pushed"); }
 
 }  // namespace
 
@@ -307,7 +302,7 @@ Model::Model(Model&&) noexcept = default;
 
 Model& Model::operator=(Model&& other) noexcept {
   if (this != &other) {
-    // A pending commit may keep the session alive, but attached it must not stay.
+    // A pending commit may keep the session alive, but it must not stay attached.
     if (session_ != nullptr) session_->Detach().IgnoreError();
     session_ = std::move(other.session_);
   }

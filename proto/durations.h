@@ -1,4 +1,4 @@
-// Durations between absl and protobuf.
+// Conversion of durations between absl and protobuf.
 #ifndef PARAMSHARD_PROTO_DURATIONS_H_
 #define PARAMSHARD_PROTO_DURATIONS_H_
 
@@ -11,7 +11,7 @@
 
 namespace paramshard {
 
-// An infinite duration becomes the longest that a message can say, which is 10,000 years.
+// An infinite duration becomes the longest duration of a message, which is 10,000 years.
 inline google::protobuf::Duration DurationToProto(absl::Duration duration) {
   constexpr absl::Duration kLongest = absl::Seconds(315'576'000'000);
   duration = std::clamp(duration, -kLongest, kLongest);
@@ -21,7 +21,7 @@ inline google::protobuf::Duration DurationToProto(absl::Duration duration) {
   return message;
 }
 
-// A message from elsewhere may hold anything: what is too long is infinite.
+// A received message may hold any numbers: a duration that is too long becomes infinite.
 inline absl::Duration DurationFromProto(const google::protobuf::Duration& message) {
   return absl::Seconds(message.seconds()) + absl::Nanoseconds(message.nanos());
 }

@@ -1,4 +1,4 @@
-// Statuses between absl and protobuf.
+// Conversion of statuses between absl and protobuf.
 #ifndef PARAMSHARD_PROTO_STATUS_H_
 #define PARAMSHARD_PROTO_STATUS_H_
 
@@ -17,7 +17,7 @@ inline v1::Status StatusToProto(const absl::Status& status) {
   return message;
 }
 
-// A reason from elsewhere is never OK: that, and codes that do not exist, are UNKNOWN.
+// Returns the status of a received reason. It is never OK: OK and codes that do not exist become UNKNOWN.
 inline absl::Status Reason(int code, absl::string_view text) {
   const bool known = code > 0 && code <= static_cast<int>(absl::StatusCode::kUnauthenticated);
   return absl::Status(known ? static_cast<absl::StatusCode>(code) : absl::StatusCode::kUnknown, text);

@@ -29,9 +29,9 @@ namespace paramshard::server {
 namespace {
 
 constexpr int kBacklog = 512;
-// For so long newcomers wait in their queue when they cannot be taken.
+// How long new connections wait in the queue when they cannot be accepted.
 constexpr int kPauseMilliseconds = 100;
-// How often connections that are over are looked for.
+// Interval of checks for connections to close.
 constexpr int kLookMilliseconds = 1000;
 
 absl::Status ListenError(absl::string_view address, absl::string_view why) {
@@ -44,9 +44,9 @@ absl::StatusOr<ListeningSocket> Listen(const addrinfo& address, absl::string_vie
   const int fd = listening.tcp.get();
   const int on = 1;
   if (fd < 0) return ListenError(name, strerror(errno));
-  // A daemon that is started again finds connections of its predecessor that time out.
+  // After a restart, connections of the previous daemon may still time out.
   setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
-  // Connections inherit it: small messages must not wait for each other.
+  // Inherited by connections: small messages must not wait for each other.
   setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
   if (bind(fd, address.ai_addr, address.ai_addrlen) != 0 || listen(fd, kBacklog) != 0) {
     return ListenError(name, strerror(errno));
@@ -54,12 +54,12 @@ absl::StatusOr<ListeningSocket> Listen(const addrinfo& address, absl::string_vie
   return listening;
 }
 
-// Both families of TCP have the port in one place.
+// Sets the port, which has the same place in addresses of IPv4 and IPv6.
 void SetPort(sockaddr& address, int port) {
   reinterpret_cast<sockaddr_in&>(address).sin_port = htons(static_cast<uint16_t>(port));
 }
 
-// Says which socket a descriptor is; none where it is no socket.
+// Returns the kernel's cookie of a socket; null for other descriptors.
 std::optional<uint64_t> CookieOf(int fd) {
   uint64_t cookie = 0;
   socklen_t size = sizeof(cookie);
@@ -67,13 +67,13 @@ std::optional<uint64_t> CookieOf(int fd) {
   return cookie;
 }
 
-// Of whoever a connection over TCP is with, as grpc::ServerContext::peer has it. UNAVAILABLE there is nobody any more.
+// Returns the address of a TCP connection's peer, in the form of grpc::ServerContext::peer. UNAVAILABLE it is closed.
 absl::StatusOr<std::string> PeerAddress(int fd) {
   sockaddr_in6 six{};
   socklen_t size = sizeof(six);
   char text[INET6_ADDRSTRLEN] = "";
   if (getpeername(fd, reinterpret_cast<sockaddr*>(&six), &size) != 0) {
-    return absl::UnavailableError(absl::StrCat("connect: the other end's address expected: ", strerror(errno)));
+    return absl::UnavailableError(absl::StrCat("connect: failed to read the peer's address: ", strerror(errno)));
   }
   const int port = ntohs(six.sin6_port);
   if (six.sin6_family == AF_INET) {
@@ -90,7 +90,7 @@ absl::StatusOr<std::string> PeerAddress(int fd) {
 }
 
 std::string UserName(UserPlaces::User user) {
-  return user.has_value() ? absl::StrCat("user ", *user) : "callers whom the kernel does not name";
+  return user.has_value() ? absl::StrCat("user ", *user) : "callers over TCP";
 }
 
 int PortOf(int fd) {
@@ -122,7 +122,7 @@ absl::StatusOr<std::vector<ListeningSocket>> ListenOnAddress(const std::string& 
   std::vector<ListeningSocket> sockets;
   absl::Status refused;
   for (const addrinfo* found = addresses.get(); found != nullptr; found = found->ai_next) {
-    // All families of one name have one port.
+    // IPv4 and IPv6 addresses of a name share one port.
     if (!sockets.empty()) SetPort(*found->ai_addr, sockets[0].port);
     absl::StatusOr<ListeningSocket> listening = Listen(*found, address);
     refused.Update(listening.status());
@@ -130,7 +130,7 @@ absl::StatusOr<std::vector<ListeningSocket>> ListenOnAddress(const std::string& 
     listening->port = PortOf(listening->tcp.get());
     sockets.push_back(*std::move(listening));
   }
-  // A machine may know a family by name that it does not have.
+  // A name may have addresses of a family that the machine does not support.
   if (sockets.empty()) return refused;
   return sockets;
 }
@@ -146,7 +146,7 @@ absl::Status CheckIsLocal(const std::string& address) {
     why = errno;
   }
   return absl::FailedPreconditionError(
-      absl::StrCat("an address of this machine expected, got ", address, ": ", strerror(why)));
+      absl::StrCat("want an address of this machine, got ", address, ": ", strerror(why)));
 }
 
 ConnectionAcceptor::ConnectionAcceptor(std::vector<ListeningSocket> sockets, Options options)
@@ -172,7 +172,7 @@ void ConnectionAcceptor::AddServer(UserPlaces::User user, grpc::ServerBuilder& b
 }
 
 absl::Status ConnectionAcceptor::Start() {
-  if (!stop_.valid()) return absl::ResourceExhaustedError("accept connections: a free file descriptor expected");
+  if (!stop_.valid()) return absl::ResourceExhaustedError("accept connections: no free file descriptor");
   ASSIGN_OR_RETURN(thread_, StartThread("connections of gRPC", [this] { Serve(); }));
   return absl::OkStatus();
 }
@@ -187,7 +187,7 @@ void ConnectionAcceptor::Serve() {
     for (const ListeningSocket& socket : sockets_) {
       polled.push_back({.fd = socket.fd(), .events = POLLIN, .revents = 0});
     }
-    // While newcomers have to wait only the end is looked for.
+    // While new connections must wait, polls only for the stop.
     const int ready = poll(polled.data(), muted ? 1 : polled.size(), muted ? kPauseMilliseconds : longest_wait);
     if (ready < 0 && errno != EINTR) absl::SleepFor(absl::Milliseconds(kPauseMilliseconds));
     if (ready > 0 && polled[0].revents != 0) return;
@@ -213,7 +213,7 @@ bool ConnectionAcceptor::Accept(const ListeningSocket& listener) {
   const absl::StatusOr<Server*> server = Admit(connection.get(), listener.path != nullptr);
   if (!server.ok()) {
     if (const std::optional<int64_t> count = refusals_.Pass()) {
-      Log(LogLevel::kWarning, "connections to gRPC are refused",
+      Log(LogLevel::kWarning, "rejected connections to gRPC",
           {{"count", absl::StrCat(*count)}, {"last", std::string(server.status().message())}});
     }
     return true;
@@ -226,11 +226,11 @@ bool ConnectionAcceptor::Accept(const ListeningSocket& listener) {
 }
 
 absl::StatusOr<ConnectionAcceptor::Server*> ConnectionAcceptor::Admit(int connection, bool names_caller) {
-  // Whoever had the number before is gone.
+  // An earlier connection with this descriptor number is closed.
   Forget(connection);
-  // The kernel gives out the lowest free number: as many descriptors are open at least.
+  // The kernel assigns the lowest free number, so at least that many descriptors are open.
   if (connection >= DescriptorLimit() / 4 * 3) {
-    return absl::ResourceExhaustedError("connect: a quarter of the descriptors free expected, got less");
+    return absl::ResourceExhaustedError("connect: less than a quarter of the daemon's descriptors is free");
   }
   UserPlaces::User user;
   if (names_caller) {
@@ -245,7 +245,7 @@ absl::StatusOr<ConnectionAcceptor::Server*> ConnectionAcceptor::Admit(int connec
 absl::StatusOr<ConnectionAcceptor::Server*> ConnectionAcceptor::ServerOf(UserPlaces::User user) const {
   if (const auto found = servers_.find(user); found != servers_.end()) return found->second.get();
   return absl::PermissionDeniedError(
-      absl::StrCat("connect: ", UserName(user), " is not the daemon's and not named by --allow-user"));
+      absl::StrCat("connect: ", UserName(user), ": not the daemon's user and not named by --allow-user"));
 }
 
 absl::Status ConnectionAcceptor::TakePlace(int connection, UserPlaces::User user) {
@@ -256,8 +256,8 @@ absl::Status ConnectionAcceptor::TakePlace(int connection, UserPlaces::User user
   if (!places_.Take(user)) {
     MakeRoomFor(user);
     if (!places_.Take(user)) {
-      return absl::ResourceExhaustedError(absl::StrCat("connect: no more than the share of ", UserName(user), " of ",
-                                                       options_.max_connections, " connections expected"));
+      return absl::ResourceExhaustedError(absl::StrCat("connect: the share of ", UserName(user), " of ",
+                                                       options_.max_connections, " connections is used up"));
     }
   }
   const uint64_t number = ++last_number_;
@@ -284,7 +284,7 @@ bool ConnectionAcceptor::EndOldest() {
     }
     if (!ShutDown(connection, held.cookie)) return false;
     if (const std::optional<int64_t> count = departures_.Pass()) {
-      Log(LogLevel::kWarning, "connections without a call give way",
+      Log(LogLevel::kWarning, "closed connections without a call for newer ones",
           {{"count", absl::StrCat(*count)}, {"last", held.address}});
     }
     Forget(connection);
@@ -293,7 +293,7 @@ bool ConnectionAcceptor::EndOldest() {
   return false;
 }
 
-// That socket and no other one, whatever the number stands for by now. gRPC's own descriptor notices.
+// Shuts down that socket only, even if gRPC has closed it and its number is reused. gRPC notices on its descriptor.
 bool ConnectionAcceptor::ShutDown(int connection, uint64_t cookie) {
   const wire::FileDescriptor socket(system_->Duplicate(connection));
   if (!socket.valid()) return errno == EBADF;
@@ -322,13 +322,13 @@ void ConnectionAcceptor::EndThoseOver() {
     if (status.ok()) continue;
     held.is_ended = ShutDown(connection, held.cookie);
     if (!held.is_ended) continue;
-    log_.Write(LogLevel::kWarning, "a connection is ended",
+    log_.Write(LogLevel::kWarning, "connection closed",
                {{"from", held.address}, {"why", std::string(status.message())}});
   }
   options_.peers->KeepOnly(addresses);
 }
 
-// gRPC does not say when it closes a connection. That is looked for only when somebody's share is used up.
+// Finds connections that gRPC has closed, which it does not report. Called when a share is used up.
 void ConnectionAcceptor::ForgetClosed() {
   for (auto held = held_.begin(); held != held_.end();) {
     const int connection = held->first;

@@ -70,21 +70,21 @@ bool KeepsDecisions(const DaemonConfig& config) {
 
 namespace {
 
-// What a connection may have open at a time, and what lies here of each stream before anybody asks for it.
+// Largest number of concurrent streams of a connection, and of unread bytes of a stream.
 constexpr int kMaxStreamsOfConnection = 1024;
 constexpr int kStreamWindowBytes = 64 << 10;
-// For TLS and the first bytes of HTTP/2: whoever connects and says nothing has no certificate to show.
+// Timeout of TLS and the first bytes of HTTP/2: a silent client has no certificate to show.
 constexpr int kHandshakeMilliseconds = 10'000;
-// That gRPC starts for calls which no worker of ours carries out: reflection, and those of the other daemons. A call
-// that finds none is RESOURCE_EXHAUSTED.
+// Largest number of threads that gRPC starts for calls without a worker of ours: reflection, and calls of other
+// daemons. Without a free thread a call gets RESOURCE_EXHAUSTED.
 constexpr int kMaxGrpcThreads = 8;
-// Of each user: what has come of messages that no worker has taken yet, and what gRPC keeps for connections and calls.
+// Largest memory of gRPC for each user: messages that no worker has taken yet, connections and calls.
 constexpr size_t kMaxGrpcBytes = size_t{1} << 30;
-// Each node's stream has one, and for a moment a second one when its certificate is renewed; calls need some.
+// Each node's stream needs one thread, and a second one while its certificate is renewed; calls need some.
 constexpr int MaxClusterThreads(int nodes) { return 2 * nodes + 1024; }
-// In the summary, which has one line.
+// Most models named in the summary, which has one line.
 constexpr size_t kMostModelsNamed = 8;
-// After drain_timeout: for handlers to see that their streams are over.
+// Time after drain_timeout for handlers to notice the end of their streams.
 constexpr absl::Duration kShutdownGrace = absl::Seconds(2);
 
 absl::StatusOr<std::vector<Device>> ParseDevices(const std::vector<std::string>& names) {
@@ -114,12 +114,12 @@ EngineSettings EnginesOf(const DaemonConfig& config) {
 absl::StatusOr<WorldTerms> TermsOf(const DaemonConfig& config) {
   ASSIGN_OR_RETURN(const std::vector<Device> devices, ParseDevices(config.devices));
   EngineSettings engines = EnginesOf(config);
-  engines.nccl_psk_file.clear();  // Check has given it to NCCL already
+  engines.nccl_psk_file.clear();  // Check has already passed it to NCCL
   ASSIGN_OR_RETURN(const std::string engine_library, LoadEngineLibraries(devices, config.nodes, engines));
   return WorldTerms{.world = config.world, .save_dir = config.save_dir, .engine_library = engine_library};
 }
 
-// Each return costs the others a moment, and kLinkPatience where the link is still cut.
+// Each return interrupts the other daemons for a moment, and for kLinkPatience if the link is still cut.
 absl::Duration FirstStayOf(const DaemonConfig& config) { return std::max(2 * config.replica_grace, absl::Seconds(1)); }
 
 absl::StatusOr<Transport> TransportOf(const DaemonConfig& config) {
@@ -148,7 +148,7 @@ absl::StatusOr<std::vector<ListeningSocket>> Listen(absl::string_view flag, cons
   return sockets;
 }
 
-// Before anything else is done: a daemon that joins a world finds out late what it cannot listen on.
+// Checks addresses before anything else: a daemon that joins a world would notice a wrong address late.
 absl::Status CheckAddresses(const DaemonConfig& config) {
   const bool coordinates = config.nodes > 1 && config.node == 0;
   for (const auto& [flag, address] :
@@ -175,12 +175,12 @@ absl::StatusOr<std::optional<CheckpointRequest>> RestoreAtCreation(const DaemonC
   return request;
 }
 
-// A gRPC server for each user, and what brings them connections, which ends first.
+// gRPC servers, one for each user, and their acceptor, which stops first.
 struct RunningServers {
   std::vector<std::unique_ptr<grpc::Server>> servers;
   std::unique_ptr<ConnectionAcceptor> acceptor;
 
-  // Of a service; "" is the daemon.
+  // Sets the health of a service; "" is the daemon.
   void SetHealth(const std::string& service, bool serving) const {
     for (const auto& server : servers) server->GetHealthCheckService()->SetServingStatus(service, serving);
   }
@@ -194,8 +194,8 @@ struct RunningServers {
   }
 };
 
-// A call with compressed messages is refused by its metadata: their size says nothing about what they would inflate to.
-// Windows stay small, so that who sends without being asked fills the socket and not the daemon.
+// Rejects calls with compressed messages by their metadata: the compressed size does not limit the inflated size. Keeps
+// flow-control windows small, so that unrequested data fills the socket and not the daemon.
 void LimitWhatIsReceived(grpc::ServerBuilder& builder) {
   builder.SetMaxReceiveMessageSize(kMaxMessageBytes);
   for (int algorithm = GRPC_COMPRESS_NONE + 1; algorithm < GRPC_COMPRESS_ALGORITHMS_COUNT; ++algorithm) {
@@ -207,7 +207,7 @@ void LimitWhatIsReceived(grpc::ServerBuilder& builder) {
   builder.AddChannelArgument(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, kStreamWindowBytes);
 }
 
-// Beyond its memory gRPC cancels calls and takes no connections, until there is some again.
+// At its memory limit gRPC cancels calls and accepts no connections, until memory is free again.
 void LimitResources(grpc::ServerBuilder& builder, int threads) {
   grpc::ResourceQuota quota;
   quota.SetMaxThreads(threads);
@@ -216,22 +216,22 @@ void LimitResources(grpc::ServerBuilder& builder, int threads) {
   builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::NUM_CQS, 1);
 }
 
-// A client of gRPC answers pings only while one of its threads waits for a call, as the daemons' do, and not those of
-// trainers and tools.
+// Tells if clients answer pings. A gRPC client does so only while one of its threads waits for a call: daemons always
+// have such a thread; trainers and tools do not.
 enum class Pings : uint8_t { kAreAnswered, kAreNot };
 
 void LogOpenAddress(absl::string_view flag, const std::string& address) {
-  Log(LogLevel::kWarning, "an address is open to whoever reaches it",
+  Log(LogLevel::kWarning, "address is used without authentication",
       {{"flag", std::string(flag)}, {"address", address}});
 }
 
-// How those are let in whom the kernel does not name, and made to go.
+// Credentials and connections of callers over TCP.
 struct Entrance {
   std::shared_ptr<grpc::ServerCredentials> credentials;
-  std::shared_ptr<PeerConnections> connections;  // null in the clear
+  std::shared_ptr<PeerConnections> connections;  // null without certificates
 };
 
-// What one user makes gRPC hold takes nothing from another.
+// Starts one gRPC server for each user, so that users do not share gRPC's memory.
 absl::StatusOr<RunningServers> StartServers(std::vector<ListeningSocket> sockets,
                                             const std::set<UserPlaces::User>& users, const Entrance& entrance,
                                             const std::vector<grpc::Service*>& services, int max_threads, Pings pings) {
@@ -254,18 +254,18 @@ absl::StatusOr<RunningServers> StartServers(std::vector<ListeningSocket> sockets
     started.servers.push_back(builder.BuildAndStart());
     if (started.servers.back() == nullptr) {
       started.servers.pop_back();
-      return absl::InternalError("start gRPC: a server expected, got none");
+      return absl::InternalError("failed to start a gRPC server");
     }
   }
   RETURN_IF_ERROR(started.acceptor->Start());
   return started;
 }
 
-// Whether the keeper may have taken over what it was asked for, though this is all that is known of it.
+// Returns true if the keeper may have accepted a request in spite of this error.
 bool MayBeTakenOver(const absl::Status& asked) { return absl::IsDeadlineExceeded(asked) || absl::IsUnavailable(asked); }
 
-// Where epochs may have fewer nodes, a server of node 0 that its keeper has started again does not wait for one that is
-// lost. What models of another world say tells nothing.
+// Returns the device counts of the nodes from an earlier epoch. If epochs may have fewer nodes, a restarted server of
+// node 0 then does not wait for a lost node. Ignores epochs of another world.
 std::vector<int> KnownDeviceCounts(const CoordinatorOptions& options) {
   if (options.attendance.Needed(options.nodes) == options.nodes) return {};
   for (const ClosedEpoch& closed : options.closed) {
@@ -277,7 +277,7 @@ std::vector<int> KnownDeviceCounts(const CoordinatorOptions& options) {
 
 }  // namespace
 
-// Members are destroyed in reverse order: first who calls, last who is called.
+// Members are destroyed in reverse order: callers before what they call.
 class Daemon::Impl {
  public:
   Impl(const DaemonConfig& config, Afterlife afterlife) : config_(config), afterlife_(std::move(afterlife)) {}
@@ -285,7 +285,7 @@ class Daemon::Impl {
 
   absl::Status Start(DeviceOpener open, const std::stop_token& stop);
   void Wait() { stop_requested_.WaitForNotification(); }
-  bool RequestStop();  // whether this is the first request
+  bool RequestStop();  // returns true for the first request
   void Stop();
   bool left_unsaved() const { return store_ != nullptr && store_->left_unsaved(); }
   std::string tcp_address() const { return tcp_address_; }
@@ -294,17 +294,17 @@ class Daemon::Impl {
 
  private:
   void WarnOfWhatIsOpen() const;
-  // Flags with addresses off loopback that go without certificates.
+  // Returns flags with addresses off loopback that are used without certificates.
   std::vector<std::string> InsecureAddresses() const;
   absl::Status JoinWorld(int devices, const std::stop_token& stop);
-  // Of the certificate that is shown to node 0; null in the clear.
+  // Returns a reader of the certificate that is shown to node 0; null without certificates.
   std::function<absl::StatusOr<tls::Certificate>()> CertificateReader() const;
   absl::Status OpenDecisionLog(CoordinatorOptions& options);
   absl::Status StartCoordinator(int devices);
   absl::Status ServeCluster();
-  // Models of the server before this one. Returns what it was in the middle of.
+  // Takes over the models of the previous server. Returns its unfinished changes.
   absl::StatusOr<std::vector<ModelStore::CutOffChange>> TakeOver(const std::stop_token& stop);
-  // Ends what waits for other daemons.
+  // Cancels waits for other daemons.
   void GiveUpOthers();
   // See ListeningPath::Options.
   std::function<absl::Status()> RestoreSocketDir() {
@@ -317,44 +317,44 @@ class Daemon::Impl {
   World MakeWorld();
   AdminService::Lifetime Lifetime();
   void WatchDevices();
-  // Whether the next server goes on with the models as they are, so that nothing of them is lost.
+  // Returns true if the next server takes over the models as they are, so that nothing is lost.
   bool ModelsStay() const;
-  // What trainers are told when it stops.
+  // Returns the error that trainers get when the daemon stops.
   absl::Status DrainReason() const;
-  // Models that nobody has saved, where saves are not made.
+  // Logs models whose commits are lost because no saves are made.
   void WarnOfWhatIsLost() const;
 
   const DaemonConfig config_;
   const Afterlife afterlife_;
-  MetricRegistry metrics_;  // of whatever follows
+  MetricRegistry metrics_;  // used by the members below
   EngineSettings engines_;
   Transport transport_;
   std::vector<std::unique_ptr<ComputeDevice>> devices_;
   std::unique_ptr<SocketDir> socket_dir_;
   DiskCalls disk_calls_;
-  std::unique_ptr<DecisionLog> decision_log_;     // on node 0 of several, where it keeps one
+  std::unique_ptr<DecisionLog> decision_log_;     // on node 0 of several, with a state_dir
   std::unique_ptr<CoordinatorNode> coordinator_;  // on node 0 of several
-  std::unique_ptr<Cluster> own_cluster_;          // elsewhere
+  std::unique_ptr<Cluster> own_cluster_;          // on other nodes
   Cluster* cluster_ = nullptr;
   RunningServers cluster_server_;
   Callers callers_;
   std::unique_ptr<HandoffServer> handoff_;
   CallWorkers workers_;
-  std::unique_ptr<Savers> savers_;  // null where nothing is saved
-  // A model that dies waits for the end of its epoch, which may still tell its trainers through what is above.
+  std::unique_ptr<Savers> savers_;  // null without a save_dir
+  // A model's destructor waits for the end of its epoch, which may still answer trainers through the members above.
   std::unique_ptr<ModelStore> store_;
   std::unique_ptr<WorldRestores> restores_;
   std::unique_ptr<CutOffChanges> changes_;
   std::unique_ptr<MetricsPage> metrics_page_;
-  std::unique_ptr<PageServer> metrics_server_;  // null where none listens
+  std::unique_ptr<PageServer> metrics_server_;  // null without metrics_listen
   std::string metrics_address_;
   std::unique_ptr<TrainerService> trainer_service_;
   std::unique_ptr<AdminService> admin_service_;
   RunningServers servers_;
   std::string tcp_address_;
-  absl::Mutex restarting_;                   // held while the keeper is asked
-  std::atomic<bool> next_is_other_ = false;  // than this: it may not go on with the models, or is not to
-  std::atomic<bool> lose_models_ = false;    // what is kept of them is dropped at the end; then next_is_other_, too
+  absl::Mutex restarting_;                   // held during requests to the keeper
+  std::atomic<bool> next_is_other_ = false;  // the next server has another command, or must not take the models over
+  std::atomic<bool> lose_models_ = false;    // kept memory of models is dropped at the end; implies next_is_other_
   absl::Notification stop_requested_;
   absl::Mutex mu_;
   bool requested_ ABSL_GUARDED_BY(mu_) = false;
@@ -402,7 +402,7 @@ void Daemon::Impl::WarnOfWhatIsOpen() const {
     const std::pair<std::string, std::string> parts = absl::StrSplit(insecure, ' ');
     LogOpenAddress(parts.first, parts.second);
   }
-  // It has no certificates.
+  // The metrics page never uses certificates.
   if (!config_.metrics_listen.empty() && !IsLoopbackAddress(config_.metrics_listen)) {
     LogOpenAddress("--metrics-listen", config_.metrics_listen);
   }
@@ -465,7 +465,7 @@ absl::Status Daemon::Impl::OpenDecisionLog(CoordinatorOptions& options) {
   return absl::OkStatus();
 }
 
-// What the node 0 before this one has decided is known before anybody can ask.
+// Reads the decisions of the previous server of node 0 before other nodes can ask for them.
 absl::Status Daemon::Impl::StartCoordinator(int devices) {
   ASSIGN_OR_RETURN(const WorldTerms terms, TermsOf(config_));
   CoordinatorOptions options{.nodes = config_.nodes, .devices = devices, .terms = terms};
@@ -507,12 +507,12 @@ World Daemon::Impl::MakeWorld() {
 }
 
 absl::StatusOr<std::vector<ModelStore::CutOffChange>> Daemon::Impl::TakeOver(const std::stop_token& stop) {
-  // A question to node 0 may wait.
+  // A request to node 0 may wait.
   const std::stop_callback give_up(stop, [this] { GiveUpOthers(); });
   return store_->TakeOver();
 }
 
-// Alone there is nobody to wait for, and a daemon that is stopped while it starts saves the models that it takes over.
+// A single daemon waits for no other; if it is stopped during its start, it still saves the models that it takes over.
 void Daemon::Impl::GiveUpOthers() {
   if (config_.nodes > 1) cluster_->Stop();
 }
@@ -558,7 +558,7 @@ absl::Status Daemon::Impl::Serve() {
   ASSIGN_OR_RETURN(servers_,
                    StartServers(std::move(sockets), users, {transport_.ForTools(), transport_.MakePeerConnections()},
                                 {trainer_service_.get(), admin_service_.get()}, kMaxGrpcThreads, Pings::kAreNot));
-  // By name too: what is true of trainers' calls need not be true of inspection.
+  // Also by name: the health of trainers' calls may differ from the health of inspection.
   for (const char* service : {v1::TrainerService::service_full_name(), v1::AdminService::service_full_name()}) {
     servers_.SetHealth(service, true);
   }
@@ -591,16 +591,16 @@ AdminService::Lifetime Daemon::Impl::Lifetime() {
   if (afterlife_.restart == nullptr) return lifetime;
   lifetime.restart = [this](const ServerCommandChange& change, bool lose_models) -> absl::Status {
     absl::MutexLock lock(&restarting_);
-    // Who has asked for its end before is not answered by a restart.
+    // A stop that was requested before must not become a restart.
     if (stop_requested_.HasBeenNotified()) return absl::UnavailableError("restart: the daemon drains");
     const bool is_other = change.program.has_value() || change.arguments.has_value() || lose_models;
     const bool was_other = next_is_other_;
-    // Before the keeper knows, and also when it does not answer: an end that a signal brings meanwhile saves.
+    // Set before the request, and even if the keeper does not answer, so that a stop by a signal meanwhile saves.
     if (is_other) next_is_other_ = true;
     const absl::Status asked = afterlife_.restart(change);
     if (!asked.ok() && !MayBeTakenOver(asked)) next_is_other_ = was_other;
     RETURN_IF_ERROR(asked);
-    // What the keeper has taken over last is what it starts.
+    // The keeper starts the command of its last request.
     next_is_other_ = is_other;
     lose_models_ = lose_models;
     if (RequestStop()) Log(LogLevel::kInfo, "draining", {{"call", "Restart"}});
@@ -642,11 +642,11 @@ bool Daemon::Impl::ModelsStay() const { return kept() != nullptr && afterlife_.i
 
 absl::Status Daemon::Impl::DrainReason() const {
   if (afterlife_.is_followed() && kept() != nullptr && !lose_models_) {
-    return absl::UnavailableError("the daemon is started again");
+    return absl::UnavailableError("the daemon is restarting");
   }
   const bool saves = savers_ != nullptr && config_.save_on_drain;
-  return absl::UnavailableError(saves ? "the daemon stops, and saves what is not saved yet"
-                                      : "the daemon stops; what was not exported is lost with it");
+  return absl::UnavailableError(saves ? "the daemon stops, and saves unsaved commits"
+                                      : "the daemon stops; state that was not exported is lost");
 }
 
 void Daemon::Impl::WarnOfWhatIsLost() const {
@@ -654,7 +654,7 @@ void Daemon::Impl::WarnOfWhatIsLost() const {
   for (const std::shared_ptr<Model>& model : store_->List()) {
     const int64_t commit_number = model->commit_log().numbers().commit_number;
     if (commit_number == 0) continue;
-    Log(LogLevel::kWarning, "a model goes with the daemon: there is no --save-dir",
+    Log(LogLevel::kWarning, "commits are lost: no --save-dir to save them",
         {{"model", model->spec().name}, {"commit", absl::StrCat(commit_number)}});
   }
 }
@@ -668,7 +668,7 @@ void Daemon::Impl::Stop() {
   for (const auto& device : devices_) device->health().SetListener(nullptr);
   servers_.SetHealth(false);
   const SteadyTime deadline = SteadyDeadline(config_.drain_timeout);
-  // What a call that comes too late asks for does not drop what is not saved.
+  // Read once: a request of restart that comes too late must not drop unsaved models.
   const bool loses_models = lose_models_;
   const auto saves = ModelsStay() ? ModelStore::DrainSaves::kUnderWay : ModelStore::DrainSaves::kUnsaved;
   if (restores_ != nullptr) restores_->BeginDrain();
@@ -694,10 +694,10 @@ absl::Status Daemon::Check(const DaemonConfig& config) {
 
 absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const DaemonConfig& config, DeviceOpener open,
                                                       const std::stop_token& stop, Afterlife afterlife) {
-  // Never shut down again: with its last user gRPC waits up to ten seconds for a poller of large messages.
+  // gRPC is never shut down: its last user would wait up to ten seconds for a poller of large messages.
   static const bool initialized = (grpc_init(), true);
   (void)initialized;
-  // Health checking must be asked for before any server is built.
+  // Health checking must be enabled before any server is built.
   grpc::EnableDefaultHealthCheckService(true);
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   auto impl = std::make_unique<Impl>(config, std::move(afterlife));

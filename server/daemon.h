@@ -1,4 +1,4 @@
-// The daemon: sockets, services, models, and the world it belongs to.
+// Daemon: sockets, services, models, and its membership in the world.
 //
 //   ASSIGN_OR_RETURN(auto daemon, Daemon::Start(config));
 //   daemon->Wait();   // until Stop, or a Drain call
@@ -26,66 +26,66 @@
 
 namespace paramshard::server {
 
-// What a keeper does for a daemon.
+// Services of a keeper for a daemon.
 struct Afterlife {
-  // Has another server started when this one has ended. Null without a keeper.
+  // Requests the start of another server after this one has ended. Null without a keeper.
   std::function<absl::Status(const ServerCommandChange& change)> restart = nullptr;
-  // Whether another server follows, by `restart` or because somebody else has asked the keeper.
+  // Returns true if another server follows, requested by `restart` or by a signal to the keeper.
   std::function<bool()> is_followed = [] { return false; };
-  // What models outlive this process in, and outlives the daemon; null: they end with it.
+  // Store where models outlive this process; outlives the daemon. Null: models end with the process.
   KeptStore* kept = nullptr;
-  // Why the last restart that was asked for was given up, and this server started instead; empty: it was not.
+  // Why the last requested restart failed, so that this server was started instead; empty: it did not fail.
   std::string rollback = {};
-  // Servers that the keeper has started after its first one; unset: nobody says.
+  // Servers that the keeper has started after its first one; unset: unknown.
   std::optional<int64_t> restarts = {};
-  // The lock of the socket directory that the keeper holds, which outlives the daemon; -1: there is none.
+  // Descriptor of the keeper's lock of the socket directory, which outlives the daemon; -1: none.
   int socket_dir_lock = -1;
-  int state_dir_lock = -1;  // likewise, of the folder that node 0 keeps decisions in
+  int state_dir_lock = -1;  // likewise, of the folder with node 0's decisions
 };
 
-// Whether this is a node 0 that has a folder for them.
+// Returns true for a node 0 that writes its decisions on commits to a folder.
 bool KeepsDecisions(const DaemonConfig& config);
 
 // Thread-safe.
 class Daemon {
  public:
-  // Finds what Start would refuse at any time: devices that are none, a save_dir or state_dir that CheckOwnFolder
-  // refuses, an address that is not this machine's, an NCCL that is needed and missing or too old. INVALID_ARGUMENT,
+  // Finds settings that Start would always reject: invalid devices, a save_dir or state_dir that CheckOwnFolder
+  // rejects, an address of another machine, a required NCCL that is missing or too old. INVALID_ARGUMENT,
   // FAILED_PRECONDITION and PERMISSION_DENIED say what to change; UNIMPLEMENTED means NCCL in a build without CUDA.
-  // NCCL's environment is set, and its library stays loaded.
+  // Sets NCCL's environment, and leaves its library loaded.
   static absl::Status Check(const DaemonConfig& config);
 
-  // Binds the sockets, joins the world, and serves. Health says SERVING on return. ALREADY_EXISTS another daemon holds
+  // Binds the sockets, joins the world, and serves; on return health is SERVING. ALREADY_EXISTS another daemon holds
   // the socket directory; UNAVAILABLE a socket cannot be bound; DEADLINE_EXCEEDED the world was not complete in time;
-  // what OpenDevices and Check refuse. When a device breaks, health says NOT_SERVING for good; inspection goes on.
-  // `open` opens the devices. When `stop` is requested the join of the world is given up (UNAVAILABLE) and Wait
-  // returns. `afterlife.restart` has the next server started after this one's end; the daemon requests its own stop
-  // then. With `afterlife.kept` models go on that the server before has left there: FAILED_PRECONDITION naming one that
-  // needs another server than this.
+  // errors of OpenDevices and Check. When a device breaks, health is NOT_SERVING for good; inspection still works.
+  // `open` opens the devices. A request of `stop` cancels the join (UNAVAILABLE) and makes Wait return. After
+  // `afterlife.restart` has requested the next server, the daemon stops itself. With `afterlife.kept` the daemon takes
+  // over the models of the previous server: FAILED_PRECONDITION names a model that requires another version.
   using DeviceOpener =
       absl::FunctionRef<absl::StatusOr<std::vector<std::unique_ptr<ComputeDevice>>>(absl::Span<const Device>)>;
   static absl::StatusOr<std::unique_ptr<Daemon>> Start(const DaemonConfig& config, DeviceOpener open = OpenDevices,
                                                        const std::stop_token& stop = {}, Afterlife afterlife = {});
   ~Daemon();
 
-  // How long draining and saving may take: where saves can be made one may be under way, whatever save_on_drain says.
+  // Returns how long draining and saving may take; with a save_dir a save may be in progress even without
+  // save_on_drain.
   static absl::Duration StopTimeout(const DaemonConfig& config);
 
   // Blocks until Stop or RequestStop is called.
   void Wait();
   // Makes Wait return. Callable from a handler of the daemon itself.
   void RequestStop();
-  // Drains, saves and shuts down, within StopTimeout and a little more. Where the next server is started as this one
-  // was, and takes the models over as they are, no save begins, and those under way end. Idempotent.
+  // Drains, saves and shuts down, within StopTimeout and a little more. If the next server has the same command and
+  // takes over the models, no save begins, and saves in progress end. Idempotent.
   void Stop();
-  // After it: whether models have commits that were to be saved, and could not be.
+  // Returns true, after Stop, if models have commits that could not be saved as configured.
   bool left_unsaved() const;
 
-  // Returns where gRPC is served over TCP, and nothing when it is not.
+  // Returns the address where gRPC is served over TCP; empty if it is not.
   std::string tcp_address() const;
-  // The same of the page of metrics.
+  // Returns the address of the metrics page; empty if it is not served.
   std::string metrics_address() const;
-  // One line for people: the daemon's place in the world, and models with their commit numbers.
+  // Returns one line for people: the daemon's place in the world, and models with their commit numbers.
   std::string Summary() const;
 
  private:

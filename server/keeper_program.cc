@@ -31,7 +31,7 @@ absl::StatusOr<std::string> OwnProgram() {
   return std::string(path, size);
 }
 
-// Members are destroyed in reverse order: the locks are free when the last server has ended.
+// Members are destroyed in reverse order: the locks are released after the last server has ended.
 struct KeeperProgram {
   SocketDir socket_dir;
   std::unique_ptr<DiskCalls> disk_calls;
@@ -50,7 +50,7 @@ absl::StatusOr<KeeperProgram> MakeKeeper(const DaemonConfig& config, const std::
   auto disk_calls = std::make_unique<DiskCalls>();
   Disk::Descriptor state_dir_lock;
   if (KeepsDecisions(config)) {
-    // Why it cannot be had is the server's to say, which needs it.
+    // The server needs the lock, and reports the error.
     absl::StatusOr<Disk::Descriptor> lock = DecisionLog::Lock(disk_calls.get(), config.state_dir);
     if (lock.ok()) state_dir_lock = *std::move(lock);
     if (state_dir_lock.get() >= 0) {

@@ -1,4 +1,4 @@
-// paramshardd as a keeper.
+// Keeper process of paramshardd.
 #ifndef PARAMSHARD_SERVER_KEEPER_PROGRAM_H_
 #define PARAMSHARD_SERVER_KEEPER_PROGRAM_H_
 
@@ -9,11 +9,11 @@
 
 namespace paramshard::server {
 
-// Takes the lock of the socket directory, and holds it to its end: between two servers, too, nobody else serves there.
-// Runs servers of this same program, with `arguments` (those after the program's name; `config` is what they say),
-// until one has ended as it was told to. Returns what the process is to exit with; kExitStartFailed after a line in the
-// log. By the only thread. The program is this process's own file, whatever lies at its path by then, until a restart
-// names another one (Keeper).
+// Locks the socket directory until its end, so that no other daemon serves there between two servers. Runs servers of
+// this same program, with `arguments` (those after argv[0], which `config` was parsed from), until one has stopped as
+// it was told to. Returns the exit code of the process; kExitStartFailed after a line in the log. Called by the only
+// thread. The program is this process's own file, even if its path leads to another file by now, until a restart names
+// another program (Keeper).
 int RunKeeper(const DaemonConfig& config, const std::vector<std::string>& arguments);
 
 }  // namespace paramshard::server

@@ -30,7 +30,7 @@ void LastResort::Await(absl::Duration patience, int exit_code) {
   absl::MutexLock lock(&mu_);
   while (!has_ended_) {
     if (!changed_.WaitUntil(&mu_, deadline) || has_ended_) continue;
-    Log(LogLevel::kError, "stopping without an end", {{"waited", absl::FormatDuration(patience)}});
+    Log(LogLevel::kError, "shutdown timed out", {{"waited", absl::FormatDuration(patience)}});
     FlushLog(kFlushTimeout);
     std::_Exit(exit_code);
   }

@@ -1,4 +1,4 @@
-// Ends a process whose orderly end takes too long.
+// Timeout of a process's shutdown.
 #ifndef PARAMSHARD_SERVER_LAST_RESORT_H_
 #define PARAMSHARD_SERVER_LAST_RESORT_H_
 
@@ -11,9 +11,9 @@
 
 namespace paramshard::server {
 
-// gRPC's servers wait without a bound for calls that have not ended, and where memory ran out gRPC may lose the end of
-// one. An object that still lives after `patience` ends the process with `exit_code`, and says so in the log. Without a
-// thread for it there is no such bound.
+// gRPC's servers wait without a timeout for calls that have not ended, and after running out of memory gRPC may lose
+// the end of a call. If the object still exists after `patience`, it logs an error and ends the process with
+// `exit_code`. If its thread fails to start, there is no timeout.
 class LastResort {
  public:
   LastResort(absl::Duration patience, int exit_code);

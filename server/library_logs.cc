@@ -20,10 +20,10 @@
 namespace paramshard::server {
 namespace {
 
-// Libraries quote what callers have sent.
+// Largest text of a line: libraries quote input of callers.
 constexpr size_t kMaxTextBytes = 1024;
 
-// One for each place in the libraries: there are as many as these have lines of code that log.
+// One throttle for each line of library code that logs.
 class Throttles {
  public:
   LogThrottle& Of(const std::string& place) {
@@ -36,7 +36,8 @@ class Throttles {
   std::map<std::string, LogThrottle> throttles_ ABSL_GUARDED_BY(mu_);
 };
 
-// Callers can have libraries complain about each of their calls: a place gets one line a minute, its last one always.
+// Logs at most one line a minute for each place, because callers can trigger a line with each call; always logs the
+// last line before the library ends the process.
 void LogLine(LogLevel level, absl::string_view library, absl::string_view file, int line, absl::string_view text,
              bool is_last) {
   static auto* const throttles = new Throttles;
@@ -51,11 +52,11 @@ void LogLine(LogLevel level, absl::string_view library, absl::string_view file, 
   if (is_last) FlushLog(kFlushTimeout);
 }
 
-// After such a line the library ends the process.
+// Returns true for a line after which the library ends the process.
 bool IsLast(absl::string_view text) { return absl::StartsWith(text, "assertion failed"); }
 
-// gRPC says so of every server with a certificate that is not for its host's name. Names of hosts do not count here:
-// URIs do.
+// Returns true for gRPC's complaint about a server whose certificate does not name its host: certificates here name
+// URIs.
 bool IsExpected(absl::string_view text) { return absl::StartsWith(text, "No match found for server name"); }
 
 void LogGrpc(gpr_log_func_args* args) {

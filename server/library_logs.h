@@ -1,11 +1,11 @@
-// What libraries have to say becomes events of the daemon's log.
+// Log lines of libraries as events of the daemon's log.
 #ifndef PARAMSHARD_SERVER_LIBRARY_LOGS_H_
 #define PARAMSHARD_SERVER_LIBRARY_LOGS_H_
 
 namespace paramshard::server {
 
-// Lines of gRPC and protobuf, which would write to standard error themselves, are logged as `library says` with the
-// level that the library gives them. Before either is used.
+// Logs lines of gRPC and protobuf, which otherwise write to standard error themselves, as `library says` with the
+// library's level. Called before either is used.
 void LogWhatLibrariesSay();
 
 }  // namespace paramshard::server

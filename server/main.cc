@@ -1,4 +1,4 @@
-// paramshardd: reads its configuration, serves until a signal comes, drains. With a keeper it is two processes of this
+// paramshardd: reads its configuration, serves until a signal, and drains. With a keeper it is two processes of this
 // program: the keeper, and the server that the keeper starts.
 
 #include <sys/prctl.h>
@@ -50,25 +50,25 @@
 namespace paramshard::server {
 namespace {
 
-// How long the end may take beyond drain and saves, for calls under way and what devices still do. With the defaults of
-// both that is less than the 11 minutes after which deploy/'s units kill the daemon.
+// Timeout of the shutdown after drain and saves, for calls in progress and work of devices. With the defaults the sum
+// is below the 11 minutes after which deploy/'s units kill the daemon.
 constexpr absl::Duration kEndTimeout = absl::Seconds(15);
-// More than gRPC and the daemon start before it serves its first call, and while it serves a few trainers.
+// More threads than gRPC and the daemon start before the first call and for a few trainers.
 constexpr size_t kThreadsOfGrpc = 96;
 
-// nohup means: do not end when the terminal does.
+// Returns true for SIGHUP under nohup.
 bool IsIgnored(int signal) {
   struct sigaction action {};
   return sigaction(signal, nullptr, &action) == 0 && action.sa_handler == SIG_IGN;
 }
 
-// How the process is to end, which signals and calls decide.
+// How the process ends, set by signals and calls.
 struct Ending {
   std::stop_source stop;
   std::atomic<bool> restart = false;  // the keeper starts the next server
 };
 
-// SIGUSR1 is the keeper's way to ask for the end that a new server follows.
+// Returns the signals that stop the server. The keeper requests a restart with SIGUSR1.
 sigset_t StopSignals(bool has_keeper) {
   sigset_t signals;
   sigemptyset(&signals);
@@ -79,16 +79,17 @@ sigset_t StopSignals(bool has_keeper) {
   return signals;
 }
 
-// Before there is another thread: all inherit this. Writing to who has gone, or beyond a limit on files (which counts
-// shared memory too), is an error of the call; other signals are taken by one thread, with sigwait.
+// Called before there are other threads, which inherit the signal mask. Writes to a closed peer, or beyond the limit of
+// file sizes (which includes shared memory), return errors instead of signals; one thread takes the others with
+// sigwait.
 void PrepareSignals(const sigset_t& signals) {
   std::signal(SIGPIPE, SIG_IGN);
   std::signal(SIGXFSZ, SIG_IGN);
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
 }
 
-// The first signal drains, the second does not wait. A hang-up is no second one: a terminal that closes sends several;
-// nor is a restart that is asked for twice.
+// The first signal drains, the second ends the process at once. SIGHUP does not count as a second one (a terminal that
+// closes sends it several times), nor does a second request of a restart.
 void AwaitSignals(const sigset_t& signals, const std::shared_ptr<Ending>& ending) {
   bool stopping = false;
   while (true) {
@@ -106,7 +107,7 @@ void AwaitSignals(const sigset_t& signals, const std::shared_ptr<Ending>& ending
   }
 }
 
-// The thread ends with the process: it may be waiting for a second signal.
+// The thread is detached, because it may wait for a second signal until the process ends.
 absl::Status StartAwaitingSignals(const sigset_t& signals, const std::shared_ptr<Ending>& ending) {
   ASSIGN_OR_RETURN(std::thread thread, StartThread("signals", [signals, ending] { AwaitSignals(signals, ending); }));
   thread.detach();
@@ -123,7 +124,7 @@ void LogStart(const DaemonConfig& config, const Daemon& daemon) {
        {"descriptors", absl::StrCat(DescriptorLimit())}});
 }
 
-// gRPC ends the process where it finds no thread: better no start than that.
+// Fails the start if threads are short: later gRPC would end the process.
 absl::Status CheckThreads() {
   absl::Notification counted;
   std::vector<std::thread> threads;
@@ -138,7 +139,7 @@ absl::Status CheckThreads() {
   return status;
 }
 
-// What a container may forbid, and no model can be created without: better no start than that.
+// Fails the start if the container forbids system calls that models require.
 absl::Status CheckKernel() {
   for (const Sharing sharing : {Sharing::kReadOnly, Sharing::kReadWrite, Sharing::kKept}) {
     RETURN_IF_ERROR(Memory::Allocate("memory to try at the start", sysconf(_SC_PAGESIZE), sharing).status());
@@ -152,26 +153,27 @@ int StartFailed(const absl::Status& why, int exit_code) {
   return exit_code;
 }
 
-// The kernel names a process after the file that it executes, of which a keeper has the number of a descriptor alone.
+// Sets the name of the process: the kernel would name it after the number of the keeper's descriptor of the program.
 void NameProcess(const std::string& program) { prctl(PR_SET_NAME, std::filesystem::path(program).filename().c_str()); }
 
 // The server's side of a keeper.
 struct Kept {
   std::unique_ptr<KeeperLink> link;      // null without a keeper
-  wire::FileDescriptor socket_dir_lock;  // none from a keeper that does not hold it
+  wire::FileDescriptor socket_dir_lock;  // none from a keeper without the lock
   wire::FileDescriptor state_dir_lock;   // likewise
-  ServerCommand command;                 // that this server was started with
-  std::string socket_dir;                // that it serves in
+  ServerCommand command;                 // of this server
+  std::string socket_dir;                // of this server
 };
 
-// Whether both are the same directory, whatever else they are called.
+// Returns true if both paths lead to the same directory.
 bool AreSameDirectory(const std::string& a, const std::string& b) {
   std::error_code error;
   return a == b || std::filesystem::equivalent(a, b, error);
 }
 
-// Flags that only this program's own next version may know are its to refuse. The keeper holds one socket directory for
-// all its life: in another one nothing would keep another daemon out between two servers.
+// Checks the flags of the next server. Accepts flags that fail to parse: the next version may know them. Rejects
+// another socket directory: the keeper locks only its own, so that another daemon could take the other one between two
+// servers.
 absl::Status CheckServes(const ServerCommand& command, const std::string& socket_dir) {
   std::vector<const char*> argv{command.program.c_str()};
   for (const std::string& argument : command.arguments) argv.push_back(argument.c_str());
@@ -179,15 +181,14 @@ absl::Status CheckServes(const ServerCommand& command, const std::string& socket
       ParseArguments(static_cast<int>(argv.size()), argv.data(), ProcessEnvironment());
   if (!arguments.ok()) return absl::OkStatus();
   if (arguments->action != ParsedArguments::Action::kServe) {
-    return absl::InvalidArgumentError(
-        "restart: flags of a daemon that serves expected, got --help, --version or --print-config");
+    return absl::InvalidArgumentError("restart: --help, --version and --print-config are not allowed");
   }
   if (AreSameDirectory(arguments->config.socket_dir, socket_dir)) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(
-      "restart: --socket-dir=", socket_dir, " expected, which the keeper holds, got ", arguments->config.socket_dir));
+  return absl::InvalidArgumentError(absl::StrCat("restart: want --socket-dir=", socket_dir,
+                                                 ", which the keeper holds, got ", arguments->config.socket_dir));
 }
 
-// A keeper that does not say so restarts servers all the same.
+// Tolerates a keeper that does not answer: it restarts servers nevertheless.
 std::string RollbackOf(KeeperLink& link) {
   absl::StatusOr<std::string> rollback = link.LastRestart();
   if (rollback.ok()) return *std::move(rollback);
@@ -195,7 +196,7 @@ std::string RollbackOf(KeeperLink& link) {
   return "";
 }
 
-// A keeper of before does not know.
+// Returns null for an older keeper, which does not know.
 std::optional<int64_t> RestartsOf(KeeperLink& link) {
   const absl::StatusOr<int64_t> count = link.CountRestarts();
   return count.ok() ? std::optional(*count) : std::nullopt;
@@ -208,7 +209,7 @@ Afterlife AfterlifeOf(const Kept& kept, const std::shared_ptr<Ending>& ending) {
     RETURN_IF_ERROR(CheckServes(next, kept.socket_dir));
     const std::optional<ServerCommand> request = change.RequestFrom(kept.command);
     absl::Status asked = kept.link->RequestRestart(request);
-    // A keeper of before wants a program named.
+    // An older keeper requires the name of the program.
     if (absl::IsNotFound(asked) && request->program.empty()) asked = kept.link->RequestRestart(next);
     RETURN_IF_ERROR(asked);
     if (!ending->stop.stop_requested()) ending->restart = true;
@@ -224,7 +225,7 @@ Afterlife AfterlifeOf(const Kept& kept, const std::shared_ptr<Ending>& ending) {
           .state_dir_lock = kept.state_dir_lock.get()};
 }
 
-// A keeper that does not hear that the server serves takes its end for a start that failed, and does no more.
+// Only warns on failure: the keeper would then only count the server's end as a failed start.
 void ReportReady(const Kept& kept) {
   if (kept.link == nullptr) return;
   const absl::Status reported = kept.link->ReportReady(kVersion);
@@ -245,7 +246,7 @@ int Serve(const DaemonConfig& config, const Kept& kept, const std::shared_ptr<En
   });
   if (!heartbeat.ok()) return StartFailed(heartbeat.status(), kExitStartFailed);
   if (const absl::Status checked = Daemon::Check(config); !checked.ok()) return StartFailed(checked, kExitUsage);
-  // A stop that comes before the daemon serves bounds its start, too: models that it takes over are saved then.
+  // A stop before the daemon serves also limits its start, which saves the models that it takes over.
   absl::once_flag bounded;
   std::optional<LastResort> last_resort;
   const auto bound = [&] {
@@ -274,7 +275,7 @@ int Serve(const DaemonConfig& config, const Kept& kept, const std::shared_ptr<En
   return left_unsaved ? kExitUnsaved : kExitOk;
 }
 
-// Prepares what belongs to the whole process, serves, and leaves the log written.
+// Prepares the process, serves, and flushes the log.
 int RunServer(const ParsedArguments& arguments, const Kept& kept) {
   LogWhatLibrariesSay();
   const sigset_t signals = StopSignals(kept.link != nullptr);
@@ -293,7 +294,7 @@ int RunServer(const ParsedArguments& arguments, const Kept& kept) {
   return exit_code;
 }
 
-// What a keeper has left to this process. `link` is why there is no keeper, where there is none.
+// Descriptors inherited from a keeper. `link` is an error if there is no keeper.
 struct Inheritance {
   absl::StatusOr<std::unique_ptr<KeeperLink>> link;
   wire::FileDescriptor socket_dir_lock, state_dir_lock;
@@ -317,7 +318,7 @@ int Run(const ParsedArguments& arguments, ServerCommand command, Inheritance inh
 }
 
 int Main(int argc, const char* const* argv) {
-  // The variables that these take away are no settings.
+  // Before ParseArguments: these remove variables that are no settings.
   Inheritance inheritance{.link = KeeperLink::FromEnvironment(),
                           .socket_dir_lock = SocketDir::TakeLentLock(),
                           .state_dir_lock = TakeLentDescriptor(DecisionLog::kLockVariable)};

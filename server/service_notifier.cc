@@ -17,7 +17,7 @@
 namespace paramshard::server {
 namespace {
 
-// A line of its own would be another message to the manager.
+// Replaces newlines: a further line would be another message to the manager.
 std::string OneLine(absl::string_view text) {
   std::string line(text);
   std::replace_if(
@@ -38,7 +38,7 @@ void ServiceNotifier::Ready(std::function<std::string()> describe) {
   if (address_.empty()) return;
   std::string status = describe();
   Send("READY=1\n", status);
-  // Without a thread the first status stays.
+  // Without a thread the first status remains.
   absl::StatusOr<std::thread> thread =
       StartThread("service status", [this, describe = std::move(describe), status] { Follow(describe, status); });
   if (thread.ok()) thread_ = *std::move(thread);

@@ -1,4 +1,4 @@
-// Tells a service manager how the daemon is, as sd_notify(3) does, without its library.
+// Notifications to a service manager, as by sd_notify(3), without its library.
 #ifndef PARAMSHARD_SERVER_SERVICE_NOTIFIER_H_
 #define PARAMSHARD_SERVER_SERVICE_NOTIFIER_H_
 
@@ -14,22 +14,22 @@
 
 namespace paramshard::server {
 
-// One datagram for each message, to the socket that the manager has named; where it named none, or does not listen,
-// nothing happens. Messages do not wait: one that finds the manager's socket full is lost.
+// Sends one datagram for each message to the socket that the manager has named; without a socket or a listener nothing
+// happens. Never blocks: a message that finds the manager's socket full is lost.
 //
 //   ServiceNotifier notifier(getenv(ServiceNotifier::kVariable));
 //   notifier.Ready([&] { return daemon.Summary(); });
 //   ...
 //   notifier.Stopping("draining");
 //
-// Thread-safe, but for Ready and both ends, which are one thread's.
+// Thread-safe, except Ready, Stopping and Restarting, which one thread calls.
 class ServiceNotifier {
  public:
-  // In the environment: a path, or @ and a name of the abstract namespace.
+  // Environment variable with a path, or @ and a name of the abstract namespace.
   static constexpr char kVariable[] = "NOTIFY_SOCKET";
   static constexpr absl::Duration kPeriod = absl::Seconds(5);
 
-  // `address` may be null or empty. Statuses are looked at again every `period`.
+  // `address` may be null or empty. The status is checked for changes every `period`.
   explicit ServiceNotifier(const char* address, absl::Duration period = kPeriod);
   ServiceNotifier(const ServiceNotifier&) = delete;
   ServiceNotifier& operator=(const ServiceNotifier&) = delete;
@@ -37,12 +37,12 @@ class ServiceNotifier {
 
   // STATUS=, one line.
   void Status(absl::string_view status) const;
-  // READY=1 with a status; from then on, until Stopping or the end of this object, the status again whenever `describe`
-  // says another one. `describe` is called by another thread, too.
+  // READY=1 with a status; from then on, until Stopping or the end of this object, sends changes of the status that
+  // `describe` returns. `describe` is called by another thread, too.
   void Ready(std::function<std::string()> describe);
   // STOPPING=1 with a status. `describe` is not called any more.
   void Stopping(absl::string_view status);
-  // The same of a server that another one follows: to the manager the service goes on.
+  // STATUS= of a server that is replaced by the next one: for the manager the service continues.
   void Restarting(absl::string_view status);
 
  private:

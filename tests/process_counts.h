@@ -1,4 +1,4 @@
-// What this process holds, as the kernel counts it: for tests that nothing is left behind.
+// Resources of this process, as the kernel counts them: for tests that nothing leaks.
 
 #ifndef PARAMSHARD_TESTS_PROCESS_COUNTS_H_
 #define PARAMSHARD_TESTS_PROCESS_COUNTS_H_
@@ -23,7 +23,7 @@ inline int64_t CountEntries(const std::string& folder) {
 inline int64_t OpenDescriptors() { return CountEntries("/proc/self/fd"); }
 inline int64_t Threads() { return CountEntries("/proc/self/task"); }
 
-// By the name that the kernel keeps, which is cut after 15 characters.
+// Returns the numbers of threads by name, as the kernel truncates it, to 15 characters.
 inline std::map<std::string, int64_t> ThreadsByName(const std::string& process) {
   std::map<std::string, int64_t> counts;
   std::error_code ended;
@@ -34,7 +34,7 @@ inline std::map<std::string, int64_t> ThreadsByName(const std::string& process) 
   return counts;
 }
 
-// Whether that is the name of threads that gRPC starts as it likes, by the number of cores, and may keep.
+// Returns true for names of threads that gRPC starts freely, depending on the number of cores, and may keep.
 inline bool IsOfAPool(const std::string& name) {
   for (const char* pool :
        {"default-execut", "resolver-execut", "event_engine", "timer_manager", "nexting_thread", "grpc"}) {
@@ -43,15 +43,15 @@ inline bool IsOfAPool(const std::string& name) {
   return false;
 }
 
-// Those of a process, by its id or "self", which are not gRPC's.
+// Returns the number of threads of a process (its id or "self"), without gRPC's threads.
 inline int64_t OwnThreads(const std::string& process = "self") {
   int64_t threads = 0;
   for (const auto& [name, count] : ThreadsByName(process)) threads += IsOfAPool(name) ? 0 : count;
   return threads;
 }
 
-// Waits until the count is no more than that: what another thread gives up goes a moment after it has said so. Whoever
-// counts before may have counted such things too, which are gone later: there may be less in the end, never more.
+// Waits until the count is at most `most`. Other threads release resources a moment after they have said so. The count
+// before may have included such resources, so the final count may be lower, but never higher.
 inline bool SettlesWithin(int64_t most, int64_t (*count)()) {
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(30);
   while (count() > most) {

@@ -1,4 +1,4 @@
-// The seed of a random test: PARAMSHARD_TEST_SEED repeats what a failure names.
+// The seed of a random test. Set PARAMSHARD_TEST_SEED to the seed that a failure prints to repeat it.
 
 #ifndef PARAMSHARD_TESTS_RANDOM_SEED_H_
 #define PARAMSHARD_TESTS_RANDOM_SEED_H_

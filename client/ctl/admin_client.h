@@ -1,4 +1,4 @@
-// paramshardctl's connection to a daemon: that of its machine, or another one.
+// paramshardctl's connection to a daemon, on this machine or another one.
 #ifndef PARAMSHARD_CLIENT_CTL_ADMIN_CLIENT_H_
 #define PARAMSHARD_CLIENT_CTL_ADMIN_CLIENT_H_
 
@@ -17,12 +17,12 @@
 
 namespace paramshard::ctl {
 
-// How long an RPC may take. Those that read or write a whole model are long.
+// Time limit of an RPC. RPCs that read or write a whole model are long.
 enum class RpcLength { kShort, kLong };
 
-// Holds the token by holding the companion connection; elsewhere a certificate stands for it. One call at a time.
-// Movable. Errors of every call: the daemon's, as admin.proto states them; UNAVAILABLE and DEADLINE_EXCEEDED when it
-// does not answer.
+// Owns the companion connection, and so its token; on another machine a certificate takes its place. One call at a
+// time. Movable. Errors of every call: as in admin.proto; UNAVAILABLE and DEADLINE_EXCEEDED when the daemon does not
+// answer.
 //
 //   ASSIGN_OR_RETURN(AdminClient client, AdminClient::Connect({}));
 //   v1::ListModelsResponse models;
@@ -30,26 +30,26 @@ enum class RpcLength { kShort, kLong };
 class AdminClient {
  public:
   using Stub = v1::AdminService::Stub;
-  // Of what operators do as trainers may.
+  // RPCs of trainers that operators may call, too.
   using TrainerStub = v1::TrainerService::Stub;
 
   struct Options {
     // Empty: the default of client.h.
     std::string socket_dir;
-    // One on another machine, in place of this machine's.
+    // A daemon on another machine, instead of this machine's.
     std::optional<paramshard::internal::RemoteDaemon> remote = {};
     absl::Duration connect_timeout = absl::Seconds(30);
-    // Bounds each short call.
+    // Limit of each short call.
     absl::Duration timeout = absl::Seconds(30);
-    // Bounds each long call.
+    // Limit of each long call.
     absl::Duration stream_timeout = absl::Minutes(10);
   };
 
-  // UNAVAILABLE or DEADLINE_EXCEEDED when no daemon answers (says where it looked); PERMISSION_DENIED when it refuses
-  // this user. Of a remote one: those of OpenRemoteChannel.
+  // UNAVAILABLE or DEADLINE_EXCEEDED when no daemon answers (says where it looked); PERMISSION_DENIED when it rejects
+  // this user. For a remote daemon: errors of OpenRemoteChannel.
   static absl::StatusOr<AdminClient> Connect(const Options& options);
 
-  // Of one of the two services.
+  // An RPC of one of the two services.
   template <typename Service, typename Request, typename Response>
   using Rpc = grpc::Status (Service::*)(grpc::ClientContext*, const Request&, Response*);
   template <typename Request, typename Response>
@@ -86,12 +86,12 @@ class AdminClient {
       return *trainer_stub_;
     }
   }
-  // A call's token and deadline.
+  // Returns a context with the call's token and deadline.
   std::unique_ptr<grpc::ClientContext> NewContext(RpcLength length) const;
   static absl::Status Converted(const grpc::Status& status);
 
   Options options_;
-  std::optional<paramshard::internal::Companion> companion_;  // none of a remote daemon
+  std::optional<paramshard::internal::Companion> companion_;  // none for a remote daemon
   std::unique_ptr<Stub> stub_;
   std::unique_ptr<TrainerStub> trainer_stub_;
 };

@@ -1,4 +1,4 @@
-// How one value is written in a table.
+// Formatting of single values for tables.
 #ifndef PARAMSHARD_CLIENT_CTL_CELL_H_
 #define PARAMSHARD_CLIENT_CTL_CELL_H_
 
@@ -29,13 +29,13 @@ std::string TextCell(absl::string_view text);
 
 std::string YesNoCell(bool value);
 
-// How much of it is done, in whole percent, rounded down. 100 where there is nothing to do.
+// Returns the done part in whole percent, rounded down. 100 where there is nothing to do.
 int64_t PercentOf(int64_t done, int64_t all);
 
-// "12.5 %" of `count` things; "-" of none.
+// "12.5 %" of `count`; "-" where `count` is 0.
 std::string ShareCell(int64_t part, int64_t count);
 
-// An enumerator's name without the prefix that protos give it: ("FORMAT_MXFP8", "FORMAT_") is "MXFP8". A number that
+// An enumerator's name without its prefix in protos: ("FORMAT_MXFP8", "FORMAT_") is "MXFP8". A number that
 // this build does not know has no name and is "?".
 std::string EnumCell(absl::string_view name, absl::string_view prefix);
 std::string FormatCell(v1::Format format);

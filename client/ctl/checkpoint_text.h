@@ -1,4 +1,4 @@
-// What the commands about checkpoints show of them.
+// Texts of the commands about checkpoints.
 #ifndef PARAMSHARD_CLIENT_CTL_CHECKPOINT_TEXT_H_
 #define PARAMSHARD_CLIENT_CTL_CHECKPOINT_TEXT_H_
 
@@ -11,12 +11,12 @@
 
 namespace paramshard::ctl {
 
-// The argument that these commands have.
+// Adds the argument of these commands.
 inline void AddFolderArgument(CLI::App& app, std::string& folder, const std::string& help) {
   app.add_option("folder", folder, help)->required();
 }
 
-// As TimeCell.
+// Formats a time as TimeCell does.
 std::string SavedAtCell(absl::Time time);
 
 // The numbers of a checkpoint, with names and types as the protos' JSON has them: 64-bit numbers are texts.

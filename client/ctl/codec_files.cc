@@ -31,7 +31,7 @@ std::string PathIn(const std::string& directory, absl::string_view role) {
   return absl::StrCat(directory, "/", role, ".npy");
 }
 
-// "row" or "col", as the names of the files begin.
+// Returns "row" or "col", the prefix of the files' names.
 absl::string_view PlanePrefix(Plane plane) { return plane == Plane::kRowWise ? "row" : "col"; }
 
 std::string DataRole(Plane plane) { return absl::StrCat(PlanePrefix(plane), "_data"); }
@@ -42,7 +42,7 @@ std::string ScaleRole(Plane plane, const NpyArray& scales) {
 
 bool Exists(const NpyArray& array) { return !array.shape.empty(); }
 
-// An array of `bytes` zero bytes.
+// Returns an array of `bytes` zero bytes.
 NpyArray NewArray(int64_t element_bytes, std::vector<int64_t> shape, int64_t bytes) {
   const char* dtype = element_bytes == sizeof(float) ? "<f4" : element_bytes == sizeof(uint16_t) ? "<u2" : "|u1";
   return {dtype, std::move(shape), std::vector<uint8_t>(bytes)};
@@ -60,7 +60,7 @@ NpyArray NewScales(const Encoding& encoding, Plane plane, MatrixShape matrix) {
   return NewArray(bytes / (shape.rows * shape.cols), {shape.rows, shape.cols}, bytes);
 }
 
-// The dtypes and shapes of a plane's arrays, of zeros.
+// Returns a plane's arrays, filled with zeros.
 PlaneArrays NewPlane(const Encoding& encoding, Plane plane, MatrixShape matrix) {
   PlaneArrays arrays;
   const int64_t bytes = DataBytes(encoding, matrix.rows, matrix.cols);
@@ -80,7 +80,7 @@ absl::StatusOr<MatrixShape> MatrixOf(const NpyArray& array, const std::string& p
   if (!array.shape.empty()) matrix.cols = array.shape.back();
   for (size_t i = 0; i + 1 < array.shape.size(); ++i) matrix.rows *= array.shape[i];
   if (matrix.rows > 0 && matrix.cols > 0) return matrix;
-  return absl::InvalidArgumentError(absl::StrCat(path, ": at least one element expected, got ", ArrayText(array)));
+  return absl::InvalidArgumentError(absl::StrCat(path, ": want at least one element, got ", ArrayText(array)));
 }
 
 std::vector<float> FloatsOf(const NpyArray& array) {
@@ -114,7 +114,7 @@ absl::Status CreateDirectory(const std::string& path) {
   std::filesystem::create_directories(path, error);
   if (!error && std::filesystem::is_directory(path, error)) return absl::OkStatus();
   return absl::UnavailableError(
-      absl::StrCat("create ", path, ": a directory expected, got: ", error ? error.message() : "a file of this name"));
+      absl::StrCat("create ", path, ": ", error ? error.message() : "a file of this name already exists"));
 }
 
 // An encoding in another format may have left files that this one does not have.
@@ -132,24 +132,24 @@ absl::Status RemoveFiles(const std::string& directory) {
 absl::StatusOr<NpyArray> ReadLike(const std::string& path, const NpyArray& expected) {
   ASSIGN_OR_RETURN(NpyArray array, ReadNpy(path));
   if (array.dtype == expected.dtype && array.shape == expected.shape) return array;
-  return absl::InvalidArgumentError(absl::StrCat(path, ": ", ArrayText(expected), " expected, got ", ArrayText(array)));
+  return absl::InvalidArgumentError(absl::StrCat(path, ": want ", ArrayText(expected), ", got ", ArrayText(array)));
 }
 
-// The columns of a matrix that has `stored` numbers in a row of its data: of NVFP4_2D twice as many, or, when `columns`
-// says so, one fewer.
+// Returns the columns of a matrix with `stored` numbers in a row of its data: twice as many for NVFP4_2D, or one fewer
+// if `columns` says so.
 absl::StatusOr<int64_t> DecodedColumns(Format format, int64_t stored, std::optional<int64_t> columns,
                                        const std::string& path) {
   const bool is_packed = TraitsOf(format).element_bits < 8;
   const int64_t most = is_packed ? 2 * stored : stored;
   if (!columns.has_value() || *columns == most || (is_packed && *columns == most - 1)) return columns.value_or(most);
-  return absl::InvalidArgumentError(absl::StrCat(path, ": rows of ", *columns, " columns expected, got of ", most));
+  return absl::InvalidArgumentError(absl::StrCat(path, ": want rows of ", *columns, " columns, got rows of ", most));
 }
 
-// The matrix whose plane's data is `data`.
+// Returns the shape of the matrix whose plane's data is `data`.
 absl::StatusOr<MatrixShape> DecodedShape(Format format, const NpyArray& data, std::optional<int64_t> columns,
                                          const std::string& path) {
   if (data.shape.size() != 2) {
-    return absl::InvalidArgumentError(absl::StrCat(path, ": two dimensions expected, got ", ArrayText(data)));
+    return absl::InvalidArgumentError(absl::StrCat(path, ": want two dimensions, got ", ArrayText(data)));
   }
   ASSIGN_OR_RETURN(MatrixShape matrix, MatrixOf(data, path));
   ASSIGN_OR_RETURN(matrix.cols, DecodedColumns(format, matrix.cols, columns, path));
@@ -171,7 +171,7 @@ absl::StatusOr<StoredPlane> ReadPlane(const Encoding& encoding, Plane plane, std
   const PlaneArrays expected = NewPlane(encoding, plane, stored.matrix);
   if (stored.arrays.data.dtype != expected.data.dtype) {
     return absl::InvalidArgumentError(
-        absl::StrCat(data_path, ": ", ArrayText(expected.data), " expected, got ", ArrayText(stored.arrays.data)));
+        absl::StrCat(data_path, ": want ", ArrayText(expected.data), ", got ", ArrayText(stored.arrays.data)));
   }
   if (AmaxBytes(encoding.format) != 0) {
     ASSIGN_OR_RETURN(stored.arrays.amax, ReadLike(PathIn(directory, "amax"), expected.amax));
@@ -189,7 +189,7 @@ absl::Status EncodeFile(const Encoding& encoding, const std::string& input, cons
   RETURN_IF_ERROR(CheckEncodable(encoding));
   ASSIGN_OR_RETURN(const NpyArray array, ReadNpy(input));
   if (array.dtype != "<f4") {
-    return absl::InvalidArgumentError(absl::StrCat(input, ": dtype <f4 expected, got ", array.dtype));
+    return absl::InvalidArgumentError(absl::StrCat(input, ": want dtype <f4, got ", array.dtype));
   }
   ASSIGN_OR_RETURN(const MatrixShape matrix, MatrixOf(array, input));
   const std::vector<float> values = FloatsOf(array);
@@ -213,7 +213,7 @@ absl::Status DecodeFiles(const Encoding& encoding, Plane plane, const std::strin
   RETURN_IF_ERROR(CheckEncodable(encoding));
   if (plane == Plane::kColumnWise && !HasColumnPlane(encoding.format)) {
     return absl::InvalidArgumentError(
-        absl::StrCat("a format with a column-wise plane expected, got ", FormatName(encoding.format)));
+        absl::StrCat("want a format with a column-wise plane, got ", FormatName(encoding.format)));
   }
   ASSIGN_OR_RETURN(const StoredPlane stored, ReadPlane(encoding, plane, columns, input));
   return WriteDecoded(output, encoding, plane, stored.arrays, stored.matrix);

@@ -8,7 +8,7 @@ absl::StatusOr<AdminClient> Context::Connect() const {
   AdminClient::Options options;
   options.socket_dir = options_.socket_dir;
   if (!options_.addresses.empty()) {
-    // One of several that is gone keeps the others waiting.
+    // A missing daemon delays the answers of the others.
     options.connect_timeout = absl::Seconds(5);
     options.remote = {.address = options_.addresses[0], .files = options_.tls_files, .roles = options_.tls_roles};
   }

@@ -28,10 +28,10 @@ namespace paramshard::ctl {
 
 enum class Output { kTable, kJson };
 
-// The options that every command takes.
+// Options of every command.
 struct GlobalOptions {
   std::string socket_dir;  // empty: the default of client.h
-  // HOST:PORT of daemons on other machines; none: that of this machine.
+  // HOST:PORT of daemons on other machines; none: the daemon of this machine.
   std::vector<std::string> addresses;
   tls::Files tls_files;
   std::vector<tls::RolePattern> tls_roles;
@@ -50,7 +50,7 @@ class Context {
 
   absl::StatusOr<AdminClient> Connect() const;
 
-  // Writes an answer: as JSON, or as the text that `text` makes of it.
+  // Writes an answer: as JSON, or as the text from `text`.
   template <typename Response>
   absl::StatusOr<int> Write(const Response& response, std::string (*text)(const Response&)) const {
     if (options_.output == Output::kTable) {
@@ -85,22 +85,22 @@ class Command {
 
   // Adds options whose values become the command's. It outlives the app.
   virtual void AddOptions(CLI::App&) {}
-  // Is called after the options were read. An error says what is wrong with them together, and is one of usage.
+  // Called after the options were read. An error is a usage error of options that do not fit together.
   virtual absl::Status Check() const { return absl::OkStatus(); }
-  // Names what the command is about, for messages: "tiny", "in.npy". Empty texts are left out.
+  // Returns the names of the command's objects, for messages: "tiny", "in.npy". Empty texts are left out.
   virtual std::vector<std::string> Objects() const { return {}; }
   // Returns an ExitCode.
   virtual absl::StatusOr<int> Run(const Context& context) = 0;
 };
 
 struct CommandInfo {
-  const char* name = "";  // "models"; of a group "codec encode"
+  const char* name = "";  // "models"; with a group "codec encode"
   const char* help = "";
-  // Its UNAVAILABLE and DEADLINE_EXCEEDED say that no daemon answers.
+  // Its UNAVAILABLE and DEADLINE_EXCEEDED mean that no daemon answers.
   bool asks_daemon = true;
   // Runs once with all addresses, and not once for each.
   bool asks_all_at_once = false;
-  // Its answer is a format of programs in which a line behind "#" is a comment.
+  // Its answer is in a machine format with comments after "#".
   bool has_comments = false;
   std::unique_ptr<Command> (*create)() = nullptr;
 };

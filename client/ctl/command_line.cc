@@ -24,7 +24,7 @@ absl::StatusOr<absl::Duration> ParseTimeout(absl::string_view text) {
   return absl::InvalidArgumentError(absl::StrCat("want a positive duration such as 500ms, 10s or 2m, got ", text));
 }
 
-// CLI11 speaks of errors with exceptions.
+// CLI11 reports errors by exceptions.
 void AddRoles(const std::vector<std::string>& texts, std::vector<tls::RolePattern>& roles) {
   for (const std::string& text : texts) {
     const absl::StatusOr<tls::RolePattern> role = tls::ParseRolePattern(text);
@@ -33,7 +33,7 @@ void AddRoles(const std::vector<std::string>& texts, std::vector<tls::RolePatter
   }
 }
 
-// The command line as it is being read. CLI11 speaks of errors with exceptions; they end in ParseCommandLine.
+// Parser of the command line. CLI11 reports errors by exceptions; ParseCommandLine catches them.
 class Reader {
  public:
   explicit Reader(CommandLine& command_line);
@@ -47,7 +47,7 @@ class Reader {
   static void RequireCommand(const CLI::App& parent);
   void AddGlobalOptions();
   void AddCommand(const CommandInfo& info);
-  // The app of "codec" in "codec encode".
+  // Returns the app of "codec" in "codec encode".
   CLI::App& Group(const std::string& name);
 
   CommandLine& command_line_;
@@ -62,7 +62,7 @@ Reader::Reader(CommandLine& command_line) : command_line_(command_line) {
   app_.fallthrough();
   app_.set_version_flag("--version", absl::StrCat("paramshardctl ", PARAMSHARD_VERSION));
   app_.failure_message([](const CLI::App*, const CLI::Error& error) {
-    return absl::StrCat("paramshardctl: ", error.what(), "\nRun paramshardctl --help for what is expected.\n");
+    return absl::StrCat("paramshardctl: ", error.what(), "\nRun paramshardctl --help for usage.\n");
   });
   app_.require_subcommand(0, 1);
   AddGlobalOptions();
@@ -76,7 +76,7 @@ void Reader::Read(int argc, const char* const* argv) {
   if (!status.ok()) throw CLI::ValidationError(std::string(status.message()));
 }
 
-// CLI11's own check would come before the one for words that are no command, and hide it.
+// CLI11's own check would come before the check for unknown commands, and hide it.
 void Reader::RequireCommand(const CLI::App& parent) {
   if (parent.get_subcommands({}).empty()) return;
   const std::vector<CLI::App*> given = parent.get_subcommands();
@@ -99,11 +99,11 @@ void Reader::AddGlobalOptions() {
   app_.add_option("--tls-cert", options.tls_files.cert, "for --address: a certificate in PEM")
       ->envname("PARAMSHARD_TLS_CERT");
   app_.add_option("--tls-key", options.tls_files.key, "its key")->envname("PARAMSHARD_TLS_KEY");
-  app_.add_option("--tls-ca", options.tls_files.ca, "the authorities whose certificates are taken")
+  app_.add_option("--tls-ca", options.tls_files.ca, "the trusted certificate authorities")
       ->envname("PARAMSHARD_TLS_CA");
   app_.add_option_function<std::vector<std::string>>(
           "--tls-role", [&options](const std::vector<std::string>& texts) { AddRoles(texts, options.tls_roles); },
-          "ROLE=PATTERN,...: as the daemons have it")
+          "ROLE=PATTERN,...: the daemons' own --tls-role")
       ->delimiter(',')
       ->envname("PARAMSHARD_TLS_ROLE");
   AddParsedOption(app_, "-o,--output", "FORMAT", ParseOutput, options.output, "table or json (default: table)");

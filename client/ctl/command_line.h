@@ -1,4 +1,4 @@
-// paramshardctl's arguments, read.
+// Parser of paramshardctl's arguments.
 #ifndef PARAMSHARD_CLIENT_CTL_COMMAND_LINE_H_
 #define PARAMSHARD_CLIENT_CTL_COMMAND_LINE_H_
 
@@ -16,8 +16,8 @@ struct CommandLine {
   std::unique_ptr<Command> command;  // with its options
 };
 
-// Reads the arguments into `command_line`. Returns an exit code when the program has nothing left to do: help or
-// version has been written to `out`, or what is wrong with the arguments to `err`.
+// Reads the arguments into `command_line`. Returns an exit code when the program has nothing left to do: it has written
+// help or version to `out`, or a usage error to `err`.
 std::optional<int> ParseCommandLine(int argc, const char* const* argv, CommandLine& command_line, std::ostream& out,
                                     std::ostream& err);
 

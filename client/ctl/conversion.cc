@@ -51,7 +51,7 @@ constexpr char kConversionVersion[] = "1";
 constexpr int64_t kBandElements = 4 << 20;
 constexpr int64_t kCopyBytes = 16 << 20;
 
-// Floats of less than 16 bits: what another program has quantized.
+// Returns true for floats of less than 16 bits: another program has quantized them.
 bool IsQuantized(Dtype dtype) {
   return dtype == Dtype::kF8E4M3 || dtype == Dtype::kF8E5M2 || dtype == Dtype::kF8E8M0 || dtype == Dtype::kF6E2M3 ||
          dtype == Dtype::kF6E3M2 || dtype == Dtype::kF4 || dtype == Dtype::kF8E4M3FNUZ || dtype == Dtype::kF8E5M2FNUZ;
@@ -71,7 +71,7 @@ absl::Status ForEachBand(MatrixShape matrix, int64_t granule_rows, const Visitor
   return absl::OkStatus();
 }
 
-// One tensor of the input, and what is done with it.
+// One tensor of the input, and the operation on it.
 struct Step {
   enum class Kind { kCarry, kEncode, kDecode };
   Kind kind = Kind::kCarry;
@@ -81,7 +81,7 @@ struct Step {
   QuantizedTensor tensor;                    // to encode; to decode, of the plain numbers
 };
 
-// Bytes of the tensors of the input that it is made from.
+// Returns the bytes of the input's tensors that the step reads.
 int64_t SourceBytes(const Step& step) {
   if (step.encoded == nullptr) return step.source->size_bytes;
   int64_t bytes = 0;
@@ -96,7 +96,7 @@ struct OutputFile {
   Metadata metadata;
 };
 
-// --- Doing one file's steps ---
+// --- Conversion of one file ---
 
 class FileConversion {
  public:
@@ -105,7 +105,7 @@ class FileConversion {
       : input_(input), advance_(advance), report_(report) {}
 
   absl::Status Run(OutputFile& output);
-  // The tensors of the file that Run has written.
+  // Tensors of the file that Run has written.
   const std::vector<SafetensorsWriter::Tensor>& tensors() const { return tensors_; }
 
  private:
@@ -191,7 +191,7 @@ absl::StatusOr<std::vector<float>> FileConversion::ReadFloats(const Step& step, 
   return values;
 }
 
-// Reads the whole tensor once more than the others are.
+// Reads the whole tensor in an additional pass.
 absl::StatusOr<float> FileConversion::ReadAmax(const Step& step) const {
   float amax = 0;
   RETURN_IF_ERROR(ForEachBand(MatrixOf(step.tensor.shape), 1, [&](RowBand band) -> absl::Status {
@@ -323,7 +323,7 @@ absl::StatusOr<std::optional<Encoding>> Conversion::EncodingOf(const Safetensors
   if (IsQuantized(info.dtype)) {
     return About(file, info.name,
                  absl::StrCat("want F32, BF16 or F16, got ", safetensors::DtypeName(info.dtype),
-                              ", which is quantized already; a rule KEEP carries it as it is"));
+                              ", which is quantized already; a rule KEEP copies it unchanged"));
   }
   if (!weights::PlainFormatOf(info.dtype).has_value() || info.size_bytes == 0) return std::nullopt;
   const Weights::Tensor* const tensor = input_.Find(info.name);
@@ -348,8 +348,8 @@ std::string Conversion::InputFolder() const {
   return fs::path(first).parent_path().string();
 }
 
-// A config.json beside the output says how transformers reads it: without a word of codes it takes them for values. One
-// of the output's folder is changed, that of the input's copied.
+// A config.json beside the output says how transformers reads it: without quantization_config it takes codes for
+// values. The output folder's own is changed, else the input folder's is copied.
 absl::Status Conversion::PlanConfig() {
   // transformers reads no file of another name.
   if (HasOneOutput() && fs::path(options_.output).filename() != safetensors::kModelFileName) return absl::OkStatus();
@@ -370,13 +370,13 @@ absl::Status Conversion::PlanConfig() {
     is_quantized = true;
     is_known &= IsKnownToTransformers(encoding);
   }
-  // Codes that are carried are as the input's config.json says.
+  // The input's config.json describes codes that are copied.
   if (is_beside && !is_quantized && carries_codes) return absl::OkStatus();
   if (is_quantized || !carries_codes) RemoveQuantizationConfig(config);
   config_ = std::move(config);
   if (!is_quantized) return absl::OkStatus();
   if (is_known && !carries_codes) return KeepWhatTransformersDoesNotDecode();
-  notes_.push_back("transformers does not decode these formats: config.json says so, and it refuses the folder");
+  notes_.push_back("transformers does not decode these formats: config.json makes it refuse the folder");
   (*config_)[weights::kQuantizationMembers[0]] = UnknownQuantizationConfig();
   return absl::OkStatus();
 }
@@ -429,7 +429,7 @@ std::vector<Step> Conversion::EncodingSteps(const SafetensorsFile& file) const {
 }
 
 absl::StatusOr<std::vector<Step>> Conversion::DecodingSteps(const SafetensorsFile& file) const {
-  // What a conversion has carried it carries again.
+  // Tensors that a conversion has copied are copied again.
   const bool is_own = file.metadata().count(safetensors::kEncodingsKey) != 0;
   std::vector<Step> steps;
   for (const auto& [name, tensor] : input_.tensors()) {
@@ -451,7 +451,7 @@ absl::StatusOr<std::vector<Step>> Conversion::Steps(const SafetensorsFile& file)
   return EncodingSteps(file);
 }
 
-// Beside the index, or the file itself, as in the input.
+// Returns the output path: relative to the index or the folder as in the input.
 fs::path Conversion::OutputOf(const SafetensorsFile& file) const {
   if (HasOneOutput()) return options_.output;
   const fs::path source(file.path());
@@ -506,14 +506,14 @@ absl::Status Conversion::CheckOutput(const std::string& path) const {
   return absl::OkStatus();
 }
 
-// Weights by the name of their file, or an index of such.
+// Returns true for names of weight files and their indices.
 bool IsOfWeights(absl::string_view name) {
   absl::ConsumeSuffix(&name, ".index.json");
   return absl::EndsWith(name, ".safetensors") ||
          (absl::StartsWith(name, "pytorch_model") && absl::EndsWith(name, ".bin"));
 }
 
-// Weights that were there before and are not replaced stay, and readers of the folder may take them instead.
+// Older weights that are not replaced stay, and readers of the folder may take them instead.
 absl::Status Conversion::CheckOutputFolder(const std::vector<OutputFile>& plan) const {
   std::error_code error;
   if (HasOneOutput() || !fs::is_directory(options_.output, error)) return absl::OkStatus();
@@ -524,7 +524,7 @@ absl::Status Conversion::CheckOutputFolder(const std::vector<OutputFile>& plan) 
     const fs::path& path = entry->path();
     if (!IsOfWeights(path.filename().string()) || written.count(path) != 0) continue;
     return absl::AlreadyExistsError(absl::StrCat(
-        path.string(), ": already exists, and may be read instead of what is written: remove it, or name another OUT"));
+        path.string(), ": already exists, and may be read instead of the output: remove it, or name another OUT"));
   }
   if (!error) return absl::OkStatus();
   return absl::ErrnoToStatus(error.value(), absl::StrCat(options_.output, ": reading the folder failed"));
@@ -560,9 +560,9 @@ absl::StatusOr<ConversionReport> Conversion::Run(const ConversionProgress& progr
   ConversionReport report;
   report.notes = checkpoint_.notes();
   report.notes.insert(report.notes.end(), notes_.begin(), notes_.end());
-  if (!Decodes() && encodings_.empty()) report.notes.push_back("no tensor is converted: all are carried as they are");
+  if (!Decodes() && encodings_.empty()) report.notes.push_back("no tensor is converted: all are copied unchanged");
   std::map<std::string, std::string> weight_map;
-  // Before any weights: codes are never there without it.
+  // Written before any weights: codes never lie in a folder without it.
   if (config_.has_value()) {
     RETURN_IF_ERROR(CreateFolderOf((OutputFolder() / kConfigFileName).string()));
     RETURN_IF_ERROR(WriteText(kConfigFileName, ConfigText(*config_)));

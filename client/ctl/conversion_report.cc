@@ -69,7 +69,7 @@ std::string ConversionText(const ConversionReport& report, bool quiet) {
   for (const std::string& note : report.notes) absl::StrAppend(&notes, "note: ", TerminalText(note), "\n");
   return absl::StrCat(quiet || report.tensors.empty() ? "" : table.Text(), notes, report.tensors.size(),
                       " tensors converted, ", report.carried_count,
-                      " carried as they are: ", BytesCell(report.source_bytes), " before, ", BytesCell(report.bytes),
+                      " copied unchanged: ", BytesCell(report.source_bytes), " before, ", BytesCell(report.bytes),
                       " after\n");
 }
 

@@ -11,7 +11,7 @@ namespace paramshard::ctl {
 // A line for each tensor, then one for all. Without the lines of tensors when `quiet`.
 std::string ConversionText(const ConversionReport& report, bool quiet);
 
-// {"tensors": [...], "summary": {...}} with the same numbers, shares of 1. Without "tensors" when `quiet`.
+// {"tensors": [...], "summary": {...}} with the same numbers, shares as fractions of 1. Without "tensors" when `quiet`.
 std::string ConversionJsonText(const ConversionReport& report, bool quiet);
 
 }  // namespace paramshard::ctl

@@ -1,4 +1,4 @@
-// Which tensors of a checkpoint a conversion encodes, and how, by their names.
+// Rules that choose by name which tensors of a checkpoint a conversion encodes, and how.
 #ifndef PARAMSHARD_CLIENT_CTL_CONVERSION_RULES_H_
 #define PARAMSHARD_CLIENT_CTL_CONVERSION_RULES_H_
 
@@ -12,11 +12,11 @@
 
 namespace paramshard::ctl {
 
-// One rule. Its pattern is for whole names, as fnmatch(3) without flags reads it, like those of a model's format rules.
+// One rule. Its pattern is for whole names, in the syntax of fnmatch(3) without flags, as in a model's format rules.
 struct ConversionRule {
   std::string pattern;
-  std::optional<Encoding> encoding;  // none: the tensor is carried as it is
-  std::string place;                 // in its file
+  std::optional<Encoding> encoding;  // none: the tensor is copied unchanged
+  std::string place;                 // file and line
 };
 
 // Rules in their order. A file has one to a line:
@@ -32,7 +32,7 @@ class ConversionRules {
   // Errors of ReadTextLines; INVALID_ARGUMENT names the line of an encoding that files cannot have.
   static absl::StatusOr<ConversionRules> Read(const std::string& path);
 
-  // The first rule that matches; null when none does.
+  // Returns the first rule that matches; null when none does.
   const ConversionRule* Find(const std::string& name) const;
 
   // INVALID_ARGUMENT naming a rule that matches none of the names.

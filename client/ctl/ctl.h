@@ -9,12 +9,12 @@ namespace paramshard::ctl {
 struct Streams {
   std::ostream& out;
   std::ostream& err;
-  // Takes a line that is overwritten and shows how far verify and convert are; null: nobody sees it.
+  // Receives a progress line of verify and convert, which is overwritten; null: no progress.
   std::ostream* progress = nullptr;
 };
 
-// Does what the arguments ask and returns the exit code. Errors go to `err` as "paramshardctl: operation object: CODE:
-// message".
+// Runs the command of the arguments and returns the exit code. Errors go to `err` as "paramshardctl: operation object:
+// CODE: message".
 int RunCtl(int argc, const char* const* argv, const Streams& streams);
 
 }  // namespace paramshard::ctl

@@ -36,7 +36,7 @@ int RunOnce(const CommandLine& command_line, const GlobalOptions& options, const
   return result.ok() ? *result : Fail(command_line, result.status(), streams.err);
 }
 
-// What a command has written, which is a document unless it failed.
+// Returns one daemon's answer. `out` is a JSON document unless the command failed.
 nlohmann::ordered_json Answer(const std::string& address, const std::string& out, const std::string& err) {
   nlohmann::ordered_json answer = {{"address", address}};
   nlohmann::ordered_json document = nlohmann::ordered_json::parse(out, nullptr, /*allow_exceptions=*/false);

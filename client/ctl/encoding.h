@@ -1,4 +1,4 @@
-// Encodings as command lines and files name them.
+// Encodings in command lines and files.
 #ifndef PARAMSHARD_CLIENT_CTL_ENCODING_H_
 #define PARAMSHARD_CLIENT_CTL_ENCODING_H_
 
@@ -11,7 +11,7 @@
 
 namespace paramshard::ctl {
 
-// An encoding that has its format's defaults for what is not said.
+// Returns an encoding with its format's defaults for unset values.
 Encoding MakeEncoding(Format format, std::optional<ElementType> element, std::optional<bool> power_of_two_scales);
 
 // "MXFP8 E4M3"; the format alone where it has no element.

@@ -8,7 +8,7 @@
 namespace paramshard::ctl {
 namespace {
 
-// Whether the element's code is the largest number of its type. Plain formats have infinities instead.
+// Returns true if the element's code is the largest number of its type. Plain formats have infinities instead.
 bool IsLargest(const Encoding& encoding, const uint8_t* row, int64_t column) {
   if (encoding.element == ElementType::kE2M1) return (row[column / 2] >> (column % 2 * 4) & 0x7) == 0x7;
   const int largest = encoding.element == ElementType::kE4M3 ? 0x7e : 0x7b;

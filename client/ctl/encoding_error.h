@@ -1,4 +1,4 @@
-// The error that encoding has made in the numbers of a tensor.
+// Error statistics of encoding a tensor.
 #ifndef PARAMSHARD_CLIENT_CTL_ENCODING_ERROR_H_
 #define PARAMSHARD_CLIENT_CTL_ENCODING_ERROR_H_
 
@@ -8,8 +8,8 @@
 
 namespace paramshard::ctl {
 
-// Counts and sums over rows that are added one band after the other. Elements that are not finite before are counted
-// and take no part in the sums.
+// Counts and sums over rows that are added band by band. Elements that are not finite before encoding are counted and
+// left out of the sums.
 class EncodingError {
  public:
   // `source` and `decoded` are the rows before and after, `data` their row-wise plane's data.
@@ -21,8 +21,8 @@ class EncodingError {
   double relative_rms() const;
   // The largest |decoded - source|.
   double max_error() const { return max_error_; }
-  // Shares of all elements: decoded to 0; beyond the largest number of their scale, and so cut to it or infinite; NaN
-  // or infinite before.
+  // Shares of all elements: decoded to 0; larger than the largest number of their scale, and so clipped or infinite;
+  // NaN or infinite before encoding.
   double zero_share() const { return Share(zero_count_); }
   double saturated_share() const { return Share(saturated_count_); }
   double non_finite_share() const { return Share(non_finite_count_); }

@@ -51,7 +51,7 @@ using safetensors::SafetensorsFile;
 using safetensors::SafetensorsWriter;
 using weights::Weights;
 
-// What describes a model beside its weights.
+// Extensions of files that describe a model beside its weights.
 const std::set<std::string> kCarriedExtensions = {".jinja", ".json", ".model", ".py", ".spm", ".tiktoken", ".txt"};
 constexpr int64_t kMaxCarriedBytes = int64_t{1} << 30;
 // Rows that are read at once begin where every format's blocks of scales begin.
@@ -69,7 +69,7 @@ absl::string_view ConfigDtype(Dtype dtype) {
 
 std::string ShapeText(const std::vector<int64_t>& shape) { return absl::StrCat("[", absl::StrJoin(shape, ", "), "]"); }
 
-// A folder in the making, beside its place. Goes with its owner unless it was published.
+// An unfinished folder, beside its place. The destructor removes it unless it was published.
 class FolderInTheMaking {
  public:
   static absl::StatusOr<std::unique_ptr<FolderInTheMaking>> Create(const fs::path& place) {
@@ -83,7 +83,7 @@ class FolderInTheMaking {
     const bool created = fs::create_directory(made->path_, error);
     if (error) return FileSystemError(made->path_.string(), "creating the folder failed", error);
     if (created) return made;
-    // Of another's making: it stays.
+    // Another process has created it: it stays.
     const std::string path = std::exchange(made->path_, fs::path()).string();
     return absl::AlreadyExistsError(absl::StrCat(path, ": already exists"));
   }
@@ -96,7 +96,7 @@ class FolderInTheMaking {
 
   const fs::path& path() const { return path_; }
 
-  // Every file in it is on the disk.
+  // Renames the folder to its place. Every file in it must be on the disk.
   absl::Status Publish() {
     std::error_code error;
     for (fs::recursive_directory_iterator entry(path_, error), end; !error && entry != end; entry.increment(error)) {
@@ -119,7 +119,7 @@ class FolderInTheMaking {
     return absl::ErrnoToStatus(errno, absl::StrCat(folder.string(), ": fsync failed"));
   }
 
-  // Not over an empty folder that has come meanwhile, where the file system can tell.
+  // Does not replace an empty folder that was created meanwhile, where the file system supports that.
   absl::Status Rename() {
     int result = renameat2(AT_FDCWD, path_.c_str(), AT_FDCWD, place_.c_str(), RENAME_NOREPLACE);
     if (result != 0 && (errno == EINVAL || errno == ENOSYS)) result = rename(path_.c_str(), place_.c_str());
@@ -217,8 +217,9 @@ absl::StatusOr<Target> HuggingFaceExport::TargetOf(const Weights::Tensor& tensor
                                                  ": want F32, BF16 or F16, got ", safetensors::DtypeName(dtype)));
 }
 
-// The parameter of the tensor's name. In a model that ties its words, and has the tied parameter under one name, also
-// the one that is as the tensor: the only one of its shape that `like` lacks, or else has with equal values.
+// Returns the parameter of the tensor's name. In a model that ties its words, and has the tied parameter under one
+// name, also the parameter tied to the tensor: the only one of its shape that `like` lacks, or else has with equal
+// values.
 absl::StatusOr<ParameterPlace> HuggingFaceExport::PlaceOf(const Weights::Tensor& tensor) const {
   const std::optional<ParameterPlace> named = source_.names().PlaceOf(tensor.name);
   if (named.has_value()) return *named;
@@ -260,7 +261,7 @@ absl::StatusOr<bool> HuggingFaceExport::IsEqual(const Weights::Tensor& a, const 
   return true;
 }
 
-// Quantized ones become BF16.
+// Returns the tensor's type in the export. Quantized tensors become BF16.
 absl::StatusOr<Dtype> HuggingFaceExport::DtypeOf(const Weights::Tensor& tensor) const {
   const bool is_quantized = tensor.is_number() && tensor.kind != Weights::Kind::kPlain;
   const ConversionRule* const rule = rules_.Find(tensor.name);
@@ -274,7 +275,7 @@ absl::StatusOr<Dtype> HuggingFaceExport::DtypeOf(const Weights::Tensor& tensor) 
       absl::StrCat(rule->place, ": want FP32, BF16, FP16 or KEEP, got ", FormatName(rule->encoding->format)));
 }
 
-// What tells masters apart. Empty where there is none.
+// Returns a key that is equal for equal masters. Empty where there is none.
 std::string MasterOf(const Reader& reader, const ParameterSpec& parameter) {
   if (checkpoint::PlanesAreState(parameter)) return "";
   const auto hash = reader.manifest().tensors.find(checkpoint::TensorKey(parameter, ArrayKind::kMaster));
@@ -313,7 +314,7 @@ absl::Status HuggingFaceExport::Plan() {
         absl::StrCat(options_.like, ": want one file or ", safetensors::kIndexFileName, ", got parts of tensors"));
   }
   report_.notes = checkpoint.notes();
-  // The second is the name that newer versions of transformers write.
+  // Newer versions of transformers write the second name.
   for (const char* const name : {"torch_dtype", "dtype"}) {
     if (options_.dtype.has_value() && config_.contains(name)) config_[name] = std::string(ConfigDtype(*options_.dtype));
   }
@@ -377,7 +378,7 @@ absl::Status HuggingFaceExport::WriteFile(const fs::path& folder, const TargetFi
   for (const Target& target : file.targets) {
     tensors.push_back({target.tensor->name, target.dtype, target.tensor->shape});
   }
-  // transformers refuses files that do not say what wrote them.
+  // transformers refuses files without a format in their metadata.
   ASSIGN_OR_RETURN(SafetensorsWriter writer, SafetensorsWriter::Create(path.string(), tensors, {{"format", "pt"}}));
   for (const Target& target : file.targets) RETURN_IF_ERROR(WriteTensor(target, writer));
   RETURN_IF_ERROR(writer.Commit());
@@ -402,7 +403,7 @@ absl::StatusOr<std::string> HuggingFaceExport::TextOf(const fs::path& source) co
   return ConfigText(config_);
 }
 
-// Texts of weights that are not the export's: indices, adapters, other programs' quantization.
+// Returns true for texts about weights that are not exported: indices, adapters, other programs' quantization.
 bool IsOfOtherWeights(const std::string& name) {
   return absl::EndsWith(name, ".index.json") || name == "adapter_config.json" || name == "hf_quant_config.json" ||
          name == "quantize_config.json" || name == "quantization_config.json";
@@ -445,7 +446,7 @@ absl::StatusOr<HuggingFaceExportReport> HuggingFaceExport::Run() {
   return std::move(report_);
 }
 
-// "out/" names the folder that "out" does.
+// "out/" names the same folder as "out".
 std::string WithoutSlashAtEnd(std::string path) {
   while (path.size() > 1 && path.back() == '/') path.pop_back();
   return path;

@@ -1,4 +1,4 @@
-// Checkpoints to folders that transformers opens, offline.
+// Offline export of checkpoints to folders that transformers opens.
 #ifndef PARAMSHARD_CLIENT_CTL_HUGGING_FACE_EXPORT_H_
 #define PARAMSHARD_CLIENT_CTL_HUGGING_FACE_EXPORT_H_
 
@@ -16,14 +16,14 @@ namespace paramshard::ctl {
 
 struct HuggingFaceExportOptions {
   std::string checkpoint;  // its folder
-  // A folder with config.json and weights: what the export is to look like.
+  // A folder with config.json and weights: the pattern of the export.
   std::string like;
-  // F32, BF16 or F16, for all tensors; unset: those of `like`, and BF16 for those that are quantized there.
+  // F32, BF16 or F16, for all tensors; unset: the types in `like`, and BF16 for tensors that are quantized there.
   std::optional<safetensors::Dtype> dtype;
-  // A file of ConversionRules, none where it is empty. The first rule that matches a tensor's name says its type: FP32,
-  // BF16 or FP16, or KEEP for that of `like`. All rules match some tensor.
+  // A file of ConversionRules, none where it is empty. The first rule that matches a tensor's name gives its type:
+  // FP32, BF16 or FP16, or KEEP for the type in `like`. Each rule must match a tensor.
   std::string rules_path;
-  std::string out;  // a folder that is not there yet
+  std::string out;  // a folder that does not exist yet
 };
 
 struct HuggingFaceExportReport {
@@ -33,8 +33,8 @@ struct HuggingFaceExportReport {
   int64_t size_bytes = 0;                  // of the tensors
   std::vector<std::string> weight_files;   // relative to the folder
   std::vector<std::string> carried_files;  // config, tokenizer and the like
-  std::vector<std::string> tied_tensors;   // that were left out
-  std::vector<std::string> notes;          // for the user: what of `like` was not taken
+  std::vector<std::string> tied_tensors;   // tied parameters that were left out
+  std::vector<std::string> notes;          // for the user: parts of `like` that were not used
 };
 
 // Called with tensors' bytes written and to be written, and the tensor at hand.
@@ -42,19 +42,19 @@ using HuggingFaceExportProgress = std::function<void(int64_t done_bytes, int64_t
 
 // Writes masters, joined to fp32 and rounded to the tensors' types, under the names of `like` and into files of the
 // same names; frozen parameters without a master as their row-wise planes decode. Texts beside the weights of `like`
-// are copied: config.json, with its dtype where another one is asked for and without quantization_config, tokenizers,
-// code; not those of adapters, of other weights and of their quantization. In a model that ties its words
-// (tie_word_embeddings) a tensor of `like` whose name no parameter has takes the values of the one that it is tied to.
+// are copied: config.json, with the requested dtype and without quantization_config, tokenizers,
+// code; not texts of adapters, of other weights and of their quantization. In a model that ties its words
+// (tie_word_embeddings) a tensor of `like` without a parameter of its name takes the values of the tied parameter.
 // Rows are read and written a few at a time, and checked against their sums.
 //
-// The folder comes to be when all of it is on the disk; without that nothing is left of it, unless the process is
+// The folder appears when all of it is on the disk; after an error nothing is left of it, unless the process is
 // killed: then OUT.tmp-PID.
 //
-// Errors of checkpoint::Reader and weights::Weights. ALREADY_EXISTS for an `out` that is there. NOT_FOUND naming
+// Errors of checkpoint::Reader and weights::Weights. ALREADY_EXISTS for an existing `out`. NOT_FOUND naming
 // the first tensor of `like` that the checkpoint lacks, or without a config.json. INVALID_ARGUMENT naming a tensor of
-// another shape, or of a type that no master can be rounded to; the line of a rule that is none, or matches no tensor; or
-// a parameter that `like` lacks, unless config.json has tie_word_embeddings and the parameter's master is, byte for byte,
-// that of one that is exported.
+// another shape, or of a type that masters cannot be rounded to; the line of a rule that is malformed, or matches no
+// tensor; or a parameter that `like` lacks, unless config.json has tie_word_embeddings and the parameter's master
+// equals, byte for byte, the master of an exported parameter.
 absl::StatusOr<HuggingFaceExportReport> ExportToHuggingFace(const HuggingFaceExportOptions& options,
                                                             const HuggingFaceExportProgress& progress);
 

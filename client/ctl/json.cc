@@ -18,7 +18,7 @@ absl::StatusOr<ordered_json> ToJson(const google::protobuf::Message& message) {
   const auto status = google::protobuf::util::MessageToJsonString(message, &text, options);
   ordered_json json = ordered_json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (status.ok() && !json.is_discarded()) return json;
-  return absl::InternalError(absl::StrCat(message.GetTypeName(), ": a message with a JSON form expected, got: ",
+  return absl::InternalError(absl::StrCat(message.GetTypeName(), ": cannot be written as JSON: ",
                                           absl::string_view(status.message().data(), status.message().size())));
 }
 

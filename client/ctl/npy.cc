@@ -22,21 +22,22 @@ constexpr absl::string_view kMagic("\x93NUMPY", 6);
 // Magic, version (two bytes), length of the header (two bytes, little endian).
 constexpr size_t kPreambleBytes = 10;
 constexpr int64_t kMaxHeaderBytes = kPreambleBytes + std::numeric_limits<uint16_t>::max();
-// More than any matrix of a model; a file says any size for nothing.
+// Larger than any matrix of a model; a header may claim any size.
 constexpr int64_t kMaxArrayBytes = int64_t{16} << 30;
 // The elements of a written file begin at a multiple of this, as numpy's do.
 constexpr size_t kDataAlignment = 64;
 
 absl::Status Malformed(absl::string_view what) { return absl::InvalidArgumentError(absl::StrCat("npy: ", what)); }
 
-// Bytes of one element, or 0 for a dtype that is not taken.
+// Returns the bytes of one element, or 0 for a dtype that is not supported.
 int64_t ElementBytes(absl::string_view dtype) {
   if (dtype == "<f4") return 4;
   if (dtype == "<u2" || dtype == "<i2") return 2;
   return dtype == "|u1" ? 1 : 0;
 }
 
-// The size of an array of this dtype and shape; nullopt when it does not fit int64_t or a dimension is negative.
+// Returns the size of an array of this dtype and shape; nullopt when it does not fit int64_t or a dimension is
+// negative.
 std::optional<int64_t> ArrayBytes(absl::string_view dtype, const std::vector<int64_t>& shape) {
   int64_t bytes = ElementBytes(dtype);
   for (int64_t size : shape) {
@@ -94,7 +95,7 @@ std::optional<int64_t> HeaderParser::TakeSize() {
   size_t digits = 0;
   while (digits < rest_.size() && absl::ascii_isdigit(rest_[digits])) ++digits;
   int64_t size = 0;
-  // SimpleAtoi refuses what does not fit.
+  // SimpleAtoi rejects numbers that do not fit.
   if (!absl::SimpleAtoi(rest_.substr(0, digits), &size)) return std::nullopt;
   rest_.remove_prefix(digits);
   return size;
@@ -117,7 +118,7 @@ std::optional<std::vector<int64_t>> HeaderParser::TakeShape() {
 
 absl::Status HeaderParser::ParseEntry(Header& header) {
   const std::optional<std::string> key = TakeString();
-  if (!key.has_value() || !Take(":")) return Malformed("a quoted key and ':' expected in the header");
+  if (!key.has_value() || !Take(":")) return Malformed("want a quoted key and ':' in the header");
   if (*key == "descr" && !header.dtype.has_value()) {
     header.dtype = TakeString();
     return header.dtype.has_value() ? absl::OkStatus() : Malformed("descr is not a plain dtype");
@@ -140,18 +141,19 @@ absl::StatusOr<Header> HeaderParser::Parse() {
     if (absl::Status status = ParseEntry(header); !status.ok()) return status;
     if (Take(",")) continue;
     if (Take("}")) break;
-    return Malformed("',' or '}' expected in the header");
+    return Malformed("want ',' or '}' in the header");
   }
   if (!absl::StripAsciiWhitespace(rest_).empty()) return Malformed("text after the header's dictionary");
   if (!header.dtype || !header.fortran_order || !header.shape) return Malformed("a key is missing in the header");
   return header;
 }
 
-// The header's text, with `contents` moved on to the elements.
+// Returns the header's text, and moves `contents` on to the elements.
 absl::StatusOr<absl::string_view> TakeHeaderText(absl::string_view& contents) {
   if (contents.substr(0, kMagic.size()) != kMagic) return Malformed("not a .npy file");
   if (contents.size() < kPreambleBytes) return Malformed("truncated before the header");
-  if (contents[6] != 1 || contents[7] != 0) return absl::UnimplementedError("npy: only format version 1.0 is read");
+  if (contents[6] != 1 || contents[7] != 0)
+    return absl::UnimplementedError("npy: only format version 1.0 is supported");
   const size_t length = static_cast<uint8_t>(contents[8]) | static_cast<size_t>(static_cast<uint8_t>(contents[9])) << 8;
   contents.remove_prefix(kPreambleBytes);
   if (contents.size() < length) return Malformed("truncated in the header");
@@ -162,9 +164,9 @@ absl::StatusOr<absl::string_view> TakeHeaderText(absl::string_view& contents) {
 
 absl::Status CheckReadable(const Header& header) {
   if (ElementBytes(*header.dtype) == 0) {
-    return absl::UnimplementedError(absl::StrCat("npy: dtype ", *header.dtype, " is not read"));
+    return absl::UnimplementedError(absl::StrCat("npy: dtype ", *header.dtype, " is not supported"));
   }
-  if (*header.fortran_order) return absl::UnimplementedError("npy: Fortran order is not read");
+  if (*header.fortran_order) return absl::UnimplementedError("npy: Fortran order is not supported");
   return absl::OkStatus();
 }
 
@@ -177,14 +179,14 @@ absl::Status CheckSize(const NpyArray& array, size_t actual_bytes) {
   if (!bytes.has_value()) return Malformed(absl::StrCat("shape ", ShapeText(array.shape), " is too large"));
   if (static_cast<uint64_t>(*bytes) == actual_bytes) return absl::OkStatus();
   return Malformed(
-      absl::StrCat(array.dtype, " ", ShapeText(array.shape), ": ", *bytes, " bytes expected, got ", actual_bytes));
+      absl::StrCat(array.dtype, " ", ShapeText(array.shape), ": want ", *bytes, " bytes, got ", actual_bytes));
 }
 
 absl::Status WithPath(const absl::Status& status, const std::string& path) {
   return absl::Status(status.code(), absl::StrCat(path, ": ", status.message()));
 }
 
-// The array without its elements; `contents`, which may be the beginning of a file, is moved on to them.
+// Returns the array without its elements; moves `contents`, which may be the beginning of a file, on to them.
 absl::StatusOr<NpyArray> TakeHeader(absl::string_view& contents) {
   const absl::StatusOr<absl::string_view> text = TakeHeaderText(contents);
   if (!text.ok()) return text.status();
@@ -194,11 +196,11 @@ absl::StatusOr<NpyArray> TakeHeader(absl::string_view& contents) {
   return NpyArray{*std::move(header->dtype), *std::move(header->shape), {}};
 }
 
-// Nothing is allocated for the elements before the file has as many as its header says.
+// Allocates the elements only after the file's size agrees with its header.
 absl::StatusOr<NpyArray> ReadArray(const safetensors::RegularFile& file) {
   if (file.size_bytes() > kMaxHeaderBytes + kMaxArrayBytes) {
     return Malformed(
-        absl::StrCat("an array of at most ", kMaxArrayBytes, " bytes expected, got a file of ", file.size_bytes()));
+        absl::StrCat("want an array of at most ", kMaxArrayBytes, " bytes, got a file of ", file.size_bytes()));
   }
   std::vector<uint8_t> beginning(std::min(file.size_bytes(), kMaxHeaderBytes));
   if (absl::Status status = file.ReadAt(0, absl::MakeSpan(beginning)); !status.ok()) return status;
@@ -224,7 +226,7 @@ absl::StatusOr<NpyArray> ParseNpy(absl::string_view contents) {
 }
 
 absl::StatusOr<std::string> SerializeNpy(const NpyArray& array) {
-  if (ElementBytes(array.dtype) == 0) return Malformed(absl::StrCat("dtype ", array.dtype, " is not written"));
+  if (ElementBytes(array.dtype) == 0) return Malformed(absl::StrCat("dtype ", array.dtype, " is not supported"));
   if (absl::Status status = CheckSize(array, array.bytes.size()); !status.ok()) return status;
   std::string header =
       absl::StrCat("{'descr': '", array.dtype, "', 'fortran_order': False, 'shape': ", ShapeText(array.shape), ", }");

@@ -1,6 +1,6 @@
-// Reading and writing .npy files of format version 1.0: the arrays that import and export speak.
+// Reading and writing .npy files of format version 1.0: the arrays of import and export.
 //
-// Taken: little-endian <f4, <u2, <i2 and |u1, in C order. Anything else is refused with a message that names the file.
+// Supported: little-endian <f4, <u2, <i2 and |u1, in C order. Errors name the file.
 
 #ifndef PARAMSHARD_CLIENT_CTL_NPY_H_
 #define PARAMSHARD_CLIENT_CTL_NPY_H_
@@ -28,11 +28,11 @@ struct NpyArray {
 // says; UNIMPLEMENTED for a valid one of another version, dtype or order.
 absl::StatusOr<NpyArray> ParseNpy(absl::string_view contents);
 
-// The contents of a .npy file. INVALID_ARGUMENT when dtype, shape and bytes do not fit together.
+// Returns the contents of a .npy file. INVALID_ARGUMENT when dtype, shape and bytes do not fit together.
 absl::StatusOr<std::string> SerializeNpy(const NpyArray& array);
 
 // The same on files, of at most 16 GiB to read. Errors are the file system's, and name the file: NOT_FOUND ...;
-// INVALID_ARGUMENT also for what is no regular file, or larger; UNAVAILABLE when reading or writing fails.
+// INVALID_ARGUMENT also for a larger file, or one that is not regular; UNAVAILABLE when reading or writing fails.
 absl::StatusOr<NpyArray> ReadNpy(const std::string& path);
 absl::Status WriteNpy(const std::string& path, const NpyArray& array);
 

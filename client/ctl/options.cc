@@ -7,7 +7,7 @@
 namespace paramshard::ctl {
 
 void AddModelArgument(CLI::App& app, std::string& model) {
-  app.add_option("model", model, "its name")->required()->check(IsNotEmpty);
+  app.add_option("model", model, "name of the model")->required()->check(IsNotEmpty);
 }
 
 std::string IsNotEmpty(const std::string& text) { return text.empty() ? "want a name, got an empty one" : ""; }

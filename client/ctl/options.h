@@ -1,4 +1,4 @@
-// Options of commands whose texts our own functions parse.
+// Command-line options that our own functions parse.
 #ifndef PARAMSHARD_CLIENT_CTL_OPTIONS_H_
 #define PARAMSHARD_CLIENT_CTL_OPTIONS_H_
 
@@ -13,8 +13,8 @@
 
 namespace paramshard::ctl {
 
-// Adds an option whose value is what `parse` finds in its text. CLI11 speaks of errors with exceptions, which end in
-// ParseCommandLine.
+// Adds an option whose value `parse` reads from its text. CLI11 reports errors by exceptions, which ParseCommandLine
+// catches.
 template <typename Value, typename Target>
 CLI::Option* AddParsedOption(CLI::App& app, const std::string& name, const std::string& type,
                              absl::StatusOr<Value> (*parse)(absl::string_view), Target& target,
@@ -27,15 +27,15 @@ CLI::Option* AddParsedOption(CLI::App& app, const std::string& name, const std::
   return app.add_option_function<std::string>(name, read, help)->type_name(type);
 }
 
-// The argument that most commands have.
+// Adds the model argument of most commands.
 void AddModelArgument(CLI::App& app, std::string& model);
-// CLI11: an empty text, of a variable that is not set, names nothing, and not everything.
+// A validator of CLI11: an empty text, from an unset variable, must not mean all models.
 std::string IsNotEmpty(const std::string& text);
 
 absl::StatusOr<Output> ParseOutput(absl::string_view text);
 
-// The options that say how a matrix is encoded, for the commands that need no daemon. They depend on each other: what
-// is left out has the default of the format.
+// Options for a matrix's encoding, for commands without a daemon. Options that are left out have the default of the
+// format.
 class EncodingOptions {
  public:
   // Returns --format.
@@ -44,7 +44,7 @@ class EncodingOptions {
 
   // Unset: none was named.
   const std::optional<Format>& format() const { return format_; }
-  // The encoding; its format is FP32 where none was named.
+  // Returns the encoding; its format is FP32 where none was named.
   Encoding encoding() const;
 
  private:

@@ -1,4 +1,4 @@
-// Saves, for people.
+// Texts about saves, for people.
 #ifndef PARAMSHARD_CLIENT_CTL_SAVE_TEXT_H_
 #define PARAMSHARD_CLIENT_CTL_SAVE_TEXT_H_
 
@@ -11,7 +11,7 @@ namespace paramshard::ctl {
 // "copying", "writing 42 %", "published", "already saved".
 std::string SaveStateCell(const v1::Save& save);
 
-// One line: what has become of a save so far.
+// One line: the state of a save.
 std::string SaveText(const v1::SaveModelResponse& response);
 
 // A table of saves, and a line of counts for each model.

@@ -12,7 +12,7 @@
 namespace paramshard::ctl {
 namespace {
 
-// The number of code points of UTF-8: of bytes that do not continue one.
+// Returns the number of UTF-8 code points: of bytes that do not continue one.
 size_t Width(absl::string_view text) {
   return std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xc0) != 0x80; });
 }

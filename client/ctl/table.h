@@ -22,7 +22,7 @@ struct Column {
 inline Column Left(std::string title) { return {std::move(title), Align::kLeft}; }
 inline Column Right(std::string title) { return {std::move(title), Align::kRight}; }
 
-// A heading and rows, two spaces between columns, no space at the ends of lines. Cells may come from anywhere:
+// A heading and rows, two spaces between columns, no space at the ends of lines. Cells may hold any text:
 // they are shown as TerminalText.
 class Table {
  public:
@@ -42,7 +42,7 @@ class Table {
   std::vector<std::vector<std::string>> rows_;
 };
 
-// A thing's properties, one on a line.
+// Properties of one object, one on a line.
 class Properties {
  public:
   void Add(std::string name, std::string value) { table_.AddRow({std::move(name), std::move(value)}); }

@@ -8,11 +8,11 @@
 namespace paramshard::ctl {
 namespace {
 
-// Bytes of the character that begins the text, if it is one of UTF-8 that a terminal shows; else 0.
+// Returns the bytes of the first character, if it is valid UTF-8 and printable; else 0.
 size_t ShownBytes(absl::string_view text) {
   const auto byte = [&](size_t i) { return static_cast<unsigned char>(text[i]); };
   if (byte(0) < 0x80) return byte(0) >= 0x20 && byte(0) != 0x7f ? 1 : 0;
-  // The least code point of each length: what a shorter form could say is no UTF-8, nor are C1 controls to be shown.
+  // Smallest code point of each length: overlong forms are invalid UTF-8, and C1 controls are not printable.
   constexpr uint32_t kLeast[] = {0xa0, 0x800, 0x10000};
   const size_t size = byte(0) >= 0xf0 ? 4 : byte(0) >= 0xe0 ? 3 : 2;
   if (byte(0) < 0xc0 || byte(0) > 0xf7 || text.size() < size) return 0;

@@ -9,8 +9,8 @@
 namespace paramshard::ctl {
 
 // The text as one line that cannot write anything else to a terminal: every byte of a control character (C0 with line
-// feeds, DEL, and C1, which is U+0080 to U+009F), and of what is not UTF-8, is shown as \xHH. Whatever a daemon, a file
-// or another process has named goes through here before people see it; JSON has escapes of its own.
+// feeds, DEL, and C1, which is U+0080 to U+009F), and of invalid UTF-8, is shown as \xHH. Names from daemons, files and
+// other processes pass through here before people see them; JSON has its own escapes.
 std::string TerminalText(absl::string_view text);
 
 }  // namespace paramshard::ctl

@@ -112,7 +112,7 @@ class Writer {
     return absl::StrCat(title, " ", is_named ? model.units(span.unit()) : absl::StrCat("unit ", span.unit()));
   }
 
-  // One of the group that is free.
+  // Returns a free thread of the group.
   int ThreadOf(int node, const std::string& model, const v1::TraceSpan& span, int64_t end_ns) {
     std::vector<Thread>& threads = threads_[{node, model, span.rank(), GroupOf(span.kind())}];
     for (Thread& thread : threads) {

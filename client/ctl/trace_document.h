@@ -1,4 +1,4 @@
-// What daemons have recorded as one document of Chrome's trace events, which Perfetto and chrome://tracing open.
+// Traces of daemons as one document of Chrome's trace events, which Perfetto and chrome://tracing open.
 #ifndef PARAMSHARD_CLIENT_CTL_TRACE_DOCUMENT_H_
 #define PARAMSHARD_CLIENT_CTL_TRACE_DOCUMENT_H_
 
@@ -14,13 +14,13 @@ namespace paramshard::ctl {
 struct DaemonTrace {
   std::string address;  // empty: of this machine
   v1::GetTraceResponse response;
-  // What is added to the daemon's clock to have this program's, and how wrong that may be.
+  // Difference from the daemon's clock to this program's, and its largest error.
   int64_t offset_ns = 0;
   int64_t uncertainty_ns = 0;
 };
 
-// A process for each node; for each rank threads of what its trainer has sent, of its gathers, and of its pushes and
-// commits. Events of one thread nest: what does not has a further thread. Times are from the first event on.
+// Returns a document with a process for each node; for each rank threads of its trainer's commands, of its gathers, and
+// of its pushes and commits. Events of one thread nest: others have a further thread. Times count from the first event.
 nlohmann::ordered_json TraceDocument(const std::vector<DaemonTrace>& daemons);
 
 }  // namespace paramshard::ctl

@@ -43,7 +43,7 @@ void CausalSoftmax(int64_t context, float scale, float* scores) {
   }
 }
 
-// Turns the gradient of softmax(scale * scores) into that of the scores. Where weights are 0 it is 0.
+// Turns the gradient of softmax(scale * scores) into the gradient of the scores, which is 0 where weights are 0.
 void SoftmaxBackward(int64_t context, float scale, const float* weights, float* gradient) {
   for (int64_t i = 0; i < context; ++i) {
     const float* const row = weights + i * context;

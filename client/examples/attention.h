@@ -1,5 +1,5 @@
-// Causal self-attention of several heads: every position sees itself and those before it. It holds the attention
-// weights of the last pass, for the way back.
+// Causal self-attention of several heads: every position sees itself and earlier positions. It keeps the attention
+// weights of the last pass for the backward pass.
 #ifndef PARAMSHARD_CLIENT_EXAMPLES_ATTENTION_H_
 #define PARAMSHARD_CLIENT_EXAMPLES_ATTENTION_H_
 
@@ -8,8 +8,8 @@
 
 namespace paramshard::examples {
 
-// A row of its input holds one position's queries, keys and values, `width` numbers each, cut into heads; a row of its
-// output what the position has read, `width` numbers. Every `context` rows are one sequence.
+// A row of the input holds one position's queries, keys and values, `width` numbers each, cut into heads; a row of the
+// output holds the position's attended values, `width` numbers. Every `context` rows are one sequence.
 class CausalAttention {
  public:
   // `heads` divides `width`.
@@ -19,7 +19,7 @@ class CausalAttention {
   // [rows, 3 * width] to [rows, width].
   void Forward(const std::vector<float>& input, std::vector<float>& output);
 
-  // The gradient of the input, from that of the output, after Forward with the same input.
+  // Computes the gradient of the input from the gradient of the output, after Forward() with the same input.
   void Backward(const std::vector<float>& input, const std::vector<float>& output_gradient,
                 std::vector<float>& input_gradient) const;
 

@@ -54,8 +54,8 @@ absl::StatusOr<TrainingPosition> TrainingPosition::FromJson(const std::string& t
     return TrainingPosition{
         .step = *step, .reported_step = *reported_step, .loss_sum = *loss_sum, .loss_count = *loss_count};
   }
-  return absl::InvalidArgumentError(absl::StrCat(
-      "training position: numbers step, reported_step, loss_sum and loss_count expected, got \"", text, "\""));
+  return absl::InvalidArgumentError(
+      absl::StrCat("training position: want numbers step, reported_step, loss_sum and loss_count, got \"", text, "\""));
 }
 
 // Fisher and Yates. std::shuffle is free to differ between standard libraries.

@@ -1,4 +1,4 @@
-// The order in which a trainer sees its data, and where it is in it.
+// The order in which a trainer sees its data, and its position in it.
 #ifndef PARAMSHARD_CLIENT_EXAMPLES_BATCHES_H_
 #define PARAMSHARD_CLIENT_EXAMPLES_BATCHES_H_
 
@@ -10,13 +10,12 @@
 
 namespace paramshard::examples {
 
-// A trainer's place in its data, which travels in every commit: a trainer that starts again goes on
-// from here.
+// A trainer's position in its data. Every commit carries it: a trainer that starts again resumes from it.
 struct TrainingPosition {
-  int64_t step = 0;           // the next to train on
-  int64_t reported_step = 0;  // the last that was followed by a report
-  double loss_sum = 0;        // of this rank's predictions since then
-  int64_t loss_count = 0;     // of those predictions
+  int64_t step = 0;           // next step to train
+  int64_t reported_step = 0;  // steps trained at the last report
+  double loss_sum = 0;        // over this rank's predictions since then
+  int64_t loss_count = 0;     // number of these predictions
 
   std::string ToJson() const;
   // INVALID_ARGUMENT for any other text.
@@ -29,8 +28,8 @@ struct Batch {
   int64_t global_samples = 0;    // of all ranks
 };
 
-// Batches of shuffled samples, epoch after epoch: a pure function of (seed, step), so that every rank, also one that
-// starts again, cuts the same global batches. The last one of an epoch may be smaller.
+// Batches of shuffled samples, epoch after epoch: a pure function of (seed, step), so that every rank, even after a
+// restart, cuts the same global batches. The last batch of an epoch may be smaller.
 class Batches {
  public:
   // Samples are numbered from 0 to `samples` - 1.

@@ -37,7 +37,7 @@ std::string LastLines(const std::string& file) {
   return text.size() <= kQuotedBytes ? text : text.substr(text.size() - kQuotedBytes);
 }
 
-// Runs between fork and exec, and does only what is safe there.
+// Runs between fork and exec: makes only async-signal-safe calls.
 [[noreturn]] void Become(char* const* arguments, int output, pid_t parent) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   // The parent may have died before prctl.
@@ -62,7 +62,7 @@ std::string ExitState::ToString() const {
 absl::StatusOr<ChildProcess> ChildProcess::Start(const Spec& spec) {
   if (access(spec.arguments[0].c_str(), X_OK) != 0) {
     return absl::NotFoundError(
-        absl::StrCat("start ", spec.name, ": the program ", spec.arguments[0], " expected, got: ", strerror(errno)));
+        absl::StrCat("start ", spec.name, ": cannot execute ", spec.arguments[0], ": ", strerror(errno)));
   }
   const int output = open(spec.output_file.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
   if (output < 0)
@@ -111,7 +111,7 @@ absl::StatusOr<ExitState> ChildProcess::Wait(absl::Duration timeout) {
   while (!Poll().has_value()) {
     if (absl::Now() > deadline) {
       return absl::DeadlineExceededError(
-          absl::StrCat(spec_.name, ": its end within ", absl::FormatDuration(timeout), " expected, it still runs"));
+          absl::StrCat(spec_.name, ": timed out after ", absl::FormatDuration(timeout), ", still running"));
     }
     absl::SleepFor(kExitPollInterval);
   }
@@ -130,11 +130,11 @@ absl::Status ChildProcess::CheckRunning() {
 
 absl::Status ChildProcess::Failed(const ExitState& exit) const {
   return absl::InternalError(
-      absl::StrCat(spec_.name, " ended with ", exit.ToString(), "; its last words:\n", LastLines(spec_.output_file)));
+      absl::StrCat(spec_.name, " ended with ", exit.ToString(), "; its last output:\n", LastLines(spec_.output_file)));
 }
 
 void ChildProcess::Signal(int signal) {
-  // Moved from, it has no id: kill(-1) is for every process of the machine.
+  // A moved-from object has no process id, and kill(-1) would signal every process of the machine.
   if (pid_ > 0 && !Poll().has_value()) kill(pid_, signal);
 }
 

@@ -1,4 +1,4 @@
-// A program that the demo starts, and that does not outlive it.
+// A child process that does not outlive its parent.
 #ifndef PARAMSHARD_CLIENT_EXAMPLES_CHILD_PROCESS_H_
 #define PARAMSHARD_CLIENT_EXAMPLES_CHILD_PROCESS_H_
 
@@ -16,15 +16,14 @@ namespace paramshard::examples {
 
 // How a process ended.
 struct ExitState {
-  int code = 0;    // when signal is 0
-  int signal = 0;  // that killed it
+  int code = 0;    // exit code if signal is 0
+  int signal = 0;  // signal that killed it; 0: none
 
   bool ok() const { return code == 0 && signal == 0; }
   std::string ToString() const;
 };
 
-// Owns a process. Move-only. The destructor kills it if it still runs; the kernel does so when this
-// process dies.
+// Owns a process. Move-only. The destructor kills it if it still runs, and the kernel kills it when this process dies.
 class ChildProcess {
  public:
   struct Spec {
@@ -41,14 +40,13 @@ class ChildProcess {
 
   const std::string& name() const { return spec_.name; }
 
-  // How the process ended; nullopt while it runs.
+  // Returns how the process ended; nullopt while it runs.
   std::optional<ExitState> Poll();
-  // Waits for the end. DEADLINE_EXCEEDED.
+  // Waits for the process to end. DEADLINE_EXCEEDED after `timeout`.
   absl::StatusOr<ExitState> Wait(absl::Duration timeout);
-  // Waits for the end with exit code 0; any other end is an error that quotes the last lines of the
-  // output.
+  // Waits for the process to end with exit code 0. Any other end is INTERNAL and quotes the end of the output.
   absl::Status WaitForSuccess(absl::Duration timeout);
-  // OK while the process runs, else the same error.
+  // Returns OK while the process runs, else the same error.
   absl::Status CheckRunning();
 
   void Signal(int signal);
@@ -64,8 +62,7 @@ class ChildProcess {
   std::optional<ExitState> exit_;
 };
 
-// Runs a program to its end and returns its standard output. An exit code that is not 0 is an
-// error.
+// Runs a program to its end and returns its output. An exit code that is not 0 is an error.
 absl::StatusOr<std::string> RunAndRead(const std::string& name, const std::vector<std::string>& arguments,
                                        const std::string& output_file, absl::Duration timeout);
 

@@ -9,14 +9,14 @@
 
 namespace paramshard::examples {
 
-// How well some predictions went.
+// Score of some predictions.
 struct Score {
   double loss = 0;      // the sum of their cross-entropies, in nats
-  int64_t correct = 0;  // those whose largest logit is the label's
+  int64_t correct = 0;  // predictions whose largest logit is the label's
   int64_t count = 0;
 };
 
-// Scores labels.size() rows of `logits`, and sets `gradient` to that of `scale` times the loss by the logits.
+// Scores labels.size() rows of `logits`, and sets `gradient` to the gradient of `scale` times the loss by the logits.
 Score CrossEntropy(absl::Span<const float> logits, absl::Span<const int> labels, float scale,
                    std::vector<float>& gradient);
 

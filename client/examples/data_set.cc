@@ -18,14 +18,14 @@ absl::StatusOr<int> ParseField(absl::string_view field, int limit, int64_t line,
   int value = 0;
   if (absl::SimpleAtoi(field, &value) && value >= 0 && value <= limit) return value;
   return absl::InvalidArgumentError(
-      absl::StrCat("digits line ", line, ": ", what, " from 0 to ", limit, " expected, got \"", field, "\""));
+      absl::StrCat("digits line ", line, ": want ", what, " from 0 to ", limit, ", got \"", field, "\""));
 }
 
 absl::Status AppendLine(absl::string_view text, int64_t line, DataSet& set) {
   const std::vector<absl::string_view> fields = absl::StrSplit(text, ',');
   if (fields.size() != kPixels + 1) {
     return absl::InvalidArgumentError(
-        absl::StrCat("digits line ", line, ": ", kPixels + 1, " fields expected, got ", fields.size()));
+        absl::StrCat("digits line ", line, ": want ", kPixels + 1, " fields, got ", fields.size()));
   }
   for (int i = 0; i < kPixels; ++i) {
     ASSIGN_OR_RETURN(const int pixel, ParseField(fields[i], kMaxPixel, line, "a pixel"));
@@ -52,7 +52,7 @@ absl::StatusOr<DataSet> ParseDigits(absl::string_view csv) {
     if (text.empty()) continue;
     RETURN_IF_ERROR(AppendLine(text, line, set));
   }
-  if (set.labels.empty()) return absl::InvalidArgumentError("digits: at least one line expected, got none");
+  if (set.labels.empty()) return absl::InvalidArgumentError("digits: want at least one line, got none");
   return set;
 }
 

@@ -31,14 +31,14 @@ struct TrainTest {
   DataSet test;
 };
 
-// Reads lines of 64 pixels (0 to 16) and a label (0 to 9), separated by commas. INVALID_ARGUMENT
-// names the line and the field that is wrong; a text without samples is wrong too.
+// Reads lines of 64 pixels (0 to 16) and a label (0 to 9), separated by commas. INVALID_ARGUMENT names the wrong line
+// and field; it is also the answer to a text without samples.
 absl::StatusOr<DataSet> ParseDigits(absl::string_view csv);
 
 // Every fifth sample (4, 9, 14, ...) is held out.
 TrainTest Split(const DataSet& all);
 
-// The 1,797 digits that are built into the program.
+// Returns the 1,797 digits that are built into the program.
 absl::StatusOr<DataSet> LoadDigits();
 
 }  // namespace paramshard::examples

@@ -36,7 +36,7 @@ void Say(const std::string& text) { std::cout << text << std::endl; }
 
 void SayHeading(const std::string& text) { Say(absl::StrCat("\n== ", text)); }
 
-// Reports have null for what is not finite.
+// Reports store numbers that are not finite as null.
 double RealOf(const nlohmann::json& value) {
   return value.is_number() ? value.get<double>() : std::numeric_limits<double>::quiet_NaN();
 }
@@ -83,25 +83,24 @@ absl::Status Demo::Run() {
   if (results.comeback.has_value()) RETURN_IF_ERROR(RestoreElsewhere(*results.comeback));
   RETURN_IF_ERROR(WriteReport(results));
   RETURN_IF_ERROR(Conclude(results));
-  Say(absl::StrFormat("%.0f seconds in all; %s/report.json has the figures", absl::ToDoubleSeconds(absl::Now() - begin),
-                      options_.out_dir));
+  Say(absl::StrFormat("%.0f seconds in total; all figures are in %s/report.json",
+                      absl::ToDoubleSeconds(absl::Now() - begin), options_.out_dir));
   return absl::OkStatus();
 }
 
 absl::Status Demo::CheckOptions() const {
   RETURN_IF_ERROR(ParseStorage(options_.storage).status());
   if (options_.device != "cpu" && options_.device != "cuda") {
-    return absl::InvalidArgumentError(absl::StrCat("--device: cpu or cuda expected, got ", options_.device));
+    return absl::InvalidArgumentError(absl::StrCat("--device: want cpu or cuda, got ", options_.device));
   }
   if (options_.nodes >= 1 && options_.world_size >= options_.nodes && options_.world_size % options_.nodes == 0) {
     return absl::OkStatus();
   }
-  return absl::InvalidArgumentError(absl::StrCat("--world-size: a positive multiple of the ", options_.nodes,
-                                                 " nodes expected, got ", options_.world_size));
+  return absl::InvalidArgumentError(absl::StrCat("--world-size: want a positive multiple of the ", options_.nodes,
+                                                 " nodes, got ", options_.world_size));
 }
 
-// Reports are appended to: those of an earlier run would be taken for this one's. Nothing else in the folder is
-// touched.
+// Removes what an earlier run has left: trainers append to their reports. Other files in the folder stay.
 absl::Status Demo::ClearOutput() const {
   const std::string run_dir = RunDir(options_.out_dir);
   std::error_code error;
@@ -152,7 +151,7 @@ absl::StatusOr<Demo::Training> Demo::Follow(DemoWorld& world, const std::string&
     }
     if (absl::Now() > deadline) {
       return absl::DeadlineExceededError(
-          absl::StrCat("train ", model, ": its end within ", absl::FormatDuration(kTrainingTimeout), " expected"));
+          absl::StrCat("train ", model, ": timed out after ", absl::FormatDuration(kTrainingTimeout)));
     }
     absl::SleepFor(kPollInterval);
   }
@@ -162,7 +161,7 @@ absl::StatusOr<Demo::Training> Demo::Follow(DemoWorld& world, const std::string&
 }
 
 absl::StatusOr<Demo::Training> Demo::TrainUninterrupted(DemoWorld& world) {
-  SayHeading("a training without interruption");
+  SayHeading("uninterrupted training");
   ASSIGN_OR_RETURN(std::vector<ChildProcess> trainers, StartTrainers(world, kUninterrupted, {}));
   return Follow(world, kUninterrupted, trainers,
                 {.on_first_progress = [&] { return PrintTables(world, kUninterrupted); },
@@ -176,7 +175,7 @@ absl::StatusOr<Demo::Training> Demo::TrainInterrupted(DemoWorld& world) {
                    StartTrainers(world, kInterrupted, {absl::StrCat("--kill-at-step=", KillStep())}));
   const auto start_again = [&](int rank, const ExitState& exit) -> absl::Status {
     if (rank != victim() || exit.signal != SIGKILL) return trainers[rank].CheckRunning();
-    Say(absl::StrFormat("rank %d ended with %s; it is started again", rank, exit.ToString()));
+    Say(absl::StrFormat("rank %d ended with %s; starting it again", rank, exit.ToString()));
     ASSIGN_OR_RETURN(trainers[rank], world.StartTrainer(kInterrupted, rank));
     return absl::OkStatus();
   };
@@ -207,11 +206,11 @@ absl::StatusOr<Demo::Comeback> Demo::TrainThroughServersDeaths(DemoWorld& world)
 }
 
 absl::Status Demo::MeasureRecoveries(const std::vector<double>& kills, Comeback& comeback) const {
-  if (kills.empty()) return absl::InternalError("the server was expected to be killed, it was not");
+  if (kills.empty()) return absl::InternalError("the server was not killed");
   comeback.kills = static_cast<int>(kills.size());
   for (const double killed_at : kills) {
     const nlohmann::json* committed = FindEvent(comeback.training.events, "committed", killed_at);
-    if (committed == nullptr) return absl::InternalError("a commit after the server's death expected, there was none");
+    if (committed == nullptr) return absl::InternalError("no commit after the server was killed");
     const double seconds = (*committed)["time"].get<double>() - killed_at;
     if (killed_at == kills.front()) comeback.recovery_seconds = seconds;
     comeback.longest_recovery_seconds = std::max(comeback.longest_recovery_seconds, seconds);
@@ -219,7 +218,7 @@ absl::Status Demo::MeasureRecoveries(const std::vector<double>& kills, Comeback&
   return absl::OkStatus();
 }
 
-// One rank more, or where that would take a GPU more, one less; or none of them.
+// Worlds of CPUs or of one GPU are restored by one rank more, on CPUs; other worlds by one rank less.
 DemoOptions Demo::OtherWorld() const {
   DemoOptions other = options_;
   other.run_name = "restored-";
@@ -238,7 +237,7 @@ absl::Status Demo::RestoreElsewhere(Comeback& comeback) {
   SayHeading(absl::StrFormat("step %d, saved by %d rank%s, is restored by %d", comeback.saved.step, options_.world_size,
                              options_.world_size == 1 ? "" : "s", other.world_size));
   ASSIGN_OR_RETURN(DemoWorld world, DemoWorld::Start(other));
-  // They find that the training is at its end.
+  // These trainers find that the training is done.
   std::vector<ChildProcess> trainers;
   for (int rank = 0; rank < other.world_size; ++rank) {
     ASSIGN_OR_RETURN(ChildProcess trainer, world.StartTrainer(kServerKilled, rank));
@@ -267,11 +266,10 @@ absl::Status Demo::PrintTables(DemoWorld& world, const std::string& model) {
 absl::StatusOr<double> Demo::RecoverySeconds(DemoWorld& world, const Training& interrupted) const {
   const std::vector<nlohmann::json> victims_events = ReportTail(world.ReportFile(kInterrupted, victim())).Read();
   const nlohmann::json* kill = FindEvent(victims_events, "kill", 0);
-  if (kill == nullptr)
-    return absl::InternalError(absl::StrCat("rank ", victim(), " was expected to be killed, it was not"));
+  if (kill == nullptr) return absl::InternalError(absl::StrCat("rank ", victim(), " was not killed"));
   const double killed_at = (*kill)["time"];
   const nlohmann::json* committed = FindEvent(interrupted.events, "committed", killed_at);
-  if (committed == nullptr) return absl::InternalError("a commit after the kill expected, there was none");
+  if (committed == nullptr) return absl::InternalError(absl::StrCat("no commit after rank ", victim(), " was killed"));
   return (*committed)["time"].get<double>() - killed_at;
 }
 
@@ -307,8 +305,7 @@ absl::Status Demo::WriteReport(const Results& results) const {
   const std::string file = absl::StrCat(options_.out_dir, "/report.json");
   std::ofstream out(file);
   out << report.dump(2) << std::endl;
-  return out ? absl::OkStatus()
-             : absl::InternalError(absl::StrCat("write ", file, ": a file that can be written expected"));
+  return out ? absl::OkStatus() : absl::InternalError(absl::StrCat("failed to write ", file));
 }
 
 absl::Status Demo::ConcludeComeback(const Results& results) const {
@@ -316,36 +313,36 @@ absl::Status Demo::ConcludeComeback(const Results& results) const {
   Say(absl::StrFormat("                                %s (server killed)", comeback.training.state_hash));
   Say(absl::StrFormat("server's kill -9 to next commit %.2f s; %d kills, the longest took %.2f s",
                       comeback.recovery_seconds, comeback.kills, comeback.longest_recovery_seconds));
-  Say(absl::StrFormat("steps that were cut off         %d, finished by the next server", comeback.finished_steps));
+  Say(absl::StrFormat("interrupted steps               %d, finished by the next server", comeback.finished_steps));
   Say(absl::StrFormat("saved                           %d bytes; steps waited for %.4f s at most",
                       comeback.saved.size_bytes, comeback.save_stall_seconds));
   Say(absl::StrFormat("restored into a world of %-2d     %s", comeback.restored_world_size,
-                      comeback.restored_state_equal ? "the same bytes" : "other bytes"));
+                      comeback.restored_state_equal ? "the same bytes" : "different bytes"));
   if (comeback.training.state_hash != results.uninterrupted.state_hash) {
-    return absl::InternalError("equal masters and moments expected after the server's death, they differ");
+    return absl::InternalError("masters and moments differ after the server was killed");
   }
   if (comeback.restored_state_equal) return absl::OkStatus();
-  return absl::InternalError("equal content hashes of what was saved and what was restored expected, they differ");
+  return absl::InternalError("content hashes of the saved and the restored state differ");
 }
 
 absl::Status Demo::Conclude(const Results& results) const {
   const Training& uninterrupted = results.uninterrupted;
   const double accuracy = uninterrupted.last_progress["accuracy"];
-  SayHeading("what was shown");
+  SayHeading("results");
   Say(absl::StrFormat("accuracy on held-out digits     %.4f, with weights gathered in %s", accuracy,
                       options_.storage.format));
-  Say(absl::StrFormat("gathered a step                 %d bytes; BF16 would have taken %d",
+  Say(absl::StrFormat("gathered per step               %d bytes; %d with BF16",
                       uninterrupted.last_progress["gathered_bytes_per_step"].get<int64_t>(),
                       uninterrupted.last_progress["bf16_bytes_per_step"].get<int64_t>()));
   Say(absl::StrFormat("kill -9 to the next commit      %.2f s", results.recovery_seconds));
   Say(absl::StrFormat("masters and moments             %s (uninterrupted)", uninterrupted.state_hash));
   Say(absl::StrFormat("                                %s (interrupted)", results.interrupted.state_hash));
   if (uninterrupted.state_hash != results.interrupted.state_hash) {
-    return absl::InternalError("equal masters and moments expected after both trainings, they differ");
+    return absl::InternalError("masters and moments differ between the uninterrupted and the interrupted training");
   }
   if (results.comeback.has_value()) RETURN_IF_ERROR(ConcludeComeback(results));
   if (accuracy < kMinAccuracy && options_.epochs >= DigitsTask::Defaults().epochs) {
-    return absl::InternalError(absl::StrFormat("an accuracy of %.2f expected, got %.4f", kMinAccuracy, accuracy));
+    return absl::InternalError(absl::StrFormat("accuracy: want at least %.2f, got %.4f", kMinAccuracy, accuracy));
   }
   Say("All trainings ended in the same state, bit for bit.");
   return absl::OkStatus();

@@ -1,6 +1,6 @@
 // The demonstration: train; kill a trainer in mid-step, train on, and compare every master and moment; kill the server
-// in mid-step and then at random times, train on, compare again; restore what was saved into a world of another size,
-// and compare once more.
+// in mid-step and then at random times, train on, and compare again; restore the saved model into a world of another
+// size, and compare once more.
 #ifndef PARAMSHARD_CLIENT_EXAMPLES_DEMO_H_
 #define PARAMSHARD_CLIENT_EXAMPLES_DEMO_H_
 
@@ -16,14 +16,13 @@
 
 namespace paramshard::examples {
 
-// Prints to standard output as it goes; leaves logs, the trainers' reports and report.json in the
-// output directory.
+// Prints its progress to standard output; leaves logs, the trainers' reports and report.json in the output directory.
 class Demo {
  public:
   explicit Demo(DemoOptions options) : options_(std::move(options)) {}
 
-  // An error when anything fails, when accuracy is too low, when trainings end in different states, or when what was
-  // restored is not what was saved. The server is killed where there is one daemon.
+  // Returns an error if anything fails, accuracy is too low, trainings end in different states, or the restored state
+  // is not the saved one. The server is killed only in worlds of one daemon.
   absl::Status Run();
 
  private:
@@ -32,20 +31,20 @@ class Demo {
     std::string state_hash;
     std::vector<nlohmann::json> events;  // of rank 0
   };
-  // What came of the deaths of the server, and of its saves.
+  // Result of the training whose server is killed, and of its saves.
   struct Comeback {
     Training training;
-    int kills = 0;  // the one in mid-step, and those at random times
+    int kills = 0;  // in mid-step, and at random times
     uint64_t kill_seed = 0;
-    int64_t finished_steps = 0;           // that were cut off with a server, and finished by the next one
-    double recovery_seconds = 0;          // from the kill in mid-step to the next commit that was answered
-    double longest_recovery_seconds = 0;  // of all kills
+    int64_t finished_steps = 0;           // steps that a killed server began and the next one finished
+    double recovery_seconds = 0;          // from the kill in mid-step to the next answered commit
+    double longest_recovery_seconds = 0;  // over all kills
     double save_stall_seconds = 0;
     DemoWorld::SavedStep saved;  // after the last commit
     int restored_world_size = 0;
     bool restored_state_equal = false;
   };
-  // What a whole run has shown.
+  // Results of a whole run.
   struct Results {
     Training uninterrupted;
     Training interrupted;
@@ -56,26 +55,26 @@ class Demo {
   absl::Status CheckOptions() const;
   absl::Status ClearOutput() const;
   int victim() const { return options_.world_size > 1 ? 1 : 0; }
-  // A step in the middle of the training, and of an epoch.
+  // Returns a step in the middle of the training, and of an epoch.
   int64_t KillStep() const;
 
   absl::StatusOr<Training> TrainUninterrupted(DemoWorld& world);
   absl::StatusOr<Training> TrainInterrupted(DemoWorld& world);
   absl::StatusOr<Comeback> TrainThroughServersDeaths(DemoWorld& world);
-  // The world that a saved model is restored into.
+  // Returns the world that the saved model is restored into.
   DemoOptions OtherWorld() const;
-  // Has another world restore what was saved, and save it again: whether the bytes are the same.
+  // Restores the saved model in another world, saves it again, and compares the bytes.
   absl::Status RestoreElsewhere(Comeback& comeback);
-  // The victim has the flag, if any.
+  // `victims_flags` go to the victim only.
   absl::StatusOr<std::vector<ChildProcess>> StartTrainers(DemoWorld& world, const std::string& model,
                                                           const std::vector<std::string>& victims_flags);
-  // Is called by Follow, which otherwise only watches.
+  // Callbacks of Follow().
   struct Hooks {
-    // Is called after the first epoch.
+    // Called after the first epoch.
     std::function<absl::Status()> on_first_progress;
-    // Is called when a trainer has ended, but not well. The training goes on if it returns OK.
+    // Called when a trainer has failed. The training goes on if it returns OK.
     std::function<absl::Status(int rank, const ExitState& exit)> on_failure;
-    // Is called every few milliseconds.
+    // Called every few milliseconds.
     std::function<absl::Status()> on_poll = [] { return absl::OkStatus(); };
   };
   // Follows a training to its end, printing its epochs.
@@ -83,9 +82,9 @@ class Demo {
                                   const Hooks& hooks);
 
   absl::Status PrintTables(DemoWorld& world, const std::string& model);
-  // Fills in the seconds from each kill of the server to the next commit that was answered.
+  // Fills in the seconds from each kill of the server to the next answered commit.
   absl::Status MeasureRecoveries(const std::vector<double>& kills, Comeback& comeback) const;
-  // Seconds from the victim's kill to the next commit that was answered.
+  // Returns the seconds from the victim's kill to the next answered commit.
   absl::StatusOr<double> RecoverySeconds(DemoWorld& world, const Training& interrupted) const;
   absl::Status WriteReport(const Results& results) const;
   absl::Status Conclude(const Results& results) const;

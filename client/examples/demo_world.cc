@@ -28,11 +28,11 @@ constexpr absl::Duration kReadyTimeout = absl::Seconds(20);
 constexpr absl::Duration kReadyInterval = absl::Milliseconds(50);
 constexpr absl::Duration kControlTimeout = absl::Seconds(30);
 constexpr absl::Duration kStopTimeout = absl::Seconds(15);
-// What the daemon's log says of a model whose step was cut off.
+// Words of the daemon's log line about a model whose interrupted step it finishes.
 constexpr char kStepFinished[] = "redo the apply";
 
-// A port that is free. The socket stays bound until the process ends and does not listen: daemons may bind the port too,
-// because they reuse addresses, and the kernel gives it to nobody else.
+// Returns a free port. A socket that does not listen stays bound to it until the process ends: daemons can bind the
+// port too, because they reuse addresses, and the kernel gives it to no other process.
 absl::StatusOr<int> FreePort() {
   const int reserved = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   const int on = 1;
@@ -44,10 +44,10 @@ absl::StatusOr<int> FreePort() {
   const bool found = bind(reserved, reinterpret_cast<sockaddr*>(&address), size) == 0 &&
                      getsockname(reserved, reinterpret_cast<sockaddr*>(&address), &size) == 0;
   if (found) return ntohs(address.sin_port);
-  return absl::UnavailableError(absl::StrCat("a free port expected, got: ", strerror(errno)));
+  return absl::UnavailableError(absl::StrCat("failed to find a free port: ", strerror(errno)));
 }
 
-// 64-bit numbers are texts; those that are 0 may be left out.
+// Returns a member that is a number or, like all 64-bit numbers, a text; 0 if it is missing.
 int64_t IntegerOf(const nlohmann::json& object, const char* name) {
   int64_t number = 0;
   const auto member = object.find(name);
@@ -61,7 +61,7 @@ absl::StatusOr<std::string> ParseStateHash(const std::string& model, const std::
   if (json.is_object() && json.contains("summary") && json["summary"].contains("stateHash")) {
     return json["summary"]["stateHash"].get<std::string>();
   }
-  return absl::InternalError(absl::StrCat("verify ", model, ": a summary with a stateHash expected, got ", text));
+  return absl::InternalError(absl::StrCat("verify ", model, ": want a summary with a stateHash, got ", text));
 }
 
 }  // namespace
@@ -89,11 +89,11 @@ DemoWorld::~DemoWorld() {
   if (!socket_root_.empty()) std::filesystem::remove_all(socket_root_, ignored);
 }
 
-// The output would be no place for it: the path of a Unix socket has about a hundred bytes.
+// The directory lies outside the output folder because the path of a Unix socket is limited to about a hundred bytes.
 absl::Status DemoWorld::MakeSocketDirectory() {
   std::string name = (std::filesystem::temp_directory_path() / "paramshard-demo-XXXXXX").string();
   if (mkdtemp(name.data()) == nullptr) {
-    return absl::InternalError(absl::StrCat("a directory for sockets expected, got: ", strerror(errno)));
+    return absl::InternalError(absl::StrCat("failed to create a directory for sockets: ", strerror(errno)));
   }
   socket_root_ = std::move(name);
   return absl::OkStatus();
@@ -172,7 +172,7 @@ absl::StatusOr<nlohmann::json> DemoWorld::ControlJson(std::vector<std::string> a
   nlohmann::json json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (json.is_object()) return json;
   return absl::InternalError(
-      absl::StrCat("paramshardctl ", absl::StrJoin(arguments, " "), ": an object expected, got ", text));
+      absl::StrCat("paramshardctl ", absl::StrJoin(arguments, " "), ": want a JSON object, got ", text));
 }
 
 absl::StatusOr<pid_t> DemoWorld::ServerPid() const {
@@ -195,7 +195,7 @@ int64_t DemoWorld::FinishedSteps(const std::string& model) const {
 absl::StatusOr<DemoWorld::SavedStep> DemoWorld::Save(const std::string& model) const {
   const absl::Time deadline = absl::Now() + kControlTimeout;
   while (true) {
-    // One at a time: it is refused while another save is under way.
+    // The daemon rejects a save while another save is in progress.
     const absl::StatusOr<nlohmann::json> answer = ControlJson({"save", model, "--wait"});
     if (answer.ok() && answer->contains("save")) {
       const nlohmann::json& save = (*answer)["save"];
@@ -217,7 +217,7 @@ absl::Status DemoWorld::AwaitSaved(const std::string& model) const {
     absl::SleepFor(kReadyInterval);
   }
   return absl::DeadlineExceededError(
-      absl::StrCat("save ", model, ": one within ", absl::FormatDuration(kControlTimeout), " expected, there is none"));
+      absl::StrCat("save ", model, ": timed out after ", absl::FormatDuration(kControlTimeout)));
 }
 
 absl::StatusOr<double> DemoWorld::SaveStallSeconds(const std::string& model) const {
@@ -238,7 +238,7 @@ absl::StatusOr<nlohmann::json> DemoWorld::ContentHashes(const std::string& check
     if (tensor.contains("contentHash")) hashes[tensor.value("key", "")] = tensor["contentHash"];
   }
   if (!hashes.empty()) return hashes;
-  return absl::InternalError(absl::StrCat("describe ", checkpoint, ": tensors with content hashes expected"));
+  return absl::InternalError(absl::StrCat("describe ", checkpoint, ": no tensor has a content hash"));
 }
 
 absl::StatusOr<std::string> DemoWorld::StateHash(const std::string& model) const {

@@ -23,25 +23,26 @@ struct DemoOptions {
   StorageFlags storage = {};
   int world_size = 2;
   int nodes = 1;
-  std::string device = "cpu";  // the kind that every rank is served from: cpu or cuda
+  std::string device = "cpu";  // kind of every rank's device: cpu or cuda
   std::optional<int> shard_size = {};
   int64_t epochs = 20;
-  // Of the random times at which the server is killed. Unset: another one in every run.
+  // Seed of the random times of the server's kills. Unset: a random seed.
   std::optional<uint64_t> kill_seed = {};
-  // Of worlds of one daemon: what it saves into and restores from, and after how many commits it saves. Empty: nothing.
+  // For worlds of one daemon: the directory that it saves into and restores from, and the commits between two saves.
+  // Empty: no saves.
   std::string save_dir = {};
   int64_t save_every = 1;
-  // What names of logs and reports begin with.
+  // Prefix of the names of logs and reports.
   std::string run_name = {};
 };
 
 // The demo's own folder under its output: logs of daemons and trainers, and the trainers' reports.
 inline std::string RunDir(const std::string& out_dir) { return out_dir + "/demo-logs"; }
-// In that: what the daemons save.
+// The daemons' checkpoints, in that folder.
 inline std::string SaveDir(const std::string& out_dir) { return RunDir(out_dir) + "/saves"; }
 
-// The devices of one node's daemon, in the order of its ranks: "cpu:0", "cpu:1" on every node; with GPUs, which daemons
-// cannot share, "cuda:2", "cuda:3" on the second one of two.
+// Returns the devices of one node's daemon, in the order of its ranks: "cpu:0", "cpu:1" on every node; "cuda:2",
+// "cuda:3" on the second of two nodes, because daemons cannot share GPUs.
 std::vector<std::string> DevicesOf(const DemoOptions& options, int node);
 
 // Daemons of one world on this machine, world_size / nodes devices each.
@@ -52,22 +53,21 @@ class DemoWorld {
   DemoWorld(DemoWorld&&) = default;
   ~DemoWorld();
 
-  // Starts the trainer of a rank, with more flags; it appends events to ReportFile(model, rank).
+  // Starts the trainer of a rank with additional flags; it appends events to ReportFile(model, rank).
   absl::StatusOr<ChildProcess> StartTrainer(const std::string& model, int rank,
                                             const std::vector<std::string>& flags = {}) const;
   std::string ReportFile(const std::string& model, int rank) const;
 
-  // Returns what paramshardctl prints on a node.
+  // Returns the output of paramshardctl on a node.
   absl::StatusOr<std::string> Control(int node, const std::vector<std::string>& arguments) const;
-  // Verifies a model on every node. Its masters and moments as one text: the nodes' hashes, in
-  // order.
+  // Verifies a model on every node. Returns the hashes of its masters and moments, joined in the order of nodes.
   absl::StatusOr<std::string> StateHash(const std::string& model) const;
 
-  // The process that serves on node 0: of a daemon with a keeper not the one that was started.
+  // Returns the process that serves on node 0. With a keeper it is a child of the process that was started.
   absl::StatusOr<pid_t> ServerPid() const;
 
-  // Steps of a model that a server of node 0 left undone when it was killed, and that the next one has finished, as the
-  // log says.
+  // Returns how many steps of a model were interrupted when a server of node 0 was killed and finished by the next
+  // server, as its log says.
   int64_t FinishedSteps(const std::string& model) const;
 
   // One save of a model on node 0.
@@ -76,18 +76,18 @@ class DemoWorld {
     int64_t step = 0;
     int64_t size_bytes = 0;
   };
-  // Saves now, behind the saves that are under way.
+  // Saves the model after the saves in progress.
   absl::StatusOr<SavedStep> Save(const std::string& model) const;
-  // Waits until a save of the model has been published since the server has it.
+  // Waits until this server has published a save of the model.
   absl::Status AwaitSaved(const std::string& model) const;
-  // The longest time for which a step has waited for the copy of a save, since the server has the model.
+  // Returns the longest time that a step on this server has waited for the copy of a save.
   absl::StatusOr<double> SaveStallSeconds(const std::string& model) const;
-  // The content hashes of a checkpoint's tensors, which do not depend on the world, by key.
+  // Returns the content hashes of a checkpoint's tensors, which do not depend on the world, by key.
   absl::StatusOr<nlohmann::json> ContentHashes(const std::string& checkpoint) const;
 
-  // OK while every daemon runs.
+  // Returns OK while every daemon runs.
   absl::Status CheckRunning();
-  // SIGTERM; every daemon must end with exit code 0.
+  // Sends SIGTERM. Returns an error unless every daemon ends with exit code 0.
   absl::Status Stop();
 
  private:

@@ -18,7 +18,7 @@ namespace paramshard::examples {
 class DigitsTask : public Task {
  public:
   static absl::StatusOr<std::unique_ptr<Task>> Create();
-  // How it is trained unless somebody says otherwise.
+  // Returns the default options of the training.
   static TrainerOptions Defaults();
   explicit DigitsTask(TrainTest digits);
 

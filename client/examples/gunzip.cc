@@ -31,7 +31,7 @@ class InflateStream {
 
 absl::StatusOr<std::string> Gunzip(absl::Span<const uint8_t> compressed) {
   InflateStream stream;
-  if (!stream.ok()) return absl::ResourceExhaustedError("gunzip: zlib did not start");
+  if (!stream.ok()) return absl::ResourceExhaustedError("gunzip: failed to initialize zlib");
   (*stream).next_in = const_cast<Bytef*>(compressed.data());
   (*stream).avail_in = static_cast<uInt>(compressed.size());
   std::string text;
@@ -44,8 +44,7 @@ absl::StatusOr<std::string> Gunzip(absl::Span<const uint8_t> compressed) {
     text.append(buffer, sizeof(buffer) - (*stream).avail_out);
   }
   if (result == Z_STREAM_END) return text;
-  return absl::DataLossError(
-      absl::StrCat("gunzip: a whole gzip file expected, got damage after ", text.size(), " bytes"));
+  return absl::DataLossError(absl::StrCat("gunzip: file is damaged or truncated after ", text.size(), " bytes"));
 }
 
 }  // namespace paramshard::examples

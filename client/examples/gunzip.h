@@ -10,7 +10,7 @@
 
 namespace paramshard::examples {
 
-// The content of a whole gzip file. DATA_LOSS when it is damaged or cut short.
+// Returns the content of a gzip file. DATA_LOSS if it is damaged or truncated.
 absl::StatusOr<std::string> Gunzip(absl::Span<const uint8_t> compressed);
 
 }  // namespace paramshard::examples

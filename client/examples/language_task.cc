@@ -21,7 +21,7 @@ ParameterSpec Matrix(const std::string& name, int64_t rows, int64_t columns, flo
   return matrix;
 }
 
-// Keeps the size of what goes through it.
+// Initial values keep the magnitude of activations.
 ParameterSpec Linear(const std::string& name, int64_t outputs, int64_t inputs, float scale = 1.0f) {
   return Matrix(name, outputs, inputs, scale / std::sqrt(static_cast<float>(inputs)));
 }
@@ -40,7 +40,7 @@ UnitSpec EmbeddingUnit(const TransformerShape& shape) {
                          Matrix("embedding.positions", shape.context, shape.width, kEmbeddingDeviation)}};
 }
 
-// What is added to the stream starts smaller the more often something is (Radford et al., "Language Models are
+// Projections onto the residual stream start smaller in deeper networks (Radford et al., "Language Models are
 // Unsupervised Multitask Learners", 2019).
 UnitSpec BlockUnit(const TransformerShape& shape, int block) {
   const std::string name = absl::StrCat("block", block);

@@ -1,4 +1,4 @@
-// A novel, and a transformer that learns to go on with it, character by character.
+// A novel, and a transformer that learns to continue it, character by character.
 #ifndef PARAMSHARD_CLIENT_EXAMPLES_LANGUAGE_TASK_H_
 #define PARAMSHARD_CLIENT_EXAMPLES_LANGUAGE_TASK_H_
 
@@ -19,7 +19,7 @@ namespace paramshard::examples {
 class LanguageTask : public Task {
  public:
   static absl::StatusOr<std::unique_ptr<Task>> Create();
-  // How it is trained unless somebody says otherwise.
+  // Returns the default options of the training.
   static TrainerOptions Defaults();
   // The text's windows have the length of the shape's context.
   LanguageTask(const TransformerShape& shape, TextSplit text);

@@ -1,5 +1,5 @@
 // A linear layer without a bias: output = input * weight^T, with its gradients. All matrices are row-major and
-// contiguous; nothing that is written overlaps what is read.
+// contiguous; outputs do not overlap inputs.
 #ifndef PARAMSHARD_CLIENT_EXAMPLES_LINEAR_H_
 #define PARAMSHARD_CLIENT_EXAMPLES_LINEAR_H_
 
@@ -8,7 +8,7 @@
 namespace paramshard::examples {
 
 struct LinearShape {
-  int64_t samples = 0;  // none is fine
+  int64_t samples = 0;  // may be 0
   int64_t inputs = 0;
   int64_t outputs = 0;
 };
@@ -16,11 +16,11 @@ struct LinearShape {
 // `input` is [samples, inputs], `weight` [outputs, inputs], `output` [samples, outputs].
 void LinearForward(const LinearShape& shape, const float* input, const float* weight, float* output);
 
-// Makes the gradient of the inputs from that of the outputs, [samples, outputs].
+// Computes the gradient of the inputs from the gradient of the outputs, [samples, outputs].
 void LinearInputGradient(const LinearShape& shape, const float* output_gradient, const float* weight,
                          float* input_gradient);
 
-// And that of the weight.
+// Computes the gradient of the weight.
 void LinearWeightGradient(const LinearShape& shape, const float* output_gradient, const float* input,
                           float* weight_gradient);
 

@@ -8,7 +8,7 @@
 namespace paramshard::examples {
 namespace {
 
-// Adds the bias to each row and, for hidden layers, sets what is negative to 0.
+// Adds the bias to each row and, for hidden layers, sets negative values to 0.
 void AddBias(absl::Span<const float> bias, bool relu, std::vector<float>& outputs) {
   for (size_t i = 0; i < outputs.size(); i += bias.size()) {
     for (size_t j = 0; j < bias.size(); ++j) {

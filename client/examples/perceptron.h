@@ -1,5 +1,5 @@
-// A multi-layer perceptron: linear layers with ReLU between them, softmax and cross-entropy at the
-// end. It holds activations, never weights: those are given to each call, as they are gathered.
+// A multi-layer perceptron: linear layers with ReLU between them, softmax and cross-entropy at the end. It holds
+// activations, never weights: each call takes its weights as they are gathered.
 #ifndef PARAMSHARD_CLIENT_EXAMPLES_PERCEPTRON_H_
 #define PARAMSHARD_CLIENT_EXAMPLES_PERCEPTRON_H_
 
@@ -30,10 +30,10 @@ class Perceptron {
   int64_t inputs(int layer) const { return sizes_[layer]; }
   int64_t outputs(int layer) const { return sizes_[layer + 1]; }
 
-  // Begins a pass over input.size() / inputs(0) samples; none is fine.
+  // Begins a pass over input.size() / inputs(0) samples, possibly none.
   void SetInput(absl::Span<const float> input);
 
-  // Computes the layer's outputs from those of the layer before.
+  // Computes the layer's outputs from the outputs of the layer before.
   void Forward(int layer, const float* weight, const float* bias);
 
   // Scores the samples. Sets the gradient of `scale` times the loss by the outputs.
@@ -42,7 +42,7 @@ class Perceptron {
   // Writes the gradients of a layer's parameters, from the gradient of its outputs.
   void ParameterGradients(int layer, float* weight_gradient, float* bias_gradient) const;
 
-  // Turns the gradient of the layer's outputs into that of the layer before.
+  // Turns the gradient of the layer's outputs into the gradient of the outputs of the layer before.
   void Backward(int layer, const float* weight);
 
  private:

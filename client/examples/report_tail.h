@@ -13,8 +13,7 @@ class ReportTail {
  public:
   explicit ReportTail(std::string file) : file_(std::move(file)) {}
 
-  // The events that were written since the last call. A line without its end is left for the next
-  // one.
+  // Returns the events written since the last call. An incomplete line is left for the next call.
   std::vector<nlohmann::json> Read();
 
  private:

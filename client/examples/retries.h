@@ -1,4 +1,4 @@
-// How often, and after which pauses, a trainer tries again.
+// Number and pauses of a trainer's retries.
 #ifndef PARAMSHARD_CLIENT_EXAMPLES_RETRIES_H_
 #define PARAMSHARD_CLIENT_EXAMPLES_RETRIES_H_
 
@@ -9,7 +9,7 @@
 
 namespace paramshard::examples {
 
-// Counts failures in a row. docs/errors.md calls two codes passing ones: ABORTED (another trainer has left; the state
+// Counts failures in a row. Two codes are worth a retry (docs/errors.md): ABORTED (another trainer has left; the state
 // is read again) and UNAVAILABLE.
 //
 //   Retries retries;
@@ -21,13 +21,13 @@ namespace paramshard::examples {
 //   }
 class Retries {
  public:
-  // So many in a row take about a quarter of a minute: pauses double from 10 ms up to a second.
+  // Largest number of retries in a row. They take about a quarter of a minute: pauses double from 10 ms up to a second.
   static constexpr int kMax = 20;
 
-  // The pause before the next try. None: the status is no error that passes, or there were kMax without a success.
+  // Returns the pause before the next try; nullopt if the error is permanent or kMax tries have failed in a row.
   std::optional<absl::Duration> Next(const absl::Status& status);
 
-  // Something has succeeded.
+  // Call after a success.
   void Reset() { count_ = 0; }
 
  private:

@@ -10,7 +10,7 @@ namespace paramshard::examples {
 // Rows have gain.size() elements each.
 void RmsNormForward(absl::Span<const float> input, absl::Span<const float> gain, absl::Span<float> output);
 
-// Follows from the gradient of the outputs: adds that of the inputs to `input_gradient`, sets that of the gain.
+// Computes gradients from the gradient of the outputs: adds the inputs' gradient to `input_gradient`, sets the gain's.
 void RmsNormBackward(absl::Span<const float> input, absl::Span<const float> gain,
                      absl::Span<const float> output_gradient, absl::Span<float> input_gradient,
                      absl::Span<float> gain_gradient);

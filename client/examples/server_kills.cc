@@ -20,7 +20,7 @@ absl::Status ServerKills::Poll(absl::Duration interval) {
   for (const nlohmann::json& event : events_.Read()) RETURN_IF_ERROR(Await(event));
   if (due_ - absl::Now() > interval) return absl::OkStatus();
   absl::SleepFor(due_ - absl::Now());
-  // What has happened meanwhile decides whether there are steps left.
+  // Reads the events since then, which tell whether there are steps left.
   for (const nlohmann::json& event : events_.Read()) RETURN_IF_ERROR(Await(event));
   if (!IsNearEnd()) Kill(*server_);
   due_ = absl::InfiniteFuture();
@@ -39,7 +39,7 @@ absl::Status ServerKills::KillWhenHeld() {
   return absl::OkStatus();
 }
 
-// The training has gone on: the next kill comes a random time later.
+// Plans the next kill, a random time after the training has gone on.
 absl::Status ServerKills::Await(const nlohmann::json& event) {
   if (event["event"] == "progress") epoch_ = event["epoch"].get<double>();
   const bool goes_on = event["event"] == "committed" && event["time"].get<double>() > times_.back();
@@ -49,14 +49,14 @@ absl::Status ServerKills::Await(const nlohmann::json& event) {
   return absl::OkStatus();
 }
 
-// In the last epoch the answer to the last commit may die with the server for one rank and not for another, which then
-// leaves, and the one would wait for it.
+// A kill in the last epoch could take the answer to the last commit from one rank only. The other rank would leave, and
+// the one would wait for it forever.
 bool ServerKills::IsNearEnd() const { return epoch_ >= static_cast<double>(options_.epochs - 1); }
 
 void ServerKills::Kill(pid_t server) {
   times_.push_back(absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch()));
   kill(server, SIGKILL);
-  std::cout << absl::StrFormat("process %d, which served all ranks, is killed; its keeper starts another", server)
+  std::cout << absl::StrFormat("killed process %d, which served all ranks; its keeper starts a new one", server)
             << std::endl;
 }
 

@@ -19,7 +19,7 @@
 
 namespace paramshard::examples {
 
-// Of a training in a world of one daemon. Not thread-safe.
+// Kills of the server during a training in a world of one daemon. Not thread-safe.
 //
 //   ServerKills kills(world, {.model = "digits", .victim = 1, .epochs = 20, .seed = 7});
 //   while (TrainingGoesOn()) RETURN_IF_ERROR(kills.Poll(absl::Milliseconds(5)));
@@ -41,12 +41,12 @@ class ServerKills {
         victims_events_(world->ReportFile(options_.model, options_.victim)),
         events_(world->ReportFile(options_.model, 0)) {}
 
-  // Kills the server if its time comes before the next call, in about `interval`.
+  // Kills the server if a kill is due before the next call, in about `interval`.
   absl::Status Poll(absl::Duration interval);
 
-  // Seconds since the epoch of Unix, as events have them. The first kill is that in the middle of a step.
+  // Times of kills in seconds since the Unix epoch, like times of events. The first kill is in the middle of a step.
   const std::vector<double>& times() const { return times_; }
-  // The longest time for which a step has waited for the copy of a save, until the first kill.
+  // Longest time that a step has waited for the copy of a save, until the first kill.
   double save_stall_seconds() const { return save_stall_seconds_; }
 
  private:

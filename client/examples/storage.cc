@@ -16,32 +16,32 @@ absl::StatusOr<MomentType> ParseMoment(absl::string_view name) {
   for (const auto& [known, type] : kTypes) {
     if (known == name) return type;
   }
-  return absl::InvalidArgumentError(absl::StrCat("moments: FP32, BF16, FP16 or FP8 expected, got \"", name, "\""));
+  return absl::InvalidArgumentError(absl::StrCat("moments: want FP32, BF16, FP16 or FP8, got \"", name, "\""));
 }
 
 absl::StatusOr<MasterType> ParseMaster(absl::string_view name) {
   if (name == "FP32") return MasterType::kFP32;
   if (name == "BF16_REMAINDER") return MasterType::kBF16Remainder;
-  return absl::InvalidArgumentError(absl::StrCat("master: FP32 or BF16_REMAINDER expected, got \"", name, "\""));
+  return absl::InvalidArgumentError(absl::StrCat("master: want FP32 or BF16_REMAINDER, got \"", name, "\""));
 }
 
 absl::StatusOr<GradientType> ParseAccumulators(absl::string_view name) {
   if (name == "FP32") return GradientType::kFP32;
   if (name == "BF16") return GradientType::kBF16;
-  return absl::InvalidArgumentError(absl::StrCat("accumulators: FP32 or BF16 expected, got \"", name, "\""));
+  return absl::InvalidArgumentError(absl::StrCat("accumulators: want FP32 or BF16, got \"", name, "\""));
 }
 
 absl::StatusOr<FormatRule> ParseRule(absl::string_view text) {
   const size_t equals = text.rfind('=');
   if (equals == absl::string_view::npos) {
-    return absl::InvalidArgumentError(absl::StrCat("rule: PATTERN=FORMAT expected, got \"", text, "\""));
+    return absl::InvalidArgumentError(absl::StrCat("rule: want PATTERN=FORMAT, got \"", text, "\""));
   }
   FormatRule rule{.pattern = std::string(text.substr(0, equals))};
   ASSIGN_OR_RETURN(rule.encoding.format, ParseFormat(text.substr(equals + 1)));
   return rule;
 }
 
-// The rule for whatever no other rule matches.
+// Returns the rule for weights that no other rule matches.
 absl::StatusOr<FormatRule> LastRule(const StorageFlags& flags) {
   FormatRule rule{.pattern = "*"};
   ASSIGN_OR_RETURN(rule.encoding.format, ParseFormat(flags.format));
@@ -64,7 +64,7 @@ void AddStorageFlags(CLI::App& app, StorageFlags& flags) {
   app.add_option("--format", flags.format, "Format of the weights")->capture_default_str();
   app.add_option("--element", flags.element, "E4M3 or E5M2, for formats that have both; default: E4M3");
   app.add_option("--master", flags.master, "FP32, or BF16_REMAINDER with --format=BF16; default: FP32");
-  app.add_option("--rule", flags.rules, "PATTERN=FORMAT: another format for weights with such names; may be repeated");
+  app.add_option("--rule", flags.rules, "PATTERN=FORMAT: format of weights whose names match; may be repeated");
   app.add_option("--moments", flags.moments, "Type of the optimizer's moments: FP32, BF16, FP16 or FP8")
       ->capture_default_str();
   app.add_option("--exp-avg", flags.exp_avg, "Type of the first moment; default: as --moments");

@@ -1,4 +1,4 @@
-// How a trained model is stored: the choices of a user, as flags of a program.
+// Storage types of a trained model, and the flags that choose them.
 #ifndef PARAMSHARD_CLIENT_EXAMPLES_STORAGE_H_
 #define PARAMSHARD_CLIENT_EXAMPLES_STORAGE_H_
 
@@ -15,7 +15,7 @@ class App;
 
 namespace paramshard::examples {
 
-// Vectors, which are gains and biases, are FP32, however matrices are stored. Moments are alike for both.
+// Types of matrices. Vectors (gains and biases) are always FP32. Moments have the same type for both.
 struct Storage {
   std::vector<FormatRule> rules = {{.pattern = "*", .encoding = {.format = Format::kMXFP8}}};  // for matrices
   MomentType exp_avg = MomentType::kFP32;
@@ -38,13 +38,13 @@ struct StorageFlags {
 // The app refers to `flags`, which outlive it.
 void AddStorageFlags(CLI::App& app, StorageFlags& flags);
 
-// INVALID_ARGUMENT for a name that is none. What cannot be combined is for the daemon to say.
+// INVALID_ARGUMENT for an unknown name. The daemon rejects combinations that do not work.
 absl::StatusOr<Storage> ParseStorage(const StorageFlags& flags);
 
-// The same choices as arguments for another program.
+// Returns the same choices as arguments for another program.
 std::vector<std::string> ToArguments(const StorageFlags& flags);
 
-// Has the model stored so.
+// Applies the storage to the model.
 void SetStorage(const Storage& storage, ModelSpec& model);
 
 }  // namespace paramshard::examples

@@ -12,8 +12,7 @@
 
 namespace paramshard::examples {
 
-// Weights are those of one unit, in the order of its parameters, and are given to each call, as they are gathered. One
-// pass is
+// Each call takes the weights of one unit, in the order of its parameters, as they are gathered. One pass is
 //
 //   task.SetTrainingSamples(samples);
 //   for (int u = 0; u < units; ++u) task.Forward(u, weights[u]);
@@ -23,14 +22,14 @@ class Task {
  public:
   virtual ~Task() = default;
 
-  // Names, shapes and initial values, in the order of the forward pass. How they are stored is the trainer's matter.
+  // Returns names, shapes and initial values, in the order of the forward pass. The trainer sets the storage.
   virtual std::vector<UnitSpec> Units() const = 0;
 
   virtual int64_t training_samples() const = 0;
   // The number that one sample adds to Score::count.
   virtual int64_t predictions_per_sample() const = 0;
 
-  // Begins a pass over some of the training samples, none is fine, or over all that are held out.
+  // Begins a pass over some training samples (possibly none), or over all held-out samples.
   virtual void SetTrainingSamples(absl::Span<const int64_t> samples) = 0;
   virtual void SetHeldOutSamples() = 0;
 

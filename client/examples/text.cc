@@ -12,7 +12,7 @@
 namespace paramshard::examples {
 namespace {
 
-// And one more: the label of the last.
+// The last character is only a label.
 constexpr int64_t kHeldOut = 16 * 1024 + 1;
 
 absl::StatusOr<std::vector<int>> Tokens(absl::string_view text) {
@@ -22,7 +22,7 @@ absl::StatusOr<std::vector<int>> Tokens(absl::string_view text) {
     const int token = static_cast<unsigned char>(character);
     if (token >= kVocabulary) {
       return absl::InvalidArgumentError(
-          absl::StrCat("text: ASCII expected, got byte ", token, " at offset ", tokens.size()));
+          absl::StrCat("text: want ASCII, got byte ", token, " at offset ", tokens.size()));
     }
     tokens.push_back(token);
   }
@@ -35,7 +35,7 @@ absl::StatusOr<TextSplit> SplitText(absl::string_view text, int64_t window) {
   ASSIGN_OR_RETURN(std::vector<int> tokens, Tokens(text));
   if (static_cast<int64_t>(tokens.size()) <= kHeldOut + window) {
     return absl::InvalidArgumentError(
-        absl::StrCat("text: more than ", kHeldOut + window, " characters expected, got ", tokens.size()));
+        absl::StrCat("text: want more than ", kHeldOut + window, " characters, got ", tokens.size()));
   }
   const auto cut = tokens.end() - kHeldOut;
   Text held_out(std::vector<int>(cut, tokens.end()), window);

@@ -15,8 +15,8 @@ namespace paramshard::examples {
 // A token is one ASCII character.
 inline constexpr int kVocabulary = 128;
 
-// Consecutive characters, cut into windows: a sample is one window, and its labels are the same characters one place
-// further.
+// Consecutive characters, cut into windows: a sample is one window, and its labels are the window shifted by one
+// character.
 class Text {
  public:
   // `window` is at least 1.
@@ -39,11 +39,11 @@ struct TextSplit {
   Text held_out;
 };
 
-// The last sixteen thousand characters or so are held out: 256 windows of 64. INVALID_ARGUMENT naming the place of a
-// character that is not ASCII, or when nothing is left to train on.
+// Holds out about the last sixteen thousand characters: 256 windows of 64. INVALID_ARGUMENT if a character is not ASCII
+// (names its offset), or nothing is left to train on.
 absl::StatusOr<TextSplit> SplitText(absl::string_view text, int64_t window);
 
-// The novel that is built into the program.
+// Returns the novel that is built into the program.
 absl::StatusOr<TextSplit> LoadText(int64_t window);
 
 }  // namespace paramshard::examples

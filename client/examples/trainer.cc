@@ -52,7 +52,7 @@ ModelSpec MakeModel(const Task& task, const TrainerOptions& options) {
 absl::StatusOr<Trainer> Trainer::Create(const TrainerOptions& options, std::unique_ptr<Task> task,
                                         TrainingReport* report) {
   Client::Options client_options = options.client;
-  // Every attempt begins from the model's commit number, and says when that is less than before.
+  // Every attempt begins from the model's commit number, and reports a rollback.
   client_options.accept_rollback = true;
   ASSIGN_OR_RETURN(Client client, Client::Connect(client_options));
   return Trainer(options, std::move(client), std::move(task), report);
@@ -89,25 +89,25 @@ absl::Status Trainer::Attempt() {
 
 absl::Status Trainer::CheckModel(const Model& model) const {
   if (model.world_size() != options_.world_size.value_or(model.world_size())) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "--world-size: ", model.world_size(), " expected, the ranks that the daemon has, got ", *options_.world_size));
+    return absl::InvalidArgumentError(absl::StrCat("--world-size: want ", model.world_size(),
+                                                   " (ranks of the daemon's world), got ", *options_.world_size));
   }
-  // A model that came back with fewer commits was restored, and its client state says where from.
+  // A model that came back with fewer commits was restored, and its client state has the position.
   if (model.commit_number() > 0 || last_commit_ == 0) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat(
-      "train ", options_.model, ": the state of commit ", last_commit_,
-      " expected, got that of commit 0: import it, then start this trainer again; a daemon with --save-dir "
-      "and --restore=latest comes back with what it had saved"));
+      "train ", options_.model, ": want the state of commit ", last_commit_,
+      ", got commit 0: import the state, then start this trainer again; a daemon with --save-dir and --restore=latest "
+      "restores its latest checkpoint itself"));
 }
 
 void Trainer::ReportRollback(const Model& model) const {
   if (model.commit_number() >= last_commit_) return;
-  std::cerr << "train " << ctl::TerminalText(options_.model) << ": the daemons went back from commit " << last_commit_
-            << " to commit " << model.commit_number() << ", and so does the training" << std::endl;
+  std::cerr << "train " << ctl::TerminalText(options_.model) << ": model was rolled back from commit " << last_commit_
+            << " to commit " << model.commit_number() << "; the training continues from there" << std::endl;
   report_->Event("rolled back", {{"from_commit_number", last_commit_}, {"commit_number", model.commit_number()}});
 }
 
-// Every step makes one commit, the end of a training one more.
+// Every step makes one commit, and the end of a training makes one more.
 absl::StatusOr<TrainingPosition> Trainer::PositionIn(const Model& model) const {
   if (!model.client_state().empty()) return TrainingPosition::FromJson(model.client_state());
   const int64_t step = std::min(options_.start_step.value_or(model.commit_number()), total_steps());
@@ -125,8 +125,7 @@ absl::Status Trainer::Train(Model& model) {
   report_->Event("attached", {{"commit_number", model.commit_number()}, {"pid", getpid()}, {"step", position_.step}});
   if (position_.reported_step < total_steps()) {
     while (position_.reported_step < total_steps()) RETURN_IF_ERROR(TrainInterval(model));
-    // A last commit, without gradients, says that every rank has evaluated: now any of them may
-    // leave.
+    // A last commit without gradients tells that every rank has evaluated: from now on any rank may leave.
     RETURN_IF_ERROR(Commit(model, {.learning_rate = 0.0f}));
     RETURN_IF_ERROR(AwaitCommit());
   }
@@ -135,7 +134,7 @@ absl::Status Trainer::Train(Model& model) {
 }
 
 absl::Status Trainer::TrainInterval(Model& model) {
-  // A shorter interval than that of the process before may have had its report already.
+  // If the process before had a longer interval, this report may lie behind it already.
   const int64_t report_at = std::max(NextReport(), position_.step);
   const absl::Time begin = absl::Now();
   const int64_t bytes_before = model.gathered_bytes();
@@ -157,13 +156,13 @@ absl::Status Trainer::Step(Model& model) {
   position_.loss_sum += score.loss;
   position_.loss_count += score.count;
   RETURN_IF_ERROR(BackwardAndPush(model, next_commit_));
-  // The rate of this step; then the place that a trainer starts from if this commit is the last.
+  // Takes the rate of this step before the position moves on to the next step, which the commit stores.
   const float learning_rate = LearningRate();
   ++position_.step;
   return Commit(model, {.learning_rate = learning_rate, .weight_decay = kWeightDecay, .max_grad_norm = kMaxGradNorm});
 }
 
-// A rank's samples have their share of the batch, whether or not all ranks have as many.
+// Weighs each sample by its share of the global batch, even if ranks have different numbers of samples.
 float Trainer::LossScale(const Model& model, const Batch& batch) const {
   const float share = 1.0f / static_cast<float>(batch.global_samples * task_->predictions_per_sample());
   const bool is_averaged = options_.gradient_reduction == GradientReduction::kMean;
@@ -214,8 +213,8 @@ absl::Status Trainer::Hold(const Model& model) {
     absl::SleepFor(kHoldInterval);
   }
   if (!model.status().ok()) return model.status();
-  return absl::InternalError(absl::StrCat("--hold-at-step: the epoch's end within ", absl::FormatDuration(kHoldTimeout),
-                                          " expected, it goes on"));
+  return absl::InternalError(absl::StrCat("--hold-at-step: timed out after ", absl::FormatDuration(kHoldTimeout),
+                                          ", the epoch has not ended"));
 }
 
 absl::Status Trainer::Push(Model& model, const UnitSpec& unit) {
@@ -243,8 +242,8 @@ absl::Status Trainer::AwaitCommit() {
   retries_.Reset();
   if (!std::exchange(committed_, true)) report_->Event("committed", {{"commit_number", result.commit_number}});
   if (!result.skipped) return absl::OkStatus();
-  return absl::InternalError(absl::StrCat("commit ", result.commit_number, ": finite gradients expected, got ",
-                                          result.non_finite_count, " others"));
+  return absl::InternalError(absl::StrCat("commit ", result.commit_number, ": want finite gradients, got ",
+                                          result.non_finite_count, " elements that are not finite"));
 }
 
 absl::Status Trainer::Report(Model& model) {

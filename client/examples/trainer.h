@@ -24,17 +24,17 @@ struct TrainerOptions {
   std::string model = {};
   Storage storage = {};
   std::optional<int> shard_size = {};
-  // Of the ranks' gradients. kMean: epochs may be without some replicas, where the daemons permit that.
+  // Reduction of the ranks' gradients. With kMean epochs may run without some replicas, if the daemons permit it.
   GradientReduction gradient_reduction = GradientReduction::kSum;
-  std::optional<int> world_size = {};  // refuse a daemon whose world has another number of ranks
+  std::optional<int> world_size = {};  // reject a daemon whose world has another number of ranks
   int64_t epochs = 1;
-  std::optional<int64_t> steps = {};  // instead of the epochs' number of them
+  std::optional<int64_t> steps = {};  // overrides `epochs`
   int64_t batch_size = 16;            // of all ranks together
   // Steps between two reports; unset: an epoch.
   std::optional<int64_t> report_interval = {};
   uint64_t seed = 1;
   float learning_rate = 2e-3f;  // falls linearly to a twentieth
-  // The step to begin with in a model that does not say, such as an imported one; unset: one for each of its commits.
+  // First step for a model without a stored position, such as an imported one; unset: its number of commits.
   std::optional<int64_t> start_step = {};
   // Die by SIGKILL in the middle of the step that would make this commit.
   std::optional<int64_t> kill_at_step = {};
@@ -42,20 +42,20 @@ struct TrainerOptions {
   std::optional<int64_t> hold_at_step = {};
 };
 
-// The task's units, stored as the options say.
+// Returns a model of the task's units, stored as the options say.
 ModelSpec MakeModel(const Task& task, const TrainerOptions& options);
 
-// One rank's trainer. Weights are seen through the client library alone.
+// One rank's trainer. It accesses weights only through the client library.
 class Trainer {
  public:
   // `report` outlives the trainer.
   static absl::StatusOr<Trainer> Create(const TrainerOptions& options, std::unique_ptr<Task> task,
                                         TrainingReport* report);
 
-  // Trains from where the daemon says that the model is to the last epoch. When another trainer leaves, and after other
-  // errors that pass, attaches again and goes on from the last commit: as often as Retries allows between two commits.
-  // So it does when the daemon dies and comes back with the model, as it was or as it was saved. FAILED_PRECONDITION
-  // when the model is gone: its daemon was started again without keeper and save, or without its state.
+  // Trains from the model's position to the last epoch. When another trainer leaves, and after other transient errors,
+  // attaches again and continues from the last commit: as often as Retries allows between two commits. It does the same
+  // if the daemon dies and comes back with the model, in its last or its saved state. FAILED_PRECONDITION if the model
+  // is lost: the daemon was restarted without a keeper and without a checkpoint.
   absl::Status Run();
 
  private:
@@ -71,20 +71,20 @@ class Trainer {
   absl::Status Attempt();
   absl::Status Train(Model& model);
   absl::Status CheckModel(const Model& model) const;
-  // Says so when the model has lost commits that this trainer has seen.
+  // Reports that the model has lost commits which this trainer has seen, if it has.
   void ReportRollback(const Model& model) const;
   absl::StatusOr<TrainingPosition> PositionIn(const Model& model) const;
   // Trains up to the next report.
   absl::Status TrainInterval(Model& model);
   absl::Status Step(Model& model);
-  // What a rank multiplies its samples' gradients by, so that the daemon comes to the mean of the global batch.
+  // Returns the factor of this rank's gradients that makes the daemon's result the mean over the global batch.
   float LossScale(const Model& model, const Batch& batch) const;
   absl::Status Forward(Model& model);
   absl::Status BackwardAndPush(Model& model, int64_t commit_number);
   absl::Status Push(Model& model, const UnitSpec& unit);
   absl::Status Hold(const Model& model);
   absl::Status Commit(Model& model, CommitOptions options);
-  // Waits for the commit that is under way, if any.
+  // Waits for the commit in progress, if any.
   absl::Status AwaitCommit();
   absl::Status Report(Model& model);
 
@@ -107,11 +107,11 @@ class Trainer {
   Cost cost_;
   Retries retries_;
   int64_t next_commit_ = 1;
-  int64_t last_commit_ = 0;  // that was answered, here or before
+  int64_t last_commit_ = 0;  // last answered commit, here or before
   std::optional<PendingCommit> pending_;
   bool attached_ = false;   // at the last attempt
   bool committed_ = false;  // since it attached
-  Values weights_;          // of the unit that was loaded last
+  Values weights_;          // of the unit loaded last
   Values gradients_;
 };
 

@@ -25,38 +25,35 @@ struct Flags {
 
 void AddFlags(CLI::App& app, Flags& flags) {
   TrainerOptions& options = flags.options;
-  app.add_option("--socket-dir", options.client.socket_dir, "The daemon's directory of sockets");
-  app.add_option("--rank", options.client.rank, "Rank of the world that this trainer serves")
-      ->check(CLI::NonNegativeNumber);
-  app.add_option("--world-size", options.world_size, "Ranks that the daemon must have; default: whatever it has")
+  app.add_option("--socket-dir", options.client.socket_dir, "Socket directory of the daemon");
+  app.add_option("--rank", options.client.rank, "Rank of this trainer in the world")->check(CLI::NonNegativeNumber);
+  app.add_option("--world-size", options.world_size, "Number of ranks that the daemon's world must have; default: any")
       ->check(CLI::PositiveNumber);
   app.add_option("--model", options.model, "Name of the model")->capture_default_str();
   AddStorageFlags(app, flags.storage);
   app.add_option("--shard-size", options.shard_size, "Ranks that share one copy of the model");
   app.add_option("--gradient-reduction", flags.gradient_reduction,
-                 "What the daemons do with the ranks' gradients: sum, or mean, as trainings need that may go on with "
-                 "fewer replicas")
+                 "Reduction of the ranks' gradients: sum or mean; mean is required to continue with fewer replicas")
       ->check(CLI::IsMember({"sum", "mean"}))
       ->capture_default_str();
   app.add_option("--epochs", options.epochs, "Passes over the data")->check(CLI::PositiveNumber)->capture_default_str();
-  app.add_option("--steps", options.steps, "Steps to train; default: as many as the epochs have")
+  app.add_option("--steps", options.steps, "Steps to train; default: all steps of the epochs")
       ->check(CLI::PositiveNumber);
-  app.add_option("--batch-size", options.batch_size, "Samples of all ranks in a step")
+  app.add_option("--batch-size", options.batch_size, "Samples per step, over all ranks")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   app.add_option("--report-interval", options.report_interval, "Steps between two reports; default: an epoch")
       ->check(CLI::PositiveNumber);
-  app.add_option("--learning-rate", options.learning_rate, "Of the first step")->capture_default_str();
-  app.add_option("--seed", options.seed, "Of initial weights and of the order of samples")->capture_default_str();
+  app.add_option("--learning-rate", options.learning_rate, "Learning rate of the first step")->capture_default_str();
+  app.add_option("--seed", options.seed, "Seed of initial weights and of the order of samples")->capture_default_str();
   app.add_option("--attach-timeout", flags.attach_timeout_seconds, "Seconds to wait for the other ranks")
       ->capture_default_str();
   app.add_option("--report", flags.report, "Append events to this file, as JSON lines");
-  app.add_option("--start-step", options.start_step,
-                 "Where to begin in a model that was imported; default: a step for each of its commits")
+  app.add_option("--start-step", options.start_step, "First step for an imported model; default: its number of commits")
       ->check(CLI::NonNegativeNumber);
-  app.add_option("--kill-at-step", options.kill_at_step, "Die by SIGKILL in the middle of this step");
+  app.add_option("--kill-at-step", options.kill_at_step, "Kill this process with SIGKILL in the middle of this step");
   app.add_option("--hold-at-step", options.hold_at_step,
-                 "Wait in the middle of this step until the epoch ends, as it does when the server is killed");
+                 "Wait in the middle of this step until the epoch ends, for example because the server is killed");
 }
 
 absl::Status CheckFlags(Flags& flags) {
@@ -65,7 +62,7 @@ absl::Status CheckFlags(Flags& flags) {
   const std::optional<int> world_size = flags.options.world_size;
   if (world_size.has_value() && flags.options.client.rank >= *world_size) {
     return absl::InvalidArgumentError(
-        absl::StrCat("--rank: a rank below ", *world_size, " expected, got ", flags.options.client.rank));
+        absl::StrCat("--rank: want a rank below ", *world_size, ", got ", flags.options.client.rank));
   }
   flags.options.client.attach_timeout = absl::Seconds(flags.attach_timeout_seconds);
   return absl::OkStatus();

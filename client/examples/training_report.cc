@@ -13,7 +13,7 @@ absl::StatusOr<TrainingReport> TrainingReport::Open(const std::string& file) {
   if (file.empty()) return report;
   report.out_.open(file, std::ios::app);
   if (report.out_.is_open()) return report;
-  return absl::NotFoundError(absl::StrCat("report ", file, ": a file that can be written expected"));
+  return absl::NotFoundError(absl::StrCat("report ", file, ": failed to open the file"));
 }
 
 void TrainingReport::Event(absl::string_view event, nlohmann::json fields) {

@@ -1,6 +1,6 @@
 // A small causal transformer: token and position embeddings; blocks of RMS norm and attention, RMS norm and a
-// perceptron with a squared ReLU, each added to the stream; a last norm and a linear head. It holds activations, never
-// weights: those are given to each call, as they are gathered.
+// perceptron with a squared ReLU, each added to the residual stream; a last norm and a linear head. It holds
+// activations, never weights: each call takes its weights as they are gathered.
 #ifndef PARAMSHARD_CLIENT_EXAMPLES_TRANSFORMER_H_
 #define PARAMSHARD_CLIENT_EXAMPLES_TRANSFORMER_H_
 
@@ -37,7 +37,7 @@ class TransformerBlock {
   explicit TransformerBlock(const TransformerShape& shape);
 
   void Forward(const Values& weights, std::vector<float>& stream);
-  // Turns the gradient of the stream after the block into that before it, and sets those of the parameters.
+  // Turns the gradient of the stream after the block into the gradient before it, and sets the parameters' gradients.
   void Backward(const Values& weights, std::vector<float>& gradient, Values& gradients) const;
 
  private:
@@ -49,7 +49,7 @@ class TransformerBlock {
 
   const int64_t width_, hidden_;
   CausalAttention attention_;
-  // Each is what the name says came in or out, in the order in which they are computed.
+  // Activations, in the order of their computation.
   std::vector<float> attention_input_, attention_normalized_, query_key_value_, attended_;
   std::vector<float> perceptron_input_, perceptron_normalized_, up_, activated_;
 };
@@ -67,12 +67,12 @@ class Transformer {
   int units() const { return shape_.blocks + 2; }
   const TransformerShape& shape() const { return shape_; }
 
-  // Begins a pass over whole sequences of tokens, [sequences, context]; none is fine.
+  // Begins a pass over whole sequences of tokens, [sequences, context], possibly none.
   void SetInput(absl::Span<const int> tokens);
 
   void Forward(int unit, const Values& weights);
 
-  // Scores what was predicted to come after each position. Sets the gradient of `scale` times the loss by the logits.
+  // Scores the predictions for each next token. Sets the gradient of `scale` times the loss by the logits.
   Score Loss(absl::Span<const int> labels, float scale);
 
   // Sets the gradients of a unit's parameters, which have their sizes already. The embedding needs no weights.

@@ -28,9 +28,8 @@ absl::StatusOr<SaveRecord> SaveFromProto(const v1::Save& save) {
   const int state = save.state();
   const int reason = save.reason();
   if (state < 1 || state > v1::SaveState_MAX || reason < 1 || reason > v1::SaveReason_MAX) {
-    return absl::InternalError(absl::StrCat("save ", save.model(),
-                                            ": a state and a reason of this version expected, got ", state, " and ",
-                                            reason, "; daemon and client library may differ"));
+    return absl::InternalError(absl::StrCat("save ", save.model(), ": unknown state ", state, " or reason ", reason,
+                                            "; daemon and client library may differ"));
   }
   return SaveRecord{.model = save.model(),
                     .number = save.number(),

@@ -1,4 +1,4 @@
-// What the daemon's admin service answers, as values of client.h.
+// Answers of the daemon's admin service, as values of client.h.
 #ifndef PARAMSHARD_CLIENT_INTERNAL_ADMIN_ANSWERS_H_
 #define PARAMSHARD_CLIENT_INTERNAL_ADMIN_ANSWERS_H_
 
@@ -14,7 +14,7 @@ namespace paramshard::internal {
 absl::StatusOr<SaveRecord> SaveFromProto(const v1::Save& save);
 absl::StatusOr<std::vector<SaveRecord>> SavesFromProto(const v1::ListSavesResponse& response);
 
-// kUnknown for one that this library does not know.
+// kUnknown for an origin that this library does not know.
 ValueOrigin OriginFromProto(v1::ValueOrigin origin);
 RestoreSummary RestoreFromProto(const v1::RestoreSummary& summary);
 std::vector<ModelSummary> ModelsFromProto(const v1::ListModelsResponse& response);

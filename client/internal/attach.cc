@@ -13,7 +13,7 @@
 namespace paramshard::internal {
 namespace {
 
-// The daemon knows better who is missing: its deadline comes first.
+// The daemon knows which ranks are missing: its deadline comes first.
 constexpr absl::Duration kSlack = absl::Seconds(5);
 
 v1::AttachRequest MakeRequest(const Client::Options& options, const std::string& model) {
@@ -38,7 +38,7 @@ absl::StatusOr<v1::EpochStarted> AwaitStarted(SessionStream& stream, const Deadl
       case v1::SessionResponse::MESSAGE_NOT_SET:
         break;
     }
-    return absl::InternalError("attach: accepted, started or ended expected from the daemon, got an unknown message");
+    return absl::InternalError("attach: want accepted, started or ended from the daemon, got an unknown message");
   }
 }
 
@@ -52,7 +52,7 @@ absl::StatusOr<std::shared_ptr<Session>> Attach(const std::shared_ptr<grpc::Chan
   ASSIGN_OR_RETURN(auto stream, SessionStream::Open(channel, companion.token(), MakeRequest(options, model), deadline,
                                                     interruption));
   ASSIGN_OR_RETURN(v1::EpochStarted started, AwaitStarted(*stream, deadline));
-  // Sent before `started`: it is there.
+  // The daemon has sent it before `started`.
   ASSIGN_OR_RETURN(SessionMemory memory, companion.ReceiveMemory(kSlack));
   return Session::Create({.rank = options.rank,
                           .prefetch = options.prefetch,

@@ -1,4 +1,4 @@
-// What the parts of a session share.
+// State that the parts of a session share.
 #ifndef PARAMSHARD_CLIENT_INTERNAL_ATTACHMENT_H_
 #define PARAMSHARD_CLIENT_INTERNAL_ATTACHMENT_H_
 
@@ -14,7 +14,7 @@
 
 namespace paramshard::internal {
 
-// One epoch of a model, as one trainer is attached to it. The session owns it all.
+// One trainer's attachment to one epoch of a model. The session owns all of it.
 struct Attachment {
   const Layout& layout;
   const NameIndex& names;

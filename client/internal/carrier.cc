@@ -13,8 +13,8 @@ absl::Status Carrier::Begin(absl::string_view call, Worker worker) {
   stream_ = worker.value_or(memory_.own_stream());
   stream_has_work_ = worker.has_value();
   if (!worker.has_value() || memory_.gpu() >= 0) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat(
-      call, " on a stream: a session with a GPU expected, the daemon serves rank ", rank_, " from host memory"));
+  return absl::FailedPreconditionError(
+      absl::StrCat(call, " on a stream: want a session with a GPU, got rank ", rank_, ", which is in host memory"));
 }
 
 absl::Status Carrier::BeginReturn(absl::string_view call, Worker worker) {

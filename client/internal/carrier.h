@@ -1,4 +1,4 @@
-// Who does a session's work on its memory: the host or a stream, in one order that is written once.
+// Executor of a session's work on its memory, by the host or by a stream: one order of operations serves both.
 #ifndef PARAMSHARD_CLIENT_INTERNAL_CARRIER_H_
 #define PARAMSHARD_CLIENT_INTERNAL_CARRIER_H_
 
@@ -35,32 +35,32 @@ class Carrier {
 
   // Forgets what was not enqueued. FAILED_PRECONDITION for a stream where the memory is the host's.
   absl::Status Begin(absl::string_view call, Worker worker);
-  // The same where the trainer gives something back: the session's stream is then one that nobody waits for.
+  // The same where the trainer gives something back: the session's stream is then one that the host never waits for.
   absl::Status BeginReturn(absl::string_view call, Worker worker);
 
   // The stream that does what is enqueued: the worker's, or the session's own; null in host memory.
   GpuStream stream() const { return stream_; }
 
-  // What follows comes after whatever the trainer has given its GPU's default stream, and the streams that wait for
-  // that one, so far. Only where the host is the worker: a trainer that names a stream orders its work by it.
+  // Orders later operations after the work so far of the GPU's default stream and of the streams that wait for it. Only
+  // where the host is the worker: a trainer that names a stream orders its work by it.
   absl::Status FollowTrainer();
 
-  // Until a commit is answered; until a word of the daemon has reached a number.
+  // Waits until a commit is answered; until a word of the daemon has reached a number.
   absl::Status AwaitAnswer(int64_t commit_number);
   absl::Status Await(wire::Word& word, int64_t number);
-  // Until `writer`, one of the trainer's streams, has written a number to a word of the trainer. stream() waits for
-  // that, whoever works.
+  // Waits until `writer`, one of the trainer's streams, has written a number to a word of the trainer. stream() waits,
+  // also where the host is the worker.
   void AwaitWriter(wire::Word& word, int64_t number, GpuStream writer);
 
-  // Inside the memory. Copies do not overlap, and have no order among themselves.
+  // Copies inside the memory. Copies do not overlap, and have no order among themselves.
   absl::Status Copy(absl::Span<const ByteCopy> copies);
   absl::Status Zero(uint8_t* data, int64_t bytes);
 
-  // Stores a word of the trainer after everything before: at once where nothing before is left to be done. Whether it
-  // is stream() that will store it.
+  // Stores a word of the trainer after all earlier operations: at once where they are done. Returns true if stream()
+  // will store it.
   bool Write(wire::Word& word, int64_t number);
 
-  // Enqueues what has not been.
+  // Enqueues the words that are still pending.
   absl::Status Flush();
   // Does the same, and waits until all is done where the host is the worker.
   absl::Status Finish();
@@ -73,7 +73,7 @@ class Carrier {
   const int rank_;
   Worker worker_;
   GpuStream stream_ = nullptr;
-  bool stream_has_work_ = false;      // that what follows comes after
+  bool stream_has_work_ = false;      // which later operations follow
   std::vector<WordOperation> words_;  // not enqueued yet
 };
 

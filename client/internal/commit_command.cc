@@ -14,7 +14,7 @@ namespace paramshard::internal {
 namespace {
 
 absl::Status Refused(absl::string_view what, absl::string_view expected, float got) {
-  return absl::InvalidArgumentError(absl::StrCat("commit ", what, ": ", expected, " expected, got ", got));
+  return absl::InvalidArgumentError(absl::StrCat("commit ", what, ": want ", expected, ", got ", got));
 }
 
 absl::Status CheckFactor(absl::string_view what, float factor) {
@@ -25,11 +25,11 @@ absl::Status CheckFactor(absl::string_view what, float factor) {
 absl::Status Check(const CommitOptions& options, int group_count) {
   if (!options.groups.empty() && static_cast<int>(options.groups.size()) != group_count) {
     return absl::InvalidArgumentError(
-        absl::StrCat("commit groups: none or ", group_count, " expected, got ", options.groups.size()));
+        absl::StrCat("commit groups: want none or ", group_count, ", got ", options.groups.size()));
   }
   if (options.client_state.size() > kMaxClientStateBytes) {
-    return absl::InvalidArgumentError(absl::StrCat("commit client_state: at most ", kMaxClientStateBytes,
-                                                   " bytes expected, got ", options.client_state.size()));
+    return absl::InvalidArgumentError(absl::StrCat("commit client_state: want at most ", kMaxClientStateBytes,
+                                                   " bytes, got ", options.client_state.size()));
   }
   if (options.max_grad_norm.has_value()) RETURN_IF_ERROR(CheckFactor("max_grad_norm", *options.max_grad_norm));
   return CheckFactor("gradient_scale", options.gradient_scale);

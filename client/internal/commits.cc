@@ -38,7 +38,7 @@ absl::StatusOr<int64_t> Commits::ChooseNumber(const CommitOptions& options) cons
   const int64_t number = options.commit_number.value_or(last_ + 1);
   if (number == last_ + 1 || (number == last_ && number > 0)) return number;
   return absl::FailedPreconditionError(
-      absl::StrCat("commit: number ", last_ + 1, " (or ", last_, " again) expected, got ", number));
+      absl::StrCat("commit: want number ", last_ + 1, " (or ", last_, " again), got ", number));
 }
 
 absl::StatusOr<int64_t> Commits::Send(const CommitOptions& options) {
@@ -57,7 +57,7 @@ absl::Status Commits::KeepAnswer(int64_t commit_number) {
   const StepResult result = FromRecord(attached_.page.words().commit_record(commit_number));
   if (result.commit_number != commit_number) {
     return absl::FailedPreconditionError(
-        absl::StrCat("commit ", commit_number, ": its answer expected, got that of commit ", result.commit_number));
+        absl::StrCat("commit ", commit_number, ": want its answer, got the answer of commit ", result.commit_number));
   }
   answers_.emplace(commit_number, result);
   if (answers_.size() > kKeptAnswers) answers_.erase(answers_.begin());

@@ -20,13 +20,13 @@ class Commits {
 
   // Sends a commit and returns its number. Waits for the oldest answer when three are unanswered.
   absl::StatusOr<int64_t> Send(const CommitOptions& options);
-  // Waits for an answer, and also tells those that were given before the epoch ended.
+  // Waits for an answer; answers from before the end of the epoch stay available.
   absl::StatusOr<StepResult> Await(int64_t commit_number);
   bool IsReady(int64_t commit_number) const;
 
   // The last commit sent, or answered before this epoch.
   int64_t last() const { return last_; }
-  // The last one sent in this epoch: what comes after it reads what it writes. 0 when there was none.
+  // The last commit sent in this epoch: later commands read what it writes. 0 when there was none.
   int64_t last_in_epoch() const { return last_ > attached_.started.commit_number() ? last_ : 0; }
 
   // The last commit that is known to be answered, before this epoch or in it; also after its end.

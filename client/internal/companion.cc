@@ -19,7 +19,7 @@
 namespace paramshard::internal {
 namespace {
 
-// A signal that a trainer handles is no answer of the daemon.
+// Connects again after a signal that the trainer handles.
 int ConnectDespiteSignals(int fd, const sockaddr_un& address) {
   int result;
   do {
@@ -32,30 +32,29 @@ absl::StatusOr<wire::FileDescriptor> ConnectSocket(const std::string& path, absl
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   if (path.size() >= sizeof(address.sun_path)) {
-    return absl::InvalidArgumentError(absl::StrCat("connect ", path, ": a path of fewer than ",
-                                                   sizeof(address.sun_path), " bytes expected, got ", path.size()));
+    return absl::InvalidArgumentError(absl::StrCat("connect ", path, ": want a path of fewer than ",
+                                                   sizeof(address.sun_path), " bytes, got ", path.size()));
   }
   std::memcpy(address.sun_path, path.data(), path.size());
   wire::FileDescriptor fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
-  // It bounds connect too, which waits while the daemon's queue is full. Zero would be no bound.
+  // Limits connect too, which waits while the daemon's queue is full. Zero would be no limit.
   const timeval bound = absl::ToTimeval(std::max(timeout, absl::Microseconds(1)));
   if (fd.valid()) setsockopt(fd.get(), SOL_SOCKET, SO_SNDTIMEO, &bound, sizeof(bound));
   if (!fd.valid() || ConnectDespiteSignals(fd.get(), address) != 0) {
     if (errno == EAGAIN) {
-      return absl::DeadlineExceededError(
-          absl::StrCat("connect: the daemon at ", path, " takes no connection within ", absl::FormatDuration(timeout)));
+      return absl::DeadlineExceededError(absl::StrCat("connect: timed out after ", absl::FormatDuration(timeout),
+                                                      ": the daemon at ", path, " accepts no connection"));
     }
     const absl::StatusCode code =
         errno == EACCES ? absl::StatusCode::kPermissionDenied : absl::StatusCode::kUnavailable;
-    return absl::Status(code, absl::StrCat("connect: a daemon expected at ", path, ", got: ", strerror(errno)));
+    return absl::Status(code, absl::StrCat("connect: cannot reach a daemon at ", path, ": ", strerror(errno)));
   }
   return fd;
 }
 
 absl::Status SendHello(int socket) {
   const wire::FileDescriptor own(static_cast<int>(syscall(SYS_pidfd_open, getpid(), 0)));
-  if (!own.valid())
-    return absl::UnimplementedError(absl::StrCat("connect: pidfd_open expected to work, got: ", strerror(errno)));
+  if (!own.valid()) return absl::UnimplementedError(absl::StrCat("connect: pidfd_open failed: ", strerror(errno)));
   const int fd = own.get();
   return wire::SendHandoff(socket, wire::HandoffBytes(wire::HandoffHello{}), absl::MakeConstSpan(&fd, 1));
 }
@@ -64,7 +63,7 @@ absl::StatusOr<pid_t> PeerPid(int socket) {
   ucred peer{};
   socklen_t size = sizeof(peer);
   if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0) return peer.pid;
-  return absl::InternalError(absl::StrCat("connect: peer credentials expected, got: ", strerror(errno)));
+  return absl::InternalError(absl::StrCat("connect: failed to read peer credentials: ", strerror(errno)));
 }
 
 }  // namespace
@@ -72,7 +71,7 @@ absl::StatusOr<pid_t> PeerPid(int socket) {
 absl::StatusOr<Companion> Companion::Connect(const std::string& path, absl::Duration timeout) {
   ASSIGN_OR_RETURN(wire::FileDescriptor socket, ConnectSocket(path, timeout));
   ASSIGN_OR_RETURN(const pid_t daemon_pid, PeerPid(socket.get()));
-  // A daemon that refuses closes at once: its reason is worth more than the failed send.
+  // A daemon that rejects the client closes at once: its reason says more than the failed send.
   const absl::Status sent = SendHello(socket.get());
   absl::StatusOr<wire::HandoffPacket> packet = wire::ReceiveHandoff(socket.get(), timeout);
   if (!packet.ok()) return sent.ok() ? packet.status() : sent;

@@ -24,9 +24,9 @@ struct SessionMemory {
 // Owns the socket and the daemon's pidfd. The token dies with the socket. Movable.
 class Companion {
  public:
-  // Connects, sends this process's pidfd, and takes the token. UNAVAILABLE when nobody listens at
-  // `path`; what the daemon refuses with, among others PERMISSION_DENIED and RESOURCE_EXHAUSTED;
-  // DEADLINE_EXCEEDED when it takes no connection, or says nothing: `timeout` bounds each of the two.
+  // Connects, sends this process's pidfd, and receives the token. UNAVAILABLE when no daemon listens at
+  // `path`; the daemon's own refusal, such as PERMISSION_DENIED or RESOURCE_EXHAUSTED;
+  // DEADLINE_EXCEEDED when it accepts no connection, or sends nothing: `timeout` limits each of the two.
   static absl::StatusOr<Companion> Connect(const std::string& path, absl::Duration timeout);
 
   Companion(wire::FileDescriptor socket, wire::FileDescriptor daemon_pidfd, std::string token, pid_t daemon_pid);

@@ -13,7 +13,7 @@ namespace paramshard::internal {
 namespace {
 
 constexpr char kWhatToDo[] =
-    "start it, unless its keeper does, and call again; it has the models that a keeper has held, and those that it "
+    "start it, unless its keeper does, and call again; it comes back with the models that its keeper holds, or that it "
     "restores from a save";
 
 std::string RandomId() {
@@ -23,13 +23,13 @@ std::string RandomId() {
   return id;
 }
 
-// gRPC does not say why a connection is not made.
+// gRPC does not say why a connection failed.
 absl::Status ExplainRemote(absl::string_view call, absl::Status answer) {
   if (!absl::IsUnavailable(answer)) return answer;
   return absl::UnavailableError(
       absl::StrCat(call, ": ", answer.message(),
-                   "; the daemon, on another machine, said so, went away, or is not reached: see its "
-                   "log, which says whose certificate it has refused, and call again"));
+                   "; the daemon on another machine reported this, exited, or cannot be reached: see "
+                   "its log, which names rejected certificates, and call again"));
 }
 
 constexpr absl::Duration kMomentBetweenSockets = absl::Milliseconds(20);
@@ -65,7 +65,7 @@ bool Connection::IsLostWithin(absl::Duration wait) const {
   return poll(fds, 2, static_cast<int>(absl::ToInt64Milliseconds(wait))) > 0;
 }
 
-// The sockets of a process that dies are closed one after the other. gRPC's, if it was the first, is broken by then.
+// A dying process closes its sockets one after the other. If gRPC's was the first, its channel is broken by then.
 bool Connection::IsAboutToBeLost() const {
   if (IsLostWithin(kMomentBetweenSockets)) return true;
   return channel_->GetState(false) != GRPC_CHANNEL_READY && IsLostWithin(kDyingTime);

@@ -1,5 +1,5 @@
-// A client's connection to its daemon: the gRPC channel, and what authenticates calls on it. Beside the daemon that is
-// the token of the companion socket, on another machine the certificate of the channel.
+// A client's connection to its daemon: the gRPC channel, and the credentials of its calls: on the daemon's machine the
+// token of the companion socket, on another machine the certificate of the channel.
 #ifndef PARAMSHARD_CLIENT_INTERNAL_CONNECTION_H_
 #define PARAMSHARD_CLIENT_INTERNAL_CONNECTION_H_
 
@@ -29,34 +29,33 @@ namespace paramshard::internal {
 // Where a daemon is: beside the client, or on another machine.
 using DaemonPlace = std::variant<SocketPaths, RemoteDaemon>;
 
-// A connection to one life of the daemon; that to another machine to all of them. It is immutable, so that threads may
-// share it; a call makes a context of its
-// own.
+// A connection to one process of the daemon; a connection to another machine serves restarted processes too. Immutable,
+// so that threads may share it; each call makes its own context.
 class Connection {
  public:
   // Errors of Companion::Connect and OpenChannel, or of OpenRemoteChannel.
   static absl::StatusOr<std::shared_ptr<Connection>> Open(const DaemonPlace& place, absl::Duration timeout);
 
-  // Whether the daemon has died or has closed the companion socket. The token is worth nothing from then on. A channel
-  // to another machine connects anew by itself.
+  // Returns true if the daemon has died or has closed the companion socket. The token is invalid from then on. A
+  // channel to another machine connects anew by itself.
   bool IsLost() const;
 
   v1::TrainerService::Stub& stub() const { return *stub_; }
   v1::AdminService::Stub& admin_stub() const { return *admin_stub_; }
   const std::shared_ptr<grpc::Channel>& channel() const { return channel_; }
-  // Tells this connection from all others: ids of requests begin with it.
+  // Unique id of this connection: ids of requests begin with it.
   const std::string& id() const { return id_; }
   void Authenticate(grpc::ClientContext& context) const;
 
-  // Passes on what a call of this connection has answered. Where the daemon went away under the call, the answer says
-  // so, and what to do. UNAVAILABLE comes a moment later than it was answered, for that may be the first sign.
+  // Passes on the answer of a call of this connection. Where the daemon went away during the call, the answer says so,
+  // and what to do. UNAVAILABLE is delayed for a moment, for it may be the first sign of a dying daemon.
   absl::Status Explain(absl::string_view call, absl::Status answer) const;
 
  private:
   Connection(std::optional<Companion> companion, std::string id, std::shared_ptr<grpc::Channel> channel);
-  // Whether it is lost within that time.
+  // Returns true if the connection is lost within that time.
   bool IsLostWithin(absl::Duration wait) const;
-  // The same after an answer that a lost connection may have made.
+  // The same after an answer that a lost connection may have caused.
   bool IsAboutToBeLost() const;
 
   const std::optional<Companion> companion_;  // unset: the daemon is on another machine
@@ -66,15 +65,15 @@ class Connection {
   const std::unique_ptr<v1::AdminService::Stub> admin_stub_;
 };
 
-// The daemon at some place, through all its lives. Thread-safe.
+// The daemon at some place, across its restarts. Thread-safe.
 class Daemon {
  public:
-  // Connects for the first time. `timeout` bounds this and every later connection.
+  // Connects for the first time. `timeout` limits this and every later connection.
   static absl::StatusOr<std::unique_ptr<Daemon>> Connect(DaemonPlace place, absl::Duration timeout);
 
   const DaemonPlace& place() const { return place_; }
 
-  // The connection, opened anew when the last one was lost. UNAVAILABLE saying what to do while nobody listens.
+  // Returns the connection, opened anew when the last one was lost. UNAVAILABLE, with advice, while no daemon listens.
   absl::StatusOr<std::shared_ptr<Connection>> Connected();
 
  private:

@@ -1,4 +1,4 @@
-// gpu_memory.h by CUDA.
+// Implementation of gpu_memory.h with CUDA.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -34,7 +34,7 @@ namespace {
 
 std::string UuidOf(const cudaDeviceProp& properties) { return std::string(properties.uuid.bytes, 16); }
 
-// "none", or the GPUs of this process, and what may have hidden others.
+// Returns "none", or the GPUs of this process, and the variable that may hide others.
 std::string SeenGpus(const std::vector<std::string>& uuids) {
   std::vector<std::string> names;
   for (size_t i = 0; i < uuids.size(); ++i) names.push_back(absl::StrCat(GpuName(uuids[i]), " (cuda:", i, ")"));
@@ -46,7 +46,7 @@ std::string SeenGpus(const std::vector<std::string>& uuids) {
 
 absl::Status NotSeen(absl::string_view uuid, absl::string_view got) {
   return absl::FailedPreconditionError(
-      absl::StrCat("session memory: ", GpuName(uuid), " expected among the GPUs of this process, got ", got));
+      absl::StrCat("session memory: want ", GpuName(uuid), " among the GPUs of this process, got ", got));
 }
 
 absl::StatusOr<int> FindGpu(absl::string_view uuid) {
@@ -67,15 +67,15 @@ absl::StatusOr<int> FindGpu(absl::string_view uuid) {
 
 // --- Waits
 
-// The wait for what was given to a stream last is short: a nap would take longer.
+// Waits for a stream's last work are short: a sleep would take longer.
 constexpr absl::Duration kSpinning = absl::Microseconds(500);
 
 absl::Status AwaitWork(absl::string_view what, int gpu, absl::Duration timeout,
                        absl::FunctionRef<absl::StatusOr<bool>()> is_done) {
   ASSIGN_OR_RETURN(const bool done, Poll({.timeout = timeout, .spinning = kSpinning}, is_done));
   if (done) return absl::OkStatus();
-  return absl::DeadlineExceededError(absl::StrCat("wait for ", what, " of cuda:", gpu, ": its work done within ",
-                                                  absl::FormatDuration(timeout), " expected, it is not"));
+  return absl::DeadlineExceededError(
+      absl::StrCat("wait for ", what, " of cuda:", gpu, ": timed out after ", absl::FormatDuration(timeout)));
 }
 
 // --- Memory
@@ -103,7 +103,7 @@ class CudaTensorMemory final : public TensorMemory {
   absl::Status AwaitMark(int mark, GpuStream stream) override;
 
  private:
-  // What the work of streams touches.
+  // Memory that the work of streams accesses.
   struct Mappings {
     std::shared_ptr<const MappedMemory> page;
     gpu::HostRegistration words;
@@ -134,14 +134,13 @@ class CudaTensorMemory final : public TensorMemory {
   gpu::WordOperations word_operations_;
 };
 
-// The driver says only that it does not like what it got.
+// The driver's error does not name the memory.
 absl::StatusOr<gpu::DeviceMemory> Import(const std::string& name, int device, const wire::FileDescriptor& fd,
                                          int64_t bytes, bool read_only) {
   auto memory = gpu::DeviceMemory::Import(device, fd.get(), bytes, read_only);
   if (memory.ok()) return memory;
-  return absl::Status(memory.status().code(),
-                      absl::StrCat("map ", name, ": a descriptor of ", bytes, " bytes of cuda:", device,
-                                   " expected, got one that cannot be mapped so: ", memory.status().message()));
+  return absl::Status(memory.status().code(), absl::StrCat("map ", name, ": failed to map its descriptor as ", bytes,
+                                                           " bytes of cuda:", device, ": ", memory.status().message()));
 }
 
 absl::StatusOr<std::unique_ptr<TensorMemory>> CudaTensorMemory::Map(int device, const TensorMemoryParts& parts) {
@@ -169,8 +168,8 @@ absl::StatusOr<std::unique_ptr<TensorMemory>> CudaTensorMemory::Map(int device, 
       std::move(marks), std::move(default_mark), std::move(stream), std::move(return_stream)));
 }
 
-// The trainer's streams may still have words to write here. Unregistering the words would wait for the device too, but
-// only after the tensors are gone, and without an end.
+// The trainer's streams may still have words to write here. Unregistering the words would also wait for the device, but
+// after the tensors are gone, and without a timeout.
 void CudaTensorMemory::Unmap() {
   if (mappings_.page == nullptr) return;
   const gpu::DeviceScope scope(gpu());
@@ -241,13 +240,13 @@ absl::Status CudaTensorMemory::AwaitMark(int mark, GpuStream stream) {
   return gpu::ToStatus(cudaStreamWaitEvent(stream, marks_[mark].get(), 0), "wait for an event");
 }
 
-// --- Views, which know their GPU alone
+// --- Copies for views, which know only their GPU
 
-// Copies between the host and one GPU, by a stream of their own: the default one would wait for the trainer's. The
-// runtime waits without an end where it copies from or to pageable memory, so bytes go through memory that is not.
+// Copies between the host and one GPU, on a separate stream: the default stream would wait for the trainer's work. The
+// runtime waits without a timeout for copies from or to pageable memory, so bytes go through pinned memory.
 class HostCopies {
  public:
-  // They live as long as the process.
+  // Returns the copies of a GPU, which live as long as the process.
   static HostCopies& Of(int gpu) {
     static absl::Mutex mu(absl::kConstInit);
     static auto* const copies = new std::map<int, HostCopies>;
@@ -299,7 +298,7 @@ class HostCopies {
     return absl::OkStatus();
   }
 
-  // A copy that is late may still use its lane, which is then left to it.
+  // A late copy may still use its lane, which is then never used again.
   absl::Status CopyPart(void* target, const void* source, size_t bytes, const Deadline& deadline)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     const cudaStream_t stream = lane_->stream.get();

@@ -16,8 +16,8 @@
 namespace paramshard::internal {
 namespace {
 
-// A dying process closes its sockets before its pidfd becomes readable, one with memory of GPUs some hundred
-// milliseconds before: waiting says which of the two it was.
+// A dying process closes its sockets before its pidfd becomes readable, some hundred milliseconds before if it has
+// memory of GPUs. A daemon whose pidfd is not readable after this wait is alive.
 constexpr int kDeathAfterCloseMilliseconds = 3000;
 
 void Watch(const EpochPage* page, int daemon_pidfd, int companion_socket, int stop) {
@@ -29,10 +29,10 @@ void Watch(const EpochPage* page, int daemon_pidfd, int companion_socket, int st
   if (fds[0].revents != 0) return;
   if (fds[1].revents == 0) poll(&fds[1], 1, kDeathAfterCloseMilliseconds);
   if (page->EndIfDaemonDied()) return;
-  page->End(absl::UnavailableError("the daemon has closed the session's companion connection"));
+  page->End(absl::UnavailableError("the daemon closed the session's companion connection"));
 }
 
-// The host program's handlers run on its own threads: whatever starts here starts with all signals
+// The host program's signal handlers run on its own threads: threads that start here have all signals
 // blocked.
 class BlockedSignals {
  public:
@@ -58,7 +58,7 @@ absl::StatusOr<std::unique_ptr<DaemonWatch>> DaemonWatch::Start(const EpochPage*
   try {
     watch->thread_ = std::thread(Watch, page, daemon_pidfd, companion_socket, watch->stop_.get());
   } catch (const std::system_error& error) {
-    return absl::ResourceExhaustedError(absl::StrCat("session: a thread expected, got: ", error.what()));
+    return absl::ResourceExhaustedError(absl::StrCat("session: failed to start a thread: ", error.what()));
   }
   return watch;
 }

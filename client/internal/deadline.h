@@ -1,4 +1,4 @@
-// Deadlines by a clock that nobody sets.
+// Deadlines by the monotonic clock.
 #ifndef PARAMSHARD_CLIENT_INTERNAL_DEADLINE_H_
 #define PARAMSHARD_CLIENT_INTERNAL_DEADLINE_H_
 
@@ -11,7 +11,7 @@
 
 namespace paramshard::internal {
 
-// A moment of the monotonic clock: whoever sets the time of day neither moves nor passes it.
+// A moment of the monotonic clock: changes of the time of day do not move it.
 class Deadline {
  public:
   // `wait` from now; at most a year, for longer waits would overflow the clock.

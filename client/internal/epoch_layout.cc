@@ -24,20 +24,20 @@ absl::Status OtherVersion(const v1::ModelSpec& spec, absl::string_view what) {
 absl::StatusOr<ModelSpec> ParseDaemonsSpec(const v1::ModelSpec& proto) {
   absl::StatusOr<ModelSpec> spec = ParseModelSpec(proto);
   if (spec.ok()) return spec;
-  return OtherVersion(proto, absl::StrCat("a spec that this library knows expected from the daemon, got one with \"",
-                                          spec.status().message(), "\""));
+  return OtherVersion(
+      proto, absl::StrCat("the daemon's spec is not supported by this library (\"", spec.status().message(), "\")"));
 }
 
 absl::StatusOr<Layout> ComputeLayout(const v1::EpochStarted& started) {
   ASSIGN_OR_RETURN(ModelSpec spec, ParseDaemonsSpec(started.spec()));
   const int ranks = started.shard_size();
   if (ranks < 1 || ranks > kMaxShardSize || started.group_rank() < 0 || started.group_rank() >= ranks) {
-    return absl::InternalError(absl::StrCat("attach ", spec.name, ": a rank of a shard group of 1 to ", kMaxShardSize,
-                                            " expected, got rank ", started.group_rank(), " of ", ranks));
+    return absl::InternalError(absl::StrCat("attach ", spec.name, ": want a rank of a shard group of 1 to ",
+                                            kMaxShardSize, ", got rank ", started.group_rank(), " of ", ranks));
   }
   Layout layout(std::move(spec), ranks);
   if (LayoutFingerprint(layout) == started.layout_fingerprint()) return layout;
-  return OtherVersion(started.spec(), "the layout that the daemon computes expected, got another one");
+  return OtherVersion(started.spec(), "the daemon computes a different layout");
 }
 
 }  // namespace paramshard::internal

@@ -1,4 +1,4 @@
-// What a daemon says of a model, checked: another process has sent it.
+// Checks of a model's spec and layout as the daemon sends them.
 #ifndef PARAMSHARD_CLIENT_INTERNAL_EPOCH_LAYOUT_H_
 #define PARAMSHARD_CLIENT_INTERNAL_EPOCH_LAYOUT_H_
 
@@ -12,8 +12,8 @@ namespace paramshard::internal {
 // FAILED_PRECONDITION for a spec that this library does not understand.
 absl::StatusOr<ModelSpec> ParseDaemonsSpec(const v1::ModelSpec& proto);
 
-// The layout of an epoch. FAILED_PRECONDITION when the daemon computes another one: daemon and library are of different
-// versions. INTERNAL for ranks that cannot be.
+// Returns the layout of an epoch. FAILED_PRECONDITION when the daemon computes a different one: daemon and library are
+// of different versions. INTERNAL for impossible ranks.
 absl::StatusOr<Layout> ComputeLayout(const v1::EpochStarted& started);
 
 }  // namespace paramshard::internal

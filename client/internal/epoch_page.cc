@@ -13,11 +13,10 @@
 namespace paramshard::internal {
 namespace {
 
-// The watch ends the page when the daemon dies; slices are for a daemon that died between two words
-// of the end.
+// The watch ends the page when the daemon dies; short waits detect a daemon that died while it wrote the end.
 constexpr absl::Duration kWaitSlice = Interruption::kSlice;
 constexpr absl::Duration kRingSlice = absl::Milliseconds(1);
-// The daemon reads commands as they come, also those that it cannot carry out yet.
+// The daemon reads commands as they come, also commands that it cannot carry out yet.
 constexpr absl::Duration kRingTimeout = absl::Seconds(30);
 
 uint32_t Low(int64_t number) { return static_cast<uint32_t>(number); }
@@ -60,8 +59,8 @@ absl::StatusOr<int64_t> EpochPage::Send(v1::Command command) {
   command.set_number(next_number_);
   const std::string record = command.SerializeAsString();
   if (record.size() > wire::kMaxRecordBytes) {
-    return absl::InvalidArgumentError(absl::StrCat("command ", next_number_, ": at most ", wire::kMaxRecordBytes,
-                                                   " bytes expected, got ", record.size()));
+    return absl::InvalidArgumentError(absl::StrCat("command ", next_number_, ": want at most ", wire::kMaxRecordBytes,
+                                                   " bytes, got ", record.size()));
   }
   const Deadline deadline = Deadline::After(kRingTimeout);
   while (true) {
@@ -69,8 +68,8 @@ absl::StatusOr<int64_t> EpochPage::Send(v1::Command command) {
     const uint32_t tail = words_.ring_tail().value.load(std::memory_order_acquire);
     if (writer_.TryWrite(record)) return next_number_++;
     if (deadline.Passed()) {
-      return absl::DeadlineExceededError(absl::StrCat("command ", next_number_, ": the daemon (pid ", daemon_pid_,
-                                                      ") has not read the command ring for ",
+      return absl::DeadlineExceededError(absl::StrCat("command ", next_number_, ": timed out: the daemon (pid ",
+                                                      daemon_pid_, ") has not read the command ring for ",
                                                       absl::FormatDuration(kRingTimeout)));
     }
     words_.AwaitReached(words_.ring_tail(), tail + 1, kRingSlice);

@@ -17,15 +17,15 @@
 
 namespace paramshard::internal {
 
-// Owns nothing: page and pidfd outlive it. Used by one thread at a time, but for End and status. In a forked child it
-// says so by its status, and must not be used otherwise.
+// Owns nothing: page and pidfd outlive it. Used by one thread at a time, except End and status. In a forked child its
+// status is an error, and nothing else may be called.
 class EpochPage {
  public:
   EpochPage(const wire::Words& words, int daemon_pidfd, pid_t daemon_pid, Interruption interruption = {});
 
   const wire::Words& words() const { return words_; }
 
-  // FAILED_PRECONDITION in a child that was forked after the session began: what is on the page is its parent's.
+  // FAILED_PRECONDITION in a child that was forked after the session began: the page belongs to its parent.
   absl::Status CheckProcess() const { return owner_.Check("session"); }
   bool IsOwn() const { return owner_.IsCaller(); }
 
@@ -33,7 +33,7 @@ class EpochPage {
   absl::Status status() const;
   // Ends the page on this side, unless it has ended.
   void End(const absl::Status& why) const;
-  // Ends the page when the daemon has died; whether it has.
+  // Ends the page if the daemon has died, and returns true then.
   bool EndIfDaemonDied() const;
 
   // The number that the next command will carry.
@@ -47,14 +47,14 @@ class EpochPage {
   absl::Status Await(const wire::Word& word, int64_t number) const;
   bool Reached(const wire::Word& word, int64_t number) const;
 
-  // Whether commit `number` has been answered. Unlike other words, this one can be trusted after
+  // Returns true if the commit has been answered. Unlike other words, this one is valid after
   // the epoch's end.
   bool Answered(int64_t commit_number) const;
   // Waits for that answer; the epoch's end status when it will not come.
   absl::Status AwaitAnswer(int64_t commit_number) const;
 
  private:
-  // An interruption, or why the epoch ended.
+  // Returns an interruption, or why the epoch ended.
   absl::Status CheckWait() const;
 
   const OwnerProcess owner_;

@@ -13,7 +13,7 @@
 namespace paramshard::internal {
 namespace {
 
-// Where each of `sizes` begins when they lie one after the other.
+// Returns where each of `sizes` begins when they lie one after the other.
 std::vector<int64_t> Offsets(const std::vector<int64_t>& sizes) {
   std::vector<int64_t> offsets(sizes.size());
   std::exclusive_scan(sizes.begin(), sizes.end(), offsets.begin(), int64_t{0});
@@ -39,26 +39,26 @@ absl::StatusOr<PlannedGather> Gathers::Find(absl::string_view unit_name, Phase p
   ASSIGN_OR_RETURN(const int unit, attached_.names.FindUnit(unit_name));
   const bool resident = ResidentSlot(unit).has_value();
   const auto refused = [&](auto... why) {
-    return absl::InvalidArgumentError(absl::StrCat("gather ", unit_name, ": phase ", why...));
+    return absl::InvalidArgumentError(absl::StrCat("gather ", unit_name, ": ", why...));
   };
   if (!IsPhase(phase)) {
-    return refused("forward, backward or both expected, got ", static_cast<int>(phase));
+    return refused("want phase forward, backward or both, got ", static_cast<int>(phase));
   }
   if (resident && phase != Phase::kBoth) {
-    return refused("both expected (the unit stays gathered), got ", PhaseName(phase));
+    return refused("want phase both (the unit stays gathered), got ", PhaseName(phase));
   }
   const PlannedGather gather{unit, phase};
   const int64_t bytes = SlotBytes(gather);
   if (resident || slots_.Fits(bytes)) return gather;
-  return refused(PhaseName(phase), " takes ", bytes,
+  return refused("phase ", PhaseName(phase), " takes ", bytes,
                  " bytes, more than any gather slot; reshard_after_forward = false gives the unit a slot of its own");
 }
 
 absl::StatusOr<int> Gathers::ChooseSlot(const PlannedGather& gather, const GatherSlots& slots) const {
   if (const std::optional<int> own = ResidentSlot(gather.unit); own.has_value()) {
     if (!slots.held(*own)) return *own;
-    return absl::ResourceExhaustedError(absl::StrCat("gather ", attached_.names.UnitName(gather.unit),
-                                                     ": the unit's own slot expected to be free, it is still held"));
+    return absl::ResourceExhaustedError(
+        absl::StrCat("gather ", attached_.names.UnitName(gather.unit), ": the unit's own slot is still held"));
   }
   const std::optional<int> slot = slots.FindFree(SlotBytes(gather));
   if (slot.has_value()) return *slot;
@@ -68,11 +68,11 @@ absl::StatusOr<int> Gathers::ChooseSlot(const PlannedGather& gather, const Gathe
 absl::Status Gathers::NoSlotIsFree(const PlannedGather& gather, const GatherSlots& slots) const {
   const std::vector<int> fitting = slots.Fitting(SlotBytes(gather));
   const bool large = static_cast<int>(fitting.size()) < attached_.layout.ring_slots();
-  return absl::ResourceExhaustedError(
-      absl::StrCat("gather ", attached_.names.UnitName(gather.unit), ": a free gather slot expected, ",
-                   large ? "the large ones that it fits are" : "all that fit are", " held by handles of ",
-                   attached_.names.UnitNames(slots.HoldersOf(fitting)), "; release one, or raise ModelSpec.",
-                   large ? "large_gather_slots" : "gather_slots", " above ", fitting.size()));
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "gather ", attached_.names.UnitName(gather.unit),
+      ": no gather slot is free: ", large ? "the large ones that it fits are" : "all that fit are",
+      " held by handles of ", attached_.names.UnitNames(slots.HoldersOf(fitting)), "; release one, or raise ModelSpec.",
+      large ? "large_gather_slots" : "gather_slots", " above ", fitting.size()));
 }
 
 std::optional<int> Gathers::ChooseSlotAhead(const PlannedGather& gather) const {
@@ -132,7 +132,7 @@ void Gathers::IssueAhead() {
   while (const std::optional<PlannedGather> next = plan_.Expected(ahead_.size())) {
     const std::optional<int> slot = ChooseSlotAhead(*next);
     if (!slot.has_value()) return;
-    // Fails only when the epoch has ended, which the trainer's next call says.
+    // Fails only when the epoch has ended, which the trainer's next call reports.
     absl::StatusOr<GatherTicket> ticket = Issue(*next, *slot);
     if (!ticket.ok()) return;
     ahead_.push_back(*ticket);
@@ -196,7 +196,7 @@ absl::Status Gathers::Arrive(const GatherTicket& ticket) {
   if (Lands() && ticket.commit_number > 0) RETURN_IF_ERROR(attached_.carrier.AwaitAnswer(ticket.commit_number));
   if (ReadsArena()) return absl::OkStatus();
   AwaitReaders(ticket.slot);
-  // Beside the daemon's copies, unless pieces of the gather before may still arrive and overwrite these.
+  // Runs beside the daemon's copies, unless pieces of an earlier gather may still arrive and overwrite these.
   const bool lands_first = Lands() && !pieces_may_arrive_[ticket.slot];
   if (lands_first) RETURN_IF_ERROR(LandOwnPieces(ticket));
   RETURN_IF_ERROR(AwaitPieces(ticket));
@@ -262,7 +262,7 @@ absl::Status Gathers::ReleaseByCarrier(const GatherTicket& ticket) {
   wire::Word& released = attached_.page.words().released(ticket.slot);
   if (arrived_[ticket.slot] != ticket.number) pieces_may_arrive_[ticket.slot] = true;
   slots_.Release(ticket.slot);
-  // An earlier gather's word may still be to be written, by a stream that reads the slot until then.
+  // A stream that still reads the slot may have an earlier gather's word left to write.
   AwaitReaders(ticket.slot);
   const bool later = attached_.carrier.Write(released, ticket.number);
   const absl::Status written = attached_.carrier.Flush();
@@ -278,9 +278,9 @@ absl::Status Gathers::ReleaseByCarrier(const GatherTicket& ticket) {
 
 void Gathers::Release(const GatherTicket& ticket) {
   if (!attached_.page.IsOwn()) return;
-  // Never refused for the host.
+  // Never fails for the host.
   attached_.carrier.BeginReturn("release", std::nullopt).IgnoreError();
-  // A trainer that has never seen the unit has given nothing to do with it.
+  // A trainer that has never seen the unit has no work on it.
   const bool seen = arrived_[ticket.slot] == ticket.number;
   if (seen) attached_.carrier.FollowTrainer().IgnoreError();
   ReleaseByCarrier(ticket).IgnoreError();
@@ -297,7 +297,7 @@ absl::Status Gathers::CheckNoneHeld() const {
   const std::vector<int> units = slots_.Holders();
   if (units.empty()) return absl::OkStatus();
   return absl::FailedPreconditionError(
-      absl::StrCat("commit: every gathered unit released expected, still held: ", attached_.names.UnitNames(units)));
+      absl::StrCat("commit: gathered units are still held: ", attached_.names.UnitNames(units)));
 }
 
 }  // namespace paramshard::internal

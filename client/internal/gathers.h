@@ -1,4 +1,4 @@
-// A session's gathers: which slot each one takes, how its pieces come to lie there, and when the slot is free again.
+// A session's gathers: choice of slots, arrival of pieces, and release.
 #ifndef PARAMSHARD_CLIENT_INTERNAL_GATHERS_H_
 #define PARAMSHARD_CLIENT_INTERNAL_GATHERS_H_
 
@@ -41,25 +41,24 @@ struct PlaneBytes {
 
 // See Model and GatheredUnit for the errors. Used by one thread at a time.
 //
-// Host and streams may take turns: what is done next in a slot is ordered after what was given to do there before. What
-// the host has awaited is ready for every stream. What the host releases is free after the work that the trainer has
-// given its default stream.
+// Host and streams may take turns: work on a slot is ordered as the calls are. A unit that the host has awaited is
+// ready for every stream. A unit that the host releases is free after the trainer's work so far on the default stream.
 class Gathers {
  public:
   // `commits` outlives it. With `prefetch` gathers are issued ahead in the order of the first step.
   Gathers(const Attachment& attached, UnitGatherCopies copies, const Commits* commits, bool prefetch);
 
   absl::StatusOr<GatherTicket> Gather(absl::string_view unit, Phase phase);
-  // Says what Gather would answer now, and sends nothing.
+  // Returns the status that Gather would have now, and sends nothing.
   absl::Status CanGather(absl::string_view unit, Phase phase) const;
-  // The slots, ascending, that hold such a gather.
+  // Returns the slots, ascending, that fit such a gather.
   absl::StatusOr<std::vector<int>> SlotsOf(absl::string_view unit, Phase phase) const;
 
-  // Brings the pieces of all ranks into the slot, landing this rank's own where that is the client's part.
+  // Waits for the pieces of all ranks in the slot, and copies this rank's own where that is the client's task.
   absl::Status Await(const GatherTicket& ticket, Worker worker = {});
-  // Lets one more stream wait for what another one has awaited.
+  // Lets another stream wait for an awaited gather.
   absl::Status Follow(const GatherTicket& ticket, GpuStream stream);
-  // Waits until the host may read what a stream was to await.
+  // Waits until the host may read a gather that a stream awaits.
   absl::Status Synchronize(GpuStream stream);
   bool IsReady(const GatherTicket& ticket) const;
   // Requires a successful Await, and a plane that the phase brings.
@@ -69,13 +68,13 @@ class Gathers {
   // The slot counts as free on return. When the stream refuses the work, it is lost, and its readers with it.
   absl::Status ReleaseOn(const GatherTicket& ticket, GpuStream stream);
 
-  // Releases what was issued ahead.
+  // Releases the gathers that were issued ahead.
   void DropAhead();
   // FAILED_PRECONDITION naming the units that are still held.
   absl::Status CheckNoneHeld() const;
-  // Whether a unit is held that was not only gathered ahead.
+  // Returns true if the trainer holds a unit; units that are only gathered ahead do not count.
   bool HasHandles() const;
-  // A commit was sent: what was gathered since the last one is the plan.
+  // A commit was sent: the gathers since the last commit are the plan.
   void EndStep() { plan_.EndStep(); }
   // A discard was sent: the step begins anew.
   void RestartStep() { plan_.RestartStep(); }
@@ -103,7 +102,7 @@ class Gathers {
   bool ReadsArena() const { return Lands() && attached_.layout.ranks() == 1; }
   bool Lands() const { return attached_.started.client_lands_own_pieces(); }
   const GatherCopies& CopiesOf(const GatherTicket& ticket) const { return copies_[ticket.unit][ticket.phase]; }
-  // What a gather takes of a slot; the slot of its own of a unit that stays gathered.
+  // Bytes of a slot that a gather needs.
   int64_t SlotBytes(const PlannedGather& gather) const {
     return attached_.layout.units()[gather.unit].slot_bytes[gather.phase];
   }
@@ -129,7 +128,7 @@ class Gathers {
 
   GatherSlots slots_;
   std::vector<int64_t> arrived_;                               // by slot: the last gather that was awaited
-  std::vector<bool> pieces_may_arrive_;                        // by slot: it was released before all had arrived
+  std::vector<bool> pieces_may_arrive_;                        // by slot: released before all pieces had arrived
   std::vector<std::optional<StreamRelease>> stream_releases_;  // by slot: the last one
   PrefetchPlan plan_;
   std::deque<GatherTicket> ahead_;  // issued for what plan_ expects, in that order

@@ -1,4 +1,4 @@
-// What the client library asks of CUDA. A build without it links answers that say so.
+// CUDA operations of the client library. A build without CUDA links UNIMPLEMENTED ones.
 #ifndef PARAMSHARD_CLIENT_INTERNAL_GPU_MEMORY_H_
 #define PARAMSHARD_CLIENT_INTERNAL_GPU_MEMORY_H_
 
@@ -17,7 +17,7 @@ namespace paramshard::internal {
 absl::StatusOr<std::unique_ptr<TensorMemory>> MapGpuTensors(absl::string_view gpu_uuid, const TensorMemoryParts& parts);
 
 // Copies between memory of this process's GPU `gpu` and the host. Done on return. They wait for no other stream.
-// DEADLINE_EXCEEDED after kStreamWorkTimeout: a copy to the GPU may then still be under way, one to the host is not.
+// DEADLINE_EXCEEDED after kStreamWorkTimeout: a copy to the GPU may then still be running, a copy to the host is not.
 absl::Status CopyFromGpu(int gpu, absl::Span<const uint8_t> source, uint8_t* target);
 absl::Status CopyToGpu(int gpu, absl::Span<const uint8_t> source, uint8_t* target);
 

@@ -1,4 +1,4 @@
-// gpu_memory.h in a build without CUDA.
+// Implementation of gpu_memory.h in a build without CUDA.
 #include "client/internal/gpu_memory.h"
 
 namespace paramshard::internal {

@@ -22,13 +22,12 @@ uint8_t* Gradients::SlotMemory(int slot) const {
 absl::StatusOr<GradientTicket> Gradients::ChooseSlot(absl::string_view unit_name) const {
   ASSIGN_OR_RETURN(const int unit, attached_.names.FindUnit(unit_name));
   if (attached_.layout.units()[unit].gradient_bytes == 0) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "gradients ", unit_name, ": a unit with trainable parameters expected, all of this one's are frozen"));
+    return absl::InvalidArgumentError(absl::StrCat("gradients ", unit_name, ": all parameters of the unit are frozen"));
   }
   const std::optional<int> slot = slots_.FindOldest(attached_.layout.units()[unit].gradient_bytes);
   if (slot.has_value()) return GradientTicket{.unit = unit, .slot = *slot};
   return absl::ResourceExhaustedError(
-      absl::StrCat("gradients ", unit_name, ": a free gradient slot expected, all that fit are held, unpushed, for ",
+      absl::StrCat("gradients ", unit_name, ": no gradient slot is free: all that fit are held, unpushed, for ",
                    attached_.names.UnitNames(slots_.Holders()), "; push one, or raise ModelSpec.gradient_slots"));
 }
 
@@ -72,11 +71,11 @@ GradientView Gradients::View(const GradientTicket& ticket, int parameter) const 
 }
 
 absl::Status Gradients::AwaitLandingArea(int unit) {
-  // The last commit reads what landed before it.
+  // The last commit reads the rows that landed before it.
   if (const int64_t commit = commits_.last_in_epoch(); commit > 0) {
     RETURN_IF_ERROR(attached_.carrier.AwaitAnswer(commit));
   }
-  // Rows whose push was discarded may still be landing, on another stream: not when their slot has drained.
+  // Another stream may still write rows of a discarded push: not after their slot has drained.
   const Landing& last = landings_[unit];
   if (last.number == 0) return absl::OkStatus();
   return attached_.carrier.Await(attached_.page.words().drained(last.slot), last.number);
@@ -97,7 +96,7 @@ absl::Status Gradients::Fill(const GradientTicket& ticket, absl::Span<const int>
     }
     RETURN_IF_ERROR(carrier.Copy(copies_));
   }
-  // Before the command: the daemon may look at the word as soon as it has read that.
+  // Written before the command is sent: the daemon may read the word as soon as it has read the command.
   carrier.Write(attached_.page.words().filled(ticket.slot), attached_.page.next_number());
   return carrier.Flush();
 }
@@ -137,7 +136,7 @@ void Gradients::GiveBack(const GradientTicket& ticket, Worker worker) {
   slots_.Release(ticket.slot);
   if (attached_.memory.gpu() < 0) return;
   Carrier& carrier = attached_.carrier;
-  // Without a mark the stream is lost, and what it had to write with it.
+  // Without a mark the stream is lost, and its writes with it.
   const bool marked = carrier.BeginReturn("give back", worker).ok() && carrier.FollowTrainer().ok() &&
                       attached_.memory.SetMark(MarkOf(ticket.slot), carrier.stream()).ok();
   if (marked) given_back_by_[ticket.slot] = carrier.stream();
@@ -147,7 +146,7 @@ absl::Status Gradients::CheckNoneHeld() const {
   const std::vector<int> units = slots_.Holders();
   if (units.empty()) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat(
-      "commit: every gradient slot pushed or given back expected, still held: ", attached_.names.UnitNames(units)));
+      "commit: gradient slots are still held: ", attached_.names.UnitNames(units), "; push them, or give them back"));
 }
 
 }  // namespace paramshard::internal

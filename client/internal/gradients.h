@@ -25,8 +25,8 @@ struct GradientTicket {
 
 // See Model and UnitGradients for the errors. Used by one thread at a time.
 //
-// What the host hands out is ready for every stream. What it takes back, it takes after the work that the trainer has
-// given its default stream. What a stream hands out is ready for that stream.
+// A slot that the host hands out is ready for every stream. The host takes a slot back after the trainer's work so far
+// on the default stream. A slot that a stream hands out is ready for that stream.
 class Gradients {
  public:
   // `commits` outlives it.
@@ -34,7 +34,7 @@ class Gradients {
 
   absl::StatusOr<GradientTicket> Take(absl::string_view unit, Worker worker = {}, bool zeroed = true);
   GradientView View(const GradientTicket& ticket, int parameter) const;
-  // Says whether the ticket's unit may be pushed now.
+  // OK if the ticket's unit may be pushed now.
   absl::Status CheckPush(const GradientTicket& ticket) const;
   // Hands over what `worker` has written. `absent_parameters` ascend.
   absl::Status Push(const GradientTicket& ticket, absl::Span<const int> absent_parameters, Worker worker = {});
@@ -51,7 +51,7 @@ class Gradients {
   absl::StatusOr<GradientTicket> ChooseSlot(absl::string_view unit) const;
   // Orders the worker after the stream that may still write a slot which was given back.
   absl::Status AwaitGivenBack(const GradientTicket& ticket);
-  // Orders the worker after all that still uses the unit's landing area.
+  // Orders the worker after all work that still uses the unit's landing area.
   absl::Status AwaitLandingArea(int unit);
   // Hands the slot over, by the word `filled`, and keeps this rank's own rows where the daemon looks for them at the
   // commit, if they are to be `landed`.

@@ -1,4 +1,4 @@
-// What is behind the handles of client.h.
+// Implementations of the handles of client.h.
 #ifndef PARAMSHARD_CLIENT_INTERNAL_HANDLES_H_
 #define PARAMSHARD_CLIENT_INTERNAL_HANDLES_H_
 
@@ -33,7 +33,7 @@ class GatheredUnit::Impl {
 
  private:
   absl::Status CheckPlane(const ParameterSpec& spec, Plane plane) const;
-  // Contiguous scales: where they lie when they are in one part, else put together here.
+  // Returns contiguous scales: a view of the slot when they are in one part, else a copy of all parts.
   absl::Span<const uint8_t> Scales(int parameter, Plane plane, const internal::PlaneBytes& bytes);
   const NameIndex& names() const { return session_->names(); }
   const ParameterSpec& Spec(int parameter) const { return session_->spec().units[ticket_.unit].parameters[parameter]; }
@@ -59,7 +59,7 @@ class UnitGradients::Impl {
   // INVALID_ARGUMENT for a frozen parameter.
   absl::StatusOr<int> FindTrainable(absl::string_view operation, absl::string_view parameter) const;
   absl::Status MarkAbsent(absl::string_view parameter);
-  // Whether a push would be sent: if not, the slot stays as it is.
+  // OK if a push would be sent. On an error the slot stays unchanged.
   absl::Status CheckPush() const { return session_->gradients().CheckPush(ticket_); }
   // The last call.
   absl::Status Push();
@@ -75,7 +75,7 @@ class UnitGradients::Impl {
 
 namespace internal {
 
-// What client/cuda.h reaches of the handles.
+// Access of client/cuda.h to the handles.
 class HandleAccess {
  public:
   static std::unique_ptr<GatheredUnit::Impl>& ImplOf(GatheredUnit& unit) { return unit.impl_; }

@@ -1,4 +1,4 @@
-// What a caller may end its own waits with.
+// A caller's means to end its own waits.
 #ifndef PARAMSHARD_CLIENT_INTERNAL_INTERRUPTION_H_
 #define PARAMSHARD_CLIENT_INTERNAL_INTERRUPTION_H_
 
@@ -15,7 +15,7 @@
 
 namespace paramshard::internal {
 
-// Client::Options::interrupted, or nothing that is ever asked. Copyable.
+// Client::Options::interrupted; empty: nothing to ask. Copyable.
 class Interruption {
  public:
   // How long a wait goes on before it asks again.
@@ -24,12 +24,12 @@ class Interruption {
   Interruption() = default;
   explicit Interruption(std::function<absl::Status()> ask) : ask_(std::move(ask)) {}
 
-  // Whether there is anybody to be asked.
+  // Returns true if there is a function to ask.
   bool IsPossible() const { return ask_ != nullptr; }
   // An error ends the wait of the calling thread.
   absl::Status Ask() const { return ask_ == nullptr ? absl::OkStatus() : ask_(); }
 
-  // The next event of a queue: its `ok`. DEADLINE_EXCEEDED without a text, or what Ask answered; then the event is
+  // Returns `ok` of the next event of a queue. DEADLINE_EXCEEDED without a text, or the error of Ask; then the event is
   // still to come.
   absl::StatusOr<bool> NextEvent(grpc::CompletionQueue& queue, const Deadline& deadline) const {
     void* tag;

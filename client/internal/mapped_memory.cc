@@ -20,11 +20,11 @@ absl::Status CheckFile(const std::string& name, int fd, int64_t size_bytes) {
   if (fstat(fd, &file) != 0) return absl::InternalError(absl::StrCat("map ", name, ": ", strerror(errno)));
   if (file.st_size != size_bytes) {
     return absl::FailedPreconditionError(
-        absl::StrCat("map ", name, ": ", size_bytes, " bytes expected, got ", file.st_size));
+        absl::StrCat("map ", name, ": want ", size_bytes, " bytes, got ", file.st_size));
   }
   const int seals = fcntl(fd, F_GET_SEALS);
   if (seals < 0 || (seals & F_SEAL_SHRINK) == 0) {
-    return absl::FailedPreconditionError(absl::StrCat("map ", name, ": a file sealed against shrinking expected"));
+    return absl::FailedPreconditionError(absl::StrCat("map ", name, ": the file is not sealed against shrinking"));
   }
   return absl::OkStatus();
 }

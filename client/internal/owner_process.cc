@@ -9,7 +9,7 @@
 namespace paramshard::internal {
 namespace {
 
-// How many forks lie between the program's first process and this one, counted from the first object on.
+// Number of forks between the program's first process and this one, counted from the first object on.
 std::atomic<uint64_t> generation = 0;
 
 struct Kept {
@@ -35,7 +35,7 @@ absl::Status OwnerProcess::Check(absl::string_view object) const {
   if (IsCaller()) return absl::OkStatus();
   return absl::FailedPreconditionError(
       absl::StrCat(object,
-                   ": the process that opened it expected, got a forked child of that process; use it in the "
+                   ": cannot be used in a forked child of the process that opened it; use it in the "
                    "parent alone, and let a child that needs a daemon connect after exec (in Python: the start "
                    "methods spawn and forkserver)"));
 }

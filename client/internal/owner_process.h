@@ -1,4 +1,4 @@
-// Which process an object belongs to.
+// The process that an object belongs to.
 #ifndef PARAMSHARD_CLIENT_INTERNAL_OWNER_PROCESS_H_
 #define PARAMSHARD_CLIENT_INTERNAL_OWNER_PROCESS_H_
 
@@ -17,17 +17,17 @@ class OwnerProcess {
   // The calling process.
   OwnerProcess();
 
-  // Whether the caller is that process, and not one that was forked from it. As cheap as reading a variable.
+  // Returns true if the caller is that process, and not a fork of it. As cheap as reading a variable.
   bool IsCaller() const;
 
-  // FAILED_PRECONDITION in a forked child, with what to do. `object` is whose owner it is.
+  // FAILED_PRECONDITION in a forked child, with advice. `object` is the owned object's name.
   absl::Status Check(absl::string_view object) const;
 
  private:
   uint64_t generation_;
 };
 
-// Keeps what a forked child must not destroy where a leak checker finds it.
+// Keeps an object that a forked child must not destroy where a leak checker finds it.
 void KeepForEver(void* object);
 
 // Shares an object of this process. A forked child that drops the last reference to its copy destroys nothing: no

@@ -19,20 +19,19 @@ struct PlannedGather {
   }
 };
 
-// A step is what lies between two commits. The plan is the recording of the last one. A gather that
-// is not the expected one ends the expectations for this step and restarts the recording with
-// itself: what came before it (an evaluation, say) is not part of a step. Gathers past the plan's
-// end are recorded on.
+// A step lies between two commits. The plan is the recording of the last one. An unexpected gather
+// ends the expectations for this step and restarts the recording with itself: earlier gathers (an
+// evaluation, say) are not part of a step. Gathers past the plan's end are recorded too.
 class PrefetchPlan {
  public:
-  // Notes the trainer's next gather; whether it was the expected one.
+  // Records the trainer's next gather. Returns true if it was the expected one.
   bool Advance(const PlannedGather& gather);
 
-  // What is expected `ahead` gathers after the next one (0: the next one); nullopt when nothing is.
+  // Returns the gather that is expected `ahead` gathers after the next one (0: the next one), if any.
   std::optional<PlannedGather> Expected(size_t ahead) const;
 
   void EndStep();
-  // The step begins anew: what was recorded of it counts no more.
+  // Begins the step anew: forgets its recording.
   void RestartStep();
 
  private:

@@ -21,7 +21,7 @@ namespace {
 
 constexpr absl::Duration kQuestion = absl::Milliseconds(200);
 
-// Whom the last handshake has refused: gRPC does not say why a connection is not made.
+// Reason of the last rejected handshake: gRPC does not say why a connection failed.
 struct Refusal {
   std::string Text() {
     absl::MutexLock lock(&mu);
@@ -34,7 +34,7 @@ struct Refusal {
 
 bool IsRefused(Refusal& refusal) { return !refusal.Text().empty(); }
 
-// A call that does not wait for a connection says why there is none.
+// Returns why there is no connection, from a call that does not wait for one.
 std::string WhyNot(const std::shared_ptr<grpc::Channel>& channel, const tls::Files& files) {
   grpc::ClientContext context;
   context.set_wait_for_ready(false);
@@ -46,7 +46,7 @@ std::string WhyNot(const std::shared_ptr<grpc::Channel>& channel, const tls::Fil
   return advice.empty() ? failure : absl::StrCat(failure, "; ", advice);
 }
 
-// False at the deadline, or when whoever listens there is somebody else.
+// Returns false at the deadline, or when the peer's certificate is rejected.
 bool Connect(grpc::Channel& channel, Refusal& refusal, const Deadline& deadline) {
   for (auto state = channel.GetState(true); state != GRPC_CHANNEL_READY; state = channel.GetState(true)) {
     if (IsRefused(refusal) || !channel.WaitForStateChange(state, deadline.ToGrpc())) return false;
@@ -63,8 +63,8 @@ absl::Status CheckRemoteAddress(absl::string_view address) {
   if (has_both && absl::SimpleAtoi(address.substr(colon + 1), &port) && port > 0 && port < 65536) {
     return absl::OkStatus();
   }
-  return absl::InvalidArgumentError(absl::StrCat(
-      "address: HOST:PORT where a daemon listens, or [ADDRESS]:PORT of IPv6, expected, got \"", address, "\""));
+  return absl::InvalidArgumentError(
+      absl::StrCat("address: want HOST:PORT of a daemon, or [ADDRESS]:PORT of IPv6, got \"", address, "\""));
 }
 
 absl::StatusOr<std::shared_ptr<grpc::Channel>> OpenRemoteChannel(const RemoteDaemon& daemon, absl::Duration timeout) {
@@ -85,8 +85,8 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> OpenRemoteChannel(const RemoteDae
       grpc::CreateCustomChannel(daemon.address, tls::MakeChannelCredentials(daemon.files, check), arguments);
   if (Connect(*channel, *refusal, Deadline::After(timeout))) return channel;
   const std::string why = IsRefused(*refusal) ? refusal->Text() : WhyNot(channel, daemon.files);
-  return absl::UnavailableError(absl::StrCat("connect: a daemon expected at ", daemon.address,
-                                             ", no connection within ", absl::FormatDuration(timeout), ": ", why));
+  return absl::UnavailableError(absl::StrCat("connect: cannot reach a daemon at ", daemon.address,
+                                             ": no connection within ", absl::FormatDuration(timeout), ": ", why));
 }
 
 }  // namespace paramshard::internal

@@ -1,4 +1,4 @@
-// A channel to a daemon on another machine, for tools: trainers need memory of their own machine's daemon.
+// gRPC channel to a daemon on another machine, for tools: trainers need memory of their own machine's daemon.
 #ifndef PARAMSHARD_CLIENT_INTERNAL_REMOTE_CHANNEL_H_
 #define PARAMSHARD_CLIENT_INTERNAL_REMOTE_CHANNEL_H_
 
@@ -19,16 +19,16 @@ namespace paramshard::internal {
 
 struct RemoteDaemon {
   std::string address;  // HOST:PORT of its --listen
-  tls::Files files;     // with whose certificate the caller comes
+  tls::Files files;     // the caller's certificate, its key, and the trusted authorities
   std::vector<tls::RolePattern> roles;
 };
 
-// INVALID_ARGUMENT it is no HOST:PORT.
+// INVALID_ARGUMENT unless `address` is HOST:PORT.
 absl::Status CheckRemoteAddress(absl::string_view address);
 
-// A channel to whoever shows the certificate of a node of the same world. Errors of tls::IdentityRules::Load;
-// INVALID_ARGUMENT the address is none; UNAVAILABLE somebody else listens there, at once; no such daemon within the
-// timeout: what the system or TLS says, and what to look at.
+// Opens a channel to a daemon with the certificate of a node of the same world. Errors of tls::IdentityRules::Load;
+// INVALID_ARGUMENT for a malformed address; UNAVAILABLE when another program listens there, at once, or when there is
+// no connection within the timeout: with the error of the system or TLS, and advice.
 absl::StatusOr<std::shared_ptr<grpc::Channel>> OpenRemoteChannel(const RemoteDaemon& daemon, absl::Duration timeout);
 
 }  // namespace paramshard::internal

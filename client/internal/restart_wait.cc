@@ -14,8 +14,7 @@ namespace {
 constexpr absl::Duration kFirstPause = absl::Milliseconds(10);
 constexpr absl::Duration kLongestPause = absl::Milliseconds(250);
 
-// There is nothing to be woken by: the daemon that is waited for is not there yet. A signal ends the pause early, and
-// is no harm.
+// Nothing can wake the pause: the daemon does not run yet. A signal ends the pause early, which does no harm.
 void PauseFor(absl::Duration pause) {
   poll(nullptr, 0, static_cast<int>(absl::ToInt64Milliseconds(absl::Ceil(pause, absl::Milliseconds(1)))));
 }
@@ -63,8 +62,7 @@ void RestartWait::Tell(const absl::Status& failure) {
 absl::Status RestartWait::Explain(const absl::Status& failure) const {
   if (!interrupted_.ok()) return interrupted_;
   if (!told_ || !absl::IsUnavailable(failure)) return failure;
-  return absl::UnavailableError(
-      absl::StrCat(failure.message(), "; waited ", absl::FormatDuration(timeout_), " for its end"));
+  return absl::UnavailableError(absl::StrCat(failure.message(), "; timed out after ", absl::FormatDuration(timeout_)));
 }
 
 }  // namespace paramshard::internal

@@ -1,4 +1,4 @@
-// How a client waits for a daemon that is being started again.
+// A client's wait for a daemon that is being restarted.
 #ifndef PARAMSHARD_CLIENT_INTERNAL_RESTART_WAIT_H_
 #define PARAMSHARD_CLIENT_INTERNAL_RESTART_WAIT_H_
 
@@ -23,19 +23,19 @@ namespace paramshard::internal {
 //   }
 class RestartWait {
  public:
-  // `timeout` is for all pauses and failed tries of the call together. `on_wait` hears once that it waits, and for
-  // what; where there is none, standard error does.
+  // `timeout` is for all pauses and failed tries of the call together. `on_wait` is called once with what it waits for;
+  // where it is empty, the text goes to standard error.
   RestartWait(std::string call, absl::Duration timeout, std::function<void(absl::string_view)> on_wait,
               Interruption interruption = Interruption());
 
-  // Whether to try again after this failure; has paused by then. False at once for what is not UNAVAILABLE, when the
-  // time is used up, and when the caller interrupts it.
+  // Pauses after this failure, and returns true if the caller should try again. Returns false at once for errors other
+  // than UNAVAILABLE, when the time is used up, and when the caller interrupts it.
   bool Pause(const absl::Status& failure);
 
-  // The daemon has answered: what it takes from now on is no wait for it.
+  // The daemon has answered: the time from now on does not count.
   void Reached();
 
-  // The interruption; else the last failure, and how long was waited for its end, if at all.
+  // Returns the interruption; else the last failure, with the time waited, if any.
   absl::Status Explain(const absl::Status& failure) const;
 
  private:

@@ -11,7 +11,7 @@
 namespace paramshard::internal {
 namespace {
 
-// Other ranks may take so long to send what this one has sent; a trainer that goes before ends the epoch for them.
+// Other ranks may take so long to send the commands that this one has sent; leaving earlier ends the epoch for them.
 constexpr absl::Duration kLeaveTimeout = absl::Seconds(30);
 constexpr absl::Duration kDetachTimeout = absl::Seconds(5);
 
@@ -23,8 +23,7 @@ wire::WordsCounts Counts(const Layout& layout) {
 
 absl::Status CheckSize(absl::string_view memory, int64_t expected, int64_t got) {
   if (expected == got) return absl::OkStatus();
-  return absl::InternalError(
-      absl::StrCat("session ", memory, ": ", expected, " bytes expected by the layout, got ", got));
+  return absl::InternalError(absl::StrCat("session ", memory, ": want ", expected, " bytes by the layout, got ", got));
 }
 
 }  // namespace
@@ -34,7 +33,7 @@ absl::StatusOr<Session::Memory> Session::MapMemory(const Parts& parts, const Lay
   const wire::HandoffMemory& sizes = parts.memory.sizes;
   const auto words_bytes = static_cast<int64_t>(wire::Words::SizeBytes(counts));
   RETURN_IF_ERROR(CheckSize("planes", layout.arena_bytes(), sizes.planes_bytes));
-  // A landing area may be there without being used.
+  // A landing area may exist without being used.
   const bool has_landing = parts.started.client_lands_own_gradients() || sizes.slots_bytes > layout.slots_bytes();
   const int64_t landing_bytes = has_landing ? layout.landing_bytes() : 0;
   RETURN_IF_ERROR(CheckSize("slots", layout.slots_bytes() + landing_bytes, sizes.slots_bytes));

@@ -29,27 +29,27 @@
 
 namespace paramshard::internal {
 
-// Owns what the daemon has handed over, and the three things that a trainer does with it. Used by one thread at a time.
-// Memory stays mapped for as long as the object lives, also after Detach; but for UnmapEnded.
+// Owns the memory from the daemon, and the gathers, gradients and commits on it. Used by one thread at a time.
+// Memory stays mapped for as long as the object lives, also after Detach, until UnmapEnded.
 //
-// In a forked child every call answers FAILED_PRECONDITION and touches nothing of the parent's, and the object is never
+// In a forked child every call returns FAILED_PRECONDITION and touches no state of the parent, and the object is never
 // destroyed.
 class Session {
  public:
-  // What attaching brings.
+  // Results of attaching.
   struct Parts {
     int rank = 0;
     bool prefetch = true;
     v1::EpochStarted started;
     Companion companion;
     SessionMemory memory;
-    std::unique_ptr<SessionStream> stream;  // null: Detach has nobody to tell
+    std::unique_ptr<SessionStream> stream;  // null: Detach sends nothing
     TensorMapper map_tensors = &MapTensors;
     Interruption interruption;
   };
 
   // Computes the layout, maps the memory and starts the watch. INTERNAL or FAILED_PRECONDITION when the daemon has
-  // another layout, or memory that does not agree with it.
+  // a different layout, or memory of other sizes.
   static absl::StatusOr<std::shared_ptr<Session>> Create(Parts parts);
   ~Session();
   Session(const Session&) = delete;
@@ -60,23 +60,24 @@ class Session {
   Gradients& gradients() { return gradients_; }
   Commits& commits() { return commits_; }
 
-  // Ends the step: sends the commit when nothing is held. Its number.
+  // Ends the step: sends the commit when nothing is held. Returns its number.
   absl::StatusOr<int64_t> Commit(const CommitOptions& options);
 
   // Begins the step anew: sends the discard.
   absl::Status Discard();
 
-  // OK while the epoch runs, else why it ended; whether the caller is the process that attached.
+  // OK while the epoch runs, else why it ended; CheckProcess is OK in the process that attached.
   absl::Status status() const { return page_.status(); }
   absl::Status CheckProcess() const { return page_.CheckProcess(); }
-  // Gives planes and slots back before the end, where the epoch has ended and nothing is left that could read them.
+  // Unmaps planes and slots where the epoch has ended and no reader is left.
   // On a GPU it waits for the streams as the destructor does.
   void UnmapEnded();
-  // The last commit that is known to be answered, as of UnmapEnded and of the session's end. It outlives the session.
+  // The last commit that is known to be answered, updated by UnmapEnded and at the session's end. It outlives the
+  // session.
   std::shared_ptr<const std::atomic<int64_t>> answered() const { return answered_; }
   // See Model::KeepMapped.
   static std::shared_ptr<const void> KeepMapped(std::shared_ptr<Session> session);
-  // Idempotent; does not wait for commits. DEADLINE_EXCEEDED when the daemon does not let go.
+  // Idempotent; does not wait for commits. DEADLINE_EXCEEDED when the daemon does not confirm.
   absl::Status Detach();
 
   const ModelSpec& spec() const { return layout_.spec(); }
@@ -114,10 +115,10 @@ class Session {
 
   const std::shared_ptr<std::atomic<int64_t>> answered_ =
       std::make_shared<std::atomic<int64_t>>(started_.commit_number());
-  const std::shared_ptr<const char> mapped_ = std::make_shared<const char>();  // shared with whoever keeps it mapped
+  const std::shared_ptr<const char> mapped_ = std::make_shared<const char>();  // shared with results of KeepMapped
 
   std::unique_ptr<SessionStream> stream_;
-  // Ends before what it watches.
+  // Ends before the members that it watches.
   std::unique_ptr<DaemonWatch> watch_;
 };
 

@@ -59,7 +59,7 @@ bool SessionStream::Complete(const Deadline& deadline, const Interruption& inter
 
 absl::Status SessionStream::GivenUp(absl::string_view what) const {
   if (!absl::IsDeadlineExceeded(given_up_)) return given_up_;
-  return absl::DeadlineExceededError(absl::StrCat("session: ", what, " expected from the daemon, none came in time"));
+  return absl::DeadlineExceededError(absl::StrCat("session: timed out waiting for ", what, " from the daemon"));
 }
 
 absl::Status SessionStream::Finish(const Deadline& deadline) {
@@ -67,7 +67,7 @@ absl::Status SessionStream::Finish(const Deadline& deadline) {
   call_->Finish(&status, this);
   Complete(deadline);
   finished_ = true;
-  if (status.ok()) return absl::AbortedError("session: the daemon has ended it");
+  if (status.ok()) return absl::AbortedError("session: the daemon ended the session");
   return FromGrpc(status);
 }
 
@@ -90,7 +90,7 @@ absl::Status SessionStream::Detach(int64_t command_count, const Deadline& deadli
     call_->Read(&response, this);
     open = Complete(deadline);
   }
-  return given_up_.ok() ? absl::OkStatus() : GivenUp("leave to go");
+  return given_up_.ok() ? absl::OkStatus() : GivenUp("the answer to detach");
 }
 
 absl::Status SessionStream::Close(const Deadline& deadline) {

@@ -21,7 +21,7 @@ namespace paramshard::internal {
 // that runs well. Not thread-safe.
 class SessionStream {
  public:
-  // Starts the call and sends the attach request. Whoever opens it may interrupt this and every Read.
+  // Starts the call and sends the attach request. `interruption` may end this and every Read.
   static absl::StatusOr<std::unique_ptr<SessionStream>> Open(std::shared_ptr<grpc::Channel> channel,
                                                              const std::string& token, const v1::AttachRequest& attach,
                                                              const Deadline& deadline, Interruption interruption);
@@ -34,22 +34,22 @@ class SessionStream {
   // gave none. DEADLINE_EXCEEDED and an interruption cancel the call.
   absl::StatusOr<v1::SessionResponse> Read(const Deadline& deadline);
 
-  // Says that `command_count` commands were sent and no further one will be, and waits until the daemon lets the
-  // trainer go: see DetachRequest. DEADLINE_EXCEEDED cancels the call.
+  // Announces that `command_count` commands were sent and no more will follow, and waits for the daemon's answer:
+  // see DetachRequest. DEADLINE_EXCEEDED cancels the call.
   absl::Status Detach(int64_t command_count, const Deadline& deadline);
-  // Half-closes and waits until the daemon has ended the call, with whatever status.
+  // Half-closes and waits until the daemon has ended the call, with any status.
   // DEADLINE_EXCEEDED cancels it.
   absl::Status Close(const Deadline& deadline);
 
  private:
   SessionStream(std::shared_ptr<grpc::Channel> channel, Interruption interruption);
 
-  // Waits for the operation under way; whether it succeeded. When the deadline passes, or the caller interrupts it,
-  // cancels the call, waits for the operation's end and sets `given_up_`.
+  // Waits for the operation under way. Returns true if it succeeded. When the deadline passes, or the caller interrupts
+  // it, cancels the call, waits for the operation's end and sets `given_up_`.
   bool Complete(const Deadline& deadline, const Interruption& interruption = Interruption());
-  // Why it was given up.
+  // Returns why the wait for `what` was given up.
   absl::Status GivenUp(absl::string_view what) const;
-  // The status of an ended call, and the end of this object's life on the wire.
+  // Returns the status of an ended call; no operation may follow.
   absl::Status Finish(const Deadline& deadline);
 
   std::shared_ptr<grpc::Channel> channel_;

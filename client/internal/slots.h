@@ -1,4 +1,4 @@
-// Which slots of a session's memory are in use. Choices follow from the order of the trainer's
+// Books of the slots in a session's memory. Choices follow from the order of the trainer's
 // calls alone, never from time: every rank runs the same program, so every rank chooses the same
 // slot.
 #ifndef PARAMSHARD_CLIENT_INTERNAL_SLOTS_H_
@@ -18,10 +18,10 @@ class GatherSlots {
 
   // The lowest free slot of the ring with at least `bytes`.
   std::optional<int> FindFree(int64_t bytes) const;
-  // The same among slots of the smallest size that holds `bytes`: what is issued ahead must not
-  // take a large slot from a unit that needs it.
+  // The same among slots of the smallest size that holds `bytes`: a gather that is issued ahead must
+  // not take a large slot from a unit that needs it.
   std::optional<int> FindFreeOfClass(int64_t bytes) const;
-  // The slots of the ring, free or not, that hold `bytes`; and whether there are any.
+  // Returns the slots of the ring, free or not, that hold `bytes`. Fits: there are any.
   std::vector<int> Fitting(int64_t bytes) const;
   bool Fits(int64_t bytes) const { return !Fitting(bytes).empty(); }
 
@@ -29,7 +29,7 @@ class GatherSlots {
   void Hold(int slot, int unit) { holders_[slot] = unit; }
   void Release(int slot) { holders_[slot].reset(); }
 
-  // Units that hold slots, residents' own included, in slot order; those that hold some of `slots`.
+  // Units that hold slots, residents' own included, in slot order. HoldersOf: only of `slots`.
   std::vector<int> Holders() const;
   std::vector<int> HoldersOf(const std::vector<int>& slots) const;
 
@@ -39,15 +39,15 @@ class GatherSlots {
   std::vector<std::optional<int>> holders_;  // units
 };
 
-// Slots that the trainer fills with gradients. When a slot has drained is the daemon's matter of
-// time, so the choice is the slot that was pushed longest ago; the caller waits until that push has
+// Slots that the trainer fills with gradients. The time when a slot has drained depends on the
+// daemon, so the choice is the slot that was pushed longest ago; the caller waits until that push has
 // drained.
 class GradientSlots {
  public:
   explicit GradientSlots(std::vector<int64_t> slot_bytes);
 
-  // Of the slots that are not held and have at least `bytes`, it is the one whose last push has the
-  // smallest number, the lowest of those never pushed.
+  // Returns the free slot of at least `bytes` whose last push has the smallest number; the lowest
+  // slot among slots that were never pushed.
   std::optional<int> FindOldest(int64_t bytes) const;
 
   void Hold(int slot, int unit) { slots_[slot].holder = unit; }

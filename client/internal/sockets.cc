@@ -44,13 +44,12 @@ absl::Status CheckOwner(const std::string& directory, uid_t user) {
   struct stat info {};
   // Not stat: another user's link could lead to a directory of this user, and elsewhere a moment later.
   if (lstat(directory.c_str(), &info) != 0) {
-    return absl::UnavailableError(
-        absl::StrCat("connect: a daemon expected at ", directory, ", got: ", strerror(errno)));
+    return absl::UnavailableError(absl::StrCat("connect: cannot reach a daemon at ", directory, ": ", strerror(errno)));
   }
   if (S_ISDIR(info.st_mode) && (info.st_uid == user || info.st_uid == 0)) return absl::OkStatus();
   return absl::PermissionDeniedError(
-      absl::StrCat("connect: ", directory, " expected to be a directory of user ", user, " or root, got ",
-                   S_ISDIR(info.st_mode) ? "one" : "another file", " of user ", info.st_uid,
+      absl::StrCat("connect: ", directory, ": want a directory of user ", user, " or root, got ",
+                   S_ISDIR(info.st_mode) ? "a directory" : "another file", " of user ", info.st_uid,
                    "; to connect to a daemon of another user, name its socket directory"));
 }
 
@@ -78,7 +77,7 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> OpenChannel(const SocketPaths& pa
   std::shared_ptr<grpc::Channel> channel =
       grpc::CreateCustomChannel(absl::StrCat("unix:", paths.grpc), grpc::InsecureChannelCredentials(), arguments);
   if (!channel->WaitForConnected(Deadline::After(timeout).ToGrpc())) {
-    return absl::UnavailableError(absl::StrCat("connect: a daemon expected at ", paths.grpc, ", no answer within ",
+    return absl::UnavailableError(absl::StrCat("connect: cannot reach a daemon at ", paths.grpc, ": timed out after ",
                                                absl::FormatDuration(timeout)));
   }
   return channel;

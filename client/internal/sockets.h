@@ -1,4 +1,4 @@
-// Where a daemon listens.
+// Sockets of a daemon on this machine.
 #ifndef PARAMSHARD_CLIENT_INTERNAL_SOCKETS_H_
 #define PARAMSHARD_CLIENT_INTERNAL_SOCKETS_H_
 
@@ -23,17 +23,17 @@ struct SocketPaths {
 };
 
 // `directory`, else $PARAMSHARD_SOCKET_DIR, else $XDG_RUNTIME_DIR/paramshard, else
-// /tmp/paramshard-<uid>, which must pass CheckOwner: anybody may have created it.
+// /tmp/paramshard-<uid>, which must pass CheckOwner: any user may have created it.
 absl::StatusOr<SocketPaths> FindSockets(const std::string& directory);
 
-// Whether a companion socket's file is there, though nobody may listen on it.
+// Returns true if a companion socket's file exists, with or without a listener.
 bool HasSocket(const SocketPaths& paths);
 
-// OK when `directory` belongs to the user or to root, who alone decide who listens in it. Else PERMISSION_DENIED, or
+// OK when `directory` belongs to the user or to root: no other user can listen in it. Else PERMISSION_DENIED, or
 // UNAVAILABLE when there is none.
 absl::Status CheckOwner(const std::string& directory, uid_t user);
 
-// A channel of its own to the daemon's gRPC socket. UNAVAILABLE when nobody answers within
+// Opens a separate channel to the daemon's gRPC socket. UNAVAILABLE when no daemon answers within
 // `timeout`.
 absl::StatusOr<std::shared_ptr<grpc::Channel>> OpenChannel(const SocketPaths& paths, absl::Duration timeout);
 

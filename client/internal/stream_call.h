@@ -24,14 +24,14 @@ using PreparedStreamRpc = std::unique_ptr<grpc::ClientAsyncReader<Response>> (St
                                                                                        grpc::CompletionQueue*);
 
 // Calls the RPC, and `sink` with each of its answers, on the calling thread. An interrupted call is cancelled, and over
-// on return: what the daemon has done of it by then is done, or goes on, as the RPC says.
+// on return: work that the daemon has done by then stays done, or goes on, as the RPC says.
 template <typename Stub, typename Request, typename Response, typename Sink>
 absl::Status CallStream(Stub& stub, PreparedStreamRpc<Stub, Request, Response> rpc, grpc::ClientContext& context,
                         const Request& request, const Sink& sink, const Interruption& interruption) {
   const Deadline never = Deadline::After(absl::InfiniteDuration());
   grpc::CompletionQueue queue;
   absl::Status interrupted;
-  // Whether the operation under way has succeeded. One that is interrupted has ended, too, on return.
+  // Returns true if the operation under way has succeeded. An interrupted one has ended on return, too.
   const auto complete = [&] {
     const absl::StatusOr<bool> succeeded = interruption.NextEvent(queue, never);
     if (succeeded.ok()) return *succeeded;

@@ -14,7 +14,7 @@ namespace {
 constexpr size_t kUuidBytes = 16;
 
 absl::Status NoStreams() {
-  return absl::FailedPreconditionError("session memory: memory of a GPU expected for a stream, it is the host's");
+  return absl::FailedPreconditionError("session memory: want memory of a GPU for streams, got host memory");
 }
 
 class HostTensorMemory : public TensorMemory {
@@ -70,7 +70,7 @@ absl::StatusOr<std::unique_ptr<TensorMemory>> MapTensors(absl::string_view gpu_u
   if (gpu_uuid.empty()) return HostTensorMemory::Map(*parts.memory);
   if (gpu_uuid.size() == kUuidBytes) return MapGpuTensors(gpu_uuid, parts);
   return absl::InternalError(
-      absl::StrCat("session memory: a GPU's UUID of ", kUuidBytes, " bytes expected, got ", gpu_uuid.size()));
+      absl::StrCat("session memory: want a GPU's UUID of ", kUuidBytes, " bytes, got ", gpu_uuid.size()));
 }
 
 std::string GpuName(absl::string_view uuid) {

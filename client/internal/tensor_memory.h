@@ -1,4 +1,4 @@
-// The memory of a session's tensors, planes and slots, wherever it lies.
+// Memory of a session's tensors, planes and slots, on the host or on a GPU.
 #ifndef PARAMSHARD_CLIENT_INTERNAL_TENSOR_MEMORY_H_
 #define PARAMSHARD_CLIENT_INTERNAL_TENSOR_MEMORY_H_
 
@@ -44,7 +44,7 @@ class TensorMemory {
  public:
   virtual ~TensorMemory() = default;
 
-  // What destroying does, before the end. Nothing that reads or writes the memory may be called after it.
+  // Waits and unmaps as the destructor does. Nothing that reads or writes the memory may be called after it.
   virtual void Unmap() = 0;
 
   virtual const uint8_t* planes() const = 0;
@@ -53,8 +53,8 @@ class TensorMemory {
   virtual uint8_t* scratch() const = 0;
   // This process's index of the GPU; -1: host memory.
   virtual int gpu() const = 0;
-  // What the session itself enqueues on; null where there are no streams. The host waits for the first. On the second
-  // it gives back what the trainer's work may still be using, and waits for nothing.
+  // Streams of the session itself; null where there are no streams. The host waits for the first. The second gives back
+  // slots that the trainer's work may still use, and the host never waits for it.
   virtual GpuStream own_stream() const = 0;
   virtual GpuStream return_stream() const = 0;
 
@@ -63,24 +63,24 @@ class TensorMemory {
   virtual absl::Status Zero(uint8_t* data, int64_t bytes, GpuStream stream) = 0;
   // Waits until the stream has done everything that was enqueued so far. DEADLINE_EXCEEDED after the timeout.
   virtual absl::Status Synchronize(GpuStream stream) = 0;
-  // Lets `stream` wait for everything that the GPU's default stream has been given so far, and every other stream that
-  // waits for that one (all but those of cudaStreamNonBlocking). Nothing in host memory.
+  // Lets `stream` wait for the work so far of the GPU's default stream, and of every other stream that waits for that
+  // one (all but cudaStreamNonBlocking streams). Does nothing in host memory.
   virtual absl::Status FollowDefaultStream(GpuStream stream) = 0;
 
   // --- Only on a GPU.
 
-  // In order. Words are those of the page that the memory was mapped with.
+  // Enqueues in order. Words are in the page that the memory was mapped with.
   virtual absl::Status EnqueueWords(absl::Span<const WordOperation> operations, GpuStream stream) = 0;
-  // Remembers how far `stream` has been enqueued, in place of what `mark` remembered before; and lets a stream wait
-  // until the marked one has come there. Marks are numbered from 0.
+  // Records a point in `stream` in place of the earlier point of `mark`; AwaitMark lets a stream wait until that point.
+  // Marks are numbered from 0.
   virtual absl::Status SetMark(int mark, GpuStream stream) = 0;
   virtual absl::Status AwaitMark(int mark, GpuStream stream) = 0;
 };
 
-// A stream of a trainer does the trainer's work too: how long that takes is not known, but no step takes so long.
+// A trainer's stream also does the trainer's own work, of unknown length; no step takes this long.
 inline constexpr absl::Duration kStreamWorkTimeout = absl::Minutes(5);
 
-// These are what mapping takes.
+// Arguments of MapTensors.
 struct TensorMemoryParts {
   const SessionMemory* memory = nullptr;           // descriptors of planes and slots, and their sizes
   std::shared_ptr<const MappedMemory> words = {};  // kept as long as streams may touch them
@@ -89,13 +89,13 @@ struct TensorMemoryParts {
   absl::Duration timeout = kStreamWorkTimeout;  // of every wait of the host for streams
 };
 
-// Maps what the daemon handed over: host memory where `gpu_uuid` is empty, else memory of that GPU.
+// Maps memory from the daemon: host memory where `gpu_uuid` is empty, else memory of that GPU.
 // FAILED_PRECONDITION: this process does not see the GPU; UNIMPLEMENTED: this client was built without CUDA.
 absl::StatusOr<std::unique_ptr<TensorMemory>> MapTensors(absl::string_view gpu_uuid, const TensorMemoryParts& parts);
 
 using TensorMapper = std::function<decltype(MapTensors)>;
 
-// Writes it as NVIDIA's tools do: "GPU-01234567-89ab-cdef-0123-456789abcdef". Requires 16 bytes.
+// Formats a UUID as NVIDIA's tools do: "GPU-01234567-89ab-cdef-0123-456789abcdef". Requires 16 bytes.
 std::string GpuName(absl::string_view uuid);
 
 }  // namespace paramshard::internal

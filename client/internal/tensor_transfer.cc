@@ -33,7 +33,7 @@ absl::Status CheckRows(const ParameterSpec& parameter, const ImportTensor& tenso
   const int64_t all = parameter.rows();
   const int64_t rows = SliceRows(parameter, tensor);
   if (0 <= tensor.first_row && 1 <= rows && rows <= all && tensor.first_row <= all - rows) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("import ", tensor.parameter, ": rows of [0, ", all, ") expected, got ",
+  return absl::InvalidArgumentError(absl::StrCat("import ", tensor.parameter, ": want rows of [0, ", all, "), got ",
                                                  rows, " rows from ", tensor.first_row));
 }
 
@@ -46,7 +46,7 @@ absl::string_view BytesOf(const ImportTensor& tensor) {
   return view(tensor.bytes.data(), tensor.bytes.size());
 }
 
-// `columns`: of a row as the tensor has it.
+// `columns`: elements of a row of the tensor.
 absl::Status CheckShape(const ParameterSpec& parameter, const ImportTensor& tensor, int64_t columns) {
   const int64_t rows = SliceRows(parameter, tensor);
   const std::vector<int64_t> flat{rows, columns};
@@ -62,43 +62,43 @@ absl::Status CheckShape(const ParameterSpec& parameter, const ImportTensor& tens
                                                  "), got (", absl::StrJoin(tensor.shape, ", "), ")"));
 }
 
-// The elements are where the type says, as many as the rows have.
+// Checks that the elements are in the field of their type, as many as the rows have.
 absl::Status CheckElements(const ParameterSpec& parameter, const ImportTensor& tensor) {
   const int64_t element_bytes = ElementBytes(tensor.type);
   if (element_bytes == 0) {
     return absl::InvalidArgumentError(
-        absl::StrCat("import ", tensor.parameter, ": a TensorType expected, got type ", static_cast<int>(tensor.type)));
+        absl::StrCat("import ", tensor.parameter, ": unknown tensor type ", static_cast<int>(tensor.type)));
   }
   const bool misplaced = (!tensor.values.empty() && tensor.type != TensorType::kFP32) ||
                          (!tensor.bits.empty() && element_bytes != sizeof(uint16_t)) ||
                          !tensor.values.empty() + !tensor.bits.empty() + !tensor.bytes.empty() > 1;
   if (misplaced) {
     const char* const place = element_bytes == 4 ? "values" : element_bytes == 2 ? "bits" : "bytes";
-    return absl::InvalidArgumentError(absl::StrCat("import ", tensor.parameter, ": ", place,
-                                                   " alone expected of a tensor of this type, or bytes alone"));
+    return absl::InvalidArgumentError(absl::StrCat("import ", tensor.parameter, ": want the elements in ", place,
+                                                   " alone, by their type, or in bytes alone"));
   }
   const std::optional<StateArray> array = StateArrayOf(tensor.kind);
   if (!array.has_value()) {
     return absl::InvalidArgumentError(
-        absl::StrCat("import ", tensor.parameter, ": a TensorKind expected, got kind ", static_cast<int>(tensor.kind)));
+        absl::StrCat("import ", tensor.parameter, ": unknown tensor kind ", static_cast<int>(tensor.kind)));
   }
   const int64_t columns = RowOf(parameter, array->tensor, array->form).elements;
   if (columns == 0) {
-    return absl::InvalidArgumentError(absl::StrCat("import ", tensor.parameter, ": a parameter that has ",
-                                                   TensorName(array->tensor, array->form), " expected, got another"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("import ", tensor.parameter, ": the parameter has no ", TensorName(array->tensor, array->form)));
   }
   RETURN_IF_ERROR(CheckShape(parameter, tensor, columns));
   const int64_t expected = SliceRows(parameter, tensor) * columns;
   const auto got = static_cast<int64_t>(BytesOf(tensor).size());
   if (got == expected * element_bytes) return absl::OkStatus();
   return absl::InvalidArgumentError(
-      absl::StrCat("import ", tensor.parameter, ": ", expected, " values expected, got ", got / element_bytes));
+      absl::StrCat("import ", tensor.parameter, ": want ", expected, " values, got ", got / element_bytes));
 }
 
 absl::Status CheckFitsModel(const NameIndex& names, const ImportTensor& tensor) {
   const ParameterSpec* const parameter = names.Find(tensor.parameter);
   if (parameter == nullptr) {
-    return absl::NotFoundError(absl::StrCat("import ", tensor.parameter, ": a parameter of the model expected"));
+    return absl::NotFoundError(absl::StrCat("import ", tensor.parameter, ": not found among the model's parameters"));
   }
   RETURN_IF_ERROR(CheckRows(*parameter, tensor));
   return CheckElements(*parameter, tensor);
@@ -127,12 +127,12 @@ v1::ImportRequest MakeTensorHeader(const ImportTensor& tensor, const ParameterSp
   return request;
 }
 
-// Writes messages, and says at the end how much they were.
+// Writes messages, and at the end their totals.
 class ImportStream {
  public:
   explicit ImportStream(ImportWriter* writer) : writer_(writer) {}
 
-  // Each is false when the daemon has ended the call.
+  // Both return false when the daemon has ended the call.
   bool WriteTensor(const v1::ImportRequest& header, absl::string_view bytes) {
     end_.set_slice_count(end_.slice_count() + 1);
     return writer_->Write(header) && WriteChunks(bytes);
@@ -174,7 +174,7 @@ bool IsScales(TensorKind kind) {
 // One extent, as its chunks arrive.
 class ExtentReader {
  public:
-  // INTERNAL for a header that makes no sense.
+  // INTERNAL for an impossible header.
   static absl::StatusOr<ExtentReader> Create(const v1::TensorHeader& header) {
     int64_t columns = 1;
     if (header.shape_size() > 0) columns = header.shape(header.shape_size() - 1);
@@ -184,7 +184,7 @@ class ExtentReader {
     const bool fits = header.rows() >= 0 && columns >= 1 && header.rows() <= kMaxElements / columns;
     if (!kind.has_value() || !type.has_value() || !fits) {
       return absl::InternalError(absl::StrCat(
-          "export ", header.parameter(), ": rows >= 0, columns >= 1, a tensor kind and a tensor type expected, got ",
+          "export ", header.parameter(), ": want rows >= 0, columns >= 1, a tensor kind and a tensor type, got ",
           header.rows(), " x ", columns, " of kind ", header.kind(), " and type ", header.type()));
     }
     ExtentReader reader;
@@ -208,13 +208,13 @@ class ExtentReader {
   absl::Status Add(const v1::TensorChunk& chunk) {
     const std::string& data = chunk.data();
     if (chunk.offset_bytes() != filled_ || static_cast<int64_t>(data.size()) > Bytes() - filled_) {
-      return absl::InternalError(absl::StrCat("export ", extent_.parameter, ": a chunk at ", filled_, " of at most ",
-                                              Bytes() - filled_, " bytes expected, got ", data.size(), " bytes at ",
-                                              chunk.offset_bytes()));
+      return absl::InternalError(absl::StrCat("export ", extent_.parameter, ": want a chunk at ", filled_,
+                                              " of at most ", Bytes() - filled_, " bytes, got ", data.size(),
+                                              " bytes at ", chunk.offset_bytes()));
     }
     if (const uint32_t crc = wire::Crc32c(data); crc != chunk.crc32c()) {
-      return absl::DataLossError(absl::StrCat("export ", extent_.parameter, ": checksum ", chunk.crc32c(),
-                                              " expected of the chunk at ", filled_, ", got ", crc));
+      return absl::DataLossError(absl::StrCat("export ", extent_.parameter, ": checksum mismatch in the chunk at ",
+                                              filled_, ": want ", chunk.crc32c(), ", got ", crc));
     }
     uint8_t* const target =
         extent_.bytes.empty() ? reinterpret_cast<uint8_t*>(extent_.values.data()) : extent_.bytes.data();
@@ -233,7 +233,7 @@ class ExtentReader {
   int64_t filled_ = 0;
 };
 
-// An export's stream of messages, put together.
+// Assembles an export's stream of messages.
 class ExportAssembler {
  public:
   explicit ExportAssembler(const std::function<absl::Status(const ExportedExtent&)>& sink) : sink_(sink) {}
@@ -248,19 +248,19 @@ class ExportAssembler {
       case v1::ExportResponse::kTensor:
         return Begin(response.tensor());
       case v1::ExportResponse::kChunk:
-        if (!reader_.has_value()) return absl::InternalError("export: a tensor header expected before a chunk");
+        if (!reader_.has_value()) return absl::InternalError("export: got a chunk before a tensor header");
         RETURN_IF_ERROR(reader_->Add(response.chunk()));
         return DeliverIfComplete();
       case v1::ExportResponse::MESSAGE_NOT_SET:
         break;
     }
-    return absl::InternalError("export: header, tensor or chunk expected, got an unknown message");
+    return absl::InternalError("export: want header, tensor or chunk, got an unknown message");
   }
 
   absl::StatusOr<ExportSummary> Finish() const {
     if (!reader_.has_value()) return summary_;
     return absl::InternalError(
-        absl::StrCat("export ", reader_->extent().parameter, ": more chunks expected, the stream has ended"));
+        absl::StrCat("export ", reader_->extent().parameter, ": the stream ended before the last chunk"));
   }
 
  private:

@@ -16,12 +16,12 @@
 namespace paramshard::internal {
 
 // Sends tensors to a model whose spec is `spec`. NOT_FOUND or INVALID_ARGUMENT, before anything is
-// sent, for a parameter that the spec lacks, rows outside of it, or a number of values that is not
-// theirs; then the errors of the Import RPC.
+// sent, for a parameter that the spec lacks, rows outside of it, or a wrong number of values; then the
+// errors of the Import RPC.
 absl::Status ImportTensors(v1::TrainerService::Stub& stub, grpc::ClientContext& context, const ModelSpec& spec,
                            absl::Span<const ImportTensor> tensors, const ImportOptions& options);
 
-// Reads extents and gives each to the sink. DATA_LOSS for a checksum that is wrong; INTERNAL for
+// Reads extents and gives each to the sink. DATA_LOSS for a wrong checksum; INTERNAL for
 // chunks out of order; the sink's own error; the errors of the Export RPC.
 absl::StatusOr<ExportSummary> ExportTensors(v1::TrainerService::Stub& stub, grpc::ClientContext& context,
                                             absl::string_view model, const ExportOptions& options,

@@ -24,7 +24,7 @@ using PreparedRpc = std::unique_ptr<grpc::ClientAsyncResponseReader<Response>> (
                                                                                          grpc::CompletionQueue*);
 
 // Calls the RPC, within the context's deadline, if it has one. An interrupted call is cancelled, and over on return:
-// what the daemon has done of it by then is done.
+// work that the daemon has done by then stays done.
 template <typename Stub, typename Request, typename Response>
 absl::Status CallUnary(Stub& stub, PreparedRpc<Stub, Request, Response> rpc, grpc::ClientContext& context,
                        const Request& request, Response& response, const Interruption& interruption) {

@@ -1,4 +1,4 @@
-// Waits with a bound for what offers none: a look now and then.
+// Bounded waits by polling, for conditions that cannot be waited for.
 #ifndef PARAMSHARD_KERNELS_BASE_POLLING_H_
 #define PARAMSHARD_KERNELS_BASE_POLLING_H_
 
@@ -18,8 +18,8 @@ struct Polling {
   absl::Duration spinning = absl::ZeroDuration();  // so long without a nap between two looks
 };
 
-// Calls `is_done` until it says true or fails, ever more rarely; false once the timeout has passed. The first look and
-// one after the timeout are always taken. The clock is one that nobody sets.
+// Calls `is_done` ever more rarely until it returns true or an error; returns false once the timeout has passed. Always
+// calls it at the beginning and after the timeout. Uses a steady clock.
 inline absl::StatusOr<bool> Poll(const Polling& polling, absl::FunctionRef<absl::StatusOr<bool>()> is_done) {
   constexpr absl::Duration kShortestNap = absl::Microseconds(5);
   constexpr absl::Duration kLongestNap = absl::Microseconds(50);

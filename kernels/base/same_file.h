@@ -1,4 +1,4 @@
-// Whether two files are one, whatever they are called.
+// Comparison of two files by identity instead of by name.
 #ifndef PARAMSHARD_KERNELS_BASE_SAME_FILE_H_
 #define PARAMSHARD_KERNELS_BASE_SAME_FILE_H_
 
@@ -10,7 +10,7 @@ inline bool AreSameFile(const struct stat& a, const struct stat& b) {
   return a.st_dev == b.st_dev && a.st_ino == b.st_ino;
 }
 
-// Of descriptors. What is no descriptor is no file.
+// Compares open file descriptors; false if either is invalid.
 inline bool AreSameFile(int a, int b) {
   struct stat of_a {};
   struct stat of_b {};

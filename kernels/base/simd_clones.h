@@ -22,8 +22,8 @@
 #define PARAMSHARD_SIMD_CLONES
 #endif
 
-// Before a loop none of whose iterations reads what another one stores: it is vectorized without asking which of its
-// arrays overlap. Sanitizers put into it what cannot be vectorized, and Clang warns where it is asked in vain.
+// Stands before a loop whose iterations do not read what other iterations store: the compiler vectorizes it without
+// checks for overlapping arrays. Not with sanitizers, whose code in the loop cannot be vectorized: Clang would warn.
 #if defined(__clang__)
 #if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer) || __has_feature(undefined_behavior_sanitizer)
 #define PARAMSHARD_INDEPENDENT_ITERATIONS

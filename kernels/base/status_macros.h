@@ -1,5 +1,5 @@
-// RETURN_IF_ERROR(expression): leaves the function with the absl::Status that the expression gives, unless it is OK.
-// ASSIGN_OR_RETURN(target, expression): assigns the value of an absl::StatusOr, or leaves the function with its status.
+// RETURN_IF_ERROR(expression): returns the expression's absl::Status from the function, unless it is OK.
+// ASSIGN_OR_RETURN(target, expression): assigns the value of an absl::StatusOr, or returns its status.
 //
 //   absl::StatusOr<int64_t> CountRows(const std::string& path) {
 //     ASSIGN_OR_RETURN(const File file, File::Open(path));

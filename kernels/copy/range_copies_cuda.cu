@@ -6,11 +6,11 @@ namespace paramshard::gpu {
 namespace {
 
 constexpr int kThreads = 256;
-// Of one block: enough loads in flight, and enough blocks for the whole GPU at a few MiB.
+// Bytes that one block copies: enough loads in flight, and enough blocks to fill the GPU from a few MiB on.
 constexpr int64_t kBlockBytes = 32 * 1024;
 constexpr int kLoads = 8;
-// What fits the parameters of a kernel that any driver takes; and what most gathers need, which are launched sooner
-// with fewer.
+// Ranges in one launch. kMostRanges fit the kernel parameters that any driver takes. Most gathers need only kFewRanges,
+// and fewer parameters launch sooner.
 constexpr int kMostRanges = 120;
 constexpr int kFewRanges = 16;
 

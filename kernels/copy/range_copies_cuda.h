@@ -1,4 +1,4 @@
-// Many copies inside one GPU by one kernel: a few microseconds of the host, however many there are.
+// Many copies inside one GPU by one kernel: a few microseconds of the host for any number of copies.
 #ifndef PARAMSHARD_KERNELS_COPY_RANGE_COPIES_CUDA_H_
 #define PARAMSHARD_KERNELS_COPY_RANGE_COPIES_CUDA_H_
 

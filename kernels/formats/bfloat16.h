@@ -1,7 +1,7 @@
 // bfloat16: the upper half of a float32.
 //
-// The cast rounds to nearest even; what rounds past the largest finite value becomes an infinity, as in IEEE-754. A NaN
-// of any sign becomes 0x7fff.
+// The cast rounds to nearest even; values that round past the largest finite value become infinities, as in IEEE-754. A
+// NaN of any sign becomes 0x7fff.
 
 #ifndef PARAMSHARD_KERNELS_FORMATS_BFLOAT16_H_
 #define PARAMSHARD_KERNELS_FORMATS_BFLOAT16_H_

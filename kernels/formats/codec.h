@@ -28,25 +28,25 @@ struct ConstPlane {
 // The part of a plane that begins at a row, a multiple of GranuleRows(), in a matrix with rows of `cols` elements.
 MutablePlane PlaneAt(const Encoding& encoding, Plane which, MutablePlane plane, int64_t cols, int64_t row);
 
-// What encoding has to know of the whole tensor besides the rows at hand.
+// Facts about the whole tensor that encoding some of its rows depends on.
 struct TensorScaling {
   float amax = 0.0f;   // FP8_TENSOR_CURRENT, NVFP4_2D: over all rows of all ranks
-  float scale = 1.0f;  // FP8_TENSOR_DELAYED: what elements are multiplied by
+  float scale = 1.0f;  // FP8_TENSOR_DELAYED: factor of elements
 };
 
 // Encodes `matrix` (rows x cols, row-major, contiguous; 0 rows are fine) into its row-wise and, where HasColumnPlane(),
 // its column-wise plane. A plane whose data is null is left out; then its scales are not written either. Planes overlap
 // neither each other nor the matrix. FP32 planes hold the matrix with every NaN as 0x7fc00000.
 //
-// What is of the whole tensor, the scale_inv of FP8_TENSOR_* and the amax of NVFP4_2D, is written for 0 rows too,
-// wherever its pointer is not null. In NVFP4_2D rows begin with a byte of their own: the upper half of an odd row's
-// last one is 0.
+// Values of the whole tensor, the scale_inv of FP8_TENSOR_* and the amax of NVFP4_2D, are written for 0 rows too if
+// their pointer is not null. In NVFP4_2D every row begins with a new byte: the upper half of an odd row's last byte is
+// 0.
 //
 // Requires: CheckEncodable(encoding).ok().
 void EncodePlanes(const Encoding& encoding, const float* matrix, int64_t rows, int64_t cols, MutablePlane row_wise,
                   MutablePlane column_wise, const TensorScaling& scaling = {});
 
-// The largest magnitude of `count` values. NaN does not count; infinity gives infinity.
+// Returns the largest magnitude of `count` values. Ignores NaN; infinities count.
 float Amax(const float* values, int64_t count);
 
 // Decodes one plane into `out` (rows x cols float32, row-major, contiguous). Every NaN is 0x7fc00000.

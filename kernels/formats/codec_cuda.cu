@@ -15,8 +15,8 @@ namespace {
 constexpr int kThreadsLog2 = 8;
 constexpr int kThreads = 1 << kThreadsLog2;
 
-// A thread decodes this many groups of elements, which lie below each other or one after another, and that many blocks
-// share a multiprocessor. All codes and scales are on their way before the first of them is used.
+// Groups of elements that a thread decodes, below each other or one after another, and blocks that share a
+// multiprocessor. All loads of codes and scales are in flight before the first is used.
 constexpr int kGroupsBelow = 8;
 constexpr int kBlocksBelow = 3;
 constexpr int kGroupsAlong = 4;
@@ -72,7 +72,7 @@ __device__ void DecodeGroupsBelow(const SourcePlane& source, int64_t row, int64_
   }
 }
 
-// Of planes whose rows consist of whole groups, which are aligned: a rectangle of a block's threads.
+// Decodes planes whose rows consist of whole, aligned groups: a block's threads form a rectangle.
 template <typename Out, typename SourcePlane>
 struct RowsDecode {
   static constexpr int kThreads = gpu::kThreads;
@@ -103,11 +103,11 @@ struct Place {
   int64_t col;
 };
 
-// Where the elements of a matrix lie, counted row after row.
+// Places of a matrix's elements, counted row after row.
 struct Rows {
   // `element` < 2^53.
   __device__ Place Find(int64_t element) const {
-    // One too many or too few at most.
+    // Off by one at most.
     auto row = static_cast<int64_t>(static_cast<double>(element) * per_row);
     int64_t col = element - row * cols;
     if (col < 0) {
@@ -149,7 +149,8 @@ struct WrappedStep {
 template <typename Scales, int kGroup, int kColumns = Scales::kColumns>
 class WrappedScales {
  public:
-  // A group is no larger than what shares a scale, so that it has two scales of the row where it begins, and one below.
+  // A group is no larger than a block, so it has at most two scales in the row where it begins, and one in the next
+  // row.
   static_assert(kColumns >= kGroup);
 
   __device__ void Read(const Scales& scales, WrappedPlace place, uint32_t cols) {
@@ -192,7 +193,7 @@ class WrappedScales<Scales, kGroup, 0> {
   }
 };
 
-// Those of every column, which are bytes.
+// Scales of single columns, which are bytes.
 template <typename Scales, int kGroup>
 class WrappedScales<Scales, kGroup, 1> {
  public:
@@ -219,8 +220,8 @@ class WrappedScales<Scales, kGroup, 1> {
   uint32_t words_[kGroup / 4];
 };
 
-// The plane as one long row, whose groups are aligned to 16 bytes where they are stored, wherever the matrix's rows
-// begin and end. Those hold at least a group.
+// Decodes the plane as one long row. Its groups are aligned to 16 bytes where they are stored, and independent of the
+// matrix's rows, which hold at least a group.
 template <typename OutType, typename SourcePlane>
 struct WrappedPlane {
   using Out = OutType;
@@ -254,7 +255,7 @@ __device__ void ReadWrapped(const Plane& plane, int64_t element, WrappedPlace pl
   if constexpr (kAligned) {
     ReadAligned<kBits, Plane::kGroup>(plane.source.data, element, words);
   } else if constexpr (Plane::kMayBePadded) {
-    // Rows of nibbles may end with one that is padding, which a group that goes on below passes over.
+    // Rows of nibbles may end with a nibble of padding, which a group that continues in the next row skips.
     const bool is_padded = plane.source.pitch != plane.rows.cols;
     const uint32_t of_row = plane.step.matrix_cols - place.col;
     const bool passes_padding = is_padded && of_row < Plane::kGroup;
@@ -354,7 +355,7 @@ int AcrossLog2(int64_t groups) {
 
 bool IsAligned(const void* address, size_t bytes) { return reinterpret_cast<uintptr_t>(address) % bytes == 0; }
 
-// What a group of codes must be aligned to, to be read as a whole.
+// Alignment in bytes that lets a group of codes be read at once.
 template <typename Out, typename SourcePlane>
 constexpr size_t kReadAlignment = std::min<size_t>(SourcePlane::Codes::kBits* kGroupOf<Out> / 8, 16);
 

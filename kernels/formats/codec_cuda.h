@@ -14,10 +14,10 @@
 
 namespace paramshard::gpu {
 
-// What a plane is decoded to. BF16 is rounded from the decoded float32, NaN as 0x7fff.
+// Type of decoded elements. BF16 is rounded from the decoded float32, NaN as 0x7fff.
 enum class DecodedType : uint8_t { kFP32 = 1, kBF16 = 2 };
 
-// One plane of a rows x cols matrix, and where it is to be decoded.
+// One plane of a rows x cols matrix, and the target of its decoding.
 struct PlaneDecode {
   Encoding encoding;
   Plane plane = Plane::kRowWise;

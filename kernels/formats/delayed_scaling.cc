@@ -12,12 +12,12 @@ namespace paramshard {
 
 absl::Status DelayedScaling::Check(const Options& options) {
   if (options.history_length < 1 || options.history_length > kMaxHistoryLength) {
-    return absl::InvalidArgumentError(absl::StrCat("delayed scaling: a history length from 1 to ", kMaxHistoryLength,
-                                                   " expected, got ", options.history_length));
+    return absl::InvalidArgumentError(absl::StrCat("delayed scaling: want a history length from 1 to ",
+                                                   kMaxHistoryLength, ", got ", options.history_length));
   }
   if (std::abs(int64_t{options.margin}) > kMaxMargin) {
-    return absl::InvalidArgumentError(absl::StrCat("delayed scaling: a margin from ", -kMaxMargin, " to ", kMaxMargin,
-                                                   " expected, got ", options.margin));
+    return absl::InvalidArgumentError(absl::StrCat("delayed scaling: want a margin from ", -kMaxMargin, " to ",
+                                                   kMaxMargin, ", got ", options.margin));
   }
   return absl::OkStatus();
 }

@@ -1,4 +1,4 @@
-// Delayed scaling: the scale of the next step from the amaxes of earlier ones.
+// Delayed scaling: the scale of the next step from the amaxes of earlier steps.
 //
 // After "FP8 Formats for Deep Learning" (Micikevicius et al.) and TransformerEngine's DelayedScaling recipe.
 
@@ -20,7 +20,7 @@ namespace paramshard {
 //   scaling.Update(amax);  // the largest over all ranks
 class DelayedScaling {
  public:
-  // Which amax of the window makes the scale.
+  // Choice of the amax in the window that sets the scale.
   enum class Algorithm : uint8_t { kMax = 1, kMostRecent = 2 };
 
   struct Options {
@@ -52,7 +52,7 @@ class DelayedScaling {
   // Requires: Check(options).ok().
   DelayedScaling(const Options& options, float fp8_max, float scale, const std::vector<float>& history);
 
-  // What elements are multiplied by in the coming step.
+  // Factor that the next step multiplies elements by.
   float scale() const { return scale_; }
 
   // The window, newest first.

@@ -1,4 +1,4 @@
-// What a plane holds, for the GPU kernels that decode it: codes, scales, and what values become.
+// Parts of an encoded plane for the GPU kernels that decode it: codes, scales, and the decoded types.
 //
 // Internal to kernels/, for CUDA sources.
 
@@ -16,8 +16,8 @@
 
 namespace paramshard::gpu {
 
-// What codes stand for. Unpack() takes the codes of a group as words, the first code in the lowest bits; of a NaN it
-// gives some NaN.
+// Codes and their values. Unpack() takes the codes of a group as words, the first code in the lowest bits; any NaN code
+// gives a NaN.
 
 template <int kBits, int kCount>
 constexpr int kWordsOf = (kBits * kCount + 31) / 32;
@@ -115,8 +115,8 @@ __device__ void ReadAligned(const uint8_t* data, int64_t first, uint32_t (&words
   memcpy(words, vectors, kBytes);
 }
 
-// Reads the aligned words that hold `count` codes from number `first` on, and returns the bit where those begin. Where
-// fewer words hold them, the last ones are anything.
+// Reads the aligned words that hold `count` codes from number `first` on, and returns the bit where the codes begin. If
+// fewer words hold them, the last words are undefined.
 template <int kBits, int kWindow>
 __device__ uint32_t ReadWindow(const uint8_t* data, int64_t first, int count, uint32_t (&window)[kWindow]) {
   const auto address = reinterpret_cast<uintptr_t>(data + (first * kBits >> 3));
@@ -148,10 +148,10 @@ __device__ inline uint32_t ReadWord(const uint8_t* address) {
   return words[0];
 }
 
-// The scales of a plane. OfTensor() gives what all elements share, Index() the number of an element's own scale, Read()
-// its code, and Decode() what that stands for. Apply() gives what a code's value stands for under both.
+// The scales of a plane. OfTensor() returns the scale that all elements share, Index() the number of an element's own
+// scale, Read() its code, and Decode() the code's value. Apply() scales an element's value by both.
 //
-// kColumns: how many columns share a scale; 0 where all elements do. kRows: how many rows.
+// kColumns: the number of columns that share a scale; 0 if all elements do. kRows: the number of rows.
 
 struct NoScales {
   static constexpr int kColumns = 0;
@@ -169,7 +169,7 @@ struct TensorScale : NoScales {
   const uint8_t* scale_inv;
 };
 
-// What the formats have in common whose scales serve blocks of rows x columns, and that have none of the tensor.
+// Scales of formats with one scale per block of rows x columns and none for the whole tensor.
 template <int kRowsLog2, int kColumnsOfBlock>
 struct BlockScales {
   static constexpr int kColumns = kColumnsOfBlock;

@@ -1,7 +1,7 @@
 // float16: IEEE-754 binary16.
 //
-// The cast rounds to nearest even; what rounds past the largest finite value becomes an infinity, as in IEEE-754. A NaN
-// of any sign becomes 0x7fff. Zero keeps its sign.
+// The cast rounds to nearest even; values that round past the largest finite value become infinities, as in IEEE-754. A
+// NaN of any sign becomes 0x7fff. Zero keeps its sign.
 
 #ifndef PARAMSHARD_KERNELS_FORMATS_FLOAT16_H_
 #define PARAMSHARD_KERNELS_FORMATS_FLOAT16_H_
@@ -17,15 +17,15 @@ constexpr uint32_t kFloat16Nan = 0x7fff;
 constexpr uint32_t kFloat16Infinity = 0x7c00;
 constexpr float kFloat16Max = 65504.0f;
 
-// The code, without its sign, of the float32 whose magnitude has these bits, not a NaN. What is beyond the range gives
-// that of infinity.
+// Returns the code, without its sign, of the float32 whose magnitude has these bits (not a NaN). Values beyond the
+// range give infinity's code.
 PARAMSHARD_HOST_DEVICE uint32_t RoundFloat16Magnitude(uint32_t magnitude) {
   constexpr uint32_t kDroppedBits = kFloatMantissaBits - 10;
   constexpr uint32_t kMinNormalBits = 0x38800000u;  // 2^-14
   constexpr uint32_t kTwoTo16Bits = 0x47800000u;    // where infinity would be, were it one more number
   const uint32_t clamped = magnitude > kTwoTo16Bits ? kTwoTo16Bits : magnitude;
-  // As in SmallFloat::RoundMagnitude(): the addition of a power of two rounds, and leaves the significand in the low
-  // bits.
+  // The addition of a power of two rounds, and leaves the significand in the low bits, as in
+  // SmallFloat::RoundMagnitude().
   const uint32_t exponent = clamped & kFloatInfinityBits;
   const uint32_t power = exponent > kMinNormalBits ? exponent : kMinNormalBits;
   const uint32_t rounder = power + (kDroppedBits << kFloatMantissaBits);
@@ -40,7 +40,7 @@ PARAMSHARD_HOST_DEVICE uint16_t EncodeFloat16(float value) {
   return static_cast<uint16_t>(magnitude > kFloatInfinityBits ? kFloat16Nan : code);
 }
 
-// The same, but what is beyond the range, infinity too, becomes +-65504.
+// The same, but values beyond the range, infinities included, become +-65504.
 PARAMSHARD_HOST_DEVICE uint16_t EncodeFloat16Saturating(float value) {
   const uint32_t bits = FloatBits(value);
   const uint32_t magnitude = bits & kFloatMagnitudeMask;

@@ -1,7 +1,7 @@
 // The FP4 element type E2M1 (OCP Microscaling Formats specification, version 1.0): 0, 0.5, 1, 1.5, 2, 3, 4, 6 and
 // negatives.
 //
-// The cast rounds to nearest even and saturates. There is no NaN: one becomes +6. Zero keeps its sign.
+// The cast rounds to nearest even and saturates. NaN becomes +6, as the type has no NaN. Zero keeps its sign.
 
 #ifndef PARAMSHARD_KERNELS_FORMATS_FLOAT4_H_
 #define PARAMSHARD_KERNELS_FORMATS_FLOAT4_H_

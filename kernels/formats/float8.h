@@ -15,7 +15,7 @@ namespace paramshard {
 
 constexpr uint32_t kFloat8Nan = 0x7f;
 
-// What the casts to both types share; `Bits` is the type's SmallFloat.
+// Cast to either type; `Bits` is the type's SmallFloat.
 template <typename Bits>
 PARAMSHARD_HOST_DEVICE uint8_t EncodeFloat8(float value) {
   const uint32_t bits = FloatBits(value);

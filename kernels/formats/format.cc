@@ -87,21 +87,21 @@ absl::StatusOr<Format> ParseFormat(absl::string_view name) {
   for (const FormatTraits& traits : kFormats) {
     if (traits.name == name) return traits.format;
   }
-  return absl::InvalidArgumentError(absl::StrCat("format ", FormatNames(), " expected, got \"", name, "\""));
+  return absl::InvalidArgumentError(absl::StrCat("format: want ", FormatNames(), ", got \"", name, "\""));
 }
 
 absl::StatusOr<ElementType> ParseElementType(absl::string_view name) {
   for (const ElementInfo& info : kElements) {
     if (info.name == name) return info.element;
   }
-  return absl::InvalidArgumentError(absl::StrCat("element type E4M3, E5M2 or E2M1 expected, got \"", name, "\""));
+  return absl::InvalidArgumentError(absl::StrCat("element type: want E4M3, E5M2 or E2M1, got \"", name, "\""));
 }
 
 absl::Status CheckEncodable(const Encoding& encoding) {
   const FormatTraits* traits = FindFormat(encoding.format);
   if (traits == nullptr) {
     return absl::InvalidArgumentError(
-        absl::StrCat("format ", FormatNames(), " expected, got number ", static_cast<int>(encoding.format)));
+        absl::StrCat("format: want ", FormatNames(), ", got number ", static_cast<int>(encoding.format)));
   }
   if (!ElementFits(traits->elements, encoding.element)) {
     return absl::InvalidArgumentError(

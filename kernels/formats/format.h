@@ -1,5 +1,5 @@
-// The formats that a parameter's planes are encoded in: kFormats says of each what its sizes, its layout and the course
-// of a commit follow from.
+// The formats that a parameter's planes are encoded in. kFormats holds the traits that sizes, layouts and the course of
+// a commit follow from.
 //
 // A parameter is seen as a matrix of `rows` x `cols`. A plane is its data plus, for block formats, compact scales: one
 // entry per block, edge blocks included, no padding.
@@ -39,10 +39,10 @@ enum class Format : uint8_t {
   kNVFP4_2D = 9,
 };
 
-// What one element of a quantized plane is. FP32, BF16 and FP16 ignore it.
+// Type of an element of a quantized plane. FP32, BF16 and FP16 ignore it.
 enum class ElementType : uint8_t { kNone = 0, kE4M3 = 1, kE5M2 = 2, kE2M1 = 3 };
 
-// Row-wise is what the forward GEMM reads, column-wise the backward one.
+// The forward GEMM reads the row-wise plane, the backward GEMM the column-wise plane.
 enum class Plane : uint8_t { kRowWise = 0, kColumnWise = 1 };
 
 // Everything that decides the bytes of a parameter's planes besides the master itself.
@@ -66,26 +66,26 @@ struct MatrixShape {
   friend bool operator!=(const MatrixShape& a, const MatrixShape& b) { return !(a == b); }
 };
 
-// Which element types a format's codes may have.
+// Element types that a format's codes may have.
 enum class ElementTypes : uint8_t { kAny, kFloat8, kFloat4 };
 
-// What one scale is stored as.
+// Stored type of a scale.
 enum class ScaleType : uint8_t { kNone, kFloat32, kE8M0, kE4M3 };
 
-// What the amax of the whole tensor, over all ranks, is for.
+// Use of the amax of the whole tensor, over all ranks.
 enum class AmaxUse : uint8_t {
   kNone,
   kLaterSteps,      // it makes the scales of later steps
   kBeforeEncoding,  // without it the planes cannot be encoded
 };
 
-// Whether scales may be rounded down to powers of two, and whether they are where nobody says.
+// Rounding of scales down to powers of two: never, on request (power_of_two_scales), or unless requested otherwise.
 enum class PowerOfTwoScales : uint8_t { kNever, kOnRequest, kByDefault };
 
 // Stands for the whole tensor, however large, in the shape of a block.
 inline constexpr int64_t kUnbounded = INT64_MAX;
 
-// One format. A constant, from which the functions below follow.
+// One format. The functions below follow from these constants.
 struct FormatTraits {
   Format format;
   const char* name;
@@ -99,13 +99,13 @@ struct FormatTraits {
   // Rows that must stay together because they share a scale. Extents are cut at multiples of it.
   int granule_rows;
   AmaxUse amax_use;
-  // Of the amax that is stored with the row-wise plane.
+  // Size of the amax that is stored with the row-wise plane.
   int amax_bytes;
   PowerOfTwoScales power_of_two_scales;
 };
 
-// All of them, by number. What is to be done for each format goes through this list; what differs from format to format
-// is a field, or a `switch` without `default`, in which the compiler names a format that was forgotten.
+// All formats, by number. Code that serves every format iterates over this list; differences between formats are fields
+// here, or a `switch` without `default`, for which the compiler names a missing format.
 inline constexpr FormatTraits kFormats[] = {
     {Format::kFP32,
      "FP32",
@@ -233,23 +233,24 @@ absl::StatusOr<Format> ParseFormat(absl::string_view name);
 absl::StatusOr<ElementType> ParseElementType(absl::string_view name);
 
 // Ok when EncodePlanes and DecodePlane take this encoding. INVALID_ARGUMENT for an encoding that makes no sense (MXFP8
-// of E2M1). Call it before any function that takes an Encoding: those CHECK it.
+// of E2M1). Call it before any function that takes an Encoding: these functions CHECK it.
 absl::Status CheckEncodable(const Encoding& encoding);
 
-// What an encoding's element is where nobody says: the first one that fits, E4M3 or E2M1.
+// Returns the default element type of an encoding: the first one that fits, E4M3 or E2M1.
 ElementType DefaultElement(Format format);
 
 // True where power_of_two_scales decides bytes.
 bool ReadsPowerOfTwoScales(Format format);
 
-// What power_of_two_scales is where nobody says, as in TransformerEngine: any scale for a whole tensor, powers of two
-// for blocks. True for formats that do not read it.
+// Returns the default of power_of_two_scales, as in TransformerEngine: any scale for a whole tensor, powers of two for
+// blocks. True for formats that do not read it.
 bool DefaultPowerOfTwoScales(Format format);
 
 // FormatTraits::granule_rows.
 int64_t GranuleRows(Format format);
 
-// Whether the amax of the whole tensor, over all ranks, decides bytes; and whether encoding has to wait for it.
+// NeedsAmax: true if encoded bytes depend on the amax of the whole tensor, over all ranks. EncodesAfterAmax: true if
+// encoding has to wait for it.
 bool NeedsAmax(Format format);
 bool EncodesAfterAmax(Format format);
 
@@ -263,17 +264,17 @@ int64_t DataBytes(const Encoding& encoding, int64_t rows, int64_t cols);
 // Number of scales of one plane, as a matrix; {0, 0} when the format has no scales or not this plane.
 MatrixShape ScaleShape(const Encoding& encoding, Plane plane, int64_t rows, int64_t cols);
 
-// Size in bytes of those scales; 0 when there are none.
+// Size in bytes of the scales of one plane; 0 if it has none.
 int64_t ScaleBytes(const Encoding& encoding, Plane plane, int64_t rows, int64_t cols);
 
-// Elements of a plane that share a scale; one element where there are none.
+// Elements of a plane that share a scale; one element if there are no scales.
 MatrixShape ScaleBlock(const Encoding& encoding, Plane plane);
 
-// Where in the scales of a plane with rows of `cols` elements that of an element stands, in bytes. That of the whole
-// tensor stands before any other.
+// Returns the offset in bytes of an element's scale in the scales of a plane with rows of `cols` elements. The scale of
+// the whole tensor comes first.
 int64_t ScaleOffset(const Encoding& encoding, Plane plane, int64_t row, int64_t col, int64_t cols);
 
-// Size in bytes of the amax that goes with the row-wise plane; 0 when there is none.
+// Size in bytes of the amax that is stored with the row-wise plane; 0 if there is none.
 int64_t AmaxBytes(Format format);
 
 }  // namespace paramshard

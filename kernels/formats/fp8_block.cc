@@ -31,7 +31,7 @@ PARAMSHARD_ALWAYS_INLINE void ComputeAmax(const Window& tile, uint32_t* amax) {
   }
 }
 
-// Stores the scale_inv of every block, and leaves what its elements are multiplied by.
+// Stores the scale_inv of every block, and sets the factor of its elements.
 PARAMSHARD_ALWAYS_INLINE void ComputeScales(const uint32_t* amax, int64_t count, float fp8_max, bool power_of_two,
                                             uint8_t* scales, float* multipliers) {
   for (int64_t i = 0; i < count; ++i) {

@@ -11,7 +11,7 @@
 
 namespace paramshard {
 
-// What elements are multiplied by.
+// Returns the factor that encoding multiplies elements by.
 float Fp8TensorScale(const Encoding& encoding, const TensorScaling& scaling);
 
 void EncodeFp8Tensor(ElementType element, const float* source, int64_t count, float scale, uint8_t* data);

@@ -46,7 +46,7 @@ PARAMSHARD_ALWAYS_INLINE void ComputeAmax(const Window& tile, TileAmax& amax) {
   }
 }
 
-// The E8M0 scales of `count` blocks, and what their elements are multiplied by.
+// Computes the E8M0 scales of `count` blocks, and the factors of their elements.
 template <typename Element>
 PARAMSHARD_ALWAYS_INLINE void ComputeScales(const uint32_t* __restrict amax, int64_t count, uint8_t* __restrict scales,
                                             float* __restrict multipliers) {
@@ -87,7 +87,7 @@ PARAMSHARD_ALWAYS_INLINE void EncodeBothWays(const Window& tile, MutablePlane ro
   if (column_wise.data != nullptr) EncodeColumnWise<Element>(tile, amax, column_wise);
 }
 
-// Where the part of a plane begins that belongs to the block at `scale_index` and the element at `data_index`.
+// Returns the part of a plane that begins with the block at `scale_index` and the element at `data_index`.
 MutablePlane PlaneAt(MutablePlane plane, int64_t data_index, int64_t scale_index) {
   if (plane.data == nullptr) return plane;
   return {plane.data + data_index, plane.scales + scale_index};

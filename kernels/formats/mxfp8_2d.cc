@@ -19,7 +19,7 @@ int64_t ScaleIndex(MatrixShape shape, int64_t row, int64_t col) {
   return row / kMx2dBlockSize * BlocksIn(shape.cols) + col / kMx2dBlockSize;
 }
 
-// Stores the scales of a tile's blocks, and leaves what each of its columns is multiplied by.
+// Stores the scales of a tile's blocks, and sets the factor of each of its columns.
 template <typename Element>
 PARAMSHARD_ALWAYS_INLINE void ComputeScales(const Window& tile, uint8_t* scales, float* multipliers) {
   uint32_t amax[kTileBlocks];

@@ -24,7 +24,7 @@ int64_t ScaleIndex(MatrixShape shape, int64_t row, int64_t col) {
 int64_t PairsIn(int64_t cols) { return (cols + 1) / 2; }
 int64_t DataIndex(MatrixShape shape, int64_t row, int64_t col) { return row * PairsIn(shape.cols) + col / 2; }
 
-// Stores the scales of a tile's blocks, and leaves what each of its columns is multiplied by.
+// Stores the scales of a tile's blocks, and sets the factor of each of its columns.
 PARAMSHARD_ALWAYS_INLINE void ComputeScales(const Window& tile, float tensor_scale, uint8_t* scales,
                                             float* multipliers) {
   uint32_t amax[kTileBlocks];

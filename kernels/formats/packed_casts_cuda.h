@@ -20,14 +20,14 @@ __device__ __forceinline__ uint32_t EncodeBFloat16Pair(float first, float second
   return codes;
 }
 
-// What is beyond the range becomes an infinity.
+// Values beyond the range become infinities.
 __device__ __forceinline__ uint32_t EncodeFloat16Pair(float first, float second) {
   uint32_t codes;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(codes) : "f"(second), "f"(first));
   return codes;
 }
 
-// What is beyond the range becomes +-65504.
+// Values beyond the range become +-65504.
 __device__ __forceinline__ uint32_t EncodeFloat16PairSaturating(float first, float second) {
   uint32_t codes;
   asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(codes) : "f"(second), "f"(first));
@@ -58,8 +58,8 @@ __device__ __forceinline__ float DecodeE4M3Code(uint32_t code) {
   return values[0];
 }
 
-// The value of an E8M0 code (DecodeE8M0() of scale_math.h): a float32's exponent, of which 0 is the subnormal 2^-127.
-// The exponent of an infinity stands for NaN, which infinity times zero gives.
+// Returns the value of an E8M0 code (DecodeE8M0() of scale_math.h): the code is a float32's exponent, except that 0 is
+// the subnormal 2^-127, and infinity's exponent is NaN, computed as infinity times zero.
 __device__ __forceinline__ float DecodeE8M0Code(uint32_t code) {
   const float value = FloatFromBits(max(code << kFloatMantissaBits, 0x00400000u));
   return fmaf(value, 0.0f, value);
@@ -82,7 +82,7 @@ __device__ __forceinline__ void DecodeE5M2Quad(uint32_t codes, float (&values)[4
   DecodeFloat16Pair(__byte_perm(codes, 0, 0x3424), values[2], values[3]);
 }
 
-// Two float16 products. Those of the callers are exact.
+// Two float16 products. The callers' products are exact.
 __device__ __forceinline__ uint32_t MultiplyFloat16Pairs(uint32_t a, uint32_t b) {
   uint32_t products;
   asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(products) : "r"(a), "r"(b));

@@ -27,18 +27,18 @@ absl::string_view PlaneName(Plane plane) { return plane == Plane::kRowWise ? "ro
 absl::Status CheckLayout(const Encoding& encoding, Plane plane, Plane operand, ScaleLayout layout) {
   if (layout < ScaleLayout::kCompact || layout > ScaleLayout::kSwizzled128x4) {
     return absl::InvalidArgumentError(
-        absl::StrCat("scale layout: compact, padded or swizzled expected, got layout ", static_cast<int>(layout)));
+        absl::StrCat("scale layout: want compact, padded or swizzled, got number ", static_cast<int>(layout)));
   }
   const absl::string_view format = FormatName(encoding.format);
   if (layout != ScaleLayout::kCompact && !HasByteBlocks(encoding.format)) {
     return absl::InvalidArgumentError(
-        absl::StrCat("scale layout: a format with block scales of one byte expected, got ", format));
+        absl::StrCat("scale layout: want a format with block scales of one byte, got ", format));
   }
   // MXFP8 has a plane for each operand; in other formats blocks are square.
   if (operand != plane && (plane != Plane::kRowWise || HasColumnPlane(encoding.format))) {
-    return absl::InvalidArgumentError(absl::StrCat("scale layout: the ", PlaneName(plane),
-                                                   " operand expected of a plane of format ", format, ", got the ",
-                                                   PlaneName(operand), " one"));
+    return absl::InvalidArgumentError(absl::StrCat("scale layout: want the ", PlaneName(plane),
+                                                   " operand of a plane of format ", format, ", got the ",
+                                                   PlaneName(operand), " operand"));
   }
   return absl::OkStatus();
 }
@@ -47,7 +47,7 @@ absl::StatusOr<ScaleArrangement> CompactArrangement(const Encoding& encoding, Pl
   const int64_t bytes = ScaleBytes(encoding, plane, rows, cols);
   if (bytes == 0 && rows > 0 && cols > 0) {
     return absl::InvalidArgumentError(
-        absl::StrCat("scale layout: a format with scales expected, got ", FormatName(encoding.format)));
+        absl::StrCat("scale layout: want a format with scales, got ", FormatName(encoding.format)));
   }
   return ScaleArrangement{.layout = ScaleLayout::kCompact, .rows = 1, .cols = bytes, .col_stride = 1};
 }

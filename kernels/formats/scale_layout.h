@@ -35,13 +35,13 @@ namespace paramshard {
 // Compact: the scales as they are stored and sent, of any format that has some.
 enum class ScaleLayout : uint8_t { kCompact = 1, kPadded128x4 = 2, kSwizzled128x4 = 3 };
 
-// Where the scales of one operand come from and go to: the tables above for one matrix. A value.
+// Sources and targets of the scales of one operand: the tables above for one matrix. A value type.
 struct ScaleArrangement {
   static constexpr int64_t kTileRows = 128;
   static constexpr int64_t kTileCols = 4;
 
   ScaleLayout layout = ScaleLayout::kCompact;
-  // Of the operand's scales without padding. Compact: one row of bytes.
+  // Shape of the operand's scales without padding. Compact: one row of bytes.
   int64_t rows = 0;
   int64_t cols = 0;
   // Rows that read the same compact scales, and the steps between compact scales of neighbouring blocks.
@@ -55,14 +55,14 @@ struct ScaleArrangement {
   PARAMSHARD_HOST_DEVICE int64_t padded_cols() const {
     return layout == ScaleLayout::kCompact ? cols : (cols + kTileCols - 1) / kTileCols * kTileCols;
   }
-  // What arranging writes.
+  // Bytes that arranging writes.
   PARAMSHARD_HOST_DEVICE int64_t bytes() const { return padded_rows() * padded_cols(); }
 
   // The compact scale of element [row, col], which is no padding.
   PARAMSHARD_HOST_DEVICE int64_t Source(int64_t row, int64_t col) const {
     return row / row_block * row_stride + col * col_stride;
   }
-  // Where element [row, col] of the padded matrix lies.
+  // Returns the offset of element [row, col] of the padded matrix.
   PARAMSHARD_HOST_DEVICE int64_t Target(int64_t row, int64_t col) const {
     if (layout != ScaleLayout::kSwizzled128x4) return row * padded_cols() + col;
     const int64_t tile = row / kTileRows * (padded_cols() / kTileCols) + col / kTileCols;

@@ -52,7 +52,8 @@ PARAMSHARD_HOST_DEVICE float DecodeE8M0(uint8_t code) {
   return FloatFromBits(code == kE8M0Nan ? kFloatNanBits : bits);
 }
 
-// What elements are multiplied by: 1 / DecodeE8M0(code), which is exact, except that E = 0 gives 2^127.
+// Returns the factor that elements are multiplied by: 1 / DecodeE8M0(code), which is exact, except that E = 0 gives
+// 2^127.
 PARAMSHARD_HOST_DEVICE float E8M0EncodeMultiplier(uint8_t code) {
   const uint32_t exponent = (254u - code) << kFloatMantissaBits;
   const uint32_t bits = exponent > 0x00400000u ? exponent : 0x00400000u;  // the subnormal 2^-127 for E = 254
@@ -86,21 +87,21 @@ PARAMSHARD_HOST_DEVICE uint8_t ComputeNvfp4BlockScale(float block_amax, float te
   return E4M3::Encode(CapAtFloatMax(block_amax * (tensor_scale * (1.0f / 6.0f))));
 }
 
-// What the elements of a block are multiplied by; FLT_MAX where the block's scale is 0.
+// Returns the factor that the elements of a block are multiplied by; FLT_MAX if the block's scale is 0.
 PARAMSHARD_HOST_DEVICE float Nvfp4EncodeMultiplier(uint8_t block_scale, float tensor_scale) {
   return CapAtFloatMax(1.0f / (E4M3::Decode(block_scale) * (1.0f / tensor_scale)));
 }
 
-// The amax that elements are decoded with. Where S is FLT_MAX, because the quotient overflows, that is the one of which
-// FLT_MAX is the quotient. A subnormal amax stays as it is: its elements decode to almost 0.
+// Returns the amax that elements are decoded with. If S is FLT_MAX, because the quotient overflows, it is the amax
+// whose quotient is FLT_MAX. A subnormal amax stays as it is: its elements decode to almost 0.
 PARAMSHARD_HOST_DEVICE float Nvfp4DecodeAmax(float amax) {
   const uint32_t least = FloatBits(kNvfp4TensorMax / FloatFromBits(kFloatMaxBits));
   const uint32_t bits = FloatBits(amax);
   return FloatFromBits(bits >= kFloatMinNormalBits && bits < least ? least : bits);
 }
 
-// What an E2M1 value stands for in a block of decoded scale `block_scale`, given Nvfp4DecodeAmax of the tensor's amax.
-// The first product is exact.
+// Decodes an E2M1 value of a block whose decoded scale is `block_scale`; `decode_amax` is Nvfp4DecodeAmax of the
+// tensor's amax. The first product is exact.
 PARAMSHARD_HOST_DEVICE float DecodeNvfp4(float value, float block_scale, float decode_amax) {
   return ((value * block_scale) * decode_amax) * (1.0f / kNvfp4TensorMax);
 }

@@ -1,4 +1,4 @@
-// Rounding float32 to a float of few bits: what E4M3, E5M2 and E2M1 have in common.
+// Rounding of float32 to a float of few bits: the common part of E4M3, E5M2 and E2M1.
 
 #ifndef PARAMSHARD_KERNELS_FORMATS_SMALL_FLOAT_H_
 #define PARAMSHARD_KERNELS_FORMATS_SMALL_FLOAT_H_
@@ -17,12 +17,12 @@ struct SmallFloat {
   static constexpr int kDroppedBits = kFloatMantissaBits - kMantissa;
   static constexpr uint32_t kMinNormalBits = uint32_t{kFloatExponentBias + 1 - kBias} << kFloatMantissaBits;
 
-  // The code, without its sign, of the float32 whose magnitude has these bits: nearest, ties to even, saturating. NaN
-  // gives the largest value; callers replace it. The code is in the uppermost byte, and zeros are below it: kept as
-  // wide as its input, it goes through a vector loop without being narrowed before the end.
+  // Returns the code, without its sign, of the float32 whose magnitude has these bits: nearest, ties to even,
+  // saturating. NaN gives the largest value; callers replace it. The code is in the uppermost byte, above zeros: a
+  // vector loop keeps it as wide as its input and narrows it only at the end.
   PARAMSHARD_HOST_DEVICE static uint32_t RoundMagnitude(uint32_t magnitude) {
     const uint32_t clamped = magnitude > kMaxBits ? kMaxBits : magnitude;
-    // The exponent of the result's lowest bit follows the value's, down to that of the smallest normal value.
+    // The exponent of the result's lowest bit follows the value's exponent, down to the smallest normal exponent.
     const uint32_t exponent = clamped & kFloatInfinityBits;
     const uint32_t power = exponent > kMinNormalBits ? exponent : kMinNormalBits;
     // A power of two whose float32 ulp is that bit: the addition rounds, and leaves the significand in the low bits.

@@ -26,7 +26,7 @@ struct Tile {
 // The largest tile of a format.
 MatrixShape TileShape(Format format);
 
-// The shape in which a matrix is walked: one long row where its format has no blocks, else that of the matrix.
+// Returns the shape in which a matrix is walked: one long row if its format has no blocks, else the matrix's shape.
 MatrixShape WalkedShape(Format format, int64_t rows, int64_t cols);
 
 // Calls visit(tile) for the tiles of a matrix of WalkedShape(), left to right, then down.
@@ -41,11 +41,11 @@ void ForEachTile(Format format, MatrixShape walked, const Visitor& visit) {
 }
 
 // Encodes one tile of `matrix` (of WalkedShape(), or of its own shape) into the planes of the whole matrix. A plane
-// whose data is null is left out, and so is what StoreTensorScaling() stores.
+// whose data is null is left out, and so are the values that StoreTensorScaling() stores.
 void EncodeTile(const Encoding& encoding, const float* matrix, MatrixShape walked, const Tile& tile,
                 MutablePlane row_wise, MutablePlane column_wise, const TensorScaling& scaling);
 
-// Stores what a plane has of the whole tensor: the scale_inv of FP8_TENSOR_*, the amax of NVFP4_2D.
+// Stores a plane's values of the whole tensor: the scale_inv of FP8_TENSOR_*, the amax of NVFP4_2D.
 void StoreTensorScaling(const Encoding& encoding, const TensorScaling& scaling, MutablePlane row_wise);
 
 }  // namespace paramshard

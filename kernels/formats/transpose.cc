@@ -29,7 +29,7 @@ absl::StatusOr<int> TransposableWidth(Format format) {
   const int64_t bits = DataBytes({.format = format}, 1, 8);
   if (bits == 8 || bits == 4) return static_cast<int>(bits);
   return absl::UnimplementedError(
-      absl::StrCat("transpose: a format of 8 or 4 bits an element expected, got ", FormatName(format)));
+      absl::StrCat("transpose: want a format with 8 or 4 bits per element, got ", FormatName(format)));
 }
 
 void TransposeBytes(const uint8_t* data, int64_t rows, int64_t cols, uint8_t* out) {

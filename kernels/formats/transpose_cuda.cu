@@ -116,14 +116,14 @@ __device__ void TransposeSquare(const Transposition& matrix, uint32_t squares_ac
 
 // Transposes a matrix whose rows, or those of its transpose, begin anywhere.
 //
-// A block reads a band of rows into shared memory, as the aligned pieces that hold them, and shifts words of it where
-// it transposes. Of a row of the transpose it stores the aligned pieces that begin in kStoredBytes of it, put together
-// of two that lie in shared memory: the band is one piece longer than what is stored of it, so that none is put
-// together of two bands.
+// A block reads a band of rows into shared memory, in the aligned pieces that hold them, and shifts words while it
+// transposes. In each row of the transpose it stores the aligned pieces that begin in its kStoredBytes, each joined
+// from two pieces in shared memory. The band is one piece longer than its stored part, so that no piece needs two
+// bands.
 template <int kBits>
 struct Band {
   static constexpr int kColumns = 128;
-  // Of a row of the transpose.
+  // Pieces of a row of the transpose.
   static constexpr int kPieces = 16;
   static constexpr int kStoredBytes = (kPieces - 1) * kPieceBytes;
   static constexpr int kRowsOfPiece = kPieceBytes * 8 / kBits;
@@ -133,17 +133,17 @@ struct Band {
   // A row begins anywhere in the first of the pieces that are read.
   static constexpr int kReadPieces = kRowBytes / kPieceBytes + 1;
   static constexpr int kPitchBytes = kReadPieces * kPieceBytes;
-  // A thread transposes so many squares of a piece of the transpose and a word of the matrix.
+  // Squares that a thread transposes. A square is a piece of the transpose by a word of the matrix.
   static constexpr int kTurns = kPieces * kRowWords / kThreads;
   static_assert(kPieces * kRowWords % kThreads == 0 && kRows * kReadPieces % kThreads == 0);
 
-  // Where a piece of the transpose lies in shared memory: threads beside each other use all banks.
+  // Returns the place of a piece of the transpose in shared memory: neighboring threads use all banks.
   __device__ static int Place(int column, int piece) {
     return column * kPieces + (piece ^ (column / kPerWord<kBits> % 8));
   }
 };
 
-// Where a band begins.
+// Beginning of a band.
 struct BandOrigin {
   int64_t row;
   int64_t byte;
@@ -247,7 +247,7 @@ __device__ void TransposeBand(const Transposition& matrix, uint32_t bands_across
   }
   __syncthreads();
 
-  // Each lane stores a piece of a row, and the last one what comes before the first aligned piece of the matrix.
+  // Each lane stores a piece of a row; the last lane stores the bytes before the first aligned piece of the matrix.
   const int lane = thread % B::kPieces;
   const bool is_head = lane == B::kPieces - 1;
   if (is_head && out_byte > 0) return;

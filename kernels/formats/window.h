@@ -54,7 +54,7 @@ PARAMSHARD_ALWAYS_INLINE void ComputeSquareAmax(const Window& tile, uint32_t* __
   }
 }
 
-// Repeats what each block has for its elements: one loop over a whole row beats a short one per block.
+// Repeats each block's value for its elements: one loop over a whole row is faster than a short loop per block.
 template <int64_t kBlock>
 PARAMSHARD_ALWAYS_INLINE void Spread(const float* __restrict of_blocks, int64_t blocks, float* __restrict of_elements) {
   for (int64_t block = 0; block < blocks; ++block) {

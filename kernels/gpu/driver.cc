@@ -19,7 +19,8 @@ absl::Status LookUp(const char* name, Function& function) {
   RETURN_IF_ERROR(ToStatus(cudaGetDriverEntryPointByVersion(name, &address, kVersion, cudaEnableDefault, &found),
                            absl::StrCat("look up ", name)));
   if (found != cudaDriverEntryPointSuccess) {
-    return absl::FailedPreconditionError(absl::StrCat("look up ", name, ": a CUDA driver 12.5 or newer expected"));
+    return absl::FailedPreconditionError(
+        absl::StrCat("look up ", name, ": not found, want a CUDA driver 12.5 or newer"));
   }
   function = reinterpret_cast<Function>(address);
   return absl::OkStatus();

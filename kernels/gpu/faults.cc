@@ -16,7 +16,7 @@ namespace paramshard::gpu {
 namespace {
 
 struct Faults {
-  // Whether there is any: almost never, and asked for on every wait.
+  // True once any device is broken. Every wait reads it, so it needs no lock.
   std::atomic<bool> any{false};
   absl::Mutex mu;
   std::map<int, absl::Status> by_device ABSL_GUARDED_BY(mu);

@@ -12,19 +12,19 @@
 
 namespace paramshard::gpu {
 
-// Whether CUDA will answer with this error, or another one, for the life of the process.
+// Returns true if CUDA answers every later call of the process with an error after this one.
 bool IsFault(cudaError_t error);
 
 // OK until the device is broken; then INTERNAL, which names the device, what broke it, and the process to restart.
 // Thread-safe, like all of this file.
 absl::Status FaultOf(int device);
 
-// Counts the device as broken; what broke it first stays. Returns FaultOf. ToStatus calls it for errors that stay, and
-// who waits for a device for too long calls it too.
+// Marks the device as broken and returns FaultOf(device). The first report stays. ToStatus() calls it for errors that
+// stay; waits call it when they time out.
 absl::Status ReportFault(int device, absl::string_view what);
 
-// Calls `on_fault` with FaultOf when the device breaks, on the thread that finds it; at once if it is broken by now.
-// The end of the object waits for a call in progress.
+// Calls `on_fault` with FaultOf(device) when the device breaks, on the thread that finds it; at once if it is already
+// broken. The destructor waits for a call in progress.
 class FaultWatch {
  public:
   FaultWatch(int device, std::function<void(const absl::Status&)> on_fault);

@@ -1,7 +1,8 @@
-// Loads, stores and copies of global memory, each one instruction and where it is written, for CUDA sources.
+// Loads, stores and copies of global memory for CUDA sources. Each is one instruction, at the place where it is
+// written.
 //
-// Written as an assignment, four words to an address of a space that the compiler does not know become four stores, and
-// a load moves down to where its value is used, behind other values that are waited for.
+// With plain assignments the compiler would make four stores of four words whose address space it does not know, and
+// would move a load down to the use of its value, behind waits for other values.
 
 #ifndef PARAMSHARD_KERNELS_GPU_GLOBAL_MEMORY_H_
 #define PARAMSHARD_KERNELS_GPU_GLOBAL_MEMORY_H_
@@ -41,8 +42,8 @@ __device__ __forceinline__ T LoadGlobal(const void* address) {
   return value;
 }
 
-// Where the compiler may not use what earlier loads bring, so that all of them are on their way. All lanes of a warp
-// call it, except those that have returned.
+// Keeps the compiler from using values of earlier loads before this point, so that all loads are in flight together.
+// All lanes of a warp that have not returned call it.
 __device__ __forceinline__ void HoldLoads() { __syncwarp(); }
 
 // Stores an object of 1, 2, 4, 8 or 16 bytes.
@@ -68,8 +69,8 @@ __device__ __forceinline__ void StoreGlobal(const T& value, void* address) {
   }
 }
 
-// Copies 16 or 8 bytes into shared memory until AwaitCopies(). The lines around come into the second-level cache: 3 to
-// 7 % of the time where rows are not aligned to them.
+// Starts a copy of 16 or 8 bytes into shared memory, which AwaitCopies() waits for. Prefetches the surrounding lines
+// into the L2 cache, which saves 3 to 7 % of the time if rows are not aligned to lines.
 template <int kBytes>
 __device__ __forceinline__ void CopyAsync(void* shared, const void* global) {
   const auto target = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
@@ -81,7 +82,7 @@ __device__ __forceinline__ void CopyAsync(void* shared, const void* global) {
   }
 }
 
-// The same for the first `source_bytes` of 16, 8 or 4, and zeros for the others.
+// The same for the first `source_bytes` of 16, 8 or 4 bytes, with zeros for the rest.
 template <int kBytes>
 __device__ __forceinline__ void CopyAsync(void* shared, const void* global, int source_bytes) {
   const auto target = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
@@ -97,7 +98,7 @@ __device__ __forceinline__ void CopyAsync(void* shared, const void* global, int 
 
 __device__ __forceinline__ void CommitCopies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// Waits for this thread's copies, except those of its kPending latest commits.
+// Waits for this thread's copies, except for its latest kPending commits.
 template <int kPending>
 __device__ __forceinline__ void AwaitCopies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");

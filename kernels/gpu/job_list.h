@@ -1,4 +1,4 @@
-// Pieces of work of several kinds, those of one kind in one launch: for CUDA sources.
+// Pieces of work of several kinds; one launch runs many of one kind. For CUDA sources.
 //
 //   struct Scaling {
 //     static constexpr int kThreads = 256, kBlocksAtOnce = 4;          // of a block; and of a multiprocessor
@@ -29,7 +29,7 @@
 
 namespace paramshard::gpu {
 
-// What a launch takes, as parameters of the kernel: more make every launch take longer.
+// Largest number of jobs in one launch. They are kernel parameters, so more would slow down every launch.
 constexpr int kJobsOfLaunch = 16;
 
 template <typename Job>
@@ -46,10 +46,10 @@ __global__ __launch_bounds__(Job::kThreads,
   table.jobs[index].Run(blockIdx.x - (index == 0 ? 0 : table.end_blocks[index - 1]));
 }
 
-// Work in no order. Jobs are plain values.
+// Jobs that may run in any order. Jobs are plain values.
 class JobList {
  public:
-  // `blocks` > 0, and with those of 15 others below 2^31.
+  // `blocks` > 0; the blocks of any 16 jobs together are below 2^31.
   template <typename Job>
   void Add(const Job& job, int64_t blocks) {
     static_assert(std::is_trivially_copyable_v<Job> && sizeof(Job) <= kMostBytes && alignof(Job) <= 8);
@@ -58,7 +58,7 @@ class JobList {
     entries_.push_back(entry);
   }
 
-  // Enqueues all of it on the current device. `what` is for messages.
+  // Enqueues all jobs on the current device. `what` names them in messages.
   absl::Status Launch(absl::string_view what, cudaStream_t stream) {
     const auto less = [](const Entry& a, const Entry& b) { return std::less<>()(a.launch, b.launch); };
     std::stable_sort(entries_.begin(), entries_.end(), less);

@@ -41,7 +41,7 @@ absl::StatusOr<DeviceMemory> DeviceMemory::Create(int device, int64_t size_bytes
   memory.device_ = device;
   memory.size_bytes_ = size_bytes;
   if (size_bytes == 0) return memory;
-  // The device's context comes with the runtime's first call.
+  // The runtime's first call creates the device's context.
   RETURN_IF_ERROR(ToStatus(cudaFree(nullptr), absl::StrCat("open device cuda:", device)));
   ASSIGN_OR_RETURN(const Driver* const driver, Driver::Get());
   const CUmemAllocationProp properties = PropertiesOf(device, shareable);
@@ -104,7 +104,7 @@ absl::Status DeviceMemory::CheckPlace() const {
     return absl::OkStatus();
   }
   return absl::DataLossError(
-      absl::StrCat("import device memory: that of cuda:", device_, " expected, got ", properties.location.id));
+      absl::StrCat("import device memory: want memory of cuda:", device_, ", got cuda:", properties.location.id));
 }
 
 absl::StatusOr<int> DeviceMemory::Export() const {

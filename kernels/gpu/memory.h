@@ -13,8 +13,7 @@ namespace paramshard::gpu {
 
 // Memory of one device, mapped at one address. Move-only; frees itself. Empty after a move.
 //
-// The physical memory lives until every process that holds it has let go: an owner that unmaps it gives up its own
-// share.
+// The physical memory lives until every process that has mapped it unmaps it.
 class DeviceMemory {
  public:
   // Zeroed memory of `device`, which is among `accessors`: the devices that may read and write it. Rounded up to the
@@ -31,7 +30,7 @@ class DeviceMemory {
   DeviceMemory& operator=(DeviceMemory&& other) noexcept;
   ~DeviceMemory() { Reset(); }
 
-  // DATA_LOSS unless the memory, imported on whatever descriptor, is that of the device on which it was imported.
+  // DATA_LOSS unless imported memory lies on the device on which it was imported.
   absl::Status CheckPlace() const;
 
   // A descriptor that stands for the memory in other processes. The caller closes it.

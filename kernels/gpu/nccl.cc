@@ -16,14 +16,14 @@ namespace paramshard::gpu {
 namespace {
 
 constexpr absl::string_view kDefaultLibrary = "libnccl.so.2";
-// Before it, GPUs of one process wrote straight into each other's buffers, which here only their own GPU reaches.
+// Older versions let GPUs of one process write into each other's buffers, which only their own GPU can access here.
 constexpr int kMinimumVersion = NCCL_VERSION(2, 24, 0);
 
-// A kernel waits for those of the other members, so the kernels of all communicators of a GPU must find room at once:
-// this many thread blocks each, of one block on each of a hundred and more multiprocessors.
+// Largest number of thread blocks of a kernel. Kernels wait for the other members' kernels, so the kernels of all
+// communicators of a GPU must fit at once, one block on each of its hundred or more multiprocessors.
 constexpr int kMaxThreadBlocks = 16;
 
-// ncclEncryptionConfig_t as NCCL 2.32 declares it: what this is built with may be older.
+// ncclEncryptionConfig_t as NCCL 2.32 declares it: the NCCL of the build may be older.
 struct EncryptionConfig {
   size_t size = sizeof(EncryptionConfig);
   unsigned int magic = 0xcafebeef;
@@ -42,7 +42,7 @@ absl::Status LookUp(void* library, const std::string& name, const char* symbol, 
   function = reinterpret_cast<Function>(dlsym(library, symbol));
   if (function != nullptr) return absl::OkStatus();
   return absl::FailedPreconditionError(
-      absl::StrCat("NCCL: ", VersionText(kMinimumVersion), " or newer expected, ", name, " has no function ", symbol));
+      absl::StrCat("NCCL: want ", VersionText(kMinimumVersion), " or newer, ", name, " has no function ", symbol));
 }
 
 absl::StatusOr<std::string> ReadVersion(void* library, const std::string& name) {
@@ -52,14 +52,14 @@ absl::StatusOr<std::string> ReadVersion(void* library, const std::string& name) 
   get_version(&version);
   if (version >= kMinimumVersion) return VersionText(version);
   return absl::FailedPreconditionError(
-      absl::StrCat("NCCL: ", VersionText(kMinimumVersion), " or newer expected, ", name, " is ", VersionText(version)));
+      absl::StrCat("NCCL: want ", VersionText(kMinimumVersion), " or newer, ", name, " is ", VersionText(version)));
 }
 
 absl::StatusOr<Nccl> LoadLibrary(const std::string& name) {
   void* const library = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
     return absl::FailedPreconditionError(
-        absl::StrCat("NCCL: ", VersionText(kMinimumVersion), " or newer expected, it cannot be loaded: ", dlerror()));
+        absl::StrCat("NCCL: want ", VersionText(kMinimumVersion), " or newer, failed to load it: ", dlerror()));
   }
   Nccl nccl;
   ASSIGN_OR_RETURN(nccl.version, ReadVersion(library, name));
@@ -92,12 +92,12 @@ absl::StatusCode CodeOf(ncclResult_t result) {
 }  // namespace
 
 void SetNcclEnvironment() {
-  // Sends and receives have no use for NVLink multicast, whose faults are those of the whole node.
+  // Sends and receives do not use NVLink multicast, whose faults break the whole node.
   setenv("NCCL_NVLS_ENABLE", "0", /*overwrite=*/0);
-  // As everything between daemons: on loopback.
+  // NCCL connects over loopback, like all other traffic between daemons.
   setenv("NCCL_SOCKET_IFNAME", "lo", /*overwrite=*/0);
-  // A thread of NCCL would serve a port that every NCCL of the machine wants, a trainer's too, and knock at daemons that
-  // are gone.
+  // NCCL's RAS thread would listen on a port that every NCCL process of the machine wants, trainers included, and would
+  // keep connecting to daemons that have ended.
   setenv("NCCL_RAS_ENABLE", "0", /*overwrite=*/0);
   // Streams that share one of the GPU's queues wait for each other, and so would kernels of two communicators, in
   // another order on another GPU. There are 8 queues unless more are asked for.
@@ -125,14 +125,14 @@ absl::Status Nccl::ToStatus(ncclResult_t result, absl::string_view operation) co
 absl::Status Nccl::SetKey(const std::string& key) const {
   if (set_encryption == nullptr) {
     return absl::FailedPreconditionError(
-        "NCCL: 2.32.0 or newer expected for a key, it has no function ncclSetEncryption");
+        "NCCL: want 2.32.0 or newer for a key, this version has no function ncclSetEncryption");
   }
-  // Whatever was set: what goes another way would not be encrypted.
+  // Overrides what was set: NCCL encrypts no other transport.
   setenv("NCCL_IB_DISABLE", "1", /*overwrite=*/1);
   setenv("NCCL_NET", "Socket", /*overwrite=*/1);
   const EncryptionConfig config{.psk = key.c_str()};
   if (set_encryption(&config) == ncclSuccess) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat("NCCL: the key is refused: ", get_last_error(nullptr)));
+  return absl::FailedPreconditionError(absl::StrCat("NCCL: key rejected: ", get_last_error(nullptr)));
 }
 
 absl::StatusOr<std::string> NcclCommunicator::MakeId(const Nccl& nccl) {
@@ -146,7 +146,7 @@ absl::StatusOr<NcclCommunicator> NcclCommunicator::Join(const Nccl& nccl, int de
   ncclUniqueId unique_id;
   if (id.size() != sizeof(unique_id.internal)) {
     return absl::InvalidArgumentError(
-        absl::StrCat("NCCL: an id of ", sizeof(unique_id.internal), " bytes expected, got ", id.size()));
+        absl::StrCat("NCCL: want an id of ", sizeof(unique_id.internal), " bytes, got ", id.size()));
   }
   std::memcpy(unique_id.internal, id.data(), id.size());
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;

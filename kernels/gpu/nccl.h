@@ -1,4 +1,4 @@
-// NCCL, loaded when it is first needed: a program that links it does not start without it.
+// NCCL, loaded when it is first needed: a program that linked it would not start without it.
 #ifndef PARAMSHARD_KERNELS_GPU_NCCL_H_
 #define PARAMSHARD_KERNELS_GPU_NCCL_H_
 
@@ -16,22 +16,23 @@
 
 namespace paramshard::gpu {
 
-// Puts what NCCL, and CUDA beside it, should read into the environment, but for what is set there. Load() does it too;
-// a program with threads calls this before it has any that read the environment, and before it uses CUDA.
+// Sets the environment variables that NCCL and CUDA should read, except for variables that are already set. Load() does
+// it too; a program with threads calls this before it uses CUDA and before other threads read the environment.
 void SetNcclEnvironment();
 
 struct Nccl {
-  // The library at `path`; empty: libnccl.so.2 where the dynamic linker looks. FAILED_PRECONDITION it is not there, or
-  // something else, or older than 2.24 (says what was found). Thread-safe; the same object for the life of the process.
+  // Returns the library at `path`; empty: libnccl.so.2 in the search path of the dynamic linker. The object lives as
+  // long as the process. Thread-safe. FAILED_PRECONDITION if there is no such library, it is not NCCL, or it is older
+  // than 2.24; the message says what was found.
   static absl::StatusOr<const Nccl*> Load(const std::string& path);
 
-  // OK also for what goes on in the background. Else: UNAVAILABLE another member or the network failed;
-  // FAILED_PRECONDITION NCCL refuses this use (such as one GPU for two members); INTERNAL everything else.
+  // Returns OK for an operation in progress, too. UNAVAILABLE if another member or the network failed;
+  // FAILED_PRECONDITION if NCCL rejects this use (such as one GPU for two members); INTERNAL otherwise.
   absl::Status ToStatus(ncclResult_t result, absl::string_view operation) const;
 
-  // Has NCCL encrypt every connection over TCP that the process makes with it, and know the other end by this key; who
-  // has none or another one is not connected. Before the first id is made. Then NCCL uses nothing but TCP between
-  // machines: neither InfiniBand nor a plugin. FAILED_PRECONDITION: NCCL is older than 2.32, or refuses the key.
+  // Makes NCCL encrypt and authenticate every TCP connection of this process with the key; processes without this key
+  // cannot connect. Call it before the first MakeId(). From then on NCCL uses only TCP between machines: neither
+  // InfiniBand nor a plugin. FAILED_PRECONDITION if NCCL is older than 2.32 or rejects the key.
   absl::Status SetKey(const std::string& key) const;
 
   std::string version;  // "2.27.3"
@@ -57,7 +58,7 @@ struct Nccl {
 //   ... until communicator.Ready(), then until the stream is idle ...
 class NcclCommunicator {
  public:
-  // What the members of one communicator have in common. A secret: whoever knows it can join.
+  // Returns a new id that all members of one communicator share. A secret: every process that knows it can join.
   static absl::StatusOr<std::string> MakeId(const Nccl& nccl);
 
   // Begins to join. Members are numbered from 0, each on a GPU of its own.
@@ -68,8 +69,8 @@ class NcclCommunicator {
   NcclCommunicator& operator=(NcclCommunicator&& other) noexcept;
   ~NcclCommunicator() { Abort(); }
 
-  // Whether what was begun last is done: the communicator connected, the operations on the stream. Errors of any
-  // member's end that NCCL knows of.
+  // Returns true if the latest Join() has connected, or the latest Enqueue() has its operations on the stream. Returns
+  // errors of any member that NCCL knows of.
   absl::StatusOr<bool> Ready() const;
 
   struct Operation {
@@ -84,8 +85,8 @@ class NcclCommunicator {
   // a peer meets the peer's n-th receive from here, of the same size. Requires Ready().
   absl::Status Enqueue(absl::Span<const Operation> operations, cudaStream_t stream);
 
-  // Gives the communicator up without the other members: its kernels end, whatever they wait for. The stream is idle
-  // soon after.
+  // Ends the communicator without waiting for other members: its kernels end, even if they wait for a peer. The stream
+  // is idle soon after.
   void Abort();
 
  private:

@@ -64,7 +64,7 @@ absl::Status StagingLanes::Read(const uint8_t* data, int64_t size_bytes, Sink si
   absl::Status started = start(0);
   for (int64_t piece = 0; piece < Pieces(size_bytes) && started.ok(); ++piece) {
     started = start(piece + 1);
-    // Whatever has become of the next one: a buffer that is given back is not written to any more.
+    // Waits even if the next copy failed: a buffer that is given back is not written to any more.
     const Buffer& buffer = turn.buffer(piece);
     RETURN_IF_ERROR(buffer.stream.Synchronize());
     sink(absl::MakeConstSpan(buffer.memory.data(), PieceBytes(piece, size_bytes)));

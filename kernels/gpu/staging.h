@@ -1,4 +1,4 @@
-// The way between a device and host memory that is not pinned.
+// Copies between a device and host memory that is not pinned.
 #ifndef PARAMSHARD_KERNELS_GPU_STAGING_H_
 #define PARAMSHARD_KERNELS_GPU_STAGING_H_
 
@@ -19,11 +19,11 @@
 
 namespace paramshard::gpu {
 
-// Some lanes, each of two pinned buffers with a stream of their own: while a caller works on what has come, its next
-// bytes and those of others are on their way. Copies straight from or to memory that is not pinned run at a fifth of
-// the link's speed, and pinning all of it would take as long as copying.
+// Lanes of two pinned buffers, each buffer with a stream: while a caller works on the bytes that have arrived, its next
+// bytes and other callers' bytes are in flight. Direct copies from or to memory that is not pinned run at a fifth of
+// the link's speed, and pinning all memory would take as long as copying it.
 //
-// Thread-safe. A call takes a lane, and waits while none is free: for no longer than others' copies and sinks take.
+// Thread-safe. A call takes a lane, and waits while none is free: no longer than copies and sinks of other calls take.
 class StagingLanes {
  public:
   // Pins 2 x count x buffer_bytes.
@@ -33,8 +33,8 @@ class StagingLanes {
   // The device is not broken: then it would wait for work that may never end.
   ~StagingLanes() = default;
 
-  // Gives `sink` the bytes of device memory in order, in pieces of a buffer at most, which it may read till it returns.
-  // It makes no call on these lanes. Errors of AwaitStream.
+  // Passes the bytes of device memory to `sink` in order, in pieces of at most one buffer. `sink` may read a piece
+  // until it returns, and must not call these lanes. Returns errors of AwaitStream().
   using Sink = absl::FunctionRef<void(absl::Span<const uint8_t>)>;
   absl::Status Read(const uint8_t* data, int64_t size_bytes, Sink sink);
   // Copies to device memory; the bytes are there when it returns.
@@ -52,7 +52,7 @@ class StagingLanes {
   StagingLanes(int device, int64_t buffer_bytes) : device_(device), buffer_bytes_(buffer_bytes) {}
   static absl::StatusOr<Buffer> MakeBuffer(int device, int64_t size_bytes);
   int64_t Pieces(int64_t size_bytes) const { return (size_bytes + buffer_bytes_ - 1) / buffer_bytes_; }
-  // Of the pieces of so many bytes.
+  // Returns the size of one of the pieces that `size_bytes` are cut into.
   int64_t PieceBytes(int64_t piece, int64_t size_bytes) const {
     return std::min(buffer_bytes_, size_bytes - piece * buffer_bytes_);
   }

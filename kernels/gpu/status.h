@@ -10,15 +10,15 @@
 
 namespace paramshard::gpu {
 
-// OK, or: RESOURCE_EXHAUSTED the device has no memory left; FAILED_PRECONDITION there is no driver, or one that is too
-// old, or no such device; INTERNAL everything else. `operation` says what was tried. Clears an error that is not
-// sticky; one that is breaks the device, the one that this thread's calls go to unless another is named: then and ever
-// after FaultOf(device).
+// Converts an error of CUDA: RESOURCE_EXHAUSTED if the device is out of memory; FAILED_PRECONDITION if there is no
+// driver, it is too old, or there is no such device; INTERNAL otherwise. `operation` names the call. Clears an error
+// that is not sticky. A sticky error breaks `device` (default: this thread's current device): returns FaultOf(device),
+// now and ever after.
 absl::Status ToStatus(cudaError_t error, absl::string_view operation);
 absl::Status ToStatus(CUresult error, absl::string_view operation);
 absl::Status ToStatus(cudaError_t error, absl::string_view operation, int device);
 
-// Of the launch before it on this thread.
+// Returns the status of this thread's latest kernel launch.
 inline absl::Status LaunchStatus(absl::string_view kernel) { return ToStatus(cudaGetLastError(), kernel); }
 
 }  // namespace paramshard::gpu

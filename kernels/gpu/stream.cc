@@ -14,14 +14,14 @@ namespace paramshard::gpu {
 
 namespace {
 
-// This thread's; null where it has none.
+// Returns this thread's context; null if it has none.
 CUcontext CurrentContext() {
   const absl::StatusOr<const Driver*> driver = Driver::Get();
   CUcontext context = nullptr;
   return driver.ok() && (*driver)->ctx_get_current(&context) == CUDA_SUCCESS ? context : nullptr;
 }
 
-// What a query of a stream or an event has answered.
+// Converts the answer of cudaStreamQuery() or cudaEventQuery().
 absl::StatusOr<bool> IsDone(int device, cudaError_t answer) {
   if (answer == cudaErrorNotReady) {
     cudaGetLastError();  // it counts as one
@@ -62,7 +62,7 @@ Stream& Stream::operator=(Stream&& other) noexcept {
   return *this;
 }
 
-// Whichever thread comes to it, here and below: a call of one that has not used CUDA before would open GPU 0.
+// Sets the device first, here and below: on a thread that has not used CUDA before, the call would open GPU 0.
 Stream::~Stream() {
   if (stream_ == nullptr) return;
   const DeviceScope scope(device_);

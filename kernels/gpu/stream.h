@@ -12,8 +12,8 @@
 
 namespace paramshard::gpu {
 
-// Makes `device` the one that this thread's calls go to, and goes back at the end of the scope. A thread that had not
-// used CUDA before stays with `device`: going back would open GPU 0, its default.
+// Makes `device` this thread's current device, and restores the previous device at the end of the scope. A thread that
+// had not used CUDA before keeps `device`: restoring its default would open GPU 0.
 class DeviceScope {
  public:
   explicit DeviceScope(int device);
@@ -25,15 +25,16 @@ class DeviceScope {
   std::optional<int> before_;
 };
 
-// For how long a device may be at the work of one wait. A device that takes longer is stuck, and counts as broken
-// (ReportFault): nothing that we enqueue takes seconds, or waits for anybody who may never come.
+// Longest wait for a device's work. A device that takes longer is stuck and counts as broken (ReportFault): nothing
+// that we enqueue takes seconds, or waits for a peer that may never come.
 inline constexpr absl::Duration kStreamTimeout = absl::Minutes(5);
 
-// Whether everything enqueued on a stream of the device so far is done. Errors of that work; FaultOf(device).
+// Returns true if everything enqueued on a stream of the device so far is done. Returns errors of that work, and
+// FaultOf(device).
 absl::StatusOr<bool> IsIdle(int device, cudaStream_t stream);
 
-// Waits until everything enqueued on a stream of the device so far is done, looking ever more rarely. Errors of that
-// work; FaultOf(device).
+// Waits until everything enqueued on a stream of the device so far is done, polling ever more rarely. Returns errors of
+// that work, and FaultOf(device).
 absl::Status AwaitStream(int device, cudaStream_t stream, absl::Duration timeout = kStreamTimeout);
 
 // A stream that does not wait for the default stream. Move-only; destroys itself.
@@ -50,7 +51,7 @@ class Stream {
   int device() const { return device_; }
   // See AwaitStream.
   absl::Status Synchronize(absl::Duration timeout = kStreamTimeout) const;
-  // Whether it is done by now. Errors likewise.
+  // See IsIdle above.
   absl::StatusOr<bool> IsIdle() const;
 
  private:
@@ -68,11 +69,12 @@ class Event {
   ~Event();
 
   cudaEvent_t get() const { return event_; }
-  // The point is now the end of what the stream has been given.
+  // Moves the point to the end of everything enqueued on the stream so far.
   absl::Status Record(cudaStream_t stream);
-  // The same of all streams of the device in this process, whoever made them.
+  // Moves the point likewise for all streams of the device in this process, including streams of other libraries.
   absl::Status RecordDevice();
-  // Whether the stream has come past the point; true where none was recorded. Errors of that work; FaultOf(device).
+  // Returns true if the device has passed the point, or none was recorded. Returns errors of the work before it, and
+  // FaultOf(device).
   absl::StatusOr<bool> IsDone() const;
 
  private:

@@ -9,7 +9,7 @@
 namespace paramshard::gpu {
 namespace {
 
-// What the driver takes in one call.
+// Largest number of operations that the driver takes in one call.
 constexpr size_t kMostInOneCall = 256;
 
 // Registered memory has one address everywhere (cudaDevAttrCanUseHostPointerForRegisteredMem, on every 64-bit Linux).

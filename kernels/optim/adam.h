@@ -13,17 +13,17 @@
 
 namespace paramshard {
 
-// How a master is stored: beside the planes, or as a BF16 plane and the lower half of its bits. The numbers are stable.
+// Storage of a master: beside the planes, or as a BF16 plane and the lower half of its bits. The numbers are stable.
 enum class MasterType : uint8_t { kFP32 = 1, kBF16Remainder = 2 };
 
 // The optimizer's state of an extent: `rows` x `cols` elements each, row-major, contiguous, aligned for their element.
 // Views: the caller owns the memory.
 struct AdamState {
-  // Null where the master is stored as BF16 and remainder.
+  // Null if the master is stored as BF16 and remainder.
   float* master = nullptr;
   // The lower half of a master whose upper half is a weight (master_remainder.h); else null.
   int16_t* remainder = nullptr;
-  // Those that the optimizer keeps (optimizers.h).
+  // Set for the moments that the optimizer keeps (optimizers.h).
   PerMoment<MutableMoment> moments = {};
   // BF16; null where they are the data of the row-wise plane.
   uint16_t* weights = nullptr;
@@ -36,17 +36,17 @@ float BiasCorrection(float beta, int64_t step);
 // planes. The result is the same, byte for byte, as the update followed by EncodePlanes(), and as doing so for the
 // extent's granules one by one. Every NaN in the state is stored as 0x7fc00000 (moments: see moment.h).
 //
-// `gradient` is rows x cols like the state, and widened where it is BF16. A plane whose data is null is not written
+// `gradient` is rows x cols like the state; BF16 is widened. A plane whose data is null is not written
 // (see EncodePlanes). None of the arrays overlap.
 //
 // Formats that EncodesAfterAmax() are not encoded here: call EncodePlanes() when the amax over all ranks is known.
-// FP8_TENSOR_DELAYED is encoded with `scaling`. A master with a remainder is split instead of encoded, and weights that
-// are no plane are copied to it. Returns the amax of the new master where NeedsAmax(), else 0.
+// FP8_TENSOR_DELAYED is encoded with `scaling`. A master with a remainder is split instead of encoded; weights apart
+// from the plane are copied to it. Returns the amax of the new master if NeedsAmax(), else 0.
 //
-// `distance`: all of the state is read so many bytes before `state`, which it does not overlap, and left in `state`.
+// `distance`: the old state lies this many bytes before `state`, without overlap; the new state is written to `state`.
 //
 // Requires: CheckEncodable(encoding).ok(); IsAdamMode(step.mode); for a master with a remainder BF16 and row_wise.data,
-// and weights that are no plane where it moves.
+// and weights apart from the plane if the state moves.
 float FusedAdam(const AdamStep& step, ConstGradient gradient, const AdamState& state, int64_t rows, int64_t cols,
                 const Encoding& encoding, MutablePlane row_wise, MutablePlane column_wise,
                 const TensorScaling& scaling = {}, int64_t distance = 0);

@@ -28,7 +28,7 @@ constexpr int kQuad = 4;
 // True for null, too.
 bool IsAligned(const void* address, int64_t bytes) { return reinterpret_cast<uintptr_t>(address) % bytes == 0; }
 
-// How many elements of `size` bytes an address is past one that is aligned to `alignment` elements.
+// Returns the number of elements of `size` bytes between the last address aligned to `alignment` elements and this one.
 int PhaseOf(const void* address, int64_t size, int alignment) {
   return static_cast<int>(reinterpret_cast<uintptr_t>(address) / size % alignment);
 }
@@ -38,11 +38,11 @@ bool IsInPhase(const void* address, int64_t size, int phase) {
   return address == nullptr || PhaseOf(address, size, kQuad) == phase % kQuad;
 }
 
-// Whether the step walks an extent of the format as one long row: nothing ties its rows together, or what does waits
-// for the amax (NVFP4_2D).
+// Returns true if the step walks an extent of the format as one long row: its rows share no scale, or they are encoded
+// later, when the amax is known (NVFP4_2D).
 bool IsFlat(Format format) { return GpuFormatOf(format).step_tiles == StepTiles::kFlat; }
 
-// Whether a flat extent is walked row by row all the same, because blocks of moments end inside of it.
+// Returns true if a flat extent is walked row by row nevertheless, because blocks of moments end with each row.
 bool WalksRows(const AdamExtent& extent) {
   const auto& moments = extent.state.moments;
   const bool has_scales = std::any_of(moments.begin(), moments.end(),
@@ -69,7 +69,7 @@ DeviceExtent ToDeviceExtent(const AdamExtent& extent) {
   return device_extent;
 }
 
-// What of it moves.
+// Returns the arrays of the extent that a step moves.
 AdamState StateOf(const DeviceExtent& extent) {
   return {.master = extent.master,
           .remainder = extent.remainder,
@@ -98,7 +98,7 @@ absl::Status CheckBands(absl::Span<const AdamExtent> extents, absl::Span<const B
   return paramshard::CheckBands(shapes, bands);
 }
 
-// Whether no tile of the step is cut by a band: bands begin at multiples of kBandTileRows rows, and of
+// Returns true if no band cuts a tile of the step: bands begin at multiples of kBandTileRows rows and of
 // kBandTileElements elements.
 constexpr bool BandsHoldTiles() {
   for (const FormatTraits& traits : kFormats) {
@@ -109,7 +109,7 @@ constexpr bool BandsHoldTiles() {
 }
 static_assert(BandsHoldTiles(), "tiles that BandRows() does not count with");
 
-// Whether four elements can be accessed at once from the first of each array on.
+// Returns true if all arrays can be accessed four elements at a time from their first element on.
 bool IsInPhase(const DeviceExtent& extent) {
   const auto moment = [&](const MutableMoment& m) { return IsInPhase(m.data, MomentBytes(m.type), extent.phase); };
   const bool split = extent.remainder != nullptr;
@@ -119,7 +119,7 @@ bool IsInPhase(const DeviceExtent& extent) {
          (!split || IsInPhase(extent.weights, sizeof(uint16_t), extent.phase));
 }
 
-// Whether no group of four elements is cut, by a row that begins among them or by a plane that lies otherwise.
+// Returns true if no group of four elements contains the beginning of a row or is misaligned in a plane.
 bool HasWholeQuads(const DeviceExtent& extent) {
   const int64_t plane_quad = DataBytes(extent.encoding, 1, kQuad);
   const bool is_flat = IsFlat(extent.encoding.format) && !extent.by_rows;
@@ -157,7 +157,7 @@ MatrixShape CutInto(const MatrixShape& shape, const MatrixShape& tile) {
   return {(shape.rows + tile.rows - 1) / tile.rows, (shape.cols + tile.cols - 1) / tile.cols};
 }
 
-// How many tiles an extent has in a pass.
+// Returns the numbers of tiles that an extent has in a pass.
 MatrixShape TilesOf(const DeviceExtent& extent, AdamPass pass) {
   const Format format = extent.encoding.format;
   const MatrixShape shape = {extent.rows, extent.columns};
@@ -300,7 +300,7 @@ class TileTable {
     }
   }
 
-  // Whether a row is in a band or behind it.
+  // Returns true if the band begins at or before the row.
   bool IsBehind(size_t band, int64_t extent, int64_t row) const {
     const BandStart& start = bands_[band];
     return start.extent < extent || (start.extent == extent && start.row <= row);
@@ -374,7 +374,7 @@ class FusedAdamPlan::Impl {
   absl::Status LaunchTiles(const TileTable& table, const AdamKind& kind, AdamPass pass, const TileRange& tiles,
                            cudaStream_t stream);
   absl::Status Launch(TileTable& table, AdamPass pass, const std::vector<bool>& active, cudaStream_t stream);
-  // Copies what takes no step to where the step leaves the rest.
+  // Copies the state that takes no step to its new position.
   absl::Status CopyIdle(int band, cudaStream_t stream) const;
 
   // Constant after Create().
@@ -396,9 +396,9 @@ class FusedAdamPlan::Impl {
   TileTable encode_tiles_;
 
   int64_t position_ = 0;
-  // Between BeginStep() and SetPosition(): bands may follow.
+  // True between BeginStep() and SetPosition(), when StepBand() may be called.
   bool has_begun_ = false;
-  // Of the step that was begun.
+  // Distance of the latest BeginStep().
   int64_t distance_ = 0;
   std::optional<int> latest_band_;
   std::vector<bool> active_;
@@ -466,13 +466,13 @@ absl::Status FusedAdamPlan::Impl::UploadConstants(absl::Span<const std::optional
   return constants_of_.Upload(static_cast<int64_t>(steps.size()), stream);
 }
 
-// Those of active extents are what is encoded with, and stored with their planes.
+// Uploads the scalings of active extents, which encoding uses and stores with their planes.
 absl::Status FusedAdamPlan::Impl::StoreScalings(const std::vector<bool>& active,
                                                 absl::Span<const TensorScaling> scalings, cudaStream_t stream) {
   if (!needs_amax_) return absl::OkStatus();
   if (scalings.size() != extents_.size()) {
     return absl::InvalidArgumentError(
-        absl::StrCat("fused step: scalings of ", extents_.size(), " extents expected, got ", scalings.size()));
+        absl::StrCat("fused step: want scalings of ", extents_.size(), " extents, got ", scalings.size()));
   }
   for (size_t i = 0; i < scalings.size(); ++i) {
     const bool is_stored = active[i] && NeedsAmax(FormatOf(i));
@@ -556,7 +556,7 @@ void FusedAdamPlan::Impl::SetPosition(int64_t bytes) {
 
 absl::Status FusedAdamPlan::Impl::StepBand(int band, cudaStream_t stream) {
   PARAMSHARD_CHECK(has_begun_ && band >= 0 && band < band_count());
-  // A band lies over what bands before it have read: the order is the only one that loses nothing.
+  // A band overwrites bytes that bands before it have read: any other order would lose state.
   const bool in_order =
       distance_ == 0 || !latest_band_.has_value() || (distance_ > 0 ? band < *latest_band_ : band > *latest_band_);
   PARAMSHARD_CHECK(in_order);

@@ -1,4 +1,4 @@
-// What the sources of the fused step's kernels give the one that launches them.
+// The fused step's kernels, which several sources define for the source that launches them.
 //
 // Internal to kernels/.
 

@@ -1,7 +1,7 @@
 // One block of 256 threads works on one tile. A thread owns four elements of each of 8 or 16 rows, and is alone with
 // them: it copies them into shared memory some rows ahead (cp.async, which takes no registers), updates them, stores
-// the new state and keeps the new master in shared memory. What crosses threads are the amaxes: within a warp while
-// rows pass, and once per tile between warps, before what waits for them is encoded. Two or three blocks fit a
+// the new state and keeps the new master in shared memory. Only amaxes cross threads: within a warp while rows pass,
+// and once per tile between warps, before the elements that depend on them are encoded. Two or three blocks fit a
 // multiprocessor; while one starts or ends, the others keep memory busy. Where rows do not begin at aligned addresses,
 // the update takes the elements as they lie in memory, and the encoding is a second part of its own
 // (shifted_tiles_cuda.h).

@@ -17,7 +17,7 @@ namespace paramshard::gpu {
 
 struct DeviceExtent {
   ConstGradient gradient;
-  // Null where the master is `weights`, which may be the row-wise plane's data, and `remainder`.
+  // Null if the master is stored in `weights`, which may be the row-wise plane's data, and `remainder`.
   float* master;
   int16_t* remainder;
   uint16_t* weights;
@@ -36,44 +36,44 @@ struct DeviceExtent {
   int phase;
 };
 
-// What a number that goes with a plane is stored as.
+// Kind of the number that is stored with a plane.
 enum class StoredScaling : uint32_t { kNone, kScaleInv, kAmax };
 
-// What formats that need an amax are encoded with.
+// Scaling of an extent whose format needs an amax.
 struct DeviceScaling {
-  // Of elements; for NVFP4_2D the tensor's scale S (scale_math.h).
+  // Factor of elements; for NVFP4_2D the tensor's scale S (scale_math.h).
   float multiplier;
-  // What goes with the plane, and where it is written in this pass.
+  // The number stored with the plane, and the field that this pass stores it in.
   float stored;
   StoredScaling stored_as;
 };
 
-// The piece of an extent that one block works on: tile `row`, `column` of those that the extent is cut into.
+// The piece of an extent that one block works on: tile `row`, `column` of the extent's tiles.
 struct alignas(16) AdamTile {
   uint32_t extent;
   uint32_t row;
   uint32_t column;
 };
 
-// What is walked as one long row is cut into pieces of this many elements.
+// Elements in a tile of an extent that is walked as one long row.
 constexpr int64_t kFlatTileColumns = 8192;
 
-// What a kernel does with the blocks of a format while it steps.
+// Tiles that a kernel encodes while it steps.
 enum class StepTiles : uint8_t {
-  kFlat,      // nothing: elements are encoded one by one, or in a pass of their own after the step
+  kFlat,      // none: elements are encoded one by one, or in a pass of their own after the step
   kMxfp8,     // 1 x 32, 32 x 1 and 32 x 32 elements share a scale
   kFp8Block,  // 128 x 128 elements do
 };
 
-// How a format's extents are cut into tiles, one for each block of threads. {0, 0}: into pieces of one long row.
+// Tiles of a format's extents, one for each block of threads. {0, 0}: pieces of one long row.
 struct GpuFormat {
   StepTiles step_tiles;
   MatrixShape step_tile_shape;
-  // Of the pass that encodes when the amax is known, where that takes other tiles.
+  // Tiles of the pass that encodes when the amax is known, if it is a pass of its own.
   MatrixShape late_tile_shape;
 };
 
-// As many elements for MXFP8 as for flat tiles, twice as many for 128 x 128 blocks.
+// Returns the tiles of a format: as many elements for MXFP8 as for flat tiles, twice as many for 128 x 128 blocks.
 constexpr GpuFormat GpuFormatOf(Format format) {
   switch (format) {
     case Format::kFP32:
@@ -93,8 +93,8 @@ constexpr GpuFormat GpuFormatOf(Format format) {
   return {};
 }
 
-// Whether no block of a format is cut by the tiles that it is encoded in: whoever has part of a block does not know its
-// scale, and stores past the end of a plane.
+// Returns true if the tiles that encode a format cut none of its blocks. A tile with part of a block would not know its
+// scale, and would store past the end of a plane.
 constexpr bool TilesHoldBlocks(const FormatTraits& traits) {
   const GpuFormat gpu = GpuFormatOf(traits.format);
   const bool is_late = traits.amax_use == AmaxUse::kBeforeEncoding;
@@ -117,20 +117,21 @@ static_assert(AllTilesHoldBlocks(), "a format without tiles for its blocks");
 // The tiles of an extent that is flat, but by_rows.
 constexpr MatrixShape kRowsTileShape = {8, 1024};
 
-// What a launch does with an extent.
+// Work of a launch on an extent.
 enum class AdamPass : uint8_t {
   kStep,     // updates, finds the amax of formats that need one, and encodes those that need not wait for it
   kEncode,   // encodes from the master
   kMeasure,  // finds the amax of the master
 };
 
-// How all moments are stored: the same way, by the numbers of MomentType, or (kAny) as each extent says.
+// Types of all moments: one type, with the number of MomentType, or (kAny) the types of each extent.
 enum class AdamMoments : uint8_t { kFP32 = 1, kBF16 = 2, kFP16 = 3, kFP8 = 4, kAny = 5 };
 
-// How gradients are stored: by the numbers of GradientType, or as each extent says. kAny goes with any moments.
+// Types of gradients: one type, with the number of GradientType, or (kAny) the type of each extent. kAny works with any
+// moments.
 enum class AdamGradients : uint8_t { kFP32 = 1, kBF16 = 2, kAny = 3 };
 
-// How the elements of an extent can be accessed.
+// Access to the elements of an extent.
 enum class AdamAccess : uint8_t {
   kQuads,    // four consecutive ones of a row at once, in every array
   kShifted,  // four at once in every array of the state, but rows begin and end among them
@@ -138,12 +139,12 @@ enum class AdamAccess : uint8_t {
   kNvfp4,    // for encoding NVFP4_2D, however they lie
 };
 
-// What all extents of a launch have in common, and a kernel is compiled for.
+// Properties that all extents of a launch share; there is a kernel for each combination.
 struct AdamKind {
   AdamMoments moments;
   AdamGradients gradients;
   AdamAccess access;
-  // Of the formats in blocks: not kFlat. Flat extents join either.
+  // Tiles of the formats in blocks, never kFlat. Flat extents join either kind.
   StepTiles tiles;
 
   friend bool operator==(const AdamKind& a, const AdamKind& b) {
@@ -174,7 +175,7 @@ cudaError_t LaunchAdamStep(const AdamKind& kind, const AdamLaunch& launch, cudaS
 // Encodes or measures the masters, which reads no moments and no constants.
 cudaError_t LaunchAdamEncode(const AdamKind& kind, const AdamLaunch& launch, cudaStream_t stream);
 
-// Writes what each of `count` extents stores of its scaling.
+// Writes the stored part of the scaling of each of `count` extents.
 cudaError_t LaunchStoreScalings(const DeviceExtent* extents, const DeviceScaling* scalings, uint32_t count,
                                 cudaStream_t stream);
 

@@ -1,7 +1,7 @@
 // Adam for one element: the formula that the host loop and the device kernel share.
 //
-// Every operation is one float32 operation in the order written. The parameter uses the fresh float32 moments; rounding
-// to what is stored comes after. AMSGrad is not offered.
+// Every operation is one float32 operation in the order written. The parameter uses the fresh float32 moments; they are
+// rounded to their stored type afterwards. AMSGrad is not supported.
 
 #ifndef PARAMSHARD_KERNELS_OPTIM_ADAM_MATH_H_
 #define PARAMSHARD_KERNELS_OPTIM_ADAM_MATH_H_
@@ -15,7 +15,7 @@
 
 namespace paramshard {
 
-// Where a mode applies the weight decay: what the modes differ in, for every loop and kernel.
+// Use of the weight decay, the only difference between the modes, for every loop and kernel.
 enum class WeightDecay : uint8_t { kOfParameter, kOfGradient };
 
 // Requires a mode of the enumeration: IsAdamMode() (optimizers.h).
@@ -36,7 +36,7 @@ struct AdamElement {
   float exp_avg_sq;
 };
 
-// The element after the step. `kDecay` is DecayOf(step.mode).
+// Returns the element after the step. `kDecay` is DecayOf(step.mode).
 template <WeightDecay kDecay>
 PARAMSHARD_HOST_DEVICE AdamElement UpdateAdamElement(const AdamStep& step, float gradient, AdamElement old) {
   float g = gradient * step.gradient_scale;

@@ -3,20 +3,19 @@
 //
 // Internal to kernels/, for CUDA sources.
 //
-// Compiled as they are written, the two divisions and the root each test their operands and call a subroutine for
-// zeros, subnormals and the ends of the range. Moments that are zero or subnormal (a row that gets no gradient keeps
-// them) make the step twice as slow or worse. Here one test for all of them picks one of three ways, which give the
-// same bytes:
+// Plainly compiled, the two divisions and the root each test their operands and call a subroutine for zeros, subnormals
+// and the ends of the range. Moments that are zero or subnormal (rows without a gradient keep them) make the step twice
+// as slow or worse. Here one test for all elements picks one of three ways, which give the same bytes:
 //
 //  1. Moments of ordinary size: the same sequence of instructions that the compiler puts behind its tests. An
 //     approximate reciprocal, one Newton step, the quotient, and two corrections by its remainder, which a fused
 //     multiply-add gives exactly; for the root one such correction. For the divisions by bias corrections the host
-//     gives reciprocals of which two instructions make the quotient (reciprocal_pair.h).
-//  2. Small moments down to zero, too. Bias corrections divide as a product in double: with c <= 1 the quotient of two
+//     provides reciprocals that give the quotient in two instructions (reciprocal_pair.h).
+//  2. Small moments, down to zero. A product in double divides by the bias corrections: with c <= 1 the quotient of two
 //     float32 is never a tie and is at least 2^-48 of itself away from one, and the product is off by 2^-52. Root and
-//     quotient are taken of operands scaled by a power of two. Scaling a quotient back to a subnormal rounds a second
-//     time, which is made good where it matters.
-//  3. Anything else, infinities and NaN among it: the formula, element by element.
+//     quotient have operands scaled by a power of two. Scaling a quotient back to a subnormal rounds a second time,
+//     which is corrected where it matters.
+//  3. All other moments, including infinities and NaN: the formula, element by element.
 
 #ifndef PARAMSHARD_KERNELS_OPTIM_ADAM_MATH_CUDA_H_
 #define PARAMSHARD_KERNELS_OPTIM_ADAM_MATH_CUDA_H_
@@ -29,23 +28,23 @@
 
 namespace paramshard::gpu {
 
-// What a kernel needs of an AdamStep.
+// An AdamStep with the constants that a kernel derives from it.
 struct AdamConstants {
   AdamStep step;
   float one_minus_beta1;
   float one_minus_beta2;
-  // Of the bias corrections.
+  // Reciprocals of the bias corrections.
   ReciprocalPair reciprocal1;
   ReciprocalPair reciprocal2;
   double wide_reciprocal1;
   double wide_reciprocal2;
-  // False: only the third way is exact for these, or the second and the third.
+  // False if only the third way is exact for these constants; or only the second and the third.
   bool in_range;
   bool allows_ordinary;
 };
 
-// The bounds that the first two ways are proven for. With them no intermediate result overflows, and every remainder is
-// a float32: the smallest nonzero bit of one is 2^-48 of the dividend, and not below 2^-149.
+// Bounds for which the first two ways are proven. Within them no intermediate result overflows, and every remainder is
+// a float32: its smallest nonzero bit is 2^-48 of the dividend, and not below 2^-149.
 constexpr float kMinBiasCorrection = 0x1p-24f;
 constexpr float kMinEpsilon = 0x1p-60f;
 constexpr float kMaxEpsilon = 0x1p20f;
@@ -109,7 +108,7 @@ __device__ __forceinline__ float Divide(float dividend, const ReciprocalPair& re
   return fmaf(dividend, reciprocal.high, dividend * reciprocal.low);
 }
 
-// sqrtf(x), where `reciprocal_root` is that of x.
+// Returns sqrtf(x), given an approximate reciprocal root of x.
 __device__ __forceinline__ float Root(float x, float reciprocal_root) {
   const float root = x * reciprocal_root;
   return fmaf(fmaf(-root, root, x), reciprocal_root * 0.5f, root);
@@ -136,8 +135,8 @@ __device__ __forceinline__ float SmallRoot(float x) {
 }
 
 // `quotient` is dividend / divisor rounded to nearest, and about to be multiplied by kDown to a subnormal, which rounds
-// again. That goes wrong where the first rounding ended halfway between two subnormals: there, takes the neighbor of
-// `quotient` that lies on the side of the exact value.
+// again. This is wrong if the first rounding ended halfway between two subnormals: then returns the neighbor of
+// `quotient` on the side of the exact value.
 __device__ __forceinline__ float LeaveFalseTie(float dividend, float divisor, float quotient) {
   const float subnormal = quotient * kDown;
   // Half of the smallest subnormal, scaled up.

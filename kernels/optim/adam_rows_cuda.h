@@ -1,4 +1,4 @@
-// The kernels of the fused step, as templates: each source that includes this compiles those of one access.
+// The kernels of the fused step, as templates: each source that includes this compiles the kernels of one access.
 //
 // Internal to kernels/, for CUDA sources.
 
@@ -45,7 +45,7 @@ class GradientRows {
   const Stored* data_;
 };
 
-// Those whose type is known when the kernel runs. The same for all threads.
+// Gradients whose type is known when the kernel runs. The same for all threads.
 template <typename Access>
 class GradientRows<Access, AdamGradients::kAny> {
  public:
@@ -89,7 +89,7 @@ class StepRows {
   __device__ void Run(TileType& tile) {
     using Masters = std::conditional_t<TileType::kSplitMaster, SplitMasters<Access>, FloatMasters<Access>>;
     constexpr int kRows = TileType::kRows;
-    // Rows on their way at a time.
+    // Rows in flight at a time.
     constexpr int kSlots =
         std::min(kRows, (kSharedBytes - kRows * kFloatRowBytes - TileType::kExtraBytes) / kSlotBytes);
     static_assert(kSlots >= 2, "too little shared memory");
@@ -97,7 +97,7 @@ class StepRows {
     const auto& walk = tile.walk();
     uint8_t* const slots = MasterRow(kRows) + TileType::kExtraBytes;
     moments_.LoadScales(walk);
-    // The master has all rows at once, and the first rows of the others come with it.
+    // Fetches all rows of the master at once, with the first rows of the other arrays.
 #pragma unroll
     for (int slot = 0; slot < kSlots; ++slot) {
 #pragma unroll
@@ -223,7 +223,7 @@ class EncodeRows {
   const DeviceExtent& extent_;
 };
 
-// An extent whose addresses are those of the state as it lies now.
+// Returns an extent with the addresses of the state's current position.
 __device__ __forceinline__ DeviceExtent ExtentWhereItLies(const AdamLaunch& launch, uint32_t index) {
   DeviceExtent extent = launch.extents[index];
   if (launch.position == 0) return extent;
@@ -306,7 +306,7 @@ __device__ void RunTile(const DeviceExtent& extent, const AdamTile& tile, const 
   TileRun<Access, kTiles, Rows>(extent, tile, launch, rows).Run();
 }
 
-// How many blocks share a multiprocessor, and what of its shared memory each has, less a little for static arrays.
+// Number of blocks that share a multiprocessor, and the shared memory of each, less a little for static arrays.
 template <typename Access, StepTiles kTiles, AdamMoments kMoments>
 constexpr int kResidentBlocks =
     kTiles == StepTiles::kFp8Block || std::is_same_v<Access, StridedAccess> || kMoments == AdamMoments::kAny ? 2 : 3;
@@ -337,7 +337,7 @@ AdamKernel StepKernel() {
   return {AdamStepKernel<Access, kTiles, kMoments, kGradients>, kSharedBytes<Access, kTiles, kMoments>};
 }
 
-// Moments of one type with gradients of either one, or any with any.
+// Kernels for moments of one type with gradients of either type, or any types of both.
 template <typename Access, StepTiles kTiles, AdamMoments kMoments>
 AdamKernel StepKernelWith(AdamGradients gradients) {
   if constexpr (kMoments == AdamMoments::kAny) {

@@ -8,8 +8,8 @@
 namespace paramshard::gpu {
 namespace {
 
-// The kernel's end orders what it did before all that follows in the stream. The fence makes what others did before it
-// seen by the host first, as an operation of the stream does.
+// The end of the kernel orders its store before later work of the stream. The fence orders earlier work before the
+// store for the host, too, like an operation of the stream.
 __global__ void WriteWord(volatile uint64_t* word, uint64_t value) {
   __threadfence_system();
   *word = value;

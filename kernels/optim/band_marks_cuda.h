@@ -1,4 +1,4 @@
-// Words by which a stream says how far it is (step_progress.h).
+// Words that record a stream's progress (step_progress.h).
 
 #ifndef PARAMSHARD_KERNELS_OPTIM_BAND_MARKS_CUDA_H_
 #define PARAMSHARD_KERNELS_OPTIM_BAND_MARKS_CUDA_H_
@@ -14,17 +14,17 @@ namespace paramshard::gpu {
 
 // Writes words of 8 bytes, each in one store, in the order of a stream. Copyable; not thread-safe.
 //
-// Words are addresses of the host, registered (HostRegistration) or allocated pinned, and aligned. A word is written
-// when all that the stream did before is in memory, and before anything that it does afterwards. It may be on its way
-// to the host's memory then: it arrives without the stream and without its process, and before what a host reads of the
-// device's memory later.
+// Words are aligned addresses of the host, registered (HostRegistration) or allocated pinned. A word is written after
+// all earlier work of the stream is in memory, and before any later work. It may still be in flight to the host then:
+// it arrives even if the stream and its process end, and before anything that a host reads of the device's memory
+// later.
 class BandMarks {
  public:
-  // How a device writes them: operations of the stream take no time of a multiprocessor, and not every device has those
+  // Ways to write words: operations of the stream take no time of a multiprocessor, but not every device has operations
   // of 8 bytes.
   enum class Means : uint8_t { kStreamOperations, kKernels };
 
-  // With what the device has.
+  // Chooses the best way that the device supports.
   static absl::StatusOr<BandMarks> Create(int device);
   explicit BandMarks(Means means) : means_(means) {}
 

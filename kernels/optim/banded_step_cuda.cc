@@ -12,7 +12,7 @@ namespace {
 static_assert(kBandLanes == 2, "one stream is the caller's, and one a BandedStep's");
 constexpr int kWaitsFor = kBandLanes + 1;  // bands before
 
-// What the stream is given from now on waits for the event.
+// Makes work enqueued on the stream from now on wait for the event.
 absl::Status Await(const Event& event, cudaStream_t stream) {
   return ToStatus(cudaStreamWaitEvent(stream, event.get(), 0), "let a stream wait for another");
 }
@@ -33,7 +33,7 @@ absl::StatusOr<BandedStep> BandedStep::Create(int device) {
 absl::Status BandedStep::Run(FusedAdamPlan& plan, bool forward, const StepProgress& progress, cudaStream_t stream) {
   const DeviceScope scope(device_);
   absl::Status status = RunBands(plan, forward, progress, stream);
-  // After an error too: what the other stream was given must be over when the caller's is.
+  // Joins after an error too: work on the other stream must end before the caller's stream does.
   status.Update(Join(stream));
   return status;
 }
@@ -41,7 +41,7 @@ absl::Status BandedStep::Run(FusedAdamPlan& plan, bool forward, const StepProgre
 absl::Status BandedStep::RunBands(FusedAdamPlan& plan, bool forward, const StepProgress& progress,
                                   cudaStream_t stream) {
   const cudaStream_t streams[kBandLanes] = {stream, other_.get()};
-  // As if all bands before the first ended here.
+  // The first bands have no bands before them: they wait for this point of the stream.
   for (Event& end : ends_) RETURN_IF_ERROR(end.Record(stream));
   RETURN_IF_ERROR(Await(ends_.front(), other_.get()));
   for (int n = 0; n < plan.band_count(); ++n) {

@@ -21,13 +21,13 @@ class BandedStep {
  public:
   static absl::StatusOr<BandedStep> Create(int device);
 
-  // Enqueues the bands of the step that `plan` has begun on the same stream, less those that `progress` says are done,
-  // and what it wants written down around each. `forward`: the step's distance is above 0. What is enqueued on `stream`
-  // afterwards waits for all bands, those too that were enqueued before an error.
+  // Enqueues the bands of the step that `plan` has begun on the same stream, except for bands that `progress` says are
+  // done, and the marks around each that `progress` asks for. `forward`: the step's distance is above 0. Work enqueued
+  // on `stream` afterwards waits for all bands, even for bands enqueued before an error.
   //
-  // All bands are enqueued at once. When the process is killed, the GPU goes on with them for some 40 ms and then stops
-  // inside of any two. That needs no bound on the queue: what those two bands read is still there, and the streams
-  // themselves have written down what was done until then. Whoever goes on waits until the GPU has stopped.
+  // All bands are enqueued at once. When the process is killed, the GPU continues for some 40 ms and then stops inside
+  // of any two bands. The queue needs no bound: the input of these two bands is intact, and the streams themselves have
+  // marked the bands that were done. The process that finishes the step has to wait until the GPU has stopped.
   absl::Status Run(FusedAdamPlan& plan, bool forward, const StepProgress& progress, cudaStream_t stream);
 
  private:

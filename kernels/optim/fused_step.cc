@@ -24,7 +24,7 @@ constexpr int64_t kWeightBytes = sizeof(SplitMaster::weight);
 struct MovedState {
   AdamState from;
   AdamState to;
-  // Of a master with a remainder, by bytes.
+  // Weights of a master with a remainder, as bytes.
   const uint8_t* weights_from;
   uint8_t* weights;
 };
@@ -37,7 +37,7 @@ class StagedMoment {
     if (is_staged()) DecodeMoment(kind_, {from_.data, from_.scales, from_.type}, 1, count_, values_);
   }
 
-  // Where it is read and left while it is updated.
+  // Returns the place where the update reads it; to() the place where it is written.
   MutableMoment from() { return is_staged() ? Staged() : from_; }
   MutableMoment to() { return is_staged() ? Staged() : to_; }
   void Store() const {
@@ -69,7 +69,7 @@ class StagedMaster {
     JoinMasters(state.weights_from + first * kWeightBytes, state.from.remainder + first, count_, joined_);
   }
 
-  // Where it is read and left while it is updated.
+  // Returns the place where the update reads it; to() the place where it is written.
   const float* from() const { return from_; }
   float* to() { return to_; }
   void Store() const {

@@ -10,7 +10,7 @@
 
 namespace paramshard {
 
-// FusedAdam() with `optimizer`, whatever the step's mode.
+// FusedAdam() with `optimizer` instead of the step's mode.
 float FusedStep(const PieceUpdate& optimizer, const AdamStep& step, ConstGradient gradient, const AdamState& state,
                 int64_t rows, int64_t cols, const Encoding& encoding, MutablePlane row_wise, MutablePlane column_wise,
                 const TensorScaling& scaling, int64_t distance = 0);

@@ -1,4 +1,4 @@
-// What a commit says about how a group of parameters steps.
+// Hyperparameters of a parameter group, as a commit sets them.
 
 #ifndef PARAMSHARD_KERNELS_OPTIM_HYPERPARAMETERS_H_
 #define PARAMSHARD_KERNELS_OPTIM_HYPERPARAMETERS_H_
@@ -26,7 +26,7 @@ struct HyperparameterTraits {
   HyperparameterRange range;
 };
 
-// All of them, for what treats them alike.
+// All hyperparameters, for code that treats them alike.
 inline constexpr HyperparameterTraits kHyperparameters[] = {
     {&Hyperparameters::learning_rate, "learning_rate", HyperparameterRange::kNotNegative},
     {&Hyperparameters::beta1, "beta1", HyperparameterRange::kFraction},

@@ -38,7 +38,7 @@ class FloatMasters {
   float* master_;
 };
 
-// Stored as BF16 weights and remainders. Weights that are not the plane are stored to it as well.
+// A master stored as BF16 weights and remainders. Weights apart from the plane are stored to the plane, too.
 template <typename Access>
 class SplitMasters {
  private:
@@ -78,7 +78,7 @@ class SplitMasters {
     for (int i = 0; i < kQuad / 2; ++i) {
       const uint32_t first = FloatBits(quad.values[2 * i]);
       const uint32_t second = FloatBits(quad.values[2 * i + 1]);
-      // Split() of both: the upper halves of what is rounded, and the lower halves.
+      // Split() of both values: the upper halves of the rounded values, and the lower halves.
       weights.words[i] = __byte_perm(first + 0x8000u, second + 0x8000u, 0x7632);
       remainders.words[i] = __byte_perm(first, second, 0x5410);
     }

@@ -1,10 +1,10 @@
-// How the optimizer's moments are stored.
+// Storage of the optimizer's moments.
 //
-// FP32 and BF16 (rounded to nearest even) element by element. FP16 and FP8 (E4M3) in blocks of 128 consecutive elements
-// of a row, the last one shorter, each with a float32 scale: scale_inv = amax / max (65504; 448), 1 where that is 0 or
-// infinite; the code is cast(x / scale_inv), saturating. Of exp_avg_sq these types hold the square roots: the square of
-// code * scale_inv is the moment. This project proposes them, after 8-bit optimizers (Dettmers et al., "8-bit
-// Optimizers via Block-wise Quantization").
+// FP32 and BF16 (rounded to nearest even) store single elements. FP16 and FP8 (E4M3) store blocks of 128 consecutive
+// elements of a row (the last block may be shorter), each with a float32 scale: scale_inv = amax / max (65504; 448), or
+// 1 if the quotient is 0 or infinite; the code is cast(x / scale_inv), saturating. These types store square roots of
+// exp_avg_sq: the moment is the square of code * scale_inv. They are a proposal of this project, after 8-bit optimizers
+// (Dettmers et al., "8-bit Optimizers via Block-wise Quantization").
 
 #ifndef PARAMSHARD_KERNELS_OPTIM_MOMENT_H_
 #define PARAMSHARD_KERNELS_OPTIM_MOMENT_H_

@@ -1,4 +1,4 @@
-// The moments that optimizers keep of every element, and what there is one of for each moment.
+// The moments that optimizers keep of every element, and containers with one value per moment.
 
 #ifndef PARAMSHARD_KERNELS_OPTIM_MOMENT_KIND_H_
 #define PARAMSHARD_KERNELS_OPTIM_MOMENT_KIND_H_
@@ -9,18 +9,18 @@
 
 namespace paramshard {
 
-// Which moment a tensor is. Its number is its place in every PerMoment.
+// A moment. Its number is its index in every PerMoment.
 enum class MomentKind : uint8_t { kExpAvg = 0, kExpAvgSq = 1 };
 
 struct MomentTraits {
   MomentKind kind;
-  // In messages, hashes, memory classes and tensors.
+  // Name in messages, hashes, memory classes and tensors.
   const char* name;
   // A mean of squares: types with scales hold its square roots (moment.h).
   bool is_square;
 };
 
-// All of them, by number. An optimizer keeps the first few (optimizers.h).
+// All moments, by number. An optimizer keeps the first few (optimizers.h).
 inline constexpr MomentTraits kMomentKinds[] = {
     {MomentKind::kExpAvg, "exp_avg", false},
     {MomentKind::kExpAvgSq, "exp_avg_sq", true},
@@ -33,11 +33,11 @@ constexpr bool AreNumberedByPlace() {
   }
   return true;
 }
-static_assert(AreNumberedByPlace(), "kMomentKinds: expected a row for each kind, in the order of their numbers");
+static_assert(AreNumberedByPlace(), "kMomentKinds: want a row for each kind, in the order of their numbers");
 
 constexpr const MomentTraits& TraitsOf(MomentKind kind) { return kMomentKinds[static_cast<int>(kind)]; }
 
-// One thing for each moment, like an array of them.
+// An array with one value for each moment.
 template <typename T>
 struct PerMoment {
   T values[kMomentCount];

@@ -1,6 +1,6 @@
-// The scale of a block of moments, and an element in it: what host and device share.
+// The scale of a block of moments and the value of an element, for host and device.
 //
-// See moment.h. `kMax` is that of the stored type: E4M3::kMax, kFloat16Max.
+// See moment.h. `kMax` is the largest value of the stored type: E4M3::kMax, kFloat16Max.
 
 #ifndef PARAMSHARD_KERNELS_OPTIM_MOMENT_MATH_H_
 #define PARAMSHARD_KERNELS_OPTIM_MOMENT_MATH_H_
@@ -30,14 +30,15 @@ struct Float8Moment {
   PARAMSHARD_HOST_DEVICE static float Decode(Stored code) { return E4M3::Decode(code); }
 };
 
-// The scale_inv of a block, from the amax (not a NaN) of what is stored of it; 1 where the quotient is 0 or infinite.
+// Returns the scale_inv of a block, from the amax (not a NaN) of its values before scaling; 1 if the quotient is 0 or
+// infinite.
 PARAMSHARD_HOST_DEVICE float MomentScaleInv(float amax, float max) {
   const float quotient = amax / max;
   const uint32_t bits = FloatBits(quotient);
   return bits == 0 || bits == kFloatInfinityBits ? 1.0f : quotient;
 }
 
-// What is stored of a moment before it is scaled, and back: exp_avg_sq is stored as its root.
+// Converts a moment to its stored value before scaling, and back: exp_avg_sq is stored as its square root.
 template <bool kRoot>
 PARAMSHARD_HOST_DEVICE float MomentToStore(float value) {
   return kRoot ? sqrtf(value) : value;
@@ -48,7 +49,7 @@ PARAMSHARD_HOST_DEVICE float MomentFromStored(float value) {
   return kRoot ? value * value : value;
 }
 
-// The code of what is stored. A division: scale_inv may be too small to be inverted.
+// Returns the code of a value. Divides, because scale_inv may be too small to be inverted.
 template <typename Moment>
 PARAMSHARD_HOST_DEVICE typename Moment::Stored EncodeBlockMoment(float to_store, float scale_inv) {
   return Moment::Encode(to_store / scale_inv);

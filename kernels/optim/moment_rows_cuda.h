@@ -1,9 +1,9 @@
 // Moments of each type on a GPU: a thread's four elements of a row, in shared memory and back to global memory.
 //
-// A block of 128 elements is what a warp has of a row, so that its amax is one reduction in the warp, and the scale of
-// the warp's r-th row stays with lane r. The bytes are those of moment_math.h. Codes have few bits: an approximate
-// quotient nearly always shows which one it is. Where it does not, and for amaxes at the ends of the range, the
-// quotient and the root are exact.
+// A block of 128 elements is a warp's part of a row, so its amax is one reduction in the warp, and the scale of the
+// warp's r-th row stays with lane r. The bytes are the same as in moment_math.h. Codes have few bits: an approximate
+// quotient nearly always tells the code. If it does not, and for amaxes at the ends of the range, the quotient and the
+// root are computed exactly.
 //
 // Internal to kernels/, for CUDA sources.
 
@@ -53,12 +53,12 @@ template <>
 struct MomentCasts<AdamMoments::kFP16> {
   using Stored = uint16_t;
   static constexpr float kMax = kFloat16Max;
-  // What a quotient may be off, relatively, that a code is taken from (see EstimateBlock), and whether its reciprocal
-  // is refined for that.
+  // Largest relative error of the quotient that a code is taken from (see EstimateBlock). kRefined: its reciprocal has
+  // to be refined to stay below the error.
   static constexpr float kDoubt = 0x1p-21f;
   static constexpr bool kRefined = true;
-  // The smallest amax of exp_avg_sq whose block is cast so, and what its elements are multiplied by: those whose codes
-  // are not zero become normal numbers.
+  // The smallest amax of exp_avg_sq whose block is estimated, and the factor of its elements, which makes normal
+  // numbers of all elements with codes that are not zero.
   static constexpr float kLeastSquare = 0x1p-96f;
   static constexpr float kLift = 0x1p64f;
   __device__ static void Decode(const Quad<Stored>& stored, float (&values)[kQuad]) {
@@ -112,8 +112,8 @@ __device__ __forceinline__ void TakeRoots(float (&values)[kQuad]) {
   }
 }
 
-// Divides by the scale of a block whose amax is `amax`. With ordinary scales the quotients are exact down to 2^-36, and
-// what is smaller becomes a zero of its sign in either type.
+// Divides by the scale of a block whose amax is `amax`. With ordinary scales the quotients are exact down to 2^-36;
+// smaller quotients become zeros of their sign in either type.
 __device__ __forceinline__ void DivideByScale(float amax, float scale_inv, float (&values)[kQuad]) {
   const bool ordinary = amax == 0.0f || (amax < 0x1p80f && scale_inv >= 0x1p-64f && scale_inv < 0x1p64f);
   if (!ordinary) {
@@ -127,7 +127,7 @@ __device__ __forceinline__ void DivideByScale(float amax, float scale_inv, float
   for (int j = 0; j < kQuad; ++j) values[j] = Divide(values[j], scale_inv, reciprocal);
 }
 
-// The largest of a block, a warp's, as bits: of what is stored, without NaN.
+// Returns the amax of a warp's block of values before scaling, ignoring NaN.
 __device__ __forceinline__ float AmaxOfBlock(const float (&values)[kQuad]) {
   float amax = 0.0f;
 #pragma unroll
@@ -155,13 +155,13 @@ __device__ __forceinline__ float ApproximateRoot(float x) {
   return result;
 }
 
-// The codes of what `scale_inv` divides; false where an approximate quotient does not tell. The amax of the block is 0,
-// or in [2^-60, 2^60), or of exp_avg_sq in [kLeastSquare, 2^64).
+// Finds the codes of values divided by `scale_inv`; returns false if an approximate quotient does not tell a code. The
+// amax of the block is 0 or in [2^-60, 2^60), for exp_avg_sq in [kLeastSquare, 2^64).
 //
 // In units of 2^-24, relatively: the approximate root is off by 2 and the exact one by 1, the reciprocal by 2, or 1
 // where it is refined, and each product by 1: 8 at most with the rounding of the exact quotient, 7 where refined. What
-// is `kDoubt` below and above has the exact one between. If both are cast to one code, so is that. (Below 2^-126
-// products are off by more, and roots of subnormal numbers are zero; all of that is cast to zeros.)
+// is `kDoubt` below and above has the exact one between. If both are cast to one code, so is the exact one. (Below
+// 2^-126 products are off by more, and roots of subnormal numbers are zero; all of them are cast to zeros.)
 template <typename Casts, bool kRoot>
 __device__ __forceinline__ bool EncodeByEstimate(const float (&values)[kQuad], float scale_inv,
                                                  Quad<typename Casts::Stored>& codes) {
@@ -199,7 +199,7 @@ template <typename Casts>
 struct EncodedBlock {
   Quad<typename Casts::Stored> codes;
   float scale_inv;
-  // What is stored of the block; of one that is not ordinary, not yet known.
+  // Amax of the block's values before scaling; not known yet if the block is not ordinary.
   float amax;
   // The same in all lanes.
   bool is_ordinary;
@@ -250,7 +250,7 @@ class MomentRows {
   explicit __device__ MomentRows(const MutableMoment& moment, float scale_inv = 1.0f)
       : data_(static_cast<Stored*>(moment.data)), scales_(moment.scales), scale_inv_(scale_inv) {}
 
-  // Of the blocks that the warp walks. All lanes of the warp call it, as all below.
+  // Loads the scales of the blocks that the warp walks. All lanes of the warp call this and the functions below.
   template <typename WalkType>
   __device__ void LoadScales(const WalkType& walk) {
     if constexpr (kHasScales) {
@@ -258,7 +258,7 @@ class MomentRows {
     }
   }
 
-  // Stores them as Store() has left them.
+  // Stores the scales that Store() has left.
   template <typename WalkType>
   __device__ void StoreScales(const WalkType& walk, int64_t distance) const {
     if constexpr (kHasScales) {
@@ -280,7 +280,7 @@ class MomentRows {
     }
   }
 
-  // What Store() stores of a row: estimated, which false says is not enough, and then corrected.
+  // A row as Store() stores it. Estimate() returns false if the row needs Correct().
   using Encoded = std::conditional_t<kHasScales, EncodedBlock<Casts>, Quad<Stored>>;
 
   __device__ static bool Estimate(const float (&values)[kQuad], Encoded& encoded) {
@@ -308,11 +308,11 @@ class MomentRows {
  private:
   Stored* data_;
   float* scales_;
-  // Of the warp's row number Lane().
+  // Scale of the warp's row number Lane().
   float scale_inv_;
 };
 
-// One whose type is known when the kernel runs. The same for all threads.
+// A moment whose type is known when the kernel runs. The same for all threads.
 template <typename Access, bool kRoot>
 class MomentRows<Access, AdamMoments::kAny, kRoot> {
  public:

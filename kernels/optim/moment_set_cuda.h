@@ -12,8 +12,8 @@
 
 namespace paramshard::gpu {
 
-// The first kCount of kMomentKinds, each a MomentRows of its own, whose slots follow each other. All lanes of the warp
-// call these, as they call those of MomentRows.
+// The first kCount of kMomentKinds, each a MomentRows; their slots follow each other. All lanes of the warp call these
+// functions, as in MomentRows.
 template <typename Access, AdamMoments kMoments, int kCount>
 class MomentSet {
   using Before = MomentSet<Access, kMoments, kCount - 1>;
@@ -22,7 +22,7 @@ class MomentSet {
  public:
   static constexpr int kSlotBytes = Before::kSlotBytes + Last::kSlotBytes;
 
-  // What is stored of a row of each.
+  // A row of each moment as it is stored.
   struct Encoded {
     typename Before::Encoded before;
     typename Last::Encoded last;
@@ -45,7 +45,7 @@ class MomentSet {
     before_.Fetch(index, valid, slot);
     last_.Fetch(index, valid, slot + Before::kSlotBytes);
   }
-  // `values` has a row for each moment, of which this reads its own.
+  // `values` has a row for each moment. Each moment reads its own row.
   template <int kRows>
   __device__ __forceinline__ void Read(int64_t index, int row, const uint8_t* slot, float (&values)[kRows][kQuad]) {
     before_.Read(index, row, slot, values);

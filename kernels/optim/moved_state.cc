@@ -23,7 +23,7 @@ void IdleState::AddTo(int array, void* extent, int64_t row_bytes, int64_t first_
   int64_t& open = open_[array];
   if (open != kNone) {
     Range& range = ranges_[open];
-    // As numbers: ranges of different arrays of the caller's may have nothing in common.
+    // Subtracts numbers, not pointers: the ranges may belong to different allocations.
     const auto gap = static_cast<int64_t>(reinterpret_cast<uintptr_t>(begin) -
                                           reinterpret_cast<uintptr_t>(range.begin + range.size_bytes));
     if (gap >= 0 && gap < kMoveUnit) {

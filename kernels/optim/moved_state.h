@@ -1,4 +1,4 @@
-// The state of extents at another place: all of its arrays so many bytes further on (state_bands.h).
+// The state of extents at another position: all of its arrays the same number of bytes further on (state_bands.h).
 
 #ifndef PARAMSHARD_KERNELS_OPTIM_MOVED_STATE_H_
 #define PARAMSHARD_KERNELS_OPTIM_MOVED_STATE_H_
@@ -30,12 +30,12 @@ inline AdamState MovedBy(AdamState state, int64_t bytes) {
   return state;
 }
 
-// What of a band takes no step, and is copied to where the step leaves the rest: as few ranges as possible, because a
-// model may have thousands of parameters without a gradient.
+// The parts of a band that take no step and are copied to the new position: as few ranges as possible, because a model
+// may have thousands of parameters without a gradient.
 //
 //   IdleState idle;
-//   idle.Add(state, columns, first_row, rows);  // for all that takes none, in the order of the band
-//   idle.Cut();                                 // for all that takes one
+//   idle.Add(state, columns, first_row, rows);  // for extents that take no step, in the order of the band
+//   idle.Cut();                                 // for extents that take a step
 //   for (const IdleState::Range& range : idle.ranges()) Copy(range.begin + distance, range.begin, range.size_bytes);
 class IdleState {
  public:
@@ -46,10 +46,10 @@ class IdleState {
     int64_t size_bytes;
   };
 
-  // Rows of an extent. In every array they are joined with those that were added before, where less than kMoveUnit
-  // bytes lie between them: these are nobody's, and are copied too.
+  // Adds rows of an extent. In every array they join the rows added before if less than kMoveUnit bytes lie between
+  // them. These bytes are padding, and are copied too.
   void Add(const AdamState& state, int64_t columns, int64_t first_row, int64_t rows);
-  // What was added is not joined with what is added from now on.
+  // Keeps later rows from joining earlier ones.
   void Cut() { open_.fill(kNone); }
 
   const std::vector<Range>& ranges() const { return ranges_; }

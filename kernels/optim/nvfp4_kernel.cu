@@ -16,7 +16,7 @@ constexpr MatrixShape kTileShape = GpuFormatOf(Format::kNVFP4_2D).late_tile_shap
 constexpr int kBlockSize = 16;
 constexpr int kBlockLanes = kBlockSize / kQuad;
 
-// A lane's elements; those that do not exist are 0.
+// A lane's elements; elements beyond the matrix are 0.
 using Rows = float[kBlockSize][kQuad];
 
 __device__ __forceinline__ void Load(const float* first, int64_t stride, int rows, int columns, bool aligned,
@@ -82,7 +82,7 @@ __global__ __launch_bounds__(kThreads, 2) void EncodeKernel(AdamLaunch launch) {
   const float tensor_scale = launch.scalings[tile.extent].multiplier;
   const uint8_t scale = ComputeNvfp4BlockScale(AmaxOfBlock(values), tensor_scale);
   const float multiplier = Nvfp4EncodeMultiplier(scale, tensor_scale);
-  // Lanes stay until here: the amax is that of several.
+  // Lanes stay until here because the amax is a reduction over several lanes.
   if (columns == 0) return;
   if (Lane() % kBlockLanes == 0) {
     const int64_t blocks_across = (extent.columns + kBlockSize - 1) / kBlockSize;

@@ -9,8 +9,8 @@
 
 namespace paramshard {
 
-// Which optimizer steps a group. AdamW decays the parameter directly (Loshchilov and Hutter, "Decoupled Weight Decay
-// Regularization"); L2 adds the decay to the gradient. The numbers are stable: they are sent.
+// The optimizer of a group. AdamW decays the parameter directly (Loshchilov and Hutter, "Decoupled Weight Decay
+// Regularization"); L2 adds the decay to the gradient. The numbers are stable: they are part of the protocol.
 enum class AdamMode : uint8_t { kAdamW = 1, kL2 = 2 };
 
 struct AdamStep : Hyperparameters {
@@ -18,7 +18,7 @@ struct AdamStep : Hyperparameters {
   // BiasCorrection(beta, step), or 1 without bias correction.
   float bias_correction1 = 1.0f;
   float bias_correction2 = 1.0f;
-  // What gradients are multiplied by before anything else: inverse loss scale, mean and clip in one float.
+  // Factor of gradients, applied first: inverse loss scale, mean and clip in one float.
   float gradient_scale = 1.0f;
 };
 

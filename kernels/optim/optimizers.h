@@ -1,14 +1,14 @@
-// All optimizers: what a model, its memory and its messages need to know of each.
+// All optimizers, with the traits that a model, its memory and its messages depend on.
 //
-// What an optimizer computes is a policy, one for host and device, which its header states (adam_math.h):
+// An optimizer's formula is a policy, the same for host and device, in a header of its own (adam_math.h):
 //
 //   struct AdamW {
-//     static constexpr int kMomentCount = 2;  // it keeps the first so many of kMomentKinds
+//     static constexpr int kMomentCount = 2;  // it keeps the first 2 of kMomentKinds
 //     // Steps one element in float32.
 //     static void Update(const AdamStep& step, float gradient, float& master, float (&moments)[kMomentCount]);
 //   };
 //
-// The loops of the host take a policy as it is (piece_update.h). On the GPU it may be a shorter way to the same bytes
+// The loops of the host use the policy itself (piece_update.h). The GPU may compute the same bytes in a shorter way
 // (AdamElements in adam_math_cuda.h).
 
 #ifndef PARAMSHARD_KERNELS_OPTIM_OPTIMIZERS_H_
@@ -23,12 +23,12 @@ namespace paramshard {
 struct OptimizerTraits {
   AdamMode mode;
   const char* name;
-  // A parameter has the first so many of kMomentKinds; the others take no memory.
+  // A parameter has the first `moment_count` of kMomentKinds; the others take no memory.
   int moment_count;
 };
 
-// By number. What is to be done for each optimizer goes through this list, or is a `switch` without `default`, in which
-// the compiler names one that was forgotten.
+// All optimizers, by number. Code that serves every optimizer iterates over this list, or is a `switch` without
+// `default`, for which the compiler names a missing optimizer.
 inline constexpr OptimizerTraits kOptimizers[] = {
     {AdamMode::kAdamW, "AdamW", AdamW::kMomentCount},
     {AdamMode::kL2, "L2", AdamL2::kMomentCount},
@@ -41,9 +41,9 @@ constexpr bool AreOptimizersSound() {
   }
   return true;
 }
-static_assert(AreOptimizersSound(), "kOptimizers: expected a row for each mode by number, with moments that exist");
+static_assert(AreOptimizersSound(), "kOptimizers: want a row for each mode by number, with moments that exist");
 
-// Whether a number that was cast to the type is an optimizer. Nothing steps with one that is none.
+// Returns true if `mode`, which may come from any number, is an optimizer. Other numbers step nothing.
 constexpr bool IsAdamMode(AdamMode mode) {
   return mode >= AdamMode::kAdamW && static_cast<int>(mode) <= kOptimizerCount;
 }

@@ -22,7 +22,7 @@ struct Piece {
   const float* gradient;
   const float* master_from;
   float* master;
-  // As many as the optimizer keeps.
+  // Set for the moments that the optimizer keeps.
   PerMoment<MutableMoment> moments_from;
   PerMoment<MutableMoment> moments;
   int64_t stride;
@@ -36,7 +36,7 @@ struct PieceUpdate {
   int moment_count;
 };
 
-// How a moment without scales is read and stored, as an array's element type and two conversions.
+// A moment without scales: the element type of its array and two conversions.
 struct FloatMoment {
   using Stored = float;
   PARAMSHARD_ALWAYS_INLINE static float Load(Stored stored) { return stored; }
@@ -85,7 +85,7 @@ PARAMSHARD_ALWAYS_INLINE void UpdateRows(const AdamStep& step, const Piece& piec
   }
 }
 
-// What a SIMD clone calls: steps a piece. `Moments` are how the first moments are stored, as far as that is known.
+// Steps a piece; the SIMD clones call it. `Moments` are the storage types found so far, of the first moments.
 template <typename Policy, typename... Moments>
 PARAMSHARD_ALWAYS_INLINE void UpdatePieceWith(const AdamStep& step, const Piece& piece) {
   constexpr int kKnown = sizeof...(Moments);

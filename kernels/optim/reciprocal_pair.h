@@ -3,12 +3,12 @@
 // Internal to kernels/. After Brisebarre and Muller, "Correctly rounded multiplication by arbitrary precision
 // constants".
 //
-// With high + low next to 1 / divisor, fma(x, high, x * low) is off from x / divisor by at most 2^-45 of it before its
-// last rounding: `low` by three and a half places, 2^-47 each, and its product by half a one. It rounds like x /
-// divisor unless the quotient lies so close to the middle between two floats. As integers X and C in [2^23, 2^24),
-// significands of dividend and divisor, and with an odd M in [2^24, 2^25) for the middle, X * 2^k - M * C = d is then a
-// small number, and not zero, because C has fewer than 25 bits. For each such d there are few X, which a congruence
-// modulo C gives: if they round rightly, all do.
+// With high + low next to 1 / divisor, fma(x, high, x * low) differs from x / divisor by at most 2^-45 of it before its
+// last rounding: `low` by three and a half places, 2^-47 each, and its product by half a place. It rounds like x /
+// divisor unless the quotient lies that close to the middle between two floats. Let X and C in [2^23, 2^24) be the
+// significands of dividend and divisor, and an odd M in [2^24, 2^25) the middle: then X * 2^k - M * C = d is a small
+// number, and not zero because C has fewer than 25 bits. For each such d a congruence modulo C gives a few X: if these
+// round correctly, all quotients do.
 
 #ifndef PARAMSHARD_KERNELS_OPTIM_RECIPROCAL_PAIR_H_
 #define PARAMSHARD_KERNELS_OPTIM_RECIPROCAL_PAIR_H_
@@ -27,7 +27,7 @@ struct ReciprocalPair {
   float low = 0.0f;
 };
 
-// The nearest pair, for a divisor of which it is known that this divides exactly.
+// Returns the nearest pair, for a divisor that is known to divide exactly with it.
 constexpr ReciprocalPair NearestReciprocalPair(float divisor) {
   const double wide = 1.0 / static_cast<double>(divisor);
   const auto high = static_cast<float>(wide);
@@ -36,7 +36,7 @@ constexpr ReciprocalPair NearestReciprocalPair(float divisor) {
 
 namespace reciprocal_pair_internal {
 
-// By which `low` may be off from the nearest one.
+// Largest distance of `low` from the nearest value.
 constexpr int kMostPlaces = 3;
 
 constexpr int64_t kLeastSignificand = int64_t{1} << 23;
@@ -54,10 +54,10 @@ inline bool RoundsRightly(const ReciprocalPair& pair, float dividend, float divi
   return std::fma(dividend, pair.high, dividend * pair.low) == dividend / divisor;
 }
 
-// Whether all quotients with significands in [first, last) round rightly that are nearly in the middle of two floats.
-// `exponent` makes the quotient's significand one of 25 bits.
+// Returns true if all quotients nearly in the middle of two floats round correctly, of dividends with significands in
+// [first, last). `exponent` gives the quotient a significand of 25 bits.
 inline bool MiddlesRoundRightly(const ReciprocalPair& pair, float divisor, int exponent, int64_t first, int64_t last) {
-  // 2^-45 of X * 2^exponent, and what the reciprocal is off in double.
+  // Largest |d|: 2^-45 of X * 2^exponent, and the error of the reciprocal in double.
   constexpr int64_t kFarthest = 17;
   const int64_t significand = SignificandOf(divisor);
   const float scale = static_cast<float>(significand) / divisor;  // a power of two
@@ -79,18 +79,18 @@ inline bool MiddlesRoundRightly(const ReciprocalPair& pair, float divisor, int e
 
 }  // namespace reciprocal_pair_internal
 
-// Whether fma(x, high, x * low) is x / divisor, rounded once, for every x where no result is subnormal or overflows.
-// `divisor` is positive and normal, the pair its reciprocal up to three places of `low`.
+// Returns true if fma(x, high, x * low) is x / divisor, rounded once, for every x where no result is subnormal or
+// overflows. `divisor` is positive and normal, the pair its reciprocal up to three places of `low`.
 inline bool DividesExactly(const ReciprocalPair& pair, float divisor) {
   using namespace reciprocal_pair_internal;
   const int64_t significand = SignificandOf(divisor);
-  // Quotients of significands that are at least 1, and those below.
+  // Quotients of significands that are at least 1, then quotients below 1.
   return MiddlesRoundRightly(pair, divisor, 24, significand, 2 * kLeastSignificand) &&
          MiddlesRoundRightly(pair, divisor, 25, kLeastSignificand, significand);
 }
 
-// Finds a pair that divides exactly. False where there is none: for about one divisor in a thousand, whose quotients of
-// two dividends want different pairs.
+// Finds a pair that divides exactly. Returns false if there is none: for about one divisor in a thousand, two dividends
+// need different pairs.
 inline bool FindReciprocalPair(float divisor, ReciprocalPair& pair) {
   using namespace reciprocal_pair_internal;
   pair = NearestReciprocalPair(divisor);

@@ -4,9 +4,9 @@
 //
 // A row of an odd matrix begins anywhere. Its piece inside a tile is walked in quads of four elements, from the last
 // multiple of kShiftAlignment elements before it: every quad can be accessed at once, and no two of a warp's accesses
-// share a sector. Quads in which the piece begins or ends have elements that are not its own. All rows of a tile get
-// the same number of quads, so that a slot (the number of a quad in the tile) is easily turned into its place, and also
-// is where the quad lies in shared memory.
+// share a sector. Quads in which the piece begins or ends contain elements of other pieces. All rows of a tile get the
+// same number of quads, so a slot (the number of a quad in the tile) gives the quad's place in the array and in shared
+// memory.
 
 #ifndef PARAMSHARD_KERNELS_OPTIM_SHIFTED_ROWS_H_
 #define PARAMSHARD_KERNELS_OPTIM_SHIFTED_ROWS_H_
@@ -20,7 +20,7 @@ namespace paramshard::gpu {
 // 64 bytes of float32, and a sector (32 bytes) of types of two bytes.
 constexpr int kShiftAlignment = 16;
 
-// Quads that a row of `width` elements needs wherever it begins.
+// Returns the number of quads that a row of `width` elements needs at most, for any beginning.
 constexpr int ShiftedQuads(int width) { return (kShiftAlignment - 1 + width + 3) / 4; }
 
 class ShiftedRows {
@@ -40,7 +40,7 @@ class ShiftedRows {
   PARAMSHARD_HOST_DEVICE int slots() const { return rows_ * quads_; }
 
   struct Place {
-    // Of the quad's first element in the array; may be negative, and may be another row's.
+    // Index of the quad's first element in the array. May be negative, and may belong to another row.
     int64_t index;
     // A bit for each element that belongs to the piece. None for a slot that does not exist.
     uint32_t valid;
@@ -60,7 +60,7 @@ class ShiftedRows {
     return {first_ + int64_t{row} * pitch_ + column, row < rows_ ? valid : 0u};
   }
 
-  // Where an element lies in shared memory, in elements.
+  // Returns the position of an element in shared memory, in elements.
   PARAMSHARD_HOST_DEVICE int Position(int row, int column) const { return row * quads_ * 4 + Shift(row) + column; }
 
  private:

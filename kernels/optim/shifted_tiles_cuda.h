@@ -47,7 +47,7 @@ constexpr int ShiftedRowCount(MatrixShape tile) {
   return static_cast<int>((tile.rows * ShiftedQuads(static_cast<int>(tile.cols)) + kThreads - 1) / kThreads);
 }
 
-// What the tiles of blocks have in common.
+// Base of the tiles of formats in blocks.
 class ShiftedTile {
  public:
   __device__ const ShiftedWalk& walk() const { return walk_; }
@@ -69,7 +69,7 @@ class ShiftedTile {
     return reinterpret_cast<const float*>(shared_memory)[walk_.pieces().Position(row, column)];
   }
 
-  // This lane's elements of 128 from `column`. Anything where there are none.
+  // Reads this lane's part of 128 elements from `column` on. Elements beyond the row are undefined.
   __device__ void ReadMasters(int row, int column, float (&values)[kQuad]) const {
 #pragma unroll
     for (int j = 0; j < kQuad; ++j) values[j] = Master(row, column + Lane() * kQuad + j);
@@ -91,9 +91,8 @@ class ShiftedTile {
   ShiftedWalk walk_;
 };
 
-// Stores the first `count` of the warp's 128 codes, four a lane, of which this lane's belong at `own`. If all are
-// there, in words that are aligned; the bytes before the first word and after the last one, four together, have a lane
-// each.
+// Stores the first `count` of the warp's 128 codes, four per lane; this lane's codes belong at `own`. If there are 128,
+// stores them in aligned words; a lane each stores the bytes before the first and after the last word, four together.
 __device__ __forceinline__ void StoreCodeRow(uint32_t codes, int count, uint8_t* own) {
   if (count < kWarpColumns) {
 #pragma unroll
@@ -113,7 +112,7 @@ __device__ __forceinline__ void StoreCodeRow(uint32_t codes, int count, uint8_t*
   }
 }
 
-// One of a long row.
+// A tile of one long row.
 class ShiftedFlatTile {
  public:
   static constexpr bool kSplitMaster = false;
@@ -143,8 +142,8 @@ class ShiftedFlatTile {
   ShiftedWalk walk_;
 };
 
-// MXFP8 and MXFP8_2D. Each thread finds the amax of one column, and a warp, which has 32 of them, those of their blocks
-// in rows, or of the square; then each warp encodes halves of rows.
+// MXFP8 and MXFP8_2D. Each thread finds the amax of one column, and each warp, which has 32 columns, the amaxes of
+// their blocks in rows, or of the square; then each warp encodes halves of rows.
 template <typename Element>
 class ShiftedMxfp8Tile : public ShiftedTile {
  public:
@@ -163,7 +162,7 @@ class ShiftedMxfp8Tile : public ShiftedTile {
     __syncthreads();
     FindScales();
     __syncthreads();
-    // What has scales of columns or squares, and of rows.
+    // The plane with scales of columns or squares, and the plane with scales of rows.
     uint8_t* const column_data = has_squares_ ? extent_.row_wise.data : extent_.column_wise.data;
     uint8_t* const row_data = has_squares_ ? nullptr : extent_.row_wise.data;
     if (row_data != nullptr) StoreRowScales();
@@ -203,7 +202,7 @@ class ShiftedMxfp8Tile : public ShiftedTile {
     // Threads beyond the last column take it, too, which changes no amax.
     const int column = min(thread, columns_ - 1);
     float amax = 0.0f;
-    // Of the warp's block in row number Lane().
+    // Amax of the warp's block in row number Lane().
     uint32_t row_amax = 0;
 #pragma unroll 8
     for (int row = 0; row < rows_; ++row) {
@@ -220,7 +219,7 @@ class ShiftedMxfp8Tile : public ShiftedTile {
     RowScales()[Lane() * kWarps + Warp()] = ComputeE8M0Scale(FloatFromBits(row_amax), Element::kMax);
   }
 
-  // Of a column, or of a square.
+  // Stores the scale of a column or a square.
   __device__ void StoreColumnScale(uint8_t scale, int column) const {
     if (!has_squares_) {
       if (extent_.column_wise.data == nullptr) return;

@@ -9,13 +9,13 @@
 namespace paramshard {
 namespace {
 
-// Where a band begins in an array.
+// Returns the offset of a band's beginning in an array.
 int64_t BeginOf(const BandStart& band, const BandedArray& array) {
   const BandedArray::Part& part = array.parts[band.extent];
   return part.offset + band.row * part.row_bytes;
 }
 
-// Where the last extent ends.
+// Returns the offset of the last extent's end.
 int64_t EndOf(absl::Span<const MatrixShape> extents, const BandedArray& array) {
   if (extents.empty()) return 0;
   return array.parts.back().offset + extents.back().rows * array.parts.back().row_bytes;
@@ -62,8 +62,8 @@ absl::Status CheckBands(absl::Span<const MatrixShape> extents, absl::Span<const 
         i == 0 ? extent == 0 && row == 0 : std::pair(extent, row) > std::pair(bands[i - 1].extent, bands[i - 1].row);
     const bool has_row = exists && (row == 0 || (row > 0 && row < extents[extent].rows));
     if (in_order && has_row && row % BandRows(std::max<int64_t>(extents[extent].cols, 1)) == 0) continue;
-    return absl::InvalidArgumentError(absl::StrCat("band ", i, " begins with row ", row, " of extent ", extent,
-                                                   ": whole tiles behind those of the band before expected"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("band ", i, ": want whole tiles behind the band before, got row ", row, " of extent ", extent));
   }
   return absl::OkStatus();
 }

@@ -1,19 +1,18 @@
-// How a step moves the optimizer's state, so that what it reads outlives it for a while.
+// Bands: the pieces in which a step moves the optimizer's state, so that an interrupted step can be repeated.
 //
-// A step that is cut off in the middle of a parameter leaves bytes of which nobody knows whether they are old or new.
-// So it does not write where it reads. The arrays of the state have room at one end, and a step leaves the whole state
-// there: as many bytes further on in every array, and the next step moves it back. It does so band by band, a band
-// being some rows of some extents one behind the other, and begins at the end that has the room: what a band writes
-// then lies over bytes that bands before it have read, and never over its own. What takes a step is read in one place
-// and written in the other; what takes none is copied: a step moves the whole state, or nothing if nothing takes one.
+// A step that updated the state in place and was killed in the middle of a parameter would leave bytes that may be old
+// or new. So a step does not write where it reads. The arrays of the state have room at one end. A step leaves the
+// whole state there, the same number of bytes further on in every array, and the next step moves it back. It works band
+// by band, a band being rows of consecutive extents, and begins at the end that has the room: a band writes over bytes
+// that bands before it have read, never over its own. Extents that take a step are read in one place and written in the
+// other; the others are copied. If no extent takes a step, nothing moves.
 //
-// Two bands are under way at a time (kBandLanes), so that the end of one does not keep a GPU waiting for the other.
-// So the room is that of the two largest neighbours, and after a step was cut off at most two bands are neither
-// untouched nor done. What they read is still there: they are done again, and give the same bytes.
+// Two bands are in progress at a time (kBandLanes), so that a GPU does not idle at the end of a band. So the room is as
+// large as the two largest neighbours, and an interrupted step leaves at most two bands that are neither untouched nor
+// done. Their input is intact: repeating them gives the same bytes.
 //
-// For that, bands must follow each other in memory as they do in order: what an extent has of several kinds (elements
-// of a moment and their scales, weights and remainders) lies in as many arrays, each with all extents and room of its
-// own.
+// This requires that bands follow each other in memory as they do in order. So every kind of data of an extent
+// (elements of a moment, their scales, weights, remainders) has an array of its own, with all extents and its own room.
 
 #ifndef PARAMSHARD_KERNELS_OPTIM_STATE_BANDS_H_
 #define PARAMSHARD_KERNELS_OPTIM_STATE_BANDS_H_
@@ -34,36 +33,37 @@ struct BandStart {
   int64_t row = 0;  // a multiple of BandRows() of the extent's columns
 };
 
-// A band's rows are whole tiles of every kernel: tiles have so many rows or a divisor of it, and those of one long row
-// so many elements.
+// Rows and elements that make whole tiles of every kernel: tiles have kBandTileRows rows or a divisor of it, and tiles
+// of one long row have kBandTileElements elements.
 inline constexpr int64_t kBandTileRows = 128;
 inline constexpr int64_t kBandTileElements = 8192;
 
-// Bands begin at multiples of so many rows. It is a part of what is kept of a model, and the same in every build.
+// Returns the number of rows whose multiples bands begin at. Models on disk depend on it: it is the same in every
+// build.
 constexpr int64_t BandRows(int64_t columns) {
   return std::lcm(kBandTileRows, kBandTileElements / std::gcd(columns, kBandTileElements));
 }
 
-// Cuts extents into bands of about so many elements, and at least one where there is an extent.
+// Cuts extents into bands of about `band_elements` elements; at least one band if there is an extent.
 std::vector<BandStart> CutIntoBands(absl::Span<const MatrixShape> extents, int64_t band_elements);
 
-// How finely a state is cut. The defaults make the room about a thirtieth of a large state, where no row is very long,
-// and a GPU loses no time between bands; fewer elements are stepped before a GPU has begun. Whoever takes over memory
-// from another program must know that program's.
+// Sizes of bands. With the defaults the room is about a thirtieth of a large state unless rows are very long, and a GPU
+// loses no time between bands; smaller bands would be done before a GPU has begun. A program that takes over memory
+// from another program must use the same rule.
 struct BandRule {
-  int64_t most_bands = 64;  // and one more, of what is left
+  int64_t most_bands = 64;  // plus one for the rest
   int64_t least_elements = int64_t{4} << 20;
 
-  // Of a band. Both numbers above 0.
+  // Returns the number of elements of a band. Both fields above must be positive.
   int64_t BandElements(absl::Span<const MatrixShape> extents) const;
 };
 
-// INVALID_ARGUMENT bands that are not in order, do not begin with the first row, or begin with none that a band can
-// begin with. No bands are fine.
+// INVALID_ARGUMENT if bands are out of order, do not begin with the first row, or begin at a row where no band can
+// begin. No bands are fine.
 absl::Status CheckBands(absl::Span<const MatrixShape> extents, absl::Span<const BandStart> bands);
 
-// An array of the state: where each extent begins in it, in bytes, and what a row takes there; 0 where it has none.
-// Extents follow each other.
+// An array of the state: the offset of each extent and the size of its rows, in bytes; 0 for extents without data in
+// it. Extents follow each other.
 struct BandedArray {
   struct Part {
     int64_t offset = 0;
@@ -78,7 +78,7 @@ struct BandedArray {
 int64_t MoveDistance(absl::Span<const MatrixShape> extents, absl::Span<const BandStart> bands,
                      absl::Span<const BandedArray> arrays);
 
-// A step moves the state by a multiple of so many bytes, which keeps every array's alignment.
+// A step moves the state by a multiple of this number of bytes, which keeps every array's alignment.
 inline constexpr int64_t kMoveUnit = 512;
 
 inline constexpr int kBandLanes = 2;

@@ -1,4 +1,4 @@
-// How far a step is, for whoever goes on with it when its process has ended.
+// Progress of a step, from which another process can finish the step when its process has ended.
 
 #ifndef PARAMSHARD_KERNELS_OPTIM_STEP_PROGRESS_H_
 #define PARAMSHARD_KERNELS_OPTIM_STEP_PROGRESS_H_
@@ -11,16 +11,16 @@
 
 namespace paramshard {
 
-// Where a step writes down which bands (state_bands.h) it has begun and done, in words of 8 bytes in host memory that
-// its device may write, and what of it was done before. A lane's words say of how many of its bands that is so. `begun`
-// is written before a band's first byte, and `done` when all its bytes are in memory: so of a lane at most one band is
-// begun and not done. A step in place is one band, the first of lane 0.
+// The bands (state_bands.h) that a step has begun and done, recorded in words of 8 bytes in host memory that its device
+// may write, and the bands that were done before. A lane's words count its bands. `begun` is written before a band's
+// first byte, and `done` when all its bytes are in memory, so at most one band of a lane is begun and not done. A step
+// in place is one band, the first of lane 0.
 //
 //   StepProgress progress{.word = word_of_0_bands, .word_step = growth, .done = done_by_another_process};
 //   progress.lanes[0] = {.begun = &words[0], .done = &words[1]};
 struct StepProgress {
   struct Lane {
-    uint64_t* begun = nullptr;  // aligned; null: nobody asks
+    uint64_t* begun = nullptr;  // aligned; null: not recorded
     uint64_t* done = nullptr;
   };
   std::array<Lane, kBandLanes> lanes = {};
@@ -30,11 +30,11 @@ struct StepProgress {
 
   uint64_t WordOf(int bands) const { return word + static_cast<uint64_t>(bands) * word_step; }
 
-  // Whether the n-th band in order is done already.
+  // Returns true if the n-th band in order was done before.
   bool HasDone(int n) const { return n / kBandLanes < done[n % kBandLanes]; }
 
-  // By the thread that steps the n-th band in order. A process that is killed has made all stores up to one of its
-  // instructions, so that their order in the program is the one that others find.
+  // Called by the thread that steps the n-th band in order. A killed process has made all stores up to some
+  // instruction, so other processes see them in program order.
   void MarkBegun(int n) const {
     Store(lanes[n % kBandLanes].begun, WordOf(n / kBandLanes + 1));
     std::atomic_thread_fence(std::memory_order_seq_cst);

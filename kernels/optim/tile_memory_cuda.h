@@ -1,4 +1,4 @@
-// How the threads of a tile reach its elements in global and in shared memory.
+// Access of a tile's threads to its elements in global and in shared memory.
 //
 // Internal to kernels/, for CUDA sources.
 
@@ -20,7 +20,7 @@ constexpr int kThreads = 256;
 constexpr int kWarpSize = 32;
 constexpr int kWarps = kThreads / kWarpSize;
 constexpr int kQuad = 4;
-// Of a mask with a bit for each of four elements.
+// Mask of all four elements, with a bit for each.
 constexpr uint32_t kAll = (1u << kQuad) - 1;
 // Elements that a warp has in one row.
 constexpr int kWarpColumns = kWarpSize * kQuad;
@@ -30,7 +30,7 @@ constexpr int kFloatRowBytes = kThreads * kQuad * 4;
 __device__ __forceinline__ int Lane() { return static_cast<int>(threadIdx.x) % kWarpSize; }
 __device__ __forceinline__ int Warp() { return static_cast<int>(threadIdx.x) / kWarpSize; }
 
-// Where what is at an address lies after a move by so many bytes.
+// Returns the address after a move by `bytes`.
 template <typename T>
 __device__ __forceinline__ T* Moved(T* address, int64_t bytes) {
   return reinterpret_cast<T*>(reinterpret_cast<uint8_t*>(address) + bytes);
@@ -74,20 +74,20 @@ struct alignas(4) Quad<uint8_t> {
   uint32_t word = 0;  // the first element in the low byte
 };
 
-// How a thread's four elements of a row lie in memory and are accessed. `index` is that of the first one, `valid` has a
-// bit for each.
+// Layout in memory, and access, of a thread's four elements of a row. `index` is the index of the first element,
+// `valid` has a bit for each.
 //
 // QuadAccess: next to each other, all valid or none. ShiftedAccess: the same, in part valid. StridedAccess: 32 apart,
-// so that a warp's accesses are dense whatever the alignment.
+// so that a warp's accesses are dense for any alignment.
 struct QuadAccess {
-  // Quads may be valid in part, and nothing is done for those that are not at all.
+  // True if quads may be valid in part. Nothing is done for quads without a valid element.
   static constexpr bool kInPart = false;
   static constexpr int kFirst = kQuad;  // of a lane's first element, per lane
   static constexpr int kStep = 1;
   // Lanes that share a block of 32 columns.
   static constexpr int kBlockLanes = 32 / kQuad;
 
-  // Which of the four elements from `index` are among the first `count`.
+  // Returns the mask of those of the four elements from `index` on that are among the first `count`.
   __device__ static uint32_t Below(int64_t index, int64_t count) { return index < count ? kAll : 0u; }
 
   template <typename T>
@@ -114,7 +114,7 @@ struct QuadAccess {
     if (valid != 0) StoreGlobal(quad, target + index);
   }
 
-  // The same to a plane, which is aligned like the rest here, and may begin anywhere for StridedAccess.
+  // Stores to a plane, which is aligned like other arrays here, but may have any alignment in StridedAccess.
   template <typename T>
   __device__ static void StoreAnywhere(const Quad<T>& quad, int64_t index, uint32_t valid, uint8_t* target) {
     Store(quad, index, valid, reinterpret_cast<T*>(target));
@@ -125,7 +125,7 @@ struct QuadAccess {
     if (valid != 0) StoreGlobal(codes, target + index);
   }
 
-  // Raises the amax of each element to that of its block of 32 columns in the warp.
+  // Raises the amax of each element to the amax of its block of 32 columns in the warp.
   __device__ static void RaiseToBlocks(float (&amax)[kQuad]) {
     float largest = fmaxf(fmaxf(amax[0], amax[1]), fmaxf(amax[2], amax[3]));
 #pragma unroll
@@ -136,11 +136,11 @@ struct QuadAccess {
     for (int j = 0; j < kQuad; ++j) amax[j] = largest;
   }
 
-  // Of the scales of four elements' blocks, as bytes, the one that this lane stores.
+  // Returns the scale that this lane stores, out of the scales of four elements' blocks, one per byte.
   __device__ static uint8_t OwnScale(uint32_t scales) { return static_cast<uint8_t>(scales); }
 
-  // For the blocks of 32 columns that the row of a warp has: what each element is multiplied by, and the scale that
-  // this lane stores.
+  // For the blocks of 32 columns in a warp's row: sets the multiplier of each element, and returns the scale that this
+  // lane stores.
   template <typename Element>
   __device__ static uint8_t ScaleBlocks(const float (&values)[kQuad], float (&multipliers)[kQuad]) {
     float amax = 0.0f;
@@ -156,20 +156,20 @@ struct QuadAccess {
     return scale;
   }
 
-  // Stores the lanes' scales; `scales` is that of the warp's first block.
+  // Stores the lanes' scales; `scales` points to the scale of the warp's first block.
   __device__ static void StoreScale(uint8_t scale, uint32_t valid, uint8_t* scales) {
     if (valid != 0 && Lane() % kBlockLanes == 0) StoreGlobal(scale, scales + Lane() / kBlockLanes);
   }
 };
 
 // A thread's four elements are next to each other and aligned to 16 bytes in memory, but a row may begin or end among
-// them: any of them may be invalid. Those come along, and are not stored.
+// them: any of them may be invalid. Invalid elements are loaded, but not stored.
 struct ShiftedAccess : QuadAccess {
   static constexpr bool kInPart = true;
 
   template <typename T>
   __device__ static void Fetch(const T* source, int64_t index, uint32_t valid, uint8_t* row) {
-    // What is aligned to its size is all there if one element is.
+    // A quad aligned to its size lies in the array as a whole if one of its elements does.
     if (valid != 0) CopyAsync<kQuad * sizeof(T)>(row + threadIdx.x * (kQuad * sizeof(T)), source + index);
   }
 
@@ -213,8 +213,7 @@ struct StridedAccess {
   __device__ static void Fetch(const T* source, int64_t index, uint32_t valid, uint8_t* row) {
     const T* const address = source + index;
     const auto* first = reinterpret_cast<const uint8_t*>(address);
-    // An element of two bytes comes with the word around it. (As an instruction, so that it is one for all four
-    // elements.)
+    // Loads an element of two bytes with the word around it. (An explicit instruction is shared by all four elements.)
     if (sizeof(T) < 4) asm("and.b64 %0, %1, -4;" : "=l"(first) : "l"(address));
 #pragma unroll
     for (int j = 0; j < kQuad; ++j) {
@@ -343,7 +342,7 @@ struct Walk {
 
   int64_t first;
   int64_t stride;
-  // Rows that exist; the same for all lanes of a warp, 0 when none of the warp's columns does.
+  // Number of existing rows; the same for all lanes of a warp, 0 if none of the warp's columns exists.
   int rows;
   int64_t first_block;
   int64_t block_stride;

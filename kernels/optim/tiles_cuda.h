@@ -1,5 +1,5 @@
-// Encoding the tiles of extents whose rows are walked one beside the other: which thread has which elements, and what
-// it does with the new master.
+// Encoding of the tiles of extents whose rows are walked side by side: each thread's elements, and its work on the new
+// master.
 //
 // Internal to kernels/, for CUDA sources.
 
@@ -115,7 +115,7 @@ class FlatTile {
   }
 
   __device__ const Walk& walk() const { return walk_; }
-  // Which of the elements from a place, of a row that exists, exist.
+  // Returns the mask of existing elements at a place in an existing row.
   __device__ uint32_t Valid(const Walk::Place& place) const { return Access::Below(place.index, end_); }
 
   __device__ void Visit(const Walk::Place& place, uint32_t valid, const float (&master)[kQuad]) {
@@ -207,7 +207,7 @@ class Mxfp8Tile {
   __device__ int64_t Column() const { return FirstColumn() + Lane() * Access::kFirst; }
   __device__ int64_t BlocksAcross() const { return (extent_.columns + 31) / 32; }
 
-  // The scales of four blocks, as bytes, and what their elements are multiplied by.
+  // Returns the scales of four blocks, as bytes, and sets the factors of their elements.
   __device__ static uint32_t EncodeScales(const float (&amax)[kQuad], float (&multipliers)[kQuad]) {
     uint32_t scales = 0;
 #pragma unroll
@@ -219,7 +219,7 @@ class Mxfp8Tile {
     return scales;
   }
 
-  // Of columns, or of squares.
+  // Stores the scales of columns or squares.
   __device__ void StoreScales(uint32_t scales) const {
     if (has_squares_) {
       uint8_t* const first = extent_.row_wise.scales + tile_.row * BlocksAcross() + FirstColumn() / 32;
@@ -229,7 +229,7 @@ class Mxfp8Tile {
     }
   }
 
-  // Raises every thread's amaxes to those of whole columns.
+  // Raises every thread's amaxes to the amaxes of whole columns.
   __device__ void ShareAmax() {
     float* const shared = reinterpret_cast<float*>(MasterRow(kRows));
     float* const columns = shared + Warp() % kWarpsAcross * kWarpColumns + Lane() * Access::kFirst;
@@ -249,10 +249,10 @@ class Mxfp8Tile {
   const AdamTile& tile_;
   const bool has_squares_;
   Walk walk_;
-  // Which of this thread's columns exist.
+  // Mask of this thread's existing columns.
   uint32_t columns_;
   float column_amax_[kQuad] = {};
-  // Of the warp's first block in the next row.
+  // Scale of the warp's first block in the next row.
   uint8_t* row_scales_;
 };
 

@@ -65,19 +65,19 @@ double LowerTail(double x) {
 
 absl::Status CheckConstant(const InitialValue& value) {
   if (std::isfinite(value.a)) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("initial constant: a finite value expected, got ", value.a));
+  return absl::InvalidArgumentError(absl::StrCat("initial constant: want a finite value, got ", value.a));
 }
 
 absl::Status CheckNormal(const InitialValue& value) {
   if (std::isfinite(value.a) && std::isfinite(value.b) && value.b >= 0) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(
-      "initial normal: finite mean and standard deviation >= 0 expected, got ", value.a, " and ", value.b));
+  return absl::InvalidArgumentError(
+      absl::StrCat("initial normal: want a finite mean and standard deviation >= 0, got ", value.a, " and ", value.b));
 }
 
 absl::Status CheckUniform(const InitialValue& value) {
   if (std::isfinite(value.a) && std::isfinite(value.b) && value.a < value.b) return absl::OkStatus();
   return absl::InvalidArgumentError(
-      absl::StrCat("initial uniform: finite a < b expected, got ", value.a, " and ", value.b));
+      absl::StrCat("initial uniform: want finite a < b, got ", value.a, " and ", value.b));
 }
 
 absl::Status CheckTruncatedNormal(const InitialValue& value) {
@@ -85,8 +85,8 @@ absl::Status CheckTruncatedNormal(const InitialValue& value) {
       std::isfinite(value.a) && std::isfinite(value.b) && std::isfinite(value.low) && std::isfinite(value.high);
   if (is_finite && value.b > 0 && value.low < value.high) return absl::OkStatus();
   return absl::InvalidArgumentError(
-      absl::StrCat("initial truncated normal: finite mean, standard deviation > 0 and low < high expected, got ",
-                   value.a, ", ", value.b, ", ", value.low, " and ", value.high));
+      absl::StrCat("initial truncated normal: want a finite mean, standard deviation > 0 and low < high, got ", value.a,
+                   ", ", value.b, ", ", value.low, " and ", value.high));
 }
 
 void FillByKind(const InitialValue& value, uint64_t seed, int64_t parameter_index, int64_t first_element, int64_t count,
@@ -132,7 +132,7 @@ TruncatedNormal MakeTruncatedNormal(const InitialValue& value) {
 
 absl::Status CheckInitialValue(const InitialValue& value) {
   if (value.zero_begin < 0 || value.zero_begin > value.zero_end) {
-    return absl::InvalidArgumentError(absl::StrCat("initial value: 0 <= zero_begin <= zero_end expected, got ",
+    return absl::InvalidArgumentError(absl::StrCat("initial value: want 0 <= zero_begin <= zero_end, got ",
                                                    value.zero_begin, " and ", value.zero_end));
   }
   switch (value.kind) {
@@ -148,7 +148,7 @@ absl::Status CheckInitialValue(const InitialValue& value) {
     case Initializer::kTruncatedNormal:
       return CheckTruncatedNormal(value);
   }
-  return absl::InvalidArgumentError(absl::StrCat("an initializer expected, got number ", static_cast<int>(value.kind)));
+  return absl::InvalidArgumentError(absl::StrCat("unknown initializer number ", static_cast<int>(value.kind)));
 }
 
 ZeroedElements ZeroedAmong(const InitialValue& value, int64_t first_element, int64_t count) {

@@ -41,7 +41,7 @@ struct InitialValue {
   // The ends of a truncated normal: values lie in [low, high], as of PyTorch's trunc_normal_.
   float low = -2.0f;
   float high = 2.0f;
-  // Elements [zero_begin, zero_end) of the parameter are zero in every kind: the row of an embedding's padding, say.
+  // Elements [zero_begin, zero_end) of the parameter are zero for every kind, for example an embedding's padding row.
   int64_t zero_begin = 0;
   int64_t zero_end = 0;
 };
@@ -52,7 +52,8 @@ absl::Status CheckInitialValue(const InitialValue& value);
 
 struct TruncatedNormal;
 
-// What FillInitialValues() works out once of a truncated normal (initial_values_math.h).
+// Returns the constants that all elements of a truncated normal share (initial_values_math.h). FillInitialValues()
+// computes them once.
 //
 // Requires: CheckInitialValue(value).ok().
 TruncatedNormal MakeTruncatedNormal(const InitialValue& value);

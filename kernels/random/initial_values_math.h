@@ -116,9 +116,9 @@ PARAMSHARD_HOST_DEVICE double Polynomial7(const double (&c)[8], double x) {
   return sum;
 }
 
-// The standard normal's inverse distribution function, at the probability 0.5 + q with |q| <= 0.5, which is `tail` away
-// from 0 or 1, whichever is nearer; 2^-1022 <= tail <= 0.5. Three quotients of polynomials: Wichura, "Algorithm AS 241:
-// The Percentage Points of the Normal Distribution" (1988), PPND16, good to about 1e-16.
+// Returns the standard normal's inverse distribution function at the probability 0.5 + q with |q| <= 0.5. `tail` is the
+// distance to the nearer of 0 and 1; 2^-1022 <= tail <= 0.5. Three quotients of polynomials: Wichura, "Algorithm AS
+// 241: The Percentage Points of the Normal Distribution" (1988), PPND16, good to about 1e-16.
 PARAMSHARD_HOST_DEVICE double InverseNormal(double q, double tail) {
   if (q >= -0.425 && q <= 0.425) {
     constexpr double kNumerator[] = {3.3871328727963666080e0,  1.3314166789178437745e+2, 1.9715909503065514427e+3,
@@ -169,22 +169,22 @@ PARAMSHARD_HOST_DEVICE double InverseNormal(double q, double tail) {
   return q < 0 ? -magnitude : magnitude;
 }
 
-// A normal distribution between two ends, as FillInitialValues draws from it: what is the same for all elements.
+// A normal distribution between two ends that FillInitialValues draws from: the constants of all elements.
 struct TruncatedNormal {
   float mean;
   float standard_deviation;
   float low;
   float high;
-  // Where most of the interval lies above the mean everything is mirrored, so that probabilities are small numbers,
-  // which doubles tell apart, and not numbers just below 1.
+  // True if most of the interval lies above the mean. Then everything is mirrored: probabilities are small numbers,
+  // which doubles represent more precisely than numbers just below 1.
   bool mirrored;
-  // Of the standard normal, up to the ends: those of the mirrored interval where it is mirrored.
+  // Probabilities below each end of the (mirrored) interval, under the standard normal.
   double low_probability;
   double high_probability;
 };
 
-// One value: the inverse distribution function of a probability between the ends'. What rounds beyond an end is the
-// end.
+// Returns one value: the inverse distribution function of a probability between those two. A value that rounds beyond
+// an end is the end.
 PARAMSHARD_HOST_DEVICE float TruncatedNormalValue(PhiloxBlock words, const TruncatedNormal& normal) {
   const double unit = UnitDouble(words.word[0], words.word[1]);
   const double probability = normal.low_probability + (normal.high_probability - normal.low_probability) * unit;

@@ -1,4 +1,4 @@
-// How gradients are stored: those that trainers push, and the sums of them (accumulators).
+// Storage types of gradients: of the gradients that trainers push, and of their sums (accumulators).
 
 #ifndef PARAMSHARD_KERNELS_REDUCE_GRADIENT_H_
 #define PARAMSHARD_KERNELS_REDUCE_GRADIENT_H_

@@ -13,7 +13,7 @@
 namespace paramshard::gpu {
 namespace {
 
-// A block of threads makes one chunk of sum_of_squares.h, and a thread is one of its lanes.
+// A block of threads sums one chunk of sum_of_squares.h; each thread is one of its lanes.
 constexpr int kThreads = 256;
 constexpr int kRounds = 16;
 constexpr int kWarp = 32;
@@ -27,7 +27,7 @@ struct TaskList {
   GradientSumTask tasks[kTasksPerLaunch];
   int64_t first_block[kTasksPerLaunch + 1];
   int count;
-  // Where squares are summed: what each block has found in its chunk, and the place of each task's result.
+  // Set if squares are summed: the result of each block's chunk, and the place of each task's result.
   double* chunk_sums;
   int32_t* chunk_counts;
   SquareSum* results[kTasksPerLaunch];
@@ -35,7 +35,7 @@ struct TaskList {
 
 __device__ float4 Add(float4 a, float4 b) { return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w}; }
 
-// Gradients in memory as float32, one or four. Store() gives what is there then.
+// Gradients in memory as float32, one or four. Store() returns the stored values.
 struct FloatGradient {
   using Stored = float;
   __device__ static float Load(const Stored* source) { return *source; }
@@ -70,7 +70,7 @@ struct BFloat16Gradient {
   }
 };
 
-// What a block leaves in its accumulator, for the squares.
+// Values that a block stores in its accumulator, kept for the sum of squares.
 struct ChunkValues {
   static constexpr int kSourcesInFlight = 2;  // more take registers that blocks need
 
@@ -87,7 +87,7 @@ __device__ void Keep(float value, int index, ChunkValues& values) {
 template <typename Value>
 __device__ void Keep(Value, int, NoValues&) {}
 
-// The loads of all quads and of a few sources are on their way before the first is added.
+// The loads of all quads and of a few sources are in flight before the first is added.
 template <typename Gradient, typename Accumulator, typename Values>
 __device__ void SumQuads(const GradientSumTask& task, int64_t first, Values& values) {
   using Stored = typename Gradient::Stored;
@@ -132,7 +132,7 @@ __device__ float SumOne(const GradientSumTask& task, int64_t i) {
   return Accumulator::Store(sum, target);
 }
 
-// Whether four elements of every array can be accessed at once.
+// Returns true if every array can be accessed four elements at a time.
 __device__ bool HasQuads(const GradientSumTask& task) {
   const auto quad = [](GradientType type) { return static_cast<uintptr_t>(4 * GradientBytes(type)); };
   uintptr_t misaligned = reinterpret_cast<uintptr_t>(task.accumulator.data) % quad(task.accumulator.type);
@@ -264,8 +264,8 @@ int64_t ChunksIn(int64_t count) { return (count + kChunk - 1) / kChunk; }
 
 absl::Status CheckTask(const GradientSumTask& task, int least_sources) {
   if (task.source_count >= least_sources && task.source_count <= kMaxGradientSources) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("sum gradients: ", least_sources, " to ", kMaxGradientSources,
-                                                 " sources expected, got ", task.source_count));
+  return absl::InvalidArgumentError(absl::StrCat("sum gradients: want ", least_sources, " to ", kMaxGradientSources,
+                                                 " sources, got ", task.source_count));
 }
 
 GradientType AccumulatorOf(const TaskList& list) { return list.tasks[0].accumulator.type; }
@@ -308,7 +308,7 @@ absl::StatusOr<SquareSummer> SquareSummer::Create(int device, int64_t tasks, int
   SquareSummer summer(device);
   const int accessors[] = {device};
   summer.most_tasks_ = tasks;
-  // Every task may end with a chunk that is not full.
+  // Every task may end with a partial chunk.
   summer.most_chunks_ = elements / kChunk + tasks;
   ASSIGN_OR_RETURN(summer.chunk_sums_, DeviceMemory::Create(device, summer.most_chunks_ * sizeof(double), accessors,
                                                             /*shareable=*/false));
@@ -328,8 +328,8 @@ absl::Status SquareSummer::Enqueue(absl::Span<const GradientSumTask> tasks, cuda
     chunks += ChunksIn(task.count);
   }
   if (count > most_tasks_ || chunks > most_chunks_) {
-    return absl::InvalidArgumentError(absl::StrCat("sum squares: at most ", most_tasks_, " tasks of ", most_chunks_,
-                                                   " chunks expected, got ", count, " of ", chunks));
+    return absl::InvalidArgumentError(absl::StrCat("sum squares: want at most ", most_tasks_, " tasks of ",
+                                                   most_chunks_, " chunks, got ", count, " of ", chunks));
   }
   enqueued_ = count;
   std::fill_n(host_results_.data(), count, SquareSum{});

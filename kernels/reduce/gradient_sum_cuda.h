@@ -1,5 +1,5 @@
 // Summing gradients on a GPU: the bytes of SumGradients() (gradient_sum.h), for many parameters at once; and the sums
-// of squares of what they give, the bits of SumOfSquares() (sum_of_squares.h), in the same pass.
+// of squares of the results, the bits of SumOfSquares() (sum_of_squares.h), in the same pass.
 
 #ifndef PARAMSHARD_KERNELS_REDUCE_GRADIENT_SUM_CUDA_H_
 #define PARAMSHARD_KERNELS_REDUCE_GRADIENT_SUM_CUDA_H_
@@ -36,16 +36,16 @@ struct GradientSumTask {
 // copied; their accumulators do not overlap. INVALID_ARGUMENT unless every task has 1 to kMaxGradientSources sources.
 absl::Status SumGradients(absl::Span<const GradientSumTask> tasks, cudaStream_t stream);
 
-// Makes sums of gradients and finds the sums of squares of their accumulators on the way. Move-only; owns its partial
-// sums on the device. Not thread-safe.
+// Computes sums of gradients and, in the same pass, the sums of squares of their accumulators. Move-only; owns its
+// partial sums on the device. Not thread-safe.
 class SquareSummer {
  public:
-  // For at most `tasks` tasks at a time, of `elements` elements in all. RESOURCE_EXHAUSTED.
+  // Creates a summer for at most `tasks` tasks at a time, of `elements` elements in all. RESOURCE_EXHAUSTED.
   static absl::StatusOr<SquareSummer> Create(int device, int64_t tasks, int64_t elements);
 
   // Enqueues the sums as SumGradients() does, except that a task without sources leaves its accumulator as it is, and
-  // then SumOfSquares() of each task's accumulator. INVALID_ARGUMENT for more than kMaxGradientSources sources, and for
-  // more tasks or elements than there is room for.
+  // then SumOfSquares() of each task's accumulator. INVALID_ARGUMENT for more than kMaxGradientSources sources, or more
+  // tasks or elements than there is room for.
   absl::Status Enqueue(absl::Span<const GradientSumTask> tasks, cudaStream_t stream);
 
   // The sums of squares of the latest Enqueue(), in the tasks' order. Waits for the stream (see AwaitStream).

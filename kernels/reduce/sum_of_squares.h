@@ -1,4 +1,4 @@
-// The sum of squares of a float32 array, in double and in a fixed order, with a count of what is not finite.
+// The sum of squares of a float32 array, in double and in a fixed order, with a count of elements that are not finite.
 //
 // The order, chosen so that a vector unit and a block of GPU threads can both follow it:
 //  1. The array is cut into chunks of 4096 consecutive elements; the last one may be shorter.
@@ -19,7 +19,7 @@
 namespace paramshard {
 
 struct SquareSum {
-  // Whatever the additions give when non_finite > 0.
+  // Meaningless if non_finite > 0.
   double sum = 0;
   // Number of elements that are NaN or infinite.
   int64_t non_finite = 0;
@@ -31,12 +31,12 @@ SquareSum SumOfSquares(const float* values, int64_t count);
 // Step 1's number of elements.
 inline constexpr int64_t kSquareSumChunk = 4096;
 
-// The same for an array that is made chunk by chunk, while a chunk is still in the cache.
+// The same sum for an array that is made chunk by chunk, while each chunk is still in the cache.
 class SquareSumBuilder {
  public:
   // The array's next chunk: kSquareSumChunk floats, the last one 1 or more.
   void AddChunk(const float* values, int64_t count);
-  // Of the chunks so far.
+  // Returns the sum over the chunks added so far.
   SquareSum Finish() const;
 
  private:

@@ -5,7 +5,7 @@
 namespace paramshard::checkpoint {
 namespace {
 
-// Rows of the run, by their numbers within it.
+// Returns some rows of the run, which are counted from its first row.
 RowRun Part(const RowRun& run, int64_t begin, int64_t end) {
   RowRun part = run;
   part.first_row += begin;

@@ -1,4 +1,4 @@
-// The pieces of files that a checkpoint keeps sums of.
+// Chunks: the pieces of a file that the manifest holds sums for.
 #ifndef PARAMSHARD_PROTO_CHECKPOINT_CHUNKS_H_
 #define PARAMSHARD_PROTO_CHECKPOINT_CHUNKS_H_
 
@@ -12,14 +12,14 @@
 
 namespace paramshard::checkpoint {
 
-// A chunk has whole rows, as many as fit the chunk bytes of its file, and at least one. Who needs a part of a chunk reads
-// all of it; each takes 32 bytes of the manifest.
+// Smallest chunk size of a file. A chunk has whole rows: as many as fit into the file's chunk size, and at least one.
+// A reader of a part of a chunk reads all of it. Each chunk takes 32 bytes of the manifest.
 inline constexpr int64_t kMinChunkBytes = int64_t{64} << 10;
-// Files may have chunks of up to so many bytes, and have these where they do not say it.
+// Largest chunk size of a file, and the size where the manifest names none.
 inline constexpr int64_t kMaxChunkBytes = int64_t{4} << 20;
 
-// Of a file of so many bytes that is to be written: the smallest power of two, from kMinChunkBytes to 512 KiB, that cuts
-// it into at most 16,384 chunks. So the manifest of a large state is 1/16,000 of it.
+// Returns the chunk size for a new file of `file_bytes`: the smallest power of two, from kMinChunkBytes to 512 KiB,
+// that cuts it into at most 16,384 chunks. So the manifest of a large state is 1/16,000 of it.
 int64_t ChunkBytesFor(int64_t file_bytes);
 
 // Some rows of one tensor, as they lie in a file.
@@ -35,17 +35,17 @@ struct RowRun {
   int64_t rows_per_chunk() const { return row_bytes < chunk_bytes ? chunk_bytes / row_bytes : 1; }
 };
 
-// Cuts a run into its chunks, counted from the run's first row. The sums of a file are those of its tensors' chunks, in
-// the order of their data.
+// Cuts a run into its chunks, counted from the run's first row. A file has the sums of its tensors' chunks, in the
+// order of their data.
 std::vector<RowRun> ChunksOf(const RowRun& run);
-// How many, without making them.
+// Returns the number of chunks without making them.
 int64_t ChunkCount(const RowRun& run);
-// Cuts it into runs of whole chunks: as many as fit these bytes, and at least one.
+// Cuts a run into runs of whole chunks: as many as fit into `bytes`, and at least one.
 std::vector<RowRun> RunsOfChunks(const RowRun& run, int64_t bytes);
-// Those of its chunks that have any of these rows, which are some of the run's.
+// Returns the chunks that hold any of `rows`. Requires that all `rows` are in the run.
 RowRun ChunksWith(const RowRun& run, const RowRange& rows);
 
-// The sum that belongs to a chunk: ContentHash::sum of its rows, in the bytes of a file that holds it.
+// Returns the sum of a chunk: ContentHash::sum of its rows. `bytes` are its bytes in a file.
 inline absl::uint128 ChunkSum(const RowRun& chunk, absl::Span<const uint8_t> bytes) {
   return HashRows(chunk.first_row, chunk.row_bytes, bytes).sum;
 }

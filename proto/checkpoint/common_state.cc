@@ -50,7 +50,7 @@ int64_t ParameterCount(const ModelSpec& spec) {
   return count;
 }
 
-// The book's entries, all with their defaults.
+// Returns the book's entries, all with their defaults.
 std::vector<BookEntry> EmptyBook(const ModelSpec& spec) {
   std::vector<BookEntry> book;
   for (int unit = 0; unit < static_cast<int>(spec.units.size()); ++unit) {
@@ -67,18 +67,18 @@ std::vector<BookEntry> EmptyBook(const ModelSpec& spec) {
 absl::Status CheckBook(const ModelSpec& spec, const std::vector<BookEntry>& book) {
   const std::vector<BookEntry> expected = EmptyBook(spec);
   if (book.size() != expected.size()) {
-    return Invalid(kAmax, absl::StrCat(expected.size(), " entries expected, got ", book.size()));
+    return Invalid(kAmax, absl::StrCat("want ", expected.size(), " entries, got ", book.size()));
   }
   for (size_t i = 0; i < book.size(); ++i) {
     const ParameterSpec& parameter = SpecOf(spec, expected[i]);
     if (book[i].unit != expected[i].unit || book[i].parameter != expected[i].parameter) {
-      return Invalid(kAmax, absl::StrCat("entry ", i, " of ", parameter.name, " expected"));
+      return Invalid(kAmax, absl::StrCat("entry ", i, ": want parameter ", parameter.name));
     }
     if (!book[i].delayed.has_value()) continue;
     const auto length = static_cast<int64_t>(book[i].delayed->history.size());
     if (!IsDelayed(parameter) || length != HistoryLength(parameter)) {
       return Invalid(HistoryKey(parameter.name),
-                     absl::StrCat("the window of the spec's delayed scaling expected, got ", length, " amaxes"));
+                     absl::StrCat("want the history length of the spec's delayed scaling, got ", length));
     }
   }
   return absl::OkStatus();
@@ -91,23 +91,23 @@ class TensorsOfFiles {
   absl::Status Add(const ParsedImage& image) {
     for (const TensorInfo& tensor : image.header.tensors) {
       const bool is_new = tensors_.try_emplace(tensor.name, Entry{&tensor, image.data}).second;
-      if (!is_new) return Invalid(tensor.name, "expected in one file, got it in several");
+      if (!is_new) return Invalid(tensor.name, "is in more than one file");
     }
     return absl::OkStatus();
   }
 
   bool Has(const std::string& key) const { return tensors_.count(key) != 0; }
 
-  // A list of one dimension; without elements where the file does not have it.
+  // Takes a list of one dimension. A missing tensor is a list without elements.
   template <typename Value>
   absl::StatusOr<std::vector<Value>> Take(const std::string& key, Dtype dtype, int64_t count) {
     std::vector<Value> values;
     const auto found = tensors_.find(key);
     if (found == tensors_.end() && count == 0) return values;
-    if (found == tensors_.end()) return Invalid(key, "expected, got none");
+    if (found == tensors_.end()) return Invalid(key, "not found");
     const TensorInfo& tensor = *found->second.info;
     if (tensor.dtype != dtype || tensor.shape != std::vector<int64_t>{count}) {
-      return Invalid(key, absl::StrCat(safetensors::DtypeName(dtype), " [", count, "] expected, got ",
+      return Invalid(key, absl::StrCat("want ", safetensors::DtypeName(dtype), " [", count, "], got ",
                                        safetensors::DtypeName(tensor.dtype), " of ", tensor.size_bytes, " bytes"));
     }
     values.resize(count);
@@ -116,10 +116,10 @@ class TensorsOfFiles {
     return values;
   }
 
-  // Nothing may be left.
+  // Fails if a tensor was not taken.
   absl::Status Finish() const {
     if (tensors_.empty()) return absl::OkStatus();
-    return Invalid(tensors_.begin()->first, "no such tensor expected");
+    return Invalid(tensors_.begin()->first, "unknown tensor");
   }
 
  private:
@@ -133,7 +133,7 @@ class TensorsOfFiles {
 absl::Status ReadNumbers(TensorsOfFiles& tensors, CommonState& state) {
   ASSIGN_OR_RETURN(const std::vector<int64_t> numbers, tensors.Take<int64_t>(kNumbers, Dtype::kI64, 3));
   if (*std::min_element(numbers.begin(), numbers.end()) < 0 || numbers[1] > numbers[0] || numbers[2] > numbers[0]) {
-    return Invalid(kNumbers, absl::StrCat("0 <= version, skipped <= commit number expected, got ", numbers[0], ", ",
+    return Invalid(kNumbers, absl::StrCat("want 0 <= version, skipped <= commit number, got ", numbers[0], ", ",
                                           numbers[1], ", ", numbers[2]));
   }
   state.commit_number = numbers[0];
@@ -143,7 +143,7 @@ absl::Status ReadNumbers(TensorsOfFiles& tensors, CommonState& state) {
   ASSIGN_OR_RETURN(const std::vector<int64_t> answer, tensors.Take<int64_t>(kLastAnswer, Dtype::kI64, 2));
   ASSIGN_OR_RETURN(const std::vector<double> norm, tensors.Take<double>(kLastNorm, Dtype::kF64, 1));
   if (answer[0] < 0 || answer[0] > 1 || answer[1] < 0) {
-    return Invalid(kLastAnswer, absl::StrCat("0 or 1 and a count expected, got ", answer[0], ", ", answer[1]));
+    return Invalid(kLastAnswer, absl::StrCat("want 0 or 1 and a count, got ", answer[0], ", ", answer[1]));
   }
   state.last_answer = {.skipped = answer[0] == 1, .gradient_norm = norm[0], .non_finite_count = answer[1]};
   return absl::OkStatus();
@@ -152,7 +152,7 @@ absl::Status ReadNumbers(TensorsOfFiles& tensors, CommonState& state) {
 absl::Status ReadSteps(TensorsOfFiles& tensors, int64_t count, CommonState& state) {
   ASSIGN_OR_RETURN(state.step_counts, tensors.Take<int64_t>(kStepCounts, Dtype::kI64, count));
   for (const int64_t steps : state.step_counts) {
-    if (steps < 0) return Invalid(kStepCounts, absl::StrCat("counts expected, got ", steps));
+    if (steps < 0) return Invalid(kStepCounts, absl::StrCat("want counts >= 0, got ", steps));
   }
   return absl::OkStatus();
 }
@@ -178,7 +178,7 @@ absl::Status ReadBook(TensorsOfFiles& tensors, const ModelSpec& spec, CommonStat
     BookEntry& entry = state.book[i];
     entry.amax = amaxes[i];
     entry.scale = scales[i];
-    if (fresh[i] > 1) return Invalid(kIsFresh, absl::StrCat("0 or 1 expected, got ", int{fresh[i]}));
+    if (fresh[i] > 1) return Invalid(kIsFresh, absl::StrCat("want 0 or 1, got ", int{fresh[i]}));
     entry.is_fresh = fresh[i] == 1;
     RETURN_IF_ERROR(ReadDelayed(tensors, SpecOf(spec, entry), entry));
   }
@@ -196,7 +196,7 @@ bool IsCommonFileName(absl::string_view name) { return absl::StartsWith(name, "c
 absl::StatusOr<std::vector<std::string>> SerializeCommonState(const ModelSpec& spec, const CommonState& state,
                                                               int64_t max_header_bytes) {
   if (static_cast<int64_t>(state.step_counts.size()) != ParameterCount(spec)) {
-    return Invalid(kStepCounts, absl::StrCat(ParameterCount(spec), " expected, got ", state.step_counts.size()));
+    return Invalid(kStepCounts, absl::StrCat("want ", ParameterCount(spec), " counts, got ", state.step_counts.size()));
   }
   RETURN_IF_ERROR(CheckBook(spec, state.book));
   std::vector<SafetensorsImage> images(1);

@@ -1,6 +1,6 @@
-// What a checkpoint has of a model besides its parameters' tensors: numbers, the last answer, step counts, and the book
-// of amaxes. The file common.safetensors, which node 0 writes. Where its header would be longer than readers take, more
-// files have the rest of the tensors: common-1.safetensors and on.
+// State of a model in a checkpoint besides its parameters' tensors: numbers, the last answer, step counts, and the book
+// of amaxes. Node 0 writes it to common.safetensors. Where the header would be longer than readers accept, the rest of
+// the tensors goes to further files: common-1.safetensors and on.
 //
 // | key                     | tensor                                                                                 |
 // | ----------------------- | -------------------------------------------------------------------------------------- |
@@ -31,8 +31,8 @@
 
 namespace paramshard::checkpoint {
 
-// An entry of the scaling book between two commits: offers are settled then, and are no part of it. A ScalingBook made
-// of these encodes, and goes on, as the one that they were taken from.
+// An entry of the scaling book between two commits: all offers are settled then and are not part of it. A ScalingBook
+// made from these entries continues exactly like the original.
 struct BookEntry {
   struct Delayed {
     float next_scale = 1.0f;     // DelayedScaling::scale()
@@ -45,7 +45,7 @@ struct BookEntry {
   float amax = 0.0f;
   float scale = 1.0f;  // of the present planes
   bool is_fresh = true;
-  std::optional<Delayed> delayed = {};  // unset before it was settled first, and for other formats
+  std::optional<Delayed> delayed = {};  // unset before the first settlement, and for other formats
 
   friend bool operator==(const BookEntry&, const BookEntry&) = default;
 };
@@ -73,16 +73,16 @@ struct CommonState {
   friend bool operator==(const CommonState&, const CommonState&) = default;
 };
 
-// The bytes of the files, by index. INVALID_ARGUMENT for a state that is not one of the model `spec`: other numbers of
-// step counts or entries, a history of another length.
+// Returns the bytes of the files, by index. INVALID_ARGUMENT for a state that does not fit `spec`: a different number
+// of step counts or entries, or a history of a different length.
 absl::StatusOr<std::vector<std::string>> SerializeCommonState(const ModelSpec& spec, const CommonState& state,
                                                               int64_t max_header_bytes = RankFilePlan::kMaxHeaderBytes);
 
-// The inverse. INVALID_ARGUMENT naming the tensor for bytes that no state of the model has: also numbers below 0, and
-// those that do not fit together. DATA_LOSS for a file that ends too early.
+// Parses what SerializeCommonState wrote. INVALID_ARGUMENT naming the tensor for bytes that no state of the model has,
+// also for numbers below 0 or that contradict each other. DATA_LOSS for a file that ends too early.
 absl::StatusOr<CommonState> ParseCommonState(const ModelSpec& spec, absl::Span<const std::string> files);
 
-// No file of a state of the model has more bytes.
+// Returns the largest size of a file of the model's common state.
 int64_t MaxCommonStateBytes(const ModelSpec& spec);
 
 }  // namespace paramshard::checkpoint

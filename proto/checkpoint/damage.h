@@ -1,4 +1,4 @@
-// What is wrong with a checkpoint, and where.
+// One fault of a checkpoint, and its place.
 #ifndef PARAMSHARD_PROTO_CHECKPOINT_DAMAGE_H_
 #define PARAMSHARD_PROTO_CHECKPOINT_DAMAGE_H_
 
@@ -14,12 +14,12 @@ struct Damage {
   std::string file = {};              // its name in the folder
   std::string tensor = {};            // its key; empty: the file as a whole
   std::optional<RowRange> rows = {};  // of the whole tensor; unset: all of it
-  // DATA_LOSS: bytes that are not those that were saved. INVALID_ARGUMENT: no checkpoint. NOT_FOUND: a file that is not
-  // there. PERMISSION_DENIED: a wrong owner or mode, or a file that cannot be opened.
+  // DATA_LOSS: bytes differ from what was saved. INVALID_ARGUMENT: not a checkpoint. NOT_FOUND: a file is missing.
+  // PERMISSION_DENIED: a wrong owner or mode, or a file that cannot be opened.
   absl::StatusCode code = absl::StatusCode::kDataLoss;
-  std::string message = {};  // "... expected, got ..."
+  std::string message = {};  // "want ..., got ...", or a state
 
-  // "rank-00000-of-00002.safetensors: tensor master/w: rows [0, 128): ...", with the folder before it.
+  // Returns "FOLDER/rank-00000-of-00002.safetensors: tensor master/w: rows [0, 128): ...".
   absl::Status ToStatus(const std::string& folder) const;
 };
 

@@ -46,7 +46,7 @@ json ToJson(const std::vector<FileEntry>& files) {
   return list;
 }
 
-// A member of the whole text: an object of as many members as there are tensors.
+// Returns the text of the member "tensors": an object with a member for each tensor.
 std::string TextOf(const ContentHashes& tensors) {
   std::string text;
   for (const auto& [key, hash] : tensors) {
@@ -56,7 +56,7 @@ std::string TextOf(const ContentHashes& tensors) {
   return text.empty() ? "{}" : text + "\n }";
 }
 
-// A name in the checkpoint's folder.
+// Returns true for a name of a file in the checkpoint's folder.
 bool IsFileName(absl::string_view name) {
   return !name.empty() && name != "." && name != ".." && name.find('/') == name.npos && name.find('\0') == name.npos;
 }
@@ -118,11 +118,11 @@ class TensorTaker {
     };
     const size_t known = tensors_.size();
     if (hash.ok()) tensors_.emplace_hint(tensors_.end(), member.name, *hash);  // a manifest has them in order
-    if (tensors_.size() == known) refuse(hash.ok() ? "each name once expected" : hash.status().message());
+    if (tensors_.size() == known) refuse(hash.ok() ? "duplicate name" : hash.status().message());
     return true;
   }
 
-  // After the text. What is wrong with it otherwise comes first.
+  // Call it after the text is parsed: errors of the text come first.
   absl::StatusOr<ContentHashes> Finish(const JsonObject& object) {
     RETURN_IF_ERROR(object.Object(kTensors).status());
     RETURN_IF_ERROR(first_);
@@ -139,8 +139,8 @@ absl::Status CheckFormat(const JsonObject& object, const char* name) {
   if (format != name) return object.Unexpected("format", name);
   ASSIGN_OR_RETURN(const int64_t version, object.Number("format_version", 1, kMaxNumber));
   if (version <= kFormatVersion) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat("format version: at most ", kFormatVersion, " expected, got ",
-                                                    version, ": a newer program has written it"));
+  return absl::FailedPreconditionError(absl::StrCat("format version: want at most ", kFormatVersion, ", got ", version,
+                                                    ": a newer program has written it"));
 }
 
 absl::StatusOr<std::optional<Manifest::Parent>> ParseParent(const JsonObject& object) {
@@ -249,8 +249,8 @@ absl::StatusOr<std::string> SerializeManifest(const Manifest& manifest) {
   }
   std::string text = SealJson(object, {{kTensors, TextOf(manifest.tensors)}});
   if (static_cast<int64_t>(text.size()) <= kMaxManifestBytes) return text;
-  return absl::ResourceExhaustedError(absl::StrCat("write the manifest of ", DisplayName(manifest.model), ": at most ",
-                                                   kMaxManifestBytes, " bytes expected, got ", text.size()));
+  return absl::ResourceExhaustedError(absl::StrCat("write the manifest of ", DisplayName(manifest.model),
+                                                   ": want at most ", kMaxManifestBytes, " bytes, got ", text.size()));
 }
 
 absl::StatusOr<Manifest> ParseManifest(absl::string_view text) {

@@ -1,4 +1,4 @@
-// The manifest of a checkpoint, and the parts that it is made of: what the files are, and their hashes.
+// The manifest of a checkpoint, and the parts that it is made from: the list of files, and their hashes.
 //
 // Both are JSON objects whose last member is their own hash. A text ends with `"hash": "<32 digits>"\n}\n`, and the
 // hash is XXH3-128 of all bytes before its first digit. So a flipped bit anywhere is found before the text is parsed.
@@ -27,27 +27,27 @@ namespace paramshard::checkpoint {
 
 // The format that this code writes. It reads this and older ones.
 inline constexpr int kFormatVersion = 1;
-// Longer texts are refused before they are read.
+// Largest manifest; a longer text is refused before it is read.
 inline constexpr int64_t kMaxManifestBytes = int64_t{1} << 30;
 
 // A safetensors file of the checkpoint.
 struct FileEntry {
   std::string name;
   int64_t size_bytes = 0;
-  int64_t header_bytes = 0;       // its length and spaces included: where the data begin
-  absl::uint128 header_hash = 0;  // HashBytes of those
+  int64_t header_bytes = 0;       // with its length and spaces: where the data begins
+  absl::uint128 header_hash = 0;  // HashBytes of these bytes
   int64_t chunk_bytes = kMinChunkBytes;
-  // Of the chunks (chunks.h) of its tensors in the order of their data. Rows of a tensor are counted from its
+  // Sums of the chunks (chunks.h) of its tensors, in the order of their data. Rows of a tensor are counted from its
   // saved_offsets. A tensor of one dimension is one row.
   std::vector<absl::uint128> chunk_sums = {};
 
   friend bool operator==(const FileEntry&, const FileEntry&) = default;
 };
 
-// Content hashes by tensor key. Those of masters are of fp32 rows, also where the files hold BF16 and remainders.
+// Content hashes by tensor key. A master is hashed over its fp32 rows, also where the files hold BF16 and remainders.
 using ContentHashes = absl::btree_map<std::string, ContentHash>;
 
-// What one daemon has written: part-00002.json, which node 0 merges and removes.
+// The files that one daemon has written: part-00002.json, which node 0 merges and removes.
 struct Part {
   int node = 0;
   std::vector<FileEntry> files = {};                // of its ranks, in the order of the ranks
@@ -58,11 +58,11 @@ struct Part {
 };
 
 std::string SerializePart(const Part& part);
-// DATA_LOSS for a text that does not have its hash, INVALID_ARGUMENT for one that is no part.
+// DATA_LOSS for a text that does not match its hash, INVALID_ARGUMENT for a text that is not a part.
 absl::StatusOr<Part> ParsePart(absl::string_view text);
 
 struct Manifest {
-  // The state that this one goes on from, where a history began with a restore.
+  // The state that this history continues, if it began with a restore.
   struct Parent {
     absl::uint128 history = 0;
     int64_t step = 0;
@@ -81,10 +81,10 @@ struct Manifest {
   uint64_t spec_fingerprint = 0;      // ModelSpecFingerprint, of the program that has saved
   int64_t spec_bytes = 0;             // of spec.binpb
   absl::uint128 spec_hash = 0;        // HashBytes of it
-  std::vector<FileEntry> files = {};  // rank files by rank and index, then those of the common state
+  std::vector<FileEntry> files = {};  // rank files by rank and index, then files of the common state
   ContentHashes tensors = {};         // of all tensors of all parameters
 
-  // Of all files that it names, without itself.
+  // Returns the size of all files that it names, without the manifest itself.
   int64_t size_bytes() const;
 
   friend bool operator==(const Manifest&, const Manifest&) = default;
@@ -92,22 +92,22 @@ struct Manifest {
 
 // RESOURCE_EXHAUSTED for a text of more than kMaxManifestBytes.
 absl::StatusOr<std::string> SerializeManifest(const Manifest& manifest);
-// DATA_LOSS for a text that does not have its hash; FAILED_PRECONDITION for a newer format; INVALID_ARGUMENT naming the
-// member for a text that is no manifest. Sizes and numbers are in range then; files are only names.
+// DATA_LOSS for a text that does not match its hash; FAILED_PRECONDITION for a newer format; INVALID_ARGUMENT naming
+// the member for a text that is not a manifest. Sizes and numbers are in range; whether the files exist is not checked.
 absl::StatusOr<Manifest> ParseManifest(absl::string_view text);
 
 // Adds the files and hashes of all parts, in the order of nodes, to a manifest that has the model's numbers, and
-// returns the step counts in the model's order. INVALID_ARGUMENT unless together they have the files of every rank of
-// the world and every row of every tensor of the model exactly once, and agree on step counts. Bring
-// the files of the common state in after it, with `manifest.files.push_back`.
+// returns the step counts in the model's order. INVALID_ARGUMENT unless the parts together have the files of every rank
+// of the world and every row of every tensor exactly once, and agree on step counts. Add the files of the common state
+// afterwards, with `manifest.files.push_back`.
 absl::StatusOr<std::vector<int64_t>> MergeParts(const ModelSpec& spec, const std::vector<Part>& parts,
                                                 Manifest& manifest);
 
-// INVALID_ARGUMENT naming the first file that differs unless these are, in order, the files of every rank of a world:
-// one each, and the further ones of a rank behind it.
+// Checks that `files` are, in order, the files of every rank of a world: one for each rank, followed by the rank's
+// further files. INVALID_ARGUMENT naming the first file that differs.
 absl::Status CheckRankFiles(absl::Span<const FileEntry> files, const World& world);
 
-// The entry of a file that is in memory: of the common state. INVALID_ARGUMENT for bytes that are no such file.
+// Returns the entry of a file of the common state that is in memory. INVALID_ARGUMENT for other bytes.
 absl::StatusOr<FileEntry> EntryOf(const std::string& name, absl::string_view bytes);
 
 }  // namespace paramshard::checkpoint

@@ -1,4 +1,4 @@
-// What daemons report, put together.
+// Merges the parts that daemons report into a manifest.
 #include <algorithm>
 #include <set>
 #include <utility>
@@ -32,13 +32,13 @@ absl::Status CheckTensors(const ModelSpec& spec, const ContentHashes& tensors) {
         const int64_t rows = found == tensors.end() ? 0 : found->second.rows;
         const int64_t expected_rows = ShapeOf(parameter, kind)->rows;
         if (rows != expected_rows) {
-          return Invalid(DisplayName(key), absl::StrCat(expected_rows, " rows expected, got ", rows));
+          return Invalid(DisplayName(key), absl::StrCat("want ", expected_rows, " rows, got ", rows));
         }
       }
     }
   }
   if (tensors.size() == expected_count) return absl::OkStatus();
-  return Invalid("tensors", absl::StrCat(expected_count, " expected, got ", tensors.size()));
+  return Invalid("tensors", absl::StrCat("want ", expected_count, ", got ", tensors.size()));
 }
 
 absl::StatusOr<std::vector<int64_t>> MergeStepCounts(const ModelSpec& spec, const std::vector<const Part*>& parts) {
@@ -47,7 +47,7 @@ absl::StatusOr<std::vector<int64_t>> MergeStepCounts(const ModelSpec& spec, cons
     for (const auto& [name, count] : part->step_counts) {
       const int64_t known = merged.emplace(name, count).first->second;
       if (known != count) {
-        return Invalid(DisplayName(name), absl::StrCat(known, " steps expected of node ", part->node, ", got ", count));
+        return Invalid(DisplayName(name), absl::StrCat("node ", part->node, ": want ", known, " steps, got ", count));
       }
     }
   }
@@ -55,12 +55,12 @@ absl::StatusOr<std::vector<int64_t>> MergeStepCounts(const ModelSpec& spec, cons
   for (const UnitSpec& unit : spec.units) {
     for (const ParameterSpec& parameter : unit.parameters) {
       const auto found = merged.find(parameter.name);
-      if (found == merged.end()) return Invalid(DisplayName(parameter.name), "a count of steps expected, got none");
+      if (found == merged.end()) return Invalid(DisplayName(parameter.name), "step count not found");
       counts.push_back(found->second);
     }
   }
   if (counts.size() == merged.size()) return counts;
-  return Invalid("step counts", absl::StrCat(counts.size(), " expected, got ", merged.size()));
+  return Invalid("step counts", absl::StrCat("want ", counts.size(), ", got ", merged.size()));
 }
 
 }  // namespace
@@ -72,14 +72,14 @@ absl::Status CheckRankFiles(absl::Span<const FileEntry> files, const World& worl
       const std::string expected = RankFileName(rank, world.size, index);
       const bool found = next < files.size() && files[next].name == expected;
       if (!found && index == 0) {
-        return absl::InvalidArgumentError(absl::StrCat("file ", expected, ": expected, got ",
-                                                       next < files.size() ? NameText(files[next].name) : "none"));
+        return absl::InvalidArgumentError(
+            absl::StrCat("want file ", expected, ", got ", next < files.size() ? NameText(files[next].name) : "none"));
       }
       if (!found) break;
     }
   }
   if (next == files.size()) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("file ", NameText(files[next].name), ": no such file expected"));
+  return absl::InvalidArgumentError(absl::StrCat("file ", NameText(files[next].name), ": not a file of a rank"));
 }
 
 absl::StatusOr<std::vector<int64_t>> MergeParts(const ModelSpec& spec, const std::vector<Part>& parts,

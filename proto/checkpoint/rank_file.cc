@@ -23,7 +23,7 @@ using safetensors::TensorInfo;
 // sharding info.
 constexpr int64_t kMaxEntryBytes = 400;
 
-// All arrays of which a rank saves rows, in the order of the model. Runs have no offset yet.
+// Returns all arrays of which a rank saves rows, in the order of the model. Runs have no offset yet.
 std::vector<PlannedTensor> TensorsOf(const Layout& layout, const World& world, int rank) {
   std::vector<PlannedTensor> tensors;
   const int replicas = world.size / world.shard_size;
@@ -67,7 +67,7 @@ RowRange ShareOf(const RowRange& extent, int64_t granule, int replica, int repli
 }
 
 int64_t MaxEntryBytes(const std::string& key) {
-  // Its name is there twice, once as a JSON text within a JSON text.
+  // The header has the name twice, once as a JSON text within a JSON text.
   const std::string once = safetensors::JsonText(key);
   return kMaxEntryBytes + static_cast<int64_t>(once.size() + safetensors::JsonText(once).size());
 }
@@ -94,10 +94,10 @@ absl::StatusOr<std::vector<RowRun>> RunsOf(const Header& header, int64_t header_
     const TensorInfo& tensor = header.tensors[i];
     const size_t dimensions = tensor.shape.size();
     if (dimensions < 1 || dimensions > 2 || tensor.size_bytes == 0) {
-      return Invalid(tensor.name, absl::StrCat("1 or 2 dimensions with elements expected, got ", dimensions));
+      return Invalid(tensor.name, absl::StrCat("want 1 or 2 dimensions with elements, got ", dimensions));
     }
     const std::vector<int64_t>& saved = offsets[i];
-    if (saved.back() != 0) return Invalid(tensor.name, "saved_offsets of whole rows expected");
+    if (saved.back() != 0) return Invalid(tensor.name, "want saved_offsets of whole rows");
     const int64_t first_row = saved.front();
     const int64_t rows = dimensions == 1 ? 1 : tensor.shape[0];
     runs.push_back({.first_row = first_row,
@@ -128,7 +128,7 @@ Header PlannedFile::MakeHeader(int64_t client_state_bytes) const {
   return header;
 }
 
-// The longest client state has the longest header: shorter ones leave room for spaces.
+// The header is sized for the longest client state; a shorter one leaves room that spaces fill.
 void PlannedFile::Place() {
   std::stable_sort(tensors_.begin(), tensors_.end(), [](const PlannedTensor& a, const PlannedTensor& b) {
     return safetensors::DtypeBits(a.dtype) > safetensors::DtypeBits(b.dtype);
@@ -163,9 +163,9 @@ absl::StatusOr<RankFilePlan> RankFilePlan::Create(const Layout& layout, const Wo
                                                   int64_t max_header_bytes) {
   if (world.size < 1 || world.shard_size < 1 || world.size % world.shard_size != 0 ||
       layout.ranks() != world.shard_size || rank < 0 || rank >= world.size) {
-    return absl::InvalidArgumentError(absl::StrCat("plan files of rank ", rank, ": a world of whole groups of ",
-                                                   layout.ranks(), " ranks expected, got ", world.size,
-                                                   " ranks in groups of ", world.shard_size));
+    return absl::InvalidArgumentError(absl::StrCat("plan files of rank ", rank, ": want a world of whole groups of ",
+                                                   layout.ranks(), " ranks, got ", world.size, " ranks in groups of ",
+                                                   world.shard_size));
   }
   RankFilePlan plan;
   int64_t header_bytes = max_header_bytes;  // so that the first tensor begins a file

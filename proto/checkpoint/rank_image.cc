@@ -24,7 +24,7 @@ bool IsJoined(const ModelSpec& spec, const PlannedTensor& tensor) {
 
 Bytes BytesOf(const RowRun& run, Bytes image) { return image.subspan(run.offset_bytes, run.size_bytes()); }
 
-// Where remainders lie, which may be in another file than their masters.
+// Places of remainders, which may be in a different file than their masters.
 std::map<std::string, Bytes> RemaindersIn(const ModelSpec& spec, const RankFilePlan& plan,
                                           absl::Span<const Bytes> images) {
   std::map<std::string, Bytes> remainders;

@@ -12,9 +12,9 @@
 
 namespace paramshard::checkpoint {
 
-// The entry of a file whose bytes are `image`: size_bytes(client_state_bytes) of them, with header and client state.
-// `chunk_sums` are those of Chunks(client_state_bytes), which whoever fills the image may have made by the way; empty:
-// they are made here, in one pass over the image.
+// Returns the entry of a file whose bytes are `image`: size_bytes(client_state_bytes) of them, with header and client
+// state. `chunk_sums` are the sums of Chunks(client_state_bytes), if the caller has computed them while it filled the
+// image; empty: they are computed here, in one pass over the image.
 FileEntry EntryOf(const PlannedFile& file, absl::Span<const uint8_t> image, int64_t client_state_bytes,
                   std::vector<absl::uint128> chunk_sums = {});
 

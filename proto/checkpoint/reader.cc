@@ -36,7 +36,7 @@ using safetensors::RegularFile;
 using safetensors::TensorInfo;
 
 constexpr char kFileSuffix[] = ".safetensors";
-// Files whose chunks have fewer bytes than this on average are read through the page cache.
+// Smallest average chunk of a file that may be read around the page cache.
 constexpr int64_t kSmallChunkBytes = int64_t{128} << 10;
 
 absl::Span<uint8_t> SpanOf(std::string& text) {
@@ -46,11 +46,11 @@ absl::string_view TextOf(absl::Span<const uint8_t> bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
-// Says what a tensor of a rank file has to be.
+// Requirements on a tensor of a rank file.
 struct ExpectedTensor {
   ArrayShape shape;
   bool has_hash = false;
-  bool is_joined = false;  // the hash is of fp32 rows, and not of what is stored
+  bool is_joined = false;  // the hash is of fp32 rows, not of the stored bytes
 };
 using ExpectedTensors = absl::btree_map<std::string, ExpectedTensor, std::less<>>;
 
@@ -69,13 +69,13 @@ ExpectedTensors ExpectedOf(const ModelSpec& spec) {
 
 }  // namespace
 
-// Fills a reader, and reports what is wrong on the way.
+// Fills a reader, and reports faults on the way.
 class Reader::Opener {
  public:
   Opener(Reader& reader, const Options& options, absl::FunctionRef<void(const Damage&)> report)
       : reader_(reader), options_(options), report_(report) {}
 
-  // Whether there is a reader at all.
+  // Returns false if manifest or spec cannot be read: then there is no reader.
   bool Open();
 
  private:
@@ -90,7 +90,7 @@ class Reader::Opener {
 
   bool CheckFolder();
   absl::Status CheckFolderOwner() const;
-  // The owner is that of the file which is open then, and read.
+  // Checks the owner of the open file, from which is then read.
   absl::StatusOr<RegularFile> OpenOwned(const std::string& name, RegularFile::PageCache page_cache) const;
   bool ReadNumbers();
   bool ReadSpec();
@@ -130,7 +130,8 @@ bool Reader::Opener::Open() {
   for (const auto& [key, hash] : reader_.manifest_.tensors) {
     const auto found = expected_.find(key);
     if (found == expected_.end() || !found->second.has_hash) {
-      Report(kManifestFileName, key, std::nullopt, absl::StatusCode::kInvalidArgument, "a tensor of the spec expected");
+      Report(kManifestFileName, key, std::nullopt, absl::StatusCode::kInvalidArgument,
+             "not a hashed tensor of the spec");
     }
   }
   ReadCommon();
@@ -147,7 +148,7 @@ bool Reader::Opener::CheckFolder() {
   if (!fs::is_directory(status)) {
     const bool exists = fs::exists(status);
     Report("", "", std::nullopt, exists ? absl::StatusCode::kInvalidArgument : absl::StatusCode::kNotFound,
-           exists ? "a folder expected" : "a folder expected, got none that can be found");
+           exists ? "not a folder" : "folder not found");
     return false;
   }
   const absl::Status owner = CheckFolderOwner();
@@ -172,7 +173,7 @@ absl::StatusOr<RegularFile> Reader::Opener::OpenOwned(const std::string& name,
 bool Reader::Opener::ReadNumbers() {
   absl::StatusOr<Manifest> manifest = ReadManifest(reader_.folder_, options_.owner);
   if (!manifest.ok()) {
-    // A damage says its file besides.
+    // Damage::ToStatus names the file.
     absl::string_view message = manifest.status().message();
     absl::ConsumePrefix(&message, absl::StrCat(PathOf(kManifestFileName), ": "));
     Report(kManifestFileName, absl::Status(manifest.status().code(), message));
@@ -186,7 +187,7 @@ bool Reader::Opener::ReadSpec() {
   const absl::StatusOr<RegularFile> file = OpenOwned(kSpecFileName, RegularFile::PageCache::kUsed);
   const absl::StatusOr<std::string> text = file.ok() ? file->ReadWhole(kMaxManifestBytes) : file.status();
   absl::Status status = text.ok() ? ParseSpec(*text) : text.status();
-  if (absl::IsNotFound(status)) status = absl::DataLossError("a file of this name expected, got none");
+  if (absl::IsNotFound(status)) status = absl::DataLossError("file not found");
   if (!status.ok()) Report(kSpecFileName, status);
   return status.ok();
 }
@@ -194,16 +195,17 @@ bool Reader::Opener::ReadSpec() {
 absl::Status Reader::Opener::ParseSpec(const std::string& text) {
   const Manifest& manifest = reader_.manifest_;
   if (static_cast<int64_t>(text.size()) != manifest.spec_bytes || HashBytes(text) != manifest.spec_hash) {
-    return absl::DataLossError(absl::StrCat(manifest.spec_bytes, " bytes with hash ", HashText(manifest.spec_hash),
-                                            " expected, got ", text.size(), " with ", HashText(HashBytes(text))));
+    return absl::DataLossError(absl::StrCat("want ", manifest.spec_bytes, " bytes with hash ",
+                                            HashText(manifest.spec_hash), ", got ", text.size(), " with ",
+                                            HashText(HashBytes(text))));
   }
   v1::ModelSpec message;
-  if (!message.ParseFromString(text)) return absl::InvalidArgumentError("a ModelSpec message expected");
+  if (!message.ParseFromString(text)) return absl::InvalidArgumentError("not a ModelSpec message");
   ASSIGN_OR_RETURN(ModelSpec spec, ParseModelSpec(message));
-  // Not the fingerprint: that of an older program's spec has no fields that were added since.
+  // The fingerprint is not compared: an older program made it without the fields that were added since.
   if (spec.name != manifest.model) {
     return absl::InvalidArgumentError(
-        absl::StrCat("the spec of model ", DisplayName(manifest.model), " expected, got ", DisplayName(spec.name)));
+        absl::StrCat("want the spec of model ", DisplayName(manifest.model), ", got ", DisplayName(spec.name)));
   }
   reader_.spec_ = std::make_unique<const ModelSpec>(std::move(spec));
   reader_.names_ = std::make_unique<const NameIndex>(*reader_.spec_);
@@ -220,13 +222,13 @@ void Reader::Opener::CheckNames() {
   }
   if (first_common_ == static_cast<int>(files.size())) {
     return Report(kManifestFileName,
-                  absl::InvalidArgumentError(absl::StrCat("files: ", kCommonFileName, " as the last one expected")));
+                  absl::InvalidArgumentError(absl::StrCat("files: want ", kCommonFileName, " last")));
   }
   const absl::Status status = CheckRankFiles(files.first(first_common_), reader_.manifest_.world);
   if (!status.ok()) Report(kManifestFileName, status);
 }
 
-// Readers of sharded safetensors would take them for parts of the tensors.
+// Reports other safetensors files: readers of sharded safetensors would take them for parts of the tensors.
 void Reader::Opener::CheckNoOtherFiles() {
   std::set<absl::string_view> names;
   for (const FileEntry& entry : reader_.manifest_.files) names.insert(entry.name);
@@ -238,7 +240,7 @@ void Reader::Opener::CheckNoOtherFiles() {
   }
   if (error) Report("", absl::UnavailableError(absl::StrCat("reading the folder failed: ", error.message())));
   for (const std::string& name : others) {
-    Report(name, absl::InvalidArgumentError("only files of the manifest expected: remove it"));
+    Report(name, absl::InvalidArgumentError("not a file of the manifest: remove it"));
   }
 }
 
@@ -248,12 +250,11 @@ void Reader::Opener::OpenFile(int index) {
   if (header.ok()) return AddTensors(index, *header);
   reader_.files_[index].reset();
   all_files_open_ = false;
-  Report(entry.name, absl::IsNotFound(header.status()) ? absl::DataLossError("a file of this name expected, got none")
-                                                       : header.status());
+  Report(entry.name, absl::IsNotFound(header.status()) ? absl::DataLossError("file not found") : header.status());
 }
 
 absl::StatusOr<Header> Reader::Opener::OpenHeader(const FileEntry& entry, std::optional<RegularFile>& file) const {
-  // Around the page cache every small chunk is a wait for the disk: 100,000 parameters are 300,000 of them.
+  // Around the page cache every small chunk is a wait for the disk: 100,000 parameters have 300,000 small chunks.
   const auto chunks = std::max<int64_t>(1, static_cast<int64_t>(entry.chunk_sums.size()));
   const bool is_small = entry.size_bytes / chunks < kSmallChunkBytes;
   ASSIGN_OR_RETURN(file, OpenOwned(entry.name, is_small ? RegularFile::PageCache::kUsed : options_.page_cache));
@@ -262,18 +263,18 @@ absl::StatusOr<Header> Reader::Opener::OpenHeader(const FileEntry& entry, std::o
 
 absl::StatusOr<Header> Reader::Opener::ReadHeader(const FileEntry& entry, const RegularFile& file) const {
   if (file.size_bytes() != entry.size_bytes) {
-    return absl::DataLossError(absl::StrCat(entry.size_bytes, " bytes expected, got ", file.size_bytes()));
+    return absl::DataLossError(absl::StrCat("want ", entry.size_bytes, " bytes, got ", file.size_bytes()));
   }
   std::string text(entry.header_bytes, '\0');
   RETURN_IF_ERROR(file.ReadAt(0, SpanOf(text)));
   if (HashBytes(text) != entry.header_hash) {
     return absl::DataLossError(
-        absl::StrCat("a header with hash ", HashText(entry.header_hash), " expected, got ", HashText(HashBytes(text))));
+        absl::StrCat("want a header with hash ", HashText(entry.header_hash), ", got ", HashText(HashBytes(text))));
   }
   ASSIGN_OR_RETURN(const int64_t header_bytes, safetensors::DataBegin(text));
   if (header_bytes != entry.header_bytes) {
     return absl::InvalidArgumentError(
-        absl::StrCat("a header of ", entry.header_bytes, " bytes expected, got ", header_bytes));
+        absl::StrCat("want a header of ", entry.header_bytes, " bytes, got ", header_bytes));
   }
   return safetensors::ParseHeader(absl::string_view(text).substr(safetensors::kLengthBytes),
                                   entry.size_bytes - header_bytes);
@@ -287,8 +288,8 @@ void Reader::Opener::AddTensors(int index, const Header& header) {
   for (const RowRun& run : *runs) chunks += ChunkCount(run);
   if (chunks != static_cast<int64_t>(entry.chunk_sums.size())) {
     return Report(kManifestFileName,
-                  absl::InvalidArgumentError(absl::StrCat(entry.name, ": sums of ", chunks, " chunks expected, got ",
-                                                          entry.chunk_sums.size())));
+                  absl::InvalidArgumentError(
+                      absl::StrCat(entry.name, ": want sums of ", chunks, " chunks, got ", entry.chunk_sums.size())));
   }
   int first_chunk = 0;
   for (size_t i = 0; i < runs->size(); ++i) {
@@ -306,22 +307,22 @@ bool Reader::Opener::CheckTensor(const FileEntry& entry, bool is_common, const T
     return false;
   };
   const auto found = expected_.find(tensor.name);
-  // The parser of common files checks their other tensors.
-  if (is_common) return found == expected_.end() || refuse("expected in a file of a rank");
+  // ParseCommonState checks the other tensors of common files.
+  if (is_common) return found == expected_.end() || refuse("belongs into a rank file");
   if (found != expected_.end()) {
     const ArrayShape& shape = found->second.shape;
     const bool fits = tensor.dtype == shape.dtype && tensor.shape.size() == 2 && tensor.shape[1] == shape.columns &&
                       run.rows <= shape.rows && run.first_row <= shape.rows - run.rows;
-    return fits || refuse(absl::StrCat("rows of ", safetensors::DtypeName(shape.dtype), " [", shape.rows, ", ",
-                                       shape.columns, "] expected, got others"));
+    return fits || refuse(absl::StrCat("want rows of ", safetensors::DtypeName(shape.dtype), " [", shape.rows, ", ",
+                                       shape.columns, "], got a different type or shape"));
   }
   const bool is_client_state =
       IsClientStateOf(entry.name, tensor.name) && tensor.dtype == Dtype::kU8 && tensor.shape.size() == 1 &&
       tensor.size_bytes <= static_cast<int64_t>(kMaxClientStateBytes) && reader_.tensors_.count(tensor.name) == 0;
-  return is_client_state || refuse("a tensor of the spec, or the rank's client state once, expected");
+  return is_client_state || refuse("want a tensor of the spec, or the rank's client state once");
 }
 
-// Whether the file is one of the rank whose client state the tensor is.
+// Returns true if the tensor is the client state of the rank that wrote the file.
 bool Reader::Opener::IsClientStateOf(absl::string_view file, absl::string_view tensor) const {
   int rank = 0;
   const size_t slash = tensor.rfind('/');
@@ -337,17 +338,16 @@ void Reader::Opener::CheckRows(const std::string& key, const ExpectedTensor& exp
   Segments once;
   int64_t next_row = 0;
   const auto lack = [&](int64_t end) {
-    // Rows of a file that could not be opened are not there, and that has been said.
+    // A file that could not be opened has been reported; its rows are missing.
     if (next_row >= end || !all_files_open_) return;
-    Report("", key, RowRange{next_row, end}, absl::StatusCode::kDataLoss,
-           "expected in one of the files, got them in none");
+    Report("", key, RowRange{next_row, end}, absl::StatusCode::kDataLoss, "not found in any file");
   };
   for (const Segment& segment : segments) {
     const int64_t end = segment.run.first_row + segment.run.rows;
     lack(segment.run.first_row);
     if (segment.run.first_row < next_row) {
       Report(reader_.manifest_.files[segment.file].name, key, RowRange{segment.run.first_row, std::min(next_row, end)},
-             absl::StatusCode::kDataLoss, "expected once, got them in several places");
+             absl::StatusCode::kDataLoss, "found in several files");
       continue;
     }
     once.push_back(segment);
@@ -362,7 +362,7 @@ void Reader::Opener::CheckHash(const std::string& key, const ExpectedTensor& exp
   const auto found = reader_.manifest_.tensors.find(key);
   if (found == reader_.manifest_.tensors.end() || found->second.rows != expected.shape.rows) {
     return Report(kManifestFileName, key, std::nullopt, absl::StatusCode::kInvalidArgument,
-                  absl::StrCat("a hash of ", expected.shape.rows, " rows expected"));
+                  absl::StrCat("want a hash of ", expected.shape.rows, " rows"));
   }
   if (expected.is_joined || !all_files_open_) return;
   ContentHash hash;
@@ -371,18 +371,18 @@ void Reader::Opener::CheckHash(const std::string& key, const ExpectedTensor& exp
     for (int64_t i = 0; i < ChunkCount(segment.run); ++i) hash.sum += sums[segment.first_chunk + i];
     hash.rows += segment.run.rows;
   }
-  // Lacking and doubled rows have been reported.
+  // Missing and duplicate rows have been reported.
   if (hash.rows != expected.shape.rows || hash.sum == found->second.sum) return;
   Report(kManifestFileName, key, std::nullopt, absl::StatusCode::kDataLoss,
-         absl::StrCat("content hash ", HashText(found->second.sum), " expected, got ", HashText(hash.sum),
-                      " of its chunks"));
+         absl::StrCat("want content hash ", HashText(found->second.sum), ", got ", HashText(hash.sum),
+                      " from its chunks"));
 }
 
 absl::StatusOr<std::string> Reader::Opener::ReadWhole(int index) const {
   const FileEntry& entry = reader_.manifest_.files[index];
   if (entry.size_bytes > MaxCommonStateBytes(*reader_.spec_)) {
     return absl::InvalidArgumentError(
-        absl::StrCat("at most ", MaxCommonStateBytes(*reader_.spec_), " bytes expected, got ", entry.size_bytes));
+        absl::StrCat("want at most ", MaxCommonStateBytes(*reader_.spec_), " bytes, got ", entry.size_bytes));
   }
   std::string text(entry.size_bytes, '\0');
   RETURN_IF_ERROR(reader_.files_[index]->ReadAt(0, SpanOf(text)));
@@ -414,9 +414,9 @@ void Reader::Opener::ReadCommon() {
   if (!common.ok()) return Report(kCommonFileName, common.status());
   if (common->commit_number != reader_.manifest_.step || common->version != reader_.manifest_.version) {
     return Report(kCommonFileName,
-                  absl::InvalidArgumentError(absl::StrCat("numbers: step ", reader_.manifest_.step, ", version ",
-                                                          reader_.manifest_.version, " of the manifest expected, got ",
-                                                          common->commit_number, ", ", common->version)));
+                  absl::InvalidArgumentError(absl::StrCat("numbers: want step ", reader_.manifest_.step, ", version ",
+                                                          reader_.manifest_.version, " as in the manifest, got step ",
+                                                          common->commit_number, ", version ", common->version)));
   }
   reader_.common_ = *std::move(common);
 }
@@ -493,8 +493,8 @@ void Reader::CheckSums(const Place& place, absl::Span<const uint8_t> bytes,
     const absl::uint128 sum =
         ChunkSum(rows, bytes.subspan(rows.offset_bytes - place.rows.offset_bytes, rows.size_bytes()));
     if (sum == expected) continue;
-    report(DamageOf(chunk,
-                    absl::DataLossError(absl::StrCat("sum ", HashText(expected), " expected, got ", HashText(sum)))));
+    report(
+        DamageOf(chunk, absl::DataLossError(absl::StrCat("want sum ", HashText(expected), ", got ", HashText(sum)))));
   }
 }
 
@@ -530,13 +530,12 @@ absl::Status Reader::ReadRows(int unit, int parameter, ArrayKind kind, const Row
   const std::optional<ArrayShape> shape = ShapeOf(spec, kind);
   if (!shape.has_value()) {
     return absl::InvalidArgumentError(absl::StrCat(folder_, ": parameter ", DisplayName(spec.name),
-                                                   ": an array that it has expected, got number ",
-                                                   static_cast<int>(kind)));
+                                                   " has no array of kind ", static_cast<int>(kind)));
   }
   const std::string key = TensorKey(spec, kind);
   if (rows.begin < 0 || rows.begin > rows.end || rows.end > shape->rows) {
-    return absl::InvalidArgumentError(absl::StrCat(folder_, ": tensor ", DisplayName(key), ": rows in [0, ",
-                                                   shape->rows, ") expected, got [", rows.begin, ", ", rows.end, ")"));
+    return absl::InvalidArgumentError(absl::StrCat(folder_, ": tensor ", DisplayName(key), ": want rows in [0, ",
+                                                   shape->rows, "), got [", rows.begin, ", ", rows.end, ")"));
   }
   PageBuffer buffer;
   int64_t next_row = rows.begin;
@@ -555,9 +554,8 @@ absl::Status Reader::ReadRows(int unit, int parameter, ArrayKind kind, const Row
     }
   }
   if (next_row == rows.end) return absl::OkStatus();
-  // Of a damaged checkpoint only.
-  return Damage{.tensor = key, .rows = RowRange{next_row, rows.end}, .message = "rows that can be read expected"}
-      .ToStatus(folder_);
+  // Only a damaged checkpoint lacks rows.
+  return Damage{.tensor = key, .rows = RowRange{next_row, rows.end}, .message = "cannot be read"}.ToStatus(folder_);
 }
 
 absl::Status Reader::ReadRows(int unit, int parameter, ArrayKind kind, const RowRange& rows,
@@ -566,7 +564,7 @@ absl::Status Reader::ReadRows(int unit, int parameter, ArrayKind kind, const Row
   const int64_t row_bytes = shape.has_value() ? shape->row_bytes() : 0;
   if (shape.has_value() && static_cast<int64_t>(out.size()) != rows.size() * row_bytes) {
     return absl::InvalidArgumentError(
-        absl::StrCat(folder_, ": memory of ", rows.size() * row_bytes, " bytes expected, got ", out.size()));
+        absl::StrCat(folder_, ": want memory of ", rows.size() * row_bytes, " bytes, got ", out.size()));
   }
   return ReadRows(unit, parameter, kind, rows, [&](int64_t first_row, absl::Span<const uint8_t> bytes) {
     std::memcpy(out.data() + (first_row - rows.begin) * row_bytes, bytes.data(), bytes.size());

@@ -31,9 +31,9 @@ namespace paramshard::checkpoint {
 
 // An open checkpoint. Opening reads manifest, spec, common state and the headers of all files, and checks all that can
 // be checked without the rows: hashes, sizes, owners, and that every row of every tensor of the spec is there exactly
-// once. Rows are read where they are asked for, and checked then. Whatever the files hold is hostile until checked.
+// once. Rows are read and checked when they are asked for. Nothing in the files is trusted before it is checked.
 //
-// Immutable, movable; several threads may read. Rows that a file loses meanwhile are errors.
+// Immutable, movable; several threads may read. Reading rows that a file has lost meanwhile is an error.
 //
 //   ASSIGN_OR_RETURN(const Reader reader, Reader::Open(folder, {.owner = geteuid()}));
 //   RETURN_IF_ERROR(reader.ReadRows(unit, parameter, ArrayKind::kMaster, {128, 256}, [&](int64_t row, auto bytes) {
@@ -42,41 +42,42 @@ namespace paramshard::checkpoint {
 class Reader {
  public:
   struct Options {
-    // Demands that the folder and every file belong to this user or to root, and that nobody else may write to them.
-    // Unset: whoever can be read from.
+    // User who must own the folder and every file, unless root does; others must have no right to write to them.
+    // Unset: any owner and mode.
     std::optional<uid_t> owner = {};
     // How files of ranks are read. Files of small tensors always use the page cache.
     safetensors::RegularFile::PageCache page_cache = safetensors::RegularFile::PageCache::kUsed;
   };
 
-  // Errors name the file, and tensor and rows where it is about them: NOT_FOUND without a folder or a manifest in it;
-  // PERMISSION_DENIED for a wrong owner or mode; FAILED_PRECONDITION for a newer format; INVALID_ARGUMENT for what is
-  // no checkpoint, or has files of other ranks; DATA_LOSS for what is damaged, lacks a file or is shorter than it was;
-  // UNAVAILABLE where a file cannot be read.
+  // Errors name the file, and where possible tensor and rows: NOT_FOUND without a folder or a manifest in it;
+  // PERMISSION_DENIED for a wrong owner or mode; FAILED_PRECONDITION for a newer format; INVALID_ARGUMENT for a folder
+  // that is not a checkpoint, or has files of other ranks; DATA_LOSS for damaged, missing or truncated files;
+  // UNAVAILABLE if a file cannot be read.
   static absl::StatusOr<Reader> Open(const std::string& folder, const Options& options);
-  // As well as it goes: calls `report` for all that is wrong instead of failing at the first, and leaves that out. None
-  // where manifest or spec cannot be read.
+  // Opens what can be read of a damaged checkpoint: calls `report` for each fault instead of failing at the first.
+  // Returns nullopt if manifest or spec cannot be read.
   static std::optional<Reader> OpenDamaged(const std::string& folder, const Options& options,
                                            absl::FunctionRef<void(const Damage&)> report);
 
   const std::string& folder() const { return folder_; }
   const Manifest& manifest() const { return manifest_; }
-  // As it was saved; units and parameters below are its. A restore into another spec looks parameters up by name.
+  // The spec as it was saved; `unit` and `parameter` below index it. A restore into a different spec looks parameters
+  // up by name.
   const ModelSpec& spec() const { return *spec_; }
   const NameIndex& names() const { return *names_; }
   const CommonState& common() const { return common_; }
-  // What a rank of the saved world sent with the last commit; empty where that was nothing. In another world rank r
-  // gets that of rank r where there was one, else that of rank 0. Requires rank >= 0.
+  // Returns the client state that a rank of the saved world sent with the last commit; empty if it sent none. A rank
+  // beyond the saved world gets the client state of rank 0. Requires rank >= 0.
   absl::StatusOr<std::string> ClientState(int rank) const;
 
   // Gives `sink` rows [rows.begin, rows.end) of an array, in order, in runs of at most kPlaceBytes (or one row):
-  // (first_row, bytes) with whole rows, as they are stored, after the chunks in which they lie have been read once and
-  // found to have their sums. Rows are the array's (ArrayShape::RowsOf). So a call reads at most two chunks more than is
-  // asked for: ask for an extent at once. The first error of `sink` ends it. INVALID_ARGUMENT for an array that the
-  // parameter does not have or rows that it does not have; DATA_LOSS naming file, tensor and rows; UNAVAILABLE.
+  // (first_row, bytes) with whole rows, as they are stored, after the chunks that hold them have been read once and
+  // match their sums. Rows are the array's (ArrayShape::RowsOf). A call reads at most two chunks more than it was asked
+  // for, so ask for an extent at once. The first error of `sink` ends the call. INVALID_ARGUMENT for an array or rows
+  // that the parameter does not have; DATA_LOSS naming file, tensor and rows; UNAVAILABLE.
   using RowSink = absl::FunctionRef<absl::Status(int64_t first_row, absl::Span<const uint8_t> bytes)>;
   absl::Status ReadRows(int unit, int parameter, ArrayKind kind, const RowRange& rows, RowSink sink) const;
-  // The same into memory of exactly their size.
+  // Reads the rows into memory of exactly their size.
   absl::Status ReadRows(int unit, int parameter, ArrayKind kind, const RowRange& rows, absl::Span<uint8_t> out) const;
 
   // Chunks of a tensor that follow each other in a file.
@@ -86,17 +87,17 @@ class Reader {
     absl::string_view key;  // as long as the reader lives
     RowRun rows;
 
-    // Its chunks that have any of these rows, which are some of its own.
+    // Returns the chunks that hold any of `wanted`. Requires that all of them are rows of this place.
     Place ChunksWith(const RowRange& wanted) const;
   };
-  // What is read at a time, unless a row is longer.
+  // Largest read, unless one row is longer.
   static constexpr int64_t kPlaceBytes = int64_t{4} << 20;
-  // All chunks, in places of at most kPlaceBytes or one chunk: in the order of files and of their data.
+  // Returns all chunks, in places of at most kPlaceBytes or one chunk, in the order of files and of their data.
   std::vector<Place> Places() const;
-  // Reads chunks into memory of `buffer`. DATA_LOSS naming file, tensor and rows of the first that does not have its
-  // sum; UNAVAILABLE.
+  // Reads chunks into memory of `buffer`. DATA_LOSS naming file, tensor and rows of the first chunk that does not match
+  // its sum; UNAVAILABLE.
   absl::StatusOr<absl::Span<const uint8_t>> Read(const Place& place, safetensors::PageBuffer& buffer) const;
-  // Reads them, and calls `report` for each that is not whole.
+  // Reads the chunks, and calls `report` for each damaged one.
   void Check(const Place& place, safetensors::PageBuffer& buffer, absl::FunctionRef<void(const Damage&)> report) const;
 
  private:
@@ -112,20 +113,20 @@ class Reader {
   using Segments = std::vector<Segment>;
 
   Reader() = default;
-  // The chunks of a segment with some of its rows, in places of at most kPlaceBytes or one chunk.
+  // Returns the chunks of a segment that hold `rows`, in places of at most kPlaceBytes or one chunk.
   static std::vector<Place> PlacesOf(const Segment& segment, absl::string_view key, const RowRange& rows);
-  // The chunks of some files.
+  // Returns the chunks of some files.
   std::vector<Place> PlacesIn(absl::FunctionRef<bool(int file)> wanted) const;
-  // Errors do not say where.
+  // Errors do not name the place.
   absl::StatusOr<absl::Span<const uint8_t>> ReadBytes(const Place& place, safetensors::PageBuffer& buffer) const;
-  // Calls `report` for each chunk of bytes that have been read that does not have its sum.
+  // Calls `report` for each chunk of `bytes` that does not match its sum.
   void CheckSums(const Place& place, absl::Span<const uint8_t> bytes,
                  absl::FunctionRef<void(const Damage&)> report) const;
   Damage DamageOf(const Place& place, const absl::Status& status) const;
 
   std::string folder_;
   Manifest manifest_;
-  std::unique_ptr<const ModelSpec> spec_;  // where names_ refers to
+  std::unique_ptr<const ModelSpec> spec_;  // names_ refers to it
   std::unique_ptr<const NameIndex> names_;
   CommonState common_;
   std::vector<std::optional<safetensors::RegularFile>> files_;  // by index in manifest_.files; null when damaged

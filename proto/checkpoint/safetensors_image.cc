@@ -42,13 +42,13 @@ std::string SafetensorsImage::Bytes() const {
 absl::StatusOr<ParsedImage> ParseImage(absl::string_view bytes) {
   const auto size_bytes = static_cast<int64_t>(bytes.size());
   if (size_bytes < kLengthBytes) {
-    return absl::DataLossError(absl::StrCat("a header's length expected, got ", size_bytes, " bytes"));
+    return absl::DataLossError(absl::StrCat("want the length of a header, got ", size_bytes, " bytes"));
   }
   ParsedImage image;
   ASSIGN_OR_RETURN(image.header_bytes, safetensors::DataBegin(bytes.substr(0, kLengthBytes)));
   if (image.header_bytes > size_bytes) {
     return absl::DataLossError(
-        absl::StrCat("a header of ", image.header_bytes, " bytes expected, got ", size_bytes, " bytes in all"));
+        absl::StrCat("want a header of ", image.header_bytes, " bytes, got ", size_bytes, " bytes in all"));
   }
   image.data = bytes.substr(image.header_bytes);
   const absl::string_view json = bytes.substr(kLengthBytes, image.header_bytes - kLengthBytes);

@@ -12,10 +12,10 @@
 
 namespace paramshard::checkpoint {
 
-// Puts a file together out of lists of numbers, each a tensor of one dimension. Lists without elements are left out.
+// Builds a file from lists of numbers, each a tensor of one dimension. Lists without elements are left out.
 class SafetensorsImage {
  public:
-  // `Value` is what the dtype stores.
+  // `Value` is the C++ type of the dtype.
   template <typename Value>
   void Add(std::string key, safetensors::Dtype dtype, const std::vector<Value>& values) {
     const auto* const bytes = reinterpret_cast<const char*>(values.data());
@@ -25,7 +25,7 @@ class SafetensorsImage {
   // Returns an upper bound of the header's bytes.
   int64_t max_header_bytes() const { return max_header_bytes_; }
 
-  // The file: tensors with the largest elements first, with the metadata of every file of a checkpoint.
+  // Returns the file: tensors with the largest elements first, with the metadata that every file of a checkpoint has.
   std::string Bytes() const;
 
  private:
@@ -40,14 +40,14 @@ class SafetensorsImage {
   int64_t max_header_bytes_ = 0;
 };
 
-// A file in memory, checked. `data` and the tensors' offsets begin behind the header.
+// A checked file in memory. `data` and the tensors' offsets begin behind the header.
 struct ParsedImage {
   safetensors::Header header;
   int64_t header_bytes = 0;  // its length included
   absl::string_view data;
 };
 
-// Errors of safetensors::ParseHeader, and those of files that are too short.
+// Errors of safetensors::ParseHeader; DATA_LOSS for a file that is too short.
 absl::StatusOr<ParsedImage> ParseImage(absl::string_view bytes);
 
 }  // namespace paramshard::checkpoint

@@ -13,12 +13,12 @@
 namespace paramshard::checkpoint {
 namespace {
 
-// The array's rows that stand for some rows of the parameter. One about the whole tensor stands for every row.
+// Returns the array's rows for some rows of the parameter. A row for the whole tensor stands for every row.
 RowRange Covering(const ArrayShape& shape, const RowRange& rows) {
   return shape.rows_per_row == kUnbounded ? RowRange{0, 1} : shape.RowsOf(rows);
 }
 
-// An array that elements cannot be read without, for some rows of the parameter.
+// Remainders, scales or amax that decoding some rows of the parameter needs.
 class Beside {
  public:
   Beside(const Reader& reader, const ParameterPlace& place, ArrayKind kind)
@@ -33,13 +33,14 @@ class Beside {
     bytes_.resize(held_.size() * shape_->row_bytes());
     return reader_.ReadRows(place_.unit, place_.parameter, kind_, held_, absl::MakeSpan(bytes_));
   }
-  // From the row on that stands for a row of the parameter; null where the parameter has no such array.
+  // Returns the array from the row on that describes a row of the parameter; null if the parameter has no such array.
   const uint8_t* At(int64_t row) const {
     if (!shape_.has_value()) return nullptr;
     const int64_t own_row = shape_->rows_per_row == kUnbounded ? 0 : row / shape_->rows_per_row;
     return bytes_.data() + (own_row - held_.begin) * shape_->row_bytes();
   }
-  // The end of the rows from `row` on, before `end`, that begin with a row of this array or are parts of one.
+  // Returns the end of the rows from `row` that can be decoded at once: the end of the block that `row` is inside of,
+  // else `end`.
   int64_t EndOfBlocks(int64_t row, int64_t end) const {
     const int64_t block = shape_.has_value() ? shape_->rows_per_row : 1;
     if (block == kUnbounded || row % block == 0) return end;
@@ -60,7 +61,7 @@ ArrayKind RestOf(const ParameterSpec& saved, StateTensor tensor) {
   return KindOf(tensor, TensorForm::kRest);
 }
 
-// Rows of one piece.
+// Decodes rows of one piece.
 void Decode(const ParameterSpec& saved, StateTensor tensor, const uint8_t* elements, const uint8_t* rest,
             const uint8_t* amax, int64_t rows, float* values) {
   const int64_t columns = saved.columns();
@@ -100,7 +101,7 @@ absl::Status ReadValues(const Reader& reader, const ParameterPlace& place, State
                          [&](int64_t first_row, absl::Span<const uint8_t> bytes) -> absl::Status {
                            const RowRange run{first_row, first_row + static_cast<int64_t>(bytes.size()) / row_bytes};
                            values.resize(run.size() * saved.columns());
-                           // Rows that begin within a block of scales are decoded up to its end, what follows at once.
+                           // Rows that begin within a block of scales are decoded up to its end, the rest at once.
                            for (int64_t row = run.begin, end = 0; row < run.end; row = end) {
                              end = rest.EndOfBlocks(row, run.end);
                              Decode(saved, tensor, bytes.data() + (row - first_row) * row_bytes, rest.At(row),

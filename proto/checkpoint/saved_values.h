@@ -16,14 +16,13 @@
 
 namespace paramshard::checkpoint {
 
-// The array that has an element for each of a tensor's values. That of a master which was not saved is the row-wise
-// plane.
+// Returns the array that has an element for each of a tensor's values. For a master that was not saved it is the
+// row-wise plane.
 ArrayKind ElementsOf(const ParameterSpec& saved, StateTensor tensor);
 
-// Reads rows of a saved tensor and gives them to `sink` decoded to fp32, in order, those of a chunk at most at a time.
-// What elements cannot be read without (remainders, scales) is held for all of the rows. Without a master, kMaster is
-// what the row-wise plane decodes to. The first error of `sink` ends it; errors of Reader::ReadRows. Requires a tensor
-// that was saved.
+// Reads rows of a saved tensor and gives them to `sink` decoded to fp32, in order, at most the rows of one chunk at a
+// time. Remainders and scales of all the rows are held in memory. Without a master, kMaster decodes the row-wise plane.
+// The first error of `sink` ends it; errors of Reader::ReadRows. Requires a tensor that was saved.
 using ValueSink = absl::FunctionRef<absl::Status(const RowRange& rows, absl::Span<const float> values)>;
 absl::Status ReadValues(const Reader& reader, const ParameterPlace& place, StateTensor tensor, const RowRange& rows,
                         ValueSink sink);

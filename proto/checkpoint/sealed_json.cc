@@ -26,7 +26,7 @@ std::string SealJson(const json& object, const std::map<std::string, std::string
   PARAMSHARD_CHECK(object.is_object() && !object.empty());
   std::string text = object.dump(1, ' ', false, json::error_handler_t::replace);
   for (const auto& [name, member] : texts) {
-    // Texts have no line breaks: where a line begins so, it is the object's member.
+    // Texts have no line breaks: a line that begins so is a member of the object.
     const std::string begin = absl::StrCat("\n ", safetensors::JsonText(name), ": ");
     const size_t at = text.find(absl::StrCat(begin, kNull));
     PARAMSHARD_CHECK(at != text.npos);
@@ -41,20 +41,20 @@ std::string SealJson(const json& object, const std::map<std::string, std::string
 absl::StatusOr<json> UnsealJson(absl::string_view text, absl::FunctionRef<bool(const safetensors::JsonMember&)> take) {
   const absl::string_view whole = text;
   if (!absl::EndsWith(text, kAfterHash) || text.size() < kAfterHash.size() + kHashDigits + kBeforeHash.size()) {
-    return absl::DataLossError("a text that ends with its hash expected, got another end");
+    return absl::DataLossError("does not end with its hash");
   }
   text.remove_suffix(kAfterHash.size());
   const std::optional<absl::uint128> hash = ParseHash(text.substr(text.size() - kHashDigits));
   text.remove_suffix(kHashDigits);
   if (!absl::EndsWith(text, kBeforeHash) || !hash.has_value()) {
-    return absl::DataLossError("a text that ends with its hash expected, got another end");
+    return absl::DataLossError("does not end with its hash");
   }
   if (HashBytes(text) != *hash) {
     return absl::DataLossError(
-        absl::StrCat("hash ", HashText(*hash), " of the text expected, got ", HashText(HashBytes(text))));
+        absl::StrCat("want hash ", HashText(*hash), " of the text, got ", HashText(HashBytes(text))));
   }
   json object = safetensors::ParseShallowJson(whole, kMaxDepth, take);
-  if (!object.is_object()) return absl::InvalidArgumentError("a JSON object expected");
+  if (!object.is_object()) return absl::InvalidArgumentError("not a JSON object");
   return object;
 }
 
@@ -65,8 +65,7 @@ const json* JsonObject::Find(const char* name) const {
 }
 
 absl::Status JsonObject::Unexpected(absl::string_view name, absl::string_view expected) const {
-  return absl::InvalidArgumentError(
-      absl::StrCat(where_, where_.empty() ? "" : ": ", name, ": ", expected, " expected"));
+  return absl::InvalidArgumentError(absl::StrCat(where_, where_.empty() ? "" : ": ", name, ": want ", expected));
 }
 
 absl::StatusOr<int64_t> JsonObject::Number(const char* name, int64_t min, int64_t max) const {
@@ -75,7 +74,7 @@ absl::StatusOr<int64_t> JsonObject::Number(const char* name, int64_t min, int64_
   const bool fits = value != nullptr && value->is_number_integer() &&
                     (!value->is_number_unsigned() || value->get<uint64_t>() <= static_cast<uint64_t>(INT64_MAX));
   if (fits && value->get<int64_t>() >= min && value->get<int64_t>() <= max) return value->get<int64_t>();
-  return Unexpected(name, absl::StrCat("a number of ", min, " to ", max));
+  return Unexpected(name, absl::StrCat("a number from ", min, " to ", max));
 }
 
 absl::StatusOr<std::string> JsonObject::Text(const char* name) const {

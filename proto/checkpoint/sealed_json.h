@@ -1,7 +1,7 @@
 // JSON texts that end with their own hash.
 //
 // A sealed text is an object whose last line but one is ` "hash": "<32 digits>"`; the digits are HashBytes of all bytes
-// before them, and `"\n}\n` follows. What is found whole is found before it is parsed.
+// before them, and `"\n}\n` follows. So the hash is checked before the text is parsed.
 #ifndef PARAMSHARD_PROTO_CHECKPOINT_SEALED_JSON_H_
 #define PARAMSHARD_PROTO_CHECKPOINT_SEALED_JSON_H_
 
@@ -22,26 +22,27 @@ namespace paramshard::checkpoint {
 // by name, indented as the rest is: an object of many members takes less time and memory as text.
 std::string SealJson(const nlohmann::json& object, const std::map<std::string, std::string>& texts = {});
 
-// The object that was sealed, without the members that `take` takes (ParseShallowJson). DATA_LOSS for a text without its
-// hash, before any is taken; INVALID_ARGUMENT for one that is no JSON object. Values that are more than three levels
-// deep are dropped as they come.
+// Returns the object that was sealed, without the members that `take` takes (ParseShallowJson). DATA_LOSS for a text
+// that does not match its hash, before any member is taken; INVALID_ARGUMENT for a text that is not a JSON object.
+// Values more than three levels deep are dropped.
 absl::StatusOr<nlohmann::json> UnsealJson(
     absl::string_view text, absl::FunctionRef<bool(const safetensors::JsonMember& member)> take =
                                 [](const safetensors::JsonMember&) { return false; });
 
-// Reads members of an object and says what is wrong with them: "files[2]: ...". Views: the object outlives it.
+// Reads members of an object; errors name the member: "files[2]: ...". A view: the object outlives it.
 class JsonObject {
  public:
   // `where` names the object in messages; empty for the whole text.
   JsonObject(const nlohmann::json& json, std::string where) : json_(json), where_(std::move(where)) {}
 
   bool Has(const char* name) const { return json_.is_object() && json_.contains(name); }
-  // INVALID_ARGUMENT for a missing member or one that is something else.
+  // INVALID_ARGUMENT for a member that is missing or of a different type.
   absl::StatusOr<int64_t> Number(const char* name, int64_t min, int64_t max) const;
   absl::StatusOr<std::string> Text(const char* name) const;
   absl::StatusOr<absl::uint128> Hash(const char* name) const;
   absl::StatusOr<const nlohmann::json*> Object(const char* name) const;
   absl::StatusOr<const nlohmann::json*> Array(const char* name) const;
+  // Returns INVALID_ARGUMENT: "NAME: want EXPECTED".
   absl::Status Unexpected(absl::string_view name, absl::string_view expected) const;
 
  private:

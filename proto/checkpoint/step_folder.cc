@@ -31,7 +31,7 @@ absl::Status About(absl::string_view subject, const absl::Status& status) {
 
 std::string HistoryDigits(absl::uint128 history) { return HashText(history).substr(0, kHistoryDigits); }
 
-// Names of folders' entries, of which those that are checkpoints' and their paths.
+// Returns the names and paths of the entries of a folder that are named as checkpoints.
 absl::StatusOr<std::vector<std::pair<StepName, std::string>>> ListNames(const std::string& model_folder) {
   std::vector<std::pair<StepName, std::string>> names;
   std::error_code error;
@@ -43,7 +43,7 @@ absl::StatusOr<std::vector<std::pair<StepName, std::string>>> ListNames(const st
   return names;
 }
 
-// By serial; what is damaged has none and comes first, by name.
+// Orders by serial; damaged checkpoints have none and come first, by name.
 bool ComesBefore(const StepEntry& a, const StepEntry& b) {
   if (a.manifest.ok() != b.manifest.ok()) return b.manifest.ok();
   if (a.manifest.ok() && a.manifest->save_serial != b.manifest->save_serial) {
@@ -52,7 +52,7 @@ bool ComesBefore(const StepEntry& a, const StepEntry& b) {
   return a.path < b.path;
 }
 
-// `what`: what that means for whoever asks.
+// `what` is the consequence for the caller.
 absl::Status Damaged(const StepEntry& entry, absl::string_view what) {
   return absl::DataLossError(absl::StrCat(entry.manifest.status().message(), ": ", what));
 }
@@ -108,7 +108,7 @@ std::optional<StepName> ParseStepFolderName(absl::string_view name) {
   const absl::string_view digits = name.substr(0, dash - kPrefix.size());
   parsed.history_digits = std::string(name.substr(digits.size() + 1));
   if (!absl::SimpleAtoi(digits, &parsed.step) || parsed.step < 0 || parsed.step > kMaxStep) return std::nullopt;
-  // Whatever else it could be is another name: the history's digits alone are not known.
+  // A name is valid if the functions above make the same one. Only the first digits of the history are known.
   const auto history = ParseHash(absl::StrCat(parsed.history_digits, std::string(24, '0')));
   if (parsed.history_digits.size() != kHistoryDigits || !history.has_value()) return std::nullopt;
   const std::string again = parsed.save_id.has_value() ? TemporaryFolderName(parsed.step, *history, *parsed.save_id)
@@ -120,7 +120,7 @@ std::optional<StepName> ParseStepFolderName(absl::string_view name) {
 absl::StatusOr<Manifest> ReadManifest(const std::string& folder, std::optional<uid_t> owner) {
   const std::string path = (fs::path(folder) / kManifestFileName).string();
   ASSIGN_OR_RETURN(const safetensors::RegularFile file, safetensors::RegularFile::Open(path));
-  // Before a byte of it is parsed.
+  // The owner is checked before a byte of the file is parsed.
   if (owner.has_value()) {
     if (const absl::Status owned = file.CheckOwner(*owner); !owned.ok()) return About(path, owned);
   }
@@ -128,13 +128,12 @@ absl::StatusOr<Manifest> ReadManifest(const std::string& folder, std::optional<u
   absl::StatusOr<Manifest> manifest = text.ok() ? ParseManifest(*text) : text.status();
   if (!manifest.ok()) return About(path, manifest.status());
   const auto name = ParseStepFolderName(fs::path(folder).filename().string());
-  // A copy may have any name; one that says a step says the truth.
+  // A copy may have any name, but a name of a step must be true.
   const bool matches =
       !name.has_value() || (name->step == manifest->step && name->history_digits == HistoryDigits(manifest->history));
   if (matches) return manifest;
-  return absl::DataLossError(absl::StrCat(path, ": the manifest of ", fs::path(folder).filename().string(),
-                                          " expected, got that of ",
-                                          StepFolderName(manifest->step, manifest->history)));
+  return absl::DataLossError(absl::StrCat(path, ": want the manifest of ", fs::path(folder).filename().string(),
+                                          ", got the manifest of ", StepFolderName(manifest->step, manifest->history)));
 }
 
 absl::StatusOr<std::vector<StepEntry>> ListSteps(const std::string& model_folder) {
@@ -165,9 +164,9 @@ absl::StatusOr<std::vector<std::string>> ListTemporaryFolders(const std::string&
 
 absl::StatusOr<StepEntry> LatestStep(const std::string& model_folder) {
   ASSIGN_OR_RETURN(std::vector<StepEntry> steps, ListSteps(model_folder));
-  if (steps.empty()) return absl::NotFoundError(absl::StrCat(model_folder, ": a checkpoint expected, got none"));
+  if (steps.empty()) return absl::NotFoundError(absl::StrCat(model_folder, ": no checkpoint found"));
   if (!steps.front().manifest.ok()) {
-    return Damaged(steps.front(), "nobody knows whether it is the latest; name another one, or remove the folder");
+    return Damaged(steps.front(), "it may be the latest checkpoint; name a different one, or remove the folder");
   }
   return std::move(steps.back());
 }
@@ -176,14 +175,14 @@ absl::StatusOr<StepEntry> FindStep(const std::string& model_folder, int64_t step
   ASSIGN_OR_RETURN(std::vector<StepEntry> steps,
                    ReadSteps(model_folder, [&](const StepName& name) { return name.step == step; }));
   if (steps.empty()) {
-    return absl::NotFoundError(absl::StrCat(model_folder, ": a checkpoint of step ", step, " expected, got none"));
+    return absl::NotFoundError(absl::StrCat(model_folder, ": no checkpoint of step ", step, " found"));
   }
   if (steps.front().manifest.ok()) return std::move(steps.back());
   if (steps.size() == 1) {
-    return Damaged(steps.front(), absl::StrCat("the checkpoint of step ", step, " is damaged; name another step"));
+    return Damaged(steps.front(), absl::StrCat("the checkpoint of step ", step, " is damaged; name a different step"));
   }
-  return Damaged(steps.front(), absl::StrCat("nobody knows whether it is the last one of step ", step,
-                                             "; name another one by its folder, or remove this one"));
+  return Damaged(steps.front(), absl::StrCat("it may be the last checkpoint of step ", step,
+                                             "; name a different one by its folder, or remove this one"));
 }
 
 }  // namespace paramshard::checkpoint

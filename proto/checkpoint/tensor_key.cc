@@ -25,7 +25,7 @@ Dtype DtypeOf(TensorType type) {
   return Dtype::kF32;
 }
 
-// What one element of a plane's data is. Two elements of FP4 are a byte.
+// Returns the type of one element of a plane's data. Two elements of FP4 are a byte.
 Dtype DataDtype(const Encoding& encoding) {
   const FormatTraits& traits = TraitsOf(encoding.format);
   if (traits.element_bits == 32) return Dtype::kF32;

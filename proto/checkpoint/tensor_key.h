@@ -1,8 +1,8 @@
-// The tensors that a checkpoint has of a parameter: their names, types and shapes in the files.
+// The tensors of a parameter in a checkpoint: their names, types and shapes in the files.
 //
-// What is saved of a parameter is its state exactly as it is stored. A trainable parameter, or a frozen one with a
-// master: master (and remainder), both moments (and their scales). A frozen one without a master has its planes as its
-// state: data and scales row-wise, and column-wise where the format has that plane, and the amax.
+// A checkpoint holds a parameter's state exactly as it is stored. A trainable parameter: master (and remainder), both
+// moments (and their scales). A frozen one with a master: the master (and remainder). The state of a frozen one without
+// a master is its planes: data and scales row-wise, and column-wise if the format has that plane, and the amax.
 #ifndef PARAMSHARD_PROTO_CHECKPOINT_TENSOR_KEY_H_
 #define PARAMSHARD_PROTO_CHECKPOINT_TENSOR_KEY_H_
 
@@ -19,7 +19,7 @@
 
 namespace paramshard::checkpoint {
 
-// One array of a parameter's state, which is one tensor of a checkpoint.
+// One array of a parameter's state, stored as one tensor of a checkpoint.
 enum class ArrayKind : uint8_t {
   kMaster,           // master/NAME: F32, or BF16 beside remainders
   kRemainder,        // remainder/NAME: I16
@@ -38,8 +38,8 @@ inline constexpr ArrayKind kArrayKinds[] = {
     ArrayKind::kExpAvgSq, ArrayKind::kExpAvgSqScale,   ArrayKind::kRowWisePlane,   ArrayKind::kRowWiseScale,
     ArrayKind::kAmax,     ArrayKind::kColumnWisePlane, ArrayKind::kColumnWiseScale};
 
-// Where the bytes of a kind are found in a shard: a form of a tensor (never kValues), or a piece of a plane. None where
-// the kind is the other.
+// The source of a kind's bytes in a shard: a form of a tensor (never kValues), or a piece of a plane (PlaneForm). Each
+// kind has one of the two; the other function returns nullopt.
 struct StateForm {
   StateTensor tensor = StateTensor::kMaster;
   TensorForm form = TensorForm::kElements;
@@ -54,37 +54,37 @@ struct PlaneForm {
 };
 std::optional<PlaneForm> PlaneFormOf(ArrayKind kind);
 
-// The array of the whole parameter: [rows, columns] of a dtype.
+// Shape of the array of a whole parameter: [rows, columns] of a dtype.
 struct ArrayShape {
   safetensors::Dtype dtype = safetensors::Dtype::kF32;
   int64_t rows = 0;
   int64_t columns = 0;
-  // The parameter's rows that one row of the array is of: 1, or those of a block of scales, or kUnbounded: the array is
-  // one row about the whole tensor.
+  // Number of the parameter's rows that one row of the array describes: 1, the rows of a block of scales, or
+  // kUnbounded: the array is one row for the whole tensor.
   int64_t rows_per_row = 1;
 
   int64_t row_bytes() const;
   int64_t size_bytes() const { return rows * row_bytes(); }
-  // The array's rows that belong to some rows of the parameter, which begin and end at multiples of the format's
-  // granule or at the parameter's end. What is of the whole tensor belongs to row 0.
+  // Returns the array's rows for some rows of the parameter, which begin and end at multiples of the format's granule
+  // or at the parameter's end. A row for the whole tensor belongs to row 0.
   RowRange RowsOf(const RowRange& parameter_rows) const;
 };
 
-// None where the parameter does not have the array. Requires a parameter of a checked spec.
+// Returns nullopt if the parameter does not have the array. Requires a parameter of a checked spec.
 std::optional<ArrayShape> ShapeOf(const ParameterSpec& spec, ArrayKind kind);
-// Those that it has, ascending. Never none.
+// Returns the kinds of arrays that the parameter has, ascending; at least one.
 std::vector<ArrayKind> ArraysOf(const ParameterSpec& spec);
-// Whether its planes are its state.
+// Returns true if the parameter's planes are its state.
 inline bool PlanesAreState(const ParameterSpec& spec) { return !spec.master_type.has_value(); }
-// Whether the manifest has the content hash of the array. Remainders have none: that of the master is of both.
+// Returns true if the manifest has a content hash of the array. Remainders have none: the master's hash covers both.
 inline bool HasContentHash(ArrayKind kind) { return kind != ArrayKind::kRemainder; }
-// Rows that stay together in a file: the format's granule where planes are the state, else 1.
+// Returns the number of rows that stay together in a file: the format's granule if planes are the state, else 1.
 int64_t SavedGranule(const ParameterSpec& spec);
 
-// The tensor's name in the files, as above. Requires that the parameter has the array.
+// Returns the tensor's name in the files, as above. Requires that the parameter has the array.
 std::string TensorKey(const ParameterSpec& spec, ArrayKind kind);
-// The client state of a world rank, U8 [n], which is in the rank's own file, its last tensor: "client_state/3". Keys
-// differ by rank because readers of sharded files take equal keys for parts of one tensor.
+// Returns the key of a world rank's client state, such as "client_state/3": U8 [n], the last tensor of the rank's own
+// files. Keys differ by rank because readers of sharded files take equal keys for parts of one tensor.
 std::string ClientStateKey(int rank);
 
 }  // namespace paramshard::checkpoint

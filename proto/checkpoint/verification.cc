@@ -12,7 +12,7 @@
 namespace paramshard::checkpoint {
 namespace {
 
-// Damages of one tensor that follow each other are one.
+// Returns true if `after` is damage to the next rows of the same tensor: the two are reported as one.
 bool Continues(const Damage& before, const Damage& after) {
   return before.file == after.file && before.tensor == after.tensor && before.code == after.code &&
          before.rows.has_value() && after.rows.has_value() && before.rows->end == after.rows->begin;
@@ -26,7 +26,7 @@ void Add(Damage damage, std::vector<Damage>& damages) {
   }
 }
 
-// The content hash of a master over the fp32 rows that it and its remainders join to.
+// Returns the content hash of a master, over the fp32 rows that it and its remainders join to.
 absl::StatusOr<ContentHash> HashMaster(const Reader& reader, const ParameterPlace& place) {
   const ParameterSpec& spec = reader.spec().units[place.unit].parameters[place.parameter];
   ContentHash hash;
@@ -61,7 +61,7 @@ void CheckMasters(const Reader& reader, const std::set<std::string>& damaged, Ve
       }
       const absl::StatusOr<ContentHash> hash = HashMaster(reader, {unit, i});
       if (!hash.ok()) {
-        // Rows that files lack have been named.
+        // Missing rows have been reported.
         if (damaged.empty()) Add(UnreadableMaster(key, hash.status()), verification.damages);
         continue;
       }
@@ -69,7 +69,7 @@ void CheckMasters(const Reader& reader, const std::set<std::string>& damaged, Ve
       if (expected == reader.manifest().tensors.end() || *hash == expected->second) continue;
       Add({.file = kManifestFileName,
            .tensor = key,
-           .message = absl::StrCat("content hash ", HashText(expected->second.sum), " of fp32 rows expected, got ",
+           .message = absl::StrCat("want content hash ", HashText(expected->second.sum), " of fp32 rows, got ",
                                    HashText(hash->sum))},
           verification.damages);
     }

@@ -1,4 +1,4 @@
-// Checking a checkpoint whole, without a daemon.
+// Verification of a whole checkpoint, without a daemon.
 #ifndef PARAMSHARD_PROTO_CHECKPOINT_VERIFICATION_H_
 #define PARAMSHARD_PROTO_CHECKPOINT_VERIFICATION_H_
 
@@ -15,7 +15,7 @@
 namespace paramshard::checkpoint {
 
 struct Verification {
-  // What is wrong, in the order in which it was found, without rows that follow each other.
+  // Faults in the order in which they were found. Consecutive damaged rows are one fault.
   std::vector<Damage> damages = {};
   std::optional<Manifest> manifest = {};  // unset where it cannot be read
   int64_t tensor_count = 0;
@@ -24,8 +24,8 @@ struct Verification {
   bool ok() const { return damages.empty(); }
 };
 
-// Reads every byte of a checkpoint once (those of masters with remainders twice: for their content hash) and compares
-// all hashes. `progress` is told the bytes of tensors that were read, and all of them.
+// Reads every byte of a checkpoint once (masters with remainders twice, for their content hash) and compares all
+// hashes. Calls `progress` with the bytes of tensors read so far and in total.
 Verification VerifyCheckpoint(const std::string& folder, const Reader::Options& options,
                               absl::FunctionRef<void(int64_t done_bytes, int64_t all_bytes)> progress);
 

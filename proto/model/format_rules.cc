@@ -15,7 +15,7 @@ FormatRules::FormatRules(const google::protobuf::RepeatedPtrField<v1::FormatRule
 absl::Status FormatRules::Check() const {
   if (rules_.size() > kMaxFormatRules) {
     return absl::InvalidArgumentError(
-        absl::StrCat("expected at most ", kMaxFormatRules, " format rules, got ", rules_.size()));
+        absl::StrCat("want at most ", kMaxFormatRules, " format rules, got ", rules_.size()));
   }
   for (int i = 0; i < rules_.size(); ++i) {
     if (const absl::Status status = CheckName(rules_[i].pattern()); !status.ok()) {
@@ -46,8 +46,7 @@ const v1::FormatRule* FormatRules::Unmatched() const {
 absl::StatusOr<v1::ParameterSpec> ApplyRule(const v1::FormatRule& rule, const v1::ParameterSpec& parameter) {
   if (parameter.element() != v1::ELEMENT_UNSPECIFIED || parameter.has_power_of_two_scales() ||
       parameter.has_delayed_scaling()) {
-    return absl::InvalidArgumentError(
-        "expected a format beside element, power_of_two_scales or delayed_scaling, got none");
+    return absl::InvalidArgumentError("element, power_of_two_scales and delayed_scaling require a format");
   }
   v1::ParameterSpec complete = parameter;
   complete.set_format(rule.format());

@@ -1,4 +1,4 @@
-// Rules on names, which give parameters their formats.
+// Rules that give parameters their formats by their names.
 #ifndef PARAMSHARD_PROTO_MODEL_FORMAT_RULES_H_
 #define PARAMSHARD_PROTO_MODEL_FORMAT_RULES_H_
 
@@ -12,19 +12,19 @@
 
 namespace paramshard {
 
-// The rules of one model. They outlive it.
+// The rules of one model. A view: the rules outlive it.
 class FormatRules {
  public:
   explicit FormatRules(const google::protobuf::RepeatedPtrField<v1::FormatRule>& rules);
 
-  // INVALID_ARGUMENT: too many, or a pattern that is no text.
+  // INVALID_ARGUMENT for too many rules, or a pattern that is not a valid name.
   absl::Status Check() const;
 
-  // The first rule that matches; null when none does. Every parameter of the model is to be matched, so that rules
-  // which match none are found.
+  // Returns the first rule that matches, or null. Call it for every parameter of the model, so that Unmatched() finds
+  // rules that match none.
   const v1::FormatRule* Match(const std::string& name);
 
-  // The first rule that has matched nothing; null when there is none.
+  // Returns the first rule that has matched no parameter, or null.
   const v1::FormatRule* Unmatched() const;
 
  private:
@@ -32,8 +32,8 @@ class FormatRules {
   std::vector<bool> matched_;
 };
 
-// The parameter as the rule, which matches it, completes it. INVALID_ARGUMENT for a parameter that itself says a part
-// of what only a format gives a meaning.
+// Returns the parameter completed by the rule that matches it. INVALID_ARGUMENT for a parameter without a format that
+// sets fields which belong to a format.
 absl::StatusOr<v1::ParameterSpec> ApplyRule(const v1::FormatRule& rule, const v1::ParameterSpec& parameter);
 
 }  // namespace paramshard

@@ -11,7 +11,7 @@ constexpr int64_t kScratchAlignment = 256;
 
 int Index(Plane plane) { return plane == Plane::kRowWise ? 0 : 1; }
 
-// Whether a gather may take the slot: residents have one of their own, the others share the ring.
+// Returns true if a gather may take the slot: a resident unit has its own slot, the other units share the ring.
 bool MayTake(const Layout& layout, int unit, Phase phase, int slot) {
   const UnitLayout& in_unit = layout.units()[unit];
   if (in_unit.resident_slot.has_value()) return slot == *in_unit.resident_slot && phase == Phase::kBoth;

@@ -1,4 +1,4 @@
-// The copies that one gather makes within a trainer's own memory.
+// The copies that a gather makes within a trainer's own memory.
 #ifndef PARAMSHARD_PROTO_MODEL_GATHER_COPIES_H_
 #define PARAMSHARD_PROTO_MODEL_GATHER_COPIES_H_
 
@@ -19,14 +19,14 @@ class GatherCopies {
   GatherCopies() = default;
   GatherCopies(const Layout& layout, int unit, Phase phase, int rank);
 
-  // From the planes to the slot: this rank's own pieces.
+  // Copies of this rank's own pieces, from the planes to the slot.
   const std::vector<PieceCopy>& own_pieces() const { return own_pieces_; }
 
-  // From the slot to a scratch beside it: the scales that come from several ranks, put together. After own pieces have
-  // landed and all ranks' pieces have arrived.
+  // Copies that put together the scales of several ranks, from the slot to a scratch beside it. Make them after the own
+  // pieces have landed and all ranks' pieces have arrived.
   const std::vector<PieceCopy>& scales() const { return scales_; }
   int64_t scratch_bytes() const { return scratch_bytes_; }
-  // A plane's whole scales in that scratch; nullopt where they lie in one part in the slot, or there are none.
+  // Returns a plane's whole scales in the scratch; nullopt if they lie in one part in the slot, or there are none.
   std::optional<ByteRange> AssembledScales(int parameter, Plane plane) const;
 
  private:
@@ -38,7 +38,7 @@ class GatherCopies {
   std::vector<std::array<std::optional<ByteRange>, 2>> assembled_;  // by parameter and plane
 };
 
-// The copies of every unit.
+// The copies of every unit and phase.
 using UnitGatherCopies = std::vector<PerPhase<GatherCopies>>;
 UnitGatherCopies AllGatherCopies(const Layout& layout, int rank);
 

@@ -56,8 +56,8 @@ Hyperparameters HyperparametersFromProto(const v1::GroupHyperparameters& proto) 
 absl::Status CheckHyperparameters(int group, const Hyperparameters& values) {
   for (const auto& [member, name, range] : kHyperparameters) {
     if (IsIn(range, values.*member)) continue;
-    return absl::InvalidArgumentError(absl::StrCat("commit group ", group, " ", name, ": ", RangeText(range, name),
-                                                   " expected, got ", values.*member));
+    return absl::InvalidArgumentError(
+        absl::StrCat("commit group ", group, " ", name, ": want ", RangeText(range, name), ", got ", values.*member));
   }
   return absl::OkStatus();
 }

@@ -11,7 +11,8 @@ namespace paramshard {
 v1::GroupHyperparameters HyperparametersToProto(const Hyperparameters& values);
 Hyperparameters HyperparametersFromProto(const v1::GroupHyperparameters& proto);
 
-// INVALID_ARGUMENT that names the group and the first number out of its range. Trainer and daemon check alike.
+// Checks the ranges; called by both trainer and daemon. INVALID_ARGUMENT naming the group and the first number that is
+// out of range.
 absl::Status CheckHyperparameters(int group, const Hyperparameters& values);
 
 }  // namespace paramshard

@@ -15,7 +15,7 @@ namespace {
 
 constexpr int64_t kSlotAlignment = 4096;
 
-// Appends the piece that a rank has in a plane's data region of one phase.
+// Appends a rank's piece of a plane's data region in one phase.
 void AppendData(const PlaneLayout& plane, Phase phase, int rank, int64_t arena_offset, int64_t bytes,
                 std::vector<PieceCopy>& pieces) {
   const std::optional<int64_t> region = plane.slot_offset[phase];

@@ -1,11 +1,11 @@
-// Where every piece of a model lies: a pure function of (model, shard size).
+// The place of every piece of a model: a pure function of (model, shard size).
 //
 // Large parameters are cut on rows in granules, with torch.chunk's semantics: T = ceil(M /
 // granule), c = ceil(T / ranks), rank r owns rows [min(r*c*granule, M), min((r+1)*c*granule, M)).
 // Small ones (the data and scales of all their planes take fewer than small_parameter_bytes) live
 // whole on one rank: the largest first, each on the rank that has the fewest plane bytes so far,
-// extents of large parameters included. One rank is no special case. Two kinds of memory share one
-// order of pieces:
+// extents of large parameters included. A single rank is not a special case. Two kinds of memory
+// share one order of pieces:
 //
 // * A rank's ARENA of planes: for each unit at `arena_offset`, the data extents of its large
 //   parameters (every region at a multiple of 256 bytes, sized for the largest extent), then one
@@ -49,16 +49,16 @@ inline constexpr int64_t kRegionAlignment = 256;
 
 struct PlaneLayout {
   // Large parameters; 0 and -1 for small ones.
-  int64_t data_stride = 0;    // bytes of the largest extent; rank r's is r of them into the region
+  int64_t data_stride = 0;    // bytes of the largest extent; rank r's extent begins at r * data_stride in the region
   int64_t arena_offset = -1;  // of the rank's own extent, from the unit's arena_offset
-  // Of the region, from the slot's start; null where the phase lacks the plane.
+  // Offset of the region, from the slot's start; null if the phase lacks the plane.
   PerPhase<std::optional<int64_t>> slot_offset;
   // Small parameters, on their owner; -1 for large ones.
   int64_t small_data_offset = -1;  // within the small extent (of Phase::kBoth)
   // Both; -1 without scales.
   int64_t scale_offset = -1;  // within the small extent (of Phase::kBoth)
-  // Formats with an amax beside their scales, behind those, at a multiple of 4; else -1. The tensor's
-  // amax lies in every extent, an empty one too, as does a scale of the whole tensor.
+  // Offset of the amax behind the scales, a multiple of 4; -1 for formats without an amax. Every extent,
+  // also an empty one, has the tensor's amax, and a scale of the whole tensor.
   int64_t amax_offset = -1;
 };
 
@@ -67,7 +67,7 @@ struct ParameterLayout {
   std::optional<int> owner;   // small parameters
   PlaneLayout row_wise;
   std::optional<PlaneLayout> column_wise;
-  // Of trainable parameters.
+  // Trainable parameters only.
   int64_t gradient_offset = 0;  // of rows x columns in a gradient slot; a multiple of 256
   int64_t landing_offset = 0;   // of the rank's own rows in the landing area; a multiple of 256, equal on all ranks
 };
@@ -90,17 +90,15 @@ struct UnitLayout {
   std::optional<int> resident_slot;
 };
 
-// A run of bytes that goes from one memory to another. Of a gather, as one rank contributes it: arena[source, source +
-// bytes) goes to slot[target, target + bytes), with source from the start of the arena and target from the start of the
-// slot.
+// A copy of a run of bytes from one memory to another. In a gather, a rank copies arena[source, source + bytes) to
+// slot[target, target + bytes), with source from the start of the arena and target from the start of the slot.
 struct PieceCopy {
   int64_t source = 0;
   int64_t target = 0;
   int64_t bytes = 0;
 };
 
-// A run of rows of one parameter's gradient that one rank owns, in elements of the parameter's
-// matrix.
+// The rows of one parameter's gradient that one rank owns, in elements of the parameter's matrix.
 struct GradientSlice {
   int parameter = 0;
   int64_t slot_offset = 0;  // bytes, in a gradient slot
@@ -110,8 +108,8 @@ struct GradientSlice {
 // Immutable. Units, parameters (within their unit) and ranks (within the shard group) are indices.
 class Layout {
  public:
-  // Computes the layout. Requires 1 <= ranks <= kMaxShardSize and a spec that ParseModelSpec made,
-  // whose sizes therefore do not overflow int64.
+  // Computes the layout. Requires 1 <= ranks <= kMaxShardSize and a spec of ParseModelSpec, whose
+  // sizes do not overflow int64.
   Layout(ModelSpec spec, int ranks);
 
   const ModelSpec& spec() const { return spec_; }
@@ -119,43 +117,44 @@ class Layout {
   const std::vector<UnitLayout>& units() const { return units_; }
   int64_t arena_bytes() const { return arena_bytes_; }
 
-  // Rows that a rank owns; empty extents are normal. All rows on the owner of a small parameter.
+  // Returns the rows that a rank owns; empty extents are normal. The owner of a small parameter has all rows.
   RowRange Extent(int unit, int parameter, int rank) const;
 
-  // What rank contributes to a gather, in slot order, without empty pieces. One entry for each
-  // non-empty data extent (its bytes, without padding) and one for the small run (as long on every
-  // rank, padding included).
+  // Returns the pieces that a rank contributes to a gather, in slot order, without empty ones. One
+  // entry for each non-empty data extent (its bytes, without padding) and one for the small run
+  // (equally long on every rank, with padding).
   std::vector<PieceCopy> Pieces(int unit, Phase phase, int rank) const;
 
-  // Bytes that all ranks bring together, paddings of their small extents included.
+  // Returns the bytes that all ranks contribute together, with the padding of their small extents.
   int64_t GatheredBytes(int unit, Phase phase) const;
 
-  // What rank owns of a unit's gradients, in parameter order, without empty slices; nothing of frozen parameters.
+  // Returns the slices of a unit's gradients that a rank owns, in parameter order, without empty slices and frozen
+  // parameters.
   std::vector<GradientSlice> Slices(int unit, int rank) const;
 
-  // How a rank lands its own slices, but for those of `absent_parameters` (ascending): from a gradient slot to the
-  // landing area, both in the slots memory.
+  // Returns the copies by which a rank lands its own slices, without `absent_parameters` (ascending): from a gradient
+  // slot to the landing area, both in the slots memory.
   std::vector<PieceCopy> LandingCopies(int unit, int rank, int gradient_slot,
                                        absl::Span<const int> absent_parameters) const;
 
-  // Slots: gather slots in two size classes (units larger than twice the median share the last of the ring's slots: see
-  // slot_sizes.h), then one slot for each resident unit. Only units with reshard_after_forward count for the ring: its
-  // slots have no bytes when there are none. Gradient slots likewise, for all units with trainable parameters. Offsets
-  // are multiples of 4096 in one memory of slots_bytes().
+  // Slots: gather slots in two size classes (units larger than twice the median share the last slots of the ring: see
+  // slot_sizes.h), then one slot for each resident unit. The ring is sized for units with reshard_after_forward;
+  // without such units its slots have no bytes. Gradient slots are sized the same way for all units with trainable
+  // parameters. Offsets are multiples of 4096 in one memory of slots_bytes().
   const std::vector<int64_t>& slot_offsets() const { return slot_offsets_; }
   const std::vector<int64_t>& slot_bytes() const { return slot_bytes_; }
   const std::vector<int64_t>& gradient_slot_offsets() const { return gradient_slot_offsets_; }
   const std::vector<int64_t>& gradient_slot_bytes() const { return gradient_slot_bytes_; }
   int64_t slots_bytes() const { return slots_bytes_; }
-  // The slots of the ring come first: any unit that is not resident may take one that it fits.
+  // Number of the ring's slots, which come first. Any unit that is not resident may take a slot that it fits.
   int ring_slots() const { return spec_.gather_slots; }
-  // The landing area, behind the slots where sums wait for the commit: room for the own gradients of the rank that has
-  // the most of a parameter, for every parameter.
+  // Bytes of the landing area behind the slots, used where sums wait for the commit. For every parameter it has room
+  // for the own gradients of the rank that has the most rows.
   int64_t landing_bytes() const { return landing_bytes_; }
 
-  // The busiest rank's plane bytes over the mean of all ranks; 1 for an empty model.
+  // Returns the most loaded rank's plane bytes over the mean of all ranks; 1 for an empty model.
   double Imbalance() const { return imbalance_; }
-  // Plane bytes (data and scales, all planes) of one extent.
+  // Returns the plane bytes (data and scales, all planes) of one extent.
   int64_t PlaneBytes(int unit, int parameter, int rank) const;
 
  private:

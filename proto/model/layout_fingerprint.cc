@@ -1,6 +1,6 @@
 #include "proto/model/layout_fingerprint.h"
 
-// In this file alone: whoever links the library needs no other.
+// Inlined in this file alone, so the library has no link dependency on xxHash.
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
@@ -11,7 +11,7 @@
 namespace paramshard {
 namespace {
 
-// Numbers in a fixed order, with the length before each list.
+// Serializes numbers in a fixed order, with the length before each list.
 class Numbers {
  public:
   void Add(int64_t number) { numbers_.push_back(number); }

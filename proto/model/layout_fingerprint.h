@@ -1,4 +1,4 @@
-// What daemon and client compare before they trust each other's addresses.
+// Fingerprint of a layout, which daemon and client compare before they exchange addresses.
 #ifndef PARAMSHARD_PROTO_MODEL_LAYOUT_FINGERPRINT_H_
 #define PARAMSHARD_PROTO_MODEL_LAYOUT_FINGERPRINT_H_
 
@@ -8,8 +8,8 @@
 
 namespace paramshard {
 
-// XXH3-64 of the spec's fingerprint and of every number of the layout. Equal where both sides mean the same by the spec
-// and put every byte at the same place.
+// Returns XXH3-64 of the spec's fingerprint and of every number of the layout. It is equal if both sides read the spec
+// the same way and put every byte at the same place.
 uint64_t LayoutFingerprint(const Layout& layout);
 
 }  // namespace paramshard

@@ -1,8 +1,8 @@
-// Where two specs differ is said with the names of units and parameters and whole values. MessageDifferencer has their
-// indices and single elements instead, and so is asked only for what nobody has found words for.
+// Differences are reported with the names of units and parameters and with whole values. MessageDifferencer reports
+// indices and single elements instead, so it is used only for fields that are not described here.
 #include "proto/model/model_spec_difference.h"
 
-// In this file alone: whoever links the library needs no other.
+// Inlined in this file alone, so the library has no link dependency on xxHash.
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
@@ -23,7 +23,7 @@
 namespace paramshard {
 namespace {
 
-// A part of a spec as people read it, in the order in which differences are told.
+// A part of a spec as text. Differences are reported in the order of the fields.
 struct Field {
   std::string name;
   std::string value;
@@ -121,7 +121,7 @@ Fields Describe(const ModelSpec& spec) {
 }
 
 std::string Say(absl::string_view object, absl::string_view field, absl::string_view expected, absl::string_view got) {
-  return absl::StrCat(object, ": ", field, " ", expected, " expected, got ", got);
+  return absl::StrCat(object, ": want ", field, " ", expected, ", got ", got);
 }
 
 template <typename T>
@@ -144,7 +144,7 @@ std::string Difference(const ParameterSpec& expected, const ParameterSpec& got) 
   return FieldDifference(absl::StrCat("parameter ", DisplayName(expected.name)), expected, got);
 }
 
-// Differences of the elements that both lists have, then of their lengths.
+// Compares the elements that both lists have, then their lengths.
 template <typename T>
 std::string ListDifference(absl::string_view object, absl::string_view things, const std::vector<T>& expected,
                            const std::vector<T>& got) {
@@ -172,7 +172,7 @@ std::string GroupDifference(const ModelSpec& expected, const ModelSpec& got) {
                          got.groups.size());
 }
 
-// What has no words above: a field that was added since.
+// Returns the difference in a field that no Describe() above covers.
 std::string OtherDifference(absl::string_view object, const ModelSpec& expected, const ModelSpec& got) {
   std::string report;
   google::protobuf::util::MessageDifferencer differencer;

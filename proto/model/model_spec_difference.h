@@ -1,4 +1,4 @@
-// Whether two checked specs are the same, and where they differ.
+// Comparison of two checked specs.
 #ifndef PARAMSHARD_PROTO_MODEL_MODEL_SPEC_DIFFERENCE_H_
 #define PARAMSHARD_PROTO_MODEL_MODEL_SPEC_DIFFERENCE_H_
 
@@ -9,15 +9,15 @@
 
 namespace paramshard {
 
-// XXH3-64 of the deterministic serialization of the spec's message (ModelSpecToProto).
+// Returns XXH3-64 of CanonicalBytes().
 uint64_t ModelSpecFingerprint(const ModelSpec& spec);
-// That serialization.
+// Returns the deterministic serialization of the spec's message (ModelSpecToProto).
 std::string CanonicalBytes(const ModelSpec& spec);
-// The spec without initial values and their seed, which say nothing of a model whose values are others by now.
+// Returns the spec without initial values and their seed, which do not matter for a model that has been trained.
 ModelSpec WithoutInitialValues(ModelSpec spec);
 
-// Says where two specs of one name first differ, for people; empty when they are equal:
-// "parameter blocks.0.w1: shape [4, 4] expected, got [4, 8]".
+// Returns the first difference of two specs of one name as text; empty if they are equal:
+// "parameter blocks.0.w1: want shape [4, 4], got [4, 8]".
 std::string FirstDifference(const ModelSpec& expected, const ModelSpec& got);
 
 }  // namespace paramshard

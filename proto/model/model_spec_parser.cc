@@ -1,4 +1,4 @@
-// From a message to the checked spec.
+// Parser from a message to the checked spec.
 #include <algorithm>
 #include <cmath>
 #include <utility>
@@ -24,15 +24,15 @@ namespace {
 
 constexpr int kMaxRank = 8;
 constexpr int kMaxSlots = 64;
-// Bytes of everything that a model may take on a rank, an upper bound computed in double. Any one
-// parameter stays below.
+// Largest upper bound of the bytes that a model takes on a rank, computed in double. A single
+// parameter stays below it.
 constexpr double kMaxTotalBytes = 0x1.fp62;
 
 absl::Status Unexpected(absl::string_view expected, const absl::AlphaNum& got) {
-  return absl::InvalidArgumentError(absl::StrCat("expected ", expected, ", got ", got));
+  return absl::InvalidArgumentError(absl::StrCat("want ", expected, ", got ", got));
 }
 
-// The same error with what it is about in front.
+// Returns the same error with the object in front.
 absl::Status Annotate(const absl::Status& status, absl::string_view object) {
   return absl::Status(status.code(), absl::StrCat(object, ": ", status.message()));
 }
@@ -79,7 +79,7 @@ absl::Status ParseShape(const v1::ParameterSpec& proto, ParameterSpec& spec) {
   return absl::OkStatus();
 }
 
-// From a ParameterSpec or a FormatRule: their fields are the same.
+// Parses a ParameterSpec or a FormatRule: their fields are the same.
 template <typename Proto>
 absl::StatusOr<Encoding> ParseEncoding(const Proto& proto) {
   if (proto.format() == v1::FORMAT_UNSPECIFIED) return Unexpected("a format", "none");
@@ -123,13 +123,13 @@ absl::Status ParseState(const Proto& proto, ParameterSpec& spec) {
   return absl::OkStatus();
 }
 
-// All that a rule can say.
+// Parses all fields that a rule can have.
 template <typename Proto>
 absl::Status ParseStorage(const Proto& proto, ParameterSpec& spec) {
   ASSIGN_OR_RETURN(const Encoding encoding, ParseEncoding(proto));
   spec.encoding = {
       .format = encoding.format, .element = encoding.element, .power_of_two_scales = encoding.power_of_two_scales};
-  // Checked whatever the format is, kept where the format reads it.
+  // Checked for every format, kept only if the format reads it.
   ASSIGN_OR_RETURN(const DelayedScaling::Options scaling, ParseDelayedScaling(proto.delayed_scaling()));
   if (encoding.format == Format::kFP8TensorDelayed) spec.encoding.delayed_scaling = scaling;
   return ParseState(proto, spec);
@@ -190,12 +190,12 @@ absl::Status CheckInitial(const InitialValue& value, int64_t elements) {
   return Unexpected("a finite constant", value.a);
 }
 
-// Leaves the first `count` moments, those that the parameter's optimizer keeps.
+// Keeps the first `count` moments: the moments of the parameter's optimizer.
 void KeepMoments(ParameterSpec& spec, int count) {
   for (int i = count; i < kMomentCount; ++i) MomentTypeOf(spec, kMomentKinds[i].kind).reset();
 }
 
-// What only steps read is dropped; a master is kept where it is asked for.
+// Drops the fields that only steps read, and the master unless it is asked for.
 void Freeze(const v1::ParameterSpec& proto, ParameterSpec& spec) {
   spec.trainable = false;
   spec.gradient_type = GradientType::kFP32;
@@ -223,7 +223,7 @@ absl::StatusOr<ParameterSpec> ParseParameter(const v1::ParameterSpec& proto,
 
 absl::StatusOr<ParameterGroup> ParseGroup(const v1::ParameterGroup& proto) {
   ParameterGroup group;
-  // Groups are known by their index; a name is for people, and may be missing.
+  // A group is identified by its index; the name is for people and optional.
   if (!proto.name().empty()) RETURN_IF_ERROR(CheckName(proto.name()));
   group.name = proto.name();
   ASSIGN_OR_RETURN(group.mode, ParseEnum(proto.mode(), AdamMode::kAdamW, std::rbegin(kOptimizers)->mode, "a mode"));
@@ -241,10 +241,10 @@ absl::StatusOr<absl::Duration> ParseTimeout(const google::protobuf::Duration& pr
                   "step_timeout");
 }
 
-// More bytes than the parameter takes in any arena or slot, for any number of ranks. Planes take at
-// most 8 bytes an element, scales of edge blocks included. Extents are equal in a slot, which adds
-// less than a granule a rank, and no rank has more than the whole; a small parameter may need its
-// room on every rank.
+// Returns an upper bound of the bytes that the parameter takes in any arena or slot, for any number
+// of ranks. Planes take at most 8 bytes an element, with scales of edge blocks. Extents are equal in
+// a slot, which adds less than a granule for each rank, and no rank has more than the whole; a small
+// parameter may take its room on every rank.
 double MaxSlotBytes(const ParameterSpec& spec, bool small) {
   constexpr double kRanks = kMaxShardSize;
   constexpr double kAlignmentBytes = 4096;
@@ -271,7 +271,7 @@ class Parser {
   }
 
  private:
-  // Command lines and paths take such names for other things: `delete --help` succeeds, and deletes nothing.
+  // Returns true for names that command lines and paths misread: `delete --help` succeeds and deletes nothing.
   static bool LooksLikeSomethingElse(absl::string_view name) {
     return name.front() == '-' || name == "." || name == ".." || name == "latest" ||
            absl::c_any_of(name, [](char byte) { return absl::ascii_iscntrl(static_cast<unsigned char>(byte)); });
@@ -362,7 +362,7 @@ class Parser {
 
   absl::Status ParseUnitBody(const v1::UnitSpec& proto) {
     if (!unit_names_.insert(proto.name()).second) {
-      return Unexpected("a name that no other unit has", "it twice");
+      return absl::InvalidArgumentError("duplicate unit name");
     }
     if (proto.parameters_size() == 0) return Unexpected("at least one parameter", "none");
     UnitSpec& unit = spec_.units.emplace_back();
@@ -387,14 +387,14 @@ class Parser {
 
   absl::Status AddParameter(const v1::ParameterSpec& proto, UnitSpec& unit) {
     if (!parameter_names_.insert(proto.name()).second) {
-      return Unexpected("a name that no other parameter has", "it twice");
+      return absl::InvalidArgumentError("duplicate parameter name");
     }
     ASSIGN_OR_RETURN(ParameterSpec parameter, ParseByRules(proto));
-    // Every slot may hold every unit; three more for the arena, a unit's resident slot and landed gradients.
+    // Every slot may hold every unit; the 3 stands for the arena, a unit's resident slot and landed gradients.
     total_bytes_ += MaxSlotBytes(parameter, IsSmall(parameter, spec_.small_parameter_bytes)) *
                     (spec_.gather_slots + spec_.gradient_slots + 3);
     if (total_bytes_ > kMaxTotalBytes) {
-      return Unexpected("sizes that fit 64 bits over all parameters", "more from here on");
+      return Unexpected("sizes that fit 64 bits in total", "more from this parameter on");
     }
     unit.parameters.push_back(std::move(parameter));
     return absl::OkStatus();
@@ -410,12 +410,11 @@ class Parser {
     return Annotate(parameter.status(), absl::StrCat("by format rule ", DisplayName(rule->pattern())));
   }
 
-  // What no parameter needed has not been looked at.
+  // Fails for a rule that matches no parameter, and checks fields of rules that no parameter has used.
   absl::Status CheckRules() const {
     if (const v1::FormatRule* rule = rules_.Unmatched(); rule != nullptr) {
-      return Unexpected(
-          absl::StrCat("format rule ", DisplayName(rule->pattern()), " to match the name of at least one parameter"),
-          "none that it matches");
+      return absl::InvalidArgumentError(
+          absl::StrCat("format rule ", DisplayName(rule->pattern()), " matches no parameter"));
     }
     for (const v1::FormatRule& rule : proto_.format_rules()) {
       ParameterSpec unused;

@@ -41,7 +41,7 @@ v1::InitialValue ToProto(const InitialValue& value) {
 }
 
 v1::DelayedScaling ToProto(const DelayedScaling::Options& scaling) {
-  constexpr int64_t kLongest = INT32_MAX;  // more is refused as well
+  constexpr int64_t kLongest = INT32_MAX;  // a larger value is refused as well
   v1::DelayedScaling proto;
   proto.set_algorithm(static_cast<v1::AmaxAlgorithm>(scaling.algorithm));
   proto.set_history_length(static_cast<int32_t>(std::clamp<int64_t>(scaling.history_length, -1, kLongest)));
@@ -49,7 +49,7 @@ v1::DelayedScaling ToProto(const DelayedScaling::Options& scaling) {
   return proto;
 }
 
-// Sets what ParameterSpec and FormatRule both have, in the header and in the proto. Enums of the proto and of the
+// Sets the fields that ParameterSpec and FormatRule share, as structs and as messages. Enums of the proto and of the
 // kernels share their numbers (model_spec_parser.cc asserts it).
 template <typename Spec, typename Proto>
 void SetStorage(const Spec& spec, Proto& proto) {
@@ -121,7 +121,7 @@ v1::ModelSpec ModelSpecToProto(const ModelSpec& spec) {
   if (spec.step_timeout.has_value()) *proto.mutable_step_timeout() = DurationToProto(*spec.step_timeout);
   for (const FormatRule& rule : spec.format_rules) *proto.add_format_rules() = ToProto(rule);
   if (spec.gradient_sums.has_value()) proto.set_gradient_sums(static_cast<v1::GradientSums>(*spec.gradient_sums));
-  // Likewise.
+  // Unset where it is the default, for the same reason.
   if (spec.accumulator_type != GradientType::kFP32) {
     proto.set_accumulator_type(static_cast<v1::GradientType>(spec.accumulator_type));
   }

@@ -1,4 +1,4 @@
-// Specs between messages and the code that both sides share: the one place that knows both.
+// Conversion between ModelSpec and its message. Only this file knows both.
 #ifndef PARAMSHARD_PROTO_MODEL_MODEL_SPEC_PROTO_H_
 #define PARAMSHARD_PROTO_MODEL_MODEL_SPEC_PROTO_H_
 
@@ -9,14 +9,14 @@
 namespace paramshard {
 
 // Checks every rule that the proto states, and that the sizes of any layout of the spec fit int64.
-// INVALID_ARGUMENT names the parameter (or field), what was expected and what came: "create model
-// m: parameter w: expected ..., got ...". Specs that mean the same come out equal: fields that a
-// format does not read get their defaults, and rules have given every parameter its format.
+// INVALID_ARGUMENT names the parameter or field: "create model m: parameter w: want ..., got ...".
+// Specs with the same meaning become equal: fields that a format does not read get their defaults,
+// and rules give every parameter its format.
 absl::StatusOr<ModelSpec> ParseModelSpec(const v1::ModelSpec& proto);
 
-// The message of a description or of a checked spec. Of a checked one it says every default, so that equal specs give
-// equal bytes, and is the inverse of ParseModelSpec. shard_size, step_timeout and gradient_sums, whose defaults are the
-// daemon's, stay unset where they are.
+// Returns the message of a description or of a checked spec. For a checked spec it is the inverse of ParseModelSpec and
+// states every default, so equal specs give equal bytes. shard_size, step_timeout and gradient_sums, whose defaults are
+// the daemon's, stay unset if they are unset.
 v1::ModelSpec ModelSpecToProto(const ModelSpec& spec);
 
 }  // namespace paramshard

@@ -1,4 +1,4 @@
-// The fields of messages that there is one of for each moment, whichever message has them.
+// Access to the fields that messages have once for each moment.
 #ifndef PARAMSHARD_PROTO_MODEL_MOMENT_FIELDS_H_
 #define PARAMSHARD_PROTO_MODEL_MOMENT_FIELDS_H_
 
@@ -10,7 +10,7 @@
 
 namespace paramshard {
 
-// How a moment is stored: of a ParameterSpec, a FormatRule, a description.
+// The type of a moment in a ParameterSpec, a FormatRule or a description.
 template <typename Message>
 v1::MomentType MomentTypeIn(const Message& message, MomentKind kind) {
   switch (kind) {
@@ -33,7 +33,7 @@ void SetMomentType(Message& message, MomentKind kind, v1::MomentType type) {
   }
 }
 
-// The values of a moment: of an ExtentDescription.
+// The range of a moment's values in an ExtentDescription.
 struct MomentRange {
   double norm = 0, min = 0, max = 0;
 };
@@ -66,7 +66,7 @@ void SetMomentRange(Message& message, MomentKind kind, const MomentRange& range)
   }
 }
 
-// The hash of a moment's bytes: of an ExtentVerification.
+// The hash of a moment's bytes in an ExtentVerification.
 template <typename Message>
 const std::string& MomentHashIn(const Message& message, MomentKind kind) {
   switch (kind) {

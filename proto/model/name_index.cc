@@ -23,18 +23,18 @@ std::string NameIndex::UnitNames(const std::vector<int>& units) const {
 absl::StatusOr<int> NameIndex::FindUnit(absl::string_view name) const {
   const auto found = units_.find(name);
   if (found != units_.end()) return found->second;
-  return absl::NotFoundError(absl::StrCat("unit ", name, ": a unit of model ", spec_->name, " expected"));
+  return absl::NotFoundError(absl::StrCat("unit ", name, ": not found in model ", spec_->name));
 }
 
 absl::StatusOr<int> NameIndex::FindParameter(int unit, absl::string_view name) const {
   const auto found = parameters_.find(name);
   if (found == parameters_.end()) {
-    return absl::NotFoundError(absl::StrCat("parameter ", name, ": a parameter of unit ", UnitName(unit), " expected"));
+    return absl::NotFoundError(absl::StrCat("parameter ", name, ": not found in unit ", UnitName(unit)));
   }
   const ParameterPlace& place = found->second;
   if (place.unit == unit) return place.parameter;
-  return absl::NotFoundError(absl::StrCat("parameter ", name, ": a parameter of unit ", UnitName(unit),
-                                          " expected, got one of unit ", UnitName(place.unit)));
+  return absl::NotFoundError(absl::StrCat("parameter ", name, ": not found in unit ", UnitName(unit),
+                                          ": it belongs to unit ", UnitName(place.unit)));
 }
 
 const ParameterSpec* NameIndex::Find(absl::string_view parameter) const {

@@ -19,20 +19,20 @@ struct ParameterPlace {
   int parameter = 0;  // within the unit
 };
 
-// Immutable. Refers to the spec, which outlives it and stays where it is.
+// Index of a model's units and parameters by name. Immutable. Refers to the spec, which outlives it and is not moved.
 class NameIndex {
  public:
   explicit NameIndex(const ModelSpec& spec);
 
   const std::string& UnitName(int unit) const { return spec_->units[unit].name; }
-  // Joined by commas.
+  // Returns the names joined by commas.
   std::string UnitNames(const std::vector<int>& units) const;
 
-  // The unit's index. NOT_FOUND.
+  // Returns the unit's index. NOT_FOUND.
   absl::StatusOr<int> FindUnit(absl::string_view name) const;
-  // The parameter's index in the unit. NOT_FOUND, also for another unit's parameter.
+  // Returns the parameter's index in the unit. NOT_FOUND, also for a parameter of a different unit.
   absl::StatusOr<int> FindParameter(int unit, absl::string_view name) const;
-  // Null when the model has no such parameter.
+  // Returns null, or nullopt, if the model has no such parameter.
   const ParameterSpec* Find(absl::string_view parameter) const;
   std::optional<ParameterPlace> PlaceOf(absl::string_view parameter) const;
 

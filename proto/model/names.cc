@@ -13,9 +13,8 @@ constexpr size_t kMaxDisplayBytes = 64;
 
 bool IsContinuation(char byte) { return (static_cast<uint8_t>(byte) & 0xc0) == 0x80; }
 
-// What a first byte says about its character: how many bytes, and the range of the second one,
-// which is what keeps out overlong forms, surrogates and numbers above U+10FFFF (Unicode, table
-// 3-7).
+// Properties of a character by its first byte: its length, and the range of its second byte, which
+// excludes overlong forms, surrogates and numbers above U+10FFFF (Unicode, table 3-7).
 struct LeadByte {
   size_t length = 0;  // 0: no character starts so
   uint8_t second_min = 0x80;
@@ -35,7 +34,7 @@ LeadByte Classify(uint8_t byte) {
   return {0};
 }
 
-// Bytes of the character that `text` begins with; 0 when it begins with none.
+// Returns the bytes of the character that `text` begins with; 0 if it does not begin with one.
 size_t CharacterLength(absl::string_view text) {
   const LeadByte lead = Classify(static_cast<uint8_t>(text[0]));
   if (lead.length == 0 || lead.length > text.size()) return 0;
@@ -45,7 +44,7 @@ size_t CharacterLength(absl::string_view text) {
   return std::all_of(text.begin() + 2, text.begin() + lead.length, IsContinuation) ? lead.length : 0;
 }
 
-// The first bytes of a text, cut between characters.
+// Returns the first bytes of a text, cut between characters.
 absl::string_view Head(absl::string_view text) {
   if (text.size() <= kMaxDisplayBytes) return text;
   size_t end = kMaxDisplayBytes;
@@ -71,9 +70,9 @@ bool IsUtf8(absl::string_view text) {
 absl::Status CheckName(absl::string_view name) {
   const auto refuse = [](absl::string_view got) {
     return absl::InvalidArgumentError(
-        absl::StrCat("expected a name of 1 to ", kMaxNameBytes, " bytes of UTF-8 without NUL, got ", got));
+        absl::StrCat("want a name of 1 to ", kMaxNameBytes, " bytes of UTF-8 without NUL, got ", got));
   };
-  if (name.empty()) return refuse("an empty one");
+  if (name.empty()) return refuse("an empty name");
   if (name.size() > kMaxNameBytes) return refuse(absl::StrCat(name.size(), " bytes"));
   if (name.find('\0') != absl::string_view::npos) {
     return refuse(absl::StrCat("a NUL in ", DisplayName(name)));
@@ -90,7 +89,7 @@ std::string DisplayName(absl::string_view name) {
 }
 
 absl::Status UnknownParameter(absl::string_view operation, absl::string_view name) {
-  return absl::NotFoundError(absl::StrCat(operation, ": a parameter of the model expected, got ", DisplayName(name)));
+  return absl::NotFoundError(absl::StrCat(operation, ": parameter ", DisplayName(name), " not found"));
 }
 
 }  // namespace paramshard

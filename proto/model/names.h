@@ -1,4 +1,4 @@
-// Names of models, units and parameters: the rule that they follow, and how messages show them.
+// Names of models, units and parameters: the rule that they follow, and their form in messages.
 #ifndef PARAMSHARD_PROTO_MODEL_NAMES_H_
 #define PARAMSHARD_PROTO_MODEL_NAMES_H_
 
@@ -12,18 +12,18 @@ namespace paramshard {
 
 inline constexpr size_t kMaxNameBytes = 512;
 
-// Whether `text` is UTF-8 in its shortest form, without surrogates and nothing above U+10FFFF.
+// Returns true if `text` is UTF-8 in its shortest form, without surrogates and nothing above U+10FFFF.
 bool IsUtf8(absl::string_view text);
 
-// INVALID_ARGUMENT "expected ..., got ..." unless the name has 1 to kMaxNameBytes bytes of UTF-8
-// without NUL.
+// INVALID_ARGUMENT "want ..., got ..." unless the name has 1 to kMaxNameBytes bytes of UTF-8 without
+// NUL.
 absl::Status CheckName(absl::string_view name);
 
-// The name for a message, however it came: control characters and bytes that are not UTF-8 escaped,
-// a long one cut to its first 64 bytes and its length, an empty one as "".
+// Returns any name in a form for messages: control characters and bytes that are not UTF-8 are
+// escaped, a long name is cut to its first 64 bytes and its length, an empty one is "".
 std::string DisplayName(absl::string_view name);
 
-// NOT_FOUND for a name that no parameter of the model has: "export m: a parameter of the model expected, got w".
+// Returns NOT_FOUND for a name that no parameter of the model has: "export m: parameter w not found".
 absl::Status UnknownParameter(absl::string_view operation, absl::string_view name);
 
 }  // namespace paramshard

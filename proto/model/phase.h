@@ -1,4 +1,4 @@
-// The phases of a step, which decide what a gather brings.
+// The phases of a step, which determine what a gather brings.
 #ifndef PARAMSHARD_PROTO_MODEL_PHASE_H_
 #define PARAMSHARD_PROTO_MODEL_PHASE_H_
 
@@ -11,9 +11,9 @@
 
 namespace paramshard {
 
-// A phase says which planes a gather brings: row-wise ones for the forward pass; for the backward pass column-wise
-// ones where the format has them, else row-wise; both for units that stay gathered
-// (reshard_after_forward = false). The numbers are sent.
+// Phase of a gather. It determines the planes: row-wise for the forward pass; column-wise for the backward pass if the
+// format has them, else row-wise; both for units that stay gathered (reshard_after_forward = false). The numbers are
+// sent.
 enum class Phase : uint8_t { kForward = 1, kBackward = 2, kBoth = 3 };
 
 inline constexpr std::array<Phase, 3> kPhases = {Phase::kForward, Phase::kBackward, Phase::kBoth};
@@ -31,13 +31,14 @@ class PerPhase {
   std::array<T, kPhases.size()> values_{};
 };
 
-// False for a number that was cast to the type and is none.
+// Returns false for a number that was cast to the type and is not a phase.
 bool IsPhase(Phase phase);
 
-// "forward", "backward", "both"; "unknown" where !IsPhase().
+// "forward", "backward", "both"; "unknown" if !IsPhase().
 absl::string_view PhaseName(Phase phase);
 
-// The plane that a phase's products read, and whether a gather of the phase brings a plane.
+// MainPlane returns the plane that a phase's products read. Brings returns true if a gather of the phase brings the
+// plane.
 Plane MainPlane(Format format, Phase phase);
 bool Brings(Format format, Plane plane, Phase phase);
 

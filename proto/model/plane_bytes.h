@@ -9,7 +9,7 @@
 
 namespace paramshard {
 
-// Data, scales and amax of all planes that the encoding has, for a matrix or an extent of one.
+// Returns the bytes of data, scales and amax of all planes of the encoding, for a matrix or an extent.
 inline int64_t AllPlaneBytes(const Encoding& encoding, int64_t rows, int64_t columns) {
   const int64_t data = DataBytes(encoding, rows, columns);
   const int64_t row_wise = data + ScaleBytes(encoding, Plane::kRowWise, rows, columns) + AmaxBytes(encoding.format);
@@ -17,7 +17,7 @@ inline int64_t AllPlaneBytes(const Encoding& encoding, int64_t rows, int64_t col
   return row_wise + data + ScaleBytes(encoding, Plane::kColumnWise, rows, columns);
 }
 
-// Whether a parameter lives whole on one rank.
+// Returns true if a parameter lives whole on one rank.
 inline bool IsSmall(const ParameterSpec& spec, int64_t small_parameter_bytes) {
   return AllPlaneBytes(EncodingOf(spec.encoding), spec.rows(), spec.columns()) < small_parameter_bytes;
 }

@@ -7,14 +7,14 @@ ByteRange WholeData(const ParameterSpec& spec, int64_t offset) {
   return {.offset = offset, .bytes = DataBytes(EncodingOf(spec.encoding), spec.rows(), spec.columns())};
 }
 
-// One scale for the tensor: every rank has the same.
+// Returns true for formats with one scale for the tensor: every rank has the same.
 bool HasTensorScale(Format format) { return TraitsOf(format).row_wise_block.rows == kUnbounded; }
 
 const PlaneLayout& PlaneOf(const ParameterLayout& parameter, Plane plane) {
   return plane == Plane::kRowWise ? parameter.row_wise : *parameter.column_wise;
 }
 
-// Parts that lie one after the other are one: nobody needs to put them together.
+// Appends a part. Parts that lie one after the other become one, so no copy has to join them.
 void AppendPart(std::vector<ByteRange>& parts, const ByteRange& next) {
   if (!parts.empty() && parts.back().offset + parts.back().bytes == next.offset) {
     parts.back().bytes += next.bytes;
@@ -30,7 +30,7 @@ PlanePlace PlaceInSlot(const Layout& layout, int unit, int parameter, Plane plan
   const ParameterLayout& place = layout.units()[unit].parameters[parameter];
   const PlaneLayout& in_plane = PlaneOf(place, plane);
   const SmallRun& small = layout.units()[unit].small[phase];
-  // Offsets are those of the whole small extent, of which a phase brings a part.
+  // Offsets count from the whole small extent, of which a phase brings a part.
   const auto small_offset = [&](int rank, int64_t offset) {
     return small.slot_offset + rank * small.bytes + offset - small.begin;
   };

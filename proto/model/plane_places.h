@@ -1,4 +1,4 @@
-// Where the planes of a model lie, once they are gathered and before.
+// Places of a model's planes, before and after they are gathered.
 #ifndef PARAMSHARD_PROTO_MODEL_PLANE_PLACES_H_
 #define PARAMSHARD_PROTO_MODEL_PLANE_PLACES_H_
 
@@ -15,17 +15,17 @@ struct ByteRange {
   int64_t bytes = 0;
 };
 
-// One plane of one parameter. The scales' ranges, in order, are the compact scales of the whole
-// matrix. A number of the whole tensor, which every rank has, is read once: from the
-// owner, or from rank 0 of the group.
+// Place of one plane of one parameter. The scales' ranges, in order, are the compact scales of the
+// whole matrix. Every rank has a number of the whole tensor; it is read once, from the owner or from
+// rank 0 of the group.
 struct PlanePlace {
   ByteRange data;
   std::vector<ByteRange> scales;
-  ByteRange amax;  // 0 bytes in formats without
+  ByteRange amax;  // 0 bytes in formats without an amax
 };
 
-// Where a plane lies in the slot of a gather of `phase`; and, where the group is one rank, in its
-// arena. Require that the parameter has the plane (and the phase brings it).
+// Return the place of a plane in the slot of a gather of `phase`, and, for a group of one rank, in
+// its arena. Require that the parameter has the plane (and the phase brings it).
 PlanePlace PlaceInSlot(const Layout& layout, int unit, int parameter, Plane plane, Phase phase);
 PlanePlace PlaceInArena(const Layout& layout, int unit, int parameter, Plane plane);
 

@@ -1,4 +1,4 @@
-// Enumerations between messages and the code that both sides share: equal numbers, checked.
+// Conversion between enumerations of messages and of the shared code. Their numbers are equal, which is asserted.
 #ifndef PARAMSHARD_PROTO_MODEL_PROTO_ENUMS_H_
 #define PARAMSHARD_PROTO_MODEL_PROTO_ENUMS_H_
 
@@ -23,7 +23,7 @@ inline v1::Phase PhaseToProto(Phase phase) { return static_cast<v1::Phase>(phase
 inline v1::TensorKind TensorKindToProto(TensorKind kind) { return static_cast<v1::TensorKind>(kind); }
 inline v1::TensorType TensorTypeToProto(TensorType type) { return static_cast<v1::TensorType>(type); }
 
-// Null for numbers that are none, and for those that say nothing; but a type that nobody says is FP32.
+// Return nullopt for an unknown or unspecified number, except that an unspecified TensorType is FP32.
 inline std::optional<Phase> PhaseFromProto(int number) {
   if (number < 1 || number > v1::Phase_MAX) return std::nullopt;
   return static_cast<Phase>(number);

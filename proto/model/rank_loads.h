@@ -9,7 +9,7 @@
 
 namespace paramshard {
 
-// What rows and owners of a model put on each of its ranks.
+// Plane bytes that a model's large parameters and owners put on each rank.
 class RankLoads {
  public:
   // Counts the large parameters of the spec, then gives every small one to the least loaded rank:
@@ -17,13 +17,13 @@ class RankLoads {
   // lowest. Requires 1 <= ranks.
   RankLoads(const ModelSpec& spec, int ranks);
 
-  // The rank of each small parameter, -1 for large ones, in the order of the model over all units.
+  // The rank of each small parameter, -1 for a large one, in the order of the model over all units.
   const std::vector<int>& owners() const { return owners_; }
 
   // Plane bytes of each rank.
   const std::vector<int64_t>& bytes() const { return bytes_; }
 
-  // The busiest rank's bytes over the mean of all ranks; 1 when there are none.
+  // Returns the most loaded rank's bytes over the mean of all ranks; 1 if there are no bytes.
   double Imbalance() const;
 
  private:
@@ -38,8 +38,8 @@ class RankLoads {
   void AddToRanks(int begin, int end, int64_t bytes);
   void AssignOwners(std::vector<Small> small);
 
-  // bytes_[r] - bytes_[r - 1], so that a parameter is counted in a few additions however many ranks
-  // there are.
+  // bytes_[r] - bytes_[r - 1], so that a parameter is counted in a few additions for any number of
+  // ranks.
   std::vector<int64_t> differences_;
   std::vector<int64_t> bytes_;
   std::vector<int> owners_;

@@ -1,4 +1,4 @@
-// How the rows of a large parameter are cut over ranks.
+// Ranges of rows, and the cut of a large parameter's rows over ranks.
 #ifndef PARAMSHARD_PROTO_MODEL_ROW_RANGE_H_
 #define PARAMSHARD_PROTO_MODEL_ROW_RANGE_H_
 
@@ -13,13 +13,13 @@ struct RowRange {
   int64_t size() const { return end - begin; }
 };
 
-// Rows of a full extent: torch.chunk's ceil(granules / ranks) granules. May be more than all rows.
+// Returns the rows of a full extent: torch.chunk's ceil(granules / ranks) granules. May be more than all rows.
 inline int64_t RowsPerRank(int64_t rows, int64_t granule, int ranks) {
   const int64_t granules = (rows + granule - 1) / granule;
   return (granules + ranks - 1) / ranks * granule;
 }
 
-// The rows of one rank. Ranks past the last row have the empty extent [rows, rows).
+// Returns the rows of one rank. Ranks past the last row have the empty extent [rows, rows).
 inline RowRange CutRows(int64_t rows, int64_t rows_per_rank, int rank) {
   return {.begin = std::min(rank * rows_per_rank, rows), .end = std::min((rank + 1) * rows_per_rank, rows)};
 }

@@ -1,4 +1,4 @@
-// Packs the small extent of one unit: where scales and small parameters lie in it.
+// Packer of the small extent of one unit: it places scales and small parameters.
 #ifndef PARAMSHARD_PROTO_MODEL_SMALL_EXTENT_H_
 #define PARAMSHARD_PROTO_MODEL_SMALL_EXTENT_H_
 
@@ -12,9 +12,9 @@ namespace paramshard {
 enum class PieceRun : uint8_t { kForwardOnly = 0, kBothPhases = 1, kBackwardOnly = 2 };
 inline constexpr int kRunCount = 3;
 
-// Assigns offsets in the runs of one unit after the other. What all ranks hold comes first, at
-// offsets equal on all ranks, so it must be added first; what one rank owns follows on that rank,
-// over what other ranks own.
+// Assigns offsets in the runs of one unit after the other. Pieces that all ranks hold come first, at
+// offsets equal on all ranks, so they must be added first; pieces that one rank owns follow on that
+// rank, at offsets that other ranks use for their own pieces.
 class SmallExtentPacker {
  public:
   static constexpr int64_t kRunAlignment = 256;
@@ -29,22 +29,22 @@ class SmallExtentPacker {
   int64_t AddToAll(PieceRun run, int64_t bytes);
   int64_t AddToOwner(PieceRun run, int owner, int64_t bytes);
 
-  // Offset of the run in the extent, and its size, equal on all ranks. Final once everything is
-  // added.
+  // Return the offset of the run in the extent, and its size, equal on all ranks. Final once all
+  // pieces are added.
   int64_t RunBegin(PieceRun run) const;
   int64_t RunBytes(PieceRun run) const;
 
  private:
   struct RunEnds {
-    int64_t common = 0;        // end of what all ranks hold
-    int64_t largest = 0;       // end of the rank that holds most
+    int64_t common = 0;        // end of the pieces that all ranks hold
+    int64_t largest = 0;       // end of the rank that holds the most
     std::vector<int64_t> own;  // bytes after `common`, for each rank
   };
   RunEnds& EndsOf(PieceRun run) { return runs_[static_cast<int>(run)]; }
   const RunEnds& EndsOf(PieceRun run) const { return runs_[static_cast<int>(run)]; }
 
   std::array<RunEnds, kRunCount> runs_;
-  // Ranks that own something in this unit: clearing them costs the unit's size, not the number of
+  // Ranks that own a piece of this unit. Clearing only these costs the unit's size, not the number of
   // ranks.
   std::vector<int> owners_;
 };

@@ -48,7 +48,7 @@ Format FormatOf(TensorType type) {
 
 }  // namespace
 
-// A tensor travels in each form.
+// Every tensor has a kind for each form.
 static_assert(v1::TensorKind_MAX == 3 * std::size(kStateTensors), "a tensor that imports and exports do not carry");
 static_assert(std::size(kStoredState) == 2 * std::size(kStateTensors), "a tensor that is not in kStoredState");
 

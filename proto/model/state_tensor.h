@@ -1,4 +1,4 @@
-// The tensors of a parameter's state, and how their elements travel in and out.
+// The tensors of a parameter's state, and the forms in which they are imported and exported.
 #ifndef PARAMSHARD_PROTO_MODEL_STATE_TENSOR_H_
 #define PARAMSHARD_PROTO_MODEL_STATE_TENSOR_H_
 
@@ -13,26 +13,26 @@
 
 namespace paramshard {
 
-// Which tensor of the optimizer's state: the master, then each moment.
+// A tensor of the optimizer's state: the master, then each moment.
 enum class StateTensor : uint8_t { kMaster, kExpAvg, kExpAvgSq };
 inline constexpr StateTensor kStateTensors[] = {StateTensor::kMaster, StateTensor::kExpAvg, StateTensor::kExpAvgSq};
 
-// The tensor that is a moment, and back; null for the master.
+// Convert between a moment and its tensor; nullopt for the master.
 constexpr StateTensor TensorOf(MomentKind kind) { return kStateTensors[1 + static_cast<int>(kind)]; }
 constexpr std::optional<MomentKind> MomentOf(StateTensor tensor) {
   if (tensor == StateTensor::kMaster) return std::nullopt;
   return kMomentKinds[static_cast<int>(tensor) - 1].kind;
 }
-static_assert(std::size(kStateTensors) == 1 + kMomentCount, "a moment that is no tensor");
+static_assert(std::size(kStateTensors) == 1 + kMomentCount, "every moment needs a StateTensor");
 
-// How a tensor's rows are given: decoded, or one of the arrays in which they are stored.
+// Form of a tensor's rows: decoded, or one of the stored arrays.
 enum class TensorForm : uint8_t {
   kValues,    // decoded to fp32
   kElements,  // the stored elements; the upper halves of a master with a remainder
-  kRest,      // what is stored beside them: the remainders of a master, the scales of a moment
+  kRest,      // stored beside the elements: the remainders of a master, the scales of a moment
 };
 
-// What a stream of tensors carries, as one of these. Null for a number that is no kind.
+// Returns the tensor and form of a TensorKind; nullopt for a number that is not a kind.
 struct StateArray {
   StateTensor tensor = StateTensor::kMaster;
   TensorForm form = TensorForm::kValues;
@@ -45,16 +45,16 @@ std::string TensorName(StateTensor tensor, TensorForm form);
 // One row of a tensor in a form.
 struct TensorRow {
   TensorType type = TensorType::kFP32;
-  int64_t elements = 0;  // 0: the parameter has no such thing
+  int64_t elements = 0;  // 0: the parameter does not have it
 
   int64_t size_bytes() const { return elements * ElementBytes(type); }
 };
 
-// Of a parameter of a checked spec. A frozen one has no moments; without a master, nothing of it is stored in these
-// forms, but it has values of a master: what its planes decode to.
+// Returns the row of a tensor of a parameter of a checked spec. A frozen parameter has no moments. Without a master it
+// stores nothing in these forms, but kMaster has values: its decoded planes.
 TensorRow RowOf(const ParameterSpec& spec, StateTensor tensor, TensorForm form);
 
-// `count` elements of FP32, BF16 or FP16, at any alignment.
+// Decodes `count` elements of FP32, BF16 or FP16, at any alignment.
 void DecodeElements(TensorType type, const uint8_t* elements, int64_t count, float* values);
 
 }  // namespace paramshard

@@ -1,4 +1,4 @@
-// Which units have been pushed since the last commit, and which may be.
+// The units that have been pushed since the last commit.
 #ifndef PARAMSHARD_PROTO_MODEL_STEP_PUSHES_H_
 #define PARAMSHARD_PROTO_MODEL_STEP_PUSHES_H_
 
@@ -9,18 +9,18 @@
 
 namespace paramshard {
 
-// A BF16 accumulator is rounded with each push, so models that have them take one push of a unit between two commits.
-// The client looks before it sends a push, the daemon when it has come.
+// A BF16 accumulator is rounded with each push, so models with BF16 accumulators accept one push of a unit between two
+// commits. The client checks before it sends a push, the daemon when it receives it.
 class StepPushes {
  public:
   // `spec` outlives it.
   explicit StepPushes(const ModelSpec& spec) : spec_(spec), pushed_(spec.units.size(), false) {}
 
   bool Has(int unit) const { return pushed_[unit]; }
-  // FAILED_PRECONDITION: the unit has been pushed, and the model takes no second push of it.
+  // FAILED_PRECONDITION if the unit has been pushed and the model accepts only one push.
   absl::Status Check(int unit) const;
   void Add(int unit) { pushed_[unit] = true; }
-  // At a commit or a discard.
+  // Called at a commit or a discard.
   void Clear() { pushed_.assign(pushed_.size(), false); }
 
  private:

@@ -1,4 +1,4 @@
-// What an import or an export carries, and the types of its elements.
+// Kinds of tensors in imports and exports, and the types of their elements.
 #ifndef PARAMSHARD_PROTO_MODEL_TENSOR_KIND_H_
 #define PARAMSHARD_PROTO_MODEL_TENSOR_KIND_H_
 
@@ -8,7 +8,7 @@
 
 namespace paramshard {
 
-// What an import or an export carries: decoded values, or the bytes as they are stored. The numbers are sent.
+// Content of an import or an export: decoded values, or the bytes as they are stored. The numbers are sent.
 enum class TensorKind : uint8_t {
   kMaster = 1,
   kExpAvg = 2,
@@ -21,20 +21,20 @@ enum class TensorKind : uint8_t {
   kExpAvgSqScales = 9,
 };
 
-// A state bit for bit: what an export of these brings, an import brings back. What a parameter does not store is left
-// out for it: of a frozen one without a master that is all, and kMaster brings what its planes decode to.
+// Kinds that together are a state bit for bit: an import of their export restores it. Kinds that a parameter does not
+// store are left out. A frozen parameter without a master stores none of them; kMaster gives its decoded planes.
 inline constexpr TensorKind kStoredState[] = {TensorKind::kMasterElements,   TensorKind::kMasterRemainders,
                                               TensorKind::kExpAvgElements,   TensorKind::kExpAvgScales,
                                               TensorKind::kExpAvgSqElements, TensorKind::kExpAvgSqScales};
 
-// The elements of a tensor. Values are imported as FP32, BF16 or FP16 and exported as FP32; stored elements have the
-// type in which they are stored. Quantized planes are no source of a tensor. The numbers are sent.
+// Type of a tensor's elements. Values are imported as FP32, BF16 or FP16 and exported as FP32; stored elements have the
+// type in which they are stored. Quantized planes cannot be imported. The numbers are sent.
 enum class TensorType : uint8_t { kFP32 = 1, kBF16 = 2, kFP16 = 3, kFP8E4M3 = 4, kInt16 = 5 };
 
-// "FP32", ...; "unknown" for a number that was cast to the type and is none.
+// "FP32", ...; "unknown" for a number that was cast to the type and is not a type.
 absl::string_view TensorTypeName(TensorType type);
 
-// 0 for a number that is no type.
+// Returns 0 for a number that is not a type.
 int64_t ElementBytes(TensorType type);
 
 }  // namespace paramshard

@@ -12,8 +12,8 @@ constexpr int64_t kAmaxAlignment = sizeof(float);
 
 Format FormatOf(const ParameterSpec& spec) { return EncodingOf(spec.encoding).format; }
 
-// A parameter with a column-wise plane needs its row-wise one forward only; elsewhere the row-wise
-// plane serves both.
+// A parameter with a column-wise plane needs its row-wise plane only forward; without one, the
+// row-wise plane serves both phases.
 PieceRun RunOf(Format format, Plane plane) {
   if (plane == Plane::kColumnWise) return PieceRun::kBackwardOnly;
   return HasColumnPlane(format) ? PieceRun::kForwardOnly : PieceRun::kBothPhases;
@@ -24,8 +24,8 @@ bool BringsRun(Phase phase, PieceRun run) {
   return phase == Phase::kBoth || run != PieceRun::kForwardOnly;
 }
 
-// Calls `visit(plane, layout)` for the planes of a parameter, row-wise first: the order of
-// everything in this file.
+// Calls `visit(plane, layout)` for the planes of a parameter, row-wise first. All of this file uses
+// this order.
 template <typename Visit>
 void ForEachPlane(ParameterLayout& parameter, Visit visit) {
   visit(Plane::kRowWise, parameter.row_wise);
@@ -59,7 +59,7 @@ UnitLayout UnitPlacer::Place(const UnitSpec& spec, absl::Span<const int> owners)
       PlaceLarge(spec.parameters[i], parameter);
     }
   }
-  // After all scales of large parameters, whose offsets are equal on all ranks.
+  // Small parameters follow all scales of large parameters, whose offsets are equal on all ranks.
   for (size_t i = 0; i < spec.parameters.size(); ++i) {
     if (owners[i] >= 0) PlaceSmall(spec.parameters[i], unit_.parameters[i]);
   }
@@ -110,7 +110,7 @@ void UnitPlacer::PlaceSmall(const ParameterSpec& spec, ParameterLayout& paramete
 }
 
 void UnitPlacer::PlaceSmallExtent(const UnitSpec& spec) {
-  // Until here offsets count from their run, as runs were not final.
+  // Offsets count from their run until all runs are final.
   for (size_t i = 0; i < spec.parameters.size(); ++i) {
     ForEachPlane(unit_.parameters[i], [&](Plane plane, PlaneLayout& layout) {
       const int64_t begin = small_.RunBegin(RunOf(FormatOf(spec.parameters[i]), plane));

@@ -1,4 +1,4 @@
-// Places the parameters of one unit in arena, slots and gradient slots.
+// Placer of the parameters of one unit in arena, slots and gradient slots.
 #ifndef PARAMSHARD_PROTO_MODEL_UNIT_PLACER_H_
 #define PARAMSHARD_PROTO_MODEL_UNIT_PLACER_H_
 
@@ -11,12 +11,12 @@
 
 namespace paramshard {
 
-// Places one unit after the other; what it keeps between them is scratch memory.
+// Places one unit after the other; between units it keeps only scratch memory.
 class UnitPlacer {
  public:
   explicit UnitPlacer(int ranks) : ranks_(ranks), small_(ranks) {}
 
-  // All of a unit's layout but its place among other units: arena_offset and resident_slot.
+  // Returns a unit's layout without its place among other units: arena_offset and resident_slot.
   // `owners` has the rank of each small parameter of the unit, -1 for large ones.
   UnitLayout Place(const UnitSpec& spec, absl::Span<const int> owners);
 
@@ -31,7 +31,7 @@ class UnitPlacer {
 
   int ranks_;
   SmallExtentPacker small_;
-  UnitLayout unit_;  // of the unit in hand
+  UnitLayout unit_;  // the unit that is being placed
 };
 
 }  // namespace paramshard

@@ -30,9 +30,9 @@ absl::Status Invalid(absl::string_view path, absl::string_view message) {
   return absl::InvalidArgumentError(absl::StrCat(path, ": ", message));
 }
 
-// Whether a name in an index is below its folder, as far as the name tells.
+// Returns true if a file name of an index lies in the index's folder. It does not look at links.
 bool IsInside(const fs::path& name) {
-  // The kernel would read a name to its first zero byte.
+  // The kernel would end the name at its first zero byte.
   if (name.is_absolute() || !name.has_filename() || name.native().find('\0') != std::string::npos) return false;
   for (const fs::path& part : name) {
     if (part == "..") return false;
@@ -67,7 +67,7 @@ absl::StatusOr<WeightMap> ParseIndex(const std::string& path, const std::string&
   return weight_map;
 }
 
-// A folder's files of an extension, by name.
+// Returns a folder's files with an extension, by name.
 absl::StatusOr<std::vector<std::string>> FilesIn(const std::string& folder, const char* extension = ".safetensors") {
   std::vector<std::string> found;
   std::error_code error;
@@ -90,15 +90,15 @@ absl::Status NoFilesError(const std::string& folder) {
                                                      : "none"));
 }
 
-// Files that lie beside a model's own: the same weights under their authors' names, adapters for them, or an
-// optimizer's state.
+// Returns true for files beside a model's own: the same weights under their authors' names, adapters, or an optimizer's
+// state.
 bool IsBesideModel(const std::string& path) {
   const std::string name = fs::path(path).filename().string();
   return absl::StartsWith(name, "consolidated") || absl::StartsWith(name, "adapter") ||
          absl::StartsWith(name, "optimizer");
 }
 
-// How many files there are by this one's name: 3 for "model-00001-of-00003.safetensors". 1 where it does not say.
+// Returns the number of files in a file's name: 3 for "model-00001-of-00003.safetensors"; 1 if the name has none.
 int64_t FilesByName(const std::string& path) {
   const std::string stem = fs::path(path).stem().string();
   const size_t of = stem.rfind("-of-");
@@ -106,7 +106,7 @@ int64_t FilesByName(const std::string& path) {
   return of != std::string::npos && absl::SimpleAtoi(stem.substr(of + 4), &count) ? count : 1;
 }
 
-// The bytes of a tensor before a row.
+// Returns the bytes of one row of a tensor.
 int64_t RowBytes(const TensorInfo& info) { return info.shape.empty() ? 0 : info.size_bytes / info.shape[0]; }
 
 // Returns true for offsets of a part that does not begin at the tensor's first element.
@@ -169,12 +169,12 @@ absl::Status Checkpoint::OpenWhole(const std::string& path) {
   return absl::OkStatus();
 }
 
-// A file of torch.distributed.checkpoint may hold one rank's rows. That of the first rank looks as a whole one does, so
-// that the files beside it are asked, each once.
+// A file of torch.distributed.checkpoint may hold the rows of one rank. The first rank's file looks like a whole one,
+// so the files beside it are checked too, each once.
 absl::Status Checkpoint::CheckWhole() const {
   struct Folder {
     std::set<fs::path> open;                                // names of files
-    std::map<std::string, const SafetensorsFile*> tensors;  // that begin at their first element, as parts may
+    std::map<std::string, const SafetensorsFile*> tensors;  // begin at their first element; may be first parts
   };
   const auto part_error = [&](const SafetensorsFile& file, const std::string& tensor, absl::string_view what) {
     return Invalid(file.path(), absl::StrCat("tensor ", NameText(tensor), ": want the whole tensor, got ", what,
@@ -259,10 +259,10 @@ absl::Status Checkpoint::JoinShards() {
           std::all_of(saved.begin() + (saved.empty() ? 0 : 1), saved.end(), [](int64_t offset) { return offset == 0; });
       if (!is_of_rows) {
         return Invalid(file.path(), absl::StrCat("tensor ", NameText(info.name),
-                                                 ": cut on its first dimension alone expected, got another: load it "
-                                                 "with torch and save it whole"));
+                                                 ": cut on a dimension other than the first, which is not supported: "
+                                                 "load it with torch and save it whole"));
       }
-      // Its first row, until the parts are in order.
+      // offset_bytes holds the part's first row until JoinParts.
       if (info.size_bytes > 0) parts[info.name].push_back({&file, &info, saved.empty() ? 0 : saved[0]});
     }
   }
@@ -285,8 +285,8 @@ absl::Status Checkpoint::JoinParts(const std::string& name, std::vector<Part> pa
         (first.shape.empty() || std::equal(first.shape.begin() + 1, first.shape.end(), part.info->shape.begin() + 1));
     if (!fits || part.offset_bytes != rows || (first.shape.empty() && parts.size() > 1)) {
       return Invalid(part.file->path(),
-                     absl::StrCat("tensor ", NameText(name), ": rows from ", rows, " on, as in ",
-                                  parts.front().file->path(), ", expected, got them from ", part.offset_bytes, " on"));
+                     absl::StrCat("tensor ", NameText(name), ": want rows from ", rows, " on, as in ",
+                                  parts.front().file->path(), ", got rows from ", part.offset_bytes, " on"));
     }
     part.offset_bytes = whole.size_bytes;
     whole.size_bytes += part.info->size_bytes;

@@ -1,4 +1,4 @@
-// A checkpoint of one or several safetensors files.
+// Checkpoint of one or several safetensors files.
 #ifndef PARAMSHARD_PROTO_SAFETENSORS_CHECKPOINT_H_
 #define PARAMSHARD_PROTO_SAFETENSORS_CHECKPOINT_H_
 
@@ -15,27 +15,27 @@
 
 namespace paramshard::safetensors {
 
-// HuggingFace's names for a checkpoint of one file, and for the index of one of several.
+// HuggingFace's names for the file of a checkpoint with one file, and for the index of several files.
 inline constexpr char kModelFileName[] = "model.safetensors";
 inline constexpr char kIndexFileName[] = "model.safetensors.index.json";
 
-// The files of a checkpoint, open, and every tensor by its name. An index is a JSON object whose "weight_map" gives the
-// file of each tensor, relative to the index. Without one tensors may be sharded: cut over several files on their first
-// dimension, as torch.distributed.checkpoint's HuggingFaceStorageWriter(save_distributed=True) leaves them. Movable;
-// thread-safe.
+// The open files of a checkpoint, and every tensor by its name. An index is a JSON object whose "weight_map" gives the
+// file of each tensor, relative to the index. Without an index tensors may be sharded: cut over several files on their
+// first dimension, as torch.distributed.checkpoint's HuggingFaceStorageWriter(save_distributed=True) writes them.
+// Movable; thread-safe.
 class Checkpoint {
  public:
-  // Opens a .safetensors file; an index (a name that ends in ".json"); or a folder, in which it takes the files that
-  // transformers takes: model.safetensors, or else model.safetensors.index.json. In a folder with neither it takes one
+  // Opens a .safetensors file; an index (a name that ends in ".json"); or a folder, in which it reads the files that
+  // transformers reads: model.safetensors, or else model.safetensors.index.json. In a folder with neither it reads one
   // .safetensors file, or several with sharding_info.h's metadata; consolidated*.safetensors, adapter*.safetensors and
-  // optimizer*.safetensors do not count beside others. notes() says what was left out, and names a file that is not
+  // optimizer*.safetensors are ignored beside others. notes() says what was left out, and names a file that is not
   // called model.safetensors.
   //
-  // Errors as SafetensorsFile::Open. INVALID_ARGUMENT also for an index that is no such object, names a tensor twice or
-  // a file outside its folder, or names a tensor that its file lacks or two files hold; for a folder with no files, with
-  // pytorch_model.bin or its index beside others, or several that do not say how they belong together, or a part of those that their names count; for a file that holds
-  // a part of a tensor, opened without the others; for parts that are cut on another dimension than the first, leave a
-  // hole or overlap. A link is followed wherever it points.
+  // Errors of SafetensorsFile::Open. INVALID_ARGUMENT also for an index that is not such an object, or names a tensor
+  // twice, a file outside its folder, or a tensor that its file lacks or two files hold; for a folder without files,
+  // with pytorch_model.bin or its index beside others, with several files without metadata of their parts, or with
+  // fewer files than a name counts ("-of-00003"); for a file with a part of a tensor, opened without the other parts;
+  // for parts that are cut on a dimension other than the first, leave a hole or overlap. Links are followed.
   static absl::StatusOr<Checkpoint> Open(const std::string& path);
 
   struct Part {
@@ -45,26 +45,26 @@ class Checkpoint {
   };
   struct Tensor {
     const SafetensorsFile* file = nullptr;  // with its first part
-    const TensorInfo* info = nullptr;       // of the whole; its place in a file where there is one part alone
+    const TensorInfo* info = nullptr;       // of the whole; offset_bytes is valid only if there is one part
     std::vector<Part> parts = {};           // in order
 
-    // As SafetensorsFile::Read, of the whole.
+    // Reads from the whole tensor. Errors of SafetensorsFile::Read.
     absl::Status Read(int64_t offset_bytes, absl::Span<uint8_t> out) const;
   };
   const std::map<std::string, Tensor, std::less<>>& tensors() const { return tensors_; }
-  // Null when there is none.
+  // Returns null if there is no such tensor.
   const Tensor* Find(absl::string_view name) const;
 
   // The files, in the order of their names.
   const std::vector<SafetensorsFile>& files() const { return files_; }
-  // The file's tensors that belong to the checkpoint, in the order of their data: an index may leave some out. Not for
-  // a sharded checkpoint.
+  // Returns the file's tensors that belong to the checkpoint, in the order of their data: an index may leave some out.
+  // Requires a checkpoint that is not sharded.
   std::vector<const TensorInfo*> TensorsOf(const SafetensorsFile& file) const;
-  // For the user: files of the folder that were not read in favor of others, tensors that the index does not name.
+  // Notes for the user: files of the folder that were ignored in favor of others, tensors that the index does not name.
   const std::vector<std::string>& notes() const { return notes_; }
   // Empty without an index.
   const std::string& index_path() const { return index_path_; }
-  // Whether tensors are put together of several files: their names are then not those of one file.
+  // Returns true if tensors are joined from parts in several files: then no single file has all names.
   bool is_sharded() const { return is_sharded_; }
 
  private:
@@ -86,7 +86,7 @@ class Checkpoint {
   bool is_sharded_ = false;
 };
 
-// The text of an index: names of files, relative to it, by tensor.
+// Returns the text of an index. `weight_map` has the file of each tensor, relative to the index.
 std::string SerializeIndex(const std::map<std::string, std::string>& weight_map, int64_t total_bytes);
 
 }  // namespace paramshard::safetensors

@@ -1,4 +1,4 @@
-// The metadata that tell quantized files from others: written by a conversion, looked at by whoever reads weights.
+// Metadata of quantized files: written by a conversion, checked by readers of weights.
 #ifndef PARAMSHARD_PROTO_SAFETENSORS_CONVERSION_H_
 #define PARAMSHARD_PROTO_SAFETENSORS_CONVERSION_H_
 
@@ -10,10 +10,10 @@ namespace paramshard::safetensors {
 inline constexpr char kConversionVersionKey[] = "paramshard.version";
 // How each quantized tensor of the file is encoded, as JSON: docs/convert.md.
 inline constexpr char kEncodingsKey[] = "paramshard.encodings";
-// The name of the file's dtype, where quantized tensors have been decoded: their values are still quantized ones.
+// The name of the file's dtype, if quantized tensors have been decoded: their values still are quantized values.
 inline constexpr char kDequantizedKey[] = "paramshard.dequantized";
 
-// Whether values of the file have been quantized: such a file is never the source of a master.
+// Returns true if values of the file have been quantized: such a file is never the source of a master.
 inline bool HasQuantizedValues(const Metadata& metadata) {
   return metadata.count(kEncodingsKey) != 0 || metadata.count(kDequantizedKey) != 0;
 }

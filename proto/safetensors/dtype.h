@@ -36,17 +36,17 @@ enum class Dtype : uint8_t {
   kU64,
 };
 
-// The name in files: "F32", "F8_E4M3".
+// Returns the name in files: "F32", "F8_E4M3".
 absl::string_view DtypeName(Dtype dtype);
 
-// The inverse; none for any other text.
+// Returns the dtype of a name in files; nullopt for any other text.
 std::optional<Dtype> ParseDtype(absl::string_view name);
 
 int DtypeBits(Dtype dtype);
 
-// Size of a tensor's data; 8 bits for a BOOL, elements of fewer packed. None when an extent is negative, when the
-// product of the extents (those of 0 aside) or of the size does not fit int64, or when the data would not end at a
-// whole byte.
+// Returns the size of a tensor's data. A BOOL has 8 bits; elements with fewer bits are packed. Returns nullopt if an
+// extent is negative, if the product of the extents (without zeros) or the size does not fit int64, or if the data
+// would not end at a whole byte.
 std::optional<int64_t> TensorBytes(Dtype dtype, absl::Span<const int64_t> shape);
 
 }  // namespace paramshard::safetensors

@@ -22,11 +22,11 @@ constexpr char kMetadataName[] = "__metadata__";
 constexpr size_t kMaxNameText = 200;
 constexpr int64_t kDataAlignment = 8;
 
-// Takes the parser's events as they come and refuses the first that the format has not: whatever the text holds, no
-// more is kept than tensors.
+// Handles the parser's events and refuses the first one that is not valid in the format, so that no text can make it
+// hold more than tensors.
 class HeaderReader final : public nlohmann::json_sax<nlohmann::json> {
  public:
-  // Says what is wrong with the text, after the parser has stopped.
+  // The first error of the text, after the parser has stopped.
   const absl::Status& status() const { return status_; }
   Header Take() { return std::move(header_); }
 
@@ -58,7 +58,7 @@ class HeaderReader final : public nlohmann::json_sax<nlohmann::json> {
   bool Unexpected(absl::string_view what) { return Refuse(absl::StrCat("want ", Expected(), ", got ", what)); }
   std::string Subject() const;
   absl::string_view Expected() const;
-  // Whether it is the tensor's first.
+  // Returns true if it is the tensor's first such member.
   bool AddMember(Place member) {
     const bool is_first = !members_.test(static_cast<size_t>(member));
     members_.set(static_cast<size_t>(member));
@@ -75,7 +75,7 @@ class HeaderReader final : public nlohmann::json_sax<nlohmann::json> {
   bool in_array_ = false;
   bool has_metadata_ = false;
   std::string metadata_key_;
-  // These belong to the tensor at hand.
+  // Fields of the tensor that is being read.
   TensorInfo tensor_;
   std::vector<int64_t> offsets_;
   std::bitset<kPlaces> members_;
@@ -140,7 +140,7 @@ bool HeaderReader::start_object(size_t) {
     place_ = Place::kTensors;
     return true;
   }
-  // A tensor's object, or that of the metadata, may begin; members_ and metadata_key_ say whether it has.
+  // A tensor's object, or the metadata's object, may begin once; members_ and has_metadata_ record whether it has.
   const bool begins = (place_ == Place::kTensor && AddMember(Place::kTensor)) ||
                       (place_ == Place::kMetadata && !std::exchange(has_metadata_, true));
   return begins || Unexpected("an object");
@@ -229,7 +229,7 @@ bool HeaderReader::FinishTensor() {
   return true;
 }
 
-// Puts tensors in the order of their data, which must fill the file.
+// Sorts tensors in the order of their data, which must fill the file.
 absl::Status ArrangeData(int64_t data_bytes, std::vector<TensorInfo>& tensors) {
   std::stable_sort(tensors.begin(), tensors.end(), [](const TensorInfo& a, const TensorInfo& b) {
     return std::tie(a.offset_bytes, a.size_bytes) < std::tie(b.offset_bytes, b.size_bytes);
@@ -250,7 +250,7 @@ absl::Status ArrangeData(int64_t data_bytes, std::vector<TensorInfo>& tensors) {
 }  // namespace
 
 absl::StatusOr<Header> ParseHeader(absl::string_view json, int64_t data_bytes) {
-  // The parser would take spaces and a byte order mark before, and anything after a zero.
+  // The parser would accept spaces and a byte order mark before the text, and anything after a zero.
   if (json.empty() || json[0] != '{') return absl::InvalidArgumentError("header: want { as its first byte");
   if (absl::StrContains(json, '\0')) return absl::InvalidArgumentError("header: want JSON, got a zero byte");
   HeaderReader reader;
@@ -261,7 +261,7 @@ absl::StatusOr<Header> ParseHeader(absl::string_view json, int64_t data_bytes) {
 }
 
 std::string SerializeHeader(const Header& header, int64_t least_bytes) {
-  // Member after member, for an object that keeps their order looks through all of them for each.
+  // Written member by member: an ordered_json searches all members whenever one is added.
   std::string text = "{";
   const auto begin_member = [&text](absl::string_view name) {
     absl::StrAppend(&text, text.size() == 1 ? "" : ",", JsonText(name), ":");

@@ -4,7 +4,7 @@
 // the data of all tensors, little-endian, row-major, one after the other without holes. The header maps the name of
 // each tensor to {"dtype": "F32", "shape": [2, 3], "data_offsets": [begin, end]}, with offsets from the start of the
 // data, and the name "__metadata__", which may be missing, to an object of texts. The format is specified at
-// https://huggingface.co/docs/safetensors; what its reference implementation refuses is refused here.
+// https://huggingface.co/docs/safetensors; this parser refuses everything that its reference implementation refuses.
 #ifndef PARAMSHARD_PROTO_SAFETENSORS_HEADER_H_
 #define PARAMSHARD_PROTO_SAFETENSORS_HEADER_H_
 
@@ -21,7 +21,7 @@
 namespace paramshard::safetensors {
 
 inline constexpr int64_t kLengthBytes = 8;
-// The limit of the reference implementation.
+// Longest header, as in the reference implementation.
 inline constexpr int64_t kMaxHeaderBytes = 100'000'000;
 
 using Metadata = std::map<std::string, std::string>;
@@ -39,20 +39,20 @@ struct Header {
   Metadata metadata;
 };
 
-// Parses the JSON of a file with `data_bytes` bytes of data. INVALID_ARGUMENT names the tensor: text that is no such
-// object, an unknown dtype, a shape whose size does not fit or is not that of its offsets, names or members that are
-// there twice, data that overlap or leave a hole. DATA_LOSS when the file ends before its tensors do, or after them.
+// Parses the JSON of a file with `data_bytes` bytes of data. INVALID_ARGUMENT names the tensor: a text that is not such
+// an object, an unknown dtype, a shape whose size does not fit or differs from its offsets, duplicate names or members,
+// data that overlap or leave a hole. DATA_LOSS if the file ends before its tensors do, or after them.
 absl::StatusOr<Header> ParseHeader(absl::string_view json, int64_t data_bytes);
 
-// Length and JSON, padded with spaces so that the data begin at a multiple of 8, and not before `least_bytes`. Offsets
-// and sizes are the caller's, names are UTF-8.
+// Returns length and JSON, padded with spaces so that the data begins at a multiple of 8, and not before `least_bytes`.
+// Offsets and sizes are written as given; names must be UTF-8.
 std::string SerializeHeader(const Header& header, int64_t least_bytes = 0);
 
-// Where the data of a file begin that has these first kLengthBytes. INVALID_ARGUMENT for a header of more than
+// Returns where the data of a file begins, from its first kLengthBytes. INVALID_ARGUMENT for a header of more than
 // kMaxHeaderBytes.
 absl::StatusOr<int64_t> DataBegin(absl::string_view length);
 
-// A name for messages: escaped, and not longer than a line.
+// Returns a name in a form for messages: escaped, and at most a line long.
 std::string NameText(absl::string_view name);
 
 }  // namespace paramshard::safetensors

@@ -1,4 +1,4 @@
-// Memory that a disk can write to by itself.
+// Memory for reads around the page cache.
 #ifndef PARAMSHARD_PROTO_SAFETENSORS_PAGE_BUFFER_H_
 #define PARAMSHARD_PROTO_SAFETENSORS_PAGE_BUFFER_H_
 
@@ -11,17 +11,17 @@
 
 namespace paramshard::safetensors {
 
-// What reads and writes around the page cache are multiples of, in memory and in the file, on all usual disks.
+// Alignment of reads and writes around the page cache, in memory and in the file, on all usual disks.
 inline constexpr int64_t kPageBytes = 4096;
 
-// Whole pages, for one read after another. Not thread-safe.
+// A buffer of whole pages that is reused by one read after the other. Not thread-safe.
 class PageBuffer {
  public:
   PageBuffer() = default;
   PageBuffer(const PageBuffer&) = delete;
   PageBuffer& operator=(const PageBuffer&) = delete;
 
-  // At least so many bytes, with nothing in particular in them. What Take gave before is gone.
+  // Returns at least `size_bytes` of uninitialized memory, and invalidates the memory returned before.
   absl::Span<uint8_t> Take(int64_t size_bytes) {
     const int64_t pages = (size_bytes + kPageBytes - 1) / kPageBytes;
     const auto bytes = static_cast<size_t>(pages * kPageBytes);

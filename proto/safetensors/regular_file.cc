@@ -27,12 +27,12 @@ absl::Status FileError(int error, absl::string_view what) {
 }
 
 absl::StatusOr<RegularFile> RegularFile::Open(const std::string& path, PageCache page_cache) {
-  // O_NONBLOCK, because a pipe of this name may have nobody who writes to it.
+  // O_NONBLOCK, because opening a pipe without a writer would wait.
   constexpr int kFlags = O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY;
   bool is_direct = page_cache == PageCache::kAvoided;
   wire::FileDescriptor fd(open(path.c_str(), kFlags | (is_direct ? O_DIRECT : 0)));
   if (fd.get() < 0 && errno == EINVAL && is_direct) {
-    is_direct = false;  // The file system does not have it.
+    is_direct = false;  // the file system does not support O_DIRECT
     fd = wire::FileDescriptor(open(path.c_str(), kFlags));
   }
   struct stat status;
@@ -46,15 +46,14 @@ absl::StatusOr<RegularFile> RegularFile::Open(const std::string& path, PageCache
 absl::Status RegularFile::CheckOwner(uid_t owner) const { return CheckOwnerOf(status_, owner); }
 
 absl::Status CheckOwnerOf(const struct stat& status, uid_t owner) {
-  // Those who are neither owner nor root.
+  // Rights of users other than owner and root.
   constexpr mode_t kOthersWrite = S_IWGRP | S_IWOTH;
   if (status.st_uid != owner && status.st_uid != 0) {
-    return absl::PermissionDeniedError(absl::StrCat("user ", owner, " or root as the owner expected, got user ",
+    return absl::PermissionDeniedError(absl::StrCat("want user ", owner, " or root as the owner, got user ",
                                                     status.st_uid, ": change the owner (chown)"));
   }
   if ((status.st_mode & kOthersWrite) == 0) return absl::OkStatus();
-  return absl::PermissionDeniedError(
-      "expected to be written to by its owner alone, got a mode that lets others: take that right away (chmod go-w)");
+  return absl::PermissionDeniedError("others than the owner can write to it: take that right away (chmod go-w)");
 }
 
 absl::Status RegularFile::CheckIsSecret(uid_t user) const {
@@ -62,7 +61,7 @@ absl::Status RegularFile::CheckIsSecret(uid_t user) const {
     return absl::PermissionDeniedError(absl::StrCat("want a key of user ", user, " or root, got one of user ",
                                                     status_.st_uid, ": change the owner (chown)"));
   }
-  // Root gives a key to a service by its group. Whoever owns it needs no group.
+  // Root gives a key to a service by its group. A key that the user owns needs no group.
   const mode_t others = status_.st_uid == user ? S_IRWXG | S_IRWXO : S_IWGRP | S_IXGRP | S_IRWXO;
   if ((status_.st_mode & others) == 0) return absl::OkStatus();
   return absl::PermissionDeniedError(
@@ -91,14 +90,14 @@ absl::StatusOr<absl::Span<const uint8_t>> RegularFile::ReadAt(int64_t offset_byt
   return pages.subspan(before_bytes, size_bytes);
 }
 
-// Reads until it has `needed_bytes`, and no more than `out` holds.
+// Reads at least `needed_bytes`, and at most what `out` holds.
 absl::Status RegularFile::Read(int64_t offset_bytes, int64_t needed_bytes, absl::Span<uint8_t> out) const {
   bool may_end_direct = is_direct_;
   while (needed_bytes > 0) {
     const ssize_t count = pread(fd_.get(), out.data(), out.size(), offset_bytes);
     if (count < 0 && errno == EINTR) continue;
     if (count < 0 && errno == EINVAL && may_end_direct) {
-      // The file system has larger pages, or a read ended within one. Other threads may read on, one way or the other.
+      // The file system has larger pages, or a read ended within a page. Other threads can read either way.
       may_end_direct = false;
       fcntl(fd_.get(), F_SETFL, O_NONBLOCK);
       continue;

@@ -22,7 +22,7 @@ std::string FolderOf(const std::string& path) {
   return folder.empty() ? "." : folder;
 }
 
-// A rename is on the disk when its folder is.
+// Makes a rename durable: it is on the disk once its folder is.
 absl::Status SyncFolder(const std::string& path) {
   const wire::FileDescriptor fd(open(FolderOf(path).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (fd.get() >= 0 && fsync(fd.get()) == 0) return absl::OkStatus();
@@ -38,7 +38,7 @@ absl::StatusOr<ReplacingFile> ReplacingFile::Create(const std::string& path) {
   ReplacingFile file(path);
   file.fd_ = wire::FileDescriptor(open(FolderOf(path).c_str(), O_WRONLY | O_TMPFILE | O_CLOEXEC, 0666));
   if (file.fd_.get() >= 0) return file;
-  // Kernels that do not know the flag open the folder, and refuse to write to it.
+  // Kernels that do not know O_TMPFILE open the folder itself, and fail with EISDIR.
   if (errno != EOPNOTSUPP && errno != EISDIR) return Failed(path, "create");
   if (absl::Status status = file.CreateTemporary(); !status.ok()) return status;
   return file;
@@ -81,7 +81,7 @@ absl::Status ReplacingFile::WriteAt(int64_t offset, absl::Span<const uint8_t> by
   return absl::OkStatus();
 }
 
-// A link cannot replace a file, a rename can.
+// A link cannot replace an existing file, but a rename can.
 absl::Status ReplacingFile::Commit() {
   if (fsync(fd_.get()) != 0) return Failed(path_, "fsync");
   if (!has_temporary_path_) {

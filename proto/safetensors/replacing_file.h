@@ -1,4 +1,4 @@
-// A file that takes its name only when it is whole.
+// Writer of a file that gets its name only when it is whole.
 #ifndef PARAMSHARD_PROTO_SAFETENSORS_REPLACING_FILE_H_
 #define PARAMSHARD_PROTO_SAFETENSORS_REPLACING_FILE_H_
 
@@ -12,9 +12,9 @@
 
 namespace paramshard::safetensors {
 
-// Until Commit a file without a name, which goes with its process, however that ends. Where the file system has none
-// such it is a temporary one in the same folder, which goes with its owner alone. Movable; not thread-safe. Errors are
-// the file system's, and name the file: NOT_FOUND, PERMISSION_DENIED, RESOURCE_EXHAUSTED ...
+// Until Commit the file has no name, so it disappears when its process ends in any way. On a file system that does not
+// support this it is a temporary file in the same folder, which only the destructor removes. Movable; not thread-safe.
+// Errors are the file system's, and name the file: NOT_FOUND, PERMISSION_DENIED, RESOURCE_EXHAUSTED ...
 class ReplacingFile {
  public:
   static absl::StatusOr<ReplacingFile> Create(const std::string& path);
@@ -24,13 +24,13 @@ class ReplacingFile {
 
   absl::Status WriteAt(int64_t offset, absl::Span<const uint8_t> bytes) const;
 
-  // Puts the file on the disk under its name, in place of one that is there. Nothing may be called after it.
+  // Syncs the file to the disk and gives it its name, replacing an existing file. Call nothing after it.
   absl::Status Commit();
 
  private:
   explicit ReplacingFile(const std::string& path);
   absl::Status CreateTemporary();
-  // Gives a file without a name the temporary one.
+  // Gives a file without a name its temporary name.
   absl::Status LinkTemporary();
 
   std::string path_;

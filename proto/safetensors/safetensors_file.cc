@@ -5,7 +5,7 @@
 namespace paramshard::safetensors {
 namespace {
 
-// The same error, of `subject`.
+// Returns the same error with `subject` in front.
 absl::Status About(absl::string_view subject, const absl::Status& status) {
   return absl::Status(status.code(), absl::StrCat(subject, ": ", status.message()));
 }

@@ -1,4 +1,4 @@
-// Reading a safetensors file.
+// Reader of a safetensors file.
 #ifndef PARAMSHARD_PROTO_SAFETENSORS_SAFETENSORS_FILE_H_
 #define PARAMSHARD_PROTO_SAFETENSORS_SAFETENSORS_FILE_H_
 
@@ -24,9 +24,9 @@ namespace paramshard::safetensors {
 //   }
 class SafetensorsFile {
  public:
-  // NOT_FOUND; PERMISSION_DENIED; INVALID_ARGUMENT for what is no regular file, a header longer than kMaxHeaderBytes,
-  // and what ParseHeader refuses; DATA_LOSS for a file that is shorter or longer than its header says; UNAVAILABLE when
-  // it cannot be read. All name the file.
+  // NOT_FOUND; PERMISSION_DENIED; INVALID_ARGUMENT for anything but a regular file, a header longer than
+  // kMaxHeaderBytes, and errors of ParseHeader; DATA_LOSS for a file that is shorter or longer than its header says;
+  // UNAVAILABLE if it cannot be read. All name the file.
   static absl::StatusOr<SafetensorsFile> Open(const std::string& path);
 
   const std::string& path() const { return path_; }
@@ -35,8 +35,8 @@ class SafetensorsFile {
   const Metadata& metadata() const { return header_.metadata; }
   const Header& header() const { return header_; }
 
-  // Reads `out.size()` bytes from `offset_bytes` of the tensor's data on; they must lie in it. DATA_LOSS when the file
-  // has become shorter, UNAVAILABLE when it cannot be read; both name file and tensor.
+  // Reads `out.size()` bytes from `offset_bytes` of the tensor's data on; requires that they lie in the tensor.
+  // DATA_LOSS if the file has become shorter, UNAVAILABLE if it cannot be read; both name file and tensor.
   absl::Status Read(const TensorInfo& tensor, int64_t offset_bytes, absl::Span<uint8_t> out) const;
 
  private:

@@ -55,8 +55,8 @@ absl::StatusOr<SafetensorsWriter> SafetensorsWriter::Create(const std::string& p
   const std::string text = SerializeHeader(*header);
   const auto data_begin = static_cast<int64_t>(text.size());
   if (data_begin - kLengthBytes > kMaxHeaderBytes) {
-    return absl::InvalidArgumentError(absl::StrCat(path, ": a header of at most ", kMaxHeaderBytes,
-                                                   " bytes expected, got ", data_begin - kLengthBytes));
+    return absl::InvalidArgumentError(
+        absl::StrCat(path, ": want a header of at most ", kMaxHeaderBytes, " bytes, got ", data_begin - kLengthBytes));
   }
   absl::StatusOr<ReplacingFile> file = ReplacingFile::Create(path);
   if (!file.ok()) return file.status();
@@ -71,11 +71,11 @@ absl::StatusOr<SafetensorsWriter> SafetensorsWriter::Create(const std::string& p
 
 absl::Status SafetensorsWriter::Append(absl::string_view name, absl::Span<const uint8_t> bytes) {
   const auto found = cursors_.find(name);
-  if (found == cursors_.end()) return Invalid(path_, name, "a tensor of the header expected");
+  if (found == cursors_.end()) return Invalid(path_, name, "not a tensor of the header");
   Cursor& cursor = found->second;
   if (static_cast<int64_t>(bytes.size()) > cursor.end - cursor.next) {
     return Invalid(path_, name,
-                   absl::StrCat("at most ", cursor.end - cursor.next, " more bytes expected, got ", bytes.size()));
+                   absl::StrCat("want at most ", cursor.end - cursor.next, " more bytes, got ", bytes.size()));
   }
   if (absl::Status status = file_.WriteAt(cursor.next, bytes); !status.ok()) return status;
   cursor.next += static_cast<int64_t>(bytes.size());
@@ -85,8 +85,8 @@ absl::Status SafetensorsWriter::Append(absl::string_view name, absl::Span<const 
 absl::Status SafetensorsWriter::Commit() {
   for (const auto& [name, cursor] : cursors_) {
     if (cursor.next == cursor.end) continue;
-    return absl::FailedPreconditionError(absl::StrCat(path_, ": tensor ", NameText(name), ": ",
-                                                      cursor.end - cursor.next, " more bytes expected before the end"));
+    return absl::FailedPreconditionError(absl::StrCat(path_, ": tensor ", NameText(name), ": want ",
+                                                      cursor.end - cursor.next, " more bytes before the end"));
   }
   return file_.Commit();
 }

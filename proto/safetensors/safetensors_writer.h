@@ -1,4 +1,4 @@
-// Writing a safetensors file.
+// Writer of a safetensors file.
 #ifndef PARAMSHARD_PROTO_SAFETENSORS_SAFETENSORS_WRITER_H_
 #define PARAMSHARD_PROTO_SAFETENSORS_SAFETENSORS_WRITER_H_
 
@@ -18,8 +18,8 @@
 
 namespace paramshard::safetensors {
 
-// A file in the making: its header is written first, then the data of its tensors, each from its start to its end, in
-// any order between tensors. It takes its name at Commit; without that it leaves nothing. Movable; not thread-safe.
+// Writes the header first, then the data of the tensors: each from its start to its end, with tensors in any order. The
+// file gets its name at Commit; without Commit nothing is left. Movable; not thread-safe.
 //
 //   ASSIGN_OR_RETURN(auto writer, SafetensorsWriter::Create("out.safetensors", {{"w", Dtype::kF32, {2, 3}}}, {}));
 //   RETURN_IF_ERROR(writer.Append("w", bytes));
@@ -33,16 +33,16 @@ class SafetensorsWriter {
   };
 
   // Writes the header. Data are arranged by the size of their elements, the largest first: every tensor begins at a
-  // multiple of its element's size, as PyTorch expects. INVALID_ARGUMENT for a shape without a size, a name that is
-  // there twice or reserved, or a header of more than kMaxHeaderBytes; errors of ReplacingFile.
+  // multiple of its element's size, as PyTorch expects. INVALID_ARGUMENT for a shape without a size, a
+  // duplicate or reserved name, or a header of more than kMaxHeaderBytes; errors of ReplacingFile.
   static absl::StatusOr<SafetensorsWriter> Create(const std::string& path, const std::vector<Tensor>& tensors,
                                                   Metadata metadata);
 
-  // The tensor's next bytes. INVALID_ARGUMENT for a tensor that the header has not, or more bytes than it has.
+  // Appends the tensor's next bytes. INVALID_ARGUMENT for a tensor that is not in the header, or too many bytes.
   absl::Status Append(absl::string_view name, absl::Span<const uint8_t> bytes);
 
-  // Puts the file on the disk under its name, in place of one that is there. FAILED_PRECONDITION naming a tensor that
-  // lacks bytes. Nothing may be called after it.
+  // Syncs the file to the disk and gives it its name, replacing an existing file. FAILED_PRECONDITION naming a tensor
+  // that lacks bytes. Call nothing after it.
   absl::Status Commit();
 
  private:

@@ -39,7 +39,7 @@ class Builder final : public json::json_sax_t {
  private:
   // An object or a list around the next value.
   struct Level {
-    std::string name;  // empty for one that is no member
+    std::string name;  // empty for an element of a list, and for the whole text
     json value;
   };
 
@@ -97,7 +97,7 @@ json ParseShallowJson(absl::string_view text, int max_depth, absl::FunctionRef<b
 
 std::string JsonText(absl::string_view text) {
   const auto is_plain = [](char c) { return absl::ascii_isprint(static_cast<unsigned char>(c)); };
-  // The library decodes every character and allocates for every text: too slow for a name of each of 100,000 tensors.
+  // The library decodes every character and allocates for every text: too slow for the names of 100,000 tensors.
   if (!std::all_of(text.begin(), text.end(), is_plain)) {
     return json(std::string(text)).dump(-1, ' ', false, json::error_handler_t::replace);
   }

@@ -1,5 +1,5 @@
-// Reads JSON texts whose objects and lists nest a few levels deep, in time that grows with the text, and writes the
-// texts in them.
+// Parser of JSON texts whose objects and lists nest a few levels deep, in time linear in the text; and writer of JSON
+// strings.
 #ifndef PARAMSHARD_PROTO_SAFETENSORS_SHALLOW_JSON_H_
 #define PARAMSHARD_PROTO_SAFETENSORS_SHALLOW_JSON_H_
 
@@ -19,17 +19,17 @@ struct JsonMember {
   nlohmann::json& value;
 };
 
-// Returns the value of a JSON text without what lies inside more than `max_depth` objects and lists, which takes no
-// memory: the last of these are empty. A discarded value for any other text. Each member that is kept is first given to
-// `take`, in the order in which they end: where it returns true the member is its, and left out. So an object of a
-// million members needs no memory for more than one of them.
+// Returns the value of a JSON text. Values inside more than `max_depth` objects and lists are dropped, take no memory,
+// and leave their container empty. Returns a discarded value for any other text. Each member that is kept is first
+// given to `take`, in the order in which members end: if it returns true, the member is left out. So an object of a
+// million members needs memory for only one of them.
 //
-// nlohmann's own filter looks through an object's members at the end of each of them: with 100,000 it takes minutes.
+// nlohmann's own filter searches an object's members at the end of each of them: with 100,000 members it takes minutes.
 nlohmann::json ParseShallowJson(
     absl::string_view text, int max_depth,
     absl::FunctionRef<bool(const JsonMember& member)> take = [](const JsonMember&) { return false; });
 
-// Returns the text as JSON, in quotes. What is no UTF-8 is replaced.
+// Returns the text as a JSON string, in quotes. Bytes that are not UTF-8 are replaced.
 std::string JsonText(absl::string_view text);
 
 }  // namespace paramshard::safetensors

@@ -13,11 +13,11 @@ namespace paramshard::safetensors {
 namespace {
 
 constexpr char kSavedOffsets[] = "saved_offsets";
-// Bounds the ends of parts.
+// Largest offset, so that the ends of parts fit int64.
 constexpr uint64_t kMaxOffset = uint64_t{1} << 62;
 
-// Takes the offsets from the parser's events: to build a value of each entry first takes three times as long, which
-// checkpoints of 100,000 tensors feel.
+// Takes the offsets from the parser's events. Building a value of each entry takes three times as long, which matters
+// for checkpoints of 100,000 tensors.
 class OffsetsReader final : public nlohmann::json_sax<nlohmann::json> {
  public:
   explicit OffsetsReader(const std::vector<TensorInfo>& tensors)
@@ -39,7 +39,7 @@ class OffsetsReader final : public nlohmann::json_sax<nlohmann::json> {
   bool key(std::string& name) override;
   bool parse_error(size_t, const std::string&, const nlohmann::detail::exception&) override { return Refuse(); }
 
-  // The offsets of all tensors, after the parser has come to its end or was stopped by a refusal.
+  // Returns the offsets of all tensors, after the parser has ended or was stopped by an error.
   absl::StatusOr<std::vector<std::vector<int64_t>>> Take();
 
  private:
@@ -59,7 +59,7 @@ class OffsetsReader final : public nlohmann::json_sax<nlohmann::json> {
   absl::Status status_;
   Place place_ = Place::kStart;
   size_t tensor_ = 0;        // its entry is being read
-  bool is_offsets_ = false;  // the entry's member at hand is saved_offsets
+  bool is_offsets_ = false;  // the entry's present member is saved_offsets
   int skipped_levels_ = 0;   // objects and lists around the next value, inside of a member that is skipped
 };
 

@@ -11,17 +11,17 @@ std::string ConnectAdvice(absl::string_view failure, const Files& files) {
   std::string text = absl::AsciiStrToLower(failure);
   for (char& each : text) each = each == '_' ? ' ' : each;
   if (absl::StrContains(text, "certificate verify failed")) {
-    return absl::StrCat("the certificate there is of no authority in ", files.ca, ", or has ended");
+    return absl::StrCat("the other end's certificate is not signed by an authority in ", files.ca, ", or has expired");
   }
   if (absl::StrContains(text, "wrong version number")) {
-    return "nobody speaks TLS there: certificates at both ends expected, or at none";
+    return "the other end does not use TLS: give certificates to both ends, or to neither";
   }
   if (!absl::StrContains(text, "socket closed") && !absl::StrContains(text, "reset by peer") &&
       !absl::StrContains(text, "handshake")) {
     return "";
   }
-  return files.any() ? absl::StrCat("the other end's log says whether it refuses the certificate in ", files.cert)
-                     : "whoever listens there may speak TLS: certificates at both ends expected, or at none";
+  return files.any() ? absl::StrCat("the other end may have rejected the certificate in ", files.cert, ": see its log")
+                     : "the other end may use TLS: give certificates to both ends, or to neither";
 }
 
 }  // namespace paramshard::tls

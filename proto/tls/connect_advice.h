@@ -1,4 +1,4 @@
-// What to look at where no connection can be made.
+// Advice for a connection that cannot be made.
 #ifndef PARAMSHARD_PROTO_TLS_CONNECT_ADVICE_H_
 #define PARAMSHARD_PROTO_TLS_CONNECT_ADVICE_H_
 
@@ -9,8 +9,8 @@
 
 namespace paramshard::tls {
 
-// `failure` is what gRPC says of a call that found no connection, which quotes OpenSSL and the system. Returns what is to
-// be looked at, with the files of this end; empty where the failure says it all.
+// `failure` is gRPC's message for a call that found no connection, which quotes OpenSSL and the system. Returns what to
+// check, with the files of this end; empty if the failure itself is clear.
 std::string ConnectAdvice(absl::string_view failure, const Files& files);
 
 }  // namespace paramshard::tls

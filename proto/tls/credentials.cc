@@ -41,7 +41,7 @@ template <typename Options>
 void SetUp(Options& options, [[maybe_unused]] const PeerCheck& check) {
   options.watch_root_certs();
   options.watch_identity_key_cert_pairs();
-#ifndef __clang_analyzer__  // which takes what Create hands to gRPC's core for a leak, in gRPC's own header
+#ifndef __clang_analyzer__  // it reports a leak in gRPC's own header, where Create passes ownership to gRPC's core
   options.set_certificate_verifier(grpc_tls::ExternalCertificateVerifier::Create<UriVerifier>(check));
 #endif
   options.set_check_call_host(false);

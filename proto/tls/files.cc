@@ -19,10 +19,10 @@
 namespace paramshard::tls {
 namespace {
 
-// Of a file: chains and bundles of authorities are smaller.
+// Largest file; chains and bundles of authorities are smaller.
 constexpr int64_t kMostBytes = 4 << 20;
 
-// How messages name the files: they are given by flags, variables of the environment, or arguments of a function.
+// Names of the files in messages. The paths come from flags, environment variables, or arguments of a function.
 constexpr char kCertificate[] = "TLS certificate";
 constexpr char kKey[] = "TLS key";
 constexpr char kAuthorities[] = "TLS authorities";
@@ -57,7 +57,7 @@ absl::StatusOr<std::string> ReadText(absl::string_view name, const std::string& 
   return Named(name, safetensors::ReadWholeFile(path, kMostBytes));
 }
 
-// OpenSSL keeps a thread's errors until somebody asks for them.
+// Clears OpenSSL's error queue, which keeps a thread's errors until they are read.
 OwnedCertificates ReadCertificates(absl::string_view pem) {
   OwnedCertificates certificates(sk_X509_new_null());
   const OwnedBio bio(BIO_new_mem_buf(pem.data(), static_cast<int>(pem.size())));
@@ -68,7 +68,7 @@ OwnedCertificates ReadCertificates(absl::string_view pem) {
   return certificates;
 }
 
-// Nobody is asked for a password.
+// Answers OpenSSL's request for a password with none.
 int NoPassword(char*, int, int, void*) { return 0; }
 
 OwnedKey ReadKey(absl::string_view pem) {
@@ -80,7 +80,7 @@ OwnedKey ReadKey(absl::string_view pem) {
 
 absl::StatusOr<absl::Time> TimeOf(const ASN1_TIME* time) {
   tm parts{};
-  if (ASN1_TIME_to_tm(time, &parts) != 1) return absl::InvalidArgumentError("a time that can be read expected");
+  if (ASN1_TIME_to_tm(time, &parts) != 1) return absl::InvalidArgumentError("cannot parse a time of the certificate");
   return absl::FromTM(parts, absl::UTCTimeZone());
 }
 
@@ -115,7 +115,7 @@ absl::StatusOr<Certificate> Describe(const X509* certificate) {
   return described;
 }
 
-// Signatures alone: whether it is valid at a time is said better elsewhere.
+// Checks signatures only: CheckIsValid has a better message for the times.
 absl::Status CheckIsSigned(STACK_OF(X509) * chain, STACK_OF(X509) * authorities) {
   const OwnedStore store(X509_STORE_new());
   for (int i = 0; i < sk_X509_num(authorities); ++i) X509_STORE_add_cert(store.get(), sk_X509_value(authorities, i));
@@ -132,7 +132,7 @@ absl::Status CheckIsValid(const Files& files, const Certificate& certificate, ab
   if (certificate.not_before <= now && now < certificate.not_after) return absl::OkStatus();
   const auto text = [](absl::Time time) { return absl::FormatTime(absl::RFC3339_sec, time, absl::UTCTimeZone()); };
   return FileError(kCertificate, files.cert,
-                   absl::StrCat("a certificate that is valid at ", text(now), " expected, got one from ",
+                   absl::StrCat("want a certificate that is valid at ", text(now), ", got one that is valid from ",
                                 text(certificate.not_before), " to ", text(certificate.not_after)));
 }
 
@@ -140,8 +140,8 @@ absl::Status CheckAllGiven(const Files& files) {
   for (const auto& [name, path] :
        {std::pair(kCertificate, &files.cert), std::pair(kKey, &files.key), std::pair(kAuthorities, &files.ca)}) {
     if (path->empty()) {
-      return absl::FailedPreconditionError(absl::StrCat(
-          name, ": a PEM file expected, for a certificate, its key and authorities are given together, got none"));
+      return absl::FailedPreconditionError(
+          absl::StrCat(name, ": a PEM file is required; certificate, key and authorities are given together"));
     }
   }
   return absl::OkStatus();
@@ -178,14 +178,13 @@ absl::StatusOr<Certificate> CheckFiles(const Files& files, absl::Time now) {
   if (key == nullptr) return FileError(kKey, files.key, "want a private key in PEM, not encrypted, got none");
   const bool fits = X509_check_private_key(sk_X509_value(chain.get(), 0), key.get()) == 1;
   ERR_clear_error();
-  if (!fits) return FileError(kKey, files.key, absl::StrCat("the key of ", files.cert, " expected, got another"));
+  if (!fits) return FileError(kKey, files.key, absl::StrCat("want the key of ", files.cert, ", got a different key"));
   const absl::StatusOr<Certificate> leaf = Describe(sk_X509_value(chain.get(), 0));
   if (!leaf.ok()) return FileError(kCertificate, files.cert, leaf.status().message());
   RETURN_IF_ERROR(CheckIsValid(files, *leaf, now));
   if (const absl::Status is_signed = CheckIsSigned(chain.get(), authorities.get()); !is_signed.ok()) {
-    return FileError(
-        kCertificate, files.cert,
-        absl::StrCat("a certificate of an authority in ", files.ca, " expected, got: ", is_signed.message()));
+    return FileError(kCertificate, files.cert,
+                     absl::StrCat("not signed by an authority in ", files.ca, ": ", is_signed.message()));
   }
   return *leaf;
 }

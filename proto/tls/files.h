@@ -1,4 +1,4 @@
-// The files of a process's own certificate, and of those whom it trusts.
+// The files of a process's own certificate, and of the authorities that it trusts.
 #ifndef PARAMSHARD_PROTO_TLS_FILES_H_
 #define PARAMSHARD_PROTO_TLS_FILES_H_
 
@@ -13,32 +13,32 @@ namespace paramshard::tls {
 
 // Paths of PEM files. All three are given, or none.
 struct Files {
-  std::string cert;  // the leaf first, then what is between it and the authority
+  std::string cert;  // the leaf first, then the intermediate certificates
   std::string key;   // not encrypted
-  std::string ca;    // one or more: of whom certificates are taken
+  std::string ca;    // one or more authorities whose certificates are accepted
 
   bool any() const { return !cert.empty() || !key.empty() || !ca.empty(); }
   bool all() const { return !cert.empty() && !key.empty() && !ca.empty(); }
 };
 
-// What is read of a certificate.
+// The fields of a certificate that are used.
 struct Certificate {
   std::vector<std::string> uris;  // among its alternative names
   absl::Time not_before;
   absl::Time not_after;
-  std::string fingerprint;  // SHA-256 of it
+  std::string fingerprint;  // SHA-256 of the certificate
 };
 
-// Reads the files as they are now, and returns the leaf. FAILED_PRECONDITION names the file and what is
-// expected: all three given and readable; a key that others cannot read and that is the certificate's; a certificate
-// that is valid at `now` and that the authorities have signed.
+// Reads the files as they are now, and returns the leaf. FAILED_PRECONDITION names the file that breaks a rule: all
+// three are given and readable; the key belongs to the certificate, and others cannot read it; the certificate is valid
+// at `now` and signed by an authority.
 absl::StatusOr<Certificate> CheckFiles(const Files& files, absl::Time now);
 
-// Reads the first certificate of a text. INVALID_ARGUMENT: there is none.
+// Reads the first certificate of a text. INVALID_ARGUMENT if there is none.
 absl::StatusOr<Certificate> ParseCertificate(absl::string_view pem);
 
-// Reads the first certificate of the file as it is now, whoever has signed it and whenever it ends. FAILED_PRECONDITION
-// as above.
+// Reads the first certificate of the file as it is now, without checking signature or validity. FAILED_PRECONDITION as
+// above.
 absl::StatusOr<Certificate> ReadCertificate(const std::string& path);
 
 }  // namespace paramshard::tls

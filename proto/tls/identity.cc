@@ -18,9 +18,9 @@ namespace {
 
 constexpr absl::string_view kForm = "spiffe://DOMAIN/paramshard/WORLD/node/N, or /trainer, /viewer or /admin";
 constexpr absl::string_view kNumber = "{N}";
-// As SPIFFE bounds them.
+// Longest URI of SPIFFE.
 constexpr size_t kMostUriBytes = 2048;
-// What stands in a certificate may be of any length, and of any bytes.
+// Longest text of a certificate in a message. Certificates may hold texts of any length and any bytes.
 constexpr size_t kMostTextBytes = 512;
 
 std::string Quoted(absl::string_view text) {
@@ -28,10 +28,10 @@ std::string Quoted(absl::string_view text) {
 }
 
 absl::Status NoIdentity(absl::string_view uri) {
-  return absl::InvalidArgumentError(absl::StrCat("a URI ", kForm, " expected, got ", Quoted(uri)));
+  return absl::InvalidArgumentError(absl::StrCat("want a URI ", kForm, ", got ", Quoted(uri)));
 }
 
-// Digits as they are written of a number: no sign, no leading zeros.
+// Parses a number without sign and leading zeros.
 std::optional<int> ParseNode(absl::string_view text) {
   int node = 0;
   if (text.empty() || !std::all_of(text.begin(), text.end(), absl::ascii_isdigit)) return std::nullopt;
@@ -46,7 +46,7 @@ std::optional<Role> RoleOf(absl::string_view name) {
   return std::nullopt;
 }
 
-// The number that stands for {N} in a URI with the pattern.
+// Returns the number in place of {N} in a URI that matches the pattern.
 std::optional<int> MatchNode(absl::string_view pattern, absl::string_view uri) {
   const size_t place = pattern.find(kNumber);
   const absl::string_view before = pattern.substr(0, place);
@@ -73,7 +73,7 @@ std::optional<Identity> Match(const RolePattern& pattern, absl::string_view uri)
 
 }  // namespace
 
-// Each piece between stars is found at its first place, so that no text takes long.
+// Each piece between stars is matched at its first place, so the time is bounded for any text.
 bool MatchesPattern(absl::string_view pattern, absl::string_view text) {
   const std::vector<absl::string_view> pieces = absl::StrSplit(pattern, '*');
   if (pieces.size() == 1) return pattern == text;
@@ -128,16 +128,14 @@ absl::StatusOr<RolePattern> ParseRolePattern(absl::string_view text) {
   const std::optional<Role> role = RoleOf(parts.first);
   if (!role.has_value() || parts.second.empty()) {
     return absl::InvalidArgumentError(
-        absl::StrCat("node=PATTERN, trainer=PATTERN, viewer=PATTERN or admin=PATTERN expected, got ", Quoted(text)));
+        absl::StrCat("want node=PATTERN, trainer=PATTERN, viewer=PATTERN or admin=PATTERN, got ", Quoted(text)));
   }
   const size_t place = parts.second.find(kNumber);
   const bool has_number = place != absl::string_view::npos;
   if (has_number != (*role == Role::kNode) ||
       (has_number && absl::StrContains(parts.second.substr(place + 1), kNumber))) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("a pattern with {N} once for a node's number, and without it for "
-                     "other roles, expected, got ",
-                     Quoted(text)));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "want a pattern with {N} once for a node's number, and without it for other roles, got ", Quoted(text)));
   }
   return RolePattern{.role = *role, .pattern = std::string(parts.second)};
 }
@@ -161,7 +159,7 @@ absl::StatusOr<IdentityRules> IdentityRules::Create(absl::Span<const std::string
 absl::StatusOr<Identity> IdentityRules::Parse(absl::Span<const std::string> uris) const {
   if (uris.size() != 1) {
     return absl::InvalidArgumentError(
-        absl::StrCat("one URI among the alternative names of a certificate expected, got ", uris.size()));
+        absl::StrCat("want one URI among the alternative names of a certificate, got ", uris.size()));
   }
   if (uris[0].size() > kMostUriBytes) return NoIdentity(uris[0]);
   for (const RolePattern& pattern : patterns_) {
@@ -173,19 +171,20 @@ absl::StatusOr<Identity> IdentityRules::Parse(absl::Span<const std::string> uris
 absl::StatusOr<Identity> IdentityRules::Identify(absl::Span<const std::string> uris) const {
   absl::StatusOr<Identity> identity = Parse(uris);
   if (!identity.ok()) return absl::UnauthenticatedError(identity.status().message());
-  // Whom a pattern names is let in by it. A URI of the form above names a world, which is to be this one's: where this
-  // process has its own role by a pattern, there is none.
+  // A URI that matches a pattern is accepted. Any other URI names a world, which must be this process's world; a
+  // process that has its own role by a pattern has no world.
   if (identity->world_uri.empty() || identity->world_uri == own_.world_uri) return identity;
   return absl::UnauthenticatedError(absl::StrCat(
+      "want ",
       own_.world_uri.empty() ? "a URI that a pattern gives a role" : absl::StrCat("a member of ", own_.world_uri),
-      " expected, got ", Quoted(identity->uri)));
+      ", got ", Quoted(identity->uri)));
 }
 
 absl::Status CheckIsNode(const Identity& peer, std::optional<int> node) {
   if (peer.role == Role::kNode && peer.node == node.value_or(peer.node)) return absl::OkStatus();
   return absl::UnauthenticatedError(
-      absl::StrCat("the certificate of ", node.has_value() ? absl::StrCat("node/", *node) : "a node",
-                   " expected, got that of ", IdentityText(peer), " (", Quoted(peer.uri), ")"));
+      absl::StrCat("want the certificate of ", node.has_value() ? absl::StrCat("node/", *node) : "a node",
+                   ", got the certificate of ", IdentityText(peer), " (", Quoted(peer.uri), ")"));
 }
 
 }  // namespace paramshard::tls

@@ -20,7 +20,7 @@ using nlohmann::json;
 constexpr int64_t kMaxConfigBytes = int64_t{64} << 20;
 const std::set<std::string> kKnownMethods = {"compressed-tensors", "fbgemm_fp8", "fp8", "mxfp4"};
 
-// The object of a member; null where there is none.
+// Returns the object of a member; null if there is none.
 const json* Object(const json& parent, const char* name) {
   const auto found = parent.find(name);
   return found != parent.end() && found->is_object() ? &*found : nullptr;
@@ -31,7 +31,7 @@ std::string Text(const json& parent, const char* name) {
   return found != parent.end() && found->is_string() ? found->get<std::string>() : "";
 }
 
-// "[128, 128]".
+// Parses a block such as [128, 128].
 std::optional<MatrixShape> Block(const json& parent, const char* name) {
   const auto found = parent.find(name);
   if (found == parent.end() || !found->is_array() || found->size() != 2) return std::nullopt;
@@ -43,7 +43,7 @@ std::optional<MatrixShape> Block(const json& parent, const char* name) {
   return MatrixShape{(*found)[0].get<int64_t>(), (*found)[1].get<int64_t>()};
 }
 
-// What compressed-tensors says of the weights of its groups of modules.
+// Reads the quantization that compressed-tensors gives for the weights of its groups of modules.
 void ReadGroups(const json& config, QuantizationConfig& read) {
   const json* const sparsity = Object(config, "sparsity_config");
   if (sparsity != nullptr && !sparsity->empty() && Text(*sparsity, "format") != "dense") {
@@ -90,7 +90,7 @@ absl::StatusOr<QuantizationConfig> ReadQuantizationConfig(const std::string& fol
   const json* const found = FindConfig(config);
   if (found == nullptr) return read;
   if (!found->is_object()) {
-    read.unknown = "a quantization_config that is no JSON object";
+    read.unknown = "a quantization_config that is not a JSON object";
     return read;
   }
   if (found->contains(kOwnMember)) return read;

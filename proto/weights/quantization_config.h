@@ -1,4 +1,4 @@
-// How config.json says that the weights beside it are quantized.
+// Quantization of weights according to the config.json beside them.
 #ifndef PARAMSHARD_PROTO_WEIGHTS_QUANTIZATION_CONFIG_H_
 #define PARAMSHARD_PROTO_WEIGHTS_QUANTIZATION_CONFIG_H_
 
@@ -10,24 +10,24 @@
 
 namespace paramshard::weights {
 
-// Members of config.json that say it, at its top or in "text_config".
+// Members of config.json with the quantization, at its top or in "text_config".
 inline constexpr const char* kQuantizationMembers[] = {"quantization_config", "compression_config"};
-// The member of a quantization_config that convert has written: metadata of the files say how.
+// Member of a quantization_config that convert has written: the metadata of the files has the encodings.
 inline constexpr char kOwnMember[] = "paramshard";
 
 struct QuantizationConfig {
-  std::string method;  // "fp8", say; empty without a quantization_config
-  // Elements that share a scale, where it says so: weight_block_size, or block_structure of compressed-tensors.
+  std::string method;  // such as "fp8"; empty without a quantization_config
+  // Block of elements that share a scale, if given: weight_block_size, or block_structure of compressed-tensors.
   std::optional<MatrixShape> block;
-  bool scales_are_e8m0 = false;  // where they are U8
-  // Weights are stored as codes. With compressed-tensors they may be plain and wait for it.
+  bool scales_are_e8m0 = false;  // U8 scales are E8M0
+  // Weights are stored as codes. With compressed-tensors they may be plain and not compressed yet.
   bool is_compressed = true;
-  // Why no tensor beside it can be read; empty where all is known.
+  // Reason why no tensor beside it can be read; empty if the method is known.
   std::string unknown;
 };
 
-// Reads kQuantizationMembers of the config.json in a folder, and takes note of a hf_quant_config.json. INVALID_ARGUMENT for a config.json that is no JSON object, or
-// too large; what the file system says.
+// Reads kQuantizationMembers of the config.json in a folder, and detects an hf_quant_config.json. INVALID_ARGUMENT for
+// a config.json that is too large or not a JSON object; errors of the file system.
 absl::StatusOr<QuantizationConfig> ReadQuantizationConfig(const std::string& folder);
 
 }  // namespace paramshard::weights

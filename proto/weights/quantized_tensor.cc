@@ -45,7 +45,7 @@ Dtype DataDtype(const Encoding& encoding) {
   return encoding.element == ElementType::kE4M3 ? Dtype::kF8E4M3 : Dtype::kF8E5M2;
 }
 
-// E8M0 scales are U8, the type that readers of safetensors have had all along.
+// E8M0 scales are U8, a type that older readers of safetensors support too.
 Dtype ScaleDtype(Format format) {
   switch (TraitsOf(format).scale_type) {
     case ScaleType::kFloat32:
@@ -102,7 +102,7 @@ int64_t BytesOfRows(const QuantizedTensor& tensor, Part part, int64_t rows) {
   return IsData(part) ? DataBytes(tensor.encoding, rows, cols) : ScaleBytes(tensor.encoding, PlaneOf(part), rows, cols);
 }
 
-// One entry of the metadata. The member that says how many elements a scale serves is for readers of the file.
+// Returns one entry of the metadata. scale_shape is for other readers of the file; ParseEntry does not need it.
 ordered_json EntryOf(const QuantizedTensor& tensor) {
   const Encoding& encoding = tensor.encoding;
   ordered_json entry = {{"format", std::string(FormatName(encoding.format))},
@@ -199,7 +199,7 @@ ByteRange BandBytes(const QuantizedTensor& tensor, Part part, RowBand band) {
 }
 
 std::string SerializeEncodings(const std::vector<QuantizedTensor>& tensors) {
-  // Member after member: an object that keeps their order looks through all of them for each.
+  // Written member by member: an ordered_json searches all members whenever one is added.
   std::string text;
   for (const QuantizedTensor& tensor : tensors) {
     absl::StrAppend(&text, text.empty() ? "{" : ",", safetensors::JsonText(tensor.name), ":",

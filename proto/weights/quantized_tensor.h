@@ -1,7 +1,6 @@
-// A quantized tensor in a safetensors file: which tensors stand for it, and what the file's metadata say of it.
+// A quantized tensor in a safetensors file: the tensors that represent it, and its entry in the file's metadata.
 //
-// NAME is the tensor's name, M x K its matrix (rows of the last dimension), and what multiplies a code to decode it a
-// scale:
+// NAME is the tensor's name and M x K its matrix (rows of the last dimension). A scale multiplies a code to decode it:
 //
 // | format             | tensors                                                                                |
 // | ------------------ | -------------------------------------------------------------------------------------- |
@@ -14,7 +13,7 @@
 // | NVFP4_2D           | NAME_packed U8 [.., ceil(K/2)], NAME_scale F8_E4M3 [ceil(M/16), ceil(K/16)],           |
 // |                    | NAME_amax F32 [1]                                                                      |
 //
-// docs/convert.md says more, and which of these names other programs know.
+// See docs/convert.md, also for the names that other programs know.
 #ifndef PARAMSHARD_PROTO_WEIGHTS_QUANTIZED_TENSOR_H_
 #define PARAMSHARD_PROTO_WEIGHTS_QUANTIZED_TENSOR_H_
 
@@ -31,23 +30,24 @@
 
 namespace paramshard::weights {
 
-// Returns true for the formats of plain numbers, as a checkpoint has them: FP32, BF16, FP16.
+// Returns true for the formats of plain numbers: FP32, BF16, FP16.
 bool IsPlain(Format format);
 
-// The format of plain numbers of a dtype: of F32, BF16 and F16.
+// Returns the format of plain numbers of a dtype: F32, BF16 or F16; else nullopt.
 std::optional<Format> PlainFormatOf(safetensors::Dtype dtype);
 
-// Ok when tensors in files can be of this encoding. Errors of CheckEncodable; INVALID_ARGUMENT for FP8_TENSOR_DELAYED.
+// Checks that tensors in files can have this encoding. Errors of CheckEncodable; INVALID_ARGUMENT for
+// FP8_TENSOR_DELAYED.
 absl::Status CheckFileEncoding(const Encoding& encoding);
 
 struct QuantizedTensor {
   std::string name;
-  std::vector<int64_t> shape;  // of the numbers, at least one of them
+  std::vector<int64_t> shape;  // of the decoded values; at least one element
   Encoding encoding;
   bool has_columns = false;  // MXFP8: the column-wise plane is in the file too
 };
 
-// Rows of a dimension's product, and the last dimension; a scalar is 1 x 1.
+// Returns [product of all dimensions but the last, last dimension]; a scalar is 1 x 1.
 MatrixShape MatrixOf(absl::Span<const int64_t> shape);
 
 // The parts of a quantized tensor; each is a tensor of the file.
@@ -58,10 +58,10 @@ struct PartTensor {
   safetensors::SafetensorsWriter::Tensor tensor;
 };
 
-// The tensors that stand for it, its data first.
+// Returns the tensors that represent a quantized tensor, its data first.
 std::vector<PartTensor> PartTensors(const QuantizedTensor& tensor);
 
-// Rows [begin, end) of a matrix. It begins at a multiple of GranuleRows().
+// Rows [begin, end) of a matrix. `begin` is a multiple of GranuleRows().
 struct RowBand {
   int64_t begin = 0;
   int64_t end = 0;
@@ -73,14 +73,14 @@ struct ByteRange {
   int64_t size = 0;
 };
 
-// The place of the band's bytes in a part, which is all of it where the part belongs to the whole tensor.
+// Returns the place of the band's bytes in a part: all of it for a part of the whole tensor.
 ByteRange BandBytes(const QuantizedTensor& tensor, Part part, RowBand band);
 
-// Whether the part is of the whole tensor, the same for each of its rows.
+// Returns true for a part of the whole tensor: the same for each of its rows.
 bool IsOfWholeTensor(const QuantizedTensor& tensor, Part part);
 
-// The text of kEncodingsKey: a JSON object by name. Its inverse gives INVALID_ARGUMENT for any other text, and errors
-// of CheckFileEncoding.
+// Convert to and from the text of kEncodingsKey: a JSON object by name. ParseEncodings returns INVALID_ARGUMENT for any
+// other text, and errors of CheckFileEncoding.
 std::string SerializeEncodings(const std::vector<QuantizedTensor>& tensors);
 absl::StatusOr<std::vector<QuantizedTensor>> ParseEncodings(absl::string_view text);
 

@@ -30,7 +30,7 @@ using safetensors::NameText;
 using safetensors::TensorInfo;
 using Bytes = std::vector<uint8_t>;
 
-// Decoded at once.
+// Largest number of elements that are decoded at once.
 constexpr int64_t kBandElements = int64_t{4} << 20;
 // An MXFP4 block of gpt-oss: 32 elements in 16 bytes, the first in the low half of a byte.
 constexpr int64_t kMxfp4Elements = 32;
@@ -48,7 +48,7 @@ std::string ShapeText(absl::Span<const int64_t> shape) { return absl::StrCat("["
 
 bool IsFloat8(Dtype dtype) { return dtype == Dtype::kF8E4M3 || dtype == Dtype::kF8E5M2; }
 
-// Floats of less than 16 bits.
+// Returns true for floats of less than 16 bits.
 bool IsSmallFloat(Dtype dtype) {
   switch (dtype) {
     case Dtype::kF4:
@@ -93,7 +93,7 @@ float DecodeCode(Dtype dtype, uint8_t code) {
   return dtype == Dtype::kF8E4M3 ? E4M3::Decode(code) : E5M2::Decode(code);
 }
 
-// Scales of any type that they come in, as float32.
+// Returns scales of any supported type as float32.
 absl::StatusOr<std::vector<float>> ReadScales(const Checkpoint::Tensor& scales, int64_t begin, int64_t count) {
   const Dtype dtype = scales.info->dtype;
   const int64_t element_bytes = safetensors::DtypeBits(dtype) / 8;
@@ -122,7 +122,7 @@ absl::Status ReadPlain(const Weights::Tensor& tensor, RowBand rows, float* out) 
   return absl::OkStatus();
 }
 
-// Rows of one band, which share scales or begin inside of a block, however it falls.
+// Decodes one band of rows, which may begin and end inside of a block.
 absl::Status ReadScaledBand(const Weights::Tensor& tensor, RowBand rows, const std::array<float, 256>& values,
                             float* out) {
   const MatrixShape grid = GridOf(tensor.scaled, tensor.block);
@@ -159,7 +159,7 @@ absl::Status ReadScaled(const Weights::Tensor& tensor, RowBand rows, float* out)
   return absl::OkStatus();
 }
 
-// A matrix [N, K] of the stack, whose transpose has the rows: `rows` of its K, into out [rows, N].
+// Decodes `rows` of the transpose of a matrix [N, K] of the stack, into out [rows, N].
 absl::Status ReadMxfp4Matrix(const Weights::Tensor& tensor, int64_t matrix, RowBand rows, float* out) {
   const int64_t k = tensor.shape[1];
   const int64_t n = tensor.shape[2];
@@ -210,7 +210,7 @@ absl::Status ReadEncodedBand(const Weights::Tensor& tensor, RowBand band, float*
   return absl::OkStatus();
 }
 
-// Bands begin where blocks begin: rows before and after those that were asked for are decoded too.
+// Bands begin where blocks begin, so rows before and after `rows` may be decoded too.
 absl::Status ReadEncoded(const Weights::Tensor& tensor, RowBand rows, float* out) {
   const MatrixShape matrix = tensor.matrix();
   const int64_t granule = GranuleRows(tensor.quantized.encoding.format);
@@ -232,7 +232,7 @@ absl::Status ReadEncoded(const Weights::Tensor& tensor, RowBand rows, float* out
   return absl::OkStatus();
 }
 
-// What is left of a name without what wrappers of modules put into it.
+// Returns a name without the prefixes that wrappers of modules put into it.
 std::string UnwrappedName(absl::string_view name) {
   std::string unwrapped = absl::StrReplaceAll(absl::StrCat(".", name), {{"._orig_mod.", "."}, {".module.", "."}});
   return std::string(absl::StripPrefix(unwrapped, "."));
@@ -386,14 +386,14 @@ void Weights::TakeScaled(Left& left) {
                                NameText(other), " too: ", kHelp)));
     }
     used.insert(used.end(), {std::string(name), scales->second->info->name});
-    // Scales of what a layer takes in are no values of the model.
+    // Scales of a layer's inputs are not values of the model.
     const absl::string_view layer = absl::StripSuffix(name, "weight");
     for (const char* const suffix : {"input_scale", "activation_scale"}) used.push_back(absl::StrCat(layer, suffix));
   }
   for (const std::string& name : used) left.erase(name);
 }
 
-// Codes under other names than the tensor's, of layouts that are not known.
+// Refuses codes under other names than the tensor's: their layouts are not known.
 void Weights::TakePacked(Left& left) {
   std::vector<std::pair<std::string, std::string>> packed;  // its name, the tensor's
   for (const auto& [name, data] : left) {
@@ -411,7 +411,7 @@ void Weights::TakePacked(Left& left) {
   }
 }
 
-// Empty for a tensor whose bytes are its values.
+// Returns the reason why the tensor's bytes are not its values; empty if they are.
 std::string Weights::WhyNotPlain(const TensorInfo& info) const {
   if (!config_.unknown.empty()) {
     return absl::StrCat("want weights that are not quantized or of a known method, got ",

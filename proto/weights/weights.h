@@ -1,4 +1,4 @@
-// Weights of a checkpoint of safetensors files, whatever program has written and quantized them.
+// Weights in a checkpoint of safetensors files of several programs and quantization methods.
 #ifndef PARAMSHARD_PROTO_WEIGHTS_WEIGHTS_H_
 #define PARAMSHARD_PROTO_WEIGHTS_WEIGHTS_H_
 
@@ -20,7 +20,8 @@
 
 namespace paramshard::weights {
 
-// The tensors of a model as its program names them: codes and scales that stand for one tensor are one. Known are
+// The tensors of a model by their names in the model: codes and scales that represent one tensor are one tensor. Known
+// are
 //
 //   F32, BF16 and F16;
 //   F8_E4M3 and F8_E5M2 with NAME_scale_inv or NAME_scale beside, which are multiplied: one scale for the tensor, for
@@ -29,8 +30,8 @@ namespace paramshard::weights {
 //   MXFP4 of gpt-oss, NAME_blocks and NAME_scales [E, N, K/32], which stand for NAME [E, K, N];
 //   what `paramshardctl convert` writes.
 //
-// Any other floats of less than 16 bits, codes without scales, and weights under a quantization_config of another method
-// are refused when they are read. Integers, booleans, F64 and complex numbers are not numbers of weights: they can be
+// Any other floats of less than 16 bits, codes without scales, and weights under a quantization_config of an unknown
+// method are refused when they are read. Integers, booleans, F64 and complex numbers are not weights: they can only be
 // carried, as bytes. Movable; thread-safe.
 //
 //   ASSIGN_OR_RETURN(const Weights weights, Weights::Open("DeepSeek-V3"));
@@ -39,9 +40,9 @@ namespace paramshard::weights {
 //   RETURN_IF_ERROR(weights.ReadRows(*tensor, {0, tensor->matrix().rows}, values.data()));
 class Weights {
  public:
-  // A path that Checkpoint::Open takes. Errors of it; INVALID_ARGUMENT also for a config.json beside that is no JSON
-  // object, and for metadata of convert that do not fit the file's tensors. A tensor that cannot be decoded is no error
-  // until it is read.
+  // Opens a path of Checkpoint::Open. Errors of Checkpoint::Open; INVALID_ARGUMENT also for a config.json beside it
+  // that is not a JSON object, and for metadata of convert that does not fit the file's tensors. A tensor that cannot
+  // be decoded is an error only when it is read.
   static absl::StatusOr<Weights> Open(const std::string& path);
 
   enum class Kind : uint8_t {
@@ -63,36 +64,37 @@ class Weights {
 
     const safetensors::Checkpoint::Tensor* data = nullptr;
     const safetensors::Checkpoint::Tensor* scales = nullptr;  // kScaled, kMxfp4
-    MatrixShape scaled = {};         // kScaled: the matrix that a grid of scales is for, one of a stack or all of it
-    MatrixShape block = {};          // kScaled: its elements that share a scale
+    MatrixShape scaled = {};         // kScaled: the matrix of one grid of scales: one of a stack, or the whole tensor
+    MatrixShape block = {};          // kScaled: the elements that share a scale
     QuantizedTensor quantized = {};  // kEncoded
     std::map<Part, const safetensors::Checkpoint::Tensor*> parts = {};  // kEncoded
 
     // Rows and columns: the product of all dimensions but the last, and the last.
     MatrixShape matrix() const { return MatrixOf(shape); }
     bool is_number() const { return kind != Kind::kCarried && kind != Kind::kRefused; }
-    // Pieces that begin at multiples of so many rows are read at the least cost.
+    // Number of rows at whose multiples pieces should begin to be read at the least cost.
     int64_t granule_rows() const;
   };
 
   const std::map<std::string, Tensor, std::less<>>& tensors() const { return tensors_; }
-  // Null when there is none.
+  // Returns null if there is no such tensor.
   const Tensor* Find(absl::string_view name) const;
   const safetensors::Checkpoint& checkpoint() const { return *checkpoint_; }
 
-  // OK where ReadRows decodes the tensor. Its refusal; INVALID_ARGUMENT naming tensor and dtype for what is carried.
+  // Returns OK if ReadRows can decode the tensor, else its refusal; INVALID_ARGUMENT naming tensor and dtype for
+  // kCarried.
   absl::Status CheckNumber(const Tensor& tensor) const;
 
   // Decodes rows of the tensor's matrix to float32, row-major, into `out`. Errors of CheckNumber and
   // Checkpoint::Tensor::Read.
   absl::Status ReadRows(const Tensor& tensor, RowBand rows, float* out) const;
 
-  // Returns a tensor whose name differs from `name` by a wrapper's prefix alone ("module.", "_orig_mod.", "model."), or
+  // Returns a tensor whose name differs from `name` only by a wrapper's prefix ("module.", "_orig_mod.", "model."), or
   // an empty text.
   std::string SimilarName(absl::string_view name) const;
 
  private:
-  // Tensors of the files by name, until one of them stands for a logical tensor.
+  // Tensors of the files by name that have not been assigned to a tensor of the model yet.
   using Left = std::map<absl::string_view, const safetensors::Checkpoint::Tensor*>;
 
   absl::Status TakeEncoded(const safetensors::SafetensorsFile& file, Left& left);

@@ -8,10 +8,11 @@
 
 namespace paramshard::wire {
 
-// The CRC-32C (Castagnoli) of the data: 0xe3069283 for "123456789".
+// Returns the CRC-32C of the data: 0xe3069283 for "123456789".
 uint32_t Crc32c(absl::string_view data);
 
-// The checksum of more: `crc` is that of what came before, and `data`, or a number's 4 little-endian bytes, follows.
+// Returns the checksum of a longer text: `crc` is the checksum of its beginning, and `data`, or a number's 4
+// little-endian bytes, follows.
 uint32_t ExtendCrc32c(uint32_t crc, absl::string_view data);
 uint32_t ExtendCrc32c(uint32_t crc, uint32_t number);
 

@@ -12,7 +12,7 @@
 namespace paramshard::wire {
 namespace {
 
-// Newer than the headers of some systems that run newer kernels.
+// Some systems have headers that are older than their kernel.
 #ifdef SYS_futex_waitv
 constexpr long kWaitV = SYS_futex_waitv;
 #else
@@ -36,7 +36,7 @@ timespec MonotonicDeadline(absl::Duration timeout) {
 
 }  // namespace
 
-// Not FUTEX_PRIVATE: the word lies in memory that two processes map.
+// FUTEX_PRIVATE is not set: two processes map the word's memory.
 void FutexWait(const std::atomic<uint32_t>& word, uint32_t seen, absl::Duration timeout) {
   Wait(word, FUTEX_WAIT, seen, timeout);
 }
@@ -54,7 +54,7 @@ void PrivateFutexWake(const std::atomic<uint32_t>& word) {
 }
 
 bool CanWaitForEither() {
-  // No waiters: a kernel that knows the call finds fault with that.
+  // The call has no waiters: a kernel that knows it answers EINVAL.
   static const bool can = syscall(kWaitV, nullptr, 0, 0, nullptr, CLOCK_MONOTONIC) != 0 && errno == EINVAL;
   return can;
 }

@@ -29,7 +29,7 @@ void FileDescriptor::Reset() {
 
 absl::Status SendHandoff(int socket, absl::Span<const uint8_t> bytes, absl::Span<const int> fds) {
   iovec vector{const_cast<uint8_t*>(bytes.data()), bytes.size()};
-  // As large as is asked for: who receives counts.
+  // Not limited to kMaxHandoffFds: the receiver checks the number.
   std::vector<char> control(CMSG_SPACE(fds.size() * sizeof(int)));
   msghdr message{};
   message.msg_iov = &vector;
@@ -67,19 +67,19 @@ void TakeDescriptors(msghdr& message, std::vector<FileDescriptor>& fds) {
   }
 }
 
-// INVALID_ARGUMENT or RESOURCE_EXHAUSTED when the kernel has cut the packet off.
+// Returns INVALID_ARGUMENT or RESOURCE_EXHAUSTED if the kernel has truncated the packet.
 absl::Status CheckWhole(const msghdr& message, size_t fd_count) {
   if ((message.msg_flags & MSG_CTRUNC) != 0 && fd_count < kMaxHandoffFds) {
     return absl::ResourceExhaustedError(
-        absl::StrCat("handoff message: its descriptors cannot be opened, ", fd_count,
-                     " of them could; this process is out of file descriptors (ulimit -n)"));
+        absl::StrCat("handoff message: opened only ", fd_count,
+                     " of its descriptors; this process is out of file descriptors (ulimit -n)"));
   }
   if ((message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) == 0) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("handoff message: at most ", kMaxHandoffBytes, " bytes and ",
-                                                 kMaxHandoffFds, " descriptors expected, got more"));
+  return absl::InvalidArgumentError(absl::StrCat("handoff message: want at most ", kMaxHandoffBytes, " bytes and ",
+                                                 kMaxHandoffFds, " descriptors, got more"));
 }
 
-// The next packet if there is one: nothing is waited for. DEADLINE_EXCEEDED without one.
+// Returns the next packet without waiting. DEADLINE_EXCEEDED if there is none.
 absl::StatusOr<HandoffPacket> TakePacket(int socket) {
   HandoffPacket packet;
   packet.bytes.resize(kMaxHandoffBytes);
@@ -100,7 +100,7 @@ absl::StatusOr<HandoffPacket> TakePacket(int socket) {
   return packet;
 }
 
-// Rounded up: a wait of less than a millisecond is not none.
+// Rounds up, so that a wait of less than a millisecond is still a wait.
 int PollTimeout(absl::Duration left) {
   return static_cast<int>(std::clamp<int64_t>(absl::ToInt64Milliseconds(absl::Ceil(left, absl::Milliseconds(1))), 0,
                                               std::numeric_limits<int>::max()));
@@ -129,10 +129,10 @@ void RefuseHandoff(int socket, const absl::Status& why) {
   refusal.code = static_cast<uint32_t>(why.code());
   const absl::string_view reason = why.message().substr(0, sizeof(refusal.reason) - 1);
   std::copy(reason.begin(), reason.end(), refusal.reason);
-  // A peer that does not listen any more needs no reason.
+  // An error is ignored: a peer that has closed does not need the reason.
   (void)SendHandoff(socket, HandoffBytes(refusal), {});
   // Closing a socket with unread packets resets the connection, and the peer would read that instead of the refusal.
-  // After the shutdown no packet comes any more, so the queue can be emptied for good.
+  // No packet arrives after the shutdown, so the queue stays empty.
   shutdown(socket, SHUT_RDWR);
   char ignored;
   while (recv(socket, &ignored, sizeof(ignored), MSG_DONTWAIT) > 0) {
@@ -151,11 +151,11 @@ absl::Status CheckHandoff(const HandoffPacket& packet, HandoffKind kind, size_t 
   HandoffHeader header{};
   if (packet.bytes.size() < sizeof(header)) {
     return absl::InvalidArgumentError(
-        absl::StrCat("handoff message: at least ", sizeof(header), " bytes expected, got ", packet.bytes.size()));
+        absl::StrCat("handoff message: want at least ", sizeof(header), " bytes, got ", packet.bytes.size()));
   }
   std::memcpy(&header, packet.bytes.data(), sizeof(header));
   const auto wrong = [](absl::string_view field, auto expected, auto got) {
-    return absl::InvalidArgumentError(absl::StrCat("handoff message: ", field, " ", expected, " expected, got ", got));
+    return absl::InvalidArgumentError(absl::StrCat("handoff message: want ", field, " ", expected, ", got ", got));
   };
   if (header.magic != kHandoffMagic) return wrong("magic", kHandoffMagic, header.magic);
   if (header.version != kHandoffVersion) return wrong("version", kHandoffVersion, header.version);

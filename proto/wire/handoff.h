@@ -72,7 +72,7 @@ class FileDescriptor {
   int get() const { return fd_; }
   bool valid() const { return fd_ >= 0; }
   void Reset();
-  // Gives it up to the caller.
+  // Transfers ownership to the caller.
   int Release() { return std::exchange(fd_, -1); }
 
  private:
@@ -87,24 +87,24 @@ struct HandoffPacket {
 inline constexpr int kMaxHandoffBytes = 512;
 inline constexpr int kMaxHandoffFds = 4;
 
-// Sends one packet with descriptors; does not block for longer than the socket buffer needs. UNAVAILABLE when the peer
-// has closed or does not read; RESOURCE_EXHAUSTED when the kernel passes on no more descriptors.
+// Sends one packet with descriptors; blocks only until the socket buffer has room. UNAVAILABLE if the peer has closed
+// or does not read; RESOURCE_EXHAUSTED if the kernel does not pass on more descriptors.
 absl::Status SendHandoff(int socket, absl::Span<const uint8_t> bytes, absl::Span<const int> fds);
 
-// Receives one packet. UNAVAILABLE when the peer closed; INVALID_ARGUMENT when the packet or its descriptors are more
-// than the limits above, RESOURCE_EXHAUSTED when this process may not open as many (those that arrived are closed);
+// Receives one packet. UNAVAILABLE if the peer has closed; INVALID_ARGUMENT if the packet or its descriptors exceed the
+// limits above; RESOURCE_EXHAUSTED if this process may not open as many descriptors (the received ones are closed);
 // DEADLINE_EXCEEDED. A signal does not end the wait.
 absl::StatusOr<HandoffPacket> ReceiveHandoff(int socket, absl::Duration timeout);
 
-// Sends `why` as a HandoffRefusal and ends the connection in order, whatever the peer has sent meanwhile. The socket is
-// to be closed next.
+// Sends `why` as a HandoffRefusal and shuts the connection down such that the peer receives it, even if the peer has
+// sent packets meanwhile. Close the socket next.
 void RefuseHandoff(int socket, const absl::Status& why);
 
-// Returns what the sender of a refusal says, and nothing when the packet is another message.
+// Returns the status in a refusal, or nullopt if the packet is a different message.
 std::optional<absl::Status> RefusalIn(const HandoffPacket& packet);
 
-// Returns the message in a packet. INVALID_ARGUMENT names what is wrong with magic, version, kind, size or descriptor
-// count.
+// Returns the message in a packet. INVALID_ARGUMENT names the field that is wrong: magic, version, kind, size or
+// descriptor count.
 template <typename Message>
 absl::StatusOr<Message> ParseHandoff(const HandoffPacket& packet, HandoffKind kind, int fd_count);
 

@@ -46,9 +46,8 @@ absl::StatusOr<std::optional<std::string>> RingReader::Read() {
   uint32_t size = 0;
   if (used <= kRingBytes && used >= kHeaderBytes) CopyOut(words_.ring_bytes(), tail_, &size, kHeaderBytes);
   if (used > kRingBytes || used < kHeaderBytes || size > kMaxRecordBytes || size > used - kHeaderBytes) {
-    return absl::InvalidArgumentError(absl::StrCat("command ring: a record of at most ", kMaxRecordBytes,
-                                                   " bytes expected, got ", used, " bytes with a record length of ",
-                                                   size));
+    return absl::InvalidArgumentError(absl::StrCat("command ring: want a record of at most ", kMaxRecordBytes,
+                                                   " bytes, got ", used, " bytes with a record length of ", size));
   }
   std::string record(size, '\0');
   CopyOut(words_.ring_bytes(), tail_ + kHeaderBytes, record.data(), size);

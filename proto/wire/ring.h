@@ -22,7 +22,7 @@ class RingWriter {
  public:
   explicit RingWriter(const Words& words) : words_(words) {}
 
-  // Appends a record and rings the doorbell; false when the ring has no room yet. Requires
+  // Appends a record and rings the doorbell; returns false if the ring has no room yet. Requires
   // record.size() <= kMaxRecordBytes.
   bool TryWrite(absl::string_view record);
 
@@ -34,13 +34,13 @@ class RingReader {
  public:
   explicit RingReader(const Words& words) : words_(words) {}
 
-  // Takes the oldest record, nullopt when there is none. INVALID_ARGUMENT when the trainer's positions make no sense:
-  // the ring cannot be read any further. The memory is the trainer's: what is returned was copied first.
+  // Takes the oldest record; nullopt if there is none. INVALID_ARGUMENT if the trainer's positions are invalid: the
+  // ring cannot be read any further. The trainer can write the memory at any time, so the record is a copy.
   absl::StatusOr<std::optional<std::string>> Read();
 
  private:
   Words words_;
-  // The reader's position is kept here: the copy in the page is for the writer alone.
+  // The reader's position. The copy in the page is only for the writer: the trainer can change it.
   uint32_t tail_ = 0;
 };
 

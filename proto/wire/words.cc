@@ -10,8 +10,8 @@
 namespace paramshard::wire {
 namespace {
 
-// Some 15 us: what is just arriving is not slept for, and what takes as long as waking the daemon costs no trainer's
-// CPU.
+// Spins before a thread sleeps, some 15 us: enough for an answer that is about to arrive, but less than waking the
+// daemon takes.
 constexpr int kSpins = 300;
 
 size_t LineCount(const WordsCounts& counts) {
@@ -19,7 +19,7 @@ size_t LineCount(const WordsCounts& counts) {
          2 * static_cast<size_t>(counts.gradient_slots);
 }
 
-// A word and where it was moved to, as one number that is exchanged at once. Little-endian: the word is its low half.
+// A word and the value that it was moved to, exchanged as one number. Little-endian: the word is its low half.
 struct Line {
   uint32_t value;
   uint32_t moved;
@@ -31,7 +31,7 @@ Line Read(const Word& word) {
   return {static_cast<uint32_t>(packed), static_cast<uint32_t>(packed >> 32)};
 }
 
-// Whether the line was still what it was; else `line` is what it is now.
+// Returns true if the line still was `line` and is now `next`; else stores the present line in `line`.
 bool Exchange(Word& word, Line& line, const Line& next) {
   const auto pack = [](const Line& l) { return l.value | static_cast<uint64_t>(l.moved) << 32; };
   uint64_t expected = pack(line);
@@ -43,12 +43,14 @@ bool Exchange(Word& word, Line& line, const Line& next) {
 
 Line MovedFrom(uint32_t value) { return {value + kFinishedStep, (value + kFinishedStep) | 1}; }
 
-// A GPU stores words alone: what it stores after the end lies behind where the word was moved to.
+// Returns true if the word has been moved ahead. A GPU stores only the word, so a store after the end puts it back
+// behind `moved`.
 bool IsMoved(const Line& line) {
   return line.moved != 0 && static_cast<int32_t>(line.value - line.moved) > -static_cast<int32_t>(kFinishedStep / 2);
 }
 
-// Honest sides meet once or twice. A trainer that keeps writing the daemon's words must not hold the daemon up.
+// Largest number of exchanges of one word. Correct sides need one or two; a trainer that keeps writing the daemon's
+// words must not hold up the daemon.
 constexpr int kMostExchanges = 64;
 
 }  // namespace
@@ -71,7 +73,7 @@ char* Words::end_text(Side side) const {
 
 uint8_t* Words::ring_bytes() const { return reinterpret_cast<uint8_t*>(end_text(Side::kClient)) + kEndTextBytes; }
 
-// Sequentially consistent on both sides: either the waiter sees the new value or the writer sees the waiter.
+// Both sides are sequentially consistent: either the waiter sees the new value, or the writer sees the waiter.
 void Words::Publish(Word& word, uint32_t value) const {
   Line seen = Read(word);
   for (int i = 0; i < kMostExchanges; ++i) {
@@ -108,11 +110,11 @@ bool Words::AwaitReached(const Word& word, uint32_t number, absl::Duration timeo
 
 void Words::Finish(Side side, uint32_t status_code, absl::string_view text) const {
   Claim(side, status_code, text);
-  // Nobody may take a moved word for an answer: before status says that it is none, nothing is moved.
+  // Words are moved only after status is set, so that no waiter takes a moved word for an answer.
   if (ended()) MoveAhead();
 }
 
-// Of two threads of a side the first one writes the text; the other leaves the page to it.
+// Writes the text and status. If two threads of a side call it, only the first one does so.
 void Words::Claim(Side side, uint32_t status_code, absl::string_view text) const {
   const auto claim = static_cast<uint32_t>(side);
   if (ended() || (ending().value.fetch_or(claim, std::memory_order_acq_rel) & claim) != 0) return;

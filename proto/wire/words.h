@@ -1,6 +1,6 @@
-// The words page of a session: shared memory in which a trainer and its daemon tell each other how far they are.
+// The words page of a session: shared memory in which a trainer and its daemon publish their progress to each other.
 //
-// A word is 32 bits on a cache line of its own and has one writer; numbers are compared cyclically. The page holds, in
+// A word is 32 bits on its own cache line and has one writer; numbers are compared cyclically. The page holds, in
 // this order, a header, the words below, the answers of the last commits, the texts of the end, and the command ring.
 // Both sides compute the same layout from the same three counts.
 //
@@ -12,16 +12,16 @@
 // | drained[g]        | daemon  | number of the last Push that was read out of gradient slot g              |
 // | daemon_waits      | daemon  | non-zero while the daemon sleeps on the doorbell                          |
 // | ending            | both    | which sides have begun to end the page                                    |
-// | released[slot]    | client  | number of the last Gather in `slot` that the trainer has done with        |
+// | released[slot]    | client  | number of the last Gather in `slot` that the trainer has released         |
 // | filled[g]         | client  | number of the Push that gradient slot g is filled for                     |
 // | client_waits      | client  | threads of the trainer that sleep on a word                               |
-// | doorbell          | both    | counts up whenever the daemon's thread for the rank should look           |
+// | doorbell          | both    | counts up whenever the daemon's thread for the rank has to check          |
 //
-// **The end.** The daemon ends a page when its epoch ends, the client library when the daemon has died. Each side has a
-// text of its own: it writes that, then moves status from 0, and the side that succeeds has ended the page. Then every
-// word of the daemon is moved 2^30 ahead, so that every waiter wakes, on a host or on a GPU. A line of such a word says
-// beside the word where it was moved to, and both change in one atomic operation: whoever comes upon a page that was
-// left half moved moves the rest, and no word twice.
+// **The end.** The daemon ends a page when its epoch ends, the client library when the daemon has died. Each side has
+// its own text: it writes the text, then moves status from 0, and the side that succeeds has ended the page. Then every
+// word of the daemon is moved 2^30 ahead, so that every waiter wakes, on a host or on a GPU. The line of such a word
+// also holds the value that it was moved to, and both change in one atomic operation. So a thread that finds a page
+// half moved moves the rest, and no word twice.
 #ifndef PARAMSHARD_PROTO_WIRE_WORDS_H_
 #define PARAMSHARD_PROTO_WIRE_WORDS_H_
 
@@ -43,17 +43,17 @@ inline constexpr int kCommitRecords = 4;
 
 struct alignas(kCacheLineBytes) Word {
   std::atomic<uint32_t> value;
-  // Of a daemon's word, from the end on: where it was moved to, with bit 0 set; 0 before.
+  // For a daemon's word, after the end: the value that it was moved to, with bit 0 set. 0 before.
   std::atomic<uint32_t> moved;
 };
 static_assert(sizeof(Word) == kCacheLineBytes);
 
-// In status, beside the code: the text is the client's.
+// Flag in status, beside the code: the client's text is valid.
 inline constexpr uint32_t kEndedByClient = 1u << 16;
 
 enum class Side : uint32_t { kDaemon = 1, kClient = 2 };
 
-// Whether `word` has come as far as `number`, for numbers less than 2^31 apart.
+// Returns true if `word` has reached `number`, for numbers less than 2^31 apart.
 inline bool Reached(uint32_t word, uint32_t number) { return static_cast<int32_t>(word - number) >= 0; }
 
 // Answer of one commit; written before `committed`. Commit c is in record c % kCommitRecords.
@@ -66,7 +66,7 @@ struct alignas(kCacheLineBytes) CommitRecord {
 };
 
 struct WordsCounts {
-  int slots = 0;  // gather slots, resident ones included
+  int slots = 0;  // gather slots, with resident ones
   int ranks = 0;  // shard size
   int gradient_slots = 0;
 };
@@ -98,17 +98,17 @@ class Words {
 
   const WordsCounts& counts() const { return counts_; }
 
-  // Stores a daemon word, as far ahead as the page's end has moved it, and wakes the trainer if it sleeps.
+  // Stores a daemon word, moved ahead if the page has ended, and wakes the trainer if it sleeps.
   void Publish(Word& word, uint32_t value) const;
-  // Adds to the doorbell and wakes the daemon's thread if it says that it sleeps.
+  // Increments the doorbell and wakes the daemon's thread if daemon_waits is set.
   void Ring() const;
-  // Trainer side: sleeps until `word` has reached `number`, after a short spin. Returns false on timeout.
+  // Trainer side: spins briefly, then sleeps until `word` has reached `number`. Returns false on timeout.
   bool AwaitReached(const Word& word, uint32_t number, absl::Duration timeout) const;
 
-  // Ends the page, or completes an end that was left half done; the first end stays. `status_code` is not 0. Called
-  // again it moves ahead what a GPU has written since: nobody then waits for ever.
+  // Ends the page, or completes an end that was left half done; the first end stays. Requires status_code != 0. A
+  // second call moves words ahead that a GPU has written since, so that no waiter waits forever.
   void Finish(Side side, uint32_t status_code, absl::string_view text) const;
-  // Whether the page has ended; then end_code() and EndText() are its absl::StatusCode and text.
+  // Returns true if the page has ended; then end_code() and EndText() are its absl::StatusCode and text.
   bool ended() const { return end_code() != 0; }
   uint32_t end_code() const;
   std::string EndText() const;

@@ -1,4 +1,4 @@
-// The clock that deadlines are of, which tests move.
+// Clock of deadlines; a seam for tests.
 #ifndef PARAMSHARD_SERVER_BASE_CLOCK_H_
 #define PARAMSHARD_SERVER_BASE_CLOCK_H_
 
@@ -9,7 +9,7 @@
 
 namespace paramshard::server {
 
-// A deadline that does not come.
+// A deadline that never comes.
 inline constexpr SteadyTime kNever = SteadyTime::max();
 
 // `wait` after `from`; a wait of more than a year, or from kNever, does not end.
@@ -18,20 +18,20 @@ inline SteadyTime After(SteadyTime from, absl::Duration wait) {
   return from + absl::ToChronoNanoseconds(std::max(wait, absl::ZeroDuration()));
 }
 
-// What is left at `now` of the time until the deadline: infinite for kNever, zero when it has passed.
+// Returns the time from `now` to the deadline: infinite for kNever, zero when it has passed.
 inline absl::Duration Until(SteadyTime deadline, SteadyTime now) {
   if (deadline == kNever) return absl::InfiniteDuration();
   return std::max(absl::ZeroDuration(), absl::FromChrono(deadline - now));
 }
 
-// Thread-safe. Whoever sleeps until a deadline sleeps for Until(deadline, clock.Now()) and looks again: a test that has
-// moved its clock wakes the sleepers.
+// Thread-safe. A thread that waits for a deadline sleeps for Until(deadline, clock.Now()) and looks again: a test that
+// has moved its clock wakes the sleepers.
 class Clock {
  public:
   virtual ~Clock() = default;
   virtual SteadyTime Now() const = 0;
 
-  // The machine's.
+  // The machine's clock.
   static const Clock& Steady() {
     class Machine final : public Clock {
       SteadyTime Now() const override { return SteadyNow(); }

@@ -1,4 +1,4 @@
-// Threads that share lists of works.
+// Thread pool that works through lists of tasks.
 #ifndef PARAMSHARD_SERVER_BASE_CREW_H_
 #define PARAMSHARD_SERVER_BASE_CREW_H_
 
@@ -17,7 +17,7 @@
 
 namespace paramshard::server {
 
-// All threads are there before the first work is begun, so that whoever cannot have them has changed nothing.
+// All threads run before the first task begins, so that a shortage of threads changes nothing.
 //
 //   ASSIGN_OR_RETURN(const auto crew, Crew::Start("a restore", 8));
 //   RETURN_IF_ERROR(crew->Run(count, [&](int thread, int64_t index) { return Write(works[index], buffers[thread]); }));
@@ -31,15 +31,15 @@ class Crew {
 
   int threads() const { return static_cast<int>(threads_.size()); }
 
-  // Does every work of [0, count) once, those with small indices first, and waits for them. After an error no further
-  // one is begun, and it is returned. One call at a time.
+  // Does every task of [0, count) once, small indices first, and waits for all. After an error no further task begins,
+  // and the error is returned. One call at a time.
   using Work = absl::FunctionRef<absl::Status(int thread, int64_t index)>;
   absl::Status Run(int64_t count, Work work);
 
  private:
   Crew() = default;
   void Serve(int thread);
-  // Null when the crew ends.
+  // Returns the index of the next task; null when the crew ends.
   std::optional<int64_t> Take();
   void Finish(const absl::Status& status);
   bool HasNews() const ABSL_SHARED_LOCKS_REQUIRED(mu_) { return closed_ || next_ < count_; }
@@ -51,12 +51,12 @@ class Crew {
   int busy_ ABSL_GUARDED_BY(mu_) = 0;
   absl::Status status_ ABSL_GUARDED_BY(mu_);
   bool closed_ ABSL_GUARDED_BY(mu_) = false;
-  const Work* work_ = nullptr;        // constant while works are under way
+  const Work* work_ = nullptr;        // constant while tasks are under way
   std::vector<std::thread> threads_;  // constant after Start
 };
 
-// Does the work of every rank of [0, ranks) at once, on threads that are all there before, and waits for all. Errors of
-// Crew::Start, with nothing done, or the first one of a rank.
+// Does the work of all ranks of [0, ranks) at once, each on its own thread, and waits for all. Returns an error of
+// Crew::Start, with nothing done, or the first error of a rank.
 absl::Status OnAllRanks(absl::string_view purpose, int ranks, absl::FunctionRef<absl::Status(int rank)> work);
 
 }  // namespace paramshard::server

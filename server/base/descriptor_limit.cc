@@ -28,7 +28,7 @@ int64_t DescriptorLimit() {
 int64_t RaiseDescriptorLimit() {
   rlimit limits = Limits();
   limits.rlim_cur = limits.rlim_max;
-  // A refusal leaves the old limit, with which the daemon can live.
+  // If this fails, the old limit stays; RaiseDescriptorLimitTo checks whether it is enough.
   (void)setrlimit(RLIMIT_NOFILE, &limits);
   return DescriptorLimit();
 }
@@ -36,7 +36,7 @@ int64_t RaiseDescriptorLimit() {
 absl::Status RaiseDescriptorLimitTo(int64_t least) {
   const int64_t limit = RaiseDescriptorLimit();
   if (limit >= least) return absl::OkStatus();
-  return absl::ResourceExhaustedError(absl::StrCat("open files: want a hard limit of ", least, " at least, got ", limit,
+  return absl::ResourceExhaustedError(absl::StrCat("open files: want a hard limit of at least ", least, ", got ", limit,
                                                    "; raise it (ulimit -Hn, LimitNOFILE)"));
 }
 

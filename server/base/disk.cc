@@ -16,7 +16,7 @@
 namespace paramshard::server {
 namespace {
 
-// A restore refuses what others may write to, whatever the umask.
+// A restore refuses files that others may write to, so the umask must not matter.
 constexpr mode_t kFileMode = 0640;
 constexpr mode_t kFolderMode = 0750;
 
@@ -48,7 +48,7 @@ Disk::Descriptor& Disk::Descriptor::operator=(Descriptor&& other) noexcept {
   return *this;
 }
 
-// What was to be on the disk has been synced, and an error of a close says nothing more about it.
+// Ignores errors of close: bytes that must be on the disk were synced before.
 void Disk::Descriptor::Reset() {
   if (fd_ >= 0) calls_->Close(std::exchange(fd_, -1));
 }
@@ -56,7 +56,7 @@ void Disk::Descriptor::Reset() {
 absl::Status Disk::File::Reserve(int64_t size_bytes) {
   if (size_bytes == 0) return absl::OkStatus();
   if (Repeat([&] { return calls_->Fallocate(fd_.get(), size_bytes); }) == 0) return absl::OkStatus();
-  // Then the writes will say it.
+  // Without fallocate the writes will fail on a full disk.
   if (errno == EOPNOTSUPP || errno == ENOSYS) return absl::OkStatus();
   return Failed(path_, "fallocate");
 }
@@ -78,7 +78,7 @@ ssize_t Disk::File::WriteSome(int64_t offset_bytes, absl::Span<const uint8_t> by
   const size_t size_bytes = is_direct_ ? direct_bytes : bytes.size();
   const ssize_t count = calls_->Pwrite(fd_.get(), bytes.data(), size_bytes, offset_bytes);
   if (count >= 0 || errno != EINVAL || !is_direct_) return count;
-  // A file system whose pages are larger.
+  // The file system has larger pages.
   may_be_direct_ = false;
   return WriteSome(offset_bytes, bytes);
 }
@@ -89,7 +89,6 @@ size_t Disk::File::DirectBytes(int64_t offset_bytes, absl::Span<const uint8_t> b
   return may_be_direct_ && at_pages ? bytes.size() / kPage * kPage : 0;
 }
 
-// Whether it is so now.
 bool Disk::File::SetDirect(bool direct) {
   if (is_direct_ != direct && calls_->SetDirect(fd_.get(), direct) == 0) is_direct_ = direct;
   return is_direct_ == direct;
@@ -162,7 +161,7 @@ absl::Status Disk::RemoveFolder(const std::string& path) const {
     const absl::Status status = RemoveFile(PathIn(path, name));
     if (!absl::IsNotFound(status)) first.Update(status);
   }
-  // Also where something of it is left: then it says that it is not empty, and the first error says why.
+  // Tried after errors, too: it fails because the folder is not empty, and the first error says why.
   if (calls_->Rmdir(path) != 0 && errno != ENOENT) first.Update(Failed(path, "rmdir"));
   return first;
 }
@@ -194,7 +193,7 @@ absl::StatusOr<int64_t> Disk::FreeBytes(const std::string& path) const {
 absl::StatusOr<Disk::Descriptor> Disk::Lock(const std::string& path, int lent) const {
   ASSIGN_OR_RETURN(Descriptor fd, Open(path, O_RDWR | O_CREAT | O_NOFOLLOW, kFileMode, "open"));
   if (lent >= 0 && AreSameFile(lent, fd.get())) {
-    // Not `fd`, of which the kernel does not know that it is the other process'.
+    // A duplicate of `lent` shares the other process's lock; `fd` does not.
     Descriptor held(calls_, fcntl(lent, F_DUPFD_CLOEXEC, 0));
     if (held.get() < 0) return Failed(path, "dup");
     return held;
@@ -202,15 +201,14 @@ absl::StatusOr<Disk::Descriptor> Disk::Lock(const std::string& path, int lent) c
   if (Repeat([&] { return calls_->Flock(fd.get(), LOCK_EX | LOCK_NB); }) == 0) return fd;
   switch (errno) {
     case EWOULDBLOCK:
-      return absl::FailedPreconditionError(
-          absl::StrCat(path, ": expected to be held by nobody, got a lock (flock) of another daemon that saves here"));
+      return absl::FailedPreconditionError(absl::StrCat(path, ": locked (flock) by another daemon that saves here"));
     case EBADF:
     case EINVAL:
     case ENOLCK:
     case ENOSYS:
     case EOPNOTSUPP:
       return absl::FailedPreconditionError(absl::StrCat(
-          Failed(path, "flock").message(), ": a file system with locks expected, so that one daemon alone saves here"));
+          Failed(path, "flock").message(), ": want a file system with locks, so that no second daemon saves here"));
     default:
       return Failed(path, "flock");
   }

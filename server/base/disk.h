@@ -1,4 +1,4 @@
-// Files and folders of a save, on the disk when it is said that they are.
+// Durable files and folders of saves.
 #ifndef PARAMSHARD_SERVER_BASE_DISK_H_
 #define PARAMSHARD_SERVER_BASE_DISK_H_
 
@@ -17,12 +17,12 @@
 
 namespace paramshard::server {
 
-// A view of system calls, which outlive it and all that it makes; copied freely, thread-safe. Calls that a signal
+// A view of system calls, which outlive it and all that it makes; cheap to copy, thread-safe. Calls that a signal
 // interrupts are made again and short writes go on, but **an fsync that has failed is never made again**: the kernel
-// may have dropped the pages that it could not write, and a second one would say that all is well.
+// may have dropped the pages that it could not write, and a second fsync would succeed.
 //
 // Errors are the file system's and name path and call: "/saves/m/manifest.json: fsync failed: No space left on device".
-// RESOURCE_EXHAUSTED a full disk or quota; UNAVAILABLE EIO and all that has no code of its own; NOT_FOUND;
+// RESOURCE_EXHAUSTED a full disk or quota; UNAVAILABLE EIO and errors without a code of their own; NOT_FOUND;
 // ALREADY_EXISTS; PERMISSION_DENIED; FAILED_PRECONDITION.
 class Disk {
  public:
@@ -47,15 +47,15 @@ class Disk {
   // A file in the making. Move-only; not thread-safe.
   class File {
    public:
-    // Takes the room that the file will need, where the file system can: a full disk is found before it is written to.
+    // Reserves the file's space, where the file system can, so that a full disk is noticed before the first write.
     absl::Status Reserve(int64_t size_bytes);
-    // Whole pages of memory that go to whole pages of the file go around the page cache, where the file system lets
-    // them: at the disk's own speed, and without taking the memory that others read files through.
+    // Writes whole pages of memory to whole pages of the file around the page cache, where the file system allows it:
+    // at the disk's own speed, and without evicting what other processes have cached.
     absl::Status WriteAt(int64_t offset_bytes, absl::Span<const uint8_t> bytes);
-    // Puts what was written on the disk, as often as there is more.
+    // Puts on the disk what was written so far.
     absl::Status Flush();
-    // Puts the file on the disk, and closes it. Its name is there when its folder is synced. Nothing may be called
-    // after it, whatever it answers.
+    // Puts the file on the disk, and closes it. Its name is durable once its folder is synced. The last call, whatever
+    // it returns.
     absl::Status Sync();
 
    private:
@@ -63,10 +63,11 @@ class Disk {
     File(DiskCalls* calls, std::string path, Descriptor fd)
         : calls_(calls), path_(std::move(path)), fd_(std::move(fd)) {}
 
-    // How many of these bytes are written around the page cache: whole pages, or nothing.
+    // Returns how many of these bytes are written around the page cache: whole pages, or none.
     size_t DirectBytes(int64_t offset_bytes, absl::Span<const uint8_t> bytes) const;
-    // One write, of some of the bytes.
+    // Makes one write, of some of the bytes.
     ssize_t WriteSome(int64_t offset_bytes, absl::Span<const uint8_t> bytes);
+    // Returns true if the file is in that mode now.
     bool SetDirect(bool direct);
 
     DiskCalls* calls_;
@@ -76,11 +77,11 @@ class Disk {
     bool may_be_direct_ = true;  // the file system has not said no
   };
 
-  // A file that was not there, for its owner and, as far as the umask lets it, to be read by the group.
+  // Creates a file, written by its owner and, as far as the umask allows it, read by the group. ALREADY_EXISTS.
   absl::StatusOr<File> Create(const std::string& path) const;
-  // One that is there, to be written to in place.
+  // Opens an existing file to write to it in place.
   absl::StatusOr<File> Reopen(const std::string& path) const;
-  // A new one, written and synced.
+  // Creates a file, writes and syncs it.
   absl::Status WriteFile(const std::string& path, absl::string_view bytes) const;
 
   // ALREADY_EXISTS.
@@ -88,8 +89,8 @@ class Disk {
   absl::Status SyncFolder(const std::string& path) const;
   absl::Status Rename(const std::string& from, const std::string& to) const;
   absl::Status RemoveFile(const std::string& path) const;
-  // Removes a folder of files, and as much of it as can be when something fails: the first error is answered. OK where
-  // it is not there. Anything else of this name is unlinked, and folders within it stay and are an error.
+  // Removes a folder of files; goes on after an error, and returns the first one. OK if the folder does not exist. A
+  // file or link of this name is unlinked; folders within the folder stay, which is an error.
   absl::Status RemoveFolder(const std::string& path) const;
 
   struct Entry {
@@ -97,17 +98,17 @@ class Disk {
     uid_t owner = 0;
     mode_t mode = 0;
   };
-  // Of what a path leads to. NOT_FOUND.
+  // Describes what a path leads to, links followed. NOT_FOUND.
   absl::StatusOr<Entry> Look(const std::string& path) const;
-  // Whether anything has this name, a link that leads nowhere too.
+  // Returns true if anything has this name, even a dangling link.
   absl::StatusOr<bool> Exists(const std::string& path) const;
-  // PERMISSION_DENIED unless this process may make files in a folder.
+  // PERMISSION_DENIED unless this process may create files in the folder.
   absl::Status CheckWritable(const std::string& folder) const;
   absl::StatusOr<int64_t> FreeBytes(const std::string& path) const;
 
-  // Takes a lock on a file, which is made where it is not there and never removed; it ends with the descriptor, and so
-  // with the process. FAILED_PRECONDITION where another process holds it, and where the file system has no locks.
-  // `lent`: a descriptor of another process that may hold it for this one; where it does there is nothing more to take.
+  // Locks a file, which is created if it does not exist and never removed; the lock ends with the descriptor, and so
+  // with the process. FAILED_PRECONDITION if another process holds it, and if the file system has no locks.
+  // `lent`: a descriptor of another process that may hold the lock for this one; then it is duplicated.
   absl::StatusOr<Descriptor> Lock(const std::string& path, int lent = -1) const;
 
  private:

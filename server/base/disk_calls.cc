@@ -22,7 +22,7 @@ ssize_t DiskCalls::Pwrite(int fd, const void* data, size_t size_bytes, int64_t o
   return pwrite(fd, data, size_bytes, offset_bytes);
 }
 
-// Not posix_fallocate, which writes zeros where the file system cannot reserve.
+// Avoids posix_fallocate, which writes zeros if the file system cannot reserve.
 int DiskCalls::Fallocate(int fd, int64_t size_bytes) { return fallocate(fd, 0, 0, size_bytes); }
 int DiskCalls::Fsync(int fd) { return fsync(fd); }
 int DiskCalls::Fdatasync(int fd) { return fdatasync(fd); }
@@ -42,7 +42,7 @@ int DiskCalls::Lstat(const std::string& path, struct stat* status) { return lsta
 int DiskCalls::Access(const std::string& path, int mode) { return access(path.c_str(), mode); }
 
 int DiskCalls::List(const std::string& path, std::vector<std::string>* names) {
-  // A link that has a folder's name is not followed: what is listed here is often removed next.
+  // Does not follow a link in the folder's place: the entries listed here are often removed next.
   const int fd = open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
   if (fd < 0) return -1;
   DIR* const folder = fdopendir(fd);

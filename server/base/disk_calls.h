@@ -1,5 +1,5 @@
-// System calls on files that change something, lock, or look before it: the seam where tests make them fail, kill
-// the process between two of them, and write down their order.
+// System calls that change, lock or look at files: the seam where tests make them fail, kill the process between two
+// of them, and record their order.
 #ifndef PARAMSHARD_SERVER_BASE_DISK_CALLS_H_
 #define PARAMSHARD_SERVER_BASE_DISK_CALLS_H_
 
@@ -13,8 +13,8 @@
 
 namespace paramshard::server {
 
-// Each does one system call, once, and answers as it does: -1 and errno. What they mean together is Disk's business.
-// Whole files are read elsewhere, by proto/checkpoint, which believes nothing of them. Thread-safe.
+// Each function makes one system call, once, and returns its result: -1 and errno on failure. Disk makes sense of
+// them. Whole files are read by proto/checkpoint, which trusts nothing in them. Thread-safe.
 class DiskCalls {
  public:
   virtual ~DiskCalls() = default;
@@ -25,8 +25,8 @@ class DiskCalls {
   virtual int Fallocate(int fd, int64_t size_bytes);
   virtual int Fsync(int fd);
   virtual int Fdatasync(int fd);
-  // Whether writes go around the page cache: then they are of whole pages, in memory and in the
-  // file. EINVAL where the file system cannot.
+  // Sets whether writes go around the page cache (O_DIRECT); such writes are whole pages, in memory and in the file.
+  // EINVAL if the file system cannot.
   virtual int SetDirect(int fd, bool direct);
   virtual int Flock(int fd, int operation);
 
@@ -38,9 +38,9 @@ class DiskCalls {
   virtual int Stat(const std::string& path, struct stat* status);
   virtual int Lstat(const std::string& path, struct stat* status);
   virtual int Access(const std::string& path, int mode);
-  // Names of a folder's entries, without "." and "..". (Several calls, which fail as one.)
+  // Lists the names of a folder's entries, without "." and "..". Makes several calls, which fail as one.
   virtual int List(const std::string& path, std::vector<std::string>* names);
-  // What a process without privileges may still write to the file system of a path.
+  // Returns the free space of a path's file system for a process without privileges.
   virtual int64_t FreeBytes(const std::string& path);
 };
 

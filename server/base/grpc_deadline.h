@@ -1,4 +1,4 @@
-// Deadlines of gRPC's calls, alarms and servers.
+// Deadlines of gRPC calls, alarms and servers.
 #ifndef PARAMSHARD_SERVER_BASE_GRPC_DEADLINE_H_
 #define PARAMSHARD_SERVER_BASE_GRPC_DEADLINE_H_
 
@@ -8,7 +8,7 @@
 
 namespace paramshard::server {
 
-// `wait` from now, by the clock that nobody sets.
+// Returns the time `wait` from now, by the monotonic clock.
 inline gpr_timespec GrpcDeadline(absl::Duration wait) {
   return gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC), gpr_time_from_nanos(absl::ToInt64Nanoseconds(wait), GPR_TIMESPAN));
 }

@@ -15,11 +15,11 @@
 
 namespace paramshard::server {
 
-// From its first beat on SteadyNow leaves out the time that the process stood still, for the life of the process; one
-// object lives as long as deadlines matter.
+// From the first beat on, SteadyNow leaves out the time that the process stood still, for the life of the process. One
+// object exists as long as deadlines matter.
 class Heartbeat {
  public:
-  // `on_standstill` hears of each standstill afterwards. RESOURCE_EXHAUSTED no thread.
+  // Calls `on_standstill` after each standstill, with its length. RESOURCE_EXHAUSTED no thread.
   static absl::StatusOr<std::unique_ptr<Heartbeat>> Start(std::function<void(absl::Duration)> on_standstill);
   Heartbeat(const Heartbeat&) = delete;
   Heartbeat& operator=(const Heartbeat&) = delete;

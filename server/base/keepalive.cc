@@ -7,12 +7,12 @@ namespace {
 
 constexpr int kPingEveryMilliseconds = 10'000;
 constexpr int kAnswerWithinMilliseconds = 5'000;
-// Of pings that a server takes before it calls them too many.
+// Shortest interval of pings that a server accepts.
 constexpr int kLeastPingIntervalMilliseconds = 5'000;
 
 }  // namespace
 
-// Pings go on while there is no call, and however many there are without a message between them.
+// Pings continue while there is no call, and without a limit of pings between messages.
 void SetKeepalive(grpc::ServerBuilder& builder) {
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kPingEveryMilliseconds);
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kAnswerWithinMilliseconds);

@@ -1,4 +1,4 @@
-// Notices that the other end is not there any more, and says nothing.
+// gRPC keepalive, which detects peers that are gone.
 #ifndef PARAMSHARD_SERVER_BASE_KEEPALIVE_H_
 #define PARAMSHARD_SERVER_BASE_KEEPALIVE_H_
 
@@ -7,7 +7,7 @@
 
 namespace paramshard::server {
 
-// Either end breaks the connection some 15 seconds after the other one was last heard.
+// Makes this end break a connection about 15 seconds after its peer fell silent.
 void SetKeepalive(grpc::ServerBuilder& builder);
 void SetKeepalive(grpc::ChannelArguments& arguments);
 

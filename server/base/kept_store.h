@@ -1,4 +1,4 @@
-// What outlives the server: descriptors of memory, by name, held by another process.
+// Interface to memory that outlives the server: descriptors, by name, held by another process (the keeper).
 #ifndef PARAMSHARD_SERVER_BASE_KEPT_STORE_H_
 #define PARAMSHARD_SERVER_BASE_KEPT_STORE_H_
 
@@ -13,16 +13,17 @@
 
 namespace paramshard::server {
 
-// A server gives every piece of memory that a model is made of to the keeper as soon as it has it, and a server that is
-// started after its death takes all of them. Names are the model's, a NUL (which no model's name has; it may have
-// slashes), and what it is of the model:
+// A server gives each piece of a model's memory to the keeper as soon as it has allocated it; a server that is started
+// after its death takes them all. A name consists of the model's name, a NUL (which no model's name contains; slashes
+// are allowed), and the part of the model:
 //
-//   blocks NUL journal                 says what the bytes of the others are (server/journal/journal.h)
+//   blocks NUL journal                 describes the bytes of the others (server/journal/journal.h)
 //   blocks NUL rank-3/master           by world rank
-//   NUL deletions                      of no model (server/store/deletion_marks.h)
+//   NUL deletions                      belongs to no model (server/store/deletion_marks.h)
 //
-// Thread-safe. Every call is bounded in time: a drop, and whatever waits for one, by minutes, for it frees memory; what
-// fails leaves what is kept as it was, but for DEADLINE_EXCEEDED: it may be carried out yet, and asked for again.
+// Thread-safe. Every call is bounded in time: a drop, and a call that waits for one, by minutes, because it frees
+// memory. A call that fails changes nothing, except after DEADLINE_EXCEEDED: it may still be carried out, and may be
+// repeated.
 class KeptStore {
  public:
   using Descriptors = std::map<std::string, wire::FileDescriptor>;
@@ -31,20 +32,20 @@ class KeptStore {
 
   virtual ~KeptStore() = default;
 
-  // Keeps a descriptor of its own for what `fd` is, in the place of what had that name. INVALID_ARGUMENT a name that is
-  // empty or longer than kMaxNameBytes, or what is no memory: a socket, a pipe, a folder; RESOURCE_EXHAUSTED more
-  // descriptors than may be kept; UNAVAILABLE the keeper is gone.
+  // Keeps a duplicate of `fd`, in place of an earlier descriptor of that name. INVALID_ARGUMENT a name that is empty or
+  // longer than kMaxNameBytes, or a descriptor of a socket, a pipe or a folder; RESOURCE_EXHAUSTED more descriptors
+  // than may be kept; UNAVAILABLE the keeper is gone.
   virtual absl::Status Keep(absl::string_view name, int fd) = 0;
 
-  // Forgets all whose name begins so: a model's, and the NUL. OK when there are none; on return memory that nobody else
-  // holds is free. UNAVAILABLE.
+  // Drops all descriptors whose name begins with `prefix`: a model's name and the NUL. OK if there are none. On return
+  // memory that nothing else holds is free. UNAVAILABLE.
   virtual absl::Status DropPrefix(absl::string_view prefix) = 0;
 
-  // Descriptors of all whose name begins so and goes on: a model's, and the NUL; what is kept stays kept. Whatever
-  // their memory holds was written by another process, which may have died at any point: it is checked before it is
-  // believed. UNAVAILABLE.
+  // Returns duplicates of all descriptors whose name is longer than `prefix` and begins with it: a model's name and the
+  // NUL. Their memory was written by another process, which may have died at any point, so its content must be
+  // checked. UNAVAILABLE.
   virtual absl::StatusOr<Descriptors> Take(absl::string_view prefix) = 0;
-  // Of all that is kept, for a server that starts. They may be more than a process that serves may open.
+  // Returns all descriptors, for a server that starts. They may exceed a serving process's limit of open files.
   absl::StatusOr<Descriptors> TakeAll() { return Take(absl::string_view()); }
 };
 

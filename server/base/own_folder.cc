@@ -10,31 +10,30 @@
 namespace paramshard::server {
 namespace {
 
-// Those who are neither owner nor root.
+// Write permission of users other than the owner.
 constexpr mode_t kOthersWrite = S_IWGRP | S_IWOTH;
 
 }  // namespace
 
 absl::Status CheckOwnFolder(const Disk& disk, const std::string& folder) {
   if (!std::filesystem::path(folder).is_absolute()) {
-    return absl::InvalidArgumentError(absl::StrCat("an absolute path of a folder expected, got \"", folder, "\""));
+    return absl::InvalidArgumentError(absl::StrCat("want an absolute path of a folder, got \"", folder, "\""));
   }
   const absl::StatusOr<Disk::Entry> entry = disk.Look(folder);
   if (absl::IsNotFound(entry.status())) {
-    return absl::FailedPreconditionError(absl::StrCat(folder, ": a folder expected, got none: make it"));
+    return absl::FailedPreconditionError(absl::StrCat(folder, ": folder not found: create it"));
   }
   if (!entry.ok()) return entry.status();
-  if (!entry->is_folder) return absl::InvalidArgumentError(absl::StrCat(folder, ": a folder expected"));
+  if (!entry->is_folder) return absl::InvalidArgumentError(absl::StrCat(folder, ": not a folder"));
   if (entry->owner != geteuid() && entry->owner != 0) {
-    return absl::PermissionDeniedError(absl::StrCat(folder, ": user ", geteuid(),
-                                                    " or root as the owner expected, got user ", entry->owner,
+    return absl::PermissionDeniedError(absl::StrCat(folder, ": want user ", geteuid(),
+                                                    " or root as the owner, got user ", entry->owner,
                                                     ": change the owner (chown)"));
   }
   if ((entry->mode & kOthersWrite) != 0) {
-    return absl::PermissionDeniedError(
-        absl::StrCat(folder,
-                     ": expected to be written to by its owner alone, got a mode that lets others: "
-                     "take that right away (chmod go-w)"));
+    return absl::PermissionDeniedError(absl::StrCat(folder,
+                                                    ": users other than the owner may write to it: "
+                                                    "remove that permission (chmod go-w)"));
   }
   return disk.CheckWritable(folder);
 }

@@ -1,4 +1,4 @@
-// What is demanded of a folder that the daemon believes what it reads from.
+// Check of a folder whose files the daemon trusts.
 #ifndef PARAMSHARD_SERVER_BASE_OWN_FOLDER_H_
 #define PARAMSHARD_SERVER_BASE_OWN_FOLDER_H_
 
@@ -9,10 +9,10 @@
 
 namespace paramshard::server {
 
-// OK for an absolute path of a folder that belongs to this process's user or to root, that nobody else may write to,
-// and that this process may. Whoever else could write there could take files away while they are used, or lay down
-// state that would be believed. INVALID_ARGUMENT for a path that is not absolute or is no folder; FAILED_PRECONDITION
-// where nothing is there; PERMISSION_DENIED for a wrong owner or mode, and without the right to write.
+// Returns OK if the path is absolute and leads to a folder that belongs to this process's user or to root, that no
+// other user may write to, and that this process may. Another writer could remove files in use, or plant state that
+// the daemon would trust. INVALID_ARGUMENT a path that is not absolute or is no folder; FAILED_PRECONDITION the folder
+// does not exist; PERMISSION_DENIED a wrong owner or mode, or no right to write.
 absl::Status CheckOwnFolder(const Disk& disk, const std::string& folder);
 
 }  // namespace paramshard::server

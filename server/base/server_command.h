@@ -1,4 +1,4 @@
-// What is executed as a server.
+// Command line of a server process.
 #ifndef PARAMSHARD_SERVER_BASE_SERVER_COMMAND_H_
 #define PARAMSHARD_SERVER_BASE_SERVER_COMMAND_H_
 
@@ -9,15 +9,15 @@
 namespace paramshard::server {
 
 struct ServerCommand {
-  // A path: it is not looked for in PATH. In a request to the keeper, empty: the file that the present server was
-  // started from, whatever lies at its path by now.
+  // Path of the executable; PATH is not searched. Empty in a request to the keeper: the file that the present server
+  // was started from, even if its path leads to another file by now.
   std::string program = {};
-  std::vector<std::string> arguments = {};  // those after the program's own name
+  std::vector<std::string> arguments = {};  // after argv[0]
 
   friend bool operator==(const ServerCommand& a, const ServerCommand& b) = default;
 };
 
-// What of the command is another from now on; what is not set stays.
+// Changes to a ServerCommand; parts that are not set stay.
 struct ServerCommandChange {
   std::optional<std::string> program = {};
   std::optional<std::vector<std::string>> arguments = {};
@@ -25,7 +25,7 @@ struct ServerCommandChange {
   ServerCommand AppliedTo(const ServerCommand& command) const {
     return {.program = program.value_or(command.program), .arguments = arguments.value_or(command.arguments)};
   }
-  // To the keeper of a server that was started with `command`; nothing: the next one is as this.
+  // Returns the request to the keeper of a server that was started with `command`; null if nothing changes.
   std::optional<ServerCommand> RequestFrom(const ServerCommand& command) const {
     if (!program.has_value() && !arguments.has_value()) return std::nullopt;
     return ServerCommand{.program = program.value_or(""), .arguments = arguments.value_or(command.arguments)};

@@ -36,7 +36,7 @@ StandstillBook::Time StandstillBook::Now(MachineClock machine) {
     const Ticks before = stood_still_.load(std::memory_order_acquire);
     const Ticks now = machine().time_since_epoch().count();
     if (StandsStillAt(now)) Count(now);
-    // The process may have stood still between these lines: then `now` and the sum do not belong together.
+    // If the process stood still between these lines, `now` and the sum do not belong together.
     if (stood_still_.load(std::memory_order_acquire) == before) return Time(Time::duration(now - before));
   }
 }

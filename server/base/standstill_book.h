@@ -1,4 +1,4 @@
-// How long a process stood still, told from the beats of one of its threads.
+// Measures how long a process stood still, from the beats of one of its threads.
 #ifndef PARAMSHARD_SERVER_BASE_STANDSTILL_BOOK_H_
 #define PARAMSHARD_SERVER_BASE_STANDSTILL_BOOK_H_
 
@@ -11,8 +11,8 @@
 
 namespace paramshard::server {
 
-// A time without a beat is one in which the process did not run: it was stopped, its container frozen or its machine
-// suspended. Whoever asks for the time first after that notices it, so that no deadline passes before. Thread-safe.
+// Without beats the process did not run: it was stopped, its container frozen or its machine suspended. The first call
+// of Now() after that notices it, so that no deadline passes before. Thread-safe.
 //
 //   StandstillBook book;
 //   book.Beat(machine);                 again and again, from a thread
@@ -25,15 +25,15 @@ class StandstillBook {
   // A machine under load may leave out some beats.
   static constexpr std::chrono::milliseconds kStandstill = 5 * kBeat;
 
-  // The process's own, by which SteadyNow goes. Destroyed never.
+  // Returns the process's book, which SteadyNow uses. Never destroyed.
   static StandstillBook& OfProcess();
 
   void Beat(MachineClock machine);
-  // No beats follow for now: what comes is no standstill.
+  // Stops counting until the next beat.
   void Pause();
-  // The machine's time, less the time that the process stood still.
+  // Returns the machine's time, less the time that the process stood still.
   Time Now(MachineClock machine);
-  // How long that was, in all.
+  // Total time that the process stood still.
   Time::duration stood_still() const { return Time::duration(stood_still_.load(std::memory_order_acquire)); }
 
  private:

@@ -1,4 +1,4 @@
-// A condition variable whose deadlines are of the steady clock.
+// Condition variable with deadlines of the steady clock.
 #ifndef PARAMSHARD_SERVER_BASE_STEADY_COND_VAR_H_
 #define PARAMSHARD_SERVER_BASE_STEADY_COND_VAR_H_
 
@@ -10,8 +10,8 @@
 
 namespace paramshard::server {
 
-// Stands in for absl::CondVar, which waits by the wall clock: a clock that is set back while somebody waits makes that
-// wait longer by as much. Waits may end without a signal, so they stand in loops.
+// Replaces absl::CondVar, which waits by the wall clock: if the clock is set back during a wait, the wait grows by as
+// much. Waits may end without a signal, so they stand in loops.
 class SteadyCondVar {
  public:
   void Wait(absl::Mutex* mu) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) {
@@ -19,7 +19,7 @@ class SteadyCondVar {
     changed_.wait(lockable);
   }
 
-  // Returns whether the deadline has passed.
+  // Returns true if the deadline has passed.
   bool WaitUntil(absl::Mutex* mu, SteadyTime deadline) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) {
     Lockable lockable{mu};
     return changed_.wait_until(lockable, MachineTime(deadline)) == std::cv_status::timeout && SteadyNow() >= deadline;

@@ -24,7 +24,7 @@ bool TakeStart() {
 
 absl::Status ShortageError(absl::string_view purpose, absl::string_view why) {
   return absl::ResourceExhaustedError(
-      absl::StrCat("start a thread for ", purpose, ": one more expected, got: ", why,
+      absl::StrCat("failed to start a thread for ", purpose, ": ", why,
                    "; raise the limits of threads and memory (ulimit -u, TasksMax, pids.max)"));
 }
 

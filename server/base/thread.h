@@ -1,4 +1,4 @@
-// Starts threads where a process limit is a status and no exception.
+// Starts threads; at a limit of the process it returns a status instead of throwing.
 #ifndef PARAMSHARD_SERVER_BASE_THREAD_H_
 #define PARAMSHARD_SERVER_BASE_THREAD_H_
 
@@ -11,7 +11,7 @@
 namespace paramshard::server {
 
 // Runs `body` on a thread of its own, which the caller joins. RESOURCE_EXHAUSTED at the limit of threads or memory,
-// naming `purpose`: then `body` is never run.
+// naming `purpose`; then `body` never runs.
 absl::StatusOr<std::thread> StartThread(absl::string_view purpose, std::function<void()> body);
 
 // For tests: after `successes` more threads every start fails, as at the limit, until this object ends. One at a time.

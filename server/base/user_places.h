@@ -1,4 +1,4 @@
-// Places that users of one machine share.
+// Places that the users of a machine share.
 #ifndef PARAMSHARD_SERVER_BASE_USER_PLACES_H_
 #define PARAMSHARD_SERVER_BASE_USER_PLACES_H_
 
@@ -9,22 +9,21 @@
 
 namespace paramshard::server {
 
-// Keeps users from taking all places: a user who is not the owner has half of them at most, all of them together have
-// three quarters. So the owner always finds a quarter. The owner itself may have all: it decides who else is let in.
-// Not thread-safe.
+// Keeps users from taking all places: each user but the owner has at most half of them, and all such users together at
+// most three quarters, so that a quarter is left for the owner. The owner may have all. Not thread-safe.
 class UserPlaces {
  public:
-  // As the kernel names one. Those whom it does not name count as one user.
+  // User id from the kernel. All users without an id count as one.
   using User = std::optional<uid_t>;
 
   UserPlaces(int places, uid_t owner) : places_(places), owner_(owner) {}
 
-  // False when there is none for the user; then nothing is taken.
+  // Returns false, and takes nothing, if there is no place for the user.
   bool Take(User user);
   void GiveBack(User user);
-  // Whether there is one for the user.
+  // Returns true if there is a place for the user.
   bool WouldFind(User user) const { return HasRoom(user, std::nullopt); }
-  // Whether `user` would find a place if `leaving`, who has one, gave it back.
+  // Returns true if there would be a place for `user` once `leaving`, which has one, gave it back.
   bool WouldFind(User user, User leaving) const { return HasRoom(user, Leaving{.user = leaving}); }
 
  private:
@@ -37,7 +36,7 @@ class UserPlaces {
   int places_;
   uid_t owner_;
   int taken_ = 0;
-  std::map<User, int> by_user_;  // those above 0
+  std::map<User, int> by_user_;  // counts above 0
 };
 
 }  // namespace paramshard::server

@@ -8,7 +8,7 @@
 namespace paramshard::server {
 namespace {
 
-// The stay that is asked of a node doubles so often.
+// Largest number of doublings of the time that a node is held back.
 constexpr int64_t kMostDoublings = 8;
 
 SteadyTime GivenUpAt(const Membership& members, int node, const AttendancePolicy& policy) {

@@ -1,4 +1,4 @@
-// Which nodes of a world take part in the next epoch of a model, where it may do without some.
+// Choice of the nodes that take part in the next epoch of a model.
 #ifndef PARAMSHARD_SERVER_CLUSTER_ATTENDANCE_H_
 #define PARAMSHARD_SERVER_CLUSTER_ATTENDANCE_H_
 
@@ -12,36 +12,36 @@
 
 namespace paramshard::server {
 
-// What node 0 permits.
+// Policy of node 0 for epochs with fewer nodes.
 struct AttendancePolicy {
-  // Nodes that an epoch needs at least, node 0 among them, where each holds a replica. Unset: all.
+  // Smallest number of nodes of an epoch, node 0 included, if each holds a replica. Unset: all.
   std::optional<int> min_nodes = {};
-  // How long a node that is lost is waited for.
+  // How long to wait for a lost node.
   absl::Duration patience = absl::Seconds(10);
-  // How long a node is left out at first whose link to another one is cut.
+  // How long a node with a cut link is left out the first time.
   absl::Duration first_stay = absl::Seconds(20);
-  // How long node 0 waits for what others say of cut links, once one has: they find out at about the same time.
+  // How long node 0 gathers reports of cut links after the first one: nodes find out at about the same time.
   absl::Duration gathering = absl::Seconds(1);
 
-  // Of a world of that many.
+  // Returns the smallest number of nodes of an epoch in a world of `nodes`.
   int Needed(int nodes) const { return min_nodes.value_or(nodes); }
 };
 
-// The nodes that the next epoch is to have, ascending, when nobody else is to be waited for. `before` are those of the
-// last one: they are waited for while they are here, and for some time when they are lost. Another node takes part when
-// it `is_ready`. `may_be_fewer`: an epoch need not have all nodes; then it is without those to be `left_out`, ascending,
-// if there are enough others. Requires known ranks.
+// Returns the nodes of the next epoch, ascending; unset while it waits for more. It waits for the nodes of the last
+// epoch, `before`, while they are present, and for some time after they are lost. Another node takes part if it
+// `is_ready`. With `may_be_fewer` the epoch need not have all nodes, and goes without the nodes in `left_out`
+// (ascending) if enough others remain. Requires known ranks.
 std::optional<std::vector<int>> NextActive(const Membership& members, const std::vector<int>& before,
                                            absl::FunctionRef<bool(int node)> is_ready, const AttendancePolicy& policy,
                                            bool may_be_fewer, const std::vector<int>& left_out, SteadyTime now);
 
-// How long a node that is here must still stay before it may end an epoch that goes on without it. One that is lost
-// again and again has to stay for longer each time, up to 128 times the patience.
+// Returns how long a node that is present must still stay before it may end an epoch that goes on without it. The time
+// doubles with each loss of the node, up to 128 times the patience.
 absl::Duration HeldBackFor(const Membership& members, int node, const AttendancePolicy& policy, SteadyTime now);
-// Whether a node is here, and may.
+// Returns true if a node is present and not held back.
 bool MayReturn(const Membership& members, int node, const AttendancePolicy& policy, SteadyTime now);
 
-// When the next of the nodes that are lost need not be waited for any more; unset: none is waited for.
+// Returns when the patience for the next lost node ends; unset: no lost node is waited for.
 std::optional<SteadyTime> NextGivenUp(const Membership& members, const AttendancePolicy& policy, SteadyTime now);
 
 }  // namespace paramshard::server

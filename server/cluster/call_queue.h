@@ -1,4 +1,4 @@
-// Makes calls that may take their time for callers that may not wait.
+// Queue of slow calls for callers that may not wait.
 #ifndef PARAMSHARD_SERVER_CLUSTER_CALL_QUEUE_H_
 #define PARAMSHARD_SERVER_CLUSTER_CALL_QUEUE_H_
 
@@ -14,17 +14,17 @@
 
 namespace paramshard::server {
 
-// Thread-safe. Calls are made in their order, from a thread of the queue's own.
+// Thread-safe. Makes calls in order, on a thread of its own.
 class CallQueue {
  public:
   // RESOURCE_EXHAUSTED no thread.
   static absl::StatusOr<std::unique_ptr<CallQueue>> Start();
-  // Makes the calls that are left.
+  // Makes the remaining calls.
   ~CallQueue();
 
   // Returns at once.
   void Add(std::function<void()> call);
-  // Waits until all calls that were added before are made. Not to be called by one of them.
+  // Waits until all calls added so far are made. Must not be called from one of them.
   void Finish();
 
  private:

@@ -26,7 +26,7 @@ v1::CommandsThrough CommandsThroughMessage(const CommandsThrough& commands) {
   return message;
 }
 
-// The wire's numbers begin with that of the unspecified one.
+// Numbers of the wire begin with the unspecified value.
 v1::SaveReason ReasonMessage(SaveReason reason) { return static_cast<v1::SaveReason>(static_cast<int>(reason) + 1); }
 static_assert(static_cast<int>(SaveReason::kCommits) + 1 == v1::SAVE_REASON_COMMITS);
 static_assert(static_cast<int>(SaveReason::kDrain) + 1 == v1::SAVE_REASON_DRAIN);
@@ -36,7 +36,7 @@ SaveReason ReasonOf(v1::SaveReason message) {
   return static_cast<SaveReason>(static_cast<int>(message) - 1);
 }
 
-// Of one that is over.
+// Requires a save that has ended.
 v1::SaveState StateMessage(SaveState state) {
   if (state == SaveState::kPublished) return v1::SAVE_STATE_PUBLISHED;
   if (state == SaveState::kAlreadySaved) return v1::SAVE_STATE_ALREADY_SAVED;
@@ -145,12 +145,12 @@ RestoreSums SumsOf(const v1::RestoreSums& message) {
   return sums;
 }
 
-// The wire's numbers begin with that of the unspecified one.
+// Numbers of the wire begin with the unspecified value.
 v1::RestorePhase PhaseMessage(RestorePhase phase) { return static_cast<v1::RestorePhase>(static_cast<int>(phase) + 1); }
 static_assert(static_cast<int>(RestorePhase::kReady) + 1 == v1::RESTORE_PHASE_READY);
 static_assert(static_cast<int>(RestorePhase::kDone) + 1 == v1::RESTORE_PHASE_DONE);
 
-// None for what nobody says.
+// Returns nothing for a phase that no node reports.
 std::optional<RestorePhase> PhaseOf(v1::RestorePhase message) {
   if (message < v1::RESTORE_PHASE_READY || message > v1::RESTORE_PHASE_DONE) return std::nullopt;
   return static_cast<RestorePhase>(static_cast<int>(message) - 1);

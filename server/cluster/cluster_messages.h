@@ -1,4 +1,4 @@
-// The domain's words and the wire's, into each other.
+// Conversion between the domain's types and the messages of the wire.
 #ifndef PARAMSHARD_SERVER_CLUSTER_CLUSTER_MESSAGES_H_
 #define PARAMSHARD_SERVER_CLUSTER_CLUSTER_MESSAGES_H_
 
@@ -22,7 +22,7 @@ namespace paramshard::server {
 inline constexpr int kClusterProtocolVersion = 10;
 
 v1::JoinRequest HelloMessage(int node, int nodes, int device_count, const WorldTerms& terms);
-// Which of the process's connections it is, and whether it goes on where the one before ends.
+// Puts the number of the process's connection into the hello. `goes_on`: it continues the connection before it.
 void SetConnection(v1::JoinRequest& hello, absl::uint128 incarnation, int64_t connection, bool goes_on);
 absl::uint128 IncarnationOf(const v1::Hello& hello);
 v1::JoinRequest NodeMovedMessage(int64_t connection);

@@ -25,25 +25,25 @@ namespace {
 
 using JoinStream = grpc::ServerReaderWriter<v1::JoinResponse, v1::JoinRequest>;
 
-// Callers that wait longer repeat the call.
+// Longest wait of one call. Callers that wait longer repeat the call.
 constexpr absl::Duration kMaxWait = absl::Minutes(1);
 
 absl::Duration WaitOf(const google::protobuf::Duration& timeout) {
   return std::min(DurationFromProto(timeout), kMaxWait);
 }
 
-// The node's own word, and so of any length.
+// Quotes a text of the node, which may have any length.
 std::string Quoted(absl::string_view word) {
   constexpr size_t kMostBytes = 4096;
   return word.empty() ? "none" : absl::StrCat("\"", absl::CEscape(word.substr(0, kMostBytes)), "\"");
 }
 
-// FAILED_PRECONDITION: a daemon has another one of what all have in common.
+// FAILED_PRECONDITION a setting that all daemons share differs.
 absl::Status CheckTerm(int node, absl::string_view what, absl::string_view expected, absl::string_view got,
                        absl::string_view advice) {
   if (expected == got) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat("join node ", node, ": ", what, " ", Quoted(expected),
-                                                    " as at node 0 expected, got ", Quoted(got), "; ", advice));
+  return absl::FailedPreconditionError(absl::StrCat("join node ", node, ": want ", what, " ", Quoted(expected),
+                                                    " as at node 0, got ", Quoted(got), "; ", advice));
 }
 
 std::string BuildText(absl::string_view build) {
@@ -51,7 +51,7 @@ std::string BuildText(absl::string_view build) {
   return build.empty() ? "an older one" : absl::CEscape(build.substr(0, kMostBytes));
 }
 
-// Puts what the coordinator tells one node onto its stream.
+// Writes the coordinator's news for one node to its stream.
 class NodeStream final : public NodeSink {
  public:
   using Writer = StreamWriter<JoinStream, v1::JoinResponse>;
@@ -106,26 +106,26 @@ grpc::ServerUnaryReactor* Refuse(grpc::CallbackServerContext& context, const abs
 }  // namespace
 
 absl::Status ClusterServiceImpl::CheckHello(const grpc::ServerContext& context, const v1::JoinRequest& request) const {
-  if (!request.has_hello()) return absl::InvalidArgumentError("join: hello expected as the first request");
+  if (!request.has_hello()) return absl::InvalidArgumentError("join: the first request is not a hello");
   const v1::Hello& hello = request.hello();
   if (hello.protocol_version() != kClusterProtocolVersion) {
-    return absl::FailedPreconditionError(absl::StrCat("join node ", hello.node(), ": protocol version ",
-                                                      kClusterProtocolVersion, " expected, got ",
-                                                      hello.protocol_version(), "; run one version on all nodes"));
+    return absl::FailedPreconditionError(absl::StrCat("join node ", hello.node(), ": want protocol version ",
+                                                      kClusterProtocolVersion, ", got ", hello.protocol_version(),
+                                                      "; run one version on all nodes"));
   }
   if (hello.build() != kVersion) {
-    return absl::FailedPreconditionError(absl::StrCat("join node ", hello.node(), ": paramshardd ", kVersion,
-                                                      " as at node 0 expected, got ", BuildText(hello.build()),
+    return absl::FailedPreconditionError(absl::StrCat("join node ", hello.node(), ": want paramshardd ", kVersion,
+                                                      " as at node 0, got ", BuildText(hello.build()),
                                                       "; run one version on all nodes"));
   }
   RETURN_IF_ERROR(check_speaker_(*context.auth_context(), hello.node()));
   if (hello.nodes() != coordinator_->nodes()) {
-    return absl::FailedPreconditionError(absl::StrCat("join node ", hello.node(), ": --nodes ", coordinator_->nodes(),
-                                                      ", as at node 0, expected, got ", hello.nodes()));
+    return absl::FailedPreconditionError(absl::StrCat("join node ", hello.node(), ": want --nodes ",
+                                                      coordinator_->nodes(), " as at node 0, got ", hello.nodes()));
   }
   const WorldTerms& terms = coordinator_->terms();
   RETURN_IF_ERROR(CheckTerm(hello.node(), "--world", terms.world, hello.world(),
-                            "see whether --cluster-address is that of this world's node 0"));
+                            "check that --cluster-address names this world's node 0"));
   RETURN_IF_ERROR(CheckTerm(hello.node(), "--save-dir", terms.save_dir, hello.save_dir(),
                             "give all daemons of a world the same folder"));
   return CheckTerm(hello.node(), "--nccl-library", terms.engine_library, hello.engine_library(),
@@ -133,7 +133,7 @@ absl::Status ClusterServiceImpl::CheckHello(const grpc::ServerContext& context, 
 }
 
 absl::Status ClusterServiceImpl::Hear(grpc::ServerContext* context, JoinStream* stream, v1::JoinRequest& request) {
-  // Without certificates nobody can be told from the others.
+  // Without certificates callers cannot be told apart.
   std::optional<UnheardStreams::Place> place;
   if (const std::string caller = absl::StrJoin(tls::PeerUris(*context->auth_context()), " "); !caller.empty()) {
     ASSIGN_OR_RETURN(UnheardStreams::Place taken, unheard_.Take(caller, [context] { context->TryCancel(); }));
@@ -147,14 +147,14 @@ grpc::Status ClusterServiceImpl::Join(grpc::ServerContext* context, JoinStream* 
   v1::JoinRequest request;
   if (const absl::Status heard = Hear(context, stream, request); !heard.ok()) {
     if (absl::IsResourceExhausted(heard)) {
-      log_.Write(LogLevel::kWarning, "a node is refused",
+      log_.Write(LogLevel::kWarning, "node rejected",
                  {{"peer", context->peer()}, {"why", std::string(heard.message())}});
     }
     return ToGrpcStatus(heard);
   }
   const absl::Status served = Serve(context, request, stream);
   if (!served.ok()) {
-    log_.Write(LogLevel::kWarning, "a node is refused",
+    log_.Write(LogLevel::kWarning, "node rejected",
                {{"node", absl::StrCat(request.hello().node())},
                 {"peer", context->peer()},
                 {"why", std::string(served.message())}});
@@ -174,13 +174,13 @@ absl::Status ClusterServiceImpl::Serve(grpc::ServerContext* context, v1::JoinReq
                                                                 .peer = context->peer(),
                                                                 .sink = &sink});
   RETURN_IF_ERROR(hello.goes_on() ? streams_.GoOn(node_stream) : streams_.Join(node_stream, hello.device_count()));
-  if (!hello.goes_on()) LogNode(LogLevel::kInfo, "a node has joined", *node_stream);
+  if (!hello.goes_on()) LogNode(LogLevel::kInfo, "node joined", *node_stream);
   bool is_moved = false;
   while (!is_moved && stream->Read(&request)) {
     is_moved = request.has_moved();
     request.has_probe_answer() ? streams_.TakeProbeAnswer(*node_stream) : Take(hello.node(), request);
   }
-  if (streams_.End(*node_stream, is_moved)) LogNode(LogLevel::kWarning, "a node has left", *node_stream);
+  if (streams_.End(*node_stream, is_moved)) LogNode(LogLevel::kWarning, "node left", *node_stream);
   // A write in progress would wait for a node that has stopped reading.
   context->TryCancel();
   return absl::OkStatus();
@@ -252,7 +252,7 @@ absl::Status ClusterServiceImpl::CheckNode(const grpc::ServerContextBase& contex
   RETURN_IF_ERROR(check_speaker_(*context.auth_context(), node));
   if (node >= 1 && node < coordinator_->nodes()) return absl::OkStatus();
   return absl::InvalidArgumentError(
-      absl::StrCat(operation, " ", model, ": a node in 1..", coordinator_->nodes() - 1, " expected, got ", node));
+      absl::StrCat(operation, " ", model, ": want a node in 1..", coordinator_->nodes() - 1, ", got ", node));
 }
 
 grpc::ServerUnaryReactor* ClusterServiceImpl::Vote(grpc::CallbackServerContext* context, const v1::VoteRequest* request,
@@ -270,8 +270,7 @@ grpc::ServerUnaryReactor* ClusterServiceImpl::Vote(grpc::CallbackServerContext* 
       [response, begin](const Decision& decision) {
         *response->mutable_held() = DurationToProto(absl::FromChrono(SteadyNow() - begin));
         if (decision.ok()) *response->mutable_decision() = DecisionMessage(*decision);
-        // This code means that the call itself ran out of time: whoever votes must be able to tell that from node 0's
-        // word.
+        // DEADLINE_EXCEEDED is kept for the call itself, so that a voter can tell it from node 0's answer.
         if (absl::IsDeadlineExceeded(decision.status())) return grpc::Status::OK;
         return ToGrpcStatus(decision.status());
       });

@@ -1,4 +1,4 @@
-// The coordinator's ear on the wire.
+// gRPC service of node 0, through which other nodes reach the coordinator.
 #ifndef PARAMSHARD_SERVER_CLUSTER_CLUSTER_SERVICE_H_
 #define PARAMSHARD_SERVER_CLUSTER_CLUSTER_SERVICE_H_
 
@@ -14,12 +14,12 @@
 
 namespace paramshard::server {
 
-// Handlers check, call the coordinator and convert its answer. Stopping the coordinator ends them all. Votes and values
-// are waited for without a thread.
+// gRPC service in front of Coordinator. Handlers check a request, call the coordinator and convert its answer. Stopping
+// the coordinator ends them all. Calls that wait for votes or values hold no thread.
 class ClusterServiceImpl final : public v1::ClusterService::WithCallbackMethod_Vote<
                                      v1::ClusterService::WithCallbackMethod_GetValue<v1::ClusterService::Service>> {
  public:
-  // Whether the caller may speak for a node.
+  // Returns OK if the caller may speak for a node.
   using SpeakerCheck = std::function<absl::Status(const grpc::AuthContext& caller, int node)>;
 
   // `coordinator` outlives the service.

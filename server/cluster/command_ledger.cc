@@ -14,8 +14,8 @@ absl::Status CommandLedger::Add(int node, const std::vector<CommandInWords>& com
   for (size_t i = 0; i < count; ++i) RETURN_IF_ERROR(Compare(commands[i]));
   if (!Complete()) return absl::OkStatus();
   return absl::FailedPreconditionError(
-      absl::StrCat("commands: the same ones from all ranks expected, got different ones at node ",
-                   absl::StrJoin(reported_, ", node "), ", of which none is remembered"));
+      absl::StrCat("commands: want the same from all ranks, got different ones at node ",
+                   absl::StrJoin(reported_, ", node "), ", and none of them is remembered"));
 }
 
 absl::Status CommandLedger::Compare(const CommandInWords& command) {

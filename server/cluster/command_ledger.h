@@ -1,4 +1,4 @@
-// The commands that nodes say they have sent, when those of one epoch may differ.
+// Commands that nodes report, to find where the commands of an epoch differ.
 #ifndef PARAMSHARD_SERVER_CLUSTER_COMMAND_LEDGER_H_
 #define PARAMSHARD_SERVER_CLUSTER_COMMAND_LEDGER_H_
 
@@ -12,23 +12,23 @@
 
 namespace paramshard::server {
 
-// Commands of one node that are compared; of more the first ones.
+// Largest number of commands of one node that are compared, from its first one on.
 inline constexpr size_t kMostReportedCommands = 1 << 14;
 
-// It takes the word of nodes that were asked, once. Not thread-safe.
+// Takes one report of each node that was asked. Not thread-safe.
 class CommandLedger {
  public:
-  // The node may have something to say.
+  // Allows the node to report.
   void Ask(int node) { asked_.insert(node); }
-  // It has. False where that was said before.
+  // Requires the node to report. Returns false if it was required already.
   bool Demand(int node) {
     Ask(node);
     return demanded_.insert(node).second;
   }
   bool HasReported(int node) const { return reported_.contains(node); }
 
-  // Compares the commands of a node with those of the others. FAILED_PRECONDITION one differs from another node's (names
-  // both ranks and commands), or all who were to report have, and none does that they still know.
+  // Compares the commands of a node with the other nodes' commands. FAILED_PRECONDITION a command differs (names both
+  // ranks and commands), or all required nodes have reported and the commands that they remember are equal.
   absl::Status Add(int node, const std::vector<CommandInWords>& commands);
 
  private:
@@ -36,7 +36,7 @@ class CommandLedger {
   bool Complete() const;
 
   std::set<int> asked_, demanded_, reported_;
-  std::map<int64_t, CommandInWords> commands_;  // by number: who reported it first
+  std::map<int64_t, CommandInWords> commands_;  // by number: the first report of it
 };
 
 }  // namespace paramshard::server

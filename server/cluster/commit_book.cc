@@ -10,7 +10,7 @@
 namespace paramshard::server {
 namespace {
 
-// Says whether the sums are those of the ranks, each once, in order.
+// Returns true if there is one sum for each of the ranks, in order.
 bool Covers(const std::vector<RankSum>& sums, RankRange ranks) {
   if (sums.size() != static_cast<size_t>(ranks.end - ranks.begin)) return false;
   for (size_t i = 0; i < sums.size(); ++i) {
@@ -19,7 +19,7 @@ bool Covers(const std::vector<RankSum>& sums, RankRange ranks) {
   return true;
 }
 
-// They may be left out.
+// Client states may be left out.
 bool AreClientStates(const std::vector<std::string>& states, RankRange ranks) {
   if (states.empty()) return true;
   return states.size() == static_cast<size_t>(ranks.end - ranks.begin) &&
@@ -70,7 +70,7 @@ std::optional<std::vector<std::string>> CommitBook::ClientStates(int64_t epoch, 
 }
 
 absl::Status CommitBook::CheckCommitNumber(const Membership& members, int node, const CommitVote& vote) const {
-  // Those that were counted are all on one commit.
+  // All counted votes are on one commit.
   if (!votes_.empty() && votes_.begin()->second.commit_number != vote.commit_number) {
     const auto& [other, cast] = *votes_.begin();
     return absl::FailedPreconditionError(absl::StrCat("vote ", vote.model, ": ", NodeName(members, other),
@@ -78,9 +78,9 @@ absl::Status CommitBook::CheckCommitNumber(const Membership& members, int node, 
                                                       NodeName(members, node), " on commit ", vote.commit_number));
   }
   if (vote.commit_number != last_commit_number_ + 1) {
-    return absl::FailedPreconditionError(absl::StrCat("vote ", vote.model, ": commit ", last_commit_number_ + 1,
-                                                      " expected, ", NodeName(members, node), " votes on commit ",
-                                                      vote.commit_number));
+    return absl::FailedPreconditionError(absl::StrCat("vote ", vote.model, ": want commit ", last_commit_number_ + 1,
+                                                      ", got a vote on commit ", vote.commit_number, " from ",
+                                                      NodeName(members, node)));
   }
   return absl::OkStatus();
 }
@@ -91,14 +91,15 @@ CommitBook::Cast CommitBook::Add(const Membership& members, int node, const Comm
   if (!Covers(sorted.sums, members.ranks(node))) {
     return {Cast::Result::kRefused,
             absl::InvalidArgumentError(absl::StrCat("vote ", vote.model, " commit ", vote.commit_number,
-                                                    ": one sum for each rank of ", NodeName(members, node),
-                                                    " expected, got ", vote.sums.size()))};
+                                                    ": want one sum for each rank of ", NodeName(members, node),
+                                                    ", got ", vote.sums.size()))};
   }
   if (!AreClientStates(sorted.client_states, members.ranks(node))) {
-    return {Cast::Result::kRefused, absl::InvalidArgumentError(absl::StrCat(
-                                        "vote ", vote.model, " commit ", vote.commit_number, ": no client states of ",
-                                        NodeName(members, node), ", or one for each rank of at most ",
-                                        kMaxClientStateBytes, " bytes expected, got ", sorted.client_states.size()))};
+    return {
+        Cast::Result::kRefused,
+        absl::InvalidArgumentError(absl::StrCat(
+            "vote ", vote.model, " commit ", vote.commit_number, ": want no client states of ", NodeName(members, node),
+            ", or one for each rank of at most ", kMaxClientStateBytes, " bytes, got ", sorted.client_states.size()))};
   }
   if (const absl::Status next = CheckCommitNumber(members, node, vote); !next.ok()) {
     return {Cast::Result::kDisagrees, next};
@@ -141,7 +142,7 @@ absl::Status CommitBook::WriteDown(const CommitDecision& decision) const {
     const absl::Status written = vote.write_down(decision);
     if (written.ok()) continue;
     return absl::InternalError(absl::StrCat("vote ", vote.model, " commit ", vote.commit_number,
-                                            ": the decision could not be written down: ", written.message()));
+                                            ": failed to write the decision: ", written.message()));
   }
   return absl::OkStatus();
 }

@@ -1,4 +1,4 @@
-// The votes on one model's commits and what was decided.
+// Votes on one model's commits, and their decisions.
 #ifndef PARAMSHARD_SERVER_CLUSTER_COMMIT_BOOK_H_
 #define PARAMSHARD_SERVER_CLUSTER_COMMIT_BOOK_H_
 
@@ -15,55 +15,53 @@
 
 namespace paramshard::server {
 
-// Decisions of a model that are remembered. A node in doubt asks for its last one: it cannot vote on the next commit
-// before it knows. The others may go on without it meanwhile, by more commits than these.
+// Number of decisions of a model that are remembered. A node in doubt asks for its last decision, without which it
+// cannot vote on the next commit. The others may go on without it meanwhile, by more commits than these.
 inline constexpr size_t kKeptDecisions = 64;
 
 // Not thread-safe.
 class CommitBook {
  public:
-  // The `voters` nodes stand at `commit_number`. Decisions about later ones belong to a history that an import has
-  // replaced. The sums of the ranks of `first_group` make the norm.
+  // Starts an epoch of `voters` nodes at `commit_number`. Decisions about later commits belong to a history that an
+  // import has replaced. The sums of the ranks of `first_group` make the norm.
   void StartEpoch(int64_t commit_number, RankRange first_group, int voters);
-  // Votes without a decision are dropped.
+  // Drops votes without a decision.
   void EndEpoch() { DropVotes(); }
 
-  // The last one that was decided, or that all nodes stood at when the epoch started.
+  // The last decided commit, or the commit at which the epoch started.
   int64_t last_commit_number() const { return last_commit_number_; }
 
-  // The decision of that epoch about that commit, when there is one.
+  // Returns the decision of that epoch about that commit, if there is one.
   std::optional<CommitDecision> Find(int64_t epoch, int64_t commit_number) const;
-  // Whether that decision is one of another history than the one that is asked for.
+  // Returns true if the decision belongs to another history than the query's.
   bool IsOfAnother(const CommitQuery& query) const;
-  // Whether that commit of an epoch that is over is decided, or may be, and nobody can tell any more in which one, and
-  // how.
+  // Returns true if a commit of an ended epoch is or may be decided, but its epoch and decision are forgotten.
   bool HasForgotten(int64_t epoch, int64_t commit_number) const;
-  // What the node's ranks have sent with that commit, while it is the last one that was decided; else none.
+  // Returns the client states that the node's ranks sent with that commit, if it is the last decided one.
   std::optional<std::vector<std::string>> ClientStates(int64_t epoch, int64_t commit_number, int node) const;
 
-  // What has become of a vote.
+  // Result of a vote.
   struct Cast {
     enum class Result : uint8_t {
-      kCounted,    // it is among the votes, and was the last one where there is a decision now
-      kRepeated,   // it was among them, and the decision is open
-      kDiffers,    // it is among them, and names other commands than the others: nothing is decided in this epoch
+      kCounted,    // the vote counts; if it was the last missing one there is a decision now
+      kRepeated,   // the node has voted already, and the decision is open
+      kDiffers,    // the vote counts, but names other commands than the others: nothing is decided in this epoch
       kRefused,    // nothing has changed; INVALID_ARGUMENT
-      kDisagrees,  // it is on another commit than the next one, or than another node votes on; FAILED_PRECONDITION
-      kUnwritten,  // it was the last one, and the decision could not be written down: nothing is decided; INTERNAL
+      kDisagrees,  // the vote is on another commit than the next one, or than another node's vote; FAILED_PRECONDITION
+      kUnwritten,  // the last missing vote, but the decision could not be written: nothing is decided; INTERNAL
     };
     Result result = Result::kCounted;
-    absl::Status why = {};  // OK when it is among the votes
+    absl::Status why = {};  // OK if the vote counts
   };
-  // Takes a vote of one of the voters, and decides when all have voted and the decision is written down where
-  // votes say so.
+  // Takes the vote of a voter. Decides when all have voted and each CommitVote::write_down has succeeded.
   Cast Add(const Membership& members, int node, const CommitVote& vote);
 
-  // Of votes without a decision.
+  // Returns true if the node has voted on the open commit.
   bool HasVoted(int node) const { return votes_.contains(node); }
-  // The first node that has voted, but for this one.
+  // Returns the first node other than `node` that has voted.
   std::optional<int> VoterBeside(int node) const;
   bool IsFirstVoter(int node) const { return !votes_.empty() && votes_.begin()->first == node; }
-  // What that one has sent. Requires a vote.
+  // The first voter's commands. Requires a vote.
   const CommandsThrough& commands() const { return votes_.begin()->second.commands; }
 
  private:
@@ -74,7 +72,7 @@ class CommitBook {
     std::string history_id;
   };
 
-  // FAILED_PRECONDITION naming both sides.
+  // FAILED_PRECONDITION naming both commits.
   absl::Status CheckCommitNumber(const Membership& members, int node, const CommitVote& vote) const;
   CommitDecision Sum() const;
   void DropVotes();
@@ -83,11 +81,11 @@ class CommitBook {
   Cast Decide();
 
   int64_t last_commit_number_ = 0;
-  int64_t replaced_epoch_ = 0;  // the last one with decisions that were forgotten because another state counts now
+  int64_t replaced_epoch_ = 0;  // last epoch whose decisions were dropped because another state replaced its own
   RankRange first_group_;
   int voters_ = 0;
   std::map<int, CommitVote> votes_;                        // by node: sums come in rank order
-  bool differ_ = false;                                    // in their commands
+  bool differ_ = false;                                    // votes name different commands
   std::deque<Record> records_;                             // ascending
   std::map<int, std::vector<std::string>> client_states_;  // with the commit of the last record, by node
 };

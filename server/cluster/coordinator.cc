@@ -16,34 +16,34 @@
 namespace paramshard::server {
 namespace {
 
-// Of epochs that a node may name: there are numbers behind it.
+// Largest epoch number accepted from a node, so that larger numbers remain.
 constexpr int64_t kLastEpoch = int64_t{1} << 62;
 
 absl::Status LastEpochError(const ModelReport& report) {
-  return absl::InvalidArgumentError(absl::StrCat("report of ", report.model, ": a last epoch in [0, ", kLastEpoch,
-                                                 "] expected, got ", report.last_epoch));
+  return absl::InvalidArgumentError(absl::StrCat("report of ", report.model, ": want a last epoch in [0, ", kLastEpoch,
+                                                 "], got ", report.last_epoch));
 }
 
-// Of one node: what it says lies here.
+// Largest number of models and longest reason that a node may report, since the coordinator keeps its reports.
 constexpr int64_t kMostModels = 1000;
 constexpr size_t kMostReasonBytes = 64 << 10;
 
-// INVALID_ARGUMENT: a report says more than a daemon has to say.
+// INVALID_ARGUMENT a report is larger than a daemon's can be.
 absl::Status CheckReport(const ModelReport& report, int devices) {
   if (const absl::Status name = CheckName(report.model); !name.ok()) {
-    return absl::InvalidArgumentError(absl::StrCat("report of a model: a name expected: ", name.message()));
+    return absl::InvalidArgumentError(absl::StrCat("report of a model: invalid name: ", name.message()));
   }
   const bool is_short = report.history_id.size() <= kMaxNameBytes && report.lineage.size() <= kMaxNameBytes &&
                         report.lost.message().size() <= kMostReasonBytes;
   if (is_short && static_cast<int>(report.attached_ranks.size()) <= devices) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("report of ", report.model, ": ids of at most ", kMaxNameBytes,
+  return absl::InvalidArgumentError(absl::StrCat("report of ", report.model, ": want ids of at most ", kMaxNameBytes,
                                                  " bytes, a reason of at most ", kMostReasonBytes, ", and at most ",
-                                                 devices, " attached ranks expected"));
+                                                 devices, " attached ranks, got more"));
 }
 
 absl::Status TooManyModelsError(const std::string& model, int node) {
   return absl::ResourceExhaustedError(
-      absl::StrCat("report of ", model, ": ", kMostModels, " models of node ", node, " at most expected"));
+      absl::StrCat("report of ", model, ": want at most ", kMostModels, " models of node ", node, ", got more"));
 }
 
 absl::Status NodeLostError(const std::string& node, const std::string& model) {
@@ -65,12 +65,12 @@ bool IsReceiver(const std::vector<Healing>& healings, int node) {
   return std::any_of(healings.begin(), healings.end(), [node](const Healing& one) { return one.receiver == node; });
 }
 
-// Requires that one of the nodes is not healed.
+// Returns the first node that is not healed. Requires that there is one.
 int FirstWithState(const std::vector<int>& nodes, const std::vector<Healing>& healings) {
   return *std::find_if(nodes.begin(), nodes.end(), [&](int node) { return !IsReceiver(healings, node); });
 }
 
-// Trainers wait for an epoch.
+// Returns true if trainers wait for an epoch.
 bool IsAwaited(const std::vector<std::optional<ModelReport>>& reports) {
   return std::any_of(reports.begin(), reports.end(),
                      [](const auto& report) { return report.has_value() && !report->attached_ranks.empty(); });
@@ -158,7 +158,7 @@ void Coordinator::Leave(int node) {
     if (model.running && Has(model.active, node)) End(name, model, NodeLostError(NodeName(members_, node), name));
     TryStart(name, model);
   }
-  // What this node alone has spoken of, and nobody has trained, does not stay.
+  // Forget models that only this node has reported and that were never trained.
   std::erase_if(models_, [](const auto& entry) {
     const Model& model = entry.second;
     return model.last_epoch == model.epoch_floor && model.before.empty() &&
@@ -207,10 +207,10 @@ void Coordinator::Report(int node, const ModelReport& report) {
   auto [it, added] = models_.try_emplace(report.model, members_.nodes());
   Model& model = it->second;
   if (added) model.last_epoch = model.epoch_floor = forgotten_epoch_;
-  // Who has not heard of the start of that epoch has made no commit of it either.
+  // A node that has not heard of that epoch's start has made no commit of it.
   if (node != 0 && report.last_epoch < model.unknown_epoch) std::erase(model.awaited, node);
   model.reports[node] = report;
-  // One that takes part says nothing more before it has heard of the end: this was said before the start.
+  // A node that takes part reports nothing before it hears of the epoch's end: this report is older than the start.
   const bool is_gone = model.gathering.has_value() && model.gathering->gone.contains(node);
   model.is_new[node] = !model.running || !Has(model.active, node) || is_gone;
   CheckOrder(it->first, model, node);
@@ -227,7 +227,7 @@ void Coordinator::Forget(int node, absl::string_view name) {
   Model* const model = Find(name);
   if (model == nullptr) return;
   model->reports[node].reset();
-  // Node 0 leads, and says nothing more of a model that it has not.
+  // Node 0 leads the rollback, and does not answer for a model that it does not have.
   if (node == 0) model->rolls_back = false;
   if (IsOrderedDonor(*model, node)) EndOrder(std::string(name), *model, "its model is deleted");
   if (model->running && Has(model->active, node)) {
@@ -244,7 +244,7 @@ void Coordinator::EraseIfForgotten(absl::string_view name) {
   }
   const Model& model = it->second;
   forgotten_epoch_ = std::max(forgotten_epoch_, model.last_epoch);
-  // Somebody may still ask about an epoch that another coordinator began.
+  // Nodes may still ask about an epoch that another coordinator began.
   if (options_.log != nullptr && model.last_epoch > model.epoch_floor) {
     WriteInLog([&] {
       options_.log->Forget(name);
@@ -258,11 +258,11 @@ void Coordinator::EndEpoch(int node, absl::string_view name, int64_t epoch, cons
   const Lock lock(this);
   Model* const model = FindRunning(name, epoch);
   if (model == nullptr || !Has(model->active, node)) return;
-  // Trainers of a node that has told of its links leave, and connections to it break.
+  // Trainers of a node that has reported bad links leave, and connections to it break.
   model->gathering.has_value() ? Gather(node, std::string(name), *model) : End(std::string(name), *model, why);
 }
 
-// One that has reported alone is compared with one that has voted: with whom else, if nobody has?
+// A first report is compared with a voter's commands, if there is a voter.
 void Coordinator::ReportCommands(int node, absl::string_view name, int64_t epoch,
                                  const std::vector<CommandInWords>& commands) {
   const Lock lock(this);
@@ -319,7 +319,7 @@ absl::Status Coordinator::CheckNotLost(const std::string& name, const Model& mod
   for (const int node : nodes) {
     const std::optional<ModelReport>& report = model.reports[node];
     if (!report.has_value() || report->lost.ok()) continue;
-    return absl::DataLossError(absl::StrCat("start epoch of ", name, ": its state on all nodes expected, got none on ",
+    return absl::DataLossError(absl::StrCat("start epoch of ", name, ": want its state on all nodes, got none on ",
                                             NodeName(members_, node), ": ", report->lost.message()));
   }
   return absl::OkStatus();
@@ -347,7 +347,7 @@ bool Coordinator::HasFreshBesideTrained(const Model& model, const Nodes& nodes) 
       has_fresh = true;
       continue;
     }
-    // Where those who have trained differ among themselves a person is to say which of them counts.
+    // If trained states differ from each other, a person has to say which one counts.
     if (trained != nullptr && !IsOneState(*trained, report)) return false;
     trained = &report;
   }
@@ -391,7 +391,7 @@ std::optional<Coordinator::Nodes> Coordinator::NextNodes(const Model& model) {
   };
   const std::optional<Nodes> nodes = next(may_return, links_.left_out());
   if (nodes.has_value() && !(AreAttached(model, *nodes) && WouldBegin(model, *nodes))) return nodes;
-  // Where one is needed that is lost again and again, or whose links are cut, it takes part at once.
+  // A needed node takes part at once, even after repeated losses or with cut links.
   return next(is_ready, nodes.has_value() ? Nodes() : links_.left_out());
 }
 
@@ -410,7 +410,7 @@ bool Coordinator::WaitsForMore(const std::string& name, Model& model, const Node
   const bool is_whole = static_cast<int>(nodes.size()) == members_.nodes();
   if (is_whole || !MayLeaveOut(model) || !AreTooFewToTell(model.reports, nodes, needed)) return false;
   if (!std::exchange(model.waits_for_more, true)) {
-    Log(LogLevel::kWarning, "node 0 has no state, and waits for more daemons: too few to tell which is the newest",
+    Log(LogLevel::kWarning, "node 0 has no state and waits for more daemons, to tell which state is the newest",
         {{"model", name}, {"states", StatesText(model.reports, nodes, members_)}, {"or", HealCommand(name)}});
   }
   return true;
@@ -420,7 +420,7 @@ void Coordinator::TryStart(const std::string& name, Model& model) {
   if (stopped_ || model.running || model.rolls_back) return;
   std::optional<Nodes> nodes = NextNodes(model);
   if (!nodes.has_value()) return;
-  // Where a person has said whose state counts, nobody goes on without that.
+  // With an order to heal no epoch starts without the donor.
   if (model.healing_order.has_value()) {
     const int donor = model.healing_order->donor();
     if (!Has(*nodes, donor)) return;
@@ -429,7 +429,8 @@ void Coordinator::TryStart(const std::string& name, Model& model) {
   const absl::Status lost = CheckNotLost(name, model, *nodes);
   std::vector<Healing> healings = Healings(model, *nodes);
   if (!AreAttached(model, *nodes)) {
-    // One that has lost its part may be healed when all are there. What others said before the last epoch tells nothing.
+    // A node that has lost its part may be healed once all are present. Reports from before the last epoch do not
+    // count.
     const bool is_known = AreAllMade(model.reports, *nodes) &&
                           std::all_of(nodes->begin(), nodes->end(), [&](int node) { return model.is_new[node]; });
     const bool may_heal = HoldReplicas(model.reports, members_.world_size()) && (!is_known || !healings.empty());
@@ -450,8 +451,8 @@ void Coordinator::TryStart(const std::string& name, Model& model) {
   !lost.ok() || HasFreshBesideTrained(model, *nodes) ? GoBack(name, model, differ) : RefuseStart(name, model, differ);
 }
 
-// A disk may keep what node 0 could not write, and told to nobody. Who votes on a commit is in doubt, or has it, or was
-// told that it is none.
+// A disk may keep a decision whose write failed, so that no node was told of it. A node that votes on a commit is in
+// doubt, has the commit, or was told that there is none.
 bool Coordinator::WasNeverTold(const ClosedEpoch& before, const Model& model, const Nodes& nodes,
                                const ModelReport& state) const {
   if (!before.last_decision.has_value() || before.last_decision->epoch != before.epoch || before.active.size() < 2 ||
@@ -465,15 +466,15 @@ bool Coordinator::WasNeverTold(const ClosedEpoch& before, const Model& model, co
 
 absl::Status Coordinator::CheckNewest(const std::string& name, const Model& model, const Nodes& nodes,
                                       const std::vector<Healing>& healings) const {
-  // A person may have said otherwise.
+  // An order to heal overrides this.
   if (!MayLeaveOut(model) || model.healing_order.has_value()) return absl::OkStatus();
   const ModelReport& state = *model.reports[FirstWithState(nodes, healings)];
   for (const ClosedEpoch& before : model.before) {
     if (before.history_id != state.history_id || before.commit_number <= state.commit_number) continue;
     if (WasNeverTold(before, model, nodes, state)) continue;
-    return absl::DataLossError(absl::StrCat("start epoch of ", name, ": commit ", before.commit_number, " of history ",
-                                            before.history_id, ", which was decided, on a node at least expected, got ",
-                                            state.commit_number, ": who has made it is away, or has lost it"));
+    return absl::DataLossError(absl::StrCat("start epoch of ", name, ": want commit ", before.commit_number,
+                                            " of history ", before.history_id, ", which was decided, got ",
+                                            state.commit_number, ": the nodes that made it are away or have lost it"));
   }
   return absl::OkStatus();
 }
@@ -493,7 +494,7 @@ absl::Status Coordinator::WithWayOut(const std::string& name, const Model& model
                                                ": say which node is right, `", HealCommand(name), "` at node 0"));
 }
 
-// Which checkpoints there are is not looked at here: that reads a disk.
+// Does not look for checkpoints, which would read a disk.
 void Coordinator::GoBack(const std::string& name, Model& model, const absl::Status& why) {
   const bool has_saves = members_.nodes() > 1 && !options_.terms.save_dir.empty();
   if (!has_saves) return RefuseStart(name, model, WithWayOut(name, model, why));
@@ -502,13 +503,13 @@ void Coordinator::GoBack(const std::string& name, Model& model, const absl::Stat
   sinks_[0]->OnRestoreNews({.model = name, .what = RollbackNeed{.why = why}});
 }
 
-// That of the first replica which takes part, or the whole world.
+// Returns the ranks of the first replica that takes part, or all ranks.
 RankRange Coordinator::FirstGroup(const Model& model, const ModelReport& state) const {
   const int begin = members_.ranks(model.active[0]).begin;
   return {begin, begin + state.shard_size};
 }
 
-// This coordinator knows nothing of epochs that were another one's.
+// This coordinator does not know the epochs of other coordinators.
 void Coordinator::SkipEpochsOfOthers(Model& model) {
   for (const std::optional<ModelReport>& report : model.reports) {
     if (!report.has_value() || report->last_epoch <= model.last_epoch) continue;
@@ -519,11 +520,11 @@ void Coordinator::SkipEpochsOfOthers(Model& model) {
 void Coordinator::Start(const std::string& name, Model& model, Nodes nodes, std::vector<Healing> healings) {
   const ModelReport& from = *model.reports[FirstWithState(nodes, healings)];
   ModelReport state = from;
-  // A person has given other states up, which may have gone on under the same history.
+  // An order to heal gives up other states, which may have gone on under the same history.
   const bool forks = model.healing_order.has_value() && !healings.empty() && !model.healing_order->HasBegun(from);
   if (forks) state.history_id = state.lineage = DrawHistoryId();
   SkipEpochsOfOthers(model);
-  // One that was replaced may live again, by an import.
+  // An import may bring a replaced history back.
   model.replaced.ids.erase(state.history_id);
   model.replaced.by = state.history_id;
   if (const absl::Status written = WriteBegun(name, state, nodes, model.last_epoch + 1); !written.ok()) {
@@ -571,7 +572,7 @@ absl::Status Coordinator::WriteBegun(const std::string& name, const ModelReport&
                           .replaced = {replaced.begin(), replaced.end()}};
   const absl::Status written = WriteInLog([&] { return options_.log->BeginEpoch(begun); });
   if (written.ok()) return written;
-  return absl::Status(written.code(), absl::StrCat("start epoch of ", name, ": node 0 could not write it down in its ",
+  return absl::Status(written.code(), absl::StrCat("start epoch of ", name, ": node 0 failed to write to its ",
                                                    "--state-dir: ", written.message()));
 }
 
@@ -591,15 +592,15 @@ void Coordinator::End(const std::string& name, Model& model, const absl::Status&
   model.book.EndEpoch();
   AnswerVoters(name, model, model.book.last_commit_number() + 1);
   model.rendezvous.Clear(EpochOverError(name, model.last_epoch), answers_);
-  // Whatever else ends it: the links stay cut.
+  // The links stay cut, whatever ends the epoch.
   if (model.gathering.has_value() && MayLeaveOut(model)) links_.LeaveOut(SteadyNow());
-  // One that was back, and with which there was no commit, has perhaps ended it. Whose links are cut is left out anyway.
+  // A returner may have ended the epoch if there was no commit with it. Nodes with cut links are left out anyway.
   for (const int node : model.active) {
     if (!Has(model.awaited, node) && members_.present(node) && !links_.IsLeftOut(node)) members_.CountLoss(node);
   }
   const std::set<int> gone = std::exchange(model.gathering, std::nullopt).value_or(Gathering()).gone;
   for (const int node : model.active) {
-    // Whoever is gone may have reported since. Trainers of nodes that took no part wait for the next epoch.
+    // Nodes that have ended the epoch may have reported since. Trainers of other nodes wait for the next epoch.
     if (gone.contains(node)) continue;
     ForgetAttached(model.reports, {node});
     if (sinks_[node] != nullptr) sinks_[node]->OnEpochEnd(name, model.last_epoch, why);

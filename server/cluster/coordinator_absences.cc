@@ -1,4 +1,4 @@
-// How a coordinator has epochs go on without nodes that are lost, or whose links are cut, and takes them back.
+// Epochs without nodes that are lost or whose links are cut, and the return of these nodes.
 
 #include <algorithm>
 #include <iterator>
@@ -17,18 +17,17 @@
 namespace paramshard::server {
 namespace {
 
-// Of a node that the others have gone on without.
+// Error for a node that the others have gone on without.
 absl::Status NoPartError(const std::string& model, const std::string& node, const ModelReport& report,
                          absl::string_view history_id, int64_t commit_number) {
   return absl::FailedPreconditionError(absl::StrCat(
-      "start epoch of ", model, ": on ", node,
-      ", which the others have gone on without, none of it or an earlier state of history ", history_id,
-      " expected, got commit ", report.commit_number, " of history ", report.history_id, " beside commit ",
-      commit_number, ": if its state is not wanted delete the model on that node, or say which node is right, `",
+      "start epoch of ", model, ": the others have gone on without ", node, ": want no state there, or one of history ",
+      history_id, " up to commit ", commit_number, ", got commit ", report.commit_number, " of history ",
+      report.history_id, ": if its state is not wanted delete the model on that node, or say which node is right, `",
       HealCommand(model), "` at node 0; or import the same into every daemon"));
 }
 
-// Whether a state that others have gone on from, by a commit of this epoch or an earlier one, or none at all.
+// Returns true if the node has no state, or a state from which the others have gone on.
 bool MayBeHealed(const ModelReport& report, absl::string_view history_id, int64_t commit_number,
                  const ReplacedHistories& replaced) {
   if (replaced.GivesWay(report.history_id, history_id)) return true;
@@ -49,10 +48,10 @@ bool Coordinator::MayLeaveOut(const Model& model) const {
   return options_.attendance.Needed(options_.nodes) < options_.nodes && MayBeFewer(model);
 }
 
-// Whoever permits fewer nodes expects all models to go on with them.
+// An operator who permits fewer nodes relies on it for all models.
 void Coordinator::WarnWhoIsNeeded(const std::string& name, const Model& model) const {
   if (options_.attendance.Needed(options_.nodes) == options_.nodes || MayBeFewer(model)) return;
-  Log(LogLevel::kWarning, "epochs of a model need all nodes, whatever --min-replicas says",
+  Log(LogLevel::kWarning, "model needs all nodes, --min-replicas has no effect",
       {{"model", name}, {"why", "its nodes hold parts of it, or its gradients are summed and not averaged"}});
 }
 
@@ -71,7 +70,7 @@ void Coordinator::ServeAbsences() {
   }
 }
 
-// What has fallen due behind `now` is looked at once more, at once.
+// May return a time before `now`: then epochs are looked at again at once.
 std::optional<SteadyTime> Coordinator::NextLook(SteadyTime now) const {
   std::optional<SteadyTime> next = NextGivenUp(members_, options_.attendance, now);
   if (const std::optional<SteadyTime> again = links_.NextTry()) next = std::min(*again, next.value_or(*again));
@@ -121,7 +120,7 @@ void Coordinator::EndOnBadLinks(int node, absl::string_view name, int64_t epoch,
 
 void Coordinator::Gather(int node, const std::string& name, Model& model) {
   model.gathering->gone.insert(node);
-  // Where nobody can be left out there is nothing to find out.
+  // If no node can be left out there is nothing to gather.
   const bool may_others_tell = MayLeaveOut(model) && model.gathering->gone.size() < model.active.size();
   if (!may_others_tell || SteadyNow() >= model.gathering->until) EndGathering(name, model);
   world_changed_.SignalAll();
@@ -168,7 +167,7 @@ void Coordinator::CheckReturner(const std::string& name, Model& model, int node)
 bool Coordinator::RefuseReturners(const std::string& name, Model& model, const Nodes& nodes, const absl::Status& why) {
   Nodes others, returners;
   for (const int node : nodes) (Has(model.awaited, node) ? others : returners).push_back(node);
-  // They do not go on without anybody.
+  // Nodes that would begin a history need all nodes, so they refuse none.
   if (WouldBegin(model, others)) return false;
   const int other =
       *std::find_if(others.begin(), others.end(), [&](int node) { return model.reports[node]->lost.ok(); });
@@ -211,7 +210,7 @@ absl::Duration Coordinator::HeldBack(int node, SteadyTime now) const {
 void Coordinator::LogHeldBack(const std::string& name, int node) const {
   const absl::Duration held_for = HeldBack(node, SteadyNow());
   if (held_for == absl::ZeroDuration()) return;
-  Log(LogLevel::kWarning, "a node that was lost again and again is held back",
+  Log(LogLevel::kWarning, "node excluded: repeated failures",
       {{"model", name},
        {"node", NodeName(members_, node)},
        {"losses", absl::StrCat(members_.losses(node))},

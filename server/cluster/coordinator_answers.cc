@@ -1,4 +1,4 @@
-// What nodes ask a coordinator, and wait for: what becomes of commits, and values of each other.
+// Calls of nodes that wait for an answer of the coordinator: votes on commits, and values of other nodes.
 
 #include <algorithm>
 #include <memory>
@@ -18,7 +18,7 @@ CommitQuery QueryOf(const CommitVote& vote) {
   return {.model = vote.model, .history_id = vote.history_id, .epoch = vote.epoch, .commit_number = vote.commit_number};
 }
 
-// The epoch is one of a coordinator or a model that is gone, and so are its decisions.
+// The epoch belongs to an earlier coordinator or a deleted model, whose decisions are gone.
 absl::Status InDoubtError(const CommitQuery& query) {
   return absl::DataLossError(absl::StrCat("vote ", query.model, " commit ", query.commit_number, ": epoch ",
                                           query.epoch,
@@ -26,9 +26,10 @@ absl::Status InDoubtError(const CommitQuery& query) {
 }
 
 absl::Status ForgottenError(const CommitQuery& query) {
-  return absl::DataLossError(absl::StrCat("vote ", query.model, " commit ", query.commit_number,
-                                          ": node 0 has decided later ones, or goes on from another state, and ",
-                                          "remembers the last ", kKeptDecisions, " decisions of the one that counts"));
+  return absl::DataLossError(
+      absl::StrCat("vote ", query.model, " commit ", query.commit_number,
+                   ": forgotten: node 0 has decided later commits or goes on from another state, and ",
+                   "remembers the last ", kKeptDecisions, " decisions"));
 }
 
 absl::Status UndecidedError(const CommitQuery& query, const absl::Status& why) {
@@ -36,8 +37,8 @@ absl::Status UndecidedError(const CommitQuery& query, const absl::Status& why) {
                                          " ended before the decision: ", why.message()));
 }
 
-// Of an epoch that this coordinator has not started. Another one that had the same history wrote each decision down
-// before it told it, and has none about the commit behind the last one.
+// Answers for an epoch that this coordinator has not started. An earlier coordinator with the same history wrote each
+// decision before it told any node, so the commit after the last written one is undecided.
 absl::StatusOr<CommitDecision> AnswerFromBefore(const std::vector<ClosedEpoch>& closed, const CommitQuery& query) {
   const auto before = std::find_if(closed.begin(), closed.end(),
                                    [&](const ClosedEpoch& epoch) { return epoch.history_id == query.history_id; });
@@ -52,28 +53,29 @@ absl::StatusOr<CommitDecision> AnswerFromBefore(const std::vector<ClosedEpoch>& 
 }
 
 absl::Status TakesNoPartError(int node, absl::string_view model, int64_t epoch) {
-  return absl::FailedPreconditionError(absl::StrCat("epoch ", epoch, " of ", model,
-                                                    ": a node that takes part expected, node ", node,
-                                                    " does not: attach its trainers again"));
+  return absl::FailedPreconditionError(
+      absl::StrCat("epoch ", epoch, " of ", model, ": node ", node, " takes no part: attach its trainers again"));
 }
 
 absl::Status PartsForgottenError(const CommitVote& vote) {
   return absl::AbortedError(absl::StrCat("get parts of ", vote.model,
-                                         ": a reader before the epoch's first commit expected, commit ",
-                                         vote.commit_number, " is decided"));
+                                         ": parts are dropped at the epoch's first commit: commit ", vote.commit_number,
+                                         " is decided"));
 }
 
 absl::Status NoRoomError(absl::string_view model, absl::string_view key, int node) {
-  return absl::ResourceExhaustedError(absl::StrCat("put ", key, " of ", model, ": ", RendezvousBook::kMostBytes,
-                                                   " bytes of node ", node, " in an epoch at most expected"));
+  return absl::ResourceExhaustedError(absl::StrCat("put ", key, " of ", model, ": want at most ",
+                                                   RendezvousBook::kMostBytes, " bytes of node ", node,
+                                                   " in an epoch, got more"));
 }
 
-// What a node puts lies under a key of its own.
+// Returns the key under which a node's value is stored.
 std::string KeyOf(int node, absl::string_view key) { return absl::StrCat(node, "/", key); }
 
 absl::Status LateError() { return absl::DeadlineExceededError("no answer yet"); }
 
-// `ask` asks, with who is to be called, and says who waits. `late` is the answer when there is none after `wait`.
+// Waits for an answer for at most `wait`, then returns `late`. `ask` starts the call with its callback, and returns its
+// Coordinator::Wait.
 template <typename Answer, typename Ask>
 Answer AwaitAnswer(Coordinator& coordinator, absl::Duration wait, Ask ask, absl::Status late) {
   const SteadyTime deadline = SteadyDeadline(wait);
@@ -140,9 +142,9 @@ absl::Status Coordinator::CastVote(int node, const CommitVote& vote) {
       AnswerVoters(vote.model, model, vote.commit_number);
       model.awaited = model.active;
       EndOrderBehindCommit(vote.model, model);
-      // Whoever votes has read the parts.
+      // Every voter has read the parts.
       if (model.rendezvous.has_parts()) model.rendezvous.DropParts(PartsForgottenError(vote), answers_);
-      // Links of which somebody says just now that they are cut have not: this commit was summed before.
+      // Links that were reported as cut meanwhile did not work: this commit was summed before.
       if (!model.gathering.has_value()) links_.Worked(model.active, SteadyNow());
       EndForReturners(vote.model, model);
       return absl::OkStatus();
@@ -165,7 +167,7 @@ absl::Status Coordinator::CastVote(int node, const CommitVote& vote) {
   return absl::OkStatus();
 }
 
-// Before node 0's journal: what its server finds there when it starts again has to be on the disk too.
+// The log is written before node 0's journal: a decision that a restarted server finds there has to be on the disk too.
 CommitVote Coordinator::WithLog(const CommitVote& vote) {
   CommitVote logged = vote;
   logged.write_down = [this, model = vote.model, commit_number = vote.commit_number, client_states = vote.client_states,
@@ -183,7 +185,7 @@ void Coordinator::DemandCommands(const std::string& name, Model& model, int node
   sinks_[node]->OnCommandsWanted(name, model.last_epoch, {});
 }
 
-// A node is late because it waits for one that has voted, where they are at different commands.
+// A node is late if it is at another command than a voter, and waits for it.
 void Coordinator::AskTheLate(const std::string& name, Model& model) {
   for (const int node : model.active) {
     if (model.book.HasVoted(node) || sinks_[node] == nullptr) continue;
@@ -201,8 +203,8 @@ absl::StatusOr<CommitDecision> Coordinator::QueryCommit(int node, const CommitQu
         absl::UnavailableError(absl::StrCat(NodeName(members_, node), " was restarted, and asks what became of commit ",
                                             query.commit_number)));
   }
-  absl::StatusOr<CommitDecision> answer = *Answer(query);  // nothing is open in an epoch that is over
-  // Votes that disagreed have decided nothing either.
+  absl::StatusOr<CommitDecision> answer = *Answer(query);  // no decision is open in an ended epoch
+  // Votes that disagreed have decided nothing.
   if (absl::IsFailedPrecondition(answer.status())) return UndecidedError(query, answer.status());
   return answer;
 }
@@ -217,7 +219,7 @@ std::optional<absl::StatusOr<CommitDecision>> Coordinator::Answer(const CommitQu
     return AnswerFromBefore(model->before, query);
   }
   if (model->running && model->last_epoch == query.epoch) {
-    // Nothing is decided any more, which is an answer as well: the node need not stay in doubt.
+    // Nothing is decided any more. The node gets this answer instead of staying in doubt.
     if (stopped_) return UndecidedError(query, StoppedError());
     return std::nullopt;
   }
@@ -263,7 +265,7 @@ absl::Status Coordinator::Put(int node, absl::string_view name, int64_t epoch, a
   if (!book->TakeRoom(node, static_cast<int64_t>(key.size() + value.size()))) return NoRoomError(name, key, node);
   if (book->Put(KeyOf(node, key), value, answers_)) return absl::OkStatus();
   return absl::AlreadyExistsError(absl::StrCat("put ", key, " of ", name,
-                                               ": one value an epoch expected, got another one: give each daemon a "
+                                               ": another value already exists in this epoch: give each daemon a "
                                                "--node of its own"));
 }
 
@@ -293,16 +295,15 @@ absl::StatusOr<std::string> Coordinator::Get(int node, absl::string_view name, i
 
 absl::Status Coordinator::LateValueError(int node, absl::string_view model, absl::string_view key,
                                          absl::Duration timeout) {
-  return absl::DeadlineExceededError(absl::StrCat("get ", key, " of ", model, ": a value of node ", node, " within ",
-                                                  absl::FormatDuration(timeout), " expected"));
+  return absl::DeadlineExceededError(absl::StrCat("get ", key, " of ", model, ": timed out after ",
+                                                  absl::FormatDuration(timeout), ", got no value of node ", node));
 }
 
 absl::Status Coordinator::PutParts(int node, absl::string_view name, int64_t epoch, absl::string_view key,
                                    Parts parts) {
   if (node < 0 || node >= nodes() || static_cast<int>(parts.size()) != nodes()) {
-    return absl::InvalidArgumentError(absl::StrCat("put ", key, " of ", name, ": a part for each of ", nodes(),
-                                                   " nodes expected of one of them, got ", parts.size(), " of node ",
-                                                   node));
+    return absl::InvalidArgumentError(absl::StrCat("put ", key, " of ", name, ": want a part for each of ", nodes(),
+                                                   " nodes from one of them, got ", parts.size(), " from node ", node));
   }
   const Lock lock(this);
   ASSIGN_OR_RETURN(RendezvousBook* const book, FindRendezvous(name, epoch, node));
@@ -316,7 +317,7 @@ absl::Status Coordinator::PutParts(int node, absl::string_view name, int64_t epo
 Coordinator::Wait Coordinator::GetParts(int node, absl::string_view name, int64_t epoch, absl::string_view key,
                                         PartsAnswered answered) {
   absl::StatusOr<Parts> answer = absl::InvalidArgumentError(
-      absl::StrCat("get ", key, " of ", name, ": a node below ", nodes(), " expected, got ", node));
+      absl::StrCat("get ", key, " of ", name, ": want a node below ", nodes(), ", got ", node));
   if (node >= 0 && node < nodes()) {
     const Lock lock(this);
     const absl::StatusOr<RendezvousBook*> book = FindRendezvous(name, epoch, node);
@@ -345,8 +346,8 @@ absl::Status Coordinator::LatePartsError(absl::string_view name, absl::string_vi
     const std::optional<int> first = model->rendezvous.FirstWithoutParts(key);
     if (first.has_value()) missing = NodeName(members_, *first);
   }
-  return absl::DeadlineExceededError(absl::StrCat("get ", key, " of ", name, ": a part of every node within ",
-                                                  absl::FormatDuration(timeout), " expected, got none of ", missing));
+  return absl::DeadlineExceededError(absl::StrCat("get ", key, " of ", name, ": timed out after ",
+                                                  absl::FormatDuration(timeout), ", got no part of ", missing));
 }
 
 }  // namespace paramshard::server

@@ -1,4 +1,4 @@
-// How a coordinator passes on what daemons say to each other of saves and restores, and what it keeps of that.
+// News of daemons about saves and restores: how the coordinator passes them on, and what it keeps of them.
 
 #include <numeric>
 #include <optional>
@@ -39,15 +39,14 @@ absl::Status Coordinator::TellFollowers(const SaveNews& news) {
   return absl::OkStatus();
 }
 
-// What is decided already may be applied anywhere before the order comes there.
+// A decided commit may be applied on any node before the order reaches it.
 absl::Status Coordinator::CheckMayOrder(const std::string& name, const SaveOrder& order) {
   RETURN_IF_ERROR(CheckAllHere("save", name));
   const Model* const model = Find(name);
   if (model == nullptr) return absl::OkStatus();
   RETURN_IF_ERROR(CheckAllTakePart("save", name, *model));
   if (!model->running || model->book.last_commit_number() <= order.step) return absl::OkStatus();
-  return absl::AbortedError(absl::StrCat("save ", name, ": commit ", order.step,
-                                         " as the last one that is decided expected, got ",
+  return absl::AbortedError(absl::StrCat("save ", name, ": want commit ", order.step, " as the last decided one, got ",
                                          model->book.last_commit_number()));
 }
 
@@ -55,7 +54,7 @@ absl::Status Coordinator::CheckAllHere(absl::string_view operation, absl::string
   for (int node = 0; node < members_.nodes(); ++node) {
     if (members_.present(node)) continue;
     return absl::UnavailableError(
-        absl::StrCat(operation, " ", model, ": all nodes expected, ", NodeName(members_, node), " is not here"));
+        absl::StrCat(operation, " ", model, ": all nodes are required, ", NodeName(members_, node), " is not here"));
   }
   return absl::OkStatus();
 }
@@ -65,7 +64,7 @@ absl::Status Coordinator::CheckAllTakePart(absl::string_view operation, absl::st
   for (int node = 0; node < members_.nodes(); ++node) {
     if (Has(model.awaited, node)) continue;
     return absl::UnavailableError(
-        absl::StrCat(operation, " ", name, ": all nodes expected, ", NodeName(members_, node), " takes no part"));
+        absl::StrCat(operation, " ", name, ": all nodes are required, ", NodeName(members_, node), " takes no part"));
   }
   return absl::OkStatus();
 }
@@ -117,8 +116,8 @@ absl::Status Coordinator::TellRestoreFollowers(const RestoreNews& news) {
   if (const auto* const go = std::get_if<RestoreGo>(&news.what); go != nullptr) {
     RETURN_IF_ERROR(WriteReplaced(news.model, *go));
   }
-  // All is written, but node 0 still waits for those who say that they are through: until the next order a node that is
-  // lost is told of.
+  // All rows are written, but node 0 still waits for the other nodes to finish: it is told of lost nodes until the next
+  // order.
   const auto* const end = std::get_if<RestoreEnd>(&news.what);
   if (end != nullptr && !end->status.ok()) restores_.erase(news.model);
   for (size_t node = 1; node < sinks_.size(); ++node) {
@@ -136,7 +135,7 @@ std::vector<int> Coordinator::restored_nodes(absl::string_view name, absl::uint1
   return all;
 }
 
-// One that is created, and one that nobody has asked for, are for all: their first epoch needs them.
+// Restores that create a model, and rollbacks, need all nodes, as their first epoch does.
 absl::StatusOr<Coordinator::Nodes> Coordinator::NodesToRestore(const std::string& name,
                                                                const RestoreOrder& order) const {
   Nodes here;
@@ -152,8 +151,8 @@ absl::StatusOr<Coordinator::Nodes> Coordinator::NodesToRestore(const std::string
   return here;
 }
 
-// Whoever is away may have any history that node 0 knows of the model. From here on none of them counts beside the one
-// that begins, also where nothing comes of the restore: who was to have it has none then, or still has one of these.
+// An absent node may have any history that node 0 knows of the model. From here on the new history replaces them all,
+// even if the restore fails: its nodes then have no state, or still have one of these histories.
 absl::Status Coordinator::WriteReplaced(const std::string& name, const RestoreGo& go) {
   const auto restore = restores_.find(name);
   if (restore == restores_.end() || restore->second.order.id != go.id) return absl::OkStatus();
@@ -177,12 +176,12 @@ absl::Status Coordinator::WriteReplaced(const std::string& name, const RestoreGo
                           .replaced = {replaced.begin(), replaced.end()}};
   RETURN_IF_ERROR(WriteInLog([&] { return options_.log->BeginEpoch(begun); }));
   model->replaced = {.ids = std::move(replaced), .by = history};
-  // Its first epoch does not need the nodes that are away: they have not trained in it.
+  // The first epoch of the new history does not need the absent nodes, which have not trained in it.
   model->before.push_back(begun);
   return absl::OkStatus();
 }
 
-// What made node 0 go back may have been mended since.
+// The reason to roll back may be gone by now.
 absl::Status Coordinator::CheckMayGoBack(const std::string& name) const {
   const auto found = models_.find(name);
   for (int node = 0; found != models_.end() && node < members_.nodes(); ++node) {
@@ -190,7 +189,7 @@ absl::Status Coordinator::CheckMayGoBack(const std::string& name) const {
     if (!report.has_value() || !report->lost.ok() || report->fresh) return absl::OkStatus();
   }
   return absl::FailedPreconditionError(
-      absl::StrCat("restore ", name, ": a node without a state expected where all go back, every node has one"));
+      absl::StrCat("restore ", name, ": nodes go back only when one has no state, and every node has one"));
 }
 
 void Coordinator::EndRollback(const std::string& name, const absl::Status& status) {

@@ -105,7 +105,7 @@ class CoordinatorCluster final : public Cluster, private NodeSink {
       coordinator_.ReportCarriedOut(0, model, epoch, command, more);
     });
   }
-  // A vote that is repeated asks those who are late.
+  // A repeated vote asks the late nodes for their commands.
   absl::StatusOr<CommitDecision> Vote(const CommitVote& vote) override {
     while (true) {
       const absl::StatusOr<CommitDecision> decision = Settled().Vote(0, vote, vote_wait_);
@@ -138,10 +138,10 @@ class CoordinatorCluster final : public Cluster, private NodeSink {
     PARAMSHARD_CHECK(coordinator_.Join(0, options.devices, this).ok());
   }
 
-  // Models call with their locks held, which whoever inspects them takes: where the coordinator waits for the disk of
-  // its log they do not.
+  // Models call with their locks held, which inspections take too. If the coordinator writes a log, such calls must not
+  // wait for its disk.
   void Call(std::function<void()> call) { calls_ != nullptr ? calls_->Add(std::move(call)) : call(); }
-  // The coordinator, when it has heard what was said before.
+  // Returns the coordinator after all queued calls are made.
   Coordinator& Settled() {
     if (calls_ != nullptr) calls_->Finish();
     return coordinator_;
@@ -173,7 +173,7 @@ class CoordinatorCluster final : public Cluster, private NodeSink {
   const absl::Duration vote_wait_;
   const bool may_be_fewer_;
   EpochDispatcher dispatcher_;
-  Coordinator coordinator_;           // after the dispatcher, which it tells
+  Coordinator coordinator_;           // after the dispatcher, which it calls
   std::unique_ptr<CallQueue> calls_;  // to the coordinator; null without a log
   std::thread absences_;
 };

@@ -1,4 +1,4 @@
-// The world as node 0 sees it: the coordinator is in its own process.
+// Cluster of node 0, whose process runs the coordinator.
 #ifndef PARAMSHARD_SERVER_CLUSTER_COORDINATOR_CLUSTER_H_
 #define PARAMSHARD_SERVER_CLUSTER_COORDINATOR_CLUSTER_H_
 
@@ -27,13 +27,13 @@ absl::StatusOr<std::unique_ptr<Cluster>> MakeLocalCluster(int devices);
 struct CoordinatorOptions {
   int nodes = 1;
   int devices = 1;        // of this node
-  WorldTerms terms = {};  // of this node: who joins has the same
-  // What a node 0 before this one has left behind.
+  WorldTerms terms = {};  // of this node; every node that joins has the same
+  // Epochs that an earlier node 0 has left.
   std::vector<ClosedEpoch> closed = {};
   DecisionLog* log = nullptr;           // outlives the cluster
   std::vector<int> device_counts = {};  // by node; empty: not known before all have joined
   AttendancePolicy attendance = {};
-  // Whether a caller may speak for a node.
+  // Returns OK if a caller may speak for a node.
   std::function<absl::Status(const grpc::AuthContext& caller, int node)> check_speaker =
       [](const grpc::AuthContext&, int) { return absl::OkStatus(); };
   absl::Duration vote_wait = kVoteWait;  // of this node

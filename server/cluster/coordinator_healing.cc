@@ -1,4 +1,4 @@
-// How a coordinator takes a person's word on which node has the right state of a model.
+// A person's order which node has the right state of a model.
 
 #include <algorithm>
 #include <string>
@@ -16,27 +16,27 @@ namespace {
 
 using Fate = NodeState::Fate;
 
-// Of a state that somebody may train on from.
+// Returns the fate of a usable state.
 Fate FateOf(bool is_right, bool is_same) {
   if (is_right) return Fate::kGiven;
   return is_same ? Fate::kSame : Fate::kGivenUp;
 }
 
 absl::Status NoReplicasError(const std::string& model) {
-  return absl::FailedPreconditionError(
-      absl::StrCat("heal ", model, ": a model expected of which every node holds a replica, got one whose nodes hold ",
-                   "parts: restore it, or import the same into every daemon"));
+  return absl::FailedPreconditionError(absl::StrCat(
+      "heal ", model, ": want a model of which every node holds a replica, got one whose nodes hold parts: ",
+      "restore it, or import the same into every daemon"));
 }
 
 absl::Status NotThereError(const std::string& model, const std::string& node) {
   return absl::UnavailableError(absl::StrCat("heal ", model, ": ", node,
-                                             " expected to be here with its state, it has not said what it has: start "
+                                             " is away or has not reported its state: start "
                                              "its daemon, let its trainers come, and ask again"));
 }
 
 absl::Status NoStateError(const std::string& model, const std::string& node, absl::string_view why) {
   return absl::FailedPreconditionError(
-      absl::StrCat("heal ", model, ": a state on ", node, " that all may train on from expected, ", why));
+      absl::StrCat("heal ", model, ": ", node, " has no state that all may train on from: ", why));
 }
 
 }  // namespace
@@ -57,13 +57,12 @@ absl::StatusOr<HealingAnswer> Coordinator::OrderHealing(absl::string_view name, 
   if (stopped_) return absl::UnavailableError("cluster: stopped, the daemon drains");
   if (donor < 0 || donor >= members_.nodes()) {
     return absl::InvalidArgumentError(
-        absl::StrCat("heal ", name, ": a node in [0, ", members_.nodes(), ") expected, got ", donor));
+        absl::StrCat("heal ", name, ": want a node in [0, ", members_.nodes(), "), got ", donor));
   }
   const auto found = models_.find(name);
   if (found == models_.end()) {
-    return absl::NotFoundError(absl::StrCat("heal ", name,
-                                            ": a model that trainers have attached to expected, none is ",
-                                            "known of that name: let trainers come, and ask again"));
+    return absl::NotFoundError(absl::StrCat(
+        "heal ", name, ": model not found, no trainer has attached to it: ", "let trainers come, and ask again"));
   }
   const std::string& model_name = found->first;
   Model& model = found->second;
@@ -91,27 +90,27 @@ absl::Status Coordinator::CheckMayOrder(const std::string& name, const Model& mo
   }
   if (model.rolls_back) {
     return absl::UnavailableError(
-        absl::StrCat("heal ", name, ": all nodes go back to a saved step: ask again when they have"));
+        absl::StrCat("heal ", name, ": all nodes are rolling back to a saved step: ask again when they are done"));
   }
   const std::optional<ModelReport>& report = model.reports[donor];
   if (model.running) {
     if (Has(model.active, donor)) return absl::OkStatus();
-    return absl::FailedPreconditionError(absl::StrCat("heal ", name, ": a node that takes part in the epoch that runs ",
-                                                      "expected, ", node,
-                                                      " does not: end that training first, whose state is given up"));
+    return absl::FailedPreconditionError(
+        absl::StrCat("heal ", name, ": ", node,
+                     " takes no part in the running epoch: ", "end that training first, whose state is given up"));
   }
-  // What it said before the last epoch tells nothing.
+  // A report from before the last epoch does not count.
   if (!report.has_value() || !model.is_new[donor]) return NotThereError(name, node);
-  if (!report->lost.ok()) return NoStateError(name, node, absl::StrCat("it has none: ", report->lost.message()));
+  if (!report->lost.ok()) return NoStateError(name, node, report->lost.message());
   if (report->fresh) {
     return NoStateError(name, node, "it has initial values: to begin anew delete the model on every node");
   }
   for (int other = 0; other < members_.nodes(); ++other) {
     const std::optional<ModelReport>& one = model.reports[other];
     if (!one.has_value() || one->shard_size == 0 || one->spec_fingerprint == report->spec_fingerprint) continue;
-    return absl::FailedPreconditionError(
-        absl::StrCat("heal ", name, ": one spec on all nodes expected, got another one on ", NodeName(members_, other),
-                     " than on ", node, ": delete the model there, and create it with the same spec"));
+    return absl::FailedPreconditionError(absl::StrCat("heal ", name, ": want the spec of ", node,
+                                                      " on all nodes, got another one on ", NodeName(members_, other),
+                                                      ": delete the model there, and create it with the same spec"));
   }
   return absl::OkStatus();
 }
@@ -119,7 +118,7 @@ absl::Status Coordinator::CheckMayOrder(const std::string& name, const Model& mo
 NodeState Coordinator::StateOf(const Model& model, int node, int donor) const {
   const std::optional<ModelReport>& report = model.reports[node];
   const int64_t last_commit = model.book.last_commit_number();
-  // Those who train have what the last commit has left, and so have those who have trained and not said more yet.
+  // Nodes that train, or have trained and not reported since, have the state of the last commit.
   if (Has(model.active, node) && members_.present(node) && !model.history_id.empty() &&
       (model.running || !model.is_new[node])) {
     const bool is_same = model.running || (model.reports[donor]->history_id == model.history_id &&
@@ -142,7 +141,7 @@ NodeState Coordinator::StateOf(const Model& model, int node, int donor) const {
 }
 
 void Coordinator::CheckOrder(const std::string& name, Model& model, int node) {
-  // What one that takes part says now was said before the epoch began.
+  // A report of a node that takes part is older than the epoch.
   if (!IsOrderedDonor(model, node) || (model.running && Has(model.active, node))) return;
   if (model.reports[node].has_value() && model.healing_order->IsOf(*model.reports[node])) return;
   EndOrder(name, model, "the node has another state now, or none");
@@ -158,7 +157,7 @@ void Coordinator::BeginByOrder(const std::string& name, Model& model, const std:
   model.healing_order->Begin(model.last_epoch, history_id);
   for (const Healing& healing : healings) {
     const ModelReport& before = *model.reports[healing.receiver];
-    Log(LogLevel::kWarning, "a state is given up by order",
+    Log(LogLevel::kWarning, "state given up by a healing order",
         {{"model", name},
          {"epoch", absl::StrCat(model.last_epoch)},
          {"node", absl::StrCat(healing.receiver)},
@@ -184,7 +183,7 @@ void Coordinator::EndOrder(const std::string& name, Model& model, absl::string_v
 
 absl::StatusOr<HealingAnswer> Cluster::OrderHealing(absl::string_view model, int) {
   return absl::FailedPreconditionError(
-      absl::StrCat("heal ", model, ": a call to node 0 expected, which begins epochs, ", "got one to node ", node()));
+      absl::StrCat("heal ", model, ": want a call to node 0, which begins epochs, got one to node ", node()));
 }
 
 }  // namespace paramshard::server

@@ -27,22 +27,22 @@ constexpr char kSuffix[] = ".decisions";
 constexpr char kNewSuffix[] = ".decisions.new";
 constexpr char kLockName[] = "lock";
 
-// Room for names, and for the device counts of a thousand nodes. Client states may need more.
+// Smallest size of a copy: room for names and for the device counts of a thousand nodes. Client states may need more.
 constexpr int64_t kLeastCopyBytes = 16384;
 constexpr int kCopies = 2;
 constexpr int64_t kMostFileBytes = int64_t{1} << 30;
 
 constexpr char kWithoutIt[] =
-    "the disk has lost what was on it. Without the file daemons may stay in doubt of a commit: remove it to go on";
+    "the disk has lost data. Without the file daemons may stay in doubt of a commit: remove it to go on";
 
-// A copy begins with this, little-endian, as the machine is.
+// First bytes of a copy, little-endian as the machine.
 struct CopyHeader {
   uint32_t payload_bytes = 0;
   uint32_t crc = 0;  // CRC-32C of the payload
 };
 
-// Ends the file: the last copy that is known to be on the disk. It is written behind that copy, so that a copy which it
-// names was whole once. Zero in files of an older version.
+// Last bytes of the file: the last copy that is known to be on the disk. Written after that copy, so that a marked copy
+// was whole once. Zero in files of an older version.
 struct Mark {
   int64_t sequence = 0;
   uint32_t crc = 0;  // CRC-32C of the sequence
@@ -59,7 +59,7 @@ absl::Span<const uint8_t> BytesOf(const Mark& mark) {
   return absl::MakeConstSpan(reinterpret_cast<const uint8_t*>(&mark), sizeof(mark));
 }
 
-// Nothing where the copy is torn, or was never written.
+// Returns nothing if the copy is torn or was never written.
 std::optional<v1::KeptEpoch> ReadCopy(absl::string_view bytes) {
   CopyHeader header;
   if (bytes.size() < sizeof(header)) return std::nullopt;
@@ -73,7 +73,7 @@ std::optional<v1::KeptEpoch> ReadCopy(absl::string_view bytes) {
   return message;
 }
 
-// Whether a copy of an older version reaches as far as the mark.
+// Returns true if a copy of an older version reaches into the place of the mark.
 bool ReachesMark(absl::string_view copy) {
   CopyHeader header;
   std::memcpy(&header, copy.data(), sizeof(header));
@@ -91,8 +91,8 @@ absl::StatusOr<NewerCopy> ReadNewer(const std::string& path) {
   const size_t copy_bytes = file.size() / kCopies;
   if (copy_bytes < static_cast<size_t>(kLeastCopyBytes) || !std::has_single_bit(copy_bytes) ||
       file.size() % kCopies != 0) {
-    return absl::DataLossError(absl::StrCat(path, ": ", kCopies, " copies of ", kLeastCopyBytes,
-                                            " bytes each or of a larger power of two expected, got ", file.size(),
+    return absl::DataLossError(absl::StrCat(path, ": want ", kCopies, " copies of ", kLeastCopyBytes,
+                                            " bytes each or of a larger power of two, got ", file.size(),
                                             " bytes: ", kWithoutIt));
   }
   Mark mark;
@@ -118,13 +118,13 @@ absl::StatusOr<NewerCopy> ReadNewer(const std::string& path) {
     return absl::DataLossError(absl::StrCat(path, ": want one whole copy of two, got none: ", kWithoutIt));
   }
   if (is_torn) {
-    // A damaged mark names nothing. It and a copy are not torn by one crash.
+    // A damaged mark names no copy. One crash does not tear both the mark and a copy.
     const bool is_damaged = read.has_mark && (has_mark ? newer->sequence() < mark.sequence : mark.sequence != 0);
     if (is_damaged) {
       return absl::DataLossError(absl::StrCat(path, ": the last copy of decisions fails its checksum, though it was ",
                                               "written whole: ", kWithoutIt));
     }
-    Log(LogLevel::kWarning, "a copy of decisions is torn: the other one counts", {{"path", path}});
+    Log(LogLevel::kWarning, "a copy of decisions is torn, the other copy counts", {{"path", path}});
   }
   read.is_marked = has_mark && mark.sequence == newer->sequence();
   read.message = *std::move(newer);
@@ -194,7 +194,7 @@ absl::StatusOr<Disk::Descriptor> DecisionLog::Lock(DiskCalls* calls, const std::
   absl::StatusOr<Disk::Descriptor> lock = disk.Lock((fs::path(folder) / kLockName).string(), lent);
   if (lock.ok()) return lock;
   return absl::Status(lock.status().code(),
-                      absl::StrCat(lock.status().message(), ": one node 0 has a folder, and no other daemon"));
+                      absl::StrCat(lock.status().message(), ": only one node 0 may use a folder, and no other daemon"));
 }
 
 absl::StatusOr<std::unique_ptr<DecisionLog>> DecisionLog::Open(DiskCalls* calls, const std::string& folder, int lent) {
@@ -209,13 +209,14 @@ absl::Status DecisionLog::Read() {
   std::error_code error;
   for (fs::directory_iterator it(folder_, error), end; !error && it != end; it.increment(error)) {
     const std::string path = it->path().string();
-    // Of a process that died before the file was whole: what stands there was told to nobody.
+    // Left by a process that died before the file was whole: no node was told of its content.
     if (absl::EndsWith(path, kNewSuffix)) RETURN_IF_ERROR(disk_.RemoveFile(path));
     if (!absl::EndsWith(path, kSuffix)) continue;
     ASSIGN_OR_RETURN(const NewerCopy newer, ReadNewer(path));
     const v1::KeptEpoch& message = newer.message;
     if (PathOf(message.model()) != path) {
-      return absl::DataLossError(absl::StrCat(path, ": decisions of that model expected, got those of model ",
+      return absl::DataLossError(absl::StrCat(path,
+                                              ": want decisions of the model in the file's name, got those of model ",
                                               message.model(), ": give the file its name back, or remove it"));
     }
     Kept& kept = kept_[message.model()];
@@ -224,11 +225,11 @@ absl::Status DecisionLog::Read() {
     if (error) break;
     if (!newer.has_mark) continue;
     ASSIGN_OR_RETURN(kept.file, disk_.Reopen(path));
-    // What is told from here on is on the disk.
+    // Nodes are told only what is on the disk.
     if (!newer.is_marked && kept.file->Flush().ok()) WriteMark(kept);
   }
   if (!error) return absl::OkStatus();
-  return absl::UnavailableError(absl::StrCat(folder_, ": a folder that can be read expected: ", error.message()));
+  return absl::UnavailableError(absl::StrCat(folder_, ": failed to read the folder: ", error.message()));
 }
 
 std::string DecisionLog::PathOf(absl::string_view model) const {
@@ -269,7 +270,7 @@ absl::Status DecisionLog::Decide(const std::string& model, int64_t commit_number
                                  std::vector<std::string> client_states) {
   Content next = kept_.at(model).content;
   next.epoch.commit_number = commit_number;
-  // Orders of saves are of the moment.
+  // Save orders are not kept.
   next.epoch.last_decision = {
       .epoch = next.epoch.epoch,
       .commit_number = commit_number,
@@ -311,7 +312,7 @@ absl::Status DecisionLog::Write(Content next) {
     kept.content = std::move(next);
     return written;
   }
-  // Whatever of it has reached the disk was told to nobody.
+  // No node was told of the part that has reached the disk.
   if (kept.content.epoch.model.empty()) {
     kept_.erase(next.epoch.model);
   } else {
@@ -323,8 +324,8 @@ absl::Status DecisionLog::Write(Content next) {
 void DecisionLog::TakeBack(Kept& kept, bool was_in_place) {
   std::optional<Disk::File> file = std::exchange(kept.file, std::nullopt);
   if (Replace(kept, kept.content).ok() || !was_in_place) return;
-  // Over the copy that failed, and with its number. A disk that refuses this too may hold it: whoever reads it there
-  // finds all who have voted without that commit.
+  // Overwrite the failed copy, with its number. If the disk refuses this too it may hold the failed copy, but all
+  // voters of that commit are found without it.
   const std::vector<uint8_t> copy = CopyOf(kept.content, kept.sequence);
   if (file->WriteAt(kept.sequence % kCopies * kept.copy_bytes, copy).ok()) file->Flush().IgnoreError();
 }
@@ -337,7 +338,7 @@ absl::Status DecisionLog::WriteCopy(Kept& kept, absl::Span<const uint8_t> copy) 
   return absl::OkStatus();
 }
 
-// Without a mark a copy that is damaged later is taken for a torn one. The next flush takes it to the disk.
+// Without a mark, a copy that is damaged later is taken for a torn one. The next flush writes the mark to the disk.
 void DecisionLog::WriteMark(Kept& kept) {
   const Mark mark = MarkOf(kept.sequence);
   kept.file->WriteAt(kCopies * kept.copy_bytes - kMarkBytes, BytesOf(mark)).IgnoreError();
@@ -353,12 +354,12 @@ absl::Status DecisionLog::Replace(Kept& kept, const Content& content) {
   const int64_t copy_bytes = std::max<int64_t>(kLeastCopyBytes, 2 * std::bit_ceil(copy.size()));
   std::vector<uint8_t> bytes(kCopies * copy_bytes);
   std::copy(copy.begin(), copy.end(), bytes.begin() + sequence % kCopies * copy_bytes);
-  // The file has its name when it is whole.
+  // The file gets its name when it is whole.
   const Mark mark = MarkOf(sequence);
   std::copy_n(BytesOf(mark).begin(), kMarkBytes, bytes.end() - kMarkBytes);
   absl::StatusOr<Disk::File> file = MakeFile(new_path, path, bytes);
   if (!file.ok()) {
-    disk_.RemoveFile(new_path).IgnoreError();  // it takes room
+    disk_.RemoveFile(new_path).IgnoreError();  // frees its space
     return file.status();
   }
   kept.sequence = sequence;

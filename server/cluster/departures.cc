@@ -33,7 +33,7 @@ absl::Status Departures::End(int ranks) const {
   bool more = false;
   for (const auto& [node, progress] : progress_) {
     if (progress.command < first->command_count) return absl::OkStatus();
-    // A node that has carried out a later command was told of another last one before.
+    // A node that has carried out a later command was told of a later last command before.
     more = more || progress.more || progress.command > first->command_count;
   }
   return more ? first->why : absl::OkStatus();

@@ -1,4 +1,4 @@
-// The ranks that have detached from one epoch, and when the epoch ends for it.
+// Ranks that have detached from an epoch, and the end of the epoch that follows.
 #ifndef PARAMSHARD_SERVER_CLUSTER_DEPARTURES_H_
 #define PARAMSHARD_SERVER_CLUSTER_DEPARTURES_H_
 
@@ -11,25 +11,25 @@
 
 namespace paramshard::server {
 
-// The first command that some rank does not send is the last one of the epoch: what comes before it is carried out on
-// every node, and what comes behind it on none. Not thread-safe.
+// The epoch ends with the last command that every rank has sent: all commands up to it are carried out on every node,
+// later ones on none. Not thread-safe.
 class Departures {
  public:
-  // Of the nodes that take part.
+  // `nodes` are the nodes that take part.
   explicit Departures(const std::vector<int>& nodes = {}) {
     for (const int node : nodes) progress_[node] = {};
   }
 
-  // The rank has sent its `command_count`-th command and sends no other. Whether last_command() is another by now.
+  // Notes that the rank sends no command after its `command_count`-th. Returns true if last_command() has changed.
   bool Add(int rank, int64_t command_count, const absl::Status& why);
-  // The node has carried out all commands up to this one; `more`: one of its ranks has sent a later one. Ignored of one
-  // that takes no part.
+  // Notes that the node has carried out all commands up to `command`; `more`: one of its ranks has sent a later one.
+  // Ignores a node that takes no part.
   void AddProgress(int node, int64_t command, bool more);
 
   // The last command that all ranks send; unset while none has detached.
   std::optional<int64_t> last_command() const;
-  // Why the epoch ends: OK until all `ranks` of the epoch have detached, or one waits for what another does not send
-  // and everything before that is carried out on every node.
+  // Returns why the epoch ends. OK until all `ranks` of the epoch have detached, or until a rank waits for a command
+  // that another does not send and every node has carried out all commands before it.
   absl::Status End(int ranks) const;
 
  private:

@@ -21,7 +21,7 @@ DiskWatch::~DiskWatch() {
   if (thread_.joinable()) thread_.join();
 }
 
-// Calls do not wake it: most are over before it would look.
+// Calls do not wake the thread: most end before it would look.
 void DiskWatch::Run() {
   absl::MutexLock lock(&mu_);
   while (!stopped_) {

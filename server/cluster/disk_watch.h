@@ -1,4 +1,4 @@
-// A disk that does not answer keeps its callers waiting, who can say nothing: somebody else says it for them.
+// Warning about a disk that does not answer: its callers are blocked and cannot log it themselves.
 #ifndef PARAMSHARD_SERVER_CLUSTER_DISK_WATCH_H_
 #define PARAMSHARD_SERVER_CLUSTER_DISK_WATCH_H_
 
@@ -17,14 +17,14 @@
 
 namespace paramshard::server {
 
-// Logs a warning when a call has lasted for longer than its patience, and again each time that passes. Thread-safe.
+// Logs a warning when a call has lasted longer than the patience, and again after each such time. Thread-safe.
 class DiskWatch {
  public:
   // `what` names the folder and what waits for it. RESOURCE_EXHAUSTED no thread.
   static absl::StatusOr<std::unique_ptr<DiskWatch>> Start(std::string what, absl::Duration patience = absl::Seconds(5));
   ~DiskWatch();
 
-  // A call, until the end of this object. One at a time.
+  // Scope of a call. At most one at a time.
   class Call {
    public:
     explicit Call(DiskWatch* watch) : watch_(*watch) { watch_.SetBegin(SteadyNow()); }
@@ -50,7 +50,7 @@ class DiskWatch {
   absl::Mutex mu_;
   SteadyCondVar changed_;
   bool stopped_ ABSL_GUARDED_BY(mu_) = false;
-  std::optional<SteadyTime> begin_ ABSL_GUARDED_BY(mu_);  // of the call under way
+  std::optional<SteadyTime> begin_ ABSL_GUARDED_BY(mu_);  // of the call in progress
   std::thread thread_;
 };
 

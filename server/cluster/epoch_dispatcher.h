@@ -1,4 +1,4 @@
-// Tells a listener what becomes of epochs, from a thread of its own.
+// Thread that tells a listener the news of epochs.
 #ifndef PARAMSHARD_SERVER_CLUSTER_EPOCH_DISPATCHER_H_
 #define PARAMSHARD_SERVER_CLUSTER_EPOCH_DISPATCHER_H_
 
@@ -15,20 +15,20 @@
 
 namespace paramshard::server {
 
-// Thread-safe. News without a listener wait for one, and news before Start for that.
+// Thread-safe. News wait until there is a listener and Start was called.
 class EpochDispatcher {
  public:
   EpochDispatcher() = default;
-  // Waits for a call in progress; news that are left are dropped.
+  // Waits for a call in progress and drops the remaining news.
   ~EpochDispatcher();
 
-  // Once, before the listener is set. RESOURCE_EXHAUSTED no thread.
+  // Called once, before the listener is set. RESOURCE_EXHAUSTED no thread.
   absl::Status Start();
 
-  // Waits for a call in progress: not to be called by the listener.
+  // Waits for a call in progress. Must not be called from the listener.
   void SetListener(EpochListener* listener);
 
-  // These return at once; the listener's calls come in their order.
+  // News, in the order in which the listener hears them. Return at once.
   void EpochStart(const std::string& model, const server::EpochStart& start);
   void LastCommand(const std::string& model, int64_t epoch, int64_t command);
   void CommandsWanted(const std::string& model, int64_t epoch, const CommandsThrough& unless);

@@ -1,4 +1,4 @@
-// A person's word on which node has the right state of a model.
+// A person's decision which node has the right state of a model.
 #ifndef PARAMSHARD_SERVER_CLUSTER_HEALING_ORDER_H_
 #define PARAMSHARD_SERVER_CLUSTER_HEALING_ORDER_H_
 
@@ -12,36 +12,36 @@
 
 namespace paramshard::server {
 
-// It is about the state that the donor had when it was given, and what the donor has made of that since. Not thread-safe.
+// Holds for the state that the donor had when the order was given, and for later states made from it. Not thread-safe.
 class HealingOrder {
  public:
-  // `history_id` and `commit_number` are of the donor's state.
+  // `history_id` and `commit_number` describe the donor's state.
   HealingOrder(int donor, std::string history_id, int64_t commit_number)
       : donor_(donor), histories_({std::move(history_id)}), commit_number_(commit_number) {}
 
   int donor() const { return donor_; }
-  // Whether that is what the donor reports.
+  // Returns true if the donor reports the ordered state.
   bool IsOf(const ModelReport& report) const;
 
-  // The person was shown that the node has this state, or none, which is given up.
+  // Notes that the person was shown this state of a node, or that it has none, and gives it up.
   void Show(const NodeState& state);
-  // Whether what the node reports is what was shown, or no state: nobody has said that any other one is to be given up.
+  // Returns true if the node reports the shown state or none: the order gives up no other state.
   bool MayGiveUp(int node, const ModelReport& report) const;
-  // Whether another node has the donor's state.
+  // Returns true if another node has the donor's state.
   bool HasTwin() const;
-  // Whether all those take part whose states are to be given up.
+  // Returns true if all nodes whose states are to be given up take part.
   bool IsFor(const std::vector<int>& active) const;
 
-  // An epoch begins by it, in which all have the state under this history.
+  // Notes that an epoch begins by this order, in which all nodes have the state under this history.
   void Begin(int64_t epoch, const std::string& history_id);
-  // The last one of these; 0: none.
+  // The last epoch that began by this order; 0: none.
   int64_t epoch() const { return epoch_; }
-  // Whether such an epoch has given the state this history, and nobody has made a commit since.
+  // Returns true if such an epoch gave the reported state its history, and there was no commit since.
   bool HasBegun(const ModelReport& report) const;
 
  private:
   int donor_;
-  std::vector<std::string> histories_;  // that the state had, the last one at the end
+  std::vector<std::string> histories_;  // of the state, in order
   int64_t commit_number_;
   std::map<int, NodeState> shown_;  // by node
   int64_t epoch_ = 0;

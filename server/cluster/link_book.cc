@@ -11,7 +11,7 @@ namespace {
 
 constexpr int kMostTimesFirst = 64;
 
-// A node's own word, and so of any length.
+// A node's report, which may have any length.
 std::string EndText(int node, const std::string& address) {
   constexpr size_t kMostBytes = 64;
   return absl::StrCat("node ", node, " (", absl::CEscape(absl::string_view(address).substr(0, kMostBytes)), ")");

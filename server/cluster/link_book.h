@@ -1,4 +1,4 @@
-// The links between daemons' data addresses that are cut, and who is left out because of them.
+// Cut links between daemons' data addresses, and the nodes that are left out because of them.
 #ifndef PARAMSHARD_SERVER_CLUSTER_LINK_BOOK_H_
 #define PARAMSHARD_SERVER_CLUSTER_LINK_BOOK_H_
 
@@ -19,28 +19,27 @@ namespace paramshard::server {
 // "node 1 (10.9.0.11) and node 2 (10.9.0.12)", the lower node first.
 std::string LinkText(int node, const BadLink& link);
 
-// Daemons say which links were bad. The nodes of a smallest cover of them are left out for a stay, and then tried again:
-// what was bad of theirs is forgotten, and said again where it still is. A stay is as long as the first one, or twice as
-// long as the last one where the node has not taken part for as long as that since; up to 64 times the first. Not
-// thread-safe.
+// Daemons report bad links. The nodes of a smallest cover of these links are left out for a stay and then tried again:
+// their bad links are forgotten, and reported again if they are still bad. A stay is as long as the first one; or twice
+// as long as the last one, up to 64 times the first, if the node has not worked for that long since. Not thread-safe.
 class LinkBook {
  public:
   static constexpr absl::Duration kLinkAge = absl::Minutes(1);
 
   explicit LinkBook(absl::Duration first_stay) : first_stay_(first_stay) {}
 
-  // Said by the node.
+  // Notes a bad link that the node reports.
   void Add(int node, const BadLink& link, SteadyTime now);
-  // Leaves out whom the links that are bad now tell to, from now on, and lets those in who are innocent.
+  // Leaves out the nodes of a smallest cover of the links that are bad now, and lets all others in.
   void LeaveOut(SteadyTime now);
-  // Tries those again who were left out for long enough, and forgets links that nobody has named for kLinkAge, unless
-  // somebody is left out because of them.
+  // Ends stays that are over, and forgets links that were not reported for kLinkAge, unless a node is left out because
+  // of them.
   void TryAgain(SteadyTime now);
-  // When the next one has been left out for long enough; unset: nobody is left out.
+  // Returns when the next stay ends; unset: no node is left out.
   std::optional<SteadyTime> NextTry() const;
-  // These nodes have made a step together.
+  // Notes that these nodes have made a step together.
   void Worked(const std::vector<int>& nodes, SteadyTime now);
-  // The node is lost, or another daemon has taken its place.
+  // Forgets a node that is lost, or whose place another daemon has taken.
   void Forget(int node);
 
   // Ascending.
@@ -56,9 +55,9 @@ class LinkBook {
   };
   struct Record {
     bool is_left_out = false;
-    SteadyTime until;  // it is left out
+    SteadyTime until;  // end of the stay
     absl::Duration stay;
-    bool has_worked = false;  // since
+    bool has_worked = false;  // since the stay
     SteadyTime worked_at;
   };
 
@@ -66,7 +65,7 @@ class LinkBook {
   bool HasBadLink(int node) const;
 
   const absl::Duration first_stay_;
-  std::map<Edge, Bad> bad_;        // by their nodes, the lower first
+  std::map<Edge, Bad> bad_;        // by the link's nodes, the lower first
   std::map<int, Record> records_;  // of nodes that were left out
 };
 

@@ -22,12 +22,11 @@ void Membership::SetDeviceCounts(const std::vector<int>& counts) {
 
 absl::Status Membership::Join(int node, int device_count) {
   if (node < 0 || node >= nodes()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("join node ", node, ": a node number in 0..", nodes() - 1, " expected"));
+    return absl::InvalidArgumentError(absl::StrCat("join node ", node, ": want a node number in 0..", nodes() - 1));
   }
   if (device_count < 1 || device_count > kMaxShardSize) {
     return absl::InvalidArgumentError(
-        absl::StrCat("join node ", node, ": 1 to ", kMaxShardSize, " devices expected, got ", device_count));
+        absl::StrCat("join node ", node, ": want 1 to ", kMaxShardSize, " devices, got ", device_count));
   }
   if (present_[node]) {
     return absl::AlreadyExistsError(
@@ -35,7 +34,7 @@ absl::Status Membership::Join(int node, int device_count) {
   }
   if (sized_ && device_counts_[node] != device_count) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "join node ", node, ": as many --device expected as before, ", device_counts_[node], ", got ", device_count,
+        "join node ", node, ": want ", device_counts_[node], " --device as before, got ", device_count,
         "; give it those, or start all daemons of the world again, node 0 with an empty --state-dir if it has one"));
   }
   device_counts_[node] = device_count;
@@ -78,8 +77,8 @@ absl::Status MissingNodesError(const std::vector<int>& device_counts, absl::Dura
   for (size_t node = 0; node < device_counts.size(); ++node) {
     if (device_counts[node] == 0) missing.push_back(static_cast<int>(node));
   }
-  return absl::DeadlineExceededError(absl::StrCat("join the world: ", device_counts.size(), " nodes expected within ",
-                                                  absl::FormatDuration(timeout), ", missing: node ",
+  return absl::DeadlineExceededError(absl::StrCat("join the world: timed out after ", absl::FormatDuration(timeout),
+                                                  " waiting for ", device_counts.size(), " nodes, missing: node ",
                                                   absl::StrJoin(missing, ", node ")));
 }
 

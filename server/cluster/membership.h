@@ -1,4 +1,4 @@
-// The membership of a world: the nodes that are here, and the ranks that each of them serves.
+// The membership of a world: the nodes that are present, and the ranks that each of them serves.
 #ifndef PARAMSHARD_SERVER_CLUSTER_MEMBERSHIP_H_
 #define PARAMSHARD_SERVER_CLUSTER_MEMBERSHIP_H_
 
@@ -21,7 +21,7 @@ struct RankRange {
   bool Contains(int rank) const { return begin <= rank && rank < end; }
 };
 
-// Not thread-safe. Once every node has been here the device counts are fixed: a node that comes back must have as many.
+// Not thread-safe. Device counts are fixed once every node has joined: a node that comes back must have as many.
 class Membership {
  public:
   explicit Membership(int nodes);
@@ -30,25 +30,25 @@ class Membership {
   // 0 for a node whose count is not known.
   const std::vector<int>& device_counts() const { return device_counts_; }
 
-  // INVALID_ARGUMENT a number or count that does not fit; ALREADY_EXISTS the node is here.
+  // INVALID_ARGUMENT a number or count that does not fit; ALREADY_EXISTS the node is present.
   absl::Status Join(int node, int device_count);
   void Leave(int node);
-  // The node is as good as lost: it is here, and has to stay as one that was lost now.
+  // Counts a loss of a node that is present: it has to stay as if it had come back now.
   void CountLoss(int node);
-  // What another coordinator of this world knew: then it is sized before all have been here. Requires a count above 0 of
-  // every node.
+  // Sets the counts that another coordinator of this world knew, so that the world is sized before all nodes have
+  // joined. Requires a count above 0 for every node.
   void SetDeviceCounts(const std::vector<int>& counts);
 
   bool present(int node) const { return present_[node]; }
   int present_count() const { return static_cast<int>(std::count(present_.begin(), present_.end(), true)); }
-  // Every node is here.
+  // Returns true if every node is present.
   bool complete() const;
-  // When the node came, or was lost, the last time; of one that never came, when this began.
+  // When the node last joined or was lost; for a node that never joined, when this object was made.
   SteadyTime changed_at(int node) const { return changed_at_[node]; }
-  // How often it was lost, since it last was here for kForgiven without a loss.
+  // Losses of the node since it was last present for kForgiven without a loss.
   static constexpr absl::Duration kForgiven = absl::Hours(1);
   int64_t losses(int node) const { return losses_[node]; }
-  // Every node has been here, so that ranks are known.
+  // True once every node has joined, so that ranks are known.
   bool sized() const { return sized_; }
 
   // Requires sized().
@@ -63,13 +63,13 @@ class Membership {
   std::vector<SteadyTime> changed_at_;
   std::vector<int64_t> losses_;
   bool sized_ = false;
-  std::vector<int> first_ranks_;  // by node, and the world's size behind; once it is sized
+  std::vector<int> first_ranks_;  // by node, followed by the world's size; valid if sized_
 };
 
-// "node 1 (ranks 2..3)", or "node 1" when the ranks are not known.
+// Returns "node 1 (ranks 2..3)", or "node 1" if the ranks are not known.
 std::string NodeName(const Membership& members, int node);
 
-// Says whether the count of every node is known.
+// Returns true if the count of every node is known.
 bool IsSized(const std::vector<int>& device_counts);
 
 // DEADLINE_EXCEEDED naming the nodes that have 0 in `device_counts`.

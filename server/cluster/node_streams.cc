@@ -43,9 +43,9 @@ absl::Status NodeStreams::TakePlace(const Stream& stream) {
       return absl::AlreadyExistsError(absl::StrCat("join node ", stream.node, ": a live daemon has this node number, ",
                                                    other->peer, "; give each daemon a --node of its own"));
     }
-    // Where it has gone on with another stream meanwhile, that one is asked.
+    // If the process has moved to another stream meanwhile, the probe goes there.
     if (other->is_over) continue;
-    Log(LogLevel::kWarning, "a daemon that does not answer gives way to another one",
+    Log(LogLevel::kWarning, "replaced a daemon that does not answer",
         {{"node", absl::StrCat(stream.node)}, {"peer", other->peer}, {"by", stream.peer}});
     displaced_[stream.node] = other->incarnation;
     other->sink->OnStop();
@@ -75,7 +75,7 @@ absl::Status NodeStreams::GoOn(const StreamPtr& stream) {
   const StreamPtr before = FindBefore(*stream);
   if (before == nullptr) {
     return absl::FailedPreconditionError(absl::StrCat("join node ", stream->node, ": connection ", stream->connection,
-                                                      " is to go on where another one of the same process ends, and "
+                                                      " is to continue another connection of its process, but "
                                                       "there is none: join anew"));
   }
   RETURN_IF_ERROR(coordinator_->Move(stream->node, stream->connection, stream->sink));
@@ -84,7 +84,7 @@ absl::Status NodeStreams::GoOn(const StreamPtr& stream) {
   if (before->is_moved) return absl::OkStatus();
   EndLocked(*stream);
   return absl::UnavailableError(absl::StrCat("join node ", stream->node, ": connection ", before->connection,
-                                             " has broken before everything on it was read: join anew"));
+                                             " broke before all of it was read: join anew"));
 }
 
 bool NodeStreams::End(Stream& stream, bool is_moved) {

@@ -12,7 +12,7 @@ namespace {
 
 constexpr int kFirstPauseMilliseconds = 20;
 constexpr int kLongestPauseMilliseconds = 500;
-// For a connection with its handshake: a node 0 that many daemons come back to at once has much to compute.
+// Timeout of a connection with its handshake: a node 0 to which many daemons come back at once has much to compute.
 constexpr int kConnectMilliseconds = 5000;
 
 grpc::ChannelArguments ArgumentsOfLink() {
@@ -20,7 +20,7 @@ grpc::ChannelArguments ArgumentsOfLink() {
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, kFirstPauseMilliseconds);
   arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kConnectMilliseconds);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, kLongestPauseMilliseconds);
-  // A daemon reaches its node 0 directly, and not over a connection that something else in the process has opened.
+  // A daemon reaches its node 0 over a connection of its own, shared with nothing else in the process.
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   SetKeepalive(arguments);
@@ -31,7 +31,7 @@ grpc::ChannelArguments ArgumentsOfLink() {
 
 std::shared_ptr<NodeZeroLink> MakeNodeZeroLink(const RemoteOptions& options) {
   auto link = std::make_shared<NodeZeroLink>();
-  // Before the credentials, which read the files again: a certificate that comes in between is another one than this.
+  // Read before the credentials, which read the files again: a certificate that comes in between differs from this one.
   if (options.own_certificate != nullptr) {
     const absl::StatusOr<tls::Certificate> certificate = options.own_certificate();
     if (certificate.ok()) link->certificate = certificate->fingerprint;

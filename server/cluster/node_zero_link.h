@@ -13,16 +13,16 @@ namespace paramshard::server {
 
 struct RemoteOptions;
 
-// What calls to node 0 are made with. Whoever has a call under way holds the link: the connection closes with the last
-// one.
+// Channel and stub for calls to node 0. Each call in progress holds the link, so that the connection closes after the
+// last call.
 struct NodeZeroLink {
-  std::string certificate;  // its fingerprint; empty where none was read
+  std::string certificate;  // fingerprint; empty if none was read
   std::shared_ptr<grpc::Channel> channel;
   std::unique_ptr<v1::ClusterService::Stub> stub;
 };
 
-// Reads the certificate that is there now, and connects with it, or a later one, when the link is used. Never connects
-// over what another link has opened.
+// Reads the current certificate. The link connects when it is used, with this certificate or a later one, and never
+// over another link's connection.
 std::shared_ptr<NodeZeroLink> MakeNodeZeroLink(const RemoteOptions& options);
 
 }  // namespace paramshard::server

@@ -39,7 +39,7 @@ using JoinWriter = StreamWriter<JoinStream, v1::JoinRequest>;
 
 constexpr absl::Duration kFirstPause = absl::Milliseconds(20);
 constexpr absl::Duration kLongestPause = absl::Milliseconds(500);
-// Of a daemon whose place another one has taken.
+// Pause between attempts of a daemon whose place another daemon has taken.
 constexpr absl::Duration kDisplacedPause = absl::Seconds(5);
 // How long one attempt to join waits for the connection.
 constexpr absl::Duration kConnectWait = absl::Milliseconds(200);
@@ -47,20 +47,20 @@ constexpr absl::Duration kConnectWait = absl::Milliseconds(200);
 constexpr absl::Duration kPutWait = absl::Seconds(5);
 // How long one GetValue call waits: a value may take as long as the start of an epoch.
 constexpr absl::Duration kValueWait = absl::Seconds(30);
-// How long node 0 may take to say who is missing.
+// How long node 0 may take to name the missing nodes.
 constexpr absl::Duration kQuestionWait = absl::Seconds(2);
-// Of more nodes no node 0 speaks.
+// Largest number of nodes accepted from node 0.
 constexpr int kMostNodes = 1 << 20;
 // How much longer a call may take than the wait that it asks for.
 constexpr absl::Duration kCallSlack = absl::Seconds(2);
 
-// Node 0 will not change its mind.
+// Returns true if another attempt would be refused too.
 bool IsRefusal(const absl::Status& status) {
   return absl::IsAlreadyExists(status) || absl::IsInvalidArgument(status) || absl::IsFailedPrecondition(status) ||
          absl::IsPermissionDenied(status) || absl::IsUnimplemented(status);
 }
 
-// The connection has ended before the answer came, whatever became of the call.
+// Returns true if the connection ended before the answer came.
 bool IsCutOff(const absl::Status& status) { return absl::IsUnavailable(status) || absl::IsCancelled(status); }
 
 absl::uint128 DrawIncarnation() {
@@ -68,7 +68,7 @@ absl::uint128 DrawIncarnation() {
   return absl::MakeUint128(random(), random());
 }
 
-// The coordinator's own word on a vote; any other error leaves the node in doubt.
+// Returns true if the status is the coordinator's answer to a vote; any other error leaves the node in doubt.
 bool IsRefusedVote(const absl::Status& status) {
   return absl::IsAborted(status) || absl::IsFailedPrecondition(status) || absl::IsInvalidArgument(status) ||
          absl::IsDataLoss(status);
@@ -79,7 +79,7 @@ class RemoteCluster final : public Cluster {
   explicit RemoteCluster(const RemoteOptions& options);
   ~RemoteCluster() override;
 
-  // Once, before anything else.
+  // Called once, first.
   absl::Status Start();
 
   // Waits until node 0 has accepted or refused this node.
@@ -112,14 +112,14 @@ class RemoteCluster final : public Cluster {
   absl::StatusOr<v1::GetValueResponse> Get(v1::GetValueRequest request, absl::Duration timeout);
 
  private:
-  // A vote that waits, or a question about one. Forget ends it.
+  // A waiting vote, or a query about a commit. Forget ends it.
   struct Ballot {
     std::string model;
     int64_t commit_number = 0;
     bool forgotten = false;  // guarded by mu_
   };
 
-  // A call that Stop cancels, and Forget where it is that of a ballot.
+  // A call that Stop cancels; Forget too, if it belongs to a ballot.
   class Call {
    public:
     Call(RemoteCluster& cluster, absl::Duration timeout, const Ballot* ballot = nullptr);
@@ -130,12 +130,12 @@ class RemoteCluster final : public Cluster {
     RemoteCluster& cluster_;
   };
 
-  // A stream to node 0, and what it takes. Ended before it is destroyed.
+  // A stream to node 0 and its resources. Ended before it is destroyed.
   struct Stream {
     Stream(RemoteCluster& cluster, std::shared_ptr<NodeZeroLink> stream_link, int64_t number)
         : link(std::move(stream_link)), connection(number), call(cluster, absl::InfiniteDuration()) {}
 
-    // Waits for node 0 to end it.
+    // Waits until node 0 has ended the stream.
     absl::Status End() {
       writer.reset();
       return FromGrpcStatus(stream->Finish());
@@ -154,41 +154,41 @@ class RemoteCluster final : public Cluster {
   using StreamPtr = std::unique_ptr<Stream>;
 
   void Run();
-  // Joins, and stays until the stream breaks; says why it did.
+  // Joins and serves the stream until it breaks. Returns why it broke.
   absl::Status RunStream();
-  // Hello is said.
+  // Opens a stream and sends the hello.
   absl::StatusOr<StreamPtr> OpenStream(std::shared_ptr<NodeZeroLink> link, bool goes_on);
   void Begin(Stream& stream);
-  // Takes what comes until the stream is over. The number of the connection on which it goes on, if it does.
+  // Takes messages until the stream ends. Returns the number of the connection on which it goes on, if any.
   std::optional<int64_t> Read(Stream& stream);
   void Close();
-  // Of a certificate that is no older than that in the files.
+  // Returns a link whose certificate is not older than the one in the files.
   std::shared_ptr<NodeZeroLink> FreshLink();
   std::shared_ptr<NodeZeroLink> link() const;
-  // Why a daemon whose certificate has ended is not heard any more.
+  // Adds to `why` that this daemon's certificate has ended, if so.
   absl::Status WithCertificate(const absl::Status& why) const;
 
   // Renewed certificates.
   void RunRenewals();
-  // Opens a stream that goes on where the one that is open now ends, if another certificate is there.
+  // If there is another certificate, opens a stream that continues the current one.
   void Renew();
   void LogRefused(const absl::Status& why);
   void LogDisplaced(const absl::Status& why);
-  // Node 0 has taken it.
+  // Notes that node 0 has accepted the next stream.
   absl::StatusOr<StreamPtr> OpenNext(std::shared_ptr<NodeZeroLink> link);
-  // Null where it has broken.
+  // Returns the next stream; null if it broke.
   StreamPtr AwaitNext(int64_t connection);
-  // From now on this node speaks on the other stream.
+  // Sends this node's messages on the other stream from now on.
   void Move(Stream& from, Stream& to);
 
   void Take(const v1::JoinResponse& response);
   void TakeWelcome(const v1::Welcome& welcome) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // DEADLINE_EXCEEDED naming who is missing, if node 0 says so.
+  // DEADLINE_EXCEEDED naming the missing nodes, if node 0 names them.
   absl::Status MissingError(absl::Duration timeout);
-  // The model's attached trainers must be reported anew.
+  // Forgets the model's attached trainers, which must be reported anew.
   void ForgetAttached(const std::string& model) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Likewise, as its epoch is over. Nothing for one that this node has ended itself: trainers that were reported since
-  // wait for the next one.
+  // The same at the end of an epoch. Does nothing for an epoch that this node has ended itself: trainers reported since
+  // then wait for the next epoch.
   void ForgetEpoch(const std::string& model, int64_t epoch) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void EndRunning(const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // UNAVAILABLE while there is no stream.
@@ -196,17 +196,17 @@ class RemoteCluster final : public Cluster {
   // Drops the message while there is no stream.
   void Send(v1::JoinRequest request) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
-  // False when stopped.
+  // Returns false if stopped.
   bool Pause(absl::Duration pause);
   void ObserveRoundTrip(absl::Duration took, const v1::VoteResponse& response);
-  // One call, which may take so long: nothing when node 0 waits for others.
+  // Makes one call, which may take so long. Returns nothing if node 0 waits for other nodes.
   using AskOnce = absl::FunctionRef<absl::StatusOr<std::optional<CommitDecision>>(grpc::ClientContext& context)>;
-  // Asks until node 0 gives its word, or the doubt has lasted too long.
+  // Asks until node 0 answers, or the doubt has lasted too long.
   absl::StatusOr<CommitDecision> Ask(Ballot ballot, absl::Duration wait, AskOnce ask);
   absl::StatusOr<CommitDecision> Repeat(const Ballot& ballot, absl::Duration wait, AskOnce ask);
-  // False when the vote must not be repeated.
+  // Returns false if the vote must not be repeated.
   bool PauseBallot(const Ballot& ballot, absl::Duration pause);
-  // Says why a vote is not repeated.
+  // Returns why a vote is not repeated.
   absl::Status GivenUpError(const Ballot& ballot);
   absl::Status StoppedError() const;
   std::string CoordinatorName() const { return absl::StrCat("node 0 (", options_.coordinator_address, ")"); }
@@ -217,28 +217,28 @@ class RemoteCluster final : public Cluster {
 
   EpochDispatcher dispatcher_;
   std::thread thread_;    // set by Start, joined by the first Stop
-  std::thread renewals_;  // likewise; of a node with a certificate
+  std::thread renewals_;  // likewise; only of a node with a certificate
   LogThrottle refusals_;  // of certificates
   LogThrottle displacements_;
 
   mutable absl::Mutex mu_;
   SteadyCondVar changed_;
   bool stopped_ ABSL_GUARDED_BY(mu_) = false;
-  absl::Status refused_ ABSL_GUARDED_BY(mu_);  // then nothing is tried again
+  absl::Status refused_ ABSL_GUARDED_BY(mu_);  // if not OK, no further attempt
   absl::Status last_error_ ABSL_GUARDED_BY(mu_);
   std::vector<int> device_counts_ ABSL_GUARDED_BY(mu_);                           // empty before the first welcome
-  std::shared_ptr<NodeZeroLink> link_ ABSL_GUARDED_BY(mu_);                       // that calls are made with
+  std::shared_ptr<NodeZeroLink> link_ ABSL_GUARDED_BY(mu_);                       // of calls
   JoinWriter* writer_ ABSL_GUARDED_BY(mu_) = nullptr;                             // of the stream, while there is one
   int64_t connection_ ABSL_GUARDED_BY(mu_) = 0;                                   // its number, or 0
   int64_t last_connection_ ABSL_GUARDED_BY(mu_) = 0;                              // of all streams
   bool is_renewing_ ABSL_GUARDED_BY(mu_) = false;                                 // the next stream is being opened
-  StreamPtr next_ ABSL_GUARDED_BY(mu_);                                           // that node 0 goes on with
+  StreamPtr next_ ABSL_GUARDED_BY(mu_);                                           // the stream that node 0 continues on
   bool joined_ ABSL_GUARDED_BY(mu_) = false;                                      // node 0 has welcomed the last stream
-  int answers_ ABSL_GUARDED_BY(mu_) = 0;                                          // of node 0, who is here
-  std::map<std::string, ModelReport, std::less<>> reports_ ABSL_GUARDED_BY(mu_);  // said again on every new stream
+  int answers_ ABSL_GUARDED_BY(mu_) = 0;                                          // of node 0 to world questions
+  std::map<std::string, ModelReport, std::less<>> reports_ ABSL_GUARDED_BY(mu_);  // sent again on every new stream
   std::map<std::string, int64_t, std::less<>> running_ ABSL_GUARDED_BY(mu_);      // epochs by model
   std::set<Ballot*> ballots_ ABSL_GUARDED_BY(mu_);
-  std::map<grpc::ClientContext*, const Ballot*> calls_ ABSL_GUARDED_BY(mu_);  // null where it is no ballot's
+  std::map<grpc::ClientContext*, const Ballot*> calls_ ABSL_GUARDED_BY(mu_);  // null if it belongs to no ballot
 };
 
 class RemoteRendezvous final : public Rendezvous {
@@ -348,17 +348,18 @@ bool RemoteCluster::Pause(absl::Duration pause) {
 void RemoteCluster::Run() {
   absl::Duration pause = kFirstPause;
   absl::BitGen random;
-  // Until then node 0 may take the daemon that had this one's number before for one that lives.
+  // Until then node 0 may not have noticed that the daemon that had this node number before is gone.
   const SteadyTime ghosts_end = SteadyDeadline(options_.ghost_timeout);
   do {
     const absl::Status why = WithCertificate(RunStream());
     absl::MutexLock lock(&mu_);
     last_error_ = why;
     if (joined_ && !stopped_) {
-      Log(LogLevel::kWarning, "node 0 is lost: joining the world again", {{"why", std::string(why.message())}});
+      Log(LogLevel::kWarning, "lost node 0, rejoining the cluster", {{"why", std::string(why.message())}});
     }
     EndRunning(why);
-    // Before the first welcome this daemon is not part of the world. Later, an older stream of it may still be known.
+    // Before the first welcome this daemon is not part of the world. Later, node 0 may still know an older stream of
+    // it.
     const bool may_be_ghost = absl::IsAlreadyExists(why) && SteadyNow() < ghosts_end;
     if (device_counts_.empty() && IsRefusal(why) && !may_be_ghost) refused_ = why;
     changed_.SignalAll();
@@ -368,7 +369,7 @@ void RemoteCluster::Run() {
       LogDisplaced(why);
       pause = kDisplacedPause;
     }
-    // Daemons that have lost node 0 at one time do not come back at one time.
+    // Random pauses keep daemons that have lost node 0 together from coming back together.
   } while (Pause(absl::Uniform(random, 0.5, 1.0) * pause));
 }
 
@@ -380,10 +381,10 @@ absl::Status RemoteCluster::RunStream() {
     if (next == nullptr) {
       Close();
       (void)stream->Abandon();
-      return absl::UnavailableError("the connection that a renewed certificate was to be used with has broken");
+      return absl::UnavailableError("the connection for a renewed certificate broke");
     }
     Move(*stream, *next);
-    // Node 0 ends it when it has read all that was said there.
+    // Node 0 ends the stream when it has read all of it.
     (void)Read(*stream);
     (void)stream->End();
     stream = std::move(next);
@@ -393,10 +394,10 @@ absl::Status RemoteCluster::RunStream() {
 }
 
 absl::StatusOr<RemoteCluster::StreamPtr> RemoteCluster::OpenStream(std::shared_ptr<NodeZeroLink> link, bool goes_on) {
-  // Whoever tries again has paused, by the steady clock. The channel's own pause is a timer of gRPC, which waits by the
-  // wall clock: where that is set back it would be as much longer.
+  // Attempts pause by the steady clock. gRPC's own backoff waits by the wall clock, and would last longer by as much as
+  // that is set back.
   grpc::experimental::ChannelResetConnectionBackoff(link->channel.get());
-  // A channel connects only while somebody waits on it: between calls nobody would finish the handshake for seconds.
+  // A channel connects only while a thread waits on it: without this the handshake could take seconds between calls.
   link->channel->WaitForConnected(GrpcDeadline(kConnectWait));
   int64_t connection = 0;
   {
@@ -468,7 +469,7 @@ std::shared_ptr<NodeZeroLink> RemoteCluster::FreshLink() {
   return fresh;
 }
 
-// Node 0 closes the socket, or does not let it open, and says no more.
+// Node 0 closes the socket, or does not accept it, without giving a reason.
 absl::Status RemoteCluster::WithCertificate(const absl::Status& why) const {
   if (why.ok() || options_.own_certificate == nullptr) return why;
   const absl::Status own = options_.own_certificate().status();
@@ -505,7 +506,7 @@ void RemoteCluster::Renew() {
   (void)(*next)->Abandon();  // the stream that it goes on from is gone
 }
 
-// It stood still, and one of the two is too many.
+// This process stood still, and one of the two daemons has to end.
 void RemoteCluster::LogDisplaced(const absl::Status& why) {
   if (const std::optional<int64_t> count = displacements_.Pass(); count.has_value()) {
     Log(LogLevel::kError, "another daemon has taken the place of this one", {{"why", std::string(why.message())}},
@@ -513,11 +514,11 @@ void RemoteCluster::LogDisplaced(const absl::Status& why) {
   }
 }
 
-// It is tried again, and so is the certificate read.
+// The renewal is tried again, with the certificate read anew.
 void RemoteCluster::LogRefused(const absl::Status& why) {
   const std::optional<int64_t> count = refusals_.Pass();
   if (count.has_value()) {
-    Log(LogLevel::kWarning, "no renewed certificate is taken", {{"why", std::string(why.message())}}, *count);
+    Log(LogLevel::kWarning, "failed to load renewed certificate", {{"why", std::string(why.message())}}, *count);
   }
 }
 
@@ -544,10 +545,10 @@ void RemoteCluster::Move(Stream& from, Stream& to) {
     connection_ = to.connection;
     link_ = to.link;
   }
-  Log(LogLevel::kInfo, "a renewed certificate is used", {{"connection", absl::StrCat(to.connection)}});
+  Log(LogLevel::kInfo, "renewed certificate in use", {{"connection", absl::StrCat(to.connection)}});
 }
 
-// What is said.
+// Messages.
 
 void RemoteCluster::Send(v1::JoinRequest request) {
   if (writer_ != nullptr) writer_->Write(std::move(request));
@@ -562,7 +563,7 @@ void RemoteCluster::Take(const v1::JoinResponse& response) {
   } else if (response.has_start()) {
     const v1::EpochStart& start = response.start();
     running_[start.model()] = start.epoch();
-    // What it said before is old with the first commit: it is not said again.
+    // An earlier report is outdated by the epoch's first commit, and is not sent again.
     reports_.erase(start.model());
     dispatcher_.EpochStart(start.model(), EpochStartOf(start));
   } else if (response.has_last_command()) {
@@ -591,9 +592,9 @@ void RemoteCluster::Take(const v1::JoinResponse& response) {
 }
 
 void RemoteCluster::TakeWelcome(const v1::Welcome& welcome) {
-  // A stream begins with one, and others follow on it.
+  // A stream begins with a welcome, and may carry more of them.
   if (!std::exchange(joined_, true) && !device_counts_.empty()) {
-    Log(LogLevel::kInfo, "node 0 has this node again", {});
+    Log(LogLevel::kInfo, "rejoined the cluster", {});
   }
   const bool has_counts = welcome.device_counts_size() == welcome.nodes();
   if (has_counts) ++answers_;
@@ -639,8 +640,9 @@ absl::Status RemoteCluster::AwaitWelcome() {
   }
   if (!refused_.ok()) return refused_;
   if (!device_counts_.empty()) return absl::OkStatus();
-  return absl::UnavailableError(absl::StrCat("join node ", options_.node, ": ", CoordinatorName(), " expected within ",
-                                             absl::FormatDuration(options_.join_timeout), ": ", last_error_.message()));
+  return absl::UnavailableError(absl::StrCat("join node ", options_.node, ": timed out after ",
+                                             absl::FormatDuration(options_.join_timeout), " waiting for ",
+                                             CoordinatorName(), ": ", last_error_.message()));
 }
 
 int RemoteCluster::nodes() const {
@@ -675,9 +677,9 @@ absl::Status RemoteCluster::MissingError(absl::Duration timeout) {
   if (stopped_) return StoppedError();
   if (IsSized(device_counts_)) return absl::OkStatus();
   if (answers_ != before) return MissingNodesError(device_counts_, timeout);
-  return absl::DeadlineExceededError(absl::StrCat("join the world: ", device_counts_.size(), " nodes expected within ",
-                                                  absl::FormatDuration(timeout), ", and ", CoordinatorName(),
-                                                  " does not say which are missing"));
+  return absl::DeadlineExceededError(absl::StrCat("join the world: timed out after ", absl::FormatDuration(timeout),
+                                                  " waiting for ", device_counts_.size(), " nodes, and ",
+                                                  CoordinatorName(), " does not say which are missing"));
 }
 
 // Models.
@@ -731,7 +733,7 @@ void RemoteCluster::ReportCarriedOut(absl::string_view model, int64_t epoch, int
 }
 
 absl::StatusOr<CommitDecision> RemoteCluster::Vote(const CommitVote& vote) {
-  // A node 0 that lives has answered before the doubt is over.
+  // A live node 0 answers before the doubt timeout.
   const absl::Duration wait = std::min(kVoteWait, options_.doubt_timeout / 2);
   const v1::VoteRequest request = VoteMessage(options_.node, vote, wait);
   const auto ask = [&](grpc::ClientContext& context) -> absl::StatusOr<std::optional<CommitDecision>> {
@@ -747,7 +749,7 @@ absl::StatusOr<CommitDecision> RemoteCluster::Vote(const CommitVote& vote) {
   return decision;
 }
 
-// A message of its own would be one more in a step.
+// A message of its own would be one more in each step.
 void RemoteCluster::ObserveRoundTrip(absl::Duration took, const v1::VoteResponse& response) {
   if (!response.has_held()) return;
   const absl::Duration underway = std::clamp(took - DurationFromProto(response.held()), absl::ZeroDuration(), took);
@@ -810,8 +812,8 @@ absl::Status RemoteCluster::GivenUpError(const Ballot& ballot) {
     return absl::UnavailableError(
         absl::StrCat(operation, "stopped before ", CoordinatorName(), " answered; it is in doubt"));
   }
-  return absl::DataLossError(absl::StrCat(operation, CoordinatorName(), " did not answer within ",
-                                          absl::FormatDuration(options_.doubt_timeout)));
+  return absl::DataLossError(absl::StrCat(operation, "timed out after ", absl::FormatDuration(options_.doubt_timeout),
+                                          " waiting for ", CoordinatorName()));
 }
 
 // Saves and restores.

@@ -1,4 +1,4 @@
-// The world as a node other than 0 sees it: the coordinator is reached over gRPC.
+// Cluster of a node other than 0, which reaches the coordinator over gRPC.
 #ifndef PARAMSHARD_SERVER_CLUSTER_REMOTE_CLUSTER_H_
 #define PARAMSHARD_SERVER_CLUSTER_REMOTE_CLUSTER_H_
 
@@ -22,28 +22,28 @@ namespace paramshard::server {
 
 struct RemoteOptions {
   int node = 1;
-  int nodes = 2;                    // as node 0 has been told
+  int nodes = 2;                    // as at node 0
   int devices = 1;                  // of this node
   std::string coordinator_address;  // of node 0's server: "127.0.0.1:7777"
-  WorldTerms terms = {};            // that node 0 has too
-  // With which it is reached, made anew for each connection that replaces another one; null: in the clear.
+  WorldTerms terms = {};            // as at node 0
+  // Makes the credentials of each new connection to node 0; null: in the clear.
   std::function<std::shared_ptr<grpc::ChannelCredentials>()> make_credentials = nullptr;
-  // What such credentials show now; null: nothing. Is there another certificate than the connection's, a second
-  // connection takes its place, and epochs go on.
+  // Returns the certificate that new credentials would show; null: none. If it differs from the connection's
+  // certificate, a second connection replaces the first one while epochs go on.
   std::function<absl::StatusOr<tls::Certificate>()> own_certificate = nullptr;
-  absl::Duration renewal_period = absl::Seconds(2);  // how often that is looked for
+  absl::Duration renewal_period = absl::Seconds(2);  // between two looks for a renewed certificate
   absl::Duration join_timeout = absl::Minutes(5);
-  // How long a vote waits for the word of a node 0 that does not answer.
+  // How long a vote waits for a node 0 that does not answer.
   absl::Duration doubt_timeout = absl::Minutes(5);
-  // How long another daemon may have this one's number at node 0, which may not know yet that the one before is gone.
+  // How long node 0 may take to notice that the daemon that had this node number before is gone.
   absl::Duration ghost_timeout = absl::Seconds(20);
   std::stop_token stop = {};                            // gives up joining
   MetricRegistry* metrics = &MetricRegistry::Unread();  // outlives the cluster
 };
 
-// Joins the world; returns when node 0 has accepted this node (then AwaitWorld waits for the others). While the
-// connection to node 0 is lost it is tried again, with growing pauses, until Stop; every epoch that ran ends with
-// UNAVAILABLE naming node 0.
+// Joins the world; returns when node 0 has accepted this node (then AwaitWorld waits for the others). When the
+// connection to node 0 is lost, all running epochs end with UNAVAILABLE naming node 0, and the node rejoins, with
+// growing pauses between attempts, until Stop.
 //
 // Errors: UNAVAILABLE node 0 cannot be reached within join_timeout or before `stop`; ALREADY_EXISTS a daemon that
 // stays has the node number; INVALID_ARGUMENT, FAILED_PRECONDITION, PERMISSION_DENIED node 0 refuses this node (says

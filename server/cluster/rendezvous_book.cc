@@ -5,7 +5,7 @@
 namespace paramshard::server {
 namespace {
 
-// Whether the waiter was among those under the key, of which nothing stays when nobody waits.
+// Removes the waiter, and the key with the last one. Returns true if it was waiting.
 template <typename Map, typename Key>
 bool RemoveFrom(Map& waiting, const Key& key, int64_t waiter) {
   const auto found = waiting.find(key);

@@ -1,4 +1,4 @@
-// What the daemons of one epoch leave for each other while they connect, and who waits for it.
+// Values that the daemons of an epoch exchange while they connect, and the calls that wait for them.
 #ifndef PARAMSHARD_SERVER_CLUSTER_RENDEZVOUS_BOOK_H_
 #define PARAMSHARD_SERVER_CLUSTER_RENDEZVOUS_BOOK_H_
 
@@ -16,9 +16,8 @@
 
 namespace paramshard::server {
 
-// Values under keys, which all may read, and parts under keys: what each node has for each other one. Nothing is kept
-// for readers alone: a key is there while something lies under it or somebody waits for it. Calls that bring answers
-// add them to `answers`. Not thread-safe.
+// Holds values under keys, which all nodes may read, and parts under keys: one of each node for each other node. A key
+// exists while it has content or a call waits for it. Calls that bring answers add them to `answers`. Not thread-safe.
 class RendezvousBook {
  public:
   using Parts = std::vector<std::string>;
@@ -27,39 +26,40 @@ class RendezvousBook {
 
   explicit RendezvousBook(int nodes) : nodes_(nodes) {}
 
-  // Parts of these nodes are all that are put. Requires an empty book.
+  // Parts are complete when these nodes have put theirs. Requires an empty book.
   void StartEpoch(std::vector<int> active) { active_ = std::move(active); }
 
-  // Of what one node puts in an epoch.
+  // Largest size of all that one node puts in an epoch.
   static constexpr int64_t kMostBytes = int64_t{64} << 20;
-  // Whether the node may put so many bytes more: then they count.
+  // Returns true and counts the bytes if the node may put so many more.
   bool TakeRoom(int node, int64_t size_bytes);
 
-  // Whether the value lies there now: the first one stays.
+  // Puts a value unless there is one. Returns true if `value` is the stored value.
   bool Put(absl::string_view key, absl::string_view value, PendingAnswers& answers);
   std::optional<std::string> Find(absl::string_view key) const;
   void Await(absl::string_view key, int64_t waiter, ValueReaders::Answered answered);
 
-  // Requires a part for each node, by node. The first ones of a node stay.
+  // Requires a part for each node, by node. Keeps the first parts that a node puts.
   void PutParts(int node, absl::string_view key, Parts parts, PendingAnswers& answers);
-  // Those for this node, by node of the world, when all that take part have put theirs; of others nothing.
+  // Returns the parts for this node once all nodes of the epoch have put theirs: by node of the world, empty for nodes
+  // that take no part.
   std::optional<Parts> FindParts(int node, absl::string_view key) const;
   void AwaitParts(int node, absl::string_view key, int64_t waiter, PartsReaders::Answered answered);
-  // Somebody has put some, or waits for some.
+  // Returns true if parts were put or are waited for.
   bool has_parts() const { return !parts_.empty(); }
-  // The first node of the epoch that has put none.
+  // Returns the first node of the epoch that has put no parts.
   std::optional<int> FirstWithoutParts(absl::string_view key) const;
 
-  // Whether the waiter was among those of a value, or among those of this reader's parts.
+  // Removes a waiter of a value, or of this reader's parts. Returns true if it was waiting.
   bool GiveUp(absl::string_view key, std::optional<int> reader, int64_t waiter);
 
-  // Whoever waits is told why.
+  // Answer the waiting calls with `why`.
   void DropParts(const absl::Status& why, PendingAnswers& answers);
   void Clear(const absl::Status& why, PendingAnswers& answers);
 
  private:
   struct PartsOfAll {
-    std::map<int, Parts> put;             // by node that has put them, then by reader
+    std::map<int, Parts> put;             // by writer, then by reader
     std::map<int, PartsReaders> readers;  // by node
   };
   bool AreComplete(const PartsOfAll& all) const { return all.put.size() == active_.size(); }

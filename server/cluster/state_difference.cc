@@ -10,7 +10,7 @@
 namespace paramshard::server {
 namespace {
 
-// Of states, and of nodes that have one.
+// Largest number of states that a text names, and of nodes for each state.
 constexpr size_t kMostNamed = 16;
 
 std::string StateText(const ModelReport& report) {
@@ -62,15 +62,15 @@ absl::Status StatesDifferError(const std::string& model, const ModelReports& rep
                                                                    "` at node 0, or import the same into every daemon")
       : same_numbers ? "they were imported into differently; import the same into every daemon"
                      : "export from one and import the same into both";
-  return absl::FailedPreconditionError(absl::StrCat("start epoch of ", model, ": one ",
-                                                    same_numbers ? "history" : "state", " on all nodes expected, got ",
+  return absl::FailedPreconditionError(absl::StrCat("start epoch of ", model, ": want one ",
+                                                    same_numbers ? "history" : "state", " on all nodes, got ",
                                                     StatesText(reports, nodes, members), ": ", out));
 }
 
 absl::Status SpecsDifferError(const std::string& model, const ModelReports& reports, int node, int other,
                               const Membership& members) {
   return absl::FailedPreconditionError(
-      absl::StrFormat("start epoch of %s: one spec on all nodes expected, got fingerprint %016x on %s, %016x on %s: "
+      absl::StrFormat("start epoch of %s: want one spec on all nodes, got fingerprint %016x on %s, %016x on %s: "
                       "delete the model on "
                       "one of them and create it with the other's spec",
                       model, reports[node]->spec_fingerprint, NodeName(members, node), reports[other]->spec_fingerprint,

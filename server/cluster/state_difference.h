@@ -1,4 +1,4 @@
-// In words: which states of a model nodes have that are to have one.
+// Texts about nodes that should have one state of a model and have several.
 #ifndef PARAMSHARD_SERVER_CLUSTER_STATE_DIFFERENCE_H_
 #define PARAMSHARD_SERVER_CLUSTER_STATE_DIFFERENCE_H_
 
@@ -11,19 +11,19 @@
 
 namespace paramshard::server {
 
-// Of `nodes` that have reported. Nodes with one state are named together; of more than a message has room for it says
-// how many there are.
+// Returns the states of `nodes`, which have reported. Names nodes with the same state together, and counts the rest if
+// there are more than a message has room for.
 std::string StatesText(const ModelReports& reports, const std::vector<int>& nodes, const Membership& members);
 
-// FAILED_PRECONDITION with all these states, of which at least two differ, and the ways out.
+// FAILED_PRECONDITION naming all these states, of which at least two differ, and the ways out.
 absl::Status StatesDifferError(const std::string& model, const ModelReports& reports, const std::vector<int>& nodes,
                                const Membership& members);
 
-// FAILED_PRECONDITION: these two, which have reported, have different specs.
+// FAILED_PRECONDITION these two nodes, which have reported, have different specs.
 absl::Status SpecsDifferError(const std::string& model, const ModelReports& reports, int node, int other,
                               const Membership& members);
 
-// The way out where nodes hold replicas. `model` is its name.
+// Returns the command that heals the model, for nodes that hold replicas.
 std::string HealCommand(const std::string& model);
 
 }  // namespace paramshard::server

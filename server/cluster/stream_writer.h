@@ -1,4 +1,4 @@
-// Writes messages to a gRPC stream without making their senders wait.
+// Writer of messages to a gRPC stream that does not make their senders wait.
 #ifndef PARAMSHARD_SERVER_CLUSTER_STREAM_WRITER_H_
 #define PARAMSHARD_SERVER_CLUSTER_STREAM_WRITER_H_
 
@@ -17,23 +17,23 @@
 
 namespace paramshard::server {
 
-// A queue and the thread that writes it out in order. Once a write fails the rest is dropped: whoever reads the stream
-// learns that it broke. A stream whose other end does not read what it is told is ended. Thread-safe.
+// A queue and a thread that writes it out in order. After a failed write the rest is dropped: the stream's reader
+// learns that it broke. Ends a stream whose other end does not read. Thread-safe.
 template <typename Stream, typename Message>
 class StreamWriter {
  public:
-  // What may wait in a queue.
+  // Largest size of the messages in a queue.
   static constexpr size_t kMostBytes = size_t{64} << 20;
 
-  // `stream` outlives the writer. `end` ends the stream when more is to wait, and returns at once. RESOURCE_EXHAUSTED no
-  // thread.
+  // `stream` outlives the writer. `end` is called when the queue is full: it ends the stream and returns at once.
+  // RESOURCE_EXHAUSTED no thread.
   static absl::StatusOr<std::unique_ptr<StreamWriter>> Start(Stream* stream, std::function<void()> end) {
     std::unique_ptr<StreamWriter> writer(new StreamWriter(stream, std::move(end)));
     ASSIGN_OR_RETURN(writer->thread_, StartThread("a stream between daemons", [raw = writer.get()] { raw->Run(); }));
     return writer;
   }
 
-  // Waits for a write in progress, which ends when the stream does; messages that are left are dropped.
+  // Waits for a write in progress, which ends when the stream does, and drops the remaining messages.
   ~StreamWriter() {
     {
       absl::MutexLock lock(&mu_);
@@ -80,7 +80,7 @@ class StreamWriter {
 
   Stream* const stream_;
   const std::function<void()> end_;
-  std::thread thread_;  // set before anybody else knows the writer
+  std::thread thread_;  // set before the writer is shared
 
   absl::Mutex mu_;
   absl::CondVar changed_;

@@ -18,9 +18,9 @@ absl::StatusOr<UnheardStreams::Place> UnheardStreams::Take(absl::string_view cal
     const auto oldest = std::find_if(streams_.begin(), streams_.end(), is_callers);
     if (SteadyNow() < oldest->gives_way) {
       return absl::ResourceExhaustedError(
-          absl::StrCat("join: at most ", options_.most, " streams that have not said hello expected of ", caller));
+          absl::StrCat("join: want at most ", options_.most, " streams without a hello from ", caller, ", got more"));
     }
-    // It is there until its own thread has seen that, and does not count.
+    // It stays in the list until its own thread sees that, but does not count.
     oldest->end();
     oldest->caller.clear();
   }

@@ -1,4 +1,4 @@
-// Streams of daemons that have not said hello yet: each holds a thread, and may never say it.
+// Streams of daemons that have not sent a hello yet: each holds a thread, and may never send one.
 #ifndef PARAMSHARD_SERVER_CLUSTER_UNHEARD_STREAMS_H_
 #define PARAMSHARD_SERVER_CLUSTER_UNHEARD_STREAMS_H_
 
@@ -16,19 +16,19 @@
 
 namespace paramshard::server {
 
-// A caller has few of them at a time, of which the oldest gives way when it has had its time. Thread-safe.
+// Limits such streams per caller. The oldest one gives way when its patience is over. Thread-safe.
 class UnheardStreams {
  public:
   struct Options {
     size_t most = 4;                              // of one caller
-    absl::Duration patience = absl::Seconds(10);  // that a stream has when another one comes
+    absl::Duration patience = absl::Seconds(10);  // after which a stream gives way to another one
   };
   UnheardStreams() : UnheardStreams(Options()) {}
   explicit UnheardStreams(Options options) : options_(options) {}
 
-  // A stream, until the end of this object.
+  // Scope of a stream.
   class Place;
-  // `end` ends the stream, and returns at once. RESOURCE_EXHAUSTED: the caller has as many, and none has had its time.
+  // `end` ends the stream, and returns at once. RESOURCE_EXHAUSTED the caller has as many, and none gives way yet.
   absl::StatusOr<Place> Take(absl::string_view caller, std::function<void()> end);
 
  private:
@@ -41,7 +41,7 @@ class UnheardStreams {
 
   const Options options_;
   absl::Mutex mu_;
-  Streams streams_ ABSL_GUARDED_BY(mu_);  // in the order of their coming
+  Streams streams_ ABSL_GUARDED_BY(mu_);  // oldest first
 };
 
 class UnheardStreams::Place {

@@ -20,7 +20,7 @@ Edges Without(const Edges& edges, int node) {
   return left;
 }
 
-// The node with the most edges, of those the highest, and how many that are. Requires edges.
+// Returns the node with the most edges (the highest of several) and their number. Requires edges.
 std::pair<int, size_t> Busiest(const Edges& edges) {
   int nodes = 0;
   for (const auto& [a, b] : edges) nodes = std::max({nodes, a + 1, b + 1});
@@ -50,10 +50,10 @@ Nodes Descending(Nodes nodes) {
   return nodes;
 }
 
-// Looks through all covers of one size.
+// Search through all covers of one size.
 class CoverSearch {
  public:
-  // Nothing where there is none of at most `size` nodes.
+  // Returns nothing if no cover has at most `size` nodes.
   static std::optional<Nodes> Find(const Edges& edges, size_t size) {
     CoverSearch search;
     Nodes taken;

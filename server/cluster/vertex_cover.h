@@ -1,4 +1,4 @@
-// A smallest set of nodes that has an end of every bad link.
+// Smallest set of nodes that contains an end of every bad link.
 #ifndef PARAMSHARD_SERVER_CLUSTER_VERTEX_COVER_H_
 #define PARAMSHARD_SERVER_CLUSTER_VERTEX_COVER_H_
 
@@ -9,13 +9,14 @@ namespace paramshard::server {
 
 using Edge = std::pair<int, int>;
 
-// A cover of up to so many nodes is a smallest one, however large the world is.
+// Largest size of a cover that is certainly a smallest one, in a world of any size.
 inline constexpr int kMostExactCover = 12;
 
-// The nodes of a smallest cover, ascending, without node 0: its neighbours are all in it. Of several the one with the
-// higher numbers, the highest of which is compared first. Where a smallest one has more than kMostExactCover nodes
-// besides node 0's neighbours, it is one that takes the node with the most edges that are left, of those the highest,
-// again and again: at most about ln(nodes) times as large. Edges have two different ends.
+// Returns the nodes of a smallest cover, ascending. Node 0 is not in it: all its neighbours are. Among several covers
+// it takes the one with the higher numbers, comparing the highest first. If a smallest cover has more than
+// kMostExactCover nodes besides node 0's neighbours, the cover is greedy: it takes the node with the most remaining
+// edges (the highest of several) until none remains, and is at most about ln(nodes) times as large. Edges have two
+// different ends.
 std::vector<int> SmallestCover(const std::vector<Edge>& edges);
 
 }  // namespace paramshard::server

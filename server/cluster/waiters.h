@@ -1,4 +1,4 @@
-// Who waits for an answer of the coordinator, without a thread of its own.
+// Calls that wait for an answer of the coordinator without a thread of their own.
 #ifndef PARAMSHARD_SERVER_CLUSTER_WAITERS_H_
 #define PARAMSHARD_SERVER_CLUSTER_WAITERS_H_
 
@@ -16,15 +16,16 @@
 
 namespace paramshard::server {
 
-// All who wait for one answer. Whoever brings it takes them, and calls them when it holds no lock. Not thread-safe.
+// All calls that wait for one answer. The call that brings it takes them, and calls them without a lock. Not
+// thread-safe.
 template <typename Answer>
 class Waiters {
  public:
   using Answered = std::function<void(const Answer& answer)>;
 
-  // `waiter` names it to Remove. Numbers come ascending, and no two are ever equal.
+  // `waiter` identifies the call for Remove. Numbers ascend and are unique.
   void Add(int64_t waiter, Answered answered) { waiting_.emplace(waiter, std::move(answered)); }
-  // Whether it was still waiting.
+  // Returns true if the call was still waiting.
   bool Remove(int64_t waiter) { return waiting_.erase(waiter) > 0; }
 
   std::vector<Answered> TakeAll() {
@@ -36,10 +37,10 @@ class Waiters {
   bool empty() const { return waiting_.empty(); }
 
  private:
-  std::map<int64_t, Answered> waiting_;  // in the order of their coming
+  std::map<int64_t, Answered> waiting_;  // in the order of Add
 };
 
-// Calls to be made when no lock is held.
+// Calls to make when no lock is held.
 using PendingAnswers = std::vector<std::function<void()>>;
 
 template <typename Answer>
@@ -53,14 +54,14 @@ void AnswerAll(Waiters<Answer>& waiters, const Answer& answer, PendingAnswers& a
 template <typename Answer>
 class AwaitedAnswer {
  public:
-  // Once.
+  // Called once.
   void Set(const Answer& answer) {
     absl::MutexLock lock(&mu_);
     answer_ = answer;
     changed_.SignalAll();
   }
 
-  // Nothing when it has not come by the deadline.
+  // Returns nothing if the answer has not come by the deadline.
   std::optional<Answer> AwaitUntil(SteadyTime deadline) {
     absl::MutexLock lock(&mu_);
     while (!answer_.has_value() && !changed_.WaitUntil(&mu_, deadline)) {

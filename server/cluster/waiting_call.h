@@ -19,14 +19,14 @@
 
 namespace paramshard::server {
 
-// It takes no thread while it waits, and ends with the answer, when the caller is gone, or after a while.
+// Holds no thread while it waits. Ends with the answer, when the caller is gone, or after a timeout.
 template <typename Answer>
 class WaitingCall final : public grpc::ServerUnaryReactor, public std::enable_shared_from_this<WaitingCall<Answer>> {
  public:
   using Answered = std::function<void(const Answer& answer)>;
-  // Asks the coordinator, with who is to be called.
+  // Asks the coordinator; `answered` is called with the answer.
   using Ask = std::function<Coordinator::Wait(Answered answered)>;
-  // Writes the response, and says what the call ends with. It gets DEADLINE_EXCEEDED when there was no answer in time.
+  // Writes the response and returns the call's status. Gets DEADLINE_EXCEEDED if there was no answer in time.
   using Respond = std::function<grpc::Status(const Answer& answer)>;
 
   // `coordinator` outlives the call.
@@ -53,7 +53,7 @@ class WaitingCall final : public grpc::ServerUnaryReactor, public std::enable_sh
     });
   }
 
-  // Whoever takes the call out of the coordinator's hands ends it.
+  // Ends the call if the coordinator has not answered it, and only then.
   void GiveUp(const absl::Status& why) {
     Coordinator::Wait waiting;
     {

@@ -1,4 +1,4 @@
-// Remembers whether an engine has been told to end, and why.
+// Flag that an engine is to end, with the reason.
 #ifndef PARAMSHARD_SERVER_COLLECTIVE_ABORT_STATE_H_
 #define PARAMSHARD_SERVER_COLLECTIVE_ABORT_STATE_H_
 
@@ -10,10 +10,10 @@
 
 namespace paramshard::server {
 
-// The first status that was set stays. Thread-safe; cheap to ask while nothing is set.
+// Keeps the first status that is set. Thread-safe; cheap to read while nothing is set.
 class AbortState {
  public:
-  // Returns whether `status` is the first. Requires a status that is not OK.
+  // Returns true if `status` is the first one. Requires a status that is not OK.
   bool Set(const absl::Status& status) {
     absl::MutexLock lock(&mu_);
     if (!status_.ok()) return false;

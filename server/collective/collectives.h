@@ -1,4 +1,4 @@
-// Moves bytes between ranks: one interface for every engine.
+// Interface of all engines, which move bytes between ranks.
 //
 // A Collectives object is one rank's end of a shard group (and of its replicas) for one epoch. The daemon calls Gather
 // and GatherDone from the rank's gather thread, Reduce from its push thread; each in the order of command numbers,
@@ -7,9 +7,9 @@
 // command. The engines of one daemon are destroyed together, when no call is in progress; then nothing touches the
 // ranks' memory any more.
 //
-// Errors: what Abort said, first; FAILED_PRECONDITION ranks disagree on the command (names both; nothing was written);
-// DEADLINE_EXCEEDED a rank did not come in time (names it); UNAVAILABLE the connection to a rank broke (names it).
-// After an error of its own an engine between daemons is at its end: later calls fail too.
+// Errors: the status of Abort, first; FAILED_PRECONDITION ranks disagree on the command (names both; nothing was
+// written); DEADLINE_EXCEEDED a rank timed out (names it); UNAVAILABLE the connection to a rank broke (names it). After
+// an error of its own an engine between daemons has ended: later calls fail too.
 #ifndef PARAMSHARD_SERVER_COLLECTIVE_COLLECTIVES_H_
 #define PARAMSHARD_SERVER_COLLECTIVE_COLLECTIVES_H_
 
@@ -29,7 +29,7 @@
 
 namespace paramshard::server {
 
-// One rank's memory that an engine works on.
+// Memory of one rank that an engine reads and writes.
 struct RankMemory {
   const uint8_t* arena = nullptr;   // this rank's planes, on its device
   uint8_t* slots = nullptr;         // the trainer's slots memory, on the same device: gather slots and gradient slots
@@ -55,7 +55,7 @@ struct ReduceCall {
   absl::Span<const int32_t> absent;
   // The rank's gradient accumulators, one for each parameter of the unit (the rank's extent; null for an empty extent
   // and for absent parameters). The sum over all ranks (in rank order) and then over replicas (in node order) is added,
-  // or stored where overwrite says so. Whatever type they have, it is rounded to it once, when all has been added.
+  // or stored if `overwrite` is set. It is rounded to the accumulator's type once, after all additions.
   absl::Span<const MutableGradient> accumulators;
   absl::Span<const bool> overwrite;
 };
@@ -67,38 +67,40 @@ class Collectives {
  public:
   virtual ~Collectives() = default;
 
-  // Copies this rank's pieces of the unit into the slot of every other rank of the group. Whether its own pieces land
-  // too says lands_own_pieces(). Returns when the copies are under way or done, which GatherDone says. Then the bytes
-  // that this rank's call is responsible for are in place:
+  // Copies this rank's pieces of the unit into the slot of every other rank of the group, and its own pieces into its
+  // own slot if lands_own_pieces(). Returns when the copies are in progress or done. Once GatherDone returns true, the
+  // bytes that this rank's call is responsible for are in place:
   //   push engines (memcpy):  this rank's pieces are in all peers' slots;
   //   pull engines (gloo):    all ranks' pieces are in this rank's slot.
   // `delivered(rank, source)` is called, here or by GatherDone, once for each (rank whose slot is ready, rank whose
   // pieces are there) that this call completed, among ranks of this daemon; the caller publishes the ready word. (A
-  // GPU's stream has written it already: then this wakes who sleeps on it.) Both are ranks of the shard group: they
-  // count from 0 in every daemon where groups lie inside daemons, and are the world's ranks where one group spans all.
+  // GPU's stream has written it already: then this wakes the threads that sleep on it.) Both are ranks of the shard
+  // group: they count from 0 in every daemon if groups lie inside daemons, and are the world's ranks if one group spans
+  // all.
   // It is called for a rank without pieces of the unit too.
   virtual absl::Status Gather(const GatherCall& call, Delivered delivered) = 0;
-  // Whether a gather is done. Asked for every gather that returned OK, in their order, until it is; the next ones may
-  // have begun before. Does not wait.
+  // Returns true if a gather is done. Does not wait. Called for every gather that returned OK, in order, until it is
+  // done; the next gathers may have begun before.
   virtual absl::StatusOr<bool> GatherDone(const GatherCall& /*call*/, Delivered /*delivered*/) { return true; }
 
-  // Sums this rank's slices of the unit's gradients over the group and the replicas. On return of all ranks' calls the
-  // slot may be used again. Where own slices have landed the sum may be left to TakeSums; sums of one accumulator are
-  // made in the order of the calls. FAILED_PRECONDITION own slices landed that were not expected.
+  // Sums this rank's slices of the unit's gradients over the group and the replicas. When all ranks' calls have
+  // returned the slot may be used again. If own slices have landed the sum may be left to TakeSums; sums of one
+  // accumulator are made in the order of the calls. FAILED_PRECONDITION own slices have landed although they must not.
   virtual absl::Status Reduce(const ReduceCall& call) = 0;
 
-  // Replaces every value by the largest that any daemon of the world has there. Called for one rank of each daemon, its
-  // first, between commands or by the push thread; `number` is that of the commit, or 0 before the first command. NaN
-  // does not compare: callers pass none. Values of a failed call are unspecified.
+  // Replaces every value by the largest one of all daemons of the world. Called for the first rank of each daemon,
+  // between commands or by the push thread; `number` is the commit's, or 0 before the first command. Requires values
+  // that are not NaN. Values of a failed call are unspecified.
   virtual absl::Status MaxOverDaemons(int64_t number, absl::Span<float> values) = 0;
-  // The sums that Reduce has left: one for each slice at most, the last of its accumulator, to be made on this rank's
-  // device before anybody reads it and before the next Reduce, or not at all where the gradients are dropped. From the
-  // push thread.
+  // Returns the sums that Reduce has left: at most one for each slice, the last of its accumulator. The caller makes
+  // them on this rank's device before the accumulator is read and before the next Reduce, or never if the gradients are
+  // dropped. Called by the push thread.
   virtual absl::StatusOr<std::vector<SumTask>> TakeSums() { return std::vector<SumTask>(); }
 
-  // Moves host memory to this rank's counterpart in another daemon, which holds a replica and makes the other call, of as
-  // many bytes. Before the first command. UNIMPLEMENTED no other daemon holds one; DEADLINE_EXCEEDED as other calls, but
-  // at the deadline, for the counterpart may have others to serve first.
+  // Moves host memory between this rank and its counterpart in another daemon, which holds a replica and makes the
+  // opposite call with as many bytes. Called before the first command. UNIMPLEMENTED no other daemon holds a replica;
+  // DEADLINE_EXCEEDED at `deadline`, which bounds the call instead of the engine's timeout, since the counterpart may
+  // have to serve others first.
   virtual absl::Status SendToReplica(int node, absl::Span<const uint8_t> bytes, SteadyTime deadline);
   virtual absl::Status ReceiveFromReplica(int node, absl::Span<uint8_t> bytes, SteadyTime deadline);
 
@@ -106,15 +108,15 @@ class Collectives {
   virtual void Abort(const absl::Status& status) = 0;
 
   virtual bool lands_own_pieces() const = 0;
-  // Whether sums wait for TakeSums: then the trainer lands its own slices.
+  // True if sums wait for TakeSums: then the trainer lands its own slices.
   virtual bool sums_at_commit() const { return false; }
-  // Memory that this rank's engine holds for itself, on its device: receive memory and partial sums.
+  // Bytes that this rank's engine holds for itself on its device: receive memory and partial sums.
   virtual int64_t scratch_bytes() const = 0;
   virtual absl::string_view name() const = 0;
 };
 
 inline absl::Status Collectives::SendToReplica(int, absl::Span<const uint8_t>, SteadyTime) {
-  return absl::UnimplementedError("engine: replicas in other daemons expected, it has none");
+  return absl::UnimplementedError("engine: it has no replicas in other daemons");
 }
 
 inline absl::Status Collectives::ReceiveFromReplica(int node, absl::Span<uint8_t>, SteadyTime deadline) {

@@ -1,4 +1,4 @@
-// Ranks of different daemons tell each other this before the bytes of a command move.
+// Header that ranks of different daemons exchange before the bytes of a command move.
 #ifndef PARAMSHARD_SERVER_COLLECTIVE_COMMAND_HEADER_H_
 #define PARAMSHARD_SERVER_COLLECTIVE_COMMAND_HEADER_H_
 
@@ -13,7 +13,7 @@
 
 namespace paramshard::server {
 
-// It travels as it lies in memory: daemons of one world run on machines of one kind.
+// Sent as it lies in memory: daemons of one world run on machines of one kind.
 struct CommandHeader {
   enum Kind : int64_t { kGather = 1, kReduce = 2 };
 
@@ -22,7 +22,7 @@ struct CommandHeader {
   int64_t unit = 0;
   int64_t phase = 0;
   int64_t slot = 0;
-  // Of a push: a bit for each absent parameter; where one has a number above 62, a hash of them all, which is negative.
+  // For a push: one bit for each absent parameter; if one has a number above 62, a negative hash of them all.
   int64_t absent = 0;
 
   static CommandHeader Of(const GatherCall& call);
@@ -38,7 +38,7 @@ std::string HeaderText(const CommandHeader& header, const ModelSpec& model);
 // differs, and both commands; else the mesh's error.
 absl::Status AgreeOnCommand(Mesh& mesh, const CommandHeader& header, const ModelSpec& model, SteadyTime deadline);
 
-// `status` with the command that it ended in front of its message.
+// Returns `status` with the command that it ended in front of the message.
 absl::Status InCommand(const absl::Status& status, const CommandHeader& header, const ModelSpec& model);
 
 }  // namespace paramshard::server

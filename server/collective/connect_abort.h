@@ -1,4 +1,4 @@
-// Ends the connecting of engines from another thread.
+// Handle to end the connecting of engines from another thread.
 #ifndef PARAMSHARD_SERVER_COLLECTIVE_CONNECT_ABORT_H_
 #define PARAMSHARD_SERVER_COLLECTIVE_CONNECT_ABORT_H_
 
@@ -11,10 +11,10 @@
 
 namespace paramshard::server {
 
-// Whoever connects hooks in what wakes its waits. Thread-safe; the first status stays.
+// A connecting thread installs a Hook that wakes its waits. Thread-safe; keeps the first status.
 class ConnectAbort {
  public:
-  // Ends what is being connected, and all that is connected with this object later.
+  // Ends connecting in progress, and all later connecting with this object.
   void Abort(const absl::Status& status) {
     absl::MutexLock lock(&mu_);
     if (!status_.ok()) return;
@@ -28,8 +28,8 @@ class ConnectAbort {
     return status_;
   }
 
-  // For as long as it lives Abort calls `wake`, which does not call back; at once if it has been called before. One at
-  // a time. `abort` may be null: then nothing happens.
+  // While it lives, Abort calls `wake`, which must not call back; the constructor calls it if Abort was called before.
+  // At most one at a time. Does nothing if `abort` is null.
   class Hook {
    public:
     Hook(ConnectAbort* abort, std::function<void(const absl::Status&)> wake) : abort_(abort) {

@@ -12,7 +12,7 @@
 namespace paramshard::server {
 namespace {
 
-// A piece that takes longer to copy than others take to be enqueued.
+// Smallest piece that takes longer to copy than the other pieces take to be enqueued.
 constexpr int64_t kLargePieceBytes = int64_t{1} << 20;
 
 }  // namespace
@@ -20,8 +20,8 @@ constexpr int64_t kLargePieceBytes = int64_t{1} << 20;
 absl::StatusOr<std::unique_ptr<Collectives>> CopyEngineCollectives::Create(const LocalGroup& group, int rank,
                                                                            bool sums_at_commit) {
   if (group.ranks() > gpu::kMaxGradientSources) {
-    return absl::InvalidArgumentError(absl::StrCat("copy engine: at most ", gpu::kMaxGradientSources,
-                                                   " GPUs in one daemon expected, got ", group.ranks()));
+    return absl::InvalidArgumentError(absl::StrCat("copy engine: want at most ", gpu::kMaxGradientSources,
+                                                   " GPUs in one daemon, got ", group.ranks()));
   }
   ASSIGN_OR_RETURN(LocalReduction reduction, LocalReduction::Create(group, rank, sums_at_commit));
   ASSIGN_OR_RETURN(gpu::Stream gathers, gpu::Stream::Create(group.memory[rank].device->id().index));
@@ -42,7 +42,7 @@ CopyEngineCollectives::CopyEngineCollectives(LocalGroup group, int rank, LocalRe
       reduction_(std::move(reduction)),
       flights_(std::move(flights)) {}
 
-// A gather that failed half way, or was never asked for again, may still be under way.
+// A gather that failed halfway, or whose end was never asked for, may still be in progress.
 CopyEngineCollectives::~CopyEngineCollectives() { gathers_.Synchronize().IgnoreError(); }
 
 const CopyEngineCollectives::GatherCopies& CopyEngineCollectives::CopiesOf(const GatherCall& call) {
@@ -53,7 +53,7 @@ const CopyEngineCollectives::GatherCopies& CopyEngineCollectives::CopiesOf(const
                                         [](const PieceCopy& a, const PieceCopy& b) { return a.bytes < b.bytes; });
   if (largest != pieces.end()) std::rotate(pieces.begin(), largest, largest + 1);
   const size_t in_first = !pieces.empty() && pieces[0].bytes >= kLargePieceBytes ? 1 : pieces.size();
-  // Every rank begins with its next neighbour, so that the ranks write different peers.
+  // Every rank begins with its next neighbour, so that ranks write to different peers.
   for (int step = 1; step < group_.ranks(); ++step) {
     const int peer = (rank_ + step) % group_.ranks();
     uint8_t* const slot = group_.memory[peer].slots + group_.layout->slot_offsets()[call.slot];
@@ -83,13 +83,13 @@ absl::Status CopyEngineCollectives::Gather(const GatherCall& call, Delivered) {
   return flight.end.Record(gathers_.get());
 }
 
-// Also after Abort: the copies write until they are done.
+// Waits for the copies after Abort too: they write until they are done.
 absl::StatusOr<bool> CopyEngineCollectives::GatherDone(const GatherCall& call, Delivered delivered) {
   const Flight& flight = flights_[call.slot];
   ASSIGN_OR_RETURN(const bool done, flight.end.IsDone());
   if (!done && SteadyNow() >= flight.deadline) {
     return gpu::ReportFault(gathers_.device(),
-                            absl::StrCat("a gather is not done after ", absl::FormatDuration(gpu::kStreamTimeout)));
+                            absl::StrCat("a gather timed out after ", absl::FormatDuration(gpu::kStreamTimeout)));
   }
   if (!done) return false;
   RETURN_IF_ERROR(abort_.status());

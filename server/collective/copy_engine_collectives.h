@@ -1,4 +1,4 @@
-// The engine of `cuda` devices of one daemon: copy engines over NVLink, words written by the streams.
+// Engine of `cuda` devices of one daemon: copy engines over NVLink, and words written by the streams.
 #ifndef PARAMSHARD_SERVER_COLLECTIVE_COPY_ENGINE_COLLECTIVES_H_
 #define PARAMSHARD_SERVER_COLLECTIVE_COPY_ENGINE_COLLECTIVES_H_
 
@@ -19,12 +19,12 @@
 
 namespace paramshard::server {
 
-// It waits for nobody, like MemcpyCollectives, and moves bytes in the same directions.
+// Like MemcpyCollectives, it waits for no other rank, and moves bytes in the same directions.
 //
 // A gather is one or two batches of copies that push this rank's pieces into the peers' slots, peer by peer: with the
 // pieces of one peer together the links run at full speed, and no kernel competes with the trainers' for the GPU. A
 // batch begins when all of it is enqueued: the largest piece goes first, alone, and is copied while the others are
-// enqueued. The stream then writes the ready word on every peer's page, so that nobody waits for this process to
+// enqueued. The stream then writes the ready word on every peer's page, so that no trainer waits for this process to
 // notice.
 class CopyEngineCollectives final : public Collectives {
  public:

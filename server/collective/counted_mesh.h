@@ -1,4 +1,4 @@
-// A mesh whose bytes are counted.
+// Mesh that counts its bytes.
 #ifndef PARAMSHARD_SERVER_COLLECTIVE_COUNTED_MESH_H_
 #define PARAMSHARD_SERVER_COLLECTIVE_COUNTED_MESH_H_
 
@@ -12,8 +12,8 @@
 
 namespace paramshard::server {
 
-// Counts what exchanges that succeed have moved: planes and gradients. Those of headers and amaxes go over the host
-// mesh, which is handed out as it is where it is another one.
+// Counts the planes and gradients of successful exchanges. Headers and amaxes go over the host mesh, which is returned
+// uncounted if it is a different mesh.
 class CountedMesh final : public Mesh {
  public:
   // `metrics` outlives it.

@@ -11,7 +11,7 @@
 
 namespace paramshard::server {
 
-// One for each rank of a shard group that lies in this daemon. UNIMPLEMENTED in a build without CUDA.
+// Makes one for each rank of a shard group that lies in this daemon. UNIMPLEMENTED in a build without CUDA.
 absl::StatusOr<std::vector<std::unique_ptr<Collectives>>> MakeCopyEngines(const LocalGroup& group, bool sums_at_commit);
 
 }  // namespace paramshard::server

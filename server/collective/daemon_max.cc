@@ -9,7 +9,7 @@
 namespace paramshard::server {
 namespace {
 
-// The first member of every other node, in order.
+// Returns the first member of every other node, in order.
 std::vector<int> FirstOfOtherNodes(const Mesh& mesh) {
   std::vector<int> peers;
   int node = -1;

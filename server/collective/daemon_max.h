@@ -1,4 +1,4 @@
-// The largest of what daemons have.
+// Largest values over all daemons.
 #ifndef PARAMSHARD_SERVER_COLLECTIVE_DAEMON_MAX_H_
 #define PARAMSHARD_SERVER_COLLECTIVE_DAEMON_MAX_H_
 
@@ -11,9 +11,9 @@
 
 namespace paramshard::server {
 
-// Exchanges `values`, which are in host memory and as many on all daemons, with the first member of every other node,
-// and keeps the largest. Called on the first member of each node. FAILED_PRECONDITION naming both when a peer is at
-// another command; else the mesh's errors.
+// Exchanges `values`, in host memory and equally many on all daemons, with the first member of every other node, and
+// keeps the largest. Called on the first member of each node. FAILED_PRECONDITION a peer is at another command (names
+// both); else the mesh's errors.
 absl::Status MaxOverDaemons(Mesh& mesh, int64_t number, absl::Span<float> values, SteadyTime deadline);
 
 }  // namespace paramshard::server

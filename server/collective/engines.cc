@@ -27,7 +27,7 @@ int LocalRanks(const EngineSpec& spec) { return spec.topology->rank_count(); }
 
 int MostSumSources(const EngineSpec& spec) { return spec.most_sum_sources.value_or(spec.topology->most_sum_sources()); }
 
-// A mesh of one of this daemon's ranks.
+// Mesh of one of this daemon's ranks.
 struct RankPlan {
   int local_rank = 0;
   MeshPlan plan;
@@ -88,7 +88,7 @@ Meshes Counted(Meshes meshes, MovedBy moved_by, MetricRegistry& metrics) {
   return meshes;
 }
 
-// The meshes in the order of the plans.
+// Returns the meshes in the order of the plans.
 absl::StatusOr<Meshes> Connect(const EngineSpec& spec, const std::vector<RankPlan>& plans) {
   PARAMSHARD_CHECK(spec.rendezvous != nullptr);
   MeshConnection connection{.node = spec.topology->node(),
@@ -119,8 +119,8 @@ absl::StatusOr<Engines> MakeDirectEngines(const EngineSpec& spec, bool sums_at_c
   return engines;
 }
 
-// Trainers may have taken the memory since the model was opened: unless the model insists, sums then are made at the
-// push.
+// Trainers may have taken the memory since the model was opened. Then sums are made at the push, unless the model
+// requires otherwise.
 absl::StatusOr<Engines> MakeOnlyEngines(const EngineSpec& spec) {
   absl::StatusOr<Engines> engines = MakeDirectEngines(spec, spec.sums_at_commit);
   const bool insists = spec.model->gradient_sums.has_value();
@@ -151,7 +151,7 @@ std::vector<RankPlan> PlanGroup(const EngineSpec& spec, absl::FunctionRef<MeshPl
 }
 
 absl::StatusOr<Engines> ConnectReplicatedEngines(const EngineSpec& spec) {
-  // One that takes part alone has nobody to sum with.
+  // A daemon that takes part alone has no replicas to sum with.
   const int sums = spec.topology->active().size() > 1 ? LocalRanks(spec) : 0;
   std::vector<RankPlan> plans;
   for (int rank = 0; rank < sums; ++rank) plans.push_back({rank, PlanOverReplicas(spec, rank)});

@@ -19,18 +19,18 @@
 namespace paramshard::server {
 namespace {
 
-// An abort is looked for so often.
+// Interval between looks for an abort.
 constexpr absl::Duration kTick = absl::Milliseconds(200);
-// A lost packet is sent again by the kernel after one second, then after two: a new attempt is the sooner one.
+// Duration of an attempt. The kernel resends a lost packet after one second, then after two: a new attempt is sooner.
 constexpr absl::Duration kAttempt = absl::Seconds(2);
-constexpr absl::Duration kPause = absl::Seconds(1);  // behind an attempt that fails at once
+constexpr absl::Duration kPause = absl::Seconds(1);  // after an attempt that fails at once
 
 struct AddressInfoDeleter {
   void operator()(addrinfo* info) const { freeaddrinfo(info); }
 };
 using AddressInfo = std::unique_ptr<addrinfo, AddressInfoDeleter>;
 
-// Null where it is none.
+// Returns null if it is not an address.
 AddressInfo Parse(const std::string& ip, const std::string& port) {
   addrinfo hints = {};
   hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV;
@@ -46,12 +46,12 @@ absl::StatusOr<std::string> PortOf(int fd) {
   char port[NI_MAXSERV];
   if (getsockname(fd, reinterpret_cast<sockaddr*>(&bound), &size) != 0 ||
       getnameinfo(reinterpret_cast<sockaddr*>(&bound), size, nullptr, 0, port, sizeof(port), NI_NUMERICSERV) != 0) {
-    return absl::UnavailableError(absl::StrCat("a port expected: ", std::strerror(errno)));
+    return absl::UnavailableError(absl::StrCat("failed to read the port of a socket: ", std::strerror(errno)));
   }
   return std::string(port);
 }
 
-// What is tried of one peer, until it is reached.
+// Attempts to reach one peer, until it is reached.
 class Attempts {
  public:
   explicit Attempts(const LinkPeer& peer)
@@ -61,16 +61,16 @@ class Attempts {
 
   const LinkPeer& peer() const { return peer_; }
   bool reached() const { return reached_; }
-  // Of the attempt under way, or -1.
+  // Socket of the attempt in progress, or -1.
   int fd() const { return fd_.get(); }
   const std::string& why() const { return why_; }
 
-  // Begins another attempt when it is time to. RESOURCE_EXHAUSTED
+  // Begins another attempt when it is due. RESOURCE_EXHAUSTED
   absl::Status Try(SteadyTime now) {
     if (reached_ || address_ == nullptr || now < next_at_) return absl::OkStatus();
     fd_ = wire::FileDescriptor(socket(address_->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
     if (!fd_.valid()) {
-      return absl::ResourceExhaustedError(absl::StrCat("a descriptor for a link expected: ", std::strerror(errno)));
+      return absl::ResourceExhaustedError(absl::StrCat("failed to open a socket for a link: ", std::strerror(errno)));
     }
     next_at_ = now + absl::ToChronoNanoseconds(kAttempt);
     const int error = connect(fd_.get(), address_->ai_addr, address_->ai_addrlen) == 0 ? 0 : errno;
@@ -78,7 +78,7 @@ class Attempts {
     return absl::OkStatus();
   }
 
-  // The attempt is over.
+  // Ends the attempt.
   void Finish(SteadyTime now) {
     int error = 0;
     socklen_t size = sizeof(error);
@@ -107,8 +107,8 @@ bool AllReached(const std::vector<Attempts>& all) {
   return std::all_of(all.begin(), all.end(), [](const Attempts& one) { return one.reached(); });
 }
 
-// Waits until an attempt is over, somebody has come, or it is time for the next look. `is_drained`: nobody had come
-// before; whoever waits and cannot be let go would else end every wait at once.
+// Waits until an attempt ends, a connection comes, or it is time for the next look. `is_drained`: no connections were
+// left before; else those that cannot be accepted would end every wait at once.
 void AwaitAttempts(const LinkListener& self, std::vector<Attempts>& all, bool& is_drained) {
   std::vector<pollfd> polled{{.fd = is_drained ? self.fd() : -1, .events = POLLIN, .revents = 0}};
   for (const Attempts& one : all) polled.push_back({.fd = one.fd(), .events = POLLOUT, .revents = 0});
@@ -125,12 +125,11 @@ void AwaitAttempts(const LinkListener& self, std::vector<Attempts>& all, bool& i
 
 absl::StatusOr<std::shared_ptr<const LinkListener>> LinkListener::Start(const std::string& ip) {
   const AddressInfo info = Parse(ip, "0");
-  if (info == nullptr)
-    return absl::InvalidArgumentError(absl::StrCat("data address: an IP address expected, got ", ip));
+  if (info == nullptr) return absl::InvalidArgumentError(absl::StrCat("data address: want an IP address, got ", ip));
   wire::FileDescriptor fd(socket(info->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!fd.valid() || bind(fd.get(), info->ai_addr, info->ai_addrlen) != 0 || listen(fd.get(), SOMAXCONN) != 0) {
     return absl::UnavailableError(
-        absl::StrCat("data address ", ip, ": one of this host expected: ", std::strerror(errno)));
+        absl::StrCat("data address ", ip, ": failed to listen, want an address of this host: ", std::strerror(errno)));
   }
   ASSIGN_OR_RETURN(const std::string port, PortOf(fd.get()));
   return std::shared_ptr<const LinkListener>(new LinkListener(std::move(fd), absl::StrCat(ip, ":", port)));
@@ -148,7 +147,7 @@ absl::StatusOr<std::vector<UnreachedPeer>> CheckLinks(const LinkListener& self, 
                                                       absl::Duration patience, const ConnectAbort* abort) {
   bool is_drained = self.Drain();
   std::vector<Attempts> all(peers.begin(), peers.end());
-  // While this process was stopped nothing was tried.
+  // Time during which this process was stopped does not count.
   absl::Duration tried;
   for (SteadyTime before = SteadyNow(); !AllReached(all) && tried < patience;) {
     if (abort != nullptr) RETURN_IF_ERROR(abort->status());

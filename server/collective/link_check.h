@@ -1,4 +1,4 @@
-// Finds the daemons that this one cannot reach over the data network.
+// Check of the links from this daemon to others over the data network.
 #ifndef PARAMSHARD_SERVER_COLLECTIVE_LINK_CHECK_H_
 #define PARAMSHARD_SERVER_COLLECTIVE_LINK_CHECK_H_
 
@@ -19,20 +19,20 @@
 
 namespace paramshard::server {
 
-// Where others try whether they reach this daemon: whoever connects has. It lives as long as the daemon, not as an epoch:
-// one that tries late, because it was stopped for a while, would hold a daemon that is through for one that it cannot
-// reach. Thread-safe.
+// Listener to which other daemons connect to check their link to this one. It lives as long as the daemon, not as an
+// epoch: a daemon that checks late, because it was stopped for a while, must not take a daemon that has finished for an
+// unreachable one. Thread-safe.
 class LinkListener {
  public:
-  // Listens at this IP of this host. INVALID_ARGUMENT no IP; UNAVAILABLE not one of this host.
+  // Listens at this IP of this host. INVALID_ARGUMENT not an IP; UNAVAILABLE not an address of this host.
   static absl::StatusOr<std::shared_ptr<const LinkListener>> Start(const std::string& ip);
 
   // "10.9.0.11:41234"
   const std::string& address() const { return address_; }
-  // Readable while somebody has come.
+  // Readable while connections wait.
   int fd() const { return fd_.get(); }
-  // Lets those go who have come: others could come no more at last. False when some may stay, for want of a
-  // descriptor.
+  // Accepts and closes waiting connections, so that the backlog does not fill up. Returns false if some may remain
+  // because there is no free descriptor.
   bool Drain() const;
 
  private:
@@ -43,7 +43,7 @@ class LinkListener {
   const std::string address_;
 };
 
-// Without the port: "10.9.0.11"
+// Returns the address without the port: "10.9.0.11".
 std::string IpOf(const std::string& address);
 
 struct LinkPeer {
@@ -53,24 +53,24 @@ struct LinkPeer {
 
 struct UnreachedPeer {
   LinkPeer peer = {};
-  std::string why = {};  // what the last attempt came to
+  std::string why = {};  // result of the last attempt
 };
 
-// How long daemons try to reach each other. A link that is gone for less ends no epoch.
+// How long daemons try to reach each other. A shorter outage of a link ends no epoch.
 inline constexpr absl::Duration kLinkPatience = absl::Seconds(10);
-// How often they do while an epoch runs.
+// Interval between checks while an epoch runs.
 inline constexpr absl::Duration kLinkInterval = absl::Seconds(10);
 
-// Connects to all peers at the same time, and to each again and again until it is reached, for at most `patience` of the
-// time that this process runs. Returns those that were not reached: it has tried them all along. Errors: what the abort
-// (may be null) says, within a second; RESOURCE_EXHAUSTED no descriptors.
+// Connects to all peers at the same time, and retries each until it is reached, for at most `patience` of this
+// process's running time. Returns the peers that were not reached. Errors: the status of the abort (may be null),
+// within a second; RESOURCE_EXHAUSTED no descriptors.
 absl::StatusOr<std::vector<UnreachedPeer>> CheckLinks(const LinkListener& self, absl::Span<const LinkPeer> peers,
                                                       absl::Duration patience, const ConnectAbort* abort);
 
-// This daemon's links to the others that take part in an epoch. Thread-safe; checks wait for each other.
+// This daemon's links to the other daemons of an epoch. Thread-safe; only one check runs at a time.
 class Links {
  public:
-  // Without a listener nothing is ever checked.
+  // Without a listener no link is checked.
   Links(int node, std::shared_ptr<const LinkListener> listener) : node_(node), listener_(std::move(listener)) {}
 
   const LinkListener* listener() const { return listener_.get(); }
@@ -79,8 +79,8 @@ class Links {
     peers_ = std::move(peers);
   }
 
-  // As CheckLinks; nothing before there are peers. UNAVAILABLE naming all that were not reached, which are the bad ones
-  // from then on.
+  // Runs CheckLinks; does nothing before there are peers. UNAVAILABLE naming all peers that were not reached, which
+  // bad() returns from then on.
   absl::Status Check(absl::Duration patience, const ConnectAbort* abort);
   std::vector<BadLink> bad() const {
     absl::MutexLock lock(&mu_);

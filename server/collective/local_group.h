@@ -1,4 +1,4 @@
-// A shard group that lies in one daemon: every rank's memory is at hand.
+// Shard group that lies in one daemon, so that every rank's memory is accessible.
 #ifndef PARAMSHARD_SERVER_COLLECTIVE_LOCAL_GROUP_H_
 #define PARAMSHARD_SERVER_COLLECTIVE_LOCAL_GROUP_H_
 
@@ -12,7 +12,7 @@
 
 namespace paramshard::server {
 
-// A view; the model, the layout and the memory outlive it. Ranks are of the group.
+// A view: the model, the layout and the memory outlive it. Ranks are group ranks.
 struct LocalGroup {
   const ModelSpec* model = nullptr;
   const Layout* layout = nullptr;
@@ -21,17 +21,17 @@ struct LocalGroup {
 
   int ranks() const { return static_cast<int>(memory.size()); }
 
-  // The gradients of `slice` that `rank` has put into the slot.
+  // Returns the gradients of `slice` that `rank` has put into the slot.
   const void* Gradients(const ReduceCall& call, const GradientSlice& slice, int rank) const;
 
-  // The same, of `rank` itself, where it has landed them.
+  // Returns the gradients of its own slice that `rank` has put into its landing area.
   const void* Landed(int unit, const GradientSlice& slice, int rank) const;
 
   GradientType gradient_type(int unit, int parameter) const {
     return model->units[unit].parameters[parameter].gradient_type;
   }
 
-  // What moves bytes between the ranks.
+  // The mover of bytes between the ranks.
   MovedBy moved_by() const {
     return memory.front().device->id().kind == DeviceKind::kCuda ? MovedBy::kCopyEngine : MovedBy::kMemcpy;
   }

@@ -50,7 +50,7 @@ absl::Status LocalReduction::Allocate() {
 
 absl::Status LocalReduction::Reduce(const ReduceCall& call) {
   RETURN_IF_ERROR(CheckLanded(call));
-  // The unit's receive memory is used again.
+  // The unit's receive memory is reused.
   Sums& left = left_[call.unit];
   if (!left.empty()) RETURN_IF_ERROR(queue_->Sum(std::exchange(left, {})));
   Copies copies;
@@ -64,9 +64,9 @@ absl::Status LocalReduction::Reduce(const ReduceCall& call) {
 absl::Status LocalReduction::CheckLanded(const ReduceCall& call) const {
   if (!call.own_slices_landed || (at_commit_ && left_[call.unit].empty())) return absl::OkStatus();
   return absl::FailedPreconditionError(
-      absl::StrCat("push ", group_.model->units[call.unit].name, ": own slices landed ",
+      absl::StrCat("push ", group_.model->units[call.unit].name, ": want own slices landed ",
                    at_commit_ ? "once between two commits" : "only where sums wait for the commit",
-                   " expected, got them in command ", call.number));
+                   ", got them in command ", call.number));
 }
 
 void LocalReduction::Plan(const ReduceCall& call, Copies& copies, Sums& sums) const {

@@ -1,4 +1,4 @@
-// Sums of gradients over a shard group that lies in one daemon: one rank's end.
+// Sums of one rank's gradients over a shard group that lies in one daemon.
 #ifndef PARAMSHARD_SERVER_COLLECTIVE_LOCAL_REDUCTION_H_
 #define PARAMSHARD_SERVER_COLLECTIVE_LOCAL_REDUCTION_H_
 
@@ -13,18 +13,18 @@
 
 namespace paramshard::server {
 
-// It waits for nobody: every rank has filled its slot when Reduce is called.
+// Does not wait for other ranks: every rank has filled its slot when Reduce is called.
 //
-// At the push: the peers' slices are summed where they lie, or on a GPU first copied into receive memory by copy
-// engines: a kernel that waits for NVLink would hold the trainers' back for longer. At the commit: a push only copies
-// them, each unit into receive memory of its own, and leaves the sums to whoever takes them. A unit's second push
-// between two commits is summed at once, after what was left of the first. Used by one thread at a time.
+// At the push, the peers' slices are summed where they lie; on a GPU copy engines first copy them into receive memory,
+// since a kernel that waits for NVLink would delay the trainers' kernels for longer. With `at_commit`, a push only
+// copies them, each unit into receive memory of its own, and leaves the sums to TakeSums. A unit's second push between
+// two commits is summed at once, after the sums left by the first. Used by one thread at a time.
 class LocalReduction {
  public:
   // RESOURCE_EXHAUSTED.
   static absl::StatusOr<LocalReduction> Create(const LocalGroup& group, int rank, bool at_commit);
 
-  // As Collectives says.
+  // See Collectives.
   absl::Status Reduce(const ReduceCall& call);
   std::vector<SumTask> TakeSums();
   bool sums_at_commit() const { return at_commit_; }
@@ -38,7 +38,7 @@ class LocalReduction {
 
   absl::Status Allocate();
   absl::Status CheckLanded(const ReduceCall& call) const;
-  // Plans what the call asks for: copies of the peers' slices, where they are received, and then the sums.
+  // Plans a call: copies of the peers' slices, if they are received, and then the sums.
   void Plan(const ReduceCall& call, Copies& copies, Sums& sums) const;
   SumTask Receive(const ReduceCall& call, const GradientSlice& slice, int64_t at_bytes, Copies& copies) const;
 

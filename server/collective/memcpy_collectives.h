@@ -1,4 +1,4 @@
-// The engine of `cpu` devices of one daemon: plain copies between the ranks' memory.
+// Engine of `cpu` devices of one daemon: plain copies between the ranks' memory.
 #ifndef PARAMSHARD_SERVER_COLLECTIVE_MEMCPY_COLLECTIVES_H_
 #define PARAMSHARD_SERVER_COLLECTIVE_MEMCPY_COLLECTIVES_H_
 
@@ -13,10 +13,10 @@
 
 namespace paramshard::server {
 
-// It waits for nobody: the daemon calls Gather only when every rank of the group has issued the command and its slot is
-// free, and Reduce only when every rank has filled its gradient slot. Gather pushes: it writes the peers' slots. Reduce
-// pulls: it reads the peers' gradient slots, so a slot is drained when every rank's Reduce has returned. Abort ends a
-// gather between two peers.
+// Does not wait for other ranks: the daemon calls Gather only when every rank of the group has issued the command and
+// its slot is free, and Reduce only when every rank has filled its gradient slot. Gather pushes: it writes the peers'
+// slots. Reduce pulls: it reads the peers' gradient slots, so a slot is drained when every rank's Reduce has returned.
+// Abort ends a gather between two peers.
 class MemcpyCollectives final : public Collectives {
  public:
   // One rank's end of the group.

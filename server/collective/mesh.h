@@ -1,4 +1,4 @@
-// One rank's way to the other members of a group, most of which are in other daemons.
+// Connections of one rank to the other members of a group, most of which are in other daemons.
 #ifndef PARAMSHARD_SERVER_COLLECTIVE_MESH_H_
 #define PARAMSHARD_SERVER_COLLECTIVE_MESH_H_
 
@@ -15,7 +15,7 @@
 
 namespace paramshard::server {
 
-// Names a member in messages.
+// Member of a mesh.
 struct MeshMember {
   int node = 0;
   int rank = 0;  // of the world
@@ -30,14 +30,14 @@ struct Bytes {
   int64_t size = 0;
 };
 
-// The bytes that move between this member and one other. Sizes and order must match what the peer asks for.
+// Bytes that move between this member and one peer. Sizes and order must match the peer's transfer.
 struct PeerTransfer {
   int peer = 0;
   std::vector<Bytes> sends;
   std::vector<Bytes> receives;
 };
 
-// One thread at a time exchanges; Abort may come from any thread. After an error the mesh is at its end.
+// Exchange is called by one thread at a time, Abort by any thread. After an error the mesh has ended.
 class Mesh {
  public:
   virtual ~Mesh() = default;
@@ -48,18 +48,18 @@ class Mesh {
   const std::vector<MeshMember>& members() const { return members_; }
 
   // Sends and receives everything, and calls `received(peer)` in the order of `transfers` when all of that peer's bytes
-  // are in. The memory is of the member's device, and is touched no longer than the call takes. Errors:
-  // DEADLINE_EXCEEDED or UNAVAILABLE naming the peer; what Abort said; those of the device.
+  // are in. The memory lies on the member's device, and is not touched after the call. Errors: DEADLINE_EXCEEDED or
+  // UNAVAILABLE naming the peer; the status of Abort; errors of the device.
   virtual absl::Status Exchange(absl::Span<const PeerTransfer> transfers, SteadyTime deadline,
                                 absl::FunctionRef<void(int peer)> received) = 0;
 
-  // Ends the call in progress at once and later ones with `status`; the first status stays.
+  // Ends the call in progress at once, and later ones, with `status`. The first status is kept.
   virtual void Abort(const absl::Status& status) = 0;
 
   // A mesh of the same members for host memory, which ends with this one.
   virtual Mesh& host_mesh() = 0;
 
-  // Names what moves the bytes; it is a part of the engine's name.
+  // Name of the transport, a part of the engine's name.
   virtual absl::string_view name() const = 0;
 
  protected:

@@ -8,7 +8,7 @@
 namespace paramshard::server {
 namespace {
 
-// Longer ones are none.
+// Longest valid address.
 constexpr size_t kMostAddressBytes = 1024;
 
 size_t SharedPrefix(const std::string& a, const std::string& b) {

@@ -1,4 +1,4 @@
-// The addresses of one daemon's meshes that are meant for another one, as they travel.
+// Addresses of one daemon's meshes for another daemon, and their encoding.
 #ifndef PARAMSHARD_SERVER_COLLECTIVE_MESH_ADDRESSES_H_
 #define PARAMSHARD_SERVER_COLLECTIVE_MESH_ADDRESSES_H_
 
@@ -10,14 +10,14 @@
 
 namespace paramshard::server {
 
-// By the index of the mesh among those of the daemon that listens, and the member of it that is to connect.
+// Addresses by the mesh's index in the listening daemon, and the member of the mesh that is to connect.
 using MeshAddresses = std::map<std::pair<int, int>, std::string>;
-// In the place of a mesh: the address of the daemon's LinkListener.
+// Key of the address of the daemon's LinkListener.
 inline constexpr std::pair<int, int> kLinkPlace{-1, -1};
 
-// Addresses of one daemon differ in a few bytes: each is written as what differs from the one before it.
+// Encodes each address as its difference from the one before: addresses of one daemon differ in a few bytes.
 std::string EncodeAddresses(const MeshAddresses& addresses);
-// What cannot be read is left out.
+// Leaves out addresses that cannot be read.
 MeshAddresses DecodeAddresses(absl::string_view bytes);
 
 }  // namespace paramshard::server

@@ -76,7 +76,7 @@ absl::Status MeshCollectives::LandOwnPieces(const GatherCall& call) {
 
 std::vector<PeerTransfer> MeshCollectives::GatherTransfers(const GatherCall& call) {
   uint8_t* const slot = options_.memory.slots + options_.layout->slot_offsets()[call.slot];
-  // A mesh only reads what it sends.
+  // A mesh only reads memory that it sends.
   uint8_t* const arena = const_cast<uint8_t*>(options_.memory.arena);
   std::vector<Bytes> own;
   for (const PieceCopy& piece : options_.layout->Pieces(call.unit, call.phase, rank())) {
@@ -145,7 +145,7 @@ absl::Status MeshCollectives::Sum(const ReduceCall& call) {
   return ranks() > options_.most_sum_sources ? SumChained(std::move(sums)) : reduce_queue_->Sum(sums);
 }
 
-// In float32 memory of the engine's own first: accumulators may hold more than this sum, or round.
+// Sums in float32 memory of the engine first: accumulators may hold other sums too, or round.
 absl::Status MeshCollectives::SumChained(std::vector<SumTask> sums) {
   std::vector<SumTask> last;
   auto* chained = reinterpret_cast<float*>(chained_.data());

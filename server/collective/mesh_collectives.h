@@ -1,4 +1,4 @@
-// The engine of shard groups that span daemons, over any mesh: Gloo between `cpu` devices, NCCL between GPUs.
+// Engine of shard groups that span daemons, over any mesh: Gloo between `cpu` devices, NCCL between GPUs.
 #ifndef PARAMSHARD_SERVER_COLLECTIVE_MESH_COLLECTIVES_H_
 #define PARAMSHARD_SERVER_COLLECTIVE_MESH_COLLECTIVES_H_
 
@@ -21,8 +21,8 @@
 namespace paramshard::server {
 
 // Gather pulls: pieces of all ranks, its own too, land in this rank's slot straight from the mesh, after all ranks have
-// said that they are at the same command. Reduce receives the peers' slices of this rank's extents into memory of the
-// engine and sums them in rank order with its own.
+// agreed on the command. Reduce receives the peers' slices of this rank's extents into memory of the engine and sums
+// them in rank order with its own.
 class MeshCollectives final : public Collectives {
  public:
   struct Options {
@@ -30,7 +30,7 @@ class MeshCollectives final : public Collectives {
     const Layout* layout = nullptr;    // outlives the engine
     RankMemory memory;
     absl::Duration timeout;
-    int most_sum_sources = kMostSumSources;  // that the device adds at a time
+    int most_sum_sources = kMostSumSources;  // largest number that the device adds at a time
   };
 
   // `gather` and `reduce` connect all ranks of the world, in order. RESOURCE_EXHAUSTED.
@@ -60,17 +60,17 @@ class MeshCollectives final : public Collectives {
   absl::Status TryReduce(const ReduceCall& call, SteadyTime deadline);
   std::vector<PeerTransfer> ReduceTransfers(const ReduceCall& call);
   absl::Status Sum(const ReduceCall& call);
-  // More sources than the device adds at a time.
+  // Sums more sources than the device adds at a time.
   absl::Status SumChained(std::vector<SumTask> sums);
 
   int64_t GradientSliceBytes(int unit, const GradientSlice& slice) const;
-  // The bytes of this rank's slices of a unit, each padded so that the next is aligned.
+  // Returns the bytes of this rank's slices of a unit, each padded so that the next one is aligned.
   int64_t ReceiveBytes(int unit) const;
   // Returns where the slices of `peer` are received.
   uint8_t* ReceivedFrom(int peer, int unit) const;
   uint8_t* GradientSlot(int slot) const;
 
-  // The first error stays.
+  // Returns the status for a call. The first error is kept.
   absl::Status Settle(const absl::Status& status, const CommandHeader& header);
 
   // Constant after construction.

@@ -17,10 +17,10 @@
 namespace paramshard::server {
 namespace {
 
-// The rendezvous knows nothing of an abort: for so long it is waited for between two looks.
+// Wait between two looks for an abort, which the rendezvous does not know.
 constexpr absl::Duration kAbortLatency = absl::Milliseconds(500);
 
-// What `get` gets within some time; DEADLINE_EXCEEDED when that was not enough.
+// Calls `get` until it has a value. DEADLINE_EXCEEDED at the deadline.
 template <typename Get>
 auto Await(const MeshConnection& connection, SteadyTime deadline, Get get) {
   while (true) {
@@ -34,7 +34,7 @@ auto Await(const MeshConnection& connection, SteadyTime deadline, Get get) {
 }
 
 using Meshes = std::vector<std::unique_ptr<TcpMesh>>;
-// Addresses by the node that listens there: those that it has for this daemon.
+// Addresses for this daemon, by the node that listens there.
 using AddressBooks = std::vector<MeshAddresses>;
 
 constexpr absl::string_view kKey = "meshes";
@@ -50,7 +50,7 @@ absl::StatusOr<Meshes> Listen(const MeshConnection& connection) {
   return meshes;
 }
 
-// What this daemon has for others, by node.
+// Returns this daemon's addresses for others, by node.
 AddressBooks OwnBooks(const MeshConnection& connection, const Meshes& meshes) {
   AddressBooks books(connection.nodes);
   for (size_t mesh = 0; mesh < meshes.size(); ++mesh) {
@@ -67,7 +67,7 @@ AddressBooks OwnBooks(const MeshConnection& connection, const Meshes& meshes) {
   return books;
 }
 
-// Every daemon reads what is meant for it alone.
+// Every daemon reads only its own addresses.
 absl::StatusOr<AddressBooks> ShareBooks(const MeshConnection& connection, const Meshes& meshes, SteadyTime deadline) {
   std::vector<std::string> parts;
   for (const MeshAddresses& book : OwnBooks(connection, meshes)) parts.push_back(EncodeAddresses(book));
@@ -75,8 +75,8 @@ absl::StatusOr<AddressBooks> ShareBooks(const MeshConnection& connection, const 
   const auto read =
       Await(connection, deadline, [&](absl::Duration wait) { return connection.rendezvous->GetParts(kKey, wait); });
   if (absl::IsDeadlineExceeded(read.status())) {
-    return absl::UnavailableError(absl::StrCat("all nodes expected within ", absl::FormatDuration(connection.timeout),
-                                               ", one did not come: ", read.status().message()));
+    return absl::UnavailableError(absl::StrCat("timed out after ", absl::FormatDuration(connection.timeout),
+                                               " waiting for all nodes: ", read.status().message()));
   }
   RETURN_IF_ERROR(read.status());
   AddressBooks books;
@@ -84,7 +84,7 @@ absl::StatusOr<AddressBooks> ShareBooks(const MeshConnection& connection, const 
   return books;
 }
 
-// Other daemons that take part in a mesh, where they listen for whoever tries to reach them.
+// Returns the other daemons of the meshes, with the addresses of their link listeners.
 std::vector<LinkPeer> LinkPeers(const MeshConnection& connection, const AddressBooks& books) {
   std::vector<LinkPeer> peers;
   for (size_t node = 0; node < books.size(); ++node) {
@@ -119,7 +119,7 @@ absl::Status ConnectMesh(TcpMesh& mesh, const MeshPlan& plan, const AddressBooks
   return absl::OkStatus();
 }
 
-// Of the mesh that the plan is of, equal for all its members.
+// Returns the tag of the plan's mesh, equal for all its members.
 MeshTag TagOf(const MeshConnection& connection, const MeshPlan& plan) {
   std::string name;
   for (const MeshPlan::Peer& peer : plan.members) {
@@ -128,14 +128,15 @@ MeshTag TagOf(const MeshConnection& connection, const MeshPlan& plan) {
   return MakeMeshTag(connection.epoch, name);
 }
 
-// Connects meshes on a thread each: a member that listens waits for one that connects, which may be in the same daemon.
+// Connects each mesh on a thread of its own: a listening member waits for a connecting one, which may be in the same
+// daemon.
 class ParallelConnect {
  public:
   // The arguments outlive this object.
   ParallelConnect(const MeshConnection& connection, const Meshes& meshes, const AddressBooks& books)
       : connection_(connection), meshes_(meshes), books_(books), left_(meshes.size()) {}
 
-  // Once. Returns the first error. At the deadline, and at the first error, all meshes close.
+  // Called once. Returns the first error. Closes all meshes at the deadline and at the first error.
   absl::Status Run(SteadyTime deadline) {
     std::vector<std::thread> threads = Start(deadline);
     if (!AllConnected(deadline)) {
@@ -146,7 +147,7 @@ class ParallelConnect {
     return status_;
   }
 
-  // As if a connection had failed.
+  // Ends connecting as a failed connection does.
   void Abort(const absl::Status& status) {
     absl::MutexLock lock(&mu_);
     status_.Update(status);
@@ -154,7 +155,7 @@ class ParallelConnect {
   }
 
  private:
-  // The threads that there are: one that does not start counts as a connection that has failed.
+  // Starts the threads. One that does not start counts as a failed connection.
   std::vector<std::thread> Start(SteadyTime deadline) {
     std::vector<std::thread> threads;
     for (size_t i = 0; i < meshes_.size(); ++i) {

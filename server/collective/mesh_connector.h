@@ -1,4 +1,4 @@
-// Brings the meshes of all daemons together.
+// Connection of the meshes of all daemons.
 #ifndef PARAMSHARD_SERVER_COLLECTIVE_MESH_CONNECTOR_H_
 #define PARAMSHARD_SERVER_COLLECTIVE_MESH_CONNECTOR_H_
 
@@ -16,7 +16,7 @@
 
 namespace paramshard::server {
 
-// One mesh that this daemon takes part in.
+// A mesh in which this daemon takes part.
 struct MeshPlan {
   struct Peer {
     MeshMember member;
@@ -33,21 +33,20 @@ struct MeshConnection {
   Rendezvous* rendezvous = nullptr;
   absl::Duration timeout;
   std::string listen_address;
-  ConnectAbort* abort = nullptr;  // ends the connecting from outside; may be null
-  Links* links = nullptr;         // which this call makes known, and tries; may be null
-  std::string epoch = {};         // that the meshes are of: see MakeMeshTag
+  ConnectAbort* abort = nullptr;  // ends connecting from outside; may be null
+  Links* links = nullptr;         // get their peers from this call, and are checked; may be null
+  std::string epoch = {};         // of the meshes: see MakeMeshTag
 };
 
-// Returns what another daemon has put at the rendezvous, or will. DEADLINE_EXCEEDED, and at an abort its status, within
-// a second.
+// Waits for a value that another daemon puts at the rendezvous. DEADLINE_EXCEEDED; the status of an abort, within a
+// second.
 absl::StatusOr<std::string> AwaitValue(const MeshConnection& connection, int node, absl::string_view key,
                                        SteadyTime deadline);
 
-// Connects every mesh of the plans; all daemons must call it, with plans that fit each other. First each tries to reach
-// all others, at the same time, so that all links that are cut are known, and no other one is held to be.
-// UNAVAILABLE naming a node that did not come within the timeout, all nodes that were not reached (see `links`), a rank
-// that could not be connected, or one whose connection is not of the epoch; RESOURCE_EXHAUSTED no thread; the
-// rendezvous' own errors (ABORTED); what the connection's abort says.
+// Connects every mesh of the plans; all daemons must call it, with plans that fit each other. First all daemons check
+// their links at the same time, so that all cut links are known, and no others are taken for cut. UNAVAILABLE naming a
+// node that timed out, all nodes that were not reached (see `links`), a rank that could not be connected, or one whose
+// connection is of another epoch; RESOURCE_EXHAUSTED no thread; errors of the rendezvous (ABORTED); the abort's status.
 absl::StatusOr<std::vector<std::unique_ptr<TcpMesh>>> ConnectMeshes(const MeshConnection& connection);
 
 }  // namespace paramshard::server

@@ -13,7 +13,7 @@
 namespace paramshard::server {
 namespace {
 
-// As it is sent: both ends are machines of one kind, which share the bytes of models too.
+// Message with a tag, sent as it lies in memory: both ends are machines of one kind, as for the bytes of models.
 struct Greeting {
   uint64_t tag_high = 0;
   uint64_t tag_low = 0;
@@ -35,7 +35,7 @@ std::string GreetingText(const Greeting& greeting) {
 }  // namespace
 
 MeshTag MakeMeshTag(absl::string_view epoch, absl::string_view mesh) {
-  // With its length the first text ends where it does.
+  // The length marks the end of the first text.
   const std::string text = absl::StrCat(epoch.size(), "/", epoch, "/", mesh);
   const XXH128_hash_t hash = XXH3_128bits(text.data(), text.size());
   return absl::MakeUint128(hash.high64, hash.low64);
@@ -57,7 +57,7 @@ absl::Status ExchangeTags(Mesh& mesh, MeshTag tag, SteadyTime deadline) {
     const Greeting expected = GreetingOf(tag, transfer.peer, mesh.self());
     if (heard[transfer.peer] == expected) continue;
     return absl::UnavailableError(absl::StrCat(MemberName(mesh.member(transfer.peer)),
-                                               ": its connection of this epoch ", "expected (", GreetingText(expected),
+                                               ": want its connection of this epoch (", GreetingText(expected),
                                                "), got another one (", GreetingText(heard[transfer.peer]), ")"));
   }
   return absl::OkStatus();

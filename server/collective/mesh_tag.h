@@ -1,4 +1,4 @@
-// What the members of a mesh say to each other first.
+// Tags that the members of a mesh exchange first.
 #ifndef PARAMSHARD_SERVER_COLLECTIVE_MESH_TAG_H_
 #define PARAMSHARD_SERVER_COLLECTIVE_MESH_TAG_H_
 
@@ -10,17 +10,17 @@
 
 namespace paramshard::server {
 
-// Of one mesh of one epoch: no other mesh of any epoch has the same.
+// Tag of one mesh of one epoch, unique over all meshes and epochs.
 using MeshTag = absl::uint128;
 
-// `epoch`: the model, its history and the number of the epoch; `mesh` names the mesh among those of the epoch. The same
-// text makes the same tag in every process.
+// Makes a tag, the same in every process. `epoch`: the model, its history and the epoch's number; `mesh`: name of the
+// mesh in the epoch.
 MeshTag MakeMeshTag(absl::string_view epoch, absl::string_view mesh);
 
-// Says the tag, and who is who, to every other member, and hears what they say: a connection that leads to a member of
-// another epoch, of another mesh, or to another member is found before a byte of a model moves. It prevents mix-ups and
-// not attacks: whoever is on the network can read tags. All members call it at once, as the first exchange of the mesh.
-// UNAVAILABLE naming a member that is another one; as Mesh::Exchange.
+// Exchanges the tag and both members' numbers with every other member, so that a connection to another epoch, mesh or
+// member is found before a byte of a model moves. It prevents mix-ups, not attacks: anyone on the network can read
+// tags. All members call it at once, as the mesh's first exchange. UNAVAILABLE naming a wrong member; errors of
+// Mesh::Exchange.
 absl::Status ExchangeTags(Mesh& mesh, MeshTag tag, SteadyTime deadline);
 
 }  // namespace paramshard::server

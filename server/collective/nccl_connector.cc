@@ -20,7 +20,8 @@ namespace {
 
 using NcclMeshes = std::vector<std::unique_ptr<NcclMesh>>;
 
-// NCCL takes seconds to look at the machine and to connect: this long at least, though a step may wait less for a rank.
+// Shortest timeout for connecting, even if a step waits less for a rank: NCCL takes seconds to inspect the machine and
+// to connect.
 constexpr absl::Duration kShortestTimeout = absl::Seconds(30);
 
 absl::StatusOr<const gpu::Nccl*> LoadNcclOrSayHow(const std::string& path) {
@@ -32,7 +33,8 @@ absl::StatusOr<const gpu::Nccl*> LoadNcclOrSayHow(const std::string& path) {
                                                          "nvidia/nccl/lib/libnccl.so.2 in its site-packages)"));
 }
 
-// The first member makes the communicator's id. Its daemon names a mesh by its own number of it.
+// Returns the key of a communicator's id, which the first member makes. It has the mesh's number in that member's
+// daemon.
 std::string IdKey(const MeshPlan& plan) { return absl::StrCat("nccl/", plan.members[0].mesh); }
 
 absl::Status PutIds(const gpu::Nccl& nccl, const MeshConnection& connection) {
@@ -50,7 +52,8 @@ absl::StatusOr<std::vector<std::string>> GetIds(const MeshConnection& connection
   for (const MeshPlan& plan : connection.plans) {
     const absl::StatusOr<std::string> id = AwaitValue(connection, plan.members[0].member.node, IdKey(plan), deadline);
     if (absl::IsDeadlineExceeded(id.status())) {
-      return absl::UnavailableError(absl::StrCat(MemberName(plan.members[0].member), ": NCCL's id expected of it"));
+      return absl::UnavailableError(
+          absl::StrCat(MemberName(plan.members[0].member), ": timed out waiting for its NCCL id"));
     }
     RETURN_IF_ERROR(id.status());
     ids.push_back(absl::HexStringToBytes(*id));
@@ -58,9 +61,9 @@ absl::StatusOr<std::vector<std::string>> GetIds(const MeshConnection& connection
   return ids;
 }
 
-// Meshes to connect at the same time, as indices: the n-th of every GPU. What NCCL allocates for one communicator may
-// wait for kernels of another on the same GPU, which may wait for a GPU that is no further: so they come one after the
-// other, in the same order everywhere.
+// Returns the indices of meshes to connect at the same time: the n-th of every GPU. NCCL's allocations for one
+// communicator may wait for kernels of another on the same GPU, which may wait for a GPU that is behind: so the
+// communicators of a GPU are connected one after another, in the same order everywhere.
 std::vector<std::vector<int>> Rounds(const std::vector<int>& devices) {
   std::vector<std::vector<int>> rounds;
   std::map<int, size_t> meshes_of_device;
@@ -72,7 +75,7 @@ std::vector<std::vector<int>> Rounds(const std::vector<int>& devices) {
   return rounds;
 }
 
-// Connects the meshes on a thread each: they wait for each other too. The first error ends all.
+// Connects each mesh on a thread of its own, since they wait for each other too. The first error ends all.
 absl::Status ConnectRound(const std::vector<int>& round, const NcclMeshes& meshes, const std::vector<std::string>& ids,
                           SteadyTime deadline) {
   AbortState failed;

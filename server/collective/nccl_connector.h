@@ -1,4 +1,4 @@
-// Brings the GPUs of all daemons together.
+// Connection of the GPUs of all daemons.
 #ifndef PARAMSHARD_SERVER_COLLECTIVE_NCCL_CONNECTOR_H_
 #define PARAMSHARD_SERVER_COLLECTIVE_NCCL_CONNECTOR_H_
 
@@ -14,14 +14,13 @@ namespace paramshard::server {
 
 struct NcclConnection {
   MeshConnection hosts;      // the plans
-  std::vector<int> devices;  // of this daemon, by plan: the index of the GPU whose memory the mesh moves
-  std::string library;       // path of NCCL; empty: where the dynamic linker finds it
+  std::vector<int> devices;  // by plan: this daemon's GPU whose memory the mesh moves
+  std::string library;       // path of NCCL; empty: found by the dynamic linker
 };
 
-// Loads NCCL, for good: what is missing or too old is found at the start. Returns its version, as "2.27.3".
-// FAILED_PRECONDITION says what was looked for, and what to do; UNIMPLEMENTED in a build without CUDA. `library` as in
-// NcclConnection. With a key NCCL encrypts what it sends over TCP, and sends nothing another way; FAILED_PRECONDITION it
-// knows no keys.
+// Loads NCCL for the life of the process, so that a missing or old library is found at the start. Returns its version,
+// as "2.27.3". With a key, NCCL sends only over TCP, encrypted. `library`: see NcclConnection. FAILED_PRECONDITION the
+// library is missing or too old (says what to do), or does not support keys; UNIMPLEMENTED a build without CUDA.
 absl::StatusOr<std::string> LoadNccl(const std::string& library, const std::string& key = {});
 
 // Like ConnectMeshes, with a mesh over NCCL on every mesh over TCP. FAILED_PRECONDITION besides: NCCL is missing or too

@@ -21,9 +21,9 @@ absl::StatusOr<std::string> ReadNcclKey(const std::string& path) {
   if (!key.ok()) return absl::FailedPreconditionError(absl::StrCat("--nccl-psk-file ", key.status().message()));
   absl::StripTrailingAsciiWhitespace(&*key);
   if (key->size() < kLeastNcclKeyBytes) {
-    return KeyError(path, absl::StrCat("a key of at least ", kLeastNcclKeyBytes, " bytes expected, got ", key->size()));
+    return KeyError(path, absl::StrCat("want a key of at least ", kLeastNcclKeyBytes, " bytes, got ", key->size()));
   }
-  if (key->find('\0') != key->npos) return KeyError(path, "a text without zeros expected as a key");
+  if (key->find('\0') != key->npos) return KeyError(path, "the key contains a zero byte");
   return key;
 }
 

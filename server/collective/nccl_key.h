@@ -8,11 +8,11 @@
 
 namespace paramshard::server {
 
-// Of fewer bytes NCCL takes none.
+// Shortest key that NCCL accepts.
 inline constexpr int kLeastNcclKeyBytes = 32;
 
-// Reads the key that the file holds, a text; what is white at its end is no part of it. FAILED_PRECONDITION naming the
-// file: it cannot be read, somebody else can read it too, or it holds no such key.
+// Reads the key in the file, a text without trailing white space. FAILED_PRECONDITION naming the file: it cannot be
+// read, other users can read it too, or it holds no such key.
 absl::StatusOr<std::string> ReadNcclKey(const std::string& path);
 
 }  // namespace paramshard::server

@@ -13,7 +13,7 @@ namespace {
 
 // The pause between two looks at the GPU.
 constexpr absl::Duration kNap = absl::Microseconds(20);
-// Members send each other so much when they connect.
+// Bytes that members send each other when they connect.
 constexpr int64_t kGreetingBytes = 16;
 
 }  // namespace
@@ -31,7 +31,7 @@ NcclMesh::NcclMesh(const gpu::Nccl& nccl, gpu::Stream stream, std::unique_ptr<Tc
       stream_(std::move(stream)) {}
 
 void NcclMesh::Abort(const absl::Status& status) {
-  end_.Set(status);  // the thread that waits for the GPU sees it
+  end_.Set(status);  // seen by the thread that waits for the GPU
   host_mesh_->Abort(status);
 }
 
@@ -89,7 +89,7 @@ absl::Status NcclMesh::TryExchange(absl::Span<const PeerTransfer> transfers, Ste
   const gpu::DeviceScope scope(stream_.device());
   RETURN_IF_ERROR(communicator_.Enqueue(operations, stream_.get()));
   RETURN_IF_ERROR(AwaitReady(peers, deadline));
-  // Errors of other members show at the communicator, those of this GPU at the stream.
+  // Errors of other members show at the communicator, errors of this GPU at the stream.
   const auto is_done = [&]() -> absl::StatusOr<bool> {
     ASSIGN_OR_RETURN(const bool ready, communicator_.Ready());
     ASSIGN_OR_RETURN(const bool idle, stream_.IsIdle());
@@ -112,7 +112,7 @@ absl::Status NcclMesh::Await(absl::FunctionRef<absl::StatusOr<bool>()> is_done, 
     }
     if (*done) return absl::OkStatus();
     if (SteadyNow() >= deadline) {
-      return absl::DeadlineExceededError(absl::StrCat("NCCL: the bytes of ", peers, " did not come in time"));
+      return absl::DeadlineExceededError(absl::StrCat("NCCL: timed out waiting for the bytes of ", peers));
     }
     absl::SleepFor(kNap);
   }

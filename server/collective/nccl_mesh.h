@@ -1,4 +1,4 @@
-// A mesh for memory of GPUs, over NCCL.
+// Mesh over NCCL for memory of GPUs.
 #ifndef PARAMSHARD_SERVER_COLLECTIVE_NCCL_MESH_H_
 #define PARAMSHARD_SERVER_COLLECTIVE_NCCL_MESH_H_
 
@@ -20,16 +20,16 @@
 
 namespace paramshard::server {
 
-// NCCL's ordinary kernels on a stream of the mesh's own: those that can be aborted. They wait on the GPU for the other
-// members, and cannot say for whom: callers let the members meet on the host mesh first.
+// Runs NCCL's ordinary kernels, which can be aborted, on a stream of its own. They wait on the GPU for the other
+// members and cannot tell for which: callers let the members meet on the host mesh first.
 class NcclMesh final : public Mesh {
  public:
   // `host_mesh` connects the same members, each with a GPU of its own.
   static absl::StatusOr<std::unique_ptr<NcclMesh>> Create(const gpu::Nccl& nccl, int device,
                                                           std::unique_ptr<TcpMesh> host_mesh);
 
-  // Joins the communicator of `id`, and lets the first bytes flow between all members, for which NCCL allocates on
-  // every GPU. All members must call it; it waits for them. Errors are those of Exchange.
+  // Joins the communicator of `id` and moves first bytes between all members, for which NCCL allocates memory on every
+  // GPU. All members must call it; it waits for them. Errors of Exchange.
   absl::Status Connect(absl::string_view id, SteadyTime deadline);
 
   absl::Status Exchange(absl::Span<const PeerTransfer> transfers, SteadyTime deadline,
@@ -44,10 +44,10 @@ class NcclMesh final : public Mesh {
   absl::Status TryConnect(absl::string_view id, absl::Span<const PeerTransfer> greetings, SteadyTime deadline);
   absl::Status TryExchange(absl::Span<const PeerTransfer> transfers, SteadyTime deadline);
   absl::Status AwaitReady(const std::string& peers, SteadyTime deadline) const;
-  // Looks at `is_done` until it is; `peers` are who else may be waited for.
+  // Polls `is_done` until it returns true. `peers`: members for which it may wait.
   absl::Status Await(absl::FunctionRef<absl::StatusOr<bool>()> is_done, const std::string& peers,
                      SteadyTime deadline) const;
-  // Ends the mesh: when it returns no kernel of it runs any more. The first error stays.
+  // Ends the mesh: no kernel of it runs after the call. The first error is kept.
   absl::Status End(const absl::Status& status);
   // "rank 2 (node 1), rank 3 (node 1)"
   std::string PeerNames(absl::Span<const PeerTransfer> transfers) const;
@@ -57,7 +57,7 @@ class NcclMesh final : public Mesh {
   const std::unique_ptr<TcpMesh> host_mesh_;
   const gpu::Stream stream_;
 
-  // Used by Connect and Exchange. Before the stream that it uses goes.
+  // Used by Connect and Exchange. Destroyed before the stream that it uses.
   gpu::NcclCommunicator communicator_;
 
   AbortState end_;

@@ -1,4 +1,4 @@
-// This stands in place of cuda_engines.cc and nccl_connector.cc where the build has no CUDA.
+// Replaces cuda_engines.cc and nccl_connector.cc in a build without CUDA.
 #include "server/collective/cuda_engines.h"
 #include "server/collective/nccl_connector.h"
 

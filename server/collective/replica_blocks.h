@@ -1,4 +1,4 @@
-// How the partial sums of a unit are cut over the daemons that hold replicas.
+// Partition of a unit's partial sums over the daemons that hold replicas.
 #ifndef PARAMSHARD_SERVER_COLLECTIVE_REPLICA_BLOCKS_H_
 #define PARAMSHARD_SERVER_COLLECTIVE_REPLICA_BLOCKS_H_
 
@@ -7,12 +7,12 @@
 
 namespace paramshard::server {
 
-// Each daemon owns one block of the rank's elements, in node order: it receives that of all others and sums it. Blocks
-// are equal but for the last ones, which may be shorter or empty. They begin at cache lines where that makes the largest
-// at most a twentieth larger. A value.
+// Each daemon owns one block of the rank's elements, in node order: it receives the block from all others and sums it.
+// Blocks are equal except the last ones, which may be shorter or empty. They begin at cache lines if that makes the
+// largest block at most a twentieth larger. A value.
 class ReplicaBlocks {
  public:
-  // A cache line of floats.
+  // Floats of a cache line.
   static constexpr int64_t kAlignment = 16;
 
   // Requires nodes >= 1.
@@ -21,7 +21,7 @@ class ReplicaBlocks {
     if ((aligned - block_) * 20 <= block_) block_ = aligned;
   }
 
-  // Of the largest one.
+  // Size of the largest block.
   constexpr int64_t block_elements() const { return block_; }
   constexpr int64_t begin(int node) const { return std::min(node * block_, elements_); }
   constexpr int64_t size(int node) const { return begin(node + 1) - begin(node); }

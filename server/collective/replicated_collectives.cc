@@ -84,7 +84,7 @@ absl::Status ReplicatedCollectives::MaxOverDaemons(int64_t number, absl::Span<fl
 }
 
 absl::Status ReplicatedCollectives::SendToReplica(int node, absl::Span<const uint8_t> bytes, SteadyTime deadline) {
-  // It is read alone.
+  // A mesh only reads memory that it sends.
   void* const data = const_cast<uint8_t*>(bytes.data());
   return MoveState({MemberOf(node), {{data, static_cast<int64_t>(bytes.size())}}, {}}, deadline);
 }
@@ -128,7 +128,7 @@ absl::Status ReplicatedCollectives::SumGroup(const ReduceCall& call) {
   return local_->Reduce(in_group);
 }
 
-// Blocks would bring as many bytes, and wait twice.
+// Blocks would move as many bytes, but wait twice.
 absl::Status ReplicatedCollectives::SumPair(const ReduceCall& call, int64_t elements, SteadyTime deadline) {
   const int self = replicas_->self();
   std::vector<PeerTransfer> transfers;

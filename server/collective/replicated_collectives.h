@@ -1,4 +1,4 @@
-// The engine when every daemon holds a replica: an engine of the daemon inside it, a mesh over the daemons.
+// Engine for daemons that each hold a replica: a local engine inside the daemon, a mesh between the daemons.
 #ifndef PARAMSHARD_SERVER_COLLECTIVE_REPLICATED_COLLECTIVES_H_
 #define PARAMSHARD_SERVER_COLLECTIVE_REPLICATED_COLLECTIVES_H_
 
@@ -22,10 +22,11 @@
 
 namespace paramshard::server {
 
-// Gather is that of the local engine. Reduce lets it sum over the group, in rank order, into a partial sum. Each daemon
-// owns a block of it (replica_blocks.h): it receives the block of this rank's counterparts in all daemons, sums them in
-// node order, and sends everybody the sum. So every element is added by one daemon, in the order in which each would add
-// all of them, and twice the elements are received however many daemons there are. Two exchange all and add it both.
+// Gather uses the local engine. Reduce lets the local engine sum over the group, in rank order, into a partial sum.
+// Each daemon owns a block of it (replica_blocks.h): it receives the block from this rank's counterparts in all
+// daemons, sums in node order, and sends the sum to all. So one daemon adds each element, in the order that every
+// daemon would use, and each daemon receives twice the elements, for any number of daemons. Two daemons exchange
+// everything and both add it.
 class ReplicatedCollectives final : public Collectives {
  public:
   struct Options {
@@ -34,7 +35,7 @@ class ReplicatedCollectives final : public Collectives {
     int rank = 0;                      // of the shard group
     ComputeDevice* device = nullptr;   // outlives the engine
     absl::Duration timeout;
-    int most_sum_sources = kMostSumSources;  // that the device adds at a time
+    int most_sum_sources = kMostSumSources;  // largest number that the device adds at a time
   };
 
   // `local` is this rank's end of the shard group, `replicas` connects the daemons' ranks of this index, in node order.
@@ -59,23 +60,23 @@ class ReplicatedCollectives final : public Collectives {
   absl::Status Allocate();
 
   absl::Status MoveState(const PeerTransfer& transfer, SteadyTime deadline);
-  // Its index in the mesh. Requires a node that takes part.
+  // Returns the node's index in the mesh. Requires a node that takes part.
   int MemberOf(int node) const;
 
   absl::Status TryReduce(const ReduceCall& call, SteadyTime deadline);
-  // A unit's partial sums lie one after the other; behind those of the largest unit lies what is received. Parts of
-  // absent parameters travel too: sizes then never depend on anything but the layout.
+  // A unit's partial sums lie one after another; received ones follow after the space of the largest unit. Parts of
+  // absent parameters are sent too, so that sizes depend only on the layout.
   float* Partials() const { return reinterpret_cast<float*>(partials_.data()); }
   float* Received() const;
   absl::Status SumGroup(const ReduceCall& call);
 
-  // The partial sums of two daemons, exchanged and added by both.
+  // Exchanges the partial sums of two daemons; both add them.
   absl::Status SumPair(const ReduceCall& call, int64_t elements, SteadyTime deadline);
-  // Those of more.
+  // Sums over more than two daemons, by blocks.
   absl::Status SumBlocks(const ReduceCall& call, int64_t elements, SteadyTime deadline);
-  // What another daemon has sent of this one's block; in the place of this one the block's sum.
+  // Returns another daemon's part of this daemon's block; for this daemon itself, the block's sum.
   float* ReceivedBlock(int node, const ReplicaBlocks& blocks) const;
-  // Bring the partial sums of this daemon's block, and the sums of all others'.
+  // Return the transfers of the partial sums of this daemon's block, and of the sums of all other blocks.
   std::vector<PeerTransfer> ScatterTransfers(const ReplicaBlocks& blocks) const;
   std::vector<PeerTransfer> GatherTransfers(const ReplicaBlocks& blocks) const;
   absl::Status SumOwnBlock(const ReplicaBlocks& blocks);

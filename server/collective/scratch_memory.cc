@@ -10,7 +10,7 @@ namespace {
 
 int64_t Padded(int64_t bytes, int64_t alignment) { return (bytes + alignment - 1) / alignment * alignment; }
 
-// Returns the largest over all units.
+// Returns the largest value over all units.
 template <typename BytesOfUnit>
 int64_t Largest(const ModelSpec& model, BytesOfUnit bytes_of_unit) {
   int64_t largest = 0;

@@ -8,8 +8,8 @@
 
 namespace paramshard::server {
 
-// What follows the first sources is added one by one: (partial + a) + b is no partial + (a + b), and a sum of sources of
-// one type takes no partial sum of another.
+// Sources after the first ones are added one by one: (partial + a) + b differs from partial + (a + b), and a sum of
+// sources of one type takes no partial sum of another type.
 absl::Status SumInChain(DeviceQueue& queue, absl::Span<const SumTask> sums, int most) {
   size_t longest = 0;
   std::vector<SumTask> part(sums.begin(), sums.end());

@@ -8,8 +8,8 @@
 
 namespace paramshard::server {
 
-// Makes the sums, at most `most` sources of each at a time, in their order: the bits of one sum over all. Requires sums
-// that overwrite float32, which hold the partial ones meanwhile, and most >= 1. The queue's errors.
+// Makes the sums with at most `most` sources of each at a time, in order, with the same bits as one sum over all.
+// Requires most >= 1 and sums that overwrite float32, which hold partial sums meanwhile. Errors of the queue.
 absl::Status SumInChain(DeviceQueue& queue, absl::Span<const SumTask> sums, int most);
 
 }  // namespace paramshard::server

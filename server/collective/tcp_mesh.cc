@@ -27,14 +27,14 @@ using gloo::transport::UnboundBuffer;
 // All bytes between two members go in order, so one tag serves.
 constexpr uint64_t kTag = 0;
 
-// Gloo's text without its source position: "[/src/pair.cc:1] Connection closed" becomes "Connection closed".
+// Returns Gloo's text without its source position: "[/src/pair.cc:1] Connection closed" becomes "Connection closed".
 std::string GlooText(const std::exception& error) {
   const std::string text = error.what();
   const size_t end = text.find("] ");
   return text.rfind('[', 0) == 0 && end != std::string::npos ? text.substr(end + 2) : text;
 }
 
-// The one place where Gloo's exceptions become statuses.
+// Converts Gloo's exceptions to statuses, here only.
 template <typename Call>
 absl::Status CatchGloo(Call call) {
   try {
@@ -46,8 +46,8 @@ absl::Status CatchGloo(Call call) {
 }
 
 std::chrono::milliseconds GlooTimeout(absl::Duration timeout) {
-  // Gloo multiplies timeouts, and takes negative ones and 0 for something else. Never early: before the deadline its
-  // timeout would look like a lost connection.
+  // Gloo multiplies timeouts, and gives negative ones and 0 other meanings. Rounded up, since a timeout before the
+  // deadline would look like a lost connection.
   const absl::Duration whole = absl::Ceil(timeout, absl::Milliseconds(1));
   return absl::ToChronoMilliseconds(std::max(absl::Milliseconds(1), std::min(whole, absl::Hours(24))));
 }
@@ -60,33 +60,33 @@ void IgnoreBrokenPipes() {
 
 using AddressInfo = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
 
-// Gloo neither survives an address that it cannot read nor frees what it has read of one that it cannot bind.
+// Gloo crashes on an address that it cannot read, and leaks the parsed address if it cannot bind it.
 absl::Status CheckListenAddress(const std::string& address) {
   addrinfo hints = {};
   hints.ai_flags = AI_NUMERICHOST;
   hints.ai_socktype = SOCK_STREAM;
   addrinfo* found = nullptr;
   if (getaddrinfo(address.c_str(), nullptr, &hints, &found) != 0) {
-    return absl::InvalidArgumentError(absl::StrCat("listen address: an IP address expected, got ", address));
+    return absl::InvalidArgumentError(absl::StrCat("listen address: want an IP address, got ", address));
   }
   const AddressInfo info(found, &freeaddrinfo);
   const int fd = socket(info->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
   const int error = fd < 0 || bind(fd, info->ai_addr, info->ai_addrlen) != 0 ? errno : 0;
   if (fd >= 0) close(fd);
   if (error == 0) return absl::OkStatus();
-  return absl::UnavailableError(
-      absl::StrCat("listen address ", address, ": one of this host expected: ", std::strerror(error)));
+  return absl::UnavailableError(absl::StrCat("listen address ", address,
+                                             ": failed to bind, want an address of this host: ", std::strerror(error)));
 }
 
 absl::Status PeerError(const MeshMember& member, SteadyTime deadline, const absl::Status& status) {
   if (SteadyNow() >= deadline) {
-    return absl::DeadlineExceededError(absl::StrCat(MemberName(member), " did not come in time"));
+    return absl::DeadlineExceededError(absl::StrCat(MemberName(member), " timed out"));
   }
   return absl::UnavailableError(absl::StrCat("connection to ", MemberName(member), " lost: ", status.message()));
 }
 
-// Where a member listens for each of the others, asked before anybody knows: of a connection that it has made Gloo says
-// the address of that connection. A peer that had only this one would break it off, and be refused.
+// Returns the addresses at which a member listens for each peer, read before any peer connects: afterwards Gloo returns
+// the connection's own address, with which a peer would break the connection and be refused.
 std::vector<std::string> ListeningAddresses(gloo::transport::Context& context, int self) {
   std::vector<std::string> addresses(context.size);
   for (int peer = 0; peer < context.size; ++peer) {
@@ -118,7 +118,7 @@ class TcpMesh::Transfer {
     }
   }
 
-  // Receives first: Gloo sends when the receiver has said that it is ready. `peer` is whose turn it was, for errors.
+  // Starts receives first, since Gloo sends when the receiver is ready. Sets `peer` to the current peer, for errors.
   void Post(int& peer) {
     for (Posted& posted : receives_) posted.buffer->recv(peer = posted.peer, kTag);
     for (Posted& posted : sends_) posted.buffer->send(peer = posted.peer, kTag);
@@ -130,7 +130,7 @@ class TcpMesh::Transfer {
   }
   bool WaitSend(SteadyTime deadline) { return sends_[next_send_++].buffer->waitSend(GlooTimeout(TimeLeft(deadline))); }
 
-  // May come from any thread. Whoever waits wakes, and whoever would wait does not.
+  // Called from any thread. Ends waits in progress and later ones.
   void Abort() {
     for (Posted& posted : receives_) posted.buffer->abortWaitRecv();
     for (Posted& posted : sends_) posted.buffer->abortWaitSend();
@@ -175,8 +175,7 @@ absl::Status TcpMesh::Connect(int peer, absl::string_view address) {
   absl::Status status =
       CatchGloo([&] { context_->getPair(peer)->connect(std::vector<char>(address.begin(), address.end())); });
   if (status.ok()) return status;
-  return absl::UnavailableError(
-      absl::StrCat(MemberName(member(peer)), ": a connection expected, got: ", status.message()));
+  return absl::UnavailableError(absl::StrCat(MemberName(member(peer)), ": failed to connect: ", status.message()));
 }
 
 absl::Status TcpMesh::Exchange(absl::Span<const PeerTransfer> transfers, SteadyTime deadline,
@@ -184,7 +183,7 @@ absl::Status TcpMesh::Exchange(absl::Span<const PeerTransfer> transfers, SteadyT
   absl::Status status = TryExchange(transfers, deadline, received);
   if (status.ok()) return status;
   end_.Set(status);
-  // A transfer that was given up half-way leaves connections that nobody could use: Gloo would poll them for ever.
+  // A transfer that was given up halfway leaves unusable connections, which Gloo would poll forever.
   Close();
   return end_.status();
 }
@@ -231,7 +230,7 @@ void TcpMesh::Abort(const absl::Status& status) {
 }
 
 void TcpMesh::Close() {
-  // A wait that runs out of time ends everything in its context; Gloo offers no other way that also wakes Connect.
+  // A wait that times out ends everything in its context; Gloo offers no other way that also wakes Connect.
   char byte = 0;
   (void)CatchGloo(
       [&] { context_->createUnboundBuffer(&byte, sizeof(byte))->waitRecv(nullptr, std::chrono::milliseconds(0)); });

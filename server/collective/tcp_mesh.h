@@ -1,4 +1,4 @@
-// A mesh over Gloo's TCP transport.
+// Mesh over Gloo's TCP transport.
 #ifndef PARAMSHARD_SERVER_COLLECTIVE_TCP_MESH_H_
 #define PARAMSHARD_SERVER_COLLECTIVE_TCP_MESH_H_
 
@@ -26,12 +26,12 @@ class Device;
 
 namespace paramshard::server {
 
-// The thread and the local address that all meshes of a daemon share. Ignores SIGPIPE in this process unless it is
-// handled: Gloo writes to connections that peers may have closed. INVALID_ARGUMENT not an IP address; UNAVAILABLE not
-// one of this host.
+// Makes the thread and the local address that all meshes of a daemon share. Ignores SIGPIPE in this process unless it
+// is handled: Gloo writes to connections that peers may have closed. INVALID_ARGUMENT not an IP address; UNAVAILABLE
+// not an address of this host.
 absl::StatusOr<std::shared_ptr<gloo::transport::Device>> MakeTcpDevice(const std::string& listen_address);
 
-// Bytes go straight between host memory and the connections, which close with the call that fails, or with the mesh.
+// Moves bytes straight between host memory and the connections, which close when a call fails, or with the mesh.
 class TcpMesh final : public Mesh {
  public:
   // Listens for every other member; members[self] is this one. `timeout` bounds Connect.
@@ -40,8 +40,9 @@ class TcpMesh final : public Mesh {
                                                          absl::Duration timeout);
   ~TcpMesh() override;
 
-  // Return what `peer` needs to connect to this member, which stays the same, and make the connection with what the
-  // peer has said. Both members must call Connect; it waits for the other. UNAVAILABLE names the peer.
+  // AddressFor returns the address at which `peer` connects to this member, which stays the same. Connect connects to
+  // the peer's address for this member; both members must call it, and it waits for the other. UNAVAILABLE names the
+  // peer.
   const std::string& AddressFor(int peer) const { return addresses_[peer]; }
   absl::Status Connect(int peer, absl::string_view address);
 
@@ -51,7 +52,7 @@ class TcpMesh final : public Mesh {
   Mesh& host_mesh() override { return *this; }
   absl::string_view name() const override { return "gloo"; }
 
-  // Ends every call, of Connect too, and the connections.
+  // Ends every call, also of Connect, and the connections.
   void Close();
 
  private:
@@ -63,7 +64,7 @@ class TcpMesh final : public Mesh {
                            absl::FunctionRef<void(int peer)> received);
   // Waits for `count` operations with a peer.
   absl::Status Await(int peer, size_t count, SteadyTime deadline, absl::FunctionRef<bool()> wait) const;
-  // From now on Abort aborts `transfer` (null: nothing). Returns what ended the mesh before, if anything.
+  // Makes Abort abort `transfer` (null: nothing) from now on. Returns the status with which the mesh has ended, if so.
   absl::Status Register(Transfer* transfer);
 
   // Constant after construction.

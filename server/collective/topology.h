@@ -10,13 +10,13 @@
 
 namespace paramshard::server {
 
-// Says which ranks share a model's shards, which daemons hold replicas of it, and what moves its bytes. It is made once
-// with the model, from what its daemon and its spec say; budget, engines and epochs ask it. An immutable value.
+// Describes which ranks share a model's shards, which daemons hold replicas of it, and what moves its bytes. Made once
+// with the model, from the daemon's settings and the spec; used by budget, engines and epochs. An immutable value.
 //
 // Ranks of the world count the devices of all daemons in order. `local` ranks count those of this daemon from 0. A
 // shard group is `shard_size` consecutive ranks, which its group ranks count from 0. It lies inside a daemon, and then
-// every daemon holds a replica; or it is the whole world. An epoch may be one of some of the replicas: `active` ranks
-// count the devices of those daemons alone.
+// every daemon holds a replica; or it is the whole world. An epoch may have only some of the replicas: `active` ranks
+// count the devices of only these daemons.
 class Topology {
  public:
   struct World {
@@ -26,11 +26,11 @@ class Topology {
     bool mesh_inside = false;                   // see EngineSettings
   };
 
-  // Without a shard size it is that of the daemon's devices. INVALID_ARGUMENT a size that is neither that nor the
+  // The default shard size is the number of the daemon's devices. INVALID_ARGUMENT a size that is neither that nor the
   // world's; replicas in daemons with different numbers of devices.
   static absl::StatusOr<Topology> Create(World world, std::optional<int> shard_size);
 
-  // That of an epoch in which these daemons take part, ascending, this one among them: all, or some that hold replicas.
+  // Returns the topology of an epoch of these daemons, ascending, this one among them: all, or some that hold replicas.
   Topology Among(std::vector<int> active) const;
 
   int nodes() const { return static_cast<int>(world_.device_counts.size()); }
@@ -47,22 +47,22 @@ class Topology {
   int rank_count() const { return world_.device_counts[world_.node]; }
   int first_rank() const;
   int GroupRank(int local) const { return (first_rank() + local) % shard_size_; }
-  // The other way round, for a group rank that this daemon serves.
+  // Inverse of GroupRank, for a group rank that this daemon serves.
   int LocalRank(int group_rank) const { return group_rank - GroupRank(0); }
 
-  // One shard group lies over several daemons.
+  // True if one shard group spans several daemons.
   bool spans_daemons() const { return nodes() > 1 && shard_size_ == world_size(); }
-  // Several daemons hold a replica each.
+  // True if several daemons hold a replica each.
   bool has_replicas() const { return nodes() > 1 && !spans_daemons(); }
 
   bool on_gpus() const { return world_.device_kind == DeviceKind::kCuda; }
-  // A mesh moves the bytes inside a shard group; else each rank copies (memcpy, copy engines).
+  // True if a mesh moves the bytes inside a shard group; else each rank copies (memcpy, copy engines).
   bool group_has_mesh() const { return spans_daemons() || (world_.mesh_inside && rank_count() > 1); }
-  // An epoch needs a rendezvous to connect its engines.
+  // True if an epoch needs a rendezvous to connect its engines.
   bool needs_rendezvous() const { return nodes() > 1 || group_has_mesh(); }
-  // Sources that a device adds at a time.
+  // Largest number of sources that a device adds at a time.
   int most_sum_sources() const;
-  // Sums of gradients may wait for the commit, because this daemon has all slices at hand.
+  // True if sums of gradients may wait for the commit, because this daemon has all slices.
   bool may_sum_at_commit() const { return nodes() == 1 && !world_.mesh_inside; }
 
  private:

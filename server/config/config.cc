@@ -48,13 +48,13 @@ absl::Status ParseDevices(absl::string_view text, DaemonConfig& config) {
     ASSIGN_OR_RETURN(const Device device, ParseDevice(absl::StripAsciiWhitespace(item)));
     config.devices.push_back(device.Name());
     if (!names.insert(device.Name()).second) {
-      return absl::InvalidArgumentError(absl::StrCat("distinct devices expected, got ", device.Name(), " twice"));
+      return absl::InvalidArgumentError(absl::StrCat("want distinct devices, got ", device.Name(), " twice"));
     }
   }
   return absl::OkStatus();
 }
 
-// A name could be of several addresses, on other networks.
+// Takes no host name, which could stand for several addresses, also on other networks.
 absl::Status ParseMetricsListen(absl::string_view text, DaemonConfig& config) {
   ASSIGN_OR_RETURN(std::string address, ParseAddress(text, 0));
   absl::string_view host = absl::string_view(address).substr(0, address.rfind(':'));
@@ -68,14 +68,14 @@ absl::Status ParseSocketDir(absl::string_view text, DaemonConfig& config) {
   const size_t longest = sizeof(sockaddr_un::sun_path) - 1 - kLongestSocketName.size();
   if (text.size() > longest) {
     return absl::InvalidArgumentError(
-        absl::StrCat("a path of at most ", longest, " bytes expected (a Unix socket's limit), got ", text.size()));
+        absl::StrCat("want a path of at most ", longest, " bytes (a Unix socket's limit), got ", text.size()));
   }
   config.socket_dir = std::string(text);
   return absl::OkStatus();
 }
 
-// Without what names no other folder, so that daemons which write the same one differently have the same text of it.
-// ".." stays: behind a symlink it leads elsewhere.
+// Removes empty parts and ".", so that daemons whose flags spell the same folder differently compare equal. ".." stays:
+// behind a symlink it leads elsewhere.
 std::string PlainPath(absl::string_view path) {
   std::string plain;
   for (const absl::string_view part : absl::StrSplit(path, '/')) {
@@ -87,13 +87,13 @@ std::string PlainPath(absl::string_view path) {
 template <auto kMember>
 absl::Status ParseFolder(absl::string_view text, DaemonConfig& config) {
   if (!absl::StartsWith(text, "/")) {
-    return absl::InvalidArgumentError(absl::StrCat("an absolute path expected, got \"", text, "\""));
+    return absl::InvalidArgumentError(absl::StrCat("want an absolute path, got \"", text, "\""));
   }
   config.*kMember = PlainPath(text);
   return absl::OkStatus();
 }
 
-// A number of commits, or a time.
+// Parses a number of commits, or a time.
 absl::Status ParseSaveEvery(absl::string_view text, DaemonConfig& config) {
   config.save_every_commits = 0;
   config.save_every_time = absl::ZeroDuration();
@@ -113,7 +113,7 @@ std::string PrintSaveEvery(const DaemonConfig& config) {
 absl::Status ParseRestore(absl::string_view text, DaemonConfig& config) {
   int64_t step = 0;
   if (text != "latest" && (!absl::SimpleAtoi(text, &step) || step < 0)) {
-    return absl::InvalidArgumentError(absl::StrCat("latest or the number of a step expected, got \"", text, "\""));
+    return absl::InvalidArgumentError(absl::StrCat("want latest or the number of a step, got \"", text, "\""));
   }
   config.restore = std::string(text);
   return absl::OkStatus();
@@ -131,7 +131,7 @@ absl::Status ParseUsers(absl::string_view text, DaemonConfig& config) {
 
 absl::Status ParseChoice(absl::string_view text, absl::Span<const absl::string_view> choices, std::string& value) {
   if (!std::count(choices.begin(), choices.end(), text)) {
-    return absl::InvalidArgumentError(absl::StrCat(absl::StrJoin(choices, ", "), " expected, got \"", text, "\""));
+    return absl::InvalidArgumentError(absl::StrCat("want ", absl::StrJoin(choices, "|"), ", got \"", text, "\""));
   }
   value = std::string(text);
   return absl::OkStatus();
@@ -146,7 +146,7 @@ absl::Status ParseRoles(absl::string_view text, DaemonConfig& config) {
   return absl::OkStatus();
 }
 
-// A parser that assigns what `read` returns to a member of the configuration.
+// Assigns the result of `read` to a member of the configuration.
 template <auto member, auto read, auto... arguments>
 absl::Status ParseInto(absl::string_view text, DaemonConfig& config) {
   ASSIGN_OR_RETURN(config.*member, read(text, arguments...));
@@ -190,96 +190,98 @@ std::string PrintDuration(const DaemonConfig& config) {
 constexpr int kMaxInt = std::numeric_limits<int>::max();
 
 constexpr Setting kSettings[] = {
-    {"device", "cpu:I|cuda:I,...", "devices to serve, in the order of ranks; repeatable", true, ParseDevices,
+    {"device", "cpu:I|cuda:I,...", "devices to serve, in rank order; repeatable", true, ParseDevices,
      PrintList<&DaemonConfig::devices>},
-    {"socket-dir", "DIR", "where grpc.sock and handoff.sock are put", false, ParseSocketDir,
+    {"socket-dir", "DIR", "directory of grpc.sock and handoff.sock", false, ParseSocketDir,
      Print<&DaemonConfig::socket_dir>},
-    {"listen", "HOST:PORT", "serve gRPC on this address too; port 0 takes a free one", false,
+    {"listen", "HOST:PORT", "also serve gRPC on this address; port 0 picks a free port", false,
      ParseInto<&DaemonConfig::listen, ParseAddress, 0>,
      [](const DaemonConfig& config) { return config.listen.value_or(""); }},
-    {"node", "N", "this daemon's number among the daemons of the world; 0 coordinates", false,
+    {"node", "N", "this daemon's number in the world; node 0 coordinates", false,
      ParseInto<&DaemonConfig::node, ParseInteger, 0, kMaxInt>, Print<&DaemonConfig::node>},
-    {"nodes", "N", "how many daemons the world has", false, ParseInto<&DaemonConfig::nodes, ParseInteger, 1, kMaxInt>,
+    {"nodes", "N", "number of daemons in the world", false, ParseInto<&DaemonConfig::nodes, ParseInteger, 1, kMaxInt>,
      Print<&DaemonConfig::nodes>},
-    {"world", "NAME", "name of the world; a daemon of another one is refused; default: none", false,
+    {"world", "NAME", "world name; daemons with a different name cannot join; default: none", false,
      ParseText<&DaemonConfig::world>, Print<&DaemonConfig::world>},
-    {"cluster-address", "HOST:PORT", "address of node 0's cluster service; needed when nodes > 1", false,
+    {"cluster-address", "HOST:PORT", "address of node 0's cluster service; required when --nodes > 1", false,
      ParseInto<&DaemonConfig::cluster_address, ParseAddress, 1>, Print<&DaemonConfig::cluster_address>},
-    {"tls-cert", "FILE", "this daemon's certificate in PEM; with it, connections over TCP need certificates", false,
+    {"tls-cert", "FILE", "this daemon's certificate (PEM); connections over TCP then require a certificate", false,
      ParseText<&DaemonConfig::tls_cert>, Print<&DaemonConfig::tls_cert>},
-    {"tls-key", "FILE", "the certificate's key in PEM", false, ParseText<&DaemonConfig::tls_key>,
+    {"tls-key", "FILE", "private key of the certificate (PEM)", false, ParseText<&DaemonConfig::tls_key>,
      Print<&DaemonConfig::tls_key>},
-    {"tls-ca", "FILE", "in PEM: the authorities whose certificates are taken", false, ParseText<&DaemonConfig::tls_ca>,
+    {"tls-ca", "FILE", "certificate authorities to trust (PEM)", false, ParseText<&DaemonConfig::tls_ca>,
      Print<&DaemonConfig::tls_ca>},
-    {"tls-role", "ROLE=PATTERN,...", "the role of certificates whose URI has the pattern; repeatable", true, ParseRoles,
+    {"tls-role", "ROLE=PATTERN,...", "role of certificates whose URI matches the pattern; repeatable", true, ParseRoles,
      PrintList<&DaemonConfig::tls_roles>},
-    {"tls-deny-file", "FILE", "URIs of certificates that are let in no more, a line each; read again as it changes",
+    {"tls-deny-file", "FILE", "file of URIs, one per line, whose certificates are rejected; read again when it changes",
      false, ParseText<&DaemonConfig::tls_deny_file>, Print<&DaemonConfig::tls_deny_file>},
-    {"insecure", "on|off", "serve addresses off loopback without certificates: whoever reaches them is let in", false,
+    {"insecure", "on|off", "serve addresses off loopback without certificates: anyone may connect", false,
      ParseSwitch<&DaemonConfig::insecure>, PrintSwitch<&DaemonConfig::insecure>},
-    {"data-address", "IP", "this machine's address on the network over which daemons exchange bytes", false,
+    {"data-address", "IP", "this machine's address on the network between the daemons; default: loopback", false,
      ParseInto<&DaemonConfig::data_address, ParseIpAddress>, Print<&DaemonConfig::data_address>},
-    {"trusted-data-network", "on|off", "says that nobody else is on that network: what goes over it is not encrypted",
-     false, ParseSwitch<&DaemonConfig::trusted_data_network>, PrintSwitch<&DaemonConfig::trusted_data_network>},
-    {"step-timeout", "DURATION", "how long a rank may keep the others waiting in a step", false,
+    {"trusted-data-network", "on|off",
+     "confirms that the network of --data-address is private; its traffic is not encrypted", false,
+     ParseSwitch<&DaemonConfig::trusted_data_network>, PrintSwitch<&DaemonConfig::trusted_data_network>},
+    {"step-timeout", "DURATION", "how long the other ranks wait for a rank within a step", false,
      ParseInto<&DaemonConfig::step_timeout, ParseTimeout>, PrintDuration<&DaemonConfig::step_timeout>},
-    {"join-timeout", "DURATION", "how long to wait until all daemons have joined", false,
+    {"join-timeout", "DURATION", "how long to wait at the start for all daemons to join", false,
      ParseInto<&DaemonConfig::join_timeout, ParseTimeout>, PrintDuration<&DaemonConfig::join_timeout>},
-    {"min-replicas", "N", "at node 0: replicas go on while so many of their daemons are there; default: all", false,
+    {"min-replicas", "N", "node 0: replicas continue while N of their daemons are alive; default: all", false,
      ParseInto<&DaemonConfig::min_replicas, ParseInteger, 1, kMaxInt>,
      [](const DaemonConfig& config) {
        return config.min_replicas.has_value() ? absl::StrCat(*config.min_replicas) : std::string();
      }},
-    {"allow-minority", "on|off", "--min-replicas may be half of --nodes or fewer: see to it that one node 0 runs",
-     false, ParseSwitch<&DaemonConfig::allow_minority>, PrintSwitch<&DaemonConfig::allow_minority>},
-    {"replica-grace", "DURATION", "how long a lost daemon is waited for before the others go on without it", false,
-     ParseInto<&DaemonConfig::replica_grace, ParseTimeout>, PrintDuration<&DaemonConfig::replica_grace>},
-    {"state-dir", "DIR", "at node 0: where it keeps what it tells others of commits; default: in memory alone", false,
+    {"allow-minority", "on|off",
+     "allow --min-replicas of half of --nodes or fewer; you ensure that only one node 0 runs", false,
+     ParseSwitch<&DaemonConfig::allow_minority>, PrintSwitch<&DaemonConfig::allow_minority>},
+    {"replica-grace", "DURATION", "node 0: how long to wait for a lost daemon before the others continue without it",
+     false, ParseInto<&DaemonConfig::replica_grace, ParseTimeout>, PrintDuration<&DaemonConfig::replica_grace>},
+    {"state-dir", "DIR", "node 0: folder of its decisions on commits; default: in memory only", false,
      ParseFolder<&DaemonConfig::state_dir>, Print<&DaemonConfig::state_dir>},
-    {"doubt-timeout", "DURATION", "how long a commit may stay in doubt while node 0 does not answer", false,
+    {"doubt-timeout", "DURATION", "how long a commit may stay in doubt while node 0 is unreachable", false,
      ParseInto<&DaemonConfig::doubt_timeout, ParseTimeout>, PrintDuration<&DaemonConfig::doubt_timeout>},
-    {"drain-timeout", "DURATION", "how long commits in flight may take after SIGTERM", false,
+    {"drain-timeout", "DURATION", "how long to wait for commits in flight after SIGTERM", false,
      ParseInto<&DaemonConfig::drain_timeout, ParseTimeout>, PrintDuration<&DaemonConfig::drain_timeout>},
-    {"allow-user", "USER,...", "users who may connect besides the daemon's own, by number or name; repeatable", true,
+    {"allow-user", "USER,...", "users, by number or name, that may connect besides the daemon's own; repeatable", true,
      ParseUsers, PrintList<&DaemonConfig::allow_users>},
-    {"memory-limit", "BYTES", "refuse models beyond this; 0: beyond the machine's available memory", false,
+    {"memory-limit", "BYTES", "reject models beyond this total; 0: beyond the machine's available memory", false,
      ParseInto<&DaemonConfig::memory_limit_bytes, ParseByteCount>, Print<&DaemonConfig::memory_limit_bytes>},
-    {"save-dir", "DIR", "where checkpoints lie; default: nowhere", false, ParseFolder<&DaemonConfig::save_dir>,
+    {"save-dir", "DIR", "folder of checkpoints; default: none", false, ParseFolder<&DaemonConfig::save_dir>,
      Print<&DaemonConfig::save_dir>},
-    {"save-every", "N|DURATION", "save models after every N commits, or every DURATION", false, ParseSaveEvery,
-     PrintSaveEvery},
-    {"save-keep", "K", "how many of a model's newest checkpoints stay", false,
+    {"save-every", "N|DURATION", "save models every N commits, or every DURATION; default: never", false,
+     ParseSaveEvery, PrintSaveEvery},
+    {"save-keep", "K", "number of newest checkpoints to retain for each model", false,
      ParseInto<&DaemonConfig::save_keep, ParseInteger, 1, kMaxInt>, Print<&DaemonConfig::save_keep>},
-    {"save-keep-every", "M", "checkpoints whose step is a multiple of M stay too; 0: none", false,
+    {"save-keep-every", "M", "also retain checkpoints whose step is a multiple of M; 0: none", false,
      ParseInto<&DaemonConfig::save_keep_every, ParseInteger, 0, kMaxInt>, Print<&DaemonConfig::save_keep_every>},
-    {"save-on-drain", "on|off", "save models that have commits which are not saved, after SIGTERM", false,
+    {"save-on-drain", "on|off", "save models with unsaved commits after SIGTERM", false,
      ParseSwitch<&DaemonConfig::save_on_drain>, PrintSwitch<&DaemonConfig::save_on_drain>},
     {"save-timeout", "DURATION", "how long a save may take", false,
      ParseInto<&DaemonConfig::save_timeout, ParseTimeout>, PrintDuration<&DaemonConfig::save_timeout>},
-    {"restore", "latest|STEP", "models that are created begin with this checkpoint of theirs in --save-dir", false,
-     ParseRestore, Print<&DaemonConfig::restore>},
-    {"restore-timeout", "DURATION", "how long a restore of several daemons may take, waits for each other included",
+    {"restore", "latest|STEP", "start created models from this checkpoint in --save-dir", false, ParseRestore,
+     Print<&DaemonConfig::restore>},
+    {"restore-timeout", "DURATION", "how long a restore of several daemons may take, including waits for each other",
      false, ParseInto<&DaemonConfig::restore_timeout, ParseTimeout>, PrintDuration<&DaemonConfig::restore_timeout>},
-    {"local-engine", "direct|mesh", "inside this daemon bytes are copied, or move as between daemons, by Gloo or NCCL",
+    {"local-engine", "direct|mesh", "transfers inside this daemon: direct copies, or Gloo or NCCL as between daemons",
      false,
      [](absl::string_view text, DaemonConfig& config) {
        return ParseChoice(text, {"direct", "mesh"}, config.local_engine);
      },
      Print<&DaemonConfig::local_engine>},
-    {"nccl-library", "PATH", "NCCL for GPUs of several daemons; default: libnccl.so.2 where the system has it", false,
+    {"nccl-library", "PATH", "NCCL's library, for GPUs of several daemons; default: the system's libnccl.so.2", false,
      ParseText<&DaemonConfig::nccl_library>, Print<&DaemonConfig::nccl_library>},
-    {"nccl-psk-file", "FILE", "NCCL encrypts its connections over TCP with the key in it, and uses no others", false,
+    {"nccl-psk-file", "FILE", "key with which NCCL encrypts its TCP connections; disables other transports", false,
      ParseText<&DaemonConfig::nccl_psk_file>, Print<&DaemonConfig::nccl_psk_file>},
-    {"metrics-listen", "IP:PORT", "serve metrics over plain HTTP, to whoever reaches this address; port 0: a free one",
-     false, ParseMetricsListen, Print<&DaemonConfig::metrics_listen>},
-    {"keeper", "on|off", "a process beside starts the server again when it dies, and upgrades it", false,
+    {"metrics-listen", "IP:PORT", "serve metrics over HTTP, without authentication; port 0 picks a free port", false,
+     ParseMetricsListen, Print<&DaemonConfig::metrics_listen>},
+    {"keeper", "on|off", "run a process that restarts the server when it dies, and upgrades it", false,
      ParseSwitch<&DaemonConfig::keeper>, PrintSwitch<&DaemonConfig::keeper>},
-    {"log-format", "text|json", "how lines of the log are written", false,
+    {"log-format", "text|json", "format of log lines", false,
      [](absl::string_view text, DaemonConfig& config) {
        return ParseChoice(text, {"text", "json"}, config.log_format);
      },
      Print<&DaemonConfig::log_format>},
-    {"log-level", "LEVEL", "debug, info, warning or error", false,
+    {"log-level", "LEVEL", "least severe level to log: debug, info, warning or error", false,
      [](absl::string_view text, DaemonConfig& config) {
        return ParseChoice(text, {"debug", "info", "warning", "error"}, config.log_level);
      },
@@ -298,7 +300,7 @@ constexpr ActionFlag kActions[] = {
     {"print-config", "print every setting with its source and exit", ParsedArguments::Action::kPrintConfig},
 };
 
-// What was given on the command line, as text. Values of a repeated list are joined; else the last one holds.
+// The command line as text. Values of a repeated list are joined; of other repeated flags the last one applies.
 struct Flags {
   ParsedArguments::Action action = ParsedArguments::Action::kServe;
   std::map<absl::string_view, std::string> values;
@@ -319,7 +321,7 @@ const Named* FindByName(const Named (&table)[count], absl::string_view name) {
   return found == table + count ? nullptr : found;
 }
 
-// Levenshtein's distance: insertions, deletions and replacements of one character.
+// Returns the Levenshtein distance: insertions, deletions and replacements of one character.
 size_t EditDistance(absl::string_view a, absl::string_view b) {
   std::vector<size_t> row(b.size() + 1);
   std::iota(row.begin(), row.end(), size_t{0});
@@ -343,11 +345,11 @@ absl::string_view NearestFlag(absl::string_view name) {
   });
 }
 
-// What CLI11 has no flag for.
+// Describes an argument that CLI11 knows no flag for.
 absl::Status UnknownArgument(absl::string_view argument) {
   absl::string_view name = argument;
   if (!absl::ConsumePrefix(&name, "--")) {
-    return absl::InvalidArgumentError(absl::StrCat("argument ", argument, ": a flag --name=value expected"));
+    return absl::InvalidArgumentError(absl::StrCat("argument ", argument, ": want a flag --name=value"));
   }
   name = name.substr(0, name.find('='));
   return absl::InvalidArgumentError(absl::StrCat("--", name, ": unknown flag; the nearest is --", NearestFlag(name)));
@@ -357,7 +359,7 @@ absl::Status ReadSetting(const CLI::App& app, const Setting& setting, Flags& fla
   const std::vector<std::string> given = app.get_option(FlagOf(setting))->results();
   if (given.empty()) return absl::OkStatus();
   if (std::find(given.begin(), given.end(), "") != given.end()) {
-    return absl::InvalidArgumentError(absl::StrCat(FlagOf(setting), ": a value expected, got none"));
+    return absl::InvalidArgumentError(absl::StrCat(FlagOf(setting), ": a value is required"));
   }
   flags.values[setting.name] = setting.is_list ? absl::StrJoin(given, ",") : given.back();
   return absl::OkStatus();
@@ -368,17 +370,17 @@ absl::Status ReadAction(const CLI::App& app, const ActionFlag& action, Flags& fl
   if (option->count() == 0) return absl::OkStatus();
   for (const std::string& value : option->results()) {
     if (!value.empty()) {
-      return absl::InvalidArgumentError(absl::StrCat(FlagOf(action), ": no value expected, got ", value));
+      return absl::InvalidArgumentError(absl::StrCat(FlagOf(action), ": takes no value, got ", value));
     }
   }
-  // Of several actions the first on the command line holds.
+  // The first of several actions on the command line applies.
   const std::vector<CLI::Option*>& order = app.parse_order();
   const auto is_action = [](const CLI::Option* given) { return FindByName(kActions, given->get_single_name()); };
   if (*std::find_if(order.begin(), order.end(), is_action) == option) flags.action = action.action;
   return absl::OkStatus();
 }
 
-// CLI11 takes the command line apart: every flag may be given any number of times, with a value or without one.
+// Parses the command line with CLI11: every flag may be given any number of times, with or without a value.
 absl::StatusOr<Flags> ReadFlags(int argc, const char* const* argv) {
   CLI::App app;
   app.set_help_flag();
@@ -424,83 +426,83 @@ absl::Status Apply(const Setting& setting, const Flags& flags, const Environment
   }
   const absl::Status status = setting.parse(text, arguments.config);
   if (status.ok()) return status;
-  // The caller of the program can mend any of these in one way: by another value.
+  // INVALID_ARGUMENT for every cause: only another value helps.
   return absl::InvalidArgumentError(absl::StrCat(given_as, ": ", status.message()));
 }
 
-// Off loopback others could read and forge what is sent.
+// Requires certificates off loopback, where traffic could be read and forged.
 absl::Status CheckIsProtected(absl::string_view flag, absl::string_view address, const DaemonConfig& config) {
   if (address.empty() || IsLoopbackAddress(address) || !config.tls_cert.empty() || config.insecure) {
     return absl::OkStatus();
   }
   return absl::InvalidArgumentError(
-      absl::StrCat(flag, ": --tls-cert, --tls-key and --tls-ca expected with an address off loopback, got ", address,
-                   " alone; --insecure=on serves it to whoever reaches it"));
+      absl::StrCat(flag, ": --tls-cert, --tls-key and --tls-ca are required with an address off loopback, got ",
+                   address, " alone; --insecure=on serves it without authentication"));
 }
 
 absl::Status CheckTransport(const DaemonConfig& config) {
   const tls::Files files = TlsFilesOf(config);
   if (files.any() != files.all()) {
-    return absl::InvalidArgumentError("--tls-cert: all of --tls-cert, --tls-key and --tls-ca expected, or none");
+    return absl::InvalidArgumentError("--tls-cert: want all of --tls-cert, --tls-key and --tls-ca, or none");
   }
   if (!config.tls_roles.empty() && !files.any()) {
-    return absl::InvalidArgumentError("--tls-role: --tls-cert, --tls-key and --tls-ca expected with it, got none");
+    return absl::InvalidArgumentError("--tls-role: --tls-cert, --tls-key and --tls-ca are required");
   }
   if (!config.tls_deny_file.empty() && !files.any()) {
-    return absl::InvalidArgumentError("--tls-deny-file: --tls-cert, --tls-key and --tls-ca expected with it, got none");
+    return absl::InvalidArgumentError("--tls-deny-file: --tls-cert, --tls-key and --tls-ca are required");
   }
   RETURN_IF_ERROR(CheckIsProtected("--listen", config.listen.value_or(""), config));
   if (config.nodes == 1 || config.cluster_address.empty()) return absl::OkStatus();
   RETURN_IF_ERROR(CheckIsProtected("--cluster-address", config.cluster_address, config));
   if (config.data_address.empty() && !IsLoopbackAddress(config.cluster_address)) {
     return absl::InvalidArgumentError(
-        absl::StrCat("--data-address: this machine's address on the network of the daemons expected with "
+        absl::StrCat("--data-address: this machine's address on the network of the daemons is required with "
                      "--cluster-address ",
-                     config.cluster_address, ", got none"));
+                     config.cluster_address));
   }
   if (!config.data_address.empty() && !IsLoopbackHost(config.data_address) && !config.trusted_data_network) {
     return absl::InvalidArgumentError(
-        absl::StrCat("--trusted-data-network: on expected with --data-address ", config.data_address,
-                     ": weights and gradients between daemons are neither encrypted nor authenticated, so that nobody "
-                     "else may be on that network"));
+        absl::StrCat("--trusted-data-network: on is required with --data-address ", config.data_address,
+                     ": weights and gradients between daemons are neither encrypted nor authenticated, so that network "
+                     "must be private"));
   }
   return absl::OkStatus();
 }
 
-// Half of the daemons could go on with another node 0, and the other half with theirs.
+// Requires a majority: otherwise each half of the daemons could continue with a node 0 of its own.
 absl::Status CheckReplicas(const DaemonConfig& config) {
   if (!config.min_replicas.has_value()) return absl::OkStatus();
   if (*config.min_replicas > config.nodes) {
     return absl::InvalidArgumentError(
-        absl::StrCat("--min-replicas: at most --nodes (", config.nodes, ") expected, got ", *config.min_replicas));
+        absl::StrCat("--min-replicas: want at most --nodes (", config.nodes, "), got ", *config.min_replicas));
   }
   if (2 * *config.min_replicas > config.nodes || config.allow_minority) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
-      "--min-replicas: more than half of --nodes (", config.nodes, ") expected, got ", *config.min_replicas,
-      ": two node 0s could each go on with a half; with --allow-minority=on you see to it that only one runs"));
+      "--min-replicas: want more than half of --nodes (", config.nodes, "), got ", *config.min_replicas,
+      ": two node 0s could each continue with a half; with --allow-minority=on you ensure that only one runs"));
 }
 
 absl::Status CheckTogether(const DaemonConfig& config) {
   RETURN_IF_ERROR(CheckTransport(config));
   if (config.node >= config.nodes) {
     return absl::InvalidArgumentError(
-        absl::StrCat("--node: a number below --nodes (", config.nodes, ") expected, got ", config.node));
+        absl::StrCat("--node: want a number below --nodes (", config.nodes, "), got ", config.node));
   }
   if (config.nodes > 1 && config.cluster_address.empty()) {
-    return absl::InvalidArgumentError("--cluster-address: the address of node 0 expected when --nodes > 1, got none");
+    return absl::InvalidArgumentError("--cluster-address: the address of node 0 is required when --nodes > 1");
   }
   RETURN_IF_ERROR(CheckReplicas(config));
   const bool saves = config.save_every_commits > 0 || config.save_every_time > absl::ZeroDuration();
   if (saves && config.save_dir.empty()) {
-    return absl::InvalidArgumentError("--save-every: --save-dir, where checkpoints lie, expected with it, got none");
+    return absl::InvalidArgumentError("--save-every: --save-dir, the folder of checkpoints, is required");
   }
   if (!config.restore.empty() && config.save_dir.empty()) {
-    return absl::InvalidArgumentError("--save-dir: where checkpoints lie expected when --restore is set, got none");
+    return absl::InvalidArgumentError("--save-dir: the folder of checkpoints is required with --restore");
   }
   return absl::OkStatus();
 }
 
-// Tests leave theirs to the daemons that they start.
+// Tests' own variables, which the daemons that they start inherit.
 constexpr absl::string_view kTestVariablePrefix = "PARAMSHARD_TEST_";
 
 std::vector<std::string> UnknownVariables(const Environment& environment) {
@@ -558,9 +560,9 @@ absl::StatusOr<ParsedArguments> ParseArguments(int argc, const char* const* argv
 std::string HelpText() {
   std::string text =
       "usage: paramshardd [--name=value ...]\n\n"
-      "Serves the shards of this machine's devices. Each flag below may be given as a variable instead: PARAMSHARD_ "
+      "Serves the shards of this machine's devices. Each flag can also be set as a variable: PARAMSHARD_ "
       "and\n"
-      "its name in upper case with _ for -. A flag goes before the variable, the variable before the default.\n\n";
+      "its name in upper case with _ for -. A flag overrides the variable, the variable the default.\n\n";
   for (const Setting& setting : kSettings) {
     absl::StrAppendFormat(&text, "  %-28s  %s\n", absl::StrCat(FlagOf(setting), "=", setting.value), setting.help);
   }

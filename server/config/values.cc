@@ -18,7 +18,7 @@ namespace paramshard::server {
 namespace {
 
 absl::Status Expected(absl::string_view what, absl::string_view got) {
-  return absl::InvalidArgumentError(absl::StrCat(what, " expected, got \"", got, "\""));
+  return absl::InvalidArgumentError(absl::StrCat("want ", what, ", got \"", got, "\""));
 }
 
 // Takes the unit off the end of `text` and returns its bytes; 1 without a unit.
@@ -44,7 +44,7 @@ absl::StatusOr<absl::Duration> ParseTimeout(absl::string_view text) {
     return timeout;
   }
   return Expected(absl::StrCat("a positive duration of at most ", absl::FormatDuration(kMaxStepTimeout),
-                               ", such as 500ms, 10s or 2m,"),
+                               ", such as 500ms, 10s or 2m"),
                   text);
 }
 
@@ -72,7 +72,7 @@ absl::StatusOr<std::string> ParseAddress(absl::string_view text, int lowest_port
   const bool has_brackets = absl::StartsWith(host, "[") && absl::EndsWith(host, "]");
   const bool has_colons = absl::StrContains(host, ':');
   if (colon == absl::string_view::npos || host.empty() || has_brackets != has_colons) {
-    return Expected("host:port, or [address]:port of IPv6,", text);
+    return Expected("host:port, or [address]:port of IPv6", text);
   }
   const absl::StatusOr<int> port = ParseInteger(text.substr(colon + 1), lowest_port, 65535);
   if (!port.ok()) return absl::InvalidArgumentError(absl::StrCat("port: ", port.status().message()));
@@ -110,7 +110,7 @@ absl::StatusOr<uid_t> FindUser(absl::string_view user) {
   const int error = getpwnam_r(std::string(user).c_str(), &entry, buffer.data(), buffer.size(), &found);
   if (found != nullptr) return found->pw_uid;
   const std::string reason = error == 0 ? "no such user" : std::strerror(error);
-  return absl::NotFoundError(absl::StrCat("a user's number or name expected, got \"", user, "\": ", reason));
+  return absl::NotFoundError(absl::StrCat("want a user's number or name, got \"", user, "\": ", reason));
 }
 
 }  // namespace paramshard::server

@@ -77,8 +77,7 @@ absl::StatusOr<std::vector<const SumTask*>> MatchSums(absl::Span<const ExtentTen
   }
   if (count == sums.size()) return matched;
   return absl::InvalidArgumentError(
-      absl::StrCat("sum gradients: sums of whole extents that have gradients expected, got ", sums.size(), " of which ",
-                   count, " are"));
+      absl::StrCat("sum gradients: want ", sums.size(), " sums of whole extents that have gradients, got ", count));
 }
 
 absl::Status CheckMoves(absl::Span<const ExtentTensors> tensors, const StateMoves& moves) {
@@ -87,19 +86,19 @@ absl::Status CheckMoves(absl::Span<const ExtentTensors> tensors, const StateMove
     shapes.push_back({extent.rows, extent.columns});
     if (moves.bands.empty() || extent.state.remainder == nullptr || extent.state.weights != nullptr) continue;
     return absl::InvalidArgumentError(
-        "moves of a state: a master with a remainder that has weights of its own expected, got one whose weights are "
+        "moves of a state: want a master with a remainder to have weights of its own, got a master whose weights are "
         "its plane");
   }
   RETURN_IF_ERROR(CheckBands(shapes, moves.bands));
   const bool has_distance = moves.distance > 0 && moves.distance % kMoveUnit == 0;
   if (moves.bands.empty() ? moves.distance != 0 : !has_distance) {
-    return absl::InvalidArgumentError(absl::StrCat("moves of a state: a multiple of ", kMoveUnit,
-                                                   " bytes expected, above 0 where there are bands, got ",
+    return absl::InvalidArgumentError(absl::StrCat("moves of a state: want a distance that is a multiple of ",
+                                                   kMoveUnit, " bytes, above 0 if there are bands, got ",
                                                    moves.distance));
   }
   if (moves.position == 0 || moves.position == moves.distance) return absl::OkStatus();
   return absl::InvalidArgumentError(
-      absl::StrCat("moves of a state: position 0 or ", moves.distance, " expected, got ", moves.position));
+      absl::StrCat("moves of a state: want position 0 or ", moves.distance, ", got ", moves.position));
 }
 
 std::unique_ptr<ComputeDevice> MakeCpuDevice(int index) { return std::make_unique<CpuDevice>(index); }
@@ -108,7 +107,7 @@ absl::StatusOr<std::vector<std::unique_ptr<ComputeDevice>>> OpenDevices(absl::Sp
   const auto is_cuda = [](const Device& device) { return device.kind == DeviceKind::kCuda; };
   if (std::any_of(devices.begin(), devices.end(), is_cuda)) {
     if (!std::all_of(devices.begin(), devices.end(), is_cuda)) {
-      return absl::InvalidArgumentError("devices: either cpu or cuda devices expected, got both");
+      return absl::InvalidArgumentError("devices: want either cpu or cuda devices, got both");
     }
     return OpenCudaDevices(devices);
   }

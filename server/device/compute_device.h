@@ -1,7 +1,7 @@
-// One device as the daemon uses it: its memory, and the arithmetic on shards that lie there.
+// A device of the daemon: its memory, and the arithmetic on shards in it.
 //
-// A device that is broken (an illegal address, a lost GPU, a stream that is never done) answers every later call with
-// what broke it: health() says so at once, to whoever asks and to its listener.
+// A broken device (an illegal address, a lost GPU, a stream that never ends) answers every later call with the error
+// that broke it; health() returns that error at once, and passes it to its listener.
 #ifndef PARAMSHARD_SERVER_DEVICE_COMPUTE_DEVICE_H_
 #define PARAMSHARD_SERVER_DEVICE_COMPUTE_DEVICE_H_
 
@@ -44,7 +44,7 @@ struct ExtentTensors {
   int64_t elements() const { return rows * columns; }
 };
 
-// Of one sum on a GPU.
+// Largest number of sources of one sum on a GPU.
 inline constexpr int kMostSumSources = 16;
 
 // One call of SumGradients (kernels/reduce/gradient_sum.h).
@@ -60,7 +60,7 @@ struct SumTask {
 struct StateMoves {
   std::vector<BandStart> bands = {};
   int64_t distance = 0;  // bytes: the room of every array
-  int64_t position = 0;  // where the state lies at first: 0, or `distance`
+  int64_t position = 0;  // of the state at first: 0, or `distance`
 };
 
 // The arithmetic of one shard. Every call blocks until its work is done. One call at a time.
@@ -68,7 +68,7 @@ class ShardArithmetic {
  public:
   virtual ~ShardArithmetic() = default;
 
-  // So many bytes behind the tensors' addresses the state lies now, in every array.
+  // Number of bytes by which the state lies behind the tensors' addresses now, in every array.
   int64_t position() const { return position_; }
 
   // Fills the masters, extent by extent. `parameter_index` counts over the model, `first_element` within the parameter.
@@ -79,40 +79,40 @@ class ShardArithmetic {
   };
   virtual absl::Status Fill(uint64_t seed, absl::Span<const Initial> initials) = 0;
 
-  // OK, or why the rest would be done for nothing, with which the call ends then. It is asked before each extent, on a
-  // GPU before the first, and does not wait.
+  // Returns OK, or the error with which the call ends because the rest would be in vain. It is called before each
+  // extent, on a GPU before the first, and does not block.
   using GoesOn = absl::FunctionRef<absl::Status()>;
   static absl::Status AlwaysGoesOn() { return absl::OkStatus(); }
 
-  // Encodes every extent's planes from its master, but for a plane that is a part of it: of weights it is a copy.
+  // Encodes every extent's planes from its master, except a plane that is a part of the master; from weights it copies.
   // `scalings` has an entry for each extent, here and below. An error leaves some planes as they were.
   virtual absl::Status EncodePlanes(absl::Span<const TensorScaling> scalings, GoesOn goes_on) = 0;
   absl::Status EncodePlanes(absl::Span<const TensorScaling> scalings) { return EncodePlanes(scalings, AlwaysGoesOn); }
 
-  // The same for the extents that are `active`, whose format EncodesAfterAmax().
+  // Like above, for the `active` extents, whose format EncodesAfterAmax().
   virtual absl::Status EncodeAfterAmax(const std::vector<bool>& active, absl::Span<const TensorScaling> scalings) = 0;
 
   // Returns the amaxes of the masters of extents whose format NeedsAmax(), and zeros for the others.
   virtual absl::StatusOr<std::vector<float>> MeasureAmaxes(GoesOn goes_on) = 0;
   absl::StatusOr<std::vector<float>> MeasureAmaxes() { return MeasureAmaxes(AlwaysGoesOn); }
 
-  // Makes `sums`, each of which is of a whole extent that is `active`, and gives the sums of squares of the gradients
-  // of all extents that are; zeros for the others. On a GPU in one pass. INVALID_ARGUMENT a sum of anything else, or of
-  // more than kMostSumSources on a GPU.
+  // Makes `sums`, each for a whole `active` extent, and returns the sums of squares of the gradients of all active
+  // extents; zeros for the others. On a GPU in one pass. INVALID_ARGUMENT for a sum for anything else, or of more than
+  // kMostSumSources sources on a GPU.
   virtual absl::StatusOr<std::vector<SquareSum>> SumSquares(const std::vector<bool>& active,
                                                             absl::Span<const SumTask> sums) = 0;
 
-  // One fused step on every extent whose entry has a value, which moves the state, if it has bands and an entry has a
-  // value. The others' bytes stay, but for where they lie, and so do planes of formats that EncodesAfterAmax(). Returns
-  // the amaxes of the new masters as MeasureAmaxes() does, zeros for extents that took no step; empty when no extent's
-  // format NeedsAmax(). After an error the state is in pieces.
+  // Takes one fused step on every extent whose entry has a value; moves the state if it has bands and an entry has a
+  // value. The bytes of the other extents stay, except for their place, and so do planes of formats that
+  // EncodesAfterAmax(). Returns the amaxes of the new masters like MeasureAmaxes(), zeros for extents that took no
+  // step; empty if no extent's format NeedsAmax(). After an error the state is torn.
   //
-  // `progress` says where the step writes down how far it is, in memory that is open to the device (OpenHostMemory),
-  // and what of the same step was done before, at the same memory, by a process that has ended and whose GPU has
-  // stopped. The state and the position are then those of the whole step. Amaxes are only of the bands that were left,
-  // and planes of the others stay: MeasureAmaxes() and, where planes are new, EncodePlanes() follow. Without bands the
-  // step is the one band of lane 0: if that is done, nothing is left. Where no entry has a value, nothing is written
-  // down.
+  // `progress` says where the step records its progress, in memory that is open to the device (OpenHostMemory), and
+  // which part of the same step was done before, in the same memory, by a process that has ended and whose GPU has
+  // stopped. State and position afterwards are the result of the whole step. The amaxes cover only the bands that were
+  // left, and planes of the other bands stay: call MeasureAmaxes() and, if planes are new, EncodePlanes() afterwards.
+  // Without bands the step is the one band of lane 0: if it is done, nothing is left. If no entry has a value, nothing
+  // is recorded.
   virtual absl::StatusOr<std::vector<float>> Step(absl::Span<const std::optional<AdamStep>> steps,
                                                   absl::Span<const TensorScaling> scalings,
                                                   const StepProgress& progress) = 0;
@@ -125,8 +125,8 @@ class ShardArithmetic {
   int64_t position_;
 };
 
-// Masters with remainders are nowhere float32: they are filled in parts of at most so many elements, by way of scratch
-// memory.
+// Largest number of elements that are filled at a time in masters with remainders: they are never stored as float32,
+// and are filled in parts by way of scratch memory.
 inline constexpr int64_t kFillElements = int64_t{1} << 20;
 
 // Copies and sums for an engine, in memory that the device reaches. Blocks until the work is done. One thread at a
@@ -140,20 +140,20 @@ class DeviceQueue {
     const void* source = nullptr;
     int64_t size_bytes = 0;
   };
-  // Copies, in any order, and then sums, in any order; accumulators do not overlap. INVALID_ARGUMENT for more than
+  // Copies, in any order, and then sums, in any order; accumulators must not overlap. INVALID_ARGUMENT for more than
   // kMostSumSources on a GPU.
   virtual absl::Status Run(absl::Span<const CopyTask> copies, absl::Span<const SumTask> sums) = 0;
   absl::Status Copy(absl::Span<const CopyTask> tasks) { return Run(tasks, {}); }
   absl::Status Sum(absl::Span<const SumTask> tasks) { return Run({}, tasks); }
 };
 
-// The sum that makes each tensor's gradient, null where none does. INVALID_ARGUMENT a sum that makes none of the active
-// tensors' gradients, or not the whole of it.
+// Returns the sum that makes each tensor's gradient, or null if none does. INVALID_ARGUMENT for a sum that makes none
+// of the active tensors' gradients, or only a part of one.
 absl::StatusOr<std::vector<const SumTask*>> MatchSums(absl::Span<const ExtentTensors> tensors,
                                                       const std::vector<bool>& active, absl::Span<const SumTask> sums);
 
-// INVALID_ARGUMENT moves that the tensors cannot make: CheckBands(), a distance or a position that no step leaves them
-// at, or a master with a remainder and no weights.
+// INVALID_ARGUMENT for moves that the tensors cannot make: errors of CheckBands(), a distance or a position that no
+// step leads to, or a master with a remainder and no weights.
 absl::Status CheckMoves(absl::Span<const ExtentTensors> tensors, const StateMoves& moves);
 
 // Thread-safe.
@@ -169,27 +169,27 @@ class ComputeDevice {
   DeviceHealth& health() { return health_; }
   const DeviceHealth& health() const { return health_; }
 
-  // Zeroed memory; what trainers share is also open to the daemon's other devices. RESOURCE_EXHAUSTED.
+  // Allocates zeroed memory; memory that trainers share is also open to the daemon's other devices. RESOURCE_EXHAUSTED.
   virtual absl::StatusOr<Memory> Allocate(const std::string& name, int64_t size_bytes, Sharing sharing) = 0;
-  // Memory that another process allocated so, as kKept and on the same device, with what it holds: see Memory::Adopt.
-  // A GPU is told by its driver what a descriptor stands for; there DATA_LOSS is also memory of another one.
+  // Adopts memory that another process allocated as kKept on the same device, with its content: see Memory::Adopt. On a
+  // GPU the driver checks the descriptor; DATA_LOSS also for memory of another GPU.
   virtual absl::StatusOr<Memory> Adopt(const std::string& name, int64_t size_bytes, wire::FileDescriptor fd) = 0;
   // Bytes that could be allocated now.
   virtual int64_t AvailableBytes() const = 0;
 
-  // Lets the device write the words in `page`, which is host memory; null where it needs no leave. The leave ends with
-  // the object, before the memory. One GPU of a process asks for a page, once, and all of them may write it.
+  // Lets the device write the words in `page`, which is host memory; null if it needs no registration. The registration
+  // ends with the object, before the memory. One GPU of a process registers a page, once, and all GPUs may write it.
   virtual absl::StatusOr<std::unique_ptr<Memory::Owner>> OpenHostMemory(const Memory& page) = 0;
 
-  // Gives `sink` the bytes in order, in pieces of any size that it may read until it returns. Of many callers at once
-  // some wait for others' sinks, which are to be short, and to read nothing of this device.
+  // Passes the bytes to `sink` in order, in pieces of any size that are valid until it returns. Many callers at once
+  // may wait for each other's sinks, so sinks must be short, and must not read from this device.
   using Sink = absl::FunctionRef<void(absl::Span<const uint8_t>)>;
   virtual absl::Status ReadTo(const uint8_t* data, int64_t size_bytes, Sink sink) const = 0;
-  // Bytes that are kept for longer.
+  // Returns the bytes in place or as a copy, for longer use.
   virtual absl::StatusOr<HostView> Read(const uint8_t* data, int64_t size_bytes) const = 0;
   virtual absl::Status Write(uint8_t* data, absl::Span<const uint8_t> bytes) const = 0;
 
-  // `tensors` stay where they are for the object's life, but as `moves` says. INVALID_ARGUMENT of CheckMoves().
+  // `tensors` stay in place for the object's life, except for `moves`. Errors of CheckMoves().
   virtual absl::StatusOr<std::unique_ptr<ShardArithmetic>> MakeArithmetic(std::vector<ExtentTensors> tensors,
                                                                           StateMoves moves) = 0;
 
@@ -203,8 +203,8 @@ class ComputeDevice {
   DeviceHealth health_;
 };
 
-// The devices of one daemon. FAILED_PRECONDITION a GPU that is not there, or that cannot reach another one's memory;
-// UNIMPLEMENTED GPUs in a build without CUDA.
+// Opens the devices of one daemon. FAILED_PRECONDITION if a GPU does not exist, or cannot reach another GPU's memory;
+// UNIMPLEMENTED for GPUs in a build without CUDA.
 absl::StatusOr<std::vector<std::unique_ptr<ComputeDevice>>> OpenDevices(absl::Span<const Device> devices);
 
 std::unique_ptr<ComputeDevice> MakeCpuDevice(int index);

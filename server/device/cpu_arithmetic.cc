@@ -17,7 +17,7 @@ T* Behind(T* array, int64_t elements) {
   return array == nullptr ? nullptr : array + elements;
 }
 
-// Rows of an extent that begin where its tiles do, as an extent of their own.
+// Returns rows of an extent, which begin at a tile, as an extent of their own.
 ExtentTensors RowsOf(const ExtentTensors& whole, int64_t first, int64_t rows) {
   const int64_t before = first * whole.columns;
   ExtentTensors part = whole;
@@ -124,7 +124,7 @@ class CpuShardArithmetic final : public ShardArithmetic {
     return extent;
   }
 
-  // Leaves the state `distance` bytes further on than it is.
+  // Steps, and moves the state by `distance` bytes.
   static float StepRows(const AdamStep& step, const ExtentTensors& extent, const TensorScaling& scaling,
                         int64_t distance) {
     return FusedAdam(step, extent.gradient, MovedBy(extent.state, distance), extent.rows, extent.columns,

@@ -25,8 +25,8 @@
 namespace paramshard::server {
 namespace {
 
-// Gives `Resource` back at its end, but for one of a broken device: that would wait for work that may never end, and
-// the daemon has to be restarted anyway.
+// Frees `Resource` at its end, except on a broken device: that would wait for work that may never end, and the daemon
+// must be restarted anyway.
 template <typename Resource>
 class OwnerOf final : public Memory::Owner {
  public:
@@ -37,12 +37,13 @@ class OwnerOf final : public Memory::Owner {
 
  private:
   const int device_;
-  union {  // its end is the destructor's to call
+  union {  // so that only the destructor above ends it
     Resource resource_;
   };
 };
 
-// As many as threads that a save has for one device. With less in a buffer the link waits between copies.
+// Number of staging buffers: as many as the threads of a save for one device. With smaller buffers the link waits
+// between copies.
 constexpr int kStagingLanes = 12;
 constexpr int64_t kStagingBufferBytes = int64_t{4} << 20;
 
@@ -53,8 +54,8 @@ static_assert(kMostSumSources == gpu::kMaxGradientSources);
 
 absl::StatusOr<gpu::GradientSumTask> ToGpuTask(const SumTask& task) {
   if (task.sources.size() > gpu::kMaxGradientSources) {
-    return absl::InvalidArgumentError(absl::StrCat("sum gradients: at most ", gpu::kMaxGradientSources,
-                                                   " sources expected, got ", task.sources.size()));
+    return absl::InvalidArgumentError(
+        absl::StrCat("sum gradients: want at most ", gpu::kMaxGradientSources, " sources, got ", task.sources.size()));
   }
   gpu::GradientSumTask sum;
   std::copy(task.sources.begin(), task.sources.end(), sum.sources);
@@ -108,7 +109,7 @@ class CudaShardArithmetic final : public ShardArithmetic {
                                                              initials[i].first_element, extent.elements(),
                                                              MovedBy(extent.state.master, position()), stream_.get());
     }
-    // Kernels that use the scratch memory end before it.
+    // Waits for the kernels that use the scratch memory.
     status.Update(stream_.Synchronize());
     return status;
   }
@@ -173,7 +174,7 @@ class CudaShardArithmetic final : public ShardArithmetic {
  private:
   static bool HasRemainder(const ExtentTensors& extent) { return extent.state.remainder != nullptr; }
 
-  // A step that is done leaves no amaxes behind, as one that nothing takes.
+  // Leaves no amaxes if the step is already done, or if no extent takes it.
   absl::Status StepInPlace(absl::Span<const std::optional<AdamStep>> steps, absl::Span<const TensorScaling> scalings,
                            const StepProgress& progress) {
     const bool is_left = !progress.HasDone(0);
@@ -264,7 +265,7 @@ class CudaDevice final : public ComputeDevice {
   // `group` are the indices of all devices of the daemon.
   CudaDevice(const Device& id, std::vector<int> group, std::string uuid, std::unique_ptr<gpu::StagingLanes> lanes)
       : ComputeDevice(id), group_(std::move(group)), uuid_(std::move(uuid)), lanes_(std::move(lanes)) {}
-  // Those of a broken device are left to the end of the process.
+  // Leaves the lanes of a broken device to the end of the process.
   ~CudaDevice() override {
     if (!gpu::FaultOf(this->id().index).ok()) static_cast<void>(lanes_.release());
   }
@@ -296,7 +297,7 @@ class CudaDevice final : public ComputeDevice {
     auto memory = gpu::DeviceMemory::Import(id().index, fd.get(), size_bytes, /*read_only=*/false);
     if (memory.ok()) RETURN_IF_ERROR(memory->CheckPlace());
     if (absl::IsResourceExhausted(memory.status())) return memory.status();
-    // Whatever the driver says against the descriptor: the memory that it should stand for is not to be had.
+    // Any other error of the driver means that the memory behind the descriptor is lost.
     if (!memory.ok()) return absl::DataLossError(absl::StrCat("adopt ", name, ": ", memory.status().message()));
     uint8_t* const data = memory->data();
     return Memory(data, size_bytes, std::move(fd), std::make_unique<GpuRange>(id().index, *std::move(memory)));
@@ -318,7 +319,7 @@ class CudaDevice final : public ComputeDevice {
   }
 
   absl::StatusOr<HostView> Read(const uint8_t* data, int64_t size_bytes) const override {
-    // Without initial values: every byte is copied.
+    // The array is not initialised: every byte is copied.
     std::unique_ptr<uint8_t[]> copy(new uint8_t[size_bytes]);
     uint8_t* next = copy.get();
     RETURN_IF_ERROR(ReadTo(data, size_bytes, [&next](absl::Span<const uint8_t> bytes) {
@@ -353,7 +354,7 @@ class CudaDevice final : public ComputeDevice {
   const std::vector<int> group_;
   const std::string uuid_;
   std::unique_ptr<gpu::StagingLanes> lanes_;
-  // Last: it calls health().
+  // The last member, because it calls health().
   const gpu::FaultWatch watch_{id().index, [this](const absl::Status& why) { health().Break(why); }};
 };
 
@@ -366,9 +367,8 @@ absl::Status CheckPeers(const std::vector<int>& group) {
             gpu::ToStatus(cudaDeviceCanAccessPeer(&reachable, device, peer), absl::StrCat("device cuda:", device)));
       }
       if (reachable == 0) {
-        return absl::FailedPreconditionError(
-            absl::StrCat("devices: GPUs that reach each other's memory expected, cuda:", device,
-                         " does not reach that of cuda:", peer, "; serve them by two daemons"));
+        return absl::FailedPreconditionError(absl::StrCat(
+            "devices: cuda:", device, " cannot reach the memory of cuda:", peer, "; serve them by two daemons"));
       }
     }
   }

@@ -11,7 +11,7 @@
 
 namespace paramshard::server {
 
-// `devices` are all of kind kCuda. See OpenDevices.
+// Opens `devices`, which are all of kind kCuda. See OpenDevices.
 absl::StatusOr<std::vector<std::unique_ptr<ComputeDevice>>> OpenCudaDevices(absl::Span<const Device> devices);
 
 }  // namespace paramshard::server

@@ -17,7 +17,7 @@ absl::StatusOr<Device> ParseDevice(absl::string_view name) {
     number = {};
   }
   if (!absl::SimpleAtoi(number, &device.index) || device.index < 0) {
-    return absl::InvalidArgumentError(absl::StrCat("device: cpu:I or cuda:I with I >= 0 expected, got ", name));
+    return absl::InvalidArgumentError(absl::StrCat("device: want cpu:I or cuda:I with I >= 0, got ", name));
   }
   return device;
 }

@@ -1,4 +1,4 @@
-// The names of devices.
+// Names of devices.
 #ifndef PARAMSHARD_SERVER_DEVICE_DEVICE_H_
 #define PARAMSHARD_SERVER_DEVICE_DEVICE_H_
 
@@ -22,7 +22,7 @@ struct Device {
   std::string Name() const;
 };
 
-// INVALID_ARGUMENT for any other text.
+// Parses a name. INVALID_ARGUMENT for any other text.
 absl::StatusOr<Device> ParseDevice(absl::string_view name);
 
 }  // namespace paramshard::server

@@ -1,4 +1,4 @@
-// Whether a device still works.
+// Health of a device.
 #ifndef PARAMSHARD_SERVER_DEVICE_DEVICE_HEALTH_H_
 #define PARAMSHARD_SERVER_DEVICE_DEVICE_HEALTH_H_
 
@@ -10,17 +10,17 @@
 
 namespace paramshard::server {
 
-// A device that has broken stays broken: what it holds is lost, and only a new daemon can use it again. Thread-safe.
+// A broken device stays broken: its content is lost, and only a new daemon can use it again. Thread-safe.
 class DeviceHealth {
  public:
-  // OK until the device is broken; then what broke it.
+  // Returns OK until the device is broken; then the error that broke it.
   absl::Status status() const;
 
-  // The first error stays.
+  // Marks the device as broken. The first error stays.
   void Break(const absl::Status& why);
 
-  // Calls `listener` once with what broke the device: at once, or on the thread that finds it. Null ends that, and
-  // waits for a call in progress. The listener does not call back, and does not use the device.
+  // Calls `listener` once with the error that broke the device: at once, or on the thread that finds it. Null removes
+  // the listener, and waits for a call in progress. The listener must not call back, nor use the device.
   void SetListener(std::function<void(const absl::Status& why)> listener);
 
  private:

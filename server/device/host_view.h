@@ -1,4 +1,4 @@
-// A device's bytes as the host reads them.
+// View of a device's bytes for the host.
 #ifndef PARAMSHARD_SERVER_DEVICE_HOST_VIEW_H_
 #define PARAMSHARD_SERVER_DEVICE_HOST_VIEW_H_
 
@@ -10,7 +10,7 @@
 
 namespace paramshard::server {
 
-// In place where the host can read them, else a copy that the view owns. Move-only.
+// Refers to the bytes in place if the host can read them, else to a copy that the view owns. Move-only.
 class HostView {
  public:
   HostView() = default;

@@ -11,7 +11,7 @@
 namespace paramshard::server {
 namespace {
 
-// No model's name has it.
+// Does not occur in names of models.
 constexpr char kSeparator = '\0';
 
 std::string PrefixOf(const std::string& model) { return model + kSeparator; }
@@ -58,7 +58,7 @@ absl::Status KeptMemory::KeepText(const std::string& name, absl::string_view tex
 absl::StatusOr<const Memory*> KeptMemory::AdoptHostPiece(const std::string& name) {
   RETURN_IF_ERROR(CheckNew(name));
   ASSIGN_OR_RETURN(wire::FileDescriptor fd, TakeDescriptor(name));
-  // Memory that is taken is sealed, and does not change its size afterwards.
+  // Adopted memory is sealed, and does not change its size afterwards.
   struct stat info {};
   if (fstat(fd.get(), &info) != 0) info.st_size = -1;
   ASSIGN_OR_RETURN(Memory memory, Memory::Adopt(LongName(name), info.st_size, std::move(fd)));
@@ -67,20 +67,20 @@ absl::StatusOr<const Memory*> KeptMemory::AdoptHostPiece(const std::string& name
 
 absl::Status KeptMemory::CheckNew(const std::string& name) const {
   if (pieces_.find(name) == pieces_.end()) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("memory of ", LongName(name), ": asked for once expected, got twice"));
+  return absl::InvalidArgumentError(absl::StrCat("memory of ", LongName(name), ": requested twice"));
 }
 
 absl::StatusOr<wire::FileDescriptor> KeptMemory::TakeDescriptor(const std::string& name) {
   const auto found = unclaimed_.find(name);
   if (found == unclaimed_.end()) {
-    return absl::DataLossError(absl::StrCat("adopt ", LongName(name), ": a kept descriptor expected, got none"));
+    return absl::DataLossError(absl::StrCat("adopt ", LongName(name), ": kept descriptor not found"));
   }
   wire::FileDescriptor fd = std::move(found->second);
   unclaimed_.erase(found);
   return fd;
 }
 
-// A piece that could not be kept is freed: it would be lost with this process, and nobody would know.
+// Frees a piece that could not be kept: it would silently be lost with this process.
 absl::StatusOr<const Memory*> KeptMemory::Keep(const std::string& name, Memory memory) {
   if (const absl::Status kept = store_->Keep(PrefixOf(model_) + name, memory.fd()); !kept.ok()) {
     return absl::Status(kept.code(), absl::StrCat("memory of ", LongName(name), ": ", kept.message()));
@@ -121,7 +121,7 @@ absl::Status KeptMemory::DropAllBut(const std::string& piece) {
   return absl::OkStatus();
 }
 
-// Those of all models may be more than a server that serves may open.
+// Takes the pieces of one model alone: those of all models may be more descriptors than a running server may open.
 absl::StatusOr<KeptStore::Descriptors> KeptMemory::TakePieces(const std::string& model, KeptStore& store) {
   ASSIGN_OR_RETURN(KeptStore::Descriptors taken, store.Take(PrefixOf(model)));
   return std::move(KeptModels::Sort(std::move(taken)).models[model]);

@@ -16,12 +16,12 @@
 
 namespace paramshard::server {
 
-// The piece that says what the others are (server/journal/journal.h). It is the first that a model has.
+// The piece that describes the others (server/journal/journal.h). It is the first piece of a model.
 inline constexpr char kJournalPiece[] = "journal";
-// The piece of a model that is lost while it is made anew: why it was.
+// The piece of a lost model while it is created again: the reason of the loss.
 inline constexpr char kLostPiece[] = "lost";
 
-// Gives every piece to the store before anybody else has it, and takes a model back from there when it is dropped.
+// Gives every piece to the store before it returns it, and removes a model from the store when it is dropped.
 //
 //   KeptMemory memory("m", store);
 //   ASSIGN_OR_RETURN(const Memory* journal, memory.HostPiece(kJournalPiece, Journal::SizeOf(shape)));
@@ -31,60 +31,61 @@ inline constexpr char kLostPiece[] = "lost";
 //   ASSIGN_OR_RETURN(KeptModels models, KeptModels::Sort(store->TakeAll()));
 //   KeptMemory memory("m", store, std::move(models.models["m"]));
 //
-// Its end, a drain's too, leaves in the store what is there: a model is taken from it by Drop alone. Not thread-safe.
+// Its destructor, also in a drain, leaves the pieces in the store: only Drop removes a model. Not thread-safe.
 class KeptMemory final : public StateMemory {
  public:
-  // Those of a new model. Nothing is kept under its name.
+  // Memory of a new model. Nothing is kept under its name.
   KeptMemory(std::string model, KeptStore* store);
-  // Those that are kept under the model's name, by what they are. They are mapped as they are asked for.
+  // Memory that is kept under the model's name. `pieces` are the descriptors by piece; each is mapped on request.
   KeptMemory(std::string model, KeptStore* store, KeptStore::Descriptors pieces);
 
   bool adopted() const override { return adopted_; }
   absl::StatusOr<const Memory*> Piece(const std::string& name, int64_t size_bytes, ComputeDevice& device) override;
   absl::StatusOr<const Memory*> HostPiece(const std::string& name, int64_t size_bytes) override;
-  // One with these bytes, at least one: they are there before it is kept.
+  // Keeps a piece with these bytes, at least one: they are written before it is kept.
   absl::Status KeepText(const std::string& name, absl::string_view text);
-  // One that has the size that it has: what it holds says which one it should have.
+  // Adopts a piece of any size: its content says which size it should have.
   absl::StatusOr<const Memory*> AdoptHostPiece(const std::string& name);
 
-  // Names that are kept and that nobody has asked for: of pieces that the model does not have any more. None when new.
+  // Names of kept pieces that were not requested: the model does not have them any more. Empty for a new model.
   std::vector<std::string> unclaimed() const;
-  // Takes those from the store, and returns their names. One whose name another piece's begins with stays.
+  // Removes these pieces from the store, and returns their names. A piece whose name is the beginning of another
+  // piece's name stays.
   absl::StatusOr<std::vector<std::string>> DropUnclaimed();
-  // Takes pieces from the store whose names begin so.
+  // Removes pieces from the store whose names begin with `prefix`.
   absl::Status DropPieces(const std::string& prefix);
-  // Takes all that is kept under the model's name from the store, whoever has asked for it, but this piece. Others
-  // whose names it begins with stay too. After an error some may be dropped, and the call may be repeated.
+  // Removes all pieces of the model from the store, requested or not, except `piece`. Pieces whose names are a
+  // beginning of its name stay too. After an error some may be dropped, and the call may be repeated.
   absl::Status DropAllBut(const std::string& piece);
 
-  // What the store holds of the model alone, by piece. Errors of KeptStore::Take.
+  // Returns the store's descriptors of this model alone, by piece. Errors of KeptStore::Take.
   static absl::StatusOr<KeptStore::Descriptors> TakePieces(const std::string& model, KeptStore& store);
 
-  // Takes the model from the store. Its memory ends with this object: whoever dies in between leaves nothing behind
-  // that nobody knows of. An error of KeptStore::DropPrefix leaves all as it was, and the call may be repeated; what
-  // was dropped may be dropped again.
+  // Removes the model from the store. Its memory ends with this object: a process that dies in between leaves no
+  // unknown memory behind. An error of KeptStore::DropPrefix changes nothing, and the call may be repeated, also after
+  // success.
   absl::Status Drop();
 
  private:
   absl::Status CheckNew(const std::string& name) const;
-  // The descriptor of a piece that nobody has asked for yet.
+  // Takes the descriptor of a piece that was not requested before.
   absl::StatusOr<wire::FileDescriptor> TakeDescriptor(const std::string& name);
   absl::StatusOr<const Memory*> Keep(const std::string& name, Memory memory);
   const Memory* Add(const std::string& name, Memory memory);
-  // In messages.
+  // Returns the name for messages.
   std::string LongName(const std::string& name) const;
 
   const std::string model_;
   KeptStore* const store_;
   const bool adopted_;
   KeptStore::Descriptors unclaimed_;
-  std::map<std::string, Memory> pieces_;  // whose addresses stay
+  std::map<std::string, Memory> pieces_;  // their addresses stay
 };
 
-// What a keeper held, by model.
+// Descriptors that a keeper held, by model.
 struct KeptModels {
   std::map<std::string, KeptStore::Descriptors> models;  // by name, then by piece
-  std::vector<std::string> strangers;                    // names that are no model's: of another version, say
+  std::vector<std::string> strangers;                    // names of no model: of another version, say
 
   static KeptModels Sort(KeptStore::Descriptors all);
 };

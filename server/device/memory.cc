@@ -19,7 +19,7 @@
 namespace paramshard::server {
 namespace {
 
-// The limit that the kernel has met, as a person raises it.
+// Returns advice to raise the limit that the kernel has met.
 absl::string_view AdviceFor(int error) {
   switch (error) {
     case EFBIG:
@@ -39,7 +39,8 @@ absl::Status Refused(const std::string& name, int64_t size_bytes, int error) {
       "allocate ", name, ": ", size_bytes, " bytes needed, the kernel says: ", strerror(error), AdviceFor(error)));
 }
 
-// The kernel promises private memory freely and hands out shared pages until the machine is full: then it kills.
+// Checks before allocating: the kernel overcommits private memory and hands out shared pages until the machine is full,
+// and then kills processes.
 absl::Status CheckAvailable(const std::string& name, int64_t size_bytes) {
   const int64_t available = AvailableHostBytes();
   if (size_bytes <= available) return absl::OkStatus();
@@ -50,7 +51,7 @@ absl::Status CheckAvailable(const std::string& name, int64_t size_bytes) {
 constexpr int kSizeSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 constexpr int kWriteSeals = F_SEAL_WRITE | F_SEAL_FUTURE_WRITE;
 constexpr mode_t kKeptMode = S_IRUSR | S_IWUSR;
-constexpr int64_t kBlockBytes = 512;  // of what fstat counts
+constexpr int64_t kBlockBytes = 512;  // unit of fstat's block count
 
 absl::StatusOr<wire::FileDescriptor> MakeFile(const std::string& name, int64_t size_bytes, Sharing sharing) {
   wire::FileDescriptor fd(memfd_create(name.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING));
@@ -62,7 +63,7 @@ absl::StatusOr<wire::FileDescriptor> MakeFile(const std::string& name, int64_t s
   return fd;
 }
 
-// After the daemon has its own writable mapping, which FUTURE_WRITE leaves alone.
+// Seals after the daemon has its own writable mapping, which FUTURE_WRITE leaves alone.
 absl::Status Seal(const std::string& name, int fd, Sharing sharing) {
   int seals = kSizeSeals;
   if (sharing == Sharing::kReadOnly) seals |= F_SEAL_FUTURE_WRITE;
@@ -76,27 +77,27 @@ absl::Status NotAdopted(const std::string& name, absl::string_view what) {
 
 absl::Status CheckAdopted(const std::string& name, int64_t size_bytes, int fd) {
   struct stat info {};
-  if (fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) return NotAdopted(name, "memory expected, got something else");
+  if (fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) return NotAdopted(name, "want memory, got something else");
   if (info.st_size != size_bytes) {
-    return NotAdopted(name, absl::StrCat(size_bytes, " bytes expected, got ", info.st_size));
+    return NotAdopted(name, absl::StrCat("want ", size_bytes, " bytes, got ", info.st_size));
   }
   if (info.st_uid != geteuid() || (info.st_mode & 07777) != kKeptMode) {
-    return NotAdopted(name, "memory of this user alone expected, got that of others");
+    return NotAdopted(name, "want memory of this user alone, got memory that others own or may use");
   }
   const int flags = fcntl(fd, F_GETFL);
-  if (flags < 0 || (flags & O_ACCMODE) != O_RDWR) return NotAdopted(name, "a descriptor to write by expected");
+  if (flags < 0 || (flags & O_ACCMODE) != O_RDWR) return NotAdopted(name, "the descriptor is not open for writing");
   // A file of a disk has no seals. Memory that can be cut would end the process that reads it.
   const int seals = fcntl(fd, F_GET_SEALS);
   if (seals < 0 || (seals & kSizeSeals) != kSizeSeals || (seals & kWriteSeals) != 0) {
-    return NotAdopted(name, "memory sealed against growing and shrinking expected, and not against writing");
+    return NotAdopted(name, "want memory sealed against growing and shrinking, and not against writing");
   }
-  // Pages that are not there were given back, and what they held with them.
-  if (info.st_blocks * kBlockBytes < size_bytes) return NotAdopted(name, "all of its pages expected, got some");
+  // Missing pages were freed, and their content is lost.
+  if (info.st_blocks * kBlockBytes < size_bytes) return NotAdopted(name, "some of its pages are missing");
   return absl::OkStatus();
 }
 
-// Zeroed, and all there, in huge pages where the kernel has them: in pages of 4 KiB large memory comes at half the
-// speed, and copies into it lose time with their addresses. MAP_FAILED, and errno.
+// Maps zeroed, resident memory, in huge pages if the kernel has them: pages of 4 KiB take twice as long to allocate,
+// and copies into them lose time with address translation. Returns MAP_FAILED with errno on failure.
 void* MapPrivate(int64_t size_bytes) {
   const auto map = [size_bytes](int flags) {
     return mmap(nullptr, size_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | flags, -1, 0);

@@ -12,10 +12,10 @@
 
 namespace paramshard::server {
 
-// Says how other processes may use memory.
+// Use of memory by other processes.
 enum class Sharing : uint8_t {
   kPrivate,    // not at all
-  kReadOnly,   // mapped read-only (on a GPU by the client library's promise: whoever imports memory chooses its access)
+  kReadOnly,   // mapped read-only (on a GPU by the client library's promise: the importer chooses its access)
   kReadWrite,  // mapped read-write
   kKept,       // by no trainer: its descriptor is for a keeper (server/base/kept_store.h) and for the next server
 };
@@ -31,15 +31,14 @@ class Memory {
     virtual void Discard() {}
   };
 
-  // Zeroed, resident host memory. RESOURCE_EXHAUSTED when the kernel refuses. `size_bytes` may be 0. `name` is seen in
-  // /proc. Shared memory is sealed against growing and shrinking; kReadOnly against new writable mappings too.
-  // What is kept belongs to its user alone, and is in no core dump: whoever waits for the end of the process does not
-  // wait for that.
+  // Allocates zeroed, resident host memory. RESOURCE_EXHAUSTED if the kernel refuses. `size_bytes` may be 0. `name` is
+  // visible in /proc. Shared memory is sealed against growing and shrinking; kReadOnly against new writable mappings
+  // too. kKept memory belongs to its user alone, and is in no core dump, which would delay the end of the process.
   static absl::StatusOr<Memory> Allocate(const std::string& name, int64_t size_bytes, Sharing sharing);
 
-  // Memory that another process allocated as kKept, with what it holds. The descriptor may be anything, from anybody:
-  // DATA_LOSS saying what is wrong with it unless it is of sealed, writable memory of this user alone, of just so many
-  // bytes, all of them there. What the bytes are is for the caller to check. RESOURCE_EXHAUSTED.
+  // Adopts memory that another process allocated as kKept, with its content. The descriptor is not trusted: DATA_LOSS
+  // naming the fault unless it is sealed, writable memory of this user alone, of exactly `size_bytes`, with all its
+  // pages. The caller checks the content. RESOURCE_EXHAUSTED.
   static absl::StatusOr<Memory> Adopt(const std::string& name, int64_t size_bytes, wire::FileDescriptor fd);
 
   Memory() = default;
@@ -48,17 +47,17 @@ class Memory {
   Memory(Memory&& other) noexcept { *this = std::move(other); }
   Memory& operator=(Memory&& other) noexcept;
 
-  // The device's address.
+  // Address on the device.
   uint8_t* data() const { return data_; }
   int64_t size_bytes() const { return size_bytes_; }
   // Descriptor of shared memory; -1 for private memory.
   int fd() const { return fd_.get(); }
 
-  // Gives pages back, also those that another process still maps, where the device can do that.
+  // Frees pages, also pages that another process still maps, if the device can do that.
   void Discard();
 
  private:
-  // Anonymous memory without a descriptor.
+  // Maps a descriptor, or anonymous memory without one.
   static absl::StatusOr<Memory> Map(const std::string& name, int64_t size_bytes, wire::FileDescriptor fd);
   absl::Status LeaveOutOfDumps(const std::string& name) const;
 
@@ -68,15 +67,15 @@ class Memory {
   std::unique_ptr<Owner> owner_;
 };
 
-// Files that tell how much memory there is.
+// Files with the amount of memory.
 struct MemoryFiles {
   std::string meminfo = "/proc/meminfo";
   std::string cgroup = "/proc/self/cgroup";
   std::string mountinfo = "/proc/self/mountinfo";
 };
 
-// Bytes that could be allocated now without swapping: as the kernel estimates it for the machine in `meminfo`, or the
-// free pages alone where that cannot be read; and no more than this process's control groups leave to it.
+// Returns the bytes that could be allocated now without swapping: the kernel's estimate for the machine in `meminfo`,
+// or the free pages alone if it cannot be read; and at most the bytes that this process's control groups leave.
 int64_t AvailableHostBytes(const MemoryFiles& files = {});
 
 }  // namespace paramshard::server

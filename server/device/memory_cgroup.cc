@@ -29,7 +29,7 @@ struct Version {
   std::string inactive_file;  // in memory.stat
 };
 
-// memory.high stops nobody, but slows the process down until it seems to stand still.
+// memory.high is not a hard limit, but slows the process down until it seems to stand still.
 const Version& Two() {
   static const auto& version = *new Version{
       .limits = {"memory.max", "memory.high"}, .usage = "memory.current", .inactive_file = "inactive_file"};
@@ -82,7 +82,7 @@ int64_t LimitOf(const Version& version, const std::string& group) {
   for (const std::string& name : version.limits) {
     limit = std::min(limit, NumberIn(absl::StrCat(group, "/", name)).value_or(kNoLimit));
   }
-  // Version 1 tells the least limit of all groups above, those that are not mounted here included.
+  // Version 1 gives the least limit of all groups above, including groups that are not mounted here.
   return std::min(limit, Statistic(group, "hierarchical_memory_limit").value_or(kNoLimit));
 }
 
@@ -142,8 +142,8 @@ bool HoldsThisProcess(const std::string& procs) {
   return absl::c_linear_search(Lines(procs), self);
 }
 
-// A mount from outside of this process's namespace has "/../.." for its root: as many folders lie between it and the
-// namespace's root, whose names nothing tells. The one with this process in it is the right one.
+// Finds the directory below a mount from outside of this process's namespace. Its root is "/../..": as many folders of
+// unknown names lie between it and the namespace's root. The right one has this process in it.
 std::optional<std::string> BelowUnnamed(const Mount& mount, const std::string& group) {
   std::string pattern = mount.point;
   for (auto i = absl::c_count(absl::StrSplit(mount.root, '/'), ".."); i > 0; --i) pattern += "/*";
@@ -159,7 +159,7 @@ std::optional<std::string> BelowUnnamed(const Mount& mount, const std::string& g
   return directory;
 }
 
-// The directory of the group below the mount; none where it is not there.
+// Returns the directory of the group below the mount; no value if it is not there.
 std::optional<std::string> DirectoryOf(const Mount& mount, const std::string& group) {
   const std::string below = group == "/" ? "" : group;
   if (absl::StartsWith(mount.root, "/..")) return BelowUnnamed(mount, below);

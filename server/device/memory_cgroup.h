@@ -8,9 +8,9 @@
 
 namespace paramshard::server {
 
-// Bytes that this process may still allocate before a control group of it reaches its limit: the least of
-// limit - (usage - inactive_file) over the groups up to the root, of version 1 and version 2. None where no group that
-// is mounted here has a limit. `cgroup` and `mountinfo` are files as in /proc/self.
+// Returns the bytes that this process may still allocate before one of its control groups reaches its limit: the least
+// of limit - (usage - inactive_file) over the groups up to the root, of version 1 and version 2. No value if no group
+// that is mounted here has a limit. `cgroup` and `mountinfo` are files as in /proc/self.
 std::optional<int64_t> BytesLeftByCgroups(const std::string& cgroup = "/proc/self/cgroup",
                                           const std::string& mountinfo = "/proc/self/mountinfo");
 

@@ -22,7 +22,7 @@ absl::StatusOr<const Memory*> PrivateStateMemory::HostPiece(const std::string& n
 
 absl::Status PrivateStateMemory::CheckNew(const std::string& name) const {
   if (pieces_.find(name) == pieces_.end()) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("memory of ", name, ": asked for once expected, got twice"));
+  return absl::InvalidArgumentError(absl::StrCat("memory of ", name, ": requested twice"));
 }
 
 std::string PieceName(int world_rank, absl::string_view what) { return absl::StrCat("rank-", world_rank, "/", what); }

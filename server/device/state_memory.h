@@ -1,4 +1,4 @@
-// Where the memory of a model's state comes from.
+// Source of the memory of a model's state.
 #ifndef PARAMSHARD_SERVER_DEVICE_STATE_MEMORY_H_
 #define PARAMSHARD_SERVER_DEVICE_STATE_MEMORY_H_
 
@@ -14,19 +14,19 @@
 namespace paramshard::server {
 
 // The state of one model: masters, remainders, moments, accumulators. Each piece has a name, "rank-3/master", by the
-// rank in the world. Pieces belong to this object, which outlives whoever uses them. Not thread-safe.
+// rank in the world. Pieces belong to this object, which outlives their users. Not thread-safe.
 class StateMemory {
  public:
   virtual ~StateMemory() = default;
 
-  // Whether pieces hold what a process before this one has left in them. Else they are zeroed.
+  // Returns true if pieces hold the content of a previous process. Otherwise they are zeroed.
   virtual bool adopted() const = 0;
 
-  // A piece on `device`, whose data() is null when it has 0 bytes. Asked for once. RESOURCE_EXHAUSTED, INVALID_ARGUMENT
-  // a name that was asked for before; where pieces are adopted DATA_LOSS naming one that is not there or is not of that
-  // size; where they are kept the errors of KeptStore::Keep.
+  // Returns a piece on `device`; its data() is null if it has 0 bytes. Call it once per piece. RESOURCE_EXHAUSTED;
+  // INVALID_ARGUMENT for a name that was requested before; DATA_LOSS naming an adopted piece that is missing or of
+  // another size; errors of KeptStore::Keep for kept pieces.
   virtual absl::StatusOr<const Memory*> Piece(const std::string& name, int64_t size_bytes, ComputeDevice& device) = 0;
-  // One in host memory, whatever the devices are, of at least a byte.
+  // Returns a piece of at least one byte in host memory, for devices of any kind.
   virtual absl::StatusOr<const Memory*> HostPiece(const std::string& name, int64_t size_bytes) = 0;
 };
 
@@ -40,13 +40,13 @@ class PrivateStateMemory final : public StateMemory {
  private:
   absl::Status CheckNew(const std::string& name) const;
 
-  std::map<std::string, Memory> pieces_;  // whose addresses stay
+  std::map<std::string, Memory> pieces_;  // their addresses stay
 };
 
-// "rank-3/master"
+// Returns "rank-3/master".
 std::string PieceName(int world_rank, absl::string_view what);
 
-// The name of a piece's memory in /proc.
+// Returns the name of a piece's memory in /proc.
 std::string MemoryName(const std::string& piece);
 
 }  // namespace paramshard::server

@@ -27,20 +27,20 @@ constexpr uint64_t kListenerTag = 1;
 constexpr uint64_t kFirstNumber = 1;
 
 constexpr int kEventsAtOnce = 64;
-// For so long newcomers wait in the socket's queue when they can be neither taken nor refused.
+// How long new connections wait in the socket's queue when they can be neither accepted nor rejected.
 constexpr absl::Duration kMuted = absl::Milliseconds(100);
-// Between two waits that the kernel refuses.
+// Pause after a wait that failed.
 constexpr absl::Duration kPauseAfterError = absl::Milliseconds(100);
 
 absl::Status OutOfDescriptors() {
   return absl::ResourceExhaustedError(
-      "connect: a free file descriptor expected, got none; raise the daemon's limit (ulimit -n, LimitNOFILE)");
+      "connect: no free file descriptor; raise the daemon's limit (ulimit -n, LimitNOFILE)");
 }
 
 absl::StatusOr<std::string> MintToken() {
   std::array<char, wire::kTokenBytes / 2> bytes;
   if (getrandom(bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size())) {
-    return absl::UnavailableError(absl::StrCat("mint token: ", strerror(errno)));
+    return absl::UnavailableError(absl::StrCat("failed to mint a token: ", strerror(errno)));
   }
   return absl::BytesToHexString(absl::string_view(bytes.data(), bytes.size()));
 }
@@ -49,7 +49,7 @@ wire::FileDescriptor MakeEvent() { return wire::FileDescriptor(eventfd(0, EFD_CL
 
 bool IsOutOfDescriptors(int error) { return error == EMFILE || error == ENFILE; }
 
-// The connection is over, or was never there: the next one may be taken at once.
+// Returns true if only this connection is lost: the next one may be accepted at once.
 bool ConcernsOneConnection(int error) {
   return error == EINTR || error == EAGAIN || error == ECONNABORTED || error == EPROTO || error == EPERM;
 }
@@ -60,7 +60,7 @@ absl::StatusOr<std::unique_ptr<HandoffServer>> HandoffServer::Start(Options opti
   ASSIGN_OR_RETURN(WatchList watched, WatchList::Create());
   std::unique_ptr<HandoffServer> server(new HandoffServer(std::move(options), std::move(watched)));
   if (!server->stop_.valid() || !server->spare_.valid()) return OutOfDescriptors();
-  // Peers are judged by their credentials; other users need to reach the socket for that.
+  // Access is checked by credentials, for which other users must be able to connect.
   ASSIGN_OR_RETURN(server->listener_,
                    ListeningPath::Create({.path = server->options_.path,
                                           .type = SOCK_SEQPACKET,
@@ -106,18 +106,18 @@ void HandoffServer::Serve() {
   }
 }
 
-// No error ends the loop: without this thread nobody could attach and no death would be noticed.
+// Errors do not end the loop: without this thread no trainer could attach and no death would be noticed.
 absl::Span<const epoll_event> HandoffServer::Await(absl::Span<epoll_event> events) {
   const int count = system_->Wait(watched_.fd(), events, WaitMilliseconds());
   if (count >= 0) return events.subspan(0, count);
   if (errno != EINTR) {
-    Log(LogLevel::kError, "companion connections cannot be waited for", {{"error", strerror(errno)}});
+    Log(LogLevel::kError, "failed to wait for companion connections", {{"error", strerror(errno)}});
     absl::SleepFor(kPauseAfterError);
   }
   return {};
 }
 
-// Until the first silent connection is late, the listener is looked at, or it is heard again.
+// Returns the time until a hello times out, the listener is checked, or muting ends.
 int HandoffServer::WaitMilliseconds() const {
   SteadyTime next = std::min(next_check_, muted_until_.value_or(next_check_));
   if (!silent_.empty()) {
@@ -130,7 +130,7 @@ void HandoffServer::Handle(uint64_t tag) {
   if (tag == kListenerTag) return Accept();
   const uint64_t number = tag / 2;
   Connection* const connection = Find(number);
-  // An earlier event of the same wait may have ended it.
+  // An earlier event of the same wait may have closed it.
   if (connection == nullptr) return;
   const bool process_ended = tag % 2 == 1;
   if (process_ended) return Drop(number);
@@ -147,7 +147,7 @@ void HandoffServer::Accept() {
   if (!IsOutOfDescriptors(errno) || !RefuseForLackOfDescriptors()) SetMuted(true);
 }
 
-// A listener with a connection that cannot be taken would wake the thread up all the time.
+// Avoids a busy loop: a connection that cannot be accepted keeps the listener readable.
 bool HandoffServer::RefuseForLackOfDescriptors() {
   bool refused = false;
   if (spare_.valid()) {
@@ -194,7 +194,7 @@ absl::Status HandoffServer::TakePlace(uid_t user) {
   if (places_.Take(user)) return absl::OkStatus();
   const absl::Status full = absl::ResourceExhaustedError(
       absl::StrCat("connect: at most ", options_.max_connections,
-                   " companion connections are served, half of them of a user who is not the daemon's"));
+                   " companion connections are allowed, half of them for a user other than the daemon's"));
   const auto gives_way = std::find_if(silent_.begin(), silent_.end(),
                                       [&](const auto& silent) { return places_.WouldFind(user, silent.second); });
   if (gives_way == silent_.end()) return full;
@@ -211,7 +211,7 @@ absl::Status HandoffServer::Receive(Connection& connection) {
 
 absl::Status HandoffServer::Welcome(Connection& connection, wire::HandoffPacket packet) {
   if (!connection.token.empty()) {
-    return absl::InvalidArgumentError("handoff message: nothing expected after the hello, got a packet");
+    return absl::InvalidArgumentError("handoff message: a packet after the hello is not allowed");
   }
   RETURN_IF_ERROR(wire::ParseHandoff<wire::HandoffHello>(packet, wire::HandoffKind::kHello, 1).status());
   RETURN_IF_ERROR(CheckPidfd(packet.fds[0].get(), connection.peer.pid));
@@ -229,7 +229,7 @@ absl::Status HandoffServer::Welcome(Connection& connection, wire::HandoffPacket 
   return wire::SendHandoff(connection.socket.get(), wire::HandoffBytes(welcome), {own_pidfd_.get()});
 }
 
-// Whoever reads the end of the connection finds that the server has forgotten it.
+// Forgets the connection before it closes the socket, so that a peer that reads the end finds its token invalid.
 void HandoffServer::Drop(uint64_t number, const absl::Status& why) {
   std::unique_ptr<Connection> connection;
   {
@@ -251,7 +251,7 @@ void HandoffServer::Drop(uint64_t number, const absl::Status& why) {
 
 void HandoffServer::DropLate() {
   while (!silent_.empty() && Find(silent_.begin()->first)->hello_deadline <= SteadyNow()) {
-    Drop(silent_.begin()->first, absl::DeadlineExceededError("handoff hello: none came in time"));
+    Drop(silent_.begin()->first, absl::DeadlineExceededError("handoff hello: timed out"));
   }
 }
 
@@ -261,9 +261,9 @@ void HandoffServer::CheckListener() {
   const wire::FileDescriptor before = listener_->Restore();
   if (!before.valid()) return;
   watched_.Remove(before.get());
-  // Where this fails, the next look finds the socket in its place, and nobody is heard.
+  // If this fails, the next check finds the socket in its place, and no connection is accepted.
   if (const absl::Status added = watched_.Add(listener_->fd(), kListenerTag); !added.ok()) {
-    Log(LogLevel::kError, "companion connections cannot be waited for", {{"error", added.ToString()}});
+    Log(LogLevel::kError, "failed to wait for companion connections", {{"error", added.ToString()}});
   }
   muted_until_ = std::nullopt;
 }
@@ -274,7 +274,7 @@ void HandoffServer::SetMuted(bool muted) {
   watched_.SetMuted(listener_->fd(), kListenerTag, muted);
 }
 
-// Connections are added and removed by this thread alone, so that one stays while it is looked at.
+// The result stays valid: only this thread adds and removes connections.
 HandoffServer::Connection* HandoffServer::Find(uint64_t number) const {
   absl::MutexLock lock(&mu_);
   const auto found = connections_.find(number);
@@ -293,8 +293,8 @@ absl::StatusOr<HandoffServer::Peer> HandoffServer::Authenticate(absl::string_vie
   const Connection* connection = FindToken(token);
   if (connection != nullptr) return Peer{.pid = connection->peer.pid, .uid = connection->peer.uid};
   return absl::UnauthenticatedError(absl::StrCat(
-      "metadata: a ", wire::kTokenMetadata,
-      token.empty() ? " from the companion socket expected, got none" : " of an open companion connection expected"));
+      "metadata: want a ", wire::kTokenMetadata,
+      token.empty() ? " from the companion socket, got none" : " of an open companion connection, got another"));
 }
 
 absl::Status HandoffServer::SendMemory(absl::string_view token, const wire::HandoffMemory& message,

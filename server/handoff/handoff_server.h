@@ -1,4 +1,4 @@
-// The companion Unix socket: checks who connects, mints tokens, passes file descriptors, and notices who is gone.
+// Companion Unix socket: authenticates trainers, mints tokens, passes file descriptors, and notices dead processes.
 #ifndef PARAMSHARD_SERVER_HANDOFF_HANDOFF_SERVER_H_
 #define PARAMSHARD_SERVER_HANDOFF_HANDOFF_SERVER_H_
 
@@ -30,11 +30,11 @@
 
 namespace paramshard::server {
 
-// Thread-safe. One thread serves all connections. A peer is gone when its socket
-// closes, when its process dies (a forked child may keep the socket open), or when it breaks the protocol.
+// Thread-safe. One thread serves all connections. A peer is gone when its socket closes, when its process dies (a
+// forked child may keep the socket open), or when it breaks the protocol.
 //
-// A machine that is short of descriptors or memory costs newcomers their connection, never the thread: they are refused
-// with RESOURCE_EXHAUSTED where that can be said, and wait in the socket's queue where it cannot.
+// If descriptors or memory run out, new connections are rejected with RESOURCE_EXHAUSTED, or wait in the socket's queue
+// if they cannot even be rejected; the thread goes on.
 class HandoffServer {
  public:
   struct Options {
@@ -43,12 +43,12 @@ class HandoffServer {
     // See ListeningPath::Options.
     std::function<absl::Status()> restore_directory = nullptr;
     absl::Duration hello_timeout = absl::Seconds(5);
-    // Each takes two descriptors. Users share them (UserPlaces). When there is none left for a newcomer, one that has
-    // said no hello makes room, the oldest of those whose place the newcomer may have.
+    // Each connection takes two descriptors. Users share them (UserPlaces). At the limit, a new connection replaces the
+    // oldest one without a hello whose place its user may have.
     int max_connections = 8192;
-    // Called from the server's thread once a peer with a token is gone.
+    // Called by the server's thread once a peer with a token is gone.
     std::function<void(const std::string& token)> on_gone;
-    // Outlives the server. Null: the kernel's.
+    // Must outlive the server. Null: the kernel's.
     SystemCalls* system = nullptr;
   };
 
@@ -90,13 +90,13 @@ class HandoffServer {
   absl::Status Admit(wire::FileDescriptor& socket);
   absl::Status CheckUser(const PeerCredentials& peer) const;
   absl::Status TakePlace(uid_t user);
-  // An error ends the connection.
+  // An error closes the connection.
   absl::Status Receive(Connection& connection);
   absl::Status Welcome(Connection& connection, wire::HandoffPacket packet);
-  // Ends a connection; `why`, unless it is OK, is what the peer is told.
+  // Closes a connection; sends `why` to the peer unless it is OK.
   void Drop(uint64_t number, const absl::Status& why = absl::OkStatus());
   void DropLate();
-  // Listens anew where the socket's file is gone.
+  // Listens again if the socket's file is gone.
   void CheckListener();
   void SetMuted(bool muted);
   Connection* Find(uint64_t number) const;
@@ -110,13 +110,13 @@ class HandoffServer {
   wire::FileDescriptor stop_;  // an eventfd
   wire::FileDescriptor own_pidfd_;
 
-  // These belong to the serving thread.
+  // Used by the serving thread only.
   std::unique_ptr<ListeningPath> listener_;
   SteadyTime next_check_;  // of the listener
   WatchList watched_;
-  wire::FileDescriptor spare_;  // given up when there is no other descriptor, to take and refuse a connection
+  wire::FileDescriptor spare_;  // closed at the descriptor limit, to accept and reject a connection
   uint64_t last_number_ = 0;
-  std::map<uint64_t, uid_t> silent_;  // connections without a hello, in the order in which they came, and whose
+  std::map<uint64_t, uid_t> silent_;  // connections without a hello, oldest first, and their users
   UserPlaces places_;                 // of connections
   std::optional<SteadyTime> muted_until_;
 

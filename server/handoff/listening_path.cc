@@ -28,14 +28,15 @@ absl::StatusOr<sockaddr_un> UnixAddress(const std::string& path) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   if (path.size() >= sizeof(address.sun_path)) {
-    return absl::InvalidArgumentError(absl::StrCat("listen on ", path, ": the path is too long for a socket: want ",
-                                                   sizeof(address.sun_path) - 1, " bytes at most, got ", path.size()));
+    return absl::InvalidArgumentError(absl::StrCat("listen on ", path,
+                                                   ": the path is too long for a socket: want at most ",
+                                                   sizeof(address.sun_path) - 1, " bytes, got ", path.size()));
   }
   std::copy(path.begin(), path.end(), address.sun_path);
   return address;
 }
 
-// Returns 0, or why connecting fails.
+// Returns 0, or the errno of connect.
 int Connect(const sockaddr_un& address, int type, pid_t* process) {
   const wire::FileDescriptor probe(socket(AF_UNIX, type | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!probe.valid()) return errno;
@@ -58,7 +59,7 @@ absl::Status CheckNobodyListens(const std::string& path) {
     case ECONNREFUSED:
       return absl::OkStatus();
     case 0:
-    case EAGAIN:  // more connections wait for it than the kernel lets wait
+    case EAGAIN:  // its queue of connections is full
       return absl::AlreadyExistsError(absl::StrCat("socket ", path, ": another daemon",
                                                    process == 0 ? "" : absl::StrCat(" (process ", process, ")"),
                                                    " listens there; stop that one or choose another directory"));
@@ -86,7 +87,7 @@ absl::Status ListeningPath::Listen() {
     return PathError(options_.path, errno);
   }
   struct stat file {};
-  // Before it listens nobody is let in whom the mode keeps out.
+  // Sets the mode before it listens, so that no other user connects meanwhile.
   if (chmod(options_.path.c_str(), options_.mode) != 0 || lstat(options_.path.c_str(), &file) != 0 ||
       listen(fd.get(), kPathBacklog) != 0) {
     return PathError(options_.path, errno);
@@ -123,7 +124,7 @@ absl::StatusOr<wire::FileDescriptor> ListeningPath::TryRestore() {
     fd_ = std::move(before);
     return status;
   }
-  Log(LogLevel::kWarning, "socket was removed and made anew", {{"path", options_.path}});
+  Log(LogLevel::kWarning, "socket was removed and recreated", {{"path", options_.path}});
   return before;
 }
 
@@ -132,7 +133,7 @@ wire::FileDescriptor ListeningPath::Restore() {
   const std::string error(before.status().message());
   if (error != last_error_ && !before.ok()) {
     Log(LogLevel::kError,
-        IsThere() ? "socket directory is not this daemon's alone" : "socket is gone; nobody can connect",
+        IsThere() ? "failed to restore the socket directory" : "failed to restore the socket; clients cannot connect",
         {{"path", options_.path}, {"error", error}});
   }
   last_error_ = error;

@@ -29,17 +29,17 @@ absl::StatusOr<PeerCredentials> CredentialsOf(int socket) {
 
 namespace {
 
-// What the kernel tells of an open descriptor, in lines of `key:	value`.
+// Returns the kernel's description of an open descriptor, in lines of `key:	value`.
 absl::StatusOr<std::string> DescriptorInfo(int fd) {
   const wire::FileDescriptor file(open(absl::StrCat("/proc/self/fdinfo/", fd).c_str(), O_RDONLY | O_CLOEXEC));
   char text[4096];
   const ssize_t size = file.valid() ? read(file.get(), text, sizeof(text)) : -1;
   if (size >= 0) return std::string(text, size);
-  // Where nothing was opened the descriptor is at fault, or there is none to open /proc with.
+  // ENOENT: the descriptor is invalid. Otherwise no descriptor is free to open /proc.
   const absl::StatusCode code =
       errno == ENOENT ? absl::StatusCode::kInvalidArgument : absl::StatusCode::kResourceExhausted;
-  return absl::Status(
-      code, absl::StrCat("handoff hello: a pidfd expected that /proc/self/fdinfo describes, got: ", strerror(errno)));
+  return absl::Status(code,
+                      absl::StrCat("handoff hello: failed to read the pidfd's /proc/self/fdinfo: ", strerror(errno)));
 }
 
 }  // namespace
@@ -51,15 +51,15 @@ absl::Status CheckPidfd(int pidfd, pid_t pid) {
     if (!absl::ConsumePrefix(&line, "Pid:") || !absl::SimpleAtoi(line, &value)) continue;
     if (value == pid) return absl::OkStatus();
     return absl::InvalidArgumentError(
-        absl::StrCat("handoff hello: a pidfd of process ", pid, " expected, got one of process ", value));
+        absl::StrCat("handoff hello: want a pidfd of process ", pid, ", got one of process ", value));
   }
   return absl::InvalidArgumentError(
-      absl::StrCat("handoff hello: a pidfd of process ", pid, " expected, got another kind of descriptor"));
+      absl::StrCat("handoff hello: want a pidfd of process ", pid, ", got another kind of descriptor"));
 }
 
 absl::Status KillProcess(int pidfd) {
   if (syscall(SYS_pidfd_send_signal, pidfd, SIGKILL, nullptr, 0) == 0 || errno == ESRCH) return absl::OkStatus();
-  return absl::PermissionDeniedError(absl::StrCat("kill the rank's holder: ", strerror(errno)));
+  return absl::PermissionDeniedError(absl::StrCat("failed to kill the rank's process: ", strerror(errno)));
 }
 
 absl::Status CheckMaySignal(int pidfd) {
@@ -73,11 +73,10 @@ absl::StatusOr<wire::FileDescriptor> OwnPidfd() {
   if (pidfd.valid()) return pidfd;
   const bool too_old = errno == ENOSYS;
   return absl::Status(too_old ? absl::StatusCode::kUnimplemented : absl::StatusCode::kResourceExhausted,
-                      absl::StrCat("pidfd_open: ",
+                      absl::StrCat("pidfd_open: ", strerror(errno), "; want ",
                                    too_old          ? "Linux 5.3 or newer"
                                    : errno == EPERM ? "a seccomp profile that allows it"
-                                                    : "a free file descriptor",
-                                   " expected, got: ", strerror(errno)));
+                                                    : "a free file descriptor"));
 }
 
 }  // namespace paramshard::server

@@ -1,4 +1,4 @@
-// The process at the other end of a companion connection.
+// Process at the other end of a companion connection.
 #ifndef PARAMSHARD_SERVER_HANDOFF_PEER_PROCESS_H_
 #define PARAMSHARD_SERVER_HANDOFF_PEER_PROCESS_H_
 
@@ -12,7 +12,7 @@
 
 namespace paramshard::server {
 
-// Who connected, as the kernel says.
+// Credentials of a peer, from the kernel.
 struct PeerCredentials {
   pid_t pid = 0;
   uid_t uid = 0;
@@ -20,17 +20,17 @@ struct PeerCredentials {
 
 absl::StatusOr<PeerCredentials> CredentialsOf(int socket);
 
-// INVALID_ARGUMENT unless `pidfd` refers to process `pid`: nobody may have somebody else's process watched, or killed.
-// RESOURCE_EXHAUSTED when there is no descriptor to find that out with.
+// INVALID_ARGUMENT unless `pidfd` refers to process `pid`: a peer must not have another process watched or killed.
+// RESOURCE_EXHAUSTED no free descriptor for the check.
 absl::Status CheckPidfd(int pidfd, pid_t pid);
 
 // Kills the process behind a pidfd with SIGKILL.
 absl::Status KillProcess(int pidfd);
 
-// FAILED_PRECONDITION where this process may send no signal through the pidfd. Sends none.
+// FAILED_PRECONDITION if this process may send no signal through the pidfd. Sends none.
 absl::Status CheckMaySignal(int pidfd);
 
-// A pidfd of the calling process.
+// Returns a pidfd of the calling process.
 absl::StatusOr<wire::FileDescriptor> OwnPidfd();
 
 }  // namespace paramshard::server

@@ -32,35 +32,34 @@ absl::Status DirectoryError(const std::string& path, absl::string_view why) {
   return absl::UnavailableError(absl::StrCat("socket directory ", path, ": ", why));
 }
 
-// Refuses a link in the directory's place: whoever can put one there would choose what gets this mode and these
-// sockets.
+// Rejects a link in the directory's place, whose creator would choose which directory gets this mode and these sockets.
 absl::StatusOr<wire::FileDescriptor> OpenOwnDirectory(const std::string& path, mode_t mode) {
   std::error_code error;
   std::filesystem::create_directories(path, error);
   wire::FileDescriptor directory(open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
   if (!directory.valid() && (errno == ELOOP || errno == ENOTDIR)) {
     return absl::FailedPreconditionError(
-        absl::StrCat("socket directory ", path, ": a directory expected, got a link or a file"));
+        absl::StrCat("socket directory ", path, ": want a directory, got a link or a file"));
   }
   struct stat info {};
   if (!directory.valid() || fstat(directory.get(), &info) != 0) {
     return DirectoryError(path, error ? error.message() : strerror(errno));
   }
   if (info.st_uid != geteuid()) {
-    return absl::FailedPreconditionError(absl::StrCat("socket directory ", path, ": a directory of user ", geteuid(),
-                                                      " expected, got one of user ", info.st_uid));
+    return absl::FailedPreconditionError(absl::StrCat("socket directory ", path, ": want a directory of user ",
+                                                      geteuid(), ", got one of user ", info.st_uid));
   }
   if (fchmod(directory.get(), mode) != 0) return DirectoryError(path, strerror(errno));
   return directory;
 }
 
-// Who holds the lock writes its process into the file, for who is refused. Nothing depends on it.
+// Writes this process's number into the lock file, for error messages of other daemons only.
 void WriteHolder(int lock) {
   const std::string holder = absl::StrCat(getpid(), "\n");
   if (ftruncate(lock, 0) == 0) (void)!pwrite(lock, holder.data(), holder.size(), 0);
 }
 
-// " (process 1234)", or nothing where the file does not say so.
+// Returns " (process 1234)", or "" if the file has no number.
 std::string HolderOf(int lock) {
   char text[16];
   const ssize_t size = pread(lock, text, sizeof(text), 0);
@@ -69,9 +68,9 @@ std::string HolderOf(int lock) {
   return absl::StrCat(" (process ", process, ")");
 }
 
-// The directory's lock, which nobody holds by this.
+// Opens the directory's lock file without locking it.
 absl::StatusOr<wire::FileDescriptor> OpenLock(const std::string& path, bool shared) {
-  // A link is followed where its name ends in a slash.
+  // The kernel follows a link if its name ends in a slash.
   ASSIGN_OR_RETURN(const wire::FileDescriptor directory,
                    OpenOwnDirectory(WithoutSlashAtEnd(path), shared ? 0755 : 0700));
   wire::FileDescriptor lock(openat(directory.get(), "lock", O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600));
@@ -81,7 +80,7 @@ absl::StatusOr<wire::FileDescriptor> OpenLock(const std::string& path, bool shar
 
 absl::Status Hold(const std::string& path, int lock) {
   if (flock(lock, LOCK_EX | LOCK_NB) == 0) return absl::OkStatus();
-  // File systems of a network may know no locks.
+  // Network file systems may not support locks.
   if (errno != EWOULDBLOCK) return DirectoryError(path, absl::StrCat("lock: ", strerror(errno)));
   return absl::AlreadyExistsError(absl::StrCat("socket directory ", path, ": another daemon", HolderOf(lock),
                                                " holds it; stop that one or choose another directory"));
@@ -92,7 +91,7 @@ absl::Status Hold(const std::string& path, int lock) {
 wire::FileDescriptor TakeLentDescriptor(const char* variable) {
   const char* const value = std::getenv(variable);
   int fd = -1;
-  // What is no descriptor cannot be marked, and is taken for none.
+  // fcntl fails for a number that is no open descriptor.
   const bool lent = value != nullptr && absl::SimpleAtoi(value, &fd) && fcntl(fd, F_SETFD, FD_CLOEXEC) == 0;
   unsetenv(variable);
   return wire::FileDescriptor(lent ? fd : -1);
@@ -101,14 +100,14 @@ wire::FileDescriptor TakeLentDescriptor(const char* variable) {
 absl::StatusOr<SocketDir> SocketDir::Acquire(const std::string& path, bool shared, int lent) {
   ASSIGN_OR_RETURN(wire::FileDescriptor lock, OpenLock(path, shared));
   if (lent >= 0 && AreSameFile(lent, lock.get())) {
-    // Not `lock`, of which the kernel does not know that it is the keeper's.
+    // A duplicate of `lent` shares the keeper's lock; `lock` does not.
     wire::FileDescriptor held(fcntl(lent, F_DUPFD_CLOEXEC, 0));
     if (!held.valid()) return DirectoryError(path, absl::StrCat("the keeper's lock: ", strerror(errno)));
     return SocketDir(path, shared, std::move(held));
   }
   RETURN_IF_ERROR(Hold(path, lock.get()));
   SocketDir held(path, shared, std::move(lock));
-  // The lock is no proof: it may have been deleted under a daemon that serves.
+  // The lock alone proves nothing: it may have been deleted under a daemon that serves.
   for (const std::string& socket : {held.grpc_path(), held.handoff_path()}) {
     RETURN_IF_ERROR(CheckNobodyListens(socket));
   }
@@ -129,7 +128,7 @@ absl::Status SocketDir::Restore() {
   RETURN_IF_ERROR(Hold(path_, lock.get()));
   WriteHolder(lock.get());
   restored_ = std::move(lock);
-  Log(LogLevel::kWarning, "lock of the socket directory was removed and made anew", {{"path", name}});
+  Log(LogLevel::kWarning, "lock of the socket directory was removed and recreated", {{"path", name}});
   return absl::OkStatus();
 }
 

@@ -1,4 +1,4 @@
-// The directory of a daemon's sockets, held by one daemon at a time: by its keeper, or by a server without one.
+// Directory of a daemon's sockets, held by one daemon at a time: by its keeper, or by a server without a keeper.
 #ifndef PARAMSHARD_SERVER_HANDOFF_SOCKET_DIR_H_
 #define PARAMSHARD_SERVER_HANDOFF_SOCKET_DIR_H_
 
@@ -12,27 +12,27 @@
 
 namespace paramshard::server {
 
-// Takes over a descriptor that the keeper has lent to this process, and removes the variable that names it, so that no
-// child has it: called once, before there are threads. None where there is no such keeper.
+// Takes over a descriptor inherited from the keeper, and removes the variable that names it, so that no child uses it.
+// Call it once, before there are threads. Returns an invalid descriptor without such a keeper.
 wire::FileDescriptor TakeLentDescriptor(const char* variable);
 
-// Owns the directory's lock, which is free again when all processes that have its descriptor have ended: a keeper and
-// the server that it has lent it to, however they end. Move-only.
+// Owns the directory's lock, which is released when all processes with its descriptor have ended: a keeper and its
+// server, however they end. Move-only.
 class SocketDir {
  public:
-  // In the environment of a keeper's servers: the number of their descriptor of the lock.
+  // Environment variable with the number of the server's descriptor of the lock.
   static constexpr char kLockVariable[] = "PARAMSHARD_SOCKET_DIR_LOCK";
 
-  // Creates the directory where it is missing and takes its lock. `shared`: other users may enter. `lent`: the lock
-  // that the keeper of this process holds; where it is that of this directory there is nothing more to take.
-  // ALREADY_EXISTS naming the process when another daemon holds it, or listens at one of its sockets; FAILED_PRECONDITION
-  // when it belongs to another user, or is a link; INVALID_ARGUMENT when its sockets' paths are too long.
+  // Creates the directory if it does not exist, and locks it. `shared`: other users may enter. `lent`: the lock that
+  // the keeper of this process holds; if it belongs to this directory, it is duplicated. ALREADY_EXISTS, naming the
+  // process, if another daemon holds the directory or listens at one of its sockets; FAILED_PRECONDITION if it belongs
+  // to another user, or is a link; INVALID_ARGUMENT if its sockets' paths are too long.
   static absl::StatusOr<SocketDir> Acquire(const std::string& path, bool shared, int lent = -1);
 
   static wire::FileDescriptor TakeLentLock() { return TakeLentDescriptor(kLockVariable); }
 
-  // Makes the directory and its lock anew where they are gone, as cleaners of /tmp remove them. Errors of Acquire, with
-  // which another daemon may have the directory by now. Thread-safe.
+  // Recreates the directory and its lock if they are gone: cleaners of /tmp remove them. Errors of Acquire: another
+  // daemon may hold the directory by now. Thread-safe.
   absl::Status Restore();
 
   int lock() const { return lock_.get(); }
@@ -45,9 +45,9 @@ class SocketDir {
 
   std::string path_;
   bool shared_;
-  wire::FileDescriptor lock_;  // of the time when it was acquired
+  wire::FileDescriptor lock_;  // taken by Acquire
   std::unique_ptr<absl::Mutex> restoring_;
-  wire::FileDescriptor restored_;  // the lock since then, where there is another one; guarded by restoring_
+  wire::FileDescriptor restored_;  // the lock taken by the last Restore, if any; guarded by restoring_
 };
 
 }  // namespace paramshard::server

@@ -1,4 +1,4 @@
-// What threads that take connections ask the kernel for, so that tests can refuse it or answer otherwise.
+// System calls of threads that accept connections: a seam where tests make them fail.
 #ifndef PARAMSHARD_SERVER_HANDOFF_SYSTEM_CALLS_H_
 #define PARAMSHARD_SERVER_HANDOFF_SYSTEM_CALLS_H_
 
@@ -13,7 +13,7 @@
 
 namespace paramshard::server {
 
-// Results are those of the calls that are named, errno too.
+// Functions return the results of the named system calls, and set errno.
 class SystemCalls {
  public:
   virtual ~SystemCalls() = default;
@@ -25,7 +25,7 @@ class SystemCalls {
   // SO_PEERCRED.
   virtual absl::StatusOr<PeerCredentials> Credentials(int socket) { return CredentialsOf(socket); }
   virtual absl::Status Kill(int pidfd) { return KillProcess(pidfd); }
-  // epoll_wait; a negative timeout waits for as long as it takes.
+  // epoll_wait; a negative timeout waits without limit.
   virtual int Wait(int epoll, absl::Span<epoll_event> events, int timeout_milliseconds) {
     return epoll_wait(epoll, events.data(), static_cast<int>(events.size()), timeout_milliseconds);
   }

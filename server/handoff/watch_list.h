@@ -1,4 +1,4 @@
-// Descriptors whose events one thread waits for.
+// Set of descriptors whose events one thread waits for.
 #ifndef PARAMSHARD_SERVER_HANDOFF_WATCH_LIST_H_
 #define PARAMSHARD_SERVER_HANDOFF_WATCH_LIST_H_
 
@@ -10,16 +10,16 @@
 
 namespace paramshard::server {
 
-// Owns an epoll instance. Every descriptor is added with a tag that its events carry.
+// Owns an epoll instance. Events of a descriptor carry the tag that it was added with.
 class WatchList {
  public:
   static absl::StatusOr<WatchList> Create();
 
-  // What is readable, has hung up or has an error is told until it is read or removed. RESOURCE_EXHAUSTED.
+  // Adds a descriptor. Input, a hang-up or an error is reported until it is read or removed. RESOURCE_EXHAUSTED.
   absl::Status Add(int fd, uint64_t tag);
-  // Before `fd` is closed: another process may hold the same open file, and its events would go on.
+  // Call it before `fd` is closed: another process may hold the same open file, and its events would continue.
   void Remove(int fd);
-  // Whether events of `fd`, which was added with `tag`, are told.
+  // Stops or resumes events of `fd`, which was added with `tag`.
   void SetMuted(int fd, uint64_t tag, bool muted);
 
   int fd() const { return epoll_.get(); }

@@ -14,7 +14,7 @@ namespace paramshard::server {
 namespace {
 
 absl::Status NotNext(absl::string_view expected) {
-  return absl::FailedPreconditionError(absl::StrCat("journal: ", expected, " expected, got another call"));
+  return absl::FailedPreconditionError(absl::StrCat("journal: want ", expected, ", got another call"));
 }
 
 absl::Span<const uint8_t> BytesOf(const void* data, size_t size) {
@@ -49,7 +49,7 @@ absl::StatusOr<std::unique_ptr<Journal>> Journal::Create(absl::Span<uint8_t> mem
   ASSIGN_OR_RETURN(const JournalLayout layout, JournalLayout::Of(shape));
   if (layout.size_bytes != static_cast<int64_t>(memory.size())) {
     return absl::InvalidArgumentError(
-        absl::StrCat("journal: memory of ", layout.size_bytes, " bytes expected, got ", memory.size()));
+        absl::StrCat("journal: want memory of ", layout.size_bytes, " bytes, got ", memory.size()));
   }
   std::unique_ptr<Journal> journal(new Journal(identity, layout, shape, JournalStores(memory.data(), limit)));
   journal->WriteLifecycle(JournalLifecycle::kCreating, {});
@@ -59,7 +59,7 @@ absl::StatusOr<std::unique_ptr<Journal>> Journal::Create(absl::Span<uint8_t> mem
 
 absl::StatusOr<std::unique_ptr<Journal>> Journal::Adopt(absl::Span<uint8_t> memory, StoreLimit* limit) {
   ASSIGN_OR_RETURN(const JournalReader reader, JournalReader::Open(memory));
-  if (!reader.begun()) return absl::DataLossError("journal: one that was begun expected, got empty memory");
+  if (!reader.begun()) return absl::DataLossError("journal: its memory is empty");
   const JournalIdentity& identity = reader.identity();
   std::unique_ptr<Journal> journal(
       new Journal(identity, reader.layout(), reader.shape(), JournalStores(memory.data(), limit)));
@@ -83,7 +83,7 @@ absl::Status Journal::GoOn(const JournalReader& reader) {
   ASSIGN_OR_RETURN(const LifecycleRecord lifecycle, reader.Lifecycle());
   lifecycle_ = lifecycle.lifecycle;
   const bool is_usable = lifecycle_ == JournalLifecycle::kUsable || lifecycle_ == JournalLifecycle::kChanged;
-  // Those before a change are of use where they are whole.
+  // Numbers from before a change are used if they are whole.
   absl::StatusOr<NumbersRecord> numbers = reader.StoredNumbers();
   if (is_usable) RETURN_IF_ERROR(numbers.status());
   if (numbers.ok()) numbers_ = *std::move(numbers);
@@ -98,7 +98,7 @@ absl::Status Journal::GoOn(const JournalReader& reader) {
   return absl::OkStatus();
 }
 
-// The magic comes last: without it there is no journal yet.
+// The magic is written last: without it there is no journal yet.
 void Journal::WriteHeader(absl::Span<const uint8_t> identity) {
   JournalSlotHeader slot{.word = PublishedWord(0), .size_bytes = identity.size()};
   SetHash(slot.hash, JournalHash(identity, kIdentitySeed));
@@ -114,7 +114,7 @@ void Journal::WriteHeader(absl::Span<const uint8_t> identity) {
 
 uint32_t Journal::WriteSlot(JournalRecord record) {
   const int kind = static_cast<int>(record);
-  // Behind it is the slot that is published.
+  // A longer record would overwrite the published slot after this one.
   PARAMSHARD_CHECK(static_cast<int64_t>(bytes_.bytes().size()) <= layout_.records[kind].capacity);
   const uint32_t sequence = sequences_[kind] + 1;
   const int64_t offset = layout_.records[kind].slots[sequence % 2];
@@ -142,12 +142,12 @@ ClientStatesRef Journal::WriteClientStates(int64_t commit_number, absl::Span<con
 absl::Status Journal::CheckClientStates(absl::Span<const std::string> states) const {
   if (states.size() != identity_.ranks.size()) {
     return absl::InvalidArgumentError(
-        absl::StrCat("journal: ", identity_.ranks.size(), " client states expected, got ", states.size()));
+        absl::StrCat("journal: want ", identity_.ranks.size(), " client states, got ", states.size()));
   }
   for (const std::string& state : states) {
     if (static_cast<int64_t>(state.size()) <= identity_.client_state_bytes) continue;
-    return absl::InvalidArgumentError(absl::StrCat("journal: a client state of at most ", identity_.client_state_bytes,
-                                                   " bytes expected, got ", state.size()));
+    return absl::InvalidArgumentError(absl::StrCat("journal: want a client state of at most ",
+                                                   identity_.client_state_bytes, " bytes, got ", state.size()));
   }
   return absl::OkStatus();
 }
@@ -165,17 +165,18 @@ absl::Status Journal::SetUsable(const JournalEpoch& epoch, const JournalNumbers&
   }
   RETURN_IF_ERROR(CheckNumbers(identity_, numbers));
   RETURN_IF_ERROR(CheckClientStates(numbers.client_states));
-  // Of a model that is made or changed nobody reads them.
+  // No reader uses these records of a model that is being made or changed.
   prepared_ = decided_ = CommitKey();
   Publish(JournalRecord::kPrepared, PreparedRecord());
   Publish(JournalRecord::kDecided, DecidedRecord());
-  // States of an import are empty, and the place that they belong to may be the one of those before.
+  // Client states of an import are empty, and their place may hold the old ones.
   const bool has_states = std::any_of(numbers.client_states.begin(), numbers.client_states.end(),
                                       [](const std::string& state) { return !state.empty(); });
   if (has_states) WriteClientStates(numbers.commit_number, numbers.client_states);
   numbers_ = WriteNumbers(epoch, numbers);
   epoch_ = epoch;
-  // Up to the word of this one the state is that of before, from which a change can be made again; then it is this one.
+  // The word of this record publishes the new state. Before it the old state holds, from which a change can be
+  // repeated.
   const LifecycleRecord changed{.lifecycle = JournalLifecycle::kChanged,
                                 .source = {},
                                 .numbers = Write(JournalRecord::kNumbers, numbers_),
@@ -218,9 +219,9 @@ NumbersRecord Journal::WriteNumbers(const JournalEpoch& epoch, const JournalNumb
   return record;
 }
 
-// One that a change leaves as it was stays where it is: moved on, a full one would be written over places that the
-// published numbers have. Of others zeros at the end take no place: one that an import begins takes one, which no
-// history of before has.
+// An unchanged history stays where it is: if it moved on, a full one would overwrite places of the published numbers.
+// In other histories zeros at the end take no place, so that a history which an import begins takes one place, which
+// no old history has.
 void Journal::WriteHistory(size_t scaling, const JournalScaling::History& history, NumbersRecord& record) const {
   if (HasHistory(scaling, history)) {
     RingWindow& window = record.scalings[scaling].window;
@@ -261,10 +262,10 @@ bool Journal::HasHistory(size_t scaling, const JournalScaling::History& history)
 
 absl::Status Journal::BeginChange(const ChangeSource& source) {
   if (static_cast<int64_t>(source.text.size()) > kMostSourceBytes) {
-    return absl::InvalidArgumentError(absl::StrCat("journal: what a change is made from in at most ", kMostSourceBytes,
-                                                   " bytes expected, got ", source.text.size()));
+    return absl::InvalidArgumentError(absl::StrCat("journal: want the source of a change in at most ", kMostSourceBytes,
+                                                   " bytes, got ", source.text.size()));
   }
-  // One that is made to be healed is there without a state of its own.
+  // A model that is made to be healed exists without a state of its own.
   const bool is_made_to_be_healed =
       lifecycle_ == JournalLifecycle::kCreating && source.kind == ChangeSource::Kind::kReplica;
   if (lifecycle_ != JournalLifecycle::kUsable && lifecycle_ != JournalLifecycle::kChanging && !is_made_to_be_healed) {
@@ -298,8 +299,7 @@ absl::Status Journal::BeginEpoch(int64_t epoch, const History& history, int64_t 
   RETURN_IF_ERROR(CheckUsable());
   if (is_prepared()) return NotNext("the end of a commit");
   if (epoch <= epoch_.epoch) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("journal: an epoch behind ", epoch_.epoch, " expected, got ", epoch));
+    return absl::InvalidArgumentError(absl::StrCat("journal: want an epoch above ", epoch_.epoch, ", got ", epoch));
   }
   epoch_.epoch = epoch;
   epoch_.history = history.id;
@@ -319,8 +319,8 @@ absl::Status Journal::Prepare(const PreparedCommit& commit) {
   if (static_cast<int64_t>(commit.groups.size()) > shape_.groups ||
       static_cast<int64_t>(commit.has_gradient.size()) != shape_.parameters) {
     return absl::InvalidArgumentError(
-        "journal: hyper-parameters of at most the model's groups, and a bit for each of "
-        "its parameters, expected, got others");
+        "journal: want hyper-parameters of at most the model's groups, and a bit for each of "
+        "its parameters, got others");
   }
   PreparedRecord record{.key = NextKey(),
                         .commit = {.commit_number = commit.commit_number,
@@ -346,7 +346,7 @@ absl::Status Journal::Withdraw() {
   return absl::OkStatus();
 }
 
-// The marks are those of this commit before anybody may look at them.
+// The marks are set to this commit before they may be read.
 absl::Status Journal::Decide(const DecidedCommit& commit) {
   RETURN_IF_ERROR(CheckUsable());
   if (!is_prepared() || is_decided() || commit.commit_number != prepared_.commit_number) {
@@ -367,21 +367,21 @@ absl::Status Journal::CheckAnswer(const AnsweredCommit& commit) const {
   if (!is_decided() || commit.answer.commit_number != decided_.commit_number) return NotNext("a decided commit");
   const bool fits = static_cast<int64_t>(commit.steps.size()) == shape_.parameters &&
                     static_cast<int64_t>(commit.positions.size()) == shape_.ranks;
-  if (!fits) return absl::InvalidArgumentError("journal: numbers of this model expected, got others");
+  if (!fits) return absl::InvalidArgumentError("journal: want numbers of this model, got others");
   return CheckScalings(commit.scalings);
 }
 
 absl::Status Journal::CheckScalings(absl::Span<const ScalingChange> scalings) const {
   if (static_cast<int64_t>(scalings.size()) != shape_.scalings) {
-    return absl::InvalidArgumentError("journal: amaxes of this model expected, got others");
+    return absl::InvalidArgumentError("journal: want amaxes of this model, got others");
   }
   for (size_t i = 0; i < scalings.size(); ++i) {
     const ScalingChange::History history = scalings[i].history;
     if (history == ScalingChange::History::kSame) continue;
     const bool appends = history == ScalingChange::History::kAppended;
     if (identity_.book[i].history_length > 0 && (!appends || numbers_.scalings[i].window.exists)) continue;
-    return absl::InvalidArgumentError(absl::StrCat("journal: a history of parameter ", identity_.book[i].parameter,
-                                                   " of unit ", identity_.book[i].unit, " expected, got none"));
+    return absl::InvalidArgumentError(absl::StrCat("journal: want a history of parameter ", identity_.book[i].parameter,
+                                                   " of unit ", identity_.book[i].unit, ", got none"));
   }
   return absl::OkStatus();
 }
@@ -426,7 +426,7 @@ void Journal::Take(absl::Span<const ScalingChange> scalings) {
   }
 }
 
-// It goes where no value of the window is: the window that is published stays whole.
+// The value goes outside the window, so that the published window stays whole.
 void Journal::AppendAmax(size_t scaling, float amax, bool begins) {
   const int64_t length = identity_.book[scaling].history_length;
   const int64_t places = length + 1;

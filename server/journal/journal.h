@@ -1,4 +1,4 @@
-// A model's journal: what the next server has to know when this one dies, in memory that outlives it.
+// A model's journal: state for the next server if this one dies, in memory that outlives it.
 #ifndef PARAMSHARD_SERVER_JOURNAL_JOURNAL_H_
 #define PARAMSHARD_SERVER_JOURNAL_JOURNAL_H_
 
@@ -20,10 +20,10 @@
 
 namespace paramshard::server {
 
-// Writes it. A call is some stores and a hash, and nothing that waits. Whatever store a process dies behind: a reader
-// (recovery.h) finds what was before the call, or what is after it.
+// Writer of a journal. A call makes some stores and a hash, and does not wait. At whichever store a process dies, a
+// reader (recovery.h) finds the content before the call or after it.
 //
-//   journal = Journal::Create(memory, identity)       says `creating`
+//   journal = Journal::Create(memory, identity)       writes `creating`
 //   ...  the model's memory is made and filled in ...
 //   journal->SetUsable(epoch, numbers)
 //
@@ -34,62 +34,64 @@ namespace paramshard::server {
 //   journal->MarkBegun(rank, lane, n), MarkDone(...)  around every band
 //   journal->Answer(commit)                           before the trainers see the answer
 //
-// Not thread-safe, but for marks: each lane of a rank has a thread of its own at most. Errors are this program's own
-// mistakes, but for client states that are too long: INVALID_ARGUMENT what cannot be, FAILED_PRECONDITION a call that
-// is not the next one. Then nothing is written.
+// Not thread-safe except for marks, of which each lane of a rank may have a thread of its own. Errors are bugs of this
+// program, except too long client states: INVALID_ARGUMENT invalid content, FAILED_PRECONDITION a call out of order. A
+// call that fails writes nothing.
 class Journal {
  public:
-  // Bytes of memory that a model's journal takes. INVALID_ARGUMENT an identity that cannot be.
+  // Returns the bytes of memory of a model's journal. INVALID_ARGUMENT an invalid identity.
   static absl::StatusOr<int64_t> SizeOf(const JournalIdentity& identity);
 
-  // Begins one in zeroed memory of just that size, aligned to 64 bytes, which outlives it. `limit` as in
+  // Begins a journal in zeroed memory of exactly that size, aligned to 64 bytes, which outlives it. `limit`: see
   // journal_stores.h.
   static absl::StatusOr<std::unique_ptr<Journal>> Create(absl::Span<uint8_t> memory, const JournalIdentity& identity,
                                                          StoreLimit* limit = nullptr);
 
-  // Goes on with one that another process has written, behind what is published. Nobody writes it any more. Errors of
-  // JournalReader; DATA_LOSS one that was not begun. What is damaged of a model is written anew by SetUsable alone.
+  // Continues a journal of another process, which writes it no more, after its published content. Errors of
+  // JournalReader; DATA_LOSS it was not begun. Only SetUsable writes damaged content anew.
   static absl::StatusOr<std::unique_ptr<Journal>> Adopt(absl::Span<uint8_t> memory, StoreLimit* limit = nullptr);
 
   const JournalIdentity& identity() const { return identity_; }
-  // Whether the model has been usable: the next server has something of it.
+  // True if the model has been usable, so that the next server has a part of it.
   bool is_made() const { return lifecycle_ != JournalLifecycle::kCreating; }
 
   // --- Lifecycle
 
-  // The state is all there, and is this: after it was made, or changed. One store makes it the one that holds. Up to
-  // that one the numbers of before stay whole where the new state has no client states, and its histories are those of
-  // before or have one amax, as after an import: one from files is made again over them.
+  // Records that the state is whole, with these numbers, after it was made or changed. One store publishes it. Up to
+  // that store the old numbers stay whole if the new state has no client states, and its histories are the old ones or
+  // have one amax, as after an import: an import from files is made again over the old numbers.
   absl::Status SetUsable(const JournalEpoch& epoch, const JournalNumbers& numbers);
-  // Before the first byte of the state is replaced. A change that fails stays one.
+  // Called before the first byte of the state is replaced. A failed change stays recorded.
   absl::Status BeginChange(const ChangeSource& source);
 
   // --- Commits of a usable model
 
-  // Of a number that no epoch of the history had. The history's id is node 0's from the first one on.
+  // Begins an epoch, with a number that no epoch of the history had. From the first epoch on the history's id is node
+  // 0's.
   absl::Status BeginEpoch(int64_t epoch, const HistoryId& history);
-  // The same where a history may begin with it, at the commit number `begin`.
+  // The same for an epoch with which a history may begin, at the commit number `begin`.
   absl::Status BeginEpoch(int64_t epoch, const History& history, int64_t begin);
-  // Amaxes that were settled outside of a commit, by scaling of the identity's book. None is prepared.
+  // Records amaxes that were settled outside of a commit, by scaling of the identity's book. Requires that no commit is
+  // prepared.
   absl::Status Settle(absl::Span<const ScalingChange> scalings);
-  // The commit behind the last answered one.
+  // Prepares the commit after the last answered one.
   absl::Status Prepare(const PreparedCommit& commit);
-  // The prepared commit was given up: no daemon applies it.
+  // Drops the prepared commit, which no daemon applies.
   absl::Status Withdraw();
   absl::Status Decide(const DecidedCommit& commit);
-  // Marks mean nothing from then on.
+  // Answers the decided commit. Marks have no meaning after it.
   absl::Status Answer(const AnsweredCommit& commit);
 
-  // The number of the commit that was decided last, here or before the journal was adopted.
+  // Number of the last decided commit, here or before the journal was adopted.
   int64_t decided_commit() const { return decided_.commit_number; }
 
-  // --- Marks of the commit that was decided. `rank` counts from this daemon's first
+  // --- Marks of the decided commit. `rank` counts from this daemon's first
 
-  // `count` of the lane's bands are begun, or done and their bytes in memory. Without bands the whole step is the one
-  // band of lane 0.
+  // Record that `count` of the lane's bands are begun, or done with their bytes in memory. Without bands the whole step
+  // is the only band of lane 0.
   void MarkBegun(int rank, int lane, int count) { Mark(BegunMark(layout_, rank, lane), count); }
   void MarkDone(int rank, int lane, int count) { Mark(DoneMark(layout_, rank, lane), count); }
-  // For a device that writes the words itself, in stores of 8 bytes: MarkWord(commit number, count).
+  // Offsets for a device that writes the words itself, in stores of 8 bytes: MarkWord(commit number, count).
   struct MarkOffsets {
     int64_t begun = 0;
     int64_t done = 0;
@@ -103,48 +105,48 @@ class Journal {
 
   void WriteHeader(absl::Span<const uint8_t> identity);
   void WriteHistory(size_t scaling, const JournalScaling::History& history, NumbersRecord& record) const;
-  // Whether that is the one that `numbers_` has.
+  // Returns true if `numbers_` has this history.
   bool HasHistory(size_t scaling, const JournalScaling::History& history) const;
   void WriteLifecycle(JournalLifecycle lifecycle, const ChangeSource& source);
-  // Into the slot that is not published. Returns its number.
+  // Writes into the slot that is not published. Returns the sequence number.
   template <typename Record>
   uint32_t Write(JournalRecord record, const Record& content) {
     bytes_.Clear();
     Encode(content, bytes_);
     return WriteSlot(record);
   }
-  // What the encoder has put into bytes_.
+  // Writes the encoded record in bytes_.
   uint32_t WriteSlot(JournalRecord record);
   void PublishWord(JournalRecord record, uint32_t sequence);
   template <typename Record>
   void Publish(JournalRecord record, const Record& content) {
     PublishWord(record, Write(record, content));
   }
-  // What the lifecycle names is published.
+  // Publishes the records that the lifecycle names.
   void FinishChange(const LifecycleRecord& changed);
   ClientStatesRef WriteClientStates(int64_t commit_number, absl::Span<const std::string> states);
-  // The numbers of a state that replaces the one of `numbers_`, with histories: those that `numbers_` has too stay
-  // where they are, others take places of rings that it does not have as far as there are.
+  // Returns the numbers, with histories, of a state that replaces the state of `numbers_`. Histories that `numbers_`
+  // has too stay where they are; others take places of the rings that it does not use, if there are enough.
   NumbersRecord WriteNumbers(const JournalEpoch& epoch, const JournalNumbers& numbers) const;
   void Mark(int64_t offset, int count) const { stores_.Publish(offset, MarkWord(decided_.commit_number, count)); }
 
-  // Takes over what a reader has found.
+  // Takes over a reader's content.
   absl::Status GoOn(const JournalReader& reader);
 
   absl::Status CheckUsable() const;
   absl::Status CheckClientStates(absl::Span<const std::string> states) const;
   absl::Status CheckScalings(absl::Span<const ScalingChange> scalings) const;
   absl::Status CheckAnswer(const AnsweredCommit& commit) const;
-  // The commit that the next Prepare is of.
+  // Returns the commit of the next Prepare.
   CommitKey NextKey() const;
   bool is_prepared() const { return prepared_ == NextKey(); }
   bool is_decided() const { return decided_ == NextKey(); }
 
-  // Into the numbers, which are not published yet.
+  // Puts the changes into the numbers, which are not published yet.
   void Take(absl::Span<const ScalingChange> scalings);
-  // One more value in a history, which begins anew or not.
+  // Appends a value to a history, which may begin anew.
   void AppendAmax(size_t scaling, float amax, bool begins);
-  // Where the value of that age lies in the ring.
+  // Returns the place in the ring of the value of that age.
   int64_t PlaceOf(size_t scaling, const RingWindow& window, int64_t age) const;
   float RingValue(size_t scaling, int64_t place) const;
   void SetRingValue(size_t scaling, int64_t place, float value) const;
@@ -158,10 +160,10 @@ class Journal {
   const JournalStores stores_;
   std::vector<int64_t> ring_begin_;  // of each scaling, in values
 
-  JournalBytes bytes_;  // of the record that is written
+  JournalBytes bytes_;  // of the record in progress
   std::array<uint32_t, kJournalRecords> sequences_ = {};
   JournalLifecycle lifecycle_ = JournalLifecycle::kCreating;
-  // Those of a usable model. Of one that is changed the numbers of before, as far as they are known.
+  // Content of a usable model. During a change: the old content, as far as it is known.
   JournalEpoch epoch_;
   NumbersRecord numbers_;
   CommitKey prepared_;

@@ -1,4 +1,4 @@
-// Plain values as the bytes of a journal, and back. Journals stay on their machine: bytes are in its order.
+// Encoding of plain values as a journal's bytes, in the byte order of the machine, which a journal never leaves.
 #ifndef PARAMSHARD_SERVER_JOURNAL_JOURNAL_BYTES_H_
 #define PARAMSHARD_SERVER_JOURNAL_JOURNAL_BYTES_H_
 
@@ -35,7 +35,7 @@ class JournalBytes {
     std::memcpy(bytes_.data() + at, data, size);
   }
 
-  // Room for the next record stays.
+  // Keeps the capacity for the next record.
   void Clear() { bytes_.clear(); }
   absl::Span<const uint8_t> bytes() const { return bytes_; }
 
@@ -43,7 +43,7 @@ class JournalBytes {
   std::vector<uint8_t> bytes_;
 };
 
-// Reads any bytes: what is asked for behind their end is 0, and the whole is not ok().
+// Reader of any bytes. Values after the end read as 0, and ok() becomes false.
 class JournalBytesReader {
  public:
   explicit JournalBytesReader(absl::Span<const uint8_t> bytes) : bytes_(bytes) {}
@@ -80,7 +80,7 @@ class JournalBytesReader {
     Get(value);
     return value;
   }
-  // The number of things that follow, each of at least so many bytes: no more than there can be.
+  // Reads the number of items that follow, each of at least so many bytes. Never returns more than there can be.
   size_t Count(size_t least_bytes) {
     const auto count = Next<uint32_t>();
     ok_ = ok_ && count <= bytes_.size() / least_bytes;
@@ -88,9 +88,9 @@ class JournalBytesReader {
   }
   void Refuse() { ok_ = false; }
 
-  // Nothing was missing so far.
+  // True if nothing was missing so far.
   bool ok() const { return ok_; }
-  // And nothing is left.
+  // True if nothing was missing and nothing is left.
   bool done() const { return ok_ && bytes_.empty(); }
 
  private:

@@ -6,14 +6,14 @@
 namespace paramshard::server {
 namespace {
 
-// Sizes of what has one. Tests compare them with what is written.
+// Sizes of parts with a fixed size. Tests compare them with the encoded bytes.
 constexpr int64_t kRefBytes = 24;
 constexpr int64_t kKeyBytes = 32;
 constexpr int64_t kAnswerBytes = 1 + 8 + 8 + 1 + 8 + 8;
 constexpr int64_t kScalingBytes = 3 * 4 + 2 + 1 + 3 * 4;
 constexpr int64_t kEpochBytes = 16 + 16 + 1 + 16 + 8 + 3 * 8 + 16 + 1 + 8;
 constexpr int64_t kDecidedBytes = kKeyBytes + 1 + 4 + 3 * 8;
-constexpr int64_t kScaleBytes = 4 + 1 + 4;  // of a prepared commit's gradients
+constexpr int64_t kScaleBytes = 4 + 1 + 4;  // gradient scale and norm of a prepared commit
 constexpr int64_t kRankCountBytes = 4;
 constexpr int64_t kLengthBytes = 4;       // of a text
 constexpr int64_t kChangedBytes = 4 + 4;  // of a lifecycle that names records

@@ -1,4 +1,4 @@
-// The records of a journal as bytes. Whoever decodes gets nothing of bytes that no encoder writes.
+// Encoding of a journal's records. Decoding rejects bytes that no encoder writes.
 #ifndef PARAMSHARD_SERVER_JOURNAL_JOURNAL_CODEC_H_
 #define PARAMSHARD_SERVER_JOURNAL_JOURNAL_CODEC_H_
 
@@ -19,11 +19,11 @@ enum class JournalLifecycle : uint8_t {
   kCreating,
   kChanging,
   kUsable,
-  // As usable; which numbers and which epoch it has says this record, whatever is published of them. 3 is none.
+  // Usable, with the numbers and the epoch that this record names instead of the published ones. 3 is not used.
   kChanged = 4,
 };
 
-// Where client states are: `size_bytes` of those of the commit's parity.
+// Client states in the place of the commit's parity.
 struct ClientStatesRef {
   int64_t size_bytes = 0;
   absl::uint128 hash = 0;
@@ -32,13 +32,13 @@ struct ClientStatesRef {
 
 struct LifecycleRecord {
   JournalLifecycle lifecycle = JournalLifecycle::kCreating;
-  ChangeSource source;  // while it is changed
-  // Sequence numbers of records, when it was changed.
+  ChangeSource source;  // for kChanging
+  // Sequence numbers of records, for kChanged.
   uint32_t numbers = 0;
   uint32_t epoch = 0;
 };
 
-// Which window of a ring a history is: `filled` values that end with the one at `newest`, and zeros before them.
+// Window of a ring that holds a history: `filled` values that end at `newest`, and zeros before them.
 struct RingWindow {
   bool exists = false;
   float next_scale = 1.0f;
@@ -68,7 +68,7 @@ struct NumbersRecord {
   std::vector<Scaling> scalings;
 };
 
-// Which commit it is besides its number: one of an earlier epoch or of another history is over.
+// Identity of a commit: its number alone may belong to an earlier epoch or another history, which is over.
 struct CommitKey {
   HistoryId history;
   int64_t epoch = 0;
@@ -87,7 +87,7 @@ struct DecidedRecord {
   DecidedCommit commit;
 };
 
-// What the parts of an identity take at least, which is all that those without a name take.
+// Smallest sizes of an identity's parts. Parts without a name have exactly this size.
 inline constexpr int64_t kPieceBytes = 4 + 8;
 inline constexpr int64_t kExtentBytes = 2 * 4 + 2 * 8 + kJournalArrays * 8 + 8;
 inline constexpr int64_t kBandBytes = 2 * 4 + 8;
@@ -101,10 +101,10 @@ void Encode(const NumbersRecord& record, JournalBytes& bytes);
 void Encode(const PreparedRecord& record, JournalBytes& bytes);
 void Encode(const DecidedRecord& record, JournalBytes& bytes);
 void EncodeClientStates(absl::Span<const std::string> states, JournalBytes& bytes);
-// Of these bytes, wherever they are.
+// Returns the size and hash of these bytes.
 ClientStatesRef RefOf(const JournalBytes& client_states);
 
-// False for bytes that are none, or not of these counts.
+// Return false for invalid bytes and for other counts.
 bool Decode(absl::Span<const uint8_t> bytes, JournalIdentity& identity);
 bool Decode(absl::Span<const uint8_t> bytes, LifecycleRecord& record);
 bool Decode(absl::Span<const uint8_t> bytes, JournalEpoch& record);
@@ -113,7 +113,7 @@ bool Decode(absl::Span<const uint8_t> bytes, const JournalShape& shape, Prepared
 bool Decode(absl::Span<const uint8_t> bytes, DecidedRecord& record);
 bool DecodeClientStates(absl::Span<const uint8_t> bytes, const JournalShape& shape, std::vector<std::string>& states);
 
-// Most bytes of a record, and of the client states of a commit.
+// Largest size of a record, and of the client states of a commit.
 int64_t RecordCapacity(JournalRecord record, const JournalShape& shape);
 int64_t ClientStatesCapacity(const JournalShape& shape);
 

@@ -17,7 +17,7 @@ constexpr int64_t kMostHistory = int64_t{1} << 16;
 constexpr size_t kMostPieceName = 64;
 
 absl::Status Not(absl::string_view expected, int64_t got) {
-  return absl::InvalidArgumentError(absl::StrCat(expected, " expected, got ", got));
+  return absl::InvalidArgumentError(absl::StrCat("want ", expected, ", got ", got));
 }
 
 absl::Status CheckWorld(const JournalIdentity& identity) {
@@ -66,7 +66,7 @@ absl::Status CheckExtents(const JournalRank& rank) {
   return absl::OkStatus();
 }
 
-// Bands begin at the first row of all, and each behind the one before it.
+// Bands begin at the very first row, and each after the one before it.
 absl::Status CheckBands(const JournalRank& rank) {
   if (rank.distance < 0 || (rank.distance > 0) == rank.bands.empty())
     return Not("the distance of a step", rank.distance);

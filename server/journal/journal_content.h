@@ -1,4 +1,4 @@
-// What a model's journal says, in plain values.
+// Content of a model's journal, as plain values.
 #ifndef PARAMSHARD_SERVER_JOURNAL_JOURNAL_CONTENT_H_
 #define PARAMSHARD_SERVER_JOURNAL_JOURNAL_CONTENT_H_
 
@@ -21,9 +21,9 @@ namespace paramshard::server {
 // masters that are split; elements and scales of the first moment (3, 4) and of the second one (5, 6).
 inline constexpr int kJournalArrays = 7;
 
-// Where everything of a rank lies, as the program wrote it that made the model: another one may place it otherwise.
+// Layout of a rank's state, as written by the program that made the model; another program may place it otherwise.
 struct JournalRank {
-  // Memory, by the names of KeptMemory without the rank: "master".
+  // Piece of memory, by its name in KeptMemory without the rank: "master".
   struct Piece {
     std::string name;
     int64_t size_bytes = 0;
@@ -39,7 +39,7 @@ struct JournalRank {
     int64_t gradient_offset = 0;
     friend bool operator==(const Extent&, const Extent&) = default;
   };
-  // Begins with a row of a parameter, and ends where the next one begins.
+  // A band begins with a row of a parameter, and ends where the next one begins.
   struct Band {
     int32_t unit = 0;
     int32_t parameter = 0;
@@ -51,18 +51,18 @@ struct JournalRank {
   std::vector<Piece> pieces;
   std::vector<Extent> extents;  // trainable ones first, each part in the order of the model
   int32_t trainable_count = 0;
-  std::vector<Band> bands;  // in the order of memory; none: steps stay in place
-  int64_t distance = 0;     // by which a step moves the state, in bytes; 0 without bands
+  std::vector<Band> bands;  // in the order of memory; empty: steps stay in place
+  int64_t distance = 0;     // bytes by which a step moves the state; 0 without bands
   friend bool operator==(const JournalRank&, const JournalRank&) = default;
 };
 
-// What does not change while the model lives.
+// Constant part of a model's journal.
 struct JournalIdentity {
-  // A parameter that the scaling book has.
+  // Parameter of the scaling book.
   struct BookParameter {
     int32_t unit = 0;
     int32_t parameter = 0;
-    int64_t history_length = 0;  // 0: it has no history
+    int64_t history_length = 0;  // 0: no history
     friend bool operator==(const BookParameter&, const BookParameter&) = default;
   };
 
@@ -72,14 +72,14 @@ struct JournalIdentity {
   std::vector<int32_t> device_counts;  // of all nodes
   int32_t shard_size = 1;
   int32_t parameters = 0;
-  int32_t groups = 0;               // most of a commit
-  int64_t client_state_bytes = 0;   // most of a rank
+  int32_t groups = 0;               // largest number of a commit
+  int64_t client_state_bytes = 0;   // largest size of a rank's client state
   std::vector<BookParameter> book;  // in the order of the model
   std::vector<JournalRank> ranks;   // of this daemon
   friend bool operator==(const JournalIdentity&, const JournalIdentity&) = default;
 };
 
-// Which state the numbers count from, and which epoch was started last.
+// Identity of the state that the numbers count from, and the last started epoch.
 struct JournalEpoch {
   HistoryId history;
   Lineage lineage;
@@ -93,24 +93,24 @@ struct JournalEpoch {
   friend bool operator==(const JournalEpoch&, const JournalEpoch&) = default;
 };
 
-// What the scaling book says of one parameter between two commits (ScalingBook::Record, and what is not settled yet).
+// Scaling book's values of one parameter between two commits (ScalingBook::Record, and values not settled yet).
 struct JournalScaling {
   struct History {
     float scale = 1.0f;         // of the next step
-    std::vector<float> amaxes;  // newest first, as many as it is long
+    std::vector<float> amaxes;  // newest first, history_length of them
     friend bool operator==(const History&, const History&) = default;
   };
 
   float amax = 0.0f;
-  float scale = 1.0f;     // of the present planes
-  float offered = -1.0f;  // the amax of this daemon's extents since it was settled last; -1 none
-  bool stepped = false;   // since then
+  float scale = 1.0f;     // of the current planes
+  float offered = -1.0f;  // amax of this daemon's extents since the last settlement; -1: none
+  bool stepped = false;   // since the last settlement
   bool is_fresh = true;   // no step has entered the history
   std::optional<History> history = {};
   friend bool operator==(const JournalScaling&, const JournalScaling&) = default;
 };
 
-// The numbers of the answered commit, and all that goes with them.
+// Numbers of the answered commit and their accompanying values.
 struct JournalNumbers {
   int64_t commit_number = 0;
   int64_t version = 0;
@@ -118,8 +118,8 @@ struct JournalNumbers {
   std::optional<CommitAnswer> last_answer = {};
   std::vector<std::string> client_states;  // by rank of this daemon
   std::vector<int64_t> steps;              // by parameter of the model: optimizer steps taken
-  std::vector<int64_t> positions;          // by rank of this daemon: where its state lies, 0 or the distance
-  std::vector<JournalScaling> scalings;    // as the identity's book
+  std::vector<int64_t> positions;          // by rank of this daemon: position of its state, 0 or the distance
+  std::vector<JournalScaling> scalings;    // by parameter of the identity's book
   friend bool operator==(const JournalNumbers&, const JournalNumbers&) = default;
 };
 
@@ -129,42 +129,42 @@ struct PreparedCommit {
   std::vector<Hyperparameters> groups;
   std::vector<bool> has_gradient;          // by parameter of the model
   std::vector<std::string> client_states;  // by rank of this daemon
-  bool save = false;                       // its trainers want its state saved
-  float gradient_scale = 1.0f;             // that gradients were multiplied by
+  bool save = false;                       // trainers ask for a save of its state
+  float gradient_scale = 1.0f;             // factor of the gradients
   std::optional<float> max_grad_norm = {};
-  int32_t ranks = 1;  // whose gradients it is made from
+  int32_t ranks = 1;  // number of ranks with gradients
 };
 bool operator==(const PreparedCommit& a, const PreparedCommit& b);
 
-// A commit after its vote: what this daemon does about it, and answers.
+// A commit after its vote: this daemon's action and answer.
 struct DecidedCommit {
   int64_t commit_number = 0;
   bool apply = false;
   float gradient_scale = 1.0f;
   double gradient_norm = 0.0;
   int64_t non_finite_count = 0;
-  double square_sum = 0.0;  // which scale and norm are made from, as node 0 tells it
+  double square_sum = 0.0;  // from node 0, the source of scale and norm
   friend bool operator==(const DecidedCommit&, const DecidedCommit&) = default;
 };
 
-// What a commit leaves of a parameter of the scaling book, without its history, which grows by `amax` alone.
+// Values of a parameter of the scaling book after a commit. Its history only grows by `amax`.
 struct ScalingChange {
   enum class History : uint8_t {
     kSame,
     kAppended,  // `amax` is its newest value
-    kBegun,     // and all others are zeros
+    kBegun,     // `amax` is its newest value, and all others are zeros
   };
 
   float amax = 0.0f;
   float scale = 1.0f;
-  float next_scale = 1.0f;  // of the next step, where there is a history
+  float next_scale = 1.0f;  // of the next step, if there is a history
   float offered = -1.0f;
   bool stepped = false;
   bool is_fresh = true;
   History history = History::kSame;
 };
 
-// A commit that is answered next.
+// The next commit to be answered.
 struct AnsweredCommit {
   CommitAnswer answer;
   int64_t skipped = 0;
@@ -173,18 +173,18 @@ struct AnsweredCommit {
   absl::Span<const ScalingChange> scalings;
 };
 
-// What the state is replaced by, while it is.
+// Source of a change of the state.
 struct ChangeSource {
   enum class Kind : uint8_t {
     kStream,      // an import from a client, which is gone
-    kFiles,       // an import from files that this daemon reads; what they do not have stays
+    kFiles,       // an import from files that this daemon reads; values that they lack stay
     kCheckpoint,  // a restore
-    kReplica,     // a healing by another daemon, which may be still to come
+    kReplica,     // a healing by another daemon, which may not have begun
   };
 
   Kind kind = Kind::kStream;
-  // What doing it again needs: of files the request, in the bytes of whoever does it; the checkpoint's folder. Empty
-  // where this daemon cannot: of a restore of several that another one leads.
+  // Text for repeating the change: for kFiles the serialized request, for kCheckpoint the checkpoint's folder. Empty if
+  // this daemon cannot repeat it, as for a restore of several daemons that another one leads.
   std::string text;
   bool convert_moments = false;  // of a checkpoint's
 
@@ -192,7 +192,7 @@ struct ChangeSource {
   friend bool operator==(const ChangeSource&, const ChangeSource&) = default;
 };
 
-// How many of the bands of a lane were begun and done. Without bands the whole step counts as the only one of lane 0.
+// Numbers of a lane's bands that were begun and done. Without bands the whole step is the only band of lane 0.
 struct LaneProgress {
   int32_t begun = 0;
   int32_t done = 0;
@@ -200,10 +200,10 @@ struct LaneProgress {
 };
 using RankProgress = std::array<LaneProgress, kBandLanes>;
 
-// How many bands a lane of a step has.
+// Returns the number of a lane's bands in a step.
 int LaneBands(const JournalRank& rank, int lane);
 
-// INVALID_ARGUMENT what cannot be: bands of rows that the rank does not have, say.
+// INVALID_ARGUMENT invalid content, such as bands of rows that the rank does not have.
 absl::Status CheckIdentity(const JournalIdentity& identity);
 absl::Status CheckNumbers(const JournalIdentity& identity, const JournalNumbers& numbers);
 

@@ -11,10 +11,10 @@
 namespace paramshard::server {
 namespace {
 
-// What is written by different threads, or at different times, shares no cache line.
+// Parts written by different threads, or at different times, share no cache line.
 constexpr int64_t kAlignment = 64;
 
-// No count and no size of a journal is larger: sums of them fit int64.
+// Largest count and size in a journal, so that sums of them fit int64.
 constexpr int64_t kMostOfAnything = int64_t{1} << 40;
 
 }  // namespace
@@ -46,7 +46,7 @@ absl::StatusOr<JournalLayout> JournalLayout::Of(const JournalShape& shape) {
                          shape.ring_values <= kMostOfAnything && shape.client_state_bytes >= 0 &&
                          shape.client_state_bytes <= (int64_t{1} << 24) && shape.identity_bytes >= 0 &&
                          shape.identity_bytes <= kMostOfAnything;
-  if (!plausible) return absl::InvalidArgumentError("journal: counts of a model expected, got others");
+  if (!plausible) return absl::InvalidArgumentError("journal: want counts of a model, got others");
   JournalLayout layout;
   int64_t end = 0;
   const auto place = [&end](int64_t size) {

@@ -18,7 +18,7 @@ bool SameHash(const uint64_t (&stored)[2], absl::uint128 hash) {
   return stored[0] == absl::Uint128Low64(hash) && stored[1] == absl::Uint128High64(hash);
 }
 
-// Whatever version the header is of.
+// Works for headers of every version.
 bool HasHeaderHash(absl::Span<const uint8_t> bytes, size_t header_bytes) {
   uint64_t stored[2];
   if (header_bytes < offsetof(JournalHeader, shape) + sizeof(stored) || header_bytes > bytes.size()) return false;
@@ -29,7 +29,7 @@ bool HasHeaderHash(absl::Span<const uint8_t> bytes, size_t header_bytes) {
 
 absl::Status OtherVersionError(uint32_t version) {
   return absl::FailedPreconditionError(
-      absl::StrCat("journal: format version ", kJournalVersion, " expected, got ", version, ", of ",
+      absl::StrCat("journal: want format version ", kJournalVersion, ", got ", version, ", of ",
                    version > kJournalVersion ? "a newer" : "an older",
                    " program: start that one again, have it save its models, and restore them with this one"));
 }
@@ -44,7 +44,7 @@ absl::StatusOr<JournalReader> JournalReader::Open(absl::Span<const uint8_t> byte
 
 absl::Status JournalReader::Read() {
   if (bytes_.size() < sizeof(JournalHeader)) return Damaged("header");
-  // It is written last of all that is written once.
+  // The magic is the last of the parts that are written once.
   if (Word(offsetof(JournalHeader, magic)) == 0) return absl::OkStatus();
   begun_ = true;
   RETURN_IF_ERROR(ReadHeader());
@@ -53,7 +53,7 @@ absl::Status JournalReader::Read() {
   return absl::OkStatus();
 }
 
-// What is damaged of the lifecycle is found by whoever asks for it.
+// A damaged lifecycle is reported by Lifecycle().
 void JournalReader::ReadChanged() {
   const absl::StatusOr<LifecycleRecord> lifecycle = Lifecycle();
   if (lifecycle.ok() && lifecycle->lifecycle == JournalLifecycle::kChanged) changed_ = *lifecycle;
@@ -209,7 +209,7 @@ absl::StatusOr<std::vector<std::string>> JournalReader::ClientStates(int64_t com
   std::vector<std::string> states(shape_.ranks);
   JournalBytes none;
   EncodeClientStates(states, none);
-  if (ref == RefOf(none)) return states;  // whose place the writer takes late
+  if (ref == RefOf(none)) return states;  // the writer stores empty states late
   if (ref.size_bytes < 0 || ref.size_bytes > layout_.states_capacity) return Damaged("client states");
   const auto bytes = absl::MakeConstSpan(bytes_).subspan(layout_.states[commit_number % 2 != 0], ref.size_bytes);
   if (JournalHash(bytes, kStatesSeed) != ref.hash || !DecodeClientStates(bytes, shape_, states)) {

@@ -1,4 +1,4 @@
-// Reads what a writer that has died left in a journal.
+// Reader of a journal that a dead writer has left.
 #ifndef PARAMSHARD_SERVER_JOURNAL_JOURNAL_READER_H_
 #define PARAMSHARD_SERVER_JOURNAL_JOURNAL_READER_H_
 
@@ -17,14 +17,14 @@
 
 namespace paramshard::server {
 
-// The bytes may be anything: whatever is read of them was in bounds, had its hash, and is what an encoder writes. An
-// error is DATA_LOSS and names what it is about. Keeps a copy of the bytes: those that are checked are those that are
-// used, whoever writes meanwhile.
+// Accepts any bytes: all that it returns was in bounds, has its hash, and is content that an encoder writes. An error
+// is DATA_LOSS and names the damaged part. Keeps a copy of the bytes, so that the checked bytes are the used ones even
+// if another process writes meanwhile.
 class JournalReader {
  public:
   // FAILED_PRECONDITION a journal of another version of the format, newer or older, which this program cannot read: it
-  // is whole, and is to be left alone. Of memory in which no journal was begun, or not to its end, begun() is false, and
-  // nothing else may be asked.
+  // is whole and must be left alone. If no journal was completely begun in the memory, begun() is false, and no other
+  // call is allowed.
   static absl::StatusOr<JournalReader> Open(absl::Span<const uint8_t> bytes);
 
   bool begun() const { return begun_; }
@@ -34,17 +34,17 @@ class JournalReader {
 
   absl::StatusOr<LifecycleRecord> Lifecycle() const;
   absl::StatusOr<JournalEpoch> Epoch() const;
-  // As it is stored, and with histories and client states.
+  // Return the numbers as stored, and with histories and client states.
   absl::StatusOr<NumbersRecord> StoredNumbers() const;
   absl::StatusOr<JournalNumbers> Numbers(const NumbersRecord& record) const;
   absl::StatusOr<PreparedRecord> Prepared() const;
   absl::StatusOr<std::vector<std::string>> ClientStates(int64_t commit_number, const ClientStatesRef& ref) const;
   absl::StatusOr<DecidedRecord> Decided() const;
-  // How far a rank of this daemon is with applying a commit that was decided.
+  // Returns how far a rank of this daemon has applied a decided commit.
   absl::StatusOr<RankProgress> Progress(int rank, int64_t commit_number) const;
 
-  // The number of the record that holds, which is the one that is published but where the lifecycle names another; null
-  // where there is none.
+  // Returns the sequence number of the valid record: the published one, unless the lifecycle names another. Null if
+  // there is none.
   std::optional<uint32_t> Sequence(JournalRecord record) const;
 
  private:
@@ -54,11 +54,11 @@ class JournalReader {
   absl::Status ReadIdentity();
   void ReadChanged();
   uint64_t Word(int64_t offset) const;
-  // The bytes of the record that holds.
+  // Returns the bytes of the valid record.
   absl::StatusOr<absl::Span<const uint8_t>> Bytes(JournalRecord record) const;
   absl::StatusOr<LaneProgress> Lane(int rank, int lane, int64_t commit_number) const;
   absl::StatusOr<int32_t> Mark(int64_t offset, int64_t commit_number) const;
-  // The value at a place of the ring that begins with the `first`-th value of all.
+  // Returns the value at a place of the ring that begins with the `first`-th value of all rings.
   float RingValue(int64_t first, int64_t place) const;
   absl::Status CheckWindows(const NumbersRecord& record) const;
 
@@ -67,7 +67,7 @@ class JournalReader {
   JournalShape shape_;
   JournalLayout layout_;
   JournalIdentity identity_;
-  std::optional<LifecycleRecord> changed_;  // set where it names records
+  std::optional<LifecycleRecord> changed_;  // set if it names records
 };
 
 }  // namespace paramshard::server

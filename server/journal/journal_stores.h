@@ -1,4 +1,4 @@
-// The stores that a journal's writer makes.
+// Stores of a journal's writer.
 #ifndef PARAMSHARD_SERVER_JOURNAL_JOURNAL_STORES_H_
 #define PARAMSHARD_SERVER_JOURNAL_JOURNAL_STORES_H_
 
@@ -10,32 +10,32 @@
 
 namespace paramshard::server {
 
-// Says how many of the next bytes are stored: for tests, whose writers die.
+// Limit of the bytes that are stored, for tests in which writers die.
 class StoreLimit {
  public:
   virtual ~StoreLimit() = default;
   virtual int64_t Allow(int64_t size_bytes) = 0;
 };
 
-// Memory that is aligned to 8 bytes. Marks of different ranks are written by different threads.
+// Writer to memory that is aligned to 8 bytes. Different threads may write marks of different ranks.
 class JournalStores {
  public:
   JournalStores() = default;
   // `limit` may be null. Both outlive this.
   JournalStores(uint8_t* memory, StoreLimit* limit) : memory_(memory), limit_(limit) {}
 
-  // In any order among themselves, before whatever is published next.
+  // Stores in any order, but before the next Publish.
   void Copy(int64_t offset, absl::Span<const uint8_t> bytes) const { CopyBytes(offset, bytes.data(), bytes.size()); }
   template <typename T>
   void Put(int64_t offset, const T& value) const {
     CopyBytes(offset, &value, sizeof(value));
   }
-  // One store, after all that the calling thread has stored before.
+  // Makes one store, after all earlier stores of the calling thread.
   void Publish(int64_t offset, uint64_t word) const {
     if (limit_ != nullptr && limit_->Allow(sizeof(word)) < static_cast<int64_t>(sizeof(word))) return;
     Word(offset).store(word, std::memory_order_release);
   }
-  // Of the writer's own.
+  // Reads a word that this writer has stored.
   uint64_t Load(int64_t offset) const { return Word(offset).load(std::memory_order_relaxed); }
   const uint8_t* at(int64_t offset) const { return memory_ + offset; }
 

@@ -12,13 +12,13 @@ namespace {
 
 absl::Status Lost(absl::string_view what) { return absl::DataLossError(what); }
 
-// A commit that would be the next one later on. Older ones never are.
+// Returns true if the commit may become the next one later. Older commits never do.
 bool IsAhead(const CommitKey& key, const CommitKey& next) {
   return key.commit_number >= 0 && (key.epoch > next.epoch || (key.epoch == next.epoch && key.history == next.history &&
                                                                key.commit_number > next.commit_number));
 }
 
-// Band n of a step waits for all before it but the last one: so far apart are lanes at most.
+// Band n of a step waits for all bands before it except the last one, which limits the distance of the lanes.
 bool InOrder(const RankProgress& progress) {
   return progress[1].done >= progress[0].done - 2 && progress[0].done >= progress[1].done - 1;
 }
@@ -38,7 +38,7 @@ absl::StatusOr<RankRedo> RedoOfBands(const JournalRank& rank, int64_t position, 
   return redo;
 }
 
-// Of a step that writes where it reads nothing is left to do it from.
+// A step in place has overwritten its input, so that a begun one cannot be repeated.
 absl::StatusOr<RankRedo> RedoInPlace(const JournalRank& rank, const LaneProgress& progress) {
   if (progress.begun > progress.done && rank.trainable_count > 0) {
     const JournalRank::Extent& first = rank.extents.front();
@@ -49,12 +49,12 @@ absl::StatusOr<RankRedo> RedoInPlace(const JournalRank& rank, const LaneProgress
   return RankRedo{.rank = rank.rank, .done = {progress.done, 0}, .next = progress.done, .complete = progress.done > 0};
 }
 
-// Fills in a plan from top to bottom of the table.
+// Fills in a plan, following the table from top to bottom.
 class Planner {
  public:
   Planner(const JournalReader& reader, RecoveryPlan& plan) : reader_(reader), plan_(plan) {}
 
-  // What is lost is an error.
+  // Returns an error if the model is lost.
   absl::Status Run() {
     plan_.identity = reader_.identity();
     ASSIGN_OR_RETURN(const LifecycleRecord lifecycle, reader_.Lifecycle());
@@ -69,12 +69,12 @@ class Planner {
       case JournalLifecycle::kChanged:
         return PlanUsable();
     }
-    return Lost("journal: a lifecycle that there is not");
+    return Lost("journal: unknown lifecycle");
   }
 
  private:
   absl::Status PlanChange(const ChangeSource& source) {
-    // Whoever makes the model anew is healed again, and nobody begins it with its initial values by mistake.
+    // A daemon that makes the model anew is healed again, and does not begin it with its initial values by mistake.
     if (source.kind == ChangeSource::Kind::kReplica) return Lost("a replica was to heal it, and had not done so");
     if (source.kind == ChangeSource::Kind::kStream && reader_.Epoch().value_or(JournalEpoch()).values_follow) {
       // Its creator announced the import, and brings all of it again to a model that is created again.
@@ -84,9 +84,8 @@ class Planner {
     }
     plan_.change = source;
     if (!source.repeatable()) {
-      return Lost(source.kind == ChangeSource::Kind::kCheckpoint
-                      ? "a restore of several daemons was cut off"
-                      : "an import was cut off, and whoever sent it is gone");
+      return Lost(source.kind == ChangeSource::Kind::kCheckpoint ? "a restore of several daemons was cut off"
+                                                                 : "an import was cut off, and its sender has gone");
     }
     // A checkpoint replaces everything.
     if (source.kind == ChangeSource::Kind::kFiles) RETURN_IF_ERROR(PlanNumbers().status());
@@ -94,7 +93,7 @@ class Planner {
     return absl::OkStatus();
   }
 
-  // Those of the answered commit.
+  // Plans the numbers of the answered commit.
   absl::StatusOr<NumbersRecord> PlanNumbers() {
     ASSIGN_OR_RETURN(plan_.epoch, reader_.Epoch());
     ASSIGN_OR_RETURN(NumbersRecord stored, reader_.StoredNumbers());
@@ -109,10 +108,10 @@ class Planner {
     ASSIGN_OR_RETURN(DecidedRecord decided, reader_.Decided());
     const CommitKey next{plan_.epoch->history, plan_.epoch->epoch, stored.commit_number + 1};
     if (IsAhead(prepared.key, next) || IsAhead(decided.key, next)) {
-      return Lost("journal: a commit of an epoch that was not begun, or behind the next one");
+      return Lost("journal: a commit of an epoch that was not begun, or after the next one");
     }
     if (decided.key == next && prepared.key != next)
-      return Lost("journal: a decision of a commit that nobody prepared");
+      return Lost("journal: a decision of a commit that was not prepared");
     if (decided.key.commit_number >= 0) {
       plan_.last_decision = LastDecision{decided.key.history, decided.key.epoch, decided.commit};
     }
@@ -121,7 +120,7 @@ class Planner {
     plan_.prepared = std::move(prepared.commit);
     ASSIGN_OR_RETURN(plan_.prepared->client_states, reader_.ClientStates(next.commit_number, prepared.client_states));
     if (decided.key != next) {
-      // Node 0 writes a decision down before it tells anybody.
+      // Node 0 writes a decision before it tells any node.
       if (plan_.identity->node != 0) plan_.action = RecoveryAction::kQueryNode0;
       return absl::OkStatus();
     }

@@ -24,20 +24,20 @@
 namespace paramshard::server {
 namespace {
 
-// For the keeper's own descriptors, those that it was started with, and those of a message that is looked at.
+// Reserved for the keeper's own descriptors, inherited ones, and those of one message.
 constexpr int64_t kDescriptorsOfKeeper = 320;
-// The kernel prefers a process with a higher score, of -1000 to 1000.
+// Distances of scores, which are -1000 to 1000; the kernel kills the process with the highest score first.
 constexpr int kOomScoreBelow = 500;
 constexpr int kOomScoreAbove = 200;
-// What a dead server had sent. Nobody adds to it, unless a child of its own holds its socket.
+// Largest number of requests read from a dead server. A child that still holds its socket could send more.
 constexpr int kMostLastRequests = 1024;
-// Between two waits that the kernel refuses.
+// Pause after a poll that failed.
 constexpr absl::Duration kPauseAfterError = absl::Milliseconds(100);
 constexpr size_t kMaxVersionBytes = 128;
-// In a line of the log.
+// Most models named in a log line.
 constexpr size_t kMostModelsNamed = 16;
 
-// nohup means: do not end when the terminal does.
+// Returns true for SIGHUP under nohup.
 bool IsIgnored(int signal) {
   struct sigaction action {};
   return sigaction(signal, nullptr, &action) == 0 && action.sa_handler == SIG_IGN;
@@ -66,7 +66,7 @@ bool WriteOomScore(int score) {
   return file.valid() && write(file.get(), text.data(), text.size()) == static_cast<ssize_t>(text.size());
 }
 
-// Returns the server's score. Where the keeper may not lower its own, the server's is raised.
+// Returns the server's score, which is raised if the keeper may not lower its own.
 std::optional<int> LowerOomScore() {
   const std::optional<int> score = ReadOomScore();
   if (!score.has_value() || WriteOomScore(std::max(-999, *score - kOomScoreBelow))) return score;
@@ -78,19 +78,19 @@ KeptDescriptors::Limits LimitsOf(const Keeper::Options& options) {
   return {.descriptors = static_cast<size_t>(std::max<int64_t>(0, RaiseDescriptorLimit() - kDescriptorsOfKeeper))};
 }
 
-// A file that can be executed, and nothing else, while it has no name any more, too.
+// Opens a file only to execute it; it can still be executed after it was deleted.
 wire::FileDescriptor OpenProgram(const std::string& path) {
   return wire::FileDescriptor(open(path.c_str(), O_PATH | O_CLOEXEC));
 }
 
-// By a drain, whether it could save all or not, without waiting for it, or because it took too long.
+// Returns true for the end of a stop: drained, with or without unsaved commits, interrupted, or timed out.
 bool IsOrderly(const ServerEnd& end) {
   return end.signal == 0 && end.exec_error == 0 &&
          (end.exit_code == kExitOk || end.exit_code == kExitInterrupted || end.exit_code == kExitStuck ||
           end.exit_code == kExitUnsaved);
 }
 
-// Of an end that is a failure, which no supervisor is to take for a success.
+// Returns the keeper's exit code after a failure, which is never 0: a supervisor must not take it for success.
 int FailureCode(const ServerEnd& end) { return end.Code() == kExitOk ? kExitStartFailed : end.Code(); }
 
 }  // namespace
@@ -100,7 +100,7 @@ absl::StatusOr<std::unique_ptr<Keeper>> Keeper::Create(Options options) {
   const sigset_t signals = SignalsToTake();
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
   std::signal(SIGPIPE, SIG_IGN);
-  // Where it is ignored the kernel reaps children itself, and does not say how they ended.
+  // If SIGCHLD is ignored, the kernel reaps children itself and discards their exit status.
   std::signal(SIGCHLD, SIG_DFL);
   wire::FileDescriptor signal_fd(signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK));
   if (!signal_fd.valid()) return absl::ResourceExhaustedError(absl::StrCat("keeper: signalfd: ", strerror(errno)));
@@ -138,7 +138,7 @@ int Keeper::Run() {
 
 // --- The loop ---
 
-// No error ends the loop. Descriptors of -1 are passed over.
+// Errors do not end the loop. poll ignores descriptors of -1.
 void Keeper::Await() {
   pollfd polled[] = {
       {.fd = signal_fd_.get(), .events = POLLIN, .revents = 0},
@@ -147,11 +147,11 @@ void Keeper::Await() {
   };
   if (connection_.has_value()) polled[2].events = connection_->events();
   if (poll(polled, std::size(polled), WaitMilliseconds()) >= 0 || errno == EINTR) return;
-  Log(LogLevel::kError, "keeper cannot wait", {{"error", strerror(errno)}});
+  Log(LogLevel::kError, "keeper poll failed", {{"error", strerror(errno)}});
   absl::SleepFor(kPauseAfterError);
 }
 
-// Until the next start; for as long as it takes where there is none.
+// Returns the time until the next start; -1 (forever) if none is scheduled.
 int Keeper::WaitMilliseconds() const {
   if (!next_start_.has_value()) return -1;
   const int64_t milliseconds = absl::ToInt64Milliseconds(absl::Ceil(TimeLeft(*next_start_), absl::Milliseconds(1)));
@@ -165,7 +165,7 @@ void Keeper::TakeSignals() {
   }
 }
 
-// A server that has closed its end runs on, and is waited for: nothing that it has kept is lost by that.
+// Does not kill a server that has closed its end: its kept memory stays, and its exit is awaited.
 void Keeper::ServeConnection() {
   if (!connection_.has_value()) return;
   connection_->Serve();
@@ -190,7 +190,7 @@ void Keeper::StartWhenDue() {
 
 void Keeper::OnSignal(int signal) { signal == SIGUSR1 ? OnRestartSignal() : OnStopSignal(signal); }
 
-// A hang-up is no second signal: a terminal that closes sends several.
+// Ignores SIGHUP as a second signal: a terminal that closes sends it several times.
 void Keeper::OnStopSignal(int signal) {
   const bool first = stop_signal_ == 0;
   if (!first && signal == SIGHUP) return;
@@ -208,7 +208,7 @@ void Keeper::OnStopSignal(int signal) {
 
 void Keeper::OnRestartSignal() {
   if (stop_signal_ != 0) return;
-  Log(LogLevel::kInfo, "restart asked for");
+  Log(LogLevel::kInfo, "restart requested");
   rollback_.clear();
   if (server_.has_value()) return server_->Signal(SIGUSR1);
   if (!next_start_.has_value()) LookForNewFile();
@@ -230,8 +230,7 @@ absl::Status Keeper::OnRestartRequest(std::optional<ServerCommand> command) {
   if (command.has_value() && !command->program.empty()) {
     wire::FileDescriptor file = OpenProgram(command->program);
     if (!file.valid() || access(command->program.c_str(), X_OK) != 0) {
-      return absl::NotFoundError(absl::StrCat("restart: a program that can be executed expected, got ",
-                                              command->program, ": ", strerror(errno)));
+      return absl::NotFoundError(absl::StrCat("restart: cannot execute ", command->program, ": ", strerror(errno)));
     }
     next.command.program = std::move(command->program);
     next.file = std::make_shared<const wire::FileDescriptor>(std::move(file));
@@ -260,7 +259,7 @@ void Keeper::Start() {
                                                                 .oom_score_adj = server_oom_score_,
                                                                 .lent = lent_});
   if (!started.ok()) {
-    Log(LogLevel::kError, "server not started", {{"error", started.status().ToString()}});
+    Log(LogLevel::kError, "failed to start server", {{"error", started.status().ToString()}});
     return OnFailure(started.status().ToString(), kExitStartFailed);
   }
   ++started_;
@@ -293,8 +292,8 @@ void Keeper::OnEnd(const ServerEnd& end) {
   OnFailure(how, FailureCode(end));
 }
 
-// Who never was ready has drained nothing, and nobody but the keeper's own signal has told it to end: a program that
-// prints its version ends with 0, too.
+// A server that never was ready has drained nothing, and only a signal of the keeper could have told it to end: a
+// program that prints its version exits with 0, too.
 bool Keeper::WasToldTo(const ServerEnd& end) const {
   return IsOrderly(end) && (ready_ || (stop_signal_ != 0 && !kept_.has_models()));
 }
@@ -308,7 +307,7 @@ void Keeper::OnFailure(const std::string& why, int code) {
   next_start_ = After(now, *pause);
 }
 
-// One that was too slow is no quicker the second time.
+// Makes no second attempt after a timeout: the next server would be no faster.
 void Keeper::OnFailureWhileStopping(const std::string& why, int code) {
   const bool again = !drained_again_ && code != kExitStuck && code != kExitInterrupted;
   if (kept_.has_models())
@@ -317,7 +316,7 @@ void Keeper::OnFailureWhileStopping(const std::string& why, int code) {
 }
 
 void Keeper::StartToDrain() {
-  Log(LogLevel::kWarning, "server is started again to drain");
+  Log(LogLevel::kWarning, "restarting server to drain");
   drained_again_ = true;
   if (proven_.has_value()) next_ = *proven_;
   next_start_ = SteadyNow();
@@ -325,15 +324,15 @@ void Keeper::StartToDrain() {
 
 void Keeper::Hold(const std::string& why, int code) {
   if (proven_.has_value() && *proven_ != next_) {
-    Log(LogLevel::kError, "server started as before", {{"program", proven_->command.program}});
-    rollback_ = absl::StrCat(next_.command.program, ": a server expected, got ", why);
+    Log(LogLevel::kError, "rolled back to the previous server", {{"program", proven_->command.program}});
+    rollback_ = absl::StrCat(next_.command.program, " failed to start: ", why);
     next_ = *proven_;
     policy_.Reset();
     next_start_ = SteadyNow();
   } else if (!kept_.has_models()) {
     exit_code_ = code;
   } else {
-    Log(LogLevel::kError, "server does not start; memory is kept, SIGUSR1 starts it again",
+    Log(LogLevel::kError, "server failed to start; memory is kept, SIGUSR1 retries",
         {{"kept", absl::StrCat(kept_.size())}, {"end", why}});
   }
 }

@@ -1,4 +1,4 @@
-// The process that outlives the server: starts it, keeps its memory, and starts it again.
+// Process that outlives the server: starts the server, keeps its memory, and restarts it.
 #ifndef PARAMSHARD_SERVER_KEEPER_KEEPER_H_
 #define PARAMSHARD_SERVER_KEEPER_KEEPER_H_
 
@@ -23,74 +23,74 @@
 
 namespace paramshard::server {
 
-// One thread, which sleeps while nothing happens. A server that has ended is started again once its end is complete,
-// and takes what is kept; between two lives nothing is lost but what the server had not given away. How it ended says
-// what follows:
+// One thread, which sleeps while nothing happens. Once a server has ended completely, the keeper starts the next one,
+// which takes the kept memory; only memory that the server had not given to the keeper is lost. The server's end
+// decides what follows:
 //
-//   exit code 0, 4 or 5            it was told to end, if it was ready or a signal was passed on to it: the keeper ends
-//                                  with that code (server/base/exit_codes.h)
-//   kExitRestart                   it is started again at once, with the command that it has asked for by then
-//   anything else                  it is started again, when RestartPolicy says so
-//   anything else, while draining  it is started again once, to drain what is kept; then the keeper ends
+//   exit code 0, 4, 5 or 7         after a stop, if the server was ready or a signal was passed on to it: the keeper
+//                                  ends with that code (server/base/exit_codes.h)
+//   kExitRestart                   an immediate restart, with the command that the server has requested
+//   anything else                  a restart, as RestartPolicy decides
+//   anything else, while draining  one restart, to drain the kept memory; then the keeper ends
 //
-// A program that ends before it is ready has failed, whatever its code. A command that was asked for is that of every
-// start from then on, but gives way to the last one that became ready if it fails too often; servers are told so
-// (KeeperLink::LastRestart). A program is the file that lay at its path when it was asked for: what is put in its place
-// is started when a restart names that path. Where no command becomes ready, the keeper holds what is kept and waits
-// for a signal; where nothing is kept, it ends with the server's code, and so it does when its very first server fails.
+// A program that ends before it is ready has failed, whatever its exit code. A requested command is used for every
+// start from then on; if it fails too often, the keeper returns to the last command that became ready, and tells the
+// server (KeeperLink::LastRestart). A program is the file that lay at its path when it was requested; a file that
+// replaces it is started when a restart names the path again. If no command becomes ready, the keeper holds the kept
+// memory and waits for a signal; if nothing is kept, or its first server fails, it ends with the server's code.
 //
-// Signals are those of the keeper's process. They are blocked in the server when it starts, and none is lost before it
-// waits for them.
+// Signals are sent to the keeper's process. They are blocked in a server at its start, so that none is lost before the
+// server waits for them.
 //
-//   SIGTERM, SIGINT, SIGHUP    the first goes to the server, which drains and ends. Where there is no server and
-//                              something is kept, the last command that became ready is started once more, to drain
-//                              that. The second, unless it is a hang-up, kills the server, and the keeper ends with
+//   SIGTERM, SIGINT, SIGHUP    the first goes to the server, which drains and ends. Without a server, but with kept
+//                              memory, the last command that became ready is started once more, to drain it. The
+//                              second, unless it is SIGHUP, kills the server, and the keeper ends with
 //                              kExitInterrupted.
 //   SIGUSR1                    goes to the server, which drains and exits with kExitRestart. Without a server it starts
-//                              one now, as if none had failed, and where none was to be started any more from the file
-//                              that lies at the path by then. After one of those above it is nothing.
+//                              one now, with failures forgotten; if the keeper had given up, it starts the file that is
+//                              at the path now. Ignored after a signal above.
 //
-// Models that the keeper's end takes along and that no server has drained are named in the log.
+// When the keeper ends, the log names the models that no server has drained.
 //
-// A planned restart with another program or other arguments is KeeperLink::RequestRestart. When the keeper dies the
-// kernel kills the server.
+// KeeperLink::RequestRestart restarts with another program or other arguments. When the keeper dies, the kernel kills
+// the server.
 class Keeper {
  public:
   using LogFunction = std::function<void(LogLevel level, absl::string_view event, LogFields fields)>;
 
   struct Options {
     ServerCommand command;
-    // The file at the command's path, which outlives what lies there; none: the keeper opens it.
+    // The file of the command's program; unset: the keeper opens it.
     wire::FileDescriptor file = {};
     RestartPolicy::Options restarts;
-    // What may be kept; nothing: what the limit of open files, which is raised as far as it may be, leaves room for.
+    // Limits of kept descriptors; unset: as many as the hard limit of open files allows.
     std::optional<KeptDescriptors::Limits> limits;
-    // What every server has besides. The descriptors are the caller's, and stay open while the keeper runs.
+    // Descriptors that every server inherits. Owned by the caller; they stay open while the keeper runs.
     std::vector<LentDescriptor> lent = {};
-    LogFunction log;  // must not block; none: nothing is logged
+    LogFunction log;  // must not block; unset: nothing is logged
   };
 
   // Prepares the process: blocks the signals above, ignores SIGPIPE, raises its limit of open files and lowers its
   // score for the kernel's out-of-memory killer below the server's. Called once, by the only thread.
-  // RESOURCE_EXHAUSTED without descriptors.
+  // RESOURCE_EXHAUSTED no descriptors.
   static absl::StatusOr<std::unique_ptr<Keeper>> Create(Options options);
 
-  // Serves until it ends; the code that the process is to exit with. By the thread that called Create: a server lives
-  // as long as the thread that started it.
+  // Runs until the keeper ends; returns the exit code of the process. Called by the thread that called Create, because
+  // a server dies with the thread that started it.
   int Run();
 
  private:
-  // A command, and the file that is executed for it.
+  // A command and its executable file.
   struct Program {
     ServerCommand command;
-    std::shared_ptr<const wire::FileDescriptor> file;  // of two that are asked for each has its own
+    std::shared_ptr<const wire::FileDescriptor> file;  // one per requested program
 
     friend bool operator==(const Program& a, const Program& b) = default;
   };
 
   Keeper(Options options, sigset_t signals, wire::FileDescriptor signal_fd, std::optional<int> server_oom_score);
 
-  // One turn of the loop.
+  // One iteration of the loop.
   void Await();
   void TakeSignals();
   void ServeConnection();
@@ -102,15 +102,15 @@ class Keeper {
   void OnRestartSignal();
   void OnReady(absl::string_view version);
   absl::Status OnRestartRequest(std::optional<ServerCommand> command);
-  // What was put in its place is the next program, too.
+  // Uses the file that is at the next program's path now.
   void LookForNewFile();
 
   void Start();
   void OnEnd(const ServerEnd& end);
-  // Whether the present server was told to end so.
+  // Returns true if the server ended because it was told to.
   bool WasToldTo(const ServerEnd& end) const;
-  // `why`: how the server has ended, or why it was not started. `code`: with what the keeper ends unless another server
-  // is started.
+  // `why`: how the server ended, or why it failed to start. `code`: the keeper's exit code unless it starts another
+  // server.
   void OnFailure(const std::string& why, int code);
   void OnFailureWhileStopping(const std::string& why, int code);
   void StartToDrain();
@@ -129,18 +129,18 @@ class Keeper {
   KeptDescriptors kept_;
   RestartPolicy policy_;
   Program next_;                   // of the next server
-  Program running_;                // of the one that was started last
-  std::optional<Program> proven_;  // the last that became ready
+  Program running_;                // of the server that was started last
+  std::optional<Program> proven_;  // the last program that became ready
   int64_t started_ = 0;            // servers
-  std::string rollback_;           // why the last restart that was asked for was given up; empty: it was not
+  std::string rollback_;           // why the last requested restart failed; empty: it did not
 
-  // At most one of these is set: a server runs, one is to be started, or the keeper holds what is kept.
+  // At most one of these is set: a server runs, a start is scheduled, or the keeper only holds the kept memory.
   std::optional<ServerProcess> server_;
   std::optional<SteadyTime> next_start_;
 
   std::optional<ServerConnection> connection_;  // to server_
-  bool ready_ = false;                          // server_ has said so
-  int stop_signal_ = 0;                         // that has come; else 0
+  bool ready_ = false;                          // server_ has reported so
+  int stop_signal_ = 0;                         // that was received; else 0
   bool drained_again_ = false;                  // a second server was started to drain
   std::optional<int> exit_code_;                // set: the loop ends
 };

@@ -18,16 +18,13 @@
 namespace paramshard::server {
 namespace {
 
-absl::Status GoneError(absl::string_view why) {
-  return absl::UnavailableError(absl::StrCat("keeper: it is gone: ", why));
-}
+absl::Status GoneError(absl::string_view why) { return absl::UnavailableError(absl::StrCat("keeper is gone: ", why)); }
 
-// Waits for events of the socket, or its hang-up, which the next call on it tells.
+// Waits for events of the socket, or its hang-up, which the next call on it reports.
 absl::Status AwaitEvents(int socket, int16_t events, SteadyTime deadline) {
   const absl::Duration left = TimeLeft(deadline);
   if (left <= absl::ZeroDuration()) {
-    return absl::DeadlineExceededError(
-        "keeper: an answer expected, got none in time; it may do what it was asked for yet");
+    return absl::DeadlineExceededError("keeper: timed out waiting for an answer; the request may still be carried out");
   }
   const int64_t milliseconds = absl::ToInt64Milliseconds(absl::Ceil(left, absl::Milliseconds(1)));
   pollfd polled{.fd = socket, .events = events, .revents = 0};
@@ -48,12 +45,12 @@ bool IsPacketSocket(int fd) {
 
 absl::StatusOr<std::unique_ptr<KeeperLink>> KeeperLink::FromEnvironment() {
   const char* const value = std::getenv(kVariable);
-  if (value == nullptr) return absl::NotFoundError(absl::StrCat("keeper: ", kVariable, " expected, got none"));
+  if (value == nullptr) return absl::NotFoundError(absl::StrCat("keeper: ", kVariable, " is not set"));
   int fd = -1;
   const bool is_socket = absl::SimpleAtoi(value, &fd) && IsPacketSocket(fd);
   unsetenv(kVariable);
   if (!is_socket) {
-    return absl::InvalidArgumentError(absl::StrCat("keeper: the socket of a keeper in ", kVariable, " expected"));
+    return absl::InvalidArgumentError(absl::StrCat("keeper: ", kVariable, " is not the socket of a keeper"));
   }
   fcntl(fd, F_SETFD, FD_CLOEXEC);
   return std::make_unique<KeeperLink>(wire::FileDescriptor(fd));
@@ -62,7 +59,7 @@ absl::StatusOr<std::unique_ptr<KeeperLink>> KeeperLink::FromEnvironment() {
 absl::Status KeeperLink::Keep(absl::string_view name, int fd) {
   if (name.empty() || name.size() > kMaxNameBytes) {
     return absl::InvalidArgumentError(
-        absl::StrCat("keep: a name of 1 to ", kMaxNameBytes, " bytes expected, got ", name.size()));
+        absl::StrCat("keep: want a name of 1 to ", kMaxNameBytes, " bytes, got ", name.size()));
   }
   return Call(KeeperMessageKind::kKeep, {std::string(name)}, {&fd, 1}).status();
 }
@@ -77,15 +74,15 @@ absl::StatusOr<KeptStore::Descriptors> KeeperLink::Take(absl::string_view prefix
   std::string last(prefix);
   while (page.more) {
     ASSIGN_OR_RETURN(page, Call(KeeperMessageKind::kTake, {last}));
-    if (page.fds.size() != page.words.size()) return absl::InternalError("keeper: a descriptor of each name expected");
+    if (page.fds.size() != page.words.size()) return absl::InternalError("keeper: want one descriptor for each name");
     for (size_t i = 0; i < page.words.size(); ++i) {
-      // Otherwise pages without an end could follow.
-      if (page.words[i] <= last) return absl::InternalError("keeper: names in their order expected");
+      // Without this check the pages could be endless.
+      if (page.words[i] <= last) return absl::InternalError("keeper: want names in ascending order");
       last = page.words[i];
-      if (!absl::StartsWith(last, prefix)) return taken;  // nor do those behind it
+      if (!absl::StartsWith(last, prefix)) return taken;  // later names do not, either
       taken[last] = std::move(page.fds[i]);
     }
-    if (page.more && page.words.empty()) return absl::InternalError("keeper: a page with names expected, got none");
+    if (page.more && page.words.empty()) return absl::InternalError("keeper: want a page with names, got none");
   }
   return taken;
 }
@@ -107,7 +104,7 @@ absl::StatusOr<int64_t> KeeperLink::CountRestarts() {
   ASSIGN_OR_RETURN(const Answer answer, Call(KeeperMessageKind::kRestarts, {}));
   int64_t count = 0;
   if (answer.words.size() == 1 && absl::SimpleAtoi(answer.words.front(), &count)) return count;
-  return absl::InternalError("keeper: a number of restarts expected");
+  return absl::InternalError("keeper: want a number of restarts");
 }
 
 absl::StatusOr<KeeperLink::Answer> KeeperLink::Call(KeeperMessageKind kind, std::vector<std::string> words,
@@ -133,14 +130,14 @@ absl::StatusOr<KeeperLink::Answer> KeeperLink::Call(KeeperMessageKind kind, std:
   return answer;
 }
 
-// Who waits behind a drop has all of its own time when that is through.
+// A call that has waited for a drop gets its full timeout afterwards.
 absl::StatusOr<SteadyTime> KeeperLink::AwaitTurn(absl::Duration timeout) {
   const SteadyTime latest = SteadyDeadline(drop_timeout_);
   SteadyTime deadline = SteadyDeadline(timeout);
   while (busy_) {
     const SteadyTime until = std::max(deadline, std::min(drop_until_, latest));
     if (SteadyNow() >= until) {
-      return absl::DeadlineExceededError("keeper: a turn expected, got none in time: other calls wait for it");
+      return absl::DeadlineExceededError("keeper: timed out behind other calls");
     }
     const int64_t drops = drops_;
     free_.WaitUntil(&mu_, until);
@@ -156,8 +153,8 @@ absl::StatusOr<KeeperLink::Answer> KeeperLink::TakeTurn(const KeeperMessage& req
   return AwaitAnswer(request.sequence, deadline);
 }
 
-// What can be read meanwhile answers calls that had waited long enough. It is taken away: a keeper whose answers nobody
-// reads hears no more requests.
+// Discards what can be read meanwhile, which are answers to calls that have timed out: a keeper whose answers are not
+// read handles no further requests.
 absl::Status KeeperLink::Send(const std::string& bytes, absl::Span<const int> fds, SteadyTime deadline) const {
   while (true) {
     const absl::Status sent = SendKeeperPacket(socket_.get(), bytes, fds);
@@ -168,7 +165,7 @@ absl::Status KeeperLink::Send(const std::string& bytes, absl::Span<const int> fd
   }
 }
 
-// Answers to calls that had waited long enough are passed over.
+// Skips answers to calls that have timed out.
 absl::StatusOr<KeeperLink::Answer> KeeperLink::AwaitAnswer(uint64_t sequence, SteadyTime deadline) const {
   while (true) {
     absl::StatusOr<KeeperPacket> packet = ReceiveKeeperPacket(socket_.get());
@@ -180,7 +177,8 @@ absl::StatusOr<KeeperLink::Answer> KeeperLink::AwaitAnswer(uint64_t sequence, St
     if (SequenceIn(packet->bytes) != sequence) continue;
     RETURN_IF_ERROR(packet->whole);
     ASSIGN_OR_RETURN(KeeperMessage answer, ParseKeeperMessage(packet->bytes, packet->fds.size()));
-    if (answer.kind != KeeperMessageKind::kAnswer) return absl::InternalError("keeper: an answer expected");
+    if (answer.kind != KeeperMessageKind::kAnswer)
+      return absl::InternalError("keeper: want an answer, got another message");
     RETURN_IF_ERROR(StatusIn(answer));
     return Answer{.words = std::move(answer.words), .fds = std::move(packet->fds), .more = answer.more};
   }

@@ -1,4 +1,4 @@
-// The server's end of the socket to its keeper.
+// Server's end of the socket to its keeper.
 #ifndef PARAMSHARD_SERVER_KEEPER_KEEPER_LINK_H_
 #define PARAMSHARD_SERVER_KEEPER_KEEPER_LINK_H_
 
@@ -26,10 +26,9 @@
 
 namespace paramshard::server {
 
-// Thread-safe; calls take turns. Each ends within the timeout, with DEADLINE_EXCEEDED where the keeper has not answered
-// by then: it may do what it was asked for yet. A drop has a longer one, since it is answered when the memory is free,
-// and whatever has its turn behind a drop waits for that first, as long as one may take in all. Every call may be
-// repeated.
+// Thread-safe; calls take turns. A call ends within the timeout, with DEADLINE_EXCEEDED if the keeper has not answered
+// by then; the request may still be carried out. A drop has a longer timeout, because the keeper answers it once the
+// memory is free; calls behind a drop wait for it first, at most the drop's timeout in all. Every call may be repeated.
 //
 //   ASSIGN_OR_RETURN(std::unique_ptr<KeeperLink> link, KeeperLink::FromEnvironment());
 //   ASSIGN_OR_RETURN(KeptStore::Descriptors memory, link->TakeAll());
@@ -37,42 +36,41 @@ namespace paramshard::server {
 //   RETURN_IF_ERROR(link->ReportReady(kVersion));
 class KeeperLink final : public KeptStore {
  public:
-  // In the environment of a server: the number of its descriptor of the socket.
+  // Environment variable with the number of the server's descriptor of the socket.
   static constexpr char kVariable[] = "PARAMSHARD_KEEPER_SOCKET";
   static constexpr absl::Duration kTimeout = absl::Seconds(10);
-  // More than the kernel needs to free all memory of a machine.
+  // Longer than the kernel takes to free all memory of a machine.
   static constexpr absl::Duration kDropTimeout = absl::Minutes(2);
 
   explicit KeeperLink(wire::FileDescriptor socket, absl::Duration timeout = kTimeout,
                       absl::Duration drop_timeout = kDropTimeout)
       : socket_(std::move(socket)), timeout_(timeout), drop_timeout_(drop_timeout) {}
 
-  // Takes over the socket that the keeper has left to this process, and removes the variable, so that no child has it:
-  // called once, before there are threads. NOT_FOUND without the variable; INVALID_ARGUMENT when it names no such
-  // socket.
+  // Takes over the socket inherited from the keeper, and removes the variable, so that no child uses it. Call it once,
+  // before there are threads. NOT_FOUND without the variable; INVALID_ARGUMENT if it names no such socket.
   static absl::StatusOr<std::unique_ptr<KeeperLink>> FromEnvironment();
 
   absl::Status Keep(absl::string_view name, int fd) override;
   absl::Status DropPrefix(absl::string_view prefix) override;
-  // RESOURCE_EXHAUSTED also when this process may not open as many. Of other names it opens those of one message at
-  // most, and closes them at once.
+  // RESOURCE_EXHAUSTED also if this process may not open as many descriptors. The last message may contain descriptors
+  // of other names, which are closed at once.
   absl::StatusOr<Descriptors> Take(absl::string_view prefix) override;
 
-  // The server serves. Until it says so, its end counts as a start that has failed.
+  // Reports that the server serves. If the server ends before this call, its start counts as failed.
   absl::Status ReportReady(absl::string_view version);
-  // Has the keeper start the next server with that command, or with the same one. Then the server drains, and exits
-  // with kExitRestart. NOT_FOUND when the program is none that can be executed, and from a keeper of before for none.
+  // Makes the keeper start the next server with that command; null: with the same one. Then the server must drain and
+  // exit with kExitRestart. NOT_FOUND if the program cannot be executed; an older keeper returns it for null, too.
   absl::Status RequestRestart(const std::optional<ServerCommand>& command);
 
-  // Why the last restart that was asked for was given up, and this server started in the place of that one; empty when
-  // it was not, or when there was none. Of the time before this server asks for one itself.
+  // Returns why the last requested restart failed, so that this server was started instead; empty if it did not fail or
+  // there was none. Valid until this server requests a restart itself.
   absl::StatusOr<std::string> LastRestart();
-  // How many servers the keeper has started after its first one. INVALID_ARGUMENT from a keeper of before, which does
-  // not know.
+  // Returns how many servers the keeper has started after its first one. INVALID_ARGUMENT from an older keeper, which
+  // does not know the request.
   absl::StatusOr<int64_t> CountRestarts();
 
-  // To poll with no events: POLLHUP says that the keeper is gone. Then the server ends: what it makes from then on
-  // would be nobody's after it. The socket stays this object's.
+  // Descriptor to poll with no events: POLLHUP means that the keeper is gone. Then the server must end, because memory
+  // that it allocates from then on would not outlive it. Owned by this object.
   int fd() const { return socket_.get(); }
 
  private:
@@ -82,9 +80,9 @@ class KeeperLink final : public KeptStore {
     bool more = false;
   };
 
-  // Waits for the turn of a call, which then has until the time that is returned.
+  // Waits for the turn of a call; returns the call's deadline.
   absl::StatusOr<SteadyTime> AwaitTurn(absl::Duration timeout) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // One request and its answer; the error that the answer is, or why there is none.
+  // Sends a request and returns its answer, the error in the answer, or the reason why there is none.
   absl::StatusOr<Answer> Call(KeeperMessageKind kind, std::vector<std::string> words, absl::Span<const int> fds = {});
   absl::StatusOr<Answer> TakeTurn(const KeeperMessage& request, absl::Span<const int> fds, SteadyTime deadline);
   absl::Status Send(const std::string& bytes, absl::Span<const int> fds, SteadyTime deadline) const;
@@ -97,9 +95,9 @@ class KeeperLink final : public KeptStore {
 
   absl::Mutex mu_;
   SteadyCondVar free_;
-  bool busy_ ABSL_GUARDED_BY(mu_) = false;                          // somebody's turn
-  SteadyTime drop_until_ ABSL_GUARDED_BY(mu_) = SteadyTime::min();  // the deadline of a drop that has it
-  int64_t drops_ ABSL_GUARDED_BY(mu_) = 0;                          // that are through
+  bool busy_ ABSL_GUARDED_BY(mu_) = false;                          // a call has its turn
+  SteadyTime drop_until_ ABSL_GUARDED_BY(mu_) = SteadyTime::min();  // deadline of that call if it is a drop
+  int64_t drops_ ABSL_GUARDED_BY(mu_) = 0;                          // finished drops
   uint64_t last_sequence_ ABSL_GUARDED_BY(mu_) = 0;
 };
 

@@ -15,20 +15,20 @@ void Append(std::string& bytes, const Number& number) {
 }
 
 absl::Status Wrong(absl::string_view field, uint64_t expected, uint64_t got) {
-  return absl::InvalidArgumentError(absl::StrCat("keeper message: ", field, " ", expected, " expected, got ", got));
+  return absl::InvalidArgumentError(absl::StrCat("keeper message: want ", expected, " ", field, ", got ", got));
 }
 
 absl::StatusOr<KeeperMessageHeader> HeaderIn(absl::string_view packet) {
   KeeperMessageHeader header{};
   if (packet.size() < sizeof(header) || packet.size() > kMaxKeeperMessageBytes) {
-    return absl::InvalidArgumentError(absl::StrCat("keeper message: ", sizeof(header), " to ", kMaxKeeperMessageBytes,
-                                                   " bytes expected, got ", packet.size()));
+    return absl::InvalidArgumentError(absl::StrCat("keeper message: want ", sizeof(header), " to ",
+                                                   kMaxKeeperMessageBytes, " bytes, got ", packet.size()));
   }
   std::memcpy(&header, packet.data(), sizeof(header));
-  if (header.magic != kKeeperMagic) return Wrong("magic", kKeeperMagic, header.magic);
+  if (header.magic != kKeeperMagic) return Wrong("as magic", kKeeperMagic, header.magic);
   if (header.version != kKeeperVersion) {
     return absl::FailedPreconditionError(
-        absl::StrCat("keeper message: version ", kKeeperVersion, " expected, got ", header.version));
+        absl::StrCat("keeper message: want version ", kKeeperVersion, ", got ", header.version));
   }
   return header;
 }
@@ -36,16 +36,16 @@ absl::StatusOr<KeeperMessageHeader> HeaderIn(absl::string_view packet) {
 absl::Status CheckHeader(const KeeperMessageHeader& header) {
   const bool answer = header.kind == static_cast<uint32_t>(KeeperMessageKind::kAnswer);
   if (header.kind < 1 || header.kind > static_cast<uint32_t>(KeeperMessageKind::kRestarts)) {
-    return Wrong("kind at most", static_cast<uint32_t>(KeeperMessageKind::kRestarts), header.kind);
+    return Wrong("as the largest kind", static_cast<uint32_t>(KeeperMessageKind::kRestarts), header.kind);
   }
   const uint32_t last_code = answer ? static_cast<uint32_t>(absl::StatusCode::kUnauthenticated) : 0;
-  if (header.code > last_code) return Wrong("code at most", last_code, header.code);
+  if (header.code > last_code) return Wrong("as the largest code", last_code, header.code);
   const uint32_t most = answer && header.code == 0 ? 1 : 0;
-  if (header.more > most) return Wrong("more at most", most, header.more);
+  if (header.more > most) return Wrong("as the largest value of more", most, header.more);
   return absl::OkStatus();
 }
 
-// The length is checked against what is there, so that no word is larger than its packet.
+// Checks the length against the rest of the packet, so that no word is larger than its packet.
 absl::StatusOr<std::string> TakeWord(absl::string_view& rest) {
   uint32_t size = 0;
   if (rest.size() < sizeof(size)) return Wrong("bytes of a word's length", sizeof(size), rest.size());
@@ -85,7 +85,7 @@ absl::Status CheckCounts(const KeeperMessage& message, size_t descriptors) {
       if (words != 0) return Wrong("words", 0, words);
       break;
     case KeeperMessageKind::kAnswer:
-      // Of names, each with its descriptor, or of a text.
+      // The words are names, each with its descriptor, or one text.
       if (message.code == absl::StatusCode::kOk) {
         return words == descriptors || (words == 1 && descriptors == 0)
                    ? absl::OkStatus()

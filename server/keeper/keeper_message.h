@@ -1,5 +1,5 @@
-// Messages between the server and its keeper, on a SOCK_SEQPACKET socket pair: requests of the server, and one answer
-// to each.
+// Messages between a server and its keeper, on a SOCK_SEQPACKET socket pair: requests of the server, each with one
+// answer.
 //
 //   request       words                           descriptors    words of the answer   its descriptors
 //   keep          the name                        1              none
@@ -7,14 +7,14 @@
 //   take          the name after which to begin   none           names, in order       one for each name
 //   ready         the server's version            none           none
 //   restart       none, or program and arguments  none           none
-//   last restart  none                            none           none; why it was given up, if it was
+//   last restart  none                            none           none; why it failed, if it did
 //   restarts      none                            none           how many servers were started after the first
 //
-// An answer that is an error has one word, what is wrong, and no descriptors. A server takes in pages: from the
-// beginning (an empty name), then from behind the last name of each page that says that there is more.
+// An error answer has one word, the message, and no descriptors. A server takes in pages: it begins with an empty name,
+// and continues after the last name of each page that has `more` set.
 //
-// A keeper outlives its servers, and the next one may be of another version. So the header never changes, and a keeper
-// answers who speaks another version of the rest with FAILED_PRECONDITION.
+// A keeper outlives its servers, and the next server may have another version. So the header never changes, and a
+// keeper answers a server that uses another version of the rest with FAILED_PRECONDITION.
 #ifndef PARAMSHARD_SERVER_KEEPER_KEEPER_MESSAGE_H_
 #define PARAMSHARD_SERVER_KEEPER_KEEPER_MESSAGE_H_
 
@@ -34,9 +34,9 @@ namespace paramshard::server {
 inline constexpr uint32_t kKeeperMagic = 0x4b505331;  // "1SPK"
 inline constexpr uint32_t kKeeperVersion = 1;
 inline constexpr size_t kMaxKeeperMessageBytes = size_t{32} << 10;
-// Of what an answer says in words; more would only be cut off elsewhere.
+// Largest text of an answer; longer texts are truncated.
 inline constexpr size_t kMaxKeeperTextBytes = 1024;
-// The kernel passes no more with one packet (its SCM_MAX_FD).
+// Largest number of descriptors that the kernel passes with one packet (SCM_MAX_FD).
 inline constexpr size_t kMaxKeeperMessageDescriptors = 253;
 
 enum class KeeperMessageKind : uint32_t {
@@ -53,10 +53,10 @@ enum class KeeperMessageKind : uint32_t {
 struct KeeperMessageHeader {
   uint32_t magic;
   uint32_t version;
-  uint64_t sequence;  // a server counts its requests, from 1; an answer has its request's
+  uint64_t sequence;  // number of the request, from 1; an answer has the number of its request
   uint32_t kind;
   uint32_t code;  // absl::StatusCode of an answer, else 0
-  uint32_t more;  // 1: an answer to take is not the last
+  uint32_t more;  // 1: another page follows this answer to take
   uint32_t word_count;
 };
 
@@ -69,25 +69,25 @@ struct KeeperMessage {
   std::vector<std::string> words = {};
 };
 
-// How many bytes of a message a word takes.
+// Returns how many bytes of a message a word takes.
 inline size_t KeeperWordBytes(absl::string_view word) { return sizeof(uint32_t) + word.size(); }
 
 // INVALID_ARGUMENT a message of more than kMaxKeeperMessageBytes.
 absl::StatusOr<std::string> EncodeKeeperMessage(const KeeperMessage& message);
 
-// The answer that says how a request has ended.
+// Returns the answer with the result of a request.
 KeeperMessage AnswerOf(uint64_t sequence, const absl::Status& status);
-// What an answer that is an error says.
+// Returns the status in an answer.
 absl::Status StatusIn(const KeeperMessage& answer);
 
-// INVALID_ARGUMENT names what is wrong with a packet that came with so many descriptors: the header, the sizes, or what
-// a message of its kind has to have. FAILED_PRECONDITION another version. Names are not looked at.
+// Parses a packet that came with so many descriptors. INVALID_ARGUMENT a wrong header, wrong sizes, or wrong counts for
+// the kind of message. FAILED_PRECONDITION another version. Does not check names.
 absl::StatusOr<KeeperMessage> ParseKeeperMessage(absl::string_view packet, size_t descriptor_count);
 
-// The sequence number of a packet that has a whole header; 0 for others.
+// Returns the sequence number of a packet with a whole header; 0 for other packets.
 uint64_t SequenceIn(absl::string_view packet);
 
-// The words of a restart request, and what they say; without a command: the one that the server was started with.
+// Convert between a command and the words of a restart request; null: the command that the server was started with.
 std::vector<std::string> WordsOf(const std::optional<ServerCommand>& command);
 std::optional<ServerCommand> CommandIn(const std::vector<std::string>& words);
 

@@ -12,7 +12,7 @@
 namespace paramshard::server {
 namespace {
 
-// What came with the packet; cut off, it is less than the sender meant.
+// Takes the descriptors of a packet; a truncated packet has fewer than were sent.
 void TakeDescriptors(msghdr& message, std::vector<wire::FileDescriptor>& fds) {
   for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr; header = CMSG_NXTHDR(&message, header)) {
     if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) continue;
@@ -25,15 +25,15 @@ void TakeDescriptors(msghdr& message, std::vector<wire::FileDescriptor>& fds) {
   }
 }
 
-// There is room for all descriptors that the kernel passes with a packet: what is cut off could not be opened.
+// There is room for all descriptors that the kernel passes with a packet: missing ones could not be opened.
 absl::Status CheckWhole(const msghdr& message, size_t fd_count) {
   if ((message.msg_flags & MSG_TRUNC) != 0) {
     return absl::InvalidArgumentError(
-        absl::StrCat("keeper message: at most ", kMaxKeeperMessageBytes, " bytes expected, got more"));
+        absl::StrCat("keeper message: want at most ", kMaxKeeperMessageBytes, " bytes, got more"));
   }
   if ((message.msg_flags & MSG_CTRUNC) == 0) return absl::OkStatus();
-  return absl::ResourceExhaustedError(absl::StrCat("keeper message: its descriptors cannot be opened, ", fd_count,
-                                                   " of them could; raise the limit of open files (ulimit -n)"));
+  return absl::ResourceExhaustedError(absl::StrCat("keeper message: failed to open all of its descriptors, opened ",
+                                                   fd_count, "; raise the limit of open files (ulimit -n)"));
 }
 
 absl::Status SendError(int error) {
@@ -95,7 +95,7 @@ absl::StatusOr<KeeperPacket> ReceiveKeeperPacket(int socket) {
   message.msg_control = control;
   message.msg_controllen = sizeof(control);
   ssize_t size = recvmsg(socket, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
-  // A peer that has ended without reading everything is told once; then follows what it had sent.
+  // The kernel reports once that the peer has ended with unread data; the peer's own packets follow.
   if (size < 0 && errno == ECONNRESET) size = recvmsg(socket, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
   if (size < 0 && (errno == EAGAIN || errno == EINTR)) return absl::DeadlineExceededError("keeper socket: no message");
   if (size < 0) return absl::UnavailableError(absl::StrCat("keeper socket: receive: ", strerror(errno)));

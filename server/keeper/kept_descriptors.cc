@@ -11,13 +11,13 @@
 namespace paramshard::server {
 namespace {
 
-// A kept socket would hold a connection open that ends with the server. What has no type of a file (memory of a GPU,
-// say) is taken.
+// Rejects sockets: a kept socket would hold open a connection that must end with the server. Takes descriptors without
+// a file type, such as memory of a GPU.
 absl::Status CheckMemory(int fd) {
   struct stat info {};
-  if (fstat(fd, &info) != 0) return absl::InvalidArgumentError("keep: an open descriptor expected");
+  if (fstat(fd, &info) != 0) return absl::InvalidArgumentError("keep: want an open descriptor");
   if (S_ISSOCK(info.st_mode) || S_ISFIFO(info.st_mode) || S_ISDIR(info.st_mode)) {
-    return absl::InvalidArgumentError("keep: a descriptor of memory expected, got a socket, a pipe or a folder");
+    return absl::InvalidArgumentError("keep: want a descriptor of memory, got a socket, a pipe or a folder");
   }
   return absl::OkStatus();
 }
@@ -27,7 +27,7 @@ absl::Status CheckMemory(int fd) {
 absl::Status KeptDescriptors::Keep(absl::string_view name, wire::FileDescriptor fd) {
   if (name.empty() || name.size() > KeptStore::kMaxNameBytes) {
     return absl::InvalidArgumentError(
-        absl::StrCat("keep: a name of 1 to ", KeptStore::kMaxNameBytes, " bytes expected, got ", name.size()));
+        absl::StrCat("keep: want a name of 1 to ", KeptStore::kMaxNameBytes, " bytes, got ", name.size()));
   }
   RETURN_IF_ERROR(CheckMemory(fd.get()));
   const auto found = kept_.find(name);
@@ -43,13 +43,13 @@ absl::Status KeptDescriptors::Keep(absl::string_view name, wire::FileDescriptor 
 
 absl::Status KeptDescriptors::CheckRoom(absl::string_view name) const {
   if (kept_.size() >= limits_.descriptors) {
-    return absl::ResourceExhaustedError(absl::StrCat("keep: at most ", limits_.descriptors,
-                                                     " descriptors expected; raise the limit of open files (ulimit "
+    return absl::ResourceExhaustedError(absl::StrCat("keep: want at most ", limits_.descriptors,
+                                                     " descriptors, got more; raise the limit of open files (ulimit "
                                                      "-n, LimitNOFILE)"));
   }
   if (name_bytes_ + name.size() > limits_.name_bytes) {
     return absl::ResourceExhaustedError(
-        absl::StrCat("keep: at most ", limits_.name_bytes, " bytes of all names expected"));
+        absl::StrCat("keep: want at most ", limits_.name_bytes, " bytes of all names, got more"));
   }
   return absl::OkStatus();
 }

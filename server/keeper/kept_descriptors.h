@@ -1,4 +1,4 @@
-// What the keeper holds: descriptors of memory, by name.
+// Descriptors of memory that the keeper holds, by name.
 #ifndef PARAMSHARD_SERVER_KEEPER_KEPT_DESCRIPTORS_H_
 #define PARAMSHARD_SERVER_KEEPER_KEPT_DESCRIPTORS_H_
 
@@ -15,7 +15,7 @@
 
 namespace paramshard::server {
 
-// A value without threads or clock; the rules of KeptStore. What it holds is bounded, in number and in bytes of names.
+// Not thread-safe. Names follow the rules of KeptStore. Bounded in the number of descriptors and in the bytes of names.
 class KeptDescriptors {
  public:
   struct Limits {
@@ -26,27 +26,26 @@ class KeptDescriptors {
   KeptDescriptors() = default;
   explicit KeptDescriptors(const Limits& limits) : limits_(limits) {}
 
-  // INVALID_ARGUMENT a name that may not be, or a descriptor that is no memory: one of a socket, a pipe or a folder.
-  // RESOURCE_EXHAUSTED.
+  // INVALID_ARGUMENT an invalid name, or a descriptor of a socket, a pipe or a folder. RESOURCE_EXHAUSTED a limit.
   absl::Status Keep(absl::string_view name, wire::FileDescriptor fd);
-  // Returns how many there were.
+  // Returns how many descriptors were dropped.
   size_t DropPrefix(absl::string_view prefix);
 
-  // Closes what the calls before have let go. Memory whose last descriptor goes is free on return, which takes long
-  // where there is much of it: seconds for 100 GB.
+  // Closes descriptors that earlier calls have dropped or replaced. Memory is free on return if that was its last
+  // descriptor, which takes seconds for 100 GB.
   void CloseLetGo() { let_go_.clear(); }
 
   struct Page {
     std::vector<std::pair<std::string, int>> entries;  // by name
     bool more = false;
   };
-  // The first of those whose names come after `name`, as many as fit in an answer. An empty name: the first of all.
+  // Returns the first descriptors whose names follow `name`, as many as fit in an answer. Empty: from the start.
   Page After(absl::string_view name) const;
 
-  // The first names of models that something is kept of, at most `most`: what is before the NUL of its name.
+  // Returns names of models that have kept descriptors, at most `most`: the part of their names before the NUL.
   std::vector<std::string> Models(size_t most) const;
 
-  // Whether there is anything that would be lost: names that begin with a NUL are of no model.
+  // Returns true if a model would be lost. Names that begin with a NUL belong to no model.
   bool has_models() const { return !Models(1).empty(); }
   size_t size() const { return kept_.size(); }
   bool empty() const { return kept_.empty(); }
@@ -55,7 +54,7 @@ class KeptDescriptors {
   absl::Status CheckRoom(absl::string_view name) const;
 
   Limits limits_;
-  size_t name_bytes_ = 0;  // of all that are kept
+  size_t name_bytes_ = 0;  // of all kept names
   std::map<std::string, wire::FileDescriptor, std::less<>> kept_;
   std::vector<wire::FileDescriptor> let_go_;
 };

@@ -1,4 +1,4 @@
-// When a server that has ended is started again.
+// Policy of restarts of a server that has ended.
 #ifndef PARAMSHARD_SERVER_KEEPER_RESTART_POLICY_H_
 #define PARAMSHARD_SERVER_KEEPER_RESTART_POLICY_H_
 
@@ -11,22 +11,22 @@
 
 namespace paramshard::server {
 
-// A value: it neither waits nor looks at a clock. The first restart is at once; those that follow come after pauses
-// that double, until a server has been ready for a while. A server that becomes ready is restarted however often it
-// ends; one that does not, only so often in a row.
+// A value: it neither waits nor reads a clock. The first restart is immediate; pauses before later ones double, until a
+// server has been ready for a while. Servers that become ready are restarted without limit; after `most_failed_starts`
+// servers in a row that did not, there is no further restart.
 class RestartPolicy {
  public:
   struct Options {
     int most_failed_starts = 5;  // in a row
     absl::Duration first_pause = absl::Milliseconds(100);
     absl::Duration longest_pause = absl::Seconds(10);
-    // Who was ready for so long and ends then has nothing to do with the ends before.
+    // A server that was ready for so long resets the pauses.
     absl::Duration good_after = absl::Seconds(60);
   };
 
   explicit RestartPolicy(const Options& options) : options_(options) {}
 
-  // A server has been started, or could not be.
+  // A server was started, or failed to start.
   void OnStart() {
     ready_since_.reset();
     ++failed_starts_;
@@ -37,8 +37,8 @@ class RestartPolicy {
     failed_starts_ = 0;
   }
 
-  // The server has ended, or could not be started. Returns how long after `now` the next one is started; nothing when
-  // that has failed too often.
+  // The server has ended, or failed to start. Returns the pause after `now` before the next start; null after too many
+  // failed starts.
   std::optional<absl::Duration> OnEnd(SteadyTime now) {
     if (ready_since_.has_value() && now >= After(*ready_since_, options_.good_after)) pause_ = absl::ZeroDuration();
     if (failed_starts_ >= options_.most_failed_starts) return std::nullopt;
@@ -47,7 +47,7 @@ class RestartPolicy {
     return pause;
   }
 
-  // Somebody asks for a start: as if none had failed.
+  // Forgets earlier failures, for a start that an operator requests.
   void Reset() { *this = RestartPolicy(options_); }
 
  private:

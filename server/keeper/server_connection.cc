@@ -21,8 +21,8 @@ void ServerConnection::Serve(int most) {
   }
 }
 
-// Whether none waits any more. An answer whose descriptors cannot be passed on now becomes one that says so; one that
-// cannot be sent at all has nobody to read it.
+// Returns true if no answer waits any more. An answer whose descriptors cannot be passed becomes an error answer; an
+// answer to a server that is gone is discarded.
 bool ServerConnection::SendWaiting() {
   while (waiting_.has_value()) {
     const absl::StatusOr<std::string> bytes = EncodeKeeperMessage(waiting_->message);
@@ -53,7 +53,7 @@ ServerConnection::Answer ServerConnection::Handle(KeeperPacket packet) {
 absl::Status ServerConnection::CheckSequence(const KeeperMessage& request) {
   if (request.sequence <= last_sequence_) {
     return absl::InvalidArgumentError(
-        absl::StrCat("keeper message: sequence above ", last_sequence_, " expected, got ", request.sequence));
+        absl::StrCat("keeper message: want sequence above ", last_sequence_, ", got ", request.sequence));
   }
   last_sequence_ = request.sequence;
   return absl::OkStatus();
@@ -65,7 +65,7 @@ absl::Status ServerConnection::Carry(const KeeperMessage& request, KeeperPacket 
       return kept_.Keep(request.words.front(), std::move(packet.fds.front()));
     case KeeperMessageKind::kDropPrefix:
       kept_.DropPrefix(request.words.front());
-      // Whoever drops means to use the memory.
+      // The server wants to use the memory.
       kept_.CloseLetGo();
       return absl::OkStatus();
     case KeeperMessageKind::kReady:
@@ -73,14 +73,14 @@ absl::Status ServerConnection::Carry(const KeeperMessage& request, KeeperPacket 
       return absl::OkStatus();
     case KeeperMessageKind::kRestart:
       if (requests_.on_restart) return requests_.on_restart(CommandIn(request.words));
-      return absl::UnimplementedError("restart: a keeper that restarts servers expected");
+      return absl::UnimplementedError("restart: not supported by this keeper");
     case KeeperMessageKind::kTake:
     case KeeperMessageKind::kLastRestart:
     case KeeperMessageKind::kRestarts:
     case KeeperMessageKind::kAnswer:
       break;
   }
-  return absl::InvalidArgumentError("keeper message: a request expected, got an answer");
+  return absl::InvalidArgumentError("keeper message: want a request, got an answer");
 }
 
 ServerConnection::Answer ServerConnection::Take(const KeeperMessage& request) const {

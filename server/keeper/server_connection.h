@@ -1,4 +1,4 @@
-// The keeper's end of the socket to one server: hears requests, and answers each.
+// Keeper's end of the socket to one server: receives requests, and answers each.
 #ifndef PARAMSHARD_SERVER_KEEPER_SERVER_CONNECTION_H_
 #define PARAMSHARD_SERVER_KEEPER_SERVER_CONNECTION_H_
 
@@ -19,18 +19,17 @@
 
 namespace paramshard::server {
 
-// Nothing that a server sends is believed before it is checked, and nothing that it does or leaves undone is waited
-// for: a request that is wrong is answered with what is wrong and leaves what is kept as it was; while a server does
-// not read an answer, no further request of it is heard.
+// Checks everything that a server sends, and never waits for the server: an invalid request is answered with an error
+// and changes nothing; while a server does not read an answer, its further requests are not read.
 class ServerConnection {
  public:
   struct Requests {
     std::function<void(absl::string_view version)> on_ready;
-    // Whether the server may be restarted with that command; nothing: with the one that it has.
+    // Returns OK if the server may be restarted with that command; null: with its present command.
     std::function<absl::Status(std::optional<ServerCommand> command)> on_restart;
-    // Why the last restart that was asked for was given up; empty: it was not.
+    // Returns why the last requested restart failed; empty if it did not.
     std::function<std::string()> rollback = nullptr;
-    // How many servers were started after the first one.
+    // Returns how many servers were started after the first one.
     std::function<int64_t()> restarts = [] { return int64_t{0}; };
   };
 
@@ -38,12 +37,12 @@ class ServerConnection {
   ServerConnection(wire::FileDescriptor socket, KeptDescriptors* kept, Requests requests)
       : socket_(std::move(socket)), kept_(*kept), requests_(std::move(requests)) {}
 
-  // What to poll, and for which events; -1 once the server has closed its end.
+  // Descriptor to poll, and its events; -1 once the server has closed its end.
   int fd() const { return socket_.get(); }
   int16_t events() const;
 
-  // Answers what has come, at most `most` requests: then others have their turn. A drop is answered when its memory is
-  // free. What comes meanwhile, signals of the keeper too, waits where the kernel keeps it.
+  // Answers pending requests, at most `most`, so that the keeper can do other work. A drop is answered when its memory
+  // is free; meanwhile requests and signals to the keeper wait in the kernel.
   void Serve(int most = kAtOnce);
 
  private:
@@ -51,7 +50,7 @@ class ServerConnection {
 
   struct Answer {
     KeeperMessage message;
-    std::vector<int> fds;  // kept ones; they stay while an answer waits, for nothing else is heard
+    std::vector<int> fds;  // kept descriptors; none is dropped while an answer waits, for no request is read
   };
 
   bool SendWaiting();
@@ -66,7 +65,7 @@ class ServerConnection {
   KeptDescriptors& kept_;
   const Requests requests_;
   uint64_t last_sequence_ = 0;
-  std::optional<Answer> waiting_;  // the server has not read those before
+  std::optional<Answer> waiting_;  // until the server has read earlier answers
 };
 
 }  // namespace paramshard::server

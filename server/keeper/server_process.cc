@@ -26,10 +26,10 @@ constexpr int kExecFailed = 127;
 constexpr int kKillMilliseconds = 10'000;
 
 absl::Status StartError(absl::string_view what) {
-  return absl::ResourceExhaustedError(absl::StrCat("start a server: ", what, ": ", strerror(errno)));
+  return absl::ResourceExhaustedError(absl::StrCat("failed to start a server: ", what, ": ", strerror(errno)));
 }
 
-// All that the child needs, made before there is one: between fork and exec nothing may be allocated.
+// Data of the child, made before the fork: between fork and exec nothing may be allocated.
 struct Plan {
   std::vector<std::string> words = {};
   std::vector<std::string> variables = {};
@@ -39,7 +39,7 @@ struct Plan {
   std::string oom_score_adj = {};
   sigset_t blocked_signals = {};
   pid_t keeper = -1;
-  std::vector<int> inherited = {};  // what is closed by exec in the keeper, and not in the server
+  std::vector<int> inherited = {};  // close-on-exec in the keeper, but not in the server
   int exec_error = -1;
 };
 
@@ -77,7 +77,7 @@ void Fill(Plan& plan, const ServerProcess::Options& options, int socket) {
   plan.keeper = getpid();
 }
 
-// A server that is killed sooner or later than it should be still serves: a refusal is nothing.
+// Ignores errors: without the score the server works, too.
 void WriteOomScore(const std::string& score) {
   if (score.empty()) return;
   const int file = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
@@ -86,8 +86,8 @@ void WriteOomScore(const std::string& score) {
   close(file);
 }
 
-// Returns where nothing can be executed. The interpreter of a script could not open a file that exec closes, and reads
-// it at its path.
+// Returns if exec fails. A script is executed by its path, because its interpreter could not open a file that exec
+// closes.
 void Execute(const Plan& plan) {
   if (plan.file >= 0) {
     syscall(SYS_execveat, plan.file, "", plan.argv.data(), plan.envp.data(), AT_EMPTY_PATH);
@@ -96,10 +96,10 @@ void Execute(const Plan& plan) {
   execve(plan.argv.front(), plan.argv.data(), plan.envp.data());
 }
 
-// In the child: calls of the kernel alone.
+// Runs in the child; makes only system calls.
 [[noreturn]] void Become(const Plan& plan) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
-  // A keeper that died before is not told of any more.
+  // PR_SET_PDEATHSIG does not report a keeper that died before.
   if (getppid() != plan.keeper) _exit(kExecFailed);
   setpgid(0, 0);
   WriteOomScore(plan.oom_score_adj);
@@ -117,7 +117,7 @@ void Execute(const Plan& plan) {
 }  // namespace
 
 std::string ServerEnd::Description() const {
-  if (exec_error != 0) return absl::StrCat("no program that can be executed: ", strerror(exec_error));
+  if (exec_error != 0) return absl::StrCat("exec failed: ", strerror(exec_error));
   if (signal != 0) return absl::StrCat("signal ", signal, " (", strsignal(signal), ")");
   return absl::StrCat("exit code ", exit_code);
 }
@@ -136,7 +136,7 @@ absl::StatusOr<ServerProcess> ServerProcess::Start(const Options& options) {
   if (pid == 0) Become(plan);
   if (pid < 0) return StartError("fork");
   process.pid_ = pid;
-  // Nobody else reaps it, so that the number is still its own.
+  // The process is not reaped yet, so the pid is still its own.
   process.pidfd_ = wire::FileDescriptor(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
   if (!process.pidfd_.valid()) return StartError("pidfd_open");
   return process;
@@ -146,7 +146,7 @@ ServerProcess::~ServerProcess() {
   if (pid_ < 0) return;
   Signal(SIGKILL);
   pollfd ended{.fd = pidfd_.get(), .events = POLLIN, .revents = 0};
-  // Without a pidfd this poll waits for nothing but the time: then the process has just been forked.
+  // Without a pidfd, right after the fork, waitpid blocks instead.
   if (pidfd_.valid()) poll(&ended, 1, kKillMilliseconds);
   waitpid(pid_, nullptr, pidfd_.valid() ? WNOHANG : 0);
 }
@@ -163,7 +163,7 @@ std::optional<ServerEnd> ServerProcess::Reap() {
   return ServerEnd{.exit_code = WEXITSTATUS(status), .exec_error = ExecError()};
 }
 
-// The pipe is empty where exec has closed it.
+// A successful exec closes the pipe, which is empty then.
 int ServerProcess::ExecError() const {
   int error = 0;
   return read(exec_error_.get(), &error, sizeof(error)) == sizeof(error) ? error : 0;

@@ -1,4 +1,4 @@
-// A server that the keeper has started, from its start until it is known to have ended.
+// Server process, a child of the keeper.
 #ifndef PARAMSHARD_SERVER_KEEPER_SERVER_PROCESS_H_
 #define PARAMSHARD_SERVER_KEEPER_SERVER_PROCESS_H_
 
@@ -16,42 +16,43 @@
 
 namespace paramshard::server {
 
-// How a server has ended.
+// End of a server process.
 struct ServerEnd {
   int exit_code = 0;
-  int signal = 0;      // that has ended it; else 0
-  int exec_error = 0;  // errno, where the program could not be executed; else 0
+  int signal = 0;      // that killed it; else 0
+  int exec_error = 0;  // errno of a failed exec; else 0
 
-  // "exit code 3", "signal 9 (Killed)", "no program that can be executed: No such file or directory".
+  // "exit code 3", "signal 9 (Killed)", "exec failed: No such file or directory".
   std::string Description() const;
-  // As a shell says it: the exit code, or 128 + the signal.
+  // The exit code as in a shell: 128 + the signal for a killed process.
   int Code() const { return signal != 0 ? 128 + signal : exit_code; }
 };
 
-// A descriptor of the keeper's that the server has, too: it finds its number there in that variable of its environment.
+// A descriptor of the keeper that the server inherits; the environment variable has its number.
 struct LentDescriptor {
   std::string variable = {};
   int fd = -1;
 };
 
-// Owns the process. It has a process group of its own, so that Ctrl-C reaches the keeper alone; it dies with the thread
-// that has started it; of the keeper's descriptors it has standard input, output and error, its end of the socket
-// (KeeperLink::kVariable), what is lent to it, and what the keeper itself was started with.
+// Owns the process. The process has its own process group, so that Ctrl-C reaches the keeper alone, and dies with the
+// thread that has started it. It inherits standard input, output and error, its end of the socket
+// (KeeperLink::kVariable), the lent descriptors, and those that the keeper itself was started with.
 class ServerProcess {
  public:
   struct Options {
     ServerCommand command;
-    // The file that is executed, whatever lies at the command's path, unless it is a script; -1: what lies there. The
-    // process calls itself by its first argument, the path: the kernel names it after the number of a descriptor.
+    // Descriptor of the file to execute, even if the command's path leads to another file by now; a script, and -1, is
+    // executed by its path. The server must set its own process name from argv[0], the path: the kernel names it after
+    // the number of the descriptor.
     int file = -1;
-    // Signals that are blocked in it, and wait until it asks for them.
+    // Signals blocked in the server until it waits for them.
     sigset_t blocked_signals = {};
-    // /proc/PID/oom_score_adj; nothing: the keeper's.
+    // /proc/PID/oom_score_adj; unset: the keeper's.
     std::optional<int> oom_score_adj = {};
     std::vector<LentDescriptor> lent = {};
   };
 
-  // RESOURCE_EXHAUSTED without descriptors, memory or processes. A program that cannot be executed is told by its end.
+  // RESOURCE_EXHAUSTED no descriptors, memory or processes. Reap() reports a program that cannot be executed.
   static absl::StatusOr<ServerProcess> Start(const Options& options);
 
   ServerProcess(ServerProcess&& other) noexcept
@@ -59,18 +60,18 @@ class ServerProcess {
         pidfd_(std::move(other.pidfd_)),
         socket_(std::move(other.socket_)),
         exec_error_(std::move(other.exec_error_)) {}
-  // Kills it unless it has ended, and waits for that, ten seconds at most.
+  // Kills the process unless it has ended, and waits for its end, at most ten seconds.
   ~ServerProcess();
 
   pid_t pid() const { return pid_; }
-  // Readable once it has ended: all its threads, and all that it had in the kernel.
+  // Readable once the process has ended, with all its threads and kernel resources.
   int pidfd() const { return pidfd_.get(); }
-  // Gives up the keeper's end of the socket.
+  // Releases the keeper's end of the socket.
   wire::FileDescriptor TakeSocket() { return std::move(socket_); }
 
-  // Nothing once it has ended.
+  // Does nothing once the process has ended.
   void Signal(int signal) const;
-  // How it has ended, once; nothing while it runs. Never blocks.
+  // Returns the end of the process, once; null while it runs. Never blocks.
   std::optional<ServerEnd> Reap();
 
  private:
@@ -81,7 +82,7 @@ class ServerProcess {
   pid_t pid_ = -1;  // until it is reaped
   wire::FileDescriptor pidfd_;
   wire::FileDescriptor socket_;
-  wire::FileDescriptor exec_error_;  // a pipe: errno of the exec, or closed by it
+  wire::FileDescriptor exec_error_;  // pipe with errno of a failed exec; empty after a successful one
 };
 
 }  // namespace paramshard::server

@@ -20,13 +20,13 @@ namespace {
 
 int64_t CountLines(absl::string_view text) { return std::count(text.begin(), text.end(), '\n'); }
 
-// Somebody else may have made the descriptor one that does not block. False when it has an error.
+// Waits until the descriptor is writable; another process may have made it non-blocking. Returns false on an error.
 bool AwaitWritable(int fd) {
   pollfd writable{.fd = fd, .events = POLLOUT, .revents = 0};
   return poll(&writable, 1, -1) > 0 || errno == EINTR;
 }
 
-// Blocks. Returns what is left when an error ends it.
+// Writes all text, blocking. Returns the rest after an error.
 absl::string_view WriteAll(int fd, absl::string_view text) {
   while (!text.empty()) {
     const ssize_t written = write(fd, text.data(), text.size());
@@ -47,7 +47,7 @@ class LineWriter::Queue {
 
   void Add(absl::string_view line) {
     absl::MutexLock lock(&mu_);
-    // After a line that is missing none is taken before the thread has come: the gap stands in the right place.
+    // After a dropped line, drops all lines until the thread takes the queue, so that the gap is in the right place.
     if (dropped_ > 0 || text_.size() + line.size() + 1 > options_.capacity_bytes) {
       ++dropped_;
       return;
@@ -69,7 +69,7 @@ class LineWriter::Queue {
     stopped_ = true;
   }
 
-  // The thread.
+  // Body of the thread.
   void Run() {
     std::string text;
     int64_t dropped = 0;
@@ -77,7 +77,7 @@ class LineWriter::Queue {
   }
 
  private:
-  // Lines are dropped while the queue is full, so those that are missing come after all that are in it.
+  // Dropped lines come after all lines of the queue, because lines are dropped while it is full.
   bool Take(std::string& text, int64_t& dropped) {
     absl::MutexLock lock(&mu_);
     writing_ = false;
@@ -104,7 +104,7 @@ class LineWriter::Queue {
   bool IsIdle() const ABSL_SHARED_LOCKS_REQUIRED(mu_) { return !writing_ && text_.empty() && dropped_ == 0; }
 
   const Options options_;
-  int64_t missing_ = 0;  // of the thread: lines that have not been written, and have not been told
+  int64_t missing_ = 0;  // lines neither written nor reported as missing; used by the thread only
 
   absl::Mutex mu_;
   SteadyCondVar idle_;
@@ -117,7 +117,7 @@ class LineWriter::Queue {
 absl::StatusOr<std::unique_ptr<LineWriter>> LineWriter::Start(Options options) {
   auto queue = std::make_shared<Queue>(std::move(options));
   ASSIGN_OR_RETURN(std::thread thread, StartThread("the log", [queue] { queue->Run(); }));
-  // Nobody can join a thread that is caught in a write; it keeps what it uses.
+  // A thread that is blocked in a write cannot be joined; it owns what it uses.
   thread.detach();
   return std::unique_ptr<LineWriter>(new LineWriter(std::move(queue)));
 }

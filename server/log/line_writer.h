@@ -1,4 +1,4 @@
-// Writes lines to a descriptor, without making anybody wait for whoever reads them.
+// Writer of lines to a descriptor that never blocks its callers.
 #ifndef PARAMSHARD_SERVER_LOG_LINE_WRITER_H_
 #define PARAMSHARD_SERVER_LOG_LINE_WRITER_H_
 
@@ -14,33 +14,33 @@
 
 namespace paramshard::server {
 
-// Thread-safe. A thread of its own writes what waits in a queue of bounded size. A line that finds the queue full, or
-// cannot be written, is dropped and counted; the count stands in a line of its own where the lines are missing, or at
-// the next one that can be written. SIGPIPE must be ignored.
+// Thread-safe. A thread writes the lines of a bounded queue. A line that finds the queue full, or that cannot be
+// written, is dropped and counted; a line with the count takes the place of the missing lines, or comes before the next
+// line that can be written. SIGPIPE must be ignored.
 class LineWriter {
  public:
   struct Options {
-    int fd = -1;  // stays open for as long as the process
+    int fd = -1;  // stays open for the life of the process
     size_t capacity_bytes = size_t{1} << 20;
-    // Makes the line that says that `count` lines are missing.
+    // Returns the line that reports `count` missing lines.
     std::function<std::string(int64_t count)> gap;
   };
 
-  // RESOURCE_EXHAUSTED without a thread.
+  // RESOURCE_EXHAUSTED no thread.
   static absl::StatusOr<std::unique_ptr<LineWriter>> Start(Options options);
-  // Does not wait for lines that are not written yet: Flush does.
+  // Does not wait for unwritten lines; Flush does.
   ~LineWriter();
 
-  // `line` is without its end. Never blocks.
+  // Adds a line, given without its newline. Never blocks.
   void Write(absl::string_view line);
-  // Waits until every line so far has been written or dropped. False when that takes longer.
+  // Waits until every line so far has been written or dropped. Returns false on timeout.
   bool Flush(absl::Duration timeout);
 
  private:
   class Queue;
   explicit LineWriter(std::shared_ptr<Queue> queue);
 
-  // Shared with the thread, which may be caught in a write for as long as the process lives.
+  // Shared with the thread, which may be blocked in a write until the process ends.
   const std::shared_ptr<Queue> queue_;
 };
 

@@ -26,7 +26,7 @@ namespace {
 struct State {
   LogFormat format = LogFormat::kText;
   std::atomic<LogLevel> least = LogLevel::kInfo;
-  absl::Mutex changing;  // of `least`: changes and their lines are in the same order
+  absl::Mutex changing;  // keeps changes of `least` and their lines in the same order
   std::atomic<LineWriter*> writer = nullptr;
   std::array<std::atomic<int64_t>, 4> events = {};  // by level
 };
@@ -40,8 +40,8 @@ constexpr absl::string_view kLevelNames[] = {"debug", "info", "warning", "error"
 
 std::string Now() { return absl::FormatTime("%Y-%m-%dT%H:%M:%E3SZ", absl::Now(), absl::UTCTimeZone()); }
 
-// A value with spaces or control characters is quoted, so that a line can be taken apart and does nothing to a
-// terminal.
+// Returns false for values with spaces or control characters, which are quoted so that lines can be parsed and are
+// harmless in a terminal.
 bool IsPlain(absl::string_view value) {
   return !value.empty() && std::all_of(value.begin(), value.end(), [](char c) {
     return absl::ascii_isgraph(static_cast<unsigned char>(c)) && c != '"' && c != '=';
@@ -93,7 +93,7 @@ LogLevel ChangeLogLevel(LogLevel least, const std::string& caller) {
   absl::MutexLock lock(&TheLog().changing);
   const LogLevel before = TheLog().least;
   if (least < before) TheLog().least = least;
-  Log(LogLevel::kWarning, "log level is set",
+  Log(LogLevel::kWarning, "log level changed",
       {{"from", std::string(LogLevelName(before))}, {"to", std::string(LogLevelName(least))}, {"caller", caller}});
   TheLog().least = least;
   return before;
@@ -102,7 +102,7 @@ LogLevel ChangeLogLevel(LogLevel least, const std::string& caller) {
 absl::Status DetachLog() {
   LineWriter::Options options{
       .fd = STDERR_FILENO, .gap = [](int64_t count) {
-        return Line(LogLevel::kWarning, "lines of the log are missing here", {{"count", absl::StrCat(count)}});
+        return Line(LogLevel::kWarning, "log lines were dropped here", {{"count", absl::StrCat(count)}});
       }};
   ASSIGN_OR_RETURN(auto writer, LineWriter::Start(std::move(options)));
   TheLog().writer = writer.release();

@@ -1,4 +1,4 @@
-// The daemon's log: events with fields, as text or JSON lines on standard error.
+// Log of the daemon: events with fields, as text or JSON lines on standard error.
 //
 //   Log(LogLevel::kInfo, "epoch started", {{"model", name}, {"epoch", absl::StrCat(epoch)}});
 #ifndef PARAMSHARD_SERVER_LOG_LOG_H_
@@ -21,33 +21,33 @@ enum class LogFormat : uint8_t { kText, kJson };
 
 using LogFields = std::initializer_list<std::pair<absl::string_view, std::string>>;
 
-// As flags and lines say them.
+// Convert between levels and their names in flags and lines.
 absl::string_view LogLevelName(LogLevel level);
 std::optional<LogLevel> FindLogLevel(absl::string_view name);
 
-// Called before the first Log. Without it the log is text from level info on.
+// Sets format and level; called before the first Log. Default: text, from level info on.
 void ConfigureLog(LogFormat format, LogLevel least);
 
-// Thread-safe. Lines below this level are not written.
+// Returns the least level that is written. Thread-safe.
 LogLevel LeastLogLevel();
-// Thread-safe. Changes the level until the process ends, returns the one before, and writes a warning that says for
-// whom, whichever of the two levels would leave it out.
+// Changes the level until the process ends, and returns the previous one. Logs a warning that names the caller, even if
+// one of the two levels excludes warnings. Thread-safe.
 LogLevel ChangeLogLevel(LogLevel least, const std::string& caller);
 
-// From now on a thread writes the lines and Log never blocks: when standard error is a pipe that nobody reads, lines
-// are dropped, and counted in one that says so. Before, Log writes itself. RESOURCE_EXHAUSTED without a thread.
+// Starts a thread that writes the lines; from then on Log never blocks. If standard error is a pipe without a reader,
+// lines are dropped, and a line reports their number. Before, Log itself writes. RESOURCE_EXHAUSTED no thread.
 absl::Status DetachLog();
 
-// How long the end of a process waits for lines that nobody reads.
+// How long the end of a process waits for lines that are not read.
 inline constexpr absl::Duration kFlushTimeout = absl::Seconds(1);
-// Waits until the lines so far are written, but not for longer than the timeout.
+// Waits until the lines so far are written, at most for the timeout.
 void FlushLog(absl::Duration timeout);
 
-// How many events of the level were logged since the process began, those of lines that were dropped too.
+// Returns how many events of the level were logged since the process began, including dropped lines.
 int64_t LoggedEvents(LogLevel level);
 
-// Thread-safe. Writes one line: as text `2026-11-21T08:00:00.000Z info epoch started model=m epoch=1`, as JSON an
-// object of "time", "level", "event" and the fields; and of "count" where it stands for more than one event.
+// Writes one line: as text `2026-11-21T08:00:00.000Z info epoch started model=m epoch=1`, as JSON an object of "time",
+// "level", "event" and the fields; with a "count" if the line stands for several events. Thread-safe.
 void Log(LogLevel level, absl::string_view event, LogFields fields = {}, int64_t count = 1);
 
 }  // namespace paramshard::server

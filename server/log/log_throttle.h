@@ -1,4 +1,4 @@
-// Keeps lines that others can bring about from filling the log.
+// Throttles of log lines that clients can trigger.
 #ifndef PARAMSHARD_SERVER_LOG_LOG_THROTTLE_H_
 #define PARAMSHARD_SERVER_LOG_LOG_THROTTLE_H_
 
@@ -18,17 +18,17 @@
 
 namespace paramshard::server {
 
-// One for each kind of line. Thread-safe.
+// Throttle of one kind of line. Thread-safe.
 //
 //   if (const auto count = refusals.Pass()) Log(LogLevel::kWarning, "refused", {{"count", absl::StrCat(*count)}});
 class LogThrottle {
  public:
-  // An interval begins with a line, and has so many.
+  // An interval begins with a line, and has at most `lines`.
   explicit LogThrottle(absl::Duration interval = absl::Minutes(1), const Clock& clock = Clock::Steady(), int lines = 1)
       : interval_(interval), clock_(clock), lines_(lines) {}
 
-  // For how many events a line is due now: this one, and those since the last line. None when the interval has had its
-  // lines.
+  // Counts an event. Returns how many events the line stands for that is due now: this event and those since the last
+  // line. Null if the interval has had its lines.
   std::optional<int64_t> Pass() {
     absl::MutexLock lock(&mu_);
     ++events_;
@@ -52,12 +52,12 @@ class LogThrottle {
   int lines_left_ ABSL_GUARDED_BY(mu_) = 0;
 };
 
-// The log, with a throttle for each event. A line that stands for several says so in the field `count`. Thread-safe.
+// Log with a throttle for each event. The field `count` of a line tells how many events it stands for. Thread-safe.
 //
 //   log.Write(LogLevel::kInfo, "epoch started", {{"model", name}});
 class ThrottledLog {
  public:
-  // Who watches a training sees everything, and who attaches and detaches in a loop writes little.
+  // Enough for every event of a training, and few for a client that attaches and detaches in a loop.
   static constexpr int kLinesAMinute = 60;
 
   explicit ThrottledLog(const Clock& clock = Clock::Steady()) : clock_(clock) {}

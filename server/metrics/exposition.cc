@@ -15,7 +15,7 @@ namespace {
 
 constexpr double kNanosecondsPerSecond = 1e9;
 
-// The shortest text that is read as the same number, whatever the locale is.
+// Returns the shortest text that parses to the same number, independent of the locale.
 std::string NumberText(double value) {
   if (std::isnan(value)) return "NaN";
   if (std::isinf(value)) return value > 0 ? "+Inf" : "-Inf";
@@ -90,7 +90,7 @@ class Page {
                                     : absl::StrCat(count);
   }
 
-  // Counts are of all buckets up to one. The number of all is that of the last: so it is where counters go on.
+  // Counts are cumulative. The total is the count of the last bucket, so that both agree while counters advance.
   void AddHistogram(const MetricTraits& traits, int series, const LabelText& labels) {
     const absl::Span<const double> bounds = traits.upper_bounds_seconds;
     const int64_t sum = registry_.sum_nanoseconds(traits.metric, series);
@@ -116,7 +116,7 @@ class Page {
 
   const MetricRegistry& registry_;
   const RankCells ranks_;
-  absl::string_view headed_;  // the metric that the last lines are of
+  absl::string_view headed_;  // metric of the last lines
   std::string text_;
 };
 

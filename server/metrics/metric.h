@@ -1,4 +1,4 @@
-// The metrics of a daemon: their names, what they mean, and which values their labels have.
+// Table of a daemon's metrics: names, help, and the values of labels.
 #ifndef PARAMSHARD_SERVER_METRICS_METRIC_H_
 #define PARAMSHARD_SERVER_METRICS_METRIC_H_
 
@@ -12,7 +12,7 @@
 
 namespace paramshard::server {
 
-// In the order of the page.
+// Metrics in the order of the page.
 enum class Metric : uint8_t {
   kBuildInfo,
   kWorldNodes,
@@ -52,7 +52,7 @@ enum class Metric : uint8_t {
   kProcessStartTime,
 };
 
-// Values of labels. A metric's cells follow each other in their order.
+// Values of labels, in the order of a metric's cells.
 enum class CommitResult : uint8_t { kApplied, kSkipped, kGivenUp, kInDoubt, kFailed };
 enum class CommitPhase : uint8_t { kSum, kVote, kApply, kShareAmaxes, kEncode, kAnswer };
 enum class MovedBy : uint8_t { kMemcpy, kCopyEngine, kGloo, kNccl };
@@ -64,7 +64,7 @@ inline constexpr absl::string_view kCommitPhases[] = {"sum", "vote", "apply", "s
 inline constexpr absl::string_view kEngines[] = {"memcpy", "copy_engine", "gloo", "nccl"};
 inline constexpr absl::string_view kDirections[] = {"sent", "received"};
 inline constexpr absl::string_view kSaveResults[] = {"published", "already_saved", "abandoned", "unknown", "skipped"};
-// By absl::StatusCode. The first is that of no error.
+// By absl::StatusCode. The first stands for OK.
 inline constexpr absl::string_view kEpochEnds[] = {
     "detached",  "CANCELLED",      "UNKNOWN",           "INVALID_ARGUMENT",   "DEADLINE_EXCEEDED",
     "NOT_FOUND", "ALREADY_EXISTS", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION",
@@ -78,10 +78,10 @@ enum class MetricType : uint8_t { kCounter, kGauge, kHistogram };
 
 struct MetricLabel {
   absl::string_view name = {};
-  absl::Span<const absl::string_view> values = {};  // empty: what the daemon has when it is asked
+  absl::Span<const absl::string_view> values = {};  // empty: known when the page is made
 };
 
-// Who knows the value: the registry, where it was observed, or whoever is asked when the page is made.
+// Source of a value: the registry of observations, or a query when the page is made.
 enum class MetricSource : uint8_t { kObserved, kAsked };
 
 struct MetricTraits {
@@ -91,16 +91,16 @@ struct MetricTraits {
   MetricSource source;
   absl::string_view unit;  // "seconds", "bytes", or empty: a number
   absl::string_view help;
-  std::array<MetricLabel, 2> labels = {};              // those without a name are none
-  absl::Span<const double> upper_bounds_seconds = {};  // of a histogram's buckets; the last bucket has none
+  std::array<MetricLabel, 2> labels = {};              // unused ones have no name
+  absl::Span<const double> upper_bounds_seconds = {};  // of a histogram's buckets; the last bucket is unbounded
 };
 
-// Of what a step is made of, and of saves.
+// Bucket bounds of the parts of a step, and of saves.
 inline constexpr double kStepBounds[] = {0.00001, 0.00003, 0.0001, 0.0003, 0.001, 0.003, 0.01,
                                          0.03,    0.1,     0.3,    1,      3,     10,    30};
 inline constexpr double kSaveBounds[] = {0.1, 0.3, 1, 3, 10, 30, 60, 120, 300, 600, 1800};
 
-// Ranks of one daemon that have a cell of their own: as many as a host has devices, several times over.
+// Largest number of ranks with a cell of their own; several times the devices of a host.
 inline constexpr int kMostRankCells = 64;
 inline constexpr absl::string_view kRankCells[kMostRankCells] = {};  // named when the page is made
 
@@ -110,80 +110,80 @@ inline constexpr MetricTraits kMetrics[] = {
      MetricType::kGauge,
      MetricSource::kAsked,
      "",
-     "1, of the daemon's version.",
+     "Always 1; the labels are the daemon's version and build type.",
      {{{"version"}, {"build_type"}}}},
     {Metric::kWorldNodes,
      "paramshard_world_nodes",
      MetricType::kGauge,
      MetricSource::kAsked,
      "",
-     "Daemons of the world that are connected to node 0, and that are not. At node 0 alone.",
+     "Daemons of the world that are present (connected to node 0) and absent. Node 0 only.",
      {{{"state"}}}},
     {Metric::kCutLinks, "paramshard_cut_links", MetricType::kGauge, MetricSource::kAsked, "",
-     "Pairs of daemons whose data addresses do not reach each other. At node 0 alone."},
+     "Pairs of daemons whose data addresses cannot reach each other. Node 0 only."},
     {Metric::kLeftOutNodes, "paramshard_left_out_nodes", MetricType::kGauge, MetricSource::kAsked, "",
-     "Daemons that are connected, and that epochs are without because of such links. At node 0 alone."},
+     "Connected daemons excluded from epochs because of cut links. Node 0 only."},
     {Metric::kHeldBackNodes, "paramshard_held_back_nodes", MetricType::kGauge, MetricSource::kAsked, "",
-     "Daemons that are back, and that epochs go on without for a while, for they were lost often. At node 0 alone."},
+     "Connected daemons excluded from epochs for a while after repeated failures. Node 0 only."},
     {Metric::kNodeZeroReached, "paramshard_node_zero_reached", MetricType::kGauge, MetricSource::kAsked, "",
-     "1 while the daemon is connected to node 0, which decides every commit; node 0 always is. Else 0."},
+     "1 while the daemon is connected to node 0, which decides commits, and always at node 0; otherwise 0."},
     {Metric::kDeviceHealthy,
      "paramshard_device_healthy",
      MetricType::kGauge,
      MetricSource::kAsked,
      "",
-     "Whether the device works: 0 for good once it is broken.",
+     "1 while the device works; 0 for good once it is broken.",
      {{{"device"}}}},
     {Metric::kMemoryBytes,
      "paramshard_memory_bytes",
      MetricType::kGauge,
      MetricSource::kAsked,
      "bytes",
-     "Memory of all models by device (host: what all devices share) and by what it is for.",
+     "Memory of all models by device (host: shared by all devices) and class.",
      {{{"device"}, {"class"}}}},
     {Metric::kEpochsStarted, "paramshard_epochs_started_total", MetricType::kCounter, MetricSource::kObserved, "",
-     "Epochs of models that have started on this daemon."},
+     "Epochs of models started on this daemon."},
     {Metric::kEpochsEnded,
      "paramshard_epochs_ended_total",
      MetricType::kCounter,
      MetricSource::kObserved,
      "",
-     "Epochs that have ended: detached in order, or by the code of the error.",
+     "Epochs ended, by reason: detached, or the code of the error.",
      {{{"reason", kEpochEnds}}}},
     {Metric::kEpochAbsentNodes,
      "paramshard_epoch_absent_nodes",
      MetricType::kGauge,
      MetricSource::kAsked,
      "",
-     "Daemons of the world that the model's running epoch goes on without.",
+     "Daemons of the world that are not in the model's running epoch.",
      {{{"model"}}}},
     {Metric::kCommits,
      "paramshard_commits_total",
      MetricType::kCounter,
      MetricSource::kObserved,
      "",
-     "Commits by what came of them.",
+     "Commits by result.",
      {{{"result", kCommitResults}}}},
     {Metric::kCommitNumber,
      "paramshard_commit_number",
      MetricType::kGauge,
      MetricSource::kAsked,
      "",
-     "The number of the model's last commit.",
+     "Number of the model's last commit.",
      {{{"model"}}}},
     {Metric::kLastCommitTimestamp,
      "paramshard_last_commit_timestamp_seconds",
      MetricType::kGauge,
      MetricSource::kAsked,
      "seconds",
-     "When this server has answered the model's last commit, in Unix time.",
+     "Unix time at which this server answered the model's last commit.",
      {{{"model"}}}},
     {Metric::kCommitPhase,
      "paramshard_commit_phase_seconds",
      MetricType::kHistogram,
      MetricSource::kObserved,
      "seconds",
-     "How long phases of commits took; of each rank where ranks have the phase each.",
+     "Duration of phases of commits: sum, apply and encode for each rank, others for the daemon.",
      {{{"phase", kCommitPhases}}},
      kStepBounds},
     {Metric::kGather,
@@ -191,7 +191,7 @@ inline constexpr MetricTraits kMetrics[] = {
      MetricType::kHistogram,
      MetricSource::kObserved,
      "seconds",
-     "How long gathers took, of each rank, from when nothing holds them back to the last byte.",
+     "Duration of gathers of each rank, from the moment they can begin to the last byte.",
      {},
      kStepBounds},
     {Metric::kPush,
@@ -199,7 +199,7 @@ inline constexpr MetricTraits kMetrics[] = {
      MetricType::kHistogram,
      MetricSource::kObserved,
      "seconds",
-     "How long pushes took, of each rank, from when nothing holds them back until the slot is read.",
+     "Duration of pushes of each rank, from the moment they can begin until the slot is read.",
      {},
      kStepBounds},
     {Metric::kMovedBytes,
@@ -207,28 +207,28 @@ inline constexpr MetricTraits kMetrics[] = {
      MetricType::kCounter,
      MetricSource::kObserved,
      "bytes",
-     "Bytes of planes and gradients that engines of this daemon have moved to other ranks, or from them.",
+     "Bytes of planes and gradients that engines of this daemon moved to or from other ranks.",
      {{{"engine", kEngines}, {"direction", kDirections}}}},
     {Metric::kRankWait,
      "paramshard_rank_wait_seconds_total",
      MetricType::kCounter,
      MetricSource::kObserved,
      "seconds",
-     "For how long this rank alone was what the other ranks of its daemon waited for.",
+     "Time during which the other ranks of the daemon waited for this rank alone.",
      {{{"rank", kRankCells}}}},
     {Metric::kSessions,
      "paramshard_sessions",
      MetricType::kGauge,
      MetricSource::kAsked,
      "",
-     "Trainers that are attached to the model on this daemon.",
+     "Trainers attached to the model on this daemon.",
      {{{"model"}}}},
     {Metric::kSave,
      "paramshard_save_seconds",
      MetricType::kHistogram,
      MetricSource::kObserved,
      "seconds",
-     "How long saves took that were published.",
+     "Duration of published saves.",
      {},
      kSaveBounds},
     {Metric::kSaves,
@@ -236,21 +236,21 @@ inline constexpr MetricTraits kMetrics[] = {
      MetricType::kCounter,
      MetricSource::kObserved,
      "",
-     "Saves by what came of them.",
+     "Saves by result.",
      {{{"result", kSaveResults}}}},
     {Metric::kLastSaveTimestamp,
      "paramshard_last_save_timestamp_seconds",
      MetricType::kGauge,
      MetricSource::kAsked,
      "seconds",
-     "When the last save of the model was published that this server has made, in Unix time.",
+     "Unix time at which this server's last save of the model was published.",
      {{{"model"}}}},
     {Metric::kHeal,
      "paramshard_heal_seconds",
      MetricType::kHistogram,
      MetricSource::kObserved,
      "seconds",
-     "How long this daemon took to get the state of a model from a replica in another one.",
+     "Time to copy a model's state from a replica in another daemon.",
      {},
      kSaveBounds},
     {Metric::kPeerRoundTrip,
@@ -258,15 +258,15 @@ inline constexpr MetricTraits kMetrics[] = {
      MetricType::kHistogram,
      MetricSource::kObserved,
      "seconds",
-     "How long votes on commits were on their way to node 0 and back, without what it held them. At the others alone.",
+     "Round trip of votes on commits to node 0, without the time that node 0 held them. Not at node 0.",
      {},
      kStepBounds},
     {Metric::kServerRestarts, "paramshard_server_restarts_total", MetricType::kCounter, MetricSource::kAsked, "",
-     "Servers that the daemon's keeper has started after its first one."},
+     "Servers that the daemon's keeper started after the first one."},
     {Metric::kTlsNotAfter, "paramshard_tls_not_after_timestamp_seconds", MetricType::kGauge, MetricSource::kAsked,
-     "seconds", "When the daemon's certificate ends, as its file says now, in Unix time."},
+     "seconds", "Unix time at which the daemon's certificate expires, from its present file."},
     {Metric::kInsecureAddresses, "paramshard_insecure_addresses", MetricType::kGauge, MetricSource::kAsked, "",
-     "Addresses off loopback that are served or called in the clear."},
+     "Addresses off loopback that are served or called without encryption."},
     {Metric::kRpcFailures,
      "paramshard_rpc_failures_total",
      MetricType::kCounter,
@@ -279,20 +279,20 @@ inline constexpr MetricTraits kMetrics[] = {
      MetricType::kCounter,
      MetricSource::kAsked,
      "",
-     "Events in the log of this server.",
+     "Events in this server's log, including dropped lines.",
      {{{"level", kLogLevels}}}},
     {Metric::kProcessCpu, "process_cpu_seconds_total", MetricType::kCounter, MetricSource::kAsked, "seconds",
-     "CPU time of the process, its own and the system's."},
+     "User and system CPU time of the process."},
     {Metric::kProcessResidentMemory, "process_resident_memory_bytes", MetricType::kGauge, MetricSource::kAsked, "bytes",
-     "Memory of the process that is resident."},
+     "Resident memory of the process."},
     {Metric::kProcessVirtualMemory, "process_virtual_memory_bytes", MetricType::kGauge, MetricSource::kAsked, "bytes",
-     "Address space of the process."},
+     "Virtual memory of the process."},
     {Metric::kProcessOpenFds, "process_open_fds", MetricType::kGauge, MetricSource::kAsked, "",
-     "Descriptors that are open."},
+     "Open file descriptors."},
     {Metric::kProcessMaxFds, "process_max_fds", MetricType::kGauge, MetricSource::kAsked, "",
-     "Descriptors that may be open."},
+     "Limit of open file descriptors."},
     {Metric::kProcessStartTime, "process_start_time_seconds", MetricType::kGauge, MetricSource::kAsked, "seconds",
-     "When the process was started, in Unix time."},
+     "Unix time at which the process started."},
 };
 inline constexpr int kMetricCount = sizeof(kMetrics) / sizeof(kMetrics[0]);
 
@@ -306,7 +306,7 @@ static_assert(MetricsAreInOrder(), "kMetrics has a row for each Metric, in their
 
 constexpr const MetricTraits& TraitsOf(Metric metric) { return kMetrics[static_cast<int>(metric)]; }
 
-// How many series an observed metric has.
+// Returns how many series an observed metric has.
 constexpr int SeriesOf(const MetricTraits& traits) {
   int series = 1;
   for (const MetricLabel& label : traits.labels) {
@@ -315,12 +315,12 @@ constexpr int SeriesOf(const MetricTraits& traits) {
   return series;
 }
 
-// The cells of one series: a histogram has one for each bucket, and one for the sum.
+// Returns the number of cells of one series: a histogram has one for each bucket, and one for the sum.
 constexpr int CellsOf(const MetricTraits& traits) {
   return traits.type == MetricType::kHistogram ? static_cast<int>(traits.upper_bounds_seconds.size()) + 2 : 1;
 }
 
-// Where the cells of each metric begin, and how many all are; metrics that are asked for have none.
+// Returns where the cells of each metric begin, then their total; queried metrics have none.
 constexpr std::array<int, kMetricCount + 1> CountMetricCells() {
   std::array<int, kMetricCount + 1> cells{};
   for (int i = 0; i < kMetricCount; ++i) {

@@ -4,7 +4,7 @@
 
 namespace paramshard::server {
 
-// A bucket holds what is at most its bound, and more than the bound before.
+// A bucket counts durations of at most its bound and above the previous bound.
 void MetricRegistry::ObserveIn(Metric metric, int series, Duration took) {
   const absl::Span<const double> bounds = TraitsOf(metric).upper_bounds_seconds;
   const double seconds = std::chrono::duration<double>(took).count();

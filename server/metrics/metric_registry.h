@@ -1,4 +1,4 @@
-// What a daemon has observed of itself.
+// Counters and histograms of a daemon.
 #ifndef PARAMSHARD_SERVER_METRICS_METRIC_REGISTRY_H_
 #define PARAMSHARD_SERVER_METRICS_METRIC_REGISTRY_H_
 
@@ -13,8 +13,8 @@
 
 namespace paramshard::server {
 
-// The observed ones of kMetrics, as relaxed atomics: an observation takes no lock and no memory, and orders nothing. One
-// for each daemon, which owns it. Thread-safe.
+// The observed metrics of kMetrics, as relaxed atomics: an observation takes no lock, allocates nothing and orders
+// nothing. Each daemon owns one. Thread-safe.
 //
 //   registry.Add(Metric::kEpochsStarted);
 //   registry.Add(Metric::kCommits, CommitResult::kApplied);
@@ -23,13 +23,13 @@ class MetricRegistry {
  public:
   using Duration = SteadyTime::duration;
 
-  // One that nobody reads: of whoever belongs to no daemon.
+  // Returns a registry that is never read, for objects without a daemon.
   static MetricRegistry& Unread() {
     static MetricRegistry registry;
     return registry;
   }
 
-  // Of a counter. One of seconds counts nanoseconds.
+  // Increments a counter; counters of seconds count nanoseconds.
   void Add(Metric metric) { Cell(metric, 0).fetch_add(1, std::memory_order_relaxed); }
   template <typename Value>
   void Add(Metric metric, Value value, int64_t count = 1) {
@@ -39,27 +39,27 @@ class MetricRegistry {
     constexpr int kPerEngine = sizeof(kDirections) / sizeof(kDirections[0]);
     Add(Metric::kMovedBytes, static_cast<int>(engine) * kPerEngine + static_cast<int>(direction), size_bytes);
   }
-  // `rank` is the daemon's own, from 0; those beyond kMostRankCells are not counted.
+  // `rank` is the daemon's own, from 0; ranks from kMostRankCells on are not counted.
   void AddRankWait(int rank, Duration wait) {
     if (rank < kMostRankCells) Add(Metric::kRankWait, rank, Nanoseconds(wait));
   }
   // An epoch has ended; OK: all trainers have detached.
   void AddEpochEnd(const absl::Status& why) { Add(Metric::kEpochsEnded, Known(why.code())); }
-  // A call has ended. Those that are OK are not counted.
+  // A call has ended. Only errors are counted.
   void AddRpcEnd(const absl::Status& status) {
     if (!status.ok()) Add(Metric::kRpcFailures, Known(status.code()) - 1);
   }
 
-  // Of a histogram.
+  // Adds a duration to a histogram.
   void Observe(Metric metric, Duration took) { ObserveIn(metric, 0, took); }
   template <typename Value>
   void Observe(Metric metric, Value value, Duration took) {
     ObserveIn(metric, static_cast<int>(value), took);
   }
 
-  // A counter's series.
+  // Value of a counter's series.
   int64_t count(Metric metric, int series) const { return Cell(metric, series).load(std::memory_order_relaxed); }
-  // A histogram's: what fell into the bucket, and the sum of all in nanoseconds.
+  // Count of a histogram's bucket, and the sum of all its durations in nanoseconds.
   int64_t bucket(Metric metric, int series, int bucket) const {
     return Cell(metric, series, bucket).load(std::memory_order_relaxed);
   }
@@ -71,7 +71,7 @@ class MetricRegistry {
   static int64_t Nanoseconds(Duration duration) {
     return std::chrono::duration_cast<std::chrono::nanoseconds>(duration).count();
   }
-  // Codes that Abseil does not know yet are UNKNOWN.
+  // Maps codes unknown to Abseil to UNKNOWN.
   static int Known(absl::StatusCode code) {
     const int number = static_cast<int>(code);
     return number >= 0 && number < kStatusCodes ? number : static_cast<int>(absl::StatusCode::kUnknown);
@@ -92,7 +92,7 @@ class MetricRegistry {
   std::array<std::atomic<int64_t>, kMetricCells[kMetricCount]> cells_ = {};
 };
 
-// Observes how long it lived.
+// Observes its own lifetime.
 //
 //   const MetricTimer timer(registry, Metric::kPush);
 class MetricTimer {

@@ -18,7 +18,7 @@
 namespace paramshard::server {
 namespace {
 
-// For so long newcomers wait in their queue when they cannot be taken.
+// How long new connections wait in the queue when they cannot be accepted.
 constexpr int kPauseMilliseconds = 100;
 constexpr absl::string_view kRequestEnd = "\r\n\r\n";
 
@@ -32,7 +32,7 @@ constexpr HttpStatus kNotFound = {404, "Not Found"};
 constexpr HttpStatus kMethodNotAllowed = {405, "Method Not Allowed"};
 constexpr HttpStatus kTooLarge = {431, "Request Header Fields Too Large"};
 
-// `is_head`: the body's size without the body.
+// `is_head`: sends the body's size without the body.
 std::string Answer(HttpStatus status, absl::string_view content_type, absl::string_view body, bool is_head = false,
                    absl::string_view more = "") {
   return absl::StrCat("HTTP/1.1 ", status.code, " ", status.phrase, "\r\nContent-Type: ", content_type,
@@ -41,7 +41,7 @@ std::string Answer(HttpStatus status, absl::string_view content_type, absl::stri
 }
 
 std::string Refusal(HttpStatus status, absl::string_view expected, absl::string_view more = "") {
-  return Answer(status, "text/plain", absl::StrCat(expected, " expected\n"), /*is_head=*/false, more);
+  return Answer(status, "text/plain", absl::StrCat("want ", expected, "\n"), /*is_head=*/false, more);
 }
 
 bool HasToWait(int error) { return error == EAGAIN || error == EWOULDBLOCK || error == EINTR; }
@@ -50,7 +50,7 @@ bool HasToWait(int error) { return error == EAGAIN || error == EWOULDBLOCK || er
 
 absl::StatusOr<std::unique_ptr<PageServer>> PageServer::Start(Options options) {
   std::unique_ptr<PageServer> server(new PageServer(std::move(options)));
-  if (!server->stop_.valid()) return absl::ResourceExhaustedError("serve a page: a free file descriptor expected");
+  if (!server->stop_.valid()) return absl::ResourceExhaustedError("serve a page: no free file descriptor");
   ASSIGN_OR_RETURN(server->thread_, StartThread("the page of metrics", [page = server.get()] { page->Serve(); }));
   return server;
 }
@@ -72,7 +72,7 @@ void PageServer::Serve() {
     if (ready > 0 && polled[0].revents != 0) return;
     accepts = true;
     const SteadyTime now = SteadyNow();
-    // Those that are here first: who makes room is one that has not come on.
+    // Serves present connections before new ones, so that a new connection replaces one that made no progress.
     std::erase_if(connections_,
                   [&](Connection& connection) { return !Advance(connection) || now >= connection.deadline; });
     for (const wire::FileDescriptor& listener : options_.listeners) accepts = Accept(listener.get()) && accepts;
@@ -109,7 +109,7 @@ bool PageServer::Accept(int listener) {
   return true;
 }
 
-// The oldest that is not being answered, as long as there is one.
+// Closes the oldest connection that is not being answered, or the oldest of all.
 void PageServer::MakeRoom() {
   const auto idle = std::find_if(connections_.begin(), connections_.end(),
                                  [](const Connection& connection) { return connection.state != State::kWriting; });
@@ -120,7 +120,7 @@ bool PageServer::Advance(Connection& connection) const {
   if (connection.state == State::kReading && !Read(connection)) return false;
   if (connection.state == State::kWriting && !Write(connection)) return false;
   if (connection.state != State::kLeaving) return true;
-  // What is unread when a socket is closed would take the answer with it.
+  // Unread input at close would reset the connection and discard the answer.
   char rest[4096];
   const ssize_t size = recv(connection.fd.get(), rest, sizeof(rest), 0);
   return size > 0 || (size < 0 && HasToWait(errno));
@@ -152,7 +152,7 @@ bool PageServer::Write(Connection& connection) const {
   return true;
 }
 
-// Only the first line says anything here: METHOD TARGET VERSION.
+// Looks only at the first line: METHOD TARGET VERSION.
 std::string PageServer::AnswerTo(absl::string_view request) const {
   const std::vector<absl::string_view> words = absl::StrSplit(request.substr(0, request.find("\r\n")), ' ');
   if (words.size() != 3 || !absl::StartsWith(words[2], "HTTP/1.") || !absl::StartsWith(words[1], "/")) {

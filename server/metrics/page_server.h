@@ -1,4 +1,4 @@
-// One page, over plain HTTP.
+// Server of one page over plain HTTP.
 #ifndef PARAMSHARD_SERVER_METRICS_PAGE_SERVER_H_
 #define PARAMSHARD_SERVER_METRICS_PAGE_SERVER_H_
 
@@ -21,22 +21,21 @@
 
 namespace paramshard::server {
 
-// Answers GET and HEAD of one path, one request for each connection, and whatever else with an error. Whoever connects
-// is let in, so nothing of it is waited for: a request may take so many bytes and so long, its answer as long again, and
-// of too many connections the oldest gives way to the newest. So a client that is slow, or opens any number of
-// connections and says nothing, keeps nobody else waiting.
+// Answers GET and HEAD of one path, one request for each connection, and other requests with an error. It accepts any
+// client, so requests are limited in size and time, answers in time, and at the limit of connections the newest
+// replaces the oldest: slow or silent clients do not block others.
 //
 //   ASSIGN_OR_RETURN(auto server, PageServer::Start({.listeners = std::move(sockets), .page = [&] { return Text(); }}));
 //
-// One thread, which makes the page too; it sleeps while nothing happens.
+// One thread, which also makes the page; it sleeps while nothing happens.
 class PageServer {
  public:
   struct Options {
-    std::vector<wire::FileDescriptor> listeners;  // that listen, and do not block
+    std::vector<wire::FileDescriptor> listeners;  // listening, non-blocking sockets
     std::string path = "/metrics";
     std::string content_type = "text/plain";
     std::function<std::string()> page;
-    // For the whole request; and again for the whole answer.
+    // Timeout of the whole request, and of the whole answer.
     absl::Duration patience = absl::Seconds(2);
     size_t most_connections = 8;
   };
@@ -61,12 +60,12 @@ class PageServer {
   explicit PageServer(Options options);
   void Serve();
   std::vector<pollfd> Polled(bool accepts) const;
-  // In milliseconds, until the next connection's time is over.
+  // Returns the milliseconds until the next connection times out.
   int PollTimeout() const;
-  // False when connections have to wait: there is no descriptor for them.
+  // Returns false if there is no free descriptor: further connections must wait.
   bool Accept(int listener);
   void MakeRoom();
-  // Goes on with a connection as far as it does not have to wait. Whether it stays.
+  // Serves a connection without blocking. Returns false once it must be closed.
   bool Advance(Connection& connection) const;
   bool Read(Connection& connection) const;
   bool Write(Connection& connection) const;
@@ -74,7 +73,7 @@ class PageServer {
 
   const Options options_;
   const wire::FileDescriptor stop_;      // an eventfd
-  std::vector<Connection> connections_;  // the thread's; the oldest first
+  std::vector<Connection> connections_;  // oldest first; used by the thread only
   std::thread thread_;
 };
 

@@ -19,7 +19,7 @@
 namespace paramshard::server {
 namespace {
 
-// Of proc(5)'s list of /proc/PID/stat, from the field behind the name, which may hold anything.
+// Indices in proc(5)'s list of /proc/PID/stat, from the field after the name, which may contain any characters.
 constexpr size_t kUserTicks = 11;
 constexpr size_t kSystemTicks = 12;
 constexpr size_t kStartTicks = 19;
@@ -42,7 +42,7 @@ std::vector<double> StatFields() {
   return fields;
 }
 
-// When the machine was started, in Unix time.
+// Returns the boot time of the machine, in Unix time.
 std::optional<double> BootTime() {
   for (absl::string_view line : absl::StrSplit(ReadText("/proc/stat"), '\n')) {
     double seconds = 0;

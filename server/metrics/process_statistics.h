@@ -1,4 +1,4 @@
-// What the kernel says of this process.
+// Kernel statistics of this process.
 #ifndef PARAMSHARD_SERVER_METRICS_PROCESS_STATISTICS_H_
 #define PARAMSHARD_SERVER_METRICS_PROCESS_STATISTICS_H_
 
@@ -8,7 +8,7 @@
 
 namespace paramshard::server {
 
-// Metrics `process_...`; those that /proc does not tell are left out.
+// Returns metrics `process_...`, as far as /proc has them.
 std::vector<MetricSample> ProcessSamples();
 
 }  // namespace paramshard::server

@@ -26,7 +26,7 @@ using checkpoint::StepEntry;
 
 constexpr absl::string_view kLatestText = "latest";
 constexpr absl::string_view kNoneText = "none";
-// Of what there is, messages name so many.
+// Largest number of checkpoints or models that a message names.
 constexpr size_t kMaxNamed = 8;
 
 // "a, b, c and 4 more".
@@ -49,7 +49,7 @@ std::string WholeText(absl::Span<const StepEntry> steps, const std::string& mode
   return absl::StrCat("there are ", NamesText(whole));
 }
 
-// Says what could have been asked for.
+// Says which checkpoints or models there are.
 std::string WhatThereIs(const std::string& root, const std::string& model_folder) {
   const auto steps = checkpoint::ListSteps(model_folder);
   if (steps.ok()) return WholeText(*steps, model_folder);
@@ -79,8 +79,8 @@ bool IsStepFolder(absl::string_view name) {
 }
 
 absl::StatusOr<StepEntry> FindFolder(const std::string& model_folder, const std::string& name) {
-  // So it is no path to elsewhere.
-  if (!IsStepFolder(name)) return Invalid(DisplayName(name), "the name of a checkpoint's folder expected");
+  // The check rules out paths to other places.
+  if (!IsStepFolder(name)) return Invalid(DisplayName(name), "want the name of a checkpoint's folder");
   StepEntry entry{.path = (fs::path(model_folder) / name).string(), .name = *checkpoint::ParseStepFolderName(name)};
   entry.manifest = checkpoint::ReadManifest(entry.path);
   if (!entry.manifest.ok()) return entry.manifest.status();
@@ -122,7 +122,7 @@ absl::StatusOr<CheckpointRequest> ParseCheckpointRequest(absl::string_view text)
     return CheckpointRequest{.kind = CheckpointRequest::Kind::kStep, .step = step};
   }
   return Invalid("checkpoint",
-                 absl::StrCat("latest, a step, the name of a checkpoint's folder or an absolute path expected, got ",
+                 absl::StrCat("want latest, a step, the name of a checkpoint's folder or an absolute path, got ",
                               DisplayName(text)));
 }
 
@@ -131,7 +131,7 @@ absl::StatusOr<CheckpointChoice> ChooseCheckpoint(const std::string& root, absl:
   const bool has_path = request.kind == CheckpointRequest::Kind::kPath;
   if (root.empty() && !has_path) {
     return absl::FailedPreconditionError(absl::StrCat(
-        "restore ", DisplayName(model), ": a daemon with --save-dir expected, or an absolute path, got neither"));
+        "restore ", DisplayName(model), ": --save-dir is not set; name the checkpoint by an absolute path"));
   }
   const std::string model_folder = ModelFolder(root, model);
   const absl::StatusOr<StepEntry> found = Find(model_folder, request);
@@ -142,7 +142,7 @@ absl::StatusOr<CheckpointChoice> ChooseCheckpoint(const std::string& root, absl:
   }
   if (found->manifest->model != model) {
     return Invalid(absl::StrCat("restore ", DisplayName(model)),
-                   absl::StrCat(found->path, ": a checkpoint of this model expected, got one of ",
+                   absl::StrCat(found->path, ": want a checkpoint of this model, got one of ",
                                 DisplayName(found->manifest->model)));
   }
   return CheckpointChoice{
@@ -172,8 +172,8 @@ absl::StatusOr<CheckpointChoice> FindCheckpoint(const std::string& root, absl::s
 absl::Status CheckIsSave(const CheckpointChoice& choice, absl::string_view model, absl::uint128 save_id) {
   if (choice.id.save_id == save_id) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat(
-      "restore ", DisplayName(model), ": ", choice.path, ": save ", checkpoint::HashText(save_id), " expected, got ",
-      checkpoint::HashText(choice.id.save_id), ": all daemons are to see the same folder of checkpoints"));
+      "restore ", DisplayName(model), ": ", choice.path, ": want save ", checkpoint::HashText(save_id), ", got ",
+      checkpoint::HashText(choice.id.save_id), ": all daemons must see the same folder of checkpoints"));
 }
 
 }  // namespace paramshard::server

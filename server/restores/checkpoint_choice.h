@@ -1,4 +1,4 @@
-// Which checkpoint a model is restored from.
+// Choice of the checkpoint that a model is restored from.
 #ifndef PARAMSHARD_SERVER_RESTORES_CHECKPOINT_CHOICE_H_
 #define PARAMSHARD_SERVER_RESTORES_CHECKPOINT_CHOICE_H_
 
@@ -12,14 +12,14 @@
 
 namespace paramshard::server {
 
-// What is asked for.
+// Request for a checkpoint.
 struct CheckpointRequest {
   enum class Kind : uint8_t {
-    kLatest,  // the one that was saved last
-    kStep,    // of several histories with this step, the one that was saved last
-    kFolder,  // the one of this name
-    kPath,    // the one in this folder, wherever that is
-    kNone,    // none: a model that is created begins with its initial values
+    kLatest,  // the checkpoint that was saved last
+    kStep,    // the checkpoint of this step; of several histories, the one that was saved last
+    kFolder,  // the checkpoint of this name
+    kPath,    // the checkpoint in this folder, in any place
+    kNone,    // no checkpoint: a new model begins with its initial values
   };
 
   Kind kind = Kind::kLatest;
@@ -28,10 +28,11 @@ struct CheckpointRequest {
 
   friend bool operator==(const CheckpointRequest&, const CheckpointRequest&) = default;
 };
-// "latest", "12000", "step-000000012000-0123abcd", an absolute path or "none". INVALID_ARGUMENT for any other text.
+// Parses "latest", "12000", "step-000000012000-0123abcd", an absolute path or "none". INVALID_ARGUMENT for any other
+// text.
 absl::StatusOr<CheckpointRequest> ParseCheckpointRequest(absl::string_view text);
 
-// Names one checkpoint of a model: by it one daemon tells the others which one it has chosen.
+// Identity of one checkpoint of a model: node 0 sends it to tell the other daemons its choice.
 struct CheckpointId {
   std::string folder = {};
   absl::uint128 save_id = 0;
@@ -45,19 +46,18 @@ struct CheckpointChoice {
   int64_t step = 0;
 };
 
-// Looks into ROOT/MODEL. The latest is known by the manifests of all checkpoints, which are read one after the other;
-// else only those of the step or the folder are. Errors say what there is instead: NOT_FOUND; DATA_LOSS where a
-// manifest among those is damaged; INVALID_ARGUMENT for a checkpoint of another model, or a folder that is none's name.
-// An empty ROOT is FAILED_PRECONDITION, but for a request with a path, which does not need it.
+// Finds a checkpoint in ROOT/MODEL. For the latest it reads the manifests of all checkpoints, one after the other; else
+// only manifests of the step or the folder. Errors name the existing checkpoints: NOT_FOUND; DATA_LOSS if a manifest
+// that was read is damaged; INVALID_ARGUMENT for a checkpoint of another model, or a folder that is no checkpoint's
+// name. FAILED_PRECONDITION for an empty ROOT, which only a request with a path does not need.
 absl::StatusOr<CheckpointChoice> ChooseCheckpoint(const std::string& root, absl::string_view model,
                                                   const CheckpointRequest& request);
 
-// Whether ROOT has folders of this model's checkpoints, damaged ones too. A ROOT that cannot be read is an error: what
-// is in it is not known.
+// Returns true if ROOT has folders of this model's checkpoints, damaged ones too. An error if ROOT cannot be read.
 absl::StatusOr<bool> HasCheckpoint(const std::string& root, absl::string_view model);
 
-// The one that another daemon has chosen. Errors of ChooseCheckpoint; FAILED_PRECONDITION when the folder holds another
-// save here: the daemons do not see the same files.
+// Finds the checkpoint that another daemon has chosen. Errors of ChooseCheckpoint; FAILED_PRECONDITION if the folder
+// holds another save here: the daemons do not see the same files.
 absl::StatusOr<CheckpointChoice> FindCheckpoint(const std::string& root, absl::string_view model,
                                                 const CheckpointId& id);
 // FAILED_PRECONDITION likewise.

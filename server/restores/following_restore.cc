@@ -9,7 +9,7 @@
 namespace paramshard::server {
 namespace {
 
-// In one message: a tensor's name is at most a few hundred bytes long.
+// Largest number of sums in one message: a tensor's name has at most a few hundred bytes.
 constexpr size_t kSumsOfMessage = 1000;
 
 absl::StatusOr<CheckpointChoice> FindOrdered(const Model& model, const RestoreOrder& order) {
@@ -19,7 +19,7 @@ absl::StatusOr<CheckpointChoice> FindOrdered(const Model& model, const RestoreOr
   }
   if (request.kind != CheckpointRequest::Kind::kPath) {
     return absl::InvalidArgumentError(absl::StrCat("restore ", DisplayName(model.spec().name),
-                                                   ": a folder of node 0's choice expected, got ",
+                                                   ": want a checkpoint folder that node 0 chose, got ",
                                                    DisplayName(order.folder)));
   }
   ASSIGN_OR_RETURN(const CheckpointChoice choice, ChooseCheckpoint(model.save_dir(), model.spec().name, request));
@@ -32,16 +32,16 @@ absl::StatusOr<CheckpointChoice> FindOrdered(const Model& model, const RestoreOr
 absl::StatusOr<OrderedRestore> PrepareOrdered(const std::shared_ptr<Model>& model, const RestoreOrder& order) {
   if (model->fingerprint() != order.spec_fingerprint) {
     return absl::FailedPreconditionError(
-        absl::StrCat("restore ", DisplayName(model->spec().name), ": the spec of node 0 expected, got another one"));
+        absl::StrCat("restore ", DisplayName(model->spec().name), ": the spec differs from node 0's spec"));
   }
   OrderedRestore ordered;
   ASSIGN_OR_RETURN(ordered.choice, FindOrdered(*model, order));
   ASSIGN_OR_RETURN(ordered.restore,
                    ModelRestore::Prepare(model, ordered.choice.path, {.convert_moments = order.convert_moments}));
   if (ordered.restore->manifest().save_id != order.save_id) {
-    return absl::FailedPreconditionError(absl::StrCat("restore ", DisplayName(model->spec().name),
-                                                      ": the save of node 0's choice expected in ", ordered.choice.path,
-                                                      ", got another one"));
+    return absl::FailedPreconditionError(absl::StrCat("restore ", DisplayName(model->spec().name), ": ",
+                                                      ordered.choice.path,
+                                                      ": the save differs from the one that node 0 chose"));
   }
   if (order.rolls_back() && !order.was_asked_for) RETURN_IF_ERROR(CheckGoesBack(*model, ordered.restore->manifest()));
   return ordered;
@@ -49,7 +49,7 @@ absl::StatusOr<OrderedRestore> PrepareOrdered(const std::shared_ptr<Model>& mode
 
 std::string FollowingRestore::RollbackWhy(const Model& model) const {
   if (order().rolls_back() || !order().creates || model.fresh()) return order().rollback_why;
-  return "node 0 has no state of it, and creates it with a checkpoint";
+  return "node 0 has no state of the model, and creates it from a checkpoint";
 }
 
 void FollowingRestore::OnGo() {
@@ -77,7 +77,7 @@ void FollowingRestore::StopWrite() {
 }
 
 void FollowingRestore::Report(RestorePhase phase, const absl::Status& status) {
-  // A node 0 that is not reached has lost this node, and with it the restore.
+  // If this does not reach node 0, node 0 has lost this node, and with it the restore.
   options_.cluster
       ->TellRestore(
           {.model = options_.model, .what = RestoreReport{.id = order().id, .phase = phase, .status = status}})
@@ -117,7 +117,7 @@ absl::Status FollowingRestore::Await(bool for_go) {
     const absl::Duration left = Until(options_.deadline, options_.clock->Now());
     if (left <= absl::ZeroDuration()) {
       return absl::DeadlineExceededError(
-          absl::StrCat("restore ", options_.model, ": node 0's word within the time that it has set expected"));
+          absl::StrCat("restore ", options_.model, ": timed out: no answer from node 0 before its deadline"));
     }
     changed_.WaitUntil(&mu_, After(SteadyNow(), left));
   }
@@ -126,7 +126,7 @@ absl::Status FollowingRestore::Await(bool for_go) {
 absl::Status FollowingRestore::Begin() {
   options_.before_ready();
   {
-    // Who has said that it is ready has promised something.
+    // A report that this node is ready is a promise: it is not sent when the restore is given up.
     absl::MutexLock lock(&mu_);
     RETURN_IF_ERROR(GivenUp());
   }
@@ -136,7 +136,7 @@ absl::Status FollowingRestore::Begin() {
 
 absl::Status FollowingRestore::LateWriteError() const {
   return absl::DeadlineExceededError(absl::StrCat(
-      "restore ", options_.model, ": all rows of this daemon within the time that node 0 has set expected"));
+      "restore ", options_.model, ": timed out: this daemon has not written all rows before node 0's deadline"));
 }
 
 absl::Status FollowingRestore::Write(Restorer& restorer) {

@@ -1,4 +1,4 @@
-// A restore of a world of several daemons, at one that is not node 0.
+// A restore of a world of several daemons, at a daemon that is not node 0.
 #ifndef PARAMSHARD_SERVER_RESTORES_FOLLOWING_RESTORE_H_
 #define PARAMSHARD_SERVER_RESTORES_FOLLOWING_RESTORE_H_
 
@@ -24,10 +24,10 @@
 
 namespace paramshard::server {
 
-// Does what the LeadingRestore of node 0 orders, and reports how far it has come. When node 0 gives the restore up, is
-// lost, or says nothing until the deadline, it is over here as well, also while rows are written.
+// Carries out the orders of node 0's LeadingRestore, and reports progress. When node 0 gives up the restore, is lost,
+// or sends nothing until the deadline, the restore ends here too, also while rows are written.
 //
-// One thread calls what RestorePeers has, and Finish; On...() and Cancel() are for any.
+// One thread calls the methods of RestorePeers, and Finish; any thread may call On...() and Cancel().
 class FollowingRestore final : public RestorePeers {
  public:
   struct Options {
@@ -48,13 +48,13 @@ class FollowingRestore final : public RestorePeers {
   const std::string& model() const { return options_.model; }
   const RestoreOrder& order() const { return options_.order; }
 
-  // What node 0 says; an error of OnEnd: it is given up, or lost.
+  // Messages of node 0. An error of OnEnd: the restore is given up, or node 0 is lost.
   void OnGo();
   void OnEnd(const absl::Status& status);
 
   std::optional<HistoryId> history() const override { return HistoryId{order().id}; }
   bool can_redo() const override { return false; }
-  // Also where node 0 creates a model that is here, and that more than creations have been done to.
+  // Also set if node 0 creates a model that exists here and has changed since its creation.
   std::string RollbackWhy(const Model& model) const override;
   absl::Status Begin() override;
   absl::Status Write(Restorer& restorer) override;
@@ -63,8 +63,8 @@ class FollowingRestore final : public RestorePeers {
   Restorer::Progress Whole(const Restorer::Progress& own) const override { return own; }
   void Cancel() override;
 
-  // Reports what came of it, behind the end of the ModelRestore, which has the model's turn: node 0 may order the next
-  // one then.
+  // Reports the result. Called after the end of the ModelRestore, which has the model's turn: node 0 may order the next
+  // restore then.
   void Finish(const absl::Status& status);
 
  private:
@@ -72,9 +72,9 @@ class FollowingRestore final : public RestorePeers {
   void TellProgress(const Restorer& restorer);
   void TellSums(const checkpoint::ContentHashes& sums);
   absl::Status LateWriteError() const;
-  // Here, or by node 0.
+  // Returns an error if the restore is given up, here or by node 0.
   absl::Status GivenUp() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
-  // When it is given up.
+  // Stops the write if the restore is given up.
   void StopWrite() ABSL_SHARED_LOCKS_REQUIRED(mu_);
   // Waits for go or end.
   absl::Status Await(bool for_go);
@@ -89,9 +89,9 @@ class FollowingRestore final : public RestorePeers {
   std::optional<absl::Status> end_ ABSL_GUARDED_BY(mu_);
 };
 
-// What is ordered, prepared: nothing has changed. FAILED_PRECONDITION where this daemon has another spec than node 0,
-// or sees another save in the folder; INVALID_ARGUMENT for an order that names no folder; errors of ChooseCheckpoint
-// and ModelRestore::Prepare.
+// Prepares an ordered restore, which changes nothing. FAILED_PRECONDITION if this daemon's spec differs from node 0's,
+// or if it sees another save in the folder; INVALID_ARGUMENT for an order that names no folder; errors of
+// ChooseCheckpoint and ModelRestore::Prepare.
 struct OrderedRestore {
   CheckpointChoice choice;
   std::unique_ptr<ModelRestore> restore;

@@ -11,19 +11,19 @@
 namespace paramshard::server {
 namespace {
 
-// Another daemon's words, which may be many.
+// Prefixes another daemon's error with its node, and limits its length.
 absl::Status OfNode(int node, const absl::Status& status) {
   constexpr size_t kMostBytes = 1024;
   return absl::Status(status.code(), absl::StrCat("node ", node, ": ", status.message().substr(0, kMostBytes)));
 }
 
-// Of a daemon's part: those of all daemons can be added.
+// Largest part of a daemon that is accepted: the parts of all daemons can be added.
 constexpr int64_t kMostPartBytes = int64_t{1} << 48;
 
-// How often a restore that waits for other daemons looks whether somebody waits for it.
+// Interval in which a restore that waits for other daemons checks whether a caller still waits for it.
 constexpr absl::Duration kLookAfter = absl::Milliseconds(200);
 
-// For words on their way that nothing can go wrong with any more.
+// Shortest wait for the last reports, which cannot fail any more.
 constexpr absl::Duration kLeastWaitForDone = absl::Seconds(30);
 
 absl::string_view PhaseText(RestorePhase phase) {
@@ -31,7 +31,7 @@ absl::string_view PhaseText(RestorePhase phase) {
     case RestorePhase::kReady:
       return "ready to begin";
     case RestorePhase::kWritten:
-      return "through with its rows";
+      return "done with its rows";
     case RestorePhase::kDone:
       break;
   }
@@ -54,8 +54,7 @@ void LeadingRestore::OnReport(const RestoreReport& report) {
   if (!report.status.ok()) {
     peer.status = report.status;
   } else if (!IsNext(peer.reached, report.phase) || !allowed_.has_value() || report.phase > *allowed_) {
-    peer.status = absl::InvalidArgumentError(
-        absl::StrCat("reports in their order expected, got that it is ", PhaseText(report.phase)));
+    peer.status = absl::InvalidArgumentError(absl::StrCat("report out of order: ", PhaseText(report.phase)));
   } else {
     peer.reached = report.phase;
   }
@@ -68,7 +67,7 @@ void LeadingRestore::OnSums(const RestoreSums& sums) {
   Peer& peer = peers_[sums.node];
   if (!peer.status.ok()) return;
   const bool is_expected = allowed_ == RestorePhase::kWritten && peer.reached == RestorePhase::kReady;
-  peer.status = is_expected ? AddSums(sums) : absl::InvalidArgumentError("no sums expected, got some");
+  peer.status = is_expected ? AddSums(sums) : absl::InvalidArgumentError("sums out of order");
   SignalChanged();
 }
 
@@ -81,9 +80,8 @@ void LeadingRestore::OnProgress(const RestorePartProgress& progress) {
     peer.progress = {.done_bytes = progress.done_bytes, .all_bytes = progress.all_bytes};
     return;
   }
-  peer.status =
-      absl::InvalidArgumentError(absl::StrCat("bytes that are done of at most ", kMostPartBytes, " expected, got ",
-                                              progress.done_bytes, " of ", progress.all_bytes));
+  peer.status = absl::InvalidArgumentError(absl::StrCat("want progress of at most ", kMostPartBytes, " bytes, got ",
+                                                        progress.done_bytes, " of ", progress.all_bytes));
   SignalChanged();
 }
 
@@ -102,13 +100,13 @@ absl::Status LeadingRestore::AddSums(const RestoreSums& sums) {
     const auto saved = options_.saved.find(tensor.key);
     if (saved == options_.saved.end()) {
       return absl::InvalidArgumentError(
-          absl::StrCat("sums of what was saved expected, got one of ", DisplayName(tensor.key)));
+          absl::StrCat("tensor ", DisplayName(tensor.key), ": not found in the checkpoint"));
     }
     checkpoint::ContentHash& sum = sums_[tensor.key];
     const int64_t most = saved->second.rows * Replicas();
     if (tensor.rows < 0 || tensor.rows > most - sum.rows) {
-      return absl::InvalidArgumentError(absl::StrCat("at most ", most, " rows of ", DisplayName(tensor.key),
-                                                     " in all replicas expected, got ", tensor.rows, " beside ",
+      return absl::InvalidArgumentError(absl::StrCat("want at most ", most, " rows of ", DisplayName(tensor.key),
+                                                     " in all replicas, got ", tensor.rows, " in addition to ",
                                                      sum.rows));
     }
     sum += {.sum = tensor.sum, .rows = tensor.rows};
@@ -128,7 +126,7 @@ void LeadingRestore::Allow(RestorePhase phase) {
   allowed_ = phase;
 }
 
-// Where not all nodes have part, each holds as many.
+// Each node holds equally many replicas, also if only some nodes take part.
 int LeadingRestore::Replicas() const {
   return options_.replicas * static_cast<int>(nodes_.size()) / options_.cluster->nodes();
 }
@@ -156,10 +154,10 @@ std::optional<absl::Status> LeadingRestore::Reached(RestorePhase phase) const {
   return absl::OkStatus();
 }
 
-// Trainers of the others are told as well, who are still there.
+// Trainers of other daemons get this error too: they are still there.
 absl::Status LeadingRestore::AbandonedError() const {
-  return absl::UnavailableError(absl::StrCat("create model ", DisplayName(options_.model),
-                                             ": a caller who waits for it expected, all have gone; try again"));
+  return absl::UnavailableError(
+      absl::StrCat("create model ", DisplayName(options_.model), ": all callers have gone; try again"));
 }
 
 absl::Status LeadingRestore::LateError(RestorePhase phase) const {
@@ -170,8 +168,8 @@ absl::Status LeadingRestore::LateError(RestorePhase phase) const {
     if (peer == peers_.end() || !peer->second.reached.has_value() || *peer->second.reached < phase)
       late.push_back(node);
   }
-  return absl::DeadlineExceededError(absl::StrCat("restore ", options_.model, ": every daemon ", PhaseText(phase),
-                                                  " in time expected, node ", absl::StrJoin(late, ", "), " is not"));
+  return absl::DeadlineExceededError(absl::StrCat("restore ", options_.model, ": timed out: node ",
+                                                  absl::StrJoin(late, ", "), " is not ", PhaseText(phase)));
 }
 
 absl::Status LeadingRestore::Await(RestorePhase phase, SteadyTime deadline) {
@@ -197,10 +195,10 @@ absl::Status LeadingRestore::Begin() {
   }
   RETURN_IF_ERROR(Await(RestorePhase::kReady));
   options_.before_go();
-  // A daemon that is lost by now has changed nothing, and nobody need begin.
+  // If a daemon is lost by now, it has changed nothing, and no daemon begins.
   RETURN_IF_ERROR(Await(RestorePhase::kReady));
   Allow(RestorePhase::kWritten);
-  // Where nodes are away node 0 writes that down first; an error goes to nobody.
+  // If nodes are away, node 0 writes that down first; on an error no daemon is told to go.
   RETURN_IF_ERROR(Tell(RestoreGo{.id = id()}));
   gone_ = true;
   return absl::OkStatus();
@@ -208,7 +206,7 @@ absl::Status LeadingRestore::Begin() {
 
 absl::Status LeadingRestore::LateWriteError() const {
   return absl::DeadlineExceededError(
-      absl::StrCat("restore ", options_.model, ": every daemon through with its rows in time expected, node 0 is not"));
+      absl::StrCat("restore ", options_.model, ": timed out: node 0 is not ", PhaseText(RestorePhase::kWritten)));
 }
 
 absl::Status LeadingRestore::Write(Restorer& restorer) {
@@ -234,13 +232,13 @@ absl::Status LeadingRestore::Conclude(const Restorer& restorer) {
   Allow(RestorePhase::kDone);
   RETURN_IF_ERROR(Tell(RestoreEnd{.id = id()}));
   ended_ = true;
-  // The others have a whole state from here on: a deadline that passes just now is to leave none without.
+  // The others have a whole state from here on: a deadline that passes just now must not leave one without.
   return Await(RestorePhase::kDone, std::max(options_.deadline, After(options_.clock->Now(), kLeastWaitForDone)));
 }
 
 void LeadingRestore::Finish(const absl::Status& status) {
   if (!ordered_ || ended_) return;
-  // Who is not reached notices that by itself.
+  // A node that this does not reach notices the end by itself.
   Tell(RestoreEnd{.id = id(), .status = status.ok() ? absl::InternalError("no end was told") : status}).IgnoreError();
 }
 

@@ -1,4 +1,4 @@
-// A restore of a world of several daemons, as node 0 leads it.
+// A restore of a world of several daemons, at node 0, which leads it.
 #ifndef PARAMSHARD_SERVER_RESTORES_LEADING_RESTORE_H_
 #define PARAMSHARD_SERVER_RESTORES_LEADING_RESTORE_H_
 
@@ -23,27 +23,27 @@
 
 namespace paramshard::server {
 
-// Orders, lets all daemons go, adds up what they have written, and says what came of it: see restore_news.h. What the
-// others do: FollowingRestore. It is over as soon as one of them fails, and at the deadline, also while rows are
-// written. A creation that nobody waits for any more is given up while others are not ready; after that it goes on:
-// nothing is lost that the others have, and the model is there for whoever creates it next.
+// Orders the restore, lets all daemons go, adds up the hashes of what they have written, and sends the result: see
+// restore_news.h. FollowingRestore is the part of the others. It ends as soon as a daemon fails, and at the deadline,
+// also while rows are written. A creation without a waiting caller is given up while other daemons are not ready; after
+// that it goes on: the others lose nothing, and the next creation finds the model.
 //
-// One thread calls what RestorePeers has, and Finish; On...() and Cancel() are for any.
+// One thread calls the methods of RestorePeers, and Finish; any thread may call On...() and Cancel().
 class LeadingRestore final : public RestorePeers {
  public:
   struct Options {
     Cluster* cluster = nullptr;  // outlives the restore
     std::string model;
-    RestoreOrder order;                    // but for the timeout
+    RestoreOrder order;                    // without the timeout
     checkpoint::ContentHashes saved = {};  // of the checkpoint
     int replicas = 1;                      // of all nodes
     SteadyTime deadline = kNever;
     const Clock* clock = &Clock::Steady();  // outlives the restore
-    // Whether nobody waits for the model that is created. Does not wait.
+    // Returns true if no caller waits for the model that is created. Does not block.
     std::function<bool()> is_abandoned = [] { return false; };
     std::function<void()> before_go = [] {};       // tests hold the restore back
     std::function<void()> before_rows = [] {};     // likewise
-    std::function<void()> before_written = [] {};  // likewise, when node 0 is through with its rows
+    std::function<void()> before_written = [] {};  // likewise, when node 0 is done with its rows
     std::function<void()> before_end = [] {};      // likewise, before all are told that the state is whole
   };
 
@@ -53,13 +53,13 @@ class LeadingRestore final : public RestorePeers {
 
   absl::uint128 id() const { return options_.order.id; }
 
-  // What other daemons say. What is of another restore, or out of order, is an error of that daemon.
+  // Messages of other daemons. Ignores messages of other restores; a message out of order is an error of that daemon.
   void OnSums(const RestoreSums& sums);
   void OnReport(const RestoreReport& report);
   void OnProgress(const RestorePartProgress& progress);
 
   std::optional<HistoryId> history() const override { return HistoryId{id()}; }
-  // When trainers come again, by an order of its next server (RollbackOf).
+  // The next server of this daemon orders the restore again when trainers come again (RollbackOf).
   bool can_redo() const override { return true; }
   std::string RollbackWhy(const Model&) const override { return options_.order.rollback_why; }
   absl::Status Begin() override;
@@ -69,18 +69,18 @@ class LeadingRestore final : public RestorePeers {
   Restorer::Progress Whole(const Restorer::Progress& own) const override;
   void Cancel() override;
 
-  // Why it is out of reach that the state becomes whole: a drain here, or another daemon's error; else OK.
+  // Returns why the state cannot become whole: a drain here, or another daemon's error; else OK.
   absl::Status broken() const {
     absl::MutexLock lock(&mu_);
     return FirstFailure();
   }
-  // Whether daemons may have begun to write.
+  // Returns true if daemons may have begun to write.
   bool has_gone() const { return gone_; }
-  // What came of it here: the others are told when they wait for it still.
+  // Ends the restore with its result here; sends it to other daemons that still wait for it.
   void Finish(const absl::Status& status);
 
  private:
-  // How far another daemon has come.
+  // Progress of another daemon.
   struct Peer {
     std::optional<RestorePhase> reached = {};
     absl::Status status = absl::OkStatus();
@@ -89,16 +89,16 @@ class LeadingRestore final : public RestorePeers {
 
   template <typename News>
   absl::Status Tell(const News& news);
-  // Lets the others come so far; waits until they have.
+  // Allow accepts reports up to this phase; Await waits until all nodes have reached it.
   void Allow(RestorePhase phase);
   absl::Status Await(RestorePhase phase) { return Await(phase, options_.deadline); }
   absl::Status Await(RestorePhase phase, SteadyTime deadline);
-  // Of the nodes that have part in it.
+  // Returns the number of replicas of the nodes that take part.
   int Replicas() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   absl::Status FirstFailure() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
-  // Whoever waits looks again, and a write that is for nothing ends.
+  // Wakes waiting threads, and stops the write after a failure.
   void SignalChanged() ABSL_SHARED_LOCKS_REQUIRED(mu_);
-  // Null while it is neither reached nor out of reach.
+  // Returns no value while the phase is neither reached nor out of reach.
   std::optional<absl::Status> Reached(RestorePhase phase) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   absl::Status AbandonedError() const;
   absl::Status LateWriteError() const;
@@ -107,7 +107,7 @@ class LeadingRestore final : public RestorePeers {
 
   const Options options_;
   RestoreWrite write_;
-  // The restore's own thread's.
+  // Used by the restore's own thread.
   bool ordered_ = false;
   bool gone_ = false;
   bool ended_ = false;

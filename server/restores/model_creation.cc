@@ -25,8 +25,8 @@ ThrottledLog& CreationLog() {
   return *log;
 }
 
-// Whether a model that is created begins with a checkpoint: `latest` of none is a fresh start. A folder that cannot be
-// read is an error to whoever restores from it.
+// Returns true if a new model begins with a checkpoint: `latest` without checkpoints is a fresh start. Also true for a
+// folder that cannot be read: the restore from it reports the error.
 bool BeginsWithCheckpoint(const ModelStore& store, const std::string& name,
                           const std::optional<WantedRestore>& wanted) {
   if (!wanted.has_value()) return false;
@@ -36,7 +36,7 @@ bool BeginsWithCheckpoint(const ModelStore& store, const std::string& name,
 
 using IsGone = ModelStore::IsGone;
 
-// With the state that a restore brings. Those who wait for the same model keep it going.
+// Creates a model with restored state. Other callers that wait for the same model keep the creation going.
 absl::StatusOr<CreatedModel> CreateRestored(ModelStore& store, RestoreLeader& leader, ModelSpec spec,
                                             const WantedRestore& wanted, const ValuesToCome& values, IsGone is_gone) {
   CreatedModel created;
@@ -60,7 +60,7 @@ absl::StatusOr<CreatedModel> CreateRestored(ModelStore& store, RestoreLeader& le
   return created;
 }
 
-// With the state that node 0 has ordered.
+// Creates a model with the state that node 0 has ordered.
 absl::StatusOr<CreatedModel> CreateOrdered(ModelStore& store, RestoreFollower& follower, ModelSpec spec,
                                            absl::uint128 order, const ValuesToCome& values, IsGone is_gone) {
   CreatedModel created;
@@ -74,10 +74,11 @@ absl::StatusOr<CreatedModel> CreateOrdered(ModelStore& store, RestoreFollower& f
   bool gave_up = false;
   absl::StatusOr<ModelStore::Created> made = store.CreateOrJoin(
       std::move(spec), fill, [&] { return gave_up = is_gone(); }, values);
-  // Until now others find the model while it fills: the next order would be carried out on one that may be dropped.
+  // Ends only now: the model is found while it is filled, and the next order would be carried out on a model that may
+  // be dropped.
   if (taken != nullptr) follower.End(*taken, made.status());
-  // Of a model that could not even be made nobody has told node 0. An order that a caller has not waited for is for the
-  // next one.
+  // Node 0 does not know yet that the model could not be made. If the caller has gone, the order stays for the next
+  // creation.
   if (taken == nullptr && !made.ok() && !gave_up) follower.RefuseOrder(name, order, made.status());
   ASSIGN_OR_RETURN(created.model, std::move(made));
   return created;
@@ -85,9 +86,9 @@ absl::StatusOr<CreatedModel> CreateOrdered(ModelStore& store, RestoreFollower& f
 
 // Why a model begins with its initial values.
 enum class FreshStart : uint8_t {
-  kUnsaid,        // nobody has said that it is restored
-  kNoCheckpoint,  // there is none to restore
-  kAsked,         // the caller restores none
+  kUnsaid,        // no restore was requested
+  kNoCheckpoint,  // there is no checkpoint to restore
+  kAsked,         // the caller requested no restore
 };
 
 void LogFreshStart(const ModelStore& store, const std::string& name, FreshStart why) {
@@ -100,11 +101,11 @@ void LogFreshStart(const ModelStore& store, const std::string& name, FreshStart 
     return CreationLog().Write(LogLevel::kInfo, "fresh start, as asked: the model's checkpoints stay",
                                {{"model", name}, {"save_dir", store.save_dir()}});
   }
-  CreationLog().Write(LogLevel::kWarning, "a model begins with initial values beside its checkpoints",
+  CreationLog().Write(LogLevel::kWarning, "model starts with initial values although it has checkpoints",
                       {{"model", name}, {"save_dir", store.save_dir()}, {"instead", "--restore=latest"}});
 }
 
-// With initial values, as other daemons do that wait for this one's word.
+// Creates a model with initial values, also at other daemons that wait for this daemon's answer.
 absl::StatusOr<CreatedModel> CreateFresh(ModelStore& store, WorldRestores& restores, ModelSpec spec, FreshStart why,
                                          const ValuesToCome& values, IsGone is_gone) {
   CreatedModel created;
@@ -116,7 +117,7 @@ absl::StatusOr<CreatedModel> CreateFresh(ModelStore& store, WorldRestores& resto
   return created;
 }
 
-// A replica in another daemon is to be its state.
+// Creates a model whose state is to come from a replica in another daemon.
 absl::StatusOr<CreatedModel> CreateToBeHealed(ModelStore& store, WorldRestores& restores, ModelSpec spec,
                                               const ValuesToCome& values, IsGone is_gone) {
   CreatedModel created;
@@ -126,13 +127,13 @@ absl::StatusOr<CreatedModel> CreateToBeHealed(ModelStore& store, WorldRestores& 
       store.CreateToBeHealed(std::move(spec), lost.empty() ? "it was started without one" : lost, is_gone, values));
   if (!created.model.created) return created;
   const std::string& name = created.model.model->spec().name;
-  CreationLog().Write(LogLevel::kInfo, "a replica is to heal the model when all trainers are there", {{"model", name}});
+  CreationLog().Write(LogLevel::kInfo, "a replica will heal the model when all trainers are there", {{"model", name}});
   restores.OnCreatedFresh(name);
   return created;
 }
 
-// Whether it was lost with the server before this one, and other daemons may hold replicas of it. After a restore that
-// was cut off no daemon has a state: it is made again.
+// Returns true if the model was lost with the previous server, and other daemons may hold replicas of it. After a
+// restore that was cut off no daemon has a state: the restore is made again.
 bool MayBeHealed(const ModelStore& store, const ModelSpec& spec) {
   const World& world = store.world();
   const bool is_one_of_several = world.rank_count() != world.world_size;
@@ -140,7 +141,7 @@ bool MayBeHealed(const ModelStore& store, const ModelSpec& spec) {
          !store.WasBeingRestored(spec.name);
 }
 
-// One that somebody else was creating a moment ago.
+// Joins a model that another caller was creating a moment ago.
 absl::StatusOr<CreatedModel> Join(ModelStore& store, ModelSpec spec, const ValuesToCome& values, IsGone is_gone) {
   const std::string name = spec.name;
   const auto fail = [&](const std::shared_ptr<Model>&, ModelStore::Show) {
@@ -178,7 +179,7 @@ absl::StatusOr<CreatedModel> CreateOrRestore(ModelStore& store, WorldRestores& r
   if (wants_latest && MayBeHealed(store, spec)) {
     return CreateToBeHealed(store, restores, std::move(spec), values, is_gone);
   }
-  // One that this daemon has lost begins with a checkpoint, also where the caller does not say so.
+  // A model that this daemon has lost begins with a checkpoint, also if the caller does not ask for it.
   const std::optional<WantedRestore> source = wanted.has_value() ? wanted : RollbackOf(store, spec.name);
   if (restores.leader() == nullptr) {
     return CreateFollowing(store, restores, std::move(spec), source.has_value(), values, is_gone);

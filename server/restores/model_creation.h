@@ -15,24 +15,24 @@ namespace paramshard::server {
 
 struct CreatedModel {
   ModelStore::Created model = {};
-  std::optional<RestoreResult> restored = {};  // of a model that was created, and not with its initial values
+  std::optional<RestoreResult> restored = {};  // set if the model was created, and from a checkpoint
 };
 
-// Creates a model, or joins the one that is there. With `wanted` one that is created begins with a checkpoint; `latest`
-// of none is a fresh start, which the log says. In a world of several daemons node 0 chooses for all: elsewhere the
-// call waits for its word (RestoreFollower::AwaitOrder), and a creation without `wanted` follows an order of node 0 that
-// is there already. Where `wanted` is none (CheckpointRequest::Kind::kNone) nothing is restored, and node 0 is not asked.
+// Creates a model, or joins an existing one. With `wanted` a new model begins with a checkpoint; `latest` without
+// checkpoints is a fresh start, which is logged. In a world of several daemons node 0 chooses for all: at other nodes
+// the call waits for its answer (RestoreFollower::AwaitOrder), and a creation without `wanted` follows an order of node
+// 0 that has come already. If `wanted` is CheckpointRequest::Kind::kNone, nothing is restored, and node 0 is not asked.
 //
-// `values` is what the caller says of a model that is created with its initial values.
+// `values` describes the values of a model that is created with its initial values.
 //
-// A model of several daemons that this one has lost is created so too, also without `wanted`: with the step that all go
-// back to.
+// A model of several daemons that this daemon has lost is also restored, with or without `wanted`: to the step that all
+// daemons go back to.
 //
-// `is_gone` says whether the caller waits no longer (CreationTurns::IsGone): then it ends where it waits for others. At
-// node 0 it goes on for those who wait for the same model, and where all daemons are ready.
+// `is_gone` returns true if the caller waits no longer (CreationTurns::IsGone): the creation then ends if it waits for
+// other daemons. At node 0 it goes on if other callers wait for the same model, or if all daemons are ready.
 //
-// Errors of ModelStore::CreateOrJoin, Restoration and RestoreFollower: then there is no model. UNAVAILABLE: it was given
-// up because all callers at node 0 have gone.
+// Errors of ModelStore::CreateOrJoin, Restoration and RestoreFollower: then there is no model. UNAVAILABLE if it was
+// given up because all callers at node 0 have gone.
 absl::StatusOr<CreatedModel> CreateOrRestore(ModelStore& store, WorldRestores& restores, ModelSpec spec,
                                              const std::optional<WantedRestore>& wanted,
                                              absl::FunctionRef<bool()> is_gone, const ValuesToCome& values = {});

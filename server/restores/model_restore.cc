@@ -16,7 +16,7 @@
 namespace paramshard::server {
 namespace {
 
-// Loudly: steps that were answered are given up.
+// Logs a rollback: it gives up steps that were answered.
 void LogRollback(LogLevel level, absl::string_view text, const Model& model, const checkpoint::Manifest& manifest,
                  int64_t from, const std::string& why) {
   Log(level, text,
@@ -33,13 +33,14 @@ absl::Status CheckGoesBack(const Model& model, const checkpoint::Manifest& manif
   if (!model.usable().ok() || model.fresh()) return absl::OkStatus();
   const History history = model.history();
   if (manifest.history == history.id.value) return absl::OkStatus();
-  // The very state that the history began with, and none before it: a person may have said that it is right.
+  // The checkpoint may also be the state that the history began with, but none before it: an operator may have chosen
+  // it.
   const HistoryParent saved{.history = HistoryId{manifest.history}, .commit_number = manifest.step};
   if (history.parent == saved) return absl::OkStatus();
   return absl::FailedPreconditionError(
-      absl::StrCat("restore ", DisplayName(model.spec().name), ": a checkpoint of history ", history.id.ToString(),
-                   " expected as the last one that was saved, got one of step ", manifest.step, " of ",
-                   checkpoint::HashText(manifest.history), ": restore what is meant at node 0"));
+      absl::StrCat("restore ", DisplayName(model.spec().name), ": want a checkpoint of history ", history.id.ToString(),
+                   ", got step ", manifest.step, " of history ", checkpoint::HashText(manifest.history),
+                   ", which was saved last; restore the right checkpoint at node 0"));
 }
 
 absl::StatusOr<std::unique_ptr<ModelRestore>> ModelRestore::Prepare(std::shared_ptr<Model> model,
@@ -117,7 +118,7 @@ absl::StatusOr<History> ModelRestore::Run(absl::FunctionRef<absl::Status()> begu
 
 absl::StatusOr<History> ModelRestore::Run(absl::FunctionRef<absl::Status()> begun) {
   if (const World& world = turn_.model().world(); world.rank_count() != world.world_size) {
-    return absl::FailedPreconditionError("restore: the other daemons of the world expected, got none");
+    return absl::FailedPreconditionError("restore: other daemons hold ranks of the model too");
   }
   NoPeers nobody(replicas());
   return Run(begun, nobody);

@@ -20,8 +20,8 @@
 
 namespace paramshard::server {
 
-// Nobody has asked to give up the state that the model has: the checkpoint is to be an earlier one of the same history,
-// or the one that it began with. FAILED_PRECONDITION otherwise; OK for a model that has no state to give up.
+// Checks that a restore that was not requested goes back: the checkpoint must be an earlier one of the model's history,
+// or the one that the history began with. FAILED_PRECONDITION otherwise; OK for a model that has no state to give up.
 absl::Status CheckGoesBack(const Model& model, const checkpoint::Manifest& manifest);
 
 // Holds the model's turn for as long as it lives.
@@ -32,30 +32,30 @@ absl::Status CheckGoesBack(const Model& model, const checkpoint::Manifest& manif
 // One thread at a time.
 class ModelRestore {
  public:
-  // Opens the checkpoint, compares it with the model, and takes what the restore will take. Folder and files belong to
-  // the daemon's user or to root. Nothing has changed. Errors of Model::BeginRestore, Reader::Open, RestorePlan::Create
-  // and Restorer::Create.
+  // Opens the checkpoint, compares it with the model, and reserves memory and threads for the restore. Changes nothing.
+  // Folder and files must belong to the daemon's user or to root. Errors of Model::BeginRestore, Reader::Open,
+  // RestorePlan::Create and Restorer::Create.
   static absl::StatusOr<std::unique_ptr<ModelRestore>> Prepare(std::shared_ptr<Model> model, const std::string& folder,
                                                                const RestorePlan::Options& options);
-  // With a turn that was taken before.
+  // Like above, with a turn that was taken before.
   static absl::StatusOr<std::unique_ptr<ModelRestore>> Prepare(ImportTurn turn, const std::string& folder,
                                                                const RestorePlan::Options& options);
 
   const checkpoint::Manifest& manifest() const { return reader_.manifest(); }
-  // What Run has to do.
+  // Bytes that Run will read and compare.
   int64_t all_bytes() const { return restorer_->progress().all_bytes; }
 
-  // Changes the model. Once. `begun` is called first, when trainers and readers are held off; its error ends the
-  // restore, with nothing changed. `peers` are the other daemons. Errors of Model::Restore: FAILED_PRECONDITION naming
-  // a trainer, with nothing changed; those of Begin of the peers, likewise; DATA_LOSS.
+  // Changes the model. Call it once. `begun` is called first, when trainers and readers are held off; its error ends
+  // the restore, with nothing changed. `peers` are the other daemons. Errors of Model::Restore: FAILED_PRECONDITION
+  // naming a trainer, with nothing changed; errors of the peers' Begin, likewise; DATA_LOSS.
   absl::StatusOr<History> Run(absl::FunctionRef<absl::Status()> begun, RestorePeers& peers);
-  // The same of a model that this daemon has all of. FAILED_PRECONDITION for another one.
+  // Like above, for a model that this daemon has all of. FAILED_PRECONDITION for any other model.
   absl::StatusOr<History> Run(absl::FunctionRef<absl::Status()> begun);
   absl::StatusOr<History> Run() {
     return Run([] { return absl::OkStatus(); });
   }
 
-  // How often every row is there in the world.
+  // Number of copies of every row in the world.
   int replicas() const;
 
  private:
@@ -63,7 +63,7 @@ class ModelRestore {
       : turn_(std::move(turn)), source_(std::move(source)), reader_(std::move(reader)) {}
   Model::RestoreWatch Watch(RestorePeers& peers) const;
 
-  // The restorer refers to what is above it.
+  // The restorer refers to the members above it.
   ImportTurn turn_;
   const ChangeSource source_;
   const checkpoint::Reader reader_;

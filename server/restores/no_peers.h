@@ -13,7 +13,7 @@
 
 namespace paramshard::server {
 
-// There is nobody to agree with: what this daemon holds is to be what was saved.
+// The one daemon has nothing to agree on: it checks that it holds what was saved.
 class NoPeers final : public RestorePeers {
  public:
   explicit NoPeers(int replicas) : replicas_(replicas) {}

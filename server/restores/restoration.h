@@ -1,4 +1,4 @@
-// A restore from what was asked for to what came of it.
+// A restore from the request to its result.
 #ifndef PARAMSHARD_SERVER_RESTORES_RESTORATION_H_
 #define PARAMSHARD_SERVER_RESTORES_RESTORATION_H_
 
@@ -29,7 +29,7 @@ struct WantedRestore {
   RestorePlan::Options plan = {};
 };
 
-// What a model has been restored from, and what it is now.
+// Source and result of a restore.
 struct RestoreResult {
   std::string path = {};
   absl::uint128 save_id = 0;
@@ -43,7 +43,7 @@ struct RestoreResult {
   absl::Duration elapsed = absl::ZeroDuration();
 };
 
-// At node 0, which chooses the checkpoint. Holds the model's turn from Prepare to the end of Run.
+// A restore at node 0, which chooses the checkpoint. Holds the model's turn from Prepare to the end of Run.
 //
 //   ASSIGN_OR_RETURN(Restoration restoration, Restoration::Prepare(model, wanted, &leader));
 //   ASSIGN_OR_RETURN(const RestoreResult result, restoration.Run([] { return absl::OkStatus(); }));
@@ -51,22 +51,24 @@ struct RestoreResult {
 // One thread at a time.
 class Restoration {
  public:
-  // Of a model that is there. Nothing has changed. `leader` outlives it. Errors of ChooseCheckpoint and
-  // ModelRestore::Prepare.
+  // Prepares the restore of an existing model, which changes nothing. `leader` outlives it. Errors of ChooseCheckpoint
+  // and ModelRestore::Prepare.
   static absl::StatusOr<Restoration> Prepare(std::shared_ptr<Model> model, const WantedRestore& wanted,
                                              RestoreLeader* leader);
-  // The same of one that is being created; LeadingRestore::Options. `rollback_why`: RestoreOrder.
+  // Like above, for a model that is being created. `is_abandoned`: LeadingRestore::Options. `rollback_why`:
+  // RestoreOrder.
   static absl::StatusOr<Restoration> PrepareCreation(std::shared_ptr<Model> model, const WantedRestore& wanted,
                                                      RestoreLeader* leader, std::function<bool()> is_abandoned,
                                                      std::string rollback_why = {}, bool was_asked_for = false);
-  // Of a model that is there, with the checkpoint that was saved last, or of the restore that broke its state off: all
-  // daemons are to go back to it, and those without the model create it. FAILED_PRECONDITION where this daemon's state does not go on from that one.
+  // Prepares a rollback of an existing model to the checkpoint that was saved last, or to the checkpoint of the restore
+  // that broke off: all daemons go back to it, and daemons without the model create it. FAILED_PRECONDITION if this
+  // daemon's state does not follow from that checkpoint.
   static absl::StatusOr<Restoration> PrepareRollback(std::shared_ptr<Model> model, const std::string& why,
                                                      RestoreLeader* leader);
 
   int64_t all_bytes() const { return restore_->all_bytes(); }
 
-  // Once, and writes to the log what came of it. Errors of RestoreLeader::Run.
+  // Runs the restore, and logs its result. Call it once. Errors of RestoreLeader::Run.
   absl::StatusOr<RestoreResult> Run(absl::FunctionRef<absl::Status()> begun);
 
  private:
@@ -80,7 +82,8 @@ class Restoration {
   std::unique_ptr<ModelRestore> restore_;
 };
 
-// The same at another node, of what node 0 has chosen. Errors of PrepareOrdered and ModelRestore::Run.
+// Runs a restore at another node, of the checkpoint that node 0 has chosen. Errors of PrepareOrdered and
+// ModelRestore::Run.
 absl::StatusOr<RestoreResult> FollowOrder(const std::shared_ptr<Model>& model, FollowingRestore& following,
                                           absl::FunctionRef<absl::Status()> begun);
 

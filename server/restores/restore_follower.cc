@@ -13,14 +13,14 @@
 namespace paramshard::server {
 namespace {
 
-// That are remembered. What comes beyond is refused.
+// Largest number of orders that are remembered. Further ones are refused.
 constexpr size_t kMostOrders = 1024;
-// How often a creation that waits for node 0 looks whether its caller is still there.
+// Interval in which a creation that waits for node 0 checks whether its caller is still there.
 constexpr absl::Duration kLookAfter = absl::Milliseconds(200);
-// How often it tells node 0 again that it waits.
+// Interval in which it tells node 0 again that it waits.
 constexpr absl::Duration kTellAgainAfter = absl::Seconds(5);
 
-// What can be said of an order before it is taken. `found` is whether its model is here.
+// Checks an order before it is taken. `found` is OK if its model is here.
 absl::Status CheckOrder(const RestoreOrder& order, const absl::Status& found) {
   if (!order.creates) RETURN_IF_ERROR(found);
   return ParseCheckpointRequest(order.folder).status();
@@ -28,7 +28,7 @@ absl::Status CheckOrder(const RestoreOrder& order, const absl::Status& found) {
 
 absl::Status DrainError() { return absl::UnavailableError("restore: the daemon drains; try again later"); }
 
-// Of a model that is there. Gives its turn back.
+// Carries out an order on an existing model. Gives the model's turn back.
 absl::Status RunOrdered(const std::shared_ptr<Model>& model, FollowingRestore& restore) {
   ASSIGN_OR_RETURN(const OrderedRestore ordered, PrepareOrdered(model, restore.order()));
   return ordered.restore->Run([] { return absl::OkStatus(); }, restore).status();
@@ -86,7 +86,7 @@ void RestoreFollower::OnNews(const RestoreNews& news) {
   if (const auto* const loss = std::get_if<RestoreLeaderLost>(&news.what); loss != nullptr) TakeLoss(loss->why);
 }
 
-// The store is asked under the lock: whoever creates the model without a restore looks for an order behind that.
+// Asks the store under the lock: a creation of the model without a restore looks for an order after that.
 RestoreFollower::Due RestoreFollower::TakeOrder(const std::string& model, const RestoreOrder& order) {
   if (draining_) {
     Refuse(model, order.id, DrainError());
@@ -103,7 +103,7 @@ RestoreFollower::Due RestoreFollower::TakeOrder(const std::string& model, const 
   }
   DropLateOrders();
   if (ordered_.size() >= kMostOrders) {
-    Refuse(model, order.id, absl::ResourceExhaustedError("too many orders wait for their models there"));
+    Refuse(model, order.id, absl::ResourceExhaustedError("too many restores wait for their models"));
     return {};
   }
   Ordered& ordered = ordered_[model];
@@ -196,7 +196,7 @@ void RestoreFollower::End(const FollowingRestore& restore, const absl::Status& s
     if (next.has_value()) due = TakeOrder(model, *next);
   }
   CarryOut(due);
-  // Node 0 may order the next one as soon as it hears this.
+  // Node 0 may order the next restore as soon as it has this report.
   ended->Finish(status);
 }
 
@@ -237,8 +237,8 @@ absl::StatusOr<FollowingRestore*> RestoreFollower::TakeOrdered(const std::string
   absl::MutexLock lock(&mu_);
   const Ordered* const untaken = FindUntaken(model);
   if (draining_ || untaken == nullptr || untaken->order.id != id) {
-    return absl::UnavailableError(absl::StrCat("create model ", DisplayName(model),
-                                               ": a restore that goes on expected, node 0 has given it up; try again"));
+    return absl::UnavailableError(
+        absl::StrCat("create model ", DisplayName(model), ": node 0 gave up the restore; try again"));
   }
   return Take(model, *FindOrder(model));
 }
@@ -278,7 +278,7 @@ absl::Status RestoreFollower::TellWish(const std::string& model, Waiting& waitin
 }
 
 void RestoreFollower::WithdrawWish(const std::string& model, const Waiting& waiting) {
-  // Also behind an answer, which may have crossed with a wish that was told again.
+  // Also after an answer, which may have crossed with a repeated wish.
   if (!waiting.told.has_value()) return;
   cluster().TellRestore({.model = model, .what = RestoreWish{.id = waiting.wish, .withdrawn = true}}).IgnoreError();
 }
@@ -294,7 +294,7 @@ absl::StatusOr<RestoreFollower::Word> RestoreFollower::AwaitWord(const std::stri
       RETURN_IF_ERROR(waiting.answer->status);
       return Word{.heals = waiting.answer->heals};
     }
-    // Its answer may be here before this call waits.
+    // The answer may come before this call waits.
     RETURN_IF_ERROR(TellWish(model, waiting));
     if (is_gone()) {
       return absl::AbortedError(absl::StrCat("create model ", DisplayName(model), ": the caller has gone"));
@@ -302,8 +302,8 @@ absl::StatusOr<RestoreFollower::Word> RestoreFollower::AwaitWord(const std::stri
     const absl::Duration left = Until(deadline, options_.clock->Now());
     if (left <= absl::ZeroDuration()) {
       return absl::DeadlineExceededError(absl::StrCat(
-          "create model ", DisplayName(model), ": node 0's word about the checkpoint within ",
-          absl::FormatDuration(options_.timeout), " expected: the trainers of its daemon have not created the model"));
+          "create model ", DisplayName(model), ": timed out after ", absl::FormatDuration(options_.timeout),
+          ": node 0 has not chosen a checkpoint, because its trainers have not created the model"));
     }
     changed_.WaitUntil(&mu_, After(SteadyNow(), std::min(left, kLookAfter)));
   }

@@ -1,4 +1,4 @@
-// Another node's part than node 0's in the restores of its world.
+// The part of a node other than node 0 in the restores of its world.
 #ifndef PARAMSHARD_SERVER_RESTORES_RESTORE_FOLLOWER_H_
 #define PARAMSHARD_SERVER_RESTORES_RESTORE_FOLLOWER_H_
 
@@ -28,16 +28,16 @@
 
 namespace paramshard::server {
 
-// Carries out what node 0 orders: for models that are there on a thread of its own, for one that is being created on
-// that of the creation, which waits for node 0's word (AwaitOrder) and follows it (TakeOrdered). It owns what it
-// carries out, and tells node 0 at the end what came of it. All waits are bounded by the timeout, and so is writing.
+// Carries out node 0's orders: for an existing model on a thread of its own; for a new model on the thread of its
+// creation, which waits for node 0's answer (AwaitOrder) and follows it (TakeOrdered). Owns the restores that it
+// carries out, and reports their results to node 0. The timeout bounds all waits, and writing.
 //
 // Thread-safe.
 class RestoreFollower {
  public:
   struct Options {
     ModelStore* store = nullptr;                 // outlives this
-    absl::Duration timeout = absl::Minutes(10);  // of the wait for node 0's word
+    absl::Duration timeout = absl::Minutes(10);  // of the wait for node 0's answer
     const Clock* clock = &Clock::Steady();       // outlives this
     HistoryIdSource draw_id = RandomHistoryId;
     std::function<void()> before_ready = [] {};    // FollowingRestore::Options
@@ -48,13 +48,13 @@ class RestoreFollower {
   explicit RestoreFollower(Options options);
   ~RestoreFollower();
 
-  // The daemon drains: ends all waits, and refuses what comes. Idempotent.
+  // Begins a drain: ends all waits, and refuses further orders. Idempotent.
   void BeginDrain();
 
-  // Waits until node 0 has said what a model that is being created begins with; none: its initial values. Returns at
-  // once when the model is there. Not to be called with a lock of the store. `is_gone` says whether nobody waits for
-  // the model any more, and does not wait itself. DEADLINE_EXCEEDED; ABORTED the caller is gone; UNAVAILABLE node 0 is
-  // not reached or the daemon drains; node 0's refusal.
+  // Waits until node 0 has said which checkpoint a new model begins with; without an order: its initial values. Returns
+  // at once if the model exists. Must not be called with a lock of the store. `is_gone` returns true if no caller waits
+  // for the model any more, and does not block. DEADLINE_EXCEEDED; ABORTED if the caller has gone; UNAVAILABLE if node
+  // 0 is not reached or the daemon drains; node 0's refusal.
   struct Word {
     bool is_here = false;
     std::optional<RestoreOrder> order = {};
@@ -62,22 +62,22 @@ class RestoreFollower {
   };
   using IsGone = absl::FunctionRef<bool()>;
   absl::StatusOr<Word> AwaitOrder(const std::string& model, IsGone is_gone);
-  // Whether node 0 has ordered a restore of a model that is not there yet.
+  // Returns true if node 0 has ordered a restore of a model that does not exist yet.
   bool HasOrder(absl::string_view model) const;
-  // Takes such an order, by its id, for a creation that carries it out and calls End then. UNAVAILABLE the order is
-  // over, or somebody else has it.
+  // Takes such an order, by its id, for a creation that carries it out and then calls End. UNAVAILABLE if the order is
+  // over, or was taken by another caller.
   absl::StatusOr<FollowingRestore*> TakeOrdered(const std::string& model, absl::uint128 id);
-  // What came of it, when the model's turn is given back and there is a model that is full, or none: this daemon takes
-  // the next order for the model, and node 0 hears of the end. `restore` ends.
+  // Ends `restore`, after the model's turn is given back and the model is full or dropped: this daemon takes the next
+  // order for the model, and reports the result to node 0.
   void End(const FollowingRestore& restore, const absl::Status& status);
-  // The creation that was to take such an order has failed before it could: node 0 is told why. Nothing for one that is
-  // over, or that somebody has taken.
+  // Tells node 0 that the creation for such an order failed before it took the order. Does nothing for an order that is
+  // over or taken.
   void RefuseOrder(const std::string& model, absl::uint128 id, const absl::Status& why);
 
-  // A model was created here with its initial values: an order that has come meanwhile is carried out.
+  // Carries out an order that came while a model was created here with its initial values.
   void OnCreatedFresh(const std::string& model);
 
-  // What node 0 says, and that it is lost.
+  // Takes messages of node 0, and its loss.
   void OnNews(const RestoreNews& news);
 
  private:
@@ -85,11 +85,11 @@ class RestoreFollower {
   struct Ordered {
     RestoreOrder order;
     SteadyTime deadline;
-    std::unique_ptr<FollowingRestore> taken = {};  // until its end; null while nobody carries it out
-    // That came before this one was over here: node 0 waits for nobody when it gives one up.
+    std::unique_ptr<FollowingRestore> taken = {};  // until its end; null while it is not carried out
+    // The next order, if it came before this one was over here: node 0 does not wait when it gives up a restore.
     std::optional<RestoreOrder> next = {};
   };
-  // Creations that wait for node 0's word.
+  // Creations that wait for node 0's answer.
   struct Waiting {
     absl::uint128 wish = 0;
     std::optional<SteadyTime> told = {};  // to node 0, the last time
@@ -99,7 +99,7 @@ class RestoreFollower {
 
   Cluster& cluster() const { return *options_.store->world().cluster; }
 
-  // Of a model that is here: to be carried out, without the lock. Null otherwise.
+  // An order for an existing model, to be carried out without the lock. Null otherwise.
   struct Due {
     std::shared_ptr<Model> model = {};
     FollowingRestore* restore = nullptr;
@@ -109,15 +109,15 @@ class RestoreFollower {
   void TakeEnd(absl::string_view model, const RestoreEnd& end) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void TakeAnswer(absl::string_view model, const RestoreAnswer& answer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void TakeLoss(const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Whose models have not come in time.
+  // Drops orders whose models were not created in time.
   void DropLateOrders() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Refuse(const std::string& model, absl::uint128 id, const absl::Status& why);
-  // Null when there is none. One that nobody has taken may be over: its deadline may have passed.
+  // Returns null if there is no order. The deadline of an order that is not taken may have passed.
   Ordered* FindOrder(absl::string_view model) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Null when there is none, somebody has taken it, or it is over.
+  // Returns null if there is no order, or if it is taken or over.
   const Ordered* FindUntaken(absl::string_view model) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   FollowingRestore* Take(const std::string& model, Ordered& ordered) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // On a thread of its own.
+  // Carries out the order on a thread of its own.
   void CarryOut(const Due& due);
   absl::Status StartWork(const Due& due);
   void Work(int64_t number, const Due& due);
@@ -125,7 +125,7 @@ class RestoreFollower {
 
   absl::StatusOr<Word> AwaitWord(const std::string& model, Waiting& waiting, IsGone is_gone)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Now and then again: node 0 may have dropped it, or have had no answer then.
+  // Repeats the wish now and then: node 0 may have dropped it, or may have had no answer then.
   absl::Status TellWish(const std::string& model, Waiting& waiting) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void WithdrawWish(const std::string& model, const Waiting& waiting) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
@@ -138,7 +138,7 @@ class RestoreFollower {
   std::map<std::string, Waiting, std::less<>> waiting_ ABSL_GUARDED_BY(mu_);  // likewise
   int64_t last_work_ ABSL_GUARDED_BY(mu_) = 0;
   std::map<int64_t, std::thread> works_ ABSL_GUARDED_BY(mu_);
-  std::vector<std::thread> finished_ ABSL_GUARDED_BY(mu_);  // they do nothing more
+  std::vector<std::thread> finished_ ABSL_GUARDED_BY(mu_);  // to be joined
 };
 
 }  // namespace paramshard::server

@@ -9,16 +9,16 @@
 namespace paramshard::server {
 namespace {
 
-// That are remembered. What comes beyond is refused.
+// Largest number of wishes that are remembered. Further ones are refused.
 constexpr size_t kMostWishes = 1024;
 
 absl::Status HasTrainedError(const std::string& model, int64_t commit_number) {
   return absl::FailedPreconditionError(absl::StrCat("create model ", DisplayName(model),
-                                                    ": a model that node 0 creates too expected, got one that is at "
+                                                    ": already exists at node 0, trained to "
                                                     "commit ",
                                                     commit_number,
-                                                    " there: delete it at all daemons and create it again, or "
-                                                    "create it without a restore, and restore it at node 0 then"));
+                                                    "; delete it at all daemons and create it again, or "
+                                                    "create it without a restore, and then restore it at node 0"));
 }
 
 bool IsPassing(const absl::Status& why) { return absl::IsUnavailable(why) || absl::IsCancelled(why); }
@@ -74,11 +74,11 @@ LeadingRestore::Options RestoreLeader::OptionsFor(const Model& model, const Chec
 
 absl::Status RestoreLeader::Register(const std::string& model, LeadingRestore* restore) {
   absl::MutexLock lock(&mu_);
-  // Whoever has prepared a restore has the model's turn: there is no other one of this model. But it may have been
-  // deleted since, and another one may have its name.
+  // A prepared restore has the model's turn: there is no other restore of this model. But the model may have been
+  // deleted since, and another model may have its name.
   if (!leading_.try_emplace(model, restore).second) {
     return absl::UnavailableError(
-        absl::StrCat("restore ", DisplayName(model), ": another restore of a model of that name goes on; try again"));
+        absl::StrCat("restore ", DisplayName(model), ": another restore of this name is in progress; try again"));
   }
   if (draining_) restore->Cancel();
   return absl::OkStatus();
@@ -112,15 +112,14 @@ std::optional<RestoreLeader::Broken> RestoreLeader::broken(const std::string& mo
 void RestoreLeader::TakeWish(const std::string& model, const RestoreWish& wish) {
   const Wish known(model, wish.node);
   if (wish.withdrawn) {
-    // A later one of that node stays.
+    // A later wish of that node stays.
     if (const auto found = wishes_.find(known); found != wishes_.end() && found->second == wish.id) {
       wishes_.erase(found);
     }
     return;
   }
   if (wishes_.size() >= kMostWishes && !wishes_.contains(known)) {
-    return Answer(model, wish.id,
-                  {.status = absl::ResourceExhaustedError("node 0 knows of too many creations that wait")});
+    return Answer(model, wish.id, {.status = absl::ResourceExhaustedError("node 0: too many creations are waiting")});
   }
   const std::optional<RestoreAnswer> answer = AnswerFor(model);
   if (answer.has_value()) return Answer(model, wish.id, *answer);
@@ -135,10 +134,11 @@ std::optional<RestoreAnswer> RestoreLeader::AnswerFor(const std::string& name) c
   const auto model = options_.store->Find(name);
   if (!model.ok()) return std::nullopt;
   const absl::StatusOr<Model::State> state = (*model)->Look("restore");
-  // A restore orders the same everywhere; what else it is, the wish is told again behind it.
+  // A restore in progress orders its checkpoint everywhere; after any other change the wish comes again.
   if (absl::IsUnavailable(state.status())) return std::nullopt;
   if (state.ok() && (*model)->fresh()) return RestoreAnswer();
-  // It has trained, and whoever waits has lost its part. A replica heals that; else the order comes, or a refusal.
+  // The model has trained, and the waiting node has lost its part. A replica heals it; else an order or a refusal
+  // follows.
   if (state.ok() && (*model)->topology().has_replicas()) return RestoreAnswer{.heals = true};
   options_.roll_back(name, state.ok() ? HasTrainedError(name, state->numbers.commit_number) : state.status());
   return std::nullopt;

@@ -25,7 +25,7 @@
 
 namespace paramshard::server {
 
-// Leads restores, and remembers which creations at other nodes wait for its word.
+// Leads restores, and remembers which creations at other nodes wait for its answer.
 //
 // Thread-safe.
 class RestoreLeader {
@@ -35,8 +35,8 @@ class RestoreLeader {
     absl::Duration timeout = absl::Minutes(10);  // of a restore, from the order to the end
     const Clock* clock = &Clock::Steady();       // outlives this
     HistoryIdSource draw_id = RandomHistoryId;
-    // All daemons are to go back to a saved state (RollbackLeader::Begin), for another one waits to create a model that
-    // has been trained here. Returns at once, and calls nobody back.
+    // Rolls all daemons back to a saved state (RollbackLeader::Begin): another daemon waits to create a model that has
+    // been trained here. Returns at once, and must not call back.
     std::function<void(const std::string& model, const absl::Status& why)> roll_back = [](auto&, auto&) {};
     std::function<void()> before_go = [] {};       // LeadingRestore::Options
     std::function<void()> before_rows = [] {};     // likewise
@@ -46,13 +46,13 @@ class RestoreLeader {
 
   explicit RestoreLeader(Options options) : options_(std::move(options)) {}
 
-  // The daemon drains: restores end soon, also those that begin now. Idempotent.
+  // Begins a drain: restores end soon, also restores that begin now. Idempotent.
   void BeginDrain();
 
-  // Runs a restore that is prepared here, together with the other daemons. Errors of ModelRestore::Run; UNAVAILABLE
-  // another one goes on of a model of that name, of which one was deleted since its restore was prepared.
+  // Runs a restore that is prepared here, together with the other daemons. Errors of ModelRestore::Run; UNAVAILABLE if
+  // another restore of a model of that name is in progress: the model was deleted after its restore was prepared.
   struct Terms {
-    bool by_path = false;  // the others find the checkpoint so
+    bool by_path = false;  // the others find the checkpoint by its path
     bool convert_moments = false;
     bool creates = false;                                       // the model
     std::string rollback_why = {};                              // RestoreOrder
@@ -62,23 +62,23 @@ class RestoreLeader {
   absl::StatusOr<History> Run(const Model& model, const CheckpointChoice& choice, ModelRestore& restore,
                               const Terms& terms, absl::FunctionRef<absl::Status()> begun);
 
-  // The last restore of the model that broke off when daemons had begun to write; none where another one has followed.
+  // Returns the last restore of the model, if it broke off after daemons had begun to write.
   struct Broken {
     std::string path = {};  // of the checkpoint
     bool convert_moments = false;
-    bool passes = false;  // what it broke off for: a daemon was lost, or drained
+    bool passes = false;  // the cause is temporary: a daemon was lost, or drained
   };
   std::optional<Broken> broken(const std::string& model) const;
 
-  // A model was created here with its initial values: creations of it that wait elsewhere begin so too.
+  // Lets creations of the model that wait elsewhere begin with initial values, as this daemon has done.
   void OnCreatedFresh(const std::string& model);
 
-  // Nothing comes of what creations of the model elsewhere wait for.
+  // Refuses creations of the model that wait elsewhere.
   void Refuse(const std::string& model, const absl::Status& why);
-  // Trainers that wait until all have gone back hear what came of it, where some do.
+  // Sends the result of a rollback to trainers that wait for it, if any.
   void EndRollback(const std::string& model, const absl::Status& status);
 
-  // What other nodes say, and that one is lost.
+  // Takes messages of other nodes, and their loss.
   void OnNews(const RestoreNews& news);
 
  private:
@@ -91,7 +91,7 @@ class RestoreLeader {
   absl::Status Register(const std::string& model, LeadingRestore* restore);
   void TakeWish(const std::string& model, const RestoreWish& wish) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void DropWishesOf(int node) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Without the wish's id; null where nothing can be said yet.
+  // Returns the answer without the wish's id; no value if there is no answer yet.
   std::optional<RestoreAnswer> AnswerFor(const std::string& model) const;
   void AnswerAll(const std::string& model, const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Answer(const std::string& model, absl::uint128 wish, RestoreAnswer answer);

@@ -1,4 +1,4 @@
-// What a restore agrees on with the other daemons of its world.
+// Interface of a restore to the other daemons of its world.
 #ifndef PARAMSHARD_SERVER_RESTORES_RESTORE_PEERS_H_
 #define PARAMSHARD_SERVER_RESTORES_RESTORE_PEERS_H_
 
@@ -13,31 +13,33 @@
 namespace paramshard::server {
 
 // ModelRestore::Run calls Begin, Write and Conclude in this order, each once at most, and CheckGoesOn between the last
-// two. All waits are bounded. A write ends soon when the restore is over elsewhere. Of a world of one daemon: NoPeers.
+// two. All waits are bounded. A write ends soon after the restore is over elsewhere. NoPeers is for a world of one
+// daemon.
 class RestorePeers {
  public:
   virtual ~RestorePeers() = default;
 
-  // That begins at every daemon; none: whoever restores draws it.
+  // Returns the history that begins at every daemon; no value: the restored model draws it.
   virtual std::optional<HistoryId> history() const = 0;
-  // Whether this daemon's next server can make a restore again that is cut off, or have all make it again.
+  // Returns true if this daemon's next server can repeat a restore that is cut off, or order all daemons to repeat it.
   virtual bool can_redo() const = 0;
-  // Why all daemons go back to a saved state, which nobody has asked for; empty otherwise. `model` is the one here.
+  // Returns why all daemons go back to a saved state without a request; empty for a requested restore. `model` is this
+  // daemon's model.
   virtual std::string RollbackWhy(const Model& model) const = 0;
-  // This daemon is ready: trainers and readers are held off, and nothing has changed. Waits until all daemons are. An
-  // error: nothing is to change.
+  // Reports that this daemon is ready: trainers and readers are held off, and nothing has changed. Waits until all
+  // daemons are ready. After an error nothing may change.
   virtual absl::Status Begin() = 0;
-  // Writes, and lets the others know meanwhile how far this daemon is. Errors of Restorer::Write; why the restore is
-  // over elsewhere, or DEADLINE_EXCEEDED.
+  // Writes, and reports this daemon's progress meanwhile. Errors of Restorer::Write; the reason why the restore is over
+  // elsewhere; DEADLINE_EXCEEDED.
   virtual absl::Status Write(Restorer& restorer) { return restorer.Write(); }
-  // Planes are encoded: whether anybody will use them. It does not wait. Errors as of Write.
+  // Checks, while planes are encoded, that they will be used. Does not block. Errors of Write.
   virtual absl::Status CheckGoesOn() = 0;
-  // This daemon has written all of its rows. Waits until all have, and until it is known that together they have what
-  // was saved. An error: the state is not to be used.
+  // Reports that this daemon has written all its rows. Waits until all daemons have, and until it is known that
+  // together they have what was saved. After an error the state must not be used.
   virtual absl::Status Conclude(const Restorer& restorer) = 0;
-  // How far all of them are, as far as this daemon knows: it is that far itself. For any thread.
+  // Returns the progress of all daemons, as far as this daemon knows it; `own` is its own progress. Thread-safe.
   virtual Restorer::Progress Whole(const Restorer::Progress& own) const = 0;
-  // Ends waits and the write soon, with CANCELLED. For any thread.
+  // Ends waits and the write soon, with CANCELLED. Thread-safe.
   virtual void Cancel() = 0;
 };
 

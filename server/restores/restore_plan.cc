@@ -31,20 +31,18 @@ const ParameterSpec* FirstNotIn(const NameIndex& others, const ModelSpec& spec) 
 
 absl::Status CheckNames(const ModelSpec& model, const ModelSpec& saved, const NameIndex& saved_names) {
   if (model.name != saved.name) {
-    return Invalid(model, absl::StrCat("a checkpoint of this model expected, got one of ", DisplayName(saved.name)));
+    return Invalid(model, absl::StrCat("want a checkpoint of this model, got one of ", DisplayName(saved.name)));
   }
   if (const ParameterSpec* const missing = FirstNotIn(saved_names, model); missing != nullptr) {
-    return Invalid(model, absl::StrCat("parameter ", DisplayName(missing->name),
-                                       ": expected in the checkpoint, got none of this name"));
+    return Invalid(model, absl::StrCat("parameter ", DisplayName(missing->name), ": not found in the checkpoint"));
   }
   if (const ParameterSpec* const extra = FirstNotIn(NameIndex(model), saved); extra != nullptr) {
-    return Invalid(model, absl::StrCat("parameter ", DisplayName(extra->name),
-                                       ": a parameter of the model expected, got one that it does not have"));
+    return Invalid(model, absl::StrCat("parameter ", DisplayName(extra->name), ": not found in the model"));
   }
   return absl::OkStatus();
 }
 
-// What was saved of a parameter, with all that may differ as the model has it.
+// Returns the saved parameter, with everything that may differ as the model has it.
 ParameterSpec Alike(const ParameterSpec& model, ParameterSpec saved, const RestorePlan::Options& options) {
   saved.encoding = model.encoding;
   saved.initial_value = model.initial_value;
@@ -57,7 +55,7 @@ ParameterSpec Alike(const ParameterSpec& model, ParameterSpec saved, const Resto
   return saved;
 }
 
-// The saved spec in the order of the model's. Only what must be equal is left to differ.
+// Returns the saved spec in the order of the model's, with everything that may differ as the model has it.
 ModelSpec Alike(const ModelSpec& model, const ModelSpec& saved, const NameIndex& saved_names,
                 const RestorePlan::Options& options) {
   ModelSpec alike = model;
@@ -80,7 +78,7 @@ absl::Status CheckSpecs(const ModelSpec& model, const ModelSpec& saved, const Na
   if (difference.empty()) return absl::OkStatus();
   const bool converts = FirstDifference(model, Alike(model, saved, saved_names, {.convert_moments = true})).empty();
   if (!converts) return Invalid(model, difference);
-  return Invalid(model, absl::StrCat(difference, "; it fits if you ask for moments to be converted, which loses bits"));
+  return Invalid(model, absl::StrCat(difference, "; ask for moments to be converted, which loses bits"));
 }
 
 bool IsStoredAlike(const ParameterSpec& model, const ParameterSpec& saved, StateTensor tensor) {
@@ -107,14 +105,14 @@ void AddTensors(const ParameterSpec& model, const ParameterSpec& saved, RestoreP
     } else if (form.form == TensorForm::kElements) {
       parameter.tensors.push_back(form.tensor);
     }
-    // That of a master does not depend on how it is stored.
+    // The hash of a master does not depend on how it is stored.
     if (checkpoint::HasContentHash(kind) && (is_stored || kind == ArrayKind::kMaster)) {
       parameter.hashed.push_back(kind);
     }
   }
 }
 
-// Without a master no step follows, and how the history goes on does not matter.
+// Without a master no step follows, and the history of scales does not matter.
 bool KeepsScaling(const ParameterSpec& model, const ParameterSpec& saved) {
   const Encoding encoding = EncodingOf(model.encoding);
   if (!NeedsAmax(encoding.format) || encoding != EncodingOf(saved.encoding)) return false;

@@ -18,7 +18,7 @@ absl::Status RestoreWrite::Run(Restorer& restorer, absl::FunctionRef<void()> loo
     writing_ = &restorer;
     if (why_.has_value()) restorer.Cancel();
   }
-  // Where there is no thread for it the write goes on: its waits before and behind it have the deadline all the same.
+  // If no thread can be started, the write goes on without it: the waits before and after it still have the deadline.
   absl::StatusOr<std::thread> watch = StartThread("the watch over a restore", [&] { Watch(look, late); });
   options_.before_rows();
   const absl::Status status = restorer.Write();

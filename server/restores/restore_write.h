@@ -1,4 +1,4 @@
-// The write of a daemon's rows in a restore of several daemons.
+// Write of a daemon's rows in a restore of several daemons.
 #ifndef PARAMSHARD_SERVER_RESTORES_RESTORE_WRITE_H_
 #define PARAMSHARD_SERVER_RESTORES_RESTORE_WRITE_H_
 
@@ -17,9 +17,9 @@
 
 namespace paramshard::server {
 
-// Ends soon when the restore is over elsewhere, or when its time is: nobody waits for rows that nobody will use.
+// Ends soon after the restore is over elsewhere, or after its deadline: rows that will not be used are not waited for.
 //
-// One thread runs it, once; Stop() is for any.
+// One thread runs it, once; any thread may call Stop().
 class RestoreWrite {
  public:
   struct Options {
@@ -30,12 +30,12 @@ class RestoreWrite {
 
   explicit RestoreWrite(Options options) : options_(std::move(options)) {}
 
-  // Calls `look` a few times a second from a thread of its own, as long as that can be started, and once at the end.
-  // Errors of Restorer::Write, but the reason where it was stopped; `late` when the deadline has passed.
+  // Writes. Calls `look` a few times a second from a thread of its own, if it can be started, and once at the end.
+  // Errors of Restorer::Write; the reason of Stop if it was stopped; `late` if the deadline has passed.
   absl::Status Run(Restorer& restorer, absl::FunctionRef<void()> look, const absl::Status& late);
-  // Behind the write: why it would have been stopped by now, or OK. `late` as above.
+  // Returns, after the write, the reason why it would have been stopped by now, or OK. `late` as above.
   absl::Status CheckGoesOn(const absl::Status& late);
-  // Why nobody will use the rows; the first reason holds. Before the write, too.
+  // Stops the write because the rows will not be used; the first reason holds. May be called before the write.
   void Stop(const absl::Status& why);
 
  private:
@@ -46,7 +46,7 @@ class RestoreWrite {
 
   absl::Mutex mu_;
   SteadyCondVar changed_;
-  Restorer* writing_ ABSL_GUARDED_BY(mu_) = nullptr;  // null while nobody writes
+  Restorer* writing_ ABSL_GUARDED_BY(mu_) = nullptr;  // null while no write runs
   std::optional<absl::Status> why_ ABSL_GUARDED_BY(mu_);
 };
 

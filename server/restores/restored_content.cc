@@ -35,7 +35,7 @@ absl::Status AddPlanes(const Shard& shard, const ShardExtent& extent, const Exte
   ASSIGN_OR_RETURN(const std::vector<PlaneViews> planes, shard.PlaneBytes(extent, part.rows));
   for (const ArrayKind kind : kinds) {
     const checkpoint::ArrayShape shape = *checkpoint::ShapeOf(spec, kind);
-    // What is of the whole tensor is with its row 0.
+    // Data of the whole tensor lies with its row 0.
     const RowRange rows = shape.RowsOf(part.rows);
     if (rows.size() == 0) continue;
     tensors[checkpoint::TensorKey(spec, kind)] +=
@@ -84,8 +84,8 @@ absl::Status CheckContent(const ModelSpec& model, const RestorePlan& plan, const
       const ContentHash got = of_shards == restored.end() ? ContentHash() : of_shards->second;
       if (got == expected) continue;
       return absl::DataLossError(absl::StrCat("restore ", DisplayName(model.name), ": tensor ", DisplayName(key),
-                                              ": content hash ", checkpoint::HashText(expected.sum), " of ",
-                                              expected.rows, " rows in all replicas expected, got ",
+                                              ": want content hash ", checkpoint::HashText(expected.sum), " of ",
+                                              expected.rows, " rows in all replicas, got ",
                                               checkpoint::HashText(got.sum), " of ", got.rows));
     }
   }

@@ -1,7 +1,6 @@
-// What shards hold after a restore, compared with what was saved.
+// Comparison of the shards after a restore with what was saved.
 //
-// Hashes add up: every daemon makes those of the rows of its ranks, and whoever has all of them compares the sums with
-// the manifest's.
+// Hashes add up: every daemon hashes the rows of its ranks, and one daemon compares the sums of all with the manifest.
 #ifndef PARAMSHARD_SERVER_RESTORES_RESTORED_CONTENT_H_
 #define PARAMSHARD_SERVER_RESTORES_RESTORED_CONTENT_H_
 
@@ -18,12 +17,12 @@
 namespace paramshard::server {
 
 // Adds the content hashes of some arrays of a part of an extent, as its shard's memory holds them now. Takes the lock
-// of the shard as a reader. What broke the device.
+// of the shard as a reader. Errors of the device.
 absl::Status AddContent(const Shard& shard, const ShardExtent& extent, const ExtentPart& part,
                         absl::Span<const checkpoint::ArrayKind> kinds, checkpoint::ContentHashes& tensors);
 
 // Compares the sums over all ranks of the world with the hashes of a manifest, as far as the plan keeps them. Each row
-// is there once for every replica. DATA_LOSS naming the first tensor that has other bytes, or another number of rows.
+// counts once per replica. DATA_LOSS naming the first tensor that has other bytes, or another number of rows.
 absl::Status CheckContent(const ModelSpec& model, const RestorePlan& plan, const checkpoint::ContentHashes& saved,
                           const checkpoint::ContentHashes& restored, int replicas);
 

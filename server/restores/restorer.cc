@@ -19,9 +19,9 @@ using checkpoint::ArrayKind;
 using checkpoint::ArrayShape;
 using checkpoint::Reader;
 
-// Of tensors that are decoded: what they have beside their elements is read for so many places of those at once.
+// Places of a decoded tensor in one piece: scales and the like are read once for all of them.
 constexpr size_t kPlacesOfAPiece = 16;
-// A thread takes up to 80 MiB then.
+// Number of threads that decode: each takes up to 80 MiB.
 constexpr int kDecodingThreads = 8;
 
 RowRange Overlap(const RowRange& a, const RowRange& b) {
@@ -29,12 +29,12 @@ RowRange Overlap(const RowRange& a, const RowRange& b) {
   return {begin, std::max(begin, std::min(a.end, b.end))};
 }
 
-// The array's rows that an extent needs. One about the whole tensor lies at every extent.
+// Returns the array's rows that an extent needs. An array about the whole tensor lies at every extent.
 RowRange Needed(const ArrayShape& shape, const ShardExtent& extent) {
   return shape.rows_per_row == kUnbounded ? RowRange{0, 1} : shape.RowsOf(extent.rows);
 }
 
-// The extent's rows that some of those are about: of one about the whole tensor, all.
+// Returns the extent's rows that `rows` of an array are about: all rows for an array about the whole tensor.
 RowRange ParameterRowsOf(const ArrayShape& shape, const RowRange& rows, const ShardExtent& extent) {
   return Overlap({rows.begin * shape.rows_per_row, rows.end * shape.rows_per_row}, extent.rows);
 }
@@ -69,7 +69,7 @@ ScalingBook::Record RecordOf(const checkpoint::BookEntry& entry, const Parameter
                              .is_fresh = entry.is_fresh};
   if (!entry.delayed.has_value()) return record;
   record.history = {.scale = entry.delayed->next_scale, .amaxes = entry.delayed->history};
-  // Of another length only where no step follows.
+  // The lengths differ only if no step follows.
   const auto options = spec.encoding.delayed_scaling.value_or(DelayedScaling::Options());
   record.history->amaxes.resize(options.history_length, 0.0f);
   return record;
@@ -142,7 +142,7 @@ void Restorer::CutPieces() {
     }
   }
   for (const Reader::Place& place : reader().Places()) {
-    // What elements are decoded with is read with them, and common.safetensors has been.
+    // Scales and the like are read with their elements; common.safetensors has been read.
     const auto found = pieces.find(place.key);
     if (found == pieces.end()) continue;
     Piece piece = found->second;
@@ -218,8 +218,8 @@ absl::Status Restorer::CheckNumbers() const {
   for (const int64_t steps : common.step_counts) largest = std::max(largest, steps);
   if (largest < kNumberLimit) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat("restore ", DisplayName(options_.spec->name), ": ", reader().folder(),
-                                                 ": a commit number and step counts below ", kNumberLimit,
-                                                 " expected, got ", largest));
+                                                 ": want a commit number and step counts below ", kNumberLimit,
+                                                 ", got ", largest));
 }
 
 absl::Status Restorer::ReadNumbers() {
@@ -269,7 +269,7 @@ int64_t Restorer::StepsOf(int parameter) const {
 // --- The change ---
 
 absl::Status Restorer::CheckGoesOn() const {
-  return cancelled_ ? absl::CancelledError("cancelled before all was through") : absl::OkStatus();
+  return cancelled_ ? absl::CancelledError("cancelled before it was done") : absl::OkStatus();
 }
 
 absl::Status Restorer::Write() {
@@ -278,7 +278,7 @@ absl::Status Restorer::Write() {
   if (status.ok()) return status;
   return absl::Status(status.code(),
                       absl::StrCat("restore ", DisplayName(options_.spec->name), ": ", status.message(),
-                                   torn() ? "; a part of it is written: drop the shards, or restore again" : ""));
+                                   torn() ? "; a part is written: drop the shards, or restore again" : ""));
 }
 
 absl::Status Restorer::WriteAll() {

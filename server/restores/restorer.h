@@ -1,4 +1,4 @@
-// Brings a checkpoint into the shards of a daemon's ranks, in whatever world.
+// Reader of a checkpoint into the shards of a daemon's ranks, in any world.
 #ifndef PARAMSHARD_SERVER_RESTORES_RESTORER_H_
 #define PARAMSHARD_SERVER_RESTORES_RESTORER_H_
 
@@ -26,8 +26,7 @@
 namespace paramshard::server {
 
 // Reads every chunk that has rows of these ranks once, in the order of the files, checks its sum, and writes its rows
-// into all shards that own some of them. At the end it reads the shards' memory once, and makes the content hashes of
-// it.
+// into all shards that own some of them. At the end it reads the shards' memory once, and hashes its content.
 //
 //   ASSIGN_OR_RETURN(const checkpoint::Reader reader, checkpoint::Reader::Open(choice.path, {.owner = geteuid()}));
 //   ASSIGN_OR_RETURN(RestorePlan plan, RestorePlan::Create(model.spec(), reader.spec(), {}));
@@ -37,11 +36,11 @@ namespace paramshard::server {
 //     return restorer->Check(restorer->content(), replicas);  // of a daemon that has all ranks; else of all sums
 //   }));
 //
-// Whoever has the model's turn (Model::BeginImport) creates it, writes and destroys it, on one thread; progress() and
-// Cancel() are for any.
+// One thread, which has the model's turn (Model::BeginImport), creates, writes and destroys it; any thread may call
+// progress() and Cancel().
 class Restorer {
  public:
-  // They wait for the disk most of the time, and many disks are as fast as they can only when asked for much at once.
+  // Threads wait for the disk most of the time, and many disks reach their full speed only with many reads at once.
   static constexpr int kDefaultThreads = 32;
 
   struct Options {
@@ -53,39 +52,39 @@ class Restorer {
     int threads = kDefaultThreads;               // at most
   };
 
-  // Takes what making planes will take, starts the threads, and reads all that is not in tensors. INVALID_ARGUMENT for
-  // numbers that no model may have; RESOURCE_EXHAUSTED at the limits of memory and threads; errors of the reader.
-  // Nothing has changed.
+  // Reserves the memory for encoding planes, starts the threads, and reads everything that is not in tensors. Changes
+  // nothing. INVALID_ARGUMENT for numbers that no model may have; RESOURCE_EXHAUSTED at the limits of memory and
+  // threads; errors of the reader.
   static absl::StatusOr<std::unique_ptr<Restorer>> Create(Options options);
   Restorer(const Restorer&) = delete;
   Restorer& operator=(const Restorer&) = delete;
-  // After the planes have been encoded: until then it keeps room for that.
+  // Frees the memory for encoding planes: call it after they have been encoded.
   ~Restorer();
 
-  // What the restore makes of all that is not in tensors: the log of commits with the client states of this daemon's
-  // ranks, the scaling book where it goes on, and from which checkpoint the history comes.
+  // Restored state that is not in tensors: the log of commits with the client states of this daemon's ranks, the
+  // scaling book if it is kept, and the checkpoint that the history comes from.
   const Model::Restored& restored() const { return restored_; }
 
-  // Writes all rows of the shards and their step counts, but no planes of what has a master. Once. An error leaves the
-  // shards torn(), unless it was cancelled before. DATA_LOSS naming file, tensor and rows; UNAVAILABLE for a file that
-  // cannot be read; CANCELLED; what broke a device.
+  // Writes all rows of the shards and their step counts, but no planes of parameters with a master. Call it once. An
+  // error leaves the shards torn(), unless it was cancelled before. DATA_LOSS naming file, tensor and rows; UNAVAILABLE
+  // for a file that cannot be read; CANCELLED; errors of a device.
   absl::Status Write();
 
-  // Whether the shards hold neither what they held nor the checkpoint: drop them, or restore again.
+  // Returns true if the shards hold neither their old state nor the checkpoint: drop them, or restore again.
   bool torn() const { return torn_; }
 
-  // Content hashes of all rows of these shards, after Write(). Those of several daemons are added up.
+  // Content hashes of all rows of these shards, after Write(). Hashes of several daemons are added up.
   const checkpoint::ContentHashes& content() const { return content_; }
-  // Whether the sums over all ranks of a world of so many replicas are those of the checkpoint. DATA_LOSS naming the
-  // tensor: then somebody's shards are as good as torn.
+  // Checks that the sums over all ranks of a world of `replicas` replicas equal the checkpoint's. DATA_LOSS naming the
+  // tensor: then some daemon's shards are as good as torn.
   absl::Status Check(const checkpoint::ContentHashes& sums, int replicas) const;
 
-  // Write() returns CANCELLED soon: after the chunks that are under way.
+  // Lets Write() return CANCELLED soon: after the chunks in progress.
   void Cancel() { cancelled_ = true; }
-  // OK, or CANCELLED.
+  // Returns OK or CANCELLED.
   absl::Status CheckGoesOn() const;
 
-  // Bytes of chunks that are read, and bytes of memory that are compared afterwards.
+  // Bytes of chunks that are read, and bytes of memory that are hashed afterwards.
   struct Progress {
     int64_t done_bytes = 0;
     int64_t all_bytes = 0;
@@ -100,8 +99,7 @@ class Restorer {
   };
   using Targets = std::vector<Target>;
 
-  // What is read at a time: a place of an array that is taken as it is, or some places of a tensor's elements, which
-  // follow each other.
+  // Unit of reading: a place of an array that is copied, or consecutive places of a tensor's elements.
   struct Piece {
     int parameter = 0;  // index into the plan's
     checkpoint::ArrayKind kind = checkpoint::ArrayKind::kMaster;
@@ -114,7 +112,7 @@ class Restorer {
     }
     int64_t size_bytes() const;
   };
-  // What is hashed at a time, as it is in the shards.
+  // Unit of hashing: a part of an extent in a shard.
   struct ResidentPart {
     int parameter = 0;
     Target target;
@@ -131,7 +129,7 @@ class Restorer {
   int64_t BytesOf(const ResidentPart& resident) const;
   void CutPieces();
   void AddPlace(const Piece& piece);
-  // From the first of its rows that a shard needs to the last; without rows where none does.
+  // Returns the rows from the first to the last that a shard needs; no rows if none is needed.
   RowRange WantedOf(const Piece& piece) const;
   absl::Status MakeRoom();
   int MostThreads() const;

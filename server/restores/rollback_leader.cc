@@ -22,8 +22,8 @@ ThrottledLog& RollbackLog() {
   return *log;
 }
 
-// What trainers are told: what keeps the epoch from starting, and why nobody goes back. They come again by themselves
-// where that passes.
+// Returns the error for trainers: the reason why the epoch does not start, and why no daemon goes back. Trainers come
+// again by themselves if the cause is temporary.
 absl::Status NotGoneBack(const absl::Status& why, const absl::Status& status) {
   const bool passes = absl::IsUnavailable(status) || absl::IsCancelled(status) || absl::IsDeadlineExceeded(status);
   const absl::StatusCode code = passes ? absl::StatusCode::kUnavailable : why.code();
@@ -34,7 +34,7 @@ absl::Status RollBack(const std::shared_ptr<Model>& model, const absl::Status& w
   ASSIGN_OR_RETURN(Restoration restoration, Restoration::PrepareRollback(model, std::string(why.message()), leader));
   const absl::Status status = restoration.Run([] { return absl::OkStatus(); }).status();
   const std::optional<RestoreLeader::Broken> broken = leader->broken(model->spec().name);
-  // It is made again when that daemon is back.
+  // The restore is repeated when that daemon is back.
   if (!status.ok() && broken.has_value() && broken->passes) return absl::UnavailableError(status.message());
   return status;
 }
@@ -72,17 +72,17 @@ void RollbackLeader::Begin(const std::string& model, const absl::Status& why) {
 }
 
 void RollbackLeader::Work(const std::string& model, const absl::Status& why) {
-  // Here, because whoever begins one may hold what those that are through still need.
+  // Joins here, because the caller of Begin may hold locks that finished rollbacks still need.
   JoinFinished();
   const std::optional<absl::Status> status = GoBack(model, why);
   {
-    // First: who needs it anew from here on begins another one.
+    // This comes first: a new need from here on begins another rollback.
     absl::MutexLock lock(&mu_);
     finished_.push_back(std::move(works_[model]));
     works_.erase(model);
   }
   if (status.has_value()) {
-    // What passes creations wait for.
+    // Creations wait for the end of a temporary cause.
     if (!status->ok() && !absl::IsUnavailable(*status)) options_.leader->Refuse(model, *status);
     options_.leader->EndRollback(model, *status);
   }
@@ -96,7 +96,7 @@ std::optional<absl::Status> RollbackLeader::GoBack(const std::string& name, cons
   const absl::Status status = model.ok() ? RollBack(*model, why, options_.leader) : model.status();
   if (status.ok()) return status;
   const absl::Status told = NotGoneBack(why, status);
-  RollbackLog().Write(LogLevel::kError, "could not go back to a saved step",
+  RollbackLog().Write(LogLevel::kError, "failed to go back to a saved step",
                       {{"model", name}, {"why", told.ToString()}});
   return told;
 }

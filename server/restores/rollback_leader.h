@@ -1,4 +1,4 @@
-// When one daemon has lost its part of a model: all daemons go back to the step that was saved last.
+// Rollback of all daemons to the step that was saved last, when one daemon has lost its part of a model.
 #ifndef PARAMSHARD_SERVER_RESTORES_ROLLBACK_LEADER_H_
 #define PARAMSHARD_SERVER_RESTORES_ROLLBACK_LEADER_H_
 
@@ -18,14 +18,14 @@
 
 namespace paramshard::server {
 
-// At node 0 of several. A daemon whose keeper died with its server comes back empty, or with a state that it cannot go on
-// from, and nothing heals it from a replica. As soon as every daemon is here and trainers wait (RollbackNeed), or a
-// creation at that daemon does (RestoreWish), node 0 orders a restore of the checkpoint with the largest save serial at
-// all of them: those that have the model restore it, the others create it with it. That checkpoint must be one that the
-// states which are given up go on from. Where there is none, trainers are told why no epoch starts.
+// Runs at node 0 of several daemons. A daemon whose keeper died with its server comes back empty, or with a state that
+// it cannot go on from, and no replica can heal it. As soon as every daemon is here and trainers wait (RollbackNeed),
+// or a creation at that daemon waits (RestoreWish), node 0 orders a restore of the checkpoint with the largest save
+// serial at all daemons: daemons with the model restore it, the others create it from the checkpoint. The states that
+// are given up must go on from that checkpoint. If there is no such checkpoint, trainers are told why no epoch starts.
 //
 //   RollbackLeader rollbacks({.store = &store, .leader = &leader});
-//   rollbacks.Begin("m", why);   // returns at once; what comes of it trainers hear
+//   rollbacks.Begin("m", why);   // returns at once; trainers get the result
 //
 // A model that node 0 itself has lost goes back when its trainers create it: CreateOrRestore.
 //
@@ -38,15 +38,15 @@ class RollbackLeader {
   };
 
   explicit RollbackLeader(Options options) : options_(options) {}
-  // Waits for those under way, which the leader's drain ends.
+  // Waits for rollbacks in progress, which the leader's drain ends.
   ~RollbackLeader();
 
-  // Does nothing where one of the model is under way.
+  // Does nothing if a rollback of the model is in progress.
   void Begin(const std::string& model, const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
   void Work(const std::string& model, const absl::Status& why);
-  // None: whoever creates the model here goes on with it.
+  // Returns no value if the next creation of the model here goes on with the rollback.
   std::optional<absl::Status> GoBack(const std::string& model, const absl::Status& why);
   void JoinFinished();
 
@@ -55,11 +55,11 @@ class RollbackLeader {
   absl::Mutex mu_;
   SteadyCondVar changed_;
   std::map<std::string, std::thread> works_ ABSL_GUARDED_BY(mu_);  // by model
-  std::vector<std::thread> finished_ ABSL_GUARDED_BY(mu_);         // they do nothing more with `works_`
+  std::vector<std::thread> finished_ ABSL_GUARDED_BY(mu_);         // they no longer use `works_`
 };
 
-// What a model begins with that this daemon of several has lost: with the restore that was cut off, at node 0, else with
-// what was saved last. None where nothing is saved. At other nodes node 0 says what it is.
+// Returns the restore for a model that this daemon of several has lost: at node 0 the restore that was cut off, else
+// the latest checkpoint. No value if nothing is saved. At other nodes node 0 makes the choice.
 std::optional<WantedRestore> RollbackOf(const ModelStore& store, const std::string& model);
 
 }  // namespace paramshard::server

@@ -34,7 +34,7 @@ WorldRestores::WorldRestores(Options options) : options_(std::move(options)) {
   options_.store->SetRestoreListener(this);
 }
 
-// What is under way ends soon, and nothing begins any more.
+// Restores in progress end soon, and no restore begins any more.
 WorldRestores::~WorldRestores() {
   options_.store->SetRestoreListener(nullptr);
   BeginDrain();
@@ -47,10 +47,9 @@ void WorldRestores::BeginDrain() {
 
 absl::Status WorldRestores::CheckLeads(absl::string_view model) const {
   if (leader_ != nullptr) return absl::OkStatus();
-  return absl::FailedPreconditionError(
-      absl::StrCat("restore ", DisplayName(model),
-                   ": a call to node 0 expected, which leads the restores of its world, got one to node ",
-                   options_.store->world().cluster->node()));
+  return absl::FailedPreconditionError(absl::StrCat("restore ", DisplayName(model),
+                                                    ": only node 0 starts restores, this is node ",
+                                                    options_.store->world().cluster->node(), "; call node 0"));
 }
 
 void WorldRestores::OnCreatedFresh(const std::string& model) {

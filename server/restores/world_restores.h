@@ -1,4 +1,4 @@
-// The restores of a daemon's models in its world: node 0 leads them, the others follow.
+// Restores of a daemon's models in its world: node 0 leads them, the others follow.
 #ifndef PARAMSHARD_SERVER_RESTORES_WORLD_RESTORES_H_
 #define PARAMSHARD_SERVER_RESTORES_WORLD_RESTORES_H_
 
@@ -21,20 +21,20 @@
 
 namespace paramshard::server {
 
-// Has the one role that this daemon has, and passes on to it what daemons say. Models that are being created wait for
-// each other: a creation at another node for node 0's word, and node 0's creation for those of the others. All waits
-// are bounded by the timeout. What the daemons say to each other: restore_news.h.
+// Has this daemon's one role, and passes other daemons' messages (restore_news.h) to it. Models that are being created
+// wait for each other: a creation at another node for node 0's answer, and node 0's creation for the creations at the
+// others. The timeout bounds all waits.
 //
 // Thread-safe.
 class WorldRestores final : public RestoreListener {
  public:
-  // Where tests hold a restore back.
+  // Points where tests hold a restore back.
   enum class Point : uint8_t {
-    kReady,    // another node is about to say that it is
-    kGo,       // node 0 is about to let all go
+    kReady,    // another node is about to report that it is ready
+    kGo,       // node 0 is about to let all daemons go
     kRows,     // any node is about to write its rows
-    kWritten,  // any node has, and its planes: another one is about to say so, node 0 to wait for the others
-    kEnd,      // node 0 is about to say that the state is whole
+    kWritten,  // any node has written rows and planes: another one is about to report it, node 0 to wait for the others
+    kEnd,      // node 0 is about to report that the state is whole
   };
 
   struct Options {
@@ -49,17 +49,17 @@ class WorldRestores final : public RestoreListener {
   explicit WorldRestores(Options options);
   ~WorldRestores() override;
 
-  // The daemon drains: ends all waits, and refuses what comes. Idempotent.
+  // Begins a drain: ends all waits, and refuses further restores. Idempotent.
   void BeginDrain();
 
-  // Of node 0, and of a world of one daemon; else null.
+  // Null, except at node 0 and in a world of one daemon.
   RestoreLeader* leader() const { return leader_.get(); }
-  // Of any other node; else null.
+  // Null, except at any other node.
   RestoreFollower* follower() const { return follower_.get(); }
-  // FAILED_PRECONDITION: another daemon is to be asked.
+  // FAILED_PRECONDITION if only another daemon starts restores.
   absl::Status CheckLeads(absl::string_view model) const;
 
-  // A model was created here with its initial values.
+  // Called when a model was created here with its initial values.
   void OnCreatedFresh(const std::string& model);
 
   void OnRestoreNews(const RestoreNews& news) override;

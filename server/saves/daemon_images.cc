@@ -14,8 +14,8 @@ namespace paramshard::server {
 
 namespace {
 
-// A GPU's copies wait for its link alone: of so many one is always there to begin. Elsewhere a thread copies some GB/s:
-// many threads for as long as a copy takes, and an eighth of the processors left to the trainers.
+// Copies from a GPU wait for its link alone: with four threads one is always ready to begin. Elsewhere a thread copies
+// some GB/s: many threads work for as long as a copy takes, and leave an eighth of the processors to the trainers.
 int CopyThreads(const ComputeDevice& device, int ranks) {
   constexpr int kGpuThreads = 4;
   constexpr int kMostThreads = 12;
@@ -87,7 +87,7 @@ absl::Status DaemonImages::FillRank(const Model::HeldState& state, int rank, GoO
 absl::StatusOr<PartReport> DaemonImages::Write(const std::string& model_folder, const SaveIdentity& identity,
                                                GoOn go_on) {
   const SaveFolder folder(Disk(calls_), model_folder, identity);
-  // Of each rank a thread writes and another hashes, which is the faster one.
+  // Each rank has two threads: one writes, the other one hashes and ends first.
   RETURN_IF_ERROR(OnAllRanks("files of a save", 2 * ranks(), [&](int work) {
     return work < ranks() ? WriteRank(folder, work, go_on) : images_[work - ranks()]->Hash(go_on);
   }));

@@ -1,4 +1,4 @@
-// What one daemon copies and writes in a save: the images of all its ranks.
+// The images of all ranks of one daemon, which it copies and writes in a save.
 #ifndef PARAMSHARD_SERVER_SAVES_DAEMON_IMAGES_H_
 #define PARAMSHARD_SERVER_SAVES_DAEMON_IMAGES_H_
 
@@ -21,33 +21,33 @@
 namespace paramshard::server {
 
 checkpoint::World WorldOf(const Layout& layout, const World& world);
-// That of the replicas of one daemon alone.
+// Returns the world that the replicas of one daemon alone make up.
 checkpoint::World DaemonsOwnWorld(const Layout& layout, const World& world);
 
-// A save goes through one image per rank, all of them at once, and each on a thread of its own. One caller at a time,
-// but for the counters.
+// A save goes through one image per rank: all at once, each on a thread of its own. Not thread-safe, except for the
+// counters.
 //
 //   ASSIGN_OR_RETURN(auto images, DaemonImages::Create(model, calls, before_copy));
 //   RETURN_IF_ERROR(images->Fill(state, go_on));   // steps may go on from here
 //   ASSIGN_OR_RETURN(const PartReport report, images->Write(model_folder, identity, go_on));
 class DaemonImages {
  public:
-  // Takes the memory: of this daemon's part in a checkpoint of all daemons, or, where it saves `alone`, of all of one.
-  // `model` and `calls` outlive the images; `before_copy` is called for every rank of the daemon
-  // before it is copied. Errors of StateImage::Create.
+  // Allocates the memory for this daemon's part of a checkpoint of all daemons, or for a whole checkpoint if it saves
+  // `alone`. `model` and `calls` outlive the images; `before_copy` is called before each rank of the daemon is copied.
+  // Errors of StateImage::Create.
   static absl::StatusOr<std::unique_ptr<DaemonImages>> Create(Model& model, DiskCalls* calls,
                                                               std::function<void(int rank)> before_copy,
                                                               bool alone = false);
 
-  // Is asked again and again: its error ends what is under way.
+  // Called again and again; its error ends the operation.
   using GoOn = absl::FunctionRef<absl::Status()>;
 
-  // Copies a state that the model holds, and releases it, whatever comes of it.
+  // Copies a state that the model holds, and releases it on success and on failure.
   absl::Status Fill(const Model::HeldState& state, GoOn go_on);
-  // Writes what was filled into the folder of a save, which is there. Errors of SaveFolder.
+  // Writes what was filled into the folder of a save, which exists. Errors of SaveFolder.
   absl::StatusOr<PartReport> Write(const std::string& model_folder, const SaveIdentity& identity, GoOn go_on);
 
-  // That is taken; of the files that were filled; and of them, written since the last Restart.
+  // Bytes that are allocated; bytes of the filled files; bytes of these that were written since the last Restart.
   int64_t memory_bytes() const;
   int64_t file_bytes() const;
   int64_t written_bytes() const { return written_bytes_; }

@@ -56,20 +56,19 @@ void FollowingSaver::Stop() {
 
 absl::StatusOr<SaveRecord> FollowingSaver::Request() {
   return absl::FailedPreconditionError(absl::StrCat("save ", model_.spec().name,
-                                                    ": a call to node 0 expected, which leads the saves of its world, "
-                                                    "got one to node ",
-                                                    model_.world().cluster->node()));
+                                                    ": only node 0 starts saves, this is node ",
+                                                    model_.world().cluster->node(), "; call node 0"));
 }
 
 absl::Status FollowingSaver::CheckIdle(absl::string_view operation) const {
   absl::MutexLock lock(&mu_);
   if (IsIdle()) return absl::OkStatus();
   const UnderWay& save = under_way_.has_value() ? *under_way_ : *reported_;
-  return absl::UnavailableError(absl::StrCat(operation, " ", model_.spec().name, ": no save under way expected, got ",
-                                             "that of step ", save.order.step, "; try again when it is through"));
+  return absl::UnavailableError(absl::StrCat(operation, " ", model_.spec().name, ": the save of step ", save.order.step,
+                                             " is in progress; try again when it is done"));
 }
 
-// Node 0 may drain as well, or not at all: it saves for both.
+// Node 0 saves for both nodes, whether it drains too or not.
 void FollowingSaver::Drain(SteadyTime deadline) {
   const auto is_settled = [this]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return IsIdle() && !wish_open_; };
   const auto await_settled = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
@@ -108,7 +107,7 @@ void FollowingSaver::TakeOrder(const SaveOrder& order) {
   if (stopped_) return Report(order.id, absl::CancelledError("the model is closed"));
   if (under_way_.has_value()) {
     return Report(order.id, absl::UnavailableError(absl::StrCat("the save of step ", under_way_->order.step,
-                                                                " is still under way there")));
+                                                                " is still in progress there")));
   }
   const SteadyTime now = options_.clock->Now();
   const SaveRecord& record = records_.Add({.reason = order.reason, .step = order.step, .begun_at = options_.now()});
@@ -118,7 +117,7 @@ void FollowingSaver::TakeOrder(const SaveOrder& order) {
   Hold(model_.idle());
 }
 
-// What a decision brings may come behind orders that the stream has brought since.
+// An order that comes with a decision may arrive after later orders of the stream.
 bool FollowingSaver::IsNewOrder(absl::uint128 id) {
   if (absl::c_linear_search(taken_orders_, id)) return false;
   taken_orders_.push_back(id);
@@ -138,7 +137,7 @@ void FollowingSaver::TakeEnd(const SaveEnd& end) {
   if (reported_.has_value() && reported_->order.id == end.id) return Finish(reported_, end);
   if (!IsUnderWay(end.id)) return;
   if (Waits()) return Finish(under_way_, end);
-  // The thread looks whether it goes on, and ends the save then.
+  // The thread checks whether to go on, and ends the save then.
   under_way_->end = end;
   given_up_ = true;
 }
@@ -150,7 +149,7 @@ void FollowingSaver::TakeLoss(const absl::Status& why) {
   if (under_way_.has_value()) TakeEnd({.id = under_way_->order.id, .why = why});
 }
 
-// Where its part is whole, node 0 may have published it.
+// Node 0 may have published the save if this daemon's part is whole.
 void FollowingSaver::FinishReported(const absl::Status& why) {
   const bool is_whole = reported_status_.ok();
   Finish(reported_,
@@ -173,17 +172,17 @@ absl::Status FollowingSaver::CheckIsOrdered(const Model::HeldState& state) const
   const SaveOrder& order = under_way_->order;
   const History history = model_.history();
   if (model_.fingerprint() != order.spec_fingerprint) {
-    return absl::FailedPreconditionError("the spec of node 0 expected, got another one");
+    return absl::FailedPreconditionError("the spec differs from node 0's spec");
   }
   if (state.numbers.commit_number != order.step || state.numbers.version != order.version) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("commit ", order.step, " (version ", order.version, ") as at node 0 expected, got commit ",
-                     state.numbers.commit_number, " (version ", state.numbers.version, ")"));
+    return absl::FailedPreconditionError(absl::StrCat("want commit ", order.step, " (version ", order.version,
+                                                      ") as at node 0, got commit ", state.numbers.commit_number,
+                                                      " (version ", state.numbers.version, ")"));
   }
   if (history.id.ToString() == order.history_id) return absl::OkStatus();
-  // As when an epoch starts: nothing tells them apart yet.
+  // Nothing tells the two histories apart yet, as when an epoch starts.
   if (model_.untouched() && history.lineage.ToString() == order.lineage) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat("history ", order.history_id, " as at node 0 expected, got ",
+  return absl::FailedPreconditionError(absl::StrCat("want history ", order.history_id, " as at node 0, got ",
                                                     history.id.ToString(),
                                                     ": import or restore the same at all daemons"));
 }
@@ -214,7 +213,7 @@ void FollowingSaver::Hold(bool settled) {
 void FollowingSaver::Report(absl::uint128 id, const absl::StatusOr<PartReport>& report) {
   SavePart part{.id = id, .status = report.status()};
   if (report.ok()) part.hash = report->hash;
-  // A node 0 that is not reached has lost this node, and with it the save.
+  // If this does not reach node 0, node 0 has lost this node, and with it the save.
   model_.world().cluster->TellSave({.model = model_.spec().name, .what = part}).IgnoreError();
 }
 
@@ -307,8 +306,8 @@ void FollowingSaver::Save(const Work& work) {
   absl::MutexLock lock(&mu_);
   if (under_way_->end.has_value()) return Finish(under_way_, SaveEnd(*under_way_->end));
   Report(work.order.id, report);
-  // Node 0 has ended that one, or would not have let this one be written.
-  if (reported_.has_value()) FinishReported(absl::UnavailableError("what came of it was not said before the next one"));
+  // Node 0 has ended the reported save: otherwise it would not have let this one be written.
+  if (reported_.has_value()) FinishReported(absl::UnavailableError("node 0 sent no result before the next save"));
   reported_ = std::exchange(under_way_, std::nullopt);
   reported_status_ = report.status();
 }
@@ -343,12 +342,12 @@ absl::Status FollowingSaver::AwaitPermission(const Work& work) {
 
 absl::Status FollowingSaver::CheckGoesOn(const Work& work) const {
   if (stopping_) return absl::CancelledError("the model is closed");
-  if (given_up_) return absl::AbortedError("node 0 has given the save up");
+  if (given_up_) return absl::AbortedError("node 0 gave up the save");
   return options_.clock->Now() < work.deadline ? absl::OkStatus() : LateError();
 }
 
 absl::Status FollowingSaver::LateError() {
-  return absl::DeadlineExceededError("an end within the time that node 0 has set expected");
+  return absl::DeadlineExceededError("the save timed out: node 0's deadline has passed");
 }
 
 }  // namespace paramshard::server

@@ -1,4 +1,4 @@
-// The saves of one model at a daemon that is not node 0: its part of what node 0 orders.
+// Saves of one model at a daemon that is not node 0: its part of each save that node 0 orders.
 #ifndef PARAMSHARD_SERVER_SAVES_FOLLOWING_SAVER_H_
 #define PARAMSHARD_SERVER_SAVES_FOLLOWING_SAVER_H_
 
@@ -35,8 +35,8 @@ namespace paramshard::server {
 //   order: the state is held as soon as its commit is answered here -> ranks are copied, steps may go on -> permission:
 //   files are written -> part -> end
 //
-// Locks, publishes, deletes and cleans nothing. Whatever fails here is said in the part. When node 0 gives the save up,
-// is lost, or says nothing until the deadline, this daemon stops and forgets.
+// Locks, publishes, deletes and cleans nothing. The part reports every failure here. When node 0 gives up the save,
+// is lost, or sends nothing until the deadline, this daemon stops and forgets the save.
 class FollowingSaver final : public ModelSaver {
  public:
   struct Options {
@@ -66,7 +66,7 @@ class FollowingSaver final : public ModelSaver {
   int64_t image_bytes() const override { return images_->memory_bytes(); }
 
  private:
-  // A save, until node 0 has said what came of it.
+  // A save, until node 0 has sent its result.
   struct UnderWay {
     SaveOrder order;
     int64_t number = 0;  // of its record
@@ -74,9 +74,9 @@ class FollowingSaver final : public ModelSaver {
     SteadyTime deadline;
     bool is_held = false;             // the state is, or was until it was copied
     bool is_permitted = false;        // to be written
-    std::optional<SaveEnd> end = {};  // that came before the thread was through
+    std::optional<SaveEnd> end = {};  // that came before the thread was done
   };
-  // What the thread is to copy.
+  // A state for the thread to copy.
   struct Work {
     SaveOrder order;
     SteadyTime deadline;
@@ -92,15 +92,15 @@ class FollowingSaver final : public ModelSaver {
   void TakePermission(absl::uint128 id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void TakeEnd(const SaveEnd& end) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void TakeLoss(const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Holds the state that is ordered, as soon as it is there; `settled`: no commit is to come.
+  // Holds the ordered state as soon as it exists; `settled`: no commit is to come.
   void Hold(bool settled) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // FAILED_PRECONDITION: it is not the one that node 0 holds.
+  // FAILED_PRECONDITION if `state` is not the state that node 0 holds.
   absl::Status CheckIsOrdered(const Model::HeldState& state) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Tells node 0, whose word ends the save.
+  // Sends the part to node 0, which ends the save.
   void Report(absl::uint128 id, const absl::StatusOr<PartReport>& report) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // `save` is one of the two below.
   void Finish(std::optional<UnderWay>& save, const SaveEnd& end) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Node 0 says nothing more of the save whose part is told, by `why`.
+  // Ends the reported save: node 0 sends nothing more about it, because of `why`.
   void FinishReported(const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool Waits() const ABSL_SHARED_LOCKS_REQUIRED(mu_) { return under_way_.has_value() && !under_way_->is_held; }
   bool IsUnderWay(absl::uint128 id) const ABSL_SHARED_LOCKS_REQUIRED(mu_) {
@@ -108,15 +108,15 @@ class FollowingSaver final : public ModelSaver {
   }
   SaveRecord& present() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return *records_.Find(under_way_->number); }
   SaveRecord Shown(const SaveRecord& record) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
-  // That is known, and has no end yet.
+  // Returns true if the save is known and has no end yet.
   bool IsOpen(int64_t number) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   bool IsIdle() const ABSL_SHARED_LOCKS_REQUIRED(mu_) { return !under_way_.has_value() && !reported_.has_value(); }
-  // Ends what has waited for too long: for its commit, or for node 0's word.
+  // Ends saves that have waited too long for their commit, or for node 0's answer.
   void CheckDeadlines() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   SteadyTime NextDeadline() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   void WaitUntil(SteadyTime deadline) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
-  // The thread's.
+  // Called by the thread.
   void Run();
   std::optional<Work> Take();
   void Save(const Work& work);
@@ -131,7 +131,7 @@ class FollowingSaver final : public ModelSaver {
   std::unique_ptr<DaemonImages> images_;  // the thread's, but for its counters
 
   std::atomic<bool> stopping_ = false;
-  std::atomic<bool> given_up_ = false;  // the save under way, by node 0 or with it
+  std::atomic<bool> given_up_ = false;  // the save in progress, by node 0 or with it
 
   mutable absl::Mutex mu_;
   mutable SteadyCondVar changed_;
@@ -139,7 +139,7 @@ class FollowingSaver final : public ModelSaver {
   bool wish_open_ ABSL_GUARDED_BY(mu_) = false;
   std::deque<absl::uint128> taken_orders_ ABSL_GUARDED_BY(mu_);  // ids of the newest ones: each comes by two ways
   std::optional<UnderWay> under_way_ ABSL_GUARDED_BY(mu_);
-  // Its part is told. The next order may come by a decision before this one's end does on the stream.
+  // The save whose part is reported. The next order may come with a decision before this save's end on the stream.
   std::optional<UnderWay> reported_ ABSL_GUARDED_BY(mu_);
   absl::Status reported_status_ ABSL_GUARDED_BY(mu_);  // how its part is
   std::optional<Work> work_ ABSL_GUARDED_BY(mu_);      // until the thread takes it

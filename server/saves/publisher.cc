@@ -34,8 +34,8 @@ using checkpoint::Part;
 constexpr char kLockName[] = "lock";
 constexpr char kDamaged[] = ".damaged-";
 
-// A little more than the checkpoint will take: its tensors, an entry of each in a header of every rank and in the
-// manifest, the ranks' client states.
+// Returns a little more than the checkpoint will take: its tensors, an entry of each in a header of every rank and in
+// the manifest, the ranks' client states.
 int64_t RoomFor(const ModelSpec& spec, const checkpoint::World& world) {
   constexpr int64_t kHeaderEntryBytes = 512;
   constexpr int64_t kBlockBytes = 4096;
@@ -57,14 +57,14 @@ absl::Status About(const std::string& path, const absl::Status& status) {
   return absl::Status(status.code(), absl::StrCat(path, ": ", status.message()));
 }
 
-// Its manifest, or what a look at its files, which reads none of them, finds: one that lacks a part is damaged.
+// Returns the manifest, or DATA_LOSS if a file is missing or has another size. Reads no file.
 absl::StatusOr<Manifest> CheckedManifest(const checkpoint::StepEntry& step) {
   for (const checkpoint::FileEntry& file : step.manifest->files) {
     const fs::path path = fs::path(step.path) / file.name;
     std::error_code error;
     const uintmax_t size_bytes = fs::file_size(path, error);
     if (error || size_bytes != static_cast<uintmax_t>(file.size_bytes)) {
-      return absl::DataLossError(absl::StrCat(path.string(), ": ", file.size_bytes, " bytes expected"));
+      return absl::DataLossError(absl::StrCat(path.string(), ": want ", file.size_bytes, " bytes"));
     }
   }
   return step.manifest;
@@ -80,7 +80,7 @@ absl::StatusOr<std::unique_ptr<Publisher>> Publisher::Open(DiskCalls* calls, con
   RETURN_IF_ERROR(publisher->MakeModelFolder(root));
   ASSIGN_OR_RETURN(publisher->lock_, disk.Lock(publisher->PathInFolder(kLockName)));
   RETURN_IF_ERROR(publisher->FindLastSerial());
-  // What is renamed in the page cache is on the disk then, before anything of it is deleted.
+  // Puts renames in the page cache on the disk before any of the renamed folders is deleted.
   publisher->leftovers_ = disk.SyncFolder(publisher->model_folder_);
   publisher->in_doubt_ = !publisher->leftovers_.ok();
   publisher->RemoveLeftovers();
@@ -94,7 +94,7 @@ absl::Status Publisher::MakeModelFolder(const std::string& root) const {
   return disk_.SyncFolder(root);
 }
 
-// A damaged one has a serial that nobody can read: for each of them one above the known ones is left out.
+// The serial of a damaged checkpoint cannot be read: each of them leaves out one serial above the known ones.
 absl::Status Publisher::FindLastSerial() {
   ASSIGN_OR_RETURN(const std::vector<checkpoint::StepEntry> steps, checkpoint::ListSteps(model_folder_));
   int64_t damaged = 0;
@@ -130,19 +130,19 @@ absl::Status Publisher::CheckRoom(const checkpoint::World& world) const {
   const int64_t needed_bytes = RoomFor(spec_, world);
   if (needed_bytes <= free_bytes) return absl::OkStatus();
   return absl::ResourceExhaustedError(
-      absl::StrCat(model_folder_, ": ", needed_bytes, " bytes needed for a checkpoint, ", free_bytes, " free"));
+      absl::StrCat(model_folder_, ": a checkpoint takes ", needed_bytes, " bytes, ", free_bytes, " free"));
 }
 
 absl::Status Publisher::Begin(const SaveIdentity& identity, const checkpoint::World& world) {
   if (under_way_.has_value()) {
     return absl::FailedPreconditionError(absl::StrCat("save step ", identity.step, " of ", DisplayName(spec_.name),
-                                                      ": no save under way expected, got that of step ",
+                                                      ": another save is in progress: step ",
                                                       under_way_->identity.step));
   }
   RemoveLeftovers();
   const std::string path = StepPath(identity);
   ASSIGN_OR_RETURN(const bool exists, disk_.Exists(path));
-  if (exists) return absl::AlreadyExistsError(absl::StrCat(path, ": the step is saved already"));
+  if (exists) return absl::AlreadyExistsError(absl::StrCat(path, ": already exists"));
   RETURN_IF_ERROR(CheckRoom(world));
   SaveFolder folder(disk_, model_folder_, identity);
   RETURN_IF_ERROR(disk_.MakeFolder(folder.path()));
@@ -165,8 +165,8 @@ Publisher::Result Publisher::FindSaved(const SaveIdentity& identity) const {
   if (!reader.ok()) return {.status = reader.status()};
   const Manifest& manifest = reader->manifest();
   if (manifest.history != identity.history) {
-    return {.status = absl::AlreadyExistsError(
-                absl::StrCat(path, ": a name that is free expected, got a checkpoint of another history"))};
+    return {.status =
+                absl::AlreadyExistsError(absl::StrCat(path, ": already exists, as a checkpoint of another history"))};
   }
   Result result{.outcome = SaveOutcome::kAlreadySaved,
                 .path = path,
@@ -174,7 +174,7 @@ Publisher::Result Publisher::FindSaved(const SaveIdentity& identity) const {
                 .size_bytes = manifest.size_bytes()};
   if (!in_doubt_) return result;
   result.outcome = SaveOutcome::kUnknown;
-  result.status = absl::FailedPreconditionError(absl::StrCat(path, ": it is not known whether it is on the disk"));
+  result.status = absl::FailedPreconditionError(absl::StrCat(path, ": not known to be on the disk"));
   return result;
 }
 
@@ -189,7 +189,8 @@ absl::StatusOr<std::string> Publisher::SetDamagedAside(const SaveIdentity& ident
   const std::string path = StepPath(identity);
   const absl::Status status = checkpoint::Reader::Open(path, {.owner = geteuid()}).status();
   ASSIGN_OR_RETURN(const bool exists, disk_.Exists(path));
-  // A folder without a manifest is one. All else is an error of the disk, or a checkpoint that others may still read.
+  // A folder without a manifest is damaged. Other errors are errors of the disk, or of a checkpoint that may still be
+  // readable elsewhere.
   const bool is_damaged = absl::IsDataLoss(status) || absl::IsInvalidArgument(status) || absl::IsNotFound(status);
   if (!exists || !is_damaged) return "";
   const std::string aside = absl::StrCat(path, kDamaged, checkpoint::HashText(identity.save_id));
@@ -198,7 +199,7 @@ absl::StatusOr<std::string> Publisher::SetDamagedAside(const SaveIdentity& ident
 }
 
 Publisher::Result Publisher::AbandonFor(const absl::Status& status) {
-  // Why is the news. What is left of it is among the leftovers.
+  // The result says why; leftovers() says what could not be removed.
   Abandon().IgnoreError();
   return {.outcome = SaveOutcome::kAbandoned, .status = status};
 }
@@ -217,12 +218,12 @@ absl::StatusOr<std::vector<Part>> Publisher::ReadParts(absl::Span<const PartRepo
     const std::string path = PathOf(checkpoint::PartFileName(report.node));
     const absl::StatusOr<std::string> text = safetensors::ReadWholeFile(path, checkpoint::kMaxManifestBytes);
     if (absl::IsNotFound(text.status())) {
-      return absl::FailedPreconditionError(absl::StrCat(
-          path, ": expected, got none: is the folder of checkpoints one that node ", report.node, " shares?"));
+      return absl::FailedPreconditionError(
+          absl::StrCat(path, ": not found; does node ", report.node, " share this folder of checkpoints?"));
     }
     if (!text.ok()) return text.status();
     if (checkpoint::HashBytes(*text) != report.hash) {
-      return absl::DataLossError(absl::StrCat(path, ": hash ", checkpoint::HashText(report.hash), " expected, got ",
+      return absl::DataLossError(absl::StrCat(path, ": want hash ", checkpoint::HashText(report.hash), ", got ",
                                               checkpoint::HashText(checkpoint::HashBytes(*text))));
     }
     absl::StatusOr<Part> part = checkpoint::ParsePart(*text);
@@ -270,8 +271,8 @@ absl::StatusOr<Manifest> Publisher::Prepare(absl::Span<const PartReport> reports
   ASSIGN_OR_RETURN(const std::string text, checkpoint::SerializeManifest(manifest));
   RETURN_IF_ERROR(disk_.WriteFile(PathOf(checkpoint::kManifestFileName), text));
   RETURN_IF_ERROR(disk_.SyncFolder(under_way_->folder.path()));
-  // What a restore would refuse (files of another user, a file that this node does not see, rows that are there twice)
-  // is found now, while the last good checkpoint is still kept.
+  // Finds what a restore would refuse (files of another user, a file that this node does not see, rows that occur
+  // twice) while the last good checkpoint is still kept.
   RETURN_IF_ERROR(checkpoint::Reader::Open(under_way_->folder.path(), {.owner = geteuid()}).status());
   return manifest;
 }
@@ -281,7 +282,7 @@ Publisher::Result Publisher::Rename(const Manifest& manifest) {
   Result result{.path = path, .save_serial = manifest.save_serial, .size_bytes = manifest.size_bytes()};
   result.status = disk_.Rename(under_way_->folder.path(), path);
   if (!result.status.ok()) {
-    // A rename over a network may be done although its answer is an error.
+    // A rename over a network may have succeeded although its answer is an error.
     const absl::StatusOr<bool> exists = disk_.Exists(path);
     if (exists.ok() && !*exists) return AbandonFor(result.status);
   }
@@ -296,7 +297,7 @@ Publisher::Result Publisher::Rename(const Manifest& manifest) {
 Deletion Publisher::Retain(const RetentionPolicy& policy, absl::FunctionRef<bool()> is_read) {
   if (in_doubt_) {
     return {.status = absl::FailedPreconditionError(
-                absl::StrCat(model_folder_, ": deletes nothing: it is not known what of it is on the disk"))};
+                absl::StrCat(model_folder_, ": nothing is deleted: a rename is not known to be on the disk"))};
   }
   // Manifests are large: none is read where nothing can have expired.
   const absl::StatusOr<std::vector<std::string>> folders = checkpoint::ListStepFolders(model_folder_);

@@ -1,4 +1,4 @@
-// Node 0's side of saves: from a folder in the making to a checkpoint.
+// Node 0's side of saves: from a staging folder to a checkpoint.
 #ifndef PARAMSHARD_SERVER_SAVES_PUBLISHER_H_
 #define PARAMSHARD_SERVER_SAVES_PUBLISHER_H_
 
@@ -22,81 +22,81 @@
 
 namespace paramshard::server {
 
-// What a save comes to.
+// Outcome of a save.
 enum class SaveOutcome : uint8_t {
   kPublished,     // it is the latest checkpoint, and on the disk
-  kAlreadySaved,  // nothing was written: a checkpoint of this state is there, and on the disk
-  kAbandoned,     // it is not there, and what there was of it is removed as far as it could be
-  // It has its name, and nobody knows whether it has it after the power fails: it is neither abandoned nor to be
-  // counted on. Nothing is deleted until a later save is published.
+  kAlreadySaved,  // nothing was written: a checkpoint of this state exists, and is on the disk
+  kAbandoned,     // there is no checkpoint, and the staging folder is removed as far as possible
+  // The checkpoint has its name, but a power failure may undo the rename: it is neither abandoned nor reliable.
+  // Nothing is deleted until a later save is published.
   kUnknown,
 };
 
-// The one who publishes, deletes and cleans up in ROOT/MODEL: there is one of them for a folder, which a lock on
-// ROOT/MODEL/lock sees to. (A file, because a file system between machines may lock folders for one machine alone.)
+// Publishes, deletes and cleans up in ROOT/MODEL. A lock on ROOT/MODEL/lock makes it the only publisher of the folder.
+// (The lock is on a file, because a shared file system may lock a folder for one machine alone.)
 //
 //   Begin makes the folder -> every daemon writes its part (SaveFolder) -> Publish, or Abandon
 //
-// Publish puts the parts together, writes common.safetensors, spec.binpb and manifest.json, syncs all, opens what is
-// there as a restore would, and renames the folder to its name: the rename is the one moment in which a checkpoint
-// comes to be. Whatever fails before it abandons the save. No failed fsync is made again.
+// Publish puts the parts together, writes common.safetensors, spec.binpb and manifest.json, syncs all, opens the folder
+// as a restore would, and renames it to its name: the rename creates the checkpoint. A failure before the rename
+// abandons the save. A failed fsync is not retried.
 //
-// Not thread-safe: the save thread's. One save at a time.
+// Not thread-safe: used by the save thread. One save at a time.
 class Publisher {
  public:
-  // Makes ROOT/MODEL where it is not there, locks it and removes what earlier saves and deletions have left. `calls`
-  // and `spec`, which is a checked one, outlive the publisher. Errors of CheckOwnFolder and Disk; FAILED_PRECONDITION
-  // where another process holds the lock or the file system has none. What could not be removed is no error: see
+  // Makes ROOT/MODEL if it does not exist, locks it and removes the leftovers of earlier saves and deletions. `calls`
+  // and `spec`, which has been checked, outlive the publisher. Errors of CheckOwnFolder and Disk; FAILED_PRECONDITION
+  // if another process holds the lock or the file system has no locks. A failure to remove leftovers is no error: see
   // leftovers().
   static absl::StatusOr<std::unique_ptr<Publisher>> Open(DiskCalls* calls, const std::string& root,
                                                          const ModelSpec& spec);
 
   const std::string& model_folder() const { return model_folder_; }
-  // What Open, the last Begin, or an Abandon after it could not remove; OK where nothing is left.
+  // Error of Open, the last Begin, or an Abandon after it for files that it could not remove; OK if nothing is left.
   const absl::Status& leftovers() const { return leftovers_; }
-  // Whether a rename is not known to be on the disk.
+  // Returns true if a rename is not known to be on the disk.
   bool in_doubt() const { return in_doubt_; }
 
-  // Whether ROOT/MODEL is still the folder that it has locked, and nobody else's: one that was removed or replaced is
-  // not, and another process may hold the lock of what is there now. Then it is to be opened again.
+  // Returns true if ROOT/MODEL is still the folder that this publisher has locked. If it was removed or replaced,
+  // another process may hold the lock of the folder that is there now: call Open again.
   bool HoldsFolder() const;
 
-  // Makes the folder of a save, after leftovers. FAILED_PRECONDITION while another one is under way; ALREADY_EXISTS
-  // where this step of this history is saved already; RESOURCE_EXHAUSTED where the file system has fewer free bytes
-  // than the checkpoint will take. Nothing is left of it then.
+  // Removes leftovers and makes the folder of a save. FAILED_PRECONDITION while another save is in progress;
+  // ALREADY_EXISTS if this step of this history is already saved; RESOURCE_EXHAUSTED if the file system has fewer free
+  // bytes than the checkpoint will take. An error leaves no folder.
   absl::Status Begin(const SaveIdentity& identity, const checkpoint::World& world);
 
-  // What the manifest says besides.
+  // Further fields of the manifest.
   struct Occasion {
     std::optional<checkpoint::Manifest::Parent> parent = {};
     absl::Time saved_at = absl::UnixEpoch();
   };
   struct Result {
     SaveOutcome outcome = SaveOutcome::kAbandoned;
-    absl::Status status = absl::OkStatus();  // why, where there is no checkpoint to be counted on
+    absl::Status status = absl::OkStatus();  // the cause, if there is no reliable checkpoint
     std::string path = {};                   // of the checkpoint; empty where it is abandoned
     int64_t save_serial = 0;
     int64_t size_bytes = 0;
   };
-  // Ends the save that is under way, with a report of every daemon. `common` is without step counts, which the parts
-  // bring. Requires that a save is under way, and that `common` is of its step.
+  // Ends the save in progress, with a report of every daemon. `common` has no step counts: the parts bring them.
+  // Requires that a save is in progress, and that `common` is of its step.
   Result Publish(absl::Span<const PartReport> reports, checkpoint::CommonState common, const Occasion& occasion);
 
-  // Ends the save that is under way, if one is, and removes what there is of it. An error says what is left, as
-  // leftovers() does: the next Begin tries again.
+  // Ends the save in progress, if any, and removes its folder. An error names what is left, like leftovers(): the next
+  // Begin tries again.
   absl::Status Abandon();
 
-  // What there is of a step of a history, whichever process has published it: kAlreadySaved; kUnknown while in_doubt();
-  // kAbandoned and why, where it is not there (NOT_FOUND), or what has its name is of another history, or damaged as far
-  // as a restore sees before it reads rows.
+  // Looks for a step of a history, whichever process has published it. Returns kAlreadySaved; kUnknown while
+  // in_doubt(); kAbandoned and the cause if it is not found (NOT_FOUND), or if the checkpoint of this name is of
+  // another history, or damaged as far as a restore sees before it reads rows.
   Result FindSaved(const SaveIdentity& identity) const;
-  // Renames a damaged checkpoint, which has the name that a save of this state needs, to NAME.damaged-SAVEID: nobody
-  // takes that for a checkpoint, and nobody deletes it. Returns the new path; empty where none is there, or a whole one.
-  // Errors of Disk.
+  // Renames a damaged checkpoint that has the name of this save to NAME.damaged-SAVEID, which is neither read as a
+  // checkpoint nor deleted. Returns the new path; empty if there is no checkpoint, or a whole one. Errors of Disk.
   absl::StatusOr<std::string> SetDamagedAside(const SaveIdentity& identity) const;
 
-  // Deletes what the policy does not keep, the oldest first, at most kMaxDeletions. Nothing while in_doubt():
-  // FAILED_PRECONDITION; nor where `is_read`, which is asked when all is ready, says that somebody reads a checkpoint.
+  // Deletes what the policy does not keep, the oldest first, at most kMaxDeletions. FAILED_PRECONDITION while
+  // in_doubt(): then it deletes nothing. Also deletes nothing if `is_read`, which is called just before, says that a
+  // checkpoint is being read.
   static constexpr size_t kMaxDeletions = 16;
   Deletion Retain(const RetentionPolicy& policy, absl::FunctionRef<bool()> is_read);
 
@@ -115,9 +115,9 @@ class Publisher {
   absl::Status CheckRoom(const checkpoint::World& world) const;
   std::string StepPath(const SaveIdentity& identity) const;
   std::string PathInFolder(const std::string& name) const;
-  // In the folder of the save under way.
+  // Path in the folder of the save in progress.
   std::string PathOf(const std::string& name) const;
-  // All until the rename. The manifest of what is in the folder then.
+  // Does all up to the rename. Returns the manifest of the folder.
   absl::StatusOr<checkpoint::Manifest> Prepare(absl::Span<const PartReport> reports, checkpoint::CommonState common,
                                                const Occasion& occasion) const;
   absl::StatusOr<std::vector<checkpoint::Part>> ReadParts(absl::Span<const PartReport> reports) const;

@@ -15,7 +15,8 @@ std::vector<StepEntry> ExpiredSteps(absl::Span<const StepEntry> steps, const Ret
   for (const StepEntry& step : steps) {
     if (step.manifest.ok()) whole.push_back(step);
   }
-  // A training that has begun anew by mistake does not take with it what the one before has come to.
+  // Keeps the checkpoint of the highest step: a training that is started again by mistake does not delete the result
+  // of the one before.
   size_t furthest = 0;
   for (size_t i = 0; i < whole.size(); ++i) {
     if (whole[i].name.step >= whole[furthest].name.step) furthest = i;

@@ -12,7 +12,7 @@
 namespace paramshard::server {
 namespace {
 
-// A disk that has more of them to do at once is a little faster.
+// Bytes of one write. A disk with more to write at once is a little faster.
 constexpr int64_t kWriteBytes = int64_t{64} << 20;
 
 }  // namespace

@@ -1,4 +1,4 @@
-// One daemon's side of a save: what it writes into the folder of a checkpoint in the making.
+// One daemon's side of a save: the files that it writes into the staging folder of a checkpoint.
 #ifndef PARAMSHARD_SERVER_SAVES_SAVE_FOLDER_H_
 #define PARAMSHARD_SERVER_SAVES_SAVE_FOLDER_H_
 
@@ -15,7 +15,7 @@
 
 namespace paramshard::server {
 
-// Which save it is: all daemons know it from node 0.
+// Identity of a save. Node 0 sends it to all daemons.
 struct SaveIdentity {
   int64_t step = 0;  // the commit number
   absl::uint128 history = 0;
@@ -24,14 +24,14 @@ struct SaveIdentity {
   friend bool operator==(const SaveIdentity&, const SaveIdentity&) = default;
 };
 
-// What a daemon tells node 0 when all that it writes is on the disk.
+// Report of a daemon to node 0 when all its files are on the disk.
 struct PartReport {
   int node = 0;
-  absl::uint128 hash = 0;  // of its part-NODE.json: node 0 reads that one, and no older one
+  absl::uint128 hash = 0;  // of its part-NODE.json: so node 0 reads this one, and no older one
 };
 
-// ROOT/MODEL/step-N-HISTORY.tmp-SAVEID, which the Publisher has made: every daemon finds it by the same path. Who
-// writes here finds NOT_FOUND once node 0 has given the save up. Constant; threads may write several ranks at once.
+// ROOT/MODEL/step-N-HISTORY.tmp-SAVEID, which the Publisher has made: every daemon finds it by the same path. Writes
+// fail with NOT_FOUND once node 0 has given up the save. Constant; threads may write several ranks at once.
 //
 //   const SaveFolder folder(disk, ModelFolder(root, spec.name), identity);
 //   for (const auto& image : images) RETURN_IF_ERROR(folder.WriteRank(*image, go_on));   // on threads of their own
@@ -43,12 +43,12 @@ class SaveFolder {
   const std::string& path() const { return path_; }
 
   // Writes the files of a filled image and syncs them. `go_on` is called before every 64 MiB and every sync, with the
-  // bytes that this call has written; its error ends the writing and is answered. What was written stays: node 0
-  // removes the folder.
+  // bytes that this call has written; its error ends the writing and is returned. The files stay: node 0 removes the
+  // folder.
   using GoOn = absl::FunctionRef<absl::Status(int64_t written_bytes)>;
   absl::Status WriteRank(const StateImage& image, GoOn go_on) const;
 
-  // After all of the daemon's ranks are written: writes part-NODE.json, syncs it and the folder.
+  // Writes part-NODE.json after all ranks of the daemon are written, and syncs it and the folder.
   absl::StatusOr<PartReport> Finish(int node, absl::Span<const StateImage* const> images) const;
 
  private:

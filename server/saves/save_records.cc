@@ -10,12 +10,12 @@
 namespace paramshard::server {
 namespace {
 
-// That are shown.
+// Largest number of records that are kept and shown.
 constexpr size_t kMostRecords = 64;
 
 absl::string_view EventOf(SaveState state) {
   if (state == SaveState::kPublished) return "saved";
-  if (state == SaveState::kAlreadySaved) return "saved already";
+  if (state == SaveState::kAlreadySaved) return "already saved";
   if (state == SaveState::kUnknown) return "a save may be lost when the power fails";
   return state == SaveState::kSkipped ? "a save was skipped" : "a save was abandoned";
 }
@@ -31,7 +31,7 @@ SaveResult ResultOf(SaveState state) {
 
 SaveRecord& SaveRecords::Add(SaveRecord record) {
   record.number = ++last_number_;
-  // Before there is a new one, which may be a skipped one itself.
+  // Drops one before adding: the new record may be a skipped one itself.
   if (records_.size() == kMostRecords) DropOne();
   return records_.emplace_back(std::move(record));
 }
@@ -56,7 +56,7 @@ SaveRecord* SaveRecords::Find(int64_t number) {
 
 absl::StatusOr<SaveRecord> SaveRecords::Get(int64_t number) const {
   if (const SaveRecord* const record = Find(number); record != nullptr) return *record;
-  return absl::NotFoundError(absl::StrCat("save ", number, " of ", model_, ": a recent one expected"));
+  return absl::NotFoundError(absl::StrCat("save ", number, " of ", model_, ": not found among recent saves"));
 }
 
 void SaveRecords::Close(const SaveRecord& record) {

@@ -1,4 +1,4 @@
-// What is known of a model's recent saves.
+// Records of a model's recent saves.
 #ifndef PARAMSHARD_SERVER_SAVES_SAVE_RECORDS_H_
 #define PARAMSHARD_SERVER_SAVES_SAVE_RECORDS_H_
 
@@ -19,21 +19,22 @@ class SaveRecords {
   // `metrics` outlives the records.
   SaveRecords(std::string model, MetricRegistry& metrics) : model_(std::move(model)), metrics_(metrics) {}
 
-  // Numbers it. Of too many the oldest that are over go, skipped ones first: a slow disk makes many.
+  // Numbers the record. If there are too many, drops the oldest that is over, skipped ones first: a slow disk makes
+  // many of them.
   SaveRecord& Add(SaveRecord record);
-  // Null for one of long ago.
+  // Returns null if the record is no longer kept.
   SaveRecord* Find(int64_t number);
   const SaveRecord* Find(int64_t number) const;
-  // NOT_FOUND.
+  // NOT_FOUND if the record is no longer kept.
   absl::StatusOr<SaveRecord> Get(int64_t number) const;
   const std::deque<SaveRecord>& all() const { return records_; }
 
-  // Counts and logs one that is over.
+  // Counts and logs a save that is over.
   void Close(const SaveRecord& record);
   const SaveCounts& counts() const { return counts_; }
 
  private:
-  // Of those that are over.
+  // Drops one of the records that are over.
   void DropOne();
 
   const std::string model_;

@@ -1,4 +1,4 @@
-// The folder that checkpoints lie in.
+// The folder that holds checkpoints.
 #ifndef PARAMSHARD_SERVER_SAVES_SAVE_ROOT_H_
 #define PARAMSHARD_SERVER_SAVES_SAVE_ROOT_H_
 
@@ -13,8 +13,8 @@ namespace paramshard::server {
 // ROOT/MODEL (checkpoint::ModelFolderName).
 std::string ModelFolder(const std::string& root, absl::string_view model);
 
-// Whether ROOT/MODEL has a checkpoint of this commit of a history that a restore would take, as far as it sees before it
-// reads rows.
+// Returns true if ROOT/MODEL has a checkpoint of this commit of a history that a restore would accept, as far as it
+// sees before it reads rows.
 bool HasWholeCheckpoint(const std::string& root, absl::string_view model, int64_t step, absl::uint128 history);
 
 }  // namespace paramshard::server

@@ -63,13 +63,13 @@ SaveState StateOf(SaveOutcome outcome) {
   return SaveState::kUnknown;
 }
 
-// Another daemon's words, which may be many.
+// Prefixes another daemon's error with its node, and limits its length.
 absl::Status OfNode(int node, const absl::Status& status) {
   constexpr size_t kMostBytes = 1024;
   return absl::Status(status.code(), absl::StrCat("node ", node, ": ", status.message().substr(0, kMostBytes)));
 }
 
-// For a save to see that its time is over.
+// Time for a save to notice that its deadline has passed.
 constexpr absl::Duration kGrace = absl::Seconds(5);
 
 Publisher::Result Abandoned(const absl::Status& status) {
@@ -97,7 +97,7 @@ Saver::Saver(Model& model, const Options& options)
 absl::Status Saver::Open(SaverSource::FolderTrouble trouble) {
   if (const absl::Status opened = OpenFolder(); !opened.ok()) {
     if (trouble == SaverSource::FolderTrouble::kIsRefused) return opened;
-    Log(LogLevel::kError, "a model cannot be saved", {{"model", model_.spec().name}, {"why", opened.ToString()}});
+    Log(LogLevel::kError, "cannot save model", {{"model", model_.spec().name}, {"why", opened.ToString()}});
   }
   ASSIGN_OR_RETURN(images_, DaemonImages::Create(model_, options_.calls, options_.before_copy));
   image_bytes_ = images_->memory_bytes();
@@ -116,7 +116,7 @@ absl::Status Saver::OpenFolder() {
   RETURN_IF_ERROR(opened.status());
   publisher_ = *std::move(opened);
   NoteLeftovers();
-  // A server before this one may have saved the state that it has left.
+  // The previous server may have saved the state that it left.
   const StateNumbers numbers = model_.state().numbers;
   const Publisher::Result found =
       publisher_->FindSaved({.step = numbers.commit_number, .history = numbers.history.value});
@@ -162,7 +162,7 @@ void Saver::OnCommitted(const CommitAnswer& answer, bool asked) {
   absl::MutexLock lock(&mu_);
   if (stopped_) return;
   const std::optional<SaveReason> reason = ReasonFor(answer, asked);
-  // One that waits is of this commit: what falls due with it is the same save.
+  // A save that waits is of this commit: anything due with it is the same save.
   if (waiting_) return Hold();
   if (reason.has_value()) Begin(*reason, answer.commit_number);
 }
@@ -188,9 +188,9 @@ absl::Status Saver::CheckIdle(absl::string_view operation) const {
 
 absl::Status Saver::CheckNoneUnderWay(absl::string_view operation) const {
   if (!under_way_.has_value()) return absl::OkStatus();
-  return absl::UnavailableError(absl::StrCat(operation, " ", model_.spec().name, ": no save under way expected, got ",
-                                             "that of step ", records_.Find(*under_way_)->step,
-                                             "; try again when it is through"));
+  return absl::UnavailableError(absl::StrCat(operation, " ", model_.spec().name, ": the save of step ",
+                                             records_.Find(*under_way_)->step,
+                                             " is in progress; try again when it is done"));
 }
 
 void Saver::Begin(SaveReason reason, int64_t step) {
@@ -198,7 +198,7 @@ void Saver::Begin(SaveReason reason, int64_t step) {
   if (under_way_.has_value()) {
     record.state = SaveState::kSkipped;
     record.status = absl::UnavailableError(absl::StrCat("the save of step ", records_.Find(*under_way_)->step,
-                                                        " was still under way: the disk is slow, or saves "
+                                                        " was still in progress: the disk is slow, or saves "
                                                         "are due too often"));
     return records_.Close(records_.Add(std::move(record)));
   }
@@ -224,7 +224,7 @@ void Saver::Hold() {
             .state = *std::move(state)};
   if (const absl::Status ordered = Order(work); !ordered.ok()) {
     model_.ReleaseState();
-    // The next commit is decided, and applied elsewhere perhaps: that one is saved.
+    // The next commit is decided, and perhaps applied elsewhere: it is saved instead.
     if (!absl::IsAborted(ordered)) Finish(Abandoned(ordered));
     return;
   }
@@ -286,7 +286,7 @@ void Saver::TakeWish() {
   const Model::State state = model_.state();
   const bool untouched = model_.untouched();
   absl::MutexLock lock(&mu_);
-  // The end of one that is under way is an answer too.
+  // The end of the save in progress is an answer too.
   if (under_way_.has_value()) return;
   if (options_.policy.on_drain && !stopped_ && !untouched && !IsSaved(state.numbers)) {
     return Begin(SaveReason::kDrain, state.numbers.commit_number);
@@ -295,7 +295,7 @@ void Saver::TakeWish() {
 }
 
 void Saver::TellEnd(const SaveRecord& record) {
-  // Who is not reached notices that by itself.
+  // A node that this does not reach notices the end by itself.
   cluster()
       .TellSave({.model = model_.spec().name,
                  .what = SaveEnd{.id = ordered_.value_or(0),
@@ -316,12 +316,12 @@ void Saver::Drain(SteadyTime deadline) {
       absl::MutexLock lock(&mu_);
       if (!AwaitOver(deadline)) return;
     }
-    // Whatever this process has published: its files may have gone since.
+    // IsDrained looks at the disk: files that this process has published may have been deleted since.
     if (IsDrained()) return;
     const int64_t step = model_.state().numbers.commit_number;
     absl::MutexLock lock(&mu_);
     if (stopped_) return;
-    // Another daemon that drains has wished for one meanwhile.
+    // Another daemon that drains has asked for a save meanwhile.
     if (under_way_.has_value()) continue;
     Begin(SaveReason::kDrain, step);
     AwaitOver(deadline);
@@ -349,9 +349,9 @@ SaveRecord Saver::Shown(const SaveRecord& record) const {
   shown.took = absl::FromChrono(options_.clock->Now() - begun_);
   shown.written_bytes = images().written_bytes();
   if (IsStuck()) {
-    shown.status = absl::DeadlineExceededError(
-        absl::StrCat("save ", model_.spec().name, ": an end within ", absl::FormatDuration(options_.policy.timeout),
-                     " expected, got none: a call of the file system does not come back"));
+    shown.status = absl::DeadlineExceededError(absl::StrCat("save ", model_.spec().name, ": timed out after ",
+                                                            absl::FormatDuration(options_.policy.timeout),
+                                                            ": a call of the file system does not come back"));
   }
   return shown;
 }
@@ -405,7 +405,7 @@ void Saver::NoteLeftovers() {
   if (publisher_ == nullptr || publisher_->leftovers() == leftovers_) return;
   leftovers_ = publisher_->leftovers();
   if (leftovers_.ok()) return;
-  Log(LogLevel::kWarning, "what saves have left could not be deleted",
+  Log(LogLevel::kWarning, "failed to delete leftovers of saves",
       {{"model", model_.spec().name}, {"why", leftovers_.ToString()}});
 }
 
@@ -440,7 +440,7 @@ void Saver::Save(const Work& work) {
     if (copied.ok()) record.size_bytes = images().file_bytes();
   }
   const Publisher::Result result = copied.ok() ? Write(work) : Abandoned(copied);
-  // The checkpoint is there, whatever becomes of older ones: but who waits for the save finds them gone.
+  // The save succeeds even if older checkpoints cannot be deleted; its caller finds the deleted ones gone.
   if (result.outcome == SaveOutcome::kPublished) Retain();
   NoteLeftovers();
   absl::MutexLock lock(&mu_);
@@ -470,7 +470,7 @@ absl::Status Saver::CheckGoesOn(const Work& work) const {
   }
   if (options_.clock->Now() < work.deadline) return absl::OkStatus();
   return absl::DeadlineExceededError(
-      absl::StrCat("save ", name, ": an end within ", absl::FormatDuration(options_.policy.timeout), " expected"));
+      absl::StrCat("save ", name, ": timed out after ", absl::FormatDuration(options_.policy.timeout)));
 }
 
 Publisher::Result Saver::Write(const Work& work) {
@@ -478,25 +478,25 @@ Publisher::Result Saver::Write(const Work& work) {
       work.alone ? DaemonsOwnWorld(model_.layout(), model_.world()) : WorldOf(model_.layout(), model_.world());
   if (publisher_ != nullptr && !publisher_->HoldsFolder()) publisher_.reset();
   if (publisher_ == nullptr) {
-    // Whoever was asked to has put the folder in order, perhaps.
+    // An operator may have repaired the folder meanwhile.
     if (const absl::Status opened = OpenFolder(); !opened.ok()) return Abandoned(opened);
   }
   const absl::StatusOr<std::string> aside = publisher_->SetDamagedAside(work.identity);
   if (!aside.ok()) return Abandoned(aside.status());
   if (!aside->empty()) {
-    Log(LogLevel::kWarning, "a damaged checkpoint is set aside", {{"model", model_.spec().name}, {"path", *aside}});
+    Log(LogLevel::kWarning, "damaged checkpoint renamed", {{"model", model_.spec().name}, {"path", *aside}});
   }
   const absl::Status begun = publisher_->Begin(work.identity, world);
   if (absl::IsAlreadyExists(begun)) return publisher_->FindSaved(work.identity);
   if (!begun.ok()) return Abandoned(begun);
   absl::StatusOr<std::vector<PartReport>> reports = WriteAll(work);
-  // The disk may have kept its last answer for as long as it liked.
+  // The last call of the disk may have taken longer than the deadline.
   if (const absl::Status late = CheckGoesOn(work); reports.ok() && !late.ok()) reports = late;
   if (reports.ok()) {
     return publisher_->Publish(*reports, CommonOf(work.state),
                                {.parent = ParentOf(work.state), .saved_at = options_.now()});
   }
-  // What is left of it is among the leftovers, and removed before the next save.
+  // leftovers() says what could not be removed; the next save removes it.
   publisher_->Abandon().IgnoreError();
   return Abandoned(reports.status());
 }
@@ -530,7 +530,7 @@ absl::StatusOr<std::vector<PartReport>> Saver::AwaitParts(const Work& work) {
   return reports;
 }
 
-// Names those whose part has not come at the deadline.
+// Names the nodes whose part has not come at the deadline.
 absl::Status Saver::LateParts(const absl::Status& status) const {
   if (!absl::IsDeadlineExceeded(status)) return status;
   absl::MutexLock lock(&mu_);
@@ -539,16 +539,16 @@ absl::Status Saver::LateParts(const absl::Status& status) const {
     if (!parts_.contains(node)) late.push_back(node);
   }
   if (late.empty() || part_failed_) return status;
-  return absl::DeadlineExceededError(absl::StrCat("save ", model_.spec().name, ": the parts of all nodes within ",
-                                                  absl::FormatDuration(options_.policy.timeout),
-                                                  " expected, got none of node ", absl::StrJoin(late, ", node ")));
+  return absl::DeadlineExceededError(absl::StrCat("save ", model_.spec().name, ": timed out after ",
+                                                  absl::FormatDuration(options_.policy.timeout), ": no part from node ",
+                                                  absl::StrJoin(late, ", node ")));
 }
 
 void Saver::Retain() {
-  // What a restore reads may be the only checkpoint of the state that it makes. The next save deletes what is left now.
+  // Deletes nothing during a restore: it may read the only checkpoint of its state. The next save deletes the rest.
   const Deletion deletion = publisher_->Retain(options_.policy.keep, [&] { return model_.turn_is_taken(); });
   if (deletion.status.ok()) return;
-  Log(LogLevel::kWarning, "old checkpoints could not be deleted",
+  Log(LogLevel::kWarning, "failed to delete old checkpoints",
       {{"model", model_.spec().name}, {"why", deletion.status.ToString()}});
 }
 

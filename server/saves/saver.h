@@ -1,5 +1,5 @@
-// The saves of one model at node 0: when they fall due, and what becomes of them. Savers, which makes the savers of a
-// daemon's models.
+// Saves of one model at node 0: when they are due, and their outcome. Savers, which makes the savers of a daemon's
+// models.
 #ifndef PARAMSHARD_SERVER_SAVES_SAVER_H_
 #define PARAMSHARD_SERVER_SAVES_SAVER_H_
 
@@ -36,11 +36,11 @@
 namespace paramshard::server {
 
 struct SavePolicy {
-  int64_t every_commits = 0;                         // numbers that are multiples of it; 0: none
-  absl::Duration every_time = absl::ZeroDuration();  // at the first commit after it; 0: never
+  int64_t every_commits = 0;                         // saves commits whose number is a multiple of it; 0: none
+  absl::Duration every_time = absl::ZeroDuration();  // saves the first commit after it; 0: never
   RetentionPolicy keep = {};
   bool on_drain = true;
-  // A save that takes longer is abandoned.
+  // Longest time of a save: then it is abandoned.
   absl::Duration timeout = absl::Minutes(10);
 };
 
@@ -49,8 +49,8 @@ struct SavePolicy {
 //   the state is held (CopyGate), and all other daemons are told to hold theirs -> ranks are copied, steps may go on ->
 //   files are written, here and elsewhere -> the others have reported their parts -> published -> retention
 //
-// Whatever fails, here or elsewhere, abandons that save alone: it is counted, logged and among the records. One save at
-// a time: what falls due meanwhile is skipped. What other daemons do: FollowingSaver.
+// A failure, here or elsewhere, abandons that save alone: it is counted, logged and among the records. One save at a
+// time: a save that falls due meanwhile is skipped. FollowingSaver is the part of other daemons.
 class Saver final : public ModelSaver {
  public:
   struct Options {
@@ -84,52 +84,53 @@ class Saver final : public ModelSaver {
   int64_t image_bytes() const override;
 
  private:
-  // What the thread is to save: a state that is held, here and, as soon as they can, at all other daemons.
+  // A state for the thread to save: it is held here and, as soon as they can, at all other daemons.
   struct Work {
     int64_t number = 0;
     SaveIdentity identity;
     SteadyTime deadline;
     Model::HeldState state;
-    bool alone = false;  // of no other daemon: one is away, and replicas go on without it
+    bool alone = false;  // without other daemons: one is away, and replicas go on without it
   };
 
   Saver(Model& model, const Options& options);
   absl::Status Open(SaverSource::FolderTrouble trouble);
-  // Called by those who may use the publisher. Errors of Publisher::Open.
+  // Requires the right to use the publisher. Errors of Publisher::Open.
   absl::Status OpenFolder();
   Cluster& cluster() const { return *model_.world().cluster; }
 
   std::optional<SaveReason> ReasonFor(const CommitAnswer& answer, bool asked) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Begin(SaveReason reason, int64_t step) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Holds the state for the save that waits, and has all others hold theirs, unless a commit is under way anywhere.
+  // Holds the state for the save that waits, and orders all other daemons to hold theirs, unless a commit is in
+  // progress anywhere.
   void Hold() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status Order(Work& work) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Whether this daemon has all of the state, and others may be away.
+  // Returns true if this daemon has all of the state, and others may be away.
   bool MaySaveAlone() const;
-  // A daemon's word on the save under way. What is of another one, or is said again, changes nothing.
+  // Takes a daemon's report on the save in progress. Ignores reports of other saves, and repetitions.
   void TakePart(const SavePart& part) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // A daemon that drains wants to have saved what no save has.
+  // Begins the save that a draining daemon asks for, if the state is not saved yet.
   void TakeWish();
   void TellEnd(const SaveRecord& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Those of the save under way.
+  // Images of the save in progress.
   DaemonImages& images() const { return own_images_ != nullptr ? *own_images_ : *images_; }
-  // The present record of the save under way.
+  // Record of the save in progress.
   SaveRecord& present() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return *records_.Find(*under_way_); }
   absl::Status CheckNoneUnderWay(absl::string_view operation) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
-  // Whether the one under way has not ended in its time: the thread waits for a disk that does not answer.
+  // Returns true if the save in progress has timed out and not ended: the thread waits for a disk that does not answer.
   bool IsStuck() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   SaveRecord Shown(const SaveRecord& record) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   void Finish(const Publisher::Result& result) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Takes over what the publisher could not clean up, and says it where that is news.
+  // Takes over the publisher's leftovers(), and logs them if they have changed.
   void NoteLeftovers();
   bool IsSaved(const StateNumbers& numbers) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   bool AwaitOver(SteadyTime deadline) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
-  // The thread's.
+  // Called by the thread.
   void Run();
   std::optional<Work> Take();
   void Save(const Work& work);
-  // Takes the memory of a save, where it is not that of all others; gives it back for one of all daemons.
+  // Allocates the memory of a save of this daemon alone; frees it for a save of all daemons.
   absl::Status TakeImages(bool alone);
   Publisher::Result Write(const Work& work);
   absl::StatusOr<std::vector<PartReport>> WriteAll(const Work& work);
@@ -145,23 +146,24 @@ class Saver final : public ModelSaver {
   const SteadyTime opened_at_;
   std::unique_ptr<DaemonImages> images_;  // the thread's, but for its counters
 
-  // The thread's, and Create's and Stop's while there is none. Null while the folder is in trouble.
+  // Used by the thread; by Create and Stop while there is no thread. Null while the folder cannot be opened.
   std::unique_ptr<Publisher> publisher_;
   std::atomic<int64_t> image_bytes_ = 0;
   std::atomic<bool> stopping_ = false;
-  std::atomic<bool> part_failed_ = false;  // of the save under way, at another daemon
+  std::atomic<bool> part_failed_ = false;  // of the save in progress, at another daemon
 
   mutable absl::Mutex mu_;
   mutable SteadyCondVar changed_;
   bool stopped_ ABSL_GUARDED_BY(mu_) = false;
-  std::optional<int64_t> under_way_ ABSL_GUARDED_BY(mu_);  // a save's number, until it is over
+  std::optional<int64_t> under_way_ ABSL_GUARDED_BY(mu_);  // number of the save in progress
   bool waiting_ ABSL_GUARDED_BY(mu_) = false;              // it holds no state yet
   std::optional<Work> work_ ABSL_GUARDED_BY(mu_);          // until the thread takes it
-  // Of a save alone, and until the next one of all. It is the thread's, but for its being there, and its counters.
+  // Images of a save of this daemon alone, kept until the next save of all daemons. Used by the thread, except for the
+  // pointer itself and the counters.
   std::unique_ptr<DaemonImages> own_images_;
-  SteadyTime begun_ ABSL_GUARDED_BY(mu_);                      // of the save under way
+  SteadyTime begun_ ABSL_GUARDED_BY(mu_);                      // of the save in progress
   SteadyTime last_due_ ABSL_GUARDED_BY(mu_);                   // by time
-  std::optional<absl::uint128> ordered_ ABSL_GUARDED_BY(mu_);  // the id of the save under way, which others know
+  std::optional<absl::uint128> ordered_ ABSL_GUARDED_BY(mu_);  // the id of the save in progress, which others know
   std::map<int, SavePart> parts_ ABSL_GUARDED_BY(mu_);         // of it, by node
   SaveRecords records_ ABSL_GUARDED_BY(mu_);
   std::optional<StateNumbers> saved_ ABSL_GUARDED_BY(mu_);  // of the last checkpoint that is known

@@ -43,7 +43,7 @@ absl::Span<const uint8_t> PieceOf(const std::vector<PlaneViews>& planes, const c
   return plane.amax.bytes();
 }
 
-// Whole granules of rows of about StateImage::kElementsOfAPart.
+// Cuts rows into whole granules of about StateImage::kElementsOfAPart elements.
 std::vector<RowRange> RowsOfPieces(const RowRange& rows, int64_t columns, int64_t granule) {
   const int64_t rows_of_a_piece = std::max(granule, StateImage::kElementsOfAPart / columns / granule * granule);
   std::vector<RowRange> pieces;
@@ -53,7 +53,7 @@ std::vector<RowRange> RowsOfPieces(const RowRange& rows, int64_t columns, int64_
   return pieces;
 }
 
-// A piece whose rows are longer than a part is read row by row, and by parts of a row.
+// Cuts a piece into parts: rows that are longer than a part are read row by row, in parts of a row.
 std::vector<ExtentPart> PartsOf(const RowRange& rows, int64_t columns, bool may_cut_rows) {
   if (!may_cut_rows || columns <= StateImage::kElementsOfAPart)
     return {{.rows = rows, .first_column = 0, .columns = columns}};
@@ -83,7 +83,7 @@ absl::StatusOr<std::unique_ptr<StateImage>> StateImage::Create(const Layout& lay
   auto image = std::unique_ptr<StateImage>(new StateImage(layout, rank, device, std::move(plan)));
   const std::string name = absl::StrCat("save of ", DisplayName(layout.spec().name), ", rank ", rank);
   ASSIGN_OR_RETURN(image->memory_, Memory::Allocate(name, SizeOf(image->plan_), Sharing::kPrivate));
-  // Advice: a kernel that does not take it makes larger cores.
+  // This is advice: a kernel that ignores it makes larger core dumps.
   madvise(image->memory_.data(), image->memory_.size_bytes(), MADV_DONTDUMP);
   ASSIGN_OR_RETURN(image->leave_, device.OpenHostMemory(image->memory_));
   image->MakeTargets();
@@ -124,8 +124,8 @@ void StateImage::CutPieces() {
 
 absl::Status StateImage::Fill(const Shard& shard, absl::string_view client_state, Check check, int threads) {
   if (client_state.size() > kMaxClientStateBytes) {
-    return absl::InvalidArgumentError(absl::StrCat("save rank ", rank_, ": a client state of at most ",
-                                                   kMaxClientStateBytes, " bytes expected, got ", client_state.size()));
+    return absl::InvalidArgumentError(absl::StrCat("save rank ", rank_, ": want a client state of at most ",
+                                                   kMaxClientStateBytes, " bytes, got ", client_state.size()));
   }
   Restart(client_state);
   RETURN_IF_ERROR(FillSteps(shard, check));
@@ -204,7 +204,7 @@ absl::Status StateImage::CopyPlanes(const Shard& shard, const ShardExtent& exten
   ASSIGN_OR_RETURN(const std::vector<PlaneViews> planes, shard.PlaneBytes(extent, rows));
   for (size_t i = 0; i < places.size(); ++i) {
     const Target& target = share.targets[i];
-    // What is one number for the whole tensor comes with its first row alone.
+    // A number of the whole tensor comes with its first row alone.
     if (target.shape.RowsOf(rows).size() == 0) continue;
     const absl::Span<const uint8_t> bytes = PieceOf(planes, *checkpoint::PlaneFormOf(target.tensor->kind));
     places[i] = std::copy(bytes.begin(), bytes.end(), places[i]);
@@ -254,8 +254,8 @@ absl::Status StateImage::AddTo(checkpoint::Part& part) const {
   for (const auto& [name, count] : step_counts_) {
     const int64_t known = part.step_counts.emplace(name, count).first->second;
     if (known != count) {
-      return absl::InternalError(absl::StrCat("save rank ", rank_, ": parameter ", DisplayName(name), ": ", known,
-                                              " steps expected as on other ranks, got ", count));
+      return absl::InternalError(absl::StrCat("save rank ", rank_, ": parameter ", DisplayName(name), ": want ", known,
+                                              " steps as on other ranks, got ", count));
     }
   }
   return absl::OkStatus();

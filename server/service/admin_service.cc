@@ -32,7 +32,7 @@ constexpr int32_t kDefaultPageSize = 1000;
 constexpr int32_t kMaxPageSize = 10000;
 constexpr int32_t kDefaultStatsLimit = 100;
 constexpr int32_t kMaxStatsLimit = 10000;
-// How often a call that waits for a save looks whether its caller is still there.
+// Interval in which a call that waits for a save checks whether its caller is still there.
 constexpr absl::Duration kLookAfter = absl::Milliseconds(200);
 
 google::protobuf::Timestamp ToProto(absl::Time time) {
@@ -75,10 +75,10 @@ absl::Status ListShardsPage(const ModelStore& store, const v1::ListShardsRequest
   int64_t skip = 0;
   if (!request.page_token().empty() && (!absl::SimpleAtoi(request.page_token(), &skip) || skip < 0)) {
     return absl::InvalidArgumentError(
-        absl::StrCat("list shards: a page token of this RPC expected, got ", request.page_token().substr(0, 64)));
+        absl::StrCat("list shards: want a page token of this RPC, got ", request.page_token().substr(0, 64)));
   }
   if (request.page_size() < 0) {
-    return absl::InvalidArgumentError(absl::StrCat("list shards: page_size >= 0 expected, got ", request.page_size()));
+    return absl::InvalidArgumentError(absl::StrCat("list shards: want page_size >= 0, got ", request.page_size()));
   }
   const int64_t limit = request.page_size() == 0 ? kDefaultPageSize : std::min(request.page_size(), kMaxPageSize);
   for (const BrokenDevice& broken : ListBrokenDevices(store.world())) {
@@ -97,7 +97,7 @@ absl::StatusOr<v1::GetParameterStatsResponse> GetStats(const ModelStore& store, 
                                                        const v1::GetParameterStatsRequest& request) {
   ASSIGN_OR_RETURN(const std::shared_ptr<Model> model, store.Find(request.model()));
   if (request.limit() < 0) {
-    return absl::InvalidArgumentError(absl::StrCat("parameter stats: limit >= 0 expected, got ", request.limit()));
+    return absl::InvalidArgumentError(absl::StrCat("parameter stats: want limit >= 0, got ", request.limit()));
   }
   const int32_t limit = request.limit() == 0 ? kDefaultStatsLimit : std::min(request.limit(), kMaxStatsLimit);
   ASSIGN_OR_RETURN(const RankedStats stats, ListParameterStats(*model, limit, [&] { return call.IsCancelled(); }));
@@ -135,10 +135,10 @@ absl::Status Verify(const ModelStore& store, const std::string& name, MessageWri
   return send(response);
 }
 
-// What the next server is to be executed as runs with the daemon's rights.
+// Checks that the caller has the daemon's rights: the next server's program runs with them.
 absl::Status CheckMayRestart(uid_t caller) {
   if (HasDaemonsRights(caller)) return absl::OkStatus();
-  return absl::PermissionDeniedError(absl::StrCat("restart: user ", geteuid(), " expected, got user ", caller));
+  return absl::PermissionDeniedError(absl::StrCat("restart: want user ", geteuid(), " or root, got user ", caller));
 }
 
 ServerCommandChange ChangeOf(const v1::RestartRequest& request) {
@@ -169,7 +169,7 @@ absl::StatusOr<LogLevel> LogLevelFromProto(v1::LogLevel level) {
     if (level == ToProto(known)) return known;
   }
   return absl::InvalidArgumentError(
-      absl::StrCat("set log level: level of debug, info, warning or error expected, got ", static_cast<int>(level)));
+      absl::StrCat("set log level: want debug, info, warning or error, got ", static_cast<int>(level)));
 }
 
 std::string CallerText(const Callers::Caller& caller) {
@@ -179,7 +179,7 @@ std::string CallerText(const Callers::Caller& caller) {
 
 absl::StatusOr<ModelSaver*> SaverOf(const Model& model) {
   if (model.saver() != nullptr) return model.saver();
-  return absl::FailedPreconditionError(absl::StrCat("save ", model.spec().name, ": a daemon with --save-dir expected"));
+  return absl::FailedPreconditionError(absl::StrCat("save ", model.spec().name, ": --save-dir is not set"));
 }
 
 // The save goes on without its caller.
@@ -187,7 +187,7 @@ absl::StatusOr<SaveRecord> AwaitSave(const ModelSaver& saver, int64_t number, co
   while (true) {
     ASSIGN_OR_RETURN(SaveRecord record, saver.Await(number, SteadyDeadline(kLookAfter)));
     if (IsOver(record.state)) return record;
-    // The file system does not answer: it may never be over.
+    // The file system does not answer: the save may never end.
     RETURN_IF_ERROR(record.status);
     if (call.IsCancelled()) return absl::AbortedError("save: the caller has gone; the save goes on");
   }
@@ -373,7 +373,7 @@ absl::Status AdminService::RestoreModel(const Call& call, const v1::RestoreModel
 absl::StatusOr<v1::HealModelResponse> AdminService::HealModel(const Call& call, const v1::HealModelRequest& request) {
   if (!request.has_from_node()) {
     return absl::InvalidArgumentError(
-        absl::StrCat("heal ", request.model(), ": a node whose state is right expected, got none"));
+        absl::StrCat("heal ", request.model(), ": from_node is required: the node whose state is right"));
   }
   ASSIGN_OR_RETURN(const HealingAnswer answer,
                    store_->world().cluster->OrderHealing(request.model(), request.from_node()));
@@ -397,7 +397,7 @@ absl::StatusOr<v1::DrainResponse> AdminService::Drain(const Call&, const v1::Dra
 absl::StatusOr<v1::RestartResponse> AdminService::Restart(const Call& call, const v1::RestartRequest& request) {
   RETURN_IF_ERROR(CheckMayRestart(call.caller().peer.uid));
   if (lifetime_.restart == nullptr) {
-    return absl::FailedPreconditionError("restart: a daemon with a keeper expected, got one without; --keeper=on");
+    return absl::FailedPreconditionError("restart: the daemon has no keeper; start it with --keeper=on");
   }
   RETURN_IF_ERROR(lifetime_.restart(ChangeOf(request), request.lose_models()));
   return v1::RestartResponse();

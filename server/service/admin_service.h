@@ -1,4 +1,4 @@
-// The gRPC service that operators call.
+// gRPC service for operators.
 #ifndef PARAMSHARD_SERVER_SERVICE_ADMIN_SERVICE_H_
 #define PARAMSHARD_SERVER_SERVICE_ADMIN_SERVICE_H_
 
@@ -18,16 +18,17 @@
 
 namespace paramshard::server {
 
-// Thread-safe; `store`, `restores`, `metrics`, `callers` and `workers` outlive the server that the service is registered with.
+// Thread-safe; `store`, `restores`, `metrics`, `callers` and `workers` outlive the server that the service is
+// registered with.
 class AdminService final : public GuardedService {
  public:
-  // What the daemon does to itself when it is asked to. Both begin its end and return at once.
+  // Calls that end the daemon. Both begin its end and return at once.
   struct Lifetime {
     std::function<void()> drain;
-    // Another server follows. Null without a keeper.
-    // `lose_models`: it has none of this one's.
+    // Ends this server; another one follows. Null without a keeper.
+    // `lose_models`: the next server has none of this server's models.
     std::function<absl::Status(const ServerCommandChange& change, bool lose_models)> restart = nullptr;
-    // Why this server was started instead of the one that the last restart asked for; empty: it was not.
+    // Why this server was started instead of the server that the last restart asked for; empty if it was not.
     std::string rollback = {};
     // GetVersionResponse.insecure_addresses.
     std::vector<std::string> insecure_addresses = {};

@@ -41,8 +41,7 @@ void Call::Dispatch() {
     return;
   }
   End(absl::ResourceExhaustedError(absl::StrCat(
-      method_.name,
-      ": the daemon carries out as many calls of this kind as it may, or as this caller may have; try again later")));
+      method_.name, ": too many calls of this kind are in progress, in all or for this caller; try again later")));
 }
 
 void Call::Run(Workers::Place place) {
@@ -87,7 +86,7 @@ bool Call::Receive() {
 bool Call::Write(const google::protobuf::MessageLite& response) {
   {
     absl::MutexLock lock(&mu_);
-    if (!failure_.ok()) return false;  // a write that was late may still be under way
+    if (!failure_.ok()) return false;  // a write that was late may still be in progress
     written_.reset();
   }
   response_ = SerializeMessage(response);
@@ -112,16 +111,16 @@ bool Call::Await(std::optional<bool>& done, const grpc::ByteBuffer& message) {
 
 absl::Status Call::Late(absl::string_view expected) const {
   const Patience& patience = method_.patience;
-  return absl::DeadlineExceededError(absl::StrCat(method_.name, ": ", expected, " expected within ",
+  return absl::DeadlineExceededError(absl::StrCat(method_.name, ": timed out waiting for ", expected, ": the limit is ",
                                                   absl::FormatDuration(patience.longest_wait),
-                                                  " of waiting and a second more for each ", patience.bytes_per_second,
-                                                  " bytes, got a caller who neither sends nor takes them"));
+                                                  " of waiting, and a second more for each ", patience.bytes_per_second,
+                                                  " bytes that the caller sends or takes"));
 }
 
 void Call::OnReadDone(bool ok) {
   {
     absl::MutexLock lock(&mu_);
-    if (ended_) return;  // it has not come in time
+    if (ended_) return;  // the message has not come in time
     if (dispatched_) {
       read_ = ok;
       return changed_.SignalAll();
@@ -130,7 +129,7 @@ void Call::OnReadDone(bool ok) {
     dispatched_ = true;
   }
   if (ok) return Dispatch();
-  End(absl::InvalidArgumentError(absl::StrCat(method_.name, ": a request expected, got none")));
+  End(absl::InvalidArgumentError(absl::StrCat(method_.name, ": the stream ended without a request")));
 }
 
 void Call::OnWriteDone(bool ok) {

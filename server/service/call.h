@@ -1,4 +1,4 @@
-// One call of a client, as its handler sees it.
+// One call of a client, for its handler.
 #ifndef PARAMSHARD_SERVER_SERVICE_CALL_H_
 #define PARAMSHARD_SERVER_SERVICE_CALL_H_
 
@@ -27,20 +27,20 @@ namespace paramshard::server {
 
 using CallReactor = grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>;
 
-// How a method is served.
+// Settings of a method.
 struct CallMethod {
-  std::string name;  // as messages say it
+  std::string name;  // in messages
   Workers* workers = nullptr;
   Patience patience;
   MetricRegistry* metrics = &MetricRegistry::Unread();
 };
 
-// A call whose caller is known. Its body runs on a worker and ends it with End or Answer; then the object may be gone.
+// A call of a known caller. Its body runs on a worker and ends it with End or Answer; then the object may be gone.
 //
-// A caller who neither sends nor takes anything keeps a call for as long as the method's patience lasts, and a worker
-// only once the first message has come. The patience is whole for the first message and for the last answer; all that
-// the body reads and writes between shares what it has left. The call ends with DEADLINE_EXCEEDED then; one whose
-// answer nobody takes is cancelled.
+// An idle caller, which neither sends nor takes anything, keeps a call for as long as the method's patience lasts, and
+// a worker only once the first message has come. The patience is whole for the first message and for the last answer;
+// reads and writes of the body share what is left of it. Then the call ends with DEADLINE_EXCEEDED; a call whose answer
+// is not taken is cancelled.
 class Call final : public CallReactor, public std::enable_shared_from_this<Call> {
  public:
   // Begins the call, and returns at once.
@@ -48,19 +48,19 @@ class Call final : public CallReactor, public std::enable_shared_from_this<Call>
                      std::function<void(Call&)> body);
 
   const Callers::Caller& caller() const { return caller_; }
-  // Whether the client has gone, or the call has failed: whatever is done for it is in vain.
+  // Returns true if the client has gone or the call has failed: further work for it is in vain.
   bool IsCancelled() const;
   void TryCancel() const { context_->TryCancel(); }
 
   // For the body, on one thread. These three block, but not for ever.
   //
-  // The single request.
+  // Parses the single request.
   absl::Status Parse(google::protobuf::MessageLite& request);
-  // The next message of a stream. False when it is over: half-closed, or broken, which IsCancelled tells.
+  // Reads the next message of a stream. Returns false at its end: half-closed, or broken, which IsCancelled tells.
   bool Read(google::protobuf::MessageLite& request);
   bool Write(const google::protobuf::MessageLite& response);
 
-  // The last use of this object. A failure that Read or Write has met comes before `status`.
+  // End the call: the last use of this object. A failure of Read or Write takes precedence over `status`.
   void End(const absl::Status& status);
   void Answer(const google::protobuf::MessageLite& response);
 
@@ -70,15 +70,15 @@ class Call final : public CallReactor, public std::enable_shared_from_this<Call>
 
   void Begin();
   void Dispatch();
-  // On a worker.
+  // Runs the body on a worker.
   void Run(Workers::Place place);
-  // Receives a message. False when there is none.
+  // Receives a message. Returns false if there is none.
   bool Receive();
-  // Waits until the operation that was begun with a message is done. False when it failed, or did not end in time.
+  // Waits until the operation on `message` is done. Returns false if it failed, or did not end in time.
   bool Await(std::optional<bool>& done, const grpc::ByteBuffer& message) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status Late(absl::string_view expected) const;
   void EndLocked(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Gives the worker's place back, and the call up when the client does not take its end.
+  // Gives the worker's place back, and bounds the time in which the client may take the end of the call.
   void BoundEnd() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   void OnReadDone(bool ok) override;
@@ -91,30 +91,30 @@ class Call final : public CallReactor, public std::enable_shared_from_this<Call>
   const Callers::Caller caller_;
   const std::function<void(Call&)> body_;
 
-  grpc::ByteBuffer request_;   // the operation's under way, else the body's
+  grpc::ByteBuffer request_;   // used by the operation in progress, else by the body
   grpc::ByteBuffer response_;  // likewise
 
   mutable absl::Mutex mu_;
   SteadyCondVar changed_;
   std::shared_ptr<Call> self_ ABSL_GUARDED_BY(mu_);  // until OnDone
-  // Until OnDone, when gRPC's server and so the callers are still there. A timer that was cleared may be the last to
-  // let this object go, after both.
+  // Set until OnDone, when gRPC's server and so the callers still exist. A cleared timer may be the last owner of this
+  // object, after both.
   std::optional<Callers::Admission> admission_ ABSL_GUARDED_BY(mu_);
-  // Of the body, until the call ends: whoever has the answer may call again.
+  // The body's place, until the call ends: a client that has the answer may call again.
   std::optional<Workers::Place> place_ ABSL_GUARDED_BY(mu_);
   CallTimer timer_ ABSL_GUARDED_BY(mu_);          // of the first message, and of the end
-  PatienceLeft patience_ ABSL_GUARDED_BY(mu_);    // of what the body reads and writes
+  PatienceLeft patience_ ABSL_GUARDED_BY(mu_);    // for reads and writes of the body
   bool dispatched_ ABSL_GUARDED_BY(mu_) = false;  // the first message is in request_
   bool first_read_ ABSL_GUARDED_BY(mu_) = false;  // and the body has taken it
   bool ended_ ABSL_GUARDED_BY(mu_) = false;
   std::optional<bool> read_ ABSL_GUARDED_BY(mu_);
-  std::optional<bool> written_ ABSL_GUARDED_BY(mu_) = true;  // null while a write is under way
-  // With what the call ends once the write under way is done. No worker waits for it: a cancelled call gives up.
+  std::optional<bool> written_ ABSL_GUARDED_BY(mu_) = true;  // null while a write is in progress
+  // Status of the call once the write in progress is done. No worker waits for it: a cancelled call gives up.
   std::optional<absl::Status> awaited_end_ ABSL_GUARDED_BY(mu_);
   absl::Status failure_ ABSL_GUARDED_BY(mu_);
 };
 
-// The messages of one type that a stream brings, or takes.
+// Reader and writer of the messages of one type in a stream.
 template <typename Message>
 class MessageReader {
  public:

@@ -1,4 +1,4 @@
-// What happens in a call when nothing else does.
+// Timer of a call.
 #ifndef PARAMSHARD_SERVER_SERVICE_CALL_TIMER_H_
 #define PARAMSHARD_SERVER_SERVICE_CALL_TIMER_H_
 
@@ -23,8 +23,8 @@ class CallTimer {
   // `mu` is the call's.
   explicit CallTimer(absl::Mutex* mu) : mu_(mu) {}
 
-  // After `wait`, unless the timer is set again or stopped before, `then` runs on a thread of gRPC's with the mutex
-  // held. It does not run when `call` is gone by then.
+  // Runs `then` after `wait`, on a thread of gRPC's with the mutex held, unless the timer is set again or stopped
+  // before, or `call` is gone by then.
   void Set(absl::Duration wait, std::weak_ptr<void> call, std::function<void()> then) {
     mu_->AssertHeld();
     Arm(++generation_, SteadyDeadline(wait), std::move(call), std::move(then));
@@ -33,7 +33,7 @@ class CallTimer {
     mu_->AssertHeld();
     ++generation_;
   }
-  // Stops, and forgets what was set.
+  // Stops, and frees `then`.
   void Clear() {
     Stop();
     alarm_.reset();
@@ -42,7 +42,7 @@ class CallTimer {
  private:
   // gRPC's clock runs on while the process stands still: then the alarm comes too early, and is set again.
   void Arm(int64_t generation, SteadyTime deadline, std::weak_ptr<void> call, std::function<void()> then) {
-    alarm_.emplace();  // an assignment would leave the one before behind
+    alarm_.emplace();  // an assignment would leave the old alarm behind
     alarm_->Set(GrpcDeadline(TimeLeft(deadline)),
                 [this, generation, deadline, weak = std::move(call), then = std::move(then)](bool) {
                   const std::shared_ptr<void> call = weak.lock();
@@ -55,7 +55,7 @@ class CallTimer {
   }
 
   absl::Mutex* const mu_;
-  int64_t generation_ = 0;  // of what was set last
+  int64_t generation_ = 0;  // of the last Set or Stop
   std::optional<grpc::Alarm> alarm_;
 };
 

@@ -17,7 +17,7 @@ bool HasDaemonsRights(uid_t caller) { return caller == geteuid() || caller == 0;
 
 absl::StatusOr<Callers::Caller> Callers::Identify(const grpc::CallbackServerContext& context) const {
   Caller caller;
-  // The gate of such connections has let it in.
+  // The gate of TLS connections has admitted it.
   if (const std::vector<std::string> uris = tls::PeerUris(*context.auth_context()); !uris.empty()) {
     constexpr uid_t kNobody = -1;
     return Caller{.token = uris[0], .peer = {.pid = 0, .uid = kNobody}, .is_remote = true};
@@ -35,9 +35,9 @@ absl::StatusOr<Callers::Admission> Callers::Admit(const grpc::CallbackServerCont
   absl::MutexLock lock(&mu_);
   int& calls = calls_[caller.token];
   if (calls >= kMaxCallsOfCaller) {
-    return absl::ResourceExhaustedError(absl::StrCat("call: fewer than ", kMaxCallsOfCaller,
-                                                     " calls under way for one companion connection expected, got ",
-                                                     calls, "; wait until one of them has ended"));
+    return absl::ResourceExhaustedError(absl::StrCat("call: one companion connection may have ", kMaxCallsOfCaller,
+                                                     " calls in progress, this one has ", calls,
+                                                     "; wait until one of them has ended"));
   }
   ++calls;
   return Admission(this, std::move(caller));
@@ -54,8 +54,7 @@ absl::StatusOr<int64_t> Callers::Open(const Caller& caller, grpc::CallbackServer
   const auto [entry, inserted] = sessions_.try_emplace(caller.token);
   if (!inserted) {
     return absl::FailedPreconditionError(
-        absl::StrCat("attach: a companion connection without a session expected, got one that serves session ",
-                     entry->second.number));
+        absl::StrCat("attach: this companion connection already serves session ", entry->second.number));
   }
   entry->second = {.number = ++last_session_, .model = nullptr, .peer = caller.peer, .context = context};
   return entry->second.number;
@@ -63,7 +62,7 @@ absl::StatusOr<int64_t> Callers::Open(const Caller& caller, grpc::CallbackServer
 
 absl::Status Callers::Bind(const Caller& caller, std::shared_ptr<Model> model) {
   absl::MutexLock lock(&mu_);
-  // Under the lock: Gone for this token has either run before, and this fails, or finds the model.
+  // Checks under the lock: Gone for this token has either run before, and this fails, or will find the model.
   RETURN_IF_ERROR(CheckPresent(caller));
   sessions_[caller.token].model = std::move(model);
   return absl::OkStatus();

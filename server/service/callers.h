@@ -1,4 +1,4 @@
-// Who calls: tokens of the companion socket, the calls that carry them, and the sessions that were opened with them.
+// Callers: tokens of the companion socket, calls that carry them, and sessions that were opened with them.
 #ifndef PARAMSHARD_SERVER_SERVICE_CALLERS_H_
 #define PARAMSHARD_SERVER_SERVICE_CALLERS_H_
 
@@ -20,10 +20,10 @@
 
 namespace paramshard::server {
 
-// Calls that one companion connection may have under way.
+// Largest number of calls in progress on one companion connection.
 inline constexpr int kMaxCallsOfCaller = 64;
 
-// Whether a caller may have the daemon use its own rights: it is the daemon's user, or root.
+// Returns true if the daemon may use its own rights for a caller: the caller is the daemon's user, or root.
 bool HasDaemonsRights(uid_t caller);
 
 // Thread-safe.
@@ -32,11 +32,11 @@ class Callers {
   struct Caller {
     std::string token;
     HandoffServer::Peer peer;
-    // Of one on another machine, who has shown a certificate: the token is its URI then, and the peer nobody.
+    // True for a caller on another machine, with a certificate: the token is its URI, and the peer is nobody.
     bool is_remote = false;
   };
 
-  // A call under way, which counts until this object ends. Move-only.
+  // A call in progress, which counts until this object ends. Move-only.
   class Admission {
    public:
     Admission(Callers* callers, Caller caller) : callers_(callers), caller_(std::move(caller)) {}
@@ -55,25 +55,25 @@ class Callers {
   // `handoff` may be set once, before the first call: it calls Gone in turn.
   void SetHandoff(const HandoffServer* handoff) { handoff_ = handoff; }
 
-  // By the call's metadata and its connection's certificate alone; whether a certificate's role has the method is
-  // checked before. UNAUTHENTICATED without a valid token or a certificate; RESOURCE_EXHAUSTED when the caller has
-  // kMaxCallsOfCaller calls under way.
+  // Admits a call by its metadata and its connection's certificate alone; the certificate's role has been checked
+  // before. UNAUTHENTICATED without a valid token or a certificate; RESOURCE_EXHAUSTED if the caller has
+  // kMaxCallsOfCaller calls in progress.
   absl::StatusOr<Admission> Admit(const grpc::CallbackServerContext& context);
-  // Whether the caller's companion connection is still there.
+  // Returns OK while the caller's companion connection is open.
   absl::Status CheckPresent(const Caller& caller) const {
     return caller.is_remote ? absl::OkStatus() : handoff_->Authenticate(caller.token).status();
   }
 
-  // Opens a session under the caller's token, which ends with it. FAILED_PRECONDITION when the token has one. `context`
-  // is the call's, and valid until Close.
+  // Opens a session under the caller's token, and ends with it. FAILED_PRECONDITION if the token has a session.
+  // `context` is the call's, and valid until Close.
   absl::StatusOr<int64_t> Open(const Caller& caller, grpc::CallbackServerContext* context);
-  // The session's model is known now. UNAUTHENTICATED when the caller has gone meanwhile.
+  // Sets the session's model. UNAUTHENTICATED if the caller has gone meanwhile.
   absl::Status Bind(const Caller& caller, std::shared_ptr<Model> model);
-  // Returns its model, if that is known: the last owner of a model waits for its epoch's end.
+  // Closes the session. Returns its model, if it is set: the last owner of a model waits for its epoch's end.
   [[nodiscard]] std::shared_ptr<Model> Close(const Caller& caller);
 
-  // The companion connection is gone: its session leaves its model, and its call ends, which a forked child of the
-  // caller could keep open for ever.
+  // Handles the end of a companion connection: its session leaves its model, and its call ends, which a forked child of
+  // the caller could otherwise keep open for ever.
   void Gone(const std::string& token);
 
   // Kills the process that holds the session.
@@ -93,7 +93,7 @@ class Callers {
 
   const HandoffServer* handoff_ = nullptr;
   mutable absl::Mutex mu_;
-  std::map<std::string, int> calls_ ABSL_GUARDED_BY(mu_);         // by token, those under way
+  std::map<std::string, int> calls_ ABSL_GUARDED_BY(mu_);         // in progress, by token
   std::map<std::string, Session> sessions_ ABSL_GUARDED_BY(mu_);  // by token
   int64_t last_session_ ABSL_GUARDED_BY(mu_) = 0;
 };

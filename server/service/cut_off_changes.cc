@@ -60,7 +60,7 @@ void CutOffChanges::Run() {
     if (!status.ok() && IsStopping()) return;
     store_->FinishChange(change.model, status);
     if (!status.ok()) continue;
-    Log(LogLevel::kInfo, "a change that was cut off is made",
+    Log(LogLevel::kInfo, "completed a change that was cut off",
         {{"model", change.model->spec().name},
          {"history", change.model->history().id.ToString()},
          {"elapsed", absl::FormatDuration(absl::FromChrono(SteadyNow() - begin))}});
@@ -75,7 +75,7 @@ absl::Status CutOffChanges::MakeWithPatience(const ModelStore::CutOffChange& cha
     const SteadyTime now = options_.clock->Now();
     if (!deadline.has_value()) deadline = After(now, options_.patience);
     if (After(now, pause) > *deadline) return status;
-    Log(LogLevel::kWarning, "a change that was cut off is tried again",
+    Log(LogLevel::kWarning, "retrying a change that was cut off",
         {{"model", change.model->spec().name}, {"why", status.ToString()}, {"pause", absl::FormatDuration(pause)}});
     if (!Pause(pause)) return status;
   }
@@ -92,7 +92,7 @@ bool CutOffChanges::Pause(absl::Duration pause) {
   return false;
 }
 
-// What is left is the next server's.
+// When the daemon stops, the next server makes the remaining changes.
 bool CutOffChanges::IsStopping() const {
   absl::MutexLock lock(&mu_);
   return stopping_ || store_->IsDraining();
@@ -108,7 +108,7 @@ absl::Status CutOffChanges::Make(const ModelStore::CutOffChange& change) const {
     case ChangeSource::Kind::kCheckpoint:
       return RestoreAgain(change.model, change.source);
   }
-  return absl::DataLossError("an import was cut off, and whoever sent it is gone");
+  return absl::DataLossError("an import was cut off, and its sender has gone");
 }
 
 }  // namespace paramshard::server

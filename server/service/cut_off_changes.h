@@ -1,4 +1,4 @@
-// Restores and imports that the server before this one was in the middle of.
+// Restores and imports that were cut off by the end of the previous server.
 #ifndef PARAMSHARD_SERVER_SERVICE_CUT_OFF_CHANGES_H_
 #define PARAMSHARD_SERVER_SERVICE_CUT_OFF_CHANGES_H_
 
@@ -18,10 +18,10 @@
 
 namespace paramshard::server {
 
-// Makes them again, one after the other, on a thread of its own while the daemon serves: their models are there, and
-// say what is done to them. A drain of the store gives up the one that is under way and those behind it, which the
-// next server makes then. One that fails with UNAVAILABLE or RESOURCE_EXHAUSTED (a disk that does not read, no thread)
-// is tried again for a while. One that fails for good loses its model (ModelStore::FinishChange).
+// Makes the changes again, one after the other, on a thread of its own while the daemon serves: their models exist, and
+// report the change. A drain of the store gives up the change in progress and the ones after it: the next server makes
+// them. A change that fails with UNAVAILABLE or RESOURCE_EXHAUSTED (a disk that does not read, no thread) is retried
+// for a while. A change that fails for good loses its model (ModelStore::FinishChange).
 //
 //   ASSIGN_OR_RETURN(auto cut_off, store.TakeOver());
 //   ...  the daemon serves ...
@@ -31,10 +31,10 @@ namespace paramshard::server {
 class CutOffChanges {
  public:
   struct Options {
-    // Between two tries, each pause twice as long as the one before.
+    // Pauses between two tries, each twice as long as the one before.
     absl::Duration first_pause = absl::Seconds(1);
     absl::Duration longest_pause = absl::Seconds(30);
-    // From the first failure of a change: behind it no further try begins.
+    // Time from the first failure of a change after which no further try begins.
     absl::Duration patience = absl::Minutes(3);
     const Clock* clock = &Clock::Steady();  // outlives the object
   };
@@ -43,20 +43,20 @@ class CutOffChanges {
   static absl::StatusOr<std::unique_ptr<CutOffChanges>> Start(ModelStore* store,
                                                               std::vector<ModelStore::CutOffChange> changes,
                                                               const Options& options);
-  // Waits for the one that is under way, and begins no other. A pause ends at once.
+  // Waits for the change in progress, and begins no other. A pause ends at once.
   ~CutOffChanges();
 
-  // Returns when all are made, or given up. One caller.
+  // Returns when all changes are made, or given up. One caller.
   void Await();
 
  private:
   CutOffChanges(ModelStore* store, std::vector<ModelStore::CutOffChange> changes, const Options& options)
       : options_(options), store_(store), changes_(std::move(changes)) {}
   void Run();
-  // Tries until it is made, has failed for good, or is left to the next server.
+  // Tries until the change is made, has failed for good, or is left to the next server.
   absl::Status MakeWithPatience(const ModelStore::CutOffChange& change);
   absl::Status Make(const ModelStore::CutOffChange& change) const;
-  // Whether another try is to follow.
+  // Waits. Returns true if another try should follow.
   bool Pause(absl::Duration pause);
   bool IsStopping() const;
 

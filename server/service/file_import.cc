@@ -26,13 +26,13 @@ using safetensors::Dtype;
 using safetensors::NameText;
 using weights::Weights;
 
-// Between two looks at whether the caller is still there.
+// Bytes that are read between two checks whether the caller is still there.
 constexpr int64_t kReadBytes = 8 << 20;
 constexpr size_t kNamesInMessage = 10;
 
 using Cancelled = absl::FunctionRef<bool()>;
 
-// How a tensor of masters is handed on: as it is stored, or decoded.
+// Returns the type in which a tensor of masters is passed on: as it is stored, or decoded.
 TensorType SourceType(const Weights::Tensor& tensor) {
   if (tensor.kind != Weights::Kind::kPlain || tensor.dtype == Dtype::kF32) return TensorType::kFP32;
   return tensor.dtype == Dtype::kBF16 ? TensorType::kBF16 : TensorType::kFP16;
@@ -53,8 +53,8 @@ class FileImport {
 
   // Finds every parameter's tensor and checks it.
   absl::Status Plan();
-  // Reads the rows of this daemon. All of them, unless the request names the history that begins: else daemons that own
-  // different rows of a tensor would make different histories of one file.
+  // Reads this daemon's rows if the request names the history that begins. Otherwise reads all rows: daemons that own
+  // different rows of a tensor would begin different histories from one file.
   absl::Status Read(Cancelled cancelled, StagedImport& staged) const;
   v1::ImportFileResponse Response(const StagedImport& staged, const History& history) const;
 
@@ -111,14 +111,14 @@ absl::Status FileImport::Plan() {
 
 absl::Status FileImport::CheckMissing() const {
   if (missing_.empty() || (request_.partial() && !sources_.empty())) return absl::OkStatus();
-  // A tensor of its own name was left out.
+  // If a tensor of the same name was left out, no similar name is the cause.
   const std::string similar = ignored_.count(missing_.front()) > 0 ? "" : weights_.SimilarName(missing_.front());
   return NotFound(absl::StrCat("no tensor for ", NamesText(missing_), " of ", model_.spec().name,
                                similar.empty() ? "" : absl::StrCat("; the files have ", NameText(similar)),
                                "; a map of names gives parameters tensors of other names"));
 }
 
-// Names of the request that mean nothing are mistakes.
+// Reads the names of the request. Unknown names are mistakes.
 absl::Status FileImport::ReadRequestedNames() {
   std::set<absl::string_view> parameters;
   for (const UnitSpec& unit : model_.spec().units) {
@@ -131,7 +131,7 @@ absl::Status FileImport::ReadRequestedNames() {
     const Weights::Tensor* tensor = weights_.Find(pair.tensor());
     if (tensor == nullptr) return NotFound(absl::StrCat("no tensor is named ", NameText(pair.tensor())));
     if (!renamed_.emplace(pair.parameter(), tensor).second) {
-      return Invalid(absl::StrCat("tensors: each parameter once expected, got ", pair.parameter(), " twice"));
+      return Invalid(absl::StrCat("tensors: duplicate parameter ", pair.parameter()));
     }
   }
   for (const std::string& tensor : request_.ignored_tensors()) {
@@ -140,7 +140,7 @@ absl::Status FileImport::ReadRequestedNames() {
   }
   for (const auto& [parameter, tensor] : renamed_) {
     if (ignored_.count(tensor->name) == 0) continue;
-    return Invalid(absl::StrCat("tensor ", NameText(tensor->name), " is left out, and is to be of ", parameter));
+    return Invalid(absl::StrCat("tensor ", NameText(tensor->name), " is left out, and is mapped to ", parameter));
   }
   return absl::OkStatus();
 }
@@ -161,11 +161,11 @@ absl::Status FileImport::CheckTensor(const ParameterSpec& spec, const Weights::T
   const std::string name = NameText(tensor.name);
   if (const absl::Status status = weights_.CheckNumber(tensor); !status.ok()) return Invalid(status.message());
   if (tensor.shape == spec.shape) return absl::OkStatus();
-  return Invalid(absl::StrCat("tensor ", name, ": shape [", absl::StrJoin(spec.shape, ", "), "] expected for ",
-                              spec.name, ", got [", absl::StrJoin(tensor.shape, ", "), "]"));
+  return Invalid(absl::StrCat("tensor ", name, ": want shape [", absl::StrJoin(spec.shape, ", "), "] for ", spec.name,
+                              ", got [", absl::StrJoin(tensor.shape, ", "), "]"));
 }
 
-// Tensors that nothing takes are no harm where nothing is missing. Else they are a sign of other names.
+// Unused tensors are only a warning if no parameter is missing. Otherwise they are a sign of other names.
 absl::Status FileImport::CheckAllTensorsTaken() {
   std::set<absl::string_view> taken = ignored_;
   for (const Source& source : sources_) taken.insert(source.tensor->name);
@@ -178,7 +178,7 @@ absl::Status FileImport::CheckAllTensorsTaken() {
     warnings_.push_back(absl::StrCat("no parameter of ", model_.spec().name, " takes ", NamesText(unknown)));
     return absl::OkStatus();
   }
-  return Invalid(absl::StrCat("tensors of parameters of ", model_.spec().name, " expected, got ", NamesText(unknown)));
+  return Invalid(absl::StrCat("no parameter of ", model_.spec().name, " takes ", NamesText(unknown)));
 }
 
 void FileImport::WarnOfDecoded() {
@@ -245,20 +245,21 @@ v1::ImportFileResponse FileImport::Response(const StagedImport& staged, const Hi
 absl::StatusOr<Weights> OpenFiles(const v1::ImportFileRequest& request) {
   if (absl::StartsWith(request.path(), "/")) return Weights::Open(request.path());
   return absl::InvalidArgumentError(
-      absl::StrCat("import a file: an absolute path expected, got ", NameText(request.path())));
+      absl::StrCat("import a file: want an absolute path, got ", NameText(request.path())));
 }
 
 // ImportTurn::Begin, or BeginAgain.
 using TakeTurn = absl::StatusOr<ImportTurn> (*)(std::shared_ptr<Model> model);
 
-// What the next server needs to do it again: which bytes they were, in the digits of HashText, and the request.
+// Length of the hash in a record of an import. The next server repeats the import from the record: the hash of the
+// bytes, as HashText writes it, and the request.
 constexpr size_t kDigits = 32;
 
 std::string SourceText(const ImportedContent& content, const v1::ImportFileRequest& request) {
   return checkpoint::HashText(content.digest) + request.SerializeAsString();
 }
 
-// With `digits` those of what is imported again.
+// `digits`, if set, is the hash of an import that is repeated.
 absl::StatusOr<v1::ImportFileResponse> Import(const std::shared_ptr<Model>& model, const v1::ImportFileRequest& request,
                                               TakeTurn take_turn, Cancelled cancelled, absl::string_view digits = {}) {
   ASSIGN_OR_RETURN(const Weights weights, OpenFiles(request));
@@ -275,7 +276,7 @@ absl::StatusOr<v1::ImportFileResponse> Import(const std::shared_ptr<Model>& mode
   if (!digits.empty() && !absl::StartsWith(source.text, digits)) {
     return absl::DataLossError(
         absl::StrCat("import a file: ", NameText(request.path()),
-                     " as it was when the import began expected, got other bytes, and a part of those is written"));
+                     " has changed since the import began, and a part of the old bytes is written"));
   }
   ASSIGN_OR_RETURN(const History history, staged.Apply(numbers, source));
   return import.Response(staged, history);
@@ -286,7 +287,7 @@ absl::StatusOr<v1::ImportFileResponse> Import(const std::shared_ptr<Model>& mode
 absl::Status CheckMayImportFile(uid_t caller) {
   if (HasDaemonsRights(caller)) return absl::OkStatus();
   return absl::PermissionDeniedError(
-      absl::StrCat("import a file: user ", geteuid(), " expected, with whose rights it is read, got user ", caller));
+      absl::StrCat("import a file: want user ", geteuid(), " or root, got user ", caller));
 }
 
 absl::StatusOr<v1::ImportFileResponse> ImportFile(const ModelStore& store, const v1::ImportFileRequest& request,
@@ -305,7 +306,7 @@ absl::Status ImportFileAgain(const std::shared_ptr<Model>& model, const std::str
                              absl::FunctionRef<bool()> cancelled) {
   v1::ImportFileRequest request;
   if (source.size() < kDigits || !request.ParseFromString(source.substr(kDigits))) {
-    return absl::DataLossError("journal: a request to import files expected");
+    return absl::DataLossError("journal: cannot parse the request to import files");
   }
   return Import(model, request, &ImportTurn::BeginAgain, cancelled, absl::string_view(source).substr(0, kDigits))
       .status();

@@ -1,4 +1,4 @@
-// AdminService.ImportFile: masters from safetensors files that the daemon reads.
+// AdminService.ImportFile: imports masters from safetensors files that the daemon reads.
 #ifndef PARAMSHARD_SERVER_SERVICE_FILE_IMPORT_H_
 #define PARAMSHARD_SERVER_SERVICE_FILE_IMPORT_H_
 
@@ -29,9 +29,9 @@ absl::StatusOr<v1::ImportFileResponse> ImportFile(const std::shared_ptr<Model>& 
                                                   const v1::ImportFileRequest& request,
                                                   absl::FunctionRef<bool()> cancelled);
 
-// Does an import again that was cut off with the server before this one: `source` is what ImportFile has left of it
-// (ChangeSource::Kind::kFiles), `model` unfinished(). Looks at `cancelled` until the model is changed. DATA_LOSS where
-// the files have changed since.
+// Repeats an import that was cut off by the end of the previous server: `source` is the record that ImportFile left
+// (ChangeSource::Kind::kFiles), and `model` is unfinished(). Checks `cancelled` until the model is changed. DATA_LOSS
+// if the files have changed since.
 absl::Status ImportFileAgain(const std::shared_ptr<Model>& model, const std::string& source,
                              absl::FunctionRef<bool()> cancelled);
 

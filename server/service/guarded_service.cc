@@ -12,7 +12,7 @@
 namespace paramshard::server {
 namespace {
 
-// Answers whoever is not let in. Nothing of the call's messages is read.
+// Answers a caller that is not admitted. No message of the call is read.
 class Refusal final : public CallReactor {
  public:
   explicit Refusal(const absl::Status& why) { Finish(ToGrpc(why)); }
@@ -35,7 +35,7 @@ absl::StatusOr<CallWorkers> CallWorkers::Start() {
   ASSIGN_OR_RETURN(workers.deletions, Workers::Start("deletions of models", {.threads = 2, .max_works = 64}));
   ASSIGN_OR_RETURN(workers.transfers,
                    Workers::Start("transfers", {.threads = 16, .max_works = 16, .max_works_of_connection = 4}));
-  // Each session has one message at a time, and posts that itself.
+  // Each session posts one message at a time.
   ASSIGN_OR_RETURN(workers.sessions, Workers::Start("sessions", {.threads = 4}));
   return workers;
 }
@@ -58,8 +58,8 @@ void GuardedService::AddCall(const char* method, Workers* workers, std::function
   });
 }
 
-// All are streams to gRPC's server, which looks alike on the wire: it would read the single request of a unary call by
-// itself before anybody could ask who calls.
+// Registers every method as a stream, which looks alike on the wire: gRPC's server would read the single request of a
+// unary call by itself before the caller is known.
 void GuardedService::Handle(const char* method, Begin begin) {
   paths_.push_back(absl::StrCat("/", descriptor_.full_name(), "/", Descriptor(method).name()));
   AddMethod(

@@ -1,4 +1,4 @@
-// A gRPC service that reads nothing of a caller whom it does not know.
+// A gRPC service that reads no message of an unknown caller.
 #ifndef PARAMSHARD_SERVER_SERVICE_GUARDED_SERVICE_H_
 #define PARAMSHARD_SERVER_SERVICE_GUARDED_SERVICE_H_
 
@@ -23,19 +23,19 @@
 
 namespace paramshard::server {
 
-// Who carries out calls. Nothing that waits for a client, or computes for long, keeps the others waiting.
+// Thread pools for calls. Calls that wait for a client, or compute for long, do not hold up the others.
 struct CallWorkers {
   static absl::StatusOr<CallWorkers> Start();
 
   std::unique_ptr<Workers> questions;  // short calls that change nothing
   std::unique_ptr<Workers> changes;    // creations of models, which may wait for other daemons, and models' ends
-  std::unique_ptr<Workers> deletions;  // of models: none waits for a creation of another one
+  std::unique_ptr<Workers> deletions;  // of models: none waits for a creation of another model
   std::unique_ptr<Workers> transfers;  // long ones, which may wait for their clients
   std::unique_ptr<Workers> sessions;   // one message of a session
 };
 
-// The one way in: every call of a derived service is authenticated by its metadata before any message of it is read or
-// parsed. The derived class gives each method of the service a handler in its constructor.
+// Authenticates every call of a derived service by its metadata before any message of it is read or parsed. The derived
+// class gives each method of the service a handler in its constructor.
 //
 //   class Greeter final : public GuardedService {
 //    public:
@@ -50,7 +50,7 @@ struct CallWorkers {
 // Thread-safe once constructed. `callers` and the workers outlive the server that the service is registered with.
 class GuardedService : public grpc::Service {
  protected:
-  // `patience` is that of every method. `metrics`, which counts calls that fail, outlives the server too.
+  // `patience` holds for every method. `metrics`, which counts calls that fail, outlives the server too.
   GuardedService(absl::string_view full_name, Callers* callers, Patience patience = {},
                  MetricRegistry* metrics = &MetricRegistry::Unread());
 
@@ -84,11 +84,11 @@ class GuardedService : public grpc::Service {
       Finish(call, (static_cast<Self*>(this)->*handler)(call, &reader));
     });
   }
-  // Whatever the reactor that `begin` returns makes of it. It must not block.
+  // A stream that the reactor returned by `begin` handles. It must not block.
   using Begin = std::function<CallReactor*(grpc::CallbackServerContext* context, Callers::Admission admission)>;
   void Handle(const char* method, Begin begin);
 
-  // Ends the program when a method has no handler: a mistake of whoever added it.
+  // Ends the program if a method has no handler: a bug of the derived class.
   void CheckComplete() const;
 
  private:

@@ -1,4 +1,4 @@
-// What an inspection found, as AdminService says it.
+// Messages of AdminService for the results of an inspection.
 #ifndef PARAMSHARD_SERVER_SERVICE_INSPECTION_MESSAGES_H_
 #define PARAMSHARD_SERVER_SERVICE_INSPECTION_MESSAGES_H_
 

@@ -10,8 +10,8 @@ absl::Status ParseMessage(absl::string_view operation, grpc::ByteBuffer& bytes,
                           google::protobuf::MessageLite& message) {
   grpc::ProtoBufferReader reader(&bytes);
   if (reader.status().ok() && message.ParseFromZeroCopyStream(&reader)) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(operation, ": a message of type ", message.GetTypeName(),
-                                                 " expected, got ", bytes.Length(), " bytes that are none"));
+  return absl::InvalidArgumentError(absl::StrCat(operation, ": want a message of type ", message.GetTypeName(),
+                                                 ", got ", bytes.Length(), " bytes that do not parse"));
 }
 
 grpc::ByteBuffer SerializeMessage(const google::protobuf::MessageLite& message) {

@@ -1,4 +1,4 @@
-// Messages as gRPC carries them: bytes, which nobody looks into before the caller is known.
+// Messages as gRPC carries them: bytes, which are not parsed before the caller is known.
 #ifndef PARAMSHARD_SERVER_SERVICE_MESSAGES_H_
 #define PARAMSHARD_SERVER_SERVICE_MESSAGES_H_
 
@@ -10,7 +10,7 @@
 
 namespace paramshard::server {
 
-// INVALID_ARGUMENT, naming `operation`, for bytes that are no such message.
+// Parses a message. INVALID_ARGUMENT, naming `operation`, for bytes that do not parse.
 absl::Status ParseMessage(absl::string_view operation, grpc::ByteBuffer& bytes, google::protobuf::MessageLite& message);
 
 grpc::ByteBuffer SerializeMessage(const google::protobuf::MessageLite& message);

@@ -52,7 +52,7 @@ void MetricsPage::AddDaemon(Samples& samples) const {
   if (options_.restarts.has_value()) {
     samples.push_back({Metric::kServerRestarts, {}, static_cast<double>(*options_.restarts)});
   }
-  // As it is on the disk: that is what new connections show.
+  // Reads the certificate on the disk: new connections use it.
   const auto certificate =
       options_.tls_cert.empty() ? absl::NotFoundError("") : tls::ReadCertificate(options_.tls_cert);
   if (certificate.ok()) samples.push_back({Metric::kTlsNotAfter, {}, UnixSeconds(certificate->not_after)});
@@ -64,7 +64,7 @@ void MetricsPage::AddDaemon(Samples& samples) const {
   }
 }
 
-// Of models with one label sessions are added; numbers and times are the latest.
+// Adds up the sessions of models that share a label; numbers and times are the latest.
 void MetricsPage::AddModels(Samples& samples) {
   Values sessions, commits, commit_times, save_times, memory, absent_nodes;
   const auto raise = [](Values& values, const std::string& label, double value) {

@@ -15,8 +15,8 @@
 
 namespace paramshard::server {
 
-// What the registry has observed, and what the daemon knows anyway, which is asked for each time and kept nowhere else.
-// Labels are few, whatever clients do: the first kMostModels models by that name, the others together. Thread-safe.
+// Metrics of the registry, and state of the daemon, which is read for each page. Clients cannot raise the number of
+// labels: the first kMostModels models have their own, the others share one. Thread-safe.
 class MetricsPage {
  public:
   static constexpr size_t kMostModels = 16;
@@ -27,11 +27,11 @@ class MetricsPage {
     const ModelStore* store = nullptr;     // outlives the page; its world's registry is the page's
     std::string tls_cert = {};             // path; empty: the daemon has no certificate
     int insecure_addresses = 0;            // off loopback, in the clear
-    std::optional<int64_t> restarts = {};  // of servers before this one; unset: nobody says
+    std::optional<int64_t> restarts = {};  // number of servers before this one; unset: not known
   };
   explicit MetricsPage(Options options) : options_(std::move(options)) {}
 
-  // In kExpositionContentType.
+  // Returns the page, in kExpositionContentType.
   std::string Text();
 
  private:
@@ -43,7 +43,7 @@ class MetricsPage {
 
   const Options options_;
   absl::Mutex mu_;
-  std::set<std::string> named_models_ ABSL_GUARDED_BY(mu_);  // those of this server that came first, deleted ones too
+  std::set<std::string> named_models_ ABSL_GUARDED_BY(mu_);  // the first models of this server, deleted ones too
 };
 
 }  // namespace paramshard::server

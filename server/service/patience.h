@@ -1,4 +1,4 @@
-// How long a caller may keep a call waiting.
+// Longest time that a call waits for its caller.
 #ifndef PARAMSHARD_SERVER_SERVICE_PATIENCE_H_
 #define PARAMSHARD_SERVER_SERVICE_PATIENCE_H_
 
@@ -9,20 +9,21 @@
 
 namespace paramshard::server {
 
-// A call waits for its caller for `longest_wait` in all. What the caller sends and takes earns time back, so that one
-// who keeps the pace is never late, and one who sends a byte now and then is.
+// A call waits for its caller for `longest_wait` in all. Bytes that the caller sends or takes earn time back: a caller
+// that keeps the pace is never late, but one that sends a byte now and then is.
 struct Patience {
   absl::Duration longest_wait = absl::Minutes(2);
   int64_t bytes_per_second = 1 << 20;
 };
 
-// What is left of it in a call.
+// Patience that is left in a call.
 class PatienceLeft {
  public:
   explicit PatienceLeft(const Patience& patience) : patience_(patience), left_(patience.longest_wait) {}
 
   absl::Duration left() const { return left_; }
-  // The caller was waited for, and then a message moved. Small ones count as a KiB each, which they cost at least.
+  // Subtracts a wait for the caller, and adds the time that its message earns. Small messages count as a KiB each,
+  // which is their least cost.
   void Spend(absl::Duration waited, int64_t message_bytes) {
     const double earned = static_cast<double>(std::max(message_bytes, kLeastBytes));
     left_ += absl::Seconds(earned / static_cast<double>(patience_.bytes_per_second)) - waited;

@@ -26,9 +26,9 @@
 namespace paramshard::server {
 namespace {
 
-// Between two words about how far a restore is.
+// Interval of progress messages of a restore.
 constexpr absl::Duration kProgressInterval = absl::Milliseconds(250);
-// Most of the text by which a caller names its job.
+// Largest name of a caller's job.
 constexpr size_t kMaxRunBytes = 512;
 
 absl::StatusOr<WantedRestore> ParseSource(const v1::RestoreSource& source, const Call& call) {
@@ -57,7 +57,7 @@ v1::RestoreSummary ToProto(const RestoreResult& result) {
   return summary;
 }
 
-// A restore on a thread of its own, so that a caller who takes nothing holds up nobody but itself.
+// A restore on a thread of its own, so that a caller that takes no messages does not hold it up.
 class RestoreThread {
  public:
   explicit RestoreThread(Restoration restoration) : restoration_(std::move(restoration)) {}
@@ -75,7 +75,7 @@ class RestoreThread {
     return absl::OkStatus();
   }
 
-  // Waits for the result, but not longer than `wait`: null then.
+  // Waits for the result for at most `wait`; returns no value then.
   std::optional<absl::StatusOr<RestoreResult>> Await(absl::Duration wait) {
     const SteadyTime deadline = SteadyDeadline(wait);
     absl::MutexLock lock(&mu_);
@@ -103,9 +103,8 @@ v1::RestoreModelResponse ProgressMessage(const Model::RestoreProgress& progress)
 
 absl::Status CheckMayNameFolder(uid_t caller) {
   if (HasDaemonsRights(caller)) return absl::OkStatus();
-  return absl::PermissionDeniedError(absl::StrCat("restore from a path: user ", geteuid(),
-                                                  " expected, with whose rights it is read, got user ", caller,
-                                                  "; name a checkpoint of the daemon's --save-dir"));
+  return absl::PermissionDeniedError(absl::StrCat("restore from a path: want user ", geteuid(), " or root, got user ",
+                                                  caller, "; name a checkpoint of the daemon's --save-dir"));
 }
 
 absl::Status RestoreModel(const ModelStore& store, WorldRestores& restores, const v1::RestoreModelRequest& request,
@@ -123,7 +122,7 @@ absl::Status RestoreModel(const ModelStore& store, WorldRestores& restores, cons
   while (!result.has_value()) {
     const std::optional<Model::RestoreProgress> progress = model->activity().restore;
     if (progress.has_value()) {
-      // What other daemons have to do is known as soon as they do it.
+      // The bytes of other daemons are known once they have begun.
       all_bytes = progress->all_bytes;
       if (has_caller) has_caller = writer->Write(ProgressMessage(*progress));
     }

@@ -1,4 +1,4 @@
-// Restores, as callers and the daemon's own flags ask for them.
+// Restores that are requested by callers and by the daemon's flags.
 #ifndef PARAMSHARD_SERVER_SERVICE_RESTORE_CALLS_H_
 #define PARAMSHARD_SERVER_SERVICE_RESTORE_CALLS_H_
 
@@ -17,14 +17,14 @@
 
 namespace paramshard::server {
 
-// OK for the daemon's own user and root: a folder that the caller names is read with the daemon's rights.
+// Returns OK for the daemon's own user and root: a folder that the caller names is read with the daemon's rights.
 absl::Status CheckMayNameFolder(uid_t caller);
 
 // AdminService.RestoreModel.
 absl::Status RestoreModel(const ModelStore& store, WorldRestores& restores, const v1::RestoreModelRequest& request,
                           const Call& call, MessageWriter<v1::RestoreModelResponse>* writer);
 
-// TrainerService.CreateModel. `restore` holds where the request says nothing.
+// TrainerService.CreateModel. `restore` is used if the request has no restore.
 absl::StatusOr<v1::CreateModelResponse> CreateModel(ModelStore& store, WorldRestores& restores,
                                                     const std::optional<CheckpointRequest>& restore,
                                                     const v1::CreateModelRequest& request, const Call& call);

@@ -1,4 +1,4 @@
-// Saves, as AdminService says them.
+// Messages of AdminService for saves.
 #ifndef PARAMSHARD_SERVER_SERVICE_SAVE_MESSAGES_H_
 #define PARAMSHARD_SERVER_SERVICE_SAVE_MESSAGES_H_
 

@@ -32,10 +32,10 @@ constexpr absl::Duration kFirstMessageTimeout = absl::Seconds(5);
 constexpr absl::Duration kDefaultAttachTimeout = absl::Minutes(10);
 constexpr absl::Duration kMaxAttachTimeout = absl::Hours(24 * 365);
 constexpr absl::Duration kTakeOverTimeout = absl::Seconds(5);
-// Between two looks at whether a killed holder has gone.
+// Interval in which a take-over checks whether the killed holder has gone.
 constexpr absl::Duration kTakeOverLook = absl::Milliseconds(5);
 constexpr absl::Duration kLeaveTimeout = absl::Seconds(30);
-// A command, which the ring would take too, and what wraps it.
+// Largest request: a command that fits the ring, and the message around it.
 constexpr size_t kMaxSessionRequestBytes = wire::kMaxRecordBytes + 64;
 
 absl::StatusOr<absl::Duration> AttachTimeoutOf(const v1::AttachRequest& attach) {
@@ -43,18 +43,18 @@ absl::StatusOr<absl::Duration> AttachTimeoutOf(const v1::AttachRequest& attach) 
   const absl::Duration timeout = DurationFromProto(attach.attach_timeout());
   if (timeout >= absl::ZeroDuration() && timeout <= kMaxAttachTimeout) return timeout;
   return absl::InvalidArgumentError(
-      absl::StrCat("attach: 0 <= attach_timeout <= ", absl::FormatDuration(kMaxAttachTimeout), " expected, got ",
+      absl::StrCat("attach: want 0 <= attach_timeout <= ", absl::FormatDuration(kMaxAttachTimeout), ", got ",
                    absl::FormatDuration(timeout)));
 }
 
-// Kills who holds the rank.
+// Kills the process that holds the rank.
 absl::Status KillHolder(const Model::Holder& holder, const Callers& callers, const Callers::Caller& caller, int rank) {
   if (holder.uid == caller.peer.uid) return callers.Kill(holder.session);
-  return absl::PermissionDeniedError(absl::StrCat("take over rank ", rank, ": a holder of user ", caller.peer.uid,
-                                                  " expected, got process ", holder.pid, " of user ", holder.uid));
+  return absl::PermissionDeniedError(absl::StrCat("take over rank ", rank, ": want a holder of user ", caller.peer.uid,
+                                                  ", got process ", holder.pid, " of user ", holder.uid));
 }
 
-// DEADLINE_EXCEEDED: what kept the epoch from beginning, as far as this daemon can tell.
+// Returns DEADLINE_EXCEEDED with the reason why the epoch has not begun, as far as this daemon can tell.
 absl::Status NotBegunError(const Model& model, absl::Duration timeout) {
   const std::string within = absl::StrCat(" within ", absl::FormatDuration(timeout));
   const std::string attach = absl::StrCat("attach ", model.spec().name, ": ");
@@ -67,12 +67,13 @@ absl::Status NotBegunError(const Model& model, absl::Duration timeout) {
   }
   return absl::DeadlineExceededError(absl::StrCat(
       attach, "ranks of other daemons did not come", within,
-      "; `paramshardctl sessions` at each daemon shows whose are there, and `paramshardctl version` at node 0 "
+      "; `paramshardctl sessions` at each daemon shows which ranks are there, and `paramshardctl version` at node 0 "
       "which daemons are absent or held back"));
 }
 
-// A stream from its first message to its end. gRPC's threads only hand over what came; a worker acts on it. The model's
-// threads put messages here and never wait for a trainer that does not read. The model may refer to it after the call.
+// A stream from its first message to its end. gRPC's threads only pass messages on; a worker acts on them. The model's
+// threads put messages here and never wait for a trainer that does not read. The model may refer to this object after
+// the call.
 class SessionCall final : public CallReactor, public std::enable_shared_from_this<SessionCall> {
  public:
   SessionCall(ModelStore* store, Callers* callers, CallWorkers* workers, grpc::CallbackServerContext* context,
@@ -105,12 +106,12 @@ class SessionCall final : public CallReactor, public std::enable_shared_from_thi
   void OnReadDone(bool ok) override {
     {
       absl::MutexLock lock(&mu_);
-      if (model_ == nullptr) timer_.Stop();  // it has spoken, however long the workers take
+      if (model_ == nullptr) timer_.Stop();  // the first message has come, even if the workers take long
     }
     workers_.Post([self = shared_from_this(), ok] { self->TakeMessage(ok); });
   }
   void OnWriteDone(bool) override {
-    // A trainer that is not reached any more is the reader's to notice.
+    // The reader notices a trainer that is no longer reached.
     absl::MutexLock lock(&mu_);
     writing_ = false;
     if (end_.has_value()) return EndCall(*end_);
@@ -125,7 +126,7 @@ class SessionCall final : public CallReactor, public std::enable_shared_from_thi
     self = std::move(self_);
   }
 
-  // On a worker, one after the other.
+  // Called on a worker, one after the other.
   void TakeMessage(bool ok);
   absl::Status TakeFirst(bool ok);
   absl::StatusOr<v1::AttachRequest> ReadAttach(bool ok);
@@ -143,15 +144,15 @@ class SessionCall final : public CallReactor, public std::enable_shared_from_thi
   absl::Status TakeCommand(Model& model);
   Trainer MakeTrainer(int rank);
   void GiveUpWaiting(absl::Duration timeout);
-  // The trainer goes, or is sent away; `by_itself` when it has asked for it.
+  // Lets the trainer leave, or sends it away; `by_itself`: it has asked for it.
   void Leave(Model& model, const absl::Status& why, bool by_itself);
-  // Null before the attach, and when the call has ended.
+  // Null before the attach, and after the end of the call.
   std::shared_ptr<Model> model() {
     absl::MutexLock lock(&mu_);
     return model_;
   }
 
-  // From the model's threads.
+  // Called by the model's threads.
   void Put(v1::SessionResponse response);
 
   // Timers.
@@ -161,13 +162,13 @@ class SessionCall final : public CallReactor, public std::enable_shared_from_thi
   void EndSilence();
   void EndLeave();
 
-  // The last owner of a model waits for its epoch's end: not here, and not under a lock.
+  // Frees the model on another thread: its last owner waits for its epoch's end, which must not happen under a lock.
   void LetGo(std::shared_ptr<Model> model) {
     changes_.Post([model = std::move(model)] {});
   }
 
   void SendNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Once. A write under way is given up first.
+  // Ends the call, once. A write in progress is given up first.
   void EndCall(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   ModelStore& store_;
@@ -189,10 +190,10 @@ class SessionCall final : public CallReactor, public std::enable_shared_from_thi
   bool accepted_ ABSL_GUARDED_BY(mu_) = false;  // before that nothing is sent
   bool writing_ ABSL_GUARDED_BY(mu_) = false;
   bool started_ ABSL_GUARDED_BY(mu_) = false;
-  bool told_end_ ABSL_GUARDED_BY(mu_) = false;  // the model's last word is in the outbox
+  bool told_end_ ABSL_GUARDED_BY(mu_) = false;  // the model's last message is in the outbox
   bool leaving_ ABSL_GUARDED_BY(mu_) = false;
   bool left_by_itself_ ABSL_GUARDED_BY(mu_) = false;
-  std::optional<absl::Status> end_ ABSL_GUARDED_BY(mu_);  // waits for the write under way
+  std::optional<absl::Status> end_ ABSL_GUARDED_BY(mu_);  // waits for the write in progress
   bool finished_ ABSL_GUARDED_BY(mu_) = false;            // gRPC takes nothing more
   CallTimer timer_ ABSL_GUARDED_BY(mu_);
 };
@@ -214,7 +215,7 @@ void SessionCall::TakeMessage(bool ok) {
     return;
   }
   if (!ok) {
-    // The stream of a killed trainer may break before its pidfd tells: the process is named here too.
+    // The stream of a killed trainer may break before its pidfd tells: the error names the process here too.
     return Leave(*model, absl::AbortedError(absl::StrCat("process ", caller_.peer.pid, " has left")),
                  /*by_itself=*/true);
   }
@@ -230,7 +231,7 @@ absl::StatusOr<v1::AttachRequest> SessionCall::ReadAttach(bool ok) {
   v1::SessionRequest request;
   RETURN_IF_ERROR(ParseMessage("session", request_, request));
   if (request.has_attach()) return request.attach();
-  return absl::InvalidArgumentError("session: attach expected as the first message, got another one");
+  return absl::InvalidArgumentError("session: want attach as the first message, got another message");
 }
 
 absl::Status SessionCall::TakeFirst(bool ok) {
@@ -275,7 +276,7 @@ absl::Status SessionCall::Attach(const v1::AttachRequest& attach, absl::Duration
   ASSIGN_OR_RETURN(const std::shared_ptr<Model> model, store_.Find(attach.model()));
   RETURN_IF_ERROR(callers_.Bind(caller_, model));
   RETURN_IF_ERROR(model->Attach(MakeTrainer(attach.rank())));
-  // Whoever went between Bind and Attach was reported in vain.
+  // Callers::Gone could not remove a trainer that went between Bind and Attach.
   if (const absl::Status present = callers_.CheckPresent(caller_); !present.ok()) model->Leave(session_, present);
   v1::SessionResponse response;
   response.mutable_accepted()->set_session(session_);
@@ -298,27 +299,27 @@ absl::Status SessionCall::Attach(const v1::AttachRequest& attach, absl::Duration
 void SessionCall::GiveUpWaiting(absl::Duration timeout) {
   const std::shared_ptr<Model> waited = model();
   if (waited == nullptr) return;
-  // The epoch may have begun since the timer has fired: then the trainer stays.
+  // If the epoch has begun since the timer fired, the trainer stays.
   waited->LeaveIfWaiting(session_, NotBegunError(*waited, timeout));
 }
 
 absl::Status SessionCall::TakeCommand(Model& model) {
   if (request_.Length() > kMaxSessionRequestBytes) {
-    return absl::InvalidArgumentError(absl::StrCat("session: a command of at most ", wire::kMaxRecordBytes,
-                                                   " bytes expected, got ", request_.Length()));
+    return absl::InvalidArgumentError(
+        absl::StrCat("session: want a command of at most ", wire::kMaxRecordBytes, " bytes, got ", request_.Length()));
   }
   v1::SessionRequest request;
   RETURN_IF_ERROR(ParseMessage("session", request_, request));
   if (request.has_detach()) {
     {
-      // First: the end that it asks for may come at once.
+      // This comes first: the end that it asks for may come at once.
       absl::MutexLock lock(&mu_);
       left_by_itself_ = true;
     }
     return model.Detach(session_, request.detach().command_count());
   }
   if (!request.has_command()) {
-    return absl::InvalidArgumentError("session: a command or a detach expected, got another message");
+    return absl::InvalidArgumentError("session: want a command or a detach, got another message");
   }
   return model.Submit(session_, request.command());
 }
@@ -365,7 +366,7 @@ void SessionCall::Put(v1::SessionResponse response) {
   if (finished_) return;
   if (response.has_ended()) {
     told_end_ = true;
-    // For a trainer that does not read.
+    // Bounds the wait for a trainer that does not read.
     SetTimer(kLeaveTimeout, [this] { EndLeave(); });
   } else if (!leaving_) {
     started_ = true;
@@ -400,7 +401,7 @@ void SessionCall::EndCall(const absl::Status& status) {
     return context_->TryCancel();
   }
   finished_ = true;
-  // First: who hears of the end may open the next session.
+  // This comes first: a client that knows of the end may open the next session.
   LetGo(callers_.Close(caller_));
   store_.world().metrics->AddRpcEnd(status);
   Finish(ToGrpc(status));
@@ -411,7 +412,7 @@ void SessionCall::EndCall(const absl::Status& status) {
 void SessionCall::EndSilence() {
   mu_.AssertHeld();
   EndCall(absl::DeadlineExceededError(
-      absl::StrCat("session: attach expected within ", absl::FormatDuration(kFirstMessageTimeout), ", got nothing")));
+      absl::StrCat("session: timed out after ", absl::FormatDuration(kFirstMessageTimeout), " without an attach")));
 }
 
 void SessionCall::EndLeave() {

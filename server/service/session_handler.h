@@ -12,8 +12,8 @@
 namespace paramshard::server {
 
 // Serves the stream until the trainer has left its model. A session has no thread: `workers->sessions` carry out its
-// messages one by one, and whatever waits for the trainer, or for other trainers, is a timer. All three outlive the
-// stream.
+// messages one by one, and timers wait for the trainer and for other trainers. `store`, `callers` and `workers` outlive
+// the stream.
 CallReactor* StartSession(ModelStore* store, Callers* callers, CallWorkers* workers,
                           grpc::CallbackServerContext* context, Callers::Admission admission);
 

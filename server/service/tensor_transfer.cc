@@ -37,7 +37,7 @@ class ImportStream {
   ImportStream(const Model& model, StagedImport* staged)
       : name_(model.spec().name), spec_(model.spec()), index_(spec_), staged_(staged) {}
 
-  // Any but the header. True after the end message.
+  // Takes any message but the header. Returns true after the end message.
   absl::StatusOr<bool> Take(const v1::ImportRequest& request) {
     switch (request.message_case()) {
       case v1::ImportRequest::kTensor:
@@ -50,12 +50,12 @@ class ImportStream {
         RETURN_IF_ERROR(CheckEnd(request.end()));
         return true;
       case v1::ImportRequest::kHeader:
-        return absl::InvalidArgumentError("import: one header expected, got a second");
+        return absl::InvalidArgumentError("import: want one header, got a second");
       case v1::ImportRequest::MESSAGE_NOT_SET:
         break;
     }
     return absl::InvalidArgumentError(
-        absl::StrCat("import into ", name_, ": tensor, chunk or end expected, got an empty message"));
+        absl::StrCat("import into ", name_, ": want tensor, chunk or end, got an empty message"));
   }
 
  private:
@@ -67,7 +67,7 @@ class ImportStream {
   const ModelSpec& spec_;
   const NameIndex index_;
   StagedImport* const staged_;
-  std::string parameter_;  // whose chunks come
+  std::string parameter_;  // parameter of the chunks that come
   uint32_t checksum_ = 0;  // of the chunks' checksums
 };
 
@@ -76,18 +76,18 @@ absl::Status ImportStream::Begin(const v1::TensorHeader& header) {
   if (!place.has_value()) return UnknownParameter(absl::StrCat("import into ", name_), header.parameter());
   const ParameterSpec& spec = spec_.units[place->unit].parameters[place->parameter];
   const std::optional<TensorKind> kind = TensorKindFromProto(header.kind());
-  if (!kind.has_value()) return Invalid(spec.name, absl::StrCat("a tensor kind expected, got ", header.kind()));
+  if (!kind.has_value()) return Invalid(spec.name, absl::StrCat("want a tensor kind, got ", header.kind()));
   const StateArray array = *StateArrayOf(*kind);
   const std::optional<TensorType> type = TensorTypeFromProto(header.type());
-  if (!type.has_value()) return Invalid(spec.name, absl::StrCat("a tensor type expected, got ", header.type()));
+  if (!type.has_value()) return Invalid(spec.name, absl::StrCat("want a tensor type, got ", header.type()));
   if (!std::equal(spec.shape.begin(), spec.shape.end(), header.shape().begin(), header.shape().end())) {
-    return Invalid(spec.name, absl::StrCat("shape [", absl::StrJoin(spec.shape, ", "), "] expected, got [",
+    return Invalid(spec.name, absl::StrCat("want shape [", absl::StrJoin(spec.shape, ", "), "], got [",
                                            absl::StrJoin(header.shape(), ", "), "]"));
   }
-  // Else the end of the range could overflow.
+  // Without this check the end of the range could overflow.
   if (header.first_row() < 0 || header.rows() < 0 || header.rows() > spec.rows() || header.first_row() > spec.rows()) {
-    return Invalid(spec.name, absl::StrCat("rows of [0, ", spec.rows(), ") expected, got ", header.rows(),
-                                           " rows from ", header.first_row()));
+    return Invalid(spec.name, absl::StrCat("want rows in [0, ", spec.rows(), "), got ", header.rows(), " rows from ",
+                                           header.first_row()));
   }
   parameter_ = spec.name;
   return staged_->BeginSlice({.unit = place->unit,
@@ -100,14 +100,14 @@ absl::Status ImportStream::Begin(const v1::TensorHeader& header) {
 }
 
 absl::Status ImportStream::Add(const v1::TensorChunk& chunk) {
-  if (parameter_.empty()) return absl::InvalidArgumentError("import: a tensor header expected, got a chunk");
+  if (parameter_.empty()) return absl::InvalidArgumentError("import: want a tensor header, got a chunk");
   if (chunk.offset_bytes() != staged_->added_bytes()) {
     return Invalid(parameter_,
-                   absl::StrCat("a chunk at offset ", staged_->added_bytes(), " expected, got ", chunk.offset_bytes()));
+                   absl::StrCat("want a chunk at offset ", staged_->added_bytes(), ", got ", chunk.offset_bytes()));
   }
   // Empty chunks could come without an end.
   if (chunk.data().empty() || static_cast<int64_t>(chunk.data().size()) > kMaxChunkBytes) {
-    return Invalid(parameter_, absl::StrCat("a chunk of 1 to ", kMaxChunkBytes, " bytes expected, got ",
+    return Invalid(parameter_, absl::StrCat("want a chunk of 1 to ", kMaxChunkBytes, " bytes, got ",
                                             chunk.data().size(), " at offset ", chunk.offset_bytes()));
   }
   if (wire::Crc32c(chunk.data()) != chunk.crc32c()) {
@@ -120,20 +120,20 @@ absl::Status ImportStream::Add(const v1::TensorChunk& chunk) {
 
 absl::Status ImportStream::CheckEnd(const v1::ImportEnd& end) {
   if (end.slice_count() != staged_->slice_count() || end.size_bytes() != staged_->size_bytes()) {
-    return Invalid("into " + name_, absl::StrCat("at its end ", end.slice_count(), " slices of ", end.size_bytes(),
-                                                 " bytes expected, got ", staged_->slice_count(), " of ",
+    return Invalid("into " + name_, absl::StrCat("want ", end.slice_count(), " slices of ", end.size_bytes(),
+                                                 " bytes by the end message, got ", staged_->slice_count(), " of ",
                                                  staged_->size_bytes(), " bytes; nothing was changed"));
   }
   if (end.crc32c() == checksum_) return absl::OkStatus();
   return absl::DataLossError(absl::StrCat("import into ", name_,
-                                          ": the chunks do not have the checksum that came at their end; nothing was "
+                                          ": the chunks do not have the checksum of the end message; nothing was "
                                           "changed"));
 }
 
-// Why a stream ended without the end message.
+// Returns the reason why a stream ended without the end message.
 absl::Status BrokenOff(const Call& context) {
   if (context.IsCancelled()) return absl::AbortedError("import: the stream broke off; nothing was changed");
-  return absl::InvalidArgumentError("import: the end message expected, got the end of the stream; nothing was changed");
+  return absl::InvalidArgumentError("import: the stream ended without an end message; nothing was changed");
 }
 
 absl::StatusOr<StagedImport::Numbers> NumbersOf(const v1::ImportHeader& header) {
@@ -153,7 +153,7 @@ absl::StatusOr<v1::ImportResponse> ImportTensors(const ModelStore& store, const 
                                                  MessageReader<v1::ImportRequest>* reader) {
   v1::ImportRequest request;
   if (!reader->Read(&request) || !request.has_header()) {
-    return absl::InvalidArgumentError("import: the header expected as the first message, got another one or none");
+    return absl::InvalidArgumentError("import: want the header as the first message, got another message or none");
   }
   ASSIGN_OR_RETURN(const StagedImport::Numbers numbers, NumbersOf(request.header()));
   ASSIGN_OR_RETURN(std::shared_ptr<Model> model, store.Find(request.header().model()));
@@ -183,11 +183,10 @@ struct ExportPlan {
 };
 
 absl::Status AskedTwice(const Model& model, absl::string_view what) {
-  return absl::InvalidArgumentError(
-      absl::StrCat("export ", model.spec().name, ": each ", what, " at most once expected, got one twice"));
+  return absl::InvalidArgumentError(absl::StrCat("export ", model.spec().name, ": duplicate ", what));
 }
 
-// What is asked for twice is refused: one request of a few MiB could name so many tensors that nobody sees the end.
+// Rejects duplicates: one request of a few MiB could otherwise ask for an endless export.
 absl::StatusOr<ExportPlan> PlanExport(const Model& model, const v1::ExportRequest& request) {
   ExportPlan plan;
   std::set<absl::string_view> names;
@@ -209,7 +208,7 @@ absl::StatusOr<ExportPlan> PlanExport(const Model& model, const v1::ExportReques
     const std::optional<TensorKind> kind = TensorKindFromProto(number);
     if (!kind.has_value()) {
       return absl::InvalidArgumentError(
-          absl::StrCat("export ", model.spec().name, ": a tensor kind expected, got ", number));
+          absl::StrCat("export ", model.spec().name, ": want a tensor kind, got ", number));
     }
     if (!kinds.insert(*kind).second) return AskedTwice(model, "tensor kind");
     plan.kinds.push_back(*kind);
@@ -218,11 +217,11 @@ absl::StatusOr<ExportPlan> PlanExport(const Model& model, const v1::ExportReques
   return plan;
 }
 
-// Of a row that no chunk takes, whatever the type: blocks of moments stay whole.
+// Columns of a chunk of a row that is longer than a chunk, for every type: blocks of moments stay whole.
 constexpr int64_t kColumnsOfChunk = kMaxChunkBytes / int64_t{sizeof(float)};
 static_assert(kColumnsOfChunk % kMomentBlockSize == 0);
 
-// Holds one chunk at a time, whatever the sizes of tensors.
+// Holds one chunk at a time, for tensors of any size.
 class Export {
  public:
   using Send = absl::FunctionRef<absl::Status(const v1::ExportResponse&)>;
@@ -232,8 +231,8 @@ class Export {
   absl::Status Run(const v1::ExportRequest& request) {
     const StateNumbers& numbers = pinned_.numbers();
     if (request.has_version() && request.version() != numbers.version) {
-      return absl::FailedPreconditionError(absl::StrCat("export ", model_.spec().name, ": version ", request.version(),
-                                                        " expected, the present one is ", numbers.version));
+      return absl::FailedPreconditionError(
+          absl::StrCat("export ", model_.spec().name, ": want version ", request.version(), ", got ", numbers.version));
     }
     ASSIGN_OR_RETURN(const ExportPlan plan, PlanExport(model_, request));
     v1::ExportResponse response;
@@ -274,7 +273,7 @@ class Export {
     return SendChunks(shard, extent, array, row.size_bytes());
   }
 
-  // Whole rows, as many as a chunk takes; where it does not take one, parts of each.
+  // Sends chunks of whole rows, as many as fit; if a row does not fit, parts of each row.
   absl::Status SendChunks(const Shard& shard, const ShardExtent& extent, const StateArray& array, int64_t row_bytes) {
     const int64_t columns = shard.Spec(extent).columns();
     const int64_t rows_at_once = std::max<int64_t>(1, kMaxChunkBytes / row_bytes);
@@ -292,7 +291,7 @@ class Export {
     return absl::OkStatus();
   }
 
-  // A copy, made under the lock: a slow caller must not hold back commits.
+  // Sends a copy that is made under the lock: a slow caller must not hold back commits.
   absl::Status SendChunk(const Shard& shard, const ShardExtent& extent, const StateArray& array, const ExtentPart& part,
                          int64_t& offset) {
     v1::ExportResponse response;

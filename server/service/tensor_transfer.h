@@ -1,4 +1,4 @@
-// TrainerService.Import and Export: full tensors in, owned rows out, in checksummed chunks.
+// TrainerService.Import and Export: takes full tensors, sends owned rows, in checksummed chunks.
 #ifndef PARAMSHARD_SERVER_SERVICE_TENSOR_TRANSFER_H_
 #define PARAMSHARD_SERVER_SERVICE_TENSOR_TRANSFER_H_
 
@@ -13,14 +13,14 @@ namespace paramshard::server {
 
 inline constexpr int64_t kMaxChunkBytes = 1 << 20;
 
-// Applied when the end message has come; a stream that ends without it changes nothing.
+// Applies an import when its end message has come; a stream that ends without it changes nothing.
 absl::StatusOr<v1::ImportResponse> ImportTensors(const ModelStore& store, const Call& context,
                                                  MessageReader<v1::ImportRequest>* reader);
 
 absl::Status ExportTensors(const ModelStore& store, const v1::ExportRequest& request,
                            MessageWriter<v1::ExportResponse>* writer);
 
-// The messages of an export. Stops when `send` fails.
+// Sends the messages of an export. Stops if `send` fails.
 absl::Status ExportModel(const Model& model, const v1::ExportRequest& request,
                          absl::FunctionRef<absl::Status(const v1::ExportResponse&)> send);
 

@@ -12,7 +12,7 @@ namespace {
 
 constexpr int32_t kDefaultSteps = 3;
 constexpr int32_t kMaxSteps = 100;
-// An answer is less than the 4 MiB that gRPC's clients take.
+// Limits of an answer: together less than the 4 MiB that gRPC's clients accept.
 constexpr size_t kMostSpans = 20'000;
 constexpr size_t kMostBytesOfNames = size_t{1} << 20;
 
@@ -35,7 +35,7 @@ v1::TraceSpan ToProto(const Span& span) {
   return proto;
 }
 
-// As many bytes as are left of `room`.
+// Adds the names of units, if `room` has enough bytes left for them.
 void AddUnits(const Model& model, size_t& room, v1::ModelTrace& trace) {
   size_t bytes = 0;
   for (const auto& unit : model.spec().units) bytes += unit.name.size();
@@ -55,7 +55,7 @@ absl::StatusOr<std::vector<std::shared_ptr<Model>>> FindModels(const ModelStore&
 absl::StatusOr<v1::GetTraceResponse> GetTrace(const ModelStore& store, const v1::GetTraceRequest& request) {
   if (request.steps() < 0 || request.steps() > kMaxSteps) {
     return absl::InvalidArgumentError(
-        absl::StrCat("get trace: steps in [0, ", kMaxSteps, "] expected, got ", request.steps()));
+        absl::StrCat("get trace: want steps in [0, ", kMaxSteps, "], got ", request.steps()));
   }
   v1::GetTraceResponse response;
   response.set_node(store.world().cluster->node());
@@ -76,7 +76,7 @@ absl::StatusOr<v1::GetTraceResponse> GetTrace(const ModelStore& store, const v1:
     AddUnits(*model, names, proto);
     for (const Span& span : trace.spans) *proto.add_spans() = ToProto(span);
   }
-  // After the last event.
+  // The time is later than the last event.
   response.set_now_ns(TraceNow());
   return response;
 }

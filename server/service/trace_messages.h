@@ -1,4 +1,4 @@
-// What was recorded, as AdminService says it.
+// Messages of AdminService for recorded events.
 #ifndef PARAMSHARD_SERVER_SERVICE_TRACE_MESSAGES_H_
 #define PARAMSHARD_SERVER_SERVICE_TRACE_MESSAGES_H_
 
@@ -8,7 +8,7 @@
 
 namespace paramshard::server {
 
-// Errors as admin.proto says them.
+// Returns recent steps. Errors of GetTrace in admin.proto.
 absl::StatusOr<v1::GetTraceResponse> GetTrace(const ModelStore& store, const v1::GetTraceRequest& request);
 
 }  // namespace paramshard::server

@@ -1,4 +1,4 @@
-// What trainers are told, as messages.
+// Messages to trainers.
 #ifndef PARAMSHARD_SERVER_SERVICE_TRAINER_MESSAGES_H_
 #define PARAMSHARD_SERVER_SERVICE_TRAINER_MESSAGES_H_
 

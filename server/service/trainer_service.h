@@ -1,4 +1,4 @@
-// The gRPC service that trainers call: checks the caller, calls the domain, converts the error.
+// gRPC service for trainers: checks the caller, calls the domain, converts the error.
 #ifndef PARAMSHARD_SERVER_SERVICE_TRAINER_SERVICE_H_
 #define PARAMSHARD_SERVER_SERVICE_TRAINER_SERVICE_H_
 
@@ -13,8 +13,8 @@
 
 namespace paramshard::server {
 
-// Thread-safe; the first four outlive the server that the service is registered with. `restore`: what models begin
-// with that are created without a word about it.
+// Thread-safe; the first four arguments outlive the server that the service is registered with. `restore` is used for
+// models that are created without a restore in the request.
 class TrainerService final : public GuardedService {
  public:
   TrainerService(ModelStore* store, WorldRestores* restores, Callers* callers, CallWorkers* workers,

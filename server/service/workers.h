@@ -1,4 +1,4 @@
-// Threads that carry out calls, all of them started with the daemon.
+// Thread pool for calls, started with the daemon.
 #ifndef PARAMSHARD_SERVER_SERVICE_WORKERS_H_
 #define PARAMSHARD_SERVER_SERVICE_WORKERS_H_
 
@@ -22,23 +22,23 @@
 
 namespace paramshard::server {
 
-// A fixed number of threads and a queue with a bound, which users share (UserPlaces): whoever fills its share of either
-// does not hold up the daemon's own user. Nothing that a client does starts a thread later. Thread-safe.
+// A fixed number of threads and a bounded queue, which users share (UserPlaces): a user that fills its share of either
+// does not hold up the daemon's own user. Clients cannot cause the start of further threads. Thread-safe.
 class Workers {
  public:
   struct Options {
     int threads = 1;
-    // Most works that wait or run at a time.
+    // Largest number of works that wait or run at a time.
     int max_works = 1;
-    // Most of one companion connection.
+    // Largest number of works of one companion connection.
     int max_works_of_connection = INT_MAX;
   };
   // RESOURCE_EXHAUSTED at the limit of threads, naming `purpose`.
   static absl::StatusOr<std::unique_ptr<Workers>> Start(absl::string_view purpose, Options options);
-  // Carries out what is queued first.
+  // Carries out the queued works first.
   ~Workers();
 
-  // One of the works that may wait or run at a time, until this object ends. Move-only.
+  // Place of a work that waits or runs, held until this object ends. Move-only.
   class Place {
    public:
     Place(Workers* workers, Callers::Caller caller) : workers_(workers), caller_(std::move(caller)) {}
@@ -53,10 +53,10 @@ class Workers {
     Callers::Caller caller_;
   };
 
-  // False when there are too many already, or too many of the caller; then `work` is not run. It may end its place
-  // before it returns: whoever hears that it is done may post the next.
+  // Queues a work. Returns false, and does not run it, if there are too many works in all, or of the caller. `work` may
+  // end its place before it returns: a client that knows that it is done may post the next one.
   bool Post(const Callers::Caller& caller, std::function<void(Place)> work);
-  // The daemon's own, which is never too many.
+  // Queues a work of the daemon itself, without a limit.
   void Post(std::function<void()> work);
 
  private:
@@ -68,7 +68,7 @@ class Workers {
   explicit Workers(Options options)
       : options_(options), places_(options.max_works, geteuid()), busy_(options.threads, geteuid()) {}
   void Run();
-  // The oldest work whose user may have one more thread; none while there is no such.
+  // Returns the oldest work whose user may have one more thread, or the end of the queue.
   std::deque<Work>::iterator Next() ABSL_SHARED_LOCKS_REQUIRED(mu_);
   bool TakePlace(const Callers::Caller& caller) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void GiveBackPlace(const Callers::Caller& caller);

@@ -13,14 +13,14 @@ namespace {
 
 using std::chrono::microseconds;
 
-// The thread spins for so long after an event: longer than a trainer takes from one gather to the next when it computes
-// nothing, and little beside the milliseconds of a layer.
+// Time for which the thread spins after an event: longer than a trainer takes from one gather to the next when it
+// computes nothing, and little beside the milliseconds of a layer.
 constexpr microseconds kSpinning(100);
-// The end of copies is when the next command is likely to come. Longer ones leave time to wake up for it.
+// The next command is likely to come at the end of copies. Longer ones leave time to wake up for it.
 constexpr microseconds kSpinningForCopies(2000);
-// What a GPU has written meanwhile is seen so soon.
+// Interval at which a spinning thread looks for words that a GPU has written.
 constexpr microseconds kGlance(4);
-// A command is expected to follow an event for so long.
+// Time after an event in which the next command is likely.
 constexpr microseconds kAttention(1000);
 // A nap is a part of the time in which nothing has happened, so that waits of milliseconds cost little.
 constexpr int kNapsOfAWait = 8;
@@ -33,8 +33,8 @@ constexpr int kNapSlackNanoseconds = 1000;
 constexpr int kMostIdleRings = 1000;
 constexpr absl::Duration kPause = absl::Milliseconds(1);
 
-// Where a thread cannot sleep on both bells it sleeps on the doorbell, which honest trainers leave to work: so soon it
-// hears the daemon's bell if one does not.
+// A thread that cannot sleep on both bells sleeps on the doorbell, at most this long at a time: then it looks at the
+// daemon's bell, even if a trainer keeps the doorbell from ringing.
 constexpr absl::Duration kSlice = absl::Milliseconds(5);
 
 }  // namespace
@@ -76,7 +76,7 @@ void Attention::Spin(MachineClock::duration most) const {
   while (!Rang() && MachineClock::now() < end) wire::Pause();
 }
 
-// That it sleeps is said before the bells are read again: whoever rings sees it, or this thread sees the ring.
+// Announces the sleep before the bells are read again: either the ringer sees it, or this thread sees the ring.
 void Attention::Sleep(absl::Duration most) const {
   options_.bell->Listen(true);
   if (idle_rings_ < kMostIdleRings) {

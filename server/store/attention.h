@@ -36,14 +36,14 @@ class Attention {
     bool both_at_once = wire::CanWaitForEither();
   };
 
-  // On the thread that will wait.
+  // Must be called on the thread that will wait.
   explicit Attention(const Options& options);
 
-  // Before looking at the words: what rings from now on ends the next Wait.
+  // Must be called before the words are read: a ring after this call ends the next Wait.
   void Look();
-  // Something has happened.
+  // Records that something has happened.
   void Renew();
-  // Until one of the bells rings, the deadline has come or it is time to look again.
+  // Waits until a bell rings, the deadline has come or it is time to look again.
   void Wait(For expected, SteadyTime deadline);
 
  private:

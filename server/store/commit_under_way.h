@@ -27,12 +27,12 @@ struct Decided {
   StepParameters step;
 };
 
-// That the trainers have multiplied their gradients by.
+// Returns the factor by which the trainers have multiplied their gradients.
 float GradientScaleOf(const v1::Commit& commit);
 
-// Norm, clip and unscaling, in the order of docs/numerics.md. `mean`: over the ranks of the world.
+// Computes norm, clip and unscaling in the order of docs/numerics.md. `mean`: over the ranks of the world.
 Decided Decide(const v1::Commit& commit, const CommitDecision& decision, bool mean, int ranks);
-// The same of a commit that another server has prepared.
+// Does the same for a commit that another server has prepared.
 DecidedCommit Decide(const PreparedCommit& commit, const CommitDecision& decision, bool mean);
 
 // Remembers what was summed, decided and done, of one commit after the other. Not thread-safe.
@@ -59,15 +59,17 @@ class CommitUnderWay {
   std::optional<PreviousStates> TakePrevious() { return std::exchange(previous_, std::nullopt); }
   const Decided& decided() const { return decided_; }
 
-  // A rank's stage has failed. Such a commit is never answered: the device is broken, and the model with it.
+  // Records that a rank's stage has failed. Such a commit is never answered: the device is broken, and the model with
+  // it.
   void Fail(const absl::Status& status) { failure_.Update(status); }
   const absl::Status& failure() const { return failure_; }
 
-  // The vote came to no answer: whether other daemons apply the commit cannot be learnt. It is not applied here.
+  // Records that the vote failed without a result: whether other daemons apply the commit is unknown. It is not applied
+  // here.
   void SetDoubt(const absl::Status& why) { doubt_ = why; }
   const absl::Status& doubt() const { return doubt_; }
 
-  // The commit is answered, and its journal does not say so.
+  // Records that the commit is answered, and that its journal does not say so.
   void SetUnwritten(const absl::Status& why) { unwritten_ = why; }
   const absl::Status& unwritten() const { return unwritten_; }
 

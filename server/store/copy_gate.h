@@ -1,4 +1,4 @@
-// Where steps meet copies of the state that they are about to replace.
+// Gate at which steps wait for copies of the state that they are about to replace.
 #ifndef PARAMSHARD_SERVER_STORE_COPY_GATE_H_
 #define PARAMSHARD_SERVER_STORE_COPY_GATE_H_
 
@@ -13,9 +13,9 @@
 
 namespace paramshard::server {
 
-// Masters, moments and the scaling book stay as they are from the answer of a commit until the next one is applied. A
-// copy begins in that time alone, and from then on a rank's next step waits until the rank's copy is through: but not
-// for ever, and nobody is blamed for it. A copy that takes too long is given up, and its reader finds that out.
+// Masters, moments and the scaling book do not change from the answer of a commit until the next one is applied. A copy
+// begins only in that time; from then on a rank's next step waits until the rank's copy is done, but not for ever, and
+// no trainer is blamed for the wait. A copy that takes too long is given up, and its reader finds that out.
 //
 // Thread-safe. Ranks are the daemon's own, from 0. One copy at a time.
 class CopyGate {
@@ -23,24 +23,24 @@ class CopyGate {
   // `clock` outlives the gate.
   CopyGate(int ranks, const Clock* clock);
 
-  // For the epoch. From here to EndCommit the state and its numbers change, and no copy begins.
+  // Begins a commit of the epoch: until EndCommit the state and its numbers change, and no copy begins.
   void BeginCommit();
-  // Before the rank steps: waits while it is copied, `most` at most, and then gives the copy up.
+  // Waits before the rank steps until its copy is done, at most `most`, and then gives the copy up.
   void AwaitCopied(int rank, absl::Duration most);
-  // The commit is answered, or never will be. Idempotent.
+  // Ends the commit, which is answered or never will be. Idempotent.
   void EndCommit();
 
-  // Begins a copy of all ranks. False while a commit is under way. Requires that none is open.
+  // Begins a copy of all ranks. Returns false while a commit is under way. Requires that no copy is open.
   bool BeginCopy();
-  // The rank's copy is through, whatever has become of it; or those of all ranks.
+  // Ends the rank's copy, done or failed; or the copies of all ranks.
   void EndCopy(int rank);
   void EndCopies();
   bool is_copying() const;
-  // Whether steps of all ranks wait for the present copy.
+  // Returns true if steps of all ranks wait for the present copy.
   bool is_awaited() const;
-  // Whether a step did not wait for the present copy any longer.
+  // Returns true if a step has stopped waiting for the present copy.
   bool is_given_up() const;
-  // How long a step has waited for the last copy: the longest of all ranks.
+  // Returns how long a step has waited for the last copy: the longest wait of all ranks.
   absl::Duration stall() const;
 
  private:

@@ -10,7 +10,7 @@
 namespace paramshard::server {
 namespace {
 
-// How often somebody who waits looks whether its caller is still there.
+// Interval at which a waiting call looks whether its caller is still there.
 constexpr absl::Duration kLookAfter = absl::Milliseconds(200);
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Whose turn it is to create a model, and who else waits for that model.
+// Turns to create models, and the callers that wait for them.
 #ifndef PARAMSHARD_SERVER_STORE_CREATION_TURNS_H_
 #define PARAMSHARD_SERVER_STORE_CREATION_TURNS_H_
 
@@ -20,20 +20,20 @@
 
 namespace paramshard::server {
 
-// One creation at a time: what is free is counted before memory is taken. A creation may last, for it may wait for
-// other daemons: whoever waits for its turn looks now and then whether somebody waits for the answer still, and what is
-// left of lost models is freed meanwhile, but for the one that is made anew.
+// One creation at a time: free memory is counted before memory is taken. A creation may last, for it may wait for other
+// daemons: a caller that waits for its turn checks now and then whether its client still waits for the answer. Memory
+// of lost models is freed meanwhile, except of the model that is being made anew.
 //
 //   ASSIGN_OR_RETURN(const CreationTurns::Turn turn, turns.Take(spec, is_gone));
 //
 // Thread-safe.
 class CreationTurns {
  public:
-  // Whether nobody waits for a creation's answer any more. It is asked with a lock held: it neither waits nor asks for
-  // a turn.
+  // Returns true if no client waits for a creation's answer any more. It is called with a lock held: it must neither
+  // block nor take a turn.
   using IsGone = absl::FunctionRef<bool()>;
 
-  // To create a model, or to free what is left of one. Until its end; move-only.
+  // A turn to create a model, or to free what is left of one, until its destruction. Move-only.
   class Turn {
    public:
     Turn(CreationTurns* turns, std::optional<std::string> freed) : turns_(turns), freed_(std::move(freed)) {}
@@ -44,17 +44,16 @@ class CreationTurns {
 
    private:
     CreationTurns* turns_;
-    std::optional<std::string> freed_;  // null of a creation
+    std::optional<std::string> freed_;  // null for a creation
   };
 
-  // Waits until nobody creates, and nobody frees what is left of that name. ABORTED the caller has gone: nothing is
-  // begun for nobody.
+  // Waits until no model is being created, and nothing is being freed under that name. ABORTED if the caller has gone:
+  // nothing is begun for it.
   absl::StatusOr<Turn> Take(const ModelSpec& spec, IsGone is_gone);
-  // Whether somebody waits for the turn who wants the model that is being created: one of that name with another spec
-  // is another model.
+  // Returns true if another caller waits for the turn to create the model that is being created: same name, same spec.
   bool IsAwaited() const;
 
-  // Waits for whoever frees the same. UNAVAILABLE a model of that name is being created.
+  // Waits while another call frees the same name. UNAVAILABLE if a model of that name is being created.
   absl::StatusOr<Turn> TakeToFree(const std::string& name);
 
  private:
@@ -63,7 +62,7 @@ class CreationTurns {
     uint64_t fingerprint = 0;  // of the spec
   };
 
-  // Whether a creation of that name has to wait.
+  // Returns true if a creation of that name has to wait.
   bool IsHeldUp(absl::string_view name) const ABSL_SHARED_LOCKS_REQUIRED(mu_) {
     return creating_.has_value() || freed_.contains(name);
   }

@@ -16,7 +16,7 @@
 namespace paramshard::server {
 namespace {
 
-// Of no model.
+// Name under which the marks are kept; no model can have it.
 constexpr absl::string_view kKeptName("\0deletions", 10);
 constexpr char kMemoryName[] = "deletions";
 
@@ -36,7 +36,7 @@ void DeletionMarks::TakeOver(KeptStore::Descriptors& all) {
   Marks marks;
   const absl::Status parsed = bytes.ok() ? Parse(*bytes, marks) : bytes.status();
   if (!parsed.ok()) {
-    Log(LogLevel::kWarning, "marks of deleted models are ignored", {{"why", parsed.ToString()}});
+    Log(LogLevel::kWarning, "failed to read marks of deleted models", {{"why", parsed.ToString()}});
     return;
   }
   absl::MutexLock lock(&mu_);

@@ -14,9 +14,9 @@
 
 namespace paramshard::server {
 
-// Tells a model that a client has deleted, and somebody has created again, from one that was lost. Deletions have serial
-// numbers, from 1; a model records at its creation the last one of its name, and a client that has seen a smaller one
-// knows that its model was deleted. Marks outlive the server in one piece of kept memory.
+// Tells a model that a client has deleted and another client has created again from a model that was lost. Deletions
+// have serial numbers, from 1. A model records at its creation the last serial number of its name; a client that has
+// seen a smaller one knows that its model was deleted. Marks outlive the server in one piece of kept memory.
 //
 //   DeletionMarks marks(kept);
 //   marks.TakeOver(all);             // of what is kept, when a server starts
@@ -26,17 +26,17 @@ namespace paramshard::server {
 // Thread-safe.
 class DeletionMarks {
  public:
-  // Newest marks that stay. A name whose mark is gone is as one that was never deleted.
+  // Largest number of marks; the oldest are dropped. A name whose mark is gone counts as never deleted.
   static constexpr size_t kMostMarks = 1024;
 
   // `kept` outlives this; null: marks end with the server.
   explicit DeletionMarks(KeptStore* kept) : kept_(kept) {}
 
-  // Takes the marks out of all that is kept. Bytes that are no marks are ignored, but for a line of the log.
+  // Takes the marks out of all that is kept. Bytes that are not marks are logged and ignored.
   void TakeOver(KeptStore::Descriptors& all);
-  // Errors of KeptStore::Keep: then there is no mark.
+  // Adds a mark. Errors of KeptStore::Keep; then there is no mark.
   absl::Status Add(absl::string_view name);
-  // 0: there is no mark.
+  // Returns the serial number of the name's last deletion, 0 without a mark.
   int64_t SerialOf(absl::string_view name) const;
 
  private:
@@ -44,7 +44,7 @@ class DeletionMarks {
     int64_t serial = 0;
     std::string name;
   };
-  using Marks = std::deque<Mark>;  // by serial number; of a name the last one
+  using Marks = std::deque<Mark>;  // by serial number; the last one of each name
 
   // The bytes that are kept: "SERIAL NAME" of every mark, each with a NUL behind it.
   static std::string Serialize(const Marks& marks);

@@ -18,7 +18,8 @@ namespace paramshard::server {
 namespace {
 
 constexpr absl::Duration kReasonTimeout = absl::Seconds(2);
-// A step and its answer take no longer, unless something is broken; trainers then wait no more for a commit's fate.
+// Longest time that a step and its answer take, unless something is broken; trainers then stop waiting for a commit's
+// fate.
 constexpr absl::Duration kFateTimeout = absl::Seconds(5);
 
 Sequence::Options SequenceOptions(const Epoch::Options& options) {
@@ -38,20 +39,20 @@ wire::WordsCounts CountsOf(const Layout& layout) {
           .gradient_slots = static_cast<int>(layout.gradient_slot_offsets().size())};
 }
 
-// What broke a device was said when it broke.
+// Does not log a broken device: that was logged when it broke.
 void LogUnencoded(const Shard& shard, const absl::Status& status) {
   if (!shard.device().health().status().ok()) return;
-  Log(LogLevel::kError, "planes could not be encoded", {{"device", shard.device().Name()}, {"why", status.ToString()}});
+  Log(LogLevel::kError, "failed to encode planes", {{"device", shard.device().Name()}, {"why", status.ToString()}});
 }
 
-// What a node puts that has got the state.
+// Key that a node puts once it has got the state.
 constexpr absl::string_view kHealedKey = "healed";
 
-// Under which a node puts what its ranks have sent with the last commit.
+// Key of what a node's ranks have sent with the last commit.
 constexpr absl::string_view kStatesKey = "client states";
 
-// Who heals another node knows its ranks' client states. Servers may have been started again since the last commit, and
-// nodes been healed: here all learn them.
+// A node that heals another one knows its ranks' client states. Servers may have been started again since the last
+// commit, and nodes been healed: here all learn them.
 absl::Status KeepPreviousStates(const Topology& topology, Rendezvous& rendezvous, absl::Duration timeout,
                                 CommitLog& commit_log) {
   CommitLog::State state = commit_log.state();
@@ -64,10 +65,10 @@ absl::Status KeepPreviousStates(const Topology& topology, Rendezvous& rendezvous
   return absl::OkStatus();
 }
 
-// A slow network's. The step timeout comes on top.
+// Slowest network on which healing is in time. The step timeout comes on top.
 constexpr double kSlowestHealingBytesPerSecond = 50e6;
 
-// A socket that nobody reads any more is noticed here before the process is.
+// Returns an error if the trainer has gone: a socket that is closed is noticed here before the process's end is.
 absl::Status GoneOr(const Trainer& trainer, const absl::Status& sent) {
   if (!absl::IsUnavailable(sent) && !absl::IsAborted(sent)) return sent;
   return absl::AbortedError(
@@ -90,7 +91,7 @@ Epoch::Epoch(Options options)
 
 Epoch::~Epoch() = default;
 
-// Asked by the sequence, under the mutex. Who has left reads nothing any more.
+// Called by the sequence, under the mutex. A trainer that has left reads nothing any more.
 uint32_t Epoch::Released(int rank, int slot) const {
   if (seats_[rank]->left) return static_cast<uint32_t>(*seats_[rank]->last_command);
   return seats_[rank]->words().released(slot).value.load(std::memory_order_acquire);
@@ -107,14 +108,14 @@ absl::Status Epoch::Run() {
   std::vector<std::thread> threads;
   if (absl::Status status = StartThreads(threads); !status.ok()) End(status);
   ServeDepartures();
-  // Before engines are aborted, which ends what ranks are at.
+  // Must come before engines are aborted, which ends what ranks are doing.
   last_words_ = LastWords(*recorder_, TraceNow());
   const absl::Status why = AwaitReason();
   if (links_thread_.joinable()) links_thread_.join();
   // The world is told before the threads are waited for: one of them may be waiting for the world's votes.
   TellClusterOfEnd(why);
   AwaitCommitFate();
-  // So are the trainers: whatever a thread is at, nobody waits for it.
+  // The same holds for trainers: whatever a thread is doing, no trainer waits for it.
   EndPages(Explained(why));
   for (std::thread& thread : threads) thread.join();
   Clean();
@@ -127,7 +128,7 @@ void Epoch::TellClusterOfEnd(const absl::Status& why) const {
   const std::string& model = options_.spec->name;
   if (links_.bad().empty()) return options_.cluster->EndEpoch(model, options_.number, why);
   for (const BadLink& link : links_.bad()) {
-    Log(LogLevel::kWarning, "another daemon is not reached over the data network",
+    Log(LogLevel::kWarning, "cannot reach another daemon over the data network",
         {{"model", model},
          {"epoch", absl::StrCat(options_.number)},
          {"node", absl::StrCat(link.peer)},
@@ -144,8 +145,8 @@ absl::Status Epoch::Prepare() {
   if (connected.ok()) connected = Heal();
   if (connected.ok()) connected = EncodeByAmax();
   {
-    // A connection that breaks here may only show that the epoch has ended elsewhere; one that cannot be made at all is
-    // a reason of its own.
+    // A connection that breaks here may only show that the epoch has ended elsewhere; a connection that cannot be made
+    // at all is a reason of its own.
     absl::MutexLock lock(&mu_);
     is_cut_off ? EndLocked(connected) : EndOnError(connected);
   }
@@ -171,7 +172,7 @@ absl::Status Epoch::Connect() {
   if (options_.topology->needs_rendezvous()) {
     rendezvous_ = options_.cluster->MakeRendezvous(options_.spec->name, options_.number);
   }
-  // A link may be cut behind the look that connecting begins with.
+  // A link may be cut after the check that connecting begins with.
   if (rendezvous_ != nullptr && links_.listener() != nullptr) {
     ASSIGN_OR_RETURN(links_thread_,
                      StartThread(absl::StrCat("links of ", options_.spec->name), [this] { WatchLinks(); }));
@@ -233,14 +234,14 @@ absl::Status Epoch::Heal() {
 absl::Status Epoch::AwaitHealed(const Healing& healing, absl::Duration timeout) const {
   const absl::Status healed = rendezvous_->Get(healing.receiver, kHealedKey, timeout).status();
   if (!absl::IsDeadlineExceeded(healed)) return healed;
-  return absl::UnavailableError(absl::StrCat("node ", healing.receiver, " was to be healed by node ", healing.donor,
-                                             " within ", absl::FormatDuration(timeout), "; attach again"));
+  return absl::UnavailableError(absl::StrCat("healing of node ", healing.receiver, " by node ", healing.donor,
+                                             " timed out after ", absl::FormatDuration(timeout), "; attach again"));
 }
 
 absl::Duration Epoch::HealTimeout() const {
   int64_t bytes = 0;
   for (const auto& shard : options_.shards) bytes += shard->bytes().Total();
-  // One node may give it to several, one after the other.
+  // One node may give the state to several nodes, one after the other.
   bytes *= static_cast<int64_t>(options_.healings.size());
   return options_.step_timeout + absl::Seconds(static_cast<double>(bytes) / kSlowestHealingBytesPerSecond);
 }
@@ -338,7 +339,7 @@ void Epoch::ServeDepartures() {
   }
 }
 
-// A link that breaks without a word would else be noticed at the step timeout.
+// A link that breaks silently would otherwise be noticed only at the step timeout.
 void Epoch::WatchLinks() {
   LogThrottle unchecked;
   while (true) {
@@ -351,10 +352,10 @@ void Epoch::WatchLinks() {
     }
     const absl::Status status = links_.Check(kLinkPatience, &connect_abort_);
     if (!links_.bad().empty()) return End(status);
-    // At the end of the epoch it is broken off.
+    // The probe is aborted at the end of the epoch.
     if (status.ok() || !connect_abort_.status().ok()) continue;
     if (const std::optional<int64_t> count = unchecked.Pass()) {
-      Log(LogLevel::kWarning, "links are not checked",
+      Log(LogLevel::kWarning, "failed to check links",
           {{"model", options_.spec->name}, {"why", std::string(status.message())}}, *count);
     }
   }
@@ -436,7 +437,7 @@ void Epoch::EndPages(const absl::Status& why) {
   for (const auto& seat : seats_) seat->EndPage(why);
 }
 
-// It is called when no thread of the epoch is left.
+// Called when no thread of the epoch is left.
 void Epoch::Clean() {
   std::vector<std::unique_ptr<Collectives>> engines;
   {
@@ -454,7 +455,7 @@ void Epoch::Clean() {
 
 void Epoch::TellEnd(int rank, const absl::Status& why) {
   Seat& seat = *seats_[rank];
-  // What a stream of the daemon wrote after the end is moved ahead too.
+  // Also moves ahead words that a stream of the daemon has written after the end.
   seat.EndPage(why);
   bool gone, told;
   {
@@ -475,7 +476,7 @@ void Epoch::End(const absl::Status& why) {
     absl::MutexLock lock(&mu_);
     EndLocked(why);
   }
-  // For the same reason.
+  // Engines are aborted for the same reason.
   AbortEngines(why);
 }
 
@@ -486,7 +487,7 @@ void Epoch::AbortEngines(const absl::Status& why) {
 
 void Epoch::EndLocked(const absl::Status& why) {
   if (end_.End(why)) sequence_.Stop();
-  // The thread that would do so may be at an engine itself, before the others begin, or try a link.
+  // The thread that would do so may be in an engine itself, before the others begin, or probe a link.
   connect_abort_.Abort(why);
   WakeAll();
 }
@@ -553,16 +554,14 @@ absl::Status Epoch::Detach(int rank, int64_t command_count) {
   const Seat& seat = *seats_[rank];
   if (!seat.started) {
     return absl::FailedPreconditionError(
-        absl::StrCat("detach rank ", options_.first_rank + rank, ": expected after `started`, got before it"));
+        absl::StrCat("detach rank ", options_.first_rank + rank, ": sent before `started`"));
   }
   if (seat.last_command.has_value()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("detach rank ", options_.first_rank + rank, ": one detach expected, got a second"));
+    return absl::InvalidArgumentError(absl::StrCat("detach rank ", options_.first_rank + rank, ": already detached"));
   }
   if (command_count < sequence_.last_command(rank)) {
-    return absl::InvalidArgumentError(absl::StrCat("detach rank ", options_.first_rank + rank, ": at least ",
-                                                   sequence_.last_command(rank), " commands expected, got ",
-                                                   command_count));
+    return absl::InvalidArgumentError(absl::StrCat("detach rank ", options_.first_rank + rank, ": want at least ",
+                                                   sequence_.last_command(rank), " commands, got ", command_count));
   }
   seats_[rank]->last_command = command_count;
   CheckDepartures();
@@ -589,7 +588,7 @@ void Epoch::CheckDepartures() {
   for (const auto& seat : seats_) {
     if (!seat->last_command.has_value() || seat->left || end_.ended() || commit_.answering()) continue;
     seat->left = sequence_.Served(seat->rank() - options_.first_rank, *seat->last_command);
-    // Gathers into its slots wait for it no more.
+    // Gathers into its slots do not wait for it any more.
     if (seat->left) WakeAll();
   }
   if (news) work_.SignalAll();

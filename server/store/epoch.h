@@ -6,9 +6,9 @@
 // may run; this class runs it and publishes words. What a rank's trainer maps is in its Seat, what is known of the
 // commit under way in CommitUnderWay, why the epoch ends in EpochEnd.
 //
-// Trainers wait for whoever holds the mutex: nothing is serialized, logged, published or called under it.
+// Trainers wait for the thread that holds the mutex: nothing is serialized, logged, published or called under it.
 //
-// From start to end it stands in epoch.cc, its threads and what they carry out in epoch_commands.cc.
+// epoch.cc has an epoch's course from start to end, epoch_commands.cc its threads and what they carry out.
 #ifndef PARAMSHARD_SERVER_STORE_EPOCH_H_
 #define PARAMSHARD_SERVER_STORE_EPOCH_H_
 
@@ -75,7 +75,7 @@ class Epoch : private TrainerWords {
     bool may_save = false;  // whether trainers may ask for saves
     // Called when a commit is decided, before it is applied: the state that it replaces is to be saved.
     std::function<void(const SaveOrder& order)> on_save_order = [](const SaveOrder&) {};
-    // What comes first: nodes that get the state from a replica. The two calls carry out what this daemon does of it.
+    // Nodes that get the state from a replica first. `send_state` and `receive_state` carry out this daemon's part.
     std::vector<Healing> healings = {};
     using Engines = absl::Span<const std::unique_ptr<Collectives>>;  // of the daemon's ranks in order
     using MoveState = std::function<absl::Status(int node, Engines engines, SteadyTime deadline)>;
@@ -90,56 +90,56 @@ class Epoch : private TrainerWords {
   // and tells the world and the trainers why it ended. Returns what it ended with.
   absl::Status Run();
 
-  // Ends the epoch here; the first reason stays, but for a lost connection between engines and an aborted vote, which
-  // only show that the epoch has ended elsewhere and wait for the reason. Returns at once.
+  // Ends the epoch here. The first reason stays, except a lost connection between engines and an aborted vote: these
+  // only show that the epoch has ended elsewhere, and wait for the reason. Returns at once.
   void End(const absl::Status& why);
-  // Whether it has ended, though its memory may still be in use for a moment.
+  // Returns true if it has ended; its memory may still be in use for a moment.
   bool ended() const;
-  // OK unless a commit was applied on some ranks and failed on others: then what it failed with, once Run has returned.
+  // Returns OK unless a commit was applied on some ranks and failed on others: then its error. Valid once Run has
+  // returned.
   absl::Status torn() const;
-  // OK unless a vote came to no answer: then why. The commit was not applied here.
+  // Returns OK unless a vote failed without a result: then why. The commit was not applied here.
   absl::Status doubt() const;
-  // OK, or why the last answer is not in the journal. The state is that of the answered commit; no other one follows.
+  // Returns OK, or why the last answer is not in the journal. The answered commit is applied; no other one follows.
   absl::Status unwritten() const;
-  // Ends it as soon as the commits are answered that all ranks have sent by now; at once where there is none.
+  // Ends the epoch as soon as the commits that all ranks have sent by now are answered; at once without any.
   void EndAfterCommits(const absl::Status& why);
 
-  // A command that came over the session's stream. FAILED_PRECONDITION before the trainer was sent `started`;
-  // RESOURCE_EXHAUSTED more commands than a rank may be ahead.
+  // Takes a command that came over the session's stream. FAILED_PRECONDITION before the trainer was sent `started`;
+  // RESOURCE_EXHAUSTED if the rank would be too many commands ahead.
   absl::Status Submit(int rank, v1::Command command);
-  // The trainer's process is gone: its memory may be given up at the end.
+  // Records that the trainer's process is gone: its memory may be given up at the end.
   void MarkGone(int rank);
-  // The trainer leaves after its `command_count`-th command. What all ranks have sent by then is carried out; the
-  // trainer's on_ended is called when it is not needed any more, and the cluster is told. INVALID_ARGUMENT it has sent
-  // more.
+  // Lets the trainer leave after its `command_count`-th command. What all ranks have sent by then is carried out; the
+  // trainer's on_ended is called when it is not needed any more, and the cluster is told. INVALID_ARGUMENT if it has
+  // sent more.
   absl::Status Detach(int rank, int64_t command_count);
-  // No rank of the world has more to come than what all send up to this command. The cluster is told as soon as that is
-  // carried out here.
+  // Sets the last command that any rank of the world sends. The cluster is told as soon as it is carried out here.
   void SetLastCommand(int64_t command);
-  // Tells the cluster which commands all ranks of this daemon have sent; where `unless` has a number only if that one is
-  // among them, and the hash through it is another one.
+  // Tells the cluster which commands all ranks of this daemon have sent. If `unless` has a number: only if that command
+  // is among them, and the hash through it differs.
   void ReportCommands(const CommandsThrough& unless) const;
-  // Whether all of this daemon's trainers have detached and all that they had sent was carried out.
+  // Returns true if all of this daemon's trainers have detached and all that they had sent was carried out.
   bool LeftInOrder() const;
-  // Whether the rank's trainer has detached and is not needed any more.
+  // Returns true if the rank's trainer has detached and is not needed any more.
   bool HasLeft(int rank) const;
 
-  // What its ranks were at lately. It may outlive the epoch.
+  // Returns the recorder of its ranks' recent events. It may outlive the epoch.
   std::shared_ptr<const Recorder> recorder() const { return recorder_; }
-  // What each rank was at when the epoch ended, for people. Once Run has returned.
+  // Returns, for people, what each rank was doing when the epoch ended. Valid once Run has returned.
   const std::vector<std::string>& last_words() const { return last_words_; }
 
   int64_t number() const { return options_.number; }
   const Topology& topology() const { return *options_.topology; }
-  // Some that hold replicas take no part.
+  // Returns true if some nodes, which hold replicas, take no part.
   bool leaves_nodes_out() const { return static_cast<int>(topology().active().size()) < topology().nodes(); }
   const std::vector<Trainer>& trainers() const { return options_.trainers; }
   std::string WaitsFor(int rank) const;
   int64_t last_command(int rank) const;
-  // The landing area too.
+  // Counts the landing area too.
   int64_t slots_bytes() const;
   int64_t words_bytes() const;
-  int64_t scratch_bytes(int rank) const;  // that the rank's engine holds for itself
+  int64_t scratch_bytes(int rank) const;  // held by the rank's engine
   std::string engine() const;
 
  private:
@@ -161,42 +161,42 @@ class Epoch : private TrainerWords {
   uint32_t Released(int rank, int slot) const override;
   uint32_t Filled(int rank, int slot) const override;
 
-  // With the links that are bad, where those are the reason.
+  // Tells the cluster why the epoch ended, with the bad links where these are the reason.
   void TellClusterOfEnd(const absl::Status& why) const;
   absl::Status Prepare();
   absl::Status AllocateSeats();
-  // Which no other epoch of any daemon has.
+  // Returns a name that no other epoch of any daemon has.
   std::string NameInWorld() const;
   absl::Status Connect();
-  // Nobody goes on before every node has the state.
+  // Sends or receives the state as healings say, and waits until every node has it.
   absl::Status Heal();
   absl::Status AwaitHealed(const Healing& healing, absl::Duration timeout) const;
-  // How long that may take: it follows the bytes.
+  // Returns how long healing may take; it depends on the number of bytes.
   absl::Duration HealTimeout() const;
-  // Planes of formats that NeedsAmax(), from what the masters of all daemons are now.
+  // Encodes planes of formats that NeedsAmax(), from the present masters of all daemons.
   absl::Status EncodeByAmax();
-  // Shares those of the commit `command_number`; 0 is the start.
+  // Shares the amaxes of the commit `command_number`; 0 is the start.
   absl::Status ShareAmaxes(int64_t command_number);
   absl::Status Greet();
   absl::Status GreetTrainer(int rank);
   EpochGreeting GreetingOf(int rank) const;
 
-  // Fills `threads` as far as there are any to be had.
+  // Appends the threads that it starts to `threads`, also before an error.
   absl::Status StartThreads(std::vector<std::thread>& threads);
   absl::Status StartRank(int rank, std::vector<std::thread>& threads);
   // Waits for the end, ends what engines are at, and waits for the cluster's word on the reason.
   absl::Status AwaitReason();
   // Waits until the fate of the commit under way is known, if that does not take long.
   void AwaitCommitFate();
-  // `why` with what a trainer needs besides: the epoch, and where to resume from.
+  // Returns `why` with more that a trainer needs: the epoch, and where to resume from.
   absl::Status Explained(const absl::Status& why) const;
   void EndPages(const absl::Status& why);
-  // Says the end to trainers that have detached, as soon as they are not needed any more, and to the cluster how far
-  // this daemon is, until the epoch ends.
+  // Tells trainers that have detached that the epoch ends for them, as soon as they are not needed any more, and the
+  // cluster how far this daemon is, until the epoch ends.
   void ServeDepartures();
-  // Tries the links to other daemons now and then, until the epoch ends, or ends it.
+  // Probes the links to other daemons now and then until the epoch ends; ends it when a link is bad.
   void WatchLinks();
-  // Says what is to be said to a trainer and to the cluster.
+  // News for a trainer and for the cluster.
   struct DepartureNews {
     std::optional<int> leaving;  // a rank whose trainer may go
     std::optional<Progress> progress;
@@ -204,7 +204,7 @@ class Epoch : private TrainerWords {
   };
   DepartureNews TakeDepartureNews() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Tell(const DepartureNews& news);
-  // How far this daemon is behind the last command, once that is carried out.
+  // Returns this daemon's progress at the last command, once that is carried out; null before.
   std::optional<Progress> ProgressNow() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Clean();
   void TellEnd(int rank, const absl::Status& why);
@@ -213,7 +213,7 @@ class Epoch : private TrainerWords {
   void GatherLoop(int rank);
   // Counts the time since the last call for the ranks that alone are waited for.
   void CountLateRanks(SteadyTime now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Ends the epoch when somebody is overdue. Returns when to look again.
+  // Ends the epoch when a rank is overdue. Returns when to look again.
   SteadyTime CheckDeadlines() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void PushLoop(int rank);
   void TakeAll(int rank, absl::StatusOr<std::vector<SentCommand>> commands) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -222,29 +222,29 @@ class Epoch : private TrainerWords {
   // Lets trainers go that have detached and are not needed any more.
   void CheckDepartures() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status Departure(int rank) const;
-  // Whether the epoch is to end after a commit, and that one is answered.
+  // Returns true if the epoch is to end after a commit that is answered by now.
   bool LastCommitAnswered() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void EndLocked(const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Ends the epoch when a call of an engine or a vote has failed so.
+  // Ends the epoch after an error of an engine's call or of a vote.
   void EndOnError(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void AbortEngines(const absl::Status& why) ABSL_LOCKS_EXCLUDED(engines_mu_);
   void WakeAll() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status Overdue(SteadyTime now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   UnderWay BeginGather(int rank, const v1::Command& command);
-  // Finishes those that are done or failed, in their order; returns whether there were any.
+  // Finishes gathers that are done or failed, in order; returns true if there were any.
   bool FinishGathers(int rank, std::deque<UnderWay>& under_way);
-  // The oldest that was begun.
+  // Finishes the oldest gather that was begun.
   void FinishGather(int rank, SteadyTime begun_at, const absl::Status& status);
-  // The engine speaks of ranks of the shard group.
+  // `group_rank`: engines count ranks of the shard group.
   const Seat& SeatOf(int group_rank) const { return *seats_[options_.topology->LocalRank(group_rank)]; }
   void RunPush(int rank, const Sequence::PushWork& work);
   void RunReduce(int rank, const v1::Command& command);
   void RunDiscard(int rank);
   void RunSum(int rank);
   void RunVote(int rank, const Sequence::PushWork& work);
-  // Writes down what is voted on, and what comes of it, where somebody keeps it.
-  // `previous`: what the previous node's ranks have sent with the commit.
+  // Votes, and writes the vote and its result to the journal, if there is one. `previous`: what the previous node's
+  // ranks have sent with the commit.
   absl::StatusOr<Decided> Vote(const Sequence::PushWork& work, CommitVote vote,
                                std::optional<PreviousStates>& previous);
   JournaledState journaled_state() const { return {.shards = options_.shards, .book = options_.scaling_book}; }
@@ -263,7 +263,7 @@ class Epoch : private TrainerWords {
   static void Note(EventRing& ring, Event event);
   void NoteWork(int rank, const Sequence::PushWork& work);
   void NoteWorkEnd(int rank);
-  // Unless it is what was noted last.
+  // Does nothing if `holder` is what was noted last.
   static void NoteHolder(EventRing& ring, const Sequence::Holder& holder, Sequence::Holder& noted);
 
   const Options options_;
@@ -294,7 +294,7 @@ class Epoch : private TrainerWords {
   std::vector<char> late_ranks_ ABSL_GUARDED_BY(mu_);  // at the last count
   SteadyTime late_since_ ABSL_GUARDED_BY(mu_);         // when that was
 
-  // Not held while an engine works: whoever ends the epoch must not find one that is being destroyed.
+  // Not held while an engine works; keeps a thread that ends the epoch from finding an engine that is being destroyed.
   mutable absl::Mutex engines_mu_;
   std::vector<std::unique_ptr<Collectives>> engines_;  // changed under engines_mu_ while no other thread runs
 };

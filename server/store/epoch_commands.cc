@@ -1,4 +1,4 @@
-// Commands of an epoch: how they are taken, and carried out.
+// Commands of an epoch: taking them, and carrying them out.
 
 #include <algorithm>
 #include <chrono>
@@ -21,9 +21,9 @@
 namespace paramshard::server {
 namespace {
 
-// Read from a ring at once: a trainer that never stops writing holds up nobody but itself.
+// Largest number of commands read from a ring at once: a trainer that never stops writing holds up only itself.
 constexpr int kMostCommandsAtOnce = 64;
-// Of commands in words, that go to node 0 in one message.
+// Largest size of commands as texts that go to node 0 in one message.
 constexpr size_t kMostBytesOfWords = size_t{1} << 20;
 constexpr std::chrono::microseconds kLateRanksEvery{20};
 // Other daemons wait for a step no longer than the step's timeout: a copy may take this part of it.
@@ -35,7 +35,7 @@ absl::Status Timed(MetricRegistry& metrics, CommitPhase phase, Work work) {
   return work();
 }
 
-// Of a vote: no daemon applies the commit.
+// Returns true for the status of a vote by which no daemon applies the commit.
 bool IsGivenUp(const absl::Status& status) {
   return absl::IsAborted(status) || absl::IsFailedPrecondition(status) || absl::IsInvalidArgument(status);
 }
@@ -60,7 +60,7 @@ EventKind KindOf(Sequence::Work work) {
   return EventKind::kCommand;
 }
 
-// As it was sent: whether its unit is one is not looked at.
+// Keeps the command's numbers as they were sent: its unit may not exist.
 Event EventOf(EventKind kind, EventEdge edge, const v1::Command& command) {
   Event event{.kind = kind, .edge = edge, .command = command.number()};
   if (command.has_gather()) event.unit = command.gather().unit();
@@ -117,7 +117,7 @@ void Epoch::GatherLoop(int rank) {
     {
       SpinningMutexLock lock(&mu_);
       if (end_.ended() && under_way.empty()) return;
-      // A thread that looks again and again without sleeping holds up the others for it only now and then.
+      // A thread that looks again and again without sleeping counts late ranks only now and then: others wait for that.
       const bool is_news = !on_gpu || !commands.ok() || !commands->empty();
       TakeAll(rank, std::move(commands));
       const SteadyTime now = Now();
@@ -224,12 +224,12 @@ absl::Status Epoch::Submit(int rank, v1::Command command) {
     const std::string what = absl::StrCat("command ", sent.command.number(), " of rank ", options_.first_rank + rank);
     if (end_.ended()) return absl::OkStatus();
     if (!seats_[rank]->started) {
-      return absl::FailedPreconditionError(what + ": one after `started` expected, got it before");
+      return absl::FailedPreconditionError(what + ": sent before `started`");
     }
     if (sequence_.Room(rank) == 0) {
-      return absl::ResourceExhaustedError(absl::StrCat(what, ": at most ", Sequence::kMostCommands,
-                                                       " unfinished commands expected, of ", Sequence::kMostBytes,
-                                                       " bytes together; wait for the other ranks"));
+      return absl::ResourceExhaustedError(absl::StrCat(what, ": want at most ", Sequence::kMostCommands,
+                                                       " unfinished commands, of ", Sequence::kMostBytes,
+                                                       " bytes together, got more; wait for the other ranks"));
     }
     Take(rank, std::move(sent));
     WakeRunnable();
@@ -340,7 +340,7 @@ void Epoch::RunReduce(int rank, const v1::Command& command) {
 }
 
 void Epoch::RunDiscard(int rank) {
-  // Nobody makes the sums that pushes have left.
+  // Drops the sums that pushes have left, instead of making them.
   const absl::Status taken = engines_[rank]->TakeSums().status();
   options_.shards[rank]->DropGradients();
   NoteWorkEnd(rank);
@@ -399,7 +399,7 @@ void Epoch::RunVote(int rank, const Sequence::PushWork& work) {
   WakeRunnable();
 }
 
-// Nobody hears of a decision before it is written down.
+// A decision is written down before anything learns of it.
 absl::StatusOr<Decided> Epoch::Vote(const Sequence::PushWork& work, CommitVote vote,
                                     std::optional<PreviousStates>& previous) {
   const v1::Commit& commit = work.command->commit();
@@ -418,7 +418,7 @@ absl::StatusOr<Decided> Epoch::Vote(const Sequence::PushWork& work, CommitVote v
   if (options_.topology->has_replicas()) vote.client_states = *work.client_states;
   absl::StatusOr<CommitDecision> decision = options_.cluster->Vote(vote);
   if (!decision.ok()) {
-    // What is in doubt stays prepared: the next server asks again.
+    // A commit in doubt stays prepared: the next server asks again.
     if (journal != nullptr && IsGivenUp(decision.status())) RETURN_IF_ERROR(journal->Withdraw());
     return decision.status();
   }
@@ -438,7 +438,7 @@ void Epoch::RunApply(int rank) {
   }
   Shard& shard = *options_.shards[rank];
   if (!decided.apply) shard.DropGradients();
-  // The end of a copy is no business of the trainers: no deadline of theirs runs while a rank applies.
+  // Trainers are not held responsible for a slow copy: no deadline of theirs runs while a rank applies.
   if (decided.apply) options_.copy_gate->AwaitCopied(rank, options_.step_timeout / kShareOfStepForCopies);
   const StepProgress progress = options_.journal == nullptr ? StepProgress() : options_.journal->Marks(rank);
   const absl::Status applied = Timed(*options_.metrics, CommitPhase::kApply, [&] {
@@ -448,7 +448,7 @@ void Epoch::RunApply(int rank) {
   FinishStage(rank, applied, &Sequence::FinishApply);
 }
 
-// Where it fails the epoch ends: planes are then of an amax that is out of date, and the next epoch encodes them.
+// On an error the epoch ends: planes then have an amax that is out of date, and the next epoch encodes them.
 void Epoch::RunShareAmaxes(int rank, const v1::Command& command) {
   const MetricTimer timer(*options_.metrics, Metric::kCommitPhase, CommitPhase::kShareAmaxes);
   const absl::Status shared = ShareAmaxes(command.number());
@@ -488,8 +488,8 @@ void Epoch::FinishStage(int rank, const absl::Status& status,
   if (client_states.has_value()) Answer(rank, decided, *std::move(client_states), std::move(previous));
 }
 
-// An error ends the epoch: the journal is one commit behind, from which the next server comes to this answer, and from
-// no later one.
+// An error ends the epoch: the journal is one commit behind; from it the next server comes to this answer, but to no
+// later one.
 void Epoch::WriteAnswer(const CommitAnswer& answer) {
   if (options_.journal == nullptr) return;
   const absl::Status written =
@@ -510,10 +510,10 @@ void Epoch::Answer(int rank, const Decided& decided, Sequence::ClientStates clie
       decided.apply, decided.gradient_norm, decided.non_finite_count, std::move(client_states), std::move(previous));
   WriteAnswer(answer);
   options_.metrics->Add(Metric::kCommits, answer.skipped ? CommitResult::kSkipped : CommitResult::kApplied);
-  // Who has the answer finds the save that it has made fall due.
+  // A trainer that has the answer finds the save that the commit has made fall due.
   options_.copy_gate->EndCommit();
   options_.on_answered(answer, decided.save);
-  // Who has the answer finds it recorded, too.
+  // A trainer that has the answer finds it recorded, too.
   Note(recorder_->of(rank).pushes,
        {.kind = EventKind::kAnswer, .command = at_[rank].command, .commit_number = answer.commit_number});
   for (const auto& seat : seats_) seat->PublishAnswer(answer);

@@ -1,4 +1,4 @@
-// How an epoch ends: once, for one reason.
+// End of an epoch: once, for one reason.
 #ifndef PARAMSHARD_SERVER_STORE_EPOCH_END_H_
 #define PARAMSHARD_SERVER_STORE_EPOCH_END_H_
 
@@ -16,7 +16,7 @@ class EpochEnd {
   const absl::Status& why() const { return why_; }
   bool open() const { return open_; }
 
-  // Whether the epoch ends by this call.
+  // Returns true if this call ends the epoch.
   bool End(const absl::Status& why) { return Set(why, /*open=*/false); }
   bool EndUntilKnown(const absl::Status& why) { return !ended_ && Set(why, /*open=*/true); }
   // Closes the reason: what is not known by now will not be.

@@ -16,10 +16,10 @@
 namespace paramshard::server {
 namespace {
 
-// A training commits while a parameter is read: the next try mostly falls between two commits.
+// Number of tries to read a parameter while a training commits: the next try mostly falls between two commits.
 constexpr int kDescribeTries = 5;
 
-// XXH3-128 of bytes that come in pieces.
+// Computes the XXH3-128 of bytes that come in pieces.
 class Hash {
  public:
   Hash() : state_(XXH3_createState()) { XXH3_128bits_reset(state_); }
@@ -40,7 +40,7 @@ class Hash {
 
 int WorldRank(const Model& model, size_t local) { return model.world().first_rank + static_cast<int>(local); }
 
-// Every extent of this daemon in (parameter, rank) order.
+// Visits every extent of this daemon in (parameter, rank) order.
 template <typename Visit>
 absl::Status ForEachExtent(const Model& model, Visit visit) {
   const auto& units = model.spec().units;
@@ -56,7 +56,7 @@ absl::Status ForEachExtent(const Model& model, Visit visit) {
   return absl::OkStatus();
 }
 
-// Requires shard.mutex(), as what follows.
+// Requires shard.mutex(), like the functions below.
 absl::StatusOr<ValueRange> RangeOf(const Shard& shard, const ShardExtent& extent, StateTensor tensor) {
   ValueRange range;
   double sum = 0;
@@ -102,7 +102,7 @@ absl::StatusOr<ExtentDescription> DescribeExtent(const Shard& shard, const Shard
   return description;
 }
 
-// Of its arrays as they are stored, one after the other.
+// Returns the hash of the tensor's stored arrays, one after the other.
 absl::StatusOr<std::string> HashOf(const Shard& shard, const ShardExtent& extent, StateTensor tensor) {
   Hash hash;
   for (const TensorForm form : {TensorForm::kElements, TensorForm::kRest}) {
@@ -131,7 +131,7 @@ absl::StatusOr<ExtentVerification> VerifyExtent(const Shard& shard, const ShardE
   return verification;
 }
 
-// NOT_FOUND unless the model has the parameter, here or on another daemon.
+// Returns NOT_FOUND unless the model has the parameter, here or on another daemon.
 absl::Status CheckKnown(const Model& model, absl::string_view parameter) {
   for (const UnitSpec& unit : model.spec().units) {
     for (const ParameterSpec& spec : unit.parameters) {
@@ -141,7 +141,7 @@ absl::Status CheckKnown(const Model& model, absl::string_view parameter) {
   return UnknownParameter(absl::StrCat("describe ", model.spec().name), parameter);
 }
 
-// ABORTED when the state does not stay.
+// Returns ABORTED if the state changes meanwhile.
 absl::StatusOr<ParameterDescription> DescribeOneState(const Model& model, absl::string_view parameter) {
   ASSIGN_OR_RETURN(const PinnedState pinned, PinnedState::Of(model, "describe"));
   ParameterDescription description;
@@ -166,7 +166,7 @@ absl::StatusOr<ParameterDescription> DescribeOneState(const Model& model, absl::
   return description;
 }
 
-// Why nobody can attach. How far a restore is says more than that it goes on.
+// Returns why trainers cannot attach. For a restore, its progress says more than that it goes on.
 std::string UnusableText(const Model& model, const Model::Activity& activity) {
   if (const absl::Status usable = model.usable(); !usable.ok()) return std::string(usable.message());
   if (const absl::Status doubt = model.doubt(); !doubt.ok()) return std::string(doubt.message());
@@ -235,7 +235,7 @@ absl::StatusOr<ParameterDescription> DescribeParameter(const Model& model, absl:
 
 absl::StatusOr<RankedStats> ListParameterStats(const Model& model, int64_t limit,
                                                absl::FunctionRef<bool()> is_cancelled) {
-  // They are in the order of the model, by unit and parameter.
+  // Ordered like the model, by unit and parameter.
   std::map<std::pair<int, int>, PlaneStatistics> statistics;
   const auto measure = [&](size_t, const Shard& shard, const ShardExtent& extent) -> absl::Status {
     if (is_cancelled()) return absl::CancelledError("the caller has gone");

@@ -75,7 +75,7 @@ struct ParameterDescription {
   const UnitSpec* unit = nullptr;
   int64_t version = 0;
   int64_t step = 0;
-  // Holds what the planes were encoded with besides their own rows, where the format has such a thing.
+  // Numbers besides the rows themselves with which the planes were encoded, where the format has any.
   std::optional<double> amax = {};
   std::optional<double> scale = {};
   std::vector<ExtentDescription> extents = {};
@@ -97,8 +97,8 @@ struct RankedStats {
   int64_t parameter_count = 0;  // without the limit
 };
 
-// The parameters of which this daemon owns rows, at most `limit`: those whose planes are farthest from their masters
-// come first. CANCELLED when `is_cancelled`, which is asked before every extent, says so.
+// Returns the parameters of which this daemon owns rows, at most `limit`, the ones whose planes are farthest from their
+// masters first. CANCELLED when `is_cancelled`, which is asked before every extent, returns true.
 absl::StatusOr<RankedStats> ListParameterStats(const Model& model, int64_t limit,
                                                absl::FunctionRef<bool()> is_cancelled);
 

@@ -13,7 +13,7 @@
 namespace paramshard::server {
 namespace {
 
-// Of the text that says why a model is lost.
+// Largest size of the text that says why a model is lost.
 constexpr size_t kMostMarkBytes = 1024;
 
 }  // namespace
@@ -115,7 +115,7 @@ std::string LostModels::ReadMark(KeptMemory& memory) {
 }
 
 void LostModels::LogFreed(const std::string& name) const {
-  options_.log->Write(LogLevel::kInfo, "memory of a lost model is freed", {{"model", name}});
+  options_.log->Write(LogLevel::kInfo, "freed memory of a lost model", {{"model", name}});
 }
 
 }  // namespace paramshard::server

@@ -21,13 +21,13 @@
 
 namespace paramshard::server {
 
-// A name is lost from Add on, until a model of that name is made anew or it is deleted. What is left of the model stays
-// kept until then, or until it makes room for the one that is made anew. From then on a piece that is kept, its mark,
-// says why it was lost, so that the next server says so too, whenever this one dies: it is there before anything else
-// goes, and goes when the journal of the new model says that it is there.
+// A model is lost from Add until a model of its name is made anew or it is deleted. Its memory is kept until then, or
+// until it makes room for the new model. While the new model is being made a kept piece, the mark, says why the old one
+// was lost, so that the next server says so too, whenever this one dies: the mark is written before anything else is
+// freed, and freed when the journal of the new model says that it is made.
 //
 //   lost.Add("m", "an import was cut off, and whoever sent it is gone");
-//   RETURN_IF_ERROR(lost.Check("m"));   // whoever asks for it is told
+//   RETURN_IF_ERROR(lost.Check("m"));   // callers that ask for it are told
 //
 //   RETURN_IF_ERROR(lost.Free("m"));    // before it is made anew, and again where that has failed
 //   lost.End("m");                      // it was made
@@ -35,7 +35,7 @@ namespace paramshard::server {
 //   RETURN_IF_ERROR(lost.FreeAll("m"));  // or it is deleted
 //   lost.Forget("m");
 //
-// Thread-safe. Of one name one thread at a time frees, ends and forgets.
+// Thread-safe. One thread at a time frees, ends and forgets a name.
 class LostModels {
  public:
   struct Options {
@@ -45,32 +45,32 @@ class LostModels {
   };
   explicit LostModels(Options options) : options_(std::move(options)) {}
 
-  // What Check says of a model that is lost: DATA_LOSS.
+  // Returns the error of Check for a lost model: DATA_LOSS.
   absl::Status Describe(absl::string_view name, absl::string_view why) const;
-  // `source`: what was being restored meanwhile, if that is known. It ends with this server.
-  // `was_restored`: in a restore of all daemons.
+  // `source`: source of the change that was cut off, if that is known; it ends with this server. `was_restored`: lost
+  // in a restore of all daemons.
   void Add(const std::string& name, absl::string_view why, std::optional<ChangeSource> source = std::nullopt,
            bool was_restored = false);
-  // OK, or DATA_LOSS: it is lost, why, and what is to be done.
+  // Returns OK, or DATA_LOSS: the model is lost, why, and what to do about it.
   absl::Status Check(absl::string_view name) const;
   bool Contains(absl::string_view name) const { return !Check(name).ok(); }
   std::optional<ChangeSource> SourceOf(absl::string_view name) const;
   bool WasBeingRestored(absl::string_view name) const;
-  // As Add was told; empty where it is not lost.
+  // Returns the reason that Add was given; empty if the model is not lost.
   std::string WhyOf(absl::string_view name) const;
-  // What Check says, by name.
+  // Returns the errors of Check by name.
   std::map<std::string, absl::Status, std::less<>> List() const;
 
-  // Frees all that is kept under the name but the mark, which is made. Does nothing where it is not lost. Errors of
+  // Makes the mark and frees all else that is kept under the name. Does nothing if the model is not lost. Errors of
   // KeptStore; it may be called again.
   absl::Status Free(const std::string& name);
-  // A model of that name is made. A mark that stays says nothing beside its journal.
+  // Ends the loss when a model of that name is made. A mark that cannot be removed says nothing beside its journal.
   void End(const std::string& name);
-  // Frees all that is kept under the name, which is lost and stays so until Forget. Errors of KeptStore.
+  // Frees all that is kept under the name, which stays lost until Forget. Errors of KeptStore.
   absl::Status FreeAll(const std::string& name);
   void Forget(const std::string& name);
 
-  // What the mark among a model's pieces says. Whatever it holds: it is shown, and nothing else.
+  // Returns the text of the mark among a model's pieces. It may be any text: it is only shown.
   static std::string ReadMark(KeptMemory& memory);
 
  private:

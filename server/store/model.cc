@@ -18,7 +18,7 @@
 namespace paramshard::server {
 namespace {
 
-// Above this a model's owner is told that its shards are uneven.
+// Largest imbalance of shards that is not logged as a warning.
 constexpr double kImbalanceWarning = 1.25;
 
 absl::StatusOr<Topology> TopologyOf(const ModelSpec& spec, const World& world) {
@@ -40,19 +40,19 @@ absl::Status CheckFrozen(const ModelSpec& spec, const Topology& topology) {
       const Format format = EncodingOf(parameter.encoding).format;
       if (parameter.master_type.has_value() || !NeedsAmax(format)) continue;
       return absl::InvalidArgumentError(absl::StrCat("create model ", spec.name, ": parameter ", parameter.name,
-                                                     ": a master_type expected of a frozen parameter of ",
-                                                     FormatName(format), " whose rows several daemons own, got none"));
+                                                     ": master_type is required for a frozen parameter of ",
+                                                     FormatName(format), " whose rows several daemons own"));
     }
   }
   return absl::OkStatus();
 }
 
-// Where the state of a rank lies that was adopted; of no meaning where it is to be replaced.
+// Returns where the adopted state of a rank lies; meaningless if it is to be replaced.
 int64_t PositionOf(const LeftModel* left, int rank) {
   return left == nullptr || !left->plan.numbers.has_value() ? 0 : left->plan.numbers->positions[rank];
 }
 
-// ABORTED: what node 0 says cannot be an epoch of this daemon.
+// Returns ABORTED if the epoch that node 0 announces cannot be one of this daemon.
 absl::Status CheckActive(const EpochStart& start, const Topology& topology) {
   const std::vector<int>& active = start.active;
   const bool ascends = std::adjacent_find(active.begin(), active.end(), std::greater_equal<>()) == active.end();
@@ -60,11 +60,11 @@ absl::Status CheckActive(const EpochStart& start, const Topology& topology) {
                     std::binary_search(active.begin(), active.end(), topology.node());
   const bool is_whole = static_cast<int>(active.size()) == topology.nodes();
   if (fits && (is_whole || topology.has_replicas())) return absl::OkStatus();
-  return absl::AbortedError(absl::StrCat("start epoch ", start.epoch, ": nodes of this world, node ", topology.node(),
-                                         " among them, expected, got [", absl::StrJoin(active, ", "), "]"));
+  return absl::AbortedError(absl::StrCat("start epoch ", start.epoch, ": want nodes of this world with node ",
+                                         topology.node(), ", got [", absl::StrJoin(active, ", "), "]"));
 }
 
-// FAILED_PRECONDITION: nobody trains on, or saves, what an announced import is to replace.
+// Returns FAILED_PRECONDITION while an announced import is to replace the state: it is neither trained on nor saved.
 absl::Status CheckValuesHaveCome(absl::string_view operation, absl::string_view model, const History& history) {
   if (!history.values_follow) return absl::OkStatus();
   return absl::FailedPreconditionError(
@@ -72,7 +72,7 @@ absl::Status CheckValuesHaveCome(absl::string_view operation, absl::string_view 
                    ": the values that its creator announced have not come; import them, or delete the model"));
 }
 
-// Null where the node is not healed.
+// Returns null if the node is not healed.
 const Healing* HealingOf(const EpochStart& start, int node) {
   const auto found = std::find_if(start.healings.begin(), start.healings.end(),
                                   [node](const Healing& healing) { return healing.receiver == node; });
@@ -100,14 +100,14 @@ absl::StatusOr<std::unique_ptr<Model>> Model::Create(Options options) {
                                               .available_bytes = model->options_.available_bytes,
                                               .image_bytes = std::move(image_bytes),
                                               .moves = model->options_.moves});
-  // What was adopted is no longer among what is available.
+  // Adopted memory is no longer part of the available memory.
   if (left == nullptr) RETURN_IF_ERROR(model->budget_->Check());
   RETURN_IF_ERROR(model->OpenJournal(left.get()));
   RETURN_IF_ERROR(model->AllocateShards(left.get()));
   RETURN_IF_ERROR(left == nullptr ? model->EncodePlanes({}) : model->ResumeState(*left));
   model->layout_fingerprint_ = LayoutFingerprint(*model->layout_);
   if (const SaverSource* const savers = model->options_.savers; savers != nullptr) {
-    // A model that is there already is not given up for its folder.
+    // A model that exists already is not given up because of its folder.
     const auto trouble =
         left == nullptr ? SaverSource::FolderTrouble::kIsRefused : SaverSource::FolderTrouble::kEndsSaves;
     ASSIGN_OR_RETURN(model->saver_, savers->Make(*model, trouble));
@@ -196,7 +196,7 @@ void Model::DropStalePieces() {
     return;
   }
   for (const std::string& piece : *dropped) {
-    options_.log->Write(LogLevel::kInfo, "a piece that a model does not have is freed",
+    options_.log->Write(LogLevel::kInfo, "freed an unknown piece of a model's memory",
                         {{"model", spec().name}, {"piece", absl::CHexEscape(piece)}});
   }
 }
@@ -249,7 +249,7 @@ absl::Status Model::ResumeState(const LeftModel& left) {
   return absl::OkStatus();
 }
 
-// What falls due with a commit that this server has answered.
+// Begins the saves that fall due with a commit that this server has answered.
 void Model::SaveAnswered(const RecoveryPlan& plan) {
   if (plan.action != RecoveryAction::kAnswerSkip && plan.action != RecoveryAction::kRedoApply) return;
   saver_->OnCommitted(*commit_log_.state().last_answer, plan.prepared->save);
@@ -290,7 +290,7 @@ absl::Status Model::Attach(Trainer trainer) {
   const int rank = trainer.rank;
   if (draining_) return drain_reason_;
   RETURN_IF_ERROR(CheckDevices());
-  // Where the state may come back, node 0 says what becomes of this trainer.
+  // Where the state may come back, node 0 decides what becomes of this trainer.
   if (!may_come_back()) RETURN_IF_ERROR(StateLoss());
   if (StateLoss().ok()) {
     RETURN_IF_ERROR(condition_.doubt());
@@ -298,9 +298,8 @@ absl::Status Model::Attach(Trainer trainer) {
   }
   RETURN_IF_ERROR(condition_.CheckSettled("attach"));
   if (!world().Serves(rank)) {
-    return absl::InvalidArgumentError(absl::StrCat("attach ", spec().name, ": a rank in [", world().first_rank, ", ",
-                                                   world().first_rank + world().rank_count(), ") expected, got ",
-                                                   rank));
+    return absl::InvalidArgumentError(absl::StrCat("attach ", spec().name, ": want a rank in [", world().first_rank,
+                                                   ", ", world().first_rank + world().rank_count(), "), got ", rank));
   }
   if (const Holder holder = HolderLocked(rank); holder.session != 0) {
     return absl::AlreadyExistsError(
@@ -366,7 +365,7 @@ void Model::Leave(int64_t session, const absl::Status& why) {
       return;
     }
     const absl::Status reason(why.code(), absl::StrCat("rank ", trainer.rank, ": ", why.message()));
-    // The world first: other daemons then know the reason when this one's engines close their connections.
+    // Tells the world first: other daemons then know the reason when this one's engines close their connections.
     options_.world.cluster->EndEpoch(spec().name, epoch->number(), reason);
     OnEpochEnd(epoch->number(), reason);
   }
@@ -397,8 +396,8 @@ absl::Status Model::Submit(int64_t session, const v1::Command& command) {
     absl::MutexLock lock(&mu_);
     for (const auto& [rank, trainer] : waiting_) {
       if (trainer.session != session) continue;
-      return absl::FailedPreconditionError(absl::StrCat("command ", command.number(), " of rank ", rank,
-                                                        ": one after `started` expected, got it before"));
+      return absl::FailedPreconditionError(
+          absl::StrCat("command ", command.number(), " of rank ", rank, ": sent before `started`"));
     }
     epoch = epoch_;
   }
@@ -411,8 +410,8 @@ absl::Status Model::Submit(int64_t session, const v1::Command& command) {
 
 // --- Epochs ---
 
-// The cluster starts an epoch when the reports of all daemons cover all ranks. While an epoch runs or ends there is
-// nobody to report: those who wait for the next one are reported when it is over.
+// The cluster starts an epoch when the reports of all daemons cover all ranks. Nothing is reported while an epoch runs
+// or ends: trainers that wait for the next one are reported when it is over.
 void Model::Report() {
   if (!Idle() || closed_ || silent_) return;
   const CommitLog::Numbers numbers = commit_log_.numbers();
@@ -464,7 +463,7 @@ ValueOrigin Model::OriginOfValues() const {
   return history_.values_follow || condition_.is_importing() ? ValueOrigin::kImporting : ValueOrigin::kInitial;
 }
 
-// A commit that could not be written down leaves a whole state: that doubt is none of a loss.
+// A commit that could not be written down leaves a whole state: that doubt is not a loss.
 absl::Status Model::StateLoss() const {
   RETURN_IF_ERROR(condition_.usable());
   return absl::IsDataLoss(condition_.doubt()) ? condition_.doubt() : absl::OkStatus();
@@ -475,8 +474,8 @@ absl::Status Model::AdoptHistory(const EpochStart& start) {
   if (start.history_id == history_.id.ToString()) return absl::OkStatus();
   const absl::StatusOr<HistoryId> id = HistoryId::Parse(start.history_id);
   if (!id.ok() || !Untouched() || start.lineage != history_.lineage.ToString()) {
-    return absl::AbortedError(absl::StrCat("start epoch ", start.epoch, " of ", spec().name, ": history ",
-                                           history_.id.ToString(), " expected, got ", start.history_id,
+    return absl::AbortedError(absl::StrCat("start epoch ", start.epoch, " of ", spec().name, ": want history ",
+                                           history_.id.ToString(), ", got ", start.history_id,
                                            ": the state was replaced after the daemons had agreed; attach again"));
   }
   history_.id = *id;
@@ -490,7 +489,7 @@ absl::Status Model::StartEpoch(const EpochStart& start, std::thread& finished, s
   }
   RETURN_IF_ERROR(CheckActive(start, topology_));
   const Healing* const healing = HealingOf(start, topology_.node());
-  // What the journal says of it begins when it is there.
+  // The journal's record of the epoch begins when the epoch exists.
   RETURN_IF_ERROR(healing != nullptr ? CheckMayHeal(start, *healing) : AdoptHistory(start));
   if (journal_ != nullptr && healing == nullptr) {
     RETURN_IF_ERROR(journal_->BeginEpoch(start.epoch, history_, history_begin_));
@@ -577,8 +576,8 @@ void Model::RunEpoch(Epoch& epoch) {
     changed_.SignalAll();
     lost = condition_.usable().ok() ? condition_.doubt() : condition_.usable();
     last_end_ = lost.ok() ? end : lost.ToString();
-    // Trainers may have attached while the epoch ended. Those who do so later are not refused: as soon as the lock is
-    // given up an import may settle the doubt.
+    // Trainers may have attached while the epoch ended. Trainers that attach later are not refused: as soon as the lock
+    // is given up an import may settle the doubt.
     const bool may_wait = may_come_back() && !StateLoss().ok();
     if (!lost.ok() && !may_wait) refused = std::exchange(waiting_, {});
     Report();
@@ -656,16 +655,15 @@ absl::Status Model::CheckVacant(absl::string_view operation) const {
   if (!waiting_.empty()) trainer = &waiting_.begin()->second;
   if (const std::vector<const Trainer*> present = Present(); !present.empty()) trainer = present.front();
   if (trainer == nullptr) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat(operation, " ", spec().name,
-                                                    ": no attached trainer expected, got rank ", trainer->rank,
-                                                    " of process ", trainer->pid));
+  return absl::FailedPreconditionError(
+      absl::StrCat(operation, " ", spec().name, ": rank ", trainer->rank, " is held by process ", trainer->pid));
 }
 
 void Model::AwaitSettledEpoch() const {
   const SteadyTime deadline = SteadyDeadline(spec().step_timeout.value_or(options_.step_timeout));
   while (Running() && Present().empty() && !changed_.WaitUntil(&mu_, deadline)) {
   }
-  // One that has ended is soon over.
+  // An epoch that has ended is soon over.
   const auto settled = [this]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return Idle() || Running(); };
   mu_.Await(absl::Condition(&settled));
 }
@@ -674,9 +672,8 @@ absl::Status Model::AwaitVacant(absl::string_view operation) const {
   AwaitSettledEpoch();
   RETURN_IF_ERROR(CheckVacant(operation));
   if (Idle()) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat(operation, " ", spec().name, ": no epoch expected, got epoch ",
-                                                    epoch_->number(),
-                                                    ", which goes on at other daemons; let their trainers leave"));
+  return absl::FailedPreconditionError(absl::StrCat(operation, " ", spec().name, ": epoch ", epoch_->number(),
+                                                    " still runs at other daemons; let their trainers leave"));
 }
 
 int64_t Model::plane_copy_bytes() const {
@@ -692,8 +689,8 @@ void Model::Silence() {
 
 bool Model::outlives_server() const { return journal_ != nullptr; }
 
-// A second deletion must not drop what another model of that name has. The keeper drops all pieces at once: the journal
-// says nothing of it, which an epoch that ends may still write to.
+// A second deletion must not drop the memory of another model of that name. The keeper drops all pieces at once: the
+// journal, to which an epoch that ends may still write, does not record it.
 absl::Status Model::DropMemory(absl::FunctionRef<absl::Status(KeptMemory& memory)> drop) {
   absl::MutexLock lock(&dropping_);
   if (options_.memory == nullptr || memory_dropped_) return absl::OkStatus();
@@ -718,7 +715,7 @@ void Model::LeaveMemory(absl::FunctionRef<bool()> leave) {
 absl::Status Model::Close(const absl::Status& why) {
   if (saver_ != nullptr) RETURN_IF_ERROR(saver_->CheckIdle("delete model"));
   RETURN_IF_ERROR(CloseToTrainers(why));
-  // Another model of this name may want the folder while somebody still holds this one.
+  // Another model of this name may need the folder while a caller still holds this one.
   if (saver_ != nullptr) saver_->Stop();
   return absl::OkStatus();
 }
@@ -731,11 +728,11 @@ absl::Status Model::CloseToTrainers(const absl::Status& why) {
     draining_ = true;
     closed_ = true;
     drain_reason_ = why;
-    // This also ends a vote that is in doubt: what becomes of its commit matters to nobody here any more.
-    // One that is silent has lost its name, and another one may have it.
+    // Also ends a vote that is in doubt: the fate of its commit does not matter here any more. A silent model has lost
+    // its name, which another model may have.
     if (!silent_) options_.world.cluster->Forget(spec().name);
-    // Its own trainers have left it. The world's word for the end may never come: node 0 may hang.
-    if (epoch_ != nullptr) epoch_->End(absl::AbortedError(absl::StrCat("model ", spec().name, ": deleted")));
+    // Its own trainers have left the epoch. The world's word for the end may never come: node 0 may hang.
+    if (epoch_ != nullptr) epoch_->End(absl::AbortedError(absl::StrCat("model ", spec().name, " was deleted")));
   }
   const auto idle = [this]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return Idle(); };
   mu_.Await(absl::Condition(&idle));
@@ -753,18 +750,18 @@ absl::StatusOr<Model::HeldState> Model::HoldState() {
     RETURN_IF_ERROR(CheckValuesHaveCome("save", spec().name, history_));
     if (topology_.spans_daemons() && !scaling_book_.is_settled()) {
       return absl::UnavailableError(absl::StrCat("save ", spec().name,
-                                                 ": amaxes of the last commit that all daemons share expected, which "
-                                                 "the next epoch begins with; save after that"));
+                                                 ": amaxes of the last commit are not shared by all daemons yet; "
+                                                 "save after the next epoch has started"));
     }
     if (!copy_gate_.BeginCopy()) {
-      return absl::AbortedError(absl::StrCat("save ", spec().name, ": no commit under way expected, got one"));
+      return absl::AbortedError(absl::StrCat("save ", spec().name, ": a commit is in progress"));
     }
     held = {.numbers = StateLocked().numbers,
             .generation = generation_,
             .parent = history_.parent,
             .commits = commit_log_.state()};
   }
-  // Histories may be many megabytes, and nobody else waits for a copy of them. Steps and changes wait for this one.
+  // Histories may be many megabytes, and only steps and changes wait for this copy of them.
   held.scaling = scaling_book_.records();
   return held;
 }
@@ -803,9 +800,8 @@ void Model::ReleaseState() {
 
 absl::Status Model::CheckHeld() const {
   if (!copy_gate_.is_given_up()) return absl::OkStatus();
-  return absl::AbortedError(absl::StrCat("save ", spec().name,
-                                         ": a copy within a part of the step timeout expected, and the next commit did "
-                                         "not wait any longer"));
+  return absl::AbortedError(
+      absl::StrCat("save ", spec().name, ": the copy timed out: the next commit did not wait any longer"));
 }
 
 Model::State Model::StateLocked() const {
@@ -864,7 +860,7 @@ Model::Activity Model::activity() const {
       activity.trainers.push_back({.trainer = trainer, .waits_for = "other ranks"});
   }
   if (epoch == nullptr) return activity;
-  // Held until the epoch's thread is through, also while the epoch ends.
+  // Memory is held until the epoch's thread has finished, also while the epoch ends.
   activity.slots_bytes = epoch->slots_bytes();
   activity.words_bytes = epoch->words_bytes();
   for (int rank = 0; rank < world().rank_count(); ++rank) activity.scratch_bytes.push_back(epoch->scratch_bytes(rank));

@@ -49,11 +49,11 @@ namespace paramshard::server {
 // The daemon's place in the world.
 struct World {
   Cluster* cluster = nullptr;
-  std::vector<ComputeDevice*> devices;  // of this daemon; they outlive whoever knows this world
+  std::vector<ComputeDevice*> devices;  // of this daemon; they outlive all users of this world
   int first_rank = 0;
   int world_size = 1;
   EngineSettings engines = {};
-  MetricRegistry* metrics = &MetricRegistry::Unread();  // outlives whoever knows this world
+  MetricRegistry* metrics = &MetricRegistry::Unread();  // outlives all users of this world
 
   int rank_count() const { return static_cast<int>(devices.size()); }
   bool Serves(int rank) const { return rank >= first_rank && rank < first_rank + rank_count(); }
@@ -77,13 +77,13 @@ class Model {
     const Clock* clock = &Clock::Steady();  // outlives the model
     // Bytes that the daemon may still take. Nothing is allocated when the model needs more.
     int64_t available_bytes = 0;
-    std::string save_dir = {};            // that the model's checkpoints lie in, in a folder of its own; empty: nowhere
+    std::string save_dir = {};            // folder of all models' checkpoints; empty: none
     const SaverSource* savers = nullptr;  // outlives the model; null: it is never saved
     MovePolicy moves = {};                // of the steps
-    // What the state lies in; null: it ends with the process.
+    // Memory of the state; null: it ends with the process.
     std::unique_ptr<KeptMemory> memory = nullptr;
-    // A model that another server has left, which IsRecoverable, or whose change is to be made again: until it is, its
-    // state is nobody's (unfinished()). Then `memory` is null. For Create alone.
+    // A model that another server has left, which IsRecoverable, or whose change is to be made again: until then it is
+    // unfinished(). `memory` is null with it. For Create alone.
     std::unique_ptr<LeftModel> left = nullptr;
     ValuesToCome values = {};  // of one that is created
     int64_t deletion = 0;      // likewise: DeletionMarks::SerialOf
@@ -104,18 +104,18 @@ class Model {
   // daemon; ALREADY_EXISTS naming the holder's pid; UNAVAILABLE once draining and while the state is changed; what
   // broke a device; usable().
   absl::Status Attach(Trainer trainer);
-  // The trainer is gone, or goes without order: ends the epoch it is in, unless it has left it. Unknown sessions are
-  // ignored. Its on_ended is called.
+  // Ends the epoch of a trainer that is gone, or goes without detaching, unless it has left the epoch. Unknown sessions
+  // are ignored. Its on_ended is called.
   void Leave(int64_t session, const absl::Status& why);
-  // Does the same for a trainer that waits for an epoch. Returns false, and does nothing, when its epoch has begun.
+  // Does the same for a trainer that waits for an epoch. Returns false, and does nothing, if its epoch has begun.
   bool LeaveIfWaiting(int64_t session, const absl::Status& why);
-  // The trainer leaves in order, after its `command_count`-th command of the epoch: see Epoch::Detach. One that waits
+  // Lets the trainer leave after its `command_count`-th command of the epoch: see Epoch::Detach. A trainer that waits
   // for an epoch leaves at once. An error ends the session. Unknown sessions are ignored.
   absl::Status Detach(int64_t session, int64_t command_count);
-  // A command that came over the session's stream. An error ends the session: see Epoch::Submit. Unknown sessions are
-  // ignored.
+  // Takes a command that came over the session's stream. An error ends the session: see Epoch::Submit. Unknown sessions
+  // are ignored.
   absl::Status Submit(int64_t session, const v1::Command& command);
-  // Who holds a rank now, null fields when nobody: for take-over.
+  // The trainer that holds a rank now, for take-over; 0 without one.
   struct Holder {
     int64_t session = 0;
     int64_t pid = 0;
@@ -128,88 +128,88 @@ class Model {
   void OnLastCommand(int64_t epoch, int64_t command);
   void OnCommandsWanted(int64_t epoch, const CommandsThrough& unless);
   void OnEpochEnd(int64_t epoch, const absl::Status& why);
-  // Those who wait for an epoch are told that none starts.
+  // Tells trainers that wait for an epoch that none starts.
   void OnEpochRefused(const absl::Status& why);
 
-  // Refuses new trainers from now on, and ends the epoch as soon as the commits are answered that all ranks have sent.
+  // Refuses new trainers from now on, and ends the epoch as soon as the commits that all ranks have sent are answered.
   void BeginDrain(const absl::Status& why);
-  // Waits until that has come, and until a change is through, but not longer than the deadline: then the epoch ends. A
-  // restore is given up.
+  // Waits until the epoch has ended and a change is done, at most until the deadline: then it ends the epoch. A restore
+  // is given up.
   void FinishDrain(SteadyTime deadline);
   void Drain(SteadyTime deadline, const absl::Status& why) {
     BeginDrain(why);
     FinishDrain(deadline);
   }
 
-  // The model is made: from now on it outlives the server. Until then a server that dies leaves nothing of it.
-  // Idempotent.
+  // Makes the model outlive the server from now on. Until then a server that dies leaves nothing of it. Idempotent.
   absl::Status Publish();
-  // Before anybody can attach, and in the place of Publish: its initial values are nobody's, and a replica in another
-  // daemon is to take their place. Until then it is not usable(), and lost for the next server.
+  // Takes the place of Publish, before trainers can attach, for a model whose initial values a replica in another
+  // daemon is to replace. Until then it is not usable(), and lost for the next server.
   absl::Status AwaitReplica(absl::string_view why);
-  // Takes the memory from whoever keeps it: it ends with the model. Idempotent; an error leaves all as it was.
+  // Takes the memory from its keeper: it ends with the model. Idempotent; an error leaves all as it was.
   absl::Status DropMemory();
-  // The same of all pieces but one. Of an error some may be dropped.
+  // Does the same for all pieces but one. On an error some may be dropped.
   absl::Status DropMemoryBut(const std::string& piece);
-  // Leaves the memory to whoever has the model's name from then on, where `leave` says so: from its return on
-  // DropMemory does nothing. Nobody drops the memory meanwhile.
+  // Leaves the memory to the next owner of the model's name if `leave` returns true: from then on DropMemory does
+  // nothing. No other thread drops the memory meanwhile.
   void LeaveMemory(absl::FunctionRef<bool()> leave);
-  // From its return on the cluster hears nothing of the model, nor of its end: its name is to be lost.
+  // Lets the cluster hear nothing more of the model, nor of its end: its name is to be lost.
   void Silence();
-  // Whether the next server can go on with it.
+  // Returns true if the next server can go on with the model.
   bool outlives_server() const;
 
   // Refuses trainers and changes from now on, with `why`; the cluster hears nothing more of this model. Waits for an
-  // epoch that is ending. FAILED_PRECONDITION naming a trainer that is attached; UNAVAILABLE while the
-  // state is changed or saved.
+  // epoch that is ending. FAILED_PRECONDITION naming a trainer that is attached; UNAVAILABLE while the state is changed
+  // or saved.
   absl::Status Close(const absl::Status& why);
 
-  // What this daemon's ranks were at lately, in the last epoch that has begun; null before the first.
+  // Returns the recorder of this daemon's ranks in the last epoch that has begun; null before the first.
   std::shared_ptr<const Recorder> recorder() const;
 
   using StateChange = ImportedState;
   // Changes the state by `write` while no trainer is attached, then encodes planes and takes the numbers over. Returns
-  // the history that begins. Meanwhile nothing else is held up: trainers and deletions are refused, readers of the
-  // state that was are told (PinnedState). When `write` fails, or the encoding after it, nobody can say what the state
-  // is: the model is not usable any more. FAILED_PRECONDITION naming a trainer that is attached; INVALID_ARGUMENT
-  // numbers out of order; UNAVAILABLE another change is under way, or the daemon drains, also when it drains meanwhile
-  // and the next server can make the change again; what broke a device; usable().
+  // the history that begins. Meanwhile trainers and deletions are refused, and readers of the old state are told
+  // (PinnedState); nothing else is held up. If `write` fails, or the encoding after it, the state is unknown and the
+  // model not usable any more. FAILED_PRECONDITION naming a trainer that is attached; INVALID_ARGUMENT numbers out of
+  // order; UNAVAILABLE another change is under way, or the daemon drains, also when it drains meanwhile and the next
+  // server can make the change again; what broke a device; usable().
   absl::StatusOr<History> Change(const StateChange& change, absl::FunctionRef<absl::Status()> write);
 
   using Restored = RestoredState;
   using RestoreProgress = server::RestoreProgress;
   using RestoreWatch = server::RestoreWatch;  // is not called any more when Restore has returned
-  // What happens around the writing, on the thread of the restore; it may wait, within bounds.
+  // Hooks around the writing, called on the thread of the restore; they may block, within bounds.
   struct RestoreSteps {
-    // Trainers and readers are held off, and nothing has changed: an error leaves it so.
+    // Called when trainers and readers are held off and nothing has changed: an error leaves the state so.
     std::function<absl::Status()> begin;
-    // Between extents, while planes are encoded: whether anybody will use them. It does not wait. An error is one of
-    // the writing.
+    // Called between extents while planes are encoded; an error means that the planes have no use any more, and ends
+    // the restore like an error of the writing. Must not block.
     std::function<absl::Status()> goes_on;
-    // The planes are encoded. An error is one of the writing.
+    // Called when the planes are encoded. An error ends the restore like an error of the writing.
     std::function<absl::Status()> conclude;
-    // Why all daemons go back to a saved state; empty: somebody has asked for the restore. Trainers that wait for an
-    // epoch are told to come again, and are not in the way.
+    // Why all daemons roll back to a saved state; empty: a client has asked for the restore. In a rollback, trainers
+    // that wait for an epoch are told to come again, and do not hold it up.
     std::string rollback_why;
   };
-  // Does the same as Change, with all of the state: the tensors by `write`, which gives every row of them, the rest by
-  // `restored`. Amaxes that it does not say are measured. It makes a model usable that was not.
+  // Does the same as Change with all of the state: `write` gives every row of the tensors, `restored` the rest. Amaxes
+  // that `restored` does not have are measured. The model is usable afterwards, even if it was not.
   absl::StatusOr<History> Restore(const Restored& restored, absl::FunctionRef<absl::Status()> write,
                                   const RestoreWatch& watch = {}, const RestoreSteps& steps = {});
 
-  // The turn to import or to restore, which one caller at a time has from OK until EndImport. UNAVAILABLE another one
-  // has it, the daemon drains, or unfinished(); what broke a device; for an import usable(): a restore replaces all of
-  // the state. BeginImportAgain is for who makes a change again that was cut off with the server before this one.
+  // Takes the turn to import or to restore, which one caller at a time holds until EndImport. UNAVAILABLE another
+  // caller holds it, the daemon drains, or unfinished(); what broke a device; for an import also usable(), while a
+  // restore replaces all of the state. BeginImportAgain repeats a change that was cut off with the server before this
+  // one.
   absl::Status BeginImport();
   absl::Status BeginRestore();
   absl::Status BeginImportAgain();
   void EndImport();
-  // Whether somebody has it: a restore takes it before it looks at a checkpoint.
+  // Returns true if a caller holds the turn: a restore takes it before it looks at a checkpoint.
   bool turn_is_taken() const;
 
-  // Holds the state of the last commit in place for whoever copies it: steps of a rank wait until ReleaseState, changes
-  // until all ranks are released. What is not in tensors comes with it. One at a time. ABORTED while a commit is under
-  // way: the saver is told when it is over. UNAVAILABLE while the state is being changed; usable().
+  // Holds the state of the last commit in place while it is copied: steps of a rank wait until ReleaseState, changes
+  // until all ranks are released. Returns all of the state that is not in tensors. One at a time. ABORTED while a
+  // commit is under way: the saver is told when it is over. UNAVAILABLE while the state is being changed; usable().
   struct HeldState {
     StateNumbers numbers;
     int64_t generation = 0;
@@ -218,38 +218,38 @@ class Model {
     std::vector<ScalingBook::Record> scaling = {};
   };
   absl::StatusOr<HeldState> HoldState();
-  // The rank of this daemon, counted from 0, is copied; or all are, or never will be.
+  // Releases the rank of this daemon, counted from 0, or all ranks, whether they are copied or never will be.
   void ReleaseState(int rank);
   void ReleaseState();
-  // ABORTED when a step has not waited for the copy any longer.
+  // Returns ABORTED if a step has stopped waiting for the copy.
   absl::Status CheckHeld() const;
-  // Whether nothing but the copy holds back the next step.
+  // Returns true if only the copy holds back the next step.
   bool copy_is_awaited() const { return copy_gate_.is_awaited(); }
-  // How long a step has waited for the last copy.
+  // Returns how long a step has waited for the last copy.
   absl::Duration copy_stall() const { return copy_gate_.stall(); }
-  // Whether there was no commit since the history began.
+  // Returns true if there was no commit since the history began.
   bool untouched() const;
-  // Whether no epoch runs or ends: no commit is under way, nor comes before trainers attach.
+  // Returns true if no epoch runs or ends: no commit is under way, and none comes before trainers attach.
   bool idle() const;
   // Null where nothing is saved.
   ModelSaver* saver() const { return saver_.get(); }
 
-  // OK, or DATA_LOSS: a change or a commit broke off in the middle, and the state is neither the old nor the new one.
-  // What is left to do is to restore the model, or to delete it.
+  // Returns OK, or DATA_LOSS: a change or a commit broke off in the middle, and the state is neither the old nor the
+  // new one. The model then has to be restored or deleted.
   absl::Status usable() const;
-  // OK, or DATA_LOSS: whether the commit after the last one was applied on other daemons cannot be learnt; or INTERNAL:
-  // the last commit is not in the journal. The state is whole and is that of the last commit, but nobody may train on
-  // from it: an import settles it.
+  // Returns OK; or DATA_LOSS: it is unknown whether other daemons have applied the commit after the last one; or
+  // INTERNAL: the last commit is not in the journal. The state is whole and the last commit's, but trainers must not
+  // train on from it: an import settles it.
   absl::Status doubt() const;
-  // OK, or UNAVAILABLE: a change was cut off with the server before this one, and is to be made again. Nobody else gets
-  // at the model until it is.
+  // Returns OK, or UNAVAILABLE: a change was cut off with the server before this one, and is to be made again. Until
+  // then other callers cannot use the model.
   absl::Status unfinished() const;
 
-  // Whether its state is the initial values: there was no commit, import or restore.
+  // Returns true if the state is the initial values: there was no commit, import or restore.
   bool fresh() const;
-  // Where its values come from.
+  // Returns where the model's values come from.
   ValueOrigin origin() const;
-  // As of its creation (DeletionMarks).
+  // Returns the serial number of its name's last deletion at its creation (DeletionMarks).
   int64_t deletion() const { return deletion_; }
 
   // Which state the model holds. The generation counts the changes on this daemon; a shard's own moves with it.
@@ -283,7 +283,7 @@ class Model {
   // Host memory of Shard::KeepPlanes.
   int64_t plane_copy_bytes() const;
 
-  // Of the state that was given up for a saved one, with all other daemons.
+  // The last rollback, in which all daemons gave up the state for a saved one.
   struct Rollback {
     int64_t from_commit_number = 0;
     int64_t commit_number = 0;
@@ -296,7 +296,7 @@ class Model {
     int64_t last_command = 0;
     std::string waits_for;
   };
-  // What goes on.
+  // The epoch, the trainers and the change of the model at one moment.
   struct Activity {
     int64_t epoch = 0;  // last started
     bool running = false;
@@ -319,25 +319,25 @@ class Model {
  private:
   Model(Options options, Topology topology);
   absl::Status CheckDevices() const;
-  // What is kept under the model's name and is none of its pieces.
+  // Drops what is kept under the model's name and is none of its pieces.
   void DropStalePieces();
-  // The journal comes first: whatever is allocated after it belongs to a model that is being made.
+  // Opens the journal, which comes first: memory allocated later belongs to a model that is being made.
   absl::Status OpenJournal(const LeftModel* left);
   absl::Status AllocateShards(const LeftModel* left);
   absl::Status ResumeState(const LeftModel& left);
   void SaveAnswered(const RecoveryPlan& plan);
-  // What the journal says of the history and of epochs.
+  // Returns the history and the epochs as the journal records them.
   JournalEpoch EpochOf(const History& history, int64_t history_begin, int64_t generation) const
       ABSL_SHARED_LOCKS_REQUIRED(mu_);
   JournaledState journaled_state() { return {.shards = shards_, .book = &scaling_book_}; }
-  // Encodes masters that are new. What other daemons hold is learnt when an epoch starts.
-  // Measured amaxes give way to those that `scaling` says.
+  // Encodes new masters. What other daemons hold is learnt when an epoch starts. Amaxes in `scaling` take precedence
+  // over measured ones.
   absl::Status EncodePlanes(absl::Span<const ScalingBook::Record> scaling,
                             Shard::GoesOn goes_on = ShardArithmetic::AlwaysGoesOn);
   void LogBudget() const;
   void RunEpoch(Epoch& epoch);
   void Report() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // One that waits for an epoch gets none. Without the lock.
+  // Tells a trainer that waits for an epoch that it gets none. Without the lock.
   void Tell(const Trainer& trainer, const absl::Status& why) const ABSL_LOCKS_EXCLUDED(mu_);
   // Null while none runs.
   std::shared_ptr<Epoch> current_epoch() const;
@@ -351,7 +351,7 @@ class Model {
   State StateLocked() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   absl::Status CloseToTrainers(const absl::Status& why);
   absl::Status DropMemory(absl::FunctionRef<absl::Status(KeptMemory& memory)> drop);
-  // Whether the journal says more than that the model is being made.
+  // Returns true if the journal says more than that the model is being made.
   bool is_published() const ABSL_SHARED_LOCKS_REQUIRED(mu_) { return journal_ != nullptr && journal_->is_made(); }
 
   // How replicas heal each other at the start of an epoch, on its thread, in model_healing.cc. Errors of the engines;
@@ -359,13 +359,13 @@ class Model {
   absl::Status SendState(int receiver, Epoch::Options::Engines engines, SteadyTime deadline);
   absl::Status ReceiveState(const std::string& history_id, int donor, Epoch::Options::Engines engines,
                             SteadyTime deadline);
-  // ABORTED: there is a state here that the others have not gone on from.
+  // Returns ABORTED if there is a state here that the other daemons have not gone on from.
   absl::Status CheckMayHeal(const EpochStart& start, const Healing& healing) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
-  // The state goes on under the history that begins. ABORTED: it is not the one that a person has said is right.
+  // Puts the state under the history that begins. ABORTED if it is not the state that a person has said is right.
   absl::Status ForkHistory(const EpochStart& start) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Says whose client states of the last commit are kept here.
+  // Reports whose client states of the last commit are kept here.
   void ReportPrevious(ModelReport& report) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
-  // What is here, if that is a state, whose place the donor's takes.
+  // Logs the state here, if there is one, that the donor's state replaces.
   void LogGivenUp(int donor) const ABSL_LOCKS_EXCLUDED(mu_);
   void LogHealing(absl::string_view what, int node, SteadyTime begin) const;
 
@@ -377,40 +377,40 @@ class Model {
   // Puts what `make` gives in the place of the state.
   absl::StatusOr<History> Replace(ChangeKind kind, MakeReplacement make, absl::FunctionRef<absl::Status()> write,
                                   const RestoreWatch& watch, const RestoreSteps& steps);
-  // Trainers that wait for an epoch, which none of them gets before the change is through.
+  // Takes the trainers that wait for an epoch, which get none before the change is done.
   std::vector<Trainer> TakeWaiting() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // UNAVAILABLE.
+  // Returns UNAVAILABLE: the state is being copied.
   absl::Status BeingCopied(absl::string_view operation) const;
-  // Waits until nothing is copied, for as long as a step may take. UNAVAILABLE.
+  // Waits until no copy is made, for as long as a step may take. UNAVAILABLE on a timeout.
   absl::Status AwaitCopied(absl::string_view operation) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Begins a change: readers and trainers are held off from then on.
-  // Where all daemons go back, trainers that wait are let go.
+  // Begins a change: readers and trainers are held off from then on. In a rollback of all daemons, trainers that wait
+  // are let go.
   absl::StatusOr<Replacement> BeginChange(ChangeKind kind, MakeReplacement make, const RestoreWatch& watch,
                                           const RestoreSteps& steps, std::vector<Trainer>& let_go);
-  // The first byte follows. An error ends the change: the state stays as it was.
+  // Called before the first byte is written. An error ends the change: the state stays as it was.
   absl::Status BeginWriting(const Replacement& replacement, const absl::Status& begun);
   absl::StatusOr<History> EndChange(const Replacement& replacement, absl::Status status);
-  // What to tell whoever has made a change that came to nothing.
+  // Returns the error for the caller of a change that has failed.
   absl::Status Fail(const Replacement& replacement, const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
-  // Whether there was no commit since the history began.
+  // Returns true if there was no commit since the history began.
   bool Untouched() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   bool Fresh() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   ValueOrigin OriginOfValues() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
-  // OK, or DATA_LOSS: nobody trains on from what this daemon holds, which a saved state may replace.
+  // Returns OK, or DATA_LOSS: trainers must not train on from what this daemon holds, which a saved state may replace.
   absl::Status StateLoss() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
-  // Whether a state that is lost may come back, from a replica or from what was saved: trainers wait for that.
+  // Returns true if a lost state may come back, from a replica or from a checkpoint: trainers wait for that.
   bool may_come_back() const {
     return topology_.has_replicas() || (topology_.nodes() > 1 && !options_.save_dir.empty());
   }
-  // Takes the id over that all daemons are to have. ABORTED: the state is not the one that they have agreed on.
+  // Takes over the history id that all daemons agree on. ABORTED if they have agreed on another state.
   absl::Status AdoptHistory(const EpochStart& start) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // FAILED_PRECONDITION naming a trainer when one is attached. The second waits for the end of an epoch that all have
+  // Returns FAILED_PRECONDITION naming an attached trainer. AwaitVacant waits for the end of an epoch that all have
   // left, for as long as a step may take: it may go on elsewhere.
   absl::Status CheckVacant(absl::string_view operation) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   absl::Status AwaitVacant(absl::string_view operation) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void AwaitSettledEpoch() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Gives the trainers that wait an epoch. An error: there is no thread for it, and `refused` holds them.
+  // Gives the trainers that wait an epoch. On an error there is no thread for it, and `refused` holds them.
   absl::Status StartEpoch(const EpochStart& start, std::thread& finished, std::vector<Trainer>& refused)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   int local(int rank) const { return rank - options_.world.first_rank; }
@@ -433,11 +433,11 @@ class Model {
 
   std::atomic<int64_t> last_commit_nanoseconds_ = 0;  // of Unix time; 0: none yet
 
-  absl::Mutex dropping_;  // held while the keeper is asked, which nobody else waits for
-  bool memory_dropped_ ABSL_GUARDED_BY(dropping_) = false;  // or left to another one of that name
+  absl::Mutex dropping_;  // held while the keeper is asked; no other call waits for it
+  bool memory_dropped_ ABSL_GUARDED_BY(dropping_) = false;  // or left to another model of that name
 
   mutable absl::Mutex mu_;
-  mutable SteadyCondVar changed_;                        // who holds a rank, and whether an epoch runs
+  mutable SteadyCondVar changed_;                        // signalled when a holder of a rank or epoch_ changes
   std::map<int, Trainer> waiting_ ABSL_GUARDED_BY(mu_);  // by world rank, for the next epoch
   std::shared_ptr<Epoch> epoch_ ABSL_GUARDED_BY(mu_);    // null while none runs
   bool draining_ ABSL_GUARDED_BY(mu_) = false;

@@ -13,7 +13,7 @@
 namespace paramshard::server {
 namespace {
 
-// Sums at the commit may take this part, unasked, of what a model leaves free on a GPU: the rest is the trainers'.
+// Part of what a model leaves free on a GPU that sums at the commit may take unasked: the rest is the trainers'.
 constexpr int64_t kKeptGradientsShare = 4;
 
 }  // namespace
@@ -24,7 +24,7 @@ bool ModelBudget::ChooseSumsAtCommit() const {
   const Topology& topology = *options_.topology;
   if (!topology.may_sum_at_commit()) return false;
   if (options_.spec->gradient_sums.has_value()) return options_.spec->gradient_sums == GradientSums::kAtCommit;
-  // Kernels that trainers wait for, and copies between ranks, are what it saves.
+  // Summing at the commit saves kernels that trainers wait for, and copies between ranks.
   if (!topology.on_gpus() || topology.rank_count() == 1) return false;
   int64_t limit = options_.available_bytes;
   for (int rank = 0; rank < ranks(); ++rank) {
@@ -90,9 +90,9 @@ absl::Status ModelBudget::CheckCopiesFit() const {
   const int64_t available = AvailableHostBytes();
   if (needed <= available) return absl::OkStatus();
   return absl::ResourceExhaustedError(absl::StrCat("create model ", options_.spec->name, ": ", needed,
-                                                   " bytes of host memory needed for copies of the state that are "
-                                                   "saved (--save-dir), and of planes without a master ",
-                                                   planes, " (--keeper), ", available, " bytes free"));
+                                                   " bytes of host memory needed (copies for saves, --save-dir, ",
+                                                   needed - planes, ", copies of planes without a master, --keeper, ",
+                                                   planes, "), ", available, " bytes free"));
 }
 
 absl::Status ModelBudget::CheckFits(const Bytes& needed, int64_t available, absl::string_view where) const {

@@ -37,7 +37,7 @@ class ModelBudget {
   // its device; images and copies of planes of GPUs against the host.
   absl::Status Check() const;
 
-  // Whether gradients are summed at the commit.
+  // Returns true if gradients are summed at the commit.
   bool sums_at_commit() const { return sums_at_commit_; }
   // Counts each trainer's slots memory, with the landing area where sums wait for the commit.
   int64_t slots_bytes() const { return Of(0, sums_at_commit_).slots; }

@@ -1,4 +1,4 @@
-// How the state of a model is replaced.
+// Replacement of a model's state.
 
 #include <utility>
 #include <vector>
@@ -10,10 +10,10 @@
 namespace paramshard::server {
 namespace {
 
-// The client library comes again by itself.
+// The client library attaches again by itself.
 absl::Status GoesBackError(absl::string_view model, absl::string_view why) {
   return absl::UnavailableError(
-      absl::StrCat("model ", model, ": all daemons go back to a saved step (", why, "); attach again"));
+      absl::StrCat("model ", model, ": all daemons roll back to a saved step (", why, "); attach again"));
 }
 
 }  // namespace
@@ -79,7 +79,7 @@ absl::StatusOr<History> Model::Replace(ChangeKind kind, MakeReplacement make, ab
   const Replacement& replacement = *begun;
   const int64_t from = commit_log_.numbers().commit_number;
   RETURN_IF_ERROR(BeginWriting(replacement, steps.begin ? steps.begin() : absl::OkStatus()));
-  // Whoever reads the old state learns of the change before it meets the first new byte.
+  // Readers of the old state learn of the change before they meet the first new byte.
   for (const auto& shard : shards_) shard->SetGeneration(replacement.generation);
   absl::Status status = write();
   const auto goes_on = [&] { return steps.goes_on ? steps.goes_on() : absl::OkStatus(); };
@@ -120,7 +120,7 @@ absl::StatusOr<Replacement> Model::BeginChange(ChangeKind kind, MakeReplacement 
   RETURN_IF_ERROR(CheckMayChange(kind));
   RETURN_IF_ERROR(AwaitCopied(operation));
   if (!steps.rollback_why.empty()) {
-    // From here to the beginning of the change the lock is kept: nobody comes meanwhile.
+    // The lock is held from here to the beginning of the change: no trainer attaches meanwhile.
     AwaitSettledEpoch();
     let_go = TakeWaiting();
   }
@@ -158,7 +158,7 @@ absl::StatusOr<History> Model::EndChange(const Replacement& replacement, absl::S
   }
   if (!status.ok()) {
     status = Fail(replacement, status);
-    // Who has no state says so before its trainers come, where it may get one.
+    // A node without a state reports that before its trainers come, where it may get a state.
     if (may_come_back()) Report();
     return status;
   }
@@ -170,8 +170,8 @@ absl::StatusOr<History> Model::EndChange(const Replacement& replacement, absl::S
   return history_;
 }
 
-// Where the journal has what the change is made from, a drain leaves it to the next server; and one that is made again
-// may be so once more.
+// A drain leaves the change to the next server if the journal has what the change is made from; a change that is made
+// again may be left once more.
 absl::Status Model::Fail(const Replacement& replacement, const absl::Status& why) {
   const bool again = draining_ || (!condition_.unfinished().ok() && MayPass(why));
   if (again && is_published() && replacement.source.repeatable()) return condition_.CutOff(why);

@@ -1,4 +1,4 @@
-// How a model gets its state from a replica in another daemon, and gives it.
+// Healing: a model gets its state from a replica in another daemon, or gives its state to one.
 
 #include <algorithm>
 #include <atomic>
@@ -18,17 +18,17 @@
 namespace paramshard::server {
 namespace {
 
-// Of the numbers that a replica may send: histories of amaxes make them large.
+// Largest size of the numbers that a replica may send: histories of amaxes make them large.
 constexpr uint64_t kMostReplicaStateBytes = uint64_t{1} << 30;
 
 using Engines = Epoch::Options::Engines;
 
 absl::Status CheckInTime(SteadyTime deadline) {
   if (SteadyNow() < deadline) return absl::OkStatus();
-  return absl::UnavailableError("a healing in the time that its bytes may take expected, it takes longer");
+  return absl::UnavailableError("healing timed out");
 }
 
-// Whether they are of the parameters that the book has, with numbers that an encoding can have.
+// Returns true if the records are of the parameters that the book has, with numbers that an encoding can have.
 bool FitBook(const std::vector<ScalingBook::Record>& received, const std::vector<ScalingBook::Record>& own) {
   const auto fits = [](const ScalingBook::Record& a, const ScalingBook::Record& b) {
     const bool same_length =
@@ -52,7 +52,7 @@ absl::StatusOr<std::string> ReceiveNumbers(int donor, Collectives& engine, Stead
       engine.ReceiveFromReplica(donor, absl::MakeSpan(reinterpret_cast<uint8_t*>(&size), sizeof(size)), deadline));
   if (size > kMostReplicaStateBytes) {
     return absl::DataLossError(
-        absl::StrCat("at most ", kMostReplicaStateBytes, " bytes of a replica's numbers expected, got ", size));
+        absl::StrCat("numbers of the replica: want at most ", kMostReplicaStateBytes, " bytes, got ", size));
   }
   std::string numbers(size, '\0');
   RETURN_IF_ERROR(engine.ReceiveFromReplica(
@@ -65,15 +65,15 @@ absl::StatusOr<std::string> ReceiveNumbers(int donor, Collectives& engine, Stead
 absl::Status Model::CheckMayHeal(const EpochStart& start, const Healing& healing) const {
   const int64_t commit_number = commit_log_.numbers().commit_number;
   if (!StateLoss().ok() || (Untouched() && commit_number == 0)) return absl::OkStatus();
-  // A person has given it up, as it was then.
+  // A person has given the state up, as it was then.
   const Healing::GivenUp present{.history_id = history_.id.ToString(), .commit_number = commit_number};
   if (healing.gives_up == present) return absl::OkStatus();
-  // It is an old one of this history, which others have gone on with.
+  // The state is an old one of this history, from which others have gone on.
   if (start.history_id == history_.id.ToString()) return absl::OkStatus();
   if (Untouched() && start.lineage == history_.lineage.ToString()) return absl::OkStatus();
   return absl::AbortedError(absl::StrCat("start epoch of ", spec().name,
-                                         ": a node without a state expected where another one heals it, this one has ",
-                                         "that of commit ", commit_number, "; attach again"));
+                                         ": another node is to heal this one, which has the state of commit ",
+                                         commit_number, "; attach again"));
 }
 
 absl::Status Model::ForkHistory(const EpochStart& start) {
@@ -84,9 +84,9 @@ absl::Status Model::ForkHistory(const EpochStart& start) {
   const bool is_it =
       from.history_id == history_.id.ToString() || (Untouched() && from.lineage == history_.lineage.ToString());
   if (!id.ok() || !parent.ok() || !is_it || commit_number != from.commit_number) {
-    return absl::AbortedError(absl::StrCat("start epoch ", start.epoch, " of ", spec().name, ": commit ",
-                                           from.commit_number, " of history ", from.history_id, " expected, got ",
-                                           commit_number, " of ", history_.id.ToString(),
+    return absl::AbortedError(absl::StrCat("start epoch ", start.epoch, " of ", spec().name, ": want commit ",
+                                           from.commit_number, " of history ", from.history_id, ", got ", commit_number,
+                                           " of ", history_.id.ToString(),
                                            ": the state was replaced after a person had said that it is right"));
   }
   history_.id = *id;
@@ -105,14 +105,15 @@ absl::Status Model::AwaitReplica(absl::string_view why) {
 
 void Model::ReportPrevious(ModelReport& report) const {
   report.previous = commit_log_.previous_node();
-  // After an import and a creation no rank has sent any.
+  // After an import and a creation no rank has sent client states.
   report.keeps_previous = report.previous.has_value() || (Untouched() && !history_.parent.has_value());
 }
 
 absl::Status Model::SendState(int receiver, Engines engines, SteadyTime deadline) {
   const SteadyTime begin = SteadyNow();
   ReplicaState state{.history = {}, .commits = commit_log_.state(), .steps = {}, .scaling = scaling_book_.records()};
-  // A node that was in no epoch for some time has sent none: its ranks go on with those of this one's.
+  // A node that was in no epoch for some time has sent none: its ranks go on with the client states of this node's
+  // ranks.
   const std::optional<PreviousStates> previous = std::exchange(state.commits.previous, std::nullopt);
   if (previous.has_value() && previous->node == receiver) state.commits.client_states = previous->client_states;
   for (const UnitSpec& unit : spec().units) state.steps.resize(state.steps.size() + unit.parameters.size());
@@ -144,9 +145,9 @@ absl::Status Model::ReceiveState(const std::string& history_id, int donor, Engin
   ASSIGN_OR_RETURN(const std::string numbers, ReceiveNumbers(donor, *engines[0], deadline));
   ASSIGN_OR_RETURN(const ReplicaState state, ParseReplicaState(numbers, parameters, static_cast<int>(shards_.size())));
   if (state.history.id.ToString() != history_id || !FitBook(state.scaling, scaling_book_.records())) {
-    return absl::UnavailableError(absl::StrCat("heal ", spec().name, ": the state of history ", history_id,
-                                               " expected of node ", donor, ", got one of ",
-                                               state.history.id.ToString(), ", or with other amaxes; attach again"));
+    return absl::UnavailableError(absl::StrCat("heal ", spec().name, ": want the state of history ", history_id,
+                                               " from node ", donor, ", got history ", state.history.id.ToString(),
+                                               ", or other amaxes; attach again"));
   }
   const auto make = [&](const PresentState& present) -> absl::StatusOr<Replacement> {
     return Replacement::OfReplica(state, present);
@@ -169,7 +170,7 @@ absl::Status Model::ReceiveState(const std::string& history_id, int donor, Engin
       .cancel = [] {}};  // the end of the epoch ends it
   LogGivenUp(donor);
   const absl::Status replaced = Replace(ChangeKind::kHealing, make, write, watch, {}).status();
-  // A donor that is lost, and bytes that came as others, are no loss of this daemon's trainers: they come again.
+  // A lost donor and damaged bytes do not end this daemon's trainers: they attach again.
   if (absl::IsDataLoss(received)) {
     return absl::UnavailableError(absl::StrCat("heal ", spec().name, ": ", received.message(), "; attach again"));
   }
@@ -183,7 +184,7 @@ absl::Status Model::ReceiveState(const std::string& history_id, int donor, Engin
 void Model::LogGivenUp(int donor) const {
   absl::MutexLock lock(&mu_);
   if (!StateLoss().ok() || Fresh()) return;
-  options_.log->Write(LogLevel::kWarning, "a state gives way to a replica",
+  options_.log->Write(LogLevel::kWarning, "state is replaced by a replica",
                       {{"model", spec().name},
                        {"node", absl::StrCat(donor)},
                        {"history", history_.id.ToString()},

@@ -83,15 +83,15 @@ absl::Status Differs(absl::string_view what) {
 
 absl::Status CheckSame(const JournalIdentity& kept, const JournalIdentity& here) {
   if (kept.node != here.node || kept.device_counts != here.device_counts) {
-    return Differs(absl::StrCat("node ", kept.node, " of daemons with [", absl::StrJoin(kept.device_counts, ", "),
-                                "] devices expected, got node ", here.node, " of [",
-                                absl::StrJoin(here.device_counts, ", "), "]"));
+    return Differs(absl::StrCat("want node ", kept.node, " of daemons with [", absl::StrJoin(kept.device_counts, ", "),
+                                "] devices, got node ", here.node, " of [", absl::StrJoin(here.device_counts, ", "),
+                                "]"));
   }
   if (kept.spec != here.spec || kept.shard_size != here.shard_size) {
-    return Differs("a program that reads the model's spec alike expected, got another version");
+    return Differs("this version reads the model's spec differently");
   }
   if (kept == here) return absl::OkStatus();
-  return Differs("a program that places the state alike expected, got another version");
+  return Differs("this version places the state differently");
 }
 
 }  // namespace
@@ -129,7 +129,7 @@ absl::StatusOr<std::unique_ptr<ModelJournal>> ModelJournal::Create(KeptMemory& m
 absl::StatusOr<std::unique_ptr<ModelJournal>> ModelJournal::Adopt(const Memory& piece, const JournalIdentity& identity,
                                                                   ComputeDevice& device) {
   const auto memory = absl::MakeSpan(piece.data(), piece.size_bytes());
-  // Whoever adopts it may write to it: it ends what was changed.
+  // A server that adopts the journal may write to it: opening it ends an unfinished change.
   ASSIGN_OR_RETURN(const JournalReader reader, JournalReader::Open(memory));
   if (reader.begun()) RETURN_IF_ERROR(CheckSame(reader.identity(), identity));
   ASSIGN_OR_RETURN(std::unique_ptr<Journal> journal, Journal::Adopt(memory));
@@ -138,7 +138,7 @@ absl::StatusOr<std::unique_ptr<ModelJournal>> ModelJournal::Adopt(const Memory& 
   return adopted;
 }
 
-// One GPU of a process asks, and all of them may write.
+// The journal is opened on one GPU of the process, and all GPUs may write to it.
 absl::Status ModelJournal::OpenFor(ComputeDevice& device) {
   ASSIGN_OR_RETURN(leave_, device.OpenHostMemory(piece_));
   return absl::OkStatus();

@@ -1,4 +1,4 @@
-// What a model writes into its journal, in the model's own terms.
+// A model's journal in the model's own terms.
 #ifndef PARAMSHARD_SERVER_STORE_MODEL_JOURNAL_H_
 #define PARAMSHARD_SERVER_STORE_MODEL_JOURNAL_H_
 
@@ -27,52 +27,52 @@
 
 namespace paramshard::server {
 
-// The state that the journal's numbers are of. Ranks are the daemon's own, in order.
+// The state whose numbers the journal has. Ranks are the daemon's own, in order.
 struct JournaledState {
   absl::Span<const std::unique_ptr<Shard>> shards;
   ScalingBook* book = nullptr;
 };
 
-// As Journal: not thread-safe, but for marks; its calls come in its order. Errors of the journal are this program's own
-// mistakes.
+// Not thread-safe, except for marks; calls come in the order of Journal. Errors of the journal are bugs of this
+// program.
 class ModelJournal {
  public:
-  // What does not change while the model lives.
+  // Returns what does not change while the model lives.
   static JournalIdentity Describe(const ModelSpec& spec, const Layout& layout, const Topology& topology,
                                   const MovePolicy& moves);
 
-  // Begins one, as the first piece of `memory`, which outlives it as the devices do, of which `device` is one. Errors
-  // of KeptMemory::HostPiece and of ComputeDevice::OpenHostMemory.
+  // Begins a journal as the first piece of `memory`. `memory` and the devices, of which `device` is one, outlive it.
+  // Errors of KeptMemory::HostPiece and of ComputeDevice::OpenHostMemory.
   static absl::StatusOr<std::unique_ptr<ModelJournal>> Create(KeptMemory& memory, const JournalIdentity& identity,
                                                               ComputeDevice& device);
-  // Goes on with the one that lies in an adopted piece. FAILED_PRECONDITION where the model would not be the same
-  // one here, naming the first difference: nothing is changed, and another server may go on.
+  // Goes on with the journal in an adopted piece. FAILED_PRECONDITION naming the first difference if the model would
+  // not be the same here: nothing is changed, and another server may go on.
   static absl::StatusOr<std::unique_ptr<ModelJournal>> Adopt(const Memory& piece, const JournalIdentity& identity,
                                                              ComputeDevice& device);
 
-  // Tests let answers fail: its error is that of the journal.
+  // Sets a hook by which tests let answers fail: the journal returns its error.
   void BeforeAnswer(std::function<absl::Status()> hook) { before_answer_ = std::move(hook); }
 
-  // As Journal::is_made.
+  // Returns Journal::is_made.
   bool is_made() const { return journal_->is_made(); }
-  // The state is all there, and is this.
+  // Records that the state is whole, and is this one.
   absl::Status SetUsable(const JournalEpoch& epoch, const CommitLog::State& commits, const JournaledState& state);
   absl::Status BeginChange(const ChangeSource& source) { return journal_->BeginChange(source); }
 
   absl::Status BeginEpoch(int64_t epoch, const History& history, int64_t history_begin) {
     return journal_->BeginEpoch(epoch, history, history_begin);
   }
-  // The daemons have settled amaxes at the start of an epoch.
+  // Records the amaxes that the daemons have settled at the start of an epoch.
   absl::Status Settle(const JournaledState& state) { return journal_->Settle(state.book->TakeChanges()); }
-  // Before the vote: what the step will be made of, and what the trainers sent with it.
+  // Records, before the vote, the parameters of the step and what the trainers sent with it.
   absl::Status Prepare(const v1::Commit& commit, int ranks, const std::vector<std::string>& client_states,
                        const JournaledState& state);
-  // The vote came to nothing.
+  // Records that the vote came to nothing.
   absl::Status Withdraw() { return journal_->Withdraw(); }
   absl::Status Decide(int64_t commit_number, const Decided& decided);
-  // What marks the bands of the decided commit's step. Thread-safe.
+  // Returns what marks the bands of the decided commit's step. Thread-safe.
   StepProgress Marks(int rank) const;
-  // All ranks are through with it.
+  // Records the answer: all ranks have finished the commit.
   absl::Status Answer(const CommitAnswer& answer, int64_t skipped, const JournaledState& state);
 
  private:

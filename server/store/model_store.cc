@@ -14,20 +14,20 @@
 namespace paramshard::server {
 namespace {
 
-// Enough for every client that could still repeat a deletion.
+// Largest number of remembered deletions: enough for every client that could still repeat one.
 constexpr size_t kMaxRememberedDeletions = 1024;
-// That an error lists.
+// Largest number of models that an error lists.
 constexpr size_t kMaxNamedModels = 8;
-// Between two attempts to take a model over for which there is no memory.
+// Pause between two attempts to take over a model for which there is no memory.
 constexpr absl::Duration kPauseForRoom = absl::Milliseconds(50);
-// Of an id that is remembered.
+// Largest size of a request id that is remembered.
 constexpr size_t kMaxRequestIdBytes = 512;
 
 int64_t BytesOf(const Model& model) {
   int64_t bytes = model.slots_bytes() * model.world().rank_count();
   for (const auto& shard : model.shards()) bytes += shard->bytes().Total();
   for (const int64_t scratch : model.ScratchBytesByRank()) bytes += scratch;
-  // The host's, and of GPUs no part of what is limited.
+  // Images and copies of planes are host memory, which the limit of GPUs does not count.
   if (model.world().devices.front()->id().kind == DeviceKind::kCpu) {
     bytes += model.image_bytes() + model.plane_copy_bytes();
   }
@@ -61,7 +61,7 @@ absl::Status CheckJoined(const Model& model, ModelSpec spec, const ValuesToCome&
   return absl::AlreadyExistsError(absl::StrCat("create model ", spec.name, ": ", FirstDifference(expected, spec)));
 }
 
-// Of a model without an epoch: none begins by itself.
+// Waits for the saves of a model without an epoch: none begins by itself.
 void AwaitSaves(const ModelSaver& saver, SteadyTime deadline) {
   for (const SaveRecord& record : saver.records()) {
     if (!IsOver(record.state)) saver.Await(record.number, deadline).IgnoreError();
@@ -108,19 +108,19 @@ absl::StatusOr<ModelStore::Created> ModelStore::CreateToBeHealed(ModelSpec spec,
 
 absl::StatusOr<ModelStore::Created> ModelStore::MakeOrJoin(ModelSpec spec, MakeModel make, IsGone is_gone,
                                                            const ValuesToCome& values) {
-  // Whoever joins a full one does not wait for the creation of others.
+  // A caller that joins a full model does not wait for other creations.
   ASSIGN_OR_RETURN(std::shared_ptr<Model> found, Join(spec, values));
   if (found != nullptr) return Created{.model = std::move(found), .created = false};
   ASSIGN_OR_RETURN(const CreationTurns::Turn turn, turns_.Take(spec, is_gone));
   ASSIGN_OR_RETURN(found, Join(spec, values));
   if (found != nullptr) return Created{.model = std::move(found), .created = false};
   const std::string name = spec.name;
-  // What is left of a lost one may be as large as the one that is made.
+  // The memory of a lost model may be as large as the model that is made.
   RETURN_IF_ERROR(lost_.Free(name));
   ASSIGN_OR_RETURN(std::shared_ptr<Model> model, make(std::move(spec)));
   lost_.End(name);
   absl::MutexLock lock(&mu_);
-  // One that was shown may have been deleted since it was full.
+  // A model that was shown may have been deleted since it was full.
   if (filling_ != model) models_[model->spec().name] = model;
   filling_ = nullptr;
   return Created{.model = std::move(model), .created = true};
@@ -159,14 +159,14 @@ absl::StatusOr<std::shared_ptr<Model>> ModelStore::Make(ModelSpec spec, const Va
   if (options_.kept != nullptr) options.memory = std::make_unique<KeptMemory>(name, options_.kept);
   absl::StatusOr<std::unique_ptr<Model>> made = Model::Create(std::move(options));
   if (made.ok() || options_.kept == nullptr) return made;
-  // Where that fails, the next server finds a model that was being made, and drops it.
+  // If that fails, the next server finds a model that was being made, and drops it.
   const absl::Status dropped = lost_.Contains(name) ? lost_.Free(name) : KeptMemory(name, options_.kept).Drop();
   if (!dropped.ok()) LogStillKept(name, dropped);
   return made;
 }
 
 void ModelStore::Discard(Model& model) const {
-  // Whoever still holds the model must not hold its folder of checkpoints.
+  // A caller that still holds the model must not hold its folder of checkpoints.
   if (model.saver() != nullptr) model.saver()->Stop();
   const std::string& name = model.spec().name;
   const absl::Status dropped = lost_.Contains(name) ? model.DropMemoryBut(kLostPiece) : model.DropMemory();
@@ -182,14 +182,14 @@ void ModelStore::LogStillKept(const std::string& name, const absl::Status& why) 
 absl::StatusOr<std::vector<ModelStore::CutOffChange>> ModelStore::TakeOver() {
   std::vector<CutOffChange> cut_off;
   if (options_.kept == nullptr) return cut_off;
-  // What other daemons say meanwhile, of a save that another one has begun, is heard when the models are here.
+  // News from other daemons, for example of a save, is heard once the models are here.
   options_.world.cluster->SetListener(nullptr);
   const absl::Cleanup listen = [this] { options_.world.cluster->SetListener(this); };
   ASSIGN_OR_RETURN(KeptStore::Descriptors all, options_.kept->TakeAll());
   deletion_marks_.TakeOver(all);
   KeptModels kept = KeptModels::Sort(std::move(all));
   for (const std::string& stranger : kept.strangers) {
-    log_->Write(LogLevel::kWarning, "the keeper holds what this version does not know", {{"name", stranger}});
+    log_->Write(LogLevel::kWarning, "the keeper holds an unknown entry", {{"name", stranger}});
   }
   const SteadyTime deadline = After(options_.clock->Now(), options_.room_timeout);
   for (auto& [name, pieces] : kept.models) {
@@ -198,7 +198,7 @@ absl::StatusOr<std::vector<ModelStore::CutOffChange>> ModelStore::TakeOver() {
   return cut_off;
 }
 
-// An attempt that fails leaves what is kept such that the next one comes to the same state, as a server's death does.
+// A failed attempt leaves what is kept such that the next one comes to the same state, as a server's death does.
 absl::Status ModelStore::TakeOverWithRoom(const std::string& name, KeptStore::Descriptors pieces, SteadyTime deadline,
                                           std::vector<CutOffChange>& cut_off) {
   for (bool is_first = true;; is_first = false) {
@@ -218,7 +218,7 @@ absl::Status ModelStore::TakeOverModel(const std::string& name, KeptStore::Descr
   const RecoveryPlan plan = left.plan;
   if (plan.action == RecoveryAction::kDrop) return left.memory->Drop();
   if (IsOfSeveral(plan)) {
-    // It is made again by all, when trainers come.
+    // All daemons make the restore again when trainers come.
     const absl::Status why = absl::DataLossError("a restore of several daemons was cut off");
     ReportLost(name, why);
     lost_.Add(name, why.message(), plan.change, /*was_restored=*/true);
@@ -245,7 +245,7 @@ absl::Status ModelStore::TakeOverModel(const std::string& name, KeptStore::Descr
   return absl::OkStatus();
 }
 
-// Whether a restore was cut off that this daemon cannot make again on its own.
+// Returns true if a restore was cut off that this daemon cannot make again on its own.
 bool ModelStore::IsOfSeveral(const RecoveryPlan& plan) const {
   return plan.action == RecoveryAction::kRedoChange && plan.change->kind == ChangeSource::Kind::kCheckpoint &&
          options_.world.rank_count() != options_.world.world_size;
@@ -253,7 +253,7 @@ bool ModelStore::IsOfSeveral(const RecoveryPlan& plan) const {
 
 absl::StatusOr<std::shared_ptr<Model>> ModelStore::Resume(const std::string& name, LeftModel left) const {
   ASSIGN_OR_RETURN(ModelSpec spec, left.Spec());
-  if (spec.name != name) return absl::DataLossError(absl::StrCat("its journal is one of model ", spec.name));
+  if (spec.name != name) return absl::DataLossError(absl::StrCat("its journal belongs to model ", spec.name));
   if (left.plan.action == RecoveryAction::kQueryNode0) {
     RETURN_IF_ERROR(left.AskNode0(spec, *options_.world.cluster));
     if (left.plan.action == RecoveryAction::kDataLoss) return absl::DataLossError(left.plan.loss);
@@ -269,7 +269,7 @@ void ModelStore::FinishChange(const std::shared_ptr<Model>& model, const absl::S
     absl::MutexLock lock(&mu_);
     if (!MayLose(model)) return;
   }
-  // Whoever still holds the model must not hold its folder of checkpoints.
+  // A caller that still holds the model must not hold its folder of checkpoints.
   if (model->saver() != nullptr) model->saver()->Stop();
   SetLost(model, status);
 }
@@ -279,7 +279,7 @@ bool ModelStore::MayLose(const std::shared_ptr<Model>& model) const {
   return !draining_ && found != models_.end() && found->second == model;
 }
 
-// A deletion that has found the model, and drops its memory late, must not drop what the name has by then.
+// A deletion that has found the model, and drops its memory late, must not drop the memory that the name has by then.
 void ModelStore::SetLost(const std::shared_ptr<Model>& model, const absl::Status& why) {
   const std::string& name = model->spec().name;
   model->LeaveMemory([&] {
@@ -290,7 +290,7 @@ void ModelStore::SetLost(const std::shared_ptr<Model>& model, const absl::Status
     model->Silence();
     ReportLost(name, why);
     absl::MutexLock lock(&mu_);
-    // But for a drain, with which node 0 forgets this daemon, it still may.
+    // Still true, unless a drain has begun, with which node 0 forgets this daemon.
     if (!MayLose(model)) return false;
     models_.erase(name);
     lost_.Add(name, why.message());
@@ -311,8 +311,8 @@ absl::Status ModelStore::CheckNotLost(const Model& made) const {
 
 absl::Status ModelStore::ShowFilling(const std::shared_ptr<Model>& model) {
   absl::MutexLock lock(&mu_);
-  // Models that the drain has not seen would not hear of it.
-  if (draining_) return absl::UnavailableError("create model: the daemon drains; ask another one");
+  // The drain must not miss a model.
+  if (draining_) return absl::UnavailableError("create model: the daemon drains; ask another daemon");
   models_[model->spec().name] = model;
   filling_ = model;
   return absl::OkStatus();
@@ -329,7 +329,7 @@ absl::StatusOr<std::shared_ptr<Model>> ModelStore::Join(const ModelSpec& spec, c
   std::shared_ptr<Model> model;
   {
     absl::MutexLock lock(&mu_);
-    if (draining_) return absl::UnavailableError("create model: the daemon drains; ask another one");
+    if (draining_) return absl::UnavailableError("create model: the daemon drains; ask another daemon");
     const auto found = models_.find(spec.name);
     if (found == models_.end() || found->second == filling_) return std::shared_ptr<Model>();
     model = found->second;
@@ -353,9 +353,9 @@ absl::StatusOr<std::shared_ptr<Model>> ModelStore::Find(absl::string_view name) 
   RETURN_IF_ERROR(lost_.Check(name));
   const absl::string_view object = name.substr(0, kMaxNameBytes);
   if (models_.empty()) {
-    return absl::NotFoundError(absl::StrCat("model ", object, ": a created model expected, this daemon holds none"));
+    return absl::NotFoundError(absl::StrCat("model ", object, ": not found; this daemon holds no models"));
   }
-  return absl::NotFoundError(absl::StrCat("model ", object, ": one of [", Names(), "] expected, got an unknown name"));
+  return absl::NotFoundError(absl::StrCat("model ", object, ": not found; this daemon holds [", Names(), "]"));
 }
 
 std::string ModelStore::Names() const {
@@ -377,8 +377,9 @@ std::vector<std::shared_ptr<Model>> ModelStore::List() const {
 
 absl::Status ModelStore::Delete(const std::string& name, const std::string& request_id) {
   if (request_id.size() > kMaxRequestIdBytes) {
-    return absl::InvalidArgumentError(absl::StrCat("delete model ", DisplayName(name), ": a request id of at most ",
-                                                   kMaxRequestIdBytes, " bytes expected, got ", request_id.size()));
+    return absl::InvalidArgumentError(absl::StrCat("delete model ", DisplayName(name),
+                                                   ": want a request id of at most ", kMaxRequestIdBytes,
+                                                   " bytes, got ", request_id.size()));
   }
   ASSIGN_OR_RETURN(bool is_answered, IsDeleted(name, request_id));
   if (is_answered) return absl::OkStatus();
@@ -386,7 +387,7 @@ absl::Status ModelStore::Delete(const std::string& name, const std::string& requ
   if (is_answered) return absl::OkStatus();
   absl::StatusOr<std::shared_ptr<Model>> found = Find(name);
   if (!found.ok()) {
-    // The call that this one repeats may be through since.
+    // The call that this one repeats may have finished since.
     ASSIGN_OR_RETURN(is_answered, IsDeleted(name, request_id));
     return is_answered ? absl::OkStatus() : found.status();
   }
@@ -395,13 +396,13 @@ absl::Status ModelStore::Delete(const std::string& name, const std::string& requ
 
 absl::Status ModelStore::DeleteFound(const std::shared_ptr<Model>& model, const std::string& request_id) {
   const std::string& name = model->spec().name;
-  // Whoever still holds it cannot meddle with a new model of that name.
-  RETURN_IF_ERROR(model->Close(absl::NotFoundError(absl::StrCat("model ", name, ": it was deleted"))));
-  // First the mark: whoever dies in between leaves a model that was created before it.
+  // A caller that still holds the model cannot disturb a new model of that name.
+  RETURN_IF_ERROR(model->Close(absl::NotFoundError(absl::StrCat("model ", name, " was deleted"))));
+  // The mark comes first: a server that dies in between leaves a model that was created before it.
   RETURN_IF_ERROR(deletion_marks_.Add(name));
   RETURN_IF_ERROR(model->DropMemory());
   if (EraseDeleted(model, request_id)) return absl::OkStatus();
-  // It was lost meanwhile, or another call has deleted it: a new model of that name may stand there by now.
+  // It was lost meanwhile, or another call has deleted it: a new model of that name may exist by now.
   ASSIGN_OR_RETURN(const bool is_answered, DeleteLost(name, request_id));
   if (is_answered) return absl::OkStatus();
   absl::MutexLock lock(&mu_);
@@ -423,8 +424,8 @@ absl::StatusOr<bool> ModelStore::IsDeleted(const std::string& name, const std::s
   const auto deleted = deletions_.find(request_id);
   if (request_id.empty() || deleted == deletions_.end()) return false;
   if (deleted->second == name) return true;
-  return absl::InvalidArgumentError(absl::StrCat("delete model ", name, ": a request id of its own expected, got ",
-                                                 "the one that deleted ", deleted->second));
+  return absl::InvalidArgumentError(
+      absl::StrCat("delete model ", name, ": want a new request id, got the one that deleted ", deleted->second));
 }
 
 void ModelStore::RememberDeletion(const std::string& name, const std::string& request_id) {
@@ -433,17 +434,17 @@ void ModelStore::RememberDeletion(const std::string& name, const std::string& re
   deletions_[request_id] = name;
 }
 
-// Nobody makes a model of that name meanwhile; whoever creates others, or asks for them, does not wait for the keeper.
+// No model of that name is made meanwhile; callers that create or look up other models do not wait for the keeper.
 absl::StatusOr<bool> ModelStore::DeleteLost(const std::string& name, const std::string& request_id) {
   if (!lost_.Contains(name)) return false;
   ASSIGN_OR_RETURN(const CreationTurns::Turn turn, turns_.TakeToFree(name));
-  // The call that held it may have been the one that this one repeats.
+  // The call that held the turn may have been the one that this one repeats.
   ASSIGN_OR_RETURN(const bool is_deleted, IsDeleted(name, request_id));
   if (is_deleted || !lost_.Contains(name)) return is_deleted;
   RETURN_IF_ERROR(deletion_marks_.Add(name));
   RETURN_IF_ERROR(lost_.FreeAll(name));
   {
-    // At once: whoever does not find it finds the answer.
+    // Both change at once: a call that does not find the model finds the answer.
     absl::MutexLock lock(&mu_);
     lost_.Forget(name);
     RememberDeletion(name, request_id);
@@ -472,7 +473,7 @@ void ModelStore::NoteUnsaved(const std::vector<std::shared_ptr<Model>>& models) 
   for (const auto& model : models) {
     if (!IsLeftUnsaved(*model)) continue;
     left_unsaved_ = true;
-    log_->Write(LogLevel::kError, "the daemon stops with commits that no checkpoint has",
+    log_->Write(LogLevel::kError, "stopping with unsaved commits",
                 {{"model", model->spec().name}, {"commit", absl::StrCat(model->state().numbers.commit_number)}});
   }
 }
@@ -525,7 +526,7 @@ void ModelStore::OnSaveNews(const SaveNews& news) {
   }
   const auto model = Find(news.model);
   if (model.ok() && (*model)->saver() != nullptr) return (*model)->saver()->OnNews(news);
-  RefuseSave(news, model.ok() ? absl::FailedPreconditionError("a daemon with --save-dir expected") : model.status());
+  RefuseSave(news, model.ok() ? absl::FailedPreconditionError("--save-dir is required for saves") : model.status());
 }
 
 void ModelStore::SetRestoreListener(RestoreListener* listener) {
@@ -536,7 +537,7 @@ void ModelStore::SetRestoreListener(RestoreListener* listener) {
 void ModelStore::OnRestoreNews(const RestoreNews& news) {
   absl::MutexLock lock(&hearing_);
   if (restore_listener_ != nullptr) return restore_listener_->OnRestoreNews(news);
-  const absl::Status why = absl::UnavailableError("the daemon starts, or stops");
+  const absl::Status why = absl::UnavailableError("the daemon is starting or stopping");
   RestoreNews answer{.model = news.model, .what = RollbackEnd{.status = why}};
   if (const auto* const order = std::get_if<RestoreOrder>(&news.what); order != nullptr) {
     answer.what = RestoreReport{.id = order->id, .status = why};
@@ -546,7 +547,7 @@ void ModelStore::OnRestoreNews(const RestoreNews& news) {
   options_.world.cluster->TellRestore(answer).IgnoreError();
 }
 
-// Node 0 need not wait for a part that nobody writes, nor another node for an answer to its wish.
+// Lets node 0 stop waiting for this daemon's part, and another node for an answer to its request.
 void ModelStore::RefuseSave(const SaveNews& news, const absl::Status& why) {
   SaveNews answer{.model = news.model, .what = SaveEnd{.why = why}};
   if (const auto* const order = std::get_if<SaveOrder>(&news.what); order != nullptr) {

@@ -16,11 +16,11 @@ absl::StatusOr<PinnedState> PinnedState::Of(const Model& model, absl::string_vie
 absl::Status PinnedState::Check(const Shard& shard) const {
   if (shard.generation() != generation_) {
     return absl::AbortedError(
-        absl::StrCat(operation_, " ", model_, ": one state expected, got an import meanwhile; ", operation_, " again"));
+        absl::StrCat(operation_, " ", model_, ": an import has begun to replace the state; ", operation_, " again"));
   }
   if (shard.version() != numbers_.version) {
-    return absl::AbortedError(absl::StrCat(operation_, " ", model_, ": version ", numbers_.version,
-                                           " expected to stay, got ", shard.version(), "; ", operation_, " again"));
+    return absl::AbortedError(absl::StrCat(operation_, " ", model_, ": want version ", numbers_.version,
+                                           " throughout, got ", shard.version(), "; ", operation_, " again"));
   }
   return absl::OkStatus();
 }

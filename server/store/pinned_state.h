@@ -23,16 +23,16 @@ class Model;
 //   ... reads the shard ...
 class PinnedState {
  public:
-  // The present state. `operation` begins the messages. Errors of Model::Look.
+  // Pins the present state. `operation` begins the messages. Errors of Model::Look.
   static absl::StatusOr<PinnedState> Of(const Model& model, absl::string_view operation);
 
-  // A state that is known to be the model's.
+  // Pins a state that is known to be the model's.
   static PinnedState At(absl::string_view operation, absl::string_view model, const StateNumbers& numbers,
                         int64_t generation) {
     return PinnedState(std::string(operation), std::string(model), numbers, generation);
   }
 
-  // ABORTED when the shard's state is another one by now: a commit was applied, or an import has begun to replace it.
+  // Returns ABORTED if the shard's state has changed: a commit was applied, or an import has begun to replace it.
   absl::Status Check(const Shard& shard) const ABSL_SHARED_LOCKS_REQUIRED(shard.mutex());
 
   const StateNumbers& numbers() const { return numbers_; }

@@ -42,7 +42,7 @@ void AddScale(double scale, PlaneStatistics& statistics) {
 }
 
 // The largest value of an element type: its code without sign, and the largest number that rounds to it, as a multiple
-// of it.
+// of the value.
 struct LargestElement {
   uint32_t code;
   double rounding;
@@ -69,7 +69,7 @@ LargestElement LargestOf(const Encoding& encoding) {
                                                 : LargestElement{0x7e, 464.0 / 448};
 }
 
-// The codes of a plane without their signs. Rows begin with bytes of their own.
+// The codes of a plane without their signs. Every row begins at a byte.
 class Codes {
  public:
   Codes(const Encoding& encoding, const uint8_t* data, int64_t columns)

@@ -16,9 +16,9 @@ absl::Status CheckNumbers(ChangeKind kind, absl::string_view model, const Commit
   if (numbers.version >= 0 && numbers.commit_number >= numbers.version && numbers.commit_number < kNumberLimit) {
     return absl::OkStatus();
   }
-  return absl::InvalidArgumentError(absl::StrCat(OperationOf(kind), " ", model, ": 0 <= version <= commit number < ",
-                                                 kNumberLimit, " expected, got version ", numbers.version,
-                                                 " and commit number ", numbers.commit_number));
+  return absl::InvalidArgumentError(
+      absl::StrCat(OperationOf(kind), " ", model, ": want 0 <= version <= commit number < ", kNumberLimit,
+                   ", got version ", numbers.version, " and commit number ", numbers.commit_number));
 }
 
 // A journal has not room for every request. What an import from files leaves would be read at the journal's commit, and

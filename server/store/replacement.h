@@ -1,4 +1,4 @@
-// What takes the place of a model's state.
+// New state of a model, in the place of the present one.
 #ifndef PARAMSHARD_SERVER_STORE_REPLACEMENT_H_
 #define PARAMSHARD_SERVER_STORE_REPLACEMENT_H_
 
@@ -23,7 +23,7 @@ struct ImportedState {
   std::optional<int64_t> version = {};
   std::optional<HistoryId> history = {};  // unset: drawn, and the lineage made from `content`
   ImportedContent content = {};
-  ChangeSource source = {};  // that a server which dies meanwhile leaves to the next one
+  ChangeSource source = {};  // left to the next server if this one dies meanwhile
   absl::uint128 run = 0;     // History::run
 };
 
@@ -33,11 +33,11 @@ struct RestoredState {
   std::vector<ScalingBook::Record> scaling = {};  // of parameters whose encoding is the one they were saved with
   absl::uint128 checkpoint_id = 0;                // which the lineage is made from
   HistoryParent parent;
-  ChangeSource source = {};  // that a server which dies meanwhile leaves to the next one, where that can do it alone
+  ChangeSource source = {};  // left to the next server if this one dies meanwhile, and that can do it alone
   std::optional<HistoryId> history = {};  // that begins; unset: drawn
 };
 
-// The state whose place is taken.
+// The state that is replaced.
 struct PresentState {
   std::string model;
   uint64_t spec_fingerprint = 0;
@@ -45,10 +45,10 @@ struct PresentState {
   History history;
   bool untouched = false;  // no commit since the history began
   int64_t generation = 0;
-  bool in_doubt = false;  // its numbers are not those of the journal, or other daemons may have others
+  bool in_doubt = false;  // its numbers differ from the journal's, or maybe from other daemons'
 };
 
-// All of the new state that is beside its tensors.
+// The new state except for its tensors.
 struct Replacement {
   // INVALID_ARGUMENT numbers out of order; then no id is drawn.
   static absl::StatusOr<Replacement> OfImport(const ImportedState& imported, const PresentState& present,

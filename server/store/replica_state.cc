@@ -101,9 +101,8 @@ absl::StatusOr<std::vector<std::string>> ParseClientStates(absl::string_view byt
   const bool fits = std::all_of(states.begin(), states.end(),
                                 [](const std::string& state) { return state.size() <= kMaxClientStateBytes; });
   if (is_read && fits && states.size() == ranks) return std::vector<std::string>(states.begin(), states.end());
-  return absl::InternalError(absl::StrCat("client states of ", ranks,
-                                          " ranks expected of another daemon, each of at most ", kMaxClientStateBytes,
-                                          " bytes, got ", states.size()));
+  return absl::InternalError(absl::StrCat("client states from another daemon: want ", ranks, " of at most ",
+                                          kMaxClientStateBytes, " bytes, got ", states.size()));
 }
 
 std::string SerializeReplicaState(const ReplicaState& state) {
@@ -125,7 +124,7 @@ absl::StatusOr<ReplicaState> ParseReplicaState(absl::string_view bytes, int64_t 
   v1::ReplicaState message;
   if (!message.ParseFromArray(bytes.data(), static_cast<int>(bytes.size())) || message.steps_size() != parameters ||
       message.client_states_size() != ranks) {
-    return absl::DataLossError("the numbers of a replica of this model expected, got other bytes");
+    return absl::DataLossError("the numbers of the replica are not of this model");
   }
   ReplicaState state{.history = {.id = {NumberOf(message.history_id())}, .lineage = {NumberOf(message.lineage())}},
                      .history_begin = message.history_begin(),
@@ -137,7 +136,7 @@ absl::StatusOr<ReplicaState> ParseReplicaState(absl::string_view bytes, int64_t 
   }
   for (const auto& record : message.scaling()) state.scaling.push_back(ScalingOf(record));
   if (FitTogether(state)) return state;
-  return absl::DataLossError("the numbers of a replica expected, got some that do not fit together");
+  return absl::DataLossError("the numbers of the replica do not fit together");
 }
 
 }  // namespace paramshard::server

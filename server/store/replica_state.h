@@ -24,13 +24,13 @@ struct ReplicaState {
 
 // Client states of a node's ranks, as another node keeps them: the bytes of a v1::ClientStates.
 std::string SerializeClientStates(const std::vector<std::string>& states);
-// The inverse. INTERNAL unless they are of so many ranks, and no longer than clients may send.
+// Does the inverse. INTERNAL unless they are of so many ranks, and no longer than clients may send.
 absl::StatusOr<std::vector<std::string>> ParseClientStates(absl::string_view bytes, int ranks);
 
 // The bytes of a v1::ReplicaState.
 std::string SerializeReplicaState(const ReplicaState& state);
-// The inverse. DATA_LOSS for bytes that are none of a model with so many parameters, in a daemon of so many ranks, and
-// for numbers that do not fit together.
+// Does the inverse. DATA_LOSS unless the bytes are of a model with so many parameters, in a daemon with so many ranks,
+// and their numbers fit together.
 absl::StatusOr<ReplicaState> ParseReplicaState(absl::string_view bytes, int64_t parameters, int ranks);
 
 }  // namespace paramshard::server

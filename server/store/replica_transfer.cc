@@ -19,7 +19,7 @@
 namespace paramshard::server {
 namespace {
 
-// That one call moves: its deadline is that of the engine, whatever an array takes.
+// Largest number of bytes that one call moves: the engine's deadline is per call, whatever the size of an array.
 constexpr size_t kMostBytesOfCall = size_t{16} << 20;
 
 using HashBytes = std::array<uint8_t, 16>;
@@ -35,7 +35,7 @@ absl::uint128 HashOf(absl::Span<const uint8_t> bytes) {
   return absl::MakeUint128(hash.high64, hash.low64);
 }
 
-// Names one array of a trainable extent, or of a frozen one with a master.
+// One array of a trainable extent, or of a frozen one with a master.
 struct StoredPart {
   ExtentPart part;
   StateTensor tensor = StateTensor::kMaster;
@@ -58,10 +58,10 @@ bool PlanesAreState(const Shard& shard, const ShardExtent& extent) {
   return !shard.Spec(extent).master_type.has_value();
 }
 
-// Calls `take` with every array, in the order of the way.
+// Calls `take` with every array, in the order of the transfer.
 absl::Status ForEachArray(const Shard& shard, absl::FunctionRef<absl::Status(absl::Span<const uint8_t>)> take) {
   for (const ShardExtent& extent : shard.extents()) {
-    // It is held while an array travels: nobody steps before an epoch has begun.
+    // The lock is held while an array travels: no rank steps before an epoch has begun.
     absl::ReaderMutexLock lock(&shard.mutex());
     if (PlanesAreState(shard, extent)) {
       ASSIGN_OR_RETURN(const std::vector<PlaneViews> planes, shard.PlaneBytes(extent));
@@ -79,7 +79,7 @@ absl::Status ForEachArray(const Shard& shard, absl::FunctionRef<absl::Status(abs
   return absl::OkStatus();
 }
 
-// Packs arrays: parameters may be many and small.
+// Packs arrays into calls: parameters may be many and small.
 class Outlet {
  public:
   explicit Outlet(absl::FunctionRef<absl::Status(absl::Span<const uint8_t>)> send) : send_(send) {
@@ -203,8 +203,7 @@ absl::Status ReceiveTensors(Shard& shard, absl::FunctionRef<absl::Status(absl::S
     return absl::OkStatus();
   }));
   if (BytesOf(digest.value()) == expected) return absl::OkStatus();
-  return absl::DataLossError(
-      "the hash of what another daemon has sent expected, what was written here has another one");
+  return absl::DataLossError("the hash of the state written here differs from the hash that the other daemon sent");
 }
 
 int64_t TensorBytes(const Shard& shard) {

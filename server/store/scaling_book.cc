@@ -57,7 +57,7 @@ void ScalingBook::AddStep(int unit, int parameter, float amax) {
   absl::MutexLock lock(&mu_);
   Entry* const entry = Find(unit, parameter);
   if (entry == nullptr) return;
-  // What was measured before the step is of another master.
+  // An amax that was measured before the step is of another master.
   entry->offered = entry->stepped ? std::max(entry->offered, amax) : amax;
   entry->stepped = true;
   entry->is_fresh = false;
@@ -69,7 +69,7 @@ void ScalingBook::AddMaster(int unit, int parameter, float amax) {
   if (entry != nullptr) entry->offered = std::max(entry->offered, amax);
 }
 
-// All amaxes, then for each whether its history begins anew.
+// Returns all amaxes, then for each whether its history begins anew.
 std::vector<float> ScalingBook::Offer() const {
   absl::MutexLock lock(&mu_);
   std::vector<float> offers;
@@ -170,7 +170,7 @@ void ScalingBook::Entry::Begin(float new_amax) {
   change = ScalingChange::History::kBegun;
 }
 
-// The planes of the step were encoded with the scale of before.
+// The planes of the step were encoded with the scale from before.
 void ScalingBook::Entry::Roll(float new_amax) {
   amax = new_amax;
   if (!is_delayed) return;

@@ -1,4 +1,4 @@
-// The book of what encoding has to know of whole tensors.
+// Amaxes and scales of whole tensors, which encoding needs.
 #ifndef PARAMSHARD_SERVER_STORE_SCALING_BOOK_H_
 #define PARAMSHARD_SERVER_STORE_SCALING_BOOK_H_
 
@@ -34,8 +34,8 @@ namespace paramshard::server {
 // Thread-safe.
 class ScalingBook {
  public:
-  // What the book says of one parameter between two commits: whoever begins with it goes on with the same bits. What is
-  // offered and not settled is known of commits alone whose amaxes were not exchanged, because a daemon was lost.
+  // Record of one parameter between two commits: a book that begins with it goes on with the same bits. `offered` is
+  // set only after commits whose amaxes were not exchanged, because a daemon was lost.
   struct Record {
     int unit = 0;
     int parameter = 0;
@@ -56,38 +56,38 @@ class ScalingBook {
 
   explicit ScalingBook(const ModelSpec& spec);
 
-  // Whether no parameter NeedsAmax(). Then everything else does nothing.
+  // Returns true if no parameter NeedsAmax(). Then all other methods do nothing.
   bool empty() const { return entries_.empty(); }
 
   // Host memory of the histories.
   int64_t history_bytes() const;
 
-  // Returns what the planes of the master that was settled last are encoded with. Other parameters get the default,
+  // Returns the scaling with which the planes of the last settled master are encoded; for other parameters the default,
   // which no format of theirs reads.
   TensorScaling Present(int unit, int parameter) const;
-  // Returns what the coming step encodes FP8_TENSOR_DELAYED with.
+  // Returns the scaling with which the coming step encodes FP8_TENSOR_DELAYED.
   TensorScaling Next(int unit, int parameter) const;
 
-  // The amax of one rank's extent, of the master that a step has made, or of the master as it is.
+  // Adds the amax of one rank's extent: of the master that a step has made, or of the master as it is.
   void AddStep(int unit, int parameter, float amax);
   void AddMaster(int unit, int parameter, float amax);
 
-  // This daemon's part in the exchange; of the same size on every daemon.
+  // Returns this daemon's part in the exchange; of the same size on every daemon.
   std::vector<float> Offer() const;
   // Takes over the largest of all daemons' offers, element by element.
   void Settle(absl::Span<const float> offers);
 
-  // Whether the amaxes of every step have been taken over by Settle.
+  // Returns true if Settle has taken over the amaxes of every step.
   bool is_settled() const;
 
-  // The masters are replaced.
+  // Begins anew, as the masters are replaced.
   void Restart();
 
-  // In the order of the model.
+  // Returns all records, in the order of the model.
   std::vector<Record> records() const;
-  // What has become of each since the last call, in the same order.
+  // Returns how each record has changed since the last call, in the same order.
   std::vector<ScalingChange> TakeChanges();
-  // Goes on with these; of other parameters, and where a history has another length, things stay as they are.
+  // Goes on with these records. Other parameters, and histories of another length, stay as they are.
   void Restore(absl::Span<const Record> records);
 
  private:
@@ -98,7 +98,7 @@ class ScalingBook {
     float amax = 0.0f;
     float scale = 1.0f;                     // of the present planes
     std::optional<DelayedScaling> delayed;  // set once settled
-    float offered = -1.0f;                  // the amax of this daemon's extents since it was settled last; -1 none
+    float offered = -1.0f;                  // amax of this daemon's extents since the last Settle; -1: none
     bool stepped = false;                   // since then
     bool is_fresh = true;                   // no step has entered the history
     ScalingChange::History change = ScalingChange::History::kSame;  // since TakeChanges

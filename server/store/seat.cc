@@ -28,13 +28,13 @@ void Seat::Take(SeatMemory memory, const wire::WordsCounts& counts) {
 
 void Seat::Call() {
   bell_.Ring();
-  // A thread that cannot sleep on both bells hears this one sooner.
+  // A thread that cannot sleep on both bells wakes up sooner by this one.
   if (!wire::CanWaitForEither() && has_memory()) words_.Ring();
 }
 
 absl::StatusOr<std::vector<SentCommand>> Seat::ReadCommands(int most) {
   std::vector<SentCommand> commands;
-  // What a trainer writes while it is read must not keep the reader: one ring's bytes are enough.
+  // A trainer that writes meanwhile must not keep the reader: it reads at most one ring's bytes.
   size_t bytes = 0;
   while (static_cast<int>(commands.size()) < most && bytes < wire::kRingBytes) {
     ASSIGN_OR_RETURN(const std::optional<std::string> record, ring_->Read());
@@ -43,7 +43,7 @@ absl::StatusOr<std::vector<SentCommand>> Seat::ReadCommands(int most) {
     v1::Command command;
     if (!command.ParseFromString(*record)) {
       return absl::InvalidArgumentError(absl::StrCat(
-          "command ring of rank ", rank_, ": a serialized Command expected, got ", record->size(), " other bytes"));
+          "command ring of rank ", rank_, ": want a serialized Command, got ", record->size(), " other bytes"));
     }
     commands.emplace_back(std::move(command));
   }

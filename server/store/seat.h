@@ -1,4 +1,4 @@
-// One rank's place in an epoch: the memory that its trainer maps, and what the daemon says and hears there.
+// One rank's place in an epoch: the memory that its trainer maps, and what the daemon writes and reads there.
 #ifndef PARAMSHARD_SERVER_STORE_SEAT_H_
 #define PARAMSHARD_SERVER_STORE_SEAT_H_
 
@@ -58,8 +58,8 @@ class Seat {
   // Fills in the answer of a commit before the trainer comes.
   void WriteAnswer(const CommitAnswer& answer) const;
 
-  // Says the end to whoever waits on the page; again, when nothing writes words any more. Nothing where there is no
-  // memory.
+  // Announces the end on the page, to all that waits there; again, when nothing writes words any more. Does nothing
+  // without memory.
   void EndPage(const absl::Status& why) const;
   // Empties the slots, so that a process that still maps them holds no pages.
   void DiscardSlots() { memory_.slots.Discard(); }

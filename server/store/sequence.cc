@@ -18,7 +18,7 @@ namespace {
 using wire::Reached;
 
 absl::Status Invalid(absl::string_view what, absl::string_view expected, auto got) {
-  return absl::InvalidArgumentError(absl::StrCat(what, ": ", expected, " expected, got ", got));
+  return absl::InvalidArgumentError(absl::StrCat(what, ": want ", expected, ", got ", got));
 }
 
 absl::Status CheckPositive(absl::string_view name, float value) {
@@ -165,7 +165,7 @@ absl::Status Sequence::CheckCommit(const v1::Commit& commit) const {
   const bool repeats = commit.commit_number() == last_commit_ && last_commit_ > 0;
   if (!repeats && commit.commit_number() != last_commit_ + 1) {
     return absl::FailedPreconditionError(
-        absl::StrCat("commit: number ", last_commit_ + 1, " expected, got ", commit.commit_number()));
+        absl::StrCat("commit: want number ", last_commit_ + 1, ", got ", commit.commit_number()));
   }
   if (commit.groups_size() != static_cast<int>(options_.spec->groups.size())) {
     return Invalid("commit", absl::StrCat("hyper-parameters of ", options_.spec->groups.size(), " groups"),
@@ -177,9 +177,8 @@ absl::Status Sequence::CheckCommit(const v1::Commit& commit) const {
   if (commit.has_max_grad_norm()) RETURN_IF_ERROR(CheckPositive("maximal gradient norm", commit.max_grad_norm()));
   if (commit.has_gradient_scale()) RETURN_IF_ERROR(CheckPositive("gradient scale", commit.gradient_scale()));
   if (!commit.save() || options_.may_save) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat("commit ", commit.commit_number(),
-                                                    ": no save expected of a daemon that makes none (--save-dir), "
-                                                    "got one"));
+  return absl::FailedPreconditionError(
+      absl::StrCat("commit ", commit.commit_number(), ": --save-dir is required for saves"));
 }
 
 bool Sequence::Repeats(const v1::Command& command) const {
@@ -239,7 +238,7 @@ Sequence::Wait Sequence::GatherWait(int rank) const {
   const Queue& queue = gathers_[rank];
   if (!queue.HasNext()) return {};
   const Entry& entry = At(queue.next());
-  // What still arrives in the slot cannot be released.
+  // Pieces that still arrive in the slot cannot be released.
   if (!Agreed(entry) || BehindCommit(queue.next()) || !Finished(entry.slot_users[0])) return {};
   const int slot = entry.command.gather().slot();
   for (int peer = 0; peer < options_.ranks; ++peer) {
@@ -306,7 +305,7 @@ Sequence::Wait Sequence::PushWait(int rank) const {
 
 Sequence::Wait Sequence::CommitWait(int rank, int64_t number, const Queue& queue) const {
   const Entry& entry = At(number);
-  // What has not been gathered cannot be released: then another trainer is waited for.
+  // Units that are not gathered cannot be released: then the rank waits for another trainer.
   if (stages_[rank] != Stage::kPending || !Gathered(rank, number)) return {};
   for (size_t slot = 0; slot < entry.slot_users.size(); ++slot) {
     if (Reached(words_->Released(rank, slot), static_cast<uint32_t>(entry.slot_users[slot]))) continue;
@@ -471,7 +470,7 @@ std::optional<Sequence::Wait> Sequence::Missing() const {
     if (Agreed(entry)) continue;
     for (int rank = 0; rank < options_.ranks; ++rank) {
       if (received_[rank] >= entry.command.number()) continue;
-      // The rank's ring is not read while an engine is at its gather.
+      // The rank's ring is not read while an engine works on its gather.
       return Wait{.rank = rank,
                   .kind = Wait::Kind::kCommand,
                   .number = entry.command.number(),
@@ -503,7 +502,7 @@ int Sequence::OnlyMissing(uint32_t (TrainerWords::*word)(int rank, int slot) con
   return missing;
 }
 
-// Whoever has something under way in a queue does not wait there yet; who waits for itself waits for nobody.
+// A rank with a gather under way does not wait in that queue yet; a rank that waits for itself waits for no other.
 void Sequence::FindLateRanks(std::vector<char>& late) const {
   std::fill(late.begin(), late.end(), false);
   if (stopped_ || options_.ranks == 1) return;

@@ -44,7 +44,7 @@ class TrainerWords {
   virtual uint32_t Filled(int rank, int slot) const = 0;
 };
 
-// A command as a rank sent it, taken apart before anybody waits for it.
+// A command as a rank sent it, taken apart before any thread waits for it.
 struct SentCommand {
   // A Command is sent as it is.
   SentCommand(v1::Command sent);  // NOLINT(google-explicit-constructor)
@@ -56,9 +56,9 @@ struct SentCommand {
 
 class Sequence {
  public:
-  // More unanswered ones break the protocol.
+  // Largest number of unanswered commits; more break the protocol.
   static constexpr int kMostCommits = 3;
-  // Unfinished commands, and their bytes, after which a rank that is ahead of all others is not listened to.
+  // Largest number and size of unfinished commands; beyond it a rank that is ahead of all others is not listened to.
   static constexpr int kMostCommands = 1024;
   static constexpr size_t kMostBytes = size_t{4} << 20;
 
@@ -84,25 +84,25 @@ class Sequence {
 
   // `words` outlives the sequence.
   Sequence(const Options& options, const TrainerWords* words);
-  // The state that the first commit follows is that of another commit than the options say. Before any command.
+  // Sets the commit that the first commit follows, in place of Options::commit_number. Must come before any command.
   void StartFrom(int64_t commit_number) { last_commit_ = commit_number; }
 
-  // How many more commands the rank may send now. Those that others have sent before are always taken: they cost
-  // nothing, and what they finish makes room.
+  // Returns how many more commands the rank may send now. Commands that other ranks have sent before are always taken:
+  // they cost nothing, and finishing them makes room.
   int Room(int rank) const;
-  // Takes a rank's next command; true when all ranks have now sent it. An error ends the epoch: INVALID_ARGUMENT a
-  // command that breaks a rule, FAILED_PRECONDITION one that differs from another rank's, a commit number out of order,
-  // a save where none is made, or a second push that BF16 accumulators do not take.
+  // Takes a rank's next command; returns true if all ranks have now sent it. An error ends the epoch: INVALID_ARGUMENT
+  // a command that breaks a rule, FAILED_PRECONDITION one that differs from another rank's, a commit number out of
+  // order, a save where none is made, or a second push that BF16 accumulators do not take.
   absl::StatusOr<bool> Submit(int rank, SentCommand sent, SteadyTime now);
 
-  // The gather that the rank may begin now, null when there is none. Valid until FinishGather, which ends the oldest
-  // one that the rank has begun; others may be begun before.
+  // Returns the gather that the rank may begin now, or null. Valid until FinishGather, which ends the oldest gather
+  // that the rank has begun; other gathers may begin before.
   const v1::Command* BeginGather(int rank, SteadyTime now);
   void FinishGather(int rank, SteadyTime now);
 
-  // The work that the rank's push queue may begin now. Ends with the Finish call of its kind.
+  // Returns the work that the rank's push queue may begin now. It ends with the Finish call of its kind.
   std::optional<PushWork> BeginPush(int rank);
-  // True when all ranks have read the slot: it is drained.
+  // Returns true if all ranks have read the slot: it is drained.
   bool FinishReduce(int rank, SteadyTime now);
   void FinishDiscard(int rank, SteadyTime now) { Pop(pushes_[rank], now); }
   void FinishSum(int rank);
@@ -110,49 +110,50 @@ class Sequence {
   // applied it, and every rank encodes.
   enum class Verdict : uint8_t { kGivenUp, kApplies, kEncodes };
   void FinishVote(Verdict verdict);
-  // Returned once all are through with all stages: it is to be answered.
+  // Returns client states once all ranks have finished all stages: the commit is to be answered.
   std::optional<ClientStates> FinishApply(int rank, SteadyTime now);
   std::optional<ClientStates> FinishEncode(int rank, SteadyTime now);
   void FinishShareAmaxes();
 
-  // What all ranks have sent, where it is chained.
+  // Returns the chain of commands that all ranks have sent, where they are chained.
   const CommandChain& chain() const { return chain_; }
 
-  // Ranks that could begin something now.
+  // Return the ranks that could begin something now.
   std::vector<int> RunnableGathers() const;
   std::vector<int> RunnablePushes() const;
 
-  // Whether nothing up to the command `number` needs the rank's trainer any more: the daemon has taken all of it, and
-  // no push or commit among it is unfinished. Gathers end without it.
+  // Returns true if nothing up to the command `number` needs the rank's trainer any more: the daemon has taken all of
+  // it, and no push or commit in it is unfinished. Gathers end without the trainer.
   bool Served(int rank, int64_t number) const;
-  // Whether all ranks have sent everything up to the command `number`, and it is done, gathers too.
+  // Returns true if all ranks have sent everything up to the command `number`, and it is done, gathers too.
   bool CarriedOut(int64_t number) const { return number < first_number_; }
 
   void Stop() { stopped_ = true; }
-  // Whether the rank has sent commands that are not finished.
+  // Returns true if the rank has sent commands that are not finished.
   bool Pending(int rank) const { return !gathers_[rank].numbers.empty() || !pushes_[rank].numbers.empty(); }
-  // The last unanswered commit that all ranks have sent, by its command's number; 0 when there is none.
+  // Returns the command number of the last unanswered commit that all ranks have sent; 0 without one.
   int64_t LastCommitInFlight() const;
-  // Whether that commit, and every one before it, is answered.
+  // Returns true if that commit, and every one before it, is answered.
   bool Answered(int64_t number) const { return !BehindCommit(number + 1); }
-  // Whether the fate of a commit is open: it is voted on, or decided and not applied by all.
+  // Returns true if the fate of a commit is open: it is voted on, or decided and not applied by all.
   bool CommitOpen() const { return vote_ == VoteState::kVoting || vote_ == VoteState::kApplies; }
-  // Stopped, nothing under way, and no decided commit unfinished.
+  // Returns true if it is stopped, with nothing under way and no decided commit unfinished.
   bool Quiet() const;
 
-  // DEADLINE_EXCEEDED naming rank and command when a rank has kept another waiting for longer than the timeout.
+  // Returns DEADLINE_EXCEEDED naming rank and command if a rank has kept another waiting for longer than the timeout.
   absl::Status Overdue(SteadyTime now) const;
-  // Says when Overdue should be asked again; kNever when nobody waits.
+  // Returns when Overdue should be asked again; kNever if no rank waits.
   SteadyTime NextDeadline() const;
 
-  // Sets, by rank, whether it alone is what the others wait for: its command or its gradients, where all others have
-  // sent theirs, or its release of a slot, where all others have released it. Ranks that are late together are not late.
+  // Sets, by rank, true if it alone is what the others wait for: its command or its gradients, where all others have
+  // sent theirs, or its release of a slot, where all others have released it. Ranks that are late together do not
+  // count.
   void FindLateRanks(std::vector<char>& late) const;
 
-  // Says to people what holds back the rank's next command; empty when nothing does.
+  // Describes what holds back the rank's next command; empty when nothing does.
   std::string WaitsFor(int rank) const;
   int64_t last_command(int rank) const { return received_[rank]; }
-  // Whose trainer holds back the next command of a queue of the rank's, which all have sent; rank -1: nobody's.
+  // The trainer that holds back the next command, sent by all, of one of the rank's queues; rank -1: none.
   struct Holder {
     int rank = -1;
     int64_t command = 0;
@@ -184,7 +185,7 @@ class Sequence {
     bool HasNext() const { return begun < numbers.size(); }
     int64_t next() const { return numbers[begun]; }
   };
-  // Someone's trainer that a rank waits for.
+  // A wait of a rank for a trainer.
   struct Wait {
     enum class Kind : uint8_t { kCommand, kRelease, kGradients };
 
@@ -206,7 +207,7 @@ class Sequence {
   absl::Status CheckRunAhead(int rank, const v1::Command& command) const;
   void Append(int rank, SentCommand sent, SteadyTime now);
   absl::Status Compare(int rank, const Entry& entry, const SentCommand& sent) const;
-  // All have sent it.
+  // Called when all ranks have sent it.
   void Agree(Entry& entry, SteadyTime now);
   void Enqueue(int rank, const Entry& entry, SteadyTime now);
 
@@ -218,14 +219,14 @@ class Sequence {
   void Pop(Queue& queue, SteadyTime now);
   void FinishEntry(int64_t number);
 
-  // Says what the next command of a queue waits for; rank -1 when it may run (or is not agreed, or waits for the daemon
-  // itself).
+  // Returns what the next command of a queue waits for; rank -1 if it may run (or is not agreed, or waits for the
+  // daemon itself).
   Wait GatherWait(int rank) const;
   Wait PushWait(int rank) const;
   Wait CommitWait(int rank, int64_t number, const Queue& queue) const;
   static Holder HolderOf(const Wait& wait) { return {.rank = wait.rank, .command = wait.number}; }
   bool GatherRunnable(int rank) const;
-  // Whether the rank's gathers before the command are done.
+  // Returns true if the rank's gathers before the command are done.
   bool Gathered(int rank, int64_t number) const;
   std::optional<Work> RunnableWork(int rank) const;
   std::optional<Work> CommitWork(int rank) const;
@@ -233,15 +234,16 @@ class Sequence {
   bool AllAt(Stage stage) const;
   std::optional<ClientStates> FinishRank(int rank, SteadyTime now);
   std::optional<Wait> Missing() const;
-  // The only rank that is missing, -1 where there are several, or none: that has not written a word as far as `number`;
-  // that has not sent what is next in a queue of the waiting rank; whose trainer keeps it from a commit's sum.
+  // Returns the only rank that is missing, -1 if there are several or none. OnlyMissing: the rank that has not written
+  // a word as far as `number`; OnlyMissingCommand: the rank that has not sent what is next in a queue of the waiting
+  // rank; OnlyUnsummed: the rank whose trainer keeps it from a commit's sum.
   int OnlyMissing(uint32_t (TrainerWords::*word)(int rank, int slot) const, int slot, int64_t number) const;
   int OnlyMissingCommand(int waiting) const;
   int OnlyUnsummed() const;
   std::vector<Wait> Waits() const;
-  // Says to people what is missing.
+  // Describes what is missing.
   std::string Describe(const Wait& wait) const;
-  // A commit that is answered already, or will be: its answer stands, there is nothing to do.
+  // Returns true if the commit is answered already, or will be: its answer stands, there is nothing to do.
   bool Repeats(const v1::Command& command) const;
 
   const Options options_;

@@ -20,7 +20,7 @@ namespace {
 
 constexpr char kFrozenScratch[] = "paramshard-frozen";
 
-// Of which readers of whole extents hold that much at a time: 4 MiB in fp32.
+// Largest number of elements that readers of whole extents hold at a time: 4 MiB in fp32.
 constexpr int64_t kElementsOfAPart = 1 << 20;
 
 int64_t Fp32Size(const ShardExtent& extent) { return extent.elements * static_cast<int64_t>(sizeof(float)); }
@@ -141,7 +141,7 @@ const ShardExtent* Shard::Find(int unit, int parameter) const {
   return index < 0 ? nullptr : &extents_[index];
 }
 
-// The place of a parameter in the whole model keys its random numbers, so that every sharding draws the same.
+// A parameter's place in the whole model keys its random numbers, so that every sharding draws the same.
 ShardArithmetic::Initial Shard::InitialOf(const ShardExtent& extent) const {
   const ParameterSpec& spec = Spec(extent);
   return {.value = spec.initial_value,
@@ -167,7 +167,7 @@ absl::Status Shard::FillInitialValues() {
 
 // --- Frozen extents that keep no master
 
-// The master that is not kept lies in the scratch.
+// The scratch holds the master that is not kept.
 absl::StatusOr<std::unique_ptr<ShardArithmetic>> Shard::MakeFrozenArithmetic(const ShardExtent& extent,
                                                                              const Memory& scratch) const {
   ExtentTensors tensors = Tensors(extent);
@@ -222,7 +222,7 @@ absl::Status Shard::MakeRoomForRows(const ShardExtent& extent, ExtentState& stat
   if (state.written_rows == nullptr) state.written_rows.reset(new (std::nothrow) float[extent.elements]);
   if (state.written_rows != nullptr) return absl::OkStatus();
   return absl::ResourceExhaustedError(
-      absl::StrCat("rows of ", Spec(extent).name, ": ", Fp32Size(extent), " bytes of host memory expected, got none"));
+      absl::StrCat("rows of ", Spec(extent).name, ": failed to allocate ", Fp32Size(extent), " bytes of host memory"));
 }
 
 void Shard::GiveUpRoom() {
@@ -267,7 +267,7 @@ absl::Status Shard::BringBackPlanes() {
   return absl::OkStatus();
 }
 
-// Only the part is read: a row may be as large as the model.
+// Reads only the part: a row may be as large as the model.
 absl::StatusOr<std::vector<float>> Shard::DecodedPlane(const ShardExtent& extent, const ExtentPart& part) const {
   const int64_t block_rows = ScaleBlock(EncodingOf(Spec(extent).encoding), Plane::kRowWise).rows;
   std::vector<float> values(part.rows.size() * part.columns);
@@ -499,7 +499,7 @@ absl::StatusOr<int64_t> Shard::CopyStored(const ShardExtent& extent, StateTensor
 absl::Span<const uint8_t> Shard::BytesOf(const ShardExtent& extent, StateTensor tensor, TensorForm form,
                                          const ExtentPart& part) const {
   const TensorRow row = RowOf(Spec(extent), tensor, form);
-  // Of a row's scales each stands for a block of columns.
+  // Each of a row's scales stands for a block of columns.
   const int64_t columns = Spec(extent).columns();
   const int64_t columns_of_element = row.elements == columns ? 1 : kMomentBlockSize;
   const int64_t elements = part.columns == columns ? part.rows.size() * row.elements
@@ -542,7 +542,7 @@ uint8_t* Shard::ArrayOf(const ShardExtent& extent, StateTensor tensor, TensorFor
   return BeginOf(extent, array) + (Spec(extent).trainable ? arithmetic_->position() : 0);
 }
 
-// Every array has its rows one after the other.
+// Every array holds its rows one after the other.
 absl::Status Shard::WriteArray(const ShardExtent& extent, StateTensor tensor, TensorForm form, RowRange rows,
                                absl::Span<const uint8_t> bytes) {
   if (bytes.empty()) return absl::OkStatus();
@@ -700,7 +700,7 @@ absl::StatusOr<std::vector<PlaneViews>> Shard::PlaneBytes(const ShardExtent& ext
 }
 
 absl::StatusOr<bool> Shard::PlanesMatch(const ShardExtent& extent) const {
-  // The plane is a part of the master, or all that there is.
+  // The plane is a part of the master, or all of the parameter.
   if (!HasMaster(extent) || (HasRemainder(extent) && !HasWeights(extent))) return true;
   for (const ExtentPart& part : Parts(extent)) {
     ASSIGN_OR_RETURN(const bool match, PlanesMatch(extent, part));

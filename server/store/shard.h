@@ -4,9 +4,9 @@
 // encoding writes. On the host its pages are sealed against trainers' writes; on a GPU the state then rests on the
 // client library's promise to map planes read-only.
 //
-// A frozen parameter has no moments and no accumulator, and steps leave it alone. Without a master its planes are all
-// that there is of it: they are made once of its initial values, or of rows that were written. Where steps move the
-// state they have a copy (KeepPlanes), for whoever adopts the state.
+// A frozen parameter has no moments and no accumulator, and steps leave it alone. Without a master it consists of its
+// planes: they are made once from its initial values, or from rows that were written. Where steps move the state the
+// planes have a copy (KeepPlanes), for a server that adopts the state.
 #ifndef PARAMSHARD_SERVER_STORE_SHARD_H_
 #define PARAMSHARD_SERVER_STORE_SHARD_H_
 
@@ -58,15 +58,15 @@ struct PlaneViews {
 };
 
 // Thread-safe: a step excludes readers of the state, readers do not exclude each other. Accumulators, and which of them
-// hold a gradient, belong to the push thread of the rank: it alone calls BeginPush, SumSquares, Step and, while
-// an epoch runs, DropGradients. Versions and generations are the model's business.
+// hold a gradient, belong to the push thread of the rank: it alone calls BeginPush, SumSquares, Step and, while an
+// epoch runs, DropGradients. The model sets versions and generations.
 class Shard {
  public:
   // Where the state lies.
   struct Options {
     MovePolicy moves = {};
     StateMemory* memory = nullptr;  // outlives the shard; null: memory of its own
-    int world_rank = 0;             // by which that names the pieces
+    int world_rank = 0;             // in the names of the memory's pieces
     int64_t position = 0;           // of a state that is adopted
   };
   // Allocates on `device` and fills in initial values; moments are zero, planes not yet encoded. A state that the
@@ -81,27 +81,27 @@ class Shard {
 
   ComputeDevice& device() const { return *device_; }
 
-  // Those of trainable parameters first, in the order of the model, then frozen ones.
+  // Extents of trainable parameters first, in the order of the model, then of frozen ones.
   const std::vector<ShardExtent>& extents() const { return extents_; }
-  // The extent of a parameter, null when the shard owns none of it.
+  // Returns the extent of a parameter, or null if the shard owns none of it.
   const ShardExtent* Find(int unit, int parameter) const;
   const Memory& planes() const { return planes_; }
   const ShardBytes& bytes() const { return placement_.bytes; }
 
-  // Says where a push of a unit adds: one entry for each parameter, null where the shard owns nothing, the parameter is
-  // frozen or the push is absent.
-  // Marks the present ones; `overwrite` is true at the first push of a parameter since the last commit.
+  // Returns where a push of a unit adds: one entry for each parameter, null where the shard owns nothing, the parameter
+  // is frozen or the push is absent. Marks the present ones; `overwrite` is true at the first push of a parameter since
+  // the last commit.
   struct PushTarget {
     std::vector<MutableGradient> accumulators;
     std::unique_ptr<bool[]> overwrite;
   };
   PushTarget BeginPush(int unit, absl::Span<const int> absent_parameters);
 
-  // Makes the sums of gradients that an engine has left (Collectives::TakeSums), and sums the squares of all
+  // Makes the sums of gradients that an engine has left (Collectives::TakeSums). Returns the sum of squares of all
   // accumulators with gradients: extents in parameter order, their sums added in double.
   absl::StatusOr<SquareSum> SumSquares(absl::Span<const SumTask> left) const;
-  // Sets what has a gradient, at the parameter's place in the model; and goes on with gradients that another process
-  // has left in the accumulators.
+  // Sets `has_gradient` at the parameter's place in the model. AdoptGradients goes on with gradients that another
+  // process has left in the accumulators.
   void MarkGradients(std::vector<bool>& has_gradient) const;
   void AdoptGradients(const std::vector<bool>& has_gradient);
   // Forgets the gradients since the last commit: the next push of a parameter overwrites them.
@@ -109,8 +109,8 @@ class Shard {
   // One optimizer step on every parameter that has a gradient, encoding its planes; then drops gradients. Amaxes of
   // what stepped go to `book`. Planes of formats that EncodesAfterAmax() stay as they were: EncodeAfterAmax follows
   // when all shards have stepped and the book is settled.
-  // `progress` says who hears how far it is. Where a step goes on that another process has begun, amaxes are those of
-  // what was left: MeasureAmaxes follows when all shards have stepped.
+  // `progress` receives how far the step is. In a step that another process has begun amaxes are only those of the rest
+  // of the step: MeasureAmaxes follows when all shards have stepped.
   absl::Status Step(const StepParameters& parameters, const StepProgress& progress, ScalingBook& book);
   absl::Status Step(const StepParameters& parameters, ScalingBook& book) { return Step(parameters, {}, book); }
   absl::Status EncodeAfterAmax(const ScalingBook& book);
@@ -144,45 +144,46 @@ class Shard {
   }
   // Where the trainable state lies: see StateMoves.
   int64_t position() const ABSL_LOCKS_EXCLUDED(mu_);
-  // Those of parameters of which the shard has rows, at the parameter's place in the model.
+  // Sets the steps of parameters of which the shard has rows, at the parameter's place in the model.
   void CollectSteps(absl::Span<int64_t> steps) const ABSL_LOCKS_EXCLUDED(mu_);
-  // Optimizer steps that an extent has taken.
+  // Returns the number of optimizer steps that an extent has taken.
   int64_t step(const ShardExtent& extent) const ABSL_SHARED_LOCKS_REQUIRED(mu_) { return StateOf(extent).step; }
   // Returns what its planes were encoded with.
   const TensorScaling& scaling(const ShardExtent& extent) const ABSL_SHARED_LOCKS_REQUIRED(mu_) {
     return StateOf(extent).scaling;
   }
-  // Decoded to fp32: without a master, its row-wise plane; empty for a moment that the parameter does not have.
+  // Returns values in fp32: without a master, its decoded row-wise plane; empty for a moment that the parameter does
+  // not have.
   absl::StatusOr<std::vector<float>> Read(const ShardExtent& extent, StateTensor tensor) const {
     return Read(extent, tensor, Whole(extent));
   }
   absl::StatusOr<std::vector<float>> Read(const ShardExtent& extent, StateTensor tensor, const ExtentPart& part) const;
-  // The stored bytes: elements, then scales where the type has them; of a master with remainder the upper halves, then
-  // the remainders. Nothing where the parameter does not have the tensor.
+  // Returns the stored bytes: elements, then scales where the type has them; of a master with remainder the upper
+  // halves, then the remainders. Empty if the parameter does not have the tensor.
   absl::StatusOr<std::vector<HostView>> Stored(const ShardExtent& extent, StateTensor tensor) const {
     return Stored(extent, tensor, Whole(extent));
   }
   absl::StatusOr<std::vector<HostView>> Stored(const ShardExtent& extent, StateTensor tensor,
                                                const ExtentPart& part) const;
-  // One of these arrays, in a form that RowOf() has for the parameter.
+  // Returns one of these arrays, in a form that RowOf() has for the parameter.
   absl::StatusOr<HostView> StoredArray(const ShardExtent& extent, StateTensor tensor, TensorForm form,
                                        const ExtentPart& part) const;
-  // The same bytes, copied by a queue of the shard's device to `target`, which is host memory that is open to the device
-  // (ComputeDevice::OpenHostMemory). Gives how many these are.
+  // Copies the same bytes by a queue of the shard's device to `target`, host memory that is open to the device
+  // (ComputeDevice::OpenHostMemory). Returns their number.
   absl::StatusOr<int64_t> CopyStored(const ShardExtent& extent, StateTensor tensor, TensorForm form,
                                      const ExtentPart& part, DeviceQueue& queue, uint8_t* target) const;
   // Cuts an extent into parts of whole rows and blocks, whose planes lie in one piece too: readers need memory for one
   // part, however large the extent is. A part has at least the rows of a block.
   std::vector<ExtentPart> Parts(const ShardExtent& extent) const;
-  // The row-wise plane, then the column-wise where the format has one.
+  // Returns the row-wise plane, then the column-wise one where the format has it.
   absl::StatusOr<std::vector<PlaneViews>> PlaneBytes(const ShardExtent& extent) const {
     return PlaneBytes(extent, extent.rows);
   }
-  // Of the rows of one of its parts.
+  // Returns the planes of the rows of one part.
   absl::StatusOr<std::vector<PlaneViews>> PlaneBytes(const ShardExtent& extent, RowRange rows) const;
-  // The same bytes, one plane after the other, a few MiB at a time.
+  // Reads the same bytes, one plane after the other, a few MiB at a time.
   absl::Status ReadPlanes(const ShardExtent& extent, absl::FunctionRef<void(const HostView&)> sink) const;
-  // Sizes of the same, and of masters, moments and gradients.
+  // Return sizes of the planes, and of masters, moments and gradients.
   int64_t PlaneSize(const ShardExtent& extent) const;
   int64_t OptimizerSize(const ShardExtent& extent) const;
   // Encodes the extent again, on the host, with what it was encoded with, and compares with what is served.
@@ -196,7 +197,7 @@ class Shard {
   absl::Status WriteStoredRows(const ShardExtent& extent, StateTensor tensor, TensorForm form, RowRange rows,
                                absl::Span<const uint8_t> bytes);
   // Replaces a plane's bytes of a frozen parameter without a master; what is empty stays. `rows` are whole rows of what
-  // is given: any for data, those of whole blocks for scales, the extent's for what is one of the whole tensor. Bytes
+  // is given: any for data, rows of whole blocks for scales, the extent's for what is one of the whole tensor. Bytes
   // are as PlaneBytes() of these rows gives them, and nothing is made of rows that were written.
   struct PlaneContent {
     absl::Span<const uint8_t> data = {};
@@ -204,14 +205,14 @@ class Shard {
     absl::Span<const uint8_t> amax = {};
   };
   absl::Status WritePlane(const ShardExtent& extent, Plane plane, RowRange rows, const PlaneContent& content);
-  // All rows.
+  // Replaces all rows.
   absl::Status Write(const ShardExtent& extent, StateTensor tensor, absl::Span<const float> values) {
     return WriteRows(extent, tensor, extent.rows, values);
   }
   void SetStep(const ShardExtent& extent, int64_t step);
-  // As CollectSteps() gives them.
+  // Sets steps in the order of CollectSteps().
   void SetSteps(absl::Span<const int64_t> steps);
-  // Of a state that was adopted; steps as CollectSteps() gives them.
+  // Sets the numbers of an adopted state; steps in the order of CollectSteps().
   void AdoptNumbers(absl::Span<const int64_t> steps, int64_t version, int64_t generation);
   void SetVersion(int64_t version);
   void SetGeneration(int64_t generation);
@@ -254,7 +255,7 @@ class Shard {
   MutablePlane PlaneOf(const ShardExtent& extent, Plane plane) const;
   // Data, scales and amax of the planes that the extent has.
   using PlaneSpans = std::array<absl::Span<const uint8_t>, 3>;
-  // Of rows that begin where a block does.
+  // Returns the spans of rows that begin where a block does.
   std::vector<PlaneSpans> Spans(const ShardExtent& extent, RowRange rows) const;
   absl::StatusOr<bool> PlanesMatch(const ShardExtent& extent, const ExtentPart& part) const
       ABSL_SHARED_LOCKS_REQUIRED(mu_);
@@ -277,7 +278,7 @@ class Shard {
   };
   absl::StatusOr<std::unique_ptr<ShardArithmetic>> MakeFrozenArithmetic(const ShardExtent& extent,
                                                                         const Memory& scratch) const;
-  // With the master there that planes are to be made of.
+  // Loads an extent, with the master from which planes are to be made.
   absl::StatusOr<FrozenWork> LoadFrozen(int index) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   absl::Status MakeRoomForRows(const ShardExtent& extent, ExtentState& state) const;
   absl::StatusOr<std::vector<float>> DecodedPlane(const ShardExtent& extent, const ExtentPart& part) const;
@@ -286,7 +287,7 @@ class Shard {
   absl::Status DecodeRows(const ShardExtent& extent, const ExtentPart& part, float* out) const;
   bool HasMaster(const ShardExtent& extent) const { return Spec(extent).master_type.has_value(); }
   int extent_count() const { return static_cast<int>(extents_.size()); }
-  // Whether the upper half of a master with a remainder has an array of its own, of which the plane is a copy.
+  // Returns true if the upper half of a master with a remainder has an array of its own, of which the plane is a copy.
   static bool HasWeights(const ShardExtent& extent) { return extent.row_bytes[kWeightArray] > 0; }
   bool HasRemainder(const ShardExtent& extent) const { return Spec(extent).master_type == MasterType::kBF16Remainder; }
 
@@ -301,7 +302,7 @@ class Shard {
   std::vector<int64_t> unit_begin_;             // parameters of the model before each unit
   std::vector<int> kept_;                       // indices of frozen extents with a master
 
-  // The push thread's: whether a trainable extent has a gradient since the last commit.
+  // Trainable extents with a gradient since the last commit. Owned by the push thread.
   std::vector<bool> has_gradient_;
 
   mutable absl::Mutex mu_;
@@ -319,7 +320,7 @@ class Shard {
   std::unique_ptr<ShardArithmetic> arithmetic_;       // on the trainable extents in these memories
   std::unique_ptr<ShardArithmetic> kept_arithmetic_;  // on kept_; null without any
 
-  // Where masters that are not kept lie while planes are made of them: for the largest extent that room was made for.
+  // Holds masters that are not kept while planes are made of them: for the largest extent that room was made for.
   Memory room_ ABSL_GUARDED_BY(mu_);
 };
 

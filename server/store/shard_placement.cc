@@ -12,7 +12,7 @@
 namespace paramshard::server {
 namespace {
 
-// What a row of a parameter takes in each array.
+// Returns the bytes of a parameter's row in each array.
 std::array<int64_t, kStateArrays> RowBytes(const ParameterSpec& spec, const MovePolicy& policy) {
   std::array<int64_t, kStateArrays> bytes = {};
   const int64_t columns = spec.columns();
@@ -39,7 +39,7 @@ int64_t PlaneBytes(const ParameterSpec& spec, int64_t rows) {
   return row_wise + DataBytes(encoding, rows, columns) + ScaleBytes(encoding, Plane::kColumnWise, rows, columns);
 }
 
-// Puts `size` bytes at the end of a memory, and says where.
+// Appends `size` bytes to a memory, and returns where they begin.
 int64_t Append(int64_t& end, int64_t size) { return std::exchange(end, end + AlignUp(size, kExtentAlignment)); }
 
 // Fills in a placement, step by step.
@@ -49,7 +49,7 @@ class Placer {
 
   void FindExtents(const Layout& layout, int rank, const MovePolicy& policy);
   void LayOutArrays();
-  // So that the state can be moved.
+  // Cuts the bands in which steps move the state.
   void CutBands(const BandRule& rule);
   void PlaceState();
   void PlaceGradients();

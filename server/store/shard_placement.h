@@ -1,4 +1,4 @@
-// Where everything of a shard lies, before anything is allocated.
+// Placement of everything in a shard, before anything is allocated.
 #ifndef PARAMSHARD_SERVER_STORE_SHARD_PLACEMENT_H_
 #define PARAMSHARD_SERVER_STORE_SHARD_PLACEMENT_H_
 
@@ -17,8 +17,8 @@
 
 namespace paramshard::server {
 
-// The arrays of which masters and moments consist. The first stand one behind the other in the memory of masters, those
-// of a moment in its own.
+// Arrays of which masters and moments consist. The first three lie one behind the other in the memory of masters, the
+// arrays of a moment in its own.
 inline constexpr int kFloatMasterArray = 0;
 inline constexpr int kRemainderArray = 1;
 inline constexpr int kWeightArray = 2;
@@ -34,15 +34,15 @@ struct ShardExtent {
   int parameter = 0;  // within the unit
   RowRange rows;
   int64_t elements = 0;
-  // What a row takes in each array, in bytes; 0 where it has nothing.
+  // Bytes of a row in each array; 0 where it has nothing.
   std::array<int64_t, kStateArrays> row_bytes = {};
-  // Where it begins in each array, in bytes from the start of the array's memory; for a trainable parameter before
-  // steps move it. Of no meaning where it has nothing.
+  // Begin in each array, in bytes from the start of the array's memory; for a trainable parameter before steps move it.
+  // Without meaning where it has nothing.
   std::array<int64_t, kStateArrays> state_offsets = {};
   int64_t gradient_offset = 0;
 
   int64_t columns() const { return elements / rows.size(); }
-  // Of all of it in every array.
+  // Returns the bytes of the extent in all arrays together.
   int64_t StateBytes() const;
 };
 
@@ -52,8 +52,8 @@ struct ShardBytes {
   PerMoment<int64_t> moments = {};
   int64_t gradients = 0;
   int64_t planes = 0;
-  // In the memories of masters and moments, where steps move them: in every array so many bytes as two neighbouring
-  // bands take in the one where they take most.
+  // In the memories of masters and moments, where steps move them: in every array as many bytes as two neighbouring
+  // bands take in the array where they take most.
   int64_t room = 0;
   int64_t Total() const;
   ShardBytes& operator+=(const ShardBytes& other);
@@ -62,7 +62,7 @@ struct ShardBytes {
 // Extents begin at cache lines in every array, so that ranks and vector loads never share one.
 inline constexpr int64_t kExtentAlignment = 64;
 
-// Whether steps move the state, and how it is cut for that. These numbers decide where everything lies.
+// Says if steps move the state, and how it is cut for that. These numbers decide where everything lies.
 //
 // A master with a remainder has its upper half in the row-wise plane, which trainers map where it is and which ends
 // with the process. Where steps move the state it has an array of its own for them, also if it is frozen, and the plane
@@ -74,7 +74,7 @@ struct MovePolicy {
 };
 
 struct ShardPlacement {
-  // Names of pieces of memory; a moment's is that of its kind.
+  // Names of pieces of memory; a moment's piece is named after its kind.
   static constexpr char kMasterPiece[] = "master";
   static constexpr char kGradientsPiece[] = "gradients";
   static constexpr char kPlaneCopyPiece[] = "plane_copy";  // in host memory
@@ -84,8 +84,8 @@ struct ShardPlacement {
   // The memory of the state on the device by name, with its size in bytes.
   std::vector<std::pair<std::string, int64_t>> Pieces() const;
 
-  // Those of trainable parameters first, in the order of the model, then frozen ones, whose masters stand behind all
-  // others and stay where they are.
+  // Extents of trainable parameters first, in the order of the model, then of frozen ones, whose masters stand behind
+  // all others and stay where they are.
   std::vector<ShardExtent> extents;
   int trainable_count = 0;
   ShardBytes bytes;
@@ -100,7 +100,7 @@ struct ShardPlacement {
 // Where extents begin in an array, one behind the other, as if the array began at 0.
 BandedArray LayOut(absl::Span<const ShardExtent> extents, int array);
 
-// What so many rows of a parameter take, 0 for one that has none.
+// Returns the bytes of the accumulators of so many rows; 0 for a parameter without one.
 int64_t AccumulatorBytes(GradientType type, const ParameterSpec& spec, int64_t rows);
 
 }  // namespace paramshard::server

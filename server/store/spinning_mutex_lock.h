@@ -1,4 +1,4 @@
-// A lock for threads on whose reaction trainers wait.
+// A lock for threads on which trainers wait.
 #ifndef PARAMSHARD_SERVER_STORE_SPINNING_MUTEX_LOCK_H_
 #define PARAMSHARD_SERVER_STORE_SPINNING_MUTEX_LOCK_H_
 

@@ -14,7 +14,7 @@
 namespace paramshard::server {
 namespace {
 
-// Elements that are decoded and written at a time.
+// Largest number of elements that are decoded and written at a time.
 constexpr int64_t kElementsAtATime = 1 << 20;
 
 bool IsFloat(TensorType type) {
@@ -64,17 +64,17 @@ absl::Status StagedImport::BeginSlice(const Slice& slice) {
 
 absl::Status StagedImport::CheckComplete() const {
   if (!slice_.has_value() || added_bytes_ == expected_bytes_) return absl::OkStatus();
-  return Invalid(*slice_, absl::StrCat(expected_bytes_, " bytes expected, got ", added_bytes_));
+  return Invalid(*slice_, absl::StrCat("want ", expected_bytes_, " bytes, got ", added_bytes_));
 }
 
 absl::Status StagedImport::Check(const Slice& slice) const {
   const ParameterSpec& spec = SpecOf(slice.unit, slice.parameter);
   const RowRange& rows = slice.rows;
   if (rows.begin < 0 || rows.end <= rows.begin || rows.end > spec.rows()) {
-    return Invalid(slice, absl::StrCat("rows of [0, ", spec.rows(), ") expected, got ", RowsText(rows)));
+    return Invalid(slice, absl::StrCat("want rows in [0, ", spec.rows(), "), got ", RowsText(rows)));
   }
   if (slice.step.has_value() && (*slice.step < 0 || *slice.step >= kNumberLimit)) {
-    return Invalid(slice, absl::StrCat("0 <= step < ", kNumberLimit, " expected, got ", *slice.step));
+    return Invalid(slice, absl::StrCat("want 0 <= step < ", kNumberLimit, ", got ", *slice.step));
   }
   return CheckForm(slice);
 }
@@ -82,21 +82,21 @@ absl::Status StagedImport::Check(const Slice& slice) const {
 absl::Status StagedImport::CheckForm(const Slice& slice) const {
   const std::string name = TensorName(slice.tensor, slice.form);
   const TensorRow row = RowOf(SpecOf(slice.unit, slice.parameter), slice.tensor, slice.form);
-  if (row.elements == 0) return Invalid(slice, absl::StrCat("a parameter that has ", name, " expected, got another"));
+  if (row.elements == 0) return Invalid(slice, absl::StrCat("the parameter has no ", name));
   if (slice.form == TensorForm::kValues) {
     if (!IsFloat(slice.type)) {
       return Invalid(slice,
-                     absl::StrCat("type FP32, BF16 or FP16 expected of ", name, ", got ", TensorTypeName(slice.type)));
+                     absl::StrCat("want type FP32, BF16 or FP16 for ", name, ", got ", TensorTypeName(slice.type)));
     }
   } else if (slice.type != row.type) {
-    return Invalid(slice, absl::StrCat("type ", TensorTypeName(row.type), " expected of ", name, ", got ",
+    return Invalid(slice, absl::StrCat("want type ", TensorTypeName(row.type), " for ", name, ", got ",
                                        TensorTypeName(slice.type)));
   }
   const bool is_stored = slice.form != TensorForm::kValues;
   for (const TensorForm other : {TensorForm::kValues, TensorForm::kElements, TensorForm::kRest}) {
     const bool mixes = is_stored != (other != TensorForm::kValues);
     if (mixes && tensors_.contains({slice.unit, slice.parameter, slice.tensor, other})) {
-      return Invalid(slice, absl::StrCat("a tensor either decoded or as it is stored expected, got ", name, " after ",
+      return Invalid(slice, absl::StrCat("want a tensor either decoded or as it is stored, got ", name, " after ",
                                          TensorName(slice.tensor, other)));
     }
   }
@@ -107,8 +107,8 @@ absl::Status StagedImport::TakeStep(const Slice& slice) {
   if (!slice.step.has_value()) return absl::OkStatus();
   const auto [found, is_new] = steps_.try_emplace({slice.unit, slice.parameter}, *slice.step);
   if (is_new || found->second == *slice.step) return absl::OkStatus();
-  return Invalid(
-      slice, absl::StrCat("one step count for all its tensors expected, got ", *slice.step, " after ", found->second));
+  return Invalid(slice,
+                 absl::StrCat("want one step count for all its tensors, got ", *slice.step, " after ", found->second));
 }
 
 absl::StatusOr<StagedImport::StagedTensor*> StagedImport::Stage(const Slice& slice) {
@@ -122,17 +122,17 @@ absl::StatusOr<StagedImport::StagedTensor*> StagedImport::Stage(const Slice& sli
   return &tensors_.emplace(key, std::move(tensor)).first->second;
 }
 
-// What is staged already is resident, and so counts as used.
+// Memory that is staged already is resident, and so counts as used.
 absl::StatusOr<std::vector<StagedImport::Rows>> StagedImport::Allocate(const Slice& slice, const TensorRow& row) const {
   std::vector<Rows> extents;
-  // A row is as large as its client makes it, and at least one is written at a time: its values, and what they become.
+  // A row is as large as its client makes it, and at least one is written at a time: its values, and their encoding.
   int64_t needed = 2 * row.elements * static_cast<int64_t>(sizeof(float));
   for (const auto& shard : turn_.model().shards()) {
     const ShardExtent* extent = shard->Find(slice.unit, slice.parameter);
     Rows& rows = extents.emplace_back();
     rows.size_bytes = extent == nullptr ? 0 : extent->rows.size() * row.size_bytes();
     needed += rows.size_bytes;
-    // Rows of a master that is not kept wait in fp32 beside what is staged until planes are made of them.
+    // Rows of a master that is not kept wait in fp32, beside the staged ones, until planes are made of them.
     const bool waits = extent != nullptr && !SpecOf(slice.unit, slice.parameter).master_type.has_value();
     if (waits) needed += extent->elements * static_cast<int64_t>(sizeof(float));
   }
@@ -147,7 +147,7 @@ absl::StatusOr<std::vector<StagedImport::Rows>> StagedImport::Allocate(const Sli
                                                    " bytes needed to stage it, ", available, " bytes free"));
 }
 
-// Slices of several types meet in fp32.
+// Slices of several types are all widened to fp32.
 absl::Status StagedImport::Widen(const Slice& slice, StagedTensor& tensor) const {
   const TensorRow wide{TensorType::kFP32, tensor.row.elements};
   ASSIGN_OR_RETURN(std::vector<Rows> extents, Allocate(slice, wide));
@@ -168,7 +168,7 @@ absl::Status StagedImport::AddRows(const Slice& slice, StagedTensor& tensor) con
   const bool overlaps = (after != given.end() && after->first < rows.end) ||
                         (after != given.begin() && std::prev(after)->second > rows.begin);
   if (overlaps) {
-    return Invalid(slice, absl::StrCat("each row of its ", TensorName(slice.tensor, slice.form), " once expected, got ",
+    return Invalid(slice, absl::StrCat("want each row of its ", TensorName(slice.tensor, slice.form), " once, got ",
                                        RowsText(rows), " again"));
   }
   if (after != given.end() && after->first == rows.end) {
@@ -184,11 +184,11 @@ absl::Status StagedImport::AddRows(const Slice& slice, StagedTensor& tensor) con
 }
 
 absl::Status StagedImport::Add(absl::Span<const uint8_t> bytes) {
-  if (!slice_.has_value()) return absl::InvalidArgumentError("import: a tensor header expected, got elements");
+  if (!slice_.has_value()) return absl::InvalidArgumentError("import: want a tensor header, got elements");
   const auto size = static_cast<int64_t>(bytes.size());
   if (size == 0 || size % ElementBytes(slice_->type) != 0 || size > expected_bytes_ - added_bytes_) {
-    return Invalid(*slice_, absl::StrCat("whole elements, at least one and ", expected_bytes_,
-                                         " bytes in all, expected, got ", size, " at offset ", added_bytes_));
+    return Invalid(*slice_, absl::StrCat("want whole elements, at least one and ", expected_bytes_,
+                                         " bytes in all, got ", size, " bytes at offset ", added_bytes_));
   }
   const bool widens = slice_->form == TensorForm::kValues && slice_->type != TensorType::kFP32;
   if (!widens) {
@@ -223,7 +223,7 @@ void StagedImport::KeepOwnedElements(absl::Span<const uint8_t> elements) {
   }
 }
 
-// An array alone would be read with the other one of before.
+// An array without its counterpart would be read with the other one's old bytes.
 absl::Status StagedImport::CheckStoredArraysMatch() const {
   for (const auto& [key, staged] : tensors_) {
     const auto& [unit, parameter, tensor, form] = key;
@@ -232,14 +232,14 @@ absl::Status StagedImport::CheckStoredArraysMatch() const {
     const TensorForm other_form = form == TensorForm::kElements ? TensorForm::kRest : TensorForm::kElements;
     const auto other = tensors_.find({unit, parameter, tensor, other_form});
     if (other != tensors_.end() && other->second.given == staged.given) continue;
-    return absl::InvalidArgumentError(absl::StrCat("import ", spec.name, ": ", TensorName(tensor, other_form),
+    return absl::InvalidArgumentError(absl::StrCat("import ", spec.name, ": want ", TensorName(tensor, other_form),
                                                    " of the same rows as its ", TensorName(tensor, form),
-                                                   " expected, got others or none"));
+                                                   ", got other rows or none"));
   }
   return absl::OkStatus();
 }
 
-// Planes are made of whole extents.
+// Planes are made from whole extents.
 absl::Status StagedImport::CheckPlanesAreWhole() const {
   for (const auto& [key, staged] : tensors_) {
     const auto& [unit, parameter, tensor, form] = key;
@@ -249,9 +249,9 @@ absl::Status StagedImport::CheckPlanesAreWhole() const {
       if (extent == nullptr) continue;
       const auto after = staged.given.upper_bound(extent->rows.begin);
       if (after != staged.given.begin() && std::prev(after)->second >= extent->rows.end) continue;
-      return absl::InvalidArgumentError(absl::StrCat("import ", SpecOf(unit, parameter).name, ": rows ",
+      return absl::InvalidArgumentError(absl::StrCat("import ", SpecOf(unit, parameter).name, ": want rows ",
                                                      RowsText(extent->rows),
-                                                     " in one import expected of a frozen parameter without a master, "
+                                                     " of a frozen parameter without a master in one import, "
                                                      "got a part of them"));
     }
   }
@@ -314,7 +314,7 @@ absl::StatusOr<History> StagedImport::Apply(const Numbers& numbers, const Change
   RETURN_IF_ERROR(CheckComplete());
   RETURN_IF_ERROR(CheckStoredArraysMatch());
   RETURN_IF_ERROR(CheckPlanesAreWhole());
-  // While it can still be refused: a change that breaks off leaves the model unusable.
+  // Makes room while the import can still be refused: a change that breaks off leaves the model unusable.
   const absl::Cleanup give_up_room = [this] {
     for (const auto& shard : turn_.model().shards()) shard->GiveUpRoom();
   };

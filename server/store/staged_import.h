@@ -47,12 +47,13 @@ class StagedImport {
     RowRange rows;                     // of the parameter
     std::optional<int64_t> step = {};  // that the parameter has taken
   };
-  // The slice before is complete. Slices of one tensor do not overlap; all that come with a step say the same one for a
-  // parameter; a tensor comes decoded or as it is stored. RESOURCE_EXHAUSTED when host memory does not suffice.
+  // Begins a slice when the slice before is complete. Slices of one tensor do not overlap; all that come with a step
+  // say the same one for a parameter; a tensor comes decoded or as it is stored. RESOURCE_EXHAUSTED when host memory
+  // does not suffice.
   absl::Status BeginSlice(const Slice& slice);
-  // The slice's next elements, whole ones.
+  // Adds the slice's next elements, whole ones.
   absl::Status Add(absl::Span<const uint8_t> bytes);
-  // Bytes of the present slice that have come.
+  // Returns the bytes of the present slice that have come.
   int64_t added_bytes() const { return added_bytes_; }
 
   struct Numbers {
@@ -61,12 +62,12 @@ class StagedImport {
     std::optional<HistoryId> history = {};  // unset: drawn, and the lineage made from what was given
     absl::uint128 run = 0;                  // History::run
   };
-  // Changes the model. Once. Returns the history that begins. RESOURCE_EXHAUSTED when there is no room to make planes
-  // of what has no master: nothing has changed. Errors of Model::Change too. `source` is what the same can be given
-  // from again.
+  // Changes the model. May be called once. Returns the history that begins. RESOURCE_EXHAUSTED without room to make
+  // planes of what has no master: nothing has changed. Errors of Model::Change too. `source`: where the same content
+  // can be read again.
   absl::StatusOr<History> Apply(const Numbers& numbers, const ChangeSource& source = {});
 
-  // What was given, of which Apply makes the lineage.
+  // Returns the content that was given, from which Apply makes the lineage.
   ImportedContent Content(const Numbers& numbers) const;
 
   // How much was given.

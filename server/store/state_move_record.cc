@@ -11,17 +11,17 @@
 namespace paramshard::server {
 namespace {
 
-// Of all extents. With at most 8 bytes an element nothing that is computed of a record runs over.
+// Largest number of elements of all extents. With at most 8 bytes each no number computed from a record overflows.
 constexpr int64_t kMostElements = int64_t{1} << 56;
 constexpr int64_t kMostElementBytes = 8;
 
 absl::Status Expect(absl::string_view what, int64_t expected, int64_t got) {
   if (got == expected) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("record of moves: ", what, ": ", expected, " expected, got ", got));
+  return absl::InvalidArgumentError(absl::StrCat("record of moves: ", what, ": want ", expected, ", got ", got));
 }
 
 absl::Status Refuse(absl::string_view what, absl::string_view expected, int64_t got) {
-  return absl::InvalidArgumentError(absl::StrCat("record of moves: ", what, ": ", expected, " expected, got ", got));
+  return absl::InvalidArgumentError(absl::StrCat("record of moves: ", what, ": want ", expected, ", got ", got));
 }
 
 std::string NameOf(size_t extent, absl::string_view what) { return absl::StrCat(what, " of extent ", extent); }
@@ -52,7 +52,8 @@ absl::Status CheckExtent(const StateMoveRecord::Extent& extent, size_t index, in
   elements += extent.rows * extent.columns;
   for (const int64_t row_bytes : extent.row_bytes) {
     if (row_bytes >= 0 && row_bytes <= kMostElementBytes * extent.columns) continue;
-    return Refuse(NameOf(index, "bytes of a row"), "those of an array", row_bytes);
+    return Refuse(NameOf(index, "bytes of a row"), absl::StrCat("0 to ", kMostElementBytes * extent.columns),
+                  row_bytes);
   }
   return absl::OkStatus();
 }

@@ -17,7 +17,7 @@ namespace paramshard::server {
 // Says completely where the state lies and how the next step cuts and moves it: numbers alone, none of which a build
 // may read in another way.
 struct StateMoveRecord {
-  // What the program that wrote this was built with.
+  // Constants with which the program that wrote this was built.
   struct Constants {
     int64_t extent_alignment = kExtentAlignment;
     int64_t move_unit = kMoveUnit;
@@ -43,12 +43,12 @@ struct StateMoveRecord {
 
 StateMoveRecord RecordMoves(const ShardPlacement& placement, int64_t position);
 
-// Makes the moves of the record alone, which may say anything. INVALID_ARGUMENT naming the first number that this build
-// cannot carry on with: a constant of another build, bands that none can be, less room than a step needs, a position
+// Makes the moves from the record alone, which may say anything. INVALID_ARGUMENT naming the first number that this
+// build cannot carry on with: a constant of another build, impossible bands, less room than a step needs, a position
 // that no step leaves.
 absl::StatusOr<StateMoves> RebuildMoves(const StateMoveRecord& record);
 
-// The same, where the state was placed as `placement` says. INVALID_ARGUMENT naming the first difference.
+// Does the same where the state was placed as `placement` says. INVALID_ARGUMENT naming the first difference.
 absl::StatusOr<StateMoves> RebuildMoves(const StateMoveRecord& record, const ShardPlacement& placement);
 
 }  // namespace paramshard::server

@@ -40,7 +40,7 @@ RecoveryPlan LossBy(absl::string_view why) {
   return plan;
 }
 
-// Nothing of a model that is lost: not all of its journal was read.
+// Returns nothing for a model that is lost: not all of its journal was read.
 std::optional<ClosedEpoch> ClosedEpochOf(const std::string& name, const RecoveryPlan& plan) {
   if (!IsRecoverable(plan.action)) return std::nullopt;
   const std::string history = plan.epoch->history.ToString();
@@ -91,7 +91,7 @@ class Recovery {
       shard->AdoptNumbers(numbers.steps, numbers.version, plan_.epoch->generation);
   }
 
-  // Amaxes of what was done before are measured: nobody knows them any more.
+  // Measures amaxes of the part that was done before: they were lost with the server.
   absl::Status FinishStep() {
     RETURN_IF_ERROR(OnAllRanks("a step that goes on", static_cast<int>(state_.shards.size()),
                                [this](int rank) { return StepRank(rank); }));
@@ -151,7 +151,7 @@ absl::StatusOr<LeftModel> LeftModel::Read(const std::string& name, KeptStore* st
   if (has_mark) {
     left.plan = LossBy(LostModels::ReadMark(*left.memory));
   } else if (!is_begun && has_state) {
-    left.plan = LossBy("a journal expected beside its memory, got none that was begun");
+    left.plan = LossBy("its memory has no journal that was begun");
   } else {
     left.plan.action = RecoveryAction::kDrop;
   }
@@ -161,10 +161,10 @@ absl::StatusOr<LeftModel> LeftModel::Read(const std::string& name, KeptStore* st
 absl::StatusOr<ModelSpec> LeftModel::Spec() const {
   if (plan.action == RecoveryAction::kDataLoss) return absl::DataLossError(plan.loss);
   v1::ModelSpec message;
-  if (!message.ParseFromString(plan.identity->spec)) return absl::DataLossError("journal: a spec expected");
+  if (!message.ParseFromString(plan.identity->spec)) return absl::DataLossError("journal: failed to parse the spec");
   absl::StatusOr<ModelSpec> spec = ParseModelSpec(message);
   if (spec.ok() && ModelSpecFingerprint(*spec) == plan.identity->spec_fingerprint) return spec;
-  return absl::FailedPreconditionError("a spec that this version reads alike expected, got another");
+  return absl::FailedPreconditionError("this version reads the model's spec differently");
 }
 
 absl::Status LeftModel::AskNode0(const ModelSpec& spec, Cluster& cluster) {

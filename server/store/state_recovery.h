@@ -19,9 +19,9 @@
 
 namespace paramshard::server {
 
-// A model that another server has left, and what its journal says. The journal is the first piece that a model has: one
-// that has it alone, and not begun, is dropped; where other pieces are there and no journal is it is lost. A model that
-// was lost before, and was being made anew, is still lost (LostModels).
+// A model that another server has left, and what its journal says. The journal is the first piece of a model: a model
+// that has only a journal which was not begun is dropped; a model with other pieces and no journal is lost. A model
+// that was lost before, and was being made anew, is still lost (LostModels).
 struct LeftModel {
   std::unique_ptr<KeptMemory> memory;
   const Memory* journal = nullptr;  // a piece of it
@@ -31,19 +31,19 @@ struct LeftModel {
   // `pieces` may be anything. FAILED_PRECONDITION a journal of another version, which is to be left alone;
   // RESOURCE_EXHAUSTED the journal cannot be mapped now.
   static absl::StatusOr<LeftModel> Read(const std::string& name, KeptStore* store, KeptStore::Descriptors pieces);
-  // DATA_LOSS where there is no telling, or the plan says so.
+  // Returns the spec. DATA_LOSS if it cannot be read, or if the plan says that the model is lost.
   absl::StatusOr<ModelSpec> Spec() const;
-  // Asks node 0 what became of the commit of a plan that is kQueryNode0, writes it down, and plans anew. Where that
-  // cannot be learnt the state is that of the commit before, in doubt, and the journal stays as it is: the next server
-  // asks again. UNAVAILABLE the cluster has stopped.
+  // Asks node 0 what became of the commit of a plan that is kQueryNode0, writes it down, and plans anew. If that cannot
+  // be learnt the state of the commit before stays, in doubt, and the journal stays as it is: the next server asks
+  // again. UNAVAILABLE the cluster has stopped.
   absl::Status AskNode0(const ModelSpec& spec, Cluster& cluster);
 };
 
-// What a node 0 that is started again has to know of epochs of the one before it, which wrote each of its decisions
+// Returns what a restarted node 0 has to know of the epochs of the node 0 before it, which wrote each of its decisions
 // down. FAILED_PRECONDITION a journal of another version.
 absl::StatusOr<std::vector<ClosedEpoch>> ReadClosedEpochs(KeptStore& kept);
 
-// Whether a model can go on from what its journal says: its state is there, whole or with a step to finish.
+// Returns true if a model can go on from what its journal says: its state is there, whole or with a step to finish.
 inline bool IsRecoverable(RecoveryAction action) {
   return action == RecoveryAction::kServe || action == RecoveryAction::kAnswerSkip ||
          action == RecoveryAction::kRedoApply;

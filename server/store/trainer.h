@@ -1,4 +1,4 @@
-// A trainer as a model sees it: who it is and how it is told things.
+// A trainer as a model sees it: its identity, and the calls that tell it things.
 #ifndef PARAMSHARD_SERVER_STORE_TRAINER_H_
 #define PARAMSHARD_SERVER_STORE_TRAINER_H_
 
@@ -16,7 +16,7 @@
 
 namespace paramshard::server {
 
-// What a trainer is told when its epoch starts.
+// Data that a trainer is told when its epoch starts.
 struct EpochGreeting {
   int64_t epoch = 0;
   CommitLog::Numbers numbers;               // of the last commit answered
@@ -34,7 +34,7 @@ struct EpochGreeting {
   std::string gpu_uuid;  // empty: planes and slots are host memory
 };
 
-// What a trainer is told when its epoch ends, or when none starts for it.
+// Data that a trainer is told when its epoch ends, or when none starts for it.
 struct EpochFarewell {
   std::optional<int64_t> epoch;  // unset: it waited for one
   CommitLog::Numbers numbers;    // of the last commit answered

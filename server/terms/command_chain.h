@@ -1,4 +1,4 @@
-// The commands that all ranks of a daemon have sent in one epoch, for comparison with those of other daemons.
+// Commands that all ranks of a daemon have sent in an epoch, for comparison with other daemons.
 #ifndef PARAMSHARD_SERVER_TERMS_COMMAND_CHAIN_H_
 #define PARAMSHARD_SERVER_TERMS_COMMAND_CHAIN_H_
 
@@ -12,30 +12,30 @@
 
 namespace paramshard::server {
 
-// A hash over all of them, each hashed with those before it, and the latest ones as they were sent. Not thread-safe.
+// Chained hash over all commands, and the latest commands as they were sent. Not thread-safe.
 class CommandChain {
  public:
-  // What is kept at most; older ones are forgotten.
+  // Largest number and size of the kept commands; older ones are forgotten.
   static constexpr size_t kMostLinks = 1 << 14;
   static constexpr size_t kMostBytes = size_t{1} << 20;
 
   struct Link {
     int64_t number = 0;
-    int rank = 0;            // that sent it first
+    int rank = 0;            // the first sender
     std::string canonical;   // its bytes
-    absl::uint128 hash = 0;  // through it
+    absl::uint128 hash = 0;  // over all commands through this one
   };
 
-  // The next command; the first one is number 1.
+  // Adds the next command; the first one is number 1.
   void Add(int rank, const std::string& canonical);
 
   int64_t last() const { return last_; }
   absl::uint128 hash() const { return hash_; }
-  // The hash through a command: nothing when that has not been sent, or is forgotten.
+  // Returns the hash through a command; nothing if it was not sent, or is forgotten.
   std::optional<absl::uint128> Through(int64_t number) const;
   const std::deque<Link>& links() const { return links_; }
 
-  // Those up to this one are not asked for any more.
+  // Forgets commands up to this one, which are not asked for any more.
   void Forget(int64_t number);
 
  private:

@@ -1,4 +1,4 @@
-// The log of a model's commits: it remembers the last answer and what trainers sent with it.
+// Log of a model's commits: the last answer, and the client states that trainers sent with it.
 #ifndef PARAMSHARD_SERVER_TERMS_COMMIT_LOG_H_
 #define PARAMSHARD_SERVER_TERMS_COMMIT_LOG_H_
 
@@ -12,10 +12,10 @@
 
 namespace paramshard::server {
 
-// Steps and commits are counted up from less than this, without overflow.
+// Steps and commit numbers start below this, so that they count up without overflow.
 inline constexpr int64_t kNumberLimit = int64_t{1} << 62;
 
-// What all ranks are told of a commit.
+// Answer to a commit, the same for all ranks.
 struct CommitAnswer {
   int64_t commit_number = 0;
   int64_t version = 0;
@@ -26,7 +26,7 @@ struct CommitAnswer {
   friend bool operator==(const CommitAnswer&, const CommitAnswer&) = default;
 };
 
-// What the ranks of another node have sent with a commit, in its order (PreviousNode).
+// Client states that the ranks of another node (PreviousNode) have sent with a commit, in the node's order.
 struct PreviousStates {
   int node = 0;
   std::vector<std::string> client_states;
@@ -41,22 +41,22 @@ class CommitLog {
     int64_t skipped = 0;
   };
 
-  // What a log holds between two commits.
+  // Content of a log between two commits.
   struct State {
     Numbers numbers;
     std::optional<CommitAnswer> last_answer = {};  // unset before the first commit, and after an import
-    std::vector<std::string> client_states = {};   // by rank; fewer: the others have sent none
-    std::optional<PreviousStates> previous = {};   // unset where they are not known
+    std::vector<std::string> client_states = {};   // by rank; missing: the rank has sent none
+    std::optional<PreviousStates> previous = {};   // unset if not known
   };
 
   explicit CommitLog(int ranks) : client_states_(ranks) {}
 
-  // Everything at once, as one commit has left it.
+  // Returns a consistent copy, as one commit has left it.
   State state() const;
   Numbers numbers() const;
   std::optional<CommitAnswer> last_answer() const;
   std::string client_state(int rank) const;
-  // Of State::previous, where that is known.
+  // The node of State::previous, if known.
   std::optional<int> previous_node() const;
 
   // Answers the next commit.

@@ -1,4 +1,4 @@
-// Hashes of what an import brings, for the lineage that it begins (history.h).
+// Hashes of an import's content, for the lineage that it begins (history.h).
 #ifndef PARAMSHARD_SERVER_TERMS_DIGEST_H_
 #define PARAMSHARD_SERVER_TERMS_DIGEST_H_
 
@@ -12,8 +12,8 @@ struct XXH3_state_s;
 
 namespace paramshard::server {
 
-// Hashes a tensor's rows as they come, in pieces of any size: the sum, mod 2^128, of XXH3-128(row, seed = its index).
-// So it does not depend on slices and on their order.
+// Hash of a tensor's rows, which come in pieces of any size: the sum, mod 2^128, of XXH3-128(row, seed = its index). It
+// does not depend on the slices and their order.
 class RowHasher {
  public:
   explicit RowHasher(int64_t row_bytes);
@@ -21,7 +21,7 @@ class RowHasher {
   RowHasher& operator=(RowHasher&& other) noexcept;
   ~RowHasher();
 
-  // The next bytes are those of this row, from its start. Requires that no row is half given.
+  // Continues at the start of this row. Requires that no row is incomplete.
   void Seek(int64_t row) { row_ = row; }
   void Add(absl::Span<const uint8_t> bytes);
   absl::uint128 sum() const { return sum_; }
@@ -31,12 +31,12 @@ class RowHasher {
 
   int64_t row_bytes_;
   int64_t row_ = 0;
-  int64_t filled_ = 0;             // bytes of the present row
-  XXH3_state_s* state_ = nullptr;  // of a row that comes in parts
+  int64_t filled_ = 0;             // bytes of the current row
+  XXH3_state_s* state_ = nullptr;  // of a row that comes in pieces
   absl::uint128 sum_ = 0;
 };
 
-// Hashes a list of numbers.
+// Hash of a list of numbers.
 class Digest {
  public:
   Digest& Add(absl::uint128 number);

@@ -7,9 +7,8 @@
 namespace paramshard::server {
 namespace {
 
-// Whose state nobody would train on from, by node of the world. Values that were imported at commit 0, as programs do
-// that begin, are nothing beside a state that has been trained; but what was imported at node 0 stays for a person to
-// judge.
+// Returns the nodes without a state to train on from, by node of the world. Values imported at commit 0, as by programs
+// that begin, give way to a trained state; but an import at node 0 is for a person to judge.
 std::vector<bool> WithoutState(const ModelReports& reports, const std::vector<int>& active) {
   const bool is_trained = std::any_of(active.begin(), active.end(), [&](int node) {
     return reports[node]->lost.ok() && reports[node]->commit_number > 0;
@@ -23,10 +22,10 @@ std::vector<bool> WithoutState(const ModelReports& reports, const std::vector<in
   return without;
 }
 
-// Every epoch had so many nodes beside node 0 that one of more others than that was in it.
+// Returns true if one of `others` nodes besides node 0 must have been in the last epoch.
 bool IsOneOfTheLastEpochAmong(int others, int nodes, int min_nodes) { return others > nodes - min_nodes; }
 
-// The newest state; null where nobody can tell which it is.
+// Returns the newest state; null if it is not known which one that is.
 const ModelReport* Newest(const ModelReports& reports, const std::vector<int>& active, const std::vector<bool>& without,
                           int min_nodes, const ReplacedHistories& replaced) {
   const ModelReport* newest = nullptr;
@@ -40,7 +39,7 @@ const ModelReport* Newest(const ModelReports& reports, const std::vector<int>& a
   return IsOneOfTheLastEpochAmong(others, static_cast<int>(reports.size()), min_nodes) ? newest : nullptr;
 }
 
-// The nodes that follow, the next one first, and itself last.
+// Returns the nodes in the order after `node`, itself last.
 std::vector<int> Behind(int node, std::vector<int> active) {
   std::rotate(active.begin(), std::upper_bound(active.begin(), active.end(), node), active.end());
   return active;
@@ -50,7 +49,7 @@ Healing::GivenUp GivenUpOf(const ModelReport& report) {
   return {.history_id = report.history_id, .commit_number = report.commit_number};
 }
 
-// That of `whole` which keeps the client states of the receiver's ranks.
+// Returns the node of `whole` that keeps the client states of the receiver's ranks.
 std::optional<int> KeeperOf(int receiver, const ModelReports& reports, const std::vector<int>& whole) {
   for (const int donor : Behind(receiver, whole)) {
     const ModelReport& report = *reports[donor];
@@ -125,7 +124,7 @@ std::vector<Healing> PlanHealings(const ModelReports& reports, const std::vector
     const ModelReport& report = *reports[node];
     if (report.spec_fingerprint != newest->spec_fingerprint) return {};
     const bool is_old = may_be_fewer && IsBehind(report, *newest, replaced);
-    // Where those who have a state differ otherwise a person is to say which of them counts.
+    // If states differ otherwise, a person has to say which one counts.
     if (!without[node] && !is_old && !IsOneState(*newest, report)) return {};
     (without[node] || is_old ? receivers : whole).push_back(node);
   }
@@ -135,7 +134,7 @@ std::vector<Healing> PlanHealings(const ModelReports& reports, const std::vector
     if (!donor.has_value()) return {};
     Healing healing{.receiver = receiver, .donor = *donor};
     const ModelReport& report = *reports[receiver];
-    // The receiver knows nothing of the restore.
+    // The receiver does not know of the restore.
     const bool gives_way = !without[receiver] && replaced.GivesWay(report.history_id, newest->history_id);
     if (gives_way) healing.gives_up = GivenUpOf(report);
     healings.push_back(std::move(healing));

@@ -15,7 +15,7 @@ namespace {
 
 constexpr size_t kDigits = 32;
 
-// An origin says what a lineage was made from: those of different origins never meet.
+// Source of a lineage. Lineages of different sources never collide.
 enum class Origin : uint8_t { kCreation = 1, kWholeImport = 2, kPartialImport = 3, kRestore = 4 };
 
 std::string Digits(absl::uint128 value) {
@@ -41,7 +41,7 @@ absl::StatusOr<HistoryId> HistoryId::Parse(absl::string_view text) {
   uint64_t low = 0;
   if (!is_id || !absl::SimpleHexAtoi(text.substr(0, 16), &high) || !absl::SimpleHexAtoi(text.substr(16), &low)) {
     return absl::InvalidArgumentError(
-        absl::StrCat("history id: 32 hexadecimal digits in lower case expected, got ", text.size(), " bytes"));
+        absl::StrCat("history id: want 32 hexadecimal digits in lower case, got ", text.size(), " bytes"));
   }
   return HistoryId{absl::MakeUint128(high, low)};
 }

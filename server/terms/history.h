@@ -1,12 +1,11 @@
-// Which state a model holds, as far as its numbers do not say it.
+// Identity of a model's state, beyond its numbers.
 //
-// Commit numbers count what was done to a state, not which state it was done to: daemons with equal numbers hold equal
-// bytes only when they began alike. A history begins when a model is created, and with every import and restore. Its
-// **lineage** says how it began: all daemons make the same one without asking each other, at creation out of the spec,
-// which decides every initial value, at an import out of what was imported, and at a restore out of the checkpoint's
-// id. Its **id** says which beginning it was: it is drawn at random, so that no two have the same one. When an epoch
-// starts, daemons of one lineage that have made no commit since take node 0's id; daemons that differ otherwise do not
-// train together.
+// Commit numbers count changes of a state, but do not name the state: daemons with equal numbers hold equal bytes only
+// if they began alike. A history begins when a model is created, and with every import and restore. Its **lineage**
+// says how it began. All daemons compute the same lineage without asking each other: at a creation from the spec, which
+// decides every initial value, at an import from the imported content, at a restore from the checkpoint's id. Its
+// **id** is drawn at random, so that every beginning has its own. When an epoch starts, daemons of one lineage that
+// have made no commit since take node 0's id; daemons that differ otherwise do not train together.
 #ifndef PARAMSHARD_SERVER_TERMS_HISTORY_H_
 #define PARAMSHARD_SERVER_TERMS_HISTORY_H_
 
@@ -26,7 +25,7 @@ struct HistoryId {
 
   // 32 hexadecimal digits.
   std::string ToString() const;
-  // INVALID_ARGUMENT for anything else than what ToString() gives.
+  // INVALID_ARGUMENT any text that is not a result of ToString().
   static absl::StatusOr<HistoryId> Parse(absl::string_view text);
 
   friend bool operator==(const HistoryId& a, const HistoryId& b) { return a.value == b.value; }
@@ -43,7 +42,7 @@ struct Lineage {
   friend bool operator!=(const Lineage& a, const Lineage& b) { return !(a == b); }
 };
 
-// The state of another history from which one goes on, by a restore.
+// State of another history from which a restore goes on.
 struct HistoryParent {
   HistoryId history;
   int64_t commit_number = 0;
@@ -56,29 +55,29 @@ struct HistoryParent {
 struct History {
   HistoryId id;
   Lineage lineage;
-  std::optional<HistoryParent> parent = {};  // of one that a restore has begun
+  std::optional<HistoryParent> parent = {};  // set if a restore began it
   absl::uint128 run = 0;                     // RunDigest of the job that brought the values; 0: not known
-  bool values_follow = false;                // the creator announced an import, and none has come
+  bool values_follow = false;                // the creator announced an import that has not come yet
 };
 
-// Where the values of a model come from. Numbers are those of v1::ValueOrigin.
+// Origin of a model's values, numbered as v1::ValueOrigin.
 enum class ValueOrigin : uint8_t {
   kInitial = 1,  // the spec
-  kImporting,    // the spec, until an import that was announced or is under way is through
+  kImporting,    // the spec, until an announced or running import has ended
   kImported,     // without a commit since
   kRestored,     // without a commit since
   kTrained,      // there are commits
   kLost,
 };
 
-// Digest of the text by which the ranks of one job name it; 0 for an empty one.
+// Returns the digest of a job's name, which all its ranks give; 0 if it is empty.
 absl::uint128 RunDigest(absl::string_view run);
 
-// Says the ids of histories that begin. Tests give their own.
+// Source of ids for new histories. Tests give their own.
 using HistoryIdSource = std::function<HistoryId()>;
 HistoryId RandomHistoryId();
 
-// Names what a model is at a moment between two commits.
+// Identity of a model's state between two commits.
 struct StateNumbers {
   HistoryId history;
   int64_t commit_number = 0;
@@ -87,12 +86,12 @@ struct StateNumbers {
 
 Lineage LineageOfCreation(uint64_t spec_fingerprint);
 
-// After a restore of the checkpoint with this id, which brings the whole state.
+// Lineage after a restore of the checkpoint with this id, which brings the whole state.
 Lineage LineageOfRestore(uint64_t spec_fingerprint, absl::uint128 checkpoint_id);
 
-// After an import of tensors with this digest, which sets the numbers to these. Where the import brings the `whole`
-// state nothing of what was before matters, and daemons that had different states become equal; else `before` is hashed
-// in, since a part of it stays: the lineage where no commit has followed it, else the id, and the numbers.
+// Lineage after an import of tensors with this digest, which sets the numbers to these. If the import brings the
+// `whole` state the state before does not matter, and daemons with different states become equal. Else `before` is
+// hashed in, since a part of it stays: its lineage if no commit has followed, else its id, and the numbers.
 struct ImportedContent {
   absl::uint128 digest = 0;
   bool whole = false;

@@ -1,4 +1,4 @@
-// What the daemons of a world tell each other of a save: plain values.
+// Messages of a world's daemons about a save, as plain values.
 //
 // Node 0 leads, the others follow:
 //
@@ -24,20 +24,20 @@ enum class SaveState : uint8_t {
   kWriting,
   kPublished,
   kAbandoned,     // there is no such checkpoint
-  kUnknown,       // it has its name, and nobody knows whether it has it after the power fails
-  kSkipped,       // it fell due while another one was under way
+  kUnknown,       // it has its name, but may lose it if the power fails
+  kSkipped,       // it fell due while another save was in progress
   kAlreadySaved,  // there was a checkpoint of this state before it
 };
 inline bool IsOver(SaveState state) { return state >= SaveState::kPublished; }
-// Whether there is a checkpoint of the state then, which may be counted on.
+// Returns true if there is a durable checkpoint of the state.
 inline bool HasCheckpoint(SaveState state) {
   return state == SaveState::kPublished || state == SaveState::kAlreadySaved;
 }
 
-// What made a save fall due.
+// Reason for a save.
 enum class SaveReason : uint8_t { kCommits, kTime, kTrainer, kCall, kDrain };
 
-// Of node 0. Whoever has made commit `step` holds its state until it is copied; nobody makes the next one before.
+// From node 0. A node that has made commit `step` holds its state until it is copied, and makes no later commit before.
 struct SaveOrder {
   absl::uint128 id = 0;  // of the save
   int64_t step = 0;      // the commit number
@@ -46,37 +46,37 @@ struct SaveOrder {
   std::string history_id = {};
   uint64_t spec_fingerprint = 0;
   SaveReason reason = SaveReason::kCall;
-  absl::Duration timeout = absl::ZeroDuration();  // that is left for all of it
+  absl::Duration timeout = absl::ZeroDuration();  // left for the whole save
 
   friend bool operator==(const SaveOrder&, const SaveOrder&) = default;
 };
 
-// Of node 0: the folder is there.
+// From node 0: the folder exists.
 struct SavePermission {
   absl::uint128 id = 0;
 };
 
-// Of another node: all that it writes is on the disk, or will not be.
+// From another node: its part is on the disk, or has failed.
 struct SavePart {
   absl::uint128 id = 0;
-  int node = 0;            // who says it: the coordinator fills this in
+  int node = 0;            // the sender, set by the coordinator
   absl::uint128 hash = 0;  // of its part-NODE.json
   absl::Status status = absl::OkStatus();
 };
 
-// Of node 0: what became of it. It also answers a wish, with no id where there was nothing to do.
+// From node 0: the save's result. Also the answer to a wish, without an id if there was nothing to do.
 struct SaveEnd {
   absl::uint128 id = 0;
   SaveState state = SaveState::kAbandoned;
-  std::string path = {};  // of the checkpoint, where there may be one
+  std::string path = {};  // of the checkpoint, if there may be one
   int64_t size_bytes = 0;
   absl::Status why = absl::OkStatus();
 };
 
-// Of another node, which drains: what no save has is to be saved.
+// From another node that drains: asks for a save of the state, unless a save has it.
 struct SaveWish {};
 
-// Not sent, and of all models: node 0 is lost.
+// Local news for all models: node 0 is lost.
 struct SaveLeaderLost {
   absl::Status why;
 };

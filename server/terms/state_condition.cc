@@ -36,7 +36,7 @@ absl::string_view OperationOf(ChangeKind kind) {
 absl::Status StateCondition::unfinished() const {
   if (!is_unfinished()) return absl::OkStatus();
   return absl::UnavailableError(absl::StrCat("model ", model_, ": ", NounOf(kind_),
-                                             " was cut off with the server before this one, and is made again"));
+                                             " was cut off when the last server ended, and is made again"));
 }
 
 absl::Status StateCondition::CheckSettled(absl::string_view operation) const {
@@ -66,7 +66,7 @@ std::optional<RestoreProgress> StateCondition::progress() const {
 absl::Status StateCondition::TakeTurn(ChangeKind kind) {
   if (turn_is_taken()) {
     return absl::UnavailableError(absl::StrCat(OperationOf(kind), " ", model_,
-                                               ": one import at a time expected; try again when the other is through"));
+                                               ": another import, restore or healing is in progress; try again later"));
   }
   turn_ = kind;
   return absl::OkStatus();
@@ -98,7 +98,7 @@ void StateCondition::Write() {
   stage_ = Stage::kWriting;
 }
 
-// Of an import the state was usable; a restore has replaced what was torn.
+// The state is usable: an import begins with a usable one, and a restore replaces a torn one.
 void StateCondition::Settle() {
   PARAMSHARD_CHECK(stage_ == Stage::kWriting);
   EndAt(Stage::kSettled);
@@ -128,7 +128,7 @@ void StateCondition::EndAt(Stage stage) {
   watch_ = {};
 }
 
-// --- What commits leave
+// --- Failures of commits
 
 void StateCondition::BreakCommit(int64_t last, const absl::Status& why) {
   Lose(absl::StrCat("commit ", last + 1), why);
@@ -146,9 +146,10 @@ void StateCondition::SetUnwritten(const absl::Status& why) {
   doubt_ = absl::InternalError(
       absl::StrCat("model ", model_, ": ", why.message(),
                    ": its state is whole, and can be exported or saved, but would be lost with the server from the "
-                   "next commit on; restart the daemon, whose next server writes it down, import a state, or delete "
+                   "next commit on; restart the daemon, whose next server writes it, import a state, or delete "
                    "the model"));
-  log_->Write(LogLevel::kError, "an answer could not be written down", {{"model", model_}, {"why", doubt_.ToString()}});
+  log_->Write(LogLevel::kError, "failed to write the answer of a commit",
+              {{"model", model_}, {"why", doubt_.ToString()}});
 }
 
 void StateCondition::AwaitReplica(absl::string_view why) {

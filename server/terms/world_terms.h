@@ -1,4 +1,4 @@
-// What all daemons of a world have in common, besides how many they are.
+// Settings that all daemons of a world share, besides their number.
 #ifndef PARAMSHARD_SERVER_TERMS_WORLD_TERMS_H_
 #define PARAMSHARD_SERVER_TERMS_WORLD_TERMS_H_
 
@@ -6,11 +6,11 @@
 
 namespace paramshard::server {
 
-// Node 0 refuses who has others.
+// Node 0 refuses a daemon whose settings differ.
 struct WorldTerms {
-  std::string world = {};           // its name, as --world says
-  std::string save_dir = {};        // the folder that checkpoints lie in; empty: nothing is saved
-  std::string engine_library = {};  // what moves bytes between daemons: "NCCL 2.27.3"; empty: nothing from the machine
+  std::string world = {};           // the world's name (--world)
+  std::string save_dir = {};        // folder of the checkpoints; empty: nothing is saved
+  std::string engine_library = {};  // as "NCCL 2.27.3": moves bytes between daemons; empty: none of the machine
 };
 
 }  // namespace paramshard::server

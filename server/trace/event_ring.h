@@ -1,4 +1,4 @@
-// The last events of one thread, in memory of a fixed size, for whoever asks later what it was at.
+// Ring of the last events of one thread, in memory of a fixed size.
 #ifndef PARAMSHARD_SERVER_TRACE_EVENT_RING_H_
 #define PARAMSHARD_SERVER_TRACE_EVENT_RING_H_
 
@@ -31,7 +31,7 @@ enum class EventEdge : uint8_t { kInstant, kBegin, kEnd };
 struct Event {
   EventKind kind = EventKind::kCommand;
   EventEdge edge = EventEdge::kInstant;
-  int peer = -1;              // of the daemon's ranks; -1: nobody
+  int peer = -1;              // of the daemon's ranks; -1: none
   int unit = -1;              // -1: none
   int64_t time_ns = 0;        // monotonic
   int64_t command = 0;        // its number in the epoch
@@ -39,8 +39,8 @@ struct Event {
   int64_t bytes = 0;
 };
 
-// One thread writes at a time, and neither waits nor allocates; any number read meanwhile. A slot has a sequence
-// number, 0 while it is written: who reads one that has changed meanwhile leaves it out.
+// One thread writes at a time, and neither waits nor allocates; any number of threads read meanwhile. A slot has a
+// sequence number, 0 while it is written: readers leave out a slot that has changed meanwhile.
 class EventRing {
  public:
   static constexpr size_t kSlots = 1536;
@@ -51,7 +51,7 @@ class EventRing {
     const uint64_t number = written_.load(std::memory_order_relaxed);
     Slot& slot = (*slots_)[number % kSlots];
     slot.sequence.store(0, std::memory_order_relaxed);
-    // Who reads one of these words sees the 0, too.
+    // A reader that sees one of these words sees the 0, too.
     slot.words[0].store(Pack(event), std::memory_order_release);
     slot.words[1].store(event.time_ns, std::memory_order_release);
     slot.words[2].store(event.command, std::memory_order_release);
@@ -61,9 +61,9 @@ class EventRing {
     written_.store(number + 1, std::memory_order_release);
   }
 
-  // The events that are still there, the oldest first.
+  // Returns the events that are still there, the oldest first.
   std::vector<Event> Read() const;
-  // How many there have ever been.
+  // Returns how many events there have ever been.
   uint64_t written() const { return written_.load(std::memory_order_acquire); }
   static constexpr size_t SizeBytes() { return sizeof(Slot) * kSlots; }
 

@@ -1,4 +1,4 @@
-// What the ranks of a daemon were at lately, in one epoch of a model: three rings for each of them.
+// Recorder of recent events of a daemon's ranks, in one epoch of a model: three rings for each rank.
 #ifndef PARAMSHARD_SERVER_TRACE_RECORDER_H_
 #define PARAMSHARD_SERVER_TRACE_RECORDER_H_
 
@@ -13,7 +13,7 @@ namespace paramshard::server {
 class Recorder {
  public:
   struct Rings {
-    EventRing commands;  // whoever takes them, under the epoch's mutex
+    EventRing commands;  // the thread that takes them, under the epoch's mutex
     EventRing gathers;   // the rank's gather thread
     EventRing pushes;    // the rank's push thread
   };

@@ -12,7 +12,7 @@ namespace {
 
 using Key = std::pair<EventKind, int64_t>;  // with the command's number
 
-// When the daemon's ranks have sent a command, and who was the last.
+// Arrivals of one command from the daemon's ranks.
 struct Arrivals {
   std::vector<bool> sent;
   int64_t last_ns = 0;
@@ -51,9 +51,9 @@ class Assembly {
 
   // Commands before it may be gone from some ring.
   int64_t oldest_command() const { return oldest_command_; }
-  // Of the last command; a step has begun with its first one.
+  // Returns the step of the last command; a step begins with its first one.
   int64_t last_step() const { return arrivals_.empty() ? 1 : StepOf(arrivals_.rbegin()->first); }
-  // The first command of the step, as far as that is known; 0 otherwise.
+  // Returns the first command of the step, as far as that is known; 0 otherwise.
   int64_t FirstCommandOf(int64_t step) const {
     for (const auto& [command, commit] : steps_) {
       if (commit == step - 1) return command + 1;
@@ -62,7 +62,7 @@ class Assembly {
   }
 
  private:
-  // The first command of which everything is in the ring.
+  // Returns the first command of which everything is in the ring.
   static int64_t OldestOf(const EventRing& ring, const std::vector<Event>& events) {
     return ring.written() <= EventRing::kSlots || events.empty() ? 0 : events.front().command + 1;
   }
@@ -81,7 +81,7 @@ class Assembly {
     }
   }
 
-  // The commit that a command is of: the next one from it on, or the one after the last.
+  // Returns the commit that a command is of: the next one from it on, or the one after the last.
   int64_t StepOf(int64_t command) const {
     const auto next = steps_.lower_bound(command);
     if (next != steps_.end()) return next->second;
@@ -109,7 +109,7 @@ class Assembly {
     std::optional<Span> wait;
     for (const Event& event : events) {
       if (wait.has_value()) {
-        // Whatever follows a wait ends it.
+        // The next event ends a wait.
         wait->end_ns = event.time_ns;
         spans_.push_back(*std::exchange(wait, std::nullopt));
       }
@@ -170,7 +170,7 @@ std::string Ago(int64_t time_ns, int64_t now_ns) {
   return absl::FormatDuration(absl::Trunc(absl::Nanoseconds(now_ns - time_ns), absl::Milliseconds(1)));
 }
 
-// The last span of the rank that `is_meant`.
+// Returns the last span of the rank that `is_meant`.
 template <typename Predicate>
 const Span* LastOf(const std::vector<Span>& spans, int rank, Predicate is_meant) {
   const auto found =

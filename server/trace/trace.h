@@ -1,4 +1,4 @@
-// What a recorder has, put in order: who was at what, from when to when, and who held up whom.
+// Spans made from a recorder's events: what each rank did, from when to when, and which rank held it up.
 #ifndef PARAMSHARD_SERVER_TRACE_TRACE_H_
 #define PARAMSHARD_SERVER_TRACE_TRACE_H_
 
@@ -21,8 +21,8 @@ struct Span {
   int64_t commit_number = 0;  // of the step that it belongs to
   int unit = -1;
   int64_t bytes = 0;
-  // Of a wait, or of a command that other ranks had yet to send: the rank of the world that came last. Of a command
-  // that is not sent by all: one that has not.
+  // For a wait, or for a command that other ranks had yet to send: the rank of the world that came last. For a command
+  // that some ranks have not sent: one of these.
   std::optional<int> waits_for = {};
 };
 
@@ -32,16 +32,16 @@ struct Trace {
   bool truncated = false;   // earlier events of the steps that were asked for are gone, or there are too many
 };
 
-// The last `steps` steps, one that is under way among them; `most` spans at most, the last ones.
+// Returns the last `steps` steps, including one that is under way; `most` spans at most, the last ones.
 //
 // A command lasts from when the rank has sent it until all ranks of the daemon have. A vote and an answer are the
 // daemon's, and stand at each of its ranks.
 Trace MakeTrace(const Recorder& recorder, int64_t steps, size_t most);
 
-// One text for each rank: its last command, what it was at and whom it waited for.
+// Returns one text for each rank: its last command, what it was doing and which rank it waited for.
 std::vector<std::string> LastWords(const Recorder& recorder, int64_t now_ns);
 
-// The clock of events: monotonic, of this process's machine.
+// Reads the clock of events: monotonic, of this process's machine.
 inline int64_t TraceNow() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
       .count();

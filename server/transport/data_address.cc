@@ -26,7 +26,7 @@ std::string TextOf(const sockaddr* address) {
   return text;
 }
 
-// One address has several spellings.
+// Normalizes an address, which has several spellings.
 std::string Normal(const std::string& address) {
   sockaddr_in6 six{};
   six.sin6_family = AF_INET6;
@@ -38,7 +38,7 @@ std::string Normal(const std::string& address) {
 
 absl::StatusOr<std::string> InterfaceOf(const std::string& address) {
   ifaddrs* first = nullptr;
-  if (getifaddrs(&first) != 0) return absl::InternalError("--data-address: the interfaces of this machine expected");
+  if (getifaddrs(&first) != 0) return absl::InternalError("--data-address: failed to list this machine's interfaces");
   const std::unique_ptr<ifaddrs, decltype(&freeifaddrs)> owner(first, freeifaddrs);
   std::vector<std::string> others;
   for (const ifaddrs* entry = first; entry != nullptr; entry = entry->ifa_next) {
@@ -46,13 +46,13 @@ absl::StatusOr<std::string> InterfaceOf(const std::string& address) {
     if (text == Normal(address)) return std::string(entry->ifa_name);
     if (!text.empty()) others.push_back(absl::StrCat(text, " (", entry->ifa_name, ")"));
   }
-  return absl::FailedPreconditionError(absl::StrCat("--data-address: an address of this machine expected, got ",
-                                                    address, "; it has ", absl::StrJoin(others, ", ")));
+  return absl::FailedPreconditionError(absl::StrCat("--data-address: want an address of this machine, got ", address,
+                                                    "; it has ", absl::StrJoin(others, ", ")));
 }
 
 absl::Status UseAddressForNccl(const std::string& address) {
   ASSIGN_OR_RETURN(const std::string interface, InterfaceOf(address));
-  // "=": no other one whose name begins like that.
+  // "=" excludes interfaces whose name only begins like this.
   setenv("NCCL_SOCKET_IFNAME", absl::StrCat("=", interface).c_str(), /*overwrite=*/0);
   setenv("NCCL_SOCKET_FAMILY", address.find(':') == address.npos ? "AF_INET" : "AF_INET6", /*overwrite=*/0);
   return absl::OkStatus();

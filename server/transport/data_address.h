@@ -1,4 +1,4 @@
-// The network over which engines of several daemons exchange bytes.
+// Network between the engines of several daemons.
 #ifndef PARAMSHARD_SERVER_TRANSPORT_DATA_ADDRESS_H_
 #define PARAMSHARD_SERVER_TRANSPORT_DATA_ADDRESS_H_
 
@@ -9,12 +9,12 @@
 
 namespace paramshard::server {
 
-// The name of this machine's interface that has the IP address, such as "eth0". FAILED_PRECONDITION none has it: names
-// the addresses that there are.
+// Returns the name of this machine's interface with the IP address, such as "eth0". FAILED_PRECONDITION no interface
+// has it; the message lists the machine's addresses.
 absl::StatusOr<std::string> InterfaceOf(const std::string& address);
 
-// Has NCCL use the interface that has the IP address, and addresses of that family, unless the environment says
-// otherwise. To be called before NCCL is loaded, which has it use loopback. Errors as above.
+// Makes NCCL use the interface with the IP address, and its address family, unless the environment sets others. Call it
+// before NCCL is loaded; otherwise NCCL uses loopback. Errors as above.
 absl::Status UseAddressForNccl(const std::string& address);
 
 }  // namespace paramshard::server

@@ -20,7 +20,7 @@ namespace paramshard::server {
 namespace {
 
 constexpr int64_t kMostBytes = 1 << 20;
-// A read that takes longer is said in the log.
+// A longer read is logged.
 constexpr absl::Duration kPatience = absl::Seconds(10);
 
 absl::StatusOr<std::string> ReadFromDisk(const std::string& path) {
@@ -30,7 +30,7 @@ absl::StatusOr<std::string> ReadFromDisk(const std::string& path) {
 absl::StatusOr<std::vector<std::string>> PatternsOf(const absl::StatusOr<std::string>& text) {
   if (!text.ok()) {
     return absl::FailedPreconditionError(absl::StrCat(
-        "--tls-deny-file: a file with a URI in each line, or an empty one, expected: ", text.status().message()));
+        "--tls-deny-file: want a file with a URI in each line, or an empty file: ", text.status().message()));
   }
   std::vector<std::string> patterns;
   for (absl::string_view line : absl::StrSplit(*text, '\n')) {
@@ -46,7 +46,7 @@ struct DenyList::Shared {
   Shared(std::string file, Options read_options, std::vector<std::string> first)
       : path(std::move(file)), options(std::move(read_options)), patterns(std::move(first)) {}
 
-  // False when the list has gone.
+  // Returns false when the list is gone.
   bool AwaitNextRead() ABSL_LOCKS_EXCLUDED(mu);
   void Take(absl::StatusOr<std::vector<std::string>> read) ABSL_LOCKS_EXCLUDED(mu);
   void SayWhenAReadHangs() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
@@ -77,19 +77,19 @@ void DenyList::Shared::Take(absl::StatusOr<std::vector<std::string>> read) {
   absl::MutexLock lock(&mu);
   if (is_over) return;
   if (!read.ok()) {
-    return log.Write(LogLevel::kWarning, "the deny list cannot be read, and the last one holds",
+    return log.Write(LogLevel::kWarning, "failed to read the deny list; the previous one applies",
                      {{"why", std::string(read.status().message())}});
   }
   if (*read == patterns) return;
   patterns = *std::move(read);
-  Log(LogLevel::kInfo, "the deny list has changed", {{"path", path}, {"lines", absl::StrCat(patterns.size())}});
+  Log(LogLevel::kInfo, "deny list changed", {{"path", path}, {"lines", absl::StrCat(patterns.size())}});
 }
 
-// Its thread cannot.
+// Runs on callers' threads, because the list's own thread hangs.
 void DenyList::Shared::SayWhenAReadHangs() {
   if (!reads_since.has_value() || SteadyNow() < After(*reads_since, kPatience)) return;
   if (const std::optional<int64_t> count = hangs.Pass(); !count.has_value()) return;
-  Log(LogLevel::kWarning, "the deny list cannot be read, and the last one holds",
+  Log(LogLevel::kWarning, "failed to read the deny list; the previous one applies",
       {{"why", absl::StrCat(path, ": the disk has not answered for more than ", absl::FormatDuration(kPatience))}});
 }
 

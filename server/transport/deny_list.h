@@ -1,4 +1,4 @@
-// Whose certificates are let in no more, though they are still valid.
+// List of certificates that are rejected although they are still valid.
 #ifndef PARAMSHARD_SERVER_TRANSPORT_DENY_LIST_H_
 #define PARAMSHARD_SERVER_TRANSPORT_DENY_LIST_H_
 
@@ -18,26 +18,26 @@
 
 namespace paramshard::server {
 
-// A file with a URI in each line, in which `*` stands for any characters; what follows `#` at the beginning of a line
-// is a comment. A thread reads it again every two seconds: whoever asks, maybe under a lock, waits for no disk. While
-// it cannot be read what it said last holds, and the log says so. Thread-safe.
+// A file with a URI in each line, in which `*` stands for any characters; lines that begin with `#` are comments. A
+// thread reads it again every two seconds, so that callers, which may hold locks, never wait for a disk. While the file
+// cannot be read, the previous list applies, and a warning is logged. Thread-safe.
 class DenyList {
  public:
   struct Options {
     absl::Duration interval = absl::Seconds(2);
-    // All of the file; null: from the disk.
+    // Reads the whole file; null: from the disk.
     std::function<absl::StatusOr<std::string>(const std::string& path)> read = nullptr;
   };
-  // FAILED_PRECONDITION names the flag, the file and what is expected; RESOURCE_EXHAUSTED no thread.
+  // FAILED_PRECONDITION the file cannot be read; RESOURCE_EXHAUSTED no thread.
   static absl::StatusOr<std::shared_ptr<DenyList>> Load(const std::string& path, Options options);
   static absl::StatusOr<std::shared_ptr<DenyList>> Load(const std::string& path) { return Load(path, Options()); }
-  // Waits for no read that hangs: its thread ends when the read does.
+  // Does not wait for a read that hangs: the thread ends when the read does.
   ~DenyList();
 
   bool Names(absl::string_view uri) const;
 
  private:
-  // Of the list and its thread, of which either may end first.
+  // State of the list and its thread, either of which may end first.
   struct Shared;
   explicit DenyList(std::shared_ptr<Shared> shared) : shared_(std::move(shared)) {}
 

@@ -1,4 +1,4 @@
-// Who may call what, where callers have certificates.
+// Roles that may call a method over TCP with certificates.
 #ifndef PARAMSHARD_SERVER_TRANSPORT_METHOD_ROLES_H_
 #define PARAMSHARD_SERVER_TRANSPORT_METHOD_ROLES_H_
 
@@ -12,11 +12,12 @@ namespace paramshard::server {
 
 using Roles = std::set<tls::Role>;
 
-// Of a method by its path on the wire, "/paramshard.v1.AdminService/Drain"; null where there is no such method. Empty:
-// of callers on this machine alone, who map memory, or have the daemon read files or start a program.
+// Returns the roles of a method by its path on the wire, such as "/paramshard.v1.AdminService/Drain"; null if there is
+// no such method. Empty: only for callers on this machine, because the method maps memory, reads files or starts a
+// program.
 const Roles* RolesOf(absl::string_view path);
 
-// "admin or viewer": as messages say it.
+// Returns text for messages, such as "admin or viewer".
 std::string RolesText(const Roles& roles);
 
 }  // namespace paramshard::server

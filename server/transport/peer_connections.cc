@@ -17,7 +17,7 @@ class CallRecorder final : public grpc::experimental::Interceptor {
   CallRecorder(grpc::ServerContextBase* context, PeerConnections* connections)
       : context_(context), connections_(connections) {}
 
-  // From then on the context knows its call.
+  // The context knows its call from this hook on.
   void Intercept(grpc::experimental::InterceptorBatchMethods* methods) override {
     if (methods->QueryInterceptionHookPoint(grpc::experimental::InterceptionHookPoints::POST_RECV_INITIAL_METADATA)) {
       Record();
@@ -47,7 +47,7 @@ class CallRecorders final : public grpc::experimental::ServerInterceptorFactoryI
 };
 
 absl::Status UnknownConnection(const std::string& address) {
-  return absl::UnauthenticatedError(absl::StrCat("a connection that was accepted expected, got one from ", address));
+  return absl::UnauthenticatedError(absl::StrCat("no connection was accepted from ", address));
 }
 
 }  // namespace
@@ -68,7 +68,7 @@ absl::Status PeerConnections::OnCall(const std::string& address, const std::stri
   absl::MutexLock lock(&mu_);
   const auto found = peers_.find(address);
   if (found == peers_.end()) {
-    log_.Write(LogLevel::kWarning, "a call on an unknown connection is cancelled", {{"from", address}});
+    log_.Write(LogLevel::kWarning, "cancelled a call on an unknown connection", {{"from", address}});
     return UnknownConnection(address);
   }
   std::optional<Peer>& peer = found->second;
@@ -98,9 +98,9 @@ absl::Status PeerConnections::Check(const Peer& peer) const {
     }
   }
   if (options_.clock.Now() < peer.end) return absl::OkStatus();
-  return absl::UnauthenticatedError(
-      absl::StrCat("the certificate of ", peer.uris.empty() ? "nobody" : peer.uris[0],
-                   ", with which the connection was made, has ended: renew it in time, and connect with the new one"));
+  return absl::UnauthenticatedError(absl::StrCat("the connection's certificate of ",
+                                                 peer.uris.empty() ? "nobody" : peer.uris[0],
+                                                 " has expired: renew it in time, and connect with the new one"));
 }
 
 void PeerConnections::KeepOnly(const std::set<std::string>& addresses) {

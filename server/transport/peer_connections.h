@@ -1,4 +1,4 @@
-// With which certificates connections were made, and which of them are over before their ends close them.
+// Book of connections with their certificates, which tells the connections that must be closed.
 #ifndef PARAMSHARD_SERVER_TRANSPORT_PEER_CONNECTIONS_H_
 #define PARAMSHARD_SERVER_TRANSPORT_PEER_CONNECTIONS_H_
 
@@ -24,34 +24,34 @@
 
 namespace paramshard::server {
 
-// The connections of one server. gRPC tells with each call which connection it came on and what certificate that was
-// made with; whoever has the sockets asks which of them are over, and ends those. Thread-safe.
+// The connections of one server. gRPC reports the connection of each call and its certificate; the owner of the sockets
+// asks which connections must be closed. Thread-safe.
 //
-// When a certificate ends is fixed at the first call of a connection and does not move with the machine's clock: a
-// clock that jumps ends nothing.
+// The end of a certificate is fixed at a connection's first call by the steady clock, so that a jump of the machine's
+// clock closes nothing.
 class PeerConnections {
  public:
   struct Options {
-    std::shared_ptr<DenyList> denied = nullptr;  // null: nobody is
+    std::shared_ptr<DenyList> denied = nullptr;  // null: none
     const Clock& clock = Clock::Steady();
     std::function<absl::Time()> now = [] { return absl::Now(); };
   };
   explicit PeerConnections(Options options) : options_(std::move(options)) {}
 
-  // A connection begins from `address`, as grpc::ServerContext::peer writes it. What was known of another one from
-  // there is forgotten.
+  // A connection begins from `address`, in the form of grpc::ServerContext::peer. Replaces an earlier connection from
+  // there.
   void Begin(const std::string& address);
-  // A call has come from there, on a connection with that certificate (PEM). UNAUTHENTICATED as Check.
+  // A call has come from `address`, on a connection with that certificate (PEM). UNAUTHENTICATED as Check.
   absl::Status OnCall(const std::string& address, const std::string& certificate);
-  // UNAUTHENTICATED the connection is over: says why; or none has begun from there, and nobody could end it. OK of one
-  // that has had no call.
+  // UNAUTHENTICATED the connection must be closed (the message says why), or no connection has begun from `address`. OK
+  // for a connection without a call.
   absl::Status Check(const std::string& address) const;
-  // Whether a call has come from there since then.
+  // Returns true if the connection from `address` has had a call.
   bool HasHadCall(const std::string& address) const;
-  // Forgets all others, which are closed.
+  // Forgets all other connections, which are closed.
   void KeepOnly(const std::set<std::string>& addresses);
 
-  // Has gRPC tell OnCall of every call, and cancels those on connections that are over. For ServerBuilder.
+  // Return interceptors for ServerBuilder, which report every call to OnCall and cancel calls that it rejects.
   static std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>> Interceptors(
       std::shared_ptr<PeerConnections> connections);
 
@@ -68,7 +68,7 @@ class PeerConnections {
   const Options options_;
   ThrottledLog log_;
   mutable absl::Mutex mu_;
-  // By address; without a value those who have had no call.
+  // By address; null before the first call.
   std::map<std::string, std::optional<Peer>> peers_ ABSL_GUARDED_BY(mu_);
 };
 

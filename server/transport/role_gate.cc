@@ -18,17 +18,17 @@ absl::Status CheckRole(absl::string_view path, const tls::Identity& caller) {
   const Roles* const roles = RolesOf(path);
   if (roles == nullptr) {
     return absl::UnimplementedError(
-        absl::StrCat("call: a method that is served expected, got ", absl::CEscape(path.substr(0, kMostPathBytes))));
+        absl::StrCat("call: method not found: ", absl::CEscape(path.substr(0, kMostPathBytes))));
   }
   if (roles->contains(caller.role)) return absl::OkStatus();
   const absl::string_view method = path.substr(path.rfind('/') + 1);
   if (roles->empty()) {
-    return absl::PermissionDeniedError(absl::StrCat(method, ": a process on the daemon's machine expected, got ",
+    return absl::PermissionDeniedError(absl::StrCat(method, ": want a process on the daemon's machine, got ",
                                                     tls::IdentityText(caller),
                                                     " on the network: use the daemon's Unix sockets"));
   }
-  return absl::PermissionDeniedError(absl::StrCat(method, ": a certificate of ", RolesText(*roles),
-                                                  " expected, got one of ", tls::IdentityText(caller)));
+  return absl::PermissionDeniedError(
+      absl::StrCat(method, ": want a certificate of ", RolesText(*roles), ", got one of ", tls::IdentityText(caller)));
 }
 
 grpc::Status ToGrpc(const absl::Status& status) {
@@ -42,7 +42,7 @@ grpc::Status RoleGate::Process(const InputMetadata& metadata, grpc::AuthContext*
   const absl::StatusOr<tls::Identity> caller = identify_(tls::PeerUris(*context));
   if (!caller.ok()) return ToGrpc(caller.status());
   const auto path = metadata.find(":path");
-  if (path == metadata.end()) return ToGrpc(absl::InternalError("call: a path expected, got none"));
+  if (path == metadata.end()) return ToGrpc(absl::InternalError("call: a path is required"));
   return ToGrpc(CheckRole({path->second.data(), path->second.size()}, *caller));
 }
 

@@ -1,5 +1,4 @@
-// Refuses calls of callers who are let in no more, or whose certificate has not the role, before any message of them is
-// read.
+// Rejects calls whose caller is denied or lacks the role, before any of their messages is read.
 #ifndef PARAMSHARD_SERVER_TRANSPORT_ROLE_GATE_H_
 #define PARAMSHARD_SERVER_TRANSPORT_ROLE_GATE_H_
 
@@ -15,10 +14,10 @@
 
 namespace paramshard::server {
 
-// UNIMPLEMENTED no such method; PERMISSION_DENIED another role; as `identify` who is nobody.
+// UNIMPLEMENTED no such method; PERMISSION_DENIED another role; errors of `identify` for unknown callers.
 class RoleGate final : public grpc::AuthMetadataProcessor {
  public:
-  // Who has a certificate with these URIs, at the time of the call.
+  // Returns the owner of a certificate with these URIs, at the time of the call.
   using Identify = std::function<absl::StatusOr<tls::Identity>(const std::vector<std::string>& uris)>;
   explicit RoleGate(Identify identify) : identify_(std::move(identify)) {}
 

@@ -17,15 +17,15 @@
 namespace paramshard::server {
 namespace {
 
-// One peer that tries for a minute is not to hide another one.
+// More than one, so that a peer that retries does not hide another peer.
 constexpr int kRefusalsAMinute = 5;
 
-// Whoever is refused reads no more than that the socket was closed. Anybody may come, and come again.
+// Logs a refusal, because the peer only sees that its socket was closed. Throttled, because any peer may retry.
 absl::Status Logged(const absl::Status& refusal) {
   static auto* const throttle = new LogThrottle(absl::Minutes(1), Clock::Steady(), kRefusalsAMinute);
   if (refusal.ok()) return refusal;
   if (const std::optional<int64_t> count = throttle->Pass()) {
-    Log(LogLevel::kWarning, "a certificate is refused", {{"why", std::string(refusal.message())}}, *count);
+    Log(LogLevel::kWarning, "certificate rejected", {{"why", std::string(refusal.message())}}, *count);
   }
   return refusal;
 }
@@ -33,8 +33,8 @@ absl::Status Logged(const absl::Status& refusal) {
 absl::Status CheckIsOneOf(int nodes, const tls::Identity& peer) {
   RETURN_IF_ERROR(CheckIsNode(peer));
   if (peer.node < nodes) return absl::OkStatus();
-  return absl::UnauthenticatedError(absl::StrCat("the certificate of a node below --nodes (", nodes,
-                                                 ") expected, got that of ", tls::IdentityText(peer)));
+  return absl::UnauthenticatedError(absl::StrCat("want the certificate of a node below --nodes (", nodes,
+                                                 "), got the certificate of ", tls::IdentityText(peer)));
 }
 
 }  // namespace
@@ -45,7 +45,7 @@ absl::StatusOr<Transport> Transport::Create(const Options& options, absl::Time n
   ASSIGN_OR_RETURN(transport.rules_, tls::IdentityRules::Load(options.files, options.roles, now));
   if (const absl::Status is_own = CheckIsNode(transport.rules_->own(), options.node); !is_own.ok()) {
     return absl::InvalidArgumentError(absl::StrCat("--tls-cert ", options.files.cert, ": ", is_own.message(),
-                                                   "; --node says which one this daemon is"));
+                                                   "; --node sets the number of this daemon"));
   }
   if (!options.deny_file.empty()) {
     ASSIGN_OR_RETURN(transport.denied_, DenyList::Load(options.deny_file));
@@ -98,8 +98,8 @@ absl::Status Transport::CheckSpeaksFor(const grpc::AuthContext& context, int nod
   if (!encrypts()) return absl::OkStatus();
   ASSIGN_OR_RETURN(const tls::Identity peer, rules_->Identify(tls::PeerUris(context)));
   if (peer.role == tls::Role::kNode && peer.node == node) return absl::OkStatus();
-  return absl::PermissionDeniedError(absl::StrCat("cluster: word of node ", node, " with the certificate of node/",
-                                                  node, " expected, got that of ", tls::IdentityText(peer)));
+  return absl::PermissionDeniedError(absl::StrCat("cluster: call of node ", node, ": want the certificate of node/",
+                                                  node, ", got the certificate of ", tls::IdentityText(peer)));
 }
 
 }  // namespace paramshard::server

@@ -1,4 +1,4 @@
-// How a daemon speaks with what is not on its Unix sockets: with certificates on both ends, or in the clear.
+// Credentials of a daemon's TCP connections: certificates on both ends, or none.
 #ifndef PARAMSHARD_SERVER_TRANSPORT_TRANSPORT_H_
 #define PARAMSHARD_SERVER_TRANSPORT_TRANSPORT_H_
 
@@ -22,50 +22,50 @@
 
 namespace paramshard::server {
 
-// Constant once created: thread-safe. Whom it refuses it says in the log.
+// Constant once created: thread-safe. Logs rejected certificates.
 class Transport {
  public:
   struct Options {
-    tls::Files files = {};  // none: in the clear
+    tls::Files files = {};  // none: no encryption
     std::vector<tls::RolePattern> roles = {};
-    std::string deny_file = {};  // path, of a DenyList; empty: none
-    int node = 0;                // of this daemon: its certificate says the same
+    std::string deny_file = {};  // path of a DenyList; empty: none
+    int node = 0;                // of this daemon; its certificate must name the same node
   };
 
-  // FAILED_PRECONDITION as tls::CheckFiles and DenyList::Load; INVALID_ARGUMENT the certificate is not that of this node.
+  // FAILED_PRECONDITION as tls::CheckFiles and DenyList::Load; INVALID_ARGUMENT the certificate of another node.
   static absl::StatusOr<Transport> Create(const Options& options, absl::Time now);
-  // In the clear.
+  // Without certificates: no encryption.
   Transport() = default;
 
   bool encrypts() const { return rules_.has_value(); }
 
-  // Of a server for the other nodes of so many; of one for remote tools.
+  // Return credentials of a server for the other ones of `nodes` nodes, and of a server for remote tools.
   std::shared_ptr<grpc::ServerCredentials> ForNodes(int nodes) const;
   std::shared_ptr<grpc::ServerCredentials> ForTools() const;
-  // What ends connections of such a server before their ends do: when the certificate ends, or the deny list names whom
-  // they are with. Null in the clear, where nothing does.
+  // Returns the book of such a server's connections, which tells which of them must be closed: the peer's certificate
+  // has expired, or the deny list names it. Null without certificates.
   std::shared_ptr<PeerConnections> MakePeerConnections() const;
-  // Of a channel to the daemon that shows the certificate of node 0. Its first connection is made with what is in the
-  // files now, or later.
+  // Returns credentials of a channel to node 0, which must show the certificate of node 0. Reads the files now or at
+  // the first connection.
   std::shared_ptr<grpc::ChannelCredentials> ToNodeZero() const;
-  // What it would be made with. As tls::CheckFiles; requires encrypts().
+  // Returns the certificate of such a channel. Errors of tls::CheckFiles; requires encrypts().
   absl::StatusOr<tls::Certificate> OwnCertificate() const { return tls::CheckFiles(files_, absl::Now()); }
 
-  // Adds what to look at to an error of the channel to node 0.
+  // Adds advice to an error of the channel to node 0.
   absl::Status WithAdvice(const absl::Status& failure) const;
 
-  // A node speaks for itself alone. PERMISSION_DENIED its certificate is that of another one.
+  // Checks that a caller has the certificate of `node`. PERMISSION_DENIED.
   absl::Status CheckSpeaksFor(const grpc::AuthContext& context, int node) const;
 
  private:
   std::shared_ptr<grpc::ServerCredentials> ForPeers(std::optional<int> nodes) const;
 
-  // UNAUTHENTICATED no member of the world, or one that is denied.
+  // UNAUTHENTICATED the peer is no member of the world, or is named by the deny list.
   absl::StatusOr<tls::Identity> Identify(const std::vector<std::string>& uris) const;
 
   tls::Files files_;
   std::optional<tls::IdentityRules> rules_;
-  std::shared_ptr<DenyList> denied_;  // null: nobody is
+  std::shared_ptr<DenyList> denied_;  // null: none
 };
 
 }  // namespace paramshard::server

@@ -30,7 +30,7 @@ Tower operator+(Tower below, const Tower& above) {
   return below;
 }
 
-// From the ground up. Servers and clients stand on the same floors, and do not know each other.
+// Floors from the ground up. Servers and clients stand on the same floors, and do not know each other.
 const Tower kShared = {
     {"kernels/base/", {}},
     {"kernels/gpu/", {"cuda.h", "cuda_runtime.h", "nccl.h"}},
@@ -85,7 +85,7 @@ bool IsOfCuda(const std::string& header) {
          absl::EndsWith(header, "_cuda.h");
 }
 
-// Among the client's files; those of trainers are theirs to choose.
+// Returns true for the client's files that may use CUDA. Trainers are free to choose.
 bool MayKnowCuda(const std::string& file) {
   return absl::StartsWith(file, "client/cuda") || absl::StartsWith(file, "client/internal/cuda") ||
          file == "client/python/bindings/streams.cc";

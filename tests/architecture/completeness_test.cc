@@ -1,4 +1,4 @@
-// What a newcomer who adds something may forget, and the compiler does not see: pages, tables, and tests by hand.
+// Places that an addition must not forget and the compiler does not check: pages, tables, and lists of tests.
 
 #include <algorithm>
 #include <cctype>
@@ -48,7 +48,7 @@ std::string TextOfFolder(const fs::path& folder, absl::string_view end) {
 
 bool IsOfWord(char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_'; }
 
-// Whether the word is there, and not as a part of a longer one.
+// Returns true if the text has the word, not just as a part of a longer word.
 bool HasWord(absl::string_view text, absl::string_view word) {
   for (size_t at = text.find(word); at != text.npos; at = text.find(word, at + 1)) {
     const size_t end = at + word.size();
@@ -69,7 +69,7 @@ TEST(CompletenessTest, EveryFormatIsInThePages) {
 TEST(CompletenessTest, EveryScaledFormatAndOptimizerHasGoldenCases) {
   const std::string index = Text("tests/golden/index.json");
   for (const FormatTraits& format : kFormats) {
-    // What is not scaled is cast, element by element, and casts have cases of their own.
+    // Formats without scales are casts of single elements, which have cases of their own.
     if (format.scale_type == ScaleType::kNone) continue;
     EXPECT_TRUE(HasWord(index, format.name)) << "no golden case of " << format.name;
   }
@@ -114,7 +114,7 @@ TEST(CompletenessTest, EveryCommandIsInTheTableThePagesAndTheTests) {
   for (const ctl::CommandInfo* command : ctl::Commands()) {
     EXPECT_TRUE(HasWord(operations, command->name) || HasWord(Text("docs/convert.md"), command->name))
         << "neither docs/operations.md nor docs/convert.md names " << command->name;
-    // As an argument that a test gives to the program.
+    // Looks for an argument that a test gives to the program.
     const std::vector<std::string> words = absl::StrSplit(command->name, ' ');
     EXPECT_TRUE(absl::StrContains(tests, absl::StrCat("\"", words.back(), "\"")))
         << "no test of the program runs " << command->name;

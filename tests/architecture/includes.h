@@ -17,8 +17,8 @@ struct Include {
   std::string header;  // as written
 };
 
-// The files under `folder`, without those of a longer folder in the same tower. They include each other, lower floors,
-// Abseil and these libraries.
+// The files under `folder`, except for files of a longer folder in the same tower. They include each other, lower
+// floors, Abseil and these libraries.
 struct Floor {
   std::string folder;                  // ends with a slash
   std::vector<std::string> libraries;  // folders of headers, with a slash at the end, or headers

@@ -1,4 +1,4 @@
-// How benchmarks begin: with counts by position on the command line, and those of GPUs only where there is one.
+// Positional counts on the command line of benchmarks, and a check that GPU benchmarks find a GPU.
 #ifndef PARAMSHARD_TESTS_BENCH_ARGUMENTS_H_
 #define PARAMSHARD_TESTS_BENCH_ARGUMENTS_H_
 
@@ -13,7 +13,7 @@
 
 namespace paramshard {
 
-// Of a count, its name, where it goes, and its range.
+// A count on the command line: its name, its variable and its range.
 struct Count {
   const char* name;
   int* value;
@@ -21,23 +21,23 @@ struct Count {
   int most = 1'000'000;
 };
 
-// The command line is wrong.
+// Ends the program, whose command line is wrong.
 [[noreturn]] inline void EndWithUsage(absl::string_view what) {
   std::cerr << what << std::endl;
   std::exit(2);
 }
 
-// Sets the counts that are given, in their order; the others keep their values. Anything else ends the program with 2.
+// Sets the given counts in order; the others keep their values. Ends the program with 2 if an argument is wrong.
 inline void ReadCounts(int argc, char** argv, const std::vector<Count>& counts) {
   const int given = argc - 1;
   const int most = static_cast<int>(counts.size());
-  if (given > most) EndWithUsage(absl::StrCat("at most ", most, " counts expected, got ", given));
+  if (given > most) EndWithUsage(absl::StrCat("want at most ", most, " counts, got ", given));
   for (int i = 0; i < given; ++i) {
     const Count& count = counts[i];
     const char* const argument = argv[i + 1];
     if (absl::SimpleAtoi(argument, count.value) && *count.value >= count.least && *count.value <= count.most) continue;
-    EndWithUsage(absl::StrCat("argument ", i + 1, ", ", count.name, ": a number from ", count.least, " to ", count.most,
-                              " expected, got '", argument, "'"));
+    EndWithUsage(absl::StrCat("argument ", i + 1, ", ", count.name, ": want a number from ", count.least, " to ",
+                              count.most, ", got '", argument, "'"));
   }
 }
 

@@ -33,11 +33,10 @@ TEST(ReadCountsTest, CountsThatAreNotGivenKeepTheirValues) {
 
 TEST(ReadCountsDeathTest, WhatIsNoNumberOfTheRangeIsNamed) {
   for (const char* gpus : {"", "four", "4x", "4.5", "1", "9", "99999999999", "--help"}) {
-    EXPECT_EXIT(Read({gpus}), testing::ExitedWithCode(2), "argument 1, GPUS: a number from 2 to 8 expected, got '")
-        << gpus;
+    EXPECT_EXIT(Read({gpus}), testing::ExitedWithCode(2), "argument 1, GPUS: want a number from 2 to 8, got '") << gpus;
   }
-  EXPECT_EXIT(Read({"4", "0"}), testing::ExitedWithCode(2), "ITERATIONS: a number from 1 to 1000000 expected, got '0'");
-  EXPECT_EXIT(Read({"4", "5", "6"}), testing::ExitedWithCode(2), "at most 2 counts expected, got 3");
+  EXPECT_EXIT(Read({"4", "0"}), testing::ExitedWithCode(2), "ITERATIONS: want a number from 1 to 1000000, got '0'");
+  EXPECT_EXIT(Read({"4", "5", "6"}), testing::ExitedWithCode(2), "want at most 2 counts, got 3");
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// What a step of the block trainer does beside its matrix products: nothing, calls of the client library, or NCCL.
+// Calls of the block trainer's step beside its matrix products: none, calls of the client library, or NCCL.
 #ifndef PARAMSHARD_TESTS_BENCH_BLOCK_CALLS_H_
 #define PARAMSHARD_TESTS_BENCH_BLOCK_CALLS_H_
 
@@ -36,15 +36,15 @@ class BlockCalls {
   virtual void* Gradient(int /*weight*/) { return nullptr; }
   virtual void EndGradients(int /*block*/) {}
   virtual void EndStep() {}
-  // Until what EndStep has begun is done or enqueued on the stream.
+  // Waits until the work that EndStep() has begun is done or enqueued on the stream.
   virtual void Finish() {}
 };
 
 // The client library: gathers, two ahead; with `pushes` gradients and a commit too. The model outlives it.
 std::unique_ptr<BlockCalls> MakeClientCalls(Model& model, int blocks, bool pushes, cudaStream_t stream);
 
-// FSDP as it is done without a daemon: all-gathers two ahead on a stream beside, bf16 reduce-scatters on another one,
-// the norm over all ranks, and AdamW on the shard. Each of the two communicators is used by one stream.
+// FSDP without a daemon: all-gathers two ahead on a stream of their own, bf16 reduce-scatters on another stream, the
+// norm over all ranks, and AdamW on the shard. Each of the two communicators is used by one stream.
 struct NcclCallsOptions {
   int blocks = 0;
   int rank = 0;

@@ -66,7 +66,7 @@ StepTimes BlockProducts::Run(BlockCalls& calls, int steps, bool products, absl::
   return times;
 }
 
-// Of small integers: real products draw the power of random bits.
+// Fills memory with random numbers: products of constants would draw less power than real products.
 void BlockProducts::Randomize(const gpu::DeviceMemory& memory) {
   std::vector<uint16_t> values(memory.size_bytes() / 2);
   uint32_t state = 1;

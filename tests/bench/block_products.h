@@ -1,4 +1,4 @@
-// The matrix products of Llama-3-8B blocks, forward and backward: what a trainer's GPU is busy with in benchmarks.
+// The matrix products of Llama-3-8B blocks, forward and backward: the load of a trainer's GPU in benchmarks.
 #ifndef PARAMSHARD_TESTS_BENCH_BLOCK_PRODUCTS_H_
 #define PARAMSHARD_TESTS_BENCH_BLOCK_PRODUCTS_H_
 
@@ -14,7 +14,7 @@
 
 namespace paramshard {
 
-// Of a step, on average.
+// Average times of a step.
 struct StepTimes {
   double seconds = 0;
   double between_steps = 0;  // seconds too
@@ -31,7 +31,7 @@ class BlockProducts {
   StepTimes Run(
       BlockCalls& calls, int steps, bool products, absl::FunctionRef<void()> enqueued = [] {});
 
-  // Of each step of the last run: seconds from its first product to the next one's, or to the end.
+  // Seconds of each step of the last run, from its first product to the first product of the next step, or to the end.
   const std::vector<double>& step_seconds() const { return step_seconds_; }
 
  private:

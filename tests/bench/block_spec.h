@@ -14,7 +14,7 @@ struct BlockWeight {
   int64_t rows;
   int64_t columns;
 };
-// Of a Llama-3-8B block.
+// Weights of a Llama-3-8B block.
 inline constexpr BlockWeight kBlockWeights[] = {{"q", 4096, 4096},    {"k", 1024, 4096},     {"v", 1024, 4096},
                                                 {"o", 4096, 4096},    {"gate", 14336, 4096}, {"up", 14336, 4096},
                                                 {"down", 4096, 14336}};

@@ -1,5 +1,5 @@
-// A stand-in for a trainer: the matrix products of Llama-3-8B blocks, forward and backward, on every GPU, around what
-// moves weights and gradients. What that costs is the difference between loops that run in turns.
+// A stand-in for a trainer: the matrix products of Llama-3-8B blocks, forward and backward, on every GPU, with the
+// transfers of weights and gradients. The cost of transfers is the difference between loops that run in turns.
 //
 // Usage: block_trainer [GPUS] [BLOCKS] [STEPS] [ROUNDS] [LOOPS]. cuBLAS is loaded at run time: it is too large to carry
 // along (LD_LIBRARY_PATH says where it is), and so is NCCL ($PARAMSHARD_NCCL_LIBRARY). Loops, each with the products of
@@ -17,9 +17,9 @@
 // Before the daemon starts and after it has ended the products run too: `no daemon`.
 //
 // Times are of the slowest rank, medians over the rounds; `of products` is the ratio to the products' loop. `between
-// steps` is the time from a step's last product to the next one's first, of the rank that has the least of it (the
-// others wait for that one as well): what of commit and first gather is exposed. `daemon` is what the daemon uses of a
-// core meanwhile; power and clock are the first GPU's: of the whole loop, and when its products have been enqueued.
+// steps` is the time from a step's last product to the first product of the next step, on the rank with the shortest
+// time (the other ranks wait for it): the exposed part of commit and first gather. `daemon` is the daemon's use of a
+// core; power and clock are the first GPU's: over the whole loop, and when its products have been enqueued.
 
 #include <cuda_runtime.h>
 #include <sys/mman.h>
@@ -97,7 +97,7 @@ ModelSpec Spec(int blocks, GradientSums sums) {
   return spec;
 }
 
-// What the first GPU and the daemon do in a loop. 0 where the GPU does not say.
+// Load of the first GPU and of the daemon in a loop. 0 if the GPU does not report it.
 struct Usage {
   double watts = 0;
   int megahertz = 0;
@@ -106,7 +106,7 @@ struct Usage {
 
 using LoopTimes = StepTimes[kMaxRounds][kMaxGpus];
 
-// What the processes share.
+// Memory that the processes share.
 struct Board {
   ProcessBarrier barrier;
   LoopTimes times[kLoopCount] = {};
@@ -159,7 +159,7 @@ double Median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-// Of a process, over a stretch of time.
+// Cores that the daemon uses between Begin() and End().
 class CoreMeter {
  public:
   explicit CoreMeter(const test::DaemonProcess& daemon) : daemon_(daemon) {}
@@ -179,10 +179,10 @@ class CoreMeter {
   absl::Duration cpu_, time_;
 };
 
-// Of one step: a product forward and two backward for every weight.
+// Returns the operations of one step: a product forward and two backward for every weight.
 double Operations(int blocks) { return 6.0 * kTokens * static_cast<double>(BlockElements()) * blocks; }
 
-// Of the slowest rank of each round, in seconds.
+// Returns the seconds of the slowest rank in each round.
 std::vector<double> SlowestRanks(const LoopTimes& times, const Arguments& arguments) {
   std::vector<double> seconds;
   for (int round = 0; round < arguments.rounds; ++round) {
@@ -265,7 +265,7 @@ void PrintIdle(const test::DaemonProcess& daemon) {
   std::cout << absl::StrFormat("idle, models open: daemon %.3f cores\n", idle.cores());
 }
 
-// What a loop uses, over its rounds.
+// Usage of a loop, over its rounds.
 class UsageMeter {
  public:
   UsageMeter(const test::DaemonProcess& daemon, const GpuPower& power) : cores_(daemon), power_(&power) {}
@@ -327,7 +327,7 @@ void Train(const test::DaemonProcess& daemon, int rank, const Arguments& argumen
   board.barrier.Await(arguments.gpus);
 }
 
-// Without what this machine lacks.
+// Returns the arguments without loops that this machine cannot run.
 Arguments Possible(Arguments arguments) {
   const absl::Status nccl = NcclRank::Available(NcclRank::Kind::kKernels);
   if (nccl.ok() || !arguments.HasNccl()) return arguments;
@@ -390,8 +390,8 @@ int main(int argc, char** argv) {
   if (argc == 6) {
     arguments.loops = argv[--argc];
     if (arguments.loops.find_first_not_of(paramshard::kLoopLetters) != std::string::npos) {
-      paramshard::EndWithUsage(absl::StrCat("argument 5, LOOPS: letters of ", paramshard::kLoopLetters,
-                                            " expected, got '", arguments.loops, "'"));
+      paramshard::EndWithUsage(absl::StrCat("argument 5, LOOPS: want letters of ", paramshard::kLoopLetters, ", got '",
+                                            arguments.loops, "'"));
     }
   }
   paramshard::ReadCounts(argc, argv,

@@ -1,10 +1,10 @@
-// What the coordinator costs as worlds grow: nodes are simulated in this process, each with eight devices.
+// Cost of the coordinator as worlds grow. Nodes are simulated in this process, each with eight devices.
 //
 // Usage: coordinator_bench [NODES...], without: 8 64 256 1000.
 //
-// A vote is timed from the first node's vote until every node has its answer: nodes that are called when there is one, a
-// thread for each node that waits, and nodes that call over gRPC on loopback, all of them this process. Messages and bytes are those that
-// node 0 sends and receives, as protobuf serializes them.
+// A vote is timed from the first node's vote until every node has its answer: nodes that are called when there is one,
+// a thread for each node that waits, and nodes that call over gRPC on loopback, all of them this process. Messages and
+// bytes are the ones that node 0 sends and receives, as protobuf serializes them.
 
 #include <grpcpp/grpcpp.h>
 
@@ -43,7 +43,7 @@ double Milliseconds(absl::Duration duration) { return absl::ToDoubleMilliseconds
 
 absl::Duration Since(SteadyTime begin) { return absl::FromChrono(SteadyNow() - begin); }
 
-// Of what passes through node 0.
+// Messages that pass through node 0.
 struct Traffic {
   int64_t messages = 0;
   int64_t bytes = 0;
@@ -58,7 +58,7 @@ std::string Text(const Traffic& traffic) {
   return absl::StrFormat("%d messages of %.3f MB", traffic.messages, static_cast<double>(traffic.bytes) / 1e6);
 }
 
-// What node 0 would send to a node.
+// Counts the messages that node 0 would send to a node.
 class CountingSink final : public NodeSink {
  public:
   explicit CountingSink(Traffic* traffic) : traffic_(traffic) {}
@@ -265,8 +265,8 @@ int main(int argc, char** argv) {
   for (int i = 1; i < argc; ++i) {
     int nodes = 0;
     if (!absl::SimpleAtoi(argv[i], &nodes) || nodes < 2 || nodes > paramshard::server::kMostNodes) {
-      paramshard::EndWithUsage(absl::StrCat("argument ", i, ", NODES: a number from 2 to ",
-                                            paramshard::server::kMostNodes, " expected, got '", argv[i], "'"));
+      paramshard::EndWithUsage(absl::StrCat("argument ", i, ", NODES: want a number from 2 to ",
+                                            paramshard::server::kMostNodes, ", got '", argv[i], "'"));
     }
     worlds.push_back(nodes);
   }

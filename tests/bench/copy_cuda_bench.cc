@@ -61,7 +61,7 @@ double Microseconds() {
   return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-// One rank's memory and stream: its own pieces, and what the others write.
+// One rank's memory and stream: its own pieces, and the pieces that other ranks write.
 class Rank {
  public:
   Rank(int gpu, int gpus, void* words) : gpu_(gpu), words_(static_cast<uint8_t*>(words) + gpu * 4096) {

@@ -1,4 +1,4 @@
-// Bytes of every format and state: what a gather brings, as the client counts it, and what the daemon holds, by class.
+// Bytes of every format and state: gathered bytes, as the client counts them, and the daemon's memory, by class.
 //
 // Usage: footprint_bench [RANKS]. The shapes of a Llama-3-8B block on cpu devices; all figures are bytes an element.
 // Prints the tables of docs/formats.md.
@@ -71,7 +71,7 @@ int64_t GatheredBytes(Model& model, Phase phase) {
   return model.gathered_bytes() - before;
 }
 
-// Rank 0 fills in what was gathered.
+// Trains; rank 0 fills in the gathered bytes.
 void Train(const std::string& socket_dir, int rank, const ModelSpec& spec, const std::vector<Phase>& phases,
            std::map<Phase, int64_t>& gathered) {
   Client client = OrDie(Client::Connect({.rank = rank, .socket_dir = socket_dir, .prefetch = false}), "connect");
@@ -103,7 +103,7 @@ std::map<std::string, int64_t> Held(const std::string& socket_dir) {
   return held;
 }
 
-// A model that nobody trains.
+// Measures the daemon's memory of a model without trainers.
 std::map<std::string, int64_t> MeasureHeld(const std::string& socket_dir, const Storage& storage) {
   Client client = OrDie(Client::Connect({.rank = 0, .socket_dir = socket_dir}), "connect");
   OrDie(client.CreateModel(Spec(storage, true)).status(), "create");

@@ -62,7 +62,7 @@ enum Arm { kUsable, kArrived, kNccl, kNcclZeroCta, kArmCount };
 constexpr const char* kArmNames[] = {"usable", "arrived", "NCCL", "NCCL 0-CTA"};
 constexpr const char* kLoadNames[] = {"idle", "saturated"};
 
-// What trainers share: a barrier, and their measurements of the size at hand.
+// Memory that trainers share: a barrier, and their measurements of the current size.
 struct Board {
   ProcessBarrier barrier;
   double times[2][kArmCount][kMaxGpus][kMaxIterations] = {};
@@ -186,7 +186,7 @@ class Load {
   std::thread thread_;
 };
 
-// What one rank measures with.
+// Measurements of one rank.
 class Rank {
  public:
   Rank(Model& model, int gpus, Board& board)

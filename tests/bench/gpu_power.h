@@ -7,7 +7,7 @@
 
 namespace paramshard {
 
-// Readings are 0 where NVML is not there or refuses.
+// Readings are 0 if NVML is not found or fails.
 class GpuPower {
  public:
   explicit GpuPower(int gpu) {
@@ -29,7 +29,7 @@ class GpuPower {
     return static_cast<double>(millijoules) / 1e3;
   }
 
-  // Of the multiprocessors, now.
+  // Current clock of the multiprocessors.
   int Megahertz() const {
     constexpr int kMultiprocessors = 1;
     unsigned megahertz = 0;

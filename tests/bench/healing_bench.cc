@@ -1,8 +1,7 @@
-// How long a daemon takes to get the state that it has lost from a replica: from the call that opens the model to the
-// epoch's start, in turns with an epoch that nobody is healed in. Two daemons of this machine, each with one device and
-// without a keeper.
+// Time in which a daemon gets its lost state from a replica: from the call that opens the model to the epoch's start,
+// in turns with an epoch without healing. Two daemons of this machine, each with one device and without a keeper.
 //
-// Usage: healing_bench [MILLIONS [TIMES]]: of parameters, which take 12 bytes of state each. On GPUs where
+// Usage: healing_bench [MILLIONS [TIMES]]: millions of parameters, with 12 bytes of state each. On GPUs if
 // PARAMSHARD_TEST_DEVICES says so.
 
 #include <algorithm>

@@ -1,6 +1,5 @@
-// What a commit's records cost: one commit after the other, prepared, decided, marked and answered, into a journal that
-// nobody reads. Nothing else runs meanwhile, so the journal is in a cache as far as it fits there; in a daemon it is
-// not.
+// Cost of a commit's records: one commit after the other is prepared, decided, marked and answered in a journal without
+// readers. Nothing else runs, so the journal stays in a cache as far as it fits; in a daemon it does not.
 //
 // `bytes` is what one commit stores.
 

@@ -1,13 +1,13 @@
-// How near the kernels come to the speed of memory.
+// Speed of the kernels relative to the speed of memory.
 //
 // Every benchmark alternates between a pass of memcpy and a pass of the kernel, on the same threads and with arrays
-// larger than any cache, and reports the median of the ratios of their speeds as `of_memcpy`. Bytes are those that a
-// pass reads plus those that it writes, for memcpy too. The kernels themselves start no threads: here each thread has
-// rows of its own.
+// larger than any cache, and reports the median of the ratios of their speeds as `of_memcpy`. Bytes are the bytes that
+// a pass reads plus the bytes that it writes, for memcpy too. The kernels themselves start no threads: here each thread
+// has rows of its own.
 //
 // MovedAdam alternates between a step in place and one that moves the state (state_bands.h), and reports the median of
-// the ratios of their times as `of_in_place`, with the quarters of them between which it lies. Each thread has a state
-// of its own, and times are those that threads were on a processor.
+// the ratios of their times as `of_in_place`, with the quartiles. Each thread has a state of its own, and times are
+// threads' CPU times.
 //
 // KeptAdam alternates likewise between a step in place on private memory of the daemon and one on memory that a keeper
 // holds, which is shared and has small pages, and reports `of_private`.
@@ -144,7 +144,7 @@ int64_t PlaneBytes(const Encoding& encoding) {
          ScaleBytes(encoding, Plane::kColumnWise, kRows, kCols);
 }
 
-// The scale of a whole tensor is that of each extent: here each thread writes one of its own.
+// Every extent stores the scale of the whole tensor: here each thread writes its own copy.
 MutablePlane RowWiseAt(const Encoding& encoding, int64_t row) {
   Arrays& arrays = SharedArrays();
   const bool of_tensor = NeedsAmax(encoding.format) && AmaxBytes(encoding.format) == 0;
@@ -152,7 +152,7 @@ MutablePlane RowWiseAt(const Encoding& encoding, int64_t row) {
           arrays.row_scales.data() + (of_tensor ? 4 * row : ScaleBytes(encoding, Plane::kRowWise, row, kCols))};
 }
 
-// As after earlier steps on the values of FillState().
+// Scaling after earlier steps on the values of FillState().
 constexpr TensorScaling kScaling = {.amax = 0.12f, .scale = 2048.0f};
 
 MutablePlane ColumnWiseAt(const Encoding& encoding, int64_t row) {
@@ -166,7 +166,7 @@ void FillNormal(std::vector<float>& values, int64_t stream, float standard_devia
   FillInitialValues({Initializer::kNormal, 0.0f, standard_deviation}, 1, stream, 0, kCount, values.data());
 }
 
-// What gradients and moments hold. Rows without a gradient keep zero or subnormal moments.
+// Contents of gradients and moments. Rows without a gradient keep zero or subnormal moments.
 enum class Contents { kRandom, kZero, kSubnormal };
 
 void FillState(Contents contents, Arrays& arrays) {
@@ -341,7 +341,7 @@ void BM_MovedAdam(benchmark::State& state, Encoding encoding, MomentType moments
   state.counters["ns_per_element"] = Median(nanoseconds);
 }
 
-// What a step with FP32 moments reads, in memory as the daemon allocates it.
+// Input of a step with FP32 moments, in memory as the daemon allocates it.
 class StepArrays {
  public:
   explicit StepArrays(server::Sharing sharing) {

@@ -1,4 +1,4 @@
-// How near the GPU kernels come to the speed of the GPU's memory.
+// Speed of the GPU kernels relative to the speed of the GPU's memory.
 //
 //   kernel_cuda_bench [--json=FILE] [PART_OF_A_NAME]
 //
@@ -152,7 +152,7 @@ struct Shape {
   bool is_vector = false;
 };
 
-// A set of extents. Vectors are BF16 whatever the matrices' format.
+// A set of extents. Vectors are BF16 for every format of matrices.
 struct Model {
   std::string name;
   std::vector<Shape> shapes;
@@ -316,7 +316,7 @@ class AdamBench {
       // The weights are read, too.
       extent.state.remainder = reinterpret_cast<int16_t*>(TakeState(kRemainders, shape.rows, shape.columns * 2));
       bytes_ += count * (GradientBytes(arm_.gradients) + 2 * 2 + 2);
-      // Those that move are not the plane, which is written besides.
+      // Weights that move are apart from the plane, which is written too.
       if (moves()) {
         extent.state.weights = reinterpret_cast<uint16_t*>(TakeState(kMasters, shape.rows, shape.columns * 2));
         bytes_ += count * 2;
@@ -421,7 +421,7 @@ class AdamBench {
     Check(SplitMaster(values, count, weights, extent.state.remainder, bench_.stream()));
   }
 
-  // Moments in blocks begin at zero: the steps before the first timed one make them what they are later.
+  // Moments in blocks begin at zero: the untimed first steps give them realistic values.
   void FillMoments(const InitialValue& value, int64_t parameter, int64_t count, const MutableMoment& moment,
                    int64_t scale_count) {
     if (HasMomentScales(moment.type)) {
@@ -454,7 +454,7 @@ class AdamBench {
   AdamArm arm_;
   std::vector<AdamExtent> extents_;
   int64_t bytes_ = 0;
-  // Of a state that moves.
+  // Layouts of a state that moves.
   std::vector<BandedArray> layouts_ = std::vector<BandedArray>(kStateArrays);
   uint8_t* first_[kStateArrays] = {};
   PinnedArray<uint64_t> marks_ = NewMarks();
@@ -526,7 +526,7 @@ void MeasureSteps(Bench& bench, Arenas& arenas) {
   }
 }
 
-// A plane is decoded whatever its codes are: random ones hold every kind of value.
+// Decodes random codes, which hold every kind of value.
 void MeasureDecode(Bench& bench, Arenas& arenas, const Encoding& encoding, Plane plane, int64_t rows, int64_t cols) {
   arenas.state.Clear();
   arenas.planes.Clear();
@@ -620,7 +620,7 @@ void MeasureOthers(Bench& bench, Arenas& arenas) {
   constexpr int kMostSources = 4;
   for (GradientType type : {GradientType::kFP32, GradientType::kBF16}) {
     const std::string type_name = type == GradientType::kFP32 ? "fp32" : "bf16";
-    // Numbers of the type: what is not finite is counted, which takes longer.
+    // Fills sources with finite numbers: counting others would take longer.
     const void* sources[kMostSources];
     for (int s = 0; s < kMostSources; ++s) {
       float* const values = s == 0 ? a : floats();

@@ -14,7 +14,7 @@ namespace paramshard {
 
 inline constexpr double kMatricesStateBytes = 12;  // of a parameter: a master and two moments
 
-// So many million parameters in BF16, in units of 50 million.
+// Returns a model of `millions` million parameters in BF16, in units of 50 million.
 inline ModelSpec Matrices(int millions) {
   constexpr int64_t kColumns = 4096;
   ModelSpec spec;

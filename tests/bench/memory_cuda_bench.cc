@@ -1,8 +1,8 @@
-// Memory of GPUs: what a daemon takes for itself, and what a model takes, by class.
+// Memory of GPUs: the daemon's own, and a model's, by class.
 //
 // Usage: memory_cuda_bench [GPUS] [BLOCKS]. Llama-3-8B blocks in FP8 with fp32 moments, bf16 gradients, gradients
-// summed at the commit and at the push. Used bytes are the driver's, of the first GPU; those of this process's own
-// context are in none of the differences. tests/bench/fsdp2_memory.py prints the same of PyTorch's FSDP2.
+// summed at the commit and at the push. Used bytes are the driver's count for the first GPU; differences exclude this
+// process's own context. tests/bench/fsdp2_memory.py prints the same for PyTorch's FSDP2.
 
 #include <cuda_runtime.h>
 

@@ -1,4 +1,4 @@
-// What observations cost the threads that make them: docs/performance.md, "Metrics".
+// Cost of observations for the threads that make them: docs/performance.md, "Metrics".
 
 #include <benchmark/benchmark.h>
 
@@ -41,7 +41,8 @@ void TimeOne(benchmark::State& state) {
 }
 BENCHMARK(TimeOne)->Threads(1)->Threads(2);
 
-// Of every turn of a gather thread. All ranks wait for the last one's gradients, and have sent a gather that it has not.
+// Words that a gather thread reads in every turn. All ranks wait for the last rank's gradients, and have sent a gather
+// that the last rank has not.
 class Words final : public TrainerWords {
  public:
   explicit Words(int ranks) : last_(ranks - 1) {}

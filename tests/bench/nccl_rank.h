@@ -1,4 +1,4 @@
-// NCCL inside the trainers' own processes: what benchmarks set beside the daemon's gathers.
+// NCCL inside the trainers' own processes, which benchmarks compare with the daemon's gathers.
 #ifndef PARAMSHARD_TESTS_BENCH_NCCL_RANK_H_
 #define PARAMSHARD_TESTS_BENCH_NCCL_RANK_H_
 
@@ -11,7 +11,7 @@
 
 namespace paramshard {
 
-// One rank of a communicator. Every call is made by all ranks alike; what fails ends the process.
+// One rank of a communicator. All ranks make the same calls; a failure ends the process.
 class NcclRank {
  public:
   enum class Kind {
@@ -19,10 +19,11 @@ class NcclRank {
     kZeroCta,  // copy engines: in symmetric windows, in place, no kernel
   };
 
-  // FAILED_PRECONDITION saying what the library or this build lacks. It is $PARAMSHARD_NCCL_LIBRARY, else libnccl.so.2.
+  // FAILED_PRECONDITION if the library ($PARAMSHARD_NCCL_LIBRARY, else libnccl.so.2) or this build lacks something; the
+  // message names it.
   static absl::Status Available(Kind kind);
 
-  // Of rank 0, for all.
+  // Makes the id of rank 0, for all ranks.
   static ncclUniqueId MakeId();
   // On the current device; waits for the others.
   NcclRank(Kind kind, const ncclUniqueId& id, int rank, int size);

@@ -60,7 +60,7 @@ class Commits {
     absl::Time at;
     absl::Duration gap;  // since the commit before
   };
-  // Waits for the first commit of so many replicas in an epoch behind that one.
+  // Waits for the first commit of `replicas` replicas in an epoch after `epoch`.
   First Await(int replicas, int64_t epoch) const {
     std::optional<First> first;
     const auto is_there = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
@@ -74,7 +74,8 @@ class Commits {
     };
     absl::MutexLock lock(&mu_);
     if (!mu_.AwaitWithTimeout(absl::Condition(&is_there), kPatience)) {
-      OrDie(absl::DeadlineExceededError(absl::StrCat("a commit of ", replicas, " replicas expected")), "train");
+      OrDie(absl::DeadlineExceededError(absl::StrCat("timed out waiting for a commit of ", replicas, " replicas")),
+            "train");
     }
     return *first;
   }

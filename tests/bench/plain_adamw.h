@@ -1,4 +1,4 @@
-// AdamW as a trainer without a daemon runs it on its shard: what torch.optim.AdamW(fused=True) does, and a cast of the
+// AdamW of a trainer without a daemon, on its shard: the step of torch.optim.AdamW(fused=True), and a cast of the
 // weights for the next gather.
 #ifndef PARAMSHARD_TESTS_BENCH_PLAIN_ADAMW_H_
 #define PARAMSHARD_TESTS_BENCH_PLAIN_ADAMW_H_
@@ -15,7 +15,7 @@ struct PlainAdamW {
   float* parameter = nullptr;
   float* exp_avg = nullptr;
   float* exp_avg_sq = nullptr;
-  void* weight = nullptr;  // what is gathered: bf16, or E4M3 without scales
+  void* weight = nullptr;  // gathered weights: bf16, or E4M3 without scales
   bool eight_bit_weight = false;
   int64_t count = 0;
   double* square_sum = nullptr;  // of all gradients

@@ -6,7 +6,7 @@
 
 namespace paramshard {
 
-// In shared memory. Spins: who waits is measured a moment later.
+// A barrier in shared memory. Spins, because the measurement begins a moment later.
 class ProcessBarrier {
  public:
   void Await(int count) {

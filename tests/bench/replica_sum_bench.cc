@@ -1,5 +1,5 @@
-// Sums of gradients over daemons that hold replicas, each with one `cpu` device, all of them threads of this process that
-// are connected over loopback.
+// Sums of gradients over daemons that hold replicas, each with one `cpu` device, all of them threads of this process
+// that are connected over loopback.
 //
 // Usage: replica_sum_bench [DAEMONS [ELEMENTS [TIMES]]]. A push lasts until the slowest daemon has its sum.
 
@@ -71,7 +71,7 @@ struct Replica {
   std::unique_ptr<ComputeDevice> device;
   Memory arena, slots, words, accumulator;
   int64_t received = 0;
-  std::unique_ptr<Collectives> engine;  // before what it uses
+  std::unique_ptr<Collectives> engine;  // destroyed before the members that it uses
 };
 
 void MakeReplica(const ModelSpec& model, const Layout& layout, std::unique_ptr<Mesh> mesh, Replica& replica) {

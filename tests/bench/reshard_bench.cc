@@ -1,9 +1,9 @@
-// How long a restore takes that cuts a model otherwise than it was saved, of one that does not.
+// Time of a restore that cuts a model differently from the save, relative to a restore that does not.
 //
-// Usage: reshard_bench BLOCKS TIMES SAVED:RESTORED... Worlds are a kind of devices and how many of one daemon: cpu8:cuda1
-// is what eight cpu devices have saved, restored by one GPU. Each pair is measured in turns with a restore of what the
-// second world has saved itself. Checkpoints lie in a folder of $PARAMSHARD_BENCH_DIR (without: the folder for temporary
-// files), which needs 12 bytes a parameter for each world that saves; a block has 218 million.
+// Usage: reshard_bench BLOCKS TIMES SAVED:RESTORED... Worlds are a kind of devices and how many of one daemon:
+// cpu8:cuda1 is what eight cpu devices have saved, restored by one GPU. Each pair is measured in turns with a restore
+// of what the second world has saved itself. Checkpoints lie in a folder of $PARAMSHARD_BENCH_DIR (without: the folder
+// for temporary files), which needs 12 bytes a parameter for each world that saves; a block has 218 million.
 
 #include <unistd.h>
 
@@ -39,7 +39,7 @@ using ctl::AdminClient;
 constexpr char kModel[] = "blocks";
 constexpr absl::Duration kLongest = absl::Minutes(10);
 
-// Of one daemon, as it is written on the command line.
+// Devices of one daemon, as written on the command line.
 struct Devices {
   std::string kind;
   int count = 0;
@@ -53,7 +53,7 @@ Devices DevicesOf(const std::string& word) {
     if (!absl::StartsWith(word, kind)) continue;
     if (absl::SimpleAtoi(word.substr(kind.size()), &devices.count) && devices.count > 0) return devices;
   }
-  EndWithUsage(absl::StrCat("devices expected, cpu8 or cuda1, got '", word, "'"));
+  EndWithUsage(absl::StrCat("want devices such as cpu8 or cuda1, got '", word, "'"));
 }
 
 struct Pair {
@@ -62,11 +62,11 @@ struct Pair {
 
 Pair PairOf(const std::string& word) {
   const std::vector<std::string> both = absl::StrSplit(word, ':');
-  if (both.size() != 2) EndWithUsage(absl::StrCat("SAVED:RESTORED expected, got '", word, "'"));
+  if (both.size() != 2) EndWithUsage(absl::StrCat("want SAVED:RESTORED, got '", word, "'"));
   return {.saved = DevicesOf(both[0]), .restored = DevicesOf(both[1])};
 }
 
-// A daemon that has the model, which nobody trains.
+// A daemon with a model without trainers.
 class Daemon {
  public:
   Daemon(const Devices& devices, const std::string& save_dir, int blocks) {
@@ -149,7 +149,7 @@ void Main(int blocks, int times, const std::vector<Pair>& pairs) {
   const char* const root = std::getenv("PARAMSHARD_BENCH_DIR");
   const std::string folder =
       absl::StrCat(root != nullptr ? root : std::filesystem::temp_directory_path().string(), "/reshard-", getpid());
-  std::map<std::string, std::string> checkpoints;  // by the name of who has saved it
+  std::map<std::string, std::string> checkpoints;  // by the name of the devices that saved it
   const auto save = [&](const Devices& devices) {
     if (checkpoints.contains(devices.name())) return;
     const std::string save_dir = absl::StrCat(folder, "/", devices.name());

@@ -1,10 +1,10 @@
-// What saves, restores and a killed server cost a trainer, on GPUs: the block trainer's steps with and without saves,
-// in turns, beside what link and disk can do.
+// Cost of saves, restores and a killed server for a trainer on GPUs: the block trainer's steps with and without saves,
+// in turns, beside the bandwidths of link and disk.
 //
 // Usage: saves_cuda_bench [GPUS] [BLOCKS] [STEPS] [ROUNDS] [KILLS] [TOKENS]. Llama-3-8B blocks in FP8 with fp32
-// moments, cut over the GPUs; every rank's trainer is a thread of this process. Checkpoints, and what the disk is
-// measured with, lie in a folder of $PARAMSHARD_BENCH_DIR (without: the folder for temporary files), which needs three
-// times the state. cuBLAS is loaded at run time (LD_LIBRARY_PATH says where it is).
+// moments, cut over the GPUs; every rank's trainer is a thread of this process. Checkpoints, and the files that measure
+// the disk, lie in a folder of $PARAMSHARD_BENCH_DIR (without: the folder for temporary files), which needs three times
+// the state. cuBLAS is loaded at run time (LD_LIBRARY_PATH says where it is).
 //
 // With 0 ROUNDS servers are killed and nothing else is done: no file is written, so that the state may be larger than
 // the disk.
@@ -62,7 +62,7 @@ using ctl::AdminClient;
 
 constexpr int kMaxGpus = 8;
 constexpr int64_t kPieceBytes = int64_t{64} << 20;
-// What the disk is measured with, piece after piece: more than a cache holds, as a state is.
+// Bytes that the disk is measured with, piece after piece: more than a cache holds, like a state.
 constexpr int64_t kSourceBytes = int64_t{1} << 30;
 constexpr char kModel[] = "blocks";
 constexpr int kRestores = 3;
@@ -93,7 +93,7 @@ void OnAll(int count, const std::function<void(int)>& work) {
 
 // --- Ceilings, in GB/s ---
 
-// Of all GPUs together.
+// Returns the bandwidth of all GPUs together.
 double LinkCeiling(int gpus, cudaMemcpyKind direction) {
   constexpr int64_t kBytes = int64_t{256} << 20;
   constexpr int kTimes = 8;
@@ -121,8 +121,8 @@ double LinkCeiling(int gpus, cudaMemcpyKind direction) {
   return gpus * kTimes * static_cast<double>(kBytes) / *std::max_element(seconds.begin(), seconds.end()) / 1e9;
 }
 
-// What the disk does for files of the bench's own, one for each GPU: around the page cache, and synced, as those of a
-// save are. In GB/s of all together.
+// Files that measure the disk's bandwidth, one for each GPU, in GB/s of all together. They are written around the page
+// cache and synced, like the files of a save.
 class DiskFiles {
  public:
   DiskFiles(int gpus, std::string folder, int64_t file_bytes)
@@ -131,7 +131,7 @@ class DiskFiles {
     for (int gpu = 0; gpu < gpus_; ++gpu) std::filesystem::remove(PathOf(gpu));
   }
 
-  // New files, whose room is taken first: a disk overwrites what it has in less time.
+  // Allocates new files first: overwriting existing files takes a disk less time.
   double Write() const {
     for (int gpu = 0; gpu < gpus_; ++gpu) std::filesystem::remove(PathOf(gpu));
     return Run(O_WRONLY | O_CREAT,
@@ -277,7 +277,7 @@ class Training {
 
 double GigabytesPerSecond(int64_t bytes, double seconds) { return static_cast<double>(bytes) / seconds / 1e9; }
 
-// Beside what the disk did just before, in the same round: it is not the same minute after minute.
+// Compares with the disk's speed just before, in the same round, because it changes from minute to minute.
 void PrintOfDisk(const char* what, const std::vector<double>& speeds, const std::vector<double>& disk) {
   std::vector<double> ratios;
   for (size_t i = 0; i < speeds.size(); ++i) ratios.push_back(speeds[i] / disk[i]);
@@ -301,7 +301,7 @@ v1::Save AwaitLastSave(AdminClient& admin) {
   return last;
 }
 
-// Else the next save deletes them, which takes a disk as long as an eighth of what it was to write them.
+// Otherwise the next save would delete them, which takes a disk an eighth of the time of writing them.
 void RemoveOthers(const std::filesystem::path& checkpoint) {
   for (const auto& entry : std::filesystem::directory_iterator(checkpoint.parent_path())) {
     if (entry.is_directory() && entry.path() != checkpoint) std::filesystem::remove_all(entry.path());
@@ -487,7 +487,7 @@ int main(int argc, char** argv) {
                           {"KILLS", &arguments.kills, 0},
                           {"TOKENS", &arguments.tokens}});
   if (arguments.rounds == 1)
-    paramshard::EndWithUsage("argument 4, ROUNDS: 0, or two or more, expected: the first warms up");
+    paramshard::EndWithUsage("argument 4, ROUNDS: want 0, or at least 2 because the first warms up, got 1");
   paramshard::EndWithoutGpu();
   paramshard::Main(arguments);
 }

@@ -219,7 +219,7 @@ void BenchOpen(Bench& bench) {
   bench.Row("open a model of 10,000 parameters and attach", times.Quantile(1), "s", "< 1");
 }
 
-// Until the daemon has put away what the trainers before left.
+// Waits until the daemon has cleaned up after earlier trainers.
 void AwaitNoSessions(const Bench& bench) {
   RunTrainers([&](int) {
     ctl::AdminClient admin = OrDie(ctl::AdminClient::Connect({.socket_dir = bench.socket_dir}), "admin");

@@ -1,10 +1,10 @@
-// What holds up the copy of a save: the ways from all GPUs at once into the host's memory, part by part.
+// Bottlenecks of the copy of a save: the ways from all GPUs at once into the host's memory, part by part.
 //
-// Usage: staging_cuda_bench [GPUS] [MEBIBYTES] [ROUNDS]. So much of each GPU, copied by 4 to 14 threads for each; GB/s of
-// all GPUs together, the median of rounds, beside what the links do at the same time. Every way begins with pieces of
-// 4 MiB in buffers that are pinned:
+// Usage: staging_cuda_bench [GPUS] [MEBIBYTES] [ROUNDS]. So much of each GPU, copied by 4 to 14 threads for each; GB/s
+// of all GPUs together, the median of rounds, beside what the links do at the same time. Every way begins with pieces
+// of 4 MiB in buffers that are pinned:
 //   link       into pinned memory, nothing else: the ceiling
-//   lanes      by StagingLanes, and nobody looks at what has come
+//   lanes      by StagingLanes, which drops the bytes
 //   copied     and copied into memory in huge pages
 //   hashed     and hashed by rows of 16 KiB, as a save does it
 //   direct     into memory in huge pages that was registered, and hashed there
@@ -70,7 +70,7 @@ void CopyAndHash(uint8_t* target, absl::Span<const uint8_t> bytes, bool hashes) 
   }
 }
 
-// One GPU with what is copied from it, and to where.
+// One GPU, with the sources and targets of its copies.
 struct Gpu {
   int index;
   int64_t size_bytes;

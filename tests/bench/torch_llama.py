@@ -68,7 +68,7 @@ class Arm:
     moments: str = "FP32"
     reduce: str = "FP32"
     compiled_optimizer: bool = False
-    products: str = "bf16"  # or torchao, scaled_mm: who makes FP8 products for FSDP2
+    products: str = "bf16"  # or torchao, scaled_mm: library of FSDP2's FP8 products
     compute: str = "dense"  # of paramshard.torch.shard
 
     @property
@@ -214,7 +214,7 @@ def await_ranks(ranks: list[subprocess.Popen], folder: pathlib.Path, limit: floa
 
 
 def run_arm(name: str, turn: int, options: argparse.Namespace, limit: float) -> dict[str, Any]:
-    """Starts the arm's processes, and puts together what its ranks have measured."""
+    """Starts the arm's processes, and combines the measurements of its ranks."""
     arm = ARMS[name]
     if arm.engine == "plain" and options.world > 1:
         raise ArmSkipped("skipped: it is for one GPU")
@@ -231,7 +231,7 @@ def run_arm(name: str, turn: int, options: argparse.Namespace, limit: float) -> 
 
 
 def keep_logs(folder: pathlib.Path, kept: str | None, prefix: str) -> None:
-    """Of ranks and daemon, where they are wanted."""
+    """Copies the logs of ranks and daemon to the folder `kept`, if there is one."""
     if kept is None:
         return
     for log in folder.glob("*.log"):
@@ -256,7 +256,7 @@ def joined(ranks: list[dict[str, Any]], before: list[int]) -> dict[str, Any]:
 
 
 def run_rounds(options: argparse.Namespace, results: Results, failures: Failures) -> None:
-    """Adds results of each arm, and why some have none. What fails once is not tried again."""
+    """Adds results of each arm, or the reason for having none. Does not retry arms that have failed."""
     deadline = time.monotonic() + options.budget
     for turn in range(1, options.rounds + 1):
         for name in options.arms:
@@ -278,7 +278,7 @@ def run_rounds(options: argparse.Namespace, results: Results, failures: Failures
 
 
 def write_json(options: argparse.Namespace, results: Results, failures: Failures) -> None:
-    """After every run, so that those before are there whatever ends this program."""
+    """Writes all results. Called after every run, so that earlier results survive any end of this program."""
     if options.json:
         summary = {name: summary_of(runs) for name, runs in results.items()}
         pathlib.Path(options.json).write_text(json.dumps(
@@ -303,7 +303,7 @@ def summary_of(runs: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def best_of(summaries: dict[str, dict[str, float]], moments: str | None, key: str) -> float | None:
-    """Of torch's arms without FP8; None where none has run."""
+    """Returns the smallest value among torch's arms without FP8; None if none has run."""
     return min((summary[key] for name, summary in summaries.items()
                 if ARMS[name].is_yardstick and moments in (None, ARMS[name].moments)), default=None)
 
@@ -351,7 +351,7 @@ def compare_products(summaries: dict[str, dict[str, float]]) -> None:
 
 
 def print_hooks(name: str, runs: list[dict[str, Any]]) -> None:
-    """Of the last round; hooks contain the gathers and pushes that they make."""
+    """Prints the times of the last round. Hooks include the gathers and pushes that they make."""
     for what, micros in sorted(runs[-1]["hooks"].items()):
         print(f"{name}: host time of a unit in a step, {what}: median {micros['median'] * 1e6:.0f} us, p90 "
               f"{micros['p90'] * 1e6:.0f} us, most {micros['most'] * 1e6:.0f} us")
@@ -370,36 +370,36 @@ def print_table(head: list[str], rows: list[list[str]]) -> None:
 def options_of(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="; ".join(f"{name}: {arm.what}" for name, arm in ARMS.items()))
     add = parser.add_argument
-    add("--arms", default="A,B,C,F,P32,P16", help="in the order of a round")
+    add("--arms", default="A,B,C,F,P32,P16", help="arms, in the order of a round")
     add("--size", choices=SIZES, default="1.1b")
     add("--device", choices=("cuda", "cpu"), default="cuda")
-    add("--world", type=int, default=1, help="GPUs, and processes")
+    add("--world", type=int, default=1, help="number of GPUs and processes")
     add("--sequence", type=int, default=4096)
-    add("--batch", type=int, default=2, help="sequences of a micro-batch and rank: 8 for 32k tokens")
-    add("--accumulate", type=int, default=1, help="micro-batches of a step")
-    add("--compile", action=argparse.BooleanOptionalAction, default=True, help="blocks, one by one")
-    add("--recompute", action="store_true", help="blocks in the backward: checkpoints, in every arm")
-    add("--gradients", choices=("FP32", "BF16"), default="BF16", help="what paramshard's ranks push")
+    add("--batch", type=int, default=2, help="sequences per micro-batch and rank: 8 for 32k tokens")
+    add("--accumulate", type=int, default=1, help="micro-batches per step")
+    add("--compile", action=argparse.BooleanOptionalAction, default=True, help="compile the blocks, one by one")
+    add("--recompute", action="store_true", help="recompute blocks in the backward pass (checkpointing), in every arm")
+    add("--gradients", choices=("FP32", "BF16"), default="BF16", help="type of gradients that paramshard pushes")
     add("--same-values", action="store_true",
-        help="paramshard imports the initial values of the other arms; else it makes others of the same distribution")
-    add("--learning-rate", type=float, default=3e-5, help="losses of steps without warm-up are to be smooth")
-    add("--warmup", type=int, default=5, help="steps")
+        help="import the other arms' initial values into paramshard; default: draw from the same distribution")
+    add("--learning-rate", type=float, default=3e-5, help="small enough for smooth losses without warm-up")
+    add("--warmup", type=int, default=5, help="steps before the windows")
     add("--windows", type=int, default=5)
-    add("--steps", type=int, default=10, help="of a window")
-    add("--profile-steps", type=int, default=5, help="in which hooks are timed, after the windows")
+    add("--steps", type=int, default=10, help="steps per window")
+    add("--profile-steps", type=int, default=5, help="steps after the windows, in which hooks are timed")
     add("--rounds", type=int, default=1)
-    add("--limit", type=float, default=240.0, help="seconds of an arm")
-    add("--budget", type=float, default=3600.0, help="seconds of all")
-    add("--least", type=float, default=20.0, help="seconds that must be left for another arm to begin")
-    add("--programs", help="folder of paramshardd; else that of the package")
-    add("--daemon-flag", action="append", default=[], help="for paramshardd: --daemon-flag=--keeper=off")
+    add("--limit", type=float, default=240.0, help="longest time of an arm, in seconds")
+    add("--budget", type=float, default=3600.0, help="longest time of all arms, in seconds")
+    add("--least", type=float, default=20.0, help="seconds of the budget that must be left for an arm to begin")
+    add("--programs", help="folder of paramshardd; default: the package's")
+    add("--daemon-flag", action="append", default=[], help="flag for paramshardd, such as --daemon-flag=--keeper=off")
     add("--json", help="file for all figures")
-    add("--logs", help="folder for what ranks and daemons have written")
+    add("--logs", help="folder for the logs of ranks and daemons")
     options = parser.parse_args(arguments)
     options.arms = options.arms.split(",")
     for name in options.arms:
         if name not in ARMS:
-            parser.error(f"--arms: {', '.join(ARMS)} expected, got {name}")
+            parser.error(f"--arms: want some of {', '.join(ARMS)}, got {name}")
     return options
 
 

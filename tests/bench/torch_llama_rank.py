@@ -31,7 +31,7 @@ TYPES = {"FP32": torch.float32, "BF16": torch.bfloat16}
 PATIENCE = 60.0  # seconds that the first rank waits at its end for the others
 
 
-# --- The model, and what it reads ---
+# --- The model, and its input ---
 
 
 class Norm(nn.Module):
@@ -44,7 +44,7 @@ class Norm(nn.Module):
 
 
 class Block(nn.Module):
-    """As Llama has it, without rotations."""
+    """A Llama block without rotary embeddings."""
 
     def __init__(self, size: Size):
         super().__init__()
@@ -128,7 +128,7 @@ def compile_blocks(model: Llama, options: SimpleNamespace) -> None:
 
 def backward(model: Llama, batches: Sequence[torch.Tensor],
              before: Callable[[bool], None] = lambda is_last: None) -> torch.Tensor:
-    """Of all micro-batches; `before` each it is told whether it is the last one. Returns the mean of their losses."""
+    """Runs all micro-batches and returns the mean of their losses. Calls `before(is_last)` before each."""
     total = None
     for index, tokens in enumerate(batches):
         before(index == len(batches) - 1)
@@ -184,7 +184,7 @@ class CompiledAdamW:
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    """Of a sharded one the part that this rank has."""
+    """Returns the tensor as a vector; of a sharded tensor this rank's part."""
     return (tensor.to_local() if hasattr(tensor, "to_local") else tensor).view(-1)
 
 
@@ -219,14 +219,14 @@ def convert_by_torchao(model: Llama) -> None:
 
 
 def _quantized(x: torch.Tensor, dtype: torch.dtype = torch.float8_e4m3fn) -> tuple[torch.Tensor, torch.Tensor]:
-    """One scale for the whole, of its present amax; it multiplies what is quantized back."""
+    """Quantizes with one scale for the whole tensor, from its current amax. Returns the codes and the inverse scale."""
     most = torch.finfo(dtype).max
     scale = x.abs().amax().float().clamp(min=1e-12) / most
     return (x.float() / scale).clamp(-most, most).to(dtype), scale
 
 
 class TensorwiseProduct(torch.autograd.Function):
-    """x W^T and both of its gradients in FP8 with one scale a tensor: E4M3, and E5M2 for what comes back."""
+    """x W^T and both of its gradients in FP8 with one scale per tensor: E4M3, and E5M2 for incoming gradients."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -261,10 +261,10 @@ def convert_by_hand(model: Llama) -> None:
 
 
 class Trainer:
-    """What is measured: `step` enqueues one on micro-batches, and returns its loss."""
+    """A trainer to measure: `step` enqueues one step on micro-batches, and returns its loss."""
 
     def finish(self) -> None:
-        """Waits for what the device's streams do not know."""
+        """Waits for work that is not on the device's streams."""
 
     def figures(self) -> dict[str, Any]:
         return {}
@@ -376,7 +376,7 @@ TRAINERS = {"plain": PlainTrainer, "fsdp2": Fsdp2Trainer, "paramshard": Paramsha
 
 
 class Job:
-    """This process among the ranks, and what all arms synchronize by."""
+    """This process among the ranks, and the synchronization of all arms."""
 
     def __init__(self, device: str, sockets: str | None):
         self.rank, self.world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -411,7 +411,7 @@ class Measurement:
         self._gpu_bytes = 0
 
     def run(self, steps: int) -> tuple[float, float]:
-        """Back to back between two synchronizations: seconds of all, and those until the host is through with them."""
+        """Runs steps back to back between two synchronizations. Returns the seconds of all, and the host's part."""
         self._settle()
         self._job.barrier()
         begin = time.perf_counter()
@@ -441,7 +441,7 @@ class Measurement:
                 self._gpu_bytes = max(self._gpu_bytes, total - free)
 
     def measure_host(self, end_step: Callable[[], None] = lambda: None) -> None:
-        """Of steps by themselves: back to back the host would wait for room in the GPU's queue."""
+        """Measures the host's time of single steps: back to back, the host would wait for room in the GPU's queue."""
         for _ in range(self._options.profile_steps):
             self._host_seconds.append(self.run(1)[1])
             end_step()
@@ -468,10 +468,10 @@ HOOKS = ("before_forward", "after_forward", "before_backward", "after_backward",
 
 
 class HookTimes:
-    """What a unit's hooks take of the host's time in forward and backward, and its gathers and pushes among them."""
+    """Host time of a unit's hooks in forward and backward, and of their gathers and pushes."""
 
     def __init__(self) -> None:
-        self._step: dict[tuple[str, str], float] = {}  # of what and unit, in the step that is under way
+        self._step: dict[tuple[str, str], float] = {}  # by hook and unit, in the current step
         self._steps: dict[str, list[float]] = {}
         self._depth = 0
 
@@ -508,7 +508,7 @@ class HookTimes:
         self._step.clear()
 
     def result(self) -> dict[str, dict[str, float]]:
-        """Of a unit in a step."""
+        """Returns the times of a unit in a step, by hook."""
         return {what: {"median": statistics.median(each), "p90": sorted(each)[int(0.9 * (len(each) - 1))],
                        "most": max(each)} for what, each in self._steps.items()}
 
@@ -542,11 +542,11 @@ def main() -> None:
     begin = time.perf_counter()
     trainer = TRAINERS[arm.engine](arm, options, job)
     if job.device.type == "cuda":
-        torch.cuda.empty_cache()  # what initial values took
+        torch.cuda.empty_cache()  # releases memory of initial values
         torch.cuda.reset_peak_memory_stats()
     job.barrier()
     setup_seconds = time.perf_counter() - begin
-    print(f"set up in {setup_seconds:.1f} s", flush=True)  # who waits too long for this rank shows how far it was
+    print(f"set up in {setup_seconds:.1f} s", flush=True)  # shows how far this rank was if others time out
     measurement = Measurement(trainer, options, job)
     measurement.warm_up()
     print("warm", flush=True)

@@ -46,7 +46,7 @@ def run(arm: str, folder: pathlib.Path, kill_step: int, options: argparse.Namesp
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1",
                str(RANK_PROGRAM), arm, str(folder), str(kill_step), f"--every={options.every}",
                f"--layers={options.layers}", f"--width={options.width}", f"--device={options.device}"]
-    # Of torchrun's own store workers that come again would read the addresses of dead ones: pytorch#135712.
+    # Restarted workers would read the addresses of dead workers from torchrun's own store: pytorch#135712.
     environment = os.environ | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1"}
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE)
     if ended.returncode != 0:
@@ -97,13 +97,13 @@ def table(results: dict[str, list[Recovery]]) -> str:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--arms", default=",".join(ARMS), help="of " + ", ".join(ARMS))
+    parser.add_argument("--arms", default=",".join(ARMS), help="arms to run, of " + ", ".join(ARMS))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--every", type=int, default=50, help="steps between two checkpoints")
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--width", type=int, default=256)
-    parser.add_argument("--device", default="cpu", help="or cuda, one for each of the two ranks")
-    parser.add_argument("--json", type=pathlib.Path, help="every kill, too")
+    parser.add_argument("--device", default="cpu", help="cpu, or cuda with a GPU for each of the two ranks")
+    parser.add_argument("--json", type=pathlib.Path, help="file for the figures of every kill")
     return parser.parse_args()
 
 

@@ -60,7 +60,7 @@ class Paramshard:
         self._optimizer.last_norm()  # waits until the step is committed
 
     def await_checkpoint(self) -> None:
-        """There is none: every step is kept."""
+        """Does nothing: every step is kept."""
 
     def close(self) -> None:
         self._sharded.close()
@@ -165,7 +165,7 @@ def main() -> None:
     events.note("resumed", step=training.first_step)
     for step in range(training.first_step, options.kill_step + 2):
         if step == options.kill_step:
-            # On a machine that is busy it would else be luck what a rank comes back to.
+            # Otherwise the step that a rank comes back to would depend on the load of the machine.
             training.await_checkpoint()
             # Behind the backward of the other blocks.
             training.model.layers[0].register_full_backward_hook(lambda *_: die_once(options.folder))

@@ -1,4 +1,4 @@
-// What the recorder costs: an event with its reading of the clock, and a whole trace of full rings.
+// Cost of the recorder: an event with its reading of the clock, and a whole trace of full rings.
 
 #include <cstdint>
 

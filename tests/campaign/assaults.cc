@@ -41,7 +41,7 @@ void KillAfter(absl::Duration time) {
     raise(SIGKILL);
 }
 
-// Where a trainer dies, unless it has got to its last step: one that is started again has something to do.
+// Point at which a trainer dies, before its last step at the latest, so that its successor has work left.
 struct TrainerDeath {
   int64_t step = 0;  // of its own steps, from 1 on; 0: its start
   Point point = Point::kStart;
@@ -62,11 +62,10 @@ ChildProcess StartDying(Training training, const TrainerDeath& death) {
 
 absl::Status AwaitKill(World& world, ChildProcess& trainer) {
   const absl::Status status = world.AwaitEnd(trainer);
-  return Expect(absl::IsUnknown(status),
-                absl::StrCat("a trainer expected to be killed, ended with ", status.ToString()));
+  return Expect(absl::IsUnknown(status), absl::StrCat("want a killed trainer, got ", status.ToString()));
 }
 
-// One rank's trainer is killed and started again, as often as the round is to kill.
+// Kills one rank's trainer and starts it again, round.kills times.
 absl::Status Kill(Round& round, absl::FunctionRef<TrainerDeath()> choose) {
   const int victim = static_cast<int>(round.random() % 2);
   const auto start = [&](int rank) {
@@ -82,8 +81,7 @@ absl::Status Kill(Round& round, absl::FunctionRef<TrainerDeath()> choose) {
   RETURN_IF_ERROR(round.world.AwaitEnd(again));
   RETURN_IF_ERROR(round.world.AwaitEnd(survivor));
   ASSIGN_OR_RETURN(const std::string hash, round.world.StateHash(round.model));
-  return Expect(hash == round.world.state_hash(),
-                absl::StrCat("the bystander's hash expected after kills, got ", hash));
+  return Expect(hash == round.world.state_hash(), absl::StrCat("after kills: want the bystander's hash, got ", hash));
 }
 
 absl::Status KillTrainer(Round& round) {
@@ -99,7 +97,7 @@ absl::Status KillStart(Round& round) {
   return Kill(round, [&] { return TrainerDeath{.after = UpTo(1.2 * round.world.start_time(), round.random)}; });
 }
 
-// Of a server, until it serves.
+// Longest start of a server, until it serves.
 constexpr absl::Duration kLongestStart = absl::Milliseconds(100);
 
 // Some of the daemons, one at least.
@@ -112,7 +110,7 @@ std::vector<int> Victims(const KeptServer& server, std::mt19937_64& random) {
   return victims;
 }
 
-// What ends so many servers, one after the other. Where there is no choice nothing is drawn.
+// Draws the signals that end `count` servers, one after the other. Draws nothing if there is no choice.
 std::vector<int> Signals(Round& round, size_t count) {
   const std::vector<int>& signals = round.world.options().server_signals;
   std::vector<int> chosen(count, signals.front());
@@ -144,7 +142,7 @@ absl::Status KillServersAt(Round& round, KeptServer::Shape shape, Moment moment)
   ASSIGN_OR_RETURN(const KeptServer::FinishedSteps finished, server.StepsFinished(round.model));
   round.count.finished = finished.steps;
   round.count.torn = finished.torn_bands;
-  return Expect(hash == expected, absl::StrCat("the hash ", expected, " expected after kills, got ", hash));
+  return Expect(hash == expected, absl::StrCat("hash after kills: want ", expected, ", got ", hash));
 }
 
 absl::Status KillServer(Round& round) { return KillServersAt(round, KeptServer::Shape::kOneDaemon, Moment::kInAStep); }
@@ -164,7 +162,7 @@ absl::Status LoseNode(Round& round) {
   const auto lose = [&](std::vector<ChildProcess>& trainers) -> absl::Status {
     const int64_t kills = std::min(round.kills, kCommits - 1);
     for (int64_t commit = 1; commit <= kills; ++commit) {
-      // With node 0 the decisions would be lost, and the others might be in doubt.
+      // A loss of node 0 would lose the decisions, and could leave the others in doubt.
       const int victim = 1 + static_cast<int>(round.random() % (server.daemons() - 1));
       const auto moment = round.random() % 2 == 0 ? Moment::kInAStep : Moment::kAfterDecision;
       std::vector<absl::Duration> followers(round.random() % 3);
@@ -178,7 +176,7 @@ absl::Status LoseNode(Round& round) {
     return absl::OkStatus();
   };
   ASSIGN_OR_RETURN(const std::string hash, TrainOn(server, round.model, lose));
-  return Expect(hash == expected, absl::StrCat("the hash ", expected, " expected after losses, got ", hash));
+  return Expect(hash == expected, absl::StrCat("hash after losses: want ", expected, ", got ", hash));
 }
 
 absl::Status KillAny(Round& round) {
@@ -193,18 +191,18 @@ absl::Status KillDecided(Round& round) {
   return KillServersAt(round, KeptServer::Shape::kOneDaemon, Moment::kAfterDecision);
 }
 
-// A trainer may be told that it cannot go on, but it must end, and by itself.
+// Waits for a trainer to end by itself. It may have failed with an error.
 absl::Status AwaitOwnEnd(Round& round, ChildProcess& trainer) {
   const absl::Status status = round.world.AwaitEnd(trainer);
   if (trainer.pid() > 0) return status;
   if (absl::IsUnknown(status)) {
-    return absl::InternalError(absl::StrCat("a trainer expected to end by itself, got ", status.ToString()));
+    return absl::InternalError(absl::StrCat("want a trainer that ends by itself, got ", status.ToString()));
   }
   round.count.errors += !status.ok();
   return absl::OkStatus();
 }
 
-// Whatever has happened to the model before: it is trained to its end, and to the bystander's bytes.
+// Trains the model to its end, and checks that it has the bystander's bytes.
 absl::Status TrainToTheEnd(Round& round) {
   std::vector<ChildProcess> trainers;
   for (int rank : {0, 1}) {
@@ -212,7 +210,7 @@ absl::Status TrainToTheEnd(Round& round) {
   }
   for (ChildProcess& trainer : trainers) RETURN_IF_ERROR(round.world.AwaitEnd(trainer));
   ASSIGN_OR_RETURN(const std::string hash, round.world.StateHash(round.model));
-  return Expect(hash == round.world.state_hash(), absl::StrCat("the bystander's hash expected at the end, got ", hash));
+  return Expect(hash == round.world.state_hash(), absl::StrCat("at the end: want the bystander's hash, got ", hash));
 }
 
 // Trains while `disturb` happens at a random time.
@@ -269,17 +267,18 @@ absl::Status StopBoth(Round& round) {
   });
 }
 
-// Nothing that a trainer does depends on the wall clock: not one of them fails.
+// Steps the wall clock. Trainers do not depend on it: none may fail.
 absl::Status StepClock(Round& round) {
   const absl::Duration step = absl::Seconds(static_cast<int64_t>(round.random() % 14400) - 7200);
   const absl::Status status = TrainDisturbed(round, [&](ChildProcess&) { round.world.StepWallClock(step); });
   RETURN_IF_ERROR(status);
-  RETURN_IF_ERROR(Expect(round.count.errors == 0, absl::StrCat(round.count.errors, " trainers have noticed a step by ",
-                                                               absl::FormatDuration(step))));
+  RETURN_IF_ERROR(
+      Expect(round.count.errors == 0,
+             absl::StrCat(round.count.errors, " trainers have noticed a clock step of ", absl::FormatDuration(step))));
   ASSIGN_OR_RETURN(const std::string hash, round.world.StateHash(round.model));
   round.world.StepWallClock(-step);
-  return Expect(hash == round.world.state_hash(), absl::StrCat("the bystander's hash expected after a step by ",
-                                                               absl::FormatDuration(step), ", got ", hash));
+  return Expect(hash == round.world.state_hash(), absl::StrCat("after a clock step of ", absl::FormatDuration(step),
+                                                               ": want the bystander's hash, got ", hash));
 }
 
 absl::Status Requests(Round& round) {
@@ -292,7 +291,7 @@ absl::Status Requests(Round& round) {
   RETURN_IF_ERROR(child.Await(kPatience));
   const auto answered = static_cast<int64_t>(child.board().numbers[kReachedCommit].load());
   round.count.errors += kRequests - answered;
-  return Expect(answered > 0, "an answer to mutated requests expected, got none");
+  return Expect(answered > 0, "no mutated request was answered");
 }
 
 absl::Status Handoff(Round& round) {
@@ -319,7 +318,7 @@ absl::Status TrainUnderLimit(Round& round) {
   for (int rank : {0, 1}) {
     Training training = round.TrainingOf(rank);
     training.resume = false;
-    // One may wait for another one that was refused.
+    // A trainer may wait for a trainer that was rejected.
     training.attach_timeout = 3 * round.world.step_timeout();
     trainers.push_back(ChildProcess::Run([training](Board&) { return Train(training); }));
   }
@@ -333,7 +332,7 @@ absl::Status LimitDescriptors(Round& round) {
   return TrainToTheEnd(round);
 }
 
-// What the daemon has mapped, and `more_mebibytes`.
+// Returns the size of the daemon's address space plus `more_mebibytes`.
 absl::StatusOr<rlim_t> AddressSpace(World& world, uint64_t more_mebibytes) {
   ASSIGN_OR_RETURN(const std::string pages,
                    OutputOf(absl::StrCat("cut -d' ' -f1 /proc/", world.daemon().pid(), "/statm")));
@@ -347,14 +346,14 @@ absl::Status LimitThreads(Round& round) {
   return TrainToTheEnd(round);
 }
 
-// A model of which some memory may fit, and not all: each of its matrices has 16 MiB of master.
+// Creates a model of which only a part may fit into memory: each of its matrices has a master of 16 MiB.
 absl::Status CreateLarge(Round& round) {
   ChildProcess child = ChildProcess::Run([&round](Board& board) -> absl::Status {
     ASSIGN_OR_RETURN(Client client, Client::Connect({.socket_dir = round.world.socket_dir()}));
     ModelSpec spec = SmallModel(round.model);
     for (UnitSpec& unit : spec.units) unit.parameters[0].shape = {2048, 2048};
     const absl::Status created = client.CreateModel(spec).status();
-    // The name is that of the model which is trained then.
+    // The round's model needs the name afterwards.
     if (created.ok()) return client.DeleteModel(round.model);
     if (!absl::IsResourceExhausted(created)) return created;
     Reach(board, kReachedCommit, 1);
@@ -380,7 +379,7 @@ absl::Status Hostile(Round& round, PageArea area) {
   ChildProcess hostile = ChildProcess::Run([training = round.TrainingOf(rank), area, seed = round.random()](Board&) {
     return TrainHostile(training, area, seed);
   });
-  // It may have made its own library hang.
+  // The hostile trainer may have made its own library hang.
   if (const absl::Status status = hostile.Await(2 * round.world.step_timeout()); !status.ok()) {
     ++round.count.errors;
     hostile.Signal(SIGKILL);

@@ -1,4 +1,4 @@
-// What rounds of a campaign do to the daemon, and to the model that they fight over.
+// Assaults: the rounds of a campaign, on the daemon and on a model of their own.
 #ifndef PARAMSHARD_TESTS_CAMPAIGN_ASSAULTS_H_
 #define PARAMSHARD_TESTS_CAMPAIGN_ASSAULTS_H_
 
@@ -15,9 +15,9 @@ namespace paramshard::test {
 
 struct Round {
   World& world;
-  std::string model;       // nobody else's
-  std::mt19937_64 random;  // from which everything is drawn
-  int64_t kills;           // of a round that kills
+  std::string model;       // used by this round only
+  std::mt19937_64 random;  // source of all random choices
+  int64_t kills;           // in a round that kills
   int64_t number;
   CampaignResult::Count count = {};
 
@@ -26,14 +26,14 @@ struct Round {
 
 struct Assault {
   absl::string_view name;
-  // Not OK where something does not hold that this assault alone knows of.
+  // Returns an error if an invariant of this assault does not hold.
   absl::Status (*run)(Round& round);
-  // It does something to the daemon that no other training may meet.
+  // True if no other training may run at the same time.
   bool alone = false;
-  int ranks = 2;  // at least, of each training
+  int ranks = 2;  // least number of ranks of each training
 };
 
-// campaign.h says what each does.
+// See campaign.h for a description of each.
 absl::Span<const Assault> Assaults();
 const Assault* FindAssault(const std::string& name);
 

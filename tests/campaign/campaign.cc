@@ -22,7 +22,7 @@ namespace {
 
 using Count = CampaignResult::Count;
 
-// What the process of a round has to tell, by the numbers of its board.
+// Reports the counts of a round's process through the numbers of its board.
 void Write(const Count& count, Board& board) {
   const int64_t numbers[] = {count.trainers,
                              count.servers,
@@ -66,14 +66,14 @@ Round Begin(const CampaignOptions& options, World& world, const PlannedRound& pl
           .number = planned.number};
 }
 
-// What the next rounds are: several, unless one of them is to be alone.
+// Plans the next rounds: several at once, unless one of them has to run alone.
 absl::StatusOr<std::vector<PlannedRound>> Plan(const CampaignOptions& options, int64_t first, int64_t end) {
   const std::vector<std::string> names = options.assaults.empty() ? AssaultNames() : options.assaults;
   std::vector<PlannedRound> planned;
   for (int64_t number = first; number < std::min(end, first + options.at_once); ++number) {
     const std::string& name = names[number % names.size()];
     const Assault* const assault = FindAssault(name);
-    if (assault == nullptr) return absl::InvalidArgumentError(absl::StrCat("a known assault expected, got ", name));
+    if (assault == nullptr) return absl::InvalidArgumentError(absl::StrCat("unknown assault ", name));
     if (assault->alone && !planned.empty()) break;
     planned.push_back({number, assault});
     if (assault->alone) break;

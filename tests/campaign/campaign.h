@@ -1,5 +1,5 @@
-// A campaign against a real daemon: rounds of what hostile, dying and stopped clients do to it, and after each the
-// question whether it still is what it was.
+// A campaign against a real daemon: rounds with hostile, dying and stopped clients, and after each a check that the
+// daemon is unharmed.
 #ifndef PARAMSHARD_TESTS_CAMPAIGN_CAMPAIGN_H_
 #define PARAMSHARD_TESTS_CAMPAIGN_CAMPAIGN_H_
 
@@ -14,10 +14,10 @@
 
 namespace paramshard::test {
 
-// The names of what a round can do.
+// Returns the names of the assaults.
 //
-//   kill-trainer   kill -9 of a trainer in a step, as often as a round is to kill; one that is started again ends in
-//                  the bytes of the bystander
+//   kill-trainer   kill -9 of a trainer in a step, `kills` times; a trainer that is started again ends in the bytes of
+//                  the bystander
 //   kill-start     the same while it starts
 //   stop-trainer   SIGSTOP of a trainer at a random time, SIGCONT after at most three step timeouts
 //   stop-daemon    SIGSTOP of the daemon, SIGCONT after at most three
@@ -25,27 +25,27 @@ namespace paramshard::test {
 //   clock          steps of the daemon's wall clock by up to two hours: trainings do not notice
 //   requests       mutated requests on every method
 //   handoff        random packets on the companion socket
-//   descriptors    a limit on the daemon's descriptors, so that an attach finds none. Here and in the rounds of other
-//                  limits and of SIGSTOP trainers may fail, but each ends by itself, and the model is then trained to
-//                  its end, in the bytes of the bystander
+//   descriptors    a limit on the daemon's descriptors, so that an attach fails. Here and in the rounds of other limits
+//                  and of SIGSTOP trainers may fail, but each ends by itself, and the model is then trained to its end,
+//                  in the bytes of the bystander
 //   threads        a limit on its address space, so that stacks of threads do not fit
 //   memory         the same, so that a large model does not fit
-//   kill-server    kill -9 of the server of another daemon, with a keeper, at any time of a step, as often as a round
-//                  is to kill, and now and then of those that follow while they start: trainers that come again make no
-//                  answered commit twice, and end in the bytes of the bystander
-//   kill-decided   the same right after a commit was decided, so that many steps are cut off
+//   kill-server    kill -9 of the server of another daemon, with a keeper, at any time of a step, `kills` times, and
+//                  sometimes of its successors while they start: trainers that come again make no answered commit
+//                  twice, and end in the bytes of the bystander
+//   kill-decided   the same right after a commit was decided, so that many steps are interrupted
 //   kill-world     either of them, in a world of two daemons: the server of one or of both; replicas or shards, which
-//                  end in the bytes of a training that nobody has disturbed
-//   lose-node      kill -9 of a daemon with its keeper, in a world of replicas, as often as a round is to kill, and now
-//                  and then of those that follow while they are healed: the same
+//                  end in the bytes of an undisturbed training
+//   lose-node      kill -9 of a daemon with its keeper, in a world of replicas, `kills` times, and sometimes of its
+//                  successors while they are healed: the same
 //   kill-any       kill -9 of several trainers, servers and, where replicas heal them, daemons with their keepers at
-//                  once, at any point of a step, in as many steps as a round is to kill, and now and then of those that
-//                  take their place while they start: in a world of `nodes` daemons, of replicas or of one shard group
-//                  over all ranks. The others are told within a bound, and the rest is the same
+//                  once, at any point of a step, in `kills` steps, and sometimes of their successors while they start:
+//                  in a world of `nodes` daemons, of replicas or of one shard group over all ranks. The survivors are
+//                  told within a bound, and the rest is the same
 //   ring           a trainer that changes bytes of its command ring
 //   words          a trainer that changes words of its page, and moves threads that sleep on them
 std::vector<std::string> AssaultNames();
-// Those that a daemon of one device is enough for.
+// Returns true if a daemon of one device is enough for the assault.
 bool NeedsOneRank(const std::string& assault);
 
 struct CampaignOptions {
@@ -58,29 +58,29 @@ struct CampaignOptions {
   int ranks() const { return static_cast<int>(devices.size()); }
   std::vector<std::string> assaults;  // empty: all, in turn
   int64_t rounds = 100;
-  int64_t at_once = 1;  // rounds that run side by side, but for those that do something to the whole daemon
-  int64_t kills = 1;    // in a round that kills; at most five have a step each, but for kill-any
-  // The worlds of kill-any have so many daemons of so many `cpu` devices each.
+  int64_t at_once = 1;  // rounds that run at the same time; rounds on the whole daemon run alone
+  int64_t kills = 1;    // in a round that kills; at most five have a step each, except in kill-any
+  // Daemons in the worlds of kill-any, and `cpu` devices of each.
   int nodes = 3;
   int node_devices = 2;
-  int64_t rows_factor = 1;  // of models whose server is killed: how many times the rows of others they have
-  // How long after the beginning of a step, and after a commit was decided, servers are killed at the latest.
+  int64_t rows_factor = 1;  // factor of the number of rows of models whose server is killed
+  // Longest time from the beginning of a step, and from a commit's decision, to the kill of a server.
   absl::Duration server_kill_within = absl::Milliseconds(20);
   absl::Duration decided_kill_within = absl::Microseconds(200);
-  std::vector<int> server_signals = {SIGKILL};     // one of them ends a server
+  std::vector<int> server_signals = {SIGKILL};     // one of them, at random, ends a server
   absl::Duration time = absl::InfiniteDuration();  // no round begins later
-  // Round r does what seed and r say. What threads make of it is up to the scheduler.
+  // Round r depends on the seed and r, and on the scheduling of threads.
   uint64_t seed = 1;
   int64_t first_round = 0;
-  // An existing folder for the logs of kill-any's daemons where something did not hold; empty: none.
+  // Existing folder for the logs of kill-any's daemons in rounds that failed; empty: none.
   std::string logs = {};
-  bool tells = false;  // what rounds and kill-any do, when, on standard error
+  bool tells = false;  // print the actions of rounds and of kill-any, with their times, to standard error
 };
 
-// A line of a campaign that tells.
+// Prints a line if the campaign tells.
 void Tell(const CampaignOptions& options, const std::string& what);
 
-// What a daemon holds besides its models' state, as the kernel and the driver count it.
+// Resources of a daemon besides its models' state, as the kernel and the driver count them.
 struct Holdings {
   int64_t threads = 0;
   int64_t pool_threads = 0;  // of these, gRPC's: its pools grow with the load, up to a few for each core
@@ -91,14 +91,14 @@ struct Holdings {
 struct CampaignResult {
   struct Count {
     int64_t rounds = 0;
-    int64_t trainers = 0;  // that were killed
-    int64_t servers = 0;   // likewise, whose keeper was not
-    int64_t daemons = 0;   // likewise, with their keepers
-    int64_t errors = 0;    // that clients were answered
-    int64_t finished = 0;  // steps that were cut off with a server and finished by the next one
-    int64_t torn = 0;      // bands of these steps that the server was in the middle of
-    // Of kill-any: from the first death of a step until all others were told, and from the last one until a trainer had
-    // come to the next commit.
+    int64_t trainers = 0;  // killed trainers
+    int64_t servers = 0;   // killed servers, without their keepers
+    int64_t daemons = 0;   // killed servers with their keepers
+    int64_t errors = 0;    // errors that clients got
+    int64_t finished = 0;  // steps that a killed server began and the next one finished
+    int64_t torn = 0;      // bands that servers were killed in the middle of, in these steps
+    // Times in kill-any: from the first death of a step until all others were told, and from the last death until a
+    // trainer reached the next commit.
     absl::Duration longest_notice, longest_recovery;
 
     int64_t kills() const { return trainers + servers + daemons; }
@@ -112,15 +112,15 @@ struct CampaignResult {
   absl::Duration time;     // that all rounds took
   Holdings before, after;  // a first training; all rounds
   std::string state_hash;  // of the bystander, which did not change
-  absl::Status status;     // OK, or what did not hold, and in which round
+  absl::Status status;     // OK, or the invariant that did not hold, with its round
 
   std::string Table() const;
   std::string Json() const;
 };
 
-// Runs rounds until all are done, time is up, or something does not hold: the daemon is alive and answers; the other
-// ranks of a hostile one hear why their epoch ended; the model that was fought over can be deleted; the bystander, a
-// model that nobody touches, has its bytes; threads, descriptors and the memory of GPUs are as before.
+// Runs rounds until all are done, time is up, or an invariant does not hold: the daemon is alive and answers; the other
+// ranks of a hostile trainer are told why their epoch ended; the round's model can be deleted; the bystander, a model
+// that no round touches, has its bytes; threads, descriptors and the memory of GPUs are as before.
 //
 // This process must not use gRPC: it forks.
 CampaignResult RunCampaign(const CampaignOptions& options);

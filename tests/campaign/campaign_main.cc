@@ -18,52 +18,57 @@ int main(int argc, char** argv) {
   options.wall_clock = paramshard::test::Program(WALL_CLOCK);
   int64_t seconds = 0;
   std::string json;
-  CLI::App app("Mistreats a daemon in rounds, and looks after each whether it still is what it was.");
-  app.add_option("--rounds", options.rounds, "How many")->check(CLI::PositiveNumber)->capture_default_str();
-  app.add_option("--seconds", seconds, "No round begins later; default: as many rounds as --rounds says")
+  CLI::App app("Runs rounds of assaults on a daemon, and checks after each round that the daemon is unharmed.");
+  app.add_option("--rounds", options.rounds, "Number of rounds")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--seconds", seconds, "Start no round after this time; default: run all --rounds")
       ->check(CLI::PositiveNumber);
-  app.add_option("--only", options.assaults, "These assaults in turn; default: all")
+  app.add_option("--only", options.assaults, "Assaults to run in turn; default: all")
       ->check(CLI::IsMember(AssaultNames()))
       ->delimiter(',');
   app.add_option("--device", options.devices,
-                 "The daemon's, two of one kind: cuda:0,cuda:1; one where only servers are killed")
+                 "Two devices of one kind for the daemon: cuda:0,cuda:1; one is enough to kill only servers")
       ->delimiter(',')
       ->expected(1, 2)
       ->capture_default_str();
-  app.add_option("--at-once", options.at_once, "Rounds that run side by side, each on a model of its own")
+  app.add_option("--at-once", options.at_once, "Rounds that run at the same time, each on a model of its own")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  app.add_option("--kills", options.kills, "In each round that kills; at most five have a step each, but for kill-any")
+  app.add_option("--kills", options.kills,
+                 "Kills in each round that kills; at most five get a step each, except in kill-any")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  app.add_option("--nodes", options.nodes, "Daemons of a world of kill-any")
+  app.add_option("--nodes", options.nodes, "Daemons in a world of kill-any")
       ->check(CLI::Range(2, 64))
       ->capture_default_str();
-  app.add_option("--node-devices", options.node_devices, "cpu devices of each of them")
+  app.add_option("--node-devices", options.node_devices, "cpu devices of each daemon in kill-any")
       ->check(CLI::Range(1, 64))
       ->capture_default_str();
-  app.add_option("--rows-factor", options.rows_factor, "Of models whose server is killed: times the rows of others")
+  app.add_option("--rows-factor", options.rows_factor, "Factor of the number of rows of models whose server is killed")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   int64_t server_us = absl::ToInt64Microseconds(options.server_kill_within);
   int64_t decided_us = absl::ToInt64Microseconds(options.decided_kill_within);
-  app.add_option("--server-kill-us", server_us, "Servers are killed so long after a step began at the latest")
+  app.add_option("--server-kill-us", server_us, "Longest time from the beginning of a step to the kill of its server")
       ->capture_default_str();
-  app.add_option("--decided-kill-us", decided_us, "Or so long after its commit was decided")->capture_default_str();
+  app.add_option("--decided-kill-us", decided_us,
+                 "Longest time from the decision of a commit to the kill of its server")
+      ->capture_default_str();
   const std::map<std::string, int> signals = {{"kill", SIGKILL}, {"segv", SIGSEGV}};
-  app.add_option("--server-signals", options.server_signals, "What ends servers, drawn for each: kill, segv")
+  app.add_option("--server-signals", options.server_signals,
+                 "Signals that end servers, drawn for each kill: kill, segv")
       ->transform(CLI::CheckedTransformer(signals))
       ->delimiter(',');
-  app.add_option("--seed", options.seed, "Of all rounds")->capture_default_str();
-  app.add_option("--first-round", options.first_round, "To repeat a round that failed")->check(CLI::NonNegativeNumber);
-  app.add_option("--logs", options.logs, "Keep the logs of kill-any's daemons where something failed in this folder")
+  app.add_option("--seed", options.seed, "Seed of all rounds")->capture_default_str();
+  app.add_option("--first-round", options.first_round, "Number of the first round; repeats a failed round")
+      ->check(CLI::NonNegativeNumber);
+  app.add_option("--logs", options.logs, "Folder that keeps the daemons' logs of failed kill-any rounds")
       ->check(CLI::ExistingDirectory);
-  app.add_flag("--tell", options.tells, "Say on standard error what happens, when");
-  app.add_option("--json", json, "Write the result to this file too");
+  app.add_flag("--tell", options.tells, "Print actions with their times to standard error");
+  app.add_option("--json", json, "File for the result, as JSON");
   CLI11_PARSE(app, argc, argv);
   const std::vector<std::string> assaults = options.assaults.empty() ? AssaultNames() : options.assaults;
   if (options.devices.size() < 2 && !std::all_of(assaults.begin(), assaults.end(), paramshard::test::NeedsOneRank)) {
-    std::cerr << "--device: two expected but for --only kill-server,kill-decided,kill-any\n";
+    std::cerr << "--device: want two devices, except for --only kill-server,kill-decided,kill-any\n";
     return 2;
   }
   options.server_kill_within = absl::Microseconds(server_us);

@@ -19,7 +19,7 @@ namespace paramshard::test {
 namespace {
 
 constexpr int64_t kRounds = 8;
-// Those in which no client is to notice anything, or each goes on by itself.
+// Assaults that clients do not notice, or from which they recover by themselves.
 const std::set<std::string> kWithoutErrors = {"clock",      "handoff",      "kill-any",   "kill-decided", "kill-server",
                                               "kill-start", "kill-trainer", "kill-world", "lose-node"};
 const std::set<std::string> kThatKill = {"kill-any",     "kill-decided", "kill-server", "kill-start",
@@ -74,8 +74,7 @@ TEST(AssaultTest, RoundsRunSideBySideAndKillSeveralTimes) {
   EXPECT_EQ(json["assaults"]["clock"]["rounds"], 2);
 }
 
-// Whatever is drawn, somebody dies, nobody twice, and of two neighbours of which the first is lost the second takes
-// part.
+// In every draw at least one process dies and none dies twice, and the neighbour behind a lost daemon takes part.
 TEST(DeathsTest, WhoHealsALostDaemonLives) {
   constexpr int kNodes = 4;
   const uint64_t seed = FirstSeed(1);

@@ -12,10 +12,10 @@ namespace paramshard::test {
 namespace {
 
 constexpr absl::Duration kLongestPause = absl::Milliseconds(20);
-// After five starts in a row that failed a keeper waits for an operator.
+// Largest number of successors that die: after five failed starts in a row a keeper waits for an operator.
 constexpr size_t kMostAgain = 3;
 
-// How long after its beginning one may die that takes another's place: while it starts, or is healed.
+// Longest time from a successor's start to its death: while it starts, or is healed.
 absl::Duration LongestLife(Mortal mortal) {
   constexpr absl::Duration kOfATrainer = absl::Milliseconds(300);
   constexpr absl::Duration kOfAServer = absl::Milliseconds(100);
@@ -31,7 +31,7 @@ absl::Duration LongestLife(Mortal mortal) {
   return absl::ZeroDuration();
 }
 
-// Draws one after the other, and leaves out who may not die beside those before.
+// Draws one death after the other, and skips those that the deaths before rule out.
 class Draw {
  public:
   Draw(const DeathOptions& options, std::mt19937_64& random) : options_(options), random_(random) {}

@@ -1,4 +1,4 @@
-// Who dies at the same moment of a step: trainers, servers, and daemons with their keepers.
+// Deaths at the same moment of a step: trainers, servers, and daemons with their keepers.
 #ifndef PARAMSHARD_TESTS_CAMPAIGN_DEATHS_H_
 #define PARAMSHARD_TESTS_CAMPAIGN_DEATHS_H_
 
@@ -17,14 +17,14 @@ enum class Mortal { kTrainer, kServer, kDaemon };
 struct Death {
   Mortal mortal;
   int number;                                   // its rank, or its node
-  std::vector<absl::Duration> again = {};       // so long after they were started those die that take its place
+  std::vector<absl::Duration> again = {};       // its successors die this long after their starts
   absl::Duration pause = absl::ZeroDuration();  // before the next death
 
-  // Of all that die.
+  // Number of deaths, including successors.
   int64_t count() const { return 1 + static_cast<int64_t>(again.size()); }
 };
 
-// As "rank 7, the server of node 2 and 1 that followed".
+// Returns a text such as "rank 7, the server of node 2 and 1 that followed".
 std::string Describe(absl::Span<const Death> deaths);
 
 struct DeathOptions {

@@ -20,7 +20,7 @@
 namespace paramshard::test {
 namespace {
 
-// Whether the reader has a journal of the model.
+// Returns true if the reader has a journal of the model.
 bool IsOf(const absl::StatusOr<server::JournalReader>& reader, const std::string& model) {
   v1::ModelSpec spec;
   return reader.ok() && reader->begun() && spec.ParseFromString(reader->identity().spec) && spec.name() == model;
@@ -45,7 +45,7 @@ absl::StatusOr<DecisionWatch> DecisionWatch::Open(pid_t keeper, const std::strin
     watch.word_ = reader->layout().of(server::JournalRecord::kDecided).word;
     return watch;
   }
-  return absl::NotFoundError(absl::StrCat("a journal of model ", model, " expected in process ", keeper, ", got none"));
+  return absl::NotFoundError(absl::StrCat("no journal of model ", model, " in process ", keeper));
 }
 
 DecisionWatch::~DecisionWatch() {
@@ -64,7 +64,7 @@ bool DecisionWatch::AwaitOther(uint64_t before, absl::Duration timeout) const {
   while (word() == before) {
     const absl::Duration waited = absl::Now() - begin;
     if (waited >= timeout) return false;
-    // Those whose decision is awaited need the processor, too.
+    // The processes whose decision is awaited need the processor, too.
     if (waited >= kSpinning) nanosleep(&kNap, nullptr);
   }
   return true;

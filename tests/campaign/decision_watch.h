@@ -23,9 +23,10 @@ class DecisionWatch {
       : memory_(std::exchange(other.memory_, nullptr)), size_bytes_(other.size_bytes_), word_(other.word_) {}
   ~DecisionWatch();
 
-  // Another one after each decision.
+  // A word that changes with each decision.
   uint64_t word() const;
-  // Returns at once when the word is another one: it does not sleep for a while, and then briefly. False when `timeout` has passed.
+  // Returns true as soon as the word differs from `before`, false after `timeout`. Spins for a while, then takes short
+  // naps.
   bool AwaitOther(uint64_t before, absl::Duration timeout) const;
 
  private:

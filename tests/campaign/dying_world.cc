@@ -20,7 +20,7 @@
 namespace paramshard::test {
 namespace {
 
-// What errors.md promises within a second, by trainers that share two cores with many others.
+// Longest time until trainers are told, which errors.md promises within a second: here many trainers share two cores.
 constexpr absl::Duration kToldBound = absl::Seconds(30);
 
 absl::Status Annotated(const absl::Status& status, const std::string& where) {
@@ -38,7 +38,7 @@ absl::Duration Between(absl::Time begin, uint32_t end_ms) {
   return absl::Milliseconds(static_cast<int32_t>(end_ms - static_cast<uint32_t>(absl::ToUnixMillis(begin))));
 }
 
-// The first matrix of SmallModel has three granules: so many times its rows are one for each rank.
+// The first matrix of SmallModel has three granules; the factor gives each rank at least one.
 CampaignOptions WithRowsForAll(CampaignOptions options) {
   options.rows_factor *= std::max(1, options.nodes * options.node_devices / 3);
   return options;
@@ -111,10 +111,10 @@ absl::Status DyingWorld::TrainAndCompare(const std::string& model, std::mt19937_
   ASSIGN_OR_RETURN(const KeptServer::FinishedSteps finished, server_->StepsFinished(model));
   count.finished = finished.steps;
   count.torn = finished.torn_bands;
-  RETURN_IF_ERROR(Expect(hash == expected, absl::StrCat("the hashes ", expected, " expected, got ", hash)));
+  RETURN_IF_ERROR(Expect(hash == expected, absl::StrCat("hashes: want ", expected, ", got ", hash)));
   const std::set<std::string> different = absl::StrSplit(expected, ' ');
   return Expect(!spec_.replicas || different.size() == 1,
-                absl::StrCat("one hash of all replicas expected, got ", expected));
+                absl::StrCat("want one hash of all replicas, got ", expected));
 }
 
 void DyingWorld::KeepStacks(std::vector<ChildProcess>& trainers) const {
@@ -143,14 +143,14 @@ absl::Status DyingWorld::DieAt(uint32_t commit, Play& play) {
   return absl::OkStatus();
 }
 
-// Of an epoch that has begun since the last deaths, for which those that were lost are healed.
+// Waits for a random moment of an epoch that began after the last deaths. It begins when the lost daemons are healed.
 absl::Status DyingWorld::AwaitRandomMoment(uint32_t commit, Play& play) {
   ChildProcess& witness = play.trainers[play.random() % play.trainers.size()];
   const auto point = static_cast<Point>(play.random() % kPointCount);
   const auto await = [&](ChildProcess& trainer, int number, uint32_t value) -> absl::Status {
     if (trainer.AwaitNumber(number, value, kPatience)) return absl::OkStatus();
     RETURN_IF_ERROR(AwaitEnds(play.trainers, absl::ZeroDuration()));
-    return absl::InternalError("trainers that move expected, all have ended");
+    return absl::InternalError("all trainers have ended");
   };
   if (play.random() % 3 == 0) {
     RETURN_IF_ERROR(
@@ -160,10 +160,9 @@ absl::Status DyingWorld::AwaitRandomMoment(uint32_t commit, Play& play) {
   LetGo(play.trainers, commit);
   RETURN_IF_ERROR(await(witness, kEpoch, play.epoch + 1));
   RETURN_IF_ERROR(await(witness, kPlace, PlaceOf(commit, point)));
-  // A daemon that is lost is healed by the one behind it, which has to have begun the epoch, too: one trainer may be far
-  // ahead of it.
+  // The next daemon heals a lost one, for which it has to have begun the epoch: one trainer may be far ahead of it.
   for (ChildProcess& trainer : play.trainers) RETURN_IF_ERROR(await(trainer, kEpoch, play.epoch + 1));
-  // Where in what follows the deaths fall is drawn: nobody is waited for.
+  // The deaths come after a random time, whatever the processes have reached.
   absl::SleepFor(UpTo(options_.server_kill_within, play.random));
   return absl::OkStatus();
 }
@@ -206,7 +205,7 @@ absl::Status DyingWorld::End(const Death& death, absl::Duration after, Play& pla
   ChildProcess& trainer = play.trainers[death.number];
   trainer.Signal(SIGKILL);
   const absl::Status status = trainer.Await(kPatience);
-  return Expect(absl::IsUnknown(status), absl::StrCat("a trainer that is killed expected, got ", status.ToString()));
+  return Expect(absl::IsUnknown(status), absl::StrCat("want a killed trainer, got ", status.ToString()));
 }
 
 absl::Status DyingWorld::Begin(const Death& death, uint32_t commit, Play& play) {
@@ -223,7 +222,7 @@ absl::Status DyingWorld::AwaitBack(const Death& death) {
   return death.mortal == Mortal::kServer ? server_->AwaitNext({death.number}) : absl::OkStatus();
 }
 
-// Of the others each has the answer to its commit, or was told that the epoch has ended.
+// Waits until each surviving trainer has the answer to its commit, or was told that the epoch has ended.
 absl::Status DyingWorld::AwaitTold(absl::Span<const Death> deaths, uint32_t commit, absl::Time since, Play& play) {
   std::set<int> waiting;
   for (int rank = 0; rank < server_->ranks(); ++rank) waiting.insert(rank);
@@ -244,7 +243,7 @@ absl::Status DyingWorld::AwaitTold(absl::Span<const Death> deaths, uint32_t comm
   play.count.longest_notice = std::max(play.count.longest_notice, notice);
   return Expect(
       told && notice <= kToldBound,
-      absl::StrCat("all trainers expected to be told within ", absl::FormatDuration(kToldBound), ", got none at ranks ",
+      absl::StrCat("notice of all trainers: want ", absl::FormatDuration(kToldBound), " at most, got none at ranks ",
                    absl::StrJoin(waiting, ","), " and at most ", absl::FormatDuration(notice), " at the others"));
 }
 

@@ -25,27 +25,27 @@ namespace paramshard::test {
 class DyingWorld {
  public:
   struct Spec {
-    int64_t kills = 1;             // so many steps of a training have deaths; one more has none
+    int64_t kills = 1;             // number of steps with deaths; a step without follows
     bool replicas = false;         // else shards
     bool keeps_decisions = false;  // node 0 has a --state-dir
     std::string logs = {};         // how the files begin that are left in the options' folder if something fails
   };
   static absl::StatusOr<std::unique_ptr<DyingWorld>> Start(const CampaignOptions& options, const Spec& spec);
 
-  // Trains the model while trainers, servers and daemons die, beside another one that nobody disturbs. INTERNAL with
-  // what did not hold: an answered commit was made again, a trainer was not told or did not come to its end, or bytes
-  // of a daemon are others than those of the undisturbed training.
+  // Trains the model while trainers, servers and daemons die, beside an undisturbed training. INTERNAL names the
+  // violation: an answered commit was made again, a trainer was not told or did not finish, or a daemon's bytes differ
+  // from the undisturbed training's.
   absl::Status Train(const std::string& model, std::mt19937_64& random, CampaignResult::Count& count);
 
  private:
-  // A training that is under way.
+  // A training in progress.
   struct Play {
     const std::string& model;
     std::mt19937_64& random;
     CampaignResult::Count& count;
     std::vector<ChildProcess>& trainers;
     uint32_t epoch = 0;                         // in which the last deaths were
-    absl::Time ended = absl::InfiniteFuture();  // when those that had died were there again
+    absl::Time ended = absl::InfiniteFuture();  // when the dead were replaced
   };
 
   DyingWorld(const CampaignOptions& options, const Spec& spec);
@@ -59,7 +59,7 @@ class DyingWorld {
   absl::Status Begin(const Death& death, uint32_t commit, Play& play);
   absl::Status AwaitBack(const Death& death);
   absl::Status AwaitTold(absl::Span<const Death> deaths, uint32_t commit, absl::Time since, Play& play);
-  // Where the threads of servers and trainers are, beside the logs.
+  // Writes the stacks of servers and trainers beside the logs.
   void KeepStacks(std::vector<ChildProcess>& trainers) const;
   std::string LogOf(int node) const;
   std::string Name() const;

@@ -1,4 +1,4 @@
-// Clients that send their daemon what no client library would.
+// Clients that send their daemon data that no client library would send.
 #ifndef PARAMSHARD_TESTS_CAMPAIGN_HOSTILE_CLIENT_H_
 #define PARAMSHARD_TESTS_CAMPAIGN_HOSTILE_CLIENT_H_
 

@@ -41,7 +41,7 @@ class Scribbler {
  public:
   Scribbler(PageArea area, uint64_t seed) : area_(area), random_(seed) {}
 
-  // A few changes, or none.
+  // Makes a few changes, or none.
   void Scribble() {
     if (random_() % 3 != 0) return;
     const std::optional<absl::Span<uint8_t>> page = FindWordsPage();
@@ -67,7 +67,7 @@ class Scribbler {
 
   void ScribbleWord(absl::Span<uint8_t> words) {
     const size_t lines = words.size() / wire::kCacheLineBytes;
-    // The first lines are those that every session has.
+    // Every session has the first lines.
     const size_t line = random_() % (random_() % 2 == 0 ? 8 : lines);
     auto* const word = reinterpret_cast<uint32_t*>(words.data() + line * wire::kCacheLineBytes);
     const uint32_t values[] = {0,

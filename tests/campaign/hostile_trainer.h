@@ -1,4 +1,4 @@
-// A trainer that trains, and writes into the memory that it shares with its daemon what no client library would.
+// A trainer that trains, and writes bytes into the memory shared with its daemon that no client library would write.
 #ifndef PARAMSHARD_TESTS_CAMPAIGN_HOSTILE_TRAINER_H_
 #define PARAMSHARD_TESTS_CAMPAIGN_HOSTILE_TRAINER_H_
 

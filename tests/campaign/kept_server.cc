@@ -44,14 +44,14 @@ absl::StatusOr<nlohmann::json> Json(const std::string& command) {
   return nlohmann::json::parse(output, nullptr, /*allow_exceptions=*/false);
 }
 
-// The keeper's, serving or not; -1: none.
+// Returns the keeper's child, serving or not; -1: none.
 pid_t ChildOf(pid_t keeper) {
   pid_t child = -1;
   std::ifstream children(absl::StrCat("/proc/", keeper, "/task/", keeper, "/children"));
   return (children >> child) ? child : -1;
 }
 
-// The keeper's child; another one than `before`.
+// Waits for a child of the keeper other than `before`.
 absl::StatusOr<pid_t> AwaitChild(pid_t keeper, pid_t before) {
   pid_t child = -1;
   const auto is_there = [&]() -> absl::StatusOr<bool> {
@@ -60,10 +60,10 @@ absl::StatusOr<pid_t> AwaitChild(pid_t keeper, pid_t before) {
   };
   ASSIGN_OR_RETURN(const bool there, Poll({.timeout = kPatience}, is_there));
   if (there) return child;
-  return absl::DeadlineExceededError("a server expected after one that was killed");
+  return absl::DeadlineExceededError("timed out waiting for a server after a kill");
 }
 
-// Behind the text, to the end of the word.
+// Returns the number behind the text, up to the end of the word.
 absl::StatusOr<int64_t> NumberIn(const std::string& line, const std::string& text) {
   const size_t at = line.find(text);
   int64_t number = 0;
@@ -71,11 +71,11 @@ absl::StatusOr<int64_t> NumberIn(const std::string& line, const std::string& tex
     const size_t begin = at + text.size();
     if (absl::SimpleAtoi(line.substr(begin, line.find(' ', begin) - begin), &number)) return number;
   }
-  return absl::InternalError(absl::StrCat("a number behind", text, " expected, got ", line));
+  return absl::InternalError(absl::StrCat("want a number behind", text, ", got ", line));
 }
 
-// Of one that waits for others to come again. Pauses between servers that are killed again and again grow: all kills of
-// a round may take minutes.
+// Patience of a trainer that waits for others to come again. Pauses between servers that are killed repeatedly grow:
+// all kills of a round may take minutes.
 const absl::Duration kPatienceOfATrainer = 5 * kPatience;
 
 // Ends this trainer.
@@ -88,10 +88,10 @@ const absl::Duration kPatienceOfATrainer = 5 * kPatience;
 void AwaitLeave(Board& board, int64_t commit) {
   Reach(board, kAtCommit, static_cast<uint32_t>(commit));
   if (AwaitNumber(board, kMayCommit, static_cast<uint32_t>(commit), kPatienceOfATrainer)) return;
-  Fail(board, absl::StrCat("commit ", commit, ": leave to begin it expected, got none"));
+  Fail(board, absl::StrCat("commit ", commit, ": timed out waiting for permission to begin it"));
 }
 
-// Whoever is told again, while it waits for the next epoch, has been told.
+// Records that the trainer was told the end of its epoch, once per epoch.
 void ReachEnd(Board& board) {
   if (board.numbers[kEndedEpoch] == board.numbers[kEpoch]) return;
   Reach(board, kEndedAtMs, static_cast<uint32_t>(absl::ToUnixMillis(absl::Now())));
@@ -162,7 +162,7 @@ absl::Status KeptServer::AwaitServing(int node) {
                                                            "; its log ends with\n", EndOf(daemon.site.log)));
 }
 
-// Its server ends with the keeper, and so does what that keeps; but only then is the folder of sockets free.
+// The server ends with its keeper, and the kept state is lost. Only then is the folder of sockets free.
 absl::Status KeptServer::Leave(int left) {
   Daemon& daemon = daemons_[left];
   ASSIGN_OR_RETURN(const pid_t server, AwaitChild(daemon.keeper->pid(), /*before=*/-1));
@@ -172,7 +172,7 @@ absl::Status KeptServer::Leave(int left) {
   RETURN_IF_ERROR(daemon.keeper->AwaitExit(kPatience).status());
   pollfd gone{.fd = pidfd.get(), .events = POLLIN, .revents = 0};
   if (poll(&gone, 1, static_cast<int>(absl::ToInt64Milliseconds(kPatience))) == 1) return absl::OkStatus();
-  return absl::DeadlineExceededError("the end of a server expected after that of its keeper");
+  return absl::DeadlineExceededError("timed out waiting for a server to end after its keeper");
 }
 
 absl::Status KeptServer::Return(int left) {
@@ -184,7 +184,7 @@ absl::Status KeptServer::Lose(int lost, absl::Span<const absl::Duration> followe
   for (size_t follower = 0; follower <= followers.size(); ++follower) {
     RETURN_IF_ERROR(Leave(lost));
     RETURN_IF_ERROR(Spawn(lost));
-    // Nothing is waited for: any time of its start, and of the healing behind it, is to be hit.
+    // Waits for no event, to hit any time of the start and of the healing.
     if (follower < followers.size()) absl::SleepFor(followers[follower]);
   }
   return AwaitServing(lost);
@@ -213,7 +213,7 @@ ChildProcess KeptServer::StartTrainer(const std::string& model, int rank, int64_
     };
     training.at = [&](Point point, int64_t commit) {
       if (point == Point::kStart && commit <= answered) {
-        Fail(board, absl::StrCat("commit ", answered + 1, " expected to be the next one, got ", commit));
+        Fail(board, absl::StrCat("next commit: want ", answered + 1, ", got ", commit));
       }
       if (point == Point::kStart) AwaitLeave(board, commit);
       Reach(board, kPlace, PlaceOf(commit, point));
@@ -259,7 +259,7 @@ absl::Status KeptServer::Kill(absl::Span<const int> daemons, absl::Span<const ab
 absl::Status KeptServer::End(absl::Span<const int> daemons, absl::Duration after, int signal) {
   for (const int number : daemons) {
     Daemon& daemon = daemons_[number];
-    // Nothing is looked up for one that serves: moments of a step are short.
+    // Looks nothing up while a server serves: moments of a step are short.
     if (daemon.server != daemon.ended) {
       daemon.ended = daemon.server;
     } else {
@@ -301,7 +301,7 @@ absl::StatusOr<std::set<int>> KeptServer::ActiveNodes(int daemon, const std::str
 
 absl::Status KeptServer::AwaitNext(Daemon& daemon) const {
   const auto is_followed = [&]() -> absl::StatusOr<bool> {
-    // Who asks a server that is not there takes the processor from others that start.
+    // Asking a server that has not started would take the processor from servers that start.
     const pid_t child = ChildOf(daemon.keeper->pid());
     if (child == -1 || child == daemon.server) return false;
     const absl::StatusOr<pid_t> pid = ServerPid(daemon);
@@ -310,7 +310,7 @@ absl::Status KeptServer::AwaitNext(Daemon& daemon) const {
     return true;
   };
   ASSIGN_OR_RETURN(const bool followed, Poll({.timeout = kPatience}, is_followed));
-  return followed ? absl::OkStatus() : absl::DeadlineExceededError("a server expected after one that was killed");
+  return followed ? absl::OkStatus() : absl::DeadlineExceededError("timed out waiting for a server after a kill");
 }
 
 absl::StatusOr<std::string> KeptServer::StateHash(const std::string& model) const {
@@ -338,10 +338,10 @@ absl::StatusOr<KeptServer::FinishedSteps> KeptServer::StepsFinished(const std::s
       ASSIGN_OR_RETURN(const int64_t torn, NumberIn(line, " torn_bands="));
       finished.torn_bands += torn;
     }
-    // Of a log without these lines nobody could tell that no step was finished.
+    // Without these lines the log would not prove that no step was finished.
     if (taken_over >= daemon.kills) continue;
-    return absl::InternalError(absl::StrCat("model ", model, " taken over after each of ", daemon.kills,
-                                            " kills expected, got ", taken_over, " in the log"));
+    return absl::InternalError(absl::StrCat("want model ", model, " taken over after each of ", daemon.kills,
+                                            " kills, got ", taken_over, " in the log"));
   }
   return finished;
 }

@@ -22,12 +22,12 @@
 
 namespace paramshard::test {
 
-// Of a trainer's board: the commit before which it stands, and the last one that it may make. Who has the answer to the
-// last of all is gone, and another rank whose answer died with the server would wait for it.
+// Numbers of a trainer's board: the commit before which it stands, and the last commit that it may make. A trainer with
+// the answer to the very last commit leaves, and a rank whose answer died with the server would wait for it.
 inline constexpr int kAtCommit = 0;
 inline constexpr int kMayCommit = 1;
-// The last commit that was answered; where the trainer is in its epoch, as PlaceOf says; that epoch; and the last one
-// that it was told the end of, with the low bits of the wall clock's milliseconds then.
+// The last answered commit; the trainer's place in its epoch (PlaceOf); that epoch; and the last epoch whose end it was
+// told, with the low bits of the wall clock's milliseconds then.
 inline constexpr int kAnswered = 2;
 inline constexpr int kPlace = 3;
 inline constexpr int kEpoch = 4;
@@ -38,17 +38,17 @@ inline uint32_t PlaceOf(int64_t commit, Point point) {
   return static_cast<uint32_t>(commit) * kPointCount + static_cast<uint32_t>(point);
 }
 
-// Where the threads of a process are goes into a file, unless there is no gdb.
+// Writes the stacks of a process to a file, if there is gdb.
 void KeepStacks(pid_t process, const std::string& file);
 
 class KeptServer {
  public:
-  // The daemons: one, or several that hold replicas, each a whole one, or share one model. Elastic ones hold replicas
-  // and train to the same bytes whoever of them takes part: flags of node 0 are to permit that.
+  // The daemons: one, or several that each hold a replica, or share one model. Elastic daemons hold replicas and train
+  // to the same bytes for any set of active daemons, which flags of node 0 have to permit.
   enum class Shape { kOneDaemon, kReplicas, kShards, kElastic };
   // One daemon of the options' devices, or one for each of them.
   static absl::StatusOr<KeptServer> Start(const CampaignOptions& options, Shape shape);
-  // What a daemon gets besides its number and theirs: where it lives.
+  // Settings of a daemon besides its number and the number of daemons.
   struct Site {
     std::vector<std::string> flags;
     std::vector<std::string> devices = {"cpu:0"};
@@ -59,7 +59,7 @@ class KeptServer {
     Shape shape;
     std::vector<Site> sites;  // of one daemon each
     int64_t commits;          // of a training
-    // Training::restart_timeout; none: trainers see each server that is away, and come again by themselves.
+    // Training::restart_timeout. Zero: trainers see each server that is away, and come again by themselves.
     absl::Duration restart_timeout = absl::ZeroDuration();
   };
   // The error for a daemon that does not start, here and below, quotes the end of its log.
@@ -74,16 +74,16 @@ class KeptServer {
   const Site& site(int daemon) const { return daemons_[daemon].site; }
   pid_t keeper(int daemon) const { return daemons_[daemon].keeper->pid(); }
   Training TrainingOf(const std::string& model, int rank) const;
-  // A trainer that comes again when its epoch ends, or the server under it. `answered`: the last commit that one of
-  // this rank before it was answered. One that is made again is its error.
+  // Starts a trainer that comes again when its epoch or its server ends. `answered`: the last commit that earlier
+  // trainers of this rank got an answer to. The trainer fails if such a commit is made again.
   ChildProcess StartTrainer(const std::string& model, int rank, int64_t answered = 0) const;
 
-  // Ends the servers of these daemons, then as many that follow each, so long after their processes began, and waits
-  // for the next ones. `signals`: of the servers, and of those that follow.
+  // Ends the servers of these daemons, then `followers.size()` successors of each, this long after their processes
+  // began, and waits for the next servers. `signals`: for the servers, and for their successors.
   absl::Status Kill(absl::Span<const int> daemons, absl::Span<const absl::Duration> followers,
                     absl::Span<const int> signals);
-  // The first half of that: the servers that run, or, where those were ended, the next ones, so long after their
-  // processes began. AwaitNext is the second.
+  // The first half of Kill(): ends the servers that run or, if these were ended, the next servers, this long after
+  // their processes began. AwaitNext() is the second half.
   absl::Status End(absl::Span<const int> daemons, absl::Duration after, int signal);
   // Ends the daemon, its keeper with it, so that nothing of its part is left, and starts it again, then as many that
   // follow, so long after they were started; and waits for the last one.
@@ -93,13 +93,13 @@ class KeptServer {
   absl::Status Return(int daemon);
   absl::Status Spawn(int daemon);
   absl::Status AwaitServing(int daemon);
-  // As an operator does: SIGTERM, and a new daemon when it has gone.
+  // Restarts a daemon like an operator: SIGTERM, and a new daemon when it has ended.
   absl::Status Restart(int daemon);
   // Waits for servers of these daemons that follow those that have ended.
   absl::Status AwaitNext(absl::Span<const int> daemons);
-  // The daemons that take part in an epoch of the model which goes on, as this one says; none where none does.
+  // Returns the daemons that take part in the model's current epoch, as this daemon says; empty without an epoch.
   absl::StatusOr<std::set<int>> ActiveNodes(int daemon, const std::string& model) const;
-  // Of all daemons.
+  // Returns the state's hash, of all daemons.
   absl::StatusOr<std::string> StateHash(const std::string& model) const;
   // Steps of a model that were decided and not finished, and that servers have finished that followed, as their logs
   // say; and how many of their bands were torn. INTERNAL where one does not tell.

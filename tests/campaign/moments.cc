@@ -14,7 +14,7 @@
 namespace paramshard::test {
 namespace {
 
-// Of a training, besides kPatience.
+// Patience with one commit of a training, in addition to kPatience.
 constexpr absl::Duration kPatienceWithACommit = absl::Seconds(20);
 
 std::string Whereabouts(Board& board) {
@@ -60,7 +60,7 @@ absl::Status AwaitEnds(std::vector<ChildProcess>& trainers, absl::Duration timeo
   for (const auto& [place, ranks] : places) {
     ends.push_back(absl::StrCat(place, " ranks ", absl::StrJoin(ranks, ",")));
   }
-  return Expect(ends.empty(), absl::StrCat("trainers that get to their end expected: ", absl::StrJoin(ends, "; ")));
+  return Expect(ends.empty(), absl::StrCat("trainers have not finished: ", absl::StrJoin(ends, "; ")));
 }
 
 void LetGo(std::vector<ChildProcess>& trainers, uint32_t commit) {
@@ -68,7 +68,7 @@ void LetGo(std::vector<ChildProcess>& trainers, uint32_t commit) {
 }
 
 absl::Status AwaitArrival(std::vector<ChildProcess>& trainers, uint32_t commit) {
-  // One of them: another one, whose last answer has died with its server, waits for this one to come again.
+  // One trainer is enough: another one, whose last answer was lost with its server, waits for this one to come again.
   const auto is_there = [&]() -> absl::StatusOr<bool> {
     return std::any_of(trainers.begin(), trainers.end(),
                        [&](ChildProcess& trainer) { return trainer.board().numbers[kAtCommit] >= commit; });
@@ -76,7 +76,7 @@ absl::Status AwaitArrival(std::vector<ChildProcess>& trainers, uint32_t commit) 
   ASSIGN_OR_RETURN(const bool there, Poll({.timeout = kPatience}, is_there));
   if (there) return absl::OkStatus();
   RETURN_IF_ERROR(AwaitEnds(trainers, absl::ZeroDuration()));
-  return absl::InternalError("trainers that move expected, all have ended");
+  return absl::InternalError("all trainers have ended");
 }
 
 absl::Status AwaitMoment(const KeptServer& server, const std::string& model, std::vector<ChildProcess>& trainers,
@@ -88,14 +88,14 @@ absl::Status AwaitMoment(const KeptServer& server, const std::string& model, std
                                                   : absl::NotFoundError("not wanted");
   if (absl::IsNotFound(watch.status())) {
     LetGo(trainers, commit);
-    // Nothing is waited for: any time of a step is to be hit.
+    // Waits for no event, to hit any time of a step.
     absl::SleepFor(UpTo(options.server_kill_within, random));
     return absl::OkStatus();
   }
   RETURN_IF_ERROR(watch.status());
   const uint64_t before = watch->word();
   LetGo(trainers, commit);
-  RETURN_IF_ERROR(Expect(watch->AwaitOther(before, kPatience), "a decision expected"));
+  RETURN_IF_ERROR(Expect(watch->AwaitOther(before, kPatience), "timed out waiting for a decision"));
   // Too short for a sleep.
   const absl::Time end = absl::Now() + UpTo(options.decided_kill_within, random);
   while (absl::Now() < end) continue;

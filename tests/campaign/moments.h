@@ -19,27 +19,26 @@ namespace paramshard::test {
 // A random part of it, below the whole.
 absl::Duration UpTo(absl::Duration longest, std::mt19937_64& random);
 
-// INTERNAL that says what, unless it holds.
+// Returns OK if `holds`, else INTERNAL with the message `what`.
 absl::Status Expect(bool holds, const std::string& what);
 
 // Trains a model on the server to its end, while `disturb` happens; its hash.
 absl::StatusOr<std::string> TrainOn(KeptServer& server, const std::string& model,
                                     absl::FunctionRef<absl::Status(std::vector<ChildProcess>&)> disturb);
 
-// When something happens.
+// Moment of a fault.
 enum class Moment {
   kInAStep,        // after one has begun
   kAfterDecision,  // and before the answer, or about then
 };
 
-// Waits until a trainer is at the commit. INTERNAL where none gets there.
+// Waits until a trainer is at the commit. INTERNAL if none gets there.
 absl::Status AwaitArrival(std::vector<ChildProcess>& trainers, uint32_t commit);
 
 // Lets the trainers make this commit, too.
 void LetGo(std::vector<ChildProcess>& trainers, uint32_t commit);
 
-// Waits for the ends of all, the last that is asked of them. INTERNAL with those that were not OK, and with where the
-// others are that have not come to theirs by then.
+// Waits for all trainers to end. INTERNAL lists failed trainers, and the positions of trainers that have not ended.
 absl::Status AwaitEnds(std::vector<ChildProcess>& trainers, absl::Duration timeout);
 
 // Lets the trainers make the next commit, and waits for a moment of it in the daemon that is `watched`; of a daemon

@@ -20,7 +20,7 @@ namespace {
 
 constexpr char kBystander[] = "bystander";
 constexpr char kFirstVictim[] = "first-victim";
-// Caches of descriptors may have grown by as many: what leaks goes on.
+// Largest growth of caches of descriptors. A leak would grow further.
 constexpr int64_t kDescriptorSlack = 8;
 constexpr int64_t kThreadSlack = 8;
 constexpr absl::Duration kLevelTimeout = absl::Seconds(30);
@@ -30,7 +30,7 @@ constexpr int64_t kGpuSlackMebibytes = 256;
 // Two executors with two threads for each core, and an event engine with one.
 int64_t PoolSlack() { return 8 + 5 * static_cast<int64_t>(std::thread::hardware_concurrency()); }
 
-// As the driver's own tool counts it: this process forks, and must not open the driver.
+// Returns the count of the driver's own tool: this process forks, and must not open the driver.
 absl::StatusOr<int64_t> GpuMebibytes() {
   ASSIGN_OR_RETURN(const std::string lines,
                    OutputOf("nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits"));
@@ -38,7 +38,7 @@ absl::StatusOr<int64_t> GpuMebibytes() {
   for (const absl::string_view line : absl::StrSplit(lines, '\n', absl::SkipWhitespace())) {
     int64_t mebibytes = 0;
     if (!absl::SimpleAtoi(line, &mebibytes)) {
-      return absl::InternalError(absl::StrCat("nvidia-smi: MiB of each GPU expected, got ", lines));
+      return absl::InternalError(absl::StrCat("nvidia-smi: want MiB of each GPU, got ", lines));
     }
     sum += mebibytes;
   }
@@ -47,7 +47,7 @@ absl::StatusOr<int64_t> GpuMebibytes() {
 
 bool OnGpus(const CampaignOptions& options) { return absl::StartsWith(options.devices.front(), "cuda"); }
 
-// From its attachment to its first command a trainer on a GPU takes up to seconds, and that is no fault of its own.
+// Returns the step timeout. On GPUs a trainer may need seconds from its attachment to its first command.
 absl::Duration StepTimeout(const CampaignOptions& options) { return absl::Seconds(OnGpus(options) ? 10 : 1); }
 
 std::string Describe(const Holdings& holdings) {
@@ -73,7 +73,7 @@ absl::StatusOr<std::string> StateHashOf(const nlohmann::json& verified) {
   constexpr size_t kDigits = 32;
   if (hash.size() == kDigits && extents != "" && extents != "0") return hash;
   return absl::InternalError(
-      absl::StrCat("a state's hash and a number of extents expected of verify, got ", verified.dump()));
+      absl::StrCat("verify: want a state's hash and a number of extents, got ", verified.dump()));
 }
 
 ChildProcess StartTelling(Training training) {
@@ -162,7 +162,7 @@ absl::Status World::CheckAlive() {
   if (daemon_.pid() <= 0) return absl::InternalError("the daemon has ended before");
   const absl::StatusOr<int> exit = daemon_.AwaitExit(absl::ZeroDuration());
   if (!exit.ok()) return absl::OkStatus();
-  return absl::InternalError(absl::StrCat("the daemon expected to live, ended with ", *exit));
+  return absl::InternalError(absl::StrCat("the daemon has ended with ", *exit));
 }
 
 absl::Status World::Check(const std::vector<std::string>& models, const Holdings& before) {
@@ -170,7 +170,7 @@ absl::Status World::Check(const std::vector<std::string>& models, const Holdings
   RETURN_IF_ERROR(Delete(models));
   ASSIGN_OR_RETURN(const std::string hash, StateHash(kBystander));
   if (hash != state_hash_) {
-    return absl::InternalError(absl::StrCat("the bystander's hash ", state_hash_, " expected, got ", hash));
+    return absl::InternalError(absl::StrCat("the bystander's hash: want ", state_hash_, ", got ", hash));
   }
   return AwaitLevel(before);
 }
@@ -190,8 +190,8 @@ absl::StatusOr<Holdings> World::Count() const {
   return holdings;
 }
 
-// What a round began has ended: the model is gone, with its epoch's threads, and the round's clients are. But gRPC
-// closes a connection some time after its client has gone, and the driver frees what a killed process had on a GPU when
+// Waits until the resources of a round are released. Its model, the threads of its epoch and its clients are gone. But
+// gRPC closes a connection some time after its client has gone, and the driver frees a killed process's GPU memory when
 // its kernels have ended.
 absl::Status World::AwaitLevel(const Holdings& before) const {
   Holdings now;
@@ -202,7 +202,7 @@ absl::Status World::AwaitLevel(const Holdings& before) const {
   ASSIGN_OR_RETURN(const bool level, Poll({.timeout = kLevelTimeout}, is_level));
   if (level) return absl::OkStatus();
   const auto names = absl::StrJoin(ThreadsByName(absl::StrCat(daemon_.pid())), ", ", absl::PairFormatter(" "));
-  return absl::InternalError(absl::StrCat(Describe(before), " expected, got ", Describe(now), ": ", names));
+  return absl::InternalError(absl::StrCat("want ", Describe(before), ", got ", Describe(now), ": ", names));
 }
 
 }  // namespace paramshard::test

@@ -1,4 +1,4 @@
-// What a campaign is fought in: a daemon, models that are fought over, and one that nobody touches.
+// The world of a campaign: a daemon, models for its rounds, and a bystander, a model that no round touches.
 #ifndef PARAMSHARD_TESTS_CAMPAIGN_WORLD_H_
 #define PARAMSHARD_TESTS_CAMPAIGN_WORLD_H_
 
@@ -19,30 +19,30 @@
 
 namespace paramshard::test {
 
-// Of every training.
+// Commits of every training.
 inline constexpr int64_t kCommits = 6;
-// How long anything may take to come right again.
+// Longest time that any recovery may take.
 inline constexpr absl::Duration kPatience = absl::Minutes(2);
 
-// The state's hash of what `verify` prints as JSON. INTERNAL where there is none, or it is of no rows: such a one would
-// equal any other.
+// Returns the state's hash from the JSON that `verify` prints. INTERNAL if there is none, or the state has no rows: its
+// hash would equal the hash of any other empty state.
 absl::StatusOr<std::string> StateHashOf(const nlohmann::json& verified);
 
-// The daemon runs until the world ends, or it is killed by what happens to it. Not thread-safe; processes that are
-// forked may use everything that is const.
+// The daemon runs until the world ends, or a fault kills it. Not thread-safe; forked processes may use all const
+// functions.
 class World {
  public:
-  // With the bystander trained.
+  // Starts the daemon, and trains the bystander.
   static absl::StatusOr<World> Start(const CampaignOptions& options);
 
   const CampaignOptions& options() const { return options_; }
   DaemonProcess& daemon() { return daemon_; }
   const std::string& socket_dir() const { return directory_.path(); }
-  // Of the bystander, and so of every model that has been trained to its end.
+  // State's hash of the bystander, and so of every model that has been trained to its end.
   const std::string& state_hash() const { return state_hash_; }
-  // How long one rank may keep the other waiting.
+  // Longest time that one rank may keep the other waiting.
   absl::Duration step_timeout() const { return step_timeout_; }
-  // How long a trainer took from its process' start to its first step.
+  // Time from the start of a trainer's process to its first step.
   absl::Duration start_time() const { return start_time_; }
   Training TrainingOf(const std::string& model, int rank) const {
     return {.socket_dir = socket_dir(), .model = model, .rank = rank, .commits = kCommits};
@@ -51,7 +51,7 @@ class World {
 
   // The hash of masters and moments; planes must match them.
   absl::StatusOr<std::string> StateHash(const std::string& model) const;
-  // Waits for the end of a trainer. The error for one that hangs quotes what the daemon says about it.
+  // Waits for the end of a trainer. The error for a trainer that hangs quotes the daemon's view of it.
   absl::Status AwaitEnd(ChildProcess& trainer) const;
   absl::Status CheckAlive();
   // Everything that must hold between rounds: the daemon lives and deletes the models that were fought over, the

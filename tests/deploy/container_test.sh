@@ -30,7 +30,7 @@ expect "its user has a number of its own" test "$(inspect .Docker.Config.User)" 
 expect "it can be carried" builder push --quiet "$image" "docker-archive:$work/image.tar"
 expect "health is asked for" grep --quiet paramshardctl <(inspect .Docker.Config.Healthcheck.Test)
 
-# A container with what every one of a pod has: the user, the sockets, the processes.
+# A container with the settings of every container of a pod: the user, the sockets, the processes.
 container() {
   builder from --name "$1" "$image" >/dev/null
 }

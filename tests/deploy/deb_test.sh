@@ -51,7 +51,7 @@ else
   cp --recursive tests/install/consumer "$root/consumer"
   if [[ -d $toolkit ]]; then
     mkdir -p "$root/usr/local/cuda"
-    # That of Debian 12 does not find toolkits of CUDA 13; this machine's has made the packages.
+    # Debian 12's CMake does not find toolkits of CUDA 13; this machine's CMake has made the packages.
     cp /usr/share/cmake-3.25/Modules/FindCUDAToolkit.cmake "$root/usr/share/cmake-3.25/Modules/" 2>/dev/null || true
   fi
   expect "it is built" in_root "$root" sh -ec 'export PATH=$PATH:/usr/local/cuda/bin

@@ -1,7 +1,7 @@
-# How tests of deploy/ say what they expect, on this machine and in the roots that they make: sourced by each of them.
+# Expectations of the tests of deploy/, on this machine and in the roots that they make. Every test sources this file.
 
-# expect WHAT COMMAND...: the test ends where the command fails, and says what was expected. `show`, where there is one,
-# shows the rest.
+# expect WHAT COMMAND...: ends the test if the command fails, and prints WHAT. The function `show`, if defined, shows
+# the rest.
 expect() {
   local what=$1
   shift

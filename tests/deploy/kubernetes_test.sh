@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The manifests: schemas of Kubernetes know them, and what they say goes together. No cluster runs them.
+# The manifests fit Kubernetes' schemas, and their parts fit each other. No cluster runs them.
 . tests/deploy/library.sh
 needs kubectl
 readonly python=$cache/python/bin/python
@@ -18,7 +18,7 @@ kubectl kustomize deploy/kubernetes/base >"$work/manifests.yaml"
 sed 's/shareProcessNamespace/shareProcesses/' "$work/manifests.yaml" >"$work/unknown.yaml"
 expect "a field that there is not" bash -c '! "$@" >/dev/null 2>&1' bash \
   "$cache/python/bin/kubernetes-validate" --strict "$work/unknown.yaml"
-# refused WHAT FROM WHY CHANGE: the manifests of FROM, which CHANGE has changed, do not go together, and it is said why.
+# refused WHAT FROM WHY CHANGE: CHANGE makes the manifests of FROM inconsistent, and the error tells WHY.
 refused() {
   local what=$1 from=$2 why=$3 change=$4
   kubectl kustomize "deploy/kubernetes/$from" | "$python" -c '

@@ -1,8 +1,8 @@
-# What the tests of deploy/ share: sourced by each of them, in the root of the repository.
+# Functions of the tests of deploy/. Every test sources this file, in the root of the repository.
 set -euo pipefail
 . tests/deploy/expectations.sh
 
-readonly cache=$PWD/build/deploy        # what is made once
+readonly cache=$PWD/build/deploy        # results that are made only once
 readonly skipped=77                     # the exit status of a test that could not run
 readonly work=$(mktemp --directory)     # of this test; on a disk, for roots take room
 trap 'rm -rf --one-file-system "$work"' EXIT
@@ -34,7 +34,7 @@ suite() {
   (. /etc/os-release && echo "${VERSION_CODENAME-}")
 }
 
-# root_with DIR PACKAGE...: a root of this Debian with these packages and what they need, from a copy that is made once.
+# root_with DIR PACKAGE...: a root of this Debian with these packages and their dependencies, from a cached copy.
 root_with() {
   local dir=$1 made
   shift
@@ -49,7 +49,7 @@ root_with() {
   tar --extract --file "$made" --directory "$dir"
 }
 
-# with_kernel DIR: mounts what programs in that root want of the kernel; called in a mount namespace of one's own.
+# with_kernel DIR: mounts the kernel's file systems into that root. Call it in a mount namespace of its own.
 with_kernel() {
   local root=$1 device
   mount --make-rprivate /
@@ -79,13 +79,13 @@ in_root() {
       PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin DEBIAN_FRONTEND=noninteractive "$@"' "$@"
 }
 
-# checks_into DIR FILE: what is run in the root, as checks.sh, with what it sources.
+# checks_into DIR FILE: copies the checks to run in the root, as checks.sh, with the files that they source.
 checks_into() {
   cp "$2" "$1/checks.sh"
   cp tests/deploy/expectations.sh "$1"
 }
 
-# install_into DIR FILE.deb: without the network, where what it depends on is there already.
+# install_into DIR FILE.deb: installs without the network. Its dependencies must be there already.
 install_into() {
   local dir=$1 file
   shift

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The commands of docs/three-machines.md, taken from the page, and what it says of them.
+# The commands of docs/three-machines.md, taken from the page, and the page's claims about them.
 . tests/deploy/library.sh
 needs_root
 needs ip openssl jq dpkg-deb
@@ -11,7 +11,7 @@ if [[ ${1-} != inside ]]; then
 fi
 mount --make-rprivate /
 mkdir -p /run/netns
-mount -t tmpfs names /run/netns  # what is called m0 outside stays that
+mount -t tmpfs names /run/netns  # names such as m0 outside stay unchanged
 networks() {
   ip netns add probe && ip -n probe link add switch type bridge && ip -n probe link add port type veth peer name end &&
     ip netns delete probe
@@ -53,7 +53,7 @@ next_block() {
   block=$((block + 1))
   stands_in=$(cat "$work/blocks/$block.section" 2>/dev/null || echo "none")
   if [[ $stands_in != "$1" ]]; then
-    echo "FAILED: block $block of the page: one of \"$1\" expected, got \"$stands_in\""
+    echo "FAILED: block $block of the page: want a block of \"$1\", got \"$stands_in\""
     exit 1
   fi
   [[ $at_section == "$1" ]] || step "$1"
@@ -71,14 +71,14 @@ leave_out() {
   echo "left out: no prometheus: ./dev deps deploy installs it"
 }
 
-# model NODE FILTER: what jq says of the model there, asked on the machine itself.
+# model NODE FILTER: jq's output for the model on that node, queried on the machine itself.
 model() {
   paramshardctl --timeout=5s --socket-dir="sockets$1" --output=json models | jq --exit-status ".models[0] | $2"
 }
 commits() {
   model "$1" '.commitNumber | tonumber'
 }
-# trains NODE [NODE,NODE]: with these nodes; with all where none are named.
+# trains NODE [NODE,NODE]: NODE trains with these nodes; without an argument with all.
 trains() {
   model "$1" ".running and ((.activeNodes // []) == [${2-}])"
 }
@@ -124,7 +124,7 @@ if command -v prometheus >/dev/null; then
 else
   leave_out "Prometheus"
 fi
-# asked QUERY: whether Prometheus has something to say.
+# asked QUERY: succeeds if Prometheus has a result.
 asked() {
   [[ -n $(ip netns exec hub promtool query instant http://10.9.0.1:9090 "$1") ]]
 }
@@ -171,7 +171,7 @@ named_for_nothing() {
   local metric
   for metric in "${no_number[@]}"; do grep --quiet "^== .*$metric" "$work/output" || echo "$metric"; done
 }
-# Queries without a number that are not among them; NaN is what a quantile of nothing is.
+# Queries without a number that are not among them; the quantile of an empty set is NaN.
 without_number() {
   awk '/^== / { if (query) print query; query = substr($0, 4); next } / => / && !/ => NaN / { query = "" }
     END { if (query) print query }' "$work/output" | grep --invert-match --fixed-strings "${no_number[@]/#/--regexp=}"

@@ -1,4 +1,4 @@
-"""Checks what schemas of Kubernetes cannot: that the parts of a training's pods fit each other, and fit the daemon.
+"""Checks beyond Kubernetes' schemas: the parts of a training's pods fit each other, and fit the daemon.
 
 Takes a file of manifests, as `kubectl kustomize` writes them.
 """
@@ -19,7 +19,7 @@ def size_of(text):
 
 
 def faults_of_variables(container):
-    """A variable names those before it alone; others stay as they are written."""
+    """Variables may refer only to variables before them: Kubernetes does not expand other references."""
     known = set()
     for variable in container.get("env", []):
         for name in re.findall(r"\$\((\w+)\)", variable.get("value", "")):
@@ -35,7 +35,7 @@ def faults_of_mounts(container, volumes):
 
 
 def is_of(selector, labels):
-    """Whether a selector chooses pods with these labels by a label, and not all there are."""
+    """Returns true if a selector chooses pods with these labels by a label, instead of all pods."""
     chosen = selector.get("matchLabels")
     return bool(chosen) and chosen.items() <= labels.items()
 
@@ -44,10 +44,10 @@ def faults_of_selectors(kinds, labels):
     """Pods of others in the namespace are neither let in nor kept from being moved."""
     for budget in kinds["PodDisruptionBudget"]:
         if not is_of(budget["spec"]["selector"], labels):
-            yield f"a budget for the training's pods alone expected, got {budget['spec']['selector']}"
+            yield f"budget: want only the training's pods, got {budget['spec']['selector']}"
     for policy in kinds.get("NetworkPolicy", []):
         if not is_of(policy["spec"]["podSelector"], labels):
-            yield f"a policy for the training's pods alone expected, got {policy['spec']['podSelector']}"
+            yield f"policy: want only the training's pods, got {policy['spec']['podSelector']}"
         for rule in policy["spec"]["ingress"]:
             for peer in rule.get("from") or [{}]:
                 if list(peer) != ["podSelector"] or not is_of(peer["podSelector"], labels):
@@ -129,7 +129,7 @@ def faults(documents):
     if not pod.get("shareProcessNamespace"):
         yield "daemon and trainers do not see each other's processes"
     if pod["terminationGracePeriodSeconds"] <= SECONDS_OF_AN_END:
-        yield f"more than {SECONDS_OF_AN_END} s for the end expected"
+        yield f"terminationGracePeriodSeconds: want more than {SECONDS_OF_AN_END}"
     if spec["serviceName"] != service["metadata"]["name"] or service["spec"]["clusterIP"] != "None":
         yield "the pods' names are not those of the headless service"
     if int(environment["PARAMSHARD_NODES"]) != spec["replicas"]:

@@ -1,4 +1,4 @@
-# What slurm_test.sh has run in the root with Slurm.
+# Checks that slurm_test.sh runs in the root with Slurm.
 set -euo pipefail
 
 . ./expectations.sh

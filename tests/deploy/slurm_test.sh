@@ -46,7 +46,7 @@ expect "all of them" unshare --mount --pid --fork --kill-child --uts --ipc --net
   mount -t sysfs sys "$0/sys"
   mount --rbind /sys/fs/cgroup "$0/sys/fs/cgroup"
   ip link set lo up
-  # The network of Slurm, and one that daemons may move bytes over.
+  # The network of Slurm, and a network for the data of daemons.
   ip link add nodes type bridge
   ip addr add 10.9.9.1/24 dev nodes
   ip link set nodes up

@@ -1,4 +1,4 @@
-# What systemd_test.sh has run by a service, in the root that it has booted.
+# Checks that systemd_test.sh runs as a service, in the root that it has booted.
 set -euo pipefail
 . ./expectations.sh
 
@@ -130,7 +130,7 @@ install --directory --mode=750 --group=paramshard /etc/paramshard/tls
 install --mode=644 /tls/ca.pem /tls/node[01].pem /etc/paramshard/tls
 install --owner=paramshard --group=paramshard --mode=400 /tls/node[01].key /etc/paramshard/tls
 install --directory --owner=paramshard --group=paramshard --mode=700 /srv/saves
-# settings NODE: what is a machine's own.
+# settings NODE: the machine's own settings.
 settings() {
   printf 'PARAMSHARD_%s\n' NODE=$1 NODES=2 CLUSTER_ADDRESS=10.0.0.10:7777 DATA_ADDRESS=10.0.0.1$1 \
     TRUSTED_DATA_NETWORK=on TLS_CERT=/etc/paramshard/tls/node$1.pem TLS_KEY=/etc/paramshard/tls/node$1.key \
@@ -189,7 +189,7 @@ systemctl start --no-block paramshardd
 echo PARAMSHARD_JOIN_TIMEOUT=5s >>/etc/paramshard/node1.env
 expect "it does not start" bash -c '! systemctl start paramshardd@node1 2>/dev/null'
 expect "it has not reached node 0" bash -c "journalctl --no-pager --unit=paramshardd@node1 |
-  grep 'start failed.*node 0 (10.0.0.10:7777) expected'"
+  grep 'start failed.*timed out.*node 0 (10.0.0.10:7777)'"
 mv /tmp/world.conf /etc/systemd/system/paramshardd@node1.service.d
 systemctl daemon-reload
 expect "with the network it does" systemctl start paramshardd@node1

@@ -13,7 +13,7 @@ namespace paramshard::test {
 namespace {
 
 constexpr int kStreams = 4;
-// Of a stream, at a time: while one batch runs the next one is queued.
+// Kernels of a stream in a batch: while one batch runs the next one is queued.
 constexpr int kBatch = 16;
 constexpr double kKernelSeconds = 0.002;
 constexpr int64_t kFloats = int64_t{1} << 20;

@@ -15,7 +15,7 @@ int main(int argc, char** argv) {
   for (int i = 1; i < argc; ++i) {
     int gpu = 0;
     if (!absl::SimpleAtoi(argv[i], &gpu)) {
-      std::cerr << "busy_gpus: indices of GPUs expected, got '" << argv[i] << "'\n";
+      std::cerr << "busy_gpus: want indices of GPUs, got '" << argv[i] << "'\n";
       return 2;
     }
     threads.emplace_back([gpu] {

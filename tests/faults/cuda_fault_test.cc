@@ -1,6 +1,6 @@
 // GPUs that break under the daemon, trainers that die with work on their GPU's streams, and a daemon that dies while
-// streams wait for it. Afterwards the state is what an uninterrupted run makes it, and whoever lives on has a context
-// that works.
+// streams wait for it. Afterwards the state equals an uninterrupted run's, and surviving processes have a working
+// context.
 
 #include <cuda_runtime.h>
 #include <fcntl.h>
@@ -43,7 +43,7 @@ using testing::HasSubstr;
 using testing::Not;
 
 constexpr int64_t kFaultStep = 3;
-// Which number of a trainer's board says what.
+// Numbers of a trainer's board.
 enum BoardNumber { kWaiting, kGrandchild, kServing, kBreakNow, kBroken, kStep };
 
 // This process must not open a GPU: its children do.
@@ -55,7 +55,7 @@ int GpuCount() {
 class CudaFaultTest : public testing::Test {
  protected:
   void SetUp() override {
-    if (GpuCount() < 2) GTEST_SKIP() << "two GPUs expected, got " << GpuCount();
+    if (GpuCount() < 2) GTEST_SKIP() << "needs two GPUs, got " << GpuCount();
     absl::StatusOr<DaemonProcess> daemon =
         DaemonProcess::Start(Program(PARAMSHARDD), directory_.path(), {"--device=cuda:0,cuda:1"});
     ASSERT_OK(daemon.status());
@@ -139,7 +139,7 @@ absl::Status ServeAndBreak(const std::string& socket_dir, const std::function<ab
 class BrokenGpuTest : public testing::Test {
  protected:
   void SetUp() override {
-    if (GpuCount() < 1) GTEST_SKIP() << "a GPU expected, got none";
+    if (GpuCount() < 1) GTEST_SKIP() << "needs a GPU";
   }
 
   std::string Ctl(const std::string& arguments) const {
@@ -156,7 +156,7 @@ class BrokenGpuTest : public testing::Test {
     });
   }
 
-  // Whatever breaks it: a trainer that is attached, and those that come later, are told; inspection goes on.
+  // Breaks the GPU and checks that the attached trainer and later trainers are told, and that inspection goes on.
   void ExpectAllIsToldAfter(const std::function<absl::Status(Board&)>& break_gpu, const std::string& what) {
     ChildProcess daemon =
         ChildProcess::Run([&](Board& board) { return ServeAndBreak(directory_.path(), break_gpu, board); });
@@ -254,9 +254,9 @@ TEST_F(CudaFaultTest, ATrainerThatSeesOnlyAnotherGpuIsToldAndHarmsNobody) {
     ASSIGN_OR_RETURN(Client client, Client::Connect({.rank = 1, .socket_dir = directory_.path()}));
     return client.OpenModel(SmallModel("interrupted")).status();
   });
-  EXPECT_THAT(astray.Await(), StatusIs(absl::StatusCode::kFailedPrecondition,
-                                       AllOf(HasSubstr("expected among the GPUs of this process"),
-                                             HasSubstr("CUDA_VISIBLE_DEVICES is \"0\""))));
+  EXPECT_THAT(astray.Await(),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       AllOf(HasSubstr("among the GPUs of this process"), HasSubstr("CUDA_VISIBLE_DEVICES is \"0\""))));
   ChildProcess right = Start(TrainingOf("interrupted", 1));
   EXPECT_OK(right.Await());
   EXPECT_OK(waiting.Await());
@@ -289,7 +289,7 @@ TEST_F(BrokenGpuTest, DescriptorsThatAreNoGpuMemoryOfTheSizeAreRefusedAndLeaveNo
     close(small);
     close(null_device);
     RETURN_IF_ERROR(gpu::FaultOf(0));
-    // What every attempt keeps adds up. Others use this GPU, too, and take or give back a little meanwhile.
+    // Leaks of all attempts would add up. Other processes on this GPU take or release a little memory meanwhile.
     const int64_t kept = before - free_bytes();
     if (kept < (kAttempts - 1) * kBytes) return absl::OkStatus();
     return absl::InternalError(absl::StrCat(kept, " bytes were not given back"));

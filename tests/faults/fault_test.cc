@@ -1,5 +1,5 @@
-// Real daemons and trainers in processes of their own, killed, stopped and misled. Afterwards the state must be what it
-// was, or what an uninterrupted run makes it.
+// Real daemons and trainers in processes of their own, killed, stopped and misled. Afterwards the state must be
+// unchanged, or equal an uninterrupted run's.
 
 #include <linux/futex.h>
 #include <sys/syscall.h>
@@ -39,7 +39,7 @@ using testing::HasSubstr;
 
 constexpr int64_t kKillStep = 3;
 
-// Which number of a trainer's board says what.
+// Numbers of a trainer's board.
 enum BoardNumber { kStepReached = 0, kGrandchild = 1 };
 
 const std::string kDaemon = Program(PARAMSHARDD);
@@ -55,7 +55,7 @@ nlohmann::json CtlOf(const std::string& socket_dir, const std::string& arguments
   return output.ok() ? nlohmann::json::parse(*output) : nlohmann::json();
 }
 
-// Of masters and moments; planes must match them.
+// Returns the hash of masters and moments; checks that planes match them.
 std::string StateHashOf(const std::string& socket_dir, const std::string& model) {
   const nlohmann::json verified = CtlOf(socket_dir, "verify " + model);
   EXPECT_EQ(verified["summary"]["mismatchCount"], "0") << verified.dump(2);
@@ -66,7 +66,7 @@ ChildProcess Start(const Training& training) {
   return ChildProcess::Run([training](Board&) { return Train(training); });
 }
 
-// Whether an epoch has ended so because the machine was slow, perhaps: then its trainers come again.
+// Returns true if an epoch may have ended because the machine was slow: then its trainers come again.
 bool IsWorthAnotherEpoch(const absl::Status& end) { return absl::IsAborted(end) || absl::IsDeadlineExceeded(end); }
 
 // A trainer that stops itself the first time that it is at the point of step kKillStep. It resumes until then.
@@ -86,7 +86,7 @@ ChildProcess StartStopping(Training training, Point point) {
   });
 }
 
-// A trainer that resumes until an epoch ends with `what`.
+// Starts a trainer that resumes until an epoch ends with `what`.
 ChildProcess StartUntil(Training training, const std::string& what) {
   training.resume = false;
   return ChildProcess::Run([training, what](Board&) {
@@ -216,8 +216,8 @@ TEST_F(FaultTest, AStoppedTrainerIsNamedAfterTheStepTimeout) {
 
 class StoppedTrainerTest : public FaultTest, public testing::WithParamInterface<Point> {
  protected:
-  // Why the model's last epoch ended, as soon as that says `what`; what it says after a minute. Epochs before it may
-  // have ended because the machine was slow. Each look is a call of a program.
+  // Returns why the model's last epoch ended, as soon as the reason contains `what`, or after a minute. Earlier epochs
+  // may have ended because the machine was slow. Each check runs a program.
   std::string AwaitEpochEnd(const std::string& model, const std::string& what) const {
     std::string end;
     const absl::Time deadline = absl::Now() + absl::Minutes(1);
@@ -258,7 +258,7 @@ TEST_F(FaultTest, AStoppedDaemonKeepsItsTrainersWaitingAndLosesNothing) {
   for (ChildProcess& trainer : trainers) ASSERT_TRUE(trainer.AwaitStopped());
   daemon_->Pause();
   for (ChildProcess& trainer : trainers) trainer.Signal(SIGCONT);
-  // Whoever comes now is not kept.
+  // A new client times out.
   ChildProcess newcomer = ChildProcess::Run([&](Board&) {
     return Client::Connect({.socket_dir = directory_.path(), .connect_timeout = absl::Seconds(1)}).status();
   });
@@ -473,8 +473,8 @@ TEST_F(FaultTest, SigtermFinishesAndExitsWithZero) {
 
 // --- A trainer that goes in order ---
 
-// One has all it wants and leaves while the other has not yet waited for what both have asked for: the last evaluation
-// of a training, on ranks that are not equally fast.
+// One rank leaves with its results while the other has not yet waited for the results that both have requested: the
+// last evaluation of a training, on ranks of different speeds.
 TEST_F(FaultTest, WhoLeavesTakesNothingFromTheOthersThatAllHaveAskedFor) {
   StartDaemon();
   const auto gather_last = [&](int rank, const std::function<void()>& before_wait) -> absl::Status {
@@ -512,8 +512,8 @@ std::atomic<uint32_t>* FindWordsPage() {
   return nullptr;
 }
 
-// Says that the daemon does not sleep, rewrites the doorbell, and moves whoever sleeps there to a word that nobody
-// wakes.
+// Claims that the daemon does not sleep, rewrites the doorbell, and moves threads that sleep there to a word that no
+// thread wakes.
 [[noreturn]] void Torment(std::atomic<uint32_t>* page) {
   constexpr size_t kLine = 16;
   std::atomic<uint32_t>& daemon_waits = page[2 * kLine];
@@ -602,7 +602,7 @@ TEST_F(HostileTrainerTest, TheDaemonDrainsAndStops) {
 
 // --- Two daemons ---
 
-// What a shard group spans.
+// Span of a shard group.
 enum class Sharding { kInsideDaemons, kOverTheWorld };
 
 // Two daemons of two devices each, four ranks; where there are fewer than four GPUs, of one GPU each.
@@ -610,7 +610,7 @@ class TwoDaemonsTest : public testing::TestWithParam<Sharding> {
  protected:
   void SetUp() override {
     const int present = DevicesUpTo(4);
-    if (present < 2) GTEST_SKIP() << "two GPUs expected, got " << present;
+    if (present < 2) GTEST_SKIP() << "needs two GPUs, got " << present;
     if (present < 4) devices_ = 1;
     const std::string cluster = absl::StrCat("--cluster-address=127.0.0.1:", FreePort());
     for (int node = 0; node < 2; ++node) {
@@ -692,7 +692,7 @@ TEST_P(TwoDaemonsTest, MetricsTellWhatMovesAndWhoIsMissing) {
         .value_or(-1);
   };
   const std::string mesh = on_gpus ? "nccl" : "gloo";
-  // What one daemon sends the other one receives, or one of its own.
+  // Sums of sent and received bytes are equal: a daemon sends to the other daemon, or to itself.
   EXPECT_GT(moved(0, mesh, "sent"), 0);
   EXPECT_EQ(moved(0, mesh, "sent") + moved(1, mesh, "sent"), moved(0, mesh, "received") + moved(1, mesh, "received"));
   const bool direct = GetParam() == Sharding::kInsideDaemons && devices_ > 1;
@@ -891,8 +891,8 @@ TEST_P(ShortDoubtTest, AModelWhoseDoubtPassesItsBoundIsNotTrainedOn) {
   for (ChildProcess& voter : voters) {
     EXPECT_THAT(voter.Await(), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("node 0")));
   }
-  const auto says_so = AllOf(HasSubstr("commit 3 is in doubt"), HasSubstr("did not answer within 1s"),
-                             HasSubstr("the state of commit 2"));
+  const auto says_so =
+      AllOf(HasSubstr("commit 3 is in doubt"), HasSubstr("timed out after 1s"), HasSubstr("the state of commit 2"));
   if (GetParam() == Sharding::kInsideDaemons) {
     // Another daemon may come that heals it.
     EXPECT_THAT(OpenOnNodeOne(absl::Seconds(1)), StatusIs(absl::StatusCode::kDeadlineExceeded));
@@ -951,7 +951,7 @@ class NodeDeathsTest : public testing::Test {
   static constexpr int kRanks = 2 * kDevices;
 
   void SetUp() override {
-    if (TestDevices() == "cuda") GTEST_SKIP() << "cpu devices expected: a GPU takes seconds to start a daemon";
+    if (TestDevices() == "cuda") GTEST_SKIP() << "needs cpu devices: on a GPU a daemon takes seconds to start";
     for (int node = 0; node < 2; ++node) Spawn(node);
     for (int node = 0; node < 2; ++node) Settle(node);
   }
@@ -962,7 +962,7 @@ class NodeDeathsTest : public testing::Test {
     daemons_[node].emplace(DaemonProcess::Spawn(kDaemon, directories_[node].path(), flags));
   }
 
-  // A daemon that has just started gets a model that nobody trains.
+  // Gives a daemon that has just started a model without trainers.
   void Settle(int node) {
     ASSERT_OK(daemons_[node]->AwaitReady());
     ASSERT_OK(OnNode(node, [](Client& client) { return client.CreateModel(SmallModel("bystander")).status(); }));
@@ -1017,7 +1017,7 @@ class NodeDeathsTest : public testing::Test {
     auto now = level();
     if (!levels_[node].has_value()) levels_[node] = now;
     const auto [descriptors, threads] = *levels_[node];
-    // What a connection leaves goes a moment after it.
+    // Descriptors and threads of a connection are released a moment after it closes.
     const absl::Time deadline = absl::Now() + absl::Seconds(30);
     while ((now.first > descriptors + 4 || now.second > threads + 4) && absl::Now() < deadline) now = level();
     EXPECT_LE(now.first, descriptors + 4) << "descriptors";

@@ -1,6 +1,6 @@
 // A world of three replicas that may go on with two: a daemon is killed with its keeper while a step is under way, the
-// others go on without it, and take it in again when it is back. The training ends in the bytes of one whose worlds were
-// as large from the beginning, and went over into each other by checkpoints.
+// others go on without it, and take it in again when it is back. The training ends in the bytes of one whose worlds
+// were as large from the beginning, and went over into each other by checkpoints.
 
 #include <csignal>
 #include <nlohmann/json.hpp>
@@ -34,7 +34,7 @@ constexpr int kNodes = 3;
 constexpr int64_t kKilled = 4;
 constexpr int64_t kAwaited = 8;
 constexpr int64_t kLast = 12;
-// Of a board's numbers; those between are of commits: the ranks that took part.
+// Numbers of a board. The numbers between kKills and kIsBack hold, by commit, the ranks that took part.
 constexpr int kKills = 0;
 constexpr int kIsBack = 14;
 constexpr int kBackwards = 15;  // an answered commit was begun again
@@ -108,7 +108,7 @@ struct FewerCase {
 class FewerReplicasTest : public testing::TestWithParam<FewerCase> {
  protected:
   void SetUp() override {
-    if (DevicesUpTo(kNodes) < kNodes) GTEST_SKIP() << "three GPUs expected, got " << DevicesUpTo(kNodes);
+    if (DevicesUpTo(kNodes) < kNodes) GTEST_SKIP() << "needs three GPUs, got " << DevicesUpTo(kNodes);
   }
 
   ChildProcess Train(ReplicaWorld& world, int rank, bool kills) const {
@@ -162,7 +162,7 @@ class FewerReplicasTest : public testing::TestWithParam<FewerCase> {
     }
     return hash;
   }
-  // Whose gradients the rank of that node has: where one is away the others' numbers do not change.
+  // Returns the rank whose gradients a node pushes: the others keep their gradients while one is away.
   int RankOf(int node, int nodes) const { return nodes < kNodes && node >= GetParam().victim ? node + 1 : node; }
   static absl::Status TrainAs(int node, const Training& training) {
     ASSIGN_OR_RETURN(Client client, Client::Connect({.rank = node, .socket_dir = training.socket_dir}));
@@ -250,7 +250,7 @@ class RestoreWithoutOneTest : public FewerReplicasTest {
  protected:
   static constexpr int kAway = 2;
 
-  // Those nodes to a commit. Gradients add up to the same however many they are.
+  // Trains these nodes up to a commit. Gradients add up to the same sum for any number of nodes.
   static void TrainTo(const ReplicaWorld& world, const std::vector<int>& nodes, int64_t commit) {
     std::vector<ChildProcess> trainers;
     for (const int node : nodes) {
@@ -264,7 +264,7 @@ class RestoreWithoutOneTest : public FewerReplicasTest {
     }
     for (ChildProcess& trainer : trainers) ASSERT_OK(trainer.Await(kPatience));
   }
-  // The server alone: its keeper stands still, and has what it held.
+  // Kills the server only: its keeper is stopped, and holds its memory.
   static void TakeAway(ReplicaWorld& world) {
     ASSERT_OK_AND_ASSIGN(const nlohmann::json version, world.Ctl(kAway, "version"));
     world.daemon(kAway).Pause();

@@ -51,7 +51,7 @@ class KeptDaemonTest : public testing::Test {
 
   // In the place of the present one.
   void Start(std::vector<std::string> flags, const Surroundings& surroundings = {}) {
-    // Of a keeper that is killed the server ends a moment later.
+    // The server would end a moment after a killed keeper: ends both in order.
     if (daemon_.has_value()) {
       daemon_->Signal(SIGTERM);
       EXPECT_OK(daemon_->AwaitExit(kPatience).status());
@@ -62,24 +62,24 @@ class KeptDaemonTest : public testing::Test {
     daemon_.emplace(*std::move(daemon));
   }
 
-  // Of paramshardctl with these words.
+  // Returns the output of paramshardctl with these words.
   absl::StatusOr<std::string> Ctl(const std::string& words) const {
     return OutputOf(absl::StrCat(Program(PARAMSHARDCTL), " --socket-dir=", directory_.path(), " ", words, " 2>&1"));
   }
-  // What a restart with these words, which is to fail, says.
+  // Returns the error of a restart with these words, which has to fail.
   std::string RestartRefusal(const std::string& words) const {
     const absl::StatusOr<std::string> said = OutputOf(absl::StrCat(
         Program(PARAMSHARDCTL), " --socket-dir=", directory_.path(), " restart ", words, " 2>&1; test $? = 1"));
     EXPECT_OK(said.status());
     return said.ok() ? *said : "";
   }
-  // The server that answers; none while there is none.
+  // Returns the server that answers; nullopt while there is none.
   std::optional<pid_t> ServerPid() const {
     const absl::StatusOr<std::string> version = Ctl("-o json version");
     if (!version.ok()) return std::nullopt;
     return static_cast<pid_t>(std::stol(nlohmann::json::parse(*version)["pid"].get<std::string>()));
   }
-  // Another one than `before`.
+  // Waits for a server other than `before`.
   std::optional<pid_t> AwaitServer(pid_t before) const {
     for (const absl::Time deadline = absl::Now() + kPatience; absl::Now() < deadline;) {
       const std::optional<pid_t> pid = ServerPid();
@@ -108,7 +108,7 @@ class KeptDaemonTest : public testing::Test {
     }));
   }
 
-  // Of the model of TrainOnce.
+  // Returns the hash of the model of TrainOnce.
   std::string StateHash() const {
     const absl::StatusOr<std::string> verified = Ctl("-o json verify kept");
     EXPECT_OK(verified.status());
@@ -176,12 +176,12 @@ TEST_F(KeptDaemonTest, AClientWaitsForTheNextServerAndFindsTheModelWhereItWas) {
   ASSERT_TRUE(server.has_value());
   ChildProcess trainer = ChildProcess::Run([&](Board&) -> absl::Status {
     ASSIGN_OR_RETURN(const int64_t commit, OpenKillOpen(directory_.path(), *server));
-    return commit == 1 ? absl::OkStatus() : absl::InternalError(absl::StrCat("commit 1 expected, got ", commit));
+    return commit == 1 ? absl::OkStatus() : absl::InternalError(absl::StrCat("want commit 1, got ", commit));
   });
   EXPECT_OK(trainer.Await());
 }
 
-// As a server of an older or a newer program finds it.
+// The journal looks like one of an older or a newer program.
 TEST_F(KeptDaemonTest, AServerThatCannotReadAJournalEndsAndTheModelWaitsForOneThatCan) {
   const std::string log = directory_.path() + "/log";
   const wire::FileDescriptor log_fd(open(log.c_str(), O_CREAT | O_WRONLY | O_APPEND | O_CLOEXEC, 0600));
@@ -192,9 +192,9 @@ TEST_F(KeptDaemonTest, AServerThatCannotReadAJournalEndsAndTheModelWaitsForOneTh
   ASSERT_TRUE(server.has_value());
   ASSERT_EQ(SetJournalVersions(server::kJournalVersion - 1), 1);
   kill(*server, SIGKILL);
-  ASSERT_THAT(Poll({.timeout = kPatience}, [&] { return Contains(log, "does not start; memory is kept"); }),
+  ASSERT_THAT(Poll({.timeout = kPatience}, [&] { return Contains(log, "failed to start; memory is kept"); }),
               IsOkAndHolds(true));
-  EXPECT_THAT(Contains(log, absl::StrCat("format version ", server::kJournalVersion, " expected, got ",
+  EXPECT_THAT(Contains(log, absl::StrCat("want format version ", server::kJournalVersion, ", got ",
                                          server::kJournalVersion - 1, ", of an older program")),
               IsOkAndHolds(true));
   ASSERT_EQ(SetJournalVersions(server::kJournalVersion), 1);
@@ -249,7 +249,7 @@ TEST_F(KeptDaemonTest, AServerWithOtherDevicesGivesWayToOneThatCanGoOn) {
   ASSERT_OK(TrainOnce());
   const std::string expected = StateHash();
   EXPECT_THAT(RestartRefusal(absl::StrCat("-- --device=cpu:0,cpu:1 --socket-dir=", directory_.path())),
-              HasSubstr("a server expected, got exit code 3"));
+              HasSubstr("failed to start: exit code 3"));
   EXPECT_EQ(StateHash(), expected);
 }
 
@@ -347,13 +347,13 @@ TEST_F(KeptDaemonTest, AServerThatDiesWhileItDrainsIsFollowedByOneThatSaves) {
 TEST_F(KeptDaemonTest, AProgramThatDoesNotServeGivesWayToTheOneBefore) {
   const std::optional<pid_t> first = ServerPid();
   ASSERT_TRUE(first.has_value());
-  EXPECT_THAT(RestartRefusal("--binary=/bin/false"), HasSubstr("/bin/false: a server expected, got exit code 1"));
+  EXPECT_THAT(RestartRefusal("--binary=/bin/false"), HasSubstr("/bin/false failed to start: exit code 1"));
   EXPECT_OK(TrainOnce());
   EXPECT_FALSE(Ctl("restart --binary=/nowhere/paramshardd --lose-models").ok());
   EXPECT_OK(TrainOnce()) << "the server has not ended";
 }
 
-// As a package is upgraded.
+// The program is replaced like in an upgrade of a package.
 TEST_F(KeptDaemonTest, AProgramThatIsReplacedIsStartedWhenItIsNamed) {
   const std::string path = directory_.path() + "/paramshardd";
   const auto put = [&path](const std::string& program) {
@@ -361,7 +361,7 @@ TEST_F(KeptDaemonTest, AProgramThatIsReplacedIsStartedWhenItIsNamed) {
     std::filesystem::rename(path + ".new", path);
   };
   put(Program(PARAMSHARDD));
-  // Whoever looks whether the next one serves is not to meet the server of this one.
+  // The check that the next daemon serves must not reach the server of this one.
   daemon_->Signal(SIGTERM);
   ASSERT_THAT(daemon_->AwaitExit(kPatience), IsOkAndHolds(0));
   ASSERT_OK_AND_ASSIGN(
@@ -376,7 +376,7 @@ TEST_F(KeptDaemonTest, AProgramThatIsReplacedIsStartedWhenItIsNamed) {
   ASSERT_TRUE(AwaitServer(*server).has_value());
   EXPECT_OK(Ctl("restart").status());
   EXPECT_OK(Ctl(absl::StrCat("restart -- --socket-dir=", directory_.path(), " ", DeviceFlags(1).front())).status());
-  EXPECT_THAT(RestartRefusal("--binary=" + path), HasSubstr("a server expected, got exit code 1"));
+  EXPECT_THAT(RestartRefusal("--binary=" + path), HasSubstr("failed to start: exit code 1"));
   EXPECT_EQ(StateHash(), expected);
   server = ServerPid();
   ASSERT_TRUE(server.has_value());
@@ -389,14 +389,15 @@ TEST_F(KeptDaemonTest, AProgramThatIsReplacedIsStartedWhenItIsNamed) {
 TEST_F(KeptDaemonTest, AProgramThatEndsWithZeroLosesNoModel) {
   ASSERT_OK(TrainOnce());
   const std::string expected = StateHash();
-  EXPECT_THAT(RestartRefusal("--binary=/bin/true"), HasSubstr("/bin/true: a server expected, got exit code 0"));
+  EXPECT_THAT(RestartRefusal("--binary=/bin/true"), HasSubstr("/bin/true failed to start: exit code 0"));
   EXPECT_EQ(StateHash(), expected);
 }
 
 TEST_F(KeptDaemonTest, FlagsThatDoNotServeAreRefusedAndTheServerRunsOn) {
   const std::optional<pid_t> server = ServerPid();
   for (const std::string flag : {"--help", "--version", "--print-config"}) {
-    EXPECT_THAT(RestartRefusal("-- " + flag), HasSubstr("flags of a daemon that serves expected")) << flag;
+    EXPECT_THAT(RestartRefusal("-- " + flag), HasSubstr("--help, --version and --print-config are not allowed"))
+        << flag;
   }
   EXPECT_EQ(ServerPid(), server);
 }
@@ -426,7 +427,7 @@ TEST_F(KeptDaemonTest, AnotherDaemonIsKeptOutOfTheSocketDirectoryForAsLongAsTheK
     return DaemonProcess::Spawn(Program(PARAMSHARDD), directory_.path(), {keeper, DeviceFlags(1).front()},
                                 {.standard_error = refusals_fd.get()});
   };
-  const auto has_given_up = [&] { return *Contains(log, "does not start; memory is kept"); };
+  const auto has_given_up = [&] { return *Contains(log, "failed to start; memory is kept"); };
   kill(*server, SIGKILL);
   const absl::Time deadline = absl::Now() + kPatience;
   for (int after = 0; after < 2 && absl::Now() < deadline; after += has_given_up() ? 1 : 0) {
@@ -442,8 +443,8 @@ TEST_F(KeptDaemonTest, AnotherDaemonIsKeptOutOfTheSocketDirectoryForAsLongAsTheK
   EXPECT_THAT(Ctl("models"), IsOkAndHolds(testing::Not(HasSubstr("kept"))));
 }
 
-// Servers do not start while the folder of checkpoints is away. Whether the stop comes before, between or after their
-// starts, what is kept is saved.
+// Servers do not start while the folder of checkpoints is away. The kept state is saved, no matter whether the stop
+// comes before, between or after their starts.
 TEST_F(KeptDaemonTest, AStopWithoutAServerSavesWhatIsKept) {
   const TemporaryDirectory saves;
   const std::string root = saves.path() + "/root";

@@ -1,5 +1,5 @@
-// Models outlive what happens to GPUs: a server whose context faults, a trainer whose context faults, and servers that
-// are killed while another process keeps the GPU busy. The training goes on bit for bit.
+// Models survive faults of GPUs: a server whose context faults, a trainer whose context faults, and servers that are
+// killed while another process keeps the GPU busy. The training goes on bit for bit.
 
 #include <csignal>
 #include <cstdlib>
@@ -32,13 +32,13 @@ using testing::HasSubstr;
 
 constexpr absl::Duration kPatience = absl::Seconds(60);
 constexpr int64_t kFaultCommit = 4;
-// Ten more steps show that nothing of what the next ones depend on is another.
+// Ten more steps show that everything that later steps depend on is unchanged.
 constexpr int64_t kCommits = kFaultCommit + 10;
-// Of a board's numbers.
-constexpr int kFirst = 0;     // the commit that was begun first
-constexpr int kAnswered = 1;  // the last one that was answered
-constexpr int kTwice = 2;     // one that was answered and begun again
-constexpr int kDone = 3;      // whatever was to happen has happened so often
+// Numbers of a board.
+constexpr int kFirst = 0;     // first commit that was begun
+constexpr int kAnswered = 1;  // last answered commit
+constexpr int kTwice = 2;     // an answered commit that was begun again
+constexpr int kDone = 3;      // number of faults so far
 constexpr int kBusy = 4;
 
 // This process must not open a GPU: its children do.
@@ -52,7 +52,7 @@ class KeptGpuTest : public testing::Test {
   using At = std::function<void(Point, int64_t commit, Board&)>;
 
   void SetUp() override {
-    if (!HasGpu()) GTEST_SKIP() << "a GPU expected, got none";
+    if (!HasGpu()) GTEST_SKIP() << "needs a GPU";
   }
 
   void Start(const std::vector<std::string>& more, const Surroundings& surroundings = {}) {
@@ -73,7 +73,7 @@ class KeptGpuTest : public testing::Test {
     const absl::StatusOr<nlohmann::json> version = Ctl("version 2>/dev/null");
     return version.ok() ? static_cast<pid_t>(std::stol((*version)["pid"].get<std::string>())) : -1;
   }
-  // Another one than `before`.
+  // Waits for a server other than `before`.
   bool AwaitServer(pid_t before) const {
     for (const absl::Time deadline = absl::Now() + kPatience; absl::Now() < deadline;) {
       const pid_t pid = ServerPid();
@@ -109,7 +109,7 @@ class KeptGpuTest : public testing::Test {
   ChildProcess Train() const {
     return Train([](Point, int64_t, Board&) {});
   }
-  // Of a training that nothing happens to.
+  // Returns the hash of an undisturbed training.
   std::string UndisturbedHash() {
     Start({});
     EXPECT_OK(Train().Await());
@@ -166,9 +166,9 @@ INSTANTIATE_TEST_SUITE_P(, FaultedServerTest,
                                                "Point", static_cast<int>(std::get<1>(info.param)));
                          });
 
-// --- That of a trainer
+// --- The context of a trainer
 
-// Whether the server is killed at the same time.
+// The parameter: true if the server is killed at the same time.
 class FaultedTrainerTest : public KeptGpuTest, public testing::WithParamInterface<bool> {};
 
 TEST_P(FaultedTrainerTest, LosesNothing) {
@@ -182,7 +182,7 @@ TEST_P(FaultedTrainerTest, LosesNothing) {
     if (GetParam()) kill(server, SIGKILL);
     if (stream->Synchronize().ok()) return;
     Reach(board, kDone, 1);
-    // What it would do next fails; here it ends, as a process does whose context is gone.
+    // The trainer's next call would fail. It ends here, like a process that has lost its context.
     std::_Exit(1);
   });
   trainer.Await().IgnoreError();

@@ -28,17 +28,17 @@ namespace {
 
 constexpr absl::Duration kPatience = absl::Seconds(60);
 constexpr int64_t kKilledCommit = 4;
-// Ten more steps show that nothing of what the next ones depend on is another.
+// Ten more steps show that everything that later steps depend on is unchanged.
 constexpr int64_t kCommits = kKilledCommit + 10;
-// Of a board's numbers.
+// Numbers of a board.
 constexpr int kKilled = 0;    // a KillState
 constexpr int kAnswered = 1;  // the last commit that rank 0 had an answer for before that
 constexpr int kResumed = 2;   // the first that it began after that
 
 enum KillState : uint32_t { kNotYet, kBegun, kGone };
 
-// Sends a signal, and waits until the process is gone: what a sanitizer does at SIGSEGV takes a second or more, in
-// which the other threads of a server would finish the training.
+// Sends a signal, and waits until the process is gone: sanitizers take a second or more to handle SIGSEGV, in which the
+// other threads of a server would finish the training.
 bool EndWith(int signal, pid_t process) {
   const wire::FileDescriptor pidfd(static_cast<int>(syscall(SYS_pidfd_open, process, 0)));
   if (!pidfd.valid() || kill(process, signal) != 0) return false;

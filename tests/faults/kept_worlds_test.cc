@@ -31,7 +31,7 @@ constexpr int64_t kFirst = 2;
 constexpr int64_t kBetween = 2;
 // Ten steps follow the last kill.
 constexpr int64_t kCommits = kFirst + kBetween * ((kPointCount + kGroups - 1) / kGroups - 1) + 10;
-// Of a board's numbers.
+// Numbers of a board.
 constexpr int kKills = 0;     // how often servers were killed
 constexpr int kAnswered = 1;  // the last commit that was answered
 constexpr int kTwice = 2;     // a commit that was answered and begun again
@@ -48,7 +48,7 @@ class KeptWorldsTest : public testing::TestWithParam<std::tuple<bool, Victims, i
   }
 
   void SetUp() override {
-    if (DevicesUpTo(kNodes) < kNodes) GTEST_SKIP() << "two GPUs expected, got " << DevicesUpTo(kNodes);
+    if (DevicesUpTo(kNodes) < kNodes) GTEST_SKIP() << "needs two GPUs, got " << DevicesUpTo(kNodes);
   }
   void Start(bool keeper) {
     for (auto& daemon : daemons_) daemon.reset();

@@ -1,5 +1,4 @@
-// A real daemon and a model of as many parameters as the largest ones have: what is done with them takes time in
-// proportion.
+// A real daemon and a model with as many parameters as the largest models: all operations take time in proportion.
 
 #include <sys/resource.h>
 
@@ -58,7 +57,7 @@ class ManyParametersTest : public testing::Test {
     daemon_.emplace(*std::move(daemon));
   }
 
-  // Whatever else the machine is at.
+  // CPU time of daemon and trainers, which does not depend on other load of the machine.
   absl::Duration CpuTime() const { return daemon_->CpuTime() + CpuTimeOf(RUSAGE_SELF) + CpuTimeOf(RUSAGE_CHILDREN); }
   void ExpectPrinted(const std::string& arguments, const std::string& text) const {
     EXPECT_THAT(OutputOf(absl::StrCat(Program(PARAMSHARDCTL), " ", arguments)), IsOkAndHolds(HasSubstr(text)));
@@ -67,7 +66,8 @@ class ManyParametersTest : public testing::Test {
     return absl::StrCat("--socket-dir=", sockets_.path(), " ", arguments);
   }
 
-  // Returns the time of all that is done with a model once; adds that of saving, listing and restoring to `checkpoint`.
+  // Returns the time of all operations that a model needs once; adds the time of saving, listing and restoring to
+  // `checkpoint`.
   absl::Duration LifeOf(int parameters, absl::Duration& checkpoint) {
     const absl::Duration begin = CpuTime();
     const ModelSpec spec = ModelOf(parameters);

@@ -100,7 +100,7 @@ class RestoredRunTest : public testing::Test {
     EXPECT_OK(output.status());
     return output.ok() ? nlohmann::json::parse(*output) : nlohmann::json();
   }
-  // Of masters and moments; planes must match them.
+  // Returns the hash of masters and moments; checks that planes match them.
   std::string StateHash() const {
     const nlohmann::json verified = Ctl(absl::StrCat("verify ", kModel));
     EXPECT_EQ(verified["summary"]["mismatchCount"], "0") << verified.dump(2);
@@ -122,7 +122,7 @@ TEST_F(RestoredRunTest, EndsInTheBytesOfOneThatWasNotInterrupted) {
   const std::string expected = StateHash();
   ASSERT_NE(expected, saved);
 
-  // A daemon that is killed, and another one whose models begin with what was saved.
+  // Kills the daemon, and starts a daemon whose models begin with the latest save.
   daemon_->Signal(SIGKILL);
   ASSERT_OK(daemon_->AwaitExit(absl::Seconds(60)).status());
   ASSERT_NO_FATAL_FAILURE(StartDaemon({"--restore=latest"}));

@@ -1,6 +1,6 @@
-// A daemon of two or three is killed with its keeper and started again empty. Where it held a part of the model that nobody else
-// has, all daemons go back to the step that was saved last, and trainers are told so once. Where another one has a
-// replica, that heals it, and no step is made again. Their training ends in the bytes of one that was never interrupted.
+// A daemon of two or three is killed with its keeper and started again empty. If it held the only copy of a part of the
+// model, all daemons roll back to the step that was saved last, and trainers are told so once. If another daemon has a
+// replica, the replica heals it, and no step is repeated. The training ends in the bytes of an undisturbed training.
 
 #include <fcntl.h>
 #include <poll.h>
@@ -45,7 +45,7 @@ constexpr int64_t kSaved = 3;
 // The step in which the daemon is killed: the commit before is answered.
 constexpr int64_t kKilled = 6;
 constexpr int64_t kLast = 8;
-// Of a board's numbers.
+// Numbers of a board.
 constexpr int kKills = 0;
 constexpr int kAnswered = 1;    // the last commit that was answered
 constexpr int kTold = 2;        // how often OpenModel has said that commits are lost
@@ -57,12 +57,12 @@ struct RollbackCase {
   int victim = 0;
   std::vector<std::string> flags = {};
   int nodes = 2;
-  // As on machines of their own, though all are on this one: over its network, and with NCCL over that too.
+  // Treat daemons as if on machines of their own: they, and NCCL, connect over this machine's network.
   bool apart = false;
 };
 
-// Who is killed in the middle of a training, and the server that ends with it: its process, by a pidfd. While it ends
-// other threads of it could finish the training.
+// A process that is killed in the middle of a training, and a pidfd of the server that ends with it. The server's other
+// threads could finish the training before it has ended.
 struct Death {
   pid_t killed = -1;
   int server = -1;
@@ -72,18 +72,18 @@ struct Death {
 absl::Status AwaitEnd(int pidfd) {
   pollfd gone{.fd = pidfd, .events = POLLIN, .revents = 0};
   if (poll(&gone, 1, static_cast<int>(absl::ToInt64Milliseconds(kPatience))) == 1) return absl::OkStatus();
-  return absl::DeadlineExceededError("the end of a server expected");
+  return absl::DeadlineExceededError("timed out waiting for a server to end");
 }
 
 class RollbackTest : public testing::TestWithParam<RollbackCase> {
  protected:
   void SetUp() override {
     const int devices = DevicesUpTo(nodes());
-    if (devices < nodes()) GTEST_SKIP() << nodes() << " GPUs expected, got " << devices;
+    if (devices < nodes()) GTEST_SKIP() << "needs " << nodes() << " GPUs, got " << devices;
     if (!GetParam().apart) return;
     const absl::StatusOr<std::string> addresses = OutputOf("hostname --all-ip-addresses");
     std::istringstream(addresses.value_or("")) >> data_address_;
-    if (data_address_.empty()) GTEST_SKIP() << "an address of this machine expected, got none but loopback's";
+    if (data_address_.empty()) GTEST_SKIP() << "needs an address of this machine besides loopback";
   }
 
   static int nodes() { return GetParam().nodes; }
@@ -153,7 +153,7 @@ class RollbackTest : public testing::TestWithParam<RollbackCase> {
     while (true) {
       const absl::Status status = TrainEpoch(client, training);
       if (absl::IsDataLoss(status)) {
-        if (status.message().find("which was answered, got that of commit 3: ") == std::string::npos) return status;
+        if (status.message().find("which was answered, to commit 3: ") == std::string::npos) return status;
         ++board.numbers[kTold];
       } else if (!absl::IsAborted(status) && !absl::IsUnavailable(status)) {
         return status;
@@ -165,7 +165,7 @@ class RollbackTest : public testing::TestWithParam<RollbackCase> {
     for (int rank = 0; rank < nodes(); ++rank) trainers.push_back(Train(rank, commits));
     for (ChildProcess& trainer : trainers) EXPECT_OK(trainer.Await(kPatience));
   }
-  // A checkpoint of the step, and what a training from there ends in; the model is at that step again.
+  // Saves a checkpoint of the step, and computes the result of a training from there; leaves the model at that step.
   void StartSaved() {
     ASSERT_NO_FATAL_FAILURE(Start());
     TrainAll(kSaved);
@@ -233,7 +233,7 @@ TEST_P(RollbackTest, EndsInTheBytesOfARunThatWasNotInterrupted) {
     ASSERT_EQ(models["models"].size(), 1u);
     const nlohmann::json rollback = models["models"][0].value("rollback", nlohmann::json::object());
     EXPECT_EQ(rollback.value("commitNumber", ""), "3") << models.dump(2);
-    // The others may not have heard what became of the last commit when node 0 was killed.
+    // The other nodes may not know the outcome of the last commit when node 0 is killed.
     const std::string from = rollback.value("fromCommitNumber", "0");
     if (node == victim) {
       EXPECT_EQ(from, "0");
@@ -273,7 +273,7 @@ TEST_P(LostReplicaTest, AServerThatItsKeeperStartsAgainGoesOnByItself) {
   ExpectToGoOn(TrainUnder({.killed = server.pid, .server = server.pidfd.get()}));
 }
 
-// Somebody imports into one daemon alone, which counts further than the other one then.
+// An import into one daemon only, which then has a higher version than the other.
 class HealOrderTest : public RollbackTest {
  protected:
   static absl::Status Import(int node, const std::string& sockets) {
@@ -307,7 +307,7 @@ TEST_P(HealOrderTest, TheTrainingGoesOnFromTheNodeThatIsRight) {
   const int victim = GetParam().victim;
   const int right = 1 - victim;
   ASSERT_NO_FATAL_FAILURE(StartSaved());
-  EXPECT_THAT(Heal(0, right), IsOkAndHolds(HasSubstr("nothing to do: all nodes that are known have one state")));
+  EXPECT_THAT(Heal(0, right), IsOkAndHolds(HasSubstr("nothing to do: all known nodes have the same state")));
   ASSERT_OK(ImportAlone(victim));
   ChildProcess trainers[] = {Train(0, kLast), Train(1, kLast)};
   for (ChildProcess& trainer : trainers) {
@@ -316,7 +316,7 @@ TEST_P(HealOrderTest, TheTrainingGoesOnFromTheNodeThatIsRight) {
                          AllOf(HasSubstr("(commit 3)"), HasSubstr("(commit 9)"),
                                HasSubstr("`paramshardctl heal kept --from=NODE` at node 0"))));
   }
-  EXPECT_THAT(Heal(1, right), IsOkAndHolds(HasSubstr("a call to node 0 expected")));
+  EXPECT_THAT(Heal(1, right), IsOkAndHolds(HasSubstr("want a call to node 0")));
   EXPECT_THAT(Heal(0, right), IsOkAndHolds(AllOf(HasSubstr("is right"), HasSubstr("is given up"))));
   ASSERT_OK_AND_ASSIGN(const nlohmann::json models, Ctl(0, "models"));
   EXPECT_EQ(models["models"][0].value("healFromNode", -1), right) << models.dump(2);
@@ -330,10 +330,10 @@ INSTANTIATE_TEST_SUITE_P(, HealOrderTest,
                                          RollbackCase{"Node1GivesWay", false, 1}),
                          [](const auto& info) { return info.param.name; });
 
-// Whether the other daemon has voted on the commit, or not, or waits for what became of it.
+// The other daemon has voted on the commit, has not voted, or waits for its outcome.
 class KeptDecisionsTest : public LostReplicaTest {
  protected:
-  // `between`: when there is none, before the next one starts.
+  // Calls `between` while there is no node 0, before the next one starts.
   void KillNode0(
       Point at, int killer, const std::function<void()>& between = [] {}) {
     ASSERT_OK_AND_ASSIGN(const Server server, ServerOf(0));

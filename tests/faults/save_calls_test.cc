@@ -1,5 +1,5 @@
-// Every system call of a save of a real daemon fails once, or is its last: what lies on the disk is whole, the model
-// goes on, and nothing of a save that broke off stays behind the next start.
+// Every system call of a real daemon's save fails once, or is the daemon's last: checkpoints on the disk are whole, the
+// model goes on, and the next start removes all of an interrupted save.
 
 #include <csignal>
 #include <functional>
@@ -46,7 +46,7 @@ constexpr int kNodes = 2;
 class FailingDiskTest : public testing::Test {
  protected:
   void SetUp() override {
-    if (TestDevices() == "cuda") GTEST_SKIP() << "cpu devices expected: a GPU takes seconds to start a daemon";
+    if (TestDevices() == "cuda") GTEST_SKIP() << "needs cpu devices: on a GPU a daemon takes seconds to start";
   }
   static absl::StatusOr<nlohmann::json> CtlAt(const TemporaryDirectory& sockets, const std::string& words) {
     ASSIGN_OR_RETURN(const std::string output,
@@ -54,7 +54,7 @@ class FailingDiskTest : public testing::Test {
                                            " 2>/dev/null")));
     return nlohmann::json::parse(output);
   }
-  // -1 while there is none.
+  // Returns -1 while there is no server.
   static pid_t ServerPidAt(const TemporaryDirectory& sockets) {
     const absl::StatusOr<nlohmann::json> version = CtlAt(sockets, "version");
     return version.ok() ? static_cast<pid_t>(std::stol((*version)["pid"].get<std::string>())) : -1;
@@ -65,7 +65,7 @@ class FailingDiskTest : public testing::Test {
     EXPECT_OK(verified.status());
     return verified.ok() ? (*verified)["summary"]["stateHash"].get<std::string>() : "";
   }
-  // The step that has been published; none where the save did not come so far.
+  // Returns the published step; nullopt if the save has failed before.
   static std::optional<std::string> SaveAt(const TemporaryDirectory& sockets) {
     const absl::StatusOr<nlohmann::json> saved = CtlAt(sockets, absl::StrCat("save ", kModel, " --wait"));
     if (!saved.ok() || (*saved)["save"]["state"] != "SAVE_STATE_PUBLISHED") return std::nullopt;
@@ -82,7 +82,7 @@ class FailingDiskTest : public testing::Test {
   }
   std::string folder() const { return absl::StrCat(saves_.path(), "/", kModel); }
   std::vector<std::string> Leftovers() const { return checkpoint::ListTemporaryFolders(folder()).value(); }
-  // Every one verifies.
+  // Returns the steps that are whole, and checks that every one verifies.
   std::vector<std::string> WholeSteps() const {
     const std::vector<std::string> steps = checkpoint::ListStepFolders(folder()).value();
     for (const std::string& step : steps) {
@@ -112,7 +112,7 @@ class FailingDaemonTest : public FailingDiskTest {
   }
   absl::StatusOr<nlohmann::json> Ctl(const std::string& words) const { return CtlAt(sockets_, words); }
   pid_t ServerPid() const { return ServerPidAt(sockets_); }
-  // Another one than `before`.
+  // Waits for a server other than `before`.
   bool AwaitServer(pid_t before) const {
     for (const absl::Time deadline = absl::Now() + kPatience; absl::Now() < deadline;) {
       const pid_t pid = ServerPid();
@@ -128,7 +128,7 @@ class FailingDaemonTest : public FailingDiskTest {
   void TrainTo(int64_t commits) const {
     ASSERT_OK(ChildProcess::Run([&](Board&) { return TrainOn(TrainingTo(commits)); }).Await(kPatience));
   }
-  // Of a daemon that nothing happened to.
+  // Returns the hash after a training on a daemon without faults.
   static std::string StateHashAfter(Training training) {
     const TemporaryDirectory sockets;
     training.socket_dir = sockets.path();
@@ -147,7 +147,7 @@ class SaveCallsTest : public FailingDaemonTest, public testing::WithParamInterfa
   // The first call that fails; each way to fail has others of them where not all do.
   static int64_t First() { return 1 + static_cast<int64_t>(GetParam()) % kStride; }
   std::optional<std::string> Save() const { return SaveAt(sockets_); }
-  // Of a save that the fault has come to, which is the so manieth.
+  // Checks the state after the `hit`-th save that a fault has hit.
   void ExpectSoundAfter(pid_t server, int hit) const {
     EXPECT_THAT(WholeSteps(), Not(IsEmpty())) << "there was one before";
     if (GetParam() == DiskFault::kKill) {
@@ -214,9 +214,9 @@ INSTANTIATE_TEST_SUITE_P(, SaveCallsTest,
                          testing::Values(DiskFault::kKill, DiskFault::kFull, DiskFault::kError, DiskFault::kShort),
                          NameOf);
 
-// Of a board's numbers.
+// Numbers of a board.
 constexpr int kKills = 0;
-constexpr int kInCopy = 1;  // those that came before the save touched the disk
+constexpr int kInCopy = 1;  // kills before the save touched the disk
 
 // A save is begun before its commit is answered, and touches the disk when the state is copied.
 TEST_F(FailingDaemonTest, AServerThatIsKilledWhileItCopiesForASaveIsFollowedByOneThatGoesOn) {

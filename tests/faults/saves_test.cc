@@ -1,4 +1,4 @@
-// A real daemon that trains, saves and stops: what it leaves is checked by the program that people use.
+// A real daemon that trains, saves and stops; paramshardctl checks its checkpoints.
 
 #include <csignal>
 #include <optional>
@@ -110,7 +110,7 @@ TEST_F(SavesTest, AStateThatIsSavedIsSavedAlreadyAfterARestartToo) {
 class WorldSavesTest : public testing::Test {
  protected:
   void SetUp() override {
-    if (DevicesUpTo(kNodes) < kNodes) GTEST_SKIP() << "two GPUs expected, got " << DevicesUpTo(kNodes);
+    if (DevicesUpTo(kNodes) < kNodes) GTEST_SKIP() << "needs two GPUs, got " << DevicesUpTo(kNodes);
   }
   void Start(const std::vector<std::string>& more = {}) {
     for (int node = 0; node < kNodes; ++node) {
@@ -220,10 +220,10 @@ TEST_F(WorldSavesTest, WhatAWorldHasSavedIsRestoredIntoAnotherOne) {
   for (ChildProcess& trainer : trainers) EXPECT_OK(trainer.Await());
 }
 
-// Restores of what two daemons hold, with the state of both.
+// Restores of a model that two daemons share, with the state of both.
 class WorldRestoredTest : public WorldSavesTest {
  protected:
-  // Of a daemon's masters and moments; planes must match them.
+  // Returns the hash of a daemon's masters and moments; checks that planes match them.
   std::string StateHash(int node) {
     const auto output = CtlOf(node, "-o json verify saved");
     EXPECT_OK(output.status());
@@ -330,7 +330,7 @@ TEST_F(WorldRestoredTest, ANodeZeroThatIsKilledBeforeTheGoLeavesTheOthersAsTheyW
   const ChildProcess restore = RestoreThatWaitsForNode1();
   Kill(0);
   daemons_[1]->Signal(SIGCONT);
-  // It may hear of the restore first, and that nobody leads it then.
+  // Node 1 may get the restore first, without a leader.
   EXPECT_THAT(Poll({.timeout = kPatience}, [this]() -> absl::StatusOr<bool> { return CtlOf(1, "verify saved").ok(); }),
               IsOkAndHolds(true));
   EXPECT_EQ(StateHash(1), expected[1]);

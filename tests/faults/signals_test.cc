@@ -1,4 +1,4 @@
-// Real daemons that get signals, and whose standard error is a pipe that nobody reads.
+// Real daemons that get signals, and daemons whose standard error is a pipe without a reader.
 
 #include <fcntl.h>
 #include <sys/resource.h>
@@ -28,7 +28,7 @@ namespace {
 using testing::HasSubstr;
 
 constexpr absl::Duration kPatience = absl::Seconds(30);
-// Nobody listens there.
+// An address without a listener.
 constexpr char kNoCluster[] = "--cluster-address=127.0.0.1:1";
 
 class SignalsTest : public testing::Test {
@@ -40,7 +40,7 @@ class SignalsTest : public testing::Test {
     writer_ = wire::FileDescriptor(ends[1]);
   }
 
-  // With the pipe as its standard error, of which nobody but the daemon then holds the writing end.
+  // Starts a daemon with the pipe as its standard error. Only the daemon holds the writing end then.
   void Spawn(std::vector<std::string> flags, Surroundings surroundings = {}) {
     surroundings.standard_error = writer_.get();
     flags.push_back("--log-level=info");

@@ -93,7 +93,7 @@ absl::Status Step(Model& model, const Training& training, int64_t commit) {
   ASSIGN_OR_RETURN(const StepResult result, pending.Wait());
   training.at(Point::kCommitted, commit);
   if (result.commit_number == commit && !result.skipped) return absl::OkStatus();
-  return absl::InternalError(absl::StrCat("commit ", commit, " expected to be applied, got ", result.commit_number));
+  return absl::InternalError(absl::StrCat("applied commit: want ", commit, ", got ", result.commit_number));
 }
 
 }  // namespace
@@ -135,7 +135,8 @@ absl::Status TrainEpoch(Client& client, const Training& training) {
   training.opened(model);
   const int64_t done = model.commit_number();
   if (done > 0 && model.client_state() != absl::StrCat("after ", done)) {
-    return absl::InternalError(absl::StrCat("client state of commit ", done, " expected, got ", model.client_state()));
+    return absl::InternalError(
+        absl::StrCat("client state: want the state of commit ", done, ", got ", model.client_state()));
   }
   for (int64_t commit = done + 1; commit <= training.commits; ++commit) RETURN_IF_ERROR(Step(model, training, commit));
   return absl::OkStatus();

@@ -1,5 +1,5 @@
-// A small training whose every step is known: gradients depend on commit number and rank alone, so that a run that was
-// interrupted anywhere must end in the same bytes as one that was not.
+// A small training whose every step is known: gradients depend only on commit number and rank, so a run that was
+// interrupted anywhere must end in the same bytes as an undisturbed run.
 #ifndef PARAMSHARD_TESTS_FAULTS_TRAINING_H_
 #define PARAMSHARD_TESTS_FAULTS_TRAINING_H_
 
@@ -30,7 +30,8 @@ enum class Point : int {
 };
 inline constexpr int kPointCount = 11;
 
-// With so many times the rows; `scaled`: and with parameters whose formats need the amax of the whole tensor.
+// Returns a small model with `rows_factor` times the rows; `scaled`: with parameters whose formats need the amax of the
+// whole tensor.
 ModelSpec SmallModel(const std::string& name, int64_t rows_factor = 1, bool scaled = false);
 
 // How many devices of the tests' kind this machine has, `most` at most: as many cpu devices as one likes.
@@ -47,10 +48,10 @@ struct Training {
   std::optional<int> shard_size = std::nullopt;
   GradientType accumulators = GradientType::kFP32;
   int64_t commits = 6;  // train until this commit number
-  // What the model begins with where this trainer creates it: CreationOptions::restore.
+  // Checkpoint that the model begins with if this trainer creates it: CreationOptions::restore.
   std::string restore = {};
-  // Ranks that take part add up to the same gradients however many they are: the bytes are those of any history of
-  // memberships. Of replicas, whose gradients are averaged.
+  // Any set of ranks that take part adds up to the same gradients, so the bytes are the same for any history of
+  // memberships. For replicas, whose gradients are averaged.
   bool elastic = false;
   // Push other gradients first, in every step, and discard them: the bytes stay the same.
   bool mistakes = true;
@@ -62,7 +63,7 @@ struct Training {
   absl::Duration restart_timeout = absl::ZeroDuration();
   // How long it waits for the other ranks: Client::Options::attach_timeout.
   absl::Duration attach_timeout = absl::Minutes(10);
-  // Attach again when the epoch ends under this trainer because another one has left, or was late.
+  // Attach again when the epoch ends because another trainer has left, or was late.
   bool resume = true;
 };
 

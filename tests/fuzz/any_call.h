@@ -17,7 +17,7 @@ namespace paramshard {
 std::vector<const google::protobuf::MethodDescriptor*> ServedMethods();
 
 // Sends the messages, half-closes, and reads to the end, or until a third of a second has passed: every method is a
-// stream on the wire. Without a token when there is none.
+// stream on the wire. nullopt sends no token.
 grpc::Status CallAny(const std::shared_ptr<grpc::Channel>& channel, const google::protobuf::MethodDescriptor& method,
                      const std::optional<std::string>& token, const std::vector<std::string>& messages);
 

@@ -1,6 +1,6 @@
 // The reader of checkpoints' indices: the bytes are an index beside one.safetensors (tensors a, b), two.safetensors (c,
-// weight_map) and part/three.safetensors (metadata). What the reader takes must hold together: files of this folder,
-// each once, with all their tensors and no others, and an index that gives the same when it was written and read again.
+// weight_map) and part/three.safetensors (metadata). An index that the reader accepts must be consistent: files of this
+// folder, each once, with exactly their tensors, and an index that is the same after it was written and read again.
 
 #include <stdlib.h>
 

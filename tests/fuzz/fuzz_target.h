@@ -12,11 +12,11 @@
 namespace paramshard {
 
 struct FuzzTarget {
-  std::vector<std::string> seeds;  // good and bad inputs, of which changes are made
-  std::vector<std::string> words;  // of which inputs are made
+  std::vector<std::string> seeds;  // good and bad inputs, which are mutated
+  std::vector<std::string> words;  // words that inputs consist of
   int runs = 20'000;               // of the test
   void (*run)(const std::string& input) = nullptr;
-  // Mends what would make the reader refuse nearly every changed input at once; null: nothing.
+  // Repairs mutations that would make the reader reject nearly every input at once; null: none.
   std::string (*mend)(std::string input, Mutator& mutator) = nullptr;
 };
 

@@ -1,7 +1,7 @@
-// Runs the target of this program on random changes of its seeds, where there is no libFuzzer.
+// Runs the target of this program on random mutations of its seeds, without libFuzzer.
 //
 // Every run has a seed of its own, one more than that of the run before. PARAMSHARD_TEST_SEED repeats the run whose
-// number a failure prints; PARAMSHARD_FUZZ_SECONDS runs for so long instead of a number of times.
+// number a failure prints; PARAMSHARD_FUZZ_SECONDS sets a duration instead of a number of runs.
 
 #include <signal.h>
 #include <unistd.h>

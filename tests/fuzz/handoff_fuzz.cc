@@ -1,5 +1,5 @@
 // Packets on the companion socket of a HandoffServer: two bytes (length, descriptors), then the packet's bytes, and so
-// on. Whatever was sent, the server welcomes the next client, and holds no connection, descriptor or thread of those
+// on. After any packets the server welcomes the next client, and holds no connection, descriptor or thread of clients
 // that have gone.
 
 #include <fcntl.h>
@@ -25,10 +25,10 @@ namespace {
 // Packets after which the counts are looked at: waiting for them takes longer than sending.
 constexpr int kRunsBetweenCounts = 32;
 
-// Descriptors that a client might pass: a pidfd of its own, of another process, and what is none.
+// Descriptors that a client might pass: its own pidfd, another process's pidfd, and other descriptors.
 class Descriptors {
  public:
-  // `what` says how many (two bits), and which.
+  // `what` encodes their number (two bits) and kinds.
   std::vector<int> Choose(uint8_t what) const {
     std::vector<int> chosen;
     for (int i = 0; i < (what & 3) + (what >> 7); ++i) chosen.push_back(all_[(what >> 2) % all_.size()].get());

@@ -1,5 +1,5 @@
-// The reader of journals: the bytes are a journal's memory, whose hashes are mended as far as they are found. What is
-// taken holds together, may be adopted, and goes on.
+// The reader of journals: the bytes are a journal's memory, whose hashes are repaired as far as they are found.
+// Accepted journals are consistent, and can be adopted and continued.
 
 #include <algorithm>
 #include <cstddef>
@@ -18,7 +18,7 @@
 namespace paramshard::server {
 namespace {
 
-// Inputs of any size become memory of at most so many bytes.
+// Largest memory in bytes that inputs of any size become.
 constexpr size_t kMostBytes = size_t{1} << 20;
 
 template <typename T>
@@ -89,7 +89,7 @@ void CheckPlan(const RecoveryPlan& plan) {
   }
 }
 
-// The next server does what the plan says, as far as the journal hears of it.
+// Follows the plan like the next server, as far as it concerns the journal.
 void GoOn(const RecoveryPlan& plan, absl::Span<uint8_t> memory) {
   const absl::StatusOr<std::unique_ptr<Journal>> adopted = Journal::Adopt(memory);
   if (!IsThere(plan.action)) return;

@@ -1,5 +1,5 @@
-// The target of this program, as libFuzzer calls it. Without a corpus it begins with the target's seeds, and half of
-// the changes are those of fuzz_test.cc, which know what inputs are made of.
+// The target of this program for libFuzzer. Without a corpus it begins with the target's seeds. Half of the mutations
+// are the mutations of fuzz_test.cc, which know the words of inputs.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>

@@ -1,5 +1,5 @@
 // The parsers of manifests and parts of checkpoints, and of their files' headers: the bytes are a text, which gets its
-// hash, or else a file. What is taken holds together, and is the same when it was written and read again.
+// hash, or a file. Accepted inputs are consistent, and are the same after they were written and read again.
 
 #include <cstdint>
 #include <string>

@@ -22,7 +22,7 @@ class MemoryFile {
   MemoryFile(const MemoryFile&) = delete;
   MemoryFile& operator=(const MemoryFile&) = delete;
 
-  // Replaces what the file holds.
+  // Replaces the content of the file.
   void Write(const std::string& bytes) const {
     PARAMSHARD_CHECK(ftruncate(fd_, 0) == 0);
     PARAMSHARD_CHECK(pwrite(fd_, bytes.data(), bytes.size(), 0) == static_cast<ssize_t>(bytes.size()));

@@ -13,7 +13,7 @@ namespace paramshard {
 
 class Mutator {
  public:
-  // Changes put `words` in, of which files are made, so that parsers do not refuse all of them at once.
+  // Mutations insert `words` that files consist of, so that parsers do not reject all mutated files at once.
   Mutator(uint64_t seed, std::vector<std::string> words) : random_(seed), words_(std::move(words)) {}
 
   // One to four changes.

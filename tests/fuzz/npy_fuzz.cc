@@ -1,5 +1,5 @@
-// The .npy reader: the bytes are a file. What it takes is what its writer would write of it, but for the spaces of the
-// header, and is read alike from memory and from a file.
+// The .npy reader: the bytes are a file. The writer writes accepted files the same, except for the spaces of the
+// header, and files are read the same from memory and from disk.
 
 #include <string>
 

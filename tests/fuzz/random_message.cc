@@ -40,7 +40,7 @@ class Filler {
   int64_t Number() {
     constexpr int64_t kNumbers[] = {0,    1,         2,         3,         -1,        64,
                                     4096, INT32_MAX, INT32_MIN, INT64_MAX, INT64_MIN, int64_t{1} << 40};
-    // Most of what is taken is small.
+    // Most accepted numbers are small.
     return kNumbers[Below(Below(2) == 0 ? 3 : std::size(kNumbers))];
   }
   double Real() {

@@ -1,4 +1,4 @@
-// Protobuf messages of any type, filled with what may pass for values.
+// Protobuf messages of any type, filled with plausible values.
 #ifndef PARAMSHARD_TESTS_FUZZ_RANDOM_MESSAGE_H_
 #define PARAMSHARD_TESTS_FUZZ_RANDOM_MESSAGE_H_
 

@@ -1,6 +1,6 @@
 // Calls of every method of a daemon: a byte that chooses the method, one whose lowest bit asks for a valid token, then
-// messages, each after two bytes with its length. Whatever was sent, the daemon answers the next caller, every model
-// can be deleted, and one that no call has named has its bytes.
+// messages, each after two bytes with its length. After any calls the daemon answers the next caller, every model can
+// be deleted, and a model that no call has named has its bytes.
 
 #include <algorithm>
 #include <cstdint>
@@ -33,7 +33,7 @@ constexpr char kBystander[] = "bystander";
 constexpr char kVictim[] = "victim";
 // Calls after which the daemon is looked at.
 constexpr int kCallsBetweenLooks = 32;
-// gRPC's pools of threads may have grown by as many, on both sides: what leaks goes on.
+// Largest growth of gRPC's thread pools on both sides. A leak would grow further.
 constexpr int64_t kSlack = 16;
 
 v1::ModelSpec SpecOf(const std::string& name) {
@@ -73,8 +73,8 @@ AnyCall CallOf(const std::string& input) {
   return call;
 }
 
-// What a caller may ask for and this program would not survive: the daemon's end, and that of the process which holds a
-// rank, for daemon and callers are one process here.
+// Returns false for calls that are allowed but would end this program: calls that end the daemon, or the process that
+// holds a rank. Daemon and callers are one process here.
 bool IsHarmless(const AnyCall& call) {
   if (!call.with_token) return true;
   if (call.method->name() == "Drain") return false;
@@ -106,7 +106,7 @@ class World {
   static std::unique_ptr<Daemon> Start(const std::string& socket_dir) {
     ConfigureLog(LogFormat::kText, LogLevel::kError);
     DaemonConfig config;
-    config.devices = {"cpu:0"};  // one rank: who attaches has an epoch
+    config.devices = {"cpu:0"};  // one rank: an epoch starts as soon as it attaches
     config.socket_dir = socket_dir;
     config.step_timeout = absl::Seconds(1);
     config.memory_limit_bytes = int64_t{256} << 20;
@@ -163,7 +163,7 @@ class World {
 };
 
 void Run(const std::string& input) {
-  static World world;  // its daemon ends with the program, or its last epoch's thread would be nobody's
+  static World world;  // lives as long as the program, or its last epoch's thread would leak
   if (input.size() < 2) return;
   if (const AnyCall call = CallOf(input); IsHarmless(call)) world.Send(call);
 }
@@ -234,8 +234,8 @@ std::vector<std::string> Seeds() {
   return seeds;
 }
 
-// Of messages whose lengths have changed most would be no messages: bytes change within a good call, or the call is a
-// new one whose messages have the right fields.
+// Mutates the bytes of a good call, or makes a new call whose messages have the right fields. Messages with mutated
+// lengths would seldom parse.
 std::string WithMessages(std::string input, Mutator& mutator) {
   static const auto* const good = new std::vector<std::string>{GoodCreateModel(), GoodSession(), GoodImport()};
   const size_t choice = mutator.Below(16);

@@ -1,4 +1,4 @@
-// Files of conversion rules and of names: what is taken gives whole lines and encodings that files can have.
+// Files of conversion rules and of names: accepted files give whole lines and encodings that files can have.
 
 #include <string>
 

@@ -1,5 +1,5 @@
-// The safetensors reader: the bytes are a file. What it takes must hold together: tensors that fill the file, all of
-// them readable, and a header that is the same after it was written and read again.
+// The safetensors reader: the bytes are a file. Accepted files must be consistent: tensors fill the file, all of them
+// are readable, and the header is the same after it was written and read again.
 
 #include <algorithm>
 #include <cstdint>

@@ -1,7 +1,7 @@
 """A second implementation of docs/checkpoints.md: writes the golden checkpoint and verifies any.
 
     checkpoint.py write FOLDER SPEC.BINPB    writes the golden checkpoint; the spec's bytes are taken as they are
-    checkpoint.py verify FOLDER              checks every hash and that every row is there once; prints what is wrong
+    checkpoint.py verify FOLDER              checks every hash and that every row is there once; prints each fault
 
 Plain Python; the hash comes from libxxhash.
 """
@@ -13,8 +13,8 @@ import os
 import struct
 import sys
 
-CHUNK_BYTES = 64 << 10  # of files as small as these
-MAX_CHUNK_BYTES = 4 << 20  # and of files that do not say it
+CHUNK_BYTES = 64 << 10  # of the small files written here
+MAX_CHUNK_BYTES = 4 << 20  # of files whose entry has no chunk_bytes
 ELEMENT_BYTES = {'F64': 8, 'I64': 8, 'F32': 4, 'BF16': 2, 'F16': 2, 'I16': 2, 'F8_E4M3': 1, 'F8_E5M2': 1, 'U8': 1}
 
 
@@ -42,7 +42,7 @@ def sum_of_rows(data, row_bytes, first_row):
 
 
 def joined(weights, remainders):
-    """The fp32 numbers of BF16 weights and their remainders."""
+    """Returns the fp32 numbers of BF16 weights and their remainders."""
     count = len(weights) // 2
     pairs = zip(struct.unpack('<%dH' % count, weights), struct.unpack('<%dh' % count, remainders))
     return struct.pack('<%dI' % count, *(((w << 16) + r) % 2**32 for w, r in pairs))
@@ -65,7 +65,7 @@ class Tensor:
 
 
 def unsealed(text, problems):
-    """The object of a text that ends with its hash."""
+    """Returns the object of a text that ends with its hash."""
     end, digits = text[-len('"\n}\n'):], text[-36:-4]
     if end != b'"\n}\n' or not text[:-36].endswith(b' "hash": "') or text_of(hash_of(text[:-36])).encode() != digits:
         problems.append('manifest.json: does not have its hash')
@@ -78,7 +78,7 @@ def sealed(value):
 
 
 def read_file(path):
-    """The bytes of the header, its length included, and the tensors of a file."""
+    """Returns the bytes of the header with its length, and the tensors of a file."""
     with open(path, 'rb') as file:
         data = file.read()
     begin = 8 + struct.unpack('<Q', data[:8])[0]
@@ -93,7 +93,7 @@ def read_file(path):
 
 
 def file_of(tensors, header_bytes=None):
-    """The bytes of a file, those of its header padded to header_bytes, and its entry without a name."""
+    """Returns the bytes of a file, with the header padded to header_bytes, and its entry without a name."""
     tensors = sorted(tensors, key=lambda tensor: -ELEMENT_BYTES[tensor.dtype])
     info = {t.key: {'saved_offsets': [t.first_row, 0] if len(t.shape) == 2 else [0]} for t in tensors}
     compact = dict(separators=(',', ':'), ensure_ascii=False)
@@ -121,14 +121,14 @@ def verify(folder):
         problems.append('spec.binpb: does not have its hash')
     names = sorted(name for name in os.listdir(folder) if name.endswith('.safetensors'))
     if names != sorted(entry['name'] for entry in manifest['files']):
-        problems.append('other files than those of the manifest: %s' % names)
+        problems.append('files differ from the manifest: %s' % names)
     parts = {}
     for entry in manifest['files']:
         header, tensors = read_file(os.path.join(folder, entry['name']))
         if text_of(hash_of(header)) != entry['header_hash'] or len(header) != entry['header_bytes']:
             problems.append('%s: the header does not have its hash' % entry['name'])
         if len(header) + sum(len(tensor.data) for tensor in tensors) != entry['bytes']:
-            problems.append('%s: another size' % entry['name'])
+            problems.append('%s: wrong size' % entry['name'])
         chunk_bytes = entry.get('chunk_bytes', MAX_CHUNK_BYTES)
         if not 1 <= chunk_bytes <= MAX_CHUNK_BYTES:
             problems.append('%s: chunks of %d bytes' % (entry['name'], chunk_bytes))
@@ -142,20 +142,20 @@ def verify(folder):
         row = 0
         for tensor in tensors:
             if tensor.first_row != row:
-                problems.append('%s: row %d expected, got %d' % (key, row, tensor.first_row))
+                problems.append('%s: want row %d, got %d' % (key, row, tensor.first_row))
             row += tensor.rows
         whole[key] = Tensor(key, tensors[0].dtype, [row] + tensors[0].shape[1:], 0, b''.join(t.data for t in tensors))
     for key, entry in manifest['tensors'].items():
         tensor = whole.get(key)
         if tensor is None or tensor.rows != entry['rows']:
-            problems.append('%s: %d rows expected' % (key, entry['rows']))
+            problems.append('%s: want %d rows' % (key, entry['rows']))
             continue
         data, row_bytes = tensor.data, tensor.row_bytes()
         remainders = whole.get(key.replace('master/', 'remainder/', 1)) if key.startswith('master/') else None
         if remainders is not None:
             data, row_bytes = joined(data, remainders.data), 2 * row_bytes
         if text_of(sum_of_rows(data, row_bytes, 0)) != entry['hash']:
-            problems.append('%s: another content hash' % key)
+            problems.append('%s: wrong content hash' % key)
     return problems
 
 

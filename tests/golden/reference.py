@@ -116,7 +116,7 @@ def decode_bf16(code):
 
 
 def encode_e8m0(value):
-    """Of value >= 0, rounded up to a power of two."""
+    """Encodes value >= 0, rounded up to a power of two."""
     if math.isnan(value):
         return 255
     if math.isinf(value):
@@ -224,7 +224,7 @@ def scale_nvfp4(matrix, rows, cols):
 
 
 def quantize(case, matrix):
-    """The planes of a matrix, by role."""
+    """Returns the planes of a matrix, by role."""
     rows, cols, options = case["M"], case["K"], case["options"]
     element = ELEMENTS[case["element"]]
     outputs = {}
@@ -306,7 +306,7 @@ def read_state(case, name, kind):
 
 
 def store_state(case, name, kind, values):
-    """What is stored of the values, by role, and what is read of it in the next step."""
+    """Returns the stored arrays of the values by role, and the values that the next step reads from them."""
     if kind == "fp32":
         return {name: floats(values)}, values
     if kind == "bf16":
@@ -435,7 +435,7 @@ KINDS = {
     "gradient_sum": gradient_sum,
 }
 
-# What a case begins with; every other file is an output.
+# Inputs of a case; every other file is an output.
 INPUTS = {
     "quantize": {"input"},
     "elements": {"input"},
@@ -456,7 +456,7 @@ def is_input(case, role):
 
 
 def split_npy(data):
-    """The header, with all that precedes the elements, and their bytes."""
+    """Returns the bytes before the elements, with the header, and the bytes of the elements."""
     assert data[:8] == b"\x93NUMPY\x01\x00"
     end = 10 + struct.unpack("<H", data[8:10])[0]
     return data[:end], data[end:]

@@ -12,7 +12,7 @@ import sys
 
 NOT_INSTALLED = 77
 os.environ.setdefault('HF_HUB_OFFLINE', '1')
-# Half the distance between numbers of E4M3, over the number: none that was rounded to it is further off.
+# Largest relative rounding error of E4M3: half the distance between neighboring numbers.
 E4M3_ERROR = 1 / 16
 
 
@@ -102,7 +102,7 @@ def fp8_is_decoded_as_by_transformers(ctl, folder):
 
 
 def torch_reads_blocks_and_offsets(ctl, folder):
-    """What torch.distributed.checkpoint has saved, with DCP_SHARDING_INFO, and was converted then."""
+    """PyTorch reads files that torch.distributed.checkpoint has saved, with DCP_SHARDING_INFO, and `ctl` converted."""
     import torch
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter

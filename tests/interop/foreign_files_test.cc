@@ -1,4 +1,4 @@
-// What `paramshardctl convert` writes and reads, beside the programs that have the formats.
+// Files that `paramshardctl convert` writes and reads, checked with the programs that own the formats.
 // PARAMSHARD_TEST_PYTHON names the interpreter that has PyTorch and transformers.
 #include <sys/wait.h>
 

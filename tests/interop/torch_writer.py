@@ -15,7 +15,7 @@ RANKS = 3
 
 
 def whole_tensors():
-    """Tensors whose elements are all different bits, and whether their rows are cut."""
+    """Returns tensors whose elements all have different bits, each with whether its rows are cut."""
     import torch
     generator = torch.Generator().manual_seed(11)
 
@@ -35,13 +35,13 @@ def write_rank(rank, folder, store, cut_columns):
     state = {}
     for key, (tensor, cut) in whole_tensors().items():
         dimension = 1 if cut_columns and key == 'half.weight' else 0
-        # As torch.chunk cuts. Not by distribute_tensor, whose scatter gloo has not for every type.
+        # Cuts like torch.chunk. distribute_tensor needs a scatter, which gloo lacks for some types.
         size = -(-tensor.shape[dimension] // RANKS)
         begin = min(rank * size, tensor.shape[dimension])
         local = tensor.narrow(dimension, begin, min(size, tensor.shape[dimension] - begin)).contiguous()
         state[key] = tensor if not cut else DTensor.from_local(
             local, mesh, [Shard(dimension)], run_check=False, shape=tensor.shape, stride=tensor.stride())
-    # Two files of each rank: the big tensor's, and that of the others.
+    # Two files of each rank: one for the big tensor, one for the others.
     files = {key: 1 if key == 'big.weight' else 2 for key in state}
     writer = dcp.HuggingFaceStorageWriter(folder, fqn_to_index_mapping=files, save_distributed=True)
     dcp.save(state, storage_writer=writer)

@@ -1,4 +1,4 @@
-// What PyTorch's HuggingFaceStorageWriter(save_distributed=True) writes, imported by a real daemon.
+// Imports of files of PyTorch's HuggingFaceStorageWriter(save_distributed=True) into a real daemon.
 // PARAMSHARD_TEST_PYTHON names the interpreter that has PyTorch.
 #include <sys/wait.h>
 
@@ -98,7 +98,7 @@ class TorchWriterInteropTest : public testing::Test {
     return masters;
   }
 
-  // `paramshardctl import`: its exit code, and what it printed.
+  // Runs `paramshardctl import`; returns its exit code, and sets `said` to its output.
   int Import(std::string& said) const {
     const std::string socket_dir = absl::StrCat("--socket-dir=", sockets_.path());
     const std::string path = folder();

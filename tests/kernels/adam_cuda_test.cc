@@ -53,7 +53,7 @@ class FusedAdamPlanTest : public GpuTest {
     return FusedAdamPlan::Create(kDevice, views);
   }
 
-  // Gives every extent a gradient, and lets the host step those that `steps` steps.
+  // Gives every extent a gradient, and steps the extents with a step in `steps` on the host.
   static void Expect(std::vector<DeviceAdam>& extents, const Steps& steps, RandomFloats& random) {
     for (size_t i = 0; i < extents.size(); ++i) {
       extents[i].SetGradient(random.Mixed(extents[i].count()));
@@ -80,7 +80,7 @@ AdamStep AnyStep(RandomFloats& random) {
 enum class Alignment { kRows, kArrays, kElements };
 constexpr Alignment kAlignments[] = {Alignment::kRows, Alignment::kArrays, Alignment::kElements};
 
-// Moments' alignment is that of their elements.
+// Moments are aligned for their elements.
 Offsets AnyOffsets(RandomFloats& random, Alignment alignment) {
   if (alignment == Alignment::kRows) return {};
   const int64_t unit = alignment == Alignment::kArrays ? 16 : 4;
@@ -330,7 +330,7 @@ TEST_F(FusedAdamPlanTest, MixedExtentsStepTogether) {
   }
 }
 
-// What two extents of a tensor store is what the whole stores, when both are encoded with the amax of the whole.
+// Two extents of a tensor store the same bytes as the whole tensor if all are encoded with the amax of the whole.
 TEST_F(FusedAdamPlanTest, CutTensorsAreEncodedLikeTheWhole) {
   RandomFloats random(50);
   constexpr int64_t kRows = 256;
@@ -401,9 +401,8 @@ TEST_F(FusedAdamPlanTest, MissingScalingsAreRefused) {
   extents.push_back(
       AnyExtent(Encoding{Format::kFP8TensorDelayed}, MomentType::kFP32, MomentType::kFP32, Alignment::kRows, random));
   ASSERT_OK_AND_ASSIGN(FusedAdamPlan plan, PlanOf(extents));
-  EXPECT_THAT(
-      plan.Step({TypicalStep(AdamMode::kAdamW)}, {}, stream()),
-      StatusIs(absl::StatusCode::kInvalidArgument, testing::HasSubstr("scalings of 1 extents expected, got 0")));
+  EXPECT_THAT(plan.Step({TypicalStep(AdamMode::kAdamW)}, {}, stream()),
+              StatusIs(absl::StatusCode::kInvalidArgument, testing::HasSubstr("want scalings of 1 extents, got 0")));
 }
 
 TEST_F(FusedAdamPlanTest, NoExtentsAreFine) {

@@ -23,7 +23,7 @@ namespace {
 
 constexpr int kBlocks = 132 * 8;
 
-// What moments look like.
+// Distribution of random moments.
 enum class Moments { kAnyBits, kOrdinary, kSmall, kTiny };
 
 // A float32 with a random sign and mantissa, and an exponent in [low, high); 0 makes it subnormal.
@@ -97,8 +97,8 @@ struct Casts {
   uint16_t float16_saturating;
 };
 
-// Of the 2^kChunkBits float32 whose bits begin with `chunk`; two of neighboring bits by one thread, with the GPU's
-// instructions where they are used.
+// Casts the 2^kChunkBits float32 whose bits begin with `chunk`. A thread casts two neighbors, with the GPU's
+// instructions where the kernels use them.
 constexpr int kChunkBits = 24;
 
 __global__ void CastChunk(uint32_t chunk, Casts* casts) {
@@ -139,8 +139,8 @@ int64_t CountDifferences(uint32_t chunk, const Casts* casts, int64_t first, int6
   return differences;
 }
 
-// What a lane has of a random block: values of few bits, which make ties, others near the amax, others that are about
-// halfway between two codes, zeros, and rarely any bits.
+// Fills a lane's part of a random block: values of few bits, which make ties; values near the amax; values about
+// halfway between two codes; zeros; and rarely any bits.
 template <typename Moment, bool kRoot>
 __device__ void RandomBlock(uint64_t block, float (&values)[4]) {
   const PhiloxCounter counter = {{static_cast<uint32_t>(block), static_cast<uint32_t>(block >> 32), 3, 0}};

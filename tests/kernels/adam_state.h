@@ -67,7 +67,7 @@ class Moments {
  private:
   int64_t Block(int64_t i) const { return i / cols_ * ((cols_ + 127) / 128) + i % cols_ / 128; }
 
-  // Makes the values those that are cast, and the scales those of their blocks.
+  // Sets the scales of blocks, and divides the values by them, so that they can be cast.
   void Scale(std::vector<float>& values) {
     std::fill(scales_.begin(), scales_.end(), 0.0f);
     for (size_t i = 0; i < values.size(); ++i) {

@@ -23,7 +23,7 @@
 namespace paramshard {
 namespace {
 
-// One rounding to float32 per operation, whatever the compiler would like.
+// Rounds to float32, even if the compiler would keep more precision between operations.
 float Round(float value) {
   volatile float rounded = value;
   return rounded;
@@ -53,7 +53,7 @@ void SlowAdam(const AdamStep& s, const std::vector<float>& gradient, OwnedState&
   state.exp_avg_sq.Set(exp_avg_sq);
 }
 
-// What a step leaves in the planes: formats that wait for the amax of all ranks keep what was there.
+// Returns the planes after a step. Formats that wait for the amax of all ranks keep their old planes.
 OwnedPlanes ExpectedPlanes(const Encoding& encoding, const std::vector<float>& master, int64_t rows, int64_t cols,
                            const TensorScaling& scaling) {
   if (EncodesAfterAmax(encoding.format)) return OwnedPlanes(encoding, rows, cols);

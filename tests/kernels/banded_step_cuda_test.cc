@@ -52,7 +52,7 @@ class MovedArray {
 
   const BandedArray& layout() const { return layout_; }
   bool Has(size_t extent) const { return layout_.parts[extent].row_bytes > 0; }
-  // Where an extent lies before the state is moved; null where it has none.
+  // Returns the place of an extent before the state is moved; null if it has none.
   template <typename T>
   T* At(size_t extent) const {
     return Has(extent) ? reinterpret_cast<T*>(device_.data() + layout_.parts[extent].offset) : nullptr;
@@ -60,7 +60,7 @@ class MovedArray {
   uint8_t* data() const { return device_.data(); }
 
   void Download() { bytes_ = device_.Download(); }
-  // Of what was downloaded.
+  // Compares an extent in the downloaded bytes.
   bool Holds(size_t extent, int64_t position, const std::vector<uint8_t>& expected) const {
     const auto first = bytes_.begin() + layout_.parts[extent].offset + position;
     return std::equal(expected.begin(), expected.end(), first);
@@ -90,7 +90,7 @@ class MovedState {
   const std::vector<BandStart>& bands() const { return bands_; }
   int band_count() const { return static_cast<int>(bands_.size()); }
   bool forward() const { return position_ == 0; }
-  // Of the next step.
+  // Distance of the next step.
   int64_t distance() const { return forward() ? distance_ : -distance_; }
   void EndStep() { position_ += distance(); }
   int64_t position() const { return position_; }
@@ -114,7 +114,7 @@ class MovedState {
     return views;
   }
 
-  // Gives all a gradient and lets the host step those that `steps` steps.
+  // Gives every extent a gradient, and steps the extents with a step in `steps` on the host.
   void Expect(const std::vector<std::optional<AdamStep>>& steps, RandomFloats& random) {
     for (size_t i = 0; i < specs_.size(); ++i) {
       const ExtentSpec& spec = specs_[i];
@@ -138,7 +138,7 @@ class MovedState {
   }
   const std::vector<TensorScaling>& scalings() const { return scalings_; }
 
-  // As if the GPU had been stopped in the middle of a band: half of what it is to write is something else.
+  // Overwrites half of the band's output, as if the GPU had stopped in the middle of the band.
   void Tear(int n, RandomFloats& random) {
     const int band = BandAt(n, band_count(), forward());
     for (MovedArray* array : Arrays()) {
@@ -263,7 +263,7 @@ class BandedStepTest : public GpuTest {
     for (int i = 0; i < 2 * kBandLanes; ++i) words_[i] = kWord;
   }
 
-  // As a journal counts: in both halves of a word.
+  // Counts in both halves of a word, like a journal.
   static constexpr uint64_t kWord = 0xfff8ffff'00070000;
   static constexpr uint64_t kStep = uint64_t{1} - (uint64_t{1} << 32);
 

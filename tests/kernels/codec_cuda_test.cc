@@ -19,8 +19,8 @@ namespace {
 
 class DecodePlaneTest : public GpuTest {
  protected:
-  // Decodes on host and GPU, to both types, and compares bytes. `offset` is of the plane in bytes, `out_offset` of what
-  // it is decoded to, in elements, past aligned addresses.
+  // Decodes on host and GPU, to both types, and compares bytes. `offset` (bytes) and `out_offset` (elements) are the
+  // distances of plane and output from aligned addresses.
   void ExpectSame(const Encoding& encoding, Plane plane, const OwnedPlane& encoded, int64_t rows, int64_t cols,
                   int64_t offset = 0, int64_t out_offset = 0) {
     const DeviceArray<uint8_t> data(encoded.data, offset);
@@ -140,7 +140,7 @@ TEST_F(DecodePlaneTest, GoldenPlanesAreDequantized) {
   }
 }
 
-// Of every encoding, size and alignment at once, more of some than a launch takes.
+// Decodes planes of every encoding, size and alignment at once, of some kinds more than fit one launch.
 TEST_F(DecodePlaneTest, ManyPlanesDecodeAsOnTheHost) {
   RandomFloats random(53);
   std::vector<OwnedPlane> planes;

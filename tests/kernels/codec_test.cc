@@ -83,7 +83,7 @@ class SlowEncoder {
     }
   }
 
-  // Stores the block's scale and returns what its elements are multiplied by.
+  // Stores the block's scale and returns the factor of its elements.
   float StoreScale(float amax, int64_t index, OwnedPlane& out) const {
     const float fp8_max = encoding_.element == ElementType::kE4M3 ? 448.0f : 57344.0f;
     if (encoding_.format == Format::kMXFP8 || encoding_.format == Format::kMXFP8_2D) {
@@ -173,7 +173,7 @@ TEST(CodecTest, AnyShapeIsEncodedAsTheSlowReference) {
 // Encodes rows [first, last) by themselves into the places that they have in the planes of the whole.
 void EncodeExtent(const Encoding& encoding, const std::vector<float>& matrix, int64_t first, int64_t last, int64_t cols,
                   OwnedPlanes& whole) {
-  // The scale of a whole tensor is that of each extent.
+  // Every extent stores the scale of the whole tensor.
   const bool of_extent = GranuleRows(encoding.format) > 1;
   const auto at = [&](OwnedPlane& plane, Plane which) -> MutablePlane {
     if (plane.data.empty()) return {};
@@ -324,7 +324,7 @@ TEST(CodecTest, NanIsDecodedAsOneNan) {
   for (const Encoding& encoding : AllEncodings()) {
     const OwnedPlanes planes = Encode(encoding, matrix, 2, 32);
     const std::vector<float> decoded = Decode(encoding, Plane::kRowWise, planes.row_wise, 2, 32);
-    // E2M1 has none.
+    // E2M1 has no NaN.
     const uint32_t expected = encoding.element == ElementType::kE2M1 ? FloatBits(1.0f) : 0x7fc00000u;
     EXPECT_EQ(FloatBits(decoded[3]), expected) << Describe(encoding, 2, 32);
   }

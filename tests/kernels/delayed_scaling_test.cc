@@ -74,12 +74,12 @@ TEST(DelayedScalingTest, RestoredWindowGoesOnAsBefore) {
 TEST(DelayedScalingTest, OptionsOutOfRangeAreRefused) {
   EXPECT_OK(DelayedScaling::Check({}));
   EXPECT_OK(DelayedScaling::Check(Window(1)));
-  EXPECT_THAT(DelayedScaling::Check(Window(0)), StatusIs(absl::StatusCode::kInvalidArgument,
-                                                         HasSubstr("history length from 1 to 65536 expected, got 0")));
+  EXPECT_THAT(DelayedScaling::Check(Window(0)),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("history length from 1 to 65536, got 0")));
   EXPECT_THAT(DelayedScaling::Check(Window(1 << 20)),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("1048576")));
   EXPECT_THAT(DelayedScaling::Check({.margin = 65}),
-              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("margin from -64 to 64 expected, got 65")));
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("margin from -64 to 64, got 65")));
 }
 
 }  // namespace

@@ -120,7 +120,7 @@ class DeviceAdam {
     gradient_.Upload(AsBytes(rounded));
   }
 
-  // The step, and the encoding of what encodes after it with this extent's amax.
+  // Steps on the host, and encodes formats that encode afterwards with this extent's amax.
   void ExpectStep(const AdamStep& step) {
     AdamState state = expected_.View();
     if (is_split_) {
@@ -145,7 +145,7 @@ class DeviceAdam {
   std::vector<float> DownloadMaster() const { return master_.Download(); }
   std::vector<uint8_t> DownloadRowData() const { return row_wise_.DownloadData(); }
 
-  // The GPU's bytes are those expected.
+  // Checks that the GPU's bytes equal the expected bytes.
   void Check() const {
     if (is_split_) {
       EXPECT_TRUE(SameBytes(AsBytes(expected_remainder_), AsBytes(remainder_.Download()))) << "remainder";

@@ -32,7 +32,7 @@ std::vector<double> Magnitudes(int codes, int mantissa_bits, int bias) {
   return values;
 }
 
-// The code of the nearest value; of two as near, the even one; the largest for what is beyond.
+// Returns the code of the nearest value; the even code for ties; the largest for values beyond the range.
 int NearestCode(const std::vector<double>& values, double magnitude) {
   if (magnitude >= values.back()) return static_cast<int>(values.size()) - 1;
   int below = 0;

@@ -109,7 +109,7 @@ TEST(FormatTest, SizesAre64Bit) {
   EXPECT_EQ(ScaleBytes({Format::kMXFP8}, Plane::kRowWise, 1 << 20, 1 << 20), int64_t{1} << 35);
 }
 
-// What every table row has to say, whatever the format.
+// Invariants of every row of the table.
 TEST(FormatTest, TraitsOfAFormatGoTogether) {
   for (const FormatTraits& traits : kFormats) {
     SCOPED_TRACE(traits.name);

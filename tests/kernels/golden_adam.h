@@ -16,7 +16,7 @@
 
 namespace paramshard {
 
-// All cases of a kind: none is left out.
+// Returns all cases of a kind.
 inline std::vector<GoldenCase> ComputableCases(const std::string& kind) { return GoldenCases(kind); }
 
 // One moment of a case, as its files hold it.

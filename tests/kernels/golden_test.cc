@@ -22,7 +22,7 @@
 namespace paramshard {
 namespace {
 
-// A kind that no test below reads would be a case that nobody checks.
+// A kind that no test below reads would not be checked.
 TEST(GoldenTest, EveryCaseIsOfAKnownKind) {
   size_t known = 0;
   for (const char* kind : {"elements", "quantize", "delayed_scale_update", "adam", "adam_and_quantize",

@@ -17,7 +17,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-// Devices that no machine has: what breaks stays broken for this process. No GPU is needed.
+// A device that no machine has, because a broken device stays broken for this process. No GPU is needed.
 constexpr int kDevice = 1000;
 constexpr int kOther = 1001;
 

@@ -1,4 +1,4 @@
-// What tests of GPU kernels share: a fixture that needs a GPU, and arrays on it.
+// A fixture for tests that need a GPU, and arrays on the GPU.
 
 #ifndef PARAMSHARD_TESTS_KERNELS_GPU_TEST_H_
 #define PARAMSHARD_TESTS_KERNELS_GPU_TEST_H_
@@ -42,8 +42,8 @@ class GpuTest : public testing::Test {
   Stream stream_;
 };
 
-// An array on the current GPU, `offset` bytes past an address that is aligned to 256. Move-only. Bytes before and after
-// it tell whether somebody wrote there.
+// An array on the current GPU, `offset` bytes past an address that is aligned to 256. Move-only. Guard bytes before and
+// after it detect writes out of bounds.
 template <typename T>
 class DeviceArray {
  public:
@@ -66,7 +66,7 @@ class DeviceArray {
 
   T* data() const { return reinterpret_cast<T*>(static_cast<uint8_t*>(memory_) + offset_); }
 
-  // As many values as there are.
+  // Requires as many values as the array has.
   void Upload(const std::vector<T>& values) {
     EXPECT_EQ(cudaMemcpy(data(), values.data(), count_ * sizeof(T), cudaMemcpyHostToDevice), cudaSuccess);
     // Streams do not wait for the default stream, and a copy may return before its last bytes have arrived.

@@ -19,7 +19,7 @@ namespace {
 
 constexpr GradientType kTypes[] = {GradientType::kFP32, GradientType::kBF16};
 
-// A task on the GPU, and what the host makes of it.
+// A task on the GPU, and the host's result.
 class DeviceTask {
  public:
   struct Types {
@@ -27,7 +27,7 @@ class DeviceTask {
     GradientType accumulator = GradientType::kFP32;
   };
 
-  // Any values, of which some are not finite; or `normal` ones.
+  // Takes any values, some of them not finite; or only normal values.
   DeviceTask(const Types& types, int source_count, int64_t count, bool overwrite, int64_t offset, RandomFloats& random,
              bool normal = false)
       : types_(types),
@@ -128,7 +128,7 @@ class SquareSummerTest : public GpuTest {
     for (const DeviceTask& task : tasks) elements += views.emplace_back(task.task()).count;
     ASSERT_OK_AND_ASSIGN(SquareSummer summer,
                          SquareSummer::Create(kDevice, static_cast<int64_t>(tasks.size()), elements));
-    // What an earlier run has left is of no account.
+    // The second run does not depend on the results of the first.
     for (int run = 0; run < 2; ++run) {
       ASSERT_OK_AND_ASSIGN(const std::vector<SquareSum> squares, summer.Run(views, stream()));
       ASSERT_EQ(squares.size(), tasks.size());

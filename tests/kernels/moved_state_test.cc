@@ -45,7 +45,7 @@ TEST(MovedStateTest, EveryArrayIsSoManyBytesFurtherOnAndNoneStaysNone) {
   EXPECT_EQ(none.moments.begin()->scales, nullptr);
 }
 
-// 10 x 10 elements, with 40 bytes of nobody's behind the masters.
+// Returns the state of 10 x 10 elements, with 40 bytes of padding behind the masters.
 AdamState Small(int64_t index) {
   return {.master = At<float>(0x10000 + index * 448),
           .moments = {{{At<void>(0x1000000 + index * 448), nullptr, MomentType::kFP32},
@@ -91,7 +91,7 @@ TEST(IdleStateTest, WithoutRowsOrArraysThereIsNothing) {
   EXPECT_THAT(idle.ranges(), IsEmpty());
 }
 
-// Every byte of what is idle, and none of what is not.
+// Ranges hold every idle byte and no other byte.
 TEST(IdleStateTest, RangesHoldWhatWasAddedInAnyOrderOfKinds) {
   const uint64_t first = FirstSeed(1);
   for (uint64_t seed = first; seed < first + 30; ++seed) {

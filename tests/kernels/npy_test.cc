@@ -79,7 +79,7 @@ TEST(NpyTest, EveryTruncationIsRefused) {
   for (size_t size = 0; size < file.size(); ++size) {
     EXPECT_EQ(ParseNpy(file.substr(0, size)).status().code(), absl::StatusCode::kInvalidArgument) << size;
   }
-  ExpectRefused(file + "x", absl::StatusCode::kInvalidArgument, "3 bytes expected, got 4");
+  ExpectRefused(file + "x", absl::StatusCode::kInvalidArgument, "want 3 bytes, got 4");
 }
 
 TEST(NpyTest, OtherFilesAreRefused) {
@@ -99,7 +99,7 @@ TEST(NpyTest, OtherDtypesAndOrdersAreUnimplemented) {
 TEST(NpyTest, HugeShapesAreRefused) {
   ExpectRefused(File(HeaderOfShape("(4294967296, 4294967296)"), ""), absl::StatusCode::kInvalidArgument, "too large");
   ExpectRefused(File(HeaderOfShape("(99999999999999999999,)"), ""), absl::StatusCode::kInvalidArgument, "shape");
-  ExpectRefused(File(HeaderOfShape("(1000000000000,)"), "x"), absl::StatusCode::kInvalidArgument, "bytes expected");
+  ExpectRefused(File(HeaderOfShape("(1000000000000,)"), "x"), absl::StatusCode::kInvalidArgument, "bytes, got");
 }
 
 TEST(NpyTest, MalformedHeadersAreRefused) {

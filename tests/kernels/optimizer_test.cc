@@ -1,4 +1,4 @@
-// An optimizer with one moment, which is not in the table: what a policy must say is all in this file.
+// An optimizer with one moment, which is not in the table: this file has all that a policy needs.
 
 #include "kernels/optim/optimizers.h"
 

@@ -49,7 +49,7 @@ inline OwnedPlanes Encode(const Encoding& encoding, const std::vector<float>& ma
   return planes;
 }
 
-// What encoding a matrix, which is the whole tensor, has to know of it.
+// Returns the scaling of a matrix that is a whole tensor.
 inline TensorScaling ScalingOf(const std::vector<float>& matrix, float delayed_scale = 1.0f) {
   return {Amax(matrix.data(), static_cast<int64_t>(matrix.size())), delayed_scale};
 }
@@ -65,7 +65,8 @@ inline std::vector<float> Decode(const Encoding& encoding, Plane plane, const Ow
   return out;
 }
 
-// The encodings that EncodePlanes takes, those once that differ in what their format ignores.
+// Returns the encodings that EncodePlanes() takes, without encodings that differ only in fields that their format
+// ignores.
 inline std::vector<Encoding> AllEncodings() {
   std::vector<Encoding> encodings;
   for (const FormatTraits& traits : kFormats) {

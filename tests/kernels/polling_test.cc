@@ -7,7 +7,7 @@
 namespace paramshard {
 namespace {
 
-// Longer than a test may take: who waits for it hangs.
+// Longer than a test may take: a test that waits for it hangs.
 constexpr absl::Duration kLong = absl::Hours(1);
 
 TEST(PollTest, LooksUntilItIsDone) {

@@ -44,7 +44,7 @@ class CopyRangesTest : public GpuTest {
   }
 };
 
-// Counts around those of one launch of either kernel.
+// Tests counts around the number of ranges in one launch of either kernel.
 TEST_F(CopyRangesTest, EveryByteArrivesAndNoOther) {
   const uint64_t seed = FirstSeed(83);
   RandomFloats random(seed);

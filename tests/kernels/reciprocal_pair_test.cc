@@ -41,7 +41,7 @@ TEST(ReciprocalPairTest, WhatIsFoundDividesEveryFloatExactly) {
   }
 }
 
-// Pairs next to the nearest one: some divide exactly, some do not, and the answer is that of every float.
+// Some pairs next to the nearest pair divide exactly, some do not; DividesExactly() agrees with a check of every float.
 TEST(ReciprocalPairTest, DividesExactlyAgreesWithEveryFloat) {
   int exact = 0;
   int inexact = 0;

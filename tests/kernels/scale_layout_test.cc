@@ -78,7 +78,7 @@ class ScaleLayoutTest : public testing::TestWithParam<Case> {
  protected:
   const Case& c() const { return GetParam(); }
   int64_t block() const { return c().format == Format::kNVFP4_2D ? 16 : 32; }
-  // Of the operand: its rows, and its blocks along a row.
+  // Rows of the operand, and blocks along a row.
   int64_t operand_rows() const { return c().operand == kRow ? c().rows : c().cols; }
   int64_t operand_blocks() const { return ((c().operand == kRow ? c().cols : c().rows) + block() - 1) / block(); }
   int64_t padded_rows() const { return (operand_rows() + 127) / 128 * 128; }
@@ -152,23 +152,23 @@ TEST(FindScaleArrangementTest, FormatsWithoutBlocksOfBytesAreRefused) {
     }
   }
   EXPECT_THAT(Arrange({Format::kBF16, kRow, kRow, 8, 8}, ScaleLayout::kCompact),
-              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("a format with scales expected, got BF16")));
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("want a format with scales, got BF16")));
 }
 
 TEST(FindScaleArrangementTest, UnknownLayoutsAreRefused) {
   for (int layout : {0, 4, 255}) {
     EXPECT_THAT(Arrange({Format::kMXFP8, kRow, kRow, 8, 8}, static_cast<ScaleLayout>(layout)),
                 StatusIs(absl::StatusCode::kInvalidArgument,
-                         HasSubstr(absl::StrCat("compact, padded or swizzled expected, got layout ", layout))));
+                         HasSubstr(absl::StrCat("want compact, padded or swizzled, got number ", layout))));
   }
 }
 
 // The blocks of one plane of MXFP8 run in one direction.
 TEST(FindScaleArrangementTest, OperandsThatThePlaneDoesNotServeAreRefused) {
   EXPECT_THAT(Arrange({Format::kMXFP8, kRow, kColumn, 8, 8}, ScaleLayout::kPadded128x4),
-              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("the row-wise operand expected")));
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("want the row-wise operand")));
   EXPECT_THAT(Arrange({Format::kMXFP8, kColumn, kRow, 8, 8}, ScaleLayout::kPadded128x4),
-              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("got the row-wise one")));
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("got the row-wise operand")));
 }
 
 }  // namespace

@@ -36,8 +36,8 @@ class Random {
   std::mt19937_64 generator_;
 };
 
-// Extents, their bands, and bytes that steps move and change. What a step makes of a byte depends on the byte alone and
-// on its place in the array, and never gives the byte itself.
+// Extents, their bands, and bytes that steps move and change. A step's result for a byte depends only on the byte and
+// on its place in the array, and always differs from the byte.
 class MovedBytes {
  public:
   MovedBytes(std::vector<MatrixShape> extents, int64_t band_elements, int array_count, Random& random)
@@ -55,7 +55,7 @@ class MovedBytes {
   int band_count() const { return static_cast<int>(bands_.size()); }
   bool forward() const { return position_ == 0; }
 
-  // Of the n-th band that the step carries out, all bytes, or each with the odds of a coin: it is cut off.
+  // Steps the n-th band in order: all its bytes, or each with probability 1/2 like a step that is killed.
   void StepBand(int n, bool whole, Random& random) {
     const int band = BandAt(n, band_count(), forward());
     const int64_t target = forward() ? distance_ : -distance_;
@@ -116,8 +116,8 @@ class MovedBytes {
   std::vector<std::vector<uint8_t>> expected_;
 };
 
-// Lets the lanes take turns at random until both are through, or for so many bands. Then each lane may be in the middle
-// of its next one.
+// Lets the lanes take random turns until both have finished, or for `most_bands` bands. Then each lane may be in the
+// middle of its next band.
 void RunLanes(MovedBytes& state, int64_t most_bands, std::array<int, kBandLanes>& done, Random& random) {
   const auto next = [&](int lane) { return done[lane] * kBandLanes + lane; };
   // A band waits for all before it but the last one.

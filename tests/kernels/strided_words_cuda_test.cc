@@ -30,7 +30,7 @@ class StridedWordsTest : public GpuTest {
     std::vector<uint8_t> bytes(4 * rows * cols + 4);
     for (uint8_t& byte : bytes) byte = static_cast<uint8_t>(random.Integer(0, 255));
     Matrix matrix;
-    // As it lies; transposed; and one word for all.
+    // In order, transposed, and one word for all elements.
     const int64_t strides[3][2] = {{cols, 1}, {1, rows}, {0, 0}};
     matrix.copy = {.row_stride = strides[kind][0], .col_stride = strides[kind][1], .rows = rows, .cols = cols};
     matrix.copy.target_stride = cols + random.Integer(0, 3);
@@ -49,7 +49,7 @@ class StridedWordsTest : public GpuTest {
   }
 };
 
-// Counts around those of one launch.
+// Tests counts around the number of matrices in one launch.
 TEST_F(StridedWordsTest, EveryWordArrivesAndNoOther) {
   const uint64_t seed = FirstSeed(84);
   RandomFloats random(seed);

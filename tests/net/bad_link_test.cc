@@ -1,4 +1,4 @@
-// Three daemons on machines of their own, two of which do not reach each other, though both reach node 0.
+// Three daemons on machines of their own. Two cannot reach each other, but both reach node 0.
 #include <cstdint>
 #include <functional>
 #include <nlohmann/json.hpp>
@@ -29,9 +29,9 @@ using ::testing::HasSubstr;
 
 constexpr int kNodes = 3;
 constexpr absl::Duration kPatience = absl::Minutes(2);
-// Of rank 0's board: the commit that it stands before, and the last one that it may make.
+// Numbers of rank 0's board: the commit that it stands before, and the last commit that it may make.
 constexpr int kStandsAt = 0, kMayMake = 1;
-// It stands in the steps of these.
+// First of the commits that rank 0 stands before.
 constexpr int64_t kFirstStand = 3;
 constexpr int64_t kCommits = 12;
 
@@ -78,7 +78,7 @@ class BadLinkTest : public testing::Test {
     EXPECT_TRUE(so.value_or(false)) << what;
   }
 
-  // Elastic trainers of all nodes, who come again for as long as daemons say so. Rank 0 stands before commits.
+  // Starts elastic trainers of all nodes, which come again for as long as daemons say so. Rank 0 stands before commits.
   void StartTrainers() {
     for (int rank = 0; rank < kNodes; ++rank) {
       trainers_.push_back(ChildProcess::Run([this, rank](Board& board) {
@@ -99,7 +99,7 @@ class BadLinkTest : public testing::Test {
     }
   }
   void LetMake(int64_t commit) { Reach(trainers_[0].board(), kMayMake, static_cast<uint32_t>(commit)); }
-  // As node 0's metrics say; -1: nothing, for no epoch runs.
+  // Returns the number of absent nodes from node 0's metrics; -1 if no epoch runs.
   int AbsentFromEpoch() const {
     const std::string page = Ctl(0, "metrics")["text"];
     const std::string begin = "\nparamshard_epoch_absent_nodes{model=\"m\"} ";

@@ -20,7 +20,7 @@
 namespace paramshard::test {
 namespace {
 
-// A thread has a namespace of its own, and what it starts has that too.
+// Uses a thread, which has its own namespace and passes it on to its children.
 absl::Status RunIn(int network, const std::string& command) {
   absl::Status status;
   std::thread([&] {
@@ -50,7 +50,7 @@ absl::StatusOr<Machines::Holder> Machines::Holder::Start() {
   Holder holder(pid);
   holder.network_ = wire::FileDescriptor(open(absl::StrCat("/proc/", pid, "/ns/net").c_str(), O_RDONLY | O_CLOEXEC));
   if (error == 0) return holder;
-  return absl::FailedPreconditionError(absl::StrCat("a network namespace expected, got: ", strerror(error)));
+  return absl::FailedPreconditionError(absl::StrCat("failed to create a network namespace: ", strerror(error)));
 }
 
 Machines::Holder::Holder(Holder&& other) noexcept
@@ -63,17 +63,17 @@ Machines::Holder::~Holder() {
 }
 
 absl::StatusOr<Machines> Machines::Make(int count) {
-  if (!OutputOf("ip -V").ok()) return absl::FailedPreconditionError("ip of iproute2 expected, got none");
+  if (!OutputOf("ip -V").ok()) return absl::FailedPreconditionError("ip (iproute2) not found");
   Machines machines;
   for (int i = 0; i <= count; ++i) {
     ASSIGN_OR_RETURN(Holder holder, Holder::Start());
     machines.holders_.push_back(std::move(holder));
   }
-  // Not every kernel has bridges and pairs of interfaces.
+  // Some kernels lack bridges or pairs of interfaces.
   absl::Status made = RunIn(machines.holders_[0].network(), "ip link add bridge type bridge && ip link set bridge up");
   for (int machine = 0; machine < count && made.ok(); ++machine) made = machines.Connect(machine);
   if (made.ok()) return machines;
-  return absl::FailedPreconditionError(absl::StrCat("a bridge between namespaces expected, got: ", made.message()));
+  return absl::FailedPreconditionError(absl::StrCat("failed to create a bridge between namespaces: ", made.message()));
 }
 
 Machines::~Machines() = default;
@@ -134,10 +134,10 @@ absl::Status Machines::Unthrottle(int machine) const { return RunIn(network(mach
 absl::Status Machines::CheckLosesAndThrottles() const {
   absl::Status status = Lose(0, 1);
   if (status.ok()) status = LoseNone(0);
-  if (!status.ok()) return absl::FailedPreconditionError(absl::StrCat("iptables expected, got: ", status.message()));
+  if (!status.ok()) return absl::FailedPreconditionError(absl::StrCat("iptables does not work: ", status.message()));
   status = Throttle(0, 1000);
   if (status.ok()) status = Unthrottle(0);
-  if (!status.ok()) return absl::FailedPreconditionError(absl::StrCat("tc with tbf expected, got: ", status.message()));
+  if (!status.ok()) return absl::FailedPreconditionError(absl::StrCat("tc with tbf does not work: ", status.message()));
   return absl::OkStatus();
 }
 

@@ -16,35 +16,37 @@ namespace paramshard::test {
 
 class Machines {
  public:
-  // FAILED_PRECONDITION where this process may not make namespaces, `ip` of iproute2 is missing, or the kernel has no bridges.
+  // FAILED_PRECONDITION where this process may not make namespaces, `ip` of iproute2 is missing, or the kernel has no
+  // bridges.
   static absl::StatusOr<Machines> Make(int count);
 
   Machines(Machines&&) = default;
   ~Machines();
 
-  // Of its only interface; loopback is there besides.
+  // Returns the address of the machine's only interface besides loopback.
   static std::string Address(int machine);
   // The descriptor of its network namespace.
   int network(int machine) const { return holders_[machine + 1].network(); }
-  // What a daemon there gets. NCCL takes the GPUs of two machines for those of two hosts, and so goes over the network.
+  // Returns the surroundings of a daemon on the machine. They make NCCL treat machines as different hosts and use the
+  // network.
   Surroundings Of(int machine) const;
 
-  // Takes the machine off the bridge, and puts it back: neither end hears of that.
+  // Takes the machine off the bridge, and puts it back, without any notice to either end.
   absl::Status Cut(int machine) const;
   absl::Status Join(int machine) const;
-  // What the machine sends to the other one is lost, but not what it hears.
+  // Drops packets from the machine to the other one, but not the other way.
   absl::Status Mute(int machine, int other) const;
   absl::Status Unmute(int machine, int other) const;
-  // Nothing comes from either of the two to the other one, and nobody says so. Needs iptables.
+  // Silently drops all packets between two machines. Needs iptables.
   absl::Status Sever(int machine, int other) const;
   absl::Status Mend(int machine, int other) const;
-  // So many of a hundred packets that the machine sends, and of those that it is sent, are lost. Needs iptables.
+  // Drops a percentage of the packets from and to the machine. Needs iptables.
   absl::Status Lose(int machine, int percent) const;
   absl::Status LoseNone(int machine) const;
-  // The machine sends so many kilobits a second at most.
+  // Limits the rate at which the machine sends.
   absl::Status Throttle(int machine, int kilobits) const;
   absl::Status Unthrottle(int machine) const;
-  // FAILED_PRECONDITION that names what this machine has not, of what those two need.
+  // FAILED_PRECONDITION names a missing requirement of these two functions.
   absl::Status CheckLosesAndThrottles() const;
 
  private:

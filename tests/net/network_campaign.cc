@@ -35,11 +35,11 @@ constexpr absl::Duration kShort = absl::Seconds(1);
 // Keepalive notices a silent connection within 15 s; the rest is for a machine that is busy with other worlds.
 constexpr absl::Duration kNoticeBound = absl::Seconds(45);
 constexpr absl::Duration kLongStop = absl::Seconds(16);
-// How long a second node 0 may take until it has found out.
+// Longest time until a second node 0 ends.
 constexpr absl::Duration kRefusalBound = absl::Seconds(30);
-// What a world may take besides and for each event: all that waits in it has a bound of its own.
+// Longest duration of a world, without events and for each event. All waits in it have bounds of their own.
 constexpr absl::Duration kPatienceWithAStart = absl::Minutes(6), kPatienceWithAnEvent = absl::Minutes(3);
-// Commits of elastic worlds behind the last event: who was away ends the epoch with one, and has to stay before.
+// Commits of elastic worlds after the last event: a daemon that was away ends the epoch at one, and has to stay before.
 constexpr int64_t kCommitsUntilWhole = 10;
 constexpr absl::Duration kFirstStay = absl::Milliseconds(250), kLongestStay = absl::Seconds(16);
 
@@ -85,8 +85,8 @@ absl::Status AwaitEpochEnds(Scene& scene, int lost) {
   };
   ASSIGN_OR_RETURN(const bool all, Poll({.timeout = kNoticeBound}, ended));
   scene.notice = absl::Now() - begin;
-  return Expect(all, absl::StrCat("every daemon expected to end its epoch within ", absl::FormatDuration(kNoticeBound),
-                                  ", got none at nodes ", absl::StrJoin(running, ", ")));
+  return Expect(all, absl::StrCat("epochs have not ended after ", absl::FormatDuration(kNoticeBound), " at nodes ",
+                                  absl::StrJoin(running, ", ")));
 }
 
 absl::Status Cut(Scene& scene) {
@@ -117,8 +117,8 @@ absl::Status MuteLong(Scene& scene) {
   return noticed;
 }
 
-// Two nodes that both reach node 0, of which the others leave the higher one out. Nobody notices it where one of them
-// takes no part anyway.
+// Severs two nodes that both reach node 0; the others leave the higher node out. Without effect if one of them takes no
+// part anyway.
 absl::Status Sever(Scene& scene) {
   std::vector<int> others;
   for (int node = 1; node < scene.server().daemons(); ++node) {
@@ -183,11 +183,12 @@ absl::Status StartSecondNode0(Scene& scene) {
       DaemonProcess::Spawn(scene.server().options().daemon, directory.path(), first.flags, surroundings);
   // UNAVAILABLE: it has ended.
   const absl::Status status = second.AwaitReady(kRefusalBound);
-  return Expect(absl::IsUnavailable(status), absl::StrCat("a second node 0 expected to end, got ",
-                                                          status.ok() ? "one that serves" : status.ToString()));
+  return Expect(absl::IsUnavailable(status), absl::StrCat("a second node 0: want it to end, got ",
+                                                          status.ok() ? "a serving daemon" : status.ToString()));
 }
 
-// The second one finds neither a server nor its address taken for a moment, but the folder's lock, which the keeper holds.
+// The second one finds neither a server nor its address taken for a moment, but the folder's lock, which the keeper
+// holds.
 absl::Status Usurp(Scene& scene) {
   kill(scene.server().server(0), SIGKILL);
   RETURN_IF_ERROR(StartSecondNode0(scene));
@@ -262,7 +263,7 @@ constexpr Event kEvents[] = {
     {.name = "rotate", .run = Rotate},
 };
 
-// What has happened in a world.
+// Events in a world, and its longest recovery and notice.
 struct Tale {
   std::vector<std::string> events;
   absl::Duration longest_recovery, longest_notice;
@@ -308,7 +309,7 @@ NetworkScript DrawWorld(const NetworkCampaignOptions& options, std::mt19937_64& 
   return script;
 }
 
-// A world, and what has become of it.
+// A world and its course.
 class Play {
  public:
   Play(const NetworkCampaignOptions& options, int64_t number, Tale& tale, Board& board)
@@ -337,7 +338,7 @@ class Play {
   absl::Status EndAbsence();
   absl::Status AwaitWhole(int64_t commit, std::vector<ChildProcess>& trainers);
   bool IsWhole() const;
-  // Where the servers' threads are, beside their logs.
+  // Writes the stacks of servers beside their logs.
   void KeepStacks() const;
   bool IsElastic() const { return script_.shape == NetworkShape::kElastic; }
   std::string Name() const;
@@ -394,7 +395,7 @@ absl::Status Play::Run() {
   absl::Status status = RunTrainings(events);
   status = Annotated(status, absl::StrCat(Name(), " after ", absl::StrJoin(tale_.events, " ")));
   Tell(status.ok() ? "everything held" : status.ToString());
-  // What the daemons have to say stays with a world that fails.
+  // Keeps the daemons' logs if the world has failed.
   for (int node = 0; node < script_.nodes && status.ok(); ++node) {
     unlink(NetworkWorld::LogOf(logs_, node).c_str());
     unlink(absl::StrCat(NetworkWorld::LogOf(logs_, node), ".second").c_str());
@@ -426,10 +427,10 @@ absl::Status Play::RunTrainings(const std::vector<const Event*>& events) {
                      if (!status.ok()) KeepStacks();
                      return status;
                    }));
-  RETURN_IF_ERROR(Expect(hash == expected, absl::StrCat("the hashes ", expected, " expected, got ", hash)));
+  RETURN_IF_ERROR(Expect(hash == expected, absl::StrCat("hashes: want ", expected, ", got ", hash)));
   const std::set<std::string> different = absl::StrSplit(expected, ' ');
   if (script_.shape == NetworkShape::kShards) return absl::OkStatus();
-  return Expect(different.size() == 1, absl::StrCat("one hash of all replicas expected, got ", expected));
+  return Expect(different.size() == 1, absl::StrCat("want one hash of all replicas, got ", expected));
 }
 
 absl::Status Play::Disturb(const std::vector<const Event*>& events, std::vector<ChildProcess>& trainers) {
@@ -466,7 +467,7 @@ absl::Status Play::DisturbCommit(const Event& event, int64_t commit, std::vector
   const Moment moment = random_() % 2 == 0 ? Moment::kInAStep : Moment::kAfterDecision;
   Tell(absl::StrCat("commit ", commit));
   RETURN_IF_ERROR(Annotated(AwaitArrival(trainers, static_cast<uint32_t>(commit)), where));
-  // Before another daemon ends what was lost is healed, in this step: two at once may be more than replicas survive.
+  // Waits for lost replicas to be healed before another daemon ends: replicas may not survive two losses at once.
   const bool may_kill = IsElastic() ? !event.kills || IsWhole() : !std::exchange(killed_, false);
   RETURN_IF_ERROR(Annotated(AwaitMoment(world_->server(), kModel, trainers, static_cast<uint32_t>(commit),
                                         /*watched=*/0, moment, random_),
@@ -495,7 +496,8 @@ bool Play::IsWhole() const {
   return active.ok() && static_cast<int>(active->size()) == script_.nodes;
 }
 
-// One commit after the other, until nobody is left behind: who has made the last one does not come again.
+// Allows one commit after the other until all daemons take part: a trainer that has made the last one does not come
+// again.
 absl::Status Play::AwaitWhole(int64_t commit, std::vector<ChildProcess>& trainers) {
   absl::Duration stay = kFirstStay;
   for (const int64_t end = commit + kCommitsUntilWhole; commit < end; ++commit) {
@@ -510,7 +512,7 @@ absl::Status Play::AwaitWhole(int64_t commit, std::vector<ChildProcess>& trainer
     for (ChildProcess& trainer : trainers) Reach(trainer.board(), kMayCommit, static_cast<uint32_t>(commit));
   }
   const absl::StatusOr<std::set<int>> active = world_->server().ActiveNodes(0, kModel);
-  return absl::InternalError(absl::StrCat("all daemons expected to take part, got ",
+  return absl::InternalError(absl::StrCat("nodes that take part: want all, got ",
                                           active.ok() ? absl::StrJoin(*active, ", ") : active.status().ToString()));
 }
 

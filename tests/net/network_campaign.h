@@ -14,20 +14,20 @@
 
 namespace paramshard::test {
 
-// What happens to a world. All but the long ones are over before anybody is to notice.
+// Events in a world. All but the long ones are over before any daemon may notice.
 //
 //   cut, mute             a machine is off the network for up to a second, or one hears another no longer
 //   cut-long, mute-long   until the training's epoch has ended at every daemon, as keepalive bounds it
 //   bad-link              two machines, not node 0, do not hear each other until the others have ended the epoch, to go on
 //                         without the higher one: in elastic worlds
-//   loss-1, -10, -30      so many of a hundred packets from and to a machine are lost, for up to a second
+//   loss-1, -10, -30      a percentage of packets from and to a machine is lost, for up to a second
 //   slow                  a machine sends 2 Mbit/s, for up to a second
-//   half-open             the server of a machine ends while that is off the network: the others' connections stay
+//   half-open             the server of a machine ends while the machine is off the network: peers stay connected
 //   clock                 the wall clock of a daemon is set, by up to an hour
-//   kill-server           kill -9 of a server; its keeper starts another one
-//   kill-daemon           of the keeper too, so that nothing is left, its journal neither: replicas heal it. Not of node 0
-//   kill-node0            the same of node 0, which decides: in worlds where it has a --state-dir
-//   second-node0          another node 0 is started with the same flags, on any machine: it is refused
+//   kill-server           kill -9 of a server; its keeper starts a new one
+//   kill-daemon           kill -9 of server and keeper, which loses the journal: replicas heal it. Not of node 0
+//   kill-node0            the same for node 0, which decides: in worlds where it has a --state-dir
+//   second-node0          another node 0 is started with the same flags, on any machine: it is rejected
 //   usurp                 the same at node 0's machine, the moment its server is killed, where it has a --state-dir
 //   away                  a daemon is killed with its keeper, the others make up to three commits, and it is started
 //                         again: in elastic worlds
@@ -36,7 +36,8 @@ namespace paramshard::test {
 //   rotate                a daemon gets another certificate, and the epoch goes on
 //
 // Worlds are of shards, of replicas, and of three to five replicas that are elastic: node 0 has the majority of them as
-// --min-replicas, and gradients add up to the same whoever takes part. In half of all worlds node 0 has a --state-dir.
+// --min-replicas, and gradients add up to the same for any active nodes. In half of all worlds node 0 has a
+// --state-dir.
 std::vector<std::string> NetworkEventNames();
 
 enum class NetworkShape { kShards, kReplicas, kElastic };
@@ -58,13 +59,12 @@ struct NetworkCampaignOptions {
   int most_nodes = 8;                            // worlds have two nodes at least
   int64_t worlds = 10;
   int64_t events = 20;                             // in each
-  int64_t at_once = 1;                             // worlds that run side by side
+  int64_t at_once = 1;                             // worlds that run at the same time
   absl::Duration time = absl::InfiniteDuration();  // no world begins later
-  // World w does what seed and w say. What threads and packets make of it is up to the kernel.
+  // World w depends on the seed and w, and on the kernel's scheduling of threads and packets.
   uint64_t seed = 1;
   int64_t first_world = 0;
-  // An existing folder for the daemons' logs of worlds in which something did not hold, or that did not start; empty:
-  // none.
+  // Existing folder for the daemons' logs of worlds that failed or did not start; empty: none.
   std::string logs = {};
   std::optional<NetworkScript> script = {};  // instead of what is drawn of worlds, and of `events`
   bool tells = false;                        // what happens, when, on standard error
@@ -74,19 +74,21 @@ struct NetworkCampaignResult {
   std::map<std::string, int64_t> events;
   int64_t worlds = 0;
   uint64_t seed = 0;
-  // From an event's end to the next commit, and from a long one's beginning until every daemon has ended its epoch.
+  // Longest times from an event's end to the next commit, and from a long event's beginning until every daemon has
+  // ended its epoch.
   absl::Duration longest_recovery, longest_notice;
-  absl::Status status;  // OK, or what did not hold, and in which world
+  absl::Status status;  // OK, or the invariant that did not hold, with its world
 
   int64_t EventCount() const;
   std::string Table() const;
   std::string Json() const;
 };
 
-// Runs worlds until all are done, time is up, or something does not hold: no answered commit is made twice or lost, all
-// trainers get to the end, each step within a bound, the bytes at every daemon are those of a training of the same world
-// that nobody has disturbed, at every replica the same, and in elastic worlds all daemons take part in the end.
-// FAILED_PRECONDITION where machines cannot be made, INVALID_ARGUMENT a script with an event that its world cannot have.
+// Runs worlds until all are done, time is up, or an invariant does not hold: no answered commit is made twice or lost;
+// all trainers finish, each step within a bound; the bytes at every daemon equal those of an undisturbed training of
+// the same world, the same at every replica; and in elastic worlds all daemons take part in the end.
+// FAILED_PRECONDITION if machines cannot be created; INVALID_ARGUMENT for a script with an event that is impossible in
+// its world.
 //
 // This process must not use gRPC: it forks.
 NetworkCampaignResult RunNetworkCampaign(const NetworkCampaignOptions& options);

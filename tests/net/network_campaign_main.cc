@@ -14,27 +14,30 @@ int main(int argc, char** argv) {
   options.wall_clock = paramshard::test::Program(WALL_CLOCK);
   int64_t seconds = 0;
   std::string json;
-  CLI::App app("Mistreats worlds of daemons and the network between them, and looks whether they train as before.");
-  app.add_option("--worlds", options.worlds, "How many")->check(CLI::PositiveNumber)->capture_default_str();
-  app.add_option("--events", options.events, "In each world")->check(CLI::PositiveNumber)->capture_default_str();
-  app.add_option("--most-nodes", options.most_nodes, "In a world")->check(CLI::Range(2, 8))->capture_default_str();
-  app.add_option("--seconds", seconds, "No world begins later; default: as many worlds as --worlds says")
+  CLI::App app("Disturbs worlds of daemons and the network between them, and checks that they train as before.");
+  app.add_option("--worlds", options.worlds, "Number of worlds")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--events", options.events, "Events in each world")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--most-nodes", options.most_nodes, "Most nodes in a world")
+      ->check(CLI::Range(2, 8))
+      ->capture_default_str();
+  app.add_option("--seconds", seconds, "Start no world after this time; default: run all --worlds")
       ->check(CLI::PositiveNumber);
-  app.add_option("--device", options.devices, "Of the daemons, in turn: cuda:0,cuda:1")
+  app.add_option("--device", options.devices, "Devices of the daemons, in turn: cuda:0,cuda:1")
       ->delimiter(',')
       ->capture_default_str();
-  app.add_option("--only", options.only, "These events; default: all")
+  app.add_option("--only", options.only, "Events to draw from; default: all")
       ->check(CLI::IsMember(paramshard::test::NetworkEventNames()))
       ->delimiter(',');
-  app.add_option("--at-once", options.at_once, "Worlds that run side by side")
+  app.add_option("--at-once", options.at_once, "Worlds that run at the same time")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  app.add_option("--seed", options.seed, "Of all worlds")->capture_default_str();
-  app.add_option("--first-world", options.first_world, "To repeat a world that failed")->check(CLI::NonNegativeNumber);
-  app.add_option("--logs", options.logs, "Keep the daemons' logs of worlds that failed in this folder")
+  app.add_option("--seed", options.seed, "Seed of all worlds")->capture_default_str();
+  app.add_option("--first-world", options.first_world, "Number of the first world; repeats a failed world")
+      ->check(CLI::NonNegativeNumber);
+  app.add_option("--logs", options.logs, "Folder that keeps the daemons' logs of failed worlds")
       ->check(CLI::ExistingDirectory);
-  app.add_flag("--tell", options.tells, "Say on standard error what happens, when");
-  app.add_option("--json", json, "Write the result to this file too");
+  app.add_flag("--tell", options.tells, "Print events with their times to standard error");
+  app.add_option("--json", json, "File for the result, as JSON");
   CLI11_PARSE(app, argc, argv);
   if (seconds > 0) options.time = absl::Seconds(seconds);
   const paramshard::test::NetworkCampaignResult result = paramshard::test::RunNetworkCampaign(options);

@@ -50,7 +50,7 @@ absl::StatusOr<std::unique_ptr<NetworkWorld>> NetworkWorld::Start(const Spec& sp
   return world;
 }
 
-// Valid at whatever time steps of a clock lead to.
+// The certificates are valid at any time that clock steps lead to.
 tls::Files NetworkWorld::Certify(int node) const {
   const TestAuthority::Validity validity{.from = absl::Now() - absl::Hours(48), .to = absl::Now() + absl::Hours(48)};
   return Install(absl::StrCat(folder_.path(), "/tls", node),

@@ -27,7 +27,7 @@ class NetworkWorld {
     int64_t commits = 1;           // of a training
     std::string logs;              // the daemons' log files, up to the node's number
   };
-  // FAILED_PRECONDITION as Machines::Make, or what machines are to do to packets cannot be done.
+  // FAILED_PRECONDITION of Machines::Make(), or if machines cannot treat packets as asked.
   static absl::StatusOr<std::unique_ptr<NetworkWorld>> Start(const Spec& spec);
   static std::string LogOf(const std::string& logs, int node);
 

@@ -1,5 +1,5 @@
-// Daemons on machines of their own: connections that break without a word are noticed at both ends, long before the step
-// timeout, and the training goes on when they are back.
+// Daemons on machines of their own: both ends notice connections that break silently, long before the step timeout, and
+// the training goes on when the network is back.
 #include <csignal>
 #include <functional>
 #include <nlohmann/json.hpp>
@@ -25,7 +25,7 @@ namespace paramshard::test {
 namespace {
 
 constexpr int kNodes = 2;
-// Of a board's numbers.
+// Numbers of a board.
 constexpr int kUnderWay = 1;  // the commit that is under way when the network breaks
 constexpr int kGoesOn = 2;    // 1: its trainer goes on
 constexpr int64_t kAt = 3;    // that commit
@@ -44,7 +44,7 @@ class PartitionTest : public testing::TestWithParam<bool> {
   }
 
   void Start() {
-    // Those before these have the same folders.
+    // Earlier daemons end first: they have the same folders.
     for (auto& daemon : daemons_) daemon.reset();
     for (int node = 0; node < kNodes; ++node) {
       const tls::Files files = Install(absl::StrCat(folder_.path(), "/", node),
@@ -81,7 +81,7 @@ class PartitionTest : public testing::TestWithParam<bool> {
     return verified.ok() ? (*verified)["summary"]["stateHash"].get<std::string>() : "";
   }
 
-  // Trains both ranks; `breaks` is called when a commit is under way that waits for rank 0, which goes on behind it.
+  // Trains both ranks. Calls `breaks` while a commit waits for rank 0, which goes on afterwards.
   std::vector<std::string> Train(const std::function<void()>& breaks) {
     std::vector<ChildProcess> trainers;
     for (int rank = 0; rank < kNodes; ++rank) {

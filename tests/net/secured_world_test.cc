@@ -143,7 +143,7 @@ TEST_F(SecuredWorldTest, TrainsToTheBytesOfOneInTheClear) {
   for (int node = 0; node < kNodes; ++node) ASSERT_OK(daemons_[node]->AwaitReady()) << ReadText(LogPath(node));
   EXPECT_EQ(Train(), secured);
   EXPECT_NE(secured[0], "");
-  EXPECT_THAT(ReadText(LogPath(0)), HasSubstr("an address is open to whoever reaches it"));
+  EXPECT_THAT(ReadText(LogPath(0)), HasSubstr("address is used without authentication"));
   const std::string ctl = absl::StrCat(PARAMSHARDCTL, " --socket-dir=", sockets_[0].path());
   EXPECT_THAT(OutputOf(ctl + " version"), IsOkAndHolds(HasSubstr(absl::StrCat("--listen 0.0.0.0:", listen_[0]))));
   EXPECT_THAT(OutputOf(ctl + " metrics"), IsOkAndHolds(HasSubstr("paramshard_insecure_addresses 2")));
@@ -169,9 +169,9 @@ TEST_F(SecuredWorldTest, ToolsDoWhatTheirCertificatesMay) {
   Train();
   const std::string one = absl::StrCat("--address=", Listen(1));
   EXPECT_THAT(Remote("viewer", absl::StrCat(one, " delete m || true")),
-              IsOkAndHolds(HasSubstr("a certificate of admin expected, got one of viewer")));
+              IsOkAndHolds(HasSubstr("want a certificate of admin, got one of viewer")));
   EXPECT_THAT(Remote("admin", absl::StrCat(one, " import m /etc/passwd || true")),
-              IsOkAndHolds(HasSubstr("ImportFile: a process on the daemon's machine expected, got admin")));
+              IsOkAndHolds(HasSubstr("ImportFile: want a process on the daemon's machine, got admin")));
   EXPECT_OK(Remote("admin", absl::StrCat(one, " sessions")));
   EXPECT_OK(Remote("admin", absl::StrCat(one, " drain")));
   EXPECT_OK(daemons_[1]->AwaitExit(kPatience));
@@ -180,29 +180,30 @@ TEST_F(SecuredWorldTest, ToolsDoWhatTheirCertificatesMay) {
 TEST_F(SecuredWorldTest, AToolWithoutTheRightCertificateHearsWhy) {
   ASSERT_NO_FATAL_FAILURE(StartSecured());
   EXPECT_THAT(OutputOf(absl::StrCat(PARAMSHARDCTL, " --address=", Listen(0), " models 2>&1 || true")),
-              IsOkAndHolds(AllOf(HasSubstr("TLS certificate: a PEM file expected"), HasSubstr("on its machine"))));
+              IsOkAndHolds(AllOf(HasSubstr("TLS certificate: a PEM file is required"), HasSubstr("on its machine"))));
   const tls::Files foreign = Install("foreign", authority_.Issue({"spiffe://example.test/paramshard/w2/admin"}));
   EXPECT_THAT(OutputOf(absl::StrCat(PARAMSHARDCTL, " ", absl::StrJoin(FlagsOf(foreign), " "),
                                     " --timeout=5s --address=", Listen(0), " models 2>&1 || true")),
-              IsOkAndHolds(HasSubstr("a member of spiffe://example.test/paramshard/w2 expected")));
+              IsOkAndHolds(HasSubstr("want a member of spiffe://example.test/paramshard/w2")));
   const TestAuthority other;
   const tls::Files stranger =
       test::Install(folder_.path() + "/stranger", other.Issue({InWorld("admin")}), other.cert());
   EXPECT_THAT(OutputOf(absl::StrCat(PARAMSHARDCTL, " ", absl::StrJoin(FlagsOf(stranger), " "),
                                     " --timeout=5s --address=", Listen(0), " models 2>&1 || true")),
-              IsOkAndHolds(HasSubstr(absl::StrCat("is of no authority in ", stranger.ca))));
+              IsOkAndHolds(HasSubstr(absl::StrCat("is not signed by an authority in ", stranger.ca))));
 }
 
 TEST_F(SecuredWorldTest, AToolHearsWhyNobodyAnswers) {
   EXPECT_THAT(Remote("viewer", absl::StrCat("--address=", Listen(0), " models || true")),
               IsOkAndHolds(AllOf(HasSubstr("no connection within"), HasSubstr("Connection refused"))));
   EXPECT_THAT(Remote("viewer", "--address=10.0.0.1 models; test $? = 2"),
-              IsOkAndHolds(HasSubstr("HOST:PORT where a daemon listens")));
+              IsOkAndHolds(HasSubstr("want HOST:PORT of a daemon")));
   Spawn(0, {"--insecure=on"});
   Spawn(1, {"--insecure=on"});
   for (auto& daemon : daemons_) ASSERT_OK(daemon->AwaitReady());
-  EXPECT_THAT(Remote("viewer", absl::StrCat("--address=", Listen(0), " models || true")),
-              IsOkAndHolds(AllOf(HasSubstr("nobody speaks TLS there"), Not(HasSubstr("ssl_transport_security")))));
+  EXPECT_THAT(
+      Remote("viewer", absl::StrCat("--address=", Listen(0), " models || true")),
+      IsOkAndHolds(AllOf(HasSubstr("the other end does not use TLS"), Not(HasSubstr("ssl_transport_security")))));
 }
 
 TEST_F(SecuredWorldTest, ANodeThatIsDeniedIsLostAndStaysOut) {
@@ -217,12 +218,12 @@ TEST_F(SecuredWorldTest, ANodeThatIsDeniedIsLostAndStaysOut) {
   AwaitOutput(metrics, "world_nodes{state=\"absent\"} 1");
   EXPECT_THAT(OutputOf(absl::StrCat(PARAMSHARDCTL, " --socket-dir=", sockets_[0].path(), " version")),
               IsOkAndHolds(HasSubstr("node 1 (for ")));
-  AwaitOutput(absl::StrCat("cat ", LogPath(0)), "a certificate is refused");
-  AwaitOutput(absl::StrCat("cat ", LogPath(0)), "a node has left node=1");
-  EXPECT_THAT(ReadText(LogPath(0)), HasSubstr("a node has joined node=1"));
+  AwaitOutput(absl::StrCat("cat ", LogPath(0)), "certificate rejected");
+  AwaitOutput(absl::StrCat("cat ", LogPath(0)), "node left node=1");
+  EXPECT_THAT(ReadText(LogPath(0)), HasSubstr("node joined node=1"));
   EXPECT_THAT(ReadText(LogPath(0)), Not(HasSubstr("peer=unknown")));
   EXPECT_THAT(ReadText(LogPath(0)),
-              AllOf(HasSubstr("a connection is ended"), HasSubstr("/node/1 is named by --tls-deny-file")));
+              AllOf(HasSubstr("connection closed"), HasSubstr("/node/1 is named by --tls-deny-file")));
   const std::string one = absl::StrCat("--address=", Listen(0));
   EXPECT_THAT(Remote("viewer", absl::StrCat(one, " models || true")), IsOkAndHolds(HasSubstr("no connection")));
   EXPECT_OK(Remote("admin", absl::StrCat(one, " models")));
@@ -266,10 +267,10 @@ class ShortCertificatesTest : public SecuredWorldTest {
       ASSERT_TRUE(trainer.AwaitNumber(0, trainer.board().numbers[0] + 3)) << trainer.Await(absl::ZeroDuration());
     }
   }
-  // Node 1 goes on with a certificate that lasts for so long.
+  // Gives node 1 a certificate with this lifetime.
   void Renew(absl::Duration lifetime) {
     Install("1", authority_.Issue({InWorld("node/1")}, {.to = absl::Now() + lifetime}));
-    AwaitOutput(absl::StrCat("grep -c 'a renewed certificate is used' ", LogPath(1)), absl::StrCat(++renewals_, "\n"));
+    AwaitOutput(absl::StrCat("grep -c 'renewed certificate in use' ", LogPath(1)), absl::StrCat(++renewals_, "\n"));
   }
   std::string Metrics(int node) const {
     return absl::StrCat(PARAMSHARDCTL, " --socket-dir=", sockets_[node].path(), " metrics");
@@ -282,7 +283,7 @@ class ShortCertificatesTest : public SecuredWorldTest {
 TEST_F(ShortCertificatesTest, OneEpochGoesOnOverRenewals) {
   constexpr absl::Duration kLifetime = absl::Seconds(12);
   Renew(kLifetime);
-  // Nobody is left then who could have had the connection of that one: node 0 looks once a second.
+  // By then no connection uses the first certificate any more: node 0 checks once a second.
   const absl::Time end_of_first = absl::Now() + kLifetime + absl::Seconds(3);
   while (absl::Now() < end_of_first) {
     ASSERT_NO_FATAL_FAILURE(AwaitSteps());
@@ -302,9 +303,9 @@ TEST_F(ShortCertificatesTest, WhoDoesNotRenewIsEndedAndNamedAndComesBackWithANew
   // Or that its rank 0 is, whichever it hears first.
   EXPECT_THAT(trainers_[1].Await(kPatience), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("node 0")));
   EXPECT_THAT(trainers_[0].Await(kPatience), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("node 1")));
-  EXPECT_THAT(ReadText(LogPath(0)), AllOf(HasSubstr("a connection is ended"), HasSubstr("/node/1, with which"),
-                                          HasSubstr("renew it in time")));
-  AwaitOutput(absl::StrCat("cat ", LogPath(1)), "no renewed certificate is taken");
+  EXPECT_THAT(ReadText(LogPath(0)),
+              AllOf(HasSubstr("connection closed"), HasSubstr("/node/1 has expired"), HasSubstr("renew it in time")));
+  AwaitOutput(absl::StrCat("cat ", LogPath(1)), "failed to load renewed certificate");
   EXPECT_THAT(ReadText(LogPath(1)), AllOf(HasSubstr("TLS certificate"), HasSubstr("a certificate that is valid at")));
   AwaitOutput(Metrics(0), "world_nodes{state=\"absent\"} 1");
   Install("1", authority_.Issue({InWorld("node/1")}));
@@ -334,7 +335,8 @@ TEST_F(RemoteClientTest, DoesWhatItsCertificateMay) {
   ASSERT_EQ(models.size(), 1);
   EXPECT_EQ(models[0].name, "m");
   EXPECT_OK(viewer.GetMemory().status());
-  EXPECT_THAT(viewer.DeleteModel("m"), StatusIs(absl::StatusCode::kPermissionDenied, HasSubstr("of admin expected")));
+  EXPECT_THAT(viewer.DeleteModel("m"),
+              StatusIs(absl::StatusCode::kPermissionDenied, HasSubstr("want a certificate of admin")));
 
   ASSERT_OK_AND_ASSIGN(Client trainer, ConnectAs("trainer"));
   int64_t values = 0;
@@ -353,7 +355,7 @@ TEST_F(RemoteClientTest, SharesNoMemory) {
   ASSERT_NO_FATAL_FAILURE(StartSecured());
   ASSERT_OK_AND_ASSIGN(Client admin, ConnectAs("admin"));
   const auto refused = StatusIs(absl::StatusCode::kFailedPrecondition,
-                                AllOf(HasSubstr("a daemon on this machine expected"), HasSubstr("socket_dir")));
+                                AllOf(HasSubstr("want a daemon on this machine"), HasSubstr("socket_dir")));
   EXPECT_THAT(admin.OpenModel(SmallModel("m")).status(), refused);
   EXPECT_THAT(admin.CreateModel(SmallModel("m")), refused);
 }
@@ -365,7 +367,7 @@ TEST_F(RemoteClientTest, GoesOnWithANewCertificateWhenTheOldOneEnds) {
   ASSERT_OK_AND_ASSIGN(Client viewer, Connect(files));
   EXPECT_OK(viewer.Models().status());
   Install("viewer", authority_.Issue({InWorld("viewer")}));
-  AwaitOutput(absl::StrCat("cat ", LogPath(0)), "with which the connection was made, has ended");
+  AwaitOutput(absl::StrCat("cat ", LogPath(0)), "has expired: renew it in time");
   const absl::Time end = absl::Now() + kPatience;
   while (!viewer.Models().ok() && absl::Now() < end) {
   }
@@ -374,7 +376,7 @@ TEST_F(RemoteClientTest, GoesOnWithANewCertificateWhenTheOldOneEnds) {
 
 TEST_F(RemoteClientTest, OptionsThatDoNotGoTogetherAreNamed) {
   EXPECT_THAT(Client::Connect({.socket_dir = "/a", .address = "h:1"}).status(),
-              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("address or socket_dir expected, got both")));
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("want address or socket_dir, got both")));
   EXPECT_THAT(Client::Connect({.tls_cert = "/c"}).status(),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("address, of a daemon on another machine")));
   EXPECT_THAT(Client::Connect({.address = "h:1", .tls_roles = {"root=a"}}).status(),
@@ -383,7 +385,7 @@ TEST_F(RemoteClientTest, OptionsThatDoNotGoTogetherAreNamed) {
               StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("got no tls_cert")));
 }
 
-// What a daemon says that does not start.
+// Errors of a daemon that does not start.
 class RefusedStartTest : public SecuredWorldTest {
  protected:
   std::string Refusal(int node, std::vector<std::string> flags) {
@@ -397,8 +399,9 @@ class RefusedStartTest : public SecuredWorldTest {
 };
 
 TEST_F(RefusedStartTest, AnotherNodesCertificateIsNamed) {
-  EXPECT_THAT(Refusal(1, FlagsOf(Install("0", authority_.Issue({InWorld("node/0")})))),
-              AllOf(HasSubstr("--tls-cert"), HasSubstr("node/1 expected, got that of node/0")));
+  EXPECT_THAT(
+      Refusal(1, FlagsOf(Install("0", authority_.Issue({InWorld("node/0")})))),
+      AllOf(HasSubstr("--tls-cert"), HasSubstr("want the certificate of node/1, got the certificate of node/0")));
 }
 
 TEST_F(RefusedStartTest, ACertificateThatHasEndedIsNamed) {
@@ -415,7 +418,7 @@ TEST_F(RefusedStartTest, AnAddressThatNobodyCanListenOnIsNamedBeforeTheWorldIsJo
   DaemonProcess daemon = DaemonProcess::Spawn(PARAMSHARDD, sockets_[1].path(), flags, {.standard_error = log});
   close(log);
   EXPECT_THAT(daemon.AwaitExit(kPatience), IsOkAndHolds(2));
-  EXPECT_THAT(ReadText(LogPath(1)), HasSubstr("--listen: an address of this machine expected, got 192.0.2.7:7778"));
+  EXPECT_THAT(ReadText(LogPath(1)), HasSubstr("--listen: want an address of this machine, got 192.0.2.7:7778"));
 }
 
 TEST_F(RefusedStartTest, AnotherNumberOfNodesIsNamed) {
@@ -427,13 +430,13 @@ TEST_F(RefusedStartTest, AnotherNumberOfNodesIsNamed) {
       {.standard_error = log});
   close(log);
   EXPECT_THAT(daemon.AwaitExit(kPatience), IsOkAndHolds(3));
-  const std::string why = "join node 1: --nodes 2, as at node 0, expected, got 3";
+  const std::string why = "join node 1: want --nodes 2 as at node 0, got 3";
   EXPECT_THAT(ReadText(LogPath(1)), HasSubstr(why));
-  AwaitOutput(absl::StrCat("cat ", LogPath(0)), "a node is refused node=1 peer=ipv4:127.0.0.1:");
+  AwaitOutput(absl::StrCat("cat ", LogPath(0)), "node rejected node=1 peer=ipv4:127.0.0.1:");
   EXPECT_THAT(ReadText(LogPath(0)), HasSubstr(why));
 }
 
-// Also where nothing uses it.
+// A key is checked even if nothing uses it.
 TEST_F(RefusedStartTest, AKeyForNcclThatOthersCanReadIsNamed) {
   std::vector<std::string> flags = FlagsOf(Install("0", authority_.Issue({InWorld("node/0")})));
   const std::string key = folder_.path() + "/psk";
@@ -451,26 +454,26 @@ TEST_F(RefusedStartTest, AnAddressOfAnotherMachineIsNamed) {
   DaemonProcess daemon = DaemonProcess::Spawn(PARAMSHARDD, sockets_[1].path(), flags, {.standard_error = log});
   close(log);
   EXPECT_OK(daemon.AwaitExit(kPatience).status());
-  EXPECT_THAT(ReadText(LogPath(1)), HasSubstr("--data-address: an address of this machine expected, got 192.0.2.7"));
+  EXPECT_THAT(ReadText(LogPath(1)), HasSubstr("--data-address: want an address of this machine, got 192.0.2.7"));
 }
 
-// TLS tells the other end no more than that it is refused.
+// TLS tells the other end only that it was rejected.
 TEST_F(RefusedStartTest, ANodeOfAnotherAuthorityDoesNotJoin) {
   Spawn(0, FlagsOf(Install("0", authority_.Issue({InWorld("node/0")}))));
   const TestAuthority other;
   const tls::Files files = test::Install(folder_.path() + "/1", other.Issue({InWorld("node/1")}), other.cert());
-  EXPECT_THAT(Refusal(1, FlagsOf(files)), HasSubstr(absl::StrCat("is of no authority in ", files.ca)));
+  EXPECT_THAT(Refusal(1, FlagsOf(files)), HasSubstr(absl::StrCat("is not signed by an authority in ", files.ca)));
 }
 
 TEST_F(RefusedStartTest, ANodeOfAnotherWorldDoesNotJoin) {
   Spawn(0, FlagsOf(Install("0", authority_.Issue({InWorld("node/0")}))));
   EXPECT_THAT(Refusal(1, FlagsOf(Install("1", authority_.Issue({"spiffe://example.test/paramshard/w2/node/1"})))),
-              HasSubstr("a certificate is refused"));
+              HasSubstr("certificate rejected"));
 }
 
 TEST_F(RefusedStartTest, ANodeInTheClearDoesNotJoin) {
   Spawn(0, FlagsOf(Install("0", authority_.Issue({InWorld("node/0")}))));
-  EXPECT_THAT(Refusal(1, {"--insecure=on"}), HasSubstr("whoever listens there may speak TLS"));
+  EXPECT_THAT(Refusal(1, {"--insecure=on"}), HasSubstr("the other end may use TLS"));
   EXPECT_THAT(ReadText(LogPath(0)), HasSubstr("library=grpc"));
 }
 

@@ -25,7 +25,7 @@ TEST(Crc32cTest, MatchesThePublishedVectors) {
 
 TEST(Crc32cTest, OfNothingIsZero) { EXPECT_EQ(Crc32c(""), 0u); }
 
-// Bit by bit, as the polynomial is defined.
+// Computes it bit by bit, as the polynomial is defined.
 uint32_t Reference(const std::string& bytes) {
   uint32_t crc = ~0u;
   for (const char c : bytes) {

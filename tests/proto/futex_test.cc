@@ -13,7 +13,7 @@
 namespace paramshard::wire {
 namespace {
 
-// How many sleepers of one word now sleep on another.
+// Moves a sleeper of one word to the other, and returns the number of moved sleepers.
 long Requeue(const std::atomic<uint32_t>& from, const std::atomic<uint32_t>& to) {
   return syscall(SYS_futex, &from, FUTEX_CMP_REQUEUE, 0, 1, &to, from.load());
 }
@@ -52,7 +52,7 @@ class EitherTest : public testing::Test {
   void SetUp() override {
     if (!CanWaitForEither()) GTEST_SKIP() << "futex_waitv expected, got a kernel before Linux 5.16";
   }
-  // Until `over_`, however often it is woken without a reason.
+  // Sleeps until `over_`, also after wakes without a reason.
   void StartSleeper() {
     sleeper_ = std::thread([this] {
       while (!over_) FutexWaitForEither(shared_, 0, private_, 0, absl::InfiniteDuration());
@@ -90,7 +90,7 @@ TEST_F(EitherTest, AWakeOfEitherEndsTheWait) {
   }
 }
 
-// Whoever maps the shared word may move its sleepers to a word that nobody wakes.
+// A process that maps the shared word may move its sleepers to a word that is never woken.
 TEST_F(EitherTest, ASleeperThatIsMovedElsewhereHearsThePrivateWord) {
   StartSleeper();
   while (Requeue(shared_, elsewhere_) != 1) std::this_thread::yield();

@@ -39,7 +39,7 @@ class HandoffTest : public testing::Test {
     far_ = FileDescriptor(sockets[1]);
   }
 
-  // Without the limits of SendHandoff.
+  // Sends without the limits of SendHandoff.
   void SendRaw(const std::vector<uint8_t>& bytes, const std::vector<int>& fds) {
     iovec vector{const_cast<uint8_t*>(bytes.data()), bytes.size()};
     alignas(cmsghdr) char control[CMSG_SPACE(64 * sizeof(int))] = {};
@@ -65,7 +65,7 @@ class HandoffTest : public testing::Test {
   }
 
   absl::StatusOr<HandoffPacket> Receive() { return ReceiveHandoff(far_.get(), absl::Seconds(30)); }
-  // What the receiver makes of a hello as it came.
+  // Receives a hello and returns the result of parsing it.
   absl::Status ReceiveHello() {
     absl::StatusOr<HandoffPacket> packet = Receive();
     if (!packet.ok()) return packet.status();
@@ -106,7 +106,7 @@ TEST_F(HandoffTest, TrailingBytesAreRefused) {
   std::vector<uint8_t> bytes = BytesOf(HandoffHello{});
   bytes.push_back(0);
   SendRaw(bytes, {event_.get()});
-  EXPECT_THAT(ReceiveHello(), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("size 16 expected, got 17")));
+  EXPECT_THAT(ReceiveHello(), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("want size 16, got 17")));
 }
 
 TEST_F(HandoffTest, APacketAboveTheLimitIsRefused) {
@@ -124,8 +124,8 @@ TEST_F(HandoffTest, WrongHeadersAreRefusedByName) {
     EXPECT_THAT(ReceiveHello(), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(std::string(field))));
   };
   refused([](HandoffHeader& header) { header.magic ^= 1; }, "magic");
-  refused([](HandoffHeader& header) { header.version = 1; }, "version 2 expected, got 1");
-  refused([](HandoffHeader& header) { header.kind = HandoffKind::kMemory; }, "kind 1 expected, got 4");
+  refused([](HandoffHeader& header) { header.version = 1; }, "want version 2, got 1");
+  refused([](HandoffHeader& header) { header.kind = HandoffKind::kMemory; }, "want kind 1, got 4");
   refused([](HandoffHeader& header) { header.kind = static_cast<HandoffKind>(99); }, "kind");
   refused([](HandoffHeader& header) { header.size_bytes += 1; }, "stated size");
 }
@@ -133,7 +133,7 @@ TEST_F(HandoffTest, WrongHeadersAreRefusedByName) {
 TEST_F(HandoffTest, AnotherNumberOfDescriptorsIsRefused) {
   for (const std::vector<int>& fds : {std::vector<int>{}, {event_.get(), event_.get()}}) {
     SendRaw(BytesOf(HandoffHello{}), fds);
-    EXPECT_THAT(ReceiveHello(), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("descriptors 1 expected")));
+    EXPECT_THAT(ReceiveHello(), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("want descriptors 1")));
   }
 }
 
@@ -142,11 +142,9 @@ TEST_F(HandoffTest, DescriptorsOfRefusedPacketsAreClosed) {
   SendRaw(BytesOf(HandoffHello{}), std::vector<int>(4, event_.get()));
   EXPECT_THAT(ReceiveHello(), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("descriptors")));
   SendRaw(BytesOf(HandoffHello{}), std::vector<int>(30, event_.get()));
-  EXPECT_THAT(ReceiveHello(),
-              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("4 descriptors expected, got more")));
+  EXPECT_THAT(ReceiveHello(), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("4 descriptors, got more")));
   ASSERT_OK(SendHandoff(near_.get(), HandoffBytes(HandoffHello{}), std::vector<int>(30, event_.get())));
-  EXPECT_THAT(ReceiveHello(),
-              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("4 descriptors expected, got more")));
+  EXPECT_THAT(ReceiveHello(), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("4 descriptors, got more")));
   SendRaw(std::vector<uint8_t>(1000), {event_.get()});
   EXPECT_THAT(ReceiveHello(), StatusIs(absl::StatusCode::kInvalidArgument));
   EXPECT_EQ(OpenDescriptors(), before);
@@ -179,7 +177,7 @@ void SendHelloFromASignal(int) {
   (void)!write(signal_socket, &hello, sizeof(hello));
 }
 
-// The signal interrupts the wait and brings what is waited for; without SA_RESTART, as trainers may have it.
+// The signal interrupts the wait, and its handler sends the packet; without SA_RESTART, as trainers may have it.
 TEST_F(HandoffTest, ASignalDoesNotEndTheWait) {
   signal_socket = near_.get();
   struct sigaction action {};
@@ -198,7 +196,7 @@ TEST_F(HandoffTest, WhoIsOutOfDescriptorsSaysSo) {
   EXPECT_THAT(ReceiveHello(), StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("out of file descriptors")));
 }
 
-// Closing with the hello unread resets the connection, unless it is ended in order.
+// Closing a socket with an unread hello resets the connection, but RefuseHandoff does not.
 TEST_F(HandoffTest, ARefusalArrivesWhateverHasBeenSentMeanwhile) {
   for (int i = 0; i < 3; ++i) SendRaw(BytesOf(HandoffHello{}), {event_.get()});
   RefuseHandoff(far_.get(), absl::PermissionDeniedError("connect: another user expected"));

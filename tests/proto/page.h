@@ -9,7 +9,7 @@
 
 namespace paramshard::wire {
 
-// Zeroed, as the kernel gives it.
+// Zeroed, as memory from the kernel.
 class Page {
  public:
   explicit Page(const WordsCounts& counts)

@@ -21,7 +21,7 @@ using ::testing::HasSubstr;
 
 using PageCache = RegularFile::PageCache;
 
-// Not whole pages, and no byte like its neighbours.
+// The content is not whole pages, and every byte differs from its neighbours.
 constexpr int64_t kBytes = 5 * kPageBytes + 1234;
 
 std::vector<uint8_t> Content() {

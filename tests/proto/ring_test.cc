@@ -23,7 +23,7 @@ using ::testing::Optional;
 
 class RingTest : public testing::Test {
  protected:
-  // Brings both sides to a position in a fresh ring, which takes two records: the first one is half of the way.
+  // Brings both sides to a position in a fresh ring with two records, the first of which is half of the way.
   void StartAt(uint32_t position) {
     for (const uint32_t bytes : {position / 2, position - position / 2}) {
       ASSERT_TRUE(writer_.TryWrite(std::string(bytes - sizeof(uint32_t), 'x')));
@@ -113,7 +113,7 @@ TEST_F(RingTest, ALengthAboveTheLargestRecordIsRefused) {
   EXPECT_THAT(reader_.Read(), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(absl::StrCat(kMaxRecordBytes))));
 }
 
-// The tail in the page is the trainer's to spoil: the reader does not believe it.
+// A trainer can change the tail in the page: the reader does not use it.
 TEST_F(RingTest, AForgedTailDoesNotMoveTheReader) {
   ASSERT_TRUE(writer_.TryWrite("one"));
   ASSERT_TRUE(writer_.TryWrite("two"));

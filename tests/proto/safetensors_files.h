@@ -1,4 +1,4 @@
-// Safetensors files as tests make them: the bytes of a header and its data, whether they fit together or not.
+// Safetensors files for tests, valid or not: the bytes of a header and data.
 #ifndef PARAMSHARD_TESTS_PROTO_SAFETENSORS_FILES_H_
 #define PARAMSHARD_TESTS_PROTO_SAFETENSORS_FILES_H_
 
@@ -17,7 +17,7 @@
 
 namespace paramshard::safetensors {
 
-// A file's bytes: length, header as given, data.
+// Returns a file's bytes: length, header as given, data.
 inline std::string FileBytes(const std::string& header, const std::string& data) {
   std::string length(kLengthBytes, '\0');
   const uint64_t size = header.size();
@@ -53,7 +53,7 @@ inline void WriteFile(const std::string& path, const std::vector<TestTensor>& te
   EXPECT_OK(writer->Commit());
 }
 
-// A test with a folder of its own.
+// A test with its own folder.
 class FolderTest : public testing::Test {
  protected:
   std::string Path(const std::string& name) const { return folder_ + "/" + name; }

@@ -273,9 +273,10 @@ TEST_F(SafetensorsWriterTest, TensorsMayBeWrittenInPiecesAndInAnyOrder) {
   ASSERT_OK(writer.Append("b", {1}));
   ASSERT_OK(writer.Append("a", {1, 2, 3}));
   ASSERT_OK(writer.Append("b", {2}));
-  EXPECT_THAT(writer.Append("b", {3}), StatusIs(kInvalid, HasSubstr("tensor b: at most 0 more bytes expected, got 1")));
-  EXPECT_THAT(writer.Append("c", {3}), StatusIs(kInvalid, HasSubstr("tensor c: a tensor of the header expected")));
-  EXPECT_THAT(writer.Commit(), StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("tensor a: 1 more bytes")));
+  EXPECT_THAT(writer.Append("b", {3}), StatusIs(kInvalid, HasSubstr("tensor b: want at most 0 more bytes, got 1")));
+  EXPECT_THAT(writer.Append("c", {3}), StatusIs(kInvalid, HasSubstr("tensor c: not a tensor of the header")));
+  EXPECT_THAT(writer.Commit(),
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("tensor a: want 1 more bytes")));
   ASSERT_OK(writer.Append("a", {4}));
   ASSERT_OK(writer.Commit());
   ASSERT_OK_AND_ASSIGN(const SafetensorsFile file, SafetensorsFile::Open(Path("out")));
@@ -368,10 +369,10 @@ TEST_F(CheckpointTest, AFileOrAFolderWithOneFileIsOne) {
   EXPECT_THAT(Checkpoint::Open(folder_), StatusIs(kInvalid, HasSubstr("got none")));
 }
 
-// What torch 2.15 writes with HuggingFaceStorageWriter(save_distributed=True) for three ranks.
+// Files as torch 2.15 writes them with HuggingFaceStorageWriter(save_distributed=True) for three ranks.
 class ShardedCheckpointTest : public FolderTest {
  protected:
-  // A part of w [7, 2] from a row on, whose elements count up from 0; some of the others.
+  // Writes a part of w [7, 2] from a row on, with elements that count up from 0, and some of the other tensors.
   void WriteShard(int number, int64_t first_row, int64_t rows, const std::string& more_info = "",
                   const std::vector<TestTensor>& more = {}) {
     std::vector<float> values;
@@ -385,7 +386,7 @@ class ShardedCheckpointTest : public FolderTest {
 };
 
 TEST_F(ShardedCheckpointTest, PartsOfTensorsAreReadAsOne) {
-  // In an order that is not that of the rows.
+  // The files' order differs from the order of the rows.
   WriteShard(1, 6, 1, ", \"plain\": {\"saved_offsets\": [0]}", {FloatTensor("plain", {3}, {7, 8, 9})});
   WriteShard(2, 0, 3, ", \"one\": {\"saved_offsets\": []}", {FloatTensor("one", {}, {5})});
   WriteShard(3, 3, 3);
@@ -407,7 +408,7 @@ TEST_F(ShardedCheckpointTest, PartsOfTensorsAreReadAsOne) {
   EXPECT_THAT(checkpoint.Find("one")->info->shape, IsEmpty());
 }
 
-// Returns the bytes that this process has read from files until now; none where the kernel does not count them.
+// Returns the bytes that this process has read from files until now; nullopt if the kernel does not count them.
 std::optional<int64_t> BytesRead() {
   std::ifstream counts("/proc/self/io");
   std::string name;
@@ -442,19 +443,20 @@ TEST_F(ShardedCheckpointTest, FilesOfAnIndexAreReadOnceEach) {
 TEST_F(ShardedCheckpointTest, HolesAndRowsThatAreThereTwiceAreRefused) {
   WriteShard(1, 0, 3);
   WriteShard(2, 4, 3);
-  EXPECT_THAT(Checkpoint::Open(folder_), StatusIs(kInvalid, HasSubstr("tensor w: rows from 3 on")));
+  EXPECT_THAT(Checkpoint::Open(folder_), StatusIs(kInvalid, HasSubstr("tensor w: want rows from 3 on")));
   WriteShard(2, 2, 3);
-  EXPECT_THAT(Checkpoint::Open(folder_), StatusIs(kInvalid, HasSubstr("got them from 2 on")));
+  EXPECT_THAT(Checkpoint::Open(folder_), StatusIs(kInvalid, HasSubstr("got rows from 2 on")));
   WriteShard(2, 3, 4);
   EXPECT_OK(Checkpoint::Open(folder_));
   WriteShard(1, 1, 2);
-  EXPECT_THAT(Checkpoint::Open(folder_), StatusIs(kInvalid, HasSubstr("rows from 0 on")));
+  EXPECT_THAT(Checkpoint::Open(folder_), StatusIs(kInvalid, HasSubstr("want rows from 0 on")));
 }
 
 TEST_F(ShardedCheckpointTest, CutsOnOtherDimensionsAreRefused) {
   WriteShard(1, 0, 3, ", \"c\": {\"saved_offsets\": [0, 0]}", {FloatTensor("c", {2, 1}, {1, 2})});
   WriteShard(2, 3, 4, ", \"c\": {\"saved_offsets\": [0, 1]}", {FloatTensor("c", {2, 1}, {3, 4})});
-  EXPECT_THAT(Checkpoint::Open(folder_), StatusIs(kInvalid, HasSubstr("tensor c: cut on its first dimension alone")));
+  EXPECT_THAT(Checkpoint::Open(folder_),
+              StatusIs(kInvalid, HasSubstr("tensor c: cut on a dimension other than the first")));
 }
 
 TEST_F(ShardedCheckpointTest, PartsThatDoNotFitEachOtherAreRefused) {
@@ -492,7 +494,7 @@ TEST_F(ShardedCheckpointTest, InfoThatIsNoneIsRefused) {
 }
 
 TEST_F(CheckpointTest, AFolderIsReadAsTransformersReadsIt) {
-  // Neither of these says which is the model.
+  // Neither of these names the model.
   EXPECT_THAT(Checkpoint::Open(folder_), StatusIs(kInvalid));
   for (const char* const beside :
        {"consolidated.safetensors", "consolidated.00-of-02.safetensors", "adapter_model.safetensors"}) {

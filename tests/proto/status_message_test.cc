@@ -7,7 +7,7 @@ namespace {
 
 TEST(StatusMessageTest, EveryErrorComesBack) {
   for (int code = 1; code <= 16; ++code) {
-    const absl::Status status(static_cast<absl::StatusCode>(code), "push w: 8 x 4 expected, got 4 x 4");
+    const absl::Status status(static_cast<absl::StatusCode>(code), "push w: want 8 x 4, got 4 x 4");
     EXPECT_EQ(ReasonFromProto(StatusToProto(status)), status);
   }
 }

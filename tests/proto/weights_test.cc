@@ -35,7 +35,7 @@ constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
 
 class WeightsTest : public safetensors::FolderTest {
  protected:
-  // Every code of a type, repeated to fill a shape.
+  // Writes every code of a type, repeated to fill a shape.
   static TestTensor Codes(const std::string& name, Dtype dtype, std::vector<int64_t> shape) {
     int64_t count = 1;
     for (const int64_t extent : shape) count *= extent;
@@ -240,7 +240,7 @@ TEST_F(WeightsTest, CodesThatAreNotUnderstoodAreRefused) {
   ExpectRefused({{"a.qweight", Dtype::kI32, {1, 1}, {1, 2, 3, 4}}}, "a.weight", "I32");
   ExpectRefused({{"a_blocks", Dtype::kU8, {2, 16}, std::vector<uint8_t>(32)}, {"a_scales", Dtype::kU8, {2}, {1, 2}}},
                 "a", "U8");
-  // Numbers whose scales were multiplied already, or were not: nothing says.
+  // The numbers may or may not have been multiplied by the scales: the file does not say.
   ExpectRefused({FloatTensor("a.weight", {1}, {1}), FloatTensor("a.weight_scale_inv", {1}, {1})}, "a.weight", "F32");
 }
 

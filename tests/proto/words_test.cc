@@ -41,7 +41,7 @@ std::vector<uint32_t> Values(const std::vector<Word*>& words) {
   return values;
 }
 
-// Begin and size of everything in the page.
+// Returns begin and size of every part of the page.
 std::vector<std::pair<const void*, size_t>> Parts(const Words& words) {
   std::vector<std::pair<const void*, size_t>> parts{
       {&words.status(), sizeof(Word)}, {&words.ending(), sizeof(Word)}, {words.ring_bytes(), kRingBytes}};
@@ -65,14 +65,14 @@ TEST(WordsTest, NoTwoPartsOverlapWhateverTheCounts) {
     SCOPED_TRACE(
         absl::StrCat(counts.slots, " slots, ", counts.ranks, " ranks, ", counts.gradient_slots, " gradient slots"));
     const Page page(counts);
-    // Every byte is taken once: what two parts shared would be marked twice.
+    // Every byte is taken once: a byte in two parts would be marked twice.
     std::vector<uint8_t> taken(page.size_bytes());
     for (const auto& [begin, size] : Parts(page.words())) {
       const size_t offset = static_cast<const uint8_t*>(begin) - page.bytes();
       ASSERT_LE(offset + size, taken.size());
       for (size_t at = offset; at < offset + size; ++at) ASSERT_EQ(taken[at]++, 0) << "byte " << at;
     }
-    // What nobody takes here are the two texts of the end.
+    // Only the two texts of the end are left.
     size_t free_bytes = 0;
     for (const uint8_t mark : taken) free_bytes += mark == 0;
     EXPECT_EQ(free_bytes, 2 * kEndTextBytes);
@@ -130,7 +130,7 @@ TEST(WordsTest, AWaitThatNobodyEndsLastsAsLongAsItWasTold) {
   EXPECT_EQ(page.words().client_waits().value, 0u);
 }
 
-// From below 2^32 to above, with the waiter asleep between most steps.
+// Counts from below 2^32 to above, with the waiter asleep between most steps.
 TEST(WordsTest, AwaitReachedSeesEveryStepAcrossTheWrap) {
   constexpr uint32_t kFirst = 0xffffff00u;
   constexpr uint32_t kSteps = 0x200;
@@ -154,7 +154,7 @@ TEST(WordsTest, AwaitReachedSeesEveryStepAcrossTheWrap) {
 
 // --- The end ---
 
-// What an end makes of the daemon's words.
+// Returns the daemon's words after an end.
 std::vector<uint32_t> Moved(std::vector<uint32_t> values) {
   for (uint32_t& value : values) value += kFinishedStep;
   return values;
@@ -210,13 +210,13 @@ TEST_F(EndTest, TheFirstOneStaysAndNoWordMovesTwice) {
 // Every state in which a daemon may be killed: a trainer's process then ends the page.
 TEST_F(EndTest, IsCompletedWhereverItWasInterrupted) {
   const std::vector<Word*> daemon_words = DaemonWords(words());
-  constexpr int kClaimed = -2, kTextBegun = -1;  // from 0 on: status is set, and so many words are moved
+  constexpr int kClaimed = -2, kTextBegun = -1;  // from 0 on: status is set, and `step` words are moved
   for (int step = kClaimed; step <= static_cast<int>(daemon_words.size()); ++step) {
     SCOPED_TRACE(absl::StrCat("step ", step));
     const Page page(kCounts);
     const std::vector<Word*> moving = DaemonWords(page.words());
     for (size_t i = 0; i < moving.size(); ++i) moving[i]->value = before_[i];
-    // What a complete end leaves is taken back, but for the steps that were made.
+    // Ends the page whole, then undoes all but the steps before `step`.
     page.words().Finish(Side::kDaemon, 14, "the daemon's text");
     for (size_t i = std::max(step, 0); i < moving.size(); ++i) {
       moving[i]->value = before_[i];
@@ -233,7 +233,7 @@ TEST_F(EndTest, IsCompletedWhereverItWasInterrupted) {
   }
 }
 
-// The texts are as long as they may be: one that two had written would be neither.
+// The texts have the largest length, so a mixture of both would be neither.
 TEST_F(EndTest, OfManyThreadsOfBothSidesIsOneEnd) {
   constexpr int kThreads = 8;
   const auto text = [](int i) { return std::string(kEndTextBytes - 1, static_cast<char>('a' + i)); };
@@ -272,7 +272,8 @@ TEST_F(EndTest, PublishingAndEndingMayMeet) {
   EXPECT_EQ(word.value, kLast + kFinishedStep);
 }
 
-// A stream of the daemon knows of no end: what it still wrote is moved when the daemon ends the page again.
+// A stream of the daemon does not know of the end: words that it still writes are moved when the daemon ends the page
+// again.
 TEST_F(EndTest, WhatAGpuWritesAfterItIsMovedByTheNext) {
   words().Finish(Side::kDaemon, 10, "rank 1 left");
   words().ready(1, 1).value = 77;
@@ -288,7 +289,7 @@ TEST_F(EndTest, ALongTextIsCut) {
   }
 }
 
-// The texts are in memory that a trainer writes, too.
+// A trainer can write the memory of the texts, too.
 TEST_F(EndTest, ATextWithoutAnEndIsReadToItsLimit) {
   words().Finish(Side::kClient, 1, "x");
   char* const text = reinterpret_cast<char*>(words().ring_bytes()) - kEndTextBytes;
@@ -307,7 +308,7 @@ TEST_F(EndTest, WakesEveryWaiter) {
   EXPECT_EQ(page.words().client_waits().value, 0u);
 }
 
-// A trainer may write whatever it can reach, as fast as it can: nothing that the daemon does there takes for ever.
+// A trainer may write all of the page, as fast as it can: no call of the daemon on it takes forever.
 TEST_F(EndTest, ATrainerThatKeepsWritingHoldsNobodyUp) {
   std::atomic<bool> over{false};
   std::thread trainer([&] {

@@ -1,4 +1,4 @@
-"""Daemons, and models on them: on `cpu` devices, or on GPUs where PARAMSHARD_TEST_DEVICE is cuda."""
+"""Daemons, and models on them: on `cpu` devices, or on GPUs if PARAMSHARD_TEST_DEVICE is cuda."""
 
 import os
 import pathlib
@@ -15,15 +15,15 @@ from paramshard import programs
 
 PATIENCE = 60.0  # seconds
 DEVICE = os.environ.get("PARAMSHARD_TEST_DEVICE", "cpu")
-GPUS = int(os.environ.get("PARAMSHARD_TEST_GPUS", "1"))  # that there are, if DEVICE is cuda
+GPUS = int(os.environ.get("PARAMSHARD_TEST_GPUS", "1"))  # number of GPUs, if DEVICE is cuda
 
-# Whoever runs in the background of a shell ignores Ctrl-C, and so would the processes that tests interrupt.
+# A program in the background of a shell ignores Ctrl-C, and so would the processes that tests interrupt.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def program(name: str) -> str:
-    """A program of the folder that is tested, or else of the package."""
+    """Returns the path of a program: in the tested folder if one is set, else in the package."""
     folder = os.environ.get("PARAMSHARD_TEST_PROGRAMS")
     return str(pathlib.Path(folder, name) if folder else programs.path_of(name))
 
@@ -42,7 +42,7 @@ class Daemon:
         self._await_ready()
 
     def _await_ready(self) -> None:
-        """There is no event before its sockets are there: connecting is tried until it succeeds."""
+        """Connects until it succeeds: no event tells that the sockets are there."""
         deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline:
             assert self._process.poll() is None, self.log.read_text()
@@ -64,11 +64,11 @@ class Daemon:
 
     @property
     def pid(self) -> int:
-        """Of the keeper, if it has one."""
+        """Process of the keeper, if it has one, else of the daemon."""
         return self._process.pid
 
     def pause(self) -> None:
-        """Returns when it stands still: without a keeper, all of it."""
+        """Stops the server, or without a keeper the whole daemon, and returns when it stands still."""
         self._process.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, self._process.pid, os.WSTOPPED)
 

@@ -103,7 +103,7 @@ def test_a_file_that_is_not_given_is_named(missing: str):
 
 
 def test_what_is_wrong_with_a_file_is_said_in_the_callers_words(place: Place, tmp_path: pathlib.Path):
-    """No message speaks of flags, which are those of the daemon and of paramshardctl."""
+    """No message names flags: only the daemon and paramshardctl have them."""
     text = tmp_path / "text.pem"
     text.write_text("no certificate")
     text.chmod(0o600)

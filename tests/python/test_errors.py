@@ -1,4 +1,4 @@
-"""What docs/python.md says of errors: their classes, and what is refused by name."""
+"""Errors as docs/python.md describes them: their classes, and refusals by name."""
 
 import pytest
 from conftest import Daemon, spec_of

@@ -1,4 +1,4 @@
-"""What an import of the package brings along, and what it bears beside it."""
+"""Imports of the package: the modules that it imports, and other packages beside it."""
 
 import itertools
 import subprocess
@@ -11,7 +11,7 @@ from conftest import PATIENCE, Daemon
 
 
 def output_of(script: str, *arguments: str) -> str:
-    """Of a process of its own that ends well."""
+    """Returns the output of a process of its own that exits with 0."""
     process = subprocess.run([sys.executable, "-c", textwrap.dedent(script), *arguments], capture_output=True,
                              text=True, timeout=PATIENCE)
     assert process.returncode == 0, process.stderr
@@ -58,6 +58,6 @@ def test_an_import_brings_nothing_heavy_along():
         print(*sorted({name.partition(".")[0] for name in sys.modules}))
     """).split()
     assert "paramshard" in modules
-    # Frameworks, and what takes long: NumPy comes with the first array.
+    # Frameworks, and slow imports: NumPy is imported with the first array.
     heavy = {"torch", "numpy", "grpc", "google", "jax", "tensorflow", "asyncio", "multiprocessing", "subprocess"}
     assert not heavy.intersection(modules)

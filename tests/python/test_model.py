@@ -118,7 +118,7 @@ def test_a_reader_refuses_what_it_cannot_read(daemon: Daemon):
     with daemon.client() as client, client.open_model(spec_of("m")) as model:
         with pytest.raises(paramshard.InvalidArgumentError, match="FP32, BF16"):
             model.reader("blocks.0", [("blocks.0.w", "FP16", 0, 0)])
-        with pytest.raises(paramshard.InvalidArgumentError, match="1 blocks of memory expected, got 0"):
+        with pytest.raises(paramshard.InvalidArgumentError, match="want 1 blocks of memory, got 0"):
             model.reader("blocks.0", [("blocks.0.w", "FP32", 0, 0)]).read([])
         with pytest.raises(paramshard.NotFoundError, match="blocks.1.w"):
             model.reader("blocks.0", [("blocks.1.w", "FP32", 0, 0)]).read([memory.ctypes.data])

@@ -1,4 +1,4 @@
-"""What a client hears that has seen answers of commits which are gone."""
+"""Errors for a client that has seen answers of commits which are gone."""
 
 import pathlib
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Saves, restores, and what the daemon says of itself."""
+"""Saves, restores, and information on the daemon."""
 
 import os
 import pathlib

@@ -22,7 +22,7 @@ def test_the_stub_says_what_the_module_does():
 
 
 def test_the_stub_names_every_attribute():
-    """Without the generator: what it left out would be left out of both."""
+    """Without the generator, whose omissions would be missing from both."""
     [*statements] = ast.parse((FOLDER / "_core.pyi").read_text()).body
     classes = {node.name: {of.name for of in node.body if isinstance(of, ast.FunctionDef)}
                for node in statements if isinstance(node, ast.ClassDef)}
@@ -77,7 +77,7 @@ MISTAKES = ['ps.Client(rank="0")', 'ps.Client().open_model("m")', 'ps.Client().r
 
 
 def check_types(tmp_path: pathlib.Path, script: str) -> list[str]:
-    """What mypy says of a script, a line for each error."""
+    """Returns the errors of mypy for a script, a line for each."""
     file = tmp_path / "script.py"
     file.write_text(textwrap.dedent(script))
     process = subprocess.run([sys.executable, "-m", "mypy", "--strict", "--no-error-summary", "--cache-dir",

@@ -1,4 +1,4 @@
-"""What ends a wait: signals, dead trainers and dead daemons; and what a forked child may do."""
+"""Ends of waits by signals, dead trainers and dead daemons; and calls in a forked child."""
 
 import multiprocessing
 import os
@@ -15,7 +15,7 @@ from conftest import PATIENCE, Daemon, spec_of
 
 
 def run(script: str, *arguments: str) -> subprocess.Popen:
-    """A process of its own, which says a line when it has come to where it waits."""
+    """A process of its own, which prints a line when it reaches the wait."""
     return subprocess.Popen([sys.executable, "-c", textwrap.dedent(script), *arguments], stdin=subprocess.PIPE,
                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=os.path.dirname(__file__))
 

@@ -69,7 +69,7 @@ def gradients_of_paramshard(study: Study, arm: str, model: torch.nn.Module, batc
 
 
 def cosines(gradients: Gradients, reference: Gradients) -> dict[str, list[float]]:
-    """Of all layers, by the parameter's name within a layer."""
+    """Returns the cosines of all layers, by the parameter's name within a layer."""
     kinds: dict[str, list[float]] = {}
     for name, gradient in gradients.items():
         kind = re.sub(r"^layers\.\d+\.", "", name)
@@ -81,9 +81,9 @@ def cosines(gradients: Gradients, reference: Gradients) -> dict[str, list[float]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--study", choices=STUDIES, default="cuda")
-    parser.add_argument("--steps", type=int, default=300, help="of training before the gradients")
+    parser.add_argument("--steps", type=int, default=300, help="training steps before the gradients")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--json", type=pathlib.Path, help="all of them, as JSON")
+    parser.add_argument("--json", type=pathlib.Path, help="file for all figures, as JSON")
     options = parser.parse_args()
     study = STUDIES[options.study]
     model, following = trained(study, options.steps, options.seed)

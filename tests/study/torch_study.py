@@ -120,7 +120,7 @@ def make_model(study: Study, arm: str, seed: int, characters: int) -> Any:
 
 
 def fully_shard(model: Any) -> None:
-    """FSDP2 on one GPU: BF16 computes, masters and what reduces are FP32."""
+    """FSDP2 on one GPU: computes in BF16, with masters and reductions in FP32."""
     import torch
     import torch.distributed as dist
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -145,7 +145,7 @@ def shard(study: Study, arm: str, model: Any, name: str) -> Any:
 
 
 def make_optimizer(study: Study, arm: str, seed: int, model: Any) -> tuple[Any, Callable[[], float]]:
-    """AdamW, and what steps it and returns the gradients' norm."""
+    """Returns AdamW, and a function that steps it and returns the gradients' norm."""
     import torch
     import paramshard.torch as pt
     options = {"lr": study.rate, "betas": (0.9, 0.95)}
@@ -160,7 +160,7 @@ def make_optimizer(study: Study, arm: str, seed: int, model: Any) -> tuple[Any, 
             optimizer.step()
             return norm.item()
     else:
-        # The optimizer keeps what shard() has returned.
+        # The optimizer keeps the result of shard() alive.
         shard(study, arm, model, f"{list(ARMS).index(arm)}-{seed}")
         optimizer = pt.AdamW(pt.decay_groups(model, DECAY), max_grad_norm=MAX_NORM, **options)
 
@@ -219,7 +219,7 @@ def load(study: Study, out: pathlib.Path) -> dict[str, list[list[dict[str, float
 
 
 def distances(curve: list[dict[str, float]], reference: list[dict[str, float]]) -> list[float]:
-    """Of the validation loss from torch's with the same seed, in percent, at every report."""
+    """Returns the validation loss's difference from torch's with the same seed, in percent, at every report."""
     return [100 * (mine["validation_loss"] / other["validation_loss"] - 1) for mine, other in zip(curve, reference)]
 
 
@@ -277,14 +277,14 @@ def plot(study: Study, curves: dict[str, list[list[dict[str, float]]]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--study", choices=STUDIES, default="cpu")
-    parser.add_argument("--out", type=pathlib.Path, help="where runs are kept")
-    parser.add_argument("--only", action="append", help="train this arm alone, and leave docs/ as it is")
-    parser.add_argument("--no-report", action="store_true", help="leave docs/ as it is")
+    parser.add_argument("--out", type=pathlib.Path, help="folder that keeps runs")
+    parser.add_argument("--only", action="append", help="train only this arm, and do not update docs/")
+    parser.add_argument("--no-report", action="store_true", help="do not update docs/")
     options = parser.parse_args()
     study = STUDIES[options.study]
     unknown = set(options.only or ()) - set(study.arms)
     if unknown:
-        parser.error(f"--only: one of {study.arms} expected, got {sorted(unknown)}")
+        parser.error(f"--only: want some of {study.arms}, got {sorted(unknown)}")
     out = options.out or ROOT / "build/torch-study" / study.name
     train_all(study, out, options.only or list(study.arms))
     if not options.only and not options.no_report:

@@ -58,14 +58,14 @@ def draw(rows: dict[str, list[dict[str, Any]]], title: str, out: pathlib.Path) -
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("trace", type=pathlib.Path)
-    parser.add_argument("out", type=pathlib.Path, help="an SVG file")
+    parser.add_argument("out", type=pathlib.Path, help="SVG file to write")
     parser.add_argument("--model", required=True)
-    parser.add_argument("--commits", type=int, nargs="+", required=True, help="the commits that the steps make")
+    parser.add_argument("--commits", type=int, nargs="+", required=True, help="commits of the steps to plot")
     parser.add_argument("--title", default="")
     options = parser.parse_args()
     rows = spans_of(json.loads(options.trace.read_text()), options.model, set(options.commits))
     if not rows:
-        parser.error(f"steps of {options.model} expected in {options.trace}, got none of commits {options.commits}")
+        parser.error(f"{options.trace}: no steps of {options.model} in commits {options.commits}")
     draw(rows, options.title, options.out)
 
 

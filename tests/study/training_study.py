@@ -199,7 +199,7 @@ def mean_and_spread(values, form):
 
 
 def loss_distances(curves, reference):
-    """In percent, of each seed's last validation loss from that of the same seed in FP32."""
+    """Returns, in percent, the difference of each seed's last validation loss from the same seed's in FP32."""
     pairs = zip(last(curves, "validation_loss"), last(reference, "validation_loss"))
     return [100 * (mine / other - 1) for mine, other in pairs]
 
@@ -293,7 +293,7 @@ def report(out):
     curves = {task.name: load_curves(task, out) for task in TASKS}
     for task in TASKS:
         if REFERENCE not in curves[task.name]:
-            sys.exit(f"study: runs of {task.name} in FP32 with seeds {SEEDS} expected in {out}")
+            sys.exit(f"study: {out} lacks runs of {task.name} in FP32 with seeds {SEEDS}")
     write_page(table(curves["lm"], curves["digits"]))
     for task in TASKS:
         plot(task, curves[task.name], ROOT / f"docs/training-{task.name}.svg")
@@ -306,10 +306,10 @@ def report(out):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--bin-dir", type=pathlib.Path, default=ROOT / "build/bin")
-    parser.add_argument("--out", type=pathlib.Path, default=ROOT / "build/study", help="where runs are kept")
+    parser.add_argument("--out", type=pathlib.Path, default=ROOT / "build/study", help="folder that keeps runs")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
-    parser.add_argument("--only", default="", help="only variants whose name has this text")
-    parser.add_argument("--no-report", action="store_true", help="leave docs/ as it is")
+    parser.add_argument("--only", default="", help="run only variants whose names contain this text")
+    parser.add_argument("--no-report", action="store_true", help="do not update docs/")
     options = parser.parse_args()
     runs = [Run(task, variant, seed) for task in TASKS for variant in VARIANTS for seed in SEEDS
             if applies(variant, task) and options.only in variant.name]

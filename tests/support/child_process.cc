@@ -22,8 +22,8 @@ namespace {
 bool is_child = false;
 }  // namespace
 
-// LeakSanitizer asks for this by name. It checks no child: what the parent's other threads hold is a leak to it there,
-// for their stacks are gone.
+// LeakSanitizer calls this function by name. It must not check children: their parents' other threads have no stacks
+// there, so memory of these threads looks leaked.
 extern "C" int __lsan_is_turned_off();
 extern "C" int __lsan_is_turned_off() { return is_child ? 1 : 0; }
 
@@ -49,7 +49,7 @@ ChildProcess::~ChildProcess() {
   if (board_ != nullptr) munmap(board_, sizeof(Board));
 }
 
-// After its end it has no id: kill(-1) is for every process of the machine.
+// An ended process has no id, and kill(-1) would signal every process of the machine.
 void ChildProcess::Signal(int signal) const {
   if (pid_ > 0) kill(pid_, signal);
 }

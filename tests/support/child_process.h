@@ -18,10 +18,10 @@
 
 namespace paramshard::test {
 
-// Memory that a test shares with its children: what they did, and what they were told.
+// Memory that a test shares with its children: their progress, and orders to them.
 struct Board {
   int32_t code = 0;      // absl::StatusCode of the child's end
-  char text[4096] = {};  // its message, or what it has to say
+  char text[4096] = {};  // its message, or other text
   std::atomic<uint32_t> numbers[16] = {};
 };
 
@@ -48,7 +48,7 @@ class ChildProcess {
 
   pid_t pid() const { return pid_; }
   Board& board() { return *board_; }
-  // Nothing once it has been waited for.
+  // Does nothing once the process has been waited for.
   void Signal(int signal) const;
 
   // The function's status; UNKNOWN naming the signal when one ended the child, or the code of an exit of its own;

@@ -104,7 +104,7 @@ DaemonProcess::~DaemonProcess() {
   waitpid(pid_, nullptr, 0);
 }
 
-// After its end it has no id: kill(-1) is for every process of the machine.
+// An ended process has no id, and kill(-1) would signal every process of the machine.
 void DaemonProcess::Signal(int signal) const {
   if (pid_ > 0) kill(pid_, signal);
 }
@@ -150,8 +150,8 @@ bool AwaitStopped(pid_t pid) {
   return waitid(P_PID, pid, &info, WSTOPPED | WEXITED | WNOWAIT) == 0 && info.si_code == CLD_STOPPED;
 }
 
-// The socket stays bound and does not listen: servers may bind the port too, because they reuse addresses, and the kernel
-// gives it to nobody who asks for any port, and to no connection that goes out.
+// The socket stays bound and does not listen: servers can bind the port too, because they reuse addresses, and the
+// kernel assigns it to no other socket that asks for any port, and to no outgoing connection.
 int FreePort() {
   const int reserved = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   const int on = 1;

@@ -16,13 +16,13 @@
 
 namespace paramshard::test {
 
-// What the process gets from its parent besides flags.
+// Environment of the daemon's process, besides its flags.
 struct Surroundings {
   int standard_error = -1;                           // a descriptor; -1: the parent's
   int network = -1;                                  // likewise, of a network namespace
   std::vector<std::pair<int, int64_t>> limits = {};  // RLIMIT_* and its value, soft and hard
   std::vector<int> ignored_signals = {};
-  std::vector<std::pair<std::string, std::string>> environment = {};  // besides the parent's
+  std::vector<std::pair<std::string, std::string>> environment = {};  // in addition to the parent's
 };
 
 // Killed with -9 at the end unless it has exited, and when its parent dies.
@@ -45,7 +45,7 @@ class DaemonProcess {
 
   pid_t pid() const { return pid_; }
   const std::string& socket_dir() const { return socket_dir_; }
-  // Nothing once it has been waited for.
+  // Does nothing once the process has been waited for.
   void Signal(int signal) const;
   // Sends SIGSTOP and waits until it has stopped.
   void Pause() const;
@@ -66,7 +66,7 @@ absl::StatusOr<int> AwaitChild(pid_t pid, absl::Duration timeout);
 // Waits until a child has stopped, for as long as it takes; false when it has ended instead.
 bool AwaitStopped(pid_t pid);
 
-// A port that is free, and that nobody but servers of this test gets before its process ends.
+// Returns a free port, which only servers of this test can bind before this process ends.
 int FreePort();
 
 }  // namespace paramshard::test

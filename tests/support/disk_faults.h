@@ -1,4 +1,4 @@
-// Lets system calls of another process fail, one at a time: those that a save is made of.
+// Makes system calls of another process fail, one at a time: the calls that a save consists of.
 #ifndef PARAMSHARD_TESTS_SUPPORT_DISK_FAULTS_H_
 #define PARAMSHARD_TESTS_SUPPORT_DISK_FAULTS_H_
 
@@ -10,10 +10,10 @@
 
 namespace paramshard::test {
 
-// What test and process share.
+// Memory that the test and the process share.
 struct DiskFaultsPage {
   std::atomic<int64_t> calls{0};  // since the last arming
-  std::atomic<int64_t> at{0};     // which of them fails, from 1; 0: nothing is counted
+  std::atomic<int64_t> at{0};     // the call that fails, from 1; 0: none, and calls are not counted
   std::atomic<int32_t> fault{0};  // a DiskFault
   std::atomic<bool> hit{false};   // it has come to that call, and the call was one that can fail so
 };
@@ -22,11 +22,11 @@ enum class DiskFault : int32_t {
   kKill,   // the process ends with SIGKILL before the call
   kFull,   // ENOSPC, and nothing is done
   kError,  // EIO, likewise
-  kShort,  // a write writes half of what it was to; other calls do what they do
+  kShort,  // a write writes half of its bytes; other calls work
 };
 
-// A process that is started with the variables of Environment(), and all that it starts, counts what it opens, makes,
-// writes, reserves, syncs, renames and deletes below one folder, for as long as this object lives.
+// Makes a process that is started with the variables of Environment(), and all its children, count their calls that
+// open, create, write, reserve, sync, rename and delete below one folder, for as long as this object lives.
 //
 //   DiskFaults faults(DISK_FAULTS_LIBRARY, directory.path() + "/faults", saves.path());
 //   ...  a daemon is started with faults.Environment(), and trains  ...
@@ -40,7 +40,7 @@ class DiskFaults {
   // No call is the one that fails.
   static constexpr int64_t kNever = INT64_MAX;
 
-  // `library` is the path of the module disk_faults; `path` that of a file to be made; `folder` is absolute.
+  // `library` is the path of the module disk_faults; `path` is a file to create; `folder` is absolute.
   DiskFaults(std::string library, std::string path, std::string folder);
   DiskFaults(const DiskFaults&) = delete;
   DiskFaults& operator=(const DiskFaults&) = delete;
@@ -49,11 +49,11 @@ class DiskFaults {
   std::vector<std::pair<std::string, std::string>> Environment() const {
     return {{"LD_PRELOAD", library_}, {kVariable, path_}, {kFolderVariable, folder_}};
   }
-  // From now on: the n-th call, counted from 1, or none (kNever).
+  // Makes the n-th call from now on fail, counted from 1; kNever: no call.
   void Arm(int64_t n, DiskFault fault);
-  // Whether the fault has happened.
+  // Returns true if the fault has happened.
   bool Disarm();
-  // Since it was armed.
+  // Returns the number of calls since Arm().
   int64_t calls() const { return page_->calls; }
 
  private:

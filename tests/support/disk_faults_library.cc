@@ -24,15 +24,15 @@ using paramshard::test::DiskFault;
 using paramshard::test::DiskFaults;
 using paramshard::test::DiskFaultsPage;
 
-// Of writes around the page cache, which are of whole blocks.
+// Block size of writes around the page cache, which consist of whole blocks.
 constexpr size_t kBlockBytes = 4096;
 constexpr size_t kMaxPathBytes = 4096;
 
-// Null where the process is none that a test has started so: then every call is the C library's.
+// Null if no test has started this process: then every call goes to the C library.
 DiskFaultsPage* page = nullptr;
 const char* folder = nullptr;
 
-// Programs may open files before this: those are nobody's saves.
+// Programs may open files before this runs, but no files of saves.
 [[gnu::constructor]] void MapPage() {
   const char* const path = std::getenv(DiskFaults::kVariable);
   const char* const below = std::getenv(DiskFaults::kFolderVariable);
@@ -70,10 +70,10 @@ bool IsBelow(int fd) {
   while (true) syscall(SYS_pause);
 }
 
-// Whether this is the call that the test has chosen.
+// Counts a call, and returns true if it is the call that the test has chosen.
 bool IsChosen() { return page->calls.fetch_add(1) + 1 == page->at; }
 
-// Counts a call that is no write. Returns the error that it is to answer; 0: it is made.
+// Counts a call that is no write. Returns the error that it fails with; 0: the call is made.
 int ErrorOf() {
   if (!IsChosen()) return 0;
   const auto fault = static_cast<DiskFault>(page->fault.load());
@@ -97,7 +97,7 @@ size_t Half(int fd, size_t size) {
   return std::max(size / 2 / unit, size_t{1}) * unit;
 }
 
-// How much a write is to write; nothing where it fails.
+// Returns true, with errno set, if a write has to fail. Halves `size` if the write has to be short.
 bool FailsToWrite(int fd, size_t& size) {
   if (!IsCounted() || !IsBelow(fd)) return false;
   if (static_cast<DiskFault>(page->fault.load()) != DiskFault::kShort) {

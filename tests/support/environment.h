@@ -1,4 +1,4 @@
-// What tests find in their environment, so that they also run outside the build tree and on GPUs (./dev bundle).
+// Settings that tests read from their environment, so that they run outside the build tree and on GPUs (./dev bundle).
 #ifndef PARAMSHARD_TESTS_SUPPORT_ENVIRONMENT_H_
 #define PARAMSHARD_TESTS_SUPPORT_ENVIRONMENT_H_
 
@@ -27,10 +27,10 @@ inline std::string Program(absl::string_view built) {
 // The kind of devices that daemons of tests serve: PARAMSHARD_TEST_DEVICES, `cpu` or `cuda`.
 inline std::string TestDevices() { return EnvironmentOr("PARAMSHARD_TEST_DEVICES", "cpu"); }
 
-// Whether this machine has NVIDIA's driver, without opening it: who forks must not.
+// Returns true if this machine has NVIDIA's driver. Does not open the driver: a process that forks must not.
 inline bool HasGpuDriver() { return access("/dev/nvidiactl", F_OK) == 0; }
 
-// Of `count` devices of that kind, from index `first` on.
+// Returns the flags of `count` devices of that kind, from index `first` on.
 inline std::vector<std::string> DeviceFlags(int count, int first = 0) {
   std::vector<std::string> flags;
   for (int i = first; i < first + count; ++i) flags.push_back(absl::StrCat("--device=", TestDevices(), ":", i));

@@ -18,7 +18,7 @@ absl::Status GpuFault::Break(absl::Duration timeout) const {
                    }));
   if (is_broken) return absl::OkStatus();
   unlink(path_.c_str());
-  return absl::DeadlineExceededError("a server that breaks its GPU expected");
+  return absl::DeadlineExceededError("timed out waiting for the server to break its GPU");
 }
 
 }  // namespace paramshard::test

@@ -21,7 +21,7 @@ class GpuFault {
  public:
   static constexpr char kVariable[] = "PARAMSHARD_TEST_GPU_FAULT";
 
-  // `library` is the path of the module gpu_fault; `path` that of a file that is there while a fault is asked for.
+  // `library` is the path of the module gpu_fault; `path` is a file that exists while a fault is requested.
   GpuFault(std::string library, std::string path) : library_(std::move(library)), path_(std::move(path)) {}
 
   std::vector<std::pair<std::string, std::string>> Environment() const {

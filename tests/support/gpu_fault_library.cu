@@ -19,7 +19,7 @@ constexpr useconds_t kPauseMicroseconds = 500;
 
 __global__ void WriteKernel(volatile int* address) { *address = 1; }
 
-// The runtime of this library and that of the server work in the same context: the device's primary one.
+// The runtimes of this library and of the server use the same context: the device's primary context.
 void Break() {
   WriteKernel<<<1, 1>>>(reinterpret_cast<int*>(uintptr_t{0x10000}));
   std::fprintf(stderr, "gpu_fault: %s\n", cudaGetErrorString(cudaDeviceSynchronize()));

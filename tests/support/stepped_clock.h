@@ -1,4 +1,4 @@
-// Sets the wall clock of another process alone, as an administrator sets that of the machine.
+// Sets the wall clock of one other process, like an administrator who sets the machine's clock.
 #ifndef PARAMSHARD_TESTS_SUPPORT_STEPPED_CLOCK_H_
 #define PARAMSHARD_TESTS_SUPPORT_STEPPED_CLOCK_H_
 
@@ -13,12 +13,12 @@
 namespace paramshard::test {
 
 // A process that is started with the variables of Environment() has this clock for as long as this object lives. Its
-// steady clock goes on as it is.
+// steady clock is unchanged.
 class SteppedClock {
  public:
   static constexpr char kVariable[] = "PARAMSHARD_TEST_WALL_CLOCK";
 
-  // `library` is the path of the module wall_clock; `path` that of a file to be made.
+  // `library` is the path of the module wall_clock; `path` is a file to create.
   SteppedClock(std::string library, std::string path);
   SteppedClock(SteppedClock&& other) noexcept
       : library_(std::move(other.library_)),

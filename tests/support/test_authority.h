@@ -12,7 +12,7 @@
 
 namespace paramshard::test {
 
-// What tests call their world.
+// Name of the tests' world.
 inline constexpr char kWorldUri[] = "spiffe://example.test/paramshard/w1";
 
 class TestAuthority {
@@ -40,7 +40,8 @@ class TestAuthority {
   std::unique_ptr<Impl> impl_;
 };
 
-// The files of `issued` in the folder, in which `ca` is trusted. Replaces what is there at once, file by file.
+// Writes the files of `issued` to the folder, with `ca` as the trusted authority. Replaces each existing file
+// atomically.
 tls::Files Install(const std::string& folder, const TestAuthority::Issued& issued, const std::string& ca);
 
 }  // namespace paramshard::test

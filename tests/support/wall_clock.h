@@ -1,4 +1,4 @@
-// Sets the wall clock of this process alone, as an administrator sets that of the machine.
+// Sets the wall clock of this process only, like an administrator who sets the machine's clock.
 #ifndef PARAMSHARD_TESTS_SUPPORT_WALL_CLOCK_H_
 #define PARAMSHARD_TESTS_SUPPORT_WALL_CLOCK_H_
 
@@ -7,7 +7,7 @@
 namespace paramshard::test {
 
 // Until this object ends, absl::Now() and std::chrono::system_clock differ from the machine's by the sum of the steps.
-// The steady clock goes on as it is. Steps may come from any thread. One at a time.
+// The steady clock is unchanged. Any thread may step. One object at a time.
 class WallClock {
  public:
   WallClock() = default;

@@ -1,4 +1,4 @@
-// Devices that have failed, below an answer.
+// Text about failed devices, below an answer.
 #ifndef PARAMSHARD_CLIENT_CTL_COMMANDS_BROKEN_DEVICES_H_
 #define PARAMSHARD_CLIENT_CTL_COMMANDS_BROKEN_DEVICES_H_
 
@@ -11,7 +11,7 @@
 
 namespace paramshard::ctl {
 
-// Comes after whatever was asked for: an operator must not miss it.
+// Follows the answer of any command: an operator must not miss it.
 template <typename Response>
 std::string BrokenDevicesText(const Response& response) {
   std::string text;

@@ -22,10 +22,10 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int kSteps = 100;
-// Of a folder's name. File systems take 255, and a number may follow.
+// Longest name of a folder, in bytes. File systems allow 255, and a number may follow.
 constexpr size_t kMostNameBytes = 200;
 
-// An address as a name of a folder.
+// Returns a folder's name for an address.
 std::string FolderOf(std::string address) {
   if (address.empty()) return "daemon";
   std::replace_if(
@@ -34,7 +34,7 @@ std::string FolderOf(std::string address) {
   return absl::StrCat("daemon-", address).substr(0, kMostNameBytes);
 }
 
-// Names of folders, one for each address, also where two are alike.
+// Returns one folder's name for each address; equal addresses get different names.
 std::vector<std::string> FoldersOf(const std::vector<std::string>& addresses) {
   std::vector<std::string> folders;
   std::set<std::string> taken;
@@ -48,10 +48,10 @@ std::vector<std::string> FoldersOf(const std::vector<std::string>& addresses) {
 }
 
 absl::Status CannotWrite(const fs::path& path) {
-  return absl::InvalidArgumentError(absl::StrCat("--out: a folder that can be written expected, got ", path.string()));
+  return absl::InvalidArgumentError(absl::StrCat("--out: failed to write ", path.string()));
 }
 
-// The answers of one daemon, a file each. What is missing is remembered, and stands in the way of nothing else.
+// The answers of one daemon, a file each. Missing answers are recorded; the others are still written.
 class DaemonFolder {
  public:
   DaemonFolder(fs::path folder, const Context& context) : folder_(std::move(folder)), context_(context) {}
@@ -89,12 +89,12 @@ class DaemonFolder {
     return absl::OkStatus();
   }
 
-  // A daemon that hangs is given up: every question would take as long as the first.
+  // Skips a daemon that hangs: every question would take as long as the first.
   template <typename Request, typename Response>
   absl::Status Ask(AdminClient& client,
                    grpc::Status (AdminClient::Stub::*rpc)(grpc::ClientContext*, const Request&, Response*),
                    const Request& request, Response& response) {
-    if (hangs_) return absl::DeadlineExceededError("not asked of a daemon that has not answered in time before");
+    if (hangs_) return absl::DeadlineExceededError("skipped: an earlier call of this daemon timed out");
     const absl::Status called = client.Call(rpc, request, response);
     hangs_ = absl::IsDeadlineExceeded(called);
     return called;
@@ -129,9 +129,7 @@ class DaemonFolder {
 
 class Bundle final : public Command {
  public:
-  void AddOptions(CLI::App& app) override {
-    app.add_option("out,--out", out_, "a folder that is not there yet, or empty")->required();
-  }
+  void AddOptions(CLI::App& app) override { app.add_option("out,--out", out_, "a new or empty folder")->required(); }
   std::vector<std::string> Objects() const override { return {out_}; }
   absl::StatusOr<int> Run(const Context& context) override;
 
@@ -147,8 +145,7 @@ bool IsOwn(const fs::path& folder) {
   return stat(folder.c_str(), &status) == 0 && status.st_uid == geteuid();
 }
 
-// Names of processes and paths are nobody else's business: the folder is for its owner alone. One that is refused stays
-// as it is.
+// Names of processes and paths are private: only the owner may read the folder. A rejected folder stays unchanged.
 absl::Status Bundle::MakeFolder() const {
   std::error_code error;
   fs::create_directories(out_, error);
@@ -156,10 +153,10 @@ absl::Status Bundle::MakeFolder() const {
   const bool is_empty = fs::is_empty(out_, error);
   if (error) return CannotWrite(out_);
   if (!is_empty) {
-    return absl::AlreadyExistsError(absl::StrCat("--out: an empty folder expected, got ", out_, ", which has files"));
+    return absl::AlreadyExistsError(absl::StrCat("--out: ", out_, " already exists and is not empty"));
   }
   if (!IsOwn(out_)) {
-    return absl::InvalidArgumentError(absl::StrCat("--out: a folder of your own expected, got ", out_));
+    return absl::InvalidArgumentError(absl::StrCat("--out: ", out_, " belongs to another user"));
   }
   fs::permissions(out_, fs::perms::owner_all, error);
   return error ? CannotWrite(out_) : absl::OkStatus();
@@ -196,7 +193,7 @@ absl::StatusOr<int> Bundle::Run(const Context& context) {
 }  // namespace
 
 const CommandInfo kBundle = {.name = "bundle",
-                             .help = "write what daemons say of themselves into a folder, for support",
+                             .help = "collect answers of daemons in a folder, for support",
                              .asks_all_at_once = true,
                              .create = Create<Bundle>};
 

@@ -18,7 +18,7 @@ namespace {
 namespace fs = std::filesystem;
 using checkpoint::StepEntry;
 
-// A model's checkpoints; of a folder without any, those of the models' folders in it.
+// Returns the checkpoints of a model's folder; of a folder without any, the checkpoints of the folders in it.
 absl::StatusOr<std::vector<StepEntry>> StepsBelow(const std::string& folder) {
   ASSIGN_OR_RETURN(std::vector<StepEntry> steps, checkpoint::ListSteps(folder));
   if (!steps.empty()) return steps;
@@ -31,7 +31,7 @@ absl::StatusOr<std::vector<StepEntry>> StepsBelow(const std::string& folder) {
   std::sort(models.begin(), models.end());
   for (const std::string& model : models) {
     absl::StatusOr<std::vector<StepEntry>> more = checkpoint::ListSteps(model);
-    // What is no model's folder need not be readable.
+    // Other folders need not be readable.
     if (!more.ok()) continue;
     for (StepEntry& step : *more) steps.push_back(std::move(step));
   }
@@ -74,7 +74,7 @@ nlohmann::ordered_json StepsJson(const std::vector<StepEntry>& steps) {
 class CheckpointList final : public Command {
  public:
   void AddOptions(CLI::App& app) override {
-    AddFolderArgument(app, folder_, "a model's folder of checkpoints, or the folder that has those of all models");
+    AddFolderArgument(app, folder_, "a model's folder of checkpoints, or the folder of all models' folders");
   }
   std::vector<std::string> Objects() const override { return {folder_}; }
   absl::StatusOr<int> Run(const Context& context) override {

@@ -80,7 +80,7 @@ absl::StatusOr<int> CheckpointVerify::Run(const Context& context) {
         *progress << "\r\x1b[K" << BytesCell(done_bytes) << " of " << BytesCell(all_bytes) << std::flush;
       });
   if (shown_percent >= 0) *progress << "\r\x1b[K" << std::flush;
-  // What is no checkpoint of this format, or not to be opened, is not damaged.
+  // A folder that is no checkpoint of this format, or cannot be opened, is not damaged.
   const bool is_checkpoint = verification.manifest.has_value() || verification.ok() ||
                              verification.damages.front().code == absl::StatusCode::kDataLoss;
   if (!is_checkpoint) return verification.damages.front().ToStatus(folder_);
@@ -92,7 +92,7 @@ absl::StatusOr<int> CheckpointVerify::Run(const Context& context) {
 }  // namespace
 
 const CommandInfo kCheckpointVerify = {.name = "checkpoint verify",
-                                       .help = "read a checkpoint whole and name what is damaged",
+                                       .help = "read a whole checkpoint and list its damage",
                                        .asks_daemon = false,
                                        .create = Create<CheckpointVerify>};
 

@@ -14,7 +14,7 @@ class CodecEncode final : public Command {
   void AddOptions(CLI::App& app) override {
     encoding_.AddFormat(app)->required();
     encoding_.AddPowerOfTwoScales(app);
-    app.add_option("--scale", delayed_scale_, "what FP8_TENSOR_DELAYED multiplies by (default: 1)")
+    app.add_option("--scale", delayed_scale_, "multiplier of FP8_TENSOR_DELAYED (default: 1)")
         ->check(CLI::PositiveNumber)
         ->type_name("SCALE");
     app.add_option("input", input_, "a .npy file of float32, any shape; its rows are the last dimension")->required();
@@ -23,7 +23,7 @@ class CodecEncode final : public Command {
   absl::Status Check() const override {
     if (!delayed_scale_.has_value() || encoding_.format() == Format::kFP8TensorDelayed) return absl::OkStatus();
     return absl::InvalidArgumentError(
-        absl::StrCat("--scale: FP8_TENSOR_DELAYED expected, got ", FormatName(*encoding_.format())));
+        absl::StrCat("--scale: want format FP8_TENSOR_DELAYED, got ", FormatName(*encoding_.format())));
   }
   std::vector<std::string> Objects() const override { return {input_}; }
   absl::StatusOr<int> Run(const Context&) override {

@@ -10,7 +10,7 @@
 
 namespace paramshard::ctl {
 
-// Each is defined in the file of its name.
+// Each command is defined in the file of its name.
 extern const CommandInfo kModels;
 extern const CommandInfo kShards;
 extern const CommandInfo kDescribe;
@@ -39,10 +39,10 @@ extern const CommandInfo kCheckpointVerify;
 extern const CommandInfo kCheckpointList;
 extern const CommandInfo kCheckpointDescribe;
 
-// The table of them, in the order of the help.
+// Returns all commands, in the order of the help.
 absl::Span<const CommandInfo* const> Commands();
 
-// The help of what commands of two words begin with.
+// Returns the help of a group, the first word of commands of two words.
 std::string GroupHelp(absl::string_view group);
 
 }  // namespace paramshard::ctl

@@ -52,15 +52,16 @@ void ConvertCommand::AddOptions(CLI::App& app) {
   AddParsedOption(app, "--planes", "PLANES", ParseBothPlanes, conversion_.has_columns,
                   "row or both: the planes of MXFP8 (default: row)");
   CLI::Option* const dequantize =
-      app.add_flag("--dequantize", dequantize_, "decode what is quantized, by convert or by another program");
+      app.add_flag("--dequantize", dequantize_, "decode tensors that convert or another program has quantized");
   AddParsedOption(app, "--dtype", "DTYPE", ParsePlainDtype, dtype_, "F32, BF16 or F16, to decode to (default: F32)")
       ->needs(dequantize);
   dequantize->excludes(format)->excludes(rules);
   app.add_flag("--progress", progress_, "show progress also where standard error is no terminal");
   app.add_flag("--quiet", quiet_, "the summary only");
-  AddParsedOption(app, "--report", "FORMAT", ParseOutput, report_, "table or json, of what was done (default: table)");
+  AddParsedOption(app, "--report", "FORMAT", ParseOutput, report_,
+                  "format of the report: table or json (default: table)");
   app.add_option("input", conversion_.input, "a .safetensors file, an index.json, or a folder with either")->required();
-  // Takes the place of the global option behind the command.
+  // Replaces the global option after the command.
   app.add_option("-o,--output", conversion_.output,
                  "a .safetensors file, or a folder for files of the input's names, created if need be")
       ->required();

@@ -24,6 +24,6 @@ class Delete final : public Command {
 }  // namespace
 
 const CommandInfo kDelete = {
-    .name = "delete", .help = "forget a model of this daemon, and free its memory", .create = Create<Delete>};
+    .name = "delete", .help = "delete a model of this daemon, and free its memory", .create = Create<Delete>};
 
 }  // namespace paramshard::ctl

@@ -108,7 +108,7 @@ class Describe final : public Command {
  public:
   void AddOptions(CLI::App& app) override {
     AddModelArgument(app, model_);
-    app.add_option("parameter", parameter_, "its name")->required();
+    app.add_option("parameter", parameter_, "name of the parameter")->required();
   }
   std::vector<std::string> Objects() const override { return {model_, parameter_}; }
   absl::StatusOr<int> Run(const Context& context) override {

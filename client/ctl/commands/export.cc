@@ -63,7 +63,7 @@ class Export final : public Command {
   absl::StatusOr<int> Run(const Context& context) override;
 
  private:
-  // The folder of the checkpoint.
+  // Returns the folder of the checkpoint.
   absl::StatusOr<std::string> FindFolder() const;
 
   std::string checkpoint_;
@@ -84,7 +84,7 @@ void Export::AddOptions(CLI::App& app) {
                  "tokenizer are taken from it")
       ->required();
   CLI::Option* const dtype = AddParsedOption(app, "--dtype", "DTYPE", ParseMasterDtype, options_.dtype,
-                                             "F32, BF16 or F16, for all tensors (default: those of --like)");
+                                             "F32, BF16 or F16, for all tensors (default: the types in --like)");
   app.add_option("--rules", options_.rules_path,
                  "a file with a line PATTERN: FP32, BF16, FP16 or KEEP for each rule; the first that matches counts")
       ->excludes(dtype);

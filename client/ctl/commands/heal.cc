@@ -14,7 +14,7 @@ namespace {
 std::string FateText(const v1::HealNode& node) {
   switch (node.fate()) {
     case v1::HEAL_FATE_UNKNOWN:
-      return "not known: where it comes with another one, ask again";
+      return "unknown: ask again if it comes with another state";
     case v1::HEAL_FATE_GIVEN:
       return "is right";
     case v1::HEAL_FATE_SAME:
@@ -36,7 +36,7 @@ std::string HealText(const v1::HealModelResponse& response) {
                   is_known ? absl::StrCat(node.commit_number()) : "-", FateText(node)});
   }
   return absl::StrCat(response.ordered() ? "the next epoch begins with the state that is right, on all nodes\n"
-                                         : "nothing to do: all nodes that are known have one state\n",
+                                         : "nothing to do: all known nodes have the same state\n",
                       table.Text());
 }
 
@@ -44,7 +44,7 @@ class Heal final : public Command {
  public:
   void AddOptions(CLI::App& app) override {
     AddModelArgument(app, model_);
-    app.add_option("--from", from_, "the node whose state is right; all others give up what they have")
+    app.add_option("--from", from_, "the node whose state is right; all others give up their states")
         ->required()
         ->check(CLI::NonNegativeNumber);
   }
@@ -63,7 +63,8 @@ class Heal final : public Command {
 
 }  // namespace
 
-const CommandInfo kHeal = {
-    .name = "heal", .help = "say at node 0 whose state is right where replicas differ", .create = Create<Heal>};
+const CommandInfo kHeal = {.name = "heal",
+                           .help = "choose at node 0 the node whose state is right where replicas differ",
+                           .create = Create<Heal>};
 
 }  // namespace paramshard::ctl

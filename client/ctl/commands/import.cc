@@ -22,7 +22,7 @@ std::string ImportText(const v1::ImportFileResponse& response) {
                       " read\n");
 }
 
-// Lines "PARAMETER: TENSOR", and "-: TENSOR" for a tensor that is left out.
+// Reads lines "PARAMETER: TENSOR", and "-: TENSOR" for a tensor that is left out.
 absl::Status ReadNameMap(const std::string& path, v1::ImportFileRequest& request) {
   ASSIGN_OR_RETURN(const std::vector<TextLine> lines, ReadTextLines(path));
   std::set<absl::string_view> parameters;
@@ -47,7 +47,7 @@ class Import final : public Command {
     AddModelArgument(app, model_);
     app.add_option("path", path_, "a .safetensors file, an index.json, or a folder with either")->required();
     app.add_option("--map", map_path_,
-                   "a file of lines PARAMETER: TENSOR, where names differ, and -: TENSOR for what is left out");
+                   "a file of lines PARAMETER: TENSOR, where names differ, and -: TENSOR for tensors to leave out");
     app.add_flag("--partial", partial_, "leave parameters that the file lacks as they are");
   }
   std::vector<std::string> Objects() const override { return {model_, path_}; }

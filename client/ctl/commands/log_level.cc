@@ -16,7 +16,7 @@ const std::map<std::string, v1::LogLevel>& Levels() {
   return *levels;
 }
 
-// A daemon of an older version does not say it.
+// Daemons of older versions do not send it.
 std::string LevelText(v1::LogLevel level) {
   for (const auto& [name, value] : Levels()) {
     if (value == level) return name;
@@ -52,8 +52,7 @@ class LogLevel final : public Command {
 
 }  // namespace
 
-const CommandInfo kLogLevel = {.name = "log-level",
-                               .help = "set or show from which level on the daemon's server logs",
-                               .create = Create<LogLevel>};
+const CommandInfo kLogLevel = {
+    .name = "log-level", .help = "set or show the log level of the daemon's server", .create = Create<LogLevel>};
 
 }  // namespace paramshard::ctl

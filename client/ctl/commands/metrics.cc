@@ -6,7 +6,7 @@
 namespace paramshard::ctl {
 namespace {
 
-// As it is, but for what a terminal would take for more than text.
+// Returns the metrics with control characters escaped.
 std::string MetricsText(const v1::GetMetricsResponse& response) {
   std::string text;
   for (const absl::string_view line : absl::StrSplit(response.text(), '\n', absl::SkipEmpty())) {

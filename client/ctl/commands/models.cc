@@ -10,7 +10,7 @@
 namespace paramshard::ctl {
 namespace {
 
-// Why nobody can attach, else what the last epoch ended with.
+// Returns why no trainer can attach, else the end of the last epoch.
 std::string EndText(const v1::ModelSummary& model) {
   if (!model.unusable().empty()) return model.unusable();
   if (!model.has_restoring()) return model.last_end();
@@ -18,7 +18,7 @@ std::string EndText(const v1::ModelSummary& model) {
   return absl::StrCat("restoring, ", PercentOf(progress.done_bytes(), progress.all_bytes()), " %");
 }
 
-// A daemon that had nothing says what it went to.
+// A daemon without a state has only the commit that it went back to.
 std::string RollbackText(const v1::Rollback& rollback) {
   const int64_t from = rollback.from_commit_number();
   return absl::StrCat("went back ", from > 0 ? absl::StrCat("from commit ", from, " ") : "", "to commit ",

@@ -9,12 +9,12 @@
 namespace paramshard::ctl {
 namespace {
 
-// A drain, CUDA's start, and some failed starts, after which the keeper goes back to the program before.
+// Time for a drain, CUDA's start, and some failed starts, after which the keeper goes back to the old program.
 constexpr absl::Duration kRestartTimeout = absl::Minutes(2);
-// What is saved before another server than the present one starts, and a save that is under way before any does: the
-// daemon's default.
+// Time for the save before a different program starts, and for a save in progress before any start: the daemon's
+// default.
 constexpr absl::Duration kSaveTimeout = absl::Minutes(10);
-// A daemon offers no event for its start to who is not connected.
+// A client without a connection gets no event when the daemon starts.
 constexpr absl::Duration kPauseBetweenTries = absl::Milliseconds(50);
 
 std::string RestartText(const v1::GetVersionResponse& response) {
@@ -28,23 +28,22 @@ absl::StatusOr<v1::GetVersionResponse> GetVersion(const Context& context) {
   return version;
 }
 
-// The answer of another process than `before`.
+// Waits for the answer of another process than `before`.
 absl::StatusOr<v1::GetVersionResponse> AwaitNext(const Context& context, int64_t before, absl::Duration timeout) {
-  absl::Status last = absl::UnavailableError("the server that was there still answers");
+  absl::Status last = absl::UnavailableError("the old server still answers");
   for (const absl::Time deadline = absl::Now() + timeout; absl::Now() < deadline; absl::SleepFor(kPauseBetweenTries)) {
     absl::StatusOr<v1::GetVersionResponse> version = GetVersion(context);
     if (version.ok() && version->pid() != before) return version;
     if (!version.ok()) last = version.status();
   }
-  return absl::DeadlineExceededError(absl::StrCat("restart: a new server expected within ",
-                                                  absl::FormatDuration(timeout),
-                                                  "; the log says why there is none: ", last.message()));
+  return absl::DeadlineExceededError(absl::StrCat("restart: timed out after ", absl::FormatDuration(timeout),
+                                                  " without a new server; see the daemon's log: ", last.message()));
 }
 
-// The server that answers may be the one before once more.
+// The keeper may have started the old program again.
 absl::Status CheckNotRolledBack(const v1::GetVersionResponse& after) {
   if (after.rollback().empty()) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat("restart: ", after.rollback(), "; the daemon's log says more. As ",
+  return absl::FailedPreconditionError(absl::StrCat("restart: ", after.rollback(), "; see the daemon's log. As ",
                                                     "before, version ", after.version(), " serves, as process ",
                                                     after.pid()));
 }
@@ -52,10 +51,9 @@ absl::Status CheckNotRolledBack(const v1::GetVersionResponse& after) {
 class Restart final : public Command {
  public:
   void AddOptions(CLI::App& app) override {
-    app.add_option("--binary", program_, "the program to start instead of the one that serves now");
-    app.add_flag("--lose-models", lose_models_,
-                 "the next server has none of this one's models: for another device list");
-    app.add_option("flags", flags_, "behind --: the daemon's flags from now on, instead of those that it has");
+    app.add_option("--binary", program_, "the program to start instead of the present one");
+    app.add_flag("--lose-models", lose_models_, "start without the present models: for another device list");
+    app.add_option("flags", flags_, "after --: the daemon's new flags, instead of its present ones");
   }
   absl::StatusOr<int> Run(const Context& context) override;
 
@@ -93,7 +91,7 @@ absl::StatusOr<int> Restart::Run(const Context& context) {
 }  // namespace
 
 const CommandInfo kRestart = {.name = "restart",
-                              .help = "start the daemon's server again, also another version of it",
+                              .help = "restart the daemon's server, with the same program or another one",
                               .create = Create<Restart>};
 
 }  // namespace paramshard::ctl

@@ -18,7 +18,7 @@
 namespace paramshard::ctl {
 namespace {
 
-// What the daemon looks for in its --save-dir. All else is a path.
+// Returns true for names that the daemon looks for in its --save-dir. Other texts are paths.
 bool NamesSavedStep(const std::string& text) {
   const bool is_number = !text.empty() && std::all_of(text.begin(), text.end(), absl::ascii_isdigit);
   return text == "latest" || is_number || checkpoint::ParseStepFolderName(text).has_value();
@@ -90,7 +90,7 @@ absl::StatusOr<int> Restore::Run(const Context& context) {
       });
   if (shown_percent_ >= 0) *progress << "\r\x1b[K" << std::flush;
   RETURN_IF_ERROR(status);
-  if (!summary.has_value()) return absl::InternalError("a summary expected at the end of the stream, got none");
+  if (!summary.has_value()) return absl::InternalError("the stream ended without a summary");
   return context.Write(*summary, SummaryText);
 }
 

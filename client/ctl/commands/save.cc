@@ -13,7 +13,7 @@ class Save final : public Command {
  public:
   void AddOptions(CLI::App& app) override {
     AddModelArgument(app, model_);
-    app.add_flag("--wait", wait_, "until the save is over; exit code 1 unless it is published");
+    app.add_flag("--wait", wait_, "wait until the save is over; exit code 1 unless it is published");
   }
   std::vector<std::string> Objects() const override { return {model_}; }
   absl::StatusOr<int> Run(const Context& context) override;

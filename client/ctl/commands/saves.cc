@@ -23,6 +23,7 @@ class Saves final : public Command {
 
 }  // namespace
 
-const CommandInfo kSaves = {.name = "saves", .help = "list recent saves, and those under way", .create = Create<Saves>};
+const CommandInfo kSaves = {
+    .name = "saves", .help = "list recent saves, and saves in progress", .create = Create<Saves>};
 
 }  // namespace paramshard::ctl

@@ -38,7 +38,7 @@ class Shards final : public Command {
   }
 
  private:
-  // The shards of all pages as one answer without a page token.
+  // Returns the shards of all pages as one answer without a page token.
   absl::StatusOr<v1::ListShardsResponse> ListAll(AdminClient& client) const;
 
   std::string model_;
@@ -54,10 +54,10 @@ absl::StatusOr<v1::ListShardsResponse> Shards::ListAll(AdminClient& client) cons
     v1::ListShardsResponse page;
     RETURN_IF_ERROR(client.Call(&AdminClient::Stub::ListShards, request, page));
     if (!page.next_page_token().empty() && page.next_page_token() == request.page_token()) {
-      return absl::InternalError("another page token expected from the daemon, got the same again");
+      return absl::InternalError("the daemon sent the same page token twice");
     }
     request.set_page_token(page.next_page_token());
-    all.clear_broken_devices();  // every page names them all
+    all.clear_broken_devices();  // every page has all of them
     all.MergeFrom(page);
   } while (!request.page_token().empty());
   all.clear_next_page_token();

@@ -27,7 +27,7 @@ class Stats final : public Command {
  public:
   void AddOptions(CLI::App& app) override {
     AddModelArgument(app, model_);
-    app.add_option("--limit", limit_, "parameters to show, the farthest first (default: 20)")
+    app.add_option("--limit", limit_, "number of parameters to show, the largest errors first (default: 20)")
         ->check(CLI::Range(1, kMaxLimit));
   }
   std::vector<std::string> Objects() const override { return {model_}; }
@@ -45,7 +45,8 @@ class Stats final : public Command {
 
 }  // namespace
 
-const CommandInfo kStats = {
-    .name = "stats", .help = "rank a model's parameters by how far planes are from masters", .create = Create<Stats>};
+const CommandInfo kStats = {.name = "stats",
+                            .help = "rank a model's parameters by the error of planes against masters",
+                            .create = Create<Stats>};
 
 }  // namespace paramshard::ctl

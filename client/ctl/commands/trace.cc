@@ -14,7 +14,7 @@
 namespace paramshard::ctl {
 namespace {
 
-// Of which the shortest counts.
+// Clock samples; the shortest one counts.
 constexpr int kClockSamples = 5;
 constexpr int kMaxSteps = 100;
 
@@ -23,7 +23,7 @@ int64_t NowNs() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(now).count();
 }
 
-// The daemon read its clock somewhere between the question and the answer.
+// The daemon reads its clock between the request and the answer.
 absl::Status SampleClock(AdminClient& client, DaemonTrace& trace) {
   v1::GetTraceRequest request;
   request.set_only_clock(true);
@@ -43,7 +43,7 @@ class Trace final : public Command {
  public:
   void AddOptions(CLI::App& app) override {
     app.add_option("--model", request_model_, "one model (default: all)")->check(IsNotEmpty);
-    app.add_option("--steps", steps_, "the last ones (default: 3)")->check(CLI::Range(1, kMaxSteps));
+    app.add_option("--steps", steps_, "number of last steps (default: 3)")->check(CLI::Range(1, kMaxSteps));
     app.add_option("--out", out_, "a file to write (default: standard output)");
   }
   absl::StatusOr<int> Run(const Context& context) override;
@@ -77,10 +77,10 @@ absl::Status Trace::Write(const Context& context, const std::string& document) c
   std::ofstream file(out_, std::ios::binary | std::ios::trunc);
   file << document << std::flush;
   if (file.good()) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("--out: a file that can be written expected, got ", out_));
+  return absl::InvalidArgumentError(absl::StrCat("--out: failed to write ", out_));
 }
 
-// One document of all daemons that answer.
+// Writes one document of all daemons that answer.
 absl::StatusOr<int> Trace::Run(const Context& context) {
   std::vector<DaemonTrace> traces;
   absl::Status failed;
@@ -105,7 +105,7 @@ absl::StatusOr<int> Trace::Run(const Context& context) {
 }  // namespace
 
 const CommandInfo kTrace = {.name = "trace",
-                            .help = "write what the last steps were at, for Perfetto",
+                            .help = "write a trace of the last steps, for Perfetto",
                             .asks_all_at_once = true,
                             .create = Create<Trace>};
 

@@ -109,7 +109,7 @@ absl::StatusOr<v1::VerifySummary> Verify::Read(const Context& context) {
         progress.Step();
         if (!quiet_) extents_.push_back(response.extent());
       }));
-  if (!summary.has_value()) return absl::InternalError("a summary expected at the end of the stream, got none");
+  if (!summary.has_value()) return absl::InternalError("the stream ended without a summary");
   return *summary;
 }
 

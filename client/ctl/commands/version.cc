@@ -13,14 +13,14 @@
 namespace paramshard::ctl {
 namespace {
 
-// "0..3 of 8"; nothing of a daemon that does not say it.
+// "0..3 of 8"; "-" for a daemon that does not send it.
 std::string RanksCell(const v1::GetVersionResponse& response) {
   if (response.world_size() == 0) return "-";
   const int last = response.first_rank() + response.devices_size() - 1;
   return absl::StrCat(response.first_rank(), "..", last, " of ", response.world_size());
 }
 
-// "node 2 (for 1m5s), node 3 (never here)"; node 0 alone knows it.
+// "node 2 (for 1m5s), node 3 (never here)"; only node 0 knows it.
 std::string AbsentCell(const v1::GetVersionResponse& response) {
   std::vector<std::string> absent;
   for (const v1::AbsentNode& node : response.absent_nodes()) {

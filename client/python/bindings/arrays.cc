@@ -45,7 +45,7 @@ nb::object Make(const ArrayMemory& memory) {
                         CapsuleOf(memory.owner), nullptr, memory.type, device, memory.gpu < 0 ? 0 : memory.gpu));
 }
 
-// "dtype('float64') (256, 128)", or the type of what is no array.
+// Returns "dtype('float64') (256, 128)", or the type of an object that is no array.
 std::string Described(nb::handle object) {
   if (!nb::hasattr(object, "dtype") || !nb::hasattr(object, "shape")) return nb::repr(object.type()).c_str();
   return absl::StrCat(nb::repr(object.attr("dtype")).c_str(), " ", nb::repr(object.attr("shape")).c_str());
@@ -83,13 +83,11 @@ nb::ndarray<nb::ro> AnyArray(absl::string_view what, nb::handle object) {
 
 absl::Status CheckHoldsItsValues(absl::string_view what, nb::handle object) {
   if (nb::hasattr(object, "mask") && nb::hasattr(object, "filled")) {
-    return absl::InvalidArgumentError(absl::StrCat(what, ": want an array without a mask; fill it (filled)"));
+    return absl::InvalidArgumentError(absl::StrCat(what, ": want an array without a mask; call filled()"));
   }
   // DLPack has no such bit, and torch 2.11 exports the tensor as if it were not set.
   if (nb::hasattr(object, "is_neg") && PyObject_IsTrue(object.attr("is_neg")().ptr()) == 1) {
-    return absl::InvalidArgumentError(absl::StrCat(what,
-                                                   ": want values, got a negation that is still to be made; "
-                                                   "make it (resolve_neg)"));
+    return absl::InvalidArgumentError(absl::StrCat(what, ": want values, got a lazy negation; call resolve_neg()"));
   }
   return absl::OkStatus();
 }

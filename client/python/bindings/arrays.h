@@ -15,7 +15,7 @@
 
 namespace paramshard::python {
 
-// Values that a caller has, converted where that loses no more than rounding does.
+// Values of a caller, converted if that loses no more than by rounding.
 using HostFloats = nanobind::ndarray<float, nanobind::ro, nanobind::c_contig, nanobind::device::cpu>;
 // A caller's memory for values, as it is.
 using WritableHostFloats = nanobind::ndarray<float, nanobind::c_contig, nanobind::device::cpu>;
@@ -24,18 +24,18 @@ using WritableHostFloats = nanobind::ndarray<float, nanobind::c_contig, nanobind
 struct ArrayShapes {
   int64_t rows = 0;
   int64_t columns = 0;
-  std::vector<int64_t> parameter;  // its own one
+  std::vector<int64_t> parameter;  // the parameter's own shape
 };
 
-// Floating-point numbers in host memory. TypeError for what is no array; INVALID_ARGUMENT for another type, another
-// shape, and masks. Errors begin with `what`.
+// Returns floating-point numbers in host memory. TypeError for objects that are no arrays; INVALID_ARGUMENT for another
+// type, another shape, and masks. Errors begin with `what`.
 HostFloats InputArray(absl::string_view what, nanobind::handle object, const ArrayShapes& shapes);
-// float32, C-contiguous, writable, in host memory: nothing is converted. The same errors.
+// Returns a float32, C-contiguous, writable array in host memory: nothing is converted. The same errors.
 WritableHostFloats OutputArray(absl::string_view what, nanobind::handle object, const ArrayShapes& shapes);
 // INVALID_ARGUMENT for an array whose memory alone is not its values: with a mask, or torch's bit of a negation.
 absl::Status CheckHoldsItsValues(absl::string_view what, nanobind::handle object);
 
-// Row-major memory, and what keeps it mapped as long as an array shows it.
+// Row-major memory, and an owner that keeps it mapped as long as an array shows it.
 struct ArrayMemory {
   const void* data = nullptr;
   std::vector<size_t> shape = {};

@@ -1,4 +1,4 @@
-// How Python calls the client library: statuses are exceptions, and nothing waits with the interpreter's lock.
+// Calls of the client library from Python: statuses become exceptions, and waits release the interpreter's lock.
 #ifndef PARAMSHARD_CLIENT_PYTHON_BINDINGS_CALLS_H_
 #define PARAMSHARD_CLIENT_PYTHON_BINDINGS_CALLS_H_
 
@@ -15,19 +15,19 @@
 
 namespace paramshard::python {
 
-// The exception of paramshard.errors that the status is.
+// Returns the exception of paramshard.errors for the status.
 nanobind::object ErrorOf(const absl::Status& status);
 
-// Throws nb::python_error of the class of paramshard.errors that the code has; or what a signal handler has raised,
-// if that is why a call was interrupted. With the interpreter's lock.
+// Throws nb::python_error of the class of paramshard.errors for the code; or the exception of a signal handler that has
+// interrupted the call. With the interpreter's lock.
 [[noreturn]] void Raise(const absl::Status& status);
 
 // Throws a TypeError: "WANTED, got VALUE".
 [[noreturn]] void RaiseType(absl::string_view wanted, nanobind::handle value);
 
-// Python ends a thread that asks for the interpreter's lock after the interpreter's end. It does so by unwinding the
-// thread's stack, which would end the process: C++ has frames that let nothing pass. This catches that, and keeps the
-// thread waiting until the process ends.
+// Python ends a thread that asks for the interpreter's lock after the interpreter's end, by unwinding its stack. That
+// would end the process, because of noexcept frames of C++. This catches the unwinding, and keeps the thread waiting
+// until the process ends.
 template <typename Call>
 void UntilTheInterpreterEnds(Call call) {
   try {
@@ -71,14 +71,14 @@ T Take(absl::StatusOr<T> value) {
   return *std::move(value);
 }
 
-// What `call` returns, without the interpreter's lock while it runs.
+// Runs `call` without the interpreter's lock, and returns its result.
 template <typename Call>
 auto Unlocked(Call call) {
   const InterpreterUnlock unlocked;
   return call();
 }
 
-// The value as a T; a TypeError where it is none: "commit: learning_rate: want a number, got 'a'".
+// Returns the value as a T. Throws TypeError for others: "commit: learning_rate: want a number, got 'a'".
 template <typename T>
 T As(nanobind::handle value, absl::string_view wanted) {
   T as{};
@@ -86,8 +86,8 @@ T As(nanobind::handle value, absl::string_view wanted) {
   return as;
 }
 
-// Client::Options::interrupted: runs the handlers of signals that have come. CANCELLED when one raised an exception,
-// which is then the thread's. Without the lock, on any thread; handlers run on the main one alone.
+// Client::Options::interrupted: runs the handlers of signals that have come. CANCELLED if one raised an exception,
+// which the thread then has. Without the lock, on any thread; handlers run on the main thread alone.
 absl::Status RunSignalHandlers();
 
 }  // namespace paramshard::python

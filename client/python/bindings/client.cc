@@ -22,7 +22,7 @@ namespace {
 
 namespace nb = nanobind;
 
-// Waits are told to Python's logging, which prints warnings unless the program has set up something else.
+// Logs a wait by Python's logging, which prints warnings unless the program has configured it.
 void LogWait(absl::string_view text) {
   Locked([&] {
     try {
@@ -60,14 +60,14 @@ CreationOptions CreationOf(nb::handle restore, bool convert_moments) {
 }
 
 void BindCreatedModel(nb::module_& module) {
-  nb::class_<CreatedModel>(module, "CreatedModel", "What a creation has found or made.")
-      .def_ro("created", &CreatedModel::created, "No equal model was there.")
+  nb::class_<CreatedModel>(module, "CreatedModel", "Result of create_model.")
+      .def_ro("created", &CreatedModel::created, "True if no equal model existed.")
       .def_prop_ro(
           "origin", [](const CreatedModel& self) { return NameOf(self.origin); },
           "Where its values come from: initial, importing, imported, restored, trained or lost.")
       .def_ro("commit_number", &CreatedModel::commit_number)
       .def_ro("same_run", &CreatedModel::same_run,
-              "A creation or an import of the same `run` brought the values that it began with.")
+              "True if a creation or an import of the same `run` brought its first values.")
       .def("__repr__", [](const CreatedModel& self) {
         return absl::StrFormat("<paramshard.CreatedModel %s: %s, commit %d>", self.created ? "created" : "found",
                                NameOf(self.origin), self.commit_number);
@@ -108,30 +108,25 @@ void BindModels(nb::class_<PyClient>& client) {
       .def(
           "open_model", &OpenModel, nb::arg("spec"), nb::kw_only(), nb::arg("restore") = nb::none(),
           nb::arg("convert_moments") = false, nb::arg("takes_any_seed") = false,
-          "Creates the model or joins it, attaches, and waits until every rank is attached; waits for a daemon that is "
-          "being started again, too. `restore` is what a model begins with that is created: \"latest\", a step, a "
-          "checkpoint's name in the daemon's --save-dir, an absolute path, or \"none\"; None: what the daemon's "
-          "--restore "
-          "says. "
-          "FailedPreconditionError when this process does not see the GPU that serves the rank (names it).")
-      .def(
-          "create_model", &CreateModel, nb::arg("spec"), nb::kw_only(), nb::arg("restore") = nb::none(),
-          nb::arg("convert_moments") = false, nb::arg("values_follow") = false, nb::arg("all_values_follow") = false,
-          nb::arg("takes_any_seed") = false, nb::arg("run") = "",
-          "Creates the model or joins it, without attaching: before an import. `restore` as in open_model, or "
-          "\"none\": "
-          "initial values, whatever the daemon's --restore says. `values_follow`: an import follows, and until it is "
-          "through a model that is created is \"importing\". `all_values_follow`: it replaces every initial value, so "
-          "that those of the spec do not count. `takes_any_seed`: a model that is there may have another seed than the "
-          "spec. `run` names the job, in all of its ranks and restarts. "
-          "The "
-          "answer says where the values of the model come from.")
-      .def_static(
-          "check_spec", &CheckSpec, nb::arg("spec"),
-          "Checks a description by the rules that hold for every daemon, and asks none. InvalidArgumentError as "
-          "of create_model.")
+          "Creates the model or joins it, attaches, and waits until every rank is attached; waits also for a daemon "
+          "that restarts. `restore` names the checkpoint for a model that is created: \"latest\", a step, a "
+          "checkpoint's name in the daemon's --save-dir, an absolute path, or \"none\"; None: as the daemon's "
+          "--restore says. FailedPreconditionError names the GPU that serves the rank if this process does not see it.")
+      .def("create_model", &CreateModel, nb::arg("spec"), nb::kw_only(), nb::arg("restore") = nb::none(),
+           nb::arg("convert_moments") = false, nb::arg("values_follow") = false, nb::arg("all_values_follow") = false,
+           nb::arg("takes_any_seed") = false, nb::arg("run") = "",
+           "Creates the model or joins it, without attaching: before an import. `restore` as in open_model, or "
+           "\"none\": initial values, whatever the daemon's --restore says. `values_follow`: an import follows, and "
+           "until it ends a new model is \"importing\". `all_values_follow`: the import replaces every initial value, "
+           "so that the spec's do not count. `takes_any_seed`: an existing model may have another seed than the spec. "
+           "`run` names the job, in all of its ranks and restarts. The answer says where the values of the model come "
+           "from.")
+      .def_static("check_spec", &CheckSpec, nb::arg("spec"),
+                  "Checks a spec by the rules of every daemon, without calling one. InvalidArgumentError as for "
+                  "create_model.")
       .def("delete_model", &DeleteModel, nb::arg("model"),
-           "Deletes a model that no trainer is attached to. NotFoundError; FailedPreconditionError names the trainer.");
+           "Deletes a model without attached trainers. NotFoundError; FailedPreconditionError names an attached "
+           "trainer.");
 }
 
 }  // namespace
@@ -140,7 +135,7 @@ PyClient::PyClient(const Client::Options& options)
     : client_(std::make_shared<Client>(Take(Unlocked([&] { return Client::Connect(options); })))) {}
 
 std::shared_ptr<Client> PyClient::Get() const {
-  if (client_ == nullptr) Raise(absl::FailedPreconditionError("client: an open client expected, it has been closed"));
+  if (client_ == nullptr) Raise(absl::FailedPreconditionError("client: client was closed"));
   return client_;
 }
 
@@ -158,24 +153,21 @@ void BindClient(nb::module_& module) {
   nb::class_<PyClient> client(
       module, "Client",
       "A connection to the daemon of this node. Thread-safe. It outlives the daemon: calls connect anew. A process "
-      "that "
-      "has connected must not go on in a child that it forks: there every call is FailedPreconditionError.");
-  client.def(
-      "__init__", &Connect, nb::arg("rank") = 0, nb::kw_only(), nb::arg("socket_dir") = nb::none(),
-      nb::arg("address") = nb::none(), nb::arg("tls_cert") = nb::none(), nb::arg("tls_key") = nb::none(),
-      nb::arg("tls_ca") = nb::none(), nb::arg("tls_roles") = std::vector<std::string>(),
-      nb::arg("connect_timeout") = 10.0, nb::arg("attach_timeout") = 600.0, nb::arg("restart_timeout") = 60.0,
-      nb::arg("take_over") = false, nb::arg("prefetch") = true, nb::arg("accept_rollback") = false,
-      "Connects. `rank` is the rank of the world that this trainer serves. `socket_dir` is the daemon's directory "
-      "of sockets; None: $PARAMSHARD_SOCKET_DIR, else $XDG_RUNTIME_DIR/paramshard, else "
-      "/tmp/paramshard-<uid>. `address` instead is HOST:PORT of the --listen of a daemon on another machine, and "
-      "`tls_cert`, `tls_key` and `tls_ca` are PEM files: what the certificate's role may is done there, but nothing "
-      "that shares memory (open_model, create_model). Timeouts are in seconds: for connecting; for other ranks to "
-      "attach; for a daemon "
-      "that is started again. `take_over` kills the trainer that holds the rank. `prefetch` issues gathers ahead "
-      "in the order of the first step. With `accept_rollback` open_model goes on by itself where the daemons went back "
-      "to a saved step and commits are lost that this client has seen answered; else it is DataLossError, once. "
-      "UnavailableError when no daemon answers (says where it looked).");
+      "that has connected must not go on in a child that it forks: there every call is FailedPreconditionError.");
+  client.def("__init__", &Connect, nb::arg("rank") = 0, nb::kw_only(), nb::arg("socket_dir") = nb::none(),
+             nb::arg("address") = nb::none(), nb::arg("tls_cert") = nb::none(), nb::arg("tls_key") = nb::none(),
+             nb::arg("tls_ca") = nb::none(), nb::arg("tls_roles") = std::vector<std::string>(),
+             nb::arg("connect_timeout") = 10.0, nb::arg("attach_timeout") = 600.0, nb::arg("restart_timeout") = 60.0,
+             nb::arg("take_over") = false, nb::arg("prefetch") = true, nb::arg("accept_rollback") = false,
+             "Connects. `rank` is the rank of the world that this trainer serves. `socket_dir` is the daemon's "
+             "directory of sockets; None: $PARAMSHARD_SOCKET_DIR, else $XDG_RUNTIME_DIR/paramshard, else "
+             "/tmp/paramshard-<uid>. `address` instead is HOST:PORT of the --listen of a daemon on another machine, "
+             "and `tls_cert`, `tls_key` and `tls_ca` are PEM files: the certificate's role limits calls there, and "
+             "calls that share memory (open_model, create_model) are refused. Timeouts are in seconds: for connecting; "
+             "for other ranks to attach; for a daemon that restarts. `take_over` kills the trainer that holds the "
+             "rank. `prefetch` issues gathers ahead in the order of the first step. With `accept_rollback` open_model "
+             "goes on by itself if the daemons went back to a saved step and lost commits that this client has seen "
+             "answered; else it raises DataLossError, once. UnavailableError, with the address, if no daemon answers.");
   BindCreatedModel(module);
   BindModels(client);
   BindTransfers(module, client);

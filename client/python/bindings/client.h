@@ -15,7 +15,7 @@ class PyClient {
  public:
   explicit PyClient(const Client::Options& options);
 
-  // FAILED_PRECONDITION, as an exception, once it is closed. Thread-safe; lives until the last call has returned.
+  // Throws FAILED_PRECONDITION once it is closed. Thread-safe; the client lives until the last call has returned.
   std::shared_ptr<Client> Get() const;
   void Close() { client_.reset(); }
 
@@ -23,12 +23,12 @@ class PyClient {
   std::shared_ptr<Client> client_;  // guarded by the interpreter's lock
 };
 
-// What names a checkpoint: text as it is, a number as a step, a path as an absolute one, for the daemon has another
-// working directory. Throws TypeError.
+// Returns the name of a checkpoint: text as it is, a number as a step, a path as an absolute path, because the daemon
+// has another working directory. Throws TypeError.
 std::string CheckpointOf(nanobind::handle object);
 
 void BindClient(nanobind::module_& module);
-// Its methods import_tensors and export_tensors, and what they take and give.
+// Its methods import_tensors and export_tensors, with their types.
 void BindTransfers(nanobind::module_& module, nanobind::class_<PyClient>& client);
 // save, saves and restore.
 void BindSaves(nanobind::module_& module, nanobind::class_<PyClient>& client);

@@ -1,4 +1,4 @@
-// What the daemon says of itself and of its models.
+// Information on the daemon and its models.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
@@ -38,16 +38,17 @@ std::vector<MemoryUse> GetMemory(const PyClient& self) {
 void BindDaemonInfo(nb::module_& module) {
   nb::class_<DaemonInfo>(module, "DaemonInfo", "A daemon, and its place in the world.")
       .def_ro("version", &DaemonInfo::version)
-      .def_ro("pid", &DaemonInfo::pid, "Of the process that serves, not of its keeper.")
+      .def_ro("pid", &DaemonInfo::pid, "The process that serves, not its keeper.")
       .def_ro("devices", &DaemonInfo::devices, "One for each rank: \"cpu:0\", ...")
-      .def_ro("first_rank", &DaemonInfo::first_rank, "It serves as many ranks as it has devices, from this one on.")
+      .def_ro("first_rank", &DaemonInfo::first_rank,
+              "First rank that it serves; it serves as many ranks as it has devices.")
       .def_ro("world_size", &DaemonInfo::world_size)
       .def_ro("node", &DaemonInfo::node, "Its number among the daemons of the world.")
-      .def_ro("nodes", &DaemonInfo::nodes, "How many those are.")
+      .def_ro("nodes", &DaemonInfo::nodes, "Number of daemons of the world.")
       .def_prop_ro(
           "started_at",
           [](const DaemonInfo& self) { return absl::ToDoubleSeconds(self.started_at - absl::UnixEpoch()); },
-          "Seconds since 1970, as those of `time.time`.")
+          "Seconds since 1970, as `time.time`.")
       .def("__repr__", [](const DaemonInfo& self) {
         return absl::StrFormat("<paramshard.DaemonInfo %s, node %d of %d, ranks %d..%d of %d>", self.version, self.node,
                                self.nodes, self.first_rank, self.first_rank + static_cast<int>(self.devices.size()) - 1,
@@ -64,9 +65,9 @@ void BindModelSummary(nb::module_& module) {
       .def_ro("world_size", &ModelSummary::world_size)
       .def_ro("version", &ModelSummary::version, "Counts the commits that were applied.")
       .def_ro("commit_number", &ModelSummary::commit_number)
-      .def_ro("history_id", &ModelSummary::history_id, "Which state the numbers count from.")
-      .def_ro("epoch", &ModelSummary::epoch, "The last one that has started; None before the first.")
-      .def_ro("running", &ModelSummary::running, "That epoch has not ended.")
+      .def_ro("history_id", &ModelSummary::history_id, "History in which the numbers count.")
+      .def_ro("epoch", &ModelSummary::epoch, "The last epoch that has started; None before the first.")
+      .def_ro("running", &ModelSummary::running, "True until that epoch has ended.")
       .def_ro("attached_ranks", &ModelSummary::attached_ranks, "Ranks of this daemon that have a trainer.")
       .def_prop_ro(
           "unusable",
@@ -85,7 +86,7 @@ void BindModelSummary(nb::module_& module) {
 }
 
 void BindMemoryUse(nb::module_& module) {
-  nb::class_<MemoryUse>(module, "MemoryUse", "What of the daemon's memory is used for one thing.")
+  nb::class_<MemoryUse>(module, "MemoryUse", "Memory of the daemon on one device, for one model and class.")
       .def_ro("device", &MemoryUse::device, "Empty: host memory that all devices share.")
       .def_ro("model", &MemoryUse::model)
       .def_ro("memory_class", &MemoryUse::memory_class,
@@ -103,13 +104,11 @@ void BindDaemon(nb::module_& module, nb::class_<PyClient>& client) {
   BindDaemonInfo(module);
   BindModelSummary(module);
   BindMemoryUse(module);
-  client
-      .def("daemon_info", &GetDaemonInfo,
-           "The daemon that serves now: its version, devices, ranks, and the world's size.")
-      .def("memory", &GetMemory, "The bytes that the daemon holds, by device, model and class.")
+  client.def("daemon_info", &GetDaemonInfo, "Returns version, devices and ranks of the daemon, and the world's size.")
+      .def("memory", &GetMemory, "Returns the bytes that the daemon holds, by device, model and class.")
       .def("models", &Models,
-           "The daemon's models by name, those too whose state was lost with an earlier server: of these only `name`, "
-           "`unusable` and `origin` say something.");
+           "Returns the daemon's models by name, also models whose state was lost with an earlier server: these have "
+           "only `name`, `unusable` and `origin`.");
 }
 
 }  // namespace paramshard::python

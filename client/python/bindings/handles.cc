@@ -240,7 +240,7 @@ void BindMatrix(nb::module_& module) {
       .def_prop_ro("plane", [](const PyMatrix& self) { return NameOf(self.matrix().plane); })
       .def_prop_ro(
           "gpu", [](const PyMatrix& self) { return self.matrix().gpu; },
-          "This process's index of the GPU where it lies; -1: host memory.")
+          "This process's index of its GPU; -1: host memory.")
       .def_prop_ro("data", &PyMatrix::Data,
                    "The encoded elements, [rows, columns] and read-only, without a copy: in host memory a NumPy array, "
                    "of unsigned integers where NumPy has no such type (NVFP4_2D: two elements a byte); else as "
@@ -256,7 +256,7 @@ void BindMatrix(nb::module_& module) {
            "The data of an 8-bit or 4-bit format transposed, as bytes; UnimplementedError for others.")
       .def("copy_scales", &PyMatrix::CopyScales, nb::arg("layout"), nb::arg("operand") = nb::none(),
            "The scales as a product reads them, as bytes: `layout` is compact, padded_128x4 or swizzled_128x4; "
-           "`operand` (row_wise or column_wise) the side that reads them, by default that of the plane.")
+           "`operand` (row_wise or column_wise) the side that reads them, by default the plane's.")
       .def("__repr__", &PyMatrix::ToString);
 }
 
@@ -264,24 +264,21 @@ void BindGatheredUnit(nb::module_& module) {
   nb::class_<PyGatheredUnit>(module, "GatheredUnit",
                              "A unit's parameters, being gathered or gathered: holds a slot until it is released. As a "
                              "context manager it waits at the beginning and releases at the end.")
-      .def(
-          "wait", &WaitForUnit, nb::arg("stream") = nb::none(),
-          "Waits until all pieces are there. `stream`, the address of a CUDA stream of `Model.gpu`: that stream waits, "
-          "for what is enqueued on it later, and this call returns at once. AbortedError and others when the epoch has "
-          "ended; a stream then goes on with memory of no meaning, which `Model.check` tells once it is synchronized.")
-      .def_prop_ro("ready", &IsReady, "Whether `wait` would return at once.")
-      .def(
-          "get", &GetMatrix, nb::arg("parameter"), nb::arg("plane") = nb::none(),
-          "One parameter's matrix, after `wait`. `plane` is row_wise or column_wise; None: that of the gather's phase. "
-          "NotFoundError for another unit's parameter, InvalidArgumentError for a plane that was not gathered.")
+      .def("wait", &WaitForUnit, nb::arg("stream") = nb::none(),
+           "Waits until all pieces are there. `stream`, the address of a CUDA stream of `Model.gpu`: that stream waits "
+           "before later work on it, and this call returns at once. AbortedError and others if the epoch has ended; a "
+           "stream then goes on with meaningless memory, and `Model.check` raises once it is synchronized.")
+      .def_prop_ro("ready", &IsReady, "True if `wait` would return at once.")
+      .def("get", &GetMatrix, nb::arg("parameter"), nb::arg("plane") = nb::none(),
+           "One parameter's matrix, after `wait`. `plane` is row_wise or column_wise; None: by the gather's phase. "
+           "NotFoundError for another unit's parameter, InvalidArgumentError for a plane that was not gathered.")
       .def("__getitem__", [](const PyGatheredUnit& self,
                              const std::string& parameter) { return GetMatrix(self, parameter, std::nullopt); })
       .def("decode_to", &DecodeUnit, nb::arg("outputs"), nb::arg("stream"),
            "Enqueues decoding on a CUDA stream that `wait` was given. `outputs`: of each parameter its name, an "
-           "address in "
-           "memory of the GPU that has room for rows x columns elements, and their type, FP32 or BF16.")
+           "address in memory of the GPU that has room for rows x columns elements, and their type, FP32 or BF16.")
       .def("release", &ReleaseUnit, nb::arg("stream") = nb::none(),
-           "Gives the slot back: at once, or when the CUDA stream at this address has come so far. Idempotent.")
+           "Gives the slot back: at once, or when the CUDA stream at this address gets there. Idempotent.")
       .def("__enter__",
            [](Result<PyGatheredUnit> self) {
              WaitForUnit(nb::cast<const PyGatheredUnit&>(self));
@@ -312,21 +309,20 @@ void BindGradients(nb::module_& module) {
           [](const PyGradients& self, const std::string& parameter) {
             return reinterpret_cast<uintptr_t>(ViewOf(self, parameter).data.data());
           },
-          nb::arg("parameter"), "Where the same lies. Slots lie at the same places as long as the model is open.")
+          nb::arg("parameter"),
+          "The address of the same memory. Slots keep their addresses as long as the model is open.")
       .def("write", &WriteGradient, nb::arg("parameter"), nb::arg("values"),
            "Stores floating-point values of the parameter's shape or of [rows, columns], rounded to the gradient's "
-           "type. "
-           "InvalidArgumentError for another shape, and for integers: bit patterns are written through `get`.")
+           "type. InvalidArgumentError for another shape, and for integers: bit patterns are written through `get`.")
       .def(
           "mark_absent",
           [](const PyGradients& self, const std::string& parameter) {
             Check(self.held().Run([&](UnitGradients& slot) { return slot.MarkAbsent(parameter); }));
           },
-          nb::arg("parameter"), "Says that the parameter has no gradient in this push; on all ranks alike.")
-      .def(
-          "push", &PushGradients, nb::arg("stream") = nb::none(),
-          "Hands the slot to the daemon, and returns at once; with the address of a CUDA stream, when that has come so "
-          "far. Pushes of a unit between two commits add up.")
+          nb::arg("parameter"), "Marks a parameter without a gradient in this push, on all ranks alike.")
+      .def("push", &PushGradients, nb::arg("stream") = nb::none(),
+           "Hands the slot to the daemon, and returns at once; with the address of a CUDA stream, when the stream gets "
+           "there. Pushes of a unit between two commits add up.")
       .def(
           "release", [](const PyGradients& self) { self.held().Release(); }, "Gives the slot back unused.")
       .def("__enter__", &Itself<PyGradients>)
@@ -337,18 +333,18 @@ void BindGradients(nb::module_& module) {
 void BindCommits(nb::module_& module) {
   nb::class_<StepResult>(module, "StepResult", "The answer of a commit: the same on all ranks.")
       .def_ro("commit_number", &StepResult::commit_number)
-      .def_ro("version", &StepResult::version, "Counts the commits that were applied.")
-      .def_ro("skipped", &StepResult::skipped, "A gradient was not finite: nothing has changed.")
-      .def_ro("gradient_norm", &StepResult::gradient_norm, "Of all parameters together, unscaled, before clipping.")
-      .def_ro("non_finite_count", &StepResult::non_finite_count, "Elements of gradients.")
+      .def_ro("version", &StepResult::version, "Number of commits that were applied.")
+      .def_ro("skipped", &StepResult::skipped, "True if a gradient was not finite: nothing has changed.")
+      .def_ro("gradient_norm", &StepResult::gradient_norm, "Global norm of all parameters, unscaled, before clipping.")
+      .def_ro("non_finite_count", &StepResult::non_finite_count, "Number of gradient elements that are not finite.")
       .def("__repr__", [](const StepResult& self) {
         return absl::StrFormat("<paramshard.StepResult commit %d, version %d%s, gradient norm %g>", self.commit_number,
                                self.version, self.skipped ? ", skipped" : "", self.gradient_norm);
       });
-  nb::class_<PyPendingCommit>(module, "PendingCommit", "The answer of a commit that is still to come.")
+  nb::class_<PyPendingCommit>(module, "PendingCommit", "The coming answer of a commit.")
       .def("wait", &PyPendingCommit::Wait,
-           "Waits for the daemon's answer; may be called again, for the last 64 commits. When the epoch ends before: "
-           "AbortedError and others; `Model.commit_number` after opening again says whether the commit counted.")
+           "Waits for the daemon's answer; may be called again, for the last 64 commits. If the epoch ends before: "
+           "AbortedError and others; `Model.commit_number` after opening again tells if the commit counted.")
       .def_prop_ro("ready", [](const PyPendingCommit& self) { return self.commit().Ready(); })
       .def_prop_ro("commit_number", [](const PyPendingCommit& self) { return self.commit().commit_number(); });
 }

@@ -48,7 +48,7 @@ PyGradients Gradients(const PyModel& self, const std::string& unit, std::optiona
           }))};
 }
 
-// By their names.
+// Hyper-parameters by their names.
 using GroupDict = nb::typed<nb::dict, nb::str, double>;
 
 GroupHyperparameters GroupOf(const GroupDict& values) {
@@ -60,8 +60,8 @@ GroupHyperparameters GroupOf(const GroupDict& values) {
       if (name == traits.name) known = &traits;
     }
     if (known == nullptr) {
-      Raise(absl::InvalidArgumentError(absl::StrFormat(
-          "commit: groups of learning_rate, beta1, beta2, epsilon and weight_decay expected, got %s", name)));
+      Raise(absl::InvalidArgumentError(
+          absl::StrFormat("commit: groups: want learning_rate, beta1, beta2, epsilon and weight_decay, got %s", name)));
     }
     group.*known->member = As<float>(value, absl::StrFormat("commit: %s: want a number", name));
   }
@@ -106,27 +106,26 @@ Result<named::Spec> Spec(const PyModel& self) { return SpecToPython(Value(&Model
 
 void BindCommands(nb::class_<PyModel>& model) {
   model
-      .def(
-          "gather", &Gather, nb::arg("unit"), nb::arg("phase") = "forward",
-          "Starts gathering a unit, and returns at once. `phase` is forward, backward or both. "
-          "ResourceExhaustedError when no slot that fits is free (names the units that hold them, and the field of the "
-          "spec that gives more).")
+      .def("gather", &Gather, nb::arg("unit"), nb::arg("phase") = "forward",
+           "Starts gathering a unit, and returns at once. `phase` is forward, backward or both. "
+           "ResourceExhaustedError if no slot that fits is free: names the units that hold them, and the field of the "
+           "spec that gives more.")
       .def("can_gather", &CanGather, nb::arg("unit"), nb::arg("phase") = "forward",
-           "Whether such a gather would find a free slot now.")
+           "Returns True if such a gather would find a free slot now.")
       .def("reader", &Reader, nb::arg("unit"), nb::arg("decoded"), nb::arg("operands") = nb::list(),
-           "What reads the unit by one call, in phase forward. `decoded`: of each parameter its name, the type to "
-           "decode to, FP32 or BF16, and where rows x columns elements of that have room: the index of a block of "
+           "Makes a reader of the unit by one call, in phase forward. `decoded`: for each parameter its name, the type "
+           "to decode to, FP32 or BF16, and the place for rows x columns elements of it: the index of a block of "
            "memory, and bytes from its beginning. `operands`: weights as products in 8 bits read them, in "
-           "FP8_BLOCK_128X128 or an FP8_TENSOR format; of each its name, whether transposed, where the data has room, "
-           "and the address for the scales of its blocks of 128 x 128, with the elements from one row of them to the "
+           "FP8_BLOCK_128X128 or an FP8_TENSOR format; for each its name, True for transposed, the place for the data, "
+           "and the address for the scales of its blocks of 128 x 128, with the elements from one row of scales to the "
            "next.")
       .def(
           "gradients", &Gradients, nb::arg("unit"), nb::arg("stream") = nb::none(), nb::kw_only(),
           nb::arg("zero") = true,
           "Hands out a zeroed gradient slot, waiting for one to drain if none is free. `stream`, the address of a CUDA "
           "stream of `Model.gpu`: that stream waits and zeroes, and this call returns at once; without `zero` every "
-          "element must be written of every parameter that is not marked absent. ResourceExhaustedError when all slots "
-          "that fit are held, unpushed (names their units).")
+          "element must be written of every parameter that is not marked absent. ResourceExhaustedError if all slots "
+          "that fit are held, unpushed: names their units.")
       .def(
           "commit", &Commit, nb::kw_only(), nb::arg("learning_rate") = 1e-3, nb::arg("beta1") = 0.9,
           nb::arg("beta2") = 0.999, nb::arg("epsilon") = 1e-8, nb::arg("weight_decay") = 0.0,
@@ -137,7 +136,7 @@ void BindCommands(nb::class_<PyModel>& model) {
           "oldest. `groups`: a dict of hyper-parameters for each group of the model. `max_grad_norm` clips to that "
           "global norm. `gradient_scale` is the loss scale that gradients carry. `client_state`, at most 64 KiB, comes "
           "back after a crash. `save` saves the state that this commit leaves, on all ranks alike. "
-          "FailedPreconditionError while a gathered unit or an unpushed gradient slot is held (names it).")
+          "FailedPreconditionError names a gathered unit or an unpushed gradient slot that is held.")
       .def(
           "discard",
           [](const PyModel& self) { Check(self.shared()->WithModel([](Model& model) { return model.Discard(); })); },
@@ -145,7 +144,7 @@ void BindCommands(nb::class_<PyModel>& model) {
       .def(
           "check",
           [](const PyModel& self) { Check(self.shared()->WithModel([](Model& model) { return model.status(); })); },
-          "Raises why the epoch has ended, if it has.")
+          "Raises the error that ended the epoch, if it has ended.")
       .def(
           "close", [](const PyModel& self) { Check(self.shared()->Close()); },
           "Detaches after the last command of this rank; handles that are left end. Waits up to 35 seconds for other "
@@ -157,19 +156,20 @@ void BindCommands(nb::class_<PyModel>& model) {
 
 void BindValues(nb::class_<PyModel>& model) {
   model.def_prop_ro("commit_number", Value(&Model::commit_number), "The last commit answered before this epoch.")
-      .def_prop_ro("version", Value(&Model::version), "How many commits had been applied before this epoch.")
-      .def_prop_ro("client_state", &ClientState, "What this rank sent with that commit, as bytes.")
-      .def_prop_ro("last_result", Value(&Model::last_result), "That commit's answer, or None.")
+      .def_prop_ro("version", Value(&Model::version), "Number of commits that were applied before this epoch.")
+      .def_prop_ro("client_state", &ClientState, "Client state that this rank sent with that commit.")
+      .def_prop_ro("last_result", Value(&Model::last_result), "Answer of that commit, or None.")
       .def_prop_ro("epoch", Value(&Model::epoch))
       .def_prop_ro("rank", Value(&Model::rank))
       .def_prop_ro("world_size", Value(&Model::world_size))
-      .def_prop_ro("active_rank", Value(&Model::active_rank),
-                   "This rank among those that take part in the epoch: what batches are dealt by. Where replicas go on "
-                   "without a lost daemon its ranks are left out; else the rank.")
-      .def_prop_ro("active_world_size", Value(&Model::active_world_size), "How many take part; else the world's size.")
+      .def_prop_ro(
+          "active_rank", Value(&Model::active_rank),
+          "Rank among the ranks of the epoch, by which batches are dealt. The same as `rank`, unless replicas go "
+          "on without a lost daemon, whose ranks are left out.")
+      .def_prop_ro("active_world_size", Value(&Model::active_world_size), "Number of ranks of the epoch.")
       .def_prop_ro("shard_size", Value(&Model::shard_size))
       .def_prop_ro("gathered_bytes", Value(&Model::gathered_bytes),
-                   "What the gathers of this epoch have brought so far.")
+                   "Bytes that the gathers of this epoch have brought so far.")
       .def_prop_ro("gpu", Value(&Model::gpu),
                    "This process's index of the GPU whose memory the arrays are in; -1: host memory.")
       .def_prop_ro("spec", &Spec, "The ModelSpec as the daemon has checked it, with every default.");
@@ -180,7 +180,7 @@ void BindValues(nb::class_<PyModel>& model) {
 void BindModel(nb::module_& module) {
   nb::class_<PyModel> model(
       module, "Model",
-      "A model that this trainer is attached to, for one epoch: until a trainer goes. Every rank of the world issues "
+      "A model that this trainer is attached to, for one epoch: until a trainer leaves. Every rank of the world issues "
       "the same sequence of gather, push, commit and discard. Calls may come from any thread, one at a time. As a "
       "context manager it closes at the end.");
   BindCommands(model);

@@ -8,8 +8,8 @@
 #include "client/python/bindings/weights.h"
 
 NB_MODULE(_core, module) {
-  // What a cycle, a thread or a traceback holds at the interpreter's end is not freed, and that is no fault of a trainer
-  // which ends so.
+  // Objects that a cycle, a thread or a traceback holds at the interpreter's end are not freed. This is no fault of the
+  // trainer.
   nanobind::set_leak_warnings(false);
   module.doc() = "The client library of paramshard.";
   module.attr("__version__") = PARAMSHARD_VERSION;

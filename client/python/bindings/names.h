@@ -39,7 +39,7 @@ absl::Span<const Name<SaveState>> NamesOf(SaveState);
 absl::Span<const Name<SaveReason>> NamesOf(SaveReason);
 absl::Span<const Name<ValueOrigin>> NamesOf(ValueOrigin);
 
-// INVALID_ARGUMENT that lists the names: "phase: forward, backward or both expected, got up".
+// INVALID_ARGUMENT lists the names: "phase: want one of forward, backward, both, got up".
 template <typename T>
 absl::StatusOr<T> Parse(absl::string_view what, absl::string_view text) {
   std::string names;
@@ -47,10 +47,10 @@ absl::StatusOr<T> Parse(absl::string_view what, absl::string_view text) {
     if (text == name) return value;
     absl::StrAppend(&names, names.empty() ? "" : ", ", name);
   }
-  return absl::InvalidArgumentError(absl::StrCat(what, ": one of ", names, " expected, got ", text));
+  return absl::InvalidArgumentError(absl::StrCat(what, ": want one of ", names, ", got ", text));
 }
 
-// "unknown" for a number that was cast to the type.
+// Returns "unknown" for a number that was cast to the type.
 template <typename T>
 const char* NameOf(T value) {
   for (const auto& [known, name] : NamesOf(T())) {

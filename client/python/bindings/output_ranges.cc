@@ -13,7 +13,7 @@
 namespace paramshard::python {
 namespace {
 
-// Below, no process maps memory.
+// Smallest address at which a process maps memory.
 constexpr uintptr_t kLeastAddress = 1 << 12;
 
 bool PopulatesForWriting(uintptr_t address) {
@@ -22,7 +22,7 @@ bool PopulatesForWriting(uintptr_t address) {
   return madvise(begin, page, MADV_POPULATE_WRITE) == 0;
 }
 
-// The kernel looks, and touches nothing that is there. Linux before 5.14 cannot.
+// The kernel checks the pages without changing them. Linux before 5.14 cannot.
 bool MayBeWritten(const OutputRange& range) {
   const int own = 0;
   static const bool can_look = PopulatesForWriting(reinterpret_cast<uintptr_t>(&own));

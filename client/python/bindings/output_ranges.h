@@ -1,4 +1,4 @@
-// Memory that Python names by its address, to be written to.
+// Checks of memory that Python gives by its address, for writing.
 #ifndef PARAMSHARD_CLIENT_PYTHON_BINDINGS_OUTPUT_RANGES_H_
 #define PARAMSHARD_CLIENT_PYTHON_BINDINGS_OUTPUT_RANGES_H_
 
@@ -11,7 +11,7 @@
 
 namespace paramshard::python {
 
-// No block of memory is larger.
+// Largest block of memory.
 inline constexpr int64_t kMostBlockBytes = int64_t{1} << 47;
 
 struct OutputRange {
@@ -23,8 +23,8 @@ struct OutputRange {
 
 enum class MemoryPlace : uint8_t { kHost, kGpu };
 
-// INVALID_ARGUMENT naming a parameter whose memory cannot be memory, is not aligned, or overlaps with another one's; in
-// host memory also where its first or last page may not be written to.
+// INVALID_ARGUMENT names a parameter whose memory has an invalid address, is not aligned, or overlaps with memory of
+// another parameter; in host memory also if its first or last page cannot be written.
 absl::Status CheckOutputRanges(absl::string_view what, std::vector<OutputRange> ranges, MemoryPlace place);
 
 }  // namespace paramshard::python

@@ -63,47 +63,46 @@ std::string SaveText(const SaveRecord& record) {
 }
 
 void BindSaveRecord(nb::module_& module) {
-  nb::class_<SaveRecord>(module, "SaveRecord", "What has become of a save so far.")
+  nb::class_<SaveRecord>(module, "SaveRecord", "State of a save.")
       .def_ro("model", &SaveRecord::model)
       .def_ro("number", &SaveRecord::number, "Counts the saves of the model since it was opened.")
       .def_prop_ro(
           "state", [](const SaveRecord& self) { return NameOf(self.state); },
-          "waiting, copying or writing; then published, abandoned (there is no such checkpoint), unknown (it is there, "
-          "and may not be after the power fails), skipped (it fell due while another one was under way), or "
-          "already_saved (the state has had a checkpoint, which is at `path`).")
+          "waiting, copying or writing; then published, abandoned (there is no checkpoint), unknown (it exists, but "
+          "may be lost in a power failure), skipped (another save was in progress), or "
+          "already_saved (the state has a checkpoint already, at `path`).")
       .def_prop_ro(
           "reason", [](const SaveRecord& self) { return NameOf(self.reason); },
-          "What made it fall due: commits or time (--save-every), trainer (`Model.commit`), call, or drain.")
-      .def_prop_ro("over", &SaveRecord::is_over, "It is not under way any more.")
-      .def_prop_ro("saved", &SaveRecord::is_saved, "There is a checkpoint of the state, which may be counted on.")
+          "Cause of the save: commits or time (--save-every), trainer (`Model.commit`), call, or drain.")
+      .def_prop_ro("over", &SaveRecord::is_over, "True once the save has ended.")
+      .def_prop_ro("saved", &SaveRecord::is_saved, "True if there is a checkpoint of the state that can be relied on.")
       .def_ro("step", &SaveRecord::step, "The commit number.")
-      .def_ro("history_id", &SaveRecord::history_id, "Which state the step counts from.")
-      .def_prop_ro("path", &PathOf, "Of the checkpoint, on the daemon's machine; None where there is none.")
+      .def_ro("history_id", &SaveRecord::history_id, "History in which the step counts.")
+      .def_prop_ro("path", &PathOf, "Path of the checkpoint on the daemon's machine; None if there is none.")
       .def_ro("size_bytes", &SaveRecord::size_bytes, "0 until the state is copied.")
-      .def_ro("written_bytes", &SaveRecord::written_bytes, "So far.")
+      .def_ro("written_bytes", &SaveRecord::written_bytes, "Bytes written so far.")
       .def_prop_ro(
           "begun_at", [](const SaveRecord& self) { return absl::ToDoubleSeconds(self.begun_at - absl::UnixEpoch()); },
-          "Seconds since 1970, as those of `time.time`.")
-      .def_prop_ro("seconds", Seconds(&SaveRecord::took), "That it took, until now or until it was over.")
-      .def_prop_ro("copy_seconds", Seconds(&SaveRecord::copy), "For how long the state was copied.")
-      .def_prop_ro("stall_seconds", Seconds(&SaveRecord::stall), "That a step has waited for the copy.")
-      .def_prop_ro(
-          "error", &ErrorOfSave,
-          "Why there is no checkpoint to count on, as an exception of paramshard.errors; None where nothing is "
-          "wrong.")
+          "Seconds since 1970, as `time.time`.")
+      .def_prop_ro("seconds", Seconds(&SaveRecord::took), "Duration of the save, until now or until its end.")
+      .def_prop_ro("copy_seconds", Seconds(&SaveRecord::copy), "Duration of the copy of the state.")
+      .def_prop_ro("stall_seconds", Seconds(&SaveRecord::stall), "Time for which a step has waited for the copy.")
+      .def_prop_ro("error", &ErrorOfSave,
+                   "The exception of paramshard.errors if there is no checkpoint to rely on; None if nothing is "
+                   "wrong.")
       .def("__repr__", &SaveText);
 }
 
 void BindRestoreSummary(nb::module_& module) {
-  nb::class_<RestoreSummary>(module, "RestoreSummary", "What was restored.")
-      .def_ro("path", &RestoreSummary::path, "Of the checkpoint's folder, on the daemon's machine.")
+  nb::class_<RestoreSummary>(module, "RestoreSummary", "Result of a restore.")
+      .def_ro("path", &RestoreSummary::path, "Path of the checkpoint's folder on the daemon's machine.")
       .def_ro("step", &RestoreSummary::step, "The commit number that training goes on from.")
-      .def_ro("version", &RestoreSummary::version, "Counts the commits that were applied.")
-      .def_ro("history_id", &RestoreSummary::history_id, "Of the history that has begun.")
-      .def_ro("parent_history_id", &RestoreSummary::parent_history_id, "Of the one that was saved.")
-      .def_ro("saved_world_size", &RestoreSummary::saved_world_size, "Of the world that has saved it.")
+      .def_ro("version", &RestoreSummary::version, "Number of commits that were applied.")
+      .def_ro("history_id", &RestoreSummary::history_id, "Id of the new history.")
+      .def_ro("parent_history_id", &RestoreSummary::parent_history_id, "Id of the saved history.")
+      .def_ro("saved_world_size", &RestoreSummary::saved_world_size, "Size of the world that saved it.")
       .def_ro("saved_shard_size", &RestoreSummary::saved_shard_size)
-      .def_ro("size_bytes", &RestoreSummary::size_bytes, "Of the checkpoint's files.")
+      .def_ro("size_bytes", &RestoreSummary::size_bytes, "Bytes of the checkpoint's files.")
       .def_prop_ro("seconds", Seconds(&RestoreSummary::took))
       .def("__repr__", [](const RestoreSummary& self) {
         return absl::StrFormat("<paramshard.RestoreSummary step %d of %s>", self.step, self.path);
@@ -116,24 +115,21 @@ void BindSaves(nb::module_& module, nb::class_<PyClient>& client) {
   BindSaveRecord(module);
   BindRestoreSummary(module);
   client
-      .def(
-          "save", &Save, nb::arg("model"), nb::kw_only(), nb::arg("wait") = true,
-          "Saves the state of the last commit as a checkpoint in the daemon's --save-dir, while training goes on. "
-          "Without `wait` it returns as soon as the save has begun. Ctrl-C ends the wait and not the save. A save that "
-          "comes to nothing is no error: look at `SaveRecord.saved`. FailedPreconditionError without --save-dir, and "
-          "at other daemons than node 0; UnavailableError while a save of the model is under way; NotFoundError.")
+      .def("save", &Save, nb::arg("model"), nb::kw_only(), nb::arg("wait") = true,
+           "Saves the state of the last commit as a checkpoint in the daemon's --save-dir, while training goes on. "
+           "Without `wait` it returns as soon as the save has begun. Ctrl-C ends the wait, not the save. A save that "
+           "fails raises nothing: check `SaveRecord.saved`. FailedPreconditionError without --save-dir, and "
+           "at other daemons than node 0; UnavailableError while a save of the model is in progress; NotFoundError.")
       .def("saves", &Saves, nb::arg("model") = nb::none(),
-           "The recent saves, those under way included, the oldest first; None: of all models. NotFoundError.")
+           "Returns recent saves, including saves in progress, the oldest first; None: of all models. NotFoundError.")
       .def("restore", &Restore, nb::arg("model"), nb::arg("checkpoint") = "latest", nb::kw_only(),
            nb::arg("convert_moments") = false,
            "Replaces the whole state of a model with a checkpoint's: \"latest\", a step, or a checkpoint's name in the "
            "daemon's --save-dir; or the path of a checkpoint's folder on the daemon's machine. `convert_moments` "
-           "converts moments that are saved in another type, which loses bits. Ctrl-C ends the wait, and no restore "
-           "that "
-           "has begun. FailedPreconditionError while a trainer is attached (names rank and pid), without --save-dir, "
-           "and "
-           "at other daemons than node 0; NotFoundError (says which checkpoints there are); InvalidArgumentError for a "
-           "checkpoint of another model; DataLossError where it is damaged.");
+           "converts moments that are saved in another type, which loses bits. Ctrl-C ends the wait, not the restore. "
+           "FailedPreconditionError while a trainer is attached (names rank and pid), without --save-dir, and at other "
+           "daemons than node 0; NotFoundError (lists the checkpoints); InvalidArgumentError for a checkpoint of "
+           "another model; DataLossError if it is damaged.");
 }
 
 }  // namespace paramshard::python

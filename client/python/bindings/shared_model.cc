@@ -3,8 +3,8 @@
 namespace paramshard::python {
 
 std::shared_ptr<SharedModel> SharedModel::Create(Model model) {
-  // Objects of Python hold it: they let go with the interpreter's lock. Detaching waits for other ranks, and other
-  // threads go on meanwhile.
+  // Objects of Python release it with the interpreter's lock. Detaching waits for other ranks, and other threads go on
+  // meanwhile.
   return std::shared_ptr<SharedModel>(new SharedModel(std::move(model)),
                                       [](SharedModel* last) { Unlocked([last] { delete last; }); });
 }
@@ -14,15 +14,13 @@ SharedModel::~SharedModel() {
   if (model_.has_value()) model_->Detach().IgnoreError();
 }
 
-absl::Status SharedModel::Closed() {
-  return absl::FailedPreconditionError("model: an open model expected, it has been closed");
-}
+absl::Status SharedModel::Closed() { return absl::FailedPreconditionError("model: model was closed"); }
 
 absl::Status SharedModel::CheckCaller() const {
   if (absl::Status status = owner_.Check("model"); !status.ok()) return status;
   if (!HasTurn()) return absl::OkStatus();
   return absl::FailedPreconditionError(
-      "model: a call outside of its other calls expected, this one comes from a signal's handler inside of one");
+      "model: a signal handler cannot call the model while another call of its thread is in progress");
 }
 
 void SharedModel::Drop(std::shared_ptr<void> handle) {
@@ -31,7 +29,7 @@ void SharedModel::Drop(std::shared_ptr<void> handle) {
     const std::lock_guard<std::mutex> lock(dropped_mu_);
     dropped_.push_back(std::move(handle));
   }
-  // Whoever has the turn destroys it.
+  // The holder of the turn destroys it.
   if (!HasTurn()) const Turn turn(*this, std::try_to_lock);
 }
 

@@ -18,12 +18,12 @@
 
 namespace paramshard::python {
 
-// The client library wants one thread at a time for a Model and its handles. Python calls from many, drops references
-// on any, and runs handlers of signals inside a wait. So whoever calls takes a turn, without the interpreter's lock;
-// what is dropped is destroyed by whoever has the turn, and nobody waits for that.
+// The client library takes one thread at a time for a Model and its handles. Python calls from many threads, drops
+// references on any, and runs signal handlers inside a wait. So each call takes a turn, without the interpreter's lock.
+// The holder of the turn destroys dropped handles, and no thread waits for that.
 class SharedModel {
  public:
-  // The last reference to go detaches.
+  // The end of the last reference detaches.
   static std::shared_ptr<SharedModel> Create(Model model);
   ~SharedModel();
   SharedModel(const SharedModel&) = delete;
@@ -39,7 +39,7 @@ class SharedModel {
       return call();
     });
   }
-  // The same with the Model. FAILED_PRECONDITION once it is closed.
+  // Run() with the Model. FAILED_PRECONDITION once it is closed.
   template <typename Call>
   auto WithModel(Call call) -> decltype(call(std::declval<Model&>())) {
     return Run([&]() -> decltype(call(*model_)) {
@@ -51,16 +51,16 @@ class SharedModel {
   // Destroys a handle at once, or when the present turn ends. Never waits.
   void Drop(std::shared_ptr<void> handle);
 
-  // Detaches; handles that are left show nothing any more. Idempotent.
+  // Detaches; handles that are left become unusable. Idempotent.
   absl::Status Close();
 
-  // See Model::KeepMapped: what an array of the memory holds. Errors of WithModel.
+  // See Model::KeepMapped: an array of the memory holds the result. Errors of WithModel.
   absl::StatusOr<std::shared_ptr<const void>> KeepMapped() {
     return WithModel([](Model& model) -> absl::StatusOr<std::shared_ptr<const void>> { return model.KeepMapped(); });
   }
 
  private:
-  // Holds the mutex, and destroys what was dropped at its beginning and at its end.
+  // Holds the mutex, and destroys dropped handles at its beginning and at its end.
   class Turn {
    public:
     explicit Turn(SharedModel& shared) : shared_(shared), lock_(shared.mu_) { Begin(); }
@@ -94,7 +94,7 @@ class SharedModel {
 
   std::mutex mu_;  // the turn
   std::atomic<std::thread::id> holder_ = std::thread::id();
-  std::optional<Model> model_;  // of whoever has the turn
+  std::optional<Model> model_;  // guarded by the turn
 
   std::mutex dropped_mu_;
   std::vector<std::shared_ptr<void>> dropped_;  // guarded by dropped_mu_
@@ -118,7 +118,7 @@ class Held {
   auto Run(Call call) -> decltype(call(std::declval<Handle&>())) {
     // A reference of its own: another thread may release it meanwhile.
     std::shared_ptr<Handle> handle = handle_;
-    if (handle == nullptr) return absl::FailedPreconditionError("a handle that is held expected, it was given back");
+    if (handle == nullptr) return absl::FailedPreconditionError("handle was released");
     auto result = model_->WithModel([&](Model&) -> decltype(call(*handle)) { return call(*handle); });
     model_->Drop(std::move(handle));
     return result;

@@ -21,14 +21,14 @@ namespace nb = nanobind;
 
 // --- From Python
 
-// One dataclass, of which fields are read by their names.
+// A dataclass, whose fields are read by their names.
 class Fields {
  public:
   explicit Fields(nb::handle object) : object_(object) {}
 
   nb::object Get(const char* name) const { return object_.attr(name); }
 
-  // Numbers, texts and truths.
+  // Reads a number, a text or a bool.
   template <typename T>
   void Read(const char* name, T& value) const {
     if (!nb::try_cast(Get(name), value)) Refuse(name);
@@ -39,7 +39,7 @@ class Fields {
     if (seconds.has_value()) value = absl::Seconds(*seconds);
   }
 
-  // One of an enumeration, by its name.
+  // Reads a value of an enumeration by its name.
   template <typename T>
   void ReadName(const char* name, T& value) const {
     std::string text;
@@ -51,7 +51,7 @@ class Fields {
     if (!Get(name).is_none()) ReadName(name, value.emplace());
   }
 
-  // Dataclasses, each by `convert`.
+  // Reads a list of dataclasses, each by `convert`.
   template <typename T>
   void ReadList(const char* name, std::vector<T>& values, T (*convert)(const Fields&)) const {
     const nb::object list = Get(name);
@@ -64,8 +64,7 @@ class Fields {
     return absl::StrCat(nb::cast<std::string>(object_.type().attr("__name__")), ".", name);
   }
   [[noreturn]] void Refuse(const char* name) const {
-    const std::string text =
-        absl::StrCat(Path(name), ": a value of its type expected, got ", nb::repr(Get(name)).c_str());
+    const std::string text = absl::StrCat(Path(name), ": want a value of its type, got ", nb::repr(Get(name)).c_str());
     throw nb::type_error(text.c_str());
   }
 
@@ -90,7 +89,7 @@ EncodingSpec EncodingOf(const Fields& fields) {
   return encoding;
 }
 
-// What parameters and rules both say.
+// Reads the fields that parameters and rules have in common.
 template <typename Spec>
 void ReadStorage(const Fields& fields, Spec& spec) {
   spec.encoding = EncodingOf(Fields(fields.Get("encoding")));

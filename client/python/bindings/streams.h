@@ -1,5 +1,5 @@
-// The calls of client/cuda.h for streams and memory as Python has them: by address. All are UNIMPLEMENTED where this
-// library was built without CUDA.
+// The calls of client/cuda.h for streams and memory by address, as Python has them. All return UNIMPLEMENTED in a
+// library that was built without CUDA.
 #ifndef PARAMSHARD_CLIENT_PYTHON_BINDINGS_STREAMS_H_
 #define PARAMSHARD_CLIENT_PYTHON_BINDINGS_STREAMS_H_
 
@@ -18,7 +18,7 @@ using StreamAddress = uintptr_t;
 
 enum class DecodedElement : uint8_t { kFP32, kBF16 };
 
-// A matrix to decode, and where, in memory of the GPU.
+// A matrix to decode, and the address for its values in memory of the GPU.
 struct DecodedOutput {
   Matrix matrix;
   DecodedElement element = DecodedElement::kFP32;

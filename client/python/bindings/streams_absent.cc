@@ -4,7 +4,7 @@ namespace paramshard::python {
 namespace {
 
 absl::Status Absent() {
-  return absl::UnimplementedError("streams: a paramshard package built with CUDA expected, got one without");
+  return absl::UnimplementedError("streams: not supported: this paramshard package was built without CUDA");
 }
 
 }  // namespace

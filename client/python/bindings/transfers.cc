@@ -31,10 +31,10 @@ TensorType TypeOfArray(const std::string& parameter, const HostArray& array) {
   }
   Raise(absl::InvalidArgumentError(absl::StrCat(
       "import ", parameter,
-      ": an array of float32, bfloat16, float16, float8_e4m3fn or int16 expected; say the type of bit patterns")));
+      ": want an array of float32, bfloat16, float16, float8_e4m3fn or int16; for bit patterns set type")));
 }
 
-// An array, and what it is the tensor of.
+// An array, and the tensor whose values it has.
 struct Source {
   HostArray array;
   ImportTensor tensor;
@@ -147,14 +147,14 @@ void BindExtent(nb::module_& module) {
       .def_prop_ro("kind", [](const PyExtent& self) { return NameOf(self.extent().kind); })
       .def_prop_ro("type", [](const PyExtent& self) { return NameOf(self.extent().type); })
       .def_prop_ro(
-          "shape", [](const PyExtent& self) { return self.extent().shape; }, "Of the parameter.")
+          "shape", [](const PyExtent& self) { return self.extent().shape; }, "Shape of the parameter.")
       .def_prop_ro("first_row", [](const PyExtent& self) { return self.extent().first_row; })
       .def_prop_ro("rows", [](const PyExtent& self) { return self.extent().rows; })
       .def_prop_ro(
-          "step", [](const PyExtent& self) { return self.extent().step; }, "Steps that it has taken.")
+          "step", [](const PyExtent& self) { return self.extent().step; }, "Number of steps that it has taken.")
       .def_prop_ro("values", &PyExtent::Values,
                    "A new NumPy array, [rows, columns]: float32, or the elements as they are stored.");
-  nb::class_<PyExport>(module, "Export", "Tensors of one state, as far as the daemon owns them.")
+  nb::class_<PyExport>(module, "Export", "Tensors of one state, those rows that the daemon owns.")
       .def_prop_ro("version", [](const PyExport& self) { return self.summary.version; })
       .def_prop_ro("commit_number", [](const PyExport& self) { return self.summary.commit_number; })
       .def_prop_ro("history_id", [](const PyExport& self) { return self.summary.history_id; })
@@ -169,21 +169,18 @@ void BindTransfers(nb::module_& module, nb::class_<PyClient>& client) {
       .def("import_tensors", &ImportTensors, nb::arg("model"), nb::arg("tensors"), nb::kw_only(),
            nb::arg("commit_number") = nb::none(), nb::arg("version") = nb::none(), nb::arg("history_id") = nb::none(),
            nb::arg("run") = "",
-           "Replaces tensors of a model that no trainer is attached to; all of them or, on an error, none. `tensors` "
-           "is a "
+           "Replaces tensors of a model without attached trainers: all of them or, on an error, none. `tensors` is a "
            "dict of masters by parameter, or a sequence of ImportTensor. Arrays are in host memory, of float32, "
-           "bfloat16 "
-           "or float16; what is not contiguous is copied. Of several daemons each imports the same. "
-           "FailedPreconditionError while a "
-           "trainer is attached; NotFoundError and InvalidArgumentError for what is not the model's.")
-      .def(
-          "export_tensors", &ExportTensors, nb::arg("model"), nb::kw_only(),
-          nb::arg("parameters") = std::vector<std::string>(), nb::arg("kinds") = std::vector<std::string>{"master"},
-          nb::arg("version") = nb::none(),
-          "Reads tensors of one state, as far as this daemon owns them. `parameters` empty: all. `kinds`: master, "
-          "exp_avg, exp_avg_sq, or as they are stored: master_elements, master_remainders, exp_avg_elements, "
-          "exp_avg_scales, exp_avg_sq_elements, exp_avg_sq_scales. AbortedError when a commit or an import changes the "
-          "state meanwhile.");
+           "bfloat16 or float16; others than contiguous ones are copied. Every daemon of several imports the same. "
+           "FailedPreconditionError while a trainer is attached; NotFoundError and InvalidArgumentError for tensors "
+           "that the model does not have.")
+      .def("export_tensors", &ExportTensors, nb::arg("model"), nb::kw_only(),
+           nb::arg("parameters") = std::vector<std::string>(), nb::arg("kinds") = std::vector<std::string>{"master"},
+           nb::arg("version") = nb::none(),
+           "Reads the rows that this daemon owns of tensors of one state. `parameters` empty: all. `kinds`: master, "
+           "exp_avg, exp_avg_sq, or as they are stored: master_elements, master_remainders, exp_avg_elements, "
+           "exp_avg_scales, exp_avg_sq_elements, exp_avg_sq_scales. AbortedError if a commit or an import changes the "
+           "state meanwhile.");
 }
 
 }  // namespace paramshard::python

@@ -1,5 +1,5 @@
-// Types of Python as signatures name them, for `help` and for _core.pyi. What is of such a type is taken and given as any
-// object; whoever reads it checks it.
+// Types of Python by their names in signatures, for `help` and _core.pyi. Values are passed as any object, and checked
+// where they are read.
 #ifndef PARAMSHARD_CLIENT_PYTHON_BINDINGS_TYPES_H_
 #define PARAMSHARD_CLIENT_PYTHON_BINDINGS_TYPES_H_
 
@@ -37,16 +37,16 @@ class Tensors : public nanobind::object {
 
 }  // namespace named
 
-// A parameter, and a result.
+// Type of a parameter, and of a result.
 template <typename Type>
 using Argument = nanobind::typed<nanobind::handle, Type>;
 template <typename Type>
 using Result = nanobind::typed<nanobind::object, Type>;
 
-// Of __exit__, whose arguments nobody reads.
+// Signature of __exit__, whose arguments are not used.
 inline const nanobind::sig kExitSignature("def __exit__(self, *args: object) -> None");
 
-// What __enter__ is: it returns the object itself.
+// __enter__: returns the object itself.
 template <typename Class>
 Result<Class> Itself(Result<Class> self) {
   return self;

@@ -20,7 +20,7 @@ namespace {
 
 namespace nb = nanobind;
 
-// More than any program has.
+// Largest number of blocks.
 constexpr size_t kMostBlocks = size_t{1} << 20;
 
 template <typename T>
@@ -54,7 +54,8 @@ absl::StatusOr<std::vector<OutputRange>> RangesOf(const std::vector<std::string>
   for (const OperandOutput& output : operands) {
     const Format format = output.matrix.encoding.format;
     if (!HasOneScale(format) && format != Format::kFP8Block128x128) {
-      return absl::UnimplementedError("copy operands: an FP8_TENSOR format or FP8_BLOCK_128X128 expected");
+      return absl::UnimplementedError(absl::StrCat(
+          "copy operands: ", *name, ": want FP8_BLOCK_128X128 or an FP8_TENSOR format, got ", NameOf(format)));
     }
     const MatrixShape blocks = OperandBlocks(output.matrix);
     const int64_t rows = output.transposed ? blocks.cols : blocks.rows;
@@ -75,7 +76,7 @@ absl::StatusOr<std::vector<OutputRange>> RangesOf(const std::vector<std::string>
   return ranges;
 }
 
-// The scales of an operand's blocks: in the FP8_TENSOR formats all are the one that there is.
+// Writes the scales of an operand's blocks. The FP8_TENSOR formats have one scale for all blocks.
 void SpreadScales(const OperandOutput& output, const MatrixShape& blocks, bool one_scale) {
   const uint8_t* const scales = output.matrix.scales.data();  // of any alignment
   const MatrixShape shape = output.transposed ? MatrixShape{blocks.cols, blocks.rows} : blocks;
@@ -91,7 +92,7 @@ absl::Status CopyOperandsOnHost(absl::Span<const OperandOutput> outputs) {
   for (const OperandOutput& output : outputs) {
     const Matrix& matrix = output.matrix;
     const Format format = matrix.encoding.format;
-    if (matrix.gpu >= 0) return absl::FailedPreconditionError("copy operands: a stream expected where a GPU has them");
+    if (matrix.gpu >= 0) return absl::FailedPreconditionError("copy operands: memory of a GPU requires a stream");
     const bool one_scale = HasOneScale(format);
     auto* const data = At<uint8_t>(output.data);
     if (output.transposed) {
@@ -128,7 +129,7 @@ PyUnitReader::Place PyUnitReader::PlaceAt(const std::string& parameter, size_t b
   return {block, offset};
 }
 
-// A block at no address has no place in it either.
+// Returns 0 for a place in a block without a valid address.
 uintptr_t PyUnitReader::AddressAt(absl::Span<const uintptr_t> blocks, const Place& place) {
   const uintptr_t block = blocks[place.block];
   return block == 0 || block > static_cast<uintptr_t>(kMostBlockBytes) ? 0 : block + place.offset;
@@ -137,14 +138,14 @@ uintptr_t PyUnitReader::AddressAt(absl::Span<const uintptr_t> blocks, const Plac
 void PyUnitReader::Read(const std::vector<uintptr_t>& blocks, std::optional<StreamAddress> stream) const {
   if (blocks.size() < blocks_) {
     Raise(absl::InvalidArgumentError(
-        absl::StrCat("read ", unit_, ": ", blocks_, " blocks of memory expected, got ", blocks.size())));
+        absl::StrCat("read ", unit_, ": want ", blocks_, " blocks of memory, got ", blocks.size())));
   }
   Check(model_->WithModel([&](Model& model) { return ReadFrom(model, blocks, stream); }));
 }
 
 absl::Status PyUnitReader::ReadFrom(Model& model, absl::Span<const uintptr_t> blocks,
                                     std::optional<StreamAddress> stream) const {
-  // Where something fails, the slot goes back behind what the stream was given.
+  // On an error the slot is given back after the work that the stream has.
   ASSIGN_OR_RETURN(GatheredUnit unit, model.Gather(unit_, Phase::kForward));
   RETURN_IF_ERROR(stream.has_value() ? WaitOn(unit, *stream) : unit.Wait());
   std::vector<std::string> names;
@@ -174,10 +175,10 @@ absl::Status PyUnitReader::ReadFrom(Model& model, absl::Span<const uintptr_t> bl
 
 void BindUnitReader(nb::module_& module) {
   nb::class_<PyUnitReader>(module, "UnitReader",
-                           "Reads a unit's values into memory of the caller's, whenever they are asked for.")
+                           "Reads a unit's values into memory of the caller, any number of times.")
       .def("read", &PyUnitReader::Read, nb::arg("blocks"), nb::arg("stream") = nb::none(),
            "Gathers the unit, writes its values, and gives the slot back. `blocks`: addresses of the blocks of memory "
-           "that `Model.reader` was told of. `stream`, the address of a CUDA stream of `Model.gpu`: blocks and scales "
+           "that `Model.reader` numbers. `stream`, the address of a CUDA stream of `Model.gpu`: blocks and scales "
            "are memory of that GPU, all of it is enqueued, and this call returns at once; else they are host memory. "
            "Errors of `Model.gather` and `GatheredUnit.wait`.");
 }

@@ -1,4 +1,4 @@
-// Reading a unit's values into a caller's memory, by one call a gather.
+// Reads a unit's values into a caller's memory, by one call for each gather.
 #ifndef PARAMSHARD_CLIENT_PYTHON_BINDINGS_UNIT_READER_H_
 #define PARAMSHARD_CLIENT_PYTHON_BINDINGS_UNIT_READER_H_
 
@@ -19,18 +19,18 @@
 
 namespace paramshard::python {
 
-// Knows which parameters are wanted, how, and where in blocks of memory that every call may find elsewhere.
+// Plan of reads: parameters, representations, and places in blocks of memory, whose addresses each call gives.
 class PyUnitReader {
  public:
   // Parameter; FP32 or BF16; block, and bytes from its beginning.
   using DecodedTuple = std::tuple<std::string, std::string, size_t, int64_t>;
-  // Parameter; whether transposed; block, and bytes from its beginning; address and pitch of scales.
+  // Parameter; true for transposed; block, and bytes from its beginning; address and pitch of scales.
   using OperandTuple = std::tuple<std::string, bool, size_t, int64_t, uintptr_t, int64_t>;
 
   PyUnitReader(std::shared_ptr<SharedModel> model, std::string unit, const std::vector<DecodedTuple>& decoded,
                const std::vector<OperandTuple>& operands);
 
-  // See BindUnitReader. With the interpreter's lock, which is not held while it works.
+  // See BindUnitReader. With the interpreter's lock, which it releases while it works.
   void Read(const std::vector<uintptr_t>& blocks, std::optional<StreamAddress> stream) const;
 
  private:
@@ -51,7 +51,7 @@ class PyUnitReader {
     int64_t scales_pitch;
   };
 
-  // Throws where there can be no such place.
+  // Throws for an impossible place.
   Place PlaceAt(const std::string& parameter, size_t block, int64_t offset);
   static uintptr_t AddressAt(absl::Span<const uintptr_t> blocks, const Place& place);
   absl::Status ReadFrom(Model& model, absl::Span<const uintptr_t> blocks, std::optional<StreamAddress> stream) const;

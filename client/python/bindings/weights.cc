@@ -23,7 +23,7 @@ using nb::dlpack::dtype_code;
 using safetensors::Dtype;
 using weights::Weights;
 
-// What NumPy has of the types that are carried as they are.
+// Returns the type of NumPy for a tensor that is read without decoding.
 nb::dlpack::dtype TypeOf(Dtype dtype) {
   const auto bits = static_cast<uint8_t>(safetensors::DtypeBits(dtype));
   const auto type = [&](dtype_code code) { return nb::dlpack::dtype{static_cast<uint8_t>(code), bits, 1}; };
@@ -44,7 +44,7 @@ nb::dlpack::dtype TypeOf(Dtype dtype) {
   }
 }
 
-// Memory without values yet: what is read is written once.
+// Memory without initial values.
 struct Buffer {
   explicit Buffer(size_t size_bytes) : bytes(new uint8_t[size_bytes]) {}
   std::unique_ptr<uint8_t[]> bytes;
@@ -52,7 +52,7 @@ struct Buffer {
 
 nb::object Read(const Weights& weights, const std::string& name) {
   const Weights::Tensor* const tensor = weights.Find(name);
-  if (tensor == nullptr) Raise(absl::NotFoundError(absl::StrCat("no tensor is named ", name)));
+  if (tensor == nullptr) Raise(absl::NotFoundError(absl::StrCat("tensor ", name, " not found")));
   const bool is_carried = tensor->kind == Weights::Kind::kCarried;
   const MatrixShape matrix = tensor->matrix();
   const int64_t size_bytes = is_carried ? tensor->data->info->size_bytes : matrix.rows * matrix.cols * 4;
@@ -89,32 +89,32 @@ std::string QuantizationOf(const std::string& folder) {
 
 void BindWeights(nb::module_& module) {
   module.def("quantization_of", &QuantizationOf, nb::arg("folder"),
-             "What config.json in a folder says of quantized weights, for people; empty where they are plain. "
+             "Describes quantized weights by config.json in a folder, for messages; empty if weights are plain. "
              "InvalidArgumentError for a config.json that is no JSON object.");
   nb::class_<Weights::Tensor>(module, "WeightTensor",
-                              "A tensor of Weights: what its values are, not how they lie in files.")
+                              "A tensor of Weights, described by its values and not by its layout in files.")
       .def_prop_ro("name", [](const Weights::Tensor& tensor) { return Text(tensor.name); })
       .def_prop_ro(
           "shape", [](const Weights::Tensor& tensor) { return nb::tuple(nb::cast(tensor.shape)); },
           nb::sig("def shape(self) -> tuple[int, ...]"))
       .def_prop_ro(
           "dtype", [](const Weights::Tensor& tensor) { return std::string(safetensors::DtypeName(tensor.dtype)); },
-          "As stored: \"BF16\", \"F8_E4M3\"; of the codes of a quantized tensor.")
+          "Stored type: \"BF16\", \"F8_E4M3\"; for a quantized tensor the type of its codes.")
       .def_prop_ro(
           "encoding", [](const Weights::Tensor& tensor) { return Text(tensor.encoding); },
-          "How values are stored, for people: \"BF16\", \"F8_E4M3 by 128 x 128\", \"MXFP4\".")
+          "Encoding of the values, for messages: \"BF16\", \"F8_E4M3 by 128 x 128\", \"MXFP4\".")
       .def_prop_ro(
           "file",
           [](const Weights::Tensor& tensor) {
             const bool is_whole = tensor.kind == Weights::Kind::kPlain && tensor.data->parts.size() == 1;
             return is_whole ? std::string(tensor.data->file->path()) : std::string();
           },
-          "The file in which values lie as they are, in one piece; empty where they do not.")
+          "The file that has the values unencoded, in one piece; empty if there is none.")
       .def_prop_ro("is_number", &Weights::Tensor::is_number,
-                   "True where read() gives float32; False for integers and the like, and for what is refused.")
+                   "True if read() gives float32; False for integers and the like, and for refused tensors.")
       .def_prop_ro(
           "refusal", [](const Weights::Tensor& tensor) { return std::string(tensor.refusal.message()); },
-          "Why read() refuses the tensor; empty where it does not.");
+          "The error of read() if it refuses the tensor, else empty.");
   nb::class_<Weights>(module, "Weights",
                       "Weights of a folder of safetensors files, a file or an index, as proto/weights/weights.h reads "
                       "them.")
@@ -127,7 +127,7 @@ void BindWeights(nb::module_& module) {
       .def("tensors", &Tensors, nb::sig("def tensors(self) -> dict[str, WeightTensor]"), "By name.")
       .def("read", &Read, nb::arg("name"), nb::sig("def read(self, name: str) -> NDArray"),
            "The values, decoded, as a new float32 array of the tensor's shape; integers, booleans, float64 and complex "
-           "numbers in their own type. InvalidArgumentError naming a tensor that cannot be decoded; NotFoundError.")
+           "numbers in their own type. InvalidArgumentError names a tensor that cannot be decoded; NotFoundError.")
       .def(
           "similar_name", [](const Weights& weights, const std::string& name) { return weights.SimilarName(name); },
           nb::arg("name"), "A name that differs by prefixes alone (\"module.\", \"_orig_mod.\"); empty without one.")

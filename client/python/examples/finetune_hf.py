@@ -5,12 +5,12 @@
     TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 \\
         torchrun --standalone --nproc-per-node 2 --max-restarts 3 finetune_hf.py FOLDER --text FILE --lora
 
-Tokens are those of FOLDER's tokenizer, where it has one, and else the bytes of the text. With --lora the weights stay
-as they are, and adapters of PEFT are trained. A worker that is killed is started again by torchrun, and Trainer goes on
-from the step that the daemon has; without the variable its process group may hang then (pytorch#135712). GPUs are used
-where there are any (CUDA_VISIBLE_DEVICES= hides them).
+Tokens come from FOLDER's tokenizer, if it has one, else they are the bytes of the text. With --lora the weights stay as
+they are, and adapters of PEFT are trained. torchrun starts a killed worker again, and Trainer goes on from the step
+that the daemon has; without the variable its process group may hang then (pytorch#135712). GPUs are used if there are
+any (CUDA_VISIBLE_DEVICES= hides them).
 
-Progress goes to standard output; at the end the result is saved into --out, and the losses are drawn into --plot, where
+Progress goes to standard output; at the end the result is saved into --out, and the losses are drawn into --plot if
 matplotlib is installed.
 """
 
@@ -71,7 +71,7 @@ class Progress(transformers.TrainerCallback):
 
 
 def make_tiny_llama(folder: pathlib.Path) -> None:
-    """Random weights, and a token for each byte."""
+    """Saves a model with random weights, and a token for each byte."""
     torch.manual_seed(0)
     config = transformers.LlamaConfig(vocab_size=256, hidden_size=128, intermediate_size=384, num_hidden_layers=4,
                                       num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=1024,
@@ -88,12 +88,12 @@ def read_tokens(path: pathlib.Path, folder: pathlib.Path,
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
         return tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer
     if vocabulary < 256:
-        raise SystemExit(f"{folder}: a tokenizer expected, or a vocabulary of 256 bytes, got {vocabulary} tokens")
+        raise SystemExit(f"{folder}: want a tokenizer, or a vocabulary of 256 bytes, got {vocabulary} tokens")
     return list(text.encode()), None
 
 
 def make_model(config: transformers.PretrainedConfig, lora: bool) -> tuple[nn.Module, list[nn.Module]]:
-    """The model, without memory, and its blocks, which are gathered one by one."""
+    """Makes the model, without memory. Returns it and its blocks, which are gathered one by one."""
     with pt.meta_init():
         model = transformers.AutoModelForCausalLM.from_config(config)
         blocks = [module for module in model.modules() if type(module).__name__ in model._no_split_modules]
@@ -104,7 +104,7 @@ def make_model(config: transformers.PretrainedConfig, lora: bool) -> tuple[nn.Mo
 
 
 def formats(model: nn.Module, of_matrices: str) -> list[tuple[str, str]]:
-    """Norms, biases and adapters stay FP32: they are small, and the last are what is trained."""
+    """Returns formats by name: norms, biases and adapters stay FP32, because they are small or trained."""
     plain = {"*." + ".".join(name.split(".")[-2:]) for name, parameter in model.named_parameters()
              if parameter.dim() < 2 or "lora_" in name}
     return [*((pattern, "FP32") for pattern in sorted(plain)), ("*", of_matrices)]
@@ -127,15 +127,15 @@ def draw(path: pathlib.Path, log: list[dict[str, float]]) -> None:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=pathlib.Path, help="of the model: config.json, safetensors, and a tokenizer")
+    parser.add_argument("folder", type=pathlib.Path, help="model: config.json, safetensors, and a tokenizer")
     parser.add_argument("--text", type=pathlib.Path, required=True, help="a text file, or one packed by gzip")
     parser.add_argument("--random-init", action="store_true", help="makes a tiny model in FOLDER, unless there is one")
     parser.add_argument("--lora", action="store_true", help="trains adapters of PEFT instead of the weights")
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("finetuned"), help="folder of the result")
-    parser.add_argument("--name", default="finetune-hf", help="of the model in the daemon")
-    parser.add_argument("--existing", default="error", help='"resume" or "fresh" where the daemon has that model')
-    parser.add_argument("--daemon", default="job", help='"node": one that is running')
-    parser.add_argument("--format", default="FP8_BLOCK_128X128", help="of matrices")
+    parser.add_argument("--name", default="finetune-hf", help="name of the model in the daemon")
+    parser.add_argument("--existing", default="error", help='"resume" or "fresh", if the daemon has the model')
+    parser.add_argument("--daemon", default="job", help='"job", which starts one, or "node": a running one')
+    parser.add_argument("--format", default="FP8_BLOCK_128X128", help="format of matrices")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--batch", type=int, default=8, help="pieces of a rank in a step")
     parser.add_argument("--length", type=int, default=128, help="tokens of a piece")

@@ -3,8 +3,8 @@
     python train_gpt.py --text FILE                              # starts a daemon for itself
     torchrun --nproc-per-node 2 --max-restarts 3 train_gpt.py --text FILE
 
-A worker that is killed is started again by torchrun, and goes on from the step that the daemon has. Progress goes to
-standard output; at the end the losses are drawn into --plot, where matplotlib is installed.
+torchrun starts a killed worker again, which goes on from the step that the daemon has. Progress goes to standard
+output; at the end the losses are drawn into --plot if matplotlib is installed.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class GPT(nn.Module):
 
 
 class Text:
-    """Random pieces of a text, as numbers of its characters. Every rank draws its own, once it knows which it is."""
+    """Random pieces of a text, as numbers of its characters. Every rank draws its own, from seed(rank) on."""
 
     def __init__(self, path: pathlib.Path, length: int):
         opened = gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8")
@@ -91,10 +91,10 @@ class Text:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--text", type=pathlib.Path, required=True, help="a text file, or one packed by gzip")
-    parser.add_argument("--name", default="train-gpt", help="of the model in the daemon")
-    parser.add_argument("--existing", default="error", help='"resume" or "fresh" where the daemon has that model')
-    parser.add_argument("--daemon", default="job", help='"node": one that is running')
-    parser.add_argument("--format", default="FP8_BLOCK_128X128", help="of matrices; norms stay FP32")
+    parser.add_argument("--name", default="train-gpt", help="name of the model in the daemon")
+    parser.add_argument("--existing", default="error", help='"resume" or "fresh", if the daemon has the model')
+    parser.add_argument("--daemon", default="job", help='"job", which starts one, or "node": a running one')
+    parser.add_argument("--format", default="FP8_BLOCK_128X128", help="format of matrices; norms stay FP32")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--length", type=int, default=64)

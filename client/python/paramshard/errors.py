@@ -4,9 +4,9 @@ from __future__ import annotations
 
 
 class Error(Exception):
-    """An error that paramshard has answered; its text says what was expected, and what there was.
+    """Base class of errors of the daemon and the client library. The text says what is wanted, and what was found.
 
-    `code` is the status code, such as "NOT_FOUND". Errors of codes without a class of their own are of this one.
+    `code` is the status code, such as "NOT_FOUND". Codes without a class of their own have this one.
     """
 
     code = "UNKNOWN"
@@ -19,43 +19,43 @@ class CancelledError(Error):
 
 
 class InvalidArgumentError(Error, ValueError):
-    """The call has to be another one: an argument cannot be."""
+    """An argument is invalid: fix the call."""
 
     code = "INVALID_ARGUMENT"
 
 
 class DeadlineExceededError(Error, TimeoutError):
-    """Something did not happen in time; the text says what, and who was waited for."""
+    """Timed out; the text says which event, and which rank or node was waited for."""
 
     code = "DEADLINE_EXCEEDED"
 
 
 class NotFoundError(Error):
-    """There is no model, unit, parameter, file or daemon of that name."""
+    """No model, unit, parameter, file or daemon has that name."""
 
     code = "NOT_FOUND"
 
 
 class AlreadyExistsError(Error):
-    """It is there already, and is another one."""
+    """The name already exists, with another description."""
 
     code = "ALREADY_EXISTS"
 
 
 class PermissionDeniedError(Error):
-    """The daemon serves another user, or may not read what it is to read."""
+    """The daemon serves another user, or may not read a file."""
 
     code = "PERMISSION_DENIED"
 
 
 class ResourceExhaustedError(Error):
-    """Memory, slots or descriptors do not suffice; the text says which setting gives more."""
+    """Too little memory, slots or descriptors; the text says which setting gives more."""
 
     code = "RESOURCE_EXHAUSTED"
 
 
 class FailedPreconditionError(Error):
-    """The call is right, and the state of the model or the handle is another one."""
+    """The call is valid, but the model or the handle is in the wrong state."""
 
     code = "FAILED_PRECONDITION"
 
@@ -68,7 +68,7 @@ class AbortedError(Error):
 
 
 class UnimplementedError(Error):
-    """This build, this device or this format cannot do it."""
+    """Not supported by this build, device or format."""
 
     code = "UNIMPLEMENTED"
 
@@ -80,7 +80,7 @@ class InternalError(Error):
 
 
 class UnavailableError(Error, ConnectionError):
-    """The daemon is not there, or does not serve just now: `Client.open_model` waits for it."""
+    """The daemon is not running, or does not serve now: `Client.open_model` waits for it."""
 
     code = "UNAVAILABLE"
 

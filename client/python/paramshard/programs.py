@@ -9,7 +9,7 @@ from typing import NoReturn
 
 
 def path_of(program: str) -> pathlib.Path:
-    """Where a program of the package lies."""
+    """Returns the path of a program of the package."""
     return pathlib.Path(__file__).parent / "bin" / program
 
 

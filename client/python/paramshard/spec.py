@@ -1,6 +1,6 @@
-"""What a model is: described by trainers, checked by the daemon, and known to both from then on.
+"""Specification of a model: trainers describe it, the daemon checks it, and both know it from then on.
 
-Every rank describes a model alike. What is None has a default, which the daemon fills in: `Model.spec` shows it.
+Every rank describes a model alike. The daemon fills in defaults for fields that are None: `Model.spec` shows them.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ from dataclasses import dataclass, field
 
 @dataclass
 class DelayedScaling:
-    """How the scale of FP8_TENSOR_DELAYED follows the amaxes of earlier steps."""
+    """Rule by which the scale of FP8_TENSOR_DELAYED follows the amaxes of earlier steps."""
 
-    algorithm: str = "max"  # "max" or "most_recent": which amax of the window makes the scale
+    algorithm: str = "max"  # "max" or "most_recent": the amax of the window that sets the scale
     history_length: int = 1024
     margin: int = 0  # the scale leaves a factor of 2^margin
 
 
 @dataclass
 class Encoding:
-    """How planes are encoded.
+    """Encoding of planes.
 
     `format`: FP32, BF16, FP16, FP8_TENSOR_CURRENT, FP8_TENSOR_DELAYED, FP8_BLOCK_128X128, MXFP8, MXFP8_2D, NVFP4_2D.
-    None: what the first format rule says that matches the parameter's name, and then nothing else is set here; FP32 in
-    a model without rules.
+    None: the first format rule that matches the parameter's name decides, and nothing else is set here; FP32 in a model
+    without rules.
     """
 
     format: str | None = None
@@ -79,14 +79,14 @@ class UnitSpec:
 class ParameterGroup:
     """Parameters that share hyper-parameters."""
 
-    name: str = ""  # for people
+    name: str = ""  # shown in logs and listings
     mode: str = "adamw"  # or "l2": decay that is added to the gradient
     bias_correction: bool = True
 
 
 @dataclass
 class FormatRule:
-    """How parameters are stored whose names match a glob, unless they name a format themselves."""
+    """Storage of parameters whose names match a glob, unless they name a format themselves."""
 
     pattern: str
     encoding: Encoding = field(default_factory=Encoding)
@@ -97,7 +97,7 @@ class FormatRule:
 
 @dataclass
 class ModelSpec:
-    """A model. Refused with InvalidArgumentError, naming parameter or field, where it cannot be."""
+    """A model. InvalidArgumentError names the parameter or the field that is invalid."""
 
     name: str  # unique on the daemon; no "/"
     units: list[UnitSpec] = field(default_factory=list)
@@ -105,11 +105,11 @@ class ModelSpec:
     shard_size: int | None = None  # None: the devices of one daemon
     small_parameter_bytes: int = 256 * 1024  # smaller planes live whole on one rank
     gather_slots: int = 3  # prefetch depth + 1; 1 to 64
-    large_gather_slots: int = 1  # of those, for units of more than twice the median
+    large_gather_slots: int = 1  # gather slots for units of more than twice the median size
     gradient_slots: int = 2  # 1 to 64
     gradient_reduction: str = "mean"  # or "sum", over all ranks
     seed: int = 0
     step_timeout: float | None = None  # seconds that one rank may keep another waiting inside a step
-    format_rules: list[FormatRule] = field(default_factory=list)  # the first that matches a name counts
+    format_rules: list[FormatRule] = field(default_factory=list)  # the first match counts
     gradient_sums: str | None = None  # "at_commit" or "at_push"
     accumulator_type: str = "FP32"  # BF16: half the memory, and one push of a unit between two commits

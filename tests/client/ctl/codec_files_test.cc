@@ -116,7 +116,7 @@ TEST_F(CodecFilesTest, OddColumnsOfNvfp4AreSaid) {
   ASSERT_OK(decode(std::nullopt));
   EXPECT_THAT(Read("out.npy").shape, ElementsAre(2, 4));
   for (int64_t columns : {2, 5}) {
-    EXPECT_THAT(decode(columns), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("columns expected, got of 4")));
+    EXPECT_THAT(decode(columns), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("columns, got rows of 4")));
   }
   std::filesystem::remove(Path("planes/amax.npy"));
   EXPECT_THAT(decode(3), StatusIs(absl::StatusCode::kNotFound, HasSubstr("planes/amax.npy")));
@@ -161,7 +161,7 @@ TEST_F(CodecFilesTest, WhatCannotBeEncodedIsRefusedBeforeAnythingIsWritten) {
               StatusIs(absl::StatusCode::kNotFound, HasSubstr("none.npy")));
   const std::string bytes = Write("bytes.npy", {"|u1", {2}, {1, 2}});
   EXPECT_THAT(EncodeFile(kMxfp8, bytes, Path("out")),
-              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("dtype <f4 expected, got |u1")));
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("want dtype <f4, got |u1")));
   const std::string empty = Write("empty.npy", FloatArray({0, 5}, {}));
   EXPECT_THAT(EncodeFile(kMxfp8, empty, Path("out")),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("at least one element")));
@@ -173,8 +173,7 @@ TEST_F(CodecFilesTest, WhatCannotBeEncodedIsRefusedBeforeAnythingIsWritten) {
 
 TEST_F(CodecFilesTest, OutputThatIsAFileIsRefused) {
   const std::string input = Write("in.npy", FloatArray({1}, {1}));
-  EXPECT_THAT(EncodeFile(kMxfp8, input, input),
-              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("a directory expected")));
+  EXPECT_THAT(EncodeFile(kMxfp8, input, input), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("create ")));
 }
 
 TEST_F(CodecFilesTest, PlanesThatDoNotFitTogetherAreRefused) {
@@ -185,18 +184,18 @@ TEST_F(CodecFilesTest, PlanesThatDoNotFitTogetherAreRefused) {
   EXPECT_THAT(decode(), StatusIs(absl::StatusCode::kNotFound, HasSubstr("planes/row_data.npy")));
   ASSERT_OK(EncodeFile(kMxfp8, input, Path("planes")));
   Write("planes/row_scale.npy", {"|u1", {3, 1}, {1, 2, 3}});
-  EXPECT_THAT(decode(), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("|u1 [3, 2] expected, got |u1 [3, 1]")));
+  EXPECT_THAT(decode(), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("want |u1 [3, 2], got |u1 [3, 1]")));
   Write("planes/row_scale.npy", FloatArray({3, 2}, {1, 2, 3, 4, 5, 6}));
-  EXPECT_THAT(decode(), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("|u1 [3, 2] expected, got <f4 [3, 2]")));
+  EXPECT_THAT(decode(), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("want |u1 [3, 2], got <f4 [3, 2]")));
   Write("planes/row_data.npy", {"<u2", {1, 1}, {1, 2}});
-  EXPECT_THAT(decode(), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("|u1 [1, 1] expected, got <u2 [1, 1]")));
+  EXPECT_THAT(decode(), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("want |u1 [1, 1], got <u2 [1, 1]")));
   Write("planes/row_data.npy", {"|u1", {2}, {1, 2}});
-  EXPECT_THAT(decode(), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("two dimensions expected")));
+  EXPECT_THAT(decode(), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("want two dimensions")));
   Write("planes/row_data.npy", {"|u1", {0, 2}, {}});
   EXPECT_THAT(decode(), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("at least one element")));
   EXPECT_THAT(
       DecodeFiles({Format::kBF16}, Plane::kColumnWise, Path("planes"), Path("out.npy")),
-      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("a format with a column-wise plane expected, got BF16")));
+      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("want a format with a column-wise plane, got BF16")));
   EXPECT_OK(decode(Plane::kColumnWise));
 }
 

@@ -49,7 +49,7 @@ class CodecGoldenTest : public testing::Test {
     return path;
   }
 
-  // What encode wrote for this role is there if and only if the case has it, and is the same.
+  // Expects a file for this role if and only if the case has one, with the same contents.
   void ExpectRole(const GoldenCase& golden, const std::string& output, const std::string& role) const {
     SCOPED_TRACE(role);
     const std::string path = output + "/" + role + ".npy";

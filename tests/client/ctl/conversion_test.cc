@@ -55,7 +55,7 @@ Encoding Of(Format format) { return MakeEncoding(format, std::nullopt, std::null
 
 class ConversionTest : public safetensors::FolderTest {
  protected:
-  // Of the file "in.safetensors" to "out.safetensors", unless the options say otherwise.
+  // Converts "in.safetensors" to "out.safetensors", unless the options name others.
   absl::StatusOr<ConversionReport> Run(ConversionOptions options) {
     if (options.input.empty()) options.input = Path("in.safetensors");
     if (options.output.empty()) options.output = Path("out.safetensors");
@@ -250,7 +250,7 @@ TEST_F(ConversionTest, RulesThatMeanNothingAreRefused) {
               StatusIs(kInvalid, AllOf(HasSubstr("rules:2"), HasSubstr("no tensor matches x*"))));
   EXPECT_THAT(RunRules("w\n"), StatusIs(kInvalid, HasSubstr("rules:1: want two texts")));
   EXPECT_THAT(RunRules("w: FP7\n"),
-              StatusIs(kInvalid, AllOf(HasSubstr("rules:1: format "), HasSubstr("expected, got \"FP7\""))));
+              StatusIs(kInvalid, AllOf(HasSubstr("rules:1: format: want "), HasSubstr("got \"FP7\""))));
   EXPECT_THAT(RunRules("w: MXFP8 E2M1\n"), StatusIs(kInvalid, HasSubstr("no element type E2M1")));
   EXPECT_THAT(RunRules("w: MXFP8 power_of_two_scales=1\n"), StatusIs(kInvalid, HasSubstr("true or false")));
   EXPECT_THAT(RunRules("w: FP8_TENSOR_DELAYED\n"), StatusIs(kInvalid, HasSubstr("use FP8_TENSOR_CURRENT")));

@@ -37,7 +37,7 @@ struct FakeAnswers {
   v1::GetVersionResponse version;
 };
 
-// What the fake was asked last.
+// Last requests to the fake.
 struct FakeRequests {
   v1::DescribeParameterRequest describe;
   v1::GetParameterStatsRequest stats;
@@ -96,7 +96,7 @@ class FakeAdminService final : public v1::AdminService::Service {
   const std::string token_;
 };
 
-// Answers and requests are those of the other one.
+// Shares answers and requests with the other service.
 class FakeTrainerService final : public v1::TrainerService::Service {
  public:
   explicit FakeTrainerService(FakeAdminService* admin) : admin_(*admin) {}

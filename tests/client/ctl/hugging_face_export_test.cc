@@ -120,7 +120,7 @@ class HuggingFaceExportTest : public safetensors::FolderTest {
     return {name, dtype, shape, std::vector<uint8_t>(*safetensors::TensorBytes(dtype, shape))};
   }
 
-  // Of a world of three ranks.
+  // Writes a checkpoint of a world of three ranks.
   void WriteCheckpoint(bool tied = false) {
     checkpoint_ = Model(tied).Write(Path("saves"), {.world = {3, 3}, .history = 1});
   }
@@ -275,7 +275,7 @@ TEST_F(HuggingFaceExportTest, ATiedTensorIsLeftOutIfItsMasterIsTheSame) {
 TEST_F(HuggingFaceExportTest, ATensorOfTheOtherTakesTheParameterThatItIsTiedTo) {
   WriteCheckpoint();
   const std::string first = "like/model-00001-of-00002.safetensors";
-  // As the parameter's own tensor in the other folder, or instead of it.
+  // Beside the parameter's own tensor in the other folder, or instead of it.
   for (const bool has_both : {true, false}) {
     WriteLike(Dtype::kF32, R"({"tie_word_embeddings": true})");
     std::vector<TestTensor> tensors = {Zeros("lm_head.weight", Dtype::kF32, {6, 4}),
@@ -376,7 +376,7 @@ std::string Python() {
 
 class HuggingFaceInteropTest : public HuggingFaceExportTest, public testing::WithParamInterface<const char*> {
  protected:
-  // What the script is to find: a model that transformers knows, of its own making.
+  // Runs a step of the script, which makes and checks a model with transformers.
   int Run(const std::string& step) const {
     const int status = std::system(absl::StrCat("'", Python(), "' ", PARAMSHARD_SOURCE_DIR,
                                                 "/tests/client/ctl/hugging_face_interop.py ", GetParam(), " ", step,

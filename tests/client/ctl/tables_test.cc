@@ -7,7 +7,7 @@
 namespace paramshard::ctl {
 namespace {
 
-// What a command prints when a daemon gives an answer.
+// Returns the output of a command for a daemon's answer.
 template <typename Answer>
 std::string TextOf(Answer FakeAnswers::*member, const Answer& answer, const std::vector<std::string>& command) {
   FakeDaemon daemon;

@@ -53,7 +53,7 @@ class CudaMemoryTest : public testing::Test {
     ASSERT_OK_AND_ASSIGN(stream_, gpu::Stream::Create(kGpu));
     ASSERT_OK(Map());
   }
-  // Whatever waits goes on.
+  // Wakes all waits.
   void TearDown() override {
     if (words_ != nullptr) Write(word(), UINT32_MAX / 2);
   }

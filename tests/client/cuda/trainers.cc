@@ -35,7 +35,7 @@ std::vector<float> GradientValues(int rank, int step, const std::string& paramet
   return values;
 }
 
-// What a step reads: the phase of every gather, in order.
+// One gather of a step: its unit and phase.
 struct Read {
   std::string unit;
   Phase phase;
@@ -121,7 +121,7 @@ class StreamTrainer {
   absl::Status Push(const std::string& unit, int step);
 
   int64_t PlaneValues() const { return kSteps * static_cast<int64_t>(Reads().size()) * kRows * (kColumns + 1); }
-  // Of a step's gradient of a parameter, in upload_.
+  // Offset of a step's gradient of a parameter in upload_.
   int64_t UploadOffset(int step, const std::string& parameter) const {
     const int64_t unit_bytes = kRows * (kColumns + 1) * static_cast<int64_t>(sizeof(float));
     const bool is_bias = parameter == BiasOf(parameter.substr(0, 1));

@@ -19,7 +19,7 @@ namespace paramshard {
 // FP32 vector "a.bias".
 ModelSpec TwoUnits(Format format);
 
-// What a training has seen: every decoded plane of every step, in order, and what commits have answered.
+// Results of a training: every decoded plane of every step, in order, and the answers of commits.
 struct Seen {
   std::vector<float> planes;
   std::vector<double> gradient_norms;

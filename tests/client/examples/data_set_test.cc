@@ -41,7 +41,7 @@ TEST(ParseDigitsTest, WrongFieldsAreNamedWithTheirLine) {
   EXPECT_THAT(ParseDigits(Line("x", "1")), StatusIs(kInvalid, HasSubstr("\"x\"")));
   EXPECT_THAT(ParseDigits(Line("1", "10")), StatusIs(kInvalid, AllOf(HasSubstr("line 1"), HasSubstr("a label"))));
   EXPECT_THAT(ParseDigits(Line("1", "")), StatusIs(kInvalid, HasSubstr("a label")));
-  EXPECT_THAT(ParseDigits(Line("1", "1,2")), StatusIs(kInvalid, HasSubstr("65 fields expected, got 66")));
+  EXPECT_THAT(ParseDigits(Line("1", "1,2")), StatusIs(kInvalid, HasSubstr("65 fields, got 66")));
   EXPECT_THAT(ParseDigits("1,2,3"), StatusIs(kInvalid, HasSubstr("got 3")));
   EXPECT_THAT(ParseDigits(Line("99999999999999999999", "1")), StatusIs(kInvalid));
 }

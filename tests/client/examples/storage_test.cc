@@ -55,7 +55,7 @@ TEST(StorageTest, UnknownNamesAreSaid) {
   EXPECT_THAT(ParseStorage({.moments = "FP64"}), refused("FP64"));
   EXPECT_THAT(ParseStorage({.exp_avg = "BF17"}), refused("BF17"));
   EXPECT_THAT(ParseStorage({.exp_avg_sq = "bf16"}), refused("bf16"));
-  EXPECT_THAT(ParseStorage({.accumulators = "FP8"}), refused("accumulators: FP32 or BF16 expected"));
+  EXPECT_THAT(ParseStorage({.accumulators = "FP8"}), refused("accumulators: want FP32 or BF16"));
 }
 
 TEST(StorageTest, ArgumentsSayTheSame) {

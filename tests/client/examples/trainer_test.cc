@@ -118,7 +118,7 @@ class TrainerTest : public testing::Test {
     return absl::StrCat(output_.path(), "/", model, "-", rank, ".jsonl");
   }
 
-  // What rank 0 reported: the numbers that depend on the training alone.
+  // Returns rank 0's report: only numbers that depend on the training.
   std::vector<nlohmann::json> Progress(const std::string& model) const {
     std::vector<nlohmann::json> progress;
     for (const nlohmann::json& event : ReportTail(ReportFile(model, 0)).Read()) {
@@ -128,7 +128,7 @@ class TrainerTest : public testing::Test {
     return progress;
   }
 
-  // Of masters and moments; the planes are verified on the way.
+  // Returns the hash of masters and moments; verifies the planes, too.
   std::string StateHash(const std::string& model) const {
     const absl::StatusOr<std::string> text = RunAndRead(
         "verify", {test::Program(PARAMSHARDCTL), "--socket-dir=" + sockets_.path(), "-o", "json", "verify", model},
@@ -136,7 +136,7 @@ class TrainerTest : public testing::Test {
     EXPECT_OK(text.status());
     const auto hash =
         nlohmann::json::parse(text.value_or("{}")).value("/summary/stateHash"_json_pointer, std::string());
-    EXPECT_EQ(hash.size(), 32U) << "one that is missing would equal another one";
+    EXPECT_EQ(hash.size(), 32U) << "a missing hash would equal another missing one";
     return hash;
   }
 
@@ -216,7 +216,7 @@ TEST_F(TrainerTest, AWorldOfAnotherSizeIsRefused) {
   ASSERT_OK_AND_ASSIGN(ChildProcess trainer, Start({.model = "five", .arguments = {"--world-size=5"}}, 0));
   ASSERT_OK_AND_ASSIGN(const ExitState exit, trainer.Wait(kTimeout));
   EXPECT_EQ(exit.code, 1);
-  EXPECT_THAT(Output(), HasSubstr("INVALID_ARGUMENT: --world-size: 1 expected, the ranks that the daemon has, got 5"));
+  EXPECT_THAT(Output(), HasSubstr("INVALID_ARGUMENT: --world-size: want 1 (ranks of the daemon's world), got 5"));
   EXPECT_TRUE(Progress("five").empty());
 }
 
@@ -226,7 +226,7 @@ TEST_F(TrainerTest, ALossThatIsNoNumberLeavesAStateThatCanBeRead) {
   ASSERT_OK_AND_ASSIGN(ChildProcess trainer, Start(training, 0, {"--learning-rate=1e30"}));
   ASSERT_OK_AND_ASSIGN(ExitState exit, trainer.Wait(kTimeout));
   EXPECT_EQ(exit.code, 1);
-  EXPECT_THAT(Output(), HasSubstr("finite gradients expected"));
+  EXPECT_THAT(Output(), HasSubstr("want finite gradients"));
   // Its commit, which was skipped, has the position with the loss.
   ASSERT_OK_AND_ASSIGN(trainer, Start(training, 0, {"--learning-rate=1e30"}));
   ASSERT_OK_AND_ASSIGN(exit, trainer.Wait(kTimeout));
@@ -242,8 +242,8 @@ TEST_F(TrainerTest, ADaemonThatHasLostTheModelIsNotTrainedOn) {
   ASSERT_NO_FATAL_FAILURE(RestartDaemon(1));
   ASSERT_OK_AND_ASSIGN(const ExitState exit, trainer.Wait(kTimeout));
   EXPECT_EQ(exit.code, 1);
-  EXPECT_THAT(Output(), AllOf(HasSubstr("FAILED_PRECONDITION: train lost: the state of commit "),
-                              HasSubstr("got that of commit 0: import it")));
+  EXPECT_THAT(Output(), AllOf(HasSubstr("FAILED_PRECONDITION: train lost: want the state of commit "),
+                              HasSubstr("got commit 0: import the state")));
 }
 
 TEST_F(TrainerTest, ItLearns) {

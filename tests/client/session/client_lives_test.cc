@@ -114,14 +114,14 @@ absl::Status ExpectRefused(Trainer& trainer) {
         trainer.gradients->Get("b.w").status(),
         trainer.gradients->Push(),
         trainer.commit->Wait().status()}) {
-    const bool says_why = absl::StrContains(answer.message(), "got a forked child");
+    const bool says_why = absl::StrContains(answer.message(), "in a forked child");
     if (answer.code() != absl::StatusCode::kFailedPrecondition || !says_why)
       return absl::UnknownError(answer.ToString());
   }
   return absl::OkStatus();
 }
 
-// What a child does with its copy: it uses it, if it may not, and ends it, member by member.
+// Runs in a forked child: uses the trainer's copy, if `uses`, and destroys it, member by member.
 absl::Status RunChild(Trainer& trainer, bool uses) {
   if (uses) RETURN_IF_ERROR(ExpectRefused(trainer));
   const Trainer ended = std::move(trainer);
@@ -198,7 +198,7 @@ TEST_F(ClientLivesTest, AClientOutlivesItsDaemon) {
     ASSERT_OK_AND_ASSIGN(UnitGradients gradients, model.Gradients("a"));
     ASSERT_OK_AND_ASSIGN(const GradientView view, gradients.Get("a.w"));
     EXPECT_THAT(view.Write({}),
-                StatusIs(absl::StatusCode::kInvalidArgument, "write gradient of a.w: 48 x 32 values expected, got 0"));
+                StatusIs(absl::StatusCode::kInvalidArgument, "write gradient of a.w: want 48 x 32 values, got 0"));
     ASSERT_OK(gradients.Push());
     // It dies without an answer to what comes now.
     daemon_->Pause();
@@ -244,9 +244,9 @@ TEST_F(ClientLivesTest, OpenModelSaysOnceThatCommitsAreLost) {
   };
   train(client);
   go_back(somebody);
-  EXPECT_THAT(client.OpenModel(TwoMatrices("two")),
-              StatusIs(absl::StatusCode::kDataLoss,
-                       HasSubstr("the state of commit 2 expected, which was answered, got that of commit 1")));
+  EXPECT_THAT(
+      client.OpenModel(TwoMatrices("two")),
+      StatusIs(absl::StatusCode::kDataLoss, HasSubstr("rolled back from commit 2, which was answered, to commit 1")));
   train(client);
   // Its own import is no news to it.
   go_back(client);
@@ -417,8 +417,9 @@ TEST_F(ClientLivesTest, AWaitEndsWithWhatItHasWaitedFor) {
   options.on_wait = [&](absl::string_view) { ++waits; };
   ASSERT_OK_AND_ASSIGN(Client client, Client::Connect(options));
   KillDaemon();
-  EXPECT_THAT(client.OpenModel(TwoMatrices("two")),
-              StatusIs(absl::StatusCode::kUnavailable, AllOf(HasSubstr("has gone"), HasSubstr("waited 50ms"))));
+  EXPECT_THAT(
+      client.OpenModel(TwoMatrices("two")),
+      StatusIs(absl::StatusCode::kUnavailable, AllOf(HasSubstr("has gone"), HasSubstr("timed out after 50ms"))));
   EXPECT_EQ(waits, 1);
 }
 

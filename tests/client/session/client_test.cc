@@ -61,7 +61,7 @@ std::vector<float> Decode(const Matrix& matrix) {
   return values;
 }
 
-// What a trainer sees of a parameter now.
+// Returns a parameter's values as a trainer reads them now.
 absl::StatusOr<std::vector<float>> GatherAndDecode(Model& model, const std::string& unit, const std::string& parameter,
                                                    Phase phase = Phase::kForward) {
   ASSIGN_OR_RETURN(GatheredUnit gathered, model.Gather(unit, phase));
@@ -120,9 +120,9 @@ TEST_F(ClientTest, WithoutADaemonConnectSaysWhereItLooked) {
   EXPECT_THAT(Connect(0), StatusIs(absl::StatusCode::kUnavailable, HasSubstr(directory_.path())));
   EXPECT_THAT(Client::Connect({.rank = -1}), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("got -1")));
   EXPECT_THAT(Client::Connect({.connect_timeout = absl::ZeroDuration()}),
-              StatusIs(absl::StatusCode::kInvalidArgument, "connect: connect_timeout > 0 expected, got 0"));
+              StatusIs(absl::StatusCode::kInvalidArgument, "connect: want connect_timeout > 0, got 0"));
   EXPECT_THAT(Client::Connect({.attach_timeout = -absl::Seconds(5)}),
-              StatusIs(absl::StatusCode::kInvalidArgument, "connect: attach_timeout > 0 expected, got -5s"));
+              StatusIs(absl::StatusCode::kInvalidArgument, "connect: want attach_timeout > 0, got -5s"));
 }
 
 TEST_F(ClientTest, ACreationThatIsNotAnsweredSaysSo) {
@@ -132,7 +132,7 @@ TEST_F(ClientTest, ACreationThatIsNotAnsweredSaysSo) {
   daemon_->Pause();
   EXPECT_THAT(client.CreateModel(TwoUnits(Format::kFP32)),
               StatusIs(absl::StatusCode::kDeadlineExceeded,
-                       HasSubstr("create model two: an answer within attach_timeout (10ms) expected, got none")));
+                       HasSubstr("create model two: timed out after attach_timeout (10ms)")));
 }
 
 // How long creations wait for each other, of several daemons, is said by the daemon.
@@ -230,7 +230,7 @@ absl::Status PushMean(Model& model, const std::string& unit, const std::vector<f
   return gradients.Push();
 }
 
-// What the step makes of that push: accumulators that are BF16 have rounded the sum.
+// Returns the mean as accumulators hold it: BF16 accumulators round the sum.
 std::vector<float> MeanOfAccumulators(const Model& model, std::vector<float> values) {
   if (model.spec().accumulator_type == GradientType::kFP32) return values;
   const auto ranks = static_cast<float>(model.world_size());
@@ -338,8 +338,7 @@ TEST_F(ClientTest, ASecondPushIntoBF16AccumulatorsIsRefusedAndNothingIsLost) {
     ASSIGN_OR_RETURN(UnitGradients second, model.Gradients("a"));
     ASSIGN_OR_RETURN(const GradientView bias, second.Get("a.bias"));
     std::fill(bias.fp32().begin(), bias.fp32().end(), 3.0f);
-    EXPECT_THAT(second.Push(), StatusIs(absl::StatusCode::kFailedPrecondition,
-                                        HasSubstr("push a: one push between two commits expected")));
+    EXPECT_THAT(second.Push(), StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("push a: already pushed")));
     EXPECT_THAT(model.Commit({}), StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("still held: a")));
     // The slot is as it was: after a discard it holds the first push.
     RETURN_IF_ERROR(model.Discard());
@@ -407,7 +406,7 @@ TEST_F(ClientTest, ResidentUnitsServeBothPhasesAtOnce) {
     EXPECT_THAT(unit.Get("a.w"), StatusIs(absl::StatusCode::kNotFound));
     unit.Release();
     EXPECT_THAT(unit.Get("b.w"), StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("released")));
-    // Nobody leaves before everybody has looked.
+    // No rank leaves before all ranks have looked.
     ASSIGN_OR_RETURN(PendingCommit commit, model.Commit({}));
     return commit.Wait().status();
   });
@@ -682,14 +681,15 @@ TEST_F(ClientTest, SlicesThatDoNotFitAreRefusedBeforeTheyAreSent) {
   const auto expect_refused = [&](const ImportTensor& tensor, const std::string& message) {
     EXPECT_THAT(client.Import("two", {tensor}), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(message)));
   };
-  expect_refused({.parameter = "a.w", .values = values, .first_row = kRows}, "rows of [0, 160) expected");
-  expect_refused({.parameter = "a.w", .values = values, .first_row = -1, .rows = 1}, "rows of [0, 160) expected");
-  expect_refused({.parameter = "a.w", .values = values, .first_row = 159, .rows = 2}, "rows of [0, 160) expected");
-  expect_refused({.parameter = "a.w", .values = values, .rows = 0}, "rows of [0, 160) expected");
-  expect_refused({.parameter = "a.w", .values = values, .rows = 2}, "192 values expected, got 96");
-  expect_refused({.parameter = "a.w", .type = TensorType::kBF16, .values = values, .rows = 1}, "bits alone expected");
-  expect_refused({.parameter = "a.w", .bits = bits, .rows = 1}, "values alone expected");
-  expect_refused({.parameter = "a.w", .type = static_cast<TensorType>(9), .values = values, .rows = 1}, "got type 9");
+  expect_refused({.parameter = "a.w", .values = values, .first_row = kRows}, "want rows of [0, 160), got");
+  expect_refused({.parameter = "a.w", .values = values, .first_row = -1, .rows = 1}, "want rows of [0, 160), got");
+  expect_refused({.parameter = "a.w", .values = values, .first_row = 159, .rows = 2}, "want rows of [0, 160), got");
+  expect_refused({.parameter = "a.w", .values = values, .rows = 0}, "want rows of [0, 160), got");
+  expect_refused({.parameter = "a.w", .values = values, .rows = 2}, "want 192 values, got 96");
+  expect_refused({.parameter = "a.w", .type = TensorType::kBF16, .values = values, .rows = 1}, "in bits alone");
+  expect_refused({.parameter = "a.w", .bits = bits, .rows = 1}, "in values alone");
+  expect_refused({.parameter = "a.w", .type = static_cast<TensorType>(9), .values = values, .rows = 1},
+                 "unknown tensor type 9");
 }
 
 TEST_F(ClientTest, FormatsComeFromRules) {
@@ -726,25 +726,25 @@ TEST_F(ClientTest, SpecsThatCannotBeAreRefused) {
   };
   const auto weight = [](ModelSpec& spec) -> ParameterSpec& { return spec.units[0].parameters[0]; };
   expect_refused([&](ModelSpec& spec) { weight(spec).encoding.element = ElementType::kE2M1; },
-                 "parameter a.w: expected an element type of MXFP8, got E2M1");
+                 "parameter a.w: want an element type of MXFP8, got E2M1");
   expect_refused(
       [&](ModelSpec& spec) {
         weight(spec).encoding = {.format = Format::kFP8TensorDelayed,
                                  .delayed_scaling = DelayedScaling::Options{.history_length = 0}};
       },
-      "parameter a.w: delayed scaling: a history length from 1 to 65536 expected, got 0");
+      "parameter a.w: delayed scaling: want a history length from 1 to 65536, got 0");
   expect_refused([&](ModelSpec& spec) { weight(spec).master_type = MasterType::kBF16Remainder; },
-                 "parameter a.w: expected format BF16 for a master of BF16_REMAINDER, got MXFP8");
+                 "parameter a.w: want format BF16 for a master of BF16_REMAINDER, got MXFP8");
   expect_refused(
       [](ModelSpec& spec) {
         spec.format_rules = {{"lm_head.*", {.format = Format::kBF16}}, {"*", {.format = Format::kFP32}}};
       },
-      "expected format rule lm_head.* to match the name of at least one parameter");
+      "format rule lm_head.* matches no parameter");
   expect_refused(
       [](ModelSpec& spec) {
         spec.format_rules = {{"*.w", {.format = Format::kBF16}}};
       },
-      "parameter a.bias: expected a format or a format rule that matches the name");
+      "parameter a.bias: want a format or a format rule that matches the name");
 }
 
 TEST_F(ClientTest, AnExportEndsWithItsSinksError) {

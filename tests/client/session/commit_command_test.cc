@@ -36,14 +36,14 @@ TEST(MakeCommitTest, GroupsGoBeforeTheCommonNumbers) {
 }
 
 TEST(MakeCommitTest, WrongNumberOfGroupsIsRefused) {
-  EXPECT_THAT(MakeCommit({.groups = {{}, {}}}, 3, 1), StatusIs(kInvalid, HasSubstr("none or 3 expected, got 2")));
+  EXPECT_THAT(MakeCommit({.groups = {{}, {}}}, 3, 1), StatusIs(kInvalid, HasSubstr("want none or 3, got 2")));
 }
 
 TEST(MakeCommitTest, NumbersOutOfRangeAreRefusedByName) {
   EXPECT_THAT(MakeCommit({.learning_rate = kNaN}, 1, 1), StatusIs(kInvalid, HasSubstr("group 0 learning_rate")));
   EXPECT_THAT(MakeCommit({.learning_rate = kInfinity}, 1, 1), StatusIs(kInvalid));
   EXPECT_THAT(MakeCommit({.learning_rate = -1e-3f}, 1, 1),
-              StatusIs(kInvalid, HasSubstr("commit group 0 learning_rate: a finite number >= 0 expected, got -0.001")));
+              StatusIs(kInvalid, HasSubstr("commit group 0 learning_rate: want a finite number >= 0, got -0.001")));
   EXPECT_THAT(MakeCommit({.learning_rate = 0.0f}, 1, 1), IsOk());
   EXPECT_THAT(MakeCommit({.weight_decay = -0.1f}, 1, 1), StatusIs(kInvalid, HasSubstr("weight_decay")));
   EXPECT_THAT(MakeCommit({.beta1 = 1.0f}, 1, 1), StatusIs(kInvalid, HasSubstr("beta1")));

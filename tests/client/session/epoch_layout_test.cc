@@ -12,7 +12,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-// What a daemon of two ranks says of a model.
+// Returns the start of an epoch from a daemon of two ranks.
 v1::EpochStarted Started() {
   const ModelSpec description = {.name = "m",
                                  .units = {{.name = "u", .parameters = {{.name = "w", .shape = {64, 32}}}}}};
@@ -39,7 +39,7 @@ TEST(ComputeLayoutTest, ADaemonOfAnotherVersionIsRefused) {
                                                AllOf(HasSubstr("attach m: "), HasSubstr("of different versions"))));
 }
 
-// Of another shard size the same spec has other places.
+// With another shard size the same spec has other places.
 TEST(ComputeLayoutTest, AnotherShardSizeThanTheDaemonsIsRefused) {
   v1::EpochStarted started = Started();
   started.set_shard_size(4);

@@ -15,7 +15,7 @@ namespace {
 using ::testing::AnyOf;
 using ::testing::Eq;
 
-// A page of zeros that nobody shares, and what it says to a trainer.
+// A page of zeros without a daemon, and a trainer's end of it.
 class EpochPageTest : public testing::Test {
  protected:
   static constexpr wire::WordsCounts kCounts = {.slots = 3, .ranks = 2, .gradient_slots = 2};

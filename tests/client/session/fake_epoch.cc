@@ -32,7 +32,7 @@ pid_t StartIdleProcess() {
   while (true) pause();
 }
 
-// As the daemon holds it.
+// Returns the spec as the daemon holds it.
 ModelSpec Check(const ModelSpec& spec) {
   absl::StatusOr<ModelSpec> checked = ParseModelSpec(ModelSpecToProto(spec));
   PARAMSHARD_CHECK(checked.ok());

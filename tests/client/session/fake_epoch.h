@@ -26,11 +26,11 @@ struct FakeEpochOptions {
   bool client_lands_own_gradients = false;
   bool prefetch = true;
   int64_t commit_number = 0;
-  // What the memory's messages say beyond the truth.
+  // Added to the true size in the memory's messages.
   int64_t extra_planes_bytes = 0;
-  // What a daemon of another version would say.
+  // Added to the fingerprint, as from a daemon of another version.
   uint64_t extra_fingerprint = 0;
-  // Of the GPU that is to hold the tensors, and what maps them.
+  // UUID of the GPU for the tensors, and the function that maps them.
   std::string gpu_uuid = {};
   internal::TensorMapper map_tensors = &internal::MapTensors;
   internal::Interruption interruption = {};

@@ -29,7 +29,7 @@ class FakeGpu {
   bool Idle(internal::GpuStream stream) const;
 
   internal::TensorMapper Mapper();
-  // What was enqueued since the last call, like "await", "write", "copy 3", "zero".
+  // Returns the work enqueued since the last call, like "await", "write", "copy 3", "zero".
   std::vector<std::string> TakeLog() { return std::exchange(log_, {}); }
 
  private:

@@ -49,8 +49,8 @@ ParameterSpec Parameter(std::string name, std::vector<int64_t> shape, Format for
           .initial_value = {Initializer::kNormal, 0.0f, 0.1f}};
 }
 
-// What an adapter is trained on: a unit that is frozen, and one that has frozen parameters with masters of both kinds
-// beside the adapter. `trainable`: the same model with nothing frozen.
+// A model with an adapter: a frozen unit, and a unit that has frozen parameters with masters of both kinds beside the
+// adapter. `trainable`: the same model with nothing frozen.
 ModelSpec Adapted(const std::string& name, Format format, bool trainable) {
   ParameterSpec kept = Parameter("mixed.w", {kFrozenRows, kFrozenColumns}, format);
   kept.master_type = MasterType::kFP32;
@@ -73,7 +73,7 @@ ModelSpec Adapted(const std::string& name, Format format, bool trainable) {
   return spec;
 }
 
-// What lies in host memory, or on the GPU.
+// Returns bytes from host memory, or from the GPU.
 std::string Bytes(absl::Span<const uint8_t> bytes, int gpu) {
   if (gpu < 0) return std::string(bytes.begin(), bytes.end());
   std::string copy(bytes.size(), '\0');
@@ -245,7 +245,7 @@ TEST_P(FrozenTest, CommitsAndDiscardsLeaveFrozenParametersAlone) {
     absl::StatusOr<Planes> before = GatherAll(model);
     ASSERT_OK(before);
     for (int step = 1; step <= 2; ++step) {
-      // What is discarded leaves nothing, neither in the sums nor in the norm.
+      // A discarded push leaves nothing, neither in the sums nor in the norm.
       ASSERT_OK(PushAdapter(model, 50.0f));
       ASSERT_OK(model.Discard());
       ASSERT_OK(PushAdapter(model, 1.0f));
@@ -337,10 +337,10 @@ TEST_P(FrozenTest, ImportsThatAFrozenParameterHasNoPlaceForAreRefused) {
               StatusIs(absl::StatusCode::kInvalidArgument, AllOf(HasSubstr("base.w"), HasSubstr("frozen"))));
   EXPECT_THAT(
       served_->client->Import("frozen", {{.parameter = "base.w", .kind = TensorKind::kExpAvg, .values = values}}),
-      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("a parameter that has exp_avg expected")));
+      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("has no exp_avg")));
   EXPECT_THAT(served_->client->Import("frozen",
                                       {{.parameter = "base.w", .kind = TensorKind::kMasterElements, .values = values}}),
-              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("a parameter that has master elements expected")));
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("has no master elements")));
   EXPECT_EQ(PlanesOf(frozen_), before);
 }
 

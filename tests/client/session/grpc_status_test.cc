@@ -19,7 +19,7 @@ TEST(GrpcStatusTest, CodesAndWordsAreTheSame) {
 TEST(GrpcStatusTest, WhatAServerCancelsWithoutAWordPasses) {
   for (const char* const words : {"", "CANCELLED", "Cancelled"}) {
     EXPECT_THAT(FromGrpc({grpc::StatusCode::CANCELLED, words}),
-                StatusIs(absl::StatusCode::kUnavailable, HasSubstr("the daemon has cancelled the call")));
+                StatusIs(absl::StatusCode::kUnavailable, HasSubstr("the daemon cancelled the call")));
   }
 }
 

@@ -55,7 +55,7 @@ TEST_F(RestartWaitTest, SeveralOutagesShareOneTimeout) {
   }
   EXPECT_LT(tries, 100);
   EXPECT_THAT(wait.Explain(absl::UnavailableError("comes and goes")),
-              StatusIs(absl::StatusCode::kUnavailable, "comes and goes; waited 100ms for its end"));
+              StatusIs(absl::StatusCode::kUnavailable, "comes and goes; timed out after 100ms"));
 }
 
 }  // namespace

@@ -182,7 +182,7 @@ TEST_F(SavesTest, WhatCannotBeRestoredIsNamed) {
                                                       AllOf(HasSubstr("rank 0"), HasSubstr(absl::StrCat(getpid())))));
 }
 
-// A daemon that stands still answers nothing: whoever waits for it does so until he is interrupted.
+// A daemon that stands still answers nothing: a client waits for it until it is interrupted.
 TEST_F(SavesTest, WaitsAreInterrupted) {
   StartDaemonThatSaves();
   bool interrupts = false;

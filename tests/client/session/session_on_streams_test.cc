@@ -63,7 +63,7 @@ class SessionOnStreamsTest : public testing::Test {
 
 // A wrong GPU, or a descriptor that is no memory of one, is for the mapper to tell.
 TEST(SessionMemoryTest, WhatCannotBeMappedIsRefusedAndLeavesNothing) {
-  const absl::Status refusal = absl::FailedPreconditionError("session memory: another GPU expected");
+  const absl::Status refusal = absl::FailedPreconditionError("session memory: wrong GPU");
   FakeEpochOptions options;
   options.gpu_uuid = kFakeGpuUuid;
   options.map_tensors = [&](absl::string_view uuid, const TensorMemoryParts& parts) {
@@ -307,7 +307,7 @@ TEST_F(SessionOnStreamsTest, AStreamDoesNotWaitForItself) {
   EXPECT_THAT(gpu_.TakeLog(), ElementsAre("copy 2", "copy 2"));
 }
 
-// What was gathered ahead and is not wanted is released by the host, in a slot that a stream still reads.
+// The host releases a unit that was gathered ahead in vain, in a slot that a stream still reads.
 TEST_F(SessionOnStreamsTest, TheHostsReleaseDoesNotOvertakeAStreams) {
   Attach();
   ASSERT_OK_AND_ASSIGN(const GatherTicket a, session_->gathers().Gather("a", Phase::kForward));
@@ -471,7 +471,7 @@ TEST_F(SessionOnStreamsTest, TheEndWakesEveryStreamAndIsTold) {
   ASSERT_OK(session_->gathers().ReleaseOn(ticket, stream_));
 }
 
-// The daemon is killed when it has said that the epoch has ended, and before it has woken anybody.
+// The daemon is killed when it has said that the epoch has ended, and before it has woken any waiter.
 TEST_F(SessionOnStreamsTest, AnEndThatADeadDaemonLeftHalfDoneIsCompleted) {
   Attach();
   ASSERT_OK_AND_ASSIGN(const GatherTicket ticket, session_->gathers().Gather("a", Phase::kForward));
@@ -480,7 +480,7 @@ TEST_F(SessionOnStreamsTest, AnEndThatADeadDaemonLeftHalfDoneIsCompleted) {
   EXPECT_FALSE(gpu_.Idle(stream_));
   epoch_->words().status().value = static_cast<uint32_t>(absl::StatusCode::kAborted);
   epoch_->KillDaemon();
-  // Nobody calls: the watch alone does it.
+  // No call is made: the watch alone ends the page.
   const absl::Time end = absl::Now() + absl::Seconds(30);
   while (!gpu_.Idle(stream_) && absl::Now() < end) gpu_.Run();
   EXPECT_TRUE(gpu_.Idle(stream_));
@@ -493,7 +493,7 @@ TEST(SessionMemoryTest, InHostMemoryThereAreNoStreams) {
   FakeEpoch epoch(ThreeUnits(), {});
   ASSERT_OK_AND_ASSIGN(const std::shared_ptr<Session> session, epoch.Attach());
   EXPECT_EQ(session->gpu(), -1);
-  const auto is_refused = StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("GPU expected"));
+  const auto is_refused = StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("want a session with a GPU"));
   ASSERT_OK_AND_ASSIGN(const GatherTicket ticket, session->gathers().Gather("a", Phase::kForward));
   EXPECT_THAT(session->gathers().Await(ticket, nullptr), is_refused);
   EXPECT_THAT(session->gathers().ReleaseOn(ticket, nullptr), is_refused);
@@ -507,7 +507,7 @@ TEST(SessionMemoryTest, AGpuThatThisProcessDoesNotSeeIsNamed) {
   FakeEpoch epoch(ThreeUnits(), {.gpu_uuid = kFakeGpuUuid});
 #ifdef PARAMSHARD_HAS_CUDA
   EXPECT_THAT(epoch.Attach(), StatusIs(absl::StatusCode::kFailedPrecondition,
-                                       AllOf(HasSubstr("GPU-30313233-3435-3637-3839-616263646566 expected"),
+                                       AllOf(HasSubstr("want GPU-30313233-3435-3637-3839-616263646566"),
                                              HasSubstr("CUDA_VISIBLE_DEVICES"))));
 #else
   EXPECT_THAT(epoch.Attach(), StatusIs(absl::StatusCode::kUnimplemented,
@@ -517,7 +517,7 @@ TEST(SessionMemoryTest, AGpuThatThisProcessDoesNotSeeIsNamed) {
 
 TEST(SessionMemoryTest, AUuidHasSixteenBytes) {
   FakeEpoch epoch(ThreeUnits(), {.gpu_uuid = "short"});
-  EXPECT_THAT(epoch.Attach(), StatusIs(absl::StatusCode::kInternal, HasSubstr("16 bytes expected, got 5")));
+  EXPECT_THAT(epoch.Attach(), StatusIs(absl::StatusCode::kInternal, HasSubstr("want a GPU's UUID of 16 bytes, got 5")));
 }
 
 }  // namespace

@@ -80,7 +80,7 @@ TEST_F(SessionTest, ADaemonWithAnotherLayoutIsRefused) {
 TEST_F(SessionTest, MemoryOfAnotherSizeThanTheLayoutsIsRefused) {
   FakeEpoch epoch(ThreeUnits(), {.extra_planes_bytes = 4096});
   EXPECT_THAT(epoch.Attach(),
-              StatusIs(absl::StatusCode::kInternal, AllOf(HasSubstr("planes"), HasSubstr("expected by the layout"))));
+              StatusIs(absl::StatusCode::kInternal, AllOf(HasSubstr("planes"), HasSubstr("bytes by the layout"))));
 }
 
 // --- Gathers
@@ -138,7 +138,7 @@ TEST_F(SessionTest, WhetherAGatherHasASlotIsToldBefore) {
   ASSERT_OK_AND_ASSIGN(const GatherTicket c, gathers.Gather("c", Phase::kForward));  // in the large slot
   const auto is_refused = StatusIs(
       absl::StatusCode::kResourceExhausted,
-      "gather big: a free gather slot expected, the large ones that it fits are held by handles of c; release one, or "
+      "gather big: no gather slot is free: the large ones that it fits are held by handles of c; release one, or "
       "raise ModelSpec.large_gather_slots above 1");
   EXPECT_THAT(gathers.CanGather("big", Phase::kForward), is_refused);
   EXPECT_THAT(gathers.Gather("big", Phase::kForward), is_refused);
@@ -151,7 +151,7 @@ TEST_F(SessionTest, WhetherAGatherHasASlotIsToldBefore) {
   EXPECT_EQ(Commands().size(), 3);
 }
 
-// What was gathered ahead gives way, or is what is asked for.
+// A unit that was gathered ahead gives way, or is the requested one.
 TEST_F(SessionTest, WhatWasGatheredAheadIsInNobodysWay) {
   Attach();
   Step("abc");
@@ -524,7 +524,7 @@ TEST_F(SessionTest, AClosedCompanionConnectionEndsTheSession) {
 
 class ForkTest : public SessionTest, public testing::WithParamInterface<bool> {
  protected:
-  // Whether the watch still ends the page when the daemon dies.
+  // Returns true if the watch still ends the page when the daemon dies.
   bool WatchEndsThePage() {
     epoch_->KillDaemon();
     const absl::Time end = absl::Now() + absl::Seconds(30);
@@ -550,7 +550,7 @@ TEST_P(ForkTest, AChildCanNeitherUseNorDisturbTheSession) {
           session_->gathers().Await(gathered), session_->gradients().Take("c").status(),
           session_->gradients().Push(gradients, {}), session_->Commit({}).status(),
           session_->commits().Await(1).status(), session_->commits().Await(2).status(), session_->Detach()}) {
-      const bool says_why = absl::StrContains(answer.message(), "got a forked child");
+      const bool says_why = absl::StrContains(answer.message(), "in a forked child");
       if (answer.code() != absl::StatusCode::kFailedPrecondition || !says_why)
         return absl::UnknownError(answer.ToString());
     }

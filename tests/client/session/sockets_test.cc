@@ -32,10 +32,11 @@ TEST_F(CheckOwnerTest, OwnDirectoriesAndThoseOfRootAreAccepted) {
 }
 
 TEST_F(CheckOwnerTest, ADirectoryOfAnotherUserIsRefused) {
-  EXPECT_THAT(CheckOwner(directory_, owner_ + 1),
-              StatusIs(absl::StatusCode::kPermissionDenied,
-                       AllOf(HasSubstr(absl::StrCat("of user ", owner_ + 1, " or root, got one of user ", owner_)),
-                             HasSubstr("name its socket directory"))));
+  EXPECT_THAT(
+      CheckOwner(directory_, owner_ + 1),
+      StatusIs(absl::StatusCode::kPermissionDenied,
+               AllOf(HasSubstr(absl::StrCat("of user ", owner_ + 1, " or root, got a directory of user ", owner_)),
+                     HasSubstr("name its socket directory"))));
 }
 
 TEST_F(CheckOwnerTest, ALinkIsNotFollowed) {
@@ -46,7 +47,7 @@ TEST_F(CheckOwnerTest, ALinkIsNotFollowed) {
 
 TEST_F(CheckOwnerTest, WhereNobodyServesThereIsNoDaemon) {
   EXPECT_THAT(CheckOwner(directory_ + "/none", owner_),
-              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("a daemon expected at " + directory_ + "/none")));
+              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("cannot reach a daemon at " + directory_ + "/none")));
 }
 
 TEST(FindSocketsTest, ADirectoryWithALongNameIsRefused) {

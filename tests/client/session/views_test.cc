@@ -27,7 +27,7 @@ TEST(GradientViewTest, AnotherNumberOfValuesIsRefused) {
   std::vector<uint8_t> memory(16);
   const GradientView view{.rows = 2, .columns = 2, .data = absl::MakeSpan(memory)};
   EXPECT_THAT(view.Write(std::vector<float>(3)),
-              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("2 x 2 values expected, got 3")));
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("want 2 x 2 values, got 3")));
 }
 
 TEST(GradientViewTest, NoValuesAreFine) {
@@ -74,7 +74,7 @@ TEST_F(MatrixTest, TransposeOfNibblesPadsRows) {
 TEST_F(MatrixTest, TransposeRefusesOtherSizesAndWidths) {
   std::vector<uint8_t> out(20 * 40 - 1);
   EXPECT_THAT(matrix_.Transpose(absl::MakeSpan(out)),
-              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("800 bytes expected, got 799")));
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("want 800 bytes, got 799")));
   Matrix wide = matrix_;
   wide.encoding.format = Format::kBF16;
   EXPECT_THAT(wide.Transpose(absl::MakeSpan(out)), StatusIs(absl::StatusCode::kUnimplemented));
@@ -93,9 +93,9 @@ TEST_F(MatrixTest, ScalesAreCopiedAsTheProductReadsThem) {
 TEST_F(MatrixTest, OtherLayoutsOperandsAndSizesAreRefused) {
   std::vector<uint8_t> out(511);
   EXPECT_THAT(matrix_.CopyScales(ScaleLayout::kPadded128x4, absl::MakeSpan(out)),
-              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("copy scales: 512 bytes expected, got 511")));
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("copy scales: want 512 bytes, got 511")));
   EXPECT_THAT(matrix_.CopyScales(static_cast<ScaleLayout>(7), absl::MakeSpan(out)),
-              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("got layout 7")));
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("got number 7")));
   EXPECT_THAT(matrix_.CopyScales(ScaleLayout::kPadded128x4, absl::MakeSpan(out), Plane::kColumnWise),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("operand")));
 }

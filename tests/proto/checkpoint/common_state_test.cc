@@ -29,7 +29,7 @@ TEST(CommonStateTest, ComesBackAsItWas) {
   }
 }
 
-// A model of parameters with delayed scaling, each of which adds two tensors.
+// Returns a model of parameters with delayed scaling: each adds two tensors.
 ModelSpec DelayedSpec(int parameters) {
   ModelSpec spec = TinySpec();
   std::vector<ParameterSpec>& all = spec.units.front().parameters;
@@ -51,13 +51,13 @@ TEST(CommonStateTest, HeadersThatReadersWouldRefuseAreSplit) {
     EXPECT_LE(data_begin, kMaxHeaderBytes);
   }
   EXPECT_THAT(ParseCommonState(model.spec(), files), IsOkAndHolds(testing::Eq(model.common())));
-  // Without one of them, and with one twice.
+  // One file is missing, then one is there twice.
   EXPECT_THAT(ParseCommonState(model.spec(), absl::MakeSpan(files).first(files.size() - 1)),
               StatusIs(absl::StatusCode::kInvalidArgument));
   std::vector<std::string> twice = files;
   twice.push_back(files.back());
   EXPECT_THAT(ParseCommonState(model.spec(), twice),
-              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("in one file")));
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("more than one file")));
 }
 
 TEST(CommonStateTest, StatesOfOtherModelsAreRefused) {
@@ -67,7 +67,7 @@ TEST(CommonStateTest, StatesOfOtherModelsAreRefused) {
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("step_counts")));
   ASSERT_OK_AND_ASSIGN(const std::vector<std::string> files, SerializeCommonState(model.spec(), model.common()));
   EXPECT_THAT(ParseCommonState(tiny.spec(), files),
-              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("tensor step_counts: I64 [1] expected")));
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("tensor step_counts: want I64 [1]")));
 }
 
 TEST(CommonStateTest, NumbersThatNoModelHasAreRefused) {
@@ -76,12 +76,12 @@ TEST(CommonStateTest, NumbersThatNoModelHasAreRefused) {
   state.version = state.commit_number + 1;
   ASSERT_OK_AND_ASSIGN(const std::vector<std::string> files, SerializeCommonState(model.spec(), state));
   EXPECT_THAT(ParseCommonState(model.spec(), files),
-              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("tensor numbers: 0 <= version")));
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("tensor numbers: want 0 <= version")));
   state = model.common();
   state.step_counts[0] = -1;
   ASSERT_OK_AND_ASSIGN(const std::vector<std::string> steps, SerializeCommonState(model.spec(), state));
   EXPECT_THAT(ParseCommonState(model.spec(), steps),
-              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("step_counts: counts expected")));
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("step_counts: want counts")));
 }
 
 TEST(CommonStateTest, HistoriesOfAnotherLengthAreRefused) {

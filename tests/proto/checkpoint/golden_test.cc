@@ -1,4 +1,4 @@
-// The golden checkpoint, which tests/golden/checkpoint.py has written: two implementations of one page.
+// The golden checkpoint of tests/golden/checkpoint.py, an independent implementation of docs/checkpoints.md.
 #include <string>
 #include <vector>
 
@@ -105,7 +105,7 @@ TEST(MergePartsTest, WhatIsMissingIsNamed) {
     parts[rank].step_counts["w"] = 3;
   }
   Manifest manifest{.world = {2, 2}};
-  // In whichever order they come.
+  // The order of parts does not matter.
   EXPECT_THAT(MergeParts(model.spec(), {parts[1], parts[0]}, manifest), IsOkAndHolds(testing::ElementsAre(3)));
   const auto merge = [&](const std::vector<Part>& some) { return MergeParts(model.spec(), some, manifest).status(); };
   EXPECT_THAT(merge({parts[0]}),
@@ -113,15 +113,15 @@ TEST(MergePartsTest, WhatIsMissingIsNamed) {
   EXPECT_THAT(merge({parts[0], parts[1], parts[1]}), StatusIs(absl::StatusCode::kInvalidArgument));
   std::vector<Part> changed = parts;
   changed[0].tensors.at("master/w").rows += 1;
-  EXPECT_THAT(merge(changed),
-              StatusIs(absl::StatusCode::kInvalidArgument, testing::HasSubstr("3 rows expected, got 4")));
+  EXPECT_THAT(merge(changed), StatusIs(absl::StatusCode::kInvalidArgument, testing::HasSubstr("want 3 rows, got 4")));
   changed = parts;
   changed[1].step_counts["w"] = 4;
-  EXPECT_THAT(merge(changed), StatusIs(absl::StatusCode::kInvalidArgument, testing::HasSubstr("w: 3 steps expected")));
+  EXPECT_THAT(merge(changed), StatusIs(absl::StatusCode::kInvalidArgument, testing::HasSubstr("want 3 steps")));
   changed = parts;
   changed[0].step_counts.clear();
   changed[1].step_counts.clear();
-  EXPECT_THAT(merge(changed), StatusIs(absl::StatusCode::kInvalidArgument, testing::HasSubstr("got none")));
+  EXPECT_THAT(merge(changed),
+              StatusIs(absl::StatusCode::kInvalidArgument, testing::HasSubstr("w: step count not found")));
 }
 
 }  // namespace

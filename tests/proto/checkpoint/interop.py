@@ -1,4 +1,4 @@
-"""Opens a checkpoint with the packages that people have, and compares every byte.
+"""Opens a checkpoint with packages of other projects, and compares every byte.
 
     interop.py safetensors|torch|dtensor FOLDER EXPECTED.JSON
 
@@ -20,7 +20,7 @@ def bytes_of(tensor):
 
 
 def read_by_safetensors(folder, expected):
-    """Every file by itself, its rows put where the file says. As bytes: numpy has not every type."""
+    """Reads every file alone and puts its rows where the file says. As bytes: numpy lacks some types."""
     from safetensors import deserialize, safe_open
     found = {key: bytearray(len(bytes.fromhex(entry['data']))) for key, entry in expected.items()}
     for name in sorted(os.listdir(folder)):
@@ -58,13 +58,13 @@ def read_by_torch(folder, expected):
 
 
 def read_rank(rank, folder, expected, store):
-    """One rank of a world in which every tensor is cut on its rows."""
+    """Reads as one rank of a world in which every tensor is cut on its rows."""
     import torch.distributed as dist
     import torch.distributed.checkpoint as dcp
     from torch.distributed.tensor import DTensor, Shard, init_device_mesh
     dist.init_process_group('gloo', init_method='file://' + store, rank=rank, world_size=RANKS)
     mesh = init_device_mesh('cpu', (RANKS,))
-    # As torch.chunk cuts. Not by distribute_tensor, whose scatter gloo has not for every type.
+    # Cuts as torch.chunk does. distribute_tensor does not work: its scatter lacks some types on gloo.
     state = {}
     for key, tensor in empty_tensors(expected).items():
         size = -(-len(tensor) // RANKS)

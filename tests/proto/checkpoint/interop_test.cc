@@ -1,5 +1,5 @@
-// Checkpoints in other programs: the second implementation, and the packages that people have. PARAMSHARD_TEST_PYTHON
-// names the interpreter that has them.
+// Checkpoints in other programs: the second implementation, and the packages of other projects. PARAMSHARD_TEST_PYTHON
+// is an interpreter that has them.
 #include <sys/wait.h>
 
 #include <cstdlib>
@@ -39,7 +39,7 @@ class InteropTest : public testing::Test {
     if (Python().empty()) GTEST_SKIP() << "there is no Python";
   }
 
-  // Every tensor as another program is to find it.
+  // Writes every tensor as the other program has to find it.
   std::string WriteExpected() const {
     nlohmann::json expected;
     for (const UnitSpec& unit : model_.spec().units) {

@@ -16,7 +16,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// How often each row of each tensor is in the files of all ranks.
+// Returns the number of times that each row of each tensor is in the files of all ranks.
 std::map<std::string, std::vector<int>> CountRows(const ModelSpec& spec, const World& world, int64_t max_header_bytes) {
   std::map<std::string, std::vector<int>> counts;
   for (const UnitSpec& unit : spec.units) {

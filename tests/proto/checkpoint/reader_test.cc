@@ -40,7 +40,7 @@ class ReaderTest : public testing::Test {
   mutable uint64_t histories_ = 0;
 };
 
-// All arrays of a checkpoint as they come when a world's ranks read what they own.
+// Returns all arrays of a checkpoint, joined from the rows that each rank of a world reads.
 std::map<std::string, std::vector<uint8_t>> ReadInto(const Reader& reader, int ranks) {
   std::map<std::string, std::vector<uint8_t>> arrays;
   const Layout layout(reader.spec(), ranks);
@@ -71,7 +71,7 @@ TEST_F(ReaderTest, AnyWorldReadsWhatAnyOtherHasSaved) {
     SCOPED_TRACE(absl::StrCat(world.size, " ranks in groups of ", world.shard_size));
     ASSERT_OK_AND_ASSIGN(const Reader reader, Reader::Open(Write(model, world), {.owner = geteuid()}));
     for (const int ranks : {1, 2, 5, 9}) EXPECT_EQ(ReadInto(reader, ranks), model.arrays());
-    // The cut changes no hash.
+    // The cut does not change hashes.
     if (!hashes.has_value()) hashes = reader.manifest().tensors;
     EXPECT_EQ(reader.manifest().tensors, *hashes);
     for (int rank = 0; rank < world.size; ++rank) {
@@ -83,7 +83,7 @@ TEST_F(ReaderTest, AnyWorldReadsWhatAnyOtherHasSaved) {
   }
 }
 
-// Types of state that descriptions leave to defaults, at random.
+// Returns a random spec, also with types of state that descriptions leave at their defaults.
 ModelSpec RandomSpec(uint64_t seed) {
   RandomModel random(seed);
   ModelSpec spec = random.Spec();
@@ -124,7 +124,7 @@ TEST_F(ReaderTest, HeadersThatWereSplitAreReadTogether) {
   ASSERT_OK_AND_ASSIGN(const Reader reader, Reader::Open(folder, {}));
   EXPECT_EQ(ReadInto(reader, 3), model.arrays());
   EXPECT_EQ(reader.common(), model.common());
-  // Each of them is checked as the first is.
+  // Each of the files is checked like the first.
   const std::string common = folder + "/" + CommonFileName(1);
   std::string bytes = ReadText(common);
   bytes.back() ^= 1;
@@ -178,10 +178,12 @@ TEST_F(ReaderTest, ThreadsReadBesideEachOther) {
 }
 
 TEST_F(ReaderTest, WhatIsNoCheckpointIsRefused) {
-  EXPECT_THAT(Reader::Open(root() + "/none", {}), StatusIs(absl::StatusCode::kNotFound, HasSubstr("/none: a folder")));
+  EXPECT_THAT(Reader::Open(root() + "/none", {}),
+              StatusIs(absl::StatusCode::kNotFound, HasSubstr("/none: folder not found")));
   EXPECT_THAT(Reader::Open(root(), {}), StatusIs(absl::StatusCode::kNotFound, HasSubstr(kManifestFileName)));
   WriteText(root() + "/file", "");
-  EXPECT_THAT(Reader::Open(root() + "/file", {}), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("a folder")));
+  EXPECT_THAT(Reader::Open(root() + "/file", {}),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("not a folder")));
 }
 
 TEST_F(ReaderTest, AWrongOwnerOrModeIsRefused) {
@@ -205,7 +207,7 @@ TEST_F(ReaderTest, AWrongOwnerOrModeIsRefused) {
   EXPECT_OK(Reader::Open(folder, {.owner = geteuid()}));
 }
 
-// Puts another text in the place of the first one like this in a manifest, and seals it again.
+// Replaces the first occurrence of a text in a manifest, and seals it again.
 void Replace(const std::string& folder, const std::string& text, const std::string& other) {
   const std::string path = folder + "/" + kManifestFileName;
   std::string manifest = ReadText(path);
@@ -225,11 +227,11 @@ TEST_F(ReaderTest, FilesThatDoNotSayHowLargeTheirChunksAreHaveTheLargest) {
   ASSERT_OK_AND_ASSIGN(const Reader reader, Reader::Open(folder, {}));
   EXPECT_EQ(reader.manifest().files.front().chunk_bytes, kMaxChunkBytes);
   EXPECT_EQ(ReadInto(reader, 2), model.arrays());
-  // 100 rows are two of those that are written, and one of the largest.
+  // 100 rows are two chunks of the written size, and one of the largest size.
   const std::string other = Write(SavedModel(TallSpec(100), 3), {1, 1});
   Replace(other, chunk_bytes, "");
   EXPECT_THAT(Reader::Open(other, {}),
-              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("sums of 4 chunks expected, got 7")));
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("want sums of 4 chunks, got 7")));
   for (const char* const bytes : {"0", "-1", "4194305", "\"much\""}) {
     const std::string damaged = Write(model, {1, 1});
     Replace(damaged, chunk_bytes, absl::StrCat("\"chunk_bytes\": ", bytes, ","));
@@ -241,7 +243,7 @@ TEST_F(ReaderTest, ANewerFormatSaysSo) {
   const std::string folder = Write(SavedModel(TinySpec(), 1), {1, 1});
   Replace(folder, "\"format_version\": 1", "\"format_version\": 2");
   EXPECT_THAT(Reader::Open(folder, {}),
-              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("at most 1 expected, got 2")));
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("want at most 1, got 2")));
 }
 
 TEST_F(ReaderTest, MissingAndOtherFilesAreNamed) {
@@ -307,8 +309,8 @@ TEST_F(ReaderTest, RowsThatAreThereTwiceOrNeverAreNamed) {
   Reader::OpenDamaged(folder, {}, [&](const Damage& damage) { damages.emplace_back(damage.ToStatus("").message()); });
   EXPECT_THAT(damages,
               testing::Contains(AllOf(HasSubstr("rank-00002-of-00003.safetensors: tensor master/w: rows [1, 2)"),
-                                      HasSubstr("expected once"))));
-  EXPECT_THAT(damages, testing::Contains(AllOf(HasSubstr("tensor master/w: rows [2, 3)"), HasSubstr("in none"))));
+                                      HasSubstr("found in several files"))));
+  EXPECT_THAT(damages, testing::Contains(AllOf(HasSubstr("tensor master/w: rows [2, 3)"), HasSubstr("not found"))));
 }
 
 TEST_F(ReaderTest, ASpecOfAnotherModelIsRefused) {

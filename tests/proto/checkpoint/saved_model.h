@@ -19,9 +19,9 @@ namespace paramshard::checkpoint {
 // Every kind of array: fp32 masters, remainders, all types of moments, frozen planes of every format; odd rows and
 // columns, small and large parameters, three dimensions. Checked.
 ModelSpec SpecOfEverything();
-// One parameter w [3, 2], whose scaling is delayed.
+// One parameter w [3, 2] with delayed scaling.
 ModelSpec TinySpec();
-// One parameter w of rows of 257 fp32 elements, 4,080 of which are a chunk.
+// One parameter w with rows of 257 fp32 elements, so 4,080 rows are a chunk.
 ModelSpec TallSpec(int64_t rows);
 // Checks a description.
 ModelSpec Checked(const ModelSpec& spec);
@@ -33,7 +33,7 @@ class SavedModel {
 
   // Draws every byte of the state.
   SavedModel(ModelSpec spec, uint64_t seed);
-  // A state from elsewhere: of every tensor of the spec.
+  // Takes a given state, with every tensor of the spec.
   SavedModel(ModelSpec spec, Arrays arrays, CommonState common)
       : spec_(std::move(spec)), arrays_(std::move(arrays)), common_(std::move(common)) {}
 
@@ -51,10 +51,10 @@ class SavedModel {
     int64_t max_header_bytes = RankFilePlan::kMaxHeaderBytes;
     std::function<std::string(int rank)> client_state = ClientState;
   };
-  // Writes a checkpoint into a folder of its name in `model_folder`, which it makes, and returns its path.
+  // Makes a folder of the checkpoint's name in `model_folder`, writes the checkpoint into it, and returns its path.
   std::string Write(const std::string& model_folder, const Options& options) const;
 
-  // A rank's files, in memory, and what it tells of them.
+  // A rank's files in memory, and the entries that it reports.
   struct RankFiles {
     std::vector<std::string> bytes;
     std::vector<FileEntry> entries;

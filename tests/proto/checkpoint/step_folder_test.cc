@@ -84,7 +84,7 @@ TEST_F(StepListTest, OfOneStepTheLastSavedIsFound) {
   const std::string branch = Write(20, 2, ~kHistory);
   ASSERT_OK_AND_ASSIGN(const StepEntry found, FindStep(folder(), 20));
   EXPECT_EQ(found.path, branch);
-  EXPECT_THAT(FindStep(folder(), 21), StatusIs(absl::StatusCode::kNotFound, HasSubstr("a checkpoint of step 21")));
+  EXPECT_THAT(FindStep(folder(), 21), StatusIs(absl::StatusCode::kNotFound, HasSubstr("no checkpoint of step 21")));
 }
 
 TEST_F(StepListTest, BehindADamagedOneNobodyKnowsTheLatest) {
@@ -93,7 +93,7 @@ TEST_F(StepListTest, BehindADamagedOneNobodyKnowsTheLatest) {
   WriteText(damaged + "/" + kManifestFileName, "{}");
   EXPECT_THAT(LatestStep(folder()), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("step-000000000030-01234567")));
   EXPECT_OK(FindStep(folder(), 20));
-  EXPECT_THAT(LatestStep(folder()), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("whether it is the latest")));
+  EXPECT_THAT(LatestStep(folder()), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("may be the latest")));
   fs::remove(damaged + "/" + kManifestFileName);
   EXPECT_THAT(LatestStep(folder()), StatusIs(absl::StatusCode::kDataLoss, HasSubstr(kManifestFileName)));
 }
@@ -105,7 +105,7 @@ TEST_F(StepListTest, OfAStepThatIsDamagedNothingIsSaidOfTheLatest) {
                                                      HasSubstr("of step 30 is damaged"), Not(HasSubstr("latest")))));
   Write(30, 1, ~kHistory);
   EXPECT_THAT(FindStep(folder(), 30),
-              StatusIs(absl::StatusCode::kDataLoss, HasSubstr("whether it is the last one of step 30")));
+              StatusIs(absl::StatusCode::kDataLoss, HasSubstr("may be the last checkpoint of step 30")));
 }
 
 TEST_F(StepListTest, ErrorsOfManifestsBeginWithTheirPaths) {
@@ -131,7 +131,7 @@ TEST_F(StepListTest, AFolderOfAnotherNameIsDamaged) {
 TEST_F(StepListTest, NothingThereIsNotFound) {
   EXPECT_THAT(LatestStep(folder()), StatusIs(absl::StatusCode::kNotFound));
   fs::create_directory(folder());
-  EXPECT_THAT(LatestStep(folder()), StatusIs(absl::StatusCode::kNotFound, HasSubstr("got none")));
+  EXPECT_THAT(LatestStep(folder()), StatusIs(absl::StatusCode::kNotFound, HasSubstr("no checkpoint found")));
 }
 
 }  // namespace

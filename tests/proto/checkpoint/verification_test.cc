@@ -33,7 +33,7 @@ std::vector<std::string> Texts(const Verification& verification) {
   return texts;
 }
 
-// In place: a file that is cut first is written to the disk when it is closed, which takes a while.
+// Writes in place: a truncated file would be written to the disk when it is closed, which takes a while.
 void WriteByte(const std::string& path, size_t offset, int byte) {
   std::fstream file(path, std::ios::binary | std::ios::in | std::ios::out);
   file.seekp(static_cast<std::streamoff>(offset));
@@ -47,7 +47,7 @@ class VerificationTest : public testing::Test {
     return SavedModel(spec, seed).Write(root_.path(), {.world = world, .step = step, .history = kHistory});
   }
 
-  // Flips each bit of every one of these files, one in each at a time, and expects that all of them are named.
+  // Flips each bit of these files, one bit of each file at a time, and expects that every file is named.
   void FlipEveryBit(const std::string& folder, const std::vector<std::string>& names) const {
     std::vector<std::string> texts;
     size_t bits = 0;
@@ -119,8 +119,8 @@ TEST_F(VerificationTest, DamageIsNamedByFileTensorAndRows) {
   const auto damage = [&](const Reader::Place& place, int64_t chunk) {
     bytes[ChunksOf(place.rows)[chunk].offset_bytes + 5] ^= 0x10;
   };
-  // Two chunks of the master that follow each other, the last of a place and the first of the next; the last of a
-  // moment.
+  // Damages two consecutive chunks of the master, the last of a place and the first of the next, and the last chunk of
+  // a moment.
   const int64_t last = ChunkCount(places[0].rows) - 1;
   damage(places[0], last);
   damage(places[1], 0);

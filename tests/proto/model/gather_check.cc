@@ -41,7 +41,7 @@ struct GatherCheck::PlaneCase {
 
 namespace {
 
-// The array that a tag belongs to, in the bits above the byte's index.
+// Returns the array of a tag, in the bits above the byte's index.
 enum class Array : uint64_t { kData = 1, kScales = 2, kAmax = 3 };
 
 Tag FirstTag(int unit, int parameter, Plane plane, Array array) {
@@ -69,8 +69,8 @@ void Expect(const std::vector<Tag>& memory, int64_t offset, Tag first, int64_t b
 
 int64_t SmallExtentBegin(const UnitLayout& unit) { return unit.arena_offset + unit.small_extent_offset; }
 
-// Where a rank's part of the small extent of a phase would begin if it had all of Phase::kBoth: offsets
-// count from there.
+// Returns where a rank's part of the small extent of a phase would begin if it had all of Phase::kBoth:
+// the origin of offsets.
 int64_t SmallBase(const UnitLayout& unit, Phase phase, int rank) {
   const SmallRun& small = unit.small[phase];
   return small.slot_offset + rank * small.bytes - small.begin;

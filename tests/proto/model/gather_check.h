@@ -1,5 +1,4 @@
-// Plays gathers of a layout on tagged bytes, and looks for every byte where the layout says that
-// it is.
+// Simulation of a layout's gathers on tagged bytes: every byte has to be where the layout says.
 #ifndef PARAMSHARD_TESTS_PROTO_MODEL_GATHER_CHECK_H_
 #define PARAMSHARD_TESTS_PROTO_MODEL_GATHER_CHECK_H_
 
@@ -11,8 +10,8 @@
 
 namespace paramshard {
 
-// What a byte of an arena or slot is: which byte of which array of which parameter. 0 is a byte
-// that nobody wrote.
+// Origin of a byte of an arena or slot: its parameter, array and place in the array. 0 is a byte that
+// was not written.
 using Tag = uint64_t;
 
 // Fills the arenas of all ranks as the daemon does, from the fields of Layout; reads slots as a
@@ -35,14 +34,14 @@ class GatherCheck {
  private:
   using Memory = std::vector<Tag>;
 
-  // One plane of one parameter: what tests know of it, and what the layout says.
+  // One plane of one parameter: the reference's numbers and the layout's.
   struct PlaneCase;
 
   int ParameterCount(int unit) const { return static_cast<int>(spec_.units[unit].parameters.size()); }
   const ParameterSpec& Spec(int unit, int parameter) const { return spec_.units[unit].parameters[parameter]; }
   std::vector<PlaneCase> Planes(int unit, int parameter) const;
   std::vector<PlaneCase> PlanesOfUnit(int unit) const;
-  // The owner of each row, by the rule for large parameters or as the layout says for a small one.
+  // Returns the owner of each row: by the rule for a large parameter, by the layout for a small one.
   std::vector<int> RowOwners(int unit, int parameter) const;
 
   void FillArenas();
@@ -50,7 +49,7 @@ class GatherCheck {
   void CheckExtents(int unit, int parameter) const;
   int64_t ExpectedPlaneBytes(int unit, int parameter, int64_t rows) const;
 
-  // A slot after the gather of a phase, with every piece checked on its way.
+  // Returns a slot after the gather of a phase, and checks every piece.
   Memory Gather(int unit, Phase phase) const;
   static void CheckOffsets(const PlaneCase& plane, Phase phase);
   void ExpectPlane(const Memory& slot, const PlaneCase& plane, Phase phase) const;
@@ -58,7 +57,7 @@ class GatherCheck {
   // A number of the tensor is on every rank, or on the owner.
   void ExpectAmax(const Memory& slot, const PlaneCase& plane, Phase phase) const;
 
-  // The rank that sends each byte of a gradient slot, -1 where nobody does.
+  // Returns the rank that sends each byte of a gradient slot, -1 for bytes that are not sent.
   std::vector<int> GradientSenders(int unit) const;
 
   const ModelSpec& spec_;

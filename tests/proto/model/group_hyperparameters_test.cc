@@ -11,7 +11,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// Goes through the list: one that a conversion or a check forgets is found here.
+// Iterates over the list, so that a hyper-parameter that a conversion or a check lacks is found.
 TEST(GroupHyperparametersTest, MessagesCarryEachOfThem) {
   Hyperparameters sent;
   float value = 0.25f;
@@ -37,7 +37,7 @@ TEST(GroupHyperparametersTest, EachIsRefusedByNameOutOfItsRange) {
     }
   }
   EXPECT_THAT(CheckHyperparameters(0, {.beta2 = 1.0f}),
-              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("0 <= beta2 < 1 expected, got 1")));
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("want 0 <= beta2 < 1, got 1")));
 }
 
 }  // namespace

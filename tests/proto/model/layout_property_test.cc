@@ -91,7 +91,7 @@ TEST_F(LayoutPropertyTest, TheOwnGradientsOfEveryRankFitTheirLandingPlaces) {
   });
 }
 
-// Room for a use in the slots that its unit may take, counted as a client does it.
+// Returns the number of ring slots with room for `bytes`, as a client computes it.
 int64_t RingSlotsThatFit(const ModelSpec& spec, const Layout& layout, int64_t bytes) {
   return std::count_if(layout.slot_bytes().begin(), layout.slot_bytes().begin() + spec.gather_slots,
                        [&](int64_t slot) { return slot >= bytes; });
@@ -174,7 +174,7 @@ TEST_F(LayoutPropertyTest, ImbalanceIsTheBusiestRankOverTheMean) {
   });
 }
 
-// Daemon and client take each other's addresses for granted when their fingerprints are equal.
+// Daemon and client trust each other's addresses if their fingerprints are equal.
 TEST_F(LayoutPropertyTest, AnotherCutOrAnotherSpecHasAnotherFingerprint) {
   ForRandomModels([](const ModelSpec& spec, const Layout& layout) {
     EXPECT_NE(LayoutFingerprint(Layout(spec, layout.ranks() + 1)), LayoutFingerprint(layout));

@@ -81,7 +81,7 @@ UnitSpec SmallUnit() {
   return UnitOf({MakeParameter("w", {96, 64}, Format::kMXFP8), MakeParameter("norm", {64}, Format::kFP32)});
 }
 
-// Two such units over two ranks: every number by hand.
+// Two such units over two ranks, with every number computed by hand.
 class SmallModelTest : public testing::Test {
  protected:
   const Layout layout_{ModelOf({SmallUnit(), SmallUnit()}), 2};
@@ -231,8 +231,8 @@ TEST(LayoutTest, UnitsAboveTwiceTheMedianShareTheLastSlot) {
   EXPECT_THAT(layout.slot_offsets(), ElementsAre(0, 65536, 131072));
   EXPECT_THAT(layout.gradient_slot_bytes(), ElementsAre(131072, 4194304));
 
-  // A slot of its own, filled by one gather of both, takes the embedding out of the ring but not
-  // out of the gradient slots.
+  // The embedding has its own slot, filled by one gather of both, so it does not count for the ring, but
+  // for the gradient slots.
   spec.units[0].reshard_after_forward = false;
   const Layout resident(spec, 4);
   EXPECT_THAT(resident.slot_bytes(), ElementsAre(65536, 65536, 65536, 2097152));
@@ -254,7 +254,7 @@ TEST(LayoutTest, FrozenParametersHaveNoPlaceForGradients) {
   EXPECT_EQ(layout.landing_bytes(), 64 * 256 * 4);
   EXPECT_THAT(layout.Slices(0, 0), IsEmpty());
   EXPECT_THAT(layout.Slices(1, 1), ElementsAre(GradientSlice{1, 64 * 256 * 4, 64 * 256}));
-  // Gathers bring them like any other.
+  // Gathers bring frozen parameters like any other.
   EXPECT_EQ(layout.Pieces(1, Phase::kForward, 0).size(), 2u);
   // Nothing is trained: slots have no bytes.
   const Layout idle(ModelOf({UnitOf({frozen(large)})}), 2);
@@ -283,7 +283,7 @@ TEST(LayoutTest, MoreElementsThan32BitsCount) {
   EXPECT_THAT(layout.Slices(0, 7), ElementsAre(GradientSlice{0, 16'160'256'000, 577'152'000}));
 }
 
-// The largest model of 1, 2, 4, ... parameters of a kind that the check lets through.
+// Returns the largest model of 1, 2, 4, ... parameters of a kind that passes the check.
 ModelSpec LargestAccepted(const v1::ParameterSpec& parameter, int64_t small_parameter_bytes) {
   v1::ModelSpec proto;
   proto.set_name("m");
@@ -304,8 +304,8 @@ ModelSpec LargestAccepted(const v1::ParameterSpec& parameter, int64_t small_para
   }
 }
 
-// Over the most ranks, with the most slots. A sanitizer sees overflow itself; otherwise it shows as
-// sizes that do not add up.
+// The largest number of ranks and slots. A sanitizer finds overflow itself; otherwise sizes do not add
+// up.
 TEST(LayoutTest, SizesOfEveryCheckedSpecFit64Bits) {
   for (const int64_t small_parameter_bytes : {int64_t{0}, INT64_MAX}) {
     for (const v1::Format format : {v1::FORMAT_FP32, v1::FORMAT_MXFP8, v1::FORMAT_FP8_BLOCK_128X128}) {

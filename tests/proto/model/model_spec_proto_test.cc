@@ -17,7 +17,7 @@ ModelSpec OneUnit(std::vector<ParameterSpec> parameters) {
   return {.name = "m", .units = {{.name = "u", .parameters = std::move(parameters)}}};
 }
 
-// What the daemon makes of a description, and client and daemon know from then on.
+// Returns the checked spec of a description, as client and daemon use it.
 absl::StatusOr<ModelSpec> Check(const ModelSpec& spec) { return ParseModelSpec(ModelSpecToProto(spec)); }
 
 TEST(DescriptionTest, WithoutRulesAParameterWithoutFormatIsFp32) {
@@ -80,7 +80,7 @@ TEST(DescriptionTest, DelayedScalingIsSentAndComesBack) {
   }
 }
 
-// A checked spec means the same as the description that it came from.
+// A checked spec has the same meaning as its description.
 TEST(DescriptionTest, ACheckedSpecIsTheSameModel) {
   ModelSpec spec = OneUnit({Named("w"), Named("v"), Named("t")});
   spec.units[0].parameters[0].initial_value = {

@@ -84,7 +84,7 @@ v1::FormatRule& AddRule(v1::ModelSpec& spec, std::string pattern, v1::Format for
   return rule;
 }
 
-// No parameter names a format any more.
+// Replaces the formats of all parameters by rules.
 std::function<void(v1::ModelSpec&)> ByRules(std::vector<std::pair<std::string, v1::Format>> rules) {
   return [=](v1::ModelSpec& spec) {
     for (v1::UnitSpec& unit : *spec.mutable_units()) {
@@ -136,28 +136,26 @@ std::function<void(v1::ModelSpec&)> Timeout(int64_t seconds, int32_t nanos) {
 
 const Refusal kRefusals[] = {
     {"ModelNameEmpty", SET(spec.set_name("")),
-     "create model \"\": ", "1 to 512 bytes of UTF-8 without NUL, got an empty one"},
+     "create model \"\": ", "1 to 512 bytes of UTF-8 without NUL, got an empty name"},
     {"ModelNameLong", SET(spec.set_name(std::string(1 << 20, 'x'))), "create model xxxx", "got 1048576 bytes"},
     {"ModelNameNul", SET(spec.set_name(std::string("a\0b", 3))), "create model a\\x00", "got a NUL"},
     {"ModelNameNotUtf8", SET(spec.set_name("a\xff")), "create model a\\xff: ", "got other bytes: a\\xff"},
-    {"ModelNameWithSlash", SET(spec.set_name("a/b")),
-     "create model a/b: ", "expected a model name without '/', got a/b"},
+    {"ModelNameWithSlash", SET(spec.set_name("a/b")), "create model a/b: ", "want a model name without '/', got a/b"},
     {"ModelNameLikeAnOption", SET(spec.set_name("--help")), "create model --help: ", "neither an option"},
     {"ModelNameOfAFolder", SET(spec.set_name("..")), "create model ..: ", "nor a folder"},
     {"ModelNameOfACheckpoint", SET(spec.set_name("latest")), "create model latest: ", "nor latest"},
     {"ModelNameOfTwoLines", SET(spec.set_name("a\nb")), "create model a\\nb: ", "without control characters"},
-    {"NoUnits", SET(spec.clear_units()), "create model m: ", "expected at least one unit, got none"},
+    {"NoUnits", SET(spec.clear_units()), "create model m: ", "want at least one unit, got none"},
     {"NoParameters", SET(spec.mutable_units(1)->clear_parameters()),
-     "create model m: unit u1: ", "expected at least one parameter, got none"},
+     "create model m: unit u1: ", "want at least one parameter, got none"},
     {"TooManyParameters", SET(for (int i = 0; i < kMaxParameters; ++i) spec.mutable_units(1)->add_parameters()),
-     "create model m: ", "expected at most 250000 parameters, got 250003"},
-    {"UnitNameEmpty", SET(spec.mutable_units(1)->set_name("")), "create model m: unit 1: ", "got an empty one"},
+     "create model m: ", "want at most 250000 parameters, got 250003"},
+    {"UnitNameEmpty", SET(spec.mutable_units(1)->set_name("")), "create model m: unit 1: ", "got an empty name"},
     {"UnitNameLong", SET(spec.mutable_units(1)->set_name(std::string(513, 'x'))),
      "create model m: unit 1: ", "got 513 bytes"},
-    {"UnitNameTwice", SET(spec.mutable_units(1)->set_name("u0")),
-     "create model m: unit u0: ", "expected a name that no other unit has"},
+    {"UnitNameTwice", SET(spec.mutable_units(1)->set_name("u0")), "create model m: unit u0: ", "duplicate unit name"},
     {"ParameterNameEmpty", SET(First(spec).set_name("")),
-     "create model m: parameter 0 of unit u0: ", "got an empty one"},
+     "create model m: parameter 0 of unit u0: ", "got an empty name"},
     {"ParameterNameLong", SET(First(spec).set_name(std::string(513, 'x'))),
      "create model m: parameter 0 of unit u0: ", "got 513 bytes"},
     {"ParameterNameNul", SET(First(spec).set_name(std::string("\0", 1))),
@@ -165,41 +163,39 @@ const Refusal kRefusals[] = {
     {"ParameterNameNotUtf8", SET(First(spec).set_name("\xed\xa0\x80")),
      "create model m: parameter 0 of unit u0: ", "got other bytes"},
     {"ParameterNameTwiceInAUnit", SET(First(spec).set_name("u0.norm")),
-     "create model m: parameter u0.norm: ", "expected a name that no other parameter has"},
+     "create model m: parameter u0.norm: ", "duplicate parameter name"},
     {"ParameterNameTwiceInTheModel", SET(First(spec).set_name("u1.w")),
-     "create model m: parameter u1.w: ", "expected a name that no other parameter has"},
-    {"DimensionZero", Shape({4, 0}), "create model m: parameter u0.w: ", "expected dimensions >= 1, got shape [4, 0]"},
+     "create model m: parameter u1.w: ", "duplicate parameter name"},
+    {"DimensionZero", Shape({4, 0}), "create model m: parameter u0.w: ", "want dimensions >= 1, got shape [4, 0]"},
     {"DimensionNegative", Shape({-1, 8}),
-     "create model m: parameter u0.w: ", "expected dimensions >= 1, got shape [-1, 8]"},
+     "create model m: parameter u0.w: ", "want dimensions >= 1, got shape [-1, 8]"},
     {"NineDimensions", Shape({1, 1, 1, 1, 1, 1, 1, 1, 1}),
-     "create model m: parameter u0.w: ", "expected at most 8 dimensions, got 9"},
-    {"TwoTo40Elements", Shape({1 << 20, 1 << 20}),
-     "create model m: parameter u0.w: ", "expected fewer than 2^40 elements"},
+     "create model m: parameter u0.w: ", "want at most 8 dimensions, got 9"},
+    {"TwoTo40Elements", Shape({1 << 20, 1 << 20}), "create model m: parameter u0.w: ", "want fewer than 2^40 elements"},
     {"ProductOverflows", Shape({INT64_MAX, INT64_MAX}),
-     "create model m: parameter u0.w: ", "expected fewer than 2^40 elements"},
+     "create model m: parameter u0.w: ", "want fewer than 2^40 elements"},
     {"ProductWrapsToSmall", Shape({int64_t{1} << 32, int64_t{1} << 32, 4}),
-     "create model m: parameter u0.w: ", "expected fewer than 2^40 elements"},
+     "create model m: parameter u0.w: ", "want fewer than 2^40 elements"},
     {"NoFormat", Format(v1::FORMAT_UNSPECIFIED),
-     "create model m: parameter u0.w: ", "expected a format or a format rule that matches the name, got none"},
-    {"UnknownFormat", Format(static_cast<v1::Format>(77)),
-     "create model m: parameter u0.w: ", "expected a format, got 77"},
+     "create model m: parameter u0.w: ", "want a format or a format rule that matches the name, got none"},
+    {"UnknownFormat", Format(static_cast<v1::Format>(77)), "create model m: parameter u0.w: ", "want a format, got 77"},
     {"NegativeFormat", Format(static_cast<v1::Format>(-1)),
-     "create model m: parameter u0.w: ", "expected a format, got -1"},
+     "create model m: parameter u0.w: ", "want a format, got -1"},
     {"UnknownElement", Format(v1::FORMAT_MXFP8, static_cast<v1::Element>(4)),
-     "create model m: parameter u0.w: ", "expected an element type, got 4"},
+     "create model m: parameter u0.w: ", "want an element type, got 4"},
     {"ElementOfAnotherFormat", Format(v1::FORMAT_MXFP8, v1::ELEMENT_E2M1),
-     "create model m: parameter u0.w: ", "expected an element type of MXFP8, got E2M1"},
+     "create model m: parameter u0.w: ", "want an element type of MXFP8, got E2M1"},
     {"ElementTooWideForNvfp4", Format(v1::FORMAT_NVFP4_2D, v1::ELEMENT_E4M3),
-     "create model m: parameter u0.w: ", "expected an element type of NVFP4_2D, got E4M3"},
+     "create model m: parameter u0.w: ", "want an element type of NVFP4_2D, got E4M3"},
     {"ElementTooNarrowForTensorScaling", Format(v1::FORMAT_FP8_TENSOR_DELAYED, v1::ELEMENT_E2M1),
-     "create model m: parameter u0.w: ", "expected an element type of FP8_TENSOR_DELAYED, got E2M1"},
+     "create model m: parameter u0.w: ", "want an element type of FP8_TENSOR_DELAYED, got E2M1"},
     {"RemainderOfAnotherFormat", SET(First(spec).set_master_type(v1::MASTER_TYPE_BF16_REMAINDER)),
-     "create model m: parameter u0.w: ", "expected format BF16 for a master of BF16_REMAINDER, got MXFP8"},
+     "create model m: parameter u0.w: ", "want format BF16 for a master of BF16_REMAINDER, got MXFP8"},
     {"RemainderOfFp32",
      SET(spec.mutable_units(0)->mutable_parameters(1)->set_master_type(v1::MASTER_TYPE_BF16_REMAINDER)),
-     "create model m: parameter u0.norm: ", "expected format BF16 for a master of BF16_REMAINDER, got FP32"},
+     "create model m: parameter u0.norm: ", "want format BF16 for a master of BF16_REMAINDER, got FP32"},
     {"UnknownMasterType", SET(First(spec).set_master_type(static_cast<v1::MasterType>(3))),
-     "create model m: parameter u0.w: ", "expected a type of the master, got 3"},
+     "create model m: parameter u0.w: ", "want a type of the master, got 3"},
     {"HistoryLengthZero", Delayed(0, 0), "create model m: parameter u0.w: ", "a history length from 1 to 65536"},
     {"HistoryLengthNegative", Delayed(-1, 0), "create model m: parameter u0.w: ", "a history length from 1 to 65536"},
     {"HistoryLengthTooLong", Delayed(65537, 0), "create model m: parameter u0.w: ", "a history length from 1 to 65536"},
@@ -208,110 +204,105 @@ const Refusal kRefusals[] = {
     {"MarginTooLarge", Delayed(1, 65), "create model m: parameter u0.w: ", "a margin from -64 to 64"},
     {"UnknownAmaxAlgorithm",
      SET(First(spec).mutable_delayed_scaling()->set_algorithm(static_cast<v1::AmaxAlgorithm>(3))),
-     "create model m: parameter u0.w: ", "expected an algorithm of delayed scaling, got 3"},
+     "create model m: parameter u0.w: ", "want an algorithm of delayed scaling, got 3"},
     {"NoRuleMatchesTheParameter", ByRules({{"u1.*", v1::FORMAT_BF16}}),
-     "create model m: parameter u0.w: ", "expected a format or a format rule that matches the name, got none"},
+     "create model m: parameter u0.w: ", "want a format or a format rule that matches the name, got none"},
     {"RuleMatchesNothing", ByRules({{"*.weight", v1::FORMAT_BF16}, {"*", v1::FORMAT_FP32}}),
-     "create model m: ", "expected format rule *.weight to match the name of at least one parameter, got none"},
+     "create model m: ", "format rule *.weight matches no parameter"},
     {"RuleMatchesNothingAndNobodyNeedsOne", SET(AddRule(spec, "w", v1::FORMAT_BF16)),
-     "create model m: ", "expected format rule w to match the name of at least one parameter, got none"},
+     "create model m: ", "format rule w matches no parameter"},
     {"RuleWithoutAFormat", ByRules({{"*", v1::FORMAT_UNSPECIFIED}}),
-     "create model m: parameter u0.w: by format rule *: ", "expected a format, got none"},
+     "create model m: parameter u0.w: by format rule *: ", "want a format, got none"},
     {"RuleThatNobodyNeedsWithoutAFormat", SET(AddRule(spec, "*", v1::FORMAT_UNSPECIFIED)),
-     "create model m: format rule *: ", "expected a format, got none"},
+     "create model m: format rule *: ", "want a format, got none"},
     {"RuleWithAnElementOfAnotherFormat",
      SET(ByRules({{"*", v1::FORMAT_MXFP8}})(spec); spec.mutable_format_rules(0)->set_element(v1::ELEMENT_E2M1)),
-     "create model m: parameter u0.w: by format rule *: ", "expected an element type of MXFP8, got E2M1"},
+     "create model m: parameter u0.w: by format rule *: ", "want an element type of MXFP8, got E2M1"},
     {"RuleWithARemainderOfAnotherFormat",
      SET(ByRules({{"*", v1::FORMAT_MXFP8}})(spec);
          spec.mutable_format_rules(0)->set_master_type(v1::MASTER_TYPE_BF16_REMAINDER)),
-     "create model m: parameter u0.w: by format rule *: ", "expected format BF16 for a master of BF16_REMAINDER"},
+     "create model m: parameter u0.w: by format rule *: ", "want format BF16 for a master of BF16_REMAINDER"},
     {"RemainderOfAnotherFormatByRule",
      SET(ByRules({{"*", v1::FORMAT_FP16}})(spec); First(spec).set_master_type(v1::MASTER_TYPE_BF16_REMAINDER)),
-     "create model m: parameter u0.w: by format rule *: ", "expected format BF16 for a master of BF16_REMAINDER"},
+     "create model m: parameter u0.w: by format rule *: ", "want format BF16 for a master of BF16_REMAINDER"},
     {"RuleWithHistoryLengthZero",
      SET(ByRules({{"*", v1::FORMAT_FP8_TENSOR_DELAYED}})(spec);
          spec.mutable_format_rules(0)->mutable_delayed_scaling()->set_history_length(0)),
      "create model m: parameter u0.w: by format rule *: ", "a history length from 1 to 65536"},
     {"ElementWithoutAFormat", SET(ByRules({{"*", v1::FORMAT_MXFP8}})(spec); First(spec).set_element(v1::ELEMENT_E5M2)),
-     "create model m: parameter u0.w: ", "expected a format beside element"},
+     "create model m: parameter u0.w: ", "require a format"},
     {"PatternEmpty", SET(AddRule(spec, "", v1::FORMAT_BF16)),
-     "create model m: pattern of format rule 0: ", "got an empty one"},
+     "create model m: pattern of format rule 0: ", "got an empty name"},
     {"PatternLong", SET(AddRule(spec, std::string(513, '*'), v1::FORMAT_BF16)),
      "create model m: pattern of format rule 0: ", "got 513 bytes"},
     {"PatternNul", SET(AddRule(spec, "*", v1::FORMAT_BF16); AddRule(spec, std::string("*\0", 2), v1::FORMAT_BF16)),
      "create model m: pattern of format rule 1: ", "got a NUL"},
     {"TooManyRules", SET(for (int i = 0; i < 257; ++i) AddRule(spec, "*", v1::FORMAT_BF16)),
-     "create model m: ", "expected at most 256 format rules, got 257"},
+     "create model m: ", "want at most 256 format rules, got 257"},
     {"UnknownGradientType", SET(First(spec).set_gradient_type(static_cast<v1::GradientType>(3))),
-     "create model m: parameter u0.w: ", "expected a gradient type, got 3"},
+     "create model m: parameter u0.w: ", "want a gradient type, got 3"},
     {"UnknownExpAvgType", SET(First(spec).set_exp_avg_type(static_cast<v1::MomentType>(9))),
-     "create model m: parameter u0.w: ", "expected a type of exp_avg, got 9"},
+     "create model m: parameter u0.w: ", "want a type of exp_avg, got 9"},
     {"UnknownExpAvgSqType", SET(First(spec).set_exp_avg_sq_type(static_cast<v1::MomentType>(9))),
-     "create model m: parameter u0.w: ", "expected a type of exp_avg_sq, got 9"},
+     "create model m: parameter u0.w: ", "want a type of exp_avg_sq, got 9"},
     {"GroupNegative", SET(First(spec).set_group(-1)),
-     "create model m: parameter u0.w: ", "expected a group in [0, 0], got -1"},
+     "create model m: parameter u0.w: ", "want a group in [0, 0], got -1"},
     {"GroupTooHigh", SET(spec.add_groups(); spec.add_groups(); First(spec).set_group(2)),
-     "create model m: parameter u0.w: ", "expected a group in [0, 1], got 2"},
+     "create model m: parameter u0.w: ", "want a group in [0, 1], got 2"},
     {"ConstantNotFinite", SET(First(spec).mutable_initial_value()->mutable_constant()->set_value(kInfinity)),
-     "create model m: parameter u0.w: ", "expected a finite constant, got inf"},
+     "create model m: parameter u0.w: ", "want a finite constant, got inf"},
     {"ZeroElementsReversed", Zero(2, 1), "create model m: parameter u0.w: ", "got zero_begin 2, zero_end 1"},
     {"ZeroElementsNegative", Zero(-1, 1), "create model m: parameter u0.w: ", "got zero_begin -1, zero_end 1"},
     {"ZeroElementsBehindTheEnd", Zero(0, 1 << 20),
      "create model m: parameter u0.w: ", "got zero_begin 0, zero_end 1048576"},
-    {"MeanNotFinite", Normal(kNaN, 1), "create model m: parameter u0.w: ", "expected a finite mean"},
+    {"MeanNotFinite", Normal(kNaN, 1), "create model m: parameter u0.w: ", "want a finite mean"},
     {"DeviationNegative", Normal(0, -1), "create model m: parameter u0.w: ", "standard deviation >= 0, got 0 and -1"},
     {"DeviationNotFinite", Normal(0, kInfinity), "create model m: parameter u0.w: ", "a finite standard deviation"},
-    {"UniformEmpty", Uniform(1, 1),
-     "create model m: parameter u0.w: ", "expected finite low < high, got low 1, high 1"},
+    {"UniformEmpty", Uniform(1, 1), "create model m: parameter u0.w: ", "want finite low < high, got low 1, high 1"},
     {"TruncatedNormalEmpty", TruncatedNormal(0, 1, 2, 2), "create model m: parameter u0.w: ",
-     "expected a finite mean, a finite standard deviation > 0 and finite low < high, got 0, 1, low 2, high 2"},
+     "want a finite mean, a finite standard deviation > 0 and finite low < high, got 0, 1, low 2, high 2"},
     {"TruncatedNormalWithoutDeviation", TruncatedNormal(0, 0, -2, 2),
      "create model m: parameter u0.w: ", "standard deviation > 0"},
-    {"UniformReversed", Uniform(2, 1), "create model m: parameter u0.w: ", "expected finite low < high"},
-    {"UniformNotFinite", Uniform(-kInfinity, 1), "create model m: parameter u0.w: ", "expected finite low < high"},
+    {"UniformReversed", Uniform(2, 1), "create model m: parameter u0.w: ", "want finite low < high"},
+    {"UniformNotFinite", Uniform(-kInfinity, 1), "create model m: parameter u0.w: ", "want finite low < high"},
     {"GroupNameLong", SET(spec.add_groups()->set_name(std::string(513, 'x'))),
      "create model m: group 0: ", "got 513 bytes"},
     {"UnknownMode", SET(spec.add_groups()->set_mode(static_cast<v1::AdamMode>(3))),
-     "create model m: group 0: ", "expected a mode, got 3"},
-    {"ShardSizeZero", SET(spec.set_shard_size(0)), "create model m: ", "expected shard_size in [1, 4096], got 0"},
-    {"ShardSizeTooLarge", SET(spec.set_shard_size(4097)),
-     "create model m: ", "expected shard_size in [1, 4096], got 4097"},
+     "create model m: group 0: ", "want a mode, got 3"},
+    {"ShardSizeZero", SET(spec.set_shard_size(0)), "create model m: ", "want shard_size in [1, 4096], got 0"},
+    {"ShardSizeTooLarge", SET(spec.set_shard_size(4097)), "create model m: ", "want shard_size in [1, 4096], got 4097"},
     {"SmallParameterBytesNegative", SET(spec.set_small_parameter_bytes(-1)),
-     "create model m: ", "expected small_parameter_bytes >= 0, got -1"},
-    {"GatherSlotsZero", SET(spec.set_gather_slots(0)), "create model m: ", "expected gather_slots in [1, 64], got 0"},
+     "create model m: ", "want small_parameter_bytes >= 0, got -1"},
+    {"GatherSlotsZero", SET(spec.set_gather_slots(0)), "create model m: ", "want gather_slots in [1, 64], got 0"},
     {"LargeGatherSlotsZero", SET(spec.set_large_gather_slots(0)),
-     "create model m: ", "expected large_gather_slots in [1, 3], got 0"},
+     "create model m: ", "want large_gather_slots in [1, 3], got 0"},
     {"LargeGatherSlotsMoreThanAll", SET(spec.set_large_gather_slots(4)),
-     "create model m: ", "expected large_gather_slots in [1, 3], got 4"},
-    {"GatherSlotsTooMany", SET(spec.set_gather_slots(65)),
-     "create model m: ", "expected gather_slots in [1, 64], got 65"},
-    {"GradientSlotsZero", SET(spec.set_gradient_slots(0)),
-     "create model m: ", "expected gradient_slots in [1, 64], got 0"},
+     "create model m: ", "want large_gather_slots in [1, 3], got 4"},
+    {"GatherSlotsTooMany", SET(spec.set_gather_slots(65)), "create model m: ", "want gather_slots in [1, 64], got 65"},
+    {"GradientSlotsZero", SET(spec.set_gradient_slots(0)), "create model m: ", "want gradient_slots in [1, 64], got 0"},
     {"GradientSlotsTooMany", SET(spec.set_gradient_slots(65)),
-     "create model m: ", "expected gradient_slots in [1, 64], got 65"},
+     "create model m: ", "want gradient_slots in [1, 64], got 65"},
     {"UnknownReduction", SET(spec.set_gradient_reduction(static_cast<v1::GradientReduction>(3))),
-     "create model m: ", "expected a gradient reduction, got 3"},
+     "create model m: ", "want a gradient reduction, got 3"},
     {"UnknownSums", SET(spec.set_gradient_sums(static_cast<v1::GradientSums>(3))),
-     "create model m: ", "expected gradient_sums AT_COMMIT or AT_PUSH, got 3"},
+     "create model m: ", "want gradient_sums AT_COMMIT or AT_PUSH, got 3"},
     {"UnknownAccumulators", SET(spec.set_accumulator_type(static_cast<v1::GradientType>(3))),
-     "create model m: ", "expected accumulator_type FP32 or BF16, got 3"},
+     "create model m: ", "want accumulator_type FP32 or BF16, got 3"},
     {"TimeoutZero", Timeout(0, 0),
-     "create model m: step_timeout: ", "expected a duration > 0 of at most 24h, got 0 s and 0 ns"},
+     "create model m: step_timeout: ", "want a duration > 0 of at most 24h, got 0 s and 0 ns"},
     {"TimeoutNegative", Timeout(-1, 0),
-     "create model m: step_timeout: ", "expected a duration > 0 of at most 24h, got -1 s and 0 ns"},
-    {"TimeoutNanosOutOfRange", Timeout(1, 1'000'000'000), "create model m: step_timeout: ", "expected a duration > 0"},
-    {"TimeoutSignsDiffer", Timeout(1, -1), "create model m: step_timeout: ", "expected a duration > 0"},
+     "create model m: step_timeout: ", "want a duration > 0 of at most 24h, got -1 s and 0 ns"},
+    {"TimeoutNanosOutOfRange", Timeout(1, 1'000'000'000), "create model m: step_timeout: ", "want a duration > 0"},
+    {"TimeoutSignsDiffer", Timeout(1, -1), "create model m: step_timeout: ", "want a duration > 0"},
     {"TimeoutTooLong", Timeout(24 * 3600, 1), "create model m: step_timeout: ", "of at most 24h, got 86400 s and 1 ns"},
-    {"TimeoutFarTooLong", Timeout(INT64_MAX, 0),
-     "create model m: step_timeout: ", "expected a duration > 0 of at most"},
+    {"TimeoutFarTooLong", Timeout(INT64_MAX, 0), "create model m: step_timeout: ", "want a duration > 0 of at most"},
     {"TotalBytesOverflow", SET(for (int i = 0; i < 1000; ++i) {
        v1::ParameterSpec& parameter = *spec.mutable_units(1)->add_parameters();
        parameter = First(spec);
        parameter.set_name(absl::StrCat("large", i));
        parameter.set_shape(1, (int64_t{1} << 38) - 1);
      }),
-     "create model m: parameter large", "expected sizes that fit 64 bits"},
+     "create model m: parameter large", "want sizes that fit 64 bits"},
 };
 
 #undef SET
@@ -428,7 +419,7 @@ TEST(ParseModelSpecTest, EveryTypeOfStateIsAccepted) {
   }
 }
 
-// Rules overlap: the first that matches counts.
+// Rules overlap: the first that matches applies.
 TEST(ParseModelSpecTest, ParametersTakeTheFirstRuleThatMatchesTheirName) {
   v1::ModelSpec proto = ValidSpec();
   ByRules({{"*norm", v1::FORMAT_FP32}, {"u1.?", v1::FORMAT_BF16}, {"*", v1::FORMAT_MXFP8}})(proto);
@@ -437,7 +428,7 @@ TEST(ParseModelSpecTest, ParametersTakeTheFirstRuleThatMatchesTheirName) {
   proto.mutable_format_rules(2)->set_element(v1::ELEMENT_E5M2);
   proto.mutable_format_rules(2)->set_exp_avg_type(v1::MOMENT_TYPE_FP8);
   proto.mutable_format_rules(2)->set_exp_avg_sq_type(v1::MOMENT_TYPE_FP8);
-  First(proto).set_exp_avg_type(v1::MOMENT_TYPE_BF16);  // what a parameter says itself counts
+  First(proto).set_exp_avg_type(v1::MOMENT_TYPE_BF16);  // a parameter's own field wins
   const absl::StatusOr<ModelSpec> spec = ParseModelSpec(proto);
   ASSERT_TRUE(spec.ok()) << spec.status();
   const ParameterSpec& weight = spec->units[0].parameters[0];
@@ -506,7 +497,7 @@ TEST(ParseModelSpecTest, PatternsAreGlobsOfWholeNames) {
   }
 }
 
-// What would take for ever if every star was tried with every part of the name.
+// Trying every star with every part of the name would take forever.
 TEST(ParseModelSpecTest, APatternOfManyStarsIsDecidedSoon) {
   v1::ModelSpec proto = ValidSpec();
   proto.mutable_units(0)->mutable_parameters(1)->set_name(std::string(512, 'a'));
@@ -604,7 +595,7 @@ TEST(ModelSpecToProtoTest, IsTheInverseOfParsing) {
   }
 }
 
-// What a spec says explicitly is said again: the message contains the one that it came from.
+// All explicit fields of a spec are kept: the message contains its original.
 TEST(ModelSpecToProtoTest, KeepsEveryFieldThatIsSet) {
   const v1::ModelSpec unusual = UnusualSpec();
   google::protobuf::util::MessageDifferencer differencer;
@@ -655,12 +646,12 @@ TEST(ModelSpecFingerprintTest, AModelByRulesEqualsTheOneThatNamesItsFormats) {
   EXPECT_EQ(Canonical(proto).format_rules_size(), 0);
 }
 
-// Any change of the canonical form shows here.
+// Any change of the canonical form fails here.
 TEST(ModelSpecFingerprintTest, IsTheSameInEveryBuild) {
   EXPECT_EQ(FingerprintOf(ValidSpec()), uint64_t{9829061009617016079u});
 }
 
-// Valid messages with random bytes in them: no crash, and what is accepted survives the way back.
+// Valid messages with random bytes in them: no crash, and an accepted spec survives the round trip.
 TEST(ParseModelSpecTest, DamagedMessagesAreRefusedOrMeanSomething) {
   constexpr uint64_t kSeed = 5;
   SCOPED_TRACE(absl::StrCat("seed ", kSeed));

@@ -16,7 +16,7 @@ TEST(NameIndexTest, NamesAreFoundInTheirUnit) {
   EXPECT_THAT(names.FindUnit("second"), IsOkAndHolds(1));
   EXPECT_THAT(names.FindUnit("third"), StatusIs(absl::StatusCode::kNotFound, HasSubstr("unit third")));
   EXPECT_THAT(names.FindParameter(0, "b"), IsOkAndHolds(1));
-  EXPECT_THAT(names.FindParameter(0, "c"), StatusIs(absl::StatusCode::kNotFound, HasSubstr("one of unit second")));
+  EXPECT_THAT(names.FindParameter(0, "c"), StatusIs(absl::StatusCode::kNotFound, HasSubstr("belongs to unit second")));
   EXPECT_THAT(names.FindParameter(0, "d"), StatusIs(absl::StatusCode::kNotFound, HasSubstr("parameter d")));
   EXPECT_EQ(names.Find("c"), &spec.units[1].parameters[0]);
   EXPECT_EQ(names.Find("second"), nullptr);

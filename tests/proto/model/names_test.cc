@@ -28,13 +28,13 @@ TEST(NamesTest, WhatIsNotUtf8IsRefused) {
       "\xf4\x90\x80\x80",  // above U+10FFFF
       "\xf5\x80\x80\x80",  // above U+10FFFF
       "\xff",
-      "a\xe2\x28\xa1",     // a continuation byte that is none
-      "\xf0\x9f\x98\x28",  // a continuation byte that is none
+      "a\xe2\x28\xa1",     // not a continuation byte
+      "\xf0\x9f\x98\x28",  // not a continuation byte
   };
   for (const absl::string_view text : texts) EXPECT_FALSE(IsUtf8(text)) << DisplayName(text);
 }
 
-// Every code point by the definition of the encoding, and the surrogates' gap.
+// Tests every code point after the definition of the encoding, and the gap of the surrogates.
 TEST(NamesTest, AllCodePointsAreUtf8ButSurrogates) {
   for (uint32_t point = 0x80; point <= 0x10ffff; ++point) {
     std::string text;

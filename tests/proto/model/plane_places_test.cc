@@ -55,7 +55,7 @@ std::vector<uint8_t> AnyBytes(int64_t size, uint64_t seed) {
   return bytes;
 }
 
-// Bytes that differ from those of every other plane. Where they lie does not depend on what they mean.
+// Makes bytes that differ from every other plane's. Their place does not depend on their values.
 EncodedPlane AnyPlane(const Encoding& encoding, Plane plane, int64_t rows, int64_t columns, uint64_t seed) {
   return {AnyBytes(DataBytes(encoding, rows, columns), 3 * seed),
           AnyBytes(ScaleBytes(encoding, plane, rows, columns), 3 * seed + 1),
@@ -70,7 +70,7 @@ std::vector<uint8_t> Cut(const std::vector<uint8_t>& bytes, int64_t begin, int64
   return {bytes.begin() + begin, bytes.begin() + end};
 }
 
-// What an extent has of a plane: its rows, and every number of the tensor.
+// Returns an extent's part of a plane: its rows, and every number of the whole tensor.
 EncodedPlane ExtentOf(const EncodedPlane& whole, const Encoding& encoding, Plane plane, RowRange rows,
                       int64_t columns) {
   EncodedPlane extent = {
@@ -82,7 +82,7 @@ EncodedPlane ExtentOf(const EncodedPlane& whole, const Encoding& encoding, Plane
   return extent;
 }
 
-// A model whose planes lie in arenas as the layout says.
+// A model with planes in arenas according to the layout.
 class PlanePlacesTest : public testing::TestWithParam<std::tuple<Format, int>> {
  protected:
   PlanePlacesTest() : ranks_(std::get<1>(GetParam())), layout_(Check(MakeSpec(std::get<0>(GetParam()))), ranks_) {
@@ -204,7 +204,7 @@ TEST(PlanePlacesOfScalesTest, PartsOfRanksThatLieOneAfterTheOtherAreOne) {
   ModelSpec spec;
   spec.name = "scales";
   spec.small_parameter_bytes = 0;
-  // A rank's scales take 512 bytes each, but for those of "uneven", whose 544 do not fill the room between ranks.
+  // A rank's scales take 512 bytes, except the 544 bytes of "uneven", which do not fill the room between ranks.
   spec.units = {{.name = "alone", .parameters = {matrix("alone.w", 512)}},
                 {.name = "two", .parameters = {matrix("two.v", 512), matrix("two.w", 512)}},
                 {.name = "uneven", .parameters = {matrix("uneven.w", 544)}}};

@@ -1,4 +1,4 @@
-// Random model specs, small enough that every byte of their layout can be looked at.
+// Random model specs, small enough to check every byte of their layout.
 #ifndef PARAMSHARD_TESTS_PROTO_MODEL_RANDOM_MODEL_H_
 #define PARAMSHARD_TESTS_PROTO_MODEL_RANDOM_MODEL_H_
 
@@ -17,14 +17,14 @@ class RandomModel {
  public:
   explicit RandomModel(uint64_t seed) : generator_(seed) {}
 
-  // Uniform in [low, high].
+  // Returns a uniform number in [low, high].
   int64_t Integer(int64_t low, int64_t high) { return std::uniform_int_distribution<int64_t>(low, high)(generator_); }
   bool OneIn(int64_t n) { return Integer(1, n) == 1; }
 
-  // All formats, 0 to 5 dimensions, resident units, small and large parameters, frozen ones.
+  // Returns a spec with all formats, 0 to 5 dimensions, resident units, small, large and frozen parameters.
   ModelSpec Spec();
 
-  // 1 to 64, often a power of two.
+  // Returns 1 to 64, often a power of two.
   int Ranks();
 
  private:

@@ -44,7 +44,7 @@ TEST(RankLoadsTest, ExtentsOfLargeParametersCount) {
 
 TEST(RankLoadsTest, EmptyModelIsBalanced) { EXPECT_EQ(RankLoads(ModelSpec(), 4).Imbalance(), 1); }
 
-// The rule in its plainest form: count row by row, then look at all ranks for each small parameter.
+// The rule without shortcuts: count row by row, then search all ranks for each small parameter.
 class PlainLoads {
  public:
   PlainLoads(const ModelSpec& spec, int ranks) : bytes(ranks, 0) {

@@ -1,5 +1,4 @@
-// What docs/numerics.md says about the sizes of formats, written down once more: tests do not ask
-// kernels/formats.
+// Sizes of formats after docs/numerics.md, independent of kernels/formats.
 #ifndef PARAMSHARD_TESTS_PROTO_MODEL_REFERENCE_FORMAT_H_
 #define PARAMSHARD_TESTS_PROTO_MODEL_REFERENCE_FORMAT_H_
 
@@ -28,7 +27,7 @@ struct ReferenceFormat {
   int64_t RowBytes(int64_t columns) const;
   // Bytes of one row of scale blocks; 4 for the scale of a tensor.
   int64_t ScaleRowBytes(Plane plane, int64_t columns) const;
-  // Scale rows that begin in rows [begin, end). The scale of a tensor is everybody's.
+  // Scale rows that begin in rows [begin, end). The scale of a tensor belongs to every extent.
   int64_t FirstScaleRow(Plane plane, int64_t begin) const;
   int64_t ScaleRows(Plane plane, int64_t begin, int64_t end) const;
   // Data, scales and amax of all planes of a matrix.

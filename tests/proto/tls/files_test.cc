@@ -49,7 +49,7 @@ TEST_F(FilesTest, AllThreeAreNeeded) {
     Files some = files_;
     (some.*file).clear();
     EXPECT_THAT(CheckFiles(some, absl::Now()).status(),
-                StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("a PEM file expected")));
+                StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("a PEM file is required")));
   }
 }
 
@@ -94,7 +94,7 @@ TEST_F(FilesTest, WhatIsNoPemIsNamed) {
 
 TEST_F(FilesTest, AnotherCertificatesKeyIsRefused) {
   Write(files_.key, authority_.Issue({kUri}).key);
-  ExpectRefused("TLS key", absl::StrCat("the key of ", files_.cert, " expected"));
+  ExpectRefused("TLS key", absl::StrCat("want the key of ", files_.cert));
 }
 
 TEST_F(FilesTest, ACertificateThatIsNotValidNowIsRefused) {
@@ -119,7 +119,7 @@ TEST_F(FilesTest, ACertificateIsReadWhateverItIsWorth) {
 
 TEST_F(FilesTest, AnotherAuthoritysCertificateIsRefused) {
   Write(files_.ca, test::TestAuthority().cert());
-  ExpectRefused("TLS certificate", absl::StrCat("a certificate of an authority in ", files_.ca));
+  ExpectRefused("TLS certificate", absl::StrCat("not signed by an authority in ", files_.ca));
   Write(files_.ca, test::TestAuthority().cert() + authority_.cert());
   EXPECT_OK(CheckFiles(files_, absl::Now())) << "one of two";
 }

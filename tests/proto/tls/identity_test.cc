@@ -48,7 +48,7 @@ TEST(ParseIdentityTest, RefusesWhatIsNoneOfThem) {
         InWorld("admin/1"), InWorld("admin/"), InWorld("root"), InWorld("Admin"),
         std::string("https://example.test/paramshard/w1/admin"), std::string("spiffe:///paramshard/w1/admin"),
         std::string("spiffe://example.test/other/w1/admin"), std::string("spiffe://example.test/paramshard//admin")}) {
-    EXPECT_THAT(ParseIdentity(uri).status(), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("expected, got")))
+    EXPECT_THAT(ParseIdentity(uri).status(), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("want a URI")))
         << uri;
   }
 }
@@ -99,7 +99,7 @@ TEST(IdentityRulesTest, PatternsGiveRolesToOtherUris) {
   }
 }
 
-// Whose authority is the same: an admin of another world, say.
+// The peers have the same authority, such as an admin of a different world.
 TEST(IdentityRulesTest, WhoHasItsRoleByAPatternTakesNobodyByTheNameOfAWorld) {
   const IdentityRules rules = RulesOf("spiffe://corp/ps-3", {Pattern("node=spiffe://corp/ps-{N}")});
   for (const std::string& uri : {InWorld("admin"), InWorld("node/0")}) {
@@ -113,9 +113,11 @@ TEST(CheckIsNodeTest, TakesDaemonsOrOneOfThem) {
   ASSERT_OK_AND_ASSIGN(const Identity node, ParseIdentity(InWorld("node/1")));
   EXPECT_OK(CheckIsNode(node));
   EXPECT_OK(CheckIsNode(node, 1));
-  EXPECT_THAT(CheckIsNode(node, 0), StatusIs(absl::StatusCode::kUnauthenticated, HasSubstr("node/0 expected")));
+  EXPECT_THAT(CheckIsNode(node, 0),
+              StatusIs(absl::StatusCode::kUnauthenticated, HasSubstr("want the certificate of node/0")));
   ASSERT_OK_AND_ASSIGN(const Identity admin, ParseIdentity(InWorld("admin")));
-  EXPECT_THAT(CheckIsNode(admin), StatusIs(absl::StatusCode::kUnauthenticated, HasSubstr("a node expected")));
+  EXPECT_THAT(CheckIsNode(admin),
+              StatusIs(absl::StatusCode::kUnauthenticated, HasSubstr("want the certificate of a node")));
 }
 
 TEST(IdentityRulesTest, APatternsPiecesDoNotOverlap) {

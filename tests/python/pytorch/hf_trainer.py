@@ -75,7 +75,7 @@ class Deaths(transformers.TrainerCallback):
 
 def main(folder: pathlib.Path, deaths: set[tuple[int, int]]) -> None:
     torch.set_num_threads(1)
-    # What ranks tell each other beside the daemon is switched off, for none is to wait for another in it.
+    # Messages between ranks beside the daemon are switched off, so that no rank waits for another in them.
     arguments = transformers.TrainingArguments(
         output_dir=str(folder / "run"), per_device_train_batch_size=2, num_train_epochs=1, learning_rate=1e-2,
         lr_scheduler_type="cosine", logging_strategy="no", save_strategy="no", average_tokens_across_devices=False,

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 import paramshard.torch as pt
 
-# Where modules compute, with daemons of such devices: cpu or cuda.
+# Device of modules and daemons: cpu or cuda.
 DEVICE = os.environ.get("PARAMSHARD_TEST_DEVICE", "cpu")
 VOCABULARY = 48
 LENGTH = 12
@@ -83,7 +83,7 @@ def batch_of(step: int, size: int = 4, device: str = DEVICE) -> torch.Tensor:
 
 
 def assert_close(actual: Any, expected: Any, **options: Any) -> None:
-    """What is read from the daemon lies in host memory, wherever the module computes."""
+    """Compares tensors on any devices: values from the daemon lie in host memory."""
     torch.testing.assert_close(actual, expected, check_device=False, **options)
 
 

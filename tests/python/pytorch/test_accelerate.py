@@ -74,7 +74,7 @@ def test_what_an_accelerator_would_do_in_vain_is_refused(daemon, accelerator_of)
 
 
 def test_a_state_of_an_accelerator_is_loaded_at_its_step(daemon, accelerator_of, tmp_path):
-    """What it saves has no moments: it is for the commit that the daemon has, and refused at others."""
+    """A saved state has no moments: it loads at the commit that the daemon has, and is refused at others."""
     def begin(name: str) -> tuple:
         torch.manual_seed(0)
         model = GPT()

@@ -10,7 +10,7 @@ from models import DEVICE, Pair, assert_close, batch_of
 
 
 class Partly(nn.Module):
-    """As a model has it whose configuration gives some part no size, in two places."""
+    """A model with parameters without elements, in two places, as some configurations make it."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""What a program holds from before shard() is told by name when it is used: nothing trains it any more."""
+"""Parameters from before shard() are refused by name when they are used: nothing trains them any more."""
 
 import pytest
 import torch

@@ -74,7 +74,7 @@ class Both:
         self.weight.transposed.write(self.plane.t(), self.scales.t() if self.scales.dim() == 2 else self.scales)
 
     def gradients(self, module: nn.Module, x: torch.Tensor, dy: torch.Tensor) -> list[torch.Tensor]:
-        """Of the output, and the gradients of the input, the weight and the bias."""
+        """Returns the output, and the gradients of the input, the weight and the bias."""
         x = x.clone().requires_grad_()
         y = module(x)
         y.backward(dy)
@@ -136,7 +136,7 @@ def test_a_block_with_a_number_that_is_not_finite_is_nan(bad):
 
 
 def test_columns_that_are_no_whole_blocks_are_refused():
-    with pytest.raises(ValueError, match="columns in multiples of 128 expected, got 100"):
+    with pytest.raises(ValueError, match="want columns in multiples of 128, got 100"):
         fp8.quantize_1x128(torch.ones(4, 100))
 
 
@@ -303,9 +303,9 @@ def test_weights_that_are_not_gathered_are_refused():
     both = Both(128, 256)
     y = both.linear(torch.randn(4, 256, requires_grad=True))
     both.weight.release()
-    with pytest.raises(RuntimeError, match=r"weight \[256, 128\] of 8 bits: a gathered plane expected"):
+    with pytest.raises(RuntimeError, match=r"weight \[256, 128\] of 8 bits: the weight is not gathered"):
         y.sum().backward()
-    with pytest.raises(RuntimeError, match=r"weight \[128, 256\] of 8 bits: a gathered plane expected"):
+    with pytest.raises(RuntimeError, match=r"weight \[128, 256\] of 8 bits: the weight is not gathered"):
         both.linear(torch.randn(4, 256))
 
 
@@ -338,7 +338,7 @@ def test_a_second_derivative_is_refused():
 
 
 def test_inputs_of_another_width_are_refused():
-    with pytest.raises(ValueError, match=r"an input of 256 columns expected, got \[2, 128\]"):
+    with pytest.raises(ValueError, match=r"want an input of 256 columns, got \[2, 128\]"):
         Both(128, 256).linear(torch.randn(2, 128))
 
 
@@ -380,14 +380,14 @@ def test_other_modules_are_refused():
     hooked.forward = functools.partial(nn.Linear.forward, hooked)
     for module in (nn.Linear(100, 128), nn.Linear(128, 192), OfSomebody(128, 128), hooked, nn.LayerNorm(128)):
         assert not fp8.can_compute_in_fp8(module)
-        with pytest.raises(ValueError, match="features in multiples of 128 expected"):
+        with pytest.raises(ValueError, match="want an nn.Linear with features in multiples of 128"):
             fp8.compute_in_fp8(module, fp8.Fp8Weight((128, 128), device=HOST))
-    with pytest.raises(ValueError, match="rows in multiples of 128 expected, got 100"):
+    with pytest.raises(ValueError, match="want rows in multiples of 128, got 100"):
         fp8.Fp8Weight((100, 128), device=HOST)
 
 
 class Block(nn.Module):
-    """Layers that share an input, as those of attention do."""
+    """Layers that share an input, as in attention."""
 
     def __init__(self, wgrad: str, bias: bool, device: torch.device = HOST):
         super().__init__()
@@ -399,7 +399,7 @@ class Block(nn.Module):
         return x + self.c(torch.relu(self.a(x)) * self.b(x))
 
     def gather_in_time(self, *, recomputes: bool) -> None:
-        """The weights have memory in the block's own passes alone, as those of a sharded model."""
+        """The weights have memory in the block's own passes alone, as in a sharded model."""
         self._release()
         self._in_backward = (Both.fill_rows, Both.fill_transposed) if recomputes else (Both.fill_transposed,)
         self.register_forward_pre_hook(torch.compiler.disable(lambda *_: self._fill(Both.fill_rows)))

@@ -1,4 +1,4 @@
-"""Sharded models that multiply in 8 bits, beside those that decode the same planes."""
+"""Sharded models that multiply in 8 bits, beside models that decode the same planes."""
 
 import pytest
 import torch

@@ -23,7 +23,7 @@ for _ in range(2):
 
 @pytest.fixture
 def folder() -> Iterator[pathlib.Path]:
-    """With a path of a few bytes, which sockets of a job fit below."""
+    """A folder with a short path, so that paths of a job's sockets fit."""
     with tempfile.TemporaryDirectory() as path:
         yield pathlib.Path(path)
 
@@ -34,7 +34,7 @@ def _job(tmp_path: pathlib.Path, script: str) -> subprocess.CompletedProcess:
 
 
 def test_sockets_of_a_killed_job_are_no_daemon(folder):
-    """Numbers of processes come again, in containers soon."""
+    """Pids are reused, in containers soon."""
     ended = _job(folder, f"""
 import os, pathlib, socket
 folder = pathlib.Path({str(folder)!r}, f"paramshard-job-{{os.getuid()}}-{{os.getpid()}}", "sockets")
@@ -54,7 +54,7 @@ folder = pathlib.Path({str(folder)!r}, "elsewhere")
 folder.mkdir()
 pathlib.Path({str(folder)!r}, f"paramshard-job-{{os.getuid()}}-{{os.getpid()}}").symlink_to(folder)
 {_START}""")
-    assert "PermissionDeniedError" in ended.stderr and "a folder of this user expected" in ended.stderr
+    assert "PermissionDeniedError" in ended.stderr and "is not a folder" in ended.stderr
     assert not list((folder / "elsewhere").iterdir())
 
 
@@ -67,7 +67,7 @@ import pathlib
 from paramshard import programs
 programs.path_of = lambda name: pathlib.Path({str(program)!r})
 {_START}""")
-    assert "UnavailableError: shard: the job's daemon has ended; its log says: there is no such thing" in ended.stderr
+    assert "UnavailableError: shard: the job's daemon exited; its log says: there is no such thing" in ended.stderr
 
 
 def test_long_names_of_temporary_folders_lead_elsewhere(tmp_path):

@@ -1,4 +1,4 @@
-"""A state_dict of the optimizer has no moments: it is loaded where the daemon has those of its commit."""
+"""A state_dict of the optimizer has no moments: it loads if the daemon has the moments of its commit."""
 
 import copy
 

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(DEVICE == "cuda", reason="daemons with a GPU eac
 
 
 class Node(Daemon):
-    """One of several daemons. None of them answers before all have been started."""
+    """One of several daemons. None answers before all have started."""
 
     def __init__(self, folder: pathlib.Path, number: int, address: str, flags: tuple[str, ...] = ()):
         folder.mkdir()
@@ -105,7 +105,7 @@ class Job:
                    "--rdzv-conf=store_type=file", f"--local-addr={address}", "--max-restarts=3",
                    "--monitor-interval=0.1", str(TRAINER), str(self._folder), str(self._steps)]
         command += [str(word) for death in deaths for word in death]
-        # The store that agents share by default stays with the first one, and another that comes to be it gives up.
+        # The store that agents share by default stays with the first agent, and a new first agent gives up.
         environment = os.environ | {"PARAMSHARD_TEST_SOCKETS": str(self._nodes[node].socket_dir),
                                     "PARAMSHARD_TEST_EXISTING": "resume", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
         environment |= self._environment
@@ -215,9 +215,9 @@ def test_rows_of_another_node_are_not_read(start_nodes):
     def work(rank: int) -> None:
         with _trained(nodes[rank], rank, models[rank], "cut", shard_size=2) as sharded:
             with pytest.raises(paramshard.FailedPreconditionError,
-                               match="read head.weight: all 48 rows in this daemon expected, got none of 24, which"):
+                               match="read head.weight: 24 of 48 rows are in daemons of other nodes"):
                 sharded.read("head.weight")
-            with pytest.raises(paramshard.FailedPreconditionError, match="which daemons of other nodes have"):
+            with pytest.raises(paramshard.FailedPreconditionError, match="rows are in daemons of other nodes"):
                 models[rank].state_dict()
 
     run_ranks(2, work)

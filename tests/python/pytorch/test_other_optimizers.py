@@ -1,4 +1,4 @@
-"""Optimizers that are not AdamW of this package: refused by their names, and not without gradients."""
+"""Optimizers that are not AdamW of this package are refused by name, and do not step without gradients."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from models import DEVICE, GPT, batch_of, loss_of
 
 
 class Lion(torch.optim.Optimizer):
-    """As packages write optimizers: what has no gradient is passed over."""
+    """An optimizer as packages write them: parameters without gradients are skipped."""
 
     def __init__(self, params, lr: float = 1e-3):
         super().__init__(params, {"lr": lr})

@@ -1,4 +1,4 @@
-"""What the pages say is run as it stands."""
+"""Code and commands of the documentation, run as they stand."""
 
 import importlib.util
 import os
@@ -40,7 +40,7 @@ def test_the_training_of_transformers_runs(tmp_path):
 
 
 def _run_example(folder: pathlib.Path, script: str, *arguments: str) -> str:
-    """What it prints. Where other programs run beside it, threads that wait for each other would take minutes."""
+    """Returns the output of a command. With one thread: more threads wait minutes for each other on a busy machine."""
     text = ROOT / "client/examples/data/persuasion.txt.gz"
     command = [sys.executable, str(ROOT / "client/python/examples" / script), "--text", str(text), *arguments]
     ran = subprocess.run(command, cwd=folder, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True,

@@ -103,7 +103,7 @@ def test_a_unit_of_the_whole_model_takes_the_rest(daemon):
 
 
 class Wrapped(nn.Module):
-    """As models of transformers with a head."""
+    """A model of the shape of transformers' models with a head."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""What load_pretrained takes from a folder: every parameter has the folder's value, or an error names it."""
+"""load_pretrained gives every parameter the folder's value, or an error names it."""
 
 import json
 import pathlib
@@ -66,7 +66,7 @@ def kind(request) -> Kind:
 
 
 def _load(daemon, make: Callable[[], nn.Module], folder: pathlib.Path, name: str = "m") -> State:
-    """The values that the daemon then has."""
+    """Returns the values that the daemon has afterwards."""
     with pt.meta_init():
         module = make()
     with pt.shard(module, name=name, units=[module], socket_dir=str(daemon.socket_dir)) as sharded:
@@ -271,7 +271,7 @@ def test_a_folder_with_files_of_torch(daemon, tmp_path, kind):
 
 
 def test_a_file_of_torch_with_more_than_weights(daemon, tmp_path, kind):
-    """As frameworks write their checkpoints."""
+    """A file with a nested dictionary, as frameworks write checkpoints."""
     state = kind.make().state_dict()
     torch.save({"state_dict": state, "epoch": 3}, tmp_path / "pytorch_model.bin")
     with pytest.raises((paramshard.NotFoundError, paramshard.InvalidArgumentError), match="state_dict"):
@@ -282,7 +282,7 @@ def test_a_file_of_torch_with_more_than_weights(daemon, tmp_path, kind):
 
 
 def test_files_of_torch_are_read_beside_variants_and_adapters(daemon, tmp_path):
-    """As transformers does, which reads model.safetensors and its index alone."""
+    """Other safetensors than model.safetensors and its index are not read, as in transformers."""
     torch.manual_seed(0)
     state, variant = (nn.Linear(4, 4).state_dict() for _ in range(2))
     torch.save(state, tmp_path / "pytorch_model.bin")
@@ -334,7 +334,7 @@ def test_files_of_torch_under_a_quantization_config_are_refused(daemon, tmp_path
 
 
 class _Subclass(torch.Tensor):
-    """As packages quantize: a tensor whose elements are others than it shows."""
+    """A tensor class of packages that quantize: its elements differ from those that it shows."""
 
 
 @pytest.mark.parametrize("change, named", [
@@ -576,7 +576,7 @@ def test_what_convert_writes_is_decoded(daemon, tmp_path, kind, format):
 
 
 def _quantized(state: State, names: Callable[[str], bool]) -> tuple[State, State]:
-    """As DeepSeek's files have it, and the values."""
+    """Returns codes and scales as DeepSeek's files have them, and the values."""
     files, values = dict(state), dict(state)
     for key in filter(names, state):
         files[key], files[f"{key}_scale_inv"], values[key] = _codes(state[key], BLOCKS)

@@ -17,7 +17,7 @@ PATIENCE = 100.0
 
 
 def run_ranks(ranks: int, work: Callable[[int], None]) -> None:
-    """Calls `work` for every rank at the same time, and raises what the first one that failed has raised."""
+    """Calls `work` for every rank at the same time, and raises the error of the first rank that failed."""
     errors: list[tuple[int, BaseException]] = []
 
     def run(rank: int) -> None:
@@ -95,7 +95,7 @@ def _fail(model: GPT, tokens: torch.Tensor) -> None:
 
 
 def test_what_all_ranks_drop_is_in_no_step(start):
-    """A failed backward, gradients that no step wants, and evaluations are as if they had not been."""
+    """A failed backward, gradients without a step, and evaluations change nothing."""
     daemon = start(ranks=2)
     *models, expected_a, expected_b = _models(4)
     masters = {}

@@ -1,4 +1,4 @@
-"""What cannot be sharded is refused by name, and stays as it was."""
+"""Modules that cannot be sharded are refused by name, and stay as they were."""
 
 import copy
 import warnings
@@ -13,7 +13,7 @@ from models import DEVICE, GPT, Pair, Stack, assert_close, batch_of
 
 
 def _state_of(module: nn.Module) -> list:
-    """All that shard() could have changed."""
+    """Returns everything that shard() could have changed."""
     return [(name, type(each), {key: id(value) for key, value in vars(each).items()},
              {key: id(value) for kind in (each._parameters, each._buffers, each._modules)
               for key, value in kind.items()},
@@ -26,7 +26,7 @@ class Subclass(nn.Parameter):
 
 
 def _wrapped(kind: type) -> nn.Module:
-    """As kind(nn.Linear) is, for what needs devices or a process group to be made."""
+    """Makes an object like kind(nn.Linear), without the devices or the process group that its constructor needs."""
     module = kind.__new__(kind)
     nn.Module.__init__(module)
     module.module = nn.Linear(32, 32)

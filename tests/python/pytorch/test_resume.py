@@ -1,4 +1,4 @@
-"""What is tracked comes back with the model."""
+"""Tracked objects come back with the model."""
 
 import random
 
@@ -162,7 +162,7 @@ def test_a_state_that_could_not_be_loaded_again_is_named(daemon, state):
     model, sharded, optimizer = _open(daemon)
     sharded.track(good=Counter(), odd=Odd())
     loss_of(model, batch_of(0)).backward()
-    with pytest.raises(paramshard.InvalidArgumentError, match="track odd: a state of tensors, numbers"):
+    with pytest.raises(paramshard.InvalidArgumentError, match="track odd: want a state of tensors, numbers"):
         optimizer.step()
     sharded.close()
 
@@ -174,9 +174,9 @@ def test_what_was_not_tracked_before_is_named(daemon):
     optimizer.step()
     sharded.close()
     model, sharded, optimizer = _open(daemon)
-    with pytest.raises(paramshard.FailedPreconditionError, match="track loader.*commit 1 expected, got those of count"):
+    with pytest.raises(paramshard.FailedPreconditionError, match="track loader: no state .* commit 1, .* of counter"):
         sharded.track(loader=Counter())
-    with pytest.raises(paramshard.InvalidArgumentError, match="state_dict and load_state_dict expected, got int"):
+    with pytest.raises(paramshard.InvalidArgumentError, match="state_dict and load_state_dict, got int"):
         sharded.track(counter=3)
     sharded.close()
 

@@ -1,4 +1,4 @@
-"""What leaves a sharded module holds what the same program saves without a daemon."""
+"""State dictionaries and files of a sharded module equal those of the same program without a daemon."""
 
 import copy
 import json
@@ -62,7 +62,7 @@ def test_every_buffer_is_in_the_folder_and_comes_back(daemon, tmp_path):
         other = Tables()
     again = pt.shard(other, name="again", units=[other], socket_dir=str(daemon.socket_dir))
     for name, buffer in other.named_buffers():
-        setattr(other, name, buffer.clone())  # where they share memory the last one that is written would have it
+        setattr(other, name, buffer.clone())  # shared memory would have the values of the last write
     again.load_pretrained(tmp_path)
     assert_close(dict(other.named_buffers(remove_duplicate=False)),
                  dict(module.named_buffers(remove_duplicate=False)), rtol=0, atol=0)
@@ -336,7 +336,7 @@ def _adapted(config) -> nn.Module:
     with torch.no_grad():
         for each in model.parameters():
             if each.requires_grad:
-                each.normal_()  # what begins as zero would be right by itself
+                each.normal_()  # zeros would be right without being loaded
     return model
 
 
@@ -486,7 +486,7 @@ def test_other_packages_save_the_same(daemon, tmp_path):
 
 
 def test_values_are_read_in_inference_mode(daemon, tmp_path):
-    """As functions do that evaluate, and save the best model: what they have serves outside as well."""
+    """Functions that evaluate and save the best model: a dictionary made inside is valid outside."""
     torch.manual_seed(0)
     model = nn.Linear(4, 4)
     sharded = _on(daemon, model)

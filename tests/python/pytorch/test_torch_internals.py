@@ -57,7 +57,7 @@ def test_trainer_has_the_methods_that_are_replaced():
 
 
 def test_a_tensor_subclass_is_seen_by_torch():
-    """What Placeholder and parameters of meta_init() live of: getters and functions go by their classes."""
+    """Getters and functions go by the classes of tensors: Placeholder and parameters of meta_init() rely on it."""
     asked = []
 
     class Asked(torch.Tensor):

@@ -25,7 +25,7 @@ def _run(script: str, folder: pathlib.Path, *arguments: int | str, restarts: int
         # A script that workers are started by, as for numactl: not replaced by Python, but waiting for it.
         script_at = command.index(str(FOLDER / script))
         command[script_at:script_at] = ["--no-python", "sh", "-c", f'{sys.executable} "$@"; exit $?', "sh"]
-    # The store that agents share by default outlives workers, and those that come find addresses of dead ones in it:
+    # The store that agents share by default outlives workers, and new workers find addresses of dead ones in it:
     # https://github.com/pytorch/pytorch/issues/135712
     environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     ended = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, timeout=PATIENCE)
@@ -72,7 +72,7 @@ def test_a_killed_server_costs_no_step(start, tmp_path):
 
 
 def _await_no_job(folder: pathlib.Path) -> None:
-    """A job's daemon ends by itself when the job has: nothing tells, so its folder is looked for."""
+    """A job's daemon exits after the job. No event tells, so the test waits until its folder is gone."""
     deadline = time.monotonic() + 60.0
     while list(folder.glob("paramshard-job-*")):
         assert time.monotonic() < deadline, "the job's daemon is still there"

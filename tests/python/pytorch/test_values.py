@@ -59,7 +59,7 @@ def test_meta_init_gives_the_same_distributions(daemon):
 
 
 class OfNumbers(nn.Module):
-    """As CLIP and LayerScale have them: no operation that torch dispatches makes these tensors."""
+    """Parameters of CLIP and LayerScale, which no operation that torch dispatches makes."""
 
     def __init__(self):
         super().__init__()
@@ -99,7 +99,7 @@ def test_meta_init_keeps_what_modules_know_of_a_parameter():
     assert rule_of(model.late).kind == "ones" and rule_of(model.head.weight).kind == "normal"
 
 
-# Each fills a tensor whose values before are those of nn.Linear's own initializer.
+# Each fills a tensor that nn.Linear's own initializer has filled before.
 FILLS = {
     "normal": (lambda weight: nn.init.normal_(weight, std=0.5), ("normal", 0.0, 0.5)),
     "uniform": (lambda weight: nn.init.uniform_(weight, -1, 2), ("uniform", -1.0, 2.0)),
@@ -281,7 +281,7 @@ def test_transformers_initializers_have_their_rules():
 
 
 def test_rope_buffer_from_meta(daemon):
-    """A model that never had memory trains, and its buffers are those of one that had."""
+    """A model that never had memory trains, and has the same buffers as a model with memory."""
     with pt.meta_init():
         model = GPT()
     assert_close(model.positions, GPT().positions)

@@ -1,4 +1,4 @@
-"""Writes of parameters are kept, or told by name; what is told leaves the parameter as the daemon has it."""
+"""Writes to parameters are kept or refused by name; after a refusal the parameter is as the daemon has it."""
 
 import pytest
 import torch
@@ -214,7 +214,7 @@ def test_writes_of_a_part_outside_of_forwards_are_told(daemon, write):
 def test_a_swapped_parameter_is_named(daemon):
     pair = _pair(daemon)
     torch.utils.swap_tensors(pair.module[2].weight, nn.Parameter(torch.zeros(32, 32)))
-    with pytest.raises(paramshard.FailedPreconditionError, match="2.weight.*another parameter in its place"):
+    with pytest.raises(paramshard.FailedPreconditionError, match="2.weight was replaced"):
         pair.module(_inputs(batch_of(0)))
 
 
@@ -290,7 +290,7 @@ INTO_STATE_DICTS = {
 
 
 def _write(model: nn.Module, write) -> None:
-    """As programs load a part of a state_dict: the dictionary is gone afterwards."""
+    """Writes into a state_dict, and drops the dictionary, as programs do that load a part of it."""
     write(model.state_dict()["2.weight"])
 
 

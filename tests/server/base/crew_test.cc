@@ -42,7 +42,7 @@ TEST(CrewTest, AnErrorEndsTheListAndNotTheCrew) {
   EXPECT_EQ(done, 13);
 }
 
-// Each waits until all are there.
+// Each task waits until all have begun.
 TEST(CrewTest, RanksAreAtWorkAtOnce) {
   constexpr int kRanks = 3;
   absl::Mutex mu;

@@ -24,7 +24,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-// Calls that do less than they are asked for, are interrupted, or are not there.
+// System calls that do less than requested, are interrupted, or are not supported.
 class AwkwardCalls final : public DiskCalls {
  public:
   int fsyncs = 0;
@@ -177,7 +177,7 @@ TEST_F(DiskTest, DescriptorsAreClosed) {
   EXPECT_EQ(OpenDescriptors(), before);
 }
 
-// Calls of a file system that lets pages go around its cache, or says no, at once or when they are written.
+// System calls of a file system that supports O_DIRECT, or rejects it at once or at the write.
 class PageCalls final : public DiskCalls {
  public:
   int set_direct_error = 0;
@@ -216,7 +216,7 @@ class DiskPagesTest : public testing::Test {
   static constexpr int64_t kPage = PageCalls::kPage;
   static constexpr int64_t kBytes = 3 * kPage + 17;
 
-  // From a page of memory, to where the second call is at no page of the file.
+  // From a page of memory to an offset that is no multiple of a page in the second call.
   void WriteAll() {
     std::string memory(kBytes + kPage, ' ');
     const size_t before = kPage - reinterpret_cast<uintptr_t>(memory.data()) % kPage;

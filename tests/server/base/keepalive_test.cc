@@ -1,4 +1,4 @@
-// Peers that speak HTTP/2 once and then never again: both ends break such a connection, though nobody calls.
+// Peers that fall silent after their first HTTP/2 frames: both ends break such a connection, even without calls.
 #include "server/base/keepalive.h"
 
 #include <arpa/inet.h>
@@ -20,10 +20,10 @@
 namespace paramshard::server {
 namespace {
 
-// Only a broken keepalive takes that long: pings come every 10 s and wait 5 s for their answer.
+// Longer than a working keepalive takes: pings are sent every 10 s and time out after 5 s.
 constexpr std::chrono::minutes kPatience{2};
 constexpr absl::string_view kPreface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-// Of no bytes, kind 4, without flags, of stream 0.
+// A frame without bytes: kind 4, no flags, stream 0.
 constexpr absl::string_view kEmptySettings("\0\0\0\4\0\0\0\0\0", 9);
 
 sockaddr_in Loopback(int port) {
@@ -46,7 +46,7 @@ bool IsReadable(int fd) {
   return poll(&readable, 1, static_cast<int>(std::chrono::milliseconds(kPatience).count())) > 0;
 }
 
-// Reads and answers nothing until the other end breaks the connection. False: it never did.
+// Reads and answers nothing until the other end breaks the connection. Returns false if it does not.
 bool IsBroken(int fd) {
   while (IsReadable(fd)) {
     char bytes[4096];

@@ -1,4 +1,4 @@
-// Disks that fail, processes that are killed between two system calls, and what a power loss leaves.
+// Simulations of failing disks, of processes killed between two system calls, and of power loss.
 #ifndef PARAMSHARD_TESTS_SERVER_BASE_SIMULATED_DISK_H_
 #define PARAMSHARD_TESTS_SERVER_BASE_SIMULATED_DISK_H_
 
@@ -12,7 +12,7 @@
 
 namespace paramshard::server {
 
-// The real calls, but for fsync and fdatasync: whether the machine's disk is quick is no test's business.
+// The real calls without fsync and fdatasync, so that tests do not depend on the speed of the disk.
 class QuickCalls : public DiskCalls {
  public:
   int Fsync(int) override { return 0; }
@@ -25,19 +25,19 @@ enum class Fault : uint8_t {
   kDiskFull,       // with ENOSPC
   kInterrupted,    // with EINTR
   kShortWrite,     // writes half of what it is given, and the next write says ENOSPC
-  kDoneButFailed,  // is done, and fails with EIO: an answer that a network has lost
-  kKill,           // this call and all behind it do nothing: the process is dead
+  kDoneButFailed,  // is done, and fails with EIO: a network has lost the answer
+  kKill,           // this and all later calls do nothing: the process is dead
 };
 
-// The real calls, of which the `at`th (from 1) has a fault. Descriptors are always closed.
+// The real calls; the `at`th (from 1) has a fault. Descriptors are always closed.
 class FaultyCalls final : public QuickCalls {
  public:
   FaultyCalls(Fault fault, int64_t at) : fault_(fault), at_(at) {}
   FaultyCalls() : FaultyCalls(Fault::kNone, 0) {}
 
-  // How many calls there have been.
+  // Number of calls so far.
   int64_t count() const { return count_; }
-  // How many fsyncs came after one that had failed.
+  // Number of fsyncs after a failed fsync.
   int repeated_fsyncs() const { return repeated_fsyncs_; }
   bool fsync_has_failed() const { return fsync_has_failed_; }
 
@@ -72,7 +72,7 @@ class FaultyCalls final : public QuickCalls {
   int repeated_fsyncs_ = 0;
 };
 
-// One call that has changed something, or has said that it is on the disk.
+// One call that has changed something or synced it.
 struct Operation {
   enum class Kind : uint8_t { kCreate, kWrite, kSync, kMkdir, kRename, kUnlink, kRmdir };
   Kind kind = Kind::kSync;
@@ -82,7 +82,7 @@ struct Operation {
   std::string bytes = {};
 };
 
-// The real calls, written down.
+// The real calls, recorded.
 class RecordingCalls final : public QuickCalls {
  public:
   const std::vector<Operation>& operations() const { return operations_; }
@@ -103,7 +103,7 @@ class RecordingCalls final : public QuickCalls {
   std::map<int, std::string> paths_;  // of open descriptors
 };
 
-// What a power loss leaves of what was done.
+// Operations that survive a power loss.
 enum class Survivors : uint8_t {
   kEverything,
   kOnlySynced,         // names of folders and bytes of files as they were synced
@@ -111,10 +111,10 @@ enum class Survivors : uint8_t {
   kInnerNames,         // the model's folder as it was synced, what lies deeper as it was last
 };
 
-// A folder's tree, and which part of it is on the disk.
+// A folder's tree and its part that is on the disk.
 class DiskModel {
  public:
-  // All that lies in a folder, as if it had been synced.
+  // Loads a folder as if all of it had been synced.
   explicit DiskModel(const std::string& root);
 
   void Apply(const Operation& operation);
@@ -133,7 +133,7 @@ class DiskModel {
   };
 
   static std::shared_ptr<Node> Load(const std::string& path);
-  // Of a path under the root, which is there.
+  // Looks up an existing path under the root.
   std::shared_ptr<Node> Find(const std::string& path) const;
   Entries& EntriesAround(const std::string& path) const;
   static void Materialize(const Node& node, Survivors survivors, int depth, const std::string& target);
@@ -142,7 +142,7 @@ class DiskModel {
   std::shared_ptr<Node> tree_;
 };
 
-// Names in a folder, sorted.
+// Returns the names in a folder, sorted.
 std::vector<std::string> NamesIn(const std::string& folder);
 
 }  // namespace paramshard::server

@@ -43,7 +43,7 @@ TEST_F(StandstillBookTest, TimeRunsWhileTheProcessRuns) {
   Beat();
   const Time begin = Now();
   Run(milliseconds(2000));
-  // A loaded machine leaves out some beats.
+  // A loaded machine skips some beats.
   Pass(StandstillBook::kStandstill);
   EXPECT_EQ(Now() - begin, milliseconds(2000) + StandstillBook::kStandstill);
 }

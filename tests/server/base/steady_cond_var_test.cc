@@ -14,7 +14,7 @@ TEST(SteadyCondVarTest, ASignalEndsAWait) {
   std::thread speaker;
   {
     absl::MutexLock lock(&mu);
-    // It speaks when the wait gives the mutex up.
+    // Runs once the wait has released the mutex.
     speaker = std::thread([&] {
       absl::MutexLock lock(&mu);
       said = true;

@@ -1,4 +1,4 @@
-// What a coordinator does where daemons do not reach each other.
+// Tests of a coordinator whose daemons do not reach each other.
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -26,13 +26,13 @@ using Nodes = std::vector<int>;
 
 constexpr int kMostNodes = 4;
 
-// Policies of a world in which one node may be missing. Nobody is let in again while a test runs, or else at once.
+// Policies of a world in which one node may be missing. A left-out node comes back at once, or not during a test.
 AttendancePolicy Policy(int needed, absl::Duration first_stay = absl::Hours(1),
                         absl::Duration gathering = absl::ZeroDuration()) {
   return {.min_nodes = needed, .patience = absl::Hours(1), .first_stay = first_stay, .gathering = gathering};
 }
 
-// Of nodes with one rank each.
+// Nodes with one rank each.
 class BadLinksTest : public ::testing::Test {
  protected:
   void Start(int nodes, AttendancePolicy policy) {
@@ -160,7 +160,7 @@ TEST_F(BadLinksTest, OneThatIsLeftOutNoMoreEndsTheEpochAtTheNextCommit) {
   AwaitStart({0, 1, 2});
 }
 
-// Nobody knows yet whether it has a state that was trained.
+// An absent node may have a trained state of a new model.
 TEST_F(BadLinksTest, AModelThatBeginsTriesAll) {
   ASSERT_NO_FATAL_FAILURE(Start(3, Policy(2)));
   ReportAll({0, 1, 2});
@@ -177,7 +177,7 @@ TEST_F(BadLinksTest, AModelThatBeginsTriesAll) {
   AwaitStart({0, 1, 2});
 }
 
-// One that is there, and whose trainers nobody waits for, makes up no number.
+// A present node without trainers does not count towards the number of nodes.
 TEST_F(BadLinksTest, WhoIsLeftOutIsSaidAsItComes) {
   AttendancePolicy policy = Policy(3);
   policy.patience = absl::ZeroDuration();

@@ -22,7 +22,7 @@ constexpr int kNodes = 3;
 constexpr int kDevices[kNodes] = {2, 1, 2};
 constexpr int kFirstRank[kNodes] = {0, 2, 3};
 
-// What the world as a whole must never do, whatever the order of events.
+// Checks invariants of the world that hold for any order of events.
 class Oracle {
  public:
   void Reported(int node, const ModelReport& report) { waiting_[node] = report.attached_ranks; }

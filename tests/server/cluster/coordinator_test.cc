@@ -138,7 +138,7 @@ TEST_F(CoordinatorTest, HistoriesThatDifferAreNamedWithTheWayOut) {
   coordinator_.Report(1, report({2}, "bb"));
   ExpectRefusal(
       absl::StatusCode::kFailedPrecondition,
-      "one history on all nodes expected, got version 5 (commit 7) of history aa on node 0 (ranks 0..1), version 5 "
+      "want one history on all nodes, got version 5 (commit 7) of history aa on node 0 (ranks 0..1), version 5 "
       "(commit 7) of history bb on node 1 (rank 2): they were imported into differently; import the same into every "
       "daemon");
   coordinator_.Report(1, report({2}, "aa"));
@@ -164,15 +164,15 @@ TEST_F(CoordinatorTest, NodesThatBeganAlikeTakeTheIdOfNode0) {
   }
   coordinator_.EndEpoch(0, "m", 1, absl::AbortedError("over"));
   ExpectEnd(1, absl::StatusCode::kAborted, "over");
-  // One was imported into, or has made commits since.
+  // One node was imported into, or has made commits since.
   coordinator_.Report(0, report({0, 1}, "import", "cc", true));
   coordinator_.Report(1, report({2}, "spec", "aa", true));
   ExpectRefusal(absl::StatusCode::kFailedPrecondition,
-                "one history on all nodes expected, got version 0 (commit 0) of history cc on node 0");
+                "want one history on all nodes, got version 0 (commit 0) of history cc on node 0");
   coordinator_.Report(0, report({0, 1}, "spec", "aa", false));
   coordinator_.Report(1, report({2}, "spec", "bb", true));
   ExpectRefusal(absl::StatusCode::kFailedPrecondition,
-                "one history on all nodes expected, got version 0 (commit 0) of history aa on node 0");
+                "want one history on all nodes, got version 0 (commit 0) of history aa on node 0");
   // An import that names the id.
   coordinator_.Report(0, report({0, 1}, "spec", "aa", false));
   coordinator_.Report(1, report({2}, "aa", "aa", true));
@@ -238,9 +238,8 @@ TEST_F(CoordinatorTest, JoinRefusesWhatDoesNotFitTheWorld) {
   EXPECT_THAT(coordinator_.Join(2, 1, &sinks_[1]), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("0..1")));
   EXPECT_THAT(coordinator_.Join(-1, 1, &sinks_[1]), StatusIs(absl::StatusCode::kInvalidArgument));
   coordinator_.Leave(1);
-  EXPECT_THAT(
-      coordinator_.Join(1, 4, &sinks_[1]),
-      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("as many --device expected as before, 1, got 4; ")));
+  EXPECT_THAT(coordinator_.Join(1, 4, &sinks_[1]),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("want 1 --device as before, got 4; ")));
 }
 
 TEST_F(CoordinatorTest, NobodyHasMoreDevicesThanAShardGroup) {
@@ -345,7 +344,7 @@ TEST_F(CoordinatorTest, VotesOnDifferentCommitsAreRefusedNamingBoth) {
               StatusIs(absl::StatusCode::kAborted));
 }
 
-// Nobody waits for it in a thread.
+// No thread waits for the decision.
 TEST_F(CoordinatorTest, VotersAreCalledOnceWithTheDecisionAndWithoutALock) {
   const int64_t epoch = StartEpoch();
   std::vector<int> called;
@@ -416,7 +415,8 @@ TEST_F(CoordinatorTest, WhoGivesUpLateTakesNobodysPlaceInTheNextEpoch) {
 
 TEST_F(CoordinatorTest, AVoteOnACommitThatIsNotNextIsRefused) {
   const int64_t epoch = StartEpoch(4);
-  EXPECT_THAT(Vote0(epoch, 4), StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("commit 5 expected")));
+  EXPECT_THAT(Vote0(epoch, 4),
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("want commit 5, got a vote on commit 4")));
 }
 
 TEST_F(CoordinatorTest, AVoteWithoutASumForEachRankIsRefused) {
@@ -502,8 +502,8 @@ TEST_F(CoordinatorTest, WhatCannotBeWrittenDownIsNotDecided) {
   CommitVote vote = MakeVote(epoch, 1, {{0, 0.5, 0}, {1, 0.25, 0}});
   vote.write_down = [](const CommitDecision&) { return absl::FailedPreconditionError("no"); };
   EXPECT_THAT(coordinator_.Vote(0, vote, kNow), StatusIs(absl::StatusCode::kDeadlineExceeded));
-  EXPECT_THAT(Vote1(epoch, 1), StatusIs(absl::StatusCode::kAborted, HasSubstr("could not be written down: no")));
-  ExpectEnd(epoch, absl::StatusCode::kInternal, "could not be written down");
+  EXPECT_THAT(Vote1(epoch, 1), StatusIs(absl::StatusCode::kAborted, HasSubstr("failed to write the decision: no")));
+  ExpectEnd(epoch, absl::StatusCode::kInternal, "failed to write the decision");
   EXPECT_THAT(Vote0(epoch, 1), StatusIs(absl::StatusCode::kAborted));
 }
 
@@ -526,7 +526,7 @@ TEST_F(CoordinatorTest, AQuestionAboutWhatWasDecidedIsAnsweredWithIt) {
   EXPECT_EQ(decision.square_sum, 0.875);
 }
 
-// What a coordinator of a node 0 that was started again knows: epoch 5, in which commit 8 was the last one decided.
+// Coordinator of a restarted node 0. It knows epoch 5, whose last decided commit is 8.
 class RestartedCoordinatorTest : public ::testing::Test {
  protected:
   absl::StatusOr<CommitDecision> Ask(int64_t epoch, int64_t commit_number, const std::string& history = "aa") {
@@ -580,7 +580,7 @@ TEST_F(RestartedCoordinatorTest, TheNextEpochIsBehindAllBefore) {
   EXPECT_OK(Ask(5, 8));
 }
 
-// What is known from a log alone: another node 0 that did not have it may have followed.
+// A decision known only from a log may be outdated: another node 0 without the log may have followed.
 TEST(OldLogTest, AnswersForItsOwnEpochAlone) {
   Coordinator coordinator(Coordinator::Options{
       .nodes = 2,
@@ -653,7 +653,8 @@ TEST_F(CoordinatorTest, EpochNumbersThatNoneFollowsAreRefused) {
     coordinator_.Report(1, report);
     const EpochNews news = sinks_[1].Next();
     EXPECT_TRUE(news.refused);
-    EXPECT_THAT(news.why, StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("report of m: a last epoch in [0, ")));
+    EXPECT_THAT(news.why,
+                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("report of m: want a last epoch in [0, ")));
   }
   EXPECT_EQ(StartEpoch(), 1);
 }
@@ -688,7 +689,7 @@ TEST_F(CoordinatorTest, WhatOneNodeSaysHasABound) {
   }
   const EpochNews news = sinks_[1].Next();
   EXPECT_TRUE(news.refused);
-  EXPECT_THAT(news.why, StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("models of node 1 at most")));
+  EXPECT_THAT(news.why, StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("at most 1000 models of node 1")));
 }
 
 TEST_F(CoordinatorTest, VotesAfterDifferentCommandsEndTheEpochNamingBoth) {
@@ -724,7 +725,7 @@ TEST_F(CoordinatorTest, CommandsThatNobodyRemembersEndTheEpochNamingTheNodes) {
   coordinator_.ReportCommands(0, "m", epoch, {{3, 1, "commit 2"}});
   EXPECT_TRUE(sinks_[0].empty()) << "only its first word counts";
   coordinator_.ReportCommands(1, "m", epoch, {{3, 2, "commit 1"}});
-  ExpectEnd(epoch, absl::StatusCode::kFailedPrecondition, "different ones at node 0, node 1, of which none is");
+  ExpectEnd(epoch, absl::StatusCode::kFailedPrecondition, "different ones at node 0, node 1, and none of them is");
 }
 
 TEST_F(CoordinatorTest, NothingIsDecidedAfterDifferentCommands) {
@@ -816,7 +817,7 @@ TEST_F(CoordinatorTest, EveryNodeReadsThePartsThatAllHaveForIt) {
   EXPECT_OK(coordinator_.PutParts(0, "m", epoch, "k", {"0 for 0", "0 for 1"}));
   EXPECT_OK(coordinator_.PutParts(0, "m", epoch, "k", {"again", "again"}));
   EXPECT_THAT(get(0, absl::ZeroDuration()),
-              StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("got none of node 1 (rank 2)")));
+              StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("got no part of node 1 (rank 2)")));
   auto waiting = std::async(std::launch::async, [&] { return get(1, absl::Minutes(1)); });
   EXPECT_OK(coordinator_.PutParts(1, "m", epoch, "k", {"1 for 0", "1 for 1"}));
   EXPECT_THAT(waiting.get(), IsOkAndHolds(ElementsAre("0 for 1", "1 for 1")));
@@ -844,7 +845,7 @@ TEST_F(CoordinatorTest, PartsOfNoNodeOrNotForAllAreRefused) {
                 StatusIs(absl::StatusCode::kInvalidArgument));
   }
   EXPECT_THAT(coordinator_.PutParts(1, "m", epoch, "k", {""}),
-              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("a part for each of 2 nodes expected")));
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("a part for each of 2 nodes")));
 }
 
 TEST_F(CoordinatorTest, WhoHasGivenUpIsNotCalledWithParts) {
@@ -871,7 +872,7 @@ TEST_F(CoordinatorTest, WhoWaitsForPartsWhenACommitIsDecidedIsAnswered) {
   EXPECT_THAT(answers[0], StatusIs(absl::StatusCode::kAborted, HasSubstr("commit 1 is decided")));
 }
 
-// Of three nodes.
+// A world of three nodes.
 TEST(WorldNewsTest, DeviceCountsAreToldOnceWhenAllAreHere) {
   Coordinator coordinator(3);
   RecordingListener sinks[3];
@@ -887,7 +888,7 @@ TEST(WorldNewsTest, DeviceCountsAreToldOnceWhenAllAreHere) {
   EXPECT_THAT(sinks[0].worlds(), ElementsAre(ElementsAre(2, 3, 4)));
   EXPECT_THAT(sinks[1].worlds(), ElementsAre(ElementsAre(2, 3, 4)));
   EXPECT_EQ(sinks[2].worlds().size(), 2u);
-  // Who comes back is told, and nobody else.
+  // Only a node that comes back is told.
   coordinator.Leave(1);
   ASSERT_OK(coordinator.Join(1, 3, &sinks[1]));
   EXPECT_EQ(sinks[0].worlds().size(), 1u);

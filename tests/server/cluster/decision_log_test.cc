@@ -50,7 +50,7 @@ std::string ReadFile(const std::string& path) {
 class DecisionLogTest : public testing::Test {
  protected:
   absl::StatusOr<std::unique_ptr<DecisionLog>> Open(DiskCalls* calls) { return DecisionLog::Open(calls, dir_.path()); }
-  // What the next node 0 finds in the folder alone.
+  // Returns the epochs that the next node 0 finds in the folder alone.
   std::vector<ClosedEpoch> Read(std::vector<ClosedEpoch> journals = {}) {
     absl::StatusOr<std::unique_ptr<DecisionLog>> log = Open(&calls_);
     EXPECT_OK(log.status());
@@ -116,7 +116,7 @@ TEST_F(DecisionLogTest, AJournalCountsAndMendsTheFolder) {
     ASSERT_OK(log->BeginEpoch(Begun(1, 0)));
     ASSERT_OK(log->Decide("m", 1, Decision(1), {}));
   }
-  // The process died before its journal had the decision, and nobody was told.
+  // The process died before its journal had the decision, and no node was told.
   const std::vector<ClosedEpoch> closed = Read({Begun(1, 0)});
   ASSERT_THAT(closed, SizeIs(2));
   EXPECT_FALSE(closed[0].may_be_old) << "the journal comes first";
@@ -137,7 +137,7 @@ TEST_F(DecisionLogTest, AJournalLearnsWhoWasInItsEpoch) {
   EXPECT_EQ(Read({Begun(2, 0, "aa", {})})[0].active, std::vector<int>()) << "that of another epoch";
 }
 
-// Whoever heals node 0 needs what its ranks have sent: of any size, for the one that keeps it.
+// A node that heals node 0 needs the client states of its ranks, of any size.
 TEST_F(DecisionLogTest, WhatNode0sRanksHaveSentIsThereForTheNodeBehindIt) {
   const std::vector<std::string> sent = {std::string(60000, 'a'), "", "b"};
   {
@@ -171,7 +171,7 @@ TEST_F(DecisionLogTest, AModelThatIsForgottenLeavesNothing) {
 TEST_F(DecisionLogTest, OneProcessHasTheFolder) {
   ASSERT_OK_AND_ASSIGN(auto log, Open(&calls_));
   EXPECT_THAT(Open(&calls_).status(),
-              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("one node 0 has a folder")));
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("only one node 0 may use a folder")));
   log.reset();
   EXPECT_OK(Open(&calls_).status());
 }
@@ -186,7 +186,7 @@ TEST_F(DecisionLogTest, AFileWithoutAWholeCopyIsNamed) {
   EXPECT_THAT(Open(&calls_).status(), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("m.decisions")));
 }
 
-// Where it is cut off the copy that is left may be the older one.
+// The remaining copy of a truncated file may be the older one.
 TEST_F(DecisionLogTest, AFileOfAnotherSizeIsNamed) {
   {
     ASSERT_OK_AND_ASSIGN(auto log, Open(&calls_));
@@ -312,7 +312,7 @@ TEST_F(DecisionLogTest, DamageElsewhereLeavesTheLastCopy) {
     const std::vector<ClosedEpoch> closed = Read();
     ASSERT_THAT(closed, SizeIs(1));
     EXPECT_EQ(closed[0].commit_number, 2) << at;
-    // Whoever has read it has marked it.
+    // Reading the file has marked the copy.
     damaged = ReadFile(path);
     damaged[bytes.size() / 2 + 20] = static_cast<char>(damaged[bytes.size() / 2 + 20] ^ 1);
     std::ofstream(path, std::ios::binary) << damaged;
@@ -362,7 +362,8 @@ Answered Work(DecisionLog& log) {
   return answered;
 }
 
-// Of every call on the disk: what was told is found, and of the call that failed nothing, where the next ones succeed.
+// Fails every call on the disk in turn: decisions that were told are found, the failed one is not if later calls
+// succeed.
 TEST_F(DecisionLogTest, WhatWasToldIsThereWhateverCallFails) {
   for (const Fault fault :
        {Fault::kIoError, Fault::kDiskFull, Fault::kShortWrite, Fault::kDoneButFailed, Fault::kKill}) {
@@ -471,7 +472,7 @@ TEST_F(LoggedCoordinatorTest, ADecisionThatIsNotWrittenIsNone) {
   EXPECT_FALSE(Read()[0].last_decision.has_value());
 }
 
-// A disk whose flushes stand still when a test wants them to.
+// Disk whose flushes a test can block.
 class HeldCalls final : public QuickCalls {
  public:
   int Fdatasync(int) override {
@@ -515,7 +516,7 @@ TEST_F(LoggedCoordinatorTest, QuestionsAreAnsweredWhileADecisionIsWritten) {
   EXPECT_THAT(coordinator_->ViewWorld().absent, testing::IsEmpty());
   EXPECT_THAT(coordinator_->device_counts(), testing::ElementsAre(1, 1));
   EXPECT_EQ(coordinator_->healing_donor("m"), std::nullopt);
-  // Nobody hears of the decision before it is written, and what would end the epoch waits.
+  // No node hears of the decision before it is written, and the end of the epoch waits.
   auto lost = std::async(std::launch::async, [&] { coordinator_->Leave(1); });
   EXPECT_EQ(decision.wait_for(std::chrono::seconds(0)), std::future_status::timeout);
   EXPECT_EQ(lost.wait_for(std::chrono::seconds(0)), std::future_status::timeout);

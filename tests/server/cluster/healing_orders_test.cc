@@ -1,5 +1,4 @@
-// How a coordinator takes a person's word on which node has the right state: what is healed, what is refused, and when
-// the order is over.
+// Tests of a person's order which node has the right state: what is healed, what is refused, and when the order ends.
 #include <optional>
 #include <string>
 #include <utility>
@@ -185,19 +184,20 @@ TEST_F(HealingOrdersTest, WhereAllHaveOneStateThereIsNothingToDo) {
 TEST_F(HealingOrdersTest, WhatCannotBeIsRefused) {
   EXPECT_THAT(coordinator_.OrderHealing("m", 0), StatusIs(absl::StatusCode::kNotFound));
   EXPECT_THAT(coordinator_.OrderHealing("m", kNodes),
-              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("a node in [0, 3) expected, got 3")));
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("want a node in [0, 3), got 3")));
   ModelReport other_spec = State(2, "h", 3);
   other_spec.spec_fingerprint = 2;
   Refused({Begun(0), Lost(1, "gone"), other_spec}).IgnoreError();
   EXPECT_THAT(coordinator_.OrderHealing("m", 0),
               StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("it has initial values")));
   EXPECT_THAT(coordinator_.OrderHealing("m", 1),
-              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("it has none: gone")));
-  EXPECT_THAT(coordinator_.OrderHealing("m", 2),
-              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("one spec on all nodes expected")));
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       HasSubstr("node 1 (rank 1) has no state that all may train on from: gone")));
+  EXPECT_THAT(coordinator_.OrderHealing("m", 2), StatusIs(absl::StatusCode::kFailedPrecondition,
+                                                          HasSubstr("want the spec of node 2 (rank 2) on all nodes")));
   coordinator_.Leave(2);
   EXPECT_THAT(coordinator_.OrderHealing("m", 2),
-              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("it has not said what it has")));
+              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("node 2 (rank 2) is away")));
   EXPECT_EQ(coordinator_.healing_donor("m"), std::nullopt);
 }
 
@@ -212,7 +212,7 @@ TEST_F(HealingOrdersTest, PartsOfOneModelAreNoReplicas) {
               StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("of which every node holds a replica")));
 }
 
-// Before anybody has got the state: node 1 has its own still, and node 2 has not heard of the start.
+// The epoch ends before any node has the state: node 1 still has its own, and node 2 has not heard of the start.
 TEST_F(HealingOrdersTest, HoldsUntilAnEpochHasBegunWithOneState) {
   const std::vector<ModelReport> reports = {State(0, "h", kCommit), State(1, "other", 12), State(2, "h", kCommit)};
   Refused(reports).IgnoreError();
@@ -281,7 +281,7 @@ TEST_F(HealingOrdersTest, AStateThatNobodyWasShownIsNotGivenUp) {
   EXPECT_THAT(AwaitStart().healings, ElementsAre(GivesUp(1, 2, "other", 13)));
 }
 
-// Whoever has gone back to an earlier commit, by an order that node 0 forgot, is no answer for those of before.
+// A node that went back to an earlier commit, by an order that node 0 forgot, does not decide about later commits.
 TEST_F(HealingOrdersTest, CommitsThatWereGivenUpAreNotSaidToBeUndecided) {
   Report({State(0, "h", kCommit), State(1, "h", kCommit), State(2, "h", kCommit)});
   AwaitStart();
@@ -377,7 +377,8 @@ TEST_F(FewerHealingOrdersTest, OneThatWasAwayIsNotTakenForOneOfThem) {
   Commit(4, kCommit + 1, {0, 1});
   ASSERT_OK(coordinator_.Join(2, 1, &sinks_[2]));
   coordinator_.Report(2, State(2, "h", kCommit + 1));
-  EXPECT_THAT(sinks_[2].Next().why.message(), HasSubstr("got commit 8 of history h beside commit 8"));
+  EXPECT_THAT(sinks_[2].Next().why.message(),
+              AllOf(HasSubstr("up to commit 8"), HasSubstr("got commit 8 of history h:")));
 }
 
 }  // namespace

@@ -104,7 +104,7 @@ TEST_F(HealingsTest, CommitsFollowThatOfTheState) {
   Report({Begun(0), Trained(1), Trained(2)});
   AwaitStart();
   EXPECT_THAT(coordinator_.Vote(0, MakeVote(1, 1, {{0, 0, 0}}), kNow),
-              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("commit 8 expected")));
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("want commit 8")));
 }
 
 TEST_F(HealingsTest, TwoInARowAreNotHealed) {
@@ -205,7 +205,7 @@ TEST_F(HealingsTest, EveryVoterHearsWhatTheRanksBeforeItHaveSent) {
   EXPECT_THAT(vote(1), StatusIs(absl::StatusCode::kDeadlineExceeded));
   ASSERT_OK_AND_ASSIGN(const CommitDecision last, vote(2));
   EXPECT_THAT(last.previous_client_states, Optional(ElementsAre("of 1")));
-  // Those who ask again hear it as well.
+  // Nodes that ask again get it too.
   ASSERT_OK_AND_ASSIGN(const CommitDecision first, vote(0));
   EXPECT_THAT(first.previous_client_states, Optional(ElementsAre("of 2")));
   ASSERT_OK_AND_ASSIGN(const CommitDecision second, vote(1));

@@ -24,14 +24,14 @@ class LinkBookTest : public ::testing::Test {
               {.peer = peer, .address = absl::StrCat("10.9.0.", node), .peer_address = absl::StrCat("10.9.0.", peer)},
               now_);
   }
-  // Says it, leaves out whom that tells to, and returns whom.
+  // Adds a bad link, leaves out nodes because of it, and returns them.
   std::vector<int> LeaveOut(int node, int peer) {
     Add(node, peer);
     book_.LeaveOut(now_);
     return book_.left_out();
   }
   void Pass(absl::Duration time) { now_ += absl::ToChronoNanoseconds(time); }
-  // How long the node stays left out, in units of the first stay.
+  // Returns how long the node stays left out, in units of the first stay.
   int64_t Stay(int node) {
     for (int64_t stays = 0;; ++stays) {
       book_.TryAgain(now_);

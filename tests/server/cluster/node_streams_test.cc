@@ -20,7 +20,7 @@ using ::testing::IsEmpty;
 
 constexpr absl::uint128 kProcess = 7;
 
-// Says whether its stream was told to end.
+// Sink that records if its stream was told to end.
 class StoppableSink final : public NodeSink {
  public:
   void OnWelcome(int nodes) override { news.OnWelcome(nodes); }
@@ -61,14 +61,14 @@ class NodeStreamsTest : public testing::Test {
                                                                      .peer = absl::StrCat("connection ", connection),
                                                                      .sink = sink});
   }
-  // Of the second stream, which goes on from the first one.
+  // Continues the first stream on the second one.
   std::future<absl::Status> StartGoingOn(NodeStreams& streams) {
     auto going_on = std::async(std::launch::async, [this, &streams] { return streams.GoOn(second_); });
     while (first_sink_.news.moves().empty()) std::this_thread::yield();
     return going_on;
   }
 
-  // Of another process, which wants the node's number.
+  // Joins another process with the same node number.
   std::future<absl::Status> StartJoining(NodeStreams& streams) {
     return std::async(std::launch::async, [this, &streams] { return streams.Join(other_, 1); });
   }
@@ -106,7 +106,7 @@ TEST_F(NodeStreamsTest, ANodeGoesOnWithAnotherStreamWhenAllIsReadOnTheOldOne) {
 TEST_F(NodeStreamsTest, AnOldStreamThatBreaksBeforeAllIsReadTakesTheNewOneAlong) {
   std::future<absl::Status> going_on = StartGoingOn(streams_);
   streams_.End(*first_, /*is_moved=*/false);
-  EXPECT_THAT(going_on.get(), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("connection 1 has broken")));
+  EXPECT_THAT(going_on.get(), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("connection 1 broke")));
   EXPECT_THAT(zero_.Next().why, StatusIs(absl::StatusCode::kUnavailable, HasSubstr("node 1 (rank 2) lost")));
   EXPECT_THAT(AbsentNodes(coordinator_), ElementsAre(1));
 }

@@ -255,7 +255,7 @@ TEST_F(RemoteClusterTest, ALostNodeZeroEndsEpochsAndIsJoinedAgain) {
   EXPECT_THAT(one_->CheckNodeZero(), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("is not reached: ")));
   EXPECT_THAT(lost.why, StatusIs(absl::StatusCode::kUnavailable, HasSubstr("node 0 (127.0.0.1:")));
   EXPECT_FALSE(zero_.news.Next().start);
-  // Said while nobody hears; it is said again.
+  // Reported while node 0 is away, and repeated later.
   one_->Report(MakeReport({2}));
   zero_.Open();
   zero_.coordinator().Report(0, MakeReport({0, 1}));
@@ -370,7 +370,7 @@ TEST_F(RemoteClusterTest, ValuesAreShared) {
   ASSERT_OK(zero_.coordinator().Put(0, "m", epoch, "zero", "v"));
   EXPECT_THAT(waiting.get(), IsOkAndHolds("v"));
   EXPECT_THAT(rendezvous->Get(0, "nobody", absl::Milliseconds(10)),
-              StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("get nobody of m: a value of node 0")));
+              StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("got no value of node 0")));
   one_->EndEpoch("m", epoch, absl::AbortedError("over"));
   EXPECT_FALSE(news_.Next().start);
   EXPECT_THAT(rendezvous->Put("late", "v"), StatusIs(absl::StatusCode::kAborted));
@@ -382,7 +382,7 @@ TEST_F(RemoteClusterTest, PartsAreSharedAndEveryNodeReadsItsOwn) {
   const auto rendezvous = one_->MakeRendezvous("m", epoch);
   ASSERT_OK(rendezvous->PutParts("k", {std::string("\0 for 0", 7), "1 for 1"}));
   EXPECT_THAT(rendezvous->GetParts("k", absl::Milliseconds(10)),
-              StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("got none of node 0 (ranks 0..1)")));
+              StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("got no part of node 0 (ranks 0..1)")));
   auto waiting = std::async(std::launch::async, [&] { return rendezvous->GetParts("k", kLong); });
   ASSERT_OK(zero_.coordinator().PutParts(0, "m", epoch, "k", {"0 for 0", ""}));
   EXPECT_THAT(waiting.get(), IsOkAndHolds(ElementsAre("", "1 for 1")));
@@ -394,7 +394,7 @@ TEST_F(RemoteClusterTest, ASecondDaemonWithTheSameNumberIsRefused) {
   EXPECT_THAT(MakeRemoteCluster(Options(zero_)).status(),
               StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr("node 1: a live daemon has this node number")));
   EXPECT_THAT(MakeRemoteCluster(Options(zero_, 7)).status(),
-              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("0..1 expected")));
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("want a node number in 0..1")));
   // The first one is as it was.
   StartEpoch();
 }
@@ -510,7 +510,7 @@ TEST(DoubtTest, ANodeZeroThatIsGoneForLongerThanTheBoundIsNamed) {
     ASSERT_OK_AND_ASSIGN(one, MakeRemoteCluster(options));
   }
   EXPECT_THAT(one->Vote(MakeVote(1, 1, {{1, 1, 0}})),
-              StatusIs(absl::StatusCode::kDataLoss, AllOf(HasSubstr("vote m commit 1"), HasSubstr("did not answer"),
+              StatusIs(absl::StatusCode::kDataLoss, AllOf(HasSubstr("vote m commit 1"), HasSubstr("timed out"),
                                                           HasSubstr(options.coordinator_address))));
 }
 
@@ -523,8 +523,7 @@ TEST(DoubtTest, ANodeZeroThatStandsStillIsNoOtherThanOneThatIsGone) {
   RemoteOptions options = zero.options();
   options.doubt_timeout = absl::Milliseconds(50);
   ASSERT_OK_AND_ASSIGN(const auto one, MakeRemoteCluster(options));
-  EXPECT_THAT(one->Vote(MakeVote(1, 1, {{1, 1, 0}})),
-              StatusIs(absl::StatusCode::kDataLoss, HasSubstr("did not answer")));
+  EXPECT_THAT(one->Vote(MakeVote(1, 1, {{1, 1, 0}})), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("timed out")));
 }
 
 TEST(DoubtTest, AnAnswerWithoutADecisionIsAskedAgain) {
@@ -563,7 +562,7 @@ TEST(RoundTripTest, IsWhatAVoteTookWithoutWhatNodeZeroHeldIt) {
   EXPECT_EQ(RoundTrips(metrics), 1);
   const int64_t first = metrics.sum_nanoseconds(Metric::kPeerRoundTrip, 0);
   EXPECT_GT(first, 0);
-  // Whatever another process says, no round trip takes less than nothing, nor longer than the call.
+  // No round trip is shorter than zero or longer than the call, whatever node 0 reports.
   for (const absl::Duration word : {absl::Hours(1), absl::InfiniteDuration()}) {
     held = word;
     ASSERT_OK(one->Vote(MakeVote(1, 2, {{1, 1, 0}})));
@@ -601,13 +600,13 @@ TEST_F(RemoteClusterTest, NodeZeroSaysForHowLongItHasHeldAVote) {
   EXPECT_TRUE(decided.get().has_decision());
 }
 
-// A node whose certificate is renewed, in the clear.
+// A node that renews its certificate, on connections in the clear.
 class RenewalTest : public testing::Test {
  protected:
   void SetUp() override {
     RemoteOptions options = Options(zero_);
     options.own_certificate = [this]() -> absl::StatusOr<tls::Certificate> {
-      if (version_ < 0) return absl::FailedPreconditionError("--tls-cert c: a valid certificate expected");
+      if (version_ < 0) return absl::FailedPreconditionError("--tls-cert c: the certificate is not valid");
       return tls::Certificate{
           .uris = {}, .not_before = {}, .not_after = {}, .fingerprint = absl::StrCat(version_.load())};
     };
@@ -662,7 +661,7 @@ TEST_F(RenewalTest, EpochsGoOnOverManyRenewals) {
   }
 }
 
-// What both ends say while streams take turns comes in the order in which it was said.
+// Messages of both ends arrive in order while streams replace each other.
 TEST_F(RenewalTest, NothingIsLostAndNothingOvertakes) {
   std::atomic<bool> done{false};
   std::thread renewing([&] {
@@ -707,8 +706,9 @@ TEST_F(RenewalTest, AConnectionThatBreaksIsMadeAnewAndACertificateThatHasEndedIs
   Renew();
   version_ = -1000;
   zero_.Close();
-  EXPECT_THAT(news_.Next().why, StatusIs(absl::StatusCode::kUnavailable,
-                                         AllOf(HasSubstr("node 0"), HasSubstr("--tls-cert c: a valid certificate"))));
+  EXPECT_THAT(news_.Next().why,
+              StatusIs(absl::StatusCode::kUnavailable,
+                       AllOf(HasSubstr("node 0"), HasSubstr("--tls-cert c: the certificate is not valid"))));
   version_ = 1000;
   zero_.Open();
   one_->Report(MakeReport({2}));
@@ -716,7 +716,7 @@ TEST_F(RenewalTest, AConnectionThatBreaksIsMadeAnewAndACertificateThatHasEndedIs
   EXPECT_TRUE(news_.Next().start);
 }
 
-// A node 0 whose word for the end of epoch 1 comes after the node's report for the next one. Then the stream breaks.
+// A node 0 whose end of epoch 1 comes after the node's report for the next epoch. Then the stream breaks.
 class LateNodeZero final : public v1::ClusterService::Service {
  public:
   LateNodeZero() { server_ = Serve(this, &port_); }
@@ -776,7 +776,7 @@ class BreakingNodeZero final : public v1::ClusterService::Service {
     options.join_timeout = kLong;
     return options;
   }
-  // What comes first on the stream after that, behind the hello.
+  // Returns the first message on the next stream after the hello.
   v1::JoinRequest AwaitNextStream() { return second_.get_future().get(); }
 
   grpc::Status Join(grpc::ServerContext*,
@@ -798,7 +798,7 @@ class BreakingNodeZero final : public v1::ClusterService::Service {
   std::unique_ptr<grpc::Server> server_;
 };
 
-// What it began the epoch with is not what it has by now.
+// The state has changed since the epoch began.
 TEST(BrokenStreamTest, WhatANodeSaidBeforeTheEpochIsNotSaidAgain) {
   BreakingNodeZero zero;
   RecordingListener news;
@@ -898,9 +898,9 @@ TEST(ThreadShortageTest, AWorldOfOneDaemonIsRefused) {
 TEST(RemoteClusterJoinTest, AwaitWorldNamesTheMissingNodes) {
   NodeZero zero(3);
   ASSERT_OK_AND_ASSIGN(const auto two, MakeRemoteCluster(Options(zero, 2)));
-  EXPECT_THAT(
-      two->AwaitWorld(absl::Milliseconds(10)),
-      StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("3 nodes expected within 10ms, missing: node 1")));
+  EXPECT_THAT(two->AwaitWorld(absl::Milliseconds(10)),
+              StatusIs(absl::StatusCode::kDeadlineExceeded,
+                       HasSubstr("timed out after 10ms waiting for 3 nodes, missing: node 1")));
   auto waiting = std::async(std::launch::async, [&] { return two->AwaitWorld(kLong); });
   ASSERT_OK_AND_ASSIGN(const auto one, MakeRemoteCluster(Options(zero, 1, 4)));
   EXPECT_OK(waiting.get());

@@ -82,7 +82,7 @@ class ReplacedHistoriesTest : public ::testing::Test {
   absl::Status Order(absl::uint128 id) {
     return Tell({.model = "m", .what = RestoreOrder{.id = id, .folder = "x", .step = kSaved}});
   }
-  // By those that are here, who have no trainers.
+  // Restores on the present nodes, which have no trainers.
   void Restore(absl::uint128 id, const std::vector<int>& nodes) {
     ASSERT_OK(Order(id));
     EXPECT_EQ(coordinator_->restored_nodes("m", id), nodes);
@@ -150,7 +150,7 @@ TEST_F(ReplacedHistoriesTest, TheNextNode0KnowsIt) {
   coordinator_->Report(2, State(2, "h", 12));
   for (const int node : {0, 1}) coordinator_->Report(node, Restored(node, kFirst));
   EXPECT_THAT(AwaitStart({0, 1, 2}).healings, ElementsAre(GivesUp(2, 0, "h", 12)));
-  // And the one after that, which reads what the epoch has written.
+  // The next node 0 reads what the epoch has written.
   ASSERT_NO_FATAL_FAILURE(Begin({}));
   for (int node = 0; node < kNodes; ++node) Join(node);
   coordinator_->Report(2, State(2, "h", 12));
@@ -170,7 +170,7 @@ TEST_F(ReplacedHistoriesTest, ANode0WithoutItsMemoryBelievesWhoWasRestored) {
   EXPECT_THAT(AwaitStart({0, 1, 2}).healings, ElementsAre(Healing{.receiver = 0, .donor = 1}, GivesUp(2, 1, "h", 12)));
 }
 
-// Who was restored may be the others, who are not here.
+// The restored nodes may be the absent ones.
 TEST_F(ReplacedHistoriesTest, TheOnlyOneThatHasAStateIsNotBelieved) {
   ASSERT_NO_FATAL_FAILURE(Restore(kFirst, {0, 1}));
   ASSERT_NO_FATAL_FAILURE(Begin({}));

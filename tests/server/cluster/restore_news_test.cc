@@ -1,4 +1,4 @@
-// What the daemons of a world tell each other of restores: who hears it, and what the wire makes of it.
+// Tests of news about restores: their receivers, and their encoding on the wire.
 #include "server/terms/restore_news.h"
 
 #include <cstdint>
@@ -37,7 +37,7 @@ RestoreOrder Order() {
           .rollback_why = "node 1 has lost its part",
           .was_asked_for = true};
 }
-// Somebody has asked for it.
+// An order that was asked for, not a rollback.
 RestoreOrder AskedOrder() {
   RestoreOrder order = Order();
   order.rollback_why.clear();
@@ -239,7 +239,7 @@ TEST_F(RollbackNeedTest, TrainersWaitForWhatComesOfIt) {
     EXPECT_TRUE(news.refused);
     EXPECT_EQ(news.why, absl::DataLossError("there is no checkpoint"));
   }
-  // Those who come next ask again.
+  // The next nodes ask again.
   Report(0, Trained(0));
   ExpectNeed(absl::StatusCode::kDataLoss, "");
   for (int node = 0; node < 3; ++node) Report(node, Trained(node, 5));

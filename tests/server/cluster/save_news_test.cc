@@ -1,5 +1,4 @@
-// What the daemons of a world tell each other of saves: who hears it, which decisions carry it, and what the wire makes
-// of it.
+// Tests of news about saves: their receivers, the decisions that carry them, and their encoding on the wire.
 #include "server/terms/save_news.h"
 
 #include <memory>

@@ -12,7 +12,7 @@
 namespace paramshard::server {
 namespace {
 
-// Nobody reads at its other end before it is released.
+// Stream whose other end does not read before it is released.
 class HeldStream {
  public:
   bool Write(const v1::JoinResponse&) {

@@ -17,7 +17,7 @@ TEST(UnheardStreamsTest, ACallerHasFewAndOthersHaveTheirs) {
   const auto second = streams.Take("a", [] {});
   ASSERT_OK(second.status());
   EXPECT_THAT(streams.Take("a", [] {}).status(),
-              StatusIs(absl::StatusCode::kResourceExhausted, testing::HasSubstr("expected of a")));
+              StatusIs(absl::StatusCode::kResourceExhausted, testing::HasSubstr("from a, got more")));
   EXPECT_OK(streams.Take("b", [] {}).status());
   first.reset();
   EXPECT_OK(streams.Take("a", [] {}).status());

@@ -282,7 +282,7 @@ TEST_P(CollectivesTest, StatesMoveBetweenCounterpartsThatHoldReplicas) {
                 StatusIs(absl::StatusCode::kUnimplemented));
     return;
   }
-  // Of each rank of the last node to its counterpart of the first one, while others do nothing.
+  // Each rank of the last node sends to its counterpart on the first node, while the others do nothing.
   const int donor = shape.nodes() - 1;
   for (const size_t size : {size_t{1}, size_t{100'003}}) {
     std::vector<std::vector<uint8_t>> received(world_.ranks());
@@ -412,8 +412,9 @@ TEST_F(SumsAtCommitTest, AbsentParametersStayAsTheyAre) {
 
 TEST_F(SumsAtCommitTest, SlicesThatLandTwiceAreRefused) {
   Push(/*overwrite=*/true, /*landed=*/true);
-  EXPECT_THAT(world_.Push(2, kMixed, 0, 0, false, {}, /*landed=*/true, accumulators_[0]),
-              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("push mixed: own slices landed once between")));
+  EXPECT_THAT(
+      world_.Push(2, kMixed, 0, 0, false, {}, /*landed=*/true, accumulators_[0]),
+      StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("push mixed: want own slices landed once between")));
 }
 
 TEST(SumsAtPushTest, LandedSlicesAreRefused) {
@@ -425,7 +426,7 @@ TEST(SumsAtPushTest, LandedSlicesAreRefused) {
               StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("only where sums wait for the commit")));
 }
 
-// What only engines between daemons do: wait for each other, and compare.
+// Engines between daemons, which wait for each other and compare commands.
 class CollectivesBetweenDaemonsTest : public CollectivesTest {};
 
 TEST_P(CollectivesBetweenDaemonsTest, ReduceOfAnotherCommandIsRefusedNamingBoth) {
@@ -443,7 +444,7 @@ TEST_P(CollectivesBetweenDaemonsTest, ReduceOfAnotherCommandIsRefusedNamingBoth)
   EXPECT_EQ(got, before);
 }
 
-// Its memory would be that of an earlier sum.
+// The memory of an absent parameter would hold an earlier sum.
 TEST_P(CollectivesBetweenDaemonsTest, AParameterThatIsAbsentInOneDaemonAloneIsRefusedNamingIt) {
   std::vector<Accumulators> got(world_.ranks());
   for (int rank = 0; rank < world_.ranks(); ++rank) got[rank] = world_.MakeAccumulators(kMixed, rank, 3);
@@ -561,8 +562,8 @@ TEST(MeshCollectivesTest, ARankThatDoesNotComeIsNamedAtTheDeadline) {
   EXPECT_THAT(statuses[0], StatusIs(AnyOf(absl::StatusCode::kDeadlineExceeded, absl::StatusCode::kUnavailable),
                                     HasSubstr("command 9 gather(mixed, forward, slot 0): ")));
   // The first to give up names the rank; the other may see that one's connection close.
-  EXPECT_TRUE(absl::StrContains(statuses[0].message(), "rank 1 (node 0) did not come in time") ||
-              absl::StrContains(statuses[2].message(), "rank 1 (node 0) did not come in time"))
+  EXPECT_TRUE(absl::StrContains(statuses[0].message(), "rank 1 (node 0) timed out") ||
+              absl::StrContains(statuses[2].message(), "rank 1 (node 0) timed out"))
       << statuses[0] << statuses[2];
 }
 
@@ -594,9 +595,8 @@ TEST(MeshCollectivesTest, ADaemonWhoseAmaxesDoNotComeIsNamedAtTheDeadline) {
   CONNECT_OR_SKIP(world);
   std::vector<float> values = {1};
   const absl::Status status = world.engine(0).MaxOverDaemons(9, absl::MakeSpan(values));
-  EXPECT_THAT(status,
-              StatusIs(absl::StatusCode::kDeadlineExceeded,
-                       AllOf(HasSubstr("commit, command 9"), HasSubstr("rank 2 (node 1) did not come in time"))));
+  EXPECT_THAT(status, StatusIs(absl::StatusCode::kDeadlineExceeded,
+                               AllOf(HasSubstr("commit, command 9"), HasSubstr("rank 2 (node 1) timed out"))));
   EXPECT_EQ(world.engine(0).MaxOverDaemons(10, absl::MakeSpan(values)), status) << "the first error stays";
 }
 
@@ -629,7 +629,7 @@ TEST(ConnectEnginesTest, AnAbortEndsAWaitForAnotherNode) {
   EngineWorld world({"Aborted", {1, 1}, 2, "cpu"});
   ConnectAbort abort;
   auto connecting = std::async(std::launch::async, [&] { return world.ConnectNode(0, &abort).status(); });
-  // It has published its addresses, and asks for those of node 1 from then on.
+  // Node 0 has published its addresses, and now waits for the addresses of node 1.
   EXPECT_OK(world.rendezvous().AwaitParts(0, "meshes", absl::Minutes(1)));
   abort.Abort(absl::AbortedError("enough"));
   EXPECT_THAT(connecting.get(), StatusIs(absl::StatusCode::kAborted, HasSubstr("enough")));

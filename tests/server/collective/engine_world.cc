@@ -85,7 +85,7 @@ std::string SharedRendezvous::Name(int from, int to, absl::string_view key) {
 }
 
 absl::Status SharedRendezvous::PutParts(int node, absl::string_view key, const std::vector<std::string>& parts) {
-  if (static_cast<int>(parts.size()) != nodes_) return absl::InvalidArgumentError("a part for each node expected");
+  if (static_cast<int>(parts.size()) != nodes_) return absl::InvalidArgumentError("want a part for each node");
   for (int to = 0; to < nodes_; ++to) RETURN_IF_ERROR(Put(Name(node, to, key), parts[to]));
   return absl::OkStatus();
 }

@@ -29,7 +29,7 @@ class SharedRendezvous {
  public:
   explicit SharedRendezvous(int nodes) : nodes_(nodes) {}
 
-  // As one of them has it. This object outlives it.
+  // Returns the rendezvous of one daemon. This object outlives it.
   std::unique_ptr<Rendezvous> Of(int node);
 
   absl::Status Put(absl::string_view key, absl::string_view value);
@@ -63,7 +63,7 @@ struct WorldShape {
   bool spans_daemons() const { return nodes() > 1 && shard_size == ranks(); }
 };
 
-// What a test sits out. Engines connect within it on a busy machine, too.
+// Timeout that a test waits for. Engines connect within it on a busy machine, too.
 inline constexpr absl::Duration kShortTimeout = absl::Seconds(2);
 
 // Units with parameters cut evenly, unevenly and not at all; one unit that only one rank owns; one
@@ -82,14 +82,14 @@ class EngineWorld {
   const Layout& layout() const { return layout_; }
   int ranks() const { return shape_.ranks(); }
   int node(int rank) const;
-  // As the daemon of that node sees it.
+  // Returns the topology as the daemon of that node sees it.
   Topology TopologyOf(int node) const;
   int group_rank(int rank) const { return rank % layout_.ranks(); }
   int group_start(int rank) const { return rank - group_rank(rank); }
 
-  // What connecting does first. FAILED_PRECONDITION when there are too few GPUs.
+  // Allocates the ranks' memory, as the first part of connecting. FAILED_PRECONDITION there are too few GPUs.
   absl::Status Allocate();
-  // Connects all daemons at the same time. The first error; FAILED_PRECONDITION when there are too few GPUs.
+  // Connects all daemons at the same time. Returns the first error; FAILED_PRECONDITION there are too few GPUs.
   absl::Status Connect();
   absl::StatusOr<std::vector<std::unique_ptr<Collectives>>> ConnectNode(int node, ConnectAbort* abort = nullptr);
   SharedRendezvous& rendezvous() { return rendezvous_; }
@@ -113,7 +113,7 @@ class EngineWorld {
   void ClearSlots();
   std::vector<uint8_t> slots(int rank) const;
 
-  // What a rank's slots memory holds after ClearSlots and this gather.
+  // Returns the content of a rank's slots memory after ClearSlots and this gather.
   std::vector<uint8_t> ExpectedSlots(int rank, const GatherCall& call, bool own_pieces) const;
 
   // How accumulators are stored on the devices from now on.
@@ -137,7 +137,7 @@ class EngineWorld {
   absl::Status Download(int rank, const std::vector<Memory>& memories, Accumulators& accumulators);
 
  private:
-  // What is left of a value in an accumulator.
+  // Returns a value as an accumulator stores it.
   float Stored(float value) const;
   float Gradient(int rank, int unit, int parameter, int slot, int64_t element) const;
   float GroupSum(int node_start, int unit, int parameter, int slot, int64_t element) const;

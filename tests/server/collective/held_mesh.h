@@ -1,4 +1,4 @@
-// A mesh whose other members agree with everything, until one of its exchanges never ends.
+// Mesh whose other members agree with everything, until one of its exchanges hangs.
 #ifndef PARAMSHARD_TESTS_SERVER_COLLECTIVE_HELD_MESH_H_
 #define PARAMSHARD_TESTS_SERVER_COLLECTIVE_HELD_MESH_H_
 

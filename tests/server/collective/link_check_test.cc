@@ -29,7 +29,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
 
-// Enough for whoever is there on a busy machine.
+// Long enough to reach a live peer on a busy machine.
 constexpr absl::Duration kPatience = absl::Seconds(2);
 
 sockaddr_in Loopback(int port) {
@@ -59,7 +59,7 @@ class Port {
   int number_ = 0;
 };
 
-// One that answers nothing, as behind a network that drops all packets: connections that nobody accepts fill its queue.
+// Port that does not answer, as if the network dropped all packets: unaccepted connections fill its queue.
 class SilentPort : public Port {
  public:
   SilentPort() {
@@ -211,7 +211,7 @@ TEST_F(BadLinksOfAMeshTest, LinksAreTriedAgainWhereTheMeshHasBeen) {
   EXPECT_EQ(links_.bad()[0].peer, 2);
 }
 
-// Nothing shows that it cannot be reached: its daemon answers, and is late.
+// The peer is reachable: its daemon answers, but is late.
 TEST_F(BadLinksOfAMeshTest, APeerThatIsReachedAndDoesNotConnectIsBlamedForNoLink) {
   const auto one = Listen(), two = Listen();
   Put(1, one->address());

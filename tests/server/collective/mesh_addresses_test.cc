@@ -33,7 +33,7 @@ TEST(MeshAddressesTest, WhatCannotBeReadIsLeftOut) {
   v1::MeshAddress& shares_nothing = *message.add_addresses();
   shares_nothing.set_shared_bytes(1);
   EXPECT_THAT(DecodeAddresses(message.SerializeAsString()), IsEmpty());
-  // Each is longer than the one before, at no cost to who sends it.
+  // Each address is longer than the one before, at no cost for the sender.
   message.Clear();
   for (int i = 0; i < 40; ++i) {
     v1::MeshAddress& next = *message.add_addresses();

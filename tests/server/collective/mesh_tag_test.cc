@@ -59,12 +59,12 @@ TEST_F(MeshTagExchangeTest, MembersOfOneEpochFindEachOther) {
 TEST_F(MeshTagExchangeTest, MembersOfTwoEpochsNameEachOther) {
   const std::vector<absl::Status> found = Exchange(MakeMeshTag("m/h/1", "gathers"), MakeMeshTag("m/h/2", "gathers"));
   EXPECT_THAT(found[0], StatusIs(absl::StatusCode::kUnavailable,
-                                 AllOf(HasSubstr("rank 1 (node 1): its connection of this epoch expected"),
+                                 AllOf(HasSubstr("rank 1 (node 1): want its connection of this epoch"),
                                        HasSubstr("from member 1 to member 0"))));
   EXPECT_THAT(found[1], StatusIs(absl::StatusCode::kUnavailable, HasSubstr("rank 0 (node 0)")));
 }
 
-// As daemons connect: two of them, which hold what they read of the rendezvous to be of one epoch.
+// Two daemons with one rendezvous connect, with tags of one epoch or of two.
 TEST(MeshConnectorTagTest, MeshesOfTwoEpochsDoNotConnect) {
   for (const bool of_one : {true, false}) {
     SharedRendezvous all(2);
@@ -87,7 +87,7 @@ TEST(MeshConnectorTagTest, MeshesOfTwoEpochsDoNotConnect) {
     EXPECT_EQ(theirs.ok(), of_one) << theirs;
     // The first one to find it closes the connection.
     if (!of_one) {
-      EXPECT_THAT(absl::StrCat(mine.message(), theirs.message()), HasSubstr("its connection of this epoch expected"));
+      EXPECT_THAT(absl::StrCat(mine.message(), theirs.message()), HasSubstr("want its connection of this epoch"));
     }
   }
 }

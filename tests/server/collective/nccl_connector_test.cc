@@ -1,4 +1,4 @@
-// What needs no GPU: an NCCL that is not there, or the wrong one.
+// Tests without a GPU: NCCL is missing, or has the wrong version.
 #include "server/collective/nccl_connector.h"
 
 #include <cstdlib>
@@ -20,7 +20,7 @@ absl::Status ConnectWith(const std::string& library) { return ConnectNcclMeshes(
 TEST(ConnectNcclMeshesTest, ALibraryThatIsNotThereIsNamedWithWhatToDo) {
   EXPECT_THAT(ConnectWith("/nowhere/libnccl.so.2"),
               StatusIs(absl::StatusCode::kFailedPrecondition,
-                       AllOf(HasSubstr("NCCL: 2.24.0 or newer expected"), HasSubstr("/nowhere/libnccl.so.2"),
+                       AllOf(HasSubstr("NCCL: want 2.24.0 or newer"), HasSubstr("/nowhere/libnccl.so.2"),
                              HasSubstr("--nccl-library"), HasSubstr("PARAMSHARD_NCCL_LIBRARY"))));
 }
 
@@ -44,10 +44,10 @@ TEST(NcclKeyTest, IsGivenToAnNcclThatTakesOneWhichThenUsesTcpAlone) {
 
 TEST(NcclKeyTest, AnNcclThatTakesNoneIsRefusedWithOneAndServesWithout) {
   EXPECT_THAT(LoadNccl(PARAMSHARD_UNKEYED_NCCL, std::string(40, 'k')).status(),
-              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("2.32.0 or newer expected for a key")));
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("want 2.32.0 or newer for a key")));
   EXPECT_THAT(LoadNccl(PARAMSHARD_UNKEYED_NCCL), IsOkAndHolds("2.28.9"));
   EXPECT_THAT(LoadNccl(PARAMSHARD_KEYED_NCCL, "short").status(),
-              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("the key is refused: the reason")));
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("key rejected: the reason")));
 }
 
 TEST(ConnectNcclMeshesTest, AnotherLibraryIsRefused) {
@@ -58,7 +58,7 @@ TEST(ConnectNcclMeshesTest, AnotherLibraryIsRefused) {
 TEST(ConnectNcclMeshesTest, AnOldVersionIsRefusedNamingIt) {
   EXPECT_THAT(ConnectWith(PARAMSHARD_OLD_NCCL),
               StatusIs(absl::StatusCode::kFailedPrecondition,
-                       AllOf(HasSubstr("2.24.0 or newer expected"), HasSubstr("is 2.18.5"))));
+                       AllOf(HasSubstr("want 2.24.0 or newer"), HasSubstr("is 2.18.5"))));
 }
 
 TEST(SetNcclEnvironmentTest, LeavesAloneWhatIsSet) {

@@ -152,7 +152,7 @@ TEST(ManyReplicasTest, OneElementIsSummedByOneDaemon) {
   EXPECT_THAT(got, Each(expected));
 }
 
-// As GPUs do, of which more than sixteen hold a part of the model.
+// Sums in chains, as on GPUs if more than sixteen hold a part of the model.
 class ChainedSumsTest : public testing::TestWithParam<std::tuple<int, GradientType>> {};
 
 INSTANTIATE_TEST_SUITE_P(Groups, ChainedSumsTest,

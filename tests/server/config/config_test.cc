@@ -128,9 +128,8 @@ TEST(ParseArgumentsTest, CertificatesComeTogether) {
   EXPECT_EQ(config.tls_deny_file, "/d");
   EXPECT_THAT(config.tls_roles, ElementsAre("node=spiffe://corp/ps-{N}", "admin=a*"));
   for (const std::string& one : kCertificates) {
-    EXPECT_THAT(Parse({one}).status(),
-                StatusIs(absl::StatusCode::kInvalidArgument,
-                         HasSubstr("all of --tls-cert, --tls-key and --tls-ca expected, or none")));
+    EXPECT_THAT(Parse({one}).status(), StatusIs(absl::StatusCode::kInvalidArgument,
+                                                HasSubstr("want all of --tls-cert, --tls-key and --tls-ca, or none")));
   }
 }
 
@@ -143,7 +142,7 @@ TEST(ParseArgumentsTest, AddressesOffLoopbackNeedCertificatesOrSaySo) {
   const std::vector<std::string> secured = With(With(world, kCertificates), {"--data-address=10.0.0.2"});
   EXPECT_THAT(Parse(secured).status(),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("--trusted-data-network: on expected with --data-address 10.0.0.2")));
+                       HasSubstr("--trusted-data-network: on is required with --data-address 10.0.0.2")));
   EXPECT_OK(Parse(With(secured, {"--trusted-data-network=on"})));
   EXPECT_OK(Parse(With(With(world, kCertificates), {"--data-address=127.0.0.1"})));
 }
@@ -153,7 +152,7 @@ TEST(ParseArgumentsTest, ARestoreGoesWithAFolderOfCheckpoints) {
   EXPECT_EQ(ParseConfig({"--save-dir=/saves"}, {{"PARAMSHARD_RESTORE", "12000"}}).restore, "12000");
 }
 
-// The daemons of a world compare the texts.
+// The daemons of a world compare the paths as texts.
 TEST(ParseArgumentsTest, AFolderOfCheckpointsHasOneText) {
   for (const char* const text : {"/saves/run", "/saves/run/", "//saves///run//", "/saves/./run/.", "/./saves/run"}) {
     EXPECT_EQ(ParseConfig({absl::StrCat("--save-dir=", text)}).save_dir, "/saves/run") << text;
@@ -205,60 +204,59 @@ TEST(ParseArgumentsTest, WrongInputIsRefusedNamingFlagAndExpectation) {
     std::string message;
   };
   const Case cases[] = {
-      {{"--device=gpu:0"}, "--device: device: cpu:I or cuda:I with I >= 0 expected, got gpu:0"},
-      {{"--device=cpu:-1"}, "--device: device: cpu:I or cuda:I with I >= 0 expected"},
-      {{"--device=cpu:0,"}, "--device: device: cpu:I or cuda:I with I >= 0 expected"},
-      {{"--device=cpu:1,cpu:0", "--device=cpu:1"}, "--device: distinct devices expected, got cpu:1 twice"},
-      {{"--device=cpu:1,cpu:01"}, "distinct devices expected, got cpu:1 twice"},
-      {{"--socket-dir=" + std::string(200, 'd')}, "--socket-dir: a path of at most"},
-      {{"--listen=0.0.0.0:80"}, "--listen: --tls-cert, --tls-key and --tls-ca expected with an address off loopback"},
+      {{"--device=gpu:0"}, "--device: device: want cpu:I or cuda:I with I >= 0, got gpu:0"},
+      {{"--device=cpu:-1"}, "--device: device: want cpu:I or cuda:I with I >= 0"},
+      {{"--device=cpu:0,"}, "--device: device: want cpu:I or cuda:I with I >= 0"},
+      {{"--device=cpu:1,cpu:0", "--device=cpu:1"}, "--device: want distinct devices, got cpu:1 twice"},
+      {{"--device=cpu:1,cpu:01"}, "want distinct devices, got cpu:1 twice"},
+      {{"--socket-dir=" + std::string(200, 'd')}, "--socket-dir: want a path of at most"},
+      {{"--listen=0.0.0.0:80"}, "--listen: --tls-cert, --tls-key and --tls-ca are required"},
       {{"--nodes=2", "--cluster-address=10.0.0.1:80"},
-       "--cluster-address: --tls-cert, --tls-key and --tls-ca expected"},
-      {{"--tls-role=root=a"}, "--tls-role: node=PATTERN"},
-      {{"--tls-role=admin=a"}, "--tls-role: --tls-cert, --tls-key and --tls-ca expected with it"},
-      {{"--tls-deny-file=/d"}, "--tls-deny-file: --tls-cert, --tls-key and --tls-ca expected with it"},
-      {{"--insecure=maybe"}, "--insecure: on, off expected"},
-      {{"--data-address=eth0"}, "--data-address: an IP address such as 10.0.0.3 expected"},
+       "--cluster-address: --tls-cert, --tls-key and --tls-ca are required"},
+      {{"--tls-role=root=a"}, "--tls-role: want node=PATTERN"},
+      {{"--tls-role=admin=a"}, "--tls-role: --tls-cert, --tls-key and --tls-ca are required"},
+      {{"--tls-deny-file=/d"}, "--tls-deny-file: --tls-cert, --tls-key and --tls-ca are required"},
+      {{"--insecure=maybe"}, "--insecure: want on|off"},
+      {{"--data-address=eth0"}, "--data-address: want an IP address such as 10.0.0.3"},
       {{"--metrics-listen=9464"}, "--metrics-listen: "},
-      {{"--metrics-listen=127.0.0.1:65536"}, "--metrics-listen: port: an integer from 0"},
-      {{"--metrics-listen=localhost:80"},
-       "--metrics-listen: an IP address such as 10.0.0.3 expected, got \"localhost\""},
-      {{"--cluster-address=localhost:0"}, "--cluster-address: port: an integer from 1"},
-      {{"--node=1"}, "--node: a number below --nodes (1) expected, got 1"},
-      {{"--node=-1"}, "--node: an integer from 0 up expected"},
-      {{"--min-replicas=2"}, "--min-replicas: at most --nodes (1) expected, got 2"},
+      {{"--metrics-listen=127.0.0.1:65536"}, "--metrics-listen: port: want an integer from 0"},
+      {{"--metrics-listen=localhost:80"}, "--metrics-listen: want an IP address such as 10.0.0.3, got \"localhost\""},
+      {{"--cluster-address=localhost:0"}, "--cluster-address: port: want an integer from 1"},
+      {{"--node=1"}, "--node: want a number below --nodes (1), got 1"},
+      {{"--node=-1"}, "--node: want an integer from 0 up"},
+      {{"--min-replicas=2"}, "--min-replicas: want at most --nodes (1), got 2"},
       {{"--nodes=4", "--cluster-address=localhost:7000", "--min-replicas=2"},
-       "--min-replicas: more than half of --nodes (4) expected, got 2"},
-      {{"--nodes=0"}, "--nodes: an integer from 1 up expected"},
-      {{"--nodes=2"}, "--cluster-address: the address of node 0 expected"},
-      {{"--step-timeout=10"}, "--step-timeout: a positive duration of at most 24h"},
-      {{"--step-timeout=24h1s"}, "--step-timeout: a positive duration of at most 24h"},
-      {{"--drain-timeout=inf"}, "--drain-timeout: a positive duration of at most 24h"},
-      {{"--allow-user=no-such-user-here"}, "--allow-user: a user's number or name expected"},
-      {{"--memory-limit=lots"}, "--memory-limit: a number of bytes"},
-      {{"--save-dir=saves"}, "--save-dir: an absolute path expected, got \"saves\""},
-      {{"--save-every=2"}, "--save-every: --save-dir, where checkpoints lie, expected with it, got none"},
-      {{"--save-dir=/s", "--save-every=0"}, "--save-every: an integer from 1 up expected"},
-      {{"--save-dir=/s", "--save-every=-1s"}, "--save-every: a positive duration of at most 24h"},
-      {{"--save-keep=0"}, "--save-keep: an integer from 1 up expected"},
-      {{"--save-keep-every=-1"}, "--save-keep-every: an integer from 0 up expected"},
-      {{"--save-on-drain=yes"}, "--save-on-drain: on, off expected, got \"yes\""},
-      {{"--save-dir=/saves", "--restore=newest"}, "--restore: latest or the number of a step expected, got \"newest\""},
-      {{"--save-dir=/saves", "--restore=-1"}, "--restore: latest or the number of a step expected"},
-      {{"--restore=latest"}, "--save-dir: where checkpoints lie expected when --restore is set, got none"},
-      {{"--log-format=xml"}, "--log-format: text, json expected, got \"xml\""},
-      {{"--log-level=loud"}, "--log-level: debug, info, warning, error expected, got \"loud\""},
-      {{"--log-level"}, "--log-level: a value expected, got none"},
-      {{"--log-level="}, "--log-level: a value expected, got none"},
-      {{"--log-level=", "--device=cpu:0"}, "--log-level: a value expected, got none"},
-      {{"--device", "--log-level=info"}, "--device: a value expected, got none"},
-      {{"--help=yes"}, "--help: no value expected, got yes"},
+       "--min-replicas: want more than half of --nodes (4), got 2"},
+      {{"--nodes=0"}, "--nodes: want an integer from 1 up"},
+      {{"--nodes=2"}, "--cluster-address: the address of node 0 is required"},
+      {{"--step-timeout=10"}, "--step-timeout: want a positive duration of at most 24h"},
+      {{"--step-timeout=24h1s"}, "--step-timeout: want a positive duration of at most 24h"},
+      {{"--drain-timeout=inf"}, "--drain-timeout: want a positive duration of at most 24h"},
+      {{"--allow-user=no-such-user-here"}, "--allow-user: want a user's number or name"},
+      {{"--memory-limit=lots"}, "--memory-limit: want a number of bytes"},
+      {{"--save-dir=saves"}, "--save-dir: want an absolute path, got \"saves\""},
+      {{"--save-every=2"}, "--save-every: --save-dir, the folder of checkpoints, is required"},
+      {{"--save-dir=/s", "--save-every=0"}, "--save-every: want an integer from 1 up"},
+      {{"--save-dir=/s", "--save-every=-1s"}, "--save-every: want a positive duration of at most 24h"},
+      {{"--save-keep=0"}, "--save-keep: want an integer from 1 up"},
+      {{"--save-keep-every=-1"}, "--save-keep-every: want an integer from 0 up"},
+      {{"--save-on-drain=yes"}, "--save-on-drain: want on|off, got \"yes\""},
+      {{"--save-dir=/saves", "--restore=newest"}, "--restore: want latest or the number of a step, got \"newest\""},
+      {{"--save-dir=/saves", "--restore=-1"}, "--restore: want latest or the number of a step"},
+      {{"--restore=latest"}, "--save-dir: the folder of checkpoints is required with --restore"},
+      {{"--log-format=xml"}, "--log-format: want text|json, got \"xml\""},
+      {{"--log-level=loud"}, "--log-level: want debug|info|warning|error, got \"loud\""},
+      {{"--log-level"}, "--log-level: a value is required"},
+      {{"--log-level="}, "--log-level: a value is required"},
+      {{"--log-level=", "--device=cpu:0"}, "--log-level: a value is required"},
+      {{"--device", "--log-level=info"}, "--device: a value is required"},
+      {{"--help=yes"}, "--help: takes no value, got yes"},
       {{"--divice=cpu:0"}, "--divice: unknown flag; the nearest is --device"},
       {{"--sokcet-dir=/tmp"}, "--sokcet-dir: unknown flag; the nearest is --socket-dir"},
       {{"--printconfig"}, "the nearest is --print-config"},
       {{"--"}, "--: unknown flag"},
-      {{"cpu:0"}, "argument cpu:0: a flag --name=value expected"},
-      {{"-h"}, "argument -h: a flag --name=value expected"},
+      {{"cpu:0"}, "argument cpu:0: want a flag --name=value"},
+      {{"-h"}, "argument -h: want a flag --name=value"},
   };
   for (const Case& c : cases) {
     EXPECT_THAT(Parse(c.flags), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(c.message)));
@@ -270,8 +268,9 @@ TEST(ParseArgumentsTest, GpusAreDevicesToo) {
 }
 
 TEST(ParseArgumentsTest, WrongVariableIsNamed) {
-  EXPECT_THAT(Parse({}, {{"PARAMSHARD_STEP_TIMEOUT", "soon"}}),
-              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("PARAMSHARD_STEP_TIMEOUT: a positive duration")));
+  EXPECT_THAT(
+      Parse({}, {{"PARAMSHARD_STEP_TIMEOUT", "soon"}}),
+      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("PARAMSHARD_STEP_TIMEOUT: want a positive duration")));
 }
 
 TEST(ParseArgumentsTest, UnknownVariablesAreListed) {

@@ -27,7 +27,7 @@ TEST(ParseTimeoutTest, TakesDurations) {
 
 TEST(ParseTimeoutTest, RefusesWhatIsNoPositiveDuration) {
   for (const char* text : {"", "10", "abc", "-1s", "0s", "0", "inf", "10 parsecs"}) {
-    EXPECT_THAT(ParseTimeout(text), IsInvalid(HasSubstr("a positive duration"))) << text;
+    EXPECT_THAT(ParseTimeout(text), IsInvalid(HasSubstr("want a positive duration"))) << text;
   }
 }
 
@@ -54,7 +54,7 @@ TEST(ParseIntegerTest, TakesBothBounds) {
 
 TEST(ParseIntegerTest, RefusesOtherValuesSayingTheRange) {
   for (const char* text : {"", "x", "-1", "4", "1.0", "99999999999999999999"}) {
-    EXPECT_THAT(ParseInteger(text, 0, 3), IsInvalid(HasSubstr("an integer from 0 to 3 expected"))) << text;
+    EXPECT_THAT(ParseInteger(text, 0, 3), IsInvalid(HasSubstr("want an integer from 0 to 3, got"))) << text;
   }
   EXPECT_THAT(ParseInteger("0", 1, std::numeric_limits<int>::max()), IsInvalid(HasSubstr("an integer from 1 up")));
 }
@@ -68,12 +68,12 @@ TEST(ParseAddressTest, TakesHostsAndPorts) {
 
 TEST(ParseAddressTest, RefusesMissingPartsAndPortsOutOfRange) {
   for (const char* text : {"", "localhost", ":80", "::1:80", "[127.0.0.1]:80", "[::1:80"}) {
-    EXPECT_THAT(ParseAddress(text, 0), IsInvalid(HasSubstr("host:port, or [address]:port of IPv6, expected"))) << text;
+    EXPECT_THAT(ParseAddress(text, 0), IsInvalid(HasSubstr("want host:port, or [address]:port of IPv6, got"))) << text;
   }
   for (const char* text : {"localhost:", "localhost:http", "localhost:65536", "localhost:-1"}) {
-    EXPECT_THAT(ParseAddress(text, 0), IsInvalid(HasSubstr("port: an integer from 0 to 65535"))) << text;
+    EXPECT_THAT(ParseAddress(text, 0), IsInvalid(HasSubstr("port: want an integer from 0 to 65535"))) << text;
   }
-  EXPECT_THAT(ParseAddress("localhost:0", 1), IsInvalid(HasSubstr("port: an integer from 1 to 65535")));
+  EXPECT_THAT(ParseAddress("localhost:0", 1), IsInvalid(HasSubstr("port: want an integer from 1 to 65535")));
 }
 
 TEST(IsLoopbackAddressTest, TakesTheNamesOfLoopbackAlone) {
@@ -88,7 +88,7 @@ TEST(IsLoopbackAddressTest, TakesTheNamesOfLoopbackAlone) {
 TEST(ParseIpAddressTest, TakesNumbersAlone) {
   for (const char* text : {"10.0.0.3", "fd00::3", "127.0.0.1"}) EXPECT_THAT(ParseIpAddress(text), IsOkAndHolds(text));
   for (const char* text : {"", "localhost", "10.0.0", "10.0.0.3:80", "[fd00::3]", "eth0"}) {
-    EXPECT_THAT(ParseIpAddress(text), IsInvalid(HasSubstr("an IP address such as 10.0.0.3 expected"))) << text;
+    EXPECT_THAT(ParseIpAddress(text), IsInvalid(HasSubstr("want an IP address such as 10.0.0.3, got"))) << text;
   }
 }
 
@@ -99,8 +99,8 @@ TEST(FindUserTest, TakesNumbersAndNames) {
 }
 
 TEST(FindUserTest, RefusesWhatIsNoUser) {
-  EXPECT_THAT(FindUser(""), IsInvalid(HasSubstr("a user's number or name expected")));
-  EXPECT_THAT(FindUser("4294967295"), IsInvalid(HasSubstr("a user's number or name expected")));
+  EXPECT_THAT(FindUser(""), IsInvalid(HasSubstr("want a user's number or name, got")));
+  EXPECT_THAT(FindUser("4294967295"), IsInvalid(HasSubstr("want a user's number or name, got")));
   EXPECT_THAT(FindUser("no-such-user-here"), StatusIs(absl::StatusCode::kNotFound, HasSubstr("no such user")));
 }
 

@@ -67,7 +67,7 @@ class ConnectionAcceptorTest : public testing::Test {
     served.emplace_back(geteuid());
     ASSERT_OK(Start(std::move(sockets), {.max_connections = max_connections, .system = &system_}, std::move(served)));
   }
-  // A connection as `user`; none when it is closed before gRPC has said anything.
+  // Connects as `user`; returns no connection if it is closed before gRPC has answered.
   wire::FileDescriptor ConnectAs(uid_t user) {
     system_.SetUser(user);
     sockaddr_un address{.sun_family = AF_UNIX, .sun_path = {}};
@@ -92,7 +92,7 @@ class ConnectionAcceptorTest : public testing::Test {
     return got == 0;
   }
 
-  // The kernel, which takes everybody for one user.
+  // System calls that report one user for all connections.
   class OneUser final : public SystemCalls {
    public:
     void SetUser(uid_t user) { user_ = user; }

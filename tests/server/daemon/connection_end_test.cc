@@ -1,4 +1,4 @@
-// Connections over TCP that end because their certificates do, or because they show none.
+// Tests of TCP connections that are closed because their certificate expires, or because they show none.
 #include <grpc/grpc.h>
 #include <grpcpp/grpcpp.h>
 #include <netinet/in.h>
@@ -37,10 +37,10 @@ namespace {
 
 constexpr absl::Duration kLong = absl::Seconds(30);
 
-// The kernel, which at times has no descriptor free for a copy of one.
+// System calls that sometimes fail to duplicate a descriptor.
 class FewDescriptors final : public SystemCalls {
  public:
-  // The next ones.
+  // Makes the next `copies` calls fail.
   void Refuse(int copies) { refusals_ = copies; }
   int Duplicate(int fd) override {
     if (refusals_-- <= 0) return SystemCalls::Duplicate(fd);
@@ -65,7 +65,7 @@ class ConnectionEndTest : public testing::Test {
     return test::Install(absl::StrCat(folder_.path(), "/", role),
                          authority_.Issue({absl::StrCat(test::kWorldUri, "/", role)}), authority_.cert());
   }
-  // Of a viewer, who has a connection of its own.
+  // Returns a viewer's channel with a connection of its own.
   std::shared_ptr<grpc::Channel> Channel() const {
     grpc::ChannelArguments arguments;
     arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
@@ -73,7 +73,7 @@ class ConnectionEndTest : public testing::Test {
     const auto anybody = [](const std::vector<std::string>&) { return absl::OkStatus(); };
     return grpc::CreateCustomChannel(address_, tls::MakeChannelCredentials(Install("viewer"), anybody), arguments);
   }
-  // Of somebody who says nothing, over IPv4.
+  // Opens a silent connection over IPv4.
   wire::FileDescriptor ConnectSilently() const {
     wire::FileDescriptor connection(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
     sockaddr_in address{};
@@ -165,7 +165,7 @@ TEST_F(ConnectionEndTest, WhoSaysNothingGivesWayToTheNewest) {
   EXPECT_EQ(second->GetState(false), GRPC_CHANNEL_READY);
 }
 
-// Such an address says which interface it is of.
+// Such an address names its interface.
 TEST_F(ConnectionEndTest, AlsoFromALinkLocalAddress) {
   if (grpc_is_initialized() != 0) GTEST_SKIP() << "a process that has not used gRPC expected: run this test alone";
   test::ChildProcess child = test::ChildProcess::Run([this](test::Board&) -> absl::Status {

@@ -16,7 +16,7 @@ TEST(LastResortTest, AnEndThatTakesTooLongIsGivenUp) {
         absl::Notification never;
         never.WaitForNotification();
       },
-      testing::ExitedWithCode(kExitStuck), "stopping without an end waited=1ms");
+      testing::ExitedWithCode(kExitStuck), "shutdown timed out waited=1ms");
 }
 
 TEST(LastResortTest, AnEndInTimeIsNobodysConcern) { const LastResort last_resort(absl::Hours(1), kExitStuck); }

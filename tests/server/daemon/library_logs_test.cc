@@ -14,7 +14,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// Callers bring such lines about: with compressed calls, and with text that is no UTF-8.
+// Callers can trigger such lines with compressed calls, and with text that is not UTF-8.
 TEST(LibraryLogsTest, APlaceInALibraryWritesOneLineForManyEvents) {
   LogWhatLibrariesSay();
   testing::internal::CaptureStderr();

@@ -20,7 +20,7 @@
 namespace paramshard::server {
 namespace {
 
-// The manager's end: what it is told, in order.
+// The manager's end: messages in the order of arrival.
 class ServiceManager {
  public:
   explicit ServiceManager(const std::string& address) : socket_(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0)) {

@@ -74,7 +74,7 @@ TEST(AdoptedMemoryTest, ItIsOfThisUserAloneAndInNoCoreDump) {
   struct stat info {};
   ASSERT_EQ(fstat(memory.fd(), &info), 0);
   EXPECT_EQ(info.st_mode & 07777, 0600u);
-  // Of each mapping, its flags: "dd" is the one of madvise.
+  // Each mapping has a line of flags: madvise sets "dd".
   std::ifstream maps("/proc/self/smaps");
   std::string line;
   int undumped = 0;
@@ -134,7 +134,7 @@ TEST(AdoptedMemoryTest, ADescriptorThatOnlyReadsIsRefused) {
   const wire::FileDescriptor memory = Make({});
   wire::FileDescriptor reader(open(absl::StrCat("/proc/self/fd/", memory.get()).c_str(), O_RDONLY | O_CLOEXEC));
   ASSERT_TRUE(reader.valid());
-  EXPECT_THAT(Adopted(std::move(reader)), IsLost("to write by"));
+  EXPECT_THAT(Adopted(std::move(reader)), IsLost("not open for writing"));
 }
 
 TEST(AdoptedMemoryTest, WhatIsRefusedLeavesNoDescriptorBehind) {

@@ -13,7 +13,7 @@
 
 namespace paramshard::server {
 
-// What the devices of one test share. Thread-safe.
+// Shared state of the devices of one test. Thread-safe.
 struct DeviceFaults {
   // Memory, arithmetic, queues and opened pages count alike.
   std::atomic<int> allocations{0};
@@ -30,7 +30,7 @@ struct DeviceFaults {
   // By one call of Read or ReadTo.
   std::atomic<int64_t> largest_read{0};
 
-  // Of memory that lives.
+  // Bytes of memory that is not freed yet.
   std::atomic<int64_t> allocated_bytes{0};
 };
 
@@ -64,8 +64,8 @@ class FaultyDevice final : public ComputeDevice {
   const std::unique_ptr<ComputeDevice> inner_;
 };
 
-// Of the kind that tests run on (tests/support/environment.h), or fewer: `count` at most, those that there are.
-// FAILED_PRECONDITION there is none.
+// Opens at most `count` devices of the kind that tests run on (tests/support/environment.h); fewer if there are fewer.
+// FAILED_PRECONDITION if there is none.
 absl::StatusOr<std::vector<std::unique_ptr<ComputeDevice>>> OpenFaultyDevices(int count, DeviceFaults* faults);
 
 }  // namespace paramshard::server

@@ -34,7 +34,7 @@ std::string Key(absl::string_view model, absl::string_view piece) {
   return absl::StrCat(model, absl::string_view("\0", 1), piece);
 }
 
-// Whose calls fail when a test says so. What a call finds is seen before it fails or is carried out.
+// A store whose calls fail on request. `before_drop` runs before a call fails or is carried out.
 class FaultyStore final : public KeptStore {
  public:
   absl::Status fault;
@@ -79,7 +79,7 @@ class KeptMemoryTest : public testing::Test {
     EXPECT_OK(all);
     return KeptMemory(model, &store_, std::move(KeptModels::Sort(*std::move(all)).models[model]));
   }
-  // Of a server that ends at once.
+  // Leaves the memory of a server that ends at once.
   void LeaveBehind(uint8_t byte) {
     KeptMemory memory("m", &store_);
     ASSERT_OK_AND_ASSIGN(const Memory* const master, memory.Piece(kMaster, kBytes, *device_));
@@ -140,7 +140,7 @@ TEST_F(KeptMemoryTest, AJournalIsAdoptedInTheSizeThatItHas) {
 TEST_F(KeptMemoryTest, APieceThatWasNotKeptIsNamed) {
   LeaveBehind(7);
   KeptMemory memory = Adopted();
-  const auto is_lost = StatusIs(absl::StatusCode::kDataLoss, HasSubstr("m:rank-4/master: a kept descriptor expected"));
+  const auto is_lost = StatusIs(absl::StatusCode::kDataLoss, HasSubstr("m:rank-4/master: kept descriptor not found"));
   EXPECT_THAT(memory.Piece(PieceName(4, "master"), kBytes, *device_), is_lost);
   EXPECT_THAT(memory.AdoptHostPiece(kJournalPiece), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("m:journal")));
   EXPECT_THAT(memory.unclaimed(), ElementsAre(kMaster));

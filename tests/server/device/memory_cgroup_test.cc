@@ -104,7 +104,7 @@ TEST_F(MemoryCgroupTest, AHybridOfBothVersions) {
   WriteOne("/service", "800", 300, 0);
   std::filesystem::create_directories(root_ + "/two/service");
   EXPECT_THAT(Left("4:memory:/service\n0::/service\n", two_ + one_ + others_), Optional(500));
-  // What version 2 limits counts too.
+  // Limits of version 2 count too.
   WriteTwo("/service", "1000", 900, 0);
   EXPECT_THAT(Left("4:memory:/service\n0::/service\n", two_ + one_ + others_), Optional(100));
 }

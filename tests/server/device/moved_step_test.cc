@@ -101,7 +101,7 @@ class State {
     TakeOver(has_moved ? moves_.distance : 0);
   }
 
-  // As another process does that finds the state there.
+  // Continues like another process that finds the state there.
   void TakeOver(int64_t position) {
     StateMoves moves = moves_;
     moves.position = position;
@@ -127,8 +127,8 @@ class State {
     for (size_t i = 0; i < ranges.size(); ++i) ASSERT_OK(device_->Write(ranges[i].data, image[i]));
   }
 
-  // What a step from `before` to `after` has written when these bands are done, counted in the order of the step: of
-  // those that may have begun besides, anything. A step writes planes of `encoded` extents.
+  // Returns an image that a step from `before` to `after` may leave when these bands are done, counted in the order of
+  // the step: bands that may have begun besides hold anything. A step writes planes of `encoded` extents.
   using Counts = std::array<int, kBandLanes>;
   Image CutOff(const Image& before, const Image& after, bool forward, const Counts& done,
                const std::vector<bool>& encoded) const {
@@ -157,7 +157,7 @@ class State {
     return n / kBandLanes == done[n % kBandLanes];
   }
 
-  // Whether bands can be done in that order.
+  // Returns true if bands can be done in that order.
   bool CanBeDone(const Counts& done) const {
     for (int lane = 0; lane < kBandLanes; ++lane) {
       const int last = (done[lane] - 1) * kBandLanes + lane;
@@ -181,7 +181,8 @@ class State {
     return {arrays_[array].memory().data() + begin + (forward ? distance() : 0), end - begin};
   }
 
-  // Of an extent, wherever it lies now: all arrays, then the planes. Weights without an array are the first plane.
+  // Returns the bytes of an extent at its present place: all arrays, then the planes. Weights without an array are the
+  // first plane.
   std::vector<std::vector<uint8_t>> BytesOf(size_t extent) const {
     std::vector<std::vector<uint8_t>> bytes;
     for (const Array& array : arrays_) {

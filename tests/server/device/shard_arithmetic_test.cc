@@ -49,7 +49,7 @@ class SumSquaresTest : public ::testing::TestWithParam<GradientType> {
     return values;
   }
 
-  // As accumulators are stored.
+  // Encodes values in the type of the accumulators.
   static std::vector<uint8_t> Encode(const Floats& values) {
     std::vector<uint8_t> bytes(values.size() * GradientBytes(GetParam()));
     SumGradients({values.data()}, GradientType::kFP32, static_cast<int64_t>(values.size()), true,

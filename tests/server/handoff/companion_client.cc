@@ -27,7 +27,7 @@ absl::StatusOr<CompanionClient> CompanionClient::Connect(const std::string& path
 
 absl::StatusOr<std::string> CompanionClient::SayHello(pid_t process) {
   const wire::FileDescriptor pidfd(static_cast<int>(syscall(SYS_pidfd_open, process == 0 ? getpid() : process, 0)));
-  // Who is refused before it has spoken can still read why.
+  // A client that is rejected before its hello can still read the reason.
   const absl::Status sent = Send(wire::HandoffBytes(wire::HandoffHello{}), {pidfd.get()});
   const absl::StatusOr<wire::HandoffPacket> packet = Receive();
   if (!packet.ok()) return sent.ok() ? packet.status() : sent;

@@ -1,4 +1,4 @@
-// The trainer's end of a companion connection, for tests: says what it is told to, right or wrong.
+// The trainer's end of a companion connection, for tests; sends valid and invalid packets.
 #ifndef PARAMSHARD_TESTS_SERVER_HANDOFF_COMPANION_CLIENT_H_
 #define PARAMSHARD_TESTS_SERVER_HANDOFF_COMPANION_CLIENT_H_
 
@@ -17,15 +17,15 @@ namespace paramshard::server {
 
 class CompanionClient {
  public:
-  // UNAVAILABLE when nobody listens, or the kernel refuses.
+  // UNAVAILABLE without a listener, or if the kernel refuses.
   static absl::StatusOr<CompanionClient> Connect(const std::string& path);
 
-  // Sends a hello with the pidfd of `process` (0: the calling one), and takes the answer: the token, or the refusal.
+  // Sends a hello with the pidfd of `process` (0: the calling one), and returns the token, or the refusal.
   absl::StatusOr<std::string> SayHello(pid_t process = 0);
-  // Any bytes and descriptors.
+  // Sends any bytes and descriptors.
   absl::Status Send(absl::Span<const uint8_t> bytes, absl::Span<const int> fds) const;
   absl::StatusOr<wire::HandoffPacket> Receive(absl::Duration timeout = absl::Seconds(30)) const;
-  // What the daemon says before it closes; OK when its next packet is no refusal.
+  // Returns the refusal that the daemon sends before it closes; OK when its next packet is no refusal.
   absl::Status ReceiveRefusal() const;
   // Waits until the daemon has closed the connection.
   bool AwaitClosed() const;

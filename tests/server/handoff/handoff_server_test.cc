@@ -37,7 +37,7 @@ using ::testing::HasSubstr;
 using ::testing::MatchesRegex;
 
 constexpr absl::Duration kPatience = absl::Seconds(30);
-// Nobody's, on any machine.
+// A user id that no machine uses.
 constexpr uid_t kForeignUser = 65534;
 
 // Tokens that the server has reported as gone.
@@ -69,7 +69,7 @@ class GoneTokens {
   std::map<std::string, int> counts_ ABSL_GUARDED_BY(mu_);
 };
 
-// The kernel, which refuses what it is told to and notes what it was asked.
+// System calls that fail as told, and are recorded.
 class FaultySystem : public SystemCalls {
  public:
   // The next calls end with these errors, one each.
@@ -81,8 +81,8 @@ class FaultySystem : public SystemCalls {
     absl::MutexLock lock(&mu_);
     accept_errors_ = std::move(errors);
   }
-  // Every Accept fails with this until the server's thread has slept so often. The thread itself ends it, between two
-  // calls: what is taken in the place of a connection that failed would else be one that is refused.
+  // Every Accept fails with this error until the server's thread has slept so often. The thread itself ends the fault,
+  // between two calls: otherwise the retry after a failure would accept a connection only to reject it.
   void FailAcceptsForSleeps(int error, int sleeps) {
     absl::MutexLock lock(&mu_);
     every_accept_ = error;
@@ -103,7 +103,7 @@ class FaultySystem : public SystemCalls {
     return errno != 0 ? -1 : SystemCalls::Accept(listener);
   }
 
-  // The next connections are of these users, whoever makes them.
+  // Users that the next connections claim to be of.
   void NameUsers(std::vector<uid_t> users) {
     absl::MutexLock lock(&mu_);
     users_.assign(users.begin(), users.end());
@@ -117,8 +117,8 @@ class FaultySystem : public SystemCalls {
     return peer;
   }
 
-  // `w`: a wait that ended with events; `t`: one that slept until its time was over; `l`: one whose time was over
-  // before it began, as happens to a thread that the machine does not let run.
+  // `w`: a wait that ended with events; `t`: a wait that timed out; `l`: a wait whose timeout had passed before it
+  // began, as on a loaded machine.
   int Wait(int epoll, absl::Span<epoll_event> events, int timeout_milliseconds) override {
     {
       absl::MutexLock lock(&mu_);
@@ -134,7 +134,7 @@ class FaultySystem : public SystemCalls {
     return count;
   }
 
-  // What was called so far, once `count` calls of one kind are among it.
+  // Returns the calls so far, once they contain `count` calls of one kind.
   std::string AwaitCalls(char kind, int64_t count) {
     absl::MutexLock lock(&mu_);
     const auto made = [&]() ABSL_SHARED_LOCKS_REQUIRED(mu_) {
@@ -178,7 +178,7 @@ class HandoffServerTest : public testing::Test {
             .on_gone = [this](const std::string& token) { gone_.Add(token); },
             .system = &system_};
   }
-  // Starts anew with the options that `change` makes of the usual ones.
+  // Restarts the server with the usual options, changed by `change`.
   template <typename Change>
   void Restart(Change change) {
     server_.reset();
@@ -197,7 +197,7 @@ class HandoffServerTest : public testing::Test {
     EXPECT_OK(client);
     return *std::move(client);
   }
-  // Sends a packet instead of the hello; the reason of the refusal, after which the connection is closed.
+  // Sends a packet instead of the hello; returns the reason of the refusal, after which the connection is closed.
   std::string RefusalOf(absl::Span<const uint8_t> bytes, absl::Span<const int> fds) {
     CompanionClient client = Connect();
     EXPECT_OK(client.Send(bytes, fds));
@@ -292,13 +292,12 @@ TEST_F(HandoffServerTest, AMissingTokenIsSaidToBeMissing) {
   EXPECT_THAT(server_->Authenticate(""), StatusIs(absl::StatusCode::kUnauthenticated, HasSubstr("got none")));
 }
 
-// --- Whom it refuses ---
+// --- Refusals ---
 
 TEST_F(HandoffServerTest, ASecondHelloEndsTheConnection) {
   CompanionClient client = Connect();
   ASSERT_OK_AND_ASSIGN(const std::string token, client.SayHello());
-  EXPECT_THAT(client.SayHello(),
-              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("nothing expected after the hello")));
+  EXPECT_THAT(client.SayHello(), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("after the hello")));
   EXPECT_TRUE(client.AwaitClosed());
   EXPECT_TRUE(gone_.Await(token));
 }
@@ -316,8 +315,8 @@ TEST_F(HandoffServerTest, MalformedHellosAreRefusedWithAReason) {
   const wire::HandoffHello hello;
   const auto bytes = wire::HandoffBytes(hello);
   EXPECT_THAT(RefusalOf(bytes, {event.get()}), HasSubstr("another kind of descriptor"));
-  EXPECT_THAT(RefusalOf(bytes, {}), HasSubstr("descriptors 1 expected, got 0"));
-  EXPECT_THAT(RefusalOf(bytes, {event.get(), event.get()}), HasSubstr("descriptors 1 expected, got 2"));
+  EXPECT_THAT(RefusalOf(bytes, {}), HasSubstr("want descriptors 1, got 0"));
+  EXPECT_THAT(RefusalOf(bytes, {event.get(), event.get()}), HasSubstr("want descriptors 1, got 2"));
   EXPECT_THAT(RefusalOf(bytes.subspan(0, 7), {}), HasSubstr("at least 16 bytes"));
   EXPECT_THAT(RefusalOf(std::vector<uint8_t>(4096), {}), HasSubstr("at most 512 bytes"));
   wire::HandoffHello other;
@@ -329,7 +328,8 @@ TEST_F(HandoffServerTest, MalformedHellosAreRefusedWithAReason) {
 TEST_F(HandoffServerTest, AConnectionThatNeverSaysHelloIsDropped) {
   Restart([](auto& options) { options.hello_timeout = absl::Milliseconds(20); });
   CompanionClient client = Connect();
-  EXPECT_THAT(client.ReceiveRefusal(), StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("none came in time")));
+  EXPECT_THAT(client.ReceiveRefusal(),
+              StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("handoff hello: timed out")));
   EXPECT_TRUE(client.AwaitClosed());
 }
 
@@ -341,7 +341,7 @@ TEST_F(HandoffServerTest, AConnectionThatSaidHelloMayBeSilent) {
     token = patient.emplace(Connect()).SayHello();
   } while (absl::IsDeadlineExceeded(token.status()));
   ASSERT_OK(token.status());
-  // Another one is dropped meanwhile: the time has passed.
+  // The server drops another connection meanwhile, so the timeout has passed.
   EXPECT_THAT(Connect().ReceiveRefusal(), StatusIs(absl::StatusCode::kDeadlineExceeded));
   EXPECT_OK(server_->Authenticate(*token));
 }
@@ -389,7 +389,7 @@ TEST_F(HandoffServerTest, WithoutNamedUsersOthersDoNotReachTheSocket) {
   EXPECT_EQ(info.st_mode & 0777, 0600u);
 }
 
-// A hello that nobody has read must not turn the refusal into a reset connection.
+// An unread hello must not turn the refusal into a reset connection.
 TEST_F(HandoffServerTest, WhoIsRefusedLearnsWhyAlthoughItsHelloIsUnread) {
   Restart([](auto& options) { options.allowed_users = {geteuid() + 1}; });
   for (int i = 0; i < 20; ++i) {
@@ -450,7 +450,7 @@ TEST_F(HandoffServerTest, ErrorsOfWaitingAreSurvived) {
 
 TEST_F(HandoffServerTest, ErrorsOfAcceptingAreSurvived) {
   system_.FailAccepts({EINTR, ECONNABORTED, EPROTO, ENOMEM, ENOBUFS, ENFILE, EMFILE, EINVAL});
-  // Twice, so that one of them is not the one that was refused.
+  // Twice, so that one of them is not the rejected connection.
   for (int i = 0; i < 2; ++i) (void)Connect().SayHello();
   EXPECT_TRUE(system_.AwaitErrorsTaken());
   EXPECT_OK(Connect().SayHello());
@@ -462,7 +462,7 @@ TEST_F(HandoffServerTest, WithoutADescriptorForItAConnectionIsRefused) {
   EXPECT_OK(Connect().SayHello());
 }
 
-// Between two tries to take a connection that cannot be taken the thread sleeps.
+// The thread sleeps between two attempts to accept a connection.
 TEST_F(HandoffServerTest, AConnectionThatCannotBeTakenKeepsTheThreadAsleep) {
   int64_t served = 0;
   for (int error : {EMFILE, ENFILE, ENOMEM}) {
@@ -491,7 +491,7 @@ TEST_F(HandoffServerTest, SilentConnectionsUnderALowLimitKeepNobodyOut) {
   EXPECT_TRUE(gone_.Await(token)) << "its death is noticed";
 }
 
-// As the daemon has it under a limit of 1,024 descriptors.
+// The daemon's configuration under a limit of 1,024 descriptors.
 TEST_F(HandoffServerTest, ACrowdWithTokensIsServedToTheLimitAndWatched) {
   Restart([](auto& options) { options.max_connections = 256; });
   const DescriptorLimit limit(1024);
@@ -528,7 +528,7 @@ TEST_F(HandoffServerTest, ADeadProcessWhosePidfdIsKeptCostsNothing) {
   EXPECT_EQ(kill(static_cast<pid_t>(trainer.board().numbers[0]), SIGKILL), 0);
 }
 
-// --- Who is gone ---
+// --- Dead trainers ---
 
 // A trainer that dies while a child of its own keeps the connection open.
 TEST_F(HandoffServerTest, ADeadProcessIsGoneAlthoughItsSocketIsOpen) {
@@ -608,7 +608,7 @@ TEST_F(HandoffServerTest, ASocketThatIsRemovedIsMadeAnew) {
 
 TEST_F(HandoffServerTest, TheSocketOfADeadServerIsTakenOver) {
   server_.reset();
-  // As a killed daemon leaves it: bound, and nobody listens.
+  // A killed daemon leaves its socket bound, without a listener.
   test::ChildProcess dead = test::ChildProcess::Run([this](test::Board&) -> absl::Status {
     ASSIGN_OR_RETURN(auto server, HandoffServer::Start(Options()));
     server.release();

@@ -88,7 +88,7 @@ TEST_P(ListeningPathTest, ASocketThatSomebodyServesStays) {
   }
 }
 
-// More connections wait than the server lets wait: it is alive.
+// A full queue of connections shows that the server is alive.
 TEST_P(ListeningPathTest, ABusyServersSocketStays) {
   const wire::FileDescriptor served = Bind(GetParam());
   std::vector<wire::FileDescriptor> waiting;
@@ -145,7 +145,7 @@ TEST_P(ListeningPathTest, IsRestoredWithItsDirectory) {
   std::filesystem::remove_all(folder_);
   EXPECT_TRUE(listening->Restore().valid());
   EXPECT_TRUE(Connects());
-  // Moved away it is not there either.
+  // A socket that was moved away is gone, too.
   std::filesystem::rename(folder_, directory_.path() + "/elsewhere");
   EXPECT_TRUE(listening->Restore().valid());
   EXPECT_TRUE(Connects());

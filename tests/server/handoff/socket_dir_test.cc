@@ -53,7 +53,7 @@ TEST_F(SocketDirTest, ALockThatIsLentIsNotTakenAgainAndStaysWithItsOwner) {
   EXPECT_THAT(SocketDir::Acquire(path_, false), StatusIs(absl::StatusCode::kAlreadyExists));
 }
 
-// The keeper's end alone does not make it free: its server may still serve.
+// The keeper's end alone does not release the lock: its server may still serve.
 TEST_F(SocketDirTest, ALockThatIsLentIsHeldForAsLongAsAnybodyHasIt) {
   absl::StatusOr<SocketDir> keepers = SocketDir::Acquire(path_, false);
   ASSERT_OK(keepers.status());
@@ -74,7 +74,7 @@ TEST_F(SocketDirTest, ALockOfAnotherDirectoryIsOfNoUse) {
 TEST_F(SocketDirTest, ALentLockComesByTheEnvironmentOnce) {
   EXPECT_FALSE(SocketDir::TakeLentLock().valid());
   ASSERT_OK_AND_ASSIGN(const SocketDir keepers, SocketDir::Acquire(path_, false));
-  // As the keeper leaves it to a server.
+  // A server inherits the lock from the keeper like this.
   const int inherited = fcntl(keepers.lock(), F_DUPFD, 0);
   setenv(SocketDir::kLockVariable, absl::StrCat(inherited).c_str(), 1);
   const wire::FileDescriptor lent = SocketDir::TakeLentLock();
@@ -88,7 +88,7 @@ TEST_F(SocketDirTest, ALentLockComesByTheEnvironmentOnce) {
   }
 }
 
-// Whoever can put a link there must not choose whose mode is changed.
+// The creator of a link there must not choose which directory's mode is changed.
 TEST_F(SocketDirTest, ADaemonWhoseLockWasDeletedKeepsItsSockets) {
   ASSERT_OK_AND_ASSIGN(const SocketDir held, SocketDir::Acquire(path_, false));
   for (const auto& [path, type] : {std::pair(held.grpc_path(), SOCK_STREAM), {held.handoff_path(), SOCK_SEQPACKET}}) {
@@ -132,7 +132,7 @@ TEST_F(SocketDirTest, ALinkIsRefusedAndItsTargetStaysAsItIs) {
   ASSERT_EQ(symlink(target.c_str(), link.c_str()), 0);
   for (const std::string& path : {link, link + "/", link + "//"}) {
     EXPECT_THAT(SocketDir::Acquire(path, true),
-                StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("a directory expected, got a link")));
+                StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("want a directory, got a link")));
   }
   EXPECT_EQ(ModeOf(target), 0711u);
 }

@@ -20,7 +20,7 @@ namespace {
 
 constexpr int kCommits = 8;
 
-// So many stores of up to `unit` bytes happen, and no more.
+// Allows a number of stores of up to `unit` bytes, and no more.
 class DyingWriter final : public StoreLimit {
  public:
   DyingWriter(int64_t stores, int64_t unit) : left_(stores), unit_(unit) {}
@@ -124,7 +124,7 @@ TEST_P(CutTest, WhoeverAdoptsWhatIsFoundEndsWithTheSameState) {
   }
 }
 
-// Where the writer dies in a call that ends a change.
+// The writer dies in a call that ends a change.
 class ChangeEndTest : public CutTest {
  protected:
   void SetUp() override {
@@ -146,7 +146,7 @@ class ChangeEndTest : public CutTest {
     int64_t first = 0;  // store
     int64_t last = 0;
   };
-  // A journal whose writer has made so many stores.
+  // Returns a journal whose writer has made so many stores.
   JournalBuffer Behind(int64_t stores) {
     JournalBuffer buffer(GetParam());
     DyingWriter writer(stores, 8);

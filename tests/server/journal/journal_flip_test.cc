@@ -52,7 +52,7 @@ TEST_P(FlipTest, EveryFlippedBitIsFoundOrChangesNothing) {
     ASSERT_TRUE(lost || *plan == expected) << "bit " << bit << ": " << RecoveryActionName(plan->action);
     byte = static_cast<uint8_t>(byte ^ 1 << bit % 8);
   }
-  // Those of the header, the identity and the records at least.
+  // At least the bits of the header, the identity and the records are found.
   EXPECT_GT(refused, 8 * 500);
 }
 
@@ -93,7 +93,7 @@ TEST(DamageTest, AnotherVersionOfTheFormatIsSaidClearlyAndIsNoDamage) {
   for (const uint32_t version : {kJournalVersion - 1, kJournalVersion + 1, kJournalVersion + 1000}) {
     JournalBuffer buffer = Behind("answer 8");
     SetJournalVersion(buffer.bytes(), version);
-    const std::string both = absl::StrCat("format version ", kJournalVersion, " expected, got ", version, ", of a");
+    const std::string both = absl::StrCat("want format version ", kJournalVersion, ", got ", version, ", of a");
     const char* const whose =
         version > kJournalVersion ? "a newer program: start that" : "an older program: start that";
     EXPECT_THAT(PlanRecovery(buffer.bytes()),

@@ -111,10 +111,10 @@ class Server {
   uint32_t calls_ = 0;
 };
 
-// Knows what every commit leaves.
+// Knows the state after every commit.
 class Oracle {
  public:
-  // Fails the test unless the plan is that of a state that the training has.
+  // Fails the test unless the plan leads to a state of the training.
   void Check(const RecoveryPlan& plan) {
     if (plan.action == RecoveryAction::kNotBegun || plan.action == RecoveryAction::kDrop) {
       ASSERT_EQ(training_.numbers().commit_number, 0);

@@ -1,4 +1,4 @@
-// What is written is read, and what cannot be written is refused.
+// Tests that written content is read, and that invalid content is rejected.
 #include "server/journal/journal.h"
 
 #include <cstring>
@@ -67,7 +67,7 @@ TEST(JournalCodecTest, RecordsThatAreAsLargeAsTheyGetFillTheirSlots) {
   EXPECT_EQ(size(prepared), RecordCapacity(JournalRecord::kPrepared, shape));
   EXPECT_EQ(size(DecidedRecord()), RecordCapacity(JournalRecord::kDecided, shape));
   EXPECT_EQ(size(JournalEpoch()), RecordCapacity(JournalRecord::kEpoch, shape));
-  // One that names records says no source yet: there is room for both.
+  // A lifecycle that names records has no source yet, but there is room for both.
   const LifecycleRecord lifecycle{.lifecycle = JournalLifecycle::kChanged,
                                   .source = {.text = std::string(kMostSourceBytes, 'x')}};
   EXPECT_EQ(size(lifecycle), RecordCapacity(JournalRecord::kLifecycle, shape));
@@ -96,7 +96,7 @@ TEST(JournalCodecTest, PartsOfAnIdentityTakeTheBytesThatAreCountedForThem) {
   EXPECT_EQ(growth_by([](JournalIdentity& identity) { identity.ranks[0].bands.emplace_back(); }), kBandBytes);
 }
 
-// Whoever moves anything must give the format another version: servers of two versions meet in one keeper.
+// A change of any offset needs another format version: servers of two versions meet in one keeper.
 TEST(JournalLayoutTest, WhereEverythingLiesIsThatOfVersion4) {
   ASSERT_EQ(kJournalVersion, 4u);
   const JournalShape shape{.ranks = 3,
@@ -204,7 +204,7 @@ TEST_F(JournalTest, CallsOutOfTurnAreRefusedAndWriteNothing) {
 TEST_F(JournalTest, AnEpochsNumberIsNotUsedTwice) {
   for (const int64_t epoch : {0, 1, -3}) {
     EXPECT_THAT(journal_->BeginEpoch(epoch, training_.epoch().history),
-                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("behind 1")));
+                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("above 1")));
   }
 }
 

@@ -291,7 +291,7 @@ TEST_F(RecoveryTest, AnApplyThatIsAllDoneIsStillToBeAnswered) {
   for (const RankRedo& redo : plan.redo) EXPECT_TRUE(redo.complete);
 }
 
-// Its number is that of the next commit, and it is of another history.
+// The prepared commit has the next commit's number, but another history.
 TEST_F(RecoveryTest, WhatWasPreparedBeforeARestoreIsForgotten) {
   Begin();
   Prepare();

@@ -59,7 +59,7 @@ class Training {
   const std::vector<ScalingChange>& settled() const { return changes_; }
   // Advances by the next commit.
   void Answer();
-  // What the journal is told of it: valid until the next one.
+  // Returns the answered commit for the journal; valid until the next one.
   AnsweredCommit Answered() const;
   // Another state takes the place of this one: all of it, or of masters alone, but of the first `untouched` of the
   // book.

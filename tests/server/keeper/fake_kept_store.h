@@ -23,9 +23,9 @@ class FakeKeptStore final : public KeptStore {
  public:
   absl::Status Keep(absl::string_view name, int fd) override {
     if (name.empty() || name.size() > kMaxNameBytes) {
-      return absl::InvalidArgumentError("keep: a name of 1 to 640 bytes expected");
+      return absl::InvalidArgumentError("keep: want a name of 1 to 640 bytes");
     }
-    if (!IsMemory(fd)) return absl::InvalidArgumentError("keep: a descriptor of memory expected");
+    if (!IsMemory(fd)) return absl::InvalidArgumentError("keep: want a descriptor of memory");
     ASSIGN_OR_RETURN(wire::FileDescriptor own, Duplicate(fd));
     absl::MutexLock lock(&mu_);
     kept_[std::string(name)] = std::move(own);

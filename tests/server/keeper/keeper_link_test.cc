@@ -54,7 +54,7 @@ class KeeperLinkTest : public testing::Test {
     });
   }
   void Serve() { Serve({std::move(keeper_), &kept_, {}}); }
-  // A keeper that answers one request after the other with that, whatever they are.
+  // A keeper that gives the same answers in turn to any requests.
   void AnswerWith(std::vector<KeeperMessage> answers) {
     thread_ = std::thread([this, answers = std::move(answers)] {
       for (const KeeperMessage& answer : answers) {
@@ -91,7 +91,7 @@ TEST_F(KeeperLinkTest, AKeeperThatIsGoneIsUnavailableAndToldByTheDescriptor) {
 TEST_F(KeeperLinkTest, AKeeperThatDoesNotAnswerIsWaitedForOnlySoLong) {
   KeeperLink link(std::move(server_), absl::Milliseconds(1), absl::Milliseconds(1));
   EXPECT_THAT(link.Keep("a", MemoryFile("1").get()), StatusIs(absl::StatusCode::kDeadlineExceeded));
-  // Until the socket takes no more, and then too.
+  // Until the socket is full, and beyond.
   for (int i = 0; i < 100; ++i) {
     ASSERT_THAT(link.DropPrefix(std::string(10'000, 'a')), StatusIs(absl::StatusCode::kDeadlineExceeded));
   }
@@ -126,7 +126,7 @@ TEST_F(KeeperLinkTest, ADropIsWaitedForLongerAndSoIsATurnBehindIt) {
   constexpr absl::Duration kShort = absl::Milliseconds(300);
   KeeperLink link(std::move(server_), kShort);
   std::thread drop([&link] { EXPECT_OK(link.DropPrefix("a")); });
-  // The request is there, and nobody has heard it.
+  // The request was sent, and is not read.
   pollfd asked{.fd = keeper_.get(), .events = POLLIN, .revents = 0};
   ASSERT_EQ(poll(&asked, 1, -1), 1);
   std::thread keep([&link] { EXPECT_OK(link.Keep("b", MemoryFile("2").get())); });
@@ -137,7 +137,7 @@ TEST_F(KeeperLinkTest, ADropIsWaitedForLongerAndSoIsATurnBehindIt) {
   EXPECT_EQ(kept_.size(), 1U);
 }
 
-// Neither way takes anything more: one of both has to read first, and it is not the keeper.
+// Both directions are full: one end has to read first, and the keeper does not.
 TEST_F(KeeperLinkTest, AKeeperWhoseAnswersNobodyHasReadHearsTheNextCall) {
   KeeperLink link(std::move(server_));
   ServerConnection connection(std::move(keeper_), &kept_, {});
@@ -147,7 +147,7 @@ TEST_F(KeeperLinkTest, AKeeperWhoseAnswersNobodyHasReadHearsTheNextCall) {
   EXPECT_OK(link.DropPrefix("a"));
 }
 
-// A lock that goes with its descriptor is closed behind memory that takes a while to be freed.
+// A lock's descriptor is closed after memory that takes a while to be freed.
 TEST_F(KeeperLinkTest, ADropIsThroughWhenTheMemoryIsFree) {
   const std::string path = absl::StrCat(testing::TempDir(), "/lock-", getpid());
   const wire::FileDescriptor other(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));

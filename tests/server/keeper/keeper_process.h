@@ -1,4 +1,4 @@
-// A real keeper in a process of its own, whose servers (test_server.cc) do what the test tells them.
+// A real keeper in its own process; its servers (test_server.cc) obey the test.
 #ifndef PARAMSHARD_TESTS_SERVER_KEEPER_KEEPER_PROCESS_H_
 #define PARAMSHARD_TESTS_SERVER_KEEPER_KEEPER_PROCESS_H_
 
@@ -33,25 +33,25 @@ class KeeperProcess {
   KeeperProcess& operator=(const KeeperProcess&) = delete;
   ~KeeperProcess();
 
-  // The command of the program, which is test_server.cc's, with those flags and what lets it talk to the test.
+  // Returns the command of test_server.cc's program with those flags and the connection to the test.
   ServerCommand CommandWith(const std::vector<std::string>& flags) const;
 
-  // What a server says next, of any life.
+  // Returns the next message of a server, of any life.
   std::string Hear();
   // Waits until a server says that it has begun: "begun NAMES" of what it has taken. Returns the names.
   std::string AwaitBegin();
   // Tells the server something, and returns what it answers.
   std::string Ask(const std::string& words);
-  // Tells it without an answer: what ends it.
+  // Tells the server something that ends it; no answer follows.
   void Tell(const std::string& words) const;
-  // Waits until the keeper logs a line with that text, and returns it. Lines before are gone then.
+  // Waits until the keeper logs a line with that text, and returns it. Discards earlier lines.
   std::string AwaitLog(const std::string& text);
 
-  // Of the server that has begun last.
+  // Pid of the server that has begun last.
   pid_t server_pid() const { return server_pid_; }
-  // Waits until that process has ended, whoever has started it.
+  // Waits until that process has ended.
   bool AwaitServerEnd() const;
-  // What came with the server's last answer.
+  // Descriptors of the server's last answer.
   wire::FileDescriptor TakeDescriptor() { return std::move(descriptor_); }
 
   pid_t pid() const { return pid_; }
@@ -67,7 +67,7 @@ class KeeperProcess {
   pid_t server_pid_ = -1;
   wire::FileDescriptor server_pidfd_;
   wire::FileDescriptor control_;          // the test's end
-  wire::FileDescriptor servers_control_;  // that of the servers, which they inherit
+  wire::FileDescriptor servers_control_;  // the servers' end, which they inherit
   wire::FileDescriptor log_;
   wire::FileDescriptor descriptor_;
   std::string lines_;

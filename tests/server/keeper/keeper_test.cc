@@ -1,4 +1,4 @@
-// Real keepers whose servers end in every way.
+// Tests of real keepers with servers that end in every way.
 
 #include "server/keeper/keeper.h"
 
@@ -99,11 +99,11 @@ TEST_F(KeeperTest, FiftyRestartsLeaveNoDescriptorBehind) {
     ASSERT_EQ(keeper.Ask("ready"), "OK");
     ASSERT_EQ(CountEntries(keepers), before) << i;
   }
-  // The memory that the last server has taken stands for what the first one had made.
+  // The last server has taken the memory that the first one had made.
   EXPECT_EQ(CountEntries(absl::StrCat("/proc/", keeper.server_pid(), "/fd")), servers);
 }
 
-// More than are heard in one turn, by a keeper that learns of the end meanwhile.
+// More requests than one turn handles; meanwhile the keeper notices the server's end.
 TEST_F(KeeperTest, WhatAServerGaveAwayWithItsLastBreathIsKept) {
   KeeperProcess keeper;
   StartWithMemory(keeper);
@@ -120,7 +120,7 @@ TEST_F(KeeperTest, AFloodOfNonsenseKeepsAKeeperFromNothing) {
   ASSERT_OK(link.Keep("a", test::MemoryFile("first").get()));
   ASSERT_OK(link.ReportReady("test"));
   std::mt19937_64 random(FirstSeed(1));
-  // Until the keeper hears no more, since nobody reads its answers.
+  // Until the keeper stops reading, because its answers are not read.
   absl::Status sent;
   for (int i = 0; sent.ok() && i < 1'000'000; ++i) {
     std::string nonsense(1 + random() % 200, '\0');
@@ -130,7 +130,7 @@ TEST_F(KeeperTest, AFloodOfNonsenseKeepsAKeeperFromNothing) {
   ASSERT_THAT(sent, StatusIs(absl::StatusCode::kDeadlineExceeded));
   keeper.Signal(SIGUSR1);
   ASSERT_EQ(keeper.Hear(), absl::StrCat("signal ", SIGUSR1));
-  // Answers that nobody waits for are passed over.
+  // Unexpected answers are skipped.
   ASSERT_OK_AND_ASSIGN(const KeptStore::Descriptors taken, link.TakeAll());
   ASSERT_EQ(taken.size(), 1U);
   EXPECT_EQ(test::BytesOf(taken.at("a").get()), "first");
@@ -154,14 +154,14 @@ TEST_F(KeeperTest, StartsThatFailAreHeldAfterSoManyAndMemoryStays) {
   KeeperProcess keeper({.most_failed_starts = 3});
   ASSERT_EQ(keeper.AwaitBegin(), "");
   ASSERT_EQ(keeper.Ask("keep a first"), "OK");
-  // The one that is not ready counts too.
+  // A server that is not ready counts, too.
   ASSERT_EQ(keeper.Ask(absl::StrCat("ready")), "OK");
   keeper.Tell("raise 9");
   for (int start = 0; start < 3; ++start) {
     ASSERT_EQ(keeper.AwaitBegin(), "a") << start;
     keeper.Tell("exit 3");
   }
-  EXPECT_THAT(keeper.AwaitLog("does not start"), HasSubstr("kept=1"));
+  EXPECT_THAT(keeper.AwaitLog("failed to start; memory is kept"), HasSubstr("kept=1"));
   keeper.Signal(SIGUSR1);
   ASSERT_EQ(keeper.AwaitBegin(), "a");
   EXPECT_EQ(keeper.Ask("read a"), "first");
@@ -188,7 +188,8 @@ TEST_F(KeeperTest, AServerThatEndsBeforeItIsReadyHasFailedWhateverItsCode) {
     keeper.Tell("raise 9");
     ASSERT_EQ(keeper.AwaitBegin(), "a");
     keeper.Tell(absl::StrCat("exit ", code));
-    EXPECT_THAT(keeper.AwaitLog("does not start"), HasSubstr(absl::StrCat("end=exit code ", code, " before it")));
+    EXPECT_THAT(keeper.AwaitLog("failed to start; memory is kept"),
+                HasSubstr(absl::StrCat("end=exit code ", code, " before it")));
     keeper.Signal(SIGUSR1);
     ASSERT_EQ(keeper.AwaitBegin(), "a");
     EXPECT_EQ(keeper.Ask("read a"), "first");
@@ -208,7 +209,7 @@ TEST_F(KeeperTest, AKeeperThatHoldsMemoryStartsAServerToDrainItAtASignal) {
   keeper.Tell("raise 9");
   ASSERT_EQ(keeper.AwaitBegin(), "a");
   keeper.Tell("exit 3");
-  keeper.AwaitLog("does not start");
+  keeper.AwaitLog("failed to start; memory is kept");
   keeper.Signal(SIGTERM);
   ASSERT_EQ(keeper.AwaitBegin(), "a");
   ASSERT_EQ(keeper.Hear(), absl::StrCat("signal ", SIGTERM));
@@ -299,9 +300,9 @@ TEST_F(KeeperTest, ARestartIsNothingToAKeeperThatStops) {
   ASSERT_EQ(keeper.Hear(), absl::StrCat("signal ", SIGTERM));
   keeper.Signal(SIGUSR1);
   keeper.Signal(SIGTERM);
-  // The signals of one kind are taken in the order of their numbers, so that the second stop comes last.
+  // Pending signals are taken in the order of their numbers, so the second stop comes last.
   EXPECT_THAT(keeper.AwaitExit(), IsOkAndHolds(kExitInterrupted));
-  EXPECT_THAT(keeper.AwaitLog("restart asked for"), HasSubstr("logs nothing"));
+  EXPECT_THAT(keeper.AwaitLog("restart requested"), HasSubstr("logs nothing"));
 }
 
 // --- Signals ---
@@ -317,7 +318,7 @@ TEST_F(KeeperTest, TheFirstSignalDrainsAndTheKeeperEndsWithTheServersCode) {
   }
 }
 
-// The server blocks no signal itself: it finds those blocked that come before it waits for them.
+// The server itself blocks no signals: the keeper has blocked them until the server waits for them.
 TEST_F(KeeperTest, ASignalThatComesBeforeTheServerWaitsIsNotLost) {
   KeeperProcess keeper;
   keeper.AwaitLog("server started");
@@ -435,7 +436,7 @@ TEST_F(KeeperTest, ACommandThatDoesNotBecomeReadyGivesWayToTheLastThatDid) {
   keeper.Tell(absl::StrCat("exit ", kExitRestart));
   ASSERT_EQ(keeper.AwaitBegin(), "a");
   ASSERT_EQ(keeper.AwaitBegin(), "a");
-  EXPECT_THAT(keeper.AwaitLog("started as before"), EndsWith(other.program));
+  EXPECT_THAT(keeper.AwaitLog("rolled back to the previous server"), EndsWith(other.program));
   ASSERT_EQ(keeper.AwaitBegin(), "a");
   EXPECT_EQ(keeper.Ask("ready"), "OK");
 }
@@ -456,7 +457,7 @@ TEST_F(KeeperTest, TheServerIsToldWhyARestartWasGivenUpUntilAnotherIsAskedFor) {
   ASSERT_EQ(keeper.Ask("restart /bin/false"), "OK");
   keeper.Tell(absl::StrCat("exit ", kExitRestart));
   ASSERT_EQ(keeper.AwaitBegin(), "a");
-  EXPECT_EQ(keeper.Ask("last-restart"), "given up: /bin/false: a server expected, got exit code 1 before it served");
+  EXPECT_EQ(keeper.Ask("last-restart"), "given up: /bin/false failed to start: exit code 1 before it served");
   ASSERT_EQ(keeper.Ask("ready"), "OK");
   ASSERT_EQ(keeper.Ask("restart"), "OK");
   EXPECT_EQ(keeper.Ask("last-restart"), "given up: ");
@@ -473,14 +474,14 @@ TEST_F(KeeperTest, TheServerIsToldHowOftenOneWasStartedAgain) {
   ASSERT_EQ(keeper.AwaitBegin(), "a");
   EXPECT_EQ(keeper.Ask("restarts"), "1");
   ASSERT_EQ(keeper.Ask("ready"), "OK");
-  // Twice one that does not come to serve, then this one again.
+  // The new program fails to start twice; then this one is started again.
   ASSERT_EQ(keeper.Ask("restart /bin/false"), "OK");
   keeper.Tell(absl::StrCat("exit ", kExitRestart));
   ASSERT_EQ(keeper.AwaitBegin(), "a");
   EXPECT_EQ(keeper.Ask("restarts"), "4");
 }
 
-// Another program in its place, as packages are upgraded.
+// A package upgrade replaces the program's file.
 class ReplacedProgramTest : public KeeperTest {
  protected:
   ReplacedProgramTest() { Put(test::Program(KEEPER_TEST_SERVER)); }
@@ -545,7 +546,7 @@ TEST_F(ReplacedProgramTest, WhatLiesAtThePathNowGivesWayToTheFileThatServed) {
   ASSERT_EQ(keeper.AwaitBegin(), "a");
   ASSERT_EQ(keeper.Ask("ready"), "OK");
   EXPECT_EQ(FileOfServer(keeper), path_ + " (deleted)");
-  EXPECT_THAT(keeper.Ask("last-restart"), HasSubstr("a server expected, got exit code 1"));
+  EXPECT_THAT(keeper.Ask("last-restart"), HasSubstr("failed to start: exit code 1"));
 }
 
 TEST_F(ReplacedProgramTest, AKeeperThatHasGivenUpStartsWhatLiesAtThePathAtASignal) {
@@ -554,7 +555,7 @@ TEST_F(ReplacedProgramTest, AKeeperThatHasGivenUpStartsWhatLiesAtThePathAtASigna
   keeper.Tell("raise 9");
   ASSERT_EQ(keeper.AwaitBegin(), "a");
   keeper.Tell("exit 3");
-  keeper.AwaitLog("does not start");
+  keeper.AwaitLog("failed to start; memory is kept");
   Put(test::Program(KEEPER_TEST_SERVER));
   keeper.Signal(SIGUSR1);
   ASSERT_EQ(keeper.AwaitBegin(), "a");

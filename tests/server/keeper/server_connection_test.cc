@@ -58,7 +58,7 @@ class ServerConnectionTest : public testing::Test {
     fds_ = std::move(packet->fds);
     return ParseKeeperMessage(packet->bytes, fds_.size());
   }
-  // What the keeper says to any bytes with any descriptors.
+  // Returns the keeper's answer to any bytes with any descriptors.
   absl::Status AnswerTo(const std::string& bytes, const std::vector<int>& fds = {}) {
     if (const absl::Status sent = Send(bytes, fds); !sent.ok()) return sent;
     connection_->Serve();

@@ -52,12 +52,12 @@ TEST(ServerProcessTest, ASignalThatEndsItIsNamed) {
 
 TEST(ServerProcessTest, AProgramThatCannotBeExecutedIsToldByItsEnd) {
   ASSERT_OK_AND_ASSIGN(ServerProcess missing, ServerProcess::Start({.command = {.program = "/nowhere/server"}}));
-  EXPECT_EQ(EndOf(missing), "no program that can be executed: No such file or directory");
+  EXPECT_EQ(EndOf(missing), "exec failed: No such file or directory");
   ASSERT_OK_AND_ASSIGN(ServerProcess folder, ServerProcess::Start({.command = {.program = "/"}}));
-  EXPECT_EQ(EndOf(folder), "no program that can be executed: Permission denied");
+  EXPECT_EQ(EndOf(folder), "exec failed: Permission denied");
 }
 
-// Whatever lies at the path.
+// The path may lead to another file by then.
 TEST(ServerProcessTest, TheFileThatIsGivenIsExecuted) {
   const wire::FileDescriptor shell(open("/bin/sh", O_PATH | O_CLOEXEC));
   ServerProcess::Options options = Shell("test \"$0\" = /nowhere/server && exit 7");

@@ -162,7 +162,7 @@ class TestServer {
     return count.ok() ? absl::StrCat(*count) : count.status().ToString();
   }
 
-  // As a server does that has lost its mind.
+  // Behaves like a broken server.
   std::string Close() {
     link_.reset();
     return "closed";
@@ -175,7 +175,7 @@ class TestServer {
 };
 
 int Main(int argc, char** argv) {
-  // What is meant to crash leaves no core behind.
+  // A deliberate crash leaves no core.
   const rlimit no_core{.rlim_cur = 0, .rlim_max = 0};
   setrlimit(RLIMIT_CORE, &no_core);
   int control = -1;

@@ -30,9 +30,9 @@ class LineWriterTest : public testing::Test {
     int ends[2];
     PARAMSHARD_CHECK(pipe2(ends, O_CLOEXEC) == 0);
     reader_ = wire::FileDescriptor(ends[0]);
-    // The smallest that the kernel makes.
+    // The smallest pipe of the kernel.
     PARAMSHARD_CHECK(fcntl(ends[1], F_SETPIPE_SZ, 4096) == 4096);
-    // Never closed: a writer's thread may still use it.
+    // Not closed, because the writer's thread may still use it.
     pipe_ = ends[1];
   }
   ~LineWriterTest() override { reader_.Reset(); }
@@ -45,7 +45,7 @@ class LineWriterTest : public testing::Test {
     writer_ = *std::move(writer);
   }
 
-  // The next line from the pipe.
+  // Returns the next line from the pipe.
   std::string ReadLine() {
     std::string line;
     char c;
@@ -77,7 +77,7 @@ TEST_F(LineWriterTest, AFullPipeHoldsNobodyUpAndTheGapIsTold) {
   FillPipe();
   Start(100);
   constexpr int kLines = 10'000;
-  // Neither these calls nor the flush wait for a reader: there is none.
+  // Neither these calls nor the flush wait for a reader.
   for (int i = 0; i < kLines; ++i) writer_->Write(absl::StrCat("line ", i));
   EXPECT_FALSE(writer_->Flush(absl::Milliseconds(1)));
   std::string block(4096, 0);

@@ -39,8 +39,8 @@ TEST_F(LogTest, AChangedLevelHoldsForTheLinesThatFollow) {
   Log(LogLevel::kWarning, "late");
   EXPECT_THAT(testing::internal::GetCapturedStderr(),
               AllOf(Not(HasSubstr("early")), HasSubstr("debug between"), Not(HasSubstr("late")),
-                    HasSubstr("warning log level is set from=info to=debug caller=somebody\n"),
-                    HasSubstr("warning log level is set from=debug to=error caller=\"somebody else\"\n")));
+                    HasSubstr("warning log level changed from=info to=debug caller=somebody\n"),
+                    HasSubstr("warning log level changed from=debug to=error caller=\"somebody else\"\n")));
 }
 
 std::vector<int64_t> Events() {

@@ -32,8 +32,8 @@ TEST(ExpositionTest, ACounterHasALineForEachSeries) {
   registry.Add(Metric::kCommits, CommitResult::kApplied, 12'345'678'901);
   EXPECT_THAT(
       Lines(ExpositionText(registry, {}, {}), "paramshard_commits_total"),
-      ElementsAre("# HELP paramshard_commits_total Commits by what came of them.",
-                  "# TYPE paramshard_commits_total counter", "paramshard_commits_total{result=\"applied\"} 12345678901",
+      ElementsAre("# HELP paramshard_commits_total Commits by result.", "# TYPE paramshard_commits_total counter",
+                  "paramshard_commits_total{result=\"applied\"} 12345678901",
                   "paramshard_commits_total{result=\"skipped\"} 0", "paramshard_commits_total{result=\"given_up\"} 0",
                   "paramshard_commits_total{result=\"in_doubt\"} 0", "paramshard_commits_total{result=\"failed\"} 0"));
 }
@@ -45,7 +45,7 @@ TEST(ExpositionTest, AHistogramCountsWhatIsAtMostEachBound) {
   registry.Observe(Metric::kSave, std::chrono::hours(1));
   EXPECT_THAT(
       Lines(ExpositionText(registry, {}, {}), "paramshard_save_seconds"),
-      ElementsAre("# HELP paramshard_save_seconds How long saves took that were published.",
+      ElementsAre("# HELP paramshard_save_seconds Duration of published saves.",
                   "# TYPE paramshard_save_seconds histogram", "paramshard_save_seconds_bucket{le=\"0.1\"} 0",
                   "paramshard_save_seconds_bucket{le=\"0.3\"} 1", "paramshard_save_seconds_bucket{le=\"1\"} 1",
                   "paramshard_save_seconds_bucket{le=\"3\"} 2", "paramshard_save_seconds_bucket{le=\"10\"} 2",
@@ -84,7 +84,7 @@ TEST(ExpositionTest, WhatIsAskedForIsInOrderWhateverTheOrderOfSamples) {
   const std::string page = ExpositionText(registry, {}, samples);
   EXPECT_EQ(page, ExpositionText(registry, {}, {samples.rbegin(), samples.rend()}));
   EXPECT_THAT(Lines(page, "paramshard_sessions"),
-              ElementsAre("# HELP paramshard_sessions Trainers that are attached to the model on this daemon.",
+              ElementsAre("# HELP paramshard_sessions Trainers attached to the model on this daemon.",
                           "# TYPE paramshard_sessions gauge", "paramshard_sessions{model=\"a\"} 1",
                           "paramshard_sessions{model=\"b\"} 2"));
   EXPECT_THAT(page, HasSubstr("paramshard_memory_bytes{device=\"host\",class=\"words\"} 4096\n"));

@@ -26,7 +26,7 @@ using ::testing::IsEmpty;
 using ::testing::StartsWith;
 
 constexpr char kGet[] = "GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n";
-// Which nobody waits for.
+// Longer than any test waits.
 constexpr absl::Duration kForEver = absl::Hours(1);
 
 class PageServerTest : public testing::Test {
@@ -56,7 +56,7 @@ class PageServerTest : public testing::Test {
     EXPECT_EQ(send(connection.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL), static_cast<ssize_t>(bytes.size()));
   }
 
-  // All that comes until the server closes the connection.
+  // Returns all bytes until the server closes the connection.
   static std::string Receive(const wire::FileDescriptor& connection) {
     std::string all;
     char bytes[4096];
@@ -101,7 +101,7 @@ TEST_F(PageServerTest, OtherMethodsAndPathsAreRefused) {
   }
   for (const char* path : {"/", "/metrics/", "/metric", "//metrics", "/../metrics"}) {
     EXPECT_THAT(Ask(std::string("GET ") + path + " HTTP/1.1\r\n\r\n"),
-                AllOf(StartsWith("HTTP/1.1 404 "), EndsWith("/metrics expected\n")));
+                AllOf(StartsWith("HTTP/1.1 404 "), EndsWith("\r\nwant /metrics\n")));
   }
   EXPECT_EQ(pages_, 0);
 }
@@ -148,7 +148,7 @@ TEST_F(PageServerTest, SilentConnectionsKeepNobodyWaiting) {
     Send(silent.back(), "GET /met");
   }
   EXPECT_THAT(Ask(kGet), EndsWith("the page\n"));
-  // The oldest have given way.
+  // The oldest connections were closed.
   EXPECT_THAT(Receive(silent.front()), IsEmpty());
 }
 
@@ -175,7 +175,7 @@ TEST_F(PageServerTest, APageThatIsNotReadInTimeIsCutOff) {
   Start(absl::Milliseconds(20), page);
   const wire::FileDescriptor connection = Connect();
   Send(connection, kGet);
-  // Its time is over when the second one, which began later, has ended.
+  // It has timed out when the second connection, which began later, ends.
   EXPECT_THAT(Receive(Connect()), IsEmpty());
   EXPECT_LT(Receive(connection).size(), page.size());
 }

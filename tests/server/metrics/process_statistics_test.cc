@@ -48,7 +48,7 @@ TEST(ProcessStatisticsTest, TheProcessWasStartedBeforeNowAndAfterTheMachine) {
 TEST(ProcessStatisticsTest, WorkTakesTime) {
   const double before = Values()[Metric::kProcessCpu];
   volatile uint64_t sum = 0;
-  // Until the kernel has counted a tick, which may be long on a machine that is busy.
+  // Until the kernel has counted a tick, which may take long on a busy machine.
   while (Values()[Metric::kProcessCpu] == before) {
     for (int i = 0; i < 100'000; ++i) sum = sum + i;
   }

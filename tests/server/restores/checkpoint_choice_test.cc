@@ -100,7 +100,7 @@ TEST_F(CheckpointChoiceTest, ErrorsSayWhatThereIs) {
   Write(30, 2);
   EXPECT_THAT(ChooseCheckpoint(root(), "tiny", Step(25)),
               StatusIs(absl::StatusCode::kNotFound,
-                       AllOf(HasSubstr("restore tiny: "), HasSubstr("a checkpoint of step 25 expected"),
+                       AllOf(HasSubstr("restore tiny: "), HasSubstr("no checkpoint of step 25"),
                              HasSubstr("there are step-000000000020-01234567, step-000000000030-01234567"))));
   EXPECT_THAT(ChooseCheckpoint(root(), "tiny", Folder("step-000000000025-01234567")),
               StatusIs(absl::StatusCode::kNotFound, HasSubstr("there are step-000000000020-01234567")));
@@ -138,7 +138,7 @@ TEST_F(CheckpointChoiceTest, ADamagedStepThatIsNamedIsSaidToBeDamagedAndWholeOne
               StatusIs(absl::StatusCode::kDataLoss, HasSubstr("/tiny that is whole")));
 }
 
-// What is damaged elsewhere in the folder is nobody's business.
+// Damage elsewhere in the folder does not matter.
 TEST_F(CheckpointChoiceTest, OnlyManifestsThatAreNeededAreRead) {
   Write(20, 1);
   WriteText(Write(30, 2) + "/" + kManifestFileName, "{}");
@@ -160,7 +160,7 @@ TEST_F(CheckpointChoiceTest, AFolderIsAName) {
   Write(20, 1);
   for (const char* const name : {"", ".", "../tiny/step-000000000020-01234567", "step-000000000020-01234567/"}) {
     EXPECT_THAT(FindCheckpoint(root(), "tiny", {.folder = name, .save_id = 77}),
-                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("the name of a checkpoint's folder expected")))
+                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("want the name of a checkpoint's folder")))
         << name;
   }
 }

@@ -60,7 +60,7 @@ TEST_F(ConversionTest, MastersAreSplitAndJoinedExactly) {
   EXPECT_EQ(joined.Save().arrays(), saved.arrays());
 }
 
-// What any encoding of any format makes of the masters of any other.
+// Converts between every two encodings of all formats.
 TEST_F(ConversionTest, PlanesOfAnotherFormatAreThoseOfTheMasters) {
   const auto spec_of = [](Format format, std::optional<ElementType> element) {
     ParameterSpec kept = Frozen(Normal("kept", {70, 40}, format));
@@ -183,7 +183,7 @@ INSTANTIATE_TEST_SUITE_P(Types, MomentConversionTest,
                                                MomentTypeName(std::get<1>(info.param)));
                          });
 
-// As the kernels encode what the kernels decode.
+// The result equals the kernels' encoding of the kernels' decoded values.
 TEST_P(MomentConversionTest, IsThatOfTheKernels) {
   const auto [from, to] = GetParam();
   const auto spec_of = [](MomentType type) {

@@ -105,7 +105,7 @@ TEST_F(ModelRestoreTest, ADrainGivesItUp) {
   EXPECT_THAT(restore->Run(drain), StatusIs(absl::StatusCode::kDataLoss, testing::HasSubstr("cancelled")));
 }
 
-// Of whom a test says whether they wait for the planes.
+// Peers whose CheckGoesOn() returns an answer of the test.
 class AskedPeers final : public RestorePeers {
  public:
   explicit AskedPeers(std::function<absl::Status()> answer) : answer_(std::move(answer)) {}

@@ -1,4 +1,4 @@
-// Whatever world has saved a state, any other one restores it byte for byte.
+// A state that any world has saved is restored byte for byte by any other world.
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -41,7 +41,7 @@ class ReshardTest : public RestoreTest {
     SCOPED_TRACE(absl::StrCat("into ", Text(world.world()), ", ", ranks_of_daemon, " a daemon"));
     ASSERT_OK(RestoreByDaemons(reader, world, ranks_of_daemon));
     EXPECT_THAT(world.FirstDifference(saved.arrays()), IsEmpty());
-    // As they are saved again.
+    // A second save holds the same bytes.
     ASSERT_EQ(world.Save().arrays(), saved.arrays());
     ASSERT_EQ(world.Save().common().step_counts, saved.common().step_counts);
   }
@@ -102,7 +102,7 @@ TEST_F(ReshardTest, AnyModelIsRestoredIntoAnyWorld) {
   }
 }
 
-// Of every kind of array several chunks, whose rows are no whole blocks of scales.
+// Returns a spec with several chunks of every kind of array, whose rows are no whole blocks of scales.
 ModelSpec SpecOfChunks() {
   ModelSpec spec{.name = "chunks"};
   spec.units.push_back({.name = "unit"});

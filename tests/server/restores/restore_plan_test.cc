@@ -38,7 +38,7 @@ ModelSpec Description() {
   return spec;
 }
 
-// Of the model that a change makes, and what was saved of the model before it.
+// Returns the plan for a model after a change, and a checkpoint of the model before it.
 template <typename Change>
 absl::StatusOr<RestorePlan> PlanAfter(Change change, const RestorePlan::Options& options = {}) {
   ModelSpec model = Description();
@@ -104,7 +104,7 @@ TEST(RestorePlanTest, MastersAreJoinedAndSplit) {
   const RestorePlan::Parameter& halves = plan.parameters()[1];
   EXPECT_THAT(halves.tensors, ElementsAre(StateTensor::kMaster));
   EXPECT_THAT(halves.arrays, ElementsAre(ArrayKind::kExpAvg, ArrayKind::kExpAvgSq));
-  // Whose hash is that of the fp32 rows, in both.
+  // The master's hash is the hash of the fp32 rows, in both.
   EXPECT_THAT(halves.hashed, ElementsAre(ArrayKind::kMaster, ArrayKind::kExpAvg, ArrayKind::kExpAvgSq));
 }
 
@@ -135,7 +135,7 @@ TEST(RestorePlanTest, MomentsAreConvertedWhereThatIsAskedFor) {
   const auto change = [](ModelSpec& spec) { W(spec).exp_avg_sq_type = MomentType::kFP16; };
   EXPECT_THAT(PlanAfter(change),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       AllOf(HasSubstr("restore m: parameter w: exp_avg_sq type FP16 expected, got FP32"),
+                       AllOf(HasSubstr("restore m: parameter w: want exp_avg_sq type FP16, got FP32"),
                              HasSubstr("ask for moments to be converted"))));
   ASSERT_OK_AND_ASSIGN(const RestorePlan plan, PlanAfter(change, {.convert_moments = true}));
   EXPECT_THAT(plan.parameters()[0].tensors, ElementsAre(StateTensor::kExpAvgSq));
@@ -150,30 +150,28 @@ struct Refusal {
 
 TEST(RestorePlanTest, TheFirstDifferenceIsNamed) {
   const Refusal refusals[] = {
-      {"a checkpoint of this model expected, got one of m", [](ModelSpec& spec) { spec.name = "other"; }},
-      {"parameter w: shape [8, 4] expected, got [4, 8]",
+      {"want a checkpoint of this model, got one of m", [](ModelSpec& spec) { spec.name = "other"; }},
+      {"parameter w: want shape [8, 4], got [4, 8]",
        [](ModelSpec& spec) {
          W(spec).shape = {8, 4};
        }},
-      {"parameter w: shape [4, 2, 4] expected, got [4, 8]",
+      {"parameter w: want shape [4, 2, 4], got [4, 8]",
        [](ModelSpec& spec) {
          W(spec).shape = {4, 2, 4};
        }},
-      {"parameter v: expected in the checkpoint, got none", [](ModelSpec& spec) { W(spec).name = "v"; }},
-      {"parameter halves: a parameter of the model expected",
-       [](ModelSpec& spec) { spec.units[0].parameters.pop_back(); }},
-      {"parameter w: trainable off expected, got on", [](ModelSpec& spec) { W(spec).trainable = false; }},
-      {"parameter frozen: trainable on expected, got off", [](ModelSpec& spec) { Frozen(spec).trainable = true; }},
-      {"parameter frozen: master type FP32 expected, got none",
+      {"parameter v: not found in the checkpoint", [](ModelSpec& spec) { W(spec).name = "v"; }},
+      {"parameter halves: not found in the model", [](ModelSpec& spec) { spec.units[0].parameters.pop_back(); }},
+      {"parameter w: want trainable off, got on", [](ModelSpec& spec) { W(spec).trainable = false; }},
+      {"parameter frozen: want trainable on, got off", [](ModelSpec& spec) { Frozen(spec).trainable = true; }},
+      {"parameter frozen: want master type FP32, got none",
        [](ModelSpec& spec) { Frozen(spec).master_type = MasterType::kFP32; }},
-      {"parameter kept: master type none expected, got FP32", [](ModelSpec& spec) { Kept(spec).master_type.reset(); }},
-      {"parameter w: gradient type BF16 expected, got FP32",
+      {"parameter kept: want master type none, got FP32", [](ModelSpec& spec) { Kept(spec).master_type.reset(); }},
+      {"parameter w: want gradient type BF16, got FP32",
        [](ModelSpec& spec) { W(spec).gradient_type = GradientType::kBF16; }},
-      {"parameter w: group 1 expected, got 0", [](ModelSpec& spec) { W(spec).group = 1; }},
-      {"group 1: bias_correction off expected, got on",
-       [](ModelSpec& spec) { spec.groups[1].bias_correction = false; }},
-      {"number of groups 3 expected, got 2", [](ModelSpec& spec) { spec.groups.emplace_back(); }},
-      {"gradient_reduction sum expected, got mean",
+      {"parameter w: want group 1, got 0", [](ModelSpec& spec) { W(spec).group = 1; }},
+      {"group 1: want bias_correction off, got on", [](ModelSpec& spec) { spec.groups[1].bias_correction = false; }},
+      {"want number of groups 3, got 2", [](ModelSpec& spec) { spec.groups.emplace_back(); }},
+      {"want gradient_reduction sum, got mean",
        [](ModelSpec& spec) { spec.gradient_reduction = GradientReduction::kSum; }},
   };
   for (const Refusal& refusal : refusals) {

@@ -36,7 +36,7 @@ namespace paramshard::server {
 inline constexpr absl::Duration kLong = absl::Seconds(30);
 inline constexpr absl::Duration kTimeout = absl::Minutes(10);
 inline constexpr int kRows = 24;
-// Of every restore, until a world draws others.
+// Id of every restore, until a world draws others.
 inline constexpr absl::uint128 kDrawn = absl::MakeUint128(0xabc, 0xdef);
 
 inline v1::ModelSpec SpecOf(int shard_size, int rows = kRows) {
@@ -92,7 +92,7 @@ class RestoredWorld {
   }
 
   Daemons& daemons() { return *daemons_; }
-  // What its keeper holds.
+  // Contents of its keeper.
   FakeKeptStore& kept(int node) { return kept_[node]; }
   WorldRestores& restores(int node) { return *restores_[node]; }
   ManualClock& clock(int node) { return clocks_[node]; }
@@ -106,7 +106,7 @@ class RestoredWorld {
   // From here on no two restores have the same id: what is still said of one is not taken for news of the next.
   void DrawOthers() { draws_others_ = true; }
 
-  // As a call at node 0 does.
+  // Restores like a call at node 0.
   absl::StatusOr<History> Restore(const std::string& checkpoint = "latest") {
     const std::shared_ptr<Model> model = *daemons_->store(0).Find("m");
     ASSIGN_OR_RETURN(const CheckpointRequest request, ParseCheckpointRequest(checkpoint));
@@ -117,7 +117,7 @@ class RestoredWorld {
                                        [] { return absl::OkStatus(); });
   }
 
-  // Of a model that may be gone by now.
+  // Runs a restore of a model that may be gone by now.
   absl::Status RunStale(const std::shared_ptr<Model>& model, const CheckpointChoice& choice, ModelRestore& restore) {
     return restores_[0]->leader()->Run(*model, choice, restore, {}, [] { return absl::OkStatus(); }).status();
   }
@@ -184,7 +184,7 @@ inline checkpoint::ContentHashes ContentOf(const std::string& path) {
   return reader->manifest().tensors;
 }
 
-// What a world of {1, 1} has saved after three steps, with the folder that it lies in.
+// A world of {1, 1} that has saved after three steps, and the folder of its checkpoint.
 class WorldRestoresTestBase {
  protected:
   const std::string& root() const { return root_.path(); }

@@ -73,7 +73,7 @@ TEST_F(RestorerTest, TenStepsAfterItEqualTheUninterruptedOnes) {
   const std::string folder = Write(uninterrupted.Save(), {6, 3});
   ShardWorld same(TrainedSpec(), {6, 3});
   ShardWorld other(TrainedSpec(), {4, 4});
-  // What was before does not matter.
+  // The earlier state does not matter.
   for (int i = 0; i < 2; ++i) same.Step();
   ASSERT_OK(Restore(folder, same));
   ASSERT_OK(Restore(folder, other));
@@ -163,7 +163,7 @@ TEST_F(RestorerTest, ProgressEndsWithAllBytes) {
   EXPECT_FALSE(restorer->torn());
 }
 
-// What the process has read of files since it began.
+// Number of bytes that the process has read from files since it began.
 constexpr char kReadsFile[] = "/proc/self/io";
 int64_t ReadSoFar() {
   std::ifstream file(kReadsFile);
@@ -316,7 +316,7 @@ TEST_F(RestorerTest, ContentThatDiffersIsNamed) {
   const ShardWorld world(saved.spec(), {4, 2});
   ASSERT_OK_AND_ASSIGN(const auto restorer, Prepare(reader, world));
   EXPECT_THAT(restorer->Check(restorer->content(), 2),
-              StatusIs(absl::StatusCode::kDataLoss, HasSubstr("rows in all replicas expected, got")));
+              StatusIs(absl::StatusCode::kDataLoss, HasSubstr("rows in all replicas, got")));
   ASSERT_OK(restorer->Write());
   EXPECT_OK(restorer->Check(restorer->content(), 2));
   EXPECT_THAT(restorer->Check(restorer->content(), 1), StatusIs(absl::StatusCode::kDataLoss));

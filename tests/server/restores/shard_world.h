@@ -32,7 +32,7 @@ class ShardWorld {
   const ScalingBook& book() const { return book_; }
   int64_t commit_number() const { return commit_number_; }
 
-  // As Model encodes masters that are new; what `scaling` says goes on.
+  // Encodes planes like Model does for new masters; keeps the entries of `scaling`.
   void Encode(absl::Span<const ScalingBook::Record> scaling = {});
   // A commit with gradients that the commit number and the place of an element decide, whatever the world.
   void Step();
@@ -41,13 +41,13 @@ class ShardWorld {
 
   // The whole state, put together from the first replica.
   checkpoint::SavedModel Save() const;
-  // Whether every rank holds, of every tensor, what was saved: the first that does not, else empty.
+  // Returns the first tensor of a rank that differs from what was saved; empty if there is none.
   std::string FirstDifference(const checkpoint::SavedModel::Arrays& saved) const;
   // Planes of every rank, extent by extent.
   std::vector<std::vector<uint8_t>> Planes() const;
   // Step counts of every rank, extent by extent.
   std::vector<int64_t> Steps() const;
-  // Whether the planes of what has a master are what encoding it gives.
+  // Returns true if all planes of parameters with a master equal its encoding.
   bool PlanesMatch() const;
 
  private:

@@ -180,7 +180,7 @@ class WorldRestoresFaultsTest : public WorldRestoresTestBase, public testing::Te
 
 TEST_F(WorldRestoresFaultsTest, ACallToAnotherNodeIsRefusedAndNamesNodeZero) {
   EXPECT_THAT(world_.restores(1).CheckLeads("m"),
-              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("a call to node 0 expected")));
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("only node 0 starts restores")));
   EXPECT_OK(world_.restores(0).CheckLeads("m"));
 }
 
@@ -190,7 +190,7 @@ TEST_F(WorldRestoresFaultsTest, ATrainerOfAnotherDaemonKeepsTheStateOfAll) {
   ASSERT_OK(trainer.Attach());
   EXPECT_THAT(world_.Restore().status(),
               StatusIs(absl::StatusCode::kFailedPrecondition,
-                       AllOf(HasSubstr("node 1: "), HasSubstr("no attached trainer expected, got rank 1"))));
+                       AllOf(HasSubstr("node 1: "), HasSubstr("rank 1 is held by process "))));
   trainer.Leave();
   ExpectUnchanged();
   EXPECT_OK(world_.Restore());
@@ -237,7 +237,7 @@ TEST_F(WorldRestoresFaultsTest, OneOfAModelThatWasDeletedLeavesTheOneOfItsSucces
     if (!absl::IsUnavailable(refused)) world_.clock(0).Advance(kTimeout);
   });
   EXPECT_OK(world_.Restore());
-  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kUnavailable, HasSubstr("another restore of a model of that name")));
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kUnavailable, HasSubstr("another restore of this name")));
   EXPECT_OK(created.model->usable());
 }
 
@@ -251,8 +251,8 @@ TEST_F(WorldRestoresFaultsTest, ADaemonWithoutTheModelIsNamed) {
 TEST_F(WorldRestoresFaultsTest, ADaemonWithAnotherSpecIsNamed) {
   ASSERT_OK(world_.daemons().store(1).Delete("m", ""));
   ASSERT_OK(world_.daemons().store(1).CreateOrJoin(Parse(SpecOf(2, kRows + 2))));
-  EXPECT_THAT(world_.Restore().status(), StatusIs(absl::StatusCode::kFailedPrecondition,
-                                                  HasSubstr("node 1: restore m: the spec of node 0 expected")));
+  EXPECT_THAT(world_.Restore().status(),
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("node 1: restore m: the spec differs")));
   EXPECT_FALSE(world_.model(0).history().parent.has_value());
 }
 
@@ -263,7 +263,7 @@ TEST_F(WorldRestoresFaultsTest, ADaemonThatSeesAnotherSaveRefuses) {
       .folder = choice.id.folder, .save_id = choice.id.save_id, .spec_fingerprint = model->fingerprint()};
   EXPECT_OK(PrepareOrdered(model, order).status());
   order.save_id += 1;
-  const auto is_refused = StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("all daemons are to see the same"));
+  const auto is_refused = StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("all daemons must see the same"));
   EXPECT_THAT(PrepareOrdered(model, order).status(), is_refused);
   order.folder = choice.path;
   EXPECT_THAT(PrepareOrdered(model, order).status(), is_refused);
@@ -318,8 +318,7 @@ TEST_F(HurriedWorldRestoresTest, ADaemonThatIsNotReadyInTimeLeavesTheStateOfAll)
   });
   const absl::Status late = world_.Restore().status();
   over->Notify();
-  EXPECT_THAT(late,
-              StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("ready to begin in time expected, node 1")));
+  EXPECT_THAT(late, StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("node 1 is not ready to begin")));
   AwaitChanged(1);
   ExpectUnchanged();
 }
@@ -357,7 +356,7 @@ TEST_F(WorldRestoresFaultsTest, ADaemonThatHasNotWrittenInTimeLeavesNoStateToTra
   });
   const absl::Status late = world_.Restore().status();
   over.Notify();
-  EXPECT_THAT(late, StatusIs(absl::StatusCode::kDataLoss, HasSubstr("through with its rows in time expected, node 1")));
+  EXPECT_THAT(late, StatusIs(absl::StatusCode::kDataLoss, HasSubstr("node 1 is not done with its rows")));
   ExpectUnusable();
 }
 
@@ -386,9 +385,8 @@ TEST_F(WorldRestoresFaultsTest, PlanesAreNotEncodedBehindTheDeadline) {
   world_.At(1, [&](Point point) {
     if (point == Point::kWritten) written = true;
   });
-  EXPECT_THAT(
-      world_.Restore().status(),
-      StatusIs(absl::StatusCode::kDataLoss, AllOf(HasSubstr("node 1: "), HasSubstr("all rows of this daemon within"))));
+  EXPECT_THAT(world_.Restore().status(), StatusIs(absl::StatusCode::kDataLoss,
+                                                  AllOf(HasSubstr("node 1: "), HasSubstr("has not written all rows"))));
   world_.daemons().cluster(1).LoseRestoreNews(nullptr);
   EXPECT_FALSE(written);
   ExpectUnusable();
@@ -402,7 +400,7 @@ TEST_F(WorldRestoresFaultsTest, ADeadlineThatPassesWhenTheEndIsToldLeavesAWholeS
   for (int node = 0; node < 2; ++node) EXPECT_OK(world_.model(node).usable());
 }
 
-// Of one shard group: nobody but the daemon of that rank reads them.
+// In one shard group only the daemon of that rank reads them.
 TEST_F(WorldRestoresFaultsTest, RowsThatAreDamagedAtAnotherDaemonLeaveNoStateToTrainOn) {
   Damage(1);
   EXPECT_THAT(world_.Restore().status(),
@@ -519,7 +517,7 @@ class CreationsTest : public WorldRestoresTestBase, public testing::Test {
   void ExpectNoModels() {
     for (int node = 0; node < 2; ++node) EXPECT_THAT(world_.daemons().store(node).List(), IsEmpty());
   }
-  // As node 0 says it.
+  // Sends a message of node 0.
   template <typename News>
   void Tell(const News& news) {
     world_.restores(1).OnRestoreNews({.model = "m", .what = news});
@@ -572,8 +570,7 @@ TEST_F(CreationsTest, AnOrderThatComesWhileAModelFillsIsNotCarriedOutOnThatOne) 
   EXPECT_EQ(*world_.daemons().store(1).Find("m"), created.model.model);
 }
 
-const auto kIsAbandoned =
-    StatusIs(absl::StatusCode::kUnavailable, HasSubstr("create model m: a caller who waits for it expected, all have"));
+const auto kIsAbandoned = StatusIs(absl::StatusCode::kUnavailable, HasSubstr("create model m: all callers have gone"));
 
 TEST_F(CreationsTest, OneAtNodeZeroEndsWhenItsCallerIsGone) {
   bool begun = false;
@@ -711,26 +708,26 @@ TEST_P(HostileFollowerTest, IsNamedAndLeavesNoWrongState) {
 INSTANTIATE_TEST_SUITE_P(
     News, HostileFollowerTest,
     testing::Values(HostileCase{"SumsBeforeTheGo", Point::kReady, [] { return Sums("master/a.w", 0); },
-                                "node 1: no sums expected"},
+                                "node 1: sums out of order"},
                     HostileCase{"WrittenBeforeTheGo", Point::kReady, [] { return Report(RestorePhase::kWritten); },
-                                "node 1: reports in their order expected"},
+                                "node 1: report out of order"},
                     HostileCase{"DoneBeforeTheEnd", Point::kWritten, [] { return Report(RestorePhase::kDone); },
-                                "node 1: reports in their order expected"},
+                                "node 1: report out of order"},
                     HostileCase{"SumsOfWhatIsNotThere", Point::kWritten, [] { return Sums("master/x", 1); },
-                                "node 1: sums of what was saved expected, got one of master/x"},
+                                "node 1: tensor master/x: not found"},
                     HostileCase{"MoreRowsThanThereAre", Point::kWritten, [] { return Sums("master/a.w", kRows + 1); },
-                                "node 1: at most 24 rows of master/a.w"},
+                                "node 1: want at most 24 rows of master/a.w"},
                     HostileCase{"LessThanNoRows", Point::kWritten, [] { return Sums("master/a.w", -1); },
-                                "node 1: at most 24 rows of master/a.w"},
+                                "node 1: want at most 24 rows of master/a.w"},
                     HostileCase{"MoreBytesDoneThanThereAre", Point::kReady, [] { return Progress(2, 1); },
-                                "node 1: bytes that are done of at most"},
+                                "node 1: want progress of at most"},
                     HostileCase{"LessThanNoBytes", Point::kReady, [] { return Progress(-1, 1); },
-                                "node 1: bytes that are done of at most"},
+                                "node 1: want progress of at most"},
                     HostileCase{"BytesBeyondAllNumbers", Point::kReady,
                                 [] { return Progress(0, std::numeric_limits<int64_t>::max()); },
-                                "node 1: bytes that are done of at most"},
+                                "node 1: want progress of at most"},
                     HostileCase{"OtherSums", Point::kWritten, [] { return Sums("master/a.w", 0); },
-                                "tensor master/a.w: content hash"}),
+                                "tensor master/a.w: want content hash"}),
     [](const auto& info) { return info.param.name; });
 
 }  // namespace

@@ -35,20 +35,20 @@ class WorldRollbackTest : public WorldRestoresTestBase, public testing::TestWith
   static int loser() { return GetParam().loser; }
   static int other() { return 1 - GetParam().loser; }
 
-  // As a daemon is that was started in the place of another one.
+  // Empties a node, like a daemon that was started in place of another daemon.
   void Empty(int node) { ASSERT_OK(world_.daemons().store(node).Delete("m", "")); }
-  // As a server does that cannot go on with what the one before it has left.
+  // Loses the model, like a server that cannot go on with the state of the previous server.
   void Lose(int node) {
     ModelStore& store = world_.daemons().store(node);
     store.FinishChange(*store.Find("m"), absl::DataLossError("its journal is damaged"));
     ASSERT_THAT(store.Find("m").status(), StatusIs(absl::StatusCode::kDataLoss));
   }
-  // As a call of a trainer, or of the daemon's --restore.
+  // Creates the model, like a call of a trainer or the daemon's --restore.
   absl::StatusOr<CreatedModel> Create(int node, const std::optional<WantedRestore>& wanted = std::nullopt) {
     return CreateOrRestore(world_.daemons().store(node), world_.restores(node), Parse(SpecOf(GetParam().shard_size)),
                            wanted, [] { return false; });
   }
-  // Of a model that is there.
+  // Attaches a trainer to an existing model.
   std::unique_ptr<FakeTrainer> Attach(int node) {
     auto trainer = std::make_unique<FakeTrainer>(world_.daemons().store(node).Find("m")->get(), node);
     EXPECT_OK(trainer->Attach());
@@ -58,9 +58,9 @@ class WorldRollbackTest : public WorldRestoresTestBase, public testing::TestWith
     const EpochFarewell* const ended = trainer.AwaitEnded();
     return ended == nullptr ? absl::InternalError("no end in time") : ended->why;
   }
-  // What a trainer is told that is to come again.
+  // Matches the error of a trainer that should attach again.
   static auto IsToComeAgain() {
-    return StatusIs(absl::StatusCode::kUnavailable, HasSubstr("all daemons go back to a saved step"));
+    return StatusIs(absl::StatusCode::kUnavailable, HasSubstr("all daemons roll back to a saved step"));
   }
 
   // Until both daemons are in a history that a restore has begun.
@@ -114,7 +114,7 @@ TEST_P(SavedWorldTest, ADaemonThatCameBackEmptyTakesAllBackWhenTheirTrainersHave
     ASSERT_TRUE(rollback.has_value());
     EXPECT_EQ(rollback->from_commit_number, node == loser() ? 0 : kSaved + kMore);
     EXPECT_EQ(rollback->commit_number, kSaved);
-    EXPECT_THAT(rollback->why, HasSubstr("one state on all nodes expected"));
+    EXPECT_THAT(rollback->why, HasSubstr("want one state on all nodes"));
   }
 }
 
@@ -177,8 +177,8 @@ TEST_P(SavedWorldTest, ACheckpointThatTheStateDoesNotGoOnFromIsNotGoneBackTo) {
   const auto comes = Attach(loser());
   const auto is_refused =
       StatusIs(absl::StatusCode::kFailedPrecondition,
-               AllOf(HasSubstr("one state on all nodes expected"), HasSubstr("no daemon goes back to a saved step"),
-                     HasSubstr("as the last one that was saved, got one of step 3")));
+               AllOf(HasSubstr("want one state on all nodes"), HasSubstr("no daemon goes back to a saved step"),
+                     HasSubstr("got step 3 of history")));
   EXPECT_THAT(EndOf(*waits), is_refused);
   // A node 0 that came back empty does not know what the other one goes on from, and has its trainers come again.
   EXPECT_THAT(EndOf(*comes), testing::AnyOf(is_refused, IsToComeAgain()));
@@ -198,7 +198,7 @@ TEST_P(UnsavedWorldTest, TrainersAreToldWhyNoEpochStarts) {
   const auto comes = Attach(loser());
   const auto is_refused =
       StatusIs(absl::StatusCode::kFailedPrecondition,
-               AllOf(HasSubstr("one state on all nodes expected"), HasSubstr("no daemon goes back to a saved step")));
+               AllOf(HasSubstr("want one state on all nodes"), HasSubstr("no daemon goes back to a saved step")));
   EXPECT_THAT(EndOf(*waits), is_refused);
   EXPECT_THAT(EndOf(*comes), is_refused);
   EXPECT_EQ(world_.model(other()).state().numbers.commit_number, kMore);
@@ -246,7 +246,7 @@ TEST_P(BrokenRestoreTest, IsMadeAgainWhenTrainersCome) {
 }
 
 TEST_P(BrokenRestoreTest, IsMadeAgainOfADaemonThatWasKilledMeanwhileToo) {
-  // What its keeper has when the others have heard of the end.
+  // Contents of a keeper whose daemon is killed before it knows of the end.
   FakeKeptStore left[2];
   world_.At(loser(), [&](WorldRestores::Point point) {
     if (point == WorldRestores::Point::kWritten) CopyKept(world_.kept(loser()), left[loser()]);

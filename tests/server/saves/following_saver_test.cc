@@ -1,4 +1,4 @@
-// What a daemon that is not node 0 does with what node 0 says: here the test is node 0.
+// Saves of a daemon that is not node 0: here the test plays node 0.
 #include "server/saves/following_saver.h"
 
 #include <memory>
@@ -166,7 +166,7 @@ TEST_F(FollowingSaverTest, AnOrderWhileAnotherSaveIsUnderWayIsAnswered) {
   const SavePart part = AwaitParts(1)[0];
   EXPECT_EQ(part.id, 6);
   EXPECT_THAT(part.status,
-              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("the save of step 0 is still under way")));
+              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("the save of step 0 is still in progress")));
   EXPECT_THAT(saver_->records(), SizeIs(1));
 }
 
@@ -206,7 +206,7 @@ TEST_F(FollowingSaverTest, ACommitThatDoesNotComeIsSaidAtTheEndOfTheEpoch) {
   Say(OrderOf(1));
   saver_->OnSettled();
   EXPECT_THAT(AwaitParts(1)[0].status,
-              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("commit 1 (version 1) as at node 0 expected")));
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("want commit 1 (version 1) as at node 0")));
   EXPECT_EQ(Await(1).state, SaveState::kAbandoned);
 }
 
@@ -216,8 +216,7 @@ TEST_F(FollowingSaverTest, AStateThatIsNotTheOrderedOneIsSaidAtOnce) {
   SaveOrder other = OrderOf(0, 6);
   other.spec_fingerprint ^= 1;
   Say(other);
-  EXPECT_THAT(AwaitParts(2)[1].status,
-              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("the spec of node 0")));
+  EXPECT_THAT(AwaitParts(2)[1].status, StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("node 0's spec")));
 }
 
 TEST_F(FollowingSaverTest, ANodeZeroThatIsLostAfterThePartLeavesItUnknown) {

@@ -119,7 +119,7 @@ TEST_F(PublisherTest, TheNextSaveHasTheNextSerialWhateverItsStep) {
 TEST_F(PublisherTest, SerialsGoOnAfterAStart) {
   EXPECT_EQ(Save(*Open(), 50).save_serial, 1);
   EXPECT_EQ(Save(*Open(), 40).save_serial, 2);
-  // Of a damaged one nobody knows the serial: it may be the one above.
+  // The serial of a damaged checkpoint is not known: it may be the next one.
   std::string manifest = folder_ + "/" + NamesIn(folder_)[1] + "/" + checkpoint::kManifestFileName;
   ASSERT_EQ(truncate(manifest.c_str(), 10), 0);
   EXPECT_EQ(Save(*Open(), 60).save_serial, 3);
@@ -228,7 +228,7 @@ TEST_F(PublisherTest, AMissingPartAbandonsTheSave) {
   fs::remove(folder.path() + "/part-00001.json");
   const Publisher::Result result = publisher->Publish(reports, shards_.CommonOf(50), {});
   EXPECT_EQ(result.outcome, SaveOutcome::kAbandoned);
-  EXPECT_THAT(result.status, StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("node 1 shares")));
+  EXPECT_THAT(result.status, StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("does node 1 share")));
   EXPECT_THAT(NamesIn(folder_), ElementsAre("lock"));
 }
 

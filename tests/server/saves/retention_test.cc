@@ -95,7 +95,7 @@ TEST_F(DeletionTest, AtMostSoManyGoAtATimeTheOldestFirst) {
   EXPECT_EQ(publisher->Retain({.newest = 1}, NotRead).deleted, 0);
 }
 
-// What has a checkpoint's name is whole, whatever happens, and the next start removes the rest.
+// Every folder with a checkpoint's name stays whole at every fault, and the next start removes the rest.
 TEST_F(DeletionTest, AFaultAtAnyCallLeavesWholeCheckpoints) {
   int64_t step = 20;
   for (const Fault fault : {Fault::kKill, Fault::kIoError, Fault::kDoneButFailed}) {

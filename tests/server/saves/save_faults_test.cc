@@ -54,7 +54,7 @@ class SaveFaultsTest : public testing::Test {
     return result;
   }
 
-  // What the next start finds, and what it does then.
+  // Checks the folder at the next start, and the save after it.
   void ExpectGoodStart(const test::TemporaryDirectory& root, int64_t latest) {
     const std::string folder = FolderIn(root);
     ASSERT_OK_AND_ASSIGN(const auto steps, checkpoint::ListSteps(folder));

@@ -52,9 +52,9 @@ class SavedShards {
   static SaveIdentity IdentityOf(int64_t step) {
     return {.step = step, .history = absl::MakeUint128(0x0123456789abcdef, 7), .save_id = absl::uint128(1000 + step)};
   }
-  // What all daemons write, between Begin and Publish.
+  // Writes the parts of all daemons, between Begin and Publish.
   absl::StatusOr<std::vector<PartReport>> WriteParts(DiskCalls* calls, const Publisher& publisher, int64_t step) const;
-  // Of the commit `step`, without step counts.
+  // Returns the common state of the commit `step`, without step counts.
   checkpoint::CommonState CommonOf(int64_t step) const;
   // A whole save: abandoned where any part of it fails.
   Publisher::Result Save(DiskCalls* calls, Publisher& publisher, int64_t step) const;

@@ -251,7 +251,8 @@ TEST_F(SaverTest, TrainingGoesOnWhileFilesAreWritten) {
   calls_.AwaitWrite();
   for (int i = 0; i < 3; ++i) Step();
   EXPECT_EQ(saver().records().front().state, SaveState::kWriting);
-  EXPECT_THAT(saver().Request().status(), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("that of step 2")));
+  EXPECT_THAT(saver().Request().status(),
+              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("the save of step 2 is in progress")));
   calls_.Resume();
   const SaveRecord record = Await(1);
   EXPECT_EQ(record.step, 2);
@@ -305,7 +306,7 @@ TEST_F(SaverTest, ASaveThatTakesTooLongIsAbandoned) {
   OpenSaved({.timeout = absl::Minutes(1)});
   const SaveRecord record = Save();
   EXPECT_EQ(record.state, SaveState::kAbandoned);
-  EXPECT_THAT(record.status, StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("within 1m")));
+  EXPECT_THAT(record.status, StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("timed out after 1m")));
 }
 
 TEST_F(SaverTest, AStateThatIsSavedIsAnAnswerAndNoFailure) {
@@ -324,14 +325,14 @@ TEST_F(SaverTest, AStateThatIsSavedIsAnAnswerAndNoFailure) {
   EXPECT_EQ(Save().state, SaveState::kPublished) << "of the next commit";
 }
 
-// Whoever removes checkpoints by hand gets others.
+// Checkpoints that were removed by hand are saved again.
 TEST_F(SaverTest, AStateWhoseCheckpointWasRemovedIsSavedAgain) {
   OpenSaved({});
   std::filesystem::remove_all(Save().path);
   EXPECT_EQ(Save().state, SaveState::kPublished);
 }
 
-// What of a checkpoint is cut.
+// Parameter: the file of a checkpoint that is cut short.
 class DamagedNameTest : public SaverTest, public testing::WithParamInterface<std::string> {};
 
 TEST_P(DamagedNameTest, AStateWhoseNameADamagedCheckpointHasIsSavedAgain) {
@@ -449,7 +450,7 @@ TEST_F(SaverTest, AFolderThatIsRemovedOrReplacedIsLockedAgain) {
     Step();
     const SaveRecord record = AwaitLast();
     EXPECT_EQ(record.state, SaveState::kAbandoned);
-    EXPECT_THAT(record.status, StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("of another daemon")));
+    EXPECT_THAT(record.status, StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("another daemon")));
   }
   Step();
   EXPECT_EQ(AwaitLast().state, SaveState::kPublished);
@@ -551,8 +552,8 @@ TEST_F(SaverTest, WhatCouldNotBeRemovedIsSaidUntilItIs) {
   EXPECT_EQ(Save().state, SaveState::kPublished);
   EXPECT_THAT(saver().counts().leftovers, is_said);
   const std::string log = testing::internal::GetCapturedStderr();
-  EXPECT_THAT(log, HasSubstr("warning what saves have left could not be deleted model=m"));
-  EXPECT_EQ(log.find("could not be deleted"), log.rfind("could not be deleted")) << "once";
+  EXPECT_THAT(log, HasSubstr("warning failed to delete leftovers of saves model=m"));
+  EXPECT_EQ(log.find("failed to delete leftovers"), log.rfind("failed to delete leftovers")) << "once";
   std::filesystem::remove(stray);
   Attach();
   Step();
@@ -667,7 +668,7 @@ TEST_F(SaverTest, ImportsAndDeletionsAreRefusedWhileTheStateIsCopied) {
   ASSERT_OK_AND_ASSIGN(const SaveRecord begun, saver().Request());
   const auto is_refused = [](const char* why) { return StatusIs(absl::StatusCode::kUnavailable, HasSubstr(why)); };
   EXPECT_THAT(model_->Change({}, [] { return absl::OkStatus(); }).status(), is_refused("is being copied"));
-  EXPECT_THAT(world_->store().Delete("m", ""), is_refused("no save under way expected"));
+  EXPECT_THAT(world_->store().Delete("m", ""), is_refused("is in progress"));
   go_on.Notify();
   EXPECT_EQ(Await(begun.number).state, SaveState::kPublished);
   EXPECT_OK(model_->Change({}, [] { return absl::OkStatus(); }));

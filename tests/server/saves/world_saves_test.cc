@@ -164,7 +164,7 @@ struct WorldCase {
 
 class WorldSavesTest : public testing::TestWithParam<WorldCase> {
  protected:
-  // Of the state after two of five steps.
+  // Saves the state after two of five steps.
   static SaveRecord SavedWhileTraining(SavedWorld& world) {
     world.daemons().Attach();
     world.Step(2);
@@ -289,7 +289,7 @@ TEST(WorldSavesOrderTest, ADaemonThatCopiesLateSavesTheOrderedStateAllTheSame) {
 TEST(WorldSavesFaultsTest, ACallToAnotherNodeIsRefusedAndNamesNodeZero) {
   SavedWorld world({1, 1}, 2);
   EXPECT_THAT(world.saver(1).Request().status(),
-              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("a call to node 0 expected")));
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("only node 0 starts saves")));
 }
 
 TEST(WorldSavesFaultsTest, ADiskThatFailsAtOneDaemonAbandonsThatSaveAlone) {
@@ -347,7 +347,7 @@ TEST(WorldSavesFaultsTest, ADaemonWithoutThePartAtTheDeadlineIsNamed) {
   const SaveRecord record = world.Save();
   go_on.Notify();
   EXPECT_EQ(record.state, SaveState::kAbandoned);
-  EXPECT_THAT(record.status, StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("got none of node 1")));
+  EXPECT_THAT(record.status, StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("no part from node 1")));
   EXPECT_EQ(world.Await(1, 1).state, SaveState::kAbandoned);
 }
 
@@ -356,9 +356,9 @@ TEST(WorldSavesFaultsTest, StatesThatDifferAreNotSaved) {
   ASSERT_OK(world.daemons().model(1).Change({.commit_number = 5}, [] { return absl::OkStatus(); }));
   const SaveRecord record = world.Save();
   EXPECT_THAT(record.status,
-              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("node 1: commit 0 (version 0) as at node 0")));
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("node 1: want commit 0 (version 0)")));
   ASSERT_OK(world.daemons().model(1).Change({.commit_number = 0}, [] { return absl::OkStatus(); }));
-  EXPECT_THAT(world.Save().status, StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("node 1: history")));
+  EXPECT_THAT(world.Save().status, StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("node 1: want history")));
 }
 
 TEST(WorldSavesFaultsTest, ADaemonWithoutTheModelIsNamed) {
@@ -463,21 +463,21 @@ TEST_F(HostileNodeTest, APartOfAnotherSaveCountsForNothing) {
 
 TEST_F(HostileNodeTest, APartWithoutAFileIsRefused) {
   Say({.id = Begin(), .hash = 5});
-  ExpectAbandoned("part-00001.json: expected, got none: is the folder of checkpoints one that node 1 shares?");
+  ExpectAbandoned("part-00001.json: not found");
 }
 
 TEST_F(HostileNodeTest, APartThatIsNotTheReportedOneIsRefused) {
   const absl::uint128 id = Begin();
   const absl::uint128 hash = WritePart({.node = 1});
   Say({.id = id, .hash = hash + 1});
-  ExpectAbandoned("part-00001.json: hash ");
+  ExpectAbandoned("part-00001.json: want hash ");
 }
 
 TEST_F(HostileNodeTest, OfTwoPartsTheFirstCounts) {
   const absl::uint128 id = Begin();
   Say({.id = id, .hash = 5});
   Say({.id = id, .status = absl::DataLossError("the second")});
-  ExpectAbandoned("part-00001.json: expected, got none");
+  ExpectAbandoned("part-00001.json: not found");
 }
 
 TEST_F(HostileNodeTest, APartWithoutItsRanksFilesIsRefused) {

@@ -63,9 +63,9 @@ TEST_F(AdminServiceTest, AnOrderToHealNamesANodeAndNeedsReplicas) {
   v1::HealModelRequest request;
   request.set_model("m");
   const auto heal = [&] { return client_->Call(client_->admin(), &Stub::HealModel, request); };
-  EXPECT_THAT(heal(), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("a node whose state is right expected")));
+  EXPECT_THAT(heal(), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("from_node is required")));
   request.set_from_node(1);
-  EXPECT_THAT(heal(), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("a node in [0, 1) expected, got 1")));
+  EXPECT_THAT(heal(), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("want a node in [0, 1), got 1")));
   request.set_from_node(0);
   EXPECT_THAT(heal(), StatusIs(absl::StatusCode::kNotFound, HasSubstr("let trainers come")));
   TestSession first(socket_dir());
@@ -93,8 +93,8 @@ TEST_F(AdminServiceTest, TheLogLevelIsSetAndEveryChangeSaysForWhom) {
   EXPECT_EQ(level(), v1::LOG_LEVEL_INFO);
   const std::string lines = testing::internal::GetCapturedStderr();
   const std::string caller = absl::StrCat("caller=\"process ", getpid(), " of user ", geteuid(), "\"");
-  EXPECT_THAT(lines, HasSubstr(absl::StrCat("warning log level is set from=info to=error ", caller)));
-  EXPECT_THAT(lines, HasSubstr(absl::StrCat("warning log level is set from=error to=info ", caller)));
+  EXPECT_THAT(lines, HasSubstr(absl::StrCat("warning log level changed from=info to=error ", caller)));
+  EXPECT_THAT(lines, HasSubstr(absl::StrCat("warning log level changed from=error to=info ", caller)));
 }
 
 TEST_F(AdminServiceTest, ALogLevelThatIsNoneChangesNothing) {
@@ -103,7 +103,7 @@ TEST_F(AdminServiceTest, ALogLevelThatIsNoneChangesNothing) {
     request.set_level(static_cast<v1::LogLevel>(level));
     EXPECT_THAT(client_->Call(client_->admin(), &Stub::SetLogLevel, request),
                 StatusIs(absl::StatusCode::kInvalidArgument,
-                         HasSubstr(absl::StrCat("debug, info, warning or error expected, got ", level))));
+                         HasSubstr(absl::StrCat("want debug, info, warning or error, got ", level))));
   }
   EXPECT_EQ(client_->Call(client_->admin(), &Stub::GetVersion, v1::GetVersionRequest())->log_level(),
             v1::LOG_LEVEL_INFO);
@@ -129,7 +129,8 @@ TEST_F(AdminServiceTest, ATraceIsOfAModelAndOfSoManySteps) {
   EXPECT_EQ(response.models(0).epoch(), 1);
   EXPECT_THAT(response.models(0).units(), ElementsAre("u"));
   EXPECT_THAT(trace("x", 3), StatusIs(absl::StatusCode::kNotFound));
-  EXPECT_THAT(trace("m", 101), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("[0, 100] expected, got 101")));
+  EXPECT_THAT(trace("m", 101),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("want steps in [0, 100], got 101")));
   EXPECT_THAT(trace("m", -1), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("got -1")));
   v1::GetTraceRequest clock;
   clock.set_only_clock(true);
@@ -169,7 +170,7 @@ TEST_F(AdminServiceTest, PagesMakeTheWholeList) {
 
 TEST_F(AdminServiceTest, BadPagesAreRefused) {
   EXPECT_THAT(ListShards(-1, ""),
-              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("page_size >= 0 expected, got -1")));
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("want page_size >= 0, got -1")));
   for (const std::string& token : {std::string("x"), std::string("-1"), std::string("1.5"),
                                    std::string("99999999999999999999"), std::string(100'000, 'x')}) {
     EXPECT_THAT(ListShards(10, token),
@@ -201,7 +202,7 @@ TEST_F(AdminServiceTest, StatsAreLimitedAndTheLimitIsChecked) {
   EXPECT_THAT(stats("m", 0)->parameters(), SizeIs(15));
   EXPECT_THAT(stats("m", 4)->parameters(), SizeIs(4));
   EXPECT_EQ(stats("m", 4)->parameter_count(), 15);
-  EXPECT_THAT(stats("m", -1), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("limit >= 0 expected, got -1")));
+  EXPECT_THAT(stats("m", -1), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("want limit >= 0, got -1")));
   EXPECT_THAT(stats("x", 4), StatusIs(absl::StatusCode::kNotFound));
 }
 

@@ -26,7 +26,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-// Of this package's protos, whoever serves them.
+// Returns all services of this package's protos.
 std::vector<const google::protobuf::ServiceDescriptor*> AllServices() {
   std::vector<const google::protobuf::ServiceDescriptor*> services;
   for (const char* file : {"trainer", "admin", "cluster"}) {
@@ -74,8 +74,8 @@ TEST_P(AuthenticationTest, ACallNeedsATokenOfAnOpenConnection) {
 }
 
 TEST_P(AuthenticationTest, WhatIsNoRequestIsInvalid) {
-  EXPECT_THAT(CallWith(client_->token()),
-              StatusIs(absl::StatusCode::kInvalidArgument, AllOf(HasSubstr("paramshard.v1."), HasSubstr("expected"))));
+  EXPECT_THAT(CallWith(client_->token()), StatusIs(absl::StatusCode::kInvalidArgument,
+                                                   AllOf(HasSubstr("paramshard.v1."), HasSubstr("want a message"))));
 }
 
 // More than any message may have: who reads it refuses it for its size.

@@ -180,11 +180,12 @@ TEST_F(CallTest, ARequestThatDoesNotComeEndsTheCall) {
   Start({.longest_wait = absl::Milliseconds(50)});
   for (const char* method : {kGetModel, kImport}) {
     Stream stream = Open(method);
-    EXPECT_THAT(EndOf(stream), StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("the request expected within")));
+    EXPECT_THAT(EndOf(stream),
+                StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("timed out waiting for the request")));
   }
 }
 
-// As many as a caller may have. Their contexts have no deadline: it is the daemon that ends them.
+// One caller begins as many calls as it may have. Their contexts have no deadline: the daemon ends them.
 TEST_F(CallTest, AnswersThatNobodyTakesEndTheirCalls) {
   Start({.longest_wait = absl::Seconds(2)});  // in which all of them have begun
   const grpc::Slice request("");
@@ -205,7 +206,7 @@ TEST_F(CallTest, AnswersThatNobodyTakesEndTheirCalls) {
   for (Stream& stream : streams) EXPECT_THAT(EndOf(stream), StatusIs(absl::StatusCode::kCancelled));
 }
 
-// As many as take all workers of their kind that a caller may have. Each ends with a write under way.
+// One caller begins enough streams to take all workers that it may have. Each ends with a write in progress.
 TEST_F(CallTest, StreamsThatNobodyTakesGiveTheirWorkersBack) {
   Start({.longest_wait = absl::Seconds(2)});  // in which all of them have begun
   const grpc::Slice request("");
@@ -258,8 +259,8 @@ TEST_F(CallTest, ATrickleIsLateInTheEnd) {
     while (writer->Write(v1::ImportRequest())) {
     }
     end = FromGrpc(writer->Finish());
-  } while (absl::StrContains(end.message(), "Import: the request expected"));
-  EXPECT_THAT(end, StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("Import: messages expected within 50ms")));
+  } while (absl::StrContains(end.message(), "Import: timed out waiting for the request"));
+  EXPECT_THAT(end, StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("Import: timed out waiting for messages")));
 }
 
 // A timer that was cleared may keep a call's object for longer than the server, and the callers, are there.
@@ -271,7 +272,7 @@ TEST_F(CallTest, ObjectsOfCallsThatAreOverHoldNoPlaces) {
   }
 }
 
-// Whoever has an answer may call again, however long the worker takes to turn to it.
+// A client that has its answer may call again, even if the worker has not returned yet.
 TEST_F(CallTest, AnAnsweredCallHoldsNoPlaceOfItsWorkers) {
   ASSERT_NO_FATAL_FAILURE(StartWorkers());
   ASSERT_OK_AND_ASSIGN(workers_.questions, Workers::Start("questions", {.threads = 3, .max_works = 1}));
@@ -293,7 +294,7 @@ TEST_F(CallTest, AStreamWithoutAMessageIsRefused) {
   const auto writer = client_->trainer().Import(context.get(), &response);
   writer->WritesDone();
   EXPECT_THAT(FromGrpc(writer->Finish()),
-              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("Import: a request expected, got none")));
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("Import: the stream ended without a request")));
 }
 
 }  // namespace

@@ -106,7 +106,7 @@ class CutOffChangesTest : public testing::Test {
   }
   void AwaitChanges() { changes_->Await(); }
 
-  // What the server leaves that dies before the first row is written; its own goes on to the end.
+  // Fills `left` with the memory of a server that dies before the first row is written; this restore runs to its end.
   void CutRestore(const std::string& folder, FakeKeptStore& left) {
     model_ = world_->Create(ModelSpecToProto(SpecWith(MomentType::kFP32)));
     ASSERT_OK_AND_ASSIGN(const auto restore, ModelRestore::Prepare(model_, folder, {.convert_moments = true}));
@@ -311,7 +311,7 @@ TEST_F(CutOffChangesTest, TheEndOfTheDaemonEndsAPauseAndLeavesTheRestoreToTheNex
   EXPECT_OK(model_->usable());
 }
 
-// Of three parameters the file has one.
+// The file has one of three parameters.
 TEST_F(CutOffChangesTest, AnImportFromFilesIsMadeAgainOverWhatItLeaves) {
   const std::string path = folder_.path() + "/in.safetensors";
   std::vector<float> values(kRows * kColumns);
@@ -359,7 +359,7 @@ TEST_F(CutOffChangesTest, AnImportFromFilesIsMadeAgainOverWhatItLeaves) {
   MakeAgain();
   AwaitChanges();
   EXPECT_THAT(world_->store().Find(spec.name).status(),
-              StatusIs(absl::StatusCode::kDataLoss, HasSubstr("as it was when the import began expected")));
+              StatusIs(absl::StatusCode::kDataLoss, HasSubstr("has changed since the import began")));
 }
 
 }  // namespace

@@ -61,7 +61,7 @@ class BrokenDeviceDaemonTest : public DaemonTest {
     client_ = std::make_unique<DaemonClient>(socket_dir());
   }
 
-  // Of a service; of all without a name.
+  // Returns the health of a service; of all if the name is empty.
   absl::StatusOr<std::string> Health(const std::string& service) {
     const std::string request = service.empty() ? "" : "\x0a" + std::string(1, char(service.size())) + service;
     return CallRaw("/grpc.health.v1.Health/Check", request);
@@ -164,7 +164,7 @@ TEST_F(DaemonTest, GpusOfSeveralDaemonsWithoutNcclAreRefusedAtOnce) {
   EXPECT_OK(Daemon::Check(config));
 }
 
-// Whoever loads NCCL first would have it use loopback.
+// NCCL is not loaded here: it would use loopback in this process from then on.
 TEST_F(DaemonTest, NcclUsesTheInterfaceOfTheDataAddress) {
   unsetenv("NCCL_SOCKET_IFNAME");
   unsetenv("NCCL_SOCKET_FAMILY");
@@ -188,7 +188,7 @@ TEST_F(DaemonTest, AFolderOfCheckpointsThatIsNoneOrThatOthersWriteToIsRefused) {
   EXPECT_THAT(Daemon::Check(config),
               StatusIs(absl::StatusCode::kPermissionDenied, HasSubstr("--save-dir: " + saves.path())));
   config.save_dir += "/none";
-  EXPECT_THAT(Daemon::Start(config).status(), StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("make it")));
+  EXPECT_THAT(Daemon::Start(config).status(), StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("create it")));
 }
 
 TEST_F(DaemonTest, AnUnknownUserIsRefused) {
@@ -256,7 +256,7 @@ TEST_F(DaemonTest, StopTellsTrainersAndRemovesTheSockets) {
   for (TestSession* session : {&first, &second}) {
     const v1::EpochEnded ended = session->AwaitEnded();
     EXPECT_EQ(ended.why().code(), static_cast<int>(absl::StatusCode::kUnavailable));
-    EXPECT_THAT(ended.why().text(), HasSubstr("the daemon stops; what was not exported is lost with it"));
+    EXPECT_THAT(ended.why().text(), HasSubstr("the daemon stops; state that was not exported is lost"));
     session->HalfClose();
     EXPECT_THAT(session->Finish(), StatusIs(absl::StatusCode::kUnavailable));
   }
@@ -267,7 +267,7 @@ TEST_F(DaemonTest, StopTellsTrainersAndRemovesTheSockets) {
 }
 
 TEST_F(DaemonTest, NothingIsLeftAfterTheEnd) {
-  // What the first daemon of a process makes gRPC start stays.
+  // Threads that gRPC starts with the first daemon of a process stay.
   client_.reset();
   daemon_.reset();
   const int64_t descriptors = OpenDescriptors();

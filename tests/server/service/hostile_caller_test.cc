@@ -137,7 +137,7 @@ TEST_F(HostileCallerTest, StreamsOfReflectionHoldFewThreads) {
                                        "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", &queue));
     streams.back()->StartCall(nullptr);
   }
-  // Who is refused is told at once; the others wait for a request until they are cancelled.
+  // Rejected calls end at once; the others wait for a request until they are cancelled.
   for (size_t i = 0; i < streams.size(); ++i) {
     void* tag = nullptr;
     bool ok = false;

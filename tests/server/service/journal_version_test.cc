@@ -29,7 +29,7 @@ namespace {
 class JournalVersionTest : public DaemonTestBase {
  protected:
   JournalVersionTest() { PARAMSHARD_CHECK(Start().ok()); }
-  // What a keeper holds outlives them.
+  // The keeper's descriptors outlive the daemons.
   ~JournalVersionTest() override { Stop(); }
 
   void Stop() {
@@ -44,7 +44,7 @@ class JournalVersionTest : public DaemonTestBase {
     client_ = std::make_unique<DaemonClient>(socket_dir());
     return absl::OkStatus();
   }
-  // What is kept, byte for byte.
+  // Returns all kept memory, byte for byte.
   std::map<std::string, std::string> Kept() {
     const auto taken = kept_.TakeAll();
     PARAMSHARD_CHECK(taken.ok());
@@ -56,7 +56,7 @@ class JournalVersionTest : public DaemonTestBase {
     }
     return kept;
   }
-  // Of all journals that are kept.
+  // Sets the format version of all kept journals.
   void SetVersion(uint32_t version) {
     const auto taken = kept_.TakeAll();
     ASSERT_OK(taken);
@@ -79,8 +79,8 @@ TEST_F(JournalVersionTest, TheStartFailsAndTheModelStaysAsItIs) {
     const std::map<std::string, std::string> before = Kept();
     EXPECT_FALSE(before.empty());
     EXPECT_THAT(Start(), StatusIs(absl::StatusCode::kFailedPrecondition,
-                                  testing::HasSubstr(absl::StrCat("model m: journal: format version ", kJournalVersion,
-                                                                  " expected, got ", version))));
+                                  testing::HasSubstr(absl::StrCat("model m: journal: want format version ",
+                                                                  kJournalVersion, ", got ", version))));
     EXPECT_EQ(Kept(), before);
     SetVersion(kJournalVersion);
     ASSERT_OK(Start());

@@ -34,7 +34,7 @@ using ::testing::SizeIs;
 class KeptDaemonTest : public DaemonTestBase {
  protected:
   KeptDaemonTest() { Start(); }
-  // What a keeper holds outlives them.
+  // The keeper's descriptors outlive the daemons.
   ~KeptDaemonTest() override { Stop(); }
 
   void Stop() {
@@ -143,7 +143,7 @@ TEST_F(KeptDaemonTest, AnImportThatWasCutOffSaysHowToMakeItAgainAndThatMakesTheM
 
   StartAfter(left);
   const auto says_how = HasSubstr(
-      "an import was cut off, and whoever sent it is gone); create it with a restore; or delete it, create it, and "
+      "an import was cut off, and its sender has gone); create it with a restore; or delete it, create it, and "
       "import");
   ASSERT_THAT(Models().models(), SizeIs(1));
   EXPECT_THAT(Models().models(0).unusable(), says_how);

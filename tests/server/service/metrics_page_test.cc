@@ -55,7 +55,7 @@ Series SeriesOf(const std::string& page) {
   return series;
 }
 
-// What the server at IP:PORT answers to a request.
+// Returns the answer of the server at IP:PORT to a request.
 std::string AnswerOf(const std::string& address, const std::string& request) {
   const size_t colon = address.rfind(':');
   sockaddr_in name{};
@@ -249,7 +249,7 @@ TEST_F(MetricsListenTest, AnAddressThatCannotBeHadEndsTheStartNamingTheFlag) {
   config.metrics_listen = "203.0.113.7:80";
   EXPECT_THAT(Daemon::Start(config).status(),
               StatusIs(absl::StatusCode::kFailedPrecondition,
-                       HasSubstr("--metrics-listen: an address of this machine expected, got 203.0.113.7:80")));
+                       HasSubstr("--metrics-listen: want an address of this machine, got 203.0.113.7:80")));
 }
 
 TEST_F(MetricsPageTest, NothingListensUnlessItIsAskedTo) { EXPECT_THAT(daemon_->metrics_address(), IsEmpty()); }

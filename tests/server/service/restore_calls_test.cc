@@ -53,7 +53,7 @@ class RestoreCallsFixture : public DaemonTestBase {
     });
   }
 
-  // Of a step, each later than those before.
+  // Writes a checkpoint of a step, saved after all earlier ones.
   std::string Write(int64_t step, const checkpoint::World& world = {2, 2}, uint64_t seed = 1) {
     return WriteOf(SavedModel(checkpoint::SpecOfEverything(), seed), step, world);
   }
@@ -183,7 +183,7 @@ TEST_F(RestoreModelTest, AFolderIsNamedOrGivenWithItsPath) {
   StartDaemon([](DaemonConfig&) {});
   ASSERT_OK(client_->CreateModel(Spec()));
   EXPECT_THAT(Restore("latest").status(),
-              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("a daemon with --save-dir expected")));
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("--save-dir is not set")));
   ASSERT_OK_AND_ASSIGN(const Restored by_path, Restore(copy));
   EXPECT_EQ(by_path.summary.path(), copy);
 }
@@ -195,18 +195,19 @@ TEST_F(RestoreModelTest, WhatIsNotThereIsNotFoundAndWhatIsThereNamed) {
   ExpectRefused("step-000000000012-ffffffff", absl::StatusCode::kNotFound, "there are step-000000000012-");
   ExpectRefused(saves_.path() + "/nowhere", absl::StatusCode::kNotFound, "nowhere");
   ExpectRefused(saves_.path(), absl::StatusCode::kNotFound, "manifest.json");
-  EXPECT_THAT(Restore("latest", "nobody").status(), StatusIs(absl::StatusCode::kNotFound, HasSubstr("one of [")));
+  EXPECT_THAT(Restore("latest", "nobody").status(),
+              StatusIs(absl::StatusCode::kNotFound, HasSubstr("model nobody: not found")));
 }
 
 TEST_F(RestoreModelTest, TextsThatNameNoCheckpointAreRefused) {
   for (const char* const text : {"", "newest", "-1", "step-12", "everything/step-000000000012-00000000", "."}) {
-    ExpectRefused(text, kInvalid, "latest, a step, the name of a checkpoint's folder or an absolute path expected");
+    ExpectRefused(text, kInvalid, "want latest, a step, the name of a checkpoint's folder or an absolute path");
   }
 }
 
 TEST_F(RestoreModelTest, ACheckpointOfAnotherModelOrSpecIsRefused) {
   const std::string tiny = WriteOf(SavedModel(checkpoint::TinySpec(), 1), 12);
-  ExpectRefused(tiny, kInvalid, "a checkpoint of this model expected, got one of tiny");
+  ExpectRefused(tiny, kInvalid, "want a checkpoint of this model, got one of tiny");
   ModelSpec spec = checkpoint::SpecOfEverything();
   spec.units[0].parameters[1].shape = {33, 70};
   WriteOf(SavedModel(checkpoint::Checked(spec), 1), 13);
@@ -239,7 +240,7 @@ TEST_F(RestoreModelTest, ANewerFormatSaysSo) {
   const size_t digits = text.size() - 36;
   text.replace(digits, 32, checkpoint::HashText(checkpoint::HashBytes(text.substr(0, digits))));
   checkpoint::WriteText(folder + "/manifest.json", text);
-  ExpectRefused(folder, absl::StatusCode::kFailedPrecondition, "at most 1 expected, got 2");
+  ExpectRefused(folder, absl::StatusCode::kFailedPrecondition, "want at most 1, got 2");
 }
 
 TEST_F(RestoreModelTest, MissingAndExtraFilesAreRefused) {
@@ -263,7 +264,7 @@ TEST_F(RestoreModelTest, AModelWithATrainerKeepsItsState) {
   TestSession session(socket_dir());
   session.Attach(MakeAttach(kName, 0));
   ASSERT_TRUE(session.Read().has_accepted());
-  ExpectRefused("12", absl::StatusCode::kFailedPrecondition, "no attached trainer expected, got rank 0");
+  ExpectRefused("12", absl::StatusCode::kFailedPrecondition, "rank 0 is held by process ");
 }
 
 TEST_F(RestoreModelTest, RowsThatAreDamagedSpoilTheModelUntilItIsMadeAnew) {
@@ -316,7 +317,7 @@ TEST_F(CreateRestoredTest, WithoutACheckpointLatestIsAFreshStartAndAStepAnError)
   EXPECT_EQ(created.model().commit_number(), 0);
 }
 
-// What is there may be the latest: nobody starts from the beginning because it cannot be read.
+// The damaged checkpoint may be the latest: an unreadable one must not cause a fresh start.
 TEST_F(CreateRestoredTest, ADamagedManifestIsNoFreshStart) {
   checkpoint::WriteText(Write(12) + "/manifest.json", "{}");
   EXPECT_THAT(Create("latest").status(), StatusIs(absl::StatusCode::kDataLoss));

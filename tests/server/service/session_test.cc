@@ -39,7 +39,7 @@ class SessionTest : public DaemonTestBase {
     session->Attach(MakeAttach("m", rank));
     return session;
   }
-  // What becomes of a session that begins like this, and closes when it hears of the end.
+  // Returns the status of a session that begins with `attach`, and closes at its end.
   absl::Status EndOf(const v1::AttachRequest& attach) {
     const std::unique_ptr<TestSession> session = Open();
     session->Attach(attach);
@@ -91,7 +91,8 @@ TEST_F(SessionTest, StartedFollowsOnEverySession) {
 }
 
 TEST_F(SessionTest, AnUnknownModelIsNotFound) {
-  EXPECT_THAT(EndOf(MakeAttach("x", 0)), StatusIs(absl::StatusCode::kNotFound, HasSubstr("one of [m]")));
+  EXPECT_THAT(EndOf(MakeAttach("x", 0)),
+              StatusIs(absl::StatusCode::kNotFound, HasSubstr("not found; this daemon holds [m]")));
 }
 
 TEST_F(SessionTest, ARankOfAnotherDaemonIsRefused) {
@@ -104,8 +105,7 @@ TEST_F(SessionTest, ARankOfAnotherDaemonIsRefused) {
 TEST_F(SessionTest, TheFirstMessageIsAttach) {
   const auto session = Open();
   session->SendCommand(GatherCommand(1, 0, 0));
-  EXPECT_THAT(session->Finish(),
-              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("attach expected as the first")));
+  EXPECT_THAT(session->Finish(), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("want attach as the first")));
   const auto silent = Open();
   silent->HalfClose();
   EXPECT_THAT(silent->Finish(), StatusIs(absl::StatusCode::kAborted, HasSubstr("closed before attach")));
@@ -192,7 +192,7 @@ TEST_F(SessionTest, WhoNeverAttachesHoldsNoThreadAndIsSentAway) {
   // The epoch has some.
   EXPECT_LT(OwnThreads(), threads + 10);
   for (const auto& session : silent) {
-    EXPECT_THAT(session->Finish(), StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("attach expected within")));
+    EXPECT_THAT(session->Finish(), StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("without an attach")));
   }
 }
 
@@ -224,7 +224,7 @@ TEST_F(SessionTest, TheStreamEndsWithTheEpochAlthoughTheTrainerKeepsItOpen) {
 TEST_F(SessionTest, ACommandThatNoRingWouldTakeEndsTheEpoch) {
   ASSERT_NO_FATAL_FAILURE(StartEpoch());
   first_->SendCommand(CommitCommand(1, 1, std::string(1 << 20, 's')));
-  EXPECT_THAT(first_->AwaitEnded().why().text(), HasSubstr("a command of at most 163840 bytes expected"));
+  EXPECT_THAT(first_->AwaitEnded().why().text(), HasSubstr("want a command of at most 163840 bytes"));
 }
 
 // --- Leaving ---
@@ -275,9 +275,8 @@ TEST_F(SessionTest, ABrokenStreamIsADeparture) {
 TEST_F(SessionTest, ASecondAttachEndsTheEpoch) {
   ASSERT_NO_FATAL_FAILURE(StartEpoch());
   first_->Attach(MakeAttach("m", 0));
-  EXPECT_THAT(first_->Finish(),
-              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("a command or a detach expected")));
-  EXPECT_THAT(second_->AwaitEnded().why().text(), HasSubstr("a command or a detach expected"));
+  EXPECT_THAT(first_->Finish(), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("want a command or a detach")));
+  EXPECT_THAT(second_->AwaitEnded().why().text(), HasSubstr("want a command or a detach"));
 }
 
 TEST_F(SessionTest, RanksThatDisagreeAreTold) {
@@ -305,7 +304,7 @@ TEST_F(SessionTest, ACommandBeforeTheEpochEndsTheSessionAlone) {
   ASSERT_TRUE(early->Read().has_accepted());
   early->SendCommand(GatherCommand(1, 0, 0));
   EXPECT_THAT(early->Finish(), StatusIs(absl::StatusCode::kFailedPrecondition,
-                                        AllOf(HasSubstr("command 1 of rank 0"), HasSubstr("after `started`"))));
+                                        AllOf(HasSubstr("command 1 of rank 0"), HasSubstr("before `started`"))));
   StartEpoch();
 }
 

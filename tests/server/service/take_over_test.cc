@@ -86,7 +86,7 @@ TEST_F(TakeOverTest, WaitingForAHolderHoldsNoWorker) {
   for (const auto& taker : takers) EXPECT_TRUE(taker->Read().has_accepted()) << "it waits still";
 }
 
-// As creations do that wait for another daemon.
+// Creations that wait for another daemon wait like this.
 TEST_F(TakeOverTest, ChangesThatWaitKeepNoDeletionWaiting) {
   constexpr int kMany = 64;
   world_.Create(MakeSpec("m", {MakeUnit("u", {MakeParameter("w", {8, 4})})}));

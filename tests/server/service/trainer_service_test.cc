@@ -157,7 +157,7 @@ TEST_F(TrainerServiceTest, AModelThatDoesNotFitIsRefused) {
 TEST_F(TrainerServiceTest, UnknownModelsAreNotFoundAndTheKnownOnesNamed) {
   ASSERT_OK(client_->CreateModel(Spec()));
   for (const std::string& name : {std::string("x"), std::string(), std::string(100'000, 'x')}) {
-    EXPECT_THAT(GetModel(name), StatusIs(absl::StatusCode::kNotFound, HasSubstr("one of [m] expected")));
+    EXPECT_THAT(GetModel(name), StatusIs(absl::StatusCode::kNotFound, HasSubstr("not found; this daemon holds [m]")));
     EXPECT_THAT(DeleteModel(name), StatusIs(absl::StatusCode::kNotFound));
   }
 }

@@ -155,7 +155,7 @@ TEST_F(WorldRestoreCallsTest, NodeZeroRestoresForBoth) {
   ExpectAlike(12);
   EXPECT_EQ(Models(1)[0].history_id(), summary.history_id());
   EXPECT_THAT(Restore(1, "latest").status(),
-              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("a call to node 0 expected")));
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("only node 0 starts restores")));
 }
 
 TEST_F(WorldRestoreCallsTest, ReplicasHoldTheSameState) {
@@ -256,8 +256,7 @@ TEST_F(WorldRestoreCallsTest, ADaemonWithAnotherSpecLeavesNoModelAnywhere) {
   Answers answers(kNodes);
   AtEachNode([&](int node) { answers[node] = Create(node, "latest", Spec(node + 1)); });
   for (const auto& created : answers) {
-    EXPECT_THAT(created.status(),
-                StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("the spec of node 0 expected")));
+    EXPECT_THAT(created.status(), StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("node 0's spec")));
   }
   EXPECT_THAT(Models(0), IsEmpty());
   EXPECT_THAT(Models(1), IsEmpty());
@@ -277,14 +276,14 @@ TEST_F(WorldRestoreCallsTest, ACreationThatNobodyJoinsEndsAtTheTimeout) {
   Write(12);
   Start([](DaemonConfig& config) { config.restore_timeout = absl::Milliseconds(200); });
   EXPECT_THAT(Create(1, "latest").status(),
-              StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("node 0's word about the checkpoint")));
+              StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("node 0 has not chosen a checkpoint")));
   EXPECT_THAT(Create(0, "latest").status(),
-              StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("ready to begin in time expected, node 1")));
+              StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("node 1 is not ready to begin")));
   EXPECT_THAT(Models(0), IsEmpty());
   EXPECT_THAT(Models(1), IsEmpty());
 }
 
-// As many as node 0 carries out at a time, and more. Nobody creates the model at the other daemon.
+// Begins more creations than node 0 carries out at a time. The model is not created at the other daemon.
 TEST_F(WorldRestoreCallsTest, CreationsWhoseTrainersAreGoneHoldUpNobody) {
   Write(12);
   std::vector<std::unique_ptr<grpc::ClientContext>> calls(20);
@@ -335,7 +334,7 @@ TEST_F(WorldRestoreCallsTest, AModelThatNodeZeroHasTrainedIsNotReplacedByACheckp
   Write(13);
   EXPECT_THAT(Create(1, "latest").status(),
               StatusIs(absl::StatusCode::kFailedPrecondition,
-                       AllOf(HasSubstr("commit 12"), HasSubstr("delete it"), HasSubstr("got one of step 13"))));
+                       AllOf(HasSubstr("commit 12"), HasSubstr("delete it"), HasSubstr("got step 13"))));
   // By hand: a model like node 0's, which then restores both.
   ASSERT_OK(Create(1, ""));
   ASSERT_OK(Restore(0, "12"));

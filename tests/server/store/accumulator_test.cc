@@ -33,7 +33,7 @@ struct Case {
   v1::GradientType accumulators = v1::GRADIENT_TYPE_BF16;
 };
 
-// Of all magnitudes, so that the order and the number of roundings show.
+// Gradients of all magnitudes, so that the order and the number of roundings show.
 std::vector<float> Gradients(uint32_t seed, int rank) {
   std::mt19937 random(seed * 64 + static_cast<uint32_t>(rank));
   std::vector<float> values(kElements);
@@ -49,7 +49,7 @@ float FromBits(uint32_t bits) {
   return value;
 }
 
-// To the nearest of the two BF16 numbers around it, by distance; a tie to the one whose last bit is 0.
+// Rounds to the nearest of the two BF16 numbers around it, by distance; a tie to the one whose last bit is 0.
 float RoundToBF16(float value) {
   uint32_t bits;
   std::memcpy(&bits, &value, sizeof(bits));
@@ -214,8 +214,7 @@ TEST_P(AccumulatorTest, ASecondPushAddsUpOrIsRefused) {
   for (int rank = 0; rank < ranks_; ++rank) {
     const EpochFarewell* const ended = daemons_.trainer(rank).AwaitEnded();
     ASSERT_NE(ended, nullptr);
-    EXPECT_THAT(ended->why,
-                StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("push w: one push between two commits")));
+    EXPECT_THAT(ended->why, StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("push w: already pushed")));
   }
   ExpectState();
   // And the next epoch works.

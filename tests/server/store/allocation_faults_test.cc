@@ -12,7 +12,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// Whether bytes move as between daemons.
+// The parameter is true if bytes move as between daemons.
 class AllocationFaultsTest : public FaultyWorldTest, public testing::WithParamInterface<bool> {
  protected:
   void SetUp() override {
@@ -85,7 +85,7 @@ TEST_P(AllocationFaultsTest, AnEpochThatFindsNoMemoryEndsAndTheNextOneStarts) {
   }
 }
 
-// Of every kind of master that a frozen parameter can have.
+// Covers every kind of master that a frozen parameter can have.
 v1::ModelSpec FrozenSpec() {
   v1::ParameterSpec none = MakeParameter("none", {96, 64}, v1::FORMAT_NVFP4_2D);
   v1::ParameterSpec other = MakeParameter("other", {50, 64}, v1::FORMAT_MXFP8);

@@ -17,10 +17,10 @@ namespace {
 
 using For = Attention::For;
 
-// Nobody writes it but a thread that goes to sleep on the bells, or wakes.
+// Value of a word that is written only by a thread that goes to sleep on the bells, or wakes.
 constexpr uint32_t kNeverSlept = 7;
 
-// A wait that does not end is a test that does not.
+// A wait that does not end fails the test by its timeout.
 class AttentionTest : public ::testing::Test {
  protected:
   AttentionTest()
@@ -111,7 +111,7 @@ TEST_F(AttentionTest, WhereNothingIsExpectedOfAGpuTheThreadSleeps) {
 
 // --- Trainers that mean harm ---
 
-// How many sleepers on the doorbell now sleep where nobody wakes them.
+// Moves sleepers on the doorbell to where nothing wakes them. Returns how many.
 long MoveSleepers(std::atomic<uint32_t>& doorbell, std::atomic<uint32_t>& elsewhere) {
   return syscall(SYS_futex, &doorbell, FUTEX_CMP_REQUEUE, 0, 1, &elsewhere, doorbell.load());
 }

@@ -25,7 +25,7 @@ ModelSpec SpecOf(const std::string& name, int rows = 4) {
 bool IsHere() { return false; }
 bool IsGone() { return true; }
 
-// Has the first turn, until it is given back.
+// Holds the first turn, until it is given back.
 class CreationTurnsTest : public testing::Test {
  protected:
   void SetUp() override {
@@ -34,7 +34,7 @@ class CreationTurnsTest : public testing::Test {
     first_.emplace(*std::move(first));
   }
   void GiveBack() { first_.reset(); }
-  // While somebody waits who wants such a model.
+  // Returns IsAwaited() while another call waits to create such a model.
   bool IsAwaitedBy(const ModelSpec& spec) {
     absl::Notification waits, may_go;
     std::thread waiting([&] {

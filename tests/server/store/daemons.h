@@ -39,16 +39,16 @@ class Daemons {
 
   // On every daemon. Ends the test program when one refuses.
   void Create(const v1::ModelSpec& spec);
-  // What a world before this one has left in `kept`. Ends the test program when a daemon refuses.
+  // Takes over what a world before this one has left in `kept`. Ends the test program when a daemon refuses.
   void TakeOver(const std::string& model);
   // Takes the models that the stores have by now in the place of those that it knows.
   void FindAgain(const std::string& model);
   ModelStore& store(int node) { return *stores_[node]; }
   HookedCluster& cluster(int node) const { return *clusters_[node]; }
-  // The others lose the daemon.
+  // Lets the other daemons lose this one.
   void Stop(int node);
   Model& model(int node) { return *models_[node]; }
-  // Of the present epoch.
+  // The number of the present epoch.
   FakeTrainer& trainer(int rank) { return *trainers_[rank]; }
   int ranks() const { return static_cast<int>(node_of_.size()); }
   int nodes() const { return static_cast<int>(stores_.size()); }

@@ -19,7 +19,7 @@ using ::testing::SizeIs;
 
 class DeletionMarksTest : public testing::Test {
  protected:
-  // Of the next server.
+  // Marks as the next server reads them.
   void TakeOver(DeletionMarks& marks) {
     ASSERT_OK_AND_ASSIGN(KeptStore::Descriptors all, kept_.TakeAll());
     marks.TakeOver(all);

@@ -1,5 +1,5 @@
 // Trainers that detach in a world of several daemons: what all ranks have sent is carried out and answered everywhere,
-// and the epoch ends with what somebody will not send, or with the last rank.
+// and the epoch ends with a command that some rank will not send, or with the last rank.
 
 #include <string>
 #include <vector>

@@ -31,7 +31,7 @@ struct Case {
   int shard_size;
 };
 
-// The trainers of node 1 do something else than those of the others.
+// The trainers of node 1 send other commands than the other nodes' trainers.
 class DisagreementTest : public testing::TestWithParam<Case> {
  protected:
   void SetUp() override {
@@ -56,7 +56,7 @@ class DisagreementTest : public testing::TestWithParam<Case> {
   }
   FakeTrainer& trainer(int rank) { return daemons_.trainer(rank); }
 
-  // Everybody hears that ranks differ, in these words, and nothing was applied.
+  // All trainers hear that ranks differ, in these words, and nothing was applied.
   void ExpectEnded(const testing::Matcher<std::string>& why) {
     for (int rank = 0; rank < daemons_.ranks(); ++rank) {
       const EpochFarewell* const ended = trainer(rank).AwaitEnded();
@@ -121,7 +121,7 @@ TEST_P(DisagreementTest, HyperParametersThatDifferAreNamed) {
                     HasSubstr("sent commit 1 with learning_rate 0.25")));
 }
 
-// What the others sum of it would be memory of an earlier sum.
+// The others' sum of it would be memory of an earlier sum.
 TEST_P(DisagreementTest, AParameterThatIsAbsentInOneDaemonAloneIsNamedAtThePush) {
   for (int rank = 0; rank < daemons_.ranks(); ++rank) {
     trainer(rank).Push(kB, 0, node(rank) == 1 ? std::vector<int>{1} : std::vector<int>{});
@@ -139,7 +139,7 @@ TEST_P(DisagreementTest, APushInThePlaceOfACommitIsNamedWhileBothWait) {
       AllOf(HasSubstr("command 1: rank "), HasSubstr("sent push a from gradient slot 0"), HasSubstr("sent commit 1")));
 }
 
-// The commands that they have are the same ones: nobody is told that they differ.
+// The commands that they have are the same ones: no trainer is told that they differ.
 TEST_P(DisagreementTest, ADaemonThatIsLateIsWaitedFor) {
   for (int rank = 0; rank < daemons_.ranks(); ++rank) {
     if (node(rank) != 1) trainer(rank).Commit(1);

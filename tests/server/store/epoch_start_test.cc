@@ -1,4 +1,4 @@
-// What trainers do while their epoch starts.
+// Actions of trainers while their epoch starts.
 
 #include <string>
 
@@ -17,7 +17,7 @@ using ::testing::HasSubstr;
 
 class EpochStartTest : public FaultyWorldTest {
  protected:
-  // Attaches all ranks; the first one then does this, before there is memory for anybody.
+  // Attaches all ranks; the first one then does this, before there is memory for any rank.
   FakeTrainers AttachThen(Model& model, const std::function<void(FakeTrainer& first)>& act) {
     FakeTrainers trainers;
     for (int rank = 0; rank < model.world().rank_count(); ++rank) {
@@ -39,11 +39,11 @@ TEST_F(EpochStartTest, ACommandBeforeStartedIsRefused) {
   absl::Status submitted;
   const FakeTrainers trainers = AttachThen(*model, [&](FakeTrainer& first) {
     submitted = model->Submit(first.session(), GatherCommand(1, 0, 0));
-    // As the session's handler does.
+    // Sends a command the way the session's handler does.
     first.Leave(submitted);
   });
   EXPECT_THAT(submitted, StatusIs(absl::StatusCode::kFailedPrecondition,
-                                  AllOf(HasSubstr("command 1 of rank 0"), HasSubstr("after `started` expected"))));
+                                  AllOf(HasSubstr("command 1 of rank 0"), HasSubstr("before `started`"))));
   for (const auto& trainer : trainers) {
     EXPECT_EQ(trainer->AwaitEnded()->why.code(), absl::StatusCode::kFailedPrecondition);
     EXPECT_THAT(trainer->AwaitEnded()->why.message(), HasSubstr("rank 0: command 1"));

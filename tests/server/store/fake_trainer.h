@@ -56,7 +56,7 @@ class FakeTrainer {
   uint8_t* gradient_slot(int index) const;
   int64_t session() const { return session_; }
   int rank() const { return rank_; }
-  // Whether a forward gather's bytes of other ranks are those of their planes.
+  // Returns true if a forward gather's bytes of other ranks equal the bytes of their planes.
   bool HoldsPlanes(int unit, int slot, Phase phase = Phase::kForward) const;
 
   // Commands; they return the command's number. They are sent through the ring.

@@ -102,7 +102,7 @@ std::vector<std::string> Uninterrupted(const std::vector<int>& devices) {
   return StateOf(world);
 }
 
-// As a daemon that is started in the place of another one, whose trainers create the model.
+// Creates the model anew, as at a daemon that is started in the place of another one.
 void Empty(Daemons& world, int node) {
   ASSERT_OK(world.store(node).Delete("m", ""));
   ASSERT_OK(world.store(node).CreateOrJoin(Parse(Spec())));
@@ -177,7 +177,7 @@ INSTANTIATE_TEST_SUITE_P(Worlds, HealingTest,
                                          HealingCase{"FourNodesTwoAtOnce", {1, 1, 1, 1}, {1, 3}}),
                          [](const auto& info) { return info.param.name; });
 
-// What the trainers of a daemon hear that waits in vain.
+// Returns the end that a trainer hears whose daemon waits in vain.
 absl::Status EndOf(FakeTrainer& trainer) {
   const EpochFarewell* const ended = trainer.AwaitEnded();
   return ended == nullptr ? absl::InternalError("no end in time") : ended->why;
@@ -198,9 +198,7 @@ std::vector<absl::Status> Refusals(Daemons& world) {
   return refusals;
 }
 
-auto IsRefused() {
-  return StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("one state on all nodes expected"));
-}
+auto IsRefused() { return StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("want one state on all nodes")); }
 
 TEST(UnhealedTest, ANodeWhoseNextOneIsEmptyTooIsNot) {
   Daemons world({1, 1, 1});
@@ -230,7 +228,7 @@ TEST(HealedTest, HealsTheNodeBeforeItThoughItHasSeenNoCommitSince) {
   EXPECT_EQ(StateOf(world), Uninterrupted({1, 1, 1}));
 }
 
-// As a program does that begins with weights of its own.
+// Imports weights of its own, like a program that begins with them.
 void Import(Daemons& world, int node) {
   Model& model = **world.store(node).Find("m");
   ASSERT_OK(model.Change({.content = {.digest = 5}}, [] { return absl::OkStatus(); }));
@@ -259,7 +257,7 @@ TEST(UnhealedTest, WhatNode0HasImportedIsForAPersonToJudge) {
   EXPECT_EQ(CommitNumber(world, 1), kLost);
 }
 
-// As somebody does who imports into one daemon alone: it has other bytes, and counts further than the others.
+// Imports into one daemon alone: it has other bytes, and counts further than the others.
 void Spoil(Daemons& world, int node) {
   Model& model = **world.store(node).Find("m");
   const auto write = [&]() -> absl::Status {
@@ -318,7 +316,7 @@ INSTANTIATE_TEST_SUITE_P(Worlds, OrderedHealingTest,
                                          OrderCase{"OneOfThreeBesideNode0", {1, 1, 1}, 2, {0}}),
                          [](const auto& info) { return info.param.name; });
 
-// Those whose client states nobody has kept go on with those of the donor's ranks.
+// Ranks whose client states are not kept anywhere go on with the client states of the donor's ranks.
 TEST(HealedTest, OneNodeHealsAllOthers) {
   Daemons world({1, 1, 1});
   world.Create(Spec());
@@ -337,7 +335,7 @@ TEST(HealedTest, OneNodeHealsAllOthers) {
   EXPECT_EQ(StateOf(world), Uninterrupted({1, 1, 1}));
 }
 
-// What the order has named is not what is there by now.
+// The node's state is not the one that the order has named any more.
 TEST(UnhealedTest, AStateThatNobodyHasGivenUpStays) {
   Daemons world({1, 1});
   world.Create(Spec());
@@ -412,7 +410,7 @@ TEST(HealedTest, OutlivesItsServer) {
   EXPECT_EQ(StateOf(next), Uninterrupted({1, 1}));
 }
 
-// Whoever is to be healed and dies before is lost as it was: nobody trains on from its initial values.
+// A node that dies before it is healed is lost as it was: no trainer trains on from its initial values.
 TEST(HealedTest, AServerThatDiesBeforeLeavesWhatIsLost) {
   FakeKeptStore kept[2], left;
   Daemons world({1, 1}, {.kept = {&kept[0], &kept[1]}, .moves = {.moves = true}});

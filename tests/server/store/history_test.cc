@@ -47,7 +47,7 @@ TEST_F(HistoriesTest, ImportsThatDifferKeepEpochsFromStarting) {
     const EpochFarewell* ended = trainer->AwaitEnded();
     ASSERT_NE(ended, nullptr);
     EXPECT_EQ(ended->why.code(), absl::StatusCode::kFailedPrecondition);
-    EXPECT_THAT(ended->why.message(), HasSubstr("one history on all nodes expected"));
+    EXPECT_THAT(ended->why.message(), HasSubstr("want one history on all nodes"));
     EXPECT_THAT(ended->why.message(), HasSubstr("import the same into every daemon"));
   }
 }
@@ -81,7 +81,7 @@ TEST_F(HistoriesTest, ModelsThatWereCreatedApartHaveOneHistoryWhenTheyTrain) {
   EXPECT_EQ(daemons_.model(0).history().id, daemons_.model(1).history().id);
 }
 
-// What an import changes of a state that is not the same everywhere differs as well.
+// A partial import leaves equal states equal, and different ones different.
 TEST_F(HistoriesTest, APartialImportAfterCommitsStaysEqual) {
   daemons_.Attach();
   daemons_.Push(0, [](int) { return std::vector<float>(64 * 64, 1.0f); });

@@ -34,19 +34,19 @@ class HookedCluster final : public Cluster {
     after_vote_ = std::move(hook);
   }
 
-  // What every call of the rendezvous that are yet to come answers.
+  // Sets the answer of every later call of the rendezvous.
   void FailRendezvous(std::function<absl::Status()> hook) {
     absl::MutexLock lock(&mu_);
     rendezvous_ = std::move(hook);
   }
 
-  // Hears all that is said of saves from now on.
+  // Sets a hook that hears all later news of saves.
   void OnTellSave(std::function<void(const SaveNews& news)> hook) {
     absl::MutexLock lock(&mu_);
     hears_ = std::move(hook);
   }
 
-  // What is said of restores from now on gets lost where it says so.
+  // Sets a hook that says which later news of restores get lost.
   void LoseRestoreNews(std::function<bool(const RestoreNews& news)> hook) {
     absl::MutexLock lock(&mu_);
     loses_ = std::move(hook);
@@ -67,7 +67,7 @@ class HookedCluster final : public Cluster {
   // Waits until this node was asked for its commands so many times, and has answered where it has something to say.
   bool AwaitQuestions(int count) { return ear_.AwaitQuestions(count); }
 
-  // From now on it hears nothing of epochs and of what becomes of models, as a node 0 that hangs.
+  // Lets the node hear nothing more of epochs and of what becomes of models, like a node 0 that hangs.
   void Hang() { hangs_ = true; }
 
   absl::StatusOr<CommitDecision> Vote(const CommitVote& vote) override {
@@ -172,7 +172,7 @@ class HookedCluster final : public Cluster {
     void OnRestoreNews(const RestoreNews& news) override { listener_->OnRestoreNews(news); }
 
    private:
-    EpochListener* listener_ = nullptr;  // changed while nobody calls
+    EpochListener* listener_ = nullptr;  // changed while no call runs
     absl::Mutex mu_;
     SteadyCondVar asked_;
     int questions_ ABSL_GUARDED_BY(mu_) = 0;

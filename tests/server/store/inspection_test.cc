@@ -286,15 +286,15 @@ TEST_F(InspectionTest, ACommitMeanwhileAbortsVerification) {
     for (const auto& shard : model_->shards()) shard->SetVersion(1);
     return absl::OkStatus();
   });
-  EXPECT_THAT(verified, StatusIs(absl::StatusCode::kAborted, HasSubstr("version 0 expected to stay, got 1")));
+  EXPECT_THAT(verified, StatusIs(absl::StatusCode::kAborted, HasSubstr("want version 0 throughout, got 1")));
 }
 
-// Numbers stay, and bytes too: another state all the same, as far as anybody can know.
+// Numbers stay, and bytes too; it counts as another state all the same.
 TEST_F(InspectionTest, AnImportMeanwhileAbortsVerification) {
   const auto verified = VerifyModel(
       *model_, [&](const ExtentVerification&) { return model_->Change({}, [] { return absl::OkStatus(); }).status(); });
   EXPECT_THAT(verified, StatusIs(absl::StatusCode::kAborted,
-                                 HasSubstr("verify m: one state expected, got an import meanwhile; verify again")));
+                                 HasSubstr("verify m: an import has begun to replace the state; verify again")));
 }
 
 // Masters and steps are changed together: a description that has both of two states says it by its numbers.

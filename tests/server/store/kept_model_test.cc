@@ -99,7 +99,7 @@ class HearingSavers final : public SaverSource {
 class KeptModelTest : public ModelTest {
  protected:
   void SetUp() override { Start(2); }
-  // What the world points to ends before the fixture of models does.
+  // Objects that the world points to end before the fixture of models does.
   void TearDown() override { CloseWorld(); }
 
   // A server with `ranks` devices, in the place of the one before.
@@ -222,7 +222,7 @@ TEST_F(KeptModelTest, AModelGoesOnWithTheNextServer) {
   EXPECT_EQ(StateAfterMoreSteps(), expected);
 }
 
-// A next server that finds no memory: trainers have that of the server before mapped.
+// A next server that finds no memory: trainers have the memory of the server before mapped.
 class KeptRoomTest : public KeptModelTest {
  protected:
   void SetUp() override {
@@ -238,7 +238,7 @@ class KeptRoomTest : public KeptModelTest {
     faults_.allocations = 0;
     faults_.failing_allocation = number;
   }
-  // Of a server that finds memory.
+  // Counts the allocations of a server that finds memory.
   int CountAllocations() {
     FailAllocation(0);
     TakeOver();
@@ -302,7 +302,7 @@ TEST_F(KeptModelTest, AModelThatWasNeverTrainedGoesOnToo) {
   StepAll(0.5f);
 }
 
-// One rank, so that nobody writes while what it leaves is copied.
+// One rank, so that no thread writes while what it leaves is copied.
 class CutModelTest : public KeptModelTest {
  protected:
   void SetUp() override { Start(1); }

@@ -1,4 +1,4 @@
-// What outlives a server beside masters, moments and numbers.
+// State that outlives a server beside masters, moments and numbers.
 
 #include <atomic>
 #include <memory>
@@ -136,7 +136,7 @@ TEST_F(KeptStateTest, AnAnswerThatIsNotWrittenDownIsTheLastOne) {
               AllOf(HasSubstr("commit 2 is answered, and could not be written down (the test lets it fail)"),
                     HasSubstr("resume from commit 2")));
   trainers_.clear();
-  // Who attaches before the epoch has settled is told later.
+  // A trainer that attaches before the epoch has settled is told later.
   const absl::StatusOr<bool> settled = Poll({.timeout = absl::Minutes(1)}, [&] { return !model_->doubt().ok(); });
   ASSERT_TRUE(settled.value_or(false));
   Trainer trainer;

@@ -36,7 +36,7 @@ constexpr std::array kMoments = {Moment::kPrepared, Moment::kDecided, Moment::kS
 constexpr std::array kLateMoments = {Moment::kSettled, Moment::kUnwritten};
 constexpr std::array kMomentNames = {"Prepared", "Decided", "Stepped", "Settled", "Unwritten", "Answered"};
 
-// What the keeper of each node holds.
+// Memory that the keeper of each node holds.
 using Kept = std::vector<std::unique_ptr<FakeKeptStore>>;
 
 std::unique_ptr<FakeKeptStore> CopyOf(FakeKeptStore& from) {
@@ -179,7 +179,8 @@ TEST_P(KeptWorldTest, GoesOnFromTheSameCommitWhereverItsServersDied) {
     for (int node = 0; node < kNodes; ++node) {
       EXPECT_EQ(world->model(node).commit_log().numbers().commit_number, moment0 == Moment::kPrepared ? 1 : 2);
       EXPECT_OK(world->model(node).doubt());
-      // Whose servers both finished the step alone know amaxes of their own rows: those are nobody's to save.
+      // Where both servers finished the step alone, each daemon knows amaxes of its own rows only, which cannot be
+      // saved.
       const Moment moment = node == 0 ? moment0 : moment1;
       const bool finished = moment0 != Moment::kPrepared && moment != Moment::kAnswered;
       const absl::Status held = world->model(node).HoldState().status();

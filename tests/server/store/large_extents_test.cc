@@ -1,4 +1,4 @@
-// Extents that are looked at in several parts: in every format the answers are those of the whole, and no part is
+// Extents that are looked at in several parts: in every format the answers equal the whole extent's, and no part is
 // large.
 #include <cstdint>
 #include <memory>

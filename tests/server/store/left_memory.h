@@ -1,4 +1,4 @@
-// What a server leaves behind when it dies: a copy of its kept memory at that moment.
+// Memory that a server leaves when it dies: a copy of its kept memory at that moment.
 #ifndef PARAMSHARD_TESTS_SERVER_STORE_LEFT_MEMORY_H_
 #define PARAMSHARD_TESTS_SERVER_STORE_LEFT_MEMORY_H_
 

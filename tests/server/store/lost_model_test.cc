@@ -1,4 +1,4 @@
-// Models that were lost with a server: who asks for them is told, until they are deleted or made anew.
+// Models that were lost with a server: callers that ask for them are told, until they are deleted or made anew.
 
 #include <unistd.h>
 
@@ -36,7 +36,7 @@ using ::testing::IsEmpty;
 using ::testing::Not;
 using ::testing::SizeIs;
 
-// Copies what is kept behind every call that changes it: what a server leaves that dies there.
+// Copies what is kept after every call that changes it: the memory that a server leaves when it dies there.
 class RecordedStore final : public KeptStore {
  public:
   explicit RecordedStore(FakeKeptStore* store) : store_(store) {}
@@ -104,7 +104,7 @@ class LostModelTest : public ModelTest {
     }
     return names;
   }
-  // As a server leaves it whose memory is damaged.
+  // Leaves the model like a server whose memory is damaged.
   void LoseAllBut(const std::string& piece) {
     CloseWorld();
     const auto taken = kept_->TakeAll();
@@ -147,7 +147,7 @@ TEST_F(LostModelTest, IsMadeAnewByARestoreInThePlaceOfWhatWasLeft) {
   LoseAllBut("rank-0/master");
   ASSERT_OK(kept_->Keep(NameOf("rank-7/master"), kept_->TakeAll()->begin()->second.get()));
   Start();
-  ExpectLost("a journal expected beside its memory");
+  ExpectLost("its memory has no journal");
   ASSERT_OK(CreateByRestore([&] {
     EXPECT_THAT(Names(), Not(Contains("rank-7/master"))) << "it is freed before there is as much again";
     return absl::OkStatus();
@@ -194,7 +194,7 @@ TEST_F(LostModelTest, WhereverAServerDiesThatMakesItAnewItIsLostOrMade) {
     StartAfter(*store.left[i]);
     const absl::Status found = world_->store().Find("m").status();
     if (i >= failed && found.ok()) continue;
-    EXPECT_THAT(found, StatusIs(absl::StatusCode::kDataLoss, HasSubstr("a journal expected beside its memory")))
+    EXPECT_THAT(found, StatusIs(absl::StatusCode::kDataLoss, HasSubstr("its memory has no journal")))
         << "behind call " << i;
   }
   EXPECT_OK(world_->store().Find("m")) << "behind the last one";
@@ -307,7 +307,7 @@ class LossTest : public LostModelTest {
   void TearDown() override { CloseWorld(); }
   void WhenReported(std::function<void()> act) { when_reported_ = std::move(act); }
   void Lose() { world_->store().FinishChange(model_, absl::NotFoundError("no such folder")); }
-  // What node 0 has heard.
+  // Returns what node 0 has heard.
   const std::vector<std::string>& told() const { return told_; }
 
  private:
@@ -328,14 +328,14 @@ TEST_F(LossTest, IsReportedBeforeAnybodyCanDeleteTheModel) {
 }
 
 TEST_F(LossTest, IsTheLastThatIsSaidOfTheModel) {
-  // As node 0 does, which tells all daemons that trainers of others wait in vain.
-  const auto refuse = [this] { model_->OnEpochRefused(absl::DataLossError("its state on all nodes expected")); };
+  // Acts like node 0, which tells all daemons that trainers of others wait in vain.
+  const auto refuse = [this] { model_->OnEpochRefused(absl::DataLossError("want its state on all nodes")); };
   WhenReported(refuse);
   EXPECT_THAT(model_->Restore({}, [] { return absl::DataLossError("damaged"); }),
               StatusIs(absl::StatusCode::kDataLoss));
   Lose();
   refuse();
-  // Somebody had found it, and deletes it late: the name may be another model's.
+  // A call had found it, and deletes it late: the name may be another model's.
   EXPECT_OK(model_->Close(absl::NotFoundError("it was deleted")));
   EXPECT_THAT(told(), ElementsAre("lost"));
 }
@@ -344,7 +344,7 @@ TEST_F(LostModelTest, AJournalWithoutItsBeginningBesideMemoryIsDamage) {
   Create();
   WipeMagic();
   Start();
-  ExpectLost("a journal expected beside its memory, got none that was begun");
+  ExpectLost("its memory has no journal that was begun");
 }
 
 TEST_F(LostModelTest, AJournalWithoutItsBeginningAloneIsAModelThatWasNotBegun) {
@@ -362,7 +362,7 @@ TEST_F(LostModelTest, PiecesThatAModelDoesNotHaveAreFreed) {
   const auto taken = kept_->TakeAll();
   ASSERT_OK(taken);
   const int fd = taken->begin()->second.get();
-  // Whoever drops the last one by its name drops the master with it.
+  // Dropping the last one by its name drops the master with it.
   for (const std::string piece : {"rank-7/master", "lost", "rank-0/mas"}) ASSERT_OK(kept_->Keep(NameOf(piece), fd));
   Start();
   EXPECT_OK(world_->store().Find("m"));

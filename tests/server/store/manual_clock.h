@@ -14,7 +14,7 @@ class ManualClock final : public Clock {
     absl::MutexLock lock(&mu_);
     return now_;
   }
-  // Wakes nobody: whoever sleeps until a deadline looks when it is called.
+  // Wakes no thread: a thread that sleeps until a deadline looks when it is called.
   void Advance(absl::Duration by) {
     absl::MutexLock lock(&mu_);
     now_ += absl::ToChronoNanoseconds(by);

@@ -1,4 +1,4 @@
-// How epochs end, and what they leave.
+// Ends of epochs, and what they leave.
 
 #include <algorithm>
 #include <cstdint>
@@ -23,7 +23,7 @@ using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-// What has happened in a step when a trainer dies; each point includes those before.
+// Points of a step at which a trainer dies; each point includes the ones before.
 enum class Point { kAttached, kGathered, kOnePushed, kAllPushed, kOneCommitted };
 
 class DeathTest : public ModelTest, public testing::WithParamInterface<Point> {
@@ -112,7 +112,7 @@ TEST_F(ModelTest, ATrainerMayAttachAgainAsSoonAsItHearsOfTheEnd) {
   }
   // An end that comes from within the epoch.
   trainer(0).SendRecord("no command");
-  ExpectEnded(absl::StatusCode::kInvalidArgument, HasSubstr("a serialized Command expected"));
+  ExpectEnded(absl::StatusCode::kInvalidArgument, HasSubstr("want a serialized Command"));
   EXPECT_THAT(attached, ElementsAre(IsOk(), IsOk()));
   for (const auto& trainer : next) EXPECT_TRUE(trainer->AwaitStarted());
 }
@@ -135,7 +135,7 @@ TEST_F(ModelTest, EveryEpochHasMemoryOfItsOwn) {
   ASSERT_NE(old[0]->AwaitEnded(), nullptr);
   Attach();
   EXPECT_EQ(trainer(0).gradient_slot(0)[3], 0);
-  // The old epoch's trainer goes on writing: nobody reads it.
+  // The old epoch's trainer goes on writing: nothing reads it.
   old[0]->Push(kMx, 0);
   old[0]->Commit(1);
   Step();
@@ -179,14 +179,14 @@ TEST_F(ModelTest, ACommitThatDiffersBetweenRanksIsAppliedNowhere) {
 TEST_F(ModelTest, ACommandThatBreaksARuleEndsTheEpoch) {
   Attach();
   trainer(1).Gather(77, 0);
-  ExpectEnded(absl::StatusCode::kInvalidArgument, HasSubstr("a unit in [0, 3) expected, got 77"));
+  ExpectEnded(absl::StatusCode::kInvalidArgument, HasSubstr("want a unit in [0, 3), got 77"));
   ExpectNextEpochWorks();
 }
 
 TEST_F(ModelTest, ACommandByStreamThatBreaksARuleEndsTheEpoch) {
   Attach();
   EXPECT_OK(model_->Submit(trainer(0).session(), CommitCommand(1, 5)));
-  ExpectEnded(absl::StatusCode::kFailedPrecondition, HasSubstr("number 1 expected, got 5"));
+  ExpectEnded(absl::StatusCode::kFailedPrecondition, HasSubstr("want number 1, got 5"));
   ExpectNextEpochWorks();
 }
 

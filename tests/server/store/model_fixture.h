@@ -52,9 +52,9 @@ class ModelTest : public testing::Test {
   std::vector<float> Read(int unit, StateTensor tensor) const;
   static auto All(float value, float tolerance = 1e-6f) { return testing::Each(testing::FloatNear(value, tolerance)); }
 
-  // What all trainers are told at the end.
+  // The end that all trainers are told.
   void ExpectEnded(absl::StatusCode code, const testing::Matcher<std::string>& message);
-  // The model is as good as before: another epoch takes a step.
+  // Checks that the model is as good as before: another epoch takes a step.
   void ExpectNextEpochWorks();
 
   std::unique_ptr<TestWorld> world_;

@@ -19,7 +19,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-// Time stands still until a rank is said to wait: nobody is late by the test's own slowness.
+// Time stands still until a rank is said to wait: no rank is late by the test's own slowness.
 class HangTest : public ModelTest {
  protected:
   void SetUp() override {
@@ -30,7 +30,7 @@ class HangTest : public ModelTest {
   void TearDown() override { CloseWorld(); }
   void ExpectNamed(int rank, const std::string& what) {
     ASSERT_TRUE(AwaitWait(absl::StrCat("rank ", rank, ": ", what)));
-    // Nobody rings: the daemon's threads wake up for the deadline, and look at the clock.
+    // Rings no bell: the daemon's threads wake up for the deadline, and look at the clock.
     clock_.Advance(kTimeout);
     ExpectEnded(absl::StatusCode::kDeadlineExceeded,
                 AllOf(HasSubstr(absl::StrCat("rank ", rank, " did not reach ", what)), HasSubstr("within 200ms")));
@@ -67,7 +67,7 @@ TEST_F(HangTest, ARankThatDoesNotSendACommandByStreamIsNamed) {
   ExpectNamed(0, "gather mx forward into slot 1 (command 1)");
 }
 
-// A commit is held back until the gather threads sleep: whoever ends it must see to the wait that begins then.
+// A commit is held back until the gather threads sleep: the thread that ends it must see to the wait that begins then.
 TEST_F(HangTest, AWaitThatBeginsInTheDaemonEndsToo) {
   absl::Notification go_on;
   world_->cluster().BeforeVote([&go_on] {
@@ -93,13 +93,13 @@ TEST_F(HangTest, ACommitThatOneRankHoldsUpIsEnded) {
   ExpectNamed(1, "release of slot 0 for commit 1");
 }
 
-// Nobody waits for anybody: the deadline does not run.
+// No rank waits for another: the deadline does not run.
 TEST_F(HangTest, ATrainerThatJustComputesIsNotHanging) {
   for (const auto& trainer : trainers_) trainer->Gather(kMx, 0);
   for (const auto& trainer : trainers_) ASSERT_TRUE(trainer->AwaitReady(0, 1));
   for (const auto& trainer : trainers_) ASSERT_TRUE(trainer->AwaitDaemonAsleep());
   clock_.Advance(absl::Hours(1));
-  // Whoever reads this command looks at the clock as well.
+  // The thread that reads this command looks at the clock as well.
   for (const auto& trainer : trainers_) {
     trainer->Gather(kMx, 1);
     ASSERT_TRUE(trainer->AwaitDaemonAsleep());

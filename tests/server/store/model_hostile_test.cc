@@ -22,7 +22,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// The trainer of rank 0 writes whatever it can into its page, and moves whoever sleeps on its doorbell.
+// The trainer of rank 0 writes whatever it can into its page, and moves threads that sleep on its doorbell.
 class HostileTest : public ModelTest {
  protected:
   void SetUp() override {
@@ -48,7 +48,7 @@ class HostileTest : public ModelTest {
       words.ring_tail().value = i;
       words.ready(0, 1).value = i;
       words.committed().value = i;
-      // Where nobody wakes them.
+      // Moves sleepers to a word where nothing wakes them.
       syscall(SYS_futex, &doorbell, FUTEX_CMP_REQUEUE, 0, 1, &words.filled(1).value, doorbell.load());
     }
   }
@@ -94,7 +94,7 @@ TEST_F(HostileTest, TheModelMayBeDestroyed) {
   ExpectToldAndOver();
 }
 
-// What its own commands need of its own words comes late, or not at all; what the others need of the daemon comes.
+// Its own commands that need its own words come late, or not at all; the other ranks' commands come.
 TEST_F(HostileTest, ItsNeighboursWaitIsEndedInTime) {
   StopTorment();
   Open(TestSpec(), {.step_timeout = absl::Milliseconds(50), .clock = &clock_});

@@ -1,4 +1,4 @@
-// What a model's epochs, commits and copies leave in the registry.
+// Values that a model's epochs, commits and copies leave in the registry.
 
 #include <limits>
 

@@ -1,4 +1,4 @@
-// What a step does: gathers, pushes and commits of all ranks.
+// Steps of a model: gathers, pushes and commits of all ranks.
 
 #include <cmath>
 #include <cstdint>
@@ -96,7 +96,7 @@ TEST_F(ModelTest, AFourthUnansweredCommitEndsTheEpoch) {
   Attach();
   const std::string hash = StateHash(*model_);
   for (int64_t n = 1; n <= 4; ++n) trainer(1).Commit(n, std::string(kMaxClientStateBytes / 2, 'x'));
-  ExpectEnded(absl::StatusCode::kInvalidArgument, HasSubstr("commit 4 of rank 1: at most 3 unanswered commits"));
+  ExpectEnded(absl::StatusCode::kInvalidArgument, HasSubstr("commit 4 of rank 1: want at most 3 unanswered commits"));
   EXPECT_EQ(StateHash(*model_), hash);
   ExpectNextEpochWorks();
 }

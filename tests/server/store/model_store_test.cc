@@ -131,11 +131,12 @@ TEST_F(ModelStoreTest, OfManyThatCreateOneDoesAndAllGetIt) {
 }
 
 TEST_F(ModelStoreTest, AnUnknownNameIsAnsweredWithTheKnownOnes) {
-  EXPECT_THAT(store().Find("x"), StatusIs(absl::StatusCode::kNotFound,
-                                          HasSubstr("model x: a created model expected, this daemon holds none")));
+  EXPECT_THAT(store().Find("x"),
+              StatusIs(absl::StatusCode::kNotFound, HasSubstr("model x: not found; this daemon holds no models")));
   ASSERT_OK(Create(Spec("b")));
   ASSERT_OK(Create(Spec("a")));
-  EXPECT_THAT(store().Find("x"), StatusIs(absl::StatusCode::kNotFound, HasSubstr("one of [a, b] expected")));
+  EXPECT_THAT(store().Find("x"),
+              StatusIs(absl::StatusCode::kNotFound, HasSubstr("not found; this daemon holds [a, b]")));
   EXPECT_THAT(store().Find(""), StatusIs(absl::StatusCode::kNotFound));
   EXPECT_THAT(store().Find(std::string(1 << 20, 'x')), StatusIs(absl::StatusCode::kNotFound));
 }
@@ -143,8 +144,7 @@ TEST_F(ModelStoreTest, AnUnknownNameIsAnsweredWithTheKnownOnes) {
 TEST_F(ModelStoreTest, OfManyKnownOnesAFewAreNamed) {
   for (int i = 10; i < 30; ++i) ASSERT_OK(Create(Spec(absl::StrCat("m", i))));
   EXPECT_THAT(store().Find("x"),
-              StatusIs(absl::StatusCode::kNotFound,
-                       HasSubstr("one of [m10, m11, m12, m13, m14, m15, m16, m17 and 12 more] expected")));
+              StatusIs(absl::StatusCode::kNotFound, HasSubstr("[m10, m11, m12, m13, m14, m15, m16, m17 and 12 more]")));
 }
 
 TEST_F(ModelStoreTest, ModelsAreListedByName) {
@@ -278,7 +278,7 @@ TEST_F(ModelStoreTest, ARepeatedDeletionAnswersLikeTheFirst) {
 TEST_F(ModelStoreTest, ALongRequestIdIsNotRemembered) {
   ASSERT_OK(Create(Spec("m")));
   EXPECT_THAT(store().Delete("m", std::string(513, 'r')),
-              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("at most 512 bytes expected, got 513")));
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("at most 512 bytes, got 513")));
   EXPECT_OK(store().Find("m"));
   EXPECT_OK(store().Delete("m", std::string(512, 'r')));
 }
@@ -396,7 +396,7 @@ TEST_F(DoubtTest, NobodyTrainsOnAndTheStateOfTheLastCommitStays) {
       StatusIs(absl::StatusCode::kDataLoss,
                AllOf(HasSubstr("model m: commit 2 is in doubt (node 0 did not answer within 5m)"),
                      HasSubstr("the state of commit 1"), HasSubstr("import a state, or delete the model")));
-  // Whoever attaches while the epoch still ends is told later.
+  // A trainer that attaches while the epoch still ends is told later.
   FakeTrainer trainer(model.get(), 0);
   if (const absl::Status attached = trainer.Attach(); attached.ok()) {
     const EpochFarewell* ended = trainer.AwaitEnded();
@@ -470,9 +470,9 @@ TEST_F(ModelStoreTest, AModelWhoseCommitHangsHoldsUpNoOtherInADrain) {
 TEST_F(ModelStoreTest, NewsOfUnknownModelsAreIgnored) {
   store().OnEpochStart("nobody", {.epoch = 1});
   store().OnEpochEnd("nobody", 1, absl::AbortedError("over"));
-  store().OnEpochRefused("nobody", absl::FailedPreconditionError("one state on all nodes expected"));
+  store().OnEpochRefused("nobody", absl::FailedPreconditionError("want one state on all nodes"));
   ASSERT_OK_AND_ASSIGN(const ModelStore::Created created, Create(Spec("m")));
-  // An epoch for which nobody waits.
+  // An epoch that no trainer waits for.
   store().OnEpochStart("m", {.epoch = 7});
   store().OnEpochEnd("m", 7, absl::AbortedError("over"));
   EXPECT_FALSE(created.model->activity().running);

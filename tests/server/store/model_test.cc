@@ -61,7 +61,7 @@ TEST_F(ModelTest, ARankOfNobodyIsRefused) {
   for (int rank : {-1, 2, 1000}) {
     FakeTrainer trainer(model_.get(), rank);
     EXPECT_THAT(trainer.Attach(), StatusIs(absl::StatusCode::kInvalidArgument,
-                                           HasSubstr(absl::StrCat("a rank in [0, 2) expected, got ", rank))));
+                                           HasSubstr(absl::StrCat("want a rank in [0, 2), got ", rank))));
   }
 }
 
@@ -109,7 +109,7 @@ TEST_F(ModelTest, AWorldOfOneRankNeedsNoOther) {
   EXPECT_EQ(commit_number(), 1);
 }
 
-// Whoever notices first that a trainer was killed, the others hear the same.
+// Every rank hears the same, whichever thread notices first that a trainer was killed.
 TEST_F(ModelTest, ATrainerThatDiesWhileItsEpochStartsIsNamed) {
   for (const absl::Status& refusal : {absl::AbortedError("handoff: the trainer has closed its companion connection"),
                                       absl::UnavailableError("handoff socket: send failed: Broken pipe")}) {
@@ -148,7 +148,7 @@ TEST_F(ModelTest, ACommandBeforeTheEpochIsRefused) {
   ASSERT_OK(first.Attach());
   EXPECT_THAT(model_->Submit(first.session(), GatherCommand(1, kW, 0)),
               StatusIs(absl::StatusCode::kFailedPrecondition,
-                       AllOf(HasSubstr("command 1 of rank 0"), HasSubstr("after `started` expected"))));
+                       AllOf(HasSubstr("command 1 of rank 0"), HasSubstr("before `started`"))));
   first.Leave();
   ASSERT_NE(first.AwaitEnded(), nullptr);
   ExpectNextEpochWorks();

@@ -1,4 +1,4 @@
-// What is recorded of a step, and what the log has of it when an epoch fails.
+// Events that are recorded of a step, and lines of the log when an epoch fails.
 
 #include <algorithm>
 #include <string>
@@ -36,7 +36,7 @@ TEST_F(ModelTest, AStepIsRecordedInOrderForEachRank) {
                                      [&](const Span& s) { return s.kind == kind && s.rank == rank; });
       ASSERT_NE(span, trace.spans.end()) << EventName(kind) << " of rank " << rank;
       EXPECT_EQ(span->commit_number, 2) << EventName(kind);
-      // Gathers are the business of another thread than pushes.
+      // Gathers belong to another thread than pushes.
       if (kind != EventKind::kPush) {
         EXPECT_GE(span->begin_ns, last_end) << EventName(kind) << " of rank " << rank;
       }

@@ -26,7 +26,7 @@ constexpr Encoding kMXFP8{Format::kMXFP8, ElementType::kE4M3, false};
 constexpr Encoding kMXFP8_2D{Format::kMXFP8_2D, ElementType::kE5M2, false};
 constexpr Encoding kNVFP4{Format::kNVFP4_2D, ElementType::kE2M1, false};
 
-// Of a matrix of `columns`, encoded with the amax that it has, or `scale`.
+// Measures a matrix of `columns`, encoded with the amax that it has, or `scale`.
 PlaneStatistics Measure(const Encoding& encoding, const std::vector<float>& master, int64_t columns, float scale = 1) {
   const int64_t rows = static_cast<int64_t>(master.size()) / columns;
   std::vector<uint8_t> data(DataBytes(encoding, rows, columns));
@@ -38,7 +38,7 @@ PlaneStatistics Measure(const Encoding& encoding, const std::vector<float>& mast
                       columns);
 }
 
-// Rows of odd length: those of NVFP4 end in half a byte.
+// Rows of odd length: rows of NVFP4 end in half a byte.
 std::vector<float> Powers(int64_t rows, int64_t columns) {
   std::vector<float> values(rows * columns);
   for (size_t i = 0; i < values.size(); ++i) values[i] = (i % 2 == 0 ? 1.0f : -0.5f);

@@ -178,7 +178,7 @@ TEST_F(SequenceTest, LaterCommandsWaitForTheCommit) {
   RunReduces();
 }
 
-// Whoever is ahead has sent a commit: what follows it waits, also on ranks that have not heard of it.
+// The rank that is ahead has sent a commit: what follows it waits, also on ranks that have not heard of it.
 TEST_F(SequenceTest, CommandsWaitForACommitThatIsNotAgreedYet) {
   SubmitAll(GatherCommand(1, kA, 0));
   EXPECT_OK(Submit(0, CommitCommand(2, 1)));
@@ -234,7 +234,7 @@ TEST_F(SequenceTest, LargeCommandsTakeMoreRoom) {
   int n = 0;
   while (sequence_->Room(0) > 0) {
     v1::Command command = GatherCommand(++n, kA, 0);
-    // A field that nobody knows.
+    // An unknown field.
     command.GetReflection()->MutableUnknownFields(&command)->AddLengthDelimited(99)->assign(160'000, 'x');
     ASSERT_OK(Submit(0, std::move(command)));
   }

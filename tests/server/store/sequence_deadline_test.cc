@@ -1,4 +1,4 @@
-// Who is waited for, and since when.
+// The rank that is waited for, and since when.
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -91,7 +91,7 @@ TEST_F(SequenceTest, ARankWhoseGatherRunsIsNotBlamedForItsNextCommand) {
               StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("command 2")));
 }
 
-// What has not arrived cannot be released.
+// Pieces that have not arrived cannot be released.
 TEST_F(SequenceTest, NobodyIsBlamedForASlotThatPiecesStillArriveIn) {
   SubmitAll(GatherCommand(1, kA, 0));
   SubmitAll(GatherCommand(2, kB, 0));

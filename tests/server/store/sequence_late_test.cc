@@ -1,4 +1,4 @@
-// Who alone is waited for.
+// The rank that alone is waited for.
 
 #include <vector>
 

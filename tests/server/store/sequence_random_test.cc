@@ -72,7 +72,7 @@ class SequenceRandomTest : public testing::Test {
     return static_cast<int>(random() % static_cast<uint64_t>(size.commands * size.ranks * 4));
   }
 
-  // Of both types of accumulators: those of BF16 take one push of a unit in a step.
+  // Covers both types of accumulators: BF16 ones take one push of a unit in a step.
   std::vector<Layout> layouts_;
 };
 

@@ -1,4 +1,4 @@
-// What may run when: gathers, pushes, and after the stop.
+// Order of commands: what may run when, gathers, pushes, and after the stop.
 
 #include <vector>
 
@@ -40,9 +40,9 @@ TEST_F(SequenceTest, OneRankMayBeFarAhead) {
 }
 
 TEST_F(SequenceTest, AGapOrARepeatedNumberIsRefused) {
-  for (int64_t number : {0, 2, -1}) ExpectInvalid(GatherCommand(number, kA, 0), "number 1 expected");
+  for (int64_t number : {0, 2, -1}) ExpectInvalid(GatherCommand(number, kA, 0), "want number 1");
   SubmitAll(GatherCommand(1, kA, 0));
-  ExpectInvalid(GatherCommand(1, kA, 0), "command of rank 4: number 2 expected, got 1");
+  ExpectInvalid(GatherCommand(1, kA, 0), "command of rank 4: want number 2, got 1");
 }
 
 TEST_F(SequenceTest, ADifferentUnitNamesBothRanksAndCommands) {

@@ -27,7 +27,7 @@ ShardPlacement Place(std::vector<v1::ParameterSpec> parameters) {
   return ShardPlacement::Of(spec, Layout(spec, 1), 0, MovePolicy{.moves = true});
 }
 
-// What an extent takes in an array, where the state lies first and where a step leaves it.
+// The bytes of an extent in an array, where the state lies first and where a step leaves it.
 struct Taken {
   int memory;
   int64_t begin, end;
@@ -66,7 +66,7 @@ int64_t MemoryBytes(const ShardPlacement& placement, int memory) {
   return memory == 0 ? placement.master_memory_bytes : placement.moment_memory_bytes.values[memory - 1];
 }
 
-// Of different arrays or of frozen parameters nothing is ever in the way of a move.
+// Neither other arrays nor frozen parameters are ever in the way of a move.
 TEST(ShardPlacementTest, AStepMovesTheStateOverNothingElse) {
   v1::ParameterSpec frozen = MakeParameter("frozen", {30, 70}, v1::FORMAT_BF16);
   frozen.set_trainable(false);

@@ -110,7 +110,7 @@ const StepParameters kStep{
 
 const std::unique_ptr<ComputeDevice> kDevice = MakeCpuDevice(0);
 
-// What a shard says under its lock.
+// Values that a shard returns under its lock.
 bool PlanesMatch(const Shard& shard, const ShardExtent& extent) {
   absl::ReaderMutexLock lock(&shard.mutex());
   return *shard.PlanesMatch(extent);
@@ -129,7 +129,7 @@ using Bytes = std::vector<uint8_t>;
 Bytes Copied(const HostView& view) { return {view.bytes().begin(), view.bytes().end()}; }
 void Append(Bytes& bytes, const HostView& more) { bytes.insert(bytes.end(), more.bytes().begin(), more.bytes().end()); }
 
-// Tensors that are stored in parts: those of every extent follow those of the extent before.
+// Tensors that are stored in parts: every extent's parts follow the parts of the extent before.
 void Append(std::vector<Bytes>& parts, const std::vector<HostView>& more) {
   parts.resize(more.size());
   for (size_t i = 0; i < more.size(); ++i) Append(parts[i], more[i]);
@@ -143,7 +143,7 @@ struct WholeState {
   bool operator==(const WholeState&) const = default;
 };
 
-// What belongs to the whole tensor lies at every extent.
+// Appends once the bytes of the whole tensor, which lie at every extent.
 void AppendOnce(Bytes& bytes, const HostView& same) {
   if (bytes.empty()) Append(bytes, same);
   EXPECT_TRUE(same.bytes() == bytes) << "extents differ";
@@ -181,7 +181,7 @@ class ShardedModel {
       EXPECT_OK(shard);
       shards_.push_back(*std::move(shard));
     }
-    // As at creation: every daemon for itself. Then as an epoch starts.
+    // Encodes as at creation, every daemon for itself; then as an epoch starts.
     for (int rank = 0; rank < ranks; ++rank) EXPECT_OK(shards_[rank]->MeasureAmaxes(BookOf(rank)));
     for (const auto& book : books_) book->Settle(book->Offer());
     Encode();
@@ -247,7 +247,7 @@ class ShardedModel {
     Share(informed);
     for (size_t rank = 0; rank < shards_.size(); ++rank) EXPECT_OK(shards_[rank]->EncodeAfterAmax(BookOf(rank)));
   }
-  // What the start of an epoch does to planes.
+  // Does what the start of an epoch does to planes.
   void BeginEpoch() {
     for (size_t rank = 0; rank < shards_.size(); ++rank) EXPECT_OK(shards_[rank]->MeasureAmaxes(BookOf(rank)));
     Share();
@@ -286,7 +286,7 @@ std::vector<std::vector<float>> RandomGradients(const ModelSpec& spec, int unit,
   return gradients;
 }
 
-// What the kernels make of a whole tensor, without any shard.
+// Encodes a whole tensor by the kernels alone, without any shard.
 class Reference {
  public:
   Reference(const ModelSpec& spec, int unit, int parameter, int64_t index)
@@ -425,7 +425,7 @@ class ShardingTest : public testing::TestWithParam<Cut> {
     }
   }
 
-  // What is left of gradients in accumulators.
+  // Returns gradients as accumulators keep them.
   static std::vector<float> Accumulated(std::vector<float> gradients) {
     if (GetParam().accumulators == GradientType::kFP32) return gradients;
     for (float& value : gradients) value = DecodeBFloat16(RoundToBF16(value));
@@ -479,7 +479,7 @@ TEST_P(ShardingTest, AStepIsTheKernelsStepOfTheWholeTensor) {
   }
 }
 
-// Histories of amaxes too: their scales are those of a run without any of it.
+// Covers histories of amaxes too: their scales equal the scales of a run without any of it.
 TEST_P(ShardingTest, SkippedStepsAbsentGradientsAndNewEpochsChangeNoBit) {
   PushAll(1);
   model_.Step();
@@ -644,7 +644,7 @@ TEST_P(ShardingTest, SizesAreKnownBeforehand) {
   }
 }
 
-// By the letter of the states' definitions.
+// Follows the letter of the states' definitions.
 TEST_P(ShardingTest, EveryStateTakesTheBytesOfItsType) {
   for (const auto& shard : model_.shards()) {
     for (const ShardExtent& extent : shard->extents()) {
@@ -818,7 +818,7 @@ TEST_F(MovedShardTest, MovesAreMadeOfTheirRecordAlone) {
   }
 }
 
-// Whatever becomes of the plane, the state has all of the master.
+// The state has all of the master, whatever becomes of the plane.
 TEST_F(MovedShardTest, ThePlaneOfAMasterWithARemainderIsACopy) {
   const ShardExtent& split = *shard().Find(2, 10);
   ASSERT_EQ(shard().Spec(split).master_type, MasterType::kBF16Remainder);
@@ -855,7 +855,7 @@ class ShardTest : public testing::Test {
  protected:
   ShardTest() { EXPECT_EQ(model_.shards().size(), 2u); }
   Shard& shard(int rank = 0) { return *model_.shards()[rank]; }
-  // Of the MXFP8 parameter on rank 0.
+  // Returns the extent of the MXFP8 parameter on rank 0.
   const ShardExtent& extent() { return *shard().Find(1, 0); }
   uint8_t* Served(absl::Span<const uint8_t> span) {
     return shard().planes().data() + (span.data() - shard().planes().data());

@@ -322,7 +322,7 @@ void SimulatedEpoch::CheckApply(int rank, const v1::Command& command) const {
   EXPECT_EQ(vote_, Vote::kApplies);
   EXPECT_EQ(state.applied, answered_) << "applied twice";
   EXPECT_EQ(command.commit().commit_number(), answered_ + 1);
-  // Nobody reads the planes: neither the gather thread nor the trainer, which copies its own pieces.
+  // The planes are not read: neither by the gather thread nor by the trainer, which copies its own pieces.
   EXPECT_THAT(state.gathers, IsEmpty());
   for (int64_t before = 1; before < command.number(); ++before) {
     if (!At(before).has_gather()) continue;

@@ -24,7 +24,7 @@
 
 namespace paramshard::server {
 
-// What the program of all trainers is, besides random.
+// The program of all trainers, which is otherwise random.
 struct SimulationSize {
   int ranks = 1;
   int commands = 10;
@@ -40,7 +40,7 @@ class SimulatedEpoch : private TrainerWords {
 
   const Layout& layout() const { return layout_; }
 
-  // Lets one event happen; false when none can.
+  // Lets one event happen; returns false when none can.
   bool Step();
   // The trainer does nothing any more.
   void Hang(int rank) { hung_ = rank; }
@@ -51,7 +51,7 @@ class SimulatedEpoch : private TrainerWords {
   void ExpectComplete() const;
   // After Stop, when no event is left: nothing is under way, and the last commit was applied by all or by none.
   void ExpectQuiet() const;
-  // When no event is left because a trainer hangs: whoever is waited for is named.
+  // Called when no event is left because a trainer hangs: the trainer that is waited for is named.
   void ExpectHungIsNamed() const;
 
   // Stop was called, or a vote failed.
@@ -107,7 +107,7 @@ class SimulatedEpoch : private TrainerWords {
   void BeginGather(int rank);
   void FinishGather(int rank);
   void BeginPush(int rank);
-  // Whose gradients a commit or discard finds.
+  // Returns the pushes whose gradients a commit or discard finds.
   std::vector<int64_t> PushesBefore(int64_t number) const;
   void CheckDiscard(int rank, const v1::Command& command) const;
   void CheckReduce(int rank, const v1::Command& command) const;
@@ -120,8 +120,7 @@ class SimulatedEpoch : private TrainerWords {
   void FinishVote();
   void FinishApply(int rank);
   void FinishEncode(int rank);
-  // The commit's last stage on a rank; `last` is what the sequence says.
-  // Whether a trainer that keeps to the protocol waits for an answer first.
+  // Returns true if a trainer that keeps to the protocol waits for an answer first.
   bool AheadOfAnswers(const v1::Command& command) const;
   void ExpectAnswer(int64_t commit_number, const std::optional<Sequence::ClientStates>& states);
   void CheckState();
@@ -145,7 +144,7 @@ class SimulatedEpoch : private TrainerWords {
   bool stopped_ = false;
   enum class Vote { kNone, kVoting, kApplies, kGivenUp };
   Vote vote_ = Vote::kNone;
-  // Of the commit that applies: it has the stages that amaxes need, and how far they are.
+  // Stages of the commit that applies: whether it has the ones that amaxes need, and how far they are.
   enum class Amaxes { kUnneeded, kNeeded, kSharing, kShared };
   Amaxes amaxes_ = Amaxes::kUnneeded;
   int64_t answered_;

@@ -208,7 +208,7 @@ TEST_F(StagedImportTest, StoredArraysComeTogether) {
     ASSERT_OK(Give(staged, elements, codes));
     scales.rows = {0, 39};
     ASSERT_OK(Give(staged, scales, BytesOf(factors).subspan(0, 39 * 8)));
-    EXPECT_THAT(staged.Apply({}), StatusIs(kInvalid, HasSubstr("import fp8: exp_avg ")));
+    EXPECT_THAT(staged.Apply({}), StatusIs(kInvalid, HasSubstr("import fp8: want exp_avg ")));
   }
   EXPECT_EQ(StateHash(*model_), hash_);
   StagedImport staged = Begin();
@@ -226,18 +226,18 @@ TEST_F(StagedImportTest, WhatAParameterDoesNotStoreIsRefused) {
   Slice slice = All(kPlain);
   slice.form = TensorForm::kRest;
   slice.type = TensorType::kInt16;
-  refused(slice, "import plain: a parameter that has master remainders expected");
+  refused(slice, "import plain: the parameter has no master remainders");
   slice.tensor = StateTensor::kExpAvg;
-  refused(slice, "a parameter that has exp_avg scales expected");
+  refused(slice, "the parameter has no exp_avg scales");
   slice.form = TensorForm::kElements;
-  refused(slice, "type FP32 expected of exp_avg elements, got INT16");
+  refused(slice, "want type FP32 for exp_avg elements, got INT16");
   slice = All(kFp16, StateTensor::kExpAvgSq);
   slice.form = TensorForm::kElements;
   slice.type = TensorType::kBF16;
-  refused(slice, "import fp16: type FP16 expected of exp_avg_sq elements, got BF16");
+  refused(slice, "import fp16: want type FP16 for exp_avg_sq elements, got BF16");
   slice.form = TensorForm::kValues;
   slice.type = TensorType::kInt16;
-  refused(slice, "type FP32, BF16 or FP16 expected");
+  refused(slice, "want type FP32, BF16 or FP16");
 }
 
 TEST_F(StagedImportTest, ATensorComesInOneForm) {
@@ -320,7 +320,8 @@ TEST_F(StagedImportTest, OneImportHasTheTurn) {
   {
     const StagedImport first = Begin();
     EXPECT_THAT(StagedImport::Begin(model_),
-                StatusIs(absl::StatusCode::kUnavailable, HasSubstr("import into m: one import at a time expected")));
+                StatusIs(absl::StatusCode::kUnavailable,
+                         HasSubstr("import into m: another import, restore or healing is in progress")));
     EXPECT_OK(StagedImport::Begin(world_.Create(TestSpec("other")))) << "of another model";
   }
   EXPECT_OK(StagedImport::Begin(model_)) << "the first has gone";

@@ -118,7 +118,7 @@ TEST_F(StateMoveRecordTest, AnotherNumberInAnyFieldIsNamed) {
   }
 }
 
-// Whatever is in it, nothing runs over and nothing takes long; what is accepted can be made.
+// No record, whatever is in it, lets anything overflow or take long; what is accepted can be made.
 TEST_F(StateMoveRecordTest, ARecordAloneMaySayAnything) {
   for (const Field& field : FieldsOf(record_)) {
     SCOPED_TRACE(field.name);
@@ -145,8 +145,8 @@ TEST_F(StateMoveRecordTest, ExtentsAndBandsThatAreMissingOrTooManyAreNamed) {
     change(changed);
     EXPECT_THAT(RebuildMoves(changed, placement_), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(name)));
   };
-  refused([](StateMoveRecord& r) { r.extents.pop_back(); }, "number of extents: 3 expected, got 2");
-  refused([](StateMoveRecord& r) { r.extents.push_back(r.extents[0]); }, "number of extents: 3 expected, got 4");
+  refused([](StateMoveRecord& r) { r.extents.pop_back(); }, "number of extents: want 3, got 2");
+  refused([](StateMoveRecord& r) { r.extents.push_back(r.extents[0]); }, "number of extents: want 3, got 4");
   refused([](StateMoveRecord& r) { std::swap(r.extents[0], r.extents[2]); }, "rows of extent 0");
   refused([](StateMoveRecord& r) { r.extents[0].band_rows.pop_back(); }, "number of bands of extent 0");
   refused([](StateMoveRecord& r) { r.extents[2].band_rows.push_back(256); }, "number of bands of extent 2");
@@ -157,7 +157,7 @@ TEST_F(StateMoveRecordTest, APlacementByAnotherRuleIsRefused) {
   MovePolicy other = kPolicy;
   other.rule.least_elements *= 2;
   EXPECT_THAT(RebuildMoves(record_, Place(other)),
-              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("least elements of a band: 20000 expected")));
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("least elements of a band: want 20000")));
   EXPECT_THAT(RebuildMoves(record_, Place({})), StatusIs(absl::StatusCode::kInvalidArgument));
 }
 

@@ -38,7 +38,7 @@ class TestWorld {
 
   HookedCluster& cluster() { return cluster_; }
   ModelStore& store() { return *store_; }
-  // Destroys the store with all models that nobody else holds.
+  // Destroys the store with all models that have no other owner.
   void CloseStore() { store_.reset(); }
   // Ends the test program when the store refuses.
   std::shared_ptr<Model> Create(const v1::ModelSpec& spec);
@@ -54,7 +54,7 @@ using FakeTrainers = std::vector<std::unique_ptr<FakeTrainer>>;
 // One trainer for each rank, in an epoch that has started.
 FakeTrainers AttachAll(Model& model);
 
-// Of master and moments. Planes that do not match their master are GoogleTest failures.
+// Returns hashes of master and moments. Planes that do not match their master are GoogleTest failures.
 std::string StateHash(const Model& model);
 
 }  // namespace paramshard::server

@@ -14,10 +14,9 @@ TEST(UnequalDaemonsTest, ReplicasAreRefusedWhenTheModelIsCreated) {
   Daemons daemons({2, 1});
   v1::ModelSpec spec = MakeSpec("m", {MakeUnit("u", {MakeParameter("w", {16, 64})})});
   for (int node = 0; node < daemons.nodes(); ++node) {
-    EXPECT_THAT(
-        daemons.store(node).CreateOrJoin(Parse(spec)),
-        StatusIs(absl::StatusCode::kInvalidArgument,
-                 HasSubstr("create model m: shard size 3 (the world) expected where daemons have 2, 1 devices")));
+    EXPECT_THAT(daemons.store(node).CreateOrJoin(Parse(spec)),
+                StatusIs(absl::StatusCode::kInvalidArgument,
+                         HasSubstr("create model m: want shard size 3 (the world) where daemons have 2, 1 devices")));
   }
   spec.set_shard_size(3);
   for (int node = 0; node < daemons.nodes(); ++node) EXPECT_OK(daemons.store(node).CreateOrJoin(Parse(spec)));

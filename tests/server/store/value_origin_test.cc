@@ -1,4 +1,4 @@
-// Where the values of a model come from, in every state that a model is in, and after the death of the server there.
+// Origin of a model's values, in every state that a model is in, and after the death of the server there.
 
 #include <functional>
 #include <memory>

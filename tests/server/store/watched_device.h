@@ -14,7 +14,7 @@
 
 namespace paramshard::server {
 
-// What a test has another thread do: it is set while that one may be at work.
+// A call that a test hands to another thread: it is set while that thread may be at work.
 class Hook {
  public:
   void Set(std::function<void()> hook) {
@@ -41,7 +41,7 @@ class WatchedDevice final : public ComputeDevice {
   struct Hooks {
     Hook before_step;
     Hook after_step;
-    // Of the formats that need the amax of the whole tensor: all ranks' are known by then, and in the book.
+    // Called for formats that need the amax of the whole tensor: all ranks' are known by then, and in the book.
     Hook before_encode;
     Hook after_encode;
   };

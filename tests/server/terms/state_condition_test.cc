@@ -17,7 +17,7 @@ using ::testing::Not;
 
 class StateConditionTest : public testing::Test {
  protected:
-  // That nobody gets at the state, because of what `kind` names.
+  // Expects that the state is not accessible because of `kind`.
   void ExpectHeldOff(const std::string& kind) {
     EXPECT_THAT(condition_.CheckSettled("export"),
                 StatusIs(absl::StatusCode::kUnavailable, HasSubstr("export m: " + kind + " is being applied")));
@@ -104,7 +104,7 @@ TEST_F(StateConditionTest, OneThatADrainCutsOffIsNoLoss) {
 TEST_F(StateConditionTest, OneAtATimeHasTheTurn) {
   ASSERT_OK(condition_.TakeTurn(ChangeKind::kImport));
   EXPECT_THAT(condition_.TakeTurn(ChangeKind::kRestore),
-              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("restore m: one import at a time")));
+              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("restore m: another import")));
   condition_.EndTurn();
   EXPECT_OK(condition_.TakeTurn(ChangeKind::kRestore));
 }

@@ -26,7 +26,7 @@ class TraceTest : public testing::Test {
   void Work(int rank, EventKind kind, EventEdge edge, int64_t command, int64_t time_ns) {
     recorder_.of(rank).pushes.Write({.kind = kind, .edge = edge, .time_ns = time_ns, .command = command});
   }
-  // Of both ranks, which take a push and a commit; rank 5 votes.
+  // Both ranks take a push and a commit; rank 5 votes.
   void Step(int64_t number) {
     const int64_t first = 2 * number - 1;
     const int64_t time = 1000 * number;

@@ -11,7 +11,7 @@ using ::testing::HasSubstr;
 
 TEST(InterfaceOfTest, NamesTheInterfaceOfAnAddress) { EXPECT_THAT(InterfaceOf("127.0.0.1"), IsOkAndHolds("lo")); }
 
-// Of the range for documentation: no machine has it.
+// An address from the documentation range, which no machine has.
 TEST(InterfaceOfTest, AnAddressOfAnotherMachineIsRefusedWithThoseThatThereAre) {
   for (const char* address : {"192.0.2.1", "2001:db8:0::1"}) {
     EXPECT_THAT(InterfaceOf(address).status(),

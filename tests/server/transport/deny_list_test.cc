@@ -64,7 +64,7 @@ TEST_F(DenyListTest, TheLastOneHoldsWhileTheFileIsGone) {
   EXPECT_TRUE(list->Names("a"));
 }
 
-// As where the file is on another machine.
+// The file may be on another machine.
 TEST_F(DenyListTest, NobodyWaitsForAReadThatHangs) {
   struct Disk {
     absl::Notification hangs;

@@ -21,7 +21,7 @@ std::string Path(absl::string_view service, absl::string_view method) {
   return absl::StrCat("/", service, "/", method);
 }
 
-// Whoever adds a method decides who may call it.
+// A new method needs a decision on its roles.
 TEST(MethodRolesTest, EveryMethodOfOurServicesIsInTheTable) {
   const google::protobuf::FileDescriptor* const files[] = {v1::ListModelsRequest::descriptor()->file(),
                                                            v1::JoinRequest::descriptor()->file(),

@@ -46,7 +46,7 @@ TEST_F(PeerConnectionsTest, AConnectionIsOverWhenItsCertificateEnds) {
   EXPECT_OK(connections_.Check(kAddress));
   clock_.Advance(absl::Minutes(1));
   EXPECT_THAT(connections_.Check(kAddress),
-              StatusIs(absl::StatusCode::kUnauthenticated, HasSubstr("/viewer, with which the connection was made")));
+              StatusIs(absl::StatusCode::kUnauthenticated, HasSubstr("/viewer has expired")));
   EXPECT_FALSE(connections_.OnCall(kAddress, certificate).ok());
 }
 
@@ -79,7 +79,7 @@ TEST_F(PeerConnectionsTest, ClosedConnectionsAreForgotten) {
   EXPECT_FALSE(connections_.Check(kOther).ok());
 }
 
-// Nobody could end it.
+// The daemon could not close it.
 TEST_F(PeerConnectionsTest, NoCallIsServedOnAConnectionThatNobodyHasAccepted) {
   constexpr char kUnknown[] = "ipv6:%5Bfe80::1%251%5D:4711";
   const auto refused = StatusIs(absl::StatusCode::kUnauthenticated, HasSubstr(kUnknown));

@@ -32,7 +32,7 @@ constexpr int kNodes = 3;
 
 std::string InWorld(absl::string_view rest) { return absl::StrCat(test::kWorldUri, "/", rest); }
 
-// Answers votes of the node whose certificate the caller has.
+// Answers votes of the node that the caller's certificate names.
 class Votes final : public v1::ClusterService::Service {
  public:
   explicit Votes(const Transport* transport) : transport_(transport) {}
@@ -87,7 +87,7 @@ class TransportTest : public testing::Test {
   tls::Files Install(const std::string& name, const TestAuthority::Issued& issued) {
     return test::Install(absl::StrCat(folder_.path(), "/", name), issued, authority_.cert());
   }
-  // A connection with that certificate, to whoever the authority has given one.
+  // A connection with that certificate, to any server with a certificate of the authority.
   static std::shared_ptr<grpc::Channel> ChannelOf(const tls::Files& files, int port) {
     return ChannelOf(
         tls::MakeChannelCredentials(files, [](const std::vector<std::string>&) { return absl::OkStatus(); }), port);
@@ -170,8 +170,8 @@ TEST_F(TransportTest, ANodeReachesNodeZeroAlone) {
 
 TEST_F(TransportTest, ANodeSpeaksForItselfAlone) {
   EXPECT_THAT(VoteOf(2, As("node/1", nodes_port_)),
-              StatusIs(absl::StatusCode::kPermissionDenied, HasSubstr("the certificate of node/2 expected, got that of "
-                                                                      "node/1")));
+              StatusIs(absl::StatusCode::kPermissionDenied, HasSubstr("want the certificate of node/2, got the "
+                                                                      "certificate of node/1")));
 }
 
 TEST_F(TransportTest, OthersThanNodesAreRefusedByTheServerForNodes) {
@@ -238,7 +238,7 @@ TEST_F(TransportTest, ToolsMayDoWhatTheirRoleMay) {
   for (const char* role : {"viewer", "trainer", "node/1"}) {
     EXPECT_THAT(Drain(As(role, tools_port_)),
                 StatusIs(absl::StatusCode::kPermissionDenied,
-                         HasSubstr(absl::StrCat("Drain: a certificate of admin expected, got one of ", role))));
+                         HasSubstr(absl::StrCat("Drain: want a certificate of admin, got one of ", role))));
   }
   EXPECT_THAT(List(As("node/1", tools_port_)), StatusIs(absl::StatusCode::kPermissionDenied));
 }
@@ -249,7 +249,7 @@ TEST_F(TransportTest, CallsOnConnectionsThatNobodyCouldEndAreCancelled) {
   EXPECT_THAT(List(As("viewer", port)), StatusIs(absl::StatusCode::kCancelled));
 }
 
-// Before its connection has been ended.
+// Before its connection is closed.
 TEST_F(TransportTest, WhoIsDeniedIsRefusedOnAnOpenConnectionToo) {
   const std::string deny_file = folder_.path() + "/deny";
   std::ofstream(deny_file) << "";
@@ -266,7 +266,7 @@ TEST_F(TransportTest, RenewedCertificatesServeNewConnectionsAndOpenOnesGoOn) {
   const auto open = As("node/1", nodes_port_);
   ASSERT_OK(VoteOf(1, open));
   const auto is_shown = [&](int node) {
-    // Whom the server says that it is.
+    // The identity in the server's certificate.
     std::vector<std::string> shown;
     const tls::Files files = Install("observer", authority_.Issue({InWorld("node/1")}));
     const auto channel = ChannelOf(tls::MakeChannelCredentials(files,
@@ -284,7 +284,7 @@ TEST_F(TransportTest, RenewedCertificatesServeNewConnectionsAndOpenOnesGoOn) {
   EXPECT_OK(VoteOf(1, open));
 }
 
-// A connection that is made behind the look is made with that certificate, at once.
+// A connection made after the check uses that certificate at once.
 TEST_F(TransportTest, ARenewedCertificateIsAnotherOne) {
   ASSERT_OK_AND_ASSIGN(
       const Transport one,
@@ -331,7 +331,7 @@ TEST_F(TransportTest, AFileThatIsGoneLeavesTheLastOne) {
   unlink((folder_.path() + "/0/cert.pem").c_str());
   std::ofstream(ca + ".next") << authority_.cert() << next.cert();
   ASSERT_EQ(rename((ca + ".next").c_str(), ca.c_str()), 0);
-  // That shows that the server has looked since.
+  // This shows that the server has checked since.
   const tls::Files files = test::Install(folder_.path() + "/other", next.Issue({InWorld("node/1")}), authority_.cert());
   AwaitTrue([&] { return VoteOf(1, ChannelOf(files, nodes_port_)).ok(); });
   EXPECT_OK(VoteOf(1, As("node/1", nodes_port_)));
@@ -354,7 +354,8 @@ TEST_F(TransportTest, ACertificateOfAnotherNodeIsRefusedAtTheStart) {
   const tls::Files files = Install("2", authority_.Issue({InWorld("node/2")}));
   EXPECT_THAT(Transport::Create({.files = files, .node = 1}, absl::Now()).status(),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       testing::AllOf(HasSubstr("--tls-cert"), HasSubstr("node/1 expected, got that of node/2"),
+                       testing::AllOf(HasSubstr("--tls-cert"),
+                                      HasSubstr("want the certificate of node/1, got the certificate of node/2"),
                                       HasSubstr("--node"))));
   const tls::Files admin = Install("3", authority_.Issue({InWorld("admin")}));
   EXPECT_FALSE(Transport::Create({.files = admin, .node = 1}, absl::Now()).ok());

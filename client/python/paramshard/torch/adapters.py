@@ -12,25 +12,25 @@ import paramshard
 from paramshard.torch.state_dict import StateDicts
 from paramshard.torch.torch_internals import own_modules
 
-# What PEFT puts into the names of parameters that a model had before, and torch.compile.
+# Parts that PEFT, and torch.compile, insert into the names of existing parameters.
 _WRAPPED = re.compile(r"(?:^|(?<=\.))(?:base_layer|original_module|modules_to_save\.[^.]+|token_adapter)\.")
 _COMPILED = re.compile(r"(?:^|(?<=\.))_orig_mod\.")
 
 
-# Kinds of PEFT whose first values do not depend on those of the base model.
+# Kinds of PEFT whose first values do not depend on values of the base model.
 _INDEPENDENT = frozenset({"LORA", "ADALORA", "IA3", "OFT", "BOFT", "VERA", "LOHA", "LOKR", "PROMPT_TUNING", "P_TUNING",
                           "PREFIX_TUNING"})
 
 
 def uncompiled(module: nn.Module) -> nn.Module:
-    """What torch.compile() was given, where it made this module."""
+    """Returns the module that torch.compile() was given, or `module` itself if it is not compiled."""
     while "_orig_mod" in own_modules(module):
         module = own_modules(module)["_orig_mod"]
     return module
 
 
 def plain_name(name: str) -> str:
-    """A key or a module's path, as if nothing had been compiled."""
+    """Returns a key or a module's path without the parts that torch.compile inserts."""
     return _COMPILED.sub("", name)
 
 
@@ -55,7 +55,7 @@ def depends_on_base(module: nn.Module) -> str | None:
 
 
 class BaseModel:
-    """The model that a module is, or that its adapters have been added to."""
+    """The base model of a module with adapters; without adapters, the module itself."""
 
     def __init__(self, module: nn.Module):
         module = uncompiled(module)
@@ -72,7 +72,7 @@ class BaseModel:
             self._prefix = next(plain_name(f"{name}.") for name, each in module.named_modules() if each is self.module)
 
     def name_of(self, name: str) -> str | None:
-        """A parameter's or a buffer's name in this model; None for those of adapters."""
+        """Returns a parameter's or a buffer's name in this model; None for names of adapters."""
         plain = plain_name(name)
         if not plain.startswith(self._prefix) or self._adapters is not None and self._adapters.search(plain):
             return None
@@ -81,7 +81,7 @@ class BaseModel:
 
 
 def saved_by_peft(module: nn.Module, dictionaries: StateDicts) -> dict[str, Any]:
-    """The part of `state_dict()` that PEFT saves. The rest of the model is not read, unless PEFT computes with it."""
+    """Returns the part of `state_dict()` that PEFT saves. The rest is not read, unless PEFT computes with it."""
     from peft import get_peft_model_state_dict
     module = uncompiled(module)
     try:
@@ -95,6 +95,6 @@ def saved_by_peft(module: nn.Module, dictionaries: StateDicts) -> dict[str, Any]
 
 
 def showing_prompts(module: nn.Module, dictionaries: StateDicts) -> contextlib.AbstractContextManager[None]:
-    """PEFT computes what it saves of prompts, by one rank alone."""
+    """Shows values of prompt encoders: PEFT computes saved prompts with them, on one rank alone."""
     prompts = getattr(module, "prompt_encoder", None)
     return contextlib.nullcontext() if prompts is None else dictionaries.shown(prompts)

@@ -1,7 +1,7 @@
-"""How values and gradients of a unit get from the daemon's memory into torch's and back.
+"""Copies values and gradients of a unit from the daemon's memory to torch's and back.
 
-A unit is dozens of small tensors, and the host has to be ahead of the GPU: so whatever a gather or a push does is one
-call for all of them, by plans that are made when the model is open.
+A unit has dozens of small tensors, and the host must stay ahead of the GPU: each gather or push is one call for all of
+them, by plans that are made when the model is open.
 """
 
 from __future__ import annotations
@@ -18,34 +18,34 @@ from paramshard.torch.torch_internals import copy_each, raw_stream
 if TYPE_CHECKING:
     from paramshard.torch.unit import UnitParameter
 
-# Those whose planes are multiplied as they lie.
+# Formats whose planes are multiplied without decoding.
 FP8_FORMATS = ("FP8_BLOCK_128X128", "FP8_TENSOR_CURRENT", "FP8_TENSOR_DELAYED")
 _DECODED = {torch.float32: "FP32", torch.bfloat16: "BF16"}
 
 
 class Need(NamedTuple):
-    """What of a unit's values is asked for."""
+    """Requested representations of a unit's values."""
 
-    transposed: bool  # of weights that are multiplied in 8 bits: as the gradient of the input reads them, too
-    decoded: bool  # of the same weights: values, too, for whoever reads the parameter itself
+    transposed: bool  # also FP8 weights as the gradient of the input reads them
+    decoded: bool  # also values of FP8 weights, for code that reads the parameter itself
 
 
 class _Plan(NamedTuple):
-    """How a unit is gathered."""
+    """Plan of a gather."""
 
-    blocks: list[MemoryBlock]  # that the reader writes, in its order
-    halves: list[UnitParameter]  # decoded to float32 blocks of their own behind those
+    blocks: list[MemoryBlock]  # written by the reader, in its order
+    halves: list[UnitParameter]  # decoded to float32 blocks of their own, after `blocks`
     reader: paramshard.UnitReader
 
 
 class Carrier:
-    """Of one unit, whose memory it has: what the unit's passes ask for.
+    """Carries values and gradients of one unit, and owns the memory of its parameters.
 
     On `cuda` devices everything is enqueued on the stream that the pass computes on, and the host goes on.
     """
 
     def __init__(self, unit: str, parameters: Sequence[UnitParameter], device: torch.device):
-        """The parameters move into memory that they share."""
+        """Moves the parameters into memory that they share."""
         self._unit = unit
         self._parameters = parameters
         self._device = device
@@ -66,10 +66,10 @@ class Carrier:
     # --- Values ---
 
     def fetch(self, model: paramshard.Model, need: Need) -> None:
-        """Gathers the unit, and writes its values into memory that is there until release().
+        """Gathers the unit, and writes its values into memory that lasts until release().
 
-        The slot is given back behind that: a forward that is repeated before its backward needs no more slots than one.
-        Every pass reads the plane of the forward, for a recomputation must see the same values.
+        The slot is given back afterwards: a forward that is repeated before its backward needs one slot only. Every
+        pass reads the plane of the forward, because a recomputation must see the same values.
         """
         plan = self._plans.get(need)
         if plan is None:
@@ -117,13 +117,13 @@ class Carrier:
 
     @property
     def storages(self) -> tuple[int, int]:
-        """Those of the parameters, as place_of tells them apart."""
+        """Storages of the parameters, by the ids of place_of."""
         return self._of_dense.storage, self._of_multiplied.storage
 
     # --- Gradients ---
 
     def send(self, model: paramshard.Model) -> None:
-        """Pushes the gradients that there are; the others are absent in this push."""
+        """Pushes the gradients that exist; the others are absent in this push."""
         stream = self._stream()
         with model.gradients(self._unit, stream, zero=False) as gradients, torch.no_grad():
             slots = self._slots_of(gradients)
@@ -139,7 +139,7 @@ class Carrier:
             gradients.push(stream)
 
     def _slots_of(self, gradients: paramshard.UnitGradients) -> dict[str, torch.Tensor]:
-        """Of the parameters that are trained, views of a slot. Slots lie at the same places while the model is open."""
+        """Returns views of a slot for the trained parameters. Slots keep their addresses while the model is open."""
         trained = [parameter for parameter in self._parameters if parameter.trainable]
         address = gradients.address(trained[0].name)
         if address not in self._slots:
@@ -149,6 +149,6 @@ class Carrier:
         return self._slots[address]
 
     def forget(self) -> None:
-        """The model is closed: nothing is to hold its memory any more."""
+        """Drops references to the model's memory, because the model is closed."""
         self._plans.clear()
         self._slots.clear()

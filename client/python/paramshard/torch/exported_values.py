@@ -24,15 +24,15 @@ class _Export:
 class ExportedValues:
     """Notices writes into values of `state_dict()`, which are copies here and the parameters themselves in torch.
 
-    A program may write into a dictionary and let go of it before anybody looks, so that what is kept of a value is the
-    counter of its writes. Writes that torch does not count, as those by NumPy and through `.data`, are not noticed.
+    A program may write into a dictionary and drop it before the next check, so the counter of a value's writes is kept
+    instead of the value. Writes that torch does not count, such as by NumPy and through `.data`, are not noticed.
     """
 
     def __init__(self) -> None:
         self._exports: list[_Export] = []
 
     def note(self, name: str, value: torch.Tensor) -> None:
-        """The program has the value from now on."""
+        """Notes that the program has the value from now on."""
         if value.is_inference():
             return  # it has no counter
         counter = value.detach()
@@ -40,15 +40,15 @@ class ExportedValues:
         self._exports.append(_Export(name, weakref.ref(value), value.data_ptr(), counter, version_of(counter)))
 
     def accept(self, name: str) -> None:
-        """The parameter has been given a value: what was written before is of no account."""
+        """Notes that the parameter was given a value: earlier writes no longer count."""
         for export in self._exports:
             if export.name == name:
                 export.version = version_of(export.counter)
 
     def check(self, pending: Mapping[str, torch.Tensor]) -> None:
-        """FailedPreconditionError names what was written since the last check.
+        """Raises FailedPreconditionError with the names of values that were written since the last check.
 
-        `pending`: values that are still to be brought to the daemon, by name. Writes into these count.
+        `pending`: values that are still to be imported, by name. Writes into these are kept.
         """
         written = []
         kept = []

@@ -1,4 +1,4 @@
-"""A folder of weights, of which the files are chosen as transformers does."""
+"""A folder of weights, whose files are chosen as transformers chooses them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import nn
 
 from paramshard._core import Weights, WeightTensor, quantization_of
 
-# The files that transformers reads, the first that is there.
+# The files that transformers reads: the first that exists.
 _FILES_OF_SAFETENSORS = ("model.safetensors", "model.safetensors.index.json")
 _FILES_OF_TORCH = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 _HALVES = {"BF16": torch.bfloat16, "F16": torch.float16}
@@ -26,13 +26,13 @@ _VALUES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 class Contents:
     """Tensors of a folder by key."""
 
-    tensors: dict[str, Any]  # in files of torch there may be other objects than tensors
-    refused: dict[str, str]  # why there are no values of those that nothing here decodes
+    tensors: dict[str, Any]  # files of torch may have other objects than tensors
+    refused: dict[str, str]  # by key: why a tensor cannot be decoded
     unread: set[str]  # keys that were not needed
 
 
 def read_folder(folder: pathlib.Path, needed: Container[str] | None = None) -> Contents:
-    """Reads the tensors that are needed, or all, and decodes those that are quantized to float32.
+    """Reads the tensors that are needed, or all, and decodes quantized ones to float32.
 
     Errors of paramshard._core.Weights. Warns of files and tensors that are left out in favor of others.
     """
@@ -62,7 +62,7 @@ def is_value(found: Any) -> bool:
 
 
 def kind_of(found: Any) -> str:
-    """What an object of a folder is, for people."""
+    """Describes an object of a folder for a message."""
     if not isinstance(found, torch.Tensor):
         return type(found).__name__
     plain = type(found) in (torch.Tensor, nn.Parameter)
@@ -71,7 +71,7 @@ def kind_of(found: Any) -> str:
 
 
 def _map(tensors: list[WeightTensor]) -> dict[str, torch.Tensor]:
-    """Those that lie in files as they are, which are read when they are used."""
+    """Maps tensors that lie in files unencoded; they are read when they are used."""
     from safetensors import safe_open
     mapped: dict[str, torch.Tensor] = {}
     for file in {tensor.file for tensor in tensors}:
@@ -86,7 +86,7 @@ def _read(weights: Weights, tensor: WeightTensor) -> torch.Tensor:
 
 
 def _named_by_config(folder: pathlib.Path) -> str | None:
-    """None also for a config that is no JSON object, which Weights refuses."""
+    """Returns the file that config.json names, if any; None also if it is no JSON object, which Weights refuses."""
     config = folder / "config.json"
     try:
         read = json.loads(config.read_text()) if config.exists() else None
@@ -96,7 +96,7 @@ def _named_by_config(folder: pathlib.Path) -> str | None:
 
 
 def _refused_of_torch(folder: pathlib.Path, file: str, taken: Iterable[str], state: Container[str]) -> dict[str, str]:
-    """By key, why there are no values: nothing here decodes codes in files of torch."""
+    """Returns, by key, why tensors are refused: quantized tensors in files of torch are not decoded."""
     quantization = quantization_of(str(folder))
     advice = "save it in BF16 with the program that wrote it"
     if quantization:

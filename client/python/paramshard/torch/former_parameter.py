@@ -22,10 +22,9 @@ _VALUES = tuple(getattr(torch.Tensor, name).__get__ for name in ("data", "T", "H
 
 
 class FormerParameter(nn.Parameter):
-    """It has its shape and type. Whatever reads, writes, freezes or hooks it raises FailedPreconditionError.
+    """A parameter from before shard(). It shows its shape and type; other uses raise FailedPreconditionError.
 
-    Other modules that had it, and lists that a script has made, would go on with its first values, and gradients of it
-    would be lost.
+    Other modules and lists that hold it would go on with its first values, and its gradients would be lost.
     """
 
     _paramshard_former_name: str
@@ -49,7 +48,7 @@ class FormerParameter(nn.Parameter):
 
 
 def make_former(parameter: nn.Parameter, name: str, owner: ShardedModel) -> None:
-    """The parameter has been replaced in its module by a Placeholder of this name."""
+    """Makes the parameter a FormerParameter: a Placeholder of this name has replaced it in its module."""
     parameter._paramshard_former_name = name
     parameter._paramshard_owner = weakref.ref(owner)
     if parameter.requires_grad:

@@ -29,8 +29,8 @@ _SMALLEST_AMAX = _LARGEST * 2.0**-126  # its scale is the smallest normal float3
 
 WeightGradient = Literal["bf16", "fp8"]
 
-# Operations of torch's own kind, for torch.compile keeps those whole, and merges equal ones: layers with one input, as
-# of queries, keys and values, share its quantization.
+# Custom operations of torch: torch.compile keeps them whole and merges equal ones, so that layers with one input, such
+# as queries, keys and values, share its quantization.
 _library = torch.library.Library("paramshard", "FRAGMENT")
 
 
@@ -103,14 +103,14 @@ _define("quantize_1x128", "Tensor x, bool both", "(Tensor, Tensor, Tensor, Tenso
 
 def _check_multiple(operation: str, what: str, extent: int) -> None:
     if extent % BLOCK:
-        raise ValueError(f"{operation}: {what} in multiples of {BLOCK} expected, got {extent}")
+        raise ValueError(f"{operation}: want {what} in multiples of {BLOCK}, got {extent}")
 
 
 # --- Products ---
 #
 # Both operations compute a b^T of a [P, C] and b [R, C], of which the first `rows` rows are wanted: [rows, R] of
 # `dtype`. scale_a is float32 [C / 128, P]. scale_b is [R / 128, C / 128] where b has blocks of 128 x 128, with rows
-# padded to a multiple of 4, and [C / 128, R] where b has blocks of 1 x 128. Those of torch are transposed views of them.
+# padded to a multiple of 4, and [C / 128, R] where b has blocks of 1 x 128. torch takes transposed views of them.
 
 def _scaled_mm(a: torch.Tensor, scale_a: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor, rows: int,
                dtype: torch.dtype, *, recipe_b: str) -> torch.Tensor:
@@ -136,7 +136,7 @@ def _decoded_product_1x128(a: torch.Tensor, scale_a: torch.Tensor, b: torch.Tens
 
 
 def _decode(data: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """data [R, C] with scales [R, C / 128] of its rows' blocks, in float32."""
+    """Decodes data [R, C], with scales [R, C / 128] of its rows' blocks, to float32."""
     return (data.float().unflatten(1, (-1, BLOCK)) * scales[..., None]).flatten(1)
 
 
@@ -148,8 +148,8 @@ def _empty_product(a: torch.Tensor, scale_a: torch.Tensor, b: torch.Tensor, scal
 def _check_memory(plane: torch.Tensor) -> None:
     if plane.numel() and not plane.untyped_storage().nbytes():
         raise RuntimeError(
-            f"product with a weight {list(plane.shape)} of 8 bits: a gathered plane expected, got one without memory: "
-            "compute inside of its unit's forward or backward")
+            f"product with a weight {list(plane.shape)} of 8 bits: the weight is not gathered: compute inside of its "
+            "unit's forward or backward")
 
 
 _PRODUCT = "Tensor a, Tensor scale_a, Tensor b, Tensor scale_b, SymInt rows, ScalarType dtype"
@@ -164,8 +164,8 @@ _define("product_1x128_1x128", _PRODUCT, "Tensor", host=_decoded_product_1x128, 
 class Fp8Operand:
     """One operand of products: data [R, C] of 8 bits, and scales of its blocks of 128 x 128.
 
-    Its tensors stay the same, for graphs that torch has compiled know them; memory of the data comes and goes, that of
-    a unit together. What is written into them does not count as a change: see Fp8Weight.renew().
+    Its tensors stay the same objects, which compiled graphs hold; the memory of the data comes and goes, for a whole
+    unit together. Writes into them do not count as changes: see Fp8Weight.renew().
     """
 
     def __init__(self, rows: int, columns: int, device: torch.device, dtype: torch.dtype):
@@ -185,15 +185,15 @@ class Fp8Operand:
 
 
 class Fp8Weight:
-    """What products in 8 bits have of a weight W [N, K]: a plane of FP8_BLOCK_128X128, or of an FP8_TENSOR format.
+    """Operands of products in 8 bits with a weight W [N, K] in FP8_BLOCK_128X128 or an FP8_TENSOR format.
 
     The forward, and one that is repeated for a checkpoint, reads `row_wise`; the gradient of the input reads
-    `transposed`. Whoever gathers the plane writes them, on the stream that computes:
+    `transposed`. The gather of the plane writes them, on the stream that computes:
 
         weight.row_wise.write(plane, scales)
         weight.transposed.write(plane.t(), scales.t())
 
-    or allocates their blocks, and has data and `of_blocks` written. Nothing else may hold on to their data.
+    or allocates their blocks, and has data and `of_blocks` written. Nothing else may keep their data.
     """
 
     def __init__(self, shape: tuple[int, int], *, device: torch.device, dtype: torch.dtype = ELEMENT):
@@ -217,17 +217,17 @@ class Fp8Weight:
 
 def fp8_linear(x: torch.Tensor, weight: nn.Parameter, fp8_weight: Fp8Weight, bias: torch.Tensor | None = None,
                wgrad: WeightGradient = "bf16") -> torch.Tensor:
-    """x W^T + bias, [..., N] in the type of `weight`, for x [..., K] of any floating-point type.
+    """Returns x W^T + bias, [..., N] in the type of `weight`, for x [..., K] of any floating-point type.
 
     `weight` [N, K] is never read and may have no memory: it takes the gradient, if it requires one. `fp8_weight` has
     W, and has to have it again in the backward; nothing of it is saved. `wgrad`: how the gradient of the weight is
     computed; "bf16", in the type of the weight, saves x in it, and "fp8" saves x in 8 bits.
     """
     if x.shape[-1] != weight.shape[1]:
-        raise ValueError(f"linear {list(weight.shape)}: an input of {weight.shape[1]} columns expected, got "
+        raise ValueError(f"linear {list(weight.shape)}: want an input of {weight.shape[1]} columns, got "
                          f"{list(x.shape)}")
     if wgrad not in ("bf16", "fp8"):
-        raise ValueError(f'linear: wgrad="bf16" or "fp8" expected, got {wgrad!r}')
+        raise ValueError(f'linear: want wgrad="bf16" or "fp8", got {wgrad!r}')
     wanted = wgrad if weight.requires_grad and torch.is_grad_enabled() else None
     y = _Linear.apply(x.reshape(-1, x.shape[-1]), weight, fp8_weight, wanted)
     y = y.view(*x.shape[:-1], weight.shape[0])
@@ -246,7 +246,7 @@ class _Linear(torch.autograd.Function):
             kept = (quantized.data_t, quantized.scales_t)
         else:
             kept = () if wgrad is None else (x.to(weight.dtype),)
-        # `values` has no elements. Autograd sees by it whether W is still that of the forward.
+        # `values` has no elements. By its version autograd detects that W has changed since the forward.
         ctx.save_for_backward(fp8_weight.values, *kept)
         w = fp8_weight.row_wise
         return torch.ops.paramshard.product_1x128_128x128(
@@ -276,7 +276,7 @@ class _Linear(torch.autograd.Function):
 # --- Modules ---
 
 class Fp8Linear(nn.Linear):
-    """What an nn.Linear is while it computes in 8 bits. Its weight is a parameter that may have no memory."""
+    """An nn.Linear that computes in 8 bits. Its weight is a parameter that may have no memory."""
 
     fp8_weight: Fp8Weight
     wgrad: WeightGradient
@@ -287,15 +287,15 @@ class Fp8Linear(nn.Linear):
 
 
 def can_compute_in_fp8(module: nn.Module) -> bool:
-    """Whether it is a Linear, no class of somebody's own, whose weight consists of whole blocks."""
+    """Returns True for an nn.Linear, without a subclass or its own forward, whose weight consists of whole blocks."""
     return (type(module) is nn.Linear and "forward" not in vars(module)
             and module.in_features % BLOCK == 0 and module.out_features % BLOCK == 0)
 
 
 def compute_in_fp8(linear: nn.Linear, fp8_weight: Fp8Weight, wgrad: WeightGradient = "bf16") -> None:
-    """From now on the module's products are those of fp8_linear(); it stays the same object, and an nn.Linear."""
+    """Makes the module compute by fp8_linear(); it stays the same object, and an nn.Linear."""
     if not can_compute_in_fp8(linear):
-        raise ValueError(f"compute in 8 bits: an nn.Linear with features in multiples of {BLOCK} expected, got {linear}")
+        raise ValueError(f"compute in 8 bits: want an nn.Linear with features in multiples of {BLOCK}, got {linear}")
     linear.__class__ = Fp8Linear
     linear.fp8_weight = fp8_weight
     linear.wgrad = wgrad
@@ -309,7 +309,7 @@ def stop_computing_in_fp8(linear: nn.Linear) -> None:
 
 
 def why_not_fp8(device: torch.device) -> str | None:
-    """What there would have to be to compute in 8 bits on the device; None: nothing is missing."""
+    """Returns "WANTED, got FOUND" if the device cannot compute in 8 bits, else None."""
     if device.type == "cpu":
         return None
     capability = torch.cuda.get_device_capability(device)
@@ -320,5 +320,5 @@ def why_not_fp8(device: torch.device) -> str | None:
     try:
         import triton  # noqa: F401
     except ImportError:
-        return "Triton, which torch brings where it is installed with its dependencies"
+        return "Triton, which is installed with torch and its dependencies, got none"
     return None

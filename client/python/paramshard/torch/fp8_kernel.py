@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 _LARGEST = tl.constexpr(448.0)  # of E4M3
-_INFINITE_BITS = tl.constexpr(0x7F800000)  # of float32; those of NaN are above it, those of finite numbers below
+_INFINITE_BITS = tl.constexpr(0x7F800000)  # of float32; NaNs have larger bits, finite numbers smaller ones
 _SMALLEST_AMAX = tl.constexpr(448.0 * 2.0**-126)  # its scale is the smallest normal number, and has an inverse
 
 
@@ -57,10 +57,11 @@ def _quantize_columns(x, x_stride, row, column, rows, padded_rows, data_t, scale
 @triton.jit(do_not_specialize=["rows"])
 def _quantize(x, x_stride, rows, columns, padded_rows, data, scales, data_t, scales_t,
               BOTH: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr):
-    """One square of x, in chunks of rows and then of columns, which are read from the cache.
+    """Quantizes one square of x, in chunks of rows and then of columns, which are read from the cache.
 
     All of it at once would take so many registers that too few programs ran together to keep memory busy. Neighbours
-    lie along rows, so that those that do read whole rows. Inside of the square 32 bits are enough for an index.
+    lie along rows, so that programs that run together read whole rows. Inside of the square 32 bits are enough for an
+    index.
     """
     row_block = tl.program_id(1).to(tl.int64)
     column_block = tl.program_id(0).to(tl.int64)
@@ -80,7 +81,7 @@ def _quantize(x, x_stride, rows, columns, padded_rows, data, scales, data_t, sca
 
 def quantize(x: torch.Tensor, data: torch.Tensor, scales: torch.Tensor, data_t: torch.Tensor, scales_t: torch.Tensor,
              *, both: bool, chunk: int = 32, warps: int = 4) -> None:
-    """Writes what `paramshard.torch.fp8.Quantized` describes; `both`: data_t and scales_t as well.
+    """Writes the fields of `paramshard.torch.fp8.Quantized`; `both`: data_t and scales_t as well.
 
     x: [T, K], K a multiple of 128, elements of a row side by side. Enqueued on the present stream.
     """

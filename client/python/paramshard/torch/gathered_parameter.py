@@ -16,7 +16,7 @@ from paramshard.torch.torch_internals import set_versions, without_modes
 
 GRADIENT = torch.Tensor.grad  # of any tensor: what autograd has accumulated
 _data = torch.Tensor.data
-_NO_VALUES = 1 << 30  # a version that no values have
+_NO_VALUES = 1 << 30  # the version without values
 
 Contents = list[tuple[torch.Tensor, torch.Tensor]]  # a fingerprint, if the parameter is watched
 
@@ -24,9 +24,9 @@ Contents = list[tuple[torch.Tensor, torch.Tensor]]  # a fingerprint, if the para
 class GatheredParameter(nn.Parameter):
     """A parameter that has memory while its unit is gathered, in a block that the unit owns.
 
-    The daemon alone changes parameters, so that a write of a gathered one would be lost. Autograd's version tells of
-    most writes. Writes through `.data` leave no trace: whoever reads `.data` makes the contents compared when the
-    memory goes, as watch() does.
+    The daemon alone changes parameters, so a write to a gathered one would be lost. Autograd's version detects most
+    writes. Writes through `.data` leave no trace, so a read of `.data` calls watch(), and the contents are compared
+    when the memory goes.
     """
 
     _paramshard_name: str
@@ -47,24 +47,24 @@ class GatheredParameter(nn.Parameter):
         """Everything is done by __new__, for which torch has no constructor that this could call."""
 
     def settle(self) -> torch.Tensor:
-        """The memory that the parameter has now is its own from now on. Returns it, with a version apart."""
+        """Makes its present memory its own. Returns the memory, with a version of its own."""
         self._paramshard_home = _data.__get__(self)
         return self._paramshard_home
 
     def watch(self) -> None:
-        """Contents are compared when the memory goes: with those of now, unless they are watched already."""
+        """Keeps a fingerprint of the contents, unless there is one, to compare when the memory goes."""
         if not self._paramshard_contents:
             self._paramshard_contents.append(fingerprint(self._paramshard_home))
 
     def has_changed(self) -> bool:
-        """Returns True if it was watched, and its contents are others. It is watched no longer."""
+        """Returns True if it was watched and its contents have changed. Ends watching."""
         if not self._paramshard_contents:
             return False
         before, now = self._paramshard_contents.pop(), fingerprint(self._paramshard_home)
         return not all(torch.equal(one, other) for one, other in zip(before, now))
 
     def restore(self) -> bool:
-        """Returns True if it had other memory than its own, which it has again."""
+        """Gives its own memory back to it. Returns True if it had other memory."""
         home = self._paramshard_home
         if self.data_ptr() == home.data_ptr() and self.dtype == home.dtype:
             return False
@@ -73,7 +73,7 @@ class GatheredParameter(nn.Parameter):
 
     @property
     def data(self) -> torch.Tensor:
-        """As of any tensor; but what is written through it does not go unnoticed."""
+        """Same as `Tensor.data`, but writes through it are noticed."""
         if torch.compiler.is_compiling():
             return self.detach()  # which shares the version
         if self.untyped_storage().nbytes():
@@ -86,7 +86,7 @@ class GatheredParameter(nn.Parameter):
 
     @property
     def grad(self) -> torch.Tensor | None:
-        """None: gradients go to the daemon as they come. Whoever is to hear of one that is there is told so."""
+        """None, because gradients go to the daemon as they come. A read that would miss one raises."""
         if not torch.compiler.is_compiling():
             check_read(self, self._paramshard_name, self._paramshard_placeholder.owner, sys._getframe(1))
         return GRADIENT.__get__(self)
@@ -102,11 +102,11 @@ class GatheredParameter(nn.Parameter):
         self.grad = None
 
     def register_post_accumulate_grad_hook(self, hook: Any) -> Any:
-        """Refused, as of a Placeholder."""
+        """Refused, as for a Placeholder."""
         raise self._paramshard_placeholder.refusal_of(torch.Tensor.register_post_accumulate_grad_hook)
 
     def set_(self, source: Any = None, *rest: Any, **options: Any) -> GatheredParameter:
-        """As of any tensor. The memory that it has already leaves it as it is."""
+        """Does nothing for a tensor of the same memory; other memory is refused."""
         if rest or options or not isinstance(source, torch.Tensor):
             raise self._refusal()
         self._refuse_other_memory(source)
@@ -119,7 +119,7 @@ class GatheredParameter(nn.Parameter):
 
     def _refusal(self) -> paramshard.FailedPreconditionError:
         return paramshard.FailedPreconditionError(
-            f"set the values of {self._paramshard_name}: it is gathered, and other memory would be lost: set "
+            f"set the values of {self._paramshard_name}: it is gathered, and writes to it are lost: set "
             "`parameter.data`, or call load_state_dict(), outside of forwards and of `with sharded.unsharded():`")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> nn.Parameter:
@@ -133,15 +133,15 @@ class GatheredParameter(nn.Parameter):
 def show_version(parameters: tuple[GatheredParameter, ...], version: int | None) -> None:
     """Tells autograd which values parameters have, by the version that it compares. None: they have none now.
 
-    The same values may come back as often as they like, and serve graphs that have saved them before. Others have
-    another version, whichever way they are written. A graph that asks for values that are not there raises, and reads
+    The same values may come back any number of times, and serve graphs that have saved them before. Other values have
+    another version, whichever way they are written. A graph that asks for values without memory raises, and reads
     nothing.
     """
     set_versions(parameters, (_NO_VALUES if version is None else version,) * len(parameters))
 
 
 def fingerprint(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Integer sums of the rows and of the columns of its bytes: other values have others, in another order, too.
+    """Returns integer sums of the rows and columns of its bytes, which differ for other values or another order.
 
     values: contiguous, any type. Enqueued on the present stream.
     """

@@ -1,4 +1,4 @@
-"""Programs that look for a parameter's gradient, which is in the daemon: they are told so, and find none in silence."""
+"""Errors for programs that read a parameter's gradient, which is in the daemon."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import paramshard
 if TYPE_CHECKING:
     from paramshard.torch.sharded_model import ShardedModel
 
-_DROP_GRADIENTS = (nn.Module.__module__, "torch.optim.optimizer")  # what looks for gradients to drop them
+_DROP_GRADIENTS = (nn.Module.__module__, "torch.optim.optimizer")  # modules that read gradients to drop them
 
 
 def check_read(parameter: torch.Tensor, name: str, owner: ShardedModel | None, frame: types.FrameType) -> None:
-    """Raises where the code of a frame would take None for "there is no gradient", and do nothing.
+    """Raises if the code of a frame would take None for "there is no gradient", and do nothing.
 
-    Gradients go to the daemon as they come. Who clips them here, or steps, would not notice. The zero_grad() of a
-    module that contains the sharded one is carried out.
+    Gradients go to the daemon as they come; code that clips them here, or steps, would not notice. The zero_grad() of
+    a module that contains the sharded one is carried out.
     """
     asks = module_of(frame)
     if asks.startswith("torch.optim.") and asks not in _DROP_GRADIENTS:
@@ -33,8 +33,8 @@ def check_read(parameter: torch.Tensor, name: str, owner: ShardedModel | None, f
         return
     if asks not in _DROP_GRADIENTS:
         raise paramshard.UnimplementedError(
-            f"read the gradient of {name} in {asks}: it is in the daemon, which steps when paramshard.torch.AdamW does; "
-            "its last_norm() is that of all gradients of a step")
+            f"read the gradient of {name} in {asks}: it is in the daemon, which steps by paramshard.torch.AdamW; "
+            "last_norm() is the norm of all gradients of a step")
     if frame.f_code.co_name == "zero_grad":
         _drop_by(frame.f_locals.get("self"), name, owner)
 
@@ -46,20 +46,20 @@ def _drop_by(dropper: object, name: str, owner: ShardedModel) -> None:
 
 
 def check_set(parameter: torch.Tensor, name: str, owner: ShardedModel | None, value: torch.Tensor | None) -> None:
-    """Raises where a gradient is set, and where one is dropped that is there."""
+    """Raises if a gradient is set, or an existing one is dropped."""
     if value is not None:
         raise paramshard.UnimplementedError(
-            f"set the gradient of {name}: gradients come of backward(), and are in the daemon")
+            f"set the gradient of {name}: gradients come from backward(), and are in the daemon")
     if owner is not None and owner.has_gradients(parameter):
         raise _partial_drop(name)
 
 
 def _partial_drop(name: str) -> paramshard.UnimplementedError:
     return paramshard.UnimplementedError(
-        f"drop the gradient of {name}: it is in the daemon, with those of all parameters; call zero_grad() of the "
-        "optimizer")
+        f"drop the gradient of {name}: the daemon drops the gradients of all parameters together; call zero_grad() of "
+        "the optimizer")
 
 
 def module_of(frame: types.FrameType) -> str:
-    """The name of the Python module whose code it runs."""
+    """Returns the name of the Python module whose code the frame runs."""
     return frame.f_globals.get("__name__", "")

@@ -1,4 +1,4 @@
-"""How a module that is not materialized says what its parameters begin with."""
+"""Initial values of a module without memory, recorded as rules that the daemon draws by."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ _ATTRIBUTE = "_paramshard_initial_value"
 
 
 def rule_of(parameter: torch.Tensor) -> Rule | None:
-    """The rule that meta_init() found; None for a parameter that has values, or was made outside of it."""
+    """Returns the rule that meta_init() found; None for a parameter that has values, or was made outside of it."""
     recorder, version = getattr(parameter, _ATTRIBUTE, (None, None))
     if recorder is None or not parameter.is_meta:
         return None
     if version is not None and version_of(parameter) != version:
-        return Unknown("it was written behind meta_init()")
+        return Unknown("it was written after meta_init()")
     return recorder.rule_of(parameter)
 
 
-# Rules of which a copy has the same values.
+# Rules that give a copy the same values.
 _CONSTANTS = frozenset({"zeros", "ones", "constant"})
 # Operations that leave nothing of the values before.
 _FILLS = frozenset({"normal_", "uniform_", "zero_", "fill_"})
-# Initializers of torch.nn.init that end in one of those. Whether they do on `meta` is up to the release of torch.
+# Initializers of torch.nn.init that end in one of those, on `meta` only in some releases of torch.
 _FILLING = frozenset({"uniform_", "normal_", "constant_", "ones_", "zeros_", "xavier_uniform_", "xavier_normal_",
                       "kaiming_uniform_", "kaiming_normal_"})
 # Ways to write a tensor's memory without a function of torch.
@@ -58,7 +58,7 @@ class _History:
 
     def __init__(self, of: torch.Tensor) -> None:
         self._operations: list[tuple[str, Any]] = []
-        self._zeroed: range | None = None  # elements that were zeroed behind those, by their places in the storage
+        self._zeroed: range | None = None  # elements that were zeroed afterwards, by their places in the storage
         self._why: str | None = None
         # Keeps the storage's address, but not its memory: no other tensor is taken for this one when it is gone.
         self._of = StorageWeakRef(of.untyped_storage())
@@ -88,12 +88,12 @@ class _History:
             self.note_unknown("it is converted from another of which a part was zeroed")
 
     def is_computed(self, parameter: torch.Tensor) -> bool:
-        """Whether something has written it that no rule describes."""
+        """Returns True if it was written in a way that no rule describes."""
         return ((self._why is not None or self._zeroed is not None or bool(self._operations)) and
                 isinstance(self.rule_of(parameter), Unknown))
 
     def rule_of(self, parameter: torch.Tensor) -> Rule:
-        """Of the tensor, whose elements lie in the storage as this says."""
+        """Returns the rule of a parameter, whose elements lie in the storage as its strides say."""
         rule = self.rule()
         if self._zeroed is None or isinstance(rule, Unknown):
             return rule
@@ -102,7 +102,7 @@ class _History:
         return dataclasses.replace(rule, zero_begin=self._zeroed.start, zero_end=self._zeroed.stop)
 
     def rule(self) -> Rule:
-        """Of all elements but those that are zeroed."""
+        """Returns the rule of all elements but the zeroed ones."""
         if self._why is not None:
             return Unknown(self._why)
         if not self._operations:
@@ -136,13 +136,13 @@ def _constant(value: float) -> InitialValue:
     return {0.0: InitialValue("zeros"), 1.0: InitialValue("ones")}.get(value, InitialValue("constant", value))
 
 
-# What makes a new tensor, as the operation in place that would give it the same values. `empty` has none.
+# In-place operations that give the values of factories, by factory. `empty` gives none.
 _FACTORIES = {"empty": None, "empty_like": None, "new_empty": None, "empty_strided": None, "zeros": "zero_",
               "ones": "ones", "full": "full", "randn": "normal_", "rand": "uniform_"}
 
 
 class _WriteRecorder(TorchDispatchMode):
-    """Notes what writes tensors that are made meanwhile. They are told apart by their storages, which views share."""
+    """Records writes to tensors that are made meanwhile, by their storages, which views share."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -153,7 +153,7 @@ class _WriteRecorder(TorchDispatchMode):
     def move_to_meta(self, parameter: nn.Parameter) -> None:
         """Takes the memory of a parameter, unless it was computed: its values could not be made again then.
 
-        It stays the same object, for whoever has it already: another module that ties it, or one that freezes it later.
+        It stays the same object for code that has it already: a module that ties it, or one that freezes it later.
         """
         history = self._history_of(parameter)
         if history is None or parameter.is_meta or history.is_computed(parameter):
@@ -166,7 +166,7 @@ class _WriteRecorder(TorchDispatchMode):
         self._parameters.append(parameter)
 
     def note_copy(self, source: nn.Parameter, copy: nn.Parameter) -> None:
-        """Two parameters begin alike by a constant alone: what is drawn differs from parameter to parameter."""
+        """Notes a copy of a parameter: it has the same values only by a constant, because drawn values differ."""
         history = self._history_of(source)
         if history is None or not copy.is_meta:
             return
@@ -182,7 +182,7 @@ class _WriteRecorder(TorchDispatchMode):
             setattr(copy, _ATTRIBUTE, (self, None))  # one that is watched already
 
     def end(self) -> None:
-        """The parameters go on to be watched, by a class of their own: what fills them later counts, too."""
+        """Gives the parameters a class that goes on to record: operations that fill them later count, too."""
         watched = _watched_class(self)
         for parameter in self._parameters:
             if type(parameter) is nn.Parameter:
@@ -271,9 +271,9 @@ class _WriteRecorder(TorchDispatchMode):
     def call(self, function: Any, args: tuple, kwargs: dict[str, Any], caller: types.FrameType) -> Any:
         """Calls a function of torch, and notes what its operations do not say.
 
-        On `meta` some functions of torch.nn.init return before they write anything. But each looks at its tensor first,
-        by a function of torch: the frame that does so says which initializer it is, and what it was given, by whichever
-        name a module has it.
+        On `meta` some functions of torch.nn.init return before they write anything. But each first looks at its tensor
+        by a function of torch: the frame of that call gives the initializer and its arguments, by whichever name a
+        module has it.
         """
         if not any(isinstance(each, torch.Tensor) for each in (*args, *kwargs.values())):
             return function(*args, **kwargs)  # the end of torch.no_grad(), say
@@ -292,7 +292,7 @@ class _WriteRecorder(TorchDispatchMode):
             self._is_paused = False
 
     def note_question(self, tensor: torch.Tensor, asks: types.FrameType) -> None:
-        """Whoever asks whether a tensor is on `meta` may go on without filling it."""
+        """Notes a question whether a tensor is on `meta`: the code that asks may go on without filling it."""
         asks = without_torch_functions(asks)
         if asks.f_globals.get("__name__", "").partition(".")[0] not in ("torch", "paramshard"):
             self._note_unknown(tensor, f"{asks.f_code.co_qualname} asks whether it is on `meta`, and does not fill it")
@@ -305,7 +305,7 @@ class _WriteRecorder(TorchDispatchMode):
         if _is_part(tensor) and (call.name == "zeros_" or call.name == "constant_" and call.arguments["val"] == 0):
             history.note_zeroed(tensor)
         elif call.name != "trunc_normal_":
-            history.note_unknown(f"{name} fills it")  # where an operation follows that the daemon knows, it counts
+            history.note_unknown(f"{name} fills it")  # an operation that the daemon knows may follow, and counts
         elif _is_part(tensor):
             history.note_unknown(f"{name} writes a part of it")
         else:
@@ -341,7 +341,7 @@ class _CallRecorder(TorchFunctionMode):
 
 
 class WatchedParameter(nn.Parameter):
-    """A parameter of meta_init(): a recorder sees what is done to it later, and to what shares its storage."""
+    """A parameter of meta_init(): a recorder sees later operations on it and on views of its storage."""
 
 
 def _watched_class(recorder: _WriteRecorder) -> type[WatchedParameter]:
@@ -360,7 +360,7 @@ def _watched_class(recorder: _WriteRecorder) -> type[WatchedParameter]:
 
 
 def _noted_copy(copy: Callable[..., nn.Parameter], recorder: _WriteRecorder) -> Callable[..., nn.Parameter]:
-    """In place of a parameter's __deepcopy__."""
+    """Returns a __deepcopy__ for parameters that notes copies."""
     def noted(parameter: nn.Parameter, memo: dict[int, Any]) -> nn.Parameter:
         is_new = id(parameter) not in memo
         copied = copy(parameter, memo)
@@ -373,15 +373,14 @@ def _noted_copy(copy: Callable[..., nn.Parameter], recorder: _WriteRecorder) -> 
 
 @contextlib.contextmanager
 def meta_init() -> Iterator[None]:
-    """Modules that are made inside have parameters without memory, on the `meta` device, and real buffers.
+    """Gives modules that are made inside parameters without memory, on the `meta` device, and real buffers.
 
     The last operation that fills a parameter (`normal_`, `uniform_`, `zero_`, `fill_`, `trunc_normal_` of
-    torch.nn.init) becomes its rule, with zeros where a row of it was zeroed behind that, as embeddings do with
-    padding_idx; also when it comes after this: the daemon makes values of the same distribution,
-    from the seed that `shard` is given, and the same on any number of ranks. They are not the values that torch's
-    generator would have given. A parameter that was computed, from other tensors say, keeps its memory, and its values
-    are imported. One that is written in another way once it has none, by `orthogonal_` say, is refused by `shard`,
-    which names it.
+    torch.nn.init), inside or later, becomes its rule, together with a row that is zeroed afterwards, as embeddings do
+    with padding_idx. The daemon draws values of the same distribution from the seed of `shard`, the same on any number
+    of ranks. They are not the values of torch's generator. A parameter that is computed, such as from other tensors,
+    keeps its memory, and its values are imported. `shard` refuses, by name, a parameter without memory that is written
+    in another way, such as by `orthogonal_`.
     """
     recorder = _WriteRecorder()
     register = nn.Module.register_parameter

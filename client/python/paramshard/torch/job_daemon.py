@@ -1,7 +1,7 @@
 """A daemon that lives as long as a job: `daemon="job"` of shard.
 
 Under torchrun a job is the agent, which outlives its workers and starts them again; else it is the process that
-trains. A small process of its own watches for the job's end, for a worker that starts a daemon may be killed.
+trains. A small process of its own waits for the job's end, because the worker that starts the daemon may be killed.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _LONGEST_PATH = 107  # bytes of a Unix socket's path
 
 
 def start_job_daemon(job: int, local_rank: int, devices: list[str]) -> str:
-    """Starts the daemon, on the node's first rank, unless a worker before this one has. Returns its socket directory.
+    """Starts the daemon, on the node's first rank, unless an earlier worker has. Returns its socket directory.
 
     `job`: the process that it ends with.
 
-    UnavailableError or DeadlineExceededError, with the log's last lines, when it does not serve.
+    UnavailableError or DeadlineExceededError, with the log's last lines, if it does not serve.
     """
     folder = _folder_of(job)
     sockets = folder / "sockets"
@@ -47,9 +47,9 @@ def start_job_daemon(job: int, local_rank: int, devices: list[str]) -> str:
 
 
 def _folder_of(job: int) -> pathlib.Path:
-    """The same on every rank of the node. In $TMPDIR, unless the sockets' paths would be too long there.
+    """Returns the daemon's folder, alike on all ranks of the node: in $TMPDIR, unless the sockets' paths get too long.
 
-    FailedPreconditionError when no folder of a short enough name can be written to.
+    FailedPreconditionError if no folder with a short enough name can be written to.
     """
     tried = []
     for parent in (tempfile.gettempdir(), os.environ.get("XDG_RUNTIME_DIR"), "/tmp", "/var/tmp", "/dev/shm"):
@@ -66,21 +66,21 @@ def _folder_of(job: int) -> pathlib.Path:
 
 
 def _start(folder: pathlib.Path, sockets: pathlib.Path, job: int, devices: list[str]) -> None:
-    # Anybody may put something else in its place before, such as a link to a folder of this user.
+    # Another user may have put something else in its place, such as a link to a folder of this user.
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-        raise paramshard.PermissionDeniedError(f"shard: {folder}: a folder of this user expected, got another one")
+        raise paramshard.PermissionDeniedError(f"shard: {folder} belongs to another user, or is not a folder")
     sockets.mkdir(mode=0o700, exist_ok=True)
     with (folder / "log").open("a+", errors="replace") as log:
         started = None
-        # A cleaner of temporary files may have taken the log away, whose lock says whether a daemon is there.
+        # A cleaner of temporary files may have removed the log, whose lock says whether a daemon is running.
         if _is_alone(log) and not any(_is_served(sockets / name) for name in _SOCKETS):
             # Sockets may be left by a job of the same number that was killed with its daemon.
             for name in _SOCKETS:
                 (sockets / name).unlink(missing_ok=True)
-            # As a file, not as a module of this package: it needs no torch, which takes seconds and memory.
+            # Runs as a file, not as a module of this package: it needs no torch, which takes seconds and memory.
             started = subprocess.Popen(
                 [sys.executable, __file__, str(job), str(folder), str(programs.path_of("paramshardd")),
                  f"--socket-dir={sockets}", *(f"--device={device}" for device in devices)],
@@ -89,7 +89,7 @@ def _start(folder: pathlib.Path, sockets: pathlib.Path, job: int, devices: list[
 
 
 def _is_alone(log: TextIO) -> bool:
-    """Locks the log. Processes that inherit it keep the lock: whoever watches a daemon has it until the end."""
+    """Locks the log. Processes that inherit it keep the lock, as the one that watches a daemon does until the end."""
     try:
         fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -104,28 +104,28 @@ def _is_served(path: pathlib.Path) -> bool:
             probe.connect(str(path))
         except (FileNotFoundError, ConnectionRefusedError):
             return False
-        except OSError:  # somebody is there, and takes no connection of this type, or none now
+        except OSError:  # a server is there, but takes no connection of this type, or none now
             return True
     return True
 
 
 def _await_sockets(folder: pathlib.Path, sockets: pathlib.Path, started: subprocess.Popen | None = None,
                    log: TextIO | None = None) -> None:
-    """Looks until they are there: a rank that has not started the daemon knows nothing but its folder."""
+    """Polls until the sockets exist: a rank that has not started the daemon knows only its folder."""
     deadline = time.monotonic() + _PATIENCE
     while not all((sockets / name).exists() for name in _SOCKETS):
         if started is not None and started.poll() is not None:
             raise paramshard.UnavailableError(
-                f"shard: the job's daemon has ended; its log says: {_end_of_log(folder, log)}")
+                f"shard: the job's daemon exited; its log says: {_end_of_log(folder, log)}")
         if time.monotonic() > deadline:
             raise paramshard.DeadlineExceededError(
-                f"shard: the job's daemon does not serve after {_PATIENCE:.0f} s; its log says: "
+                f"shard: timed out after {_PATIENCE:.0f} s waiting for the job's daemon; its log says: "
                 f"{_end_of_log(folder, log)}")
         time.sleep(_NAP)
 
 
 def _end_of_log(folder: pathlib.Path, log: TextIO | None) -> str:
-    """Of the open file where there is one, for the folder goes with the daemon."""
+    """Reads the open log if there is one, because the folder goes with the daemon."""
     if log is not None:
         log.seek(0)
         return log.read()[-2000:] or "nothing"

@@ -8,18 +8,18 @@ import torch
 
 from paramshard.torch.torch_internals import storage_of
 
-_ALIGNMENT = 256  # of tensors in a block, in bytes: what kernels and compilers may rely on where torch allocates
+_ALIGNMENT = 256  # of tensors in a block, in bytes, as torch allocates: kernels and compilers may rely on it
 
 
 class MemoryBlock:
     """Puts tensors beside each other. They stay the objects that they are, with versions of their own.
 
-    There is memory behind them, and behind all that views them, from allocate() to release(). Autograd and graphs that
-    torch has compiled know the tensors, which therefore have to be the same ones every time.
+    The tensors and their views have memory from allocate() to release(). Autograd and compiled graphs hold the tensors,
+    so they must be the same objects every time.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor], device: torch.device):
-        """What the tensors hold is lost."""
+        """Discards the values of the tensors."""
         self.offsets: list[int] = []  # of each, in bytes
         self._bytes = 0
         self._device = device
@@ -31,7 +31,7 @@ class MemoryBlock:
         self.release()
 
     def take_other_memory(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Leaves the memory that there is to whoever has it. The tensors are those of the constructor, or like them."""
+        """Leaves the present memory to its other holders. `tensors`: as in the constructor, or alike."""
         whole = torch.empty(self._bytes, dtype=torch.uint8, device=self._device)
         for tensor, offset in zip(tensors, self.offsets):
             values = whole[offset:offset + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
@@ -41,11 +41,11 @@ class MemoryBlock:
 
     @property
     def is_taken(self) -> bool:
-        """True if the memory cannot be given back: an array of NumPy has it."""
+        """True if the memory cannot be given back, because an array of NumPy has it."""
         return not self._storage.resizable()
 
     def allocate(self) -> int:
-        """The address of the memory, which is to be written on the present stream."""
+        """Returns the address of the memory, which is to be written on the present stream."""
         if self._storage.nbytes() != self._bytes:
             self._storage.resize_(self._bytes)
         return self._storage.data_ptr()
@@ -55,5 +55,5 @@ class MemoryBlock:
 
 
 def place_of(tensor: torch.Tensor) -> tuple[int, int]:
-    """Tells tensors apart that do not view the same memory, or begin elsewhere in it."""
+    """Returns the tensor's storage, by its id, and the byte in it where the tensor begins."""
     return storage_of(tensor), tensor.storage_offset() * tensor.element_size()

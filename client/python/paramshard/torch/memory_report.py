@@ -1,4 +1,4 @@
-"""What a training holds in memory, by who holds it."""
+"""Memory of a training, by holder."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _MIB = 2**20
 class MemoryReport:
     """Bytes on one rank's device. `str` of it is a table in MiB."""
 
-    allocated: int | None  # by torch's tensors on its GPU; None on `cpu` devices, where nobody counts
-    reserved: int | None  # by torch's allocator, what is allocated included
+    allocated: int | None  # by torch's tensors on its GPU; None on `cpu` devices, where torch does not count
+    reserved: int | None  # by torch's allocator, including allocated bytes
     daemon: dict[str, int]  # for this model on this device, by class: master, planes, gradients, slots, ...
     shared: dict[str, int]  # for this model in host memory that all devices of the daemon share
 

@@ -1,4 +1,4 @@
-"""Which step the daemon's moments are of: what an optimizer's state_dict says, which has none of them itself."""
+"""The step of the daemon's moments, which an optimizer's state_dict names instead of holding them."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 
 import paramshard
 
-_RECORD = "paramshard"  # in each group of a state_dict, for tools that rearrange one keep its groups
+_RECORD = "paramshard"  # in each group of a state_dict: tools that rearrange a state_dict keep its groups
 
 
 class Moments:
     """Names the moments of a model by their commit, and by the history that counts it.
 
-    A state that is restored begins another history and has the moments that were saved, so each commit records the
-    history that it was made in. An import begins one, too, and leaves moments alone: they have several names then.
+    A restored state begins another history and has the moments that were saved, so each commit records the history that
+    it was made in. An import also begins a history and leaves the moments alone: then they have several names.
     """
 
     def __init__(self, model: str):
@@ -28,20 +28,20 @@ class Moments:
         return self._histories[-1]
 
     def open(self, history: str, commit_number: int, recorded: str | None) -> None:
-        """The daemon has opened the model. `recorded`: the history that its last commit was made in, if it says so."""
+        """Notes that the daemon has opened the model. `recorded`: the history that its last commit recorded, if any."""
         if not self._histories and recorded is not None:
             self._histories.append(recorded)
         self._histories.append(history)
         self._commit_number = commit_number
 
     def step(self) -> tuple[int, list[str]]:
-        """Moments are those of the next commit from now on. Returns what `undo` takes."""
+        """Counts a commit. Returns the argument of `undo`."""
         before = self._commit_number, self._histories
         self._commit_number, self._histories = self._commit_number + 1, self._histories[-1:]
         return before
 
     def undo(self, before: tuple[int, list[str]]) -> None:
-        """There was no step."""
+        """Takes back a step that failed."""
         self._commit_number, self._histories = before
 
     def add_to(self, groups: Iterable[dict[str, Any]]) -> None:
@@ -51,13 +51,13 @@ class Moments:
                               "histories": list(self._histories)}
 
     def take_from(self, state_dict: dict[str, Any]) -> dict[str, Any]:
-        """Returns the state_dict without the record. FailedPreconditionError where the daemon has other moments."""
+        """Returns the state_dict without the record. FailedPreconditionError if the daemon has other moments."""
         groups = state_dict["param_groups"]
         record = next((group[_RECORD] for group in groups if _RECORD in group), None)
         if record is None and not state_dict["state"]:
             record = {"commit_number": 0}  # an optimizer that has made no step
         if record is None:
-            raise self._refusal("one that does not say of which commit it is")
+            raise self._refusal("one that names no commit")
         number, histories = record["commit_number"], record.get("histories", [])
         if number != self._commit_number:
             of = f" of {record['model']}" if record.get("model", self._model) != self._model else ""

@@ -1,4 +1,4 @@
-"""What becomes of a model that the daemon has, and of the values that a script brings."""
+"""Opening of a model that the daemon may have already, with values that a script may bring."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _PATIENCE = 600.0  # seconds that ranks wait for the first one of their daemon
 _SHORT_PATIENCE = 60.0  # seconds until a daemon serves
 _ATTACH_PATIENCE = 10.0  # seconds until a rank that has imported attaches, which is what it does next
 _NAP = 0.02  # seconds between two looks
-_SILENCE = 10.0  # seconds of waiting until the log says what for
-_BEGINNINGS = ("initial", "importing")  # origins of values that a script's replace
+_SILENCE = 10.0  # seconds of waiting before the log tells the reason
+_BEGINNINGS = ("initial", "importing")  # origins of values that a script's values replace
 
 Result = TypeVar("Result")
 _log = logging.getLogger("paramshard")
 
 
 class Verdict(enum.Enum):
-    """What a rank does with the model that its daemon has."""
+    """Decision of a rank about the model that its daemon has."""
 
     KEEP = "keep"  # opens it with the daemon's values
     FILL = "fill"  # opens it with the script's values
@@ -36,10 +36,10 @@ class Verdict(enum.Enum):
 
 
 def judge(origin: str, existing: str, *, brings: bool, own: bool) -> Verdict:
-    """The rule by which all ranks decide: the table of docs/pytorch.md.
+    """Decides by the table of docs/pytorch.md, alike on all ranks.
 
     `origin`: of the daemon's values, as `paramshard.CreatedModel.origin` says. `existing`: as in `shard`. `brings`: the
-    script has values. `own`: the values were brought by this very run, which torchrun has started again.
+    script has values. `own`: this run, which torchrun has started again, has brought the values.
     """
     if existing == "fresh" and not own:
         return Verdict.DELETE
@@ -67,8 +67,8 @@ class Opening:
     def __init__(self, client: paramshard.Client, connect: Callable[[], paramshard.Client], name: str, *,
                  existing: str, local_rank: int, run: str, takes_any_seed: bool,
                  advise: Callable[[paramshard.ModelSummary | None], str]):
-        """`takes_any_seed`: a model that is there may have another seed. `advise`: what to do where the daemon has a
-        model of another description.
+        """`takes_any_seed`: an existing model may have another seed. `advise`: returns advice for a model that the
+        daemon has by another description.
         """
         self._client = client
         self._connect = connect
@@ -81,14 +81,13 @@ class Opening:
         self._notes: list[tuple[int, str]] = []  # for the log, with their levels
 
     def settle(self, spec: ModelSpec, *, brings: bool, brings_all: bool, missing: paramshard.Error | None) -> Verdict:
-        """Returns KEEP or FILL; then the model is there.
+        """Creates or joins the model. Returns KEEP or FILL.
 
-        `brings`: the script has values; `brings_all`: of all parameters. `missing`: raised where the model would begin
+        `brings`: the script has values; `brings_all`: of all parameters. `missing`: raised if the model would begin
         here, for a parameter that has neither a value nor a rule for one.
 
-        AlreadyExistsError for a model that `existing` does not accept, and where the script's values would replace
-        others; FailedPreconditionError where values were announced and have not come; DataLossError where they are
-        lost.
+        AlreadyExistsError for a model that `existing` does not accept, and if the script's values would replace others;
+        FailedPreconditionError if values were announced and have not come; DataLossError if they are lost.
         """
         if self._existing == "fresh" and not torchrun.is_restart():
             return self._begin_anew(spec, brings, brings_all, missing)
@@ -133,13 +132,13 @@ class Opening:
             self._notes.append((level, line))
 
     def log_notes(self) -> None:
-        """Tells the log what was settled, once the model is open."""
+        """Logs the decisions, once the model is open."""
         for level, line in self._notes:
             _log.log(level, "open %s: %s", self._name, line)
         self._notes.clear()
 
     def fill(self, tensors: Callable[[], dict[str, Any]]) -> None:
-        """Imports values, which all ranks call; the first one of each daemon has them."""
+        """Imports values from the first rank of each daemon. All ranks call it."""
         if self._local_rank == 0:
             self._client.import_tensors(self._name, tensors(), run=self._run)
             return
@@ -151,7 +150,7 @@ class Opening:
                 "rank, or on rank 0")
 
     def replace(self, history: str, tensors: Callable[[], dict[str, Any]]) -> None:
-        """The same for a model that has had values, with the id of their history. No rank is attached, or will soon be.
+        """Replaces the values of a model. `history`: the id of their history. All ranks have let go, or are about to.
         """
         if self._local_rank == 0:
             self._wait_while_there(lambda known: known.attached_ranks == 0, "all ranks to let go")
@@ -161,35 +160,35 @@ class Opening:
                                    "rank 0 of this daemon to import the values")
 
     def known(self) -> paramshard.ModelSummary | None:
-        """The model as the daemon lists it."""
+        """Returns the model as the daemon lists it; None if there is none."""
         models = self._once_available(self._client.models)
         return next((known for known in models if known.name == self._name), None)
 
     def deleted(self) -> paramshard.Error:
-        """The error where the model was there and is not any more."""
+        """Returns the error for a model that existed and is gone."""
         return paramshard.AbortedError(
-            f"open {self._name}: the daemon has the model no longer: another client has deleted it, or the server was "
-            "started without it; make the module and its optimizer again")
+            f"open {self._name}: model {self._name} was deleted by another client, or the daemon was restarted without "
+            "it; make the module and its optimizer again")
 
     def _wait_while_there(self, is_so: Callable[[paramshard.ModelSummary], bool], what: str) -> None:
-        """AbortedError where the model is deleted meanwhile."""
+        """Same as wait(). AbortedError if the model is deleted meanwhile."""
         self.wait(lambda known: known is None or is_so(known), _PATIENCE, what)
         if self.known() is None:
             raise self.deleted()
 
     def wait(self, is_so: Callable[[paramshard.ModelSummary | None], bool], patience: float, what: str) -> None:
-        """Looks until it is so: nobody tells what another rank has done before all are attached."""
+        """Polls until it is so: no message tells what another rank has done before all are attached."""
         deadline = time.monotonic() + patience
-        with self.telling(f"waits up to {patience:.0f} s for {what}"):
+        with self.telling(f"waiting up to {patience:.0f} s for {what}"):
             while not is_so(self.known()):
                 if time.monotonic() > deadline:
                     raise paramshard.DeadlineExceededError(
-                        f"open {self._name}: timed out after {patience:.0f} s, waiting for {what}")
+                        f"open {self._name}: timed out after {patience:.0f} s waiting for {what}")
                 time.sleep(_NAP)
 
     @contextlib.contextmanager
     def telling(self, what: str | Callable[[], str]) -> Iterator[None]:
-        """Says in the log what is waited for, where what runs inside takes long."""
+        """Logs `what`, if the code inside takes long."""
         def tell() -> None:
             with contextlib.suppress(paramshard.Error):
                 _log.warning("open %s: %s", self._name, what if isinstance(what, str) else what())
@@ -215,14 +214,14 @@ class Opening:
             with contextlib.suppress(paramshard.NotFoundError):
                 self._once_available(lambda: self._client.delete_model(self._name))
         else:
-            # Its first rank is attached to no other model than the one that it has made.
+            # The first rank is attached only to the model that it has made.
             self.wait(lambda known: known is not None and known.attached_ranks > 0 and
                       known.origin in ("initial", "imported"), _PATIENCE,
                       "rank 0 of this daemon to delete the model, and to open a new one")
         found = self._create(spec, brings, brings_all)
         if found.origin not in ("initial", "importing", "imported"):
             raise paramshard.AbortedError(
-                f"open {self._name}: the model was deleted, and another program has created and {found.origin} it")
+                f"open {self._name}: model was deleted, and another program has created and {found.origin} it")
         self._note_seed(found, spec, brings_all)
         return judge(found.origin, self._existing, brings=brings, own=True)
 
@@ -240,7 +239,7 @@ class Opening:
         return run == self._run
 
     def _is_filled_by_first_rank(self, found: paramshard.CreatedModel) -> bool:
-        """Waits for values that rank 0 of this daemon brings, and this rank does not."""
+        """Waits for values that rank 0 of this daemon brings and this rank lacks."""
         if self._local_rank == 0 or (torchrun.is_worker() and not found.same_run):
             return False
         self._wait_while_there(lambda known: known.origin not in _BEGINNINGS,
@@ -248,7 +247,7 @@ class Opening:
         return True
 
     def _is_of_first_rank(self, found: paramshard.CreatedModel) -> bool:
-        """Returns true if rank 0 of this daemon, and of this job, has imported before this rank has asked."""
+        """Returns true if rank 0 of this daemon, in this job, has imported before this rank asked."""
         if self._local_rank == 0:
             return False
         if torchrun.is_worker():
@@ -273,15 +272,15 @@ class Opening:
                 'made, or delete the model with existing="fresh"')
         if found.origin == "imported":
             return paramshard.AlreadyExistsError(
-                f"{what} has imported values, which those of this script would replace; to keep them make the module in "
-                'meta_init() and load nothing before the optimizer is made, to delete them use existing="fresh"')
+                f"{what} has imported values, which this script's values would replace; to keep them make the module "
+                'in meta_init() and load nothing before the optimizer is made, to delete them use existing="fresh"')
         done = " and was restored" if found.origin == "restored" else ""
         return paramshard.AlreadyExistsError(
             f'{what} already exists in the daemon{done}, at commit {found.commit_number}: existing="resume" continues '
             'it, existing="fresh" deletes it; or choose another name=')
 
     def _once_available(self, call: Callable[[], Result]) -> Result:
-        """Waits for a daemon that is started again, and for a save or a restore that is under way."""
+        """Repeats the call while the daemon restarts, or a save or a restore is in progress."""
         deadline = time.monotonic() + _SHORT_PATIENCE
         while True:
             try:

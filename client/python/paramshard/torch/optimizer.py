@@ -33,7 +33,7 @@ class AdamW(torch.optim.Optimizer):
     and counted: `last_result().skipped`.
     """
 
-    # GradScaler hands itself to `step` then, where it can be refused.
+    # With this GradScaler hands itself to `step`, which refuses it.
     _step_supports_amp_scaling = True
 
     def __init__(self, params: Iterable[nn.Parameter] | Iterable[dict[str, Any]], lr: float = 1e-3,
@@ -45,16 +45,16 @@ class AdamW(torch.optim.Optimizer):
         """Opens the sharded model of the parameters; all ranks make it alike.
 
         `params`: the trainable parameters of one sharded model, or groups of them.
-        `lr`, `betas`, `eps`, `weight_decay`: as of torch.optim.AdamW, for groups that do not have their own.
-        `max_grad_norm`: the global norm to which the daemon clips the gradients; 0, infinity and None: it does not.
-        `moments`: the format of both moments, FP32, BF16, FP16 or FP8; `exp_avg` and `exp_avg_sq`: that of each.
+        `lr`, `betas`, `eps`, `weight_decay`: as in torch.optim.AdamW, for groups without their own.
+        `max_grad_norm`: the global norm to which the daemon clips the gradients; 0, infinity and None: no clipping.
+        `moments`: the format of both moments, FP32, BF16, FP16 or FP8; `exp_avg` and `exp_avg_sq`: the format of each.
         `mode`: "adamw", or "l2" to add the decay to the gradients, as torch.optim.Adam does.
         `bias_correction`: False steps by the moments without their correction for the first steps.
-        `foreach`, `fused`: without effect, for the daemon has one kernel.
+        `foreach`, `fused`: without effect, because the daemon has one kernel.
         `amsgrad`, `maximize`, `capturable`, `differentiable`: False; the daemon has no such steps.
 
-        UnimplementedError for those of the last line; InvalidArgumentError for parameters that are not those of one
-        sharded model, or that lack some which are trained; and what `ShardedModel.open` raises.
+        UnimplementedError for options of the last line; InvalidArgumentError for parameters that belong to no sharded
+        model or to several, and for trainable parameters in no group; and the errors of `ShardedModel.open`.
         """
         _refuse_options({"amsgrad": amsgrad, "maximize": maximize, "capturable": capturable,
                          "differentiable": differentiable})
@@ -76,12 +76,12 @@ class AdamW(torch.optim.Optimizer):
         strangers = [parameter for parameter in parameters if not isinstance(parameter, Placeholder)]
         if strangers:
             raise paramshard.InvalidArgumentError(
-                f"AdamW: parameters of a sharded model expected, got {len(strangers)} others, the first of shape "
+                f"AdamW: want parameters of a sharded model, got {len(strangers)} others, the first of shape "
                 f"{list(strangers[0].shape)}: call paramshard.torch.shard() before")
         owners = {parameter.owner for parameter in parameters}
         if len(owners) != 1:
             raise paramshard.InvalidArgumentError(
-                f"AdamW: parameters of one sharded model expected, got those of {len(owners)}")
+                f"AdamW: want parameters of one sharded model, got parameters of {len(owners)}")
         return owners.pop()
 
     @property
@@ -96,7 +96,7 @@ class AdamW(torch.optim.Optimizer):
                    if parameter.placeholder.requires_grad and parameter.name not in group_of]
         if missing:
             raise paramshard.InvalidArgumentError(
-                f"AdamW: a group for every parameter that is trained expected, got none for {', '.join(missing[:5])}"
+                f"AdamW: no group has the trainable parameters {', '.join(missing[:5])}"
                 f"{f' and {len(missing) - 5} more' if len(missing) > 5 else ''}; freeze what is not to be trained")
         return group_of
 
@@ -107,57 +107,57 @@ class AdamW(torch.optim.Optimizer):
         super().add_param_group(param_group)
 
     def _fill_state(self) -> None:
-        """Tools that initialize an optimizer which has no state do so by a step."""
+        """Gives every parameter a state, because some tools make a step to initialize an optimizer without state."""
         for group in self.param_groups:
             for parameter in group["params"]:
                 self.state.setdefault(parameter, {})
 
     def _check_state(self) -> None:
-        """Whoever has written moments here, or cleared them, is to hear that the daemon's are others."""
+        """Raises if moments were written here or cleared: the daemon has the moments."""
         if any(self.state.values()) or not all(
                 parameter in self.state for group in self.param_groups for parameter in group["params"]):
             raise paramshard.FailedPreconditionError(
-                "step: want optimizer.state as AdamW has made it, got one that was written or cleared: moments are in "
-                "the daemon, and begin anew with a model of another name")
+                "step: optimizer.state was written or cleared: moments are in the daemon, and begin anew with a model "
+                "of another name")
 
     def _check_groups(self) -> None:
-        """What the daemon was told when the model was made holds for good: a change would have no effect."""
+        """Raises if a part of the groups was changed that the daemon knows since the model was made."""
         for group in self.param_groups:
             _refuse_options(group)
         if [_fixed_of(group) for group in self.param_groups] == self._made:
             return
         raise paramshard.FailedPreconditionError(
-            "step: groups with the parameters, mode and bias_correction expected that AdamW was made with, got others, "
-            "which the daemon does not know: rates, betas, eps and weight_decay alone may change")
+            "step: parameters, mode and bias_correction of groups cannot change after AdamW is made: only rates, "
+            "betas, eps and weight_decay can")
 
     def state_dict(self) -> dict[str, Any]:
-        """As of any optimizer, with the name of the daemon's moments in the place of moments: model and commit."""
+        """Returns the state of an optimizer, with model and commit of the daemon's moments in place of moments."""
         state = super().state_dict()
         self._sharded.moments.add_to(state["param_groups"])
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes rates and decay, of a state_dict of the commit that the daemon's moments are of.
+        """Takes rates and decay from a state_dict of the commit that the daemon's moments are at.
 
-        FailedPreconditionError where the daemon has others or none; UnimplementedError for moments of another
+        FailedPreconditionError if the daemon has other moments or none; UnimplementedError for moments of another
         optimizer.
         """
         if any(state_dict["state"].values()):
             raise paramshard.UnimplementedError(
-                "load_state_dict: the state of a paramshard.torch.AdamW expected, got moments of another optimizer: "
-                'the daemon has those of its model, and existing="resume" goes on with them')
+                "load_state_dict: want the state of a paramshard.torch.AdamW, got moments of another optimizer: the "
+                'daemon has the moments of its model, and existing="resume" goes on with them')
         super().load_state_dict(self._sharded.moments.take_from(state_dict))
         self._fill_state()
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None, *, grad_scaler: Any = None) -> float | None:
-        """Commits the gradients since the last step. FailedPreconditionError when there are none, or a backward failed.
+        """Commits the gradients since the last step. FailedPreconditionError if there are none, or a backward failed.
 
         Every rank calls it at the same point.
         """
         if grad_scaler is not None:
             raise paramshard.UnimplementedError(
-                "step: no GradScaler expected: gradients are added up in float32, and a step with one that is not "
+                "step: GradScaler is not supported: gradients are added up in float32, and a step with one that is not "
                 "finite is skipped; train in bfloat16 without it")
         loss = None
         if closure is not None:
@@ -176,20 +176,20 @@ class AdamW(torch.optim.Optimizer):
             self._sharded.discard()
 
     def last_result(self, wait: bool = True) -> paramshard.StepResult | None:
-        """The last step's answer: norm, whether it was skipped. None when it is not there yet and `wait` is false.
+        """Returns the answer of the last step: its norm, and skipped or not. None if not there yet and `wait` is false.
 
-        One that is waited for needs the step of every rank: ask when tracked schedulers have stepped on all of them.
+        Waiting needs the step of every rank: ask after tracked schedulers have stepped on all of them.
         """
         return self._sharded.last_result(wait)
 
     def last_norm(self, wait: bool = True) -> float | None:
-        """The global norm of the last step's gradients, before they were clipped; for logging. As `last_result`."""
+        """Returns the global norm of the last step's gradients before clipping, for logging. Waits as `last_result`."""
         result = self.last_result(wait)
         return None if result is None else result.gradient_norm
 
 
 def decay_groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Two groups: matrices, which decay, and vectors and scalars (norms, biases), which do not."""
+    """Makes two groups: matrices, which decay, and vectors and scalars (norms, biases), which do not."""
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     groups = [{"name": "decay", "params": [each for each in parameters if each.dim() >= 2],
                "weight_decay": weight_decay},
@@ -206,13 +206,13 @@ def _refuse_options(group: dict[str, Any]) -> None:
 def _group_of(index: int, group: dict[str, Any]) -> ParameterGroup:
     _refuse_options(group)
     if group["mode"] not in _MODES:
-        raise paramshard.InvalidArgumentError(f"AdamW: mode adamw or l2 expected, got {group['mode']}")
+        raise paramshard.InvalidArgumentError(f"AdamW: want mode adamw or l2, got {group['mode']}")
     _betas_of(group)
     return ParameterGroup(str(group.get("name", f"group{index}")), group["mode"], group["bias_correction"])
 
 
 def _fixed_of(group: dict[str, Any]) -> tuple[list[int], str, bool]:
-    """The parameters by identity, for equality of tensors is another thing."""
+    """Returns the parts of a group that cannot change. Parameters go by identity: tensors compare by element."""
     return [id(parameter) for parameter in group["params"]], group["mode"], group["bias_correction"]
 
 
@@ -222,7 +222,7 @@ def _betas_of(group: dict[str, Any]) -> tuple[float, float]:
         return float(beta1), float(beta2)
     except (TypeError, ValueError) as error:
         raise paramshard.InvalidArgumentError(
-            f"AdamW: betas= two numbers expected, got {group['betas']!r}") from error
+            f"AdamW: want betas of two numbers, got {group['betas']!r}") from error
 
 
 def _hyperparameters(group: dict[str, Any]) -> dict[str, float]:

@@ -1,8 +1,8 @@
 """Optimizers that would step a sharded model's parameters, and find no gradients.
 
-Whatever derives from torch.optim.Optimizer is refused when it is made of a sharded module's parameters, and when it
-steps parameters that it has from before shard(), or from inside of unsharded(). Other classes are refused by
-Placeholder when they read a gradient.
+Classes that derive from torch.optim.Optimizer are refused when they are made of a sharded module's parameters, and when
+they step parameters that they have from before shard(), or from inside of unsharded(). Placeholder refuses other
+classes when they read a gradient.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _NAME = "_paramshard_name"  # which a GatheredParameter has already
 
 
 def mark_sharded(parameter: torch.Tensor, name: str) -> None:
-    """Says of a tensor that an optimizer may have that the daemon steps the parameter of this name instead."""
+    """Marks a tensor that an optimizer may have: the daemon steps the parameter of this name instead."""
     setattr(parameter, _NAME, name)
 
 
 def steps_in_daemon(kind: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
-    """Decorates the optimizers that are not refused."""
+    """Decorates optimizers that are not refused."""
     kind._steps_in_daemon = True
     return kind
 

@@ -1,4 +1,4 @@
-"""How a module's parameters are cut into units."""
+"""Partition of a module's parameters into units."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from paramshard.torch.unit import Unit, UnitParameter
 
 UnitModules = nn.Module | Sequence[nn.Module]
 _MOST_NAME_BYTES = 512  # of a unit
-_OWN_KINDS = (torch.Tensor, nn.Parameter, nn.Buffer)  # those whose storage says where their elements are
+_OWN_KINDS = (torch.Tensor, nn.Parameter, nn.Buffer)  # classes whose storage says where their elements are
 # By the packages that their classes come from: modules that share parameters between ranks or devices.
 _WRAPPERS = {"torch.nn.parallel.distributed": "DistributedDataParallel", "torch.distributed.fsdp": "FSDP",
              "torch.nn.parallel.data_parallel": "DataParallel"}
@@ -25,10 +25,10 @@ _WRAPPERS = {"torch.nn.parallel.distributed": "DistributedDataParallel", "torch.
 
 def partition(module: nn.Module, units: Iterable[UnitModules], *, param_dtype: torch.dtype | None,
               device: torch.device) -> list[Unit]:
-    """Makes the units. A parameter belongs to the innermost of their modules that has it.
+    """Makes the units. A parameter belongs to the innermost unit that has it.
 
-    Parameters without elements are in no unit. InvalidArgumentError for modules that are not the model's, or in two
-    units; for parameters in no unit, already sharded, or of a kind that cannot be; names them.
+    Parameters without elements are in no unit. InvalidArgumentError names modules that are not the model's or are in
+    two units, and parameters in no unit, already sharded, or of a kind that is not supported.
     """
     groups = [[unit] if isinstance(unit, nn.Module) else list(unit) for unit in units]
     names = {each: name for name, each in module.named_modules()}
@@ -50,8 +50,8 @@ def partition(module: nn.Module, units: Iterable[UnitModules], *, param_dtype: t
                 continue  # it stays in the module: there is nothing to gather
             if isinstance(owner, nn.Embedding | nn.EmbeddingBag) and owner.max_norm is not None:
                 raise paramshard.UnimplementedError(
-                    f"shard: {name}: an embedding without max_norm expected, which would write weights in the forward, "
-                    "where they are lost")
+                    f"shard: {name}: max_norm of an embedding is not supported: it writes weights in the forward, "
+                    "where writes are lost")
             unit = _innermost(prefix, unit_of)
             if unit is None:
                 if prefix == names[owner]:
@@ -69,8 +69,8 @@ def partition(module: nn.Module, units: Iterable[UnitModules], *, param_dtype: t
                 borrowed[unit].add(home)
     if homeless:
         raise paramshard.InvalidArgumentError(
-            f"shard: every parameter in a unit expected, got none for {_some(homeless)}: list the modules that they "
-            "belong to, or the model itself as a last unit")
+            f"shard: parameters in no unit: {_some(homeless)}: list the modules that they belong to, or the model "
+            "itself as a last unit")
     if not by_parameter:
         raise paramshard.InvalidArgumentError("shard: the module has no parameters")
     _check_memory({known.name: parameter for parameter, (_, known) in by_parameter.items()}, paths)
@@ -80,7 +80,7 @@ def partition(module: nn.Module, units: Iterable[UnitModules], *, param_dtype: t
 
 
 def _check_memory(parameters: Mapping[str, nn.Parameter], paths: list[tuple[str, nn.Module]]) -> None:
-    """Every parameter gets memory of its own. What shares its memory now would keep the values that it has now."""
+    """Refuses tensors that share memory with a parameter: they would keep its present values."""
     by_storage: dict[int, list[tuple[str, nn.Parameter]]] = {}
     for name, parameter in parameters.items():
         others = by_storage.setdefault(place_of(parameter)[0], [])
@@ -100,11 +100,11 @@ def _check_memory(parameters: Mapping[str, nn.Parameter], paths: list[tuple[str,
 
 
 def _tensors_beside_parameters(owner: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Buffers and attributes of a module, and what its lists and dictionaries hold."""
+    """Yields buffers and tensor attributes of a module, and the tensors in its lists and dictionaries."""
     # Old weight_norm, spectral_norm and pruning compute an attribute anew before each forward.
     computed = {getattr(hook, "name", getattr(hook, "_tensor_name", None)) for hook in forward_pre_hooks(owner)}
     if isinstance(owner, nn.RNNBase):
-        computed.add("_flat_weights")  # which it looks at before it uses it
+        computed.add("_flat_weights")  # which it checks before use
     for attribute, value in (*own_buffers(owner).items(), *vars(owner).items()):
         if attribute in ("_parameters", "_buffers", "_modules") or attribute in computed:
             continue
@@ -115,7 +115,7 @@ def _tensors_beside_parameters(owner: nn.Module) -> Iterator[tuple[str, torch.Te
 
 
 def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """For tensors of one storage: True if an element of one is an element of the other."""
+    """Returns True if two tensors of one storage have an element in common."""
     if not one.numel() or not other.numel():
         return False
     first, last = _extent(one)
@@ -131,7 +131,7 @@ def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _extent(tensor: torch.Tensor) -> tuple[int, int]:
-    """Its first byte in its storage, and that of its last element."""
+    """Returns the offsets in its storage, in bytes, of its first and its last element."""
     first = tensor.storage_offset()
     last = first + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
     return first * tensor.element_size(), last * tensor.element_size()
@@ -143,14 +143,14 @@ def _units_by_module(groups: list[list[nn.Module]], names: dict[nn.Module, str])
         for each in group:
             if each not in names:
                 raise paramshard.InvalidArgumentError(
-                    f"shard: modules of the model expected, got another {type(each).__name__} in unit {index}")
+                    f"shard: unit {index} has a {type(each).__name__} that is not a module of the model")
             if isinstance(each, nn.ModuleList | nn.ModuleDict) and type(each).forward is nn.Module.forward:
                 raise paramshard.InvalidArgumentError(
-                    f"shard: modules with a forward expected, got the {type(each).__name__} {names[each]}, which nobody "
-                    "calls: list its modules, as units of their own or as one in a list")
+                    f"shard: the {type(each).__name__} {names[each]} has no forward: list its modules, as units of "
+                    "their own or as one in a list")
             if each in unit_of:
                 raise paramshard.InvalidArgumentError(
-                    f"shard: every module in one unit expected, {names[each] or 'the model'} is in two")
+                    f"shard: {names[each] or 'the model'} is in two units")
             unit_of[each] = index
     return unit_of
 
@@ -169,7 +169,7 @@ def _innermost(prefix: str, unit_of: dict[str, int]) -> int | None:
 
 
 def _names_of(groups: list[list[nn.Module]], names: dict[nn.Module, str]) -> list[str]:
-    """The daemon knows units by these: a model that it has is resumed with the names that it was made with."""
+    """Returns the names by which the daemon knows units: a model is resumed with the same names."""
     for root in ("model", ".model"):  # the latter is no module's path
         found = [_name_of([names[each] or root for each in group]) for group in groups]
         if len(set(found)) == len(found):
@@ -198,27 +198,27 @@ def _check_module(name: str, module: nn.Module) -> None:
 
 def _check(name: str, parameter: nn.Parameter) -> None:
     if isinstance(parameter, (Placeholder, FormerParameter)):
-        raise paramshard.InvalidArgumentError(f"shard: a module that is not sharded yet expected, {name} is")
+        raise paramshard.InvalidArgumentError(f"shard: {name} is already sharded")
     if isinstance(parameter, nn.parameter.UninitializedParameter):
         raise paramshard.InvalidArgumentError(
             f"shard: {name} has no shape yet: run the model once, so that its lazy modules are made")
     if has_gradient_hooks(parameter):
         raise paramshard.UnimplementedError(
-            f"shard: {name} has hooks on its gradient, which goes to the daemon as it comes, and they would not be "
-            "called: remove them before")
+            f"shard: {name} has hooks on its gradient, which would not be called, because gradients go to the daemon "
+            "as they come: remove them before")
     if hasattr(parameter, "placements"):
         raise paramshard.UnimplementedError(
             f"shard: {name} is a DTensor: tensor and expert parallelism beside this are not supported; FSDP2 is")
     if type(parameter) is not nn.Parameter and not isinstance(parameter, WatchedParameter):
         raise paramshard.UnimplementedError(
-            f"shard: {name} is a {type(parameter).__name__}: a plain nn.Parameter is needed, which has no quantized or "
-            "other layout of its own")
+            f"shard: {name} is a {type(parameter).__name__}: want a plain nn.Parameter, without a quantized or other "
+            "layout of its own")
     if parameter.layout != torch.strided:
         raise paramshard.UnimplementedError(
             f"shard: {name} has layout {parameter.layout}: want a dense parameter, such as its to_dense()")
     if parameter.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         raise paramshard.InvalidArgumentError(
-            f"shard: {name}: a parameter of float32, bfloat16 or float16 expected, got {parameter.dtype}")
+            f"shard: {name}: want float32, bfloat16 or float16, got {parameter.dtype}")
 
 
 def _some(names: list[str]) -> str:

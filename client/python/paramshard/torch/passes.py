@@ -1,4 +1,4 @@
-"""What happens to a sharded model between two steps: forwards, backwards, and what is left when one of them fails."""
+"""Passes of a sharded model between two steps: forwards, backwards, and cleaning up after failed ones."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from paramshard.torch.unit import Unit
 
 
 class Passes:
-    """Knows which pass is under way, and what has been pushed since the last commit."""
+    """State of the present pass, and of pushes since the last commit."""
 
     def __init__(self, units: list[Unit]):
         self._units = units
         self._model: paramshard.Model | None = None
-        self._backward: int | None = None  # autograd's number of the one that is under way
-        self._backwards = 0  # that were through, and had gradients to push, since the last commit
+        self._backward: int | None = None  # autograd's number of the backward in progress
+        self._backwards = 0  # finished ones with gradients to push, since the last commit
         self._pushes_now = False  # in this backward
         self.has_pushed = False  # since the last commit
-        self._written: list[str] = []  # gathered parameters that somebody has written
+        self._written: list[str] = []  # gathered parameters that were written
         self._lost: str | None = None  # why gradients of this step are gone
-        self.state = 0  # counts the states that parameters have been in: values are the same as long as it is
-        self.send_step = lambda: None  # sends what a step has left to be sent
-        self.bring_values = lambda: None  # brings what was copied into parameters to the daemon
-        self.check_exported = lambda: None  # raises where values of a state_dict() were written
+        self.state = 0  # number of the present values of the parameters
+        self.send_step = lambda: None  # sends a commit that a step has left to be sent
+        self.bring_values = lambda: None  # imports values that were copied into parameters
+        self.check_exported = lambda: None  # raises if values of a state_dict() were written
 
     @property
     def model(self) -> paramshard.Model:
@@ -36,7 +36,7 @@ class Passes:
 
     @property
     def is_looked_at_closely(self) -> bool:
-        """True in states 1, 2, 4, 8 and so on: contents of what is gathered are compared there, which takes time."""
+        """True in states 1, 2, 4, 8 and so on, where contents of gathered parameters are compared, which takes time."""
         return self.state & (self.state - 1) == 0
 
     def open(self, model: paramshard.Model | None) -> None:
@@ -49,7 +49,7 @@ class Passes:
     # --- Forwards ---
 
     def begin_model(self) -> None:
-        """The whole model's forward begins: whatever an exception has left of the passes before goes."""
+        """Begins the whole model's forward, and drops the remains of passes that an exception has ended."""
         if in_backward():
             return  # a checkpoint around the model is recomputed
         self.check_exported()
@@ -71,14 +71,14 @@ class Passes:
     # --- Backwards ---
 
     def begin_backward(self) -> None:
-        """Called by whatever comes first in a backward, and again by all that follows."""
+        """Begins a backward. Every hook calls this; the first one counts."""
         task = current_backward()
         if task == self._backward:
             return
         if self._backward is not None:
             raise paramshard.FailedPreconditionError(
-                "backward: one at a time expected, got one inside of another, or after one that failed; "
-                "checkpoints are to be made with use_reentrant=False")
+                "backward: another backward is in progress, or has failed; make checkpoints with "
+                "use_reentrant=False")
         self.send_step()
         self._backward = task
         this = weakref.proxy(self)
@@ -88,12 +88,13 @@ class Passes:
         self._written.append(name)
 
     def check_written(self) -> None:
-        """When all that is to be given back has been: who is told so finds nothing half done."""
+        """Raises if gathered parameters were written. Called when memory was given back: nothing is left half done."""
         written, self._written = self._written, []
         if written:
             raise paramshard.FailedPreconditionError(
-                f"{', '.join(dict.fromkeys(written))}: written or replaced while gathered, which is lost: set "
-                "`parameter.data`, or call load_state_dict(), outside of forwards and of `with sharded.unsharded():`")
+                f"{', '.join(dict.fromkeys(written))}: written or replaced while gathered, and the writes are lost: "
+                "set `parameter.data`, or call load_state_dict(), outside of forwards and of `with "
+                "sharded.unsharded():`")
 
     def note_push(self) -> None:
         self.has_pushed = self._pushes_now = True
@@ -108,7 +109,7 @@ class Passes:
         self.check_written()
 
     def _drop_failed_backward(self) -> None:
-        """A backward that raised has pushed some of its gradients. They are dropped with those of its step."""
+        """Drops the gradients that a failed backward has pushed, with all gradients of its step."""
         if self._backward is None:
             return
         self._backward, self._pushes_now = None, False
@@ -118,8 +119,8 @@ class Passes:
         if self.has_pushed:
             self.model.discard()
         if self._backwards:
-            self._lost = (f"a backward failed, and with its gradients those of {self._backwards} before it in this "
-                          "step were dropped: call zero_grad() and repeat the step")
+            self._lost = (f"a backward failed; its gradients were dropped, and so were the gradients of "
+                          f"{self._backwards} before it in this step: call zero_grad() and repeat the step")
         self._forget_pushes()
 
     # --- Steps ---
@@ -134,8 +135,8 @@ class Passes:
             raise paramshard.FailedPreconditionError(f"step: {self._lost}")
         if not self.has_pushed:
             raise paramshard.FailedPreconditionError(
-                "step: a backward since the last step expected, got none, and a commit without gradients would count "
-                "as a step; backward(inputs=) of parameters computes none")
+                "step: no backward since the last step, and a commit without gradients would count as a step; "
+                "backward(inputs=) of parameters computes none")
         self.reshard("step")
 
     def end_step(self) -> None:
@@ -143,7 +144,7 @@ class Passes:
         self._forget_pushes()
 
     def reshard(self, operation: str) -> None:
-        """Before values change: nothing is to have old ones, or to be written where it is lost."""
+        """Gives back gathered memory before values change. Raises if parameters were written or are still held."""
         for unit in self._units:
             unit.end_passes()
             unit.end_transforms()
@@ -151,7 +152,7 @@ class Passes:
         held = next((unit.name for unit in self._units if unit.is_unsharded), None)
         if held is not None:
             raise paramshard.FailedPreconditionError(
-                f"{operation}: no gathered parameters expected, got those of {held}: call it outside of "
+                f"{operation}: unit {held} is gathered: call it outside of "
                 "`with sharded.unsharded():`")
 
     def _forget_pushes(self) -> None:

@@ -1,4 +1,4 @@
-"""What a module has in place of a parameter while its values are in the daemon alone."""
+"""Stand-in for a parameter of a module while its values are in the daemon alone."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from paramshard.torch.sharded_model import ShardedModel
 
 _aten = torch.ops.aten
-# What modules, optimizers and `state_dict` do to parameters without looking at values. Each gives the same parameter
-# again: where it lies and of what type it is was settled when the model was sharded.
+# Operations of modules, optimizers and `state_dict` on parameters that do not look at values. Each gives the same
+# parameter again: shard() has settled its device and its type.
 _WITHOUT_VALUES = frozenset({
     _aten.detach.default, _aten.alias.default, _aten._to_copy.default, _aten.to.dtype_layout, _aten.lift_fresh.default})
 
-# What is asked of a parameter and would silently do nothing, or worse, and what to do instead.
+# Refused operations, which would silently do nothing or worse, and what to do instead.
 _REFUSED = {
     torch.Tensor.register_hook: "gradients go to the daemon as they come, and hooks on them would not be called",
     torch.Tensor.register_post_accumulate_grad_hook:
@@ -34,8 +34,8 @@ _REFUSED = {
 
 _SET_GRADIENT = (torch.Tensor.grad.__set__, torch.Tensor.grad.__delete__)
 
-_TO_CHANGE = ("to change them set `parameter.data = value` outside of forwards and of `with sharded.unsharded():`, or call "
-              "load_state_dict()")
+_TO_CHANGE = ("to change them set `parameter.data = value` outside of forwards and of `with sharded.unsharded():`, or "
+              "call load_state_dict()")
 
 _WRAPPERS = {"torch.nn.parallel.distributed": "DistributedDataParallel", "torch.distributed.fsdp": "FSDP",
              "torch.nn.parallel.replicate": "DataParallel"}
@@ -45,19 +45,19 @@ class Placeholder(torch.Tensor):
     """A parameter that is not gathered: it has a name, a shape, a type and a device, and no memory.
 
     Optimizers group it, `requires_grad` may be set, and load_state_dict may copy a value into it, which is brought to
-    the daemon. Whatever would read it raises FailedPreconditionError.
+    the daemon. Operations that read it raise FailedPreconditionError.
     """
 
-    _is_param = True  # what makes isinstance(self, nn.Parameter) true
+    _is_param = True  # makes isinstance(self, nn.Parameter) true
 
     parameter_name: str
     owner: ShardedModel | None
-    is_multiplied = False  # in 8 bits, as it lies: even while it is gathered it has no values then
+    is_multiplied = False  # in 8 bits, without decoding: it has no values then, even while it is gathered
 
     @staticmethod
     def __new__(cls, like: torch.Tensor, *, name: str, dtype: torch.dtype, device: torch.device,
                 owner: ShardedModel | None) -> Placeholder:
-        # Tensors of inference mode have no version, which what torch makes of a parameter shares.
+        # Tensors of inference mode have no version, but views that torch makes of a parameter share its version.
         with torch.inference_mode(False):
             placeholder = make_wrapper(
                 cls, like.shape, dtype=dtype, device=device, requires_grad=like.requires_grad)
@@ -89,11 +89,11 @@ class Placeholder(torch.Tensor):
         if function in _SET_GRADIENT and isinstance(args[0], Placeholder):
             check_set(args[0], args[0].parameter_name, args[0].owner, args[1] if len(args) > 1 else None)
         if function == torch.Tensor.data.__set__ and isinstance(args[0], Placeholder):
-            # Modules that are moved set what a conversion has given, which is the same.
+            # Modules that are moved set the result of a conversion, which is the same parameter.
             if not isinstance(args[1], Placeholder):
                 if args[1].shape != args[0].shape:
                     raise paramshard.InvalidArgumentError(
-                        f"set the values of {args[0].parameter_name}: {list(args[0].shape)} expected, got "
+                        f"set the values of {args[0].parameter_name}: want shape {list(args[0].shape)}, got "
                         f"{list(args[1].shape)}")
                 args[0].owner.take_value(args[0].parameter_name, args[1])
             return None
@@ -101,24 +101,24 @@ class Placeholder(torch.Tensor):
             placeholders = [value for value in pytree.tree_leaves((args, kwargs))
                             if isinstance(value, Placeholder)]
             raise placeholders[0].refusal_of(function)
-        # What comes of it is what it is: torch's own __torch_function__ would make placeholders of plain tensors.
+        # The result keeps its class: torch's own __torch_function__ would make placeholders of plain tensors.
         with without_torch_function():
             return function(*args, **(kwargs or {}))
 
     def refusal_of(self, function: Any) -> paramshard.UnimplementedError:
-        """Of one that is in the table of what is refused."""
+        """Returns the error for a function of _REFUSED."""
         return paramshard.UnimplementedError(f"{function.__name__} {self.parameter_name}: {_REFUSED[function]}")
 
     def _check_conversion(self, dtype: torch.dtype | None = None, device: torch.device | None = None,
                           **rest: Any) -> None:
         if dtype not in (None, self.dtype) or device is not None and not self._lies_on(torch.device(device)):
             raise paramshard.FailedPreconditionError(
-                f"convert {self.parameter_name}: {self.dtype} on {self.device} expected, as shard() was told, got "
+                f"convert {self.parameter_name}: want {self.dtype} on {self.device}, as shard() was told, got "
                 f"{dtype or self.dtype} on {device or self.device}; give shard() another param_dtype, or convert "
                 "before it")
 
     def _lies_on(self, device: torch.device) -> bool:
-        """A GPU has a number here; without one, and of CPUs, none is meant."""
+        """Returns True for its own device, and for `cuda` without a number, which means the same GPU."""
         return device.type == self.device.type and (
             self.device.index is None or device.index in (None, self.device.index))
 
@@ -155,7 +155,7 @@ class Placeholder(torch.Tensor):
 
 
 def _asking_wrapper() -> str | None:
-    """What else of torch's would share parameters between ranks, and reads one now."""
+    """Returns the wrapper of torch that reads a parameter now to share it between ranks, if any."""
     frame = sys._getframe(1)
     while frame is not None:
         name = frame.f_globals.get("__name__", "")

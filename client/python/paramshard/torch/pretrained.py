@@ -1,4 +1,4 @@
-"""Values of a module from a folder."""
+"""Initial values of a module, read from a folder of weights."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ class _Found:
 
     tensors: dict[str, torch.Tensor]
     additional: set[str]  # keys that the model has no place for
-    refused: dict[str, str]  # by key: why there are no values
+    refused: dict[str, str]  # by key: why it has no values
 
 
 def read(module: nn.Module, directory: str | os.PathLike[str], parameters: Sequence[UnitParameter], *,
          reads: bool) -> dict[str, torch.Tensor]:
-    """Values by parameter. Without `reads` there are names, and values of no meaning: another rank imports.
+    """Returns values by parameter. Without `reads` the values have no meaning: another rank imports them.
 
-    Persistent buffers are copied into the module, with or without `reads`; those that the files lack stay as they are,
-    with a warning. Adapters of PEFT have no values in the folder, which is that of their base model: they begin as they
-    were made, and FailedPreconditionError names one that was made from the base model's values. NotFoundError names
-    parameters that the files lack, InvalidArgumentError those of other shapes, those of unknown encodings, and tied ones
-    of which the files have several values. A warning names keys that nothing takes.
+    Persistent buffers are copied into the module, with or without `reads`; a warning names buffers that the files lack,
+    which stay as they are. Adapters of PEFT have no values in the folder, which belongs to their base model: they begin
+    as they were made, and FailedPreconditionError names one that was made from the base model's values. NotFoundError
+    names parameters that the files lack, InvalidArgumentError parameters of other shapes or unknown encodings, and tied
+    ones with several values in the files. A warning names keys that nothing takes.
     """
     adapter = depends_on_base(module)
     if adapter is not None:
         raise paramshard.FailedPreconditionError(
-            f"load_pretrained {directory}: adapter {adapter} was made from values of the base model, which were not "
-            "those of the folder: open the folder by from_pretrained() before get_peft_model()")
+            f"load_pretrained {directory}: adapter {adapter} was made from other values of the base model than the "
+            "folder has: open the folder by from_pretrained() before get_peft_model()")
     base = BaseModel(module)
     names = {parameter.name: _names_in(base, parameter.names) for parameter in parameters}
     names = {name: known for name, known in names.items() if known}
@@ -66,7 +66,7 @@ def read(module: nn.Module, directory: str | os.PathLike[str], parameters: Seque
             if name in found.tensors:
                 buffer.copy_(found.tensors[name])
     if is_of_transformers(base.module) and hasattr(base.module.config, "quantization_config"):
-        del base.module.config.quantization_config  # what is saved of the model has values, too
+        del base.module.config.quantization_config  # the model is saved with decoded values
     return {name: _value(folder, found, own) if reads else torch.empty(0) for name, own in names.items()}
 
 
@@ -99,7 +99,7 @@ def _find(model: nn.Module, folder: pathlib.Path, places: Mapping[str, torch.Ten
 
 def _load_by_transformers(model: nn.Module, folder: pathlib.Path,
                           state: dict[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], set[str]]:
-    """Renames and merges as its own from_pretrained does, and takes nothing that this has made up."""
+    """Renames and merges tensors by the model's own from_pretrained, without values that it makes up."""
     config = copy.deepcopy(model.config)
     if hasattr(config, "quantization_config"):
         del config.quantization_config  # values are decoded
@@ -118,7 +118,7 @@ def _load_by_transformers(model: nn.Module, folder: pathlib.Path,
 
 
 def _type_of(state: Mapping[str, torch.Tensor]) -> torch.dtype:
-    """One in which no value loses bits on its way to float32."""
+    """Returns a type in which no value loses bits on its way to float32."""
     types = {tensor.dtype for tensor in state.values() if tensor.is_floating_point()}
     return types.pop() if len(types) == 1 and types <= {torch.bfloat16, torch.float16} else torch.float32
 
@@ -144,7 +144,7 @@ def _check_names(folder: pathlib.Path, found: _Found, names: Mapping[str, list[s
 
 
 def _advice(missing: Sequence[str], additional: Iterable[str]) -> str:
-    """How keys differ from names, where a prefix makes the difference."""
+    """Returns advice for an error: how keys differ from names, if they differ by a prefix."""
     for key in sorted(additional):
         for name in missing:
             if key.endswith(f".{name}"):
@@ -167,7 +167,7 @@ def _wrong_shape(folder: pathlib.Path, name: str, wanted: Sequence[int], found: 
 
 
 def _value(folder: pathlib.Path, found: _Found, names: Sequence[str]) -> torch.Tensor:
-    """Of a parameter of these names, which all have the same where the files have several."""
+    """Returns the value of a parameter, which is the same under all its names in the files."""
     first, *others = (name for name in names if name in found.tensors)
     value = found.tensors[first]
     for other in others:

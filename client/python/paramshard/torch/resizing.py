@@ -16,7 +16,7 @@ _METHODS = ("resize_token_embeddings", "resize_position_embeddings", "resize_num
 def refuse_resizing(module: nn.Module) -> None:
     """Makes a sharded module's methods that resize its parameters raise, before they change anything.
 
-    resize_token_embeddings() to the size that there is does nothing, and may be called.
+    resize_token_embeddings() to the present size does nothing, and may be called.
     """
     for name in _METHODS:
         if hasattr(type(module), name):
@@ -33,7 +33,7 @@ def _refusing(module: nn.Module, name: str) -> Any:
         if name == "resize_token_embeddings" and _keeps_size(of, *arguments, **options):
             return of.get_input_embeddings()
         raise paramshard.FailedPreconditionError(
-            f"{name} of a sharded {type(of).__name__}: the daemon has parameters of the size that they had in shard(): "
+            f"{name} of a sharded {type(of).__name__}: the daemon has parameters of the sizes at shard(): "
             "resize the model before shard()")
 
     return resize

@@ -1,4 +1,4 @@
-"""A folder that a sharded module is saved to."""
+"""Folder to which a sharded module is saved."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _FILE = "model.safetensors"
 
 
 def write(module: nn.Module, directory: str | os.PathLike[str], state: dict[str, Any]) -> None:
-    """A folder that transformers opens, where the module is one of its models; else one file of safetensors.
+    """Writes a folder that transformers opens, for a model of transformers; else one file of safetensors.
 
-    Keys that have the same tensor are names of a tied parameter, which a file of safetensors has once. InvalidArgument
-    for values that such a file cannot have; names them.
+    Keys with the same tensor are names of a tied parameter, which a file of safetensors has once. InvalidArgumentError
+    names a value that such a file cannot have.
     """
     folder = pathlib.Path(directory)
     folder.mkdir(parents=True, exist_ok=True)
@@ -39,7 +39,7 @@ def write(module: nn.Module, directory: str | os.PathLike[str], state: dict[str,
 
 
 def _writable(state: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """Every buffer has memory of its own, in the order of its elements."""
+    """Gives every value memory of its own, in the order of its elements."""
     made: dict[int, torch.Tensor] = {}  # by value
     storages: set[int] = set()
     for key, value in state.items():
@@ -62,12 +62,12 @@ def _writable(state: dict[str, Any]) -> dict[str, torch.Tensor]:
 
 
 def correct_saving(module: nn.Module, dictionaries: StateDicts) -> None:
-    """Makes `module.save_pretrained()` write what it writes without a daemon, where it is one of transformers or PEFT."""
+    """Makes `module.save_pretrained()` of transformers or PEFT write the same files as without a daemon."""
     module = uncompiled(module)
     if not (is_of_transformers(module) or has_adapters(module)):
         return
     save = type(module).save_pretrained
-    saved, of = weakref.ref(module), weakref.ref(dictionaries)  # which live as long as the module is called
+    saved, of = weakref.ref(module), weakref.ref(dictionaries)  # both live while the module is called
 
     @functools.wraps(save)
     def save_pretrained(*arguments: Any, **options: Any) -> Any:
@@ -76,7 +76,7 @@ def correct_saving(module: nn.Module, dictionaries: StateDicts) -> None:
         with showing_prompts(saved(), of()):
             result = save(saved(), *arguments, **options)
         if not has_adapters(saved()) and given.get("is_main_process", True):
-            # It has the type of placeholders now, which is what is computed with.
+            # The config has the type of placeholders now, which is the type of the computation.
             saved().config.dtype = str(saved_type).removeprefix("torch.")
             saved().config.save_pretrained(given["save_directory"])
         return result
@@ -85,6 +85,6 @@ def correct_saving(module: nn.Module, dictionaries: StateDicts) -> None:
 
 
 def _type_of_file(module: nn.Module, dictionaries: StateDicts, state: dict[str, Any] | None) -> torch.dtype:
-    """transformers takes the first parameter's for the config."""
+    """Returns the type for the config, which transformers takes from the first parameter."""
     name, parameter = next((name, each) for name, each in module.named_parameters() if each.numel())
     return state[name].dtype if state and name in state else dictionaries.type_of(parameter)

@@ -1,4 +1,4 @@
-"""How a module comes to be sharded."""
+"""`shard()`, which moves the parameters of a module into the daemon."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _DAEMONS = (None, "node", "job")
 _COMPUTE = ("dense", "fp8")
 
 
-@torch.inference_mode(False)  # tensors that are made in it have no versions, by which writes are noticed
+@torch.inference_mode(False)  # tensors of inference mode have no versions, by which writes are noticed
 def shard(module: nn.Module, *, name: str, units: Iterable[UnitModules], existing: str = "error",
           format: str | Sequence[tuple[str, str]] | None = None, param_dtype: torch.dtype | None = None,
           compute: str = "dense", grad_dtype: torch.dtype = torch.float32, cast_inputs: bool = True,
@@ -36,36 +36,37 @@ def shard(module: nn.Module, *, name: str, units: Iterable[UnitModules], existin
     """Moves a module's parameters into the daemon of this node. The module stays what it is, and computes as before.
 
     The module is made in `meta_init()`, or has values, which are imported. AdamW of this package, made of its
-    parameters after this, creates the model in the daemon. Where that serves the rank from a GPU the module computes on
-    the same one: it becomes torch's present device, and buffers go there.
+    parameters after this, creates the model in the daemon. If the daemon serves the rank from a GPU the module computes
+    on the same one: it becomes torch's present device, and buffers go there.
 
     `units`: modules, or lists of modules, whose parameters are gathered together: transformer blocks, usually. The
     innermost unit that has a parameter takes it, so that the model itself may be the last unit, with the rest.
-    `existing`: what becomes of a model of this name that the daemon has, and that has been trained or restored:
-    "error", "resume" to go on with it, or "fresh" to delete it, trained or not, and to begin anew whatever the daemon's
-    --restore says. A worker that torchrun has started again resumes its own run's model, whatever this says.
-    `format`: of all parameters, or pairs of a glob of parameter names and a format, of which the first that matches
-    counts; None: that of `param_dtype`. Formats are those of `paramshard.Encoding`.
-    `param_dtype`: what is computed with; None: each parameter's own type. `cast_inputs`: inputs of units are cast to
-    it; `output_dtype`: outputs of units are cast to that.
-    `compute`: "dense" decodes all parameters; "fp8" multiplies the weights of every nn.Linear in 8 bits, as they lie in
-    FP8_BLOCK_128X128 or an FP8_TENSOR format, where its features are multiples of 128. Activations and gradients are
-    quantized in blocks of 1 x 128. Outside of `unsharded()` such a weight has no values that a module could read itself.
-    `grad_dtype`: of what is sent, float32 or bfloat16; the daemon adds up in float32.
+    `existing`: for a model of this name that the daemon has trained or restored: "error", "resume" to go on with it, or
+    "fresh" to delete it, trained or not, and to begin anew whatever the daemon's --restore says. A worker that torchrun
+    has started again resumes its own run's model in any case.
+    `format`: one format for all parameters, or pairs of a glob of parameter names and a format, of which the first that
+    matches counts; None: the format of `param_dtype`. `paramshard.Encoding` lists the formats.
+    `param_dtype`: type of the computation; None: each parameter's own type. `cast_inputs`: inputs of units are cast to
+    it; `output_dtype`: type to which outputs of units are cast.
+    `compute`: "dense" decodes all parameters; "fp8" multiplies the weights of every nn.Linear in 8 bits, without
+    decoding, if they have FP8_BLOCK_128X128 or an FP8_TENSOR format and features in multiples of 128. Activations and
+    gradients are quantized in blocks of 1 x 128. Outside of `unsharded()` a module cannot read values of such a weight.
+    `grad_dtype`: type of gradients that are sent, float32 or bfloat16; the daemon adds up in float32.
     `reshard_after_forward`: False keeps the gathered parameters until the backward.
-    `daemon`: None or "node": one that is there (`socket_dir` says where, else as paramshard.Client); "job": one that
-    is started on this node, and ends with the job.
-    `local_rank`: of this process among those of the node; None: LOCAL_RANK, else 0.
-    `device`: torch's name of the GPU; None: that of the number which the daemon has for it, if torch sees so many, else
-    the present one. Another than the daemon's is refused when the model is opened.
+    `daemon`: None or "node": a running daemon (at `socket_dir`, else as paramshard.Client); "job": one that is started
+    on this node, and ends with the job.
+    `local_rank`: rank of this process on its node; None: LOCAL_RANK, else 0.
+    `device`: torch's name of the GPU; None: the daemon's number of it, if torch sees so many GPUs, else the present
+    GPU. Opening the model fails for another GPU than the daemon's.
 
-    `seed`: of the initial values that the daemon draws for a module made in `meta_init()`; None: one made of `name`
-    and, where all ranks have one daemon, of the number below 2**32 that `torch.manual_seed` was last given on rank 0. A
-    model that is there keeps its seed.
-    `shard_size`: how many ranks share one copy of the state; None: those of one daemon, so that every node has a copy.
+    `seed`: seed of the initial values that the daemon draws for a module made in `meta_init()`; None: made of `name`
+    and, if all ranks have one daemon, of the number below 2**32 that `torch.manual_seed` was last given on rank 0. An
+    existing model keeps its seed.
+    `shard_size`: number of ranks that share one copy of the state; None: the ranks of one daemon, so that every node
+    has a copy.
 
-    InvalidArgumentError for units that overlap, or that miss parameters; names them. FailedPreconditionError where the
-    daemon has GPUs and torch sees none. UnimplementedError for "fp8" on a GPU that has no such products.
+    InvalidArgumentError names units that overlap, and parameters in none. FailedPreconditionError if the daemon has
+    GPUs and torch sees none. UnimplementedError for "fp8" on a GPU without such products.
     """
     _check(existing, daemon, compute, param_dtype, grad_dtype)
     _check_format(format)
@@ -76,7 +77,7 @@ def shard(module: nn.Module, *, name: str, units: Iterable[UnitModules], existin
         info = probe.daemon_info()
     _check_daemon(info, local_rank)
     device = _device_of(info.devices[local_rank], device)
-    # Whatever is refused leaves the module as it was: it is changed last.
+    # The module is changed last, so that a refusal leaves it as it was.
     made = partition(module, units, param_dtype=param_dtype, device=device)
     buffers = _buffers_on(module, device)
     empty = _empty_parameters_on(module, param_dtype, device)
@@ -107,20 +108,20 @@ def shard(module: nn.Module, *, name: str, units: Iterable[UnitModules], existin
 def _check(existing: str, daemon: str | None, compute: str, param_dtype: torch.dtype | None,
            grad_dtype: torch.dtype) -> None:
     if compute not in _COMPUTE:
-        raise paramshard.InvalidArgumentError(f"shard: compute={_COMPUTE} expected, got {compute!r}")
+        raise paramshard.InvalidArgumentError(f'shard: want compute="dense" or "fp8", got {compute!r}')
     if existing not in _EXISTING:
-        raise paramshard.InvalidArgumentError(f"shard: existing={_EXISTING} expected, got {existing!r}")
+        raise paramshard.InvalidArgumentError(f'shard: want existing="error", "resume" or "fresh", got {existing!r}')
     if daemon not in _DAEMONS:
-        raise paramshard.InvalidArgumentError(f"shard: daemon={_DAEMONS} expected, got {daemon!r}")
+        raise paramshard.InvalidArgumentError(f'shard: want daemon=None, "node" or "job", got {daemon!r}')
     if param_dtype not in (None, torch.float32, torch.bfloat16, torch.float16):
         raise paramshard.InvalidArgumentError(
-            f"shard: param_dtype float32, bfloat16 or float16 expected, got {param_dtype}")
+            f"shard: want param_dtype float32, bfloat16 or float16, got {param_dtype}")
     if grad_dtype not in (torch.float32, torch.bfloat16):
-        raise paramshard.InvalidArgumentError(f"shard: grad_dtype float32 or bfloat16 expected, got {grad_dtype}")
+        raise paramshard.InvalidArgumentError(f"shard: want grad_dtype float32 or bfloat16, got {grad_dtype}")
 
 
 def _default_seed(name: str, nodes: int) -> int:
-    """Models of other names differ, as modules do that torch makes one after another."""
+    """Returns a seed by name: models of different names differ, like modules that torch makes one after another."""
     told = torch.initial_seed()
     # A process that has not called manual_seed has 64 random bits. Daemons of several nodes cannot agree on a number
     # that only one of them knows.
@@ -137,7 +138,7 @@ def _check_format(format: str | Sequence[tuple[str, str]] | None) -> None:
             for rule in format):
         return
     raise paramshard.InvalidArgumentError(
-        "shard: format= the name of a format, or a list of pairs of a glob of parameter names and a format expected, "
+        "shard: want format= the name of a format, or a list of pairs of a glob of parameter names and a format, "
         f"got {format!r}")
 
 
@@ -145,18 +146,18 @@ def _job_daemon(local_rank: int) -> str:
     local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     if not 0 <= local_rank < local_world_size:
         raise paramshard.InvalidArgumentError(
-            f"shard: a local rank below {local_world_size}, which is LOCAL_WORLD_SIZE, expected, got {local_rank}; "
+            f"shard: want a local rank below {local_world_size} (LOCAL_WORLD_SIZE), got {local_rank}; "
             "start several ranks with torchrun")
     if local_world_size > 1 and not torchrun.is_worker():
         raise paramshard.InvalidArgumentError(
-            'shard: daemon="job" with several ranks needs torchrun; else start paramshardd yourself, and daemon=None')
+            'shard: daemon="job" with several ranks needs torchrun; without it start paramshardd, and use daemon=None')
     if int(os.environ.get("WORLD_SIZE", 1)) != local_world_size:
         raise paramshard.UnimplementedError(
-            'shard: daemon="job" on one node expected; on several start paramshardd on each, and daemon="node"')
+            'shard: daemon="job" is not supported on several nodes; start paramshardd on each, and use daemon="node"')
     kind = "cuda" if torch.cuda.is_available() else "cpu"
     if kind == "cuda" and torch.cuda.device_count() < local_world_size:
         raise paramshard.InvalidArgumentError(
-            f'shard: daemon="job" with a GPU for each of {local_world_size} ranks expected, got '
+            f'shard: daemon="job": want a GPU for each of {local_world_size} ranks, got '
             f"{torch.cuda.device_count()} GPUs; hide them (CUDA_VISIBLE_DEVICES=) to train on CPUs")
     return start_job_daemon(torchrun.job_pid(), local_rank, [f"{kind}:{index}" for index in range(local_world_size)])
 
@@ -164,25 +165,25 @@ def _job_daemon(local_rank: int) -> str:
 def _check_daemon(info: paramshard.DaemonInfo, local_rank: int) -> None:
     if info.version != paramshard.__version__:
         raise paramshard.FailedPreconditionError(
-            f"shard: a daemon of version {paramshard.__version__}, as this package is, expected, got {info.version}")
+            f"shard: want a daemon of version {paramshard.__version__}, as this package, got {info.version}")
     if not 0 <= local_rank < len(info.devices):
         raise paramshard.InvalidArgumentError(
-            f"shard: a local rank below {len(info.devices)}, the daemon's number of devices, expected, got "
+            f"shard: want a local rank below {len(info.devices)}, the daemon's number of devices, got "
             f"{local_rank}; start as many trainers as it has devices")
 
 
 def _device_of(served: str, wanted: torch.device | str | None) -> torch.device:
-    """Where a rank computes that the daemon serves from this device of its own."""
+    """Returns the device on which a rank computes. `served`: the daemon's device that serves the rank."""
     kind, _, number = served.partition(":")
     wanted = None if wanted is None else torch.device(wanted)
     if wanted is not None and wanted.type != kind:
         raise paramshard.InvalidArgumentError(
-            f"shard: device= one of {kind} expected, for the daemon serves this rank from {served}, got {wanted}")
+            f"shard: want a {kind} device, as the daemon serves this rank from {served}, got device={wanted}")
     if kind == "cpu":
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise paramshard.FailedPreconditionError(
-            f"shard: a GPU that torch sees expected, for the daemon serves this rank from {served}: install torch with "
+            f"shard: torch sees no GPU, and the daemon serves this rank from {served}: install torch with "
             "CUDA, or start the daemon with `--device cpu:0`")
     if wanted is None and int(number) < torch.cuda.device_count():
         wanted = torch.device(kind, int(number))
@@ -193,10 +194,10 @@ def _device_of(served: str, wanted: torch.device | str | None) -> torch.device:
 
 def _to_multiply_in_fp8(units: list[Unit], format: str | Sequence[tuple[str, str]] | None,
                         device: torch.device) -> list[UnitParameter]:
-    """Gives operands to the weights whose products are to be in 8 bits. Their modules stay as they are."""
+    """Gives FP8 operands to the weights that are multiplied in 8 bits. Their modules stay as they are."""
     missing = why_not_fp8(device)
     if missing is not None:
-        raise paramshard.UnimplementedError(f'shard: for compute="fp8" {missing} expected')
+        raise paramshard.UnimplementedError(f'shard: compute="fp8": want {missing}')
     found = []
     for parameter in (parameter for unit in units for parameter in unit.parameters):
         owner, attribute = parameter.places[0]
@@ -209,8 +210,8 @@ def _to_multiply_in_fp8(units: list[Unit], format: str | Sequence[tuple[str, str
             found.append(parameter)
     if not found:
         raise paramshard.InvalidArgumentError(
-            f'shard: for compute="fp8" an nn.Linear expected that has features in multiples of 128, and a weight with '
-            f"format= one of {', '.join(FP8_FORMATS)}, got none")
+            f'shard: compute="fp8": no nn.Linear has features in multiples of 128 and a weight with format= '
+            f"one of {', '.join(FP8_FORMATS)}")
     return found
 
 
@@ -221,7 +222,7 @@ def _format_of(name: str, format: str | Sequence[tuple[str, str]] | None) -> str
 
 
 def _buffers_on(module: nn.Module, device: torch.device) -> list[tuple[nn.Module, str, torch.Tensor]]:
-    """Buffers as they are on the device, each with its owner and name."""
+    """Returns the buffers, copied to the device, each with its owner and name."""
     missing = [name for name, buffer in module.named_buffers() if buffer.is_meta]
     if missing:
         raise paramshard.InvalidArgumentError(
@@ -233,7 +234,7 @@ def _buffers_on(module: nn.Module, device: torch.device) -> list[tuple[nn.Module
 
 def _empty_parameters_on(module: nn.Module, dtype: torch.dtype | None,
                          device: torch.device) -> list[tuple[nn.Module, str, nn.Parameter]]:
-    """Parameters without elements, which no unit has, where they have to change: each with its owner and name."""
+    """Returns replacements of empty parameters that have another type or device, each with owner and name."""
     made: dict[nn.Parameter, nn.Parameter] = {}  # ties stay ties
     found = []
     for owner in module.modules():

@@ -40,7 +40,7 @@ _GRADIENT_TYPES = {torch.float32: "FP32", torch.bfloat16: "BF16"}
 
 @dataclass(frozen=True)
 class OptimizerPlan:
-    """What an optimizer says of the parameters before the model is made."""
+    """An optimizer's description of the parameters, given before the model is made."""
 
     groups: list[ParameterGroup]
     group_of: dict[str, int]  # by parameter
@@ -49,13 +49,13 @@ class OptimizerPlan:
 
 
 class ShardedModel:
-    """What `shard` returns. Keep it as long as the module is used. `device` is where inputs are to be.
+    """Result of `shard`. Keep it as long as the module is used. Inputs belong on `device`.
 
-    Collective calls, which every rank makes at the same point: those that compute with the module, `open`,
-    `unsharded`, `load_state_dict` of the module after `open`, and what the optimizer does. `read`, `state_dict` of the
-    module, and `last_result` ask the daemon alone, and any rank may call them; but they wait for the last step, which
-    every rank has to have sent: where schedulers are tracked, after these have stepped. `save_pretrained` sends it on
-    all ranks that call it.
+    Collective calls, which every rank makes at the same point: calls of the module, `open`, `unsharded`,
+    `load_state_dict` of the module after `open`, and calls of the optimizer. `read`, `state_dict` of the module, and
+    `last_result` ask the daemon alone, and any rank may call them; but they wait for the last step, which every rank
+    must have sent: with tracked schedulers, after these have stepped. `save_pretrained` sends it on all ranks that call
+    it.
     """
 
     def __init__(self, module: nn.Module, units: list[Unit], *, connect: Callable[[], paramshard.Client], name: str,
@@ -153,19 +153,19 @@ class ShardedModel:
 
     @property
     def world_size(self) -> int:
-        """Of the daemons' world; `rank` is this process's in it. Both outlive restarts, which RANK of torchrun does
-        not."""
+        """Size of the daemons' world; `rank` is this process's rank in it. Both outlive restarts, unlike RANK of
+        torchrun."""
         return self.model.world_size
 
     @property
     def active_rank(self) -> int:
-        """This process among those that take part in the epoch: what batches are dealt by. Where replicas go on without
-        a lost daemon its ranks are left out, until it is back; else the rank."""
+        """Rank of this process among the ranks of the epoch, by which batches are dealt. The same as `rank`, unless
+        replicas go on without a lost daemon, whose ranks are left out until it is back."""
         return self.model.active_rank
 
     @property
     def active_world_size(self) -> int:
-        """How many processes take part; else the world's size."""
+        """Number of ranks of the epoch: `world_size`, unless replicas go on without a lost daemon."""
         return self.model.active_world_size
 
     @property
@@ -179,20 +179,19 @@ class ShardedModel:
         return self._passes.model
 
     def open(self, plan: OptimizerPlan | None = None) -> None:
-        """Creates the model in the daemon or joins it, and waits until every rank has. An optimizer calls this.
+        """Creates the model in the daemon or joins it, and waits for every rank. An optimizer calls this.
 
-        A program that does not train calls it itself, for a model that the daemon does not have yet, or has from such a
-        program: one that is trained has moments and groups, and is opened by the AdamW that it was trained with, which
-        need not step. AlreadyExistsError for a model that has been trained or restored, unless `existing` of `shard`
-        says what to do with it, for one of another description, and for imported values that the script's would
-        replace.
+        A program that does not train calls it itself, for a model that is new or comes from such a program: a trained
+        model has moments and groups, and is opened by the AdamW that it was trained with, which need not step.
+        AlreadyExistsError for a model that has been trained or restored, unless `existing` of `shard` decides, for a
+        model of another description, and for imported values that the script's values would replace.
         """
         if self._model is not None:
             raise paramshard.FailedPreconditionError(
-                f"open {self.name}: it is open; a sharded model has one optimizer, which is made once")
+                f"open {self.name}: model is already open; it has one optimizer, which is made once")
         if self._was_open:
             raise paramshard.FailedPreconditionError(
-                f'open {self.name}: it was closed; make the module again, and shard it with existing="resume"')
+                f'open {self.name}: model was closed; make the module again, and shard it with existing="resume"')
         self._check_exported()
         self._plan = plan
         missing = self._missing_values()
@@ -238,25 +237,25 @@ class ShardedModel:
                     f"`paramshardctl delete {self.name}`")
         how = ("make the AdamW that it was trained with, which need not step, instead of calling open()"
                if self._plan is None else "describe it as it was trained, with the same units, formats and groups")
-        return f"the daemon has trained it, up to commit {known.commit_number}: {how}, or take another name="
+        return f"the daemon has trained it up to commit {known.commit_number}: {how}, or take another name="
 
     def _check_gpu(self) -> None:
-        """The daemon's GPU is known by its UUID, which both sides see, when it has handed over its memory."""
+        """Checks the GPU by its UUID, which both sides see, once the daemon has handed over its memory."""
         index = -1 if self.device.index is None else self.device.index
         if self._model.gpu != index:
             gpu, self._model = self._model.gpu, None
             raise paramshard.InvalidArgumentError(
-                f"open {self.name}: cuda:{gpu} of this process expected, from which the daemon serves rank {self.rank}, "
+                f"open {self.name}: want cuda:{gpu} of this process, from which the daemon serves rank {self.rank}, "
                 f'got {self.device}: call shard() with device="cuda:{gpu}"')
 
     def _missing_values(self) -> paramshard.Error | None:
-        """Names a parameter that has neither a value nor a rule for one, where there is one."""
+        """Returns an error that names a parameter without a value and a rule, if there is one."""
         for parameter in self.parameters():
             rule = self._initial.get(parameter.name)
             if parameter.name in self._values or isinstance(rule, InitialValue):
                 continue
-            why = (f"its initial values cannot be told to the daemon ({rule.why}): make the model without meta_init()"
-                   if rule is not None else "it lies on `meta` and nothing says what it begins with: make its module in "
+            why = (f"the daemon cannot draw its initial values ({rule.why}): make the model without meta_init()"
+                   if rule is not None else "it lies on `meta` and has no initial values: make its module in "
                    "meta_init(), or without meta_init() if it is computed from other parameters")
             return paramshard.InvalidArgumentError(f"shard {self.name}: {parameter.name}: {why}, or call "
                                                    "load_pretrained() before the optimizer is made")
@@ -279,7 +278,7 @@ class ShardedModel:
 
     def _parameter_spec(self, parameter: UnitParameter) -> ParameterSpec:
         placeholder = parameter.placeholder
-        # Once it is open the daemon has moments of what was trained then, whatever is frozen now.
+        # Once it is open the daemon has moments of the parameters that were trained then, even if they are frozen now.
         trainable = parameter.trainable if self._was_open else self._plan is not None and placeholder.requires_grad
         rule = self._initial.get(parameter.name)
         if isinstance(self._format, str):
@@ -297,13 +296,13 @@ class ShardedModel:
     # --- Steps ---
 
     def step(self, hyperparameters: dict[str, Any]) -> None:
-        """Commits what was pushed since the last step; AdamW calls this."""
+        """Commits the gradients that were pushed since the last step; AdamW calls this."""
         self._send_commit()
         if self._model is None:
-            raise paramshard.FailedPreconditionError(f"step: {self.name} open expected, got one that was closed")
+            raise paramshard.FailedPreconditionError(f"step: {self.name} was closed")
         if self._values:
             raise paramshard.FailedPreconditionError(
-                f"step: no values since the last forward expected, got some copied into {', '.join(self._values)}: "
+                f"step: values were copied into {', '.join(self._values)} since the last forward: "
                 "call zero_grad() and repeat the step")
         self._passes.begin_step()
         before = self.moments.step()
@@ -321,7 +320,7 @@ class ShardedModel:
     def _send_commit(self) -> None:
         if self._commit_to_send is None:
             return
-        # A step that was promised stays to be sent until it has been: the next forward would else go on without it.
+        # The commit is kept until it has been sent: the next forward would else go on without it.
         state = self._tracked.take(self.moments.history)
         self._last_commit = self.model.commit(**self._commit_to_send, client_state=state)
         self._commit_to_send = None
@@ -329,18 +328,18 @@ class ShardedModel:
     def _refuse_partial_discard(self, set_to_none: bool = True) -> None:
         if self._passes.has_pushed:
             raise paramshard.UnimplementedError(
-                "zero_grad of a part of a sharded model: the daemon has added up the gradients of all; call "
-                "zero_grad() of the optimizer, or of the whole model")
+                "zero_grad of a part of a sharded model: the daemon drops the gradients of all parameters together; "
+                "call zero_grad() of the optimizer, or of the whole model")
 
     def discard(self, set_to_none: bool = True) -> None:
-        """Drops the gradients since the last step, on all ranks alike: what `zero_grad` does."""
+        """Drops the gradients since the last step, on all ranks alike, as `zero_grad` does."""
         if self._model is not None:
             self._passes.discard()
 
     def last_result(self, wait: bool = True) -> paramshard.StepResult | None:
-        """The answer of the last step. None before the first, and without `wait` as long as it is not there.
+        """Returns the answer of the last step. None before the first, and without `wait` until it is there.
 
-        To be waited for it must have been sent, with tracked schedulers as they are: ask when they have stepped.
+        Waiting sends the step, with the present states of tracked schedulers: ask when they have stepped.
         """
         if wait:
             self._send_commit()
@@ -351,35 +350,35 @@ class ShardedModel:
         return self._last_commit.wait()
 
     def has_gradients(self, parameter: Placeholder) -> bool:
-        """Whether a parameter of torch's would have one now."""
+        """Returns True if a plain parameter of torch would have a gradient now."""
         return parameter.requires_grad and self._passes.has_pushed
 
     def daemon_info(self) -> paramshard.DaemonInfo:
-        """Version, devices and process of the daemon."""
+        """Returns version, devices and process of the daemon."""
         return self._client.daemon_info()
 
     def gathered_bytes(self) -> int:
-        """What the gathers of this process have brought since the model was opened."""
+        """Returns the bytes that this process has gathered since the model was opened."""
         return self.model.gathered_bytes
 
     def memory_report(self) -> MemoryReport:
-        """What the training holds on this rank's device: torch's part, and the daemon's for this model."""
+        """Returns the training's memory on this rank's device: torch's part, and the daemon's for this model."""
         return MemoryReport.of(self.device, self.daemon_info().devices[self._local_rank],
                                [use for use in self._client.memory() if use.model == self.name])
 
     def start_step(self) -> int:
-        """How many steps the state has that training goes on from: 0 for a new model."""
+        """Returns the number of steps that the state has made: 0 for a new model."""
         return self.model.commit_number
 
     def track(self, *, rng: bool = False, **stateful: Stateful) -> None:
-        """Records the states of objects with every step, and after a crash gives back what belongs to the last one.
+        """Records the states of objects with every step, and after a crash loads the states of the last step.
 
-        `rng`: the generators of torch, Python and NumPy. Others are whatever has `state_dict` and `load_state_dict`:
-        a scheduler, a StatefulDataLoader. All together have 64 KiB. Call it when the optimizer has been made, as the
-        last thing before the first batch is loaded. FailedPreconditionError where the training that goes on has not
-        tracked the same.
+        `rng`: the generators of torch, Python and NumPy. `stateful`: objects with `state_dict` and `load_state_dict`,
+        such as a scheduler or a StatefulDataLoader. All states together have at most 64 KiB. Call it after the
+        optimizer is made, as the last call before the first batch is loaded. FailedPreconditionError if the training
+        that goes on has not tracked the same.
 
-        Buffers of the module are not recorded, unless what is tracked has them in its state.
+        Buffers of the module are not recorded, unless a tracked object has them in its state.
         """
         tracked = dict(stateful)
         if rng:
@@ -388,9 +387,9 @@ class ShardedModel:
         for name, each in tracked.items():
             if not begins and name not in self._restored:
                 raise paramshard.FailedPreconditionError(
-                    f"track {name}: a state of it at commit {self.model.commit_number} expected, got those of "
-                    f"{', '.join(self._restored) or 'nothing'}; track what was tracked before, and note that "
-                    "load_state_dict() drops all of it until the next step")
+                    f"track {name}: no state of it at commit {self.model.commit_number}, which has states of "
+                    f"{', '.join(self._restored) or 'nothing'}; track the same objects as before, and note that "
+                    "load_state_dict() drops all states until the next step")
             self._tracked.add(name, each, None if begins else self._restored[name])
 
     @contextlib.contextmanager
@@ -402,9 +401,9 @@ class ShardedModel:
 
     @contextlib.contextmanager
     def unsharded(self) -> Iterator[nn.Module]:
-        """All parameters are gathered inside: for generation, or for code that reads weights.
+        """Gathers all parameters inside: for generation, or for code that reads weights.
 
-        FailedPreconditionError at the end where some were written, which is lost.
+        FailedPreconditionError at the end if some were written: these writes are lost.
         """
         self._check_exported()
         self._passes.begin_forward()
@@ -419,13 +418,13 @@ class ShardedModel:
             self._passes.check_written()
 
     def read(self, name: str) -> torch.Tensor:
-        """A parameter's values in full precision, float32 in host memory, after the last step of this rank.
+        """Returns a parameter's values in full precision, float32 in host memory, after the last step of this rank.
 
-        It waits for that step, which other ranks send when their tracked schedulers have stepped. A tied parameter has
+        Waits for that step, which other ranks send when their tracked schedulers have stepped. A tied parameter has
         several names.
         """
         if name not in self._by_name:
-            raise paramshard.NotFoundError(f"read {name}: a parameter of {self.name} expected")
+            raise paramshard.NotFoundError(f"read {name}: not found among the parameters of {self.name}")
         parameter = self._by_name[name]
         return self._masters([parameter])[parameter.name]
 
@@ -447,9 +446,8 @@ class ShardedModel:
         for name, rows in missing.items():
             if rows.any():
                 raise paramshard.FailedPreconditionError(
-                    f"read {name}: all {len(rows)} rows in this daemon expected, got none of {rows.sum()}, which "
-                    "daemons of other nodes have: all ranks can read it inside of `with sharded.unsharded():`, or save "
-                    "the model instead")
+                    f"read {name}: {rows.sum()} of {len(rows)} rows are in daemons of other nodes: all ranks can read "
+                    "it inside of `with sharded.unsharded():`, or save the model instead")
         return copied | {name: torch.from_numpy(values).view(by_name[name].placeholder.shape)
                          for name, values in masters.items()}
 
@@ -464,7 +462,7 @@ class ShardedModel:
     def _unopened(self, parameters: Sequence[UnitParameter]) -> dict[str, torch.Tensor]:
         for parameter in parameters:
             value = self._values.get(parameter.name)
-            # Of a folder that another rank reads there are names alone.
+            # Values from a folder that another rank reads are empty here.
             if value is None or value.shape != parameter.placeholder.shape:
                 raise paramshard.FailedPreconditionError(
                     f"state_dict: {parameter.name} has no values on this rank before the model is open; make the "
@@ -472,7 +470,7 @@ class ShardedModel:
         return {parameter.name: self._values[parameter.name] for parameter in parameters}
 
     def take_value(self, name: str, value: torch.Tensor) -> None:
-        """A value that is copied into a parameter which is not gathered: by load_state_dict, mostly.
+        """Takes a value for a parameter that is not gathered: from load_state_dict, mostly.
 
         It goes to the daemon at the end of the model's load_state_dict, or else when the next forward begins or the
         model is closed.
@@ -488,7 +486,7 @@ class ShardedModel:
     def _begin_loading(self, *_: Any) -> None:
         if self._was_open and self._model is None:
             raise paramshard.FailedPreconditionError(
-                f"load_state_dict: {self.name} open expected, got one that was closed")
+                f"load_state_dict: {self.name} was closed")
         self._passes.reshard("load_state_dict")
 
     def _import_loaded(self, module: nn.Module, incompatible: Any) -> None:
@@ -500,14 +498,14 @@ class ShardedModel:
         self._import_values()
 
     def _import_values(self) -> None:
-        """Brings what was copied into parameters to the daemon: once the model is open, by all ranks together."""
+        """Imports values that were copied into parameters; all ranks call it together, once the model is open."""
         if self._model is None or not self._values:
             return
         self._replace_values()
         self._join()
 
     def _replace_values(self) -> None:
-        """The same, and lets go of the model."""
+        """Imports the values, and lets go of the model."""
         self._check_exported()
         self._await_last_commit()
         opening = self._opening()
@@ -523,24 +521,23 @@ class ShardedModel:
 
         A model of transformers is read by its own from_pretrained, on the first rank of each daemon: its renamings
         and merged experts come out right. Where the model has persistent buffers, as BatchNorm's means, every rank
-        reads the folder, for they stay in the module. Quantized weights are decoded. NotFoundError names parameters
-        that the files lack, InvalidArgumentError those of other shapes and of unknown encodings. A warning names keys
-        that nothing takes.
+        reads the folder, because they stay in the module. Quantized weights are decoded. NotFoundError names
+        parameters that the files lack, InvalidArgumentError parameters of other shapes or unknown encodings. A warning
+        names keys that nothing takes.
         """
         if self._model is not None:
             raise paramshard.FailedPreconditionError(
-                "load_pretrained: a model that is not open expected; call it before the optimizer is made")
+                "load_pretrained: the model is already open; call it before the optimizer is made")
         self._values |= pretrained.read(self.module, directory, list(self.parameters()), reads=self._local_rank == 0)
 
     def adapter_state_dict(self) -> dict[str, torch.Tensor]:
-        """The part of the module's `state_dict()` that PEFT saves. The rest is not read."""
+        """Returns the part of the module's `state_dict()` that PEFT saves. The rest is not read."""
         return saved_by_peft(self.module, self._state_dicts)
 
     def save_pretrained(self, directory: str | os.PathLike[str], dtype: torch.dtype | None = None) -> None:
-        """Writes what transformers and safetensors open, in full precision unless `dtype` is given.
+        """Writes a folder for transformers or safetensors, in full precision unless `dtype` is given.
 
-        The first rank that takes part writes. The others send the last step, for which that one waits, and return at
-        once.
+        The first rank of the epoch writes. The others send the last step, for which it waits, and return at once.
         """
         self._send_commit()
         if (self.rank if self._model is None else self.active_rank) != 0:
@@ -557,8 +554,8 @@ class ShardedModel:
     def close(self) -> None:
         """Waits for the last step's answer, and lets go of the model, which stays in the daemon. Idempotent.
 
-        Values that were set since the last forward are imported, for which all ranks close the model. A warning names
-        those that were put where nothing imports them.
+        Values that were set since the last forward are imported, so all ranks close the model. A warning names values
+        that were put where nothing imports them.
         """
         if self._model is None:
             return
@@ -592,12 +589,12 @@ class ShardedModel:
         # A forked child has nothing to close.
         if os.getpid() != self._process:
             return
-        # After an exception nobody waits: the other ranks are to hear of it, and not this one of them.
+        # After an exception this rank does not wait for the others: its exit tells them of it.
         if getattr(sys, "last_value", None) is None:
             try:
                 self.close()
             except paramshard.Error as error:
-                warnings.warn(f"paramshard: {self.name} was not closed in order: {error}", stacklevel=1)
+                warnings.warn(f"paramshard: failed to close {self.name}: {error}", stacklevel=1)
         if self._lost_values is not None:
             self._lost_values()
 
@@ -611,9 +608,9 @@ class ShardedModel:
 
 def _missing_ranks(known: paramshard.ModelSummary | None) -> str:
     if known is None or known.attached_ranks >= known.world_size:
-        return "waits for the daemon to begin an epoch, up to 600 s (attach_timeout)"
-    return (f"{known.attached_ranks} of {known.world_size} ranks are attached; waits for the others, up to 600 s "
-            "(attach_timeout)")
+        return "waiting up to 600 s (attach_timeout) for the daemon to begin an epoch"
+    return (f"{known.attached_ranks} of {known.world_size} ranks are attached; waiting up to 600 s (attach_timeout) "
+            "for the others")
 
 
 def _rows(parameter: UnitParameter) -> int:
@@ -626,7 +623,7 @@ def _columns(parameter: UnitParameter) -> int:
 
 
 def _warn_of_lost(model: str, values: dict[str, torch.Tensor], process: int) -> None:
-    """Names values that were to be imported, of a model that has gone."""
+    """Warns of values that were to be imported, of a model that is gone."""
     if values and os.getpid() == process:
         warnings.warn(f"paramshard: {', '.join(values)}: values that were set after the last forward of {model} are "
                       "lost: call sharded.close(), which imports them", stacklevel=1)
@@ -637,14 +634,14 @@ def _do_nothing() -> None:
 
 
 def _refuse_copies(protocol: Any) -> Any:
-    """In place of a module's __reduce_ex__, by which it is copied and pickled."""
+    """Replaces a module's __reduce_ex__, which copies and pickles it."""
     raise paramshard.FailedPreconditionError(
         "copy or pickle a sharded module: its parameters are in the daemon alone; save model.state_dict(), and copy "
         "modules before shard()")
 
 
 def _checked_apply(module: nn.Module) -> Callable[..., nn.Module]:
-    """In place of a module's _apply, which converts it part by part: what is refused is, before the first of them."""
+    """Returns a replacement of a module's _apply, which converts part by part: it refuses before the first part."""
     reference = weakref.ref(module)
 
     def apply(function: Callable[[torch.Tensor], torch.Tensor], *arguments: Any, **options: Any) -> nn.Module:
@@ -658,7 +655,7 @@ def _checked_apply(module: nn.Module) -> Callable[..., nn.Module]:
 
 
 def _checked_register_parameter(module: nn.Module) -> Callable[[str, nn.Parameter | None], None]:
-    """In place of a module's register_parameter: ties and masks come by it, and would not be followed."""
+    """Returns a replacement of a module's register_parameter, by which ties and masks come, that refuses them."""
     reference = weakref.ref(module)
 
     def register_parameter(name: str, param: nn.Parameter | None) -> None:
@@ -673,7 +670,7 @@ def _checked_register_parameter(module: nn.Module) -> Callable[[str, nn.Paramete
 
 
 def _weakly(owner: Any, name: str) -> Callable[..., Any]:
-    """A bound method that does not keep its object, which hooks of a module would hold in a cycle."""
+    """Returns a bound method that does not keep its object, which hooks of a module would hold in a cycle."""
     reference = weakref.ref(owner)
 
     def call(*arguments: Any, **options: Any) -> Any:

@@ -22,11 +22,11 @@ from paramshard.torch.unit import Unit, UnitParameter
 
 
 class StateDicts:
-    """Hooks that put full values into the dictionaries that torch collects.
+    """Hooks that put full values into dictionaries of `state_dict()`.
 
     torch goes from module to module, and each adds its own keys. Values come to a module's keys before other hooks of
-    it see them: what a program has registered for its state dictionaries works as it does without a daemon. Values of a
-    unit are read once for a dictionary, and a tied parameter has the same tensor under each of its names.
+    it see them: hooks that a program has registered work as without a daemon. Values of a unit are read once for a
+    dictionary, and a tied parameter has the same tensor under each of its names.
     """
 
     def __init__(self, units: Sequence[Unit], read: Callable[[Sequence[UnitParameter]], dict[str, torch.Tensor]]):
@@ -44,13 +44,13 @@ class StateDicts:
         self.exported = ExportedValues()
 
     def attach(self, module: nn.Module, hook: Callable[[str], Callable[..., None]]) -> None:
-        """`hook` makes one of the name of a method."""
+        """Registers the hooks. `hook` makes a hook from the name of a method."""
         for each in module.modules():
             each.register_state_dict_pre_hook(hook("begin"))
             call_state_dict_hook_first(each, each.register_state_dict_post_hook(hook("fill")))
 
     def masters_of(self, module: nn.Module) -> dict[str, Any]:
-        """`state_dict()` in full precision."""
+        """Returns `state_dict()` in full precision."""
         self._type = torch.float32
         try:
             return module.state_dict()
@@ -67,12 +67,12 @@ class StateDicts:
             self._reads = True
 
     def value_of(self, value: Any) -> Any:
-        """Of one of a dictionary's values: what it is a placeholder for, in the module's type, or itself."""
+        """Returns the parameter that a dictionary's value stands for, in the module's type; else the value itself."""
         parameter = self._parameter(value)
         return value if parameter is None else self._read([parameter])[parameter.name].to(parameter.dtype)
 
     def type_of(self, parameter: nn.Parameter) -> torch.dtype:
-        """Its type in `state_dict()`; what is computed with may be another one."""
+        """Returns its type in `state_dict()`, which may differ from the type of the computation."""
         return self._parameter(parameter).dtype
 
     @contextlib.contextmanager
@@ -98,7 +98,7 @@ class StateDicts:
     # --- Hooks ---
 
     def begin(self, module: nn.Module, prefix: str, keep_vars: bool) -> None:
-        # Calls that an exception has ended are still there, and this one is not inside of them.
+        # Calls that an exception has ended are still listed, and this one is not inside of them.
         while self._dictionaries and not _is_part(module, prefix, *self._dictionaries[-1]):
             self._dictionaries.pop()
         if not self._dictionaries:
@@ -127,7 +127,7 @@ class StateDicts:
             state[key] = value.clone()  # a view of a gathered parameter, whose memory goes with its unit's
 
     def _parameter(self, value: Any) -> UnitParameter | None:
-        """The one that this is a placeholder of, or that it is as a whole while it is gathered."""
+        """Returns the parameter of a placeholder, or of a tensor that is a whole gathered parameter; else None."""
         if isinstance(value, Placeholder):
             found = self._by_name.get(value.parameter_name)
             return found if found is None or found.placeholder.owner is value.owner else None

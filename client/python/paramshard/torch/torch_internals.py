@@ -1,6 +1,6 @@
 """Private parts of torch that this package needs, each under one name. No other file of it touches any.
 
-A release of torch may move or drop them: importing this file then raises ImportError, which names what is gone.
+A release of torch may move or drop them: importing this file then raises ImportError, which names them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch.utils._pytree
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-# By their paths from torch; those of an nn.Module exist in its instances alone.
+# Paths from torch. Attributes of an nn.Module exist in its instances alone.
 NEEDED = (
     "torch._C.DisableTorchFunctionSubclass",
     "torch._C._are_functorch_transforms_active",
@@ -80,17 +80,17 @@ current_backward: Callable[[], int] = torch._C._current_graph_task_id
 
 
 def in_backward() -> bool:
-    """Whether this thread runs a part of autograd's backward, recomputation of a checkpoint included."""
+    """Returns True inside of autograd's backward on this thread, including recomputation of a checkpoint."""
     return current_backward() != -1
 
 
 def transforms_inputs() -> bool:
-    """True inside of a transform of torch.func (jvp, vmap, jacrev, ...) and of forward-mode AD."""
+    """Returns True inside of a transform of torch.func (jvp, vmap, jacrev, ...) and of forward-mode AD."""
     return torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0
 
 
 def at_end_of_backward(call: Callable[[], None]) -> None:
-    """Calls it when the backward that this thread runs is through."""
+    """Calls it at the end of the backward that this thread runs."""
     torch.autograd.Variable._execution_engine.queue_callback(call)
 
 
@@ -112,7 +112,7 @@ make_wrapper: Callable[..., Any] = torch.Tensor._make_wrapper_subclass
 
 
 def version_of(tensor: torch.Tensor) -> int:
-    """How often it was changed in place."""
+    """Returns how often it was changed in place."""
     return tensor._version
 
 
@@ -122,30 +122,30 @@ def set_versions(tensors: Sequence[torch.Tensor], versions: Sequence[int]) -> No
 
 
 def base_of(tensor: torch.Tensor) -> torch.Tensor | None:
-    """The tensor that it is a view of, as autograd has it."""
+    """Returns the tensor that it is a view of, as autograd has it; None if it is no view."""
     return tensor._base if tensor._is_view() else None
 
 
 def storage_of(tensor: torch.Tensor) -> int:
-    """Tells storages apart, also those without memory."""
+    """Returns an id of the storage, also for storages without memory."""
     return tensor.untyped_storage()._cdata
 
 
 def aliased_by(operator: Any, args: tuple, kwargs: dict[str, Any] | None) -> list[tuple[Any, bool]]:
-    """The arguments of an operator of torch.ops that it changes in place, True, or gives a view of, False.
+    """Returns the arguments that an operator of torch.ops changes in place (True) or returns a view of (False).
 
-    They are tensors, or lists of them.
+    Arguments are tensors, or lists of them.
     """
     return [(args[index] if index < len(args) else (kwargs or {}).get(argument.name), argument.alias_info.is_write)
             for index, argument in enumerate(operator._schema.arguments) if argument.alias_info is not None]
 
 
 def has_gradient_hooks(parameter: torch.Tensor) -> bool:
-    """Whether something is to be called with its gradient."""
+    """Returns True if hooks are registered for its gradient."""
     return bool(parameter._backward_hooks or parameter._post_accumulate_grad_hooks)
 
 
-# --- Modules: what they have themselves, and their submodules have not ---
+# --- Own members of modules, without their submodules ---
 
 
 def own_parameters(module: nn.Module) -> dict[str, nn.Parameter | None]:
@@ -165,12 +165,12 @@ def non_persistent_buffers(module: nn.Module) -> set[str]:
 
 
 def forward_pre_hooks(module: nn.Module) -> list[Callable[..., Any]]:
-    """In the order in which they are called."""
+    """Returns the hooks in the order of their calls."""
     return list(module._forward_pre_hooks.values())
 
 
 def call_state_dict_hook_first(module: nn.Module, hook: RemovableHandle) -> None:
-    """Before those that were registered earlier."""
+    """Moves a hook before hooks that were registered earlier."""
     module._state_dict_hooks.move_to_end(hook.id, last=False)
 
 
@@ -201,9 +201,9 @@ _OF_INITIALIZERS = nn.init.normal_.__code__.co_filename
 
 
 def running_initializer(frame: types.FrameType | None) -> Initializer | None:
-    """The call that a frame is a part of; None outside of torch.nn.init.
+    """Returns the call of an initializer that a frame is a part of; None outside of torch.nn.init.
 
-    There may be others in between, as those of `with torch.device(...)`, which sees every function, too.
+    Other frames may lie in between, such as of `with torch.device(...)`, which sees every function.
     """
     found = None
     while frame is not None and frame.f_code.co_filename != _OF_INITIALIZERS:
@@ -216,14 +216,14 @@ def running_initializer(frame: types.FrameType | None) -> Initializer | None:
 
 
 def without_torch_functions(frame: types.FrameType) -> types.FrameType:
-    """The first frame from this one on that does not see functions on behalf of a class or a mode."""
+    """Returns the first frame, from this one outwards, that is no __torch_function__ of a class or a mode."""
     while frame.f_back is not None and frame.f_code.co_name == "__torch_function__":
         frame = frame.f_back
     return frame
 
 
 def called_initializer(function: Any, args: tuple, kwargs: dict[str, Any]) -> Initializer | None:
-    """The same of a function that torch hands to a __torch_function__."""
+    """Returns the call of an initializer that torch hands to a __torch_function__; None for other functions."""
     if getattr(function, "__module__", None) != nn.init.__name__:
         return None
     bound = inspect.signature(function).bind(*args, **kwargs)
@@ -235,10 +235,10 @@ def called_initializer(function: Any, args: tuple, kwargs: dict[str, Any]) -> In
 
 
 def profiler_range(name: str) -> Any:
-    """A range of torch's profiler. record_function would make operators of it, which take time without one, too."""
+    """Makes a range of torch's profiler. record_function would add operators, which take time without a profiler."""
     return torch._C._profiler._RecordFunctionFast(name)
 
 
 def raw_stream(device: torch.device) -> int:
-    """The handle of the device's current stream, without the object that torch.cuda.current_stream() wraps it in."""
+    """Returns the handle of the device's current stream, without the object of torch.cuda.current_stream()."""
     return torch._C._cuda_getCurrentRawStream(device.index)

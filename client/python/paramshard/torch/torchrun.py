@@ -1,11 +1,11 @@
-"""What torchrun says of this process: whether it was started again, by which agent, and in which run."""
+"""Facts from torchrun about this process: its restarts, its agent and its run."""
 
 from __future__ import annotations
 
 import os
 import pathlib
 
-# An agent gives these to its workers. Two that are alike in all of them were started as one worker.
+# An agent sets these for its workers. Processes that agree in all of them were started as one worker.
 _OF_WORKER = (b"TORCHELASTIC_RUN_ID", b"MASTER_PORT", b"RANK")
 
 
@@ -14,12 +14,12 @@ def is_worker() -> bool:
 
 
 def is_restart() -> bool:
-    """Whether its agent has started workers before."""
+    """Returns True if the agent has started workers before."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0
 
 
 def job_pid() -> int:
-    """The process that outlives the workers of this node: their agent. Without torchrun it is this process.
+    """Returns the process that outlives the workers of this node: their agent. Without torchrun it is this process.
 
     A worker may be a script that starts Python: its processes are workers, as their environments tell.
     """
@@ -33,20 +33,20 @@ def job_pid() -> int:
 
 
 def run_id() -> str:
-    """The same for all attempts of a run on this node, and another one for the next run.
+    """Returns an id that all attempts of a run on this node share, and the next run does not.
 
-    It is the name that the run was given, or else that of its job's process: torchrun calls runs "none" by default.
+    It is the given name of the run, or else names its job's process: torchrun calls runs "none" by default.
     """
     given = os.environ.get("TORCHELASTIC_RUN_ID", "none")
     if given != "none":
         return given
     pid = job_pid()
     boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{boot} {pid} {_stat(pid)[19]}"  # a number is given again, but not with the same time of its start
+    return f"{boot} {pid} {_stat(pid)[19]}"  # a pid is given again, but not with the same start time
 
 
 def _environment(pid: int) -> dict[bytes, bytes]:
-    """That a process has begun with. Empty where it may not be read: no worker of this user is it then."""
+    """Returns the environment that a process began with; empty if unreadable, as for processes of other users."""
     try:
         entries = pathlib.Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:
@@ -55,5 +55,5 @@ def _environment(pid: int) -> dict[bytes, bytes]:
 
 
 def _stat(pid: int) -> list[str]:
-    """Fields of proc_pid_stat(5) from the third one on: behind the name, which may have anything in it."""
+    """Returns the fields of proc_pid_stat(5) from the third one on, after the name, which may have any characters."""
     return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

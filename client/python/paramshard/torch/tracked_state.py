@@ -1,4 +1,4 @@
-"""What else of a training comes back after a crash: schedulers, loaders, generators of random numbers."""
+"""States that come back after a crash besides the model: schedulers, loaders, random number generators."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ import paramshard
 from paramshard.torch.torch_internals import pytree
 
 MOST_BYTES = 64 * 1024  # of the client state that travels with a commit
-_RUN = "the run"  # which nobody can track, for it is no word
+_RUN = "the run"  # not an identifier, so that no tracked object has this name
 _HISTORY = "the history"  # likewise
 
 
 class Stateful(Protocol):
-    """What schedulers, StatefulDataLoader and many others are."""
+    """Interface of schedulers, StatefulDataLoader and many others."""
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -29,7 +29,7 @@ class Stateful(Protocol):
 
 
 class RandomState:
-    """The generators that trainings draw from: torch's, that of the GPU in use, Python's, and NumPy's if loaded."""
+    """Random number generators: of torch, of the GPU in use, of Python, and of NumPy if it is loaded."""
 
     def state_dict(self) -> dict[str, Any]:
         version, words, gauss = random.getstate()
@@ -54,7 +54,7 @@ class RandomState:
 
 
 class Schedule:
-    """A scheduler with the rates that it has set: it computes the next ones of them, and does not record them."""
+    """A scheduler with the rates that it has set: it computes the next rates from them, but does not record them."""
 
     def __init__(self, scheduler: LRScheduler):
         self._scheduler = scheduler
@@ -73,9 +73,8 @@ class Schedule:
 class TrackedState:
     """Objects whose states are recorded with every commit.
 
-    A commit takes the learning rates of its own step, and yet what is to come back with it is a scheduler that has
-    moved on. So what is tracked is read in `step`, but for schedulers, and the commit is sent when all schedulers have
-    stepped, or else when the next forward begins.
+    A commit takes the learning rates of its own step, but records schedulers that have moved on. So other objects are
+    read in `step`, and the commit is sent when all schedulers have stepped, or else when the next forward begins.
     """
 
     def __init__(self, send: Callable[[], None], run: str):
@@ -89,12 +88,12 @@ class TrackedState:
         self._have_loaded: set[str] = set()
 
     def add(self, name: str, tracked: Stateful, restored: dict[str, Any] | None) -> None:
-        """`restored`: what it had when the state was made that training goes on from; None at the beginning."""
+        """Tracks an object. `restored`: its state at the commit that training goes on from; None at the beginning."""
         if not (hasattr(tracked, "state_dict") and hasattr(tracked, "load_state_dict")):
             raise paramshard.InvalidArgumentError(
-                f"track {name}: an object with state_dict and load_state_dict expected, got {type(tracked).__name__}")
+                f"track {name}: want an object with state_dict and load_state_dict, got {type(tracked).__name__}")
         if name in self._objects or name in self._schedules:
-            raise paramshard.InvalidArgumentError(f"track {name}: it is tracked already")
+            raise paramshard.InvalidArgumentError(f"track {name}: already tracked")
         if isinstance(tracked, LRScheduler):
             self._note_steps(name, tracked)
             tracked = self._schedules[name] = Schedule(tracked)
@@ -113,7 +112,7 @@ class TrackedState:
                 if not to_step:
                     send()
 
-        # A class of its own, for what an object has beside is part of a scheduler's state.
+        # A class of its own, because attributes of the object are part of a scheduler's state.
         scheduler.__class__ = type(kind.__name__, (kind,), {"step": step})
 
     @property
@@ -121,18 +120,19 @@ class TrackedState:
         return bool(self._schedules)
 
     def read(self) -> None:
-        """At the end of a step, before anything of the next one is drawn or loaded."""
+        """Reads states at the end of a step, before anything of the next step is drawn or loaded."""
         self._read = {name: tracked.state_dict() for name, tracked in self._objects.items()}
         if self._schedules:
-            # Until these have stepped, what is live in a state goes on.
+            # Live objects in a state go on changing until the schedulers have stepped.
             self._check_loads(self._read)
             self._read = pytree.tree_map(_copy, self._read)
         self._to_step.update(self._schedules)
 
     def take(self, history: str) -> bytes:
-        """The client state of the step that was read. `history`: the one that counts the step.
+        """Returns the client state of the step that was read. `history`: the history that counts the step.
 
-        ResourceExhaustedError names what is too large; InvalidArgumentError what could not be loaded again.
+        ResourceExhaustedError gives the sizes of states that are too large; InvalidArgumentError names one that could
+        not be loaded again.
         """
         self._to_step.clear()
         states = self._read | {name: schedule.state_dict() for name, schedule in self._schedules.items()}
@@ -145,18 +145,18 @@ class TrackedState:
         if len(packed) > MOST_BYTES:
             sizes = ", ".join(f"{name}: {len(pack(state))}" for name, state in states.items())
             raise paramshard.ResourceExhaustedError(
-                f"track: at most {MOST_BYTES} bytes of state in all expected, got {len(packed)} ({sizes}); save what "
+                f"track: want at most {MOST_BYTES} bytes of state in all, got {len(packed)} ({sizes}); save what "
                 "is larger in a file, and track its name")
         return packed
 
     def _check_loads(self, states: dict[str, Any]) -> None:
-        """A state that cannot be loaded is to be found at the first step, and not after the first crash."""
+        """Refuses, at the first step, states that could not be loaded after a crash."""
         for name in states.keys() - self._have_loaded:
             try:
                 torch.load(io.BytesIO(pack(states[name])), weights_only=True)
-            except Exception as error:  # whatever pickling a stranger's object raises
+            except Exception as error:  # any error that pickling an unknown object raises
                 raise paramshard.InvalidArgumentError(
-                    f"track {name}: a state of tensors, numbers, strings, lists and dicts expected, got one that cannot "
+                    f"track {name}: want a state of tensors, numbers, strings, lists and dicts, got one that cannot "
                     f"be written, or loaded without running code of its own: {error.__cause__ or error}") from error
             self._have_loaded.add(name)
 
@@ -166,25 +166,25 @@ def _copy(leaf: Any) -> Any:
 
 
 def pack(state: Any) -> bytes:
-    """Without code in it: what unpack reads can hurt nobody."""
+    """Serializes a state. unpack() reads it without running code."""
     file = io.BytesIO()
     torch.save(state, file)
     return file.getvalue()
 
 
 class ClientState(NamedTuple):
-    """What a commit has recorded."""
+    """Record of a commit."""
 
-    states: dict[str, Any]  # of what is tracked
-    run: str | None  # None, as history: values were brought since, and nothing is recorded
-    history: str | None  # that counts the commit; a restored one is counted by another
+    states: dict[str, Any]  # by tracked name
+    run: str | None  # None, like history: values were imported since, and nothing is recorded
+    history: str | None  # of the commit; a restored commit belongs to another one
 
 
 def unpack(packed: bytes) -> ClientState:
-    """Reads what `TrackedState.take` has returned. DataLossError where it is something else."""
+    """Reads a result of `TrackedState.take`. DataLossError for other bytes."""
     try:
         states = torch.load(io.BytesIO(packed), weights_only=True, map_location="cpu") if packed else {}
         return ClientState(run=states.pop(_RUN, None), history=states.pop(_HISTORY, None), states=states)
     except Exception as error:
         raise paramshard.DataLossError(
-            f"client state: what this package records expected, got {len(packed)} other bytes: {error}") from error
+            f"client state: want a record of this package, got {len(packed)} other bytes: {error}") from error

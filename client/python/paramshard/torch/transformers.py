@@ -37,9 +37,9 @@ _STATE_FILE = "trainer_state.json"  # in each of Trainer's checkpoints
 _ADAMW = ("adamw_torch", "adamw_torch_fused")  # values of TrainingArguments.optim
 _ADAMW_OPTIONS = ("lr", "betas", "eps", "weight_decay", "fused", "foreach", "capturable")
 
-# Fields of TrainingArguments that would do nothing here, or harm, and what to do instead; docs/pytorch.md has all.
+# Fields of TrainingArguments that would do nothing or harm, and what to do instead; docs/pytorch.md lists all fields.
 REFUSED_ARGUMENTS = {
-    "auto_find_batch_size": "it begins the loop anew behind steps that the daemon has made; set "
+    "auto_find_batch_size": "it begins the loop anew after steps that the daemon has made; set "
                             "per_device_train_batch_size",
     "bf16_full_eval": "it converts the model, whose parameters the daemon has; give shard() param_dtype=torch.bfloat16",
     "ddp_broadcast_buffers": "every rank has buffers of its own",
@@ -62,10 +62,10 @@ def _check_arguments(arguments: Any) -> None:
 
 
 class _Progress:
-    """Where a training by Trainer is: what it counts, its schedule, and the generators. Recorded with every step.
+    """Progress of a training by Trainer: its counters, schedule and generators. Recorded with every step.
 
-    It is read when the daemon is told to step. Trainer counts that step and moves its schedule on behind that, so what
-    comes back is one ahead of what was read.
+    It is read when the daemon is told to step. Trainer counts that step and moves its schedule on afterwards, so the
+    recorded state is one step ahead of the state that was read.
     """
 
     def __init__(self, trainer: TrainerMixin):
@@ -75,7 +75,7 @@ class _Progress:
         self.restored: dict[str, Any] | None = None
 
     def state_dict(self) -> dict[str, Any]:
-        # The log grows with the training, and what is recorded may not.
+        # The log grows with the training, but the record must not.
         trainer = self._trainer
         callbacks = [each for each in (*trainer.callback_handler.callbacks, trainer.control)
                      if isinstance(each, ExportableState)]
@@ -92,7 +92,7 @@ class _Progress:
         if isinstance(scheduler, ReduceLROnPlateau) or not isinstance(scheduler, LRScheduler):
             return  # these move on with evaluations
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that no step was made before, as was in another process
+            warnings.simplefilter("ignore")  # a warning that no step was made before: it was, in another process
             scheduler.step()
 
     def restore_random_state(self) -> None:
@@ -102,13 +102,12 @@ class _Progress:
 class TrainerMixin:
     """Put before Trainer. It makes the optimizer, clips in the daemon, and saves full values on the first rank.
 
-    Rates, betas, decay and clipping are those of TrainingArguments. Where the daemon has the model from a training by
-    Trainer, and `shard` resumes, `train` goes on behind the last step that was made, with its schedule, its batches and
-    its generators. An evaluation or a checkpoint that was under way is not made again, and the log begins anew.
+    TrainingArguments set rates, betas, decay and clipping. If the daemon has the model from a training by Trainer, and
+    `shard` resumes, `train` goes on after the last step, with its schedule, its batches and its generators. An
+    interrupted evaluation or checkpoint is not made again, and the log begins anew.
 
-    UnimplementedError for other optimizers than AdamW, for arguments of `REFUSED_ARGUMENTS`, and for
-    `resume_from_checkpoint` with a folder of another step than the daemon's, for a checkpoint of Trainer has no moments
-    of the daemon's. One of the same step adds its log.
+    UnimplementedError for other optimizers than AdamW, and for arguments of `REFUSED_ARGUMENTS`. A checkpoint of
+    Trainer has no moments: `resume_from_checkpoint` takes a folder of the daemon's step alone, and adds its log.
     """
 
     def __init__(self, *arguments: Any, sharded: ShardedModel, moments: str = "FP32", **options: Any):
@@ -119,7 +118,7 @@ class TrainerMixin:
         if training_arguments is not None:
             _check_arguments(training_arguments)
             if training_arguments.n_gpu > 1:
-                training_arguments._n_gpu = 1  # Trainer is not to spread the model over several GPUs
+                training_arguments._n_gpu = 1  # else Trainer spreads the model over several GPUs
         if options.get("model_init") is not None:
             raise paramshard.UnimplementedError(
                 "Trainer: model_init makes models that are not sharded: give Trainer the model that shard() was given")
@@ -132,7 +131,7 @@ class TrainerMixin:
 
     def create_accelerator_and_postprocess(self) -> None:
         super().create_accelerator_and_postprocess()
-        # Accelerate casts and compiles, and is not to wrap the model for gradients that are averaged elsewhere.
+        # Accelerate casts and compiles, but must not wrap the model: the daemon averages gradients.
         self.accelerator.prepare_model = functools.partial(self.accelerator.prepare_model, evaluation_mode=True)
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
@@ -150,7 +149,7 @@ class TrainerMixin:
     def _check_model(self) -> None:
         if self.is_fsdp_enabled or self.is_deepspeed_enabled:
             raise paramshard.UnimplementedError(
-                "Trainer: accelerate is told to shard the model by FSDP or DeepSpeed, which the daemon does: start the "
+                "Trainer: accelerate shards the model by FSDP or DeepSpeed, but the daemon does that: start the "
                 "script by torchrun, or by accelerate without them")
         if self.args.device.type != self.sharded.device.type:
             raise paramshard.InvalidArgumentError(
@@ -164,7 +163,7 @@ class TrainerMixin:
                 f"{', '.join(strangers[:5])} that shard() was not given")
 
     def _adamw_options(self) -> dict[str, Any]:
-        """Options of our AdamW that make it what Trainer would have made."""
+        """Returns the options of AdamW that Trainer would have set."""
         if self.optimizer_cls_and_kwargs is not None:
             told = "optimizer_cls_and_kwargs"
             kind, options = self.optimizer_cls_and_kwargs
@@ -188,7 +187,7 @@ class TrainerMixin:
         return {key: options[key] for key in ("lr", "betas", "eps") if key in options}
 
     def _check_optimizer(self) -> None:
-        """Refuses another optimizer, whether it was given to Trainer, or a subclass makes it."""
+        """Refuses another optimizer that was given to Trainer, or that a subclass makes."""
         optimizer = _unwrapped(self.optimizer)
         if not isinstance(optimizer, AdamW) or optimizer.sharded is not self.sharded:
             raise paramshard.UnimplementedError(
@@ -204,8 +203,8 @@ class TrainerMixin:
         scheduler = super().create_scheduler(*arguments, **options)
         if _unwrapped(getattr(scheduler, "optimizer", self.optimizer)) is not _unwrapped(self.optimizer):
             raise paramshard.InvalidArgumentError(
-                f"Trainer: optimizers= with a {type(scheduler).__name__} of another optimizer, whose rates nobody "
-                "reads: make both, a paramshard.torch.AdamW and a scheduler of it, or leave the scheduler to Trainer")
+                f"Trainer: optimizers= with a {type(scheduler).__name__} of another optimizer: make both, a "
+                "paramshard.torch.AdamW and a scheduler of it, or leave the scheduler to Trainer")
         return scheduler
 
     # --- Going on ---
@@ -217,7 +216,7 @@ class TrainerMixin:
 
     def train(self, resume_from_checkpoint: str | os.PathLike[str] | bool | None = None, *arguments: Any,
               **options: Any) -> Any:
-        self.create_optimizer()  # opens the model, whose state says where to go on
+        self.create_optimizer()  # opens the model, whose state gives the step to go on from
         self._check_optimizer()
         if self._progress is None:
             self._progress = _Progress(self)
@@ -227,21 +226,21 @@ class TrainerMixin:
             return super().train(folder if goes_on else None, *arguments, **options)
 
     def _write_checkpoint(self, folder: pathlib.Path, asked: str | os.PathLike[str] | bool | None) -> bool:
-        """Writes what Trainer reads of a checkpoint to go on from it, if the daemon's state is to be gone on from."""
+        """Writes the checkpoint file by which Trainer goes on from the daemon's state. Returns False to begin."""
         progress = self._progress
         progress.trainings += 1
         restored = progress.restored if progress.trainings == 1 else None
         if restored is None:
             if asked:
                 raise paramshard.UnimplementedError(
-                    f"Trainer: resume_from_checkpoint {asked}: it has no moments; go on with a model that the daemon "
-                    'has, or has restored from a checkpoint of its own (existing="resume"), or begin anew with its '
-                    "weights (load_pretrained)")
+                    f"Trainer: resume_from_checkpoint={asked}: a checkpoint of Trainer has no moments; leave it out to "
+                    'begin anew, from its weights by load_pretrained(), or go on with a model that the daemon has '
+                    'trained or restored (existing="resume")')
             return False
         if restored["training"] != 1:
             raise paramshard.FailedPreconditionError(
-                f"Trainer: {self.sharded.name} in the first train() of its program expected, to go on with, got it in "
-                f"call {restored['training']}: save_pretrained() what it has, and begin anew")
+                f"Trainer: {self.sharded.name} is in call {restored['training']} of train() of its program, and only "
+                "the first call can be resumed: save_pretrained() its values, and begin anew")
         state = json.loads(restored["state"])
         if asked and not isinstance(asked, bool):
             state["log_history"] = self._log_of(pathlib.Path(asked), state["global_step"])
@@ -252,13 +251,13 @@ class TrainerMixin:
         saved = TrainerState.load_from_json(str(checkpoint / _STATE_FILE))
         if saved.global_step != step:
             raise paramshard.FailedPreconditionError(
-                f"Trainer: resume_from_checkpoint {checkpoint}: a checkpoint of step {step}, at which the daemon has "
-                f"{self.sharded.name}, expected, got one of step {saved.global_step}: go on from there without it, or "
+                f"Trainer: resume_from_checkpoint {checkpoint}: want a checkpoint of step {step}, where the daemon has "
+                f"{self.sharded.name}, got one of step {saved.global_step}: leave it out to go on from step {step}, or "
                 f"go back before by `paramshardctl restore {self.sharded.name}`")
         return saved.log_history
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
-        """Weights are in the daemon."""
+        """Does nothing: weights are in the daemon."""
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is not None:
@@ -269,13 +268,13 @@ class TrainerMixin:
             self._progress.restore_random_state()
 
     def _run_epoch(self, *arguments: Any, **options: Any) -> None:
-        # Trainer looks for the end behind each step, and would make one more when a training that has ended goes on.
+        # Trainer checks for the end after each step, and would make one more step when it resumes an ended training.
         if self.state.global_step >= self.state.max_steps:
             self.control.should_training_stop = True
             return
         super()._run_epoch(*arguments, **options)
 
-    # --- What is elsewhere than Trainer thinks ---
+    # --- Values that are elsewhere than Trainer thinks ---
 
     def log(self, logs: dict[str, float], *arguments: Any, **options: Any) -> None:
         if "grad_norm" in logs:
@@ -290,7 +289,7 @@ class TrainerMixin:
         return 0.0
 
     def _move_model_to_device(self, model: nn.Module, device: torch.device) -> None:
-        """Parameters are where the daemon has them, and buffers where the script has put them."""
+        """Does nothing: the daemon has the parameters, and buffers stay where the script has put them."""
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         if state_dict is None and self.args.should_save:
@@ -302,5 +301,5 @@ class TrainerMixin:
 
 
 def _unwrapped(optimizer: Any) -> Any:
-    """The optimizer that accelerate has wrapped."""
+    """Returns the optimizer that accelerate has wrapped, or the optimizer itself."""
     return getattr(optimizer, "optimizer", optimizer)

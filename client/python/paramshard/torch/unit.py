@@ -34,11 +34,11 @@ class UnitParameter:
 
     def __init__(self, name: str, like: nn.Parameter, dtype: torch.dtype, device: torch.device):
         self.name = name
-        self.dtype = like.dtype  # of its module, and so of the state_dict; what is computed with may be another one
+        self.dtype = like.dtype  # of its module and of the state_dict; the type of the computation may be another one
         self.names: list[str] = []  # by each path to it
         self.places: list[tuple[nn.Module, str]] = []
         self.placeholder = Placeholder(like, name=name, dtype=dtype, device=device, owner=None)
-        # What programs hang on a parameter stays reachable through both.
+        # Attributes that programs set on a parameter are there in both.
         self._attributes = {key: value for key, value in vars(like).items() if not key.startswith("_paramshard")}
         self.placeholder.__dict__.update(self._attributes)
         self._contents: Contents = []
@@ -55,7 +55,7 @@ class UnitParameter:
         return made
 
     def settle(self) -> None:
-        """Its memory is the one that its unit's Carrier has given it, from now on."""
+        """Makes the memory that its unit's Carrier has given it its own."""
         self._home = self.unsharded.settle()
 
     def write(self, values: torch.Tensor) -> None:
@@ -63,20 +63,20 @@ class UnitParameter:
         self._home.copy_(values)
 
     def take_gradient(self) -> torch.Tensor | None:
-        """The gradient, which the parameter has no longer."""
+        """Takes the gradient away from the parameter, and returns it."""
         gradient = self.gradient
         if gradient is None:
             return None
         if gradient.layout != torch.strided:
             raise paramshard.UnimplementedError(
-                f"gradient of {self.name}: a dense one expected, got {gradient.layout}; make its module with "
+                f"gradient of {self.name}: want a dense gradient, got {gradient.layout}; make its module with "
                 "sparse=False")
         self.drop_gradient()
         return gradient
 
     @property
     def gradient(self) -> torch.Tensor | None:
-        """What autograd has accumulated, and nothing has taken."""
+        """Gradient that autograd has accumulated and nothing has taken yet."""
         return GRADIENT.__get__(self.unsharded)
 
     def drop_gradient(self) -> None:
@@ -88,14 +88,14 @@ class UnitParameter:
             own_parameters(module)[attribute] = parameter
 
     def replaced(self) -> nn.Parameter | None:
-        """What somebody has put into the module since, instead of the placeholder that was there."""
+        """Returns the parameter that the module has in place of the placeholder, if it was replaced."""
         return next((found for found in self._found() if found is not None and found is not self.unsharded and
                      not self._is_same(found)), None)
 
     def _is_same(self, found: nn.Parameter) -> bool:
-        """Returns True for the parameter's own placeholder, and for what a conversion, or nn.Parameter, makes of it.
+        """Returns True for the parameter's own placeholder, and for copies of it by a conversion or nn.Parameter.
 
-        It may have been frozen or thawed by that.
+        A copy may have been frozen or thawed.
         """
         if type(found) is not Placeholder or found.parameter_name != self.name or (
                 found.owner is not self.placeholder.owner):
@@ -112,24 +112,24 @@ class UnitParameter:
             yield own_parameters(module).get(attribute)
 
     def follow_requires_grad(self) -> bool:
-        """Whether it is trained. Between steps it may be frozen, and thawed only if the daemon has its moments."""
+        """Returns True if it is trained. Between steps it may be frozen, or thawed if the daemon has its moments."""
         wanted = self.placeholder.requires_grad
         if wanted and not self.trainable:
             raise paramshard.FailedPreconditionError(
                 f"train {self.name}: it was frozen when its optimizer was made, so the daemon has no moments of it; "
-                "set requires_grad before, and freeze later what is to begin frozen")
+                "set requires_grad before, and freeze it after the optimizer is made")
         if self.unsharded.requires_grad != wanted:
             self.unsharded.requires_grad = wanted  # requires_grad_() is refused inside of transforms
         self._was_trained = wanted
         return wanted
 
     def keep_requires_grad(self) -> None:
-        """What was frozen or thawed while it was gathered stays so."""
+        """Keeps a change of requires_grad that was made while it was gathered."""
         if self.unsharded.requires_grad != self._was_trained:
             self.placeholder.requires_grad_(self.unsharded.requires_grad)
 
     def is_touched(self, version: int) -> bool:
-        """False for nearly all, and at once: nothing has happened to it since it was gathered with this version."""
+        """Returns False, quickly, if nothing has happened to it since it was gathered with this version."""
         unsharded = self.unsharded
         if version_of(unsharded) != version or self._contents or unsharded.data_ptr() != self._home.data_ptr():
             return True
@@ -139,9 +139,9 @@ class UnitParameter:
         return False
 
     def is_written(self, version: int) -> bool:
-        """Returns True if it was written, moved, or replaced, which is undone but for its values."""
+        """Returns True if it was written, moved, or replaced. Undoes that, except for its values."""
         if type(self.unsharded) is not GatheredParameter:
-            # torch.utils.swap_tensors has made somebody else's parameter of it.
+            # torch.utils.swap_tensors has made another parameter of it.
             self._contents.clear()
             self.unsharded = self._make_unsharded(self._home)
             self.unsharded.requires_grad = self._was_trained
@@ -154,7 +154,7 @@ class UnitParameter:
 
 
 class _InputGradient(torch.autograd.Function):
-    """An identity on a unit's inputs: when their gradients have been computed, the unit's backward is through."""
+    """An identity on a unit's inputs: when their gradients have been computed, the unit's backward is done."""
 
     @staticmethod
     def forward(ctx: Any, unit: Unit, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -165,7 +165,7 @@ class _InputGradient(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
         ctx.unit.after_backward()
         for gradient in gradients:
-            # Of create_graph: a backward through this one comes by here first, and needs the weights again.
+            # With create_graph, a backward through this one comes here first, and needs the weights again.
             if gradient is not None and gradient.requires_grad:
                 gradient.register_hook(ctx.unit._backward_hook)
         return None, *gradients
@@ -178,7 +178,7 @@ class Unit:
         self.name = name
         self.modules = modules
         self.parameters: list[UnitParameter] = []
-        self.lenders: list[Unit] = []  # whose parameters these modules use, too: tied ones
+        self.lenders: list[Unit] = []  # units whose tied parameters these modules use, too
         self.reshards_after_forward = True
         self.casts_inputs_to: torch.dtype | None = None
         self.casts_outputs_to: torch.dtype | None = None
@@ -187,23 +187,23 @@ class Unit:
         self._backward_hook = _method(self, "before_backward")  # of tensors
         self._passes: Passes | None = None
         self._carrier: Carrier | None = None
-        self._holders: set[object] = set()  # unsharded as long as there are any
-        self._transforms = object()  # holds what transforms of torch.func have been through
+        self._holders: set[object] = set()  # unsharded while there are any
+        self._transforms = object()  # a holder, for transforms of torch.func
         self._ran: set[nn.Module] = set()  # modules that the present forward has been through
         self._running = 0  # forwards of modules that have begun and not ended
         self._arrived: set[str] = set()  # parameters whose gradient has come in this backward
-        self._trained: set[str] = set()  # and those that had one to come when they were gathered last
+        self._trained: set[str] = set()  # parameters with requires_grad at the last gather
         self._is_on_gpu = False
         self._unsharded: tuple[GatheredParameter, ...] = ()
         self._version = 1  # counts the values that its parameters have had
-        self._has_transposed = False  # what products in 8 bits read in the backward is there
+        self._has_transposed = False  # transposed planes are there, for products in 8 bits in the backward
         self._decoded: int | None = None  # of the states that Passes counts, the one whose values were gathered last
 
     # --- Wiring ---
 
     @property
     def storages(self) -> tuple[int, int]:
-        """Those of the parameters, as place_of tells them apart."""
+        """Storages of the parameters, by the ids of place_of."""
         return self._carrier.storages
 
     def settle(self, device: torch.device) -> None:
@@ -226,7 +226,7 @@ class Unit:
             module.register_forward_hook(_method(self, "after_forward"))
 
     def _hook_gradient(self, parameter: UnitParameter) -> None:
-        # The garbage collector does not see what a tensor's hook holds.
+        # The garbage collector does not see references of a tensor's hook.
         unit, name = weakref.proxy(self), parameter.name
         torch.Tensor.register_post_accumulate_grad_hook(parameter.unsharded, lambda _: unit.take_gradient(name))
 
@@ -237,7 +237,7 @@ class Unit:
         return bool(self._holders)
 
     def unshard(self, holder: object) -> None:
-        """Gathers the unit, unless it is; it stays so until every holder has let go."""
+        """Gathers the unit, unless it is gathered; it stays so until every holder has let go."""
         need = Need(transposed=in_backward() or not self.reshards_after_forward, decoded=not isinstance(holder, Unit))
         if not self._holders or self._lacks(need):
             self._gather(need)
@@ -247,7 +247,7 @@ class Unit:
                 parameter.unsharded.watch()
 
     def _lacks(self, need: Need) -> bool:
-        """Whether a unit that is unsharded was gathered for less. Only products in 8 bits make a difference."""
+        """Returns True if an unsharded unit was gathered for less. Only products in 8 bits make a difference."""
         return any(parameter.fp8_weight is not None for parameter in self.parameters) and (
             need.transposed and not self._has_transposed or need.decoded)
 
@@ -259,23 +259,23 @@ class Unit:
             self._drop_memory()
 
     def end_passes(self) -> None:
-        """No pass is under way: memory that forwards and backwards have left is given back."""
+        """Gives back the memory that forwards and backwards have left: no pass is in progress."""
         self._ran.clear()
         self._running = 0
         for holder in [holder for holder in self._holders if isinstance(holder, Unit)]:
             self.reshard(holder)
 
     def end_backward(self) -> None:
-        """As end_passes; but forwards may go on around the backward, which have asked for gradients of activations."""
+        """Gives back memory, except for forwards around the backward, which have asked for gradients of activations."""
         for holder in [holder for holder in self._holders if isinstance(holder, Unit) and not holder._running]:
             self.reshard(holder)
 
     def end_transforms(self) -> None:
-        """Values are about to change: what is held for transforms goes, and later backwards through it raise."""
+        """Gives back memory held for transforms before values change. Later backwards through them raise."""
         self.reshard(self._transforms)
 
     def forget_model(self) -> None:
-        """The model that was open is not any more."""
+        """Forgets the model, which was closed."""
         self._carrier.forget()
 
     def _gather(self, need: Need) -> None:
@@ -286,9 +286,9 @@ class Unit:
             self._take_back()
         if self._is_on_gpu and torch.cuda.is_current_stream_capturing():
             raise paramshard.UnimplementedError(
-                f"gather {self.name}: no capture of a CUDA graph expected, which would not see the daemon's gathers")
+                f"gather {self.name}: CUDA graph capture is not supported: it would not see the daemon's gathers")
         with self._gather_range:
-            # A placeholder's attributes else go by way of Python.
+            # Without this, reads of a placeholder's attributes go through Python.
             with without_torch_function():
                 self._trained = {parameter.name for parameter in self.parameters if parameter.follow_requires_grad()}
             is_new = self._note_new_values()
@@ -298,14 +298,14 @@ class Unit:
         show_version(self._unsharded, self._version)
         closely = is_new and self._passes.is_looked_at_closely
         for parameter in self.parameters:
-            # A weight that is multiplied in 8 bits has no values: who reads it is told so by its placeholder.
+            # A weight that is multiplied in 8 bits has no values: its placeholder raises when it is read.
             if parameter.fp8_weight is None or need.decoded:
                 parameter.show(parameter.unsharded)
                 if closely:
                     parameter.unsharded.watch()
 
     def _note_new_values(self) -> bool:
-        """Returns True if the values that come are others than those that were gathered last."""
+        """Returns True if the values differ from the values that were gathered last."""
         if self._decoded == self._passes.state:
             return False
         for parameter in self.parameters:
@@ -315,12 +315,12 @@ class Unit:
         return True
 
     def check_places(self) -> None:
-        """FailedPreconditionError names a parameter that was taken out of its module, or replaced there."""
+        """Raises FailedPreconditionError for a parameter that was taken out of its module, or replaced there."""
         for parameter in self.parameters:
             if parameter.is_removed():
                 raise paramshard.FailedPreconditionError(
-                    f"gather {self.name}: {parameter.name} as shard() has left it expected, got none: a parameter "
-                    "cannot be taken out of a sharded module")
+                    f"gather {self.name}: {parameter.name} was removed: a parameter cannot be taken out of a sharded "
+                    "module")
             replaced = parameter.replaced()
             if type(replaced) is Placeholder:
                 raise paramshard.FailedPreconditionError(
@@ -328,8 +328,8 @@ class Unit:
                     "in its place: tie parameters before shard()")
             if replaced is not None:
                 raise paramshard.FailedPreconditionError(
-                    f"gather {self.name}: {parameter.name} as shard() has left it expected, got another parameter in "
-                    "its place, whose values the daemon does not have: copy values into it, or use load_state_dict")
+                    f"gather {self.name}: {parameter.name} was replaced by another parameter, whose values the daemon "
+                    "does not have: copy values into the parameter, or use load_state_dict")
 
     def _drop_memory(self) -> None:
         self._take_back()
@@ -349,7 +349,7 @@ class Unit:
             parameter.show(parameter.placeholder)
 
     def _put_away(self, before: nn.Parameter, parameter: UnitParameter) -> None:
-        """Nothing is to have memory that goes, wherever it was put: a parametrization, say."""
+        """Puts the placeholder wherever a program has put the parameter, such as into a parametrization."""
         if parameter.unsharded is not before:
             self._hook_gradient(parameter)
             self._unsharded = tuple(each.unsharded for each in self.parameters)
@@ -372,7 +372,7 @@ class Unit:
     # --- Forward ---
 
     def before_forward(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
-        # A checkpoint is recomputed in the backward: the unit stays for what follows of it.
+        # A checkpoint is recomputed in the backward: the unit stays gathered for the rest of the backward.
         recomputes = in_backward()
         if not recomputes:
             self._passes.begin_forward()
@@ -401,13 +401,13 @@ class Unit:
 
     def _watch_inputs(self, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
         if not kwargs and all(isinstance(each, torch.Tensor) for each in args):
-            leaves, structure = list(args), None  # as blocks are called mostly, and flattening takes time
+            leaves, structure = list(args), None  # the usual call of a block, because flattening takes time
         else:
             leaves, structure = pytree.tree_flatten((args, kwargs))
         watched = [index for index, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
         if watched:
             for index, tensor in zip(watched, _InputGradient.apply(self, *(leaves[index] for index in watched))):
-                # A function's outputs may not be changed in place, for its backward would be passed over. Those of
+                # Outputs of a function may not be changed in place, because that passes over its backward. Outputs of
                 # this one may: the unit then stays until the end of the backward.
                 allow_changes_in_place(tensor)
                 leaves[index] = tensor
@@ -436,13 +436,13 @@ class Unit:
         return output
 
     def _check_memory_of(self, outputs: Iterable[torch.Tensor]) -> None:
-        """Whoever read an output that is a parameter, or views one, would end the process."""
+        """Refuses outputs that are parameters, or views of them: reading one without memory would end the process."""
         for unit in (self, *self.lenders):
             for tensor in () if unit.is_unsharded else outputs:
                 if tensor.layout == torch.strided and place_of(tensor)[0] in unit.storages:
                     raise paramshard.InvalidArgumentError(
-                        f"forward {self.name}: outputs with memory of their own expected, got a parameter of "
-                        f"{unit.name}, or a view of one, whose memory goes with the forward: return a clone() of it")
+                        f"forward {self.name}: an output is a parameter of {unit.name}, or a view of one, whose memory "
+                        "goes with the forward: return a clone() of it")
 
     def _hook_output(self, tensor: torch.Tensor) -> None:
         if not tensor.requires_grad or tensor.is_leaf:
@@ -454,7 +454,7 @@ class Unit:
             base.register_hook(self._backward_hook)
 
     def end_forward(self) -> None:
-        """The whole model's forward is through: what only a part of the unit's modules was used for is given back."""
+        """Gives the unit back if only a part of its modules was called: the whole model's forward is done."""
         if self._ran:
             self._ran.clear()
             self._let_go()
@@ -467,14 +467,14 @@ class Unit:
         return gradient
 
     def after_backward(self) -> None:
-        """The gradients of the inputs are there: nothing computes with the unit's weights any more."""
+        """Gives the unit back: the gradients of its inputs are there, and its weights are not needed any more."""
         self._let_go()
 
     def take_gradient(self, name: str) -> None:
-        """A parameter's gradient has come. The last one of the unit pushes them all.
+        """Notes a parameter's gradient. The last gradient of the unit pushes them all.
 
-        Until then they stay where autograd has put them: a slot that waited for a late one, of a tied embedding say,
-        would be missed by other units.
+        Until then they stay where autograd has put them: a slot that waits for a late gradient, such as of a tied
+        embedding, would be missing for other units.
         """
         self._passes.begin_backward()
         self._arrived.add(name)
@@ -486,7 +486,7 @@ class Unit:
         self._arrived.clear()
         if all(parameter.gradient is None for parameter in self.parameters):
             return
-        # Before, for Ctrl-C may come in between: what might have been pushed is dropped like what was.
+        # Before the push, because Ctrl-C may come in between: a push that may have happened is dropped, too.
         self._passes.note_push()
         with self._push_range:
             self._carrier.send(self._passes.model)
@@ -498,9 +498,9 @@ class Unit:
 
 
 def _method(unit: Unit, name: str) -> Any:
-    """A bound method that does not keep its unit, and that torch.compile leaves alone.
+    """Returns a bound method that does not keep its unit, and that torch.compile leaves alone.
 
-    A module's hooks would else hold the model that holds the module.
+    Otherwise a module's hooks would hold the model that holds the module.
     """
     reference = weakref.ref(unit)
 
@@ -509,14 +509,14 @@ def _method(unit: Unit, name: str) -> Any:
         of = reference()
         if of is None:
             raise paramshard.FailedPreconditionError(
-                "a sharded model whose object is there expected: keep what shard() has returned")
+                "the ShardedModel of this module was freed: keep the result of shard()")
         return getattr(of, name)(*arguments, **options)
 
     return call
 
 
 def _tensors_of(output: Any, seen: set[int] | None = None) -> Iterator[torch.Tensor]:
-    """Those of whatever a module returns: of classes that pytree does not know, too, and of their attributes."""
+    """Yields the tensors in a module's result, also in attributes of classes that pytree does not know."""
     seen = set() if seen is None else seen
     for leaf in pytree.tree_leaves(output):
         if isinstance(leaf, torch.Tensor):
