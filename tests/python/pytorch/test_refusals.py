@@ -156,6 +156,13 @@ def test_parameters_beside_each_other_in_one_storage_are_no_ties(daemon):
 # --- Units ---
 
 
+def test_one_module_in_place_of_a_list_is_named(daemon):
+    module = nn.Linear(4, 4)
+    with pytest.raises(paramshard.InvalidArgumentError, match="Linear"):
+        pt.shard(module, name="m", units=module, socket_dir=str(daemon.socket_dir))
+    assert all(type(each) is nn.Parameter for each in module.parameters())
+
+
 def test_a_unit_without_parameters_is_passed_over(daemon):
     torch.manual_seed(1)
     pair = Pair(daemon, nn.Sequential(nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 32)),

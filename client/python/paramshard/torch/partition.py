@@ -30,6 +30,9 @@ def partition(module: nn.Module, units: Iterable[UnitModules], *, param_dtype: t
     Parameters without elements are in no unit. InvalidArgumentError names modules that are not the model's or are in
     two units, and parameters in no unit, already sharded, or of a kind that is not supported.
     """
+    if isinstance(units, nn.Module) and not hasattr(units, "__iter__"):
+        raise paramshard.InvalidArgumentError(
+            f"shard: want units= a list of modules, got {type(units).__name__}: write units=[model]")
     groups = [[unit] if isinstance(unit, nn.Module) else list(unit) for unit in units]
     names = {each: name for name, each in module.named_modules()}
     paths = list(module.named_modules(remove_duplicate=False))  # a module may be in several others
