@@ -1,4 +1,4 @@
-// Executor of a session's work on its memory, by the host or by a stream: one order of operations serves both.
+// Runs the waits and copies of a session on the host or on a stream, by the same calls.
 #ifndef PARAMSHARD_CLIENT_INTERNAL_CARRIER_H_
 #define PARAMSHARD_CLIENT_INTERNAL_CARRIER_H_
 
@@ -35,7 +35,7 @@ class Carrier {
 
   // Forgets what was not enqueued. FAILED_PRECONDITION for a stream where the memory is the host's.
   absl::Status Begin(absl::string_view call, Worker worker);
-  // The same where the trainer gives something back: the session's stream is then one that the host never waits for.
+  // Begin for what the trainer gives back: without a worker it uses a stream that the host never waits for.
   absl::Status BeginReturn(absl::string_view call, Worker worker);
 
   // The stream that does what is enqueued: the worker's, or the session's own; null in host memory.
@@ -45,8 +45,9 @@ class Carrier {
   // where the host is the worker: a trainer that names a stream orders its work by it.
   absl::Status FollowTrainer();
 
-  // Waits until a commit is answered; until a word of the daemon has reached a number.
+  // Waits until a commit is answered.
   absl::Status AwaitAnswer(int64_t commit_number);
+  // Waits until a word of the daemon has reached a number.
   absl::Status Await(wire::Word& word, int64_t number);
   // Waits until `writer`, one of the trainer's streams, has written a number to a word of the trainer. stream() waits,
   // also where the host is the worker.

@@ -1,8 +1,8 @@
 // Pieces of work of several kinds; one launch runs many of one kind. For CUDA sources.
 //
 //   struct Scaling {
-//     static constexpr int kThreads = 256, kBlocksAtOnce = 4;          // of a block; and of a multiprocessor
-//     __device__ void Run(uint32_t block) const;                       // of the blocks that it was added with
+//     static constexpr int kThreads = 256, kBlocksAtOnce = 4;  // threads of a block; blocks of a multiprocessor
+//     __device__ void Run(uint32_t block) const;               // index in [0, blocks)
 //     ...
 //   };
 //   JobList jobs;

@@ -53,7 +53,7 @@ absl::Status CheckOwnerOf(const struct stat& status, uid_t owner) {
                                                     status.st_uid, ": change the owner (chown)"));
   }
   if ((status.st_mode & kOthersWrite) == 0) return absl::OkStatus();
-  return absl::PermissionDeniedError("others than the owner can write to it: take that right away (chmod go-w)");
+  return absl::PermissionDeniedError("writable by its group or by others; run chmod go-w");
 }
 
 absl::Status RegularFile::CheckIsSecret(uid_t user) const {

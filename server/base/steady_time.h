@@ -1,4 +1,4 @@
-// Deadlines that do not depend on the wall clock, and that wait for a process that stands still.
+// Deadlines on the steady clock. They move on by the time that the process was stopped or the machine suspended.
 #ifndef PARAMSHARD_SERVER_BASE_STEADY_TIME_H_
 #define PARAMSHARD_SERVER_BASE_STEADY_TIME_H_
 

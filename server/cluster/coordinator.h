@@ -89,8 +89,8 @@ class Coordinator {
   absl::Status Move(int node, int64_t connection, NodeSink* sink);
   // Removes a lost node: forgets its reports and ends its running epochs with UNAVAILABLE naming it.
   void Leave(int node);
-  // Until Stop, starts epochs without nodes whose patience has run out, and ends epochs with cut links when all nodes
-  // have had the time to report theirs. Called once, on a thread of its own, if the policy permits fewer nodes.
+  // Until Stop, starts epochs without lost nodes that were waited for long enough, and ends epochs with cut links when
+  // all nodes have had the time to report theirs. Called once, on a thread of its own, if the policy permits fewer nodes.
   void ServeAbsences();
   // Tells the node which nodes are present.
   void AskWorld(int node);
@@ -386,8 +386,8 @@ class Coordinator {
   absl::Status CheckAllTakePart(absl::string_view operation, absl::string_view name, const Model& model) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
-  // Runs a call to the log without the mutex: a disk may be slow, and queries are answered meanwhile. The decision is
-  // made by then, but no node is told. Nothing else changes, because every Lock waits.
+  // Runs a call to the log without the mutex: a disk may be slow, and calls that only look are answered meanwhile. The
+  // decision is made by then, but no node is told; other changes wait, because every Lock does.
   absl::Status WriteInLog(absl::FunctionRef<absl::Status()> write) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   template <typename Call>
@@ -416,7 +416,7 @@ class Coordinator {
 };
 
 // Lock for changes: waits until no call to the log is in progress, and gives pending answers after the mutex is
-// released. Queries take the mutex itself and do not wait for the log's disk.
+// released. Calls that only look, such as ViewWorld, take the mutex itself and do not wait for the log's disk.
 class ABSL_SCOPED_LOCKABLE Coordinator::Lock {
  public:
   explicit Lock(Coordinator* coordinator) ABSL_EXCLUSIVE_LOCK_FUNCTION(coordinator->mu_) ABSL_NO_THREAD_SAFETY_ANALYSIS

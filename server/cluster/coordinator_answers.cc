@@ -72,7 +72,7 @@ absl::Status NoRoomError(absl::string_view model, absl::string_view key, int nod
 // Returns the key under which a node's value is stored.
 std::string KeyOf(int node, absl::string_view key) { return absl::StrCat(node, "/", key); }
 
-absl::Status LateError() { return absl::DeadlineExceededError("no answer yet"); }
+absl::Status LateError() { return absl::DeadlineExceededError("timed out waiting for an answer"); }
 
 // Waits for an answer for at most `wait`, then returns `late`. `ask` starts the call with its callback, and returns its
 // Coordinator::Wait.

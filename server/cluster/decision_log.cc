@@ -217,7 +217,7 @@ absl::Status DecisionLog::Read() {
     if (PathOf(message.model()) != path) {
       return absl::DataLossError(absl::StrCat(path,
                                               ": want decisions of the model in the file's name, got those of model ",
-                                              message.model(), ": give the file its name back, or remove it"));
+                                              message.model(), ": rename the file to match, or remove it"));
     }
     Kept& kept = kept_[message.model()];
     kept = {.content = ContentOf(message), .sequence = message.sequence()};

@@ -32,7 +32,7 @@ namespace paramshard::server {
 //   log->Decide("m", 13, decision, client_states);   both before any node is told
 class DecisionLog {
  public:
-  // Environment variable of a keeper's servers with the number of their descriptor of the folder's lock.
+  // Environment variable by which a keeper passes its servers the number of their descriptor of the folder's lock.
   static constexpr char kLockVariable[] = "PARAMSHARD_STATE_DIR_LOCK";
   // Locks the folder for this process and for processes that it lends the descriptor to: a keeper holds the lock for
   // its servers, so that no other node 0 gets between two of them. `lent`: descriptor that this process was lent.

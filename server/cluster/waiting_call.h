@@ -49,7 +49,7 @@ class WaitingCall final : public grpc::ServerUnaryReactor, public std::enable_sh
     alarm_.emplace();
     alarm_->Set(GrpcDeadline(wait), [weak = this->weak_from_this()](bool late) {
       const std::shared_ptr<WaitingCall> call = weak.lock();
-      if (late && call != nullptr) call->GiveUp(absl::DeadlineExceededError("no answer yet"));
+      if (late && call != nullptr) call->GiveUp(absl::DeadlineExceededError("timed out waiting for an answer"));
     });
   }
 

@@ -112,7 +112,7 @@ absl::Status NcclMesh::Await(absl::FunctionRef<absl::StatusOr<bool>()> is_done, 
     }
     if (*done) return absl::OkStatus();
     if (SteadyNow() >= deadline) {
-      return absl::DeadlineExceededError(absl::StrCat("NCCL: timed out waiting for the bytes of ", peers));
+      return absl::DeadlineExceededError(absl::StrCat("NCCL: timed out waiting for ", peers));
     }
     absl::SleepFor(kNap);
   }

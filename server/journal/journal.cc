@@ -367,7 +367,7 @@ absl::Status Journal::CheckAnswer(const AnsweredCommit& commit) const {
   if (!is_decided() || commit.answer.commit_number != decided_.commit_number) return NotNext("a decided commit");
   const bool fits = static_cast<int64_t>(commit.steps.size()) == shape_.parameters &&
                     static_cast<int64_t>(commit.positions.size()) == shape_.ranks;
-  if (!fits) return absl::InvalidArgumentError("journal: want numbers of this model, got others");
+  if (!fits) return absl::InvalidArgumentError("journal: the numbers belong to another model");
   return CheckScalings(commit.scalings);
 }
 

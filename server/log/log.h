@@ -34,8 +34,8 @@ LogLevel LeastLogLevel();
 // one of the two levels excludes warnings. Thread-safe.
 LogLevel ChangeLogLevel(LogLevel least, const std::string& caller);
 
-// Starts a thread that writes the lines; from then on Log never blocks. If standard error is a pipe without a reader,
-// lines are dropped, and a line reports their number. Before, Log itself writes. RESOURCE_EXHAUSTED no thread.
+// Starts a thread that writes the lines; from then on Log never blocks. Lines that standard error does not take fast
+// enough are dropped, and a line reports their number. Before, Log itself writes. RESOURCE_EXHAUSTED no thread.
 absl::Status DetachLog();
 
 // How long the end of a process waits for lines that are not read.

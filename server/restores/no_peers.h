@@ -1,4 +1,4 @@
-// A restore of a model that one daemon has all of.
+// The peers of a restore of a model that lies entirely on one daemon: none.
 #ifndef PARAMSHARD_SERVER_RESTORES_NO_PEERS_H_
 #define PARAMSHARD_SERVER_RESTORES_NO_PEERS_H_
 

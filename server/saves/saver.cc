@@ -254,7 +254,7 @@ absl::Status Saver::Order(Work& work) {
   work.alone = absl::IsUnavailable(told) && MaySaveAlone();
   if (!told.ok() && !work.alone) return told;
   if (work.alone) {
-    Log(LogLevel::kInfo, "node 0 saves without the others",
+    Log(LogLevel::kInfo, "saving on node 0 alone",
         {{"model", model_.spec().name}, {"step", absl::StrCat(numbers.commit_number)}, {"why", told.ToString()}});
   }
   ordered_ = work.identity.save_id;

@@ -419,7 +419,7 @@ void SessionCall::EndLeave() {
   mu_.AssertHeld();
   // A trainer that does not read keeps the last message from leaving.
   if (finished_) return context_->TryCancel();
-  EndCall(absl::DeadlineExceededError("detach: the epoch did not end in time"));
+  EndCall(absl::DeadlineExceededError("detach: timed out waiting for the epoch to end"));
 }
 
 }  // namespace

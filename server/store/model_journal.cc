@@ -88,7 +88,7 @@ absl::Status CheckSame(const JournalIdentity& kept, const JournalIdentity& here)
                                 "]"));
   }
   if (kept.spec != here.spec || kept.shard_size != here.shard_size) {
-    return Differs("this version reads the model's spec differently");
+    return Differs("another version made it, which reads the model's spec differently");
   }
   if (kept == here) return absl::OkStatus();
   return Differs("this version places the state differently");

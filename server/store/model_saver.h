@@ -39,7 +39,7 @@ struct SaveRecord {
   absl::Status status = absl::OkStatus();       // why it is not published, or what went wrong behind it
 };
 
-// How the saves since the model was opened have ended. Those of a state that was saved already are not counted.
+// Outcomes of the saves since the model was opened, without saves of a state that was already saved.
 struct SaveCounts {
   int64_t published = 0;
   int64_t abandoned = 0;
@@ -107,7 +107,7 @@ class SaverSource {
     kIsRefused,
     kEndsSaves,  // none: saves fail, and say why, until one finds the folder in order
   };
-  // Makes the saver of a model that is complete but for it and outlives it.
+  // Makes the saver of a model, which outlives it and is complete except for it.
   virtual absl::StatusOr<std::unique_ptr<ModelSaver>> Make(Model& model, FolderTrouble trouble) const = 0;
 };
 

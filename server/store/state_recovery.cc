@@ -164,7 +164,8 @@ absl::StatusOr<ModelSpec> LeftModel::Spec() const {
   if (!message.ParseFromString(plan.identity->spec)) return absl::DataLossError("journal: failed to parse the spec");
   absl::StatusOr<ModelSpec> spec = ParseModelSpec(message);
   if (spec.ok() && ModelSpecFingerprint(*spec) == plan.identity->spec_fingerprint) return spec;
-  return absl::FailedPreconditionError("this version reads the model's spec differently");
+  return absl::FailedPreconditionError(
+      "another version made it, which reads the model's spec differently: start that version, or restore a checkpoint");
 }
 
 absl::Status LeftModel::AskNode0(const ModelSpec& spec, Cluster& cluster) {

@@ -11,8 +11,8 @@
 
 namespace paramshard::test {
 
-// A keeper that is started with the variables of Environment() has servers whose GPU 0 can be broken, each as often as
-// that is asked for.
+// A keeper that is started with the variables of Environment() has servers whose GPU 0 can be broken, repeatedly in
+// each of them.
 //
 //   GpuFault fault(GPU_FAULT_LIBRARY, directory.path() + "/fault");
 //   ...  a daemon is started with fault.Environment(), and trains  ...

@@ -97,7 +97,7 @@ absl::StatusOr<std::string> Export::FindFolder() const {
   if (model_folder_.empty()) {
     if (checkpoint_ != "latest" && !absl::SimpleAtoi(checkpoint_, &step)) return checkpoint_;
     return absl::InvalidArgumentError(
-        absl::StrCat(checkpoint_, ": want --dir with it, a model's folder of checkpoints; or the folder of one"));
+        absl::StrCat(checkpoint_, ": give --dir too, the model's folder of checkpoints; or the path of a checkpoint"));
   }
   if (checkpoint_ == "latest") {
     ASSIGN_OR_RETURN(const checkpoint::StepEntry latest, checkpoint::LatestStep(model_folder_));

@@ -113,7 +113,8 @@ void BindCommands(nb::class_<PyModel>& model) {
       .def("can_gather", &CanGather, nb::arg("unit"), nb::arg("phase") = "forward",
            "Returns True if such a gather would find a free slot now.")
       .def("reader", &Reader, nb::arg("unit"), nb::arg("decoded"), nb::arg("operands") = nb::list(),
-           "Makes a reader of the unit by one call, in phase forward. `decoded`: for each parameter its name, the type "
+           "Makes a reader, which reads the unit with one call, in phase forward. `decoded`: for each parameter its "
+           "name, the type "
            "to decode to, FP32 or BF16, and the place for rows x columns elements of it: the index of a block of "
            "memory, and bytes from its beginning. `operands`: weights as products in 8 bits read them, in "
            "FP8_BLOCK_128X128 or an FP8_TENSOR format; for each its name, True for transposed, the place for the data, "

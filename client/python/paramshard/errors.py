@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class Error(Exception):
-    """Base class of errors of the daemon and the client library. The text says what is wanted, and what was found.
+    """Base class of errors of the daemon and the client library. The text names the operation and the cause.
 
     `code` is the status code, such as "NOT_FOUND". Codes without a class of their own have this one.
     """
@@ -37,7 +37,7 @@ class NotFoundError(Error):
 
 
 class AlreadyExistsError(Error):
-    """The name already exists, with another description."""
+    """The name already exists: with another spec, or with a state that the call would not keep."""
 
     code = "ALREADY_EXISTS"
 

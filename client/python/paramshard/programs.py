@@ -24,5 +24,5 @@ def paramshardd() -> NoReturn:
 
 
 def paramshardctl() -> NoReturn:
-    """Becomes the admin tool."""
+    """Replaces this process with paramshardctl."""
     _become("paramshardctl")

@@ -21,13 +21,13 @@ struct DeviceFaults {
   std::atomic<int> writes{0};
   std::atomic<int> failing_write{0};  // likewise
   std::atomic<absl::StatusCode> write_error{absl::StatusCode::kInternal};
-  // Called before memory is written. Set while nothing is.
+  // Called before memory is written. Set it only while no memory is.
   std::function<void()> before_write = [] {};
 
-  // Called before memory is allocated, with its name. Set while nothing is.
+  // Called before memory is allocated, with its name. Set it only while no memory is.
   std::function<void(const std::string& name)> before_allocation = [](const std::string&) {};
 
-  // By one call of Read or ReadTo.
+  // Most bytes read by one call of Read or ReadTo.
   std::atomic<int64_t> largest_read{0};
 
   // Bytes of memory that is not freed yet.

@@ -54,15 +54,14 @@ class Training {
   std::vector<Band> Bands(int rank) const;
 
   void BeginEpoch(int64_t epoch) { epoch_.epoch = epoch; }
-  // Daemons settle amaxes: those of commits before, into histories that are there.
+  // Daemons settle amaxes of earlier commits, into existing histories.
   void Settle(float amax);
   const std::vector<ScalingChange>& settled() const { return changes_; }
   // Advances by the next commit.
   void Answer();
   // Returns the answered commit for the journal; valid until the next one.
   AnsweredCommit Answered() const;
-  // Another state takes the place of this one: all of it, or of masters alone, but of the first `untouched` of the
-  // book.
+  // Replaces the whole state; or only the masters, and the entries of the book behind the first `untouched`.
   void Replace();
   void Import(size_t untouched);
 

@@ -204,7 +204,7 @@ class Fp8Weight:
         self.parameter: nn.Parameter | None = None  # W, as autograd knows it; None: the module's weight
 
     def renew(self) -> None:
-        """The values that are about to be written are others than before: backwards of older forwards now raise."""
+        """Notes that new values will be written: backwards of older forwards raise from now on."""
         torch.autograd.graph.increment_version([self.values, self.row_wise.data, self.row_wise.scales,
                                                 self.transposed.data, self.transposed.scales])
 

@@ -131,7 +131,7 @@ class GatheredParameter(nn.Parameter):
 
 
 def show_version(parameters: tuple[GatheredParameter, ...], version: int | None) -> None:
-    """Tells autograd which values parameters have, by the version that it compares. None: they have none now.
+    """Sets the version of parameters that autograd compares. None: they have no values now.
 
     The same values may come back any number of times, and serve graphs that have saved them before. Other values have
     another version, whichever way they are written. A graph that asks for values without memory raises, and reads

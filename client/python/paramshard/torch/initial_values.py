@@ -166,7 +166,7 @@ class _WriteRecorder(TorchDispatchMode):
         self._parameters.append(parameter)
 
     def note_copy(self, source: nn.Parameter, copy: nn.Parameter) -> None:
-        """Notes a copy of a parameter: it has the same values only by a constant, because drawn values differ."""
+        """Notes a deepcopy. It keeps a constant initializer; a drawn one becomes unknown: the daemon would draw others."""
         history = self._history_of(source)
         if history is None or not copy.is_meta:
             return

@@ -14,7 +14,8 @@ class Moments:
     """Names the moments of a model by their commit, and by the history that counts it.
 
     A restored state begins another history and has the moments that were saved, so each commit records the history that
-    it was made in. An import also begins a history and leaves the moments alone: then they have several names.
+    it was made in. An import also begins a history and leaves the moments alone: one set of moments may
+    belong to several histories.
     """
 
     def __init__(self, model: str):

@@ -107,7 +107,7 @@ class TrainerMixin:
     interrupted evaluation or checkpoint is not made again, and the log begins anew.
 
     UnimplementedError for other optimizers than AdamW, and for arguments of `REFUSED_ARGUMENTS`. A checkpoint of
-    Trainer has no moments: `resume_from_checkpoint` takes a folder of the daemon's step alone, and adds its log.
+    Trainer has no moments: `resume_from_checkpoint` takes True, or a folder of the daemon's step, whose log goes on.
     """
 
     def __init__(self, *arguments: Any, sharded: ShardedModel, moments: str = "FP32", **options: Any):

@@ -454,7 +454,7 @@ class Unit:
             base.register_hook(self._backward_hook)
 
     def end_forward(self) -> None:
-        """Gives the unit back if only a part of its modules was called: the whole model's forward is done."""
+        """Gives back a unit of which only some modules were called, at the end of the model's forward."""
         if self._ran:
             self._ran.clear()
             self._let_go()
