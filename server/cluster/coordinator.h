@@ -90,7 +90,7 @@ class Coordinator {
   // Removes a lost node: forgets its reports and ends its running epochs with UNAVAILABLE naming it.
   void Leave(int node);
   // Until Stop, starts epochs without lost nodes that were waited for long enough, and ends epochs with cut links when
-  // all nodes have had the time to report theirs. Called once, on a thread of its own, if the policy permits fewer nodes.
+  // all nodes have had the time to report theirs. Called once, on its own thread, if the policy permits fewer nodes.
   void ServeAbsences();
   // Tells the node which nodes are present.
   void AskWorld(int node);

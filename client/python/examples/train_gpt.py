@@ -3,8 +3,8 @@
     python train_gpt.py --text FILE                              # starts a daemon for itself
     torchrun --nproc-per-node 2 --max-restarts 3 train_gpt.py --text FILE
 
-When a worker is killed torchrun restarts all of them, and they go on from the step that the daemon has. Progress goes to
-standard output; at the end the losses are drawn into --plot if matplotlib is installed.
+When a worker is killed torchrun restarts all of them, and they go on from the step that the daemon has. Progress goes
+to standard output; at the end the losses are drawn into --plot if matplotlib is installed.
 """
 
 from __future__ import annotations

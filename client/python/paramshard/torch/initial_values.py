@@ -166,7 +166,7 @@ class _WriteRecorder(TorchDispatchMode):
         self._parameters.append(parameter)
 
     def note_copy(self, source: nn.Parameter, copy: nn.Parameter) -> None:
-        """Notes a deepcopy. It keeps a constant initializer; a drawn one becomes unknown: the daemon would draw others."""
+        """Notes a deepcopy. A constant initializer stays; a drawn one becomes unknown: the daemon would draw others."""
         history = self._history_of(source)
         if history is None or not copy.is_meta:
             return

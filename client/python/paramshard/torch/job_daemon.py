@@ -89,7 +89,7 @@ def _start(folder: pathlib.Path, sockets: pathlib.Path, job: int, devices: list[
 
 
 def _is_alone(log: TextIO) -> bool:
-    """Locks the log. Returns False if the process that watches a running daemon holds the lock, until the daemon ends."""
+    """Locks the log. Returns False while the process that watches a running daemon holds the lock."""
     try:
         fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
