@@ -345,7 +345,7 @@ def test_a_rank_that_waits_says_so(start, monkeypatch):
 
     class Hears(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            if "waits" in record.getMessage() and ("1 of 2" in record.getMessage() or "rank 0" in record.getMessage()):
+            if "waiting" in record.getMessage() and ("1 of 2" in record.getMessage() or "rank 0" in record.getMessage()):
                 told.set()
 
     hears = Hears()
