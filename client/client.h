@@ -50,9 +50,9 @@
 #include "kernels/formats/scale_layout.h"
 #include "kernels/optim/hyperparameters.h"  // Hyperparameters: their defaults and ranges
 #include "kernels/reduce/gradient_sum.h"
-#include "proto/model/model_spec.h"   // ModelSpec: how a model is described
-#include "proto/model/phase.h"        // Phase: what a gather brings
-#include "proto/model/tensor_kind.h"  // TensorKind, TensorType: what imports and exports carry
+#include "common/model/model_spec.h"   // ModelSpec: how a model is described
+#include "common/model/phase.h"        // Phase: what a gather brings
+#include "common/model/tensor_kind.h"  // TensorKind, TensorType: what imports and exports carry
 
 namespace paramshard {
 

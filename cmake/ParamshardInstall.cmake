@@ -45,9 +45,9 @@ set(headers
   kernels/reduce/gradient.h
   kernels/reduce/gradient_sum.h
   kernels/reduce/sum_of_squares.h
-  proto/model/model_spec.h
-  proto/model/phase.h
-  proto/model/tensor_kind.h)
+  common/model/model_spec.h
+  common/model/phase.h
+  common/model/tensor_kind.h)
 if(TARGET paramshard_client_cuda)
   list(APPEND headers client/cuda.h kernels/formats/codec_cuda.h)
 endif()
@@ -55,6 +55,14 @@ foreach(header IN LISTS headers)
   cmake_path(GET header PARENT_PATH folder)
   install(FILES ${PROJECT_SOURCE_DIR}/${header} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/paramshard/${folder}
     COMPONENT development)
+endforeach()
+
+# Paths of version 0.1 before these headers lay in common/: they go with the next version.
+foreach(header model_spec phase tensor_kind)
+  set(forward ${PROJECT_BINARY_DIR}/forwards/${header}.h)
+  file(CONFIGURE OUTPUT ${forward} @ONLY CONTENT
+    "#pragma message(\"proto/model/@header@.h is common/model/@header@.h now\")\n#include \"common/model/@header@.h\"\n")
+  install(FILES ${forward} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/paramshard/proto/model COMPONENT development)
 endforeach()
 
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/proto/paramshard DESTINATION ${CMAKE_INSTALL_DATADIR}/paramshard/proto

@@ -6,7 +6,7 @@
 #include "client/internal/grpc_status.h"
 #include "client/internal/sockets.h"
 #include "kernels/base/status_macros.h"
-#include "proto/wire/handoff.h"
+#include "common/shared_memory/handoff.h"
 
 namespace paramshard::ctl {
 

@@ -2,7 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "proto/checkpoint/content_hash.h"
+#include "common/checkpoint/content_hash.h"
 
 namespace paramshard::ctl {
 

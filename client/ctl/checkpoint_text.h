@@ -7,7 +7,7 @@
 #include "CLI/CLI.hpp"
 #include "absl/time/time.h"
 #include "nlohmann/json.hpp"
-#include "proto/checkpoint/manifest.h"
+#include "common/checkpoint/manifest.h"
 
 namespace paramshard::ctl {
 

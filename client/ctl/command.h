@@ -17,8 +17,8 @@
 #include "client/ctl/exit_codes.h"
 #include "client/ctl/json.h"
 #include "kernels/base/status_macros.h"
-#include "proto/tls/files.h"
-#include "proto/tls/identity.h"
+#include "common/tls/files.h"
+#include "common/tls/identity.h"
 
 namespace CLI {
 class App;

@@ -18,11 +18,11 @@
 #include "client/ctl/transformers_config.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/formats/codec.h"
-#include "proto/safetensors/checkpoint.h"
-#include "proto/safetensors/conversion.h"
-#include "proto/safetensors/replacing_file.h"
-#include "proto/safetensors/sharding_info.h"
-#include "proto/weights/weights.h"
+#include "common/safetensors/checkpoint.h"
+#include "common/safetensors/conversion.h"
+#include "common/safetensors/replacing_file.h"
+#include "common/safetensors/sharding_info.h"
+#include "common/weights/weights.h"
 
 namespace paramshard::ctl {
 namespace {

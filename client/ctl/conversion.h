@@ -12,7 +12,7 @@
 #include "absl/strings/string_view.h"
 #include "client/ctl/encoding_error.h"
 #include "kernels/formats/format.h"
-#include "proto/weights/quantized_tensor.h"
+#include "common/weights/quantized_tensor.h"
 
 namespace paramshard::ctl {
 

@@ -10,7 +10,7 @@
 #include "client/ctl/encoding.h"
 #include "client/ctl/text_lines.h"
 #include "kernels/base/status_macros.h"
-#include "proto/weights/quantized_tensor.h"
+#include "common/weights/quantized_tensor.h"
 
 namespace paramshard::ctl {
 namespace {

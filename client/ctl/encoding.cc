@@ -2,7 +2,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "proto/weights/quantized_tensor.h"
+#include "common/weights/quantized_tensor.h"
 
 namespace paramshard::ctl {
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "proto/weights/quantized_tensor.h"
+#include "common/weights/quantized_tensor.h"
 
 namespace paramshard::ctl {
 namespace {

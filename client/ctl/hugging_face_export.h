@@ -10,7 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "proto/safetensors/dtype.h"
+#include "common/safetensors/dtype.h"
 
 namespace paramshard::ctl {
 

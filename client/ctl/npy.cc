@@ -13,7 +13,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
 #include "absl/types/span.h"
-#include "proto/safetensors/regular_file.h"
+#include "common/safetensors/regular_file.h"
 
 namespace paramshard {
 namespace {

@@ -8,7 +8,7 @@
 #include "client/ctl/cell.h"
 #include "client/ctl/table.h"
 #include "client/ctl/terminal_text.h"
-#include "proto/durations.h"
+#include "common/rpc/durations.h"
 
 namespace paramshard::ctl {
 namespace {

@@ -5,7 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "kernels/base/status_macros.h"
-#include "proto/safetensors/regular_file.h"
+#include "common/safetensors/regular_file.h"
 
 namespace paramshard::ctl {
 namespace {

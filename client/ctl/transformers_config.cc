@@ -8,8 +8,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "kernels/base/status_macros.h"
-#include "proto/safetensors/regular_file.h"
-#include "proto/weights/quantization_config.h"
+#include "common/safetensors/regular_file.h"
+#include "common/weights/quantization_config.h"
 
 namespace paramshard::ctl {
 namespace {

@@ -4,8 +4,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
-#include "proto/durations.h"
-#include "proto/status.h"
+#include "common/rpc/durations.h"
+#include "common/rpc/status.h"
 
 namespace paramshard::internal {
 namespace {

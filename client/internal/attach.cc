@@ -7,8 +7,8 @@
 #include "client/internal/companion.h"
 #include "client/internal/session_stream.h"
 #include "kernels/base/status_macros.h"
-#include "proto/durations.h"
-#include "proto/status.h"
+#include "common/rpc/durations.h"
+#include "common/rpc/status.h"
 
 namespace paramshard::internal {
 namespace {

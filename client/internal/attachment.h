@@ -9,8 +9,8 @@
 #include "client/internal/epoch_page.h"
 #include "client/internal/tensor_memory.h"
 #include "paramshard/v1/trainer.pb.h"
-#include "proto/model/layout.h"
-#include "proto/model/name_index.h"
+#include "common/model/layout.h"
+#include "common/model/name_index.h"
 
 namespace paramshard::internal {
 

@@ -11,7 +11,7 @@
 #include "absl/types/span.h"
 #include "client/internal/epoch_page.h"
 #include "client/internal/tensor_memory.h"
-#include "proto/wire/words.h"
+#include "common/shared_memory/words.h"
 
 namespace paramshard::internal {
 

@@ -7,8 +7,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "kernels/base/status_macros.h"
-#include "proto/model/group_hyperparameters.h"
-#include "proto/model/limits.h"
+#include "common/model/group_hyperparameters.h"
+#include "common/model/limits.h"
 
 namespace paramshard::internal {
 namespace {

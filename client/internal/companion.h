@@ -9,7 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "proto/wire/handoff.h"
+#include "common/shared_memory/handoff.h"
 
 namespace paramshard::internal {
 

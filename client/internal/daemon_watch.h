@@ -7,7 +7,7 @@
 
 #include "absl/status/statusor.h"
 #include "client/internal/epoch_page.h"
-#include "proto/wire/handoff.h"
+#include "common/shared_memory/handoff.h"
 
 namespace paramshard::internal {
 

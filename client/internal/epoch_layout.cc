@@ -5,10 +5,10 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
-#include "proto/model/layout_fingerprint.h"
-#include "proto/model/limits.h"
-#include "proto/model/model_spec_proto.h"
-#include "proto/model/names.h"
+#include "common/model/layout_fingerprint.h"
+#include "common/model/limits.h"
+#include "common/model/model_spec_proto.h"
+#include "common/model/names.h"
 
 namespace paramshard::internal {
 namespace {

@@ -4,8 +4,8 @@
 
 #include "absl/status/statusor.h"
 #include "paramshard/v1/trainer.pb.h"
-#include "proto/model/layout.h"
-#include "proto/model/model_spec.h"
+#include "common/model/layout.h"
+#include "common/model/model_spec.h"
 
 namespace paramshard::internal {
 

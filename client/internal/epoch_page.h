@@ -12,8 +12,8 @@
 #include "client/internal/interruption.h"
 #include "client/internal/owner_process.h"
 #include "paramshard/v1/trainer.pb.h"
-#include "proto/wire/ring.h"
-#include "proto/wire/words.h"
+#include "common/shared_memory/ring.h"
+#include "common/shared_memory/words.h"
 
 namespace paramshard::internal {
 

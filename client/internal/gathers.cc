@@ -7,8 +7,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
-#include "proto/model/plane_places.h"
-#include "proto/model/proto_enums.h"
+#include "common/model/plane_places.h"
+#include "common/model/proto_enums.h"
 
 namespace paramshard::internal {
 namespace {

@@ -16,8 +16,8 @@
 #include "client/internal/commits.h"
 #include "client/internal/prefetch_plan.h"
 #include "client/internal/slots.h"
-#include "proto/model/gather_copies.h"
-#include "proto/model/phase.h"
+#include "common/model/gather_copies.h"
+#include "common/model/phase.h"
 
 namespace paramshard::internal {
 

@@ -13,7 +13,7 @@
 #include "client/internal/attachment.h"
 #include "client/internal/commits.h"
 #include "client/internal/slots.h"
-#include "proto/model/step_pushes.h"
+#include "common/model/step_pushes.h"
 
 namespace paramshard::internal {
 

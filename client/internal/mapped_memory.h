@@ -6,7 +6,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "proto/wire/handoff.h"
+#include "common/shared_memory/handoff.h"
 
 namespace paramshard::internal {
 

@@ -13,8 +13,8 @@
 #include "client/internal/deadline.h"
 #include "kernels/base/status_macros.h"
 #include "paramshard/v1/admin.grpc.pb.h"
-#include "proto/tls/connect_advice.h"
-#include "proto/tls/credentials.h"
+#include "common/tls/connect_advice.h"
+#include "common/tls/credentials.h"
 
 namespace paramshard::internal {
 namespace {

@@ -12,8 +12,8 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
-#include "proto/tls/files.h"
-#include "proto/tls/identity.h"
+#include "common/tls/files.h"
+#include "common/tls/identity.h"
 
 namespace paramshard::internal {
 

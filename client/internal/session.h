@@ -23,9 +23,9 @@
 #include "client/internal/session_stream.h"
 #include "client/internal/tensor_memory.h"
 #include "paramshard/v1/trainer.pb.h"
-#include "proto/model/gather_copies.h"
-#include "proto/model/layout.h"
-#include "proto/model/name_index.h"
+#include "common/model/gather_copies.h"
+#include "common/model/layout.h"
+#include "common/model/name_index.h"
 
 namespace paramshard::internal {
 

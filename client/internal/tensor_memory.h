@@ -14,7 +14,7 @@
 #include "absl/types/span.h"
 #include "client/internal/companion.h"
 #include "client/internal/mapped_memory.h"
-#include "proto/wire/words.h"
+#include "common/shared_memory/words.h"
 
 struct CUstream_st;
 

@@ -11,11 +11,11 @@
 #include "client/internal/grpc_status.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/optim/moment.h"
-#include "proto/model/limits.h"
-#include "proto/model/name_index.h"
-#include "proto/model/proto_enums.h"
-#include "proto/model/state_tensor.h"
-#include "proto/wire/crc32c.h"
+#include "common/model/limits.h"
+#include "common/model/name_index.h"
+#include "common/model/proto_enums.h"
+#include "common/model/state_tensor.h"
+#include "common/shared_memory/crc32c.h"
 
 namespace paramshard::internal {
 namespace {

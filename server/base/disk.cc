@@ -11,7 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/same_file.h"
 #include "kernels/base/status_macros.h"
-#include "proto/safetensors/page_buffer.h"
+#include "common/safetensors/page_buffer.h"
 
 namespace paramshard::server {
 namespace {

@@ -14,7 +14,7 @@
 namespace paramshard::server {
 
 // Each function makes one system call, once, and returns its result: -1 and errno on failure. Disk makes sense of
-// them. Whole files are read by proto/checkpoint, which trusts nothing in them. Thread-safe.
+// them. Whole files are read by common/checkpoint, which trusts nothing in them. Thread-safe.
 class DiskCalls {
  public:
   virtual ~DiskCalls() = default;

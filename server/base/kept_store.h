@@ -9,7 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "proto/wire/handoff.h"
+#include "common/shared_memory/handoff.h"
 
 namespace paramshard::server {
 
@@ -19,7 +19,7 @@ namespace paramshard::server {
 //
 //   blocks NUL journal                 describes the bytes of the others (server/journal/journal.h)
 //   blocks NUL rank-3/master           by world rank
-//   NUL deletions                      belongs to no model (server/store/deletion_marks.h)
+//   NUL deletions                      belongs to no model (server/models/deletion_marks.h)
 //
 // Thread-safe. Every call is bounded in time: a drop, and a call that waits for one, by minutes, because it frees
 // memory. A call that fails changes nothing, except after DEADLINE_EXCEEDED: it may still be carried out, and may be

@@ -22,7 +22,7 @@
 #include "kernels/random/initial_values.h"
 #include "kernels/reduce/gradient_sum.h"
 #include "kernels/reduce/sum_of_squares.h"
-#include "proto/wire/handoff.h"
+#include "common/shared_memory/handoff.h"
 #include "server/device/device.h"
 #include "server/device/device_health.h"
 #include "server/device/host_view.h"

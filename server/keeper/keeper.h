@@ -12,14 +12,14 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "proto/wire/handoff.h"
+#include "common/shared_memory/handoff.h"
 #include "server/base/server_command.h"
 #include "server/base/steady_time.h"
 #include "server/keeper/kept_descriptors.h"
 #include "server/keeper/restart_policy.h"
 #include "server/keeper/server_connection.h"
 #include "server/keeper/server_process.h"
-#include "server/log/log.h"
+#include "server/observe/log.h"
 
 namespace paramshard::server {
 

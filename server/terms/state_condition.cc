@@ -2,7 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/check.h"
-#include "server/log/log.h"
+#include "server/observe/log.h"
 
 namespace paramshard::server {
 namespace {

@@ -11,7 +11,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
-#include "server/log/log_throttle.h"
+#include "server/observe/log_throttle.h"
 
 namespace paramshard::server {
 

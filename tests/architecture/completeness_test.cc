@@ -17,14 +17,14 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
-#include "client/ctl/commands/commands.h"
+#include "client/ctl/commands.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/formats/format.h"
 #include "kernels/optim/moment_kind.h"
 #include "kernels/optim/optimizers.h"
 #include "paramshard/v1/admin.pb.h"
-#include "server/metrics/metric.h"
+#include "server/observe/metric.h"
 
 namespace paramshard {
 namespace {
@@ -93,7 +93,7 @@ TEST(CompletenessTest, EveryOptimizerAndMomentIsInThePages) {
 TEST(CompletenessTest, EveryAdminCallHasACommandAndATest) {
   const std::string commands = TextOfFolder("client/ctl/commands", ".cc");
   const std::string fake_daemon = Text("tests/client/ctl/fake_daemon.cc");
-  const std::string tests = TextOfFolder("tests/server/service", ".cc");
+  const std::string tests = TextOfFolder("tests/server/edge", ".cc");
   const auto& service = *v1::ListModelsRequest::descriptor()->file()->FindServiceByName("AdminService");
   for (int i = 0; i < service.method_count(); ++i) {
     const std::string& name = service.method(i)->name();
@@ -104,7 +104,7 @@ TEST(CompletenessTest, EveryAdminCallHasACommandAndATest) {
 }
 
 TEST(CompletenessTest, EveryCommandIsInTheTableThePagesAndTheTests) {
-  const std::string header = Text("client/ctl/commands/commands.h");
+  const std::string header = Text("client/ctl/commands.h");
   const std::string operations = Text("docs/operations.md");
   const std::string tests = Text("tests/client/ctl/ctl_test.cc") + Text("tests/client/ctl/tables_test.cc") +
                             Text("tests/client/ctl/hugging_face_export_test.cc");

@@ -13,7 +13,7 @@ import re
 import subprocess
 import sys
 
-_PRODUCT = ("client", "kernels", "proto", "server")
+_PRODUCT = ("client", "common", "kernels", "proto", "python", "server")
 _TEXT = re.compile(r'"(?:[^"\\\n]|\\.)*"|\'(?:[^\'\\\n]|\\.)*\'')
 _MESSAGE = re.compile(r"\bexpected\b")
 _COMMENT = re.compile(r'(?:^\s*|\s)(?://+|#|""")\s*(\S.*)')
@@ -37,7 +37,7 @@ def breaches(path: pathlib.Path) -> list[tuple[int, str, str]]:
 
 
 def main() -> int:
-    folders = sys.argv[1:] or [*_PRODUCT, "tests"]
+    folders = sys.argv[1:] or [*_PRODUCT, "lab", "tests"]
     patterns = [f"{folder}/{name}" for folder in folders for name in ("*.h", "*.cc", "*.cu", "*.cuh", "*.py", "*.proto")]
     files = subprocess.run(["git", "ls-files", *patterns], capture_output=True, text=True, check=True).stdout.split()
     lines = [f"{file}:{number}: {rule}: {text}" for file in files for number, rule, text in breaches(pathlib.Path(file))]

@@ -14,7 +14,7 @@ import sys
 _HERE = pathlib.Path("tests/architecture")
 _CODE = re.compile(r"```.*?```", re.DOTALL)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
-_PATH = re.compile(r"(?<![\w/.-])(?:client|deploy|docs|kernels|proto|server|tests)/[\w/.-]*\.(?:cc|cu|h|md|proto|py|sh)\b")
+_PATH = re.compile(r"(?<![\w/.-])(?:client|common|deploy|docs|findings|kernels|lab|proto|python|server|tests)/[\w/.-]*\.(?:cc|cu|h|md|proto|py|sh)\b")
 
 
 def anchors_of(page: pathlib.Path) -> set[str]:

@@ -27,7 +27,7 @@
 #include "kernels/gpu/word_operations.h"
 #include "kernels/optim/adam_cuda.h"
 #include "nlohmann/json.hpp"
-#include "server/daemon.h"
+#include "server/process/daemon.h"
 #include "tests/faults/bad_access.h"
 #include "tests/faults/training.h"
 #include "tests/status_matchers.h"

@@ -15,7 +15,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/base/status_macros.h"
-#include "proto/wire/futex.h"
+#include "common/shared_memory/futex.h"
 #include "tests/faults/training.h"
 #include "tests/status_matchers.h"
 #include "tests/support/child_process.h"

@@ -16,7 +16,7 @@
 #include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "proto/wire/handoff.h"
+#include "common/shared_memory/handoff.h"
 #include "tests/faults/training.h"
 #include "tests/status_matchers.h"
 #include "tests/support/child_process.h"

@@ -13,7 +13,7 @@
 #include "kernels/base/polling.h"
 #include "kernels/base/status_macros.h"
 #include "nlohmann/json.hpp"
-#include "proto/checkpoint/step_folder.h"
+#include "common/checkpoint/step_folder.h"
 #include "tests/faults/training.h"
 #include "tests/status_matchers.h"
 #include "tests/support/child_process.h"

@@ -15,7 +15,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/base/check.h"
-#include "proto/wire/handoff.h"
+#include "common/shared_memory/handoff.h"
 #include "tests/faults/training.h"
 #include "tests/status_matchers.h"
 #include "tests/support/child_process.h"

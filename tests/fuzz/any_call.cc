@@ -10,7 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "paramshard/v1/admin.pb.h"
 #include "paramshard/v1/trainer.pb.h"
-#include "proto/wire/handoff.h"
+#include "common/shared_memory/handoff.h"
 
 namespace paramshard {
 

@@ -14,7 +14,7 @@
 
 #include "absl/strings/string_view.h"
 #include "kernels/base/check.h"
-#include "proto/safetensors/checkpoint.h"
+#include "common/safetensors/checkpoint.h"
 #include "tests/fuzz/fuzz_target.h"
 #include "tests/fuzz/memory_file.h"
 #include "tests/support/temporary_directory.h"

@@ -7,7 +7,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_split.h"
 #include "kernels/base/check.h"
-#include "server/config/config.h"
+#include "server/process/config.h"
 #include "tests/fuzz/fuzz_target.h"
 
 namespace paramshard::server {

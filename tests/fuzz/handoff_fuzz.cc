@@ -13,10 +13,10 @@
 #include <vector>
 
 #include "kernels/base/check.h"
-#include "server/handoff/handoff_server.h"
+#include "server/edge/handoff_server.h"
 #include "tests/fuzz/fuzz_target.h"
 #include "tests/process_counts.h"
-#include "tests/server/handoff/companion_client.h"
+#include "tests/server/edge/companion_client.h"
 #include "tests/support/daemon_process.h"
 
 namespace paramshard::server {

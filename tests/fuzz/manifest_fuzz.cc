@@ -7,9 +7,9 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/base/check.h"
-#include "proto/checkpoint/manifest.h"
-#include "proto/checkpoint/rank_file.h"
-#include "proto/checkpoint/safetensors_image.h"
+#include "common/checkpoint/manifest.h"
+#include "common/checkpoint/rank_file.h"
+#include "common/checkpoint/safetensors_image.h"
 #include "tests/fuzz/fuzz_target.h"
 
 namespace paramshard::checkpoint {

@@ -16,15 +16,15 @@
 #include "absl/time/time.h"
 #include "kernels/base/check.h"
 #include "paramshard/v1/trainer.pb.h"
-#include "proto/wire/crc32c.h"
-#include "server/log/log.h"
+#include "common/shared_memory/crc32c.h"
+#include "server/observe/log.h"
 #include "tests/fuzz/any_call.h"
 #include "tests/fuzz/fuzz_target.h"
 #include "tests/fuzz/random_message.h"
 #include "tests/process_counts.h"
-#include "tests/server/service/daemon_client.h"
-#include "tests/server/store/command.h"
-#include "tests/server/store/test_spec.h"
+#include "tests/server/edge/daemon_client.h"
+#include "tests/server/models/command.h"
+#include "tests/server/models/test_spec.h"
 
 namespace paramshard::server {
 namespace {

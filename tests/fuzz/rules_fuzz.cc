@@ -5,7 +5,7 @@
 #include "client/ctl/conversion_rules.h"
 #include "client/ctl/text_lines.h"
 #include "kernels/base/check.h"
-#include "proto/weights/quantized_tensor.h"
+#include "common/weights/quantized_tensor.h"
 #include "tests/fuzz/fuzz_target.h"
 #include "tests/fuzz/memory_file.h"
 

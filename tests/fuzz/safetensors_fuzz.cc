@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "kernels/base/check.h"
-#include "proto/safetensors/safetensors_file.h"
+#include "common/safetensors/safetensors_file.h"
 #include "tests/fuzz/fuzz_target.h"
 #include "tests/fuzz/memory_file.h"
 

@@ -8,3 +8,4 @@ run(${CMAKE_COMMAND} -S ${CMAKE_CURRENT_LIST_DIR}/consumer -B ${work_dir}/build 
   -D CMAKE_PREFIX_PATH=${work_dir}/prefix -D CMAKE_CXX_COMPILER=${compiler})
 run(${CMAKE_COMMAND} --build ${work_dir}/build)
 run(${work_dir}/build/consumer ${work_dir}/no-daemon)
+run(${work_dir}/build/former_names)

@@ -18,7 +18,7 @@
 #include "client/ctl/ctl.h"
 #include "gmock/gmock.h"
 #include "nlohmann/json.hpp"
-#include "tests/proto/checkpoint/saved_model.h"
+#include "tests/common/checkpoint/saved_model.h"
 #include "tests/status_matchers.h"
 #include "tests/support/daemon_process.h"
 #include "tests/support/environment.h"

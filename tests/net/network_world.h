@@ -9,8 +9,8 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "tests/campaign/campaign.h"
-#include "tests/campaign/kept_server.h"
+#include "lab/campaign/campaign.h"
+#include "lab/campaign/kept_server.h"
 #include "tests/net/machines.h"
 #include "tests/support/stepped_clock.h"
 #include "tests/support/temporary_directory.h"

@@ -11,7 +11,7 @@ from nanobind.stubgen import StubGen, load_pattern_file
 import paramshard
 from paramshard import _core
 
-PATTERNS = pathlib.Path(__file__).parents[2] / "client/python/stub_patterns.txt"
+PATTERNS = pathlib.Path(__file__).parents[2] / "python/stub_patterns.txt"
 FOLDER = pathlib.Path(paramshard.__file__).parent
 
 

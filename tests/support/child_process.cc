@@ -15,7 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "kernels/base/status_macros.h"
-#include "proto/wire/futex.h"
+#include "common/shared_memory/futex.h"
 #include "tests/support/daemon_process.h"
 
 namespace {

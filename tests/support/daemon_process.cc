@@ -20,7 +20,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "kernels/base/status_macros.h"
-#include "proto/wire/handoff.h"
+#include "common/shared_memory/handoff.h"
 #include "tests/support/environment.h"
 
 namespace paramshard::test {

@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/polling.h"
 #include "kernels/base/status_macros.h"
-#include "proto/wire/handoff.h"
+#include "common/shared_memory/handoff.h"
 
 namespace paramshard::test {
 

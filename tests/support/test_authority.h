@@ -8,7 +8,7 @@
 
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "proto/tls/files.h"
+#include "common/tls/files.h"
 
 namespace paramshard::test {
 

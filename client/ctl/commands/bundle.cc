@@ -12,7 +12,7 @@
 #include "CLI/CLI.hpp"
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
-#include "client/ctl/commands/commands.h"
+#include "client/ctl/commands.h"
 #include "client/ctl/terminal_text.h"
 #include "client/ctl/trace_document.h"
 

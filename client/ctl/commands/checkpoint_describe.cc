@@ -5,12 +5,12 @@
 #include "absl/strings/str_format.h"
 #include "client/ctl/cell.h"
 #include "client/ctl/checkpoint_text.h"
-#include "client/ctl/commands/commands.h"
+#include "client/ctl/commands.h"
 #include "client/ctl/table.h"
-#include "proto/checkpoint/content_hash.h"
-#include "proto/checkpoint/reader.h"
-#include "proto/checkpoint/tensor_key.h"
-#include "proto/safetensors/dtype.h"
+#include "common/checkpoint/content_hash.h"
+#include "common/checkpoint/reader.h"
+#include "common/checkpoint/tensor_key.h"
+#include "common/safetensors/dtype.h"
 
 namespace paramshard::ctl {
 namespace {

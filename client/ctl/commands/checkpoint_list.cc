@@ -7,10 +7,10 @@
 #include "absl/strings/str_cat.h"
 #include "client/ctl/cell.h"
 #include "client/ctl/checkpoint_text.h"
-#include "client/ctl/commands/commands.h"
+#include "client/ctl/commands.h"
 #include "client/ctl/table.h"
-#include "proto/checkpoint/content_hash.h"
-#include "proto/checkpoint/step_folder.h"
+#include "common/checkpoint/content_hash.h"
+#include "common/checkpoint/step_folder.h"
 
 namespace paramshard::ctl {
 namespace {

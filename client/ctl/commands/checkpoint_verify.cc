@@ -4,9 +4,9 @@
 #include "absl/strings/str_cat.h"
 #include "client/ctl/cell.h"
 #include "client/ctl/checkpoint_text.h"
-#include "client/ctl/commands/commands.h"
+#include "client/ctl/commands.h"
 #include "client/ctl/table.h"
-#include "proto/checkpoint/verification.h"
+#include "common/checkpoint/verification.h"
 
 namespace paramshard::ctl {
 namespace {

@@ -1,4 +1,4 @@
-#include "client/ctl/commands/commands.h"
+#include "client/ctl/commands.h"
 
 namespace paramshard::ctl {
 namespace {

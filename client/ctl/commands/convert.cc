@@ -3,11 +3,11 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "client/ctl/cell.h"
-#include "client/ctl/commands/commands.h"
+#include "client/ctl/commands.h"
 #include "client/ctl/conversion.h"
 #include "client/ctl/conversion_report.h"
 #include "client/ctl/options.h"
-#include "proto/safetensors/header.h"
+#include "common/safetensors/header.h"
 
 namespace paramshard::ctl {
 namespace {

@@ -7,10 +7,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "client/ctl/cell.h"
-#include "client/ctl/commands/commands.h"
+#include "client/ctl/commands.h"
 #include "client/ctl/options.h"
 #include "client/ctl/table.h"
-#include "proto/model/moment_fields.h"
+#include "common/model/moment_fields.h"
 
 namespace paramshard::ctl {
 namespace {

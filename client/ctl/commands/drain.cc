@@ -1,4 +1,4 @@
-#include "client/ctl/commands/commands.h"
+#include "client/ctl/commands.h"
 #include "paramshard/v1/admin.pb.h"
 
 namespace paramshard::ctl {

@@ -6,13 +6,13 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "client/ctl/cell.h"
-#include "client/ctl/commands/commands.h"
+#include "client/ctl/commands.h"
 #include "client/ctl/hugging_face_export.h"
 #include "client/ctl/options.h"
 #include "client/ctl/terminal_text.h"
 #include "nlohmann/json.hpp"
-#include "proto/checkpoint/step_folder.h"
-#include "proto/safetensors/header.h"
+#include "common/checkpoint/step_folder.h"
+#include "common/safetensors/header.h"
 
 namespace paramshard::ctl {
 namespace {

@@ -4,7 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/ctl/cell.h"
-#include "client/ctl/commands/commands.h"
+#include "client/ctl/commands.h"
 #include "client/ctl/options.h"
 #include "client/ctl/terminal_text.h"
 #include "client/ctl/text_lines.h"

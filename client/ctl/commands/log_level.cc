@@ -2,7 +2,7 @@
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
-#include "client/ctl/commands/commands.h"
+#include "client/ctl/commands.h"
 #include "paramshard/v1/admin.pb.h"
 
 namespace paramshard::ctl {

@@ -1,6 +1,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "client/ctl/commands/commands.h"
+#include "client/ctl/commands.h"
 #include "client/ctl/terminal_text.h"
 
 namespace paramshard::ctl {

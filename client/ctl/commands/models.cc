@@ -4,7 +4,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "client/ctl/cell.h"
-#include "client/ctl/commands/commands.h"
+#include "client/ctl/commands.h"
 #include "client/ctl/table.h"
 
 namespace paramshard::ctl {

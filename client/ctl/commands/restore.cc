@@ -9,11 +9,11 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "client/ctl/cell.h"
-#include "client/ctl/commands/commands.h"
+#include "client/ctl/commands.h"
 #include "client/ctl/options.h"
 #include "client/ctl/terminal_text.h"
-#include "proto/checkpoint/step_folder.h"
-#include "proto/durations.h"
+#include "common/checkpoint/step_folder.h"
+#include "common/rpc/durations.h"
 
 namespace paramshard::ctl {
 namespace {

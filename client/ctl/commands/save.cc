@@ -1,4 +1,4 @@
-#include "client/ctl/commands/commands.h"
+#include "client/ctl/commands.h"
 #include "client/ctl/options.h"
 #include "client/ctl/save_text.h"
 

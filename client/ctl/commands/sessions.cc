@@ -1,6 +1,6 @@
 #include "absl/strings/str_cat.h"
 #include "client/ctl/cell.h"
-#include "client/ctl/commands/commands.h"
+#include "client/ctl/commands.h"
 #include "client/ctl/table.h"
 
 namespace paramshard::ctl {

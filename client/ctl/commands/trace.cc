@@ -7,7 +7,7 @@
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
-#include "client/ctl/commands/commands.h"
+#include "client/ctl/commands.h"
 #include "client/ctl/options.h"
 #include "client/ctl/trace_document.h"
 

@@ -5,12 +5,12 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "client/ctl/cell.h"
-#include "client/ctl/commands/commands.h"
+#include "client/ctl/commands.h"
 #include "client/ctl/options.h"
 #include "client/ctl/table.h"
 #include "client/ctl/terminal_text.h"
 #include "nlohmann/json.hpp"
-#include "proto/model/moment_fields.h"
+#include "common/model/moment_fields.h"
 
 namespace paramshard::ctl {
 namespace {

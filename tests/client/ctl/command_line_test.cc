@@ -8,7 +8,7 @@
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_split.h"
-#include "client/ctl/commands/commands.h"
+#include "client/ctl/commands.h"
 #include "client/ctl/exit_codes.h"
 #include "client/ctl/options.h"
 #include "gmock/gmock.h"

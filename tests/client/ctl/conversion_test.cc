@@ -18,11 +18,11 @@
 #include "kernels/formats/bfloat16.h"
 #include "kernels/formats/codec.h"
 #include "nlohmann/json.hpp"
-#include "proto/safetensors/checkpoint.h"
-#include "proto/safetensors/conversion.h"
-#include "proto/safetensors/sharding_info.h"
-#include "proto/weights/weights.h"
-#include "tests/proto/safetensors_files.h"
+#include "common/safetensors/checkpoint.h"
+#include "common/safetensors/conversion.h"
+#include "common/safetensors/sharding_info.h"
+#include "common/weights/weights.h"
+#include "tests/common/safetensors_files.h"
 #include "tests/status_matchers.h"
 
 namespace paramshard::ctl {

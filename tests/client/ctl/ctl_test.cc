@@ -14,11 +14,11 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
-#include "proto/safetensors/safetensors_file.h"
+#include "common/safetensors/safetensors_file.h"
 #include "tests/client/ctl/fake_daemon.h"
 #include "tests/client/ctl/run_ctl.h"
-#include "tests/proto/checkpoint/saved_model.h"
-#include "tests/proto/safetensors_files.h"
+#include "tests/common/checkpoint/saved_model.h"
+#include "tests/common/safetensors_files.h"
 #include "tests/support/temporary_directory.h"
 
 namespace paramshard::ctl {

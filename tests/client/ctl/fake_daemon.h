@@ -11,7 +11,7 @@
 
 #include "paramshard/v1/admin.grpc.pb.h"
 #include "paramshard/v1/trainer.grpc.pb.h"
-#include "proto/wire/handoff.h"
+#include "common/shared_memory/handoff.h"
 #include "tests/support/temporary_directory.h"
 
 namespace paramshard::ctl {

@@ -19,11 +19,11 @@
 #include "kernels/formats/bfloat16.h"
 #include "kernels/formats/format.h"
 #include "kernels/optim/master_remainder.h"
-#include "proto/checkpoint/tensor_key.h"
-#include "proto/safetensors/checkpoint.h"
+#include "common/checkpoint/tensor_key.h"
+#include "common/safetensors/checkpoint.h"
 #include "tests/client/ctl/run_ctl.h"
-#include "tests/proto/checkpoint/saved_model.h"
-#include "tests/proto/safetensors_files.h"
+#include "tests/common/checkpoint/saved_model.h"
+#include "tests/common/safetensors_files.h"
 #include "tests/status_matchers.h"
 
 namespace paramshard::ctl {

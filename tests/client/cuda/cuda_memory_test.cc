@@ -14,7 +14,7 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/gpu/memory.h"
 #include "kernels/gpu/stream.h"
-#include "proto/wire/handoff.h"
+#include "common/shared_memory/handoff.h"
 #include "tests/status_matchers.h"
 
 namespace paramshard::internal {

@@ -16,8 +16,8 @@
 #include "absl/time/clock.h"
 #include "gtest/gtest.h"
 #include "kernels/base/check.h"
-#include "proto/model/layout_fingerprint.h"
-#include "proto/model/model_spec_proto.h"
+#include "common/model/layout_fingerprint.h"
+#include "common/model/model_spec_proto.h"
 
 namespace paramshard {
 namespace {

@@ -13,9 +13,9 @@
 #include "client/internal/mapped_memory.h"
 #include "client/internal/session.h"
 #include "paramshard/v1/trainer.pb.h"
-#include "proto/model/layout.h"
-#include "proto/wire/ring.h"
-#include "proto/wire/words.h"
+#include "common/model/layout.h"
+#include "common/shared_memory/ring.h"
+#include "common/shared_memory/words.h"
 
 namespace paramshard {
 

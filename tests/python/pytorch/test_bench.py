@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-BENCH = pathlib.Path(__file__).parents[2] / "bench"
+BENCH = pathlib.Path(__file__).parents[3] / "lab/bench"
 
 
 @pytest.mark.timeout(240)

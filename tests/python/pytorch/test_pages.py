@@ -42,7 +42,7 @@ def test_the_training_of_transformers_runs(tmp_path):
 def _run_example(folder: pathlib.Path, script: str, *arguments: str) -> str:
     """Returns the output of a command. With one thread: more threads wait minutes for each other on a busy machine."""
     text = ROOT / "client/examples/data/persuasion.txt.gz"
-    command = [sys.executable, str(ROOT / "client/python/examples" / script), "--text", str(text), *arguments]
+    command = [sys.executable, str(ROOT / "python/examples" / script), "--text", str(text), *arguments]
     ran = subprocess.run(command, cwd=folder, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
                          timeout=110)
     assert ran.returncode == 0, ran.stderr
@@ -72,7 +72,7 @@ def test_train_gpt_trains_and_draws(tmp_path):
 
 
 def test_ranks_of_train_gpt_draw_batches_of_their_own(tmp_path):
-    spec = importlib.util.spec_from_file_location("train_gpt", ROOT / "client/python/examples/train_gpt.py")
+    spec = importlib.util.spec_from_file_location("train_gpt", ROOT / "python/examples/train_gpt.py")
     train_gpt = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(train_gpt)
     (tmp_path / "text").write_text("".join(chr(33 + 7 * each % 90) for each in range(1000)))

@@ -10,7 +10,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "tests/proto/checkpoint/saved_model.h"
+#include "tests/common/checkpoint/saved_model.h"
 #include "tests/server/base/simulated_disk.h"
 #include "tests/status_matchers.h"
 #include "tests/support/temporary_directory.h"

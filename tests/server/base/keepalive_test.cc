@@ -15,7 +15,7 @@
 #include "absl/strings/string_view.h"
 #include "gtest/gtest.h"
 #include "paramshard/v1/admin.grpc.pb.h"
-#include "proto/wire/handoff.h"
+#include "common/shared_memory/handoff.h"
 
 namespace paramshard::server {
 namespace {

@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "kernels/base/check.h"
-#include "tests/proto/checkpoint/saved_model.h"
+#include "tests/common/checkpoint/saved_model.h"
 
 namespace paramshard::server {
 

@@ -9,7 +9,7 @@
 
 #include "absl/strings/string_view.h"
 #include "kernels/base/check.h"
-#include "proto/wire/handoff.h"
+#include "common/shared_memory/handoff.h"
 
 namespace paramshard::test {
 

@@ -1,0 +1,182 @@
+#include "python/bindings/arrays.h"
+
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "python/bindings/calls.h"
+
+namespace paramshard::python {
+namespace {
+
+namespace nb = nanobind;
+using nb::dlpack::dtype_code;
+
+constexpr nb::dlpack::dtype Type(dtype_code code, int bits, int lanes = 1) {
+  return {
+      .code = static_cast<uint8_t>(code), .bits = static_cast<uint8_t>(bits), .lanes = static_cast<uint16_t>(lanes)};
+}
+
+constexpr nb::dlpack::dtype kFloat32 = Type(dtype_code::Float, 32);
+constexpr nb::dlpack::dtype kFloat16 = Type(dtype_code::Float, 16);
+constexpr nb::dlpack::dtype kBFloat16 = Type(dtype_code::Bfloat, 16);
+constexpr nb::dlpack::dtype kE4M3 = Type(dtype_code::Float8_E4M3FN, 8);
+constexpr nb::dlpack::dtype kE5M2 = Type(dtype_code::Float8_E5M2, 8);
+constexpr nb::dlpack::dtype kE8M0 = Type(dtype_code::Float8_E8M0FNU, 8);
+constexpr nb::dlpack::dtype kE2M1Pair = Type(dtype_code::Float4_E2M1FN, 4, 2);
+constexpr nb::dlpack::dtype kInt16 = Type(dtype_code::Int, 16);
+
+bool NumPyHas(const nb::dlpack::dtype& type) {
+  return type == kFloat32 || type == kFloat16 || type == kInt16 || type.code == static_cast<uint8_t>(dtype_code::UInt);
+}
+
+nb::dlpack::dtype BitPatterns(const nb::dlpack::dtype& type) { return Type(dtype_code::UInt, type.bits * type.lanes); }
+
+nb::capsule CapsuleOf(std::shared_ptr<const void> owner) {
+  using Owner = std::shared_ptr<const void>;
+  return nb::capsule(new Owner(std::move(owner)), [](void* held) noexcept { delete static_cast<Owner*>(held); });
+}
+
+template <typename Array>
+nb::object Make(const ArrayMemory& memory) {
+  const int device = memory.gpu < 0 ? nb::device::cpu::value : nb::device::cuda::value;
+  return nb::cast(Array(const_cast<void*>(memory.data), memory.shape.size(), memory.shape.data(),
+                        CapsuleOf(memory.owner), nullptr, memory.type, device, memory.gpu < 0 ? 0 : memory.gpu));
+}
+
+// Returns "dtype('float64') (256, 128)", or the type of an object that is no array.
+std::string Described(nb::handle object) {
+  if (!nb::hasattr(object, "dtype") || !nb::hasattr(object, "shape")) return nb::repr(object.type()).c_str();
+  return absl::StrCat(nb::repr(object.attr("dtype")).c_str(), " ", nb::repr(object.attr("shape")).c_str());
+}
+
+bool HasOneOf(const nb::ndarray<nb::ro>& array, const ArrayShapes& shapes) {
+  std::vector<int64_t> shape;
+  for (size_t i = 0; i < array.ndim(); ++i) shape.push_back(static_cast<int64_t>(array.shape(i)));
+  return shape == std::vector<int64_t>{shapes.rows, shapes.columns} || shape == shapes.parameter;
+}
+
+bool IsFloatingPoint(const nb::dlpack::dtype& type) {
+  return type.lanes == 1 && type.bits >= 16 &&
+         (type.code == static_cast<uint8_t>(dtype_code::Float) ||
+          type.code == static_cast<uint8_t>(dtype_code::Bfloat));
+}
+
+[[noreturn]] void RefuseArray(absl::string_view what, absl::string_view kind, const ArrayShapes& shapes,
+                              nb::handle got) {
+  Raise(absl::InvalidArgumentError(absl::StrCat(what, ": want ", kind, " in host memory of shape (",
+                                                absl::StrJoin(shapes.parameter, ", "), ") or (", shapes.rows, ", ",
+                                                shapes.columns, "), got ", Described(got))));
+}
+
+// Any array in host memory, as it is.
+nb::ndarray<nb::ro> AnyArray(absl::string_view what, nb::handle object) {
+  nb::ndarray<nb::ro> array;
+  if (nb::try_cast(object, array, /*convert=*/false)) return array;
+  if (!nb::hasattr(object, "dtype")) RaiseType(absl::StrCat(what, ": want an array"), object.type());
+  Raise(absl::InvalidArgumentError(
+      absl::StrCat(what, ": want an array of a type and a memory that DLPack has, got ", Described(object))));
+}
+
+}  // namespace
+
+absl::Status CheckHoldsItsValues(absl::string_view what, nb::handle object) {
+  if (nb::hasattr(object, "mask") && nb::hasattr(object, "filled")) {
+    return absl::InvalidArgumentError(absl::StrCat(what, ": want an array without a mask; call filled()"));
+  }
+  // DLPack has no such bit, and torch 2.11 exports the tensor as if it were not set.
+  if (nb::hasattr(object, "is_neg") && PyObject_IsTrue(object.attr("is_neg")().ptr()) == 1) {
+    return absl::InvalidArgumentError(absl::StrCat(what, ": want values, got a lazy negation; call resolve_neg()"));
+  }
+  return absl::OkStatus();
+}
+
+HostFloats InputArray(absl::string_view what, nb::handle object, const ArrayShapes& shapes) {
+  constexpr absl::string_view kKind = "floating-point numbers";
+  Check(CheckHoldsItsValues(what, object));
+  const nb::ndarray<nb::ro> any = AnyArray(what, object);
+  HostFloats array;
+  const bool fits = IsFloatingPoint(any.dtype()) && HasOneOf(any, shapes);
+  if (!fits || !nb::try_cast(object, array)) RefuseArray(what, kKind, shapes, object);
+  return array;
+}
+
+WritableHostFloats OutputArray(absl::string_view what, nb::handle object, const ArrayShapes& shapes) {
+  constexpr absl::string_view kKind = "a writable, C-contiguous array of float32";
+  Check(CheckHoldsItsValues(what, object));
+  const nb::ndarray<nb::ro> any = AnyArray(what, object);
+  WritableHostFloats array;
+  const bool fits = HasOneOf(any, shapes) && nb::try_cast(object, array, /*convert=*/false);
+  if (!fits) RefuseArray(what, kKind, shapes, object);
+  return array;
+}
+
+nb::dlpack::dtype TypeOf(const Encoding& encoding) {
+  switch (encoding.format) {
+    case Format::kFP32:
+      return kFloat32;
+    case Format::kBF16:
+      return kBFloat16;
+    case Format::kFP16:
+      return kFloat16;
+    case Format::kNVFP4_2D:
+      return kE2M1Pair;
+    case Format::kFP8TensorCurrent:
+    case Format::kFP8TensorDelayed:
+    case Format::kFP8Block128x128:
+    case Format::kMXFP8:
+    case Format::kMXFP8_2D:
+      break;
+  }
+  return encoding.element == ElementType::kE5M2 ? kE5M2 : kE4M3;
+}
+
+nb::dlpack::dtype TypeOf(ScaleType type) {
+  switch (type) {
+    case ScaleType::kE8M0:
+      return kE8M0;
+    case ScaleType::kE4M3:
+      return kE4M3;
+    case ScaleType::kNone:
+    case ScaleType::kFloat32:
+      break;
+  }
+  return kFloat32;
+}
+
+nb::dlpack::dtype TypeOf(GradientType type) { return type == GradientType::kFP32 ? kFloat32 : kBFloat16; }
+
+nb::dlpack::dtype TypeOf(TensorType type) {
+  switch (type) {
+    case TensorType::kBF16:
+      return kBFloat16;
+    case TensorType::kFP16:
+      return kFloat16;
+    case TensorType::kFP8E4M3:
+      return kE4M3;
+    case TensorType::kInt16:
+      return kInt16;
+    case TensorType::kFP32:
+      break;
+  }
+  return kFloat32;
+}
+
+nb::object DLPackArray(const ArrayMemory& memory) {
+  return memory.read_only ? Make<nb::ndarray<nb::array_api, nb::ro>>(memory) : Make<nb::ndarray<nb::array_api>>(memory);
+}
+
+nb::object NativeArray(ArrayMemory memory) {
+  if (memory.gpu >= 0) return DLPackArray(memory);
+  if (!NumPyHas(memory.type)) memory.type = BitPatterns(memory.type);
+  return memory.read_only ? Make<nb::ndarray<nb::numpy, nb::ro>>(memory) : Make<nb::ndarray<nb::numpy>>(memory);
+}
+
+nb::object OwnedArray(std::vector<uint8_t> bytes, std::vector<size_t> shape, nb::dlpack::dtype type) {
+  const auto owned = std::make_shared<const std::vector<uint8_t>>(std::move(bytes));
+  return NativeArray(
+      {.data = owned->data(), .shape = std::move(shape), .type = type, .read_only = false, .owner = owned});
+}
+
+}  // namespace paramshard::python

@@ -1,0 +1,21 @@
+// The extension module paramshard._core.
+#include <nanobind/nanobind.h>
+
+#include "python/bindings/client.h"
+#include "python/bindings/handles.h"
+#include "python/bindings/model.h"
+#include "python/bindings/unit_reader.h"
+#include "python/bindings/weights.h"
+
+NB_MODULE(_core, module) {
+  // Objects that a cycle, a thread or a traceback holds at the interpreter's end are not freed. This is no fault of the
+  // trainer.
+  nanobind::set_leak_warnings(false);
+  module.doc() = "The client library of paramshard.";
+  module.attr("__version__") = PARAMSHARD_VERSION;
+  paramshard::python::BindHandles(module);
+  paramshard::python::BindUnitReader(module);
+  paramshard::python::BindWeights(module);
+  paramshard::python::BindModel(module);
+  paramshard::python::BindClient(module);
+}

@@ -1,0 +1,114 @@
+#include "server/data_plane/local_reduction.h"
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
+#include "server/data_plane/scratch_memory.h"
+
+namespace paramshard::server {
+namespace {
+
+int64_t Padded(int64_t bytes) {
+  return (bytes + kCopyEngineSliceAlignment - 1) / kCopyEngineSliceAlignment * kCopyEngineSliceAlignment;
+}
+
+int64_t SliceBytes(const ModelSpec& model, int unit, const GradientSlice& slice) {
+  return slice.elements * GradientBytes(model.units[unit].parameters[slice.parameter].gradient_type);
+}
+
+}  // namespace
+
+absl::StatusOr<LocalReduction> LocalReduction::Create(const LocalGroup& group, int rank, bool at_commit) {
+  LocalReduction reduction(group, rank, at_commit);
+  RETURN_IF_ERROR(reduction.Allocate());
+  return reduction;
+}
+
+LocalReduction::LocalReduction(const LocalGroup& group, int rank, bool at_commit)
+    : group_(group),
+      rank_(rank),
+      at_commit_(at_commit),
+      receives_(at_commit || group.memory[rank].device->id().kind == DeviceKind::kCuda),
+      receive_offset_(group.model->units.size(), 0),
+      left_(group.model->units.size()) {}
+
+absl::Status LocalReduction::Allocate() {
+  ComputeDevice& device = *group_.memory[rank_].device;
+  int64_t bytes = 0;
+  for (int unit = 0; unit < static_cast<int>(receive_offset_.size()); ++unit) {
+    const int64_t unit_bytes = UnitReceiveBytes(*group_.model, *group_.layout, rank_, unit, kCopyEngineSliceAlignment);
+    if (at_commit_) receive_offset_[unit] = bytes;
+    bytes = at_commit_ ? bytes + unit_bytes : std::max(bytes, unit_bytes);
+  }
+  ASSIGN_OR_RETURN(received_, device.Allocate("paramshard-receive", receives_ ? bytes : 0, Sharing::kPrivate));
+  ASSIGN_OR_RETURN(queue_, device.MakeQueue());
+  return absl::OkStatus();
+}
+
+absl::Status LocalReduction::Reduce(const ReduceCall& call) {
+  RETURN_IF_ERROR(CheckLanded(call));
+  // The unit's receive memory is reused.
+  Sums& left = left_[call.unit];
+  if (!left.empty()) RETURN_IF_ERROR(queue_->Sum(std::exchange(left, {})));
+  Copies copies;
+  Sums sums;
+  Plan(call, copies, sums);
+  if (!call.own_slices_landed) return queue_->Run(copies, sums);
+  left = std::move(sums);
+  return queue_->Copy(copies);
+}
+
+absl::Status LocalReduction::CheckLanded(const ReduceCall& call) const {
+  if (!call.own_slices_landed || (at_commit_ && left_[call.unit].empty())) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("push ", group_.model->units[call.unit].name, ": want own slices landed ",
+                   at_commit_ ? "once between two commits" : "only where sums wait for the commit",
+                   ", got them in command ", call.number));
+}
+
+void LocalReduction::Plan(const ReduceCall& call, Copies& copies, Sums& sums) const {
+  int64_t at_bytes = receive_offset_[call.unit];
+  int64_t size_bytes = 0;
+  for (const GradientSlice& slice : group_.layout->Slices(call.unit, rank_)) {
+    if (call.accumulators[slice.parameter].data == nullptr) continue;  // absent
+    sums.push_back(Receive(call, slice, at_bytes, copies));
+    at_bytes += Padded(SliceBytes(*group_.model, call.unit, slice)) * (group_.ranks() - 1);
+    size_bytes += SliceBytes(*group_.model, call.unit, slice) * (group_.ranks() - 1);
+  }
+  group_.metrics->AddMoved(group_.moved_by(), MoveDirection::kReceived, size_bytes);
+}
+
+SumTask LocalReduction::Receive(const ReduceCall& call, const GradientSlice& slice, int64_t at_bytes,
+                                Copies& copies) const {
+  const int64_t bytes = SliceBytes(*group_.model, call.unit, slice);
+  SumTask sum{.sources = std::vector<const void*>(group_.ranks()),
+              .type = group_.gradient_type(call.unit, slice.parameter),
+              .count = slice.elements,
+              .overwrite = call.overwrite[slice.parameter],
+              .accumulator = call.accumulators[slice.parameter]};
+  sum.sources[rank_] =
+      call.own_slices_landed ? group_.Landed(call.unit, slice, rank_) : group_.Gradients(call, slice, rank_);
+  for (int step = 1; step < group_.ranks(); ++step) {
+    const int peer = (rank_ + step) % group_.ranks();
+    sum.sources[peer] = group_.Gradients(call, slice, peer);
+    if (!receives_) continue;
+    uint8_t* const received = received_.data() + at_bytes;
+    copies.push_back({received, std::exchange(sum.sources[peer], received), bytes});
+    at_bytes += Padded(bytes);
+  }
+  return sum;
+}
+
+std::vector<SumTask> LocalReduction::TakeSums() {
+  Sums all;
+  for (Sums& left : left_) {
+    std::move(left.begin(), left.end(), std::back_inserter(all));
+    left.clear();
+  }
+  return all;
+}
+
+}  // namespace paramshard::server

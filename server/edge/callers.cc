@@ -1,0 +1,103 @@
+#include "server/edge/callers.h"
+
+#include <unistd.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
+#include "common/tls/credentials.h"
+#include "common/shared_memory/handoff.h"
+
+namespace paramshard::server {
+
+bool HasDaemonsRights(uid_t caller) { return caller == geteuid() || caller == 0; }
+
+absl::StatusOr<Callers::Caller> Callers::Identify(const grpc::CallbackServerContext& context) const {
+  Caller caller;
+  // The gate of TLS connections has admitted it.
+  if (const std::vector<std::string> uris = tls::PeerUris(*context.auth_context()); !uris.empty()) {
+    constexpr uid_t kNobody = -1;
+    return Caller{.token = uris[0], .peer = {.pid = 0, .uid = kNobody}, .is_remote = true};
+  }
+  const auto& metadata = context.client_metadata();
+  if (const auto found = metadata.find(wire::kTokenMetadata); found != metadata.end()) {
+    caller.token = std::string(found->second.data(), found->second.size());
+  }
+  ASSIGN_OR_RETURN(caller.peer, handoff_->Authenticate(caller.token));
+  return caller;
+}
+
+absl::StatusOr<Callers::Admission> Callers::Admit(const grpc::CallbackServerContext& context) {
+  ASSIGN_OR_RETURN(Caller caller, Identify(context));
+  absl::MutexLock lock(&mu_);
+  int& calls = calls_[caller.token];
+  if (calls >= kMaxCallsOfCaller) {
+    return absl::ResourceExhaustedError(absl::StrCat("call: one companion connection may have ", kMaxCallsOfCaller,
+                                                     " calls in progress, this one has ", calls,
+                                                     "; wait until one of them has ended"));
+  }
+  ++calls;
+  return Admission(this, std::move(caller));
+}
+
+void Callers::Release(const Caller& caller) {
+  absl::MutexLock lock(&mu_);
+  const auto calls = calls_.find(caller.token);
+  if (--calls->second == 0) calls_.erase(calls);
+}
+
+absl::StatusOr<int64_t> Callers::Open(const Caller& caller, grpc::CallbackServerContext* context) {
+  absl::MutexLock lock(&mu_);
+  const auto [entry, inserted] = sessions_.try_emplace(caller.token);
+  if (!inserted) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("attach: this companion connection already serves session ", entry->second.number));
+  }
+  entry->second = {.number = ++last_session_, .model = nullptr, .peer = caller.peer, .context = context};
+  return entry->second.number;
+}
+
+absl::Status Callers::Bind(const Caller& caller, std::shared_ptr<Model> model) {
+  absl::MutexLock lock(&mu_);
+  // Checks under the lock: Gone for this token has either run before, and this fails, or will find the model.
+  RETURN_IF_ERROR(CheckPresent(caller));
+  sessions_[caller.token].model = std::move(model);
+  return absl::OkStatus();
+}
+
+std::shared_ptr<Model> Callers::Close(const Caller& caller) {
+  absl::MutexLock lock(&mu_);
+  const auto session = sessions_.extract(caller.token);
+  return session.empty() ? nullptr : std::move(session.mapped().model);
+}
+
+void Callers::Gone(const std::string& token) {
+  Session session;
+  {
+    absl::MutexLock lock(&mu_);
+    const auto found = sessions_.find(token);
+    if (found == sessions_.end()) return;
+    session = found->second;
+  }
+  if (session.model != nullptr) {
+    session.model->Leave(session.number, absl::AbortedError(absl::StrCat("process ", session.peer.pid, " has gone")));
+  }
+  absl::MutexLock lock(&mu_);
+  if (const auto found = sessions_.find(token); found != sessions_.end()) found->second.context->TryCancel();
+}
+
+absl::Status Callers::Kill(int64_t number) const {
+  std::string token;
+  {
+    absl::MutexLock lock(&mu_);
+    for (const auto& [candidate, session] : sessions_) {
+      if (session.number == number) token = candidate;
+    }
+  }
+  return handoff_->Kill(token);
+}
+
+}  // namespace paramshard::server

@@ -1,0 +1,114 @@
+#include "server/edge/cut_off_changes.h"
+
+#include <algorithm>
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "kernels/base/status_macros.h"
+#include "server/base/steady_time.h"
+#include "server/base/thread.h"
+#include "server/observe/log.h"
+#include "server/checkpoints/model_restore.h"
+#include "server/edge/file_import.h"
+#include "server/models/import_turn.h"
+#include "server/terms/state_condition.h"
+
+namespace paramshard::server {
+namespace {
+
+absl::Status RestoreAgain(const std::shared_ptr<Model>& model, const ChangeSource& source) {
+  ASSIGN_OR_RETURN(ImportTurn turn, ImportTurn::BeginAgain(model));
+  ASSIGN_OR_RETURN(const std::unique_ptr<ModelRestore> restore,
+                   ModelRestore::Prepare(std::move(turn), source.text, {.convert_moments = source.convert_moments}));
+  return restore->Run().status();
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<CutOffChanges>> CutOffChanges::Start(ModelStore* store,
+                                                                    std::vector<ModelStore::CutOffChange> changes,
+                                                                    const Options& options) {
+  std::unique_ptr<CutOffChanges> started(new CutOffChanges(store, std::move(changes), options));
+  if (started->changes_.empty()) return started;
+  ASSIGN_OR_RETURN(started->thread_,
+                   StartThread("changes that were cut off", [changes = started.get()] { changes->Run(); }));
+  return started;
+}
+
+CutOffChanges::~CutOffChanges() {
+  {
+    absl::MutexLock lock(&mu_);
+    stopping_ = true;
+  }
+  stopped_.SignalAll();
+  Await();
+}
+
+void CutOffChanges::Await() {
+  if (thread_.joinable()) thread_.join();
+}
+
+// A model that is lost ends with its change.
+void CutOffChanges::Run() {
+  for (ModelStore::CutOffChange& cut_off : changes_) {
+    const ModelStore::CutOffChange change = std::move(cut_off);
+    if (IsStopping()) return;
+    const SteadyTime begin = SteadyNow();
+    const absl::Status status = MakeWithPatience(change);
+    if (!status.ok() && IsStopping()) return;
+    store_->FinishChange(change.model, status);
+    if (!status.ok()) continue;
+    Log(LogLevel::kInfo, "completed a change that was cut off",
+        {{"model", change.model->spec().name},
+         {"history", change.model->history().id.ToString()},
+         {"elapsed", absl::FormatDuration(absl::FromChrono(SteadyNow() - begin))}});
+  }
+}
+
+absl::Status CutOffChanges::MakeWithPatience(const ModelStore::CutOffChange& change) {
+  std::optional<SteadyTime> deadline;
+  for (absl::Duration pause = options_.first_pause;; pause = std::min(2 * pause, options_.longest_pause)) {
+    const absl::Status status = Make(change);
+    if (!MayPass(status) || IsStopping()) return status;
+    const SteadyTime now = options_.clock->Now();
+    if (!deadline.has_value()) deadline = After(now, options_.patience);
+    if (After(now, pause) > *deadline) return status;
+    Log(LogLevel::kWarning, "retrying a change that was cut off",
+        {{"model", change.model->spec().name}, {"why", status.ToString()}, {"pause", absl::FormatDuration(pause)}});
+    if (!Pause(pause)) return status;
+  }
+}
+
+bool CutOffChanges::Pause(absl::Duration pause) {
+  const SteadyTime end = After(options_.clock->Now(), pause);
+  absl::MutexLock lock(&mu_);
+  while (!stopping_) {
+    const absl::Duration left = Until(end, options_.clock->Now());
+    if (left <= absl::ZeroDuration()) return true;
+    stopped_.WaitUntil(&mu_, SteadyDeadline(left));
+  }
+  return false;
+}
+
+// When the daemon stops, the next server makes the remaining changes.
+bool CutOffChanges::IsStopping() const {
+  absl::MutexLock lock(&mu_);
+  return stopping_ || store_->IsDraining();
+}
+
+absl::Status CutOffChanges::Make(const ModelStore::CutOffChange& change) const {
+  switch (change.source.kind) {
+    case ChangeSource::Kind::kStream:
+    case ChangeSource::Kind::kReplica:
+      break;
+    case ChangeSource::Kind::kFiles:
+      return ImportFileAgain(change.model, change.source.text, [this] { return IsStopping(); });
+    case ChangeSource::Kind::kCheckpoint:
+      return RestoreAgain(change.model, change.source);
+  }
+  return absl::DataLossError("an import was cut off, and its sender has gone");
+}
+
+}  // namespace paramshard::server

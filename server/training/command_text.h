@@ -1,0 +1,21 @@
+// Commands in words, for people and to compare them between daemons.
+#ifndef PARAMSHARD_SERVER_TRAINING_COMMAND_TEXT_H_
+#define PARAMSHARD_SERVER_TRAINING_COMMAND_TEXT_H_
+
+#include <string>
+
+#include "paramshard/v1/trainer.pb.h"
+#include "common/model/model_spec.h"
+
+namespace paramshard::server {
+
+// Names what a rank is waited for: "gather layer1 forward into slot 0", "commit 5". Any command can be named.
+std::string CommandName(const ModelSpec& spec, const v1::Command& command);
+
+// All that ranks must agree on: the name, and for a commit its hyper-parameters too. Two commands of one number have
+// the same text if and only if they are equal but for the client state.
+std::string CommandText(const ModelSpec& spec, const v1::Command& command);
+
+}  // namespace paramshard::server
+
+#endif  // PARAMSHARD_SERVER_TRAINING_COMMAND_TEXT_H_

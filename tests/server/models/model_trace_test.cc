@@ -1,0 +1,77 @@
+// Events that are recorded of a step, and lines of the log when an epoch fails.
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "server/observe/trace.h"
+#include "tests/server/models/model_fixture.h"
+
+namespace paramshard::server {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr size_t kMost = 10'000;
+
+TEST_F(ModelTest, NothingIsRecordedBeforeTheFirstEpoch) { EXPECT_EQ(model_->recorder(), nullptr); }
+
+TEST_F(ModelTest, AStepIsRecordedInOrderForEachRank) {
+  Attach();
+  Step();
+  for (const auto& trainer : trainers_) trainer->Gather(kW, 0);
+  for (const auto& trainer : trainers_) ASSERT_TRUE(trainer->AwaitReady(0, 3));
+  Push(kW, [](int) { return 1.0f; });
+  for (const auto& trainer : trainers_) trainer->Release(0, 3);
+  Commit();
+  const Trace trace = MakeTrace(*model_->recorder(), 1, kMost);
+  EXPECT_FALSE(trace.truncated);
+  for (int rank : {0, 1}) {
+    int64_t last_end = 0;
+    for (const EventKind kind : {EventKind::kGather, EventKind::kPush, EventKind::kSum, EventKind::kVote,
+                                 EventKind::kApply, EventKind::kAnswer}) {
+      const auto span = std::find_if(trace.spans.begin(), trace.spans.end(),
+                                     [&](const Span& s) { return s.kind == kind && s.rank == rank; });
+      ASSERT_NE(span, trace.spans.end()) << EventName(kind) << " of rank " << rank;
+      EXPECT_EQ(span->commit_number, 2) << EventName(kind);
+      // Gathers belong to another thread than pushes.
+      if (kind != EventKind::kPush) {
+        EXPECT_GE(span->begin_ns, last_end) << EventName(kind) << " of rank " << rank;
+      }
+      ASSERT_TRUE(span->end_ns.has_value()) << EventName(kind) << " of rank " << rank;
+      EXPECT_GE(*span->end_ns, span->begin_ns);
+      last_end = *span->end_ns;
+      const bool is_of_unit = kind == EventKind::kGather || kind == EventKind::kPush;
+      EXPECT_EQ(span->unit, is_of_unit ? kW : -1) << EventName(kind);
+      EXPECT_EQ(span->bytes > 0, is_of_unit) << EventName(kind);
+    }
+  }
+}
+
+TEST_F(ModelTest, WhatIsRecordedStaysAfterTheEpoch) {
+  Attach();
+  Step();
+  trainer(0).Leave();
+  trainers_.clear();
+  EXPECT_FALSE(MakeTrace(*model_->recorder(), 3, kMost).spans.empty());
+}
+
+TEST_F(ModelTest, TheLogSaysWhomAFailedEpochWaitedFor) {
+  testing::internal::CaptureStderr();
+  Attach();
+  Step();
+  trainer(0).Gather(kW, 0);
+  EXPECT_TRUE(AwaitWait("rank 1: gather w"));
+  trainer(1).Leave();
+  // Its end is told before its lines are written; the model waits for both when it goes.
+  CloseWorld();
+  const std::string lines = testing::internal::GetCapturedStderr();
+  EXPECT_THAT(lines, HasSubstr("at the end of the epoch model=m epoch=1 was=\"rank 0: command 3 "));
+  EXPECT_THAT(lines, HasSubstr("waited for rank 1 in command 3 since"));
+  EXPECT_THAT(lines, HasSubstr("was=\"rank 1: command 2 "));
+}
+
+}  // namespace
+}  // namespace paramshard::server

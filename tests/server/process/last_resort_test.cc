@@ -1,0 +1,25 @@
+#include "server/process/last_resort.h"
+
+#include "absl/synchronization/notification.h"
+#include "absl/time/time.h"
+#include "gtest/gtest.h"
+#include "server/base/exit_codes.h"
+
+namespace paramshard::server {
+namespace {
+
+TEST(LastResortTest, AnEndThatTakesTooLongIsGivenUp) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(
+      {
+        const LastResort last_resort(absl::Milliseconds(1), kExitStuck);
+        absl::Notification never;
+        never.WaitForNotification();
+      },
+      testing::ExitedWithCode(kExitStuck), "shutdown timed out waited=1ms");
+}
+
+TEST(LastResortTest, AnEndInTimeIsNobodysConcern) { const LastResort last_resort(absl::Hours(1), kExitStuck); }
+
+}  // namespace
+}  // namespace paramshard::server

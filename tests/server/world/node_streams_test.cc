@@ -1,0 +1,187 @@
+#include "server/world/node_streams.h"
+
+#include <atomic>
+#include <future>
+#include <memory>
+#include <thread>
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/server/world/recording_listener.h"
+#include "tests/status_matchers.h"
+
+namespace paramshard::server {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+constexpr absl::uint128 kProcess = 7;
+
+// Sink that records if its stream was told to end.
+class StoppableSink final : public NodeSink {
+ public:
+  void OnWelcome(int nodes) override { news.OnWelcome(nodes); }
+  void OnWorld(const std::vector<int>& device_counts) override { news.OnWorld(device_counts); }
+  void OnEpochStart(const std::string& model, const EpochStart& start) override { news.OnEpochStart(model, start); }
+  void OnLastCommand(const std::string&, int64_t, int64_t) override {}
+  void OnCommandsWanted(const std::string&, int64_t, const CommandsThrough&) override {}
+  void OnEpochEnd(const std::string& model, int64_t epoch, const absl::Status& why) override {
+    news.OnEpochEnd(model, epoch, why);
+  }
+  void OnEpochRefused(const std::string&, const absl::Status&) override {}
+  void OnSaveNews(const SaveNews&) override {}
+  void OnRestoreNews(const RestoreNews&) override {}
+  void OnMoved(int64_t connection) override { news.OnMoved(connection); }
+  void OnProbe() override { ++probes; }
+  void OnStop() override { is_stopped = true; }
+
+  RecordingListener news;
+  std::atomic<int> probes = 0;
+  std::atomic<bool> is_stopped = false;
+};
+
+// Two nodes, the second of which has streams. An epoch runs.
+class NodeStreamsTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    ASSERT_OK(coordinator_.Join(0, 2, &zero_));
+    ASSERT_OK(streams_.Join(first_, 1));
+    coordinator_.Report(0, MakeReport({0, 1}));
+    coordinator_.Report(1, MakeReport({2}));
+    ASSERT_TRUE(zero_.Next().start);
+    ASSERT_TRUE(first_sink_.news.Next().start);
+  }
+  static NodeStreams::StreamPtr MakeStream(int64_t connection, NodeSink* sink, absl::uint128 process = kProcess) {
+    return std::make_shared<NodeStreams::Stream>(NodeStreams::Stream{.node = 1,
+                                                                     .incarnation = process,
+                                                                     .connection = connection,
+                                                                     .peer = absl::StrCat("connection ", connection),
+                                                                     .sink = sink});
+  }
+  // Continues the first stream on the second one.
+  std::future<absl::Status> StartGoingOn(NodeStreams& streams) {
+    auto going_on = std::async(std::launch::async, [this, &streams] { return streams.GoOn(second_); });
+    while (first_sink_.news.moves().empty()) std::this_thread::yield();
+    return going_on;
+  }
+
+  // Joins another process with the same node number.
+  std::future<absl::Status> StartJoining(NodeStreams& streams) {
+    return std::async(std::launch::async, [this, &streams] { return streams.Join(other_, 1); });
+  }
+  static void AwaitProbe(const StoppableSink& sink) {
+    while (sink.probes == 0) std::this_thread::yield();
+  }
+
+  Coordinator coordinator_{2};
+  NodeStreams streams_{&coordinator_, {.probe_timeout = absl::InfiniteDuration()}};
+  RecordingListener zero_;
+  StoppableSink first_sink_;
+  StoppableSink second_sink_;
+  const NodeStreams::StreamPtr first_ = MakeStream(1, &first_sink_);
+  StoppableSink other_sink_;
+  const NodeStreams::StreamPtr second_ = MakeStream(2, &second_sink_);
+  const NodeStreams::StreamPtr other_ = MakeStream(1, &other_sink_, kProcess + 1);
+};
+
+TEST_F(NodeStreamsTest, ANodeGoesOnWithAnotherStreamWhenAllIsReadOnTheOldOne) {
+  std::future<absl::Status> going_on = StartGoingOn(streams_);
+  EXPECT_THAT(first_sink_.news.moves(), ElementsAre(2));
+  EXPECT_THAT(second_sink_.news.welcomes(), ElementsAre(2));
+  EXPECT_EQ(going_on.wait_for(std::chrono::seconds(0)), std::future_status::timeout) << "not all is read";
+  streams_.End(*first_, /*is_moved=*/true);
+  EXPECT_OK(going_on.get());
+  EXPECT_TRUE(zero_.empty()) << "the epoch goes on";
+  coordinator_.EndEpoch(0, "m", 1, absl::AbortedError("rank 0 left"));
+  EXPECT_EQ(second_sink_.news.Next().epoch, 1);
+  EXPECT_TRUE(first_sink_.news.empty());
+  EXPECT_FALSE(first_sink_.is_stopped);
+  streams_.End(*second_, /*is_moved=*/false);
+  EXPECT_THAT(AbsentNodes(coordinator_), ElementsAre(1));
+}
+
+TEST_F(NodeStreamsTest, AnOldStreamThatBreaksBeforeAllIsReadTakesTheNewOneAlong) {
+  std::future<absl::Status> going_on = StartGoingOn(streams_);
+  streams_.End(*first_, /*is_moved=*/false);
+  EXPECT_THAT(going_on.get(), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("connection 1 broke")));
+  EXPECT_THAT(zero_.Next().why, StatusIs(absl::StatusCode::kUnavailable, HasSubstr("node 1 (rank 2) lost")));
+  EXPECT_THAT(AbsentNodes(coordinator_), ElementsAre(1));
+}
+
+TEST_F(NodeStreamsTest, AnOldStreamThatDoesNotEndIsEnded) {
+  NodeStreams impatient(&coordinator_, {.end_timeout = absl::ZeroDuration()});
+  streams_.End(*first_, /*is_moved=*/false);
+  const NodeStreams::StreamPtr first = MakeStream(1, &first_sink_);
+  ASSERT_OK(impatient.Join(first, 1));
+  EXPECT_THAT(impatient.GoOn(second_), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("join anew")));
+  EXPECT_TRUE(first_sink_.is_stopped);
+  EXPECT_THAT(AbsentNodes(coordinator_), ElementsAre(1));
+  impatient.End(*first, /*is_moved=*/false);
+}
+
+TEST_F(NodeStreamsTest, WhatHasNoStreamBeforeItDoesNotGoOn) {
+  for (const NodeStreams::StreamPtr& stream :
+       {MakeStream(2, &second_sink_, kProcess + 1), MakeStream(1, &second_sink_), MakeStream(2, &second_sink_, 0)}) {
+    EXPECT_THAT(streams_.GoOn(stream), StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("join anew")));
+  }
+  EXPECT_THAT(first_sink_.news.moves(), IsEmpty());
+  EXPECT_THAT(AbsentNodes(coordinator_), IsEmpty());
+  streams_.End(*first_, /*is_moved=*/false);
+  EXPECT_THAT(streams_.GoOn(second_), StatusIs(absl::StatusCode::kFailedPrecondition));
+  EXPECT_THAT(AbsentNodes(coordinator_), ElementsAre(1));
+}
+
+TEST_F(NodeStreamsTest, AStreamThatItsProcessHasGivenUpMakesRoomForItsNextOne) {
+  auto joining = std::async(std::launch::async, [this] { return streams_.Join(second_, 1); });
+  while (!first_sink_.is_stopped) std::this_thread::yield();
+  streams_.End(*first_, /*is_moved=*/false);
+  EXPECT_OK(joining.get());
+  EXPECT_THAT(zero_.Next().why, StatusIs(absl::StatusCode::kUnavailable, HasSubstr("lost")));
+  EXPECT_THAT(AbsentNodes(coordinator_), IsEmpty());
+}
+
+TEST_F(NodeStreamsTest, AnotherProcessHasNoRoomWhileTheOneBeforeAnswers) {
+  auto joining = StartJoining(streams_);
+  AwaitProbe(first_sink_);
+  streams_.TakeProbeAnswer(*first_);
+  EXPECT_THAT(joining.get(),
+              StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr("has this node number, connection 1")));
+  EXPECT_FALSE(first_sink_.is_stopped);
+  EXPECT_THAT(AbsentNodes(coordinator_), IsEmpty());
+}
+
+TEST_F(NodeStreamsTest, AnotherProcessTakesThePlaceOfOneThatDoesNotAnswer) {
+  NodeStreams impatient(&coordinator_, {.probe_timeout = absl::ZeroDuration()});
+  EXPECT_TRUE(streams_.End(*first_, /*is_moved=*/false));
+  const NodeStreams::StreamPtr first = MakeStream(1, &first_sink_);
+  ASSERT_OK(impatient.Join(first, 1));
+  auto joining = StartJoining(impatient);
+  while (!first_sink_.is_stopped) std::this_thread::yield();
+  EXPECT_TRUE(impatient.End(*first, /*is_moved=*/false));
+  EXPECT_OK(joining.get());
+  EXPECT_THAT(AbsentNodes(coordinator_), IsEmpty());
+}
+
+TEST_F(NodeStreamsTest, AProcessThatGoesOnMeanwhileIsAskedAgain) {
+  auto joining = StartJoining(streams_);
+  AwaitProbe(first_sink_);
+  std::future<absl::Status> going_on = StartGoingOn(streams_);
+  EXPECT_FALSE(streams_.End(*first_, /*is_moved=*/true));
+  EXPECT_OK(going_on.get());
+  AwaitProbe(second_sink_);
+  streams_.TakeProbeAnswer(*second_);
+  EXPECT_THAT(joining.get(), StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr("connection 2")));
+  EXPECT_TRUE(zero_.empty()) << "the epoch goes on";
+}
+
+TEST_F(NodeStreamsTest, NothingGoesOnWhenTheCoordinatorHasStopped) {
+  coordinator_.Stop();
+  EXPECT_THAT(streams_.GoOn(second_), StatusIs(absl::StatusCode::kUnavailable));
+  EXPECT_THAT(first_sink_.news.moves(), IsEmpty());
+}
+
+}  // namespace
+}  // namespace paramshard::server

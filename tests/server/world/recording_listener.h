@@ -1,0 +1,173 @@
+// Remembers what became of epochs, and waits for it.
+#ifndef PARAMSHARD_TESTS_SERVER_WORLD_RECORDING_LISTENER_H_
+#define PARAMSHARD_TESTS_SERVER_WORLD_RECORDING_LISTENER_H_
+
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
+#include "server/base/steady_cond_var.h"
+#include "server/world/coordinator.h"
+#include "server/terms/cluster.h"
+
+namespace paramshard::server {
+
+struct EpochNews {
+  bool start = false;  // else an end, or
+  bool refused = false;
+  std::string model = {};
+  int64_t epoch = 0;
+  absl::Status why = {};
+  std::string history_id = {};                                 // of a start
+  std::vector<int> active = {};                                // likewise
+  std::vector<Healing> healings = {};                          // likewise
+  std::optional<HistoryFork> fork = {};                        // likewise
+  std::optional<int64_t> last_command = {};                    // then neither of them
+  std::optional<CommandsThrough> commands_wanted_unless = {};  // likewise
+  std::optional<SaveNews> save = {};                           // likewise
+  std::optional<RestoreNews> restore = {};                     // likewise
+};
+
+class RecordingListener final : public EpochListener, public NodeSink {
+ public:
+  void OnEpochStart(const std::string& model, const EpochStart& start) override {
+    Add({.start = true,
+         .model = model,
+         .epoch = start.epoch,
+         .history_id = start.history_id,
+         .active = start.active,
+         .healings = start.healings,
+         .fork = start.fork});
+  }
+  void OnLastCommand(const std::string& model, int64_t epoch, int64_t command) override {
+    Add({.model = model, .epoch = epoch, .last_command = command});
+  }
+  void OnCommandsWanted(const std::string& model, int64_t epoch, const CommandsThrough& unless) override {
+    Add({.model = model, .epoch = epoch, .commands_wanted_unless = unless});
+  }
+  void OnEpochEnd(const std::string& model, int64_t epoch, const absl::Status& why) override {
+    Add({.model = model, .epoch = epoch, .why = why});
+  }
+  void OnEpochRefused(const std::string& model, const absl::Status& why) override {
+    Add({.refused = true, .model = model, .why = why});
+  }
+  // That a stream has broken shows in the epochs.
+  void OnSaveNews(const SaveNews& news) override {
+    if (!std::holds_alternative<SaveLeaderLost>(news.what)) Add({.model = news.model, .save = news});
+  }
+  void OnRestoreNews(const RestoreNews& news) override {
+    if (const auto* const lost = std::get_if<RestoreFollowerLost>(&news.what); lost != nullptr) {
+      absl::MutexLock lock(&mu_);
+      lost_followers_.push_back(lost->node);
+      return;
+    }
+    if (!std::holds_alternative<RestoreLeaderLost>(news.what)) Add({.model = news.model, .restore = news});
+  }
+  void OnWelcome(int nodes) override {
+    absl::MutexLock lock(&mu_);
+    welcomes_.push_back(nodes);
+  }
+  void OnWorld(const std::vector<int>& device_counts) override {
+    absl::MutexLock lock(&mu_);
+    worlds_.push_back(device_counts);
+  }
+  void OnMoved(int64_t connection) override {
+    absl::MutexLock lock(&mu_);
+    moves_.push_back(connection);
+  }
+  void OnProbe() override {}
+  void OnStop() override {}
+
+  // The next piece of news; an INTERNAL end when none comes within 30 seconds.
+  EpochNews Next() {
+    const SteadyTime deadline = SteadyDeadline(absl::Seconds(30));
+    absl::MutexLock lock(&mu_);
+    while (news_.empty()) {
+      if (!changed_.WaitUntil(&mu_, deadline)) continue;
+      return {.epoch = -1, .why = absl::InternalError("no news")};
+    }
+    EpochNews news = std::move(news_.front());
+    news_.pop_front();
+    return news;
+  }
+
+  bool empty() {
+    absl::MutexLock lock(&mu_);
+    return news_.empty();
+  }
+  // Which is no news of a model.
+  std::vector<int> lost_followers() {
+    absl::MutexLock lock(&mu_);
+    return lost_followers_;
+  }
+  std::vector<int> welcomes() {
+    absl::MutexLock lock(&mu_);
+    return welcomes_;
+  }
+  std::vector<std::vector<int>> worlds() {
+    absl::MutexLock lock(&mu_);
+    return worlds_;
+  }
+  std::vector<int64_t> moves() {
+    absl::MutexLock lock(&mu_);
+    return moves_;
+  }
+
+ private:
+  void Add(EpochNews news) {
+    absl::MutexLock lock(&mu_);
+    news_.push_back(std::move(news));
+    changed_.SignalAll();
+  }
+
+  absl::Mutex mu_;
+  SteadyCondVar changed_;
+  std::deque<EpochNews> news_ ABSL_GUARDED_BY(mu_);
+  std::vector<int> lost_followers_ ABSL_GUARDED_BY(mu_);
+  std::vector<int> welcomes_ ABSL_GUARDED_BY(mu_);
+  std::vector<std::vector<int>> worlds_ ABSL_GUARDED_BY(mu_);
+  std::vector<int64_t> moves_ ABSL_GUARDED_BY(mu_);
+};
+
+inline CommitVote MakeVote(int64_t epoch, int64_t commit_number, std::vector<RankSum> sums) {
+  CommitVote vote;
+  vote.model = "m";
+  vote.epoch = epoch;
+  vote.commit_number = commit_number;
+  vote.sums = std::move(sums);
+  return vote;
+}
+
+inline ModelReport MakeReport(std::vector<int> attached_ranks, int64_t commit_number = 0, int64_t version = 0,
+                              uint64_t fingerprint = 1, int shard_size = 3) {
+  ModelReport report;
+  report.model = "m";
+  report.spec_fingerprint = fingerprint;
+  report.commit_number = commit_number;
+  report.version = version;
+  report.shard_size = shard_size;
+  report.attached_ranks = std::move(attached_ranks);
+  return report;
+}
+
+inline Healing GivesUp(int receiver, int donor, std::string history, int64_t commit_number) {
+  return {.receiver = receiver,
+          .donor = donor,
+          .gives_up = Healing::GivenUp{.history_id = std::move(history), .commit_number = commit_number}};
+}
+
+inline std::vector<int> AbsentNodes(Coordinator& coordinator) {
+  std::vector<int> nodes;
+  for (const AbsentNode& absent : coordinator.ViewWorld().absent) nodes.push_back(absent.node);
+  return nodes;
+}
+
+}  // namespace paramshard::server
+
+#endif  // PARAMSHARD_TESTS_SERVER_WORLD_RECORDING_LISTENER_H_
