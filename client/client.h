@@ -46,13 +46,13 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "common/model/model_spec.h"   // ModelSpec: how a model is described
+#include "common/model/phase.h"        // Phase: what a gather brings
+#include "common/model/tensor_kind.h"  // TensorKind, TensorType: what imports and exports carry
 #include "kernels/formats/format.h"
 #include "kernels/formats/scale_layout.h"
 #include "kernels/optim/hyperparameters.h"  // Hyperparameters: their defaults and ranges
 #include "kernels/reduce/gradient_sum.h"
-#include "common/model/model_spec.h"   // ModelSpec: how a model is described
-#include "common/model/phase.h"        // Phase: what a gather brings
-#include "common/model/tensor_kind.h"  // TensorKind, TensorType: what imports and exports carry
 
 namespace paramshard {
 

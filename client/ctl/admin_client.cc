@@ -5,8 +5,8 @@
 #include "absl/time/clock.h"
 #include "client/internal/grpc_status.h"
 #include "client/internal/sockets.h"
+#include "common/shared_memory/companion_packet.h"
 #include "kernels/base/status_macros.h"
-#include "common/shared_memory/handoff.h"
 
 namespace paramshard::ctl {
 
@@ -17,7 +17,7 @@ absl::StatusOr<AdminClient> AdminClient::Connect(const Options& options) {
     return AdminClient(options, std::nullopt, channel);
   }
   ASSIGN_OR_RETURN(const auto paths, paramshard::internal::FindSockets(options.socket_dir));
-  ASSIGN_OR_RETURN(auto companion, paramshard::internal::Companion::Connect(paths.handoff, options.connect_timeout));
+  ASSIGN_OR_RETURN(auto companion, paramshard::internal::Companion::Connect(paths.companion, options.connect_timeout));
   ASSIGN_OR_RETURN(const auto channel, paramshard::internal::OpenChannel(paths, options.connect_timeout));
   return AdminClient(options, std::move(companion), channel);
 }

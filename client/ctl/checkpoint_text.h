@@ -6,8 +6,8 @@
 
 #include "CLI/CLI.hpp"
 #include "absl/time/time.h"
-#include "nlohmann/json.hpp"
 #include "common/checkpoint/manifest.h"
+#include "nlohmann/json.hpp"
 
 namespace paramshard::ctl {
 

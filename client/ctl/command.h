@@ -16,9 +16,9 @@
 #include "client/ctl/ctl.h"
 #include "client/ctl/exit_codes.h"
 #include "client/ctl/json.h"
-#include "kernels/base/status_macros.h"
 #include "common/tls/files.h"
 #include "common/tls/identity.h"
+#include "kernels/base/status_macros.h"
 
 namespace CLI {
 class App;

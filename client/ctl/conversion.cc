@@ -16,13 +16,13 @@
 #include "client/ctl/conversion_rules.h"
 #include "client/ctl/encoding.h"
 #include "client/ctl/transformers_config.h"
-#include "kernels/base/status_macros.h"
-#include "kernels/formats/codec.h"
 #include "common/safetensors/checkpoint.h"
 #include "common/safetensors/conversion.h"
 #include "common/safetensors/replacing_file.h"
 #include "common/safetensors/sharding_info.h"
 #include "common/weights/weights.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/formats/codec.h"
 
 namespace paramshard::ctl {
 namespace {

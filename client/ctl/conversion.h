@@ -11,8 +11,8 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "client/ctl/encoding_error.h"
-#include "kernels/formats/format.h"
 #include "common/weights/quantized_tensor.h"
+#include "kernels/formats/format.h"
 
 namespace paramshard::ctl {
 

@@ -9,8 +9,8 @@
 #include "absl/strings/strip.h"
 #include "client/ctl/encoding.h"
 #include "client/ctl/text_lines.h"
-#include "kernels/base/status_macros.h"
 #include "common/weights/quantized_tensor.h"
+#include "kernels/base/status_macros.h"
 
 namespace paramshard::ctl {
 namespace {

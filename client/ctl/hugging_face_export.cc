@@ -20,10 +20,6 @@
 #include "absl/strings/str_join.h"
 #include "client/ctl/conversion_rules.h"
 #include "client/ctl/transformers_config.h"
-#include "kernels/base/status_macros.h"
-#include "kernels/formats/codec.h"
-#include "kernels/formats/format.h"
-#include "nlohmann/json.hpp"
 #include "common/checkpoint/reader.h"
 #include "common/checkpoint/saved_values.h"
 #include "common/checkpoint/tensor_key.h"
@@ -34,8 +30,12 @@
 #include "common/safetensors/regular_file.h"
 #include "common/safetensors/replacing_file.h"
 #include "common/safetensors/safetensors_writer.h"
+#include "common/shared_memory/companion_packet.h"
 #include "common/weights/weights.h"
-#include "common/shared_memory/handoff.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/formats/codec.h"
+#include "kernels/formats/format.h"
+#include "nlohmann/json.hpp"
 
 namespace paramshard::ctl {
 namespace {

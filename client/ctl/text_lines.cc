@@ -4,8 +4,8 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "kernels/base/status_macros.h"
 #include "common/safetensors/regular_file.h"
+#include "kernels/base/status_macros.h"
 
 namespace paramshard::ctl {
 namespace {

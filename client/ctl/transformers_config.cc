@@ -7,9 +7,9 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
-#include "kernels/base/status_macros.h"
 #include "common/safetensors/regular_file.h"
 #include "common/weights/quantization_config.h"
+#include "kernels/base/status_macros.h"
 
 namespace paramshard::ctl {
 namespace {

@@ -3,9 +3,9 @@
 #include <google/protobuf/timestamp.pb.h>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/base/status_macros.h"
 #include "common/rpc/durations.h"
 #include "common/rpc/status.h"
+#include "kernels/base/status_macros.h"
 
 namespace paramshard::internal {
 namespace {

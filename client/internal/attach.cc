@@ -6,9 +6,9 @@
 #include "absl/strings/str_cat.h"
 #include "client/internal/companion.h"
 #include "client/internal/session_stream.h"
-#include "kernels/base/status_macros.h"
 #include "common/rpc/durations.h"
 #include "common/rpc/status.h"
+#include "kernels/base/status_macros.h"
 
 namespace paramshard::internal {
 namespace {
@@ -46,7 +46,7 @@ absl::StatusOr<v1::EpochStarted> AwaitStarted(SessionStream& stream, const Deadl
 
 absl::StatusOr<std::shared_ptr<Session>> Attach(const std::shared_ptr<grpc::Channel>& channel, const SocketPaths& paths,
                                                 const Client::Options& options, const std::string& model) {
-  ASSIGN_OR_RETURN(Companion companion, Companion::Connect(paths.handoff, options.connect_timeout));
+  ASSIGN_OR_RETURN(Companion companion, Companion::Connect(paths.companion, options.connect_timeout));
   const Deadline deadline = Deadline::After(options.attach_timeout + kSlack);
   const Interruption interruption(options.interrupted);
   ASSIGN_OR_RETURN(auto stream, SessionStream::Open(channel, companion.token(), MakeRequest(options, model), deadline,

@@ -5,12 +5,12 @@
 #include <cstdint>
 
 #include "client/client.h"
-#include "client/internal/carrier.h"
+#include "client/internal/command_executor.h"
 #include "client/internal/epoch_page.h"
 #include "client/internal/tensor_memory.h"
-#include "paramshard/v1/trainer.pb.h"
 #include "common/model/layout.h"
 #include "common/model/name_index.h"
+#include "paramshard/v1/trainer.pb.h"
 
 namespace paramshard::internal {
 
@@ -21,7 +21,7 @@ struct Attachment {
   const v1::EpochStarted& started;  // without the spec
   EpochPage& page;
   TensorMemory& memory;
-  Carrier& carrier;  // for the call under way
+  CommandExecutor& executor;  // for the call under way
 };
 
 }  // namespace paramshard::internal

@@ -29,11 +29,11 @@
 #include "client/internal/stream_call.h"
 #include "client/internal/tensor_transfer.h"
 #include "client/internal/unary_call.h"
+#include "common/model/limits.h"
+#include "common/model/model_spec_proto.h"
 #include "kernels/base/status_macros.h"
 #include "paramshard/v1/admin.grpc.pb.h"
 #include "paramshard/v1/trainer.grpc.pb.h"
-#include "common/model/limits.h"
-#include "common/model/model_spec_proto.h"
 
 namespace paramshard {
 

@@ -6,9 +6,9 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "kernels/base/status_macros.h"
 #include "common/model/group_hyperparameters.h"
 #include "common/model/limits.h"
+#include "kernels/base/status_macros.h"
 
 namespace paramshard::internal {
 namespace {

@@ -56,7 +56,7 @@ absl::Status SendHello(int socket) {
   const wire::FileDescriptor own(static_cast<int>(syscall(SYS_pidfd_open, getpid(), 0)));
   if (!own.valid()) return absl::UnimplementedError(absl::StrCat("connect: pidfd_open failed: ", strerror(errno)));
   const int fd = own.get();
-  return wire::SendHandoff(socket, wire::HandoffBytes(wire::HandoffHello{}), absl::MakeConstSpan(&fd, 1));
+  return wire::SendCompanionPacket(socket, wire::CompanionBytes(wire::CompanionHello{}), absl::MakeConstSpan(&fd, 1));
 }
 
 absl::StatusOr<pid_t> PeerPid(int socket) {
@@ -73,11 +73,11 @@ absl::StatusOr<Companion> Companion::Connect(const std::string& path, absl::Dura
   ASSIGN_OR_RETURN(const pid_t daemon_pid, PeerPid(socket.get()));
   // A daemon that rejects the client closes at once: its reason says more than the failed send.
   const absl::Status sent = SendHello(socket.get());
-  absl::StatusOr<wire::HandoffPacket> packet = wire::ReceiveHandoff(socket.get(), timeout);
+  absl::StatusOr<wire::CompanionPacket> packet = wire::ReceiveCompanionPacket(socket.get(), timeout);
   if (!packet.ok()) return sent.ok() ? packet.status() : sent;
   if (const auto refusal = wire::RefusalIn(*packet); refusal.has_value()) return *refusal;
   ASSIGN_OR_RETURN(const auto welcome,
-                   wire::ParseHandoff<wire::HandoffWelcome>(*packet, wire::HandoffKind::kWelcome, 1));
+                   wire::ParseCompanionPacket<wire::CompanionWelcome>(*packet, wire::CompanionKind::kWelcome, 1));
   return Companion(std::move(socket), std::move(packet->fds[0]), std::string(welcome.token, wire::kTokenBytes),
                    daemon_pid);
 }
@@ -94,9 +94,10 @@ Companion::~Companion() {
 }
 
 absl::StatusOr<SessionMemory> Companion::ReceiveMemory(absl::Duration timeout) {
-  ASSIGN_OR_RETURN(wire::HandoffPacket packet, wire::ReceiveHandoff(socket_.get(), timeout));
+  ASSIGN_OR_RETURN(wire::CompanionPacket packet, wire::ReceiveCompanionPacket(socket_.get(), timeout));
   SessionMemory memory;
-  ASSIGN_OR_RETURN(memory.sizes, wire::ParseHandoff<wire::HandoffMemory>(packet, wire::HandoffKind::kMemory, 3));
+  ASSIGN_OR_RETURN(memory.sizes,
+                   wire::ParseCompanionPacket<wire::CompanionMemory>(packet, wire::CompanionKind::kMemory, 3));
   memory.planes = std::move(packet.fds[0]);
   memory.slots = std::move(packet.fds[1]);
   memory.words = std::move(packet.fds[2]);

@@ -9,13 +9,13 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "common/shared_memory/handoff.h"
+#include "common/shared_memory/companion_packet.h"
 
 namespace paramshard::internal {
 
 // Descriptors and sizes of the three memories of a session.
 struct SessionMemory {
-  wire::HandoffMemory sizes;
+  wire::CompanionMemory sizes;
   wire::FileDescriptor planes;
   wire::FileDescriptor slots;
   wire::FileDescriptor words;

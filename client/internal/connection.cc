@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/shared_memory/companion_packet.h"
 #include "kernels/base/status_macros.h"
-#include "common/shared_memory/handoff.h"
 
 namespace paramshard::internal {
 namespace {
@@ -43,7 +43,7 @@ absl::StatusOr<std::shared_ptr<Connection>> Connection::Open(const DaemonPlace& 
     return std::shared_ptr<Connection>(new Connection(std::nullopt, RandomId(), std::move(channel)));
   }
   const auto& paths = std::get<SocketPaths>(place);
-  ASSIGN_OR_RETURN(Companion companion, Companion::Connect(paths.handoff, timeout));
+  ASSIGN_OR_RETURN(Companion companion, Companion::Connect(paths.companion, timeout));
   ASSIGN_OR_RETURN(std::shared_ptr<grpc::Channel> channel, OpenChannel(paths, timeout));
   std::string id = companion.token();
   return std::shared_ptr<Connection>(new Connection(std::move(companion), std::move(id), std::move(channel)));

@@ -3,9 +3,9 @@
 #define PARAMSHARD_CLIENT_INTERNAL_EPOCH_LAYOUT_H_
 
 #include "absl/status/statusor.h"
-#include "paramshard/v1/trainer.pb.h"
 #include "common/model/layout.h"
 #include "common/model/model_spec.h"
+#include "paramshard/v1/trainer.pb.h"
 
 namespace paramshard::internal {
 

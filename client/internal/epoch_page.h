@@ -11,9 +11,9 @@
 #include "absl/strings/string_view.h"
 #include "client/internal/interruption.h"
 #include "client/internal/owner_process.h"
-#include "paramshard/v1/trainer.pb.h"
 #include "common/shared_memory/ring.h"
 #include "common/shared_memory/words.h"
+#include "paramshard/v1/trainer.pb.h"
 
 namespace paramshard::internal {
 

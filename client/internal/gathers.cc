@@ -6,9 +6,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/base/status_macros.h"
 #include "common/model/plane_places.h"
 #include "common/model/proto_enums.h"
+#include "kernels/base/status_macros.h"
 
 namespace paramshard::internal {
 namespace {
@@ -162,13 +162,13 @@ uint8_t* Gathers::SlotMemory(int slot) const {
 void Gathers::AwaitReaders(int slot) {
   const std::optional<StreamRelease>& last = stream_releases_[slot];
   if (!last.has_value()) return;
-  attached_.carrier.AwaitWriter(attached_.page.words().released(slot), last->number, last->stream);
+  attached_.executor.AwaitWriter(attached_.page.words().released(slot), last->number, last->stream);
 }
 
 absl::Status Gathers::AwaitPieces(const GatherTicket& ticket) {
   for (int rank = 0; rank < attached_.layout.ranks(); ++rank) {
     if (Lands() && rank == attached_.started.group_rank()) continue;
-    RETURN_IF_ERROR(attached_.carrier.Await(attached_.page.words().ready(ticket.slot, rank), ticket.number));
+    RETURN_IF_ERROR(attached_.executor.Await(attached_.page.words().ready(ticket.slot, rank), ticket.number));
   }
   return absl::OkStatus();
 }
@@ -179,7 +179,7 @@ absl::Status Gathers::LandOwnPieces(const GatherTicket& ticket) {
     byte_copies_.push_back(
         {attached_.memory.planes() + piece.source, SlotMemory(ticket.slot) + piece.target, piece.bytes});
   }
-  return attached_.carrier.Copy(byte_copies_);
+  return attached_.executor.Copy(byte_copies_);
 }
 
 absl::Status Gathers::AssembleScales(const GatherTicket& ticket) {
@@ -189,11 +189,11 @@ absl::Status Gathers::AssembleScales(const GatherTicket& ticket) {
   for (const PieceCopy& part : CopiesOf(ticket).scales()) {
     byte_copies_.push_back({SlotMemory(ticket.slot) + part.source, scratch + part.target, part.bytes});
   }
-  return attached_.carrier.Copy(byte_copies_);
+  return attached_.executor.Copy(byte_copies_);
 }
 
 absl::Status Gathers::Arrive(const GatherTicket& ticket) {
-  if (Lands() && ticket.commit_number > 0) RETURN_IF_ERROR(attached_.carrier.AwaitAnswer(ticket.commit_number));
+  if (Lands() && ticket.commit_number > 0) RETURN_IF_ERROR(attached_.executor.AwaitAnswer(ticket.commit_number));
   if (ReadsArena()) return absl::OkStatus();
   AwaitReaders(ticket.slot);
   // Runs beside the daemon's copies, unless pieces of an earlier gather may still arrive and overwrite these.
@@ -206,9 +206,9 @@ absl::Status Gathers::Arrive(const GatherTicket& ticket) {
 
 absl::Status Gathers::Await(const GatherTicket& ticket, Worker worker) {
   RETURN_IF_ERROR(attached_.page.status());
-  RETURN_IF_ERROR(attached_.carrier.Begin("wait", worker));
+  RETURN_IF_ERROR(attached_.executor.Begin("wait", worker));
   RETURN_IF_ERROR(Arrive(ticket));
-  RETURN_IF_ERROR(attached_.carrier.Finish());
+  RETURN_IF_ERROR(attached_.executor.Finish());
   if (worker.has_value()) RETURN_IF_ERROR(attached_.memory.SetMark(ticket.slot, *worker));
   // Arrived, as the worker sees it: a release comes later on its stream too.
   pieces_may_arrive_[ticket.slot] = false;
@@ -258,16 +258,16 @@ PlaneBytes Gathers::Bytes(const GatherTicket& ticket, int parameter, Plane plane
 
 // --- Release
 
-absl::Status Gathers::ReleaseByCarrier(const GatherTicket& ticket) {
+absl::Status Gathers::ReleaseByExecutor(const GatherTicket& ticket) {
   wire::Word& released = attached_.page.words().released(ticket.slot);
   if (arrived_[ticket.slot] != ticket.number) pieces_may_arrive_[ticket.slot] = true;
   slots_.Release(ticket.slot);
   // A stream that still reads the slot may have an earlier gather's word left to write.
   AwaitReaders(ticket.slot);
-  const bool later = attached_.carrier.Write(released, ticket.number);
-  const absl::Status written = attached_.carrier.Flush();
+  const bool later = attached_.executor.Write(released, ticket.number);
+  const absl::Status written = attached_.executor.Flush();
   if (later && written.ok()) {
-    stream_releases_[ticket.slot] = {attached_.carrier.stream(), ticket.number};
+    stream_releases_[ticket.slot] = {attached_.executor.stream(), ticket.number};
     return written;
   }
   // The stream is lost, and its readers with it.
@@ -279,18 +279,18 @@ absl::Status Gathers::ReleaseByCarrier(const GatherTicket& ticket) {
 void Gathers::Release(const GatherTicket& ticket) {
   if (!attached_.page.IsOwn()) return;
   // Never fails for the host.
-  attached_.carrier.BeginReturn("release", std::nullopt).IgnoreError();
+  attached_.executor.BeginReturn("release", std::nullopt).IgnoreError();
   // A trainer that has never seen the unit has no work on it.
   const bool seen = arrived_[ticket.slot] == ticket.number;
-  if (seen) attached_.carrier.FollowTrainer().IgnoreError();
-  ReleaseByCarrier(ticket).IgnoreError();
+  if (seen) attached_.executor.FollowTrainer().IgnoreError();
+  ReleaseByExecutor(ticket).IgnoreError();
 }
 
 absl::Status Gathers::ReleaseOn(const GatherTicket& ticket, GpuStream stream) {
   RETURN_IF_ERROR(attached_.page.CheckProcess());
-  const absl::Status begun = attached_.carrier.BeginReturn("release", stream);
+  const absl::Status begun = attached_.executor.BeginReturn("release", stream);
   if (!begun.ok()) Release(ticket);
-  return begun.ok() ? ReleaseByCarrier(ticket) : begun;
+  return begun.ok() ? ReleaseByExecutor(ticket) : begun;
 }
 
 absl::Status Gathers::CheckNoneHeld() const {

@@ -109,7 +109,7 @@ class Gathers {
   std::optional<int> ResidentSlot(int unit) const { return attached_.layout.units()[unit].resident_slot; }
   uint8_t* SlotMemory(int slot) const;
 
-  // The steps of Await, by the carrier.
+  // The steps of Await, by the executor.
   absl::Status Arrive(const GatherTicket& ticket);
   void AwaitReaders(int slot);
   absl::Status AwaitPieces(const GatherTicket& ticket);
@@ -117,8 +117,8 @@ class Gathers {
   // Puts scales of several ranks together in memory of a GPU. In host memory the handles do it when they are asked.
   absl::Status AssembleScales(const GatherTicket& ticket);
 
-  // Writes the word `released` by the carrier, behind the slot's readers.
-  absl::Status ReleaseByCarrier(const GatherTicket& ticket);
+  // Writes the word `released` by the executor, behind the slot's readers.
+  absl::Status ReleaseByExecutor(const GatherTicket& ticket);
 
   const Attachment attached_;
   const UnitGatherCopies copies_;

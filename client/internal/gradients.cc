@@ -33,25 +33,25 @@ absl::StatusOr<GradientTicket> Gradients::ChooseSlot(absl::string_view unit_name
 
 absl::Status Gradients::AwaitGivenBack(const GradientTicket& ticket) {
   const Worker before = std::exchange(given_back_by_[ticket.slot], std::nullopt);
-  const GpuStream stream = attached_.carrier.stream();
+  const GpuStream stream = attached_.executor.stream();
   if (!before.has_value() || *before == stream) return absl::OkStatus();
   return attached_.memory.AwaitMark(MarkOf(ticket.slot), stream);
 }
 
 absl::StatusOr<GradientTicket> Gradients::Take(absl::string_view unit, Worker worker, bool zeroed) {
   RETURN_IF_ERROR(attached_.page.status());
-  Carrier& carrier = attached_.carrier;
-  RETURN_IF_ERROR(carrier.Begin("gradients", worker));
+  CommandExecutor& executor = attached_.executor;
+  RETURN_IF_ERROR(executor.Begin("gradients", worker));
   ASSIGN_OR_RETURN(const GradientTicket ticket, ChooseSlot(unit));
   if (const int64_t push = slots_.last_push(ticket.slot); push > 0) {
-    RETURN_IF_ERROR(carrier.Await(attached_.page.words().drained(ticket.slot), push));
+    RETURN_IF_ERROR(executor.Await(attached_.page.words().drained(ticket.slot), push));
   }
   RETURN_IF_ERROR(AwaitGivenBack(ticket));
   if (zeroed) {
     const int64_t bytes = attached_.layout.units()[ticket.unit].gradient_bytes;
-    RETURN_IF_ERROR(carrier.Zero(SlotMemory(ticket.slot), bytes));
+    RETURN_IF_ERROR(executor.Zero(SlotMemory(ticket.slot), bytes));
   }
-  RETURN_IF_ERROR(carrier.Finish());
+  RETURN_IF_ERROR(executor.Finish());
   slots_.Hold(ticket.slot, ticket.unit);
   return ticket;
 }
@@ -73,19 +73,19 @@ GradientView Gradients::View(const GradientTicket& ticket, int parameter) const 
 absl::Status Gradients::AwaitLandingArea(int unit) {
   // The last commit reads the rows that landed before it.
   if (const int64_t commit = commits_.last_in_epoch(); commit > 0) {
-    RETURN_IF_ERROR(attached_.carrier.AwaitAnswer(commit));
+    RETURN_IF_ERROR(attached_.executor.AwaitAnswer(commit));
   }
   // Another stream may still write rows of a discarded push: not after their slot has drained.
   const Landing& last = landings_[unit];
   if (last.number == 0) return absl::OkStatus();
-  return attached_.carrier.Await(attached_.page.words().drained(last.slot), last.number);
+  return attached_.executor.Await(attached_.page.words().drained(last.slot), last.number);
 }
 
 absl::Status Gradients::Fill(const GradientTicket& ticket, absl::Span<const int> absent_parameters, bool landed,
                              Worker worker) {
-  Carrier& carrier = attached_.carrier;
-  RETURN_IF_ERROR(carrier.BeginReturn("push", worker));
-  RETURN_IF_ERROR(carrier.FollowTrainer());
+  CommandExecutor& executor = attached_.executor;
+  RETURN_IF_ERROR(executor.BeginReturn("push", worker));
+  RETURN_IF_ERROR(executor.FollowTrainer());
   if (landed) {
     RETURN_IF_ERROR(AwaitLandingArea(ticket.unit));
     copies_.clear();
@@ -94,11 +94,11 @@ absl::Status Gradients::Fill(const GradientTicket& ticket, absl::Span<const int>
          attached_.layout.LandingCopies(ticket.unit, attached_.started.group_rank(), ticket.slot, absent_parameters)) {
       copies_.push_back({slots + piece.source, slots + piece.target, piece.bytes});
     }
-    RETURN_IF_ERROR(carrier.Copy(copies_));
+    RETURN_IF_ERROR(executor.Copy(copies_));
   }
   // Written before the command is sent: the daemon may read the word as soon as it has read the command.
-  carrier.Write(attached_.page.words().filled(ticket.slot), attached_.page.next_number());
-  return carrier.Flush();
+  executor.Write(attached_.page.words().filled(ticket.slot), attached_.page.next_number());
+  return executor.Flush();
 }
 
 absl::Status Gradients::CheckPush(const GradientTicket& ticket) const {
@@ -135,11 +135,11 @@ void Gradients::GiveBack(const GradientTicket& ticket, Worker worker) {
   if (!attached_.page.IsOwn()) return;
   slots_.Release(ticket.slot);
   if (attached_.memory.gpu() < 0) return;
-  Carrier& carrier = attached_.carrier;
+  CommandExecutor& executor = attached_.executor;
   // Without a mark the stream is lost, and its writes with it.
-  const bool marked = carrier.BeginReturn("give back", worker).ok() && carrier.FollowTrainer().ok() &&
-                      attached_.memory.SetMark(MarkOf(ticket.slot), carrier.stream()).ok();
-  if (marked) given_back_by_[ticket.slot] = carrier.stream();
+  const bool marked = executor.BeginReturn("give back", worker).ok() && executor.FollowTrainer().ok() &&
+                      attached_.memory.SetMark(MarkOf(ticket.slot), executor.stream()).ok();
+  if (marked) given_back_by_[ticket.slot] = executor.stream();
 }
 
 absl::Status Gradients::CheckNoneHeld() const {

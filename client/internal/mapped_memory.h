@@ -6,7 +6,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "common/shared_memory/handoff.h"
+#include "common/shared_memory/companion_packet.h"
 
 namespace paramshard::internal {
 

@@ -11,10 +11,10 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "client/internal/deadline.h"
-#include "kernels/base/status_macros.h"
-#include "paramshard/v1/admin.grpc.pb.h"
 #include "common/tls/connect_advice.h"
 #include "common/tls/credentials.h"
+#include "kernels/base/status_macros.h"
+#include "paramshard/v1/admin.grpc.pb.h"
 
 namespace paramshard::internal {
 namespace {

@@ -30,7 +30,7 @@ absl::Status CheckSize(absl::string_view memory, int64_t expected, int64_t got) 
 
 absl::StatusOr<Session::Memory> Session::MapMemory(const Parts& parts, const Layout& layout, int64_t scratch_bytes) {
   const wire::WordsCounts counts = Counts(layout);
-  const wire::HandoffMemory& sizes = parts.memory.sizes;
+  const wire::CompanionMemory& sizes = parts.memory.sizes;
   const auto words_bytes = static_cast<int64_t>(wire::Words::SizeBytes(counts));
   RETURN_IF_ERROR(CheckSize("planes", layout.arena_bytes(), sizes.planes_bytes));
   // A landing area may exist without being used.
@@ -73,7 +73,7 @@ Session::Session(Parts parts, Layout layout, UnitGatherCopies copies, Memory mem
       memory_(std::move(memory)),
       page_(wire::Words(memory_.words->data(), Counts(layout_)), companion_.daemon_pidfd(), companion_.daemon_pid(),
             std::move(parts.interruption)),
-      carrier_(&page_, memory_.tensors.get(), rank_),
+      executor_(&page_, memory_.tensors.get(), rank_),
       commits_(Attached()),
       gathers_(Attached(), std::move(copies), &commits_, parts.prefetch),
       gradients_(Attached(), &commits_),

@@ -11,7 +11,7 @@
 #include "absl/status/statusor.h"
 #include "client/client.h"
 #include "client/internal/attachment.h"
-#include "client/internal/carrier.h"
+#include "client/internal/command_executor.h"
 #include "client/internal/commits.h"
 #include "client/internal/companion.h"
 #include "client/internal/daemon_watch.h"
@@ -22,10 +22,10 @@
 #include "client/internal/mapped_memory.h"
 #include "client/internal/session_stream.h"
 #include "client/internal/tensor_memory.h"
-#include "paramshard/v1/trainer.pb.h"
 #include "common/model/gather_copies.h"
 #include "common/model/layout.h"
 #include "common/model/name_index.h"
+#include "paramshard/v1/trainer.pb.h"
 
 namespace paramshard::internal {
 
@@ -96,7 +96,7 @@ class Session {
 
   Session(Parts parts, Layout layout, UnitGatherCopies copies, Memory memory);
   static absl::StatusOr<Memory> MapMemory(const Parts& parts, const Layout& layout, int64_t scratch_bytes);
-  Attachment Attached() { return {layout_, names_, started_, page_, *memory_.tensors, carrier_}; }
+  Attachment Attached() { return {layout_, names_, started_, page_, *memory_.tensors, executor_}; }
 
   // Constant after construction.
   const int rank_;
@@ -107,7 +107,7 @@ class Session {
   Companion companion_;
   const Memory memory_;
   EpochPage page_;
-  Carrier carrier_;
+  CommandExecutor executor_;
 
   Commits commits_;
   Gathers gathers_;

@@ -4,7 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/internal/grpc_status.h"
-#include "common/shared_memory/handoff.h"
+#include "common/shared_memory/companion_packet.h"
 
 namespace paramshard::internal {
 

@@ -37,7 +37,7 @@ absl::StatusOr<std::string> SocketDirectory(const std::string& directory) {
 
 bool HasSocket(const SocketPaths& paths) {
   struct stat info {};
-  return stat(paths.handoff.c_str(), &info) == 0 && S_ISSOCK(info.st_mode);
+  return stat(paths.companion.c_str(), &info) == 0 && S_ISSOCK(info.st_mode);
 }
 
 absl::Status CheckOwner(const std::string& directory, uid_t user) {
@@ -57,12 +57,12 @@ absl::StatusOr<SocketPaths> FindSockets(const std::string& directory) {
   SocketPaths paths;
   ASSIGN_OR_RETURN(paths.directory, SocketDirectory(directory));
   paths.grpc = absl::StrCat(paths.directory, "/grpc.sock");
-  paths.handoff = absl::StrCat(paths.directory, "/handoff.sock");
+  paths.companion = absl::StrCat(paths.directory, "/companion.sock");
   constexpr size_t kLongest = sizeof(sockaddr_un::sun_path) - 1;
-  if (paths.handoff.size() > kLongest) {
+  if (paths.companion.size() > kLongest) {
     return absl::InvalidArgumentError(
         absl::StrCat("connect: socket directory ", paths.directory, ": want a path of at most ",
-                     kLongest - (paths.handoff.size() - paths.directory.size()),
+                     kLongest - (paths.companion.size() - paths.directory.size()),
                      " bytes, which is a Unix socket's limit, got ", paths.directory.size()));
   }
   return paths;

@@ -19,7 +19,7 @@ namespace paramshard::internal {
 struct SocketPaths {
   std::string directory;
   std::string grpc;
-  std::string handoff;
+  std::string companion;
 };
 
 // `directory`, else $PARAMSHARD_SOCKET_DIR, else $XDG_RUNTIME_DIR/paramshard, else

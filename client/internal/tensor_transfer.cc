@@ -9,13 +9,13 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "client/internal/grpc_status.h"
-#include "kernels/base/status_macros.h"
-#include "kernels/optim/moment.h"
 #include "common/model/limits.h"
 #include "common/model/name_index.h"
 #include "common/model/proto_enums.h"
 #include "common/model/state_tensor.h"
 #include "common/shared_memory/crc32c.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/optim/moment.h"
 
 namespace paramshard::internal {
 namespace {

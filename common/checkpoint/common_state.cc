@@ -8,10 +8,10 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
-#include "kernels/base/status_macros.h"
 #include "common/checkpoint/rank_file.h"
 #include "common/checkpoint/safetensors_image.h"
 #include "common/safetensors/header.h"
+#include "kernels/base/status_macros.h"
 
 namespace paramshard::checkpoint {
 namespace {

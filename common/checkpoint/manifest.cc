@@ -7,14 +7,14 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "kernels/base/status_macros.h"
-#include "nlohmann/json.hpp"
 #include "common/checkpoint/safetensors_image.h"
 #include "common/checkpoint/sealed_json.h"
 #include "common/model/limits.h"
 #include "common/model/names.h"
 #include "common/safetensors/header.h"
 #include "common/safetensors/shallow_json.h"
+#include "kernels/base/status_macros.h"
+#include "nlohmann/json.hpp"
 
 namespace paramshard::checkpoint {
 namespace {

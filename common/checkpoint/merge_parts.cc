@@ -4,12 +4,12 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/base/status_macros.h"
 #include "common/checkpoint/manifest.h"
 #include "common/checkpoint/safetensors_image.h"
 #include "common/checkpoint/tensor_key.h"
 #include "common/model/names.h"
 #include "common/safetensors/header.h"
+#include "kernels/base/status_macros.h"
 
 namespace paramshard::checkpoint {
 namespace {

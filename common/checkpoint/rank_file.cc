@@ -5,11 +5,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "kernels/base/check.h"
-#include "kernels/base/status_macros.h"
 #include "common/model/limits.h"
 #include "common/safetensors/shallow_json.h"
 #include "common/safetensors/sharding_info.h"
+#include "kernels/base/check.h"
+#include "kernels/base/status_macros.h"
 
 namespace paramshard::checkpoint {
 namespace {

@@ -5,9 +5,9 @@
 #include <utility>
 
 #include "absl/strings/string_view.h"
-#include "kernels/base/check.h"
 #include "common/checkpoint/chunks.h"
 #include "common/checkpoint/tensor_key.h"
+#include "kernels/base/check.h"
 
 namespace paramshard::checkpoint {
 namespace {

@@ -15,7 +15,6 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
-#include "kernels/base/status_macros.h"
 #include "common/checkpoint/content_hash.h"
 #include "common/checkpoint/rank_file.h"
 #include "common/checkpoint/safetensors_image.h"
@@ -24,6 +23,7 @@
 #include "common/model/model_spec_proto.h"
 #include "common/model/names.h"
 #include "common/safetensors/header.h"
+#include "kernels/base/status_macros.h"
 
 namespace paramshard::checkpoint {
 namespace {

@@ -4,9 +4,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/checkpoint/rank_file.h"
 #include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
-#include "common/checkpoint/rank_file.h"
 
 namespace paramshard::checkpoint {
 

@@ -4,8 +4,8 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "kernels/base/check.h"
 #include "common/checkpoint/content_hash.h"
+#include "kernels/base/check.h"
 
 namespace paramshard::checkpoint {
 namespace {

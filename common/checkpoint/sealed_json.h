@@ -13,8 +13,8 @@
 #include "absl/numeric/int128.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "nlohmann/json.hpp"
 #include "common/safetensors/shallow_json.h"
+#include "nlohmann/json.hpp"
 
 namespace paramshard::checkpoint {
 

@@ -11,8 +11,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/strip.h"
-#include "kernels/base/status_macros.h"
 #include "common/safetensors/regular_file.h"
+#include "kernels/base/status_macros.h"
 
 namespace paramshard::checkpoint {
 namespace {

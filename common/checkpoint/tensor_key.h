@@ -11,11 +11,11 @@
 #include <string>
 #include <vector>
 
-#include "kernels/formats/format.h"
 #include "common/model/model_spec.h"
 #include "common/model/row_range.h"
 #include "common/model/state_tensor.h"
 #include "common/safetensors/dtype.h"
+#include "kernels/formats/format.h"
 
 namespace paramshard::checkpoint {
 

@@ -4,10 +4,10 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/base/status_macros.h"
 #include "common/checkpoint/step_folder.h"
 #include "common/checkpoint/tensor_key.h"
 #include "common/safetensors/page_buffer.h"
+#include "kernels/base/status_macros.h"
 
 namespace paramshard::checkpoint {
 namespace {

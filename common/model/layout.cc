@@ -3,12 +3,12 @@
 #include <algorithm>
 #include <utility>
 
-#include "kernels/base/align.h"
-#include "kernels/base/check.h"
 #include "common/model/plane_bytes.h"
 #include "common/model/rank_loads.h"
 #include "common/model/slot_sizes.h"
 #include "common/model/unit_placer.h"
+#include "kernels/base/align.h"
+#include "kernels/base/check.h"
 
 namespace paramshard {
 namespace {

@@ -13,12 +13,12 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "common/model/model_spec_proto.h"
+#include "common/model/names.h"
 #include "google/protobuf/io/coded_stream.h"
 #include "google/protobuf/io/zero_copy_stream_impl_lite.h"
 #include "google/protobuf/util/message_differencer.h"
 #include "kernels/optim/optimizers.h"
-#include "common/model/model_spec_proto.h"
-#include "common/model/names.h"
 
 namespace paramshard {
 namespace {

@@ -9,15 +9,15 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "kernels/base/status_macros.h"
-#include "kernels/optim/optimizers.h"
-#include "common/rpc/durations.h"
 #include "common/model/format_rules.h"
 #include "common/model/limits.h"
 #include "common/model/model_spec_proto.h"
 #include "common/model/moment_fields.h"
 #include "common/model/names.h"
 #include "common/model/plane_bytes.h"
+#include "common/rpc/durations.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/optim/optimizers.h"
 
 namespace paramshard {
 namespace {

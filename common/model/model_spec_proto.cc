@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "common/rpc/durations.h"
 #include "common/model/moment_fields.h"
+#include "common/rpc/durations.h"
 
 namespace paramshard {
 namespace {

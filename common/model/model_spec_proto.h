@@ -3,8 +3,8 @@
 #define PARAMSHARD_COMMON_MODEL_MODEL_SPEC_PROTO_H_
 
 #include "absl/status/statusor.h"
-#include "paramshard/v1/trainer.pb.h"
 #include "common/model/model_spec.h"
+#include "paramshard/v1/trainer.pb.h"
 
 namespace paramshard {
 

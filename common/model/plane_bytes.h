@@ -4,8 +4,8 @@
 
 #include <cstdint>
 
-#include "kernels/formats/format.h"
 #include "common/model/model_spec.h"
+#include "kernels/formats/format.h"
 
 namespace paramshard {
 

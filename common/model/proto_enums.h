@@ -4,9 +4,9 @@
 
 #include <optional>
 
-#include "paramshard/v1/trainer.pb.h"
 #include "common/model/phase.h"
 #include "common/model/tensor_kind.h"
+#include "paramshard/v1/trainer.pb.h"
 
 namespace paramshard {
 

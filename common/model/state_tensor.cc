@@ -1,9 +1,9 @@
 #include "common/model/state_tensor.h"
 
+#include "common/model/proto_enums.h"
 #include "kernels/base/check.h"
 #include "kernels/formats/codec.h"
 #include "kernels/optim/moment.h"
-#include "common/model/proto_enums.h"
 
 namespace paramshard {
 namespace {

@@ -7,9 +7,9 @@
 #include <optional>
 #include <string>
 
-#include "kernels/optim/moment_kind.h"
 #include "common/model/model_spec.h"
 #include "common/model/tensor_kind.h"
+#include "kernels/optim/moment_kind.h"
 
 namespace paramshard {
 

@@ -11,10 +11,10 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "nlohmann/json.hpp"
 #include "common/safetensors/regular_file.h"
 #include "common/safetensors/shallow_json.h"
 #include "common/safetensors/sharding_info.h"
+#include "nlohmann/json.hpp"
 
 namespace paramshard::safetensors {
 namespace {

@@ -12,8 +12,8 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "nlohmann/json.hpp"
 #include "common/safetensors/shallow_json.h"
+#include "nlohmann/json.hpp"
 
 namespace paramshard::safetensors {
 namespace {

@@ -6,8 +6,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
-#include "nlohmann/json.hpp"
 #include "common/safetensors/shallow_json.h"
+#include "nlohmann/json.hpp"
 
 namespace paramshard::safetensors {
 namespace {

@@ -13,8 +13,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/base/status_macros.h"
 #include "common/safetensors/regular_file.h"
+#include "kernels/base/status_macros.h"
 
 namespace paramshard::tls {
 namespace {

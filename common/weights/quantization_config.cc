@@ -6,10 +6,10 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "kernels/base/status_macros.h"
-#include "nlohmann/json.hpp"
 #include "common/safetensors/header.h"
 #include "common/safetensors/regular_file.h"
+#include "kernels/base/status_macros.h"
+#include "nlohmann/json.hpp"
 
 namespace paramshard::weights {
 namespace {

@@ -5,9 +5,9 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "common/safetensors/shallow_json.h"
 #include "kernels/base/status_macros.h"
 #include "nlohmann/json.hpp"
-#include "common/safetensors/shallow_json.h"
 
 namespace paramshard::weights {
 namespace {

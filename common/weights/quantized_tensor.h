@@ -25,8 +25,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "kernels/formats/format.h"
 #include "common/safetensors/safetensors_writer.h"
+#include "kernels/formats/format.h"
 
 namespace paramshard::weights {
 

@@ -12,13 +12,13 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/strip.h"
+#include "common/safetensors/conversion.h"
+#include "common/safetensors/header.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/formats/codec.h"
 #include "kernels/formats/float4.h"
 #include "kernels/formats/float8.h"
 #include "kernels/formats/scale_math.h"
-#include "common/safetensors/conversion.h"
-#include "common/safetensors/header.h"
 
 namespace paramshard::weights {
 namespace {

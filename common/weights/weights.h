@@ -13,10 +13,10 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "kernels/formats/format.h"
 #include "common/safetensors/checkpoint.h"
 #include "common/weights/quantization_config.h"
 #include "common/weights/quantized_tensor.h"
+#include "kernels/formats/format.h"
 
 namespace paramshard::weights {
 

@@ -22,14 +22,14 @@
 #include "absl/strings/str_format.h"
 #include "absl/synchronization/blocking_counter.h"
 #include "absl/time/time.h"
+#include "lab/bench/arguments.h"
+#include "lab/bench/or_die.h"
 #include "paramshard/v1/cluster.grpc.pb.h"
 #include "server/base/steady_time.h"
+#include "server/data_plane/mesh_addresses.h"
 #include "server/world/cluster_messages.h"
 #include "server/world/cluster_service.h"
 #include "server/world/coordinator.h"
-#include "server/data_plane/mesh_addresses.h"
-#include "lab/bench/arguments.h"
-#include "lab/bench/or_die.h"
 
 namespace paramshard::server {
 namespace {
@@ -37,7 +37,7 @@ namespace {
 constexpr int kDevices = 8;
 constexpr int kCommands = 200;  // of a step
 constexpr int kMostNodes = 4096;
-constexpr absl::Duration kPatience = absl::Minutes(1);
+constexpr absl::Duration kTimeout = absl::Minutes(1);
 
 double Milliseconds(absl::Duration duration) { return absl::ToDoubleMilliseconds(duration); }
 
@@ -142,7 +142,7 @@ class SimulatedWorld {
   // Commands do not pass through node 0, but for the hash in a vote.
   void CountStep() {
     Traffic step;
-    step.Add(VoteMessage(nodes_ - 1, VoteOf(nodes_ - 1, 1), kPatience), nodes_ - 1);
+    step.Add(VoteMessage(nodes_ - 1, VoteOf(nodes_ - 1, 1), kTimeout), nodes_ - 1);
     v1::VoteResponse answer;
     *answer.mutable_decision() = DecisionMessage({.apply = true, .square_sum = 1.5});
     step.Add(answer, nodes_ - 1);
@@ -177,7 +177,7 @@ class SimulatedWorld {
         for (int i = 0; i < times; ++i) {
           all.arrive_and_wait();
           if (node == 0) begun[i] = SteadyNow();
-          OrDie(coordinator_.Vote(node, VoteOf(node, commit_number_ + i + 1), kPatience).status(), "vote");
+          OrDie(coordinator_.Vote(node, VoteOf(node, commit_number_ + i + 1), kTimeout).status(), "vote");
           answered[i][node] = SteadyNow();
         }
       });
@@ -213,7 +213,7 @@ class SimulatedWorld {
     std::vector<v1::VoteRequest> requests(nodes_);
     std::vector<v1::VoteResponse> responses(nodes_);
     for (int node = 1; node < nodes_; ++node) {
-      requests[node] = VoteMessage(node, VoteOf(node, commit_number), kPatience);
+      requests[node] = VoteMessage(node, VoteOf(node, commit_number), kTimeout);
     }
     absl::BlockingCounter answers(nodes_ - 1);
     const SteadyTime begin = SteadyNow();
@@ -224,7 +224,7 @@ class SimulatedWorld {
         answers.DecrementCount();
       });
     }
-    OrDie(coordinator_.Vote(0, VoteOf(0, commit_number), kPatience).status(), "vote");
+    OrDie(coordinator_.Vote(0, VoteOf(0, commit_number), kTimeout).status(), "vote");
     answers.Wait();
     return Since(begin);
   }

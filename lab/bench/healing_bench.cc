@@ -28,13 +28,13 @@ namespace paramshard {
 namespace {
 
 constexpr int kNodes = 2;
-constexpr absl::Duration kPatience = absl::Minutes(5);
+constexpr absl::Duration kTimeout = absl::Minutes(5);
 
 class World {
  public:
   explicit World(int millions) : spec_(Matrices(millions)) {
     for (int node = 0; node < kNodes; ++node) Spawn(node);
-    for (auto& daemon : daemons_) OrDie(daemon->AwaitReady(kPatience), "start a daemon");
+    for (auto& daemon : daemons_) OrDie(daemon->AwaitReady(kTimeout), "start a daemon");
   }
 
   // Both ranks, until the epoch has started; then a commit, without gradients.
@@ -52,7 +52,7 @@ class World {
   void Lose() {
     daemons_[1].reset();
     Spawn(1);
-    OrDie(daemons_[1]->AwaitReady(kPatience), "start a daemon");
+    OrDie(daemons_[1]->AwaitReady(kTimeout), "start a daemon");
   }
 
  private:

@@ -37,8 +37,8 @@
 #include "kernels/random/initial_values.h"
 #include "kernels/reduce/gradient_sum.h"
 #include "kernels/reduce/sum_of_squares.h"
-#include "server/device/memory.h"
 #include "lab/bench/or_die.h"
+#include "server/device/memory.h"
 
 namespace paramshard {
 namespace {

@@ -37,7 +37,7 @@ namespace {
 
 constexpr int kNodes = 3;
 constexpr int kLost = 2;  // the node
-constexpr absl::Duration kPatience = absl::Minutes(5);
+constexpr absl::Duration kTimeout = absl::Minutes(5);
 
 // The commits that rank 0 has had answered.
 class Commits {
@@ -73,7 +73,7 @@ class Commits {
       return true;
     };
     absl::MutexLock lock(&mu_);
-    if (!mu_.AwaitWithTimeout(absl::Condition(&is_there), kPatience)) {
+    if (!mu_.AwaitWithTimeout(absl::Condition(&is_there), kTimeout)) {
       OrDie(absl::DeadlineExceededError(absl::StrCat("timed out waiting for a commit of ", replicas, " replicas")),
             "train");
     }
@@ -96,7 +96,7 @@ class Commits {
 // Makes commits without gradients, and attaches again whenever an epoch ends, for good.
 void Train(int rank, const std::string& socket_dir, const ModelSpec& spec, Commits* commits) {
   Client client =
-      OrDie(Client::Connect({.rank = rank, .socket_dir = socket_dir, .restart_timeout = kPatience}), "connect");
+      OrDie(Client::Connect({.rank = rank, .socket_dir = socket_dir, .restart_timeout = kTimeout}), "connect");
   while (true) {
     if (!client.CreateModel(spec).ok()) continue;
     absl::StatusOr<Model> model = client.OpenModel(spec);
@@ -115,7 +115,7 @@ class World {
  public:
   World(const ModelSpec& spec, const test::TemporaryDirectory* sockets) : sockets_(sockets) {
     for (int node = 0; node < kNodes; ++node) Spawn(node);
-    for (auto& daemon : daemons_) OrDie(daemon->AwaitReady(kPatience), "start a daemon");
+    for (auto& daemon : daemons_) OrDie(daemon->AwaitReady(kTimeout), "start a daemon");
     for (int rank = 0; rank < kNodes; ++rank) {
       std::thread([this, rank, spec] { Train(rank, sockets_[rank].path(), spec, &commits_[rank]); }).detach();
     }
@@ -179,7 +179,7 @@ Times Measure(const ModelSpec& spec, const std::function<Times(World&)>& lose) {
     absl::SNPrintF(board.text, sizeof(board.text), "%f %f", times.lost, times.returned);
     return absl::OkStatus();
   });
-  OrDie(child.Await(2 * kPatience), "measure");
+  OrDie(child.Await(2 * kTimeout), "measure");
   Times times;
   std::sscanf(child.board().text, "%lf %lf", &times.lost, &times.returned);
   return times;

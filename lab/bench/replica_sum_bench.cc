@@ -17,18 +17,18 @@
 #include "absl/strings/str_format.h"
 #include "absl/time/time.h"
 #include "kernels/base/status_macros.h"
+#include "lab/bench/arguments.h"
+#include "lab/bench/or_die.h"
 #include "server/base/steady_time.h"
 #include "server/data_plane/memcpy_collectives.h"
 #include "server/data_plane/replicated_collectives.h"
 #include "server/data_plane/tcp_mesh.h"
-#include "lab/bench/arguments.h"
-#include "lab/bench/or_die.h"
 #include "tests/server/data_plane/counting_mesh.h"
 
 namespace paramshard::server {
 namespace {
 
-constexpr absl::Duration kPatience = absl::Minutes(1);
+constexpr absl::Duration kTimeout = absl::Minutes(1);
 
 ModelSpec OneMatrix(int64_t elements) {
   ModelSpec model;
@@ -51,7 +51,7 @@ std::vector<std::unique_ptr<TcpMesh>> ConnectAll(int daemons) {
   for (int node = 0; node < daemons; ++node) members.push_back({node, node});
   std::vector<std::unique_ptr<TcpMesh>> meshes;
   for (int node = 0; node < daemons; ++node) {
-    meshes.push_back(OrDie(TcpMesh::Create(device, members, node, kPatience), "listen"));
+    meshes.push_back(OrDie(TcpMesh::Create(device, members, node, kTimeout), "listen"));
   }
   std::vector<std::future<absl::Status>> connecting;
   for (const auto& mesh : meshes) {
@@ -91,7 +91,7 @@ void MakeReplica(const ModelSpec& model, const Layout& layout, std::unique_ptr<M
                           .device = &device};
   auto local = OrDie(MemcpyCollectives::Create({&model, &layout, {memory}}, 0, /*sums_at_commit=*/false), "an engine");
   replica.engine =
-      OrDie(ReplicatedCollectives::Create({&model, &layout, 0, &device, kPatience}, std::move(local),
+      OrDie(ReplicatedCollectives::Create({&model, &layout, 0, &device, kTimeout}, std::move(local),
                                           std::make_unique<CountingMesh>(std::move(mesh), &replica.received)),
             "an engine");
 }

@@ -24,11 +24,11 @@
 #include <vector>
 
 #include "absl/strings/str_format.h"
+#include "common/checkpoint/content_hash.h"
 #include "kernels/gpu/memory.h"
 #include "kernels/gpu/pinned_memory.h"
 #include "kernels/gpu/staging.h"
 #include "kernels/gpu/stream.h"
-#include "common/checkpoint/content_hash.h"
 #include "lab/bench/arguments.h"
 #include "lab/bench/or_die.h"
 

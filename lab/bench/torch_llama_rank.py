@@ -28,7 +28,7 @@ from torch_llama import ARMS, SIZES, VOCABULARY, Arm, Size
 
 BETAS, EPSILON, DECAY, MAX_NORM = (0.9, 0.95), 1e-8, 0.1, 1.0
 TYPES = {"FP32": torch.float32, "BF16": torch.bfloat16}
-PATIENCE = 60.0  # seconds that the first rank waits at its end for the others
+TIMEOUT = 60.0  # seconds that the first rank waits at its end for the others
 
 
 # --- The model, and its input ---
@@ -528,7 +528,7 @@ def measure_host(arm: Arm, measurement: Measurement) -> dict[str, Any]:
 
 def await_others(folder: pathlib.Path, job: Job) -> None:
     """The first rank serves the store, which others may still use."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT
     while job.rank == 0 and time.monotonic() < deadline:
         if all((folder / f"rank-{rank}.json").exists() for rank in range(job.world_size)):
             return

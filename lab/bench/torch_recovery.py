@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 RANK_PROGRAM = pathlib.Path(__file__).with_name("torch_recovery_rank.py")
-PATIENCE = 300.0  # seconds that one training has
+TIMEOUT = 300.0  # seconds that one training has
 ARMS = {"paramshard": "paramshard", "dcp": "FSDP2, async_save"}
 
 
@@ -48,7 +48,7 @@ def run(arm: str, folder: pathlib.Path, kill_step: int, options: argparse.Namesp
                f"--layers={options.layers}", f"--width={options.width}", f"--device={options.device}"]
     # Restarted workers would read the addresses of dead workers from torchrun's own store: pytorch#135712.
     environment = os.environ | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1"}
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE)
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT)
     if ended.returncode != 0:
         raise SystemExit(f"{arm}: {ended.stderr[-4000:]}")
     return recovery_of([json.loads(line) for line in (folder / "events").read_text().splitlines()],

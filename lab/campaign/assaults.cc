@@ -288,16 +288,16 @@ absl::Status Requests(Round& round) {
     Reach(board, kReachedCommit, static_cast<uint32_t>(answered));
     return absl::OkStatus();
   });
-  RETURN_IF_ERROR(child.Await(kPatience));
+  RETURN_IF_ERROR(child.Await(kTimeout));
   const auto answered = static_cast<int64_t>(child.board().numbers[kReachedCommit].load());
   round.count.errors += kRequests - answered;
   return Expect(answered > 0, "no mutated request was answered");
 }
 
-absl::Status Handoff(Round& round) {
+absl::Status CompanionSocket(Round& round) {
   ChildProcess child = ChildProcess::Run(
-      [&round, seed = round.random()](Board&) { return SendHandoffNoise(round.world.socket_dir(), 200, seed); });
-  return child.Await(kPatience);
+      [&round, seed = round.random()](Board&) { return SendCompanionNoise(round.world.socket_dir(), 200, seed); });
+  return child.Await(kTimeout);
 }
 
 // Does something under a limit that is lifted afterwards.
@@ -359,7 +359,7 @@ absl::Status CreateLarge(Round& round) {
     Reach(board, kReachedCommit, 1);
     return absl::OkStatus();
   });
-  const absl::Status status = child.Await(kPatience);
+  const absl::Status status = child.Await(kTimeout);
   round.count.errors += child.board().numbers[kReachedCommit].load();
   return status;
 }
@@ -395,7 +395,7 @@ constexpr Assault kAssaults[] = {
     {.name = "stop-both", .run = StopBoth, .alone = true},
     {.name = "clock", .run = StepClock, .alone = true},
     {.name = "requests", .run = Requests},
-    {.name = "handoff", .run = Handoff},
+    {.name = "companion", .run = CompanionSocket},
     {.name = "descriptors", .run = LimitDescriptors, .alone = true},
     {.name = "threads", .run = LimitThreads, .alone = true},
     {.name = "memory", .run = LimitMemory, .alone = true},

@@ -12,9 +12,9 @@
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "kernels/base/status_macros.h"
-#include "nlohmann/json.hpp"
 #include "lab/campaign/assaults.h"
 #include "lab/campaign/world.h"
+#include "nlohmann/json.hpp"
 #include "tests/support/child_process.h"
 
 namespace paramshard::test {
@@ -47,7 +47,7 @@ Count Read(const Board& board) {
 }
 
 // A round that kills may wait for each of its trainers.
-constexpr absl::Duration kPatienceWithARound = absl::Minutes(20);
+constexpr absl::Duration kRoundTimeout = absl::Minutes(20);
 
 struct PlannedRound {
   int64_t number = 0;
@@ -118,7 +118,7 @@ absl::Status RunSideBySide(const CampaignOptions& options, World& world, const s
   }
   absl::Status first;
   for (size_t place = 0; place < wave.size(); ++place) {
-    first.Update(Named(wave[place], processes[place].Await(kPatienceWithARound)));
+    first.Update(Named(wave[place], processes[place].Await(kRoundTimeout)));
     Enter(options, wave[place], Read(processes[place].board()), result);
   }
   return first;

@@ -24,7 +24,7 @@ namespace paramshard::test {
 //   stop-both      SIGSTOP of both, one after the other, and SIGCONT in any order
 //   clock          steps of the daemon's wall clock by up to two hours: trainings do not notice
 //   requests       mutated requests on every method
-//   handoff        random packets on the companion socket
+//   companion socket        random packets on the companion socket
 //   descriptors    a limit on the daemon's descriptors, so that an attach fails. Here and in the rounds of other limits
 //                  and of SIGSTOP trainers may fail, but each ends by itself, and the model is then trained to its end,
 //                  in the bytes of the bystander

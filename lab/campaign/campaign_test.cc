@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "nlohmann/json.hpp"
 #include "lab/campaign/deaths.h"
+#include "nlohmann/json.hpp"
 #include "tests/random_seed.h"
 #include "tests/status_matchers.h"
 #include "tests/support/environment.h"
@@ -20,7 +20,7 @@ namespace {
 
 constexpr int64_t kRounds = 8;
 // Assaults that clients do not notice, or from which they recover by themselves.
-const std::set<std::string> kWithoutErrors = {"clock",      "handoff",      "kill-any",   "kill-decided", "kill-server",
+const std::set<std::string> kWithoutErrors = {"clock",      "companion",    "kill-any",   "kill-decided", "kill-server",
                                               "kill-start", "kill-trainer", "kill-world", "lose-node"};
 const std::set<std::string> kThatKill = {"kill-any",     "kill-decided", "kill-server", "kill-start",
                                          "kill-trainer", "kill-world",   "lose-node"};

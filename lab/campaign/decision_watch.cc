@@ -12,8 +12,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/types/span.h"
+#include "common/shared_memory/companion_packet.h"
 #include "paramshard/v1/trainer.pb.h"
-#include "common/shared_memory/handoff.h"
 #include "server/journal/journal_layout.h"
 #include "server/journal/journal_reader.h"
 

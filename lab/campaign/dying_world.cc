@@ -61,7 +61,7 @@ absl::StatusOr<KeptServer> DyingWorld::StartServer() const {
   KeptServer::Spec spec{.shape = spec_.replicas ? KeptServer::Shape::kReplicas : KeptServer::Shape::kShards,
                         .sites = {},
                         .commits = spec_.kills + 1,
-                        .restart_timeout = kPatience};
+                        .restart_timeout = kTimeout};
   std::vector<std::string> devices;
   for (int device = 0; device < options_.node_devices; ++device) devices.push_back(absl::StrCat("cpu:", device));
   const std::string address = absl::StrCat("--cluster-address=127.0.0.1:", FreePort());
@@ -148,7 +148,7 @@ absl::Status DyingWorld::AwaitRandomMoment(uint32_t commit, Play& play) {
   ChildProcess& witness = play.trainers[play.random() % play.trainers.size()];
   const auto point = static_cast<Point>(play.random() % kPointCount);
   const auto await = [&](ChildProcess& trainer, int number, uint32_t value) -> absl::Status {
-    if (trainer.AwaitNumber(number, value, kPatience)) return absl::OkStatus();
+    if (trainer.AwaitNumber(number, value, kTimeout)) return absl::OkStatus();
     RETURN_IF_ERROR(AwaitEnds(play.trainers, absl::ZeroDuration()));
     return absl::InternalError("all trainers have ended");
   };
@@ -204,7 +204,7 @@ absl::Status DyingWorld::End(const Death& death, absl::Duration after, Play& pla
   ++play.count.trainers;
   ChildProcess& trainer = play.trainers[death.number];
   trainer.Signal(SIGKILL);
-  const absl::Status status = trainer.Await(kPatience);
+  const absl::Status status = trainer.Await(kTimeout);
   return Expect(absl::IsUnknown(status), absl::StrCat("want a killed trainer, got ", status.ToString()));
 }
 

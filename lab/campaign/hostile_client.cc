@@ -11,8 +11,8 @@
 
 #include "client/internal/companion.h"
 #include "client/internal/sockets.h"
+#include "common/shared_memory/companion_packet.h"
 #include "kernels/base/status_macros.h"
-#include "common/shared_memory/handoff.h"
 #include "tests/fuzz/any_call.h"
 #include "tests/fuzz/mutator.h"
 #include "tests/fuzz/random_message.h"
@@ -38,7 +38,7 @@ std::vector<const MethodDescriptor*> HarmlessMethods() {
 absl::StatusOr<int> SendMutatedRequests(const std::string& socket_dir, const std::string& model, int count,
                                         uint64_t seed) {
   ASSIGN_OR_RETURN(const auto paths, internal::FindSockets(socket_dir));
-  ASSIGN_OR_RETURN(const auto companion, internal::Companion::Connect(paths.handoff, kConnectTimeout));
+  ASSIGN_OR_RETURN(const auto companion, internal::Companion::Connect(paths.companion, kConnectTimeout));
   ASSIGN_OR_RETURN(const auto channel, internal::OpenChannel(paths, kConnectTimeout));
   Mutator mutator(seed, {model, "\x08", "\xff"});
   const std::vector<const MethodDescriptor*> methods = HarmlessMethods();
@@ -53,14 +53,14 @@ absl::StatusOr<int> SendMutatedRequests(const std::string& socket_dir, const std
   return answered;
 }
 
-absl::Status SendHandoffNoise(const std::string& socket_dir, int count, uint64_t seed) {
+absl::Status SendCompanionNoise(const std::string& socket_dir, int count, uint64_t seed) {
   std::mt19937_64 random(seed);
   const wire::FileDescriptor own(static_cast<int>(syscall(SYS_pidfd_open, getpid(), 0)));
   const wire::FileDescriptor null(open("/dev/null", O_RDWR | O_CLOEXEC));
-  constexpr wire::HandoffHello kHello;
-  const absl::Span<const uint8_t> hello = wire::HandoffBytes(kHello);
+  constexpr wire::CompanionHello kHello;
+  const absl::Span<const uint8_t> hello = wire::CompanionBytes(kHello);
   for (int i = 0; i < count; ++i) {
-    ASSIGN_OR_RETURN(const auto client, server::CompanionClient::Connect(socket_dir + "/handoff.sock"));
+    ASSIGN_OR_RETURN(const auto client, server::CompanionClient::Connect(socket_dir + "/companion.sock"));
     for (int packets = random() % 4; packets > 0; --packets) {
       std::vector<uint8_t> bytes(hello.begin(), hello.end());
       if (random() % 2 == 0) bytes.resize(random() % 600);

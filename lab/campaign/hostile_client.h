@@ -17,7 +17,7 @@ absl::StatusOr<int> SendMutatedRequests(const std::string& socket_dir, const std
                                         uint64_t seed);
 
 // Opens companion connections, sends random packets with random descriptors, and leaves.
-absl::Status SendHandoffNoise(const std::string& socket_dir, int count, uint64_t seed);
+absl::Status SendCompanionNoise(const std::string& socket_dir, int count, uint64_t seed);
 
 }  // namespace paramshard::test
 

@@ -17,12 +17,12 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
+#include "common/shared_memory/companion_packet.h"
 #include "kernels/base/polling.h"
 #include "kernels/base/status_macros.h"
-#include "nlohmann/json.hpp"
-#include "common/shared_memory/handoff.h"
-#include "server/journal/recovery.h"
 #include "lab/campaign/world.h"
+#include "nlohmann/json.hpp"
+#include "server/journal/recovery.h"
 
 namespace paramshard::test {
 namespace {
@@ -58,7 +58,7 @@ absl::StatusOr<pid_t> AwaitChild(pid_t keeper, pid_t before) {
     child = ChildOf(keeper);
     return child != -1 && child != before;
   };
-  ASSIGN_OR_RETURN(const bool there, Poll({.timeout = kPatience}, is_there));
+  ASSIGN_OR_RETURN(const bool there, Poll({.timeout = kTimeout}, is_there));
   if (there) return child;
   return absl::DeadlineExceededError("timed out waiting for a server after a kill");
 }
@@ -74,9 +74,9 @@ absl::StatusOr<int64_t> NumberIn(const std::string& line, const std::string& tex
   return absl::InternalError(absl::StrCat("want a number behind", text, ", got ", line));
 }
 
-// Patience of a trainer that waits for others to come again. Pauses between servers that are killed repeatedly grow:
+// Timeout of a trainer that waits for others to come again. Pauses between servers that are killed repeatedly grow:
 // all kills of a round may take minutes.
-const absl::Duration kPatienceOfATrainer = 5 * kPatience;
+const absl::Duration kTrainerTimeout = 5 * kTimeout;
 
 // Ends this trainer.
 [[noreturn]] void Fail(Board& board, const std::string& why) {
@@ -87,7 +87,7 @@ const absl::Duration kPatienceOfATrainer = 5 * kPatience;
 
 void AwaitLeave(Board& board, int64_t commit) {
   Reach(board, kAtCommit, static_cast<uint32_t>(commit));
-  if (AwaitNumber(board, kMayCommit, static_cast<uint32_t>(commit), kPatienceOfATrainer)) return;
+  if (AwaitNumber(board, kMayCommit, static_cast<uint32_t>(commit), kTrainerTimeout)) return;
   Fail(board, absl::StrCat("commit ", commit, ": timed out waiting for permission to begin it"));
 }
 
@@ -154,7 +154,7 @@ absl::Status KeptServer::Spawn(int node) {
 
 absl::Status KeptServer::AwaitServing(int node) {
   Daemon& daemon = daemons_[node];
-  absl::Status status = daemon.keeper->AwaitReady(kPatience);
+  absl::Status status = daemon.keeper->AwaitReady(kTimeout);
   absl::StatusOr<pid_t> server = status.ok() ? ServerPid(daemon) : status;
   if (server.ok()) daemon.server = *server;
   if (server.ok()) return absl::OkStatus();
@@ -169,9 +169,9 @@ absl::Status KeptServer::Leave(int left) {
   const wire::FileDescriptor pidfd(static_cast<int>(syscall(SYS_pidfd_open, server, 0)));
   if (!pidfd.valid()) return absl::ErrnoToStatus(errno, "pidfd_open");
   daemon.keeper->Signal(SIGKILL);
-  RETURN_IF_ERROR(daemon.keeper->AwaitExit(kPatience).status());
+  RETURN_IF_ERROR(daemon.keeper->AwaitExit(kTimeout).status());
   pollfd gone{.fd = pidfd.get(), .events = POLLIN, .revents = 0};
-  if (poll(&gone, 1, static_cast<int>(absl::ToInt64Milliseconds(kPatience))) == 1) return absl::OkStatus();
+  if (poll(&gone, 1, static_cast<int>(absl::ToInt64Milliseconds(kTimeout))) == 1) return absl::OkStatus();
   return absl::DeadlineExceededError("timed out waiting for a server to end after its keeper");
 }
 
@@ -205,7 +205,7 @@ Training KeptServer::TrainingOf(const std::string& model, int rank) const {
 
 ChildProcess KeptServer::StartTrainer(const std::string& model, int rank, int64_t answered) const {
   ChildProcess trainer = ChildProcess::Run([training = TrainingOf(model, rank), answered](Board& board) mutable {
-    absl::Time latest = absl::Now() + kPatienceOfATrainer;
+    absl::Time latest = absl::Now() + kTrainerTimeout;
     training.resume = false;  // but by the loop below, which tells of each end
     training.opened = [&](const Model& model) {
       Reach(board, kPlace, 0);
@@ -220,7 +220,7 @@ ChildProcess KeptServer::StartTrainer(const std::string& model, int rank, int64_
       if (point != Point::kCommitted) return;
       answered = commit;
       Reach(board, kAnswered, static_cast<uint32_t>(answered));
-      latest = absl::Now() + kPatienceOfATrainer;
+      latest = absl::Now() + kTrainerTimeout;
     };
     absl::Status status = absl::UnavailableError("not yet");
     // A server that stands still for longer than a connection waits for its welcome is DEADLINE_EXCEEDED.
@@ -280,7 +280,7 @@ absl::Status KeptServer::AwaitNext(absl::Span<const int> daemons) {
 absl::Status KeptServer::Restart(int restarted) {
   Daemon& daemon = daemons_[restarted];
   daemon.keeper->Signal(SIGTERM);
-  RETURN_IF_ERROR(daemon.keeper->AwaitExit(kPatience).status());
+  RETURN_IF_ERROR(daemon.keeper->AwaitExit(kTimeout).status());
   return Return(restarted);
 }
 
@@ -309,7 +309,7 @@ absl::Status KeptServer::AwaitNext(Daemon& daemon) const {
     daemon.server = *pid;
     return true;
   };
-  ASSIGN_OR_RETURN(const bool followed, Poll({.timeout = kPatience}, is_followed));
+  ASSIGN_OR_RETURN(const bool followed, Poll({.timeout = kTimeout}, is_followed));
   return followed ? absl::OkStatus() : absl::DeadlineExceededError("timed out waiting for a server after a kill");
 }
 

@@ -14,8 +14,8 @@
 namespace paramshard::test {
 namespace {
 
-// Patience with one commit of a training, in addition to kPatience.
-constexpr absl::Duration kPatienceWithACommit = absl::Seconds(20);
+// Timeout with one commit of a training, in addition to kTimeout.
+constexpr absl::Duration kCommitTimeout = absl::Seconds(20);
 
 std::string Whereabouts(Board& board) {
   const uint32_t place = board.numbers[kPlace];
@@ -40,7 +40,7 @@ absl::StatusOr<std::string> TrainOn(KeptServer& server, const std::string& model
   for (int rank = 0; rank < server.ranks(); ++rank) trainers.push_back(server.StartTrainer(model, rank));
   RETURN_IF_ERROR(disturb(trainers));
   LetGo(trainers, static_cast<uint32_t>(server.commits()));
-  RETURN_IF_ERROR(AwaitEnds(trainers, kPatience + server.commits() * kPatienceWithACommit));
+  RETURN_IF_ERROR(AwaitEnds(trainers, kTimeout + server.commits() * kCommitTimeout));
   return server.StateHash(model);
 }
 
@@ -73,7 +73,7 @@ absl::Status AwaitArrival(std::vector<ChildProcess>& trainers, uint32_t commit) 
     return std::any_of(trainers.begin(), trainers.end(),
                        [&](ChildProcess& trainer) { return trainer.board().numbers[kAtCommit] >= commit; });
   };
-  ASSIGN_OR_RETURN(const bool there, Poll({.timeout = kPatience}, is_there));
+  ASSIGN_OR_RETURN(const bool there, Poll({.timeout = kTimeout}, is_there));
   if (there) return absl::OkStatus();
   RETURN_IF_ERROR(AwaitEnds(trainers, absl::ZeroDuration()));
   return absl::InternalError("all trainers have ended");
@@ -95,7 +95,7 @@ absl::Status AwaitMoment(const KeptServer& server, const std::string& model, std
   RETURN_IF_ERROR(watch.status());
   const uint64_t before = watch->word();
   LetGo(trainers, commit);
-  RETURN_IF_ERROR(Expect(watch->AwaitOther(before, kPatience), "timed out waiting for a decision"));
+  RETURN_IF_ERROR(Expect(watch->AwaitOther(before, kTimeout), "timed out waiting for a decision"));
   // Too short for a sleep.
   const absl::Time end = absl::Now() + UpTo(options.decided_kill_within, random);
   while (absl::Now() < end) continue;

@@ -102,7 +102,7 @@ absl::StatusOr<World> World::Start(const CampaignOptions& options) {
       DaemonProcess::Start(options.daemon, directory.path(),
                            {absl::StrCat("--device=", absl::StrJoin(options.devices, ",")), "--log-level=error",
                             absl::StrCat("--step-timeout=", absl::FormatDuration(StepTimeout(options)))},
-                           kPatience, {.environment = clock.Environment()}));
+                           kTimeout, {.environment = clock.Environment()}));
   World world(options, std::move(directory), std::move(clock), std::move(daemon));
   RETURN_IF_ERROR(world.Train(kBystander).status());
   ASSIGN_OR_RETURN(world.state_hash_, world.StateHash(kBystander));
@@ -117,10 +117,10 @@ absl::StatusOr<absl::Duration> World::Train(const std::string& model) const {
   for (int rank = 0; rank < options_.ranks(); ++rank) trainers.push_back(StartTelling(TrainingOf(model, rank)));
   absl::Duration until_both_had_begun;
   for (ChildProcess& trainer : trainers) {
-    trainer.AwaitNumber(kReachedCommit, 1, kPatience);
+    trainer.AwaitNumber(kReachedCommit, 1, kTimeout);
     until_both_had_begun = absl::Now() - begin;
   }
-  for (ChildProcess& trainer : trainers) RETURN_IF_ERROR(trainer.Await(kPatience));
+  for (ChildProcess& trainer : trainers) RETURN_IF_ERROR(trainer.Await(kTimeout));
   return until_both_had_begun;
 }
 
@@ -145,12 +145,12 @@ absl::Status World::Delete(const std::vector<std::string>& models) const {
            }
            return absl::OkStatus();
          })
-      .Await(kPatience);
+      .Await(kTimeout);
 }
 
 absl::Status World::AwaitEnd(ChildProcess& trainer) const {
   const pid_t pid = trainer.pid();
-  const absl::Status status = trainer.Await(kPatience);
+  const absl::Status status = trainer.Await(kTimeout);
   if (trainer.pid() < 0) return status;
   const absl::StatusOr<nlohmann::json> models = Ctl("models"), sessions = Ctl("sessions");
   return absl::InternalError(

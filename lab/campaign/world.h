@@ -10,8 +10,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "nlohmann/json_fwd.hpp"
 #include "lab/campaign/campaign.h"
+#include "nlohmann/json_fwd.hpp"
 #include "tests/faults/training.h"
 #include "tests/support/child_process.h"
 #include "tests/support/daemon_process.h"
@@ -22,7 +22,7 @@ namespace paramshard::test {
 // Commits of every training.
 inline constexpr int64_t kCommits = 6;
 // Longest time that any recovery may take.
-inline constexpr absl::Duration kPatience = absl::Minutes(2);
+inline constexpr absl::Duration kTimeout = absl::Minutes(2);
 
 // Returns the state's hash from the JSON that `verify` prints. INTERNAL if there is none, or the state has no rows: its
 // hash would equal the hash of any other empty state.

@@ -13,13 +13,13 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "kernels/base/status_macros.h"
 #include "python/bindings/arrays.h"
 #include "python/bindings/calls.h"
 #include "python/bindings/names.h"
 #include "python/bindings/output_ranges.h"
 #include "python/bindings/streams.h"
 #include "python/bindings/types.h"
-#include "kernels/base/status_macros.h"
 
 namespace paramshard::python {
 namespace {

@@ -10,10 +10,10 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
 #include "python/bindings/calls.h"
 #include "python/bindings/names.h"
 #include "python/bindings/output_ranges.h"
-#include "kernels/base/status_macros.h"
 
 namespace paramshard::python {
 namespace {

@@ -10,10 +10,10 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "python/bindings/calls.h"
 #include "common/safetensors/dtype.h"
 #include "common/weights/quantization_config.h"
 #include "common/weights/weights.h"
+#include "python/bindings/calls.h"
 
 namespace paramshard::python {
 namespace {

@@ -9,9 +9,9 @@
 #include <filesystem>
 
 #include "absl/strings/str_cat.h"
+#include "common/safetensors/page_buffer.h"
 #include "kernels/base/same_file.h"
 #include "kernels/base/status_macros.h"
-#include "common/safetensors/page_buffer.h"
 
 namespace paramshard::server {
 namespace {

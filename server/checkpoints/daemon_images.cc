@@ -6,8 +6,8 @@
 
 #include "absl/cleanup/cleanup.h"
 #include "kernels/base/status_macros.h"
-#include "server/base/crew.h"
 #include "server/base/disk.h"
+#include "server/base/thread_pool.h"
 #include "server/models/pinned_state.h"
 
 namespace paramshard::server {

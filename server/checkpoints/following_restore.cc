@@ -1,9 +1,9 @@
 #include "server/checkpoints/following_restore.h"
 
 #include "absl/strings/str_cat.h"
-#include "kernels/base/status_macros.h"
 #include "common/checkpoint/manifest.h"
 #include "common/model/names.h"
+#include "kernels/base/status_macros.h"
 #include "server/base/steady_time.h"
 
 namespace paramshard::server {

@@ -5,8 +5,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "kernels/base/status_macros.h"
 #include "common/model/names.h"
+#include "kernels/base/status_macros.h"
 
 namespace paramshard::server {
 namespace {

@@ -7,14 +7,14 @@
 #include "absl/numeric/int128.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "kernels/base/status_macros.h"
 #include "common/model/names.h"
-#include "server/observe/log.h"
-#include "server/observe/log_throttle.h"
+#include "kernels/base/status_macros.h"
 #include "server/checkpoints/checkpoint_choice.h"
 #include "server/checkpoints/restore_follower.h"
 #include "server/checkpoints/restore_leader.h"
 #include "server/checkpoints/rollback_leader.h"
+#include "server/observe/log.h"
+#include "server/observe/log_throttle.h"
 
 namespace paramshard::server {
 namespace {

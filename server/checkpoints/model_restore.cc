@@ -7,11 +7,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "kernels/base/status_macros.h"
 #include "common/checkpoint/content_hash.h"
 #include "common/model/names.h"
-#include "server/observe/log.h"
+#include "kernels/base/status_macros.h"
 #include "server/checkpoints/no_peers.h"
+#include "server/observe/log.h"
 
 namespace paramshard::server {
 namespace {

@@ -8,9 +8,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/base/check.h"
-#include "kernels/base/same_file.h"
-#include "kernels/base/status_macros.h"
 #include "common/checkpoint/content_hash.h"
 #include "common/checkpoint/reader.h"
 #include "common/checkpoint/step_folder.h"
@@ -20,6 +17,9 @@
 #include "common/model/model_spec_proto.h"
 #include "common/model/names.h"
 #include "common/safetensors/regular_file.h"
+#include "kernels/base/check.h"
+#include "kernels/base/same_file.h"
+#include "kernels/base/status_macros.h"
 #include "server/base/own_folder.h"
 #include "server/checkpoints/save_root.h"
 

@@ -5,8 +5,8 @@
 #include <variant>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/base/status_macros.h"
 #include "common/model/names.h"
+#include "kernels/base/status_macros.h"
 #include "server/base/thread.h"
 #include "server/checkpoints/checkpoint_choice.h"
 

@@ -3,8 +3,8 @@
 #include <variant>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/base/status_macros.h"
 #include "common/model/names.h"
+#include "kernels/base/status_macros.h"
 
 namespace paramshard::server {
 namespace {

@@ -6,9 +6,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/base/status_macros.h"
 #include "common/model/model_spec_difference.h"
 #include "common/model/names.h"
+#include "kernels/base/status_macros.h"
 
 namespace paramshard::server {
 namespace {

@@ -5,9 +5,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
-#include "kernels/base/status_macros.h"
 #include "common/checkpoint/content_hash.h"
 #include "common/model/names.h"
+#include "kernels/base/status_macros.h"
 
 namespace paramshard::server {
 namespace {

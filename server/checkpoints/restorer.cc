@@ -6,10 +6,10 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/base/status_macros.h"
 #include "common/checkpoint/saved_values.h"
 #include "common/checkpoint/tensor_key.h"
 #include "common/model/names.h"
+#include "kernels/base/status_macros.h"
 #include "server/checkpoints/restored_content.h"
 
 namespace paramshard::server {
@@ -86,7 +86,7 @@ absl::StatusOr<std::unique_ptr<Restorer>> Restorer::Create(Options options) {
   restorer->FindTargets();
   restorer->CutPieces();
   RETURN_IF_ERROR(restorer->MakeRoom());
-  RETURN_IF_ERROR(restorer->StartCrew());
+  RETURN_IF_ERROR(restorer->StartThreadPool());
   return restorer;
 }
 
@@ -205,10 +205,10 @@ int Restorer::MostThreads() const {
   return decodes ? kDecodingThreads : kDefaultThreads;
 }
 
-absl::Status Restorer::StartCrew() {
+absl::Status Restorer::StartThreadPool() {
   const auto works = static_cast<int>(std::min<size_t>(std::max(pieces_.size(), resident_.size()), INT32_MAX));
-  ASSIGN_OR_RETURN(crew_, Crew::Start(absl::StrCat("a restore of ", DisplayName(options_.spec->name)),
-                                      std::clamp(options_.threads, 1, std::clamp(works, 1, MostThreads()))));
+  ASSIGN_OR_RETURN(pool_, ThreadPool::Start(absl::StrCat("a restore of ", DisplayName(options_.spec->name)),
+                                            std::clamp(options_.threads, 1, std::clamp(works, 1, MostThreads()))));
   return absl::OkStatus();
 }
 
@@ -283,13 +283,13 @@ absl::Status Restorer::Write() {
 
 absl::Status Restorer::WriteAll() {
   torn_ = true;
-  std::vector<safetensors::PageBuffer> buffers(crew_->threads());
-  RETURN_IF_ERROR(crew_->Run(static_cast<int64_t>(pieces_.size()),
+  std::vector<safetensors::PageBuffer> buffers(pool_->threads());
+  RETURN_IF_ERROR(pool_->Run(static_cast<int64_t>(pieces_.size()),
                              [&](int thread, int64_t i) { return WritePiece(pieces_[i], buffers[thread]); }));
   buffers.clear();
   SetSteps();
   RETURN_IF_ERROR(
-      crew_->Run(static_cast<int64_t>(resident_.size()), [&](int, int64_t i) { return HashResident(resident_[i]); }));
+      pool_->Run(static_cast<int64_t>(resident_.size()), [&](int, int64_t i) { return HashResident(resident_[i]); }));
   torn_ = false;
   return absl::OkStatus();
 }

@@ -18,7 +18,7 @@
 #include "common/model/model_spec.h"
 #include "common/model/row_range.h"
 #include "common/safetensors/page_buffer.h"
-#include "server/base/crew.h"
+#include "server/base/thread_pool.h"
 #include "server/checkpoints/restore_plan.h"
 #include "server/models/model.h"
 #include "server/state/shard.h"
@@ -133,7 +133,7 @@ class Restorer {
   RowRange WantedOf(const Piece& piece) const;
   absl::Status MakeRoom();
   int MostThreads() const;
-  absl::Status StartCrew();
+  absl::Status StartThreadPool();
   absl::Status ReadNumbers();
   absl::Status CheckNumbers() const;
   int64_t StepsOf(int parameter) const;
@@ -160,7 +160,7 @@ class Restorer {
   std::atomic<bool> torn_ = false;
   absl::Mutex mu_;  // guards content_ while threads add to it
   checkpoint::ContentHashes content_;
-  std::unique_ptr<Crew> crew_;  // ends before all that its threads use
+  std::unique_ptr<ThreadPool> pool_;  // ends before all that its threads use
 };
 
 }  // namespace paramshard::server

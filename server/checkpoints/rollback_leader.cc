@@ -5,13 +5,13 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "kernels/base/status_macros.h"
 #include "common/model/names.h"
+#include "kernels/base/status_macros.h"
 #include "server/base/thread.h"
-#include "server/observe/log.h"
-#include "server/observe/log_throttle.h"
 #include "server/checkpoints/checkpoint_choice.h"
 #include "server/checkpoints/restoration.h"
+#include "server/observe/log.h"
+#include "server/observe/log_throttle.h"
 
 namespace paramshard::server {
 namespace {

@@ -4,10 +4,10 @@
 #include <filesystem>
 #include <vector>
 
-#include "kernels/base/status_macros.h"
 #include "common/checkpoint/content_hash.h"
 #include "common/checkpoint/manifest.h"
 #include "common/checkpoint/step_folder.h"
+#include "kernels/base/status_macros.h"
 
 namespace paramshard::server {
 namespace {

@@ -8,8 +8,8 @@
 #include <utility>
 
 #include "absl/status/statusor.h"
-#include "server/observe/metric_registry.h"
 #include "server/models/model_saver.h"
+#include "server/observe/metric_registry.h"
 
 namespace paramshard::server {
 

@@ -5,16 +5,16 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "kernels/base/check.h"
-#include "kernels/base/status_macros.h"
 #include "common/checkpoint/common_state.h"
 #include "common/checkpoint/rank_file.h"
+#include "kernels/base/check.h"
+#include "kernels/base/status_macros.h"
 #include "server/base/thread.h"
-#include "server/observe/log.h"
 #include "server/checkpoints/following_saver.h"
 #include "server/checkpoints/save_folder.h"
 #include "server/checkpoints/save_root.h"
 #include "server/checkpoints/state_image.h"
+#include "server/observe/log.h"
 
 namespace paramshard::server {
 namespace {

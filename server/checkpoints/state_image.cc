@@ -7,13 +7,13 @@
 #include <optional>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/base/check.h"
-#include "kernels/base/status_macros.h"
 #include "common/checkpoint/content_hash.h"
 #include "common/checkpoint/rank_image.h"
 #include "common/model/limits.h"
 #include "common/model/names.h"
-#include "server/base/crew.h"
+#include "kernels/base/check.h"
+#include "kernels/base/status_macros.h"
+#include "server/base/thread_pool.h"
 
 namespace paramshard::server {
 namespace {
@@ -133,8 +133,8 @@ absl::Status StateImage::Fill(const Shard& shard, absl::string_view client_state
   for (auto& queue : queues) {
     ASSIGN_OR_RETURN(queue, device_.MakeQueue());
   }
-  ASSIGN_OR_RETURN(const auto crew, Crew::Start("a copy for a save", threads));
-  RETURN_IF_ERROR(crew->Run(static_cast<int64_t>(pieces_.size()), [&](int thread, int64_t index) {
+  ASSIGN_OR_RETURN(const auto pool, ThreadPool::Start("a copy for a save", threads));
+  RETURN_IF_ERROR(pool->Run(static_cast<int64_t>(pieces_.size()), [&](int thread, int64_t index) {
     return FillPiece(shard, check, pieces_[index], *queues[thread]);
   }));
   AddClientState(client_state);

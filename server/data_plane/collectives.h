@@ -21,9 +21,9 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
-#include "kernels/reduce/gradient_sum.h"
 #include "common/model/layout.h"
 #include "common/shared_memory/words.h"
+#include "kernels/reduce/gradient_sum.h"
 #include "server/base/steady_time.h"
 #include "server/device/compute_device.h"
 

@@ -144,12 +144,12 @@ bool LinkListener::Drain() const {
 std::string IpOf(const std::string& address) { return address.substr(0, address.rfind(':')); }
 
 absl::StatusOr<std::vector<UnreachedPeer>> CheckLinks(const LinkListener& self, absl::Span<const LinkPeer> peers,
-                                                      absl::Duration patience, const ConnectAbort* abort) {
+                                                      absl::Duration timeout, const ConnectAbort* abort) {
   bool is_drained = self.Drain();
   std::vector<Attempts> all(peers.begin(), peers.end());
   // Time during which this process was stopped does not count.
   absl::Duration tried;
-  for (SteadyTime before = SteadyNow(); !AllReached(all) && tried < patience;) {
+  for (SteadyTime before = SteadyNow(); !AllReached(all) && tried < timeout;) {
     if (abort != nullptr) RETURN_IF_ERROR(abort->status());
     for (Attempts& one : all) RETURN_IF_ERROR(one.Try(before));
     AwaitAttempts(self, all, is_drained);
@@ -163,7 +163,7 @@ absl::StatusOr<std::vector<UnreachedPeer>> CheckLinks(const LinkListener& self, 
   return unreached;
 }
 
-absl::Status Links::Check(absl::Duration patience, const ConnectAbort* abort) {
+absl::Status Links::Check(absl::Duration timeout, const ConnectAbort* abort) {
   const absl::MutexLock alone(&checking_);
   std::vector<LinkPeer> peers;
   {
@@ -171,7 +171,7 @@ absl::Status Links::Check(absl::Duration patience, const ConnectAbort* abort) {
     peers = peers_;
   }
   if (listener_ == nullptr || peers.empty()) return absl::OkStatus();
-  ASSIGN_OR_RETURN(const std::vector<UnreachedPeer> unreached, CheckLinks(*listener_, peers, patience, abort));
+  ASSIGN_OR_RETURN(const std::vector<UnreachedPeer> unreached, CheckLinks(*listener_, peers, timeout, abort));
   if (unreached.empty()) return absl::OkStatus();
   const std::string self = IpOf(listener_->address());
   std::vector<std::string> texts;
@@ -183,7 +183,7 @@ absl::Status Links::Check(absl::Duration patience, const ConnectAbort* abort) {
   }
   return absl::UnavailableError(absl::StrCat("node ", node_, " (", self, ") does not reach ",
                                              absl::StrJoin(texts, ", "), ", within ",
-                                             absl::FormatDuration(absl::Trunc(patience, absl::Milliseconds(1)))));
+                                             absl::FormatDuration(absl::Trunc(timeout, absl::Milliseconds(1)))));
 }
 
 }  // namespace paramshard::server

@@ -13,7 +13,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
-#include "common/shared_memory/handoff.h"
+#include "common/shared_memory/companion_packet.h"
 #include "server/data_plane/connect_abort.h"
 #include "server/terms/cluster.h"
 
@@ -57,15 +57,15 @@ struct UnreachedPeer {
 };
 
 // How long daemons try to reach each other. A shorter outage of a link ends no epoch.
-inline constexpr absl::Duration kLinkPatience = absl::Seconds(10);
+inline constexpr absl::Duration kLinkTimeout = absl::Seconds(10);
 // Interval between checks while an epoch runs.
 inline constexpr absl::Duration kLinkInterval = absl::Seconds(10);
 
-// Connects to all peers at the same time, and retries each until it is reached, for at most `patience` of this
+// Connects to all peers at the same time, and retries each until it is reached, for at most `timeout` of this
 // process's running time. Returns the peers that were not reached. Errors: the status of the abort (may be null),
 // within a second; RESOURCE_EXHAUSTED no descriptors.
 absl::StatusOr<std::vector<UnreachedPeer>> CheckLinks(const LinkListener& self, absl::Span<const LinkPeer> peers,
-                                                      absl::Duration patience, const ConnectAbort* abort);
+                                                      absl::Duration timeout, const ConnectAbort* abort);
 
 // This daemon's links to the other daemons of an epoch. Thread-safe; only one check runs at a time.
 class Links {
@@ -81,7 +81,7 @@ class Links {
 
   // Runs CheckLinks; does nothing before there are peers. UNAVAILABLE naming all peers that were not reached, which
   // bad() returns from then on.
-  absl::Status Check(absl::Duration patience, const ConnectAbort* abort);
+  absl::Status Check(absl::Duration timeout, const ConnectAbort* abort);
   std::vector<BadLink> bad() const {
     absl::MutexLock lock(&mu_);
     return bad_;

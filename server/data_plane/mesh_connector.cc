@@ -98,7 +98,7 @@ std::vector<LinkPeer> LinkPeers(const MeshConnection& connection, const AddressB
 absl::Status TryLinks(const MeshConnection& connection, const AddressBooks& books, SteadyTime deadline) {
   if (connection.links == nullptr) return absl::OkStatus();
   connection.links->SetPeers(LinkPeers(connection, books));
-  return connection.links->Check(std::min(kLinkPatience, TimeLeft(deadline)), connection.abort);
+  return connection.links->Check(std::min(kLinkTimeout, TimeLeft(deadline)), connection.abort);
 }
 
 absl::StatusOr<std::string> FindAddress(const AddressBooks& books, const MeshPlan::Peer& peer, int self) {

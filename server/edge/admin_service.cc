@@ -13,17 +13,17 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "common/rpc/durations.h"
 #include "kernels/base/status_macros.h"
 #include "paramshard/v1/admin.grpc.pb.h"
-#include "common/rpc/durations.h"
 #include "server/base/version.h"
-#include "server/observe/log.h"
 #include "server/edge/file_import.h"
 #include "server/edge/inspection_messages.h"
 #include "server/edge/restore_calls.h"
 #include "server/edge/save_messages.h"
 #include "server/edge/trace_messages.h"
 #include "server/models/inspection.h"
+#include "server/observe/log.h"
 
 namespace paramshard::server {
 namespace {
@@ -234,7 +234,7 @@ void AddSaves(const Model& model, v1::ListSavesResponse& response) {
 
 AdminService::AdminService(const ModelStore* store, WorldRestores* restores, MetricsPage* metrics, Callers* callers,
                            CallWorkers* workers, Lifetime lifetime)
-    : GuardedService(v1::AdminService::service_full_name(), callers, Patience(), store->world().metrics),
+    : GuardedService(v1::AdminService::service_full_name(), callers, CallerTimeout(), store->world().metrics),
       store_(store),
       restores_(restores),
       metrics_(metrics),

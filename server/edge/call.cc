@@ -23,12 +23,12 @@ Call::Call(const CallMethod& method, grpc::CallbackServerContext* context, Calle
       body_(std::move(body)),
       admission_(std::move(admission)),
       timer_(&mu_),
-      patience_(method.patience) {}
+      timeout_(method.timeout) {}
 
 void Call::Begin() {
   absl::MutexLock lock(&mu_);
   self_ = shared_from_this();
-  timer_.Set(method_.patience.longest_wait, self_, [this] {
+  timer_.Set(method_.timeout.longest_wait, self_, [this] {
     mu_.AssertHeld();
     EndLocked(Late("the request"));
   });
@@ -99,22 +99,21 @@ bool Call::Write(const google::protobuf::MessageLite& response) {
 
 bool Call::Await(std::optional<bool>& done, const grpc::ByteBuffer& message) {
   const SteadyTime begin = SteadyNow();
-  const SteadyTime deadline = begin + absl::ToChronoNanoseconds(patience_.left());
+  const SteadyTime deadline = begin + absl::ToChronoNanoseconds(timeout_.left());
   while (!done.has_value()) {
     if (!changed_.WaitUntil(&mu_, deadline) || done.has_value()) continue;
     failure_ = Late("messages");
     return false;
   }
-  if (*done) patience_.Spend(absl::FromChrono(SteadyNow() - begin), static_cast<int64_t>(message.Length()));
+  if (*done) timeout_.Spend(absl::FromChrono(SteadyNow() - begin), static_cast<int64_t>(message.Length()));
   return *done;
 }
 
 absl::Status Call::Late(absl::string_view expected) const {
-  const Patience& patience = method_.patience;
-  return absl::DeadlineExceededError(absl::StrCat(method_.name, ": timed out waiting for ", expected, ": the limit is ",
-                                                  absl::FormatDuration(patience.longest_wait),
-                                                  " of waiting, and a second more for each ", patience.bytes_per_second,
-                                                  " bytes that the caller sends or takes"));
+  const CallerTimeout& timeout = method_.timeout;
+  return absl::DeadlineExceededError(absl::StrCat(
+      method_.name, ": timed out waiting for ", expected, ": the limit is ", absl::FormatDuration(timeout.longest_wait),
+      " of waiting, and a second more for each ", timeout.bytes_per_second, " bytes that the caller sends or takes"));
 }
 
 void Call::OnReadDone(bool ok) {
@@ -170,7 +169,7 @@ void Call::Answer(const google::protobuf::MessageLite& response) {
 void Call::BoundEnd() {
   ended_ = true;
   place_.reset();
-  timer_.Set(method_.patience.longest_wait, shared_from_this(), [this] { context_->TryCancel(); });
+  timer_.Set(method_.timeout.longest_wait, shared_from_this(), [this] { context_->TryCancel(); });
 }
 
 }  // namespace paramshard::server

@@ -16,12 +16,12 @@
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "server/base/steady_cond_var.h"
-#include "server/observe/metric_registry.h"
 #include "server/edge/call_timer.h"
+#include "server/edge/caller_timeout.h"
 #include "server/edge/callers.h"
 #include "server/edge/messages.h"
-#include "server/edge/patience.h"
 #include "server/edge/workers.h"
+#include "server/observe/metric_registry.h"
 
 namespace paramshard::server {
 
@@ -31,14 +31,14 @@ using CallReactor = grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>;
 struct CallMethod {
   std::string name;  // in messages
   Workers* workers = nullptr;
-  Patience patience;
+  CallerTimeout timeout;
   MetricRegistry* metrics = &MetricRegistry::Unread();
 };
 
 // A call of a known caller. Its body runs on a worker and ends it with End or Answer; then the object may be gone.
 //
-// An idle caller, which neither sends nor takes anything, keeps a call for as long as the method's patience lasts, and
-// a worker only once the first message has come. The patience is whole for the first message and for the last answer;
+// An idle caller, which neither sends nor takes anything, keeps a call for as long as the method's timeout lasts, and
+// a worker only once the first message has come. The timeout is whole for the first message and for the last answer;
 // reads and writes of the body share what is left of it. Then the call ends with DEADLINE_EXCEEDED; a call whose answer
 // is not taken is cancelled.
 class Call final : public CallReactor, public std::enable_shared_from_this<Call> {
@@ -103,7 +103,7 @@ class Call final : public CallReactor, public std::enable_shared_from_this<Call>
   // The body's place, until the call ends: a client that has the answer may call again.
   std::optional<Workers::Place> place_ ABSL_GUARDED_BY(mu_);
   CallTimer timer_ ABSL_GUARDED_BY(mu_);          // of the first message, and of the end
-  PatienceLeft patience_ ABSL_GUARDED_BY(mu_);    // for reads and writes of the body
+  CallerTimeLeft timeout_ ABSL_GUARDED_BY(mu_);   // for reads and writes of the body
   bool dispatched_ ABSL_GUARDED_BY(mu_) = false;  // the first message is in request_
   bool first_read_ ABSL_GUARDED_BY(mu_) = false;  // and the body has taken it
   bool ended_ ABSL_GUARDED_BY(mu_) = false;

@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/base/status_macros.h"
+#include "common/shared_memory/companion_packet.h"
 #include "common/tls/credentials.h"
-#include "common/shared_memory/handoff.h"
+#include "kernels/base/status_macros.h"
 
 namespace paramshard::server {
 
@@ -26,7 +26,7 @@ absl::StatusOr<Callers::Caller> Callers::Identify(const grpc::CallbackServerCont
   if (const auto found = metadata.find(wire::kTokenMetadata); found != metadata.end()) {
     caller.token = std::string(found->second.data(), found->second.size());
   }
-  ASSIGN_OR_RETURN(caller.peer, handoff_->Authenticate(caller.token));
+  ASSIGN_OR_RETURN(caller.peer, companion_->Authenticate(caller.token));
   return caller;
 }
 
@@ -97,7 +97,7 @@ absl::Status Callers::Kill(int64_t number) const {
       if (session.number == number) token = candidate;
     }
   }
-  return handoff_->Kill(token);
+  return companion_->Kill(token);
 }
 
 }  // namespace paramshard::server

@@ -15,7 +15,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
-#include "server/edge/handoff_server.h"
+#include "server/edge/companion_server.h"
 #include "server/models/model.h"
 
 namespace paramshard::server {
@@ -31,7 +31,7 @@ class Callers {
  public:
   struct Caller {
     std::string token;
-    HandoffServer::Peer peer;
+    CompanionServer::Peer peer;
     // True for a caller on another machine, with a certificate: the token is its URI, and the peer is nobody.
     bool is_remote = false;
   };
@@ -52,8 +52,8 @@ class Callers {
     Caller caller_;
   };
 
-  // `handoff` may be set once, before the first call: it calls Gone in turn.
-  void SetHandoff(const HandoffServer* handoff) { handoff_ = handoff; }
+  // `companion socket` may be set once, before the first call: it calls Gone in turn.
+  void SetCompanion(const CompanionServer* companion) { companion_ = companion; }
 
   // Admits a call by its metadata and its connection's certificate alone; the certificate's role has been checked
   // before. UNAUTHENTICATED without a valid token or a certificate; RESOURCE_EXHAUSTED if the caller has
@@ -61,7 +61,7 @@ class Callers {
   absl::StatusOr<Admission> Admit(const grpc::CallbackServerContext& context);
   // Returns OK while the caller's companion connection is open.
   absl::Status CheckPresent(const Caller& caller) const {
-    return caller.is_remote ? absl::OkStatus() : handoff_->Authenticate(caller.token).status();
+    return caller.is_remote ? absl::OkStatus() : companion_->Authenticate(caller.token).status();
   }
 
   // Opens a session under the caller's token, and ends with it. FAILED_PRECONDITION if the token has a session.
@@ -78,20 +78,20 @@ class Callers {
 
   // Kills the process that holds the session.
   absl::Status Kill(int64_t session) const;
-  const HandoffServer& handoff() const { return *handoff_; }
+  const CompanionServer& companion() const { return *companion_; }
 
  private:
   struct Session {
     int64_t number = 0;
     std::shared_ptr<Model> model;  // null before Bind
-    HandoffServer::Peer peer;
+    CompanionServer::Peer peer;
     grpc::CallbackServerContext* context = nullptr;
   };
 
   absl::StatusOr<Caller> Identify(const grpc::CallbackServerContext& context) const;
   void Release(const Caller& caller);
 
-  const HandoffServer* handoff_ = nullptr;
+  const CompanionServer* companion_ = nullptr;
   mutable absl::Mutex mu_;
   std::map<std::string, int> calls_ ABSL_GUARDED_BY(mu_);         // in progress, by token
   std::map<std::string, Session> sessions_ ABSL_GUARDED_BY(mu_);  // by token

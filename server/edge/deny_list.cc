@@ -8,9 +8,9 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "kernels/base/status_macros.h"
 #include "common/safetensors/regular_file.h"
 #include "common/tls/identity.h"
+#include "kernels/base/status_macros.h"
 #include "server/base/clock.h"
 #include "server/base/steady_cond_var.h"
 #include "server/base/thread.h"
@@ -21,7 +21,7 @@ namespace {
 
 constexpr int64_t kMostBytes = 1 << 20;
 // A longer read is logged.
-constexpr absl::Duration kPatience = absl::Seconds(10);
+constexpr absl::Duration kTimeout = absl::Seconds(10);
 
 absl::StatusOr<std::string> ReadFromDisk(const std::string& path) {
   return safetensors::ReadWholeFile(path, kMostBytes);
@@ -87,10 +87,10 @@ void DenyList::Shared::Take(absl::StatusOr<std::vector<std::string>> read) {
 
 // Runs on callers' threads, because the list's own thread hangs.
 void DenyList::Shared::SayWhenAReadHangs() {
-  if (!reads_since.has_value() || SteadyNow() < After(*reads_since, kPatience)) return;
+  if (!reads_since.has_value() || SteadyNow() < After(*reads_since, kTimeout)) return;
   if (const std::optional<int64_t> count = hangs.Pass(); !count.has_value()) return;
   Log(LogLevel::kWarning, "failed to read the deny list; the previous one applies",
-      {{"why", absl::StrCat(path, ": the disk has not answered for more than ", absl::FormatDuration(kPatience))}});
+      {{"why", absl::StrCat(path, ": the disk has not answered for more than ", absl::FormatDuration(kTimeout))}});
 }
 
 absl::StatusOr<std::shared_ptr<DenyList>> DenyList::Load(const std::string& path, Options options) {

@@ -14,9 +14,9 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "kernels/base/status_macros.h"
 #include "common/checkpoint/content_hash.h"
 #include "common/weights/weights.h"
+#include "kernels/base/status_macros.h"
 #include "server/models/staged_import.h"
 
 namespace paramshard::server {

@@ -40,9 +40,9 @@ absl::StatusOr<CallWorkers> CallWorkers::Start() {
   return workers;
 }
 
-GuardedService::GuardedService(absl::string_view full_name, Callers* callers, Patience patience,
+GuardedService::GuardedService(absl::string_view full_name, Callers* callers, CallerTimeout timeout,
                                MetricRegistry* metrics)
-    : descriptor_(FindService(full_name)), callers_(callers), metrics_(metrics), patience_(patience) {}
+    : descriptor_(FindService(full_name)), callers_(callers), metrics_(metrics), timeout_(timeout) {}
 
 const google::protobuf::MethodDescriptor& GuardedService::Descriptor(const char* method) const {
   const google::protobuf::MethodDescriptor* const descriptor = descriptor_.FindMethodByName(method);
@@ -52,7 +52,7 @@ const google::protobuf::MethodDescriptor& GuardedService::Descriptor(const char*
 
 void GuardedService::AddCall(const char* method, Workers* workers, std::function<void(Call&)> body) {
   const CallMethod& served =
-      calls_.emplace_back(CallMethod{.name = method, .workers = workers, .patience = patience_, .metrics = metrics_});
+      calls_.emplace_back(CallMethod{.name = method, .workers = workers, .timeout = timeout_, .metrics = metrics_});
   Handle(method, [&served, body = std::move(body)](grpc::CallbackServerContext* context, Callers::Admission admission) {
     return Call::Start(served, context, std::move(admission), body);
   });

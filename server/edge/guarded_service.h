@@ -15,11 +15,11 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "kernels/base/check.h"
-#include "server/observe/metric_registry.h"
 #include "server/edge/call.h"
+#include "server/edge/caller_timeout.h"
 #include "server/edge/callers.h"
-#include "server/edge/patience.h"
 #include "server/edge/workers.h"
+#include "server/observe/metric_registry.h"
 
 namespace paramshard::server {
 
@@ -50,8 +50,8 @@ struct CallWorkers {
 // Thread-safe once constructed. `callers` and the workers outlive the server that the service is registered with.
 class GuardedService : public grpc::Service {
  protected:
-  // `patience` holds for every method. `metrics`, which counts calls that fail, outlives the server too.
-  GuardedService(absl::string_view full_name, Callers* callers, Patience patience = {},
+  // `timeout` holds for every method. `metrics`, which counts calls that fail, outlives the server too.
+  GuardedService(absl::string_view full_name, Callers* callers, CallerTimeout timeout = {},
                  MetricRegistry* metrics = &MetricRegistry::Unread());
 
   // One request, one response.
@@ -110,7 +110,7 @@ class GuardedService : public grpc::Service {
   const google::protobuf::ServiceDescriptor& descriptor_;
   Callers* const callers_;
   MetricRegistry* const metrics_;
-  const Patience patience_;
+  const CallerTimeout timeout_;
   // Calls and gRPC refer to their elements.
   std::deque<CallMethod> calls_;
   std::deque<std::string> paths_;

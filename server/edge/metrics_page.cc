@@ -7,9 +7,9 @@
 
 #include "common/tls/files.h"
 #include "server/base/version.h"
+#include "server/models/inspection.h"
 #include "server/observe/log.h"
 #include "server/observe/process_statistics.h"
-#include "server/models/inspection.h"
 
 namespace paramshard::server {
 namespace {

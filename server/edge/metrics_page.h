@@ -10,8 +10,8 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
-#include "server/observe/exposition.h"
 #include "server/models/model_store.h"
+#include "server/observe/exposition.h"
 
 namespace paramshard::server {
 

@@ -5,9 +5,9 @@
 #include <iterator>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/base/status_macros.h"
 #include "common/tls/credentials.h"
 #include "common/tls/files.h"
+#include "kernels/base/status_macros.h"
 
 namespace paramshard::server {
 namespace {

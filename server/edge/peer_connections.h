@@ -19,8 +19,8 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "server/base/clock.h"
-#include "server/observe/log_throttle.h"
 #include "server/edge/deny_list.h"
+#include "server/observe/log_throttle.h"
 
 namespace paramshard::server {
 

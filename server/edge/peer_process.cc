@@ -22,7 +22,7 @@ absl::StatusOr<PeerCredentials> CredentialsOf(int socket) {
   ucred credentials{};
   socklen_t size = sizeof(credentials);
   if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &credentials, &size) != 0) {
-    return absl::UnavailableError(absl::StrCat("handoff socket: peer credentials: ", strerror(errno)));
+    return absl::UnavailableError(absl::StrCat("companion socket: peer credentials: ", strerror(errno)));
   }
   return PeerCredentials{.pid = credentials.pid, .uid = credentials.uid};
 }
@@ -39,7 +39,7 @@ absl::StatusOr<std::string> DescriptorInfo(int fd) {
   const absl::StatusCode code =
       errno == ENOENT ? absl::StatusCode::kInvalidArgument : absl::StatusCode::kResourceExhausted;
   return absl::Status(code,
-                      absl::StrCat("handoff hello: failed to read the pidfd's /proc/self/fdinfo: ", strerror(errno)));
+                      absl::StrCat("companion hello: failed to read the pidfd's /proc/self/fdinfo: ", strerror(errno)));
 }
 
 }  // namespace
@@ -51,10 +51,10 @@ absl::Status CheckPidfd(int pidfd, pid_t pid) {
     if (!absl::ConsumePrefix(&line, "Pid:") || !absl::SimpleAtoi(line, &value)) continue;
     if (value == pid) return absl::OkStatus();
     return absl::InvalidArgumentError(
-        absl::StrCat("handoff hello: want a pidfd of process ", pid, ", got one of process ", value));
+        absl::StrCat("companion hello: want a pidfd of process ", pid, ", got one of process ", value));
   }
   return absl::InvalidArgumentError(
-      absl::StrCat("handoff hello: want a pidfd of process ", pid, ", got another kind of descriptor"));
+      absl::StrCat("companion hello: want a pidfd of process ", pid, ", got another kind of descriptor"));
 }
 
 absl::Status KillProcess(int pidfd) {

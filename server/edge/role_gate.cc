@@ -5,8 +5,8 @@
 #include "absl/status/status.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
-#include "kernels/base/status_macros.h"
 #include "common/tls/credentials.h"
+#include "kernels/base/status_macros.h"
 #include "server/edge/method_roles.h"
 
 namespace paramshard::server {

@@ -14,11 +14,11 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "kernels/base/status_macros.h"
-#include "paramshard/v1/trainer.pb.h"
 #include "common/rpc/durations.h"
 #include "common/rpc/status.h"
 #include "common/shared_memory/ring.h"
+#include "kernels/base/status_macros.h"
+#include "paramshard/v1/trainer.pb.h"
 #include "server/base/steady_time.h"
 #include "server/edge/call_timer.h"
 #include "server/edge/grpc_status.h"
@@ -331,8 +331,8 @@ Trainer SessionCall::MakeTrainer(int rank) {
           .pid = caller_.peer.pid,
           .uid = caller_.peer.uid,
           .attached_at = absl::Now(),
-          .send_memory = [&handoff = callers_.handoff(), token = caller_.token](
-                             const auto& message, auto fds) { return handoff.SendMemory(token, message, fds); },
+          .send_memory = [&companion = callers_.companion(), token = caller_.token](
+                             const auto& message, auto fds) { return companion.SendMemory(token, message, fds); },
           .on_started =
               [self](const EpochGreeting& greeting) {
                 v1::SessionResponse response;

@@ -108,7 +108,7 @@ absl::StatusOr<SocketDir> SocketDir::Acquire(const std::string& path, bool share
   RETURN_IF_ERROR(Hold(path, lock.get()));
   SocketDir held(path, shared, std::move(lock));
   // The lock alone proves nothing: it may have been deleted under a daemon that serves.
-  for (const std::string& socket : {held.grpc_path(), held.handoff_path()}) {
+  for (const std::string& socket : {held.grpc_path(), held.companion_path()}) {
     RETURN_IF_ERROR(CheckNobodyListens(socket));
   }
   WriteHolder(held.lock());

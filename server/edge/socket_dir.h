@@ -8,7 +8,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
-#include "common/shared_memory/handoff.h"
+#include "common/shared_memory/companion_packet.h"
 
 namespace paramshard::server {
 
@@ -37,7 +37,7 @@ class SocketDir {
 
   int lock() const { return lock_.get(); }
   std::string grpc_path() const { return path_ + "/grpc.sock"; }
-  std::string handoff_path() const { return path_ + "/handoff.sock"; }
+  std::string companion_path() const { return path_ + "/companion.sock"; }
 
  private:
   SocketDir(std::string path, bool shared, wire::FileDescriptor lock)

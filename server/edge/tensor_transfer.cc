@@ -10,13 +10,13 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "kernels/base/status_macros.h"
-#include "kernels/optim/moment.h"
 #include "common/model/name_index.h"
 #include "common/model/names.h"
 #include "common/model/proto_enums.h"
 #include "common/model/state_tensor.h"
 #include "common/shared_memory/crc32c.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/optim/moment.h"
 #include "server/models/pinned_state.h"
 #include "server/models/staged_import.h"
 

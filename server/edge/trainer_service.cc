@@ -29,7 +29,7 @@ void FillCapabilities(const World& world, v1::GetCapabilitiesResponse& response)
 
 TrainerService::TrainerService(ModelStore* store, WorldRestores* restores, Callers* callers, CallWorkers* workers,
                                std::optional<CheckpointRequest> restore)
-    : GuardedService(v1::TrainerService::service_full_name(), callers, Patience(), store->world().metrics),
+    : GuardedService(v1::TrainerService::service_full_name(), callers, CallerTimeout(), store->world().metrics),
       store_(store),
       restores_(restores),
       restore_(std::move(restore)) {

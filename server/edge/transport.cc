@@ -7,12 +7,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
-#include "kernels/base/status_macros.h"
 #include "common/tls/connect_advice.h"
 #include "common/tls/credentials.h"
+#include "kernels/base/status_macros.h"
+#include "server/edge/role_gate.h"
 #include "server/observe/log.h"
 #include "server/observe/log_throttle.h"
-#include "server/edge/role_gate.h"
 
 namespace paramshard::server {
 namespace {

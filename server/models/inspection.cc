@@ -9,8 +9,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "kernels/base/status_macros.h"
 #include "common/model/names.h"
+#include "kernels/base/status_macros.h"
 #include "server/models/pinned_state.h"
 
 namespace paramshard::server {

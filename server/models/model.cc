@@ -9,9 +9,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
-#include "kernels/base/status_macros.h"
 #include "common/model/layout_fingerprint.h"
 #include "common/model/model_spec_difference.h"
+#include "kernels/base/status_macros.h"
 #include "server/base/thread.h"
 #include "server/observe/log.h"
 

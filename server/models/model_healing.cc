@@ -9,11 +9,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
-#include "server/base/crew.h"
-#include "server/observe/log.h"
+#include "server/base/thread_pool.h"
 #include "server/models/model.h"
-#include "server/state/replica_state.h"
 #include "server/models/replica_transfer.h"
+#include "server/observe/log.h"
+#include "server/state/replica_state.h"
 
 namespace paramshard::server {
 namespace {

@@ -7,9 +7,9 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "kernels/base/status_macros.h"
 #include "common/model/model_spec_difference.h"
 #include "common/model/names.h"
+#include "kernels/base/status_macros.h"
 
 namespace paramshard::server {
 namespace {
@@ -179,8 +179,8 @@ void ModelStore::LogStillKept(const std::string& name, const absl::Status& why) 
 
 // --- What another server has left
 
-absl::StatusOr<std::vector<ModelStore::CutOffChange>> ModelStore::TakeOver() {
-  std::vector<CutOffChange> cut_off;
+absl::StatusOr<std::vector<ModelStore::InterruptedChange>> ModelStore::TakeOver() {
+  std::vector<InterruptedChange> cut_off;
   if (options_.kept == nullptr) return cut_off;
   // News from other daemons, for example of a save, is heard once the models are here.
   options_.world.cluster->SetListener(nullptr);
@@ -200,7 +200,7 @@ absl::StatusOr<std::vector<ModelStore::CutOffChange>> ModelStore::TakeOver() {
 
 // A failed attempt leaves what is kept such that the next one comes to the same state, as a server's death does.
 absl::Status ModelStore::TakeOverWithRoom(const std::string& name, KeptStore::Descriptors pieces, SteadyTime deadline,
-                                          std::vector<CutOffChange>& cut_off) {
+                                          std::vector<InterruptedChange>& cut_off) {
   for (bool is_first = true;; is_first = false) {
     const absl::Status taken_over = TakeOverModel(name, std::move(pieces), cut_off);
     if (!absl::IsResourceExhausted(taken_over) || options_.clock->Now() >= deadline) return taken_over;
@@ -213,7 +213,7 @@ absl::Status ModelStore::TakeOverWithRoom(const std::string& name, KeptStore::De
 }
 
 absl::Status ModelStore::TakeOverModel(const std::string& name, KeptStore::Descriptors pieces,
-                                       std::vector<CutOffChange>& cut_off) {
+                                       std::vector<InterruptedChange>& cut_off) {
   ASSIGN_OR_RETURN(LeftModel left, LeftModel::Read(name, options_.kept, std::move(pieces)));
   const RecoveryPlan plan = left.plan;
   if (plan.action == RecoveryAction::kDrop) return left.memory->Drop();

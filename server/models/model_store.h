@@ -72,11 +72,11 @@ class ModelStore : public EpochListener {
   // to be made again: their models are here, Model::unfinished(). FAILED_PRECONDITION naming a model that this server
   // cannot go on with, because of its devices or its version: it stays for a server that can. RESOURCE_EXHAUSTED naming
   // a model whose memory was not free within Options::room_timeout: it stays, too.
-  struct CutOffChange {
+  struct InterruptedChange {
     std::shared_ptr<Model> model;
     ChangeSource source;
   };
-  absl::StatusOr<std::vector<CutOffChange>> TakeOver();
+  absl::StatusOr<std::vector<InterruptedChange>> TakeOver();
   // Ends a change that was made again, or has failed for good: then the model is lost. The next server tries to make a
   // failed change again, as it does if the daemon drains.
   void FinishChange(const std::shared_ptr<Model>& model, const absl::Status& status);
@@ -164,9 +164,9 @@ class ModelStore : public EpochListener {
   Model::Options OptionsFor(ModelSpec spec) const;
   // Tries until the deadline.
   absl::Status TakeOverWithRoom(const std::string& name, KeptStore::Descriptors pieces, SteadyTime deadline,
-                                std::vector<CutOffChange>& cut_off);
+                                std::vector<InterruptedChange>& cut_off);
   absl::Status TakeOverModel(const std::string& name, KeptStore::Descriptors pieces,
-                             std::vector<CutOffChange>& cut_off);
+                             std::vector<InterruptedChange>& cut_off);
   bool IsOfSeveral(const RecoveryPlan& plan) const;
   absl::StatusOr<std::shared_ptr<Model>> Resume(const std::string& name, LeftModel left) const;
   // Discards what is left of a model that did not come to be.

@@ -11,8 +11,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/synchronization/mutex.h"
-#include "kernels/base/status_macros.h"
 #include "common/model/state_tensor.h"
+#include "kernels/base/status_macros.h"
 #include "server/terms/digest.h"
 #include "xxhash.h"
 

@@ -7,13 +7,13 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/base/status_macros.h"
 #include "common/model/model_spec_difference.h"
 #include "common/model/model_spec_proto.h"
-#include "server/base/crew.h"
+#include "kernels/base/status_macros.h"
+#include "server/base/thread_pool.h"
 #include "server/journal/journal.h"
-#include "server/training/commit_under_way.h"
 #include "server/models/lost_models.h"
+#include "server/training/commit_under_way.h"
 
 namespace paramshard::server {
 namespace {

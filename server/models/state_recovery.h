@@ -13,9 +13,9 @@
 #include "server/base/kept_store.h"
 #include "server/device/kept_memory.h"
 #include "server/journal/recovery.h"
-#include "server/training/model_journal.h"
 #include "server/terms/cluster.h"
 #include "server/terms/commit_log.h"
+#include "server/training/model_journal.h"
 
 namespace paramshard::server {
 

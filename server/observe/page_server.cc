@@ -105,7 +105,7 @@ bool PageServer::Accept(int listener) {
   wire::FileDescriptor fd(accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
   if (!fd.valid()) return HasToWait(errno) || errno == ECONNABORTED || errno == EPROTO;
   if (connections_.size() >= options_.most_connections) MakeRoom();
-  connections_.push_back({.fd = std::move(fd), .deadline = SteadyDeadline(options_.patience)});
+  connections_.push_back({.fd = std::move(fd), .deadline = SteadyDeadline(options_.timeout)});
   return true;
 }
 
@@ -137,7 +137,7 @@ bool PageServer::Read(Connection& connection) const {
   connection.answer = fits ? AnswerTo(absl::string_view(connection.request).substr(0, end))
                            : Refusal(kTooLarge, absl::StrCat("a request of at most ", kMostRequestBytes, " bytes"));
   connection.state = State::kWriting;
-  connection.deadline = SteadyDeadline(options_.patience);
+  connection.deadline = SteadyDeadline(options_.timeout);
   return true;
 }
 

@@ -16,7 +16,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
-#include "common/shared_memory/handoff.h"
+#include "common/shared_memory/companion_packet.h"
 #include "server/base/steady_time.h"
 
 namespace paramshard::server {
@@ -36,7 +36,7 @@ class PageServer {
     std::string content_type = "text/plain";
     std::function<std::string()> page;
     // Timeout of the whole request, and of the whole answer.
-    absl::Duration patience = absl::Seconds(2);
+    absl::Duration timeout = absl::Seconds(2);
     size_t most_connections = 8;
   };
   static constexpr size_t kMostRequestBytes = 8192;

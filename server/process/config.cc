@@ -20,17 +20,17 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
-#include "kernels/base/status_macros.h"
 #include "common/tls/identity.h"
-#include "server/process/values.h"
+#include "kernels/base/status_macros.h"
 #include "server/device/device.h"
+#include "server/process/values.h"
 
 namespace paramshard::server {
 namespace {
 
 constexpr absl::string_view kVariablePrefix = "PARAMSHARD_";
 // The longest name of a socket in socket_dir; a Unix socket's path must fit sockaddr_un.
-constexpr absl::string_view kLongestSocketName = "/handoff.sock";
+constexpr absl::string_view kLongestSocketName = "/companion.sock";
 
 struct Setting {
   absl::string_view name;
@@ -192,7 +192,7 @@ constexpr int kMaxInt = std::numeric_limits<int>::max();
 constexpr Setting kSettings[] = {
     {"device", "cpu:I|cuda:I,...", "devices to serve, in rank order; repeatable", true, ParseDevices,
      PrintList<&DaemonConfig::devices>},
-    {"socket-dir", "DIR", "directory of grpc.sock and handoff.sock", false, ParseSocketDir,
+    {"socket-dir", "DIR", "directory of grpc.sock and companion.sock", false, ParseSocketDir,
      Print<&DaemonConfig::socket_dir>},
     {"listen", "HOST:PORT", "also serve gRPC on this address; port 0 picks a free port", false,
      ParseInto<&DaemonConfig::listen, ParseAddress, 0>,

@@ -15,12 +15,12 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "common/shared_memory/handoff.h"
+#include "common/shared_memory/companion_packet.h"
 #include "server/base/user_places.h"
 #include "server/edge/listening_path.h"
+#include "server/edge/peer_connections.h"
 #include "server/edge/system_calls.h"
 #include "server/observe/log_throttle.h"
-#include "server/edge/peer_connections.h"
 
 namespace paramshard::server {
 

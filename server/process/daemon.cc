@@ -25,10 +25,10 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
+#include "common/model/limits.h"
 #include "kernels/base/status_macros.h"
 #include "paramshard/v1/admin.grpc.pb.h"
 #include "paramshard/v1/trainer.grpc.pb.h"
-#include "common/model/limits.h"
 #include "server/base/descriptor_limit.h"
 #include "server/base/disk.h"
 #include "server/base/disk_calls.h"
@@ -36,32 +36,32 @@
 #include "server/base/keepalive.h"
 #include "server/base/own_folder.h"
 #include "server/base/user_places.h"
-#include "server/world/coordinator_cluster.h"
-#include "server/world/decision_log.h"
-#include "server/world/remote_cluster.h"
+#include "server/checkpoints/checkpoint_choice.h"
+#include "server/checkpoints/saver.h"
+#include "server/checkpoints/world_restores.h"
 #include "server/data_plane/engines.h"
-#include "server/process/values.h"
-#include "server/process/connection_acceptor.h"
 #include "server/device/compute_device.h"
-#include "server/edge/handoff_server.h"
+#include "server/edge/admin_service.h"
+#include "server/edge/callers.h"
+#include "server/edge/companion_server.h"
+#include "server/edge/data_address.h"
+#include "server/edge/guarded_service.h"
+#include "server/edge/interrupted_changes.h"
+#include "server/edge/messages.h"
+#include "server/edge/metrics_page.h"
 #include "server/edge/socket_dir.h"
+#include "server/edge/trainer_service.h"
+#include "server/edge/transport.h"
+#include "server/models/model_store.h"
+#include "server/models/state_recovery.h"
 #include "server/observe/log.h"
 #include "server/observe/metric_registry.h"
 #include "server/observe/page_server.h"
-#include "server/checkpoints/checkpoint_choice.h"
-#include "server/checkpoints/world_restores.h"
-#include "server/checkpoints/saver.h"
-#include "server/edge/admin_service.h"
-#include "server/edge/callers.h"
-#include "server/edge/cut_off_changes.h"
-#include "server/edge/guarded_service.h"
-#include "server/edge/messages.h"
-#include "server/edge/metrics_page.h"
-#include "server/edge/trainer_service.h"
-#include "server/models/model_store.h"
-#include "server/models/state_recovery.h"
-#include "server/edge/data_address.h"
-#include "server/edge/transport.h"
+#include "server/process/connection_acceptor.h"
+#include "server/process/values.h"
+#include "server/world/coordinator_cluster.h"
+#include "server/world/decision_log.h"
+#include "server/world/remote_cluster.h"
 
 namespace paramshard::server {
 bool KeepsDecisions(const DaemonConfig& config) {
@@ -119,7 +119,7 @@ absl::StatusOr<WorldTerms> TermsOf(const DaemonConfig& config) {
   return WorldTerms{.world = config.world, .save_dir = config.save_dir, .engine_library = engine_library};
 }
 
-// Each return interrupts the other daemons for a moment, and for kLinkPatience if the link is still cut.
+// Each return interrupts the other daemons for a moment, and for kLinkTimeout if the link is still cut.
 absl::Duration FirstStayOf(const DaemonConfig& config) { return std::max(2 * config.replica_grace, absl::Seconds(1)); }
 
 absl::StatusOr<Transport> TransportOf(const DaemonConfig& config) {
@@ -280,7 +280,8 @@ std::vector<int> KnownDeviceCounts(const CoordinatorOptions& options) {
 // Members are destroyed in reverse order: callers before what they call.
 class Daemon::Impl {
  public:
-  Impl(const DaemonConfig& config, Afterlife afterlife) : config_(config), afterlife_(std::move(afterlife)) {}
+  Impl(const DaemonConfig& config, KeeperServices keeper_services)
+      : config_(config), keeper_services_(std::move(keeper_services)) {}
   ~Impl() { Stop(); }
 
   absl::Status Start(DeviceOpener open, const std::stop_token& stop);
@@ -303,17 +304,17 @@ class Daemon::Impl {
   absl::Status StartCoordinator(int devices);
   absl::Status ServeCluster();
   // Takes over the models of the previous server. Returns its unfinished changes.
-  absl::StatusOr<std::vector<ModelStore::CutOffChange>> TakeOver(const std::stop_token& stop);
+  absl::StatusOr<std::vector<ModelStore::InterruptedChange>> TakeOver(const std::stop_token& stop);
   // Cancels waits for other daemons.
   void GiveUpOthers();
   // See ListeningPath::Options.
   std::function<absl::Status()> RestoreSocketDir() {
     return [this] { return socket_dir_->Restore(); };
   }
-  absl::Status OpenHandoff();
+  absl::Status OpenCompanion();
   absl::Status Serve();
   absl::Status ServeMetrics();
-  KeptStore* kept() const { return afterlife_.kept; }
+  KeptStore* kept() const { return keeper_services_.kept; }
   World MakeWorld();
   AdminService::Lifetime Lifetime();
   void WatchDevices();
@@ -325,7 +326,7 @@ class Daemon::Impl {
   void WarnOfWhatIsLost() const;
 
   const DaemonConfig config_;
-  const Afterlife afterlife_;
+  const KeeperServices keeper_services_;
   MetricRegistry metrics_;  // used by the members below
   EngineSettings engines_;
   Transport transport_;
@@ -338,13 +339,13 @@ class Daemon::Impl {
   Cluster* cluster_ = nullptr;
   RunningServers cluster_server_;
   Callers callers_;
-  std::unique_ptr<HandoffServer> handoff_;
+  std::unique_ptr<CompanionServer> companion_;
   CallWorkers workers_;
   std::unique_ptr<Savers> savers_;  // null without a save_dir
   // A model's destructor waits for the end of its epoch, which may still answer trainers through the members above.
   std::unique_ptr<ModelStore> store_;
   std::unique_ptr<WorldRestores> restores_;
-  std::unique_ptr<CutOffChanges> changes_;
+  std::unique_ptr<InterruptedChanges> changes_;
   std::unique_ptr<MetricsPage> metrics_page_;
   std::unique_ptr<PageServer> metrics_server_;  // null without metrics_listen
   std::string metrics_address_;
@@ -373,8 +374,8 @@ absl::Status Daemon::Impl::Start(DeviceOpener open, const std::stop_token& stop)
     ASSIGN_OR_RETURN(engines_.link_listener, LinkListener::Start(engines_.data_address));
   }
   ASSIGN_OR_RETURN(devices_, open(devices));
-  ASSIGN_OR_RETURN(SocketDir socket_dir,
-                   SocketDir::Acquire(config_.socket_dir, !config_.allow_users.empty(), afterlife_.socket_dir_lock));
+  ASSIGN_OR_RETURN(SocketDir socket_dir, SocketDir::Acquire(config_.socket_dir, !config_.allow_users.empty(),
+                                                            keeper_services_.socket_dir_lock));
   socket_dir_ = std::make_unique<SocketDir>(std::move(socket_dir));
   RETURN_IF_ERROR(JoinWorld(static_cast<int>(devices_.size()), stop));
   if (MakesSaves(config_)) {
@@ -388,12 +389,12 @@ absl::Status Daemon::Impl::Start(DeviceOpener open, const std::stop_token& stop)
                                                             .savers = savers_.get(),
                                                             .moves = {.moves = kept() != nullptr},
                                                             .kept = kept()});
-  ASSIGN_OR_RETURN(std::vector<ModelStore::CutOffChange> cut_off, TakeOver(stop));
+  ASSIGN_OR_RETURN(std::vector<ModelStore::InterruptedChange> cut_off, TakeOver(stop));
   restores_ = std::make_unique<WorldRestores>(
       WorldRestores::Options{.store = store_.get(), .timeout = config_.restore_timeout});
-  RETURN_IF_ERROR(OpenHandoff());
+  RETURN_IF_ERROR(OpenCompanion());
   RETURN_IF_ERROR(Serve());
-  ASSIGN_OR_RETURN(changes_, CutOffChanges::Start(store_.get(), std::move(cut_off), {}));
+  ASSIGN_OR_RETURN(changes_, InterruptedChanges::Start(store_.get(), std::move(cut_off), {}));
   return absl::OkStatus();
 }
 
@@ -459,7 +460,7 @@ std::function<absl::StatusOr<tls::Certificate>()> Daemon::Impl::CertificateReade
 }
 
 absl::Status Daemon::Impl::OpenDecisionLog(CoordinatorOptions& options) {
-  ASSIGN_OR_RETURN(decision_log_, DecisionLog::Open(&disk_calls_, config_.state_dir, afterlife_.state_dir_lock));
+  ASSIGN_OR_RETURN(decision_log_, DecisionLog::Open(&disk_calls_, config_.state_dir, keeper_services_.state_dir_lock));
   ASSIGN_OR_RETURN(options.closed, decision_log_->Reconcile(options.closed));
   options.log = decision_log_.get();
   return absl::OkStatus();
@@ -477,7 +478,7 @@ absl::Status Daemon::Impl::StartCoordinator(int devices) {
   }
   if (KeepsDecisions(config_)) RETURN_IF_ERROR(NameFlag("--state-dir", OpenDecisionLog(options)));
   options.attendance = {
-      .min_nodes = config_.min_replicas, .patience = config_.replica_grace, .first_stay = FirstStayOf(config_)};
+      .min_nodes = config_.min_replicas, .timeout = config_.replica_grace, .first_stay = FirstStayOf(config_)};
   options.device_counts = KnownDeviceCounts(options);
   ASSIGN_OR_RETURN(CoordinatorNode node, MakeCoordinatorCluster(options));
   coordinator_ = std::make_unique<CoordinatorNode>(std::move(node));
@@ -506,7 +507,7 @@ World Daemon::Impl::MakeWorld() {
           .metrics = &metrics_};
 }
 
-absl::StatusOr<std::vector<ModelStore::CutOffChange>> Daemon::Impl::TakeOver(const std::stop_token& stop) {
+absl::StatusOr<std::vector<ModelStore::InterruptedChange>> Daemon::Impl::TakeOver(const std::stop_token& stop) {
   // A request to node 0 may wait.
   const std::stop_callback give_up(stop, [this] { GiveUpOthers(); });
   return store_->TakeOver();
@@ -517,15 +518,15 @@ void Daemon::Impl::GiveUpOthers() {
   if (config_.nodes > 1) cluster_->Stop();
 }
 
-absl::Status Daemon::Impl::OpenHandoff() {
+absl::Status Daemon::Impl::OpenCompanion() {
   ASSIGN_OR_RETURN(std::vector<uid_t> users, AllowedUsers(config_.allow_users));
-  ASSIGN_OR_RETURN(handoff_,
-                   HandoffServer::Start({.path = socket_dir_->handoff_path(),
-                                         .allowed_users = std::move(users),
-                                         .restore_directory = RestoreSocketDir(),
-                                         .max_connections = CompanionConnectionsWithin(DescriptorLimit()),
-                                         .on_gone = [this](const std::string& token) { callers_.Gone(token); }}));
-  callers_.SetHandoff(handoff_.get());
+  ASSIGN_OR_RETURN(companion_,
+                   CompanionServer::Start({.path = socket_dir_->companion_path(),
+                                           .allowed_users = std::move(users),
+                                           .restore_directory = RestoreSocketDir(),
+                                           .max_connections = CompanionConnectionsWithin(DescriptorLimit()),
+                                           .on_gone = [this](const std::string& token) { callers_.Gone(token); }}));
+  callers_.SetCompanion(companion_.get());
   return absl::OkStatus();
 }
 
@@ -536,7 +537,7 @@ absl::Status Daemon::Impl::Serve() {
       MetricsPage::Options{.store = store_.get(),
                            .tls_cert = config_.tls_cert,
                            .insecure_addresses = static_cast<int>(InsecureAddresses().size()),
-                           .restarts = afterlife_.restarts});
+                           .restarts = keeper_services_.restarts});
   RETURN_IF_ERROR(ServeMetrics());
   trainer_service_ =
       std::make_unique<TrainerService>(store_.get(), restores_.get(), &callers_, &workers_, std::move(restore));
@@ -586,9 +587,9 @@ AdminService::Lifetime Daemon::Impl::Lifetime() {
                                       [this] {
                                         if (RequestStop()) Log(LogLevel::kInfo, "draining", {{"call", "Drain"}});
                                       },
-                                  .rollback = afterlife_.rollback,
+                                  .rollback = keeper_services_.rollback,
                                   .insecure_addresses = InsecureAddresses()};
-  if (afterlife_.restart == nullptr) return lifetime;
+  if (keeper_services_.restart == nullptr) return lifetime;
   lifetime.restart = [this](const ServerCommandChange& change, bool lose_models) -> absl::Status {
     absl::MutexLock lock(&restarting_);
     // A stop that was requested before must not become a restart.
@@ -597,7 +598,7 @@ AdminService::Lifetime Daemon::Impl::Lifetime() {
     const bool was_other = next_is_other_;
     // Set before the request, and even if the keeper does not answer, so that a stop by a signal meanwhile saves.
     if (is_other) next_is_other_ = true;
-    const absl::Status asked = afterlife_.restart(change);
+    const absl::Status asked = keeper_services_.restart(change);
     if (!asked.ok() && !MayBeTakenOver(asked)) next_is_other_ = was_other;
     RETURN_IF_ERROR(asked);
     // The keeper starts the command of its last request.
@@ -638,10 +639,10 @@ bool Daemon::Impl::RequestStop() {
   return true;
 }
 
-bool Daemon::Impl::ModelsStay() const { return kept() != nullptr && afterlife_.is_followed() && !next_is_other_; }
+bool Daemon::Impl::ModelsStay() const { return kept() != nullptr && keeper_services_.is_followed() && !next_is_other_; }
 
 absl::Status Daemon::Impl::DrainReason() const {
-  if (afterlife_.is_followed() && kept() != nullptr && !lose_models_) {
+  if (keeper_services_.is_followed() && kept() != nullptr && !lose_models_) {
     return absl::UnavailableError("the daemon is restarting");
   }
   const bool saves = savers_ != nullptr && config_.save_on_drain;
@@ -693,14 +694,14 @@ absl::Status Daemon::Check(const DaemonConfig& config) {
 }
 
 absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const DaemonConfig& config, DeviceOpener open,
-                                                      const std::stop_token& stop, Afterlife afterlife) {
+                                                      const std::stop_token& stop, KeeperServices keeper_services) {
   // gRPC is never shut down: its last user would wait up to ten seconds for a poller of large messages.
   static const bool initialized = (grpc_init(), true);
   (void)initialized;
   // Health checking must be enabled before any server is built.
   grpc::EnableDefaultHealthCheckService(true);
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
-  auto impl = std::make_unique<Impl>(config, std::move(afterlife));
+  auto impl = std::make_unique<Impl>(config, std::move(keeper_services));
   RETURN_IF_ERROR(impl->Start(open, stop));
   return std::unique_ptr<Daemon>(new Daemon(std::move(impl)));
 }

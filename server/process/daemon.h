@@ -21,13 +21,13 @@
 #include "absl/types/span.h"
 #include "server/base/kept_store.h"
 #include "server/base/server_command.h"
-#include "server/process/config.h"
 #include "server/device/compute_device.h"
+#include "server/process/config.h"
 
 namespace paramshard::server {
 
 // Services of a keeper for a daemon.
-struct Afterlife {
+struct KeeperServices {
   // Requests the start of another server after this one has ended. Null without a keeper.
   std::function<absl::Status(const ServerCommandChange& change)> restart = nullptr;
   // Returns true if another server follows, requested by `restart` or by a signal to the keeper.
@@ -59,12 +59,13 @@ class Daemon {
   // the socket directory; UNAVAILABLE a socket cannot be bound; DEADLINE_EXCEEDED the world was not complete in time;
   // errors of OpenDevices and Check. When a device breaks, health is NOT_SERVING for good; inspection still works.
   // `open` opens the devices. A request of `stop` cancels the join (UNAVAILABLE) and makes Wait return. After
-  // `afterlife.restart` has requested the next server, the daemon stops itself. With `afterlife.kept` the daemon takes
+  // `keeper_services.restart` has requested the next server, the daemon stops itself. With `keeper_services.kept` the daemon takes
   // over the models of the previous server: FAILED_PRECONDITION names a model that requires another version.
   using DeviceOpener =
       absl::FunctionRef<absl::StatusOr<std::vector<std::unique_ptr<ComputeDevice>>>(absl::Span<const Device>)>;
   static absl::StatusOr<std::unique_ptr<Daemon>> Start(const DaemonConfig& config, DeviceOpener open = OpenDevices,
-                                                       const std::stop_token& stop = {}, Afterlife afterlife = {});
+                                                       const std::stop_token& stop = {},
+                                                       KeeperServices keeper_services = {});
   ~Daemon();
 
   // Returns how long draining and saving may take; with a save_dir a save may be in progress even without

@@ -15,11 +15,11 @@
 #include "server/base/disk.h"
 #include "server/base/disk_calls.h"
 #include "server/base/exit_codes.h"
-#include "server/world/decision_log.h"
-#include "server/process/daemon.h"
 #include "server/edge/socket_dir.h"
 #include "server/keeper/keeper.h"
 #include "server/observe/log.h"
+#include "server/process/daemon.h"
+#include "server/world/decision_log.h"
 
 namespace paramshard::server {
 namespace {

@@ -27,25 +27,25 @@
 #include "absl/strings/str_join.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
+#include "common/shared_memory/companion_packet.h"
 #include "kernels/base/status_macros.h"
-#include "common/shared_memory/handoff.h"
 #include "server/base/descriptor_limit.h"
 #include "server/base/exit_codes.h"
 #include "server/base/heartbeat.h"
 #include "server/base/thread.h"
 #include "server/base/version.h"
-#include "server/world/decision_log.h"
-#include "server/process/config.h"
-#include "server/process/daemon.h"
 #include "server/device/memory.h"
 #include "server/edge/peer_process.h"
 #include "server/edge/socket_dir.h"
 #include "server/keeper/keeper_link.h"
-#include "server/process/keeper_program.h"
-#include "server/process/last_resort.h"
-#include "server/process/library_logs.h"
 #include "server/observe/log.h"
+#include "server/process/config.h"
+#include "server/process/daemon.h"
+#include "server/process/exit_watchdog.h"
+#include "server/process/keeper_program.h"
+#include "server/process/library_logs.h"
 #include "server/process/service_notifier.h"
+#include "server/world/decision_log.h"
 
 namespace paramshard::server {
 namespace {
@@ -202,7 +202,7 @@ std::optional<int64_t> RestartsOf(KeeperLink& link) {
   return count.ok() ? std::optional(*count) : std::nullopt;
 }
 
-Afterlife AfterlifeOf(const Kept& kept, const std::shared_ptr<Ending>& ending) {
+KeeperServices KeeperServicesOf(const Kept& kept, const std::shared_ptr<Ending>& ending) {
   if (kept.link == nullptr) return {.restarts = 0};
   const auto restart = [&kept, ending](const ServerCommandChange& change) -> absl::Status {
     const ServerCommand next = change.AppliedTo(kept.command);
@@ -248,15 +248,15 @@ int Serve(const DaemonConfig& config, const Kept& kept, const std::shared_ptr<En
   if (const absl::Status checked = Daemon::Check(config); !checked.ok()) return StartFailed(checked, kExitUsage);
   // A stop before the daemon serves also limits its start, which saves the models that it takes over.
   absl::once_flag bounded;
-  std::optional<LastResort> last_resort;
+  std::optional<ExitWatchdog> exit_watchdog;
   const auto bound = [&] {
     absl::call_once(bounded, [&] {
-      last_resort.emplace(Daemon::StopTimeout(config) + kEndTimeout, ending->restart ? kExitRestart : kExitStuck);
+      exit_watchdog.emplace(Daemon::StopTimeout(config) + kEndTimeout, ending->restart ? kExitRestart : kExitStuck);
     });
   };
   const std::stop_callback on_stop(ending->stop.get_token(), bound);
   absl::StatusOr<std::unique_ptr<Daemon>> daemon =
-      Daemon::Start(config, OpenDevices, ending->stop.get_token(), AfterlifeOf(kept, ending));
+      Daemon::Start(config, OpenDevices, ending->stop.get_token(), KeeperServicesOf(kept, ending));
   if (!daemon.ok() && !ending->stop.stop_requested()) return StartFailed(daemon.status(), kExitStartFailed);
   bool left_unsaved = false;
   if (daemon.ok()) {

@@ -5,9 +5,9 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "common/model/limits.h"
 #include "kernels/base/status_macros.h"
 #include "paramshard/v1/cluster.pb.h"
-#include "common/model/limits.h"
 
 namespace paramshard::server {
 namespace {

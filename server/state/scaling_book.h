@@ -11,9 +11,9 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/types/span.h"
+#include "common/model/model_spec.h"
 #include "kernels/formats/codec.h"
 #include "kernels/formats/delayed_scaling.h"
-#include "common/model/model_spec.h"
 #include "server/journal/journal_content.h"
 
 namespace paramshard::server {

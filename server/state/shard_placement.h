@@ -9,10 +9,10 @@
 #include <vector>
 
 #include "absl/types/span.h"
-#include "kernels/optim/moment_kind.h"
-#include "kernels/optim/state_bands.h"
 #include "common/model/layout.h"
 #include "common/model/model_spec.h"
+#include "kernels/optim/moment_kind.h"
+#include "kernels/optim/state_bands.h"
 #include "server/device/compute_device.h"
 
 namespace paramshard::server {

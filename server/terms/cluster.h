@@ -294,7 +294,7 @@ class Cluster {
   // trainers wait for its result; else they are refused.
   //
   // If node 0 permits fewer nodes, an epoch of a model whose nodes all hold replicas starts without nodes that are lost
-  // for longer than its patience. A node that comes back takes part again when all its ranks are attached: the epoch
+  // for longer than its timeout. A node that comes back takes part again when all its ranks are attached: the epoch
   // ends with its next commit, and the following epoch gives the node the state.
   virtual void Report(const ModelReport& report) = 0;
   // Notes that the model is deleted on this node. A waiting vote on one of its commits returns CANCELLED or ABORTED.

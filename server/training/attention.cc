@@ -33,8 +33,8 @@ constexpr int kNapSlackNanoseconds = 1000;
 constexpr int kMostIdleRings = 1000;
 constexpr absl::Duration kPause = absl::Milliseconds(1);
 
-// A thread that cannot sleep on both bells sleeps on the doorbell, at most this long at a time: then it looks at the
-// daemon's bell, even if a trainer keeps the doorbell from ringing.
+// A thread that cannot sleep on both sleeps on the doorbell, at most this long at a time: then it looks at the
+// daemon's wakeup, even if a trainer keeps the doorbell from ringing.
 constexpr absl::Duration kSlice = absl::Milliseconds(5);
 
 }  // namespace
@@ -47,7 +47,7 @@ void Attention::Look() {
   const uint32_t doorbell = options_.words.doorbell().value.load(std::memory_order_seq_cst);
   if (doorbell != doorbell_ && idle_rings_ < kMostIdleRings) ++idle_rings_;
   doorbell_ = doorbell;
-  bell_ = options_.bell->rings().load(std::memory_order_seq_cst);
+  wakeup_ = options_.wakeup->rings().load(std::memory_order_seq_cst);
 }
 
 void Attention::Renew() {
@@ -57,7 +57,7 @@ void Attention::Renew() {
 
 bool Attention::Rang() const {
   return options_.words.doorbell().value.load(std::memory_order_acquire) != doorbell_ ||
-         options_.bell->rings().load(std::memory_order_acquire) != bell_;
+         options_.wakeup->rings().load(std::memory_order_acquire) != wakeup_;
 }
 
 void Attention::Wait(For expected, SteadyTime deadline) {
@@ -76,23 +76,23 @@ void Attention::Spin(MachineClock::duration most) const {
   while (!Rang() && MachineClock::now() < end) wire::Pause();
 }
 
-// Announces the sleep before the bells are read again: either the ringer sees it, or this thread sees the ring.
+// Announces the sleep before both are read again: either the ringer sees it, or this thread sees the ring.
 void Attention::Sleep(absl::Duration most) const {
-  options_.bell->Listen(true);
+  options_.wakeup->Listen(true);
   if (idle_rings_ < kMostIdleRings) {
     options_.words.daemon_waits().value.store(1, std::memory_order_seq_cst);
-    SleepOnBells(most);
+    SleepOnBoth(most);
     options_.words.daemon_waits().value.store(0, std::memory_order_seq_cst);
   } else {
-    wire::PrivateFutexWait(options_.bell->rings(), bell_, std::min(most, kPause));
+    wire::PrivateFutexWait(options_.wakeup->rings(), wakeup_, std::min(most, kPause));
   }
-  options_.bell->Listen(false);
+  options_.wakeup->Listen(false);
 }
 
-void Attention::SleepOnBells(absl::Duration most) const {
+void Attention::SleepOnBoth(absl::Duration most) const {
   const std::atomic<uint32_t>& doorbell = options_.words.doorbell().value;
   if (options_.both_at_once) {
-    wire::FutexWaitForEither(doorbell, doorbell_, options_.bell->rings(), bell_, most);
+    wire::FutexWaitForEither(doorbell, doorbell_, options_.wakeup->rings(), wakeup_, most);
   } else if (!Rang()) {
     wire::FutexWait(doorbell, doorbell_, std::min(most, kSlice));
   }

@@ -1,4 +1,4 @@
-// How a gather thread waits for its trainer's doorbell, for the daemon's own bell, and for words that a GPU may write.
+// How a gather thread waits for its trainer's doorbell, for the daemon's own wakeup, and for words that a GPU may write.
 #ifndef PARAMSHARD_SERVER_TRAINING_ATTENTION_H_
 #define PARAMSHARD_SERVER_TRAINING_ATTENTION_H_
 
@@ -9,7 +9,7 @@
 #include "common/shared_memory/futex.h"
 #include "common/shared_memory/words.h"
 #include "server/base/clock.h"
-#include "server/training/bell.h"
+#include "server/training/wakeup.h"
 
 namespace paramshard::server {
 
@@ -18,10 +18,10 @@ namespace paramshard::server {
 // copies are under way; then ever more rarely, and never when nothing is expected.
 //
 // The doorbell lies in memory that the trainer writes. A trainer that keeps it from ringing, or rings it all the time,
-// delays its own commands alone: the daemon's bell and deadlines do not depend on it. Used by one thread.
+// delays its own commands alone: the daemon's wakeup and deadlines do not depend on it. Used by one thread.
 class Attention {
  public:
-  // Says what may come besides the two bells.
+  // Says what may come besides a wakeup or the doorbell.
   enum class For : uint8_t {
     kNothing,
     kWord,   // that a trainer's GPU writes some time
@@ -30,7 +30,7 @@ class Attention {
 
   struct Options {
     wire::Words words;
-    Bell* bell = nullptr;          // outlives the attention
+    Wakeup* wakeup = nullptr;      // outlives the attention
     const Clock* clock = nullptr;  // likewise; of deadlines
     bool on_gpu = false;           // whether GPUs write words of the page
     bool both_at_once = wire::CanWaitForEither();
@@ -43,7 +43,7 @@ class Attention {
   void Look();
   // Records that something has happened.
   void Renew();
-  // Waits until a bell rings, the deadline has come or it is time to look again.
+  // Waits until a wakeup rings, the deadline has come or it is time to look again.
   void Wait(For expected, SteadyTime deadline);
 
  private:
@@ -52,12 +52,12 @@ class Attention {
 
   void Spin(MachineClock::duration most) const;
   void Sleep(absl::Duration most) const;
-  void SleepOnBells(absl::Duration most) const;
+  void SleepOnBoth(absl::Duration most) const;
   bool Rang() const;
 
   const Options options_;
   uint32_t doorbell_ = 0;
-  uint32_t bell_ = 0;
+  uint32_t wakeup_ = 0;
   int idle_rings_ = 0;                   // of the doorbell, since the last event
   MachineClock::time_point last_event_;  // long ago
 };

@@ -4,8 +4,8 @@
 
 #include <string>
 
-#include "paramshard/v1/trainer.pb.h"
 #include "common/model/model_spec.h"
+#include "paramshard/v1/trainer.pb.h"
 
 namespace paramshard::server {
 

@@ -10,9 +10,9 @@
 #include "server/data_plane/engines.h"
 #include "server/observe/log.h"
 #include "server/observe/log_throttle.h"
+#include "server/observe/trace.h"
 #include "server/state/replica_state.h"
 #include "server/terms/healing_plan.h"
-#include "server/observe/trace.h"
 
 namespace paramshard::server {
 namespace {
@@ -86,19 +86,20 @@ Epoch::Epoch(Options options)
       sequence_(SequenceOptions(options_), this),
       commit_(ranks_),
       late_ranks_(ranks_) {
-  for (int rank = 0; rank < ranks_; ++rank) seats_.push_back(std::make_unique<Seat>(options_.first_rank + rank));
+  for (int rank = 0; rank < ranks_; ++rank)
+    rank_slots_.push_back(std::make_unique<RankSlot>(options_.first_rank + rank));
 }
 
 Epoch::~Epoch() = default;
 
 // Called by the sequence, under the mutex. A trainer that has left reads nothing any more.
 uint32_t Epoch::Released(int rank, int slot) const {
-  if (seats_[rank]->left) return static_cast<uint32_t>(*seats_[rank]->last_command);
-  return seats_[rank]->words().released(slot).value.load(std::memory_order_acquire);
+  if (rank_slots_[rank]->left) return static_cast<uint32_t>(*rank_slots_[rank]->last_command);
+  return rank_slots_[rank]->words().released(slot).value.load(std::memory_order_acquire);
 }
 
 uint32_t Epoch::Filled(int rank, int slot) const {
-  return seats_[rank]->words().filled(slot).value.load(std::memory_order_acquire);
+  return rank_slots_[rank]->words().filled(slot).value.load(std::memory_order_acquire);
 }
 
 // --- From start to end ---
@@ -139,7 +140,7 @@ void Epoch::TellClusterOfEnd(const absl::Status& why) const {
 }
 
 absl::Status Epoch::Prepare() {
-  RETURN_IF_ERROR(AllocateSeats());
+  RETURN_IF_ERROR(AllocateRankSlots());
   absl::Status connected = Connect();
   const bool is_cut_off = !connected.ok() && !links_.bad().empty();
   if (connected.ok()) connected = Heal();
@@ -154,12 +155,12 @@ absl::Status Epoch::Prepare() {
   return ended() ? absl::OkStatus() : Greet();
 }
 
-absl::Status Epoch::AllocateSeats() {
+absl::Status Epoch::AllocateRankSlots() {
   for (int rank = 0; rank < ranks_; ++rank) {
-    ASSIGN_OR_RETURN(SeatMemory memory,
-                     SeatMemory::Allocate(options_.shards[rank]->device(), CountsOf(*options_.layout), slots_bytes()));
+    ASSIGN_OR_RETURN(RankSlotMemory memory, RankSlotMemory::Allocate(options_.shards[rank]->device(),
+                                                                     CountsOf(*options_.layout), slots_bytes()));
     absl::MutexLock lock(&mu_);
-    seats_[rank]->Take(std::move(memory), CountsOf(*options_.layout));
+    rank_slots_[rank]->Take(std::move(memory), CountsOf(*options_.layout));
   }
   return absl::OkStatus();
 }
@@ -181,8 +182,8 @@ absl::Status Epoch::Connect() {
   std::vector<RankMemory> memory;
   for (int rank = 0; rank < ranks_; ++rank) {
     memory.push_back({.arena = options_.shards[rank]->planes().data(),
-                      .slots = seats_[rank]->memory().slots.data(),
-                      .words = seats_[rank]->words(),
+                      .slots = rank_slots_[rank]->memory().slots.data(),
+                      .words = rank_slots_[rank]->words(),
                       .device = &options_.shards[rank]->device()});
   }
   ASSIGN_OR_RETURN(auto engines, ConnectEngines({.model = options_.spec,
@@ -293,20 +294,20 @@ EpochGreeting Epoch::GreetingOf(int rank) const {
 
 absl::Status Epoch::GreetTrainer(int rank) {
   const Trainer& trainer = options_.trainers[rank];
-  Seat& seat = *seats_[rank];
+  RankSlot& rank_slot = *rank_slots_[rank];
   const Memory& planes = options_.shards[rank]->planes();
   const EpochGreeting greeting = GreetingOf(rank);
-  if (greeting.last_commit.has_value()) seat.WriteAnswer(*greeting.last_commit);
-  seat.words().Publish(seat.words().committed(), static_cast<uint32_t>(greeting.numbers.commit_number));
-  wire::HandoffMemory message{.session = trainer.session,
-                              .planes_bytes = planes.size_bytes(),
-                              .slots_bytes = seat.memory().slots.size_bytes(),
-                              .words_bytes = seat.memory().words.size_bytes()};
-  const std::array<int, 3> fds{planes.fd(), seat.memory().slots.fd(), seat.memory().words.fd()};
+  if (greeting.last_commit.has_value()) rank_slot.WriteAnswer(*greeting.last_commit);
+  rank_slot.words().Publish(rank_slot.words().committed(), static_cast<uint32_t>(greeting.numbers.commit_number));
+  wire::CompanionMemory message{.session = trainer.session,
+                                .planes_bytes = planes.size_bytes(),
+                                .slots_bytes = rank_slot.memory().slots.size_bytes(),
+                                .words_bytes = rank_slot.memory().words.size_bytes()};
+  const std::array<int, 3> fds{planes.fd(), rank_slot.memory().slots.fd(), rank_slot.memory().words.fd()};
   RETURN_IF_ERROR(GoneOr(trainer, trainer.send_memory(message, fds)));
   {
     absl::MutexLock lock(&mu_);
-    seat.started = true;
+    rank_slot.started = true;
   }
   trainer.on_started(greeting);
   return absl::OkStatus();
@@ -350,7 +351,7 @@ void Epoch::WatchLinks() {
       }
       if (end_.ended()) return;
     }
-    const absl::Status status = links_.Check(kLinkPatience, &connect_abort_);
+    const absl::Status status = links_.Check(kLinkTimeout, &connect_abort_);
     if (!links_.bad().empty()) return End(status);
     // The probe is aborted at the end of the epoch.
     if (status.ok() || !connect_abort_.status().ok()) continue;
@@ -364,7 +365,7 @@ void Epoch::WatchLinks() {
 Epoch::DepartureNews Epoch::TakeDepartureNews() {
   DepartureNews news;
   for (int rank = 0; rank < ranks_ && !news.leaving.has_value(); ++rank) {
-    if (seats_[rank]->left && !std::exchange(seats_[rank]->told, true)) news.leaving = rank;
+    if (rank_slots_[rank]->left && !std::exchange(rank_slots_[rank]->told, true)) news.leaving = rank;
   }
   if (const std::optional<Progress> now = ProgressNow(); now != told_progress_) told_progress_ = news.progress = now;
   return news;
@@ -385,7 +386,7 @@ void Epoch::Tell(const DepartureNews& news) {
   const std::string& model = options_.spec->name;
   if (news.leaving.has_value()) {
     const int rank = *news.leaving;
-    cluster.ReportDetached(model, options_.number, options_.first_rank + rank, *seats_[rank]->last_command,
+    cluster.ReportDetached(model, options_.number, options_.first_rank + rank, *rank_slots_[rank]->last_command,
                            Departure(rank));
     SendEnded(rank, Explained(Departure(rank)));
   }
@@ -434,7 +435,7 @@ absl::Status Epoch::Explained(const absl::Status& why) const {
 }
 
 void Epoch::EndPages(const absl::Status& why) {
-  for (const auto& seat : seats_) seat->EndPage(why);
+  for (const auto& rank_slot : rank_slots_) rank_slot->EndPage(why);
 }
 
 // Called when no thread of the epoch is left.
@@ -454,16 +455,16 @@ void Epoch::Clean() {
 }
 
 void Epoch::TellEnd(int rank, const absl::Status& why) {
-  Seat& seat = *seats_[rank];
+  RankSlot& rank_slot = *rank_slots_[rank];
   // Also moves ahead words that a stream of the daemon has written after the end.
-  seat.EndPage(why);
+  rank_slot.EndPage(why);
   bool gone, told;
   {
     absl::MutexLock lock(&mu_);
-    gone = seat.gone;
-    told = std::exchange(seat.told, true);
+    gone = rank_slot.gone;
+    told = std::exchange(rank_slot.told, true);
   }
-  if (gone) seat.DiscardSlots();
+  if (gone) rank_slot.DiscardSlots();
   if (!told) SendEnded(rank, why);
 }
 
@@ -506,7 +507,7 @@ void Epoch::EndOnError(const absl::Status& status) {
 
 void Epoch::WakeAll() {
   work_.SignalAll();
-  for (const auto& seat : seats_) seat->Call();
+  for (const auto& rank_slot : rank_slots_) rank_slot->Call();
 }
 
 bool Epoch::ended() const {
@@ -545,37 +546,37 @@ bool Epoch::LastCommitAnswered() const {
 
 void Epoch::MarkGone(int rank) {
   absl::MutexLock lock(&mu_);
-  seats_[rank]->gone = true;
+  rank_slots_[rank]->gone = true;
 }
 
 absl::Status Epoch::Detach(int rank, int64_t command_count) {
   absl::MutexLock lock(&mu_);
   if (end_.ended()) return absl::OkStatus();
-  const Seat& seat = *seats_[rank];
-  if (!seat.started) {
+  const RankSlot& rank_slot = *rank_slots_[rank];
+  if (!rank_slot.started) {
     return absl::FailedPreconditionError(
         absl::StrCat("detach rank ", options_.first_rank + rank, ": sent before `started`"));
   }
-  if (seat.last_command.has_value()) {
+  if (rank_slot.last_command.has_value()) {
     return absl::InvalidArgumentError(absl::StrCat("detach rank ", options_.first_rank + rank, ": already detached"));
   }
   if (command_count < sequence_.last_command(rank)) {
     return absl::InvalidArgumentError(absl::StrCat("detach rank ", options_.first_rank + rank, ": want at least ",
                                                    sequence_.last_command(rank), " commands, got ", command_count));
   }
-  seats_[rank]->last_command = command_count;
+  rank_slots_[rank]->last_command = command_count;
   CheckDepartures();
   return absl::OkStatus();
 }
 
 bool Epoch::HasLeft(int rank) const {
   absl::MutexLock lock(&mu_);
-  return seats_[rank]->left;
+  return rank_slots_[rank]->left;
 }
 
 bool Epoch::LeftInOrder() const {
   absl::MutexLock lock(&mu_);
-  return std::all_of(seats_.begin(), seats_.end(), [](const auto& seat) { return seat->left; });
+  return std::all_of(rank_slots_.begin(), rank_slots_.end(), [](const auto& rank_slot) { return rank_slot->left; });
 }
 
 absl::Status Epoch::Departure(int rank) const {
@@ -585,11 +586,11 @@ absl::Status Epoch::Departure(int rank) const {
 
 void Epoch::CheckDepartures() {
   const bool news = last_command_.has_value() && ProgressNow() != told_progress_;
-  for (const auto& seat : seats_) {
-    if (!seat->last_command.has_value() || seat->left || end_.ended() || commit_.answering()) continue;
-    seat->left = sequence_.Served(seat->rank() - options_.first_rank, *seat->last_command);
+  for (const auto& rank_slot : rank_slots_) {
+    if (!rank_slot->last_command.has_value() || rank_slot->left || end_.ended() || commit_.answering()) continue;
+    rank_slot->left = sequence_.Served(rank_slot->rank() - options_.first_rank, *rank_slot->last_command);
     // Gathers into its slots do not wait for it any more.
-    if (seat->left) WakeAll();
+    if (rank_slot->left) WakeAll();
   }
   if (news) work_.SignalAll();
 }
@@ -604,7 +605,7 @@ void Epoch::SetLastCommand(int64_t command) {
 
 std::string Epoch::WaitsFor(int rank) const {
   absl::MutexLock lock(&mu_);
-  if (!seats_[rank]->has_memory()) return "the daemon";
+  if (!rank_slots_[rank]->has_memory()) return "the daemon";
   const bool voting = options_.cluster->nodes() > 1 && commit_.vote_deadline() != kNever;
   return voting ? "the votes of other daemons" : sequence_.WaitsFor(rank);
 }

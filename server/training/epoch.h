@@ -3,7 +3,7 @@
 //
 // Every rank has two threads, one for each of its in-order queues. The gather thread also takes commands from its
 // trainer's ring and waits at its doorbell; the push thread sums, votes, applies and encodes. The Sequence says what
-// may run; this class runs it and publishes words. What a rank's trainer maps is in its Seat, what is known of the
+// may run; this class runs it and publishes words. What a rank's trainer maps is in its RankSlot, what is known of the
 // commit under way in CommitUnderWay, why the epoch ends in EpochEnd.
 //
 // Trainers wait for the thread that holds the mutex: nothing is serialized, logged, published or called under it.
@@ -32,18 +32,18 @@
 #include "server/data_plane/collectives.h"
 #include "server/data_plane/engines.h"
 #include "server/observe/metric_registry.h"
-#include "server/training/commit_under_way.h"
+#include "server/observe/recorder.h"
 #include "server/state/copy_gate.h"
-#include "server/training/epoch_end.h"
-#include "server/training/model_journal.h"
 #include "server/state/scaling_book.h"
-#include "server/training/seat.h"
-#include "server/training/sequence.h"
 #include "server/state/shard.h"
-#include "server/training/trainer.h"
 #include "server/terms/cluster.h"
 #include "server/terms/commit_log.h"
-#include "server/observe/recorder.h"
+#include "server/training/commit_under_way.h"
+#include "server/training/epoch_end.h"
+#include "server/training/model_journal.h"
+#include "server/training/rank_slot.h"
+#include "server/training/sequence.h"
+#include "server/training/trainer.h"
 
 namespace paramshard::server {
 
@@ -164,7 +164,7 @@ class Epoch : private TrainerWords {
   // Tells the cluster why the epoch ended, with the bad links where these are the reason.
   void TellClusterOfEnd(const absl::Status& why) const;
   absl::Status Prepare();
-  absl::Status AllocateSeats();
+  absl::Status AllocateRankSlots();
   // Returns a name that no other epoch of any daemon has.
   std::string NameInWorld() const;
   absl::Status Connect();
@@ -237,7 +237,7 @@ class Epoch : private TrainerWords {
   // Finishes the oldest gather that was begun.
   void FinishGather(int rank, SteadyTime begun_at, const absl::Status& status);
   // `group_rank`: engines count ranks of the shard group.
-  const Seat& SeatOf(int group_rank) const { return *seats_[options_.topology->LocalRank(group_rank)]; }
+  const RankSlot& RankSlotOf(int group_rank) const { return *rank_slots_[options_.topology->LocalRank(group_rank)]; }
   void RunPush(int rank, const Sequence::PushWork& work);
   void RunReduce(int rank, const v1::Command& command);
   void RunDiscard(int rank);
@@ -268,7 +268,7 @@ class Epoch : private TrainerWords {
 
   const Options options_;
   const int ranks_;
-  std::vector<std::unique_ptr<Seat>> seats_;
+  std::vector<std::unique_ptr<RankSlot>> rank_slots_;
   std::unique_ptr<Rendezvous> rendezvous_;
   ConnectAbort connect_abort_;
   Links links_;

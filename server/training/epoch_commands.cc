@@ -8,15 +8,15 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/base/status_macros.h"
 #include "common/model/proto_enums.h"
+#include "kernels/base/status_macros.h"
 #include "server/observe/log.h"
+#include "server/observe/trace.h"
+#include "server/terms/healing_plan.h"
 #include "server/training/attention.h"
 #include "server/training/command_text.h"
 #include "server/training/epoch.h"
 #include "server/training/spinning_mutex_lock.h"
-#include "server/terms/healing_plan.h"
-#include "server/observe/trace.h"
 
 namespace paramshard::server {
 namespace {
@@ -99,9 +99,10 @@ void Epoch::NoteHolder(EventRing& ring, const Sequence::Holder& holder, Sequence
 // --- Threads ---
 
 void Epoch::GatherLoop(int rank) {
-  Seat& seat = *seats_[rank];
+  RankSlot& rank_slot = *rank_slots_[rank];
   const bool on_gpu = !options_.shards[rank]->device().gpu_uuid().empty();
-  Attention attention({.words = seat.words(), .bell = &seat.bell(), .clock = options_.clock, .on_gpu = on_gpu});
+  Attention attention(
+      {.words = rank_slot.words(), .wakeup = &rank_slot.wakeup(), .clock = options_.clock, .on_gpu = on_gpu});
   std::deque<UnderWay> under_way;
   int64_t known = 0;  // the last command
   int room = kMostCommandsAtOnce;
@@ -109,7 +110,7 @@ void Epoch::GatherLoop(int rank) {
   while (true) {
     attention.Look();
     if (FinishGathers(rank, under_way)) attention.Renew();
-    absl::StatusOr<std::vector<SentCommand>> commands = seat.ReadCommands(room);
+    absl::StatusOr<std::vector<SentCommand>> commands = rank_slot.ReadCommands(room);
     const bool more = commands.ok() && static_cast<int>(commands->size()) == room;
     const v1::Command* command = nullptr;
     SteadyTime deadline;
@@ -129,7 +130,7 @@ void Epoch::GatherLoop(int rank) {
       if (sequence_.Pending(rank)) expected = Attention::For::kWord;
       if (std::exchange(known, sequence_.last_command(rank)) != known) attention.Renew();
       room = std::min(kMostCommandsAtOnce, sequence_.Room(rank));
-      seat.held_back = room == 0;
+      rank_slot.held_back = room == 0;
     }
     if (command != nullptr) {
       under_way.push_back(BeginGather(rank, *command));
@@ -177,7 +178,7 @@ void Epoch::PushLoop(int rank) {
     }
     RunPush(rank, *work);
     // The wait that may begin now has a deadline, which the gather thread watches.
-    seats_[rank]->Call();
+    rank_slots_[rank]->Call();
   }
 }
 
@@ -223,7 +224,7 @@ absl::Status Epoch::Submit(int rank, v1::Command command) {
     absl::MutexLock lock(&mu_);
     const std::string what = absl::StrCat("command ", sent.command.number(), " of rank ", options_.first_rank + rank);
     if (end_.ended()) return absl::OkStatus();
-    if (!seats_[rank]->started) {
+    if (!rank_slots_[rank]->started) {
       return absl::FailedPreconditionError(what + ": sent before `started`");
     }
     if (sequence_.Room(rank) == 0) {
@@ -234,16 +235,16 @@ absl::Status Epoch::Submit(int rank, v1::Command command) {
     Take(rank, std::move(sent));
     WakeRunnable();
     // A wait that begins here has a deadline, which the gather thread watches.
-    seats_[rank]->Call();
+    rank_slots_[rank]->Call();
   }
   return absl::OkStatus();
 }
 
 void Epoch::WakeRunnable() {
   CheckDepartures();
-  for (int rank : sequence_.RunnableGathers()) seats_[rank]->Call();
+  for (int rank : sequence_.RunnableGathers()) rank_slots_[rank]->Call();
   for (int rank = 0; rank < ranks_; ++rank) {
-    if (seats_[rank]->held_back && sequence_.Room(rank) > 0) seats_[rank]->Call();
+    if (rank_slots_[rank]->held_back && sequence_.Room(rank) > 0) rank_slots_[rank]->Call();
   }
   if (end_.ended() || !sequence_.RunnablePushes().empty()) work_.SignalAll();
 }
@@ -260,7 +261,7 @@ Epoch::UnderWay Epoch::BeginGather(int rank, const v1::Command& command) {
   event.bytes = options_.layout->units()[call.unit].slot_bytes[call.phase];
   Note(recorder_->of(rank).gathers, event);
   return {.call = call, .begun_at = Now(), .begun = engines_[rank]->Gather(call, [&](int target, int source) {
-            SeatOf(target).PublishReady(call.slot, source, call.number);
+            RankSlotOf(target).PublishReady(call.slot, source, call.number);
           })};
 }
 
@@ -273,7 +274,7 @@ bool Epoch::FinishGathers(int rank, std::deque<UnderWay>& under_way) {
       done = begun;
     } else {
       done = engines_[rank]->GatherDone(
-          call, [&](int target, int source) { SeatOf(target).PublishReady(call.slot, source, call.number); });
+          call, [&](int target, int source) { RankSlotOf(target).PublishReady(call.slot, source, call.number); });
     }
     if (done.ok() && !*done) break;
     Note(recorder_->of(rank).gathers,
@@ -336,7 +337,7 @@ void Epoch::RunReduce(int rank, const v1::Command& command) {
     WakeRunnable();
   }
   if (!drained) return;
-  for (const auto& seat : seats_) seat->PublishDrained(slot, number);
+  for (const auto& rank_slot : rank_slots_) rank_slot->PublishDrained(slot, number);
 }
 
 void Epoch::RunDiscard(int rank) {
@@ -376,7 +377,7 @@ void Epoch::RunVote(int rank, const Sequence::PushWork& work) {
     vote.sums = commit_.Sums(options_.first_rank);
     commit_.BeginVote(After(Now(), options_.step_timeout));
     // A gather thread watches the deadline.
-    seats_[0]->Call();
+    rank_slots_[0]->Call();
   }
   std::optional<PreviousStates> previous;
   const absl::StatusOr<Decided> decided = Vote(work, std::move(vote), previous);
@@ -516,7 +517,7 @@ void Epoch::Answer(int rank, const Decided& decided, Sequence::ClientStates clie
   // A trainer that has the answer finds it recorded, too.
   Note(recorder_->of(rank).pushes,
        {.kind = EventKind::kAnswer, .command = at_[rank].command, .commit_number = answer.commit_number});
-  for (const auto& seat : seats_) seat->PublishAnswer(answer);
+  for (const auto& rank_slot : rank_slots_) rank_slot->PublishAnswer(answer);
   absl::MutexLock lock(&mu_);
   commit_.EndAnswer();
   CheckDepartures();

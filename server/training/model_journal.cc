@@ -5,10 +5,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "kernels/base/status_macros.h"
 #include "common/model/group_hyperparameters.h"
 #include "common/model/limits.h"
 #include "common/model/model_spec_difference.h"
+#include "kernels/base/status_macros.h"
 #include "server/journal/journal_reader.h"
 
 namespace paramshard::server {

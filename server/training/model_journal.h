@@ -12,18 +12,18 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "paramshard/v1/trainer.pb.h"
 #include "common/model/layout.h"
 #include "common/model/model_spec.h"
+#include "paramshard/v1/trainer.pb.h"
 #include "server/data_plane/topology.h"
 #include "server/device/compute_device.h"
 #include "server/device/kept_memory.h"
 #include "server/journal/journal.h"
-#include "server/training/commit_under_way.h"
 #include "server/state/scaling_book.h"
 #include "server/state/shard.h"
 #include "server/terms/commit_log.h"
 #include "server/terms/history.h"
+#include "server/training/commit_under_way.h"
 
 namespace paramshard::server {
 

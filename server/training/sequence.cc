@@ -6,10 +6,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "kernels/base/status_macros.h"
 #include "common/model/group_hyperparameters.h"
 #include "common/model/proto_enums.h"
 #include "common/shared_memory/words.h"
+#include "kernels/base/status_macros.h"
 #include "server/training/command_text.h"
 
 namespace paramshard::server {

@@ -11,7 +11,7 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "common/model/model_spec.h"
-#include "common/shared_memory/handoff.h"
+#include "common/shared_memory/companion_packet.h"
 #include "server/terms/commit_log.h"
 
 namespace paramshard::server {
@@ -49,7 +49,7 @@ struct Trainer {
   absl::Time attached_at;
 
   // Passes [planes, slots, words] to the trainer's process. Does not wait for the trainer.
-  std::function<absl::Status(const wire::HandoffMemory&, absl::Span<const int> fds)> send_memory;
+  std::function<absl::Status(const wire::CompanionMemory&, absl::Span<const int> fds)> send_memory;
   // Each called at most once, in this order, from a thread of the model. `on_ended` is the last call.
   std::function<void(const EpochGreeting&)> on_started;
   std::function<void(const EpochFarewell&)> on_ended;

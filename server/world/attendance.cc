@@ -12,7 +12,7 @@ namespace {
 constexpr int64_t kMostDoublings = 8;
 
 SteadyTime GivenUpAt(const Membership& members, int node, const AttendancePolicy& policy) {
-  return members.changed_at(node) + absl::ToChronoNanoseconds(policy.patience);
+  return members.changed_at(node) + absl::ToChronoNanoseconds(policy.timeout);
 }
 
 }  // namespace
@@ -39,7 +39,7 @@ std::optional<std::vector<int>> NextActive(const Membership& members, const std:
 absl::Duration HeldBackFor(const Membership& members, int node, const AttendancePolicy& policy, SteadyTime now) {
   const int64_t doublings = std::min(members.losses(node), kMostDoublings);
   if (doublings < 2) return absl::ZeroDuration();
-  const absl::Duration stay = policy.patience * (int64_t{1} << (doublings - 1));
+  const absl::Duration stay = policy.timeout * (int64_t{1} << (doublings - 1));
   return std::max(absl::ZeroDuration(), stay - absl::FromChrono(now - members.changed_at(node)));
 }
 

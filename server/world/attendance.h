@@ -17,7 +17,7 @@ struct AttendancePolicy {
   // Smallest number of nodes of an epoch, node 0 included, if each holds a replica. Unset: all.
   std::optional<int> min_nodes = {};
   // How long to wait for a lost node.
-  absl::Duration patience = absl::Seconds(10);
+  absl::Duration timeout = absl::Seconds(10);
   // How long a node with a cut link is left out the first time.
   absl::Duration first_stay = absl::Seconds(20);
   // How long node 0 gathers reports of cut links after the first one: nodes find out at about the same time.
@@ -36,12 +36,12 @@ std::optional<std::vector<int>> NextActive(const Membership& members, const std:
                                            bool may_be_fewer, const std::vector<int>& left_out, SteadyTime now);
 
 // Returns how long a node that is present must still stay before it may end an epoch that goes on without it. The time
-// doubles with each loss of the node, up to 128 times the patience.
+// doubles with each loss of the node, up to 128 times the timeout.
 absl::Duration HeldBackFor(const Membership& members, int node, const AttendancePolicy& policy, SteadyTime now);
 // Returns true if a node is present and not held back.
 bool MayReturn(const Membership& members, int node, const AttendancePolicy& policy, SteadyTime now);
 
-// Returns when the patience for the next lost node ends; unset: no lost node is waited for.
+// Returns when the timeout for the next lost node ends; unset: no lost node is waited for.
 std::optional<SteadyTime> NextGivenUp(const Membership& members, const AttendancePolicy& policy, SteadyTime now);
 
 }  // namespace paramshard::server

@@ -9,16 +9,16 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "kernels/base/status_macros.h"
 #include "common/rpc/durations.h"
 #include "common/rpc/status.h"
 #include "common/tls/credentials.h"
+#include "kernels/base/status_macros.h"
 #include "server/base/steady_time.h"
 #include "server/base/version.h"
+#include "server/observe/log.h"
 #include "server/world/cluster_messages.h"
 #include "server/world/stream_writer.h"
 #include "server/world/waiting_call.h"
-#include "server/observe/log.h"
 
 namespace paramshard::server {
 namespace {
@@ -134,9 +134,9 @@ absl::Status ClusterServiceImpl::CheckHello(const grpc::ServerContext& context, 
 
 absl::Status ClusterServiceImpl::Hear(grpc::ServerContext* context, JoinStream* stream, v1::JoinRequest& request) {
   // Without certificates callers cannot be told apart.
-  std::optional<UnheardStreams::Place> place;
+  std::optional<UnidentifiedStreams::Place> place;
   if (const std::string caller = absl::StrJoin(tls::PeerUris(*context->auth_context()), " "); !caller.empty()) {
-    ASSIGN_OR_RETURN(UnheardStreams::Place taken, unheard_.Take(caller, [context] { context->TryCancel(); }));
+    ASSIGN_OR_RETURN(UnidentifiedStreams::Place taken, unidentified_.Take(caller, [context] { context->TryCancel(); }));
     place.emplace(std::move(taken));
   }
   if (stream->Read(&request)) return absl::OkStatus();

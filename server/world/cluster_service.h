@@ -6,11 +6,11 @@
 #include <utility>
 
 #include "paramshard/v1/cluster.grpc.pb.h"
+#include "server/observe/log_throttle.h"
 #include "server/world/coordinator.h"
 #include "server/world/coordinator_cluster.h"
 #include "server/world/node_streams.h"
-#include "server/world/unheard_streams.h"
-#include "server/observe/log_throttle.h"
+#include "server/world/unidentified_streams.h"
 
 namespace paramshard::server {
 
@@ -55,7 +55,7 @@ class ClusterServiceImpl final : public v1::ClusterService::WithCallbackMethod_V
   Coordinator* const coordinator_;
   NodeStreams streams_;
   const SpeakerCheck check_speaker_;
-  UnheardStreams unheard_;
+  UnidentifiedStreams unidentified_;
   ThrottledLog log_;
 };
 

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "server/world/membership.h"
 #include "server/terms/cluster.h"
+#include "server/world/membership.h"
 
 namespace paramshard::server {
 

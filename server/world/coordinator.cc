@@ -8,10 +8,10 @@
 #include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "kernels/base/status_macros.h"
 #include "common/model/names.h"
-#include "server/world/state_difference.h"
+#include "kernels/base/status_macros.h"
 #include "server/observe/log.h"
+#include "server/world/state_difference.h"
 
 namespace paramshard::server {
 namespace {

@@ -19,6 +19,9 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "server/base/steady_cond_var.h"
+#include "server/terms/cluster.h"
+#include "server/terms/healing_plan.h"
+#include "server/terms/world_terms.h"
 #include "server/world/attendance.h"
 #include "server/world/command_ledger.h"
 #include "server/world/commit_book.h"
@@ -29,9 +32,6 @@
 #include "server/world/membership.h"
 #include "server/world/rendezvous_book.h"
 #include "server/world/waiters.h"
-#include "server/terms/cluster.h"
-#include "server/terms/healing_plan.h"
-#include "server/terms/world_terms.h"
 
 namespace paramshard::server {
 

@@ -10,9 +10,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "server/observe/log.h"
 #include "server/world/coordinator.h"
 #include "server/world/state_difference.h"
-#include "server/observe/log.h"
 
 namespace paramshard::server {
 namespace {

@@ -9,11 +9,11 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/base/status_macros.h"
 #include "common/checkpoint/content_hash.h"
-#include "server/world/coordinator.h"
+#include "kernels/base/status_macros.h"
 #include "server/terms/restore_news.h"
 #include "server/terms/save_news.h"
+#include "server/world/coordinator.h"
 
 namespace paramshard::server {
 

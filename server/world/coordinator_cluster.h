@@ -9,10 +9,10 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "server/world/attendance.h"
-#include "server/world/decision_log.h"
 #include "server/terms/cluster.h"
 #include "server/terms/world_terms.h"
+#include "server/world/attendance.h"
+#include "server/world/decision_log.h"
 
 namespace grpc {
 class AuthContext;

@@ -7,9 +7,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
+#include "server/observe/log.h"
 #include "server/world/coordinator.h"
 #include "server/world/state_difference.h"
-#include "server/observe/log.h"
 
 namespace paramshard::server {
 namespace {

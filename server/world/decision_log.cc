@@ -9,14 +9,14 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "kernels/base/status_macros.h"
 #include "common/checkpoint/step_folder.h"
 #include "common/safetensors/regular_file.h"
 #include "common/shared_memory/crc32c.h"
+#include "kernels/base/status_macros.h"
 #include "server/base/own_folder.h"
-#include "server/world/cluster_messages.h"
 #include "server/observe/log.h"
 #include "server/terms/healing_plan.h"
+#include "server/world/cluster_messages.h"
 
 namespace paramshard::server {
 namespace {

@@ -17,8 +17,8 @@
 #include "paramshard/v1/cluster.pb.h"
 #include "server/base/disk.h"
 #include "server/base/disk_calls.h"
-#include "server/world/disk_watch.h"
 #include "server/terms/cluster.h"
+#include "server/world/disk_watch.h"
 
 namespace paramshard::server {
 

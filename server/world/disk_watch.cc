@@ -6,8 +6,8 @@
 
 namespace paramshard::server {
 
-absl::StatusOr<std::unique_ptr<DiskWatch>> DiskWatch::Start(std::string what, absl::Duration patience) {
-  std::unique_ptr<DiskWatch> watch(new DiskWatch(std::move(what), patience));
+absl::StatusOr<std::unique_ptr<DiskWatch>> DiskWatch::Start(std::string what, absl::Duration timeout) {
+  std::unique_ptr<DiskWatch> watch(new DiskWatch(std::move(what), timeout));
   ASSIGN_OR_RETURN(watch->thread_, StartThread("the watch on a disk", [raw = watch.get()] { raw->Run(); }));
   return watch;
 }
@@ -25,12 +25,12 @@ DiskWatch::~DiskWatch() {
 void DiskWatch::Run() {
   absl::MutexLock lock(&mu_);
   while (!stopped_) {
-    const SteadyTime next = SteadyDeadline(patience_);
+    const SteadyTime next = SteadyDeadline(timeout_);
     while (!stopped_ && !changed_.WaitUntil(&mu_, next)) {
     }
     if (stopped_ || !begin_.has_value()) continue;
     const absl::Duration lasts = absl::FromChrono(SteadyNow() - *begin_);
-    if (lasts < patience_) continue;
+    if (lasts < timeout_) continue;
     Log(LogLevel::kWarning, "a disk does not answer",
         {{"what", what_}, {"for", absl::FormatDuration(absl::Trunc(lasts, absl::Seconds(1)))}});
   }

@@ -17,11 +17,11 @@
 
 namespace paramshard::server {
 
-// Logs a warning when a call has lasted longer than the patience, and again after each such time. Thread-safe.
+// Logs a warning when a call has lasted longer than the timeout, and again after each such time. Thread-safe.
 class DiskWatch {
  public:
   // `what` names the folder and what waits for it. RESOURCE_EXHAUSTED no thread.
-  static absl::StatusOr<std::unique_ptr<DiskWatch>> Start(std::string what, absl::Duration patience = absl::Seconds(5));
+  static absl::StatusOr<std::unique_ptr<DiskWatch>> Start(std::string what, absl::Duration timeout = absl::Seconds(5));
   ~DiskWatch();
 
   // Scope of a call. At most one at a time.
@@ -37,7 +37,7 @@ class DiskWatch {
   };
 
  private:
-  DiskWatch(std::string what, absl::Duration patience) : what_(std::move(what)), patience_(patience) {}
+  DiskWatch(std::string what, absl::Duration timeout) : what_(std::move(what)), timeout_(timeout) {}
   void SetBegin(std::optional<SteadyTime> begin) {
     absl::MutexLock lock(&mu_);
     begin_ = begin;
@@ -45,7 +45,7 @@ class DiskWatch {
   void Run();
 
   const std::string what_;
-  const absl::Duration patience_;
+  const absl::Duration timeout_;
 
   absl::Mutex mu_;
   SteadyCondVar changed_;

@@ -11,8 +11,8 @@
 
 #include "absl/time/time.h"
 #include "server/base/steady_time.h"
-#include "server/world/vertex_cover.h"
 #include "server/terms/cluster.h"
+#include "server/world/vertex_cover.h"
 
 namespace paramshard::server {
 

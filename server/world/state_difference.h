@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "server/world/membership.h"
 #include "server/terms/healing_plan.h"
+#include "server/world/membership.h"
 
 namespace paramshard::server {
 

@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
+#include "common/safetensors/page_buffer.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "common/safetensors/page_buffer.h"
 #include "tests/status_matchers.h"
 #include "tests/support/temporary_directory.h"
 

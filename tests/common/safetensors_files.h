@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "gtest/gtest.h"
 #include "common/safetensors/safetensors_writer.h"
+#include "gtest/gtest.h"
 #include "tests/status_matchers.h"
 #include "tests/support/temporary_directory.h"
 

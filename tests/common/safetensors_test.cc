@@ -13,11 +13,11 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 #include "common/safetensors/checkpoint.h"
 #include "common/safetensors/safetensors_file.h"
 #include "common/safetensors/safetensors_writer.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
 #include "tests/common/safetensors_files.h"
 #include "tests/status_matchers.h"
 

@@ -7,13 +7,13 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "common/safetensors/conversion.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/formats/codec.h"
 #include "kernels/formats/float16.h"
 #include "kernels/formats/float4.h"
 #include "kernels/formats/float8.h"
-#include "common/safetensors/conversion.h"
 #include "tests/common/safetensors_files.h"
 #include "tests/status_matchers.h"
 

@@ -21,9 +21,9 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "common/shared_memory/companion_packet.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "common/shared_memory/handoff.h"
 #include "tests/faults/training.h"
 #include "tests/process_counts.h"
 #include "tests/status_matchers.h"
@@ -828,21 +828,21 @@ class BereftVoterTest : public TwoDaemonsTest {
     return voters;
   }
 
-  absl::Status OnNodeOne(std::function<absl::Status(Client&)> call, absl::Duration patience = absl::Seconds(30)) const {
+  absl::Status OnNodeOne(std::function<absl::Status(Client&)> call, absl::Duration timeout = absl::Seconds(30)) const {
     return ChildProcess::Run([&](Board&) -> absl::Status {
              auto client =
-                 Client::Connect({.rank = devices_, .socket_dir = directories_[1].path(), .attach_timeout = patience});
+                 Client::Connect({.rank = devices_, .socket_dir = directories_[1].path(), .attach_timeout = timeout});
              return client.ok() ? call(*client) : client.status();
            })
         .Await();
   }
-  absl::Status OpenOnNodeOne(absl::Duration patience = absl::Seconds(30)) const {
+  absl::Status OpenOnNodeOne(absl::Duration timeout = absl::Seconds(30)) const {
     const auto open = [this](Client& client) {
       ModelSpec spec = SmallModel("doubtful");
       spec.shard_size = ShardSize();
       return client.OpenModel(spec).status();
     };
-    return OnNodeOne(open, patience);
+    return OnNodeOne(open, timeout);
   }
 
  private:

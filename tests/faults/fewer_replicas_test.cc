@@ -12,10 +12,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "client/client.h"
+#include "common/shared_memory/futex.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/base/status_macros.h"
-#include "common/shared_memory/futex.h"
 #include "tests/faults/training.h"
 #include "tests/status_matchers.h"
 #include "tests/support/child_process.h"
@@ -27,7 +27,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr absl::Duration kPatience = absl::Seconds(120);
+constexpr absl::Duration kTimeout = absl::Seconds(120);
 constexpr char kModel[] = "kept";
 constexpr int kNodes = 3;
 // The step in which the daemon is killed, the first one that waits for it to be back, and the last one.
@@ -92,7 +92,7 @@ class ReplicaWorld {
 absl::Status TrainThrough(const Training& training) {
   ASSIGN_OR_RETURN(
       Client client,
-      Client::Connect({.rank = training.rank, .socket_dir = training.socket_dir, .restart_timeout = kPatience}));
+      Client::Connect({.rank = training.rank, .socket_dir = training.socket_dir, .restart_timeout = kTimeout}));
   while (true) {
     const absl::Status status = TrainEpoch(client, training);
     if (!absl::IsAborted(status) && !absl::IsUnavailable(status)) return status;
@@ -121,7 +121,7 @@ class FewerReplicasTest : public testing::TestWithParam<FewerCase> {
       training.at = [&](Point at, int64_t commit) {
         if (at == Point::kStart && commit <= answered) board.numbers[kBackwards] = 1;
         if (at == Point::kStart && commit == kAwaited && rank != GetParam().victim) {
-          while (board.numbers[kIsBack] == 0) wire::FutexWait(board.numbers[kIsBack], 0, kPatience);
+          while (board.numbers[kIsBack] == 0) wire::FutexWait(board.numbers[kIsBack], 0, kTimeout);
         }
         if (at == Point::kPushed && commit == kKilled && kills && board.numbers[kKills] == 0) {
           kill(victim, SIGKILL);
@@ -155,7 +155,7 @@ class FewerReplicasTest : public testing::TestWithParam<FewerCase> {
         if (begin > 1) training.restore = "latest";
         trainers.push_back(ChildProcess::Run([=](Board&) { return TrainAs(node, training); }));
       }
-      for (ChildProcess& trainer : trainers) RETURN_IF_ERROR(trainer.Await(kPatience));
+      for (ChildProcess& trainer : trainers) RETURN_IF_ERROR(trainer.Await(kTimeout));
       RETURN_IF_ERROR(world.Ctl(0, absl::StrCat("save ", kModel, " --wait")).status());
       ASSIGN_OR_RETURN(hash, world.StateHash(0));
       begin = end;
@@ -179,11 +179,11 @@ TEST_P(FewerReplicasTest, GoOnAndTakeItInAgain) {
   ASSERT_OK(world.AwaitReady());
   std::vector<ChildProcess> trainers;
   for (int rank = 0; rank < kNodes; ++rank) trainers.push_back(Train(world, rank, rank == 0));
-  ASSERT_TRUE(trainers[0].AwaitNumber(kKills, 1, kPatience));
-  ASSERT_OK(world.daemon(victim).AwaitExit(kPatience).status());
+  ASSERT_TRUE(trainers[0].AwaitNumber(kKills, 1, kTimeout));
+  ASSERT_OK(world.daemon(victim).AwaitExit(kTimeout).status());
   for (int rank = 0; rank < kNodes; ++rank) {
     if (rank == victim) continue;
-    ASSERT_TRUE(trainers[rank].AwaitNumber(kAwaited - 1, 2, kPatience)) << "they go on without it";
+    ASSERT_TRUE(trainers[rank].AwaitNumber(kAwaited - 1, 2, kTimeout)) << "they go on without it";
   }
   ASSERT_OK_AND_ASSIGN(const nlohmann::json models, world.Ctl(0, "models"));
   EXPECT_EQ(models["models"][0]["activeNodes"].size(), 2u) << models.dump(2);
@@ -195,11 +195,11 @@ TEST_P(FewerReplicasTest, GoOnAndTakeItInAgain) {
   }
   world.Spawn(victim);
   ASSERT_OK(world.daemon(victim).AwaitReady());
-  const absl::Time deadline = absl::Now() + kPatience;
+  const absl::Time deadline = absl::Now() + kTimeout;
   while (!world.IsAwaited(victim)) ASSERT_LT(absl::Now(), deadline) << "its trainer waits for an epoch";
   for (ChildProcess& trainer : trainers) Reach(trainer.board(), kIsBack, 1);
   for (ChildProcess& trainer : trainers) {
-    ASSERT_OK(trainer.Await(kPatience));
+    ASSERT_OK(trainer.Await(kTimeout));
     EXPECT_EQ(trainer.board().numbers[kBackwards], 0u) << "no answered commit is made again";
     EXPECT_EQ(trainer.board().numbers[kLast], 3u);
   }
@@ -229,8 +229,8 @@ TEST_P(FewerReplicasWithoutTrainerTest, HoldUpNoSaveAndNoStart) {
         TrainAs(victim, {.socket_dir = sockets, .model = kModel, .scaled = true, .rank = victim, .commits = kLast});
     return absl::IsUnavailable(ended) ? absl::OkStatus() : ended;
   });
-  ASSERT_OK(leaver.Await(kPatience)) << "it leaves with its daemon";
-  for (ChildProcess& trainer : trainers) ASSERT_TRUE(trainer.AwaitNumber(kAwaited - 1, 2, kPatience));
+  ASSERT_OK(leaver.Await(kTimeout)) << "it leaves with its daemon";
+  for (ChildProcess& trainer : trainers) ASSERT_TRUE(trainer.AwaitNumber(kAwaited - 1, 2, kTimeout));
   world.Spawn(victim);
   ASSERT_OK(world.daemon(victim).AwaitReady());
   ASSERT_OK(world.Ctl(0, absl::StrCat("save ", kModel, " --wait")).status());
@@ -240,7 +240,7 @@ TEST_P(FewerReplicasWithoutTrainerTest, HoldUpNoSaveAndNoStart) {
   }
   for (ChildProcess& trainer : trainers) Reach(trainer.board(), kIsBack, 1);
   for (ChildProcess& trainer : trainers) {
-    ASSERT_OK(trainer.Await(kPatience));
+    ASSERT_OK(trainer.Await(kTimeout));
     EXPECT_EQ(trainer.board().numbers[kLast], 2u);
   }
   ASSERT_OK(world.Ctl(0, absl::StrCat("save ", kModel, " --wait")).status());
@@ -262,14 +262,14 @@ class RestoreWithoutOneTest : public FewerReplicasTest {
                               .elastic = true};
       trainers.push_back(ChildProcess::Run([=](Board&) { return TrainThrough(training); }));
     }
-    for (ChildProcess& trainer : trainers) ASSERT_OK(trainer.Await(kPatience));
+    for (ChildProcess& trainer : trainers) ASSERT_OK(trainer.Await(kTimeout));
   }
   // Kills the server only: its keeper is stopped, and holds its memory.
   static void TakeAway(ReplicaWorld& world) {
     ASSERT_OK_AND_ASSIGN(const nlohmann::json version, world.Ctl(kAway, "version"));
     world.daemon(kAway).Pause();
     kill(std::stoi(version["pid"].get<std::string>()), SIGKILL);
-    const absl::Time deadline = absl::Now() + kPatience;
+    const absl::Time deadline = absl::Now() + kTimeout;
     while (true) {
       ASSERT_LT(absl::Now(), deadline) << "node 0 misses it";
       ASSERT_OK_AND_ASSIGN(
@@ -279,7 +279,7 @@ class RestoreWithoutOneTest : public FewerReplicasTest {
     }
   }
   static void AwaitServer(const ReplicaWorld& world, int node) {
-    const absl::Time deadline = absl::Now() + kPatience;
+    const absl::Time deadline = absl::Now() + kTimeout;
     while (!world.Ctl(node, "models").ok()) ASSERT_LT(absl::Now(), deadline);
   }
 };

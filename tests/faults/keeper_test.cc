@@ -24,12 +24,12 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "client/client.h"
+#include "common/checkpoint/step_folder.h"
+#include "common/shared_memory/companion_packet.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/base/polling.h"
 #include "kernels/base/status_macros.h"
-#include "common/checkpoint/step_folder.h"
-#include "common/shared_memory/handoff.h"
 #include "server/journal/journal_layout.h"
 #include "tests/faults/training.h"
 #include "tests/server/journal/journal_version.h"
@@ -43,7 +43,7 @@ namespace {
 
 using testing::HasSubstr;
 
-constexpr absl::Duration kPatience = absl::Seconds(60);
+constexpr absl::Duration kTimeout = absl::Seconds(60);
 
 class KeptDaemonTest : public testing::Test {
  protected:
@@ -54,10 +54,10 @@ class KeptDaemonTest : public testing::Test {
     // The server would end a moment after a killed keeper: ends both in order.
     if (daemon_.has_value()) {
       daemon_->Signal(SIGTERM);
-      EXPECT_OK(daemon_->AwaitExit(kPatience).status());
+      EXPECT_OK(daemon_->AwaitExit(kTimeout).status());
     }
     for (const std::string& device : DeviceFlags(1)) flags.push_back(device);
-    auto daemon = DaemonProcess::Start(Program(PARAMSHARDD), directory_.path(), flags, kPatience, surroundings);
+    auto daemon = DaemonProcess::Start(Program(PARAMSHARDD), directory_.path(), flags, kTimeout, surroundings);
     EXPECT_OK(daemon.status());
     daemon_.emplace(*std::move(daemon));
   }
@@ -81,7 +81,7 @@ class KeptDaemonTest : public testing::Test {
   }
   // Waits for a server other than `before`.
   std::optional<pid_t> AwaitServer(pid_t before) const {
-    for (const absl::Time deadline = absl::Now() + kPatience; absl::Now() < deadline;) {
+    for (const absl::Time deadline = absl::Now() + kTimeout; absl::Now() < deadline;) {
       const std::optional<pid_t> pid = ServerPid();
       if (pid.has_value() && pid != before) return pid;
     }
@@ -134,14 +134,14 @@ absl::StatusOr<bool> Contains(const std::string& path, const std::string& text) 
 
 // Comes again once when the server ends under it.
 absl::Status TrainOn(Training training) {
-  training.restart_timeout = kPatience;
+  training.restart_timeout = kTimeout;
   const absl::Status first = Train(training);
   return absl::IsUnavailable(first) ? Train(training) : first;
 }
 
 // One client, through the death of its server. The commit that it finds then.
 absl::StatusOr<int64_t> OpenKillOpen(const std::string& socket_dir, pid_t server) {
-  ASSIGN_OR_RETURN(Client client, Client::Connect({.socket_dir = socket_dir, .restart_timeout = kPatience}));
+  ASSIGN_OR_RETURN(Client client, Client::Connect({.socket_dir = socket_dir, .restart_timeout = kTimeout}));
   {
     ASSIGN_OR_RETURN(Model model, client.OpenModel(SmallModel("kept")));
     ASSIGN_OR_RETURN(PendingCommit first, model.Commit({}));
@@ -192,7 +192,7 @@ TEST_F(KeptDaemonTest, AServerThatCannotReadAJournalEndsAndTheModelWaitsForOneTh
   ASSERT_TRUE(server.has_value());
   ASSERT_EQ(SetJournalVersions(server::kJournalVersion - 1), 1);
   kill(*server, SIGKILL);
-  ASSERT_THAT(Poll({.timeout = kPatience}, [&] { return Contains(log, "failed to start; memory is kept"); }),
+  ASSERT_THAT(Poll({.timeout = kTimeout}, [&] { return Contains(log, "failed to start; memory is kept"); }),
               IsOkAndHolds(true));
   EXPECT_THAT(Contains(log, absl::StrCat("want format version ", server::kJournalVersion, ", got ",
                                          server::kJournalVersion - 1, ", of an older program")),
@@ -327,7 +327,7 @@ TEST_F(KeptDaemonTest, AStopInTheMiddleOfARestartSaves) {
   ASSERT_OK(TrainOnce());
   daemon_->Signal(SIGUSR1);
   daemon_->Signal(SIGTERM);
-  EXPECT_THAT(daemon_->AwaitExit(kPatience), IsOkAndHolds(0));
+  EXPECT_THAT(daemon_->AwaitExit(kTimeout), IsOkAndHolds(0));
   EXPECT_THAT(SavedSteps(saves), testing::SizeIs(1));
 }
 
@@ -340,7 +340,7 @@ TEST_F(KeptDaemonTest, AServerThatDiesWhileItDrainsIsFollowedByOneThatSaves) {
   kill(*server, SIGSTOP);
   daemon_->Signal(SIGTERM);
   kill(*server, SIGKILL);
-  EXPECT_THAT(daemon_->AwaitExit(kPatience), IsOkAndHolds(0));
+  EXPECT_THAT(daemon_->AwaitExit(kTimeout), IsOkAndHolds(0));
   EXPECT_THAT(SavedSteps(saves), testing::SizeIs(1));
 }
 
@@ -363,9 +363,9 @@ TEST_F(KeptDaemonTest, AProgramThatIsReplacedIsStartedWhenItIsNamed) {
   put(Program(PARAMSHARDD));
   // The check that the next daemon serves must not reach the server of this one.
   daemon_->Signal(SIGTERM);
-  ASSERT_THAT(daemon_->AwaitExit(kPatience), IsOkAndHolds(0));
+  ASSERT_THAT(daemon_->AwaitExit(kTimeout), IsOkAndHolds(0));
   ASSERT_OK_AND_ASSIGN(
-      auto daemon, DaemonProcess::Start(path, directory_.path(), {"--keeper=on", DeviceFlags(1).front()}, kPatience));
+      auto daemon, DaemonProcess::Start(path, directory_.path(), {"--keeper=on", DeviceFlags(1).front()}, kTimeout));
   daemon_.emplace(std::move(daemon));
   ASSERT_OK(TrainOnce());
   const std::string expected = StateHash();
@@ -429,10 +429,10 @@ TEST_F(KeptDaemonTest, AnotherDaemonIsKeptOutOfTheSocketDirectoryForAsLongAsTheK
   };
   const auto has_given_up = [&] { return *Contains(log, "failed to start; memory is kept"); };
   kill(*server, SIGKILL);
-  const absl::Time deadline = absl::Now() + kPatience;
+  const absl::Time deadline = absl::Now() + kTimeout;
   for (int after = 0; after < 2 && absl::Now() < deadline; after += has_given_up() ? 1 : 0) {
     for (const char* const keeper : {"--keeper=on", "--keeper=off"}) {
-      EXPECT_THAT(start_another(keeper).AwaitExit(kPatience), IsOkAndHolds(3)) << keeper;
+      EXPECT_THAT(start_another(keeper).AwaitExit(kTimeout), IsOkAndHolds(3)) << keeper;
     }
   }
   EXPECT_TRUE(has_given_up());
@@ -455,12 +455,12 @@ TEST_F(KeptDaemonTest, AStopWithoutAServerSavesWhatIsKept) {
   ASSERT_TRUE(server.has_value());
   ASSERT_EQ(rename(root.c_str(), (root + "-away").c_str()), 0);
   kill(*server, SIGKILL);
-  const absl::Time deadline = absl::Now() + kPatience;
+  const absl::Time deadline = absl::Now() + kTimeout;
   while (ServerPid() == server && absl::Now() < deadline) {
   }
   ASSERT_EQ(rename((root + "-away").c_str(), root.c_str()), 0);
   daemon_->Signal(SIGTERM);
-  EXPECT_THAT(daemon_->AwaitExit(kPatience), IsOkAndHolds(0));
+  EXPECT_THAT(daemon_->AwaitExit(kTimeout), IsOkAndHolds(0));
   const auto steps = checkpoint::ListStepFolders(root + "/kept");
   ASSERT_OK(steps.status());
   EXPECT_THAT(*steps, testing::SizeIs(1));
@@ -468,7 +468,7 @@ TEST_F(KeptDaemonTest, AStopWithoutAServerSavesWhatIsKept) {
 
 TEST_F(KeptDaemonTest, ATermSignalDrainsTheServerAndEndsBoth) {
   daemon_->Signal(SIGTERM);
-  EXPECT_THAT(daemon_->AwaitExit(kPatience), IsOkAndHolds(0));
+  EXPECT_THAT(daemon_->AwaitExit(kTimeout), IsOkAndHolds(0));
   EXPECT_FALSE(ServerPid().has_value());
 }
 
@@ -479,13 +479,13 @@ TEST_F(KeptDaemonTest, AServerEndsWithItsKeeper) {
   ASSERT_TRUE(pidfd.valid());
   daemon_->Signal(SIGKILL);
   pollfd ended{.fd = pidfd.get(), .events = POLLIN, .revents = 0};
-  EXPECT_EQ(poll(&ended, 1, static_cast<int>(absl::ToInt64Milliseconds(kPatience))), 1);
+  EXPECT_EQ(poll(&ended, 1, static_cast<int>(absl::ToInt64Milliseconds(kTimeout))), 1);
 }
 
 TEST(KeeperTest, AStartThatFailsIsNotTriedAgain) {
   const TemporaryDirectory directory;
   DaemonProcess daemon = DaemonProcess::Spawn(Program(PARAMSHARDD), directory.path(), {"--keeper=on", "--listen=:"});
-  EXPECT_THAT(daemon.AwaitExit(kPatience), IsOkAndHolds(2));
+  EXPECT_THAT(daemon.AwaitExit(kTimeout), IsOkAndHolds(2));
 }
 
 }  // namespace

@@ -30,7 +30,7 @@ namespace {
 
 using testing::HasSubstr;
 
-constexpr absl::Duration kPatience = absl::Seconds(60);
+constexpr absl::Duration kTimeout = absl::Seconds(60);
 constexpr int64_t kFaultCommit = 4;
 // Ten more steps show that everything that later steps depend on is unchanged.
 constexpr int64_t kCommits = kFaultCommit + 10;
@@ -59,7 +59,7 @@ class KeptGpuTest : public testing::Test {
     daemon_.reset();
     std::vector<std::string> flags = {"--device=cuda:0"};
     flags.insert(flags.end(), more.begin(), more.end());
-    auto daemon = DaemonProcess::Start(Program(PARAMSHARDD), sockets_.path(), flags, kPatience, surroundings);
+    auto daemon = DaemonProcess::Start(Program(PARAMSHARDD), sockets_.path(), flags, kTimeout, surroundings);
     ASSERT_OK(daemon.status());
     daemon_.emplace(*std::move(daemon));
   }
@@ -75,7 +75,7 @@ class KeptGpuTest : public testing::Test {
   }
   // Waits for a server other than `before`.
   bool AwaitServer(pid_t before) const {
-    for (const absl::Time deadline = absl::Now() + kPatience; absl::Now() < deadline;) {
+    for (const absl::Time deadline = absl::Now() + kTimeout; absl::Now() < deadline;) {
       const pid_t pid = ServerPid();
       if (pid != -1 && pid != before) return true;
     }
@@ -100,7 +100,7 @@ class KeptGpuTest : public testing::Test {
         at(point, commit, board);
       };
       absl::Status status = absl::UnavailableError("not yet");
-      for (const absl::Time end = absl::Now() + kPatience; absl::IsUnavailable(status) && absl::Now() < end;) {
+      for (const absl::Time end = absl::Now() + kTimeout; absl::IsUnavailable(status) && absl::Now() < end;) {
         status = test::Train(training);
       }
       return status;
@@ -210,7 +210,7 @@ TEST_F(KeptGpuTest, ServersThatAreKilledBesideABusyContextAreFollowedByOnesThatG
     if (at == Point::kStart) server = ServerPid();
     if (at == Point::kCommitting && server != -1 && kill(server, SIGKILL) == 0) Reach(board, kDone, kills + 1);
   });
-  EXPECT_OK(trainer.Await(2 * kPatience));
+  EXPECT_OK(trainer.Await(2 * kTimeout));
   EXPECT_EQ(trainer.board().numbers[kDone], kKills);
   EXPECT_EQ(trainer.board().numbers[kTwice], 0u) << "no answered commit is made twice";
   EXPECT_EQ(StateHash(), expected);

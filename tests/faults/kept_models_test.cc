@@ -14,9 +14,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "common/shared_memory/companion_packet.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "common/shared_memory/handoff.h"
 #include "tests/faults/training.h"
 #include "tests/status_matchers.h"
 #include "tests/support/child_process.h"
@@ -26,7 +26,7 @@
 namespace paramshard::test {
 namespace {
 
-constexpr absl::Duration kPatience = absl::Seconds(60);
+constexpr absl::Duration kTimeout = absl::Seconds(60);
 constexpr int64_t kKilledCommit = 4;
 // Ten more steps show that everything that later steps depend on is unchanged.
 constexpr int64_t kCommits = kKilledCommit + 10;
@@ -43,7 +43,7 @@ bool EndWith(int signal, pid_t process) {
   const wire::FileDescriptor pidfd(static_cast<int>(syscall(SYS_pidfd_open, process, 0)));
   if (!pidfd.valid() || kill(process, signal) != 0) return false;
   pollfd gone{pidfd.get(), POLLIN, 0};
-  return poll(&gone, 1, static_cast<int>(absl::ToInt64Milliseconds(kPatience))) == 1;
+  return poll(&gone, 1, static_cast<int>(absl::ToInt64Milliseconds(kTimeout))) == 1;
 }
 
 // (ranks, Point, signal)
@@ -56,7 +56,7 @@ class KeptModelsTest : public testing::TestWithParam<std::tuple<int, int, int>> 
   void Start(std::vector<std::string> flags) {
     if (daemon_.has_value()) {
       daemon_->Signal(SIGTERM);
-      EXPECT_OK(daemon_->AwaitExit(kPatience).status());
+      EXPECT_OK(daemon_->AwaitExit(kTimeout).status());
     }
     for (const std::string& device : DeviceFlags(ranks())) flags.push_back(device);
     auto daemon = DaemonProcess::Start(Program(PARAMSHARDD), directory_.path(), flags);
@@ -98,7 +98,7 @@ class KeptModelsTest : public testing::TestWithParam<std::tuple<int, int, int>> 
   // Comes again for as long as servers end under it.
   static absl::Status TrainOn(const Training& training) {
     absl::Status status = absl::UnavailableError("not yet");
-    for (const absl::Time deadline = absl::Now() + kPatience; absl::IsUnavailable(status) && absl::Now() < deadline;) {
+    for (const absl::Time deadline = absl::Now() + kTimeout; absl::IsUnavailable(status) && absl::Now() < deadline;) {
       status = Train(training);
     }
     return status;

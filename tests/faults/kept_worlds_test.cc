@@ -22,7 +22,7 @@
 namespace paramshard::test {
 namespace {
 
-constexpr absl::Duration kPatience = absl::Seconds(120);
+constexpr absl::Duration kTimeout = absl::Seconds(120);
 constexpr int kNodes = 2;
 // A training is killed at some of the points, so that servers need not be started in growing pauses.
 constexpr int kGroups = 3;
@@ -92,13 +92,13 @@ class KeptWorldsTest : public testing::TestWithParam<std::tuple<bool, Victims, i
         return TrainOn(training);
       }));
     }
-    for (ChildProcess& trainer : trainers) EXPECT_OK(trainer.Await(kPatience));
+    for (ChildProcess& trainer : trainers) EXPECT_OK(trainer.Await(kTimeout));
     for (const int number : {kKills, kAnswered, kTwice}) numbers_[number] = trainers[0].board().numbers[number];
   }
   // Comes again for as long as servers end under it.
   static absl::Status TrainOn(const Training& training) {
     absl::Status status = absl::UnavailableError("not yet");
-    for (const absl::Time deadline = absl::Now() + kPatience; absl::IsUnavailable(status) && absl::Now() < deadline;) {
+    for (const absl::Time deadline = absl::Now() + kTimeout; absl::IsUnavailable(status) && absl::Now() < deadline;) {
       status = Train(training);
     }
     return status;

@@ -14,9 +14,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "common/shared_memory/companion_packet.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "common/shared_memory/handoff.h"
 #include "tests/descriptor_limit.h"
 #include "tests/faults/training.h"
 #include "tests/process_counts.h"
@@ -51,8 +51,8 @@ class DescriptorsTest : public testing::Test {
         const int fd = connections.back().get();
         if (connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) break;
         if (!with_hello) continue;
-        (void)wire::SendHandoff(fd, wire::HandoffBytes(wire::HandoffHello{}), {pidfd.get()});
-        (void)wire::ReceiveHandoff(fd, absl::Seconds(30));
+        (void)wire::SendCompanionPacket(fd, wire::CompanionBytes(wire::CompanionHello{}), {pidfd.get()});
+        (void)wire::ReceiveCompanionPacket(fd, absl::Seconds(30));
       }
       Reach(board, 0, 1);
       pause();
@@ -80,7 +80,7 @@ class DescriptorsTest : public testing::Test {
 
 TEST_F(DescriptorsTest, ASilentCrowdAtTheCompanionSocketKeepsNobodyOut) {
   StartDaemon(64);
-  const ChildProcess crowd = RunCrowd("handoff.sock", SOCK_SEQPACKET, 200, false);
+  const ChildProcess crowd = RunCrowd("companion.sock", SOCK_SEQPACKET, 200, false);
   EXPECT_OK(TrainOnce());
   EXPECT_OK(TrainOnce());
 }
@@ -88,7 +88,7 @@ TEST_F(DescriptorsTest, ASilentCrowdAtTheCompanionSocketKeepsNobodyOut) {
 TEST_F(DescriptorsTest, ACrowdOfClientsEndsAtTheLimitAndIsForgottenWithItsProcess) {
   StartDaemon(1024);
   {
-    const ChildProcess crowd = RunCrowd("handoff.sock", SOCK_SEQPACKET, 600, true);
+    const ChildProcess crowd = RunCrowd("companion.sock", SOCK_SEQPACKET, 600, true);
     EXPECT_THAT(OutputOf(Version() + " 2>&1").status(),
                 StatusIs(absl::StatusCode::kInternal, testing::HasSubstr("RESOURCE_EXHAUSTED")));
     EXPECT_GT(Descriptors(), 500);

@@ -21,10 +21,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/client.h"
+#include "common/shared_memory/companion_packet.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/base/status_macros.h"
-#include "common/shared_memory/handoff.h"
 #include "tests/faults/training.h"
 #include "tests/status_matchers.h"
 #include "tests/support/child_process.h"
@@ -38,7 +38,7 @@ using ::testing::AllOf;
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
 
-constexpr absl::Duration kPatience = absl::Seconds(120);
+constexpr absl::Duration kTimeout = absl::Seconds(120);
 constexpr int kMostNodes = 3;
 constexpr char kModel[] = "kept";
 constexpr int64_t kSaved = 3;
@@ -71,7 +71,7 @@ struct Death {
 
 absl::Status AwaitEnd(int pidfd) {
   pollfd gone{.fd = pidfd, .events = POLLIN, .revents = 0};
-  if (poll(&gone, 1, static_cast<int>(absl::ToInt64Milliseconds(kPatience))) == 1) return absl::OkStatus();
+  if (poll(&gone, 1, static_cast<int>(absl::ToInt64Milliseconds(kTimeout))) == 1) return absl::OkStatus();
   return absl::DeadlineExceededError("timed out waiting for a server to end");
 }
 
@@ -142,9 +142,8 @@ class RollbackTest : public testing::TestWithParam<RollbackCase> {
         kill(death.killed, SIGKILL);
         if (AwaitEnd(death.server).ok()) Reach(board, kKills, 1);
       };
-      ASSIGN_OR_RETURN(
-          Client client,
-          Client::Connect({.rank = rank, .socket_dir = training.socket_dir, .restart_timeout = kPatience}));
+      ASSIGN_OR_RETURN(Client client,
+                       Client::Connect({.rank = rank, .socket_dir = training.socket_dir, .restart_timeout = kTimeout}));
       return TrainThrough(client, training, board);
     });
   }
@@ -163,7 +162,7 @@ class RollbackTest : public testing::TestWithParam<RollbackCase> {
   void TrainAll(int64_t commits) const {
     std::vector<ChildProcess> trainers;
     for (int rank = 0; rank < nodes(); ++rank) trainers.push_back(Train(rank, commits));
-    for (ChildProcess& trainer : trainers) EXPECT_OK(trainer.Await(kPatience));
+    for (ChildProcess& trainer : trainers) EXPECT_OK(trainer.Await(kTimeout));
   }
   // Saves a checkpoint of the step, and computes the result of a training from there; leaves the model at that step.
   void StartSaved() {
@@ -194,7 +193,7 @@ class RollbackTest : public testing::TestWithParam<RollbackCase> {
 
   void ExpectToGoOn(std::vector<ChildProcess> trainers) const {
     for (ChildProcess& trainer : trainers) {
-      EXPECT_OK(trainer.Await(kPatience));
+      EXPECT_OK(trainer.Await(kTimeout));
       EXPECT_EQ(trainer.board().numbers[kTold], 0);
       EXPECT_EQ(trainer.board().numbers[kBeganAgain], 0) << "no answered commit is made again";
       EXPECT_EQ(trainer.board().numbers[kAnswered], kLast);
@@ -216,11 +215,11 @@ TEST_P(RollbackTest, EndsInTheBytesOfARunThatWasNotInterrupted) {
   ASSERT_NO_FATAL_FAILURE(StartSaved());
   ASSERT_OK_AND_ASSIGN(const Server server, ServerOf(victim));
   std::vector<ChildProcess> trainers = TrainUnder({.killed = daemons_[victim]->pid(), .server = server.pidfd.get()});
-  ASSERT_TRUE(trainers[0].AwaitNumber(kKills, 1, kPatience));
-  ASSERT_OK(daemons_[victim]->AwaitExit(kPatience).status());
+  ASSERT_TRUE(trainers[0].AwaitNumber(kKills, 1, kTimeout));
+  ASSERT_OK(daemons_[victim]->AwaitExit(kTimeout).status());
   Spawn(victim);
   for (ChildProcess& trainer : trainers) {
-    EXPECT_OK(trainer.Await(kPatience));
+    EXPECT_OK(trainer.Await(kTimeout));
     EXPECT_EQ(trainer.board().numbers[kTold], 1) << "all were told, and once";
     EXPECT_EQ(trainer.board().numbers[kBeganAgain], kSaved + 1);
     EXPECT_EQ(trainer.board().numbers[kAnswered], kLast);
@@ -259,8 +258,8 @@ TEST_P(LostReplicaTest, EndsInTheBytesOfARunThatWasNotInterrupted) {
   const int killer = 1 - victim;
   std::vector<ChildProcess> trainers =
       TrainUnder({.killed = daemons_[victim]->pid(), .server = server.pidfd.get()}, killer);
-  ASSERT_TRUE(trainers[killer].AwaitNumber(kKills, 1, kPatience));
-  ASSERT_OK(daemons_[victim]->AwaitExit(kPatience).status());
+  ASSERT_TRUE(trainers[killer].AwaitNumber(kKills, 1, kTimeout));
+  ASSERT_OK(daemons_[victim]->AwaitExit(kTimeout).status());
   Spawn(victim);
   ExpectToGoOn(std::move(trainers));
   EXPECT_THAT(OutputOf(absl::StrCat(Program(PARAMSHARDCTL), " --socket-dir=", sockets_[victim].path(), " metrics")),
@@ -295,7 +294,7 @@ class HealOrderTest : public RollbackTest {
   absl::Status ImportAlone(int node) const {
     ChildProcess importer =
         ChildProcess::Run([node, sockets = sockets_[node].path()](Board&) { return Import(node, sockets); });
-    return importer.Await(kPatience);
+    return importer.Await(kTimeout);
   }
   absl::StatusOr<std::string> Heal(int asked, int from) const {
     return OutputOf(absl::StrCat(Program(PARAMSHARDCTL), " --socket-dir=", sockets_[asked].path(), " heal ", kModel,
@@ -311,10 +310,9 @@ TEST_P(HealOrderTest, TheTrainingGoesOnFromTheNodeThatIsRight) {
   ASSERT_OK(ImportAlone(victim));
   ChildProcess trainers[] = {Train(0, kLast), Train(1, kLast)};
   for (ChildProcess& trainer : trainers) {
-    EXPECT_THAT(trainer.Await(kPatience),
-                StatusIs(absl::StatusCode::kFailedPrecondition,
-                         AllOf(HasSubstr("(commit 3)"), HasSubstr("(commit 9)"),
-                               HasSubstr("`paramshardctl heal kept --from=NODE` at node 0"))));
+    EXPECT_THAT(trainer.Await(kTimeout), StatusIs(absl::StatusCode::kFailedPrecondition,
+                                                  AllOf(HasSubstr("(commit 3)"), HasSubstr("(commit 9)"),
+                                                        HasSubstr("`paramshardctl heal kept --from=NODE` at node 0"))));
   }
   EXPECT_THAT(Heal(1, right), IsOkAndHolds(HasSubstr("want a call to node 0")));
   EXPECT_THAT(Heal(0, right), IsOkAndHolds(AllOf(HasSubstr("is right"), HasSubstr("is given up"))));
@@ -339,8 +337,8 @@ class KeptDecisionsTest : public LostReplicaTest {
     ASSERT_OK_AND_ASSIGN(const Server server, ServerOf(0));
     std::vector<ChildProcess> trainers =
         TrainUnder({.killed = daemons_[0]->pid(), .server = server.pidfd.get(), .at = at}, killer);
-    ASSERT_TRUE(trainers[killer].AwaitNumber(kKills, 1, kPatience));
-    ASSERT_OK(daemons_[0]->AwaitExit(kPatience).status());
+    ASSERT_TRUE(trainers[killer].AwaitNumber(kKills, 1, kTimeout));
+    ASSERT_OK(daemons_[0]->AwaitExit(kTimeout).status());
     between();
     Spawn(0);
     ExpectToGoOn(std::move(trainers));
@@ -389,7 +387,7 @@ TEST_P(KeptDecisionsTest, ASecondNode0DoesNotGetBetweenTwoServers) {
   ASSERT_OK(AwaitEnd(server.pidfd.get()));
   const TemporaryDirectory others;
   DaemonProcess second = DaemonProcess::Spawn(Program(PARAMSHARDD), others.path(), FlagsOf(0));
-  EXPECT_THAT(second.AwaitExit(kPatience), IsOkAndHolds(3));
+  EXPECT_THAT(second.AwaitExit(kTimeout), IsOkAndHolds(3));
   daemons_[0]->Signal(SIGCONT);
   ExpectToGoOn(TrainUnder({}));
 }

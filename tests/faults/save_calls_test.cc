@@ -10,12 +10,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "common/checkpoint/step_folder.h"
+#include "common/checkpoint/verification.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/base/polling.h"
 #include "kernels/base/status_macros.h"
-#include "common/checkpoint/step_folder.h"
-#include "common/checkpoint/verification.h"
 #include "tests/faults/training.h"
 #include "tests/status_matchers.h"
 #include "tests/support/child_process.h"
@@ -30,7 +30,7 @@ namespace {
 using testing::IsEmpty;
 using testing::Not;
 
-constexpr absl::Duration kPatience = absl::Minutes(2);
+constexpr absl::Duration kTimeout = absl::Minutes(2);
 constexpr char kModel[] = "saved";
 // With sanitizers, which make a save take a second, every third call of a save fails; else every one.
 #ifdef PARAMSHARD_SANITIZE
@@ -75,7 +75,7 @@ class FailingDiskTest : public testing::Test {
   // Comes again for as long as servers end under it.
   static absl::Status TrainOn(const Training& training) {
     absl::Status status = absl::UnavailableError("not yet");
-    for (const absl::Time deadline = absl::Now() + kPatience; absl::IsUnavailable(status) && absl::Now() < deadline;) {
+    for (const absl::Time deadline = absl::Now() + kTimeout; absl::IsUnavailable(status) && absl::Now() < deadline;) {
       status = Train(training);
     }
     return status;
@@ -105,7 +105,7 @@ class FailingDaemonTest : public FailingDiskTest {
     std::vector<std::string> flags = DeviceFlags(1);
     flags.push_back("--save-dir=" + saves_.path());
     flags.insert(flags.end(), more.begin(), more.end());
-    auto daemon = DaemonProcess::Start(Program(PARAMSHARDD), sockets_.path(), flags, kPatience,
+    auto daemon = DaemonProcess::Start(Program(PARAMSHARDD), sockets_.path(), flags, kTimeout,
                                        {.environment = faults_.Environment()});
     ASSERT_OK(daemon.status());
     daemon_.emplace(*std::move(daemon));
@@ -114,7 +114,7 @@ class FailingDaemonTest : public FailingDiskTest {
   pid_t ServerPid() const { return ServerPidAt(sockets_); }
   // Waits for a server other than `before`.
   bool AwaitServer(pid_t before) const {
-    for (const absl::Time deadline = absl::Now() + kPatience; absl::Now() < deadline;) {
+    for (const absl::Time deadline = absl::Now() + kTimeout; absl::Now() < deadline;) {
       const pid_t pid = ServerPid();
       if (pid != -1 && pid != before) return true;
     }
@@ -122,11 +122,11 @@ class FailingDaemonTest : public FailingDiskTest {
   }
   Training TrainingTo(int64_t commits) const {
     Training training{.socket_dir = sockets_.path(), .model = kModel, .rank = 0, .commits = commits};
-    training.restart_timeout = kPatience;
+    training.restart_timeout = kTimeout;
     return training;
   }
   void TrainTo(int64_t commits) const {
-    ASSERT_OK(ChildProcess::Run([&](Board&) { return TrainOn(TrainingTo(commits)); }).Await(kPatience));
+    ASSERT_OK(ChildProcess::Run([&](Board&) { return TrainOn(TrainingTo(commits)); }).Await(kTimeout));
   }
   // Returns the hash after a training on a daemon without faults.
   static std::string StateHashAfter(Training training) {
@@ -134,7 +134,7 @@ class FailingDaemonTest : public FailingDiskTest {
     training.socket_dir = sockets.path();
     const auto daemon = DaemonProcess::Start(Program(PARAMSHARDD), sockets.path(), DeviceFlags(1));
     EXPECT_OK(daemon.status());
-    EXPECT_OK(ChildProcess::Run([&](Board&) { return Train(training); }).Await(kPatience));
+    EXPECT_OK(ChildProcess::Run([&](Board&) { return Train(training); }).Await(kTimeout));
     return StateHashAt(sockets);
   }
 
@@ -244,12 +244,12 @@ TEST_F(FailingDaemonTest, AServerThatIsKilledWhileItCopiesForASaveIsFollowedByOn
     };
     return TrainOn(training);
   });
-  ASSERT_OK(trainer.Await(kPatience));
+  ASSERT_OK(trainer.Await(kTimeout));
   EXPECT_EQ(trainer.board().numbers[kKills], kTimes);
   EXPECT_GE(trainer.board().numbers[kInCopy], 1u);
   EXPECT_EQ(StateHashAt(sockets_), expected);
   daemon_->Signal(SIGTERM);
-  EXPECT_THAT(daemon_->AwaitExit(kPatience), IsOkAndHolds(0));
+  EXPECT_THAT(daemon_->AwaitExit(kTimeout), IsOkAndHolds(0));
   EXPECT_THAT(WholeSteps(), Not(IsEmpty()));
   EXPECT_THAT(Leftovers(), IsEmpty());
 }
@@ -281,11 +281,11 @@ class FailingWorldTest : public FailingDiskTest {
         Training training{.socket_dir = world.sockets[rank].path(), .model = kModel, .rank = rank};
         training.shard_size = kNodes;
         training.commits = commits;
-        training.restart_timeout = kPatience;
+        training.restart_timeout = kTimeout;
         return TrainOn(training);
       }));
     }
-    for (ChildProcess& trainer : trainers) ASSERT_OK(trainer.Await(2 * kPatience));
+    for (ChildProcess& trainer : trainers) ASSERT_OK(trainer.Await(2 * kTimeout));
   }
   static StateHashes StateHashesOf(const TwoDaemons& world) {
     return {StateHashAt(world.sockets[0]), StateHashAt(world.sockets[1])};
@@ -293,7 +293,7 @@ class FailingWorldTest : public FailingDiskTest {
   std::vector<pid_t> ServerPids() const { return {ServerPidAt(world_.sockets[0]), ServerPidAt(world_.sockets[1])}; }
   // Both serve, and one of them is another than before.
   bool AwaitServers(const std::vector<pid_t>& before) const {
-    for (const absl::Time deadline = absl::Now() + kPatience; absl::Now() < deadline;) {
+    for (const absl::Time deadline = absl::Now() + kTimeout; absl::Now() < deadline;) {
       const std::vector<pid_t> pids = ServerPids();
       if (pids[0] != -1 && pids[1] != -1 && pids != before) return true;
     }
@@ -328,7 +328,7 @@ TEST_F(FailingWorldTest, AServerThatIsKilledAnywhereInASaveIsFollowedByOneThatGo
     ASSERT_TRUE(AwaitServers(before));
     EXPECT_THAT(WholeSteps(), Not(IsEmpty()));
     // A node 0 that lives on gives the save up as soon as it has heard.
-    EXPECT_THAT(Poll({.timeout = kPatience}, [this]() -> absl::StatusOr<bool> { return Leftovers().empty(); }),
+    EXPECT_THAT(Poll({.timeout = kTimeout}, [this]() -> absl::StatusOr<bool> { return Leftovers().empty(); }),
                 IsOkAndHolds(true));
     if (++kills % 3 != 0) continue;
     // The keepers' pauses, which double, begin anew.

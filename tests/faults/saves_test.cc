@@ -8,12 +8,12 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "common/checkpoint/step_folder.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/base/polling.h"
 #include "kernels/base/status_macros.h"
 #include "nlohmann/json.hpp"
-#include "common/checkpoint/step_folder.h"
 #include "tests/faults/training.h"
 #include "tests/status_matchers.h"
 #include "tests/support/child_process.h"
@@ -26,7 +26,7 @@ namespace {
 
 using testing::HasSubstr;
 
-constexpr absl::Duration kPatience = absl::Seconds(60);
+constexpr absl::Duration kTimeout = absl::Seconds(60);
 
 class SavesTest : public testing::Test {
  protected:
@@ -55,7 +55,7 @@ class SavesTest : public testing::Test {
   }
   void ExpectStopped() {
     daemon_->Signal(SIGTERM);
-    EXPECT_THAT(daemon_->AwaitExit(kPatience), IsOkAndHolds(0));
+    EXPECT_THAT(daemon_->AwaitExit(kTimeout), IsOkAndHolds(0));
   }
 
   const int ranks_ = DevicesUpTo(2);
@@ -143,12 +143,12 @@ class WorldSavesTest : public testing::Test {
   }
   void Kill(int node) {
     daemons_[node]->Signal(SIGKILL);
-    EXPECT_THAT(daemons_[node]->AwaitExit(kPatience), IsOkAndHolds(128 + SIGKILL));
+    EXPECT_THAT(daemons_[node]->AwaitExit(kTimeout), IsOkAndHolds(128 + SIGKILL));
   }
   // Nothing is saved or deleted any more.
   void Stop() {
     for (auto& daemon : daemons_) daemon->Signal(SIGTERM);
-    for (auto& daemon : daemons_) EXPECT_THAT(daemon->AwaitExit(kPatience), IsOkAndHolds(0));
+    for (auto& daemon : daemons_) EXPECT_THAT(daemon->AwaitExit(kTimeout), IsOkAndHolds(0));
   }
   absl::StatusOr<std::string> Ctl(const std::string& arguments) {
     return OutputOf(absl::StrCat(Program(PARAMSHARDCTL), " ", arguments));
@@ -168,7 +168,7 @@ class WorldSavesTest : public testing::Test {
   void BeginSaveThatWaitsForNode1() {
     daemons_[1]->Pause();
     ASSERT_OK(CtlOf(0, "save saved"));
-    EXPECT_THAT(Poll({.timeout = kPatience}, [this]() -> absl::StatusOr<bool> { return !Leftovers().empty(); }),
+    EXPECT_THAT(Poll({.timeout = kTimeout}, [this]() -> absl::StatusOr<bool> { return !Leftovers().empty(); }),
                 IsOkAndHolds(true));
     ASSERT_FALSE(Leftovers().empty());
   }
@@ -245,7 +245,7 @@ class WorldRestoredTest : public WorldSavesTest {
     daemons_[1]->Pause();
     ChildProcess restore =
         ChildProcess::Run([this](Board&) { return CtlOf(0, "restore saved latest --quiet 2>&1").status(); });
-    EXPECT_THAT(Poll({.timeout = kPatience},
+    EXPECT_THAT(Poll({.timeout = kTimeout},
                      [this]() -> absl::StatusOr<bool> {
                        const auto models = CtlOf(0, "models");
                        return models.ok() && absl::StrContains(*models, "restoring");
@@ -260,7 +260,7 @@ TEST_F(WorldSavesTest, ADaemonThatIsKilledInTheMiddleOfASaveLeavesNothingOfIt) {
   TrainTo(2);
   ASSERT_NO_FATAL_FAILURE(BeginSaveThatWaitsForNode1());
   Kill(1);
-  EXPECT_THAT(Poll({.timeout = kPatience}, [this]() -> absl::StatusOr<bool> { return Leftovers().empty(); }),
+  EXPECT_THAT(Poll({.timeout = kTimeout}, [this]() -> absl::StatusOr<bool> { return Leftovers().empty(); }),
               IsOkAndHolds(true));
   EXPECT_THAT(Leftovers(), testing::IsEmpty());
   EXPECT_EQ(VerifiedSteps(), 0);
@@ -331,7 +331,7 @@ TEST_F(WorldRestoredTest, ANodeZeroThatIsKilledBeforeTheGoLeavesTheOthersAsTheyW
   Kill(0);
   daemons_[1]->Signal(SIGCONT);
   // Node 1 may get the restore first, without a leader.
-  EXPECT_THAT(Poll({.timeout = kPatience}, [this]() -> absl::StatusOr<bool> { return CtlOf(1, "verify saved").ok(); }),
+  EXPECT_THAT(Poll({.timeout = kTimeout}, [this]() -> absl::StatusOr<bool> { return CtlOf(1, "verify saved").ok(); }),
               IsOkAndHolds(true));
   EXPECT_EQ(StateHash(1), expected[1]);
 }

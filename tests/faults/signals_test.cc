@@ -12,10 +12,10 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "common/shared_memory/companion_packet.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/base/check.h"
-#include "common/shared_memory/handoff.h"
 #include "tests/faults/training.h"
 #include "tests/status_matchers.h"
 #include "tests/support/child_process.h"
@@ -27,7 +27,7 @@ namespace {
 
 using testing::HasSubstr;
 
-constexpr absl::Duration kPatience = absl::Seconds(30);
+constexpr absl::Duration kTimeout = absl::Seconds(30);
 // An address without a listener.
 constexpr char kNoCluster[] = "--cluster-address=127.0.0.1:1";
 
@@ -85,7 +85,7 @@ TEST_F(SignalsTest, AHangUpDrainsAsSigtermDoes) {
   Start();
   daemon_->Signal(SIGHUP);
   EXPECT_THAT(ReadUntil("stopped"), HasSubstr("draining signal=Hangup"));
-  EXPECT_THAT(daemon_->AwaitExit(kPatience), IsOkAndHolds(0));
+  EXPECT_THAT(daemon_->AwaitExit(kTimeout), IsOkAndHolds(0));
 }
 
 TEST_F(SignalsTest, AHangUpIsNothingToADaemonThatNohupHasStarted) {
@@ -93,7 +93,7 @@ TEST_F(SignalsTest, AHangUpIsNothingToADaemonThatNohupHasStarted) {
   daemon_->Signal(SIGHUP);
   daemon_->Signal(SIGTERM);
   EXPECT_THAT(ReadUntil("stopped"), HasSubstr("draining signal=Terminated"));
-  EXPECT_THAT(daemon_->AwaitExit(kPatience), IsOkAndHolds(0));
+  EXPECT_THAT(daemon_->AwaitExit(kTimeout), IsOkAndHolds(0));
 }
 
 TEST_F(SignalsTest, ALogThatNobodyReadsAnyMoreKillsNobody) {
@@ -103,7 +103,7 @@ TEST_F(SignalsTest, ALogThatNobodyReadsAnyMoreKillsNobody) {
   EXPECT_OK(TrainOnce());
   EXPECT_OK(TrainOnce());
   daemon_->Signal(SIGTERM);
-  EXPECT_THAT(daemon_->AwaitExit(kPatience), IsOkAndHolds(0));
+  EXPECT_THAT(daemon_->AwaitExit(kTimeout), IsOkAndHolds(0));
 }
 
 TEST_F(SignalsTest, AFullLogHoldsUpNeitherTheStartNorEpochsNorTheEnd) {
@@ -112,7 +112,7 @@ TEST_F(SignalsTest, AFullLogHoldsUpNeitherTheStartNorEpochsNorTheEnd) {
   EXPECT_OK(TrainOnce());
   EXPECT_OK(TrainOnce());
   daemon_->Signal(SIGTERM);
-  EXPECT_THAT(daemon_->AwaitExit(kPatience), IsOkAndHolds(0));
+  EXPECT_THAT(daemon_->AwaitExit(kTimeout), IsOkAndHolds(0));
 }
 
 // Shared memory counts as files do.
@@ -122,7 +122,7 @@ TEST_F(SignalsTest, ALimitOnFilesRefusesAModelAndKillsNobody) {
   EXPECT_FALSE(refused.ok());
   EXPECT_FALSE(absl::IsUnavailable(refused)) << refused;
   daemon_->Signal(SIGTERM);
-  EXPECT_THAT(daemon_->AwaitExit(kPatience), IsOkAndHolds(0));
+  EXPECT_THAT(daemon_->AwaitExit(kTimeout), IsOkAndHolds(0));
 }
 
 TEST_F(SignalsTest, ALogThatMayNotGrowKillsNobody) {
@@ -132,7 +132,7 @@ TEST_F(SignalsTest, ALogThatMayNotGrowKillsNobody) {
   ASSERT_EQ(write(writer_.get(), full.data(), full.size()), static_cast<ssize_t>(full.size()));
   Start({.limits = {{RLIMIT_FSIZE, 4096}}});
   daemon_->Signal(SIGTERM);
-  EXPECT_THAT(daemon_->AwaitExit(kPatience), IsOkAndHolds(0));
+  EXPECT_THAT(daemon_->AwaitExit(kTimeout), IsOkAndHolds(0));
 }
 
 class JoiningSignalsTest : public SignalsTest, public testing::WithParamInterface<int> {};
@@ -144,7 +144,7 @@ TEST_P(JoiningSignalsTest, SigtermEndsADaemonThatWaitsForTheWorld) {
   Spawn(flags);
   EXPECT_THAT(ReadUntil("joining the world"), HasSubstr("joining the world"));
   daemon_->Signal(SIGTERM);
-  EXPECT_THAT(daemon_->AwaitExit(kPatience), IsOkAndHolds(0));
+  EXPECT_THAT(daemon_->AwaitExit(kTimeout), IsOkAndHolds(0));
   EXPECT_THAT(ReadUntil("stopped"), HasSubstr("draining signal=Terminated"));
 }
 

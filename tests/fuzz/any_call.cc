@@ -8,9 +8,9 @@
 #include <chrono>
 
 #include "absl/strings/str_cat.h"
+#include "common/shared_memory/companion_packet.h"
 #include "paramshard/v1/admin.pb.h"
 #include "paramshard/v1/trainer.pb.h"
-#include "common/shared_memory/handoff.h"
 
 namespace paramshard {
 

@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "absl/strings/string_view.h"
-#include "kernels/base/check.h"
 #include "common/safetensors/checkpoint.h"
+#include "kernels/base/check.h"
 #include "tests/fuzz/fuzz_target.h"
 #include "tests/fuzz/memory_file.h"
 #include "tests/support/temporary_directory.h"

@@ -6,10 +6,10 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "kernels/base/check.h"
 #include "common/checkpoint/manifest.h"
 #include "common/checkpoint/rank_file.h"
 #include "common/checkpoint/safetensors_image.h"
+#include "kernels/base/check.h"
 #include "tests/fuzz/fuzz_target.h"
 
 namespace paramshard::checkpoint {

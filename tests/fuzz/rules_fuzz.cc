@@ -4,8 +4,8 @@
 
 #include "client/ctl/conversion_rules.h"
 #include "client/ctl/text_lines.h"
-#include "kernels/base/check.h"
 #include "common/weights/quantized_tensor.h"
+#include "kernels/base/check.h"
 #include "tests/fuzz/fuzz_target.h"
 #include "tests/fuzz/memory_file.h"
 

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "kernels/base/check.h"
 #include "common/safetensors/safetensors_file.h"
+#include "kernels/base/check.h"
 #include "tests/fuzz/fuzz_target.h"
 #include "tests/fuzz/memory_file.h"
 

@@ -28,7 +28,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 constexpr int kNodes = 3;
-constexpr absl::Duration kPatience = absl::Minutes(2);
+constexpr absl::Duration kTimeout = absl::Minutes(2);
 // Numbers of rank 0's board: the commit that it stands before, and the last commit that it may make.
 constexpr int kStandsAt = 0, kMayMake = 1;
 // First of the commits that rank 0 stands before.
@@ -74,7 +74,7 @@ class BadLinkTest : public testing::Test {
   }
   std::string StateHash(int node) const { return Ctl(node, "verify m")["summary"]["stateHash"]; }
   void Await(const std::string& what, const std::function<bool()>& is_so) const {
-    const absl::StatusOr<bool> so = Poll({.timeout = kPatience}, [&]() -> absl::StatusOr<bool> { return is_so(); });
+    const absl::StatusOr<bool> so = Poll({.timeout = kTimeout}, [&]() -> absl::StatusOr<bool> { return is_so(); });
     EXPECT_TRUE(so.value_or(false)) << what;
   }
 
@@ -87,11 +87,11 @@ class BadLinkTest : public testing::Test {
         training.at = [&](Point at, int64_t commit) {
           if (rank != 0 || at != Point::kPushed || commit < kFirstStand) return;
           if (board.numbers[kMayMake] < commit) Reach(board, kStandsAt, static_cast<uint32_t>(commit));
-          (void)Poll({.timeout = kPatience},
+          (void)Poll({.timeout = kTimeout},
                      [&]() -> absl::StatusOr<bool> { return board.numbers[kMayMake] >= commit; });
         };
         absl::Status status = absl::UnavailableError("not yet");
-        for (const absl::Time end = absl::Now() + 2 * kPatience; absl::IsUnavailable(status) && absl::Now() < end;) {
+        for (const absl::Time end = absl::Now() + 2 * kTimeout; absl::IsUnavailable(status) && absl::Now() < end;) {
           status = test::Train(training);
         }
         return status;
@@ -117,12 +117,12 @@ class BadLinkTest : public testing::Test {
 TEST_F(BadLinkTest, TheTrainingGoesOnWithTwoAndWithThreeWhenTheLinkIsBack) {
   ASSERT_NO_FATAL_FAILURE(Start({"--min-replicas=2", "--replica-grace=500ms"}));
   StartTrainers();
-  ASSERT_TRUE(trainers_[0].AwaitNumber(kStandsAt, kFirstStand, kPatience));
+  ASSERT_TRUE(trainers_[0].AwaitNumber(kStandsAt, kFirstStand, kTimeout));
   ASSERT_OK(machines_->Sever(1, 2));
   LetMake(kFirstStand);
 
   // The step ends long before the step timeout.
-  ASSERT_TRUE(trainers_[0].AwaitNumber(kStandsAt, kFirstStand + 1, kPatience));
+  ASSERT_TRUE(trainers_[0].AwaitNumber(kStandsAt, kFirstStand + 1, kTimeout));
   const nlohmann::json left = ModelAt(0);
   EXPECT_EQ(left["activeNodes"], nlohmann::json({0, 1}));
   EXPECT_EQ(AbsentFromEpoch(), 1);
@@ -141,12 +141,12 @@ TEST_F(BadLinkTest, TheTrainingGoesOnWithTwoAndWithThreeWhenTheLinkIsBack) {
     Await("node 2 is not left out any more", [&] { return Ctl(0, "version")["leftOutNodes"].empty(); });
     Await("its trainer is there", [&] { return ModelAt(2).value("attachedRanks", 0) == 1; });
     LetMake(commit);
-    ASSERT_TRUE(trainers_[0].AwaitNumber(kStandsAt, static_cast<uint32_t>(commit + 1), kPatience));
+    ASSERT_TRUE(trainers_[0].AwaitNumber(kStandsAt, static_cast<uint32_t>(commit + 1), kTimeout));
   }
   EXPECT_TRUE(IsWhole());
   EXPECT_EQ(AbsentFromEpoch(), 0);
   LetMake(kCommits);
-  for (ChildProcess& trainer : trainers_) EXPECT_OK(trainer.Await(kPatience));
+  for (ChildProcess& trainer : trainers_) EXPECT_OK(trainer.Await(kTimeout));
   EXPECT_EQ(StateHash(1), StateHash(0));
   EXPECT_EQ(StateHash(2), StateHash(0));
 }
@@ -163,7 +163,7 @@ TEST_F(BadLinkTest, WithoutPermissionTrainersAreToldWhichTwoAddresses) {
   }
   ASSERT_OK(machines_->Mend(2, 1));
   LetMake(kCommits);
-  for (ChildProcess& trainer : trainers_) EXPECT_OK(trainer.Await(kPatience));
+  for (ChildProcess& trainer : trainers_) EXPECT_OK(trainer.Await(kTimeout));
   EXPECT_EQ(StateHash(2), StateHash(0));
   EXPECT_TRUE(Ctl(0, "version")["badLinks"].empty());
 }

@@ -18,9 +18,9 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
+#include "common/shared_memory/companion_packet.h"
 #include "kernels/base/polling.h"
 #include "kernels/base/status_macros.h"
-#include "common/shared_memory/handoff.h"
 #include "lab/campaign/moments.h"
 #include "lab/campaign/world.h"
 #include "tests/net/network_world.h"
@@ -38,7 +38,7 @@ constexpr absl::Duration kLongStop = absl::Seconds(16);
 // Longest time until a second node 0 ends.
 constexpr absl::Duration kRefusalBound = absl::Seconds(30);
 // Longest duration of a world, without events and for each event. All waits in it have bounds of their own.
-constexpr absl::Duration kPatienceWithAStart = absl::Minutes(6), kPatienceWithAnEvent = absl::Minutes(3);
+constexpr absl::Duration kStartTimeout = absl::Minutes(6), knEventTimeout = absl::Minutes(3);
 // Commits of elastic worlds after the last event: a daemon that was away ends the epoch at one, and has to stay before.
 constexpr int64_t kCommitsUntilWhole = 10;
 constexpr absl::Duration kFirstStay = absl::Milliseconds(250), kLongestStay = absl::Seconds(16);
@@ -561,7 +561,7 @@ NetworkCampaignResult RunNetworkCampaign(const NetworkCampaignOptions& options) 
     const int64_t first = next;
     while (next < std::min(end, first + options.at_once)) wave.push_back(StartWorld(options, next++));
     for (size_t i = 0; i < wave.size(); ++i) {
-      absl::Status status = wave[i].Await(kPatienceWithAStart + options.events * kPatienceWithAnEvent);
+      absl::Status status = wave[i].Await(kStartTimeout + options.events * knEventTimeout);
       if (absl::IsDeadlineExceeded(status) && wave[i].pid() > 0) {
         status = absl::DeadlineExceededError(absl::StrCat(status.message(), ", at ", wave[i].board().text));
       }

@@ -29,7 +29,7 @@ constexpr int kNodes = 2;
 constexpr int kUnderWay = 1;  // the commit that is under way when the network breaks
 constexpr int kGoesOn = 2;    // 1: its trainer goes on
 constexpr int64_t kAt = 3;    // that commit
-constexpr absl::Duration kPatience = absl::Minutes(2);
+constexpr absl::Duration kTimeout = absl::Minutes(2);
 // A ping is answered within 5 s, or the connection ends: this leaves two for a machine that is busy.
 constexpr absl::Duration kShortStop = absl::Seconds(3);
 constexpr char kStepTimeout[] = "--step-timeout=10m";
@@ -93,7 +93,7 @@ class PartitionTest : public testing::TestWithParam<bool> {
           if (breaks == nullptr || rank != 0 || commit != kAt || at != Point::kPushed || cut) return;
           cut = true;
           Reach(board, kUnderWay, static_cast<uint32_t>(commit));
-          EXPECT_TRUE(AwaitNumber(board, kGoesOn, 1, kPatience));
+          EXPECT_TRUE(AwaitNumber(board, kGoesOn, 1, kTimeout));
         };
         return TrainOn(training);
       }));
@@ -104,13 +104,13 @@ class PartitionTest : public testing::TestWithParam<bool> {
       breaks();
       Reach(trainers[0].board(), kGoesOn, 1);
     }
-    for (ChildProcess& trainer : trainers) EXPECT_OK(trainer.Await(kPatience));
+    for (ChildProcess& trainer : trainers) EXPECT_OK(trainer.Await(kTimeout));
     return {StateHash(0), StateHash(1)};
   }
   // Comes again for as long as the other daemon is away.
   static absl::Status TrainOn(const Training& training) {
     absl::Status status = absl::UnavailableError("not yet");
-    for (const absl::Time end = absl::Now() + kPatience; absl::IsUnavailable(status) && absl::Now() < end;) {
+    for (const absl::Time end = absl::Now() + kTimeout; absl::IsUnavailable(status) && absl::Now() < end;) {
       status = test::Train(training);
     }
     return status;
@@ -121,7 +121,7 @@ class PartitionTest : public testing::TestWithParam<bool> {
   }
   // Both daemons tell their trainers that the epoch is over.
   void AwaitEpochEnds() const {
-    const absl::Time end = absl::Now() + kPatience;
+    const absl::Time end = absl::Now() + kTimeout;
     for (int node = 0; node < kNodes; ++node) {
       while (IsRunning(node) && absl::Now() < end) {
       }
@@ -176,7 +176,7 @@ TEST_P(PartitionTest, AStopThatLastsIsNoticedAndTheTrainingGoesOnBehindIt) {
   Start();
   EXPECT_EQ(Train([&] {
               daemons_[1]->Signal(SIGSTOP);
-              const absl::Time end = absl::Now() + kPatience;
+              const absl::Time end = absl::Now() + kTimeout;
               while (IsRunning(0) && absl::Now() < end) {
               }
               EXPECT_LT(absl::Now(), end);

@@ -16,9 +16,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
+#include "common/shared_memory/companion_packet.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "common/shared_memory/handoff.h"
 #include "tests/faults/training.h"
 #include "tests/status_matchers.h"
 #include "tests/support/child_process.h"
@@ -34,7 +34,7 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 
 constexpr int kNodes = 2;
-constexpr absl::Duration kPatience = absl::Seconds(60);
+constexpr absl::Duration kTimeout = absl::Seconds(60);
 
 std::string InWorld(absl::string_view rest) { return absl::StrCat(kWorldUri, "/", rest); }
 
@@ -88,7 +88,7 @@ class SecuredWorldTest : public testing::Test {
         return test::Train({.socket_dir = sockets_[rank].path(), .model = "m", .rank = rank, .shard_size = kNodes});
       }));
     }
-    for (ChildProcess& trainer : trainers) EXPECT_OK(trainer.Await(kPatience));
+    for (ChildProcess& trainer : trainers) EXPECT_OK(trainer.Await(kTimeout));
     std::vector<std::string> hashes;
     for (int node = 0; node < kNodes; ++node) {
       const auto verified =
@@ -106,22 +106,22 @@ class SecuredWorldTest : public testing::Test {
   }
   std::string Listen(int node) const { return absl::StrCat("127.0.0.1:", listen_[node]); }
 
-  // A connection that says nothing, and reads for as long as kPatience.
+  // A connection that says nothing, and reads for as long as kTimeout.
   static wire::FileDescriptor ConnectSilently(int port) {
     wire::FileDescriptor connection(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
     sockaddr_in address{};
     address.sin_family = AF_INET;
     address.sin_port = htons(static_cast<uint16_t>(port));
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    const timeval patience = absl::ToTimeval(kPatience);
-    setsockopt(connection.get(), SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
+    const timeval timeout = absl::ToTimeval(kTimeout);
+    setsockopt(connection.get(), SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof(timeout));
     EXPECT_EQ(connect(connection.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)), 0);
     return connection;
   }
 
   // Runs the command until it prints the text.
   static void AwaitOutput(const std::string& command, const std::string& text) {
-    const absl::Time end = absl::Now() + kPatience;
+    const absl::Time end = absl::Now() + kTimeout;
     absl::StatusOr<std::string> output = OutputOf(command);
     while (absl::Now() < end && !(output.ok() && absl::StrContains(*output, text))) output = OutputOf(command);
     EXPECT_THAT(output, IsOkAndHolds(HasSubstr(text)));
@@ -174,7 +174,7 @@ TEST_F(SecuredWorldTest, ToolsDoWhatTheirCertificatesMay) {
               IsOkAndHolds(HasSubstr("ImportFile: want a process on the daemon's machine, got admin")));
   EXPECT_OK(Remote("admin", absl::StrCat(one, " sessions")));
   EXPECT_OK(Remote("admin", absl::StrCat(one, " drain")));
-  EXPECT_OK(daemons_[1]->AwaitExit(kPatience));
+  EXPECT_OK(daemons_[1]->AwaitExit(kTimeout));
 }
 
 TEST_F(SecuredWorldTest, AToolWithoutTheRightCertificateHearsWhy) {
@@ -301,8 +301,8 @@ TEST_F(ShortCertificatesTest, OneEpochGoesOnOverRenewals) {
 TEST_F(ShortCertificatesTest, WhoDoesNotRenewIsEndedAndNamedAndComesBackWithANewOne) {
   Renew(absl::Seconds(5));
   // Or that its rank 0 is, whichever it hears first.
-  EXPECT_THAT(trainers_[1].Await(kPatience), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("node 0")));
-  EXPECT_THAT(trainers_[0].Await(kPatience), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("node 1")));
+  EXPECT_THAT(trainers_[1].Await(kTimeout), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("node 0")));
+  EXPECT_THAT(trainers_[0].Await(kTimeout), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("node 1")));
   EXPECT_THAT(ReadText(LogPath(0)),
               AllOf(HasSubstr("connection closed"), HasSubstr("/node/1 has expired"), HasSubstr("renew it in time")));
   AwaitOutput(absl::StrCat("cat ", LogPath(1)), "failed to load renewed certificate");
@@ -368,7 +368,7 @@ TEST_F(RemoteClientTest, GoesOnWithANewCertificateWhenTheOldOneEnds) {
   EXPECT_OK(viewer.Models().status());
   Install("viewer", authority_.Issue({InWorld("viewer")}));
   AwaitOutput(absl::StrCat("cat ", LogPath(0)), "has expired: renew it in time");
-  const absl::Time end = absl::Now() + kPatience;
+  const absl::Time end = absl::Now() + kTimeout;
   while (!viewer.Models().ok() && absl::Now() < end) {
   }
   EXPECT_OK(viewer.Models().status());
@@ -391,7 +391,7 @@ class RefusedStartTest : public SecuredWorldTest {
   std::string Refusal(int node, std::vector<std::string> flags) {
     flags.emplace_back("--join-timeout=3s");
     Spawn(node, std::move(flags));
-    const absl::StatusOr<int> code = daemons_[node]->AwaitExit(kPatience);
+    const absl::StatusOr<int> code = daemons_[node]->AwaitExit(kTimeout);
     EXPECT_OK(code.status());
     EXPECT_NE(*code, 0);
     return ReadText(LogPath(node));
@@ -417,7 +417,7 @@ TEST_F(RefusedStartTest, AnAddressThatNobodyCanListenOnIsNamedBeforeTheWorldIsJo
   const int log = open(LogPath(1).c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
   DaemonProcess daemon = DaemonProcess::Spawn(PARAMSHARDD, sockets_[1].path(), flags, {.standard_error = log});
   close(log);
-  EXPECT_THAT(daemon.AwaitExit(kPatience), IsOkAndHolds(2));
+  EXPECT_THAT(daemon.AwaitExit(kTimeout), IsOkAndHolds(2));
   EXPECT_THAT(ReadText(LogPath(1)), HasSubstr("--listen: want an address of this machine, got 192.0.2.7:7778"));
 }
 
@@ -429,7 +429,7 @@ TEST_F(RefusedStartTest, AnotherNumberOfNodesIsNamed) {
       {"--node=1", "--nodes=3", absl::StrCat("--cluster-address=127.0.0.1:", port_), "--keeper=off"},
       {.standard_error = log});
   close(log);
-  EXPECT_THAT(daemon.AwaitExit(kPatience), IsOkAndHolds(3));
+  EXPECT_THAT(daemon.AwaitExit(kTimeout), IsOkAndHolds(3));
   const std::string why = "join node 1: want --nodes 2 as at node 0, got 3";
   EXPECT_THAT(ReadText(LogPath(1)), HasSubstr(why));
   AwaitOutput(absl::StrCat("cat ", LogPath(0)), "node rejected node=1 peer=ipv4:127.0.0.1:");
@@ -453,7 +453,7 @@ TEST_F(RefusedStartTest, AnAddressOfAnotherMachineIsNamed) {
   const int log = open(LogPath(1).c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
   DaemonProcess daemon = DaemonProcess::Spawn(PARAMSHARDD, sockets_[1].path(), flags, {.standard_error = log});
   close(log);
-  EXPECT_OK(daemon.AwaitExit(kPatience).status());
+  EXPECT_OK(daemon.AwaitExit(kTimeout).status());
   EXPECT_THAT(ReadText(LogPath(1)), HasSubstr("--data-address: want an address of this machine, got 192.0.2.7"));
 }
 

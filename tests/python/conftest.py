@@ -13,7 +13,7 @@ import pytest
 import paramshard
 from paramshard import programs
 
-PATIENCE = 60.0  # seconds
+TIMEOUT = 60.0  # seconds
 DEVICE = os.environ.get("PARAMSHARD_TEST_DEVICE", "cpu")
 GPUS = int(os.environ.get("PARAMSHARD_TEST_GPUS", "1"))  # number of GPUs, if DEVICE is cuda
 
@@ -43,7 +43,7 @@ class Daemon:
 
     def _await_ready(self) -> None:
         """Connects until it succeeds: no event tells that the sockets are there."""
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + TIMEOUT
         while time.monotonic() < deadline:
             assert self._process.poll() is None, self.log.read_text()
             with socket.socket(socket.AF_UNIX) as probe:
@@ -60,7 +60,7 @@ class Daemon:
 
     def ctl(self, *arguments: str) -> str:
         return subprocess.run([program("paramshardctl"), f"--socket-dir={self.socket_dir}", *arguments], check=True,
-                              capture_output=True, text=True, timeout=PATIENCE).stdout
+                              capture_output=True, text=True, timeout=TIMEOUT).stdout
 
     @property
     def pid(self) -> int:
@@ -84,7 +84,7 @@ class Daemon:
             self._process.send_signal(signal.SIGTERM)
             self.go_on()
         try:
-            self._process.wait(PATIENCE)
+            self._process.wait(TIMEOUT)
         finally:
             if self._process.poll() is None:
                 self.kill()

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from conftest import PATIENCE, Daemon
+from conftest import TIMEOUT, Daemon
 
 _BEGIN = """
 import atexit, os, sys, threading
@@ -49,7 +49,7 @@ def test_it_ends_with_its_own_code(daemon: Daemon, wait: str, end: str):
     text, code = _ENDS[end]
     for _ in range(3):
         ended = subprocess.run([sys.executable, "-c", f"{_BEGIN}\n{_WAITS[wait]}\n{text}\n", str(daemon.socket_dir)],
-                               capture_output=True, text=True, timeout=PATIENCE)
+                               capture_output=True, text=True, timeout=TIMEOUT)
         assert ended.returncode == code, ended.stderr
 
 
@@ -67,5 +67,5 @@ waits.wait()
 sys.exit(5)
 """
     ended = subprocess.run([sys.executable, "-c", script, str(daemon.socket_dir), str(daemon.pid)],
-                           capture_output=True, text=True, timeout=PATIENCE)
+                           capture_output=True, text=True, timeout=TIMEOUT)
     assert ended.returncode == 5, ended.stderr

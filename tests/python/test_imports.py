@@ -7,13 +7,13 @@ import textwrap
 
 import pytest
 
-from conftest import PATIENCE, Daemon
+from conftest import TIMEOUT, Daemon
 
 
 def output_of(script: str, *arguments: str) -> str:
     """Returns the output of a process of its own that exits with 0."""
     process = subprocess.run([sys.executable, "-c", textwrap.dedent(script), *arguments], capture_output=True,
-                             text=True, timeout=PATIENCE)
+                             text=True, timeout=TIMEOUT)
     assert process.returncode == 0, process.stderr
     return process.stdout
 

@@ -11,7 +11,7 @@ import threading
 import pytest
 
 import paramshard
-from conftest import PATIENCE, Daemon, spec_of
+from conftest import TIMEOUT, Daemon, spec_of
 
 
 def run(script: str, *arguments: str) -> subprocess.Popen:
@@ -23,7 +23,7 @@ def run(script: str, *arguments: str) -> subprocess.Popen:
 def interrupt(process: subprocess.Popen) -> str:
     assert process.stdout.readline() == "waits\n", process.stderr.read()
     process.send_signal(signal.SIGINT)
-    output, errors = process.communicate(timeout=PATIENCE)
+    output, errors = process.communicate(timeout=TIMEOUT)
     assert errors.endswith("KeyboardInterrupt\n"), errors
     return output
 
@@ -76,7 +76,7 @@ def test_other_threads_run_while_one_waits(start):
     thread = threading.Thread(target=lambda: opened.append(daemon.client(0).open_model(spec_of("m"))))
     thread.start()
     opened.append(daemon.client(1).open_model(spec_of("m")))  # deadlocks if the other one kept the interpreter's lock
-    thread.join(PATIENCE)
+    thread.join(TIMEOUT)
     assert len(opened) == 2
 
 
@@ -106,12 +106,12 @@ def test_a_dead_trainer_ends_the_epoch_of_the_others_and_the_next_one_goes_on(st
     model = client.open_model(spec_of("m"))
     with pytest.raises(paramshard.AbortedError, match="rank 1"):
         model.commit().wait()
-    process.communicate(timeout=PATIENCE)
+    process.communicate(timeout=TIMEOUT)
     models = [None, None]
     thread = threading.Thread(target=lambda: models.__setitem__(1, daemon.client(1).open_model(spec_of("m"))))
     thread.start()
     models[0] = client.open_model(spec_of("m"))
-    thread.join(PATIENCE)
+    thread.join(TIMEOUT)
     assert models[0].commit_number == 0
     pending = [model.commit() for model in models]
     assert [answer.wait().commit_number for answer in pending] == [1, 1]
@@ -127,7 +127,7 @@ def test_a_forked_child_uses_and_ends_nothing(daemon: Daemon):
     model = daemon.client().open_model(spec_of("m"))
     child = multiprocessing.get_context("fork").Process(target=use_in_child, args=(model,))
     child.start()
-    child.join(PATIENCE)
+    child.join(TIMEOUT)
     assert child.exitcode == 0
     assert model.commit().wait().commit_number == 1
 

@@ -14,8 +14,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "kernels/base/status_macros.h"
 #include "common/shared_memory/futex.h"
+#include "kernels/base/status_macros.h"
 #include "tests/support/daemon_process.h"
 
 namespace {

@@ -19,8 +19,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "common/shared_memory/companion_packet.h"
 #include "kernels/base/status_macros.h"
-#include "common/shared_memory/handoff.h"
 #include "tests/support/environment.h"
 
 namespace paramshard::test {

@@ -4,9 +4,9 @@
 #include <unistd.h>
 
 #include "absl/strings/str_cat.h"
+#include "common/shared_memory/companion_packet.h"
 #include "kernels/base/polling.h"
 #include "kernels/base/status_macros.h"
-#include "common/shared_memory/handoff.h"
 
 namespace paramshard::test {
 

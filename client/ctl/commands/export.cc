@@ -10,9 +10,9 @@
 #include "client/ctl/hugging_face_export.h"
 #include "client/ctl/options.h"
 #include "client/ctl/terminal_text.h"
-#include "nlohmann/json.hpp"
 #include "common/checkpoint/step_folder.h"
 #include "common/safetensors/header.h"
+#include "nlohmann/json.hpp"
 
 namespace paramshard::ctl {
 namespace {

@@ -1,7 +1,7 @@
 #include "absl/strings/str_cat.h"
 #include "client/ctl/cell.h"
-#include "client/ctl/commands/broken_devices.h"
 #include "client/ctl/commands.h"
+#include "client/ctl/commands/broken_devices.h"
 #include "client/ctl/options.h"
 #include "client/ctl/table.h"
 

@@ -9,8 +9,8 @@
 #include "client/ctl/options.h"
 #include "client/ctl/table.h"
 #include "client/ctl/terminal_text.h"
-#include "nlohmann/json.hpp"
 #include "common/model/moment_fields.h"
+#include "nlohmann/json.hpp"
 
 namespace paramshard::ctl {
 namespace {

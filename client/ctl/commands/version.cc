@@ -5,8 +5,8 @@
 #include "absl/strings/str_join.h"
 #include "absl/time/time.h"
 #include "client/ctl/cell.h"
-#include "client/ctl/commands/broken_devices.h"
 #include "client/ctl/commands.h"
+#include "client/ctl/commands/broken_devices.h"
 #include "client/ctl/table.h"
 #include "client/ctl/terminal_text.h"
 

@@ -23,10 +23,10 @@ from typing import TextIO
 import paramshard
 from paramshard import programs
 
-_PATIENCE = 60.0  # seconds until the daemon serves
+_TIMEOUT = 60.0  # seconds until the daemon serves
 _DRAIN = 30.0  # seconds until it has ended
 _NAP = 0.02
-_SOCKETS = ("grpc.sock", "handoff.sock")
+_SOCKETS = ("grpc.sock", "companion.sock")
 _LONGEST_PATH = 107  # bytes of a Unix socket's path
 
 
@@ -112,14 +112,14 @@ def _is_served(path: pathlib.Path) -> bool:
 def _await_sockets(folder: pathlib.Path, sockets: pathlib.Path, started: subprocess.Popen | None = None,
                    log: TextIO | None = None) -> None:
     """Polls until the sockets exist: a rank that has not started the daemon knows only its folder."""
-    deadline = time.monotonic() + _PATIENCE
+    deadline = time.monotonic() + _TIMEOUT
     while not all((sockets / name).exists() for name in _SOCKETS):
         if started is not None and started.poll() is not None:
             raise paramshard.UnavailableError(
                 f"shard: the job's daemon exited; its log says: {_end_of_log(folder, log)}")
         if time.monotonic() > deadline:
             raise paramshard.DeadlineExceededError(
-                f"shard: timed out after {_PATIENCE:.0f} s waiting for the job's daemon; its log says: "
+                f"shard: timed out after {_TIMEOUT:.0f} s waiting for the job's daemon; its log says: "
                 f"{_end_of_log(folder, log)}")
         time.sleep(_NAP)
 

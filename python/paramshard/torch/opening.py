@@ -15,9 +15,9 @@ from paramshard.spec import ModelSpec
 from paramshard.torch import torchrun
 from paramshard.torch.tracked_state import unpack
 
-_PATIENCE = 600.0  # seconds that ranks wait for the first one of their daemon
-_SHORT_PATIENCE = 60.0  # seconds until a daemon serves
-_ATTACH_PATIENCE = 10.0  # seconds until a rank that has imported attaches, which is what it does next
+_TIMEOUT = 600.0  # seconds that ranks wait for the first one of their daemon
+_SERVE_TIMEOUT = 60.0  # seconds until a daemon serves
+_ATTACH_TIMEOUT = 10.0  # seconds until a rank that has imported attaches, which is what it does next
 _NAP = 0.02  # seconds between two looks
 _SILENCE = 10.0  # seconds of waiting before the log tells the reason
 _BEGINNINGS = ("initial", "importing")  # origins of values that a script's values replace
@@ -92,7 +92,7 @@ class Opening:
         if self._existing == "fresh" and not torchrun.is_restart():
             return self._begin_anew(spec, brings, brings_all, missing)
         if self._local_rank > 0:
-            self.wait(lambda known: known is not None, _PATIENCE, "rank 0 of this daemon to create the model")
+            self.wait(lambda known: known is not None, _TIMEOUT, "rank 0 of this daemon to create the model")
         others = [known.name for known in self._client.models()] if self._existing == "resume" else []
         follow = brings or missing is not None
         try:
@@ -172,18 +172,18 @@ class Opening:
 
     def _wait_while_there(self, is_so: Callable[[paramshard.ModelSummary], bool], what: str) -> None:
         """Same as wait(). AbortedError if the model is deleted meanwhile."""
-        self.wait(lambda known: known is None or is_so(known), _PATIENCE, what)
+        self.wait(lambda known: known is None or is_so(known), _TIMEOUT, what)
         if self.known() is None:
             raise self.deleted()
 
-    def wait(self, is_so: Callable[[paramshard.ModelSummary | None], bool], patience: float, what: str) -> None:
+    def wait(self, is_so: Callable[[paramshard.ModelSummary | None], bool], timeout: float, what: str) -> None:
         """Polls until it is so: no message tells what another rank has done before all are attached."""
-        deadline = time.monotonic() + patience
-        with self.telling(f"waiting up to {patience:.0f} s for {what}"):
+        deadline = time.monotonic() + timeout
+        with self.telling(f"waiting up to {timeout:.0f} s for {what}"):
             while not is_so(self.known()):
                 if time.monotonic() > deadline:
                     raise paramshard.DeadlineExceededError(
-                        f"open {self._name}: timed out after {patience:.0f} s waiting for {what}")
+                        f"open {self._name}: timed out after {timeout:.0f} s waiting for {what}")
                 time.sleep(_NAP)
 
     @contextlib.contextmanager
@@ -216,7 +216,7 @@ class Opening:
         else:
             # The first rank is attached only to the model that it has made.
             self.wait(lambda known: known is not None and known.attached_ranks > 0 and
-                      known.origin in ("initial", "imported"), _PATIENCE,
+                      known.origin in ("initial", "imported"), _TIMEOUT,
                       "rank 0 of this daemon to delete the model, and to open a new one")
         found = self._create(spec, brings, brings_all)
         if found.origin not in ("initial", "importing", "imported"):
@@ -235,7 +235,7 @@ class Opening:
         with self._connect() as client, contextlib.closing(client.open_model(spec)) as model:
             run = unpack(model.client_state).run
         if run != self._run and self._local_rank == 0:
-            self.wait(lambda known: known is None or known.attached_ranks == 0, _PATIENCE, "all ranks to let go")
+            self.wait(lambda known: known is None or known.attached_ranks == 0, _TIMEOUT, "all ranks to let go")
         return run == self._run
 
     def _is_filled_by_first_rank(self, found: paramshard.CreatedModel) -> bool:
@@ -253,7 +253,7 @@ class Opening:
         if torchrun.is_worker():
             return found.same_run
         try:
-            self.wait(lambda known: known is not None and known.attached_ranks > 0, _ATTACH_PATIENCE,
+            self.wait(lambda known: known is not None and known.attached_ranks > 0, _ATTACH_TIMEOUT,
                       "rank 0 of this daemon to attach")
         except paramshard.DeadlineExceededError:
             return False
@@ -281,7 +281,7 @@ class Opening:
 
     def _once_available(self, call: Callable[[], Result]) -> Result:
         """Repeats the call while the daemon restarts, or a save or a restore is in progress."""
-        deadline = time.monotonic() + _SHORT_PATIENCE
+        deadline = time.monotonic() + _SERVE_TIMEOUT
         while True:
             try:
                 return call()

@@ -12,7 +12,7 @@ from torch import nn
 
 import paramshard
 from paramshard.torch import torchrun
-from paramshard.torch.carriers import FP8_FORMATS
+from paramshard.torch.unit_transfers import FP8_FORMATS
 from paramshard.torch.fp8 import Fp8Weight, can_compute_in_fp8, compute_in_fp8, why_not_fp8
 from paramshard.torch.job_daemon import start_job_daemon
 from paramshard.torch.partition import UnitModules, partition

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import paramshard
-from paramshard.torch.carriers import Carrier, Need
+from paramshard.torch.unit_transfers import Need, UnitTransfer
 from paramshard.torch.gathered_parameter import GRADIENT, Contents, GatheredParameter, show_version
 from paramshard.torch.memory_block import place_of
 from paramshard.torch.placeholder import Placeholder
@@ -43,7 +43,7 @@ class UnitParameter:
         self.placeholder.__dict__.update(self._attributes)
         self._contents: Contents = []
         self.unsharded = self._make_unsharded(torch.empty(like.shape, dtype=dtype, device=device))
-        self.unsharded.untyped_storage().resize_(0)  # its unit's Carrier has memory for it
+        self.unsharded.untyped_storage().resize_(0)  # its unit's UnitTransfer has memory for it
         self.fp8_weight: Fp8Weight | None = None  # of a Linear that multiplies in 8 bits
         self._home: torch.Tensor | None = None
         self._was_trained = like.requires_grad  # when it was gathered last
@@ -55,11 +55,11 @@ class UnitParameter:
         return made
 
     def settle(self) -> None:
-        """Makes the memory that its unit's Carrier has given it its own."""
+        """Makes the memory that its unit's UnitTransfer has given it its own."""
         self._home = self.unsharded.settle()
 
     def write(self, values: torch.Tensor) -> None:
-        """Fills its memory, as its Carrier does: autograd does not count it as a change."""
+        """Fills its memory, as its UnitTransfer does: autograd does not count it as a change."""
         self._home.copy_(values)
 
     def take_gradient(self) -> torch.Tensor | None:
@@ -186,7 +186,7 @@ class Unit:
         self._push_range = profiler_range(f"paramshard::push {name}")
         self._backward_hook = _method(self, "before_backward")  # of tensors
         self._passes: Passes | None = None
-        self._carrier: Carrier | None = None
+        self._transfer: UnitTransfer | None = None
         self._holders: set[object] = set()  # unsharded while there are any
         self._transforms = object()  # a holder, for transforms of torch.func
         self._ran: set[nn.Module] = set()  # modules that the present forward has been through
@@ -204,12 +204,12 @@ class Unit:
     @property
     def storages(self) -> tuple[int, int]:
         """Storages of the parameters, by the ids of place_of."""
-        return self._carrier.storages
+        return self._transfer.storages
 
     def settle(self, device: torch.device) -> None:
         """Gives the parameters their memory. The modules stay as they are."""
         self._is_on_gpu = device.type == "cuda"
-        self._carrier = Carrier(self.name, self.parameters, device)
+        self._transfer = UnitTransfer(self.name, self.parameters, device)
         for parameter in self.parameters:
             parameter.settle()
         self._unsharded = tuple(parameter.unsharded for parameter in self.parameters)
@@ -276,7 +276,7 @@ class Unit:
 
     def forget_model(self) -> None:
         """Forgets the model, which was closed."""
-        self._carrier.forget()
+        self._transfer.forget()
 
     def _gather(self, need: Need) -> None:
         if not self.parameters:
@@ -292,7 +292,7 @@ class Unit:
             with without_torch_function():
                 self._trained = {parameter.name for parameter in self.parameters if parameter.follow_requires_grad()}
             is_new = self._note_new_values()
-            self._carrier.fetch(self._passes.model, need)
+            self._transfer.fetch(self._passes.model, need)
         self._has_transposed = need.transposed
         self._version += is_new
         show_version(self._unsharded, self._version)
@@ -334,7 +334,7 @@ class Unit:
     def _drop_memory(self) -> None:
         self._take_back()
         show_version(self._unsharded, None)
-        self._carrier.release()
+        self._transfer.release()
         self._has_transposed = False
 
     def _take_back(self) -> None:
@@ -489,7 +489,7 @@ class Unit:
         # Before the push, because Ctrl-C may come in between: a push that may have happened is dropped, too.
         self._passes.note_push()
         with self._push_range:
-            self._carrier.send(self._passes.model)
+            self._transfer.send(self._passes.model)
 
     def drop_gradients(self) -> None:
         self._arrived.clear()

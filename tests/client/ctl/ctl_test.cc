@@ -11,10 +11,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/ctl/npy.h"
+#include "common/safetensors/safetensors_file.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
-#include "common/safetensors/safetensors_file.h"
 #include "tests/client/ctl/fake_daemon.h"
 #include "tests/client/ctl/run_ctl.h"
 #include "tests/common/checkpoint/saved_model.h"
@@ -773,17 +773,17 @@ TEST(CtlTest, RefusalOfTheDaemonIsPassedOn) {
 }
 
 TEST(CtlTest, RefusedUserIsToldTheReason) {
-  FakeDaemon daemon(FakeHandoff::kRefuses);
+  FakeDaemon daemon(FakeCompanion::kRefuses);
   const Result result = RunArguments({"models", "--socket-dir", daemon.directory()});
   EXPECT_EQ(result.exit_code, kFailed);
-  EXPECT_EQ(result.err, "paramshardctl: models: PERMISSION_DENIED: handoff: user 0 expected, got 42\n");
+  EXPECT_EQ(result.err, "paramshardctl: models: PERMISSION_DENIED: companion: user 0 expected, got 42\n");
 }
 
 TEST(CtlTest, DaemonThatDoesNotAnswerIsUnreachable) {
   FakeDaemon stopped;
   stopped.StopGrpc();
-  FakeDaemon silent(FakeHandoff::kIsSilent);
-  FakeDaemon gone(FakeHandoff::kHangsUp);
+  FakeDaemon silent(FakeCompanion::kIsSilent);
+  FakeDaemon gone(FakeCompanion::kHangsUp);
   for (const std::string& directory :
        {std::string("no-such-directory"), stopped.directory(), silent.directory(), gone.directory()}) {
     const Result result = RunArguments({"models", "--timeout", "200ms", "--socket-dir", directory});
@@ -792,7 +792,7 @@ TEST(CtlTest, DaemonThatDoesNotAnswerIsUnreachable) {
     EXPECT_THAT(result.out, IsEmpty());
   }
   EXPECT_THAT(RunArguments({"models", "--socket-dir", "no-such-directory"}).err,
-              HasSubstr("no-such-directory/handoff.sock"));
+              HasSubstr("no-such-directory/companion.sock"));
 }
 
 TEST(CtlTest, DaemonThatFailsInACallIsUnreachable) {

@@ -26,19 +26,19 @@ const std::string& Token() {
 
 void Send(int socket, absl::Span<const uint8_t> bytes, absl::Span<const int> fds) {
   // A client that has gone is the test's affair.
-  wire::SendHandoff(socket, bytes, fds).IgnoreError();
+  wire::SendCompanionPacket(socket, bytes, fds).IgnoreError();
 }
 
 void SendWelcome(int socket) {
-  wire::HandoffWelcome welcome;
+  wire::CompanionWelcome welcome;
   std::copy_n(Token().data(), wire::kTokenBytes, welcome.token);
   const wire::FileDescriptor own(static_cast<int>(syscall(SYS_pidfd_open, getpid(), 0)));
   const int fd = own.get();
-  Send(socket, wire::HandoffBytes(welcome), absl::MakeConstSpan(&fd, 1));
+  Send(socket, wire::CompanionBytes(welcome), absl::MakeConstSpan(&fd, 1));
 }
 
 void SendRefusal(int socket) {
-  wire::RefuseHandoff(socket, absl::PermissionDeniedError("handoff: user 0 expected, got 42"));
+  wire::RefuseCompanion(socket, absl::PermissionDeniedError("companion: user 0 expected, got 42"));
 }
 
 }  // namespace
@@ -181,7 +181,7 @@ grpc::Status FakeTrainerService::DeleteModel(grpc::ServerContext* context, const
   return admin_.Check(*context);
 }
 
-FakeDaemon::FakeDaemon(FakeHandoff handoff) : handoff_(handoff), service_(Token()) {
+FakeDaemon::FakeDaemon(FakeCompanion companion) : companion_(companion), service_(Token()) {
   Listen();
   grpc::ServerBuilder builder;
   builder.AddListeningPort(absl::StrCat("unix:", directory_.path(), "/grpc.sock"), grpc::InsecureServerCredentials());
@@ -189,7 +189,7 @@ FakeDaemon::FakeDaemon(FakeHandoff handoff) : handoff_(handoff), service_(Token(
   builder.RegisterService(&trainer_service_);
   server_ = builder.BuildAndStart();
   PARAMSHARD_CHECK(server_ != nullptr);
-  thread_ = std::thread([this] { ServeHandoff(); });
+  thread_ = std::thread([this] { ServeCompanion(); });
 }
 
 FakeDaemon::~FakeDaemon() {
@@ -209,28 +209,28 @@ void FakeDaemon::Listen() {
   listener_ = wire::FileDescriptor(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
-  const std::string path = absl::StrCat(directory_.path(), "/handoff.sock");
+  const std::string path = absl::StrCat(directory_.path(), "/companion.sock");
   PARAMSHARD_CHECK(path.size() < sizeof(address.sun_path));
   std::memcpy(address.sun_path, path.data(), path.size());
   PARAMSHARD_CHECK(bind(listener_.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0);
   PARAMSHARD_CHECK(listen(listener_.get(), 8) == 0);
 }
 
-void FakeDaemon::ServeHandoff() {
+void FakeDaemon::ServeCompanion() {
   while (true) {
     wire::FileDescriptor client(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
     if (!client.valid()) return;
     Meet(client.get());
-    if (handoff_ != FakeHandoff::kHangsUp) clients_.push_back(std::move(client));
+    if (companion_ != FakeCompanion::kHangsUp) clients_.push_back(std::move(client));
   }
 }
 
 void FakeDaemon::Meet(int socket) {
-  const auto packet = wire::ReceiveHandoff(socket, absl::Seconds(10));
+  const auto packet = wire::ReceiveCompanionPacket(socket, absl::Seconds(10));
   if (!packet.ok()) return;
-  PARAMSHARD_CHECK(wire::ParseHandoff<wire::HandoffHello>(*packet, wire::HandoffKind::kHello, 1).ok());
-  if (handoff_ == FakeHandoff::kWelcomes) SendWelcome(socket);
-  if (handoff_ == FakeHandoff::kRefuses) SendRefusal(socket);
+  PARAMSHARD_CHECK(wire::ParseCompanionPacket<wire::CompanionHello>(*packet, wire::CompanionKind::kHello, 1).ok());
+  if (companion_ == FakeCompanion::kWelcomes) SendWelcome(socket);
+  if (companion_ == FakeCompanion::kRefuses) SendRefusal(socket);
 }
 
 }  // namespace paramshard::ctl

@@ -9,9 +9,9 @@
 #include <thread>
 #include <vector>
 
+#include "common/shared_memory/companion_packet.h"
 #include "paramshard/v1/admin.grpc.pb.h"
 #include "paramshard/v1/trainer.grpc.pb.h"
-#include "common/shared_memory/handoff.h"
 #include "tests/support/temporary_directory.h"
 
 namespace paramshard::ctl {
@@ -107,12 +107,12 @@ class FakeTrainerService final : public v1::TrainerService::Service {
 };
 
 // How the companion socket meets a client.
-enum class FakeHandoff { kWelcomes, kRefuses, kIsSilent, kHangsUp };
+enum class FakeCompanion { kWelcomes, kRefuses, kIsSilent, kHangsUp };
 
 // Serves in a directory of its own until destroyed.
 class FakeDaemon {
  public:
-  explicit FakeDaemon(FakeHandoff handoff = FakeHandoff::kWelcomes);
+  explicit FakeDaemon(FakeCompanion companion = FakeCompanion::kWelcomes);
   ~FakeDaemon();
 
   const std::string& directory() const { return directory_.path(); }
@@ -122,11 +122,11 @@ class FakeDaemon {
 
  private:
   void Listen();
-  void ServeHandoff();
+  void ServeCompanion();
   void Meet(int socket);
 
   // Constant after construction.
-  const FakeHandoff handoff_;
+  const FakeCompanion companion_;
   const test::TemporaryDirectory directory_;
   wire::FileDescriptor listener_;
 

@@ -10,11 +10,11 @@
 #include <vector>
 
 #include "client/internal/gpu_memory.h"
+#include "common/shared_memory/companion_packet.h"
 #include "gmock/gmock.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/gpu/memory.h"
 #include "kernels/gpu/stream.h"
-#include "common/shared_memory/handoff.h"
 #include "tests/status_matchers.h"
 
 namespace paramshard::internal {

@@ -1,9 +1,9 @@
 #include "client/internal/epoch_layout.h"
 
-#include "gmock/gmock.h"
 #include "common/model/layout_fingerprint.h"
 #include "common/model/limits.h"
 #include "common/model/model_spec_proto.h"
+#include "gmock/gmock.h"
 #include "tests/status_matchers.h"
 
 namespace paramshard::internal {

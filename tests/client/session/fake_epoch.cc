@@ -14,10 +14,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "gtest/gtest.h"
-#include "kernels/base/check.h"
 #include "common/model/layout_fingerprint.h"
 #include "common/model/model_spec_proto.h"
+#include "gtest/gtest.h"
+#include "kernels/base/check.h"
 
 namespace paramshard {
 namespace {

@@ -12,10 +12,10 @@
 #include "client/client.h"
 #include "client/internal/mapped_memory.h"
 #include "client/internal/session.h"
-#include "paramshard/v1/trainer.pb.h"
 #include "common/model/layout.h"
 #include "common/shared_memory/ring.h"
 #include "common/shared_memory/words.h"
+#include "paramshard/v1/trainer.pb.h"
 
 namespace paramshard {
 

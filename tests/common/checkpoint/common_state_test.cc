@@ -4,8 +4,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "gmock/gmock.h"
 #include "common/safetensors/header.h"
+#include "gmock/gmock.h"
 #include "tests/common/checkpoint/saved_model.h"
 #include "tests/status_matchers.h"
 

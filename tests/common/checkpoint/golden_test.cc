@@ -3,12 +3,12 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "gmock/gmock.h"
 #include "common/checkpoint/rank_image.h"
 #include "common/checkpoint/reader.h"
 #include "common/checkpoint/step_folder.h"
 #include "common/checkpoint/verification.h"
 #include "common/model/layout.h"
+#include "gmock/gmock.h"
 #include "tests/common/checkpoint/saved_model.h"
 #include "tests/status_matchers.h"
 

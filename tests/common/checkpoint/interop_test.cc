@@ -8,9 +8,9 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "common/checkpoint/tensor_key.h"
 #include "gmock/gmock.h"
 #include "nlohmann/json.hpp"
-#include "common/checkpoint/tensor_key.h"
 #include "tests/common/checkpoint/saved_model.h"
 #include "tests/support/temporary_directory.h"
 

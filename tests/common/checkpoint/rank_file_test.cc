@@ -4,10 +4,10 @@
 #include <set>
 
 #include "absl/strings/str_cat.h"
-#include "gmock/gmock.h"
 #include "common/checkpoint/safetensors_image.h"
 #include "common/model/layout.h"
 #include "common/model/limits.h"
+#include "gmock/gmock.h"
 #include "tests/common/checkpoint/saved_model.h"
 #include "tests/status_matchers.h"
 

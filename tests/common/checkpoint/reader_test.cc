@@ -8,8 +8,8 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
-#include "gmock/gmock.h"
 #include "common/checkpoint/step_folder.h"
+#include "gmock/gmock.h"
 #include "tests/common/checkpoint/saved_model.h"
 #include "tests/common/model/random_model.h"
 #include "tests/random_seed.h"

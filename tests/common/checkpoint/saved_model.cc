@@ -11,12 +11,12 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/base/check.h"
 #include "common/checkpoint/rank_image.h"
 #include "common/checkpoint/step_folder.h"
 #include "common/model/layout.h"
 #include "common/model/model_spec_difference.h"
 #include "common/model/model_spec_proto.h"
+#include "kernels/base/check.h"
 
 namespace paramshard::checkpoint {
 namespace {

@@ -7,9 +7,9 @@
 #include <set>
 
 #include "absl/strings/str_cat.h"
-#include "gmock/gmock.h"
 #include "common/checkpoint/sealed_json.h"
 #include "common/checkpoint/step_folder.h"
+#include "gmock/gmock.h"
 #include "tests/common/checkpoint/saved_model.h"
 #include "tests/status_matchers.h"
 #include "tests/support/temporary_directory.h"

@@ -3,9 +3,9 @@
 #include <numeric>
 
 #include "absl/strings/str_cat.h"
-#include "gtest/gtest.h"
 #include "common/model/layout.h"
 #include "common/model/layout_fingerprint.h"
+#include "gtest/gtest.h"
 #include "tests/common/model/gather_check.h"
 #include "tests/common/model/random_model.h"
 

@@ -3,9 +3,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/model/model_spec_proto.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "common/model/model_spec_proto.h"
 #include "tests/common/model/random_model.h"
 
 namespace paramshard {

@@ -1,9 +1,9 @@
 #include <functional>
 
 #include "absl/strings/str_cat.h"
-#include "gtest/gtest.h"
 #include "common/model/model_spec_difference.h"
 #include "common/model/model_spec_proto.h"
+#include "gtest/gtest.h"
 
 namespace paramshard {
 namespace {

@@ -2,8 +2,8 @@
 
 #include <string>
 
-#include "gmock/gmock.h"
 #include "common/model/model_spec_difference.h"
+#include "gmock/gmock.h"
 #include "tests/status_matchers.h"
 
 namespace paramshard {

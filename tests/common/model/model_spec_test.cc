@@ -6,12 +6,12 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "gmock/gmock.h"
-#include "google/protobuf/util/message_differencer.h"
-#include "gtest/gtest.h"
 #include "common/model/limits.h"
 #include "common/model/model_spec_difference.h"
 #include "common/model/names.h"
+#include "gmock/gmock.h"
+#include "google/protobuf/util/message_differencer.h"
+#include "gtest/gtest.h"
 #include "tests/status_matchers.h"
 
 namespace paramshard {

@@ -1,7 +1,7 @@
 #include "common/model/phase.h"
 
-#include "gtest/gtest.h"
 #include "common/model/proto_enums.h"
+#include "gtest/gtest.h"
 
 namespace paramshard {
 namespace {

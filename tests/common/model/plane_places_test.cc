@@ -6,9 +6,9 @@
 #include <tuple>
 
 #include "absl/strings/str_cat.h"
-#include "gmock/gmock.h"
 #include "common/model/layout.h"
 #include "common/model/model_spec_proto.h"
+#include "gmock/gmock.h"
 #include "tests/every_format.h"
 #include "tests/status_matchers.h"
 

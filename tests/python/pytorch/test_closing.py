@@ -12,7 +12,7 @@ from torch import nn
 import paramshard
 import paramshard.torch as pt
 from models import DEVICE, batch_of
-from test_ranks import PATIENCE, run_ranks
+from test_ranks import TIMEOUT, run_ranks
 
 
 def _shard(daemon, name: str = "m", rank: int = 0, trains: bool = True) -> tuple[nn.Sequential, pt.ShardedModel]:
@@ -77,7 +77,7 @@ def test_every_rank_closes_with_its_values(start):
         WAYS["data"](module[1], torch.tensor(VALUE, device=sharded.device))
         sharded.close()
         assert _bias(daemon) == VALUE  # for no rank returns before the import
-        closed.wait(PATIENCE)
+        closed.wait(TIMEOUT)
 
     run_ranks(2, work)
 
@@ -137,7 +137,7 @@ _ENDS = {"returns": "kept = main()", "exits": "kept = main(); sys.exit(0)", "rai
 @pytest.mark.parametrize("end", _ENDS)
 def test_a_script_that_does_not_close_loses_nothing_in_silence(daemon, end):
     ended = subprocess.run([sys.executable, "-c", _SCRIPT + _ENDS[end], str(daemon.socket_dir)], capture_output=True,
-                           text=True, timeout=PATIENCE)
+                           text=True, timeout=TIMEOUT)
     assert ended.returncode == (end == "raises"), ended.stderr
     if end in ("returns", "exits"):
         assert _bias(daemon) == VALUE, ended.stderr

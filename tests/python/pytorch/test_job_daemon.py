@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-PATIENCE = 100.0
+TIMEOUT = 100.0
 
 _START = """
 import os
@@ -30,7 +30,7 @@ def folder() -> Iterator[pathlib.Path]:
 
 def _job(tmp_path: pathlib.Path, script: str) -> subprocess.CompletedProcess:
     return subprocess.run([sys.executable, "-c", script], env=os.environ | {"TMPDIR": str(tmp_path)},
-                          capture_output=True, text=True, timeout=PATIENCE)
+                          capture_output=True, text=True, timeout=TIMEOUT)
 
 
 def test_sockets_of_a_killed_job_are_no_daemon(folder):
@@ -39,7 +39,7 @@ def test_sockets_of_a_killed_job_are_no_daemon(folder):
 import os, pathlib, socket
 folder = pathlib.Path({str(folder)!r}, f"paramshard-job-{{os.getuid()}}-{{os.getpid()}}", "sockets")
 folder.mkdir(parents=True)
-for name in ("grpc.sock", "handoff.sock"):
+for name in ("grpc.sock", "companion.sock"):
     socket.socket(socket.AF_UNIX).bind(str(folder / name))
 {_START}""")
     assert ended.returncode == 0, ended.stderr

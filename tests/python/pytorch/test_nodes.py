@@ -18,7 +18,7 @@ from models import GPT, batch_of, loss_of
 from test_ranks import run_ranks
 
 TRAINER = pathlib.Path(__file__).with_name("trainer.py")
-PATIENCE = 300.0
+TIMEOUT = 300.0
 
 pytestmark = pytest.mark.skipif(DEVICE == "cuda", reason="daemons with a GPU each are not started here")
 
@@ -115,7 +115,7 @@ class Job:
 
     def await_end(self, *agents: subprocess.Popen) -> dict[str, torch.Tensor]:
         for agent in agents:
-            assert agent.wait(PATIENCE) == 0, self._logs()
+            assert agent.wait(TIMEOUT) == 0, self._logs()
         return torch.load(self._folder / "weights.pt")
 
     def ranks_given(self, rank: int) -> set[str]:
@@ -131,7 +131,7 @@ class Job:
         for agent in self._agents:
             if agent.poll() is None:
                 agent.terminate()
-                agent.wait(PATIENCE)
+                agent.wait(TIMEOUT)
 
 
 @pytest.mark.timeout(900)
@@ -143,7 +143,7 @@ def test_torchrun_permuted_ranks_2_nodes(start_nodes, tmp_path):
     with Job(tmp_path / "killed", start_nodes(), steps=5) as job:
         lost = job.start(0, "127.0.0.1", (0, 1, "backward"), (0, 3, "node"))
         stays = job.start(1, "127.0.0.2")
-        assert lost.wait(PATIENCE) != 0
+        assert lost.wait(TIMEOUT) != 0
         weights = job.await_end(job.start(0, "127.0.0.3"), stays)
         assert [job.ranks_given(rank) for rank in range(2)] == [{"0", "1"}, {"0", "1"}]
     for name, value in expected.items():
@@ -166,7 +166,7 @@ def test_torchrun_goes_on_when_a_node_is_lost_with_its_daemon(start_nodes, tmp_p
     with Job(tmp_path / "lost", nodes, steps=5, PARAMSHARD_TEST_VALUES=values) as job:
         dies = job.start(lost, "127.0.0.2", (0, 3, "node"))
         stays = job.start(1 - lost, "127.0.0.1")
-        assert dies.wait(PATIENCE) != 0
+        assert dies.wait(TIMEOUT) != 0
         nodes[lost] = start_nodes.in_place_of(nodes[lost])
         weights = job.await_end(job.start(lost, "127.0.0.3"), stays)
     for name, value in expected.items():

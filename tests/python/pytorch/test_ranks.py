@@ -13,7 +13,7 @@ import paramshard
 import paramshard.torch as pt
 from models import DEVICE, GPT, assert_close, batch_of, loss_of
 
-PATIENCE = 100.0
+TIMEOUT = 100.0
 
 
 def run_ranks(ranks: int, work: Callable[[int], None]) -> None:
@@ -32,7 +32,7 @@ def run_ranks(ranks: int, work: Callable[[int], None]) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(PATIENCE)
+        thread.join(TIMEOUT)
         assert not thread.is_alive(), "a rank hangs"
     if errors:
         raise errors[0][1]
@@ -197,7 +197,7 @@ def test_values_that_are_loaded_reach_all_ranks(start):
 def test_a_save_before_schedulers_step_does_not_wait_for_them(start, tmp_path):
     daemon = start(ranks=2)
     models = _models(2)
-    barrier = threading.Barrier(2, timeout=PATIENCE / 2)
+    barrier = threading.Barrier(2, timeout=TIMEOUT / 2)
 
     def train(rank: int) -> None:
         with _shard(daemon, models[rank], rank) as sharded:
@@ -303,7 +303,7 @@ def test_values_of_another_rank_than_the_first_are_refused(start):
     ranks = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(2)]
     for each in ranks:
         each.start()
-    ranks[1].join(PATIENCE)
+    ranks[1].join(TIMEOUT)
     assert not ranks[1].is_alive()
     assert isinstance(errors[1], paramshard.FailedPreconditionError)
     assert "rank 0" in str(errors[1])
@@ -354,7 +354,7 @@ def test_a_rank_that_waits_says_so(start, monkeypatch):
     def run(rank: int) -> None:
         with _shard(daemon, models[rank], rank):
             if rank == late:
-                assert told.wait(PATIENCE)
+                assert told.wait(TIMEOUT)
                 told.clear()
             pt.AdamW(models[rank].parameters())
 

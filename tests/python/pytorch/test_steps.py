@@ -196,13 +196,13 @@ def test_ctrl_c_behind_a_push_leaves_no_gradient(daemon, monkeypatch):
     torch.manual_seed(7)
     pair = Pair(daemon, GPT())
     unit = pair.sharded._units[-1]
-    send = unit._carrier.send
+    send = unit._transfer.send
 
     def interrupted(model) -> None:
         send(model)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(unit._carrier, "send", interrupted)
+    monkeypatch.setattr(unit._transfer, "send", interrupted)
     with pytest.raises(KeyboardInterrupt):
         loss_of(pair.module, batch_of(9)).backward()
     monkeypatch.undo()

@@ -12,7 +12,7 @@ import torch
 from models import DEVICE
 
 FOLDER = pathlib.Path(__file__).parent
-PATIENCE = 300.0
+TIMEOUT = 300.0
 
 
 def _run(script: str, folder: pathlib.Path, *arguments: int | str, restarts: int,
@@ -28,7 +28,7 @@ def _run(script: str, folder: pathlib.Path, *arguments: int | str, restarts: int
     # The store that agents share by default outlives workers, and new workers find addresses of dead ones in it:
     # https://github.com/pytorch/pytorch/issues/135712
     environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-    ended = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, timeout=PATIENCE)
+    ended = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, timeout=TIMEOUT)
     assert ended.returncode == 0, ended.stderr[-8000:]
     return torch.load(folder / "weights.pt")
 

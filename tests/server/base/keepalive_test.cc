@@ -13,15 +13,15 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "common/shared_memory/companion_packet.h"
 #include "gtest/gtest.h"
 #include "paramshard/v1/admin.grpc.pb.h"
-#include "common/shared_memory/handoff.h"
 
 namespace paramshard::server {
 namespace {
 
 // Longer than a working keepalive takes: pings are sent every 10 s and time out after 5 s.
-constexpr std::chrono::minutes kPatience{2};
+constexpr std::chrono::minutes kTimeout{2};
 constexpr absl::string_view kPreface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 // A frame without bytes: kind 4, no flags, stream 0.
 constexpr absl::string_view kEmptySettings("\0\0\0\4\0\0\0\0\0", 9);
@@ -40,10 +40,10 @@ bool Say(int fd, absl::string_view bytes) {
   return send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL) == static_cast<ssize_t>(bytes.size());
 }
 
-// Within the patience.
+// Within the timeout.
 bool IsReadable(int fd) {
   pollfd readable = {.fd = fd, .events = POLLIN, .revents = 0};
-  return poll(&readable, 1, static_cast<int>(std::chrono::milliseconds(kPatience).count())) > 0;
+  return poll(&readable, 1, static_cast<int>(std::chrono::milliseconds(kTimeout).count())) > 0;
 }
 
 // Reads and answers nothing until the other end breaks the connection. Returns false if it does not.
@@ -89,7 +89,7 @@ TEST(Keepalive, AChannelBreaksTheConnectionOfAServerThatAnswersNoPing) {
   const wire::FileDescriptor peer(accept(listener.get(), nullptr, nullptr));
   ASSERT_GE(peer.get(), 0);
   ASSERT_TRUE(Say(peer.get(), kEmptySettings));
-  ASSERT_TRUE(channel->WaitForConnected(std::chrono::system_clock::now() + kPatience));
+  ASSERT_TRUE(channel->WaitForConnected(std::chrono::system_clock::now() + kTimeout));
   EXPECT_TRUE(IsBroken(peer.get()));
 }
 

@@ -3,8 +3,8 @@
 #include <filesystem>
 #include <string>
 
-#include "gmock/gmock.h"
 #include "common/checkpoint/step_folder.h"
+#include "gmock/gmock.h"
 #include "tests/common/checkpoint/saved_model.h"
 #include "tests/status_matchers.h"
 #include "tests/support/temporary_directory.h"

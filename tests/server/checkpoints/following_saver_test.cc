@@ -10,9 +10,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
+#include "common/checkpoint/step_folder.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "common/checkpoint/step_folder.h"
 #include "server/base/steady_cond_var.h"
 #include "server/checkpoints/save_root.h"
 #include "tests/server/base/simulated_disk.h"

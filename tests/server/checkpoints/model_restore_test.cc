@@ -6,8 +6,8 @@
 #include <utility>
 #include <vector>
 
-#include "gmock/gmock.h"
 #include "common/model/model_spec_proto.h"
+#include "gmock/gmock.h"
 #include "server/checkpoints/model_restore.h"
 #include "server/checkpoints/restore_peers.h"
 #include "server/models/inspection.h"

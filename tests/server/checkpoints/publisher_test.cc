@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "common/checkpoint/step_folder.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "common/checkpoint/step_folder.h"
 #include "server/checkpoints/save_root.h"
 #include "tests/server/base/simulated_disk.h"
 #include "tests/server/checkpoints/saved_shards.h"

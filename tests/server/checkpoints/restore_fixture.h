@@ -7,9 +7,9 @@
 #include <string>
 #include <utility>
 
+#include "common/checkpoint/reader.h"
 #include "gtest/gtest.h"
 #include "kernels/base/status_macros.h"
-#include "common/checkpoint/reader.h"
 #include "server/checkpoints/restore_plan.h"
 #include "server/checkpoints/restorer.h"
 #include "tests/common/checkpoint/saved_model.h"

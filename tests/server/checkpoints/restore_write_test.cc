@@ -5,9 +5,9 @@
 #include <utility>
 
 #include "absl/synchronization/mutex.h"
+#include "common/checkpoint/reader.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "common/checkpoint/reader.h"
 #include "server/checkpoints/leading_restore.h"
 #include "tests/common/checkpoint/saved_model.h"
 #include "tests/server/checkpoints/restore_fixture.h"

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "gmock/gmock.h"
 #include "common/checkpoint/step_folder.h"
+#include "gmock/gmock.h"
 #include "server/base/thread.h"
 #include "tests/common/model/random_model.h"
 #include "tests/server/checkpoints/restore_fixture.h"

@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "common/checkpoint/step_folder.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "common/checkpoint/step_folder.h"
 #include "server/checkpoints/publisher.h"
 #include "server/checkpoints/save_root.h"
 #include "tests/server/base/simulated_disk.h"

@@ -6,13 +6,13 @@
 #include <filesystem>
 #include <utility>
 
-#include "gtest/gtest.h"
-#include "kernels/base/check.h"
-#include "kernels/base/status_macros.h"
 #include "common/checkpoint/step_folder.h"
 #include "common/checkpoint/tensor_key.h"
 #include "common/checkpoint/verification.h"
 #include "common/model/model_spec_difference.h"
+#include "gtest/gtest.h"
+#include "kernels/base/check.h"
+#include "kernels/base/status_macros.h"
 #include "tests/status_matchers.h"
 
 namespace paramshard::server {

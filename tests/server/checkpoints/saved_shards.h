@@ -11,10 +11,10 @@
 #include "common/checkpoint/rank_file.h"
 #include "common/checkpoint/reader.h"
 #include "common/model/layout.h"
-#include "server/device/compute_device.h"
 #include "server/checkpoints/publisher.h"
 #include "server/checkpoints/save_folder.h"
 #include "server/checkpoints/state_image.h"
+#include "server/device/compute_device.h"
 #include "server/state/shard.h"
 #include "tests/common/checkpoint/saved_model.h"
 

@@ -14,12 +14,12 @@
 #include <vector>
 
 #include "absl/synchronization/notification.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 #include "common/checkpoint/reader.h"
 #include "common/checkpoint/step_folder.h"
 #include "common/checkpoint/tensor_key.h"
 #include "common/checkpoint/verification.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
 #include "server/checkpoints/save_root.h"
 #include "server/models/import_turn.h"
 #include "server/models/inspection.h"

@@ -5,10 +5,10 @@
 #include <string>
 #include <vector>
 
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 #include "common/checkpoint/rank_image.h"
 #include "common/model/limits.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
 #include "server/checkpoints/save_folder.h"
 #include "tests/server/base/simulated_disk.h"
 #include "tests/server/checkpoints/saved_shards.h"

@@ -13,7 +13,7 @@
 #include <gtest/gtest.h>
 
 #include "absl/strings/str_cat.h"
-#include "common/shared_memory/handoff.h"
+#include "common/shared_memory/companion_packet.h"
 #include "server/data_plane/mesh_addresses.h"
 #include "server/data_plane/mesh_connector.h"
 #include "tests/descriptor_limit.h"
@@ -30,7 +30,7 @@ using ::testing::IsEmpty;
 using ::testing::Not;
 
 // Long enough to reach a live peer on a busy machine.
-constexpr absl::Duration kPatience = absl::Seconds(2);
+constexpr absl::Duration kTimeout = absl::Seconds(2);
 
 sockaddr_in Loopback(int port) {
   sockaddr_in address = {};
@@ -120,7 +120,7 @@ TEST(CheckLinksTest, NamesAllThatDoNotAnswerAndNobodyElse) {
   const SilentPort silent;
   const Port refuses;
   const auto unreached = CheckLinks(
-      *self, {{1, silent.address()}, {2, refuses.address()}, {3, "nowhere"}, {4, last->address()}}, kPatience, nullptr);
+      *self, {{1, silent.address()}, {2, refuses.address()}, {3, "nowhere"}, {4, last->address()}}, kTimeout, nullptr);
   ASSERT_THAT(NodesOf(unreached), ElementsAre(1, 2, 3));
   EXPECT_EQ((*unreached)[0].why, "no answer");
   EXPECT_EQ((*unreached)[1].why, "Connection refused");
@@ -171,7 +171,7 @@ class BadLinksOfAMeshTest : public testing::Test {
                           .nodes = 3,
                           .plans = {MeshPlan{{{{0, 0}, 0}, {{1, 1}, 0}, {{2, 2}, 0}}, 0}},
                           .rendezvous = rendezvous_of_zero_.get(),
-                          .timeout = kPatience,
+                          .timeout = kTimeout,
                           .listen_address = "127.0.0.1",
                           .links = &links_})
         .status();
@@ -204,9 +204,9 @@ TEST_F(BadLinksOfAMeshTest, LinksAreTriedAgainWhereTheMeshHasBeen) {
   Put(1, one.address());
   Put(2, two.address());
   Connect().IgnoreError();
-  EXPECT_OK(links_.Check(kPatience, nullptr));
+  EXPECT_OK(links_.Check(kTimeout, nullptr));
   two.Close();
-  EXPECT_THAT(links_.Check(kPatience, nullptr), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("node 2")));
+  EXPECT_THAT(links_.Check(kTimeout, nullptr), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("node 2")));
   ASSERT_EQ(links_.bad().size(), 1u);
   EXPECT_EQ(links_.bad()[0].peer, 2);
 }

@@ -18,7 +18,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-constexpr absl::Duration kPatience = absl::Minutes(1);
+constexpr absl::Duration kTimeout = absl::Minutes(1);
 
 TEST(MeshTagTest, IsThatOfOneMeshOfOneEpoch) {
   const MeshTag tag = MakeMeshTag("m/h/1", "0:0:0,1:1:0");
@@ -35,7 +35,7 @@ class MeshTagExchangeTest : public testing::Test {
     ASSERT_OK_AND_ASSIGN(const auto device, MakeTcpDevice("127.0.0.1"));
     for (int self = 0; self < 2; ++self) {
       ASSERT_OK_AND_ASSIGN(meshes_[self],
-                           TcpMesh::Create(device, {{.node = 0, .rank = 0}, {.node = 1, .rank = 1}}, self, kPatience));
+                           TcpMesh::Create(device, {{.node = 0, .rank = 0}, {.node = 1, .rank = 1}}, self, kTimeout));
     }
     auto other = std::async(std::launch::async, [&] { return meshes_[1]->Connect(0, meshes_[0]->AddressFor(1)); });
     ASSERT_OK(meshes_[0]->Connect(1, meshes_[1]->AddressFor(0)));
@@ -43,8 +43,8 @@ class MeshTagExchangeTest : public testing::Test {
   }
   std::vector<absl::Status> Exchange(MeshTag tag_of_0, MeshTag tag_of_1) {
     auto other =
-        std::async(std::launch::async, [&] { return ExchangeTags(*meshes_[1], tag_of_1, SteadyDeadline(kPatience)); });
-    const absl::Status mine = ExchangeTags(*meshes_[0], tag_of_0, SteadyDeadline(kPatience));
+        std::async(std::launch::async, [&] { return ExchangeTags(*meshes_[1], tag_of_1, SteadyDeadline(kTimeout)); });
+    const absl::Status mine = ExchangeTags(*meshes_[0], tag_of_0, SteadyDeadline(kTimeout));
     return {mine, other.get()};
   }
 
@@ -75,7 +75,7 @@ TEST(MeshConnectorTagTest, MeshesOfTwoEpochsDoNotConnect) {
                             .nodes = 2,
                             .plans = {plan},
                             .rendezvous = rendezvous.get(),
-                            .timeout = kPatience,
+                            .timeout = kTimeout,
                             .listen_address = "127.0.0.1",
                             .epoch = of_one || node == 0 ? "m/h/1" : "m/h/2"})
           .status();

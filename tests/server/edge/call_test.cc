@@ -15,11 +15,11 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
+#include "common/shared_memory/companion_packet.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "paramshard/v1/trainer.grpc.pb.h"
-#include "common/shared_memory/handoff.h"
-#include "server/edge/handoff_server.h"
+#include "server/edge/companion_server.h"
 #include "server/edge/guarded_service.h"
 #include "tests/server/edge/companion_client.h"
 #include "tests/server/edge/daemon_client.h"
@@ -40,8 +40,8 @@ constexpr size_t kLargeAnswer = 1 << 20;
 // One request with a large answer, a stream that is read to its end, and one that is written as long as it is taken.
 class SmallService final : public GuardedService {
  public:
-  SmallService(Callers* callers, CallWorkers* workers, Patience patience)
-      : GuardedService(v1::TrainerService::service_full_name(), callers, patience) {
+  SmallService(Callers* callers, CallWorkers* workers, CallerTimeout timeout)
+      : GuardedService(v1::TrainerService::service_full_name(), callers, timeout) {
     Handle("GetModel", workers->questions.get(), &SmallService::GetModel);
     Handle("Import", workers->transfers.get(), &SmallService::Import);
     Handle("Export", workers->transfers.get(), &SmallService::Export);
@@ -85,7 +85,7 @@ class LingeringService final : public GuardedService {
  public:
   LingeringService(Callers* callers, CallWorkers* workers)
       : GuardedService(v1::TrainerService::service_full_name(), callers),
-        method_({.name = "GetModel", .workers = workers->questions.get(), .patience = {}}) {
+        method_({.name = "GetModel", .workers = workers->questions.get(), .timeout = {}}) {
     Handle("GetModel", [this](grpc::CallbackServerContext* context, Callers::Admission admission) {
       return Call::Start(method_, context, std::move(admission), [this](Call& call) {
         call.Answer(v1::GetModelResponse());
@@ -102,18 +102,18 @@ class LingeringService final : public GuardedService {
 
 class CallTest : public testing::Test {
  protected:
-  void Start(Patience patience) {
+  void Start(CallerTimeout timeout) {
     ASSERT_NO_FATAL_FAILURE(StartWorkers());
-    service_ = std::make_unique<SmallService>(&callers_, &workers_, patience);
+    service_ = std::make_unique<SmallService>(&callers_, &workers_, timeout);
     Serve(service_.get());
   }
   void StartWorkers() {
-    auto handoff = HandoffServer::Start({.path = directory_.path() + "/handoff.sock",
-                                         .allowed_users = {geteuid()},
-                                         .on_gone = [this](const std::string& token) { callers_.Gone(token); }});
-    ASSERT_OK(handoff.status());
-    handoff_ = *std::move(handoff);
-    callers_.SetHandoff(handoff_.get());
+    auto companion = CompanionServer::Start({.path = directory_.path() + "/companion.sock",
+                                             .allowed_users = {geteuid()},
+                                             .on_gone = [this](const std::string& token) { callers_.Gone(token); }});
+    ASSERT_OK(companion.status());
+    companion_ = *std::move(companion);
+    callers_.SetCompanion(companion_.get());
     ASSERT_OK_AND_ASSIGN(workers_, CallWorkers::Start());
   }
   void Serve(grpc::Service* service) {
@@ -167,7 +167,7 @@ class CallTest : public testing::Test {
 
   const test::TemporaryDirectory directory_;
   Callers callers_;
-  std::unique_ptr<HandoffServer> handoff_;
+  std::unique_ptr<CompanionServer> companion_;
   CallWorkers workers_;
   std::unique_ptr<SmallService> service_;
   std::unique_ptr<grpc::Server> server_;

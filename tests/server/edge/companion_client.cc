@@ -28,31 +28,31 @@ absl::StatusOr<CompanionClient> CompanionClient::Connect(const std::string& path
 absl::StatusOr<std::string> CompanionClient::SayHello(pid_t process) {
   const wire::FileDescriptor pidfd(static_cast<int>(syscall(SYS_pidfd_open, process == 0 ? getpid() : process, 0)));
   // A client that is rejected before its hello can still read the reason.
-  const absl::Status sent = Send(wire::HandoffBytes(wire::HandoffHello{}), {pidfd.get()});
-  const absl::StatusOr<wire::HandoffPacket> packet = Receive();
+  const absl::Status sent = Send(wire::CompanionBytes(wire::CompanionHello{}), {pidfd.get()});
+  const absl::StatusOr<wire::CompanionPacket> packet = Receive();
   if (!packet.ok()) return sent.ok() ? packet.status() : sent;
   if (const auto refusal = wire::RefusalIn(*packet); refusal.has_value()) return *refusal;
   ASSIGN_OR_RETURN(const auto welcome,
-                   wire::ParseHandoff<wire::HandoffWelcome>(*packet, wire::HandoffKind::kWelcome, 1));
+                   wire::ParseCompanionPacket<wire::CompanionWelcome>(*packet, wire::CompanionKind::kWelcome, 1));
   return std::string(welcome.token, wire::kTokenBytes);
 }
 
 absl::Status CompanionClient::Send(absl::Span<const uint8_t> bytes, absl::Span<const int> fds) const {
-  return wire::SendHandoff(socket(), bytes, fds);
+  return wire::SendCompanionPacket(socket(), bytes, fds);
 }
 
-absl::StatusOr<wire::HandoffPacket> CompanionClient::Receive(absl::Duration timeout) const {
-  return wire::ReceiveHandoff(socket(), timeout);
+absl::StatusOr<wire::CompanionPacket> CompanionClient::Receive(absl::Duration timeout) const {
+  return wire::ReceiveCompanionPacket(socket(), timeout);
 }
 
 absl::Status CompanionClient::ReceiveRefusal() const {
-  ASSIGN_OR_RETURN(const wire::HandoffPacket packet, Receive());
+  ASSIGN_OR_RETURN(const wire::CompanionPacket packet, Receive());
   return wire::RefusalIn(packet).value_or(absl::OkStatus());
 }
 
 bool CompanionClient::AwaitClosed() const {
   while (true) {
-    const absl::StatusOr<wire::HandoffPacket> packet = Receive();
+    const absl::StatusOr<wire::CompanionPacket> packet = Receive();
     if (!packet.ok()) return absl::IsUnavailable(packet.status());
   }
 }

@@ -11,7 +11,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
-#include "common/shared_memory/handoff.h"
+#include "common/shared_memory/companion_packet.h"
 
 namespace paramshard::server {
 
@@ -24,7 +24,7 @@ class CompanionClient {
   absl::StatusOr<std::string> SayHello(pid_t process = 0);
   // Sends any bytes and descriptors.
   absl::Status Send(absl::Span<const uint8_t> bytes, absl::Span<const int> fds) const;
-  absl::StatusOr<wire::HandoffPacket> Receive(absl::Duration timeout = absl::Seconds(30)) const;
+  absl::StatusOr<wire::CompanionPacket> Receive(absl::Duration timeout = absl::Seconds(30)) const;
   // Returns the refusal that the daemon sends before it closes; OK when its next packet is no refusal.
   absl::Status ReceiveRefusal() const;
   // Waits until the daemon has closed the connection.

@@ -4,15 +4,15 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/shared_memory/companion_packet.h"
 #include "kernels/base/check.h"
-#include "common/shared_memory/handoff.h"
 #include "tests/status_matchers.h"
 
 namespace paramshard::server {
 namespace {
 
 CompanionClient ConnectCompanion(const std::string& socket_dir) {
-  absl::StatusOr<CompanionClient> companion = CompanionClient::Connect(socket_dir + "/handoff.sock");
+  absl::StatusOr<CompanionClient> companion = CompanionClient::Connect(socket_dir + "/companion.sock");
   PARAMSHARD_CHECK(companion.ok());
   return *std::move(companion);
 }

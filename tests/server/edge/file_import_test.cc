@@ -12,11 +12,11 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "common/safetensors/checkpoint.h"
+#include "common/safetensors/conversion.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/formats/bfloat16.h"
-#include "common/safetensors/checkpoint.h"
-#include "common/safetensors/conversion.h"
 #include "tests/common/safetensors_files.h"
 #include "tests/server/edge/daemon_client.h"
 #include "tests/server/edge/test_session.h"

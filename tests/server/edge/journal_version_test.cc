@@ -17,9 +17,9 @@
 #include "kernels/base/status_macros.h"
 #include "server/device/kept_memory.h"
 #include "server/journal/journal_layout.h"
+#include "tests/server/edge/daemon_client.h"
 #include "tests/server/journal/journal_version.h"
 #include "tests/server/keeper/fake_kept_store.h"
-#include "tests/server/edge/daemon_client.h"
 #include "tests/server/models/test_spec.h"
 #include "tests/status_matchers.h"
 

@@ -9,12 +9,12 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 #include "common/checkpoint/content_hash.h"
 #include "common/checkpoint/step_folder.h"
-#include "common/rpc/durations.h"
 #include "common/model/model_spec_proto.h"
+#include "common/rpc/durations.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
 #include "tests/common/checkpoint/saved_model.h"
 #include "tests/server/edge/daemon_client.h"
 #include "tests/server/edge/test_session.h"

@@ -85,8 +85,9 @@ TEST_F(SessionTest, StartedFollowsOnEverySession) {
     EXPECT_EQ(response.started().world_size(), 2);
     EXPECT_EQ(response.started().spec().name(), "m");
     // The memory came before.
-    ASSERT_OK_AND_ASSIGN(const wire::HandoffPacket packet, session.client().companion().Receive(absl::ZeroDuration()));
-    EXPECT_OK(wire::ParseHandoff<wire::HandoffMemory>(packet, wire::HandoffKind::kMemory, 3));
+    ASSERT_OK_AND_ASSIGN(const wire::CompanionPacket packet,
+                         session.client().companion().Receive(absl::ZeroDuration()));
+    EXPECT_OK(wire::ParseCompanionPacket<wire::CompanionMemory>(packet, wire::CompanionKind::kMemory, 3));
   }
 }
 

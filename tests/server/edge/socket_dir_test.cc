@@ -91,7 +91,7 @@ TEST_F(SocketDirTest, ALentLockComesByTheEnvironmentOnce) {
 // The creator of a link there must not choose which directory's mode is changed.
 TEST_F(SocketDirTest, ADaemonWhoseLockWasDeletedKeepsItsSockets) {
   ASSERT_OK_AND_ASSIGN(const SocketDir held, SocketDir::Acquire(path_, false));
-  for (const auto& [path, type] : {std::pair(held.grpc_path(), SOCK_STREAM), {held.handoff_path(), SOCK_SEQPACKET}}) {
+  for (const auto& [path, type] : {std::pair(held.grpc_path(), SOCK_STREAM), {held.companion_path(), SOCK_SEQPACKET}}) {
     ASSERT_OK_AND_ASSIGN(const auto served, ListeningPath::Create({.path = path, .type = type}));
     ASSERT_EQ(unlink((path_ + "/lock").c_str()), 0);
     EXPECT_THAT(SocketDir::Acquire(path_, false), StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr(path)));

@@ -10,7 +10,7 @@
 #include "absl/synchronization/notification.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "server/edge/handoff_server.h"
+#include "server/edge/companion_server.h"
 #include "server/edge/guarded_service.h"
 #include "server/edge/trainer_service.h"
 #include "tests/server/edge/daemon_client.h"
@@ -32,13 +32,13 @@ class Merciful final : public SystemCalls {
 class TakeOverTest : public testing::Test {
  protected:
   TakeOverTest() {
-    auto handoff = HandoffServer::Start({.path = directory_.path() + "/handoff.sock",
-                                         .allowed_users = {geteuid()},
-                                         .on_gone = [this](const std::string& token) { callers_.Gone(token); },
-                                         .system = &system_});
-    EXPECT_OK(handoff);
-    handoff_ = *std::move(handoff);
-    callers_.SetHandoff(handoff_.get());
+    auto companion = CompanionServer::Start({.path = directory_.path() + "/companion.sock",
+                                             .allowed_users = {geteuid()},
+                                             .on_gone = [this](const std::string& token) { callers_.Gone(token); },
+                                             .system = &system_});
+    EXPECT_OK(companion);
+    companion_ = *std::move(companion);
+    callers_.SetCompanion(companion_.get());
     absl::StatusOr<CallWorkers> workers = CallWorkers::Start();
     EXPECT_OK(workers);
     workers_ = *std::move(workers);
@@ -63,7 +63,7 @@ class TakeOverTest : public testing::Test {
   TestWorld world_{{.ranks = 2}};
   WorldRestores restores_{{.store = &world_.store()}};
   Callers callers_;
-  std::unique_ptr<HandoffServer> handoff_;
+  std::unique_ptr<CompanionServer> companion_;
   CallWorkers workers_;
   std::unique_ptr<TrainerService> service_;
   std::unique_ptr<grpc::Server> server_;

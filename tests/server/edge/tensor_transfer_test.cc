@@ -15,9 +15,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "common/shared_memory/crc32c.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "common/shared_memory/crc32c.h"
 #include "tests/server/edge/daemon_client.h"
 #include "tests/server/edge/test_session.h"
 #include "tests/server/models/test_spec.h"

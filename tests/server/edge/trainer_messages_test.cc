@@ -3,8 +3,8 @@
 #include <optional>
 
 #include "absl/status/status.h"
-#include "gtest/gtest.h"
 #include "common/model/model_spec_proto.h"
+#include "gtest/gtest.h"
 #include "tests/server/models/test_spec.h"
 
 namespace paramshard::server {

@@ -12,11 +12,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "common/tls/credentials.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "paramshard/v1/admin.grpc.pb.h"
 #include "paramshard/v1/cluster.grpc.pb.h"
-#include "common/tls/credentials.h"
 #include "tests/status_matchers.h"
 #include "tests/support/temporary_directory.h"
 #include "tests/support/test_authority.h"

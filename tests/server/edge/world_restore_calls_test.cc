@@ -7,10 +7,10 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 #include "common/checkpoint/step_folder.h"
 #include "common/model/model_spec_proto.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
 #include "tests/common/checkpoint/saved_model.h"
 #include "tests/server/edge/daemon_client.h"
 #include "tests/status_matchers.h"

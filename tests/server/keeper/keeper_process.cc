@@ -84,7 +84,7 @@ ServerCommand KeeperProcess::CommandWith(const std::vector<std::string>& flags) 
 }
 
 std::string KeeperProcess::Hear() {
-  if (!AwaitReadable(control_.get(), kPatience)) return "nothing is heard of a server";
+  if (!AwaitReadable(control_.get(), kTimeout)) return "nothing is heard of a server";
   absl::StatusOr<KeeperPacket> packet = ReceiveKeeperPacket(control_.get());
   if (!packet.ok()) return packet.status().ToString();
   if (!packet->fds.empty()) descriptor_ = std::move(packet->fds.front());
@@ -116,14 +116,14 @@ std::string KeeperProcess::AwaitLog(const std::string& text) {
       if (absl::StrContains(line, text)) return line;
     }
     char more[1024];
-    const ssize_t size = AwaitReadable(log_.get(), kPatience) ? read(log_.get(), more, sizeof(more)) : 0;
+    const ssize_t size = AwaitReadable(log_.get(), kTimeout) ? read(log_.get(), more, sizeof(more)) : 0;
     if (size <= 0) return "the keeper logs nothing of that";
     lines_.append(more, size);
   }
 }
 
 bool KeeperProcess::AwaitServerEnd() const {
-  return server_pidfd_.valid() && AwaitReadable(server_pidfd_.get(), kPatience);
+  return server_pidfd_.valid() && AwaitReadable(server_pidfd_.get(), kTimeout);
 }
 
 void KeeperProcess::Signal(int signal) const {
@@ -131,7 +131,7 @@ void KeeperProcess::Signal(int signal) const {
 }
 
 absl::StatusOr<int> KeeperProcess::AwaitExit() {
-  const absl::StatusOr<int> code = test::AwaitChild(pid_, kPatience);
+  const absl::StatusOr<int> code = test::AwaitChild(pid_, kTimeout);
   if (code.ok()) pid_ = -1;
   return code;
 }

@@ -9,7 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "common/shared_memory/handoff.h"
+#include "common/shared_memory/companion_packet.h"
 #include "server/base/server_command.h"
 #include "server/keeper/keeper.h"
 
@@ -60,7 +60,7 @@ class KeeperProcess {
   absl::StatusOr<int> AwaitExit();
 
  private:
-  static constexpr absl::Duration kPatience = absl::Seconds(30);
+  static constexpr absl::Duration kTimeout = absl::Seconds(30);
 
   const std::string program_;
   pid_t pid_ = -1;

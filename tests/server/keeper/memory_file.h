@@ -8,8 +8,8 @@
 #include <string>
 
 #include "absl/strings/string_view.h"
+#include "common/shared_memory/companion_packet.h"
 #include "kernels/base/check.h"
-#include "common/shared_memory/handoff.h"
 
 namespace paramshard::test {
 

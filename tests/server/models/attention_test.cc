@@ -8,8 +8,8 @@
 #include <atomic>
 #include <thread>
 
-#include "gtest/gtest.h"
 #include "common/shared_memory/words.h"
+#include "gtest/gtest.h"
 #include "tests/server/models/manual_clock.h"
 
 namespace paramshard::server {
@@ -17,7 +17,7 @@ namespace {
 
 using For = Attention::For;
 
-// Value of a word that is written only by a thread that goes to sleep on the bells, or wakes.
+// Value of a word that is written only by a thread that goes to sleep, or wakes.
 constexpr uint32_t kNeverSlept = 7;
 
 // A wait that does not end fails the test by its timeout.
@@ -31,7 +31,9 @@ class AttentionTest : public ::testing::Test {
   }
   ~AttentionTest() override { munmap(page_, wire::Words::SizeBytes(kCounts)); }
 
-  Attention::Options On(bool on_gpu) { return {.words = words_, .bell = &bell_, .clock = &clock_, .on_gpu = on_gpu}; }
+  Attention::Options On(bool on_gpu) {
+    return {.words = words_, .wakeup = &wakeup_, .clock = &clock_, .on_gpu = on_gpu};
+  }
   std::atomic<uint32_t>& waits() const { return words_.daemon_waits().value; }
   void AwaitSleep() const {
     while (waits() != 1) std::this_thread::yield();
@@ -40,7 +42,7 @@ class AttentionTest : public ::testing::Test {
   static constexpr wire::WordsCounts kCounts{.slots = 1, .ranks = 1, .gradient_slots = 1};
   void* const page_;
   const wire::Words words_;
-  Bell bell_;
+  Wakeup wakeup_;
   ManualClock clock_;
 };
 
@@ -50,7 +52,7 @@ TEST_F(AttentionTest, ARingAfterTheLookEndsTheWaitAtOnce) {
       Attention attention(On(on_gpu));
       attention.Look();
       if (by_trainer) words_.Ring();
-      if (!by_trainer) bell_.Ring();
+      if (!by_trainer) wakeup_.Ring();
       attention.Wait(For::kNothing, kNever);
     }
   }
@@ -64,7 +66,7 @@ TEST_F(AttentionTest, ARingWakesASleeper) {
     std::thread ringer([&] {
       AwaitSleep();
       if (by_trainer) words_.Ring();
-      if (!by_trainer) bell_.Ring();
+      if (!by_trainer) wakeup_.Ring();
     });
     attention.Wait(For::kNothing, kNever);
     ringer.join();
@@ -124,7 +126,7 @@ TEST_F(AttentionTest, TheDaemonIsHeardWhenItsThreadHasBeenMovedToAnotherWord) {
     // The spare end of the page; its count of sleepers says when this one is among them.
     while (MoveSleepers(words_.doorbell().value, words_.filled(0).value) != 1) std::this_thread::yield();
     waits() = 0;
-    bell_.Ring();
+    wakeup_.Ring();
   });
   attention.Wait(For::kNothing, kNever);
   trainer.join();
@@ -138,7 +140,7 @@ TEST_F(AttentionTest, TheDaemonIsHeardWhenTheTrainerDeniesThatItsThreadSleeps) {
   for (int i = 0; i < 100; ++i) {
     Attention attention(On(/*on_gpu=*/false));
     attention.Look();
-    std::thread daemon([&] { bell_.Ring(); });
+    std::thread daemon([&] { wakeup_.Ring(); });
     attention.Wait(For::kNothing, kNever);
     daemon.join();
   }
@@ -154,7 +156,7 @@ TEST_F(AttentionTest, WhereAThreadCannotSleepOnBothTheDaemonIsHeardAfterASlice) 
   std::thread daemon([&] {
     AwaitSleep();
     said = true;
-    bell_.Ring();
+    wakeup_.Ring();
   });
   while (!said) {
     attention.Look();
@@ -177,7 +179,7 @@ TEST_F(AttentionTest, ADoorbellThatRingsWithoutEndIsListenedToOnceInAPause) {
   while (ring_and_wait()) ++listened;
   EXPECT_GT(listened, 100) << "honest trainers ring for others, too";
   EXPECT_FALSE(ring_and_wait());
-  bell_.Ring();
+  wakeup_.Ring();
   attention.Wait(For::kNothing, kNever);
   attention.Renew();
   EXPECT_TRUE(ring_and_wait()) << "something has happened";

@@ -7,9 +7,9 @@
 #include <utility>
 
 #include "absl/synchronization/notification.h"
+#include "common/model/model_spec.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "common/model/model_spec.h"
 #include "tests/server/models/test_spec.h"
 #include "tests/status_matchers.h"
 

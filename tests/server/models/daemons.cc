@@ -8,16 +8,16 @@
 #include "absl/strings/str_join.h"
 #include "gtest/gtest.h"
 #include "kernels/base/check.h"
-#include "server/world/remote_cluster.h"
 #include "server/models/inspection.h"
 #include "server/models/state_recovery.h"
+#include "server/world/remote_cluster.h"
 #include "tests/server/models/command.h"
 #include "tests/server/models/test_spec.h"
 #include "tests/status_matchers.h"
 
 namespace paramshard::server {
 
-constexpr absl::Duration kPatience = absl::Seconds(30);
+constexpr absl::Duration kTimeout = absl::Seconds(30);
 
 Daemons::Daemons(const std::vector<int>& device_counts, const Options& options) {
   const int nodes = static_cast<int>(device_counts.size());
@@ -43,13 +43,13 @@ Daemons::Daemons(const std::vector<int>& device_counts, const Options& options) 
                                        .devices = device_counts[node],
                                        .coordinator_address = absl::StrCat("127.0.0.1:", port),
                                        .terms = {.save_dir = options.save_dir},
-                                       .join_timeout = kPatience});
+                                       .join_timeout = kTimeout});
       PARAMSHARD_CHECK(joined.ok());
       clusters_[node] = std::make_unique<HookedCluster>(*std::move(joined));
     }
   }
   for (int node = 0; node < nodes; ++node) {
-    PARAMSHARD_CHECK(clusters_[node]->AwaitWorld(kPatience).ok());
+    PARAMSHARD_CHECK(clusters_[node]->AwaitWorld(kTimeout).ok());
     World world{.cluster = clusters_[node].get(), .devices = {}, .first_rank = ranks(), .world_size = 0};
     world.world_size = std::accumulate(device_counts.begin(), device_counts.end(), 0);
     for (int device = 0; device < device_counts[node]; ++device) {

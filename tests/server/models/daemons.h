@@ -11,9 +11,9 @@
 
 #include "grpcpp/grpcpp.h"
 #include "paramshard/v1/trainer.pb.h"
-#include "server/world/coordinator_cluster.h"
 #include "server/models/model.h"
 #include "server/models/model_store.h"
+#include "server/world/coordinator_cluster.h"
 #include "tests/server/models/fake_trainer.h"
 #include "tests/server/models/hooked_cluster.h"
 

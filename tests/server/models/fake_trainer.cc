@@ -15,7 +15,7 @@
 namespace paramshard::server {
 namespace {
 
-constexpr absl::Duration kPatience = absl::Seconds(30);
+constexpr absl::Duration kTimeout = absl::Seconds(30);
 
 std::atomic<int64_t> last_session{0};
 
@@ -80,7 +80,7 @@ Trainer FakeTrainer::MakeTrainer() {
               }};
 }
 
-absl::Status FakeTrainer::TakeMemory(const wire::HandoffMemory& message, absl::Span<const int> fds) {
+absl::Status FakeTrainer::TakeMemory(const wire::CompanionMemory& message, absl::Span<const int> fds) {
   PARAMSHARD_CHECK(message.session == session_ && fds.size() == 3);
   if (!refusal_.ok()) return refusal_;
   if (model_->world().devices[0]->id().kind == DeviceKind::kCpu) {
@@ -107,12 +107,12 @@ absl::Status FakeTrainer::Attach() {
 
 bool FakeTrainer::AwaitStarted() {
   absl::MutexLock lock(&mu_);
-  return mu_.AwaitWithTimeout(absl::Condition(&is_started_), kPatience);
+  return mu_.AwaitWithTimeout(absl::Condition(&is_started_), kTimeout);
 }
 
 const EpochFarewell* FakeTrainer::AwaitEnded() {
   absl::MutexLock lock(&mu_);
-  return mu_.AwaitWithTimeout(absl::Condition(&is_ended_), kPatience) ? &ended_ : nullptr;
+  return mu_.AwaitWithTimeout(absl::Condition(&is_ended_), kTimeout) ? &ended_ : nullptr;
 }
 
 void FakeTrainer::Leave(const absl::Status& why) { model_->Leave(session_, why); }
@@ -193,18 +193,18 @@ void FakeTrainer::Release(int slot, int64_t number) {
 bool FakeTrainer::AwaitReady(int slot, int64_t number) const {
   for (int source = 0; source < model_->layout().ranks(); ++source) {
     if (source == started_.group_rank) continue;
-    if (!words_.AwaitReached(words_.ready(slot, source), static_cast<uint32_t>(number), kPatience)) return false;
+    if (!words_.AwaitReached(words_.ready(slot, source), static_cast<uint32_t>(number), kTimeout)) return false;
   }
   return words_.status().value.load() == 0;
 }
 
 bool FakeTrainer::AwaitDrained(int slot, int64_t number) const {
-  return words_.AwaitReached(words_.drained(slot), static_cast<uint32_t>(number), kPatience) &&
+  return words_.AwaitReached(words_.drained(slot), static_cast<uint32_t>(number), kTimeout) &&
          words_.status().value.load() == 0;
 }
 
 bool FakeTrainer::AwaitDaemonAsleep() const {
-  const absl::Time end = absl::Now() + kPatience;
+  const absl::Time end = absl::Now() + kTimeout;
   while (words_.ring_tail().value.load() != words_.ring_head().value.load() ||
          words_.daemon_waits().value.load() == 0) {
     if (absl::Now() > end) return false;
@@ -214,7 +214,7 @@ bool FakeTrainer::AwaitDaemonAsleep() const {
 }
 
 std::optional<wire::CommitRecord> FakeTrainer::AwaitCommitted(int64_t commit_number) const {
-  if (!words_.AwaitReached(words_.committed(), static_cast<uint32_t>(commit_number), kPatience)) return std::nullopt;
+  if (!words_.AwaitReached(words_.committed(), static_cast<uint32_t>(commit_number), kTimeout)) return std::nullopt;
   const wire::CommitRecord& record = words_.commit_record(commit_number);
   return record.commit_number == commit_number ? std::optional(record) : std::nullopt;
 }

@@ -37,7 +37,8 @@ class FakeTrainer {
     when_ended_ = std::move(then);
   }
   // From now on it cannot be reached: memory that is sent to it does not arrive, with this answer.
-  void RefuseMemory(absl::Status why = absl::AbortedError("handoff: the trainer has closed its companion connection")) {
+  void RefuseMemory(
+      absl::Status why = absl::AbortedError("companion: the trainer has closed its companion connection")) {
     refusal_ = std::move(why);
   }
   absl::Status Attach();
@@ -90,7 +91,7 @@ class FakeTrainer {
   class Mapping;
 
   Trainer MakeTrainer();
-  absl::Status TakeMemory(const wire::HandoffMemory& message, absl::Span<const int> fds);
+  absl::Status TakeMemory(const wire::CompanionMemory& message, absl::Span<const int> fds);
 
   Model* const model_;
   const int rank_;

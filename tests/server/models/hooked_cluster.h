@@ -14,8 +14,8 @@
 #include "kernels/base/status_macros.h"
 #include "server/base/steady_cond_var.h"
 #include "server/base/steady_time.h"
-#include "server/world/coordinator_cluster.h"
 #include "server/terms/cluster.h"
+#include "server/world/coordinator_cluster.h"
 
 namespace paramshard::server {
 

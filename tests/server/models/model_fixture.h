@@ -9,10 +9,10 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "common/shared_memory/ring.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "paramshard/v1/trainer.pb.h"
-#include "common/shared_memory/ring.h"
 #include "server/models/model.h"
 #include "tests/server/models/fake_trainer.h"
 #include "tests/server/models/test_world.h"

@@ -30,7 +30,7 @@ class HangTest : public ModelTest {
   void TearDown() override { CloseWorld(); }
   void ExpectNamed(int rank, const std::string& what) {
     ASSERT_TRUE(AwaitWait(absl::StrCat("rank ", rank, ": ", what)));
-    // Rings no bell: the daemon's threads wake up for the deadline, and look at the clock.
+    // Rings no wakeup: the daemon's threads wake up for the deadline, and look at the clock.
     clock_.Advance(kTimeout);
     ExpectEnded(absl::StatusCode::kDeadlineExceeded,
                 AllOf(HasSubstr(absl::StrCat("rank ", rank, " did not reach ", what)), HasSubstr("within 200ms")));

@@ -9,9 +9,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "common/model/layout_fingerprint.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "common/model/layout_fingerprint.h"
 #include "server/base/thread.h"
 #include "tests/process_counts.h"
 #include "tests/server/models/command.h"
@@ -111,8 +111,8 @@ TEST_F(ModelTest, AWorldOfOneRankNeedsNoOther) {
 
 // Every rank hears the same, whichever thread notices first that a trainer was killed.
 TEST_F(ModelTest, ATrainerThatDiesWhileItsEpochStartsIsNamed) {
-  for (const absl::Status& refusal : {absl::AbortedError("handoff: the trainer has closed its companion connection"),
-                                      absl::UnavailableError("handoff socket: send failed: Broken pipe")}) {
+  for (const absl::Status& refusal : {absl::AbortedError("companion: the trainer has closed its companion connection"),
+                                      absl::UnavailableError("companion socket: send failed: Broken pipe")}) {
     FakeTrainer first(model_.get(), 0);
     FakeTrainer second(model_.get(), 1);
     second.RefuseMemory(refusal);

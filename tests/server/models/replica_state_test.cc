@@ -3,10 +3,10 @@
 #include <random>
 #include <string>
 
+#include "common/model/limits.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "paramshard/v1/cluster.pb.h"
-#include "common/model/limits.h"
 #include "tests/status_matchers.h"
 
 namespace paramshard::server {

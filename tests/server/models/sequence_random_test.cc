@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "gtest/gtest.h"
 #include "common/model/layout.h"
+#include "gtest/gtest.h"
 #include "tests/fuzz/mutator.h"
 #include "tests/random_seed.h"
 #include "tests/server/models/command.h"

@@ -4,10 +4,10 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 #include "common/model/proto_enums.h"
 #include "common/shared_memory/words.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
 #include "tests/server/models/command.h"
 #include "tests/status_matchers.h"
 

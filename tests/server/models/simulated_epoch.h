@@ -17,9 +17,9 @@
 #include <vector>
 
 #include "absl/time/time.h"
-#include "paramshard/v1/trainer.pb.h"
 #include "common/model/layout.h"
 #include "common/model/model_spec.h"
+#include "paramshard/v1/trainer.pb.h"
 #include "server/training/sequence.h"
 
 namespace paramshard::server {

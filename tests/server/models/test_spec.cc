@@ -2,8 +2,8 @@
 
 #include <utility>
 
-#include "kernels/base/check.h"
 #include "common/model/model_spec_proto.h"
+#include "kernels/base/check.h"
 
 namespace paramshard::server {
 

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "paramshard/v1/trainer.pb.h"
 #include "common/model/model_spec.h"
+#include "paramshard/v1/trainer.pb.h"
 
 namespace paramshard::server {
 

@@ -10,17 +10,17 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/shared_memory/companion_packet.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/base/check.h"
-#include "common/shared_memory/handoff.h"
 #include "server/base/thread.h"
 #include "tests/status_matchers.h"
 
 namespace paramshard::server {
 namespace {
 
-constexpr absl::Duration kPatience = absl::Seconds(30);
+constexpr absl::Duration kTimeout = absl::Seconds(30);
 
 // A writer whose lines go into a pipe.
 class LineWriterTest : public testing::Test {
@@ -69,7 +69,7 @@ class LineWriterTest : public testing::Test {
 TEST_F(LineWriterTest, LinesAreWrittenInOrder) {
   Start(1 << 20);
   for (int i = 0; i < 100; ++i) writer_->Write(absl::StrCat("line ", i));
-  EXPECT_TRUE(writer_->Flush(kPatience));
+  EXPECT_TRUE(writer_->Flush(kTimeout));
   for (int i = 0; i < 100; ++i) EXPECT_EQ(ReadLine(), absl::StrCat("line ", i));
 }
 
@@ -95,7 +95,7 @@ TEST_F(LineWriterTest, AFullPipeHoldsNobodyUpAndTheGapIsTold) {
   }
   EXPECT_EQ(told + missing, kLines);
   EXPECT_GT(missing, 0);
-  EXPECT_TRUE(writer_->Flush(kPatience));
+  EXPECT_TRUE(writer_->Flush(kTimeout));
   writer_->Write("later");
   EXPECT_EQ(ReadLine(), "later");
 }
@@ -104,7 +104,7 @@ TEST_F(LineWriterTest, LinesThatNobodyCanReadAreDropped) {
   reader_.Reset();
   Start(1 << 20);
   writer_->Write("lost");
-  EXPECT_TRUE(writer_->Flush(kPatience)) << "with SIGPIPE ignored the write just fails";
+  EXPECT_TRUE(writer_->Flush(kTimeout)) << "with SIGPIPE ignored the write just fails";
 }
 
 TEST_F(LineWriterTest, ALostLineIsToldWhenTheNextCanBeWritten) {
@@ -116,7 +116,7 @@ TEST_F(LineWriterTest, ALostLineIsToldWhenTheNextCanBeWritten) {
   reader_.Reset();
   Start(1 << 20);
   writer_->Write("lost");
-  ASSERT_TRUE(writer_->Flush(kPatience));
+  ASSERT_TRUE(writer_->Flush(kTimeout));
   reader_ = wire::FileDescriptor(open(path.c_str(), O_RDONLY | O_CLOEXEC));
   writer_->Write("kept");
   EXPECT_EQ(ReadLine(), "missing 1");

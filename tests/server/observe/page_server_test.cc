@@ -31,7 +31,7 @@ constexpr absl::Duration kForEver = absl::Hours(1);
 
 class PageServerTest : public testing::Test {
  protected:
-  void Start(absl::Duration patience = kForEver, std::string page = "the page\n") {
+  void Start(absl::Duration timeout = kForEver, std::string page = "the page\n") {
     wire::FileDescriptor listener(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     address_.sin_family = AF_INET;
     address_.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
@@ -41,7 +41,7 @@ class PageServerTest : public testing::Test {
     ASSERT_EQ(getsockname(listener.get(), reinterpret_cast<sockaddr*>(&address_), &size), 0);
     PageServer::Options options;
     options.page = [this, page = std::move(page)] { return ++pages_, page; };
-    options.patience = patience;
+    options.timeout = timeout;
     options.listeners.push_back(std::move(listener));
     ASSERT_OK_AND_ASSIGN(server_, PageServer::Start(std::move(options)));
   }

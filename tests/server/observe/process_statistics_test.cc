@@ -8,8 +8,8 @@
 
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "common/shared_memory/companion_packet.h"
 #include "gtest/gtest.h"
-#include "common/shared_memory/handoff.h"
 
 namespace paramshard::server {
 namespace {

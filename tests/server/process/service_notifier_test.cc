@@ -12,9 +12,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "common/shared_memory/companion_packet.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "common/shared_memory/handoff.h"
 #include "tests/support/temporary_directory.h"
 
 namespace paramshard::server {

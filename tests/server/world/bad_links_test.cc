@@ -9,8 +9,8 @@
 #include <gtest/gtest.h>
 
 #include "absl/strings/str_cat.h"
-#include "server/world/coordinator.h"
 #include "server/terms/healing_plan.h"
+#include "server/world/coordinator.h"
 #include "tests/server/world/recording_listener.h"
 #include "tests/status_matchers.h"
 
@@ -29,7 +29,7 @@ constexpr int kMostNodes = 4;
 // Policies of a world in which one node may be missing. A left-out node comes back at once, or not during a test.
 AttendancePolicy Policy(int needed, absl::Duration first_stay = absl::Hours(1),
                         absl::Duration gathering = absl::ZeroDuration()) {
-  return {.min_nodes = needed, .patience = absl::Hours(1), .first_stay = first_stay, .gathering = gathering};
+  return {.min_nodes = needed, .timeout = absl::Hours(1), .first_stay = first_stay, .gathering = gathering};
 }
 
 // Nodes with one rank each.
@@ -180,7 +180,7 @@ TEST_F(BadLinksTest, AModelThatBeginsTriesAll) {
 // A present node without trainers does not count towards the number of nodes.
 TEST_F(BadLinksTest, WhoIsLeftOutIsSaidAsItComes) {
   AttendancePolicy policy = Policy(3);
-  policy.patience = absl::ZeroDuration();
+  policy.timeout = absl::ZeroDuration();
   ASSERT_NO_FATAL_FAILURE(Start(4, policy));
   ReportAll({0, 1, 2, 3});
   AwaitStart({0, 1, 2, 3});

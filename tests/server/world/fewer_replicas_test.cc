@@ -9,9 +9,9 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "server/terms/healing_plan.h"
 #include "server/world/attendance.h"
 #include "server/world/coordinator.h"
-#include "server/terms/healing_plan.h"
 #include "tests/server/world/recording_listener.h"
 #include "tests/status_matchers.h"
 
@@ -88,7 +88,7 @@ class FewerReplicasTest : public ::testing::Test {
 
   RecordingListener sinks_[kNodes];
   Coordinator coordinator_{
-      Coordinator::Options{.nodes = kNodes, .attendance = {.min_nodes = 2, .patience = absl::ZeroDuration()}}};
+      Coordinator::Options{.nodes = kNodes, .attendance = {.min_nodes = 2, .timeout = absl::ZeroDuration()}}};
 };
 
 TEST_F(FewerReplicasTest, TheOthersGoOnWithoutOneThatIsLost) {
@@ -247,7 +247,7 @@ TEST_F(FewerReplicasTest, OneWithAnotherSpecDecidesNothing) {
 TEST(FiveReplicasTest, OneThatFitsNoneOfTheOthersKeepsNoneFromReturning) {
   constexpr int kFive = 5;
   RecordingListener sinks[kFive];
-  Coordinator coordinator({.nodes = kFive, .attendance = {.min_nodes = 3, .patience = absl::ZeroDuration()}});
+  Coordinator coordinator({.nodes = kFive, .attendance = {.min_nodes = 3, .timeout = absl::ZeroDuration()}});
   for (int node = 0; node < kFive; ++node) ASSERT_OK(coordinator.Join(node, kDevices, &sinks[node]));
   for (int node = 0; node < kFive; ++node) coordinator.Report(node, Trained(node, 7, std::nullopt));
   for (RecordingListener& sink : sinks) ASSERT_TRUE(sink.Next().start);
@@ -381,7 +381,7 @@ class BeginningsTest : public testing::Test {
   Coordinator coordinator_{Coordinator::Options{
       .nodes = kNodes,
       .closed = {{.model = "m", .history_id = "h", .epoch = 5, .commit_number = 0, .active = {0, 1}}},
-      .attendance = {.min_nodes = 2, .patience = absl::ZeroDuration()},
+      .attendance = {.min_nodes = 2, .timeout = absl::ZeroDuration()},
       .device_counts = {kDevices, kDevices, kDevices}}};
 };
 
@@ -498,7 +498,7 @@ TEST(HealingPlanTest, NodesBeforeAndBehindGoRound) {
   EXPECT_EQ(PreviousNode(0, {0}), 0);
 }
 
-// --- Patience ---
+// --- Timeout ---
 
 class AttendanceTest : public ::testing::Test {
  protected:
@@ -510,13 +510,13 @@ class AttendanceTest : public ::testing::Test {
         members_, before, [&](int node) { return ready_ == node; }, policy_, may_be_fewer, left_out_, now);
   }
 
-  AttendancePolicy policy_{.min_nodes = 2, .patience = absl::Seconds(10)};
+  AttendancePolicy policy_{.min_nodes = 2, .timeout = absl::Seconds(10)};
   Membership members_{kNodes};
   int ready_ = -1;
   std::vector<int> left_out_;
 };
 
-TEST_F(AttendanceTest, ALostNodeIsWaitedForAsLongAsThePatienceLasts) {
+TEST_F(AttendanceTest, ALostNodeIsWaitedForUntilTheTimeout) {
   members_.Leave(2);
   const SteadyTime lost_at = members_.changed_at(2);
   EXPECT_EQ(Next({0, 1, 2}, lost_at), std::nullopt);
@@ -549,9 +549,9 @@ TEST_F(AttendanceTest, OneThatIsLostAgainAndAgainHasToStayForLonger) {
   EXPECT_THAT(stays, ElementsAre(0, 20, 40, 80, 160, 320, 640, 1280, 1280, 1280));
 }
 
-TEST(PatienceTest, AThreadStartsEpochsWhenItIsOver) {
+TEST(CallerTimeoutTest, AThreadStartsEpochsWhenItIsOver) {
   RecordingListener sinks[kNodes];
-  Coordinator coordinator({.nodes = kNodes, .attendance = {.min_nodes = 2, .patience = absl::Milliseconds(20)}});
+  Coordinator coordinator({.nodes = kNodes, .attendance = {.min_nodes = 2, .timeout = absl::Milliseconds(20)}});
   for (int node = 0; node < kNodes; ++node) ASSERT_OK(coordinator.Join(node, kDevices, &sinks[node]));
   std::thread absences([&] { coordinator.ServeAbsences(); });
   coordinator.Leave(2);
@@ -561,10 +561,10 @@ TEST(PatienceTest, AThreadStartsEpochsWhenItIsOver) {
   absences.join();
 }
 
-TEST(PatienceTest, ACoordinatorThatKnowsTheDevicesWaitsForNobodyElse) {
+TEST(CallerTimeoutTest, ACoordinatorThatKnowsTheDevicesWaitsForNobodyElse) {
   RecordingListener sinks[2];
   Coordinator coordinator({.nodes = kNodes,
-                           .attendance = {.min_nodes = 2, .patience = absl::ZeroDuration()},
+                           .attendance = {.min_nodes = 2, .timeout = absl::ZeroDuration()},
                            .device_counts = {kDevices, kDevices, kDevices}});
   for (const int node : {0, 1}) ASSERT_OK(coordinator.Join(node, kDevices, &sinks[node]));
   EXPECT_OK(coordinator.AwaitWorld(absl::ZeroDuration()));
@@ -572,11 +572,11 @@ TEST(PatienceTest, ACoordinatorThatKnowsTheDevicesWaitsForNobodyElse) {
   for (const int node : {0, 1}) EXPECT_THAT(sinks[node].Next().active, ElementsAre(0, 1));
 }
 
-TEST(PatienceTest, OneWithWhichNoCommitIsMadeHasToStayForLonger) {
+TEST(CallerTimeoutTest, OneWithWhichNoCommitIsMadeHasToStayForLonger) {
   RecordingListener sinks[kNodes];
   Coordinator coordinator({.nodes = kNodes,
                            .closed = {{.model = "m", .history_id = "h", .epoch = 5, .active = {0, 1}}},
-                           .attendance = {.min_nodes = 2, .patience = absl::Hours(1)}});
+                           .attendance = {.min_nodes = 2, .timeout = absl::Hours(1)}});
   for (int node = 0; node < kNodes; ++node) ASSERT_OK(coordinator.Join(node, kDevices, &sinks[node]));
   const auto start = [&](const std::vector<int>& active) {
     for (const int node : {2, 1, 0}) coordinator.Report(node, Trained(node, 7, std::nullopt));
@@ -600,11 +600,11 @@ TEST(PatienceTest, OneWithWhichNoCommitIsMadeHasToStayForLonger) {
   EXPECT_LE(held_back[0].held_for, absl::Hours(2));
 }
 
-TEST(PatienceTest, OneThatIsNeededDoesNotHaveToStay) {
+TEST(CallerTimeoutTest, OneThatIsNeededDoesNotHaveToStay) {
   RecordingListener sinks[kNodes];
   Coordinator coordinator({.nodes = kNodes,
                            .closed = {{.model = "m", .history_id = "h", .epoch = 5, .active = {0, 1}}},
-                           .attendance = {.min_nodes = 2, .patience = absl::Hours(1)}});
+                           .attendance = {.min_nodes = 2, .timeout = absl::Hours(1)}});
   for (int node = 0; node < kNodes; ++node) ASSERT_OK(coordinator.Join(node, kDevices, &sinks[node]));
   for (int loss = 0; loss < 3; ++loss) {
     coordinator.Leave(2);
@@ -625,7 +625,7 @@ class RestartedWithoutTwoTest : public testing::Test {
   static Coordinator::Options Options(std::vector<int> active, int min_nodes = 2) {
     return {.nodes = kNodes,
             .closed = {{.model = "m", .history_id = "h", .epoch = 5, .commit_number = 7, .active = std::move(active)}},
-            .attendance = {.min_nodes = min_nodes, .patience = absl::ZeroDuration()},
+            .attendance = {.min_nodes = min_nodes, .timeout = absl::ZeroDuration()},
             .device_counts = {kDevices, kDevices, kDevices}};
   }
   void JoinAll(Coordinator& coordinator) {
@@ -709,7 +709,7 @@ TEST_F(RestartedWithoutTwoTest, WhoIsBehindADecisionWaitsForOneThatHasIt) {
   Coordinator coordinator(
       {.nodes = kFive,
        .closed = {{.model = "m", .history_id = "h", .epoch = 5, .commit_number = 9, .active = {0, 1, 2}}},
-       .attendance = {.min_nodes = 4, .patience = absl::ZeroDuration()},
+       .attendance = {.min_nodes = 4, .timeout = absl::ZeroDuration()},
        .device_counts = std::vector<int>(kFive, kDevices)});
   const auto join = [&](int node) { ASSERT_OK(coordinator.Join(node, kDevices, &sinks[node])); };
   const auto lost = [](int node) {
@@ -761,7 +761,7 @@ TEST_F(RestartedWithoutTwoTest, ADecisionThatNoneOfItsVotersHasWasNeverTold) {
     before.last_decision = {.epoch = 5, .commit_number = 8, .decision = {.apply = true}};
     Coordinator coordinator({.nodes = kNodes,
                              .closed = {before},
-                             .attendance = {.min_nodes = 2, .patience = absl::ZeroDuration()},
+                             .attendance = {.min_nodes = 2, .timeout = absl::ZeroDuration()},
                              .device_counts = std::vector<int>(kNodes, kDevices)});
     for (int node = 0; node < kNodes; ++node) ASSERT_OK(coordinator.Join(node, kDevices, &sinks[node]));
     ModelReport lost = Trained(0, 0, std::nullopt);

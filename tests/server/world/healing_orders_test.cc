@@ -298,7 +298,7 @@ TEST_F(HealingOrdersTest, CommitsThatWereGivenUpAreNotSaidToBeUndecided) {
 
 class FewerHealingOrdersTest : public HealingOrdersTest {
  protected:
-  FewerHealingOrdersTest() : HealingOrdersTest({.min_nodes = 2, .patience = absl::ZeroDuration()}) {
+  FewerHealingOrdersTest() : HealingOrdersTest({.min_nodes = 2, .timeout = absl::ZeroDuration()}) {
     Report({State(0, "h", kCommit), State(1, "h", kCommit), State(2, "h", kCommit)});
     AwaitStart();
     coordinator_.Leave(2);

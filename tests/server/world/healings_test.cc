@@ -6,9 +6,9 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "common/model/limits.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "common/model/limits.h"
 #include "server/world/cluster_messages.h"
 #include "server/world/coordinator.h"
 #include "tests/server/world/recording_listener.h"

@@ -13,8 +13,8 @@
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
 #include "server/base/steady_cond_var.h"
-#include "server/world/coordinator.h"
 #include "server/terms/cluster.h"
+#include "server/world/coordinator.h"
 
 namespace paramshard::server {
 

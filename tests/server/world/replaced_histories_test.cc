@@ -74,7 +74,7 @@ class ReplacedHistoriesTest : public ::testing::Test {
         Coordinator::Options{.nodes = kNodes,
                              .closed = std::move(closed),
                              .log = log_.get(),
-                             .attendance = {.min_nodes = 2, .patience = absl::ZeroDuration()},
+                             .attendance = {.min_nodes = 2, .timeout = absl::ZeroDuration()},
                              .device_counts = {1, 1, 1}});
   }
   void Join(int node) { ASSERT_OK(coordinator_->Join(node, 1, &sinks_[node])); }
@@ -225,7 +225,7 @@ TEST_F(ReplacedHistoriesTest, AllAreNeededToCreateAndToGoBack) {
 TEST_F(ReplacedHistoriesTest, WithoutAFolderAllAreNeeded) {
   RecordingListener sinks[kNodes];
   Coordinator coordinator(
-      Coordinator::Options{.nodes = kNodes, .attendance = {.min_nodes = 2, .patience = absl::ZeroDuration()}});
+      Coordinator::Options{.nodes = kNodes, .attendance = {.min_nodes = 2, .timeout = absl::ZeroDuration()}});
   for (int node = 0; node < kNodes; ++node) ASSERT_OK(coordinator.Join(node, 1, &sinks[node]));
   for (int node = 0; node < kNodes; ++node) coordinator.Report(node, Unattached(State(node, "h", 12)));
   coordinator.Leave(2);

@@ -1,4 +1,4 @@
-#include "server/edge/handoff_server.h"
+#include "server/edge/companion_server.h"
 
 #include <sys/eventfd.h>
 #include <sys/socket.h>
@@ -36,7 +36,7 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::MatchesRegex;
 
-constexpr absl::Duration kPatience = absl::Seconds(30);
+constexpr absl::Duration kTimeout = absl::Seconds(30);
 // A user id that no machine uses.
 constexpr uid_t kForeignUser = 65534;
 
@@ -50,7 +50,7 @@ class GoneTokens {
   bool Await(const std::string& token) {
     absl::MutexLock lock(&mu_);
     const auto gone = [&]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return counts_.contains(token); };
-    return mu_.AwaitWithTimeout(absl::Condition(&gone), kPatience) && counts_[token] == 1;
+    return mu_.AwaitWithTimeout(absl::Condition(&gone), kTimeout) && counts_[token] == 1;
   }
   int64_t count() {
     absl::MutexLock lock(&mu_);
@@ -61,7 +61,7 @@ class GoneTokens {
     const auto reached = [&]() ABSL_SHARED_LOCKS_REQUIRED(mu_) {
       return static_cast<int64_t>(counts_.size()) == expected;
     };
-    return mu_.AwaitWithTimeout(absl::Condition(&reached), kPatience);
+    return mu_.AwaitWithTimeout(absl::Condition(&reached), kTimeout);
   }
 
  private:
@@ -140,14 +140,14 @@ class FaultySystem : public SystemCalls {
     const auto made = [&]() ABSL_SHARED_LOCKS_REQUIRED(mu_) {
       return std::count(calls_.begin(), calls_.end(), kind) >= count;
     };
-    EXPECT_TRUE(mu_.AwaitWithTimeout(absl::Condition(&made), kPatience));
+    EXPECT_TRUE(mu_.AwaitWithTimeout(absl::Condition(&made), kTimeout));
     return calls_;
   }
   std::string calls() { return AwaitCalls('w', 0); }
   bool AwaitErrorsTaken() {
     absl::MutexLock lock(&mu_);
     const auto taken = [&]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return wait_errors_.empty() && accept_errors_.empty(); };
-    return mu_.AwaitWithTimeout(absl::Condition(&taken), kPatience);
+    return mu_.AwaitWithTimeout(absl::Condition(&taken), kTimeout);
   }
 
  private:
@@ -168,11 +168,11 @@ class FaultySystem : public SystemCalls {
   std::deque<uid_t> users_ ABSL_GUARDED_BY(mu_);
 };
 
-class HandoffServerTest : public testing::Test {
+class CompanionServerTest : public testing::Test {
  protected:
-  HandoffServerTest() { Restart(); }
+  CompanionServerTest() { Restart(); }
 
-  HandoffServer::Options Options() {
+  CompanionServer::Options Options() {
     return {.path = path_,
             .allowed_users = {geteuid()},
             .on_gone = [this](const std::string& token) { gone_.Add(token); },
@@ -182,9 +182,9 @@ class HandoffServerTest : public testing::Test {
   template <typename Change>
   void Restart(Change change) {
     server_.reset();
-    HandoffServer::Options options = Options();
+    CompanionServer::Options options = Options();
     change(options);
-    auto server = HandoffServer::Start(std::move(options));
+    auto server = CompanionServer::Start(std::move(options));
     ASSERT_OK(server);
     server_ = *std::move(server);
   }
@@ -240,24 +240,24 @@ class HandoffServerTest : public testing::Test {
   }
 
   const test::TemporaryDirectory directory_;
-  const std::string path_ = directory_.path() + "/handoff.sock";
+  const std::string path_ = directory_.path() + "/companion.sock";
   GoneTokens gone_;
   FaultySystem system_;
-  std::unique_ptr<HandoffServer> server_;
+  std::unique_ptr<CompanionServer> server_;
 };
 
 // --- Tokens ---
 
-TEST_F(HandoffServerTest, AHelloIsWelcomedWithAToken) {
+TEST_F(CompanionServerTest, AHelloIsWelcomedWithAToken) {
   CompanionClient client = Connect();
   ASSERT_OK_AND_ASSIGN(const std::string token, client.SayHello());
   EXPECT_THAT(token, MatchesRegex("[0-9a-f]{32}"));
-  ASSERT_OK_AND_ASSIGN(const HandoffServer::Peer peer, server_->Authenticate(token));
+  ASSERT_OK_AND_ASSIGN(const CompanionServer::Peer peer, server_->Authenticate(token));
   EXPECT_EQ(peer.pid, getpid());
   EXPECT_EQ(peer.uid, geteuid());
 }
 
-TEST_F(HandoffServerTest, EveryConnectionHasATokenOfItsOwn) {
+TEST_F(CompanionServerTest, EveryConnectionHasATokenOfItsOwn) {
   CompanionClient first = Connect();
   CompanionClient second = Connect();
   ASSERT_OK_AND_ASSIGN(const std::string one, first.SayHello());
@@ -265,7 +265,7 @@ TEST_F(HandoffServerTest, EveryConnectionHasATokenOfItsOwn) {
   EXPECT_NE(one, two);
 }
 
-TEST_F(HandoffServerTest, TheTokenDiesWithItsSocket) {
+TEST_F(CompanionServerTest, TheTokenDiesWithItsSocket) {
   CompanionClient client = Connect();
   CompanionClient other = Connect();
   ASSERT_OK_AND_ASSIGN(const std::string token, client.SayHello());
@@ -277,7 +277,7 @@ TEST_F(HandoffServerTest, TheTokenDiesWithItsSocket) {
   EXPECT_EQ(gone_.count(), 1);
 }
 
-TEST_F(HandoffServerTest, AForgedTokenIsRefused) {
+TEST_F(CompanionServerTest, AForgedTokenIsRefused) {
   CompanionClient client = Connect();
   ASSERT_OK_AND_ASSIGN(std::string token, client.SayHello());
   token[5] = token[5] == '0' ? '1' : '0';
@@ -288,13 +288,13 @@ TEST_F(HandoffServerTest, AForgedTokenIsRefused) {
   }
 }
 
-TEST_F(HandoffServerTest, AMissingTokenIsSaidToBeMissing) {
+TEST_F(CompanionServerTest, AMissingTokenIsSaidToBeMissing) {
   EXPECT_THAT(server_->Authenticate(""), StatusIs(absl::StatusCode::kUnauthenticated, HasSubstr("got none")));
 }
 
 // --- Refusals ---
 
-TEST_F(HandoffServerTest, ASecondHelloEndsTheConnection) {
+TEST_F(CompanionServerTest, ASecondHelloEndsTheConnection) {
   CompanionClient client = Connect();
   ASSERT_OK_AND_ASSIGN(const std::string token, client.SayHello());
   EXPECT_THAT(client.SayHello(), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("after the hello")));
@@ -302,7 +302,7 @@ TEST_F(HandoffServerTest, ASecondHelloEndsTheConnection) {
   EXPECT_TRUE(gone_.Await(token));
 }
 
-TEST_F(HandoffServerTest, SomebodyElsesPidfdIsRefused) {
+TEST_F(CompanionServerTest, SomebodyElsesPidfdIsRefused) {
   CompanionClient client = Connect();
   EXPECT_THAT(client.SayHello(getppid()),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("a pidfd of process")));
@@ -310,30 +310,30 @@ TEST_F(HandoffServerTest, SomebodyElsesPidfdIsRefused) {
   EXPECT_EQ(gone_.count(), 0) << "it had no token";
 }
 
-TEST_F(HandoffServerTest, MalformedHellosAreRefusedWithAReason) {
+TEST_F(CompanionServerTest, MalformedHellosAreRefusedWithAReason) {
   const wire::FileDescriptor event(eventfd(0, EFD_CLOEXEC));
-  const wire::HandoffHello hello;
-  const auto bytes = wire::HandoffBytes(hello);
+  const wire::CompanionHello hello;
+  const auto bytes = wire::CompanionBytes(hello);
   EXPECT_THAT(RefusalOf(bytes, {event.get()}), HasSubstr("another kind of descriptor"));
   EXPECT_THAT(RefusalOf(bytes, {}), HasSubstr("want descriptors 1, got 0"));
   EXPECT_THAT(RefusalOf(bytes, {event.get(), event.get()}), HasSubstr("want descriptors 1, got 2"));
   EXPECT_THAT(RefusalOf(bytes.subspan(0, 7), {}), HasSubstr("at least 16 bytes"));
   EXPECT_THAT(RefusalOf(std::vector<uint8_t>(4096), {}), HasSubstr("at most 512 bytes"));
-  wire::HandoffHello other;
+  wire::CompanionHello other;
   other.header.version = 9;
-  EXPECT_THAT(RefusalOf(wire::HandoffBytes(other), {event.get()}), HasSubstr("version"));
+  EXPECT_THAT(RefusalOf(wire::CompanionBytes(other), {event.get()}), HasSubstr("version"));
   EXPECT_EQ(server_->connection_count(), 0);
 }
 
-TEST_F(HandoffServerTest, AConnectionThatNeverSaysHelloIsDropped) {
+TEST_F(CompanionServerTest, AConnectionThatNeverSaysHelloIsDropped) {
   Restart([](auto& options) { options.hello_timeout = absl::Milliseconds(20); });
   CompanionClient client = Connect();
   EXPECT_THAT(client.ReceiveRefusal(),
-              StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("handoff hello: timed out")));
+              StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("companion hello: timed out")));
   EXPECT_TRUE(client.AwaitClosed());
 }
 
-TEST_F(HandoffServerTest, AConnectionThatSaidHelloMayBeSilent) {
+TEST_F(CompanionServerTest, AConnectionThatSaidHelloMayBeSilent) {
   Restart([](auto& options) { options.hello_timeout = absl::Milliseconds(20); });
   std::optional<CompanionClient> patient;
   absl::StatusOr<std::string> token;
@@ -346,7 +346,7 @@ TEST_F(HandoffServerTest, AConnectionThatSaidHelloMayBeSilent) {
   EXPECT_OK(server_->Authenticate(*token));
 }
 
-TEST_F(HandoffServerTest, ConnectionsHaveALimit) {
+TEST_F(CompanionServerTest, ConnectionsHaveALimit) {
   Restart([](auto& options) { options.max_connections = 2; });
   std::vector<CompanionClient> clients;
   for (int i = 0; i < 2; ++i) EXPECT_OK(clients.emplace_back(Connect()).SayHello());
@@ -357,7 +357,7 @@ TEST_F(HandoffServerTest, ConnectionsHaveALimit) {
   EXPECT_OK(Connect().SayHello());
 }
 
-TEST_F(HandoffServerTest, AForeignUserIsRefused) {
+TEST_F(CompanionServerTest, AForeignUserIsRefused) {
   if (geteuid() != 0) GTEST_SKIP() << "only root can become another user";
   Restart([](auto& options) { options.allowed_users = {geteuid(), 12345}; });
   ASSERT_EQ(chmod(directory_.path().c_str(), 0755), 0);
@@ -371,7 +371,7 @@ TEST_F(HandoffServerTest, AForeignUserIsRefused) {
               StatusIs(absl::StatusCode::kPermissionDenied, HasSubstr("user 65534 is not the daemon's")));
 }
 
-TEST_F(HandoffServerTest, ANamedUserIsWelcome) {
+TEST_F(CompanionServerTest, ANamedUserIsWelcome) {
   if (geteuid() != 0) GTEST_SKIP() << "only root can become another user";
   Restart([](auto& options) { options.allowed_users = {geteuid(), kForeignUser}; });
   ASSERT_EQ(chmod(directory_.path().c_str(), 0755), 0);
@@ -383,25 +383,25 @@ TEST_F(HandoffServerTest, ANamedUserIsWelcome) {
   EXPECT_OK(child.Await());
 }
 
-TEST_F(HandoffServerTest, WithoutNamedUsersOthersDoNotReachTheSocket) {
+TEST_F(CompanionServerTest, WithoutNamedUsersOthersDoNotReachTheSocket) {
   struct stat info {};
   ASSERT_EQ(stat(path_.c_str(), &info), 0);
   EXPECT_EQ(info.st_mode & 0777, 0600u);
 }
 
 // An unread hello must not turn the refusal into a reset connection.
-TEST_F(HandoffServerTest, WhoIsRefusedLearnsWhyAlthoughItsHelloIsUnread) {
+TEST_F(CompanionServerTest, WhoIsRefusedLearnsWhyAlthoughItsHelloIsUnread) {
   Restart([](auto& options) { options.allowed_users = {geteuid() + 1}; });
   for (int i = 0; i < 20; ++i) {
     system_.SetClosed(true);
     CompanionClient client = Connect();
-    ASSERT_OK(client.Send(wire::HandoffBytes(wire::HandoffHello{}), {}));
+    ASSERT_OK(client.Send(wire::CompanionBytes(wire::CompanionHello{}), {}));
     system_.SetClosed(false);
     EXPECT_THAT(client.ReceiveRefusal(), StatusIs(absl::StatusCode::kPermissionDenied, HasSubstr("--allow-user")));
   }
 }
 
-TEST_F(HandoffServerTest, WhoSaysNoHelloGivesWayToOthers) {
+TEST_F(CompanionServerTest, WhoSaysNoHelloGivesWayToOthers) {
   Restart([](auto& options) { options.max_connections = 2; });
   const CompanionClient oldest = Connect();
   const CompanionClient other = Connect();
@@ -409,7 +409,7 @@ TEST_F(HandoffServerTest, WhoSaysNoHelloGivesWayToOthers) {
   EXPECT_THAT(oldest.ReceiveRefusal(), StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("at most 2")));
 }
 
-TEST_F(HandoffServerTest, ANamedUserDoesNotKeepTheDaemonsOwnOut) {
+TEST_F(CompanionServerTest, ANamedUserDoesNotKeepTheDaemonsOwnOut) {
   Restart([](auto& options) {
     options.allowed_users = {geteuid(), kForeignUser};
     options.max_connections = 4;
@@ -425,7 +425,7 @@ TEST_F(HandoffServerTest, ANamedUserDoesNotKeepTheDaemonsOwnOut) {
   EXPECT_OK(Connect().SayHello()) << "a place was given back";
 }
 
-TEST_F(HandoffServerTest, SilentConnectionsMakeRoomForTheirOwnUser) {
+TEST_F(CompanionServerTest, SilentConnectionsMakeRoomForTheirOwnUser) {
   Restart([](auto& options) {
     options.allowed_users = {geteuid(), kForeignUser};
     options.max_connections = 4;
@@ -441,14 +441,14 @@ TEST_F(HandoffServerTest, SilentConnectionsMakeRoomForTheirOwnUser) {
 
 // --- A machine that is short of something ---
 
-TEST_F(HandoffServerTest, ErrorsOfWaitingAreSurvived) {
+TEST_F(CompanionServerTest, ErrorsOfWaitingAreSurvived) {
   system_.FailWaits({EINTR, EINVAL, ENOMEM, EBADF});
   EXPECT_OK(Connect().SayHello()) << "its connection ends the wait that is under way";
   EXPECT_TRUE(system_.AwaitErrorsTaken());
   EXPECT_OK(Connect().SayHello());
 }
 
-TEST_F(HandoffServerTest, ErrorsOfAcceptingAreSurvived) {
+TEST_F(CompanionServerTest, ErrorsOfAcceptingAreSurvived) {
   system_.FailAccepts({EINTR, ECONNABORTED, EPROTO, ENOMEM, ENOBUFS, ENFILE, EMFILE, EINVAL});
   // Twice, so that one of them is not the rejected connection.
   for (int i = 0; i < 2; ++i) (void)Connect().SayHello();
@@ -456,14 +456,14 @@ TEST_F(HandoffServerTest, ErrorsOfAcceptingAreSurvived) {
   EXPECT_OK(Connect().SayHello());
 }
 
-TEST_F(HandoffServerTest, WithoutADescriptorForItAConnectionIsRefused) {
+TEST_F(CompanionServerTest, WithoutADescriptorForItAConnectionIsRefused) {
   system_.FailAccepts({EMFILE});
   EXPECT_THAT(Connect().SayHello(), StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("free file descriptor")));
   EXPECT_OK(Connect().SayHello());
 }
 
 // The thread sleeps between two attempts to accept a connection.
-TEST_F(HandoffServerTest, AConnectionThatCannotBeTakenKeepsTheThreadAsleep) {
+TEST_F(CompanionServerTest, AConnectionThatCannotBeTakenKeepsTheThreadAsleep) {
   int64_t served = 0;
   for (int error : {EMFILE, ENFILE, ENOMEM}) {
     const std::string before = system_.calls();
@@ -479,7 +479,7 @@ TEST_F(HandoffServerTest, AConnectionThatCannotBeTakenKeepsTheThreadAsleep) {
   }
 }
 
-TEST_F(HandoffServerTest, SilentConnectionsUnderALowLimitKeepNobodyOut) {
+TEST_F(CompanionServerTest, SilentConnectionsUnderALowLimitKeepNobodyOut) {
   Restart([](auto& options) { options.max_connections = 16; });
   const DescriptorLimit limit(64);
   const test::ChildProcess crowd = RunCrowd(60, [](CompanionClient&) {});
@@ -492,7 +492,7 @@ TEST_F(HandoffServerTest, SilentConnectionsUnderALowLimitKeepNobodyOut) {
 }
 
 // The daemon's configuration under a limit of 1,024 descriptors.
-TEST_F(HandoffServerTest, ACrowdWithTokensIsServedToTheLimitAndWatched) {
+TEST_F(CompanionServerTest, ACrowdWithTokensIsServedToTheLimitAndWatched) {
   Restart([](auto& options) { options.max_connections = 256; });
   const DescriptorLimit limit(1024);
   {
@@ -505,11 +505,11 @@ TEST_F(HandoffServerTest, ACrowdWithTokensIsServedToTheLimitAndWatched) {
 }
 
 // The open file behind a pidfd may live on in another process: its events must not.
-TEST_F(HandoffServerTest, ADeadProcessWhosePidfdIsKeptCostsNothing) {
+TEST_F(CompanionServerTest, ADeadProcessWhosePidfdIsKeptCostsNothing) {
   test::ChildProcess trainer = test::ChildProcess::Run([this](test::Board& board) -> absl::Status {
     const wire::FileDescriptor pidfd(static_cast<int>(syscall(SYS_pidfd_open, getpid(), 0)));
     ASSIGN_OR_RETURN(const CompanionClient client, CompanionClient::Connect(path_));
-    RETURN_IF_ERROR(client.Send(wire::HandoffBytes(wire::HandoffHello{}), {pidfd.get()}));
+    RETURN_IF_ERROR(client.Send(wire::CompanionBytes(wire::CompanionHello{}), {pidfd.get()}));
     RETURN_IF_ERROR(client.Receive().status());
     const pid_t keeper = fork();
     if (keeper == 0) pause();
@@ -531,7 +531,7 @@ TEST_F(HandoffServerTest, ADeadProcessWhosePidfdIsKeptCostsNothing) {
 // --- Dead trainers ---
 
 // A trainer that dies while a child of its own keeps the connection open.
-TEST_F(HandoffServerTest, ADeadProcessIsGoneAlthoughItsSocketIsOpen) {
+TEST_F(CompanionServerTest, ADeadProcessIsGoneAlthoughItsSocketIsOpen) {
   test::ChildProcess trainer = RunTrainer([](test::Board& board) {
     const pid_t keeper = fork();
     if (keeper == 0) pause();
@@ -546,7 +546,7 @@ TEST_F(HandoffServerTest, ADeadProcessIsGoneAlthoughItsSocketIsOpen) {
   EXPECT_EQ(kill(static_cast<pid_t>(trainer.board().numbers[0]), SIGKILL), 0) << "it lived all the time";
 }
 
-TEST_F(HandoffServerTest, KillEndsTheProcessOfAToken) {
+TEST_F(CompanionServerTest, KillEndsTheProcessOfAToken) {
   test::ChildProcess trainer = RunTrainer([](test::Board& board) { test::Reach(board, 0, 1); });
   ASSERT_TRUE(trainer.AwaitNumber(0, 1));
   const std::string token = trainer.board().text;
@@ -558,20 +558,20 @@ TEST_F(HandoffServerTest, KillEndsTheProcessOfAToken) {
 
 // --- Memory ---
 
-TEST_F(HandoffServerTest, MemoryGoesToTheTokensConnection) {
+TEST_F(CompanionServerTest, MemoryGoesToTheTokensConnection) {
   CompanionClient client = Connect();
   ASSERT_OK_AND_ASSIGN(const std::string token, client.SayHello());
   const wire::FileDescriptor event(eventfd(0, EFD_CLOEXEC));
   const std::vector<int> fds(3, event.get());
   ASSERT_OK(server_->SendMemory(token, {.session = 5, .planes_bytes = 1, .slots_bytes = 2, .words_bytes = 3}, fds));
-  ASSERT_OK_AND_ASSIGN(const wire::HandoffPacket packet, client.Receive());
+  ASSERT_OK_AND_ASSIGN(const wire::CompanionPacket packet, client.Receive());
   ASSERT_OK_AND_ASSIGN(const auto memory,
-                       wire::ParseHandoff<wire::HandoffMemory>(packet, wire::HandoffKind::kMemory, 3));
+                       wire::ParseCompanionPacket<wire::CompanionMemory>(packet, wire::CompanionKind::kMemory, 3));
   EXPECT_EQ(memory.session, 5);
   EXPECT_EQ(memory.words_bytes, 3);
 }
 
-TEST_F(HandoffServerTest, MemoryForWhoIsGoneIsAborted) {
+TEST_F(CompanionServerTest, MemoryForWhoIsGoneIsAborted) {
   CompanionClient client = Connect();
   ASSERT_OK_AND_ASSIGN(const std::string token, client.SayHello());
   client.Close();
@@ -579,7 +579,7 @@ TEST_F(HandoffServerTest, MemoryForWhoIsGoneIsAborted) {
   EXPECT_THAT(server_->SendMemory(token, {}, {}), StatusIs(absl::StatusCode::kAborted));
 }
 
-TEST_F(HandoffServerTest, ATrainerThatDoesNotReadHoldsNobodyUp) {
+TEST_F(CompanionServerTest, ATrainerThatDoesNotReadHoldsNobodyUp) {
   CompanionClient client = Connect();
   ASSERT_OK_AND_ASSIGN(const std::string token, client.SayHello());
   absl::Status status;
@@ -589,28 +589,28 @@ TEST_F(HandoffServerTest, ATrainerThatDoesNotReadHoldsNobodyUp) {
 
 // --- Beginning and end ---
 
-TEST_F(HandoffServerTest, ASecondServerOnTheSamePathIsRefused) {
-  EXPECT_THAT(HandoffServer::Start(Options()), StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr(path_)));
+TEST_F(CompanionServerTest, ASecondServerOnTheSamePathIsRefused) {
+  EXPECT_THAT(CompanionServer::Start(Options()), StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr(path_)));
   EXPECT_OK(Connect().SayHello()) << "the first one is unharmed";
 }
 
-TEST_F(HandoffServerTest, ASocketThatIsRemovedIsMadeAnew) {
+TEST_F(CompanionServerTest, ASocketThatIsRemovedIsMadeAnew) {
   CompanionClient before = Connect();
   ASSERT_OK_AND_ASSIGN(const std::string token, before.SayHello());
   for (int i = 0; i < 2; ++i) {
     ASSERT_EQ(unlink(path_.c_str()), 0);
-    const absl::Time deadline = absl::Now() + kPatience;
+    const absl::Time deadline = absl::Now() + kTimeout;
     while (access(path_.c_str(), F_OK) != 0 && absl::Now() < deadline) absl::SleepFor(absl::Milliseconds(10));
     EXPECT_OK(Connect().SayHello());
   }
   EXPECT_OK(server_->Authenticate(token)) << "connections stay";
 }
 
-TEST_F(HandoffServerTest, TheSocketOfADeadServerIsTakenOver) {
+TEST_F(CompanionServerTest, TheSocketOfADeadServerIsTakenOver) {
   server_.reset();
   // A killed daemon leaves its socket bound, without a listener.
   test::ChildProcess dead = test::ChildProcess::Run([this](test::Board&) -> absl::Status {
-    ASSIGN_OR_RETURN(auto server, HandoffServer::Start(Options()));
+    ASSIGN_OR_RETURN(auto server, CompanionServer::Start(Options()));
     server.release();
     return absl::OkStatus();
   });
@@ -620,14 +620,14 @@ TEST_F(HandoffServerTest, TheSocketOfADeadServerIsTakenOver) {
   EXPECT_OK(Connect().SayHello());
 }
 
-TEST_F(HandoffServerTest, APathThatIsTooLongIsRefused) {
-  HandoffServer::Options options = Options();
+TEST_F(CompanionServerTest, APathThatIsTooLongIsRefused) {
+  CompanionServer::Options options = Options();
   options.path = "/tmp/" + std::string(120, 'x');
-  EXPECT_THAT(HandoffServer::Start(std::move(options)),
+  EXPECT_THAT(CompanionServer::Start(std::move(options)),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("107 bytes")));
 }
 
-TEST_F(HandoffServerTest, ItsEndClosesConnectionsAndRemovesTheSocket) {
+TEST_F(CompanionServerTest, ItsEndClosesConnectionsAndRemovesTheSocket) {
   CompanionClient client = Connect();
   EXPECT_OK(client.SayHello());
   server_.reset();
@@ -636,7 +636,7 @@ TEST_F(HandoffServerTest, ItsEndClosesConnectionsAndRemovesTheSocket) {
 }
 
 // Counted while one connection is open: the server has seen all earlier ones go before it welcomes the next.
-TEST_F(HandoffServerTest, AThousandConnectionsLeaveNothingBehind) {
+TEST_F(CompanionServerTest, AThousandConnectionsLeaveNothingBehind) {
   CompanionClient first = Connect();
   EXPECT_OK(first.SayHello());
   const int64_t descriptors = OpenDescriptors();

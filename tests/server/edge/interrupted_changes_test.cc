@@ -1,5 +1,5 @@
 // Changes that one server begins and the next one makes.
-#include "server/edge/cut_off_changes.h"
+#include "server/edge/interrupted_changes.h"
 
 #include <filesystem>
 #include <memory>
@@ -11,11 +11,11 @@
 #include "absl/base/call_once.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
+#include "common/model/model_spec_proto.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/base/status_macros.h"
 #include "paramshard/v1/admin.pb.h"
-#include "common/model/model_spec_proto.h"
 #include "server/base/thread.h"
 #include "server/checkpoints/model_restore.h"
 #include "server/edge/file_import.h"
@@ -46,8 +46,8 @@ ModelSpec SpecWith(MomentType moments) {
 }
 
 constexpr absl::Duration kLong = absl::Seconds(30);  // that no test should wait for
-const CutOffChanges::Options kPatiently = {.first_pause = absl::Milliseconds(1),
-                                           .longest_pause = absl::Milliseconds(4)};
+const InterruptedChanges::Options kPatiently = {.first_pause = absl::Milliseconds(1),
+                                                .longest_pause = absl::Milliseconds(4)};
 
 void AwaitRefusals(const ThreadShortage& shortage, int count) {
   for (const SteadyTime deadline = SteadyDeadline(kLong); shortage.refusals() < count && SteadyNow() < deadline;) {
@@ -72,7 +72,7 @@ class Gate {
   absl::Notification open_;
 };
 
-class CutOffChangesTest : public testing::Test {
+class InterruptedChangesTest : public testing::Test {
  protected:
   void SetUp() override { Start(); }
   void TearDown() override { model_ = nullptr; }
@@ -96,13 +96,13 @@ class CutOffChangesTest : public testing::Test {
     TakeOver();
   }
   void TakeOver() {
-    ASSERT_OK_AND_ASSIGN(std::vector<ModelStore::CutOffChange> cut_off, world_->store().TakeOver());
+    ASSERT_OK_AND_ASSIGN(std::vector<ModelStore::InterruptedChange> cut_off, world_->store().TakeOver());
     ASSERT_THAT(cut_off, SizeIs(1));
     model_ = cut_off[0].model;
     cut_off_ = std::move(cut_off);
   }
-  void MakeAgain(const CutOffChanges::Options& options = kPatiently) {
-    ASSERT_OK_AND_ASSIGN(changes_, CutOffChanges::Start(&world_->store(), std::move(cut_off_), options));
+  void MakeAgain(const InterruptedChanges::Options& options = kPatiently) {
+    ASSERT_OK_AND_ASSIGN(changes_, InterruptedChanges::Start(&world_->store(), std::move(cut_off_), options));
   }
   void AwaitChanges() { changes_->Await(); }
 
@@ -144,13 +144,13 @@ class CutOffChangesTest : public testing::Test {
   DeviceFaults faults_;
   std::unique_ptr<FakeKeptStore> kept_ = std::make_unique<FakeKeptStore>();
   std::unique_ptr<TestWorld> world_;
-  std::vector<ModelStore::CutOffChange> cut_off_;
-  std::unique_ptr<CutOffChanges> changes_;
+  std::vector<ModelStore::InterruptedChange> cut_off_;
+  std::unique_ptr<InterruptedChanges> changes_;
   std::shared_ptr<Model> model_;
   std::string expected_;  // of the state
 };
 
-TEST_F(CutOffChangesTest, ARestoreIsMadeAgainAsItWasAskedFor) {
+TEST_F(InterruptedChangesTest, ARestoreIsMadeAgainAsItWasAskedFor) {
   FakeKeptStore left;
   CutRestore(WriteCheckpoint(), left);
   StartAfter(left);
@@ -162,7 +162,7 @@ TEST_F(CutOffChangesTest, ARestoreIsMadeAgainAsItWasAskedFor) {
   EXPECT_THAT(Summarize(*model_).unusable, testing::IsEmpty());
 }
 
-TEST_F(CutOffChangesTest, WhileARestoreIsMadeAgainItsModelSaysSo) {
+TEST_F(InterruptedChangesTest, WhileARestoreIsMadeAgainItsModelSaysSo) {
   FakeKeptStore left;
   CutRestore(WriteCheckpoint(), left);
   StartAfter(left);
@@ -184,7 +184,7 @@ TEST_F(CutOffChangesTest, WhileARestoreIsMadeAgainItsModelSaysSo) {
   EXPECT_EQ(StateHash(*found), expected_);
 }
 
-TEST_F(CutOffChangesTest, ADrainLeavesARestoreToTheNextServer) {
+TEST_F(InterruptedChangesTest, ADrainLeavesARestoreToTheNextServer) {
   FakeKeptStore left;
   CutRestore(WriteCheckpoint(), left);
   StartAfter(left);
@@ -205,7 +205,7 @@ TEST_F(CutOffChangesTest, ADrainLeavesARestoreToTheNextServer) {
   EXPECT_EQ(StateHash(*model_), expected_);
 }
 
-TEST_F(CutOffChangesTest, ADrainLeavesARestoreThatWasNotBegunToTheNextServer) {
+TEST_F(InterruptedChangesTest, ADrainLeavesARestoreThatWasNotBegunToTheNextServer) {
   FakeKeptStore left;
   CutRestore(WriteCheckpoint(), left);
   StartAfter(left);
@@ -217,7 +217,7 @@ TEST_F(CutOffChangesTest, ADrainLeavesARestoreThatWasNotBegunToTheNextServer) {
   TakeOver();
 }
 
-TEST_F(CutOffChangesTest, ARestoreWhoseCheckpointIsGoneLosesItsModelUntilItIsThereAgain) {
+TEST_F(InterruptedChangesTest, ARestoreWhoseCheckpointIsGoneLosesItsModelUntilItIsThereAgain) {
   FakeKeptStore left;
   const std::string folder = WriteCheckpoint();
   CutRestore(folder, left);
@@ -236,7 +236,7 @@ TEST_F(CutOffChangesTest, ARestoreWhoseCheckpointIsGoneLosesItsModelUntilItIsThe
   EXPECT_EQ(StateHash(*found), expected_);
 }
 
-TEST_F(CutOffChangesTest, ARestoreThatFindsNoThreadIsTriedAgain) {
+TEST_F(InterruptedChangesTest, ARestoreThatFindsNoThreadIsTriedAgain) {
   FakeKeptStore left;
   CutRestore(WriteCheckpoint(), left);
   StartAfter(left);
@@ -252,7 +252,7 @@ TEST_F(CutOffChangesTest, ARestoreThatFindsNoThreadIsTriedAgain) {
   EXPECT_EQ(StateHash(*model_), expected_);
 }
 
-TEST_F(CutOffChangesTest, ARestoreThatBreaksOffInTheMiddleForNowIsTriedAgain) {
+TEST_F(InterruptedChangesTest, ARestoreThatBreaksOffInTheMiddleForNowIsTriedAgain) {
   FakeKeptStore left;
   CutRestore(WriteCheckpoint(), left);
   StartAfter(left);
@@ -266,7 +266,7 @@ TEST_F(CutOffChangesTest, ARestoreThatBreaksOffInTheMiddleForNowIsTriedAgain) {
   EXPECT_EQ(StateHash(*model_), expected_);
 }
 
-TEST_F(CutOffChangesTest, ARestoreThatFailsForGoodIsNotTriedAgain) {
+TEST_F(InterruptedChangesTest, ARestoreThatFailsForGoodIsNotTriedAgain) {
   FakeKeptStore left;
   CutRestore(WriteCheckpoint(), left);
   StartAfter(left);
@@ -277,7 +277,7 @@ TEST_F(CutOffChangesTest, ARestoreThatFailsForGoodIsNotTriedAgain) {
   EXPECT_THAT(world_->store().Find(name), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("the test lets it fail")));
 }
 
-TEST_F(CutOffChangesTest, ARestoreThatFailsForTooLongLosesItsModelAndTheNextServerTriesAgain) {
+TEST_F(InterruptedChangesTest, ARestoreThatFailsForTooLongLosesItsModelAndTheNextServerTriesAgain) {
   FakeKeptStore left;
   CutRestore(WriteCheckpoint(), left);
   StartAfter(left);
@@ -299,12 +299,12 @@ TEST_F(CutOffChangesTest, ARestoreThatFailsForTooLongLosesItsModelAndTheNextServ
   EXPECT_EQ(StateHash(*found), expected_);
 }
 
-TEST_F(CutOffChangesTest, TheEndOfTheDaemonEndsAPauseAndLeavesTheRestoreToTheNextServer) {
+TEST_F(InterruptedChangesTest, TheEndOfTheDaemonEndsAPauseAndLeavesTheRestoreToTheNextServer) {
   FakeKeptStore left;
   CutRestore(WriteCheckpoint(), left);
   StartAfter(left);
   const ThreadShortage shortage(1);
-  MakeAgain({.first_pause = absl::Hours(1), .longest_pause = absl::Hours(1), .patience = absl::Hours(2)});
+  MakeAgain({.first_pause = absl::Hours(1), .longest_pause = absl::Hours(1), .timeout = absl::Hours(2)});
   AwaitRefusals(shortage, 1);
   changes_.reset();
   EXPECT_THAT(model_->unfinished(), StatusIs(absl::StatusCode::kUnavailable));
@@ -312,7 +312,7 @@ TEST_F(CutOffChangesTest, TheEndOfTheDaemonEndsAPauseAndLeavesTheRestoreToTheNex
 }
 
 // The file has one of three parameters.
-TEST_F(CutOffChangesTest, AnImportFromFilesIsMadeAgainOverWhatItLeaves) {
+TEST_F(InterruptedChangesTest, AnImportFromFilesIsMadeAgainOverWhatItLeaves) {
   const std::string path = folder_.path() + "/in.safetensors";
   std::vector<float> values(kRows * kColumns);
   // Exact in bfloat16.

@@ -1,4 +1,4 @@
-#include "server/base/crew.h"
+#include "server/base/thread_pool.h"
 
 #include <vector>
 
@@ -15,12 +15,12 @@ using ::testing::Each;
 using ::testing::HasSubstr;
 using ::testing::UnorderedElementsAre;
 
-TEST(CrewTest, EveryWorkIsDoneOnce) {
-  ASSERT_OK_AND_ASSIGN(const auto crew, Crew::Start("a test", 3));
-  EXPECT_EQ(crew->threads(), 3);
+TEST(ThreadPoolTest, EveryWorkIsDoneOnce) {
+  ASSERT_OK_AND_ASSIGN(const auto pool, ThreadPool::Start("a test", 3));
+  EXPECT_EQ(pool->threads(), 3);
   for (const int count : {0, 1, 2, 1000}) {
     std::vector<int> done(count);
-    EXPECT_OK(crew->Run(count, [&](int thread, int64_t index) {
+    EXPECT_OK(pool->Run(count, [&](int thread, int64_t index) {
       EXPECT_LT(thread, 3);
       ++done[index];
       return absl::OkStatus();
@@ -29,21 +29,21 @@ TEST(CrewTest, EveryWorkIsDoneOnce) {
   }
 }
 
-TEST(CrewTest, AnErrorEndsTheListAndNotTheCrew) {
-  ASSERT_OK_AND_ASSIGN(const auto crew, Crew::Start("a test", 1));
+TEST(ThreadPoolTest, AnErrorEndsTheListAndNotThePool) {
+  ASSERT_OK_AND_ASSIGN(const auto pool, ThreadPool::Start("a test", 1));
   int done = 0;
   const auto fail_at_7 = [&](int, int64_t index) {
     ++done;
     return index == 7 ? absl::DataLossError("the seventh") : absl::OkStatus();
   };
-  EXPECT_THAT(crew->Run(100, fail_at_7), StatusIs(absl::StatusCode::kDataLoss, "the seventh"));
+  EXPECT_THAT(pool->Run(100, fail_at_7), StatusIs(absl::StatusCode::kDataLoss, "the seventh"));
   EXPECT_EQ(done, 8);
-  EXPECT_OK(crew->Run(5, fail_at_7));
+  EXPECT_OK(pool->Run(5, fail_at_7));
   EXPECT_EQ(done, 13);
 }
 
 // Each task waits until all have begun.
-TEST(CrewTest, RanksAreAtWorkAtOnce) {
+TEST(ThreadPoolTest, RanksAreAtWorkAtOnce) {
   constexpr int kRanks = 3;
   absl::Mutex mu;
   std::vector<int> here;
@@ -57,7 +57,7 @@ TEST(CrewTest, RanksAreAtWorkAtOnce) {
   EXPECT_THAT(here, UnorderedElementsAre(0, 1, 2));
 }
 
-TEST(CrewTest, TheErrorOfARankIsReturned) {
+TEST(ThreadPoolTest, TheErrorOfARankIsReturned) {
   EXPECT_THAT(
       OnAllRanks("a test", 2, [](int rank) { return rank == 1 ? absl::DataLossError("rank 1") : absl::OkStatus(); }),
       StatusIs(absl::StatusCode::kDataLoss, "rank 1"));
@@ -68,9 +68,9 @@ TEST(CrewTest, TheErrorOfARankIsReturned) {
   EXPECT_EQ(done, 0);
 }
 
-TEST(CrewTest, WithoutAThreadNothingIsDone) {
+TEST(ThreadPoolTest, WithoutAThreadNothingIsDone) {
   const ThreadShortage shortage(2);
-  EXPECT_THAT(Crew::Start("a test", 3), StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("for a test")));
+  EXPECT_THAT(ThreadPool::Start("a test", 3), StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("for a test")));
 }
 
 }  // namespace

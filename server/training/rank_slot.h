@@ -1,6 +1,6 @@
 // One rank's place in an epoch: the memory that its trainer maps, and what the daemon writes and reads there.
-#ifndef PARAMSHARD_SERVER_TRAINING_SEAT_H_
-#define PARAMSHARD_SERVER_TRAINING_SEAT_H_
+#ifndef PARAMSHARD_SERVER_TRAINING_RANK_SLOT_H_
+#define PARAMSHARD_SERVER_TRAINING_RANK_SLOT_H_
 
 #include <cstdint>
 #include <memory>
@@ -13,16 +13,16 @@
 #include "common/shared_memory/words.h"
 #include "server/device/compute_device.h"
 #include "server/device/memory.h"
-#include "server/training/bell.h"
-#include "server/training/sequence.h"
 #include "server/terms/commit_log.h"
+#include "server/training/sequence.h"
+#include "server/training/wakeup.h"
 
 namespace paramshard::server {
 
 // Holds what a trainer maps besides its planes. It is fresh in every epoch.
-struct SeatMemory {
-  static absl::StatusOr<SeatMemory> Allocate(ComputeDevice& device, const wire::WordsCounts& counts,
-                                             int64_t slots_bytes);
+struct RankSlotMemory {
+  static absl::StatusOr<RankSlotMemory> Allocate(ComputeDevice& device, const wire::WordsCounts& counts,
+                                                 int64_t slots_bytes);
 
   Memory slots;
   Memory words;
@@ -30,22 +30,22 @@ struct SeatMemory {
 };
 
 // Not thread-safe, but for what says so; memory is taken before other threads begin.
-class Seat {
+class RankSlot {
  public:
-  explicit Seat(int rank) : rank_(rank) {}
-  Seat(const Seat&) = delete;
-  Seat& operator=(const Seat&) = delete;
+  explicit RankSlot(int rank) : rank_(rank) {}
+  RankSlot(const RankSlot&) = delete;
+  RankSlot& operator=(const RankSlot&) = delete;
 
   int rank() const { return rank_; }
 
-  void Take(SeatMemory memory, const wire::WordsCounts& counts);
+  void Take(RankSlotMemory memory, const wire::WordsCounts& counts);
   bool has_memory() const { return ring_.has_value(); }
-  const SeatMemory& memory() const { return memory_; }
+  const RankSlotMemory& memory() const { return memory_; }
   const wire::Words& words() const { return words_; }
 
   // Wakes the rank's gather thread. Thread-safe, also before there is memory.
   void Call();
-  Bell& bell() { return bell_; }
+  Wakeup& wakeup() { return wakeup_; }
 
   // Returns what the trainer has sent since the last call, at most `most` commands. INVALID_ARGUMENT a ring that cannot
   // be read. For the gather thread alone.
@@ -81,12 +81,12 @@ class Seat {
 
  private:
   const int rank_;  // of the world
-  SeatMemory memory_;
+  RankSlotMemory memory_;
   wire::Words words_;
   std::optional<wire::RingReader> ring_;
-  Bell bell_;
+  Wakeup wakeup_;
 };
 
 }  // namespace paramshard::server
 
-#endif  // PARAMSHARD_SERVER_TRAINING_SEAT_H_
+#endif  // PARAMSHARD_SERVER_TRAINING_RANK_SLOT_H_

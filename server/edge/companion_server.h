@@ -1,6 +1,6 @@
 // Companion Unix socket: authenticates trainers, mints tokens, passes file descriptors, and notices dead processes.
-#ifndef PARAMSHARD_SERVER_EDGE_HANDOFF_SERVER_H_
-#define PARAMSHARD_SERVER_EDGE_HANDOFF_SERVER_H_
+#ifndef PARAMSHARD_SERVER_EDGE_COMPANION_SERVER_H_
+#define PARAMSHARD_SERVER_EDGE_COMPANION_SERVER_H_
 
 #include <sys/types.h>
 
@@ -20,7 +20,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
-#include "common/shared_memory/handoff.h"
+#include "common/shared_memory/companion_packet.h"
 #include "server/base/steady_time.h"
 #include "server/base/user_places.h"
 #include "server/edge/listening_path.h"
@@ -35,7 +35,7 @@ namespace paramshard::server {
 //
 // If descriptors or memory run out, new connections are rejected with RESOURCE_EXHAUSTED, or wait in the socket's queue
 // if they cannot even be rejected; the thread goes on.
-class HandoffServer {
+class CompanionServer {
  public:
   struct Options {
     std::string path;
@@ -53,8 +53,8 @@ class HandoffServer {
   };
 
   // Binds and listens. Errors of ListeningPath::Create.
-  static absl::StatusOr<std::unique_ptr<HandoffServer>> Start(Options options);
-  ~HandoffServer();
+  static absl::StatusOr<std::unique_ptr<CompanionServer>> Start(Options options);
+  ~CompanionServer();
 
   struct Peer {
     pid_t pid = 0;
@@ -62,7 +62,8 @@ class HandoffServer {
   };
   // UNAUTHENTICATED for a token that was not minted or whose connection has closed.
   absl::StatusOr<Peer> Authenticate(absl::string_view token) const;
-  absl::Status SendMemory(absl::string_view token, const wire::HandoffMemory& message, absl::Span<const int> fds) const;
+  absl::Status SendMemory(absl::string_view token, const wire::CompanionMemory& message,
+                          absl::Span<const int> fds) const;
   // Kills the peer's process; it will be reported as gone.
   absl::Status Kill(absl::string_view token) const;
 
@@ -78,7 +79,7 @@ class HandoffServer {
     SteadyTime hello_deadline;
   };
 
-  HandoffServer(Options options, WatchList watched);
+  CompanionServer(Options options, WatchList watched);
 
   // The serving thread.
   void Serve();
@@ -92,7 +93,7 @@ class HandoffServer {
   absl::Status TakePlace(uid_t user);
   // An error closes the connection.
   absl::Status Receive(Connection& connection);
-  absl::Status Welcome(Connection& connection, wire::HandoffPacket packet);
+  absl::Status Welcome(Connection& connection, wire::CompanionPacket packet);
   // Closes a connection; sends `why` to the peer unless it is OK.
   void Drop(uint64_t number, const absl::Status& why = absl::OkStatus());
   void DropLate();
@@ -128,4 +129,4 @@ class HandoffServer {
 
 }  // namespace paramshard::server
 
-#endif  // PARAMSHARD_SERVER_EDGE_HANDOFF_SERVER_H_
+#endif  // PARAMSHARD_SERVER_EDGE_COMPANION_SERVER_H_

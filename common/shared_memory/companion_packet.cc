@@ -1,4 +1,4 @@
-#include "common/shared_memory/handoff.h"
+#include "common/shared_memory/companion_packet.h"
 
 #include <poll.h>
 #include <sys/socket.h>
@@ -27,9 +27,9 @@ void FileDescriptor::Reset() {
   if (fd_ >= 0) close(std::exchange(fd_, -1));
 }
 
-absl::Status SendHandoff(int socket, absl::Span<const uint8_t> bytes, absl::Span<const int> fds) {
+absl::Status SendCompanionPacket(int socket, absl::Span<const uint8_t> bytes, absl::Span<const int> fds) {
   iovec vector{const_cast<uint8_t*>(bytes.data()), bytes.size()};
-  // Not limited to kMaxHandoffFds: the receiver checks the number.
+  // Not limited to kMaxCompanionFds: the receiver checks the number.
   std::vector<char> control(CMSG_SPACE(fds.size() * sizeof(int)));
   msghdr message{};
   message.msg_iov = &vector;
@@ -50,7 +50,7 @@ absl::Status SendHandoff(int socket, absl::Span<const uint8_t> bytes, absl::Span
   if (sent == static_cast<ssize_t>(bytes.size())) return absl::OkStatus();
   const bool exhausted = errno == ETOOMANYREFS || errno == ENOMEM || errno == ENOBUFS;
   return absl::Status(exhausted ? absl::StatusCode::kResourceExhausted : absl::StatusCode::kUnavailable,
-                      absl::StrCat("handoff socket: send failed: ", strerror(errno)));
+                      absl::StrCat("companion socket: send failed: ", strerror(errno)));
 }
 
 namespace {
@@ -69,32 +69,33 @@ void TakeDescriptors(msghdr& message, std::vector<FileDescriptor>& fds) {
 
 // Returns INVALID_ARGUMENT or RESOURCE_EXHAUSTED if the kernel has truncated the packet.
 absl::Status CheckWhole(const msghdr& message, size_t fd_count) {
-  if ((message.msg_flags & MSG_CTRUNC) != 0 && fd_count < kMaxHandoffFds) {
+  if ((message.msg_flags & MSG_CTRUNC) != 0 && fd_count < kMaxCompanionFds) {
     return absl::ResourceExhaustedError(
-        absl::StrCat("handoff message: opened only ", fd_count,
+        absl::StrCat("companion message: opened only ", fd_count,
                      " of its descriptors; this process is out of file descriptors (ulimit -n)"));
   }
   if ((message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) == 0) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("handoff message: want at most ", kMaxHandoffBytes, " bytes and ",
-                                                 kMaxHandoffFds, " descriptors, got more"));
+  return absl::InvalidArgumentError(absl::StrCat("companion message: want at most ", kMaxCompanionBytes, " bytes and ",
+                                                 kMaxCompanionFds, " descriptors, got more"));
 }
 
 // Returns the next packet without waiting. DEADLINE_EXCEEDED if there is none.
-absl::StatusOr<HandoffPacket> TakePacket(int socket) {
-  HandoffPacket packet;
-  packet.bytes.resize(kMaxHandoffBytes);
+absl::StatusOr<CompanionPacket> TakePacket(int socket) {
+  CompanionPacket packet;
+  packet.bytes.resize(kMaxCompanionBytes);
   iovec vector{packet.bytes.data(), packet.bytes.size()};
-  alignas(cmsghdr) char control[CMSG_SPACE(kMaxHandoffFds * sizeof(int))] = {};
+  alignas(cmsghdr) char control[CMSG_SPACE(kMaxCompanionFds * sizeof(int))] = {};
   msghdr message{};
   message.msg_iov = &vector;
   message.msg_iovlen = 1;
   message.msg_control = control;
   message.msg_controllen = sizeof(control);
   const ssize_t size = recvmsg(socket, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
-  if (size < 0 && (errno == EAGAIN || errno == EINTR)) return absl::DeadlineExceededError("handoff socket: no message");
-  if (size < 0) return absl::UnavailableError(absl::StrCat("handoff socket: ", strerror(errno)));
+  if (size < 0 && (errno == EAGAIN || errno == EINTR))
+    return absl::DeadlineExceededError("companion socket: no message");
+  if (size < 0) return absl::UnavailableError(absl::StrCat("companion socket: ", strerror(errno)));
   TakeDescriptors(message, packet.fds);
-  if (size == 0) return absl::UnavailableError("handoff socket: the peer has closed the connection");
+  if (size == 0) return absl::UnavailableError("companion socket: the peer has closed the connection");
   if (absl::Status status = CheckWhole(message, packet.fds.size()); !status.ok()) return status;
   packet.bytes.resize(size);
   return packet;
@@ -108,29 +109,30 @@ int PollTimeout(absl::Duration left) {
 
 }  // namespace
 
-absl::StatusOr<HandoffPacket> ReceiveHandoff(int socket, absl::Duration timeout) {
+absl::StatusOr<CompanionPacket> ReceiveCompanionPacket(int socket, absl::Duration timeout) {
   using Clock = std::chrono::steady_clock;
   const Clock::time_point start = Clock::now();
   while (true) {
-    absl::StatusOr<HandoffPacket> packet = TakePacket(socket);
+    absl::StatusOr<CompanionPacket> packet = TakePacket(socket);
     const absl::Duration left = timeout - absl::FromChrono(Clock::now() - start);
     if (!absl::IsDeadlineExceeded(packet.status())) return packet;
     if (left <= absl::ZeroDuration()) break;
     pollfd readable{.fd = socket, .events = POLLIN, .revents = 0};
     if (poll(&readable, 1, PollTimeout(left)) < 0 && errno != EINTR) {
-      return absl::UnavailableError(absl::StrCat("handoff socket: ", strerror(errno)));
+      return absl::UnavailableError(absl::StrCat("companion socket: ", strerror(errno)));
     }
   }
-  return absl::DeadlineExceededError(absl::StrCat("handoff socket: no message within ", absl::FormatDuration(timeout)));
+  return absl::DeadlineExceededError(
+      absl::StrCat("companion socket: no message within ", absl::FormatDuration(timeout)));
 }
 
-void RefuseHandoff(int socket, const absl::Status& why) {
-  HandoffRefusal refusal{};
+void RefuseCompanion(int socket, const absl::Status& why) {
+  CompanionRefusal refusal{};
   refusal.code = static_cast<uint32_t>(why.code());
   const absl::string_view reason = why.message().substr(0, sizeof(refusal.reason) - 1);
   std::copy(reason.begin(), reason.end(), refusal.reason);
   // An error is ignored: a peer that has closed does not need the reason.
-  (void)SendHandoff(socket, HandoffBytes(refusal), {});
+  (void)SendCompanionPacket(socket, CompanionBytes(refusal), {});
   // Closing a socket with unread packets resets the connection, and the peer would read that instead of the refusal.
   // No packet arrives after the shutdown, so the queue stays empty.
   shutdown(socket, SHUT_RDWR);
@@ -139,26 +141,26 @@ void RefuseHandoff(int socket, const absl::Status& why) {
   }
 }
 
-std::optional<absl::Status> RefusalIn(const HandoffPacket& packet) {
-  const auto refusal = ParseHandoff<HandoffRefusal>(packet, HandoffKind::kRefusal, 0);
+std::optional<absl::Status> RefusalIn(const CompanionPacket& packet) {
+  const auto refusal = ParseCompanionPacket<CompanionRefusal>(packet, CompanionKind::kRefusal, 0);
   if (!refusal.ok()) return std::nullopt;
   const bool known = refusal->code > 0 && refusal->code <= static_cast<uint32_t>(absl::StatusCode::kUnauthenticated);
   return absl::Status(known ? static_cast<absl::StatusCode>(refusal->code) : absl::StatusCode::kUnknown,
                       std::string(refusal->reason, strnlen(refusal->reason, sizeof(refusal->reason))));
 }
 
-absl::Status CheckHandoff(const HandoffPacket& packet, HandoffKind kind, size_t size_bytes, int fd_count) {
-  HandoffHeader header{};
+absl::Status CheckCompanionPacket(const CompanionPacket& packet, CompanionKind kind, size_t size_bytes, int fd_count) {
+  CompanionHeader header{};
   if (packet.bytes.size() < sizeof(header)) {
     return absl::InvalidArgumentError(
-        absl::StrCat("handoff message: want at least ", sizeof(header), " bytes, got ", packet.bytes.size()));
+        absl::StrCat("companion message: want at least ", sizeof(header), " bytes, got ", packet.bytes.size()));
   }
   std::memcpy(&header, packet.bytes.data(), sizeof(header));
   const auto wrong = [](absl::string_view field, auto expected, auto got) {
-    return absl::InvalidArgumentError(absl::StrCat("handoff message: want ", field, " ", expected, ", got ", got));
+    return absl::InvalidArgumentError(absl::StrCat("companion message: want ", field, " ", expected, ", got ", got));
   };
-  if (header.magic != kHandoffMagic) return wrong("magic", kHandoffMagic, header.magic);
-  if (header.version != kHandoffVersion) return wrong("version", kHandoffVersion, header.version);
+  if (header.magic != kCompanionMagic) return wrong("magic", kCompanionMagic, header.magic);
+  if (header.version != kCompanionVersion) return wrong("version", kCompanionVersion, header.version);
   if (header.kind != kind) return wrong("kind", static_cast<uint32_t>(kind), static_cast<uint32_t>(header.kind));
   if (packet.bytes.size() != size_bytes) return wrong("size", size_bytes, packet.bytes.size());
   if (header.size_bytes != size_bytes) return wrong("stated size", size_bytes, header.size_bytes);

@@ -1,6 +1,6 @@
 // Timeout of a process's shutdown.
-#ifndef PARAMSHARD_SERVER_PROCESS_LAST_RESORT_H_
-#define PARAMSHARD_SERVER_PROCESS_LAST_RESORT_H_
+#ifndef PARAMSHARD_SERVER_PROCESS_EXIT_WATCHDOG_H_
+#define PARAMSHARD_SERVER_PROCESS_EXIT_WATCHDOG_H_
 
 #include <thread>
 
@@ -12,17 +12,17 @@
 namespace paramshard::server {
 
 // gRPC's servers wait without a timeout for calls that have not ended, and after running out of memory gRPC may lose
-// the end of a call. If the object still exists after `patience`, it logs an error and ends the process with
+// the end of a call. If the object still exists after `timeout`, it logs an error and ends the process with
 // `exit_code`. If its thread fails to start, there is no timeout.
-class LastResort {
+class ExitWatchdog {
  public:
-  LastResort(absl::Duration patience, int exit_code);
-  LastResort(const LastResort&) = delete;
-  LastResort& operator=(const LastResort&) = delete;
-  ~LastResort();
+  ExitWatchdog(absl::Duration timeout, int exit_code);
+  ExitWatchdog(const ExitWatchdog&) = delete;
+  ExitWatchdog& operator=(const ExitWatchdog&) = delete;
+  ~ExitWatchdog();
 
  private:
-  void Await(absl::Duration patience, int exit_code);
+  void Await(absl::Duration timeout, int exit_code);
 
   absl::Mutex mu_;
   SteadyCondVar changed_;
@@ -32,4 +32,4 @@ class LastResort {
 
 }  // namespace paramshard::server
 
-#endif  // PARAMSHARD_SERVER_PROCESS_LAST_RESORT_H_
+#endif  // PARAMSHARD_SERVER_PROCESS_EXIT_WATCHDOG_H_

@@ -1,6 +1,6 @@
 // Restores and imports that were cut off by the end of the previous server.
-#ifndef PARAMSHARD_SERVER_EDGE_CUT_OFF_CHANGES_H_
-#define PARAMSHARD_SERVER_EDGE_CUT_OFF_CHANGES_H_
+#ifndef PARAMSHARD_SERVER_EDGE_INTERRUPTED_CHANGES_H_
+#define PARAMSHARD_SERVER_EDGE_INTERRUPTED_CHANGES_H_
 
 #include <memory>
 #include <thread>
@@ -25,44 +25,44 @@ namespace paramshard::server {
 //
 //   ASSIGN_OR_RETURN(auto cut_off, store.TakeOver());
 //   ...  the daemon serves ...
-//   ASSIGN_OR_RETURN(auto changes, CutOffChanges::Start(&store, std::move(cut_off), {}));
+//   ASSIGN_OR_RETURN(auto changes, InterruptedChanges::Start(&store, std::move(cut_off), {}));
 //   store.Drain(deadline, why);
 //   changes.reset();
-class CutOffChanges {
+class InterruptedChanges {
  public:
   struct Options {
     // Pauses between two tries, each twice as long as the one before.
     absl::Duration first_pause = absl::Seconds(1);
     absl::Duration longest_pause = absl::Seconds(30);
     // Time from the first failure of a change after which no further try begins.
-    absl::Duration patience = absl::Minutes(3);
+    absl::Duration timeout = absl::Minutes(3);
     const Clock* clock = &Clock::Steady();  // outlives the object
   };
 
   // `store` outlives it. RESOURCE_EXHAUSTED for no thread.
-  static absl::StatusOr<std::unique_ptr<CutOffChanges>> Start(ModelStore* store,
-                                                              std::vector<ModelStore::CutOffChange> changes,
-                                                              const Options& options);
+  static absl::StatusOr<std::unique_ptr<InterruptedChanges>> Start(ModelStore* store,
+                                                                   std::vector<ModelStore::InterruptedChange> changes,
+                                                                   const Options& options);
   // Waits for the change in progress, and begins no other. A pause ends at once.
-  ~CutOffChanges();
+  ~InterruptedChanges();
 
   // Returns when all changes are made, or given up. One caller.
   void Await();
 
  private:
-  CutOffChanges(ModelStore* store, std::vector<ModelStore::CutOffChange> changes, const Options& options)
+  InterruptedChanges(ModelStore* store, std::vector<ModelStore::InterruptedChange> changes, const Options& options)
       : options_(options), store_(store), changes_(std::move(changes)) {}
   void Run();
   // Tries until the change is made, has failed for good, or is left to the next server.
-  absl::Status MakeWithPatience(const ModelStore::CutOffChange& change);
-  absl::Status Make(const ModelStore::CutOffChange& change) const;
+  absl::Status MakeWithRetries(const ModelStore::InterruptedChange& change);
+  absl::Status Make(const ModelStore::InterruptedChange& change) const;
   // Waits. Returns true if another try should follow.
   bool Pause(absl::Duration pause);
   bool IsStopping() const;
 
   const Options options_;
   ModelStore* const store_;
-  std::vector<ModelStore::CutOffChange> changes_;  // the thread's
+  std::vector<ModelStore::InterruptedChange> changes_;  // the thread's
   std::thread thread_;
   mutable absl::Mutex mu_;
   SteadyCondVar stopped_;
@@ -71,4 +71,4 @@ class CutOffChanges {
 
 }  // namespace paramshard::server
 
-#endif  // PARAMSHARD_SERVER_EDGE_CUT_OFF_CHANGES_H_
+#endif  // PARAMSHARD_SERVER_EDGE_INTERRUPTED_CHANGES_H_

@@ -1,6 +1,6 @@
 // Thread pool that works through lists of tasks.
-#ifndef PARAMSHARD_SERVER_BASE_CREW_H_
-#define PARAMSHARD_SERVER_BASE_CREW_H_
+#ifndef PARAMSHARD_SERVER_BASE_THREAD_POOL_H_
+#define PARAMSHARD_SERVER_BASE_THREAD_POOL_H_
 
 #include <cstdint>
 #include <memory>
@@ -19,15 +19,15 @@ namespace paramshard::server {
 
 // All threads run before the first task begins, so that a shortage of threads changes nothing.
 //
-//   ASSIGN_OR_RETURN(const auto crew, Crew::Start("a restore", 8));
-//   RETURN_IF_ERROR(crew->Run(count, [&](int thread, int64_t index) { return Write(works[index], buffers[thread]); }));
-class Crew {
+//   ASSIGN_OR_RETURN(const auto pool, ThreadPool::Start("a restore", 8));
+//   RETURN_IF_ERROR(pool->Run(count, [&](int thread, int64_t index) { return Write(works[index], buffers[thread]); }));
+class ThreadPool {
  public:
   // RESOURCE_EXHAUSTED at the limit of threads, naming `purpose`. Requires threads > 0.
-  static absl::StatusOr<std::unique_ptr<Crew>> Start(absl::string_view purpose, int threads);
-  Crew(const Crew&) = delete;
-  Crew& operator=(const Crew&) = delete;
-  ~Crew();
+  static absl::StatusOr<std::unique_ptr<ThreadPool>> Start(absl::string_view purpose, int threads);
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
+  ~ThreadPool();
 
   int threads() const { return static_cast<int>(threads_.size()); }
 
@@ -37,9 +37,9 @@ class Crew {
   absl::Status Run(int64_t count, Work work);
 
  private:
-  Crew() = default;
+  ThreadPool() = default;
   void Serve(int thread);
-  // Returns the index of the next task; null when the crew ends.
+  // Returns the index of the next task; null when the pool ends.
   std::optional<int64_t> Take();
   void Finish(const absl::Status& status);
   bool HasNews() const ABSL_SHARED_LOCKS_REQUIRED(mu_) { return closed_ || next_ < count_; }
@@ -56,9 +56,9 @@ class Crew {
 };
 
 // Does the work of all ranks of [0, ranks) at once, each on its own thread, and waits for all. Returns an error of
-// Crew::Start, with nothing done, or the first error of a rank.
+// ThreadPool::Start, with nothing done, or the first error of a rank.
 absl::Status OnAllRanks(absl::string_view purpose, int ranks, absl::FunctionRef<absl::Status(int rank)> work);
 
 }  // namespace paramshard::server
 
-#endif  // PARAMSHARD_SERVER_BASE_CREW_H_
+#endif  // PARAMSHARD_SERVER_BASE_THREAD_POOL_H_

@@ -1,4 +1,4 @@
-#include "client/internal/carrier.h"
+#include "client/internal/command_executor.h"
 
 #include <atomic>
 
@@ -7,7 +7,7 @@
 
 namespace paramshard::internal {
 
-absl::Status Carrier::Begin(absl::string_view call, Worker worker) {
+absl::Status CommandExecutor::Begin(absl::string_view call, Worker worker) {
   words_.clear();
   worker_ = worker;
   stream_ = worker.value_or(memory_.own_stream());
@@ -17,55 +17,55 @@ absl::Status Carrier::Begin(absl::string_view call, Worker worker) {
       absl::StrCat(call, " on a stream: want a session with a GPU, got rank ", rank_, ", which is in host memory"));
 }
 
-absl::Status Carrier::BeginReturn(absl::string_view call, Worker worker) {
+absl::Status CommandExecutor::BeginReturn(absl::string_view call, Worker worker) {
   RETURN_IF_ERROR(Begin(call, worker));
   if (!worker.has_value()) stream_ = memory_.return_stream();
   return absl::OkStatus();
 }
 
-absl::Status Carrier::FollowTrainer() {
+absl::Status CommandExecutor::FollowTrainer() {
   if (worker_.has_value() || memory_.gpu() < 0) return absl::OkStatus();
   stream_has_work_ = true;
   return memory_.FollowDefaultStream(stream_);
 }
 
-absl::Status Carrier::AwaitAnswer(int64_t commit_number) {
+absl::Status CommandExecutor::AwaitAnswer(int64_t commit_number) {
   if (!worker_.has_value()) return page_.AwaitAnswer(commit_number);
   AppendAwait(page_.words().committed(), commit_number);
   return absl::OkStatus();
 }
 
-absl::Status Carrier::Await(wire::Word& word, int64_t number) {
+absl::Status CommandExecutor::Await(wire::Word& word, int64_t number) {
   if (!worker_.has_value()) return page_.Await(word, number);
   AppendAwait(word, number);
   return absl::OkStatus();
 }
 
-void Carrier::AppendAwait(wire::Word& word, int64_t number) {
+void CommandExecutor::AppendAwait(wire::Word& word, int64_t number) {
   if (page_.Reached(word, number)) return;
   stream_has_work_ = true;
   words_.push_back({.kind = WordOperation::Kind::kAwait, .word = &word, .value = static_cast<uint32_t>(number)});
 }
 
-void Carrier::AwaitWriter(wire::Word& word, int64_t number, GpuStream writer) {
+void CommandExecutor::AwaitWriter(wire::Word& word, int64_t number, GpuStream writer) {
   if (writer != stream_) return AppendAwait(word, number);
   if (!page_.Reached(word, number)) stream_has_work_ = true;
 }
 
-absl::Status Carrier::Copy(absl::Span<const ByteCopy> copies) {
+absl::Status CommandExecutor::Copy(absl::Span<const ByteCopy> copies) {
   if (copies.empty()) return absl::OkStatus();
   RETURN_IF_ERROR(Flush());
   stream_has_work_ = memory_.gpu() >= 0;
   return memory_.Copy(copies, stream_);
 }
 
-absl::Status Carrier::Zero(uint8_t* data, int64_t bytes) {
+absl::Status CommandExecutor::Zero(uint8_t* data, int64_t bytes) {
   RETURN_IF_ERROR(Flush());
   stream_has_work_ = memory_.gpu() >= 0;
   return memory_.Zero(data, bytes, stream_);
 }
 
-bool Carrier::Write(wire::Word& word, int64_t number) {
+bool CommandExecutor::Write(wire::Word& word, int64_t number) {
   const auto value = static_cast<uint32_t>(number);
   if (stream_has_work_) {
     words_.push_back({.kind = WordOperation::Kind::kWrite, .word = &word, .value = value});
@@ -75,14 +75,14 @@ bool Carrier::Write(wire::Word& word, int64_t number) {
   return stream_has_work_;
 }
 
-absl::Status Carrier::Flush() {
+absl::Status CommandExecutor::Flush() {
   if (words_.empty()) return absl::OkStatus();
   const absl::Status enqueued = memory_.EnqueueWords(words_, stream_);
   words_.clear();
   return enqueued;
 }
 
-absl::Status Carrier::Finish() {
+absl::Status CommandExecutor::Finish() {
   RETURN_IF_ERROR(Flush());
   return worker_.has_value() ? absl::OkStatus() : memory_.Synchronize(stream_);
 }

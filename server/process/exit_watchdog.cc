@@ -1,4 +1,4 @@
-#include "server/process/last_resort.h"
+#include "server/process/exit_watchdog.h"
 
 #include <cstdlib>
 #include <utility>
@@ -10,13 +10,13 @@
 
 namespace paramshard::server {
 
-LastResort::LastResort(absl::Duration patience, int exit_code) {
+ExitWatchdog::ExitWatchdog(absl::Duration timeout, int exit_code) {
   absl::StatusOr<std::thread> thread =
-      StartThread("last resort", [this, patience, exit_code] { Await(patience, exit_code); });
+      StartThread("exit watchdog", [this, timeout, exit_code] { Await(timeout, exit_code); });
   if (thread.ok()) thread_ = *std::move(thread);
 }
 
-LastResort::~LastResort() {
+ExitWatchdog::~ExitWatchdog() {
   {
     absl::MutexLock lock(&mu_);
     has_ended_ = true;
@@ -25,12 +25,12 @@ LastResort::~LastResort() {
   if (thread_.joinable()) thread_.join();
 }
 
-void LastResort::Await(absl::Duration patience, int exit_code) {
-  const SteadyTime deadline = SteadyDeadline(patience);
+void ExitWatchdog::Await(absl::Duration timeout, int exit_code) {
+  const SteadyTime deadline = SteadyDeadline(timeout);
   absl::MutexLock lock(&mu_);
   while (!has_ended_) {
     if (!changed_.WaitUntil(&mu_, deadline) || has_ended_) continue;
-    Log(LogLevel::kError, "shutdown timed out", {{"waited", absl::FormatDuration(patience)}});
+    Log(LogLevel::kError, "shutdown timed out", {{"waited", absl::FormatDuration(timeout)}});
     FlushLog(kFlushTimeout);
     std::_Exit(exit_code);
   }

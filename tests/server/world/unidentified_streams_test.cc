@@ -1,4 +1,4 @@
-#include "server/world/unheard_streams.h"
+#include "server/world/unidentified_streams.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -11,8 +11,8 @@
 namespace paramshard::server {
 namespace {
 
-TEST(UnheardStreamsTest, ACallerHasFewAndOthersHaveTheirs) {
-  UnheardStreams streams({.most = 2, .patience = absl::Hours(1)});
+TEST(UnidentifiedStreamsTest, ACallerHasFewAndOthersHaveTheirs) {
+  UnidentifiedStreams streams({.most = 2, .timeout = absl::Hours(1)});
   auto first = std::make_optional(*streams.Take("a", [] {}));
   const auto second = streams.Take("a", [] {});
   ASSERT_OK(second.status());
@@ -23,12 +23,12 @@ TEST(UnheardStreamsTest, ACallerHasFewAndOthersHaveTheirs) {
   EXPECT_OK(streams.Take("a", [] {}).status());
 }
 
-TEST(UnheardStreamsTest, TheOldestGivesWayWhenItHasHadItsTime) {
-  UnheardStreams streams({.most = 2, .patience = absl::ZeroDuration()});
+TEST(UnidentifiedStreamsTest, TheOldestGivesWayWhenItHasHadItsTime) {
+  UnidentifiedStreams streams({.most = 2, .timeout = absl::ZeroDuration()});
   std::vector<int> ended;
-  std::vector<UnheardStreams::Place> places;
+  std::vector<UnidentifiedStreams::Place> places;
   for (int i = 0; i < 4; ++i) {
-    absl::StatusOr<UnheardStreams::Place> place = streams.Take("a", [&ended, i] { ended.push_back(i); });
+    absl::StatusOr<UnidentifiedStreams::Place> place = streams.Take("a", [&ended, i] { ended.push_back(i); });
     ASSERT_OK(place.status());
     places.push_back(*std::move(place));
   }

@@ -1,4 +1,4 @@
-#include "server/edge/cut_off_changes.h"
+#include "server/edge/interrupted_changes.h"
 
 #include <algorithm>
 #include <optional>
@@ -9,10 +9,10 @@
 #include "kernels/base/status_macros.h"
 #include "server/base/steady_time.h"
 #include "server/base/thread.h"
-#include "server/observe/log.h"
 #include "server/checkpoints/model_restore.h"
 #include "server/edge/file_import.h"
 #include "server/models/import_turn.h"
+#include "server/observe/log.h"
 #include "server/terms/state_condition.h"
 
 namespace paramshard::server {
@@ -27,17 +27,16 @@ absl::Status RestoreAgain(const std::shared_ptr<Model>& model, const ChangeSourc
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<CutOffChanges>> CutOffChanges::Start(ModelStore* store,
-                                                                    std::vector<ModelStore::CutOffChange> changes,
-                                                                    const Options& options) {
-  std::unique_ptr<CutOffChanges> started(new CutOffChanges(store, std::move(changes), options));
+absl::StatusOr<std::unique_ptr<InterruptedChanges>> InterruptedChanges::Start(
+    ModelStore* store, std::vector<ModelStore::InterruptedChange> changes, const Options& options) {
+  std::unique_ptr<InterruptedChanges> started(new InterruptedChanges(store, std::move(changes), options));
   if (started->changes_.empty()) return started;
   ASSIGN_OR_RETURN(started->thread_,
                    StartThread("changes that were cut off", [changes = started.get()] { changes->Run(); }));
   return started;
 }
 
-CutOffChanges::~CutOffChanges() {
+InterruptedChanges::~InterruptedChanges() {
   {
     absl::MutexLock lock(&mu_);
     stopping_ = true;
@@ -46,17 +45,17 @@ CutOffChanges::~CutOffChanges() {
   Await();
 }
 
-void CutOffChanges::Await() {
+void InterruptedChanges::Await() {
   if (thread_.joinable()) thread_.join();
 }
 
 // A model that is lost ends with its change.
-void CutOffChanges::Run() {
-  for (ModelStore::CutOffChange& cut_off : changes_) {
-    const ModelStore::CutOffChange change = std::move(cut_off);
+void InterruptedChanges::Run() {
+  for (ModelStore::InterruptedChange& cut_off : changes_) {
+    const ModelStore::InterruptedChange change = std::move(cut_off);
     if (IsStopping()) return;
     const SteadyTime begin = SteadyNow();
-    const absl::Status status = MakeWithPatience(change);
+    const absl::Status status = MakeWithRetries(change);
     if (!status.ok() && IsStopping()) return;
     store_->FinishChange(change.model, status);
     if (!status.ok()) continue;
@@ -67,13 +66,13 @@ void CutOffChanges::Run() {
   }
 }
 
-absl::Status CutOffChanges::MakeWithPatience(const ModelStore::CutOffChange& change) {
+absl::Status InterruptedChanges::MakeWithRetries(const ModelStore::InterruptedChange& change) {
   std::optional<SteadyTime> deadline;
   for (absl::Duration pause = options_.first_pause;; pause = std::min(2 * pause, options_.longest_pause)) {
     const absl::Status status = Make(change);
     if (!MayPass(status) || IsStopping()) return status;
     const SteadyTime now = options_.clock->Now();
-    if (!deadline.has_value()) deadline = After(now, options_.patience);
+    if (!deadline.has_value()) deadline = After(now, options_.timeout);
     if (After(now, pause) > *deadline) return status;
     Log(LogLevel::kWarning, "retrying a change that was cut off",
         {{"model", change.model->spec().name}, {"why", status.ToString()}, {"pause", absl::FormatDuration(pause)}});
@@ -81,7 +80,7 @@ absl::Status CutOffChanges::MakeWithPatience(const ModelStore::CutOffChange& cha
   }
 }
 
-bool CutOffChanges::Pause(absl::Duration pause) {
+bool InterruptedChanges::Pause(absl::Duration pause) {
   const SteadyTime end = After(options_.clock->Now(), pause);
   absl::MutexLock lock(&mu_);
   while (!stopping_) {
@@ -93,12 +92,12 @@ bool CutOffChanges::Pause(absl::Duration pause) {
 }
 
 // When the daemon stops, the next server makes the remaining changes.
-bool CutOffChanges::IsStopping() const {
+bool InterruptedChanges::IsStopping() const {
   absl::MutexLock lock(&mu_);
   return stopping_ || store_->IsDraining();
 }
 
-absl::Status CutOffChanges::Make(const ModelStore::CutOffChange& change) const {
+absl::Status InterruptedChanges::Make(const ModelStore::InterruptedChange& change) const {
   switch (change.source.kind) {
     case ChangeSource::Kind::kStream:
     case ChangeSource::Kind::kReplica:

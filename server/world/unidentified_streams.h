@@ -1,6 +1,6 @@
 // Streams of daemons that have not sent a hello yet: each holds a thread, and may never send one.
-#ifndef PARAMSHARD_SERVER_WORLD_UNHEARD_STREAMS_H_
-#define PARAMSHARD_SERVER_WORLD_UNHEARD_STREAMS_H_
+#ifndef PARAMSHARD_SERVER_WORLD_UNIDENTIFIED_STREAMS_H_
+#define PARAMSHARD_SERVER_WORLD_UNIDENTIFIED_STREAMS_H_
 
 #include <cstddef>
 #include <functional>
@@ -16,15 +16,15 @@
 
 namespace paramshard::server {
 
-// Limits such streams per caller. The oldest one gives way when its patience is over. Thread-safe.
-class UnheardStreams {
+// Limits such streams per caller. The oldest one gives way when its timeout is over. Thread-safe.
+class UnidentifiedStreams {
  public:
   struct Options {
-    size_t most = 4;                              // of one caller
-    absl::Duration patience = absl::Seconds(10);  // after which a stream gives way to another one
+    size_t most = 4;                             // of one caller
+    absl::Duration timeout = absl::Seconds(10);  // after which a stream gives way to another one
   };
-  UnheardStreams() : UnheardStreams(Options()) {}
-  explicit UnheardStreams(Options options) : options_(options) {}
+  UnidentifiedStreams() : UnidentifiedStreams(Options()) {}
+  explicit UnidentifiedStreams(Options options) : options_(options) {}
 
   // Scope of a stream.
   class Place;
@@ -44,9 +44,9 @@ class UnheardStreams {
   Streams streams_ ABSL_GUARDED_BY(mu_);  // oldest first
 };
 
-class UnheardStreams::Place {
+class UnidentifiedStreams::Place {
  public:
-  Place(UnheardStreams* streams, Streams::iterator stream) : streams_(streams), stream_(stream) {}
+  Place(UnidentifiedStreams* streams, Streams::iterator stream) : streams_(streams), stream_(stream) {}
   Place(Place&& other) noexcept : streams_(other.streams_), stream_(other.stream_) { other.streams_ = nullptr; }
   Place& operator=(Place&&) = delete;
   ~Place() {
@@ -56,10 +56,10 @@ class UnheardStreams::Place {
   }
 
  private:
-  UnheardStreams* streams_;
+  UnidentifiedStreams* streams_;
   Streams::iterator stream_;
 };
 
 }  // namespace paramshard::server
 
-#endif  // PARAMSHARD_SERVER_WORLD_UNHEARD_STREAMS_H_
+#endif  // PARAMSHARD_SERVER_WORLD_UNIDENTIFIED_STREAMS_H_

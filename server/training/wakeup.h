@@ -1,6 +1,6 @@
-// A bell calls one of the daemon's own threads.
-#ifndef PARAMSHARD_SERVER_TRAINING_BELL_H_
-#define PARAMSHARD_SERVER_TRAINING_BELL_H_
+// A wakeup calls one of the daemon's own threads.
+#ifndef PARAMSHARD_SERVER_TRAINING_WAKEUP_H_
+#define PARAMSHARD_SERVER_TRAINING_WAKEUP_H_
 
 #include <atomic>
 #include <cstdint>
@@ -11,7 +11,7 @@ namespace paramshard::server {
 
 // A futex that no other process maps: unlike the doorbell of a words page, nothing that a trainer does can keep the
 // daemon from being heard. Thread-safe; one thread listens.
-class Bell {
+class Wakeup {
  public:
   void Ring() {
     rings_.fetch_add(1, std::memory_order_seq_cst);
@@ -31,4 +31,4 @@ class Bell {
 
 }  // namespace paramshard::server
 
-#endif  // PARAMSHARD_SERVER_TRAINING_BELL_H_
+#endif  // PARAMSHARD_SERVER_TRAINING_WAKEUP_H_

@@ -1,6 +1,6 @@
 // Longest time that a call waits for its caller.
-#ifndef PARAMSHARD_SERVER_EDGE_PATIENCE_H_
-#define PARAMSHARD_SERVER_EDGE_PATIENCE_H_
+#ifndef PARAMSHARD_SERVER_EDGE_CALLER_TIMEOUT_H_
+#define PARAMSHARD_SERVER_EDGE_CALLER_TIMEOUT_H_
 
 #include <algorithm>
 #include <cstdint>
@@ -11,32 +11,32 @@ namespace paramshard::server {
 
 // A call waits for its caller for `longest_wait` in all. Bytes that the caller sends or takes earn time back: a caller
 // that keeps the pace is never late, but one that sends a byte now and then is.
-struct Patience {
+struct CallerTimeout {
   absl::Duration longest_wait = absl::Minutes(2);
   int64_t bytes_per_second = 1 << 20;
 };
 
-// Patience that is left in a call.
-class PatienceLeft {
+// Timeout that is left in a call.
+class CallerTimeLeft {
  public:
-  explicit PatienceLeft(const Patience& patience) : patience_(patience), left_(patience.longest_wait) {}
+  explicit CallerTimeLeft(const CallerTimeout& timeout) : timeout_(timeout), left_(timeout.longest_wait) {}
 
   absl::Duration left() const { return left_; }
   // Subtracts a wait for the caller, and adds the time that its message earns. Small messages count as a KiB each,
   // which is their least cost.
   void Spend(absl::Duration waited, int64_t message_bytes) {
     const double earned = static_cast<double>(std::max(message_bytes, kLeastBytes));
-    left_ += absl::Seconds(earned / static_cast<double>(patience_.bytes_per_second)) - waited;
-    left_ = std::clamp(left_, absl::ZeroDuration(), patience_.longest_wait);
+    left_ += absl::Seconds(earned / static_cast<double>(timeout_.bytes_per_second)) - waited;
+    left_ = std::clamp(left_, absl::ZeroDuration(), timeout_.longest_wait);
   }
 
  private:
   static constexpr int64_t kLeastBytes = 1024;
 
-  const Patience patience_;
+  const CallerTimeout timeout_;
   absl::Duration left_;
 };
 
 }  // namespace paramshard::server
 
-#endif  // PARAMSHARD_SERVER_EDGE_PATIENCE_H_
+#endif  // PARAMSHARD_SERVER_EDGE_CALLER_TIMEOUT_H_

@@ -1,4 +1,4 @@
-#include "server/world/unheard_streams.h"
+#include "server/world/unidentified_streams.h"
 
 #include <algorithm>
 #include <iterator>
@@ -10,7 +10,8 @@
 
 namespace paramshard::server {
 
-absl::StatusOr<UnheardStreams::Place> UnheardStreams::Take(absl::string_view caller, std::function<void()> end) {
+absl::StatusOr<UnidentifiedStreams::Place> UnidentifiedStreams::Take(absl::string_view caller,
+                                                                     std::function<void()> end) {
   absl::MutexLock lock(&mu_);
   const auto is_callers = [&](const Stream& stream) { return stream.caller == caller; };
   const auto count = static_cast<size_t>(std::count_if(streams_.begin(), streams_.end(), is_callers));
@@ -25,7 +26,7 @@ absl::StatusOr<UnheardStreams::Place> UnheardStreams::Take(absl::string_view cal
     oldest->caller.clear();
   }
   streams_.push_back(
-      {.caller = std::string(caller), .end = std::move(end), .gives_way = SteadyDeadline(options_.patience)});
+      {.caller = std::string(caller), .end = std::move(end), .gives_way = SteadyDeadline(options_.timeout)});
   return Place(this, std::prev(streams_.end()));
 }
 

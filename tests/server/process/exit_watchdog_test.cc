@@ -1,4 +1,4 @@
-#include "server/process/last_resort.h"
+#include "server/process/exit_watchdog.h"
 
 #include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
@@ -8,18 +8,18 @@
 namespace paramshard::server {
 namespace {
 
-TEST(LastResortTest, AnEndThatTakesTooLongIsGivenUp) {
+TEST(ExitWatchdogTest, AnEndThatTakesTooLongIsGivenUp) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   EXPECT_EXIT(
       {
-        const LastResort last_resort(absl::Milliseconds(1), kExitStuck);
+        const ExitWatchdog exit_watchdog(absl::Milliseconds(1), kExitStuck);
         absl::Notification never;
         never.WaitForNotification();
       },
       testing::ExitedWithCode(kExitStuck), "shutdown timed out waited=1ms");
 }
 
-TEST(LastResortTest, AnEndInTimeIsNobodysConcern) { const LastResort last_resort(absl::Hours(1), kExitStuck); }
+TEST(ExitWatchdogTest, AnEndInTimeIsNobodysConcern) { const ExitWatchdog exit_watchdog(absl::Hours(1), kExitStuck); }
 
 }  // namespace
 }  // namespace paramshard::server

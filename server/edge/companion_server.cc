@@ -1,4 +1,4 @@
-#include "server/edge/handoff_server.h"
+#include "server/edge/companion_server.h"
 
 #include <sys/eventfd.h>
 #include <sys/random.h>
@@ -56,9 +56,9 @@ bool ConcernsOneConnection(int error) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<HandoffServer>> HandoffServer::Start(Options options) {
+absl::StatusOr<std::unique_ptr<CompanionServer>> CompanionServer::Start(Options options) {
   ASSIGN_OR_RETURN(WatchList watched, WatchList::Create());
-  std::unique_ptr<HandoffServer> server(new HandoffServer(std::move(options), std::move(watched)));
+  std::unique_ptr<CompanionServer> server(new CompanionServer(std::move(options), std::move(watched)));
   if (!server->stop_.valid() || !server->spare_.valid()) return OutOfDescriptors();
   // Access is checked by credentials, for which other users must be able to connect.
   ASSIGN_OR_RETURN(server->listener_,
@@ -73,7 +73,7 @@ absl::StatusOr<std::unique_ptr<HandoffServer>> HandoffServer::Start(Options opti
   return server;
 }
 
-HandoffServer::HandoffServer(Options options, WatchList watched)
+CompanionServer::CompanionServer(Options options, WatchList watched)
     : options_(std::move(options)),
       system_(options_.system == nullptr ? &kernel_ : options_.system),
       stop_(MakeEvent()),
@@ -83,7 +83,7 @@ HandoffServer::HandoffServer(Options options, WatchList watched)
       last_number_(kFirstNumber - 1),
       places_(options_.max_connections, geteuid()) {}
 
-HandoffServer::~HandoffServer() {
+CompanionServer::~CompanionServer() {
   const uint64_t one = 1;
   if (thread_.joinable()) {
     (void)!write(stop_.get(), &one, sizeof(one));
@@ -93,7 +93,7 @@ HandoffServer::~HandoffServer() {
 
 // --- The serving thread ---
 
-void HandoffServer::Serve() {
+void CompanionServer::Serve() {
   std::array<epoll_event, kEventsAtOnce> events;
   while (true) {
     for (const epoll_event& event : Await(absl::MakeSpan(events))) {
@@ -107,7 +107,7 @@ void HandoffServer::Serve() {
 }
 
 // Errors do not end the loop: without this thread no trainer could attach and no death would be noticed.
-absl::Span<const epoll_event> HandoffServer::Await(absl::Span<epoll_event> events) {
+absl::Span<const epoll_event> CompanionServer::Await(absl::Span<epoll_event> events) {
   const int count = system_->Wait(watched_.fd(), events, WaitMilliseconds());
   if (count >= 0) return events.subspan(0, count);
   if (errno != EINTR) {
@@ -118,7 +118,7 @@ absl::Span<const epoll_event> HandoffServer::Await(absl::Span<epoll_event> event
 }
 
 // Returns the time until a hello times out, the listener is checked, or muting ends.
-int HandoffServer::WaitMilliseconds() const {
+int CompanionServer::WaitMilliseconds() const {
   SteadyTime next = std::min(next_check_, muted_until_.value_or(next_check_));
   if (!silent_.empty()) {
     next = std::min(next, Find(silent_.begin()->first)->hello_deadline);
@@ -126,7 +126,7 @@ int HandoffServer::WaitMilliseconds() const {
   return static_cast<int>(absl::ToInt64Milliseconds(absl::Ceil(TimeLeft(next), absl::Milliseconds(1))));
 }
 
-void HandoffServer::Handle(uint64_t tag) {
+void CompanionServer::Handle(uint64_t tag) {
   if (tag == kListenerTag) return Accept();
   const uint64_t number = tag / 2;
   Connection* const connection = Find(number);
@@ -137,10 +137,10 @@ void HandoffServer::Handle(uint64_t tag) {
   if (const absl::Status status = Receive(*connection); !status.ok()) Drop(number, status);
 }
 
-void HandoffServer::Accept() {
+void CompanionServer::Accept() {
   wire::FileDescriptor socket(system_->Accept(listener_->fd()));
   if (socket.valid()) {
-    if (const absl::Status status = Admit(socket); !status.ok()) wire::RefuseHandoff(socket.get(), status);
+    if (const absl::Status status = Admit(socket); !status.ok()) wire::RefuseCompanion(socket.get(), status);
     return;
   }
   if (ConcernsOneConnection(errno)) return;
@@ -148,20 +148,20 @@ void HandoffServer::Accept() {
 }
 
 // Avoids a busy loop: a connection that cannot be accepted keeps the listener readable.
-bool HandoffServer::RefuseForLackOfDescriptors() {
+bool CompanionServer::RefuseForLackOfDescriptors() {
   bool refused = false;
   if (spare_.valid()) {
     spare_.Reset();
     const wire::FileDescriptor socket(system_->Accept(listener_->fd()));
     refused = socket.valid();
-    if (refused) wire::RefuseHandoff(socket.get(), OutOfDescriptors());
+    if (refused) wire::RefuseCompanion(socket.get(), OutOfDescriptors());
   }
   spare_ = MakeEvent();
   return refused;
 }
 
 // Takes the socket when it returns OK.
-absl::Status HandoffServer::Admit(wire::FileDescriptor& socket) {
+absl::Status CompanionServer::Admit(wire::FileDescriptor& socket) {
   ASSIGN_OR_RETURN(const PeerCredentials peer, system_->Credentials(socket.get()));
   RETURN_IF_ERROR(CheckUser(peer));
   RETURN_IF_ERROR(TakePlace(peer.uid));
@@ -182,7 +182,7 @@ absl::Status HandoffServer::Admit(wire::FileDescriptor& socket) {
   return absl::OkStatus();
 }
 
-absl::Status HandoffServer::CheckUser(const PeerCredentials& peer) const {
+absl::Status CompanionServer::CheckUser(const PeerCredentials& peer) const {
   const auto& users = options_.allowed_users;
   if (std::find(users.begin(), users.end(), peer.uid) != users.end()) return absl::OkStatus();
   return absl::PermissionDeniedError(absl::StrCat("connect: user ", peer.uid,
@@ -190,7 +190,7 @@ absl::Status HandoffServer::CheckUser(const PeerCredentials& peer) const {
                                                   " to let this user connect"));
 }
 
-absl::Status HandoffServer::TakePlace(uid_t user) {
+absl::Status CompanionServer::TakePlace(uid_t user) {
   if (places_.Take(user)) return absl::OkStatus();
   const absl::Status full = absl::ResourceExhaustedError(
       absl::StrCat("connect: at most ", options_.max_connections,
@@ -202,18 +202,19 @@ absl::Status HandoffServer::TakePlace(uid_t user) {
   return places_.Take(user) ? absl::OkStatus() : full;
 }
 
-absl::Status HandoffServer::Receive(Connection& connection) {
-  absl::StatusOr<wire::HandoffPacket> packet = wire::ReceiveHandoff(connection.socket.get(), absl::ZeroDuration());
+absl::Status CompanionServer::Receive(Connection& connection) {
+  absl::StatusOr<wire::CompanionPacket> packet =
+      wire::ReceiveCompanionPacket(connection.socket.get(), absl::ZeroDuration());
   if (absl::IsDeadlineExceeded(packet.status())) return absl::OkStatus();
   RETURN_IF_ERROR(packet.status());
   return Welcome(connection, *std::move(packet));
 }
 
-absl::Status HandoffServer::Welcome(Connection& connection, wire::HandoffPacket packet) {
+absl::Status CompanionServer::Welcome(Connection& connection, wire::CompanionPacket packet) {
   if (!connection.token.empty()) {
-    return absl::InvalidArgumentError("handoff message: a packet after the hello is not allowed");
+    return absl::InvalidArgumentError("companion message: a packet after the hello is not allowed");
   }
-  RETURN_IF_ERROR(wire::ParseHandoff<wire::HandoffHello>(packet, wire::HandoffKind::kHello, 1).status());
+  RETURN_IF_ERROR(wire::ParseCompanionPacket<wire::CompanionHello>(packet, wire::CompanionKind::kHello, 1).status());
   RETURN_IF_ERROR(CheckPidfd(packet.fds[0].get(), connection.peer.pid));
   ASSIGN_OR_RETURN(const std::string token, MintToken());
   RETURN_IF_ERROR(watched_.Add(packet.fds[0].get(), 2 * connection.number + 1));
@@ -224,13 +225,13 @@ absl::Status HandoffServer::Welcome(Connection& connection, wire::HandoffPacket 
     connection.token = token;
     tokens_[token] = connection.number;
   }
-  wire::HandoffWelcome welcome;
+  wire::CompanionWelcome welcome;
   std::copy_n(token.data(), wire::kTokenBytes, welcome.token);
-  return wire::SendHandoff(connection.socket.get(), wire::HandoffBytes(welcome), {own_pidfd_.get()});
+  return wire::SendCompanionPacket(connection.socket.get(), wire::CompanionBytes(welcome), {own_pidfd_.get()});
 }
 
 // Forgets the connection before it closes the socket, so that a peer that reads the end finds its token invalid.
-void HandoffServer::Drop(uint64_t number, const absl::Status& why) {
+void CompanionServer::Drop(uint64_t number, const absl::Status& why) {
   std::unique_ptr<Connection> connection;
   {
     absl::MutexLock lock(&mu_);
@@ -244,18 +245,18 @@ void HandoffServer::Drop(uint64_t number, const absl::Status& why) {
   watched_.Remove(connection->socket.get());
   if (connection->pidfd.valid()) watched_.Remove(connection->pidfd.get());
   if (!connection->token.empty()) options_.on_gone(connection->token);
-  if (!why.ok()) wire::RefuseHandoff(connection->socket.get(), why);
+  if (!why.ok()) wire::RefuseCompanion(connection->socket.get(), why);
   connection.reset();
   if (muted_until_.has_value()) SetMuted(false);
 }
 
-void HandoffServer::DropLate() {
+void CompanionServer::DropLate() {
   while (!silent_.empty() && Find(silent_.begin()->first)->hello_deadline <= SteadyNow()) {
-    Drop(silent_.begin()->first, absl::DeadlineExceededError("handoff hello: timed out"));
+    Drop(silent_.begin()->first, absl::DeadlineExceededError("companion hello: timed out"));
   }
 }
 
-void HandoffServer::CheckListener() {
+void CompanionServer::CheckListener() {
   if (SteadyNow() < next_check_) return;
   next_check_ = SteadyDeadline(kSocketCheckInterval);
   const wire::FileDescriptor before = listener_->Restore();
@@ -268,14 +269,14 @@ void HandoffServer::CheckListener() {
   muted_until_ = std::nullopt;
 }
 
-void HandoffServer::SetMuted(bool muted) {
+void CompanionServer::SetMuted(bool muted) {
   if (!muted && !spare_.valid()) spare_ = MakeEvent();
   muted_until_ = muted ? std::optional(SteadyDeadline(kMuted)) : std::nullopt;
   watched_.SetMuted(listener_->fd(), kListenerTag, muted);
 }
 
 // The result stays valid: only this thread adds and removes connections.
-HandoffServer::Connection* HandoffServer::Find(uint64_t number) const {
+CompanionServer::Connection* CompanionServer::Find(uint64_t number) const {
   absl::MutexLock lock(&mu_);
   const auto found = connections_.find(number);
   return found == connections_.end() ? nullptr : found->second.get();
@@ -283,12 +284,12 @@ HandoffServer::Connection* HandoffServer::Find(uint64_t number) const {
 
 // --- For other threads ---
 
-const HandoffServer::Connection* HandoffServer::FindToken(absl::string_view token) const {
+const CompanionServer::Connection* CompanionServer::FindToken(absl::string_view token) const {
   const auto found = tokens_.find(token);
   return found == tokens_.end() ? nullptr : connections_.at(found->second).get();
 }
 
-absl::StatusOr<HandoffServer::Peer> HandoffServer::Authenticate(absl::string_view token) const {
+absl::StatusOr<CompanionServer::Peer> CompanionServer::Authenticate(absl::string_view token) const {
   absl::MutexLock lock(&mu_);
   const Connection* connection = FindToken(token);
   if (connection != nullptr) return Peer{.pid = connection->peer.pid, .uid = connection->peer.uid};
@@ -297,21 +298,21 @@ absl::StatusOr<HandoffServer::Peer> HandoffServer::Authenticate(absl::string_vie
       token.empty() ? " from the companion socket, got none" : " of an open companion connection, got another"));
 }
 
-absl::Status HandoffServer::SendMemory(absl::string_view token, const wire::HandoffMemory& message,
-                                       absl::Span<const int> fds) const {
+absl::Status CompanionServer::SendMemory(absl::string_view token, const wire::CompanionMemory& message,
+                                         absl::Span<const int> fds) const {
   absl::MutexLock lock(&mu_);
   const Connection* connection = FindToken(token);
-  if (connection == nullptr) return absl::AbortedError("handoff: the trainer has closed its companion connection");
-  return wire::SendHandoff(connection->socket.get(), wire::HandoffBytes(message), fds);
+  if (connection == nullptr) return absl::AbortedError("companion: the trainer has closed its companion connection");
+  return wire::SendCompanionPacket(connection->socket.get(), wire::CompanionBytes(message), fds);
 }
 
-absl::Status HandoffServer::Kill(absl::string_view token) const {
+absl::Status CompanionServer::Kill(absl::string_view token) const {
   absl::MutexLock lock(&mu_);
   const Connection* connection = FindToken(token);
   return connection == nullptr ? absl::OkStatus() : system_->Kill(connection->pidfd.get());
 }
 
-int64_t HandoffServer::connection_count() const {
+int64_t CompanionServer::connection_count() const {
   absl::MutexLock lock(&mu_);
   return static_cast<int64_t>(connections_.size());
 }

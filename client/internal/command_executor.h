@@ -1,6 +1,6 @@
 // Runs the waits and copies of a session on the host or on a stream, by the same calls.
-#ifndef PARAMSHARD_CLIENT_INTERNAL_CARRIER_H_
-#define PARAMSHARD_CLIENT_INTERNAL_CARRIER_H_
+#ifndef PARAMSHARD_CLIENT_INTERNAL_COMMAND_EXECUTOR_H_
+#define PARAMSHARD_CLIENT_INTERNAL_COMMAND_EXECUTOR_H_
 
 #include <cstdint>
 #include <optional>
@@ -22,16 +22,16 @@ using Worker = std::optional<GpuStream>;
 // memory of a GPU, the session's own stream does that, and Finish waits for it. On a stream everything is enqueued,
 // words in batches, and the host waits for nothing.
 //
-//   RETURN_IF_ERROR(carrier.Begin("wait", worker));
-//   RETURN_IF_ERROR(carrier.Await(word, number));
-//   RETURN_IF_ERROR(carrier.Copy(copies));
-//   RETURN_IF_ERROR(carrier.Finish());
-class Carrier {
+//   RETURN_IF_ERROR(executor.Begin("wait", worker));
+//   RETURN_IF_ERROR(executor.Await(word, number));
+//   RETURN_IF_ERROR(executor.Copy(copies));
+//   RETURN_IF_ERROR(executor.Finish());
+class CommandExecutor {
  public:
-  // Both outlive the carrier. `rank` is for messages.
-  Carrier(EpochPage* page, TensorMemory* memory, int rank) : page_(*page), memory_(*memory), rank_(rank) {}
-  Carrier(const Carrier&) = delete;
-  Carrier& operator=(const Carrier&) = delete;
+  // Both outlive the executor. `rank` is for messages.
+  CommandExecutor(EpochPage* page, TensorMemory* memory, int rank) : page_(*page), memory_(*memory), rank_(rank) {}
+  CommandExecutor(const CommandExecutor&) = delete;
+  CommandExecutor& operator=(const CommandExecutor&) = delete;
 
   // Forgets what was not enqueued. FAILED_PRECONDITION for a stream where the memory is the host's.
   absl::Status Begin(absl::string_view call, Worker worker);
@@ -80,4 +80,4 @@ class Carrier {
 
 }  // namespace paramshard::internal
 
-#endif  // PARAMSHARD_CLIENT_INTERNAL_CARRIER_H_
+#endif  // PARAMSHARD_CLIENT_INTERNAL_COMMAND_EXECUTOR_H_

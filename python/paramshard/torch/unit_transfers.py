@@ -38,7 +38,7 @@ class _Plan(NamedTuple):
     reader: paramshard.UnitReader
 
 
-class Carrier:
+class UnitTransfer:
     """Carries values and gradients of one unit, and owns the memory of its parameters.
 
     On `cuda` devices everything is enqueued on the stream that the pass computes on, and the host goes on.

@@ -1,18 +1,18 @@
-#include "server/training/seat.h"
+#include "server/training/rank_slot.h"
 
 #include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/shared_memory/futex.h"
 #include "kernels/base/status_macros.h"
 #include "paramshard/v1/trainer.pb.h"
-#include "common/shared_memory/futex.h"
 
 namespace paramshard::server {
 
-absl::StatusOr<SeatMemory> SeatMemory::Allocate(ComputeDevice& device, const wire::WordsCounts& counts,
-                                                int64_t slots_bytes) {
-  SeatMemory memory;
+absl::StatusOr<RankSlotMemory> RankSlotMemory::Allocate(ComputeDevice& device, const wire::WordsCounts& counts,
+                                                        int64_t slots_bytes) {
+  RankSlotMemory memory;
   ASSIGN_OR_RETURN(memory.slots, device.Allocate("paramshard-slots", slots_bytes, Sharing::kReadWrite));
   ASSIGN_OR_RETURN(memory.words,
                    Memory::Allocate("paramshard-words", wire::Words::SizeBytes(counts), Sharing::kReadWrite));
@@ -20,19 +20,19 @@ absl::StatusOr<SeatMemory> SeatMemory::Allocate(ComputeDevice& device, const wir
   return memory;
 }
 
-void Seat::Take(SeatMemory memory, const wire::WordsCounts& counts) {
+void RankSlot::Take(RankSlotMemory memory, const wire::WordsCounts& counts) {
   memory_ = std::move(memory);
   words_ = wire::Words(memory_.words.data(), counts);
   ring_.emplace(words_);
 }
 
-void Seat::Call() {
-  bell_.Ring();
-  // A thread that cannot sleep on both bells wakes up sooner by this one.
+void RankSlot::Call() {
+  wakeup_.Ring();
+  // A thread that cannot sleep on both wakes up sooner by this one.
   if (!wire::CanWaitForEither() && has_memory()) words_.Ring();
 }
 
-absl::StatusOr<std::vector<SentCommand>> Seat::ReadCommands(int most) {
+absl::StatusOr<std::vector<SentCommand>> RankSlot::ReadCommands(int most) {
   std::vector<SentCommand> commands;
   // A trainer that writes meanwhile must not keep the reader: it reads at most one ring's bytes.
   size_t bytes = 0;
@@ -50,20 +50,20 @@ absl::StatusOr<std::vector<SentCommand>> Seat::ReadCommands(int most) {
   return commands;
 }
 
-void Seat::PublishReady(int slot, int source, int64_t number) const {
+void RankSlot::PublishReady(int slot, int source, int64_t number) const {
   words_.Publish(words_.ready(slot, source), static_cast<uint32_t>(number));
 }
 
-void Seat::PublishDrained(int slot, int64_t number) const {
+void RankSlot::PublishDrained(int slot, int64_t number) const {
   words_.Publish(words_.drained(slot), static_cast<uint32_t>(number));
 }
 
-void Seat::PublishAnswer(const CommitAnswer& answer) const {
+void RankSlot::PublishAnswer(const CommitAnswer& answer) const {
   WriteAnswer(answer);
   words_.Publish(words_.committed(), static_cast<uint32_t>(answer.commit_number));
 }
 
-void Seat::WriteAnswer(const CommitAnswer& answer) const {
+void RankSlot::WriteAnswer(const CommitAnswer& answer) const {
   wire::CommitRecord& record = words_.commit_record(answer.commit_number);
   record.commit_number = answer.commit_number;
   record.version = answer.version;
@@ -72,7 +72,7 @@ void Seat::WriteAnswer(const CommitAnswer& answer) const {
   record.skipped = answer.skipped ? 1 : 0;
 }
 
-void Seat::EndPage(const absl::Status& why) const {
+void RankSlot::EndPage(const absl::Status& why) const {
   if (has_memory()) words_.Finish(wire::Side::kDaemon, static_cast<uint32_t>(why.code()), why.message());
 }
 

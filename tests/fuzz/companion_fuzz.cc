@@ -1,4 +1,4 @@
-// Packets on the companion socket of a HandoffServer: two bytes (length, descriptors), then the packet's bytes, and so
+// Packets on the companion socket of a CompanionServer: two bytes (length, descriptors), then the packet's bytes, and so
 // on. After any packets the server welcomes the next client, and holds no connection, descriptor or thread of clients
 // that have gone.
 
@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "kernels/base/check.h"
-#include "server/edge/handoff_server.h"
+#include "server/edge/companion_server.h"
 #include "tests/fuzz/fuzz_target.h"
 #include "tests/process_counts.h"
 #include "tests/server/edge/companion_client.h"
@@ -54,7 +54,7 @@ class Descriptors {
 
 class World {
  public:
-  World() : server_(Start(directory_.path() + "/handoff.sock")) {}
+  World() : server_(Start(directory_.path() + "/companion.sock")) {}
 
   void Send(const std::string& input) {
     const absl::StatusOr<CompanionClient> client = CompanionClient::Connect(path());
@@ -80,10 +80,10 @@ class World {
   }
 
  private:
-  std::string path() const { return directory_.path() + "/handoff.sock"; }
-  static std::unique_ptr<HandoffServer> Start(const std::string& path) {
+  std::string path() const { return directory_.path() + "/companion.sock"; }
+  static std::unique_ptr<CompanionServer> Start(const std::string& path) {
     auto server =
-        HandoffServer::Start({.path = path, .allowed_users = {getuid()}, .on_gone = [](const std::string&) {}});
+        CompanionServer::Start({.path = path, .allowed_users = {getuid()}, .on_gone = [](const std::string&) {}});
     PARAMSHARD_CHECK(server.ok());
     return *std::move(server);
   }
@@ -96,7 +96,7 @@ class World {
   }
 
   const test::TemporaryDirectory directory_;
-  const std::unique_ptr<HandoffServer> server_;
+  const std::unique_ptr<CompanionServer> server_;
   const Descriptors passed_;
   std::optional<int64_t> descriptors_;
   std::optional<int64_t> threads_;
@@ -111,7 +111,7 @@ void Run(const std::string& input) {
 
 template <typename Message>
 std::string Packet(const Message& message, uint8_t fds) {
-  const absl::Span<const uint8_t> bytes = wire::HandoffBytes(message);
+  const absl::Span<const uint8_t> bytes = wire::CompanionBytes(message);
   std::string packet = {static_cast<char>(std::min<size_t>(bytes.size(), 255)), static_cast<char>(fds)};
   packet.append(bytes.begin(), bytes.begin() + static_cast<uint8_t>(packet[0]));
   return packet;
@@ -122,11 +122,11 @@ std::string Packet(const Message& message, uint8_t fds) {
 
 const paramshard::FuzzTarget& paramshard::Target() {
   using server::Packet;
-  const std::string hello = Packet(wire::HandoffHello{}, 1);
+  const std::string hello = Packet(wire::CompanionHello{}, 1);
   static const auto* const target = new FuzzTarget{
-      .seeds = {hello, hello + hello, Packet(wire::HandoffHello{}, 0), Packet(wire::HandoffHello{}, 1 | 1 << 2),
-                Packet(wire::HandoffHello{}, 3 | 2 << 2), Packet(wire::HandoffWelcome{}, 1),
-                hello + Packet(wire::HandoffMemory{}, 3), std::string(2, '\0'), hello + std::string(2, '\0')},
+      .seeds = {hello, hello + hello, Packet(wire::CompanionHello{}, 0), Packet(wire::CompanionHello{}, 1 | 1 << 2),
+                Packet(wire::CompanionHello{}, 3 | 2 << 2), Packet(wire::CompanionWelcome{}, 1),
+                hello + Packet(wire::CompanionMemory{}, 3), std::string(2, '\0'), hello + std::string(2, '\0')},
       .words = {hello, std::string(1, '\0'), std::string(4, '\xff'), "1PSH", "\xff\x83", std::string("\x10\x01", 2),
                 std::string("\x10\x05", 2), std::string("\x10\x83", 2)},
       .runs = 100'000,
