@@ -52,7 +52,7 @@
 #include "kernels/formats/format.h"
 #include "kernels/formats/scale_layout.h"
 #include "kernels/optim/hyperparameters.h"  // Hyperparameters: their defaults and ranges
-#include "kernels/reduce/gradient_sum.h"
+#include "kernels/reduce/gradient.h"
 
 namespace paramshard {
 

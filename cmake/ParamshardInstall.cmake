@@ -35,12 +35,14 @@ set(headers
   kernels/formats/codec.h
   kernels/formats/delayed_scaling.h
   kernels/formats/format.h
+  kernels/formats/format_id.h
   kernels/formats/scale_layout.h
   kernels/optim/adam.h
   kernels/optim/hyperparameters.h
   kernels/optim/moment.h
   kernels/optim/moment_kind.h
   kernels/optim/optimizer_step.h
+  kernels/optim/state_types.h
   kernels/random/initial_values.h
   kernels/reduce/gradient.h
   kernels/reduce/gradient_sum.h

@@ -1,17 +1,19 @@
-include(GoogleTest)
+if(PARAMSHARD_TESTS)
+  find_package(Python3 REQUIRED COMPONENTS Interpreter)
+endif()
 
 add_custom_target(bundled)
 
 # paramshard_target(<name> LIBRARY|BINARY|TEST|BENCHMARK <sources>... [DEPS <targets>...] [LABELS <labels>...]
-#                   [TIMEOUT <seconds>] [BUNDLED] [ONE_THREAD]
-#                   [APART])
+#                   [TIMEOUT <seconds>] [SHARDS <n>] [ALONE <patterns>...] [BUNDLED] [ONE_THREAD] [APART])
 #
 #   LIBRARY    static, or of headers alone when it has no sources. paramshard_model is also paramshard::model. Its
 #              DEPS are its users' too.
 #   BINARY     a program in bin/, installed.
-#   TEST       a GoogleTest program with main() from gmock_main; ctest knows each case as <name>.<suite>.<case>.
-#              LABELS gpu, multi_gpu, slow. TIMEOUT is per case: 60 seconds, 300 with the label slow;
-#              four times that with sanitizers.
+#   TEST       a GoogleTest program with main() from gmock_main; one test of ctest, or SHARDS of them, which run beside
+#              each other. Cases share a process; those that match ALONE (globs for <suite>.<case>), because they change
+#              the process, have one of their own. LABELS gpu, multi_gpu, slow. TIMEOUT is per case: 60 seconds, 300
+#              with the label slow; four times that with sanitizers.
 #              BUNDLED: it also runs on GPUs; it is in bin/test/, and ./dev bundle takes it along. The target `bundled`
 #              builds these, and all binaries and benchmarks.
 #              ONE_THREAD: what it calls starts no other one, and ThreadSanitizer has nothing to look at: left out
@@ -22,7 +24,8 @@ add_custom_target(bundled)
 #
 # All include from the root of the repository, and are compiled with paramshard_flags.
 function(paramshard_target name kind)
-  cmake_parse_arguments(PARSE_ARGV 2 arg "APART;BUNDLED;ONE_THREAD" "TIMEOUT" "DEPS;LABELS")
+  cmake_parse_arguments(PARSE_ARGV 2 arg "APART;BUNDLED;ONE_THREAD" "SHARDS;TIMEOUT"
+    "ALONE;DEPS;LABELS")
   set(sources ${arg_UNPARSED_ARGUMENTS})
 
   if(kind STREQUAL "LIBRARY")
@@ -71,7 +74,11 @@ function(paramshard_target name kind)
     if(arg_ONE_THREAD AND PARAMSHARD_SANITIZE STREQUAL "thread")
       set_target_properties(${name} PROPERTIES EXCLUDE_FROM_ALL TRUE)
     else()
-      _paramshard_discover_tests(${name} "${arg_LABELS}" "${arg_TIMEOUT}")
+      if(NOT arg_SHARDS)
+        set(arg_SHARDS 1)
+      endif()
+      cmake_language(EVAL CODE
+        "cmake_language(DEFER DIRECTORY [[${PROJECT_SOURCE_DIR}]] CALL _paramshard_add_cases [[${name}]] [[${arg_LABELS}]] [[${arg_TIMEOUT}]] ${arg_SHARDS} [[${arg_ALONE}]])")
     endif()
   elseif(kind STREQUAL "BENCHMARK")
     set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin/bench)
@@ -94,8 +101,9 @@ function(_paramshard_include_from_root name scope)
     $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}> $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}/paramshard>)
 endfunction()
 
-# Cases are listed when ctest runs, so that building needs no hardware and no working sanitizer runtime.
-function(_paramshard_discover_tests name labels timeout)
+# A program is one test of ctest, or SHARDS of them, <name>.1 and so on: tests/support/run_cases.py runs its cases. Called
+# at the end of the tree, when it is known what programs the test depends on.
+function(_paramshard_add_cases name labels timeout shards alone)
   if(NOT timeout)
     set(timeout 60)
     if("slow" IN_LIST labels)
@@ -105,14 +113,28 @@ function(_paramshard_discover_tests name labels timeout)
   if(PARAMSHARD_SANITIZE)
     math(EXPR timeout "4 * ${timeout}")  # ThreadSanitizer looks at every byte that memcpy moves
   endif()
-  set(properties TIMEOUT ${timeout})
-  if(labels)
-    list(APPEND properties LABELS "${labels}")
+  set(used)
+  get_target_property(dependencies ${name} MANUALLY_ADDED_DEPENDENCIES)
+  if(NOT dependencies)
+    set(dependencies)
   endif()
-  gtest_discover_tests(${name}
-    TEST_PREFIX ${name}.
-    NO_PRETTY_TYPES NO_PRETTY_VALUES  # cases are named as GoogleTest names them, for --gtest_filter
-    DISCOVERY_MODE PRE_TEST
-    DISCOVERY_TIMEOUT 60
-    PROPERTIES ${properties})
+  foreach(dependency IN LISTS dependencies)
+    get_target_property(type ${dependency} TYPE)
+    if(type MATCHES "EXECUTABLE|LIBRARY")
+      list(APPEND used $<TARGET_FILE:${dependency}>)
+    endif()
+  endforeach()
+  list(TRANSFORM alone PREPEND --alone=)
+  foreach(shard RANGE 1 ${shards})
+    set(test ${name})
+    if(shards GREATER 1)
+      set(test ${name}.${shard})
+    endif()
+    add_test(NAME ${test} COMMAND Python3::Interpreter ${PROJECT_SOURCE_DIR}/tests/support/run_cases.py
+      --shard=${shard}/${shards} --timeout=${timeout} ${alone} --report=${PROJECT_BINARY_DIR}/reports/${test}.xml
+      --passed=${PROJECT_BINARY_DIR}/passed/${test} $<TARGET_FILE:${name}> ${used})
+    # For a program that is killed again and again.
+    math(EXPR limit "10 * ${timeout} + 1800")
+    set_tests_properties(${test} PROPERTIES TIMEOUT ${limit} LABELS "${labels}")
+  endforeach()
 endfunction()

@@ -13,6 +13,7 @@
 #include "client/ctl/npy.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/formats/codec.h"
+#include "kernels/formats/format.h"
 
 namespace paramshard::ctl {
 namespace {

@@ -17,7 +17,7 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "kernels/formats/format.h"
+#include "kernels/formats/format_id.h"
 
 namespace paramshard::ctl {
 

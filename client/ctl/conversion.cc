@@ -23,6 +23,7 @@
 #include "common/weights/weights.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/formats/codec.h"
+#include "kernels/formats/format.h"
 
 namespace paramshard::ctl {
 namespace {

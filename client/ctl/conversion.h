@@ -12,7 +12,7 @@
 #include "absl/strings/string_view.h"
 #include "client/ctl/encoding_error.h"
 #include "common/weights/quantized_tensor.h"
-#include "kernels/formats/format.h"
+#include "kernels/formats/format_id.h"
 
 namespace paramshard::ctl {
 

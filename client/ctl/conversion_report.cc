@@ -7,6 +7,7 @@
 #include "client/ctl/encoding.h"
 #include "client/ctl/table.h"
 #include "client/ctl/terminal_text.h"
+#include "kernels/formats/format.h"
 #include "nlohmann/json.hpp"
 
 namespace paramshard::ctl {

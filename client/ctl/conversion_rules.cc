@@ -11,6 +11,7 @@
 #include "client/ctl/text_lines.h"
 #include "common/weights/quantized_tensor.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/formats/format.h"
 
 namespace paramshard::ctl {
 namespace {

@@ -3,6 +3,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "common/weights/quantized_tensor.h"
+#include "kernels/formats/format.h"
 
 namespace paramshard::ctl {
 

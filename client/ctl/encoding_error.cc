@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "common/weights/quantized_tensor.h"
+#include "kernels/formats/format.h"
 
 namespace paramshard::ctl {
 namespace {

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "kernels/formats/format.h"
+#include "kernels/formats/format_id.h"
 
 namespace paramshard::ctl {
 

@@ -30,7 +30,7 @@
 #include "common/safetensors/regular_file.h"
 #include "common/safetensors/replacing_file.h"
 #include "common/safetensors/safetensors_writer.h"
-#include "common/shared_memory/companion_packet.h"
+#include "common/shared_memory/file_descriptor.h"
 #include "common/weights/weights.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/formats/codec.h"

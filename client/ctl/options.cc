@@ -3,6 +3,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "client/ctl/encoding.h"
+#include "kernels/formats/format.h"
 
 namespace paramshard::ctl {
 

@@ -8,7 +8,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
-#include "kernels/formats/format.h"
+#include "kernels/formats/format_id.h"
 #include "nlohmann/json.hpp"
 
 namespace paramshard::ctl {

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/formats/format.h"
 
 namespace paramshard::examples {
 namespace {

@@ -9,6 +9,7 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/copy/range_copies_cuda.h"
 #include "kernels/copy/strided_words_cuda.h"
+#include "kernels/formats/format.h"
 #include "kernels/formats/scale_layout_cuda.h"
 #include "kernels/formats/transpose.h"
 #include "kernels/formats/transpose_cuda.h"

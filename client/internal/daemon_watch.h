@@ -7,7 +7,7 @@
 
 #include "absl/status/statusor.h"
 #include "client/internal/epoch_page.h"
-#include "common/shared_memory/companion_packet.h"
+#include "common/shared_memory/file_descriptor.h"
 
 namespace paramshard::internal {
 

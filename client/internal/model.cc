@@ -12,6 +12,7 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/formats/bfloat16.h"
 #include "kernels/formats/codec.h"
+#include "kernels/formats/format.h"
 #include "kernels/formats/transpose.h"
 
 namespace paramshard {

@@ -12,6 +12,7 @@
 #include "common/checkpoint/safetensors_image.h"
 #include "common/safetensors/header.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/formats/format.h"
 
 namespace paramshard::checkpoint {
 namespace {

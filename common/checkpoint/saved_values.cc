@@ -7,6 +7,7 @@
 
 #include "kernels/base/status_macros.h"
 #include "kernels/formats/codec.h"
+#include "kernels/formats/format.h"
 #include "kernels/optim/master_remainder.h"
 #include "kernels/optim/moment.h"
 

@@ -2,6 +2,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/check.h"
+#include "kernels/formats/format.h"
+#include "kernels/optim/moment.h"
 
 namespace paramshard::checkpoint {
 namespace {

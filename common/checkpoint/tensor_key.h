@@ -15,7 +15,7 @@
 #include "common/model/row_range.h"
 #include "common/model/state_tensor.h"
 #include "common/safetensors/dtype.h"
-#include "kernels/formats/format.h"
+#include "kernels/formats/format_id.h"
 
 namespace paramshard::checkpoint {
 

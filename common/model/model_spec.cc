@@ -2,6 +2,7 @@
 
 #include <functional>
 #include <numeric>
+#include "kernels/formats/format.h"
 
 namespace paramshard {
 

@@ -9,12 +9,11 @@
 
 #include "absl/time/time.h"
 #include "kernels/formats/delayed_scaling.h"
-#include "kernels/formats/format.h"
-#include "kernels/optim/adam.h"
-#include "kernels/optim/moment.h"
+#include "kernels/formats/format_id.h"
 #include "kernels/optim/moment_kind.h"
+#include "kernels/optim/state_types.h"
 #include "kernels/random/initial_values.h"
-#include "kernels/reduce/gradient_sum.h"
+#include "kernels/reduce/gradient.h"
 
 namespace paramshard {
 

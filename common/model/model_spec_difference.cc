@@ -18,6 +18,8 @@
 #include "google/protobuf/io/coded_stream.h"
 #include "google/protobuf/io/zero_copy_stream_impl_lite.h"
 #include "google/protobuf/util/message_differencer.h"
+#include "kernels/formats/format.h"
+#include "kernels/optim/moment.h"
 #include "kernels/optim/optimizers.h"
 
 namespace paramshard {

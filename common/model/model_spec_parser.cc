@@ -17,6 +17,7 @@
 #include "common/model/plane_bytes.h"
 #include "common/rpc/durations.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/optim/moment.h"
 #include "kernels/optim/optimizers.h"
 
 namespace paramshard {

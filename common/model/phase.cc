@@ -1,6 +1,7 @@
 #include "common/model/phase.h"
 
 #include <algorithm>
+#include "kernels/formats/format.h"
 
 namespace paramshard {
 

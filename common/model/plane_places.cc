@@ -1,4 +1,5 @@
 #include "common/model/plane_places.h"
+#include "kernels/formats/format.h"
 
 namespace paramshard {
 namespace {

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "kernels/base/align.h"
+#include "kernels/formats/format.h"
 
 namespace paramshard {
 namespace {

@@ -15,18 +15,6 @@
 
 namespace paramshard::wire {
 
-FileDescriptor& FileDescriptor::operator=(FileDescriptor&& other) noexcept {
-  if (this != &other) {
-    Reset();
-    fd_ = std::exchange(other.fd_, -1);
-  }
-  return *this;
-}
-
-void FileDescriptor::Reset() {
-  if (fd_ >= 0) close(std::exchange(fd_, -1));
-}
-
 absl::Status SendCompanionPacket(int socket, absl::Span<const uint8_t> bytes, absl::Span<const int> fds) {
   iovec vector{const_cast<uint8_t*>(bytes.data()), bytes.size()};
   // Not limited to kMaxCompanionFds: the receiver checks the number.

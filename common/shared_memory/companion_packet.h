@@ -11,7 +11,6 @@
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/base/attributes.h"
@@ -19,6 +18,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "common/shared_memory/file_descriptor.h"
 
 namespace paramshard::wire {
 
@@ -58,25 +58,6 @@ struct CompanionMemory {
   int64_t planes_bytes;
   int64_t slots_bytes;
   int64_t words_bytes;
-};
-
-// Owns a file descriptor. Move-only; empty is -1.
-class FileDescriptor {
- public:
-  FileDescriptor() = default;
-  explicit FileDescriptor(int fd) : fd_(fd) {}
-  FileDescriptor(FileDescriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  FileDescriptor& operator=(FileDescriptor&& other) noexcept;
-  ~FileDescriptor() { Reset(); }
-
-  int get() const { return fd_; }
-  bool valid() const { return fd_ >= 0; }
-  void Reset();
-  // Transfers ownership to the caller.
-  int Release() { return std::exchange(fd_, -1); }
-
- private:
-  int fd_ = -1;
 };
 
 struct CompanionPacket {

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/safetensors/shallow_json.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/formats/format.h"
 #include "nlohmann/json.hpp"
 
 namespace paramshard::weights {

@@ -26,7 +26,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "common/safetensors/safetensors_writer.h"
-#include "kernels/formats/format.h"
+#include "kernels/formats/format_id.h"
 
 namespace paramshard::weights {
 

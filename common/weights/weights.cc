@@ -18,6 +18,7 @@
 #include "kernels/formats/codec.h"
 #include "kernels/formats/float4.h"
 #include "kernels/formats/float8.h"
+#include "kernels/formats/format.h"
 #include "kernels/formats/scale_math.h"
 
 namespace paramshard::weights {

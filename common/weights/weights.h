@@ -16,7 +16,7 @@
 #include "common/safetensors/checkpoint.h"
 #include "common/weights/quantization_config.h"
 #include "common/weights/quantized_tensor.h"
-#include "kernels/formats/format.h"
+#include "kernels/formats/format_id.h"
 
 namespace paramshard::weights {
 

@@ -5,6 +5,7 @@
 #include "kernels/base/check.h"
 #include "kernels/base/float_bits.h"
 #include "kernels/base/simd_clones.h"
+#include "kernels/formats/format.h"
 #include "kernels/formats/fp8_block.h"
 #include "kernels/formats/fp8_tensor.h"
 #include "kernels/formats/mxfp8.h"

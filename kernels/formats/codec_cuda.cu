@@ -6,6 +6,7 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/formats/encoded_plane_cuda.h"
 #include "kernels/formats/float8.h"
+#include "kernels/formats/format.h"
 #include "kernels/gpu/global_memory.h"
 #include "kernels/gpu/job_list.h"
 

@@ -10,7 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "kernels/formats/codec.h"
-#include "kernels/formats/format.h"
+#include "kernels/formats/format_id.h"
 
 namespace paramshard::gpu {
 

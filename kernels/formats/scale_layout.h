@@ -28,7 +28,7 @@
 
 #include "absl/status/statusor.h"
 #include "kernels/base/host_device.h"
-#include "kernels/formats/format.h"
+#include "kernels/formats/format_id.h"
 
 namespace paramshard {
 

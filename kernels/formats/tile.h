@@ -10,7 +10,7 @@
 #include <cstdint>
 
 #include "kernels/formats/codec.h"
-#include "kernels/formats/format.h"
+#include "kernels/formats/format_id.h"
 
 namespace paramshard {
 

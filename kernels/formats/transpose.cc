@@ -4,6 +4,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "kernels/formats/format.h"
 
 namespace paramshard {
 namespace {

@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "absl/status/statusor.h"
-#include "kernels/formats/format.h"
+#include "kernels/formats/format_id.h"
 
 namespace paramshard {
 

@@ -6,15 +6,13 @@
 #include <cstdint>
 
 #include "kernels/formats/codec.h"
-#include "kernels/formats/format.h"
+#include "kernels/formats/format_id.h"
 #include "kernels/optim/moment.h"
 #include "kernels/optim/optimizer_step.h"
+#include "kernels/optim/state_types.h"
 #include "kernels/reduce/gradient.h"
 
 namespace paramshard {
-
-// Storage of a master: beside the planes, or as a BF16 plane and the lower half of its bits. The numbers are stable.
-enum class MasterType : uint8_t { kFP32 = 1, kBF16Remainder = 2 };
 
 // The optimizer's state of an extent: `rows` x `cols` elements each, row-major, contiguous, aligned for their element.
 // Views: the caller owns the memory.

@@ -14,7 +14,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "kernels/formats/codec.h"
-#include "kernels/formats/format.h"
+#include "kernels/formats/format_id.h"
 #include "kernels/optim/adam.h"
 #include "kernels/optim/state_bands.h"
 

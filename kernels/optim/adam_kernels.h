@@ -9,9 +9,11 @@
 
 #include <cstdint>
 
+#include "kernels/formats/codec.h"
 #include "kernels/formats/format.h"
-#include "kernels/optim/adam.h"
 #include "kernels/optim/adam_math_cuda.h"
+#include "kernels/optim/moment.h"
+#include "kernels/optim/state_types.h"
 
 namespace paramshard::gpu {
 

@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "kernels/base/check.h"
+#include "kernels/formats/format.h"
 #include "kernels/formats/tile.h"
 #include "kernels/formats/unscaled.h"
 #include "kernels/optim/master_remainder.h"

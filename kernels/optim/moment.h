@@ -13,10 +13,9 @@
 
 #include "absl/strings/string_view.h"
 #include "kernels/optim/moment_kind.h"
+#include "kernels/optim/state_types.h"
 
 namespace paramshard {
-
-enum class MomentType : uint8_t { kFP32 = 1, kBF16 = 2, kFP16 = 3, kFP8 = 4 };
 
 // All of them, by number.
 inline constexpr MomentType kMomentTypes[] = {MomentType::kFP32, MomentType::kBF16, MomentType::kFP16,

@@ -6,12 +6,9 @@
 #include <cstdint>
 
 #include "kernels/optim/hyperparameters.h"
+#include "kernels/optim/state_types.h"
 
 namespace paramshard {
-
-// The optimizer of a group. AdamW decays the parameter directly (Loshchilov and Hutter, "Decoupled Weight Decay
-// Regularization"); L2 adds the decay to the gradient. The numbers are stable: they are part of the protocol.
-enum class AdamMode : uint8_t { kAdamW = 1, kL2 = 2 };
 
 struct AdamStep : Hyperparameters {
   AdamMode mode = AdamMode::kAdamW;

@@ -16,7 +16,7 @@
 
 #include "kernels/optim/adam_math.h"
 #include "kernels/optim/moment_kind.h"
-#include "kernels/optim/optimizer_step.h"
+#include "kernels/optim/state_types.h"
 
 namespace paramshard {
 

@@ -5,6 +5,7 @@
 
 #include "kernels/base/float_bits.h"
 #include "kernels/base/simd_clones.h"
+#include "kernels/reduce/gradient_sum.h"
 
 namespace paramshard {
 namespace {

@@ -16,6 +16,8 @@
 #include "absl/strings/str_format.h"
 #include "client/client.h"
 #include "client/ctl/admin_client.h"
+#include "kernels/formats/format.h"
+#include "kernels/optim/moment.h"
 #include "lab/bench/arguments.h"
 #include "lab/bench/or_die.h"
 #include "tests/support/daemon_process.h"

@@ -12,7 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/types/span.h"
-#include "common/shared_memory/companion_packet.h"
+#include "common/shared_memory/file_descriptor.h"
 #include "paramshard/v1/trainer.pb.h"
 #include "server/journal/journal_layout.h"
 #include "server/journal/journal_reader.h"

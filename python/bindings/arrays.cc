@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "kernels/formats/format.h"
 #include "python/bindings/calls.h"
 
 namespace paramshard::python {

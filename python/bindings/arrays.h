@@ -12,6 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "client/client.h"
+#include "kernels/formats/format.h"
 
 namespace paramshard::python {
 

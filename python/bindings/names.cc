@@ -2,6 +2,8 @@
 
 #include <array>
 #include <iterator>
+#include "kernels/formats/format.h"
+#include "kernels/optim/moment.h"
 
 namespace paramshard::python {
 namespace {

@@ -11,6 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/formats/format.h"
 #include "python/bindings/calls.h"
 #include "python/bindings/names.h"
 #include "python/bindings/output_ranges.h"

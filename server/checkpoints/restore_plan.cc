@@ -9,6 +9,7 @@
 #include "common/model/model_spec_difference.h"
 #include "common/model/names.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/formats/format.h"
 
 namespace paramshard::server {
 namespace {

@@ -10,6 +10,7 @@
 #include "common/checkpoint/tensor_key.h"
 #include "common/model/names.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/formats/format.h"
 #include "server/checkpoints/restored_content.h"
 
 namespace paramshard::server {

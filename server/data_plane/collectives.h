@@ -23,7 +23,7 @@
 #include "absl/types/span.h"
 #include "common/model/layout.h"
 #include "common/shared_memory/words.h"
-#include "kernels/reduce/gradient_sum.h"
+#include "kernels/reduce/gradient.h"
 #include "server/base/steady_time.h"
 #include "server/device/compute_device.h"
 

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "kernels/reduce/gradient_sum.h"
+#include "kernels/reduce/gradient.h"
 #include "server/data_plane/replica_blocks.h"
 
 namespace paramshard::server {

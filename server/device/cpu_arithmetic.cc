@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "kernels/base/status_macros.h"
+#include "kernels/formats/format.h"
 #include "kernels/optim/master_remainder.h"
 #include "kernels/optim/moved_state.h"
 

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/formats/format.h"
 #include "kernels/gpu/batch_copy.h"
 #include "kernels/gpu/faults.h"
 #include "kernels/gpu/memory.h"

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "kernels/base/status_macros.h"
+#include "kernels/formats/format.h"
 #include "paramshard/v1/trainer.grpc.pb.h"
 #include "server/base/version.h"
 #include "server/edge/restore_calls.h"

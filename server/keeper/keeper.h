@@ -12,7 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "common/shared_memory/companion_packet.h"
+#include "common/shared_memory/file_descriptor.h"
 #include "server/base/server_command.h"
 #include "server/base/steady_time.h"
 #include "server/keeper/kept_descriptors.h"

@@ -11,6 +11,7 @@
 #include "absl/strings/str_format.h"
 #include "common/model/names.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/formats/format.h"
 #include "server/models/pinned_state.h"
 
 namespace paramshard::server {

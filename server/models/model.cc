@@ -12,6 +12,7 @@
 #include "common/model/layout_fingerprint.h"
 #include "common/model/model_spec_difference.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/formats/format.h"
 #include "server/base/thread.h"
 #include "server/observe/log.h"
 

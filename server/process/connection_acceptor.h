@@ -15,7 +15,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "common/shared_memory/companion_packet.h"
+#include "common/shared_memory/file_descriptor.h"
 #include "server/base/user_places.h"
 #include "server/edge/listening_path.h"
 #include "server/edge/peer_connections.h"

@@ -27,7 +27,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
-#include "common/shared_memory/companion_packet.h"
+#include "common/shared_memory/file_descriptor.h"
 #include "kernels/base/status_macros.h"
 #include "server/base/descriptor_limit.h"
 #include "server/base/exit_codes.h"

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "kernels/formats/float8.h"
+#include "kernels/formats/format.h"
 #include "kernels/formats/scale_math.h"
 
 namespace paramshard::server {

@@ -4,6 +4,7 @@
 
 #include "kernels/base/check.h"
 #include "kernels/formats/float8.h"
+#include "kernels/formats/format.h"
 
 namespace paramshard::server {
 

@@ -12,6 +12,7 @@
 #include "kernels/base/align.h"
 #include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/formats/format.h"
 #include "kernels/optim/master_remainder.h"
 #include "kernels/optim/moment.h"
 

@@ -7,6 +7,7 @@
 
 #include "kernels/base/align.h"
 #include "kernels/formats/codec.h"
+#include "kernels/formats/format.h"
 #include "kernels/optim/moment.h"
 
 namespace paramshard::server {

@@ -9,6 +9,7 @@
 #include "common/model/limits.h"
 #include "common/model/model_spec_difference.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/formats/format.h"
 #include "server/journal/journal_reader.h"
 
 namespace paramshard::server {

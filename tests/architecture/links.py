@@ -2,7 +2,7 @@
 
 Prints "FILE: TARGET" for each, and exits with 1 if there are any. A link's anchor has to be a heading of its page, or an
 <a id="...">. A path is a source below a top folder of the tree, as in a comment: "(server/base/exit_codes.h)"; NAME in
-it stands for any name. Files beside this one have paths of trees that tests plant.
+it stands for any name. Files of _PLANTED have paths of trees that tests plant.
 """
 
 import collections
@@ -11,7 +11,7 @@ import re
 import subprocess
 import sys
 
-_HERE = pathlib.Path("tests/architecture")
+_PLANTED = (pathlib.Path("tests/architecture"), pathlib.Path("tests/install/consumer"))
 _CODE = re.compile(r"```.*?```", re.DOTALL)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _PATH = re.compile(r"(?<![\w/.-])(?:client|common|deploy|docs|findings|kernels|lab|proto|python|server|tests)/[\w/.-]*\.(?:cc|cu|h|md|proto|py|sh)\b")
@@ -45,7 +45,7 @@ def main() -> int:
     dead = []
     for file in map(pathlib.Path, files):
         dead += [f"{file}: {link}" for link in dead_links(file)] if file.suffix == ".md" else []
-        if file.parent != _HERE:
+        if file.parent not in _PLANTED:
             dead += [f"{file}: {path}" for path in _PATH.findall(file.read_text())
                      if "NAME" not in path and not pathlib.Path(path).exists()]
     print(*dead, sep="\n", end="\n" if dead else "")

@@ -14,6 +14,7 @@
 #include "kernels/formats/float16.h"
 #include "kernels/formats/float4.h"
 #include "kernels/formats/float8.h"
+#include "kernels/formats/format.h"
 #include "tests/common/safetensors_files.h"
 #include "tests/status_matchers.h"
 

@@ -25,7 +25,7 @@
 #include "absl/time/clock.h"
 #include "client/client.h"
 #include "common/checkpoint/step_folder.h"
-#include "common/shared_memory/companion_packet.h"
+#include "common/shared_memory/file_descriptor.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/base/polling.h"

@@ -21,7 +21,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/client.h"
-#include "common/shared_memory/companion_packet.h"
+#include "common/shared_memory/file_descriptor.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/base/status_macros.h"

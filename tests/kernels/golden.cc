@@ -3,6 +3,7 @@
 #include <fstream>
 
 #include "kernels/base/check.h"
+#include "kernels/formats/format.h"
 #include "tests/support/environment.h"
 
 namespace paramshard {

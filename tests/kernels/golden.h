@@ -10,7 +10,7 @@
 
 #include "client/ctl/npy.h"
 #include "gtest/gtest.h"
-#include "kernels/formats/format.h"
+#include "kernels/formats/format_id.h"
 #include "nlohmann/json.hpp"
 
 namespace paramshard {

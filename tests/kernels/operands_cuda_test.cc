@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
+#include "kernels/formats/format.h"
 #include "kernels/formats/scale_layout.h"
 #include "kernels/formats/scale_layout_cuda.h"
 #include "kernels/formats/transpose.h"

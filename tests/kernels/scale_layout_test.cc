@@ -1,4 +1,5 @@
 #include "kernels/formats/scale_layout.h"
+#include "kernels/formats/format.h"
 
 #include <cstdint>
 #include <vector>

@@ -1,4 +1,5 @@
 #include "kernels/formats/transpose.h"
+#include "kernels/formats/format.h"
 
 #include <cstdint>
 #include <random>

@@ -4,7 +4,7 @@
 #include <unistd.h>
 
 #include "absl/strings/str_cat.h"
-#include "common/shared_memory/companion_packet.h"
+#include "common/shared_memory/file_descriptor.h"
 #include "kernels/base/polling.h"
 #include "kernels/base/status_macros.h"
 

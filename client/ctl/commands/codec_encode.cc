@@ -5,6 +5,7 @@
 #include "client/ctl/codec_files.h"
 #include "client/ctl/commands.h"
 #include "client/ctl/options.h"
+#include "kernels/formats/format.h"
 
 namespace paramshard::ctl {
 namespace {

@@ -11,6 +11,7 @@
 #include "client/ctl/npy.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "kernels/formats/format.h"
 #include "tests/status_matchers.h"
 #include "tests/support/temporary_directory.h"
 

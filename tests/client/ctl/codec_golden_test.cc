@@ -13,6 +13,7 @@
 #include "absl/strings/str_format.h"
 #include "client/ctl/npy.h"
 #include "gtest/gtest.h"
+#include "kernels/formats/format.h"
 #include "tests/kernels/golden.h"
 #include "tests/support/temporary_directory.h"
 

@@ -21,6 +21,7 @@
 #include "gtest/gtest.h"
 #include "kernels/formats/bfloat16.h"
 #include "kernels/formats/codec.h"
+#include "kernels/formats/format.h"
 #include "nlohmann/json.hpp"
 #include "tests/common/safetensors_files.h"
 #include "tests/status_matchers.h"

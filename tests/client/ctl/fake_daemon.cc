@@ -14,6 +14,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "common/shared_memory/companion_packet.h"
 #include "kernels/base/check.h"
 
 namespace paramshard::ctl {

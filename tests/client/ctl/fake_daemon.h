@@ -9,7 +9,7 @@
 #include <thread>
 #include <vector>
 
-#include "common/shared_memory/companion_packet.h"
+#include "common/shared_memory/file_descriptor.h"
 #include "paramshard/v1/admin.grpc.pb.h"
 #include "paramshard/v1/trainer.grpc.pb.h"
 #include "tests/support/temporary_directory.h"

@@ -19,7 +19,7 @@
 #include "common/safetensors/checkpoint.h"
 #include "gmock/gmock.h"
 #include "kernels/formats/bfloat16.h"
-#include "kernels/formats/format.h"
+#include "kernels/formats/format_id.h"
 #include "kernels/optim/master_remainder.h"
 #include "tests/client/ctl/run_ctl.h"
 #include "tests/common/checkpoint/saved_model.h"

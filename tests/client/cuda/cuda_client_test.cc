@@ -12,6 +12,7 @@
 #include "absl/time/clock.h"
 #include "client/cuda.h"
 #include "gmock/gmock.h"
+#include "kernels/formats/format.h"
 #include "kernels/gpu/status.h"
 #include "kernels/gpu/stream.h"
 #include "tests/client/cuda/trainers.h"

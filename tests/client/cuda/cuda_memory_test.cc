@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "client/internal/gpu_memory.h"
-#include "common/shared_memory/companion_packet.h"
+#include "common/shared_memory/file_descriptor.h"
 #include "gmock/gmock.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/gpu/memory.h"

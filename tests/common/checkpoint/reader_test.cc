@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/checkpoint/step_folder.h"
 #include "gmock/gmock.h"
+#include "kernels/optim/moment.h"
 #include "tests/common/checkpoint/saved_model.h"
 #include "tests/common/model/random_model.h"
 #include "tests/random_seed.h"

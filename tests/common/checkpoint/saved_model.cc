@@ -17,6 +17,7 @@
 #include "common/model/model_spec_difference.h"
 #include "common/model/model_spec_proto.h"
 #include "kernels/base/check.h"
+#include "kernels/formats/format.h"
 
 namespace paramshard::checkpoint {
 namespace {

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
+#include "kernels/formats/format.h"
 #include "tests/common/model/reference_format.h"
 
 namespace paramshard {

@@ -4,6 +4,7 @@
 #include "common/model/model_spec_difference.h"
 #include "common/model/model_spec_proto.h"
 #include "gtest/gtest.h"
+#include "kernels/optim/adam.h"
 
 namespace paramshard {
 namespace {

@@ -12,6 +12,7 @@
 #include "gmock/gmock.h"
 #include "google/protobuf/util/message_differencer.h"
 #include "gtest/gtest.h"
+#include "kernels/formats/format.h"
 #include "tests/status_matchers.h"
 
 namespace paramshard {

@@ -2,6 +2,7 @@
 
 #include "common/model/proto_enums.h"
 #include "gtest/gtest.h"
+#include "kernels/formats/format.h"
 
 namespace paramshard {
 namespace {

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "kernels/formats/codec.h"
+#include "kernels/formats/format.h"
 #include "kernels/optim/moment.h"
 #include "tests/common/model/random_model.h"
 #include "tests/server/checkpoints/restore_fixture.h"

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
+#include "kernels/formats/format.h"
 #include "tests/common/model/random_model.h"
 #include "tests/random_seed.h"
 #include "tests/server/checkpoints/restore_fixture.h"

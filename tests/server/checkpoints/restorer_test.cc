@@ -1,4 +1,5 @@
 #include "server/checkpoints/restorer.h"
+#include "kernels/formats/format.h"
 
 #include <unistd.h>
 

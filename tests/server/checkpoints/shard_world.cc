@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "kernels/formats/bfloat16.h"
+#include "kernels/formats/format.h"
 #include "tests/status_matchers.h"
 
 namespace paramshard::server {

@@ -13,7 +13,7 @@
 #include <gtest/gtest.h>
 
 #include "absl/strings/str_cat.h"
-#include "common/shared_memory/companion_packet.h"
+#include "common/shared_memory/file_descriptor.h"
 #include "server/data_plane/mesh_addresses.h"
 #include "server/data_plane/mesh_connector.h"
 #include "tests/descriptor_limit.h"

@@ -18,6 +18,7 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "kernels/formats/format.h"
 #include "kernels/optim/optimizers.h"
 #include "server/device/compute_device.h"
 #include "tests/kernels/random_floats.h"

@@ -9,7 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "common/shared_memory/companion_packet.h"
+#include "common/shared_memory/file_descriptor.h"
 #include "server/base/server_command.h"
 #include "server/keeper/keeper.h"
 

@@ -1,4 +1,5 @@
 #include "server/state/plane_statistics.h"
+#include "kernels/formats/format.h"
 
 #include <cmath>
 #include <limits>

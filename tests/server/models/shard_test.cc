@@ -1,4 +1,5 @@
 #include "server/state/shard.h"
+#include "kernels/formats/format.h"
 
 #include <algorithm>
 #include <cmath>

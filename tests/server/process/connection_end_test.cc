@@ -18,7 +18,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "common/shared_memory/companion_packet.h"
+#include "common/shared_memory/file_descriptor.h"
 #include "common/tls/credentials.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

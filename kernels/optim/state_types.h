@@ -1,0 +1,21 @@
+// Choices that a model makes for an optimizer: its mode, and the types in which its state is stored.
+#ifndef PARAMSHARD_KERNELS_OPTIM_STATE_TYPES_H_
+#define PARAMSHARD_KERNELS_OPTIM_STATE_TYPES_H_
+
+#include <cstdint>
+
+namespace paramshard {
+
+// The optimizer of a group. AdamW decays the parameter directly (Loshchilov and Hutter, "Decoupled Weight Decay
+// Regularization"); L2 adds the decay to the gradient. The numbers are stable: they are part of the protocol.
+enum class AdamMode : uint8_t { kAdamW = 1, kL2 = 2 };
+
+// Storage of a master: beside the planes, or as a BF16 plane and the lower half of its bits. The numbers are stable.
+enum class MasterType : uint8_t { kFP32 = 1, kBF16Remainder = 2 };
+
+// Storage of a moment (moment.h). The numbers are stable.
+enum class MomentType : uint8_t { kFP32 = 1, kBF16 = 2, kFP16 = 3, kFP8 = 4 };
+
+}  // namespace paramshard
+
+#endif  // PARAMSHARD_KERNELS_OPTIM_STATE_TYPES_H_
