@@ -9,7 +9,7 @@
 
 namespace paramshard::examples {
 
-// Counts failures in a row. Two codes are worth a retry (docs/errors.md): ABORTED (another trainer has left; the state
+// Counts failures in a row. Two codes are worth a retry (docs/reference/errors.md): ABORTED (another trainer has left; the state
 // is read again) and UNAVAILABLE.
 //
 //   Retries retries;

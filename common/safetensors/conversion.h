@@ -8,7 +8,7 @@ namespace paramshard::safetensors {
 
 // The version of these keys: "1".
 inline constexpr char kConversionVersionKey[] = "paramshard.version";
-// How each quantized tensor of the file is encoded, as JSON: docs/convert.md.
+// How each quantized tensor of the file is encoded, as JSON: docs/operate/convert.md.
 inline constexpr char kEncodingsKey[] = "paramshard.encodings";
 // The name of the file's dtype, if quantized tensors have been decoded: their values still are quantized values.
 inline constexpr char kDequantizedKey[] = "paramshard.dequantized";

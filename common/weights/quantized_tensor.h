@@ -13,7 +13,7 @@
 // | NVFP4_2D           | NAME_packed U8 [.., ceil(K/2)], NAME_scale F8_E4M3 [ceil(M/16), ceil(K/16)],           |
 // |                    | NAME_amax F32 [1]                                                                      |
 //
-// See docs/convert.md, also for the names that other programs know.
+// See docs/operate/convert.md, also for the names that other programs know.
 #ifndef PARAMSHARD_COMMON_WEIGHTS_QUANTIZED_TENSOR_H_
 #define PARAMSHARD_COMMON_WEIGHTS_QUANTIZED_TENSOR_H_
 

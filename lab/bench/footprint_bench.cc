@@ -1,7 +1,7 @@
 // Bytes of every format and state: gathered bytes, as the client counts them, and the daemon's memory, by class.
 //
 // Usage: footprint_bench [RANKS]. The shapes of a Llama-3-8B block on cpu devices; all figures are bytes an element.
-// Prints the tables of docs/formats.md.
+// Prints the tables of docs/reference/formats.md.
 
 #include <cstdint>
 #include <cstdlib>

@@ -1,4 +1,4 @@
-// Cost of observations for the threads that make them: docs/performance.md, "Metrics".
+// Cost of observations for the threads that make them: docs/train/cost.md, "Metrics".
 
 #include <benchmark/benchmark.h>
 

@@ -1,6 +1,6 @@
 // The daemon and its client library as trainers see them: gathers, commits, opening, idle cost, memory.
 //
-// Starts a real daemon and real trainer processes, and prints one row for each goal of docs/performance.md with the
+// Starts a real daemon and real trainer processes, and prints one row for each goal of docs/train/cost.md with the
 // median and the 99th percentile. Ratios are taken against memcpy in the same run. Usage: service_bench [--json]
 
 #include <sys/mman.h>

@@ -4,7 +4,7 @@
     python lab/study/torch_study.py --study cuda           # a larger one, on a GPU; torch's arms are FSDP2 in BF16
 
 Runs go to OUT, one file of JSON lines each, and those that are there are not repeated. The table goes into
-docs/pytorch.md, between its marks, and the curves into a plot of docs/.
+docs/train/pytorch.md, between its marks, and the curves into a plot of docs/.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs/pytorch.md"
+PAGE = ROOT / "lab/learning.md"
 TEXT = ROOT / "client/examples/data/persuasion.txt.gz"
 
 REFERENCE = "torch"

@@ -1,6 +1,6 @@
 """Draws steps of a trace that `paramshardctl trace` has written.
 
-    python3 lab/study/trace_plot.py trace.json docs/trace-step.svg --model sums-at-commit --commits 1 2
+    python3 lab/study/trace_plot.py trace.json lab/pictures/trace-step.svg --model sums-at-commit --commits 1 2
 
 It needs matplotlib. A row is a thread of the trace, a colour what it is at.
 """

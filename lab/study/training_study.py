@@ -1,7 +1,7 @@
 """Trains digits and the language model at every format and state precision beside FP32: python3 training_study.py --help
 
 Every run sees the same data in the same order as the others of its seed. Runs go to OUT, one file of JSON lines each, and those
-that are there are not repeated. The tables go into docs/training.md, between its marks, and the curves into docs/*.svg.
+that are there are not repeated. The tables go into lab/learning.md, between its marks, and the curves into docs/*.svg.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import tempfile
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs/training.md"
+PAGE = ROOT / "lab/learning.md"
 SEEDS = (1, 2, 3)
 REFERENCE = "FP32"
 

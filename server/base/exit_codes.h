@@ -1,4 +1,4 @@
-// Exit codes of paramshardd. docs/operations.md lists them for operators.
+// Exit codes of paramshardd. docs/operate/settings.md lists them for operators.
 #ifndef PARAMSHARD_SERVER_BASE_EXIT_CODES_H_
 #define PARAMSHARD_SERVER_BASE_EXIT_CODES_H_
 

@@ -1,4 +1,4 @@
-// Recovery of a model from its journal, by the table in docs/architecture.md, "What outlives the server".
+// Recovery of a model from its journal, by the table in docs/internals/architecture.md, "What outlives the server".
 #ifndef PARAMSHARD_SERVER_JOURNAL_RECOVERY_H_
 #define PARAMSHARD_SERVER_JOURNAL_RECOVERY_H_
 

@@ -41,7 +41,7 @@ namespace paramshard::server {
 // Holds what a shard needs to apply one commit.
 struct StepParameters {
   std::vector<Hyperparameters> groups;
-  float gradient_scale = 1;  // k of docs/numerics.md: unscaling, mean and clip in one factor
+  float gradient_scale = 1;  // k of docs/reference/numerics.md: unscaling, mean and clip in one factor
 };
 
 // Whole rows of an extent, or a part of one row that begins at a multiple of kMomentBlockSize and ends at one or with

@@ -30,7 +30,7 @@ struct Decided {
 // Returns the factor by which the trainers have multiplied their gradients.
 float GradientScaleOf(const v1::Commit& commit);
 
-// Computes norm, clip and unscaling in the order of docs/numerics.md. `mean`: over the ranks of the world.
+// Computes norm, clip and unscaling in the order of docs/reference/numerics.md. `mean`: over the ranks of the world.
 Decided Decide(const v1::Commit& commit, const CommitDecision& decision, bool mean, int ranks);
 // Does the same for a commit that another server has prepared.
 DecidedCommit Decide(const PreparedCommit& commit, const CommitDecision& decision, bool mean);

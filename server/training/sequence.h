@@ -1,7 +1,7 @@
 // The sequence of commands of one epoch, on the ranks of one daemon: what each rank may do next.
 //
 // Pure state: no thread, clock, memory or byte is touched here. The owner feeds in commands and finished work and asks
-// for work; times are given. The rules (docs/architecture.md, "The sequence of commands"):
+// for work; times are given. The rules (docs/internals/architecture.md, "The sequence of commands"):
 //
 // * the n-th commands of all ranks are equal, or Submit refuses and names both;
 // * gathers run in order, and so do all others; a commit waits for every earlier command, and every later

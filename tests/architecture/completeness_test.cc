@@ -58,7 +58,7 @@ bool HasWord(absl::string_view text, absl::string_view word) {
 }
 
 TEST(CompletenessTest, EveryFormatIsInThePages) {
-  for (const char* file : {"docs/formats.md", "docs/numerics.md", "docs/convert.md"}) {
+  for (const char* file : {"docs/reference/formats.md", "docs/reference/numerics.md", "docs/operate/convert.md"}) {
     const std::string text = Text(file);
     for (const FormatTraits& format : kFormats) {
       EXPECT_TRUE(HasWord(text, format.name)) << file << " does not name " << format.name;
@@ -79,12 +79,12 @@ TEST(CompletenessTest, EveryScaledFormatAndOptimizerHasGoldenCases) {
 }
 
 TEST(CompletenessTest, EveryOptimizerAndMomentIsInThePages) {
-  const std::string numerics = Text("docs/numerics.md");
+  const std::string numerics = Text("docs/reference/numerics.md");
   for (const OptimizerTraits& optimizer : kOptimizers) {
-    EXPECT_TRUE(HasWord(numerics, optimizer.name)) << "docs/numerics.md does not name " << optimizer.name;
+    EXPECT_TRUE(HasWord(numerics, optimizer.name)) << "docs/reference/numerics.md does not name " << optimizer.name;
   }
   for (const MomentTraits& moment : kMomentKinds) {
-    for (const char* file : {"docs/numerics.md", "docs/formats.md", "docs/operations.md"}) {
+    for (const char* file : {"docs/reference/numerics.md", "docs/reference/formats.md", "docs/operate/settings.md"}) {
       EXPECT_TRUE(HasWord(Text(file), moment.name)) << file << " does not name " << moment.name;
     }
   }
@@ -105,15 +105,15 @@ TEST(CompletenessTest, EveryAdminCallHasACommandAndATest) {
 
 TEST(CompletenessTest, EveryCommandIsInTheTableThePagesAndTheTests) {
   const std::string header = Text("client/ctl/commands.h");
-  const std::string operations = Text("docs/operations.md");
+  const std::string operations = Text("docs/operate/ctl.md");
   const std::string tests = Text("tests/client/ctl/ctl_test.cc") + Text("tests/client/ctl/tables_test.cc") +
                             Text("tests/client/ctl/hugging_face_export_test.cc");
   size_t declared = 0;
   for (size_t at = header.find("extern const"); at != header.npos; at = header.find("extern const", at + 1)) ++declared;
   EXPECT_EQ(ctl::Commands().size(), declared) << "a command of commands.h is not in the table of commands.cc";
   for (const ctl::CommandInfo* command : ctl::Commands()) {
-    EXPECT_TRUE(HasWord(operations, command->name) || HasWord(Text("docs/convert.md"), command->name))
-        << "neither docs/operations.md nor docs/convert.md names " << command->name;
+    EXPECT_TRUE(HasWord(operations, command->name) || HasWord(Text("docs/operate/convert.md"), command->name))
+        << "neither docs/operate/ctl.md nor docs/operate/convert.md names " << command->name;
     // Looks for an argument that a test gives to the program.
     const std::vector<std::string> words = absl::StrSplit(command->name, ' ');
     EXPECT_TRUE(absl::StrContains(tests, absl::StrCat("\"", words.back(), "\"")))
@@ -153,12 +153,12 @@ const server::MetricLabel* FindLabel(const server::MetricTraits& traits, absl::s
 }
 
 TEST(MetricsCompletenessTest, EveryMetricIsInItsPageWithTypeUnitLabelsAndTheirValues) {
-  const std::string page = Text("docs/metrics.md");
+  const std::string page = Text("docs/operate/metrics.md");
   const char* const types[] = {"counter", "gauge", "histogram"};
   for (const server::MetricTraits& traits : server::kMetrics) {
     const std::string begin = absl::StrCat("\n| `", traits.name, "` | ", types[static_cast<int>(traits.type)], " | ");
     const size_t at = page.find(begin);
-    ASSERT_NE(at, page.npos) << "docs/metrics.md: a line expected that begins with" << begin;
+    ASSERT_NE(at, page.npos) << "docs/operate/metrics.md: a line expected that begins with" << begin;
     const std::string line = page.substr(at + 1, page.find('\n', at + 1) - at - 1);
     const std::vector<std::string> cells = absl::StrSplit(line, '|');  // the first one is empty
     ASSERT_GE(cells.size(), 6) << line;
@@ -175,9 +175,9 @@ TEST(MetricsCompletenessTest, EveryMetricIsInItsPageWithTypeUnitLabelsAndTheirVa
 }
 
 TEST(MetricsCompletenessTest, WhatPagesDashboardAndAlertsNameIsThere) {
-  for (const std::string& name : MetricNamesIn(Text("docs/metrics.md"))) {
+  for (const std::string& name : MetricNamesIn(Text("docs/operate/metrics.md"))) {
     const bool is_histogram = FindMetric(name + "_sum") != nullptr;
-    EXPECT_TRUE(FindMetric(name) != nullptr || is_histogram) << "docs/metrics.md names " << name;
+    EXPECT_TRUE(FindMetric(name) != nullptr || is_histogram) << "docs/operate/metrics.md names " << name;
   }
   for (const char* file :
        {"deploy/grafana/paramshard.json", "deploy/prometheus/alerts.yml", "deploy/prometheus/alerts_test.yml"}) {
@@ -218,7 +218,7 @@ TEST(MetricsCompletenessTest, WhatDashboardAndAlertsSelectIsThere) {
 
 TEST(MetricsCompletenessTest, EveryAlertIsInThePageAndHasATest) {
   const std::string rules = Text("deploy/prometheus/alerts.yml");
-  const std::string page = Text("docs/metrics.md");
+  const std::string page = Text("docs/operate/metrics.md");
   const std::string tests = Text("deploy/prometheus/alerts_test.yml");
   int count = 0;
   for (const absl::string_view line : absl::StrSplit(rules, '\n')) {

@@ -95,7 +95,7 @@ install_into() {
   done
 }
 
-# certificates DIR: of a world of two daemons, as docs/security.md makes them.
+# certificates DIR: of a world of two daemons, as docs/operate/security.md makes them.
 certificates() {
   needs openssl
   mkdir -p "$1"

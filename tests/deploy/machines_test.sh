@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The commands of docs/three-machines.md, taken from the page, and the page's claims about them.
+# The commands of docs/operate/several_machines.md, taken from the page, and the page's claims about them.
 . tests/deploy/library.sh
 needs_root
 needs ip openssl jq dpkg-deb
@@ -45,7 +45,7 @@ awk -v blocks="$work/blocks/" '
   /^```/ { commands = $0 == "```bash"; count += commands }
   /^```bash$/ { print section >(blocks count ".section") }
   /^```/ { next }
-  commands { print >(blocks count) }' docs/three-machines.md
+  commands { print >(blocks count) }' docs/operate/several_machines.md
 
 # next_block SECTION: the page's next one, which stands there.
 next_block() {

@@ -147,7 +147,7 @@ class RollbackTest : public testing::TestWithParam<RollbackCase> {
       return TrainThrough(client, training, board);
     });
   }
-  // Attaches again for as long as that may help, as docs/errors.md says.
+  // Attaches again for as long as that may help, as docs/reference/errors.md says.
   static absl::Status TrainThrough(Client& client, const Training& training, Board& board) {
     while (true) {
       const absl::Status status = TrainEpoch(client, training);

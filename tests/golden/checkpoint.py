@@ -1,4 +1,4 @@
-"""A second implementation of docs/checkpoints.md: writes the golden checkpoint and verifies any.
+"""A second implementation of docs/reference/checkpoint.md: writes the golden checkpoint and verifies any.
 
     checkpoint.py write FOLDER SPEC.BINPB    writes the golden checkpoint; the spec's bytes are taken as they are
     checkpoint.py verify FOLDER              checks every hash and that every row is there once; prints each fault

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A second implementation of docs/numerics.md, slow and plain, and the golden cases against it.
+"""A second implementation of docs/reference/numerics.md, slow and plain, and the golden cases against it.
 
   reference.py            computes every output of every case from its inputs, and compares bytes
   reference.py --write    writes the outputs instead

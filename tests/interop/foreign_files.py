@@ -135,7 +135,7 @@ def numpy_reads_no_file_with_fp8(ctl, folder):
         load_file(folder / 'fp8.safetensors')
     except Exception:  # of no class of its own
         return
-    raise AssertionError('safetensors.numpy opened a file with F8_E4M3: docs/convert.md says that it does not')
+    raise AssertionError('safetensors.numpy opened a file with F8_E4M3: docs/operate/convert.md says that it does not')
 
 
 def main():

@@ -29,7 +29,7 @@ float Round(float value) {
   return rounded;
 }
 
-// The formula of docs/numerics.md, written out.
+// The formula of docs/reference/numerics.md, written out.
 void SlowAdam(const AdamStep& s, const std::vector<float>& gradient, OwnedState& state) {
   std::vector<float> exp_avg = state.exp_avg.Get();
   std::vector<float> exp_avg_sq = state.exp_avg_sq.Get();

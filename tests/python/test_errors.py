@@ -1,4 +1,4 @@
-"""Errors as docs/python.md describes them: their classes, and refusals by name."""
+"""Errors as docs/train/python.md describes them: their classes, and refusals by name."""
 
 import pytest
 from conftest import Daemon, spec_of

@@ -36,7 +36,7 @@ class Verdict(enum.Enum):
 
 
 def judge(origin: str, existing: str, *, brings: bool, own: bool) -> Verdict:
-    """Decides by the table of docs/pytorch.md, alike on all ranks.
+    """Decides by the table of docs/train/pytorch.md, alike on all ranks.
 
     `origin`: of the daemon's values, as `paramshard.CreatedModel.origin` says. `existing`: as in `shard`. `brings`: the
     script has values. `own`: this run, which torchrun has started again, has brought the values.

@@ -37,7 +37,7 @@ _STATE_FILE = "trainer_state.json"  # in each of Trainer's checkpoints
 _ADAMW = ("adamw_torch", "adamw_torch_fused")  # values of TrainingArguments.optim
 _ADAMW_OPTIONS = ("lr", "betas", "eps", "weight_decay", "fused", "foreach", "capturable")
 
-# Fields of TrainingArguments that would do nothing or harm, and what to do instead; docs/pytorch.md lists all fields.
+# Fields of TrainingArguments that would do nothing or harm, and what to do instead; docs/train/pytorch.md lists all fields.
 REFUSED_ARGUMENTS = {
     "auto_find_batch_size": "it begins the loop anew after steps that the daemon has made; set "
                             "per_device_train_batch_size",

@@ -344,7 +344,7 @@ TEST_P(FrozenTest, ImportsThatAFrozenParameterHasNoPlaceForAreRefused) {
   EXPECT_EQ(PlanesOf(frozen_), before);
 }
 
-// docs/numerics.md says what of a parameter without a master comes back.
+// docs/reference/numerics.md says what of a parameter without a master comes back.
 TEST_P(FrozenTest, WhatIsExportedComesBackAsThoseValues) {
   ASSERT_OK(served_->client->CreateModel(frozen_));
   const Planes before = PlanesOf(frozen_);

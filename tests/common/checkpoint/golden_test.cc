@@ -1,4 +1,4 @@
-// The golden checkpoint of tests/golden/checkpoint.py, an independent implementation of docs/checkpoints.md.
+// The golden checkpoint of tests/golden/checkpoint.py, an independent implementation of docs/reference/checkpoint.md.
 #include <string>
 #include <vector>
 

@@ -1,4 +1,4 @@
-// Sizes of formats after docs/numerics.md, independent of kernels/formats.
+// Sizes of formats after docs/reference/numerics.md, independent of kernels/formats.
 #ifndef PARAMSHARD_TESTS_COMMON_MODEL_REFERENCE_FORMAT_H_
 #define PARAMSHARD_TESTS_COMMON_MODEL_REFERENCE_FORMAT_H_
 

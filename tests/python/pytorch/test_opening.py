@@ -1,4 +1,4 @@
-"""Origin of an opened model's values: every cell of the table in docs/pytorch.md."""
+"""Origin of an opened model's values: every cell of the table in docs/train/pytorch.md."""
 
 import itertools
 import os
@@ -27,7 +27,7 @@ ERRORS = {"importing": paramshard.FailedPreconditionError, "lost": paramshard.Da
 
 def _table() -> dict[tuple[str, str, bool], Verdict]:
     """By origin, call, and whether the script brings values."""
-    page = pathlib.Path(__file__).parents[3] / "docs" / "pytorch.md"
+    page = pathlib.Path(__file__).parents[3] / "docs/train/pytorch.md"
     cells = {}
     for row in re.findall(r"^\| `(\w+)` \| (\w+ / \w+) \| (\w+ / \w+) \| (\w+ / \w+) \| (\w+ / \w+) \|$",
                           page.read_text(), re.MULTILINE):

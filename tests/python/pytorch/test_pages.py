@@ -13,7 +13,7 @@ ROOT = pathlib.Path(__file__).parents[3]
 
 
 def _blocks() -> list[str]:
-    return re.findall(r"```python\n(.*?)```", (ROOT / "docs/pytorch.md").read_text(), re.DOTALL)
+    return re.findall(r"```python\n(.*?)```", (ROOT / "docs/train/pytorch.md").read_text(), re.DOTALL)
 
 
 def test_the_quick_start_runs(tmp_path):

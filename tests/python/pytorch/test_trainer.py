@@ -223,8 +223,8 @@ def test_what_a_trainer_cannot_have_is_refused(daemon, tmp_path):
 
 
 def _docs_table() -> dict[str, set[str]]:
-    """The table of TrainingArguments in docs/pytorch.md: the names behind each of its three words."""
-    page = pathlib.Path(__file__).parents[3] / "docs" / "pytorch.md"
+    """The table of TrainingArguments in docs/train/pytorch.md: the names behind each of its three words."""
+    page = pathlib.Path(__file__).parents[3] / "docs/train/pytorch.md"
     table = page.read_text().partition("<!-- training arguments: begin")[2].partition("<!-- training arguments: end")[0]
     rows = [line.split("|") for line in table.splitlines() if "`" in line]
     return {row[1].strip(): set(re.findall(r"`(\w+)`", row[2])) for row in rows}
@@ -236,7 +236,7 @@ def test_every_training_argument_is_honoured_refused_or_harmless():
     listed = [name for names in table.values() for name in names]
     assert len(listed) == len(set(listed))
     fields = {field.name for field in dataclasses.fields(transformers.TrainingArguments)}
-    assert fields - set(listed) == set(), "not in docs/pytorch.md, which says what becomes of each"
+    assert fields - set(listed) == set(), "not in docs/train/pytorch.md, which says what becomes of each"
     assert set(listed) - fields == set()
     assert table["refused"] == set(REFUSED_ARGUMENTS)
 

@@ -40,7 +40,7 @@ std::vector<const google::protobuf::ServiceDescriptor*> AllServices() {
 std::vector<std::string> AllMethods() {
   std::vector<std::string> methods;
   for (const auto* const service : AllServices()) {
-    // Daemons among themselves: another server, which docs/security.md is frank about.
+    // Daemons among themselves: another server, which docs/operate/security.md is frank about.
     if (service->name() == "ClusterService") continue;
     for (int i = 0; i < service->method_count(); ++i) {
       methods.push_back(absl::StrCat("/", service->full_name(), "/", service->method(i)->name()));

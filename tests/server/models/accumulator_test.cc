@@ -1,5 +1,5 @@
 // Accumulators of either type, in every kind of world, against a training in plain loops that follows the letter of
-// docs/numerics.md.
+// docs/reference/numerics.md.
 
 #include <algorithm>
 #include <cmath>

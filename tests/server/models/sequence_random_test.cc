@@ -1,4 +1,4 @@
-// The contracts of a step (docs/architecture.md), checked after every event of random epochs.
+// The contracts of a step (docs/internals/architecture.md), checked after every event of random epochs.
 
 #include <cstdint>
 #include <random>
