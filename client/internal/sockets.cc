@@ -57,7 +57,7 @@ absl::StatusOr<SocketPaths> FindSockets(const std::string& directory) {
   SocketPaths paths;
   ASSIGN_OR_RETURN(paths.directory, SocketDirectory(directory));
   paths.grpc = absl::StrCat(paths.directory, "/grpc.sock");
-  paths.companion = absl::StrCat(paths.directory, "/companion.sock");
+  paths.companion = absl::StrCat(paths.directory, "/handoff.sock");
   constexpr size_t kLongest = sizeof(sockaddr_un::sun_path) - 1;
   if (paths.companion.size() > kLongest) {
     return absl::InvalidArgumentError(

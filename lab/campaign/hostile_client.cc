@@ -60,7 +60,7 @@ absl::Status SendCompanionNoise(const std::string& socket_dir, int count, uint64
   constexpr wire::CompanionHello kHello;
   const absl::Span<const uint8_t> hello = wire::CompanionBytes(kHello);
   for (int i = 0; i < count; ++i) {
-    ASSIGN_OR_RETURN(const auto client, server::CompanionClient::Connect(socket_dir + "/companion.sock"));
+    ASSIGN_OR_RETURN(const auto client, server::CompanionClient::Connect(socket_dir + "/handoff.sock"));
     for (int packets = random() % 4; packets > 0; --packets) {
       std::vector<uint8_t> bytes(hello.begin(), hello.end());
       if (random() % 2 == 0) bytes.resize(random() % 600);

@@ -7,6 +7,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/reduce/gradient_sum.h"
 #include "server/device/cpu_arithmetic.h"
 #include "server/device/cuda_devices.h"
 

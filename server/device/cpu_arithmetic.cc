@@ -9,6 +9,7 @@
 #include "kernels/formats/format.h"
 #include "kernels/optim/master_remainder.h"
 #include "kernels/optim/moved_state.h"
+#include "kernels/reduce/gradient_sum.h"
 
 namespace paramshard::server {
 namespace {

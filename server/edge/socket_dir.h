@@ -37,7 +37,7 @@ class SocketDir {
 
   int lock() const { return lock_.get(); }
   std::string grpc_path() const { return path_ + "/grpc.sock"; }
-  std::string companion_path() const { return path_ + "/companion.sock"; }
+  std::string companion_path() const { return path_ + "/handoff.sock"; }
 
  private:
   SocketDir(std::string path, bool shared, wire::FileDescriptor lock)

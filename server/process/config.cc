@@ -30,7 +30,7 @@ namespace {
 
 constexpr absl::string_view kVariablePrefix = "PARAMSHARD_";
 // The longest name of a socket in socket_dir; a Unix socket's path must fit sockaddr_un.
-constexpr absl::string_view kLongestSocketName = "/companion.sock";
+constexpr absl::string_view kLongestSocketName = "/handoff.sock";
 
 struct Setting {
   absl::string_view name;
@@ -192,7 +192,7 @@ constexpr int kMaxInt = std::numeric_limits<int>::max();
 constexpr Setting kSettings[] = {
     {"device", "cpu:I|cuda:I,...", "devices to serve, in rank order; repeatable", true, ParseDevices,
      PrintList<&DaemonConfig::devices>},
-    {"socket-dir", "DIR", "directory of grpc.sock and companion.sock", false, ParseSocketDir,
+    {"socket-dir", "DIR", "directory of grpc.sock and handoff.sock", false, ParseSocketDir,
      Print<&DaemonConfig::socket_dir>},
     {"listen", "HOST:PORT", "also serve gRPC on this address; port 0 picks a free port", false,
      ParseInto<&DaemonConfig::listen, ParseAddress, 0>,

@@ -80,7 +80,7 @@ class DescriptorsTest : public testing::Test {
 
 TEST_F(DescriptorsTest, ASilentCrowdAtTheCompanionSocketKeepsNobodyOut) {
   StartDaemon(64);
-  const ChildProcess crowd = RunCrowd("companion.sock", SOCK_SEQPACKET, 200, false);
+  const ChildProcess crowd = RunCrowd("handoff.sock", SOCK_SEQPACKET, 200, false);
   EXPECT_OK(TrainOnce());
   EXPECT_OK(TrainOnce());
 }
@@ -88,7 +88,7 @@ TEST_F(DescriptorsTest, ASilentCrowdAtTheCompanionSocketKeepsNobodyOut) {
 TEST_F(DescriptorsTest, ACrowdOfClientsEndsAtTheLimitAndIsForgottenWithItsProcess) {
   StartDaemon(1024);
   {
-    const ChildProcess crowd = RunCrowd("companion.sock", SOCK_SEQPACKET, 600, true);
+    const ChildProcess crowd = RunCrowd("handoff.sock", SOCK_SEQPACKET, 600, true);
     EXPECT_THAT(OutputOf(Version() + " 2>&1").status(),
                 StatusIs(absl::StatusCode::kInternal, testing::HasSubstr("RESOURCE_EXHAUSTED")));
     EXPECT_GT(Descriptors(), 500);

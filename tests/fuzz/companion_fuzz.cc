@@ -54,7 +54,7 @@ class Descriptors {
 
 class World {
  public:
-  World() : server_(Start(directory_.path() + "/companion.sock")) {}
+  World() : server_(Start(directory_.path() + "/handoff.sock")) {}
 
   void Send(const std::string& input) {
     const absl::StatusOr<CompanionClient> client = CompanionClient::Connect(path());
@@ -80,7 +80,7 @@ class World {
   }
 
  private:
-  std::string path() const { return directory_.path() + "/companion.sock"; }
+  std::string path() const { return directory_.path() + "/handoff.sock"; }
   static std::unique_ptr<CompanionServer> Start(const std::string& path) {
     auto server =
         CompanionServer::Start({.path = path, .allowed_users = {getuid()}, .on_gone = [](const std::string&) {}});

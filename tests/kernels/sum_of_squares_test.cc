@@ -1,3 +1,4 @@
+#include "kernels/reduce/gradient_sum.h"
 #include "kernels/reduce/sum_of_squares.h"
 
 #include <algorithm>

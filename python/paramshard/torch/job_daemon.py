@@ -26,7 +26,7 @@ from paramshard import programs
 _TIMEOUT = 60.0  # seconds until the daemon serves
 _DRAIN = 30.0  # seconds until it has ended
 _NAP = 0.02
-_SOCKETS = ("grpc.sock", "companion.sock")
+_SOCKETS = ("grpc.sock", "handoff.sock")
 _LONGEST_PATH = 107  # bytes of a Unix socket's path
 
 

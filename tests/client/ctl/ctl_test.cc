@@ -792,7 +792,7 @@ TEST(CtlTest, DaemonThatDoesNotAnswerIsUnreachable) {
     EXPECT_THAT(result.out, IsEmpty());
   }
   EXPECT_THAT(RunArguments({"models", "--socket-dir", "no-such-directory"}).err,
-              HasSubstr("no-such-directory/companion.sock"));
+              HasSubstr("no-such-directory/handoff.sock"));
 }
 
 TEST(CtlTest, DaemonThatFailsInACallIsUnreachable) {

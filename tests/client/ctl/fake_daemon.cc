@@ -210,7 +210,7 @@ void FakeDaemon::Listen() {
   listener_ = wire::FileDescriptor(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
-  const std::string path = absl::StrCat(directory_.path(), "/companion.sock");
+  const std::string path = absl::StrCat(directory_.path(), "/handoff.sock");
   PARAMSHARD_CHECK(path.size() < sizeof(address.sun_path));
   std::memcpy(address.sun_path, path.data(), path.size());
   PARAMSHARD_CHECK(bind(listener_.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0);

@@ -30,7 +30,7 @@ wire::FileDescriptor ListenWithoutAccepting(const std::string& path) {
 
 TEST(CompanionTest, ADaemonThatStandsStillKeepsNobodyLongerThanTheTimeout) {
   const test::TemporaryDirectory directory;
-  const std::string path = directory.path() + "/companion.sock";
+  const std::string path = directory.path() + "/handoff.sock";
   const wire::FileDescriptor listener = ListenWithoutAccepting(path);
   EXPECT_THAT(Companion::Connect(path, absl::Milliseconds(50)).status(),
               StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("no message within 50ms")));

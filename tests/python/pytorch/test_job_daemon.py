@@ -39,7 +39,7 @@ def test_sockets_of_a_killed_job_are_no_daemon(folder):
 import os, pathlib, socket
 folder = pathlib.Path({str(folder)!r}, f"paramshard-job-{{os.getuid()}}-{{os.getpid()}}", "sockets")
 folder.mkdir(parents=True)
-for name in ("grpc.sock", "companion.sock"):
+for name in ("grpc.sock", "handoff.sock"):
     socket.socket(socket.AF_UNIX).bind(str(folder / name))
 {_START}""")
     assert ended.returncode == 0, ended.stderr

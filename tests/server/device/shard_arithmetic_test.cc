@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "kernels/reduce/gradient_sum.h"
 #include "server/device/compute_device.h"
 #include "tests/status_matchers.h"
 #include "tests/support/environment.h"

@@ -108,7 +108,7 @@ class CallTest : public testing::Test {
     Serve(service_.get());
   }
   void StartWorkers() {
-    auto companion = CompanionServer::Start({.path = directory_.path() + "/companion.sock",
+    auto companion = CompanionServer::Start({.path = directory_.path() + "/handoff.sock",
                                              .allowed_users = {geteuid()},
                                              .on_gone = [this](const std::string& token) { callers_.Gone(token); }});
     ASSERT_OK(companion.status());

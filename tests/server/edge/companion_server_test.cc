@@ -240,7 +240,7 @@ class CompanionServerTest : public testing::Test {
   }
 
   const test::TemporaryDirectory directory_;
-  const std::string path_ = directory_.path() + "/companion.sock";
+  const std::string path_ = directory_.path() + "/handoff.sock";
   GoneTokens gone_;
   FaultySystem system_;
   std::unique_ptr<CompanionServer> server_;

@@ -12,7 +12,7 @@ namespace paramshard::server {
 namespace {
 
 CompanionClient ConnectCompanion(const std::string& socket_dir) {
-  absl::StatusOr<CompanionClient> companion = CompanionClient::Connect(socket_dir + "/companion.sock");
+  absl::StatusOr<CompanionClient> companion = CompanionClient::Connect(socket_dir + "/handoff.sock");
   PARAMSHARD_CHECK(companion.ok());
   return *std::move(companion);
 }

@@ -112,7 +112,7 @@ TEST_F(DaemonTest, ReflectionNeedsNoTokenAndKnowsTheServices) {
 }
 
 TEST_F(DaemonTest, SocketsAreForTheirOwnerOnly) {
-  for (const char* name : {"/grpc.sock", "/companion.sock"}) {
+  for (const char* name : {"/grpc.sock", "/handoff.sock"}) {
     struct stat info {};
     ASSERT_EQ(stat((socket_dir() + name).c_str(), &info), 0);
     EXPECT_EQ(info.st_mode & 0777, 0600u) << name;

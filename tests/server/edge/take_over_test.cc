@@ -32,7 +32,7 @@ class Merciful final : public SystemCalls {
 class TakeOverTest : public testing::Test {
  protected:
   TakeOverTest() {
-    auto companion = CompanionServer::Start({.path = directory_.path() + "/companion.sock",
+    auto companion = CompanionServer::Start({.path = directory_.path() + "/handoff.sock",
                                              .allowed_users = {geteuid()},
                                              .on_gone = [this](const std::string& token) { callers_.Gone(token); },
                                              .system = &system_});
