@@ -4,7 +4,7 @@
     python lab/study/torch_study.py --study cuda           # a larger one, on a GPU; torch's arms are FSDP2 in BF16
 
 Runs go to OUT, one file of JSON lines each, and those that are there are not repeated. The table goes into
-docs/train/pytorch.md, between its marks, and the curves into a plot of docs/.
+lab/learning.md, between its marks, and the curves into lab/pictures/.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Study:
     width: int
     heads: int
     rate: float
-    plot: str  # in docs/
+    plot: str  # in lab/pictures/
 
     @property
     def marks(self) -> tuple[str, str]:
@@ -271,15 +271,15 @@ def plot(study: Study, curves: dict[str, list[list[dict[str, float]]]]) -> None:
         axes.set_xlabel("step")
         axes.legend()
     figure.suptitle(f"the example's GPT, {len(study.seeds)} seeds each")
-    figure.savefig(PAGE.parent / study.plot, metadata={"Date": None})
+    figure.savefig(PAGE.parent / "pictures" / study.plot, metadata={"Date": None})
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--study", choices=STUDIES, default="cpu")
     parser.add_argument("--out", type=pathlib.Path, help="folder that keeps runs")
-    parser.add_argument("--only", action="append", help="train only this arm, and do not update docs/")
-    parser.add_argument("--no-report", action="store_true", help="do not update docs/")
+    parser.add_argument("--only", action="append", help="train only this arm, and do not update lab/")
+    parser.add_argument("--no-report", action="store_true", help="do not update lab/")
     options = parser.parse_args()
     study = STUDIES[options.study]
     unknown = set(options.only or ()) - set(study.arms)

@@ -1,7 +1,7 @@
 """Trains digits and the language model at every format and state precision beside FP32: python3 training_study.py --help
 
 Every run sees the same data in the same order as the others of its seed. Runs go to OUT, one file of JSON lines each, and those
-that are there are not repeated. The tables go into lab/learning.md, between its marks, and the curves into docs/*.svg.
+that are there are not repeated. The tables go into lab/learning.md, between its marks, and the curves into lab/pictures/.
 """
 
 import argparse
@@ -296,7 +296,7 @@ def report(out):
             sys.exit(f"study: {out} lacks runs of {task.name} in FP32 with seeds {SEEDS}")
     write_page(table(curves["lm"], curves["digits"]))
     for task in TASKS:
-        plot(task, curves[task.name], ROOT / f"docs/training-{task.name}.svg")
+        plot(task, curves[task.name], ROOT / f"lab/pictures/training-{task.name}.svg")
     beyond = beyond_limits(curves["lm"], curves["digits"])
     if beyond:
         print("farther from FP32 than their limits:", *beyond, sep="\n  ")
@@ -309,7 +309,7 @@ def main():
     parser.add_argument("--out", type=pathlib.Path, default=ROOT / "build/study", help="folder that keeps runs")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
     parser.add_argument("--only", default="", help="run only variants whose names contain this text")
-    parser.add_argument("--no-report", action="store_true", help="do not update docs/")
+    parser.add_argument("--no-report", action="store_true", help="do not update lab/")
     options = parser.parse_args()
     runs = [Run(task, variant, seed) for task in TASKS for variant in VARIANTS for seed in SEEDS
             if applies(variant, task) and options.only in variant.name]

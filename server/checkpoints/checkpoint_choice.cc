@@ -17,6 +17,7 @@
 #include "common/checkpoint/step_folder.h"
 #include "common/model/names.h"
 #include "kernels/base/status_macros.h"
+#include "server/checkpoints/save_root.h"
 
 namespace paramshard::server {
 namespace {
@@ -67,10 +68,6 @@ std::string WhatThereIs(const std::string& root, const std::string& model_folder
 
 absl::Status Invalid(absl::string_view subject, absl::string_view message) {
   return absl::InvalidArgumentError(absl::StrCat(subject, ": ", message));
-}
-
-std::string ModelFolder(const std::string& root, absl::string_view model) {
-  return (fs::path(root) / checkpoint::ModelFolderName(model)).string();
 }
 
 bool IsStepFolder(absl::string_view name) {
