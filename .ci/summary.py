@@ -1,30 +1,23 @@
 """Says what the parts of CI found: which failed, how many tests ran, and why some were skipped.
 
-Takes a file with a line for each part, `NAME KIND STATUS SECONDS`, and reads what ctest and pytest wrote into the build
-folder for the parts that they run. Exits with 1 unless every part succeeded, and those with tests passed some; there may
-be no time for parts of the kind `spare`.
+Takes a file with a line for each part, `NAME KIND STATUS SECONDS`, and reads the reports that the parts with tests wrote
+into the build folder. Exits with 1 unless every part succeeded, and those with tests passed some; there may be no time for
+parts of the kind `spare`.
 """
 
 import collections
 import pathlib
-import re
 import sys
 import xml.etree.ElementTree
 
-RESULTS = {"asan": "build-asan/tests.xml", "interop": "build/interop.xml", "release": "build/tests.xml",
+REPORTS = {"asan": "build-asan/reports/*.xml", "interop": "build/interop/*.xml", "release": "build/reports/*.xml",
            "torch-newest": "build/torch-newest.xml", "torch-oldest": "build/torch-oldest.xml",
-           "tsan": "build-tsan/tests.xml"}
-BY_PYTEST = ("torch-newest.xml", "torch-oldest.xml")
+           "tsan": "build-tsan/reports/*.xml"}
 TIMED_OUT = (124, 137)  # of timeout; the second where it had to kill
 LINES_OF_A_FAILURE = 60
 
 
-def skip_reason(output):
-    found = re.search(r": Skipped\n(.*)", output)
-    return found.group(1).strip() if found else "no reason given"
-
-
-def print_tests(path):
+def print_tests(paths):
     """Prints the numbers of one part, the reasons for skipping, and the ends of what failed.
 
     Returns how many passed.
@@ -32,17 +25,18 @@ def print_tests(path):
     counts = collections.Counter()
     reasons = collections.Counter()
     failures = []
-    for case in xml.etree.ElementTree.parse(path).getroot().iter("testcase"):
-        output = case.findtext("system-out") or case.findtext("failure") or case.findtext("error") or ""
-        skipped = case.find("skipped")
-        if skipped is not None:
-            counts["skipped"] += 1
-            reasons[skipped.get("message") if path.name in BY_PYTEST else skip_reason(output)] += 1
-        elif case.get("status", "run") == "run" and case.find("failure") is None and case.find("error") is None:
-            counts["passed"] += 1
-        else:
-            counts["failed"] += 1
-            failures.append((case.get("name"), output))
+    for path in paths:
+        for case in xml.etree.ElementTree.parse(path).getroot().iter("testcase"):
+            failed = next((found for kind in ("failure", "error") if (found := case.find(kind)) is not None), None)
+            skipped = case.find("skipped")
+            if failed is not None:
+                counts["failed"] += 1
+                failures.append((case.get("name"), failed.text or failed.get("message") or ""))
+            elif skipped is not None:
+                counts["skipped"] += 1
+                reasons[skipped.get("message")] += 1
+            else:
+                counts["passed"] += 1
     print(f"  {counts['passed']} tests passed, {counts['failed']} failed, {counts['skipped']} skipped")
     for reason, count in sorted(reasons.items()):
         print(f"  {count} skipped: {reason}")
@@ -66,11 +60,11 @@ def main():
         if int(status) in TIMED_OUT:
             said = "no time was left"
         print(f"{name}: {said}, {int(seconds) // 60} min {int(seconds) % 60} s")
-        if name in RESULTS:
-            tests = pathlib.Path(RESULTS[name])
-            if not tests.exists():
+        if name in REPORTS:
+            reports = sorted(pathlib.Path().glob(REPORTS[name]))
+            if not reports:
                 print("  no tests ran to the end")
-            if not (tests.exists() and print_tests(tests)):
+            if not (reports and print_tests(reports)):
                 succeeded &= left_out
     return 0 if succeeded else 1
 

@@ -5,7 +5,7 @@
 One process runs all cases of the shard, in the program's order or, with GTEST_SHUFFLE=1, in a random one. A case that
 runs longer than the timeout (default: 60) is killed and named, and a case whose process dies is named too; a new process
 runs what is left behind it. Cases that match an --alone pattern (a glob for whole names) have a process of their own.
-GTEST_FILTER and GTEST_REPEAT mean what they mean to the program itself.
+GTEST_FILTER and GTEST_REPEAT mean what they mean to the program itself. PARAMSHARD_REPORTS is another folder for reports.
 
 USED are programs that PROGRAM starts. If all cases pass, the file --passed gets a hash of them all; with
 PARAMSHARD_CHANGED=1 nothing runs while it is still the same.
@@ -213,7 +213,8 @@ def main() -> int:
     names = list_cases(arguments.program)[number - 1::shards]
     results = run_cases(arguments.program, names, arguments.alone, arguments.timeout)
     if arguments.report:
-        write_report(arguments.report, arguments.program, results)
+        folder = os.environ.get("PARAMSHARD_REPORTS", os.path.dirname(arguments.report))
+        write_report(os.path.join(folder, os.path.basename(arguments.report)), arguments.program, results)
     failed = [result for result in results if result.status == "failed"]
     for result in failed:
         print(f"== {result.name} failed after {result.seconds:.1f} s", result.output, sep="\n")
