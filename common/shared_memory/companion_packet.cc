@@ -111,7 +111,7 @@ absl::StatusOr<CompanionPacket> ReceiveCompanionPacket(int socket, absl::Duratio
     }
   }
   return absl::DeadlineExceededError(
-      absl::StrCat("companion socket: no message within ", absl::FormatDuration(timeout)));
+      absl::StrCat("companion socket: timed out after ", absl::FormatDuration(timeout), " waiting for a message"));
 }
 
 void RefuseCompanion(int socket, const absl::Status& why) {

@@ -122,7 +122,7 @@ absl::StatusOr<bool> IsIdle(int device, cudaStream_t stream) {
 absl::Status AwaitStream(int device, cudaStream_t stream, absl::Duration timeout) {
   ASSIGN_OR_RETURN(const bool done, Poll({.timeout = timeout}, [&] { return IsIdle(device, stream); }));
   if (done) return absl::OkStatus();
-  return ReportFault(device, absl::StrCat("a stream is not done after ", absl::FormatDuration(timeout)));
+  return ReportFault(device, absl::StrCat("stream: timed out after ", absl::FormatDuration(timeout)));
 }
 
 }  // namespace paramshard::gpu

@@ -56,7 +56,7 @@ class Attempts {
  public:
   explicit Attempts(const LinkPeer& peer)
       : peer_(peer), address_(Parse(IpOf(peer.address), peer.address.substr(peer.address.rfind(':') + 1))) {
-    if (address_ == nullptr) why_ = absl::StrCat("no address: ", peer.address);
+    if (address_ == nullptr) why_ = absl::StrCat("invalid address: ", peer.address);
   }
 
   const LinkPeer& peer() const { return peer_; }
@@ -181,8 +181,8 @@ absl::Status Links::Check(absl::Duration timeout, const ConnectAbort* abort) {
     texts.push_back(absl::StrCat("node ", peer.node, " (", IpOf(peer.address), "): ", why));
     bad_.push_back({.peer = peer.node, .address = self, .peer_address = IpOf(peer.address)});
   }
-  return absl::UnavailableError(absl::StrCat("node ", node_, " (", self, ") does not reach ",
-                                             absl::StrJoin(texts, ", "), ", within ",
+  return absl::UnavailableError(absl::StrCat("node ", node_, " (", self, ") cannot reach ", absl::StrJoin(texts, ", "),
+                                             "; gave up after ",
                                              absl::FormatDuration(absl::Trunc(timeout, absl::Milliseconds(1)))));
 }
 

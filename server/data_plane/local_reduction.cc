@@ -64,9 +64,9 @@ absl::Status LocalReduction::Reduce(const ReduceCall& call) {
 absl::Status LocalReduction::CheckLanded(const ReduceCall& call) const {
   if (!call.own_slices_landed || (at_commit_ && left_[call.unit].empty())) return absl::OkStatus();
   return absl::FailedPreconditionError(
-      absl::StrCat("push ", group_.model->units[call.unit].name, ": want own slices landed ",
+      absl::StrCat("push ", group_.model->units[call.unit].name, ": a slice of this rank may land ",
                    at_commit_ ? "once between two commits" : "only where sums wait for the commit",
-                   ", got them in command ", call.number));
+                   ", and landed again in command ", call.number));
 }
 
 void LocalReduction::Plan(const ReduceCall& call, Copies& copies, Sums& sums) const {

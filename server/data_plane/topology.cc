@@ -19,12 +19,12 @@ absl::StatusOr<Topology> Topology::Create(World world, std::optional<int> shard_
   const bool fits = std::all_of(counts.begin(), counts.end(), [&](int count) { return count == size; });
   if (fits || size == all) return Topology(std::move(world), size);
   if (size == own) {
-    return absl::InvalidArgumentError(absl::StrCat("want shard size ", all, " (the world) where daemons have ",
-                                                   absl::StrJoin(counts, ", "),
-                                                   " devices and cannot hold equal replicas, got ", size));
+    return absl::InvalidArgumentError(
+        absl::StrCat("shard size ", size, ": want ", all, ", all devices of the world: the daemons have ",
+                     absl::StrJoin(counts, ", "), " devices, which cannot hold equal replicas"));
   }
-  return absl::InvalidArgumentError(
-      absl::StrCat("want shard size ", own, " (the devices of one daemon) or ", all, " (the world), got ", size));
+  return absl::InvalidArgumentError(absl::StrCat(
+      "shard size ", size, ": want ", own, " (the devices of one daemon) or ", all, " (all devices of the world)"));
 }
 
 Topology::Topology(World world, int shard_size)

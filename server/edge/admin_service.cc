@@ -379,7 +379,7 @@ absl::StatusOr<v1::HealModelResponse> AdminService::HealModel(const Call& call, 
                    store_->world().cluster->OrderHealing(request.model(), request.from_node()));
   if (answer.ordered) {
     const NodeState& right = answer.nodes[request.from_node()];
-    Log(LogLevel::kWarning, "an order to heal is given",
+    Log(LogLevel::kWarning, "heal requested",
         {{"model", request.model()},
          {"from", absl::StrCat(right.node)},
          {"history", right.history_id},

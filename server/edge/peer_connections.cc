@@ -94,13 +94,13 @@ bool PeerConnections::HasHadCall(const std::string& address) const {
 absl::Status PeerConnections::Check(const Peer& peer) const {
   for (const std::string& uri : peer.uris) {
     if (options_.denied != nullptr && options_.denied->Names(uri)) {
-      return absl::UnauthenticatedError(absl::StrCat(uri, " is named by --tls-deny-file"));
+      return absl::UnauthenticatedError(absl::StrCat(uri, " is rejected by --tls-deny-file"));
     }
   }
   if (options_.clock.Now() < peer.end) return absl::OkStatus();
   return absl::UnauthenticatedError(absl::StrCat("the connection's certificate of ",
                                                  peer.uris.empty() ? "nobody" : peer.uris[0],
-                                                 " has expired: renew it in time, and connect with the new one"));
+                                                 " has expired: renew it, and connect again"));
 }
 
 void PeerConnections::KeepOnly(const std::set<std::string>& addresses) {

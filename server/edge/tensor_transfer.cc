@@ -76,7 +76,7 @@ absl::Status ImportStream::Begin(const v1::TensorHeader& header) {
   if (!place.has_value()) return UnknownParameter(absl::StrCat("import into ", name_), header.parameter());
   const ParameterSpec& spec = spec_.units[place->unit].parameters[place->parameter];
   const std::optional<TensorKind> kind = TensorKindFromProto(header.kind());
-  if (!kind.has_value()) return Invalid(spec.name, absl::StrCat("want a tensor kind, got ", header.kind()));
+  if (!kind.has_value()) return Invalid(spec.name, absl::StrCat("unknown tensor kind ", header.kind()));
   const StateArray array = *StateArrayOf(*kind);
   const std::optional<TensorType> type = TensorTypeFromProto(header.type());
   if (!type.has_value()) return Invalid(spec.name, absl::StrCat("want a tensor type, got ", header.type()));
@@ -207,8 +207,7 @@ absl::StatusOr<ExportPlan> PlanExport(const Model& model, const v1::ExportReques
   for (const int number : request.kinds()) {
     const std::optional<TensorKind> kind = TensorKindFromProto(number);
     if (!kind.has_value()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("export ", model.spec().name, ": want a tensor kind, got ", number));
+      return absl::InvalidArgumentError(absl::StrCat("export ", model.spec().name, ": unknown tensor kind ", number));
     }
     if (!kinds.insert(*kind).second) return AskedTwice(model, "tensor kind");
     plan.kinds.push_back(*kind);

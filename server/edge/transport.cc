@@ -60,7 +60,7 @@ std::shared_ptr<grpc::ServerCredentials> Transport::ForTools() const { return Fo
 absl::StatusOr<tls::Identity> Transport::Identify(const std::vector<std::string>& uris) const {
   ASSIGN_OR_RETURN(tls::Identity peer, rules_->Identify(uris));
   if (denied_ == nullptr || !denied_->Names(peer.uri)) return peer;
-  return absl::UnauthenticatedError(absl::StrCat(peer.uri, " is named by --tls-deny-file"));
+  return absl::UnauthenticatedError(absl::StrCat(peer.uri, " is rejected by --tls-deny-file"));
 }
 
 std::shared_ptr<PeerConnections> Transport::MakePeerConnections() const {

@@ -50,7 +50,9 @@ bool HasToWait(int error) { return error == EAGAIN || error == EWOULDBLOCK || er
 
 absl::StatusOr<std::unique_ptr<PageServer>> PageServer::Start(Options options) {
   std::unique_ptr<PageServer> server(new PageServer(std::move(options)));
-  if (!server->stop_.valid()) return absl::ResourceExhaustedError("serve a page: no free file descriptor");
+  if (!server->stop_.valid())
+    return absl::ResourceExhaustedError(
+        "serve a page: failed to create a file descriptor; raise the limit (ulimit -n, LimitNOFILE)");
   ASSIGN_OR_RETURN(server->thread_, StartThread("the page of metrics", [page = server.get()] { page->Serve(); }));
   return server;
 }

@@ -172,7 +172,9 @@ void ConnectionAcceptor::AddServer(UserPlaces::User user, grpc::ServerBuilder& b
 }
 
 absl::Status ConnectionAcceptor::Start() {
-  if (!stop_.valid()) return absl::ResourceExhaustedError("accept connections: no free file descriptor");
+  if (!stop_.valid())
+    return absl::ResourceExhaustedError(
+        "accept connections: failed to create a file descriptor; raise the limit (ulimit -n, LimitNOFILE)");
   ASSIGN_OR_RETURN(thread_, StartThread("connections of gRPC", [this] { Serve(); }));
   return absl::OkStatus();
 }

@@ -50,7 +50,7 @@ TEST(FutexTest, AWakeEndsAWaitOfAnyLength) {
 class EitherTest : public testing::Test {
  protected:
   void SetUp() override {
-    if (!CanWaitForEither()) GTEST_SKIP() << "futex_waitv expected, got a kernel before Linux 5.16";
+    if (!CanWaitForEither()) GTEST_SKIP() << "needs futex_waitv, of Linux 5.16";
   }
   // Sleeps until `over_`, also after wakes without a reason.
   void StartSleeper() {

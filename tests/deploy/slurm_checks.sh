@@ -164,7 +164,7 @@ fails_as() {
   expect "nothing is left running" await 10 nothing_runs
 }
 echo "-- a world with a network that there is not"
-DATA_INTERFACE=fabrics fails_as 'node[01]: an address of fabrics expected, got none'
+DATA_INTERFACE=fabrics fails_as 'node[01]: want an address of fabrics, got none'
 echo "-- a world that is to have one address on all nodes"
 PARAMSHARD_DATA_ADDRESS=10.9.9.10 fails_as "is one machine's"
 echo "-- a world whose nodes have each other's certificates"

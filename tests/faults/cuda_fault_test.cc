@@ -212,7 +212,7 @@ TEST_F(BrokenGpuTest, AStreamThatIsNotDoneInTimeBreaksItsGpu) {
         new gpu::HostRegistration(std::move(registration));
         return fault;
       },
-      "a stream is not done after 200ms");
+      "stream: timed out after 200ms");
 }
 
 TEST_F(BrokenGpuTest, AStepThatWaitsForAStuckGpuEndsWhenItCountsAsBroken) {

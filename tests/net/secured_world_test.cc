@@ -223,7 +223,7 @@ TEST_F(SecuredWorldTest, ANodeThatIsDeniedIsLostAndStaysOut) {
   EXPECT_THAT(ReadText(LogPath(0)), HasSubstr("node joined node=1"));
   EXPECT_THAT(ReadText(LogPath(0)), Not(HasSubstr("peer=unknown")));
   EXPECT_THAT(ReadText(LogPath(0)),
-              AllOf(HasSubstr("connection closed"), HasSubstr("/node/1 is named by --tls-deny-file")));
+              AllOf(HasSubstr("connection closed"), HasSubstr("/node/1 is rejected by --tls-deny-file")));
   const std::string one = absl::StrCat("--address=", Listen(0));
   EXPECT_THAT(Remote("viewer", absl::StrCat(one, " models || true")), IsOkAndHolds(HasSubstr("no connection")));
   EXPECT_OK(Remote("admin", absl::StrCat(one, " models")));

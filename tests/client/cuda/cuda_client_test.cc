@@ -107,7 +107,7 @@ class CudaClientTest : public testing::Test {
 };
 
 #define SKIP_WITHOUT_GPUS(count) \
-  if (GpuCount() < (count)) GTEST_SKIP() << (count) << " GPUs expected, got " << GpuCount()
+  if (GpuCount() < (count)) GTEST_SKIP() << (count) << " GPUs are needed, got " << GpuCount()
 
 // --- Without a GPU
 

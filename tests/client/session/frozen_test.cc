@@ -182,7 +182,7 @@ const testing::Environment* const kDaemonsEnd = testing::AddGlobalTestEnvironmen
 class FrozenTest : public testing::TestWithParam<std::tuple<Format, int>> {
  protected:
   void SetUp() override {
-    if (!HasDevices(ranks_)) GTEST_SKIP() << ranks_ << " GPUs expected";
+    if (!HasDevices(ranks_)) GTEST_SKIP() << ranks_ << " GPUs are needed";
     served_ = ServedBy(test::TestDevices(), ranks_);
     ASSERT_NE(served_, nullptr);
   }
@@ -368,7 +368,7 @@ TEST_P(FrozenTest, WhatIsExportedComesBackAsThoseValues) {
 }
 
 TEST_P(FrozenTest, GpusHoldTheBytesOfTheHost) {
-  if (test::TestDevices() == "cpu") GTEST_SKIP() << "devices that are not the host's expected";
+  if (test::TestDevices() == "cpu") GTEST_SKIP() << "needs devices other than the host's";
   std::vector<float> values(kFrozenRows * kFrozenColumns);
   for (size_t i = 0; i < values.size(); ++i) values[i] = std::sin(static_cast<float>(i));
   Served* const host = ServedBy("cpu", ranks_);
@@ -393,7 +393,7 @@ TEST_P(FrozenTest, GpusHoldTheBytesOfTheHost) {
 
 #ifdef PARAMSHARD_HAS_CUDA
 TEST_P(FrozenTest, PlanesAreTheSameOnStreams) {
-  if (test::TestDevices() == "cpu") GTEST_SKIP() << "streams expected";
+  if (test::TestDevices() == "cpu") GTEST_SKIP() << "needs streams of a GPU";
   const Planes on_streams = PlanesOf(*served_, frozen_, [](GatheredUnit& unit) -> absl::Status {
     RETURN_IF_ERROR(cuda::WaitOn(unit, cudaStreamPerThread));
     const cudaError_t error = cudaStreamSynchronize(cudaStreamPerThread);

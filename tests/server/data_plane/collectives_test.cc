@@ -412,9 +412,9 @@ TEST_F(SumsAtCommitTest, AbsentParametersStayAsTheyAre) {
 
 TEST_F(SumsAtCommitTest, SlicesThatLandTwiceAreRefused) {
   Push(/*overwrite=*/true, /*landed=*/true);
-  EXPECT_THAT(
-      world_.Push(2, kMixed, 0, 0, false, {}, /*landed=*/true, accumulators_[0]),
-      StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("push mixed: want own slices landed once between")));
+  EXPECT_THAT(world_.Push(2, kMixed, 0, 0, false, {}, /*landed=*/true, accumulators_[0]),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       HasSubstr("push mixed: a slice of this rank may land once between")));
 }
 
 TEST(SumsAtPushTest, LandedSlicesAreRefused) {

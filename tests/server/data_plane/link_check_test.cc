@@ -124,7 +124,7 @@ TEST(CheckLinksTest, NamesAllThatDoNotAnswerAndNobodyElse) {
   ASSERT_THAT(NodesOf(unreached), ElementsAre(1, 2, 3));
   EXPECT_EQ((*unreached)[0].why, "no answer");
   EXPECT_EQ((*unreached)[1].why, "Connection refused");
-  EXPECT_EQ((*unreached)[2].why, "no address: nowhere");
+  EXPECT_EQ((*unreached)[2].why, "invalid address: nowhere");
 }
 
 TEST(CheckLinksTest, TriesAgainUntilAPeerComes) {
@@ -189,7 +189,7 @@ TEST_F(BadLinksOfAMeshTest, ThePeerThatDoesNotAnswerIsNamedAlone) {
   Put(1, one->address());
   Put(2, silent.address());
   EXPECT_THAT(Connect(), StatusIs(absl::StatusCode::kUnavailable,
-                                  AllOf(HasSubstr("node 0 (127.0.0.1) does not reach node 2 (127.0.0.1): no answer"),
+                                  AllOf(HasSubstr("node 0 (127.0.0.1) cannot reach node 2 (127.0.0.1): no answer"),
                                         Not(HasSubstr("node 1")))));
   ASSERT_EQ(links_.bad().size(), 1u);
   EXPECT_EQ(links_.bad()[0].peer, 2);

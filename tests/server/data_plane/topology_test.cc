@@ -68,10 +68,11 @@ TEST(TopologyTest, MeshesInsideADaemonNeedTwoRanks) {
 }
 
 TEST(TopologyTest, ASizeThatIsNeitherIsRefused) {
-  EXPECT_THAT(Create({4}, 0, 2), StatusIs(absl::StatusCode::kInvalidArgument,
-                                          HasSubstr("want shard size 4 (the devices of one daemon) or 4 (the world), "
-                                                    "got 2")));
-  EXPECT_THAT(Create({2, 2}, 1, 3), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("or 4 (the world)")));
+  EXPECT_THAT(Create({4}, 0, 2),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("shard size 2: want 4 (the devices of one daemon) or 4 (all devices of")));
+  EXPECT_THAT(Create({2, 2}, 1, 3),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("or 4 (all devices of the world)")));
 }
 
 // Each of the daemons says so, whether the size is asked for or is the default.
@@ -79,9 +80,9 @@ TEST(TopologyTest, ReplicasInUnequalDaemonsAreRefused) {
   for (const int node : {0, 1}) {
     EXPECT_THAT(Create({2, 1}, node),
                 StatusIs(absl::StatusCode::kInvalidArgument,
-                         HasSubstr("want shard size 3 (the world) where daemons have 2, 1 devices")));
+                         HasSubstr("want 3, all devices of the world: the daemons have 2, 1 devices")));
   }
-  EXPECT_THAT(Create({2, 1}, 0, 2), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("got 2")));
+  EXPECT_THAT(Create({2, 1}, 0, 2), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("shard size 2")));
   EXPECT_FALSE(Create({2, 1}, 1, 2).ok());
 }
 

@@ -101,7 +101,7 @@ TEST_F(PeerConnectionsTest, WhoIsDeniedIsOver) {
   while (connections.Check(kAddress).ok()) {
   }
   EXPECT_THAT(connections.Check(kAddress),
-              StatusIs(absl::StatusCode::kUnauthenticated, HasSubstr("/node/1 is named by --tls-deny-file")));
+              StatusIs(absl::StatusCode::kUnauthenticated, HasSubstr("/node/1 is rejected by --tls-deny-file")));
   EXPECT_OK(connections.Check(kOther));
 }
 

@@ -266,7 +266,7 @@ TEST_F(TensorTransferTest, TensorsOfAnotherShapeAreRefused) {
   ExpectInvalid({Header(), Tensor("w", {4, 7})}, "import w: want shape [7, 4], got [4, 7]");
   ExpectInvalid({Header(), Tensor("w", {28})}, "got [28]");
   ExpectInvalid({Header(), Tensor("w", {})}, "got []");
-  ExpectInvalid({Header(), Tensor("w", {7, 4}, v1::TENSOR_KIND_UNSPECIFIED)}, "want a tensor kind, got 0");
+  ExpectInvalid({Header(), Tensor("w", {7, 4}, v1::TENSOR_KIND_UNSPECIFIED)}, "unknown tensor kind 0");
   ExpectInvalid({Header(), Tensor("w", {7, 4}, static_cast<v1::TensorKind>(77))}, "got 77");
 }
 
@@ -535,7 +535,7 @@ TEST_F(TensorTransferTest, UnknownExportsAreRefused) {
   EXPECT_THAT(Export(ExportOf({"b", "x"})),
               StatusIs(absl::StatusCode::kNotFound, HasSubstr("export m: parameter x not found")));
   EXPECT_THAT(Export(ExportOf({"b"}, {v1::TENSOR_KIND_UNSPECIFIED})),
-              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("want a tensor kind, got 0")));
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("unknown tensor kind 0")));
   EXPECT_THAT(Export(ExportOf({"b"}, {static_cast<v1::TensorKind>(77)})), StatusIs(absl::StatusCode::kInvalidArgument));
 }
 

@@ -48,7 +48,7 @@ TEST_F(WorkersTest, OneConnectionDoesNotTakeAll) {
 }
 
 TEST_F(WorkersTest, OtherUsersLeaveSomeToTheDaemonsOwn) {
-  if (geteuid() == kOther) GTEST_SKIP() << "another user expected";
+  if (geteuid() == kOther) GTEST_SKIP() << "needs another user";
   Start({.threads = 1, .max_works = 16, .max_works_of_connection = 5});
   EXPECT_EQ(PostAll("a", kOther), 5);
   EXPECT_EQ(PostAll("b", kOther), 3) << "half of all";
@@ -69,7 +69,7 @@ TEST_F(WorkersTest, WhatIsDoneGivesItsPlaceBack) {
 }
 
 TEST_F(WorkersTest, OtherUsersLeaveThreadsToTheDaemonsOwn) {
-  if (geteuid() == kOther) GTEST_SKIP() << "another user expected";
+  if (geteuid() == kOther) GTEST_SKIP() << "needs another user";
   Start({.threads = 4, .max_works = 16});
   EXPECT_EQ(PostAll("a", kOther), 8);
   EXPECT_EQ(PostAll("b", kOther + 1), 4);

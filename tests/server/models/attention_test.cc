@@ -119,7 +119,7 @@ long MoveSleepers(std::atomic<uint32_t>& doorbell, std::atomic<uint32_t>& elsewh
 }
 
 TEST_F(AttentionTest, TheDaemonIsHeardWhenItsThreadHasBeenMovedToAnotherWord) {
-  if (!wire::CanWaitForEither()) GTEST_SKIP() << "futex_waitv expected, got a kernel before Linux 5.16";
+  if (!wire::CanWaitForEither()) GTEST_SKIP() << "needs futex_waitv, of Linux 5.16";
   Attention attention(On(/*on_gpu=*/false));
   attention.Look();
   std::thread trainer([&] {

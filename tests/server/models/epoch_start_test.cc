@@ -66,7 +66,7 @@ TEST_F(EpochStartTest, ADeathBeforeThereIsMemoryEndsTheEpoch) {
 // The rendezvous of an epoch that has ended says no more than that.
 TEST_F(EpochStartTest, TheWorldsReasonReplacesWhatTheEnginesFoundOut) {
   ASSERT_NO_FATAL_FAILURE(Open({.mesh_inside = true}));
-  if (devices_.size() < 2) GTEST_SKIP() << "engines that meet expected: of two devices";
+  if (devices_.size() < 2) GTEST_SKIP() << "needs engines of two devices";
   const std::shared_ptr<Model> model = world_->Create(Spec());
   absl::Notification failed;
   world_->cluster().FailRendezvous([&, told = false]() mutable {

@@ -167,7 +167,7 @@ TEST_F(ConnectionEndTest, WhoSaysNothingGivesWayToTheNewest) {
 
 // Such an address names its interface.
 TEST_F(ConnectionEndTest, AlsoFromALinkLocalAddress) {
-  if (grpc_is_initialized() != 0) GTEST_SKIP() << "a process that has not used gRPC expected: run this test alone";
+  if (grpc_is_initialized() != 0) GTEST_SKIP() << "needs a process that has not used gRPC";
   test::ChildProcess child = test::ChildProcess::Run([this](test::Board&) -> absl::Status {
     constexpr char kAddAddress[] = "ip link set lo up && ip -6 addr add fe80::1/64 dev lo nodad";
     if (unshare(CLONE_NEWNET) != 0 || !test::OutputOf(kAddAddress).ok()) {
