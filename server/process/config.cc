@@ -36,6 +36,7 @@ struct Setting {
   absl::string_view name;
   absl::string_view value;  // as --help shows it
   absl::string_view help;
+  absl::string_view unset;  // what applies by default, where no value can say it
   bool is_list;
   absl::Status (*parse)(absl::string_view text, DaemonConfig& config);
   std::string (*print)(const DaemonConfig& config);
@@ -190,98 +191,110 @@ std::string PrintDuration(const DaemonConfig& config) {
 constexpr int kMaxInt = std::numeric_limits<int>::max();
 
 constexpr Setting kSettings[] = {
-    {"device", "cpu:I|cuda:I,...", "devices to serve, in rank order; repeatable", true, ParseDevices,
-     PrintList<&DaemonConfig::devices>},
-    {"socket-dir", "DIR", "directory of grpc.sock and handoff.sock", false, ParseSocketDir,
+    {"device", "cpu:I|cuda:I,...",
+     "devices to serve, in rank order, all of one kind; cuda:I is the I-th GPU that the daemon sees, numbers of cpu "
+     "devices are only names; repeatable",
+     "", true, ParseDevices, PrintList<&DaemonConfig::devices>},
+    {"socket-dir", "DIR", "directory of grpc.sock and handoff.sock; at most 94 bytes",
+     "$XDG_RUNTIME_DIR/paramshard, else /tmp/paramshard-UID", false, ParseSocketDir,
      Print<&DaemonConfig::socket_dir>},
-    {"listen", "HOST:PORT", "also serve gRPC on this address; port 0 picks a free port", false,
-     ParseInto<&DaemonConfig::listen, ParseAddress, 0>,
+    {"listen", "HOST:PORT",
+     "also serve gRPC on this address; port 0 picks a free port, which the log names; off loopback it requires "
+     "certificates",
+     "none", false, ParseInto<&DaemonConfig::listen, ParseAddress, 0>,
      [](const DaemonConfig& config) { return config.listen.value_or(""); }},
-    {"node", "N", "this daemon's number in the world; node 0 coordinates", false,
+    {"node", "N", "this daemon's number in the world; node 0 coordinates", "", false,
      ParseInto<&DaemonConfig::node, ParseInteger, 0, kMaxInt>, Print<&DaemonConfig::node>},
-    {"nodes", "N", "number of daemons in the world", false, ParseInto<&DaemonConfig::nodes, ParseInteger, 1, kMaxInt>,
-     Print<&DaemonConfig::nodes>},
-    {"world", "NAME", "world name; daemons with a different name cannot join; default: none", false,
+    {"nodes", "N", "number of daemons in the world", "", false,
+     ParseInto<&DaemonConfig::nodes, ParseInteger, 1, kMaxInt>, Print<&DaemonConfig::nodes>},
+    {"world", "NAME", "world name; daemons with a different name cannot join", "none", false,
      ParseText<&DaemonConfig::world>, Print<&DaemonConfig::world>},
-    {"cluster-address", "HOST:PORT", "address of node 0's cluster service; required when --nodes > 1", false,
-     ParseInto<&DaemonConfig::cluster_address, ParseAddress, 1>, Print<&DaemonConfig::cluster_address>},
-    {"tls-cert", "FILE", "this daemon's certificate (PEM); connections over TCP then require a certificate", false,
-     ParseText<&DaemonConfig::tls_cert>, Print<&DaemonConfig::tls_cert>},
-    {"tls-key", "FILE", "private key of the certificate (PEM)", false, ParseText<&DaemonConfig::tls_key>,
-     Print<&DaemonConfig::tls_key>},
-    {"tls-ca", "FILE", "certificate authorities to trust (PEM)", false, ParseText<&DaemonConfig::tls_ca>,
+    {"cluster-address", "HOST:PORT",
+     "address of node 0's cluster service; required when --nodes > 1; off loopback it requires certificates", "none",
+     false, ParseInto<&DaemonConfig::cluster_address, ParseAddress, 1>, Print<&DaemonConfig::cluster_address>},
+    {"tls-cert", "FILE", "this daemon's certificate (PEM); connections over TCP then require a certificate", "none",
+     false, ParseText<&DaemonConfig::tls_cert>, Print<&DaemonConfig::tls_cert>},
+    {"tls-key", "FILE", "private key of the certificate (PEM), not encrypted", "none", false,
+     ParseText<&DaemonConfig::tls_key>, Print<&DaemonConfig::tls_key>},
+    {"tls-ca", "FILE", "certificate authorities to trust (PEM)", "none", false, ParseText<&DaemonConfig::tls_ca>,
      Print<&DaemonConfig::tls_ca>},
-    {"tls-role", "ROLE=PATTERN,...", "role of certificates whose URI matches the pattern; repeatable", true, ParseRoles,
-     PrintList<&DaemonConfig::tls_roles>},
+    {"tls-role", "ROLE=PATTERN,...", "role of certificates whose URI matches the pattern; repeatable", "none", true,
+     ParseRoles, PrintList<&DaemonConfig::tls_roles>},
     {"tls-deny-file", "FILE", "file of URIs, one per line, whose certificates are rejected; read again when it changes",
-     false, ParseText<&DaemonConfig::tls_deny_file>, Print<&DaemonConfig::tls_deny_file>},
-    {"insecure", "on|off", "serve addresses off loopback without certificates: anyone may connect", false,
+     "none", false, ParseText<&DaemonConfig::tls_deny_file>, Print<&DaemonConfig::tls_deny_file>},
+    {"insecure", "on|off", "serve addresses off loopback without certificates: anyone may connect", "", false,
      ParseSwitch<&DaemonConfig::insecure>, PrintSwitch<&DaemonConfig::insecure>},
-    {"data-address", "IP", "this machine's address on the network between the daemons; default: loopback", false,
+    {"data-address", "IP", "this machine's address on the network between the daemons", "loopback", false,
      ParseInto<&DaemonConfig::data_address, ParseIpAddress>, Print<&DaemonConfig::data_address>},
     {"trusted-data-network", "on|off",
-     "confirms that the network of --data-address is private; its traffic is not encrypted", false,
+     "confirms that the network of --data-address is private; its traffic is not encrypted", "", false,
      ParseSwitch<&DaemonConfig::trusted_data_network>, PrintSwitch<&DaemonConfig::trusted_data_network>},
-    {"step-timeout", "DURATION", "how long the other ranks wait for a rank within a step", false,
-     ParseInto<&DaemonConfig::step_timeout, ParseTimeout>, PrintDuration<&DaemonConfig::step_timeout>},
-    {"join-timeout", "DURATION", "how long to wait at the start for all daemons to join", false,
+    {"step-timeout", "DURATION", "how long the other ranks wait for a rank within a step; a model may set its own", "",
+     false, ParseInto<&DaemonConfig::step_timeout, ParseTimeout>, PrintDuration<&DaemonConfig::step_timeout>},
+    {"join-timeout", "DURATION", "how long to wait at the start for all daemons to join", "", false,
      ParseInto<&DaemonConfig::join_timeout, ParseTimeout>, PrintDuration<&DaemonConfig::join_timeout>},
-    {"min-replicas", "N", "node 0: replicas continue while N of their daemons are alive; default: all", false,
-     ParseInto<&DaemonConfig::min_replicas, ParseInteger, 1, kMaxInt>,
+    {"min-replicas", "N", "node 0: replicas continue while N of their daemons are alive; more than half of --nodes",
+     "all", false, ParseInto<&DaemonConfig::min_replicas, ParseInteger, 1, kMaxInt>,
      [](const DaemonConfig& config) {
        return config.min_replicas.has_value() ? absl::StrCat(*config.min_replicas) : std::string();
      }},
     {"allow-minority", "on|off",
-     "allow --min-replicas of half of --nodes or fewer; you ensure that only one node 0 runs", false,
+     "allow --min-replicas of half of --nodes or fewer; you ensure that only one node 0 runs", "", false,
      ParseSwitch<&DaemonConfig::allow_minority>, PrintSwitch<&DaemonConfig::allow_minority>},
     {"replica-grace", "DURATION", "node 0: how long to wait for a lost daemon before the others continue without it",
-     false, ParseInto<&DaemonConfig::replica_grace, ParseTimeout>, PrintDuration<&DaemonConfig::replica_grace>},
-    {"state-dir", "DIR", "node 0: folder of its decisions on commits; default: in memory only", false,
-     ParseFolder<&DaemonConfig::state_dir>, Print<&DaemonConfig::state_dir>},
-    {"doubt-timeout", "DURATION", "how long a commit may stay in doubt while node 0 is unreachable", false,
+     "", false, ParseInto<&DaemonConfig::replica_grace, ParseTimeout>, PrintDuration<&DaemonConfig::replica_grace>},
+    {"state-dir", "DIR",
+     "node 0: folder of its decisions on commits, for when its memory is lost; other nodes ignore it", "in memory only",
+     false, ParseFolder<&DaemonConfig::state_dir>, Print<&DaemonConfig::state_dir>},
+    {"doubt-timeout", "DURATION", "how long a commit may stay in doubt while node 0 is unreachable", "", false,
      ParseInto<&DaemonConfig::doubt_timeout, ParseTimeout>, PrintDuration<&DaemonConfig::doubt_timeout>},
-    {"drain-timeout", "DURATION", "how long to wait for commits in flight after SIGTERM", false,
+    {"drain-timeout", "DURATION", "how long to wait for commits in flight after SIGTERM", "", false,
      ParseInto<&DaemonConfig::drain_timeout, ParseTimeout>, PrintDuration<&DaemonConfig::drain_timeout>},
-    {"allow-user", "USER,...", "users, by number or name, that may connect besides the daemon's own; repeatable", true,
-     ParseUsers, PrintList<&DaemonConfig::allow_users>},
-    {"memory-limit", "BYTES", "reject models beyond this total; 0: beyond the machine's available memory", false,
+    {"allow-user", "USER,...", "users, by number or name, that may connect besides the daemon's own; repeatable",
+     "none", true, ParseUsers, PrintList<&DaemonConfig::allow_users>},
+    {"memory-limit", "BYTES", "reject models beyond this total; 0: beyond the machine's available memory", "", false,
      ParseInto<&DaemonConfig::memory_limit_bytes, ParseByteCount>, Print<&DaemonConfig::memory_limit_bytes>},
-    {"save-dir", "DIR", "folder of checkpoints; default: none", false, ParseFolder<&DaemonConfig::save_dir>,
-     Print<&DaemonConfig::save_dir>},
-    {"save-every", "N|DURATION", "save models every N commits, or every DURATION; default: never", false,
-     ParseSaveEvery, PrintSaveEvery},
-    {"save-keep", "K", "number of newest checkpoints to retain for each model", false,
+    {"save-dir", "DIR", "folder of checkpoints; the same for all daemons of a world", "none", false,
+     ParseFolder<&DaemonConfig::save_dir>, Print<&DaemonConfig::save_dir>},
+    {"save-every", "N|DURATION",
+     "save models every N commits, or at the first commit after DURATION; of several daemons node 0's applies", "never",
+     false, ParseSaveEvery, PrintSaveEvery},
+    {"save-keep", "K", "number of newest checkpoints to retain for each model", "", false,
      ParseInto<&DaemonConfig::save_keep, ParseInteger, 1, kMaxInt>, Print<&DaemonConfig::save_keep>},
-    {"save-keep-every", "M", "also retain checkpoints whose step is a multiple of M; 0: none", false,
+    {"save-keep-every", "M", "also retain checkpoints whose step is a multiple of M; 0: none", "", false,
      ParseInto<&DaemonConfig::save_keep_every, ParseInteger, 0, kMaxInt>, Print<&DaemonConfig::save_keep_every>},
-    {"save-on-drain", "on|off", "save models with unsaved commits after SIGTERM", false,
+    {"save-on-drain", "on|off", "save models with unsaved commits after SIGTERM", "", false,
      ParseSwitch<&DaemonConfig::save_on_drain>, PrintSwitch<&DaemonConfig::save_on_drain>},
-    {"save-timeout", "DURATION", "how long a save may take", false,
+    {"save-timeout", "DURATION", "how long a save may take; after SIGTERM, all saves together", "", false,
      ParseInto<&DaemonConfig::save_timeout, ParseTimeout>, PrintDuration<&DaemonConfig::save_timeout>},
-    {"restore", "latest|STEP", "start created models from this checkpoint in --save-dir", false, ParseRestore,
-     Print<&DaemonConfig::restore>},
+    {"restore", "latest|STEP",
+     "start created models from this checkpoint in --save-dir; with latest and no checkpoint, from initial values",
+     "none", false, ParseRestore, Print<&DaemonConfig::restore>},
     {"restore-timeout", "DURATION", "how long a restore of several daemons may take, including waits for each other",
-     false, ParseInto<&DaemonConfig::restore_timeout, ParseTimeout>, PrintDuration<&DaemonConfig::restore_timeout>},
-    {"local-engine", "direct|mesh", "transfers inside this daemon: direct copies, or Gloo or NCCL as between daemons",
-     false,
+     "", false, ParseInto<&DaemonConfig::restore_timeout, ParseTimeout>, PrintDuration<&DaemonConfig::restore_timeout>},
+    {"local-engine", "direct|mesh",
+     "transfers inside this daemon: direct copies, or Gloo or NCCL as between daemons; the results are bitwise equal",
+     "", false,
      [](absl::string_view text, DaemonConfig& config) {
        return ParseChoice(text, {"direct", "mesh"}, config.local_engine);
      },
      Print<&DaemonConfig::local_engine>},
-    {"nccl-library", "PATH", "NCCL's library, for GPUs of several daemons; default: the system's libnccl.so.2", false,
-     ParseText<&DaemonConfig::nccl_library>, Print<&DaemonConfig::nccl_library>},
-    {"nccl-psk-file", "FILE", "key with which NCCL encrypts its TCP connections; disables other transports", false,
-     ParseText<&DaemonConfig::nccl_psk_file>, Print<&DaemonConfig::nccl_psk_file>},
-    {"metrics-listen", "IP:PORT", "serve metrics over HTTP, without authentication; port 0 picks a free port", false,
+    {"nccl-library", "PATH", "NCCL 2.24 or newer, for GPUs of several daemons and for --local-engine=mesh on GPUs",
+     "the system's libnccl.so.2", false, ParseText<&DaemonConfig::nccl_library>, Print<&DaemonConfig::nccl_library>},
+    {"nccl-psk-file", "FILE",
+     "key with which NCCL encrypts its TCP connections; requires NCCL 2.32 or newer, disables other transports", "none",
+     false, ParseText<&DaemonConfig::nccl_psk_file>, Print<&DaemonConfig::nccl_psk_file>},
+    {"metrics-listen", "IP:PORT",
+     "serve metrics over HTTP, without authentication; port 0 picks a free port, which the log names", "none", false,
      ParseMetricsListen, Print<&DaemonConfig::metrics_listen>},
-    {"keeper", "on|off", "run a process that restarts the server when it dies, and upgrades it", false,
+    {"keeper", "on|off", "run a process that restarts the server when it dies, and keeps its models", "", false,
      ParseSwitch<&DaemonConfig::keeper>, PrintSwitch<&DaemonConfig::keeper>},
-    {"log-format", "text|json", "format of log lines", false,
+    {"log-format", "text|json", "format of log lines", "", false,
      [](absl::string_view text, DaemonConfig& config) {
        return ParseChoice(text, {"text", "json"}, config.log_format);
      },
      Print<&DaemonConfig::log_format>},
-    {"log-level", "LEVEL", "least severe level to log: debug, info, warning or error", false,
+    {"log-level", "LEVEL", "least severe level to log: debug, info, warning or error", "", false,
      [](absl::string_view text, DaemonConfig& config) {
        return ParseChoice(text, {"debug", "info", "warning", "error"}, config.log_level);
      },
@@ -557,6 +570,15 @@ absl::StatusOr<ParsedArguments> ParseArguments(int argc, const char* const* argv
   return arguments;
 }
 
+namespace {
+
+// Returns the default as people read it: "1m", "none".
+std::string DefaultOf(const Setting& setting) {
+  return setting.unset.empty() ? setting.print(DaemonConfig()) : std::string(setting.unset);
+}
+
+}  // namespace
+
 std::string HelpText() {
   std::string text =
       "usage: paramshardd [--name=value ...]\n\n"
@@ -564,12 +586,24 @@ std::string HelpText() {
       "and\n"
       "its name in upper case with _ for -. A flag overrides the variable, the variable the default.\n\n";
   for (const Setting& setting : kSettings) {
-    absl::StrAppendFormat(&text, "  %-28s  %s\n", absl::StrCat(FlagOf(setting), "=", setting.value), setting.help);
+    absl::StrAppendFormat(&text, "  %-28s  %s (default: %s)\n", absl::StrCat(FlagOf(setting), "=", setting.value),
+                          setting.help, DefaultOf(setting));
   }
   text += "\n";
   for (const ActionFlag& action : kActions) {
     absl::StrAppendFormat(&text, "  %-28s  %s\n", FlagOf(action), action.help);
   }
+  return text;
+}
+
+std::string SettingsTable() {
+  std::string text = "| flag | default | meaning |\n| --- | --- | --- |\n";
+  for (const Setting& setting : kSettings) {
+    absl::StrAppend(&text, "| `", FlagOf(setting), "=", absl::StrReplaceAll(setting.value, {{"|", "\\|"}}), "` | ",
+                    DefaultOf(setting), " | ", setting.help, " |\n");
+  }
+  for (const ActionFlag& action : kActions)
+    absl::StrAppend(&text, "| `", FlagOf(action), "` | | ", action.help, " |\n");
   return text;
 }
 

@@ -133,6 +133,9 @@ absl::StatusOr<ParsedArguments> ParseArguments(int argc, const char* const* argv
 // Returns what --help prints.
 std::string HelpText();
 
+// Returns the table of flags in docs/operate/settings.md.
+std::string SettingsTable();
+
 // Returns what --print-config prints: a line `name = value  # source` for every setting.
 std::string ConfigText(const ParsedArguments& arguments);
 

@@ -18,13 +18,16 @@
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 #include "client/ctl/commands.h"
+#include "client/ctl/exit_codes.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/formats/format.h"
 #include "kernels/optim/moment_kind.h"
 #include "kernels/optim/optimizers.h"
 #include "paramshard/v1/admin.pb.h"
+#include "server/base/exit_codes.h"
 #include "server/observe/metric.h"
+#include "server/process/config.h"
 
 namespace paramshard {
 namespace {
@@ -119,6 +122,42 @@ TEST(CompletenessTest, EveryCommandIsInTheTableThePagesAndTheTests) {
     EXPECT_TRUE(absl::StrContains(tests, absl::StrCat("\"", words.back(), "\"")))
         << "no test of the program runs " << command->name;
   }
+}
+
+// What stands between `<!-- NAME: begin -->` and `<!-- NAME: end -->` in a page is made from the code. With
+// PARAMSHARD_WRITE_TABLES=1 it is written; `./dev tables` does so.
+void ExpectTable(const std::string& file, const std::string& name, const std::string& table) {
+  const std::string begin = absl::StrCat("<!-- ", name, ": begin -->\n");
+  std::string page = Text(file);
+  const size_t from = page.find(begin);
+  ASSERT_NE(from, page.npos) << file << " has no " << begin;
+  const size_t at = from + begin.size();
+  const size_t end = page.find(absl::StrCat("<!-- ", name, ": end -->"), at);
+  ASSERT_NE(end, page.npos) << file << " has no end of " << name;
+  if (std::getenv("PARAMSHARD_WRITE_TABLES") != nullptr) {
+    page.replace(at, end - at, table);
+    std::ofstream(fs::path(PARAMSHARD_SOURCE_DIR) / file) << page;
+  } else {
+    EXPECT_EQ(page.substr(at, end - at), table) << file << ": the table of " << name << " is old: ./dev tables";
+  }
+}
+
+template <typename Meanings>
+std::string MeaningOf(const Meanings& meanings, int code) {
+  for (const auto& meaning : meanings) {
+    if (meaning.code == code) return absl::StrCat(" ", meaning.meaning);
+  }
+  return "";
+}
+
+TEST(CompletenessTest, EveryFlagAndExitCodeIsInThePage) {
+  ExpectTable("docs/operate/settings.md", "flags", server::SettingsTable());
+  std::string codes = "| code | `paramshardd` | `paramshardctl` |\n| --- | --- | --- |\n";
+  for (int code = 0; code <= server::kExitUnsaved; ++code) {
+    absl::StrAppend(&codes, "| ", code, " |", MeaningOf(server::kExitCodes, code), " |",
+                    MeaningOf(ctl::kExitCodes, code), " |\n");
+  }
+  ExpectTable("docs/operate/settings.md", "exit codes", codes);
 }
 
 // Words that begin as names of metrics do.
