@@ -13,6 +13,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/common/page.h"
+#include "tests/effort.h"
 #include "tests/status_matchers.h"
 
 namespace paramshard::wire {
@@ -148,12 +149,12 @@ std::string RandomRecord(std::mt19937& random) {
 // The ring wraps a few hundred times.
 TEST_F(RingTest, AMillionRecordsCrossTwoThreads) {
   constexpr uint32_t kSeed = 4;
-  constexpr int kRecords = 1'000'000;
+  const int records = Rounds(1'000'000);
   SCOPED_TRACE(absl::StrCat("seed ", kSeed));
   const absl::Time deadline = absl::Now() + absl::Minutes(2);
   std::thread trainer([&] {
     std::mt19937 random(kSeed);
-    for (int i = 0; i < kRecords; ++i) {
+    for (int i = 0; i < records; ++i) {
       const std::string record = RandomRecord(random);
       while (!writer_.TryWrite(record)) {
         ASSERT_LT(absl::Now(), deadline);
@@ -162,7 +163,7 @@ TEST_F(RingTest, AMillionRecordsCrossTwoThreads) {
     }
   });
   std::mt19937 random(kSeed);
-  for (int i = 0; i < kRecords && !HasFailure();) {
+  for (int i = 0; i < records && !HasFailure();) {
     const auto record = reader_.Read();
     ASSERT_THAT(record, IsOk());
     if (!record->has_value()) {

@@ -13,6 +13,7 @@
 #include <string>
 
 #include "gtest/gtest.h"
+#include "tests/effort.h"
 #include "tests/fuzz/fuzz_target.h"
 #include "tests/fuzz/mutator.h"
 #include "tests/random_seed.h"
@@ -57,7 +58,8 @@ TEST(FuzzTest, ChangedInputsAreTakenOrRefused) {
   for (const std::string& seed : Target().seeds) Target().run(seed);
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(seconds == nullptr ? 0 : atoi(seconds));
   uint64_t runs = 0;
-  while (seconds == nullptr ? runs < static_cast<uint64_t>(Target().runs) : std::chrono::steady_clock::now() < end) {
+  while (seconds == nullptr ? runs < static_cast<uint64_t>(Rounds(Target().runs))
+                            : std::chrono::steady_clock::now() < end) {
     RunOnce(first + runs++);
   }
   std::printf("%llu runs\n", static_cast<unsigned long long>(runs));

@@ -15,6 +15,7 @@
 #include "kernels/formats/float4.h"
 #include "kernels/formats/float8.h"
 #include "kernels/formats/scale_math.h"
+#include "tests/effort.h"
 #include "tests/kernels/planes.h"
 #include "tests/kernels/random_floats.h"
 
@@ -189,7 +190,7 @@ TEST(CodecTest, ExtentsCutAtGranulesGiveTheWholesBytes) {
   SCOPED_TRACE(absl::StrCat("seed ", kSeed));
   RandomFloats random(kSeed);
   for (const Encoding& encoding : AllEncodings()) {
-    for (int round = 0; round < 20; ++round) {
+    for (int round = 0; round < Rounds(20); ++round) {
       const int64_t rows = random.Integer(1, 400);
       const int64_t cols = random.Integer(1, 300);
       const int64_t granule = GranuleRows(encoding.format);

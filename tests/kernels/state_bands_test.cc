@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/effort.h"
 #include "tests/random_seed.h"
 #include "tests/status_matchers.h"
 
@@ -135,7 +136,7 @@ void RunLanes(MovedBytes& state, int64_t most_bands, std::array<int, kBandLanes>
 
 TEST(StateBandsTest, AStepThatIsCutOffAnywhereIsFinishedFromWhatItRead) {
   const uint64_t first = FirstSeed(1);
-  for (uint64_t seed = first; seed < first + 60; ++seed) {
+  for (uint64_t seed = first; seed < first + static_cast<uint64_t>(Rounds(60)); ++seed) {
     SCOPED_TRACE(absl::StrCat(kSeedVariable, "=", seed));
     Random random(seed);
     std::vector<MatrixShape> extents;

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/model/layout.h"
 #include "gtest/gtest.h"
+#include "tests/effort.h"
 #include "tests/fuzz/mutator.h"
 #include "tests/random_seed.h"
 #include "tests/server/models/command.h"
@@ -46,7 +47,7 @@ class SequenceRandomTest : public testing::Test {
   template <typename Play>
   void ForEachEpoch(int count, Play play) {
     const uint64_t first = FirstSeed(1);
-    for (uint64_t seed = first; seed < first + static_cast<uint64_t>(count); ++seed) {
+    for (uint64_t seed = first; seed < first + static_cast<uint64_t>(Rounds(count)); ++seed) {
       std::mt19937_64 random(seed);
       const int ranks = 1 + static_cast<int>(random() % (random() % 2 == 0 ? 3 : kMaxRanks));
       const SimulationSize size{.ranks = ranks,
