@@ -18,6 +18,9 @@ install(FILES ${systemd_dir}/paramshardd.env DESTINATION /etc/paramshard COMPONE
 install(FILES ${PROJECT_SOURCE_DIR}/README.md ${PROJECT_SOURCE_DIR}/CHANGELOG.md
   DESTINATION ${doc_dir}/paramshard COMPONENT runtime EXCLUDE_FROM_ALL)
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/docs DESTINATION ${doc_dir}/paramshard COMPONENT runtime EXCLUDE_FROM_ALL)
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/lab DESTINATION ${doc_dir}/paramshard COMPONENT runtime EXCLUDE_FROM_ALL
+  FILES_MATCHING PATTERN *.md PATTERN *.svg PATTERN bench EXCLUDE PATTERN campaign EXCLUDE PATTERN measure EXCLUDE
+  PATTERN study EXCLUDE)
 
 # What Debian asks of every package: the licence, and a list of changes under these names.
 set(CPACK_PACKAGE_CONTACT "paramshard maintainers <maintainers@users.noreply.a-seed-39350025.example>")
