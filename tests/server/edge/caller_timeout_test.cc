@@ -5,7 +5,7 @@
 namespace paramshard::server {
 namespace {
 
-constexpr Timeout kTimeout{.longest_wait = absl::Seconds(100), .bytes_per_second = 1024};
+constexpr CallerTimeout kTimeout{.longest_wait = absl::Seconds(100), .bytes_per_second = 1024};
 
 TEST(CallerTimeoutTest, WaitsAddUp) {
   CallerTimeLeft timeout(kTimeout);
