@@ -59,7 +59,7 @@ const Tower kServer = {
     {"server/device/", {"cuda_runtime.h"}},
     {"server/data_plane/", {"gloo/", "paramshard/v1/", "xxhash.h"}},
     {"server/world/", kGrpc},
-    {"server/state/", {"xxhash.h"}},
+    {"server/state/", {"paramshard/v1/cluster.pb.h", "xxhash.h"}},
     // Commands stay as they were sent: one is parsed once, and ranks are compared by its bytes. No gRPC.
     {"server/training/", {"paramshard/v1/trainer.pb.h", "paramshard/v1/cluster.pb.h", "xxhash.h"}},
     {"server/models/", {"paramshard/v1/trainer.pb.h", "paramshard/v1/cluster.pb.h", "xxhash.h"}},
