@@ -267,7 +267,7 @@ TEST_F(TensorTransferTest, TensorsOfAnotherShapeAreRefused) {
   ExpectInvalid({Header(), Tensor("w", {28})}, "got [28]");
   ExpectInvalid({Header(), Tensor("w", {})}, "got []");
   ExpectInvalid({Header(), Tensor("w", {7, 4}, v1::TENSOR_KIND_UNSPECIFIED)}, "unknown tensor kind 0");
-  ExpectInvalid({Header(), Tensor("w", {7, 4}, static_cast<v1::TensorKind>(77))}, "got 77");
+  ExpectInvalid({Header(), Tensor("w", {7, 4}, static_cast<v1::TensorKind>(77))}, "unknown tensor kind 77");
 }
 
 TEST_F(TensorTransferTest, SlicesLieInTheTensor) {
