@@ -16,7 +16,7 @@ TEST(UnequalDaemonsTest, ReplicasAreRefusedWhenTheModelIsCreated) {
   for (int node = 0; node < daemons.nodes(); ++node) {
     EXPECT_THAT(daemons.store(node).CreateOrJoin(Parse(spec)),
                 StatusIs(absl::StatusCode::kInvalidArgument,
-                         HasSubstr("create model m: want 3, all devices of the world: the daemons have 2, 1 devices")));
+                         HasSubstr("want 3, all devices of the world: the daemons have 2, 1 devices")));
   }
   spec.set_shard_size(3);
   for (int node = 0; node < daemons.nodes(); ++node) EXPECT_OK(daemons.store(node).CreateOrJoin(Parse(spec)));
