@@ -477,7 +477,8 @@ class HookTimes:
 
     @contextlib.contextmanager
     def watch(self) -> Iterator[None]:
-        from paramshard.torch.unit import Unit, in_backward
+        from paramshard.torch.torch_internals import in_backward
+        from paramshard.torch.unit import Unit
         original = {name: getattr(Unit, name) for name in (*HOOKS, "_gather", "push")}
         for name, method in original.items():
             setattr(Unit, name, self._timed(method, name if name in ("_gather", "push") else "hooks", in_backward))

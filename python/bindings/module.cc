@@ -1,9 +1,12 @@
 // The extension module paramshard._core.
 #include <nanobind/nanobind.h>
 
+#include "common/model/limits.h"
+#include "common/model/names.h"
 #include "python/bindings/client.h"
 #include "python/bindings/handles.h"
 #include "python/bindings/model.h"
+#include "python/bindings/names.h"
 #include "python/bindings/unit_reader.h"
 #include "python/bindings/weights.h"
 
@@ -13,6 +16,9 @@ NB_MODULE(_core, module) {
   nanobind::set_leak_warnings(false);
   module.doc() = "The client library of paramshard.";
   module.attr("__version__") = PARAMSHARD_VERSION;
+  module.attr("MAX_NAME_BYTES") = paramshard::kMaxNameBytes;
+  module.attr("MAX_CLIENT_STATE_BYTES") = paramshard::kMaxClientStateBytes;
+  paramshard::python::BindNames(module);
   paramshard::python::BindHandles(module);
   paramshard::python::BindUnitReader(module);
   paramshard::python::BindWeights(module);

@@ -4,6 +4,7 @@
 #include <iterator>
 #include "kernels/formats/format.h"
 #include "kernels/optim/moment.h"
+#include "kernels/optim/optimizers.h"
 
 namespace paramshard::python {
 namespace {
@@ -17,15 +18,12 @@ constexpr Name<ScaleLayout> kScaleLayouts[] = {{ScaleLayout::kCompact, "compact"
 constexpr Name<DelayedScaling::Algorithm> kAlgorithms[] = {{DelayedScaling::Algorithm::kMax, "max"},
                                                            {DelayedScaling::Algorithm::kMostRecent, "most_recent"}};
 constexpr Name<DecodedElement> kDecodedElements[] = {{DecodedElement::kFP32, "FP32"}, {DecodedElement::kBF16, "BF16"}};
-constexpr Name<MomentType> kMomentTypes[] = {
-    {MomentType::kFP32, "FP32"}, {MomentType::kBF16, "BF16"}, {MomentType::kFP16, "FP16"}, {MomentType::kFP8, "FP8"}};
 constexpr Name<MasterType> kMasterTypes[] = {{MasterType::kFP32, "FP32"},
                                              {MasterType::kBF16Remainder, "BF16_REMAINDER"}};
 constexpr Name<GradientType> kGradientTypes[] = {{GradientType::kFP32, "FP32"}, {GradientType::kBF16, "BF16"}};
 constexpr Name<GradientReduction> kReductions[] = {{GradientReduction::kMean, "mean"},
                                                    {GradientReduction::kSum, "sum"}};
 constexpr Name<GradientSums> kSums[] = {{GradientSums::kAtCommit, "at_commit"}, {GradientSums::kAtPush, "at_push"}};
-constexpr Name<AdamMode> kAdamModes[] = {{AdamMode::kAdamW, "adamw"}, {AdamMode::kL2, "l2"}};
 constexpr Name<Initializer> kInitializers[] = {
     {Initializer::kZeros, "zeros"},       {Initializer::kOnes, "ones"},
     {Initializer::kConstant, "constant"}, {Initializer::kNormal, "normal"},
@@ -68,6 +66,34 @@ constexpr auto kFormatNames = [] {
   return names;
 }();
 
+// Names of kOptimizers in lower case.
+constexpr auto kLowerCaseOptimizers = [] {
+  std::array<std::array<char, 32>, kOptimizerCount> names{};
+  for (size_t i = 0; i < names.size(); ++i) {
+    for (size_t j = 0; kOptimizers[i].name[j] != '\0'; ++j) {
+      const char letter = kOptimizers[i].name[j];
+      names[i][j] = letter >= 'A' && letter <= 'Z' ? static_cast<char>(letter - 'A' + 'a') : letter;
+    }
+  }
+  return names;
+}();
+
+constexpr auto kOptimizerNames = [] {
+  std::array<Name<AdamMode>, kOptimizerCount> names{};
+  for (size_t i = 0; i < names.size(); ++i) {
+    names[i].first = kOptimizers[i].mode;
+    names[i].second = kLowerCaseOptimizers[i].data();
+  }
+  return names;
+}();
+
+template <typename T>
+nanobind::tuple TupleOf() {
+  nanobind::list names;
+  for (const auto& [value, name] : NamesOf(T())) names.append(name);
+  return nanobind::tuple(names);
+}
+
 }  // namespace
 
 absl::Span<const Name<Format>> NamesOf(Format) { return kFormatNames; }
@@ -76,12 +102,19 @@ absl::Span<const Name<Plane>> NamesOf(Plane) { return kPlanes; }
 absl::Span<const Name<ScaleLayout>> NamesOf(ScaleLayout) { return kScaleLayouts; }
 absl::Span<const Name<DelayedScaling::Algorithm>> NamesOf(DelayedScaling::Algorithm) { return kAlgorithms; }
 absl::Span<const Name<DecodedElement>> NamesOf(DecodedElement) { return kDecodedElements; }
-absl::Span<const Name<MomentType>> NamesOf(MomentType) { return kMomentTypes; }
+absl::Span<const Name<MomentType>> NamesOf(MomentType) {
+  static const auto names = [] {
+    std::array<Name<MomentType>, std::size(kMomentTypes)> made{};
+    for (size_t i = 0; i < made.size(); ++i) made[i] = {kMomentTypes[i], MomentTypeName(kMomentTypes[i]).data()};
+    return made;
+  }();
+  return names;
+}
 absl::Span<const Name<MasterType>> NamesOf(MasterType) { return kMasterTypes; }
 absl::Span<const Name<GradientType>> NamesOf(GradientType) { return kGradientTypes; }
 absl::Span<const Name<GradientReduction>> NamesOf(GradientReduction) { return kReductions; }
 absl::Span<const Name<GradientSums>> NamesOf(GradientSums) { return kSums; }
-absl::Span<const Name<AdamMode>> NamesOf(AdamMode) { return kAdamModes; }
+absl::Span<const Name<AdamMode>> NamesOf(AdamMode) { return kOptimizerNames; }
 absl::Span<const Name<Initializer>> NamesOf(Initializer) { return kInitializers; }
 absl::Span<const Name<Phase>> NamesOf(Phase) { return kPhaseNames; }
 absl::Span<const Name<TensorKind>> NamesOf(TensorKind) { return kTensorKinds; }
@@ -89,5 +122,17 @@ absl::Span<const Name<TensorType>> NamesOf(TensorType) { return kTensorTypes; }
 absl::Span<const Name<SaveState>> NamesOf(SaveState) { return kSaveStates; }
 absl::Span<const Name<SaveReason>> NamesOf(SaveReason) { return kSaveReasons; }
 absl::Span<const Name<ValueOrigin>> NamesOf(ValueOrigin) { return kValueOrigins; }
+
+void BindNames(nanobind::module_& module) {
+  module.attr("FORMATS") = TupleOf<Format>();
+  module.attr("ELEMENT_TYPES") = TupleOf<ElementType>();
+  module.attr("MOMENT_TYPES") = TupleOf<MomentType>();
+  module.attr("MASTER_TYPES") = TupleOf<MasterType>();
+  module.attr("OPTIMIZERS") = TupleOf<AdamMode>();
+  module.attr("INITIALIZERS") = TupleOf<Initializer>();
+  module.attr("VALUE_ORIGINS") = TupleOf<ValueOrigin>();
+  module.attr("SAVE_STATES") = TupleOf<SaveState>();
+  module.attr("SAVE_REASONS") = TupleOf<SaveReason>();
+}
 
 }  // namespace paramshard::python

@@ -2,6 +2,8 @@
 #ifndef PARAMSHARD_PYTHON_BINDINGS_NAMES_H_
 #define PARAMSHARD_PYTHON_BINDINGS_NAMES_H_
 
+#include <nanobind/nanobind.h>
+
 #include <string>
 #include <utility>
 
@@ -58,6 +60,9 @@ const char* NameOf(T value) {
   }
   return "unknown";
 }
+
+// Adds the names to a module, each enumeration as a tuple in the order of its numbers: FORMATS, OPTIMIZERS, ...
+void BindNames(nanobind::module_& module);
 
 }  // namespace paramshard::python
 

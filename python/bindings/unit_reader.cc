@@ -42,6 +42,9 @@ int64_t ElementBytes(DecodedElement element) { return element == DecodedElement:
 
 bool HasOneScale(Format format) { return format == Format::kFP8TensorCurrent || format == Format::kFP8TensorDelayed; }
 
+// Formats whose planes are multiplied without decoding, as operands.
+bool IsOperand(Format format) { return HasOneScale(format) || format == Format::kFP8Block128x128; }
+
 MatrixShape OperandBlocks(const Matrix& matrix) {
   return ScaleShape({Format::kFP8Block128x128}, Plane::kRowWise, matrix.rows, matrix.columns);
 }
@@ -54,7 +57,7 @@ absl::StatusOr<std::vector<OutputRange>> RangesOf(const std::vector<std::string>
   auto name = names.begin();
   for (const OperandOutput& output : operands) {
     const Format format = output.matrix.encoding.format;
-    if (!HasOneScale(format) && format != Format::kFP8Block128x128) {
+    if (!IsOperand(format)) {
       return absl::UnimplementedError(absl::StrCat(
           "copy operands: ", *name, ": want FP8_BLOCK_128X128 or an FP8_TENSOR format, got ", NameOf(format)));
     }
@@ -175,6 +178,11 @@ absl::Status PyUnitReader::ReadFrom(Model& model, absl::Span<const uintptr_t> bl
 }
 
 void BindUnitReader(nb::module_& module) {
+  nb::list operands;
+  for (const FormatTraits& traits : kFormats) {
+    if (IsOperand(traits.format)) operands.append(traits.name);
+  }
+  module.attr("OPERAND_FORMATS") = nb::tuple(operands);
   nb::class_<PyUnitReader>(module, "UnitReader",
                            "Reads a unit's values into memory of the caller, any number of times.")
       .def("read", &PyUnitReader::Read, nb::arg("blocks"), nb::arg("stream") = nb::none(),

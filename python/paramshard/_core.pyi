@@ -10,6 +10,28 @@ import paramshard.spec
 import paramshard.tensors
 
 
+MAX_NAME_BYTES: int
+
+MAX_CLIENT_STATE_BYTES: int
+
+FORMATS: tuple[str, ...]
+
+ELEMENT_TYPES: tuple[str, ...]
+
+MOMENT_TYPES: tuple[str, ...]
+
+MASTER_TYPES: tuple[str, ...]
+
+OPTIMIZERS: tuple[str, ...]
+
+INITIALIZERS: tuple[str, ...]
+
+VALUE_ORIGINS: tuple[str, ...]
+
+SAVE_STATES: tuple[str, ...]
+
+SAVE_REASONS: tuple[str, ...]
+
 class Matrix:
     @property
     def rows(self) -> int: ...
@@ -117,6 +139,8 @@ class PendingCommit:
 
     @property
     def commit_number(self) -> int: ...
+
+OPERAND_FORMATS: tuple[str, ...]
 
 class UnitReader:
     def read(self, blocks: Sequence[int], stream: int | None = None) -> None: ...

@@ -1,7 +1,9 @@
 """The package's types, as type checkers read them."""
 
 import ast
+import inspect
 import pathlib
+import re
 import subprocess
 import sys
 import textwrap
@@ -40,6 +42,14 @@ def test_the_package_says_that_it_is_typed():
 def test_everything_that_is_public_is_there_and_documented():
     for name in paramshard.__all__:
         assert getattr(paramshard, name).__doc__, name
+
+
+def test_specifications_name_all_values_of_an_enumeration():
+    for described, names in {"Encoding": _core.FORMATS + _core.ELEMENT_TYPES, "InitialValue": _core.INITIALIZERS,
+                             "ParameterGroup": _core.OPTIMIZERS,
+                             "ParameterSpec": _core.MOMENT_TYPES + _core.MASTER_TYPES}.items():
+        words = re.findall(r"\w+", inspect.getsource(getattr(paramshard, described)))
+        assert not set(names) - set(words), described
 
 
 TRAINER = """

@@ -31,7 +31,7 @@ class GatheredParameter(nn.Parameter):
 
     _paramshard_name: str
     _paramshard_placeholder: Placeholder  # which the module has when it is not gathered
-    _paramshard_home: torch.Tensor  # the same memory, known to its unit alone
+    _paramshard_memory: torch.Tensor  # the same memory, which its unit alone writes
     _paramshard_contents: Contents
 
     @staticmethod
@@ -40,35 +40,35 @@ class GatheredParameter(nn.Parameter):
         parameter._paramshard_name = placeholder.parameter_name
         parameter._paramshard_placeholder = placeholder
         parameter._paramshard_contents = contents
-        parameter.settle()
+        parameter.own_memory()
         return parameter
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         """Everything is done by __new__, for which torch has no constructor that this could call."""
 
-    def settle(self) -> torch.Tensor:
-        """Makes its present memory its own. Returns the memory, with a version of its own."""
-        self._paramshard_home = _data.__get__(self)
-        return self._paramshard_home
+    def own_memory(self) -> torch.Tensor:
+        """Keeps its present memory as its own. Returns it as a tensor with a version of its own."""
+        self._paramshard_memory = _data.__get__(self)
+        return self._paramshard_memory
 
     def watch(self) -> None:
         """Keeps a fingerprint of the contents, unless there is one, to compare when the memory goes."""
         if not self._paramshard_contents:
-            self._paramshard_contents.append(fingerprint(self._paramshard_home))
+            self._paramshard_contents.append(fingerprint(self._paramshard_memory))
 
     def has_changed(self) -> bool:
         """Returns True if it was watched and its contents have changed. Ends watching."""
         if not self._paramshard_contents:
             return False
-        before, now = self._paramshard_contents.pop(), fingerprint(self._paramshard_home)
+        before, now = self._paramshard_contents.pop(), fingerprint(self._paramshard_memory)
         return not all(torch.equal(one, other) for one, other in zip(before, now))
 
     def restore(self) -> bool:
         """Gives its own memory back to it. Returns True if it had other memory."""
-        home = self._paramshard_home
-        if self.data_ptr() == home.data_ptr() and self.dtype == home.dtype:
+        own = self._paramshard_memory
+        if self.data_ptr() == own.data_ptr() and self.dtype == own.dtype:
             return False
-        _data.__set__(self, home)
+        _data.__set__(self, own)
         return True
 
     @property
@@ -130,7 +130,7 @@ class GatheredParameter(nn.Parameter):
         return nn.Parameter(self.detach(), self.requires_grad).__reduce_ex__(protocol)
 
 
-def show_version(parameters: tuple[GatheredParameter, ...], version: int | None) -> None:
+def set_autograd_version(parameters: tuple[GatheredParameter, ...], version: int | None) -> None:
     """Sets the version of parameters that autograd compares. None: they have no values now.
 
     The same values may come back any number of times, and serve graphs that have saved them before. Other values have

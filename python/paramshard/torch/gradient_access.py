@@ -3,49 +3,45 @@
 from __future__ import annotations
 
 import types
-from typing import TYPE_CHECKING
-
 import torch
 from torch import nn
 
 import paramshard
-
-if TYPE_CHECKING:
-    from paramshard.torch.sharded_model import ShardedModel
+from paramshard.torch.parameter_owner import ParameterOwner
 
 _DROP_GRADIENTS = (nn.Module.__module__, "torch.optim.optimizer")  # modules that read gradients to drop them
 
 
-def check_read(parameter: torch.Tensor, name: str, owner: ShardedModel | None, frame: types.FrameType) -> None:
+def check_read(parameter: torch.Tensor, name: str, owner: ParameterOwner | None, frame: types.FrameType) -> None:
     """Raises if the code of a frame would take None for "there is no gradient", and do nothing.
 
     Gradients go to the daemon as they come; code that clips them here, or steps, would not notice. The zero_grad() of
     a module that contains the sharded one is carried out.
     """
-    asks = module_of(frame)
-    if asks.startswith("torch.optim.") and asks not in _DROP_GRADIENTS:
+    reader = module_of(frame)
+    if reader.startswith("torch.optim.") and reader not in _DROP_GRADIENTS:
         raise paramshard.UnimplementedError(
-            f"step by {asks}: gradients are in the daemon, which steps: make a paramshard.torch.AdamW")
-    if asks == "torch.nn.utils.clip_grad":
+            f"step by {reader}: gradients are in the daemon, which steps: make a paramshard.torch.AdamW")
+    if reader == "torch.nn.utils.clip_grad":
         raise paramshard.FailedPreconditionError(
             "clip gradients: they are in the daemon, which clips them to max_grad_norm of paramshard.torch.AdamW")
-    if asks.startswith("torch._") or owner is None or not owner.has_gradients(parameter):
+    if reader.startswith("torch._") or owner is None or not owner.has_gradients(parameter):
         return
-    if asks not in _DROP_GRADIENTS:
+    if reader not in _DROP_GRADIENTS:
         raise paramshard.UnimplementedError(
-            f"read the gradient of {name} in {asks}: it is in the daemon, which steps by paramshard.torch.AdamW; "
+            f"read the gradient of {name} in {reader}: it is in the daemon, which steps by paramshard.torch.AdamW; "
             "last_norm() is the norm of all gradients of a step")
     if frame.f_code.co_name == "zero_grad":
         _drop_by(frame.f_locals.get("self"), name, owner)
 
 
-def _drop_by(dropper: object, name: str, owner: ShardedModel) -> None:
+def _drop_by(dropper: object, name: str, owner: ParameterOwner) -> None:
     if not isinstance(dropper, nn.Module) or all(each is not owner.module for each in dropper.modules()):
         raise _partial_drop(name)
     owner.discard()
 
 
-def check_set(parameter: torch.Tensor, name: str, owner: ShardedModel | None, value: torch.Tensor | None) -> None:
+def check_set(parameter: torch.Tensor, name: str, owner: ParameterOwner | None, value: torch.Tensor | None) -> None:
     """Raises if a gradient is set, or an existing one is dropped."""
     if value is not None:
         raise paramshard.UnimplementedError(

@@ -50,19 +50,19 @@ _FILLS = frozenset({"normal_", "uniform_", "zero_", "fill_"})
 _FILLING = frozenset({"uniform_", "normal_", "constant_", "ones_", "zeros_", "xavier_uniform_", "xavier_normal_",
                       "kaiming_uniform_", "kaiming_normal_"})
 # Ways to write a tensor's memory without a function of torch.
-_OPENINGS = frozenset({torch.Tensor.numpy, torch.Tensor.__array__, torch.Tensor.__dlpack__})
+_MEMORY_ACCESS = frozenset({torch.Tensor.numpy, torch.Tensor.__array__, torch.Tensor.__dlpack__})
 
 
 class _History:
     """The operations that wrote a tensor, since the last one that left nothing of the values before."""
 
-    def __init__(self, of: torch.Tensor) -> None:
+    def __init__(self, tensor: torch.Tensor) -> None:
         self._operations: list[tuple[str, Any]] = []
         self._zeroed: range | None = None  # elements that were zeroed afterwards, by their places in the storage
         self._why: str | None = None
         # Keeps the storage's address, but not its memory: no other tensor is taken for this one when it is gone.
-        self._of = StorageWeakRef(of.untyped_storage())
-        self._dtype = of.dtype
+        self._storage = StorageWeakRef(tensor.untyped_storage())
+        self._dtype = tensor.dtype
 
     def note(self, name: str, arguments: list[Any]) -> None:
         if name in _FILLS:
@@ -279,7 +279,7 @@ class _WriteRecorder(TorchDispatchMode):
             return function(*args, **kwargs)  # the end of torch.no_grad(), say
         initializer = called_initializer(function, args, kwargs) or running_initializer(caller)
         if initializer is None:
-            if function in _OPENINGS:
+            if function in _MEMORY_ACCESS:
                 self._note_unknown(args[0], f"{function.__name__} gives its memory away")
             return function(*args, **kwargs)
         self._note_initializer(initializer)
@@ -291,11 +291,12 @@ class _WriteRecorder(TorchDispatchMode):
         finally:
             self._is_paused = False
 
-    def note_question(self, tensor: torch.Tensor, asks: types.FrameType) -> None:
-        """Notes a question whether a tensor is on `meta`: the code that asks may go on without filling it."""
-        asks = without_torch_functions(asks)
-        if asks.f_globals.get("__name__", "").partition(".")[0] not in ("torch", "paramshard"):
-            self._note_unknown(tensor, f"{asks.f_code.co_qualname} asks whether it is on `meta`, and does not fill it")
+    def note_meta_check(self, tensor: torch.Tensor, caller: types.FrameType) -> None:
+        """Notes a read of `is_meta`, after which the caller may go on without filling the tensor."""
+        caller = without_torch_functions(caller)
+        if caller.f_globals.get("__name__", "").partition(".")[0] not in ("torch", "paramshard"):
+            self._note_unknown(tensor, f"{caller.f_code.co_qualname} asks whether it is on `meta`, and does not fill "
+                                       "it")
 
     def _note_initializer(self, call: Initializer) -> None:
         tensor, name = call.arguments.get("tensor"), f"torch.nn.init.{call.name}"
@@ -336,7 +337,7 @@ class _CallRecorder(TorchFunctionMode):
     def __torch_function__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         caller = sys._getframe(1)
         if function == torch.Tensor.is_meta.__get__:
-            self._writes.note_question(args[0], caller)
+            self._writes.note_meta_check(args[0], caller)
         return self._writes.call(function, args, kwargs or {}, caller)
 
 

@@ -23,9 +23,9 @@ from typing import TextIO
 import paramshard
 from paramshard import programs
 
-_TIMEOUT = 60.0  # seconds until the daemon serves
-_DRAIN = 30.0  # seconds until it has ended
-_NAP = 0.02
+_START_TIMEOUT = 60.0  # seconds until the daemon serves
+_DRAIN_TIMEOUT = 30.0  # seconds until it has ended
+_POLL_INTERVAL = 0.02  # seconds
 _SOCKETS = ("grpc.sock", "handoff.sock")
 _LONGEST_PATH = 107  # bytes of a Unix socket's path
 
@@ -112,16 +112,16 @@ def _is_served(path: pathlib.Path) -> bool:
 def _await_sockets(folder: pathlib.Path, sockets: pathlib.Path, started: subprocess.Popen | None = None,
                    log: TextIO | None = None) -> None:
     """Polls until the sockets exist: a rank that has not started the daemon knows only its folder."""
-    deadline = time.monotonic() + _TIMEOUT
+    deadline = time.monotonic() + _START_TIMEOUT
     while not all((sockets / name).exists() for name in _SOCKETS):
         if started is not None and started.poll() is not None:
             raise paramshard.UnavailableError(
                 f"shard: the job's daemon exited; its log says: {_end_of_log(folder, log)}")
         if time.monotonic() > deadline:
             raise paramshard.DeadlineExceededError(
-                f"shard: timed out after {_TIMEOUT:.0f} s waiting for the job's daemon; its log says: "
+                f"shard: timed out after {_START_TIMEOUT:.0f} s waiting for the job's daemon; its log says: "
                 f"{_end_of_log(folder, log)}")
-        time.sleep(_NAP)
+        time.sleep(_POLL_INTERVAL)
 
 
 def _end_of_log(folder: pathlib.Path, log: TextIO | None) -> str:
@@ -145,7 +145,7 @@ def _supervise(job: int, folder: pathlib.Path, command: list[str]) -> int:
     if of_daemon not in ready:
         daemon.send_signal(signal.SIGTERM)
     try:
-        status = daemon.wait(_DRAIN)
+        status = daemon.wait(_DRAIN_TIMEOUT)
     except subprocess.TimeoutExpired:
         daemon.kill()
         status = daemon.wait()

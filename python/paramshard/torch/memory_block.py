@@ -27,11 +27,14 @@ class MemoryBlock:
             self.offsets.append(self._bytes)
             # No two begin at one place, not even empty ones.
             self._bytes += max(1, -(-tensor.nbytes // _ALIGNMENT)) * _ALIGNMENT
-        self.take_other_memory(tensors)
+        self.move(tensors)
         self.release()
 
-    def take_other_memory(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Leaves the present memory to its other holders. `tensors`: as in the constructor, or alike."""
+    def move(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Moves the tensors into new memory, without their values; the present memory stays with its other holders.
+
+        `tensors`: of the same sizes as in the constructor.
+        """
         whole = torch.empty(self._bytes, dtype=torch.uint8, device=self._device)
         for tensor, offset in zip(tensors, self.offsets):
             values = whole[offset:offset + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
@@ -40,7 +43,7 @@ class MemoryBlock:
         self.storage = place_of(whole)[0]
 
     @property
-    def is_taken(self) -> bool:
+    def is_shared(self) -> bool:
         """True if the memory cannot be given back, because an array of NumPy has it."""
         return not self._storage.resizable()
 

@@ -11,11 +11,12 @@ from torch import nn
 
 import paramshard
 from paramshard.spec import ParameterGroup
+from paramshard.torch.messages import some
+from paramshard.torch.model_description import OptimizerPlan
 from paramshard.torch.other_optimizers import steps_in_daemon
 from paramshard.torch.placeholder import Placeholder
-from paramshard.torch.sharded_model import OptimizerPlan, ShardedModel
+from paramshard.torch.sharded_model import ShardedModel
 
-_MODES = ("adamw", "l2")
 _NAMES = {"lr": "learning_rate", "eps": "epsilon", "weight_decay": "weight_decay"}
 # Options of torch.optim.AdamW that change what a step computes or how it may run, and that the daemon does not have.
 _NOT_HERE = ("amsgrad", "capturable", "differentiable", "maximize")
@@ -73,11 +74,12 @@ class AdamW(torch.optim.Optimizer):
     def _owner(self) -> ShardedModel:
         # Parameters without elements are not in the daemon: there is nothing to step.
         parameters = [parameter for group in self.param_groups for parameter in group["params"] if parameter.numel()]
-        strangers = [parameter for parameter in parameters if not isinstance(parameter, Placeholder)]
-        if strangers:
+        others = [parameter for parameter in parameters
+                     if not isinstance(parameter, Placeholder) or not isinstance(parameter.owner, ShardedModel)]
+        if others:
             raise paramshard.InvalidArgumentError(
-                f"AdamW: want parameters of a sharded model, got {len(strangers)} others, the first of shape "
-                f"{list(strangers[0].shape)}: call paramshard.torch.shard() before")
+                f"AdamW: want parameters of a sharded model, got {len(others)} others, the first of shape "
+                f"{list(others[0].shape)}: call paramshard.torch.shard() before")
         owners = {parameter.owner for parameter in parameters}
         if len(owners) != 1:
             raise paramshard.InvalidArgumentError(
@@ -96,8 +98,7 @@ class AdamW(torch.optim.Optimizer):
                    if parameter.placeholder.requires_grad and parameter.name not in group_of]
         if missing:
             raise paramshard.InvalidArgumentError(
-                f"AdamW: no group has the trainable parameters {', '.join(missing[:5])}"
-                f"{f' and {len(missing) - 5} more' if len(missing) > 5 else ''}; freeze what is not to be trained")
+                f"AdamW: no group has the trainable parameters {some(missing)}; freeze what is not to be trained")
         return group_of
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -205,8 +206,6 @@ def _refuse_options(group: dict[str, Any]) -> None:
 
 def _group_of(index: int, group: dict[str, Any]) -> ParameterGroup:
     _refuse_options(group)
-    if group["mode"] not in _MODES:
-        raise paramshard.InvalidArgumentError(f"AdamW: want mode adamw or l2, got {group['mode']}")
     _betas_of(group)
     return ParameterGroup(str(group.get("name", f"group{index}")), group["mode"], group["bias_correction"])
 

@@ -8,19 +8,20 @@ import torch
 from torch import nn
 
 import paramshard
-from paramshard.torch.former_parameter import FormerParameter
+from paramshard._core import MAX_NAME_BYTES
+from paramshard.torch.dtypes import PARAMETER_DTYPES, listing
 from paramshard.torch.initial_values import WatchedParameter
 from paramshard.torch.memory_block import place_of
+from paramshard.torch.messages import some
 from paramshard.torch.placeholder import Placeholder
+from paramshard.torch.stale_parameter import StaleParameter
 from paramshard.torch.torch_internals import forward_pre_hooks, has_gradient_hooks, own_buffers, own_parameters
-from paramshard.torch.unit import Unit, UnitParameter
+from paramshard.torch.unit import Unit
+from paramshard.torch.unit_parameter import UnitParameter
+from paramshard.torch.wrappers import wrapper_of
 
 UnitModules = nn.Module | Sequence[nn.Module]
-_MOST_NAME_BYTES = 512  # of a unit
 _OWN_KINDS = (torch.Tensor, nn.Parameter, nn.Buffer)  # classes whose storage says where their elements are
-# By the packages that their classes come from: modules that share parameters between ranks or devices.
-_WRAPPERS = {"torch.nn.parallel.distributed": "DistributedDataParallel", "torch.distributed.fsdp": "FSDP",
-             "torch.nn.parallel.data_parallel": "DataParallel"}
 
 
 def partition(module: nn.Module, units: Iterable[UnitModules], *, param_dtype: torch.dtype | None,
@@ -41,8 +42,8 @@ def partition(module: nn.Module, units: Iterable[UnitModules], *, param_dtype: t
     for prefix, owner in paths:
         _check_module(prefix, owner)
     by_parameter: dict[nn.Parameter, tuple[int, UnitParameter]] = {}
-    borrowed: list[set[int]] = [set() for _ in made]
-    homeless: list[str] = []
+    tied: list[set[int]] = [set() for _ in made]  # units that have parameters of each unit's modules
+    unassigned: list[str] = []
     for prefix, owner in paths:
         for attribute, parameter in own_parameters(owner).items():
             if parameter is None:
@@ -58,27 +59,27 @@ def partition(module: nn.Module, units: Iterable[UnitModules], *, param_dtype: t
             unit = _innermost(prefix, unit_of)
             if unit is None:
                 if prefix == names[owner]:
-                    homeless.append(name)
+                    unassigned.append(name)
                 continue
             if parameter not in by_parameter:
                 dtype = param_dtype or parameter.dtype
                 by_parameter[parameter] = unit, UnitParameter(name, parameter, dtype, device)
                 made[unit].parameters.append(by_parameter[parameter][1])
-            home, known = by_parameter[parameter]
+            owning_unit, known = by_parameter[parameter]
             known.names.append(name)
             if (owner, attribute) not in known.places:
                 known.places.append((owner, attribute))
-            if home != unit:
-                borrowed[unit].add(home)
-    if homeless:
+            if owning_unit != unit:
+                tied[unit].add(owning_unit)
+    if unassigned:
         raise paramshard.InvalidArgumentError(
-            f"shard: parameters in no unit: {_some(homeless)}: list the modules that they belong to, or the model "
+            f"shard: parameters in no unit: {some(unassigned)}: list the modules that they belong to, or the model "
             "itself as a last unit")
     if not by_parameter:
         raise paramshard.InvalidArgumentError("shard: the module has no parameters")
     _check_memory({known.name: parameter for parameter, (_, known) in by_parameter.items()}, paths)
-    for unit, homes in zip(made, borrowed):
-        unit.lenders = [made[home] for home in sorted(homes)]
+    for unit, others in zip(made, tied):
+        unit.tied_units = [made[other] for other in sorted(others)]
     return made
 
 
@@ -182,7 +183,7 @@ def _names_of(groups: list[list[nn.Module]], names: dict[nn.Module, str]) -> lis
 
 def _name_of(group: list[str]) -> str:
     name = "+".join(group)
-    return name if len(name.encode()) <= _MOST_NAME_BYTES else f"{group[0]}..{group[-1]}"
+    return name if len(name.encode()) <= MAX_NAME_BYTES else f"{group[0]}..{group[-1]}"
 
 
 def _check_module(name: str, module: nn.Module) -> None:
@@ -191,8 +192,7 @@ def _check_module(name: str, module: nn.Module) -> None:
         raise paramshard.UnimplementedError(
             f"shard: {name} is a module of torch.jit, whose parameters cannot be taken out: shard the module that was "
             "scripted or traced")
-    wrapper = next((_WRAPPERS[prefix] for kind in type(module).__mro__ for prefix in _WRAPPERS
-                    if kind.__module__ == prefix or kind.__module__.startswith(f"{prefix}.")), None)
+    wrapper = next(filter(None, (wrapper_of(kind.__module__) for kind in type(module).__mro__)), None)
     if wrapper is not None:
         raise paramshard.UnimplementedError(
             f"shard: {name} is wrapped in {wrapper}: ranks share parameters and gradients through the daemon already; "
@@ -200,7 +200,7 @@ def _check_module(name: str, module: nn.Module) -> None:
 
 
 def _check(name: str, parameter: nn.Parameter) -> None:
-    if isinstance(parameter, (Placeholder, FormerParameter)):
+    if isinstance(parameter, (Placeholder, StaleParameter)):
         raise paramshard.InvalidArgumentError(f"shard: {name} is already sharded")
     if isinstance(parameter, nn.parameter.UninitializedParameter):
         raise paramshard.InvalidArgumentError(
@@ -219,11 +219,6 @@ def _check(name: str, parameter: nn.Parameter) -> None:
     if parameter.layout != torch.strided:
         raise paramshard.UnimplementedError(
             f"shard: {name} has layout {parameter.layout}: want a dense parameter, such as its to_dense()")
-    if parameter.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+    if parameter.dtype not in PARAMETER_DTYPES:
         raise paramshard.InvalidArgumentError(
-            f"shard: {name}: want float32, bfloat16 or float16, got {parameter.dtype}")
-
-
-def _some(names: list[str]) -> str:
-    most = 5
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+            f"shard: {name}: want {listing(PARAMETER_DTYPES)}, got {parameter.dtype}")

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 import paramshard
-from paramshard.torch.gradient_access import check_read, check_set
+from paramshard.torch.gradient_access import check_read, check_set, module_of
 from paramshard.torch.other_optimizers import refuse_made_by
+from paramshard.torch.parameter_owner import ParameterOwner
 from paramshard.torch.torch_internals import (aliased_by, make_dual, make_wrapper, pytree, running_initializer,
                                               without_torch_function, without_torch_functions)
-
-if TYPE_CHECKING:
-    from paramshard.torch.sharded_model import ShardedModel
+from paramshard.torch.wrappers import wrapper_of
 
 _aten = torch.ops.aten
 # Operations of modules, optimizers and `state_dict` on parameters that do not look at values. Each gives the same
-# parameter again: shard() has settled its device and its type.
+# parameter again: shard() has chosen its device and its type.
 _WITHOUT_VALUES = frozenset({
     _aten.detach.default, _aten.alias.default, _aten._to_copy.default, _aten.to.dtype_layout, _aten.lift_fresh.default})
 
@@ -37,9 +36,6 @@ _SET_GRADIENT = (torch.Tensor.grad.__set__, torch.Tensor.grad.__delete__)
 _TO_CHANGE = ("to change them set `parameter.data = value` outside of forwards and of `with sharded.unsharded():`, or "
               "call load_state_dict()")
 
-_WRAPPERS = {"torch.nn.parallel.distributed": "DistributedDataParallel", "torch.distributed.fsdp": "FSDP",
-             "torch.nn.parallel.replicate": "DataParallel"}
-
 
 class Placeholder(torch.Tensor):
     """A parameter that is not gathered: it has a name, a shape, a type and a device, and no memory.
@@ -51,12 +47,12 @@ class Placeholder(torch.Tensor):
     _is_param = True  # makes isinstance(self, nn.Parameter) true
 
     parameter_name: str
-    owner: ShardedModel | None
-    is_multiplied = False  # in 8 bits, without decoding: it has no values then, even while it is gathered
+    owner: ParameterOwner | None
+    is_fp8_operand = False  # in 8 bits, without decoding: it has no values then, even while it is gathered
 
     @staticmethod
     def __new__(cls, like: torch.Tensor, *, name: str, dtype: torch.dtype, device: torch.device,
-                owner: ShardedModel | None) -> Placeholder:
+                owner: ParameterOwner | None) -> Placeholder:
         # Tensors of inference mode have no version, but views that torch makes of a parameter share its version.
         with torch.inference_mode(False):
             placeholder = make_wrapper(
@@ -95,7 +91,7 @@ class Placeholder(torch.Tensor):
                     raise paramshard.InvalidArgumentError(
                         f"set the values of {args[0].parameter_name}: want shape {list(args[0].shape)}, got "
                         f"{list(args[1].shape)}")
-                args[0].owner.take_value(args[0].parameter_name, args[1])
+                args[0].owner.set_value(args[0].parameter_name, args[1])
             return None
         if function in _REFUSED:
             placeholders = [value for value in pytree.tree_leaves((args, kwargs))
@@ -125,17 +121,18 @@ class Placeholder(torch.Tensor):
     @classmethod
     def __torch_dispatch__(cls, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         if function in _WITHOUT_VALUES and isinstance(args[0], Placeholder):
-            of = args[0]
-            of._check_conversion(**(kwargs or {}))
-            same = cls(of, name=of.parameter_name, dtype=of.dtype, device=of.device, owner=of.owner)
-            same.is_multiplied = of.is_multiplied
+            parameter = args[0]
+            parameter._check_conversion(**(kwargs or {}))
+            same = cls(parameter, name=parameter.parameter_name, dtype=parameter.dtype, device=parameter.device,
+                       owner=parameter.owner)
+            same.is_fp8_operand = parameter.is_fp8_operand
             return same
         if function is _aten.copy_.default and isinstance(args[0], Placeholder) and args[0].owner is not None:
-            args[0].owner.take_value(args[0].parameter_name, args[1])
+            args[0].owner.set_value(args[0].parameter_name, args[1])
             return args[0]
         found = [value for value in pytree.tree_leaves((args, kwargs)) if isinstance(value, Placeholder)]
         names = [value.parameter_name for value in found]
-        wrapper = _asking_wrapper()
+        wrapper = _running_wrapper()
         if wrapper is not None:
             raise paramshard.UnimplementedError(
                 f"wrap a sharded model in {wrapper}: ranks share parameters and gradients through the daemon already; "
@@ -149,18 +146,17 @@ class Placeholder(torch.Tensor):
             why += "use `with sharded.unsharded():` or sharded.read(name)"
             if aliases:  # a view, which may be about to be written
                 why += f", and {_TO_CHANGE}"
-        if found[0].is_multiplied:
+        if found[0].is_fp8_operand:
             why += '; with compute="fp8" a forward that reads it needs another format= for it'
         raise paramshard.FailedPreconditionError(f"{', '.join(names)}: {function} needs a gathered parameter; {why}")
 
 
-def _asking_wrapper() -> str | None:
+def _running_wrapper() -> str | None:
     """Returns the wrapper of torch that reads a parameter now to share it between ranks, if any."""
     frame = sys._getframe(1)
     while frame is not None:
-        name = frame.f_globals.get("__name__", "")
-        for module, wrapper in _WRAPPERS.items():
-            if name == module or name.startswith(f"{module}."):
-                return wrapper
+        wrapper = wrapper_of(module_of(frame))
+        if wrapper is not None:
+            return wrapper
         frame = frame.f_back
     return None

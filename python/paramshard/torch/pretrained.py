@@ -14,10 +14,11 @@ import torch
 from torch import nn
 
 import paramshard
-from paramshard.torch.adapters import BaseModel, depends_on_base, is_of_transformers
-from paramshard.torch.folder import is_value, kind_of, read_folder
+from paramshard.torch.messages import some
+from paramshard.torch.peft_adapters import BaseModel, depends_on_base, is_of_transformers
 from paramshard.torch.torch_internals import non_persistent_buffers, own_buffers
-from paramshard.torch.unit import UnitParameter
+from paramshard.torch.unit_parameter import UnitParameter
+from paramshard.torch.weights_folder import is_value, kind_of, read_folder
 
 
 @dataclass
@@ -132,14 +133,14 @@ def _check_names(folder: pathlib.Path, found: _Found, names: Mapping[str, list[s
         raise paramshard.InvalidArgumentError(f"load_pretrained: {refused[0]}")
     if missing:
         raise paramshard.NotFoundError(
-            f"load_pretrained {folder}: {_some(missing)} not found{_advice(missing, found.additional)}")
+            f"load_pretrained {folder}: {some(missing)} not found{_advice(missing, found.additional)}")
     additional = sorted(found.additional | found.refused.keys())
     if additional:
-        warnings.warn(f"load_pretrained {folder}: the model has no place for {_some(additional)}, which are not loaded",
+        warnings.warn(f"load_pretrained {folder}: the model has no place for {some(additional)}, which are not loaded",
                       stacklevel=5)
     kept = [name for name in buffers if name not in found.tensors]
     if kept:
-        warnings.warn(f"load_pretrained {folder}: buffers {_some(kept)} not found; they stay as they are",
+        warnings.warn(f"load_pretrained {folder}: buffers {some(kept)} not found; they stay as they are",
                       stacklevel=5)
 
 
@@ -151,7 +152,7 @@ def _advice(missing: Sequence[str], additional: Iterable[str]) -> str:
                 return f"; the folder has {key}: rename its keys, which begin with {key.removesuffix(name)!r}"
             if name.endswith(f".{key}"):
                 return f"; the folder has {key}: rename its keys, which lack {name.removesuffix(key)!r} before them"
-    return f"; the folder has {_some(sorted(additional))} instead" if additional else ""
+    return f"; the folder has {some(sorted(additional))} instead" if additional else ""
 
 
 def _check_shapes(folder: pathlib.Path, found: _Found, places: Mapping[str, torch.Tensor]) -> None:
@@ -177,8 +178,3 @@ def _value(folder: pathlib.Path, found: _Found, names: Sequence[str]) -> torch.T
                 "folder: make the model with parameters of their own (tie_word_embeddings=False, if it is one of "
                 "transformers), or leave one of them out of the files")
     return value
-
-
-def _some(names: Sequence[str]) -> str:
-    most = 5
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 import paramshard
-from paramshard.torch.adapters import has_adapters, is_of_transformers, plain_name, showing_prompts, uncompiled
+from paramshard.torch.peft_adapters import (has_adapters, is_of_transformers, materialized_prompts, plain_name,
+                                            uncompiled)
 from paramshard.torch.state_dict import StateDicts
 
 _FILE = "model.safetensors"
@@ -61,19 +62,19 @@ def _writable(state: dict[str, Any]) -> dict[str, torch.Tensor]:
     return {key: made[id(value)] for key, value in state.items()}
 
 
-def correct_saving(module: nn.Module, dictionaries: StateDicts) -> None:
+def patch_save_pretrained(module: nn.Module, dictionaries: StateDicts) -> None:
     """Makes `module.save_pretrained()` of transformers or PEFT write the same files as without a daemon."""
     module = uncompiled(module)
     if not (is_of_transformers(module) or has_adapters(module)):
         return
     save = type(module).save_pretrained
-    saved, of = weakref.ref(module), weakref.ref(dictionaries)  # both live while the module is called
+    saved, values = weakref.ref(module), weakref.ref(dictionaries)  # both live while the module is called
 
     @functools.wraps(save)
     def save_pretrained(*arguments: Any, **options: Any) -> Any:
         given = inspect.signature(save).bind(saved(), *arguments, **options).arguments
-        saved_type = _type_of_file(saved(), of(), given.get("state_dict"))
-        with showing_prompts(saved(), of()):
+        saved_type = _type_of_file(saved(), values(), given.get("state_dict"))
+        with materialized_prompts(saved(), values()):
             result = save(saved(), *arguments, **options)
         if not has_adapters(saved()) and given.get("is_main_process", True):
             # The config has the type of placeholders now, which is the type of the computation.

@@ -11,14 +11,18 @@ import torch
 from torch import nn
 
 import paramshard
+from paramshard._core import OPERAND_FORMATS
 from paramshard.torch import torchrun
-from paramshard.torch.unit_transfers import FP8_FORMATS
+from paramshard.torch.dtypes import GRADIENT_DTYPES, PARAMETER_DTYPES, listing
 from paramshard.torch.fp8 import Fp8Weight, can_compute_in_fp8, compute_in_fp8, why_not_fp8
 from paramshard.torch.job_daemon import start_job_daemon
+from paramshard.torch.messages import some
+from paramshard.torch.model_description import ModelDescription
 from paramshard.torch.partition import UnitModules, partition
 from paramshard.torch.sharded_model import ShardedModel
 from paramshard.torch.torch_internals import own_buffers, own_parameters
-from paramshard.torch.unit import Unit, UnitParameter
+from paramshard.torch.unit import Unit
+from paramshard.torch.unit_parameter import UnitParameter
 
 _EXISTING = ("error", "resume", "fresh")
 _DAEMONS = (None, "node", "job")
@@ -90,12 +94,11 @@ def shard(module: nn.Module, *, name: str, units: Iterable[UnitModules], existin
     def connect() -> paramshard.Client:
         return paramshard.Client(rank, socket_dir=socket_dir, take_over=torchrun.is_restart())
 
-    sharded = ShardedModel(module, made, connect=connect, name=name, existing=existing, rank=rank,
-                           local_rank=local_rank, device=device, format=format, grad_dtype=grad_dtype,
-                           takes_any_seed=seed is None,
-                           spec={"seed": _default_seed(name, info.nodes) if seed is None else seed,
-                                 "shard_size": shard_size, "gather_slots": gather_slots,
-                                 "gradient_slots": gradient_slots, "step_timeout": step_timeout})
+    description = ModelDescription(name, made, format=format, grad_dtype=grad_dtype, options={
+        "seed": _default_seed(name, info.nodes) if seed is None else seed, "shard_size": shard_size,
+        "gather_slots": gather_slots, "gradient_slots": gradient_slots, "step_timeout": step_timeout})
+    sharded = ShardedModel(module, made, description, connect=connect, name=name, existing=existing, rank=rank,
+                           local_rank=local_rank, device=device, takes_any_seed=seed is None)
     for owner, attribute, buffer in buffers:
         own_buffers(owner)[attribute] = buffer
     for owner, attribute, parameter in empty:
@@ -113,20 +116,21 @@ def _check(existing: str, daemon: str | None, compute: str, param_dtype: torch.d
         raise paramshard.InvalidArgumentError(f'shard: want existing="error", "resume" or "fresh", got {existing!r}')
     if daemon not in _DAEMONS:
         raise paramshard.InvalidArgumentError(f'shard: want daemon=None, "node" or "job", got {daemon!r}')
-    if param_dtype not in (None, torch.float32, torch.bfloat16, torch.float16):
+    if param_dtype not in (None, *PARAMETER_DTYPES):
         raise paramshard.InvalidArgumentError(
-            f"shard: want param_dtype float32, bfloat16 or float16, got {param_dtype}")
-    if grad_dtype not in (torch.float32, torch.bfloat16):
-        raise paramshard.InvalidArgumentError(f"shard: want grad_dtype float32 or bfloat16, got {grad_dtype}")
+            f"shard: want param_dtype {listing(PARAMETER_DTYPES)}, got {param_dtype}")
+    if grad_dtype not in GRADIENT_DTYPES:
+        raise paramshard.InvalidArgumentError(
+            f"shard: want grad_dtype {listing(GRADIENT_DTYPES)}, got {grad_dtype}")
 
 
 def _default_seed(name: str, nodes: int) -> int:
     """Returns a seed by name: models of different names differ, like modules that torch makes one after another."""
-    told = torch.initial_seed()
+    torch_seed = torch.initial_seed()
     # A process that has not called manual_seed has 64 random bits. Daemons of several nodes cannot agree on a number
     # that only one of them knows.
-    counts = nodes == 1 and told < 2**32
-    digest = hashlib.sha256(f"{told if counts else ''} {name}".encode()).digest()
+    is_given = nodes == 1 and torch_seed < 2**32
+    digest = hashlib.sha256(f"{torch_seed if is_given else ''} {name}".encode()).digest()
     return int.from_bytes(digest[:8], "little")
 
 
@@ -203,15 +207,15 @@ def _to_multiply_in_fp8(units: list[Unit], format: str | Sequence[tuple[str, str
         owner, attribute = parameter.places[0]
         stored = _format_of(parameter.name, format)
         if (len(parameter.places) == 1 and attribute == "weight" and can_compute_in_fp8(owner) and
-                stored in FP8_FORMATS):
+                stored in OPERAND_FORMATS):
             parameter.fp8_weight = Fp8Weight(tuple(parameter.placeholder.shape), device=device)
             parameter.fp8_weight.parameter = parameter.unsharded
-            parameter.placeholder.is_multiplied = True
+            parameter.placeholder.is_fp8_operand = True
             found.append(parameter)
     if not found:
         raise paramshard.InvalidArgumentError(
             f'shard: compute="fp8": no nn.Linear has features in multiples of 128 and a weight with format= '
-            f"one of {', '.join(FP8_FORMATS)}")
+            f"one of {', '.join(OPERAND_FORMATS)}")
     return found
 
 
@@ -226,7 +230,7 @@ def _buffers_on(module: nn.Module, device: torch.device) -> list[tuple[nn.Module
     missing = [name for name, buffer in module.named_buffers() if buffer.is_meta]
     if missing:
         raise paramshard.InvalidArgumentError(
-            f"shard: buffers {', '.join(missing[:5])} lie on `meta` and have no values: make their modules without "
+            f"shard: buffers {some(missing)} lie on `meta` and have no values: make their modules without "
             "meta_init() if they compute buffers from parameters, and never on the device `meta`")
     return [(owner, name, buffer.to(device)) for owner in module.modules()
             for name, buffer in own_buffers(owner).items() if buffer is not None]

@@ -18,7 +18,8 @@ from paramshard.torch.torch_internals import (
     own_parameters,
     without_forward_hooks,
 )
-from paramshard.torch.unit import Unit, UnitParameter
+from paramshard.torch.unit import Unit
+from paramshard.torch.unit_parameter import UnitParameter
 
 
 class StateDicts:
@@ -58,7 +59,7 @@ class StateDicts:
             self._type = None
 
     @contextlib.contextmanager
-    def unread(self) -> Iterator[None]:
+    def without_values(self) -> Iterator[None]:
         """Inside, parameters in `state_dict()` are placeholders, or have memory that goes with their unit's."""
         self._reads = False
         try:
@@ -76,7 +77,7 @@ class StateDicts:
         return self._parameter(parameter).dtype
 
     @contextlib.contextmanager
-    def shown(self, module: nn.Module) -> Iterator[None]:
+    def materialized(self, module: nn.Module) -> Iterator[None]:
         """Inside, a part of the model has its values in host memory, and calling it gathers nothing.
 
         Any rank may do it alone.

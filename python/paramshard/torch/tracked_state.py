@@ -13,9 +13,9 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 import paramshard
+from paramshard._core import MAX_CLIENT_STATE_BYTES
 from paramshard.torch.torch_internals import pytree
 
-MOST_BYTES = 64 * 1024  # of the client state that travels with a commit
 _RUN = "the run"  # not an identifier, so that no tracked object has this name
 _HISTORY = "the history"  # likewise
 
@@ -142,11 +142,11 @@ class TrackedState:
             return self._untracked[1]
         self._check_loads(states)
         packed = pack(states | {_RUN: self._run, _HISTORY: history})
-        if len(packed) > MOST_BYTES:
+        if len(packed) > MAX_CLIENT_STATE_BYTES:
             sizes = ", ".join(f"{name}: {len(pack(state))}" for name, state in states.items())
             raise paramshard.ResourceExhaustedError(
-                f"track: want at most {MOST_BYTES} bytes of state in all, got {len(packed)} ({sizes}); save what "
-                "is larger in a file, and track its name")
+                f"track: want at most {MAX_CLIENT_STATE_BYTES} bytes of state in all, got {len(packed)} ({sizes}); "
+                "save what is larger in a file, and track its name")
         return packed
 
     def _check_loads(self, states: dict[str, Any]) -> None:
@@ -177,7 +177,7 @@ class ClientState(NamedTuple):
 
     states: dict[str, Any]  # by tracked name
     run: str | None  # None, like history: values were imported since, and nothing is recorded
-    history: str | None  # of the commit; a restored commit belongs to another one
+    history: str | None  # of the commit; a restored commit has one of an earlier history
 
 
 def unpack(packed: bytes) -> ClientState:

@@ -27,8 +27,9 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from transformers.trainer_callback import ExportableState, TrainerState
 
 import paramshard
-from paramshard.torch.adapters import has_adapters
+from paramshard.torch.messages import some
 from paramshard.torch.optimizer import AdamW
+from paramshard.torch.peft_adapters import has_adapters
 from paramshard.torch.placeholder import Placeholder
 from paramshard.torch.sharded_model import ShardedModel
 from paramshard.torch.tracked_state import RandomState, Schedule
@@ -37,7 +38,8 @@ _STATE_FILE = "trainer_state.json"  # in each of Trainer's checkpoints
 _ADAMW = ("adamw_torch", "adamw_torch_fused")  # values of TrainingArguments.optim
 _ADAMW_OPTIONS = ("lr", "betas", "eps", "weight_decay", "fused", "foreach", "capturable")
 
-# Fields of TrainingArguments that would do nothing or harm, and what to do instead; docs/train/pytorch.md lists all fields.
+# Fields of TrainingArguments that would do nothing or harm, and what to do instead. docs/train/pytorch.md lists all
+# fields.
 REFUSED_ARGUMENTS = {
     "auto_find_batch_size": "it begins the loop anew after steps that the daemon has made; set "
                             "per_device_train_batch_size",
@@ -155,35 +157,36 @@ class TrainerMixin:
             raise paramshard.InvalidArgumentError(
                 f"Trainer: want TrainingArguments for {self.sharded.device}, which the daemon serves, got "
                 f"{self.args.device}: use_cpu says which")
-        strangers = [name for name, each in self.model.named_parameters()
+        others = [name for name, each in self.model.named_parameters()
                      if each.requires_grad and each.numel() and not isinstance(each, Placeholder)]
-        if strangers:
+        if others:
             raise paramshard.InvalidArgumentError(
                 f"Trainer: want a model whose parameters are all in {self.sharded.name}, got "
-                f"{', '.join(strangers[:5])} that shard() was not given")
+                f"{some(others)} that shard() was not given")
 
     def _adamw_options(self) -> dict[str, Any]:
         """Returns the options of AdamW that Trainer would have set."""
         if self.optimizer_cls_and_kwargs is not None:
-            told = "optimizer_cls_and_kwargs"
+            source = "optimizer_cls_and_kwargs"
             kind, options = self.optimizer_cls_and_kwargs
         else:
-            told = f"optim={getattr(self.args.optim, 'value', self.args.optim)}"
-            if told.removeprefix("optim=") not in _ADAMW:
+            source = f"optim={getattr(self.args.optim, 'value', self.args.optim)}"
+            if source.removeprefix("optim=") not in _ADAMW:
                 raise paramshard.UnimplementedError(
-                    f"Trainer: {told}: the daemon has AdamW alone: set optim to {' or '.join(_ADAMW)}; for moments in "
-                    '8 or 16 bits give Trainer moments="FP8" or "BF16"')
+                    f"Trainer: {source}: the daemon has AdamW alone: set optim to {' or '.join(_ADAMW)}; for moments "
+                    'in 8 or 16 bits give Trainer moments="FP8" or "BF16"')
             if self.args.optim_args:
                 raise paramshard.UnimplementedError(
-                    f"Trainer: {told} with optim_args={self.args.optim_args}: AdamW takes learning_rate, weight_decay, "
-                    "adam_beta1, adam_beta2 and adam_epsilon of TrainingArguments, and no others")
+                    f"Trainer: {source} with optim_args={self.args.optim_args}: AdamW takes learning_rate, "
+                    "weight_decay, adam_beta1, adam_beta2 and adam_epsilon of TrainingArguments, and no others")
             kind, options = self.get_optimizer_cls_and_kwargs(self.args, self.sharded.module)
         if kind is not torch.optim.AdamW:
             raise paramshard.UnimplementedError(
-                f"Trainer: {told} is {getattr(kind, '__name__', kind)}: the daemon has AdamW alone")
+                f"Trainer: {source} is {getattr(kind, '__name__', kind)}: the daemon has AdamW alone")
         other = [key for key, value in options.items() if key not in _ADAMW_OPTIONS and value]
         if other:
-            raise paramshard.UnimplementedError(f"Trainer: {told} with {', '.join(other)}: the daemon's AdamW has none")
+            raise paramshard.UnimplementedError(
+                f"Trainer: {source} with {', '.join(other)}: the daemon's AdamW has none")
         return {key: options[key] for key in ("lr", "betas", "eps") if key in options}
 
     def _check_optimizer(self) -> None:

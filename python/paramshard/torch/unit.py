@@ -1,8 +1,4 @@
-"""One unit of a sharded model: when it is gathered, pushed and resharded.
-
-Its parameters exist twice: as Placeholder, which the module has outside of the unit's own work, and as a parameter of
-torch, whose memory is there while the unit is unsharded. Autograd knows the latter alone.
-"""
+"""One unit of a sharded model: when it is gathered, pushed and resharded."""
 
 from __future__ import annotations
 
@@ -10,147 +6,49 @@ import contextlib
 import types
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
 import paramshard
-from paramshard.torch.unit_transfers import Need, UnitTransfer
-from paramshard.torch.gathered_parameter import GRADIENT, Contents, GatheredParameter, show_version
+from paramshard.torch.gathered_parameter import GatheredParameter, set_autograd_version
 from paramshard.torch.memory_block import place_of
 from paramshard.torch.placeholder import Placeholder
 from paramshard.torch.torch_internals import (allow_changes_in_place, base_of, in_backward, own_parameters,
-                                              profiler_range, pytree, transforms_inputs, version_of,
-                                              without_torch_function)
-
-if TYPE_CHECKING:
-    from paramshard.torch.fp8 import Fp8Weight
-    from paramshard.torch.passes import Passes
+                                              profiler_range, pytree, transforms_inputs, without_torch_function)
+from paramshard.torch.unit_memory import Representations, UnitMemory
+from paramshard.torch.unit_parameter import UnitParameter
+from paramshard.torch.weak_method import weak_method
 
 
-class UnitParameter:
-    """A parameter of a unit, and every place of the module that has it (tied parameters have several)."""
-
-    def __init__(self, name: str, like: nn.Parameter, dtype: torch.dtype, device: torch.device):
-        self.name = name
-        self.dtype = like.dtype  # of its module and of the state_dict; the type of the computation may be another one
-        self.names: list[str] = []  # by each path to it
-        self.places: list[tuple[nn.Module, str]] = []
-        self.placeholder = Placeholder(like, name=name, dtype=dtype, device=device, owner=None)
-        # Attributes that programs set on a parameter are there in both.
-        self._attributes = {key: value for key, value in vars(like).items() if not key.startswith("_paramshard")}
-        self.placeholder.__dict__.update(self._attributes)
-        self._contents: Contents = []
-        self.unsharded = self._make_unsharded(torch.empty(like.shape, dtype=dtype, device=device))
-        self.unsharded.untyped_storage().resize_(0)  # its unit's UnitTransfer has memory for it
-        self.fp8_weight: Fp8Weight | None = None  # of a Linear that multiplies in 8 bits
-        self._home: torch.Tensor | None = None
-        self._was_trained = like.requires_grad  # when it was gathered last
-        self.trainable = like.requires_grad  # as the daemon has it, once the model is open; until then as it was
-
-    def _make_unsharded(self, memory: torch.Tensor) -> GatheredParameter:
-        made = GatheredParameter(memory, self.placeholder, self._contents)
-        made.__dict__.update(self._attributes)
-        return made
-
-    def settle(self) -> None:
-        """Makes the memory that its unit's UnitTransfer has given it its own."""
-        self._home = self.unsharded.settle()
-
-    def write(self, values: torch.Tensor) -> None:
-        """Fills its memory, as its UnitTransfer does: autograd does not count it as a change."""
-        self._home.copy_(values)
-
-    def take_gradient(self) -> torch.Tensor | None:
-        """Takes the gradient away from the parameter, and returns it."""
-        gradient = self.gradient
-        if gradient is None:
-            return None
-        if gradient.layout != torch.strided:
-            raise paramshard.UnimplementedError(
-                f"gradient of {self.name}: want a dense gradient, got {gradient.layout}; make its module with "
-                "sparse=False")
-        self.drop_gradient()
-        return gradient
+class Step(Protocol):
+    """Training step of the units, which TrainingStep keeps."""
 
     @property
-    def gradient(self) -> torch.Tensor | None:
-        """Gradient that autograd has accumulated and nothing has taken yet."""
-        return GRADIENT.__get__(self.unsharded)
+    def model(self) -> paramshard.Model:
+        """The open model. Raises FailedPreconditionError without one."""
 
-    def drop_gradient(self) -> None:
-        GRADIENT.__set__(self.unsharded, None)
+    values_version: int  # counts the values that the parameters have had
 
-    def show(self, parameter: nn.Parameter) -> None:
-        """Puts one of the two into the module."""
-        for module, attribute in self.places:
-            own_parameters(module)[attribute] = parameter
+    @property
+    def checks_contents(self) -> bool:
+        """True if contents of gathered parameters are compared at this version."""
 
-    def replaced(self) -> nn.Parameter | None:
-        """Returns the parameter that the module has in place of the placeholder, if it was replaced."""
-        return next((found for found in self._found() if found is not None and found is not self.unsharded and
-                     not self._is_same(found)), None)
+    def begin_forward(self) -> None:
+        """Begins the forward of a module."""
 
-    def _is_same(self, found: nn.Parameter) -> bool:
-        """Returns True for the parameter's own placeholder, and for copies of it by a conversion or nn.Parameter.
+    def begin_backward(self) -> None:
+        """Begins a backward. Every hook calls this; the first call counts."""
 
-        A copy may have been frozen or thawed.
-        """
-        if type(found) is not Placeholder or found.parameter_name != self.name or (
-                found.owner is not self.placeholder.owner):
-            return False
-        if found is not self.placeholder:
-            self.placeholder.requires_grad_(found.requires_grad)
-        return True
+    def note_push(self) -> None:
+        """Notes that gradients are pushed."""
 
-    def is_removed(self) -> bool:
-        return any(found is None for found in self._found())
+    def note_written(self, name: str) -> None:
+        """Notes that a gathered parameter was written."""
 
-    def _found(self) -> Iterator[nn.Parameter | None]:
-        for module, attribute in self.places:
-            yield own_parameters(module).get(attribute)
-
-    def follow_requires_grad(self) -> bool:
-        """Returns True if it is trained. Between steps it may be frozen, or thawed if the daemon has its moments."""
-        wanted = self.placeholder.requires_grad
-        if wanted and not self.trainable:
-            raise paramshard.FailedPreconditionError(
-                f"train {self.name}: it was frozen when its optimizer was made, so the daemon has no moments of it; "
-                "set requires_grad before, and freeze it after the optimizer is made")
-        if self.unsharded.requires_grad != wanted:
-            self.unsharded.requires_grad = wanted  # requires_grad_() is refused inside of transforms
-        self._was_trained = wanted
-        return wanted
-
-    def keep_requires_grad(self) -> None:
-        """Keeps a change of requires_grad that was made while it was gathered."""
-        if self.unsharded.requires_grad != self._was_trained:
-            self.placeholder.requires_grad_(self.unsharded.requires_grad)
-
-    def is_touched(self, version: int) -> bool:
-        """Returns False, quickly, if nothing has happened to it since it was gathered with this version."""
-        unsharded = self.unsharded
-        if version_of(unsharded) != version or self._contents or unsharded.data_ptr() != self._home.data_ptr():
-            return True
-        for module, attribute in self.places:
-            if own_parameters(module).get(attribute) is not unsharded:
-                return True
-        return False
-
-    def is_written(self, version: int) -> bool:
-        """Returns True if it was written, moved, or replaced. Undoes that, except for its values."""
-        if type(self.unsharded) is not GatheredParameter:
-            # torch.utils.swap_tensors has made another parameter of it.
-            self._contents.clear()
-            self.unsharded = self._make_unsharded(self._home)
-            self.unsharded.requires_grad = self._was_trained
-            if self.fp8_weight is not None:
-                self.fp8_weight.parameter = self.unsharded
-            return True
-        replaced = any(found is not self.unsharded and found is not self.placeholder for found in self._found())
-        return any((replaced, version_of(self.unsharded) != version, self.unsharded.restore(),
-                    self.unsharded.has_changed()))
+    def check_written(self) -> None:
+        """Raises FailedPreconditionError if gathered parameters were written since the last call."""
 
 
 class _InputGradient(torch.autograd.Function):
@@ -178,15 +76,15 @@ class Unit:
         self.name = name
         self.modules = modules
         self.parameters: list[UnitParameter] = []
-        self.lenders: list[Unit] = []  # units whose tied parameters these modules use, too
+        self.tied_units: list[Unit] = []  # which have tied parameters that these modules use, too
         self.reshards_after_forward = True
         self.casts_inputs_to: torch.dtype | None = None
         self.casts_outputs_to: torch.dtype | None = None
         self._gather_range = profiler_range(f"paramshard::gather {name}")
         self._push_range = profiler_range(f"paramshard::push {name}")
-        self._backward_hook = _method(self, "before_backward")  # of tensors
-        self._passes: Passes | None = None
-        self._transfer: UnitTransfer | None = None
+        self._backward_hook = _hook(self, "before_backward")  # of tensors
+        self._step: Step | None = None
+        self._memory: UnitMemory | None = None
         self._holders: set[object] = set()  # unsharded while there are any
         self._transforms = object()  # a holder, for transforms of torch.func
         self._ran: set[nn.Module] = set()  # modules that the present forward has been through
@@ -197,33 +95,33 @@ class Unit:
         self._unsharded: tuple[GatheredParameter, ...] = ()
         self._version = 1  # counts the values that its parameters have had
         self._has_transposed = False  # transposed planes are there, for products in 8 bits in the backward
-        self._decoded: int | None = None  # of the states that Passes counts, the one whose values were gathered last
+        self._values_version: int | None = None  # of the step, when values were gathered last
 
     # --- Wiring ---
 
     @property
     def storages(self) -> tuple[int, int]:
         """Storages of the parameters, by the ids of place_of."""
-        return self._transfer.storages
+        return self._memory.storages
 
-    def settle(self, device: torch.device) -> None:
+    def allocate(self, device: torch.device) -> None:
         """Gives the parameters their memory. The modules stay as they are."""
         self._is_on_gpu = device.type == "cuda"
-        self._transfer = UnitTransfer(self.name, self.parameters, device)
+        self._memory = UnitMemory(self.name, self.parameters, device)
         for parameter in self.parameters:
-            parameter.settle()
+            parameter.own_memory()
         self._unsharded = tuple(parameter.unsharded for parameter in self.parameters)
-        show_version(self._unsharded, None)
+        set_autograd_version(self._unsharded, None)
 
-    def attach(self, passes: Passes) -> None:
+    def attach(self, step: Step) -> None:
         """Hooks the modules, and leaves placeholders in them."""
-        self._passes = passes
+        self._step = step
         for parameter in self.parameters:
-            parameter.show(parameter.placeholder)
+            parameter.put_into_module(parameter.placeholder)
             self._hook_gradient(parameter)
         for module in self.modules:
-            module.register_forward_pre_hook(_method(self, "before_forward"), prepend=True, with_kwargs=True)
-            module.register_forward_hook(_method(self, "after_forward"))
+            module.register_forward_pre_hook(_hook(self, "before_forward"), prepend=True, with_kwargs=True)
+            module.register_forward_hook(_hook(self, "after_forward"))
 
     def _hook_gradient(self, parameter: UnitParameter) -> None:
         # The garbage collector does not see references of a tensor's hook.
@@ -237,19 +135,20 @@ class Unit:
         return bool(self._holders)
 
     def unshard(self, holder: object) -> None:
-        """Gathers the unit, unless it is gathered; it stays so until every holder has let go."""
-        need = Need(transposed=in_backward() or not self.reshards_after_forward, decoded=not isinstance(holder, Unit))
-        if not self._holders or self._lacks(need):
-            self._gather(need)
+        """Gathers the unit, unless it is gathered; it stays so until every holder has called reshard()."""
+        wanted = Representations(transposed=in_backward() or not self.reshards_after_forward,
+                                 decoded=not isinstance(holder, Unit))
+        if not self._holders or self._lacks(wanted):
+            self._gather(wanted)
         self._holders.add(holder)
         if not isinstance(holder, Unit):
             for parameter in self.parameters:
                 parameter.unsharded.watch()
 
-    def _lacks(self, need: Need) -> bool:
+    def _lacks(self, wanted: Representations) -> bool:
         """Returns True if an unsharded unit was gathered for less. Only products in 8 bits make a difference."""
         return any(parameter.fp8_weight is not None for parameter in self.parameters) and (
-            need.transposed and not self._has_transposed or need.decoded)
+            wanted.transposed and not self._has_transposed or wanted.decoded)
 
     def reshard(self, holder: object) -> None:
         if holder not in self._holders:
@@ -276,14 +175,14 @@ class Unit:
 
     def forget_model(self) -> None:
         """Forgets the model, which was closed."""
-        self._transfer.forget()
+        self._memory.forget_model()
 
-    def _gather(self, need: Need) -> None:
+    def _gather(self, wanted: Representations) -> None:
         if not self.parameters:
-            return  # its modules use those of its lenders alone
+            return  # its modules use parameters of its tied units alone
         self.check_places()
         if self._holders:
-            self._take_back()
+            self._put_placeholders()
         if self._is_on_gpu and torch.cuda.is_current_stream_capturing():
             raise paramshard.UnimplementedError(
                 f"gather {self.name}: CUDA graph capture is not supported: it would not see the daemon's gathers")
@@ -292,26 +191,26 @@ class Unit:
             with without_torch_function():
                 self._trained = {parameter.name for parameter in self.parameters if parameter.follow_requires_grad()}
             is_new = self._note_new_values()
-            self._transfer.fetch(self._passes.model, need)
-        self._has_transposed = need.transposed
+            self._memory.gather(self._step.model, wanted)
+        self._has_transposed = wanted.transposed
         self._version += is_new
-        show_version(self._unsharded, self._version)
-        closely = is_new and self._passes.is_looked_at_closely
+        set_autograd_version(self._unsharded, self._version)
+        checks = is_new and self._step.checks_contents
         for parameter in self.parameters:
             # A weight that is multiplied in 8 bits has no values: its placeholder raises when it is read.
-            if parameter.fp8_weight is None or need.decoded:
-                parameter.show(parameter.unsharded)
-                if closely:
+            if parameter.fp8_weight is None or wanted.decoded:
+                parameter.put_into_module(parameter.unsharded)
+                if checks:
                     parameter.unsharded.watch()
 
     def _note_new_values(self) -> bool:
-        """Returns True if the values differ from the values that were gathered last."""
-        if self._decoded == self._passes.state:
+        """Returns True if the values differ from the ones that were gathered last, and renews FP8 weights then."""
+        if self._values_version == self._step.values_version:
             return False
         for parameter in self.parameters:
             if parameter.fp8_weight is not None:
                 parameter.fp8_weight.renew()
-        self._decoded = self._passes.state
+        self._values_version = self._step.values_version
         return True
 
     def check_places(self) -> None:
@@ -332,23 +231,23 @@ class Unit:
                     "does not have: copy values into the parameter, or use load_state_dict")
 
     def _drop_memory(self) -> None:
-        self._take_back()
-        show_version(self._unsharded, None)
-        self._transfer.release()
+        self._put_placeholders()
+        set_autograd_version(self._unsharded, None)
+        self._memory.release()
         self._has_transposed = False
 
-    def _take_back(self) -> None:
+    def _put_placeholders(self) -> None:
         """Leaves placeholders in the modules, and notes what was written."""
         for parameter in self.parameters:
             if parameter.is_touched(self._version):
                 before = parameter.unsharded
                 if parameter.is_written(self._version):
-                    self._passes.note_written(parameter.name)
-                    self._put_away(before, parameter)
+                    self._step.note_written(parameter.name)
+                    self._put_placeholder_back(before, parameter)
             parameter.keep_requires_grad()
-            parameter.show(parameter.placeholder)
+            parameter.put_into_module(parameter.placeholder)
 
-    def _put_away(self, before: nn.Parameter, parameter: UnitParameter) -> None:
+    def _put_placeholder_back(self, before: nn.Parameter, parameter: UnitParameter) -> None:
         """Puts the placeholder wherever a program has put the parameter, such as into a parametrization."""
         if parameter.unsharded is not before:
             self._hook_gradient(parameter)
@@ -359,14 +258,14 @@ class Unit:
                     if found is before:
                         own_parameters(each)[attribute] = parameter.placeholder
 
-    def _hold(self) -> None:
-        for unit in (self, *self.lenders):
+    def _unshard_with_tied(self) -> None:
+        for unit in (self, *self.tied_units):
             unit.unshard(self)
 
-    def _let_go(self) -> None:
+    def _reshard_with_tied(self) -> None:
         if self._running:
             return
-        for unit in (self, *self.lenders):
+        for unit in (self, *self.tied_units):
             unit.reshard(self)
 
     # --- Forward ---
@@ -375,13 +274,13 @@ class Unit:
         # A checkpoint is recomputed in the backward: the unit stays gathered for the rest of the backward.
         recomputes = in_backward()
         if not recomputes:
-            self._passes.begin_forward()
+            self._step.begin_forward()
             self._running += 1
         is_first = not self._ran and self._running == 1  # it may call itself
         is_transformed = transforms_inputs()
         if is_transformed:
             self._hold_for_transforms()
-        self._hold()
+        self._unshard_with_tied()
         if self.casts_inputs_to is not None:
             args = _cast(args, self.casts_inputs_to)
             kwargs = _cast(kwargs, self.casts_inputs_to) if kwargs else kwargs
@@ -391,7 +290,7 @@ class Unit:
 
     def _hold_for_transforms(self) -> None:
         """Hooks on tensors are not called at each level of a transform, so the unit stays until values change."""
-        for unit in (self, *self.lenders):
+        for unit in (self, *self.tied_units):
             if any(parameter.fp8_weight is not None for parameter in unit.parameters):
                 raise paramshard.UnimplementedError(
                     f'forward {self.name}: transforms of torch.func and forward-mode AD are not supported with '
@@ -427,8 +326,8 @@ class Unit:
         if len(self._ran) == len(self.modules) and not self._running:
             self._ran.clear()
             if self.reshards_after_forward or not torch.is_grad_enabled():
-                self._let_go()
-                self._passes.check_written()
+                self._reshard_with_tied()
+                self._step.check_written()
                 if not is_transformed:
                     self._check_memory_of(tensors)
         if self.casts_outputs_to is not None:
@@ -437,7 +336,7 @@ class Unit:
 
     def _check_memory_of(self, outputs: Iterable[torch.Tensor]) -> None:
         """Refuses outputs that are parameters, or views of them: reading one without memory would end the process."""
-        for unit in (self, *self.lenders):
+        for unit in (self, *self.tied_units):
             for tensor in () if unit.is_unsharded else outputs:
                 if tensor.layout == torch.strided and place_of(tensor)[0] in unit.storages:
                     raise paramshard.InvalidArgumentError(
@@ -457,18 +356,18 @@ class Unit:
         """Gives back a unit of which only some modules were called, at the end of the model's forward."""
         if self._ran:
             self._ran.clear()
-            self._let_go()
+            self._reshard_with_tied()
 
     # --- Backward ---
 
     def before_backward(self, gradient: torch.Tensor) -> torch.Tensor:
-        self._passes.begin_backward()
-        self._hold()
+        self._step.begin_backward()
+        self._unshard_with_tied()
         return gradient
 
     def after_backward(self) -> None:
         """Gives the unit back: the gradients of its inputs are there, and its weights are not needed any more."""
-        self._let_go()
+        self._reshard_with_tied()
 
     def take_gradient(self, name: str) -> None:
         """Notes a parameter's gradient. The last gradient of the unit pushes them all.
@@ -476,7 +375,7 @@ class Unit:
         Until then they stay where autograd has put them: a slot that waits for a late gradient, such as of a tied
         embedding, would be missing for other units.
         """
-        self._passes.begin_backward()
+        self._step.begin_backward()
         self._arrived.add(name)
         if self._arrived >= self._trained:
             self.push()
@@ -487,9 +386,9 @@ class Unit:
         if all(parameter.gradient is None for parameter in self.parameters):
             return
         # Before the push, because Ctrl-C may come in between: a push that may have happened is dropped, too.
-        self._passes.note_push()
+        self._step.note_push()
         with self._push_range:
-            self._transfer.send(self._passes.model)
+            self._memory.push(self._step.model)
 
     def drop_gradients(self) -> None:
         self._arrived.clear()
@@ -497,22 +396,10 @@ class Unit:
             parameter.drop_gradient()
 
 
-def _method(unit: Unit, name: str) -> Any:
-    """Returns a bound method that does not keep its unit, and that torch.compile leaves alone.
-
-    Otherwise a module's hooks would hold the model that holds the module.
-    """
-    reference = weakref.ref(unit)
-
-    @torch.compiler.disable
-    def call(*arguments: Any, **options: Any) -> Any:
-        of = reference()
-        if of is None:
-            raise paramshard.FailedPreconditionError(
-                "the ShardedModel of this module was freed: keep the result of shard()")
-        return getattr(of, name)(*arguments, **options)
-
-    return call
+def _hook(unit: Unit, name: str) -> Any:
+    """Returns a method of the unit as a hook that torch.compile leaves alone."""
+    return torch.compiler.disable(weak_method(
+        unit, name, gone="the ShardedModel of this module was freed: keep the result of shard()"))
 
 
 def _tensors_of(output: Any, seen: set[int] | None = None) -> Iterator[torch.Tensor]:

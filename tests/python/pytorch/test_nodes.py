@@ -178,7 +178,7 @@ def test_torchrun_goes_on_when_a_node_is_lost_with_its_daemon(start_nodes, tmp_p
 
 def _trained(node: Node, rank: int, model: GPT, name: str, **options: int | str) -> pt.ShardedModel:
     sharded = pt.shard(model, name=name, units=model.units(), socket_dir=str(node.socket_dir), local_rank=0, **options)
-    sharded._spec_options["small_parameter_bytes"] = 0  # so that parameters of this size are cut as well
+    sharded._description._options["small_parameter_bytes"] = 0  # so that parameters of this size are cut as well
     optimizer = pt.AdamW(model.parameters())
     assert (sharded.rank, sharded.world_size) == (rank, 2)
     loss_of(model, batch_of(rank)).backward()

@@ -15,25 +15,27 @@ from torch import nn
 
 import paramshard
 import paramshard.torch as pt
+from paramshard import _core
 from paramshard.spec import ParameterGroup
-from paramshard.torch.opening import Verdict, judge
-from paramshard.torch.sharded_model import OptimizerPlan
+from paramshard.torch.master_values import to_import
+from paramshard.torch.model_description import OptimizerPlan
+from paramshard.torch.opening import Decision, ScriptValues, decide
 
-ORIGINS = ("initial", "importing", "imported", "restored", "trained", "lost")
+ORIGINS = _core.VALUE_ORIGINS
 CALLS = ("error", "resume", "fresh", "own run")
 BRINGS = ("nothing", "a module with values", "load_pretrained", "load_state_dict")
 ERRORS = {"importing": paramshard.FailedPreconditionError, "lost": paramshard.DataLossError}
 
 
-def _table() -> dict[tuple[str, str, bool], Verdict]:
+def _table() -> dict[tuple[str, str, bool], Decision]:
     """By origin, call, and whether the script brings values."""
     page = pathlib.Path(__file__).parents[3] / "docs/train/pytorch.md"
     cells = {}
     for row in re.findall(r"^\| `(\w+)` \| (\w+ / \w+) \| (\w+ / \w+) \| (\w+ / \w+) \| (\w+ / \w+) \|$",
                           page.read_text(), re.MULTILINE):
         for call, cell in zip(CALLS, row[1:]):
-            for brings, verdict in zip((False, True), cell.split(" / ")):
-                cells[row[0], call, brings] = Verdict(verdict)
+            for brings, decision in zip((False, True), cell.split(" / ")):
+                cells[row[0], call, brings] = Decision(decision)
     return cells
 
 
@@ -42,12 +44,12 @@ TABLE = _table()
 
 def test_the_table_is_the_rule():
     assert TABLE.keys() == set(itertools.product(ORIGINS, CALLS, (False, True)))
-    for (origin, call, brings), verdict in TABLE.items():
+    for (origin, call, brings), decision in TABLE.items():
         if call == "own run":
             for existing in ("error", "resume", "fresh"):
-                assert judge(origin, existing, brings=brings, own=True) is verdict, (origin, existing, brings)
+                assert decide(origin, existing, has_values=brings, same_run=True) is decision, (origin, existing, brings)
         else:
-            assert judge(origin, call, brings=brings, own=False) is verdict, (origin, call, brings)
+            assert decide(origin, call, has_values=brings, same_run=False) is decision, (origin, call, brings)
 
 
 class Script:
@@ -98,7 +100,7 @@ def _creator_of(script: Script) -> Script:
 def _bring_to(script: Script, client: paramshard.Client, origin: str, run: str) -> None:
     """Makes a model with values of this origin, of which all are 2, or a step away from that."""
     model, sharded, optimizer = script.open()
-    spec = sharded._spec()
+    spec = sharded._description.spec()
     sharded.close()
     client.delete_model(script.name)
     client.create_model(spec, values_follow=origin == "importing", run=run)
@@ -154,11 +156,11 @@ def test_every_cell_holds(saving, tmp_path, monkeypatch, call, brings, creator):
             assert _origin(client, name) == origin
             step = 0 if origin in ("initial", "importing", "imported") else 1
             monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1" if own else "0")
-            verdict = TABLE[origin, call, brings != "nothing"]
+            decision = TABLE[origin, call, brings != "nothing"]
             error = None
-            if verdict is Verdict.REFUSE:
+            if decision is Decision.REFUSE:
                 error = ERRORS.get(origin, paramshard.AlreadyExistsError)
-            elif verdict is Verdict.KEEP and origin == "lost":
+            elif decision is Decision.KEEP and origin == "lost":
                 error = paramshard.DataLossError
             if error is not None:
                 with pytest.raises(error):
@@ -166,9 +168,9 @@ def test_every_cell_holds(saving, tmp_path, monkeypatch, call, brings, creator):
                 assert _origin(client, name) == origin
                 continue
             _, sharded, _ = script.open("error" if own else call)
-            begins = verdict is Verdict.DELETE
+            begins = decision is Decision.DELETE
             assert sharded.start_step() == (0 if begins else step), origin
-            if begins or verdict is Verdict.FILL:
+            if begins or decision is Decision.FILL:
                 assert script.has_values(sharded) == (brings != "nothing"), origin
                 assert _origin(client, name) == ("initial" if brings == "nothing" else "imported")
             elif origin != "initial":
@@ -295,7 +297,7 @@ def test_a_deletion_by_another_client_is_told_from_a_loss(start, tmp_path):
     daemon = start(flags=())
     script = Script(daemon, "m", "nothing", tmp_path)
     _, sharded, _ = script.open()
-    spec = sharded._spec()
+    spec = sharded._description.spec()
     sharded.close()
     with daemon.client() as client, daemon.client() as other:
         for kills in (False, True):
@@ -328,7 +330,7 @@ class Deserted:
             first = pool.submit(self.sharded.open, plan)
             while not self.client.models():
                 pass
-            second = pool.submit(self.client.open_model, self.sharded._spec())
+            second = pool.submit(self.client.open_model, self.sharded._description.spec())
             first.result()
             self.second = second.result()
 
@@ -383,12 +385,12 @@ def test_a_deletion_while_values_are_loaded_is_not_waited_for(start, local_rank)
     sharded = pt.shard(model, name="m", units=[model], socket_dir=str(daemon.socket_dir))
     with daemon.client() as client:
         opening = sharded._opening()
-        opening.settle(sharded._spec(), brings=False, brings_all=False, missing=None)
+        opening.create_or_join(sharded._description.spec(), ScriptValues(any=False, all=False, missing=None))
         opening._local_rank = local_rank
-        known = opening.known()
+        known = opening.find()
         client.delete_model("m")
         with pytest.raises(paramshard.AbortedError):
-            opening.replace(known.history_id, dict)
+            opening.replace_values(known.history_id, dict)
         assert client.models() == []
 
 
@@ -400,8 +402,8 @@ def test_a_rank_started_by_hand_is_soon_refused_over_values_that_were_imported_b
     model = nn.Linear(4, 3)
     sharded = pt.shard(model, name="m", units=[model], socket_dir=str(daemon.socket_dir), local_rank=1)
     with daemon.client() as client:
-        client.create_model(sharded._spec())
-        client.import_tensors("m", sharded._import_tensors())
+        client.create_model(sharded._description.spec())
+        client.import_tensors("m", to_import(sharded._values))
         began = time.monotonic()
         with pytest.raises(paramshard.AlreadyExistsError, match="imported"):
             sharded.open()

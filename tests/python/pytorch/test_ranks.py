@@ -316,7 +316,7 @@ def test_the_seed_is_that_of_the_first_rank(start):
     for rank, model in enumerate(models):
         torch.manual_seed(rank)
         sharded.append(_shard(daemon, model, rank))
-    seeds = [each._spec().seed for each in sharded]
+    seeds = [each._description.spec().seed for each in sharded]
     assert seeds[0] != seeds[1]
     read = {}
 
@@ -338,7 +338,7 @@ def test_the_seed_is_that_of_the_first_rank(start):
 
 
 def test_a_rank_that_waits_says_so(start, monkeypatch):
-    monkeypatch.setattr("paramshard.torch.opening._SILENCE", 0.05)
+    monkeypatch.setattr("paramshard.torch.opening._LOG_AFTER", 0.05)
     daemon = start(ranks=2)
     models = [_in_meta_init() for _ in range(2)]
     told = threading.Event()

@@ -65,16 +65,16 @@ def test_a_step_is_sent_when_its_schedulers_have_stepped(daemon):
     sharded.track(a=schedulers[0], b=schedulers[1])
     loss_of(model, batch_of(0)).backward()
     optimizer.step()
-    assert optimizer._sharded._commit_to_send is not None
+    assert sharded._commits._to_send is not None
     schedulers[0].step()
-    assert optimizer._sharded._commit_to_send is not None
+    assert sharded._commits._to_send is not None
     schedulers[1].step()
-    assert optimizer._sharded._commit_to_send is None
+    assert sharded._commits._to_send is None
     # Without its schedulers it goes with the next forward, or when its result is asked for.
     loss_of(model, batch_of(1)).backward()
     optimizer.step()
     loss_of(model, batch_of(2)).backward()
-    assert optimizer._sharded._commit_to_send is None
+    assert sharded._commits._to_send is None
     optimizer.step()
     assert optimizer.last_result().commit_number == 3
     sharded.close()
@@ -105,7 +105,7 @@ def test_a_step_goes_before_gradients_of_the_next_one(daemon):
     optimizer.step()
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         losses[1].backward()
-    assert optimizer._sharded._commit_to_send is None
+    assert sharded._commits._to_send is None
     sharded.close()
 
 

@@ -196,13 +196,13 @@ def test_ctrl_c_behind_a_push_leaves_no_gradient(daemon, monkeypatch):
     torch.manual_seed(7)
     pair = Pair(daemon, GPT())
     unit = pair.sharded._units[-1]
-    send = unit._transfer.send
+    push = unit._memory.push
 
     def interrupted(model) -> None:
-        send(model)
+        push(model)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(unit._transfer, "send", interrupted)
+    monkeypatch.setattr(unit._memory, "push", interrupted)
     with pytest.raises(KeyboardInterrupt):
         loss_of(pair.module, batch_of(9)).backward()
     monkeypatch.undo()
@@ -413,7 +413,7 @@ def test_optimizers_of_other_parameters_are_refused(daemon):
         pt.AdamW([nn.Parameter(torch.zeros(2, 2)), *model.parameters()])
     with pytest.raises(paramshard.InvalidArgumentError, match="no group has .* embed.weight"):
         pt.AdamW(model.head.parameters())
-    with pytest.raises(paramshard.InvalidArgumentError, match="mode adamw or l2"):
+    with pytest.raises(paramshard.InvalidArgumentError, match="mode: want one of adamw, l2, got sgd"):
         pt.AdamW(model.parameters(), mode="sgd")
     with pytest.raises(paramshard.FailedPreconditionError, match="not open"):
         model(batch_of(0))
@@ -430,6 +430,19 @@ def test_formats_and_types_that_do_not_exist_are_refused(daemon):
         _shard(daemon, model, model.units(), local_rank=1)
     with pytest.raises(paramshard.InvalidArgumentError, match="FP7"):
         _shard(daemon, model, model.units(), format="FP7")
+
+
+def test_an_optimizer_that_is_refused_deletes_nothing(daemon):
+    pair = Pair(daemon, GPT(), name="m")
+    pair.train(1)
+    pair.sharded.close()
+    model = GPT()
+    sharded = pt.shard(model, name="m", units=model.units(), socket_dir=str(daemon.socket_dir), existing="fresh")
+    for options in ({"mode": "sgd"}, {"moments": "FP9"}):
+        with pytest.raises(paramshard.InvalidArgumentError, match="want one of"):
+            pt.AdamW(model.parameters(), **options)
+    with daemon.client() as client:
+        assert [(known.name, known.commit_number) for known in client.models()] == [("m", 1)]
 
 
 # --- What programs see ---

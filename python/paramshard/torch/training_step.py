@@ -1,33 +1,41 @@
-"""Passes of a sharded model between two steps: forwards, backwards, and cleaning up after failed ones."""
+"""Training step in progress: its forwards and backwards, and what a failed one leaves behind."""
 
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable, Sequence
 
 import paramshard
 from paramshard.torch.torch_internals import at_end_of_backward, current_backward, in_backward
 from paramshard.torch.unit import Unit
 
 
-class Passes:
-    """State of the present pass, and of pushes since the last commit."""
+class TrainingStep:
+    """Runs the units through the forwards and backwards between two steps of the optimizer."""
 
-    def __init__(self, units: list[Unit]):
+    def __init__(self, units: Sequence[Unit], *, send_commit: Callable[[], None], import_values: Callable[[], None],
+                 check_exported: Callable[[], None]):
+        """Takes what has to be done before a forward.
+
+        `send_commit`: sends the commit of the last step, if that waits for schedulers. `import_values`: imports values
+        that were copied into parameters. `check_exported`: raises if values of a state_dict() were written.
+        """
         self._units = units
+        self._send_commit = send_commit
+        self._import_values = import_values
+        self._check_exported = check_exported
         self._model: paramshard.Model | None = None
         self._backward: int | None = None  # autograd's number of the backward in progress
         self._backwards = 0  # finished ones with gradients to push, since the last commit
         self._pushes_now = False  # in this backward
-        self.has_pushed = False  # since the last commit
         self._written: list[str] = []  # gathered parameters that were written
         self._lost: str | None = None  # why gradients of this step are gone
-        self.state = 0  # number of the present values of the parameters
-        self.send_step = lambda: None  # sends a commit that a step has left to be sent
-        self.bring_values = lambda: None  # imports values that were copied into parameters
-        self.check_exported = lambda: None  # raises if values of a state_dict() were written
+        self.has_pushed = False  # since the last commit
+        self.values_version = 0  # counts the values that the parameters have had
 
     @property
     def model(self) -> paramshard.Model:
+        """The open model. Raises FailedPreconditionError without one."""
         if self._model is None:
             raise paramshard.FailedPreconditionError(
                 "the model is not open: make a paramshard.torch.AdamW of its parameters first, or call sharded.open() "
@@ -35,34 +43,37 @@ class Passes:
         return self._model
 
     @property
-    def is_looked_at_closely(self) -> bool:
-        """True in states 1, 2, 4, 8 and so on, where contents of gathered parameters are compared, which takes time."""
-        return self.state & (self.state - 1) == 0
+    def checks_contents(self) -> bool:
+        """True at versions 1, 2, 4, 8 and so on: comparing the contents of gathered parameters takes time."""
+        return self.values_version & (self.values_version - 1) == 0
 
-    def open(self, model: paramshard.Model | None) -> None:
+    def set_model(self, model: paramshard.Model | None) -> None:
+        """Begins anew with a model that was opened; None after it was closed."""
         self._model = model
         for unit in self._units:
             unit.forget_model()
         self._backward, self._backwards, self.has_pushed, self._lost = None, 0, False, None
-        self.state += 1
+        self.values_version += 1
 
     # --- Forwards ---
 
-    def begin_model(self) -> None:
-        """Begins the whole model's forward, and drops the remains of passes that an exception has ended."""
+    def begin_model_forward(self) -> None:
+        """Begins the whole model's forward, and cleans up after passes that an exception has ended."""
         if in_backward():
             return  # a checkpoint around the model is recomputed
-        self.check_exported()
+        self._check_exported()
         self.begin_forward()
         for unit in self._units:
             unit.end_passes()
 
     def begin_forward(self) -> None:
+        """Begins the forward of a module."""
         self._drop_failed_backward()
-        self.send_step()
-        self.bring_values()
+        self._send_commit()
+        self._import_values()
 
-    def end_forward(self) -> None:
+    def end_model_forward(self) -> None:
+        """Ends the whole model's forward."""
         for unit in self._units:
             unit.end_forward()
         if not in_backward():
@@ -71,7 +82,7 @@ class Passes:
     # --- Backwards ---
 
     def begin_backward(self) -> None:
-        """Begins a backward. Every hook calls this; the first one counts."""
+        """Begins a backward. Every hook calls this; the first call counts."""
         task = current_backward()
         if task == self._backward:
             return
@@ -79,16 +90,20 @@ class Passes:
             raise paramshard.FailedPreconditionError(
                 "backward: another backward is in progress, or has failed; make checkpoints with "
                 "use_reentrant=False")
-        self.send_step()
+        self._send_commit()
         self._backward = task
         this = weakref.proxy(self)
         at_end_of_backward(lambda: this._end_backward())
 
     def note_written(self, name: str) -> None:
+        """Notes that a gathered parameter was written."""
         self._written.append(name)
 
     def check_written(self) -> None:
-        """Raises if gathered parameters were written. Called when memory was given back: nothing is left half done."""
+        """Raises FailedPreconditionError if gathered parameters were written since the last call.
+
+        Called when memory was given back, so that nothing is left half done.
+        """
         written, self._written = self._written, []
         if written:
             raise paramshard.FailedPreconditionError(
@@ -97,6 +112,7 @@ class Passes:
                 "sharded.unsharded():`")
 
     def note_push(self) -> None:
+        """Notes that gradients are pushed."""
         self.has_pushed = self._pushes_now = True
 
     def _end_backward(self) -> None:
@@ -123,11 +139,11 @@ class Passes:
                           f"{self._backwards} before it in this step: call zero_grad() and repeat the step")
         self._forget_pushes()
 
-    # --- Steps ---
+    # --- Steps of the optimizer ---
 
-    def begin_step(self) -> None:
+    def begin_optimizer_step(self) -> None:
         """Refuses a step that would commit nothing, or a part."""
-        self.check_exported()
+        self._check_exported()
         if self._backward is not None:
             self._drop_failed_backward()
             self._lost = self._lost or "the last backward failed: call zero_grad() and repeat the step"
@@ -139,24 +155,22 @@ class Passes:
                 "backward(inputs=) of parameters computes none")
         self.reshard("step")
 
-    def end_step(self) -> None:
-        self.state += 1
+    def end_optimizer_step(self) -> None:
+        """Notes that the gradients are committed: parameters have other values from now on."""
+        self.values_version += 1
         self._forget_pushes()
 
     def reshard(self, operation: str) -> None:
-        """Gives back gathered memory before values change. Raises if parameters were written or are still held."""
+        """Gives gathered memory back before values change. Raises if parameters were written or are still gathered."""
         for unit in self._units:
             unit.end_passes()
             unit.end_transforms()
         self.check_written()
-        held = next((unit.name for unit in self._units if unit.is_unsharded), None)
-        if held is not None:
+        gathered = next((unit.name for unit in self._units if unit.is_unsharded), None)
+        if gathered is not None:
             raise paramshard.FailedPreconditionError(
-                f"{operation}: unit {held} is gathered: call it outside of "
+                f"{operation}: unit {gathered} is gathered: call it outside of "
                 "`with sharded.unsharded():`")
-
-    def _forget_pushes(self) -> None:
-        self.has_pushed, self._backwards = False, 0
 
     def discard(self) -> None:
         """Drops the gradients since the last step, on all ranks alike."""
@@ -165,3 +179,6 @@ class Passes:
         if self.has_pushed:
             self.model.discard()
         self._forget_pushes()
+
+    def _forget_pushes(self) -> None:
+        self.has_pushed, self._backwards = False, 0

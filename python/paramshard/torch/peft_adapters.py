@@ -1,4 +1,4 @@
-"""Adapters of PEFT: which parameters of a module are theirs, and what is saved of them."""
+"""Models with adapters of PEFT, and wrappers of torch.compile: names in the base model, and what is saved."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def saved_by_peft(module: nn.Module, dictionaries: StateDicts) -> dict[str, Any]
     from peft import get_peft_model_state_dict
     module = uncompiled(module)
     try:
-        with dictionaries.unread(), showing_prompts(module, dictionaries):
+        with dictionaries.without_values(), materialized_prompts(module, dictionaries):
             unread = module.state_dict()
             saved = {id(value) for adapter in module.peft_config
                      for value in get_peft_model_state_dict(module, dict(unread), adapter_name=adapter).values()}
@@ -94,7 +94,7 @@ def saved_by_peft(module: nn.Module, dictionaries: StateDicts) -> dict[str, Any]
     return {key: dictionaries.value_of(value) for key, value in unread.items() if id(value) in saved}
 
 
-def showing_prompts(module: nn.Module, dictionaries: StateDicts) -> contextlib.AbstractContextManager[None]:
-    """Shows values of prompt encoders: PEFT computes saved prompts with them, on one rank alone."""
+def materialized_prompts(module: nn.Module, dictionaries: StateDicts) -> contextlib.AbstractContextManager[None]:
+    """Gives prompt encoders their values inside: PEFT computes saved prompts with them, on one rank alone."""
     prompts = getattr(module, "prompt_encoder", None)
-    return contextlib.nullcontext() if prompts is None else dictionaries.shown(prompts)
+    return contextlib.nullcontext() if prompts is None else dictionaries.materialized(prompts)

@@ -1,4 +1,4 @@
-"""Copies values and gradients of a unit from the daemon's memory to torch's and back.
+"""Memory of a unit's parameters in torch, and the copies between it and the daemon's memory.
 
 A unit has dozens of small tensors, and the host must stay ahead of the GPU: each gather or push is one call for all of
 them, by plans that are made when the model is open.
@@ -7,39 +7,34 @@ them, by plans that are made when the model is open.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 import paramshard
+from paramshard.torch.dtypes import DECODED_DTYPES, NAMES
 from paramshard.torch.memory_block import MemoryBlock
 from paramshard.torch.torch_internals import copy_each, raw_stream
-
-if TYPE_CHECKING:
-    from paramshard.torch.unit import UnitParameter
-
-# Formats whose planes are multiplied without decoding.
-FP8_FORMATS = ("FP8_BLOCK_128X128", "FP8_TENSOR_CURRENT", "FP8_TENSOR_DELAYED")
-_DECODED = {torch.float32: "FP32", torch.bfloat16: "BF16"}
+from paramshard.torch.unit_parameter import UnitParameter
 
 
-class Need(NamedTuple):
-    """Requested representations of a unit's values."""
+class Representations(NamedTuple):
+    """Representations of a unit's values that a gather writes, beside row-wise FP8 weights and other parameters."""
 
     transposed: bool  # also FP8 weights as the gradient of the input reads them
     decoded: bool  # also values of FP8 weights, for code that reads the parameter itself
 
 
 class _Plan(NamedTuple):
-    """Plan of a gather."""
+    """Destinations of a gather, and its reader."""
 
     blocks: list[MemoryBlock]  # written by the reader, in its order
     halves: list[UnitParameter]  # decoded to float32 blocks of their own, after `blocks`
     reader: paramshard.UnitReader
 
 
-class UnitTransfer:
-    """Carries values and gradients of one unit, and owns the memory of its parameters.
+class UnitMemory:
+    """Owns the memory of a unit's parameters while they are gathered; copies values into it, and gradients out of it.
 
     On `cuda` devices everything is enqueued on the stream that the pass computes on, and the host goes on.
     """
@@ -49,66 +44,67 @@ class UnitTransfer:
         self._unit = unit
         self._parameters = parameters
         self._device = device
-        self._multiplied = [parameter for parameter in parameters if parameter.fp8_weight is not None]
+        self._fp8 = [parameter for parameter in parameters if parameter.fp8_weight is not None]
         self._dense = [parameter for parameter in parameters if parameter.fp8_weight is None]
-        weights = [parameter.fp8_weight for parameter in self._multiplied]
-        self._of_dense = MemoryBlock([parameter.unsharded for parameter in self._dense], device)
-        self._of_multiplied = MemoryBlock([parameter.unsharded for parameter in self._multiplied], device)
-        self._row_wise = MemoryBlock([weight.row_wise.data for weight in weights], device)
-        self._transposed = MemoryBlock([weight.transposed.data for weight in weights], device)
-        self._blocks = [block for block in (self._of_dense, self._of_multiplied, self._row_wise, self._transposed)
-                        if block.offsets]
+        weights = [parameter.fp8_weight for parameter in self._fp8]
+        self._dense_block = MemoryBlock([parameter.unsharded for parameter in self._dense], device)
+        self._fp8_block = MemoryBlock([parameter.unsharded for parameter in self._fp8], device)
+        self._row_wise_block = MemoryBlock([weight.row_wise.data for weight in weights], device)
+        self._transposed_block = MemoryBlock([weight.transposed.data for weight in weights], device)
+        blocks = (self._dense_block, self._fp8_block, self._row_wise_block, self._transposed_block)
+        self._blocks = [block for block in blocks if block.offsets]
         for weight in weights:
-            weight.row_wise.block, weight.transposed.block = self._row_wise, self._transposed
-        self._plans: dict[Need, _Plan] = {}
+            weight.row_wise.block, weight.transposed.block = self._row_wise_block, self._transposed_block
+        self._plans: dict[Representations, _Plan] = {}
         self._slots: dict[int, dict[str, torch.Tensor]] = {}  # gradients by parameter, by the first one's address
 
     # --- Values ---
 
-    def fetch(self, model: paramshard.Model, need: Need) -> None:
+    def gather(self, model: paramshard.Model, wanted: Representations) -> None:
         """Gathers the unit, and writes its values into memory that lasts until release().
 
         The slot is given back afterwards: a forward that is repeated before its backward needs one slot only. Every
         pass reads the plane of the forward, because a recomputation must see the same values.
         """
-        plan = self._plans.get(need)
+        plan = self._plans.get(wanted)
         if plan is None:
-            plan = self._plans[need] = self._plan(model, need)
+            plan = self._plans[wanted] = self._make_plan(model, wanted)
         blocks = [block.allocate() for block in plan.blocks]
         decoded = [torch.empty_like(parameter.unsharded, dtype=torch.float32) for parameter in plan.halves]
         plan.reader.read(blocks + [values.data_ptr() for values in decoded], self._stream())
         for parameter, values in zip(plan.halves, decoded):
             parameter.write(values)
 
-    def _plan(self, model: paramshard.Model, need: Need) -> _Plan:
+    def _make_plan(self, model: paramshard.Model, wanted: Representations) -> _Plan:
         blocks: list[MemoryBlock] = []
         decoded, operands, halves = [], [], []
-        for of, parameters in ((self._of_dense, self._dense),
-                               (self._of_multiplied, self._multiplied if need.decoded else [])):
-            for parameter, offset in zip(parameters, of.offsets):
-                if parameter.unsharded.dtype in _DECODED:
-                    decoded.append((parameter.name, _DECODED[parameter.unsharded.dtype], len(blocks), offset))
+        for block, parameters in ((self._dense_block, self._dense),
+                                  (self._fp8_block, self._fp8 if wanted.decoded else [])):
+            for parameter, offset in zip(parameters, block.offsets):
+                if parameter.unsharded.dtype in DECODED_DTYPES:
+                    decoded.append((parameter.name, NAMES[parameter.unsharded.dtype], len(blocks), offset))
                 else:
                     halves.append(parameter)
             if parameters:
-                blocks.append(of)
-        for of, transposed in ((self._row_wise, False), (self._transposed, True)):
-            if not self._multiplied or transposed and not need.transposed:
+                blocks.append(block)
+        for block, transposed in ((self._row_wise_block, False), (self._transposed_block, True)):
+            if not self._fp8 or transposed and not wanted.transposed:
                 continue
-            for parameter, offset in zip(self._multiplied, of.offsets):
+            for parameter, offset in zip(self._fp8, block.offsets):
                 weight = parameter.fp8_weight
                 scales = (weight.transposed if transposed else weight.row_wise).of_blocks
                 operands.append((parameter.name, transposed, len(blocks), offset, scales.data_ptr(), scales.stride(0)))
-            blocks.append(of)
+            blocks.append(block)
         decoded += [(parameter.name, "FP32", len(blocks) + index, 0) for index, parameter in enumerate(halves)]
         return _Plan(blocks, halves, model.reader(self._unit, decoded, operands))
 
     def release(self) -> None:
-        for block, parameters in ((self._of_dense, self._dense), (self._of_multiplied, self._multiplied)):
-            if block.is_taken:
-                block.take_other_memory([parameter.unsharded for parameter in parameters])
+        """Frees the memory. Memory that an array of NumPy has stays with the array."""
+        for block, parameters in ((self._dense_block, self._dense), (self._fp8_block, self._fp8)):
+            if block.is_shared:
+                block.move([parameter.unsharded for parameter in parameters])
                 for parameter in parameters:
-                    parameter.settle()
+                    parameter.own_memory()
         for block in self._blocks:
             block.release()
 
@@ -118,11 +114,11 @@ class UnitTransfer:
     @property
     def storages(self) -> tuple[int, int]:
         """Storages of the parameters, by the ids of place_of."""
-        return self._of_dense.storage, self._of_multiplied.storage
+        return self._dense_block.storage, self._fp8_block.storage
 
     # --- Gradients ---
 
-    def send(self, model: paramshard.Model) -> None:
+    def push(self, model: paramshard.Model) -> None:
         """Pushes the gradients that exist; the others are absent in this push."""
         stream = self._stream()
         with model.gradients(self._unit, stream, zero=False) as gradients, torch.no_grad():
@@ -148,7 +144,7 @@ class UnitTransfer:
                 for parameter in trained}
         return self._slots[address]
 
-    def forget(self) -> None:
-        """Drops references to the model's memory, because the model is closed."""
+    def forget_model(self) -> None:
+        """Drops references to the memory of a model that was closed."""
         self._plans.clear()
         self._slots.clear()
