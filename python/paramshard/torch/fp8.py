@@ -301,13 +301,6 @@ def compute_in_fp8(linear: nn.Linear, fp8_weight: Fp8Weight, wgrad: WeightGradie
     linear.wgrad = wgrad
 
 
-def stop_computing_in_fp8(linear: nn.Linear) -> None:
-    """Undoes compute_in_fp8(), if it was called."""
-    if type(linear) is Fp8Linear:
-        del linear.fp8_weight, linear.wgrad
-        linear.__class__ = nn.Linear
-
-
 def why_not_fp8(device: torch.device) -> str | None:
     """Returns "WANTED, got FOUND" if the device cannot compute in 8 bits, else None."""
     if device.type == "cpu":

@@ -36,6 +36,18 @@ def read_masters(client: paramshard.Client, model: str, parameters: Sequence[Uni
             for parameter in parameters}
 
 
+def given_values(values: Mapping[str, torch.Tensor], parameters: Sequence[UnitParameter]) -> dict[str, torch.Tensor]:
+    """Returns values of parameters that this process will import. FailedPreconditionError if it lacks one."""
+    for parameter in parameters:
+        value = values.get(parameter.name)
+        # Values from a folder that another rank reads are empty here.
+        if value is None or value.shape != parameter.placeholder.shape:
+            raise paramshard.FailedPreconditionError(
+                f"state_dict: {parameter.name} has no values on this rank before the model is open; make the "
+                "optimizer first")
+    return {parameter.name: values[parameter.name] for parameter in parameters}
+
+
 def to_import(values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Returns the values as matrices in host memory, which `paramshard.Client.import_tensors` takes."""
     return {name: value.detach().to("cpu", value.dtype if value.dtype in PARAMETER_DTYPES else torch.float32)

@@ -45,17 +45,23 @@ class AdamW(torch.optim.Optimizer):
                  maximize: bool = False, capturable: bool = False, differentiable: bool = False):
         """Opens the sharded model of the parameters; all ranks make it alike.
 
-        `params`: the trainable parameters of one sharded model, or groups of them.
-        `lr`, `betas`, `eps`, `weight_decay`: as in torch.optim.AdamW, for groups without their own.
-        `max_grad_norm`: the global norm to which the daemon clips the gradients; 0, infinity and None: no clipping.
-        `moments`: the format of both moments, FP32, BF16, FP16 or FP8; `exp_avg` and `exp_avg_sq`: the format of each.
-        `mode`: "adamw", or "l2" to add the decay to the gradients, as torch.optim.Adam does.
-        `bias_correction`: False steps by the moments without their correction for the first steps.
-        `foreach`, `fused`: without effect, because the daemon has one kernel.
-        `amsgrad`, `maximize`, `capturable`, `differentiable`: False; the daemon has no such steps.
+        Args:
+            params: The trainable parameters of one sharded model, or groups of them.
+            lr: As in torch.optim.AdamW, for groups without their own; likewise `betas`, `eps` and `weight_decay`.
+            max_grad_norm: Global norm to which the daemon clips the gradients. 0, infinity and None: no clipping.
+            moments: Format of both moments, of `paramshard.ParameterSpec.exp_avg_type`.
+            exp_avg: Format of the first moment. None: `moments`.
+            exp_avg_sq: Format of the second moment. None: `moments`.
+            mode: "adamw", or "l2" to add the decay to the gradients, as torch.optim.Adam does.
+            bias_correction: False steps by the moments without their correction for the first steps.
+            foreach: Without effect, because the daemon has one kernel; likewise `fused`.
+            amsgrad: False; likewise `maximize`, `capturable` and `differentiable`: the daemon has no such steps.
 
-        UnimplementedError for options of the last line; InvalidArgumentError for parameters that belong to no sharded
-        model or to several, and for trainable parameters in no group; and the errors of `ShardedModel.open`.
+        Raises:
+            UnimplementedError: An option is set that the daemon does not have.
+            InvalidArgumentError: Parameters belong to no sharded model or to several, a trainable parameter is in no
+                group, or the daemon has no such mode or format.
+            Error: One of `ShardedModel.open`.
         """
         _refuse_options({"amsgrad": amsgrad, "maximize": maximize, "capturable": capturable,
                          "differentiable": differentiable})
@@ -177,7 +183,7 @@ class AdamW(torch.optim.Optimizer):
             self._sharded.discard()
 
     def last_result(self, wait: bool = True) -> paramshard.StepResult | None:
-        """Returns the answer of the last step: its norm, and skipped or not. None if not there yet and `wait` is false.
+        """Returns the result of the last step: its norm, and skipped or not. None if not there yet and `wait` is false.
 
         Waiting needs the step of every rank: ask after tracked schedulers have stepped on all of them.
         """
@@ -190,7 +196,10 @@ class AdamW(torch.optim.Optimizer):
 
 
 def decay_groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Makes two groups: matrices, which decay, and vectors and scalars (norms, biases), which do not."""
+    """Makes two groups for AdamW: matrices, which decay, and vectors and scalars (norms, biases), which do not.
+
+    Frozen parameters are in none.
+    """
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     groups = [{"name": "decay", "params": [each for each in parameters if each.dim() >= 2],
                "weight_decay": weight_decay},

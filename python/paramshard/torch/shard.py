@@ -43,34 +43,47 @@ def shard(module: nn.Module, *, name: str, units: Iterable[UnitModules], existin
     parameters after this, creates the model in the daemon. If the daemon serves the rank from a GPU the module computes
     on the same one: it becomes torch's present device, and buffers go there.
 
-    `units`: modules, or lists of modules, whose parameters are gathered together: transformer blocks, usually. The
-    innermost unit that has a parameter takes it, so that the model itself may be the last unit, with the rest.
-    `existing`: for a model of this name that the daemon has trained or restored: "error", "resume" to go on with it, or
-    "fresh" to delete it, trained or not, and to begin anew whatever the daemon's --restore says. A worker that torchrun
-    has started again resumes its own run's model in any case.
-    `format`: one format for all parameters, or pairs of a glob of parameter names and a format, of which the first that
-    matches counts; None: the format of `param_dtype`. `paramshard.Encoding` lists the formats.
-    `param_dtype`: type of the computation; None: each parameter's own type. `cast_inputs`: inputs of units are cast to
-    it; `output_dtype`: type to which outputs of units are cast.
-    `compute`: "dense" decodes all parameters; "fp8" multiplies the weights of every nn.Linear in 8 bits, without
-    decoding, if they have FP8_BLOCK_128X128 or an FP8_TENSOR format and features in multiples of 128. Activations and
-    gradients are quantized in blocks of 1 x 128. Outside of `unsharded()` a module cannot read values of such a weight.
-    `grad_dtype`: type of gradients that are sent, float32 or bfloat16; the daemon adds up in float32.
-    `reshard_after_forward`: False keeps the gathered parameters until the backward.
-    `daemon`: None or "node": a running daemon (at `socket_dir`, else as paramshard.Client); "job": one that is started
-    on this node, and ends with the job.
-    `local_rank`: rank of this process on its node; None: LOCAL_RANK, else 0.
-    `device`: torch's name of the GPU; None: the daemon's number of it, if torch sees so many GPUs, else the present
-    GPU. Opening the model fails for another GPU than the daemon's.
+    Args:
+        module: The model. Its parameters are float32, bfloat16 or float16, dense and of any shape.
+        name: Name of the model in the daemon.
+        units: Modules, or lists of modules, whose parameters are gathered together: transformer blocks, usually. The
+            innermost unit that has a parameter takes it, so that the model itself may be the last unit, with the rest.
+        existing: What to do with a model of this name that the daemon has trained or restored: "error", "resume" to go
+            on with it, or "fresh" to delete it, trained or not, and to begin anew whatever the daemon's --restore says.
+            A worker that torchrun has started again resumes its own run's model in any case.
+        format: One format for all parameters, or pairs of a glob of parameter names and a format, of which the first
+            that matches counts. None: the format of `param_dtype`. `paramshard.Encoding` lists the formats.
+        param_dtype: Type of the computation. None: each parameter's own type.
+        compute: "dense" decodes all parameters. "fp8" multiplies the weights of every nn.Linear in 8 bits, without
+            decoding, if they have FP8_BLOCK_128X128 or an FP8_TENSOR format and features in multiples of 128.
+            Activations and gradients are quantized in blocks of 1 x 128. Outside of `unsharded()` a module cannot read
+            values of such a weight.
+        grad_dtype: Type of gradients that are sent, float32 or bfloat16. The daemon adds up in float32.
+        cast_inputs: Casts inputs of units to `param_dtype`.
+        output_dtype: Type to which outputs of units are cast. None: they stay as they are.
+        reshard_after_forward: False keeps the gathered parameters until the backward.
+        daemon: None or "node": a running daemon (at `socket_dir`, else as paramshard.Client). "job": one that is
+            started on this node, and ends with the job.
+        socket_dir: Folder of the daemon's sockets.
+        local_rank: Rank of this process on its node. None: LOCAL_RANK, else 0.
+        device: torch's name of the GPU. None: the daemon's number of it, if torch sees so many GPUs, else the present
+            GPU. Opening the model fails for another GPU than the daemon's.
+        seed: Seed of the initial values that the daemon draws for a module made in `meta_init()`. None: made of `name`
+            and, if all ranks have one daemon, of the number below 2**32 that `torch.manual_seed` was last given on
+            rank 0. An existing model keeps its seed.
+        shard_size: Number of ranks that share one copy of the state. None: the ranks of one daemon, so that every node
+            has a copy.
+        gather_slots: As in `paramshard.ModelSpec`, like `gradient_slots` and `step_timeout`, which is in seconds.
 
-    `seed`: seed of the initial values that the daemon draws for a module made in `meta_init()`; None: made of `name`
-    and, if all ranks have one daemon, of the number below 2**32 that `torch.manual_seed` was last given on rank 0. An
-    existing model keeps its seed.
-    `shard_size`: number of ranks that share one copy of the state; None: the ranks of one daemon, so that every node
-    has a copy.
+    Returns:
+        The sharded model, which is to be kept as long as the module is used.
 
-    InvalidArgumentError names units that overlap, and parameters in none. FailedPreconditionError if the daemon has
-    GPUs and torch sees none. UnimplementedError for "fp8" on a GPU without such products.
+    Raises:
+        InvalidArgumentError: An argument is invalid. Names units that overlap, and parameters in no unit.
+        FailedPreconditionError: The daemon has GPUs and torch sees none, or it has another version.
+        UnimplementedError: A module or parameter is of a kind that is not supported, or `compute` is "fp8" on a GPU
+            without such products.
+        UnavailableError: No daemon is running.
     """
     _check(existing, daemon, compute, param_dtype, grad_dtype)
     _check_format(format)

@@ -18,7 +18,7 @@ import paramshard
 from paramshard.torch import pretrained, saved_folder, torchrun
 from paramshard.torch.commits import Commits
 from paramshard.torch.initial_values import rule_of
-from paramshard.torch.master_values import read_masters, to_import
+from paramshard.torch.master_values import given_values, read_masters, to_import
 from paramshard.torch.memory_report import MemoryReport
 from paramshard.torch.model_description import ModelDescription, OptimizerPlan
 from paramshard.torch.module_guards import guard
@@ -108,7 +108,7 @@ class ShardedModel:
         module.register_forward_hook(torch.compiler.disable(lambda *_: end()))
         for each in module.modules():
             each.register_load_state_dict_pre_hook(weak_method(self, "_begin_loading"))
-            each.zero_grad = torch.compiler.disable(weak_method(self, "_refuse_partial_discard"))
+            each.zero_grad = torch.compiler.disable(weak_method(self._step, "refuse_partial_discard"))
             guard(each)
         module.register_load_state_dict_post_hook(weak_method(self, "_import_loaded"))
         module.zero_grad = torch.compiler.disable(weak_method(self, "discard"))
@@ -156,8 +156,14 @@ class ShardedModel:
 
         A program that does not train calls it itself, for a model that is new or comes from such a program: a trained
         model has moments and groups, and is opened by the AdamW that it was trained with, which need not step.
-        AlreadyExistsError for a model that has been trained or restored, unless `existing` of `shard` decides, for a
-        model of another description, and for imported values that the script's values would replace.
+
+        Raises:
+            InvalidArgumentError: The daemon refuses the description, or a parameter has no initial value.
+            AlreadyExistsError: The model was trained or restored, and `existing` of `shard` does not decide; or it has
+                another description, or imported values that the script's values would replace.
+            FailedPreconditionError: The model is open or was closed, or waits for values that nobody imports.
+            DataLossError: Values of the daemon's model are lost.
+            DeadlineExceededError: Other ranks have not come.
         """
         if self._model is not None:
             raise paramshard.FailedPreconditionError(
@@ -189,8 +195,9 @@ class ShardedModel:
         spec = self._description.spec()
         opening = self._opening()
         with opening.log_if_slow(lambda: _missing_ranks(opening.find())):
-            self._model = self._client.open_model(spec, takes_any_seed=self._takes_any_seed)
-        self._check_gpu()
+            model = self._client.open_model(spec, takes_any_seed=self._takes_any_seed)
+        _check_gpu(model, self.device, self.name)
+        self._model = model
         for parameter, described in zip(self.parameters(), (each for unit in spec.units for each in unit.parameters)):
             parameter.trainable = described.trainable
             if self._description.plan is None:
@@ -203,15 +210,6 @@ class ShardedModel:
             raise opening.deleted()
         self._commits.moments.open(existing.history_id, self._model.commit_number, recorded.history)
         return recorded
-
-    def _check_gpu(self) -> None:
-        """Checks the GPU by its UUID, which both sides see, once the daemon has handed over its memory."""
-        index = -1 if self.device.index is None else self.device.index
-        if self._model.gpu != index:
-            gpu, self._model = self._model.gpu, None
-            raise paramshard.InvalidArgumentError(
-                f"open {self.name}: want cuda:{gpu} of this process, from which the daemon serves rank {self.rank}, "
-                f'got {self.device}: call shard() with device="cuda:{gpu}"')
 
     # --- Steps ---
 
@@ -236,19 +234,13 @@ class ShardedModel:
     def _send_commit(self) -> None:
         self._commits.send()
 
-    def _refuse_partial_discard(self, set_to_none: bool = True) -> None:
-        if self._step.has_pushed:
-            raise paramshard.UnimplementedError(
-                "zero_grad of a part of a sharded model: the daemon drops the gradients of all parameters together; "
-                "call zero_grad() of the optimizer, or of the whole model")
-
     def discard(self, set_to_none: bool = True) -> None:
         """Drops the gradients since the last step, on all ranks alike, as `zero_grad` does."""
         if self._model is not None:
             self._step.discard()
 
     def last_result(self, wait: bool = True) -> paramshard.StepResult | None:
-        """Returns the answer of the last step. None before the first, and without `wait` until it is there.
+        """Returns the result of the last step. None before the first, and without `wait` until it is there.
 
         Waiting sends the step, with the present states of tracked schedulers: ask when they have stepped.
         """
@@ -278,12 +270,16 @@ class ShardedModel:
     def track(self, *, rng: bool = False, **stateful: Stateful) -> None:
         """Records the states of objects with every step, and after a crash loads the states of the last step.
 
-        `rng`: the generators of torch, Python and NumPy. `stateful`: objects with `state_dict` and `load_state_dict`,
-        such as a scheduler or a StatefulDataLoader. All states together have at most 64 KiB. Call it after the
-        optimizer is made, as the last call before the first batch is loaded. FailedPreconditionError if the training
-        that goes on has not tracked the same.
+        Call it after the optimizer is made, as the last call before the first batch is loaded. All states together
+        have at most 64 KiB. Buffers of the module are not recorded, unless a tracked object has them in its state.
 
-        Buffers of the module are not recorded, unless a tracked object has them in its state.
+        Args:
+            rng: Tracks the generators of torch, Python and NumPy.
+            **stateful: Objects with `state_dict` and `load_state_dict`, such as a scheduler or a StatefulDataLoader.
+
+        Raises:
+            InvalidArgumentError: An object has no such methods, or its name is tracked already.
+            FailedPreconditionError: The training that goes on has not tracked the same.
         """
         tracked = dict(stateful)
         if rng:
@@ -308,7 +304,8 @@ class ShardedModel:
     def unsharded(self) -> Iterator[nn.Module]:
         """Gathers all parameters inside: for generation, or for code that reads weights.
 
-        FailedPreconditionError at the end if some were written: these writes are lost.
+        Raises:
+            FailedPreconditionError: At the end: parameters were written, and these writes are lost.
         """
         self._check_exported()
         self._step.begin_forward()
@@ -323,10 +320,19 @@ class ShardedModel:
             self._step.check_written()
 
     def read(self, name: str) -> torch.Tensor:
-        """Returns a parameter's values in full precision, float32 in host memory, after the last step of this rank.
+        """Returns a parameter's values in full precision, after the last step of this rank.
 
-        Waits for that step, which other ranks send when their tracked schedulers have stepped. A tied parameter has
-        several names.
+        Waits for that step, which other ranks send when their tracked schedulers have stepped.
+
+        Args:
+            name: Name of the parameter in the module. A tied parameter has several.
+
+        Returns:
+            A float32 tensor of the parameter's shape in host memory.
+
+        Raises:
+            NotFoundError: The model has no such parameter.
+            FailedPreconditionError: Daemons of other nodes have a part of it.
         """
         if name not in self._by_name:
             raise paramshard.NotFoundError(f"read {name}: not found among the parameters of {self.name}")
@@ -341,17 +347,7 @@ class ShardedModel:
                                                                if parameter.name not in copied])
 
     def _values_of(self, parameters: Sequence[UnitParameter]) -> dict[str, torch.Tensor]:
-        return self._masters(parameters) if self._was_open else self._unopened(parameters)
-
-    def _unopened(self, parameters: Sequence[UnitParameter]) -> dict[str, torch.Tensor]:
-        for parameter in parameters:
-            value = self._values.get(parameter.name)
-            # Values from a folder that another rank reads are empty here.
-            if value is None or value.shape != parameter.placeholder.shape:
-                raise paramshard.FailedPreconditionError(
-                    f"state_dict: {parameter.name} has no values on this rank before the model is open; make the "
-                    "optimizer first")
-        return {parameter.name: self._values[parameter.name] for parameter in parameters}
+        return self._masters(parameters) if self._was_open else given_values(self._values, parameters)
 
     def set_value(self, name: str, value: torch.Tensor) -> None:
         """Sets the values of a parameter that is not gathered: from load_state_dict, mostly.
@@ -405,9 +401,13 @@ class ShardedModel:
 
         A model of transformers is read by its own from_pretrained, on the first rank of each daemon: its renamings
         and merged experts come out right. Where the model has persistent buffers, as BatchNorm's means, every rank
-        reads the folder, because they stay in the module. Quantized weights are decoded. NotFoundError names
-        parameters that the files lack, InvalidArgumentError parameters of other shapes or unknown encodings. A warning
-        names keys that nothing takes.
+        reads the folder, because they stay in the module. Quantized weights are decoded. A warning names keys that
+        nothing takes.
+
+        Raises:
+            NotFoundError: The files lack parameters.
+            InvalidArgumentError: Parameters have other shapes or unknown encodings.
+            FailedPreconditionError: The model is open.
         """
         if self._model is not None:
             raise paramshard.FailedPreconditionError(
@@ -422,6 +422,10 @@ class ShardedModel:
         """Writes a folder for transformers or safetensors, in full precision unless `dtype` is given.
 
         The first rank of the epoch writes. The others send the last step, for which it waits, and return at once.
+
+        Args:
+            directory: Folder to write, which is made if it is missing.
+            dtype: Type of floating-point values. None: float32.
         """
         self._commits.send()
         if (self.rank if self._model is None else self.active_rank) != 0:
@@ -488,6 +492,16 @@ class ShardedModel:
     def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> None:
         if kind is None:
             self.close()
+
+
+def _check_gpu(model: paramshard.Model, device: torch.device, name: str) -> None:
+    """Checks the GPU by its UUID, which both sides see, once the daemon has handed over its memory."""
+    gpu, rank = model.gpu, model.rank
+    if gpu != (-1 if device.index is None else device.index):
+        model.close()
+        raise paramshard.InvalidArgumentError(
+            f"open {name}: want cuda:{gpu} of this process, from which the daemon serves rank {rank}, got {device}: "
+            f'call shard() with device="cuda:{gpu}"')
 
 
 def _missing_ranks(model: paramshard.ModelSummary | None) -> str:

@@ -180,5 +180,12 @@ class TrainingStep:
             self.model.discard()
         self._forget_pushes()
 
+    def refuse_partial_discard(self, set_to_none: bool = True) -> None:
+        """Replaces zero_grad() of modules inside of the sharded one."""
+        if self.has_pushed:
+            raise paramshard.UnimplementedError(
+                "zero_grad of a part of a sharded model: the daemon drops the gradients of all parameters together; "
+                "call zero_grad() of the optimizer, or of the whole model")
+
     def _forget_pushes(self) -> None:
         self.has_pushed, self._backwards = False, 0

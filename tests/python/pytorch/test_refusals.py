@@ -1,6 +1,5 @@
 """Modules that cannot be sharded are refused by name, and stay as they were."""
 
-import copy
 import warnings
 
 import pytest
@@ -9,7 +8,7 @@ from torch import nn
 
 import paramshard
 import paramshard.torch as pt
-from models import DEVICE, GPT, Pair, Stack, assert_close, batch_of
+from models import DEVICE, Pair, assert_close
 
 
 def _state_of(module: nn.Module) -> list:

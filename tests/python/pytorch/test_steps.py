@@ -443,6 +443,7 @@ def test_an_optimizer_that_is_refused_deletes_nothing(daemon):
             pt.AdamW(model.parameters(), **options)
     with daemon.client() as client:
         assert [(known.name, known.commit_number) for known in client.models()] == [("m", 1)]
+    sharded.close()
 
 
 # --- What programs see ---
