@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -15,21 +14,23 @@ from torch.overrides import TorchFunctionMode
 
 import paramshard
 from paramshard.spec import InitialValue
-from paramshard.torch.torch_internals import (Initializer, StorageWeakRef, TorchDispatchMode, called_initializer,
-                                              pytree, running_initializer, storage_of, version_of, without_modes,
+from paramshard.torch.torch_internals import (Initializer, TorchDispatchMode, called_initializer, pytree,
+                                              running_initializer, storage_of, version_of, without_modes,
                                               without_torch_function, without_torch_functions)
-
-
-class Unknown:
-    """Values that no rule of the daemon describes, and why."""
-
-    def __init__(self, why: str):
-        self.why = why
-
-
-Rule = InitialValue | Unknown
+from paramshard.torch.write_history import History, Rule, Unknown, is_part
 
 _ATTRIBUTE = "_paramshard_initial_value"
+# Rules that give a copy the same values.
+_CONSTANTS = frozenset({"zeros", "ones", "constant"})
+# Initializers of torch.nn.init that end in an operation that fills the tensor, on `meta` only in some releases of
+# torch.
+_FILLING = frozenset({"uniform_", "normal_", "constant_", "ones_", "zeros_", "xavier_uniform_", "xavier_normal_",
+                      "kaiming_uniform_", "kaiming_normal_"})
+# Ways to write a tensor's memory without a function of torch.
+_MEMORY_ACCESS = frozenset({torch.Tensor.numpy, torch.Tensor.__array__, torch.Tensor.__dlpack__})
+# In-place operations that give the values of factories, by factory. `empty` gives none.
+_FACTORIES = {"empty": None, "empty_like": None, "new_empty": None, "empty_strided": None, "zeros": "zero_",
+              "ones": "ones", "full": "full", "randn": "normal_", "rand": "uniform_"}
 
 
 def rule_of(parameter: torch.Tensor) -> Rule | None:
@@ -42,111 +43,12 @@ def rule_of(parameter: torch.Tensor) -> Rule | None:
     return recorder.rule_of(parameter)
 
 
-# Rules that give a copy the same values.
-_CONSTANTS = frozenset({"zeros", "ones", "constant"})
-# Operations that leave nothing of the values before.
-_FILLS = frozenset({"normal_", "uniform_", "zero_", "fill_"})
-# Initializers of torch.nn.init that end in one of those, on `meta` only in some releases of torch.
-_FILLING = frozenset({"uniform_", "normal_", "constant_", "ones_", "zeros_", "xavier_uniform_", "xavier_normal_",
-                      "kaiming_uniform_", "kaiming_normal_"})
-# Ways to write a tensor's memory without a function of torch.
-_MEMORY_ACCESS = frozenset({torch.Tensor.numpy, torch.Tensor.__array__, torch.Tensor.__dlpack__})
-
-
-class _History:
-    """The operations that wrote a tensor, since the last one that left nothing of the values before."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self._operations: list[tuple[str, Any]] = []
-        self._zeroed: range | None = None  # elements that were zeroed afterwards, by their places in the storage
-        self._why: str | None = None
-        # Keeps the storage's address, but not its memory: no other tensor is taken for this one when it is gone.
-        self._storage = StorageWeakRef(tensor.untyped_storage())
-        self._dtype = tensor.dtype
-
-    def note(self, name: str, arguments: list[Any]) -> None:
-        if name in _FILLS:
-            self._operations.clear()
-            self._zeroed = self._why = None
-        self._operations.append((name, arguments))
-
-    def note_truncated(self, rule: InitialValue) -> None:
-        self._operations, self._zeroed, self._why = [("trunc_normal_", rule)], None, None
-
-    def note_zeroed(self, part: torch.Tensor) -> None:
-        zeroed = range(part.storage_offset(), part.storage_offset() + part.numel())
-        if not part.is_contiguous() or part.dtype != self._dtype or self._zeroed not in (None, zeroed):
-            self.note_unknown("several parts of it are zeroed, or one that is not contiguous")
-        self._zeroed = zeroed
-
-    def note_unknown(self, why: str) -> None:
-        self._why = why
-
-    def note_conversion(self, other: _History, source: torch.Tensor, result: torch.Tensor) -> None:
-        self._operations, self._zeroed, self._why = list(other._operations), other._zeroed, other._why
-        if self._zeroed is not None and (_is_part(source) or not source.is_contiguous() or not result.is_contiguous()):
-            self.note_unknown("it is converted from another of which a part was zeroed")
-
-    def is_computed(self, parameter: torch.Tensor) -> bool:
-        """Returns True if it was written in a way that no rule describes."""
-        return ((self._why is not None or self._zeroed is not None or bool(self._operations)) and
-                isinstance(self.rule_of(parameter), Unknown))
-
-    def rule_of(self, parameter: torch.Tensor) -> Rule:
-        """Returns the rule of a parameter, whose elements lie in the storage as its strides say."""
-        rule = self.rule()
-        if self._zeroed is None or isinstance(rule, Unknown):
-            return rule
-        if not parameter.is_contiguous():
-            return Unknown("a part of it is zeroed, and it is not contiguous")
-        return dataclasses.replace(rule, zero_begin=self._zeroed.start, zero_end=self._zeroed.stop)
-
-    def rule(self) -> Rule:
-        """Returns the rule of all elements but the zeroed ones."""
-        if self._why is not None:
-            return Unknown(self._why)
-        if not self._operations:
-            return Unknown("nothing has written it")
-        if len(self._operations) == 1:
-            return self._rule_of(*self._operations[0])
-        return Unknown("written by " + ", ".join(name for name, _ in self._operations))
-
-    @staticmethod
-    def _rule_of(name: str, arguments: Any) -> Rule:
-        def argument(index: int, default: float) -> float:
-            return float(arguments[index]) if len(arguments) > index else default
-        if name == "trunc_normal_":
-            return arguments
-        if any(isinstance(each, torch.Tensor) for each in arguments):
-            return Unknown(f"{name} writes it with other tensors")
-        if name == "zero_":
-            return InitialValue("zeros")
-        if name == "fill_":
-            return _constant(argument(0, 0.0))
-        if name == "normal_":
-            return InitialValue("normal", argument(0, 0.0), argument(1, 1.0))
-        if name == "uniform_":
-            low, high = argument(0, 0.0), argument(1, 1.0)
-            # The bias of an nn.Linear without inputs is uniform from 0 to 0.
-            return InitialValue("uniform", low, high) if low != high else _constant(low)
-        return Unknown(f"written by {name}")
-
-
-def _constant(value: float) -> InitialValue:
-    return {0.0: InitialValue("zeros"), 1.0: InitialValue("ones")}.get(value, InitialValue("constant", value))
-
-
-# In-place operations that give the values of factories, by factory. `empty` gives none.
-_FACTORIES = {"empty": None, "empty_like": None, "new_empty": None, "empty_strided": None, "zeros": "zero_",
-              "ones": "ones", "full": "full", "randn": "normal_", "rand": "uniform_"}
-
-
 class _WriteRecorder(TorchDispatchMode):
     """Records writes to tensors that are made meanwhile, by their storages, which views share."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._histories: dict[int, _History] = {}
+        self._histories: dict[int, History] = {}
         self._parameters: list[nn.Parameter] = []
         self._is_paused = False
 
@@ -170,7 +72,7 @@ class _WriteRecorder(TorchDispatchMode):
         history = self._history_of(source)
         if history is None or not copy.is_meta:
             return
-        self._histories[storage_of(copy)] = copied = _History(copy)
+        self._histories[storage_of(copy)] = copied = History(copy)
         rule = history.rule_of(source)
         if isinstance(rule, InitialValue) and rule.kind in _CONSTANTS and rule.zero_begin == rule.zero_end:
             copied.note("fill_", [rule.a if rule.kind == "constant" else float(rule.kind == "ones")])
@@ -199,7 +101,7 @@ class _WriteRecorder(TorchDispatchMode):
     def knows(self, value: Any) -> bool:
         return self._history_of(value) is not None
 
-    def _history_of(self, value: Any) -> _History | None:
+    def _history_of(self, value: Any) -> History | None:
         if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
             return None
         return self._histories.get(storage_of(value))
@@ -227,7 +129,7 @@ class _WriteRecorder(TorchDispatchMode):
         converted = self._history_of(args[0]) if name == "_to_copy" else None
         if name not in _FACTORIES and converted is None:
             return
-        self._histories[storage] = history = _History(result)
+        self._histories[storage] = history = History(result)
         as_write = _FACTORIES.get(name)
         if converted is not None:
             history.note_conversion(converted, args[0], result)
@@ -257,7 +159,7 @@ class _WriteRecorder(TorchDispatchMode):
             return
         if rest is None:
             history.note_unknown(f"{name} writes it with other tensors")
-        elif _is_part(value):
+        elif is_part(value):
             if name == "zero_" or name == "fill_" and _is_zero(rest[0]):
                 history.note_zeroed(value)
             else:
@@ -303,11 +205,11 @@ class _WriteRecorder(TorchDispatchMode):
         history = self._history_of(tensor)
         if history is None or tensor.numel() == 0:
             return
-        if _is_part(tensor) and (call.name == "zeros_" or call.name == "constant_" and call.arguments["val"] == 0):
+        if is_part(tensor) and (call.name == "zeros_" or call.name == "constant_" and call.arguments["val"] == 0):
             history.note_zeroed(tensor)
         elif call.name != "trunc_normal_":
             history.note_unknown(f"{name} fills it")  # an operation that the daemon knows may follow, and counts
-        elif _is_part(tensor):
+        elif is_part(tensor):
             history.note_unknown(f"{name} writes a part of it")
         else:
             mean, deviation, low, high = (float(call.arguments[key]) for key in ("mean", "std", "a", "b"))
@@ -321,10 +223,6 @@ class _WriteRecorder(TorchDispatchMode):
 
 def _is_zero(value: Any) -> bool:
     return not value.is_meta and value.item() == 0 if isinstance(value, torch.Tensor) else value == 0
-
-
-def _is_part(tensor: torch.Tensor) -> bool:
-    return tensor.numel() * tensor.element_size() != tensor.untyped_storage().nbytes()
 
 
 class _CallRecorder(TorchFunctionMode):

@@ -11,9 +11,9 @@ import torch
 import paramshard
 from paramshard.spec import Encoding, FormatRule, InitialValue, ModelSpec, ParameterGroup, ParameterSpec, UnitSpec
 from paramshard.torch.dtypes import NAMES
-from paramshard.torch.initial_values import Rule
 from paramshard.torch.unit import Unit
 from paramshard.torch.unit_parameter import UnitParameter
+from paramshard.torch.write_history import Rule
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ from paramshard.spec import ModelSpec
 from paramshard.torch import torchrun
 from paramshard.torch.tracked_state import unpack
 
-_RANKS_TIMEOUT = 600.0  # seconds that ranks wait for the first one of their daemon
+ATTACH_TIMEOUT = 600.0  # seconds that ranks wait for each other
 _SERVE_TIMEOUT = 60.0  # seconds until a daemon serves
-_ATTACH_TIMEOUT = 10.0  # seconds until a rank that has imported attaches, which is what it does next
+_NEXT_CALL_TIMEOUT = 10.0  # seconds until a rank that has imported attaches, which is what it does next
 _POLL_INTERVAL = 0.02  # seconds
 _LOG_AFTER = 10.0  # seconds of waiting until the log says for what
 _REPLACEABLE = ("initial", "importing")  # origins of values that a script's values replace
@@ -103,7 +103,7 @@ class Opening:
         if self._existing == "fresh" and not torchrun.is_restart():
             return self._delete_and_create(spec, values)
         if self._local_rank > 0:
-            self._wait(lambda model: model is not None, _RANKS_TIMEOUT, "rank 0 of this daemon to create the model")
+            self._wait(lambda model: model is not None, ATTACH_TIMEOUT, "rank 0 of this daemon to create the model")
         others = [model.name for model in self._client.models()] if self._existing == "resume" else []
         try:
             found = self._create(spec, values.follow, values.all or values.missing is not None)
@@ -142,7 +142,7 @@ class Opening:
         else:
             # The first rank attaches only to the model that it has created.
             self._wait(lambda model: model is not None and model.attached_ranks > 0 and
-                       model.origin in ("initial", "imported"), _RANKS_TIMEOUT,
+                       model.origin in ("initial", "imported"), ATTACH_TIMEOUT,
                        "rank 0 of this daemon to delete the model, and to open a new one")
         found = self._create(spec, values.any, values.all)
         if found.origin not in ("initial", "importing", "imported"):
@@ -205,7 +205,7 @@ class Opening:
         with self._connect() as client, contextlib.closing(client.open_model(spec)) as model:
             run = unpack(model.client_state).run
         if run != self._run and self._local_rank == 0:
-            self._wait(lambda model: model is None or model.attached_ranks == 0, _RANKS_TIMEOUT,
+            self._wait(lambda model: model is None or model.attached_ranks == 0, ATTACH_TIMEOUT,
                        "all ranks to close the model")
         return run == self._run
 
@@ -224,7 +224,7 @@ class Opening:
         if torchrun.is_worker():
             return found.same_run
         try:
-            self._wait(lambda model: model is not None and model.attached_ranks > 0, _ATTACH_TIMEOUT,
+            self._wait(lambda model: model is not None and model.attached_ranks > 0, _NEXT_CALL_TIMEOUT,
                        "rank 0 of this daemon to attach")
         except paramshard.DeadlineExceededError:
             return False
@@ -234,7 +234,7 @@ class Opening:
 
     def _wait_for_model(self, until: Callable[[paramshard.ModelSummary], bool], event: str) -> None:
         """Same as _wait(). AbortedError if the model is deleted meanwhile."""
-        self._wait(lambda model: model is None or until(model), _RANKS_TIMEOUT, event)
+        self._wait(lambda model: model is None or until(model), ATTACH_TIMEOUT, event)
         if self.find() is None:
             raise self.deleted()
 

@@ -18,6 +18,7 @@ from paramshard.torch.fp8 import Fp8Weight, can_compute_in_fp8, compute_in_fp8, 
 from paramshard.torch.job_daemon import start_job_daemon
 from paramshard.torch.messages import some
 from paramshard.torch.model_description import ModelDescription
+from paramshard.torch.opening import ATTACH_TIMEOUT
 from paramshard.torch.partition import UnitModules, partition
 from paramshard.torch.sharded_model import ShardedModel
 from paramshard.torch.torch_internals import own_buffers, own_parameters
@@ -105,7 +106,8 @@ def shard(module: nn.Module, *, name: str, units: Iterable[UnitModules], existin
         unit.casts_outputs_to = output_dtype
     rank = info.first_rank + local_rank
     def connect() -> paramshard.Client:
-        return paramshard.Client(rank, socket_dir=socket_dir, take_over=torchrun.is_restart())
+        return paramshard.Client(rank, socket_dir=socket_dir, attach_timeout=ATTACH_TIMEOUT,
+                                 take_over=torchrun.is_restart())
 
     description = ModelDescription(name, made, format=format, grad_dtype=grad_dtype, options={
         "seed": _default_seed(name, info.nodes) if seed is None else seed, "shard_size": shard_size,

@@ -23,7 +23,7 @@ from paramshard.torch.memory_report import MemoryReport
 from paramshard.torch.model_description import ModelDescription, OptimizerPlan
 from paramshard.torch.module_guards import guard
 from paramshard.torch.moments import Moments
-from paramshard.torch.opening import Decision, Opening, ScriptValues
+from paramshard.torch.opening import ATTACH_TIMEOUT, Decision, Opening, ScriptValues
 from paramshard.torch.other_optimizers import mark_sharded
 from paramshard.torch.peft_adapters import saved_by_peft
 from paramshard.torch.stale_parameter import make_stale
@@ -507,9 +507,9 @@ def _check_gpu(model: paramshard.Model, device: torch.device, name: str) -> None
 def _missing_ranks(model: paramshard.ModelSummary | None) -> str:
     """Returns a line for the log about the ranks that `open` waits for."""
     if model is None or model.attached_ranks >= model.world_size:
-        return "waiting up to 600 s (attach_timeout) for the daemon to begin an epoch"
-    return (f"{model.attached_ranks} of {model.world_size} ranks are attached; waiting up to 600 s (attach_timeout) "
-            "for the others")
+        return f"waiting up to {ATTACH_TIMEOUT:.0f} s (attach_timeout) for the daemon to begin an epoch"
+    return (f"{model.attached_ranks} of {model.world_size} ranks are attached; waiting up to {ATTACH_TIMEOUT:.0f} s "
+            "(attach_timeout) for the others")
 
 
 def _warn_of_lost(model: str, values: dict[str, torch.Tensor], process: int) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import types
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 import torch
@@ -14,6 +12,7 @@ from torch import nn
 import paramshard
 from paramshard.torch.gathered_parameter import GatheredParameter, set_autograd_version
 from paramshard.torch.memory_block import place_of
+from paramshard.torch.module_values import cast, tensors_of
 from paramshard.torch.placeholder import Placeholder
 from paramshard.torch.torch_internals import (allow_changes_in_place, base_of, in_backward, own_parameters,
                                               profiler_range, pytree, transforms_inputs, without_torch_function)
@@ -282,8 +281,8 @@ class Unit:
             self._hold_for_transforms()
         self._unshard_with_tied()
         if self.casts_inputs_to is not None:
-            args = _cast(args, self.casts_inputs_to)
-            kwargs = _cast(kwargs, self.casts_inputs_to) if kwargs else kwargs
+            args = cast(args, self.casts_inputs_to)
+            kwargs = cast(kwargs, self.casts_inputs_to) if kwargs else kwargs
         if is_first and not recomputes and torch.is_grad_enabled() and not is_transformed:
             args, kwargs = self._watch_inputs(args, kwargs)
         return args, kwargs
@@ -318,7 +317,7 @@ class Unit:
         self._ran.add(module)
         self._running = max(0, self._running - 1)
         # pytree takes time to find out that a tensor is one.
-        tensors = (output,) if type(output) is torch.Tensor else tuple(_tensors_of(output))
+        tensors = (output,) if type(output) is torch.Tensor else tuple(tensors_of(output))
         is_transformed = transforms_inputs()
         if torch.is_grad_enabled() and not is_transformed:
             for tensor in tensors:
@@ -331,7 +330,7 @@ class Unit:
                 if not is_transformed:
                     self._check_memory_of(tensors)
         if self.casts_outputs_to is not None:
-            output = _cast(output, self.casts_outputs_to)
+            output = cast(output, self.casts_outputs_to)
         return output
 
     def _check_memory_of(self, outputs: Iterable[torch.Tensor]) -> None:
@@ -400,40 +399,3 @@ def _hook(unit: Unit, name: str) -> Any:
     """Returns a method of the unit as a hook that torch.compile leaves alone."""
     return torch.compiler.disable(weak_method(
         unit, name, gone="the ShardedModel of this module was freed: keep the result of shard()"))
-
-
-def _tensors_of(output: Any, seen: set[int] | None = None) -> Iterator[torch.Tensor]:
-    """Yields the tensors in a module's result, also in attributes of classes that pytree does not know."""
-    seen = set() if seen is None else seen
-    for leaf in pytree.tree_leaves(output):
-        if isinstance(leaf, torch.Tensor):
-            yield leaf
-        elif not isinstance(leaf, (type, nn.Module)) and id(leaf) not in seen:
-            attributes = _attributes_of(leaf)
-            if attributes:
-                seen.add(id(leaf))
-                yield from _tensors_of(attributes, seen)
-
-
-def _attributes_of(value: Any) -> list[Any]:
-    attributes = list(getattr(value, "__dict__", {}).values())
-    if isinstance(value, Mapping):
-        attributes += value.values()
-    elif isinstance(value, (list, tuple, set, frozenset)):
-        attributes += value
-    for kind in type(value).__mro__:
-        if "__slots__" in vars(kind):
-            for slot in vars(kind).values():
-                if isinstance(slot, types.MemberDescriptorType):
-                    with contextlib.suppress(AttributeError):  # it has not been set
-                        attributes.append(slot.__get__(value))
-    return attributes
-
-
-def _cast(tree: Any, dtype: torch.dtype) -> Any:
-    if isinstance(tree, torch.Tensor):
-        return tree.to(dtype) if tree.is_floating_point() else tree
-    if isinstance(tree, tuple) and all(isinstance(each, torch.Tensor) for each in tree) and type(tree) is tuple:
-        return tuple(_cast(each, dtype) for each in tree)
-    return pytree.tree_map(
-        lambda leaf: leaf.to(dtype) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf, tree)
