@@ -14,6 +14,7 @@
 #include "kernels/optim/adam_math_cuda.h"
 #include "kernels/optim/moment.h"
 #include "kernels/optim/state_types.h"
+#include "kernels/reduce/gradient.h"
 
 namespace paramshard::gpu {
 
