@@ -38,7 +38,7 @@ foreach(component runtime development)
 endforeach()
 
 # What the packages are made of: the rest of the build, tests above all, is not needed for them.
-add_custom_target(packaged DEPENDS ${libraries} paramshardd paramshardctl paramshard-digits paramshard-lm
+add_custom_target(packaged DEPENDS ${libraries} paramshardd paramshardctl paramshard-digits
   paramshard-demo)
 
 set(CPACK_GENERATOR DEB)

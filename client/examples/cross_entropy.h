@@ -1,4 +1,4 @@
-// Softmax and cross-entropy, where every network here ends.
+// Softmax and cross-entropy: the loss of a classifier.
 #ifndef PARAMSHARD_CLIENT_EXAMPLES_CROSS_ENTROPY_H_
 #define PARAMSHARD_CLIENT_EXAMPLES_CROSS_ENTROPY_H_
 

@@ -15,9 +15,9 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
-#include "client/examples/digits_task.h"
 #include "client/examples/report_tail.h"
 #include "client/examples/server_kills.h"
+#include "client/examples/trainer.h"
 #include "kernels/base/status_macros.h"
 
 namespace paramshard::examples {
@@ -113,7 +113,7 @@ absl::Status Demo::ClearOutput() const {
 
 int64_t Demo::KillStep() const {
   // An epoch has four fifths of 1,797 samples, in batches.
-  const int64_t steps = 1438 / DigitsTask::Defaults().batch_size + 1;
+  const int64_t steps = 1438 / TrainerOptions().batch_size + 1;
   return options_.epochs / 2 * steps + steps / 2;
 }
 
@@ -341,7 +341,7 @@ absl::Status Demo::Conclude(const Results& results) const {
     return absl::InternalError("masters and moments differ between the uninterrupted and the interrupted training");
   }
   if (results.comeback.has_value()) RETURN_IF_ERROR(ConcludeComeback(results));
-  if (accuracy < kMinAccuracy && options_.epochs >= DigitsTask::Defaults().epochs) {
+  if (accuracy < kMinAccuracy && options_.epochs >= TrainerOptions().epochs) {
     return absl::InternalError(absl::StrFormat("accuracy: want at least %.2f, got %.4f", kMinAccuracy, accuracy));
   }
   Say("All trainings ended in the same state, bit for bit.");

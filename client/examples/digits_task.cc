@@ -27,13 +27,9 @@ UnitSpec MakeUnit(int layer, int64_t inputs, int64_t outputs) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Task>> DigitsTask::Create() {
+absl::StatusOr<DigitsTask> DigitsTask::Create() {
   ASSIGN_OR_RETURN(const DataSet all, LoadDigits());
-  return std::make_unique<DigitsTask>(Split(all));
-}
-
-TrainerOptions DigitsTask::Defaults() {
-  return {.model = "digits", .epochs = 20, .batch_size = 64, .learning_rate = 2e-3f};
+  return DigitsTask(Split(all));
 }
 
 DigitsTask::DigitsTask(TrainTest digits)

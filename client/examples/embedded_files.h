@@ -10,9 +10,6 @@ namespace paramshard::examples {
 extern const uint8_t kDigitsFile[];  // digits.csv.gz
 extern const size_t kDigitsFileBytes;
 
-extern const uint8_t kPersuasionFile[];  // persuasion.txt.gz
-extern const size_t kPersuasionFileBytes;
-
 }  // namespace paramshard::examples
 
 #endif  // PARAMSHARD_CLIENT_EXAMPLES_EMBEDDED_FILES_H_

@@ -48,7 +48,7 @@ class Perceptron {
  private:
   LinearShape Shape(int layer) const { return {samples_, inputs(layer), outputs(layer)}; }
 
-  const std::vector<int64_t> sizes_;
+  std::vector<int64_t> sizes_;
   int64_t samples_ = 0;
   std::vector<std::vector<float>> activations_;  // of the input, then after each layer
   std::vector<float> gradient_;                  // of the outputs of the layer that Backward has come to

@@ -35,9 +35,8 @@ int64_t Elements(const UnitSpec& unit) {
   return elements;
 }
 
-}  // namespace
-
-ModelSpec MakeModel(const Task& task, const TrainerOptions& options) {
+// Returns a model of the task's units, stored as the options say.
+ModelSpec MakeModel(const DigitsTask& task, const TrainerOptions& options) {
   ModelSpec spec;
   spec.name = options.model;
   spec.units = task.Units();
@@ -49,22 +48,24 @@ ModelSpec MakeModel(const Task& task, const TrainerOptions& options) {
   return spec;
 }
 
-absl::StatusOr<Trainer> Trainer::Create(const TrainerOptions& options, std::unique_ptr<Task> task,
-                                        TrainingReport* report) {
+}  // namespace
+
+absl::StatusOr<Trainer> Trainer::Create(const TrainerOptions& options, TrainingReport* report) {
   Client::Options client_options = options.client;
   // Every attempt begins from the model's commit number, and reports a rollback.
   client_options.accept_rollback = true;
   ASSIGN_OR_RETURN(Client client, Client::Connect(client_options));
+  ASSIGN_OR_RETURN(DigitsTask task, DigitsTask::Create());
   return Trainer(options, std::move(client), std::move(task), report);
 }
 
-Trainer::Trainer(const TrainerOptions& options, Client client, std::unique_ptr<Task> task, TrainingReport* report)
+Trainer::Trainer(const TrainerOptions& options, Client client, DigitsTask task, TrainingReport* report)
     : options_(options),
       client_(std::move(client)),
       task_(std::move(task)),
       report_(report),
-      spec_(MakeModel(*task_, options_)),
-      batches_(task_->training_samples(), options.batch_size, options.seed) {}
+      spec_(MakeModel(task_, options_)),
+      batches_(task_.training_samples(), options.batch_size, options.seed) {}
 
 absl::Status Trainer::Run() {
   while (true) {
@@ -150,9 +151,9 @@ absl::Status Trainer::TrainInterval(Model& model) {
 
 absl::Status Trainer::Step(Model& model) {
   const Batch batch = batches_.Take(position_.step, model.active_rank(), model.active_world_size());
-  task_->SetTrainingSamples(batch.samples);
+  task_.SetTrainingSamples(batch.samples);
   RETURN_IF_ERROR(Forward(model));
-  const Score score = task_->Loss(LossScale(model, batch));
+  const Score score = task_.Loss(LossScale(model, batch));
   position_.loss_sum += score.loss;
   position_.loss_count += score.count;
   RETURN_IF_ERROR(BackwardAndPush(model, next_commit_));
@@ -164,7 +165,7 @@ absl::Status Trainer::Step(Model& model) {
 
 // Weighs each sample by its share of the global batch, even if ranks have different numbers of samples.
 float Trainer::LossScale(const Model& model, const Batch& batch) const {
-  const float share = 1.0f / static_cast<float>(batch.global_samples * task_->predictions_per_sample());
+  const float share = 1.0f / static_cast<float>(batch.global_samples);
   const bool is_averaged = options_.gradient_reduction == GradientReduction::kMean;
   return is_averaged ? share * static_cast<float>(model.active_world_size()) : share;
 }
@@ -184,7 +185,7 @@ absl::Status Trainer::Load(Model& model, const UnitSpec& unit, Phase phase) {
 absl::Status Trainer::Forward(Model& model) {
   for (size_t unit = 0; unit < spec_.units.size(); ++unit) {
     RETURN_IF_ERROR(Load(model, spec_.units[unit], Phase::kForward));
-    task_->Forward(static_cast<int>(unit), weights_);
+    task_.Forward(static_cast<int>(unit), weights_);
   }
   return absl::OkStatus();
 }
@@ -195,7 +196,7 @@ absl::Status Trainer::BackwardAndPush(Model& model, int64_t commit_number) {
     gradients_.resize(spec.parameters.size());
     for (size_t i = 0; i < gradients_.size(); ++i) gradients_[i].resize(Elements(spec.parameters[i]));
     if (unit > 0) RETURN_IF_ERROR(Load(model, spec, Phase::kBackward));
-    task_->Backward(unit, weights_, gradients_);
+    task_.Backward(unit, weights_, gradients_);
     RETURN_IF_ERROR(Push(model, spec));
     if (options_.kill_at_step == commit_number) {
       report_->Event("kill", {{"commit_number", commit_number}});
@@ -247,9 +248,9 @@ absl::Status Trainer::AwaitCommit() {
 }
 
 absl::Status Trainer::Report(Model& model) {
-  task_->SetHeldOutSamples();
+  task_.SetHeldOutSamples();
   RETURN_IF_ERROR(Forward(model));
-  const Score held_out = task_->Loss(/*scale=*/1.0f);
+  const Score held_out = task_.Loss(/*scale=*/1.0f);
   const auto count = static_cast<double>(held_out.count);
   const int64_t steps = std::max<int64_t>(cost_.steps, 1);
   report_->Progress({.step = position_.step,

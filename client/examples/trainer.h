@@ -1,9 +1,8 @@
-// Trains a task's network, data-parallel over the ranks of a daemon's world.
+// Trains the digits' network, data-parallel over the ranks of a daemon's world.
 #ifndef PARAMSHARD_CLIENT_EXAMPLES_TRAINER_H_
 #define PARAMSHARD_CLIENT_EXAMPLES_TRAINER_H_
 
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -12,24 +11,24 @@
 #include "absl/status/statusor.h"
 #include "client/client.h"
 #include "client/examples/batches.h"
+#include "client/examples/digits_task.h"
 #include "client/examples/retries.h"
 #include "client/examples/storage.h"
-#include "client/examples/task.h"
 #include "client/examples/training_report.h"
 
 namespace paramshard::examples {
 
 struct TrainerOptions {
   Client::Options client = {};
-  std::string model = {};
+  std::string model = "digits";
   Storage storage = {};
   std::optional<int> shard_size = {};
   // Reduction of the ranks' gradients. With kMean epochs may run without some replicas, if the daemons permit it.
   GradientReduction gradient_reduction = GradientReduction::kSum;
   std::optional<int> world_size = {};  // reject a daemon whose world has another number of ranks
-  int64_t epochs = 1;
+  int64_t epochs = 20;
   std::optional<int64_t> steps = {};  // overrides `epochs`
-  int64_t batch_size = 16;            // of all ranks together
+  int64_t batch_size = 64;            // of all ranks together
   // Steps between two reports; unset: an epoch.
   std::optional<int64_t> report_interval = {};
   uint64_t seed = 1;
@@ -42,15 +41,11 @@ struct TrainerOptions {
   std::optional<int64_t> hold_at_step = {};
 };
 
-// Returns a model of the task's units, stored as the options say.
-ModelSpec MakeModel(const Task& task, const TrainerOptions& options);
-
 // One rank's trainer. It accesses weights only through the client library.
 class Trainer {
  public:
   // `report` outlives the trainer.
-  static absl::StatusOr<Trainer> Create(const TrainerOptions& options, std::unique_ptr<Task> task,
-                                        TrainingReport* report);
+  static absl::StatusOr<Trainer> Create(const TrainerOptions& options, TrainingReport* report);
 
   // Trains from the model's position to the last epoch. When another trainer leaves, and after other transient errors,
   // attaches again and continues from the last commit: as often as Retries allows between two commits. It does the same
@@ -59,7 +54,7 @@ class Trainer {
   absl::Status Run();
 
  private:
-  Trainer(const TrainerOptions& options, Client client, std::unique_ptr<Task> task, TrainingReport* report);
+  Trainer(const TrainerOptions& options, Client client, DigitsTask task, TrainingReport* report);
 
   // The cost of the steps since the last report, while this trainer is attached.
   struct Cost {
@@ -98,7 +93,7 @@ class Trainer {
 
   TrainerOptions options_;
   Client client_;
-  std::unique_ptr<Task> task_;
+  DigitsTask task_;
   TrainingReport* report_;
   ModelSpec spec_;
   Batches batches_;

@@ -1,0 +1,144 @@
+#include <signal.h>
+
+#include <cstdint>
+#include <fstream>
+#include <iterator>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/time/clock.h"
+#include "client/examples/child_process.h"
+#include "gmock/gmock.h"
+#include "tests/status_matchers.h"
+#include "tests/support/daemon_process.h"
+#include "tests/support/environment.h"
+
+namespace paramshard::examples {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+constexpr absl::Duration kTimeout = absl::Seconds(60);
+constexpr int64_t kEndless = 1'000'000'000;
+
+// A daemon of two ranks with its own trainers.
+class World {
+ public:
+  absl::Status Start() {
+    absl::StatusOr<test::DaemonProcess> daemon =
+        test::DaemonProcess::Start(test::Program(PARAMSHARDD), sockets_.path(), test::DeviceFlags(2));
+    if (daemon.ok()) daemon_.emplace(*std::move(daemon));
+    return daemon.status();
+  }
+
+  absl::StatusOr<ChildProcess> StartTrainer(int rank, int64_t steps) const {
+    return ChildProcess::Start(
+        {.name = absl::StrCat("rank ", rank),
+         .arguments = {test::Program(MINIMAL_TRAINER), absl::StrCat(rank), absl::StrCat(steps), sockets_.path()},
+         .output_file = OutputFile(rank)});
+  }
+
+  void Train(int64_t steps) const {
+    ASSERT_OK_AND_ASSIGN(ChildProcess first, StartTrainer(0, steps));
+    ASSERT_OK_AND_ASSIGN(ChildProcess second, StartTrainer(1, steps));
+    EXPECT_OK(first.WaitForSuccess(kTimeout));
+    EXPECT_OK(second.WaitForSuccess(kTimeout));
+  }
+
+  std::string Output(int rank) const {
+    std::ifstream in(OutputFile(rank));
+    return std::string(std::istreambuf_iterator<char>(in), {});
+  }
+
+  // Waits until the trainer has made a commit since it opened the model for the `opened`th time.
+  void AwaitCommit(int rank, int opened) const {
+    const absl::Time deadline = absl::Now() + kTimeout;
+    while (true) {
+      const std::string output = Output(rank);
+      // A piece follows each "at commit".
+      const std::vector<std::string> pieces = absl::StrSplit(output, "at commit ");
+      if (static_cast<int>(pieces.size()) > opened && absl::StrContains(pieces[opened], "\ncommit ")) return;
+      ASSERT_LT(absl::Now(), deadline) << output;
+      absl::SleepFor(absl::Milliseconds(2));
+    }
+  }
+
+  struct State {
+    std::string commit_number;
+    std::string hash;  // of masters and moments
+    bool operator==(const State&) const = default;
+  };
+  State ReadState() const {
+    const absl::StatusOr<std::string> text = RunAndRead(
+        "verify", {test::Program(PARAMSHARDCTL), "--socket-dir=" + sockets_.path(), "-o", "json", "verify", "minimal"},
+        output_.path() + "/verify", kTimeout);
+    EXPECT_OK(text.status());
+    const auto summary = nlohmann::json::parse(text.value_or("{}")).value("summary", nlohmann::json::object());
+    return {summary.value("commitNumber", ""), summary.value("stateHash", "")};
+  }
+
+ private:
+  std::string OutputFile(int rank) const { return absl::StrCat(output_.path(), "/rank", rank); }
+
+  const test::TemporaryDirectory sockets_, output_;
+  std::optional<test::DaemonProcess> daemon_;
+};
+
+TEST(MinimalTrainerTest, FindsTheWeights) {
+  World world;
+  ASSERT_OK(world.Start());
+  world.Train(1000);
+  for (const int rank : {0, 1}) {
+    const std::string output = world.Output(rank);
+    EXPECT_THAT(output, HasSubstr("at commit 0\n"));
+    double loss = 1;
+    const std::string last = output.substr(output.rfind("loss ") + 5);
+    ASSERT_TRUE(absl::SimpleAtod(absl::StripAsciiWhitespace(last), &loss)) << output;
+    EXPECT_LT(loss, 1e-4);
+  }
+}
+
+TEST(MinimalTrainerTest, EndsInTheSameStateWhenTrainersAreKilled) {
+  World world;
+  ASSERT_OK(world.Start());
+  {
+    ASSERT_OK_AND_ASSIGN(ChildProcess survivor, world.StartTrainer(0, kEndless));
+    ASSERT_OK_AND_ASSIGN(ChildProcess victim, world.StartTrainer(1, kEndless));
+    ASSERT_NO_FATAL_FAILURE(world.AwaitCommit(0, 1));
+    victim.Signal(SIGKILL);
+    ASSERT_OK_AND_ASSIGN(const ExitState exit, victim.Wait(kTimeout));
+    EXPECT_EQ(exit.signal, SIGKILL);
+    ASSERT_OK_AND_ASSIGN(victim, world.StartTrainer(1, kEndless));
+    ASSERT_NO_FATAL_FAILURE(world.AwaitCommit(0, 2)) << "the survivor opens the model again";
+  }  // kills both
+  EXPECT_THAT(world.Output(0), AllOf(HasSubstr("ABORTED: "), HasSubstr("rank 1: process ")));
+  int64_t commits = 0;
+  ASSERT_TRUE(absl::SimpleAtoi(world.ReadState().commit_number, &commits));
+  ASSERT_GT(commits, 200);
+  world.Train(commits + 20);
+
+  World uninterrupted;
+  ASSERT_OK(uninterrupted.Start());
+  uninterrupted.Train(commits + 20);
+  EXPECT_EQ(uninterrupted.ReadState().hash.size(), 32U) << "a missing hash would equal another missing one";
+  EXPECT_EQ(world.ReadState(), uninterrupted.ReadState());
+}
+
+TEST(MinimalTrainerTest, SaysWhereItLookedForADaemon) {
+  World world;
+  ASSERT_OK_AND_ASSIGN(ChildProcess trainer, world.StartTrainer(0, 10));
+  ASSERT_OK_AND_ASSIGN(const ExitState exit, trainer.Wait(kTimeout));
+  EXPECT_EQ(exit.code, 1);
+  EXPECT_THAT(world.Output(0), HasSubstr("UNAVAILABLE: connect: "));
+}
+
+}  // namespace
+}  // namespace paramshard::examples
