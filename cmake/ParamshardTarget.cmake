@@ -2,9 +2,12 @@ if(PARAMSHARD_TESTS)
   find_package(Python3 REQUIRED COMPONENTS Interpreter)
 endif()
 
-add_custom_target(bundled)
+# What the default build leaves out: benchmarks, campaigns and programs of libFuzzer. `bundled`: see BUNDLED.
+add_custom_target(benchmarks)
+add_custom_target(lab DEPENDS benchmarks)
+add_custom_target(bundled DEPENDS benchmarks)
 
-# paramshard_target(<name> LIBRARY|BINARY|TEST|BENCHMARK <sources>... [DEPS <targets>...] [LABELS <labels>...]
+# paramshard_target(<name> LIBRARY|BINARY|TEST|CAMPAIGN|BENCHMARK <sources>... [DEPS <targets>...] [LABELS <labels>...]
 #                   [TIMEOUT <seconds>] [SHARDS <n>] [ALONE <patterns>...] [BUNDLED] [ONE_THREAD] [APART])
 #
 #   LIBRARY    static, or of headers alone when it has no sources. paramshard_model is also paramshard::model. Its
@@ -15,12 +18,13 @@ add_custom_target(bundled)
 #              the process, have one of their own. LABELS gpu, multi_gpu, slow. TIMEOUT is per case: 60 seconds, 300
 #              with the label slow; four times that with sanitizers.
 #              BUNDLED: it also runs on GPUs; it is in bin/test/, and ./dev bundle takes it along. The target `bundled`
-#              builds these, and all binaries and benchmarks.
+#              builds these, and all binaries, benchmarks and campaigns.
 #              ONE_THREAD: what it calls starts no other one, and ThreadSanitizer has nothing to look at: left out
 #              there.
 #   APART: its sources use one name for different things, each in its own namespace without a name; with
 #   PARAMSHARD_UNITY they are compiled one by one all the same.
-#   BENCHMARK  a google-benchmark program in bin/bench/; left out with sanitizers, whose speed is nobody's.
+#   CAMPAIGN   a program in bin/ that the target `lab` builds.
+#   BENCHMARK  a google-benchmark program in bin/bench/ that the targets `benchmarks` and `lab` build.
 #
 # All include from the root of the repository, and are compiled with paramshard_flags.
 function(paramshard_target name kind)
@@ -41,13 +45,13 @@ function(paramshard_target name kind)
     if(PARAMSHARD_PRECOMPILE)
       target_precompile_headers(${name} REUSE_FROM paramshard_precompiled_library)
     endif()
-  elseif(kind MATCHES "^(BINARY|TEST|BENCHMARK)$")
+  elseif(kind MATCHES "^(BINARY|TEST|CAMPAIGN|BENCHMARK)$")
     add_executable(${name} ${sources})
     if(TARGET paramshard_tsan)
       target_link_libraries(${name} PRIVATE paramshard_tsan)
     endif()
   else()
-    message(FATAL_ERROR "paramshard_target(${name}): LIBRARY, BINARY, TEST or BENCHMARK expected, got ${kind}")
+    message(FATAL_ERROR "paramshard_target(${name}): LIBRARY, BINARY, TEST, CAMPAIGN or BENCHMARK expected, got ${kind}")
   endif()
 
   if(PARAMSHARD_UNITY AND NOT arg_APART)
@@ -57,12 +61,15 @@ function(paramshard_target name kind)
   _paramshard_include_from_root(${name} PUBLIC)
   target_link_libraries(${name} PRIVATE $<BUILD_INTERFACE:paramshard_flags> PUBLIC ${arg_DEPS})
 
-  if(kind MATCHES "^(BINARY|BENCHMARK)$" OR arg_BUNDLED)
+  if(kind MATCHES "^(BINARY|CAMPAIGN)$" OR arg_BUNDLED)
     add_dependencies(bundled ${name})
   endif()
   if(kind STREQUAL "BINARY")
     set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
     install(TARGETS ${name} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT runtime)
+  elseif(kind STREQUAL "CAMPAIGN")
+    set_target_properties(${name} PROPERTIES EXCLUDE_FROM_ALL TRUE RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
+    add_dependencies(lab ${name})
   elseif(kind STREQUAL "TEST")
     target_link_libraries(${name} PRIVATE paramshard_test_flags GTest::gmock_main)
     if(arg_BUNDLED)
@@ -81,10 +88,9 @@ function(paramshard_target name kind)
         "cmake_language(DEFER DIRECTORY [[${PROJECT_SOURCE_DIR}]] CALL _paramshard_add_cases [[${name}]] [[${arg_LABELS}]] [[${arg_TIMEOUT}]] ${arg_SHARDS} [[${arg_ALONE}]])")
     endif()
   elseif(kind STREQUAL "BENCHMARK")
-    set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin/bench)
-    if(PARAMSHARD_SANITIZE)
-      set_target_properties(${name} PROPERTIES EXCLUDE_FROM_ALL TRUE)
-    endif()
+    set_target_properties(${name} PROPERTIES
+      EXCLUDE_FROM_ALL TRUE RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin/bench)
+    add_dependencies(benchmarks ${name})
     target_link_libraries(${name} PRIVATE benchmark::benchmark_main)
   endif()
 endfunction()
