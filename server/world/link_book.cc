@@ -31,7 +31,7 @@ void LinkBook::Add(int node, const BadLink& link, SteadyTime now) {
 void LinkBook::LeaveOut(SteadyTime now) {
   std::vector<Edge> edges;
   for (const auto& [edge, bad] : bad_) edges.push_back(edge);
-  const std::vector<int> cover = SmallestCover(edges);
+  const std::vector<int> cover = VertexCover(std::move(edges));
   for (auto& [node, record] : records_) {
     if (std::binary_search(cover.begin(), cover.end(), node)) continue;
     record.is_left_out = false;

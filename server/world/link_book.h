@@ -19,7 +19,7 @@ namespace paramshard::server {
 // "node 1 (10.9.0.11) and node 2 (10.9.0.12)", the lower node first.
 std::string LinkText(int node, const BadLink& link);
 
-// Daemons report bad links. The nodes of a smallest cover of these links are left out for a stay and then tried again:
+// Daemons report bad links. Nodes with an end of each of these links are left out for a stay and then tried again:
 // their bad links are forgotten, and reported again if they are still bad. A stay is as long as the first one; or twice
 // as long as the last one, up to 64 times the first, if the node has not worked for that long since. Not thread-safe.
 class LinkBook {
@@ -30,7 +30,7 @@ class LinkBook {
 
   // Notes a bad link that the node reports.
   void Add(int node, const BadLink& link, SteadyTime now);
-  // Leaves out the nodes of a smallest cover of the links that are bad now, and lets all others in.
+  // Leaves out nodes with an end of each link that is bad now (VertexCover), and lets all others in.
   void LeaveOut(SteadyTime now);
   // Ends stays that are over, and forgets links that were not reported for kLinkAge, unless a node is left out because
   // of them.

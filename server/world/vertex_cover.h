@@ -1,4 +1,4 @@
-// Smallest set of nodes that contains an end of every bad link.
+// Nodes to leave out because of cut links.
 #ifndef PARAMSHARD_SERVER_WORLD_VERTEX_COVER_H_
 #define PARAMSHARD_SERVER_WORLD_VERTEX_COVER_H_
 
@@ -7,17 +7,13 @@
 
 namespace paramshard::server {
 
+// A link between two nodes, the lower one first.
 using Edge = std::pair<int, int>;
 
-// Largest size of a cover that is certainly a smallest one, in a world of any size.
-inline constexpr int kMostExactCover = 12;
-
-// Returns the nodes of a smallest cover, ascending. Node 0 is not in it: all its neighbours are. Among several covers
-// it takes the one with the higher numbers, comparing the highest first. If a smallest cover has more than
-// kMostExactCover nodes besides node 0's neighbours, the cover is greedy: it takes the node with the most remaining
-// edges (the highest of several) until none remains, and is at most about ln(nodes) times as large. Edges have two
-// different ends.
-std::vector<int> SmallestCover(const std::vector<Edge>& edges);
+// Returns nodes, ascending, with an end of each link: all that node 0 does not reach, which is never left out itself;
+// then the node with the most remaining links, the highest of several, until no link remains. No smaller set would do in
+// worlds of up to 5 nodes; in larger ones it may have a node too many. Links are given once.
+std::vector<int> VertexCover(std::vector<Edge> links);
 
 }  // namespace paramshard::server
 
