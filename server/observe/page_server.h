@@ -28,6 +28,9 @@ namespace paramshard::server {
 //   ASSIGN_OR_RETURN(auto server, PageServer::Start({.listeners = std::move(sockets), .page = [&] { return Text(); }}));
 //
 // One thread, which also makes the page; it sleeps while nothing happens.
+//
+// It is no library's server because Debian 12's, cpp-httplib 0.11, gives each connection a thread of a pool until it ends,
+// has timeouts for single reads only, and does not limit connections.
 class PageServer {
  public:
   struct Options {
