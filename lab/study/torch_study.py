@@ -21,7 +21,7 @@ from typing import Any
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PAGE = ROOT / "lab/learning.md"
-TEXT = ROOT / "client/examples/data/persuasion.txt.gz"
+TEXT = ROOT / "python/examples/data/persuasion.txt.gz"
 
 REFERENCE = "torch"
 # Torch from values that differ by about their rounding: how far rounding alone takes two trainings apart.

@@ -124,7 +124,7 @@ TEST(CompletenessTest, EveryCommandIsInTheTableThePagesAndTheTests) {
   }
 }
 
-// What stands between `<!-- NAME: begin -->` and `<!-- NAME: end -->` in a page is made from the code. With
+// Compares the table between `<!-- NAME: begin -->` and `<!-- NAME: end -->` of a page, which the code makes. With
 // PARAMSHARD_WRITE_TABLES=1 it is written; `./dev tables` does so.
 void ExpectTable(const std::string& file, const std::string& name, const std::string& table) {
   const std::string begin = absl::StrCat("<!-- ", name, ": begin -->\n");

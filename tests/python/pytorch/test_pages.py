@@ -41,7 +41,7 @@ def test_the_training_of_transformers_runs(tmp_path):
 
 def _run_example(folder: pathlib.Path, script: str, *arguments: str) -> str:
     """Returns the output of a command. With one thread: more threads wait minutes for each other on a busy machine."""
-    text = ROOT / "client/examples/data/persuasion.txt.gz"
+    text = ROOT / "python/examples/data/persuasion.txt.gz"
     command = [sys.executable, str(ROOT / "python/examples" / script), "--text", str(text), *arguments]
     ran = subprocess.run(command, cwd=folder, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
                          timeout=110)
