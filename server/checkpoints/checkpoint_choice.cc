@@ -1,5 +1,7 @@
 #include "server/checkpoints/checkpoint_choice.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <climits>
 #include <filesystem>
@@ -14,10 +16,10 @@
 #include "absl/strings/str_join.h"
 #include "absl/types/span.h"
 #include "common/checkpoint/content_hash.h"
+#include "common/checkpoint/reader.h"
 #include "common/checkpoint/step_folder.h"
 #include "common/model/names.h"
 #include "kernels/base/status_macros.h"
-#include "server/checkpoints/save_root.h"
 
 namespace paramshard::server {
 namespace {
@@ -148,6 +150,16 @@ absl::StatusOr<CheckpointChoice> ChooseCheckpoint(const std::string& root, absl:
       .step = found->manifest->step};
 }
 
+std::string ModelFolder(const std::string& root, absl::string_view model) {
+  return (fs::path(root) / checkpoint::ModelFolderName(model)).string();
+}
+
+bool HasWholeCheckpoint(const std::string& root, absl::string_view model, int64_t step, absl::uint128 history) {
+  const fs::path path = fs::path(ModelFolder(root, model)) / checkpoint::StepFolderName(step, history);
+  const auto reader = checkpoint::Reader::Open(path.string(), {.owner = geteuid()});
+  return reader.ok() && reader->manifest().history == history;
+}
+
 absl::StatusOr<bool> HasCheckpoint(const std::string& root, absl::string_view model) {
   std::error_code error;
   const fs::directory_iterator readable(root, error);
@@ -160,16 +172,15 @@ absl::StatusOr<bool> HasCheckpoint(const std::string& root, absl::string_view mo
 
 absl::StatusOr<CheckpointChoice> FindCheckpoint(const std::string& root, absl::string_view model,
                                                 const CheckpointId& id) {
-  ASSIGN_OR_RETURN(CheckpointChoice choice,
-                   ChooseCheckpoint(root, model, {.kind = CheckpointRequest::Kind::kFolder, .folder = id.folder}));
-  RETURN_IF_ERROR(CheckIsSave(choice, model, id.save_id));
-  return choice;
-}
-
-absl::Status CheckIsSave(const CheckpointChoice& choice, absl::string_view model, absl::uint128 save_id) {
-  if (choice.id.save_id == save_id) return absl::OkStatus();
+  ASSIGN_OR_RETURN(const CheckpointRequest request, ParseCheckpointRequest(id.folder));
+  if (request.kind != CheckpointRequest::Kind::kFolder && request.kind != CheckpointRequest::Kind::kPath) {
+    return Invalid(absl::StrCat("restore ", DisplayName(model)),
+                   absl::StrCat("want a checkpoint folder that node 0 chose, got ", DisplayName(id.folder)));
+  }
+  ASSIGN_OR_RETURN(CheckpointChoice choice, ChooseCheckpoint(root, model, request));
+  if (choice.id.save_id == id.save_id) return choice;
   return absl::FailedPreconditionError(absl::StrCat(
-      "restore ", DisplayName(model), ": ", choice.path, ": want save ", checkpoint::HashText(save_id), ", got ",
+      "restore ", DisplayName(model), ": ", choice.path, ": want save ", checkpoint::HashText(id.save_id), ", got ",
       checkpoint::HashText(choice.id.save_id), ": all daemons must see the same folder of checkpoints"));
 }
 

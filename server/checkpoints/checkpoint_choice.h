@@ -1,4 +1,4 @@
-// Choice of the checkpoint that a model is restored from.
+// Checkpoints of a model in the folder of all checkpoints, and the choice of the one that it is restored from.
 #ifndef PARAMSHARD_SERVER_CHECKPOINTS_CHECKPOINT_CHOICE_H_
 #define PARAMSHARD_SERVER_CHECKPOINTS_CHECKPOINT_CHOICE_H_
 
@@ -53,15 +53,21 @@ struct CheckpointChoice {
 absl::StatusOr<CheckpointChoice> ChooseCheckpoint(const std::string& root, absl::string_view model,
                                                   const CheckpointRequest& request);
 
+// Returns ROOT/MODEL (checkpoint::ModelFolderName).
+std::string ModelFolder(const std::string& root, absl::string_view model);
+
+// Returns true if ROOT/MODEL has a checkpoint of this commit of a history that a restore would accept, as far as it
+// sees before it reads rows.
+bool HasWholeCheckpoint(const std::string& root, absl::string_view model, int64_t step, absl::uint128 history);
+
 // Returns true if ROOT has folders of this model's checkpoints, damaged ones too. An error if ROOT cannot be read.
 absl::StatusOr<bool> HasCheckpoint(const std::string& root, absl::string_view model);
 
-// Finds the checkpoint that another daemon has chosen. Errors of ChooseCheckpoint; FAILED_PRECONDITION if the folder
-// holds another save here: the daemons do not see the same files.
+// Finds the checkpoint that another daemon has chosen, by the name of its folder or by its path. INVALID_ARGUMENT for
+// another text; errors of ChooseCheckpoint; FAILED_PRECONDITION if the folder holds another save here: the daemons do
+// not see the same files.
 absl::StatusOr<CheckpointChoice> FindCheckpoint(const std::string& root, absl::string_view model,
                                                 const CheckpointId& id);
-// FAILED_PRECONDITION likewise.
-absl::Status CheckIsSave(const CheckpointChoice& choice, absl::string_view model, absl::uint128 save_id);
 
 }  // namespace paramshard::server
 

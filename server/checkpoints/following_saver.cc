@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 #include "server/base/thread.h"
-#include "server/checkpoints/save_root.h"
+#include "server/checkpoints/checkpoint_choice.h"
 
 namespace paramshard::server {
 namespace {

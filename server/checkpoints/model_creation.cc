@@ -10,9 +10,7 @@
 #include "common/model/names.h"
 #include "kernels/base/status_macros.h"
 #include "server/checkpoints/checkpoint_choice.h"
-#include "server/checkpoints/restore_follower.h"
-#include "server/checkpoints/restore_leader.h"
-#include "server/checkpoints/rollback_leader.h"
+#include "server/checkpoints/restore_agreement.h"
 #include "server/observe/log.h"
 #include "server/observe/log_throttle.h"
 
@@ -28,7 +26,7 @@ ThrottledLog& CreationLog() {
 // Returns true if a new model begins with a checkpoint: `latest` without checkpoints is a fresh start. Also true for a
 // folder that cannot be read: the restore from it reports the error.
 bool BeginsWithCheckpoint(const ModelStore& store, const std::string& name,
-                          const std::optional<WantedRestore>& wanted) {
+                          const std::optional<RestoreSource>& wanted) {
   if (!wanted.has_value()) return false;
   if (wanted->checkpoint.kind != CheckpointRequest::Kind::kLatest || store.save_dir().empty()) return true;
   return HasCheckpoint(store.save_dir(), name).value_or(true);
@@ -37,22 +35,22 @@ bool BeginsWithCheckpoint(const ModelStore& store, const std::string& name,
 using IsGone = ModelStore::IsGone;
 
 // Creates a model with restored state. Other callers that wait for the same model keep the creation going.
-absl::StatusOr<CreatedModel> CreateRestored(ModelStore& store, RestoreLeader& leader, ModelSpec spec,
-                                            const WantedRestore& wanted, const ValuesToCome& values, IsGone is_gone) {
+absl::StatusOr<CreatedModel> CreateRestored(ModelStore& store, Restores& restores, ModelSpec spec,
+                                            const RestoreSource& source, const ValuesToCome& values, IsGone is_gone) {
   CreatedModel created;
   const std::string name = spec.name;
   // Trainers of other daemons may wait for an epoch of the model, and are not in the way then.
-  const absl::Status lost = store.CheckLost(name);
+  const RestoreOrder terms{.creates = true,
+                           .rollback_why = std::string(store.CheckLost(name).message()),
+                           .was_asked_for = store.CutOffRestore(name).has_value()};
   const auto is_abandoned = [&] { return is_gone() && !store.IsCreationAwaited(); };
   const auto fill = [&](const std::shared_ptr<Model>& model, ModelStore::Show show) -> absl::Status {
-    ASSIGN_OR_RETURN(Restoration restoration,
-                     Restoration::PrepareCreation(model, wanted, &leader, is_abandoned, std::string(lost.message()),
-                                                  store.CutOffRestore(name).has_value()));
-    ASSIGN_OR_RETURN(created.restored, restoration.Run(show));
+    ASSIGN_OR_RETURN(std::unique_ptr<RestoreTask> task, restores.Prepare(model, source, terms));
+    ASSIGN_OR_RETURN(created.restored, restores.Run(std::move(task), show, is_abandoned));
     return absl::OkStatus();
   };
   absl::StatusOr<ModelStore::Created> made = store.CreateOrJoin(std::move(spec), fill, is_gone, values);
-  leader.EndRollback(name, made.status());
+  restores.EndRollback(name, made.status());
   if (!made.ok() && !absl::IsCancelled(made.status())) {
     CreationLog().Write(LogLevel::kError, "failed to restore", {{"model", name}, {"why", made.status().ToString()}});
   }
@@ -61,13 +59,13 @@ absl::StatusOr<CreatedModel> CreateRestored(ModelStore& store, RestoreLeader& le
 }
 
 // Creates a model with the state that node 0 has ordered.
-absl::StatusOr<CreatedModel> CreateOrdered(ModelStore& store, RestoreFollower& follower, ModelSpec spec,
-                                           absl::uint128 order, const ValuesToCome& values, IsGone is_gone) {
+absl::StatusOr<CreatedModel> CreateOrdered(ModelStore& store, Restores& restores, ModelSpec spec, absl::uint128 order,
+                                           const ValuesToCome& values, IsGone is_gone) {
   CreatedModel created;
-  FollowingRestore* taken = nullptr;
+  RestoreAgreement* taken = nullptr;
   const auto fill = [&](const std::shared_ptr<Model>& model, ModelStore::Show show) -> absl::Status {
-    ASSIGN_OR_RETURN(taken, follower.TakeOrdered(model->spec().name, order));
-    ASSIGN_OR_RETURN(created.restored, FollowOrder(model, *taken, show));
+    ASSIGN_OR_RETURN(taken, restores.TakeOrdered(model->spec().name, order));
+    ASSIGN_OR_RETURN(created.restored, RestoreTask::RunOrdered(model, *taken, show));
     return absl::OkStatus();
   };
   const std::string name = spec.name;
@@ -76,10 +74,10 @@ absl::StatusOr<CreatedModel> CreateOrdered(ModelStore& store, RestoreFollower& f
       std::move(spec), fill, [&] { return gave_up = is_gone(); }, values);
   // Ends only now: the model is found while it is filled, and the next order would be carried out on a model that may
   // be dropped.
-  if (taken != nullptr) follower.End(*taken, made.status());
+  if (taken != nullptr) restores.End(*taken, made.status());
   // Node 0 does not know yet that the model could not be made. If the caller has gone, the order stays for the next
   // creation.
-  if (taken == nullptr && !made.ok() && !gave_up) follower.RefuseOrder(name, order, made.status());
+  if (taken == nullptr && !made.ok() && !gave_up) restores.RefuseOrder(name, order, made.status());
   ASSIGN_OR_RETURN(created.model, std::move(made));
   return created;
 }
@@ -106,7 +104,7 @@ void LogFreshStart(const ModelStore& store, const std::string& name, FreshStart 
 }
 
 // Creates a model with initial values, also at other daemons that wait for this daemon's answer.
-absl::StatusOr<CreatedModel> CreateFresh(ModelStore& store, WorldRestores& restores, ModelSpec spec, FreshStart why,
+absl::StatusOr<CreatedModel> CreateFresh(ModelStore& store, Restores& restores, ModelSpec spec, FreshStart why,
                                          const ValuesToCome& values, IsGone is_gone) {
   CreatedModel created;
   ASSIGN_OR_RETURN(created.model, store.CreateOrJoin(std::move(spec), is_gone, values));
@@ -118,7 +116,7 @@ absl::StatusOr<CreatedModel> CreateFresh(ModelStore& store, WorldRestores& resto
 }
 
 // Creates a model whose state is to come from a replica in another daemon.
-absl::StatusOr<CreatedModel> CreateToBeHealed(ModelStore& store, WorldRestores& restores, ModelSpec spec,
+absl::StatusOr<CreatedModel> CreateToBeHealed(ModelStore& store, Restores& restores, ModelSpec spec,
                                               const ValuesToCome& values, IsGone is_gone) {
   CreatedModel created;
   const std::string lost = store.WhyLost(spec.name);
@@ -153,24 +151,23 @@ absl::StatusOr<CreatedModel> Join(ModelStore& store, ModelSpec spec, const Value
   return joined;
 }
 
-absl::StatusOr<CreatedModel> CreateFollowing(ModelStore& store, WorldRestores& restores, ModelSpec spec,
-                                             bool wants_restore, const ValuesToCome& values, IsGone is_gone) {
-  RestoreFollower& follower = *restores.follower();
-  RestoreFollower::Word word;
-  if (wants_restore || follower.HasOrder(spec.name)) {
-    ASSIGN_OR_RETURN(word, follower.AwaitOrder(spec.name, is_gone));
+absl::StatusOr<CreatedModel> CreateFollowing(ModelStore& store, Restores& restores, ModelSpec spec, bool wants_restore,
+                                             const ValuesToCome& values, IsGone is_gone) {
+  Restores::Answer answer;
+  if (wants_restore || restores.FindOrder(spec.name).has_value()) {
+    ASSIGN_OR_RETURN(answer, restores.AwaitOrder(spec.name, is_gone));
   }
-  if (word.order.has_value()) return CreateOrdered(store, follower, std::move(spec), word.order->id, values, is_gone);
-  if (word.is_here) return Join(store, std::move(spec), values, is_gone);
-  if (word.heals) return CreateToBeHealed(store, restores, std::move(spec), values, is_gone);
+  if (answer.order.has_value()) return CreateOrdered(store, restores, std::move(spec), *answer.order, values, is_gone);
+  if (answer.is_here) return Join(store, std::move(spec), values, is_gone);
+  if (answer.heals) return CreateToBeHealed(store, restores, std::move(spec), values, is_gone);
   const FreshStart why = wants_restore ? FreshStart::kNoCheckpoint : FreshStart::kUnsaid;
   return CreateFresh(store, restores, std::move(spec), why, values, is_gone);
 }
 
 }  // namespace
 
-absl::StatusOr<CreatedModel> CreateOrRestore(ModelStore& store, WorldRestores& restores, ModelSpec spec,
-                                             const std::optional<WantedRestore>& wanted,
+absl::StatusOr<CreatedModel> CreateOrRestore(ModelStore& store, Restores& restores, ModelSpec spec,
+                                             const std::optional<RestoreSource>& wanted,
                                              absl::FunctionRef<bool()> is_gone, const ValuesToCome& values) {
   if (wanted.has_value() && wanted->checkpoint.kind == CheckpointRequest::Kind::kNone) {
     return CreateFresh(store, restores, std::move(spec), FreshStart::kAsked, values, is_gone);
@@ -180,12 +177,12 @@ absl::StatusOr<CreatedModel> CreateOrRestore(ModelStore& store, WorldRestores& r
     return CreateToBeHealed(store, restores, std::move(spec), values, is_gone);
   }
   // A model that this daemon has lost begins with a checkpoint, also if the caller does not ask for it.
-  const std::optional<WantedRestore> source = wanted.has_value() ? wanted : RollbackOf(store, spec.name);
-  if (restores.leader() == nullptr) {
+  const std::optional<RestoreSource> source = wanted.has_value() ? wanted : restores.RollbackSource(spec.name);
+  if (!restores.leads()) {
     return CreateFollowing(store, restores, std::move(spec), source.has_value(), values, is_gone);
   }
   if (BeginsWithCheckpoint(store, spec.name, source)) {
-    return CreateRestored(store, *restores.leader(), std::move(spec), *source, values, is_gone);
+    return CreateRestored(store, restores, std::move(spec), *source, values, is_gone);
   }
   const FreshStart why = source.has_value() ? FreshStart::kNoCheckpoint : FreshStart::kUnsaid;
   return CreateFresh(store, restores, std::move(spec), why, values, is_gone);

@@ -21,7 +21,7 @@
 #include "kernels/base/same_file.h"
 #include "kernels/base/status_macros.h"
 #include "server/base/own_folder.h"
-#include "server/checkpoints/save_root.h"
+#include "server/checkpoints/checkpoint_choice.h"
 
 namespace paramshard::server {
 namespace {

@@ -10,9 +10,10 @@
 #include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
 #include "server/base/thread.h"
+#include "server/checkpoints/checkpoint_choice.h"
 #include "server/checkpoints/following_saver.h"
+#include "server/checkpoints/node_error.h"
 #include "server/checkpoints/save_folder.h"
-#include "server/checkpoints/save_root.h"
 #include "server/checkpoints/state_image.h"
 #include "server/observe/log.h"
 
@@ -61,12 +62,6 @@ SaveState StateOf(SaveOutcome outcome) {
       break;
   }
   return SaveState::kUnknown;
-}
-
-// Prefixes another daemon's error with its node, and limits its length.
-absl::Status OfNode(int node, const absl::Status& status) {
-  constexpr size_t kMostBytes = 1024;
-  return absl::Status(status.code(), absl::StrCat("node ", node, ": ", status.message().substr(0, kMostBytes)));
 }
 
 // Time for a save to notice that its deadline has passed.

@@ -232,7 +232,7 @@ void AddSaves(const Model& model, v1::ListSavesResponse& response) {
 
 }  // namespace
 
-AdminService::AdminService(const ModelStore* store, WorldRestores* restores, MetricsPage* metrics, Callers* callers,
+AdminService::AdminService(const ModelStore* store, Restores* restores, MetricsPage* metrics, Callers* callers,
                            CallWorkers* workers, Lifetime lifetime)
     : GuardedService(v1::AdminService::service_full_name(), callers, CallerTimeout(), store->world().metrics),
       store_(store),

@@ -11,7 +11,7 @@
 #include "absl/time/time.h"
 #include "paramshard/v1/admin.pb.h"
 #include "server/base/server_command.h"
-#include "server/checkpoints/world_restores.h"
+#include "server/checkpoints/restores.h"
 #include "server/edge/guarded_service.h"
 #include "server/edge/metrics_page.h"
 #include "server/models/model_store.h"
@@ -33,7 +33,7 @@ class AdminService final : public GuardedService {
     // GetVersionResponse.insecure_addresses.
     std::vector<std::string> insecure_addresses = {};
   };
-  AdminService(const ModelStore* store, WorldRestores* restores, MetricsPage* metrics, Callers* callers,
+  AdminService(const ModelStore* store, Restores* restores, MetricsPage* metrics, Callers* callers,
                CallWorkers* workers, Lifetime lifetime);
 
  private:
@@ -61,7 +61,7 @@ class AdminService final : public GuardedService {
   absl::StatusOr<v1::GetVersionResponse> GetVersion(const Call& call, const v1::GetVersionRequest& request);
 
   const ModelStore* const store_;
-  WorldRestores* const restores_;
+  Restores* const restores_;
   MetricsPage* const metrics_;
   const Lifetime lifetime_;
   const absl::Time started_at_;

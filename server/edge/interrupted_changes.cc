@@ -9,7 +9,7 @@
 #include "kernels/base/status_macros.h"
 #include "server/base/steady_time.h"
 #include "server/base/thread.h"
-#include "server/checkpoints/model_restore.h"
+#include "server/checkpoints/restore_task.h"
 #include "server/edge/file_import.h"
 #include "server/models/import_turn.h"
 #include "server/observe/log.h"
@@ -20,9 +20,9 @@ namespace {
 
 absl::Status RestoreAgain(const std::shared_ptr<Model>& model, const ChangeSource& source) {
   ASSIGN_OR_RETURN(ImportTurn turn, ImportTurn::BeginAgain(model));
-  ASSIGN_OR_RETURN(const std::unique_ptr<ModelRestore> restore,
-                   ModelRestore::Prepare(std::move(turn), source.text, {.convert_moments = source.convert_moments}));
-  return restore->Run().status();
+  ASSIGN_OR_RETURN(const std::unique_ptr<RestoreTask> task,
+                   RestoreTask::Prepare(std::move(turn), source.text, {.convert_moments = source.convert_moments}));
+  return task->Run().status();
 }
 
 }  // namespace

@@ -20,7 +20,6 @@
 #include "server/base/steady_time.h"
 #include "server/base/thread.h"
 #include "server/checkpoints/model_creation.h"
-#include "server/checkpoints/restoration.h"
 #include "server/edge/trainer_messages.h"
 
 namespace paramshard::server {
@@ -31,14 +30,14 @@ constexpr absl::Duration kProgressInterval = absl::Milliseconds(250);
 // Largest name of a caller's job.
 constexpr size_t kMaxRunBytes = 512;
 
-absl::StatusOr<WantedRestore> ParseSource(const v1::RestoreSource& source, const Call& call) {
-  WantedRestore wanted;
-  ASSIGN_OR_RETURN(wanted.checkpoint, ParseCheckpointRequest(source.checkpoint()));
-  if (wanted.checkpoint.kind == CheckpointRequest::Kind::kPath) {
+absl::StatusOr<RestoreSource> ParseSource(const v1::RestoreSource& source, const Call& call) {
+  RestoreSource parsed;
+  ASSIGN_OR_RETURN(parsed.checkpoint, ParseCheckpointRequest(source.checkpoint()));
+  if (parsed.checkpoint.kind == CheckpointRequest::Kind::kPath) {
     RETURN_IF_ERROR(CheckMayNameFolder(call.caller().peer.uid));
   }
-  wanted.plan.convert_moments = source.convert_moments();
-  return wanted;
+  parsed.plan.convert_moments = source.convert_moments();
+  return parsed;
 }
 
 v1::RestoreSummary ToProto(const RestoreResult& result) {
@@ -60,14 +59,14 @@ v1::RestoreSummary ToProto(const RestoreResult& result) {
 // A restore on a thread of its own, so that a caller that takes no messages does not hold it up.
 class RestoreThread {
  public:
-  explicit RestoreThread(Restoration restoration) : restoration_(std::move(restoration)) {}
+  RestoreThread(Restores& restores, std::unique_ptr<RestoreTask> task) : restores_(restores), task_(std::move(task)) {}
   ~RestoreThread() {
     if (thread_.joinable()) thread_.join();
   }
 
   absl::Status Start(const std::string& model) {
     ASSIGN_OR_RETURN(thread_, StartThread(absl::StrCat("a restore of ", DisplayName(model)), [this] {
-                       absl::StatusOr<RestoreResult> result = restoration_.Run([] { return absl::OkStatus(); });
+                       absl::StatusOr<RestoreResult> result = restores_.Run(std::move(task_));
                        absl::MutexLock lock(&mu_);
                        result_ = std::move(result);
                        changed_.SignalAll();
@@ -85,7 +84,8 @@ class RestoreThread {
   }
 
  private:
-  Restoration restoration_;
+  Restores& restores_;
+  std::unique_ptr<RestoreTask> task_;  // until it runs
   absl::Mutex mu_;
   SteadyCondVar changed_;
   std::optional<absl::StatusOr<RestoreResult>> result_ ABSL_GUARDED_BY(mu_);
@@ -107,16 +107,16 @@ absl::Status CheckMayNameFolder(uid_t caller) {
                                                   caller, "; name a checkpoint of the daemon's --save-dir"));
 }
 
-absl::Status RestoreModel(const ModelStore& store, WorldRestores& restores, const v1::RestoreModelRequest& request,
+absl::Status RestoreModel(const ModelStore& store, Restores& restores, const v1::RestoreModelRequest& request,
                           const Call& call, MessageWriter<v1::RestoreModelResponse>* writer) {
   ASSIGN_OR_RETURN(const std::shared_ptr<Model> model, store.Find(request.model()));
   RETURN_IF_ERROR(restores.CheckLeads(request.model()));
-  ASSIGN_OR_RETURN(const WantedRestore wanted, ParseSource(request.source(), call));
-  ASSIGN_OR_RETURN(Restoration restoration, Restoration::Prepare(model, wanted, restores.leader()));
-  int64_t all_bytes = restoration.all_bytes();
+  ASSIGN_OR_RETURN(const RestoreSource source, ParseSource(request.source(), call));
+  ASSIGN_OR_RETURN(std::unique_ptr<RestoreTask> task, restores.Prepare(model, source));
+  int64_t all_bytes = task->all_bytes();
   bool has_caller = writer->Write(ProgressMessage({.all_bytes = all_bytes}));
   if (!has_caller) return absl::AbortedError("restore: the caller has gone; nothing was changed");
-  RestoreThread thread(std::move(restoration));
+  RestoreThread thread(restores, std::move(task));
   RETURN_IF_ERROR(thread.Start(request.model()));
   std::optional<absl::StatusOr<RestoreResult>> result = thread.Await(kProgressInterval);
   while (!result.has_value()) {
@@ -136,12 +136,12 @@ absl::Status RestoreModel(const ModelStore& store, WorldRestores& restores, cons
   return absl::OkStatus();
 }
 
-absl::StatusOr<v1::CreateModelResponse> CreateModel(ModelStore& store, WorldRestores& restores,
+absl::StatusOr<v1::CreateModelResponse> CreateModel(ModelStore& store, Restores& restores,
                                                     const std::optional<CheckpointRequest>& restore,
                                                     const v1::CreateModelRequest& request, const Call& call) {
   ASSIGN_OR_RETURN(ModelSpec spec, ParseModelSpec(request.spec()));
-  std::optional<WantedRestore> wanted;
-  if (restore.has_value()) wanted = WantedRestore{.checkpoint = *restore};
+  std::optional<RestoreSource> wanted;
+  if (restore.has_value()) wanted = RestoreSource{.checkpoint = *restore};
   if (request.has_restore()) {
     ASSIGN_OR_RETURN(wanted, ParseSource(request.restore(), call));
   }

@@ -11,7 +11,7 @@
 #include "paramshard/v1/admin.pb.h"
 #include "paramshard/v1/trainer.pb.h"
 #include "server/checkpoints/checkpoint_choice.h"
-#include "server/checkpoints/world_restores.h"
+#include "server/checkpoints/restores.h"
 #include "server/edge/call.h"
 #include "server/models/model_store.h"
 
@@ -21,11 +21,11 @@ namespace paramshard::server {
 absl::Status CheckMayNameFolder(uid_t caller);
 
 // AdminService.RestoreModel.
-absl::Status RestoreModel(const ModelStore& store, WorldRestores& restores, const v1::RestoreModelRequest& request,
+absl::Status RestoreModel(const ModelStore& store, Restores& restores, const v1::RestoreModelRequest& request,
                           const Call& call, MessageWriter<v1::RestoreModelResponse>* writer);
 
 // TrainerService.CreateModel. `restore` is used if the request has no restore.
-absl::StatusOr<v1::CreateModelResponse> CreateModel(ModelStore& store, WorldRestores& restores,
+absl::StatusOr<v1::CreateModelResponse> CreateModel(ModelStore& store, Restores& restores,
                                                     const std::optional<CheckpointRequest>& restore,
                                                     const v1::CreateModelRequest& request, const Call& call);
 

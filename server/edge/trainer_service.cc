@@ -28,7 +28,7 @@ void FillCapabilities(const World& world, v1::GetCapabilitiesResponse& response)
 
 }  // namespace
 
-TrainerService::TrainerService(ModelStore* store, WorldRestores* restores, Callers* callers, CallWorkers* workers,
+TrainerService::TrainerService(ModelStore* store, Restores* restores, Callers* callers, CallWorkers* workers,
                                std::optional<CheckpointRequest> restore)
     : GuardedService(v1::TrainerService::service_full_name(), callers, CallerTimeout(), store->world().metrics),
       store_(store),

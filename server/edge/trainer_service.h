@@ -7,7 +7,7 @@
 #include "absl/status/statusor.h"
 #include "paramshard/v1/trainer.pb.h"
 #include "server/checkpoints/checkpoint_choice.h"
-#include "server/checkpoints/world_restores.h"
+#include "server/checkpoints/restores.h"
 #include "server/edge/guarded_service.h"
 #include "server/models/model_store.h"
 
@@ -17,7 +17,7 @@ namespace paramshard::server {
 // models that are created without a restore in the request.
 class TrainerService final : public GuardedService {
  public:
-  TrainerService(ModelStore* store, WorldRestores* restores, Callers* callers, CallWorkers* workers,
+  TrainerService(ModelStore* store, Restores* restores, Callers* callers, CallWorkers* workers,
                  std::optional<CheckpointRequest> restore);
 
  private:
@@ -30,7 +30,7 @@ class TrainerService final : public GuardedService {
   absl::Status Export(const Call& call, const v1::ExportRequest& request, MessageWriter<v1::ExportResponse>* writer);
 
   ModelStore* const store_;
-  WorldRestores* const restores_;
+  Restores* const restores_;
   const std::optional<CheckpointRequest> restore_;
 };
 

@@ -37,8 +37,8 @@
 #include "server/base/own_folder.h"
 #include "server/base/user_places.h"
 #include "server/checkpoints/checkpoint_choice.h"
+#include "server/checkpoints/restores.h"
 #include "server/checkpoints/saver.h"
-#include "server/checkpoints/world_restores.h"
 #include "server/data_plane/engines.h"
 #include "server/device/compute_device.h"
 #include "server/edge/admin_service.h"
@@ -344,7 +344,7 @@ class Daemon::Impl {
   std::unique_ptr<Savers> savers_;  // null without a save_dir
   // A model's destructor waits for the end of its epoch, which may still answer trainers through the members above.
   std::unique_ptr<ModelStore> store_;
-  std::unique_ptr<WorldRestores> restores_;
+  std::unique_ptr<Restores> restores_;
   std::unique_ptr<InterruptedChanges> changes_;
   std::unique_ptr<MetricsPage> metrics_page_;
   std::unique_ptr<PageServer> metrics_server_;  // null without metrics_listen
@@ -390,8 +390,7 @@ absl::Status Daemon::Impl::Start(DeviceOpener open, const std::stop_token& stop)
                                                             .moves = {.moves = kept() != nullptr},
                                                             .kept = kept()});
   ASSIGN_OR_RETURN(std::vector<ModelStore::InterruptedChange> cut_off, TakeOver(stop));
-  restores_ = std::make_unique<WorldRestores>(
-      WorldRestores::Options{.store = store_.get(), .timeout = config_.restore_timeout});
+  restores_ = std::make_unique<Restores>(Restores::Options{.store = store_.get(), .timeout = config_.restore_timeout});
   RETURN_IF_ERROR(OpenCompanion());
   RETURN_IF_ERROR(Serve());
   ASSIGN_OR_RETURN(changes_, InterruptedChanges::Start(store_.get(), std::move(cut_off), {}));

@@ -159,8 +159,11 @@ TEST_F(CheckpointChoiceTest, ACopyOfAnotherModelsIsRefused) {
 TEST_F(CheckpointChoiceTest, AFolderIsAName) {
   Write(20, 1);
   for (const char* const name : {"", ".", "../tiny/step-000000000020-01234567", "step-000000000020-01234567/"}) {
-    EXPECT_THAT(FindCheckpoint(root(), "tiny", {.folder = name, .save_id = 77}),
+    EXPECT_THAT(ChooseCheckpoint(root(), "tiny", {.kind = CheckpointRequest::Kind::kFolder, .folder = name}),
                 StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("want the name of a checkpoint's folder")))
+        << name;
+    EXPECT_THAT(FindCheckpoint(root(), "tiny", {.folder = name, .save_id = 77}),
+                StatusIs(absl::StatusCode::kInvalidArgument))
         << name;
   }
 }

@@ -14,7 +14,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/base/steady_cond_var.h"
-#include "server/checkpoints/save_root.h"
+#include "server/checkpoints/checkpoint_choice.h"
 #include "tests/server/base/simulated_disk.h"
 #include "tests/server/models/manual_clock.h"
 #include "tests/server/models/model_fixture.h"

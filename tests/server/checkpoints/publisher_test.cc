@@ -12,7 +12,7 @@
 #include "common/checkpoint/step_folder.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "server/checkpoints/save_root.h"
+#include "server/checkpoints/checkpoint_choice.h"
 #include "tests/server/base/simulated_disk.h"
 #include "tests/server/checkpoints/saved_shards.h"
 #include "tests/status_matchers.h"

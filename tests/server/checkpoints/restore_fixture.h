@@ -10,8 +10,8 @@
 #include "common/checkpoint/reader.h"
 #include "gtest/gtest.h"
 #include "kernels/base/status_macros.h"
+#include "server/checkpoints/checkpoint_loader.h"
 #include "server/checkpoints/restore_plan.h"
-#include "server/checkpoints/restorer.h"
 #include "tests/common/checkpoint/saved_model.h"
 #include "tests/server/checkpoints/shard_world.h"
 #include "tests/support/temporary_directory.h"
@@ -31,24 +31,26 @@ class RestoreTest : public testing::Test {
   }
   const std::string& root() const { return root_.path(); }
 
-  static absl::StatusOr<std::unique_ptr<Restorer>> Prepare(const checkpoint::Reader& reader, const ShardWorld& world,
-                                                           const RestorePlan::Options& options = {}, int threads = 2) {
+  static absl::StatusOr<std::unique_ptr<CheckpointLoader>> Prepare(const checkpoint::Reader& reader,
+                                                                   const ShardWorld& world,
+                                                                   const RestorePlan::Options& options = {},
+                                                                   int threads = 2) {
     ASSIGN_OR_RETURN(RestorePlan plan, RestorePlan::Create(world.spec(), reader.spec(), options));
-    return Restorer::Create({.reader = &reader,
-                             .plan = std::move(plan),
-                             .spec = &world.spec(),
-                             .shards = world.shards(),
-                             .threads = threads});
+    return CheckpointLoader::Create({.reader = &reader,
+                                     .plan = std::move(plan),
+                                     .spec = &world.spec(),
+                                     .shards = world.shards(),
+                                     .threads = threads});
   }
 
   // Restores a world as one daemon does that has all of it: tensors, planes, the book, numbers.
   static absl::Status Restore(const std::string& folder, ShardWorld& world, const RestorePlan::Options& options = {}) {
     ASSIGN_OR_RETURN(const checkpoint::Reader reader, checkpoint::Reader::Open(folder, {}));
-    ASSIGN_OR_RETURN(const auto restorer, Prepare(reader, world, options));
-    RETURN_IF_ERROR(restorer->Write());
-    RETURN_IF_ERROR(restorer->Check(restorer->content(), world.replicas()));
-    world.Encode(restorer->restored().scaling);
-    world.SetCommitNumber(restorer->restored().commits.numbers.commit_number);
+    ASSIGN_OR_RETURN(const auto loader, Prepare(reader, world, options));
+    RETURN_IF_ERROR(loader->Load());
+    RETURN_IF_ERROR(loader->Check(loader->content(), world.replicas()));
+    world.Encode(loader->restored().scaling);
+    world.SetCommitNumber(loader->restored().commits.numbers.commit_number);
     return absl::OkStatus();
   }
 
@@ -56,19 +58,19 @@ class RestoreTest : public testing::Test {
   static absl::Status RestoreByDaemons(const checkpoint::Reader& reader, const ShardWorld& world, int ranks_of_daemon) {
     ASSIGN_OR_RETURN(const RestorePlan plan, RestorePlan::Create(world.spec(), reader.spec(), {}));
     checkpoint::ContentHashes sums;
-    std::unique_ptr<Restorer> restorer;
+    std::unique_ptr<CheckpointLoader> loader;
     for (int first = 0; first < world.world().size; first += ranks_of_daemon) {
       const int ranks = std::min(ranks_of_daemon, world.world().size - first);
-      ASSIGN_OR_RETURN(restorer, Restorer::Create({.reader = &reader,
-                                                   .plan = plan,
-                                                   .spec = &world.spec(),
-                                                   .shards = world.shards(first, ranks),
-                                                   .first_rank = first,
-                                                   .threads = 2}));
-      RETURN_IF_ERROR(restorer->Write());
-      for (const auto& [key, hash] : restorer->content()) sums[key] += hash;
+      ASSIGN_OR_RETURN(loader, CheckpointLoader::Create({.reader = &reader,
+                                                         .plan = plan,
+                                                         .spec = &world.spec(),
+                                                         .shards = world.shards(first, ranks),
+                                                         .first_rank = first,
+                                                         .threads = 2}));
+      RETURN_IF_ERROR(loader->Load());
+      for (const auto& [key, hash] : loader->content()) sums[key] += hash;
     }
-    return restorer->Check(sums, world.replicas());
+    return loader->Check(sums, world.replicas());
   }
 
  private:

@@ -20,9 +20,9 @@
 #include "kernels/base/status_macros.h"
 #include "server/base/disk_calls.h"
 #include "server/checkpoints/checkpoint_choice.h"
-#include "server/checkpoints/model_restore.h"
+#include "server/checkpoints/restore_task.h"
+#include "server/checkpoints/restores.h"
 #include "server/checkpoints/saver.h"
-#include "server/checkpoints/world_restores.h"
 #include "tests/server/keeper/fake_kept_store.h"
 #include "tests/server/models/daemons.h"
 #include "tests/server/models/left_memory.h"
@@ -55,7 +55,7 @@ struct WorldCase {
 // A world of daemons that save into a folder and restore from it.
 class RestoredWorld {
  public:
-  using Hook = std::function<void(WorldRestores::Point point)>;
+  using Hook = std::function<void(Restores::Point point)>;
 
   // `left`, by node: what a world before this one has left, which this one takes over.
   RestoredWorld(const std::string& root, const WorldCase& world, absl::Duration timeout,
@@ -72,12 +72,12 @@ class RestoredWorld {
     daemons_ = std::make_unique<Daemons>(world.device_counts, options);
     for (size_t node = 0; node < left.size(); ++node) EXPECT_OK(daemons_->store(static_cast<int>(node)).TakeOver());
     for (size_t node = 0; node < nodes; ++node) {
-      restores_.push_back(std::make_unique<WorldRestores>(
-          WorldRestores::Options{.store = &daemons_->store(static_cast<int>(node)),
-                                 .timeout = timeout,
-                                 .clock = &clocks_[node],
-                                 .draw_id = [this] { return Draw(); },
-                                 .at = [this, node](WorldRestores::Point point) { CallHook(node, point); }}));
+      restores_.push_back(std::make_unique<Restores>(
+          Restores::Options{.store = &daemons_->store(static_cast<int>(node)),
+                            .timeout = timeout,
+                            .clock = &clocks_[node],
+                            .draw_id = [this] { return Draw(); },
+                            .at = [this, node](Restores::Point point) { CallHook(node, point); }}));
     }
   }
   RestoredWorld(const std::string& root, const WorldCase& world, const v1::ModelSpec& spec,
@@ -94,7 +94,7 @@ class RestoredWorld {
   Daemons& daemons() { return *daemons_; }
   // Contents of its keeper.
   FakeKeptStore& kept(int node) { return kept_[node]; }
-  WorldRestores& restores(int node) { return *restores_[node]; }
+  Restores& restores(int node) { return *restores_[node]; }
   ManualClock& clock(int node) { return clocks_[node]; }
   Model& model(int node) { return daemons_->model(node); }
   // Is called at every point of that node's restores.
@@ -108,18 +108,11 @@ class RestoredWorld {
 
   // Restores like a call at node 0.
   absl::StatusOr<History> Restore(const std::string& checkpoint = "latest") {
-    const std::shared_ptr<Model> model = *daemons_->store(0).Find("m");
-    ASSIGN_OR_RETURN(const CheckpointRequest request, ParseCheckpointRequest(checkpoint));
-    ASSIGN_OR_RETURN(const CheckpointChoice choice, ChooseCheckpoint(model->save_dir(), "m", request));
-    ASSIGN_OR_RETURN(const auto restore, ModelRestore::Prepare(model, choice.path, {}));
-    return restores_[0]->leader()->Run(*model, choice, *restore,
-                                       {.by_path = request.kind == CheckpointRequest::Kind::kPath},
-                                       [] { return absl::OkStatus(); });
-  }
-
-  // Runs a restore of a model that may be gone by now.
-  absl::Status RunStale(const std::shared_ptr<Model>& model, const CheckpointChoice& choice, ModelRestore& restore) {
-    return restores_[0]->leader()->Run(*model, choice, restore, {}, [] { return absl::OkStatus(); }).status();
+    RestoreSource source;
+    ASSIGN_OR_RETURN(source.checkpoint, ParseCheckpointRequest(checkpoint));
+    ASSIGN_OR_RETURN(auto task, restores_[0]->Prepare(*daemons_->store(0).Find("m"), source));
+    ASSIGN_OR_RETURN(const RestoreResult result, restores_[0]->Run(std::move(task)));
+    return result.history;
   }
 
   void Step(int count) {
@@ -157,7 +150,7 @@ class RestoredWorld {
 
  private:
   HistoryId Draw() { return HistoryId{draws_others_ ? kDrawn + ++drawn_ : kDrawn}; }
-  void CallHook(size_t node, WorldRestores::Point point) {
+  void CallHook(size_t node, Restores::Point point) {
     Hook hook;
     {
       absl::MutexLock lock(&mu_);
@@ -175,7 +168,7 @@ class RestoredWorld {
   std::vector<Hook> hooks_;
   std::vector<std::unique_ptr<Savers>> savers_;
   std::unique_ptr<Daemons> daemons_;
-  std::vector<std::unique_ptr<WorldRestores>> restores_;
+  std::vector<std::unique_ptr<Restores>> restores_;
 };
 
 inline checkpoint::ContentHashes ContentOf(const std::string& path) {

@@ -20,7 +20,7 @@
 #include "common/checkpoint/verification.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "server/checkpoints/save_root.h"
+#include "server/checkpoints/checkpoint_choice.h"
 #include "server/models/import_turn.h"
 #include "server/models/inspection.h"
 #include "tests/server/base/simulated_disk.h"

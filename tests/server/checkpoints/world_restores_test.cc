@@ -1,6 +1,6 @@
 // Restores of a world of several daemons: node 0 leads, and the state is the checkpoint's at every daemon, or none that
 // anybody would train on.
-#include "server/checkpoints/world_restores.h"
+#include "server/checkpoints/restores.h"
 #include "server/observe/log.h"
 
 #include <unistd.h>
@@ -25,7 +25,7 @@
 #include "kernels/base/status_macros.h"
 #include "server/checkpoints/checkpoint_choice.h"
 #include "server/checkpoints/model_creation.h"
-#include "server/checkpoints/model_restore.h"
+#include "server/checkpoints/restore_task.h"
 #include "server/checkpoints/saver.h"
 #include "tests/common/checkpoint/saved_model.h"
 #include "tests/server/checkpoints/restored_world.h"
@@ -95,13 +95,13 @@ TEST_P(WorldRestoresTest, NodeZeroShowsHowFarAllAre) {
     all_bytes += progress->all_bytes;
   };
   for (int node = 1; node < world->daemons().nodes(); ++node) {
-    world->At(node, [&, node](WorldRestores::Point point) {
-      if (point == WorldRestores::Point::kWritten) add(node);
+    world->At(node, [&, node](Restores::Point point) {
+      if (point == Restores::Point::kWritten) add(node);
     });
   }
-  world->At(0, [&](WorldRestores::Point point) {
-    if (point == WorldRestores::Point::kGo) return add(0);
-    if (point != WorldRestores::Point::kEnd) return;
+  world->At(0, [&](Restores::Point point) {
+    if (point == Restores::Point::kGo) return add(0);
+    if (point != Restores::Point::kEnd) return;
     const auto progress = world->model(0).activity().restore;
     ASSERT_TRUE(progress.has_value());
     absl::MutexLock lock(&mu);
@@ -128,7 +128,7 @@ INSTANTIATE_TEST_SUITE_P(Worlds, WorldRestoresTest,
 
 // --- What goes wrong ---
 
-using Point = WorldRestores::Point;
+using Point = Restores::Point;
 
 // Two daemons that have trained further than their checkpoint.
 class WorldRestoresFaultsTest : public WorldRestoresTestBase, public testing::Test {
@@ -225,14 +225,13 @@ TEST_F(WorldRestoresFaultsTest, AnOrderWaitsForTheEndOfTheOneBefore) {
 
 TEST_F(WorldRestoresFaultsTest, OneOfAModelThatWasDeletedLeavesTheOneOfItsSuccessorAlone) {
   const std::shared_ptr<Model> deleted = *world_.daemons().store(0).Find("m");
-  ASSERT_OK_AND_ASSIGN(const CheckpointChoice choice, ChooseCheckpoint(root(), "m", {}));
-  ASSERT_OK_AND_ASSIGN(const auto stale, ModelRestore::Prepare(deleted, choice.path, {}));
+  ASSERT_OK_AND_ASSIGN(std::unique_ptr<RestoreTask> stale, world_.restores(0).Prepare(deleted, {}));
   ASSERT_OK(world_.daemons().store(0).Delete("m", ""));
   ASSERT_OK_AND_ASSIGN(const ModelStore::Created created, world_.daemons().store(0).CreateOrJoin(Parse(SpecOf(2))));
   absl::Status refused;
   world_.At(0, [&](Point point) {
     if (point != Point::kGo) return;
-    refused = world_.RunStale(deleted, choice, *stale);
+    refused = world_.restores(0).Run(std::move(stale)).status();
     // The one that goes on waits no longer than this where it hears nothing any more.
     if (!absl::IsUnavailable(refused)) world_.clock(0).Advance(kTimeout);
   });
@@ -261,15 +260,16 @@ TEST_F(WorldRestoresFaultsTest, ADaemonThatSeesAnotherSaveRefuses) {
   ASSERT_OK_AND_ASSIGN(const CheckpointChoice choice, ChooseCheckpoint(root(), "m", {}));
   RestoreOrder order{
       .folder = choice.id.folder, .save_id = choice.id.save_id, .spec_fingerprint = model->fingerprint()};
-  EXPECT_OK(PrepareOrdered(model, order).status());
+  EXPECT_OK(RestoreTask::PrepareOrdered(model, order).status());
   order.save_id += 1;
   const auto is_refused = StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("all daemons must see the same"));
-  EXPECT_THAT(PrepareOrdered(model, order).status(), is_refused);
+  EXPECT_THAT(RestoreTask::PrepareOrdered(model, order).status(), is_refused);
   order.folder = choice.path;
-  EXPECT_THAT(PrepareOrdered(model, order).status(), is_refused);
+  EXPECT_THAT(RestoreTask::PrepareOrdered(model, order).status(), is_refused);
   for (const char* const text : {"latest", "3", "", "../m/step-000000000003-00000000"}) {
     order.folder = text;
-    EXPECT_THAT(PrepareOrdered(model, order).status(), StatusIs(absl::StatusCode::kInvalidArgument)) << text;
+    EXPECT_THAT(RestoreTask::PrepareOrdered(model, order).status(), StatusIs(absl::StatusCode::kInvalidArgument))
+        << text;
   }
 }
 
@@ -449,18 +449,18 @@ class WishesTest : public WorldRestoresTestBase, public testing::Test {
   static bool IsGone() { return true; }
   static bool IsHere() { return false; }
   // A model that both are to have, which node 0 has made with its initial values.
-  absl::Status CreateElsewhere(RestoreFollower::IsGone is_gone = IsHere) {
+  absl::Status CreateElsewhere(ModelStore::IsGone is_gone = IsHere) {
     v1::ModelSpec spec = SpecOf(2);
     spec.set_name("fresh");
     EXPECT_OK(world_.daemons().store(0).CreateOrJoin(Parse(spec)));
-    return world_.restores(1).follower()->AwaitOrder("fresh", is_gone).status();
+    return world_.restores(1).AwaitOrder("fresh", is_gone).status();
   }
 
   RestoredWorld world_{root(), Two(), kTimeout};
 };
 
 TEST_F(WishesTest, ACallerWhoIsGoneEndsTheWait) {
-  EXPECT_THAT(world_.restores(1).follower()->AwaitOrder("m", IsGone).status(),
+  EXPECT_THAT(world_.restores(1).AwaitOrder("m", IsGone).status(),
               StatusIs(absl::StatusCode::kAborted, HasSubstr("the caller has gone")));
 }
 
@@ -481,7 +481,7 @@ TEST_F(WishesTest, OneThatGetsLostIsToldAgain) {
 
 TEST_F(WishesTest, NodeZeroForgetsThoseThatWereGivenUp) {
   for (int i = 0; i < kMany; ++i) {
-    EXPECT_THAT(world_.restores(1).follower()->AwaitOrder(absl::StrCat("m", i), IsGone).status(),
+    EXPECT_THAT(world_.restores(1).AwaitOrder(absl::StrCat("m", i), IsGone).status(),
                 StatusIs(absl::StatusCode::kAborted));
   }
   EXPECT_OK(CreateElsewhere());
@@ -509,7 +509,7 @@ class CreationsTest : public WorldRestoresTestBase, public testing::Test {
 
   static bool IsHere() { return false; }
   absl::StatusOr<CreatedModel> CreateAt(int node, ModelStore::IsGone is_gone) {
-    return CreateOrRestore(world_.daemons().store(node), world_.restores(node), Parse(SpecOf(2)), WantedRestore(),
+    return CreateOrRestore(world_.daemons().store(node), world_.restores(node), Parse(SpecOf(2)), RestoreSource(),
                            is_gone);
   }
   // At node 1, where an order of node 0 is there already.
@@ -562,7 +562,7 @@ TEST_F(CreationsTest, AnOrderThatComesWhileAModelFillsIsNotCarriedOutOnThatOne) 
   over.Notify();
   first.join();
   // The next creation follows it.
-  ASSERT_TRUE(world_.restores(1).follower()->HasOrder("m"));
+  ASSERT_TRUE(world_.restores(1).FindOrder("m").has_value());
   ASSERT_OK_AND_ASSIGN(const CreatedModel created, Create());
   EXPECT_TRUE(created.model.created);
   EXPECT_EQ(created.model.model->state().numbers.commit_number, 4);
@@ -664,7 +664,7 @@ TEST_F(CreationsTest, ACallerWhoIsGoneLeavesTheOrderToTheNextOne) {
   ASSERT_OK(world_.daemons().store(1).CreateOrJoin(Parse(other), fill));
   world_.daemons().cluster(1).LoseRestoreNews(nullptr);
   EXPECT_EQ(refused, 0);
-  EXPECT_TRUE(world_.restores(1).follower()->HasOrder("m"));
+  EXPECT_TRUE(world_.restores(1).FindOrder("m").has_value());
 }
 
 // --- A daemon that says what it should not ---

@@ -44,7 +44,7 @@ class WorldRollbackTest : public WorldRestoresTestBase, public testing::TestWith
     ASSERT_THAT(store.Find("m").status(), StatusIs(absl::StatusCode::kDataLoss));
   }
   // Creates the model, like a call of a trainer or the daemon's --restore.
-  absl::StatusOr<CreatedModel> Create(int node, const std::optional<WantedRestore>& wanted = std::nullopt) {
+  absl::StatusOr<CreatedModel> Create(int node, const std::optional<RestoreSource>& wanted = std::nullopt) {
     return CreateOrRestore(world_.daemons().store(node), world_.restores(node), Parse(SpecOf(GetParam().shard_size)),
                            wanted, [] { return false; });
   }
@@ -145,7 +145,7 @@ TEST_P(SavedWorldTest, ADaemonThatHasLostItTakesAllBackWhenItsTrainersCreateTheM
 TEST_P(SavedWorldTest, ADaemonThatCameBackEmptyMayAskForTheCheckpointItself) {
   Empty(loser());
   const auto waits = Attach(other());
-  ASSERT_OK_AND_ASSIGN(const CreatedModel created, Create(loser(), WantedRestore()));
+  ASSERT_OK_AND_ASSIGN(const CreatedModel created, Create(loser(), RestoreSource()));
   ASSERT_TRUE(created.restored.has_value());
   EXPECT_EQ(created.restored->step, kSaved);
   EXPECT_THAT(EndOf(*waits), IsToComeAgain());
@@ -222,8 +222,8 @@ class BrokenRestoreTest : public SavedWorldTest {
     world_.Save();
   }
   void Break() {
-    world_.At(1, [&](WorldRestores::Point point) {
-      if (point != WorldRestores::Point::kWritten) return;
+    world_.At(1, [&](Restores::Point point) {
+      if (point != Restores::Point::kWritten) return;
       const RestoreReport wrong{.id = kDrawn, .status = absl::InternalError("the test breaks it off")};
       EXPECT_OK(world_.daemons().cluster(1).TellRestore({.model = "m", .what = wrong}));
       world_.DrawOthers();
@@ -248,11 +248,11 @@ TEST_P(BrokenRestoreTest, IsMadeAgainWhenTrainersCome) {
 TEST_P(BrokenRestoreTest, IsMadeAgainOfADaemonThatWasKilledMeanwhileToo) {
   // Contents of a keeper whose daemon is killed before it knows of the end.
   FakeKeptStore left[2];
-  world_.At(loser(), [&](WorldRestores::Point point) {
-    if (point == WorldRestores::Point::kWritten) CopyKept(world_.kept(loser()), left[loser()]);
+  world_.At(loser(), [&](Restores::Point point) {
+    if (point == Restores::Point::kWritten) CopyKept(world_.kept(loser()), left[loser()]);
   });
-  world_.At(other(), [&](WorldRestores::Point point) {
-    if (point == WorldRestores::Point::kWritten) CopyKept(world_.kept(other()), left[other()]);
+  world_.At(other(), [&](Restores::Point point) {
+    if (point == Restores::Point::kWritten) CopyKept(world_.kept(other()), left[other()]);
   });
   ASSERT_OK(world_.Restore(absl::StrCat(kSaved)));
 
@@ -342,7 +342,7 @@ TEST_P(ReplicasTest, HealADaemonThatHasLostItWithoutACheckpoint) {
 TEST_P(ReplicasTest, HealADaemonThatAsksForTheCheckpointItself) {
   if (loser() == 0) GTEST_SKIP() << "node 0 leads a restore that is asked for";
   Empty(loser());
-  ASSERT_OK_AND_ASSIGN(const CreatedModel created, Create(loser(), WantedRestore()));
+  ASSERT_OK_AND_ASSIGN(const CreatedModel created, Create(loser(), RestoreSource()));
   EXPECT_FALSE(created.restored.has_value());
   ExpectHealed();
 }

@@ -23,7 +23,7 @@
 #include "grpcpp/grpcpp.h"
 #include "gtest/gtest.h"
 #include "paramshard/v1/cluster.grpc.pb.h"
-#include "server/checkpoints/save_root.h"
+#include "server/checkpoints/checkpoint_choice.h"
 #include "server/checkpoints/saver.h"
 #include "server/world/cluster_messages.h"
 #include "server/world/coordinator_cluster.h"

@@ -17,7 +17,7 @@
 #include "kernels/base/status_macros.h"
 #include "paramshard/v1/admin.pb.h"
 #include "server/base/thread.h"
-#include "server/checkpoints/model_restore.h"
+#include "server/checkpoints/restore_task.h"
 #include "server/edge/file_import.h"
 #include "server/models/inspection.h"
 #include "tests/common/checkpoint/saved_model.h"
@@ -109,7 +109,7 @@ class InterruptedChangesTest : public testing::Test {
   // Fills `left` with the memory of a server that dies before the first row is written; this restore runs to its end.
   void CutRestore(const std::string& folder, FakeKeptStore& left) {
     model_ = world_->Create(ModelSpecToProto(SpecWith(MomentType::kFP32)));
-    ASSERT_OK_AND_ASSIGN(const auto restore, ModelRestore::Prepare(model_, folder, {.convert_moments = true}));
+    ASSERT_OK_AND_ASSIGN(const auto restore, RestoreTask::Prepare(model_, folder, {.convert_moments = true}));
     absl::once_flag copied;
     faults_.before_write = [&] { absl::call_once(copied, [&] { CopyKept(*kept_, left); }); };
     ASSERT_OK(restore->Run().status());

@@ -61,7 +61,7 @@ class TakeOverTest : public testing::Test {
   Merciful system_;
   const test::TemporaryDirectory directory_;
   TestWorld world_{{.ranks = 2}};
-  WorldRestores restores_{{.store = &world_.store()}};
+  Restores restores_{{.store = &world_.store()}};
   Callers callers_;
   std::unique_ptr<CompanionServer> companion_;
   CallWorkers workers_;

@@ -1,6 +1,6 @@
-// Reader of a checkpoint into the shards of a daemon's ranks, in any world.
-#ifndef PARAMSHARD_SERVER_CHECKPOINTS_RESTORER_H_
-#define PARAMSHARD_SERVER_CHECKPOINTS_RESTORER_H_
+// Loader of a checkpoint into the shards of a daemon's ranks, in any world.
+#ifndef PARAMSHARD_SERVER_CHECKPOINTS_CHECKPOINT_LOADER_H_
+#define PARAMSHARD_SERVER_CHECKPOINTS_CHECKPOINT_LOADER_H_
 
 #include <atomic>
 #include <cstdint>
@@ -30,21 +30,21 @@ namespace paramshard::server {
 //
 //   ASSIGN_OR_RETURN(const checkpoint::Reader reader, checkpoint::Reader::Open(choice.path, {.owner = geteuid()}));
 //   ASSIGN_OR_RETURN(RestorePlan plan, RestorePlan::Create(model.spec(), reader.spec(), {}));
-//   ASSIGN_OR_RETURN(const auto restorer, Restorer::Create({.reader = &reader, .plan = plan, ...}));
-//   ASSIGN_OR_RETURN(const History history, model.Restore(restorer->restored(), [&]() -> absl::Status {
-//     RETURN_IF_ERROR(restorer->Write());
-//     return restorer->Check(restorer->content(), replicas);  // of a daemon that has all ranks; else of all sums
+//   ASSIGN_OR_RETURN(const auto loader, CheckpointLoader::Create({.reader = &reader, .plan = plan, ...}));
+//   ASSIGN_OR_RETURN(const History history, model.Restore(loader->restored(), [&]() -> absl::Status {
+//     RETURN_IF_ERROR(loader->Load());
+//     return loader->Check(loader->content(), replicas);  // of a daemon that has all ranks; else of all sums
 //   }));
 //
-// One thread, which has the model's turn (Model::BeginImport), creates, writes and destroys it; any thread may call
+// One thread, which has the model's turn (Model::BeginImport), creates, runs and destroys it; any thread may call
 // progress() and Cancel().
-class Restorer {
+class CheckpointLoader {
  public:
   // Threads wait for the disk most of the time, and many disks reach their full speed only with many reads at once.
   static constexpr int kDefaultThreads = 32;
 
   struct Options {
-    const checkpoint::Reader* reader = nullptr;  // outlives the restorer
+    const checkpoint::Reader* reader = nullptr;  // outlives the loader
     RestorePlan plan;                            // made of the reader's spec
     const ModelSpec* spec = nullptr;             // the model's; outlives it
     std::vector<Shard*> shards = {};             // of this daemon's ranks, in their order; outlive it
@@ -55,11 +55,11 @@ class Restorer {
   // Reserves the memory for encoding planes, starts the threads, and reads everything that is not in tensors. Changes
   // nothing. INVALID_ARGUMENT for numbers that no model may have; RESOURCE_EXHAUSTED at the limits of memory and
   // threads; errors of the reader.
-  static absl::StatusOr<std::unique_ptr<Restorer>> Create(Options options);
-  Restorer(const Restorer&) = delete;
-  Restorer& operator=(const Restorer&) = delete;
+  static absl::StatusOr<std::unique_ptr<CheckpointLoader>> Create(Options options);
+  CheckpointLoader(const CheckpointLoader&) = delete;
+  CheckpointLoader& operator=(const CheckpointLoader&) = delete;
   // Frees the memory for encoding planes: call it after they have been encoded.
-  ~Restorer();
+  ~CheckpointLoader();
 
   // Restored state that is not in tensors: the log of commits with the client states of this daemon's ranks, the
   // scaling book if it is kept, and the checkpoint that the history comes from.
@@ -68,18 +68,19 @@ class Restorer {
   // Writes all rows of the shards and their step counts, but no planes of parameters with a master. Call it once. An
   // error leaves the shards torn(), unless it was cancelled before. DATA_LOSS naming file, tensor and rows; UNAVAILABLE
   // for a file that cannot be read; CANCELLED; errors of a device.
-  absl::Status Write();
+  absl::Status Load();
 
   // Returns true if the shards hold neither their old state nor the checkpoint: drop them, or restore again.
   bool torn() const { return torn_; }
 
-  // Content hashes of all rows of these shards, after Write(). Hashes of several daemons are added up.
+  // Content hashes of all rows of these shards, after Load(). Hashes of several daemons are added up.
   const checkpoint::ContentHashes& content() const { return content_; }
-  // Checks that the sums over all ranks of a world of `replicas` replicas equal the checkpoint's. DATA_LOSS naming the
-  // tensor: then some daemon's shards are as good as torn.
+  // Checks that the sums over all ranks of the world equal the checkpoint's, as far as the plan keeps its bytes. Each row
+  // counts once per replica. DATA_LOSS naming the first tensor that has other bytes, or another number of rows: then
+  // some daemon's shards are as good as torn.
   absl::Status Check(const checkpoint::ContentHashes& sums, int replicas) const;
 
-  // Lets Write() return CANCELLED soon: after the chunks in progress.
+  // Lets Load() return CANCELLED soon: after the chunks in progress.
   void Cancel() { cancelled_ = true; }
   // Returns OK or CANCELLED.
   absl::Status CheckGoesOn() const;
@@ -119,7 +120,7 @@ class Restorer {
     ExtentPart part;
   };
 
-  explicit Restorer(Options options) : options_(std::move(options)) {}
+  explicit CheckpointLoader(Options options) : options_(std::move(options)) {}
 
   const checkpoint::Reader& reader() const { return *options_.reader; }
   const RestorePlan::Parameter& PlanOf(int parameter) const { return options_.plan.parameters()[parameter]; }
@@ -139,7 +140,7 @@ class Restorer {
   int64_t StepsOf(int parameter) const;
   std::vector<ScalingBook::Record> Records() const;
 
-  absl::Status WriteAll();
+  absl::Status LoadAll();
   absl::Status WritePiece(const Piece& piece, safetensors::PageBuffer& buffer);
   absl::Status WriteArray(const Piece& piece, safetensors::PageBuffer& buffer) const;
   absl::Status WriteTensor(const Piece& piece) const;
@@ -165,4 +166,4 @@ class Restorer {
 
 }  // namespace paramshard::server
 
-#endif  // PARAMSHARD_SERVER_CHECKPOINTS_RESTORER_H_
+#endif  // PARAMSHARD_SERVER_CHECKPOINTS_CHECKPOINT_LOADER_H_

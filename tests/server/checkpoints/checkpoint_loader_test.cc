@@ -1,4 +1,4 @@
-#include "server/checkpoints/restorer.h"
+#include "server/checkpoints/checkpoint_loader.h"
 #include "kernels/formats/format.h"
 
 #include <unistd.h>
@@ -32,7 +32,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-class RestorerTest : public RestoreTest {};
+class CheckpointLoaderTest : public RestoreTest {};
 
 // Every format and state that takes steps, large and small.
 ModelSpec TrainedSpec() {
@@ -68,7 +68,7 @@ void ExpectEqual(const ShardWorld& a, const ShardWorld& b) {
   EXPECT_EQ(a.Steps(), b.Steps());
 }
 
-TEST_F(RestorerTest, TenStepsAfterItEqualTheUninterruptedOnes) {
+TEST_F(CheckpointLoaderTest, TenStepsAfterItEqualTheUninterruptedOnes) {
   ShardWorld uninterrupted(TrainedSpec(), {6, 3});
   for (int i = 0; i < 7; ++i) uninterrupted.Step();
   const std::string folder = Write(uninterrupted.Save(), {6, 3});
@@ -91,7 +91,7 @@ TEST_F(RestorerTest, TenStepsAfterItEqualTheUninterruptedOnes) {
 }
 
 // Wherever steps have left it, and whatever a master is stored as.
-TEST_F(RestorerTest, AStateThatMovesIsRestoredWhereItLies) {
+TEST_F(CheckpointLoaderTest, AStateThatMovesIsRestoredWhereItLies) {
   const MovePolicy moves = {.moves = true, .rule = {.least_elements = 1000}};
   ShardWorld stays(TrainedSpec(), {6, 3});
   ShardWorld moved(TrainedSpec(), {6, 3}, moves);
@@ -115,16 +115,16 @@ TEST_F(RestorerTest, AStateThatMovesIsRestoredWhereItLies) {
   }
 }
 
-TEST_F(RestorerTest, SaysAllThatIsNotInTensors) {
+TEST_F(CheckpointLoaderTest, SaysAllThatIsNotInTensors) {
   const SavedModel saved(checkpoint::SpecOfEverything(), 4);
   ASSERT_OK_AND_ASSIGN(const Reader reader, Reader::Open(Write(saved, {4, 2}), {}));
   const ShardWorld world(saved.spec(), {6, 3});
   ASSERT_OK_AND_ASSIGN(RestorePlan plan, RestorePlan::Create(world.spec(), reader.spec(), {}));
   ASSERT_OK_AND_ASSIGN(
-      const auto restorer,
-      Restorer::Create(
+      const auto loader,
+      CheckpointLoader::Create(
           {.reader = &reader, .plan = plan, .spec = &world.spec(), .shards = world.shards(2, 4), .first_rank = 2}));
-  const Model::Restored& restored = restorer->restored();
+  const Model::Restored& restored = loader->restored();
   EXPECT_EQ(restored.commits.numbers.commit_number, 12);
   EXPECT_EQ(restored.commits.numbers.version, 10);
   EXPECT_EQ(restored.commits.numbers.skipped, 2);
@@ -140,28 +140,28 @@ TEST_F(RestorerTest, SaysAllThatIsNotInTensors) {
   EXPECT_EQ(restored.scaling.size(), saved.common().book.size());
 }
 
-TEST_F(RestorerTest, ProgressEndsWithAllBytes) {
+TEST_F(CheckpointLoaderTest, ProgressEndsWithAllBytes) {
   const SavedModel saved(checkpoint::SpecOfEverything(), 4);
   ASSERT_OK_AND_ASSIGN(const Reader reader, Reader::Open(Write(saved, {3, 3}), {}));
   const ShardWorld world(saved.spec(), {4, 2});
-  ASSERT_OK_AND_ASSIGN(const auto restorer, Prepare(reader, world));
-  EXPECT_EQ(restorer->progress().done_bytes, 0);
-  EXPECT_GT(restorer->progress().all_bytes, 0);
+  ASSERT_OK_AND_ASSIGN(const auto loader, Prepare(reader, world));
+  EXPECT_EQ(loader->progress().done_bytes, 0);
+  EXPECT_GT(loader->progress().all_bytes, 0);
   std::atomic<bool> ended = false;
   std::thread watcher([&] {
     int64_t last = 0;
     while (!ended) {
-      const Restorer::Progress progress = restorer->progress();
+      const CheckpointLoader::Progress progress = loader->progress();
       EXPECT_GE(progress.done_bytes, last);
       EXPECT_LE(progress.done_bytes, progress.all_bytes);
       last = progress.done_bytes;
     }
   });
-  EXPECT_OK(restorer->Write());
+  EXPECT_OK(loader->Load());
   ended = true;
   watcher.join();
-  EXPECT_EQ(restorer->progress().done_bytes, restorer->progress().all_bytes);
-  EXPECT_FALSE(restorer->torn());
+  EXPECT_EQ(loader->progress().done_bytes, loader->progress().all_bytes);
+  EXPECT_FALSE(loader->torn());
 }
 
 // Number of bytes that the process has read from files since it began.
@@ -175,7 +175,7 @@ int64_t ReadSoFar() {
   return bytes;
 }
 
-TEST_F(RestorerTest, ReadsWhatItNeeds) {
+TEST_F(CheckpointLoaderTest, ReadsWhatItNeeds) {
   if (!std::ifstream(kReadsFile).good()) GTEST_SKIP() << "the kernel does not count what a process reads";
   const SavedModel saved(checkpoint::TallSpec(30'000), 4);
   const std::string folder = Write(saved, {8, 8});
@@ -183,13 +183,13 @@ TEST_F(RestorerTest, ReadsWhatItNeeds) {
   const int64_t row_bytes = 3 * int64_t{257} * 4;  // master and moments
   const auto read_by = [&](const ShardWorld& world, int first_rank, int ranks) {
     const auto plan = RestorePlan::Create(world.spec(), reader.spec(), {});
-    const auto restorer = Restorer::Create({.reader = &reader,
-                                            .plan = *plan,
-                                            .spec = &world.spec(),
-                                            .shards = world.shards(first_rank, ranks),
-                                            .first_rank = first_rank});
+    const auto loader = CheckpointLoader::Create({.reader = &reader,
+                                                  .plan = *plan,
+                                                  .spec = &world.spec(),
+                                                  .shards = world.shards(first_rank, ranks),
+                                                  .first_rank = first_rank});
     const int64_t before = ReadSoFar();
-    EXPECT_OK((*restorer)->Write());
+    EXPECT_OK((*loader)->Load());
     const int64_t read = ReadSoFar() - before;
     RecordProperty(absl::StrCat("read_bytes_of_", ranks, "_ranks"), absl::StrCat(read));
     return read;
@@ -208,7 +208,7 @@ TEST_F(RestorerTest, ReadsWhatItNeeds) {
 
 // --- What is wrong ---
 
-TEST_F(RestorerTest, DamagedChunksTearTheShards) {
+TEST_F(CheckpointLoaderTest, DamagedChunksTearTheShards) {
   const SavedModel saved(checkpoint::TallSpec(5000), 4);
   const std::string folder = Write(saved, {2, 2});
   ASSERT_OK_AND_ASSIGN(const Reader reader, Reader::Open(folder, {}));
@@ -218,34 +218,33 @@ TEST_F(RestorerTest, DamagedChunksTearTheShards) {
   WriteText(path, text);
   const ShardWorld world(saved.spec(), {1, 1});
   ASSERT_OK_AND_ASSIGN(const Reader damaged, Reader::Open(folder, {}));
-  ASSERT_OK_AND_ASSIGN(const auto restorer, Prepare(damaged, world, {}, /*threads=*/1));
-  EXPECT_THAT(
-      restorer->Write(),
-      StatusIs(absl::StatusCode::kDataLoss,
-               AllOf(HasSubstr("restore tall: "), HasSubstr("rank-00001-of-00002.safetensors"),
-                     HasSubstr("tensor exp_avg_sq/w"), HasSubstr("rows [4957, 5000)"), HasSubstr("drop the shards"))));
-  EXPECT_TRUE(restorer->torn());
+  ASSERT_OK_AND_ASSIGN(const auto loader, Prepare(damaged, world, {}, /*threads=*/1));
+  EXPECT_THAT(loader->Load(), StatusIs(absl::StatusCode::kDataLoss,
+                                       AllOf(HasSubstr("restore tall: "), HasSubstr("rank-00001-of-00002.safetensors"),
+                                             HasSubstr("tensor exp_avg_sq/w"), HasSubstr("rows [4957, 5000)"),
+                                             HasSubstr("drop the shards"))));
+  EXPECT_TRUE(loader->torn());
   // A good one heals them.
   text[text.size() - 5] ^= 1;
   WriteText(path, text);
   ASSERT_OK_AND_ASSIGN(const Reader healed, Reader::Open(folder, {}));
   ASSERT_OK_AND_ASSIGN(const auto again, Prepare(healed, world));
-  EXPECT_OK(again->Write());
+  EXPECT_OK(again->Load());
   EXPECT_EQ(world.FirstDifference(saved.arrays()), "");
 }
 
-TEST_F(RestorerTest, FilesThatAreCutMeanwhileAreErrors) {
+TEST_F(CheckpointLoaderTest, FilesThatAreCutMeanwhileAreErrors) {
   const SavedModel saved(checkpoint::TallSpec(5000), 4);
   const std::string folder = Write(saved, {2, 2});
   ASSERT_OK_AND_ASSIGN(const Reader reader, Reader::Open(folder, {}));
   const ShardWorld world(saved.spec(), {1, 1});
-  ASSERT_OK_AND_ASSIGN(const auto restorer, Prepare(reader, world));
+  ASSERT_OK_AND_ASSIGN(const auto loader, Prepare(reader, world));
   fs::resize_file(folder + "/rank-00001-of-00002.safetensors", 100'000);
-  EXPECT_THAT(restorer->Write(), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("rank-00001-of-00002.safetensors")));
-  EXPECT_TRUE(restorer->torn());
+  EXPECT_THAT(loader->Load(), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("rank-00001-of-00002.safetensors")));
+  EXPECT_TRUE(loader->torn());
 }
 
-TEST_F(RestorerTest, MissingFilesAreFoundBeforeAnythingChanges) {
+TEST_F(CheckpointLoaderTest, MissingFilesAreFoundBeforeAnythingChanges) {
   const SavedModel saved(checkpoint::TinySpec(), 4);
   for (const char* const name : {"rank-00001-of-00002.safetensors", checkpoint::kCommonFileName,
                                  checkpoint::kSpecFileName, checkpoint::kManifestFileName}) {
@@ -258,14 +257,14 @@ TEST_F(RestorerTest, MissingFilesAreFoundBeforeAnythingChanges) {
   }
 }
 
-TEST_F(RestorerTest, OtherModelsAreRefused) {
+TEST_F(CheckpointLoaderTest, OtherModelsAreRefused) {
   const SavedModel saved(checkpoint::TinySpec(), 4);
   ShardWorld world(checkpoint::TallSpec(3), {1, 1});
   EXPECT_THAT(Restore(Write(saved, {2, 2}), world),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("got one of tiny")));
 }
 
-TEST_F(RestorerTest, NumbersOutOfRangeAreRefused) {
+TEST_F(CheckpointLoaderTest, NumbersOutOfRangeAreRefused) {
   checkpoint::CommonState common = SavedModel(checkpoint::TinySpec(), 4).common();
   common.step_counts[0] = INT64_MAX;
   const SavedModel saved(checkpoint::TinySpec(), SavedModel(checkpoint::TinySpec(), 4).arrays(), common);
@@ -274,32 +273,32 @@ TEST_F(RestorerTest, NumbersOutOfRangeAreRefused) {
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("step counts below")));
 }
 
-TEST_F(RestorerTest, CancelledItSaysWhatIsTorn) {
+TEST_F(CheckpointLoaderTest, CancelledItSaysWhatIsTorn) {
   const SavedModel saved(checkpoint::TallSpec(30'000), 4);
   ASSERT_OK_AND_ASSIGN(const Reader reader, Reader::Open(Write(saved, {2, 2}), {}));
   const ShardWorld world(saved.spec(), {1, 1});
   {
-    ASSERT_OK_AND_ASSIGN(const auto restorer, Prepare(reader, world));
-    restorer->Cancel();
-    EXPECT_THAT(restorer->Write(), StatusIs(absl::StatusCode::kCancelled, Not(HasSubstr("drop the shards"))));
-    EXPECT_FALSE(restorer->torn());
+    ASSERT_OK_AND_ASSIGN(const auto loader, Prepare(reader, world));
+    loader->Cancel();
+    EXPECT_THAT(loader->Load(), StatusIs(absl::StatusCode::kCancelled, Not(HasSubstr("drop the shards"))));
+    EXPECT_FALSE(loader->torn());
   }
-  ASSERT_OK_AND_ASSIGN(const auto restorer, Prepare(reader, world, {}, /*threads=*/1));
+  ASSERT_OK_AND_ASSIGN(const auto loader, Prepare(reader, world, {}, /*threads=*/1));
   // Holds the first chunk up until it is cancelled.
   std::thread writer;
   {
     absl::ReaderMutexLock lock(&world.shards()[0]->mutex());
     writer = std::thread(
-        [&] { EXPECT_THAT(restorer->Write(), StatusIs(absl::StatusCode::kCancelled, HasSubstr("drop the shards"))); });
-    while (!restorer->torn()) std::this_thread::yield();
-    restorer->Cancel();
+        [&] { EXPECT_THAT(loader->Load(), StatusIs(absl::StatusCode::kCancelled, HasSubstr("drop the shards"))); });
+    while (!loader->torn()) std::this_thread::yield();
+    loader->Cancel();
   }
   writer.join();
-  EXPECT_TRUE(restorer->torn());
-  EXPECT_LT(restorer->progress().done_bytes, restorer->progress().all_bytes);
+  EXPECT_TRUE(loader->torn());
+  EXPECT_LT(loader->progress().done_bytes, loader->progress().all_bytes);
 }
 
-TEST_F(RestorerTest, ThreadsThatCannotBeStartedAreMissedBeforeAnythingChanges) {
+TEST_F(CheckpointLoaderTest, ThreadsThatCannotBeStartedAreMissedBeforeAnythingChanges) {
   const SavedModel saved(checkpoint::SpecOfEverything(), 4);
   ASSERT_OK_AND_ASSIGN(const Reader reader, Reader::Open(Write(saved, {2, 2}), {}));
   const ShardWorld world(saved.spec(), {1, 1});
@@ -311,24 +310,24 @@ TEST_F(RestorerTest, ThreadsThatCannotBeStartedAreMissedBeforeAnythingChanges) {
 }
 
 // Rows that a shard holds otherwise than they were written are found, by whoever adds the hashes up.
-TEST_F(RestorerTest, ContentThatDiffersIsNamed) {
+TEST_F(CheckpointLoaderTest, ContentThatDiffersIsNamed) {
   const SavedModel saved(checkpoint::SpecOfEverything(), 4);
   ASSERT_OK_AND_ASSIGN(const Reader reader, Reader::Open(Write(saved, {2, 2}), {}));
   const ShardWorld world(saved.spec(), {4, 2});
-  ASSERT_OK_AND_ASSIGN(const auto restorer, Prepare(reader, world));
-  EXPECT_THAT(restorer->Check(restorer->content(), 2),
+  ASSERT_OK_AND_ASSIGN(const auto loader, Prepare(reader, world));
+  EXPECT_THAT(loader->Check(loader->content(), 2),
               StatusIs(absl::StatusCode::kDataLoss, HasSubstr("rows in all replicas, got")));
-  ASSERT_OK(restorer->Write());
-  EXPECT_OK(restorer->Check(restorer->content(), 2));
-  EXPECT_THAT(restorer->Check(restorer->content(), 1), StatusIs(absl::StatusCode::kDataLoss));
-  for (const auto& [key, hash] : restorer->content()) {
-    checkpoint::ContentHashes sums = restorer->content();
+  ASSERT_OK(loader->Load());
+  EXPECT_OK(loader->Check(loader->content(), 2));
+  EXPECT_THAT(loader->Check(loader->content(), 1), StatusIs(absl::StatusCode::kDataLoss));
+  for (const auto& [key, hash] : loader->content()) {
+    checkpoint::ContentHashes sums = loader->content();
     sums[key].sum += 1;
-    EXPECT_THAT(restorer->Check(sums, 2), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("tensor "))) << key;
+    EXPECT_THAT(loader->Check(sums, 2), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("tensor "))) << key;
     sums.erase(key);
-    EXPECT_THAT(restorer->Check(sums, 2), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("got 0"))) << key;
+    EXPECT_THAT(loader->Check(sums, 2), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("got 0"))) << key;
   }
-  EXPECT_EQ(restorer->content().size(), reader.manifest().tensors.size());
+  EXPECT_EQ(loader->content().size(), reader.manifest().tensors.size());
 }
 
 }  // namespace

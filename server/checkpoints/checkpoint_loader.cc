@@ -1,4 +1,4 @@
-#include "server/checkpoints/restorer.h"
+#include "server/checkpoints/checkpoint_loader.h"
 
 #include <algorithm>
 #include <map>
@@ -6,18 +6,20 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/checkpoint/content_hash.h"
 #include "common/checkpoint/saved_values.h"
 #include "common/checkpoint/tensor_key.h"
 #include "common/model/names.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/formats/format.h"
-#include "server/checkpoints/restored_content.h"
 
 namespace paramshard::server {
 namespace {
 
 using checkpoint::ArrayKind;
 using checkpoint::ArrayShape;
+using checkpoint::ContentHash;
+using checkpoint::ContentHashes;
 using checkpoint::Reader;
 
 // Places of a decoded tensor in one piece: scales and the like are read once for all of them.
@@ -76,31 +78,86 @@ ScalingBook::Record RecordOf(const checkpoint::BookEntry& entry, const Parameter
   return record;
 }
 
+// --- Content hashes ---
+
+const HostView& PieceOf(const std::vector<PlaneViews>& planes, const checkpoint::PlaneForm& form) {
+  const PlaneViews& plane = planes[form.plane == Plane::kRowWise ? 0 : 1];
+  switch (form.piece) {
+    case checkpoint::PlanePiece::kData:
+      return plane.data;
+    case checkpoint::PlanePiece::kScales:
+      return plane.scales;
+    case checkpoint::PlanePiece::kAmax:
+      break;
+  }
+  return plane.amax;
+}
+
+absl::Status AddPlanes(const Shard& shard, const ShardExtent& extent, const ExtentPart& part,
+                       absl::Span<const ArrayKind> kinds, ContentHashes& tensors) {
+  const ParameterSpec& spec = shard.Spec(extent);
+  ASSIGN_OR_RETURN(const std::vector<PlaneViews> planes, shard.PlaneBytes(extent, part.rows));
+  for (const ArrayKind kind : kinds) {
+    const checkpoint::ArrayShape shape = *checkpoint::ShapeOf(spec, kind);
+    // Data of the whole tensor lies with its row 0.
+    const RowRange rows = shape.RowsOf(part.rows);
+    if (rows.size() == 0) continue;
+    tensors[checkpoint::TensorKey(spec, kind)] +=
+        checkpoint::HashRows(rows.begin, shape.row_bytes(), PieceOf(planes, *checkpoint::PlaneFormOf(kind)).bytes());
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<ContentHash> HashOf(const Shard& shard, const ShardExtent& extent, const ExtentPart& part,
+                                   ArrayKind kind) {
+  const ParameterSpec& spec = shard.Spec(extent);
+  const checkpoint::StateForm form = *checkpoint::StateFormOf(kind);
+  ASSIGN_OR_RETURN(const HostView elements, shard.StoredArray(extent, form.tensor, form.form, part));
+  if (kind != ArrayKind::kMaster || spec.master_type != MasterType::kBF16Remainder) {
+    return checkpoint::HashRows(part.rows.begin, checkpoint::ShapeOf(spec, kind)->row_bytes(), elements.bytes());
+  }
+  ASSIGN_OR_RETURN(const HostView rest, shard.StoredArray(extent, form.tensor, TensorForm::kRest, part));
+  return checkpoint::HashJoinedRows(part.rows.begin, spec.columns(), elements.bytes(), rest.bytes());
+}
+
+// Adds the content hashes of some arrays of a part of an extent, as its shard's memory holds them now.
+absl::Status AddContent(const Shard& shard, const ShardExtent& extent, const ExtentPart& part,
+                        absl::Span<const ArrayKind> kinds, ContentHashes& tensors) {
+  const ParameterSpec& spec = shard.Spec(extent);
+  absl::ReaderMutexLock lock(&shard.mutex());
+  if (checkpoint::PlanesAreState(spec)) return AddPlanes(shard, extent, part, kinds, tensors);
+  for (const ArrayKind kind : kinds) {
+    ASSIGN_OR_RETURN(const ContentHash hash, HashOf(shard, extent, part, kind));
+    tensors[checkpoint::TensorKey(spec, kind)] += hash;
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 // --- Before anything changes ---
 
-absl::StatusOr<std::unique_ptr<Restorer>> Restorer::Create(Options options) {
-  std::unique_ptr<Restorer> restorer(new Restorer(std::move(options)));
-  RETURN_IF_ERROR(restorer->CheckNumbers());
-  RETURN_IF_ERROR(restorer->ReadNumbers());
-  restorer->FindTargets();
-  restorer->CutPieces();
-  RETURN_IF_ERROR(restorer->MakeRoom());
-  RETURN_IF_ERROR(restorer->StartThreadPool());
-  return restorer;
+absl::StatusOr<std::unique_ptr<CheckpointLoader>> CheckpointLoader::Create(Options options) {
+  std::unique_ptr<CheckpointLoader> loader(new CheckpointLoader(std::move(options)));
+  RETURN_IF_ERROR(loader->CheckNumbers());
+  RETURN_IF_ERROR(loader->ReadNumbers());
+  loader->FindTargets();
+  loader->CutPieces();
+  RETURN_IF_ERROR(loader->MakeRoom());
+  RETURN_IF_ERROR(loader->StartThreadPool());
+  return loader;
 }
 
-Restorer::~Restorer() {
+CheckpointLoader::~CheckpointLoader() {
   for (Shard* const shard : options_.shards) shard->GiveUpRoom();
 }
 
-const ParameterSpec& Restorer::SavedSpec(int parameter) const {
+const ParameterSpec& CheckpointLoader::SavedSpec(int parameter) const {
   const ParameterPlace& place = PlanOf(parameter).saved;
   return reader().spec().units[place.unit].parameters[place.parameter];
 }
 
-void Restorer::FindTargets() {
+void CheckpointLoader::FindTargets() {
   targets_.resize(options_.plan.parameters().size());
   for (size_t i = 0; i < targets_.size(); ++i) {
     const RestorePlan::Parameter& parameter = PlanOf(static_cast<int>(i));
@@ -113,14 +170,14 @@ void Restorer::FindTargets() {
   }
 }
 
-void Restorer::AddResident(int parameter, const Target& target) {
+void CheckpointLoader::AddResident(int parameter, const Target& target) {
   for (const ExtentPart& part : target.shard->Parts(*target.extent)) {
     resident_.push_back({parameter, target, part});
     all_bytes_ += BytesOf(resident_.back());
   }
 }
 
-int64_t Restorer::BytesOf(const ResidentPart& resident) const {
+int64_t CheckpointLoader::BytesOf(const ResidentPart& resident) const {
   int64_t bytes = 0;
   for (const ArrayKind kind : PlanOf(resident.parameter).hashed) {
     const ArrayShape shape = *checkpoint::ShapeOf(resident.target.shard->Spec(*resident.target.extent), kind);
@@ -130,7 +187,7 @@ int64_t Restorer::BytesOf(const ResidentPart& resident) const {
 }
 
 // In the order of files and of their data, so that disks read ahead.
-void Restorer::CutPieces() {
+void CheckpointLoader::CutPieces() {
   std::map<std::string, Piece, std::less<>> pieces;  // by tensor key; without places
   for (int i = 0; i < static_cast<int>(targets_.size()); ++i) {
     const ParameterSpec& saved = SavedSpec(i);
@@ -156,7 +213,7 @@ void Restorer::CutPieces() {
   for (const Piece& piece : pieces_) all_bytes_ += piece.size_bytes();
 }
 
-RowRange Restorer::WantedOf(const Piece& piece) const {
+RowRange CheckpointLoader::WantedOf(const Piece& piece) const {
   const ArrayShape shape = *checkpoint::ShapeOf(SavedSpec(piece.parameter), piece.kind);
   RowRange wanted;
   for (const Target& target : targets_[piece.parameter]) {
@@ -167,7 +224,7 @@ RowRange Restorer::WantedOf(const Piece& piece) const {
   return wanted;
 }
 
-void Restorer::AddPlace(const Piece& piece) {
+void CheckpointLoader::AddPlace(const Piece& piece) {
   Piece* const last = pieces_.empty() ? nullptr : &pieces_.back();
   const bool goes_on = last != nullptr && piece.tensor.has_value() && last->parameter == piece.parameter &&
                        last->tensor == piece.tensor && last->rows().end == piece.rows().begin &&
@@ -179,13 +236,13 @@ void Restorer::AddPlace(const Piece& piece) {
   }
 }
 
-int64_t Restorer::Piece::size_bytes() const {
+int64_t CheckpointLoader::Piece::size_bytes() const {
   int64_t bytes = 0;
   for (const Reader::Place& place : places) bytes += place.rows.size_bytes();
   return bytes;
 }
 
-absl::Status Restorer::MakeRoom() {
+absl::Status CheckpointLoader::MakeRoom() {
   std::map<Shard*, std::vector<const ShardExtent*>> extents;
   for (size_t i = 0; i < targets_.size(); ++i) {
     if (PlanOf(static_cast<int>(i)).tensors.empty()) continue;
@@ -200,20 +257,20 @@ absl::Status Restorer::MakeRoom() {
   return absl::OkStatus();
 }
 
-int Restorer::MostThreads() const {
+int CheckpointLoader::MostThreads() const {
   const bool decodes =
       std::any_of(pieces_.begin(), pieces_.end(), [](const Piece& piece) { return piece.tensor.has_value(); });
   return decodes ? kDecodingThreads : kDefaultThreads;
 }
 
-absl::Status Restorer::StartThreadPool() {
+absl::Status CheckpointLoader::StartThreadPool() {
   const auto works = static_cast<int>(std::min<size_t>(std::max(pieces_.size(), resident_.size()), INT32_MAX));
   ASSIGN_OR_RETURN(pool_, ThreadPool::Start(absl::StrCat("a restore of ", DisplayName(options_.spec->name)),
                                             std::clamp(options_.threads, 1, std::clamp(works, 1, MostThreads()))));
   return absl::OkStatus();
 }
 
-absl::Status Restorer::CheckNumbers() const {
+absl::Status CheckpointLoader::CheckNumbers() const {
   const checkpoint::CommonState& common = reader().common();
   int64_t largest = common.commit_number;
   for (const int64_t steps : common.step_counts) largest = std::max(largest, steps);
@@ -223,7 +280,7 @@ absl::Status Restorer::CheckNumbers() const {
                                                  ", got ", largest));
 }
 
-absl::Status Restorer::ReadNumbers() {
+absl::Status CheckpointLoader::ReadNumbers() {
   const checkpoint::CommonState& common = reader().common();
   const checkpoint::Manifest& manifest = reader().manifest();
   CommitLog::State& commits = restored_.commits;
@@ -249,7 +306,7 @@ absl::Status Restorer::ReadNumbers() {
   return absl::OkStatus();
 }
 
-std::vector<ScalingBook::Record> Restorer::Records() const {
+std::vector<ScalingBook::Record> CheckpointLoader::Records() const {
   std::map<std::pair<int, int>, const checkpoint::BookEntry*> entries;
   for (const checkpoint::BookEntry& entry : reader().common().book) entries[{entry.unit, entry.parameter}] = &entry;
   std::vector<ScalingBook::Record> records;
@@ -262,27 +319,27 @@ std::vector<ScalingBook::Record> Restorer::Records() const {
   return records;
 }
 
-int64_t Restorer::StepsOf(int parameter) const {
+int64_t CheckpointLoader::StepsOf(int parameter) const {
   const ParameterPlace& place = PlanOf(parameter).saved;
   return reader().common().step_counts[first_parameters_[place.unit] + place.parameter];
 }
 
 // --- The change ---
 
-absl::Status Restorer::CheckGoesOn() const {
+absl::Status CheckpointLoader::CheckGoesOn() const {
   return cancelled_ ? absl::CancelledError("cancelled before it was done") : absl::OkStatus();
 }
 
-absl::Status Restorer::Write() {
+absl::Status CheckpointLoader::Load() {
   absl::Status status = CheckGoesOn();
-  if (status.ok()) status = WriteAll();
+  if (status.ok()) status = LoadAll();
   if (status.ok()) return status;
   return absl::Status(status.code(),
                       absl::StrCat("restore ", DisplayName(options_.spec->name), ": ", status.message(),
                                    torn() ? "; a part is written: drop the shards, or restore again" : ""));
 }
 
-absl::Status Restorer::WriteAll() {
+absl::Status CheckpointLoader::LoadAll() {
   torn_ = true;
   std::vector<safetensors::PageBuffer> buffers(pool_->threads());
   RETURN_IF_ERROR(pool_->Run(static_cast<int64_t>(pieces_.size()),
@@ -295,14 +352,14 @@ absl::Status Restorer::WriteAll() {
   return absl::OkStatus();
 }
 
-absl::Status Restorer::WritePiece(const Piece& piece, safetensors::PageBuffer& buffer) {
+absl::Status CheckpointLoader::WritePiece(const Piece& piece, safetensors::PageBuffer& buffer) {
   RETURN_IF_ERROR(CheckGoesOn());
   RETURN_IF_ERROR(piece.tensor.has_value() ? WriteTensor(piece) : WriteArray(piece, buffer));
   done_bytes_ += piece.size_bytes();
   return absl::OkStatus();
 }
 
-absl::Status Restorer::WriteArray(const Piece& piece, safetensors::PageBuffer& buffer) const {
+absl::Status CheckpointLoader::WriteArray(const Piece& piece, safetensors::PageBuffer& buffer) const {
   const ArrayShape shape = *checkpoint::ShapeOf(SavedSpec(piece.parameter), piece.kind);
   ASSIGN_OR_RETURN(const absl::Span<const uint8_t> bytes, reader().Read(piece.places.front(), buffer));
   for (const Target& target : targets_[piece.parameter]) {
@@ -315,7 +372,7 @@ absl::Status Restorer::WriteArray(const Piece& piece, safetensors::PageBuffer& b
   return absl::OkStatus();
 }
 
-absl::Status Restorer::WriteTensor(const Piece& piece) const {
+absl::Status CheckpointLoader::WriteTensor(const Piece& piece) const {
   const int64_t columns = SavedSpec(piece.parameter).columns();
   return checkpoint::ReadValues(reader(), PlanOf(piece.parameter).saved, *piece.tensor, piece.rows(),
                                 [&](const RowRange& run, absl::Span<const float> values) -> absl::Status {
@@ -331,15 +388,15 @@ absl::Status Restorer::WriteTensor(const Piece& piece) const {
                                 });
 }
 
-void Restorer::SetSteps() const {
+void CheckpointLoader::SetSteps() const {
   for (int i = 0; i < static_cast<int>(targets_.size()); ++i) {
     for (const Target& target : targets_[i]) target.shard->SetStep(*target.extent, StepsOf(i));
   }
 }
 
-absl::Status Restorer::HashResident(const ResidentPart& resident) {
+absl::Status CheckpointLoader::HashResident(const ResidentPart& resident) {
   RETURN_IF_ERROR(CheckGoesOn());
-  checkpoint::ContentHashes hashes;
+  ContentHashes hashes;
   RETURN_IF_ERROR(AddContent(*resident.target.shard, *resident.target.extent, resident.part,
                              PlanOf(resident.parameter).hashed, hashes));
   done_bytes_ += BytesOf(resident);
@@ -348,8 +405,26 @@ absl::Status Restorer::HashResident(const ResidentPart& resident) {
   return absl::OkStatus();
 }
 
-absl::Status Restorer::Check(const checkpoint::ContentHashes& sums, int replicas) const {
-  return CheckContent(*options_.spec, options_.plan, reader().manifest().tensors, sums, replicas);
+absl::Status CheckpointLoader::Check(const ContentHashes& sums, int replicas) const {
+  const ContentHashes& saved = reader().manifest().tensors;
+  for (const RestorePlan::Parameter& parameter : options_.plan.parameters()) {
+    const ParameterSpec& spec = options_.spec->units[parameter.place.unit].parameters[parameter.place.parameter];
+    for (const ArrayKind kind : parameter.hashed) {
+      const std::string key = checkpoint::TensorKey(spec, kind);
+      const auto of_checkpoint = saved.find(key);
+      const auto of_shards = sums.find(key);
+      ContentHash expected = of_checkpoint == saved.end() ? ContentHash() : of_checkpoint->second;
+      expected.sum *= replicas;
+      expected.rows *= replicas;
+      const ContentHash got = of_shards == sums.end() ? ContentHash() : of_shards->second;
+      if (got == expected) continue;
+      return absl::DataLossError(
+          absl::StrCat("restore ", DisplayName(options_.spec->name), ": tensor ", DisplayName(key),
+                       ": want content hash ", checkpoint::HashText(expected.sum), " of ", expected.rows,
+                       " rows in all replicas, got ", checkpoint::HashText(got.sum), " of ", got.rows));
+    }
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace paramshard::server
