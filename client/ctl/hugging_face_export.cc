@@ -70,16 +70,16 @@ absl::string_view ConfigDtype(Dtype dtype) {
 std::string ShapeText(const std::vector<int64_t>& shape) { return absl::StrCat("[", absl::StrJoin(shape, ", "), "]"); }
 
 // An unfinished folder, beside its place. The destructor removes it unless it was published.
-class FolderInTheMaking {
+class StagingDirectory {
  public:
-  static absl::StatusOr<std::unique_ptr<FolderInTheMaking>> Create(const fs::path& place) {
+  static absl::StatusOr<std::unique_ptr<StagingDirectory>> Create(const fs::path& place) {
     std::error_code error;
     const fs::file_type type = fs::symlink_status(place, error).type();
     if (type == fs::file_type::none) return FileSystemError(place.string(), "looking for the folder failed", error);
     if (type != fs::file_type::not_found) {
       return absl::AlreadyExistsError(absl::StrCat(place.string(), ": already exists"));
     }
-    auto made = std::unique_ptr<FolderInTheMaking>(new FolderInTheMaking(place));
+    auto made = std::unique_ptr<StagingDirectory>(new StagingDirectory(place));
     const bool created = fs::create_directory(made->path_, error);
     if (error) return FileSystemError(made->path_.string(), "creating the folder failed", error);
     if (created) return made;
@@ -87,9 +87,9 @@ class FolderInTheMaking {
     const std::string path = std::exchange(made->path_, fs::path()).string();
     return absl::AlreadyExistsError(absl::StrCat(path, ": already exists"));
   }
-  FolderInTheMaking(const FolderInTheMaking&) = delete;
-  FolderInTheMaking& operator=(const FolderInTheMaking&) = delete;
-  ~FolderInTheMaking() {
+  StagingDirectory(const StagingDirectory&) = delete;
+  StagingDirectory& operator=(const StagingDirectory&) = delete;
+  ~StagingDirectory() {
     std::error_code ignored;
     if (!path_.empty()) fs::remove_all(path_, ignored);
   }
@@ -110,7 +110,7 @@ class FolderInTheMaking {
   }
 
  private:
-  explicit FolderInTheMaking(const fs::path& place)
+  explicit StagingDirectory(const fs::path& place)
       : place_(place), path_(absl::StrCat(place.string(), ".tmp-", getpid())) {}
 
   static absl::Status Sync(const fs::path& folder) {
@@ -435,7 +435,7 @@ absl::StatusOr<HuggingFaceExportReport> HuggingFaceExport::Run() {
   if (options_.out.empty() || error) {
     return absl::InvalidArgumentError(absl::StrCat("want a folder to make, got \"", options_.out, "\""));
   }
-  ASSIGN_OR_RETURN(const auto folder, FolderInTheMaking::Create(out));
+  ASSIGN_OR_RETURN(const auto folder, StagingDirectory::Create(out));
   for (const TargetFile& file : files_) RETURN_IF_ERROR(WriteFile(folder->path(), file));
   RETURN_IF_ERROR(WriteIndex(folder->path()));
   RETURN_IF_ERROR(CarryTexts(folder->path()));

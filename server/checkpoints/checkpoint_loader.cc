@@ -326,12 +326,12 @@ int64_t CheckpointLoader::StepsOf(int parameter) const {
 
 // --- The change ---
 
-absl::Status CheckpointLoader::CheckGoesOn() const {
+absl::Status CheckpointLoader::CheckContinue() const {
   return cancelled_ ? absl::CancelledError("cancelled before it was done") : absl::OkStatus();
 }
 
 absl::Status CheckpointLoader::Load() {
-  absl::Status status = CheckGoesOn();
+  absl::Status status = CheckContinue();
   if (status.ok()) status = LoadAll();
   if (status.ok()) return status;
   return absl::Status(status.code(),
@@ -353,7 +353,7 @@ absl::Status CheckpointLoader::LoadAll() {
 }
 
 absl::Status CheckpointLoader::WritePiece(const Piece& piece, safetensors::PageBuffer& buffer) {
-  RETURN_IF_ERROR(CheckGoesOn());
+  RETURN_IF_ERROR(CheckContinue());
   RETURN_IF_ERROR(piece.tensor.has_value() ? WriteTensor(piece) : WriteArray(piece, buffer));
   done_bytes_ += piece.size_bytes();
   return absl::OkStatus();
@@ -376,7 +376,7 @@ absl::Status CheckpointLoader::WriteTensor(const Piece& piece) const {
   const int64_t columns = SavedSpec(piece.parameter).columns();
   return checkpoint::ReadValues(reader(), PlanOf(piece.parameter).saved, *piece.tensor, piece.rows(),
                                 [&](const RowRange& run, absl::Span<const float> values) -> absl::Status {
-                                  RETURN_IF_ERROR(CheckGoesOn());
+                                  RETURN_IF_ERROR(CheckContinue());
                                   for (const Target& target : targets_[piece.parameter]) {
                                     const RowRange rows = Overlap(target.extent->rows, run);
                                     if (rows.size() == 0) continue;
@@ -395,7 +395,7 @@ void CheckpointLoader::SetSteps() const {
 }
 
 absl::Status CheckpointLoader::HashResident(const ResidentPart& resident) {
-  RETURN_IF_ERROR(CheckGoesOn());
+  RETURN_IF_ERROR(CheckContinue());
   ContentHashes hashes;
   RETURN_IF_ERROR(AddContent(*resident.target.shard, *resident.target.extent, resident.part,
                              PlanOf(resident.parameter).hashed, hashes));

@@ -83,7 +83,7 @@ class CheckpointLoader {
   // Lets Load() return CANCELLED soon: after the chunks in progress.
   void Cancel() { cancelled_ = true; }
   // Returns OK or CANCELLED.
-  absl::Status CheckGoesOn() const;
+  absl::Status CheckContinue() const;
 
   // Bytes of chunks that are read, and bytes of memory that are hashed afterwards.
   struct Progress {

@@ -30,77 +30,93 @@ checkpoint::World WorldOf(const Layout& layout, const World& world) {
   return {.size = world.world_size, .shard_size = layout.ranks()};
 }
 
-checkpoint::World DaemonsOwnWorld(const Layout& layout, const World& world) {
-  return {.size = world.rank_count(), .shard_size = layout.ranks()};
+absl::StatusOr<std::unique_ptr<DaemonImages>> DaemonImages::Create(Model& model, DiskCalls* calls,
+                                                                   std::function<void(int rank)> before_copy) {
+  auto images = std::unique_ptr<DaemonImages>(new DaemonImages(model, calls, std::move(before_copy)));
+  ASSIGN_OR_RETURN(images->images_, images->Allocate(/*alone=*/false));
+  for (const auto& image : images->images_) images->memory_bytes_ += image->size_bytes();
+  return images;
 }
 
-absl::StatusOr<std::unique_ptr<DaemonImages>> DaemonImages::Create(Model& model, DiskCalls* calls,
-                                                                   std::function<void(int rank)> before_copy,
-                                                                   bool alone) {
-  auto images = std::unique_ptr<DaemonImages>(new DaemonImages(model, calls, std::move(before_copy)));
-  const checkpoint::World world =
-      alone ? DaemonsOwnWorld(model.layout(), model.world()) : WorldOf(model.layout(), model.world());
-  const int first_rank = alone ? 0 : model.world().first_rank;
-  for (int rank = 0; rank < model.world().rank_count(); ++rank) {
-    ASSIGN_OR_RETURN(auto image,
-                     StateImage::Create(model.layout(), world, first_rank + rank, model.shards()[rank]->device()));
-    images->images_.push_back(std::move(image));
+absl::StatusOr<DaemonImages::Images> DaemonImages::Allocate(bool alone) const {
+  const World& world = model_.world();
+  Images images;
+  for (int rank = 0; rank < world.rank_count(); ++rank) {
+    ASSIGN_OR_RETURN(images.emplace_back(),
+                     StateImage::Create(model_.layout(), WorldFor(alone), (alone ? 0 : world.first_rank) + rank,
+                                        model_.shards()[rank]->device()));
   }
   return images;
 }
 
-int64_t DaemonImages::memory_bytes() const {
+absl::Status DaemonImages::Select(bool alone) {
+  if (alone == this->alone()) return absl::OkStatus();
+  Images own;
+  if (alone) {
+    ASSIGN_OR_RETURN(own, Allocate(alone));
+  }
+  own_images_ = std::move(own);
   int64_t bytes = 0;
-  for (const auto& image : images_) bytes += image->size_bytes();
-  return bytes;
+  for (const Images* const images : {&images_, &own_images_}) {
+    for (const auto& image : *images) bytes += image->size_bytes();
+  }
+  memory_bytes_ = bytes;
+  return absl::OkStatus();
+}
+
+checkpoint::World DaemonImages::WorldFor(bool alone) const {
+  checkpoint::World world = WorldOf(model_.layout(), model_.world());
+  if (alone) world.size = model_.world().rank_count();
+  return world;
 }
 
 int64_t DaemonImages::file_bytes() const {
   int64_t bytes = 0;
-  for (const auto& image : images_) {
+  for (const auto& image : images()) {
     for (int i = 0; i < image->file_count(); ++i) bytes += static_cast<int64_t>(image->Bytes(i).size());
   }
   return bytes;
 }
 
-absl::Status DaemonImages::Fill(const Model::HeldState& state, GoOn go_on) {
+absl::Status DaemonImages::Fill(const Model::HeldState& state, CheckContinue check) {
   const absl::Cleanup release = [this] { model_.ReleaseState(); };
   return OnAllRanks("a copy for a save", ranks(), [&](int rank) {
     before_copy_(rank);
-    const absl::Status copied = FillRank(state, rank, go_on);
+    const absl::Status copied = FillRank(state, rank, check);
     model_.ReleaseState(rank);
     return copied;
   });
 }
 
-absl::Status DaemonImages::FillRank(const Model::HeldState& state, int rank, GoOn go_on) {
+absl::Status DaemonImages::FillRank(const Model::HeldState& state, int rank, CheckContinue check) {
   const PinnedState pinned = PinnedState::At("save", model_.spec().name, state.numbers, state.generation);
-  const auto check = [&](const Shard& shard) ABSL_SHARED_LOCKS_REQUIRED(shard.mutex()) {
-    RETURN_IF_ERROR(go_on());
+  const auto check_shard = [&](const Shard& shard) ABSL_SHARED_LOCKS_REQUIRED(shard.mutex()) {
+    RETURN_IF_ERROR(check());
     RETURN_IF_ERROR(model_.CheckHeld());
     return pinned.Check(shard);
   };
   const Shard& shard = *model_.shards()[rank];
-  return images_[rank]->Fill(shard, state.commits.client_states[rank], check, CopyThreads(shard.device(), ranks()));
+  return images()[rank]->Fill(shard, state.commits.client_states[rank], check_shard,
+                              CopyThreads(shard.device(), ranks()));
 }
 
 absl::StatusOr<PartReport> DaemonImages::Write(const std::string& model_folder, const SaveIdentity& identity,
-                                               GoOn go_on) {
-  const SaveFolder folder(Disk(calls_), model_folder, identity);
+                                               CheckContinue check) {
+  const StagingDirectory directory(Disk(calls_), model_folder, identity);
   // Each rank has two threads: one writes, the other one hashes and ends first.
   RETURN_IF_ERROR(OnAllRanks("files of a save", 2 * ranks(), [&](int work) {
-    return work < ranks() ? WriteRank(folder, work, go_on) : images_[work - ranks()]->Hash(go_on);
+    return work < ranks() ? WriteRank(directory, work, check) : images()[work - ranks()]->Hash(check);
   }));
   std::vector<const StateImage*> images;
-  for (const auto& image : images_) images.push_back(image.get());
-  return folder.Finish(model_.world().cluster->node(), images);
+  for (const auto& image : this->images()) images.push_back(image.get());
+  return directory.Finish(model_.world().cluster->node(), images);
 }
 
-absl::Status DaemonImages::WriteRank(const SaveFolder& folder, int rank, GoOn go_on) {
+absl::Status DaemonImages::WriteRank(const StagingDirectory& directory, int rank, CheckContinue check) {
   int64_t known_bytes = 0;
-  return folder.WriteRank(*images_[rank], [&](int64_t written_bytes) {
+  return directory.WriteRank(*images()[rank], [&](int64_t written_bytes) {
     written_bytes_ += written_bytes - std::exchange(known_bytes, written_bytes);
-    return go_on();
+    return check();
   });
 }
 

@@ -122,7 +122,7 @@ std::string Publisher::StepPath(const SaveIdentity& identity) const {
 std::string Publisher::PathInFolder(const std::string& name) const { return (fs::path(model_folder_) / name).string(); }
 
 std::string Publisher::PathOf(const std::string& name) const {
-  return (fs::path(under_way_->folder.path()) / name).string();
+  return (fs::path(under_way_->staging.path()) / name).string();
 }
 
 absl::Status Publisher::CheckRoom(const checkpoint::World& world) const {
@@ -144,15 +144,15 @@ absl::Status Publisher::Begin(const SaveIdentity& identity, const checkpoint::Wo
   ASSIGN_OR_RETURN(const bool exists, disk_.Exists(path));
   if (exists) return absl::AlreadyExistsError(absl::StrCat(path, ": already exists"));
   RETURN_IF_ERROR(CheckRoom(world));
-  SaveFolder folder(disk_, model_folder_, identity);
-  RETURN_IF_ERROR(disk_.MakeFolder(folder.path()));
-  under_way_.emplace(UnderWay{identity, world, std::move(folder)});
+  StagingDirectory staging(disk_, model_folder_, identity);
+  RETURN_IF_ERROR(disk_.MakeFolder(staging.path()));
+  under_way_.emplace(UnderWay{identity, world, std::move(staging)});
   return absl::OkStatus();
 }
 
 absl::Status Publisher::Abandon() {
   if (!under_way_.has_value()) return absl::OkStatus();
-  const std::string path = under_way_->folder.path();
+  const std::string path = under_way_->staging.path();
   under_way_.reset();
   const absl::Status removed = disk_.RemoveFolder(path);
   leftovers_.Update(removed);
@@ -168,12 +168,12 @@ Publisher::Result Publisher::FindSaved(const SaveIdentity& identity) const {
     return {.status =
                 absl::AlreadyExistsError(absl::StrCat(path, ": already exists, as a checkpoint of another history"))};
   }
-  Result result{.outcome = SaveOutcome::kAlreadySaved,
+  Result result{.state = SaveState::kAlreadySaved,
                 .path = path,
                 .save_serial = manifest.save_serial,
                 .size_bytes = manifest.size_bytes()};
   if (!in_doubt_) return result;
-  result.outcome = SaveOutcome::kUnknown;
+  result.state = SaveState::kUnknown;
   result.status = absl::FailedPreconditionError(absl::StrCat(path, ": not known to be on the disk"));
   return result;
 }
@@ -201,7 +201,7 @@ absl::StatusOr<std::string> Publisher::SetDamagedAside(const SaveIdentity& ident
 Publisher::Result Publisher::AbandonFor(const absl::Status& status) {
   // The result says why; leftovers() says what could not be removed.
   Abandon().IgnoreError();
-  return {.outcome = SaveOutcome::kAbandoned, .status = status};
+  return {.state = SaveState::kAbandoned, .status = status};
 }
 
 Publisher::Result Publisher::Publish(absl::Span<const PartReport> reports, CommonState common,
@@ -270,17 +270,17 @@ absl::StatusOr<Manifest> Publisher::Prepare(absl::Span<const PartReport> reports
   RETURN_IF_ERROR(WriteState(reports, std::move(common), manifest));
   ASSIGN_OR_RETURN(const std::string text, checkpoint::SerializeManifest(manifest));
   RETURN_IF_ERROR(disk_.WriteFile(PathOf(checkpoint::kManifestFileName), text));
-  RETURN_IF_ERROR(disk_.SyncFolder(under_way_->folder.path()));
+  RETURN_IF_ERROR(disk_.SyncFolder(under_way_->staging.path()));
   // Finds what a restore would refuse (files of another user, a file that this node does not see, rows that occur
   // twice) while the last good checkpoint is still kept.
-  RETURN_IF_ERROR(checkpoint::Reader::Open(under_way_->folder.path(), {.owner = geteuid()}).status());
+  RETURN_IF_ERROR(checkpoint::Reader::Open(under_way_->staging.path(), {.owner = geteuid()}).status());
   return manifest;
 }
 
 Publisher::Result Publisher::Rename(const Manifest& manifest) {
   const std::string path = StepPath(under_way_->identity);
   Result result{.path = path, .save_serial = manifest.save_serial, .size_bytes = manifest.size_bytes()};
-  result.status = disk_.Rename(under_way_->folder.path(), path);
+  result.status = disk_.Rename(under_way_->staging.path(), path);
   if (!result.status.ok()) {
     // A rename over a network may have succeeded although its answer is an error.
     const absl::StatusOr<bool> exists = disk_.Exists(path);
@@ -290,7 +290,7 @@ Publisher::Result Publisher::Rename(const Manifest& manifest) {
   last_serial_ = manifest.save_serial;
   if (result.status.ok()) result.status = disk_.SyncFolder(model_folder_);
   in_doubt_ = !result.status.ok();
-  result.outcome = in_doubt_ ? SaveOutcome::kUnknown : SaveOutcome::kPublished;
+  result.state = in_doubt_ ? SaveState::kUnknown : SaveState::kPublished;
   return result;
 }
 

@@ -1,4 +1,4 @@
-// Node 0's side of saves: from a staging folder to a checkpoint.
+// Node 0's side of saves: from a staging directory to a checkpoint.
 #ifndef PARAMSHARD_SERVER_CHECKPOINTS_PUBLISHER_H_
 #define PARAMSHARD_SERVER_CHECKPOINTS_PUBLISHER_H_
 
@@ -18,24 +18,15 @@
 #include "common/model/model_spec.h"
 #include "server/base/disk.h"
 #include "server/checkpoints/retention.h"
-#include "server/checkpoints/save_folder.h"
+#include "server/checkpoints/staging_directory.h"
+#include "server/terms/save_news.h"
 
 namespace paramshard::server {
-
-// Outcome of a save.
-enum class SaveOutcome : uint8_t {
-  kPublished,     // it is the latest checkpoint, and on the disk
-  kAlreadySaved,  // nothing was written: a checkpoint of this state exists, and is on the disk
-  kAbandoned,     // there is no checkpoint, and the staging folder is removed as far as possible
-  // The checkpoint has its name, but a power failure may undo the rename: it is neither abandoned nor reliable.
-  // Nothing is deleted until a later save is published.
-  kUnknown,
-};
 
 // Publishes, deletes and cleans up in ROOT/MODEL. A lock on ROOT/MODEL/lock makes it the only publisher of the folder.
 // (The lock is on a file, because a shared file system may lock a folder for one machine alone.)
 //
-//   Begin makes the folder -> every daemon writes its part (SaveFolder) -> Publish, or Abandon
+//   Begin makes the staging directory -> every daemon writes its part (StagingDirectory) -> Publish, or Abandon
 //
 // Publish puts the parts together, writes common.safetensors, spec.binpb and manifest.json, syncs all, opens the folder
 // as a restore would, and renames it to its name: the rename creates the checkpoint. A failure before the rename
@@ -61,9 +52,9 @@ class Publisher {
   // another process may hold the lock of the folder that is there now: call Open again.
   bool HoldsFolder() const;
 
-  // Removes leftovers and makes the folder of a save. FAILED_PRECONDITION while another save is in progress;
+  // Removes leftovers and makes the staging directory of a save. FAILED_PRECONDITION while another save is in progress;
   // ALREADY_EXISTS if this step of this history is already saved; RESOURCE_EXHAUSTED if the file system has fewer free
-  // bytes than the checkpoint will take. An error leaves no folder.
+  // bytes than the checkpoint will take. An error leaves none.
   absl::Status Begin(const SaveIdentity& identity, const checkpoint::World& world);
 
   // Further fields of the manifest.
@@ -72,7 +63,10 @@ class Publisher {
     absl::Time saved_at = absl::UnixEpoch();
   };
   struct Result {
-    SaveOutcome outcome = SaveOutcome::kAbandoned;
+    // kPublished: it is the latest checkpoint, and on the disk. kAlreadySaved: nothing was written. kAbandoned: there is
+    // no checkpoint, and the staging directory is removed as far as possible. kUnknown: the checkpoint has its name, but
+    // a power failure may undo the rename; nothing is deleted until a later save is published.
+    SaveState state = SaveState::kAbandoned;
     absl::Status status = absl::OkStatus();  // the cause, if there is no reliable checkpoint
     std::string path = {};                   // of the checkpoint; empty where it is abandoned
     int64_t save_serial = 0;
@@ -104,7 +98,7 @@ class Publisher {
   struct UnderWay {
     SaveIdentity identity;
     checkpoint::World world;
-    SaveFolder folder;
+    StagingDirectory staging;
   };
 
   Publisher(const Disk& disk, std::string model_folder, const ModelSpec& spec)
@@ -115,7 +109,7 @@ class Publisher {
   absl::Status CheckRoom(const checkpoint::World& world) const;
   std::string StepPath(const SaveIdentity& identity) const;
   std::string PathInFolder(const std::string& name) const;
-  // Path in the folder of the save in progress.
+  // Path in the staging directory of the save in progress.
   std::string PathOf(const std::string& name) const;
   // Does all up to the rename. Returns the manifest of the folder.
   absl::StatusOr<checkpoint::Manifest> Prepare(absl::Span<const PartReport> reports, checkpoint::CommonState common,

@@ -134,7 +134,7 @@ void RestoreAgreement::Watch(const CheckpointLoader& loader) {
   }
 }
 
-absl::Status RestoreAgreement::CheckGoesOn() {
+absl::Status RestoreAgreement::CheckContinue() {
   options_.at(Point::kPlanes);
   absl::MutexLock lock(&mu_);
   StopIfLate();

@@ -86,7 +86,7 @@ class RestoreAgreement {
   // Errors of CheckpointLoader::Load; the reason why the restore is over elsewhere; DEADLINE_EXCEEDED.
   absl::Status Load(CheckpointLoader& loader);
   // Checks, while planes are encoded, that they will be used. Does not block. Errors of Load.
-  absl::Status CheckGoesOn();
+  absl::Status CheckContinue();
   // After an error the state must not be used.
   absl::Status Verify(const CheckpointLoader& loader);
   // Called when the model's turn is given back at a follower: node 0 may order the next restore then.

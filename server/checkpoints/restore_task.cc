@@ -79,7 +79,7 @@ absl::StatusOr<std::unique_ptr<RestoreTask>> RestoreTask::PrepareOrdered(std::sh
     return absl::FailedPreconditionError(absl::StrCat("restore ", DisplayName(name), ": ", choice.path,
                                                       ": the save differs from the one that node 0 chose"));
   }
-  if (order.rolls_back() && !order.was_asked_for) RETURN_IF_ERROR(task->CheckGoesBack());
+  if (order.rolls_back() && !order.was_asked_for) RETURN_IF_ERROR(task->CheckRollsBack());
   return task;
 }
 
@@ -91,7 +91,7 @@ absl::StatusOr<RestoreResult> RestoreTask::RunOrdered(std::shared_ptr<Model> mod
 
 int RestoreTask::replicas() const { return model().world().world_size / model().topology().shard_size(); }
 
-absl::Status RestoreTask::CheckGoesBack() const {
+absl::Status RestoreTask::CheckRollsBack() const {
   if (!model().usable().ok() || model().fresh()) return absl::OkStatus();
   const History history = model().history();
   if (manifest().history == history.id.value) return absl::OkStatus();
@@ -154,8 +154,8 @@ absl::StatusOr<History> RestoreTask::Restore(RestoreAgreement& agreement, const 
                                     return agreement.Agree();
                                   },
                                   .goes_on = [&]() -> absl::Status {
-                                    RETURN_IF_ERROR(agreement.CheckGoesOn());
-                                    return loader_->CheckGoesOn();
+                                    RETURN_IF_ERROR(agreement.CheckContinue());
+                                    return loader_->CheckContinue();
                                   },
                                   .conclude = [&] { return agreement.Verify(*loader_); },
                                   .rollback_why = rollback_why};

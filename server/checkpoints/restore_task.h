@@ -56,7 +56,7 @@ class RestoreTask {
   static absl::StatusOr<std::unique_ptr<RestoreTask>> Prepare(ImportTurn turn, const std::string& folder,
                                                               RestoreOrder order = {});
   // Prepares what node 0 has ordered. FAILED_PRECONDITION if this daemon's spec differs from node 0's, or if it sees
-  // another save in the folder; INVALID_ARGUMENT for an order that names no folder; errors of CheckGoesBack and
+  // another save in the folder; INVALID_ARGUMENT for an order that names no folder; errors of CheckRollsBack and
   // ChooseCheckpoint.
   static absl::StatusOr<std::unique_ptr<RestoreTask>> PrepareOrdered(std::shared_ptr<Model> model,
                                                                      const RestoreOrder& order);
@@ -73,10 +73,10 @@ class RestoreTask {
   int64_t all_bytes() const { return loader_->progress().all_bytes; }
   // Number of copies of every row in the world.
   int replicas() const;
-  // Checks that a restore that was not requested goes back: the checkpoint must be an earlier one of the model's
+  // Checks that a restore that was not requested rolls back: the checkpoint must be an earlier one of the model's
   // history, or the one that the history began with. FAILED_PRECONDITION otherwise; OK for a model that has no state to
   // give up.
-  absl::Status CheckGoesBack() const;
+  absl::Status CheckRollsBack() const;
 
   // Changes the model. Call it once. `begun` is called first, when trainers and readers are held off; its error ends
   // the restore, with nothing changed. Errors of Model::Restore: FAILED_PRECONDITION naming a trainer, with nothing

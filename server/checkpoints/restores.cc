@@ -271,7 +271,7 @@ absl::Status Restores::RollBack(const std::shared_ptr<Model>& model, const absl:
       std::unique_ptr<RestoreTask> task,
       Prepare(model, was_asked_for ? broken->source : RestoreSource(),
               {.creates = true, .rollback_why = std::string(why.message()), .was_asked_for = was_asked_for}));
-  RETURN_IF_ERROR(task->CheckGoesBack());
+  RETURN_IF_ERROR(task->CheckRollsBack());
   const absl::Status status = Run(std::move(task)).status();
   broken = FindBroken(name);
   // The restore is repeated when that daemon is back.

@@ -1,24 +1,25 @@
 #include "server/checkpoints/saver.h"
 
-#include <utility>
-#include <variant>
+#include <algorithm>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "common/checkpoint/common_state.h"
+#include "common/checkpoint/manifest.h"
 #include "common/checkpoint/rank_file.h"
-#include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
 #include "server/base/thread.h"
 #include "server/checkpoints/checkpoint_choice.h"
-#include "server/checkpoints/following_saver.h"
-#include "server/checkpoints/node_error.h"
-#include "server/checkpoints/save_folder.h"
 #include "server/checkpoints/state_image.h"
 #include "server/observe/log.h"
 
 namespace paramshard::server {
 namespace {
+
+// Time for a save to notice that its deadline has passed.
+constexpr absl::Duration kGrace = absl::Seconds(5);
+// Node 0 orders no more than a few between two decisions.
+constexpr size_t kRememberedOrders = 64;
 
 checkpoint::BookEntry EntryOf(const ScalingBook::Record& record) {
   checkpoint::BookEntry entry{.unit = record.unit,
@@ -50,25 +51,20 @@ std::optional<checkpoint::Manifest::Parent> ParentOf(const Model::HeldState& sta
   return checkpoint::Manifest::Parent{.history = state.parent->history.value, .step = state.parent->commit_number};
 }
 
-SaveState StateOf(SaveOutcome outcome) {
-  switch (outcome) {
-    case SaveOutcome::kPublished:
-      return SaveState::kPublished;
-    case SaveOutcome::kAlreadySaved:
-      return SaveState::kAlreadySaved;
-    case SaveOutcome::kAbandoned:
-      return SaveState::kAbandoned;
-    case SaveOutcome::kUnknown:
-      break;
-  }
-  return SaveState::kUnknown;
+// Returns why a commit is saved, if it is. `last_due` is when a save last fell due by time.
+std::optional<SaveReason> ReasonFor(const SavePolicy& policy, const CommitAnswer& answer, bool asked, SteadyTime now,
+                                    SteadyTime& last_due) {
+  const bool by_time =
+      policy.every_time > absl::ZeroDuration() && absl::FromChrono(now - last_due) >= policy.every_time;
+  if (by_time) last_due = now;
+  if (asked) return SaveReason::kTrainer;
+  if (policy.every_commits > 0 && answer.commit_number % policy.every_commits == 0) return SaveReason::kCommits;
+  if (by_time) return SaveReason::kTime;
+  return std::nullopt;
 }
 
-// Time for a save to notice that its deadline has passed.
-constexpr absl::Duration kGrace = absl::Seconds(5);
-
-Publisher::Result Abandoned(const absl::Status& status) {
-  return {.outcome = SaveOutcome::kAbandoned, .status = status};
+absl::Status ClosedError(const std::string& model) {
+  return absl::CancelledError(absl::StrCat("save ", model, ": the model is closed"));
 }
 
 }  // namespace
@@ -85,18 +81,18 @@ absl::StatusOr<std::unique_ptr<Saver>> Saver::Create(Model& model, const Options
 Saver::Saver(Model& model, const Options& options)
     : model_(model),
       options_(options),
-      opened_at_(options.clock->Now()),
-      last_due_(opened_at_),
-      records_(model.spec().name, *model.world().metrics) {}
+      records_(model.spec().name, *model.world().metrics),
+      last_due_(options.clock->Now()) {}
 
 absl::Status Saver::Open(SaverSource::FolderTrouble trouble) {
-  if (const absl::Status opened = OpenFolder(); !opened.ok()) {
+  if (const absl::Status opened = options_.leads ? OpenFolder() : absl::OkStatus(); !opened.ok()) {
     if (trouble == SaverSource::FolderTrouble::kIsRefused) return opened;
     Log(LogLevel::kError, "cannot save model", {{"model", model_.spec().name}, {"why", opened.ToString()}});
   }
   ASSIGN_OR_RETURN(images_, DaemonImages::Create(model_, options_.calls, options_.before_copy));
-  image_bytes_ = images_->memory_bytes();
-  ASSIGN_OR_RETURN(std::thread thread, StartThread("saves of " + model_.spec().name, [this] { Run(); }));
+  ASSIGN_OR_RETURN(std::thread thread, StartThread("saves of " + model_.spec().name, [this] {
+                     while (const std::optional<Work> work = Take()) Save(*work);
+                   }));
   absl::MutexLock lock(&mu_);
   thread_ = std::move(thread);
   return absl::OkStatus();
@@ -116,64 +112,33 @@ absl::Status Saver::OpenFolder() {
   const Publisher::Result found =
       publisher_->FindSaved({.step = numbers.commit_number, .history = numbers.history.value});
   absl::MutexLock lock(&mu_);
-  if (found.outcome == SaveOutcome::kAlreadySaved) saved_ = numbers;
+  if (found.state == SaveState::kAlreadySaved) saved_ = numbers;
   return absl::OkStatus();
 }
 
 Saver::~Saver() { Stop(); }
 
 void Saver::Stop() {
-  stopping_ = true;
+  const absl::Status why = ClosedError(model_.spec().name);
   std::thread thread;
   {
     absl::MutexLock lock(&mu_);
     stopped_ = true;
-    if (waiting_) Finish(Abandoned(absl::CancelledError("save: the model is closed")));
+    if (under_way_.has_value() && under_way_->agreement != nullptr) under_way_->agreement->Fail(why);
+    if (Waits()) GiveUp(why);
     thread = std::move(thread_);
     changed_.SignalAll();
   }
   if (!thread.joinable()) return;
   thread.join();
   publisher_.reset();
-}
-
-int64_t Saver::image_bytes() const { return image_bytes_; }
-
-// --- When saves fall due ---
-
-std::optional<SaveReason> Saver::ReasonFor(const CommitAnswer& answer, bool asked) {
-  const SavePolicy& policy = options_.policy;
-  const SteadyTime now = options_.clock->Now();
-  const bool by_time =
-      policy.every_time > absl::ZeroDuration() && absl::FromChrono(now - last_due_) >= policy.every_time;
-  if (by_time) last_due_ = now;
-  if (asked) return SaveReason::kTrainer;
-  if (policy.every_commits > 0 && answer.commit_number % policy.every_commits == 0) return SaveReason::kCommits;
-  if (by_time) return SaveReason::kTime;
-  return std::nullopt;
-}
-
-void Saver::OnCommitted(const CommitAnswer& answer, bool asked) {
   absl::MutexLock lock(&mu_);
-  if (stopped_) return;
-  const std::optional<SaveReason> reason = ReasonFor(answer, asked);
-  // A save that waits is of this commit: anything due with it is the same save.
-  if (waiting_) return Hold();
-  if (reason.has_value()) Begin(*reason, answer.commit_number);
+  if (reported_.has_value()) FinishReported(why);
 }
 
-void Saver::OnSettled() {
-  absl::MutexLock lock(&mu_);
-  if (waiting_) Hold();
-}
-
-absl::StatusOr<SaveRecord> Saver::Request() {
-  const int64_t step = model_.commit_log().numbers().commit_number;
-  absl::MutexLock lock(&mu_);
-  RETURN_IF_ERROR(CheckNoneUnderWay("save"));
-  if (stopped_) return absl::UnavailableError(absl::StrCat("save ", model_.spec().name, ": the model is closed"));
-  Begin(SaveReason::kCall, step);
-  return Shown(records_.all().back());
+template <typename What>
+absl::Status Saver::Tell(const What& what) const {
+  return model_.world().cluster->TellSave({.model = model_.spec().name, .what = what});
 }
 
 absl::Status Saver::CheckIdle(absl::string_view operation) const {
@@ -182,134 +147,19 @@ absl::Status Saver::CheckIdle(absl::string_view operation) const {
 }
 
 absl::Status Saver::CheckNoneUnderWay(absl::string_view operation) const {
-  if (!under_way_.has_value()) return absl::OkStatus();
+  if (!under_way_.has_value() && !reported_.has_value()) return absl::OkStatus();
+  const int64_t number = (under_way_.has_value() ? under_way_ : reported_)->number;
   return absl::UnavailableError(absl::StrCat(operation, " ", model_.spec().name, ": the save of step ",
-                                             records_.Find(*under_way_)->step,
+                                             records_.Find(number)->step,
                                              " is in progress; try again when it is done"));
 }
 
-void Saver::Begin(SaveReason reason, int64_t step) {
-  SaveRecord record{.reason = reason, .step = step, .begun_at = options_.now()};
-  if (under_way_.has_value()) {
-    record.state = SaveState::kSkipped;
-    record.status = absl::UnavailableError(absl::StrCat("the save of step ", records_.Find(*under_way_)->step,
-                                                        " was still in progress: the disk is slow, or saves "
-                                                        "are due too often"));
-    return records_.Close(records_.Add(std::move(record)));
-  }
-  under_way_ = records_.Add(std::move(record)).number;
-  waiting_ = true;
-  ordered_.reset();
-  parts_.clear();
-  part_failed_ = false;
-  images().Restart();
-  begun_ = options_.clock->Now();
-  Hold();
-}
-
-void Saver::Hold() {
-  absl::StatusOr<Model::HeldState> state = model_.HoldState();
-  if (absl::IsAborted(state.status())) return;
-  if (!state.ok()) return Finish(Abandoned(state.status()));
-  Work work{.number = *under_way_,
-            .identity = {.step = state->numbers.commit_number,
-                         .history = state->numbers.history.value,
-                         .save_id = options_.draw_id().value},
-            .deadline = After(begun_, options_.policy.timeout),
-            .state = *std::move(state)};
-  if (const absl::Status ordered = Order(work); !ordered.ok()) {
-    model_.ReleaseState();
-    // The next commit is decided, and perhaps applied elsewhere: it is saved instead.
-    if (!absl::IsAborted(ordered)) Finish(Abandoned(ordered));
-    return;
-  }
-  waiting_ = false;
-  SaveRecord& record = present();
-  record.state = SaveState::kCopying;
-  record.step = work.state.numbers.commit_number;
-  record.history = work.state.numbers.history;
-  work_ = std::move(work);
-  changed_.SignalAll();
-}
-
-// --- Other daemons ---
-
-absl::Status Saver::Order(Work& work) {
-  const StateNumbers& numbers = work.state.numbers;
-  const absl::Status told =
-      cluster().TellSave({.model = model_.spec().name,
-                          .what = SaveOrder{.id = work.identity.save_id,
-                                            .step = numbers.commit_number,
-                                            .version = numbers.version,
-                                            .lineage = model_.history().lineage.ToString(),
-                                            .history_id = numbers.history.ToString(),
-                                            .spec_fingerprint = model_.fingerprint(),
-                                            .reason = present().reason,
-                                            .timeout = Until(work.deadline, options_.clock->Now())}});
-  work.alone = absl::IsUnavailable(told) && MaySaveAlone();
-  if (!told.ok() && !work.alone) return told;
-  if (work.alone) {
-    Log(LogLevel::kInfo, "saving on node 0 alone",
-        {{"model", model_.spec().name}, {"step", absl::StrCat(numbers.commit_number)}, {"why", told.ToString()}});
-  }
-  ordered_ = work.identity.save_id;
-  return absl::OkStatus();
-}
-
-bool Saver::MaySaveAlone() const {
-  return cluster().may_be_fewer() && model_.world().rank_count() % model_.layout().ranks() == 0;
-}
-
-void Saver::OnNews(const SaveNews& news) {
-  if (std::holds_alternative<SaveWish>(news.what)) return TakeWish();
-  const auto* const part = std::get_if<SavePart>(&news.what);
-  if (part == nullptr) return;
-  absl::MutexLock lock(&mu_);
-  TakePart(*part);
-}
-
-void Saver::TakePart(const SavePart& part) {
-  if (!under_way_.has_value() || ordered_ != part.id) return;
-  SavePart taken = part;
-  if (!part.status.ok()) taken.status = OfNode(part.node, part.status);
-  if (!parts_.emplace(part.node, std::move(taken)).second) return;
-  if (!part.status.ok()) part_failed_ = true;
-  changed_.SignalAll();
-}
-
-void Saver::TakeWish() {
-  const Model::State state = model_.state();
-  const bool untouched = model_.untouched();
-  absl::MutexLock lock(&mu_);
-  // The end of the save in progress is an answer too.
-  if (under_way_.has_value()) return;
-  if (options_.policy.on_drain && !stopped_ && !untouched && !IsSaved(state.numbers)) {
-    return Begin(SaveReason::kDrain, state.numbers.commit_number);
-  }
-  cluster().TellSave({.model = model_.spec().name, .what = SaveEnd{}}).IgnoreError();
-}
-
-void Saver::TellEnd(const SaveRecord& record) {
-  // A node that this does not reach notices the end by itself.
-  cluster()
-      .TellSave({.model = model_.spec().name,
-                 .what = SaveEnd{.id = ordered_.value_or(0),
-                                 .state = record.state,
-                                 .path = record.path,
-                                 .size_bytes = record.size_bytes,
-                                 .why = record.status}})
-      .IgnoreError();
-}
-
-bool Saver::IsSaved(const StateNumbers& numbers) const {
-  return saved_.has_value() && saved_->history == numbers.history && saved_->commit_number == numbers.commit_number;
-}
-
+// Node 0 saves for all, whether it drains too or not.
 void Saver::Drain(SteadyTime deadline) {
   while (true) {
     {
       absl::MutexLock lock(&mu_);
-      if (!AwaitOver(deadline)) return;
+      if (!AwaitIdle(deadline)) return;
     }
     // IsDrained looks at the disk: files that this process has published may have been deleted since.
     if (IsDrained()) return;
@@ -317,9 +167,13 @@ void Saver::Drain(SteadyTime deadline) {
     absl::MutexLock lock(&mu_);
     if (stopped_) return;
     // Another daemon that drains has asked for a save meanwhile.
-    if (under_way_.has_value()) continue;
-    Begin(SaveReason::kDrain, step);
-    AwaitOver(deadline);
+    if (under_way_.has_value() || reported_.has_value() || wish_open_) continue;
+    if (options_.leads) {
+      Begin(SaveReason::kDrain, step);
+    } else {
+      wish_open_ = Tell(SaveWish()).ok();
+    }
+    AwaitIdle(deadline);
     return;
   }
 }
@@ -330,20 +184,281 @@ bool Saver::IsDrained() const {
   return HasWholeCheckpoint(options_.root, model_.spec().name, numbers.commit_number, numbers.history.value);
 }
 
-bool Saver::AwaitOver(SteadyTime deadline) const {
-  while (under_way_.has_value() && !changed_.WaitUntil(&mu_, deadline)) {
+bool Saver::AwaitIdle(SteadyTime deadline) const {
+  const auto is_idle = [this]() ABSL_SHARED_LOCKS_REQUIRED(mu_) {
+    return !under_way_.has_value() && !reported_.has_value() && !wish_open_;
+  };
+  while (!is_idle() && !changed_.WaitUntil(&mu_, deadline)) {
   }
-  return !under_way_.has_value();
+  return is_idle();
+}
+
+// --- When saves fall due ---
+
+void Saver::OnCommitted(const CommitAnswer& answer, bool asked) {
+  absl::MutexLock lock(&mu_);
+  if (stopped_) return;
+  std::optional<SaveReason> reason;
+  if (options_.leads) reason = ReasonFor(options_.policy, answer, asked, options_.clock->Now(), last_due_);
+  // A save that waits is of this commit: anything due with it is the same save.
+  if (Waits()) return Hold(/*settled=*/false);
+  if (reason.has_value()) Begin(*reason, answer.commit_number);
+}
+
+void Saver::OnSettled() {
+  absl::MutexLock lock(&mu_);
+  if (Waits()) Hold(/*settled=*/true);
+}
+
+absl::StatusOr<SaveRecord> Saver::Request() {
+  if (!options_.leads) {
+    return absl::FailedPreconditionError(absl::StrCat("save ", model_.spec().name,
+                                                      ": only node 0 starts saves, this is node ",
+                                                      model_.world().cluster->node(), "; call node 0"));
+  }
+  const int64_t step = model_.commit_log().numbers().commit_number;
+  absl::MutexLock lock(&mu_);
+  RETURN_IF_ERROR(CheckNoneUnderWay("save"));
+  if (stopped_) return absl::UnavailableError(absl::StrCat("save ", model_.spec().name, ": the model is closed"));
+  Begin(SaveReason::kCall, step);
+  return Shown(records_.all().back());
+}
+
+void Saver::TakeWish() {
+  const Model::State state = model_.state();
+  const bool untouched = model_.untouched();
+  absl::MutexLock lock(&mu_);
+  // The end of the save in progress is an answer too.
+  if (under_way_.has_value()) return;
+  const bool is_saved = saved_.has_value() && saved_->history == state.numbers.history &&
+                        saved_->commit_number == state.numbers.commit_number;
+  if (options_.policy.on_drain && !stopped_ && !untouched && !is_saved) {
+    return Begin(SaveReason::kDrain, state.numbers.commit_number);
+  }
+  Tell(SaveEnd{}).IgnoreError();
+}
+
+void Saver::Begin(SaveReason reason, int64_t step) {
+  SaveRecord record{.reason = reason, .step = step, .begun_at = options_.now()};
+  if (under_way_.has_value()) {
+    record.state = SaveState::kSkipped;
+    record.status = absl::UnavailableError(absl::StrCat("the save of step ", records_.Find(under_way_->number)->step,
+                                                        " was still in progress: the disk is slow, or saves "
+                                                        "are due too often"));
+    return records_.Close(records_.Add(std::move(record)));
+  }
+  under_way_ = UnderWay{.number = records_.Add(std::move(record)).number, .begun = options_.clock->Now()};
+  images_->Restart();
+  Hold(/*settled=*/true);
+}
+
+// --- The state ---
+
+void Saver::Hold(bool settled) {
+  absl::StatusOr<Model::HeldState> state = model_.HoldState();
+  if (absl::IsAborted(state.status())) return;
+  absl::Status status = state.status();
+  if (status.ok()) {
+    status = options_.leads ? Order(*state) : CheckIsOrdered(*state, settled);
+    if (!status.ok()) model_.ReleaseState();
+    // Another state is saved instead, which is still to come.
+    if (absl::IsAborted(status)) return;
+  }
+  if (!status.ok()) return GiveUp(status);
+  under_way_->is_held = true;
+  SaveRecord& record = *records_.Find(under_way_->number);
+  record.state = SaveState::kCopying;
+  record.step = state->numbers.commit_number;
+  record.history = state->numbers.history;
+  const SaveOrder& order = under_way_->order;
+  work_ =
+      Work{.identity = {.step = order.step, .history = HistoryId::Parse(order.history_id)->value, .save_id = order.id},
+           .agreement = under_way_->agreement,
+           .state = *std::move(state)};
+  changed_.SignalAll();
+}
+
+absl::Status Saver::Order(const Model::HeldState& state) {
+  Cluster& cluster = *model_.world().cluster;
+  const StateNumbers& numbers = state.numbers;
+  const SteadyTime deadline = After(under_way_->begun, options_.policy.timeout);
+  const SaveOrder order{.id = options_.draw_id().value,
+                        .step = numbers.commit_number,
+                        .version = numbers.version,
+                        .lineage = model_.history().lineage.ToString(),
+                        .history_id = numbers.history.ToString(),
+                        .spec_fingerprint = model_.fingerprint(),
+                        .reason = records_.Find(under_way_->number)->reason,
+                        .timeout = Until(deadline, options_.clock->Now())};
+  const absl::Status told = Tell(order);
+  // Saves alone if this daemon has all of the state, and others may be away.
+  const bool alone =
+      absl::IsUnavailable(told) && cluster.may_be_fewer() && model_.world().rank_count() % model_.layout().ranks() == 0;
+  if (!told.ok() && !alone) return told;
+  if (alone) {
+    Log(LogLevel::kInfo, "saving on node 0 alone",
+        {{"model", model_.spec().name}, {"step", absl::StrCat(order.step)}, {"why", told.ToString()}});
+  }
+  under_way_->order = order;
+  under_way_->agreement = std::make_shared<SaveAgreement>(SaveAgreement::Options{.cluster = &cluster,
+                                                                                 .model = model_.spec().name,
+                                                                                 .alone = alone,
+                                                                                 .id = order.id,
+                                                                                 .timeout = options_.policy.timeout,
+                                                                                 .deadline = deadline,
+                                                                                 .clock = options_.clock});
+  return absl::OkStatus();
+}
+
+absl::Status Saver::CheckIsOrdered(const Model::HeldState& state, bool settled) const {
+  const SaveOrder& order = under_way_->order;
+  const History history = model_.history();
+  if (!settled && state.numbers.commit_number < order.step) return absl::AbortedError("its commit is still to come");
+  if (model_.fingerprint() != order.spec_fingerprint) {
+    return absl::FailedPreconditionError("the spec differs from node 0's spec");
+  }
+  if (state.numbers.commit_number != order.step || state.numbers.version != order.version) {
+    return absl::FailedPreconditionError(absl::StrCat("want commit ", order.step, " (version ", order.version,
+                                                      ") as at node 0, got commit ", state.numbers.commit_number,
+                                                      " (version ", state.numbers.version, ")"));
+  }
+  RETURN_IF_ERROR(HistoryId::Parse(order.history_id).status());
+  if (history.id.ToString() == order.history_id) return absl::OkStatus();
+  // Nothing tells the two histories apart yet, as when an epoch starts.
+  if (model_.untouched() && history.lineage.ToString() == order.lineage) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat("want history ", order.history_id, " as at node 0, got ",
+                                                    history.id.ToString(),
+                                                    ": import or restore the same at all daemons"));
+}
+
+void Saver::GiveUp(const absl::Status& why) {
+  if (!options_.leads) Report(under_way_->order.id, why);
+  Finish(under_way_, {.why = why});
+}
+
+// --- What other daemons say ---
+
+void Saver::OnNews(const SaveNews& news) {
+  if (std::holds_alternative<SaveWish>(news.what)) return TakeWish();
+  absl::MutexLock lock(&mu_);
+  const auto is_under_way = [this](absl::uint128 id) ABSL_SHARED_LOCKS_REQUIRED(mu_) {
+    return under_way_.has_value() && under_way_->agreement != nullptr && under_way_->order.id == id;
+  };
+  if (options_.leads) {
+    // A decision brings node 0 its own order too.
+    const auto* const part = std::get_if<SavePart>(&news.what);
+    if (part != nullptr && is_under_way(part->id)) under_way_->agreement->OnPart(*part);
+    return;
+  }
+  if (const auto* const go = std::get_if<SavePermission>(&news.what); go != nullptr && is_under_way(go->id)) {
+    under_way_->agreement->OnPermission();
+  }
+  if (const auto* const order = std::get_if<SaveOrder>(&news.what); order != nullptr) TakeOrder(*order);
+  if (const auto* const end = std::get_if<SaveEnd>(&news.what); end != nullptr) TakeEnd(*end);
+  if (const auto* const loss = std::get_if<SaveLeaderLost>(&news.what); loss != nullptr) {
+    if (reported_.has_value()) FinishReported(loss->why);
+    TakeEnd({.id = under_way_.has_value() ? under_way_->order.id : 0, .why = loss->why});
+  }
+}
+
+void Saver::TakeOrder(const SaveOrder& order) {
+  // An order that comes with a decision may arrive after later orders of the stream.
+  if (absl::c_linear_search(taken_orders_, order.id)) return;
+  taken_orders_.push_back(order.id);
+  if (taken_orders_.size() > kRememberedOrders) taken_orders_.pop_front();
+  if (stopped_) return Report(order.id, ClosedError(model_.spec().name));
+  if (under_way_.has_value()) {
+    return Report(order.id, absl::UnavailableError(absl::StrCat("the save of step ", under_way_->order.step,
+                                                                " is still in progress there")));
+  }
+  const SteadyTime now = options_.clock->Now();
+  under_way_ = UnderWay{
+      .number = records_.Add({.reason = order.reason, .step = order.step, .begun_at = options_.now()}).number,
+      .begun = now,
+      .order = order,
+      .agreement = std::make_shared<SaveAgreement>(SaveAgreement::Options{.cluster = model_.world().cluster,
+                                                                          .model = model_.spec().name,
+                                                                          .leads = false,
+                                                                          .id = order.id,
+                                                                          .deadline = After(now, order.timeout),
+                                                                          .clock = options_.clock})};
+  images_->Restart();
+  Hold(model_.idle());
+}
+
+void Saver::TakeEnd(const SaveEnd& end) {
+  wish_open_ = false;
+  changed_.SignalAll();
+  if (reported_.has_value() && reported_->order.id == end.id) return Finish(reported_, end);
+  if (!under_way_.has_value() || under_way_->order.id != end.id) return;
+  if (Waits()) return Finish(under_way_, end);
+  // The thread checks whether to go on, and ends the save then.
+  under_way_->end = end;
+  under_way_->agreement->Fail(absl::AbortedError("node 0 gave up the save"));
+}
+
+void Saver::Report(absl::uint128 id, const absl::StatusOr<PartReport>& part) const {
+  // If this does not reach node 0, node 0 has lost this node, and with it the save.
+  Tell(SavePart{.id = id, .hash = part.ok() ? part->hash : 0, .status = part.status()}).IgnoreError();
+}
+
+// Node 0 may have published the save if this daemon's part is whole.
+void Saver::FinishReported(const absl::Status& why) {
+  const bool is_whole = reported_->part.ok();
+  Finish(reported_,
+         {.state = is_whole ? SaveState::kUnknown : SaveState::kAbandoned, .why = is_whole ? why : reported_->part});
+}
+
+void Saver::CheckDeadlines() {
+  const auto late = [this](const UnderWay& save) {
+    const bool is_late = save.agreement != nullptr && options_.clock->Now() >= save.agreement->deadline();
+    return is_late ? save.agreement->CheckContinue() : absl::OkStatus();
+  };
+  if (reported_.has_value()) {
+    if (const absl::Status why = late(*reported_); !why.ok()) FinishReported(why);
+  }
+  if (Waits()) {
+    if (const absl::Status why = late(*under_way_); !why.ok()) GiveUp(why);
+  }
 }
 
 // --- Records ---
 
+void Saver::Finish(std::optional<UnderWay>& save, const SaveEnd& end) {
+  SaveRecord& record = *records_.Find(save->number);
+  record = Shown(record);
+  record.state = end.state;
+  record.status = end.why;
+  record.path = end.path;
+  if (!end.path.empty()) record.size_bytes = end.size_bytes;
+  const absl::StatusOr<HistoryId> history = HistoryId::Parse(save->order.history_id);
+  if (history.ok()) record.history = *history;
+  if (HasCheckpoint(record.state)) {
+    saved_ = StateNumbers{.history = record.history, .commit_number = record.step};
+  }
+  records_.Close(record);
+  if (options_.leads) {
+    // A node that this does not reach notices the end by itself.
+    Tell(SaveEnd{.id = save->order.id,
+                 .state = record.state,
+                 .path = record.path,
+                 .size_bytes = record.size_bytes,
+                 .why = record.status})
+        .IgnoreError();
+  }
+  save.reset();
+  changed_.SignalAll();
+}
+
 SaveRecord Saver::Shown(const SaveRecord& record) const {
   SaveRecord shown = record;
   if (IsOver(record.state)) return shown;
-  shown.took = absl::FromChrono(options_.clock->Now() - begun_);
-  shown.written_bytes = images().written_bytes();
-  if (IsStuck()) {
+  const bool is_reported = reported_.has_value() && reported_->number == record.number;
+  const UnderWay& save = is_reported ? *reported_ : *under_way_;
+  const SteadyTime now = options_.clock->Now();
+  shown.took = absl::FromChrono(now - save.begun);
+  shown.written_bytes = is_reported ? record.size_bytes : images_->written_bytes();
+  if (options_.leads && now >= After(save.begun, options_.policy.timeout + kGrace)) {
     shown.status = absl::DeadlineExceededError(absl::StrCat("save ", model_.spec().name, ": timed out after ",
                                                             absl::FormatDuration(options_.policy.timeout),
                                                             ": a call of the file system does not come back"));
@@ -351,33 +466,16 @@ SaveRecord Saver::Shown(const SaveRecord& record) const {
   return shown;
 }
 
-bool Saver::IsStuck() const {
-  return under_way_.has_value() && options_.clock->Now() >= After(begun_, options_.policy.timeout + kGrace);
-}
-
-void Saver::Finish(const Publisher::Result& result) {
-  SaveRecord& record = present();
-  record = Shown(record);
-  record.state = StateOf(result.outcome);
-  record.status = result.status;
-  record.path = result.path;
-  if (!result.path.empty()) record.size_bytes = result.size_bytes;
-  if (HasCheckpoint(record.state)) {
-    saved_ = StateNumbers{.history = record.history, .commit_number = record.step};
-  }
-  records_.Close(record);
-  TellEnd(record);
-  under_way_.reset();
-  waiting_ = false;
-  changed_.SignalAll();
-}
-
 absl::StatusOr<SaveRecord> Saver::Await(int64_t number, SteadyTime deadline) const {
   absl::MutexLock lock(&mu_);
-  while (under_way_ == number && !IsStuck() && !changed_.WaitUntil(&mu_, deadline)) {
+  bool is_late = false;
+  while (true) {
+    ASSIGN_OR_RETURN(const SaveRecord record, records_.Get(number));
+    const SaveRecord shown = Shown(record);
+    // A status of a save in progress says that it is stuck.
+    if (IsOver(shown.state) || !shown.status.ok() || is_late) return shown;
+    is_late = changed_.WaitUntil(&mu_, deadline);
   }
-  ASSIGN_OR_RETURN(const SaveRecord record, records_.Get(number));
-  return Shown(record);
 }
 
 std::vector<SaveRecord> Saver::records() const {
@@ -395,148 +493,98 @@ SaveCounts Saver::counts() const {
   return counts;
 }
 
-void Saver::NoteLeftovers() {
-  absl::MutexLock lock(&mu_);
-  if (publisher_ == nullptr || publisher_->leftovers() == leftovers_) return;
-  leftovers_ = publisher_->leftovers();
-  if (leftovers_.ok()) return;
-  Log(LogLevel::kWarning, "failed to delete leftovers of saves",
-      {{"model", model_.spec().name}, {"why", leftovers_.ToString()}});
-}
-
 // --- The thread ---
-
-void Saver::Run() {
-  while (const std::optional<Work> work = Take()) Save(*work);
-}
 
 std::optional<Saver::Work> Saver::Take() {
   absl::MutexLock lock(&mu_);
-  while (!work_.has_value() && !stopped_) changed_.Wait(&mu_);
+  while (!work_.has_value() && !stopped_) {
+    SteadyTime next = kNever;
+    if (Waits() && under_way_->agreement != nullptr) next = under_way_->agreement->deadline();
+    if (reported_.has_value()) next = std::min(next, reported_->agreement->deadline());
+    changed_.WaitUntil(&mu_, After(SteadyNow(), Until(next, options_.clock->Now())));
+    CheckDeadlines();
+  }
   return std::exchange(work_, std::nullopt);
 }
 
 void Saver::Save(const Work& work) {
-  const auto go_on = [&] { return CheckGoesOn(work); };
-  const SteadyTime copy_begin = options_.clock->Now();
-  absl::Status copied = TakeImages(work.alone);
+  const absl::Status copied = Copy(work);
+  if (options_.leads) {
+    const SaveEnd end = copied.ok() ? Publish(work) : SaveEnd{.why = copied};
+    // The save succeeds even if older checkpoints cannot be deleted; its caller finds the deleted ones gone.
+    if (end.state == SaveState::kPublished) Retain();
+    NoteLeftovers();
+    absl::MutexLock lock(&mu_);
+    return Finish(under_way_, end);
+  }
+  const absl::StatusOr<PartReport> part = copied.ok() ? WritePart(work) : copied;
+  absl::MutexLock lock(&mu_);
+  if (under_way_->end.has_value()) return Finish(under_way_, SaveEnd(*under_way_->end));
+  Report(work.identity.save_id, part);
+  // Node 0 has ended the reported save: otherwise it would not have let this one be written.
+  if (reported_.has_value()) FinishReported(absl::UnavailableError("node 0 sent no result before the next save"));
+  reported_ = std::exchange(under_way_, std::nullopt);
+  reported_->part = part.status();
+}
+
+absl::Status Saver::Copy(const Work& work) {
+  const SteadyTime begin = options_.clock->Now();
+  absl::Status copied = images_->Select(work.agreement->alone());
   if (copied.ok()) {
-    images().Restart();
-    copied = images().Fill(work.state, go_on);
+    images_->Restart();
+    copied = images_->Fill(work.state, [&] { return work.agreement->CheckContinue(); });
   } else {
     model_.ReleaseState();
   }
-  {
-    absl::MutexLock lock(&mu_);
-    SaveRecord& record = present();
-    record.copy = absl::FromChrono(options_.clock->Now() - copy_begin);
-    record.stall = model_.copy_stall();
-    record.state = SaveState::kWriting;
-    if (copied.ok()) record.size_bytes = images().file_bytes();
-  }
-  const Publisher::Result result = copied.ok() ? Write(work) : Abandoned(copied);
-  // The save succeeds even if older checkpoints cannot be deleted; its caller finds the deleted ones gone.
-  if (result.outcome == SaveOutcome::kPublished) Retain();
-  NoteLeftovers();
   absl::MutexLock lock(&mu_);
-  Finish(result);
+  SaveRecord& record = *records_.Find(under_way_->number);
+  record.copy = absl::FromChrono(options_.clock->Now() - begin);
+  record.stall = model_.copy_stall();
+  record.state = SaveState::kWriting;
+  if (copied.ok()) record.size_bytes = images_->file_bytes();
+  return copied;
 }
 
-absl::Status Saver::TakeImages(bool alone) {
-  if (alone == (own_images_ != nullptr)) return absl::OkStatus();
-  std::unique_ptr<DaemonImages> own;
-  if (alone) {
-    ASSIGN_OR_RETURN(own, DaemonImages::Create(model_, options_.calls, options_.before_copy, /*alone=*/true));
-  }
-  image_bytes_ = images_->memory_bytes() + (alone ? own->memory_bytes() : 0);
-  absl::MutexLock lock(&mu_);
-  own_images_.swap(own);
-  return absl::OkStatus();
+absl::StatusOr<PartReport> Saver::WritePart(const Work& work) {
+  RETURN_IF_ERROR(work.agreement->AgreeToWrite());
+  return images_->Write(ModelFolder(options_.root, model_.spec().name), work.identity,
+                        [&] { return work.agreement->CheckContinue(); });
 }
 
-absl::Status Saver::CheckGoesOn(const Work& work) const {
-  const std::string& name = model_.spec().name;
-  if (stopping_) return absl::CancelledError(absl::StrCat("save ", name, ": the model is closed"));
-  if (part_failed_) {
-    absl::MutexLock lock(&mu_);
-    for (const auto& [node, part] : parts_) {
-      if (!part.status.ok()) return part.status;
-    }
-  }
-  if (options_.clock->Now() < work.deadline) return absl::OkStatus();
-  return absl::DeadlineExceededError(
-      absl::StrCat("save ", name, ": timed out after ", absl::FormatDuration(options_.policy.timeout)));
-}
-
-Publisher::Result Saver::Write(const Work& work) {
-  const checkpoint::World world =
-      work.alone ? DaemonsOwnWorld(model_.layout(), model_.world()) : WorldOf(model_.layout(), model_.world());
+SaveEnd Saver::Publish(const Work& work) {
   if (publisher_ != nullptr && !publisher_->HoldsFolder()) publisher_.reset();
   if (publisher_ == nullptr) {
     // An operator may have repaired the folder meanwhile.
-    if (const absl::Status opened = OpenFolder(); !opened.ok()) return Abandoned(opened);
+    if (const absl::Status opened = OpenFolder(); !opened.ok()) return {.why = opened};
   }
   const absl::StatusOr<std::string> aside = publisher_->SetDamagedAside(work.identity);
-  if (!aside.ok()) return Abandoned(aside.status());
+  if (!aside.ok()) return {.why = aside.status()};
   if (!aside->empty()) {
     Log(LogLevel::kWarning, "damaged checkpoint renamed", {{"model", model_.spec().name}, {"path", *aside}});
   }
-  const absl::Status begun = publisher_->Begin(work.identity, world);
-  if (absl::IsAlreadyExists(begun)) return publisher_->FindSaved(work.identity);
-  if (!begun.ok()) return Abandoned(begun);
-  absl::StatusOr<std::vector<PartReport>> reports = WriteAll(work);
-  // The last call of the disk may have taken longer than the deadline.
-  if (const absl::Status late = CheckGoesOn(work); reports.ok() && !late.ok()) reports = late;
-  if (reports.ok()) {
-    return publisher_->Publish(*reports, CommonOf(work.state),
-                               {.parent = ParentOf(work.state), .saved_at = options_.now()});
+  const absl::Status begun = publisher_->Begin(work.identity, images_->world());
+  const bool is_there = absl::IsAlreadyExists(begun);
+  if (!begun.ok() && !is_there) return {.why = begun};
+  const absl::StatusOr<std::vector<PartReport>> parts = is_there ? std::vector<PartReport>() : WriteAll(work);
+  if (!parts.ok()) {
+    // leftovers() says what could not be removed; the next save removes it.
+    publisher_->Abandon().IgnoreError();
+    return {.why = parts.status()};
   }
-  // leftovers() says what could not be removed; the next save removes it.
-  publisher_->Abandon().IgnoreError();
-  return Abandoned(reports.status());
+  const Publisher::Result result =
+      is_there ? publisher_->FindSaved(work.identity)
+               : publisher_->Publish(*parts, CommonOf(work.state),
+                                     {.parent = ParentOf(work.state), .saved_at = options_.now()});
+  return {.state = result.state, .path = result.path, .size_bytes = result.size_bytes, .why = result.status};
 }
 
 absl::StatusOr<std::vector<PartReport>> Saver::WriteAll(const Work& work) {
-  if (!work.alone) {
-    RETURN_IF_ERROR(
-        cluster().TellSave({.model = model_.spec().name, .what = SavePermission{.id = work.identity.save_id}}));
-  }
-  ASSIGN_OR_RETURN(const PartReport own,
-                   images().Write(publisher_->model_folder(), work.identity, [&] { return CheckGoesOn(work); }));
-  if (work.alone) return std::vector<PartReport>{own};
-  ASSIGN_OR_RETURN(std::vector<PartReport> reports, AwaitParts(work));
-  reports.insert(reports.begin(), own);
-  return reports;
-}
-
-absl::StatusOr<std::vector<PartReport>> Saver::AwaitParts(const Work& work) {
-  const size_t others = cluster().nodes() - 1;
-  while (true) {
-    RETURN_IF_ERROR(LateParts(CheckGoesOn(work)));
-    absl::MutexLock lock(&mu_);
-    if (parts_.size() == others && !part_failed_) break;
-    if (parts_.size() < others && !part_failed_ && !stopped_) {
-      changed_.WaitUntil(&mu_, After(SteadyNow(), Until(work.deadline, options_.clock->Now())));
-    }
-  }
-  absl::MutexLock lock(&mu_);
-  std::vector<PartReport> reports;
-  for (const auto& [node, part] : parts_) reports.push_back({.node = node, .hash = part.hash});
-  return reports;
-}
-
-// Names the nodes whose part has not come at the deadline.
-absl::Status Saver::LateParts(const absl::Status& status) const {
-  if (!absl::IsDeadlineExceeded(status)) return status;
-  absl::MutexLock lock(&mu_);
-  std::vector<int> late;
-  for (int node = 1; node < cluster().nodes(); ++node) {
-    if (!parts_.contains(node)) late.push_back(node);
-  }
-  if (late.empty() || part_failed_) return status;
-  return absl::DeadlineExceededError(absl::StrCat("save ", model_.spec().name, ": timed out after ",
-                                                  absl::FormatDuration(options_.policy.timeout), ": no part from node ",
-                                                  absl::StrJoin(late, ", node ")));
+  ASSIGN_OR_RETURN(const PartReport own, WritePart(work));
+  ASSIGN_OR_RETURN(std::vector<PartReport> parts, work.agreement->AwaitParts());
+  parts.insert(parts.begin(), own);
+  // The last call of the disk may have taken longer than the deadline.
+  RETURN_IF_ERROR(work.agreement->CheckContinue());
+  return parts;
 }
 
 void Saver::Retain() {
@@ -545,6 +593,15 @@ void Saver::Retain() {
   if (deletion.status.ok()) return;
   Log(LogLevel::kWarning, "failed to delete old checkpoints",
       {{"model", model_.spec().name}, {"why", deletion.status.ToString()}});
+}
+
+void Saver::NoteLeftovers() {
+  absl::MutexLock lock(&mu_);
+  if (publisher_ == nullptr || publisher_->leftovers() == leftovers_) return;
+  leftovers_ = publisher_->leftovers();
+  if (leftovers_.ok()) return;
+  Log(LogLevel::kWarning, "failed to delete leftovers of saves",
+      {{"model", model_.spec().name}, {"why", leftovers_.ToString()}});
 }
 
 // --- All models ---
@@ -560,13 +617,9 @@ absl::StatusOr<std::vector<int64_t>> Savers::ImageBytes(const Layout& layout, co
 }
 
 absl::StatusOr<std::unique_ptr<ModelSaver>> Savers::Make(Model& model, FolderTrouble trouble) const {
-  if (model.world().cluster->node() == 0) return Saver::Create(model, options_, trouble);
-  return FollowingSaver::Create(model, {.root = options_.root,
-                                        .saves_on_drain = options_.policy.on_drain,
-                                        .calls = options_.calls,
-                                        .clock = options_.clock,
-                                        .now = options_.now,
-                                        .before_copy = options_.before_copy});
+  Saver::Options options = options_;
+  options.leads = model.world().cluster->node() == 0;
+  return Saver::Create(model, options, trouble);
 }
 
 }  // namespace paramshard::server

@@ -1,16 +1,17 @@
-// Saves of one model at node 0: when they are due, and their outcome. Savers, which makes the savers of a daemon's
-// models.
+// Saves of one model: when they are due, this daemon's part in them, and their outcome. Savers, which makes the savers
+// of a daemon's models.
 #ifndef PARAMSHARD_SERVER_CHECKPOINTS_SAVER_H_
 #define PARAMSHARD_SERVER_CHECKPOINTS_SAVER_H_
 
-#include <atomic>
 #include <cstdint>
+#include <deque>
 #include <functional>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <thread>
+#include <utility>
+#include <variant>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -21,14 +22,15 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "common/checkpoint/manifest.h"
 #include "server/base/clock.h"
 #include "server/base/disk_calls.h"
 #include "server/base/steady_cond_var.h"
 #include "server/checkpoints/daemon_images.h"
 #include "server/checkpoints/publisher.h"
 #include "server/checkpoints/retention.h"
+#include "server/checkpoints/save_agreement.h"
 #include "server/checkpoints/save_records.h"
+#include "server/checkpoints/staging_directory.h"
 #include "server/models/model.h"
 #include "server/models/model_saver.h"
 #include "server/terms/save_news.h"
@@ -44,17 +46,22 @@ struct SavePolicy {
   absl::Duration timeout = absl::Minutes(10);
 };
 
-// Every save goes the same way, on the saver's own thread and one thread for each further rank:
+// Every save goes the same way, on the saver's own thread and one thread for each further rank (node 0 leads, the
+// others follow):
 //
-//   the state is held (CopyGate), and all other daemons are told to hold theirs -> ranks are copied, steps may go on ->
-//   files are written, here and elsewhere -> the others have reported their parts -> published -> retention
+//   node 0 holds its state (CopyGate), and orders the others to hold theirs as soon as its commit is answered there ->
+//   all copy their ranks, steps may go on -> node 0 makes the staging directory, and permits the others to write -> all
+//   write -> the others report their parts -> node 0 publishes, deletes old checkpoints, and sends the result
 //
-// A failure, here or elsewhere, abandons that save alone: it is counted, logged and among the records. One save at a
-// time: a save that falls due meanwhile is skipped. FollowingSaver is the part of other daemons.
+// A failure anywhere abandons that save alone: it is counted, logged and among the records. One save at a time: a save
+// that falls due meanwhile is skipped, an order meanwhile is refused. If node 0 is lost, or sends no result until the
+// deadline, the others forget the save.
 class Saver final : public ModelSaver {
  public:
   struct Options {
-    std::string root;  // of checkpoints
+    std::string root;  // of checkpoints, for all daemons
+    // The saver leads the saves of its world, at node 0. Others use only `on_drain` of the policy.
+    bool leads = true;
     SavePolicy policy = {};
     DiskCalls* calls = nullptr;             // outlives the saver
     const Clock* clock = &Clock::Steady();  // likewise
@@ -64,8 +71,8 @@ class Saver final : public ModelSaver {
     std::function<void(int rank)> before_copy = [](int) {};
   };
 
-  // Opens ROOT/MODEL and takes the memory for copies. `model` outlives the saver. Errors of Publisher::Open, unless
-  // `trouble` says otherwise, and of StateImage::Create; RESOURCE_EXHAUSTED for no thread.
+  // Takes the memory for copies, and opens ROOT/MODEL if it leads. `model` outlives the saver. Errors of
+  // Publisher::Open, unless `trouble` says otherwise, and of DaemonImages::Create; RESOURCE_EXHAUSTED for no thread.
   static absl::StatusOr<std::unique_ptr<Saver>> Create(Model& model, const Options& options,
                                                        SaverSource::FolderTrouble trouble);
   ~Saver() override;
@@ -81,95 +88,101 @@ class Saver final : public ModelSaver {
   bool IsDrained() const override;
   std::vector<SaveRecord> records() const override;
   SaveCounts counts() const override;
-  int64_t image_bytes() const override;
+  int64_t image_bytes() const override { return images_->memory_bytes(); }
 
  private:
-  // A state for the thread to save: it is held here and, as soon as they can, at all other daemons.
+  // A save until its result is known.
+  struct UnderWay {
+    int64_t number = 0;  // of its record
+    SteadyTime begun;
+    SaveOrder order = {};                           // that node 0 has given; without an id until then
+    std::shared_ptr<SaveAgreement> agreement = {};  // since the order
+    bool is_held = false;                           // the state is, or was until it was copied
+    std::optional<SaveEnd> end = {};                // that came from node 0 before the thread was done
+    absl::Status part = absl::OkStatus();           // that was reported to node 0
+  };
+  // A state for the thread to save.
   struct Work {
-    int64_t number = 0;
     SaveIdentity identity;
-    SteadyTime deadline;
+    std::shared_ptr<SaveAgreement> agreement;
     Model::HeldState state;
-    bool alone = false;  // without other daemons: one is away, and replicas go on without it
   };
 
   Saver(Model& model, const Options& options);
   absl::Status Open(SaverSource::FolderTrouble trouble);
   // Requires the right to use the publisher. Errors of Publisher::Open.
   absl::Status OpenFolder();
-  Cluster& cluster() const { return *model_.world().cluster; }
+  template <typename What>
+  absl::Status Tell(const What& what) const;
 
-  std::optional<SaveReason> ReasonFor(const CommitAnswer& answer, bool asked) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void Begin(SaveReason reason, int64_t step) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Holds the state for the save that waits, and orders all other daemons to hold theirs, unless a commit is in
-  // progress anywhere.
-  void Hold() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  absl::Status Order(Work& work) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Returns true if this daemon has all of the state, and others may be away.
-  bool MaySaveAlone() const;
-  // Takes a daemon's report on the save in progress. Ignores reports of other saves, and repetitions.
-  void TakePart(const SavePart& part) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Begins the save that a draining daemon asks for, if the state is not saved yet.
-  void TakeWish();
-  void TellEnd(const SaveRecord& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Images of the save in progress.
-  DaemonImages& images() const { return own_images_ != nullptr ? *own_images_ : *images_; }
-  // Record of the save in progress.
-  SaveRecord& present() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return *records_.Find(*under_way_); }
+  bool Waits() const ABSL_SHARED_LOCKS_REQUIRED(mu_) { return under_way_.has_value() && !under_way_->is_held; }
   absl::Status CheckNoneUnderWay(absl::string_view operation) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
-  // Returns true if the save in progress has timed out and not ended: the thread waits for a disk that does not answer.
-  bool IsStuck() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  bool AwaitIdle(SteadyTime deadline) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Returns the record with what is known by now.
   SaveRecord Shown(const SaveRecord& record) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
-  void Finish(const Publisher::Result& result) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Takes over the publisher's leftovers(), and logs them if they have changed.
-  void NoteLeftovers();
-  bool IsSaved(const StateNumbers& numbers) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
-  bool AwaitOver(SteadyTime deadline) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  // Begins a save at node 0.
+  void Begin(SaveReason reason, int64_t step) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Holds the state for the save that waits: at node 0 unless a commit is in progress anywhere; elsewhere as soon as
+  // the ordered state exists. `settled`: no commit is to come.
+  void Hold(bool settled) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Orders all other daemons to hold this state. ABORTED if the next commit is decided, and perhaps applied elsewhere.
+  absl::Status Order(const Model::HeldState& state) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // FAILED_PRECONDITION if `state` is not the state that node 0 holds; ABORTED if it is still to come.
+  absl::Status CheckIsOrdered(const Model::HeldState& state, bool settled) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Ends the save that waits.
+  void GiveUp(const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Ends `save`, one of the two below; node 0 sends the result to the others.
+  void Finish(std::optional<UnderWay>& save, const SaveEnd& end) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  // Begins the save that a draining daemon asks node 0 for, if the state is not saved yet.
+  void TakeWish();
+  void TakeOrder(const SaveOrder& order) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void TakeEnd(const SaveEnd& end) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Sends the part to node 0.
+  void Report(absl::uint128 id, const absl::StatusOr<PartReport>& part) const;
+  // Ends the reported save: node 0 sends nothing more about it, because of `why`.
+  void FinishReported(const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Ends saves that have waited too long for their commit, or for node 0's result.
+  void CheckDeadlines() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   // Called by the thread.
-  void Run();
   std::optional<Work> Take();
   void Save(const Work& work);
-  // Allocates the memory of a save of this daemon alone; frees it for a save of all daemons.
-  absl::Status TakeImages(bool alone);
-  Publisher::Result Write(const Work& work);
+  absl::Status Copy(const Work& work);
+  absl::StatusOr<PartReport> WritePart(const Work& work);
+  SaveEnd Publish(const Work& work);
   absl::StatusOr<std::vector<PartReport>> WriteAll(const Work& work);
-  // Waits for the parts of all other daemons.
-  absl::StatusOr<std::vector<PartReport>> AwaitParts(const Work& work);
-  absl::Status LateParts(const absl::Status& status) const;
-  absl::Status CheckGoesOn(const Work& work) const;
   void Retain();
+  // Takes over the publisher's leftovers(), and logs them if they have changed.
+  void NoteLeftovers();
 
   // Constant after Create.
   Model& model_;
   const Options options_;
-  const SteadyTime opened_at_;
   std::unique_ptr<DaemonImages> images_;  // the thread's, but for its counters
 
-  // Used by the thread; by Create and Stop while there is no thread. Null while the folder cannot be opened.
+  // Used by the thread; by Create and Stop while there is no thread. Null while the folder cannot be opened, and where
+  // another daemon leads.
   std::unique_ptr<Publisher> publisher_;
-  std::atomic<int64_t> image_bytes_ = 0;
-  std::atomic<bool> stopping_ = false;
-  std::atomic<bool> part_failed_ = false;  // of the save in progress, at another daemon
 
   mutable absl::Mutex mu_;
   mutable SteadyCondVar changed_;
   bool stopped_ ABSL_GUARDED_BY(mu_) = false;
-  std::optional<int64_t> under_way_ ABSL_GUARDED_BY(mu_);  // number of the save in progress
-  bool waiting_ ABSL_GUARDED_BY(mu_) = false;              // it holds no state yet
-  std::optional<Work> work_ ABSL_GUARDED_BY(mu_);          // until the thread takes it
-  // Images of a save of this daemon alone, kept until the next save of all daemons. Used by the thread, except for the
-  // pointer itself and the counters.
-  std::unique_ptr<DaemonImages> own_images_;
-  SteadyTime begun_ ABSL_GUARDED_BY(mu_);                      // of the save in progress
-  SteadyTime last_due_ ABSL_GUARDED_BY(mu_);                   // by time
-  std::optional<absl::uint128> ordered_ ABSL_GUARDED_BY(mu_);  // the id of the save in progress, which others know
-  std::map<int, SavePart> parts_ ABSL_GUARDED_BY(mu_);         // of it, by node
+  std::optional<UnderWay> under_way_ ABSL_GUARDED_BY(mu_);
+  std::optional<Work> work_ ABSL_GUARDED_BY(mu_);  // until the thread takes it
   SaveRecords records_ ABSL_GUARDED_BY(mu_);
+  std::thread thread_ ABSL_GUARDED_BY(mu_);
+  // At node 0.
+  SteadyTime last_due_ ABSL_GUARDED_BY(mu_);                // by time
   std::optional<StateNumbers> saved_ ABSL_GUARDED_BY(mu_);  // of the last checkpoint that is known
   absl::Status leftovers_ ABSL_GUARDED_BY(mu_);
   absl::Status folder_ ABSL_GUARDED_BY(mu_);  // why it is not open
-  std::thread thread_ ABSL_GUARDED_BY(mu_);
+  // At other nodes. The save whose part is reported: the next order may come with a decision before this save's end on
+  // the stream.
+  std::optional<UnderWay> reported_ ABSL_GUARDED_BY(mu_);
+  bool wish_open_ ABSL_GUARDED_BY(mu_) = false;
+  std::deque<absl::uint128> taken_orders_ ABSL_GUARDED_BY(mu_);  // ids of the newest ones: each comes by two ways
 };
 
 // The savers of a daemon's models. Constant; thread-safe.

@@ -212,13 +212,13 @@ absl::Status StateImage::CopyPlanes(const Shard& shard, const ShardExtent& exten
   return absl::OkStatus();
 }
 
-absl::Status StateImage::Hash(absl::FunctionRef<absl::Status()> go_on) {
+absl::Status StateImage::Hash(absl::FunctionRef<absl::Status()> check) {
   PARAMSHARD_CHECK(is_filled_);
   for (int i = 0; i < file_count(); ++i) {
     size_t next = 0;
     for (const PlannedTensor& tensor : file(i).tensors()) {
       for (const checkpoint::RowRun& chunk : checkpoint::ChunksOf(tensor.run)) {
-        RETURN_IF_ERROR(go_on());
+        RETURN_IF_ERROR(check());
         chunk_sums_[i][next++] =
             checkpoint::ChunkSum(chunk, absl::MakeConstSpan(DataOf(i) + chunk.offset_bytes, chunk.size_bytes()));
       }

@@ -36,7 +36,7 @@ namespace paramshard::server {
 //
 //   ASSIGN_OR_RETURN(auto image, StateImage::Create(layout, world, rank, shard.device()));
 //   RETURN_IF_ERROR(image->Fill(shard, client_state, [&](const Shard& s) { return pinned.Check(s); }));
-//   RETURN_IF_ERROR(image->Hash(go_on));
+//   RETURN_IF_ERROR(image->Hash(check));
 //   for (int i = 0; i < image->file_count(); ++i) Write(image->file(i).name(), image->Bytes(i));
 //   RETURN_IF_ERROR(image->AddTo(part));
 class StateImage {
@@ -65,8 +65,8 @@ class StateImage {
   absl::Status Fill(const Shard& shard, absl::string_view client_state, Check check, int threads = 1);
   bool is_filled() const { return is_filled_; }
 
-  // Hashes what was filled. `go_on` is called again and again: its error ends the hashing.
-  absl::Status Hash(absl::FunctionRef<absl::Status()> go_on);
+  // Hashes what was filled. `check` is called again and again: its error ends the hashing.
+  absl::Status Hash(absl::FunctionRef<absl::Status()> check);
 
   // The rank's files, in order; their bytes once the image is filled.
   int file_count() const { return static_cast<int>(plan_.files().size()); }

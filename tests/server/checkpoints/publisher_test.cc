@@ -90,7 +90,7 @@ TEST_P(EveryArrayTest, EveryByteOfTheShardsIsInTheCheckpoint) {
   const auto publisher = Open();
   const Publisher::Result result = Save(*publisher, 100);
   ASSERT_OK(result.status);
-  EXPECT_EQ(result.outcome, SaveOutcome::kPublished);
+  EXPECT_EQ(result.state, SaveState::kPublished);
   EXPECT_EQ(result.save_serial, 1);
   EXPECT_FALSE(publisher->in_doubt());
   shards_.ExpectSaved(result.path, 100);
@@ -139,29 +139,29 @@ TEST_F(PublisherTest, WhatIsSavedIsFoundByEveryPublisher) {
   const auto publisher = Open();
   SaveIdentity identity = SavedShards::IdentityOf(50);
   const Publisher::Result found = publisher->FindSaved(identity);
-  EXPECT_EQ(found.outcome, SaveOutcome::kAlreadySaved);
+  EXPECT_EQ(found.state, SaveState::kAlreadySaved);
   EXPECT_OK(found.status);
   EXPECT_EQ(found.path, saved.path);
   EXPECT_EQ(found.size_bytes, saved.size_bytes);
   EXPECT_EQ(found.save_serial, saved.save_serial);
   // The name has the first digits of a history alone.
   ++identity.history;
-  EXPECT_EQ(publisher->FindSaved(identity).outcome, SaveOutcome::kAbandoned);
+  EXPECT_EQ(publisher->FindSaved(identity).state, SaveState::kAbandoned);
   EXPECT_THAT(publisher->FindSaved(identity).status, StatusIs(absl::StatusCode::kAlreadyExists));
-  EXPECT_EQ(publisher->FindSaved(SavedShards::IdentityOf(51)).outcome, SaveOutcome::kAbandoned);
+  EXPECT_EQ(publisher->FindSaved(SavedShards::IdentityOf(51)).state, SaveState::kAbandoned);
   EXPECT_THAT(publisher->FindSaved(SavedShards::IdentityOf(51)).status, StatusIs(absl::StatusCode::kNotFound));
 }
 
 TEST_F(PublisherTest, WhatIsInDoubtIsNotSavedAlready) {
   const auto publisher = Open();
   calls_.failing_fsync = folder_;
-  EXPECT_EQ(Save(*publisher, 50).outcome, SaveOutcome::kUnknown);
+  EXPECT_EQ(Save(*publisher, 50).state, SaveState::kUnknown);
   calls_.failing_fsync = "";
   const Publisher::Result found = publisher->FindSaved(SavedShards::IdentityOf(50));
-  EXPECT_EQ(found.outcome, SaveOutcome::kUnknown);
+  EXPECT_EQ(found.state, SaveState::kUnknown);
   EXPECT_THAT(found.status, StatusIs(absl::StatusCode::kFailedPrecondition));
   ASSERT_OK(Save(*publisher, 51).status);
-  EXPECT_EQ(publisher->FindSaved(SavedShards::IdentityOf(50)).outcome, SaveOutcome::kAlreadySaved);
+  EXPECT_EQ(publisher->FindSaved(SavedShards::IdentityOf(50)).state, SaveState::kAlreadySaved);
 }
 
 TEST_F(PublisherTest, OneSaveIsUnderWayAtATime) {
@@ -214,7 +214,7 @@ TEST_F(PublisherTest, LeftoversGoAtTheStartAndAtTheNextSave) {
 TEST_F(PublisherTest, WhatAnAbandonedSaveLeavesIsAmongTheLeftovers) {
   const auto publisher = Open();
   ASSERT_OK(publisher->Begin(SavedShards::IdentityOf(50), shards_.world()));
-  const SaveFolder folder(Disk(&calls_), folder_, SavedShards::IdentityOf(50));
+  const StagingDirectory folder(Disk(&calls_), folder_, SavedShards::IdentityOf(50));
   fs::create_directory(folder.path() + "/folder");
   EXPECT_FALSE(publisher->Abandon().ok());
   EXPECT_THAT(publisher->leftovers(), StatusIs(testing::_, HasSubstr(folder.path())));
@@ -224,10 +224,10 @@ TEST_F(PublisherTest, AMissingPartAbandonsTheSave) {
   const auto publisher = Open();
   ASSERT_OK(publisher->Begin(SavedShards::IdentityOf(50), shards_.world()));
   ASSERT_OK_AND_ASSIGN(const auto reports, shards_.WriteParts(&calls_, *publisher, 50));
-  const SaveFolder folder(Disk(&calls_), folder_, SavedShards::IdentityOf(50));
+  const StagingDirectory folder(Disk(&calls_), folder_, SavedShards::IdentityOf(50));
   fs::remove(folder.path() + "/part-00001.json");
   const Publisher::Result result = publisher->Publish(reports, shards_.CommonOf(50), {});
-  EXPECT_EQ(result.outcome, SaveOutcome::kAbandoned);
+  EXPECT_EQ(result.state, SaveState::kAbandoned);
   EXPECT_THAT(result.status, StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("does node 1 share")));
   EXPECT_THAT(NamesIn(folder_), ElementsAre("lock"));
 }
@@ -238,7 +238,7 @@ TEST_F(PublisherTest, AnOlderPartAbandonsTheSave) {
   ASSERT_OK_AND_ASSIGN(auto reports, shards_.WriteParts(&calls_, *publisher, 50));
   reports[0].hash += 1;
   const Publisher::Result result = publisher->Publish(reports, shards_.CommonOf(50), {});
-  EXPECT_EQ(result.outcome, SaveOutcome::kAbandoned);
+  EXPECT_EQ(result.state, SaveState::kAbandoned);
   EXPECT_THAT(result.status, StatusIs(absl::StatusCode::kDataLoss, HasSubstr("part-00001.json")));
 }
 
@@ -248,7 +248,7 @@ TEST_F(PublisherTest, AReportThatIsMissingAbandonsTheSave) {
   ASSERT_OK_AND_ASSIGN(auto reports, shards_.WriteParts(&calls_, *publisher, 50));
   reports.erase(reports.begin());
   const Publisher::Result result = publisher->Publish(reports, shards_.CommonOf(50), {});
-  EXPECT_EQ(result.outcome, SaveOutcome::kAbandoned);
+  EXPECT_EQ(result.state, SaveState::kAbandoned);
   EXPECT_THAT(result.status, StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("rank-00002-of-00004")));
 }
 
@@ -259,7 +259,7 @@ TEST_F(PublisherTest, DaemonsThatDifferInStepCountsAbandonTheSave) {
   ASSERT_OK(shards_.image(2).Fill(shard, "", AnyState));
   ASSERT_OK(shards_.image(2).Hash(absl::OkStatus));
   const Publisher::Result result = Save(*Open(), 50);
-  EXPECT_EQ(result.outcome, SaveOutcome::kAbandoned);
+  EXPECT_EQ(result.state, SaveState::kAbandoned);
   EXPECT_THAT(result.status, StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("12345")));
 }
 
@@ -267,10 +267,10 @@ TEST_F(PublisherTest, WhatARestoreWouldRefuseIsNotPublished) {
   const auto publisher = Open();
   ASSERT_OK(publisher->Begin(SavedShards::IdentityOf(50), shards_.world()));
   ASSERT_OK_AND_ASSIGN(const auto reports, shards_.WriteParts(&calls_, *publisher, 50));
-  const SaveFolder folder(Disk(&calls_), folder_, SavedShards::IdentityOf(50));
+  const StagingDirectory folder(Disk(&calls_), folder_, SavedShards::IdentityOf(50));
   ASSERT_EQ(chmod((folder.path() + "/rank-00003-of-00004.safetensors").c_str(), 0666), 0);
   const Publisher::Result result = publisher->Publish(reports, shards_.CommonOf(50), {});
-  EXPECT_EQ(result.outcome, SaveOutcome::kAbandoned);
+  EXPECT_EQ(result.state, SaveState::kAbandoned);
   EXPECT_THAT(result.status, StatusIs(absl::StatusCode::kPermissionDenied, HasSubstr("rank-00003")));
   EXPECT_THAT(NamesIn(folder_), ElementsAre("lock"));
 }
@@ -289,7 +289,7 @@ TEST_F(PublisherTest, NothingIsDeletedUntilALaterRenameIsOnTheDisk) {
   ASSERT_OK(Save(*publisher, 51).status);
   calls_.failing_fsync = folder_;
   const Publisher::Result unknown = Save(*publisher, 52);
-  EXPECT_EQ(unknown.outcome, SaveOutcome::kUnknown);
+  EXPECT_EQ(unknown.state, SaveState::kUnknown);
   EXPECT_THAT(unknown.status, StatusIs(absl::StatusCode::kUnavailable, HasSubstr(folder_ + ": fsync")));
   EXPECT_EQ(unknown.save_serial, 3);
   EXPECT_TRUE(publisher->in_doubt());
@@ -298,12 +298,12 @@ TEST_F(PublisherTest, NothingIsDeletedUntilALaterRenameIsOnTheDisk) {
   EXPECT_EQ(NamesIn(folder_).size(), 4);
   // One that is abandoned changes nothing.
   calls_.rename_fails = true;
-  EXPECT_EQ(Save(*publisher, 53).outcome, SaveOutcome::kAbandoned);
+  EXPECT_EQ(Save(*publisher, 53).state, SaveState::kAbandoned);
   calls_.rename_fails = false;
   EXPECT_TRUE(publisher->in_doubt());
 
   const Publisher::Result published = Save(*publisher, 54);
-  EXPECT_EQ(published.outcome, SaveOutcome::kPublished);
+  EXPECT_EQ(published.state, SaveState::kPublished);
   EXPECT_EQ(published.save_serial, 4);
   EXPECT_EQ(publisher->Retain({.newest = 1}, NotRead).deleted, 3);
   EXPECT_EQ(LatestStepIn(folder_), 54);
@@ -312,10 +312,10 @@ TEST_F(PublisherTest, NothingIsDeletedUntilALaterRenameIsOnTheDisk) {
 TEST_F(PublisherTest, ARenameThatIsDoneAlthoughItFailsIsUnknown) {
   const auto publisher = Open();
   calls_.rename_fails = true;
-  EXPECT_EQ(Save(*publisher, 50).outcome, SaveOutcome::kAbandoned);
+  EXPECT_EQ(Save(*publisher, 50).state, SaveState::kAbandoned);
   calls_.rename_is_done = true;
   const Publisher::Result result = Save(*publisher, 51);
-  EXPECT_EQ(result.outcome, SaveOutcome::kUnknown);
+  EXPECT_EQ(result.state, SaveState::kUnknown);
   EXPECT_FALSE(result.status.ok());
   EXPECT_EQ(LatestStepIn(folder_), 51);
 }
@@ -339,7 +339,7 @@ class TallPublisherTest : public PublisherTest {
 
 TEST_F(TallPublisherTest, FilesAreHardlyLargerThanTheState) {
   const auto publisher = Open();
-  ASSERT_EQ(Save(*publisher, 50).outcome, SaveOutcome::kPublished);
+  ASSERT_EQ(Save(*publisher, 50).state, SaveState::kPublished);
   int64_t file_bytes = 0;
   for (const fs::directory_entry& entry : fs::recursive_directory_iterator(folder_)) {
     if (entry.is_regular_file()) file_bytes += static_cast<int64_t>(entry.file_size());

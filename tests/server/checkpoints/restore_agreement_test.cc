@@ -128,19 +128,19 @@ TEST_F(RestoreAgreementTest, WhatFollowsLoadingEndsForTheSameReasons) {
   options.clock = &clock;
   RestoreAgreement agreement(std::move(options));
   ASSERT_OK(agreement.Load(*loader_));
-  EXPECT_OK(agreement.CheckGoesOn());
+  EXPECT_OK(agreement.CheckContinue());
   clock.Advance(kTimeout);
-  EXPECT_THAT(agreement.CheckGoesOn(), StatusIs(absl::StatusCode::kDeadlineExceeded));
+  EXPECT_THAT(agreement.CheckContinue(), StatusIs(absl::StatusCode::kDeadlineExceeded));
   agreement.OnNews(Failed(absl::AbortedError("later")));
-  EXPECT_THAT(agreement.CheckGoesOn(), StatusIs(absl::StatusCode::kDeadlineExceeded));
+  EXPECT_THAT(agreement.CheckContinue(), StatusIs(absl::StatusCode::kDeadlineExceeded));
 }
 
 TEST_F(RestoreAgreementTest, NodeZeroEncodesNoPlanesWhenAnotherDaemonHasFailed) {
   RestoreAgreement agreement(Leading());
   ASSERT_OK(agreement.Load(*loader_));
-  EXPECT_OK(agreement.CheckGoesOn());
+  EXPECT_OK(agreement.CheckContinue());
   agreement.OnNews(Failed(absl::UnavailableError("a broken disk")));
-  EXPECT_THAT(agreement.CheckGoesOn(), StatusIs(absl::StatusCode::kUnavailable, "node 1: a broken disk"));
+  EXPECT_THAT(agreement.CheckContinue(), StatusIs(absl::StatusCode::kUnavailable, "node 1: a broken disk"));
 }
 
 // The same message at another node is of a daemon that should not send it.

@@ -41,7 +41,7 @@ class SaveFaultsTest : public testing::Test {
     test::TemporaryDirectory root;
     auto publisher = Publisher::Open(&real_, root.path(), shards_.spec());
     EXPECT_OK(publisher);
-    EXPECT_EQ(shards_.Save(&real_, **publisher, kOldStep).outcome, SaveOutcome::kPublished);
+    EXPECT_EQ(shards_.Save(&real_, **publisher, kOldStep).state, SaveState::kPublished);
     return root;
   }
 
@@ -50,7 +50,7 @@ class SaveFaultsTest : public testing::Test {
     const auto publisher = Publisher::Open(calls, root, shards_.spec());
     if (!publisher.ok()) return {.status = publisher.status()};
     const Publisher::Result result = shards_.Save(calls, **publisher, kNewStep);
-    if (result.outcome == SaveOutcome::kPublished && keep > 0) (*publisher)->Retain({.newest = keep}, NotRead);
+    if (result.state == SaveState::kPublished && keep > 0) (*publisher)->Retain({.newest = keep}, NotRead);
     return result;
   }
 
@@ -65,7 +65,7 @@ class SaveFaultsTest : public testing::Test {
     for (const checkpoint::StepEntry& step : steps) names.push_back(std::filesystem::path(step.path).filename());
     EXPECT_THAT(NamesIn(folder), testing::UnorderedElementsAreArray(names));
     EXPECT_EQ(LatestStepIn(folder), latest);
-    EXPECT_EQ(shards_.Save(&real_, *publisher, kNewStep + 1).outcome, SaveOutcome::kPublished);
+    EXPECT_EQ(shards_.Save(&real_, *publisher, kNewStep + 1).state, SaveState::kPublished);
     EXPECT_EQ(LatestStepIn(folder), kNewStep + 1);
   }
 
@@ -77,23 +77,22 @@ class SaveFaultsTest : public testing::Test {
       FaultyCalls calls(fault, at);
       const Publisher::Result result = Run(&calls, root.path(), keep);
       const int64_t latest = LatestStepIn(FolderIn(root));
-      switch (result.outcome) {
-        case SaveOutcome::kPublished:
+      switch (result.state) {
+        case SaveState::kPublished:
           EXPECT_EQ(latest, kNewStep);
           break;
-        case SaveOutcome::kAlreadySaved:
-          ADD_FAILURE() << "nobody has saved it before";
-          break;
-        case SaveOutcome::kAbandoned:
+        case SaveState::kAbandoned:
           EXPECT_FALSE(result.status.ok());
           EXPECT_EQ(latest, kOldStep);
           break;
-        case SaveOutcome::kUnknown:
+        case SaveState::kUnknown:
           EXPECT_FALSE(result.status.ok());
           EXPECT_THAT(latest, AnyOf(kOldStep, kNewStep));
           // Nothing is deleted.
           EXPECT_OK(checkpoint::FindStep(FolderIn(root), kOldStep));
           break;
+        default:
+          ADD_FAILURE() << "nobody has saved it before";
       }
       ExpectGoodStart(root, latest);
       if (HasFailure()) return;
@@ -175,7 +174,7 @@ class PowerLossTest : public SaveFaultsTest {
     size_t published_at = 0;
     {
       ASSERT_OK_AND_ASSIGN(const auto publisher, Publisher::Open(&calls, root.path(), shards_.spec()));
-      ASSERT_EQ(shards_.Save(&calls, *publisher, kNewStep).outcome, SaveOutcome::kPublished);
+      ASSERT_EQ(shards_.Save(&calls, *publisher, kNewStep).state, SaveState::kPublished);
       published_at = calls.operations().size();
       const Deletion deletion = publisher->Retain({.newest = 1}, NotRead);
       ASSERT_OK(deletion.status);

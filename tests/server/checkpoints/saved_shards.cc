@@ -98,7 +98,7 @@ void SavedShards::Fill() {
 
 absl::StatusOr<std::vector<PartReport>> SavedShards::WriteParts(DiskCalls* calls, const Publisher& publisher,
                                                                 int64_t step) const {
-  const SaveFolder folder(Disk(calls), publisher.model_folder(), IdentityOf(step));
+  const StagingDirectory folder(Disk(calls), publisher.model_folder(), IdentityOf(step));
   std::vector<PartReport> reports;
   for (int rank = 0; rank < world().size; rank += options_.ranks_per_node) {
     std::vector<const StateImage*> images;

@@ -12,7 +12,7 @@
 #include "common/checkpoint/reader.h"
 #include "common/model/layout.h"
 #include "server/checkpoints/publisher.h"
-#include "server/checkpoints/save_folder.h"
+#include "server/checkpoints/staging_directory.h"
 #include "server/checkpoints/state_image.h"
 #include "server/device/compute_device.h"
 #include "server/state/shard.h"

@@ -9,7 +9,7 @@
 #include "common/model/limits.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "server/checkpoints/save_folder.h"
+#include "server/checkpoints/staging_directory.h"
 #include "tests/server/base/simulated_disk.h"
 #include "tests/server/checkpoints/saved_shards.h"
 #include "tests/status_matchers.h"
@@ -157,7 +157,7 @@ TEST_F(FillTest, RanksOfADaemonThatDifferInStepsAreNoPart) {
 TEST_F(FillTest, WritingEndsWhenItIsToldTo) {
   const test::TemporaryDirectory root;
   QuickCalls calls;
-  const SaveFolder folder(Disk(&calls), root.path(), SavedShards::IdentityOf(12));
+  const StagingDirectory folder(Disk(&calls), root.path(), SavedShards::IdentityOf(12));
   ASSERT_OK(Disk(&calls).MakeFolder(folder.path()));
   int pieces = 0;
   EXPECT_THAT(

@@ -1,5 +1,5 @@
 // Saves of a daemon that is not node 0: here the test plays node 0.
-#include "server/checkpoints/following_saver.h"
+#include "server/checkpoints/saver.h"
 
 #include <memory>
 #include <string>
@@ -31,7 +31,7 @@ using ::testing::SizeIs;
 
 constexpr absl::Duration kLong = absl::Seconds(30);
 
-class FollowingSaverTest : public ModelTest {
+class SaverFollowerTest : public ModelTest {
  protected:
   void SetUp() override {
     Open(TestSpec(), {});
@@ -41,10 +41,11 @@ class FollowingSaverTest : public ModelTest {
       if (std::holds_alternative<SaveWish>(news.what)) ++wishes_;
       changed_.SignalAll();
     });
-    auto saver = FollowingSaver::Create(
-        *model_, {.root = root_.path(), .calls = &calls_, .clock = &clock_, .before_copy = [this](int rank) {
-                    before_copy_(rank);
-                  }});
+    const Saver::Options options{
+        .root = root_.path(), .leads = false, .calls = &calls_, .clock = &clock_, .before_copy = [this](int rank) {
+          before_copy_(rank);
+        }};
+    auto saver = Saver::Create(*model_, options, SaverSource::FolderTrouble::kIsRefused);
     ASSERT_OK(saver.status());
     saver_ = *std::move(saver);
   }
@@ -97,7 +98,7 @@ class FollowingSaverTest : public ModelTest {
   QuickCalls calls_;
   ManualClock clock_;
   std::function<void(int rank)> before_copy_ = [](int) {};
-  std::unique_ptr<FollowingSaver> saver_;
+  std::unique_ptr<Saver> saver_;
 
   absl::Mutex mu_;
   SteadyCondVar changed_;
@@ -105,7 +106,7 @@ class FollowingSaverTest : public ModelTest {
   int wishes_ = 0;
 };
 
-TEST_F(FollowingSaverTest, AnOrderWithPermissionEndsInAPart) {
+TEST_F(SaverFollowerTest, AnOrderWithPermissionEndsInAPart) {
   const SaveOrder order = OrderOf(0);
   Say(order);
   Permit(order);
@@ -122,7 +123,7 @@ TEST_F(FollowingSaverTest, AnOrderWithPermissionEndsInAPart) {
   EXPECT_OK(saver_->CheckIdle("delete"));
 }
 
-TEST_F(FollowingSaverTest, NothingIsWrittenWithoutPermission) {
+TEST_F(SaverFollowerTest, NothingIsWrittenWithoutPermission) {
   Say(OrderOf(0));
   Say(SavePermission{.id = 6});
   Say(SaveEnd{.id = 5, .why = absl::UnavailableError("node 0's words")});
@@ -133,7 +134,7 @@ TEST_F(FollowingSaverTest, NothingIsWrittenWithoutPermission) {
   EXPECT_OK(model_->Change({}, [] { return absl::OkStatus(); })) << "the state is released";
 }
 
-TEST_F(FollowingSaverTest, AnOrderThatComesTwiceIsOne) {
+TEST_F(SaverFollowerTest, AnOrderThatComesTwiceIsOne) {
   const SaveOrder order = OrderOf(0);
   Say(order);
   Say(order);
@@ -144,7 +145,7 @@ TEST_F(FollowingSaverTest, AnOrderThatComesTwiceIsOne) {
 }
 
 // A decision carries the order of the save before it, and may come when that one is over and the next is under way.
-TEST_F(FollowingSaverTest, AnOrderThatComesAgainBehindTheNextOneIsNotTaken) {
+TEST_F(SaverFollowerTest, AnOrderThatComesAgainBehindTheNextOneIsNotTaken) {
   Say(OrderOf(0, 5));
   Say(SaveEnd{.id = 5});
   Await(1);
@@ -160,7 +161,7 @@ TEST_F(FollowingSaverTest, AnOrderThatComesAgainBehindTheNextOneIsNotTaken) {
   EXPECT_THAT(saver_->records(), SizeIs(2));
 }
 
-TEST_F(FollowingSaverTest, AnOrderWhileAnotherSaveIsUnderWayIsAnswered) {
+TEST_F(SaverFollowerTest, AnOrderWhileAnotherSaveIsUnderWayIsAnswered) {
   Say(OrderOf(0));
   Say(OrderOf(0, 6));
   const SavePart part = AwaitParts(1)[0];
@@ -171,7 +172,7 @@ TEST_F(FollowingSaverTest, AnOrderWhileAnotherSaveIsUnderWayIsAnswered) {
 }
 
 // It may come by a decision, which no stream orders: node 0 gives no order before the last save is over.
-TEST_F(FollowingSaverTest, AnOrderMayComeBeforeTheEndOfTheSaveBefore) {
+TEST_F(SaverFollowerTest, AnOrderMayComeBeforeTheEndOfTheSaveBefore) {
   const SaveOrder first = OrderOf(0);
   Say(first);
   Permit(first);
@@ -189,7 +190,7 @@ TEST_F(FollowingSaverTest, AnOrderMayComeBeforeTheEndOfTheSaveBefore) {
 }
 
 // The order has come before the commit's answer.
-TEST_F(FollowingSaverTest, TheStateIsHeldWhenItsCommitIsAnswered) {
+TEST_F(SaverFollowerTest, TheStateIsHeldWhenItsCommitIsAnswered) {
   Attach();
   const SaveOrder order = OrderOf(1);
   Say(order);
@@ -201,7 +202,7 @@ TEST_F(FollowingSaverTest, TheStateIsHeldWhenItsCommitIsAnswered) {
   EXPECT_OK(AwaitParts(1)[0].status);
 }
 
-TEST_F(FollowingSaverTest, ACommitThatDoesNotComeIsSaidAtTheEndOfTheEpoch) {
+TEST_F(SaverFollowerTest, ACommitThatDoesNotComeIsSaidAtTheEndOfTheEpoch) {
   Attach();
   Say(OrderOf(1));
   saver_->OnSettled();
@@ -210,7 +211,7 @@ TEST_F(FollowingSaverTest, ACommitThatDoesNotComeIsSaidAtTheEndOfTheEpoch) {
   EXPECT_EQ(Await(1).state, SaveState::kAbandoned);
 }
 
-TEST_F(FollowingSaverTest, AStateThatIsNotTheOrderedOneIsSaidAtOnce) {
+TEST_F(SaverFollowerTest, AStateThatIsNotTheOrderedOneIsSaidAtOnce) {
   Say(OrderOf(1));
   EXPECT_THAT(AwaitParts(1)[0].status, StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("got commit 0")));
   SaveOrder other = OrderOf(0, 6);
@@ -219,7 +220,7 @@ TEST_F(FollowingSaverTest, AStateThatIsNotTheOrderedOneIsSaidAtOnce) {
   EXPECT_THAT(AwaitParts(2)[1].status, StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("node 0's spec")));
 }
 
-TEST_F(FollowingSaverTest, ANodeZeroThatIsLostAfterThePartLeavesItUnknown) {
+TEST_F(SaverFollowerTest, ANodeZeroThatIsLostAfterThePartLeavesItUnknown) {
   const SaveOrder order = OrderOf(0);
   Say(order);
   Permit(order);
@@ -228,13 +229,13 @@ TEST_F(FollowingSaverTest, ANodeZeroThatIsLostAfterThePartLeavesItUnknown) {
   EXPECT_EQ(Await(1).state, SaveState::kUnknown);
 }
 
-TEST_F(FollowingSaverTest, ANodeZeroThatIsLostBeforeThePartLeavesNothing) {
+TEST_F(SaverFollowerTest, ANodeZeroThatIsLostBeforeThePartLeavesNothing) {
   Say(OrderOf(0));
   Say(SaveLeaderLost{absl::UnavailableError("node 0 lost")});
   EXPECT_EQ(Await(1).state, SaveState::kAbandoned);
 }
 
-TEST_F(FollowingSaverTest, APartThatHasFailedLeavesNothingWhateverNodeZeroDoes) {
+TEST_F(SaverFollowerTest, APartThatHasFailedLeavesNothingWhateverNodeZeroDoes) {
   const SaveOrder order = OrderOf(0);
   Say(order);
   Say(SavePermission{.id = order.id});  // and there is no folder
@@ -245,7 +246,7 @@ TEST_F(FollowingSaverTest, APartThatHasFailedLeavesNothingWhateverNodeZeroDoes) 
   EXPECT_THAT(record.status, StatusIs(absl::StatusCode::kNotFound));
 }
 
-TEST_F(FollowingSaverTest, AModelThatGoesSaysThatItWritesNothing) {
+TEST_F(SaverFollowerTest, AModelThatGoesSaysThatItWritesNothing) {
   Say(OrderOf(0));
   saver_->Stop();
   EXPECT_THAT(AwaitParts(1)[0].status, StatusIs(absl::StatusCode::kCancelled));
@@ -254,13 +255,13 @@ TEST_F(FollowingSaverTest, AModelThatGoesSaysThatItWritesNothing) {
   EXPECT_THAT(AwaitParts(2)[1].status, StatusIs(absl::StatusCode::kCancelled));
 }
 
-TEST_F(FollowingSaverTest, ADrainWantsNothingOfAModelWithoutCommits) {
+TEST_F(SaverFollowerTest, ADrainWantsNothingOfAModelWithoutCommits) {
   saver_->Drain(SteadyDeadline(kLong));
   absl::MutexLock lock(&mu_);
   EXPECT_EQ(wishes_, 0);
 }
 
-TEST_F(FollowingSaverTest, ADrainEndsWithNodeZerosAnswer) {
+TEST_F(SaverFollowerTest, ADrainEndsWithNodeZerosAnswer) {
   Attach();
   Step();
   std::thread answer([this] {

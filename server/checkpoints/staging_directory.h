@@ -1,6 +1,6 @@
 // One daemon's side of a save: the files that it writes into the staging folder of a checkpoint.
-#ifndef PARAMSHARD_SERVER_CHECKPOINTS_SAVE_FOLDER_H_
-#define PARAMSHARD_SERVER_CHECKPOINTS_SAVE_FOLDER_H_
+#ifndef PARAMSHARD_SERVER_CHECKPOINTS_STAGING_DIRECTORY_H_
+#define PARAMSHARD_SERVER_CHECKPOINTS_STAGING_DIRECTORY_H_
 
 #include <cstdint>
 #include <string>
@@ -33,22 +33,22 @@ struct PartReport {
 // ROOT/MODEL/step-N-HISTORY.tmp-SAVEID, which the Publisher has made: every daemon finds it by the same path. Writes
 // fail with NOT_FOUND once node 0 has given up the save. Constant; threads may write several ranks at once.
 //
-//   const SaveFolder folder(disk, ModelFolder(root, spec.name), identity);
-//   for (const auto& image : images) RETURN_IF_ERROR(folder.WriteRank(*image, go_on));   // on threads of their own
-//   ASSIGN_OR_RETURN(const PartReport report, folder.Finish(node, images));
-class SaveFolder {
+//   const StagingDirectory staging(disk, ModelFolder(root, spec.name), identity);
+//   for (const auto& image : images) RETURN_IF_ERROR(staging.WriteRank(*image, progress));   // on threads of their own
+//   ASSIGN_OR_RETURN(const PartReport report, staging.Finish(node, images));
+class StagingDirectory {
  public:
-  SaveFolder(const Disk& disk, const std::string& model_folder, const SaveIdentity& identity);
+  StagingDirectory(const Disk& disk, const std::string& model_folder, const SaveIdentity& identity);
 
   const std::string& path() const { return path_; }
 
-  // Writes the files of a filled image and syncs them. `go_on` is called before every 64 MiB and every sync, with the
-  // bytes that this call has written; its error ends the writing and is returned. The files stay: node 0 removes the
-  // folder.
-  using GoOn = absl::FunctionRef<absl::Status(int64_t written_bytes)>;
-  absl::Status WriteRank(const StateImage& image, GoOn go_on) const;
+  // Writes the files of a filled image and syncs them. `progress` is called before every 64 MiB and every sync, with the
+  // bytes that this call has written; its error ends the writing and is returned. The files stay: node 0 removes
+  // the directory.
+  using Progress = absl::FunctionRef<absl::Status(int64_t written_bytes)>;
+  absl::Status WriteRank(const StateImage& image, Progress progress) const;
 
-  // Writes part-NODE.json after all ranks of the daemon are written, and syncs it and the folder.
+  // Writes part-NODE.json after all ranks of the daemon are written, and syncs it and the directory.
   absl::StatusOr<PartReport> Finish(int node, absl::Span<const StateImage* const> images) const;
 
  private:
@@ -60,4 +60,4 @@ class SaveFolder {
 
 }  // namespace paramshard::server
 
-#endif  // PARAMSHARD_SERVER_CHECKPOINTS_SAVE_FOLDER_H_
+#endif  // PARAMSHARD_SERVER_CHECKPOINTS_STAGING_DIRECTORY_H_

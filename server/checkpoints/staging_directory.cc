@@ -1,4 +1,4 @@
-#include "server/checkpoints/save_folder.h"
+#include "server/checkpoints/staging_directory.h"
 
 #include <algorithm>
 #include <filesystem>
@@ -17,15 +17,17 @@ constexpr int64_t kWriteBytes = int64_t{64} << 20;
 
 }  // namespace
 
-SaveFolder::SaveFolder(const Disk& disk, const std::string& model_folder, const SaveIdentity& identity)
+StagingDirectory::StagingDirectory(const Disk& disk, const std::string& model_folder, const SaveIdentity& identity)
     : disk_(disk),
       path_((std::filesystem::path(model_folder) /
              checkpoint::TemporaryFolderName(identity.step, identity.history, identity.save_id))
                 .string()) {}
 
-std::string SaveFolder::PathOf(const std::string& name) const { return (std::filesystem::path(path_) / name).string(); }
+std::string StagingDirectory::PathOf(const std::string& name) const {
+  return (std::filesystem::path(path_) / name).string();
+}
 
-absl::Status SaveFolder::WriteRank(const StateImage& image, GoOn go_on) const {
+absl::Status StagingDirectory::WriteRank(const StateImage& image, Progress progress) const {
   int64_t written_bytes = 0;
   for (int i = 0; i < image.file_count(); ++i) {
     const absl::Span<const uint8_t> bytes = image.Bytes(i);
@@ -33,17 +35,17 @@ absl::Status SaveFolder::WriteRank(const StateImage& image, GoOn go_on) const {
     ASSIGN_OR_RETURN(Disk::File file, disk_.Create(PathOf(image.file(i).name())));
     RETURN_IF_ERROR(file.Reserve(size_bytes));
     for (int64_t offset = 0; offset < size_bytes; offset += kWriteBytes) {
-      RETURN_IF_ERROR(go_on(written_bytes));
+      RETURN_IF_ERROR(progress(written_bytes));
       RETURN_IF_ERROR(file.WriteAt(offset, bytes.subspan(offset, kWriteBytes)));
       written_bytes += std::min(kWriteBytes, size_bytes - offset);
     }
-    RETURN_IF_ERROR(go_on(written_bytes));
+    RETURN_IF_ERROR(progress(written_bytes));
     RETURN_IF_ERROR(file.Sync());
   }
   return absl::OkStatus();
 }
 
-absl::StatusOr<PartReport> SaveFolder::Finish(int node, absl::Span<const StateImage* const> images) const {
+absl::StatusOr<PartReport> StagingDirectory::Finish(int node, absl::Span<const StateImage* const> images) const {
   std::vector<const StateImage*> by_rank(images.begin(), images.end());
   std::sort(by_rank.begin(), by_rank.end(),
             [](const StateImage* a, const StateImage* b) { return a->rank() < b->rank(); });
