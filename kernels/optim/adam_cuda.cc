@@ -18,6 +18,7 @@
 #include "kernels/gpu/stream.h"
 #include "kernels/optim/adam_kernels.h"
 #include "kernels/optim/moved_state.h"
+#include "kernels/optim/optimizers.h"
 #include "kernels/optim/shifted_rows.h"
 
 namespace paramshard::gpu {
@@ -188,7 +189,7 @@ DeviceScaling ToDeviceScaling(const Encoding& encoding, const TensorScaling& sca
 }
 
 // The kernels step by AdamElements (adam_math_cuda.h). An optimizer with another policy has kernels of its own.
-bool StepsByAdamElements(AdamMode mode) {
+constexpr bool StepsByAdamElements(AdamMode mode) {
   switch (mode) {
     case AdamMode::kAdamW:
     case AdamMode::kL2:
@@ -196,6 +197,15 @@ bool StepsByAdamElements(AdamMode mode) {
   }
   return false;
 }
+
+// Returns true if the kernels step every optimizer, and MomentsOf() may compare all moments.
+constexpr bool AllStepByAdamElements() {
+  for (const OptimizerTraits& optimizer : kOptimizers) {
+    if (!StepsByAdamElements(optimizer.mode) || optimizer.moment_count != kMomentCount) return false;
+  }
+  return true;
+}
+static_assert(AllStepByAdamElements(), "an optimizer that needs kernels of its own, and an extent that says so");
 
 // Bit by bit: -0 is another weight decay than 0.
 static_assert(sizeof(AdamStep) == sizeof(Hyperparameters) + 4 * sizeof(float), "a field that is not compared");

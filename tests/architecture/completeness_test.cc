@@ -82,13 +82,27 @@ TEST(CompletenessTest, EveryScaledFormatAndOptimizerHasGoldenCases) {
 }
 
 TEST(CompletenessTest, EveryOptimizerAndMomentIsInThePages) {
-  const std::string numerics = Text("docs/reference/numerics.md");
-  for (const OptimizerTraits& optimizer : kOptimizers) {
-    EXPECT_TRUE(HasWord(numerics, optimizer.name)) << "docs/reference/numerics.md does not name " << optimizer.name;
+  for (const char* file : {"docs/reference/numerics.md", "docs/train/pytorch.md", "README.md"}) {
+    const std::string text = Text(file);
+    for (const OptimizerTraits& optimizer : kOptimizers) {
+      EXPECT_TRUE(HasWord(text, optimizer.name)) << file << " does not name " << optimizer.name;
+    }
   }
   for (const MomentTraits& moment : kMomentKinds) {
     for (const char* file : {"docs/reference/numerics.md", "docs/reference/formats.md", "docs/operate/settings.md"}) {
       EXPECT_TRUE(HasWord(Text(file), moment.name)) << file << " does not name " << moment.name;
+    }
+  }
+}
+
+// Python writes the names of optimizers in lower case.
+TEST(CompletenessTest, EveryOptimizerIsKnownInPython) {
+  for (const char* file : {"python/bindings/names.cc", "python/paramshard/spec.py",
+                           "python/paramshard/torch/optimizer.py", "tests/python/pytorch/test_steps.py"}) {
+    const std::string text = Text(file);
+    for (const OptimizerTraits& optimizer : kOptimizers) {
+      const std::string name = absl::AsciiStrToLower(optimizer.name);
+      EXPECT_TRUE(HasWord(text, name)) << file << " does not name " << name;
     }
   }
 }

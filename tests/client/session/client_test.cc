@@ -18,6 +18,7 @@
 #include "kernels/optim/adam.h"
 #include "kernels/optim/master_remainder.h"
 #include "kernels/optim/moment.h"
+#include "kernels/optim/optimizers.h"
 #include "tests/every_format.h"
 #include "tests/process_counts.h"
 #include "tests/status_matchers.h"
@@ -270,13 +271,16 @@ class StepsTest : public ClientTest {
   static absl::Status TakeStep(Model& model, Reference& reference, int64_t step) {
     RETURN_IF_ERROR(PushMean(model, "a", GradientValues(step)));
     RETURN_IF_ERROR(PushConstant(model, "b", 1.0f));
-    ASSIGN_OR_RETURN(PendingCommit commit,
-                     model.Commit({.learning_rate = 0.01f, .client_state = absl::StrCat("after ", step)}));
+    ASSIGN_OR_RETURN(
+        PendingCommit commit,
+        model.Commit({.learning_rate = 0.01f, .weight_decay = 0.1f, .client_state = absl::StrCat("after ", step)}));
     ASSIGN_OR_RETURN(const StepResult result, commit.Wait());
     EXPECT_EQ(result.version, step);
     EXPECT_FALSE(result.skipped);
     AdamStep expected;
+    expected.mode = model.spec().groups[0].mode;
     expected.learning_rate = 0.01f;
+    expected.weight_decay = 0.1f;
     expected.bias_correction1 = BiasCorrection(0.9f, step);
     expected.bias_correction2 = BiasCorrection(0.999f, step);
     reference.Step(expected, MeanOfAccumulators(model, GradientValues(step)));
@@ -296,6 +300,17 @@ INSTANTIATE_TEST_SUITE_P(All, FormatsAndRanksTest,
                          [](const auto& info) {
                            return absl::StrCat(FormatName(std::get<0>(info.param)), "On", std::get<1>(info.param));
                          });
+
+class OptimizersTest : public StepsTest, public testing::WithParamInterface<OptimizerTraits> {};
+
+TEST_P(OptimizersTest, StepsAreThoseOfTheKernels) {
+  ModelSpec spec = TwoUnits(Format::kMXFP8);
+  spec.groups = {{.mode = GetParam().mode}};
+  ExpectStepsOfTheKernels(2, spec);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, OptimizersTest, testing::ValuesIn(kOptimizers),
+                         [](const auto& info) { return std::string(info.param.name); });
 
 class MomentsTest : public StepsTest, public testing::WithParamInterface<MomentType> {};
 
