@@ -31,13 +31,13 @@ namespace paramshard::server {
 //   ASSIGN_OR_RETURN(const checkpoint::Reader reader, checkpoint::Reader::Open(choice.path, {.owner = geteuid()}));
 //   ASSIGN_OR_RETURN(RestorePlan plan, RestorePlan::Create(model.spec(), reader.spec(), {}));
 //   ASSIGN_OR_RETURN(const auto loader, CheckpointLoader::Create({.reader = &reader, .plan = plan, ...}));
-//   ASSIGN_OR_RETURN(const History history, model.Restore(loader->restored(), [&]() -> absl::Status {
+//   ASSIGN_OR_RETURN(const History history, model.changes().Restore(loader->restored(), [&]() -> absl::Status {
 //     RETURN_IF_ERROR(loader->Load());
 //     return loader->Check(loader->content(), replicas);  // of a daemon that has all ranks; else of all sums
 //   }));
 //
-// One thread, which has the model's turn (Model::BeginImport), creates, runs and destroys it; any thread may call
-// progress() and Cancel().
+// One thread, which has the model's turn (StateChanges::BeginImport), creates, runs and destroys it; any thread may
+// call progress() and Cancel().
 class CheckpointLoader {
  public:
   // Threads wait for the disk most of the time, and many disks reach their full speed only with many reads at once.
@@ -63,7 +63,7 @@ class CheckpointLoader {
 
   // Restored state that is not in tensors: the log of commits with the client states of this daemon's ranks, the
   // scaling book if it is kept, and the checkpoint that the history comes from.
-  const Model::Restored& restored() const { return restored_; }
+  const RestoredState& restored() const { return restored_; }
 
   // Writes all rows of the shards and their step counts, but no planes of parameters with a master. Call it once. An
   // error leaves the shards torn(), unless it was cancelled before. DATA_LOSS naming file, tensor and rows; UNAVAILABLE
@@ -148,7 +148,7 @@ class CheckpointLoader {
   absl::Status HashResident(const ResidentPart& resident);
 
   const Options options_;
-  Model::Restored restored_;
+  RestoredState restored_;
   // Constant after Create.
   std::vector<Targets> targets_;           // by index into the plan's parameters
   std::vector<int64_t> first_parameters_;  // of each unit of the saved spec: index of its first in the whole of it

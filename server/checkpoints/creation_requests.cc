@@ -130,10 +130,10 @@ void CreationRequests::OnFollowerLost(int node) {
 std::optional<RestoreAnswer> CreationRequests::AnswerFor(const std::string& name) const {
   const auto model = options_.store->Find(name);
   if (!model.ok()) return std::nullopt;
-  const absl::StatusOr<Model::State> state = (*model)->Look("restore");
+  const absl::StatusOr<StateSnapshot> state = (*model)->state().Look("restore");
   // A restore in progress orders its checkpoint everywhere; after any other change the wish comes again.
   if (absl::IsUnavailable(state.status())) return std::nullopt;
-  if (state.ok() && (*model)->fresh()) return RestoreAnswer();
+  if (state.ok() && (*model)->state().fresh()) return RestoreAnswer();
   // The model has trained, and the waiting node has lost its part. A replica heals it; else an order or a refusal
   // follows.
   if (state.ok() && (*model)->topology().has_replicas()) return RestoreAnswer{.heals = true};

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/cleanup/cleanup.h"
+#include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 #include "server/base/disk.h"
 #include "server/base/thread_pool.h"
@@ -78,21 +79,24 @@ int64_t DaemonImages::file_bytes() const {
   return bytes;
 }
 
-absl::Status DaemonImages::Fill(const Model::HeldState& state, CheckContinue check) {
-  const absl::Cleanup release = [this] { model_.ReleaseState(); };
+absl::Status DaemonImages::Fill(const HeldState& state, CheckContinue check) {
+  const absl::Cleanup release = [this] { model_.copies().EndCopies(); };
   return OnAllRanks("a copy for a save", ranks(), [&](int rank) {
     before_copy_(rank);
     const absl::Status copied = FillRank(state, rank, check);
-    model_.ReleaseState(rank);
+    model_.copies().EndCopy(rank);
     return copied;
   });
 }
 
-absl::Status DaemonImages::FillRank(const Model::HeldState& state, int rank, CheckContinue check) {
+absl::Status DaemonImages::FillRank(const HeldState& state, int rank, CheckContinue check) {
   const PinnedState pinned = PinnedState::At("save", model_.spec().name, state.numbers, state.generation);
   const auto check_shard = [&](const Shard& shard) ABSL_SHARED_LOCKS_REQUIRED(shard.mutex()) {
     RETURN_IF_ERROR(check());
-    RETURN_IF_ERROR(model_.CheckHeld());
+    if (model_.copies().is_given_up()) {
+      return absl::AbortedError(
+          absl::StrCat("save ", model_.spec().name, ": the copy timed out: the next commit did not wait any longer"));
+    }
     return pinned.Check(shard);
   };
   const Shard& shard = *model_.shards()[rank];

@@ -44,7 +44,7 @@ class DaemonImages {
   using CheckContinue = absl::FunctionRef<absl::Status()>;
 
   // Copies a state that the model holds, and releases it on success and on failure.
-  absl::Status Fill(const Model::HeldState& state, CheckContinue check);
+  absl::Status Fill(const HeldState& state, CheckContinue check);
   // Writes what was filled into the staging directory of a save, which exists. Errors of StagingDirectory.
   absl::StatusOr<PartReport> Write(const std::string& model_folder, const SaveIdentity& identity, CheckContinue check);
 
@@ -65,7 +65,7 @@ class DaemonImages {
   bool alone() const { return !own_images_.empty(); }
   const Images& images() const { return alone() ? own_images_ : images_; }
   int ranks() const { return static_cast<int>(images_.size()); }
-  absl::Status FillRank(const Model::HeldState& state, int rank, CheckContinue check);
+  absl::Status FillRank(const HeldState& state, int rank, CheckContinue check);
   absl::Status WriteRank(const StagingDirectory& folder, int rank, CheckContinue check);
 
   // Constant after Create.

@@ -41,8 +41,8 @@ absl::StatusOr<CreatedModel> CreateRestored(ModelStore& store, Restores& restore
   const std::string name = spec.name;
   // Trainers of other daemons may wait for an epoch of the model, and are not in the way then.
   const RestoreOrder terms{.creates = true,
-                           .rollback_why = std::string(store.CheckLost(name).message()),
-                           .was_asked_for = store.CutOffRestore(name).has_value()};
+                           .rollback_why = std::string(store.lost().Check(name).message()),
+                           .was_asked_for = store.lost().SourceOf(name).has_value()};
   const auto is_abandoned = [&] { return is_gone() && !store.IsCreationAwaited(); };
   const auto fill = [&](const std::shared_ptr<Model>& model, ModelStore::Show show) -> absl::Status {
     ASSIGN_OR_RETURN(std::unique_ptr<RestoreTask> task, restores.Prepare(model, source, terms));
@@ -119,7 +119,7 @@ absl::StatusOr<CreatedModel> CreateFresh(ModelStore& store, Restores& restores, 
 absl::StatusOr<CreatedModel> CreateToBeHealed(ModelStore& store, Restores& restores, ModelSpec spec,
                                               const ValuesToCome& values, IsGone is_gone) {
   CreatedModel created;
-  const std::string lost = store.WhyLost(spec.name);
+  const std::string lost = store.lost().WhyOf(spec.name);
   ASSIGN_OR_RETURN(
       created.model,
       store.CreateToBeHealed(std::move(spec), lost.empty() ? "it was started without one" : lost, is_gone, values));
@@ -135,8 +135,8 @@ absl::StatusOr<CreatedModel> CreateToBeHealed(ModelStore& store, Restores& resto
 bool MayBeHealed(const ModelStore& store, const ModelSpec& spec) {
   const World& world = store.world();
   const bool is_one_of_several = world.rank_count() != world.world_size;
-  return is_one_of_several && spec.shard_size != world.world_size && !store.CheckLost(spec.name).ok() &&
-         !store.WasBeingRestored(spec.name);
+  return is_one_of_several && spec.shard_size != world.world_size && !store.lost().Check(spec.name).ok() &&
+         !store.lost().WasBeingRestored(spec.name);
 }
 
 // Joins a model that another caller was creating a moment ago.

@@ -92,8 +92,8 @@ absl::StatusOr<RestoreResult> RestoreTask::RunOrdered(std::shared_ptr<Model> mod
 int RestoreTask::replicas() const { return model().world().world_size / model().topology().shard_size(); }
 
 absl::Status RestoreTask::CheckRollsBack() const {
-  if (!model().usable().ok() || model().fresh()) return absl::OkStatus();
-  const History history = model().history();
+  if (!model().state().usable().ok() || model().state().fresh()) return absl::OkStatus();
+  const History history = model().state().history();
   if (manifest().history == history.id.value) return absl::OkStatus();
   // The checkpoint may also be the state that the history began with, but none before it: an operator may have chosen
   // it.
@@ -117,7 +117,7 @@ absl::StatusOr<RestoreResult> RestoreTask::Run(absl::FunctionRef<absl::Status()>
 
 absl::StatusOr<RestoreResult> RestoreTask::Run(RestoreAgreement& agreement, absl::FunctionRef<absl::Status()> begun) {
   const std::string why = agreement.RollbackWhy(model());
-  const int64_t from = model().state().numbers.commit_number;
+  const int64_t from = model().state().snapshot().numbers.commit_number;
   if (!why.empty()) LogRollback(LogLevel::kWarning, "going back to a saved step", *this, from, why);
   ASSIGN_OR_RETURN(const History history, Restore(agreement, why, begun));
   if (!why.empty()) LogRollback(LogLevel::kError, "went back to a saved step", *this, from, why);
@@ -133,33 +133,32 @@ absl::StatusOr<RestoreResult> RestoreTask::Run(RestoreAgreement& agreement, absl
 
 absl::StatusOr<History> RestoreTask::Restore(RestoreAgreement& agreement, const std::string& rollback_why,
                                              absl::FunctionRef<absl::Status()> begun) {
-  Model::Restored restored = loader_->restored();
+  RestoredState restored = loader_->restored();
   restored.source = {.kind = ChangeSource::Kind::kCheckpoint,
                      .text = agreement.can_redo() ? std::filesystem::absolute(folder()).string() : "",
                      .convert_moments = order_.convert_moments};
   restored.history = agreement.history();
-  const Model::RestoreWatch watch{.progress =
-                                      [&] {
-                                        const auto whole = agreement.Whole(loader_->progress());
-                                        return Model::RestoreProgress{.done_bytes = whole.done_bytes,
-                                                                      .all_bytes = whole.all_bytes};
-                                      },
-                                  .cancel =
-                                      [&] {
-                                        loader_->Cancel();
-                                        agreement.Cancel();
-                                      }};
-  const Model::RestoreSteps steps{.begin = [&]() -> absl::Status {
-                                    RETURN_IF_ERROR(begun());
-                                    return agreement.Agree();
-                                  },
-                                  .goes_on = [&]() -> absl::Status {
-                                    RETURN_IF_ERROR(agreement.CheckContinue());
-                                    return loader_->CheckContinue();
-                                  },
-                                  .conclude = [&] { return agreement.Verify(*loader_); },
-                                  .rollback_why = rollback_why};
-  return turn_.model().Restore(
+  const RestoreWatch watch{.progress =
+                               [&] {
+                                 const auto whole = agreement.Whole(loader_->progress());
+                                 return RestoreProgress{.done_bytes = whole.done_bytes, .all_bytes = whole.all_bytes};
+                               },
+                           .cancel =
+                               [&] {
+                                 loader_->Cancel();
+                                 agreement.Cancel();
+                               }};
+  const RestoreSteps steps{.begin = [&]() -> absl::Status {
+                             RETURN_IF_ERROR(begun());
+                             return agreement.Agree();
+                           },
+                           .goes_on = [&]() -> absl::Status {
+                             RETURN_IF_ERROR(agreement.CheckContinue());
+                             return loader_->CheckContinue();
+                           },
+                           .conclude = [&] { return agreement.Verify(*loader_); },
+                           .rollback_why = rollback_why};
+  return turn_.model().changes().Restore(
       restored, [&] { return agreement.Load(*loader_); }, watch, steps);
 }
 

@@ -48,7 +48,7 @@ class RestoreTask {
  public:
   // Opens the checkpoint, compares it with the model, and reserves memory and threads for the restore. Changes nothing.
   // Folder and files must belong to the daemon's user or to root. `order` says what other daemons need to know, and
-  // whether to convert moments. Errors of Model::BeginRestore, Reader::Open, RestorePlan::Create and
+  // whether to convert moments. Errors of StateChanges::BeginRestore, Reader::Open, RestorePlan::Create and
   // CheckpointLoader::Create.
   static absl::StatusOr<std::unique_ptr<RestoreTask>> Prepare(std::shared_ptr<Model> model, const std::string& folder,
                                                               RestoreOrder order = {});
@@ -79,8 +79,8 @@ class RestoreTask {
   absl::Status CheckRollsBack() const;
 
   // Changes the model. Call it once. `begun` is called first, when trainers and readers are held off; its error ends
-  // the restore, with nothing changed. Errors of Model::Restore: FAILED_PRECONDITION naming a trainer, with nothing
-  // changed; errors of RestoreAgreement::Agree, likewise; DATA_LOSS.
+  // the restore, with nothing changed. Errors of StateChanges::Restore: FAILED_PRECONDITION naming a trainer, with
+  // nothing changed; errors of RestoreAgreement::Agree, likewise; DATA_LOSS.
   absl::StatusOr<RestoreResult> Run(RestoreAgreement& agreement, absl::FunctionRef<absl::Status()> begun);
   // Like above, for a model that this daemon has all of. FAILED_PRECONDITION for any other model.
   absl::StatusOr<RestoreResult> Run(absl::FunctionRef<absl::Status()> begun = [] { return absl::OkStatus(); });

@@ -215,8 +215,8 @@ std::optional<Restores::Broken> Restores::FindBroken(const std::string& model) c
 std::optional<RestoreSource> Restores::RollbackSource(const std::string& model) const {
   const ModelStore& store = *options_.store;
   const bool is_one_of_several = store.world().rank_count() != store.world().world_size;
-  if (store.CheckLost(model).ok() || store.save_dir().empty() || !is_one_of_several) return std::nullopt;
-  if (const std::optional<ChangeSource> cut_off = store.CutOffRestore(model); cut_off.has_value()) {
+  if (store.lost().Check(model).ok() || store.save_dir().empty() || !is_one_of_several) return std::nullopt;
+  if (const std::optional<ChangeSource> cut_off = store.lost().SourceOf(model); cut_off.has_value()) {
     return RestoreSource{.checkpoint = {.kind = CheckpointRequest::Kind::kPath, .folder = cut_off->text},
                          .plan = {.convert_moments = cut_off->convert_moments}};
   }
@@ -266,7 +266,7 @@ std::optional<absl::Status> Restores::TryRollback(const std::string& name, const
 absl::Status Restores::RollBack(const std::shared_ptr<Model>& model, const absl::Status& why) {
   const std::string& name = model->spec().name;
   std::optional<Broken> broken = FindBroken(name);
-  const bool was_asked_for = broken.has_value() && !model->usable().ok();
+  const bool was_asked_for = broken.has_value() && !model->state().usable().ok();
   ASSIGN_OR_RETURN(
       std::unique_ptr<RestoreTask> task,
       Prepare(model, was_asked_for ? broken->source : RestoreSource(),

@@ -33,7 +33,7 @@ checkpoint::BookEntry EntryOf(const ScalingBook::Record& record) {
   return entry;
 }
 
-checkpoint::CommonState CommonOf(const Model::HeldState& state) {
+checkpoint::CommonState CommonOf(const HeldState& state) {
   const CommitLog::Numbers& numbers = state.commits.numbers;
   checkpoint::CommonState common{
       .commit_number = numbers.commit_number, .version = numbers.version, .skipped = numbers.skipped};
@@ -46,7 +46,7 @@ checkpoint::CommonState CommonOf(const Model::HeldState& state) {
   return common;
 }
 
-std::optional<checkpoint::Manifest::Parent> ParentOf(const Model::HeldState& state) {
+std::optional<checkpoint::Manifest::Parent> ParentOf(const HeldState& state) {
   if (!state.parent.has_value()) return std::nullopt;
   return checkpoint::Manifest::Parent{.history = state.parent->history.value, .step = state.parent->commit_number};
 }
@@ -108,7 +108,7 @@ absl::Status Saver::OpenFolder() {
   publisher_ = *std::move(opened);
   NoteLeftovers();
   // The previous server may have saved the state that it left.
-  const StateNumbers numbers = model_.state().numbers;
+  const StateNumbers numbers = model_.state().snapshot().numbers;
   const Publisher::Result found =
       publisher_->FindSaved({.step = numbers.commit_number, .history = numbers.history.value});
   absl::MutexLock lock(&mu_);
@@ -163,7 +163,7 @@ void Saver::Drain(SteadyTime deadline) {
     }
     // IsDrained looks at the disk: files that this process has published may have been deleted since.
     if (IsDrained()) return;
-    const int64_t step = model_.state().numbers.commit_number;
+    const int64_t step = model_.state().snapshot().numbers.commit_number;
     absl::MutexLock lock(&mu_);
     if (stopped_) return;
     // Another daemon that drains has asked for a save meanwhile.
@@ -179,8 +179,8 @@ void Saver::Drain(SteadyTime deadline) {
 }
 
 bool Saver::IsDrained() const {
-  if (!options_.policy.on_drain || model_.untouched()) return true;
-  const StateNumbers numbers = model_.state().numbers;
+  if (!options_.policy.on_drain || model_.state().untouched()) return true;
+  const StateNumbers numbers = model_.state().snapshot().numbers;
   return HasWholeCheckpoint(options_.root, model_.spec().name, numbers.commit_number, numbers.history.value);
 }
 
@@ -225,8 +225,8 @@ absl::StatusOr<SaveRecord> Saver::Request() {
 }
 
 void Saver::TakeWish() {
-  const Model::State state = model_.state();
-  const bool untouched = model_.untouched();
+  const StateSnapshot state = model_.state().snapshot();
+  const bool untouched = model_.state().untouched();
   absl::MutexLock lock(&mu_);
   // The end of the save in progress is an answer too.
   if (under_way_.has_value()) return;
@@ -255,12 +255,12 @@ void Saver::Begin(SaveReason reason, int64_t step) {
 // --- The state ---
 
 void Saver::Hold(bool settled) {
-  absl::StatusOr<Model::HeldState> state = model_.HoldState();
+  absl::StatusOr<HeldState> state = model_.state().Hold();
   if (absl::IsAborted(state.status())) return;
   absl::Status status = state.status();
   if (status.ok()) {
     status = options_.leads ? Order(*state) : CheckIsOrdered(*state, settled);
-    if (!status.ok()) model_.ReleaseState();
+    if (!status.ok()) model_.copies().EndCopies();
     // Another state is saved instead, which is still to come.
     if (absl::IsAborted(status)) return;
   }
@@ -278,14 +278,14 @@ void Saver::Hold(bool settled) {
   changed_.SignalAll();
 }
 
-absl::Status Saver::Order(const Model::HeldState& state) {
+absl::Status Saver::Order(const HeldState& state) {
   Cluster& cluster = *model_.world().cluster;
   const StateNumbers& numbers = state.numbers;
   const SteadyTime deadline = After(under_way_->begun, options_.policy.timeout);
   const SaveOrder order{.id = options_.draw_id().value,
                         .step = numbers.commit_number,
                         .version = numbers.version,
-                        .lineage = model_.history().lineage.ToString(),
+                        .lineage = model_.state().history().lineage.ToString(),
                         .history_id = numbers.history.ToString(),
                         .spec_fingerprint = model_.fingerprint(),
                         .reason = records_.Find(under_way_->number)->reason,
@@ -310,9 +310,9 @@ absl::Status Saver::Order(const Model::HeldState& state) {
   return absl::OkStatus();
 }
 
-absl::Status Saver::CheckIsOrdered(const Model::HeldState& state, bool settled) const {
+absl::Status Saver::CheckIsOrdered(const HeldState& state, bool settled) const {
   const SaveOrder& order = under_way_->order;
-  const History history = model_.history();
+  const History history = model_.state().history();
   if (!settled && state.numbers.commit_number < order.step) return absl::AbortedError("its commit is still to come");
   if (model_.fingerprint() != order.spec_fingerprint) {
     return absl::FailedPreconditionError("the spec differs from node 0's spec");
@@ -325,7 +325,7 @@ absl::Status Saver::CheckIsOrdered(const Model::HeldState& state, bool settled) 
   RETURN_IF_ERROR(HistoryId::Parse(order.history_id).status());
   if (history.id.ToString() == order.history_id) return absl::OkStatus();
   // Nothing tells the two histories apart yet, as when an epoch starts.
-  if (model_.untouched() && history.lineage.ToString() == order.lineage) return absl::OkStatus();
+  if (model_.state().untouched() && history.lineage.ToString() == order.lineage) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat("want history ", order.history_id, " as at node 0, got ",
                                                     history.id.ToString(),
                                                     ": import or restore the same at all daemons"));
@@ -383,7 +383,7 @@ void Saver::TakeOrder(const SaveOrder& order) {
                                                                           .deadline = After(now, order.timeout),
                                                                           .clock = options_.clock})};
   images_->Restart();
-  Hold(model_.idle());
+  Hold(model_.trainers().idle());
 }
 
 void Saver::TakeEnd(const SaveEnd& end) {
@@ -534,12 +534,12 @@ absl::Status Saver::Copy(const Work& work) {
     images_->Restart();
     copied = images_->Fill(work.state, [&] { return work.agreement->CheckContinue(); });
   } else {
-    model_.ReleaseState();
+    model_.copies().EndCopies();
   }
   absl::MutexLock lock(&mu_);
   SaveRecord& record = *records_.Find(under_way_->number);
   record.copy = absl::FromChrono(options_.clock->Now() - begin);
-  record.stall = model_.copy_stall();
+  record.stall = model_.copies().stall();
   record.state = SaveState::kWriting;
   if (copied.ok()) record.size_bytes = images_->file_bytes();
   return copied;
@@ -589,7 +589,7 @@ absl::StatusOr<std::vector<PartReport>> Saver::WriteAll(const Work& work) {
 
 void Saver::Retain() {
   // Deletes nothing during a restore: it may read the only checkpoint of its state. The next save deletes the rest.
-  const Deletion deletion = publisher_->Retain(options_.policy.keep, [&] { return model_.turn_is_taken(); });
+  const Deletion deletion = publisher_->Retain(options_.policy.keep, [&] { return model_.state().turn_is_taken(); });
   if (deletion.status.ok()) return;
   Log(LogLevel::kWarning, "failed to delete old checkpoints",
       {{"model", model_.spec().name}, {"why", deletion.status.ToString()}});

@@ -105,7 +105,7 @@ class Saver final : public ModelSaver {
   struct Work {
     SaveIdentity identity;
     std::shared_ptr<SaveAgreement> agreement;
-    Model::HeldState state;
+    HeldState state;
   };
 
   Saver(Model& model, const Options& options);
@@ -127,9 +127,9 @@ class Saver final : public ModelSaver {
   // the ordered state exists. `settled`: no commit is to come.
   void Hold(bool settled) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Orders all other daemons to hold this state. ABORTED if the next commit is decided, and perhaps applied elsewhere.
-  absl::Status Order(const Model::HeldState& state) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status Order(const HeldState& state) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // FAILED_PRECONDITION if `state` is not the state that node 0 holds; ABORTED if it is still to come.
-  absl::Status CheckIsOrdered(const Model::HeldState& state, bool settled) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status CheckIsOrdered(const HeldState& state, bool settled) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Ends the save that waits.
   void GiveUp(const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Ends `save`, one of the two below; node 0 sends the result to the others.

@@ -104,7 +104,7 @@ absl::StatusOr<v1::GetParameterStatsResponse> GetStats(const ModelStore& store, 
   return ToProto(stats);
 }
 
-v1::SessionSummary Summarize(const Model& model, const Model::AttachedTrainer& attached) {
+v1::SessionSummary Summarize(const Model& model, const AttachedTrainer& attached) {
   v1::SessionSummary summary;
   const World& world = model.world();
   summary.set_session(attached.trainer.session);
@@ -269,7 +269,7 @@ absl::StatusOr<v1::ListModelsResponse> AdminService::ListModels(const Call&, con
     const std::optional<int> donor = cluster.healing_donor(model->spec().name);
     if (donor.has_value()) summary.set_heal_from_node(*donor);
   }
-  for (const auto& [name, why] : store_->ListLost()) {
+  for (const auto& [name, why] : store_->lost().List()) {
     v1::ModelSummary& lost = *response.add_models();
     lost.set_name(name);
     lost.set_unusable(std::string(why.message()));
@@ -289,7 +289,7 @@ absl::StatusOr<v1::DescribeParameterResponse> AdminService::DescribeParameter(
   ASSIGN_OR_RETURN(const std::shared_ptr<Model> model, store_->Find(request.model()));
   ASSIGN_OR_RETURN(const ParameterDescription described, server::DescribeParameter(*model, request.parameter()));
   v1::DescribeParameterResponse response = ToProto(described);
-  response.set_origin(static_cast<v1::ValueOrigin>(model->origin()));
+  response.set_origin(static_cast<v1::ValueOrigin>(model->state().origin()));
   return response;
 }
 
@@ -301,7 +301,7 @@ absl::StatusOr<v1::GetParameterStatsResponse> AdminService::GetParameterStats(
 absl::StatusOr<v1::ListSessionsResponse> AdminService::ListSessions(const Call&, const v1::ListSessionsRequest&) {
   std::vector<v1::SessionSummary> sessions;
   for (const auto& model : store_->List()) {
-    for (const Model::AttachedTrainer& attached : model->activity().trainers)
+    for (const AttachedTrainer& attached : model->trainers().activity().trainers)
       sessions.push_back(Summarize(*model, attached));
   }
   std::sort(sessions.begin(), sessions.end(), [](const auto& a, const auto& b) { return a.session() < b.session(); });

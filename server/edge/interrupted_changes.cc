@@ -27,8 +27,9 @@ absl::Status RestoreAgain(const std::shared_ptr<Model>& model, const ChangeSourc
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<InterruptedChanges>> InterruptedChanges::Start(
-    ModelStore* store, std::vector<ModelStore::InterruptedChange> changes, const Options& options) {
+absl::StatusOr<std::unique_ptr<InterruptedChanges>> InterruptedChanges::Start(ModelStore* store,
+                                                                              std::vector<InterruptedChange> changes,
+                                                                              const Options& options) {
   std::unique_ptr<InterruptedChanges> started(new InterruptedChanges(store, std::move(changes), options));
   if (started->changes_.empty()) return started;
   ASSIGN_OR_RETURN(started->thread_,
@@ -51,8 +52,8 @@ void InterruptedChanges::Await() {
 
 // A model that is lost ends with its change.
 void InterruptedChanges::Run() {
-  for (ModelStore::InterruptedChange& cut_off : changes_) {
-    const ModelStore::InterruptedChange change = std::move(cut_off);
+  for (InterruptedChange& cut_off : changes_) {
+    const InterruptedChange change = std::move(cut_off);
     if (IsStopping()) return;
     const SteadyTime begin = SteadyNow();
     const absl::Status status = MakeWithRetries(change);
@@ -61,12 +62,12 @@ void InterruptedChanges::Run() {
     if (!status.ok()) continue;
     Log(LogLevel::kInfo, "completed a change that was cut off",
         {{"model", change.model->spec().name},
-         {"history", change.model->history().id.ToString()},
+         {"history", change.model->state().history().id.ToString()},
          {"elapsed", absl::FormatDuration(absl::FromChrono(SteadyNow() - begin))}});
   }
 }
 
-absl::Status InterruptedChanges::MakeWithRetries(const ModelStore::InterruptedChange& change) {
+absl::Status InterruptedChanges::MakeWithRetries(const InterruptedChange& change) {
   std::optional<SteadyTime> deadline;
   for (absl::Duration pause = options_.first_pause;; pause = std::min(2 * pause, options_.longest_pause)) {
     const absl::Status status = Make(change);
@@ -97,7 +98,7 @@ bool InterruptedChanges::IsStopping() const {
   return stopping_ || store_->IsDraining();
 }
 
-absl::Status InterruptedChanges::Make(const ModelStore::InterruptedChange& change) const {
+absl::Status InterruptedChanges::Make(const InterruptedChange& change) const {
   switch (change.source.kind) {
     case ChangeSource::Kind::kStream:
     case ChangeSource::Kind::kReplica:

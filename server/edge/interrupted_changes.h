@@ -41,7 +41,7 @@ class InterruptedChanges {
 
   // `store` outlives it. RESOURCE_EXHAUSTED for no thread.
   static absl::StatusOr<std::unique_ptr<InterruptedChanges>> Start(ModelStore* store,
-                                                                   std::vector<ModelStore::InterruptedChange> changes,
+                                                                   std::vector<InterruptedChange> changes,
                                                                    const Options& options);
   // Waits for the change in progress, and begins no other. A pause ends at once.
   ~InterruptedChanges();
@@ -50,19 +50,19 @@ class InterruptedChanges {
   void Await();
 
  private:
-  InterruptedChanges(ModelStore* store, std::vector<ModelStore::InterruptedChange> changes, const Options& options)
+  InterruptedChanges(ModelStore* store, std::vector<InterruptedChange> changes, const Options& options)
       : options_(options), store_(store), changes_(std::move(changes)) {}
   void Run();
   // Tries until the change is made, has failed for good, or is left to the next server.
-  absl::Status MakeWithRetries(const ModelStore::InterruptedChange& change);
-  absl::Status Make(const ModelStore::InterruptedChange& change) const;
+  absl::Status MakeWithRetries(const InterruptedChange& change);
+  absl::Status Make(const InterruptedChange& change) const;
   // Waits. Returns true if another try should follow.
   bool Pause(absl::Duration pause);
   bool IsStopping() const;
 
   const Options options_;
   ModelStore* const store_;
-  std::vector<ModelStore::InterruptedChange> changes_;  // the thread's
+  std::vector<InterruptedChange> changes_;  // the thread's
   std::thread thread_;
   mutable absl::Mutex mu_;
   SteadyCondVar stopped_;

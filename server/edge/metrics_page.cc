@@ -73,7 +73,7 @@ void MetricsPage::AddModels(Samples& samples) {
   };
   for (const std::shared_ptr<Model>& model : options_.store->List()) {
     const std::string label = LabelOf(model->spec().name);
-    const Model::Activity activity = model->activity();
+    const ModelActivity activity = model->trainers().activity();
     sessions[{label}] += static_cast<double>(activity.trainers.size());
     const size_t nodes = options_.store->world().cluster->nodes();
     const size_t absent = activity.active_nodes.empty() ? 0 : nodes - activity.active_nodes.size();

@@ -92,7 +92,7 @@ class RestoreThread {
   std::thread thread_;
 };
 
-v1::RestoreModelResponse ProgressMessage(const Model::RestoreProgress& progress) {
+v1::RestoreModelResponse ProgressMessage(const RestoreProgress& progress) {
   v1::RestoreModelResponse response;
   response.mutable_progress()->set_done_bytes(progress.done_bytes);
   response.mutable_progress()->set_all_bytes(progress.all_bytes);
@@ -120,7 +120,7 @@ absl::Status RestoreModel(const ModelStore& store, Restores& restores, const v1:
   RETURN_IF_ERROR(thread.Start(request.model()));
   std::optional<absl::StatusOr<RestoreResult>> result = thread.Await(kProgressInterval);
   while (!result.has_value()) {
-    const std::optional<Model::RestoreProgress> progress = model->activity().restore;
+    const std::optional<RestoreProgress> progress = model->trainers().activity().restore;
     if (progress.has_value()) {
       // The bytes of other daemons are known once they have begun.
       all_bytes = progress->all_bytes;
@@ -160,7 +160,7 @@ absl::StatusOr<v1::CreateModelResponse> CreateModel(ModelStore& store, Restores&
   v1::CreateModelResponse response;
   response.set_created(created.model.created);
   *response.mutable_model() = ToProto(model);
-  response.set_same_run(values.run != 0 && model.history().run == values.run);
+  response.set_same_run(values.run != 0 && model.state().history().run == values.run);
   if (created.restored.has_value()) *response.mutable_restored() = ToProto(*created.restored);
   return response;
 }

@@ -48,7 +48,7 @@ absl::StatusOr<absl::Duration> AttachTimeoutOf(const v1::AttachRequest& attach) 
 }
 
 // Kills the process that holds the rank.
-absl::Status KillHolder(const Model::Holder& holder, const Callers& callers, const Callers::Caller& caller, int rank) {
+absl::Status KillHolder(const RankHolder& holder, const Callers& callers, const Callers::Caller& caller, int rank) {
   if (holder.uid == caller.peer.uid) return callers.Kill(holder.session);
   return absl::PermissionDeniedError(absl::StrCat("take over rank ", rank, ": want a holder of user ", caller.peer.uid,
                                                   ", got process ", holder.pid, " of user ", holder.uid));
@@ -58,7 +58,7 @@ absl::Status KillHolder(const Model::Holder& holder, const Callers& callers, con
 absl::Status NotBegunError(const Model& model, absl::Duration timeout) {
   const std::string within = absl::StrCat(" within ", absl::FormatDuration(timeout));
   const std::string attach = absl::StrCat("attach ", model.spec().name, ": ");
-  if (const std::vector<int> missing = model.MissingRanks(); !missing.empty()) {
+  if (const std::vector<int> missing = model.trainers().MissingRanks(); !missing.empty()) {
     return absl::DeadlineExceededError(
         absl::StrCat(attach, "ranks ", absl::StrJoin(missing, ", "), " did not come", within));
   }
@@ -134,7 +134,7 @@ class SessionCall final : public CallReactor, public std::enable_shared_from_thi
   struct TakeOver {
     v1::AttachRequest attach;
     absl::Duration timeout;  // of the attach
-    Model::Holder holder;
+    RankHolder holder;
     SteadyTime deadline;
   };
   absl::Status BeginAttach(const v1::AttachRequest& attach, absl::Duration timeout);
@@ -242,7 +242,7 @@ absl::Status SessionCall::TakeFirst(bool ok) {
 
 absl::Status SessionCall::BeginAttach(const v1::AttachRequest& attach, absl::Duration timeout) {
   ASSIGN_OR_RETURN(const std::shared_ptr<Model> model, store_.Find(attach.model()));
-  const Model::Holder holder = attach.take_over() ? model->HolderOf(attach.rank()) : Model::Holder();
+  const RankHolder holder = attach.take_over() ? model->trainers().HolderOf(attach.rank()) : RankHolder();
   if (holder.session == 0) return Attach(attach, timeout);
   RETURN_IF_ERROR(KillHolder(holder, callers_, caller_, attach.rank()));
   absl::MutexLock lock(&mu_);
@@ -259,7 +259,7 @@ void SessionCall::LookAgain(TakeOver take_over) {
 void SessionCall::GoOn(TakeOver take_over) {
   const int rank = take_over.attach.rank();
   const absl::StatusOr<std::shared_ptr<Model>> model = store_.Find(take_over.attach.model());
-  const bool waits = model.ok() && (*model)->HolderOf(rank).session == take_over.holder.session;
+  const bool waits = model.ok() && (*model)->trainers().HolderOf(rank).session == take_over.holder.session;
   absl::Status status = absl::OkStatus();
   if (!waits) {
     status = Attach(take_over.attach, take_over.timeout);
@@ -275,12 +275,13 @@ void SessionCall::GoOn(TakeOver take_over) {
 absl::Status SessionCall::Attach(const v1::AttachRequest& attach, absl::Duration timeout) {
   ASSIGN_OR_RETURN(const std::shared_ptr<Model> model, store_.Find(attach.model()));
   RETURN_IF_ERROR(callers_.Bind(caller_, model));
-  RETURN_IF_ERROR(model->Attach(MakeTrainer(attach.rank())));
+  RETURN_IF_ERROR(model->trainers().Attach(MakeTrainer(attach.rank())));
   // Callers::Gone could not remove a trainer that went between Bind and Attach.
-  if (const absl::Status present = callers_.CheckPresent(caller_); !present.ok()) model->Leave(session_, present);
+  if (const absl::Status present = callers_.CheckPresent(caller_); !present.ok())
+    model->trainers().Leave(session_, present);
   v1::SessionResponse response;
   response.mutable_accepted()->set_session(session_);
-  for (int rank : model->MissingRanks()) response.mutable_accepted()->add_missing_ranks(rank);
+  for (int rank : model->trainers().MissingRanks()) response.mutable_accepted()->add_missing_ranks(rank);
   absl::MutexLock lock(&mu_);
   model_ = model;
   // The epoch may have begun already.
@@ -300,7 +301,7 @@ void SessionCall::GiveUpWaiting(absl::Duration timeout) {
   const std::shared_ptr<Model> waited = model();
   if (waited == nullptr) return;
   // If the epoch has begun since the timer fired, the trainer stays.
-  waited->LeaveIfWaiting(session_, NotBegunError(*waited, timeout));
+  waited->trainers().LeaveIfWaiting(session_, NotBegunError(*waited, timeout));
 }
 
 absl::Status SessionCall::TakeCommand(Model& model) {
@@ -316,12 +317,12 @@ absl::Status SessionCall::TakeCommand(Model& model) {
       absl::MutexLock lock(&mu_);
       left_by_itself_ = true;
     }
-    return model.Detach(session_, request.detach().command_count());
+    return model.trainers().Detach(session_, request.detach().command_count());
   }
   if (!request.has_command()) {
     return absl::InvalidArgumentError("session: want a command or a detach, got another message");
   }
-  return model.Submit(session_, request.command());
+  return model.trainers().Submit(session_, request.command());
 }
 
 Trainer SessionCall::MakeTrainer(int rank) {
@@ -334,13 +335,13 @@ Trainer SessionCall::MakeTrainer(int rank) {
           .send_memory = [&companion = callers_.companion(), token = caller_.token](
                              const auto& message, auto fds) { return companion.SendMemory(token, message, fds); },
           .on_started =
-              [self](const EpochGreeting& greeting) {
+              [self](const EpochStartInfo& greeting) {
                 v1::SessionResponse response;
                 *response.mutable_started() = ToProto(greeting);
                 self->Put(std::move(response));
               },
           .on_ended =
-              [self](const EpochFarewell& farewell) {
+              [self](const EpochEndInfo& farewell) {
                 v1::SessionResponse response;
                 *response.mutable_ended() = ToProto(farewell);
                 self->Put(std::move(response));
@@ -356,7 +357,7 @@ void SessionCall::Leave(Model& model, const absl::Status& why, bool by_itself) {
       SetTimer(kLeaveTimeout, [this] { EndLeave(); });
     }
   }
-  model.Leave(session_, why);
+  model.trainers().Leave(session_, why);
 }
 
 // --- What the trainer is told ---

@@ -65,7 +65,7 @@ absl::StatusOr<v1::GetTraceResponse> GetTrace(const ModelStore& store, const v1:
   size_t spans = kMostSpans;
   size_t names = kMostBytesOfNames;
   for (const auto& model : models) {
-    const std::shared_ptr<const Recorder> recorder = model->recorder();
+    const std::shared_ptr<const Recorder> recorder = model->trainers().recorder();
     if (recorder == nullptr) continue;
     const Trace trace = MakeTrace(*recorder, request.steps() == 0 ? kDefaultSteps : request.steps(), spans);
     spans -= trace.spans.size();

@@ -30,7 +30,7 @@ v1::Model ToProto(const Model& model) {
   proto.set_history_id(summary.numbers.history.ToString());
   proto.set_lineage(summary.lineage.ToString());
   proto.set_origin(static_cast<v1::ValueOrigin>(summary.origin));
-  proto.set_deletion(model.deletion());
+  proto.set_deletion(model.state().deletion());
   if (summary.epoch > 0) proto.set_epoch(summary.epoch);
   proto.set_running(summary.running);
   proto.set_parameter_count(summary.parameter_count);
@@ -39,7 +39,7 @@ v1::Model ToProto(const Model& model) {
   return proto;
 }
 
-v1::EpochStarted ToProto(const EpochGreeting& greeting) {
+v1::EpochStarted ToProto(const EpochStartInfo& greeting) {
   v1::EpochStarted proto;
   proto.set_epoch(greeting.epoch);
   proto.set_commit_number(greeting.numbers.commit_number);
@@ -59,7 +59,7 @@ v1::EpochStarted ToProto(const EpochGreeting& greeting) {
   return proto;
 }
 
-v1::EpochEnded ToProto(const EpochFarewell& farewell) {
+v1::EpochEnded ToProto(const EpochEndInfo& farewell) {
   v1::EpochEnded proto;
   if (farewell.epoch.has_value()) proto.set_epoch(*farewell.epoch);
   proto.set_commit_number(farewell.numbers.commit_number);

@@ -9,8 +9,8 @@
 namespace paramshard::server {
 
 v1::Model ToProto(const Model& model);
-v1::EpochStarted ToProto(const EpochGreeting& greeting);
-v1::EpochEnded ToProto(const EpochFarewell& farewell);
+v1::EpochStarted ToProto(const EpochStartInfo& greeting);
+v1::EpochEnded ToProto(const EpochEndInfo& farewell);
 
 }  // namespace paramshard::server
 

@@ -32,6 +32,7 @@ class CreationTurns {
   // Returns true if no client waits for a creation's answer any more. It is called with a lock held: it must neither
   // block nor take a turn.
   using IsGone = absl::FunctionRef<bool()>;
+  static bool IsNeverGone() { return false; }
 
   // A turn to create a model, or to free what is left of one, until its destruction. Move-only.
   class Turn {

@@ -11,27 +11,27 @@
 
 namespace paramshard::server {
 
-// Holds the model's turn (Model::BeginImport) until it ends, and the model as long. Movable.
+// Holds the model's turn (StateChanges::BeginImport) until it ends, and the model as long. Movable.
 class ImportTurn {
  public:
-  // Errors of Model::BeginImport.
+  // Errors of StateChanges::BeginImport.
   static absl::StatusOr<ImportTurn> Begin(std::shared_ptr<Model> model) {
-    RETURN_IF_ERROR(model->BeginImport());
+    RETURN_IF_ERROR(model->changes().BeginImport());
     return ImportTurn(std::move(model));
   }
-  // Errors of Model::BeginRestore.
+  // Errors of StateChanges::BeginRestore.
   static absl::StatusOr<ImportTurn> BeginRestore(std::shared_ptr<Model> model) {
-    RETURN_IF_ERROR(model->BeginRestore());
+    RETURN_IF_ERROR(model->changes().BeginRestore());
     return ImportTurn(std::move(model));
   }
-  // For a change that was cut off (Model::BeginImportAgain).
+  // For a change that was cut off (StateChanges::BeginImportAgain).
   static absl::StatusOr<ImportTurn> BeginAgain(std::shared_ptr<Model> model) {
-    RETURN_IF_ERROR(model->BeginImportAgain());
+    RETURN_IF_ERROR(model->changes().BeginImportAgain());
     return ImportTurn(std::move(model));
   }
   ImportTurn(ImportTurn&&) = default;
   ~ImportTurn() {
-    if (model_ != nullptr) model_->EndImport();
+    if (model_ != nullptr) model_->changes().EndTurn();
   }
 
   Model& model() const { return *model_; }

@@ -168,23 +168,23 @@ absl::StatusOr<ParameterDescription> DescribeOneState(const Model& model, absl::
 }
 
 // Returns why trainers cannot attach. For a restore, its progress says more than that it goes on.
-std::string UnusableText(const Model& model, const Model::Activity& activity) {
-  if (const absl::Status usable = model.usable(); !usable.ok()) return std::string(usable.message());
-  if (const absl::Status doubt = model.doubt(); !doubt.ok()) return std::string(doubt.message());
-  return activity.restore.has_value() ? std::string() : std::string(model.unfinished().message());
+std::string UnusableText(const Model& model, const ModelActivity& activity) {
+  if (const absl::Status usable = model.state().usable(); !usable.ok()) return std::string(usable.message());
+  if (const absl::Status doubt = model.state().doubt(); !doubt.ok()) return std::string(doubt.message());
+  return activity.restore.has_value() ? std::string() : std::string(model.state().unfinished().message());
 }
 
 }  // namespace
 
 ModelSummary Summarize(const Model& model) {
-  const Model::Activity activity = model.activity();
-  const Model::State state = model.state();
+  const ModelActivity activity = model.trainers().activity();
+  const StateSnapshot state = model.state().snapshot();
   ModelSummary summary{.name = model.spec().name,
                        .shard_size = model.layout().ranks(),
                        .world_size = model.world().world_size,
                        .numbers = state.numbers,
                        .lineage = state.lineage,
-                       .origin = model.origin(),
+                       .origin = model.state().origin(),
                        .skipped_commits = model.commit_log().numbers().skipped,
                        .epoch = activity.epoch,
                        .running = activity.running,
@@ -297,7 +297,7 @@ std::vector<MemoryUse> CountMemory(const Model& model) {
   const auto add_use = [&](const std::string& device, const std::string& memory_class, int64_t size_bytes) {
     if (size_bytes > 0) uses.push_back({device, memory_class, size_bytes});
   };
-  const Model::Activity activity = model.activity();
+  const ModelActivity activity = model.trainers().activity();
   for (size_t rank = 0; rank < model.shards().size(); ++rank) {
     const std::string device = model.world().devices[rank]->Name();
     const ShardBytes bytes = model.shards()[rank]->bytes();
@@ -310,7 +310,7 @@ std::vector<MemoryUse> CountMemory(const Model& model) {
     add_use(device, "words", activity.words_bytes);
     add_use(device, "scratch", activity.scratch_bytes.empty() ? 0 : activity.scratch_bytes[rank]);
   }
-  add_use(/*device=*/"", "histories", model.history_bytes());
+  add_use(/*device=*/"", "histories", model.scaling_book().history_bytes());
   add_use(/*device=*/"", "images", model.image_bytes());
   add_use(/*device=*/"", "plane_copies", model.plane_copy_bytes());
   return uses;

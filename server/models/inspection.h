@@ -34,8 +34,8 @@ struct ModelSummary {
   std::string engine = {};
   double imbalance = 0;
   std::string unusable = {};  // why
-  std::optional<Model::RestoreProgress> restore = {};
-  std::optional<Model::Rollback> rollback = {};
+  std::optional<RestoreProgress> restore = {};
+  std::optional<Rollback> rollback = {};
   std::vector<int> active_nodes = {};  // of the running epoch, where others are left out
 };
 
@@ -82,7 +82,7 @@ struct ParameterDescription {
 };
 
 // Describes one state. NOT_FOUND for an unknown parameter; ABORTED when commits or an import kept changing the state;
-// errors of Model::Look.
+// errors of ModelState::Look.
 absl::StatusOr<ParameterDescription> DescribeParameter(const Model& model, absl::string_view parameter);
 
 // How one parameter's planes on this daemon stand for their masters. Pointers are into the model.
@@ -121,7 +121,7 @@ struct VerifySummary {
 };
 
 // Calls `sink` for every extent in (parameter, rank) order; stops when it fails. ABORTED when a commit is applied
-// or an import begins meanwhile; errors of Model::Look.
+// or an import begins meanwhile; errors of ModelState::Look.
 absl::StatusOr<VerifySummary> VerifyModel(const Model& model,
                                           absl::FunctionRef<absl::Status(const ExtentVerification&)> sink);
 

@@ -58,6 +58,13 @@ std::string LostModels::WhyOf(absl::string_view name) const {
   return found == losses_.end() ? "" : found->second.why;
 }
 
+void LostModels::Report(Cluster& cluster, const std::string& name, absl::string_view why) const {
+  ModelReport report;
+  report.model = name;
+  report.lost = Describe(name, why);
+  cluster.Report(report);
+}
+
 std::map<std::string, absl::Status, std::less<>> LostModels::List() const {
   absl::MutexLock lock(&mu_);
   std::map<std::string, absl::Status, std::less<>> lost;

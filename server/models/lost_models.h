@@ -18,6 +18,7 @@
 #include "server/device/kept_memory.h"
 #include "server/journal/journal_content.h"
 #include "server/observe/log_throttle.h"
+#include "server/terms/cluster.h"
 
 namespace paramshard::server {
 
@@ -47,6 +48,9 @@ class LostModels {
 
   // Returns the error of Check for a lost model: DATA_LOSS.
   absl::Status Describe(absl::string_view name, absl::string_view why) const;
+  // Tells the cluster that the model is lost, so that trainers of other daemons do not wait for it. Called before any
+  // other call here learns of it: node 0 hears of the loss before it hears of what follows.
+  void Report(Cluster& cluster, const std::string& name, absl::string_view why) const;
   // `source`: source of the change that was cut off, if that is known; it ends with this server. `was_restored`: lost
   // in a restore of all daemons.
   void Add(const std::string& name, absl::string_view why, std::optional<ChangeSource> source = std::nullopt,

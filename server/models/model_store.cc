@@ -14,19 +14,15 @@
 namespace paramshard::server {
 namespace {
 
-// Largest number of remembered deletions: enough for every client that could still repeat one.
-constexpr size_t kMaxRememberedDeletions = 1024;
 // Largest number of models that an error lists.
 constexpr size_t kMaxNamedModels = 8;
-// Pause between two attempts to take over a model for which there is no memory.
-constexpr absl::Duration kPauseForRoom = absl::Milliseconds(50);
 // Largest size of a request id that is remembered.
 constexpr size_t kMaxRequestIdBytes = 512;
 
 int64_t BytesOf(const Model& model) {
-  int64_t bytes = model.slots_bytes() * model.world().rank_count();
+  int64_t bytes = model.budget().slots_bytes() * model.world().rank_count();
   for (const auto& shard : model.shards()) bytes += shard->bytes().Total();
-  for (const int64_t scratch : model.ScratchBytesByRank()) bytes += scratch;
+  for (const int64_t scratch : model.budget().ScratchBytesByRank()) bytes += scratch;
   // Images and copies of planes are host memory, which the limit of GPUs does not count.
   if (model.world().devices.front()->id().kind == DeviceKind::kCpu) {
     bytes += model.image_bytes() + model.plane_copy_bytes();
@@ -44,7 +40,7 @@ int64_t AvailableBytesOf(const std::vector<ComputeDevice*>& devices) {
 
 // Initial values count only where the model has them, and the caller does not replace them all.
 bool DoInitialValuesCount(const Model& model, const ValuesToCome& values) {
-  const ValueOrigin origin = model.origin();
+  const ValueOrigin origin = model.state().origin();
   if (values.all_values_follow) return false;
   return origin == ValueOrigin::kInitial || (origin == ValueOrigin::kImporting && values.values_follow);
 }
@@ -66,6 +62,34 @@ void AwaitSaves(const ModelSaver& saver, SteadyTime deadline) {
   for (const SaveRecord& record : saver.records()) {
     if (!IsOver(record.state)) saver.Await(record.number, deadline).IgnoreError();
   }
+}
+
+// Returns true if the model is whole, and the drain should have saved it and has not.
+bool IsLeftUnsaved(const Model& model) {
+  const ModelState& state = model.state();
+  return state.usable().ok() && state.unfinished().ok() && model.saver() != nullptr && !model.saver()->IsDrained();
+}
+
+// Lists a few of the models, and how many more there are.
+std::string NamesOf(const std::map<std::string, std::shared_ptr<Model>, std::less<>>& models) {
+  std::vector<absl::string_view> named;
+  for (auto model = models.begin(); model != models.end() && named.size() < kMaxNamedModels; ++model) {
+    named.push_back(model->first);
+  }
+  const std::string names = absl::StrJoin(named, ", ");
+  if (named.size() == models.size()) return names;
+  return absl::StrCat(names, " and ", models.size() - named.size(), " more");
+}
+
+// Lets node 0 stop waiting for this daemon's part, and another node for an answer to its request.
+void RefuseSave(Cluster& cluster, const SaveNews& news, const absl::Status& why) {
+  SaveNews answer{.model = news.model, .what = SaveEnd{.why = why}};
+  if (const auto* const order = std::get_if<SaveOrder>(&news.what); order != nullptr) {
+    answer.what = SavePart{.id = order->id, .status = why};
+  } else if (!std::holds_alternative<SaveWish>(news.what)) {
+    return;
+  }
+  cluster.TellSave(answer).IgnoreError();
 }
 
 }  // namespace
@@ -100,7 +124,7 @@ absl::StatusOr<ModelStore::Created> ModelStore::CreateToBeHealed(ModelSpec spec,
                                                                  const ValuesToCome& values) {
   const auto make = [&](ModelSpec made) -> absl::StatusOr<std::shared_ptr<Model>> {
     ASSIGN_OR_RETURN(std::shared_ptr<Model> model, Make(std::move(made), values));
-    RETURN_IF_ERROR(model->AwaitReplica(why));
+    RETURN_IF_ERROR(model->state().AwaitReplica(why));
     return model;
   };
   return MakeOrJoin(std::move(spec), make, is_gone, values);
@@ -129,8 +153,9 @@ absl::StatusOr<ModelStore::Created> ModelStore::MakeOrJoin(ModelSpec spec, MakeM
 absl::StatusOr<std::shared_ptr<Model>> ModelStore::MakeFull(ModelSpec spec, const ValuesToCome& values, Fill fill) {
   ASSIGN_OR_RETURN(std::shared_ptr<Model> model, Make(std::move(spec), values));
   absl::Status filled = fill(model, [&] { return ShowFilling(model); });
-  if (filled.ok()) filled = CheckNotLost(*model);
-  if (filled.ok()) filled = model->Publish();
+  // Only a restore makes a lost model anew.
+  if (filled.ok() && !model->state().history().parent.has_value()) filled = lost_.Check(model->spec().name);
+  if (filled.ok()) filled = model->state().Publish();
   if (filled.ok()) return model;
   DropFilling(model);
   Discard(*model);
@@ -146,9 +171,8 @@ Model::Options ModelStore::OptionsFor(ModelSpec spec) const {
           .save_dir = options_.save_dir,
           .savers = options_.savers,
           .moves = options_.moves,
-          .draw_history = options_.draw_history,
-          .before_answer = options_.before_answer,
-          .log = log_};
+          .log = log_,
+          .hooks = options_.hooks};
 }
 
 absl::StatusOr<std::shared_ptr<Model>> ModelStore::Make(ModelSpec spec, const ValuesToCome& values) {
@@ -169,7 +193,8 @@ void ModelStore::Discard(Model& model) const {
   // A caller that still holds the model must not hold its folder of checkpoints.
   if (model.saver() != nullptr) model.saver()->Stop();
   const std::string& name = model.spec().name;
-  const absl::Status dropped = lost_.Contains(name) ? model.DropMemoryBut(kLostPiece) : model.DropMemory();
+  const absl::Status dropped =
+      lost_.Contains(name) ? model.durability().DropAllBut(kLostPiece) : model.durability().Drop();
   if (!dropped.ok()) LogStillKept(name, dropped);
 }
 
@@ -179,9 +204,9 @@ void ModelStore::LogStillKept(const std::string& name, const absl::Status& why) 
 
 // --- What another server has left
 
-absl::StatusOr<std::vector<ModelStore::InterruptedChange>> ModelStore::TakeOver() {
-  std::vector<InterruptedChange> cut_off;
-  if (options_.kept == nullptr) return cut_off;
+absl::StatusOr<std::vector<InterruptedChange>> ModelStore::TakeOver() {
+  std::vector<InterruptedChange> interrupted;
+  if (options_.kept == nullptr) return interrupted;
   // News from other daemons, for example of a save, is heard once the models are here.
   options_.world.cluster->SetListener(nullptr);
   const absl::Cleanup listen = [this] { options_.world.cluster->SetListener(this); };
@@ -191,76 +216,23 @@ absl::StatusOr<std::vector<ModelStore::InterruptedChange>> ModelStore::TakeOver(
   for (const std::string& stranger : kept.strangers) {
     log_->Write(LogLevel::kWarning, "the keeper holds an unknown entry", {{"name", stranger}});
   }
-  const SteadyTime deadline = After(options_.clock->Now(), options_.room_timeout);
+  const auto options_for = [this](ModelSpec spec) { return OptionsFor(std::move(spec)); };
+  const ModelTakeover takeover({.world = options_.world,
+                                .kept = *options_.kept,
+                                .lost = lost_,
+                                .log = *log_,
+                                .clock = *options_.clock,
+                                .deadline = After(options_.clock->Now(), options_.room_timeout),
+                                .pause = options_.hooks.pause,
+                                .options_for = options_for});
   for (auto& [name, pieces] : kept.models) {
-    RETURN_IF_ERROR(TakeOverWithRoom(name, std::move(pieces), deadline, cut_off));
+    ASSIGN_OR_RETURN(ModelTakeover::Taken taken, takeover.TakeOver(name, std::move(pieces)));
+    if (taken.model == nullptr) continue;
+    if (taken.interrupted.has_value()) interrupted.push_back({.model = taken.model, .source = *taken.interrupted});
+    absl::MutexLock lock(&mu_);
+    models_[name] = std::move(taken.model);
   }
-  return cut_off;
-}
-
-// A failed attempt leaves what is kept such that the next one comes to the same state, as a server's death does.
-absl::Status ModelStore::TakeOverWithRoom(const std::string& name, KeptStore::Descriptors pieces, SteadyTime deadline,
-                                          std::vector<InterruptedChange>& cut_off) {
-  for (bool is_first = true;; is_first = false) {
-    const absl::Status taken_over = TakeOverModel(name, std::move(pieces), cut_off);
-    if (!absl::IsResourceExhausted(taken_over) || options_.clock->Now() >= deadline) return taken_over;
-    if (is_first) {
-      log_->Write(LogLevel::kWarning, "a model waits for memory", {{"model", name}, {"why", taken_over.ToString()}});
-    }
-    options_.pause(kPauseForRoom);
-    ASSIGN_OR_RETURN(pieces, KeptMemory::TakePieces(name, *options_.kept));
-  }
-}
-
-absl::Status ModelStore::TakeOverModel(const std::string& name, KeptStore::Descriptors pieces,
-                                       std::vector<InterruptedChange>& cut_off) {
-  ASSIGN_OR_RETURN(LeftModel left, LeftModel::Read(name, options_.kept, std::move(pieces)));
-  const RecoveryPlan plan = left.plan;
-  if (plan.action == RecoveryAction::kDrop) return left.memory->Drop();
-  if (IsOfSeveral(plan)) {
-    // All daemons make the restore again when trainers come.
-    const absl::Status why = absl::DataLossError("a restore of several daemons was cut off");
-    ReportLost(name, why);
-    lost_.Add(name, why.message(), plan.change, /*was_restored=*/true);
-    return absl::OkStatus();
-  }
-  absl::StatusOr<std::shared_ptr<Model>> model = Resume(name, std::move(left));
-  if (absl::IsDataLoss(model.status())) {
-    ReportLost(name, model.status());
-    const bool was_restored = plan.change.has_value() && plan.change->kind == ChangeSource::Kind::kCheckpoint;
-    lost_.Add(name, model.status().message(), std::nullopt, was_restored);
-    return absl::OkStatus();
-  }
-  if (!model.ok()) {
-    return absl::Status(model.status().code(), absl::StrCat("model ", name, ": ", model.status().message()));
-  }
-  if (plan.action == RecoveryAction::kRedoChange) cut_off.push_back({.model = *model, .source = *plan.change});
-  log_->Write(LogLevel::kInfo, "model taken over",
-              {{"model", name},
-               {"commit_number", absl::StrCat((*model)->commit_log().numbers().commit_number)},
-               {"action", RecoveryActionName(plan.action)},
-               {"torn_bands", absl::StrCat(TornBands(plan))}});
-  absl::MutexLock lock(&mu_);
-  models_[name] = *std::move(model);
-  return absl::OkStatus();
-}
-
-// Returns true if a restore was cut off that this daemon cannot make again on its own.
-bool ModelStore::IsOfSeveral(const RecoveryPlan& plan) const {
-  return plan.action == RecoveryAction::kRedoChange && plan.change->kind == ChangeSource::Kind::kCheckpoint &&
-         options_.world.rank_count() != options_.world.world_size;
-}
-
-absl::StatusOr<std::shared_ptr<Model>> ModelStore::Resume(const std::string& name, LeftModel left) const {
-  ASSIGN_OR_RETURN(ModelSpec spec, left.Spec());
-  if (spec.name != name) return absl::DataLossError(absl::StrCat("its journal belongs to model ", spec.name));
-  if (left.plan.action == RecoveryAction::kQueryNode0) {
-    RETURN_IF_ERROR(left.AskNode0(spec, *options_.world.cluster));
-    if (left.plan.action == RecoveryAction::kDataLoss) return absl::DataLossError(left.plan.loss);
-  }
-  Model::Options options = OptionsFor(std::move(spec));
-  options.left = std::make_unique<LeftModel>(std::move(left));
-  return Model::Create(std::move(options));
+  return interrupted;
 }
 
 void ModelStore::FinishChange(const std::shared_ptr<Model>& model, const absl::Status& status) {
@@ -282,13 +254,13 @@ bool ModelStore::MayLose(const std::shared_ptr<Model>& model) const {
 // A deletion that has found the model, and drops its memory late, must not drop the memory that the name has by then.
 void ModelStore::SetLost(const std::shared_ptr<Model>& model, const absl::Status& why) {
   const std::string& name = model->spec().name;
-  model->LeaveMemory([&] {
+  model->durability().Leave([&] {
     {
       absl::MutexLock lock(&mu_);
       if (!MayLose(model)) return false;
     }
-    model->Silence();
-    ReportLost(name, why);
+    model->trainers().Silence();
+    lost_.Report(*options_.world.cluster, name, why.message());
     absl::MutexLock lock(&mu_);
     // Still true, unless a drain has begun, with which node 0 forgets this daemon.
     if (!MayLose(model)) return false;
@@ -296,17 +268,6 @@ void ModelStore::SetLost(const std::shared_ptr<Model>& model, const absl::Status
     lost_.Add(name, why.message());
     return true;
   });
-}
-
-void ModelStore::ReportLost(const std::string& name, const absl::Status& why) const {
-  ModelReport report;
-  report.model = name;
-  report.lost = lost_.Describe(name, why.message());
-  options_.world.cluster->Report(report);
-}
-
-absl::Status ModelStore::CheckNotLost(const Model& made) const {
-  return made.history().parent.has_value() ? absl::OkStatus() : lost_.Check(made.spec().name);
 }
 
 absl::Status ModelStore::ShowFilling(const std::shared_ptr<Model>& model) {
@@ -355,17 +316,7 @@ absl::StatusOr<std::shared_ptr<Model>> ModelStore::Find(absl::string_view name) 
   if (models_.empty()) {
     return absl::NotFoundError(absl::StrCat("model ", object, ": not found; this daemon holds no models"));
   }
-  return absl::NotFoundError(absl::StrCat("model ", object, ": not found; this daemon holds [", Names(), "]"));
-}
-
-std::string ModelStore::Names() const {
-  std::vector<absl::string_view> named;
-  for (auto model = models_.begin(); model != models_.end() && named.size() < kMaxNamedModels; ++model) {
-    named.push_back(model->first);
-  }
-  const std::string names = absl::StrJoin(named, ", ");
-  if (named.size() == models_.size()) return names;
-  return absl::StrCat(names, " and ", models_.size() - named.size(), " more");
+  return absl::NotFoundError(absl::StrCat("model ", object, ": not found; this daemon holds [", NamesOf(models_), "]"));
 }
 
 std::vector<std::shared_ptr<Model>> ModelStore::List() const {
@@ -381,14 +332,18 @@ absl::Status ModelStore::Delete(const std::string& name, const std::string& requ
                                                    ": want a request id of at most ", kMaxRequestIdBytes,
                                                    " bytes, got ", request_id.size()));
   }
-  ASSIGN_OR_RETURN(bool is_answered, IsDeleted(name, request_id));
+  const auto is_deleted = [&]() -> absl::StatusOr<bool> {
+    absl::MutexLock lock(&mu_);
+    return deletions_.Find(name, request_id);
+  };
+  ASSIGN_OR_RETURN(bool is_answered, is_deleted());
   if (is_answered) return absl::OkStatus();
   ASSIGN_OR_RETURN(is_answered, DeleteLost(name, request_id));
   if (is_answered) return absl::OkStatus();
   absl::StatusOr<std::shared_ptr<Model>> found = Find(name);
   if (!found.ok()) {
     // The call that this one repeats may have finished since.
-    ASSIGN_OR_RETURN(is_answered, IsDeleted(name, request_id));
+    ASSIGN_OR_RETURN(is_answered, is_deleted());
     return is_answered ? absl::OkStatus() : found.status();
   }
   return DeleteFound(*std::move(found), request_id);
@@ -400,13 +355,13 @@ absl::Status ModelStore::DeleteFound(const std::shared_ptr<Model>& model, const 
   RETURN_IF_ERROR(model->Close(absl::NotFoundError(absl::StrCat("model ", name, " was deleted"))));
   // The mark comes first: a server that dies in between leaves a model that was created before it.
   RETURN_IF_ERROR(deletion_marks_.Add(name));
-  RETURN_IF_ERROR(model->DropMemory());
+  RETURN_IF_ERROR(model->durability().Drop());
   if (EraseDeleted(model, request_id)) return absl::OkStatus();
   // It was lost meanwhile, or another call has deleted it: a new model of that name may exist by now.
   ASSIGN_OR_RETURN(const bool is_answered, DeleteLost(name, request_id));
   if (is_answered) return absl::OkStatus();
   absl::MutexLock lock(&mu_);
-  RememberDeletion(name, request_id);
+  deletions_.Add(name, request_id);
   return absl::OkStatus();
 }
 
@@ -415,23 +370,8 @@ bool ModelStore::EraseDeleted(const std::shared_ptr<Model>& model, const std::st
   const auto found = models_.find(model->spec().name);
   if (found == models_.end() || found->second != model) return false;
   models_.erase(found);
-  RememberDeletion(model->spec().name, request_id);
+  deletions_.Add(model->spec().name, request_id);
   return true;
-}
-
-absl::StatusOr<bool> ModelStore::IsDeleted(const std::string& name, const std::string& request_id) const {
-  absl::MutexLock lock(&mu_);
-  const auto deleted = deletions_.find(request_id);
-  if (request_id.empty() || deleted == deletions_.end()) return false;
-  if (deleted->second == name) return true;
-  return absl::InvalidArgumentError(
-      absl::StrCat("delete model ", name, ": want a new request id, got the one that deleted ", deleted->second));
-}
-
-void ModelStore::RememberDeletion(const std::string& name, const std::string& request_id) {
-  if (request_id.empty()) return;
-  if (deletions_.size() >= kMaxRememberedDeletions) deletions_.clear();
-  deletions_[request_id] = name;
 }
 
 // No model of that name is made meanwhile; callers that create or look up other models do not wait for the keeper.
@@ -439,15 +379,18 @@ absl::StatusOr<bool> ModelStore::DeleteLost(const std::string& name, const std::
   if (!lost_.Contains(name)) return false;
   ASSIGN_OR_RETURN(const CreationTurns::Turn turn, turns_.TakeToFree(name));
   // The call that held the turn may have been the one that this one repeats.
-  ASSIGN_OR_RETURN(const bool is_deleted, IsDeleted(name, request_id));
-  if (is_deleted || !lost_.Contains(name)) return is_deleted;
+  {
+    absl::MutexLock lock(&mu_);
+    ASSIGN_OR_RETURN(const bool is_deleted, deletions_.Find(name, request_id));
+    if (is_deleted || !lost_.Contains(name)) return is_deleted;
+  }
   RETURN_IF_ERROR(deletion_marks_.Add(name));
   RETURN_IF_ERROR(lost_.FreeAll(name));
   {
     // Both change at once: a call that does not find the model finds the answer.
     absl::MutexLock lock(&mu_);
     lost_.Forget(name);
-    RememberDeletion(name, request_id);
+    deletions_.Add(name, request_id);
   }
   options_.world.cluster->Forget(name);
   return true;
@@ -459,22 +402,20 @@ void ModelStore::Drain(SteadyTime deadline, const absl::Status& why, DrainSaves 
     draining_ = true;
   }
   const std::vector<std::shared_ptr<Model>> models = List();
-  for (const auto& model : models) model->BeginDrain(why);
-  for (const auto& model : models) model->FinishDrain(deadline);
+  for (const auto& model : models) model->trainers().BeginDrain(why);
+  for (const auto& model : models) model->trainers().FinishDrain(deadline);
   if (options_.savers == nullptr) return;
   const SteadyTime saved = SteadyDeadline(options_.savers->drain_timeout());
   for (const auto& model : models) {
     saves == DrainSaves::kUnsaved ? model->saver()->Drain(saved) : AwaitSaves(*model->saver(), saved);
   }
-  if (saves == DrainSaves::kUnsaved) NoteUnsaved(models);
-}
-
-void ModelStore::NoteUnsaved(const std::vector<std::shared_ptr<Model>>& models) {
+  if (saves != DrainSaves::kUnsaved) return;
   for (const auto& model : models) {
     if (!IsLeftUnsaved(*model)) continue;
     left_unsaved_ = true;
-    log_->Write(LogLevel::kError, "stopping with unsaved commits",
-                {{"model", model->spec().name}, {"commit", absl::StrCat(model->state().numbers.commit_number)}});
+    log_->Write(
+        LogLevel::kError, "stopping with unsaved commits",
+        {{"model", model->spec().name}, {"commit", absl::StrCat(model->state().snapshot().numbers.commit_number)}});
   }
 }
 
@@ -483,38 +424,35 @@ bool ModelStore::IsDraining() const {
   return draining_;
 }
 
-bool ModelStore::IsLeftUnsaved(const Model& model) {
-  return model.usable().ok() && model.unfinished().ok() && model.saver() != nullptr && !model.saver()->IsDrained();
-}
-
 void ModelStore::DropKept() const {
   for (const auto& model : List()) {
     if (IsLeftUnsaved(*model)) {
       LogStillKept(model->spec().name, absl::FailedPreconditionError("it could not be saved"));
       continue;
     }
-    if (const absl::Status dropped = model->DropMemory(); !dropped.ok()) LogStillKept(model->spec().name, dropped);
+    if (const absl::Status dropped = model->durability().Drop(); !dropped.ok())
+      LogStillKept(model->spec().name, dropped);
   }
 }
 
 void ModelStore::OnEpochStart(const std::string& name, const EpochStart& start) {
-  if (const auto model = Find(name); model.ok()) (*model)->OnEpochStart(start);
+  if (const auto model = Find(name); model.ok()) (*model)->trainers().OnEpochStart(start);
 }
 
 void ModelStore::OnLastCommand(const std::string& name, int64_t epoch, int64_t command) {
-  if (const auto model = Find(name); model.ok()) (*model)->OnLastCommand(epoch, command);
+  if (const auto model = Find(name); model.ok()) (*model)->trainers().OnLastCommand(epoch, command);
 }
 
 void ModelStore::OnCommandsWanted(const std::string& name, int64_t epoch, const CommandsThrough& unless) {
-  if (const auto model = Find(name); model.ok()) (*model)->OnCommandsWanted(epoch, unless);
+  if (const auto model = Find(name); model.ok()) (*model)->trainers().OnCommandsWanted(epoch, unless);
 }
 
 void ModelStore::OnEpochEnd(const std::string& name, int64_t epoch, const absl::Status& why) {
-  if (const auto model = Find(name); model.ok()) (*model)->OnEpochEnd(epoch, why);
+  if (const auto model = Find(name); model.ok()) (*model)->trainers().OnEpochEnd(epoch, why);
 }
 
 void ModelStore::OnEpochRefused(const std::string& name, const absl::Status& why) {
-  if (const auto model = Find(name); model.ok()) (*model)->OnEpochRefused(why);
+  if (const auto model = Find(name); model.ok()) (*model)->trainers().OnEpochRefused(why);
 }
 
 void ModelStore::OnSaveNews(const SaveNews& news) {
@@ -526,7 +464,8 @@ void ModelStore::OnSaveNews(const SaveNews& news) {
   }
   const auto model = Find(news.model);
   if (model.ok() && (*model)->saver() != nullptr) return (*model)->saver()->OnNews(news);
-  RefuseSave(news, model.ok() ? absl::FailedPreconditionError("--save-dir is required for saves") : model.status());
+  RefuseSave(*options_.world.cluster, news,
+             model.ok() ? absl::FailedPreconditionError("--save-dir is required for saves") : model.status());
 }
 
 void ModelStore::SetRestoreListener(RestoreListener* listener) {
@@ -545,17 +484,6 @@ void ModelStore::OnRestoreNews(const RestoreNews& news) {
     return;
   }
   options_.world.cluster->TellRestore(answer).IgnoreError();
-}
-
-// Lets node 0 stop waiting for this daemon's part, and another node for an answer to its request.
-void ModelStore::RefuseSave(const SaveNews& news, const absl::Status& why) {
-  SaveNews answer{.model = news.model, .what = SaveEnd{.why = why}};
-  if (const auto* const order = std::get_if<SaveOrder>(&news.what); order != nullptr) {
-    answer.what = SavePart{.id = order->id, .status = why};
-  } else if (!std::holds_alternative<SaveWish>(news.what)) {
-    return;
-  }
-  options_.world.cluster->TellSave(answer).IgnoreError();
 }
 
 }  // namespace paramshard::server

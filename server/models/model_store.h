@@ -22,8 +22,10 @@
 #include "server/base/kept_store.h"
 #include "server/models/creation_turns.h"
 #include "server/models/deletion_marks.h"
+#include "server/models/deletion_requests.h"
 #include "server/models/lost_models.h"
 #include "server/models/model.h"
+#include "server/models/model_takeover.h"
 #include "server/terms/cluster.h"
 
 namespace paramshard::server {
@@ -50,13 +52,10 @@ class ModelStore : public EpochListener {
     const SaverSource* savers = nullptr;  // outlives the store and its models; null: nothing is saved
     MovePolicy moves = {};                // of the models' steps
     KeptStore* kept = nullptr;            // memory that outlives the server; outlives the store; null: none
-    HistoryIdSource draw_history = RandomHistoryId;
-    std::function<absl::Status()> before_answer = [] { return absl::OkStatus(); };  // ModelJournal::BeforeAnswer
     // Time for which TakeOver retries without free memory: trainers of the server before have its planes and slots
     // mapped until they hear of its end. Less than a daemon that is told to stop while it starts may take.
     absl::Duration room_timeout = absl::Seconds(20);
-    // Waits between two attempts; tests move their clock instead.
-    std::function<void(absl::Duration pause)> pause = [](absl::Duration pause) { absl::SleepFor(pause); };
+    ModelTestHooks hooks = {};
   };
 
   explicit ModelStore(Options options);
@@ -69,13 +68,9 @@ class ModelStore : public EpochListener {
   // Takes over what another server has left in `kept`, before any other call: models go on from their last commit, or
   // from the decided one. Every later call on a lost model says why it is lost, until it is created with a restore or
   // deleted; its memory stays kept until then, so that the next server says so too. Returns changes that were cut off,
-  // to be made again: their models are here, Model::unfinished(). FAILED_PRECONDITION naming a model that this server
-  // cannot go on with, because of its devices or its version: it stays for a server that can. RESOURCE_EXHAUSTED naming
-  // a model whose memory was not free within Options::room_timeout: it stays, too.
-  struct InterruptedChange {
-    std::shared_ptr<Model> model;
-    ChangeSource source;
-  };
+  // to be made again: their models are here, ModelState::unfinished(). FAILED_PRECONDITION naming a model that this
+  // server cannot go on with, because of its devices or its version: it stays for a server that can. RESOURCE_EXHAUSTED
+  // naming a model whose memory was not free within Options::room_timeout: it stays, too.
   absl::StatusOr<std::vector<InterruptedChange>> TakeOver();
   // Ends a change that was made again, or has failed for good: then the model is lost. The next server tries to make a
   // failed change again, as it does if the daemon drains.
@@ -89,17 +84,19 @@ class ModelStore : public EpochListener {
   // the model still has initial values and some of them are to stay. One model is created at a time; a caller that has
   // gone does not wait for its turn any longer. ALREADY_EXISTS names the first difference; ABORTED the caller has gone.
   using IsGone = CreationTurns::IsGone;
-  absl::StatusOr<Created> CreateOrJoin(ModelSpec spec, IsGone is_gone = IsNeverGone, const ValuesToCome& values = {});
+  absl::StatusOr<Created> CreateOrJoin(ModelSpec spec, IsGone is_gone = CreationTurns::IsNeverGone,
+                                       const ValuesToCome& values = {});
   // Does the same, but a created model gets its state from `fill`, which calls `show` as soon as trainers cannot attach
   // to it any more: from then on others see it. Callers that would join it, or create another model, wait until it is
   // full. If `fill` fails there is no model, and its error is returned. `show` returns UNAVAILABLE once draining.
   using Show = absl::FunctionRef<absl::Status()>;
   using Fill = absl::FunctionRef<absl::Status(const std::shared_ptr<Model>& model, Show show)>;
-  absl::StatusOr<Created> CreateOrJoin(ModelSpec spec, Fill fill, IsGone is_gone = IsNeverGone,
+  absl::StatusOr<Created> CreateOrJoin(ModelSpec spec, Fill fill, IsGone is_gone = CreationTurns::IsNeverGone,
                                        const ValuesToCome& values = {});
   // Does the same for a model, lost or not, that gets its state from another daemon's replica; `why`: this daemon has
-  // no state (Model::AwaitReplica).
-  absl::StatusOr<Created> CreateToBeHealed(ModelSpec spec, absl::string_view why, IsGone is_gone = IsNeverGone,
+  // no state (ModelState::AwaitReplica).
+  absl::StatusOr<Created> CreateToBeHealed(ModelSpec spec, absl::string_view why,
+                                           IsGone is_gone = CreationTurns::IsNeverGone,
                                            const ValuesToCome& values = {});
   // Returns true if other callers want the model that is being created, and wait for it.
   bool IsCreationAwaited() const { return turns_.IsAwaited(); }
@@ -108,16 +105,8 @@ class ModelStore : public EpochListener {
   // there are.
   absl::StatusOr<std::shared_ptr<Model>> Find(absl::string_view name) const;
   std::vector<std::shared_ptr<Model>> List() const;
-  // Returns the error that every call on a lost model answers, by name.
-  std::map<std::string, absl::Status, std::less<>> ListLost() const { return lost_.List(); }
-  // Returns the error of one model; OK if it is not lost.
-  absl::Status CheckLost(absl::string_view name) const { return lost_.Check(name); }
-  // Returns why the model is lost, in a few words; empty if it is not.
-  std::string WhyLost(absl::string_view name) const { return lost_.WhyOf(name); }
-  // Returns the source of node 0's restore of all daemons that was cut off when the server before this one died.
-  std::optional<ChangeSource> CutOffRestore(absl::string_view name) const { return lost_.SourceOf(name); }
-  // Returns true if the model was lost in a restore of all daemons, at whatever node.
-  bool WasBeingRestored(absl::string_view name) const { return lost_.WasBeingRestored(name); }
+  // Returns the models that are lost: every call on one answers with LostModels::Check.
+  const LostModels& lost() const { return lost_; }
 
   // Deletes a model. Waits for an epoch that is ending; other models can be created and deleted meanwhile. A repeated
   // call with the same request id answers like the first. FAILED_PRECONDITION while a trainer is attached;
@@ -154,7 +143,6 @@ class ModelStore : public EpochListener {
   void OnRestoreNews(const RestoreNews& news) override;
 
  private:
-  static bool IsNeverGone() { return false; }
   // Makes a model that is full.
   absl::StatusOr<std::shared_ptr<Model>> MakeFull(ModelSpec spec, const ValuesToCome& values, Fill fill);
   using MakeModel = absl::FunctionRef<absl::StatusOr<std::shared_ptr<Model>>(ModelSpec spec)>;
@@ -162,44 +150,24 @@ class ModelStore : public EpochListener {
   // Makes a model, in kept memory where there is a keeper.
   absl::StatusOr<std::shared_ptr<Model>> Make(ModelSpec spec, const ValuesToCome& values);
   Model::Options OptionsFor(ModelSpec spec) const;
-  // Tries until the deadline.
-  absl::Status TakeOverWithRoom(const std::string& name, KeptStore::Descriptors pieces, SteadyTime deadline,
-                                std::vector<InterruptedChange>& cut_off);
-  absl::Status TakeOverModel(const std::string& name, KeptStore::Descriptors pieces,
-                             std::vector<InterruptedChange>& cut_off);
-  bool IsOfSeveral(const RecoveryPlan& plan) const;
-  absl::StatusOr<std::shared_ptr<Model>> Resume(const std::string& name, LeftModel left) const;
   // Discards what is left of a model that did not come to be.
   void Discard(Model& model) const;
-  // Returns true if the model is whole, and the drain should have saved it and has not.
-  static bool IsLeftUnsaved(const Model& model);
-  void NoteUnsaved(const std::vector<std::shared_ptr<Model>>& models);
   void LogStillKept(const std::string& name, const absl::Status& why) const;
   // Returns true if a failed change of the model loses it. Another model may have its name by now.
   bool MayLose(const std::shared_ptr<Model>& model) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   // Makes the name a lost one, if it is still this model's: what is kept of the model is the name's from then on.
   void SetLost(const std::shared_ptr<Model>& model, const absl::Status& why);
-  // Tells the cluster that the model is lost, so that trainers of other daemons do not wait for it. Called before any
-  // other call here learns of it: node 0 hears of the loss before it hears of what follows.
-  void ReportLost(const std::string& name, const absl::Status& why) const;
   absl::Status DeleteFound(const std::shared_ptr<Model>& model, const std::string& request_id);
   // Returns true if the model was there; then the deletion is remembered.
   bool EraseDeleted(const std::shared_ptr<Model>& model, const std::string& request_id);
   // Deletes what is left of a lost model. Returns true if the call is answered: the model was lost, or a call with that
   // id has deleted it.
   absl::StatusOr<bool> DeleteLost(const std::string& name, const std::string& request_id);
-  // Returns true if a call with that id has deleted the model. INVALID_ARGUMENT if it has deleted another one.
-  absl::StatusOr<bool> IsDeleted(const std::string& name, const std::string& request_id) const;
-  // Returns an error if a model of that name is lost: only a restore makes it anew.
-  absl::Status CheckNotLost(const Model& made) const;
-  void RememberDeletion(const std::string& name, const std::string& request_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Returns null if there is no such model that is full.
   absl::StatusOr<std::shared_ptr<Model>> Join(const ModelSpec& spec, const ValuesToCome& values) const;
   absl::Status ShowFilling(const std::shared_ptr<Model>& model);
   void DropFilling(const std::shared_ptr<Model>& model);
   int64_t AvailableBytes() const;
-  void RefuseSave(const SaveNews& news, const absl::Status& why);
-  std::string Names() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
 
   const Options options_;
   // One for all models, which may outlive the store: creations and deletions in a loop write no more lines.
@@ -211,8 +179,8 @@ class ModelStore : public EpochListener {
   CreationTurns turns_;
   mutable absl::Mutex mu_;
   std::map<std::string, std::shared_ptr<Model>, std::less<>> models_ ABSL_GUARDED_BY(mu_);
-  std::map<std::string, std::string> deletions_ ABSL_GUARDED_BY(mu_);  // names of models, by request id
-  std::shared_ptr<Model> filling_ ABSL_GUARDED_BY(mu_);                // among models_; null when all are full
+  DeletionRequests deletions_ ABSL_GUARDED_BY(mu_);
+  std::shared_ptr<Model> filling_ ABSL_GUARDED_BY(mu_);  // among models_; null when all are full
   bool draining_ ABSL_GUARDED_BY(mu_) = false;
   std::atomic<bool> left_unsaved_ = false;
 };

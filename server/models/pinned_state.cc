@@ -9,7 +9,7 @@
 namespace paramshard::server {
 
 absl::StatusOr<PinnedState> PinnedState::Of(const Model& model, absl::string_view operation) {
-  ASSIGN_OR_RETURN(const Model::State state, model.Look(operation));
+  ASSIGN_OR_RETURN(const StateSnapshot state, model.state().Look(operation));
   return PinnedState(std::string(operation), model.spec().name, state.numbers, state.generation);
 }
 

@@ -23,7 +23,7 @@ class Model;
 //   ... reads the shard ...
 class PinnedState {
  public:
-  // Pins the present state. `operation` begins the messages. Errors of Model::Look.
+  // Pins the present state. `operation` begins the messages. Errors of ModelState::Look.
   static absl::StatusOr<PinnedState> Of(const Model& model, absl::string_view operation);
 
   // Pins a state that is known to be the model's.

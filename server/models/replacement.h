@@ -46,6 +46,7 @@ struct PresentState {
   bool untouched = false;  // no commit since the history began
   int64_t generation = 0;
   bool in_doubt = false;  // its numbers differ from the journal's, or maybe from other daemons'
+  bool lost = false;      // trainers must not train on from it
 };
 
 // The new state except for its tensors.

@@ -319,13 +319,13 @@ absl::StatusOr<History> StagedImport::Apply(const Numbers& numbers, const Change
     for (const auto& shard : turn_.model().shards()) shard->GiveUpRoom();
   };
   RETURN_IF_ERROR(MakeRoom());
-  return turn_.model().Change({.commit_number = numbers.commit_number,
-                               .version = numbers.version,
-                               .history = numbers.history,
-                               .content = Content(numbers),
-                               .source = source,
-                               .run = numbers.run},
-                              [this] { return Write(); });
+  return turn_.model().changes().Import({.commit_number = numbers.commit_number,
+                                         .version = numbers.version,
+                                         .history = numbers.history,
+                                         .content = Content(numbers),
+                                         .source = source,
+                                         .run = numbers.run},
+                                        [this] { return Write(); });
 }
 
 int64_t StagedImport::kept_bytes() const {

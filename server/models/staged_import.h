@@ -34,7 +34,7 @@ namespace paramshard::server {
 // Errors are INVALID_ARGUMENT where nothing else is said. One thread at a time.
 class StagedImport {
  public:
-  // UNAVAILABLE while another import of the model is under way, or the daemon drains; Model::usable().
+  // UNAVAILABLE while another import of the model is under way, or the daemon drains; ModelState::usable().
   static absl::StatusOr<StagedImport> Begin(std::shared_ptr<Model> model);
   explicit StagedImport(ImportTurn turn) : turn_(std::move(turn)) {}
 
@@ -63,8 +63,8 @@ class StagedImport {
     absl::uint128 run = 0;                  // History::run
   };
   // Changes the model. May be called once. Returns the history that begins. RESOURCE_EXHAUSTED without room to make
-  // planes of what has no master: nothing has changed. Errors of Model::Change too. `source`: where the same content
-  // can be read again.
+  // planes of what has no master: nothing has changed. Errors of StateChanges::Import too. `source`: where the same
+  // content can be read again.
   absl::StatusOr<History> Apply(const Numbers& numbers, const ChangeSource& source = {});
 
   // Returns the content that was given, from which Apply makes the lineage.

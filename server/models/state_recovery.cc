@@ -61,9 +61,8 @@ std::optional<ClosedEpoch> ClosedEpochOf(const std::string& name, const Recovery
 
 class Recovery {
  public:
-  Recovery(const RecoveryPlan& plan, const JournaledState& state, bool shares_amaxes, CommitLog& commits,
-           ModelJournal& journal)
-      : plan_(plan), state_(state), shares_amaxes_(shares_amaxes), commits_(commits), journal_(journal) {}
+  Recovery(const RecoveryPlan& plan, CommittedState& state, bool shares_amaxes, ModelJournal& journal)
+      : plan_(plan), state_(state), shares_amaxes_(shares_amaxes), journal_(journal) {}
 
   absl::Status Run() {
     TakeNumbers();
@@ -78,7 +77,7 @@ class Recovery {
  private:
   void TakeNumbers() {
     const JournalNumbers& numbers = *plan_.numbers;
-    commits_.Restore(
+    state_.commits.Restore(
         {.numbers = {.commit_number = numbers.commit_number, .version = numbers.version, .skipped = numbers.skipped},
          .last_answer = numbers.last_answer,
          .client_states = numbers.client_states});
@@ -86,7 +85,7 @@ class Recovery {
     for (size_t i = 0; i < numbers.scalings.size(); ++i) {
       records.push_back(RecordOf(plan_.identity->book[i], numbers.scalings[i]));
     }
-    state_.book->Restore(records);
+    state_.book.Restore(records);
     for (const auto& shard : state_.shards)
       shard->AdoptNumbers(numbers.steps, numbers.version, plan_.epoch->generation);
   }
@@ -95,8 +94,8 @@ class Recovery {
   absl::Status FinishStep() {
     RETURN_IF_ERROR(OnAllRanks("a step that goes on", static_cast<int>(state_.shards.size()),
                                [this](int rank) { return StepRank(rank); }));
-    for (const auto& shard : state_.shards) RETURN_IF_ERROR(shard->MeasureAmaxes(*state_.book));
-    if (!shares_amaxes_) state_.book->Settle(state_.book->Offer());
+    for (const auto& shard : state_.shards) RETURN_IF_ERROR(shard->MeasureAmaxes(state_.book));
+    if (!shares_amaxes_) state_.book.Settle(state_.book.Offer());
     return absl::OkStatus();
   }
 
@@ -106,20 +105,19 @@ class Recovery {
     progress.done = plan_.redo[rank].done;
     shard.AdoptGradients(plan_.prepared->has_gradient);
     return shard.Step({.groups = plan_.prepared->groups, .gradient_scale = plan_.decided->gradient_scale}, progress,
-                      *state_.book);
+                      state_.book);
   }
 
   absl::Status Answer() {
     const DecidedCommit& decided = *plan_.decided;
-    const CommitAnswer answer =
-        commits_.Answer(decided.apply, decided.gradient_norm, decided.non_finite_count, plan_.prepared->client_states);
-    return journal_.Answer(answer, commits_.numbers().skipped, state_);
+    const CommitAnswer answer = state_.commits.Answer(decided.apply, decided.gradient_norm, decided.non_finite_count,
+                                                      plan_.prepared->client_states);
+    return journal_.Answer(answer, state_.commits.numbers().skipped, state_);
   }
 
   const RecoveryPlan& plan_;
-  const JournaledState& state_;
+  CommittedState& state_;
   const bool shares_amaxes_;
-  CommitLog& commits_;
   ModelJournal& journal_;
 };
 
@@ -203,9 +201,8 @@ absl::StatusOr<std::vector<ClosedEpoch>> ReadClosedEpochs(KeptStore& kept) {
   return closed;
 }
 
-absl::Status RecoverState(const RecoveryPlan& plan, const JournaledState& state, bool shares_amaxes, CommitLog& commits,
-                          ModelJournal& journal) {
-  return Recovery(plan, state, shares_amaxes, commits, journal).Run();
+absl::Status RecoverState(const RecoveryPlan& plan, CommittedState& state, bool shares_amaxes, ModelJournal& journal) {
+  return Recovery(plan, state, shares_amaxes, journal).Run();
 }
 
 }  // namespace paramshard::server

@@ -13,8 +13,8 @@
 #include "server/base/kept_store.h"
 #include "server/device/kept_memory.h"
 #include "server/journal/recovery.h"
+#include "server/state/committed_state.h"
 #include "server/terms/cluster.h"
-#include "server/terms/commit_log.h"
 #include "server/training/model_journal.h"
 
 namespace paramshard::server {
@@ -49,13 +49,12 @@ inline bool IsRecoverable(RecoveryAction action) {
          action == RecoveryAction::kRedoApply;
 }
 
-// Brings shards, book and log to the end of a commit, the one that is answered or, where a decision was made, the next
+// Brings the state to the end of a commit, the one that is answered or, where a decision was made, the next
 // one, which is answered as it was decided. Planes are not encoded yet. `plan` is of the journal, and has numbers: of a
 // model that is to be changed again those before it. Shards have adopted the memory. `shares_amaxes`: rows of a
 // parameter lie on other daemons too, with which the next epoch settles the amaxes of a step that is finished here. No
 // epoch runs. What breaks a device.
-absl::Status RecoverState(const RecoveryPlan& plan, const JournaledState& state, bool shares_amaxes, CommitLog& commits,
-                          ModelJournal& journal);
+absl::Status RecoverState(const RecoveryPlan& plan, CommittedState& state, bool shares_amaxes, ModelJournal& journal);
 
 }  // namespace paramshard::server
 

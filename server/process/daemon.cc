@@ -304,7 +304,7 @@ class Daemon::Impl {
   absl::Status StartCoordinator(int devices);
   absl::Status ServeCluster();
   // Takes over the models of the previous server. Returns its unfinished changes.
-  absl::StatusOr<std::vector<ModelStore::InterruptedChange>> TakeOver(const std::stop_token& stop);
+  absl::StatusOr<std::vector<InterruptedChange>> TakeOver(const std::stop_token& stop);
   // Cancels waits for other daemons.
   void GiveUpOthers();
   // See ListeningPath::Options.
@@ -389,7 +389,7 @@ absl::Status Daemon::Impl::Start(DeviceOpener open, const std::stop_token& stop)
                                                             .savers = savers_.get(),
                                                             .moves = {.moves = kept() != nullptr},
                                                             .kept = kept()});
-  ASSIGN_OR_RETURN(std::vector<ModelStore::InterruptedChange> cut_off, TakeOver(stop));
+  ASSIGN_OR_RETURN(std::vector<InterruptedChange> cut_off, TakeOver(stop));
   restores_ = std::make_unique<Restores>(Restores::Options{.store = store_.get(), .timeout = config_.restore_timeout});
   RETURN_IF_ERROR(OpenCompanion());
   RETURN_IF_ERROR(Serve());
@@ -506,7 +506,7 @@ World Daemon::Impl::MakeWorld() {
           .metrics = &metrics_};
 }
 
-absl::StatusOr<std::vector<ModelStore::InterruptedChange>> Daemon::Impl::TakeOver(const std::stop_token& stop) {
+absl::StatusOr<std::vector<InterruptedChange>> Daemon::Impl::TakeOver(const std::stop_token& stop) {
   // A request to node 0 may wait.
   const std::stop_callback give_up(stop, [this] { GiveUpOthers(); });
   return store_->TakeOver();
@@ -613,8 +613,9 @@ std::string Daemon::Impl::Summary() const {
   const std::vector<std::shared_ptr<Model>> models = store_->List();
   std::vector<std::string> named;
   for (size_t i = 0; i < std::min(models.size(), kMostModelsNamed); ++i) {
-    named.push_back(absl::StrCat(models[i]->spec().name, " at commit ", models[i]->state().numbers.commit_number,
-                                 models[i]->activity().running ? ", training" : ""));
+    named.push_back(absl::StrCat(models[i]->spec().name, " at commit ",
+                                 models[i]->state().snapshot().numbers.commit_number,
+                                 models[i]->trainers().activity().running ? ", training" : ""));
   }
   if (models.size() > named.size()) named.push_back(absl::StrCat(models.size() - named.size(), " more"));
   return absl::StrCat("node ", config_.node, " of ", config_.nodes, " on ", absl::StrJoin(config_.devices, ","), "; ",

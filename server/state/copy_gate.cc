@@ -44,10 +44,10 @@ bool CopyGate::BeginCopy() {
 
 void CopyGate::EndLocked(Rank& rank) {
   rank.is_copied = true;
+  changed_.SignalAll();
   if (!rank.waiting_since.has_value()) return;
   stall_ = std::max(stall_, absl::FromChrono(clock_->Now() - *rank.waiting_since));
   rank.waiting_since.reset();
-  changed_.SignalAll();
 }
 
 void CopyGate::EndCopy(int rank) {
@@ -67,6 +67,13 @@ bool CopyGate::IsCopyingLocked() const {
 bool CopyGate::is_copying() const {
   absl::MutexLock lock(&mu_);
   return IsCopyingLocked();
+}
+
+bool CopyGate::AwaitEnd(SteadyTime deadline) const {
+  absl::MutexLock lock(&mu_);
+  while (IsCopyingLocked() && !changed_.WaitUntil(&mu_, deadline)) {
+  }
+  return !IsCopyingLocked();
 }
 
 bool CopyGate::is_awaited() const {

@@ -36,6 +36,8 @@ class CopyGate {
   void EndCopy(int rank);
   void EndCopies();
   bool is_copying() const;
+  // Waits until no copy is open, at most until the deadline. Returns true if none is.
+  bool AwaitEnd(SteadyTime deadline) const;
   // Returns true if steps of all ranks wait for the present copy.
   bool is_awaited() const;
   // Returns true if a step has stopped waiting for the present copy.
@@ -53,7 +55,7 @@ class CopyGate {
 
   const Clock* const clock_;
   mutable absl::Mutex mu_;
-  SteadyCondVar changed_;
+  mutable SteadyCondVar changed_;
   bool committing_ ABSL_GUARDED_BY(mu_) = false;
   std::vector<Rank> ranks_ ABSL_GUARDED_BY(mu_);
   bool given_up_ ABSL_GUARDED_BY(mu_) = false;

@@ -35,6 +35,13 @@ Decided Decide(const v1::Commit& commit, const CommitDecision& decision, bool me
 // Does the same for a commit that another server has prepared.
 DecidedCommit Decide(const PreparedCommit& commit, const CommitDecision& decision, bool mean);
 
+// Traces of a commit that came to no end in its epoch. All are OK where there is none.
+struct OpenCommit {
+  absl::Status torn;       // it was applied on some ranks, and failed on others
+  absl::Status unwritten;  // it is answered, and its answer is not in the journal; no other commit follows
+  absl::Status doubt;      // its vote failed without a result: it was not applied here
+};
+
 // Remembers what was summed, decided and done, of one commit after the other. Not thread-safe.
 class CommitUnderWay {
  public:
@@ -72,6 +79,7 @@ class CommitUnderWay {
   // Records that the commit is answered, and that its journal does not say so.
   void SetUnwritten(const absl::Status& why) { unwritten_ = why; }
   const absl::Status& unwritten() const { return unwritten_; }
+  OpenCommit open() const { return {.torn = failure_, .unwritten = unwritten_, .doubt = doubt_}; }
 
   // A commit is being answered from the last rank's last stage until the answer is published.
   void BeginAnswer() { answering_ = true; }

@@ -77,6 +77,12 @@ JournalScaling ScalingOf(const ScalingBook::Record& record) {
   return scaling;
 }
 
+std::vector<int64_t> Positions(const CommittedState& state) {
+  std::vector<int64_t> positions;
+  for (const auto& shard : state.shards) positions.push_back(shard->position());
+  return positions;
+}
+
 absl::Status Differs(absl::string_view what) {
   return absl::FailedPreconditionError(
       absl::StrCat(what, "; start the server as it was, or delete the model there after a save"));
@@ -146,7 +152,7 @@ absl::Status ModelJournal::OpenFor(ComputeDevice& device) {
 }
 
 absl::Status ModelJournal::SetUsable(const JournalEpoch& epoch, const CommitLog::State& commits,
-                                     const JournaledState& state) {
+                                     CommittedState& state) {
   JournalNumbers numbers{.commit_number = commits.numbers.commit_number,
                          .version = commits.numbers.version,
                          .skipped = commits.numbers.skipped,
@@ -156,13 +162,13 @@ absl::Status ModelJournal::SetUsable(const JournalEpoch& epoch, const CommitLog:
                          .positions = Positions(state),
                          .scalings = {}};
   numbers.client_states.resize(journal_->identity().ranks.size());
-  for (const ScalingBook::Record& record : state.book->records()) numbers.scalings.push_back(ScalingOf(record));
-  state.book->TakeChanges();
+  for (const ScalingBook::Record& record : state.book.records()) numbers.scalings.push_back(ScalingOf(record));
+  state.book.TakeChanges();
   return journal_->SetUsable(epoch, numbers);
 }
 
 absl::Status ModelJournal::Prepare(const v1::Commit& commit, int ranks, const std::vector<std::string>& client_states,
-                                   const JournaledState& state) {
+                                   CommittedState& state) {
   PreparedCommit prepared{.commit_number = commit.commit_number(),
                           .groups = {},
                           .has_gradient = std::vector<bool>(journal_->identity().parameters),
@@ -197,25 +203,17 @@ StepProgress ModelJournal::Marks(int rank) const {
   return progress;
 }
 
-absl::Status ModelJournal::Answer(const CommitAnswer& answer, int64_t skipped, const JournaledState& state) {
+absl::Status ModelJournal::Answer(const CommitAnswer& answer, int64_t skipped, CommittedState& state) {
   RETURN_IF_ERROR(before_answer_());
   const std::vector<int64_t> steps = Steps(state);
   const std::vector<int64_t> positions = Positions(state);
-  const std::vector<ScalingChange> scalings = state.book->TakeChanges();
+  const std::vector<ScalingChange> scalings = state.book.TakeChanges();
   return journal_->Answer(
       {.answer = answer, .skipped = skipped, .steps = steps, .positions = positions, .scalings = scalings});
 }
 
-std::vector<int64_t> ModelJournal::Steps(const JournaledState& state) const {
-  std::vector<int64_t> steps(journal_->identity().parameters);
-  for (const auto& shard : state.shards) shard->CollectSteps(absl::MakeSpan(steps));
-  return steps;
-}
-
-std::vector<int64_t> ModelJournal::Positions(const JournaledState& state) {
-  std::vector<int64_t> positions;
-  for (const auto& shard : state.shards) positions.push_back(shard->position());
-  return positions;
+std::vector<int64_t> ModelJournal::Steps(const CommittedState& state) const {
+  return state.Steps(journal_->identity().parameters);
 }
 
 }  // namespace paramshard::server

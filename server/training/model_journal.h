@@ -19,19 +19,12 @@
 #include "server/device/compute_device.h"
 #include "server/device/kept_memory.h"
 #include "server/journal/journal.h"
-#include "server/state/scaling_book.h"
-#include "server/state/shard.h"
+#include "server/state/committed_state.h"
 #include "server/terms/commit_log.h"
 #include "server/terms/history.h"
 #include "server/training/commit_under_way.h"
 
 namespace paramshard::server {
-
-// The state whose numbers the journal has. Ranks are the daemon's own, in order.
-struct JournaledState {
-  absl::Span<const std::unique_ptr<Shard>> shards;
-  ScalingBook* book = nullptr;
-};
 
 // Not thread-safe, except for marks; calls come in the order of Journal. Errors of the journal are bugs of this
 // program.
@@ -56,30 +49,29 @@ class ModelJournal {
   // Returns Journal::is_made.
   bool is_made() const { return journal_->is_made(); }
   // Records that the state is whole, and is this one.
-  absl::Status SetUsable(const JournalEpoch& epoch, const CommitLog::State& commits, const JournaledState& state);
+  absl::Status SetUsable(const JournalEpoch& epoch, const CommitLog::State& commits, CommittedState& state);
   absl::Status BeginChange(const ChangeSource& source) { return journal_->BeginChange(source); }
 
   absl::Status BeginEpoch(int64_t epoch, const History& history, int64_t history_begin) {
     return journal_->BeginEpoch(epoch, history, history_begin);
   }
   // Records the amaxes that the daemons have settled at the start of an epoch.
-  absl::Status Settle(const JournaledState& state) { return journal_->Settle(state.book->TakeChanges()); }
+  absl::Status Settle(CommittedState& state) { return journal_->Settle(state.book.TakeChanges()); }
   // Records, before the vote, the parameters of the step and what the trainers sent with it.
   absl::Status Prepare(const v1::Commit& commit, int ranks, const std::vector<std::string>& client_states,
-                       const JournaledState& state);
+                       CommittedState& state);
   // Records that the vote came to nothing.
   absl::Status Withdraw() { return journal_->Withdraw(); }
   absl::Status Decide(int64_t commit_number, const Decided& decided);
   // Returns what marks the bands of the decided commit's step. Thread-safe.
   StepProgress Marks(int rank) const;
   // Records the answer: all ranks have finished the commit.
-  absl::Status Answer(const CommitAnswer& answer, int64_t skipped, const JournaledState& state);
+  absl::Status Answer(const CommitAnswer& answer, int64_t skipped, CommittedState& state);
 
  private:
   ModelJournal(const Memory& piece, std::unique_ptr<Journal> journal) : piece_(piece), journal_(std::move(journal)) {}
   absl::Status OpenFor(ComputeDevice& device);
-  std::vector<int64_t> Steps(const JournaledState& state) const;
-  static std::vector<int64_t> Positions(const JournaledState& state);
+  std::vector<int64_t> Steps(const CommittedState& state) const;
 
   const Memory& piece_;
   const std::unique_ptr<Journal> journal_;

@@ -20,6 +20,12 @@ absl::StatusOr<RankSlotMemory> RankSlotMemory::Allocate(ComputeDevice& device, c
   return memory;
 }
 
+wire::WordsCounts RankSlot::CountsOf(const Layout& layout) {
+  return {.slots = static_cast<int>(layout.slot_offsets().size()),
+          .ranks = layout.ranks(),
+          .gradient_slots = static_cast<int>(layout.gradient_slot_offsets().size())};
+}
+
 void RankSlot::Take(RankSlotMemory memory, const wire::WordsCounts& counts) {
   memory_ = std::move(memory);
   words_ = wire::Words(memory_.words.data(), counts);

@@ -9,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/model/layout.h"
 #include "common/shared_memory/ring.h"
 #include "common/shared_memory/words.h"
 #include "server/device/compute_device.h"
@@ -32,6 +33,9 @@ struct RankSlotMemory {
 // Not thread-safe, but for what says so; memory is taken before other threads begin.
 class RankSlot {
  public:
+  // Returns how many words the page of a model's trainer has.
+  static wire::WordsCounts CountsOf(const Layout& layout);
+
   explicit RankSlot(int rank) : rank_(rank) {}
   RankSlot(const RankSlot&) = delete;
   RankSlot& operator=(const RankSlot&) = delete;

@@ -17,7 +17,7 @@
 namespace paramshard::server {
 
 // Data that a trainer is told when its epoch starts.
-struct EpochGreeting {
+struct EpochStartInfo {
   int64_t epoch = 0;
   CommitLog::Numbers numbers;               // of the last commit answered
   std::string client_state;                 // what the rank sent with that commit
@@ -35,7 +35,7 @@ struct EpochGreeting {
 };
 
 // Data that a trainer is told when its epoch ends, or when none starts for it.
-struct EpochFarewell {
+struct EpochEndInfo {
   std::optional<int64_t> epoch;  // unset: it waited for one
   CommitLog::Numbers numbers;    // of the last commit answered
   absl::Status why;
@@ -51,8 +51,8 @@ struct Trainer {
   // Passes [planes, slots, words] to the trainer's process. Does not wait for the trainer.
   std::function<absl::Status(const wire::CompanionMemory&, absl::Span<const int> fds)> send_memory;
   // Each called at most once, in this order, from a thread of the model. `on_ended` is the last call.
-  std::function<void(const EpochGreeting&)> on_started;
-  std::function<void(const EpochFarewell&)> on_ended;
+  std::function<void(const EpochStartInfo&)> on_started;
+  std::function<void(const EpochEndInfo&)> on_ended;
 };
 
 }  // namespace paramshard::server

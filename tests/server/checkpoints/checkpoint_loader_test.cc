@@ -124,7 +124,7 @@ TEST_F(CheckpointLoaderTest, SaysAllThatIsNotInTensors) {
       const auto loader,
       CheckpointLoader::Create(
           {.reader = &reader, .plan = plan, .spec = &world.spec(), .shards = world.shards(2, 4), .first_rank = 2}));
-  const Model::Restored& restored = loader->restored();
+  const RestoredState& restored = loader->restored();
   EXPECT_EQ(restored.commits.numbers.commit_number, 12);
   EXPECT_EQ(restored.commits.numbers.version, 10);
   EXPECT_EQ(restored.commits.numbers.skipped, 2);

@@ -30,7 +30,7 @@ class RestoreTaskTest : public RestoreTest {
         {.reader = &reader, .plan = std::move(plan), .spec = &model_->spec(), .shards = std::move(shards)});
   }
   absl::StatusOr<History> RestoreModel(CheckpointLoader& loader) const {
-    return model_->Restore(loader.restored(), [&]() -> absl::Status {
+    return model_->changes().Restore(loader.restored(), [&]() -> absl::Status {
       RETURN_IF_ERROR(loader.Load());
       return loader.Check(loader.content(), /*replicas=*/1);
     });
@@ -47,8 +47,8 @@ TEST_F(RestoreTaskTest, BeginsAHistoryThatSaysItsParent) {
   ASSERT_OK_AND_ASSIGN(const History history, RestoreModel(*loader));
   EXPECT_EQ(history.lineage, LineageOfRestore(model_->fingerprint(), reader.manifest().save_id));
   EXPECT_EQ(history.parent, (HistoryParent{{reader.manifest().history}, 12}));
-  EXPECT_EQ(model_->state().numbers.commit_number, 12);
-  EXPECT_EQ(model_->state().numbers.version, 10);
+  EXPECT_EQ(model_->state().snapshot().numbers.commit_number, 12);
+  EXPECT_EQ(model_->state().snapshot().numbers.version, 10);
   EXPECT_EQ(model_->commit_log().client_state(0), SavedModel::ClientState(0));
   for (const auto& shard : model_->shards()) {
     const ShardExtent& extent = shard->extents().front();
@@ -65,11 +65,11 @@ TEST_F(RestoreTaskTest, DoesAllOfIt) {
   const SavedModel saved(model_->spec(), 9);
   const std::string folder = Write(saved, {3, 3});
   ASSERT_OK_AND_ASSIGN(const auto task, RestoreTask::Prepare(model_, folder));
-  EXPECT_THAT(model_->BeginImport(), StatusIs(absl::StatusCode::kUnavailable));
+  EXPECT_THAT(model_->changes().BeginImport(), StatusIs(absl::StatusCode::kUnavailable));
   EXPECT_GT(task->all_bytes(), static_cast<int64_t>(saved.arrays().at("master/w").size()));
   ASSERT_OK_AND_ASSIGN(const RestoreResult result, task->Run());
   EXPECT_EQ(result.history.parent, (HistoryParent{{task->manifest().history}, 12}));
-  EXPECT_EQ(model_->state().numbers.commit_number, 12);
+  EXPECT_EQ(model_->state().snapshot().numbers.commit_number, 12);
 }
 
 TEST_F(RestoreTaskTest, IsSeenWhileItIsUnderWay) {
@@ -85,7 +85,7 @@ TEST_F(RestoreTaskTest, IsSeenWhileItIsUnderWay) {
     }
     Trainer trainer;
     trainer.session = 1;
-    EXPECT_THAT(model_->Attach(trainer),
+    EXPECT_THAT(model_->trainers().Attach(trainer),
                 StatusIs(absl::StatusCode::kUnavailable, testing::HasSubstr("a restore (0 %) is being applied")));
     return absl::OkStatus();
   };
@@ -97,7 +97,7 @@ TEST_F(RestoreTaskTest, ADrainGivesItUp) {
   const SavedModel saved(model_->spec(), 9);
   ASSERT_OK_AND_ASSIGN(const auto task, RestoreTask::Prepare(model_, Write(saved, {3, 3})));
   const auto drain = [&] {
-    model_->BeginDrain(absl::UnavailableError("the daemon stops"));
+    model_->trainers().BeginDrain(absl::UnavailableError("the daemon stops"));
     return absl::OkStatus();
   };
   EXPECT_THAT(task->Run(drain), StatusIs(absl::StatusCode::kDataLoss, testing::HasSubstr("cancelled")));
@@ -123,7 +123,7 @@ TEST_F(RestoreTaskTest, ADrainWhilePlanesAreEncodedGivesItUp) {
   ASSERT_OK_AND_ASSIGN(const auto task, RestoreTask::Prepare(model_, Write(saved, {3, 3})));
   int asked = 0;
   RestoreAgreement agreement({.at = [&](RestoreAgreement::Point) {
-    if (++asked == 1) model_->BeginDrain(absl::UnavailableError("the daemon stops"));
+    if (++asked == 1) model_->trainers().BeginDrain(absl::UnavailableError("the daemon stops"));
   }});
   EXPECT_THAT(task->Run(agreement, [] { return absl::OkStatus(); }),
               StatusIs(absl::StatusCode::kDataLoss, testing::HasSubstr("the daemon drains")));
@@ -137,8 +137,9 @@ TEST_F(RestoreTaskTest, OneThatBreaksOffSpoilsTheModel) {
   loader->Cancel();
   EXPECT_THAT(RestoreModel(*loader),
               StatusIs(absl::StatusCode::kDataLoss, testing::HasSubstr("restore tall: cancelled")));
-  EXPECT_THAT(model_->usable(), StatusIs(absl::StatusCode::kDataLoss, testing::HasSubstr("restore it, or delete")));
-  EXPECT_THAT(model_->BeginImport(), StatusIs(absl::StatusCode::kDataLoss));
+  EXPECT_THAT(model_->state().usable(),
+              StatusIs(absl::StatusCode::kDataLoss, testing::HasSubstr("restore it, or delete")));
+  EXPECT_THAT(model_->changes().BeginImport(), StatusIs(absl::StatusCode::kDataLoss));
 }
 
 TEST_F(RestoreTaskTest, AnotherOneMakesAModelUsableThatBrokeOff) {
@@ -152,8 +153,8 @@ TEST_F(RestoreTaskTest, AnotherOneMakesAModelUsableThatBrokeOff) {
   }
   ASSERT_OK_AND_ASSIGN(const auto task, RestoreTask::Prepare(model_, folder));
   ASSERT_OK(task->Run().status());
-  EXPECT_OK(model_->usable());
-  EXPECT_EQ(model_->state().numbers.commit_number, 12);
+  EXPECT_OK(model_->state().usable());
+  EXPECT_EQ(model_->state().snapshot().numbers.commit_number, 12);
   StateHash(*model_);  // planes match
 }
 

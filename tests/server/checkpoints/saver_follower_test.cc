@@ -55,7 +55,7 @@ class SaverFollowerTest : public ModelTest {
   }
 
   SaveOrder OrderOf(int64_t step, absl::uint128 id = 5) const {
-    const History history = model_->history();
+    const History history = model_->state().history();
     return {.id = id,
             .step = step,
             .version = step,
@@ -70,8 +70,8 @@ class SaverFollowerTest : public ModelTest {
     const Disk disk(&calls_);
     const absl::Status made = disk.MakeFolder(folder);
     ASSERT_TRUE(made.ok() || absl::IsAlreadyExists(made)) << made;
-    ASSERT_OK(disk.MakeFolder(
-        absl::StrCat(folder, "/", checkpoint::TemporaryFolderName(order.step, model_->history().id.value, order.id))));
+    ASSERT_OK(disk.MakeFolder(absl::StrCat(
+        folder, "/", checkpoint::TemporaryFolderName(order.step, model_->state().history().id.value, order.id))));
     Say(SavePermission{.id = order.id});
   }
   // The first `count` parts that the saver has told.
@@ -130,8 +130,8 @@ TEST_F(SaverFollowerTest, NothingIsWrittenWithoutPermission) {
   const SaveRecord record = Await(1);
   EXPECT_EQ(record.state, SaveState::kAbandoned);
   EXPECT_THAT(record.status, StatusIs(absl::StatusCode::kUnavailable, HasSubstr("node 0's words")));
-  EXPECT_FALSE(model_->copy_is_awaited());
-  EXPECT_OK(model_->Change({}, [] { return absl::OkStatus(); })) << "the state is released";
+  EXPECT_FALSE(model_->copies().is_awaited());
+  EXPECT_OK(model_->changes().Import({}, [] { return absl::OkStatus(); })) << "the state is released";
 }
 
 TEST_F(SaverFollowerTest, AnOrderThatComesTwiceIsOne) {

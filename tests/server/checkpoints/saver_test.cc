@@ -171,7 +171,7 @@ TEST_F(SaverTest, ASaveHoldsStateNumbersAndClientStatesOfTheLastCommit) {
   EXPECT_EQ(record.state, SaveState::kPublished);
   EXPECT_EQ(record.step, 2);
   EXPECT_EQ(record.reason, SaveReason::kCall);
-  EXPECT_EQ(record.history, model_->history().id);
+  EXPECT_EQ(record.history, model_->state().history().id);
   EXPECT_GE(record.size_bytes, record.written_bytes);
   EXPECT_GT(record.written_bytes, 0);
   EXPECT_EQ(Saved(record.path), State());
@@ -267,7 +267,7 @@ TEST_F(SaverTest, TheNextStepWaitsForTheCopy) {
   std::atomic<bool> was_awaited = false;
   before_copy_ = [this, &was_awaited](int) {
     for (const SteadyTime end = SteadyDeadline(kLong); !was_awaited;) {
-      if (model_->copy_is_awaited()) was_awaited = true;
+      if (model_->copies().is_awaited()) was_awaited = true;
       ASSERT_LT(SteadyNow(), end);
       std::this_thread::yield();
     }
@@ -667,11 +667,11 @@ TEST_F(SaverTest, ImportsAndDeletionsAreRefusedWhileTheStateIsCopied) {
   OpenSaved({}, {.step_timeout = absl::Milliseconds(1)});
   ASSERT_OK_AND_ASSIGN(const SaveRecord begun, saver().Request());
   const auto is_refused = [](const char* why) { return StatusIs(absl::StatusCode::kUnavailable, HasSubstr(why)); };
-  EXPECT_THAT(model_->Change({}, [] { return absl::OkStatus(); }).status(), is_refused("is being copied"));
+  EXPECT_THAT(model_->changes().Import({}, [] { return absl::OkStatus(); }).status(), is_refused("is being copied"));
   EXPECT_THAT(world_->store().Delete("m", ""), is_refused("is in progress"));
   go_on.Notify();
   EXPECT_EQ(Await(begun.number).state, SaveState::kPublished);
-  EXPECT_OK(model_->Change({}, [] { return absl::OkStatus(); }));
+  EXPECT_OK(model_->changes().Import({}, [] { return absl::OkStatus(); }));
   EXPECT_OK(world_->store().Delete("m", ""));
 }
 

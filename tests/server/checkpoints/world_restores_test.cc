@@ -62,11 +62,11 @@ TEST_P(WorldRestoresTest, GoesOnAsIfNothingHadBeen) {
   world = MakeWorld();
   ASSERT_OK_AND_ASSIGN(const History history, world->Restore());
   for (int node = 0; node < world->daemons().nodes(); ++node) {
-    const History other = world->model(node).history();
+    const History other = world->model(node).state().history();
     EXPECT_EQ(other.id, history.id);
     EXPECT_EQ(other.lineage, history.lineage);
     EXPECT_EQ(other.parent, history.parent);
-    EXPECT_EQ(world->model(node).state().numbers.commit_number, 3);
+    EXPECT_EQ(world->model(node).state().snapshot().numbers.commit_number, 3);
   }
   world->Step(10);
   EXPECT_EQ(world->daemons().Hashes(), expected);
@@ -89,7 +89,7 @@ TEST_P(WorldRestoresTest, NodeZeroShowsHowFarAllAre) {
   int64_t all_bytes = 0;
   absl::Mutex mu;
   const auto add = [&](int node) {
-    const auto progress = world->model(node).activity().restore;
+    const auto progress = world->model(node).trainers().activity().restore;
     ASSERT_TRUE(progress.has_value());
     absl::MutexLock lock(&mu);
     all_bytes += progress->all_bytes;
@@ -102,7 +102,7 @@ TEST_P(WorldRestoresTest, NodeZeroShowsHowFarAllAre) {
   world->At(0, [&](Restores::Point point) {
     if (point == Restores::Point::kGo) return add(0);
     if (point != Restores::Point::kEnd) return;
-    const auto progress = world->model(0).activity().restore;
+    const auto progress = world->model(0).trainers().activity().restore;
     ASSERT_TRUE(progress.has_value());
     absl::MutexLock lock(&mu);
     EXPECT_EQ(progress->all_bytes, all_bytes);
@@ -140,16 +140,16 @@ class WorldRestoresFaultsTest : public WorldRestoresTestBase, public testing::Te
   // Nobody's state has changed, and all may go on.
   void ExpectUnchanged() {
     for (int node = 0; node < 2; ++node) {
-      EXPECT_OK(world_.model(node).usable());
-      EXPECT_FALSE(world_.model(node).history().parent.has_value()) << "node " << node;
-      EXPECT_OK(world_.model(node).Look("look"));
+      EXPECT_OK(world_.model(node).state().usable());
+      EXPECT_FALSE(world_.model(node).state().history().parent.has_value()) << "node " << node;
+      EXPECT_OK(world_.model(node).state().Look("look"));
     }
     EXPECT_EQ(world_.daemons().Hashes(), before_);
   }
   // Says that there is nothing to train on.
   void ExpectUnusable(int node) {
     AwaitChanged(node);
-    EXPECT_THAT(world_.model(node).usable(),
+    EXPECT_THAT(world_.model(node).state().usable(),
                 StatusIs(absl::StatusCode::kDataLoss, HasSubstr("a restore broke off in the middle")));
   }
   void ExpectUnusable() {
@@ -158,7 +158,7 @@ class WorldRestoresFaultsTest : public WorldRestoresTestBase, public testing::Te
   // Until that node is through with a restore, in whatever way.
   void AwaitChanged(int node) {
     const SteadyTime end = SteadyDeadline(kLong);
-    while (absl::IsUnavailable(world_.model(node).Look("look").status()) && SteadyNow() < end)
+    while (absl::IsUnavailable(world_.model(node).state().Look("look").status()) && SteadyNow() < end)
       std::this_thread::yield();
   }
   // The first byte of the data of a rank.
@@ -237,14 +237,14 @@ TEST_F(WorldRestoresFaultsTest, OneOfAModelThatWasDeletedLeavesTheOneOfItsSucces
   });
   EXPECT_OK(world_.Restore());
   EXPECT_THAT(refused, StatusIs(absl::StatusCode::kUnavailable, HasSubstr("another restore of this name")));
-  EXPECT_OK(created.model->usable());
+  EXPECT_OK(created.model->state().usable());
 }
 
 TEST_F(WorldRestoresFaultsTest, ADaemonWithoutTheModelIsNamed) {
   ASSERT_OK(world_.daemons().store(1).Delete("m", ""));
   EXPECT_THAT(world_.Restore().status(), StatusIs(absl::StatusCode::kNotFound, HasSubstr("node 1: ")));
-  EXPECT_OK(world_.model(0).usable());
-  EXPECT_FALSE(world_.model(0).history().parent.has_value());
+  EXPECT_OK(world_.model(0).state().usable());
+  EXPECT_FALSE(world_.model(0).state().history().parent.has_value());
 }
 
 TEST_F(WorldRestoresFaultsTest, ADaemonWithAnotherSpecIsNamed) {
@@ -252,7 +252,7 @@ TEST_F(WorldRestoresFaultsTest, ADaemonWithAnotherSpecIsNamed) {
   ASSERT_OK(world_.daemons().store(1).CreateOrJoin(Parse(SpecOf(2, kRows + 2))));
   EXPECT_THAT(world_.Restore().status(),
               StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("node 1: restore m: the spec differs")));
-  EXPECT_FALSE(world_.model(0).history().parent.has_value());
+  EXPECT_FALSE(world_.model(0).state().history().parent.has_value());
 }
 
 TEST_F(WorldRestoresFaultsTest, ADaemonThatSeesAnotherSaveRefuses) {
@@ -278,7 +278,7 @@ TEST_F(WorldRestoresFaultsTest, AFolderAnywhereIsNamedByItsPath) {
   const std::string copy = copies.path() + "/copy";
   std::filesystem::copy(path(), copy);
   ASSERT_OK(world_.Restore(copy));
-  EXPECT_TRUE(world_.model(1).history().parent.has_value());
+  EXPECT_TRUE(world_.model(1).state().history().parent.has_value());
 }
 
 TEST_F(WorldRestoresFaultsTest, ADaemonThatIsLostBeforeAllAreReadyLeavesTheStateOfAll) {
@@ -397,7 +397,7 @@ TEST_F(WorldRestoresFaultsTest, ADeadlineThatPassesWhenTheEndIsToldLeavesAWholeS
     if (point == Point::kEnd) world_.clock(0).Advance(kTimeout);
   });
   EXPECT_OK(world_.Restore());
-  for (int node = 0; node < 2; ++node) EXPECT_OK(world_.model(node).usable());
+  for (int node = 0; node < 2; ++node) EXPECT_OK(world_.model(node).state().usable());
 }
 
 // In one shard group only the daemon of that rank reads them.
@@ -409,7 +409,7 @@ TEST_F(WorldRestoresFaultsTest, RowsThatAreDamagedAtAnotherDaemonLeaveNoStateToT
   // The same again, without the damage.
   Damage(1);
   ASSERT_OK(world_.Restore());
-  for (int node = 0; node < 2; ++node) EXPECT_OK(world_.model(node).usable());
+  for (int node = 0; node < 2; ++node) EXPECT_OK(world_.model(node).state().usable());
   world_.Step(1);
 }
 
@@ -419,8 +419,8 @@ TEST_F(WorldRestoresFaultsTest, RowsThatAreDamagedAtNodeZeroLeaveNoStateToTrainO
   ExpectUnusable(0);
   // The other one may have heard of the go, or only that it is over.
   AwaitChanged(1);
-  if (world_.model(1).usable().ok()) {
-    EXPECT_FALSE(world_.model(1).history().parent.has_value());
+  if (world_.model(1).state().usable().ok()) {
+    EXPECT_FALSE(world_.model(1).state().history().parent.has_value());
   } else {
     ExpectUnusable(1);
   }
@@ -565,8 +565,8 @@ TEST_F(CreationsTest, AnOrderThatComesWhileAModelFillsIsNotCarriedOutOnThatOne) 
   ASSERT_TRUE(world_.restores(1).FindOrder("m").has_value());
   ASSERT_OK_AND_ASSIGN(const CreatedModel created, Create());
   EXPECT_TRUE(created.model.created);
-  EXPECT_EQ(created.model.model->state().numbers.commit_number, 4);
-  EXPECT_EQ(created.model.model->history().id, HistoryId{2});
+  EXPECT_EQ(created.model.model->state().snapshot().numbers.commit_number, 4);
+  EXPECT_EQ(created.model.model->state().history().id, HistoryId{2});
   EXPECT_EQ(*world_.daemons().store(1).Find("m"), created.model.model);
 }
 

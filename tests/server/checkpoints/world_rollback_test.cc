@@ -55,7 +55,7 @@ class WorldRollbackTest : public WorldRestoresTestBase, public testing::TestWith
     return trainer;
   }
   static absl::Status EndOf(FakeTrainer& trainer) {
-    const EpochFarewell* const ended = trainer.AwaitEnded();
+    const EpochEndInfo* const ended = trainer.AwaitEnded();
     return ended == nullptr ? absl::InternalError("no end in time") : ended->why;
   }
   // Matches the error of a trainer that should attach again.
@@ -68,7 +68,7 @@ class WorldRollbackTest : public WorldRestoresTestBase, public testing::TestWith
     world_.daemons().FindAgain("m");
     const auto is_back = [&](int node) {
       const Model& model = world_.model(node);
-      return model.Look("look").ok() && model.history().parent.has_value();
+      return model.state().Look("look").ok() && model.state().history().parent.has_value();
     };
     const SteadyTime end = SteadyDeadline(kLong);
     while (!(is_back(0) && is_back(1)) && SteadyNow() < end) std::this_thread::yield();
@@ -78,10 +78,10 @@ class WorldRollbackTest : public WorldRestoresTestBase, public testing::TestWith
     AwaitBack();
     for (int node = 0; node < 2; ++node) {
       const Model& model = world_.model(node);
-      ASSERT_TRUE(model.history().parent.has_value()) << "node " << node;
-      EXPECT_EQ(model.history().id, world_.model(0).history().id);
-      EXPECT_EQ(model.history().parent->commit_number, kSaved);
-      EXPECT_EQ(model.state().numbers.commit_number, kSaved);
+      ASSERT_TRUE(model.state().history().parent.has_value()) << "node " << node;
+      EXPECT_EQ(model.state().history().id, world_.model(0).state().history().id);
+      EXPECT_EQ(model.state().history().parent->commit_number, kSaved);
+      EXPECT_EQ(model.state().snapshot().numbers.commit_number, kSaved);
     }
     world_.Step(kMore);
     EXPECT_EQ(world_.daemons().Hashes(), expected_);
@@ -110,7 +110,7 @@ TEST_P(SavedWorldTest, ADaemonThatCameBackEmptyTakesAllBackWhenTheirTrainersHave
   EXPECT_THAT(EndOf(*comes), IsToComeAgain());
   ExpectBack();
   for (int node = 0; node < 2; ++node) {
-    const std::optional<Model::Rollback> rollback = world_.model(node).activity().rollback;
+    const std::optional<Rollback> rollback = world_.model(node).trainers().activity().rollback;
     ASSERT_TRUE(rollback.has_value());
     EXPECT_EQ(rollback->from_commit_number, node == loser() ? 0 : kSaved + kMore);
     EXPECT_EQ(rollback->commit_number, kSaved);
@@ -125,10 +125,10 @@ TEST_P(SavedWorldTest, NothingIsGivenUpBeforeATrainerOfEveryDaemonIsThere) {
   const std::vector<std::string> before = world_.daemons().Hashes();
   {
     const auto waits = Attach(other());
-    EXPECT_EQ(world_.model(other()).activity().trainers.size(), 1);
+    EXPECT_EQ(world_.model(other()).trainers().activity().trainers.size(), 1);
   }
   EXPECT_EQ(world_.daemons().Hashes(), before);
-  EXPECT_EQ(world_.model(other()).state().numbers.commit_number, kSaved + kMore);
+  EXPECT_EQ(world_.model(other()).state().snapshot().numbers.commit_number, kSaved + kMore);
 }
 
 TEST_P(SavedWorldTest, ADaemonThatHasLostItTakesAllBackWhenItsTrainersCreateTheModel) {
@@ -167,8 +167,8 @@ TEST_P(SavedWorldTest, AllGoBackToTheSameStepAgain) {
 TEST_P(SavedWorldTest, ACheckpointThatTheStateDoesNotGoOnFromIsNotGoneBackTo) {
   // Somebody has imported into all, and nothing was saved since.
   for (int node = 0; node < 2; ++node) {
-    ASSERT_OK(world_.model(node).Change({.commit_number = 100, .version = 100, .history = HistoryId{77}},
-                                        [] { return absl::OkStatus(); }));
+    ASSERT_OK(world_.model(node).changes().Import({.commit_number = 100, .version = 100, .history = HistoryId{77}},
+                                                  [] { return absl::OkStatus(); }));
   }
   const std::vector<std::string> before = world_.daemons().Hashes();
   Empty(loser());
@@ -182,8 +182,8 @@ TEST_P(SavedWorldTest, ACheckpointThatTheStateDoesNotGoOnFromIsNotGoneBackTo) {
   EXPECT_THAT(EndOf(*waits), is_refused);
   // A node 0 that came back empty does not know what the other one goes on from, and has its trainers come again.
   EXPECT_THAT(EndOf(*comes), testing::AnyOf(is_refused, IsToComeAgain()));
-  EXPECT_EQ(world_.model(other()).state().numbers.commit_number, 100);
-  EXPECT_OK(world_.model(other()).Look("look"));
+  EXPECT_EQ(world_.model(other()).state().snapshot().numbers.commit_number, 100);
+  EXPECT_OK(world_.model(other()).state().Look("look"));
 }
 
 class UnsavedWorldTest : public WorldRollbackTest {
@@ -201,7 +201,7 @@ TEST_P(UnsavedWorldTest, TrainersAreToldWhyNoEpochStarts) {
                AllOf(HasSubstr("want one state on all nodes"), HasSubstr("no daemon goes back to a saved step")));
   EXPECT_THAT(EndOf(*waits), is_refused);
   EXPECT_THAT(EndOf(*comes), is_refused);
-  EXPECT_EQ(world_.model(other()).state().numbers.commit_number, kMore);
+  EXPECT_EQ(world_.model(other()).state().snapshot().numbers.commit_number, kMore);
 }
 
 TEST_P(UnsavedWorldTest, ADaemonThatHasLostItSaysSo) {
@@ -231,9 +231,9 @@ class BrokenRestoreTest : public SavedWorldTest {
     EXPECT_THAT(world_.Restore(absl::StrCat(kSaved)).status(), StatusIs(absl::StatusCode::kDataLoss));
     world_.At(1, nullptr);
     const SteadyTime end = SteadyDeadline(kLong);
-    while (world_.model(1).usable().ok() && SteadyNow() < end) std::this_thread::yield();
+    while (world_.model(1).state().usable().ok() && SteadyNow() < end) std::this_thread::yield();
     for (int node = 0; node < 2; ++node) {
-      ASSERT_THAT(world_.model(node).usable(), StatusIs(absl::StatusCode::kDataLoss));
+      ASSERT_THAT(world_.model(node).state().usable(), StatusIs(absl::StatusCode::kDataLoss));
     }
   }
 };
@@ -265,7 +265,7 @@ TEST_P(BrokenRestoreTest, IsMadeAgainOfADaemonThatWasKilledMeanwhileToo) {
                                     Parse(SpecOf(GetParam().shard_size)), std::nullopt, [] { return false; });
   };
   for (int node = 0; node < 2; ++node) {
-    EXPECT_THAT(next.daemons().store(node).CheckLost("m"),
+    EXPECT_THAT(next.daemons().store(node).lost().Check("m"),
                 StatusIs(absl::StatusCode::kDataLoss, HasSubstr("a restore of several daemons was cut off")));
   }
   std::thread zero([&] { create(0); });
@@ -304,9 +304,9 @@ class ReplicasTest : public SavedWorldTest {
     world_.daemons().FindAgain("m");
     world_.Step(kMore);
     for (int node = 0; node < 2; ++node) {
-      EXPECT_EQ(world_.model(node).history().id, world_.model(0).history().id);
-      EXPECT_FALSE(world_.model(node).activity().rollback.has_value());
-      EXPECT_OK(world_.model(node).usable());
+      EXPECT_EQ(world_.model(node).state().history().id, world_.model(0).state().history().id);
+      EXPECT_FALSE(world_.model(node).trainers().activity().rollback.has_value());
+      EXPECT_OK(world_.model(node).state().usable());
     }
     EXPECT_EQ(world_.daemons().Hashes(), expected_);
   }
@@ -323,7 +323,7 @@ TEST_P(ReplicasTest, HealADaemonThatHasLostIt) {
   ASSERT_OK_AND_ASSIGN(const CreatedModel created, Create(loser()));
   EXPECT_TRUE(created.model.created);
   EXPECT_FALSE(created.restored.has_value());
-  EXPECT_THAT(created.model.model->usable(),
+  EXPECT_THAT(created.model.model->state().usable(),
               StatusIs(absl::StatusCode::kDataLoss, HasSubstr("its journal is damaged")));
   ASSERT_OK_AND_ASSIGN(const CreatedModel joined, Create(loser()));
   EXPECT_FALSE(joined.model.created);

@@ -353,11 +353,11 @@ TEST(WorldSavesFaultsTest, ADaemonWithoutThePartAtTheDeadlineIsNamed) {
 
 TEST(WorldSavesFaultsTest, StatesThatDifferAreNotSaved) {
   SavedWorld world({1, 1}, 2);
-  ASSERT_OK(world.daemons().model(1).Change({.commit_number = 5}, [] { return absl::OkStatus(); }));
+  ASSERT_OK(world.daemons().model(1).changes().Import({.commit_number = 5}, [] { return absl::OkStatus(); }));
   const SaveRecord record = world.Save();
   EXPECT_THAT(record.status,
               StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("node 1: want commit 0 (version 0)")));
-  ASSERT_OK(world.daemons().model(1).Change({.commit_number = 0}, [] { return absl::OkStatus(); }));
+  ASSERT_OK(world.daemons().model(1).changes().Import({.commit_number = 0}, [] { return absl::OkStatus(); }));
   EXPECT_THAT(world.Save().status, StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("node 1: want history")));
 }
 
@@ -422,8 +422,9 @@ class HostileNodeTest : public testing::Test {
   }
   // The hash of what it writes as the part of node 1.
   absl::uint128 WritePart(const checkpoint::Part& part) {
-    const std::string folder = absl::StrCat(ModelFolder(root_.path(), "m"), "/",
-                                            checkpoint::TemporaryFolderName(0, model_->history().id.value, order_.id));
+    const std::string folder =
+        absl::StrCat(ModelFolder(root_.path(), "m"), "/",
+                     checkpoint::TemporaryFolderName(0, model_->state().history().id.value, order_.id));
     const std::string text = checkpoint::SerializePart(part);
     EXPECT_OK(Disk(&calls_).WriteFile(absl::StrCat(folder, "/", checkpoint::PartFileName(1)), text));
     return checkpoint::HashBytes(text);

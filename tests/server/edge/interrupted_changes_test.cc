@@ -96,7 +96,7 @@ class InterruptedChangesTest : public testing::Test {
     TakeOver();
   }
   void TakeOver() {
-    ASSERT_OK_AND_ASSIGN(std::vector<ModelStore::InterruptedChange> cut_off, world_->store().TakeOver());
+    ASSERT_OK_AND_ASSIGN(std::vector<InterruptedChange> cut_off, world_->store().TakeOver());
     ASSERT_THAT(cut_off, SizeIs(1));
     model_ = cut_off[0].model;
     cut_off_ = std::move(cut_off);
@@ -144,7 +144,7 @@ class InterruptedChangesTest : public testing::Test {
   DeviceFaults faults_;
   std::unique_ptr<FakeKeptStore> kept_ = std::make_unique<FakeKeptStore>();
   std::unique_ptr<TestWorld> world_;
-  std::vector<ModelStore::InterruptedChange> cut_off_;
+  std::vector<InterruptedChange> cut_off_;
   std::unique_ptr<InterruptedChanges> changes_;
   std::shared_ptr<Model> model_;
   std::string expected_;  // of the state
@@ -156,9 +156,9 @@ TEST_F(InterruptedChangesTest, ARestoreIsMadeAgainAsItWasAskedFor) {
   StartAfter(left);
   MakeAgain();
   AwaitChanges();
-  EXPECT_OK(model_->unfinished());
+  EXPECT_OK(model_->state().unfinished());
   EXPECT_EQ(StateHash(*model_), expected_);
-  EXPECT_EQ(model_->state().numbers.commit_number, 12);
+  EXPECT_EQ(model_->state().snapshot().numbers.commit_number, 12);
   EXPECT_THAT(Summarize(*model_).unusable, testing::IsEmpty());
 }
 
@@ -176,9 +176,9 @@ TEST_F(InterruptedChangesTest, WhileARestoreIsMadeAgainItsModelSaysSo) {
   EXPECT_THAT(summary.unusable, testing::IsEmpty()) << "the progress says more";
   Trainer trainer;
   trainer.session = 1;
-  EXPECT_THAT(found->Attach(trainer),
+  EXPECT_THAT(found->trainers().Attach(trainer),
               StatusIs(absl::StatusCode::kUnavailable, HasSubstr("a restore (0 %) is being applied")));
-  EXPECT_THAT(found->BeginImport(), StatusIs(absl::StatusCode::kUnavailable));
+  EXPECT_THAT(found->changes().BeginImport(), StatusIs(absl::StatusCode::kUnavailable));
   gate.Open();
   AwaitChanges();
   EXPECT_EQ(StateHash(*found), expected_);
@@ -195,8 +195,8 @@ TEST_F(InterruptedChangesTest, ADrainLeavesARestoreToTheNextServer) {
   world_->store().Drain(SteadyTime::min(), absl::UnavailableError("the daemon is started again"));
   gate.Open();
   AwaitChanges();
-  EXPECT_THAT(model_->unfinished(), StatusIs(absl::StatusCode::kUnavailable));
-  EXPECT_OK(model_->usable());
+  EXPECT_THAT(model_->state().unfinished(), StatusIs(absl::StatusCode::kUnavailable));
+  EXPECT_OK(model_->state().usable());
   faults_.before_write = [] {};
   Start();
   TakeOver();
@@ -212,7 +212,7 @@ TEST_F(InterruptedChangesTest, ADrainLeavesARestoreThatWasNotBegunToTheNextServe
   world_->store().Drain(SteadyTime::min(), absl::UnavailableError("the daemon is started again"));
   MakeAgain();
   AwaitChanges();
-  EXPECT_THAT(model_->unfinished(), StatusIs(absl::StatusCode::kUnavailable));
+  EXPECT_THAT(model_->state().unfinished(), StatusIs(absl::StatusCode::kUnavailable));
   Start();
   TakeOver();
 }
@@ -245,10 +245,10 @@ TEST_F(InterruptedChangesTest, ARestoreThatFindsNoThreadIsTriedAgain) {
     const ThreadShortage shortage(1);
     MakeAgain();
     AwaitRefusals(shortage, 3);
-    EXPECT_THAT(model_->unfinished(), StatusIs(absl::StatusCode::kUnavailable)) << "nothing is lost yet";
+    EXPECT_THAT(model_->state().unfinished(), StatusIs(absl::StatusCode::kUnavailable)) << "nothing is lost yet";
   }
   AwaitChanges();
-  EXPECT_OK(model_->unfinished());
+  EXPECT_OK(model_->state().unfinished());
   EXPECT_EQ(StateHash(*model_), expected_);
 }
 
@@ -261,8 +261,8 @@ TEST_F(InterruptedChangesTest, ARestoreThatBreaksOffInTheMiddleForNowIsTriedAgai
   MakeAgain();
   AwaitChanges();
   EXPECT_GT(faults_.writes, faults_.failing_write);
-  EXPECT_OK(model_->usable());
-  EXPECT_OK(model_->unfinished());
+  EXPECT_OK(model_->state().usable());
+  EXPECT_OK(model_->state().unfinished());
   EXPECT_EQ(StateHash(*model_), expected_);
 }
 
@@ -307,8 +307,8 @@ TEST_F(InterruptedChangesTest, TheEndOfTheDaemonEndsAPauseAndLeavesTheRestoreToT
   MakeAgain({.first_pause = absl::Hours(1), .longest_pause = absl::Hours(1), .timeout = absl::Hours(2)});
   AwaitRefusals(shortage, 1);
   changes_.reset();
-  EXPECT_THAT(model_->unfinished(), StatusIs(absl::StatusCode::kUnavailable));
-  EXPECT_OK(model_->usable());
+  EXPECT_THAT(model_->state().unfinished(), StatusIs(absl::StatusCode::kUnavailable));
+  EXPECT_OK(model_->state().usable());
 }
 
 // The file has one of three parameters.
@@ -324,7 +324,7 @@ TEST_F(InterruptedChangesTest, AnImportFromFilesIsMadeAgainOverWhatItLeaves) {
   spec.units[0].parameters.push_back(
       {.name = "frozen", .shape = {kRows, kColumns}, .encoding = {.format = Format::kBF16}, .trainable = false});
   model_ = world_->Create(ModelSpecToProto(checkpoint::Checked(spec)));
-  ASSERT_OK(model_->Change({.commit_number = 7, .version = 5}, [&] { return WriteFrozen(values); }));
+  ASSERT_OK(model_->changes().Import({.commit_number = 7, .version = 5}, [&] { return WriteFrozen(values); }));
 
   v1::ImportFileRequest request;
   request.set_model(spec.name);
@@ -344,10 +344,10 @@ TEST_F(InterruptedChangesTest, AnImportFromFilesIsMadeAgainOverWhatItLeaves) {
   EXPECT_THAT(Summarize(*model_).unusable, HasSubstr("an import was cut off"));
   MakeAgain();
   AwaitChanges();
-  EXPECT_OK(model_->unfinished());
+  EXPECT_OK(model_->state().unfinished());
   EXPECT_EQ(StateHash(*model_), expected_);
   EXPECT_EQ(FrozenRow(), std::vector<float>(values.begin(), values.begin() + kColumns)) << "their planes were kept";
-  const StateNumbers numbers = model_->state().numbers;
+  const StateNumbers numbers = model_->state().snapshot().numbers;
   EXPECT_EQ(numbers.history, HistoryId{.value = 77});
   EXPECT_EQ(numbers.commit_number, 7);
   EXPECT_EQ(numbers.version, 5);

@@ -624,14 +624,14 @@ TEST(ExportTest, AnImportMeanwhileAbortsIt) {
   int imports = 0;
   const auto import_after_the_first_rank = [&](const v1::ExportResponse& response) {
     if (!response.has_chunk() || imports++ > 0) return absl::OkStatus();
-    return model->Change({}, [] { return absl::OkStatus(); }).status();
+    return model->changes().Import({}, [] { return absl::OkStatus(); }).status();
   };
   EXPECT_THAT(ExportModel(*model, request, import_after_the_first_rank),
               StatusIs(absl::StatusCode::kAborted,
                        HasSubstr("export m: an import has begun to replace the state; export again")));
   EXPECT_EQ(imports, 1);
   EXPECT_OK(ExportModel(*model, request, import_after_the_first_rank)) << "nothing comes between this time";
-  ASSERT_OK(model->Change({}, [&] {
+  ASSERT_OK(model->changes().Import({}, [&] {
     EXPECT_THAT(ExportModel(*model, request, import_after_the_first_rank), StatusIs(absl::StatusCode::kUnavailable));
     return absl::OkStatus();
   }));
@@ -645,7 +645,7 @@ TEST(ExportTest, AnImportBetweenTwoChunksOfATensorAbortsIt) {
   EXPECT_THAT(ExportModel(*model, request,
                           [&](const v1::ExportResponse& response) {
                             if (!response.has_chunk() || ++chunks > 1) return absl::OkStatus();
-                            return model->Change({}, [] { return absl::OkStatus(); }).status();
+                            return model->changes().Import({}, [] { return absl::OkStatus(); }).status();
                           }),
               StatusIs(absl::StatusCode::kAborted, HasSubstr("an import has begun to replace the state")));
   EXPECT_EQ(chunks, 1);

@@ -12,7 +12,7 @@ namespace {
 
 TEST(TrainerMessagesTest, AGreetingSaysEverything) {
   const ModelSpec spec = Parse(MakeSpec("m", {MakeUnit("u", {MakeParameter("w", {4, 4}, v1::FORMAT_BF16)})}));
-  const v1::EpochStarted started = ToProto(EpochGreeting{
+  const v1::EpochStarted started = ToProto(EpochStartInfo{
       .epoch = 2,
       .numbers = {.commit_number = 5, .version = 4, .skipped = 1},
       .client_state = "state",
@@ -47,13 +47,13 @@ TEST(TrainerMessagesTest, AGreetingSaysEverything) {
 
 TEST(TrainerMessagesTest, AnAnswerThatIsUnknownIsAbsent) {
   const ModelSpec spec;
-  EpochGreeting greeting;
+  EpochStartInfo greeting;
   greeting.spec = &spec;
   EXPECT_FALSE(ToProto(greeting).has_last_commit());
 }
 
 TEST(TrainerMessagesTest, AFarewellSaysWhyAndWhereToResume) {
-  const v1::EpochEnded ended = ToProto(EpochFarewell{
+  const v1::EpochEnded ended = ToProto(EpochEndInfo{
       .epoch = 2, .numbers = {.commit_number = 5, .version = 4, .skipped = 1}, .why = absl::AbortedError("gone")});
   EXPECT_EQ(ended.epoch(), 2);
   EXPECT_EQ(ended.commit_number(), 5);
@@ -64,7 +64,7 @@ TEST(TrainerMessagesTest, AFarewellSaysWhyAndWhereToResume) {
 
 TEST(TrainerMessagesTest, AFarewellBeforeAnEpochNamesNone) {
   const v1::EpochEnded ended =
-      ToProto(EpochFarewell{.epoch = std::nullopt, .numbers = {}, .why = absl::AbortedError("none started")});
+      ToProto(EpochEndInfo{.epoch = std::nullopt, .numbers = {}, .why = absl::AbortedError("none started")});
   EXPECT_FALSE(ended.has_epoch());
 }
 

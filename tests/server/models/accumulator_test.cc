@@ -212,7 +212,7 @@ TEST_P(AccumulatorTest, ASecondPushAddsUpOrIsRefused) {
   }
   for (int rank = 0; rank < ranks_; ++rank) daemons_.trainer(rank).SendPush(0, 1);
   for (int rank = 0; rank < ranks_; ++rank) {
-    const EpochFarewell* const ended = daemons_.trainer(rank).AwaitEnded();
+    const EpochEndInfo* const ended = daemons_.trainer(rank).AwaitEnded();
     ASSERT_NE(ended, nullptr);
     EXPECT_THAT(ended->why, StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("push w: already pushed")));
   }

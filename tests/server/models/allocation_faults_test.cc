@@ -72,7 +72,7 @@ TEST_P(AllocationFaultsTest, AnEpochThatFindsNoMemoryEndsAndTheNextOneStarts) {
         ASSERT_OK(trainers.back()->Attach());
       }
       for (const auto& trainer : trainers) {
-        const EpochFarewell* const ended = trainer->AwaitEnded();
+        const EpochEndInfo* const ended = trainer->AwaitEnded();
         ASSERT_NE(ended, nullptr) << "allocation " << number;
         EXPECT_EQ(ended->why.code(), absl::StatusCode::kResourceExhausted) << ended->why.message();
       }
@@ -121,7 +121,7 @@ TEST_P(AllocationFaultsTest, AnImportThatFindsNoRoomForFrozenParametersChangesNo
     FailAllocation(number);
     const absl::Status status = ImportOnes(model);
     EXPECT_EQ(faults_.allocated_bytes, before) << "allocation " << number;
-    EXPECT_OK(model->usable());
+    EXPECT_OK(model->state().usable());
     if (status.ok()) break;
     EXPECT_THAT(status, StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("import into m: ")));
     EXPECT_EQ(StateHash(*model), begun) << "allocation " << number;
@@ -138,7 +138,7 @@ TEST_P(AllocationFaultsTest, PlanesOfKeptMastersAreEncodedAnewWithoutMemory) {
   FailAllocation(0);
   ExpectEpochWorks(*model);
   FailAllocation(1);
-  ASSERT_OK(model->Change({}, [] { return absl::OkStatus(); }));
+  ASSERT_OK(model->changes().Import({}, [] { return absl::OkStatus(); }));
   EXPECT_EQ(faults_.allocations, 0) << "planes are encoded anew without any";
   EXPECT_EQ(StateHash(*model), begun);
 }
@@ -148,7 +148,7 @@ TEST_P(AllocationFaultsTest, WhatAnEngineWillHoldIsKnownBeforehand) {
   FailAllocation(0);
   const std::shared_ptr<Model> model = world_->Create(Spec());
   const FakeTrainers trainers = AttachAll(*model);
-  EXPECT_EQ(model->activity().scratch_bytes, model->ScratchBytesByRank());
+  EXPECT_EQ(model->trainers().activity().scratch_bytes, model->budget().ScratchBytesByRank());
 }
 
 }  // namespace

@@ -133,9 +133,9 @@ TEST_P(AmaxTest, AnImportIsKnownToAllWhenAnEpochStarts) {
   Model& model = daemons.model(0);
   const HistoryId history{.value = 7};
   for (int node = 1; node < daemons.nodes(); ++node) {
-    ASSERT_OK(daemons.model(node).Change({.history = history}, [] { return absl::OkStatus(); }));
+    ASSERT_OK(daemons.model(node).changes().Import({.history = history}, [] { return absl::OkStatus(); }));
   }
-  ASSERT_OK(model.Change({.history = history}, [&]() -> absl::Status {
+  ASSERT_OK(model.changes().Import({.history = history}, [&]() -> absl::Status {
     for (int unit : {0, kDelayed, 2}) {
       Shard& shard = *model.shards()[0];
       const ShardExtent& extent = *shard.Find(unit, 0);
@@ -163,8 +163,8 @@ TEST(AmaxOfReplicasTest, ReplicasStartWithTheSameScales) {
   for (uint32_t seed = 1; seed < 4; ++seed) Step(daemons, seed);
   daemons.Kill(0);
   Model& model = daemons.model(1);
-  const HistoryId history = model.state().numbers.history;
-  ASSERT_OK(model.Change({.history = history}, [] { return absl::OkStatus(); }));
+  const HistoryId history = model.state().snapshot().numbers.history;
+  ASSERT_OK(model.changes().Import({.history = history}, [] { return absl::OkStatus(); }));
   daemons.Attach();
   const auto halves = [&] {
     std::vector<std::string> hashes = daemons.Hashes();

@@ -33,7 +33,7 @@ class BrokenDeviceTest : public FaultyWorldTest {
       }
       return absl::OkStatus();
     };
-    return model.Change({.commit_number = 5, .version = 5}, write).status();
+    return model.changes().Import({.commit_number = 5, .version = 5}, write).status();
   }
 };
 
@@ -48,7 +48,7 @@ TEST_F(BrokenDeviceTest, NothingNewBeginsOnItAndInspectionGoesOn) {
   another.set_name("another");
   EXPECT_THAT(world_->store().CreateOrJoin(Parse(another)), is_refused);
   EXPECT_THAT(Import(*model), is_refused);
-  EXPECT_OK(model->usable()) << "nothing was changed";
+  EXPECT_OK(model->state().usable()) << "nothing was changed";
   EXPECT_THAT(Verify(*model), is_refused);
   EXPECT_THAT(ListShards(*model, 0, 100), Not(IsEmpty()));
   EXPECT_THAT(CountMemory(*model), Not(IsEmpty()));
@@ -67,7 +67,7 @@ TEST_F(BrokenDeviceTest, AnImportThatBreaksOffMakesTheModelUnusable) {
       StatusIs(absl::StatusCode::kDataLoss,
                AllOf(HasSubstr("model m: an import broke off in the middle"), HasSubstr("lets it fail")));
   EXPECT_THAT(Import(*model), is_lost);
-  EXPECT_THAT(model->usable(), is_lost);
+  EXPECT_THAT(model->state().usable(), is_lost);
   EXPECT_THAT(FakeTrainer(model.get(), 0).Attach(), is_lost);
   EXPECT_THAT(Import(*model), is_lost);
   EXPECT_THAT(Verify(*model), is_lost);
@@ -85,7 +85,7 @@ TEST_F(BrokenDeviceTest, AnImportThatIsRefusedBeforeItsFirstWriteChangesNothing)
     const FakeTrainers trainers = AttachAll(*model);
     EXPECT_THAT(Import(*model), StatusIs(absl::StatusCode::kFailedPrecondition));
   }
-  EXPECT_OK(model->usable());
+  EXPECT_OK(model->state().usable());
   EXPECT_OK(Import(*model));
   ExpectEpochWorks(*model);
 }

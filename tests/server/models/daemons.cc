@@ -63,7 +63,7 @@ Daemons::Daemons(const std::vector<int>& device_counts, const Options& options) 
                             .savers = options.savers.empty() ? nullptr : options.savers[node],
                             .moves = options.moves,
                             .kept = options.kept.empty() ? nullptr : options.kept[node],
-                            .before_answer = [hook = options.before_answer, node] { return hook(node); }}));
+                            .hooks = {.before_answer = [hook = options.before_answer, node] { return hook(node); }}}));
   }
 }
 

@@ -27,7 +27,7 @@ class Daemons {
     std::vector<KeptStore*> kept = {};  // by node: what models outlive the world in
     MovePolicy moves = {};
     absl::Duration vote_wait = kVoteWait;                                                        // of node 0
-    std::function<absl::Status(int node)> before_answer = [](int) { return absl::OkStatus(); };  // ModelStore::Options
+    std::function<absl::Status(int node)> before_answer = [](int) { return absl::OkStatus(); };  // ModelTestHooks
     std::function<std::unique_ptr<ComputeDevice>(int node, int device)> make_device = [](int, int device) {
       return MakeCpuDevice(device);
     };

@@ -39,20 +39,20 @@ class DeparturesTest : public testing::TestWithParam<Case> {
   int last() const { return daemons_.ranks() - 1; }
   bool Runs() {
     for (int node = 0; node < daemons_.nodes(); ++node) {
-      if (!daemons_.model(node).activity().running) return false;
+      if (!daemons_.model(node).trainers().activity().running) return false;
     }
     return true;
   }
   // The rank goes, and has heard that it may.
   void Detach(int rank) {
     ASSERT_OK(trainer(rank).Detach());
-    const EpochFarewell* const ended = trainer(rank).AwaitEnded();
+    const EpochEndInfo* const ended = trainer(rank).AwaitEnded();
     ASSERT_NE(ended, nullptr);
     EXPECT_THAT(ended->why.message(), HasSubstr(absl::StrCat("rank ", rank, ": process ")));
     trainer(rank).Leave(absl::AbortedError("its process has gone"));
   }
   void ExpectEnded(int rank, const std::string& message) {
-    const EpochFarewell* const ended = trainer(rank).AwaitEnded();
+    const EpochEndInfo* const ended = trainer(rank).AwaitEnded();
     ASSERT_NE(ended, nullptr);
     EXPECT_EQ(ended->why.code(), absl::StatusCode::kAborted) << ended->why.message();
     EXPECT_THAT(ended->why.message(), HasSubstr(message));

@@ -59,7 +59,7 @@ class DisagreementTest : public testing::TestWithParam<Case> {
   // All trainers hear that ranks differ, in these words, and nothing was applied.
   void ExpectEnded(const testing::Matcher<std::string>& why) {
     for (int rank = 0; rank < daemons_.ranks(); ++rank) {
-      const EpochFarewell* const ended = trainer(rank).AwaitEnded();
+      const EpochEndInfo* const ended = trainer(rank).AwaitEnded();
       ASSERT_NE(ended, nullptr);
       EXPECT_EQ(ended->why.code(), absl::StatusCode::kFailedPrecondition) << ended->why;
       EXPECT_THAT(std::string(ended->why.message()), why) << "rank " << rank;
@@ -103,7 +103,7 @@ TEST_P(ReplicasDisagreementTest, OnlyWhatFollowsTheLastCommitIsCompared) {
     trainer(rank).Commit(2);
   }
   for (int rank = 0; rank < daemons_.ranks(); ++rank) {
-    const EpochFarewell* const ended = trainer(rank).AwaitEnded();
+    const EpochEndInfo* const ended = trainer(rank).AwaitEnded();
     ASSERT_NE(ended, nullptr);
     EXPECT_THAT(std::string(ended->why.message()),
                 AllOf(HasSubstr("command 3: rank "), HasSubstr("sent commit 2"), HasSubstr("sent discard")));

@@ -154,7 +154,7 @@ TEST_P(DiscardTest, ACommitInItsPlaceEndsTheEpochAndNamesBoth) {
   for (int rank = 0; rank < last; ++rank) daemons.trainer(rank).Discard();
   daemons.trainer(last).Commit(1);
   for (int rank = 0; rank <= last; ++rank) {
-    const EpochFarewell* const ended = daemons.trainer(rank).AwaitEnded();
+    const EpochEndInfo* const ended = daemons.trainer(rank).AwaitEnded();
     ASSERT_NE(ended, nullptr);
     EXPECT_EQ(ended->why.code(), absl::StatusCode::kFailedPrecondition) << ended->why.message();
     EXPECT_THAT(ended->why.message(), AllOf(HasSubstr("sent discard"), HasSubstr("sent commit 1")));

@@ -38,7 +38,7 @@ TEST_F(EpochStartTest, ACommandBeforeStartedIsRefused) {
   const std::shared_ptr<Model> model = world_->Create(Spec());
   absl::Status submitted;
   const FakeTrainers trainers = AttachThen(*model, [&](FakeTrainer& first) {
-    submitted = model->Submit(first.session(), GatherCommand(1, 0, 0));
+    submitted = model->trainers().Submit(first.session(), GatherCommand(1, 0, 0));
     // Sends a command the way the session's handler does.
     first.Leave(submitted);
   });
@@ -79,7 +79,7 @@ TEST_F(EpochStartTest, TheWorldsReasonReplacesWhatTheEnginesFoundOut) {
     ASSERT_OK(trainers.back()->Attach());
   }
   ASSERT_TRUE(failed.WaitForNotificationWithTimeout(absl::Seconds(60)));
-  model->OnEpochEnd(1, absl::AbortedError("rank 5: process 7 has gone"));
+  model->trainers().OnEpochEnd(1, absl::AbortedError("rank 5: process 7 has gone"));
   for (const auto& trainer : trainers) {
     ASSERT_NE(trainer->AwaitEnded(), nullptr);
     EXPECT_THAT(trainer->AwaitEnded()->why.message(), HasSubstr("rank 5: process 7 has gone"));

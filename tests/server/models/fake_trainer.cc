@@ -61,13 +61,13 @@ Trainer FakeTrainer::MakeTrainer() {
           .attached_at = absl::Now(),
           .send_memory = [this](const auto& message, auto fds) { return TakeMemory(message, fds); },
           .on_started =
-              [this](const EpochGreeting& greeting) {
+              [this](const EpochStartInfo& greeting) {
                 absl::MutexLock lock(&mu_);
                 started_ = greeting;
                 is_started_ = true;
               },
           .on_ended =
-              [this](const EpochFarewell& farewell) {
+              [this](const EpochEndInfo& farewell) {
                 std::function<void()> when_ended;
                 {
                   absl::MutexLock lock(&mu_);
@@ -99,7 +99,7 @@ absl::Status FakeTrainer::TakeMemory(const wire::CompanionMemory& message, absl:
 }
 
 absl::Status FakeTrainer::Attach() {
-  absl::Status status = model_->Attach(MakeTrainer());
+  absl::Status status = model_->trainers().Attach(MakeTrainer());
   absl::MutexLock lock(&mu_);
   attached_ = status.ok();
   return status;
@@ -110,12 +110,12 @@ bool FakeTrainer::AwaitStarted() {
   return mu_.AwaitWithTimeout(absl::Condition(&is_started_), kTimeout);
 }
 
-const EpochFarewell* FakeTrainer::AwaitEnded() {
+const EpochEndInfo* FakeTrainer::AwaitEnded() {
   absl::MutexLock lock(&mu_);
   return mu_.AwaitWithTimeout(absl::Condition(&is_ended_), kTimeout) ? &ended_ : nullptr;
 }
 
-void FakeTrainer::Leave(const absl::Status& why) { model_->Leave(session_, why); }
+void FakeTrainer::Leave(const absl::Status& why) { model_->trainers().Leave(session_, why); }
 
 // --- Memory ---
 

@@ -44,14 +44,14 @@ class FakeTrainer {
   absl::Status Attach();
   bool AwaitStarted();
   // Null unless it came in time.
-  const EpochFarewell* AwaitEnded();
+  const EpochEndInfo* AwaitEnded();
   // It goes in order, after the commands that it has sent.
-  absl::Status Detach() { return model_->Detach(session_, sent_); }
+  absl::Status Detach() { return model_->trainers().Detach(session_, sent_); }
   // Its process is gone.
   void Leave(const absl::Status& why = absl::AbortedError("the trainer has gone"));
 
   // Valid after AwaitStarted.
-  const EpochGreeting& started() const { return started_; }
+  const EpochStartInfo& started() const { return started_; }
   const wire::Words& words() const { return words_; }
   uint8_t* slot(int index) const;
   uint8_t* gradient_slot(int index) const;
@@ -103,14 +103,14 @@ class FakeTrainer {
   std::unique_ptr<Mapping> planes_, slots_, words_page_;
   wire::Words words_;
   std::optional<wire::RingWriter> ring_;
-  EpochGreeting started_;
+  EpochStartInfo started_;
 
   absl::Mutex mu_;
   std::function<void()> when_ended_ ABSL_GUARDED_BY(mu_);
   bool attached_ ABSL_GUARDED_BY(mu_) = false;
   bool is_started_ ABSL_GUARDED_BY(mu_) = false;
   bool is_ended_ ABSL_GUARDED_BY(mu_) = false;
-  EpochFarewell ended_;  // set before `is_ended_`
+  EpochEndInfo ended_;  // set before `is_ended_`
 };
 
 }  // namespace paramshard::server

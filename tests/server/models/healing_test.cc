@@ -114,9 +114,9 @@ void ExpectHealed(Daemons& world, int64_t commit) {
   world.Attach();
   for (int node = 0; node < world.nodes(); ++node) {
     EXPECT_EQ(CommitNumber(world, node), commit) << "node " << node;
-    EXPECT_EQ(world.model(node).history().id, world.model(0).history().id);
-    EXPECT_EQ(world.model(node).history().lineage, world.model(0).history().lineage);
-    EXPECT_OK(world.model(node).usable());
+    EXPECT_EQ(world.model(node).state().history().id, world.model(0).state().history().id);
+    EXPECT_EQ(world.model(node).state().history().lineage, world.model(0).state().history().lineage);
+    EXPECT_OK(world.model(node).state().usable());
   }
   for (int rank = 0; rank < world.ranks(); ++rank) {
     EXPECT_EQ(world.trainer(rank).started().client_state, ClientState(rank, commit)) << "rank " << rank;
@@ -153,7 +153,7 @@ TEST_P(HealingTest, ADaemonThatKnowsOfItsLossIsHealedToo) {
   for (const int victim : GetParam().victims) {
     ASSERT_OK(world_.store(victim).Delete("m", ""));
     ASSERT_OK_AND_ASSIGN(const auto created, world_.store(victim).CreateToBeHealed(Parse(Spec()), "by this test"));
-    EXPECT_THAT(created.model->usable(), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("by this test")));
+    EXPECT_THAT(created.model->state().usable(), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("by this test")));
   }
   ASSERT_NO_FATAL_FAILURE(ExpectHealed(world_, kLost));
   StepTo(world_, kLast);
@@ -179,7 +179,7 @@ INSTANTIATE_TEST_SUITE_P(Worlds, HealingTest,
 
 // Returns the end that a trainer hears whose daemon waits in vain.
 absl::Status EndOf(FakeTrainer& trainer) {
-  const EpochFarewell* const ended = trainer.AwaitEnded();
+  const EpochEndInfo* const ended = trainer.AwaitEnded();
   return ended == nullptr ? absl::InternalError("no end in time") : ended->why;
 }
 
@@ -231,7 +231,7 @@ TEST(HealedTest, HealsTheNodeBeforeItThoughItHasSeenNoCommitSince) {
 // Imports weights of its own, like a program that begins with them.
 void Import(Daemons& world, int node) {
   Model& model = **world.store(node).Find("m");
-  ASSERT_OK(model.Change({.content = {.digest = 5}}, [] { return absl::OkStatus(); }));
+  ASSERT_OK(model.changes().Import({.content = {.digest = 5}}, [] { return absl::OkStatus(); }));
 }
 
 TEST(UnhealedTest, WhatANodeHasImportedToBeginWithGivesWayToWhatOthersHaveTrained) {
@@ -272,7 +272,8 @@ void Spoil(Daemons& world, int node) {
     return absl::OkStatus();
   };
   const auto digest = static_cast<absl::uint128>(node + 5);
-  ASSERT_OK(model.Change({.commit_number = kLast + 5, .version = kLast + 5, .content = {.digest = digest}}, write));
+  ASSERT_OK(
+      model.changes().Import({.commit_number = kLast + 5, .version = kLast + 5, .content = {.digest = digest}}, write));
 }
 
 // A person says which node is right.
@@ -290,7 +291,7 @@ TEST_P(OrderedHealingTest, GoesOnFromTheStateThatIsRight) {
   world.Create(Spec());
   world.Attach();
   StepTo(world, kLost);
-  const HistoryId before = world.model(0).history().id;
+  const HistoryId before = world.model(0).state().history().id;
   world.Kill(0);
   for (const int other : GetParam().others) ASSERT_NO_FATAL_FAILURE(Spoil(world, other));
   for (const absl::Status& refusal : Refusals(world)) {
@@ -301,7 +302,7 @@ TEST_P(OrderedHealingTest, GoesOnFromTheStateThatIsRight) {
   EXPECT_TRUE(answer.ordered);
   ASSERT_NO_FATAL_FAILURE(ExpectHealed(world, kLost));
   for (int node = 0; node < world.nodes(); ++node) {
-    EXPECT_EQ(world.model(node).history().parent, (HistoryParent{.history = before, .commit_number = kLost}));
+    EXPECT_EQ(world.model(node).state().history().parent, (HistoryParent{.history = before, .commit_number = kLost}));
   }
   StepTo(world, kLast);
   EXPECT_EQ(StateOf(world), Uninterrupted(GetParam().devices));
@@ -353,10 +354,10 @@ TEST(UnhealedTest, AStateThatNobodyHasGivenUpStays) {
       .healings = {{.receiver = 1,
                     .donor = 0,
                     .gives_up = Healing::GivenUp{.history_id = RandomHistoryId().ToString(), .commit_number = kLost}}}};
-  model.OnEpochStart(start);
-  EXPECT_FALSE(model.activity().running);
+  model.trainers().OnEpochStart(start);
+  EXPECT_FALSE(model.trainers().activity().running);
   EXPECT_EQ(CommitNumber(world, 1), kLost);
-  EXPECT_OK(model.usable());
+  EXPECT_OK(model.state().usable());
 }
 
 // The history that begins is in the journals of all before a commit is made in it.
@@ -374,15 +375,15 @@ TEST(HealedTest, AHistoryThatAnOrderHasBegunOutlivesItsServers) {
     EXPECT_THAT(Refusals(world), testing::Each(IsRefused()));
     ASSERT_OK(world.cluster(0).OrderHealing("m", 1).status());
     ASSERT_NO_FATAL_FAILURE(ExpectHealed(world, kLost));
-    history = world.model(1).history().id;
+    history = world.model(1).state().history().id;
     for (int node = 0; node < 2; ++node) CopyKept(kept[node], left[node]);
   }
   Daemons next({1, 1}, {.kept = {&left[0], &left[1]}, .moves = {.moves = true}});
   next.TakeOver("m");
   for (int node = 0; node < 2; ++node) {
-    EXPECT_EQ(next.model(node).history().id, history);
-    EXPECT_TRUE(next.model(node).history().parent.has_value());
-    EXPECT_TRUE(next.model(node).untouched());
+    EXPECT_EQ(next.model(node).state().history().id, history);
+    EXPECT_TRUE(next.model(node).state().history().parent.has_value());
+    EXPECT_TRUE(next.model(node).state().untouched());
   }
   next.Attach();
   StepTo(next, kLast);

@@ -22,7 +22,7 @@ class HistoriesTest : public testing::Test {
   // Masters and what is said of them; numbers stay.
   void Import(int node, float value) {
     Model& model = daemons_.model(node);
-    ASSERT_OK(model.Change({.content = {.digest = static_cast<uint64_t>(value)}}, [&] {
+    ASSERT_OK(model.changes().Import({.content = {.digest = static_cast<uint64_t>(value)}}, [&] {
       absl::Status status;
       for (const auto& shard : model.shards()) {
         const ShardExtent& extent = *shard->Find(0, 0);
@@ -44,7 +44,7 @@ TEST_F(HistoriesTest, ImportsThatDifferKeepEpochsFromStarting) {
     ASSERT_OK(trainers.back()->Attach());
   }
   for (const auto& trainer : trainers) {
-    const EpochFarewell* ended = trainer->AwaitEnded();
+    const EpochEndInfo* ended = trainer->AwaitEnded();
     ASSERT_NE(ended, nullptr);
     EXPECT_EQ(ended->why.code(), absl::StatusCode::kFailedPrecondition);
     EXPECT_THAT(ended->why.message(), HasSubstr("want one history on all nodes"));
@@ -55,9 +55,9 @@ TEST_F(HistoriesTest, ImportsThatDifferKeepEpochsFromStarting) {
 // The other one has nothing but its initial values.
 TEST_F(HistoriesTest, AnImportIntoOneDaemonAloneIsWhatAllBeginWith) {
   Import(1, 5);
-  const HistoryId imported = daemons_.model(1).history().id;
+  const HistoryId imported = daemons_.model(1).state().history().id;
   daemons_.Attach();
-  for (int node = 0; node < 2; ++node) EXPECT_EQ(daemons_.model(node).history().id, imported);
+  for (int node = 0; node < 2; ++node) EXPECT_EQ(daemons_.model(node).state().history().id, imported);
   for (const auto& shard : daemons_.model(0).shards()) {
     const ShardExtent& extent = *shard->Find(0, 0);
     absl::ReaderMutexLock lock(&shard->mutex());
@@ -67,18 +67,18 @@ TEST_F(HistoriesTest, AnImportIntoOneDaemonAloneIsWhatAllBeginWith) {
 
 // Each daemon has drawn an id of its own; they are one from the first epoch on.
 TEST_F(HistoriesTest, ModelsThatWereCreatedApartHaveOneHistoryWhenTheyTrain) {
-  const HistoryId of_zero = daemons_.model(0).history().id;
-  EXPECT_NE(daemons_.model(1).history().id, of_zero);
+  const HistoryId of_zero = daemons_.model(0).state().history().id;
+  EXPECT_NE(daemons_.model(1).state().history().id, of_zero);
   daemons_.Attach();
-  EXPECT_EQ(daemons_.model(0).history().id, of_zero);
-  EXPECT_EQ(daemons_.model(1).history().id, of_zero);
+  EXPECT_EQ(daemons_.model(0).state().history().id, of_zero);
+  EXPECT_EQ(daemons_.model(1).state().history().id, of_zero);
   daemons_.Kill(3);
   Import(0, 5);
   Import(1, 5);
-  EXPECT_NE(daemons_.model(0).history().id, of_zero);
+  EXPECT_NE(daemons_.model(0).state().history().id, of_zero);
   daemons_.Attach();
-  EXPECT_NE(daemons_.model(0).history().id, of_zero) << "an import begins another one";
-  EXPECT_EQ(daemons_.model(0).history().id, daemons_.model(1).history().id);
+  EXPECT_NE(daemons_.model(0).state().history().id, of_zero) << "an import begins another one";
+  EXPECT_EQ(daemons_.model(0).state().history().id, daemons_.model(1).state().history().id);
 }
 
 // A partial import leaves equal states equal, and different ones different.
@@ -90,22 +90,22 @@ TEST_F(HistoriesTest, APartialImportAfterCommitsStaysEqual) {
   Import(0, 5);
   Import(1, 5);
   daemons_.Attach();
-  EXPECT_EQ(daemons_.model(0).history().id, daemons_.model(1).history().id);
+  EXPECT_EQ(daemons_.model(0).state().history().id, daemons_.model(1).state().history().id);
 }
 
 TEST_F(HistoriesTest, AStartThatAnImportOvertookIsRefused) {
   Model& model = daemons_.model(1);
-  const History agreed = model.history();
+  const History agreed = model.state().history();
   Import(1, 5);
   std::vector<std::unique_ptr<FakeTrainer>> trainers;
   for (int rank = 2; rank < 4; ++rank) {
     trainers.push_back(std::make_unique<FakeTrainer>(&model, rank));
     ASSERT_OK(trainers.back()->Attach());
   }
-  model.OnEpochStart(
+  model.trainers().OnEpochStart(
       {.epoch = 1, .lineage = agreed.lineage.ToString(), .history_id = agreed.id.ToString(), .active = {0}});
-  EXPECT_FALSE(model.activity().running);
-  EXPECT_NE(model.history().id, agreed.id);
+  EXPECT_FALSE(model.trainers().activity().running);
+  EXPECT_NE(model.state().history().id, agreed.id);
 }
 
 TEST_F(HistoriesTest, CommitsKeepHistoriesEqual) {
@@ -114,7 +114,7 @@ TEST_F(HistoriesTest, CommitsKeepHistoriesEqual) {
   daemons_.Attach();
   daemons_.Push(0, [](int rank) { return std::vector<float>(64 * 64, 1.0f + static_cast<float>(rank)); });
   EXPECT_EQ(daemons_.Commit().version, 1);
-  EXPECT_EQ(daemons_.model(0).state().numbers.history, daemons_.model(1).state().numbers.history);
+  EXPECT_EQ(daemons_.model(0).state().snapshot().numbers.history, daemons_.model(1).state().snapshot().numbers.history);
   daemons_.Kill(0);
   daemons_.Attach();
 }

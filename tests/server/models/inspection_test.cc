@@ -76,8 +76,8 @@ TEST_F(InspectionTest, SummaryOfANewModel) {
   EXPECT_EQ(summary.element_count, 96 * 64 + 8 + 3 * 64 + 130 * 64);
   EXPECT_EQ(summary.shard_size, 3);
   EXPECT_EQ(summary.world_size, 3);
-  EXPECT_EQ(summary.numbers.history, model_->history().id);
-  EXPECT_EQ(summary.lineage, model_->history().lineage);
+  EXPECT_EQ(summary.numbers.history, model_->state().history().id);
+  EXPECT_EQ(summary.lineage, model_->state().history().lineage);
   EXPECT_EQ(summary.epoch, 0);
   EXPECT_FALSE(summary.running);
   EXPECT_EQ(summary.attached_ranks, 0);
@@ -87,7 +87,7 @@ TEST_F(InspectionTest, SummaryOfANewModel) {
 TEST_F(InspectionTest, SummaryAfterAnEpoch) {
   Step();
   // The trainers have left; the epoch's end is a moment later.
-  ASSERT_OK(model_->Change({.commit_number = 1, .version = 1}, [] { return absl::OkStatus(); }));
+  ASSERT_OK(model_->changes().Import({.commit_number = 1, .version = 1}, [] { return absl::OkStatus(); }));
   const ModelSummary summary = Summarize(*model_);
   EXPECT_EQ(summary.numbers.version, 1);
   EXPECT_EQ(summary.numbers.commit_number, 1);
@@ -291,8 +291,9 @@ TEST_F(InspectionTest, ACommitMeanwhileAbortsVerification) {
 
 // Numbers stay, and bytes too; it counts as another state all the same.
 TEST_F(InspectionTest, AnImportMeanwhileAbortsVerification) {
-  const auto verified = VerifyModel(
-      *model_, [&](const ExtentVerification&) { return model_->Change({}, [] { return absl::OkStatus(); }).status(); });
+  const auto verified = VerifyModel(*model_, [&](const ExtentVerification&) {
+    return model_->changes().Import({}, [] { return absl::OkStatus(); }).status();
+  });
   EXPECT_THAT(verified, StatusIs(absl::StatusCode::kAborted,
                                  HasSubstr("verify m: an import has begun to replace the state; verify again")));
 }
@@ -301,7 +302,7 @@ TEST_F(InspectionTest, AnImportMeanwhileAbortsVerification) {
 TEST_F(InspectionTest, ADescriptionIsOfOneState) {
   std::thread imports([this] {
     for (int step = 1; step <= 200; ++step) {
-      EXPECT_OK(model_->Change({}, [&] {
+      EXPECT_OK(model_->changes().Import({}, [&] {
         absl::Status status;
         for (const auto& shard : model_->shards()) {
           const ShardExtent& extent = *shard->Find(1, 0);
@@ -327,7 +328,7 @@ TEST_F(InspectionTest, ADescriptionIsOfOneState) {
 }
 
 TEST_F(InspectionTest, NothingIsReadInTheMiddleOfAnImport) {
-  ASSERT_OK(model_->Change({}, [&] {
+  ASSERT_OK(model_->changes().Import({}, [&] {
     EXPECT_THAT(VerifyModel(*model_, [](const ExtentVerification&) { return absl::OkStatus(); }),
                 StatusIs(absl::StatusCode::kUnavailable, HasSubstr("verify m: an import is being applied")));
     EXPECT_THAT(DescribeParameter(*model_, "a.w"), StatusIs(absl::StatusCode::kUnavailable));

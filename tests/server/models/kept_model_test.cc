@@ -116,19 +116,20 @@ class KeptModelTest : public ModelTest {
                                },
                            .savers = savers_,
                            .kept = kept_.get(),
-                           .before_answer = [this] { return before_answer_.Call(), absl::OkStatus(); },
-                           .pause = [this](absl::Duration) { pause_(); }});
+                           .hooks = {.before_answer = [this] { return before_answer_.Call(), absl::OkStatus(); },
+                                     .pause = [this](absl::Duration) { pause_(); }}});
   }
   void Create() { model_ = world_->Create(Spec()); }
-  static Model::Restored FromStep7() {
-    Model::Restored restored;
+  static RestoredState FromStep7() {
+    RestoredState restored;
     restored.source = {.kind = ChangeSource::Kind::kCheckpoint, .text = "/saves/m/step-7", .convert_moments = true};
     return restored;
   }
   // The next server, after one that was killed in the middle of such a restore.
   void CutOffARestore() {
     FakeKeptStore left;
-    ASSERT_OK(model_->Restore(FromStep7(), [&] { return CopyKept(*kept_, left), absl::OkStatus(); }).status());
+    ASSERT_OK(
+        model_->changes().Restore(FromStep7(), [&] { return CopyKept(*kept_, left), absl::OkStatus(); }).status());
     CloseWorld();
     kept_ = std::make_unique<FakeKeptStore>();
     CopyKept(left, *kept_);
@@ -160,8 +161,8 @@ class KeptModelTest : public ModelTest {
   void StepAll(float gradient) { StepUnits({0, 1, 2, 3}, gradient); }
   // Everything that the next commit depends on.
   std::string StateOf(const Model& model) const {
-    std::string state =
-        absl::StrCat(StateHash(model), " ", model.history().id.ToString(), " ", model.history().lineage.ToString());
+    std::string state = absl::StrCat(StateHash(model), " ", model.state().history().id.ToString(), " ",
+                                     model.state().history().lineage.ToString());
     const CommitLog::State commits = model.commit_log().state();
     absl::StrAppend(&state, " ", commits.numbers.commit_number, " ", commits.numbers.version, " ",
                     commits.numbers.skipped);
@@ -208,7 +209,7 @@ TEST_F(KeptModelTest, AModelGoesOnWithTheNextServer) {
   StepUnits({1}, -2.0f);
   trainers_.clear();
   const std::string before = StateOf(*model_);
-  const int64_t epoch = model_->activity().epoch;
+  const int64_t epoch = model_->trainers().activity().epoch;
   FakeKeptStore copy;
   CopyKept(*kept_, copy);
   const std::string expected = StateAfterMoreSteps();
@@ -218,7 +219,7 @@ TEST_F(KeptModelTest, AModelGoesOnWithTheNextServer) {
   CopyKept(copy, *kept_);
   TakeOver();
   EXPECT_EQ(StateOf(*model_), before);
-  EXPECT_EQ(model_->activity().epoch, epoch);
+  EXPECT_EQ(model_->trainers().activity().epoch, epoch);
   EXPECT_EQ(StateAfterMoreSteps(), expected);
 }
 
@@ -279,7 +280,7 @@ TEST_F(KeptRoomTest, AStartThatFindsNoMemoryFailsInTimeAndTheModelStays) {
   EXPECT_THAT(world_->store().TakeOver(), StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("model m")));
   EXPECT_EQ(pauses, 4) << "20 s";
   EXPECT_THAT(world_->store().List(), IsEmpty());
-  EXPECT_THAT(world_->store().ListLost(), IsEmpty());
+  EXPECT_THAT(world_->store().lost().List(), IsEmpty());
   FailAllocation(0);
   TakeOver();
   EXPECT_EQ(StateOf(*model_), state_);
@@ -489,8 +490,8 @@ TEST_F(KeptModelTest, AModelWithoutItsMemoryIsLostUntilItIsDeleted) {
 TEST_F(KeptModelTest, AnImportThatWasCutOffIsLost) {
   Create();
   FakeKeptStore left;
-  ASSERT_OK(model_->BeginImport());
-  ASSERT_OK(model_->Change({}, [&] { return CopyKept(*kept_, left), absl::OkStatus(); }).status());
+  ASSERT_OK(model_->changes().BeginImport());
+  ASSERT_OK(model_->changes().Import({}, [&] { return CopyKept(*kept_, left), absl::OkStatus(); }).status());
   CloseWorld();
   kept_ = std::make_unique<FakeKeptStore>();
   CopyKept(left, *kept_);
@@ -501,9 +502,9 @@ TEST_F(KeptModelTest, AnImportThatWasCutOffIsLost) {
 
 TEST_F(KeptModelTest, AStateThatWasChangedGoesOn) {
   Create();
-  ASSERT_OK(model_->BeginImport());
-  ASSERT_OK(model_->Change({.commit_number = 7, .version = 5}, [] { return absl::OkStatus(); }).status());
-  model_->EndImport();
+  ASSERT_OK(model_->changes().BeginImport());
+  ASSERT_OK(model_->changes().Import({.commit_number = 7, .version = 5}, [] { return absl::OkStatus(); }).status());
+  model_->changes().EndTurn();
   const std::string before = StateOf(*model_);
   TakeOver();
   EXPECT_EQ(StateOf(*model_), before);
@@ -514,12 +515,12 @@ TEST_F(KeptModelTest, AStateThatWasChangedGoesOn) {
 TEST_F(KeptModelTest, ARestoreThatWasCutOffIsToBeMadeAgain) {
   Create();
   CutOffARestore();
-  EXPECT_THAT(model_->unfinished(), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("a restore")));
+  EXPECT_THAT(model_->state().unfinished(), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("a restore")));
   // The server ends again before it was made.
   TakeOverCutOff();
-  ASSERT_OK(model_->Restore(FromStep7(), [] { return absl::OkStatus(); }).status());
+  ASSERT_OK(model_->changes().Restore(FromStep7(), [] { return absl::OkStatus(); }).status());
   world_->store().FinishChange(model_, absl::OkStatus());
-  EXPECT_OK(model_->unfinished());
+  EXPECT_OK(model_->state().unfinished());
   StateAfterMoreSteps();
 }
 
@@ -529,13 +530,13 @@ TEST_F(KeptModelTest, NobodyGetsAtAModelThatIsToBeChangedAgain) {
   const auto is_held_off = StatusIs(absl::StatusCode::kUnavailable, HasSubstr("a restore is being applied"));
   Trainer trainer;
   trainer.session = 1;
-  EXPECT_THAT(model_->Attach(trainer), is_held_off);
-  EXPECT_THAT(model_->Look("export"), is_held_off);
-  EXPECT_THAT(model_->HoldState(), is_held_off);
-  EXPECT_THAT(model_->BeginImport(), is_held_off);
+  EXPECT_THAT(model_->trainers().Attach(trainer), is_held_off);
+  EXPECT_THAT(model_->state().Look("export"), is_held_off);
+  EXPECT_THAT(model_->state().Hold(), is_held_off);
+  EXPECT_THAT(model_->changes().BeginImport(), is_held_off);
   EXPECT_THAT(world_->store().Delete("m", ""), is_held_off);
   EXPECT_THAT(Summarize(*model_).unusable, HasSubstr("a restore was cut off"));
-  EXPECT_TRUE(model_->outlives_server());
+  EXPECT_TRUE(model_->durability().journal());
   world_->store().FinishChange(model_, absl::NotFoundError("no such folder"));
   EXPECT_THAT(world_->store().Find("m"), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("no such folder")));
 }
@@ -548,7 +549,7 @@ class UnmadeChangeTest : public KeptModelTest {
     Start(2);
     Create();
     CutOffARestore();
-    EXPECT_THAT(model_->Restore(FromStep7(), [] { return kUnmade; }), StatusIs(absl::StatusCode::kDataLoss));
+    EXPECT_THAT(model_->changes().Restore(FromStep7(), [] { return kUnmade; }), StatusIs(absl::StatusCode::kDataLoss));
   }
   // The next saver that is stopped, and no other one.
   void WhenASaverIsStopped(const std::function<void()>& act) {
@@ -561,7 +562,7 @@ class UnmadeChangeTest : public KeptModelTest {
   void ExpectNewModelIsKept() {
     ASSERT_OK_AND_ASSIGN(const auto found, world_->store().Find("m"));
     EXPECT_NE(found, model_);
-    EXPECT_THAT(world_->store().ListLost(), IsEmpty());
+    EXPECT_THAT(world_->store().lost().List(), IsEmpty());
     ASSERT_OK_AND_ASSIGN(const KeptStore::Descriptors kept, kept_->TakeAll());
     EXPECT_FALSE(kept.empty());
   }
@@ -587,7 +588,7 @@ TEST_F(UnmadeChangeTest, LosesAModelOnlyUntilItsDeletionIsThrough) {
   });
   ASSERT_OK(world_->store().Delete("m", ""));
   EXPECT_THAT(world_->store().Find("m"), StatusIs(absl::StatusCode::kNotFound));
-  EXPECT_THAT(world_->store().ListLost(), IsEmpty());
+  EXPECT_THAT(world_->store().lost().List(), IsEmpty());
   EXPECT_THAT(KeptModels::Sort(*kept_->TakeAll()).models, IsEmpty());
 }
 

@@ -30,11 +30,11 @@ class KeptStateTest : public ModelTest {
   // A server in the place of the one before.
   void Start() {
     CloseWorld();
-    world_ = std::make_unique<TestWorld>(
-        TestWorld::Options{.moves = {.moves = true}, .kept = kept_.get(), .before_answer = [this]() -> absl::Status {
-                             if (!answers_fail_) return absl::OkStatus();
-                             return absl::InternalError("the test lets it fail");
-                           }});
+    world_ = std::make_unique<TestWorld>(TestWorld::Options{
+        .moves = {.moves = true}, .kept = kept_.get(), .hooks = {.before_answer = [this]() -> absl::Status {
+                                                         if (!answers_fail_) return absl::OkStatus();
+                                                         return absl::InternalError("the test lets it fail");
+                                                       }}});
     const auto cut_off = world_->store().TakeOver();
     ASSERT_OK(cut_off);
     if (const auto found = world_->store().Find("m"); found.ok()) model_ = *found;
@@ -69,20 +69,20 @@ class KeptStateTest : public ModelTest {
   }
   // Other values for what is frozen.
   absl::Status Import() {
-    return model_
-        ->Change({},
-                 [this]() -> absl::Status {
-                   float next = 0.5f;
-                   for (const auto& shard : model_->shards()) {
-                     for (const ShardExtent& extent : shard->extents()) {
-                       if (shard->Spec(extent).trainable) continue;
-                       std::vector<float> values(extent.elements);
-                       for (float& value : values) value = next = next > 100 ? 0.01f : next * 1.03f;
-                       RETURN_IF_ERROR(shard->Write(extent, StateTensor::kMaster, values));
-                     }
-                   }
-                   return absl::OkStatus();
-                 })
+    return model_->changes()
+        .Import({},
+                [this]() -> absl::Status {
+                  float next = 0.5f;
+                  for (const auto& shard : model_->shards()) {
+                    for (const ShardExtent& extent : shard->extents()) {
+                      if (shard->Spec(extent).trainable) continue;
+                      std::vector<float> values(extent.elements);
+                      for (float& value : values) value = next = next > 100 ? 0.01f : next * 1.03f;
+                      RETURN_IF_ERROR(shard->Write(extent, StateTensor::kMaster, values));
+                    }
+                  }
+                  return absl::OkStatus();
+                })
         .status();
   }
 
@@ -137,12 +137,14 @@ TEST_F(KeptStateTest, AnAnswerThatIsNotWrittenDownIsTheLastOne) {
                     HasSubstr("resume from commit 2")));
   trainers_.clear();
   // A trainer that attaches before the epoch has settled is told later.
-  const absl::StatusOr<bool> settled = Poll({.timeout = absl::Minutes(1)}, [&] { return !model_->doubt().ok(); });
+  const absl::StatusOr<bool> settled =
+      Poll({.timeout = absl::Minutes(1)}, [&] { return !model_->state().doubt().ok(); });
   ASSERT_TRUE(settled.value_or(false));
   Trainer trainer;
   trainer.session = 1;
-  EXPECT_THAT(model_->Attach(trainer), StatusIs(absl::StatusCode::kInternal, HasSubstr("restart the daemon")));
-  EXPECT_OK(model_->usable()) << "it can be saved";
+  EXPECT_THAT(model_->trainers().Attach(trainer),
+              StatusIs(absl::StatusCode::kInternal, HasSubstr("restart the daemon")));
+  EXPECT_OK(model_->state().usable()) << "it can be saved";
   const std::string expected = StateHash(*model_);
   answers_fail_ = false;
   Start();
@@ -159,7 +161,7 @@ TEST_F(KeptStateTest, AnImportWritesDownWhatCouldNotBe) {
   ExpectEnded(absl::StatusCode::kInternal, HasSubstr("could not be written down"));
   trainers_.clear();
   answers_fail_ = false;
-  ASSERT_OK(model_->Change({}, [] { return absl::OkStatus(); }));
+  ASSERT_OK(model_->changes().Import({}, [] { return absl::OkStatus(); }));
   ExpectNextEpochWorks();
 }
 

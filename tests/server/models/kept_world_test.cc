@@ -178,17 +178,17 @@ TEST_P(KeptWorldTest, GoesOnFromTheSameCommitWhereverItsServersDied) {
     world->TakeOver("m");
     for (int node = 0; node < kNodes; ++node) {
       EXPECT_EQ(world->model(node).commit_log().numbers().commit_number, moment0 == Moment::kPrepared ? 1 : 2);
-      EXPECT_OK(world->model(node).doubt());
+      EXPECT_OK(world->model(node).state().doubt());
       // Where both servers finished the step alone, each daemon knows amaxes of its own rows only, which cannot be
       // saved.
       const Moment moment = node == 0 ? moment0 : moment1;
       const bool finished = moment0 != Moment::kPrepared && moment != Moment::kAnswered;
-      const absl::Status held = world->model(node).HoldState().status();
+      const absl::Status held = world->model(node).state().Hold().status();
       if (sharded && finished) {
         EXPECT_THAT(held, StatusIs(absl::StatusCode::kUnavailable, HasSubstr("amaxes of the last commit")));
       } else {
         EXPECT_OK(held);
-        world->model(node).ReleaseState();
+        world->model(node).copies().EndCopies();
       }
     }
   }
@@ -243,14 +243,14 @@ TEST_P(ForgetfulWorldTest, ACommitThatNodeZeroKnowsNothingOfStaysInDoubtAndIsAsk
     const std::unique_ptr<Daemons> world = World(kept);
     ASSERT_OK(world->store(1).TakeOver());
     ASSERT_OK_AND_ASSIGN(const std::shared_ptr<Model> model, world->store(1).Find("m"));
-    EXPECT_THAT(model->doubt(), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("commit 2 is in doubt")));
+    EXPECT_THAT(model->state().doubt(), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("commit 2 is in doubt")));
     EXPECT_EQ(model->commit_log().numbers().commit_number, 1);
   }
   // Node 0 has its memory again.
   kept[0] = CopyOf(*left[Moment::kAnswered][0]);
   const std::unique_ptr<Daemons> world = World(kept);
   world->TakeOver("m");
-  EXPECT_OK(world->model(1).doubt());
+  EXPECT_OK(world->model(1).state().doubt());
   EXPECT_EQ(world->model(1).commit_log().numbers().commit_number, 2);
 }
 

@@ -89,7 +89,7 @@ class LostModelTest : public ModelTest {
   // From some checkpoint.
   absl::Status CreateByRestore(const std::function<absl::Status()>& write) {
     const auto fill = [&](const std::shared_ptr<Model>& model, ModelStore::Show) {
-      return model->Restore({}, write).status();
+      return model->changes().Restore({}, write).status();
     };
     return world_->store().CreateOrJoin(Parse(TestSpec()), fill).status();
   }
@@ -121,7 +121,7 @@ class LostModelTest : public ModelTest {
   }
   void ExpectLost(const std::string& why) {
     EXPECT_THAT(world_->store().Find("m"), StatusIs(absl::StatusCode::kDataLoss, HasSubstr(why)));
-    const auto lost = world_->store().ListLost();
+    const auto lost = world_->store().lost().List();
     ASSERT_THAT(lost, SizeIs(1));
     EXPECT_EQ(lost.begin()->first, "m");
     EXPECT_THAT(std::string(lost.begin()->second.message()),
@@ -133,12 +133,12 @@ class LostModelTest : public ModelTest {
 
 TEST_F(LostModelTest, IsListedUntilItIsDeleted) {
   Create();
-  EXPECT_THAT(world_->store().ListLost(), IsEmpty());
+  EXPECT_THAT(world_->store().lost().List(), IsEmpty());
   LoseAllBut(kJournalPiece);
   Start();
   ExpectLost("adopt m:rank-0/master");
   ASSERT_OK(world_->store().Delete("m", ""));
-  EXPECT_THAT(world_->store().ListLost(), IsEmpty());
+  EXPECT_THAT(world_->store().lost().List(), IsEmpty());
   EXPECT_THAT(Names(), IsEmpty());
 }
 
@@ -152,7 +152,7 @@ TEST_F(LostModelTest, IsMadeAnewByARestoreInThePlaceOfWhatWasLeft) {
     EXPECT_THAT(Names(), Not(Contains("rank-7/master"))) << "it is freed before there is as much again";
     return absl::OkStatus();
   }));
-  EXPECT_THAT(world_->store().ListLost(), IsEmpty());
+  EXPECT_THAT(world_->store().lost().List(), IsEmpty());
   EXPECT_THAT(Names(), AllOf(Not(Contains("lost")), Contains("rank-1/master")));
   Start();
   EXPECT_OK(world_->store().Find("m"));
@@ -293,9 +293,9 @@ class LossTest : public LostModelTest {
     LostModelTest::SetUp();
     Create();
     FakeKeptStore left;
-    Model::Restored restored;
+    RestoredState restored;
     restored.source = {.kind = ChangeSource::Kind::kCheckpoint, .text = "/saves/m/step-7"};
-    ASSERT_OK(model_->Restore(restored, [&] { return CopyKept(*kept_, left), absl::OkStatus(); }).status());
+    ASSERT_OK(model_->changes().Restore(restored, [&] { return CopyKept(*kept_, left), absl::OkStatus(); }).status());
     StartAfter(left);
     ASSERT_OK_AND_ASSIGN(model_, world_->store().Find("m"));
     world_->cluster().OnReport([this](const ModelReport& report) {
@@ -317,7 +317,7 @@ class LossTest : public LostModelTest {
 
 TEST_F(LossTest, IsReportedBeforeAnybodyCanDeleteTheModel) {
   WhenReported([this] {
-    EXPECT_THAT(world_->store().ListLost(), IsEmpty());
+    EXPECT_THAT(world_->store().lost().List(), IsEmpty());
     EXPECT_THAT(world_->store().Find("m"), IsOkAndHolds(model_));
     EXPECT_THAT(world_->store().Delete("m", ""), StatusIs(absl::StatusCode::kUnavailable));
   });
@@ -329,9 +329,9 @@ TEST_F(LossTest, IsReportedBeforeAnybodyCanDeleteTheModel) {
 
 TEST_F(LossTest, IsTheLastThatIsSaidOfTheModel) {
   // Acts like node 0, which tells all daemons that trainers of others wait in vain.
-  const auto refuse = [this] { model_->OnEpochRefused(absl::DataLossError("want its state on all nodes")); };
+  const auto refuse = [this] { model_->trainers().OnEpochRefused(absl::DataLossError("want its state on all nodes")); };
   WhenReported(refuse);
-  EXPECT_THAT(model_->Restore({}, [] { return absl::DataLossError("damaged"); }),
+  EXPECT_THAT(model_->changes().Restore({}, [] { return absl::DataLossError("damaged"); }),
               StatusIs(absl::StatusCode::kDataLoss));
   Lose();
   refuse();

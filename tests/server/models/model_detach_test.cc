@@ -22,7 +22,7 @@ class DetachTest : public ModelTest {
   }
   // The rank hears that it may go, and its process goes.
   void ExpectGoes(int rank) {
-    const EpochFarewell* const ended = trainer(rank).AwaitEnded();
+    const EpochEndInfo* const ended = trainer(rank).AwaitEnded();
     ASSERT_NE(ended, nullptr);
     EXPECT_EQ(ended->why.code(), absl::StatusCode::kAborted);
     EXPECT_THAT(ended->why.message(), HasSubstr(absl::StrCat("rank ", rank, ": process ")));
@@ -36,7 +36,7 @@ TEST_F(DetachTest, WhatAllHaveSentIsCarriedOutForTheOthers) {
   ASSERT_TRUE(trainer(0).AwaitReady(0, 1));
   ASSERT_OK(trainer(0).Detach());
   ASSERT_NO_FATAL_FAILURE(ExpectGoes(0));
-  EXPECT_TRUE(model_->activity().running);
+  EXPECT_TRUE(model_->trainers().activity().running);
   ASSERT_TRUE(trainer(1).AwaitReady(0, 1));
   EXPECT_TRUE(trainer(1).HoldsPlanes(kMx, 0));
   // The slot of rank 0 counts as released.
@@ -71,14 +71,14 @@ TEST_F(DetachTest, ASecondDetachIsRefused) {
 TEST_F(DetachTest, WhatItWillNotSendEndsTheEpoch) {
   ASSERT_OK(trainer(0).Detach());
   ASSERT_NO_FATAL_FAILURE(ExpectGoes(0));
-  EXPECT_TRUE(model_->activity().running);
+  EXPECT_TRUE(model_->trainers().activity().running);
   trainer(1).Gather(kMx, 0);
-  const EpochFarewell* const ended = trainer(1).AwaitEnded();
+  const EpochEndInfo* const ended = trainer(1).AwaitEnded();
   ASSERT_NE(ended, nullptr);
   EXPECT_EQ(ended->why.code(), absl::StatusCode::kAborted);
   EXPECT_THAT(ended->why.message(), AllOf(HasSubstr("rank 0: process "), HasSubstr("has left")));
   ExpectNextEpochWorks();
-  EXPECT_THAT(model_->activity().last_end, HasSubstr("ABORTED: "));
+  EXPECT_THAT(model_->trainers().activity().last_end, HasSubstr("ABORTED: "));
 }
 
 TEST_F(DetachTest, WhatOthersHaveSentThatItHasNotEndsTheEpochToo) {
@@ -86,7 +86,7 @@ TEST_F(DetachTest, WhatOthersHaveSentThatItHasNotEndsTheEpochToo) {
   ASSERT_TRUE(AwaitWait("rank 0: gather mx"));
   ASSERT_OK(trainer(0).Detach());
   ASSERT_NO_FATAL_FAILURE(ExpectGoes(0));
-  const EpochFarewell* const ended = trainer(1).AwaitEnded();
+  const EpochEndInfo* const ended = trainer(1).AwaitEnded();
   ASSERT_NE(ended, nullptr);
   EXPECT_THAT(ended->why.message(), HasSubstr("rank 0: process "));
 }
@@ -95,13 +95,13 @@ TEST_F(DetachTest, TheLastOneEndsTheEpoch) {
   for (const auto& trainer : trainers_) ASSERT_OK(trainer->Detach());
   for (const auto& trainer : trainers_) EXPECT_NE(trainer->AwaitEnded(), nullptr);
   const FakeTrainers next = AttachAll(*model_);
-  EXPECT_EQ(model_->activity().last_end, "all trainers have detached");
+  EXPECT_EQ(model_->trainers().activity().last_end, "all trainers have detached");
 }
 
 TEST_F(DetachTest, ItsRankIsFreeForTheNextEpoch) {
   ASSERT_OK(trainer(0).Detach());
   ASSERT_NO_FATAL_FAILURE(ExpectGoes(0));
-  EXPECT_EQ(model_->HolderOf(0).session, 0);
+  EXPECT_EQ(model_->trainers().HolderOf(0).session, 0);
   FakeTrainer again(model_.get(), 0);
   ASSERT_OK(again.Attach());
   EXPECT_THAT(model_->Close(absl::NotFoundError("deleted")),
@@ -121,7 +121,7 @@ TEST_F(DetachTest, AModelThatAllHaveLeftIsDeletedWithoutTheWorld) {
     ASSERT_OK(trainer(rank).Detach());
     ASSERT_NE(trainer(rank).AwaitEnded(), nullptr);
   }
-  ASSERT_TRUE(model_->activity().running) << "nobody has ended the epoch";
+  ASSERT_TRUE(model_->trainers().activity().running) << "nobody has ended the epoch";
   EXPECT_OK(model_->Close(absl::NotFoundError("deleted")));
 }
 
@@ -150,7 +150,7 @@ TEST_F(DetachTest, ADeathBeforeItMayGoIsADeath) {
 TEST_F(DetachTest, FewerCommandsThanItHasSentAreRefused) {
   trainer(0).Gather(kMx, 0);
   ASSERT_TRUE(trainer(0).AwaitDaemonAsleep());
-  EXPECT_THAT(model_->Detach(trainer(0).session(), 0),
+  EXPECT_THAT(model_->trainers().Detach(trainer(0).session(), 0),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("rank 0: want at least 1 commands, got 0")));
 }
 
@@ -168,17 +168,18 @@ TEST_F(DetachTest, WhoWaitsForAnEpochGoesAtOnce) {
 TEST_F(ModelTest, WhoIsGivenUpWhileWaitingLeaves) {
   FakeTrainer waiting(model_.get(), 0);
   ASSERT_OK(waiting.Attach());
-  EXPECT_TRUE(model_->LeaveIfWaiting(waiting.session(), absl::DeadlineExceededError("rank 1 did not come")));
-  const EpochFarewell* ended = waiting.AwaitEnded();
+  EXPECT_TRUE(model_->trainers().LeaveIfWaiting(waiting.session(), absl::DeadlineExceededError("rank 1 did not come")));
+  const EpochEndInfo* ended = waiting.AwaitEnded();
   ASSERT_NE(ended, nullptr);
   EXPECT_EQ(ended->why.message(), "rank 1 did not come");
-  EXPECT_FALSE(model_->LeaveIfWaiting(waiting.session(), absl::DeadlineExceededError("again")));
+  EXPECT_FALSE(model_->trainers().LeaveIfWaiting(waiting.session(), absl::DeadlineExceededError("again")));
 }
 
 TEST_F(ModelTest, WhoseEpochHasBegunIsNotGivenUp) {
   Attach();
-  EXPECT_FALSE(model_->LeaveIfWaiting(trainer(0).session(), absl::DeadlineExceededError("rank 1 did not come")));
-  EXPECT_TRUE(model_->activity().running);
+  EXPECT_FALSE(
+      model_->trainers().LeaveIfWaiting(trainer(0).session(), absl::DeadlineExceededError("rank 1 did not come")));
+  EXPECT_TRUE(model_->trainers().activity().running);
 }
 
 }  // namespace

@@ -185,7 +185,7 @@ TEST_F(ModelTest, ACommandThatBreaksARuleEndsTheEpoch) {
 
 TEST_F(ModelTest, ACommandByStreamThatBreaksARuleEndsTheEpoch) {
   Attach();
-  EXPECT_OK(model_->Submit(trainer(0).session(), CommitCommand(1, 5)));
+  EXPECT_OK(model_->trainers().Submit(trainer(0).session(), CommitCommand(1, 5)));
   ExpectEnded(absl::StatusCode::kFailedPrecondition, HasSubstr("want number 1, got 5"));
   ExpectNextEpochWorks();
 }
@@ -211,7 +211,7 @@ TEST_F(ModelTest, AllWordsOfATrainerMayBeGarbage) {
     __atomic_store_n(page + i, 0x9e3779b9u * static_cast<uint32_t>(i + 1), __ATOMIC_RELAXED);
   }
   words.Ring();
-  const EpochFarewell* ended = trainer(1).AwaitEnded();
+  const EpochEndInfo* ended = trainer(1).AwaitEnded();
   ASSERT_NE(ended, nullptr);
   EXPECT_EQ(ended->why.code(), absl::StatusCode::kInvalidArgument);
   trainers_.clear();

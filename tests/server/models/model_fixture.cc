@@ -76,7 +76,7 @@ void ModelTest::Step(float gradient) {
 
 bool ModelTest::AwaitWait(const std::string& what) const {
   for (const absl::Time end = absl::Now() + absl::Seconds(30); absl::Now() < end; std::this_thread::yield()) {
-    for (const auto& attached : model_->activity().trainers) {
+    for (const auto& attached : model_->trainers().activity().trainers) {
       if (absl::StrContains(attached.waits_for, what)) return true;
     }
   }
@@ -97,7 +97,7 @@ std::vector<float> ModelTest::Read(int unit, StateTensor tensor) const {
 
 void ModelTest::ExpectEnded(absl::StatusCode code, const testing::Matcher<std::string>& message) {
   for (const auto& trainer : trainers_) {
-    const EpochFarewell* ended = trainer->AwaitEnded();
+    const EpochEndInfo* ended = trainer->AwaitEnded();
     ASSERT_NE(ended, nullptr);
     EXPECT_EQ(ended->why.code(), code) << ended->why.message();
     EXPECT_THAT(std::string(ended->why.message()), message);

@@ -63,7 +63,7 @@ TEST_F(HangTest, ARankThatDoesNotFillItsGradientsIsNamed) {
 }
 
 TEST_F(HangTest, ARankThatDoesNotSendACommandByStreamIsNamed) {
-  EXPECT_OK(model_->Submit(trainer(1).session(), GatherCommand(1, kMx, 1)));
+  EXPECT_OK(model_->trainers().Submit(trainer(1).session(), GatherCommand(1, kMx, 1)));
   ExpectNamed(0, "gather mx forward into slot 1 (command 1)");
 }
 
@@ -105,7 +105,7 @@ TEST_F(HangTest, ATrainerThatJustComputesIsNotHanging) {
     ASSERT_TRUE(trainer->AwaitDaemonAsleep());
   }
   for (const auto& trainer : trainers_) ASSERT_TRUE(trainer->AwaitReady(1, 2));
-  EXPECT_TRUE(model_->activity().running);
+  EXPECT_TRUE(model_->trainers().activity().running);
 }
 
 // An hour passes at once, as for a machine that was suspended: a wait counts from its own begin.

@@ -53,7 +53,7 @@ class HostileTest : public ModelTest {
     }
   }
   void ExpectToldAndOver() {
-    const EpochFarewell* ended = trainer(1).AwaitEnded();
+    const EpochEndInfo* ended = trainer(1).AwaitEnded();
     ASSERT_NE(ended, nullptr);
     EXPECT_EQ(trainer(1).words().end_code(), static_cast<uint32_t>(ended->why.code()));
     StopTorment();
@@ -77,14 +77,14 @@ TEST_F(HostileTest, ItsOwnDepartureEndsTheEpoch) {
 }
 
 TEST_F(HostileTest, AnErrorOfItsNeighbourEndsTheEpoch) {
-  EXPECT_OK(model_->Submit(trainer(1).session(), GatherCommand(7, kW, 0)));
+  EXPECT_OK(model_->trainers().Submit(trainer(1).session(), GatherCommand(7, kW, 0)));
   ASSERT_NO_FATAL_FAILURE(ExpectToldAndOver());
   ExpectNextEpochWorks();
 }
 
 TEST_F(HostileTest, ADrainEndsTheEpoch) {
-  model_->Drain(SteadyDeadline(absl::Minutes(1)), absl::UnavailableError("the daemon stops"));
-  EXPECT_FALSE(model_->activity().running);
+  model_->trainers().Drain(SteadyDeadline(absl::Minutes(1)), absl::UnavailableError("the daemon stops"));
+  EXPECT_FALSE(model_->trainers().activity().running);
   ExpectToldAndOver();
 }
 

@@ -68,7 +68,7 @@ TEST_F(ModelTest, ManyCommandsMayWaitInARing) {
     for (int64_t i = 0; i < kMany; ++i) trainer(rank).Gather(i % 2 == 0 ? kMx : kW, 0);
     trainer(rank).Release(0, kMany);
   };
-  const auto taken = [this] { return model_->activity().trainers[0].last_command; };
+  const auto taken = [this] { return model_->trainers().activity().trainers[0].last_command; };
   send(0);
   for (const absl::Time end = absl::Now() + absl::Seconds(30);
        taken() < Sequence::kMostCommands && absl::Now() < end;) {
@@ -86,9 +86,9 @@ TEST_F(ModelTest, ManyCommandsMayWaitInARing) {
 TEST_F(ModelTest, WhoSendsByStreamMoreThanTheDaemonHoldsIsRefused) {
   Attach();
   for (int64_t n = 1; n <= Sequence::kMostCommands; ++n) {
-    ASSERT_OK(model_->Submit(trainer(0).session(), GatherCommand(n, kW, 0)));
+    ASSERT_OK(model_->trainers().Submit(trainer(0).session(), GatherCommand(n, kW, 0)));
   }
-  EXPECT_THAT(model_->Submit(trainer(0).session(), GatherCommand(Sequence::kMostCommands + 1, kW, 0)),
+  EXPECT_THAT(model_->trainers().Submit(trainer(0).session(), GatherCommand(Sequence::kMostCommands + 1, kW, 0)),
               StatusIs(absl::StatusCode::kResourceExhausted, AllOf(HasSubstr("rank 0"), HasSubstr("at most 1024"))));
 }
 
@@ -237,8 +237,8 @@ TEST_F(ModelTest, ACommitWithoutGradientsIsAnsweredAndChangesNothing) {
 TEST_F(ModelTest, CommandsMayComeByStream) {
   Attach();
   for (const auto& trainer : trainers_) {
-    EXPECT_OK(model_->Submit(trainer->session(), GatherCommand(1, kW, 0)));
-    EXPECT_OK(model_->Submit(trainer->session(), GatherCommand(2, kMx, 1)));
+    EXPECT_OK(model_->trainers().Submit(trainer->session(), GatherCommand(1, kW, 0)));
+    EXPECT_OK(model_->trainers().Submit(trainer->session(), GatherCommand(2, kMx, 1)));
   }
   for (const auto& trainer : trainers_) {
     ASSERT_TRUE(trainer->AwaitReady(1, 2));

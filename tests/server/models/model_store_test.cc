@@ -314,7 +314,7 @@ TEST_F(ModelStoreTest, WhoStillHoldsADeletedModelCannotUseIt) {
     ADD_FAILURE();
     return absl::OkStatus();
   };
-  EXPECT_THAT(created.model->Change({.commit_number = 1, .version = 1}, unexpected),
+  EXPECT_THAT(created.model->changes().Import({.commit_number = 1, .version = 1}, unexpected),
               StatusIs(absl::StatusCode::kNotFound));
 }
 
@@ -340,7 +340,7 @@ TEST_F(ModelStoreTest, ADeletionThatWaitsForAnEpochHoldsUpNoOtherModel) {
   FakeTrainers trainers = AttachAll(*created.model);
   for (const auto& trainer : trainers) trainer->Commit(1);
   voting.WaitForNotification();
-  created.model->Leave(trainers[0]->session(), absl::AbortedError("process 1 has left"));
+  created.model->trainers().Leave(trainers[0]->session(), absl::AbortedError("process 1 has left"));
   std::thread deletion([&] { EXPECT_OK(store().Delete("m", "")); });
   // It is closed, and waits. A rank that there is not would only be refused for another reason.
   const auto is_closed = [&] {
@@ -399,14 +399,14 @@ TEST_F(DoubtTest, NobodyTrainsOnAndTheStateOfTheLastCommitStays) {
   // A trainer that attaches while the epoch still ends is told later.
   FakeTrainer trainer(model.get(), 0);
   if (const absl::Status attached = trainer.Attach(); attached.ok()) {
-    const EpochFarewell* ended = trainer.AwaitEnded();
+    const EpochEndInfo* ended = trainer.AwaitEnded();
     ASSERT_NE(ended, nullptr);
     EXPECT_EQ(ended->why.code(), absl::StatusCode::kDataLoss);
   } else {
     EXPECT_THAT(attached, in_doubt);
   }
-  EXPECT_THAT(model->doubt(), in_doubt);
-  EXPECT_OK(model->usable()) << "the state is whole";
+  EXPECT_THAT(model->state().doubt(), in_doubt);
+  EXPECT_OK(model->state().usable()) << "the state is whole";
   EXPECT_EQ(model->commit_log().numbers().commit_number, 1);
   FakeTrainer late(model.get(), 1);
   EXPECT_THAT(late.Attach(), in_doubt);
@@ -414,8 +414,8 @@ TEST_F(DoubtTest, NobodyTrainsOnAndTheStateOfTheLastCommitStays) {
 
 TEST_F(DoubtTest, AnImportSettlesIt) {
   const std::shared_ptr<Model> model = LeaveInDoubt();
-  ASSERT_OK(model->Change({.commit_number = 7, .version = 7}, [] { return absl::OkStatus(); }));
-  EXPECT_OK(model->doubt());
+  ASSERT_OK(model->changes().Import({.commit_number = 7, .version = 7}, [] { return absl::OkStatus(); }));
+  EXPECT_OK(model->state().doubt());
   FakeTrainers trainers = AttachAll(*model);
   for (const auto& trainer : trainers) trainer->Commit(8);
   for (const auto& trainer : trainers) EXPECT_TRUE(trainer->AwaitCommitted(8).has_value());
@@ -438,7 +438,7 @@ TEST_F(ModelStoreTest, ADrainEndsAllModelsAndRefusesNewOnes) {
   ASSERT_OK(lonely.Attach());
   store().Drain(SteadyDeadline(absl::Minutes(1)), absl::UnavailableError("the daemon stops"));
   for (const auto& trainer : trainers) {
-    const EpochFarewell* ended = trainer->AwaitEnded();
+    const EpochEndInfo* ended = trainer->AwaitEnded();
     ASSERT_NE(ended, nullptr);
     EXPECT_THAT(ended->why.message(), HasSubstr("the daemon stops"));
   }
@@ -475,7 +475,7 @@ TEST_F(ModelStoreTest, NewsOfUnknownModelsAreIgnored) {
   // An epoch that no trainer waits for.
   store().OnEpochStart("m", {.epoch = 7});
   store().OnEpochEnd("m", 7, absl::AbortedError("over"));
-  EXPECT_FALSE(created.model->activity().running);
+  EXPECT_FALSE(created.model->trainers().activity().running);
 }
 
 TEST(EpochNumberTest, GoesOnThroughAllEpochsOfAModel) {

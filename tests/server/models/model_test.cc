@@ -32,17 +32,17 @@ using ::testing::SizeIs;
 TEST_F(ModelTest, AnEpochStartsWhenEveryRankIsAttached) {
   FakeTrainer first(model_.get(), 1);
   ASSERT_OK(first.Attach());
-  EXPECT_FALSE(model_->activity().running);
-  EXPECT_THAT(model_->MissingRanks(), ElementsAre(0));
-  EXPECT_THAT(model_->activity().trainers, SizeIs(1));
-  EXPECT_EQ(model_->activity().trainers[0].waits_for, "other ranks");
+  EXPECT_FALSE(model_->trainers().activity().running);
+  EXPECT_THAT(model_->trainers().MissingRanks(), ElementsAre(0));
+  EXPECT_THAT(model_->trainers().activity().trainers, SizeIs(1));
+  EXPECT_EQ(model_->trainers().activity().trainers[0].waits_for, "other ranks");
 
   FakeTrainer second(model_.get(), 0);
   ASSERT_OK(second.Attach());
   ASSERT_TRUE(first.AwaitStarted());
   ASSERT_TRUE(second.AwaitStarted());
-  EXPECT_TRUE(model_->activity().running);
-  EXPECT_THAT(model_->MissingRanks(), IsEmpty());
+  EXPECT_TRUE(model_->trainers().activity().running);
+  EXPECT_THAT(model_->trainers().MissingRanks(), IsEmpty());
   EXPECT_EQ(first.started().epoch, 1);
   EXPECT_EQ(first.started().numbers.commit_number, 0);
   EXPECT_EQ(first.started().numbers.version, 0);
@@ -76,26 +76,26 @@ TEST_F(ModelTest, ASecondTrainerForARankIsRefusedWithTheHoldersPid) {
   ASSERT_OK(other.Attach());
   ASSERT_TRUE(first.AwaitStarted());
   EXPECT_THAT(second.Attach(), StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr(pid)));
-  EXPECT_EQ(model_->HolderOf(0).session, first.session());
-  EXPECT_EQ(model_->HolderOf(0).uid, 7);
+  EXPECT_EQ(model_->trainers().HolderOf(0).session, first.session());
+  EXPECT_EQ(model_->trainers().HolderOf(0).uid, 7);
 }
 
 TEST_F(ModelTest, AWaitingTrainerMayLeave) {
   FakeTrainer first(model_.get(), 0);
   ASSERT_OK(first.Attach());
   first.Leave(absl::DeadlineExceededError("it waited too long"));
-  const EpochFarewell* ended = first.AwaitEnded();
+  const EpochEndInfo* ended = first.AwaitEnded();
   ASSERT_NE(ended, nullptr);
   EXPECT_EQ(ended->why.code(), absl::StatusCode::kDeadlineExceeded);
   EXPECT_EQ(ended->why.message(), "it waited too long");
-  EXPECT_EQ(model_->HolderOf(0).session, 0);
+  EXPECT_EQ(model_->trainers().HolderOf(0).session, 0);
   ExpectNextEpochWorks();
 }
 
 TEST_F(ModelTest, AnUnknownSessionIsIgnored) {
   Attach();
-  model_->Leave(123456789, absl::AbortedError("who"));
-  EXPECT_OK(model_->Submit(123456789, CommitCommand(1, 1)));
+  model_->trainers().Leave(123456789, absl::AbortedError("who"));
+  EXPECT_OK(model_->trainers().Submit(123456789, CommitCommand(1, 1)));
   Step();
   EXPECT_EQ(commit_number(), 1);
 }
@@ -119,7 +119,7 @@ TEST_F(ModelTest, ATrainerThatDiesWhileItsEpochStartsIsNamed) {
     ASSERT_OK(first.Attach());
     ASSERT_OK(second.Attach());
     for (FakeTrainer* each : {&first, &second}) {
-      const EpochFarewell* ended = each->AwaitEnded();
+      const EpochEndInfo* ended = each->AwaitEnded();
       ASSERT_NE(ended, nullptr);
       EXPECT_EQ(ended->why.code(), absl::StatusCode::kAborted);
       EXPECT_THAT(ended->why.message(),
@@ -136,7 +136,7 @@ TEST_F(ModelTest, MemoryThatCannotBeSentForAnotherReasonEndsTheEpochWithIt) {
   ASSERT_OK(first.Attach());
   ASSERT_OK(second.Attach());
   for (FakeTrainer* each : {&first, &second}) {
-    const EpochFarewell* ended = each->AwaitEnded();
+    const EpochEndInfo* ended = each->AwaitEnded();
     ASSERT_NE(ended, nullptr);
     EXPECT_EQ(ended->why.code(), absl::StatusCode::kResourceExhausted);
   }
@@ -146,7 +146,7 @@ TEST_F(ModelTest, MemoryThatCannotBeSentForAnotherReasonEndsTheEpochWithIt) {
 TEST_F(ModelTest, ACommandBeforeTheEpochIsRefused) {
   FakeTrainer first(model_.get(), 0);
   ASSERT_OK(first.Attach());
-  EXPECT_THAT(model_->Submit(first.session(), GatherCommand(1, kW, 0)),
+  EXPECT_THAT(model_->trainers().Submit(first.session(), GatherCommand(1, kW, 0)),
               StatusIs(absl::StatusCode::kFailedPrecondition,
                        AllOf(HasSubstr("command 1 of rank 0"), HasSubstr("before `started`"))));
   first.Leave();
@@ -165,7 +165,7 @@ TEST_F(ModelTest, AnEpochThatGetsNoThreadsEndsWithThat) {
       ASSERT_OK(first.Attach());
       ASSERT_OK(second.Attach());
       for (FakeTrainer* each : {&first, &second}) {
-        const EpochFarewell* ended = each->AwaitEnded();
+        const EpochEndInfo* ended = each->AwaitEnded();
         ASSERT_NE(ended, nullptr);
         EXPECT_EQ(ended->why.code(), absl::StatusCode::kResourceExhausted);
         EXPECT_THAT(ended->why.message(), AllOf(HasSubstr("start a thread for"), HasSubstr("ulimit -u")));
@@ -180,7 +180,7 @@ TEST_F(ModelTest, AnEpochThatGetsNoThreadsEndsWithThat) {
 
 TEST_F(ModelTest, StateIsChangedBetweenEpochsOnly) {
   const auto change = [this](int* calls) {
-    return model_->Change({.commit_number = 12, .version = 10}, [&, calls] {
+    return model_->changes().Import({.commit_number = 12, .version = 10}, [&, calls] {
       ++*calls;
       absl::Status status;
       for (const auto& shard : model_->shards()) {
@@ -220,11 +220,11 @@ TEST_F(ModelTest, StateIsChangedBetweenEpochsOnly) {
 TEST_F(ModelTest, StatusSaysWhatARankWaitsFor) {
   Attach();
   trainer(1).Gather(kMx, 0);
-  const auto waits = [this] { return model_->activity().trainers[1].waits_for; };
+  const auto waits = [this] { return model_->trainers().activity().trainers[1].waits_for; };
   for (const absl::Time end = absl::Now() + absl::Seconds(30); waits().empty() && absl::Now() < end;) {
     std::this_thread::yield();
   }
-  const Model::Activity activity = model_->activity();
+  const ModelActivity activity = model_->trainers().activity();
   EXPECT_THAT(activity.trainers[1].waits_for, AllOf(HasSubstr("rank 0"), HasSubstr("gather mx")));
   EXPECT_EQ(activity.trainers[1].last_command, 1);
   EXPECT_EQ(activity.trainers[0].last_command, 0);

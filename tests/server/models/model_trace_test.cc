@@ -16,7 +16,7 @@ using ::testing::HasSubstr;
 
 constexpr size_t kMost = 10'000;
 
-TEST_F(ModelTest, NothingIsRecordedBeforeTheFirstEpoch) { EXPECT_EQ(model_->recorder(), nullptr); }
+TEST_F(ModelTest, NothingIsRecordedBeforeTheFirstEpoch) { EXPECT_EQ(model_->trainers().recorder(), nullptr); }
 
 TEST_F(ModelTest, AStepIsRecordedInOrderForEachRank) {
   Attach();
@@ -26,7 +26,7 @@ TEST_F(ModelTest, AStepIsRecordedInOrderForEachRank) {
   Push(kW, [](int) { return 1.0f; });
   for (const auto& trainer : trainers_) trainer->Release(0, 3);
   Commit();
-  const Trace trace = MakeTrace(*model_->recorder(), 1, kMost);
+  const Trace trace = MakeTrace(*model_->trainers().recorder(), 1, kMost);
   EXPECT_FALSE(trace.truncated);
   for (int rank : {0, 1}) {
     int64_t last_end = 0;
@@ -55,7 +55,7 @@ TEST_F(ModelTest, WhatIsRecordedStaysAfterTheEpoch) {
   Step();
   trainer(0).Leave();
   trainers_.clear();
-  EXPECT_FALSE(MakeTrace(*model_->recorder(), 3, kMost).spans.empty());
+  EXPECT_FALSE(MakeTrace(*model_->trainers().recorder(), 3, kMost).spans.empty());
 }
 
 TEST_F(ModelTest, TheLogSaysWhomAFailedEpochWaitedFor) {

@@ -90,8 +90,9 @@ TEST_F(VoteTest, AVoteThatFailsAppliesNothing) {
 
 TEST_F(VoteTest, ADrainWaitsForTheCommit) {
   CommitUntilVote();
-  std::thread drain(
-      [this] { model_->Drain(SteadyDeadline(absl::Minutes(1)), absl::UnavailableError("the daemon stops")); });
+  std::thread drain([this] {
+    model_->trainers().Drain(SteadyDeadline(absl::Minutes(1)), absl::UnavailableError("the daemon stops"));
+  });
   FakeTrainer late(model_.get(), 0);
   // Until the drain has begun the rank is held.
   absl::Status refused = late.Attach();
@@ -100,17 +101,17 @@ TEST_F(VoteTest, ADrainWaitsForTheCommit) {
     refused = late.Attach();
   }
   EXPECT_THAT(refused, StatusIs(absl::StatusCode::kUnavailable, HasSubstr("the daemon stops")));
-  EXPECT_TRUE(model_->activity().running);
+  EXPECT_TRUE(model_->trainers().activity().running);
   go_on_.Notify();
   drain.join();
   ExpectEnded(absl::StatusCode::kUnavailable, AllOf(HasSubstr("the daemon stops"), HasSubstr("resume from commit 1")));
   EXPECT_TRUE(trainer(0).AwaitCommitted(1).has_value());
-  EXPECT_FALSE(model_->activity().running);
+  EXPECT_FALSE(model_->trainers().activity().running);
 }
 
 TEST_F(VoteTest, ADrainGivesUpAtItsDeadline) {
   CommitUntilDecided();
-  model_->Drain(SteadyDeadline(absl::Milliseconds(20)), absl::UnavailableError("the daemon stops"));
+  model_->trainers().Drain(SteadyDeadline(absl::Milliseconds(20)), absl::UnavailableError("the daemon stops"));
   go_on_.Notify();
   ExpectEnded(absl::StatusCode::kUnavailable, HasSubstr("the daemon stops"));
   ExpectApplied();
@@ -119,8 +120,8 @@ TEST_F(VoteTest, ADrainGivesUpAtItsDeadline) {
 TEST_F(ModelTest, ADrainTellsThoseWhoWait) {
   FakeTrainer first(model_.get(), 0);
   ASSERT_OK(first.Attach());
-  model_->Drain(SteadyDeadline(absl::Minutes(1)), absl::UnavailableError("the daemon stops"));
-  const EpochFarewell* ended = first.AwaitEnded();
+  model_->trainers().Drain(SteadyDeadline(absl::Minutes(1)), absl::UnavailableError("the daemon stops"));
+  const EpochEndInfo* ended = first.AwaitEnded();
   ASSERT_NE(ended, nullptr);
   EXPECT_EQ(ended->why.code(), absl::StatusCode::kUnavailable);
   FakeTrainer second(model_.get(), 1);
@@ -128,8 +129,8 @@ TEST_F(ModelTest, ADrainTellsThoseWhoWait) {
 }
 
 TEST_F(ModelTest, AnIdleModelDrainsAtOnce) {
-  model_->Drain(kNever, absl::UnavailableError("the daemon stops"));
-  model_->Drain(kNever, absl::UnavailableError("again"));
+  model_->trainers().Drain(kNever, absl::UnavailableError("the daemon stops"));
+  model_->trainers().Drain(kNever, absl::UnavailableError("again"));
 }
 
 }  // namespace

@@ -133,7 +133,7 @@ class StagedImportTest : public testing::Test {
         Give(staged, All(*model, parameter), BytesOf(std::vector<float>(spec.rows() * spec.columns(), value))));
     return staged.Apply({});
   }
-  static Lineage LineageOf(const Model& model) { return model.history().lineage; }
+  static Lineage LineageOf(const Model& model) { return model.state().history().lineage; }
 
   TestWorld world_{{.ranks = 3}};
   const std::shared_ptr<Model> model_ = world_.Create(TestSpec());
@@ -333,7 +333,7 @@ TEST_F(StagedImportTest, EqualSpecsBeginHistoriesOfOneLineage) {
   TestWorld other({.ranks = 2});
   const std::shared_ptr<Model> equal = other.Create(TestSpec());
   EXPECT_EQ(LineageOf(*equal), LineageOf(*model_));
-  EXPECT_NE(equal->history().id, model_->history().id);
+  EXPECT_NE(equal->state().history().id, model_->state().history().id);
   v1::ModelSpec seeded = TestSpec("seeded");
   seeded.set_seed(5);
   EXPECT_NE(LineageOf(*other.Create(seeded)), LineageOf(*other.Create(TestSpec("unseeded"))));
@@ -342,26 +342,26 @@ TEST_F(StagedImportTest, EqualSpecsBeginHistoriesOfOneLineage) {
 TEST_F(StagedImportTest, TheSameImportMakesTheSameLineage) {
   TestWorld other_world({.ranks = 2});
   const std::shared_ptr<Model> other = other_world.Create(TestSpec());
-  const History created = model_->history();
+  const History created = model_->state().history();
   ASSERT_OK_AND_ASSIGN(const History history, ImportMaster(model_, kPlain, 2));
   EXPECT_NE(history.lineage, created.lineage);
   EXPECT_NE(history.id, created.id);
   EXPECT_EQ(LineageOf(*model_), history.lineage);
-  EXPECT_EQ(model_->history().id, history.id);
+  EXPECT_EQ(model_->state().history().id, history.id);
   EXPECT_EQ(ImportMaster(other, kPlain, 2)->lineage, history.lineage);
-  EXPECT_NE(other->history().id, history.id);
+  EXPECT_NE(other->state().history().id, history.id);
   EXPECT_NE(ImportMaster(other, kPlain, 2)->lineage, history.lineage) << "it is another state that it went into";
 }
 
 TEST(HistoryTest, EveryBeginningHasAnIdOfItsOwn) {
   uint64_t drawn = 0;
-  TestWorld world({.ranks = 1, .draw_history = [&] { return HistoryId{++drawn}; }});
+  TestWorld world({.ranks = 1, .hooks = {.draw_history = [&] { return HistoryId{++drawn}; }}});
   const std::shared_ptr<Model> model = world.Create(TestSpec());
-  EXPECT_EQ(model->history().id, HistoryId{1});
-  ASSERT_OK(model->Change({}, [] { return absl::OkStatus(); }));
-  EXPECT_EQ(model->history().id, HistoryId{2}) << "the same import again is another history";
+  EXPECT_EQ(model->state().history().id, HistoryId{1});
+  ASSERT_OK(model->changes().Import({}, [] { return absl::OkStatus(); }));
+  EXPECT_EQ(model->state().history().id, HistoryId{2}) << "the same import again is another history";
   ASSERT_OK(world.store().Delete("m", ""));
-  EXPECT_EQ(world.Create(TestSpec())->history().id, HistoryId{3});
+  EXPECT_EQ(world.Create(TestSpec())->state().history().id, HistoryId{3});
   EXPECT_NE(RandomHistoryId(), RandomHistoryId());
 }
 
@@ -438,7 +438,7 @@ TEST_F(StagedImportTest, TheCallerMayNameTheHistory) {
   StagedImport staged = Begin();
   ASSERT_OK(Give(staged, All(kSmall), BytesOf(std::vector<float>(5, 1.0f))));
   EXPECT_EQ(staged.Apply({.history = named})->id, named);
-  EXPECT_EQ(model_->history().id, named);
+  EXPECT_EQ(model_->state().history().id, named);
 }
 
 TEST(HistoryIdTest, TextGoesBothWays) {
@@ -467,8 +467,8 @@ class SlowChange {
 
  private:
   void Run(Model& model) {
-    status_ = model
-                  .Change({},
+    status_ = model.changes()
+                  .Import({},
                           [this] {
                             begun_.Notify();
                             go_.WaitForNotification();
@@ -485,12 +485,12 @@ class SlowChange {
 TEST_F(StagedImportTest, AChangeHoldsUpNobody) {
   SlowChange change(*model_);
   EXPECT_EQ(world_.store().List().size(), 1u);
-  EXPECT_FALSE(model_->activity().running);
-  EXPECT_OK(model_->usable());
-  EXPECT_EQ(model_->state().numbers.commit_number, 0);
-  EXPECT_EQ(model_->HolderOf(0).session, 0);
-  EXPECT_FALSE(model_->MissingRanks().empty());
-  model_->OnEpochRefused(absl::UnavailableError("as the cluster may say"));
+  EXPECT_FALSE(model_->trainers().activity().running);
+  EXPECT_OK(model_->state().usable());
+  EXPECT_EQ(model_->state().snapshot().numbers.commit_number, 0);
+  EXPECT_EQ(model_->trainers().HolderOf(0).session, 0);
+  EXPECT_FALSE(model_->trainers().MissingRanks().empty());
+  model_->trainers().OnEpochRefused(absl::UnavailableError("as the cluster may say"));
   EXPECT_OK(change.Go());
 }
 
@@ -503,7 +503,7 @@ TEST_F(StagedImportTest, AttachAndDeleteAreRefusedDuringAChange) {
   }
   EXPECT_THAT(world_.store().Delete("m", ""),
               StatusIs(absl::StatusCode::kUnavailable, HasSubstr("delete model m: an import is being applied")));
-  EXPECT_THAT(model_->Change({}, [] { return absl::OkStatus(); }),
+  EXPECT_THAT(model_->changes().Import({}, [] { return absl::OkStatus(); }),
               StatusIs(absl::StatusCode::kUnavailable, HasSubstr("import into m: an import is being applied")));
   EXPECT_OK(change.Go());
   AttachAll(*model_);
@@ -511,10 +511,10 @@ TEST_F(StagedImportTest, AttachAndDeleteAreRefusedDuringAChange) {
 
 TEST_F(StagedImportTest, ADrainWaitsForAChangeUntilItsDeadline) {
   SlowChange change(*model_);
-  model_->Drain(SteadyTime::min(), absl::UnavailableError("the daemon stops"));
+  model_->trainers().Drain(SteadyTime::min(), absl::UnavailableError("the daemon stops"));
   absl::Notification drained;
   std::thread drain([&] {
-    model_->Drain(kNever, absl::UnavailableError("the daemon stops"));
+    model_->trainers().Drain(kNever, absl::UnavailableError("the daemon stops"));
     drained.Notify();
   });
   EXPECT_FALSE(drained.HasBeenNotified());

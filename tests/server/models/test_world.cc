@@ -42,9 +42,7 @@ TestWorld::TestWorld(const Options& options)
                               .savers = options.savers,
                               .moves = options.moves,
                               .kept = options.kept,
-                              .draw_history = options.draw_history,
-                              .before_answer = options.before_answer,
-                              .pause = options.pause})) {}
+                              .hooks = options.hooks})) {}
 
 std::shared_ptr<Model> TestWorld::Create(const v1::ModelSpec& spec) {
   auto created = store_->CreateOrJoin(Parse(spec));

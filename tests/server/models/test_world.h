@@ -27,12 +27,10 @@ class TestWorld {
     MovePolicy moves = {};
     std::function<std::unique_ptr<ComputeDevice>(int rank)> make_device = MakeCpuDevice;
     EngineSettings engines = {};
-    HistoryIdSource draw_history = RandomHistoryId;
     const SaverSource* savers = nullptr;
     KeptStore* kept = nullptr;
     MetricRegistry* metrics = &MetricRegistry::Unread();
-    std::function<absl::Status()> before_answer = [] { return absl::OkStatus(); };
-    std::function<void(absl::Duration pause)> pause = [](absl::Duration pause) { absl::SleepFor(pause); };
+    ModelTestHooks hooks = {};
   };
   explicit TestWorld(const Options& options);
 

@@ -48,16 +48,16 @@ class ValueOriginTest : public ModelTest {
   // Rows of w, as a client brings them; `write` is called in the middle.
   static absl::Status Write(
       Model& model, const std::function<void()>& write = [] {}) {
-    return model.Change({.run = 9}, [&]() -> absl::Status { return write(), absl::OkStatus(); }).status();
+    return model.changes().Import({.run = 9}, [&]() -> absl::Status { return write(), absl::OkStatus(); }).status();
   }
   absl::Status Restore(int64_t commit_number) {
-    Model::Restored restored;
+    RestoredState restored;
     restored.commits.numbers = {.commit_number = commit_number, .version = commit_number};
-    return model_->Restore(restored, [] { return absl::OkStatus(); }).status();
+    return model_->changes().Restore(restored, [] { return absl::OkStatus(); }).status();
   }
   // Now, and at the next server.
   void ExpectOrigin(ValueOrigin origin) {
-    EXPECT_EQ(model_->origin(), origin);
+    EXPECT_EQ(model_->state().origin(), origin);
     EXPECT_EQ(Summarize(*model_).origin, origin);
     FakeKeptStore left;
     CopyKept(*kept_, left);
@@ -65,7 +65,7 @@ class ValueOriginTest : public ModelTest {
     model_ = nullptr;
     StartAfter(left);
     ASSERT_OK_AND_ASSIGN(model_, world_->store().Find("m"));
-    EXPECT_EQ(model_->origin(), origin) << "at the next server";
+    EXPECT_EQ(model_->state().origin(), origin) << "at the next server";
   }
 
   std::unique_ptr<FakeKeptStore> kept_ = std::make_unique<FakeKeptStore>();
@@ -74,16 +74,16 @@ class ValueOriginTest : public ModelTest {
 TEST_F(ValueOriginTest, AModelThatIsCreatedHasItsInitialValues) {
   Create();
   ExpectOrigin(ValueOrigin::kInitial);
-  EXPECT_EQ(model_->history().run, 0);
+  EXPECT_EQ(model_->state().history().run, 0);
 }
 
 TEST_F(ValueOriginTest, AnAnnouncedImportIsAwaitedUntilItIsThrough) {
   Create(kAnnounced);
   ExpectOrigin(ValueOrigin::kImporting);
-  EXPECT_EQ(model_->history().run, kAnnounced.run);
+  EXPECT_EQ(model_->state().history().run, kAnnounced.run);
   ASSERT_OK(Write(*model_));
   ExpectOrigin(ValueOrigin::kImported);
-  EXPECT_EQ(model_->history().run, 9) << "of the import";
+  EXPECT_EQ(model_->state().history().run, 9) << "of the import";
 }
 
 TEST_F(ValueOriginTest, WhoeverJoinsChangesNothing) {
@@ -133,12 +133,13 @@ TEST_F(ValueOriginTest, AnImportIsSeenWhileItHasTheTurn) {
   Create();
   {
     ASSERT_OK_AND_ASSIGN(const StagedImport staged, StagedImport::Begin(model_));
-    EXPECT_EQ(model_->origin(), ValueOrigin::kImporting);
+    EXPECT_EQ(model_->state().origin(), ValueOrigin::kImporting);
   }
-  EXPECT_EQ(model_->origin(), ValueOrigin::kInitial) << "it was given up";
+  EXPECT_EQ(model_->state().origin(), ValueOrigin::kInitial) << "it was given up";
   ASSERT_OK(Write(*model_));
   ASSERT_OK_AND_ASSIGN(const StagedImport another, StagedImport::Begin(model_));
-  EXPECT_EQ(model_->origin(), ValueOrigin::kImported) << "its values may be gone on with until others are there";
+  EXPECT_EQ(model_->state().origin(), ValueOrigin::kImported)
+      << "its values may be gone on with until others are there";
 }
 
 TEST_F(ValueOriginTest, AnAnnouncedImportThatIsGivenUpIsStillAwaited) {
@@ -152,12 +153,12 @@ TEST_F(ValueOriginTest, NobodyTrainsOrSavesWhatAnAnnouncedImportIsToReplace) {
   const auto have_not_come = StatusIs(absl::StatusCode::kFailedPrecondition, testing::HasSubstr("have not come"));
   Trainer trainer;
   trainer.session = 1;
-  EXPECT_THAT(model_->Attach(trainer), have_not_come);
-  EXPECT_THAT(model_->HoldState(), have_not_come);
+  EXPECT_THAT(model_->trainers().Attach(trainer), have_not_come);
+  EXPECT_THAT(model_->state().Hold(), have_not_come);
   ASSERT_OK(Write(*model_));
   Attach();
   Step();
-  EXPECT_EQ(model_->origin(), ValueOrigin::kTrained);
+  EXPECT_EQ(model_->state().origin(), ValueOrigin::kTrained);
 }
 
 TEST_F(ValueOriginTest, CommitsTrainWhateverItBeganWith) {
@@ -175,7 +176,7 @@ TEST_F(ValueOriginTest, ARestoredModelIsRestoredAtStep0Too) {
     Create(kAnnounced);
     ASSERT_OK(Restore(step));
     ExpectOrigin(ValueOrigin::kRestored);
-    EXPECT_EQ(model_->history().run, 0) << "nobody of this run has brought them";
+    EXPECT_EQ(model_->state().history().run, 0) << "nobody of this run has brought them";
     ASSERT_OK(world_->store().Delete("m", ""));
   }
 }
@@ -183,15 +184,15 @@ TEST_F(ValueOriginTest, ARestoredModelIsRestoredAtStep0Too) {
 TEST_F(ValueOriginTest, ARestoreThatHasTheTurnIsOne) {
   Create();
   ASSERT_OK_AND_ASSIGN(const ImportTurn turn, ImportTurn::BeginRestore(model_));
-  EXPECT_EQ(model_->origin(), ValueOrigin::kRestored);
+  EXPECT_EQ(model_->state().origin(), ValueOrigin::kRestored);
 }
 
 TEST_F(ValueOriginTest, AChangeThatBreaksOffLosesThem) {
   Create();
-  EXPECT_FALSE(model_->Change({}, [] { return absl::InternalError("broke off"); }).ok());
-  EXPECT_EQ(model_->origin(), ValueOrigin::kLost);
+  EXPECT_FALSE(model_->changes().Import({}, [] { return absl::InternalError("broke off"); }).ok());
+  EXPECT_EQ(model_->state().origin(), ValueOrigin::kLost);
   ASSERT_OK(Restore(3));
-  EXPECT_EQ(model_->origin(), ValueOrigin::kRestored);
+  EXPECT_EQ(model_->state().origin(), ValueOrigin::kRestored);
 }
 
 TEST_F(ValueOriginTest, AnAnnouncedImportThatDiesWithTheServerLeavesNothingToLose) {
@@ -219,15 +220,15 @@ TEST_F(ValueOriginTest, AnImportOverOtherValuesThatDiesWithTheServerLosesThem) {
 
 TEST_F(ValueOriginTest, AModelKnowsTheLastDeletionOfItsName) {
   Create();
-  EXPECT_EQ(model_->deletion(), 0);
+  EXPECT_EQ(model_->state().deletion(), 0);
   for (const int64_t serial : {1, 2}) {
     ASSERT_OK(world_->store().Delete("m", ""));
     model_ = nullptr;
     Start();
     Create();
-    EXPECT_EQ(model_->deletion(), serial);
+    EXPECT_EQ(model_->state().deletion(), serial);
     ExpectOrigin(ValueOrigin::kInitial);
-    EXPECT_EQ(model_->deletion(), serial) << "at the next server";
+    EXPECT_EQ(model_->state().deletion(), serial) << "at the next server";
   }
 }
 
@@ -239,7 +240,7 @@ TEST_F(ValueOriginTest, AServerThatDiesBetweenMarkAndDeletionHasTheModelAsItWas)
   model_ = nullptr;
   StartAfter(left);
   ASSERT_OK_AND_ASSIGN(model_, world_->store().Find("m"));
-  EXPECT_EQ(model_->deletion(), 0);
+  EXPECT_EQ(model_->state().deletion(), 0);
 }
 
 }  // namespace

@@ -1,0 +1,44 @@
+// The state of a model on this daemon: all that commits change, and the gate at which they wait for copies of it.
+#ifndef PARAMSHARD_SERVER_STATE_COMMITTED_STATE_H_
+#define PARAMSHARD_SERVER_STATE_COMMITTED_STATE_H_
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "common/model/model_spec.h"
+#include "server/base/clock.h"
+#include "server/state/copy_gate.h"
+#include "server/state/scaling_book.h"
+#include "server/state/shard.h"
+#include "server/terms/commit_log.h"
+
+namespace paramshard::server {
+
+// Each part says itself how it is shared between threads. Shards are added while the model is opened, and stay.
+struct CommittedState {
+  CommittedState(const ModelSpec& spec, int ranks, const Clock* clock)
+      : book(spec), commits(ranks), copies(ranks, clock) {}
+
+  // Encodes the planes of new masters. What other daemons hold is learnt when an epoch starts. Amaxes in `scaling` take
+  // precedence over measured ones. `goes_on`: see ShardArithmetic.
+  absl::Status Encode(absl::Span<const ScalingBook::Record> scaling,
+                      Shard::GoesOn goes_on = ShardArithmetic::AlwaysGoesOn);
+  // Encodes the planes of an adopted state, with what the book says.
+  absl::Status EncodeAdopted() const;
+  // Returns the steps that parameters have taken, by their place in the model.
+  std::vector<int64_t> Steps(int64_t parameters) const;
+  // Returns the host memory of Shard::KeepPlanes.
+  int64_t plane_copy_bytes() const;
+
+  std::vector<std::unique_ptr<Shard>> shards;  // of the daemon's ranks, in order
+  ScalingBook book;
+  CommitLog commits;
+  CopyGate copies;
+};
+
+}  // namespace paramshard::server
+
+#endif  // PARAMSHARD_SERVER_STATE_COMMITTED_STATE_H_

@@ -1,0 +1,38 @@
+// Rules that a command keeps on its own, whatever other ranks send. Pure functions.
+#ifndef PARAMSHARD_SERVER_TRAINING_COMMAND_RULES_H_
+#define PARAMSHARD_SERVER_TRAINING_COMMAND_RULES_H_
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "common/model/layout.h"
+#include "common/model/model_spec.h"
+#include "common/model/step_pushes.h"
+#include "paramshard/v1/trainer.pb.h"
+
+namespace paramshard::server {
+
+// Facts that a command is judged by.
+struct CommandRules {
+  const ModelSpec& spec;
+  const Layout& layout;
+  bool may_save = false;    // whether a commit may ask for a save
+  int64_t last_commit = 0;  // the highest commit number taken
+  const StepPushes& step_pushes;
+};
+
+// Returns true if the command is the last commit again: it is answered already, or will be, and its answer stands.
+bool RepeatsCommit(const v1::Command& command, int64_t last_commit);
+
+// Returns INVALID_ARGUMENT if the command breaks a rule; FAILED_PRECONDITION for a commit number out of order, a save
+// where none is made, or a second push that BF16 accumulators do not take.
+absl::Status CheckCommand(const CommandRules& rules, const v1::Command& command);
+
+// Returns INVALID_ARGUMENT: "WHAT: want EXPECTED, got GOT".
+absl::Status InvalidCommand(absl::string_view what, absl::string_view expected, const absl::AlphaNum& got);
+
+}  // namespace paramshard::server
+
+#endif  // PARAMSHARD_SERVER_TRAINING_COMMAND_RULES_H_

@@ -1,0 +1,147 @@
+#include "server/training/gather_worker.h"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "common/model/proto_enums.h"
+#include "server/training/attention.h"
+#include "server/training/event_notes.h"
+#include "server/training/spinning_mutex_lock.h"
+
+namespace paramshard::server {
+namespace {
+
+// Largest number of commands read from a ring at once: a trainer that never stops writing holds up only itself.
+constexpr int kMostCommandsAtOnce = 64;
+constexpr std::chrono::microseconds kLateRanksEvery{20};
+
+}  // namespace
+
+void GatherWorker::Run(int rank) {
+  RankSlot& rank_slot = *state_.rank_slots[rank];
+  EventRing& notes = state_.recorder->of(rank).gathers;
+  const bool on_gpu = !context_.state.shards[rank]->device().gpu_uuid().empty();
+  Attention attention(
+      {.words = rank_slot.words(), .wakeup = &rank_slot.wakeup(), .clock = context_.model.clock, .on_gpu = on_gpu});
+  std::deque<UnderWay> under_way;
+  int64_t known = 0;  // the last command
+  int room = kMostCommandsAtOnce;
+  Sequence::Holder noted;
+  while (true) {
+    attention.Look();
+    if (Finish(rank, under_way)) attention.Renew();
+    absl::StatusOr<std::vector<SentCommand>> commands = rank_slot.ReadCommands(room);
+    const bool more = commands.ok() && static_cast<int>(commands->size()) == room;
+    const v1::Command* command = nullptr;
+    SteadyTime deadline;
+    auto expected = Attention::For::kNothing;
+    {
+      SpinningMutexLock lock(&state_.mu);
+      if (state_.end.ended() && under_way.empty()) return;
+      // A thread that looks again and again without sleeping counts late ranks only now and then: others wait for that.
+      const bool is_news = !on_gpu || !commands.ok() || !commands->empty();
+      TakeAll(rank, std::move(commands));
+      const SteadyTime now = state_.Now();
+      if (is_news || now - late_since_ >= kLateRanksEvery) CountLateRanks(now);
+      Sequence& sequence = state_.sequence;
+      command = sequence.BeginGather(rank, now);
+      state_.WakeRunnable();
+      if (command == nullptr) deadline = CheckDeadlines();
+      if (command == nullptr) NoteHolder(notes, sequence.GatherHolder(rank), noted);
+      if (sequence.Pending(rank)) expected = Attention::For::kWord;
+      if (std::exchange(known, sequence.last_command(rank)) != known) attention.Renew();
+      room = std::min(kMostCommandsAtOnce, sequence.Room(rank));
+      rank_slot.held_back = room == 0;
+    }
+    if (command != nullptr) {
+      under_way.push_back(Begin(rank, *command));
+      attention.Renew();
+    } else if (!more || room == 0) {
+      attention.Wait(under_way.empty() ? expected : Attention::For::kCopies, deadline);
+    }
+  }
+}
+
+void GatherWorker::CountLateRanks(SteadyTime now) {
+  const SteadyTime::duration since = now - std::exchange(late_since_, now);
+  for (int rank = 0; rank < context_.model.ranks(); ++rank) {
+    if (late_ranks_[rank]) context_.model.world.metrics->AddRankWait(rank, since);
+  }
+  state_.sequence.FindLateRanks(late_ranks_);
+}
+
+SteadyTime GatherWorker::CheckDeadlines() {
+  const SteadyTime now = state_.Now();
+  const SteadyTime deadline = std::min(state_.sequence.NextDeadline(), state_.commit.vote_deadline());
+  if (now < deadline) return deadline;
+  if (const absl::Status overdue = Overdue(now); !overdue.ok()) state_.End(overdue);
+  return deadline;
+}
+
+absl::Status GatherWorker::Overdue(SteadyTime now) const {
+  if (now < state_.commit.vote_deadline()) return state_.sequence.Overdue(now);
+  return absl::DeadlineExceededError(absl::StrCat("commit ", context_.state.commits.numbers().commit_number + 1,
+                                                  ": the trainers of another daemon than node ",
+                                                  context_.model.world.cluster->node(), " did not reach it within ",
+                                                  absl::FormatDuration(context_.model.step_timeout)));
+}
+
+void GatherWorker::TakeAll(int rank, absl::StatusOr<std::vector<SentCommand>> commands) {
+  if (state_.end.ended()) return;
+  if (!commands.ok()) return state_.End(commands.status());
+  for (SentCommand& command : *commands) {
+    state_.Take(rank, std::move(command));
+    if (state_.end.ended()) return;
+  }
+}
+
+void GatherWorker::PublishReady(const GatherCall& call, int target, int source) const {
+  state_.rank_slots[topology_.LocalRank(target)]->PublishReady(call.slot, source, call.number);
+}
+
+GatherWorker::UnderWay GatherWorker::Begin(int rank, const v1::Command& command) {
+  const v1::Gather& gather = command.gather();
+  const GatherCall call{.number = command.number(),
+                        .unit = gather.unit(),
+                        .phase = *PhaseFromProto(gather.phase()),  // checked by the sequence
+                        .slot = gather.slot()};
+  Event event = EventOf(EventKind::kGather, EventEdge::kBegin, command);
+  event.bytes = context_.model.layout.units()[call.unit].slot_bytes[call.phase];
+  Note(state_.recorder->of(rank).gathers, event);
+  return {.call = call, .begun_at = state_.Now(), .begun = engines_.of(rank).Gather(call, [&](int target, int source) {
+            PublishReady(call, target, source);
+          })};
+}
+
+bool GatherWorker::Finish(int rank, std::deque<UnderWay>& under_way) {
+  bool finished = false;
+  while (!under_way.empty()) {
+    const GatherCall& call = under_way.front().call;
+    absl::StatusOr<bool> done = true;
+    if (const absl::Status& begun = under_way.front().begun; !begun.ok()) {
+      done = begun;
+    } else {
+      done = engines_.of(rank).GatherDone(call, [&](int target, int source) { PublishReady(call, target, source); });
+    }
+    if (done.ok() && !*done) break;
+    Note(state_.recorder->of(rank).gathers,
+         {.kind = EventKind::kGather, .edge = EventEdge::kEnd, .unit = call.unit, .command = call.number});
+    FinishOne(rank, under_way.front().begun_at, done.status());
+    under_way.pop_front();
+    finished = true;
+  }
+  return finished;
+}
+
+void GatherWorker::FinishOne(int rank, SteadyTime begun_at, const absl::Status& status) {
+  if (status.ok()) context_.model.world.metrics->Observe(Metric::kGather, state_.Now() - begun_at);
+  SpinningMutexLock lock(&state_.mu);
+  state_.sequence.FinishGather(rank, state_.Now());
+  state_.EndOnError(status);
+  state_.WakeRunnable();
+}
+
+}  // namespace paramshard::server
