@@ -268,6 +268,7 @@ absl::StatusOr<v1::ListModelsResponse> AdminService::ListModels(const Call&, con
     v1::ModelSummary& summary = *response.add_models() = ToProto(server::Summarize(*model));
     const std::optional<int> donor = cluster.healing_donor(model->spec().name);
     if (donor.has_value()) summary.set_heal_from_node(*donor);
+    summary.set_why_no_epoch(cluster.WhyNoEpoch(model->spec().name).value_or(""));
   }
   for (const auto& [name, why] : store_->lost().List()) {
     v1::ModelSummary& lost = *response.add_models();

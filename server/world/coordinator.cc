@@ -52,30 +52,6 @@ absl::Status NodeLostError(const std::string& node, const std::string& model) {
                    " are gone unless another daemon holds a replica, or they were saved or exported"));
 }
 
-bool Attaches(const ModelReport& report, RankRange ranks) {
-  for (int rank = ranks.begin; rank < ranks.end; ++rank) {
-    if (std::find(report.attached_ranks.begin(), report.attached_ranks.end(), rank) == report.attached_ranks.end()) {
-      return false;
-    }
-  }
-  return true;
-}
-
-bool IsReceiver(const std::vector<Healing>& healings, int node) {
-  return std::any_of(healings.begin(), healings.end(), [node](const Healing& one) { return one.receiver == node; });
-}
-
-// Returns the first node that is not healed. Requires that there is one.
-int FirstWithState(const std::vector<int>& nodes, const std::vector<Healing>& healings) {
-  return *std::find_if(nodes.begin(), nodes.end(), [&](int node) { return !IsReceiver(healings, node); });
-}
-
-// Returns true if trainers wait for an epoch.
-bool IsAwaited(const std::vector<std::optional<ModelReport>>& reports) {
-  return std::any_of(reports.begin(), reports.end(),
-                     [](const auto& report) { return report.has_value() && !report->attached_ranks.empty(); });
-}
-
 void ForgetAttached(ModelReports& reports, const std::vector<int>& nodes) {
   for (const int node : nodes) {
     if (reports[node].has_value()) reports[node]->attached_ranks.clear();
@@ -84,7 +60,10 @@ void ForgetAttached(ModelReports& reports, const std::vector<int>& nodes) {
 
 }  // namespace
 
-Coordinator::Model::Model(int nodes) : reports(nodes), awaited(nodes), is_new(nodes), rendezvous(nodes) {
+Coordinator::Model::Model(std::string name, int nodes)
+    : ModelFacts{.name = std::move(name), .reports = ModelReports(nodes), .is_new = std::vector<bool>(nodes)},
+      rendezvous(nodes) {
+  awaited.resize(nodes);
   std::iota(awaited.begin(), awaited.end(), 0);
   active = awaited;
 }
@@ -96,7 +75,7 @@ Coordinator::Coordinator(Options options)
       sinks_(options_.nodes) {
   if (!options_.device_counts.empty()) members_.SetDeviceCounts(options_.device_counts);
   for (const ClosedEpoch& before : options_.closed) {
-    Model& model = models_.try_emplace(before.model, options_.nodes).first->second;
+    Model& model = models_.try_emplace(before.model, before.model, options_.nodes).first->second;
     if (before.epoch > model.last_epoch) TakeActive(before, model);
     model.last_epoch = model.epoch_floor = std::max(model.epoch_floor, before.epoch);
     model.before.push_back(before);
@@ -151,8 +130,7 @@ void Coordinator::Leave(int node) {
   TellLostParts(node);
   TellLostRestores(node);
   for (auto& [name, model] : models_) {
-    const bool is_order_over =
-        IsOrderedDonor(model, node) && model.healing_order->epoch() == 0 && model.healing_order->HasTwin();
+    const bool is_order_over = IsOrderedDonor(model, node) && model.order->epoch() == 0 && model.order->HasTwin();
     if (is_order_over) EndOrder(name, model, "the node is lost, and others with its state go on");
     model.reports[node].reset();
     if (model.running && Has(model.active, node)) End(name, model, NodeLostError(NodeName(members_, node), name));
@@ -204,7 +182,7 @@ void Coordinator::Report(int node, const ModelReport& report) {
   if (known == nullptr && ModelsOf(node) >= kMostModels) {
     return sinks_[node]->OnEpochRefused(report.model, TooManyModelsError(report.model, node));
   }
-  auto [it, added] = models_.try_emplace(report.model, members_.nodes());
+  auto [it, added] = models_.try_emplace(report.model, report.model, members_.nodes());
   Model& model = it->second;
   if (added) model.last_epoch = model.epoch_floor = forgotten_epoch_;
   // A node that has not heard of that epoch's start has made no commit of it.
@@ -228,7 +206,7 @@ void Coordinator::Forget(int node, absl::string_view name) {
   if (model == nullptr) return;
   model->reports[node].reset();
   // Node 0 leads the rollback, and does not answer for a model that it does not have.
-  if (node == 0) model->rolls_back = false;
+  if (node == 0) model->rolls_back.reset();
   if (IsOrderedDonor(*model, node)) EndOrder(std::string(name), *model, "its model is deleted");
   if (model->running && Has(model->active, node)) {
     End(std::string(name), *model,
@@ -315,192 +293,64 @@ int Coordinator::RanksOf(const Nodes& nodes) const {
   return ranks;
 }
 
-absl::Status Coordinator::CheckNotLost(const std::string& name, const Model& model, const Nodes& nodes) const {
-  for (const int node : nodes) {
-    const std::optional<ModelReport>& report = model.reports[node];
-    if (!report.has_value() || report->lost.ok()) continue;
-    return absl::DataLossError(absl::StrCat("start epoch of ", name, ": want its state on all nodes, got none on ",
-                                            NodeName(members_, node), ": ", report->lost.message()));
-  }
-  return absl::OkStatus();
+bool Coordinator::IsAttached(const Model& model, int node) const { return server::IsAttached(model, members_, node); }
+
+bool Coordinator::MayLeaveOut(const Model& model) const {
+  return server::MayLeaveOut(model, members_, options_.attendance);
 }
 
-bool Coordinator::IsAttached(const Model& model, int node) const {
-  const std::optional<ModelReport>& report = model.reports[node];
-  return report.has_value() && Attaches(*report, members_.ranks(node));
-}
-
-bool Coordinator::AreAttached(const Model& model, const Nodes& nodes) const {
-  for (const int node : nodes) {
-    if (!IsAttached(model, node)) return false;
-  }
-  return true;
-}
-
-bool Coordinator::HasFreshBesideTrained(const Model& model, const Nodes& nodes) const {
-  const ModelReport* trained = nullptr;
-  bool has_fresh = false;
-  for (const int node : nodes) {
-    const ModelReport& report = *model.reports[node];
-    if (report.spec_fingerprint != model.reports[nodes[0]]->spec_fingerprint) return false;
-    if (report.fresh) {
-      has_fresh = true;
-      continue;
-    }
-    // If trained states differ from each other, a person has to say which one counts.
-    if (trained != nullptr && !IsOneState(*trained, report)) return false;
-    trained = &report;
-  }
-  return has_fresh && trained != nullptr;
-}
-
-absl::Status Coordinator::CheckEqual(const std::string& name, const Model& model, const Nodes& nodes) const {
-  const ModelReport& first = *model.reports[nodes[0]];
-  for (const int node : nodes) {
-    const ModelReport& report = *model.reports[node];
-    if (report.spec_fingerprint == first.spec_fingerprint) continue;
-    return SpecsDifferError(name, model.reports, nodes[0], node, members_);
-  }
-  const bool are_one =
-      std::all_of(nodes.begin(), nodes.end(), [&](int node) { return IsOneState(first, *model.reports[node]); });
-  return are_one ? absl::OkStatus() : StatesDifferError(name, model.reports, nodes, members_);
-}
-
-bool Coordinator::WouldBegin(const Model& model, const Nodes& nodes) const {
-  return std::all_of(nodes.begin(), nodes.end(), [&](int node) {
-    const ModelReport& report = *model.reports[node];
-    const bool has_begun = report.history_id == model.history_id ||
-                           std::any_of(model.before.begin(), model.before.end(),
-                                       [&](const ClosedEpoch& epoch) { return epoch.history_id == report.history_id; });
-    return !report.lost.ok() || (report.untouched && !has_begun);
-  });
-}
-
-std::optional<Coordinator::Nodes> Coordinator::NextNodes(const Model& model) {
-  if (!members_.sized()) return std::nullopt;
-  if (members_.complete() && options_.attendance.Needed(options_.nodes) == options_.nodes) return model.awaited;
+WorldFacts Coordinator::FactsNow() {
   const SteadyTime now = SteadyNow();
-  const auto is_ready = [&](int node) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return IsAttached(model, node); };
   links_.TryAgain(now);
-  const auto may_return = [&](int node) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    return is_ready(node) && (IsOrderedDonor(model, node) || MayReturn(members_, node, options_.attendance, now));
-  };
-  const auto next = [&](absl::FunctionRef<bool(int)> takes_part,
-                        const Nodes& left_out) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    return NextActive(members_, model.awaited, takes_part, options_.attendance, MayBeFewer(model), left_out, now);
-  };
-  const std::optional<Nodes> nodes = next(may_return, links_.left_out());
-  if (nodes.has_value() && !(AreAttached(model, *nodes) && WouldBegin(model, *nodes))) return nodes;
-  // A needed node takes part at once, even after repeated losses or with cut links.
-  return next(is_ready, nodes.has_value() ? Nodes() : links_.left_out());
-}
-
-std::vector<Healing> Coordinator::Healings(const Model& model, const Nodes& nodes) const {
-  if (model.healing_order.has_value()) {
-    const HealingOrder& order = *model.healing_order;
-    return PlanOrderedHealings(model.reports, nodes, members_.world_size(), order.donor(),
-                               [&](int node) { return order.MayGiveUp(node, *model.reports[node]); });
-  }
-  return PlanHealings(model.reports, nodes, members_.world_size(), options_.attendance.Needed(options_.nodes),
-                      model.replaced);
-}
-
-bool Coordinator::WaitsForMore(const std::string& name, Model& model, const Nodes& nodes) const {
-  const int needed = options_.attendance.Needed(options_.nodes);
-  const bool is_whole = static_cast<int>(nodes.size()) == members_.nodes();
-  if (is_whole || !MayLeaveOut(model) || !AreTooFewToTell(model.reports, nodes, needed)) return false;
-  if (!std::exchange(model.waits_for_more, true)) {
-    Log(LogLevel::kWarning, "node 0 has no state and waits for more daemons, to tell which state is the newest",
-        {{"model", name}, {"states", StatesText(model.reports, nodes, members_)}, {"or", HealCommand(name)}});
-  }
-  return true;
+  return {.members = members_,
+          .policy = options_.attendance,
+          .left_out = links_.left_out(),
+          .has_saves = !options_.terms.save_dir.empty(),
+          .now = now};
 }
 
 void Coordinator::TryStart(const std::string& name, Model& model) {
-  if (stopped_ || model.running || model.rolls_back) return;
-  std::optional<Nodes> nodes = NextNodes(model);
-  if (!nodes.has_value()) return;
-  // With an order to heal no epoch starts without the donor.
-  if (model.healing_order.has_value()) {
-    const int donor = model.healing_order->donor();
-    if (!Has(*nodes, donor)) return;
-    CheckOrder(name, model, donor);
+  while (!stopped_ && !model.running && !model.rolls_back.has_value()) {
+    EpochPlan plan = PlanEpoch(model, FactsNow());
+    if (auto* const start = std::get_if<StartEpoch>(&plan); start != nullptr) {
+      return Start(name, model, std::move(start->nodes), std::move(start->healings));
+    }
+    if (const auto* const wait = std::get_if<WaitToStart>(&plan); wait != nullptr) {
+      if (IsAwaited(model)) LogWait(model, *wait);
+      return;
+    }
+    if (const auto* const back = std::get_if<RollBack>(&plan); back != nullptr) {
+      model.rolls_back = back->why;
+      sinks_[0]->OnRestoreNews({.model = name, .what = RollbackNeed{.why = back->why}});
+      return;
+    }
+    if (std::holds_alternative<DropOrder>(plan)) {
+      EndOrder(name, model, "the node has another state now, or none");
+      continue;
+    }
+    const auto& refusal = std::get<RefuseToStart>(plan);
+    if (refusal.nodes.empty()) return RefuseStart(name, model, refusal.why);
+    for (const auto& [node, why] : refusal.nodes) RefuseNode(name, model, node, why);
   }
-  const absl::Status lost = CheckNotLost(name, model, *nodes);
-  std::vector<Healing> healings = Healings(model, *nodes);
-  if (!AreAttached(model, *nodes)) {
-    // A node that has lost its part may be healed once all are present. Reports from before the last epoch do not
-    // count.
-    const bool is_known = AreAllMade(model.reports, *nodes) &&
-                          std::all_of(nodes->begin(), nodes->end(), [&](int node) { return model.is_new[node]; });
-    const bool may_heal = HoldReplicas(model.reports, members_.world_size()) && (!is_known || !healings.empty());
-    if (!lost.ok() && !may_heal) GoBack(name, model, lost);
-    return;
-  }
-  const absl::Status differ = lost.ok() ? CheckEqual(name, model, *nodes) : lost;
-  const bool is_whole = static_cast<int>(nodes->size()) == members_.nodes();
-  if (differ.ok() || !healings.empty()) {
-    const absl::Status newest = CheckNewest(name, model, *nodes, healings);
-    if (!is_whole && (WouldBegin(model, *nodes) || !newest.ok())) return;
-    if (!newest.ok()) return GoBack(name, model, newest);
-  }
-  if (differ.ok()) return Start(name, model, *std::move(nodes));
-  if (!healings.empty()) return Start(name, model, *std::move(nodes), std::move(healings));
-  if (WaitsForMore(name, model, *nodes)) return;
-  if (RefuseReturners(name, model, *nodes, differ)) return TryStart(name, model);
-  !lost.ok() || HasFreshBesideTrained(model, *nodes) ? GoBack(name, model, differ) : RefuseStart(name, model, differ);
 }
 
-// A disk may keep a decision whose write failed, so that no node was told of it. A node that votes on a commit is in
-// doubt, has the commit, or was told that there is none.
-bool Coordinator::WasNeverTold(const ClosedEpoch& before, const Model& model, const Nodes& nodes,
-                               const ModelReport& state) const {
-  if (!before.last_decision.has_value() || before.last_decision->epoch != before.epoch || before.active.size() < 2 ||
-      before.commit_number != state.commit_number + 1) {
-    return false;
-  }
-  return std::all_of(before.active.begin(), before.active.end(), [&](int node) {
-    return node == 0 || (Has(nodes, node) && model.reports[node]->lost.ok() && IsOneState(state, *model.reports[node]));
-  });
+// Trainers that have still to attach are the usual case.
+void Coordinator::LogWait(Model& model, const WaitToStart& wait) const {
+  using For = WaitToStart::For;
+  if (std::exchange(model.waits_for, wait.what) == wait.what || wait.what == For::kTrainers) return;
+  Log(wait.what == For::kState ? LogLevel::kWarning : LogLevel::kInfo, "no epoch starts",
+      {{"model", model.name}, {"why", wait.why}});
 }
 
-absl::Status Coordinator::CheckNewest(const std::string& name, const Model& model, const Nodes& nodes,
-                                      const std::vector<Healing>& healings) const {
-  // An order to heal overrides this.
-  if (!MayLeaveOut(model) || model.healing_order.has_value()) return absl::OkStatus();
-  const ModelReport& state = *model.reports[FirstWithState(nodes, healings)];
-  for (const ClosedEpoch& before : model.before) {
-    if (before.history_id != state.history_id || before.commit_number <= state.commit_number) continue;
-    if (WasNeverTold(before, model, nodes, state)) continue;
-    return absl::DataLossError(absl::StrCat("start epoch of ", name, ": want commit ", before.commit_number,
-                                            " of history ", before.history_id, ", which was decided, got ",
-                                            state.commit_number, ": the nodes that made it are away or have lost it"));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status Coordinator::WithWayOut(const std::string& name, const Model& model, const absl::Status& why) const {
-  if (!absl::IsDataLoss(why) || !HoldReplicas(model.reports, members_.world_size())) return why;
-  Nodes nodes;
-  bool is_anywhere = false;
-  for (int node = 0; node < members_.nodes(); ++node) {
-    const std::optional<ModelReport>& report = model.reports[node];
-    if (!report.has_value()) continue;
-    nodes.push_back(node);
-    is_anywhere = is_anywhere || (report->lost.ok() && !report->fresh);
-  }
-  if (!is_anywhere) return why;
-  return absl::Status(why.code(), absl::StrCat(why.message(), "; there is ", StatesText(model.reports, nodes, members_),
-                                               ": say which node is right, `", HealCommand(name), "` at node 0"));
-}
-
-// Does not look for checkpoints, which would read a disk.
-void Coordinator::GoBack(const std::string& name, Model& model, const absl::Status& why) {
-  const bool has_saves = members_.nodes() > 1 && !options_.terms.save_dir.empty();
-  if (!has_saves) return RefuseStart(name, model, WithWayOut(name, model, why));
-  if (!IsAwaited(model.reports)) return;
-  model.rolls_back = true;
-  sinks_[0]->OnRestoreNews({.model = name, .what = RollbackNeed{.why = why}});
+std::optional<std::string> Coordinator::WhyNoEpoch(absl::string_view name) {
+  absl::MutexLock lock(&mu_);
+  const Model* const model = Find(name);
+  if (model == nullptr || model->running) return std::nullopt;
+  if (!IsAwaited(*model) && !model->rolls_back.has_value() && model->refused.ok()) return std::nullopt;
+  if (model->rolls_back.has_value()) return ToText(RollBack{.why = *model->rolls_back});
+  std::string text = ToText(PlanEpoch(*model, FactsNow()));
+  if (!model->refused.ok()) absl::StrAppend(&text, "; the last start was refused: ", model->refused.message());
+  return text;
 }
 
 // Returns the ranks of the first replica that takes part, or all ranks.
@@ -521,7 +371,7 @@ void Coordinator::Start(const std::string& name, Model& model, Nodes nodes, std:
   const ModelReport& from = *model.reports[FirstWithState(nodes, healings)];
   ModelReport state = from;
   // An order to heal gives up other states, which may have gone on under the same history.
-  const bool forks = model.healing_order.has_value() && !healings.empty() && !model.healing_order->HasBegun(from);
+  const bool forks = model.order.has_value() && !healings.empty() && !model.order->HasBegun(from);
   if (forks) state.history_id = state.lineage = DrawHistoryId();
   SkipEpochsOfOthers(model);
   // An import may bring a replaced history back.
@@ -533,7 +383,8 @@ void Coordinator::Start(const std::string& name, Model& model, Nodes nodes, std:
   ++model.last_epoch;
   model.unknown_epoch = 0;
   model.running = true;
-  model.waits_for_more = false;
+  model.waits_for = {};
+  model.refused = absl::OkStatus();
   model.active = std::move(nodes);
   std::erase_if(model.awaited, [&](int node) { return !Has(model.active, node); });
   model.history_id = state.history_id;
@@ -608,7 +459,8 @@ void Coordinator::End(const std::string& name, Model& model, const absl::Status&
 }
 
 void Coordinator::RefuseStart(const std::string& name, Model& model, const absl::Status& why) {
-  if (!IsAwaited(model.reports)) return;
+  if (!IsAwaited(model)) return;
+  model.refused = why;
   for (std::optional<ModelReport>& report : model.reports) {
     if (report.has_value()) report->attached_ranks.clear();
   }

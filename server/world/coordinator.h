@@ -27,6 +27,7 @@
 #include "server/world/commit_book.h"
 #include "server/world/decision_log.h"
 #include "server/world/departures.h"
+#include "server/world/epoch_plan.h"
 #include "server/world/healing_order.h"
 #include "server/world/link_book.h"
 #include "server/world/membership.h"
@@ -99,6 +100,8 @@ class Coordinator {
   // See Cluster.
   absl::StatusOr<HealingAnswer> OrderHealing(absl::string_view model, int donor);
   std::optional<int> healing_donor(absl::string_view model) const;
+  // See Cluster.
+  std::optional<std::string> WhyNoEpoch(absl::string_view model);
   int nodes() const { return options_.nodes; }
   const WorldTerms& terms() const { return options_.terms; }
   // Waits until all nodes are present. DEADLINE_EXCEEDED names the missing ones; UNAVAILABLE stopped.
@@ -191,27 +194,19 @@ class Coordinator {
     std::set<int> gone;  // nodes that have ended the epoch, and may have reported for the next one
   };
 
-  struct Model {
-    explicit Model(int nodes);
+  struct Model : ModelFacts {
+    Model(std::string name, int nodes);
 
-    ModelReports reports;     // by node
     std::vector<int> active;  // nodes of the last epoch
-    // Nodes that the next epoch waits for: the nodes of the last epoch with a commit, less those that later epochs had
-    // to go without. Before the first epoch, all nodes that may take part.
-    std::vector<int> awaited;
-    std::string history_id;    // of the last epoch
-    std::vector<bool> is_new;  // by node: its report is newer than the start of the last epoch
-    int64_t epoch_floor = 0;   // epochs up to this one belonged to an erased model, or to another coordinator
+    int64_t epoch_floor = 0;  // epochs up to this one belonged to an erased model, or to another coordinator
     int64_t last_epoch = 0;
     int64_t unknown_epoch = 0;  // the last epoch, if another coordinator began it and its nodes are not known; else 0
     bool running = false;
-    bool waits_for_more = false;  // logged once
-    bool rolls_back = false;      // node 0 was told to roll all nodes back to a saved state, and has not answered
+    std::optional<absl::Status> rolls_back = {};  // why node 0 was told to roll all nodes back; unset once it answers
+    absl::Status refused;                         // why the last start was refused; OK once an epoch has started
+    WaitToStart::For waits_for = {};              // as the log says
     EndedEpoch last_end;
-    std::optional<HealingOrder> healing_order;
-    ReplacedHistories replaced;
     std::optional<Gathering> gathering;  // of the running epoch
-    std::vector<ClosedEpoch> before;     // epochs of another coordinator, one for each history
     CommitBook book;
     CommandLedger commands;  // of the running epoch
     Departures departures;
@@ -239,30 +234,11 @@ class Coordinator {
   static absl::Status StoppedError();
   static absl::Status EpochOverError(absl::string_view model, int64_t epoch);
 
-  // DATA_LOSS naming a node that has lost its part.
-  absl::Status CheckNotLost(const std::string& name, const Model& model, const Nodes& nodes) const
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // The node has reported a trainer of each of its ranks.
   bool IsAttached(const Model& model, int node) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  bool AreAttached(const Model& model, const Nodes& nodes) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // FAILED_PRECONDITION if nodes hold different specs or states.
-  absl::Status CheckEqual(const std::string& name, const Model& model, const Nodes& nodes) const
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Returns true if some nodes have initial values and all others one trained or imported state, as when empty daemons
-  // replace lost ones. Requires the nodes' reports.
-  bool HasFreshBesideTrained(const Model& model, const Nodes& nodes) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Returns true if an epoch of these nodes would be the first of its history. Such an epoch needs all nodes, since a
-  // missing one may have a trained state. Requires the nodes' reports.
-  bool WouldBegin(const Model& model, const Nodes& nodes) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  bool MayBeFewer(const Model& model) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Returns true if MayBeFewer and the policy permits it.
   bool MayLeaveOut(const Model& model) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Returns the nodes of the next epoch. Unset while it waits for a node that is not present, or that has to attach.
-  std::optional<Nodes> NextNodes(const Model& model) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  std::vector<Healing> Healings(const Model& model, const Nodes& nodes) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  WorldFacts FactsNow() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   // A person's order to heal; implemented in coordinator_healing.cc.
-  bool IsOrderedDonor(const Model& model, int node) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status CheckMayOrder(const std::string& name, const Model& model, int donor) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   NodeState StateOf(const Model& model, int node, int donor) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -275,30 +251,14 @@ class Coordinator {
   void EndOrderBehindCommit(const std::string& name, Model& model) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void EndOrder(const std::string& name, Model& model, absl::string_view why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
-  // Returns true if node 0 has lost its state and a node with a newer state than these may still come.
-  bool WaitsForMore(const std::string& name, Model& model, const Nodes& nodes) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Starts the model's next epoch if its plan says so, and tells those concerned if it does not.
   void TryStart(const std::string& name, Model& model) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void LogWait(Model& model, const WaitToStart& wait) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Makes the next epoch's number greater than all numbers that nodes have heard of.
   void SkipEpochsOfOthers(Model& model) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Start(const std::string& name, Model& model, Nodes nodes, std::vector<Healing> healings = {})
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void WarnWhoIsNeeded(const std::string& name, const Model& model) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // DATA_LOSS another coordinator has decided a later commit of this history than any of these nodes has. This happens
-  // only if epochs may have fewer nodes.
-  absl::Status CheckNewest(const std::string& name, const Model& model, const Nodes& nodes,
-                           const std::vector<Healing>& healings) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Returns true if no node was told the last decision of `before`: all other voters have the state before it.
-  bool WasNeverTold(const ClosedEpoch& before, const Model& model, const Nodes& nodes, const ModelReport& state) const
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Refuses the nodes outside the last epoch whose state differs from the state of its nodes, which go on without them;
-  // all of them, if each would fit alone. Returns true if any node was refused.
-  bool RefuseReturners(const std::string& name, Model& model, const Nodes& nodes, const absl::Status& why)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // FAILED_PRECONDITION `node` has another spec than `other`, which was in the last epoch, or a state from which the
-  // others have not gone on to this commit.
-  absl::Status CheckMayReturn(const std::string& name, const Model& model, int node, int other,
-                              absl::string_view history_id, int64_t commit_number) const
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Handles a returner: a node outside the running epoch that has all its trainers. They wait for the epoch's end, or
   // hear why the node cannot take part.
   void CheckReturner(const std::string& name, Model& model, int node) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -326,12 +286,6 @@ class Coordinator {
   void EndIfAllIsDone(const std::string& name, Model& model) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void RefuseStart(const std::string& name, Model& model, const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void RefuseNode(const std::string& name, Model& model, int node, const absl::Status& why)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Asks node 0 to roll all nodes back to a saved state while trainers wait; no epoch starts before. Refuses the
-  // trainers if nothing is saved.
-  void GoBack(const std::string& name, Model& model, const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Adds to a DATA_LOSS the states that are left, if a person may say which one counts.
-  absl::Status WithWayOut(const std::string& name, const Model& model, const absl::Status& why) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void EndRollback(const std::string& name, const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // FAILED_PRECONDITION every node has a state.

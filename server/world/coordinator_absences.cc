@@ -15,42 +15,9 @@
 #include "server/world/state_difference.h"
 
 namespace paramshard::server {
-namespace {
-
-// Error for a node that the others have gone on without.
-absl::Status NoPartError(const std::string& model, const std::string& node, const ModelReport& report,
-                         absl::string_view history_id, int64_t commit_number) {
-  return absl::FailedPreconditionError(absl::StrCat(
-      "start epoch of ", model, ": the others have gone on without ", node, ": want no state there, or one of history ",
-      history_id, " up to commit ", commit_number, ", got commit ", report.commit_number, " of history ",
-      report.history_id, ": if its state is not wanted delete the model on that node, or say which node is right, `",
-      HealCommand(model), "` at node 0; or import the same into every daemon"));
-}
-
-// Returns true if the node has no state, or a state from which the others have gone on.
-bool MayBeHealed(const ModelReport& report, absl::string_view history_id, int64_t commit_number,
-                 const ReplacedHistories& replaced) {
-  if (replaced.GivesWay(report.history_id, history_id)) return true;
-  if (!report.lost.ok() || report.fresh || (report.untouched && report.commit_number == 0)) return true;
-  return report.history_id == history_id && report.commit_number <= commit_number;
-}
-
-}  // namespace
-
-bool Coordinator::MayBeFewer(const Model& model) const {
-  return HoldReplicas(model.reports, members_.world_size()) &&
-         std::none_of(model.reports.begin(), model.reports.end(), [&](const auto& report) {
-           return report.has_value() && HasLeadersSpec(model.reports, *report) && report->needs_every_node;
-         });
-}
-
-bool Coordinator::MayLeaveOut(const Model& model) const {
-  return options_.attendance.Needed(options_.nodes) < options_.nodes && MayBeFewer(model);
-}
-
 // An operator who permits fewer nodes relies on it for all models.
 void Coordinator::WarnWhoIsNeeded(const std::string& name, const Model& model) const {
-  if (options_.attendance.Needed(options_.nodes) == options_.nodes || MayBeFewer(model)) return;
+  if (options_.attendance.Needed(options_.nodes) == options_.nodes || MayBeFewer(model, members_)) return;
   Log(LogLevel::kWarning, "model needs all nodes, --min-replicas has no effect",
       {{"model", name}, {"why", "its nodes hold parts of it, or its gradients are summed and not averaged"}});
 }
@@ -160,41 +127,8 @@ Coordinator::Nodes Coordinator::LeftOut(const Model& model, SteadyTime now) cons
 void Coordinator::CheckReturner(const std::string& name, Model& model, int node) {
   if (Has(model.active, node) || !IsAttached(model, node)) return;
   const absl::Status fits =
-      CheckMayReturn(name, model, node, model.active[0], model.history_id, model.book.last_commit_number());
+      CheckMayReturn(model, members_, node, model.active[0], model.history_id, model.book.last_commit_number());
   fits.ok() ? LogHeldBack(name, node) : RefuseNode(name, model, node, fits);
-}
-
-bool Coordinator::RefuseReturners(const std::string& name, Model& model, const Nodes& nodes, const absl::Status& why) {
-  Nodes others, returners;
-  for (const int node : nodes) (Has(model.awaited, node) ? others : returners).push_back(node);
-  // Nodes that would begin a history need all nodes, so they refuse none.
-  if (WouldBegin(model, others)) return false;
-  const int other =
-      *std::find_if(others.begin(), others.end(), [&](int node) { return model.reports[node]->lost.ok(); });
-  const ModelReport& state = *model.reports[other];
-  Nodes unfit;
-  for (const int node : returners) {
-    const absl::Status fits = CheckMayReturn(name, model, node, other, state.history_id, state.commit_number);
-    if (fits.ok()) continue;
-    unfit.push_back(node);
-    RefuseNode(name, model, node, fits);
-  }
-  if (!unfit.empty()) return true;
-  for (const int node : returners) RefuseNode(name, model, node, why);
-  return !returners.empty();
-}
-
-absl::Status Coordinator::CheckMayReturn(const std::string& name, const Model& model, int node, int other,
-                                         absl::string_view history_id, int64_t commit_number) const {
-  const ModelReport& report = *model.reports[node];
-  const ModelReport& state = *model.reports[other];
-  if (report.spec_fingerprint != state.spec_fingerprint) {
-    return SpecsDifferError(name, model.reports, other, node, members_);
-  }
-  const bool may_return = (model.healing_order.has_value() && model.healing_order->MayGiveUp(node, report)) ||
-                          MayBeHealed(report, history_id, commit_number, model.replaced);
-  if (may_return) return absl::OkStatus();
-  return NoPartError(name, NodeName(members_, node), report, history_id, commit_number);
 }
 
 absl::Duration Coordinator::HeldBack(int node, SteadyTime now) const {

@@ -194,8 +194,8 @@ absl::Status Coordinator::CheckMayGoBack(const std::string& name) const {
 
 void Coordinator::EndRollback(const std::string& name, const absl::Status& status) {
   Model* const model = Find(name);
-  if (model == nullptr || !std::exchange(model->rolls_back, false)) return;
-  status.ok() ? TryStart(name, *model) : RefuseStart(name, *model, WithWayOut(name, *model, status));
+  if (model == nullptr || !std::exchange(model->rolls_back, std::nullopt).has_value()) return;
+  status.ok() ? TryStart(name, *model) : RefuseStart(name, *model, WithWayOut(*model, members_, status));
 }
 
 void Coordinator::TellRestoreLeader(int node, RestoreNews news) {

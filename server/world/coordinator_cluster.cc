@@ -74,6 +74,7 @@ class CoordinatorCluster final : public Cluster, private NodeSink {
     return Settled().OrderHealing(model, donor);
   }
   std::optional<int> healing_donor(absl::string_view model) override { return coordinator_.healing_donor(model); }
+  std::optional<std::string> WhyNoEpoch(absl::string_view model) override { return coordinator_.WhyNoEpoch(model); }
   void SetListener(EpochListener* listener) override { dispatcher_.SetListener(listener); }
 
   void Report(const ModelReport& report) override {

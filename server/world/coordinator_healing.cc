@@ -41,15 +41,11 @@ absl::Status NoStateError(const std::string& model, const std::string& node, abs
 
 }  // namespace
 
-bool Coordinator::IsOrderedDonor(const Model& model, int node) const {
-  return model.healing_order.has_value() && model.healing_order->donor() == node;
-}
-
 std::optional<int> Coordinator::healing_donor(absl::string_view name) const {
   absl::MutexLock lock(&mu_);
   const auto found = models_.find(name);
-  if (found == models_.end() || !found->second.healing_order.has_value()) return std::nullopt;
-  return found->second.healing_order->donor();
+  if (found == models_.end() || !found->second.order.has_value()) return std::nullopt;
+  return found->second.order->donor();
 }
 
 absl::StatusOr<HealingAnswer> Coordinator::OrderHealing(absl::string_view name, int donor) {
@@ -74,8 +70,8 @@ absl::StatusOr<HealingAnswer> Coordinator::OrderHealing(absl::string_view name, 
   });
   if (!answer.ordered) return answer;
   const NodeState& right = answer.nodes[donor];
-  model.healing_order.emplace(donor, right.history_id, right.commit_number);
-  for (const NodeState& state : answer.nodes) model.healing_order->Show(state);
+  model.order.emplace(donor, right.history_id, right.commit_number);
+  for (const NodeState& state : answer.nodes) model.order->Show(state);
   TryStart(model_name, model);
   return answer;
 }
@@ -88,7 +84,7 @@ absl::Status Coordinator::CheckMayOrder(const std::string& name, const Model& mo
                                       [](const auto& report) { return report.has_value() && report->shard_size > 0; });
     return is_known ? NoReplicasError(name) : NotThereError(name, node);
   }
-  if (model.rolls_back) {
+  if (model.rolls_back.has_value()) {
     return absl::UnavailableError(
         absl::StrCat("heal ", name, ": all nodes are rolling back to a saved step: ask again when they are done"));
   }
@@ -143,18 +139,18 @@ NodeState Coordinator::StateOf(const Model& model, int node, int donor) const {
 void Coordinator::CheckOrder(const std::string& name, Model& model, int node) {
   // A report of a node that takes part is older than the epoch.
   if (!IsOrderedDonor(model, node) || (model.running && Has(model.active, node))) return;
-  if (model.reports[node].has_value() && model.healing_order->IsOf(*model.reports[node])) return;
+  if (model.reports[node].has_value() && model.order->IsOf(*model.reports[node])) return;
   EndOrder(name, model, "the node has another state now, or none");
 }
 
 void Coordinator::BeginByOrder(const std::string& name, Model& model, const std::vector<Healing>& healings,
                                const std::string& history_id) {
-  if (!model.healing_order.has_value()) return;
+  if (!model.order.has_value()) return;
   if (healings.empty()) {
-    if (model.healing_order->IsFor(model.active)) EndOrder(name, model, "an epoch has begun with one state");
+    if (model.order->IsFor(model.active)) EndOrder(name, model, "an epoch has begun with one state");
     return;
   }
-  model.healing_order->Begin(model.last_epoch, history_id);
+  model.order->Begin(model.last_epoch, history_id);
   for (const Healing& healing : healings) {
     const ModelReport& before = *model.reports[healing.receiver];
     Log(LogLevel::kWarning, "state given up by a healing order",
@@ -170,15 +166,15 @@ void Coordinator::BeginByOrder(const std::string& name, Model& model, const std:
 }
 
 void Coordinator::EndOrderBehindCommit(const std::string& name, Model& model) {
-  const std::optional<HealingOrder>& order = model.healing_order;
+  const std::optional<HealingOrder>& order = model.order;
   if (!order.has_value() || order->epoch() != model.last_epoch || !order->IsFor(model.active)) return;
   EndOrder(name, model, "an epoch has made a commit with one state");
 }
 
 void Coordinator::EndOrder(const std::string& name, Model& model, absl::string_view why) {
   Log(LogLevel::kInfo, "an order to heal is over",
-      {{"model", name}, {"from", absl::StrCat(model.healing_order->donor())}, {"why", std::string(why)}});
-  model.healing_order.reset();
+      {{"model", name}, {"from", absl::StrCat(model.order->donor())}, {"why", std::string(why)}});
+  model.order.reset();
 }
 
 absl::StatusOr<HealingAnswer> Cluster::OrderHealing(absl::string_view model, int) {

@@ -33,6 +33,12 @@ std::string Named(const std::vector<std::string>& all, const char* separator) {
 
 }  // namespace
 
+std::string NodesText(const std::vector<int>& nodes, const Membership& members) {
+  std::vector<std::string> names;
+  for (const int node : nodes) names.push_back(NodeName(members, node));
+  return Named(names, " and ");
+}
+
 std::string StatesText(const ModelReports& reports, const std::vector<int>& nodes, const Membership& members) {
   std::vector<std::string> states;
   std::vector<int> left = nodes;
@@ -40,9 +46,7 @@ std::string StatesText(const ModelReports& reports, const std::vector<int>& node
     const ModelReport& state = *reports[left.front()];
     const auto others = std::stable_partition(left.begin(), left.end(),
                                               [&](int node) { return AreNamedTogether(state, *reports[node]); });
-    std::vector<std::string> names;
-    for (auto node = left.begin(); node != others; ++node) names.push_back(NodeName(members, *node));
-    states.push_back(absl::StrCat(StateText(state), " on ", Named(names, " and ")));
+    states.push_back(absl::StrCat(StateText(state), " on ", NodesText({left.begin(), others}, members)));
     left.erase(left.begin(), others);
   }
   return Named(states, ", ");

@@ -11,6 +11,9 @@
 
 namespace paramshard::server {
 
+// Returns "node 1 (ranks 2..3) and node 2 (ranks 4..5)"; counts the rest if a message has no room for all.
+std::string NodesText(const std::vector<int>& nodes, const Membership& members);
+
 // Returns the states of `nodes`, which have reported. Names nodes with the same state together, and counts the rest if
 // there are more than a message has room for.
 std::string StatesText(const ModelReports& reports, const std::vector<int>& nodes, const Membership& members);

@@ -32,6 +32,7 @@ std::string HealText(const v1::ModelSummary& model) {
 std::string StateText(const v1::ModelSummary& model) {
   std::vector<std::string> texts;
   if (model.has_heal_from_node()) texts.push_back(HealText(model));
+  if (!model.why_no_epoch().empty()) texts.push_back(model.why_no_epoch());
   if (model.has_rollback()) texts.push_back(RollbackText(model.rollback()));
   if (const std::string end = EndText(model); !end.empty()) texts.push_back(end);
   return absl::StrJoin(texts, "; ");

@@ -127,6 +127,15 @@ TEST(CtlTest, ModelsSayFromWhichNodeTheNextEpochHeals) {
   EXPECT_THAT(Output(daemon, {"models"}), HasSubstr("the next epoch begins with the state of node 0; over"));
 }
 
+TEST(CtlTest, ModelsSayWhyNoEpochStarts) {
+  FakeDaemon daemon;
+  v1::ModelSummary& model = *daemon.service().answers.models.add_models();
+  model.set_name("tiny");
+  model.set_why_no_epoch("waits: node 1 (ranks 2..3) is absent");
+  model.set_last_end("over");
+  EXPECT_THAT(Output(daemon, {"models"}), HasSubstr("waits: node 1 (ranks 2..3) is absent; over"));
+}
+
 // Two ranks of node 1, one of which waits; gathers overlap.
 v1::GetTraceResponse NewTrace() {
   v1::GetTraceResponse trace;

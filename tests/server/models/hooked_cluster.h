@@ -86,6 +86,7 @@ class HookedCluster final : public Cluster {
     return cluster_->OrderHealing(model, donor);
   }
   std::optional<int> healing_donor(absl::string_view model) override { return cluster_->healing_donor(model); }
+  std::optional<std::string> WhyNoEpoch(absl::string_view model) override { return cluster_->WhyNoEpoch(model); }
   void SetListener(EpochListener* listener) override {
     cluster_->SetListener(nullptr);
     ear_.SetListener(listener);

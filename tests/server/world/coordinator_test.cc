@@ -19,6 +19,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Optional;
 
 // Asks for the answer that is there now.
 constexpr absl::Duration kNow = absl::ZeroDuration();
@@ -89,6 +90,24 @@ TEST_F(CoordinatorTest, StartsAnEpochWhenAllRanksAreAttached) {
   EXPECT_TRUE(news.start);
   EXPECT_EQ(news.model, "m");
   EXPECT_EQ(news.epoch, 1);
+}
+
+TEST_F(CoordinatorTest, SaysWhyNoEpochStartsWhileTrainersWait) {
+  EXPECT_EQ(coordinator_.WhyNoEpoch("m"), std::nullopt) << "no such model";
+  coordinator_.Report(0, MakeReport({}));
+  EXPECT_EQ(coordinator_.WhyNoEpoch("m"), std::nullopt) << "nobody waits";
+  coordinator_.Report(0, MakeReport({0}));
+  EXPECT_THAT(coordinator_.WhyNoEpoch("m"),
+              Optional(std::string("waits: 1 of 3 trainers have attached, missing on node 0 (ranks 0..1) and node 1 "
+                                   "(rank 2)")));
+  coordinator_.Report(0, MakeReport({0, 1}));
+  coordinator_.Report(1, MakeReport({2}, /*commit_number=*/7));
+  ExpectRefusal(absl::StatusCode::kFailedPrecondition, "want one state on all nodes");
+  EXPECT_THAT(coordinator_.WhyNoEpoch("m"),
+              Optional(AllOf(HasSubstr("waits: 0 of 3 trainers have attached"),
+                             HasSubstr("the last start was refused: start epoch of m: want one state on all nodes"))));
+  StartEpoch();
+  EXPECT_EQ(coordinator_.WhyNoEpoch("m"), std::nullopt) << "one runs";
 }
 
 TEST_F(CoordinatorTest, NodesThatAreHereAreCounted) {
