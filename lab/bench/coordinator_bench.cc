@@ -63,21 +63,13 @@ class CountingSink final : public NodeSink {
  public:
   explicit CountingSink(Traffic* traffic) : traffic_(traffic) {}
 
-  void OnWelcome(int nodes) override { traffic_->Add(WelcomeMessage(nodes, {})); }
-  void OnWorld(const std::vector<int>& device_counts) override {
-    traffic_->Add(WelcomeMessage(static_cast<int>(device_counts.size()), device_counts));
+  void Tell(const ToNode& message) override {
+    traffic_->Add(ToProto(message));
+    if (const auto* const ended = std::get_if<EpochEnded>(&message); ended != nullptr) OrDie(ended->why, "an epoch");
+    if (const auto* const refused = std::get_if<EpochRefused>(&message); refused != nullptr) {
+      OrDie(refused->why, "an epoch");
+    }
   }
-  void OnEpochStart(const std::string& model, const EpochStart& start) override {
-    traffic_->Add(EpochStartMessage(model, start));
-  }
-  void OnLastCommand(const std::string&, int64_t, int64_t) override {}
-  void OnCommandsWanted(const std::string&, int64_t, const CommandsThrough&) override {}
-  void OnEpochEnd(const std::string&, int64_t, const absl::Status& why) override { OrDie(why, "an epoch"); }
-  void OnEpochRefused(const std::string&, const absl::Status& why) override { OrDie(why, "an epoch"); }
-  void OnSaveNews(const SaveNews&) override {}
-  void OnRestoreNews(const RestoreNews&) override {}
-  void OnMoved(int64_t) override {}
-  void OnProbe() override {}
   void OnStop() override {}
 
  private:
@@ -134,7 +126,7 @@ class SimulatedWorld {
       report.model = "m";
       report.shard_size = kDevices;
       for (int device = 0; device < kDevices; ++device) report.attached_ranks.push_back(node * kDevices + device);
-      coordinator_.Report(node, report);
+      EXPECT_OK(coordinator_.Step(node, report));
     }
     std::cout << absl::StrFormat("  start of an epoch: %.2f ms\n", Milliseconds(Since(begin)));
   }

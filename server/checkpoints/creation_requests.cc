@@ -84,7 +84,7 @@ absl::Status CreationRequests::TellWish(const std::string& model, Waiting& waiti
 }
 
 absl::Status CreationRequests::Tell(const std::string& model, RestoreWish wish) const {
-  return options_.store->world().cluster->TellRestore({.model = model, .what = wish});
+  return options_.store->world().cluster->Send(RestoreNews{.model = model, .what = wish});
 }
 
 void CreationRequests::OnAnswer(const std::string& model, const RestoreAnswer& answer) {
@@ -152,7 +152,7 @@ void CreationRequests::Answer(const std::string& model, const absl::Status& stat
 
 void CreationRequests::TellAnswer(const std::string& model, absl::uint128 wish, RestoreAnswer answer) const {
   answer.id = wish;
-  options_.store->world().cluster->TellRestore({.model = model, .what = std::move(answer)}).IgnoreError();
+  options_.store->world().cluster->Send(RestoreNews{.model = model, .what = std::move(answer)}).IgnoreError();
 }
 
 }  // namespace paramshard::server

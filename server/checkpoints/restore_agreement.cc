@@ -179,7 +179,7 @@ void RestoreAgreement::Finish(const absl::Status& status) {
 
 template <typename News>
 absl::Status RestoreAgreement::Tell(const News& news) {
-  return options_.cluster->TellRestore({.model = model(), .what = news});
+  return options_.cluster->Send(RestoreNews{.model = model(), .what = news});
 }
 
 void RestoreAgreement::Report(RestorePhase phase, const absl::Status& status) {

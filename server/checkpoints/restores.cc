@@ -225,7 +225,7 @@ std::optional<RestoreSource> Restores::RollbackSource(const std::string& model) 
 }
 
 void Restores::EndRollback(const std::string& model, const absl::Status& status) {
-  cluster().TellRestore({.model = model, .what = RollbackEnd{.status = status}}).IgnoreError();
+  cluster().Send(RestoreNews{.model = model, .what = RollbackEnd{.status = status}}).IgnoreError();
 }
 
 void Restores::BeginRollback(const std::string& model, const absl::Status& why) {
@@ -312,7 +312,7 @@ absl::Status Restores::CheckOrder(const RestoreOrder& order, const absl::Status&
 }
 
 void Restores::Refuse(const std::string& model, absl::uint128 id, const absl::Status& why) {
-  cluster().TellRestore({.model = model, .what = RestoreReport{.id = id, .status = why}}).IgnoreError();
+  cluster().Send(RestoreNews{.model = model, .what = RestoreReport{.id = id, .status = why}}).IgnoreError();
 }
 
 const Restores::Ordered* Restores::FindUntaken(absl::string_view model) const {

@@ -138,7 +138,7 @@ void Saver::Stop() {
 
 template <typename What>
 absl::Status Saver::Tell(const What& what) const {
-  return model_.world().cluster->TellSave({.model = model_.spec().name, .what = what});
+  return model_.world().cluster->Send(SaveNews{.model = model_.spec().name, .what = what});
 }
 
 absl::Status Saver::CheckIdle(absl::string_view operation) const {

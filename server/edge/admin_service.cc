@@ -432,7 +432,7 @@ absl::StatusOr<v1::GetVersionResponse> AdminService::GetVersion(const Call&, con
   response.set_log_level(ToProto(LeastLogLevel()));
   for (const std::string& address : lifetime_.insecure_addresses) response.add_insecure_addresses(address);
   if (const std::optional<WorldView> view = world.cluster->ViewWorld()) AddWorld(*view, response);
-  if (const absl::Status reached = world.cluster->CheckNodeZero(); !reached.ok()) {
+  if (const absl::Status reached = world.cluster->CheckCoordinator(); !reached.ok()) {
     response.set_node_zero_lost(std::string(reached.message()));
   }
   for (const BrokenDevice& broken : ListBrokenDevices(world)) *response.add_broken_devices() = ToProto(broken);

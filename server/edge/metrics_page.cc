@@ -45,7 +45,7 @@ void MetricsPage::AddDaemon(Samples& samples) const {
     samples.push_back({Metric::kLeftOutNodes, {}, static_cast<double>(view->left_out.size())});
     samples.push_back({Metric::kHeldBackNodes, {}, static_cast<double>(view->held_back.size())});
   }
-  samples.push_back({Metric::kNodeZeroReached, {}, world.cluster->CheckNodeZero().ok() ? 1.0 : 0.0});
+  samples.push_back({Metric::kCoordinatorReached, {}, world.cluster->CheckCoordinator().ok() ? 1.0 : 0.0});
   for (ComputeDevice* const device : world.devices) {
     samples.push_back({Metric::kDeviceHealthy, {device->Name()}, device->health().status().ok() ? 1.0 : 0.0});
   }

@@ -62,7 +62,7 @@ absl::Status NotBegunError(const Model& model, absl::Duration timeout) {
     return absl::DeadlineExceededError(
         absl::StrCat(attach, "ranks ", absl::StrJoin(missing, ", "), " did not come", within));
   }
-  if (const absl::Status node_zero = model.world().cluster->CheckNodeZero(); !node_zero.ok()) {
+  if (const absl::Status node_zero = model.world().cluster->CheckCoordinator(); !node_zero.ok()) {
     return absl::DeadlineExceededError(absl::StrCat(attach, "no epoch began", within, ": ", node_zero.message()));
   }
   return absl::DeadlineExceededError(absl::StrCat(

@@ -81,7 +81,7 @@ std::shared_ptr<grpc::ServerCredentials> Transport::ForPeers(std::optional<int> 
   return credentials;
 }
 
-std::shared_ptr<grpc::ChannelCredentials> Transport::ToNodeZero() const {
+std::shared_ptr<grpc::ChannelCredentials> Transport::ToCoordinator() const {
   if (!encrypts()) return grpc::InsecureChannelCredentials();
   return tls::MakeChannelCredentials(files_, [self = *this](const std::vector<std::string>& uris) -> absl::Status {
     const absl::StatusOr<tls::Identity> peer = self.Identify(uris);

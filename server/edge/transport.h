@@ -47,7 +47,7 @@ class Transport {
   std::shared_ptr<PeerConnections> MakePeerConnections() const;
   // Returns credentials of a channel to node 0, which must show the certificate of node 0. Reads the files now or at
   // the first connection.
-  std::shared_ptr<grpc::ChannelCredentials> ToNodeZero() const;
+  std::shared_ptr<grpc::ChannelCredentials> ToCoordinator() const;
   // Returns the certificate of such a channel. Errors of tls::CheckFiles; requires encrypts().
   absl::StatusOr<tls::Certificate> OwnCertificate() const { return tls::CheckFiles(files_, absl::Now()); }
 

@@ -62,7 +62,7 @@ void LostModels::Report(Cluster& cluster, const std::string& name, absl::string_
   ModelReport report;
   report.model = name;
   report.lost = Describe(name, why);
-  cluster.Report(report);
+  cluster.Send(report).IgnoreError();
 }
 
 std::map<std::string, absl::Status, std::less<>> LostModels::List() const {

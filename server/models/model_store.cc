@@ -89,7 +89,7 @@ void RefuseSave(Cluster& cluster, const SaveNews& news, const absl::Status& why)
   } else if (!std::holds_alternative<SaveWish>(news.what)) {
     return;
   }
-  cluster.TellSave(answer).IgnoreError();
+  cluster.Send(answer).IgnoreError();
 }
 
 }  // namespace
@@ -392,7 +392,7 @@ absl::StatusOr<bool> ModelStore::DeleteLost(const std::string& name, const std::
     lost_.Forget(name);
     deletions_.Add(name, request_id);
   }
-  options_.world.cluster->Forget(name);
+  options_.world.cluster->Send(ModelDeleted{.model = name}).IgnoreError();
   return true;
 }
 
@@ -435,24 +435,32 @@ void ModelStore::DropKept() const {
   }
 }
 
-void ModelStore::OnEpochStart(const std::string& name, const EpochStart& start) {
-  if (const auto model = Find(name); model.ok()) (*model)->trainers().OnEpochStart(start);
-}
-
-void ModelStore::OnLastCommand(const std::string& name, int64_t epoch, int64_t command) {
-  if (const auto model = Find(name); model.ok()) (*model)->trainers().OnLastCommand(epoch, command);
-}
-
-void ModelStore::OnCommandsWanted(const std::string& name, int64_t epoch, const CommandsThrough& unless) {
-  if (const auto model = Find(name); model.ok()) (*model)->trainers().OnCommandsWanted(epoch, unless);
-}
-
-void ModelStore::OnEpochEnd(const std::string& name, int64_t epoch, const absl::Status& why) {
-  if (const auto model = Find(name); model.ok()) (*model)->trainers().OnEpochEnd(epoch, why);
-}
-
-void ModelStore::OnEpochRefused(const std::string& name, const absl::Status& why) {
-  if (const auto model = Find(name); model.ok()) (*model)->trainers().OnEpochRefused(why);
+void ModelStore::Hear(const ToNode& message) {
+  const auto tell = [this](const std::string& name, auto call) {
+    if (const auto model = Find(name); model.ok()) call((*model)->trainers());
+  };
+  const Overloaded hear = {
+      [&](const EpochStart& start) { tell(start.model, [&](TrainerGate& gate) { gate.OnEpochStart(start); }); },
+      [&](const LastCommand& last) {
+        tell(last.model, [&](TrainerGate& gate) { gate.OnLastCommand(last.epoch, last.command); });
+      },
+      [&](const CommandsWanted& wanted) {
+        tell(wanted.model, [&](TrainerGate& gate) { gate.OnCommandsWanted(wanted.epoch, wanted.unless); });
+      },
+      [&](const EpochEnded& ended) {
+        tell(ended.model, [&](TrainerGate& gate) { gate.OnEpochEnd(ended.epoch, ended.why); });
+      },
+      [&](const EpochRefused& refused) {
+        tell(refused.model, [&](TrainerGate& gate) { gate.OnEpochRefused(refused.why); });
+      },
+      [this](const SaveNews& news) { OnSaveNews(news); },
+      [this](const RestoreNews& news) { OnRestoreNews(news); },
+      // The cluster's own.
+      [](const Welcome&) {},
+      [](const Moved&) {},
+      [](const Probe&) {},
+  };
+  std::visit(hear, message);
 }
 
 void ModelStore::OnSaveNews(const SaveNews& news) {
@@ -483,7 +491,7 @@ void ModelStore::OnRestoreNews(const RestoreNews& news) {
   } else if (!std::holds_alternative<RollbackNeed>(news.what)) {
     return;
   }
-  options_.world.cluster->TellRestore(answer).IgnoreError();
+  options_.world.cluster->Send(answer).IgnoreError();
 }
 
 }  // namespace paramshard::server

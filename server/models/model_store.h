@@ -134,15 +134,11 @@ class ModelStore : public EpochListener {
   const std::string& save_dir() const { return options_.save_dir; }
 
   // EpochListener
-  void OnEpochStart(const std::string& model, const EpochStart& start) override;
-  void OnLastCommand(const std::string& model, int64_t epoch, int64_t command) override;
-  void OnCommandsWanted(const std::string& model, int64_t epoch, const CommandsThrough& unless) override;
-  void OnEpochEnd(const std::string& model, int64_t epoch, const absl::Status& why) override;
-  void OnEpochRefused(const std::string& model, const absl::Status& why) override;
-  void OnSaveNews(const SaveNews& news) override;
-  void OnRestoreNews(const RestoreNews& news) override;
+  void Hear(const ToNode& message) override;
 
  private:
+  void OnSaveNews(const SaveNews& news);
+  void OnRestoreNews(const RestoreNews& news);
   // Makes a model that is full.
   absl::StatusOr<std::shared_ptr<Model>> MakeFull(ModelSpec spec, const ValuesToCome& values, Fill fill);
   using MakeModel = absl::FunctionRef<absl::StatusOr<std::shared_ptr<Model>>(ModelSpec spec)>;

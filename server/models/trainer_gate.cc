@@ -104,7 +104,7 @@ void TrainerGate::Leave(int64_t session, const absl::Status& why) {
   }
   const absl::Status reason(why.code(), absl::StrCat("rank ", trainer->rank, ": ", why.message()));
   // Tells the world first: other daemons then know the reason when this one's engines close their connections.
-  model_.world.cluster->EndEpoch(model_.name(), epoch->number(), reason);
+  model_.world.cluster->Send(EndEpoch{.model = model_.name(), .epoch = epoch->number(), .why = reason}).IgnoreError();
   OnEpochEnd(epoch->number(), reason);
 }
 
@@ -147,7 +147,7 @@ void TrainerGate::Report() {
   if (!Idle() || closed_ || silent_) return;
   ModelReport report = state_.Report();
   for (const auto& [rank, trainer] : waiting_) report.attached_ranks.push_back(rank);
-  model_.world.cluster->Report(report);
+  model_.world.cluster->Send(report).IgnoreError();
 }
 
 void TrainerGate::OnEpochStart(const EpochStart& start) {
@@ -159,7 +159,7 @@ void TrainerGate::OnEpochStart(const EpochStart& start) {
     started = StartEpoch(start, finished, refused);
     if (!started.ok()) {
       if (!refused.empty()) last_end_ = started.ToString();
-      model_.world.cluster->EndEpoch(model_.name(), start.epoch, started);
+      model_.world.cluster->Send(EndEpoch{.model = model_.name(), .epoch = start.epoch, .why = started}).IgnoreError();
       Report();
     }
   }
@@ -295,7 +295,7 @@ absl::Status TrainerGate::Close(const absl::Status& why) {
     drain_reason_ = why;
     // Also ends a vote that is in doubt: the fate of its commit does not matter here any more. A silent model has lost
     // its name, which another model may have.
-    if (!silent_) model_.world.cluster->Forget(model_.name());
+    if (!silent_) model_.world.cluster->Send(ModelDeleted{.model = model_.name()}).IgnoreError();
     // Its own trainers have left the epoch. The world's word for the end may never come: node 0 may hang.
     if (epoch_ != nullptr) epoch_->End(absl::AbortedError(absl::StrCat("model ", model_.name(), " was deleted")));
   }

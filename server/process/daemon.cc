@@ -267,7 +267,7 @@ bool MayBeTakenOver(const absl::Status& asked) { return absl::IsDeadlineExceeded
 // Returns the device counts of the nodes from an earlier epoch. If epochs may have fewer nodes, a restarted server of
 // node 0 then does not wait for a lost node. Ignores epochs of another world.
 std::vector<int> KnownDeviceCounts(const CoordinatorOptions& options) {
-  if (options.attendance.Needed(options.nodes) == options.nodes) return {};
+  if (options.quorum.Needed(options.nodes) == options.nodes) return {};
   for (const ClosedEpoch& closed : options.closed) {
     const std::vector<int>& counts = closed.device_counts;
     if (static_cast<int>(counts.size()) == options.nodes && counts.front() == options.devices) return counts;
@@ -439,7 +439,7 @@ absl::Status Daemon::Impl::JoinWorld(int devices, const std::stop_token& stop) {
                            .devices = devices,
                            .coordinator_address = config_.cluster_address,
                            .terms = terms,
-                           .make_credentials = [this] { return transport_.ToNodeZero(); },
+                           .make_credentials = [this] { return transport_.ToCoordinator(); },
                            .own_certificate = CertificateReader(),
                            .join_timeout = config_.join_timeout,
                            .doubt_timeout = config_.doubt_timeout,
@@ -476,7 +476,7 @@ absl::Status Daemon::Impl::StartCoordinator(int devices) {
     ASSIGN_OR_RETURN(options.closed, ReadClosedEpochs(*kept()));
   }
   if (KeepsDecisions(config_)) RETURN_IF_ERROR(NameFlag("--state-dir", OpenDecisionLog(options)));
-  options.attendance = {
+  options.quorum = {
       .min_nodes = config_.min_replicas, .timeout = config_.replica_grace, .first_stay = FirstStayOf(config_)};
   options.device_counts = KnownDeviceCounts(options);
   ASSIGN_OR_RETURN(CoordinatorNode node, MakeCoordinatorCluster(options));

@@ -19,67 +19,11 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "server/terms/node_messages.h"
 #include "server/terms/restore_news.h"
 #include "server/terms/save_news.h"
 
 namespace paramshard::server {
-
-// One daemon's part of a model.
-struct ModelReport {
-  std::string model;
-  uint64_t spec_fingerprint = 0;
-  int64_t commit_number = 0;
-  int64_t version = 0;
-  std::string lineage;              // origin of the state that the numbers count from; equal on nodes that began alike
-  std::string history_id;           // of this beginning
-  bool untouched = false;           // there was no commit since
-  bool fresh = false;               // it has its initial values, unchanged since the creation
-  int64_t last_epoch = 0;           // of the model on this node, in any process: the next epoch's number is greater
-  int shard_size = 0;               // ranks of one shard group; sums of the first group make the norm
-  std::vector<int> attached_ranks;  // of the world, served by this daemon, with a trainer that waits for an epoch
-  // True if daemons hold replicas and the node has another node's client states of this commit number.
-  bool keeps_previous = false;
-  // The other node: PreviousNode (healing_plan.h) in the commit's epoch. Unset: any, because no rank has sent a state.
-  std::optional<int> previous = {};
-  // True if no epoch may have fewer replicas, because gradients of all of them are summed, not averaged.
-  bool needs_every_node = false;
-  // Why this node has lost its state. If set, only the spec, the attached ranks and the last epoch are meaningful.
-  absl::Status lost = {};
-};
-
-// Transfer of a state at the start of an epoch, from a node that holds a replica to one that needs it.
-struct Healing {
-  // State of the receiver that it gives up, from which the others have not gone on.
-  struct GivenUp {
-    std::string history_id = {};
-    int64_t commit_number = 0;
-    friend bool operator==(const GivenUp&, const GivenUp&) = default;
-  };
-
-  int receiver = 0;
-  int donor = 0;
-  // Set if a person has ordered it (OrderHealing). A receiver that has another state by now ends the epoch.
-  std::optional<GivenUp> gives_up = {};
-  friend bool operator==(const Healing&, const Healing&) = default;
-};
-
-// The state from which a history goes on that begins with an epoch.
-struct HistoryFork {
-  std::string history_id = {};
-  std::string lineage = {};
-  int64_t commit_number = 0;
-};
-
-// Start of an epoch, the same for all nodes. A node that was untouched takes over the history id.
-struct EpochStart {
-  int64_t epoch = 0;
-  std::string lineage = {};
-  std::string history_id = {};
-  std::vector<int> active = {};        // the nodes that take part, ascending
-  std::vector<Healing> healings = {};  // made first; no donor is a receiver
-  // Set if the history begins with this epoch, from the state of the nodes that are not healed. Its lineage is its id.
-  std::optional<HistoryFork> fork = {};
-};
 
 // A node's state as node 0 knows it, and its fate when the next epoch begins.
 struct NodeState {
@@ -117,24 +61,6 @@ struct CommitDecision {
   std::optional<SaveOrder> save = {};
   // Client states of the ranks of PreviousNode (healing_plan.h), by rank. Unset in late answers.
   std::optional<std::vector<std::string>> previous_client_states = {};
-};
-
-// All commands of an epoch up to `number`, which every rank of a node has sent. Equal if the commands are the same,
-// apart from client states.
-struct CommandsThrough {
-  int64_t number = 0;  // of the last one; 0: none
-  absl::uint128 hash = 0;
-
-  friend bool operator==(const CommandsThrough& a, const CommandsThrough& b) {
-    return a.number == b.number && a.hash == b.hash;
-  }
-};
-
-// One command in words. Texts are equal if commands are, apart from the client state.
-struct CommandInWords {
-  int64_t number = 0;
-  int rank = 0;  // of the world, the first sender
-  std::string text = {};
 };
 
 struct CommitVote {
@@ -182,13 +108,6 @@ struct ClosedEpoch {
   bool may_be_old = false;
 };
 
-// A failed connection of this daemon to another one, although both reach node 0.
-struct BadLink {
-  int peer = 0;                   // the other node
-  std::string address = {};       // of this daemon, in the data network
-  std::string peer_address = {};  // of the other node
-};
-
 // A node that is not connected to node 0.
 struct AbsentNode {
   int node = 0;
@@ -227,27 +146,15 @@ class Rendezvous {
   virtual absl::StatusOr<std::vector<std::string>> GetParts(absl::string_view key, absl::Duration timeout) = 0;
 };
 
-// Receiver of news. The cluster calls it on a thread of its own, never while a call into the cluster is on the stack.
+// Receiver of the coordinator's messages. The cluster calls it on a thread of its own, never while a call into the
+// cluster is on the stack.
 class EpochListener {
  public:
   virtual ~EpochListener() = default;
-  // An epoch starts: every rank of the nodes that take part is attached.
-  virtual void OnEpochStart(const std::string& model, const EpochStart& start) = 0;
-  // Some rank of the world sends no command after this one. Called again if an earlier one becomes the last. The node
-  // answers with ReportCarriedOut.
-  virtual void OnLastCommand(const std::string& model, int64_t epoch, int64_t command) = 0;
-  // Nodes may have sent different commands. The node answers with ReportCommands; if `unless` has a number, only if it
-  // has sent that command too with another hash.
-  virtual void OnCommandsWanted(const std::string& model, int64_t epoch, const CommandsThrough& unless) = 0;
-  virtual void OnEpochEnd(const std::string& model, int64_t epoch, const absl::Status& why) = 0;
-  // No epoch can start although every rank is attached: nodes hold different specs or states.
-  virtual void OnEpochRefused(const std::string& model, const absl::Status& why) = 0;
-  // News about a save: at node 0 parts and wishes, elsewhere all others. An order may come twice, and with a decision
-  // too.
-  virtual void OnSaveNews(const SaveNews& news) = 0;
-  // News about a restore: at node 0 sums, progress, reports, wishes, lost followers and the need to roll back;
-  // elsewhere all others.
-  virtual void OnRestoreNews(const RestoreNews& news) = 0;
+  // An epoch starts when every rank of the nodes that take part is attached. News about a save: at node 0 parts and
+  // wishes, elsewhere all others; an order may come twice, and with a decision too. News about a restore: at node 0
+  // sums, progress, reports, wishes, lost followers and the need to roll back; elsewhere all others.
+  virtual void Hear(const ToNode& message) = 0;
 };
 
 class Cluster {
@@ -261,7 +168,7 @@ class Cluster {
   // Returns the present nodes. Nothing on nodes other than 0.
   virtual std::optional<WorldView> ViewWorld() { return std::nullopt; }
   // OK while node 0 is reached. UNAVAILABLE why it is not; no epoch begins until it is again.
-  virtual absl::Status CheckNodeZero() const { return absl::OkStatus(); }
+  virtual absl::Status CheckCoordinator() const { return absl::OkStatus(); }
   // Returns true if replicas may go on without some nodes. False on nodes other than 0.
   virtual bool may_be_fewer() const { return false; }
   // Waits until every node has joined. DEADLINE_EXCEEDED names the missing nodes; UNAVAILABLE stopped.
@@ -285,11 +192,14 @@ class Cluster {
   // for calls in progress).
   virtual void SetListener(EpochListener* listener) = 0;
 
-  // Reports a change of this node's part of a model: it was created, a trainer attached or left, a state was imported.
-  // An epoch starts when all ranks of the world are attached, with equal specs, histories and commit numbers. Histories
-  // are equal if their ids are, or if their lineages are and no node has made a commit since: then all take node 0's
-  // id. When an epoch starts, ends or is refused, the attached ranks of all reports are forgotten: report them again
-  // for the next one.
+  // Sends a message to the coordinator. UNAVAILABLE it is not reached; what it has to know then is sent again when it
+  // is. Messages about an epoch that has ended are ignored.
+  //
+  // ModelReport: a change of this node's part of a model: it was created, a trainer attached or left, a state was
+  // imported. An epoch starts when all ranks of the world are attached, with equal specs, histories and commit numbers.
+  // Histories are equal if their ids are, or if their lineages are and no node has made a commit since: then all take
+  // node 0's id. When an epoch starts, ends or is refused, the attached ranks of all reports are forgotten: report them
+  // again for the next one.
   //
   // A node that has lost its part, or has initial values while others have trained, is healed at the epoch's start from
   // the node after it, which must hold a replica and keep its ranks' client states, if all states of the other nodes
@@ -299,29 +209,30 @@ class Cluster {
   // If node 0 permits fewer nodes, an epoch of a model whose nodes all hold replicas starts without nodes that are lost
   // for longer than its timeout. A node that comes back takes part again when all its ranks are attached: the epoch
   // ends with its next commit, and the following epoch gives the node the state.
-  virtual void Report(const ModelReport& report) = 0;
-  // Notes that the model is deleted on this node. A waiting vote on one of its commits returns CANCELLED or ABORTED.
-  virtual void Forget(absl::string_view model) = 0;
-  // Ends the epoch for all nodes because of a local event, and tells all listeners. Ignored for an ended epoch.
-  virtual void EndEpoch(absl::string_view model, int64_t epoch, const absl::Status& why) = 0;
-  // The same because these links, each of which was tried, have failed. If node 0 permits fewer nodes it waits a moment
-  // for the reports of others, and then leaves out the nodes of a smallest set that contains an end of every bad link,
-  // if enough others remain: never node 0, and of two nodes rather the higher one. They are tried again after a time
-  // that grows.
-  virtual void EndOnBadLinks(absl::string_view model, int64_t epoch, const absl::Status& why,
-                             const std::vector<BadLink>& links) = 0;
-  // Answers OnCommandsWanted with the latest commands that all of this node's ranks have sent, in order. If nodes
-  // differ the epoch ends with FAILED_PRECONDITION naming both ranks and commands. Ignored if not asked for.
-  virtual void ReportCommands(absl::string_view model, int64_t epoch, const std::vector<CommandInWords>& commands) = 0;
-
-  // Reports that a rank of this node sends no command after its `command_count`-th, and that nothing needs its trainer
-  // any more. All listeners hear of the last command that all ranks send. The epoch ends with `why` when all ranks have
-  // detached, or when another rank has sent a later command and every node has carried out all up to the last one.
-  virtual void ReportDetached(absl::string_view model, int64_t epoch, int rank, int64_t command_count,
-                              const absl::Status& why) = 0;
-  // Reports that this node has carried out and answered all commands up to this one; `more`: one of its ranks has sent
-  // a later one. Called again when that changes.
-  virtual void ReportCarriedOut(absl::string_view model, int64_t epoch, int64_t command, bool more) = 0;
+  //
+  // ModelDeleted: a waiting vote on one of its commits returns CANCELLED or ABORTED.
+  //
+  // EndEpoch: ends the epoch for all nodes because of a local event, and tells all listeners. With bad links, if node 0
+  // permits fewer nodes, it waits a moment for the reports of others, and then leaves out the nodes of a smallest set
+  // that contains an end of every bad link, if enough others remain: never node 0, and of two nodes rather the higher
+  // one. They are tried again after a time that grows.
+  //
+  // CommandReports: if nodes differ the epoch ends with FAILED_PRECONDITION naming both ranks and commands. Ignored if
+  // not asked for.
+  //
+  // RankDetached: all listeners hear of the last command that all ranks send. The epoch ends with its reason when all
+  // ranks have detached, or when another rank has sent a later command and every node has carried out all up to the last
+  // one (CommandsCarriedOut).
+  //
+  // SaveNews: node 0 to all other nodes, other nodes to node 0. From an order until the save's end, a decision about the
+  // commit after its step carries the order, and a lost node counts as having answered with a part that says so. News
+  // that only the other side may send are ignored. ABORTED an order: the commit after its step is decided already.
+  // UNAVAILABLE a node is absent or was not in the last epoch (names it), or this one has stopped.
+  //
+  // RestoreNews: likewise. From an order until it is given up, or followed by the next one, a lost node counts as having
+  // reported its loss. UNAVAILABLE the order needs a node that is absent (names it), or this node has stopped.
+  // FAILED_PRECONDITION an order to roll back, while all nodes have a state.
+  virtual absl::Status Send(const FromNode& message) = 0;
 
   // Votes with the sums of all ranks of this node, and waits for the decision over all nodes' votes. A commit with a
   // non-finite element anywhere is skipped by all. A decision outlives its epoch: a repeated vote is answered with it.
@@ -333,7 +244,7 @@ class Cluster {
   //   FAILED_PRECONDITION  nodes vote on different commits (names both; ends the epoch)
   //   INVALID_ARGUMENT     the sums are not those of this node's ranks
   //   DATA_LOSS            the commit stays in doubt: node 0 timed out, or was restarted and does not know the epoch
-  //   CANCELLED            Forget, on this node
+  //   CANCELLED            the model was deleted on this node
   //   UNAVAILABLE          Stop, on this node, which leaves the commit in doubt
   virtual absl::StatusOr<CommitDecision> Vote(const CommitVote& vote) = 0;
 
@@ -345,19 +256,6 @@ class Cluster {
   // Makes the rendezvous of the engines of an epoch. Valid while the cluster lives.
   virtual std::unique_ptr<Rendezvous> MakeRendezvous(absl::string_view model, int64_t epoch) = 0;
 
-  // Sends news about a save: node 0 to all other nodes, other nodes to node 0. From an order until the save's end, a
-  // decision about the commit after its step carries the order, and a lost node counts as having answered with a part
-  // that says so. News that only the other side may send are ignored. Errors:
-  //   ABORTED      an order: the commit after its step is decided already
-  //   UNAVAILABLE  a node is absent or was not in the last epoch (names it), or this one has stopped; elsewhere:
-  //                node 0 is not reached
-  virtual absl::Status TellSave(const SaveNews& news) = 0;
-
-  // Sends news about a restore: node 0 to all other nodes, other nodes to node 0. From an order until it is given up,
-  // or followed by the next one, a lost node counts as having reported its loss. News that only the other side may send
-  // are ignored. UNAVAILABLE the order needs a node that is absent (names it), this node has stopped, or, elsewhere,
-  // node 0 is not reached. FAILED_PRECONDITION an order to roll back, while all nodes have a state.
-  virtual absl::Status TellRestore(const RestoreNews& news) = 0;
   // Returns, at node 0, the nodes that got the order of this restore and node 0 itself, ascending. If node 0 permits
   // fewer nodes, keeps its decisions on a disk, and all nodes hold replicas, these may be only the present nodes, if
   // they are enough: a node that comes back later has a replaced state, whatever its commit number is.

@@ -19,6 +19,7 @@
 #include "absl/numeric/int128.h"
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "server/terms/wire_fields.h"
 
 namespace paramshard::server {
 
@@ -41,11 +42,17 @@ struct RestoreOrder {
   bool rolls_back() const { return !rollback_why.empty(); }
   friend bool operator==(const RestoreOrder&, const RestoreOrder&) = default;
 };
+void Fields(ConstOr<RestoreOrder> auto& m, const auto& f) {
+  f("id", m.id)("folder", m.folder)("save_id", m.save_id)("convert_moments", m.convert_moments)(
+      "spec_fingerprint", m.spec_fingerprint)("creates", m.creates)("timeout", m.timeout)(
+      "rollback_why", m.rollback_why)("was_asked_for", m.was_asked_for);
+}
 
 // From node 0: all nodes are ready.
 struct RestoreGo {
   absl::uint128 id = 0;
 };
+void Fields(ConstOr<RestoreGo> auto& m, const auto& f) { f("id", m.id); }
 
 // From another node: content hashes of its rows, in any number of messages. They add up.
 struct RestoreSums {
@@ -61,6 +68,8 @@ struct RestoreSums {
   int node = 0;  // the sender, set by the coordinator
   std::vector<Tensor> tensors = {};
 };
+void Fields(ConstOr<RestoreSums::Tensor> auto& m, const auto& f) { f("key", m.key)("sum", m.sum)("rows", m.rows); }
+void Fields(ConstOr<RestoreSums> auto& m, const auto& f) { f("id", m.id)("tensors", m.tensors); }
 
 // From another node, a few times a second while it writes: progress of its part.
 struct RestorePartProgress {
@@ -69,6 +78,9 @@ struct RestorePartProgress {
   int64_t done_bytes = 0;
   int64_t all_bytes = 0;
 };
+void Fields(ConstOr<RestorePartProgress> auto& m, const auto& f) {
+  f("id", m.id)("done_bytes", m.done_bytes)("all_bytes", m.all_bytes);
+}
 
 enum class RestorePhase : uint8_t {
   kReady,    // everything is checked and reserved, trainers are held off, nothing has changed
@@ -83,12 +95,14 @@ struct RestoreReport {
   RestorePhase phase = RestorePhase::kReady;
   absl::Status status = absl::OkStatus();
 };
+void Fields(ConstOr<RestoreReport> auto& m, const auto& f) { f("id", m.id)("phase", m.phase)("error", m.status); }
 
 // From node 0: the state is whole everywhere, or the restore is given up.
 struct RestoreEnd {
   absl::uint128 id = 0;
   absl::Status status = absl::OkStatus();
 };
+void Fields(ConstOr<RestoreEnd> auto& m, const auto& f) { f("id", m.id)("error", m.status); }
 
 // From another node that creates a model which begins with a checkpoint: asks node 0, which answers by an order or a
 // RestoreAnswer, for the checkpoint. Repeated every few seconds until then, and withdrawn when an order has come.
@@ -97,6 +111,7 @@ struct RestoreWish {
   int node = 0;            // as above
   bool withdrawn = false;  // no caller waits for the answer any more
 };
+void Fields(ConstOr<RestoreWish> auto& m, const auto& f) { f("id", m.id)("withdrawn", m.withdrawn); }
 
 // From node 0. OK: the model begins with its initial values.
 struct RestoreAnswer {
@@ -105,6 +120,7 @@ struct RestoreAnswer {
   // With OK: other daemons have trained the model, and one of them heals it when the next epoch starts.
   bool heals = false;
 };
+void Fields(ConstOr<RestoreAnswer> auto& m, const auto& f) { f("id", m.id)("error", m.status)("heals", m.heals); }
 
 // Local news for all models: node 0 is lost.
 struct RestoreLeaderLost {
@@ -134,6 +150,11 @@ struct RestoreNews {
                RestoreAnswer, RestoreLeaderLost, RestoreFollowerLost, RollbackNeed, RollbackEnd>
       what;
 };
+void Fields(ConstOr<RestoreNews> auto& m, const auto& f) { f("model", m.model).Case(m.what); }
+
+template <>
+inline constexpr CaseNames<decltype(RestoreNews::what)> kCaseNames<decltype(RestoreNews::what)> = {
+    "order", "go", "progress", "sums", "report", "end", "wish", "answer", nullptr, nullptr, nullptr, nullptr};
 
 }  // namespace paramshard::server
 

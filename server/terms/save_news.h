@@ -15,6 +15,7 @@
 #include "absl/numeric/int128.h"
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "server/terms/wire_fields.h"
 
 namespace paramshard::server {
 
@@ -50,11 +51,16 @@ struct SaveOrder {
 
   friend bool operator==(const SaveOrder&, const SaveOrder&) = default;
 };
+void Fields(ConstOr<SaveOrder> auto& m, const auto& f) {
+  f("id", m.id)("commit_number", m.step)("version", m.version)("lineage", m.lineage)("history_id", m.history_id)(
+      "spec_fingerprint", m.spec_fingerprint)("reason", m.reason)("timeout", m.timeout);
+}
 
 // From node 0: the folder exists.
 struct SavePermission {
   absl::uint128 id = 0;
 };
+void Fields(ConstOr<SavePermission> auto& m, const auto& f) { f("id", m.id); }
 
 // From another node: its part is on the disk, or has failed.
 struct SavePart {
@@ -63,6 +69,7 @@ struct SavePart {
   absl::uint128 hash = 0;  // of its part-NODE.json
   absl::Status status = absl::OkStatus();
 };
+void Fields(ConstOr<SavePart> auto& m, const auto& f) { f("id", m.id)("hash", m.hash)("error", m.status); }
 
 // From node 0: the save's result. Also the answer to a wish, without an id if there was nothing to do.
 struct SaveEnd {
@@ -72,6 +79,9 @@ struct SaveEnd {
   int64_t size_bytes = 0;
   absl::Status why = absl::OkStatus();
 };
+void Fields(ConstOr<SaveEnd> auto& m, const auto& f) {
+  f("id", m.id)("state", m.state)("path", m.path)("size_bytes", m.size_bytes)("error", m.why);
+}
 
 // From another node that drains: asks for a save of the state, unless a save has it.
 struct SaveWish {};
@@ -80,11 +90,17 @@ struct SaveWish {};
 struct SaveLeaderLost {
   absl::Status why;
 };
+void Fields(ConstOr<SaveWish> auto&, const auto&) {}
 
 struct SaveNews {
   std::string model;
   std::variant<SaveOrder, SavePermission, SavePart, SaveEnd, SaveWish, SaveLeaderLost> what;
 };
+void Fields(ConstOr<SaveNews> auto& m, const auto& f) { f("model", m.model).Case(m.what); }
+
+template <>
+inline constexpr CaseNames<decltype(SaveNews::what)> kCaseNames<decltype(SaveNews::what)> = {
+    "order", "permission", "part", "end", "wish", nullptr};
 
 }  // namespace paramshard::server
 

@@ -108,11 +108,18 @@ void Epoch::Tell(const DepartureNews& news) {
   if (news.leaving.has_value()) {
     const RankSlot& rank_slot = *state_.rank_slots[*news.leaving];
     const absl::Status departure = Departure(trainers_[*news.leaving]);
-    cluster.ReportDetached(model_.name(), number(), rank_slot.rank(), *rank_slot.last_command, departure);
+    const RankDetached detached{.model = model_.name(),
+                                .epoch = number(),
+                                .rank = rank_slot.rank(),
+                                .command_count = *rank_slot.last_command,
+                                .why = departure};
+    cluster.Send(detached).IgnoreError();
     SendEnded(*news.leaving, Explained(departure));
   }
   if (news.progress.has_value()) {
-    cluster.ReportCarriedOut(model_.name(), number(), news.progress->command, news.progress->more);
+    const auto [command, more] = *news.progress;
+    const CommandsCarriedOut done{.model = model_.name(), .epoch = number(), .command = command, .more = more};
+    cluster.Send(done).IgnoreError();
   }
 }
 
@@ -135,7 +142,6 @@ absl::Status Epoch::AwaitReason() {
 void Epoch::TellClusterOfEnd(const absl::Status& why) const {
   Cluster& cluster = *model_.world.cluster;
   const std::vector<BadLink> links = engines_.bad_links();
-  if (links.empty()) return cluster.EndEpoch(model_.name(), number(), why);
   for (const BadLink& link : links) {
     Log(LogLevel::kWarning, "cannot reach another daemon over the data network",
         {{"model", model_.name()},
@@ -144,7 +150,8 @@ void Epoch::TellClusterOfEnd(const absl::Status& why) const {
          {"from", link.address},
          {"to", link.peer_address}});
   }
-  cluster.EndOnBadLinks(model_.name(), number(), why, links);
+  const EndEpoch end{.model = model_.name(), .epoch = number(), .why = why, .bad_links = links};
+  cluster.Send(end).IgnoreError();
 }
 
 void Epoch::AwaitCommitFate() {
@@ -275,7 +282,8 @@ void Epoch::ReportCommands(const CommandsThrough& unless) const {
     if ((bytes += text.size()) > kMostBytesOfWords) break;
     commands.push_back({.number = link.number, .rank = link.rank, .text = std::move(text)});
   }
-  model_.world.cluster->ReportCommands(model_.name(), number(), commands);
+  const CommandReports reports{.model = model_.name(), .epoch = number(), .commands = std::move(commands)};
+  model_.world.cluster->Send(reports).IgnoreError();
 }
 
 bool Epoch::HasLeft(int rank) const {

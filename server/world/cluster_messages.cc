@@ -1,14 +1,71 @@
 #include "server/world/cluster_messages.h"
 
+#include <array>
+#include <string>
+#include <type_traits>
+#include <utility>
 #include <variant>
+#include <vector>
 
-#include "absl/numeric/int128.h"
+#include <google/protobuf/message.h>
+#include <google/protobuf/reflection.h>
+
 #include "common/rpc/durations.h"
 #include "common/rpc/status.h"
 #include "server/base/version.h"
+#include "server/terms/wire_fields.h"
 
 namespace paramshard::server {
 namespace {
+
+using google::protobuf::FieldDescriptor;
+using google::protobuf::Message;
+
+// --- Fields of votes; those of other messages stand beside them ---
+
+void Fields(ConstOr<RankSum> auto& m, const auto& f) {
+  f("rank", m.rank)("square_sum", m.square_sum)("non_finite_count", m.non_finite_count);
+}
+
+void Fields(ConstOr<CommitVote> auto& m, const auto& f) {
+  f("model", m.model)("history_id", m.history_id)("epoch", m.epoch)("commit_number", m.commit_number)(
+      "commands", m.commands)("sums", m.sums)("client_states", m.client_states);
+}
+
+void Fields(ConstOr<CommitQuery> auto& m, const auto& f) {
+  f("model", m.model)("history_id", m.history_id)("epoch", m.epoch)("commit_number", m.commit_number);
+}
+
+void Fields(ConstOr<CommitDecision> auto& m, const auto& f) {
+  f("apply", m.apply)("square_sum", m.square_sum)("non_finite_count", m.non_finite_count)("save", m.save)(
+      "previous_client_states", m.previous_client_states);
+}
+
+// A type that has fields, by a visitor of no consequence.
+struct AnyVisitor {
+  const AnyVisitor& operator()(const char*, const auto&) const { return *this; }
+  void Case(const auto&) const {}
+};
+template <typename T>
+concept IsSent = requires(T& value) {
+  Fields(value, AnyVisitor());
+};
+
+// Enumerators of the wire begin with the unspecified one.
+template <typename Enum>
+constexpr Enum kLast = {};
+template <>
+constexpr SaveState kLast<SaveState> = SaveState::kAlreadySaved;
+template <>
+constexpr SaveReason kLast<SaveReason> = SaveReason::kDrain;
+template <>
+constexpr RestorePhase kLast<RestorePhase> = RestorePhase::kDone;
+// A message with an unknown one is dropped; else the default is read.
+template <typename Enum>
+constexpr bool kIsNeeded = std::is_same_v<Enum, RestorePhase>;
+static_assert(static_cast<int>(kLast<SaveState>) + 1 == v1::SAVE_STATE_ALREADY_SAVED);
+static_assert(static_cast<int>(kLast<SaveReason>) + 1 == v1::SAVE_REASON_DRAIN);
+static_assert(static_cast<int>(kLast<RestorePhase>) + 1 == v1::RESTORE_PHASE_DONE);
 
 v1::SaveNumber IdMessage(absl::uint128 id) {
   v1::SaveNumber message;
@@ -19,193 +76,229 @@ v1::SaveNumber IdMessage(absl::uint128 id) {
 
 absl::uint128 IdOf(const v1::SaveNumber& message) { return absl::MakeUint128(message.high(), message.low()); }
 
-v1::CommandsThrough CommandsThroughMessage(const CommandsThrough& commands) {
-  v1::CommandsThrough message;
-  message.set_number(commands.number);
-  *message.mutable_hash() = IdMessage(commands.hash);
-  return message;
+// --- The codec: writes fields into a message, and reads them ---
+
+template <typename M>
+M& Sub(Message& message, const FieldDescriptor* field) {
+  return static_cast<M&>(*message.GetReflection()->MutableMessage(&message, field));
+}
+template <typename M>
+const M& Sub(const Message& message, const FieldDescriptor* field) {
+  return static_cast<const M&>(message.GetReflection()->GetMessage(message, field));
 }
 
-// Numbers of the wire begin with the unspecified value.
-v1::SaveReason ReasonMessage(SaveReason reason) { return static_cast<v1::SaveReason>(static_cast<int>(reason) + 1); }
-static_assert(static_cast<int>(SaveReason::kCommits) + 1 == v1::SAVE_REASON_COMMITS);
-static_assert(static_cast<int>(SaveReason::kDrain) + 1 == v1::SAVE_REASON_DRAIN);
+struct Writer {
+  Message& message;
 
-SaveReason ReasonOf(v1::SaveReason message) {
-  if (message < v1::SAVE_REASON_COMMITS || message > v1::SAVE_REASON_DRAIN) return SaveReason::kCall;
-  return static_cast<SaveReason>(static_cast<int>(message) - 1);
-}
-
-// Requires a save that has ended.
-v1::SaveState StateMessage(SaveState state) {
-  if (state == SaveState::kPublished) return v1::SAVE_STATE_PUBLISHED;
-  if (state == SaveState::kAlreadySaved) return v1::SAVE_STATE_ALREADY_SAVED;
-  return state == SaveState::kUnknown ? v1::SAVE_STATE_UNKNOWN : v1::SAVE_STATE_ABANDONED;
-}
-
-SaveState StateOf(v1::SaveState message) {
-  if (message == v1::SAVE_STATE_PUBLISHED) return SaveState::kPublished;
-  if (message == v1::SAVE_STATE_ALREADY_SAVED) return SaveState::kAlreadySaved;
-  return message == v1::SAVE_STATE_UNKNOWN ? SaveState::kUnknown : SaveState::kAbandoned;
-}
-
-v1::SaveOrder OrderMessage(const SaveOrder& order) {
-  v1::SaveOrder message;
-  *message.mutable_id() = IdMessage(order.id);
-  message.set_commit_number(order.step);
-  message.set_version(order.version);
-  message.set_lineage(order.lineage);
-  message.set_history_id(order.history_id);
-  message.set_spec_fingerprint(order.spec_fingerprint);
-  message.set_reason(ReasonMessage(order.reason));
-  *message.mutable_timeout() = DurationToProto(order.timeout);
-  return message;
-}
-
-SaveOrder OrderOf(const v1::SaveOrder& message) {
-  return {.id = IdOf(message.id()),
-          .step = message.commit_number(),
-          .version = message.version(),
-          .lineage = message.lineage(),
-          .history_id = message.history_id(),
-          .spec_fingerprint = message.spec_fingerprint(),
-          .reason = ReasonOf(message.reason()),
-          .timeout = DurationFromProto(message.timeout())};
-}
-
-// Puts each kind of news into its message.
-struct SaveWriter {
-  v1::SaveNews& message;
-
-  void operator()(const SaveOrder& order) const { *message.mutable_order() = OrderMessage(order); }
-  void operator()(const SavePermission& permission) const {
-    *message.mutable_permission()->mutable_id() = IdMessage(permission.id);
+  template <typename Value>
+  const Writer& operator()(const char* name, const Value& value) const {
+    Put(Field(name), value);
+    return *this;
   }
-  void operator()(const SavePart& part) const {
-    v1::SavePart& saved = *message.mutable_part();
-    *saved.mutable_id() = IdMessage(part.id);
-    *saved.mutable_hash() = IdMessage(part.hash);
-    if (!part.status.ok()) *saved.mutable_error() = StatusToProto(part.status);
+  template <typename Variant>
+  void Case(const Variant& variant) const {
+    const char* const name = kCaseNames<Variant>[variant.index()];
+    if (name == nullptr) return;
+    const auto put = [&]<typename Value>(const Value& value) {
+      if constexpr (IsSent<const Value>) Put(Field(name), value);
+    };
+    std::visit(put, variant);
   }
-  void operator()(const SaveEnd& end) const {
-    v1::SaveEnd& ended = *message.mutable_end();
-    *ended.mutable_id() = IdMessage(end.id);
-    ended.set_state(StateMessage(end.state));
-    ended.set_path(end.path);
-    ended.set_size_bytes(end.size_bytes);
-    if (!end.why.ok()) *ended.mutable_error() = StatusToProto(end.why);
+
+  void Put(const FieldDescriptor* field, bool value) const { reflection().SetBool(&message, field, value); }
+  void Put(const FieldDescriptor* field, int value) const { reflection().SetInt32(&message, field, value); }
+  void Put(const FieldDescriptor* field, int64_t value) const { reflection().SetInt64(&message, field, value); }
+  void Put(const FieldDescriptor* field, uint64_t value) const { reflection().SetUInt64(&message, field, value); }
+  void Put(const FieldDescriptor* field, double value) const { reflection().SetDouble(&message, field, value); }
+  void Put(const FieldDescriptor* field, const std::string& value) const {
+    reflection().SetString(&message, field, value);
   }
-  void operator()(const SaveWish&) const { message.mutable_wish(); }
-  void operator()(const SaveLeaderLost&) const {}
+  void Put(const FieldDescriptor* field, absl::uint128 value) const {
+    Sub<v1::SaveNumber>(message, field) = IdMessage(value);
+  }
+  void Put(const FieldDescriptor* field, absl::Duration value) const {
+    Sub<google::protobuf::Duration>(message, field) = DurationToProto(value);
+  }
+  // OK is absent.
+  void Put(const FieldDescriptor* field, const absl::Status& value) const {
+    if (!value.ok()) Sub<v1::Status>(message, field) = StatusToProto(value);
+  }
+  template <typename Enum>
+  requires std::is_enum_v<Enum>
+  void Put(const FieldDescriptor* field, Enum value) const {
+    reflection().SetEnumValue(&message, field, static_cast<int>(value) + 1);
+  }
+  template <IsSent Value>
+  void Put(const FieldDescriptor* field, const Value& value) const {
+    Fields(value, Writer{Sub<Message>(message, field)});
+  }
+  template <typename Value>
+  void Put(const FieldDescriptor* field, const std::optional<Value>& value) const {
+    if (value.has_value()) Put(field, *value);
+  }
+  void Put(const FieldDescriptor* field, const std::optional<std::vector<std::string>>& states) const {
+    if (states.has_value()) {
+      Sub<v1::ClientStates>(message, field).mutable_states()->Assign(states->begin(), states->end());
+    }
+  }
+  void Put(const FieldDescriptor* field, const std::vector<int>& values) const {
+    for (const int value : values) reflection().AddInt32(&message, field, value);
+  }
+  void Put(const FieldDescriptor* field, const std::vector<std::string>& values) const {
+    for (const std::string& value : values) reflection().AddString(&message, field, value);
+  }
+  template <IsSent Value>
+  void Put(const FieldDescriptor* field, const std::vector<Value>& values) const {
+    for (const Value& value : values) Fields(value, Writer{*reflection().AddMessage(&message, field)});
+  }
+
+  const FieldDescriptor* Field(const char* name) const { return message.GetDescriptor()->FindFieldByName(name); }
+  const google::protobuf::Reflection& reflection() const { return *message.GetReflection(); }
 };
 
-v1::RestoreOrder OrderMessage(const RestoreOrder& order) {
-  v1::RestoreOrder message;
-  *message.mutable_id() = IdMessage(order.id);
-  message.set_folder(order.folder);
-  *message.mutable_save_id() = IdMessage(order.save_id);
-  message.set_convert_moments(order.convert_moments);
-  message.set_spec_fingerprint(order.spec_fingerprint);
-  message.set_creates(order.creates);
-  *message.mutable_timeout() = DurationToProto(order.timeout);
-  message.set_rollback_why(order.rollback_why);
-  message.set_was_asked_for(order.was_asked_for);
-  return message;
-}
+// `is_valid` becomes false at a value that no daemon sends.
+struct Reader {
+  const Message& message;
+  bool& is_valid;
 
-RestoreOrder OrderOf(const v1::RestoreOrder& message) {
-  return {.id = IdOf(message.id()),
-          .folder = message.folder(),
-          .save_id = IdOf(message.save_id()),
-          .convert_moments = message.convert_moments(),
-          .spec_fingerprint = message.spec_fingerprint(),
-          .creates = message.creates(),
-          .timeout = DurationFromProto(message.timeout()),
-          .rollback_why = message.rollback_why(),
-          .was_asked_for = message.was_asked_for()};
-}
-
-v1::RestoreSums SumsMessage(const RestoreSums& sums) {
-  v1::RestoreSums message;
-  *message.mutable_id() = IdMessage(sums.id);
-  for (const RestoreSums::Tensor& tensor : sums.tensors) {
-    v1::TensorSum& sum = *message.add_tensors();
-    sum.set_key(tensor.key);
-    *sum.mutable_sum() = IdMessage(tensor.sum);
-    sum.set_rows(tensor.rows);
+  template <typename Value>
+  const Reader& operator()(const char* name, Value& value) const {
+    Get(Field(name), value);
+    return *this;
   }
-  return message;
-}
-
-RestoreSums SumsOf(const v1::RestoreSums& message) {
-  RestoreSums sums{.id = IdOf(message.id())};
-  for (const v1::TensorSum& sum : message.tensors()) {
-    sums.tensors.push_back({.key = sum.key(), .sum = IdOf(sum.sum()), .rows = sum.rows()});
+  template <typename Variant>
+  void Case(Variant& variant) const {
+    is_valid = ReadCase(variant) && is_valid;
   }
-  return sums;
-}
-
-// Numbers of the wire begin with the unspecified value.
-v1::RestorePhase PhaseMessage(RestorePhase phase) { return static_cast<v1::RestorePhase>(static_cast<int>(phase) + 1); }
-static_assert(static_cast<int>(RestorePhase::kReady) + 1 == v1::RESTORE_PHASE_READY);
-static_assert(static_cast<int>(RestorePhase::kDone) + 1 == v1::RESTORE_PHASE_DONE);
-
-// Returns nothing for a phase that no node reports.
-std::optional<RestorePhase> PhaseOf(v1::RestorePhase message) {
-  if (message < v1::RESTORE_PHASE_READY || message > v1::RESTORE_PHASE_DONE) return std::nullopt;
-  return static_cast<RestorePhase>(static_cast<int>(message) - 1);
-}
-
-std::optional<RestoreReport> ReportOf(const v1::RestoreReport& message) {
-  const std::optional<RestorePhase> phase = PhaseOf(message.phase());
-  if (!phase.has_value()) return std::nullopt;
-  RestoreReport report{.id = IdOf(message.id()), .phase = *phase};
-  if (message.has_error()) report.status = ReasonFromProto(message.error());
-  return report;
-}
-
-// Puts each kind of news into its message.
-struct RestoreWriter {
-  v1::RestoreNews& message;
-
-  void operator()(const RestoreOrder& order) const { *message.mutable_order() = OrderMessage(order); }
-  void operator()(const RestoreGo& go) const { *message.mutable_go()->mutable_id() = IdMessage(go.id); }
-  void operator()(const RestorePartProgress& progress) const {
-    v1::RestorePartProgress& told = *message.mutable_progress();
-    *told.mutable_id() = IdMessage(progress.id);
-    told.set_done_bytes(progress.done_bytes);
-    told.set_all_bytes(progress.all_bytes);
+  template <size_t kIndex = 0, typename Variant>
+  bool ReadCase(Variant& variant) const {
+    if constexpr (kIndex == std::variant_size_v<Variant>) {
+      return false;
+    } else {
+      if constexpr (kCaseNames<Variant>[kIndex] != nullptr) {
+        const FieldDescriptor* const field = Field(kCaseNames<Variant>[kIndex]);
+        if (reflection().HasField(message, field)) {
+          Get(field, variant.template emplace<kIndex>());
+          return true;
+        }
+      }
+      return ReadCase<kIndex + 1>(variant);
+    }
   }
-  void operator()(const RestoreSums& sums) const { *message.mutable_sums() = SumsMessage(sums); }
-  void operator()(const RestoreReport& report) const {
-    v1::RestoreReport& told = *message.mutable_report();
-    *told.mutable_id() = IdMessage(report.id);
-    told.set_phase(PhaseMessage(report.phase));
-    if (!report.status.ok()) *told.mutable_error() = StatusToProto(report.status);
+
+  void Get(const FieldDescriptor* field, bool& value) const { value = reflection().GetBool(message, field); }
+  void Get(const FieldDescriptor* field, int& value) const { value = reflection().GetInt32(message, field); }
+  void Get(const FieldDescriptor* field, int64_t& value) const { value = reflection().GetInt64(message, field); }
+  void Get(const FieldDescriptor* field, uint64_t& value) const { value = reflection().GetUInt64(message, field); }
+  void Get(const FieldDescriptor* field, double& value) const { value = reflection().GetDouble(message, field); }
+  void Get(const FieldDescriptor* field, std::string& value) const { value = reflection().GetString(message, field); }
+  void Get(const FieldDescriptor* field, absl::uint128& value) const {
+    value = IdOf(Sub<v1::SaveNumber>(message, field));
   }
-  void operator()(const RestoreEnd& end) const {
-    v1::RestoreEnd& ended = *message.mutable_end();
-    *ended.mutable_id() = IdMessage(end.id);
-    if (!end.status.ok()) *ended.mutable_error() = StatusToProto(end.status);
+  void Get(const FieldDescriptor* field, absl::Duration& value) const {
+    value = DurationFromProto(Sub<google::protobuf::Duration>(message, field));
   }
-  void operator()(const RestoreWish& wish) const {
-    v1::RestoreWish& told = *message.mutable_wish();
-    *told.mutable_id() = IdMessage(wish.id);
-    told.set_withdrawn(wish.withdrawn);
+  void Get(const FieldDescriptor* field, absl::Status& value) const {
+    if (reflection().HasField(message, field)) value = ReasonFromProto(Sub<v1::Status>(message, field));
   }
-  void operator()(const RestoreAnswer& answer) const {
-    v1::RestoreAnswer& answered = *message.mutable_answer();
-    *answered.mutable_id() = IdMessage(answer.id);
-    if (!answer.status.ok()) *answered.mutable_error() = StatusToProto(answer.status);
-    answered.set_heals(answer.heals);
+  template <typename Enum>
+  requires std::is_enum_v<Enum>
+  void Get(const FieldDescriptor* field, Enum& value) const {
+    const int number = reflection().GetEnumValue(message, field) - 1;
+    const bool is_known = number >= 0 && number <= static_cast<int>(kLast<Enum>);
+    if (is_known) value = static_cast<Enum>(number);
+    is_valid = is_valid && (is_known || !kIsNeeded<Enum>);
   }
-  void operator()(const RestoreLeaderLost&) const {}
-  void operator()(const RestoreFollowerLost&) const {}
-  void operator()(const RollbackNeed&) const {}
-  void operator()(const RollbackEnd&) const {}
+  template <IsSent Value>
+  void Get(const FieldDescriptor* field, Value& value) const {
+    Fields(value, Reader{Sub<Message>(message, field), is_valid});
+  }
+  template <typename Value>
+  void Get(const FieldDescriptor* field, std::optional<Value>& value) const {
+    if (reflection().HasField(message, field)) Get(field, value.emplace());
+  }
+  void Get(const FieldDescriptor* field, std::optional<std::vector<std::string>>& states) const {
+    if (!reflection().HasField(message, field)) return;
+    const auto& sent = Sub<v1::ClientStates>(message, field).states();
+    states.emplace(sent.begin(), sent.end());
+  }
+  void Get(const FieldDescriptor* field, std::vector<int>& values) const {
+    const auto& sent = reflection().GetRepeatedFieldRef<int32_t>(message, field);
+    values.assign(sent.begin(), sent.end());
+  }
+  void Get(const FieldDescriptor* field, std::vector<std::string>& values) const {
+    const auto& sent = reflection().GetRepeatedFieldRef<std::string>(message, field);
+    values.assign(sent.begin(), sent.end());
+  }
+  template <IsSent Value>
+  void Get(const FieldDescriptor* field, std::vector<Value>& values) const {
+    values.resize(reflection().FieldSize(message, field));
+    for (size_t i = 0; i < values.size(); ++i) {
+      Fields(values[i], Reader{reflection().GetRepeatedMessage(message, field, static_cast<int>(i)), is_valid});
+    }
+  }
+
+  const FieldDescriptor* Field(const char* name) const { return message.GetDescriptor()->FindFieldByName(name); }
+  const google::protobuf::Reflection& reflection() const { return *message.GetReflection(); }
 };
+
+// An end has a reason, and a save that is said to have ended has.
+absl::Status Reasoned(const absl::Status& why) { return why.ok() ? ReasonFromProto({}) : why; }
+void Validate(FromNode& message) {
+  if (auto* const end = std::get_if<EndEpoch>(&message); end != nullptr) end->why = Reasoned(end->why);
+  if (auto* const left = std::get_if<RankDetached>(&message); left != nullptr) left->why = Reasoned(left->why);
+}
+void Validate(ToNode& message) {
+  if (auto* const ended = std::get_if<EpochEnded>(&message); ended != nullptr) ended->why = Reasoned(ended->why);
+  if (auto* const refused = std::get_if<EpochRefused>(&message); refused != nullptr) {
+    refused->why = Reasoned(refused->why);
+  }
+  auto* const news = std::get_if<SaveNews>(&message);
+  auto* const end = news == nullptr ? nullptr : std::get_if<SaveEnd>(&news->what);
+  if (end != nullptr && !IsOver(end->state)) end->state = SaveState::kAbandoned;
+}
+
+template <typename Variant>
+std::optional<Variant> FromStream(const Message& message) {
+  Variant value;
+  bool is_valid = true;
+  Reader{message, is_valid}.Case(value);
+  if (!is_valid) return std::nullopt;
+  Validate(value);
+  return value;
+}
+
+template <typename M, typename Value>
+M Written(const Value& value) {
+  M message;
+  Fields(value, Writer{message});
+  return message;
+}
+
+template <typename Value>
+Value ReadFrom(const Message& message) {
+  Value value;
+  bool is_valid = true;
+  Fields(value, Reader{message, is_valid});
+  return value;
+}
 
 }  // namespace
+
+v1::JoinRequest ToProto(const FromNode& message) {
+  v1::JoinRequest request;
+  Writer{request}.Case(message);
+  return request;
+}
+
+v1::JoinResponse ToProto(const ToNode& message) {
+  v1::JoinResponse response;
+  Writer{response}.Case(message);
+  return response;
+}
+
+std::optional<FromNode> FromProto(const v1::JoinRequest& message) { return FromStream<FromNode>(message); }
+std::optional<ToNode> FromProto(const v1::JoinResponse& message) { return FromStream<ToNode>(message); }
 
 v1::JoinRequest HelloMessage(int node, int nodes, int device_count, const WorldTerms& terms) {
   v1::JoinRequest request;
@@ -235,395 +328,29 @@ v1::JoinRequest NodeMovedMessage(int64_t connection) {
   return request;
 }
 
-v1::JoinResponse MovedMessage(int64_t connection) {
-  v1::JoinResponse response;
-  response.mutable_moved()->set_connection(connection);
-  return response;
-}
-
-v1::JoinResponse ProbeMessage() {
-  v1::JoinResponse response;
-  response.mutable_probe();
-  return response;
-}
-
 v1::JoinRequest ProbeAnswerMessage() {
   v1::JoinRequest request;
   request.mutable_probe_answer();
   return request;
 }
 
-v1::JoinRequest ReportMessage(const ModelReport& report) {
-  v1::JoinRequest request;
-  v1::ModelReport& message = *request.mutable_report();
-  message.set_model(report.model);
-  message.set_spec_fingerprint(report.spec_fingerprint);
-  message.set_commit_number(report.commit_number);
-  message.set_version(report.version);
-  message.set_shard_size(report.shard_size);
-  message.set_history_id(report.history_id);
-  message.set_lineage(report.lineage);
-  message.set_untouched(report.untouched);
-  message.set_fresh(report.fresh);
-  message.set_keeps_previous(report.keeps_previous);
-  if (report.previous.has_value()) message.set_previous_node(*report.previous);
-  message.set_needs_every_node(report.needs_every_node);
-  message.set_last_epoch(report.last_epoch);
-  for (int rank : report.attached_ranks) message.add_attached_ranks(rank);
-  if (!report.lost.ok()) *message.mutable_lost() = StatusToProto(report.lost);
-  return request;
-}
-
-v1::JoinRequest DepartureMessage(absl::string_view model, int64_t epoch, const absl::Status& why,
-                                 const std::vector<BadLink>& links) {
-  v1::JoinRequest request;
-  v1::Departure& departure = *request.mutable_departure();
-  departure.set_model(std::string(model));
-  departure.set_epoch(epoch);
-  *departure.mutable_why() = StatusToProto(why);
-  for (const BadLink& link : links) {
-    v1::BadLink& bad = *departure.add_bad_links();
-    bad.set_peer(link.peer);
-    bad.set_address(link.address);
-    bad.set_peer_address(link.peer_address);
-  }
-  return request;
-}
-
-std::vector<BadLink> BadLinksOf(const v1::Departure& departure) {
-  std::vector<BadLink> links;
-  for (const v1::BadLink& bad : departure.bad_links()) {
-    links.push_back({.peer = bad.peer(), .address = bad.address(), .peer_address = bad.peer_address()});
-  }
-  return links;
-}
-
-v1::JoinRequest DeletionMessage(absl::string_view model) {
-  v1::JoinRequest request;
-  request.mutable_deletion()->set_model(std::string(model));
-  return request;
-}
-
-v1::JoinRequest CommandsMessage(absl::string_view model, int64_t epoch, const std::vector<CommandInWords>& commands) {
-  v1::JoinRequest request;
-  v1::CommandReports& reports = *request.mutable_commands();
-  reports.set_model(std::string(model));
-  reports.set_epoch(epoch);
-  for (const CommandInWords& command : commands) {
-    v1::CommandInWords& message = *reports.add_commands();
-    message.set_number(command.number);
-    message.set_rank(command.rank);
-    message.set_text(command.text);
-  }
-  return request;
-}
-
-v1::JoinRequest DetachedMessage(absl::string_view model, int64_t epoch, int rank, int64_t command_count,
-                                const absl::Status& why) {
-  v1::JoinRequest request;
-  v1::RankDetached& detached = *request.mutable_detached();
-  detached.set_model(std::string(model));
-  detached.set_epoch(epoch);
-  detached.set_rank(rank);
-  detached.set_command_count(command_count);
-  *detached.mutable_why() = StatusToProto(why);
-  return request;
-}
-
-v1::JoinRequest CarriedOutMessage(absl::string_view model, int64_t epoch, int64_t command, bool more) {
-  v1::JoinRequest request;
-  v1::CommandsCarriedOut& done = *request.mutable_carried_out();
-  done.set_model(std::string(model));
-  done.set_epoch(epoch);
-  done.set_command(command);
-  done.set_more(more);
-  return request;
-}
-
-v1::JoinRequest WorldQuestionMessage() {
-  v1::JoinRequest request;
-  request.mutable_world_question();
-  return request;
-}
-
-v1::JoinResponse WelcomeMessage(int nodes, const std::vector<int>& device_counts) {
-  v1::JoinResponse response;
-  v1::Welcome& welcome = *response.mutable_welcome();
-  welcome.set_nodes(nodes);
-  for (int count : device_counts) welcome.add_device_counts(count);
-  return response;
-}
-
-v1::JoinResponse EpochStartMessage(const std::string& model, const EpochStart& start) {
-  v1::JoinResponse response;
-  v1::EpochStart& message = *response.mutable_start();
-  message.set_model(model);
-  message.set_epoch(start.epoch);
-  message.set_lineage(start.lineage);
-  message.set_history_id(start.history_id);
-  for (const int node : start.active) message.add_active_nodes(node);
-  for (const Healing& healing : start.healings) {
-    v1::Healing& added = *message.add_healings();
-    added.set_receiver(healing.receiver);
-    added.set_donor(healing.donor);
-    if (!healing.gives_up.has_value()) continue;
-    added.mutable_gives_up()->set_history_id(healing.gives_up->history_id);
-    added.mutable_gives_up()->set_commit_number(healing.gives_up->commit_number);
-  }
-  if (start.fork.has_value()) {
-    message.mutable_fork()->set_history_id(start.fork->history_id);
-    message.mutable_fork()->set_lineage(start.fork->lineage);
-    message.mutable_fork()->set_commit_number(start.fork->commit_number);
-  }
-  return response;
-}
-
-v1::JoinResponse LastCommandMessage(const std::string& model, int64_t epoch, int64_t command) {
-  v1::JoinResponse response;
-  v1::LastCommand& last = *response.mutable_last_command();
-  last.set_model(model);
-  last.set_epoch(epoch);
-  last.set_command(command);
-  return response;
-}
-
-v1::JoinResponse CommandsWantedMessage(const std::string& model, int64_t epoch, const CommandsThrough& unless) {
-  v1::JoinResponse response;
-  v1::CommandsWanted& wanted = *response.mutable_commands_wanted();
-  wanted.set_model(model);
-  wanted.set_epoch(epoch);
-  *wanted.mutable_unless() = CommandsThroughMessage(unless);
-  return response;
-}
-
-v1::JoinResponse EpochEndMessage(const std::string& model, int64_t epoch, const absl::Status& why) {
-  v1::JoinResponse response;
-  v1::EpochEnd& end = *response.mutable_end();
-  end.set_model(model);
-  end.set_epoch(epoch);
-  *end.mutable_why() = StatusToProto(why);
-  return response;
-}
-
-v1::JoinResponse EpochRefusalMessage(const std::string& model, const absl::Status& why) {
-  v1::JoinResponse response;
-  v1::EpochRefusal& refusal = *response.mutable_refusal();
-  refusal.set_model(model);
-  *refusal.mutable_why() = StatusToProto(why);
-  return response;
-}
-
-v1::SaveNews SaveMessage(const SaveNews& news) {
-  v1::SaveNews message;
-  message.set_model(news.model);
-  std::visit(SaveWriter{message}, news.what);
-  return message;
-}
-
-std::optional<SaveNews> SaveNewsOf(const v1::SaveNews& message) {
-  SaveNews news{.model = message.model(), .what = SaveWish()};
-  switch (message.what_case()) {
-    case v1::SaveNews::kOrder:
-      news.what = OrderOf(message.order());
-      break;
-    case v1::SaveNews::kPermission:
-      news.what = SavePermission{.id = IdOf(message.permission().id())};
-      break;
-    case v1::SaveNews::kPart: {
-      SavePart part{.id = IdOf(message.part().id()), .hash = IdOf(message.part().hash())};
-      if (message.part().has_error()) part.status = ReasonFromProto(message.part().error());
-      news.what = part;
-      break;
-    }
-    case v1::SaveNews::kEnd: {
-      const v1::SaveEnd& ended = message.end();
-      SaveEnd end{.id = IdOf(ended.id()),
-                  .state = StateOf(ended.state()),
-                  .path = ended.path(),
-                  .size_bytes = ended.size_bytes()};
-      if (ended.has_error()) end.why = ReasonFromProto(ended.error());
-      news.what = end;
-      break;
-    }
-    case v1::SaveNews::kWish:
-      break;
-    case v1::SaveNews::WHAT_NOT_SET:
-      return std::nullopt;
-  }
-  return news;
-}
-
-v1::RestoreNews RestoreMessage(const RestoreNews& news) {
-  v1::RestoreNews message;
-  message.set_model(news.model);
-  std::visit(RestoreWriter{message}, news.what);
-  return message;
-}
-
-std::optional<RestoreNews> RestoreNewsOf(const v1::RestoreNews& message) {
-  RestoreNews news{.model = message.model(), .what = RestoreWish()};
-  switch (message.what_case()) {
-    case v1::RestoreNews::kOrder:
-      news.what = OrderOf(message.order());
-      break;
-    case v1::RestoreNews::kGo:
-      news.what = RestoreGo{.id = IdOf(message.go().id())};
-      break;
-    case v1::RestoreNews::kProgress:
-      news.what = RestorePartProgress{.id = IdOf(message.progress().id()),
-                                      .done_bytes = message.progress().done_bytes(),
-                                      .all_bytes = message.progress().all_bytes()};
-      break;
-    case v1::RestoreNews::kSums:
-      news.what = SumsOf(message.sums());
-      break;
-    case v1::RestoreNews::kReport: {
-      const std::optional<RestoreReport> report = ReportOf(message.report());
-      if (!report.has_value()) return std::nullopt;
-      news.what = *report;
-      break;
-    }
-    case v1::RestoreNews::kEnd: {
-      RestoreEnd end{.id = IdOf(message.end().id())};
-      if (message.end().has_error()) end.status = ReasonFromProto(message.end().error());
-      news.what = end;
-      break;
-    }
-    case v1::RestoreNews::kWish:
-      news.what = RestoreWish{.id = IdOf(message.wish().id()), .withdrawn = message.wish().withdrawn()};
-      break;
-    case v1::RestoreNews::kAnswer: {
-      RestoreAnswer answer{.id = IdOf(message.answer().id()), .heals = message.answer().heals()};
-      if (message.answer().has_error()) answer.status = ReasonFromProto(message.answer().error());
-      news.what = answer;
-      break;
-    }
-    case v1::RestoreNews::WHAT_NOT_SET:
-      return std::nullopt;
-  }
-  return news;
-}
-
 v1::VoteRequest VoteMessage(int node, const CommitVote& vote, absl::Duration timeout) {
-  v1::VoteRequest request;
-  request.set_model(vote.model);
-  request.set_history_id(vote.history_id);
-  request.set_epoch(vote.epoch);
-  request.set_commit_number(vote.commit_number);
+  auto request = Written<v1::VoteRequest>(vote);
   request.set_node(node);
-  *request.mutable_commands() = CommandsThroughMessage(vote.commands);
-  for (const RankSum& sum : vote.sums) {
-    v1::RankSum& message = *request.add_sums();
-    message.set_rank(sum.rank);
-    message.set_square_sum(sum.square_sum);
-    message.set_non_finite_count(sum.non_finite_count);
-  }
-  request.mutable_client_states()->Assign(vote.client_states.begin(), vote.client_states.end());
   *request.mutable_timeout() = DurationToProto(timeout);
   return request;
 }
 
 v1::QueryCommitRequest QueryMessage(int node, const CommitQuery& query) {
-  v1::QueryCommitRequest request;
-  request.set_model(query.model);
-  request.set_history_id(query.history_id);
-  request.set_epoch(query.epoch);
-  request.set_commit_number(query.commit_number);
+  auto request = Written<v1::QueryCommitRequest>(query);
   request.set_node(node);
   return request;
 }
 
-v1::CommitDecision DecisionMessage(const CommitDecision& decision) {
-  v1::CommitDecision message;
-  message.set_apply(decision.apply);
-  message.set_square_sum(decision.square_sum);
-  message.set_non_finite_count(decision.non_finite_count);
-  if (decision.save.has_value()) *message.mutable_save() = OrderMessage(*decision.save);
-  if (const auto& states = decision.previous_client_states; states.has_value()) {
-    message.mutable_previous_client_states()->mutable_states()->Assign(states->begin(), states->end());
-  }
-  return message;
-}
-
-CommandsThrough CommandsThroughOf(const v1::CommandsThrough& message) {
-  return {.number = message.number(), .hash = IdOf(message.hash())};
-}
-
-std::vector<CommandInWords> CommandsOf(const v1::CommandReports& message) {
-  std::vector<CommandInWords> commands;
-  for (const v1::CommandInWords& command : message.commands()) {
-    commands.push_back({.number = command.number(), .rank = command.rank(), .text = command.text()});
-  }
-  return commands;
-}
-
-EpochStart EpochStartOf(const v1::EpochStart& message) {
-  EpochStart start{.epoch = message.epoch(), .lineage = message.lineage(), .history_id = message.history_id()};
-  start.active.assign(message.active_nodes().begin(), message.active_nodes().end());
-  for (const v1::Healing& healing : message.healings()) {
-    Healing& added = start.healings.emplace_back(Healing{.receiver = healing.receiver(), .donor = healing.donor()});
-    if (!healing.has_gives_up()) continue;
-    added.gives_up = {.history_id = healing.gives_up().history_id(),
-                      .commit_number = healing.gives_up().commit_number()};
-  }
-  if (message.has_fork()) {
-    start.fork = {.history_id = message.fork().history_id(),
-                  .lineage = message.fork().lineage(),
-                  .commit_number = message.fork().commit_number()};
-  }
-  return start;
-}
-
-ModelReport ReportOf(const v1::ModelReport& message) {
-  ModelReport report;
-  report.model = message.model();
-  report.spec_fingerprint = message.spec_fingerprint();
-  report.commit_number = message.commit_number();
-  report.version = message.version();
-  report.shard_size = message.shard_size();
-  report.history_id = message.history_id();
-  report.lineage = message.lineage();
-  report.untouched = message.untouched();
-  report.fresh = message.fresh();
-  report.keeps_previous = message.keeps_previous();
-  if (message.has_previous_node()) report.previous = message.previous_node();
-  report.needs_every_node = message.needs_every_node();
-  report.last_epoch = message.last_epoch();
-  report.attached_ranks.assign(message.attached_ranks().begin(), message.attached_ranks().end());
-  if (message.has_lost()) report.lost = ReasonFromProto(message.lost());
-  return report;
-}
-
-CommitVote VoteOf(const v1::VoteRequest& message) {
-  CommitVote vote;
-  vote.model = message.model();
-  vote.history_id = message.history_id();
-  vote.epoch = message.epoch();
-  vote.commit_number = message.commit_number();
-  vote.commands = CommandsThroughOf(message.commands());
-  for (const v1::RankSum& sum : message.sums()) {
-    vote.sums.push_back({sum.rank(), sum.square_sum(), sum.non_finite_count()});
-  }
-  vote.client_states.assign(message.client_states().begin(), message.client_states().end());
-  return vote;
-}
-
-CommitQuery QueryOf(const v1::QueryCommitRequest& message) {
-  return {.model = message.model(),
-          .history_id = message.history_id(),
-          .epoch = message.epoch(),
-          .commit_number = message.commit_number()};
-}
-
-CommitDecision DecisionOf(const v1::CommitDecision& message) {
-  CommitDecision decision{message.apply(), message.square_sum(), message.non_finite_count()};
-  if (message.has_save()) decision.save = OrderOf(message.save());
-  if (message.has_previous_client_states()) {
-    const auto& states = message.previous_client_states().states();
-    decision.previous_client_states.emplace(states.begin(), states.end());
-  }
-  return decision;
-}
+v1::CommitDecision DecisionMessage(const CommitDecision& decision) { return Written<v1::CommitDecision>(decision); }
+CommitVote VoteOf(const v1::VoteRequest& message) { return ReadFrom<CommitVote>(message); }
+CommitQuery QueryOf(const v1::QueryCommitRequest& message) { return ReadFrom<CommitQuery>(message); }
+CommitDecision DecisionOf(const v1::CommitDecision& message) { return ReadFrom<CommitDecision>(message); }
 
 grpc::Status ToGrpcStatus(const absl::Status& status) {
   return grpc::Status(static_cast<grpc::StatusCode>(status.code()), std::string(status.message()));

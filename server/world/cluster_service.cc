@@ -51,7 +51,7 @@ std::string BuildText(absl::string_view build) {
   return build.empty() ? "an older one" : absl::CEscape(build.substr(0, kMostBytes));
 }
 
-// Writes the coordinator's news for one node to its stream.
+// Writes the coordinator's messages for one node to its stream.
 class NodeStream final : public NodeSink {
  public:
   using Writer = StreamWriter<JoinStream, v1::JoinResponse>;
@@ -59,37 +59,7 @@ class NodeStream final : public NodeSink {
   NodeStream(grpc::ServerContext* context, std::unique_ptr<Writer> writer)
       : context_(context), writer_(std::move(writer)) {}
 
-  void OnWelcome(int nodes) override { writer_->Write(WelcomeMessage(nodes, {})); }
-  void OnWorld(const std::vector<int>& device_counts) override {
-    writer_->Write(WelcomeMessage(static_cast<int>(device_counts.size()), device_counts));
-  }
-  void OnEpochStart(const std::string& model, const EpochStart& start) override {
-    writer_->Write(EpochStartMessage(model, start));
-  }
-  void OnLastCommand(const std::string& model, int64_t epoch, int64_t command) override {
-    writer_->Write(LastCommandMessage(model, epoch, command));
-  }
-  void OnCommandsWanted(const std::string& model, int64_t epoch, const CommandsThrough& unless) override {
-    writer_->Write(CommandsWantedMessage(model, epoch, unless));
-  }
-  void OnEpochEnd(const std::string& model, int64_t epoch, const absl::Status& why) override {
-    writer_->Write(EpochEndMessage(model, epoch, why));
-  }
-  void OnEpochRefused(const std::string& model, const absl::Status& why) override {
-    writer_->Write(EpochRefusalMessage(model, why));
-  }
-  void OnSaveNews(const SaveNews& news) override {
-    v1::JoinResponse response;
-    *response.mutable_save() = SaveMessage(news);
-    writer_->Write(std::move(response));
-  }
-  void OnRestoreNews(const RestoreNews& news) override {
-    v1::JoinResponse response;
-    *response.mutable_restore() = RestoreMessage(news);
-    writer_->Write(std::move(response));
-  }
-  void OnMoved(int64_t connection) override { writer_->Write(MovedMessage(connection)); }
-  void OnProbe() override { writer_->Write(ProbeMessage()); }
+  void Tell(const ToNode& message) override { writer_->Write(ToProto(message)); }
   void OnStop() override { context_->TryCancel(); }
 
  private:
@@ -178,7 +148,9 @@ absl::Status ClusterServiceImpl::Serve(grpc::ServerContext* context, v1::JoinReq
   bool is_moved = false;
   while (!is_moved && stream->Read(&request)) {
     is_moved = request.has_moved();
-    request.has_probe_answer() ? streams_.TakeProbeAnswer(*node_stream) : Take(hello.node(), request);
+    if (request.has_probe_answer()) streams_.TakeProbeAnswer(*node_stream);
+    const std::optional<FromNode> message = FromProto(request);
+    if (message.has_value()) coordinator_->Step(hello.node(), *message).IgnoreError();  // a stop ends the stream
   }
   if (streams_.End(*node_stream, is_moved)) LogNode(LogLevel::kWarning, "node left", *node_stream);
   // A write in progress would wait for a node that has stopped reading.
@@ -192,59 +164,6 @@ void ClusterServiceImpl::LogNode(LogLevel level, absl::string_view event, const 
              {{"node", absl::StrCat(stream.node)},
               {"peer", stream.peer},
               {"present", absl::StrCat(nodes - coordinator_->ViewWorld().absent.size(), " of ", nodes)}});
-}
-
-void ClusterServiceImpl::Take(int node, const v1::JoinRequest& request) {
-  switch (request.message_case()) {
-    case v1::JoinRequest::kReport:
-      coordinator_->Report(node, ReportOf(request.report()));
-      break;
-    case v1::JoinRequest::kDeparture: {
-      const v1::Departure& departure = request.departure();
-      if (departure.bad_links().empty()) {
-        coordinator_->EndEpoch(node, departure.model(), departure.epoch(), ReasonFromProto(departure.why()));
-      } else {
-        coordinator_->EndOnBadLinks(node, departure.model(), departure.epoch(), BadLinksOf(departure));
-      }
-      break;
-    }
-    case v1::JoinRequest::kDeletion:
-      coordinator_->Forget(node, request.deletion().model());
-      break;
-    case v1::JoinRequest::kCommands:
-      coordinator_->ReportCommands(node, request.commands().model(), request.commands().epoch(),
-                                   CommandsOf(request.commands()));
-      break;
-    case v1::JoinRequest::kDetached: {
-      const v1::RankDetached& detached = request.detached();
-      coordinator_->ReportDetached(node, detached.model(), detached.epoch(), detached.rank(), detached.command_count(),
-                                   ReasonFromProto(detached.why()));
-      break;
-    }
-    case v1::JoinRequest::kCarriedOut: {
-      const v1::CommandsCarriedOut& done = request.carried_out();
-      coordinator_->ReportCarriedOut(node, done.model(), done.epoch(), done.command(), done.more());
-      break;
-    }
-    case v1::JoinRequest::kSave:
-      if (const std::optional<SaveNews> news = SaveNewsOf(request.save()); news.has_value()) {
-        coordinator_->TellSave(node, *news).IgnoreError();  // a stop ends the stream
-      }
-      break;
-    case v1::JoinRequest::kRestore:
-      if (const std::optional<RestoreNews> news = RestoreNewsOf(request.restore()); news.has_value()) {
-        coordinator_->TellRestore(node, *news).IgnoreError();  // likewise
-      }
-      break;
-    case v1::JoinRequest::kWorldQuestion:
-      coordinator_->AskWorld(node);
-      break;
-    case v1::JoinRequest::kHello:
-    case v1::JoinRequest::kMoved:
-    case v1::JoinRequest::kProbeAnswer:
-    case v1::JoinRequest::MESSAGE_NOT_SET:
-      break;
-  }
 }
 
 absl::Status ClusterServiceImpl::CheckNode(const grpc::ServerContextBase& context, absl::string_view operation,

@@ -46,7 +46,6 @@ class ClusterServiceImpl final : public v1::ClusterService::WithCallbackMethod_V
   absl::Status Serve(grpc::ServerContext* context, v1::JoinRequest& request,
                      grpc::ServerReaderWriter<v1::JoinResponse, v1::JoinRequest>* stream);
   void LogNode(LogLevel level, absl::string_view event, const NodeStreams::Stream& stream);
-  void Take(int node, const v1::JoinRequest& request);
   grpc::ServerUnaryReactor* GetParts(const v1::GetValueRequest* request, v1::GetValueResponse* response);
   // Node 0 speaks in its own process.
   absl::Status CheckNode(const grpc::ServerContextBase& context, absl::string_view operation, absl::string_view model,

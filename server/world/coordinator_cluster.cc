@@ -5,7 +5,9 @@
 #include <string>
 #include <thread>
 #include <utility>
+#include <variant>
 
+#include "absl/strings/str_cat.h"
 #include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
 #include "server/base/thread.h"
@@ -77,34 +79,13 @@ class CoordinatorCluster final : public Cluster, private NodeSink {
   std::optional<std::string> WhyNoEpoch(absl::string_view model) override { return coordinator_.WhyNoEpoch(model); }
   void SetListener(EpochListener* listener) override { dispatcher_.SetListener(listener); }
 
-  void Report(const ModelReport& report) override {
-    Call([this, report] { coordinator_.Report(0, report); });
-  }
-  void Forget(absl::string_view model) override {
-    Call([this, model = std::string(model)] { coordinator_.Forget(0, model); });
-  }
-  void EndEpoch(absl::string_view model, int64_t epoch, const absl::Status& why) override {
-    Call([this, model = std::string(model), epoch, why] { coordinator_.EndEpoch(0, model, epoch, why); });
-  }
-  void EndOnBadLinks(absl::string_view model, int64_t epoch, const absl::Status&,
-                     const std::vector<BadLink>& links) override {
-    Call([this, model = std::string(model), epoch, links] { coordinator_.EndOnBadLinks(0, model, epoch, links); });
-  }
-  void ReportCommands(absl::string_view model, int64_t epoch, const std::vector<CommandInWords>& commands) override {
-    Call([this, model = std::string(model), epoch, commands] {
-      coordinator_.ReportCommands(0, model, epoch, commands);
-    });
-  }
-  void ReportDetached(absl::string_view model, int64_t epoch, int rank, int64_t command_count,
-                      const absl::Status& why) override {
-    Call([this, model = std::string(model), epoch, rank, command_count, why] {
-      coordinator_.ReportDetached(0, model, epoch, rank, command_count, why);
-    });
-  }
-  void ReportCarriedOut(absl::string_view model, int64_t epoch, int64_t command, bool more) override {
-    Call([this, model = std::string(model), epoch, command, more] {
-      coordinator_.ReportCarriedOut(0, model, epoch, command, more);
-    });
+  // Models call with their locks held, which inspections take too. If the coordinator writes a log, messages without an
+  // answer must not wait for its disk.
+  absl::Status Send(const FromNode& message) override {
+    const bool has_answer = std::holds_alternative<SaveNews>(message) || std::holds_alternative<RestoreNews>(message);
+    if (calls_ == nullptr || has_answer) return Settled().Step(0, message);
+    calls_->Add([this, message] { coordinator_.Step(0, message).IgnoreError(); });
+    return absl::OkStatus();
   }
   // A repeated vote asks the late nodes for their commands.
   absl::StatusOr<CommitDecision> Vote(const CommitVote& vote) override {
@@ -119,8 +100,6 @@ class CoordinatorCluster final : public Cluster, private NodeSink {
   std::unique_ptr<Rendezvous> MakeRendezvous(absl::string_view model, int64_t epoch) override {
     return std::make_unique<CoordinatorRendezvous>(&coordinator_, model, epoch);
   }
-  absl::Status TellSave(const SaveNews& news) override { return Settled().TellSave(0, news); }
-  absl::Status TellRestore(const RestoreNews& news) override { return Settled().TellRestore(0, news); }
   std::vector<int> restored_nodes(absl::string_view model, absl::uint128 id) override {
     return coordinator_.restored_nodes(model, id);
   }
@@ -129,46 +108,23 @@ class CoordinatorCluster final : public Cluster, private NodeSink {
  private:
   explicit CoordinatorCluster(const CoordinatorOptions& options)
       : vote_wait_(options.vote_wait),
-        may_be_fewer_(options.attendance.Needed(options.nodes) < options.nodes),
+        may_be_fewer_(options.quorum.Needed(options.nodes) < options.nodes),
         coordinator_({.nodes = options.nodes,
                       .terms = options.terms,
                       .closed = options.closed,
                       .log = options.log,
-                      .attendance = options.attendance,
+                      .quorum = options.quorum,
                       .device_counts = options.device_counts}) {
     PARAMSHARD_CHECK(coordinator_.Join(0, options.devices, this).ok());
   }
 
-  // Models call with their locks held, which inspections take too. If the coordinator writes a log, such calls must not
-  // wait for its disk.
-  void Call(std::function<void()> call) { calls_ != nullptr ? calls_->Add(std::move(call)) : call(); }
   // Returns the coordinator after all queued calls are made.
   Coordinator& Settled() {
     if (calls_ != nullptr) calls_->Finish();
     return coordinator_;
   }
 
-  void OnWelcome(int) override {}
-  void OnWorld(const std::vector<int>&) override {}
-  void OnEpochStart(const std::string& model, const EpochStart& start) override {
-    dispatcher_.EpochStart(model, start);
-  }
-  void OnLastCommand(const std::string& model, int64_t epoch, int64_t command) override {
-    dispatcher_.LastCommand(model, epoch, command);
-  }
-  void OnCommandsWanted(const std::string& model, int64_t epoch, const CommandsThrough& unless) override {
-    dispatcher_.CommandsWanted(model, epoch, unless);
-  }
-  void OnEpochEnd(const std::string& model, int64_t epoch, const absl::Status& why) override {
-    dispatcher_.EpochEnd(model, epoch, why);
-  }
-  void OnEpochRefused(const std::string& model, const absl::Status& why) override {
-    dispatcher_.EpochRefused(model, why);
-  }
-  void OnSaveNews(const SaveNews& news) override { dispatcher_.SaveNews(news); }
-  void OnRestoreNews(const RestoreNews& news) override { dispatcher_.RestoreNews(news); }
-  void OnMoved(int64_t) override {}  // in one process there is no connection
-  void OnProbe() override {}
+  void Tell(const ToNode& message) override { dispatcher_.Add(message); }
   void OnStop() override {}
 
   const absl::Duration vote_wait_;
@@ -180,6 +136,11 @@ class CoordinatorCluster final : public Cluster, private NodeSink {
 };
 
 }  // namespace
+
+absl::StatusOr<HealingAnswer> Cluster::OrderHealing(absl::string_view model, int) {
+  return absl::FailedPreconditionError(
+      absl::StrCat("heal ", model, ": want a call to node 0, which begins epochs, got one to node ", node()));
+}
 
 absl::StatusOr<std::unique_ptr<Cluster>> MakeLocalCluster(int devices) {
   return CoordinatorCluster::Create({.nodes = 1, .devices = devices});

@@ -11,8 +11,8 @@
 #include "absl/time/time.h"
 #include "server/terms/cluster.h"
 #include "server/terms/world_terms.h"
-#include "server/world/attendance.h"
 #include "server/world/decision_log.h"
+#include "server/world/quorum.h"
 
 namespace grpc {
 class AuthContext;
@@ -32,7 +32,7 @@ struct CoordinatorOptions {
   std::vector<ClosedEpoch> closed = {};
   DecisionLog* log = nullptr;           // outlives the cluster
   std::vector<int> device_counts = {};  // by node; empty: not known before all have joined
-  AttendancePolicy attendance = {};
+  QuorumPolicy quorum = {};
   // Returns OK if a caller may speak for a node.
   std::function<absl::Status(const grpc::AuthContext& caller, int node)> check_speaker =
       [](const grpc::AuthContext&, int) { return absl::OkStatus(); };

@@ -17,7 +17,7 @@ EpochDispatcher::~EpochDispatcher() {
 }
 
 absl::Status EpochDispatcher::Start() {
-  ASSIGN_OR_RETURN(thread_, StartThread("news of epochs", [this] { Run(); }));
+  ASSIGN_OR_RETURN(thread_, StartThread("messages to models", [this] { Run(); }));
   return absl::OkStatus();
 }
 
@@ -28,54 +28,26 @@ void EpochDispatcher::SetListener(EpochListener* listener) {
   while (calling_) changed_.Wait(&mu_);
 }
 
-void EpochDispatcher::EpochStart(const std::string& model, const server::EpochStart& start) {
-  Add([=](EpochListener& listener) { listener.OnEpochStart(model, start); });
-}
-
-void EpochDispatcher::LastCommand(const std::string& model, int64_t epoch, int64_t command) {
-  Add([=](EpochListener& listener) { listener.OnLastCommand(model, epoch, command); });
-}
-
-void EpochDispatcher::CommandsWanted(const std::string& model, int64_t epoch, const CommandsThrough& unless) {
-  Add([=](EpochListener& listener) { listener.OnCommandsWanted(model, epoch, unless); });
-}
-
-void EpochDispatcher::EpochEnd(const std::string& model, int64_t epoch, const absl::Status& why) {
-  Add([=](EpochListener& listener) { listener.OnEpochEnd(model, epoch, why); });
-}
-
-void EpochDispatcher::EpochRefused(const std::string& model, const absl::Status& why) {
-  Add([=](EpochListener& listener) { listener.OnEpochRefused(model, why); });
-}
-
-void EpochDispatcher::SaveNews(const server::SaveNews& news) {
-  Add([=](EpochListener& listener) { listener.OnSaveNews(news); });
-}
-
-void EpochDispatcher::RestoreNews(const server::RestoreNews& news) {
-  Add([=](EpochListener& listener) { listener.OnRestoreNews(news); });
-}
-
-void EpochDispatcher::Add(News news) {
+void EpochDispatcher::Add(ToNode message) {
   absl::MutexLock lock(&mu_);
-  news_.push_back(std::move(news));
+  messages_.push_back(std::move(message));
   changed_.SignalAll();
 }
 
 void EpochDispatcher::Run() {
   while (true) {
-    News news;
+    ToNode message;
     EpochListener* listener = nullptr;
     {
       absl::MutexLock lock(&mu_);
-      while (!stopped_ && (listener_ == nullptr || news_.empty())) changed_.Wait(&mu_);
+      while (!stopped_ && (listener_ == nullptr || messages_.empty())) changed_.Wait(&mu_);
       if (stopped_) return;
       listener = listener_;
-      news = std::move(news_.front());
-      news_.pop_front();
+      message = std::move(messages_.front());
+      messages_.pop_front();
       calling_ = true;
     }
-    news(*listener);
+    listener->Hear(message);
     absl::MutexLock lock(&mu_);
     calling_ = false;
     changed_.SignalAll();

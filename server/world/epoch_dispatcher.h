@@ -1,11 +1,8 @@
-// Thread that tells a listener the news of epochs.
+// Thread that tells a listener the messages of the coordinator.
 #ifndef PARAMSHARD_SERVER_WORLD_EPOCH_DISPATCHER_H_
 #define PARAMSHARD_SERVER_WORLD_EPOCH_DISPATCHER_H_
 
-#include <cstdint>
 #include <deque>
-#include <functional>
-#include <string>
 #include <thread>
 
 #include "absl/base/thread_annotations.h"
@@ -15,11 +12,11 @@
 
 namespace paramshard::server {
 
-// Thread-safe. News wait until there is a listener and Start was called.
+// Thread-safe. Messages wait until there is a listener and Start was called.
 class EpochDispatcher {
  public:
   EpochDispatcher() = default;
-  // Waits for a call in progress and drops the remaining news.
+  // Waits for a call in progress and drops the remaining messages.
   ~EpochDispatcher();
 
   // Called once, before the listener is set. RESOURCE_EXHAUSTED no thread.
@@ -28,27 +25,18 @@ class EpochDispatcher {
   // Waits for a call in progress. Must not be called from the listener.
   void SetListener(EpochListener* listener);
 
-  // News, in the order in which the listener hears them. Return at once.
-  void EpochStart(const std::string& model, const server::EpochStart& start);
-  void LastCommand(const std::string& model, int64_t epoch, int64_t command);
-  void CommandsWanted(const std::string& model, int64_t epoch, const CommandsThrough& unless);
-  void EpochEnd(const std::string& model, int64_t epoch, const absl::Status& why);
-  void EpochRefused(const std::string& model, const absl::Status& why);
-  void SaveNews(const server::SaveNews& news);
-  void RestoreNews(const server::RestoreNews& news);
+  // Adds a message, which the listener hears after those before it. Returns at once.
+  void Add(ToNode message);
 
  private:
-  using News = std::function<void(EpochListener&)>;
-
   void Run();
-  void Add(News news);
 
   std::thread thread_;
 
   absl::Mutex mu_;
   absl::CondVar changed_;
   EpochListener* listener_ ABSL_GUARDED_BY(mu_) = nullptr;
-  std::deque<News> news_ ABSL_GUARDED_BY(mu_);
+  std::deque<ToNode> messages_ ABSL_GUARDED_BY(mu_);
   bool calling_ ABSL_GUARDED_BY(mu_) = false;
   bool stopped_ ABSL_GUARDED_BY(mu_) = false;
 };

@@ -12,10 +12,6 @@
 namespace paramshard::server {
 namespace {
 
-using Nodes = std::vector<int>;  // ascending
-
-bool Has(const Nodes& nodes, int node) { return std::binary_search(nodes.begin(), nodes.end(), node); }
-
 int AttachedRanks(const ModelFacts& model, const Membership& members, int node) {
   const std::optional<ModelReport>& report = model.reports[node];
   if (!report.has_value()) return 0;
@@ -320,6 +316,12 @@ EpochPlan Planner::GoBack(const absl::Status& why) const {
 
 }  // namespace
 
+bool ModelFacts::IsActive(int node) const { return Has(active, node); }
+
+bool ModelFacts::IsReported() const {
+  return std::any_of(reports.begin(), reports.end(), [](const auto& report) { return report.has_value(); });
+}
+
 EpochPlan PlanEpoch(const ModelFacts& model, const WorldFacts& world) { return Planner(model, world).Plan(); }
 
 std::string ToText(const EpochPlan& plan) {
@@ -360,7 +362,7 @@ bool MayBeFewer(const ModelFacts& model, const Membership& members) {
          });
 }
 
-bool MayLeaveOut(const ModelFacts& model, const Membership& members, const AttendancePolicy& policy) {
+bool MayLeaveOut(const ModelFacts& model, const Membership& members, const QuorumPolicy& policy) {
   return policy.Needed(members.nodes()) < members.nodes() && MayBeFewer(model, members);
 }
 

@@ -14,28 +14,40 @@
 #include "server/base/steady_time.h"
 #include "server/terms/cluster.h"
 #include "server/terms/healing_plan.h"
-#include "server/world/attendance.h"
 #include "server/world/healing_order.h"
 #include "server/world/membership.h"
+#include "server/world/quorum.h"
 
 namespace paramshard::server {
 
-// Knowledge of one model between two epochs.
+// Knowledge of one model.
 struct ModelFacts {
   std::string name = {};
-  ModelReports reports = {};             // by node
-  std::vector<bool> is_new = {};         // by node: its report is newer than the start of the last epoch
-  std::vector<int> awaited = {};         // nodes that the next epoch waits for while they may come, ascending
-  std::string history_id = {};           // of the last epoch
+  ModelReports reports = {};      // by node
+  std::vector<bool> is_new = {};  // by node: its report is newer than the start of the last epoch
+  std::vector<int> active = {};   // nodes of the last epoch, ascending; all before the first one
+  // Nodes that the next epoch waits for while they may come, ascending: the nodes of the last epoch with a commit, less
+  // those that later epochs had to go without. Before the first epoch, all nodes that may take part.
+  std::vector<int> awaited = {};
+  std::string history_id = {};  // of the last epoch
+  int64_t last_epoch = 0;
+  int64_t epoch_floor = 0;  // epochs up to this one belonged to an erased model, or to another coordinator
+  bool running = false;
   std::vector<ClosedEpoch> before = {};  // epochs of another coordinator, one for each history
   ReplacedHistories replaced = {};
   std::optional<HealingOrder> order = {};
+  std::optional<absl::Status> rolls_back = {};  // why all nodes were told to roll back; unset once they have
+
+  // Returns true if the node takes part in the last epoch.
+  bool IsActive(int node) const;
+  // Returns true if any node has the model.
+  bool IsReported() const;
 };
 
 // Knowledge of the world. `members` and `policy` outlive it.
 struct WorldFacts {
   const Membership& members;
-  const AttendancePolicy& policy;
+  const QuorumPolicy& policy;
   std::vector<int> left_out = {};  // nodes with cut links, ascending
   bool has_saves = false;          // a saved state to roll back to may exist
   SteadyTime now = {};
@@ -86,7 +98,7 @@ bool IsOrderedDonor(const ModelFacts& model, int node);
 // Returns true if nodes hold replicas, and epochs of this model may have fewer of them.
 bool MayBeFewer(const ModelFacts& model, const Membership& members);
 // Returns true if MayBeFewer and the policy permits it.
-bool MayLeaveOut(const ModelFacts& model, const Membership& members, const AttendancePolicy& policy);
+bool MayLeaveOut(const ModelFacts& model, const Membership& members, const QuorumPolicy& policy);
 // Returns the first node that is not healed. Requires that there is one.
 int FirstWithState(const std::vector<int>& nodes, const std::vector<Healing>& healings);
 

@@ -61,6 +61,8 @@ void Membership::AddLoss(int node) {
 
 bool Membership::complete() const { return std::find(present_.begin(), present_.end(), false) == present_.end(); }
 
+bool Has(const Nodes& nodes, int node) { return std::binary_search(nodes.begin(), nodes.end(), node); }
+
 std::string NodeName(const Membership& members, int node) {
   if (!members.sized()) return absl::StrCat("node ", node);
   const RankRange ranks = members.ranks(node);

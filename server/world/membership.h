@@ -66,6 +66,9 @@ class Membership {
   std::vector<int> first_ranks_;  // by node, followed by the world's size; valid if sized_
 };
 
+using Nodes = std::vector<int>;  // ascending
+bool Has(const Nodes& nodes, int node);
+
 // Returns "node 1 (ranks 2..3)", or "node 1" if the ranks are not known.
 std::string NodeName(const Membership& members, int node);
 

@@ -58,7 +58,7 @@ absl::Status NodeStreams::TakePlace(const Stream& stream) {
 bool NodeStreams::Answers(const Stream& stream) {
   const int64_t answers = stream.answers;
   const SteadyTime deadline = SteadyDeadline(options_.probe_timeout);
-  stream.sink->OnProbe();
+  stream.sink->Tell(Probe());
   while (!stream.is_over && stream.answers == answers && !changed_.WaitUntil(&mu_, deadline)) {
   }
   return !stream.is_over && stream.answers > answers;

@@ -6,6 +6,7 @@
 #include <set>
 #include <thread>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include <grpcpp/grpcpp.h>
@@ -26,9 +27,11 @@
 #include "server/observe/log.h"
 #include "server/observe/log_throttle.h"
 #include "server/world/cluster_messages.h"
+#include "server/world/coordinator_calls.h"
+#include "server/world/coordinator_link.h"
 #include "server/world/epoch_dispatcher.h"
 #include "server/world/membership.h"
-#include "server/world/node_zero_link.h"
+#include "server/world/node_book.h"
 #include "server/world/stream_writer.h"
 
 namespace paramshard::server {
@@ -43,16 +46,10 @@ constexpr absl::Duration kLongestPause = absl::Milliseconds(500);
 constexpr absl::Duration kDisplacedPause = absl::Seconds(5);
 // How long one attempt to join waits for the connection.
 constexpr absl::Duration kConnectWait = absl::Milliseconds(200);
-// How long one call that does not wait may take.
-constexpr absl::Duration kPutWait = absl::Seconds(5);
-// How long one GetValue call waits: a value may take as long as the start of an epoch.
-constexpr absl::Duration kValueWait = absl::Seconds(30);
 // How long node 0 may take to name the missing nodes.
 constexpr absl::Duration kQuestionWait = absl::Seconds(2);
 // Largest number of nodes accepted from node 0.
 constexpr int kMostNodes = 1 << 20;
-// How much longer a call may take than the wait that it asks for.
-constexpr absl::Duration kCallSlack = absl::Seconds(2);
 
 // Returns true if another attempt would be refused too.
 bool IsRefusal(const absl::Status& status) {
@@ -60,18 +57,37 @@ bool IsRefusal(const absl::Status& status) {
          absl::IsPermissionDenied(status) || absl::IsUnimplemented(status);
 }
 
-// Returns true if the connection ended before the answer came.
-bool IsCutOff(const absl::Status& status) { return absl::IsUnavailable(status) || absl::IsCancelled(status); }
-
 absl::uint128 DrawIncarnation() {
   absl::BitGen random;
   return absl::MakeUint128(random(), random());
 }
 
-// Returns true if the status is the coordinator's answer to a vote; any other error leaves the node in doubt.
-bool IsRefusedVote(const absl::Status& status) {
-  return absl::IsAborted(status) || absl::IsFailedPrecondition(status) || absl::IsInvalidArgument(status) ||
-         absl::IsDataLoss(status);
+absl::Status StoppedError(int node) {
+  return absl::UnavailableError(absl::StrCat("cluster: node ", node, " has stopped"));
+}
+
+// Adds to `why` that this daemon's certificate has ended, if so. Node 0 closes the socket, or does not accept it, without
+// giving a reason.
+absl::Status WithCertificate(const RemoteOptions& options, const absl::Status& why) {
+  if (why.ok() || options.own_certificate == nullptr) return why;
+  const absl::Status own = options.own_certificate().status();
+  return own.ok() ? why : absl::Status(why.code(), absl::StrCat(why.message(), "; ", own.message()));
+}
+
+// This process stood still, and one of the two daemons has to end.
+void LogDisplaced(LogThrottle& throttle, const absl::Status& why) {
+  if (const std::optional<int64_t> count = throttle.Pass(); count.has_value()) {
+    Log(LogLevel::kError, "another daemon has taken the place of this one", {{"why", std::string(why.message())}},
+        *count);
+  }
+}
+
+// The renewal is tried again, with the certificate read anew.
+void LogRefused(LogThrottle& throttle, const absl::Status& why) {
+  const std::optional<int64_t> count = throttle.Pass();
+  if (count.has_value()) {
+    Log(LogLevel::kWarning, "failed to load renewed certificate", {{"why", std::string(why.message())}}, *count);
+  }
 }
 
 class RemoteCluster final : public Cluster {
@@ -89,51 +105,20 @@ class RemoteCluster final : public Cluster {
   int nodes() const override;
   std::vector<int> device_counts() const override;
   absl::Status AwaitWorld(absl::Duration timeout) override;
-  absl::Status CheckNodeZero() const override;
+  absl::Status CheckCoordinator() const override;
   void SetListener(EpochListener* listener) override { dispatcher_.SetListener(listener); }
 
-  void Report(const ModelReport& report) override;
-  void Forget(absl::string_view model) override;
-  void EndEpoch(absl::string_view model, int64_t epoch, const absl::Status& why) override;
-  void EndOnBadLinks(absl::string_view model, int64_t epoch, const absl::Status& why,
-                     const std::vector<BadLink>& links) override;
-  void ReportCommands(absl::string_view model, int64_t epoch, const std::vector<CommandInWords>& commands) override;
-  void ReportDetached(absl::string_view model, int64_t epoch, int rank, int64_t command_count,
-                      const absl::Status& why) override;
-  void ReportCarriedOut(absl::string_view model, int64_t epoch, int64_t command, bool more) override;
-  absl::StatusOr<CommitDecision> Vote(const CommitVote& vote) override;
-  absl::StatusOr<CommitDecision> QueryCommit(const CommitQuery& query) override;
+  absl::Status Send(const FromNode& message) override;
+  absl::StatusOr<CommitDecision> Vote(const CommitVote& vote) override { return requests_.Vote(vote); }
+  absl::StatusOr<CommitDecision> QueryCommit(const CommitQuery& query) override { return requests_.QueryCommit(query); }
   std::unique_ptr<Rendezvous> MakeRendezvous(absl::string_view model, int64_t epoch) override;
-  absl::Status TellSave(const SaveNews& news) override;
-  absl::Status TellRestore(const RestoreNews& news) override;
   void Stop() override;
 
-  absl::Status Put(const v1::PutValueRequest& request);
-  absl::StatusOr<v1::GetValueResponse> Get(v1::GetValueRequest request, absl::Duration timeout);
-
  private:
-  // A waiting vote, or a query about a commit. Forget ends it.
-  struct Ballot {
-    std::string model;
-    int64_t commit_number = 0;
-    bool forgotten = false;  // guarded by mu_
-  };
-
-  // A call that Stop cancels; Forget too, if it belongs to a ballot.
-  class Call {
-   public:
-    Call(RemoteCluster& cluster, absl::Duration timeout, const Ballot* ballot = nullptr);
-    ~Call();
-    grpc::ClientContext context;
-
-   private:
-    RemoteCluster& cluster_;
-  };
-
   // A stream to node 0 and its resources. Ended before it is destroyed.
   struct Stream {
-    Stream(RemoteCluster& cluster, std::shared_ptr<NodeZeroLink> stream_link, int64_t number)
-        : link(std::move(stream_link)), connection(number), call(cluster, absl::InfiniteDuration()) {}
+    Stream(RemoteCluster& cluster, std::shared_ptr<CoordinatorLink> stream_link, int64_t number)
+        : link(std::move(stream_link)), connection(number), call(cluster.requests_, absl::InfiniteDuration()) {}
 
     // Waits until node 0 has ended the stream.
     absl::Status End() {
@@ -145,9 +130,9 @@ class RemoteCluster final : public Cluster {
       return End();
     }
 
-    const std::shared_ptr<NodeZeroLink> link;
+    const std::shared_ptr<CoordinatorLink> link;
     const int64_t connection;
-    Call call;
+    CoordinatorCalls::Call call;
     std::unique_ptr<JoinStream> stream;
     std::unique_ptr<JoinWriter> writer;
   };
@@ -157,64 +142,41 @@ class RemoteCluster final : public Cluster {
   // Joins and serves the stream until it breaks. Returns why it broke.
   absl::Status RunStream();
   // Opens a stream and sends the hello.
-  absl::StatusOr<StreamPtr> OpenStream(std::shared_ptr<NodeZeroLink> link, bool goes_on);
+  absl::StatusOr<StreamPtr> OpenStream(std::shared_ptr<CoordinatorLink> link, bool goes_on);
   void Begin(Stream& stream);
   // Takes messages until the stream ends. Returns the number of the connection on which it goes on, if any.
   std::optional<int64_t> Read(Stream& stream);
   void Close();
   // Returns a link whose certificate is not older than the one in the files.
-  std::shared_ptr<NodeZeroLink> FreshLink();
-  std::shared_ptr<NodeZeroLink> link() const;
-  // Adds to `why` that this daemon's certificate has ended, if so.
-  absl::Status WithCertificate(const absl::Status& why) const;
+  std::shared_ptr<CoordinatorLink> FreshLink();
 
   // Renewed certificates.
   void RunRenewals();
   // If there is another certificate, opens a stream that continues the current one.
   void Renew();
-  void LogRefused(const absl::Status& why);
-  void LogDisplaced(const absl::Status& why);
   // Notes that node 0 has accepted the next stream.
-  absl::StatusOr<StreamPtr> OpenNext(std::shared_ptr<NodeZeroLink> link);
+  absl::StatusOr<StreamPtr> OpenNext(std::shared_ptr<CoordinatorLink> link);
   // Returns the next stream; null if it broke.
   StreamPtr AwaitNext(int64_t connection);
   // Sends this node's messages on the other stream from now on.
   void Move(Stream& from, Stream& to);
 
   void Take(const v1::JoinResponse& response);
-  void TakeWelcome(const v1::Welcome& welcome) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void TakeWelcome(const Welcome& welcome) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // DEADLINE_EXCEEDED naming the missing nodes, if node 0 names them.
   absl::Status MissingError(absl::Duration timeout);
-  // Forgets the model's attached trainers, which must be reported anew.
-  void ForgetAttached(const std::string& model) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // The same at the end of an epoch. Does nothing for an epoch that this node has ended itself: trainers reported since
-  // then wait for the next epoch.
-  void ForgetEpoch(const std::string& model, int64_t epoch) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void EndRunning(const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // UNAVAILABLE while there is no stream.
-  absl::Status Tell(v1::JoinRequest request);
   // Drops the message while there is no stream.
-  void Send(v1::JoinRequest request) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void WriteOut(v1::JoinRequest request) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   // Returns false if stopped.
   bool Pause(absl::Duration pause);
-  void ObserveRoundTrip(absl::Duration took, const v1::VoteResponse& response);
-  // Makes one call, which may take so long. Returns nothing if node 0 waits for other nodes.
-  using AskOnce = absl::FunctionRef<absl::StatusOr<std::optional<CommitDecision>>(grpc::ClientContext& context)>;
-  // Asks until node 0 answers, or the doubt has lasted too long.
-  absl::StatusOr<CommitDecision> Ask(Ballot ballot, absl::Duration wait, AskOnce ask);
-  absl::StatusOr<CommitDecision> Repeat(const Ballot& ballot, absl::Duration wait, AskOnce ask);
-  // Returns false if the vote must not be repeated.
-  bool PauseBallot(const Ballot& ballot, absl::Duration pause);
-  // Returns why a vote is not repeated.
-  absl::Status GivenUpError(const Ballot& ballot);
-  absl::Status StoppedError() const;
-  std::string CoordinatorName() const { return absl::StrCat("node 0 (", options_.coordinator_address, ")"); }
 
   // Constant after construction.
   const RemoteOptions options_;
   const absl::uint128 incarnation_ = DrawIncarnation();
 
+  CoordinatorCalls requests_{options_};
   EpochDispatcher dispatcher_;
   std::thread thread_;    // set by Start, joined by the first Stop
   std::thread renewals_;  // likewise; only of a node with a certificate
@@ -226,25 +188,21 @@ class RemoteCluster final : public Cluster {
   bool stopped_ ABSL_GUARDED_BY(mu_) = false;
   absl::Status refused_ ABSL_GUARDED_BY(mu_);  // if not OK, no further attempt
   absl::Status last_error_ ABSL_GUARDED_BY(mu_);
-  std::vector<int> device_counts_ ABSL_GUARDED_BY(mu_);                           // empty before the first welcome
-  std::shared_ptr<NodeZeroLink> link_ ABSL_GUARDED_BY(mu_);                       // of calls
-  JoinWriter* writer_ ABSL_GUARDED_BY(mu_) = nullptr;                             // of the stream, while there is one
-  int64_t connection_ ABSL_GUARDED_BY(mu_) = 0;                                   // its number, or 0
-  int64_t last_connection_ ABSL_GUARDED_BY(mu_) = 0;                              // of all streams
-  bool is_renewing_ ABSL_GUARDED_BY(mu_) = false;                                 // the next stream is being opened
-  StreamPtr next_ ABSL_GUARDED_BY(mu_);                                           // the stream that node 0 continues on
-  bool joined_ ABSL_GUARDED_BY(mu_) = false;                                      // node 0 has welcomed the last stream
-  int answers_ ABSL_GUARDED_BY(mu_) = 0;                                          // of node 0 to world questions
-  std::map<std::string, ModelReport, std::less<>> reports_ ABSL_GUARDED_BY(mu_);  // sent again on every new stream
-  std::map<std::string, int64_t, std::less<>> running_ ABSL_GUARDED_BY(mu_);      // epochs by model
-  std::set<Ballot*> ballots_ ABSL_GUARDED_BY(mu_);
-  std::map<grpc::ClientContext*, const Ballot*> calls_ ABSL_GUARDED_BY(mu_);  // null if it belongs to no ballot
+  std::vector<int> device_counts_ ABSL_GUARDED_BY(mu_);  // empty before the first welcome
+  JoinWriter* writer_ ABSL_GUARDED_BY(mu_) = nullptr;    // of the stream, while there is one
+  int64_t connection_ ABSL_GUARDED_BY(mu_) = 0;          // its number, or 0
+  int64_t last_connection_ ABSL_GUARDED_BY(mu_) = 0;     // of all streams
+  bool is_renewing_ ABSL_GUARDED_BY(mu_) = false;        // the next stream is being opened
+  StreamPtr next_ ABSL_GUARDED_BY(mu_);                  // the stream that node 0 continues on
+  bool joined_ ABSL_GUARDED_BY(mu_) = false;             // node 0 has welcomed the last stream
+  int answers_ ABSL_GUARDED_BY(mu_) = 0;                 // of node 0 to world questions
+  NodeBook book_ ABSL_GUARDED_BY(mu_);
 };
 
 class RemoteRendezvous final : public Rendezvous {
  public:
-  RemoteRendezvous(RemoteCluster* cluster, absl::string_view model, int64_t epoch)
-      : cluster_(cluster), model_(model), epoch_(epoch) {}
+  RemoteRendezvous(CoordinatorCalls* calls, int node, absl::string_view model, int64_t epoch)
+      : calls_(calls), node_(node), model_(model), epoch_(epoch) {}
 
   absl::Status Put(absl::string_view key, absl::string_view value) override {
     v1::PutValueRequest request;
@@ -252,14 +210,14 @@ class RemoteRendezvous final : public Rendezvous {
     request.set_epoch(epoch_);
     request.set_key(std::string(key));
     request.set_value(std::string(value));
-    request.set_node(cluster_->node());
-    return cluster_->Put(request);
+    request.set_node(node_);
+    return calls_->Put(request);
   }
 
   absl::StatusOr<std::string> Get(int node, absl::string_view key, absl::Duration timeout) override {
     v1::GetValueRequest request = GetRequest(key);
     request.set_of_node(node);
-    ASSIGN_OR_RETURN(v1::GetValueResponse response, cluster_->Get(std::move(request), timeout));
+    ASSIGN_OR_RETURN(v1::GetValueResponse response, calls_->Get(std::move(request), timeout));
     return std::move(*response.mutable_value());
   }
 
@@ -268,15 +226,15 @@ class RemoteRendezvous final : public Rendezvous {
     request.set_model(model_);
     request.set_epoch(epoch_);
     request.set_key(std::string(key));
-    request.set_node(cluster_->node());
+    request.set_node(node_);
     request.mutable_parts()->Assign(parts.begin(), parts.end());
-    return cluster_->Put(request);
+    return calls_->Put(request);
   }
 
   absl::StatusOr<std::vector<std::string>> GetParts(absl::string_view key, absl::Duration timeout) override {
     v1::GetValueRequest request = GetRequest(key);
     request.set_of_parts(true);
-    ASSIGN_OR_RETURN(const v1::GetValueResponse response, cluster_->Get(std::move(request), timeout));
+    ASSIGN_OR_RETURN(const v1::GetValueResponse response, calls_->Get(std::move(request), timeout));
     return std::vector<std::string>(response.parts().begin(), response.parts().end());
   }
 
@@ -286,28 +244,17 @@ class RemoteRendezvous final : public Rendezvous {
     request.set_model(model_);
     request.set_epoch(epoch_);
     request.set_key(std::string(key));
-    request.set_node(cluster_->node());
+    request.set_node(node_);
     return request;
   }
 
-  RemoteCluster* const cluster_;
+  CoordinatorCalls* const calls_;
+  const int node_;
   const std::string model_;
   const int64_t epoch_;
 };
 
-RemoteCluster::Call::Call(RemoteCluster& cluster, absl::Duration timeout, const Ballot* ballot) : cluster_(cluster) {
-  if (timeout != absl::InfiniteDuration()) context.set_deadline(GrpcDeadline(timeout));
-  absl::MutexLock lock(&cluster_.mu_);
-  cluster_.calls_.emplace(&context, ballot);
-  if (cluster_.stopped_ || (ballot != nullptr && ballot->forgotten)) context.TryCancel();
-}
-
-RemoteCluster::Call::~Call() {
-  absl::MutexLock lock(&cluster_.mu_);
-  cluster_.calls_.erase(&context);
-}
-
-RemoteCluster::RemoteCluster(const RemoteOptions& options) : options_(options), link_(MakeNodeZeroLink(options)) {}
+RemoteCluster::RemoteCluster(const RemoteOptions& options) : options_(options) {}
 
 RemoteCluster::~RemoteCluster() { Stop(); }
 
@@ -323,16 +270,12 @@ void RemoteCluster::Stop() {
   {
     absl::MutexLock lock(&mu_);
     if (std::exchange(stopped_, true)) return;
-    for (const auto& [call, ballot] : calls_) call->TryCancel();
     changed_.SignalAll();
   }
+  requests_.Stop();
   for (std::thread* thread : {&renewals_, &thread_}) {
     if (thread->joinable()) thread->join();
   }
-}
-
-absl::Status RemoteCluster::StoppedError() const {
-  return absl::UnavailableError(absl::StrCat("cluster: node ", options_.node, " has stopped"));
 }
 
 bool RemoteCluster::Pause(absl::Duration pause) {
@@ -351,7 +294,7 @@ void RemoteCluster::Run() {
   // Until then node 0 may not have noticed that the daemon that had this node number before is gone.
   const SteadyTime ghosts_end = SteadyDeadline(options_.ghost_timeout);
   do {
-    const absl::Status why = WithCertificate(RunStream());
+    const absl::Status why = WithCertificate(options_, RunStream());
     absl::MutexLock lock(&mu_);
     last_error_ = why;
     if (joined_ && !stopped_) {
@@ -366,7 +309,7 @@ void RemoteCluster::Run() {
     if (!refused_.ok()) return;
     pause = joined_ ? kFirstPause : std::min(2 * pause, kLongestPause);
     if (!device_counts_.empty() && absl::IsAlreadyExists(why)) {
-      LogDisplaced(why);
+      LogDisplaced(displacements_, why);
       pause = kDisplacedPause;
     }
     // Random pauses keep daemons that have lost node 0 together from coming back together.
@@ -393,7 +336,8 @@ absl::Status RemoteCluster::RunStream() {
   return stream->End();
 }
 
-absl::StatusOr<RemoteCluster::StreamPtr> RemoteCluster::OpenStream(std::shared_ptr<NodeZeroLink> link, bool goes_on) {
+absl::StatusOr<RemoteCluster::StreamPtr> RemoteCluster::OpenStream(std::shared_ptr<CoordinatorLink> link,
+                                                                   bool goes_on) {
   // Attempts pause by the steady clock. gRPC's own backoff waits by the wall clock, and would last longer by as much as
   // that is set back.
   grpc::experimental::ChannelResetConnectionBackoff(link->channel.get());
@@ -424,7 +368,7 @@ void RemoteCluster::Begin(Stream& stream) {
   writer_ = stream.writer.get();
   connection_ = stream.connection;
   joined_ = false;
-  for (const auto& [model, report] : reports_) Send(ReportMessage(report));
+  for (const auto& [model, report] : book_.reports()) WriteOut(ToProto(report));
 }
 
 std::optional<int64_t> RemoteCluster::Read(Stream& stream) {
@@ -447,33 +391,20 @@ void RemoteCluster::Close() {
   if (next != nullptr) (void)next->Abandon();
 }
 
-absl::Status RemoteCluster::CheckNodeZero() const {
+absl::Status RemoteCluster::CheckCoordinator() const {
   absl::MutexLock lock(&mu_);
   if (joined_ && writer_ != nullptr) return absl::OkStatus();
-  return absl::UnavailableError(absl::StrCat(CoordinatorName(), " is not reached: ", last_error_.message()));
+  return absl::UnavailableError(absl::StrCat(CoordinatorName(options_), " is not reached: ", last_error_.message()));
 }
 
-std::shared_ptr<NodeZeroLink> RemoteCluster::link() const {
-  absl::MutexLock lock(&mu_);
-  return link_;
-}
-
-std::shared_ptr<NodeZeroLink> RemoteCluster::FreshLink() {
-  const std::shared_ptr<NodeZeroLink> last = link();
+std::shared_ptr<CoordinatorLink> RemoteCluster::FreshLink() {
+  const std::shared_ptr<CoordinatorLink> last = requests_.link();
   if (options_.own_certificate == nullptr) return last;
   const absl::StatusOr<tls::Certificate> certificate = options_.own_certificate();
   if (!certificate.ok() || certificate->fingerprint == last->certificate) return last;
-  std::shared_ptr<NodeZeroLink> fresh = MakeNodeZeroLink(options_);
-  absl::MutexLock lock(&mu_);
-  link_ = fresh;
+  std::shared_ptr<CoordinatorLink> fresh = MakeCoordinatorLink(options_);
+  requests_.SetLink(fresh);
   return fresh;
-}
-
-// Node 0 closes the socket, or does not accept it, without giving a reason.
-absl::Status RemoteCluster::WithCertificate(const absl::Status& why) const {
-  if (why.ok() || options_.own_certificate == nullptr) return why;
-  const absl::Status own = options_.own_certificate().status();
-  return own.ok() ? why : absl::Status(why.code(), absl::StrCat(why.message(), "; ", own.message()));
 }
 
 // Renewed certificates.
@@ -484,15 +415,16 @@ void RemoteCluster::RunRenewals() {
 
 void RemoteCluster::Renew() {
   const absl::StatusOr<tls::Certificate> certificate = options_.own_certificate();
-  if (!certificate.ok()) return LogRefused(certificate.status());
+  if (!certificate.ok()) return LogRefused(refusals_, certificate.status());
   int64_t before = 0;
   {
     absl::MutexLock lock(&mu_);
-    if (!joined_ || connection_ == 0 || next_ != nullptr || certificate->fingerprint == link_->certificate) return;
+    if (!joined_ || connection_ == 0 || next_ != nullptr || certificate->fingerprint == requests_.link()->certificate)
+      return;
     before = connection_;
     is_renewing_ = true;
   }
-  absl::StatusOr<StreamPtr> next = OpenNext(MakeNodeZeroLink(options_));
+  absl::StatusOr<StreamPtr> next = OpenNext(MakeCoordinatorLink(options_));
   {
     absl::MutexLock lock(&mu_);
     is_renewing_ = false;
@@ -502,32 +434,16 @@ void RemoteCluster::Renew() {
       return;
     }
   }
-  if (!next.ok()) return LogRefused(next.status());
+  if (!next.ok()) return LogRefused(refusals_, next.status());
   (void)(*next)->Abandon();  // the stream that it goes on from is gone
 }
 
-// This process stood still, and one of the two daemons has to end.
-void RemoteCluster::LogDisplaced(const absl::Status& why) {
-  if (const std::optional<int64_t> count = displacements_.Pass(); count.has_value()) {
-    Log(LogLevel::kError, "another daemon has taken the place of this one", {{"why", std::string(why.message())}},
-        *count);
-  }
-}
-
-// The renewal is tried again, with the certificate read anew.
-void RemoteCluster::LogRefused(const absl::Status& why) {
-  const std::optional<int64_t> count = refusals_.Pass();
-  if (count.has_value()) {
-    Log(LogLevel::kWarning, "failed to load renewed certificate", {{"why", std::string(why.message())}}, *count);
-  }
-}
-
-absl::StatusOr<RemoteCluster::StreamPtr> RemoteCluster::OpenNext(std::shared_ptr<NodeZeroLink> link) {
+absl::StatusOr<RemoteCluster::StreamPtr> RemoteCluster::OpenNext(std::shared_ptr<CoordinatorLink> link) {
   ASSIGN_OR_RETURN(StreamPtr next, OpenStream(std::move(link), /*goes_on=*/true));
   v1::JoinResponse welcome;
   if (next->stream->Read(&welcome) && welcome.has_welcome()) return next;
   const absl::Status why = next->Abandon();
-  return why.ok() ? absl::UnavailableError(absl::StrCat(CoordinatorName(), " has ended the stream")) : why;
+  return why.ok() ? absl::UnavailableError(absl::StrCat(CoordinatorName(options_), " has ended the stream")) : why;
 }
 
 RemoteCluster::StreamPtr RemoteCluster::AwaitNext(int64_t connection) {
@@ -543,92 +459,57 @@ void RemoteCluster::Move(Stream& from, Stream& to) {
     from.writer->Write(NodeMovedMessage(to.connection));
     writer_ = to.writer.get();
     connection_ = to.connection;
-    link_ = to.link;
+    requests_.SetLink(to.link);
   }
   Log(LogLevel::kInfo, "renewed certificate in use", {{"connection", absl::StrCat(to.connection)}});
 }
 
 // Messages.
 
-void RemoteCluster::Send(v1::JoinRequest request) {
+void RemoteCluster::WriteOut(v1::JoinRequest request) {
   if (writer_ != nullptr) writer_->Write(std::move(request));
 }
 
 void RemoteCluster::Take(const v1::JoinResponse& response) {
+  std::optional<ToNode> message = FromProto(response);
+  if (!message.has_value()) return;
   absl::MutexLock lock(&mu_);
-  if (response.has_welcome()) {
-    TakeWelcome(response.welcome());
-  } else if (response.has_probe()) {
-    Send(ProbeAnswerMessage());
-  } else if (response.has_start()) {
-    const v1::EpochStart& start = response.start();
-    running_[start.model()] = start.epoch();
-    // An earlier report is outdated by the epoch's first commit, and is not sent again.
-    reports_.erase(start.model());
-    dispatcher_.EpochStart(start.model(), EpochStartOf(start));
-  } else if (response.has_last_command()) {
-    const v1::LastCommand& last = response.last_command();
-    dispatcher_.LastCommand(last.model(), last.epoch(), last.command());
-  } else if (response.has_commands_wanted()) {
-    const v1::CommandsWanted& wanted = response.commands_wanted();
-    dispatcher_.CommandsWanted(wanted.model(), wanted.epoch(), CommandsThroughOf(wanted.unless()));
-  } else if (response.has_end()) {
-    const v1::EpochEnd& end = response.end();
-    ForgetEpoch(end.model(), end.epoch());
-    dispatcher_.EpochEnd(end.model(), end.epoch(), ReasonFromProto(end.why()));
-  } else if (response.has_refusal()) {
-    const v1::EpochRefusal& refusal = response.refusal();
-    ForgetAttached(refusal.model());
-    dispatcher_.EpochRefused(refusal.model(), ReasonFromProto(refusal.why()));
-  } else if (response.has_save()) {
-    if (const std::optional<SaveNews> news = SaveNewsOf(response.save()); news.has_value()) {
-      dispatcher_.SaveNews(*news);
-    }
-  } else if (response.has_restore()) {
-    if (const std::optional<RestoreNews> news = RestoreNewsOf(response.restore()); news.has_value()) {
-      dispatcher_.RestoreNews(*news);
-    }
-  }
+  const Overloaded take = {
+      [&](const Welcome& welcome) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { TakeWelcome(welcome); },
+      [&](const Probe&) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { WriteOut(ProbeAnswerMessage()); },
+      [](const auto&) {},
+  };
+  std::visit(take, *message);
+  book_.Note(*message);
+  dispatcher_.Add(*std::move(message));
 }
 
-void RemoteCluster::TakeWelcome(const v1::Welcome& welcome) {
+void RemoteCluster::TakeWelcome(const Welcome& welcome) {
   // A stream begins with a welcome, and may carry more of them.
   if (!std::exchange(joined_, true) && !device_counts_.empty()) {
     Log(LogLevel::kInfo, "rejoined the cluster", {});
   }
-  const bool has_counts = welcome.device_counts_size() == welcome.nodes();
+  const bool has_counts = static_cast<int>(welcome.device_counts.size()) == welcome.nodes;
   if (has_counts) ++answers_;
   // Counts are final once all are known; a restarted node 0 learns them again.
-  if (!IsSized(device_counts_) && welcome.nodes() > 0 && welcome.nodes() <= kMostNodes) {
-    device_counts_.assign(welcome.nodes(), 0);
-    if (has_counts) device_counts_.assign(welcome.device_counts().begin(), welcome.device_counts().end());
+  if (!IsSized(device_counts_) && welcome.nodes > 0 && welcome.nodes <= kMostNodes) {
+    device_counts_.assign(welcome.nodes, 0);
+    if (has_counts) device_counts_ = welcome.device_counts;
   }
   changed_.SignalAll();
 }
 
-void RemoteCluster::ForgetAttached(const std::string& model) {
-  const auto it = reports_.find(model);
-  if (it != reports_.end()) it->second.attached_ranks.clear();
-}
-
-void RemoteCluster::ForgetEpoch(const std::string& model, int64_t epoch) {
-  const auto running = running_.find(model);
-  if (running == running_.end() || running->second != epoch) return;
-  running_.erase(running);
-  ForgetAttached(model);
-}
-
 void RemoteCluster::EndRunning(const absl::Status& why) {
-  for (const auto& [model, epoch] : running_) {
-    ForgetAttached(model);
-    dispatcher_.EpochEnd(model, epoch,
-                         absl::UnavailableError(absl::StrCat(CoordinatorName(), " lost: ", why.message(),
-                                                             "; without it no commit of ", model, " can be decided")));
+  for (const auto& [model, epoch] : book_.EndEpochs()) {
+    dispatcher_.Add(EpochEnded{
+        .model = model,
+        .epoch = epoch,
+        .why = absl::UnavailableError(absl::StrCat(CoordinatorName(options_), " lost: ", why.message(),
+                                                   "; without it no commit of ", model, " can be decided"))});
   }
-  running_.clear();
-  const absl::Status lost = absl::UnavailableError(absl::StrCat(CoordinatorName(), " lost: ", why.message()));
-  dispatcher_.SaveNews({.model = {}, .what = SaveLeaderLost{lost}});
-  dispatcher_.RestoreNews({.model = {}, .what = RestoreLeaderLost{lost}});
+  const absl::Status lost = absl::UnavailableError(absl::StrCat(CoordinatorName(options_), " lost: ", why.message()));
+  dispatcher_.Add(SaveNews{.model = {}, .what = SaveLeaderLost{lost}});
+  dispatcher_.Add(RestoreNews{.model = {}, .what = RestoreLeaderLost{lost}});
 }
 
 // The world.
@@ -642,7 +523,7 @@ absl::Status RemoteCluster::AwaitWelcome() {
   if (!device_counts_.empty()) return absl::OkStatus();
   return absl::UnavailableError(absl::StrCat("join node ", options_.node, ": timed out after ",
                                              absl::FormatDuration(options_.join_timeout), " waiting for ",
-                                             CoordinatorName(), ": ", last_error_.message()));
+                                             CoordinatorName(options_), ": ", last_error_.message()));
 }
 
 int RemoteCluster::nodes() const {
@@ -661,7 +542,7 @@ absl::Status RemoteCluster::AwaitWorld(absl::Duration timeout) {
     absl::MutexLock lock(&mu_);
     while (!stopped_ && !IsSized(device_counts_) && !changed_.WaitUntil(&mu_, deadline)) {
     }
-    if (stopped_) return StoppedError();
+    if (stopped_) return StoppedError(options_.node);
     if (IsSized(device_counts_)) return absl::OkStatus();
   }
   return MissingError(timeout);
@@ -671,204 +552,35 @@ absl::Status RemoteCluster::MissingError(absl::Duration timeout) {
   const SteadyTime deadline = SteadyDeadline(kQuestionWait);
   absl::MutexLock lock(&mu_);
   const int before = answers_;
-  Send(WorldQuestionMessage());
+  WriteOut(ToProto(WorldQuestion()));
   while (!stopped_ && answers_ == before && !changed_.WaitUntil(&mu_, deadline)) {
   }
-  if (stopped_) return StoppedError();
+  if (stopped_) return StoppedError(options_.node);
   if (IsSized(device_counts_)) return absl::OkStatus();
   if (answers_ != before) return MissingNodesError(device_counts_, timeout);
   return absl::DeadlineExceededError(absl::StrCat("join the world: timed out after ", absl::FormatDuration(timeout),
                                                   " waiting for ", device_counts_.size(), " nodes, and ",
-                                                  CoordinatorName(), " does not say which are missing"));
+                                                  CoordinatorName(options_), " does not say which are missing"));
 }
 
 // Models.
 
-void RemoteCluster::Report(const ModelReport& report) {
-  absl::MutexLock lock(&mu_);
-  reports_[report.model] = report;
-  Send(ReportMessage(report));
-}
-
-void RemoteCluster::Forget(absl::string_view model) {
-  absl::MutexLock lock(&mu_);
-  if (const auto it = reports_.find(model); it != reports_.end()) reports_.erase(it);
-  Send(DeletionMessage(model));
-  for (Ballot* ballot : ballots_) {
-    if (ballot->model == model) ballot->forgotten = true;
+absl::Status RemoteCluster::Send(const FromNode& message) {
+  v1::JoinRequest request = ToProto(message);
+  if (const auto* const deleted = std::get_if<ModelDeleted>(&message); deleted != nullptr) {
+    requests_.Forget(deleted->model);
   }
-  for (const auto& [call, ballot] : calls_) {
-    if (ballot != nullptr && ballot->forgotten) call->TryCancel();
-  }
-  changed_.SignalAll();
-}
-
-void RemoteCluster::EndEpoch(absl::string_view model, int64_t epoch, const absl::Status& why) {
-  EndOnBadLinks(model, epoch, why, {});
-}
-
-void RemoteCluster::EndOnBadLinks(absl::string_view model, int64_t epoch, const absl::Status& why,
-                                  const std::vector<BadLink>& links) {
   absl::MutexLock lock(&mu_);
-  ForgetEpoch(std::string(model), epoch);
-  Send(DepartureMessage(model, epoch, why, links));
-}
-
-void RemoteCluster::ReportCommands(absl::string_view model, int64_t epoch,
-                                   const std::vector<CommandInWords>& commands) {
-  v1::JoinRequest request = CommandsMessage(model, epoch, commands);
-  absl::MutexLock lock(&mu_);
-  Send(std::move(request));
-}
-
-void RemoteCluster::ReportDetached(absl::string_view model, int64_t epoch, int rank, int64_t command_count,
-                                   const absl::Status& why) {
-  absl::MutexLock lock(&mu_);
-  Send(DetachedMessage(model, epoch, rank, command_count, why));
-}
-
-void RemoteCluster::ReportCarriedOut(absl::string_view model, int64_t epoch, int64_t command, bool more) {
-  absl::MutexLock lock(&mu_);
-  Send(CarriedOutMessage(model, epoch, command, more));
-}
-
-absl::StatusOr<CommitDecision> RemoteCluster::Vote(const CommitVote& vote) {
-  // A live node 0 answers before the doubt timeout.
-  const absl::Duration wait = std::min(kVoteWait, options_.doubt_timeout / 2);
-  const v1::VoteRequest request = VoteMessage(options_.node, vote, wait);
-  const auto ask = [&](grpc::ClientContext& context) -> absl::StatusOr<std::optional<CommitDecision>> {
-    v1::VoteResponse response;
-    const SteadyTime begin = SteadyNow();
-    RETURN_IF_ERROR(FromGrpcStatus(link()->stub->Vote(&context, request, &response)));
-    ObserveRoundTrip(absl::FromChrono(SteadyNow() - begin), response);
-    if (!response.has_decision()) return std::nullopt;
-    return DecisionOf(response.decision());
-  };
-  ASSIGN_OR_RETURN(CommitDecision decision, Ask({.model = vote.model, .commit_number = vote.commit_number}, wait, ask));
-  if (vote.write_down != nullptr) RETURN_IF_ERROR(vote.write_down(decision));
-  return decision;
-}
-
-// A message of its own would be one more in each step.
-void RemoteCluster::ObserveRoundTrip(absl::Duration took, const v1::VoteResponse& response) {
-  if (!response.has_held()) return;
-  const absl::Duration underway = std::clamp(took - DurationFromProto(response.held()), absl::ZeroDuration(), took);
-  options_.metrics->Observe(Metric::kPeerRoundTrip, absl::ToChronoNanoseconds(underway));
-}
-
-absl::StatusOr<CommitDecision> RemoteCluster::QueryCommit(const CommitQuery& query) {
-  const v1::QueryCommitRequest request = QueryMessage(options_.node, query);
-  const auto ask = [&](grpc::ClientContext& context) -> absl::StatusOr<std::optional<CommitDecision>> {
-    v1::QueryCommitResponse response;
-    RETURN_IF_ERROR(FromGrpcStatus(link()->stub->QueryCommit(&context, request, &response)));
-    if (!response.has_decision()) return std::nullopt;
-    return DecisionOf(response.decision());
-  };
-  return Ask({.model = query.model, .commit_number = query.commit_number}, absl::ZeroDuration(), ask);
-}
-
-absl::StatusOr<CommitDecision> RemoteCluster::Ask(Ballot ballot, absl::Duration wait, AskOnce ask) {
-  {
-    absl::MutexLock lock(&mu_);
-    ballots_.insert(&ballot);
-  }
-  absl::StatusOr<CommitDecision> decision = Repeat(ballot, wait, ask);
-  absl::MutexLock lock(&mu_);
-  ballots_.erase(&ballot);
-  return decision;
-}
-
-absl::StatusOr<CommitDecision> RemoteCluster::Repeat(const Ballot& ballot, absl::Duration wait, AskOnce ask) {
-  SteadyTime doubt_deadline = SteadyDeadline(options_.doubt_timeout);
-  absl::Duration pause = kFirstPause;
-  do {
-    Call call(*this, std::min(wait + kCallSlack, TimeLeft(doubt_deadline)), &ballot);
-    absl::StatusOr<std::optional<CommitDecision>> answer = ask(call.context);
-    if (answer.ok() && answer->has_value()) return **std::move(answer);
-    if (IsRefusedVote(answer.status())) return answer.status();
-    if (answer.ok()) {  // node 0 has answered: it waits for others, and so does the next call
-      doubt_deadline = SteadyDeadline(options_.doubt_timeout);
-      pause = absl::ZeroDuration();
-    } else {
-      pause = std::clamp(2 * pause, kFirstPause, kLongestPause);
-    }
-  } while (SteadyNow() < doubt_deadline && PauseBallot(ballot, std::min(pause, TimeLeft(doubt_deadline))));
-  return GivenUpError(ballot);
-}
-
-bool RemoteCluster::PauseBallot(const Ballot& ballot, absl::Duration pause) {
-  const SteadyTime deadline = SteadyDeadline(pause);
-  absl::MutexLock lock(&mu_);
-  while (!stopped_ && !ballot.forgotten && !changed_.WaitUntil(&mu_, deadline)) {
-  }
-  return !stopped_ && !ballot.forgotten;
-}
-
-absl::Status RemoteCluster::GivenUpError(const Ballot& ballot) {
-  const std::string operation = absl::StrCat("vote ", ballot.model, " commit ", ballot.commit_number, ": ");
-  absl::MutexLock lock(&mu_);
-  if (ballot.forgotten) return absl::CancelledError(absl::StrCat(operation, "the model was deleted on this node"));
-  if (stopped_) {
-    return absl::UnavailableError(
-        absl::StrCat(operation, "stopped before ", CoordinatorName(), " answered; it is in doubt"));
-  }
-  return absl::DataLossError(absl::StrCat(operation, "timed out after ", absl::FormatDuration(options_.doubt_timeout),
-                                          " waiting for ", CoordinatorName()));
-}
-
-// Saves and restores.
-
-absl::Status RemoteCluster::TellSave(const SaveNews& news) {
-  v1::JoinRequest request;
-  *request.mutable_save() = SaveMessage(news);
-  return Tell(std::move(request));
-}
-
-absl::Status RemoteCluster::TellRestore(const RestoreNews& news) {
-  v1::JoinRequest request;
-  *request.mutable_restore() = RestoreMessage(news);
-  return Tell(std::move(request));
-}
-
-absl::Status RemoteCluster::Tell(v1::JoinRequest request) {
-  absl::MutexLock lock(&mu_);
-  if (writer_ == nullptr) return absl::UnavailableError(absl::StrCat(CoordinatorName(), " is not reached"));
-  Send(std::move(request));
+  book_.Note(message);
+  if (writer_ == nullptr) return absl::UnavailableError(absl::StrCat(CoordinatorName(options_), " is not reached"));
+  WriteOut(std::move(request));
   return absl::OkStatus();
 }
 
 // Rendezvous.
 
 std::unique_ptr<Rendezvous> RemoteCluster::MakeRendezvous(absl::string_view model, int64_t epoch) {
-  return std::make_unique<RemoteRendezvous>(this, model, epoch);
-}
-
-absl::Status RemoteCluster::Put(const v1::PutValueRequest& request) {
-  std::shared_ptr<NodeZeroLink> used;
-  absl::Status status;
-  do {
-    used = link();
-    Call call(*this, kPutWait + kCallSlack);
-    v1::PutValueResponse response;
-    status = FromGrpcStatus(used->stub->PutValue(&call.context, request, &response));
-  } while (IsCutOff(status) && link() != used);
-  return status;
-}
-
-absl::StatusOr<v1::GetValueResponse> RemoteCluster::Get(v1::GetValueRequest request, absl::Duration timeout) {
-  const SteadyTime deadline = SteadyDeadline(timeout);
-  std::shared_ptr<NodeZeroLink> used;
-  absl::Status status;
-  do {
-    used = link();
-    const absl::Duration wait = std::min(TimeLeft(deadline), kValueWait);
-    *request.mutable_timeout() = DurationToProto(wait);
-    Call call(*this, wait + kCallSlack);
-    v1::GetValueResponse response;
-    status = FromGrpcStatus(used->stub->GetValue(&call.context, request, &response));
-    if (status.ok()) return response;
-  } while ((absl::IsDeadlineExceeded(status) || (IsCutOff(status) && link() != used)) && SteadyNow() < deadline);
-  return status;
+  return std::make_unique<RemoteRendezvous>(&requests_, options_.node, model, epoch);
 }
 
 }  // namespace

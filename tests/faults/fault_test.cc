@@ -740,10 +740,10 @@ TEST_P(TwoDaemonsTest, AKilledDaemonIsNamedAndTheOtherStaysOpenToInspection) {
 
 TEST_P(TwoDaemonsTest, WhoWaitsWithoutNodeZeroIsToldSo) {
   const std::string& directory = directories_[1].path();
-  EXPECT_EQ(MetricOf(directory, "paramshard_node_zero_reached"), 1);
+  EXPECT_EQ(MetricOf(directory, "paramshard_coordinator_reached"), 1);
   daemons_[0].Signal(SIGKILL);
   // Until node 1 has noticed it, and then that all its ranks but one are there; the test's timeout bounds both.
-  while (MetricOf(directory, "paramshard_node_zero_reached") != 0) {
+  while (MetricOf(directory, "paramshard_coordinator_reached") != 0) {
   }
   std::vector<ChildProcess> others;
   for (int rank = devices_ + 1; rank < ranks(); ++rank) others.push_back(Start(TrainingOf("m", rank)));

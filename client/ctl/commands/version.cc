@@ -34,7 +34,7 @@ std::string AbsentCell(const v1::GetVersionResponse& response) {
 
 // An operator must not miss these.
 
-std::string NodeZeroText(const v1::GetVersionResponse& response) {
+std::string CoordinatorText(const v1::GetVersionResponse& response) {
   if (response.node_zero_lost().empty()) return "";
   return absl::StrCat("NO EPOCH BEGINS: ", TerminalText(response.node_zero_lost()), "\n");
 }
@@ -73,7 +73,7 @@ std::string VersionText(const v1::GetVersionResponse& response) {
   if (response.insecure_addresses_size() > 0) {
     properties.Add("in the clear", TextCell(absl::StrJoin(response.insecure_addresses(), ", ")));
   }
-  return absl::StrCat(properties.Text(), NodeZeroText(response), BadLinksText(response), HeldBackText(response),
+  return absl::StrCat(properties.Text(), CoordinatorText(response), BadLinksText(response), HeldBackText(response),
                       BrokenDevicesText(response));
 }
 

@@ -215,9 +215,10 @@ TEST_F(WorldRestoresFaultsTest, AnOrderWaitsForTheEndOfTheOneBefore) {
                            .save_id = choice.id.save_id,
                            .spec_fingerprint = world_.model(0).fingerprint(),
                            .timeout = kTimeout};
-  ASSERT_OK(zero.TellRestore({.model = "m", .what = order}));
+  ASSERT_OK(zero.Send(RestoreNews{.model = "m", .what = order}));
   reached.WaitForNotification();
-  ASSERT_OK(zero.TellRestore({.model = "m", .what = RestoreEnd{.id = 1, .status = absl::AbortedError("given up")}}));
+  ASSERT_OK(
+      zero.Send(RestoreNews{.model = "m", .what = RestoreEnd{.id = 1, .status = absl::AbortedError("given up")}}));
   std::thread next([&] { EXPECT_OK(world_.Restore()); });
   over.Notify();
   next.join();
@@ -351,7 +352,7 @@ TEST_F(WorldRestoresFaultsTest, ADaemonThatHasNotWrittenInTimeLeavesNoStateToTra
     world_.clock(0).Advance(kTimeout);
     // Some word of it makes node 0 look at its clock.
     const RestoreSums none{.id = kDrawn};
-    EXPECT_OK(world_.daemons().store(1).world().cluster->TellRestore({.model = "m", .what = none}));
+    EXPECT_OK(world_.daemons().store(1).world().cluster->Send(RestoreNews{.model = "m", .what = none}));
     over.WaitForNotification();
   });
   const absl::Status late = world_.Restore().status();
@@ -691,7 +692,7 @@ TEST_P(HostileFollowerTest, IsNamedAndLeavesNoWrongState) {
   Remember();
   world_.At(1, [&](Point point) {
     if (point != param.at) return;
-    EXPECT_OK(world_.daemons().store(1).world().cluster->TellRestore(param.say()));
+    EXPECT_OK(world_.daemons().store(1).world().cluster->Send(param.say()));
   });
   const absl::Status status = world_.Restore().status();
   EXPECT_THAT(status.message(), HasSubstr(param.answer));

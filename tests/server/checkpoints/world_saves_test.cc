@@ -407,8 +407,9 @@ class HostileNodeTest : public testing::Test {
     number_ = begun.ok() ? begun->number : 0;
     v1::JoinResponse response;
     while (stream_->Read(&response)) {
-      if (!response.has_save()) continue;
-      const auto news = SaveNewsOf(response.save());
+      const auto message = FromProto(response);
+      if (!message.has_value() || !std::holds_alternative<SaveNews>(*message)) continue;
+      const auto* const news = &std::get<SaveNews>(*message);
       if (const auto* const order = std::get_if<SaveOrder>(&news->what); order != nullptr) order_ = *order;
       if (const auto* const go = std::get_if<SavePermission>(&news->what); go != nullptr) return go->id;
     }
@@ -416,9 +417,7 @@ class HostileNodeTest : public testing::Test {
     return 0;
   }
   void Say(const SavePart& part) {
-    v1::JoinRequest request;
-    *request.mutable_save() = SaveMessage({.model = "m", .what = part});
-    EXPECT_TRUE(stream_->Write(request));
+    EXPECT_TRUE(stream_->Write(ToProto(FromNode(SaveNews{.model = "m", .what = part}))));
   }
   // The hash of what it writes as the part of node 1.
   absl::uint128 WritePart(const checkpoint::Part& part) {

@@ -162,10 +162,10 @@ TEST_F(TransportTest, ANodeReachesNodeZeroAlone) {
   const auto one =
       Transport::Create({.files = Install("1", authority_.Issue({InWorld("node/1")})), .node = 1}, absl::Now());
   ASSERT_OK(one);
-  EXPECT_OK(VoteOf(1, ChannelOf(one->ToNodeZero(), nodes_port_)));
+  EXPECT_OK(VoteOf(1, ChannelOf(one->ToCoordinator(), nodes_port_)));
   // A server that has the certificate of another node is not node 0.
   const int port = Serve(one->ForNodes(kNodes), &votes_);
-  EXPECT_THAT(VoteOf(1, ChannelOf(one->ToNodeZero(), port)), StatusIs(absl::StatusCode::kUnavailable));
+  EXPECT_THAT(VoteOf(1, ChannelOf(one->ToCoordinator(), port)), StatusIs(absl::StatusCode::kUnavailable));
 }
 
 TEST_F(TransportTest, ANodeSpeaksForItselfAlone) {
@@ -213,7 +213,7 @@ TEST_F(TransportTest, WhoIsDeniedIsRefusedAtBothEnds) {
   const int port = Serve(one->ForNodes(kNodes), &votes_);
   ExpectRefused(As("node/1", port));
   EXPECT_OK(VoteOf(2, As("node/2", port)));
-  EXPECT_THAT(VoteOf(1, ChannelOf(one->ToNodeZero(), nodes_port_)), StatusIs(absl::StatusCode::kUnavailable));
+  EXPECT_THAT(VoteOf(1, ChannelOf(one->ToCoordinator(), nodes_port_)), StatusIs(absl::StatusCode::kUnavailable));
 }
 
 TEST_F(TransportTest, ACertificateWithoutOneUriIsRefused) {
@@ -226,7 +226,7 @@ TEST_F(TransportTest, PlaintextIsRefusedByTlsAndTheReverse) {
   const Transport in_the_clear;
   Votes votes(&in_the_clear);
   const int plain = Serve(in_the_clear.ForNodes(kNodes), &votes);
-  EXPECT_OK(VoteOf(1, ChannelOf(in_the_clear.ToNodeZero(), plain)));
+  EXPECT_OK(VoteOf(1, ChannelOf(in_the_clear.ToCoordinator(), plain)));
   ExpectRefused(As("node/1", plain));
   servers_.back()->Shutdown();
 }
@@ -289,7 +289,7 @@ TEST_F(TransportTest, ARenewedCertificateIsAnotherOne) {
   ASSERT_OK_AND_ASSIGN(
       const Transport one,
       Transport::Create({.files = Install("1", authority_.Issue({InWorld("node/1")})), .node = 1}, absl::Now()));
-  EXPECT_OK(VoteOf(1, ChannelOf(one.ToNodeZero(), nodes_port_)));
+  EXPECT_OK(VoteOf(1, ChannelOf(one.ToCoordinator(), nodes_port_)));
   ASSERT_OK_AND_ASSIGN(const tls::Certificate first, one.OwnCertificate());
   ASSERT_OK_AND_ASSIGN(const tls::Certificate again, one.OwnCertificate());
   EXPECT_EQ(again.fingerprint, first.fingerprint);
@@ -297,7 +297,7 @@ TEST_F(TransportTest, ARenewedCertificateIsAnotherOne) {
   Install("1", authority_.Issue({InWorld("node/2")}));
   ASSERT_OK_AND_ASSIGN(const tls::Certificate renewed, one.OwnCertificate());
   EXPECT_NE(renewed.fingerprint, first.fingerprint);
-  EXPECT_OK(VoteOf(2, ChannelOf(one.ToNodeZero(), nodes_port_)));
+  EXPECT_OK(VoteOf(2, ChannelOf(one.ToCoordinator(), nodes_port_)));
 }
 
 TEST_F(TransportTest, ConnectionsOfNodesAndToolsEndWithTheirCertificatesAndInTheClearNoneDoes) {

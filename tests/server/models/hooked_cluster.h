@@ -92,45 +92,14 @@ class HookedCluster final : public Cluster {
     ear_.SetListener(listener);
     if (listener != nullptr) cluster_->SetListener(&ear_);
   }
-  void Report(const ModelReport& report) override {
-    const std::function<void(const ModelReport&)> hook = Hook(on_report_);
-    if (hook) hook(report);
-    cluster_->Report(report);
-  }
-  void Forget(absl::string_view model) override {
-    Hook(on_forget_)();
-    if (!hangs_) cluster_->Forget(model);
-  }
-  void EndEpoch(absl::string_view model, int64_t epoch, const absl::Status& why) override {
-    if (!hangs_) cluster_->EndEpoch(model, epoch, why);
-  }
-  void EndOnBadLinks(absl::string_view model, int64_t epoch, const absl::Status& why,
-                     const std::vector<BadLink>& links) override {
-    if (!hangs_) cluster_->EndOnBadLinks(model, epoch, why, links);
-  }
-  void ReportCommands(absl::string_view model, int64_t epoch, const std::vector<CommandInWords>& commands) override {
-    cluster_->ReportCommands(model, epoch, commands);
-  }
-  void ReportDetached(absl::string_view model, int64_t epoch, int rank, int64_t command_count,
-                      const absl::Status& why) override {
-    if (!hangs_) cluster_->ReportDetached(model, epoch, rank, command_count, why);
-  }
-  void ReportCarriedOut(absl::string_view model, int64_t epoch, int64_t command, bool more) override {
-    cluster_->ReportCarriedOut(model, epoch, command, more);
+  absl::Status Send(const FromNode& message) override {
+    const bool is_lost = std::visit([this](const auto& one) { return Loses(one); }, message);
+    return is_lost ? absl::OkStatus() : cluster_->Send(message);
   }
   std::unique_ptr<Rendezvous> MakeRendezvous(absl::string_view model, int64_t epoch) override {
     const std::function<absl::Status()> fails = Hook(rendezvous_);
     if (fails) return std::make_unique<FailingRendezvous>(fails);
     return cluster_->MakeRendezvous(model, epoch);
-  }
-  absl::Status TellSave(const SaveNews& news) override {
-    const std::function<void(const SaveNews&)> hears = Hook(hears_);
-    if (hears) hears(news);
-    return cluster_->TellSave(news);
-  }
-  absl::Status TellRestore(const RestoreNews& news) override {
-    const std::function<bool(const RestoreNews&)> loses = Hook(loses_);
-    return loses && loses(news) ? absl::OkStatus() : cluster_->TellRestore(news);
   }
   std::vector<int> restored_nodes(absl::string_view model, absl::uint128 id) override {
     return cluster_->restored_nodes(model, id);
@@ -138,6 +107,29 @@ class HookedCluster final : public Cluster {
   void Stop() override { cluster_->Stop(); }
 
  private:
+  // Makes the hooks of a message. Returns true if it gets lost.
+  bool Loses(const ModelReport& report) {
+    if (const std::function<void(const ModelReport&)> hook = Hook(on_report_); hook) hook(report);
+    return false;
+  }
+  bool Loses(const ModelDeleted&) {
+    Hook(on_forget_)();
+    return hangs_;
+  }
+  bool Loses(const EndEpoch&) { return hangs_; }
+  bool Loses(const RankDetached&) { return hangs_; }
+  bool Loses(const SaveNews& news) {
+    if (const std::function<void(const SaveNews&)> hears = Hook(hears_); hears) hears(news);
+    return false;
+  }
+  bool Loses(const RestoreNews& news) {
+    const std::function<bool(const RestoreNews&)> loses = Hook(loses_);
+    return loses && loses(news);
+  }
+  bool Loses(const CommandReports&) { return false; }
+  bool Loses(const CommandsCarriedOut&) { return false; }
+  bool Loses(const WorldQuestion&) { return false; }
+
   // Tells another listener everything, and counts.
   class Ear final : public EpochListener {
    public:
@@ -151,26 +143,13 @@ class HookedCluster final : public Cluster {
       return true;
     }
 
-    void OnEpochStart(const std::string& model, const EpochStart& start) override {
-      listener_->OnEpochStart(model, start);
-    }
-    void OnLastCommand(const std::string& model, int64_t epoch, int64_t command) override {
-      listener_->OnLastCommand(model, epoch, command);
-    }
-    void OnCommandsWanted(const std::string& model, int64_t epoch, const CommandsThrough& unless) override {
-      listener_->OnCommandsWanted(model, epoch, unless);
+    void Hear(const ToNode& message) override {
+      listener_->Hear(message);
+      if (!std::holds_alternative<CommandsWanted>(message)) return;
       absl::MutexLock lock(&mu_);
       ++questions_;
       asked_.SignalAll();
     }
-    void OnEpochEnd(const std::string& model, int64_t epoch, const absl::Status& why) override {
-      listener_->OnEpochEnd(model, epoch, why);
-    }
-    void OnEpochRefused(const std::string& model, const absl::Status& why) override {
-      listener_->OnEpochRefused(model, why);
-    }
-    void OnSaveNews(const SaveNews& news) override { listener_->OnSaveNews(news); }
-    void OnRestoreNews(const RestoreNews& news) override { listener_->OnRestoreNews(news); }
 
    private:
     EpochListener* listener_ = nullptr;  // changed while no call runs

@@ -468,13 +468,13 @@ TEST_F(ModelStoreTest, AModelWhoseCommitHangsHoldsUpNoOtherInADrain) {
 }
 
 TEST_F(ModelStoreTest, NewsOfUnknownModelsAreIgnored) {
-  store().OnEpochStart("nobody", {.epoch = 1});
-  store().OnEpochEnd("nobody", 1, absl::AbortedError("over"));
-  store().OnEpochRefused("nobody", absl::FailedPreconditionError("want one state on all nodes"));
+  store().Hear(EpochStart{.model = "nobody", .epoch = 1});
+  store().Hear(EpochEnded{.model = "nobody", .epoch = 1, .why = absl::AbortedError("over")});
+  store().Hear(EpochRefused{.model = "nobody", .why = absl::FailedPreconditionError("want one state on all nodes")});
   ASSERT_OK_AND_ASSIGN(const ModelStore::Created created, Create(Spec("m")));
   // An epoch that no trainer waits for.
-  store().OnEpochStart("m", {.epoch = 7});
-  store().OnEpochEnd("m", 7, absl::AbortedError("over"));
+  store().Hear(EpochStart{.model = "m", .epoch = 7});
+  store().Hear(EpochEnded{.model = "m", .epoch = 7, .why = absl::AbortedError("over")});
   EXPECT_FALSE(created.model->trainers().activity().running);
 }
 

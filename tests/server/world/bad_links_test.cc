@@ -27,20 +27,20 @@ using Nodes = std::vector<int>;
 constexpr int kMostNodes = 4;
 
 // Policies of a world in which one node may be missing. A left-out node comes back at once, or not during a test.
-AttendancePolicy Policy(int needed, absl::Duration first_stay = absl::Hours(1),
-                        absl::Duration gathering = absl::ZeroDuration()) {
+QuorumPolicy Policy(int needed, absl::Duration first_stay = absl::Hours(1),
+                    absl::Duration gathering = absl::ZeroDuration()) {
   return {.min_nodes = needed, .timeout = absl::Hours(1), .first_stay = first_stay, .gathering = gathering};
 }
 
 // Nodes with one rank each.
 class BadLinksTest : public ::testing::Test {
  protected:
-  void Start(int nodes, AttendancePolicy policy) {
-    coordinator_.emplace(Coordinator::Options{.nodes = nodes, .attendance = policy});
+  void Start(int nodes, QuorumPolicy policy) {
+    coordinator_.emplace(Coordinator::Options{.nodes = nodes, .quorum = policy});
     for (int node = 0; node < nodes; ++node) ASSERT_OK(coordinator_->Join(node, 1, &sinks_[node]));
   }
   void Report(int node, int64_t commit_number, const Nodes& last, bool needs_every_node = false) {
-    coordinator_->Report(node, MadeReport(node, commit_number, last, needs_every_node));
+    EXPECT_OK(coordinator_->Step(node, MadeReport(node, commit_number, last, needs_every_node)));
   }
   static ModelReport MadeReport(int node, int64_t commit_number, const Nodes& last, bool needs_every_node) {
     ModelReport report = MakeReport({node}, commit_number, commit_number, 1, /*shard_size=*/1);
@@ -82,7 +82,7 @@ class BadLinksTest : public ::testing::Test {
     for (const int peer : peers) {
       links.push_back({.peer = peer, .address = absl::StrCat("d", node), .peer_address = absl::StrCat("d", peer)});
     }
-    coordinator_->EndOnBadLinks(node, "m", epoch, links);
+    EXPECT_OK(coordinator_->Step(node, EndEpoch{.model = "m", .epoch = epoch, .bad_links = links}));
   }
   // The nodes make a commit.
   void Commit(const Nodes& nodes, int64_t epoch, int64_t commit_number, const std::string& model = "m") {
@@ -147,7 +147,7 @@ TEST_F(BadLinksTest, OneThatIsLeftOutNoMoreEndsTheEpochAtTheNextCommit) {
   for (const int node : {0, 1, 2}) {
     ModelReport other = MadeReport(node, 0, {0, 1, 2}, /*needs_every_node=*/true);
     other.model = "other";
-    coordinator_->Report(node, other);
+    EXPECT_OK(coordinator_->Step(node, other));
   }
   AwaitStart({0, 1, 2});
   Commit({0, 1}, 2, 1);
@@ -172,14 +172,14 @@ TEST_F(BadLinksTest, AModelThatBeginsTriesAll) {
     other.model = "other";
     other.history_id = absl::StrCat("begun at ", node);
     other.untouched = other.fresh = true;
-    coordinator_->Report(node, other);
+    EXPECT_OK(coordinator_->Step(node, other));
   }
   AwaitStart({0, 1, 2});
 }
 
 // A present node without trainers does not count towards the number of nodes.
 TEST_F(BadLinksTest, WhoIsLeftOutIsSaidAsItComes) {
-  AttendancePolicy policy = Policy(3);
+  QuorumPolicy policy = Policy(3);
   policy.timeout = absl::ZeroDuration();
   ASSERT_NO_FATAL_FAILURE(Start(4, policy));
   ReportAll({0, 1, 2, 3});
@@ -259,7 +259,7 @@ TEST_F(BadLinksTest, WhatMakesNoSenseIsIgnored) {
 TEST_F(BadLinksTest, NoSaveIsOrderedOfOneThatIsLeftOut) {
   ASSERT_NO_FATAL_FAILURE(Start(3, Policy(2)));
   const auto order = [&](int64_t step) {
-    return coordinator_->TellSave(0, {.model = "m", .what = SaveOrder{.id = 1, .step = step}});
+    return coordinator_->Step(0, SaveNews{.model = "m", .what = SaveOrder{.id = 1, .step = step}});
   };
   ReportAll({0, 1, 2});
   AwaitStart({0, 1, 2});
@@ -297,12 +297,15 @@ TEST_F(BadLinksTest, OtherEndsMeanwhileComeOfTheLinks) {
   ReportAll({0, 1, 2});
   AwaitStart({0, 1, 2});
   Miss(2, 1, {1});
-  coordinator_->EndEpoch(2, "m", 1, absl::AbortedError("rank 2: process 7 has left"));
+  EXPECT_OK(coordinator_->Step(
+      2, EndEpoch{.model = "m", .epoch = 1, .why = absl::AbortedError("rank 2: process 7 has left")}));
   ReportAll({2});
-  coordinator_->EndEpoch(0, "m", 1, absl::UnavailableError("connection to rank 2 lost"));
+  EXPECT_OK(coordinator_->Step(
+      0, EndEpoch{.model = "m", .epoch = 1, .why = absl::UnavailableError("connection to rank 2 lost")}));
   ReportAll({0});
   ExpectNothing({0, 1, 2});
-  coordinator_->EndEpoch(1, "m", 1, absl::UnavailableError("connection to rank 2 lost"));
+  EXPECT_OK(coordinator_->Step(
+      1, EndEpoch{.model = "m", .epoch = 1, .why = absl::UnavailableError("connection to rank 2 lost")}));
   ExpectNothing({0, 1, 2});
   ReportAll({1});
   AwaitStart({0, 1});
@@ -318,7 +321,7 @@ TEST_F(BadLinksTest, ACommitMeanwhileShowsNothing) {
   Miss(2, 1, {1});
   Commit({0}, 1, 1);
   EXPECT_THAT(coordinator_->ViewWorld().cut_links, ElementsAre("node 1 (d1) and node 2 (d2)"));
-  coordinator_->EndEpoch(0, "m", 1, absl::AbortedError("over"));
+  EXPECT_OK(coordinator_->Step(0, EndEpoch{.model = "m", .epoch = 1, .why = absl::AbortedError("over")}));
   ReportAll({0, 1, 2}, 1);
   AwaitStart({0, 1});
 }

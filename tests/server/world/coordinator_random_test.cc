@@ -70,26 +70,24 @@ class Oracle {
 // Hears everything at once for the oracle, and late for the node.
 class NodeEar final : public NodeSink {
  public:
-  void OnWelcome(int) override {}
-  void OnWorld(const std::vector<int>&) override {}
-  void OnSaveNews(const SaveNews&) override {}
-  void OnRestoreNews(const RestoreNews&) override {}
-  void OnEpochStart(const std::string&, const EpochStart& start) override {
-    if (oracle != nullptr) oracle->Started(start.epoch);
-    news.push_back({.start = true, .model = "m", .epoch = start.epoch});
+  void Tell(const ToNode& message) override {
+    const Overloaded hear = {
+        [this](const EpochStart& start) {
+          if (oracle != nullptr) oracle->Started(start.epoch);
+          news.push_back({.start = true, .model = "m", .epoch = start.epoch});
+        },
+        [this](const EpochEnded& ended) {
+          if (oracle != nullptr) oracle->Ended();
+          news.push_back({.model = "m", .epoch = ended.epoch, .why = ended.why});
+        },
+        [this](const EpochRefused& refused) {
+          if (oracle != nullptr) oracle->Ended();
+          news.push_back({.refused = true, .model = "m", .why = refused.why});
+        },
+        [](const auto&) {},
+    };
+    std::visit(hear, message);
   }
-  void OnEpochEnd(const std::string&, int64_t epoch, const absl::Status& why) override {
-    if (oracle != nullptr) oracle->Ended();
-    news.push_back({.model = "m", .epoch = epoch, .why = why});
-  }
-  void OnEpochRefused(const std::string&, const absl::Status& why) override {
-    if (oracle != nullptr) oracle->Ended();
-    news.push_back({.refused = true, .model = "m", .why = why});
-  }
-  void OnLastCommand(const std::string&, int64_t, int64_t) override {}
-  void OnCommandsWanted(const std::string&, int64_t, const CommandsThrough&) override {}
-  void OnMoved(int64_t) override {}
-  void OnProbe() override {}
   void OnStop() override {}
 
   Oracle* oracle = nullptr;
@@ -138,7 +136,9 @@ class Node {
   }
 
   void EndEpoch() {
-    if (running_ != 0) coordinator_->EndEpoch(number_, "m", running_, absl::AbortedError("a trainer left"));
+    if (running_ == 0) return;
+    const server::EndEpoch end{.model = "m", .epoch = running_, .why = absl::AbortedError("a trainer left")};
+    EXPECT_OK(coordinator_->Step(number_, end));
   }
 
   void Attach(std::mt19937& random) {
@@ -147,7 +147,7 @@ class Node {
     attached_.insert(kFirstRank[number_] + static_cast<int>(random() % kDevices[number_]));
     const ModelReport report = MakeReport({attached_.begin(), attached_.end()}, commit_number_, version_);
     oracle_->Reported(number_, report);
-    coordinator_->Report(number_, report);
+    EXPECT_OK(coordinator_->Step(number_, report));
   }
 
   void Hear() {

@@ -34,8 +34,8 @@ class CoordinatorTest : public ::testing::Test {
 
   // Starts an epoch at this commit number and takes the news of it.
   int64_t StartEpoch(int64_t commit_number = 0, int shard_size = 3) {
-    coordinator_.Report(0, MakeReport({0, 1}, commit_number, commit_number, 1, shard_size));
-    coordinator_.Report(1, MakeReport({2}, commit_number, commit_number, 1, shard_size));
+    EXPECT_OK(coordinator_.Step(0, MakeReport({0, 1}, commit_number, commit_number, 1, shard_size)));
+    EXPECT_OK(coordinator_.Step(1, MakeReport({2}, commit_number, commit_number, 1, shard_size)));
     const EpochNews first = sinks_[0].Next();
     const EpochNews second = sinks_[1].Next();
     EXPECT_TRUE(first.start && second.start) << first.why << second.why;
@@ -82,10 +82,10 @@ class CoordinatorTest : public ::testing::Test {
 };
 
 TEST_F(CoordinatorTest, StartsAnEpochWhenAllRanksAreAttached) {
-  coordinator_.Report(0, MakeReport({0}));
-  coordinator_.Report(1, MakeReport({2}));
+  EXPECT_OK(coordinator_.Step(0, MakeReport({0})));
+  EXPECT_OK(coordinator_.Step(1, MakeReport({2})));
   EXPECT_TRUE(sinks_[0].empty());
-  coordinator_.Report(0, MakeReport({1, 0}));
+  EXPECT_OK(coordinator_.Step(0, MakeReport({1, 0})));
   const EpochNews news = sinks_[1].Next();
   EXPECT_TRUE(news.start);
   EXPECT_EQ(news.model, "m");
@@ -94,14 +94,14 @@ TEST_F(CoordinatorTest, StartsAnEpochWhenAllRanksAreAttached) {
 
 TEST_F(CoordinatorTest, SaysWhyNoEpochStartsWhileTrainersWait) {
   EXPECT_EQ(coordinator_.WhyNoEpoch("m"), std::nullopt) << "no such model";
-  coordinator_.Report(0, MakeReport({}));
+  EXPECT_OK(coordinator_.Step(0, MakeReport({})));
   EXPECT_EQ(coordinator_.WhyNoEpoch("m"), std::nullopt) << "nobody waits";
-  coordinator_.Report(0, MakeReport({0}));
+  EXPECT_OK(coordinator_.Step(0, MakeReport({0})));
   EXPECT_THAT(coordinator_.WhyNoEpoch("m"),
               Optional(std::string("waits: 1 of 3 trainers have attached, missing on node 0 (ranks 0..1) and node 1 "
                                    "(rank 2)")));
-  coordinator_.Report(0, MakeReport({0, 1}));
-  coordinator_.Report(1, MakeReport({2}, /*commit_number=*/7));
+  EXPECT_OK(coordinator_.Step(0, MakeReport({0, 1})));
+  EXPECT_OK(coordinator_.Step(1, MakeReport({2}, /*commit_number=*/7)));
   ExpectRefusal(absl::StatusCode::kFailedPrecondition, "want one state on all nodes");
   EXPECT_THAT(coordinator_.WhyNoEpoch("m"),
               Optional(AllOf(HasSubstr("waits: 0 of 3 trainers have attached"),
@@ -120,29 +120,29 @@ TEST_F(CoordinatorTest, NodesThatAreHereAreCounted) {
 
 TEST_F(CoordinatorTest, NeedsNewReportsForTheNextEpoch) {
   const int64_t first = StartEpoch();
-  coordinator_.EndEpoch(0, "m", first, absl::AbortedError("rank 1 left"));
+  EXPECT_OK(coordinator_.Step(0, EndEpoch{.model = "m", .epoch = first, .why = absl::AbortedError("rank 1 left")}));
   ExpectEnd(first, absl::StatusCode::kAborted, "rank 1 left");
-  coordinator_.Report(0, MakeReport({0, 1}));
+  EXPECT_OK(coordinator_.Step(0, MakeReport({0, 1})));
   EXPECT_TRUE(sinks_[0].empty());
-  coordinator_.Report(1, MakeReport({2}));
+  EXPECT_OK(coordinator_.Step(1, MakeReport({2})));
   EXPECT_GT(sinks_[0].Next().epoch, first);
 }
 
 TEST_F(CoordinatorTest, ReportsDuringAnEpochDoNotCountForTheNext) {
   const int64_t first = StartEpoch();
-  coordinator_.Report(0, MakeReport({0, 1}));
-  coordinator_.Report(1, MakeReport({2}));
-  coordinator_.EndEpoch(0, "m", first, absl::AbortedError("over"));
+  EXPECT_OK(coordinator_.Step(0, MakeReport({0, 1})));
+  EXPECT_OK(coordinator_.Step(1, MakeReport({2})));
+  EXPECT_OK(coordinator_.Step(0, EndEpoch{.model = "m", .epoch = first, .why = absl::AbortedError("over")}));
   ExpectEnd(first, absl::StatusCode::kAborted, "over");
-  coordinator_.Report(1, MakeReport({2}));
+  EXPECT_OK(coordinator_.Step(1, MakeReport({2})));
   EXPECT_TRUE(sinks_[0].empty());
 }
 
 TEST_F(CoordinatorTest, AnEndOfAnotherEpochIsIgnored) {
   const int64_t epoch = StartEpoch();
-  coordinator_.EndEpoch(0, "m", epoch - 1, absl::AbortedError("late"));
-  coordinator_.EndEpoch(0, "m", epoch + 1, absl::AbortedError("early"));
-  coordinator_.EndEpoch(0, "other", epoch, absl::AbortedError("other"));
+  EXPECT_OK(coordinator_.Step(0, EndEpoch{.model = "m", .epoch = epoch - 1, .why = absl::AbortedError("late")}));
+  EXPECT_OK(coordinator_.Step(0, EndEpoch{.model = "m", .epoch = epoch + 1, .why = absl::AbortedError("early")}));
+  EXPECT_OK(coordinator_.Step(0, EndEpoch{.model = "other", .epoch = epoch, .why = absl::AbortedError("other")}));
   EXPECT_TRUE(sinks_[0].empty());
 }
 
@@ -153,15 +153,15 @@ TEST_F(CoordinatorTest, HistoriesThatDifferAreNamedWithTheWayOut) {
     made.history_id = history;
     return made;
   };
-  coordinator_.Report(0, report({0, 1}, "aa"));
-  coordinator_.Report(1, report({2}, "bb"));
+  EXPECT_OK(coordinator_.Step(0, report({0, 1}, "aa")));
+  EXPECT_OK(coordinator_.Step(1, report({2}, "bb")));
   ExpectRefusal(
       absl::StatusCode::kFailedPrecondition,
       "want one history on all nodes, got version 5 (commit 7) of history aa on node 0 (ranks 0..1), version 5 "
       "(commit 7) of history bb on node 1 (rank 2): they were imported into differently; import the same into every "
       "daemon");
-  coordinator_.Report(1, report({2}, "aa"));
-  coordinator_.Report(0, report({0, 1}, "aa"));
+  EXPECT_OK(coordinator_.Step(1, report({2}, "aa")));
+  EXPECT_OK(coordinator_.Step(0, report({0, 1}, "aa")));
   EXPECT_TRUE(sinks_[0].Next().start);
 }
 
@@ -174,27 +174,27 @@ TEST_F(CoordinatorTest, NodesThatBeganAlikeTakeTheIdOfNode0) {
     made.untouched = untouched;
     return made;
   };
-  coordinator_.Report(0, report({0, 1}, "spec", "aa", true));
-  coordinator_.Report(1, report({2}, "spec", "bb", true));
+  EXPECT_OK(coordinator_.Step(0, report({0, 1}, "spec", "aa", true)));
+  EXPECT_OK(coordinator_.Step(1, report({2}, "spec", "bb", true)));
   for (RecordingListener& sink : sinks_) {
     const EpochNews news = sink.Next();
     EXPECT_TRUE(news.start);
     EXPECT_EQ(news.history_id, "aa");
   }
-  coordinator_.EndEpoch(0, "m", 1, absl::AbortedError("over"));
+  EXPECT_OK(coordinator_.Step(0, EndEpoch{.model = "m", .epoch = 1, .why = absl::AbortedError("over")}));
   ExpectEnd(1, absl::StatusCode::kAborted, "over");
   // One node was imported into, or has made commits since.
-  coordinator_.Report(0, report({0, 1}, "import", "cc", true));
-  coordinator_.Report(1, report({2}, "spec", "aa", true));
+  coordinator_.Step(0, report({0, 1}, "import", "cc", true)).IgnoreError();
+  EXPECT_OK(coordinator_.Step(1, report({2}, "spec", "aa", true)));
   ExpectRefusal(absl::StatusCode::kFailedPrecondition,
                 "want one history on all nodes, got version 0 (commit 0) of history cc on node 0");
-  coordinator_.Report(0, report({0, 1}, "spec", "aa", false));
-  coordinator_.Report(1, report({2}, "spec", "bb", true));
+  EXPECT_OK(coordinator_.Step(0, report({0, 1}, "spec", "aa", false)));
+  EXPECT_OK(coordinator_.Step(1, report({2}, "spec", "bb", true)));
   ExpectRefusal(absl::StatusCode::kFailedPrecondition,
                 "want one history on all nodes, got version 0 (commit 0) of history aa on node 0");
   // An import that names the id.
-  coordinator_.Report(0, report({0, 1}, "spec", "aa", false));
-  coordinator_.Report(1, report({2}, "aa", "aa", true));
+  coordinator_.Step(0, report({0, 1}, "spec", "aa", false)).IgnoreError();
+  EXPECT_OK(coordinator_.Step(1, report({2}, "aa", "aa", true)));
   EXPECT_TRUE(sinks_[1].Next().start);
 }
 
@@ -204,16 +204,16 @@ TEST_F(CoordinatorTest, StatesThatDifferAreNamedWithTheWayOut) {
     made.history_id = "aa";
     return made;
   };
-  coordinator_.Report(0, report({0, 1}, 7));
-  coordinator_.Report(1, report({2}, 6));
+  EXPECT_OK(coordinator_.Step(0, report({0, 1}, 7)));
+  EXPECT_OK(coordinator_.Step(1, report({2}, 6)));
   ExpectRefusal(
       absl::StatusCode::kFailedPrecondition,
       "version 5 (commit 7) of history aa on node 0 (ranks 0..1), version 5 (commit 6) of history aa on node 1 "
       "(rank 2): export from one and import the same into both");
   // The trainers that waited are gone; those that attach after the import start an epoch.
-  coordinator_.Report(1, MakeReport({2}, 7, 5));
+  coordinator_.Step(1, MakeReport({2}, 7, 5)).IgnoreError();
   EXPECT_TRUE(sinks_[0].empty());
-  coordinator_.Report(0, MakeReport({0, 1}, 7, 5));
+  EXPECT_OK(coordinator_.Step(0, MakeReport({0, 1}, 7, 5)));
   EXPECT_TRUE(sinks_[0].Next().start);
 }
 
@@ -221,18 +221,18 @@ TEST_F(CoordinatorTest, TrainersThatWaitForAModelThatANodeHasLostAreTold) {
   ModelReport lost;
   lost.model = "m";
   lost.lost = absl::DataLossError("model m: its state was lost with the server before this one");
-  coordinator_.Report(1, lost);
+  EXPECT_OK(coordinator_.Step(1, lost));
   EXPECT_TRUE(sinks_[0].empty()) << "nobody waits";
-  coordinator_.Report(0, MakeReport({0}));
+  EXPECT_OK(coordinator_.Step(0, MakeReport({0})));
   ExpectRefusal(absl::StatusCode::kDataLoss, "got none on node 1 (rank 2): model m: its state was lost");
-  coordinator_.Report(1, MakeReport({2}));
-  coordinator_.Report(0, MakeReport({0, 1}));
+  EXPECT_OK(coordinator_.Step(1, MakeReport({2})));
+  EXPECT_OK(coordinator_.Step(0, MakeReport({0, 1})));
   EXPECT_TRUE(sinks_[0].Next().start);
 }
 
 TEST_F(CoordinatorTest, SpecsThatDifferAreNamed) {
-  coordinator_.Report(0, MakeReport({0, 1}, 0, 0, 0xabc));
-  coordinator_.Report(1, MakeReport({2}, 0, 0, 0xdef));
+  EXPECT_OK(coordinator_.Step(0, MakeReport({0, 1}, 0, 0, 0xabc)));
+  EXPECT_OK(coordinator_.Step(1, MakeReport({2}, 0, 0, 0xdef)));
   ExpectRefusal(absl::StatusCode::kFailedPrecondition, "0000000000000abc on node 0 (ranks 0..1), 0000000000000def on");
 }
 
@@ -246,9 +246,9 @@ TEST_F(CoordinatorTest, ALostNodeEndsEveryEpochAndIsNamed) {
   EXPECT_TRUE(sinks_[1].empty());
   // Its reports have gone with it.
   ASSERT_OK(coordinator_.Join(1, 1, &sinks_[1]));
-  coordinator_.Report(0, MakeReport({0, 1}));
+  EXPECT_OK(coordinator_.Step(0, MakeReport({0, 1})));
   EXPECT_TRUE(sinks_[0].empty());
-  coordinator_.Report(1, MakeReport({2}));
+  EXPECT_OK(coordinator_.Step(1, MakeReport({2})));
   EXPECT_EQ(sinks_[1].Next().epoch, epoch + 1);
 }
 
@@ -279,7 +279,7 @@ TEST_F(CoordinatorTest, AReportThatSaysMoreThanADaemonHasToSayIsRefused) {
   reports[3].lineage = std::string(513, 'l');
   reports[4].lost = absl::DataLossError(std::string(100'000, 'w'));
   for (const ModelReport& report : reports) {
-    coordinator_.Report(1, report);
+    EXPECT_OK(coordinator_.Step(1, report));
     const EpochNews news = sinks_[1].Next();
     EXPECT_TRUE(news.refused);
     EXPECT_THAT(news.why, StatusIs(absl::StatusCode::kInvalidArgument));
@@ -303,7 +303,7 @@ TEST_F(CoordinatorTest, DecidesWhenAllNodesHaveVotedAndAnswersForEver) {
   ASSERT_OK_AND_ASSIGN(const CommitDecision decision, Vote0(epoch, 1));
   EXPECT_TRUE(decision.apply);
   EXPECT_EQ(decision.square_sum, 0.875);
-  coordinator_.EndEpoch(0, "m", epoch, absl::AbortedError("over"));
+  EXPECT_OK(coordinator_.Step(0, EndEpoch{.model = "m", .epoch = epoch, .why = absl::AbortedError("over")}));
   ASSERT_OK_AND_ASSIGN(const CommitDecision repeated, Vote1(epoch, 1));
   EXPECT_EQ(repeated.square_sum, 0.875);
 }
@@ -314,7 +314,7 @@ TEST_F(CoordinatorTest, ADecisionIsOfItsHistoryAlone) {
   for (CommitVote& vote : votes) vote.history_id = "h";
   EXPECT_FALSE(coordinator_.Vote(1, votes[1], kNow).ok());
   ASSERT_OK(coordinator_.Vote(0, votes[0], kNow));
-  coordinator_.EndEpoch(0, "m", epoch, absl::AbortedError("over"));
+  EXPECT_OK(coordinator_.Step(0, EndEpoch{.model = "m", .epoch = epoch, .why = absl::AbortedError("over")}));
   CommitQuery query{.model = "m", .history_id = "h", .epoch = epoch, .commit_number = 1};
   EXPECT_OK(coordinator_.QueryCommit(1, query));
   query.history_id = "another";
@@ -345,7 +345,8 @@ TEST_F(CoordinatorTest, ANonFiniteElementAnywhereSkipsOnAllNodes) {
 TEST_F(CoordinatorTest, VotesThatWaitAreAbortedByTheEndOfTheEpoch) {
   const int64_t epoch = StartEpoch();
   auto waiting = std::async(std::launch::async, [&] { return Vote1(epoch, 1, absl::InfiniteDuration()); });
-  coordinator_.EndEpoch(0, "m", epoch, absl::DeadlineExceededError("rank 0 hangs"));
+  EXPECT_OK(
+      coordinator_.Step(0, EndEpoch{.model = "m", .epoch = epoch, .why = absl::DeadlineExceededError("rank 0 hangs")}));
   EXPECT_THAT(waiting.get(), StatusIs(absl::StatusCode::kAborted,
                                       AllOf(HasSubstr("ended before the decision"), HasSubstr("rank 0 hangs"))));
   EXPECT_THAT(Vote0(epoch, 1), StatusIs(absl::StatusCode::kAborted));
@@ -412,7 +413,7 @@ TEST_F(CoordinatorTest, ReadersAreCalledWithTheirValue) {
   get("never");
   EXPECT_OK(coordinator_.Put(0, "m", epoch, "k", "v"));
   EXPECT_THAT(values, ElementsAre(IsOkAndHolds("v"), IsOkAndHolds("v")));
-  coordinator_.EndEpoch(0, "m", epoch, absl::AbortedError("over"));
+  EXPECT_OK(coordinator_.Step(0, EndEpoch{.model = "m", .epoch = epoch, .why = absl::AbortedError("over")}));
   ASSERT_EQ(values.size(), 3u);
   EXPECT_THAT(values[2], StatusIs(absl::StatusCode::kAborted));
 }
@@ -423,7 +424,7 @@ TEST_F(CoordinatorTest, WhoGivesUpLateTakesNobodysPlaceInTheNextEpoch) {
   const Coordinator::Wait reader = coordinator_.Get(0, "m", epoch, "k", ignore);
   const Coordinator::Wait voter = coordinator_.Vote(1, MakeVote(epoch, 1, {{2, 0.125, 0}}), ignore);
   const Coordinator::Wait part = coordinator_.GetParts(1, "m", epoch, "k", ignore);
-  coordinator_.EndEpoch(0, "m", epoch, absl::AbortedError("over"));
+  EXPECT_OK(coordinator_.Step(0, EndEpoch{.model = "m", .epoch = epoch, .why = absl::AbortedError("over")}));
   const int64_t next = (sinks_[0].Next(), sinks_[1].Next(), StartEpoch());
   const Coordinator::Wait next_reader = coordinator_.Get(0, "m", next, "k", ignore);
   const Coordinator::Wait next_voter = coordinator_.Vote(1, MakeVote(next, 1, {{2, 0.125, 0}}), ignore);
@@ -453,7 +454,7 @@ TEST_F(CoordinatorTest, AnImportOfAnOlderStateForgetsTheDecisionsAfterIt) {
     EXPECT_FALSE(Vote1(first, commit).ok());
     EXPECT_OK(Vote0(first, commit));
   }
-  coordinator_.EndEpoch(0, "m", first, absl::AbortedError("over"));
+  EXPECT_OK(coordinator_.Step(0, EndEpoch{.model = "m", .epoch = first, .why = absl::AbortedError("over")}));
   ExpectEnd(first, absl::StatusCode::kAborted, "over");
   const int64_t second = StartEpoch(/*commit_number=*/1);
   EXPECT_THAT(Vote1(second, 2), StatusIs(absl::StatusCode::kDeadlineExceeded));
@@ -478,7 +479,7 @@ TEST_F(CoordinatorTest, ADecisionThatIsForgottenStaysInDoubt) {
   EXPECT_FALSE(Vote1(first, 1).ok());
   ASSERT_OK(Vote0(first, 1));
   EXPECT_FALSE(Vote1(first, 2).ok());
-  coordinator_.EndEpoch(0, "m", first, absl::AbortedError("over"));
+  EXPECT_OK(coordinator_.Step(0, EndEpoch{.model = "m", .epoch = first, .why = absl::AbortedError("over")}));
   ExpectEnd(first, absl::StatusCode::kAborted, "over");
   const int64_t second = StartEpoch(/*commit_number=*/1);
   for (int64_t commit = 2; commit < 2 + static_cast<int64_t>(kKeptDecisions); ++commit) {
@@ -593,8 +594,8 @@ TEST_F(RestartedCoordinatorTest, TheNextEpochIsBehindAllBefore) {
   RecordingListener sinks[2];
   ASSERT_OK(coordinator_.Join(0, 2, &sinks[0]));
   ASSERT_OK(coordinator_.Join(1, 1, &sinks[1]));
-  coordinator_.Report(0, MakeReport({0, 1}, 8, 8));
-  coordinator_.Report(1, MakeReport({2}, 8, 8));
+  EXPECT_OK(coordinator_.Step(0, MakeReport({0, 1}, 8, 8)));
+  EXPECT_OK(coordinator_.Step(1, MakeReport({2}, 8, 8)));
   EXPECT_EQ(sinks[1].Next().epoch, 6);
   EXPECT_OK(Ask(5, 8));
 }
@@ -639,9 +640,9 @@ TEST(OldLogTest, AJournalOfTheSameHistoryCountsBeforeIt) {
 
 TEST_F(CoordinatorTest, EpochNumbersGoOnWhenAModelIsDeletedAndCreatedAgain) {
   const int64_t first = StartEpoch();
-  coordinator_.Forget(0, "m");
+  EXPECT_OK(coordinator_.Step(0, ModelDeleted{.model = "m"}));
   ExpectEnd(first, absl::StatusCode::kAborted, "deleted on node 0");
-  coordinator_.Forget(1, "m");
+  EXPECT_OK(coordinator_.Step(1, ModelDeleted{.model = "m"}));
   EXPECT_THAT(Vote1(first, 1), StatusIs(absl::StatusCode::kDataLoss));
   EXPECT_GT(StartEpoch(), first);
   EXPECT_THAT(Vote1(first, 1), StatusIs(absl::StatusCode::kDataLoss));
@@ -653,14 +654,14 @@ TEST_F(CoordinatorTest, EpochNumbersAreBehindWhatIsReportedWhileOneRuns) {
   ASSERT_OK(Vote0(first, 1));
   ModelReport report = MakeReport({2});
   report.last_epoch = 9;
-  coordinator_.Report(1, report);
-  coordinator_.EndEpoch(0, "m", first, absl::AbortedError("over"));
+  EXPECT_OK(coordinator_.Step(1, report));
+  EXPECT_OK(coordinator_.Step(0, EndEpoch{.model = "m", .epoch = first, .why = absl::AbortedError("over")}));
   ExpectEnd(first, absl::StatusCode::kAborted, "over");
-  coordinator_.Report(0, MakeReport({0, 1}, 1, 1));
+  EXPECT_OK(coordinator_.Step(0, MakeReport({0, 1}, 1, 1)));
   // A node has heard of no epoch of this coordinator then, but of one of another.
   report = MakeReport({2}, 1, 1);
   report.last_epoch = 9;
-  coordinator_.Report(1, report);
+  EXPECT_OK(coordinator_.Step(1, report));
   EXPECT_EQ(sinks_[0].Next().epoch, 10);
   EXPECT_OK(Vote1(first, 1)) << "what was decided before is answered still";
 }
@@ -669,7 +670,7 @@ TEST_F(CoordinatorTest, EpochNumbersThatNoneFollowsAreRefused) {
   for (const int64_t last_epoch : {std::numeric_limits<int64_t>::max(), int64_t{-1}}) {
     ModelReport report = MakeReport({2});
     report.last_epoch = last_epoch;
-    coordinator_.Report(1, report);
+    EXPECT_OK(coordinator_.Step(1, report));
     const EpochNews news = sinks_[1].Next();
     EXPECT_TRUE(news.refused);
     EXPECT_THAT(news.why,
@@ -683,12 +684,12 @@ TEST_F(CoordinatorTest, EpochsBehindTheHighestNumberThatMayBeNamedAreNamedByThei
   const auto report = [&](int64_t last_epoch) {
     ModelReport zero = MakeReport({0, 1}), one = MakeReport({2});
     zero.last_epoch = one.last_epoch = last_epoch;
-    coordinator_.Report(0, zero);
-    coordinator_.Report(1, one);
+    EXPECT_OK(coordinator_.Step(0, zero));
+    EXPECT_OK(coordinator_.Step(1, one));
     return sinks_[0].Next().epoch;
   };
   EXPECT_EQ(report(kHighest), kHighest + 1);
-  coordinator_.EndEpoch(0, "m", kHighest + 1, absl::AbortedError("over"));
+  EXPECT_OK(coordinator_.Step(0, EndEpoch{.model = "m", .epoch = kHighest + 1, .why = absl::AbortedError("over")}));
   EXPECT_FALSE(sinks_[0].Next().start);
   EXPECT_EQ(report(kHighest + 1), kHighest + 2);
 }
@@ -704,7 +705,7 @@ TEST_F(CoordinatorTest, WhatOneNodeSaysHasABound) {
   ModelReport report = MakeReport({});
   for (int i = 0; sinks_[1].empty() && i < 10'000; ++i) {
     report.model = absl::StrCat(i);
-    coordinator_.Report(1, report);
+    EXPECT_OK(coordinator_.Step(1, report));
   }
   const EpochNews news = sinks_[1].Next();
   EXPECT_TRUE(news.refused);
@@ -718,9 +719,13 @@ TEST_F(CoordinatorTest, VotesAfterDifferentCommandsEndTheEpochNamingBoth) {
   VoteAfter(0, epoch, 3, 8);
   ExpectWanted(0, {});
   ExpectWanted(1, {});
-  coordinator_.ReportCommands(1, "m", epoch, {{1, 2, "gather a"}, {2, 2, "gather c"}, {3, 2, "commit 1"}});
+  EXPECT_OK(coordinator_.Step(
+      1, CommandReports{
+             .model = "m", .epoch = epoch, .commands = {{1, 2, "gather a"}, {2, 2, "gather c"}, {3, 2, "commit 1"}}}));
   EXPECT_TRUE(sinks_[0].empty());
-  coordinator_.ReportCommands(0, "m", epoch, {{1, 1, "gather a"}, {2, 0, "gather b"}, {3, 1, "commit 1"}});
+  EXPECT_OK(coordinator_.Step(
+      0, CommandReports{
+             .model = "m", .epoch = epoch, .commands = {{1, 1, "gather a"}, {2, 0, "gather b"}, {3, 1, "commit 1"}}}));
   ExpectEnd(epoch, absl::StatusCode::kFailedPrecondition, "command 2: rank 2 sent gather c, rank 0 sent gather b");
   EXPECT_THAT(Vote0(epoch, 1), StatusIs(absl::StatusCode::kAborted, HasSubstr("rank 0 sent gather b")));
 }
@@ -729,8 +734,11 @@ TEST_F(CoordinatorTest, VotesAfterMoreCommandsOnOneNodeEndTheEpochToo) {
   const int64_t epoch = StartEpoch();
   VoteAfter(1, epoch, 2, 7);
   VoteAfter(0, epoch, 3, 8);
-  coordinator_.ReportCommands(1, "m", epoch, {{1, 2, "gather a"}, {2, 2, "commit 1"}});
-  coordinator_.ReportCommands(0, "m", epoch, {{1, 1, "gather a"}, {2, 0, "discard"}, {3, 1, "commit 1"}});
+  EXPECT_OK(coordinator_.Step(
+      1, CommandReports{.model = "m", .epoch = epoch, .commands = {{1, 2, "gather a"}, {2, 2, "commit 1"}}}));
+  EXPECT_OK(coordinator_.Step(
+      0, CommandReports{
+             .model = "m", .epoch = epoch, .commands = {{1, 1, "gather a"}, {2, 0, "discard"}, {3, 1, "commit 1"}}}));
   for (RecordingListener& sink : sinks_) EXPECT_EQ(sink.Next().commands_wanted_unless, CommandsThrough());
   ExpectEnd(epoch, absl::StatusCode::kFailedPrecondition, "command 2: rank 2 sent commit 1, rank 0 sent discard");
 }
@@ -740,10 +748,10 @@ TEST_F(CoordinatorTest, CommandsThatNobodyRemembersEndTheEpochNamingTheNodes) {
   VoteAfter(0, epoch, 3, 7);
   VoteAfter(1, epoch, 3, 8);
   for (RecordingListener& sink : sinks_) EXPECT_EQ(sink.Next().commands_wanted_unless, CommandsThrough());
-  coordinator_.ReportCommands(0, "m", epoch, {{3, 1, "commit 1"}});
-  coordinator_.ReportCommands(0, "m", epoch, {{3, 1, "commit 2"}});
+  EXPECT_OK(coordinator_.Step(0, CommandReports{.model = "m", .epoch = epoch, .commands = {{3, 1, "commit 1"}}}));
+  EXPECT_OK(coordinator_.Step(0, CommandReports{.model = "m", .epoch = epoch, .commands = {{3, 1, "commit 2"}}}));
   EXPECT_TRUE(sinks_[0].empty()) << "only its first word counts";
-  coordinator_.ReportCommands(1, "m", epoch, {{3, 2, "commit 1"}});
+  EXPECT_OK(coordinator_.Step(1, CommandReports{.model = "m", .epoch = epoch, .commands = {{3, 2, "commit 1"}}}));
   ExpectEnd(epoch, absl::StatusCode::kFailedPrecondition, "different ones at node 0, node 1, and none of them is");
 }
 
@@ -753,7 +761,7 @@ TEST_F(CoordinatorTest, NothingIsDecidedAfterDifferentCommands) {
   VoteAfter(1, epoch, 3, 8);
   VoteAfter(1, epoch, 3, 7);  // its first word stays
   for (RecordingListener& sink : sinks_) EXPECT_EQ(sink.Next().commands_wanted_unless, CommandsThrough());
-  coordinator_.EndEpoch(0, "m", epoch, absl::DeadlineExceededError("late"));
+  EXPECT_OK(coordinator_.Step(0, EndEpoch{.model = "m", .epoch = epoch, .why = absl::DeadlineExceededError("late")}));
   ExpectEnd(epoch, absl::StatusCode::kDeadlineExceeded, "late");
   EXPECT_THAT(Vote1(epoch, 1), StatusIs(absl::StatusCode::kAborted));
   // The next epoch begins anew.
@@ -772,41 +780,54 @@ TEST_F(CoordinatorTest, ANodeThatIsLateIsAskedWhenAVoteIsRepeated) {
   VoteAfter(0, epoch, 3, 7);
   ExpectWanted(1, {.number = 3, .hash = 7});
   EXPECT_TRUE(sinks_[0].empty());
-  coordinator_.ReportCommands(1, "m", epoch, {{1, 2, "gather a"}, {2, 2, "push a"}, {3, 2, "push b"}});
+  EXPECT_OK(coordinator_.Step(
+      1, CommandReports{
+             .model = "m", .epoch = epoch, .commands = {{1, 2, "gather a"}, {2, 2, "push a"}, {3, 2, "push b"}}}));
   ExpectWanted(0, {});
-  coordinator_.ReportCommands(0, "m", epoch, {{1, 1, "gather a"}, {2, 0, "push a"}, {3, 1, "commit 1"}});
+  EXPECT_OK(coordinator_.Step(
+      0, CommandReports{
+             .model = "m", .epoch = epoch, .commands = {{1, 1, "gather a"}, {2, 0, "push a"}, {3, 1, "commit 1"}}}));
   ExpectEnd(epoch, absl::StatusCode::kFailedPrecondition, "command 3: rank 2 sent push b, rank 1 sent commit 1");
 }
 
 TEST_F(CoordinatorTest, CommandsThatNobodyHasAskedForAreIgnored) {
   const int64_t epoch = StartEpoch();
-  coordinator_.ReportCommands(0, "m", epoch, {{1, 1, "gather a"}});
-  coordinator_.ReportCommands(1, "m", epoch, {{1, 2, "gather b"}});
+  EXPECT_OK(coordinator_.Step(0, CommandReports{.model = "m", .epoch = epoch, .commands = {{1, 1, "gather a"}}}));
+  EXPECT_OK(coordinator_.Step(1, CommandReports{.model = "m", .epoch = epoch, .commands = {{1, 2, "gather b"}}}));
   EXPECT_TRUE(sinks_[0].empty() && sinks_[1].empty());
 }
 
 TEST_F(CoordinatorTest, ADepartureTellsAllNodesTheLastCommand) {
   const int64_t epoch = StartEpoch();
-  coordinator_.ReportDetached(0, "m", epoch, 2, 4, absl::AbortedError("rank 2 left"));
+  EXPECT_OK(coordinator_.Step(
+      0, RankDetached{
+             .model = "m", .epoch = epoch, .rank = 2, .command_count = 4, .why = absl::AbortedError("rank 2 left")}));
   EXPECT_TRUE(sinks_[0].empty()) << "it is a rank of node 1";
-  coordinator_.ReportDetached(1, "m", epoch, 2, 4, absl::AbortedError("rank 2 left"));
+  EXPECT_OK(coordinator_.Step(
+      1, RankDetached{
+             .model = "m", .epoch = epoch, .rank = 2, .command_count = 4, .why = absl::AbortedError("rank 2 left")}));
   for (RecordingListener& sink : sinks_) EXPECT_EQ(sink.Next().last_command, 4);
-  coordinator_.ReportDetached(0, "m", epoch, 0, 6, absl::AbortedError("rank 0 left"));
+  EXPECT_OK(coordinator_.Step(
+      0, RankDetached{
+             .model = "m", .epoch = epoch, .rank = 0, .command_count = 6, .why = absl::AbortedError("rank 0 left")}));
   EXPECT_TRUE(sinks_[0].empty()) << "it is an earlier one that counts";
-  coordinator_.ReportCarriedOut(1, "m", epoch, 4, false);
-  coordinator_.ReportCarriedOut(0, "m", epoch + 1, 4, true);
+  EXPECT_OK(coordinator_.Step(1, CommandsCarriedOut{.model = "m", .epoch = epoch, .command = 4, .more = false}));
+  EXPECT_OK(coordinator_.Step(0, CommandsCarriedOut{.model = "m", .epoch = epoch + 1, .command = 4, .more = true}));
   EXPECT_TRUE(sinks_[0].empty());
-  coordinator_.ReportCarriedOut(0, "m", epoch, 4, true);
+  EXPECT_OK(coordinator_.Step(0, CommandsCarriedOut{.model = "m", .epoch = epoch, .command = 4, .more = true}));
   ExpectEnd(epoch, absl::StatusCode::kAborted, "rank 2 left");
   StartEpoch();
-  coordinator_.ReportCarriedOut(1, "m", epoch + 1, 4, true);
+  EXPECT_OK(coordinator_.Step(1, CommandsCarriedOut{.model = "m", .epoch = epoch + 1, .command = 4, .more = true}));
   EXPECT_TRUE(sinks_[1].empty()) << "departures end with their epoch";
 }
 
 TEST_F(CoordinatorTest, TheLastRankThatDetachesEndsTheEpoch) {
   const int64_t epoch = StartEpoch();
   for (const int rank : {2, 0, 1}) {
-    coordinator_.ReportDetached(rank == 2 ? 1 : 0, "m", epoch, rank, 4, absl::AbortedError("a rank left"));
+    EXPECT_OK(coordinator_.Step(
+        rank == 2 ? 1 : 0,
+        RankDetached{
+            .model = "m", .epoch = epoch, .rank = rank, .command_count = 4, .why = absl::AbortedError("a rank left")}));
   }
   for (RecordingListener& sink : sinks_) EXPECT_EQ(sink.Next().last_command, 4);
   ExpectEnd(epoch, absl::StatusCode::kAborted, "a rank left");
@@ -821,7 +842,7 @@ TEST_F(CoordinatorTest, ValuesLiveAsLongAsTheEpoch) {
   EXPECT_OK(coordinator_.Put(0, "m", epoch, "k", "v"));
   EXPECT_THAT(waiting.get(), IsOkAndHolds("v"));
   waiting = std::async(std::launch::async, [&] { return coordinator_.Get(0, "m", epoch, "never", absl::Minutes(1)); });
-  coordinator_.EndEpoch(0, "m", epoch, absl::AbortedError("over"));
+  EXPECT_OK(coordinator_.Step(0, EndEpoch{.model = "m", .epoch = epoch, .why = absl::AbortedError("over")}));
   EXPECT_THAT(waiting.get(), StatusIs(absl::StatusCode::kAborted));
   const int64_t next = (sinks_[0].Next(), sinks_[1].Next(), StartEpoch());
   EXPECT_THAT(coordinator_.Get(0, "m", next, "k", absl::ZeroDuration()), StatusIs(absl::StatusCode::kDeadlineExceeded));
@@ -841,7 +862,7 @@ TEST_F(CoordinatorTest, EveryNodeReadsThePartsThatAllHaveForIt) {
   EXPECT_OK(coordinator_.PutParts(1, "m", epoch, "k", {"1 for 0", "1 for 1"}));
   EXPECT_THAT(waiting.get(), IsOkAndHolds(ElementsAre("0 for 1", "1 for 1")));
   EXPECT_THAT(get(0, absl::ZeroDuration()), IsOkAndHolds(ElementsAre("0 for 0", "1 for 0")));
-  coordinator_.EndEpoch(0, "m", epoch, absl::AbortedError("over"));
+  EXPECT_OK(coordinator_.Step(0, EndEpoch{.model = "m", .epoch = epoch, .why = absl::AbortedError("over")}));
   EXPECT_THAT(get(0, absl::ZeroDuration()), StatusIs(absl::StatusCode::kAborted));
 }
 
@@ -899,7 +920,7 @@ TEST(WorldNewsTest, DeviceCountsAreToldOnceWhenAllAreHere) {
   ASSERT_OK(coordinator.Join(0, 1, &sinks[0]));
   EXPECT_THAT(sinks[2].welcomes(), ElementsAre(3));
   EXPECT_THAT(sinks[2].worlds(), testing::IsEmpty());
-  coordinator.AskWorld(2);
+  EXPECT_OK(coordinator.Step(2, WorldQuestion()));
   EXPECT_THAT(sinks[2].worlds(), ElementsAre(ElementsAre(1, 0, 4)));
   coordinator.Leave(0);
   ASSERT_OK(coordinator.Join(0, 2, &sinks[0]));
@@ -944,10 +965,10 @@ TEST(LocalClusterTest, RunsEpochsAndCommitsOfOneDaemon) {
   EXPECT_THAT(cluster->device_counts(), ElementsAre(2));
   EXPECT_OK(cluster->AwaitWorld(absl::ZeroDuration()));
   // News wait for the listener.
-  cluster->Report(MakeReport({0, 1}));
+  cluster->Send(MakeReport({0, 1})).IgnoreError();
   cluster->SetListener(&listener);
   EXPECT_EQ(listener.Next().epoch, 1);
-  cluster->ReportCommands("m", 1, {{1, 0, "gather a"}});
+  cluster->Send(CommandReports{.model = "m", .epoch = 1, .commands = {{1, 0, "gather a"}}}).IgnoreError();
   ASSERT_OK_AND_ASSIGN(const CommitDecision decision, cluster->Vote(MakeVote(1, 1, {{0, 2, 0}, {1, 3, 0}})));
   EXPECT_TRUE(decision.apply);
   EXPECT_EQ(decision.square_sum, 5);
@@ -956,7 +977,7 @@ TEST(LocalClusterTest, RunsEpochsAndCommitsOfOneDaemon) {
   EXPECT_THAT(rendezvous->Get(0, "k", absl::ZeroDuration()), IsOkAndHolds("v"));
   EXPECT_OK(rendezvous->PutParts("p", {"own"}));
   EXPECT_THAT(rendezvous->GetParts("p", absl::ZeroDuration()), IsOkAndHolds(ElementsAre("own")));
-  cluster->EndEpoch("m", 1, absl::AbortedError("rank 0 left"));
+  cluster->Send(EndEpoch{.model = "m", .epoch = 1, .why = absl::AbortedError("rank 0 left")}).IgnoreError();
   EXPECT_THAT(listener.Next().why, StatusIs(absl::StatusCode::kAborted, HasSubstr("rank 0 left")));
   cluster->SetListener(nullptr);
   cluster->Stop();
@@ -967,15 +988,13 @@ TEST(LocalClusterTest, RunsEpochsAndCommitsOfOneDaemon) {
 class AnsweringListener final : public EpochListener {
  public:
   explicit AnsweringListener(Cluster* cluster) : cluster_(cluster) {}
-  void OnEpochStart(const std::string& model, const EpochStart& start) override {
-    cluster_->EndEpoch(model, start.epoch, absl::AbortedError("not now"));
+  void Hear(const ToNode& message) override {
+    if (const auto* const start = std::get_if<EpochStart>(&message); start != nullptr) {
+      const EndEpoch end{.model = start->model, .epoch = start->epoch, .why = absl::AbortedError("not now")};
+      cluster_->Send(end).IgnoreError();
+    }
+    if (const auto* const ended = std::get_if<EpochEnded>(&message); ended != nullptr) ended_.set_value(ended->epoch);
   }
-  void OnLastCommand(const std::string&, int64_t, int64_t) override {}
-  void OnCommandsWanted(const std::string&, int64_t, const CommandsThrough&) override {}
-  void OnEpochEnd(const std::string&, int64_t epoch, const absl::Status&) override { ended_.set_value(epoch); }
-  void OnEpochRefused(const std::string&, const absl::Status&) override {}
-  void OnSaveNews(const SaveNews&) override {}
-  void OnRestoreNews(const RestoreNews&) override {}
   int64_t Ended() { return ended_.get_future().get(); }
 
  private:
@@ -987,7 +1006,7 @@ TEST(LocalClusterTest, TheListenerMayCallTheCluster) {
   const std::unique_ptr<Cluster> cluster = *MakeLocalCluster(1);
   AnsweringListener listener(cluster.get());
   cluster->SetListener(&listener);
-  cluster->Report(MakeReport({0}));
+  cluster->Send(MakeReport({0})).IgnoreError();
   EXPECT_EQ(listener.Ended(), 1);
   cluster->SetListener(nullptr);
 }

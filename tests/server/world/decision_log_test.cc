@@ -405,7 +405,7 @@ class LoggedCoordinatorTest : public DecisionLogTest {
     ASSERT_OK_AND_ASSIGN(log_, Open(calls));
     coordinator_ = std::make_unique<Coordinator>(Coordinator::Options{.nodes = 2, .log = log_.get()});
     for (int node = 0; node < 2; ++node) ASSERT_OK(coordinator_->Join(node, 1, &sinks_[node]));
-    for (int node = 0; node < 2; ++node) coordinator_->Report(node, MakeReport({node}, 0, 0, 1, 2));
+    for (int node = 0; node < 2; ++node) coordinator_->Step(node, MakeReport({node}, 0, 0, 1, 2)).IgnoreError();
   }
   // A test stops before the calls on the disk that it has given are destroyed.
   void Stop() {
@@ -536,7 +536,7 @@ TEST_F(DecisionLogTest, ACallOfNode0DoesNotWaitForTheDisk) {
   RecordingListener listener;
   node.cluster->SetListener(&listener);
   calls.Hold();
-  node.cluster->Report(MakeReport({0}, 0, 0, 1, 1));
+  node.cluster->Send(MakeReport({0}, 0, 0, 1, 1)).IgnoreError();
   calls.AwaitHeld();
   EXPECT_TRUE(node.cluster->ViewWorld().has_value());
   EXPECT_TRUE(listener.empty());

@@ -120,7 +120,7 @@ struct Facts {
   bool IsHere(int node) const { return members.present(node) && model.reports[node].has_value(); }
 
   Membership members;
-  AttendancePolicy policy;
+  QuorumPolicy policy;
   ModelFacts model;
   bool has_saves = false;
 };

@@ -10,8 +10,8 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/terms/healing_plan.h"
-#include "server/world/attendance.h"
 #include "server/world/coordinator.h"
+#include "server/world/quorum.h"
 #include "tests/server/world/recording_listener.h"
 #include "tests/status_matchers.h"
 
@@ -47,7 +47,7 @@ class FewerReplicasTest : public ::testing::Test {
   // Reports the nodes of one epoch that has made the commit.
   void ReportAll(int64_t commit_number, std::vector<int> nodes = {0, 1, 2}) {
     for (const int node : nodes) {
-      coordinator_.Report(node, Trained(node, commit_number, PreviousNode(node, nodes)));
+      EXPECT_OK(coordinator_.Step(node, Trained(node, commit_number, PreviousNode(node, nodes))));
     }
   }
   EpochNews AwaitStart(const std::vector<int>& nodes) {
@@ -88,7 +88,7 @@ class FewerReplicasTest : public ::testing::Test {
 
   RecordingListener sinks_[kNodes];
   Coordinator coordinator_{
-      Coordinator::Options{.nodes = kNodes, .attendance = {.min_nodes = 2, .timeout = absl::ZeroDuration()}}};
+      Coordinator::Options{.nodes = kNodes, .quorum = {.min_nodes = 2, .timeout = absl::ZeroDuration()}}};
 };
 
 TEST_F(FewerReplicasTest, TheOthersGoOnWithoutOneThatIsLost) {
@@ -117,11 +117,11 @@ TEST_F(FewerReplicasTest, FewerThanThatWait) {
   Lose(2);
   AwaitEnd({0, 1}, "lost");
   Lose(1);
-  coordinator_.Report(0, Trained(0, 7, 2));
+  EXPECT_OK(coordinator_.Step(0, Trained(0, 7, 2)));
   EXPECT_TRUE(sinks_[0].empty());
   Return(1);
   EXPECT_TRUE(sinks_[0].empty()) << "it has not attached";
-  coordinator_.Report(1, Trained(1, 7, 0));
+  EXPECT_OK(coordinator_.Step(1, Trained(1, 7, 0)));
   AwaitStart({0, 1});
 }
 
@@ -133,7 +133,7 @@ TEST_F(FewerReplicasTest, GradientsThatAreSummedNeedEveryNode) {
   for (const int node : {0, 1}) {
     ModelReport report = Trained(node, 7, 0);
     report.needs_every_node = true;
-    coordinator_.Report(node, report);
+    EXPECT_OK(coordinator_.Step(node, report));
     EXPECT_TRUE(sinks_[node].empty());
   }
 }
@@ -142,7 +142,7 @@ TEST_F(FewerReplicasTest, AModelThatAllShareNeedsEveryNode) {
   const auto report = [&](int node) {
     ModelReport shared = Trained(node, 7, std::nullopt);
     shared.shard_size = kNodes * kDevices;
-    coordinator_.Report(node, shared);
+    EXPECT_OK(coordinator_.Step(node, shared));
   };
   for (const int node : {0, 1, 2}) report(node);
   AwaitStart({0, 1, 2});
@@ -155,7 +155,8 @@ TEST_F(FewerReplicasTest, AModelThatAllShareNeedsEveryNode) {
 TEST_F(FewerReplicasTest, ANodeWhoseTrainersAreGoneIsWaitedFor) {
   ReportAll(7);
   AwaitStart({0, 1, 2});
-  coordinator_.EndEpoch(0, "m", 1, absl::AbortedError("rank 4: process 1 has gone"));
+  EXPECT_OK(coordinator_.Step(
+      0, EndEpoch{.model = "m", .epoch = 1, .why = absl::AbortedError("rank 4: process 1 has gone")}));
   AwaitEnd({0, 1, 2}, "has gone");
   ReportAll(7, {0, 1});
   for (const int node : {0, 1}) EXPECT_TRUE(sinks_[node].empty());
@@ -166,11 +167,11 @@ TEST_F(FewerReplicasTest, OneThatIsBackEndsTheEpochAtTheNextCommitAndIsHealed) {
   Return(2);
   ModelReport old = Trained(2, 7, 1);
   old.attached_ranks = {4};
-  coordinator_.Report(2, old);
+  EXPECT_OK(coordinator_.Step(2, old));
   Vote(0, 2, 8).IgnoreError();
   ASSERT_OK(Vote(1, 2, 8).status());
   EXPECT_TRUE(sinks_[0].empty()) << "one of its trainers is not there yet";
-  coordinator_.Report(2, Trained(2, 7, 1));
+  EXPECT_OK(coordinator_.Step(2, Trained(2, 7, 1)));
   EXPECT_TRUE(sinks_[0].empty()) << "a step is under way";
   Vote(1, 2, 9).IgnoreError();
   ASSERT_OK(Vote(0, 2, 9).status());
@@ -185,13 +186,13 @@ TEST_F(FewerReplicasTest, OneThatIsBackEndsTheEpochAtTheNextCommitAndIsHealed) {
 TEST_F(FewerReplicasTest, OneThatIsBackIsNotWaitedForBeforeACommitIsMadeWithIt) {
   ASSERT_NO_FATAL_FAILURE(GoOnWithoutTwo(7));
   Return(2);
-  coordinator_.Report(2, Trained(2, 7, 1));
+  EXPECT_OK(coordinator_.Step(2, Trained(2, 7, 1)));
   Vote(0, 2, 8).IgnoreError();
   ASSERT_OK(Vote(1, 2, 8).status());
   AwaitEnd({0, 1}, "is back");
   ReportAll(8, {0, 1});
   AwaitStart({0, 1, 2});
-  coordinator_.EndEpoch(2, "m", 3, absl::UnavailableError("connect"));
+  EXPECT_OK(coordinator_.Step(2, EndEpoch{.model = "m", .epoch = 3, .why = absl::UnavailableError("connect")}));
   AwaitEnd({0, 1, 2}, "connect");
   ReportAll(8, {0, 1});
   AwaitStart({0, 1});
@@ -202,12 +203,12 @@ TEST_F(FewerReplicasTest, OneThatIsBackWithAnotherStateIsToldSoAlone) {
   Return(2);
   ModelReport other = Trained(2, 7, 1);
   other.history_id = other.lineage = "another";
-  coordinator_.Report(2, other);
+  EXPECT_OK(coordinator_.Step(2, other));
   const EpochNews news = sinks_[2].Next();
   EXPECT_TRUE(news.refused);
   EXPECT_THAT(news.why, StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("got commit 7 of history another")));
   EXPECT_THAT(news.why.message(), HasSubstr("its state is not wanted"));
-  coordinator_.Report(2, Trained(2, 9, 1));
+  EXPECT_OK(coordinator_.Step(2, Trained(2, 9, 1)));
   EXPECT_TRUE(sinks_[2].Next().refused) << "it is ahead";
   Vote(0, 2, 8).IgnoreError();
   ASSERT_OK(Vote(1, 2, 8).status());
@@ -216,12 +217,12 @@ TEST_F(FewerReplicasTest, OneThatIsBackWithAnotherStateIsToldSoAlone) {
 
 TEST_F(FewerReplicasTest, OneThatFitsNoneOfTheOthersKeepsNoneFromStarting) {
   ASSERT_NO_FATAL_FAILURE(GoOnWithoutTwo(7));
-  coordinator_.EndEpoch(0, "m", 2, absl::AbortedError("over"));
+  EXPECT_OK(coordinator_.Step(0, EndEpoch{.model = "m", .epoch = 2, .why = absl::AbortedError("over")}));
   AwaitEnd({0, 1}, "over");
   Return(2);
   ModelReport other = Trained(2, 7, 1);
   other.history_id = other.lineage = "another";
-  coordinator_.Report(2, other);
+  EXPECT_OK(coordinator_.Step(2, other));
   EXPECT_TRUE(sinks_[2].empty());
   ReportAll(7, {0, 1});
   EXPECT_TRUE(sinks_[2].Next().refused);
@@ -235,9 +236,9 @@ TEST_F(FewerReplicasTest, OneWithAnotherSpecDecidesNothing) {
   ModelReport other = Trained(2, 0, std::nullopt);
   other.spec_fingerprint = 2;
   other.needs_every_node = true;
-  coordinator_.Report(2, other);
+  EXPECT_OK(coordinator_.Step(2, other));
   EXPECT_TRUE(sinks_[2].Next().refused);
-  coordinator_.EndEpoch(0, "m", 2, absl::AbortedError("over"));
+  EXPECT_OK(coordinator_.Step(0, EndEpoch{.model = "m", .epoch = 2, .why = absl::AbortedError("over")}));
   AwaitEnd({0, 1}, "over");
   ReportAll(7, {0, 1});
   for (const int node : {0, 1}) ASSERT_FALSE(sinks_[node].empty());
@@ -247,23 +248,23 @@ TEST_F(FewerReplicasTest, OneWithAnotherSpecDecidesNothing) {
 TEST(FiveReplicasTest, OneThatFitsNoneOfTheOthersKeepsNoneFromReturning) {
   constexpr int kFive = 5;
   RecordingListener sinks[kFive];
-  Coordinator coordinator({.nodes = kFive, .attendance = {.min_nodes = 3, .timeout = absl::ZeroDuration()}});
+  Coordinator coordinator({.nodes = kFive, .quorum = {.min_nodes = 3, .timeout = absl::ZeroDuration()}});
   for (int node = 0; node < kFive; ++node) ASSERT_OK(coordinator.Join(node, kDevices, &sinks[node]));
-  for (int node = 0; node < kFive; ++node) coordinator.Report(node, Trained(node, 7, std::nullopt));
+  for (int node = 0; node < kFive; ++node) coordinator.Step(node, Trained(node, 7, std::nullopt)).IgnoreError();
   for (RecordingListener& sink : sinks) ASSERT_TRUE(sink.Next().start);
   coordinator.Leave(3);
   for (const int node : {0, 1, 2, 4}) ASSERT_FALSE(sinks[node].Next().start);
   coordinator.Leave(4);
-  for (const int node : {0, 1, 2}) coordinator.Report(node, Trained(node, 7, std::nullopt));
+  for (const int node : {0, 1, 2}) coordinator.Step(node, Trained(node, 7, std::nullopt)).IgnoreError();
   for (const int node : {0, 1, 2}) ASSERT_THAT(sinks[node].Next().active, ElementsAre(0, 1, 2));
-  coordinator.EndEpoch(0, "m", 2, absl::AbortedError("over"));
+  EXPECT_OK(coordinator.Step(0, EndEpoch{.model = "m", .epoch = 2, .why = absl::AbortedError("over")}));
   for (const int node : {0, 1, 2}) ASSERT_FALSE(sinks[node].Next().start);
   for (const int node : {3, 4}) ASSERT_OK(coordinator.Join(node, kDevices, &sinks[node]));
   ModelReport other = Trained(4, 7, std::nullopt);
   other.history_id = other.lineage = "another";
-  coordinator.Report(3, Trained(3, 5, std::nullopt));
-  coordinator.Report(4, other);
-  for (const int node : {0, 1, 2}) coordinator.Report(node, Trained(node, 7, std::nullopt));
+  EXPECT_OK(coordinator.Step(3, Trained(3, 5, std::nullopt)));
+  EXPECT_OK(coordinator.Step(4, other));
+  for (const int node : {0, 1, 2}) coordinator.Step(node, Trained(node, 7, std::nullopt)).IgnoreError();
   for (const int node : {0, 1, 2, 3}) {
     ASSERT_FALSE(sinks[node].empty()) << "node " << node;
     const EpochNews news = sinks[node].Next();
@@ -303,12 +304,14 @@ TEST_F(FewerReplicasTest, AValueIsThatOfTheNodeThatHasPutIt) {
 }
 
 TEST_F(FewerReplicasTest, OneThatTakesNoPartIsNotAskedToSave) {
-  const auto order = [&] { return coordinator_.TellSave(0, {.model = "m", .what = SaveOrder{.id = 1, .step = 7}}); };
+  const auto order = [&] {
+    return coordinator_.Step(0, SaveNews{.model = "m", .what = SaveOrder{.id = 1, .step = 7}});
+  };
   ReportAll(7);
   AwaitStart({0, 1, 2});
   EXPECT_OK(order());
   for (const int node : {1, 2}) EXPECT_TRUE(sinks_[node].Next().save.has_value());
-  ASSERT_OK(coordinator_.TellSave(0, {.model = "m", .what = SaveEnd{.id = 1}}));
+  ASSERT_OK(coordinator_.Step(0, SaveNews{.model = "m", .what = SaveEnd{.id = 1}}));
   for (const int node : {1, 2}) EXPECT_TRUE(sinks_[node].Next().save.has_value());
   Lose(2);
   AwaitEnd({0, 1}, "lost");
@@ -317,7 +320,7 @@ TEST_F(FewerReplicasTest, OneThatTakesNoPartIsNotAskedToSave) {
   Return(2);
   const auto refused = StatusIs(absl::StatusCode::kUnavailable, HasSubstr("node 2 (ranks 4..5) takes no part"));
   EXPECT_THAT(order(), refused);
-  coordinator_.EndEpoch(0, "m", 2, absl::AbortedError("over"));
+  EXPECT_OK(coordinator_.Step(0, EndEpoch{.model = "m", .epoch = 2, .why = absl::AbortedError("over")}));
   AwaitEnd({0, 1}, "over");
   EXPECT_THAT(order(), refused) << "between epochs";
   for (const int node : {1, 2}) EXPECT_TRUE(sinks_[node].empty());
@@ -333,12 +336,13 @@ TEST_F(FewerReplicasTest, ALossOfOneThatTakesNoPartEndsNothing) {
 TEST_F(FewerReplicasTest, OneThatTakesNoPartEndsNothing) {
   ASSERT_NO_FATAL_FAILURE(GoOnWithoutTwo(7));
   Return(2);
-  coordinator_.Report(2, Trained(2, 7, 1));
-  coordinator_.EndEpoch(2, "m", 2, absl::AbortedError("mine"));
-  coordinator_.ReportDetached(2, "m", 2, 4, 5, absl::AbortedError("has left"));
-  coordinator_.Forget(2, "m");
+  EXPECT_OK(coordinator_.Step(2, Trained(2, 7, 1)));
+  EXPECT_OK(coordinator_.Step(2, EndEpoch{.model = "m", .epoch = 2, .why = absl::AbortedError("mine")}));
+  EXPECT_OK(coordinator_.Step(
+      2, RankDetached{.model = "m", .epoch = 2, .rank = 4, .command_count = 5, .why = absl::AbortedError("has left")}));
+  EXPECT_OK(coordinator_.Step(2, ModelDeleted{.model = "m"}));
   for (const int node : {0, 1}) EXPECT_TRUE(sinks_[node].empty());
-  coordinator_.EndEpoch(1, "m", 2, absl::AbortedError("ours"));
+  EXPECT_OK(coordinator_.Step(1, EndEpoch{.model = "m", .epoch = 2, .why = absl::AbortedError("ours")}));
   AwaitEnd({0, 1}, "ours");
 }
 
@@ -347,8 +351,8 @@ TEST_F(FewerReplicasTest, EpochNumbersAreBehindThoseOfOneThatIsBack) {
   Return(2);
   ModelReport back = Trained(2, 7, 1);
   back.last_epoch = 20;
-  coordinator_.Report(2, back);
-  coordinator_.EndEpoch(0, "m", 2, absl::AbortedError("over"));
+  EXPECT_OK(coordinator_.Step(2, back));
+  EXPECT_OK(coordinator_.Step(0, EndEpoch{.model = "m", .epoch = 2, .why = absl::AbortedError("over")}));
   AwaitEnd({0, 1}, "over");
   ReportAll(7, {0, 1});
   EXPECT_EQ(AwaitStart({0, 1, 2}).epoch, 21);
@@ -357,7 +361,10 @@ TEST_F(FewerReplicasTest, EpochNumbersAreBehindThoseOfOneThatIsBack) {
 TEST_F(FewerReplicasTest, AllLeaveWhenThoseWhoTakePartHave) {
   ASSERT_NO_FATAL_FAILURE(GoOnWithoutTwo(7));
   for (const int rank : {0, 1, 2, 3}) {
-    coordinator_.ReportDetached(rank / kDevices, "m", 2, rank, 5, absl::AbortedError("has left"));
+    EXPECT_OK(coordinator_.Step(
+        rank / kDevices,
+        RankDetached{
+            .model = "m", .epoch = 2, .rank = rank, .command_count = 5, .why = absl::AbortedError("has left")}));
   }
   for (const int node : {0, 1}) EXPECT_EQ(sinks_[node].Next().last_command, 5);
   AwaitEnd({0, 1}, "has left");
@@ -381,18 +388,18 @@ class BeginningsTest : public testing::Test {
   Coordinator coordinator_{Coordinator::Options{
       .nodes = kNodes,
       .closed = {{.model = "m", .history_id = "h", .epoch = 5, .commit_number = 0, .active = {0, 1}}},
-      .attendance = {.min_nodes = 2, .timeout = absl::ZeroDuration()},
+      .quorum = {.min_nodes = 2, .timeout = absl::ZeroDuration()},
       .device_counts = {kDevices, kDevices, kDevices}}};
 };
 
 // A node with the only state is away.
 TEST_F(BeginningsTest, NodesThatBeganAnewDoNotTrainWithoutTheOthers) {
   for (const int node : {0, 1}) Join(node);
-  for (const int node : {0, 1}) coordinator_.Report(node, Begun(node, absl::StrCat("of ", node)));
+  for (const int node : {0, 1}) coordinator_.Step(node, Begun(node, absl::StrCat("of ", node))).IgnoreError();
   for (const int node : {0, 1}) EXPECT_TRUE(sinks_[node].empty());
   Join(2);
   EXPECT_TRUE(sinks_[0].empty());
-  coordinator_.Report(2, Trained(2, 9, 1));
+  EXPECT_OK(coordinator_.Step(2, Trained(2, 9, 1)));
   for (RecordingListener& sink : sinks_) {
     ASSERT_FALSE(sink.empty());
     EXPECT_TRUE(sink.Next().refused) << "a person is to say which counts";
@@ -404,7 +411,7 @@ TEST_F(BeginningsTest, NodesThatWereImportedIntoDoNotTrainWithoutTheOthers) {
     ModelReport imported = Begun(node, absl::StrCat("of ", node));
     imported.lineage = "import";
     imported.fresh = false;
-    coordinator_.Report(node, imported);
+    EXPECT_OK(coordinator_.Step(node, imported));
   };
   for (const int node : {0, 1}) Join(node);
   for (const int node : {0, 1}) report(node);
@@ -422,8 +429,8 @@ TEST_F(BeginningsTest, NorDoTheyWhereOneHealsAnother) {
   imported.lineage = "import";
   imported.fresh = false;
   for (const int node : {0, 1}) Join(node);
-  coordinator_.Report(0, imported);
-  coordinator_.Report(1, Begun(1, "of 1"));
+  EXPECT_OK(coordinator_.Step(0, imported));
+  EXPECT_OK(coordinator_.Step(1, Begun(1, "of 1")));
   for (const int node : {0, 1}) EXPECT_TRUE(sinks_[node].empty());
 }
 
@@ -432,7 +439,7 @@ TEST_F(BeginningsTest, WhatHasBegunWithAllGoesOnWithFewerBeforeItsFirstCommit) {
   const auto report = [&](int node) {
     ModelReport begun = Begun(node, "begun");
     begun.fresh = false;
-    coordinator_.Report(node, begun);
+    EXPECT_OK(coordinator_.Step(node, begun));
   };
   for (int node = 0; node < kNodes; ++node) report(node);
   for (RecordingListener& sink : sinks_) EXPECT_TRUE(sink.Next().start);
@@ -450,7 +457,7 @@ TEST_F(BeginningsTest, WhatACoordinatorBeforeHasBegunWithAllDoesToo) {
   for (const int node : {0, 1}) {
     ModelReport begun = Begun(node, "h");
     begun.fresh = false;
-    coordinator_.Report(node, begun);
+    EXPECT_OK(coordinator_.Step(node, begun));
   }
   for (const int node : {0, 1}) EXPECT_THAT(sinks_[node].Next().active, ElementsAre(0, 1));
 }
@@ -465,9 +472,9 @@ TEST_F(FewerReplicasTest, ANodeThatWasAwayIsHealedFromTheNewestThoughNode0HasNon
   sinks_[1].Next();
   ModelReport lost = Trained(0, 0, std::nullopt);
   lost.lost = absl::DataLossError("gone");
-  coordinator_.Report(0, lost);
-  coordinator_.Report(2, Trained(2, 7, 1));
-  coordinator_.Report(1, Trained(1, 9, 0));
+  EXPECT_OK(coordinator_.Step(0, lost));
+  EXPECT_OK(coordinator_.Step(2, Trained(2, 7, 1)));
+  EXPECT_OK(coordinator_.Step(1, Trained(1, 9, 0)));
   EXPECT_THAT(AwaitStart({0, 1, 2}).healings,
               ElementsAre(Healing{.receiver = 0, .donor = 1}, Healing{.receiver = 2, .donor = 1}));
 }
@@ -510,7 +517,7 @@ class AttendanceTest : public ::testing::Test {
         members_, before, [&](int node) { return ready_ == node; }, policy_, may_be_fewer, left_out_, now);
   }
 
-  AttendancePolicy policy_{.min_nodes = 2, .timeout = absl::Seconds(10)};
+  QuorumPolicy policy_{.min_nodes = 2, .timeout = absl::Seconds(10)};
   Membership members_{kNodes};
   int ready_ = -1;
   std::vector<int> left_out_;
@@ -551,11 +558,11 @@ TEST_F(AttendanceTest, OneThatIsLostAgainAndAgainHasToStayForLonger) {
 
 TEST(CallerTimeoutTest, AThreadStartsEpochsWhenItIsOver) {
   RecordingListener sinks[kNodes];
-  Coordinator coordinator({.nodes = kNodes, .attendance = {.min_nodes = 2, .timeout = absl::Milliseconds(20)}});
+  Coordinator coordinator({.nodes = kNodes, .quorum = {.min_nodes = 2, .timeout = absl::Milliseconds(20)}});
   for (int node = 0; node < kNodes; ++node) ASSERT_OK(coordinator.Join(node, kDevices, &sinks[node]));
   std::thread absences([&] { coordinator.ServeAbsences(); });
   coordinator.Leave(2);
-  for (const int node : {0, 1}) coordinator.Report(node, Trained(node, 0, std::nullopt));
+  for (const int node : {0, 1}) coordinator.Step(node, Trained(node, 0, std::nullopt)).IgnoreError();
   for (const int node : {0, 1}) EXPECT_THAT(sinks[node].Next().active, ElementsAre(0, 1));
   coordinator.Stop();
   absences.join();
@@ -564,11 +571,11 @@ TEST(CallerTimeoutTest, AThreadStartsEpochsWhenItIsOver) {
 TEST(CallerTimeoutTest, ACoordinatorThatKnowsTheDevicesWaitsForNobodyElse) {
   RecordingListener sinks[2];
   Coordinator coordinator({.nodes = kNodes,
-                           .attendance = {.min_nodes = 2, .timeout = absl::ZeroDuration()},
+                           .quorum = {.min_nodes = 2, .timeout = absl::ZeroDuration()},
                            .device_counts = {kDevices, kDevices, kDevices}});
   for (const int node : {0, 1}) ASSERT_OK(coordinator.Join(node, kDevices, &sinks[node]));
   EXPECT_OK(coordinator.AwaitWorld(absl::ZeroDuration()));
-  for (const int node : {0, 1}) coordinator.Report(node, Trained(node, 3, 1 - node));
+  for (const int node : {0, 1}) coordinator.Step(node, Trained(node, 3, 1 - node)).IgnoreError();
   for (const int node : {0, 1}) EXPECT_THAT(sinks[node].Next().active, ElementsAre(0, 1));
 }
 
@@ -576,10 +583,10 @@ TEST(CallerTimeoutTest, OneWithWhichNoCommitIsMadeHasToStayForLonger) {
   RecordingListener sinks[kNodes];
   Coordinator coordinator({.nodes = kNodes,
                            .closed = {{.model = "m", .history_id = "h", .epoch = 5, .active = {0, 1}}},
-                           .attendance = {.min_nodes = 2, .timeout = absl::Hours(1)}});
+                           .quorum = {.min_nodes = 2, .timeout = absl::Hours(1)}});
   for (int node = 0; node < kNodes; ++node) ASSERT_OK(coordinator.Join(node, kDevices, &sinks[node]));
   const auto start = [&](const std::vector<int>& active) {
-    for (const int node : {2, 1, 0}) coordinator.Report(node, Trained(node, 7, std::nullopt));
+    for (const int node : {2, 1, 0}) coordinator.Step(node, Trained(node, 7, std::nullopt)).IgnoreError();
     for (const int node : active) {
       ASSERT_FALSE(sinks[node].empty());
       EXPECT_EQ(sinks[node].Next().active, active);
@@ -587,7 +594,7 @@ TEST(CallerTimeoutTest, OneWithWhichNoCommitIsMadeHasToStayForLonger) {
   };
   for (const int64_t epoch : {6, 7}) {
     start({0, 1, 2});
-    coordinator.EndEpoch(0, "m", epoch, absl::UnavailableError("connect"));
+    EXPECT_OK(coordinator.Step(0, EndEpoch{.model = "m", .epoch = epoch, .why = absl::UnavailableError("connect")}));
     for (RecordingListener& sink : sinks) ASSERT_FALSE(sink.Next().start);
   }
   start({0, 1});
@@ -604,13 +611,13 @@ TEST(CallerTimeoutTest, OneThatIsNeededDoesNotHaveToStay) {
   RecordingListener sinks[kNodes];
   Coordinator coordinator({.nodes = kNodes,
                            .closed = {{.model = "m", .history_id = "h", .epoch = 5, .active = {0, 1}}},
-                           .attendance = {.min_nodes = 2, .timeout = absl::Hours(1)}});
+                           .quorum = {.min_nodes = 2, .timeout = absl::Hours(1)}});
   for (int node = 0; node < kNodes; ++node) ASSERT_OK(coordinator.Join(node, kDevices, &sinks[node]));
   for (int loss = 0; loss < 3; ++loss) {
     coordinator.Leave(2);
     ASSERT_OK(coordinator.Join(2, kDevices, &sinks[2]));
   }
-  for (const int node : {2, 1, 0}) coordinator.Report(node, Begun(node, "begins"));
+  for (const int node : {2, 1, 0}) coordinator.Step(node, Begun(node, "begins")).IgnoreError();
   for (RecordingListener& sink : sinks) {
     ASSERT_FALSE(sink.empty());
     EXPECT_THAT(sink.Next().active, ElementsAre(0, 1, 2));
@@ -625,7 +632,7 @@ class RestartedWithoutTwoTest : public testing::Test {
   static Coordinator::Options Options(std::vector<int> active, int min_nodes = 2) {
     return {.nodes = kNodes,
             .closed = {{.model = "m", .history_id = "h", .epoch = 5, .commit_number = 7, .active = std::move(active)}},
-            .attendance = {.min_nodes = min_nodes, .timeout = absl::ZeroDuration()},
+            .quorum = {.min_nodes = min_nodes, .timeout = absl::ZeroDuration()},
             .device_counts = {kDevices, kDevices, kDevices}};
   }
   void JoinAll(Coordinator& coordinator) {
@@ -641,8 +648,8 @@ class RestartedWithoutTwoTest : public testing::Test {
     for (const int node : {0, 1}) ASSERT_OK(coordinator.Join(node, kDevices, &sinks_[node]));
     ModelReport fresh = Trained(0, 0, std::nullopt);
     fresh.fresh = true;
-    coordinator.Report(0, fresh);
-    coordinator.Report(1, Old(1, 7, 5));
+    EXPECT_OK(coordinator.Step(0, fresh));
+    EXPECT_OK(coordinator.Step(1, Old(1, 7, 5)));
   }
   void ExpectStart(const std::vector<int>& nodes) {
     for (const int node : nodes) {
@@ -659,7 +666,7 @@ class RestartedWithoutTwoTest : public testing::Test {
 TEST_F(RestartedWithoutTwoTest, OneThatTookNoPartBeforeIsNotWaitedFor) {
   Coordinator coordinator(Options({0, 1}));
   JoinAll(coordinator);
-  for (const int node : {0, 1}) coordinator.Report(node, Old(node, 7, 5));
+  for (const int node : {0, 1}) coordinator.Step(node, Old(node, 7, 5)).IgnoreError();
   ExpectStart({0, 1});
   EXPECT_TRUE(sinks_[2].empty());
 }
@@ -669,8 +676,8 @@ TEST_F(RestartedWithoutTwoTest, OneThatFitsNoneOfTheOthersKeepsNoneFromStarting)
   JoinAll(coordinator);
   ModelReport other = Old(2, 7, 3);
   other.history_id = other.lineage = "another";
-  coordinator.Report(2, other);
-  for (const int node : {0, 1}) coordinator.Report(node, Old(node, 7, 5));
+  EXPECT_OK(coordinator.Step(2, other));
+  for (const int node : {0, 1}) coordinator.Step(node, Old(node, 7, 5)).IgnoreError();
   ASSERT_FALSE(sinks_[2].empty());
   EXPECT_TRUE(sinks_[2].Next().refused);
   ExpectStart({0, 1});
@@ -682,9 +689,9 @@ TEST_F(RestartedWithoutTwoTest, WhereItIsNotKnownWhoHasNotHeardOfTheEpochWasNotI
   JoinAll(coordinator);
   ModelReport away = Old(2, 4, 4);
   away.attached_ranks.clear();
-  coordinator.Report(2, away);
-  coordinator.Report(1, Old(1, 7, 5));
-  coordinator.Report(0, Old(0, 7, 5));
+  EXPECT_OK(coordinator.Step(2, away));
+  EXPECT_OK(coordinator.Step(1, Old(1, 7, 5)));
+  EXPECT_OK(coordinator.Step(0, Old(0, 7, 5)));
   ExpectStart({0, 1});
 }
 
@@ -694,10 +701,10 @@ TEST_F(RestartedWithoutTwoTest, WhoWasInTheEpochIsWaitedFor) {
     JoinAll(coordinator);
     ModelReport late = Old(2, 7, 5);
     late.attached_ranks.clear();
-    coordinator.Report(2, late);
-    for (const int node : {0, 1}) coordinator.Report(node, Old(node, 7, 5));
+    EXPECT_OK(coordinator.Step(2, late));
+    for (const int node : {0, 1}) coordinator.Step(node, Old(node, 7, 5)).IgnoreError();
     EXPECT_TRUE(sinks_[0].empty());
-    coordinator.Report(2, Old(2, 7, 5));
+    EXPECT_OK(coordinator.Step(2, Old(2, 7, 5)));
     ExpectStart({0, 1, 2});
   }
 }
@@ -709,7 +716,7 @@ TEST_F(RestartedWithoutTwoTest, WhoIsBehindADecisionWaitsForOneThatHasIt) {
   Coordinator coordinator(
       {.nodes = kFive,
        .closed = {{.model = "m", .history_id = "h", .epoch = 5, .commit_number = 9, .active = {0, 1, 2}}},
-       .attendance = {.min_nodes = 4, .timeout = absl::ZeroDuration()},
+       .quorum = {.min_nodes = 4, .timeout = absl::ZeroDuration()},
        .device_counts = std::vector<int>(kFive, kDevices)});
   const auto join = [&](int node) { ASSERT_OK(coordinator.Join(node, kDevices, &sinks[node])); };
   const auto lost = [](int node) {
@@ -718,16 +725,16 @@ TEST_F(RestartedWithoutTwoTest, WhoIsBehindADecisionWaitsForOneThatHasIt) {
     return report;
   };
   for (const int node : {0, 1, 3, 4}) join(node);
-  for (const int node : {0, 1}) coordinator.Report(node, lost(node));
-  for (const int node : {3, 4}) coordinator.Report(node, Trained(node, 5, std::nullopt));
+  for (const int node : {0, 1}) coordinator.Step(node, lost(node)).IgnoreError();
+  for (const int node : {3, 4}) coordinator.Step(node, Trained(node, 5, std::nullopt)).IgnoreError();
   for (RecordingListener& sink : sinks) EXPECT_TRUE(sink.empty());
   join(2);
-  coordinator.Report(2, Trained(2, 9, std::nullopt));
+  EXPECT_OK(coordinator.Step(2, Trained(2, 9, std::nullopt)));
   EXPECT_THAT(sinks[0].Next().healings, testing::SizeIs(4));
   // Without node 2 no node has the state.
-  coordinator.EndEpoch(0, "m", 6, absl::AbortedError("over"));
-  for (const int node : {3, 4}) coordinator.Report(node, Trained(node, 5, std::nullopt));
-  for (const int node : {0, 1, 2}) coordinator.Report(node, lost(node));
+  coordinator.Step(0, EndEpoch{.model = "m", .epoch = 6, .why = absl::AbortedError("over")}).IgnoreError();
+  for (const int node : {3, 4}) coordinator.Step(node, Trained(node, 5, std::nullopt)).IgnoreError();
+  for (const int node : {0, 1, 2}) coordinator.Step(node, lost(node)).IgnoreError();
   EXPECT_FALSE(sinks[0].Next().start) << "that end";
   EXPECT_THAT(sinks[0].Next().why, StatusIs(absl::StatusCode::kDataLoss, HasSubstr("commit 9 of history h")));
 }
@@ -739,7 +746,7 @@ TEST_F(RestartedWithoutTwoTest, ANode0WithoutAStateWaitsForOneMore) {
   EXPECT_TRUE(sinks_[0].empty()) << "nobody is refused";
   EXPECT_TRUE(sinks_[1].empty());
   ASSERT_OK(coordinator.Join(2, kDevices, &sinks_[2]));
-  coordinator.Report(2, Old(2, 7, 5));
+  EXPECT_OK(coordinator.Step(2, Old(2, 7, 5)));
   const EpochNews news = sinks_[0].Next();
   EXPECT_TRUE(news.start) << news.why;
   EXPECT_THAT(news.healings, testing::SizeIs(1));
@@ -761,15 +768,15 @@ TEST_F(RestartedWithoutTwoTest, ADecisionThatNoneOfItsVotersHasWasNeverTold) {
     before.last_decision = {.epoch = 5, .commit_number = 8, .decision = {.apply = true}};
     Coordinator coordinator({.nodes = kNodes,
                              .closed = {before},
-                             .attendance = {.min_nodes = 2, .timeout = absl::ZeroDuration()},
+                             .quorum = {.min_nodes = 2, .timeout = absl::ZeroDuration()},
                              .device_counts = std::vector<int>(kNodes, kDevices)});
     for (int node = 0; node < kNodes; ++node) ASSERT_OK(coordinator.Join(node, kDevices, &sinks[node]));
     ModelReport lost = Trained(0, 0, std::nullopt);
     lost.lost = absl::DataLossError("gone");
-    coordinator.Report(0, lost);
-    coordinator.Report(1, Old(1, 7, 5));
+    EXPECT_OK(coordinator.Step(0, lost));
+    EXPECT_OK(coordinator.Step(1, Old(1, 7, 5)));
     // A node with another state may be present instead of a node with that state.
-    coordinator.Report(2, Old(2, all_are_without ? 7 : 6, 5));
+    coordinator.Step(2, Old(2, all_are_without ? 7 : 6, 5)).IgnoreError();
     const EpochNews news = sinks[1].Next();
     EXPECT_EQ(news.start, all_are_without) << news.why;
     if (all_are_without) {
@@ -783,18 +790,18 @@ TEST_F(RestartedWithoutTwoTest, ADecisionThatNoneOfItsVotersHasWasNeverTold) {
 TEST_F(RestartedWithoutTwoTest, AllTakePartWhereAllHaveTo) {
   Coordinator coordinator(Options({0, 1}, /*min_nodes=*/kNodes));
   JoinAll(coordinator);
-  for (const int node : {0, 1}) coordinator.Report(node, Old(node, 7, 5));
+  for (const int node : {0, 1}) coordinator.Step(node, Old(node, 7, 5)).IgnoreError();
   EXPECT_TRUE(sinks_[0].empty());
-  coordinator.Report(2, Old(2, 7, 5));
+  EXPECT_OK(coordinator.Step(2, Old(2, 7, 5)));
   ExpectStart({0, 1, 2});
 }
 
 TEST_F(RestartedWithoutTwoTest, NodesOfAnotherWorldTellNothing) {
   Coordinator coordinator(Options({0, 1, 4}));
   JoinAll(coordinator);
-  for (const int node : {0, 1}) coordinator.Report(node, Old(node, 7, 5));
+  for (const int node : {0, 1}) coordinator.Step(node, Old(node, 7, 5)).IgnoreError();
   EXPECT_TRUE(sinks_[0].empty());
-  coordinator.Report(2, Old(2, 7, 5));
+  EXPECT_OK(coordinator.Step(2, Old(2, 7, 5)));
   ExpectStart({0, 1, 2});
 }
 

@@ -51,12 +51,12 @@ ModelReport Begun(int node) {
 
 class HealingOrdersTest : public ::testing::Test {
  protected:
-  explicit HealingOrdersTest(AttendancePolicy attendance = {})
-      : coordinator_(Coordinator::Options{.nodes = kNodes, .attendance = attendance}) {
+  explicit HealingOrdersTest(QuorumPolicy quorum = {})
+      : coordinator_(Coordinator::Options{.nodes = kNodes, .quorum = quorum}) {
     for (int node = 0; node < kNodes; ++node) EXPECT_OK(coordinator_.Join(node, 1, &sinks_[node]));
   }
   void Report(const std::vector<ModelReport>& reports) {
-    for (int node = 0; node < kNodes; ++node) coordinator_.Report(node, reports[node]);
+    for (int node = 0; node < kNodes; ++node) coordinator_.Step(node, reports[node]).IgnoreError();
   }
   // States that differ, as trainers were told and have left.
   absl::Status Refused(const std::vector<ModelReport>& reports) {
@@ -80,7 +80,7 @@ class HealingOrdersTest : public ::testing::Test {
     return first;
   }
   void End(int64_t epoch, const std::vector<int>& nodes = {0, 1, 2}) {
-    coordinator_.EndEpoch(0, "m", epoch, absl::AbortedError("over"));
+    EXPECT_OK(coordinator_.Step(0, EndEpoch{.model = "m", .epoch = epoch, .why = absl::AbortedError("over")}));
     for (const int node : nodes) EXPECT_FALSE(sinks_[node].Next().start);
   }
   void Commit(int64_t epoch, int64_t commit_number, const std::vector<int>& nodes = {0, 1, 2}) {
@@ -205,7 +205,7 @@ TEST_F(HealingOrdersTest, PartsOfOneModelAreNoReplicas) {
   for (int node = 0; node < kNodes; ++node) {
     ModelReport part = State(node, node == 1 ? "other" : "h", kCommit);
     part.shard_size = kNodes;
-    coordinator_.Report(node, part);
+    EXPECT_OK(coordinator_.Step(node, part));
   }
   EXPECT_THAT(sinks_[0].Next().why.message(), HasSubstr("they were imported into differently"));
   EXPECT_THAT(coordinator_.OrderHealing("m", 0),
@@ -243,9 +243,9 @@ TEST_F(HealingOrdersTest, IsAboutTheStateThatTheNodeHad) {
   ASSERT_OK(coordinator_.OrderHealing("m", 0).status());
   coordinator_.Leave(1);
   ASSERT_OK(coordinator_.Join(1, 1, &sinks_[1]));
-  coordinator_.Report(0, State(0, "h", kCommit));
+  EXPECT_OK(coordinator_.Step(0, State(0, "h", kCommit)));
   EXPECT_THAT(coordinator_.healing_donor("m"), Optional(0));
-  coordinator_.Report(0, State(0, "import", kCommit));
+  EXPECT_OK(coordinator_.Step(0, State(0, "import", kCommit)));
   EXPECT_EQ(coordinator_.healing_donor("m"), std::nullopt);
   EXPECT_THAT(Refused({State(0, "import", kCommit), reports[1], reports[2]}),
               StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("of history import on node 0")));
@@ -254,9 +254,9 @@ TEST_F(HealingOrdersTest, IsAboutTheStateThatTheNodeHad) {
 TEST_F(HealingOrdersTest, EndsWithTheModelOfThatNode) {
   Refused({State(0, "h", kCommit), State(1, "other", 12), State(2, "h", kCommit)}).IgnoreError();
   ASSERT_OK(coordinator_.OrderHealing("m", 1).status());
-  coordinator_.Forget(0, "m");
+  EXPECT_OK(coordinator_.Step(0, ModelDeleted{.model = "m"}));
   EXPECT_THAT(coordinator_.healing_donor("m"), Optional(1));
-  coordinator_.Forget(1, "m");
+  EXPECT_OK(coordinator_.Step(1, ModelDeleted{.model = "m"}));
   EXPECT_EQ(coordinator_.healing_donor("m"), std::nullopt);
 }
 
@@ -303,10 +303,10 @@ class FewerHealingOrdersTest : public HealingOrdersTest {
     AwaitStart();
     coordinator_.Leave(2);
     for (const int node : {0, 1}) EXPECT_FALSE(sinks_[node].Next().start);
-    for (const int node : {0, 1}) coordinator_.Report(node, State(node, "h", kCommit));
+    for (const int node : {0, 1}) coordinator_.Step(node, State(node, "h", kCommit)).IgnoreError();
     AwaitStart({0, 1});
     EXPECT_OK(coordinator_.Join(2, 1, &sinks_[2]));
-    coordinator_.Report(2, other_);
+    EXPECT_OK(coordinator_.Step(2, other_));
     EXPECT_THAT(sinks_[2].Next().why.message(),
                 AllOf(HasSubstr("got commit 12 of history other"), HasSubstr("`paramshardctl heal m --from=NODE`")));
   }
@@ -317,13 +317,13 @@ class FewerHealingOrdersTest : public HealingOrdersTest {
 TEST_F(FewerHealingOrdersTest, OneThatIsBackIsHealedWhenTheEpochEndsForIt) {
   ASSERT_OK_AND_ASSIGN(const HealingAnswer answer, coordinator_.OrderHealing("m", 1));
   EXPECT_THAT(Fates(answer), ElementsAre(Fate::kSame, Fate::kGiven, Fate::kGivenUp));
-  coordinator_.Report(2, other_);
+  EXPECT_OK(coordinator_.Step(2, other_));
   EXPECT_TRUE(sinks_[2].empty()) << "its trainer waits";
   Commit(2, kCommit + 1, {0, 1});
   EXPECT_THAT(coordinator_.healing_donor("m"), Optional(1));
   for (const int node : {0, 1}) {
     EXPECT_THAT(sinks_[node].Next().why.message(), HasSubstr("node 2 (rank 2) is back"));
-    coordinator_.Report(node, State(node, "h", kCommit + 1));
+    EXPECT_OK(coordinator_.Step(node, State(node, "h", kCommit + 1)));
   }
   EXPECT_THAT(AwaitStart().healings, ElementsAre(GivesUp(2, 0, "other", 12))) << "it keeps its client states";
 }
@@ -331,7 +331,7 @@ TEST_F(FewerHealingOrdersTest, OneThatIsBackIsHealedWhenTheEpochEndsForIt) {
 TEST_F(FewerHealingOrdersTest, AnEpochWithoutTheOneThatItIsForLeavesIt) {
   ASSERT_OK(coordinator_.OrderHealing("m", 0).status());
   End(2, {0, 1});
-  for (const int node : {0, 1}) coordinator_.Report(node, State(node, "h", kCommit));
+  for (const int node : {0, 1}) coordinator_.Step(node, State(node, "h", kCommit)).IgnoreError();
   const EpochNews start = AwaitStart({0, 1});
   Commit(start.epoch, kCommit + 1, {0, 1});
   EXPECT_THAT(coordinator_.healing_donor("m"), Optional(0));
@@ -347,12 +347,12 @@ TEST_F(FewerHealingOrdersTest, WhatIsTrainedIsNotGivenUpBehindTheBackOfItsTraine
 TEST_F(FewerHealingOrdersTest, NobodyGoesOnWithoutTheStateThatIsRight) {
   End(2, {0, 1});
   ASSERT_OK(coordinator_.OrderHealing("m", 2).status());
-  for (const int node : {0, 1}) coordinator_.Report(node, State(node, "h", kCommit));
+  for (const int node : {0, 1}) coordinator_.Step(node, State(node, "h", kCommit)).IgnoreError();
   for (RecordingListener& sink : sinks_) EXPECT_TRUE(sink.empty());
   coordinator_.Leave(2);
   ASSERT_OK(coordinator_.Join(2, 1, &sinks_[2]));
   for (RecordingListener& sink : sinks_) EXPECT_TRUE(sink.empty());
-  coordinator_.Report(2, other_);
+  EXPECT_OK(coordinator_.Step(2, other_));
   EXPECT_THAT(AwaitStart().healings, ElementsAre(GivesUp(0, 2, "h", kCommit), GivesUp(1, 2, "h", kCommit)));
 }
 
@@ -361,22 +361,22 @@ TEST_F(FewerHealingOrdersTest, OneThatWasAwayIsNotTakenForOneOfThem) {
   coordinator_.Leave(2);
   End(2, {0, 1});
   const std::vector<ModelReport> reports = {State(0, "h", 9), State(1, "h", kCommit)};
-  for (const int node : {0, 1}) coordinator_.Report(node, reports[node]);
+  for (const int node : {0, 1}) coordinator_.Step(node, reports[node]).IgnoreError();
   // The one behind is healed without an order, which would be by node 0.
   EXPECT_THAT(AwaitStart({0, 1}).healings, ElementsAre(Healing{.receiver = 1, .donor = 0}));
   End(3, {0, 1});
   for (const int node : {0, 1}) {
     ModelReport unattached = reports[node];
     unattached.attached_ranks.clear();
-    coordinator_.Report(node, unattached);
+    EXPECT_OK(coordinator_.Step(node, unattached));
   }
   ASSERT_OK(coordinator_.OrderHealing("m", 1).status());
-  for (const int node : {0, 1}) coordinator_.Report(node, reports[node]);
+  for (const int node : {0, 1}) coordinator_.Step(node, reports[node]).IgnoreError();
   const EpochNews start = AwaitStart({0, 1});
   EXPECT_THAT(start.healings, ElementsAre(GivesUp(0, 1, "h", 9)));
   Commit(4, kCommit + 1, {0, 1});
   ASSERT_OK(coordinator_.Join(2, 1, &sinks_[2]));
-  coordinator_.Report(2, State(2, "h", kCommit + 1));
+  EXPECT_OK(coordinator_.Step(2, State(2, "h", kCommit + 1)));
   EXPECT_THAT(sinks_[2].Next().why.message(),
               AllOf(HasSubstr("up to commit 8"), HasSubstr("got commit 8 of history h:")));
 }

@@ -65,7 +65,7 @@ class HealingsTest : public ::testing::Test {
     for (int node = 0; node < kNodes; ++node) ASSERT_OK(coordinator_.Join(node, 1, &sinks_[node]));
   }
   void Report(const std::vector<ModelReport>& reports) {
-    for (int node = 0; node < kNodes; ++node) coordinator_.Report(node, reports[node]);
+    for (int node = 0; node < kNodes; ++node) coordinator_.Step(node, reports[node]).IgnoreError();
   }
   std::vector<Healing> AwaitStart() {
     std::vector<EpochNews> news;
@@ -139,7 +139,7 @@ TEST_F(HealingsTest, NobodyHealsWhereAllHaveLostIt) {
 TEST_F(HealingsTest, OneThatHasNotMadeItYetIsWaitedFor) {
   Report({Trained(0), Unmade(), Trained(2)});
   for (RecordingListener& sink : sinks_) EXPECT_TRUE(sink.empty());
-  coordinator_.Report(1, Lost(1));
+  EXPECT_OK(coordinator_.Step(1, Lost(1)));
   EXPECT_THAT(AwaitStart(), ElementsAre(Healing{.receiver = 1, .donor = 2}));
 }
 
@@ -148,29 +148,29 @@ TEST_F(HealingsTest, WhatOthersSaidBeforeTheEpochIsNotJudged) {
   for (ModelReport& report : reports) report.history_id = "h";
   Report({reports[0], reports[1], reports[2]});
   AwaitStart();
-  coordinator_.EndEpoch(0, "m", 1, absl::AbortedError("over"));
+  EXPECT_OK(coordinator_.Step(0, EndEpoch{.model = "m", .epoch = 1, .why = absl::AbortedError("over")}));
   for (RecordingListener& sink : sinks_) sink.Next();
   // It is heard of first, while the others have not said yet what they have trained.
-  coordinator_.Report(0, Lost(0));
+  coordinator_.Step(0, Lost(0)).IgnoreError();
   for (RecordingListener& sink : sinks_) EXPECT_TRUE(sink.empty());
-  coordinator_.Report(1, Trained(1));
-  coordinator_.Report(2, Trained(2));
+  EXPECT_OK(coordinator_.Step(1, Trained(1)));
+  EXPECT_OK(coordinator_.Step(2, Trained(2)));
   EXPECT_THAT(AwaitStart(), ElementsAre(Healing{.receiver = 0, .donor = 1}));
 }
 
 TEST_F(HealingsTest, NorIsWhatTheySaidBeforeTheyHadHeardOfIt) {
   Report({Trained(0), Trained(1), Trained(2)});
   AwaitStart();
-  coordinator_.Report(2, Trained(2));
+  EXPECT_OK(coordinator_.Step(2, Trained(2)));
   for (int node = 0; node < kNodes; ++node) {
     coordinator_.Vote(node, MakeVote(1, kCommit + 1, {{node, 0, 0}}), kNow).IgnoreError();
   }
-  coordinator_.EndEpoch(0, "m", 1, absl::AbortedError("over"));
+  EXPECT_OK(coordinator_.Step(0, EndEpoch{.model = "m", .epoch = 1, .why = absl::AbortedError("over")}));
   for (RecordingListener& sink : sinks_) sink.Next();
-  coordinator_.Report(0, Trained(0, kCommit + 1));
-  coordinator_.Report(1, Lost(1));
+  EXPECT_OK(coordinator_.Step(0, Trained(0, kCommit + 1)));
+  EXPECT_OK(coordinator_.Step(1, Lost(1)));
   for (RecordingListener& sink : sinks_) EXPECT_TRUE(sink.empty());
-  coordinator_.Report(2, Trained(2, kCommit + 1));
+  EXPECT_OK(coordinator_.Step(2, Trained(2, kCommit + 1)));
   EXPECT_THAT(AwaitStart(), ElementsAre(Healing{.receiver = 1, .donor = 2}));
 }
 
@@ -179,7 +179,7 @@ TEST_F(HealingsTest, AnImportBeforeTheFirstCommitGivesWayButAtNode0) {
   imported.fresh = false;
   Report({Trained(0), imported, Trained(2)});
   EXPECT_THAT(AwaitStart(), ElementsAre(Healing{.receiver = 1, .donor = 2}));
-  coordinator_.EndEpoch(0, "m", 1, absl::AbortedError("over"));
+  EXPECT_OK(coordinator_.Step(0, EndEpoch{.model = "m", .epoch = 1, .why = absl::AbortedError("over")}));
   for (RecordingListener& sink : sinks_) sink.Next();
   imported.attached_ranks = {0};
   Report({imported, Trained(1), Trained(2)});
@@ -238,8 +238,12 @@ TEST_F(HealingsTest, WhatIsNotSaidIsNotKnown) {
 TEST(HealingMessageTest, ComeBackAsTheyWereSent) {
   const EpochStart start{
       .epoch = 3, .active = {0, 1, 2}, .healings = {{.receiver = 1, .donor = 2}, {.receiver = 0, .donor = 1}}};
-  EXPECT_EQ(EpochStartOf(EpochStartMessage("m", start).start()).healings, start.healings);
-  EXPECT_EQ(EpochStartOf(EpochStartMessage("m", start).start()).active, start.active);
+  const auto again = std::get<EpochStart>(*FromProto(ToProto(ToNode(start))));
+  EXPECT_EQ(again.healings, start.healings);
+  EXPECT_EQ(again.active, start.active);
+  const auto sent = [](const ModelReport& report) {
+    return std::get<ModelReport>(*FromProto(ToProto(FromNode(report))));
+  };
   CommitVote vote = MakeVote(1, 2, {});
   vote.client_states = {"a", ""};
   EXPECT_EQ(VoteOf(VoteMessage(1, vote, kNow)).client_states, vote.client_states);
@@ -247,13 +251,13 @@ TEST(HealingMessageTest, ComeBackAsTheyWereSent) {
   EXPECT_EQ(DecisionOf(DecisionMessage(decision)).previous_client_states, std::nullopt);
   decision.previous_client_states = {"b", ""};
   EXPECT_EQ(DecisionOf(DecisionMessage(decision)).previous_client_states, decision.previous_client_states);
-  EXPECT_TRUE(ReportOf(ReportMessage(Trained(0)).report()).keeps_previous);
-  EXPECT_EQ(ReportOf(ReportMessage(Trained(0)).report()).previous, 2);
-  EXPECT_FALSE(ReportOf(ReportMessage(MakeReport({})).report()).keeps_previous);
-  EXPECT_EQ(ReportOf(ReportMessage(MakeReport({})).report()).previous, std::nullopt);
+  EXPECT_TRUE(sent(Trained(0)).keeps_previous);
+  EXPECT_EQ(sent(Trained(0)).previous, 2);
+  EXPECT_FALSE(sent(MakeReport({})).keeps_previous);
+  EXPECT_EQ(sent(MakeReport({})).previous, std::nullopt);
   ModelReport sums;
   sums.needs_every_node = true;
-  EXPECT_TRUE(ReportOf(ReportMessage(sums).report()).needs_every_node);
+  EXPECT_TRUE(sent(sums).needs_every_node);
 }
 
 }  // namespace

@@ -23,19 +23,9 @@ constexpr absl::uint128 kProcess = 7;
 // Sink that records if its stream was told to end.
 class StoppableSink final : public NodeSink {
  public:
-  void OnWelcome(int nodes) override { news.OnWelcome(nodes); }
-  void OnWorld(const std::vector<int>& device_counts) override { news.OnWorld(device_counts); }
-  void OnEpochStart(const std::string& model, const EpochStart& start) override { news.OnEpochStart(model, start); }
-  void OnLastCommand(const std::string&, int64_t, int64_t) override {}
-  void OnCommandsWanted(const std::string&, int64_t, const CommandsThrough&) override {}
-  void OnEpochEnd(const std::string& model, int64_t epoch, const absl::Status& why) override {
-    news.OnEpochEnd(model, epoch, why);
+  void Tell(const ToNode& message) override {
+    std::holds_alternative<Probe>(message) ? static_cast<void>(++probes) : news.Tell(message);
   }
-  void OnEpochRefused(const std::string&, const absl::Status&) override {}
-  void OnSaveNews(const SaveNews&) override {}
-  void OnRestoreNews(const RestoreNews&) override {}
-  void OnMoved(int64_t connection) override { news.OnMoved(connection); }
-  void OnProbe() override { ++probes; }
   void OnStop() override { is_stopped = true; }
 
   RecordingListener news;
@@ -49,8 +39,8 @@ class NodeStreamsTest : public testing::Test {
   void SetUp() override {
     ASSERT_OK(coordinator_.Join(0, 2, &zero_));
     ASSERT_OK(streams_.Join(first_, 1));
-    coordinator_.Report(0, MakeReport({0, 1}));
-    coordinator_.Report(1, MakeReport({2}));
+    EXPECT_OK(coordinator_.Step(0, MakeReport({0, 1})));
+    EXPECT_OK(coordinator_.Step(1, MakeReport({2})));
     ASSERT_TRUE(zero_.Next().start);
     ASSERT_TRUE(first_sink_.news.Next().start);
   }
@@ -95,7 +85,7 @@ TEST_F(NodeStreamsTest, ANodeGoesOnWithAnotherStreamWhenAllIsReadOnTheOldOne) {
   streams_.End(*first_, /*is_moved=*/true);
   EXPECT_OK(going_on.get());
   EXPECT_TRUE(zero_.empty()) << "the epoch goes on";
-  coordinator_.EndEpoch(0, "m", 1, absl::AbortedError("rank 0 left"));
+  EXPECT_OK(coordinator_.Step(0, EndEpoch{.model = "m", .epoch = 1, .why = absl::AbortedError("rank 0 left")}));
   EXPECT_EQ(second_sink_.news.Next().epoch, 1);
   EXPECT_TRUE(first_sink_.news.empty());
   EXPECT_FALSE(first_sink_.is_stopped);

@@ -36,52 +36,50 @@ struct EpochNews {
 
 class RecordingListener final : public EpochListener, public NodeSink {
  public:
-  void OnEpochStart(const std::string& model, const EpochStart& start) override {
-    Add({.start = true,
-         .model = model,
-         .epoch = start.epoch,
-         .history_id = start.history_id,
-         .active = start.active,
-         .healings = start.healings,
-         .fork = start.fork});
+  void Hear(const ToNode& message) override { Tell(message); }
+  void Tell(const ToNode& message) override {
+    const Overloaded add = {
+        [this](const EpochStart& start) {
+          Add({.start = true,
+               .model = start.model,
+               .epoch = start.epoch,
+               .history_id = start.history_id,
+               .active = start.active,
+               .healings = start.healings,
+               .fork = start.fork});
+        },
+        [this](const LastCommand& last) {
+          Add({.model = last.model, .epoch = last.epoch, .last_command = last.command});
+        },
+        [this](const CommandsWanted& wanted) {
+          Add({.model = wanted.model, .epoch = wanted.epoch, .commands_wanted_unless = wanted.unless});
+        },
+        [this](const EpochEnded& ended) { Add({.model = ended.model, .epoch = ended.epoch, .why = ended.why}); },
+        [this](const EpochRefused& refused) { Add({.refused = true, .model = refused.model, .why = refused.why}); },
+        // That a stream has broken shows in the epochs.
+        [this](const SaveNews& news) {
+          if (!std::holds_alternative<SaveLeaderLost>(news.what)) Add({.model = news.model, .save = news});
+        },
+        [this](const RestoreNews& news) {
+          if (const auto* const lost = std::get_if<RestoreFollowerLost>(&news.what); lost != nullptr) {
+            absl::MutexLock lock(&mu_);
+            lost_followers_.push_back(lost->node);
+          } else if (!std::holds_alternative<RestoreLeaderLost>(news.what)) {
+            Add({.model = news.model, .restore = news});
+          }
+        },
+        [this](const Welcome& welcome) {
+          absl::MutexLock lock(&mu_);
+          welcome.device_counts.empty() ? welcomes_.push_back(welcome.nodes) : worlds_.push_back(welcome.device_counts);
+        },
+        [this](const Moved& moved) {
+          absl::MutexLock lock(&mu_);
+          moves_.push_back(moved.connection);
+        },
+        [](const Probe&) {},
+    };
+    std::visit(add, message);
   }
-  void OnLastCommand(const std::string& model, int64_t epoch, int64_t command) override {
-    Add({.model = model, .epoch = epoch, .last_command = command});
-  }
-  void OnCommandsWanted(const std::string& model, int64_t epoch, const CommandsThrough& unless) override {
-    Add({.model = model, .epoch = epoch, .commands_wanted_unless = unless});
-  }
-  void OnEpochEnd(const std::string& model, int64_t epoch, const absl::Status& why) override {
-    Add({.model = model, .epoch = epoch, .why = why});
-  }
-  void OnEpochRefused(const std::string& model, const absl::Status& why) override {
-    Add({.refused = true, .model = model, .why = why});
-  }
-  // That a stream has broken shows in the epochs.
-  void OnSaveNews(const SaveNews& news) override {
-    if (!std::holds_alternative<SaveLeaderLost>(news.what)) Add({.model = news.model, .save = news});
-  }
-  void OnRestoreNews(const RestoreNews& news) override {
-    if (const auto* const lost = std::get_if<RestoreFollowerLost>(&news.what); lost != nullptr) {
-      absl::MutexLock lock(&mu_);
-      lost_followers_.push_back(lost->node);
-      return;
-    }
-    if (!std::holds_alternative<RestoreLeaderLost>(news.what)) Add({.model = news.model, .restore = news});
-  }
-  void OnWelcome(int nodes) override {
-    absl::MutexLock lock(&mu_);
-    welcomes_.push_back(nodes);
-  }
-  void OnWorld(const std::vector<int>& device_counts) override {
-    absl::MutexLock lock(&mu_);
-    worlds_.push_back(device_counts);
-  }
-  void OnMoved(int64_t connection) override {
-    absl::MutexLock lock(&mu_);
-    moves_.push_back(connection);
-  }
-  void OnProbe() override {}
   void OnStop() override {}
 
   // The next piece of news; an INTERNAL end when none comes within 30 seconds.

@@ -47,13 +47,13 @@ std::unique_ptr<grpc::Server> Serve(grpc::Service* service, int* port) {
 
 // Node 0 with two devices, of a world of `nodes`. Its coordinator outlives its connections, so that
 // these can break.
-class NodeZero {
+class CoordinatorServer {
  public:
-  explicit NodeZero(int nodes = 2) : coordinator_(nodes) {
+  explicit CoordinatorServer(int nodes = 2) : coordinator_(nodes) {
     EXPECT_OK(coordinator_.Join(0, 2, &news));
     Open();
   }
-  ~NodeZero() {
+  ~CoordinatorServer() {
     coordinator_.Stop();
     Close();
   }
@@ -82,7 +82,7 @@ class NodeZero {
   int port_ = 0;
 };
 
-RemoteOptions Options(const NodeZero& zero, int node = 1, int devices = 1) {
+RemoteOptions Options(const CoordinatorServer& zero, int node = 1, int devices = 1) {
   RemoteOptions options;
   options.node = node;
   options.nodes = zero.nodes();
@@ -106,8 +106,8 @@ class RemoteClusterTest : public ::testing::Test {
   }
 
   int64_t StartEpoch() {
-    zero_.coordinator().Report(0, MakeReport({0, 1}));
-    one_->Report(MakeReport({2}));
+    EXPECT_OK(zero_.coordinator().Step(0, MakeReport({0, 1})));
+    one_->Send(MakeReport({2})).IgnoreError();
     const EpochNews zero = zero_.news.Next();
     const EpochNews one = news_.Next();
     EXPECT_TRUE(zero.start && one.start) << zero.why << one.why;
@@ -120,7 +120,7 @@ class RemoteClusterTest : public ::testing::Test {
   }
   CommitVote VoteOfOne(int64_t epoch, int64_t commit_number) { return MakeVote(epoch, commit_number, {{2, 1, 0}}); }
 
-  NodeZero zero_;
+  CoordinatorServer zero_;
   RecordingListener news_;
   std::unique_ptr<Cluster> one_;
 };
@@ -133,12 +133,13 @@ TEST_F(RemoteClusterTest, KnowsTheWorld) {
 
 TEST_F(RemoteClusterTest, EpochsStartAndEndOnAllNodes) {
   const int64_t first = StartEpoch();
-  one_->EndEpoch("m", first, absl::AbortedError("rank 2 left"));
+  one_->Send(EndEpoch{.model = "m", .epoch = first, .why = absl::AbortedError("rank 2 left")}).IgnoreError();
   EXPECT_THAT(zero_.news.Next().why, StatusIs(absl::StatusCode::kAborted, HasSubstr("rank 2 left")));
   EXPECT_THAT(news_.Next().why, StatusIs(absl::StatusCode::kAborted, HasSubstr("rank 2 left")));
   const int64_t second = StartEpoch();
   EXPECT_GT(second, first);
-  zero_.coordinator().EndEpoch(0, "m", second, absl::DeadlineExceededError("rank 0 hangs"));
+  EXPECT_OK(zero_.coordinator().Step(
+      0, EndEpoch{.model = "m", .epoch = second, .why = absl::DeadlineExceededError("rank 0 hangs")}));
   const EpochNews news = news_.Next();
   EXPECT_EQ(news.epoch, second);
   EXPECT_THAT(news.why, StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("rank 0 hangs")));
@@ -146,8 +147,11 @@ TEST_F(RemoteClusterTest, EpochsStartAndEndOnAllNodes) {
 
 TEST_F(RemoteClusterTest, BadLinksTravelWithTheEndOfAnEpoch) {
   const int64_t epoch = StartEpoch();
-  one_->EndOnBadLinks("m", epoch, absl::UnavailableError("node 1 does not reach node 0"),
-                      {{.peer = 0, .address = "10.9.0.11", .peer_address = "10.9.0.10"}});
+  one_->Send(EndEpoch{.model = "m",
+                      .epoch = epoch,
+                      .why = absl::UnavailableError("node 1 does not reach node 0"),
+                      .bad_links = {{.peer = 0, .address = "10.9.0.11", .peer_address = "10.9.0.10"}}})
+      .IgnoreError();
   const absl::Status why = zero_.news.Next().why;
   EXPECT_THAT(why, StatusIs(absl::StatusCode::kUnavailable, HasSubstr("node 0 (10.9.0.10) and node 1 (10.9.0.11)")));
   EXPECT_THAT(zero_.coordinator().ViewWorld().cut_links, ElementsAre("node 0 (10.9.0.10) and node 1 (10.9.0.11)"));
@@ -155,8 +159,8 @@ TEST_F(RemoteClusterTest, BadLinksTravelWithTheEndOfAnEpoch) {
 }
 
 TEST_F(RemoteClusterTest, StatesThatDifferAreToldToAllNodes) {
-  zero_.coordinator().Report(0, MakeReport({0, 1}, 3, 3));
-  one_->Report(MakeReport({2}, 2, 2));
+  EXPECT_OK(zero_.coordinator().Step(0, MakeReport({0, 1}, 3, 3)));
+  one_->Send(MakeReport({2}, 2, 2)).IgnoreError();
   const EpochNews news = news_.Next();
   EXPECT_TRUE(news.refused);
   EXPECT_THAT(news.why, StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("export from one")));
@@ -166,8 +170,8 @@ TEST_F(RemoteClusterTest, LossesTravelWithReports) {
   ModelReport lost;
   lost.model = "m";
   lost.lost = absl::DataLossError("gone");
-  one_->Report(lost);
-  zero_.coordinator().Report(0, MakeReport({0, 1}));
+  one_->Send(lost).IgnoreError();
+  EXPECT_OK(zero_.coordinator().Step(0, MakeReport({0, 1})));
   // The loss may have come there before this report, or comes behind it.
   const EpochNews news = zero_.news.Next();
   EXPECT_TRUE(news.refused);
@@ -179,8 +183,8 @@ TEST_F(RemoteClusterTest, HistoriesTravelWithReports) {
   of_zero.history_id = "aa";
   ModelReport of_one = MakeReport({2}, 3, 3);
   of_one.history_id = "bb";
-  zero_.coordinator().Report(0, of_zero);
-  one_->Report(of_one);
+  EXPECT_OK(zero_.coordinator().Step(0, of_zero));
+  one_->Send(of_one).IgnoreError();
   EXPECT_THAT(news_.Next().why,
               StatusIs(absl::StatusCode::kFailedPrecondition,
                        HasSubstr("of history aa on node 0 (ranks 0..1), version 3 (commit 3) of history bb on")));
@@ -211,8 +215,9 @@ TEST_F(RemoteClusterTest, CommandsAreComparedWhereVotesDiffer) {
   auto zero = std::async(std::launch::async, [&] { return VoteOfZero(epoch, 1); });
   EXPECT_EQ(news_.Next().commands_wanted_unless, CommandsThrough());
   EXPECT_EQ(zero_.news.Next().commands_wanted_unless, CommandsThrough());
-  zero_.coordinator().ReportCommands(0, "m", epoch, {{4, 0, "same"}, {5, 0, "a"}});
-  one_->ReportCommands("m", epoch, {{4, 2, "same"}, {5, 2, "b"}});
+  EXPECT_OK(zero_.coordinator().Step(
+      0, CommandReports{.model = "m", .epoch = epoch, .commands = {{4, 0, "same"}, {5, 0, "a"}}}));
+  one_->Send(CommandReports{.model = "m", .epoch = epoch, .commands = {{4, 2, "same"}, {5, 2, "b"}}}).IgnoreError();
   EXPECT_THAT(news_.Next().why,
               StatusIs(absl::StatusCode::kFailedPrecondition,
                        AllOf(HasSubstr("command 5"), HasSubstr("rank 0 sent a"), HasSubstr("rank 2 sent b"))));
@@ -232,7 +237,7 @@ TEST_F(RemoteClusterTest, ALateNodeIsToldWhatTheOthersHaveSent) {
 
 TEST_F(RemoteClusterTest, AModelThatIsGoneFromANodeEndsItsEpoch) {
   const int64_t epoch = StartEpoch();
-  one_->Forget("m");
+  one_->Send(ModelDeleted{.model = "m"}).IgnoreError();
   const EpochNews news = zero_.news.Next();
   EXPECT_EQ(news.epoch, epoch);
   EXPECT_THAT(news.why, StatusIs(absl::StatusCode::kAborted, HasSubstr("deleted on node 1 (rank 2)")));
@@ -248,21 +253,21 @@ TEST_F(RemoteClusterTest, NodeZeroNamesTheNodeThatIsLost) {
 
 TEST_F(RemoteClusterTest, ALostNodeZeroEndsEpochsAndIsJoinedAgain) {
   const int64_t first = StartEpoch();
-  EXPECT_OK(one_->CheckNodeZero());
+  EXPECT_OK(one_->CheckCoordinator());
   zero_.Close();
   const EpochNews lost = news_.Next();
   EXPECT_EQ(lost.epoch, first);
-  EXPECT_THAT(one_->CheckNodeZero(), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("is not reached: ")));
+  EXPECT_THAT(one_->CheckCoordinator(), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("is not reached: ")));
   EXPECT_THAT(lost.why, StatusIs(absl::StatusCode::kUnavailable, HasSubstr("node 0 (127.0.0.1:")));
   EXPECT_FALSE(zero_.news.Next().start);
   // Reported while node 0 is away, and repeated later.
-  one_->Report(MakeReport({2}));
+  one_->Send(MakeReport({2})).IgnoreError();
   zero_.Open();
-  zero_.coordinator().Report(0, MakeReport({0, 1}));
+  EXPECT_OK(zero_.coordinator().Step(0, MakeReport({0, 1})));
   const EpochNews next = news_.Next();
   EXPECT_TRUE(next.start) << next.why;
   EXPECT_GT(next.epoch, first);
-  EXPECT_OK(one_->CheckNodeZero());
+  EXPECT_OK(one_->CheckCoordinator());
 }
 
 TEST_F(RemoteClusterTest, AVoteInDoubtIsRepeatedUntilTheDecisionIsKnown) {
@@ -341,7 +346,8 @@ TEST_F(RemoteClusterTest, AModelThatIsForgottenLeavesNoVoteInDoubt) {
     return one_->Vote(vote_on_other);
   });
   // A vote that has not begun is not ended.
-  while (vote.wait_for(std::chrono::milliseconds(1)) != std::future_status::ready) one_->Forget("m");
+  while (vote.wait_for(std::chrono::milliseconds(1)) != std::future_status::ready)
+    one_->Send(ModelDeleted{.model = "m"}).IgnoreError();
   EXPECT_THAT(vote.get(), StatusIs(absl::StatusCode::kCancelled, HasSubstr("deleted on this node")));
   zero_.Open();
   EXPECT_THAT(other.get(), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("unknown to node 0")));
@@ -371,7 +377,7 @@ TEST_F(RemoteClusterTest, ValuesAreShared) {
   EXPECT_THAT(waiting.get(), IsOkAndHolds("v"));
   EXPECT_THAT(rendezvous->Get(0, "nobody", absl::Milliseconds(10)),
               StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("got no value of node 0")));
-  one_->EndEpoch("m", epoch, absl::AbortedError("over"));
+  one_->Send(EndEpoch{.model = "m", .epoch = epoch, .why = absl::AbortedError("over")}).IgnoreError();
   EXPECT_FALSE(news_.Next().start);
   EXPECT_THAT(rendezvous->Put("late", "v"), StatusIs(absl::StatusCode::kAborted));
   EXPECT_THAT(rendezvous->Get(1, "one", kLong), StatusIs(absl::StatusCode::kAborted));
@@ -459,7 +465,7 @@ TEST_F(RemoteClusterTest, AStreamThatDoesNotSayHelloIsRefused) {
   for (const bool other_version : {false, true}) {
     grpc::ClientContext context;
     const auto stream = stub->Join(&context);
-    v1::JoinRequest first = other_version ? HelloMessage(1, 2, 1, {}) : DeletionMessage("m");
+    v1::JoinRequest first = other_version ? HelloMessage(1, 2, 1, {}) : ToProto(ModelDeleted{.model = "m"});
     if (other_version) first.mutable_hello()->set_protocol_version(99);
     stream->Write(first);
     EXPECT_EQ(stream->Finish().error_code(),
@@ -468,12 +474,12 @@ TEST_F(RemoteClusterTest, AStreamThatDoesNotSayHelloIsRefused) {
 }
 
 // A node 0 that welcomes, and answers votes as a test says.
-class PuppetNodeZero final : public v1::ClusterService::Service {
+class PuppetCoordinator final : public v1::ClusterService::Service {
  public:
   using Answer = std::function<grpc::Status(grpc::ServerContext*, v1::VoteResponse*)>;
 
-  explicit PuppetNodeZero(Answer answer) : answer_(std::move(answer)) { server_ = Serve(this, &port_); }
-  ~PuppetNodeZero() override { server_->Shutdown(std::chrono::system_clock::now()); }
+  explicit PuppetCoordinator(Answer answer) : answer_(std::move(answer)) { server_ = Serve(this, &port_); }
+  ~PuppetCoordinator() override { server_->Shutdown(std::chrono::system_clock::now()); }
 
   RemoteOptions options() const {
     RemoteOptions options;
@@ -484,7 +490,7 @@ class PuppetNodeZero final : public v1::ClusterService::Service {
 
   grpc::Status Join(grpc::ServerContext*,
                     grpc::ServerReaderWriter<v1::JoinResponse, v1::JoinRequest>* stream) override {
-    stream->Write(WelcomeMessage(2, {1, 1}));
+    stream->Write(ToProto(Welcome{.nodes = 2, .device_counts = {1, 1}}));
     v1::JoinRequest request;
     while (stream->Read(&request)) {
     }
@@ -504,7 +510,7 @@ TEST(DoubtTest, ANodeZeroThatIsGoneForLongerThanTheBoundIsNamed) {
   RemoteOptions options;
   std::unique_ptr<Cluster> one;
   {
-    PuppetNodeZero zero([](grpc::ServerContext*, v1::VoteResponse*) { return grpc::Status::OK; });
+    PuppetCoordinator zero([](grpc::ServerContext*, v1::VoteResponse*) { return grpc::Status::OK; });
     options = zero.options();
     options.doubt_timeout = absl::Milliseconds(50);
     ASSERT_OK_AND_ASSIGN(one, MakeRemoteCluster(options));
@@ -516,7 +522,7 @@ TEST(DoubtTest, ANodeZeroThatIsGoneForLongerThanTheBoundIsNamed) {
 
 // It takes calls and says nothing, as a stopped process does.
 TEST(DoubtTest, ANodeZeroThatStandsStillIsNoOtherThanOneThatIsGone) {
-  PuppetNodeZero zero([](grpc::ServerContext* context, v1::VoteResponse*) {
+  PuppetCoordinator zero([](grpc::ServerContext* context, v1::VoteResponse*) {
     while (!context->IsCancelled()) absl::SleepFor(absl::Milliseconds(1));
     return grpc::Status::CANCELLED;
   });
@@ -528,7 +534,7 @@ TEST(DoubtTest, ANodeZeroThatStandsStillIsNoOtherThanOneThatIsGone) {
 
 TEST(DoubtTest, AnAnswerWithoutADecisionIsAskedAgain) {
   std::atomic<int> votes{0};
-  PuppetNodeZero zero([&](grpc::ServerContext*, v1::VoteResponse* response) {
+  PuppetCoordinator zero([&](grpc::ServerContext*, v1::VoteResponse* response) {
     if (++votes == 4) *response->mutable_decision() = DecisionMessage({.apply = true, .square_sum = 7});
     return grpc::Status::OK;
   });
@@ -549,7 +555,7 @@ int64_t RoundTrips(const MetricRegistry& metrics) {
 
 TEST(RoundTripTest, IsWhatAVoteTookWithoutWhatNodeZeroHeldIt) {
   std::optional<absl::Duration> held = absl::ZeroDuration();
-  PuppetNodeZero zero([&](grpc::ServerContext*, v1::VoteResponse* response) {
+  PuppetCoordinator zero([&](grpc::ServerContext*, v1::VoteResponse* response) {
     if (held.has_value()) *response->mutable_held() = DurationToProto(*held);
     *response->mutable_decision() = DecisionMessage({.apply = true});
     return grpc::Status::OK;
@@ -631,7 +637,7 @@ class RenewalTest : public testing::Test {
     }
   }
 
-  NodeZero zero_;
+  CoordinatorServer zero_;
   RecordingListener news_;
   std::atomic<int> version_{0};
   std::atomic<int> links_{0};
@@ -640,9 +646,9 @@ class RenewalTest : public testing::Test {
 
 TEST_F(RenewalTest, EpochsGoOnOverManyRenewals) {
   for (int i = 0; i < 5; ++i) {
-    zero_.coordinator().Report(0, MakeReport({0, 1}));
+    EXPECT_OK(zero_.coordinator().Step(0, MakeReport({0, 1})));
     Renew();
-    one_->Report(MakeReport({2}));
+    one_->Send(MakeReport({2})).IgnoreError();
     const EpochNews start = news_.Next();
     ASSERT_TRUE(start.start) << start.why;
     ASSERT_EQ(zero_.news.Next().epoch, start.epoch);
@@ -655,7 +661,7 @@ TEST_F(RenewalTest, EpochsGoOnOverManyRenewals) {
       ASSERT_OK(vote.get());
     }
     EXPECT_TRUE(news_.empty());
-    one_->EndEpoch("m", start.epoch, absl::AbortedError("rank 2 left"));
+    one_->Send(EndEpoch{.model = "m", .epoch = start.epoch, .why = absl::AbortedError("rank 2 left")}).IgnoreError();
     EXPECT_THAT(zero_.news.Next().why, StatusIs(absl::StatusCode::kAborted, HasSubstr("rank 2 left")));
     EXPECT_THAT(news_.Next().why, StatusIs(absl::StatusCode::kAborted, HasSubstr("rank 2 left")));
   }
@@ -670,9 +676,9 @@ TEST_F(RenewalTest, NothingIsLostAndNothingOvertakes) {
   constexpr int kMessages = 500;
   for (int i = 1; i <= kMessages; ++i) {
     SaveNews part{.model = "m", .what = SavePart{.id = static_cast<absl::uint128>(i)}};
-    ASSERT_OK(one_->TellSave(part));
-    ASSERT_OK(
-        zero_.coordinator().TellSave(0, {.model = "m", .what = SavePermission{.id = static_cast<absl::uint128>(i)}}));
+    ASSERT_OK(one_->Send(part));
+    ASSERT_OK(zero_.coordinator().Step(
+        0, SaveNews{.model = "m", .what = SavePermission{.id = static_cast<absl::uint128>(i)}}));
     if (i % 10 == 0) std::this_thread::yield();
   }
   for (int i = 1; i <= kMessages; ++i) {
@@ -688,8 +694,8 @@ TEST_F(RenewalTest, NothingIsLostAndNothingOvertakes) {
 }
 
 TEST_F(RenewalTest, AValueThatIsWaitedForComes) {
-  zero_.coordinator().Report(0, MakeReport({0, 1}));
-  one_->Report(MakeReport({2}));
+  EXPECT_OK(zero_.coordinator().Step(0, MakeReport({0, 1})));
+  one_->Send(MakeReport({2})).IgnoreError();
   const int64_t epoch = news_.Next().epoch;
   const auto rendezvous = one_->MakeRendezvous("m", epoch);
   auto value = std::async(std::launch::async, [&] { return rendezvous->Get(0, "k", kLong); });
@@ -700,8 +706,8 @@ TEST_F(RenewalTest, AValueThatIsWaitedForComes) {
 }
 
 TEST_F(RenewalTest, AConnectionThatBreaksIsMadeAnewAndACertificateThatHasEndedIsNamed) {
-  zero_.coordinator().Report(0, MakeReport({0, 1}));
-  one_->Report(MakeReport({2}));
+  EXPECT_OK(zero_.coordinator().Step(0, MakeReport({0, 1})));
+  one_->Send(MakeReport({2})).IgnoreError();
   ASSERT_TRUE(news_.Next().start);
   Renew();
   version_ = -1000;
@@ -711,16 +717,16 @@ TEST_F(RenewalTest, AConnectionThatBreaksIsMadeAnewAndACertificateThatHasEndedIs
                        AllOf(HasSubstr("node 0"), HasSubstr("--tls-cert c: the certificate is not valid"))));
   version_ = 1000;
   zero_.Open();
-  one_->Report(MakeReport({2}));
-  zero_.coordinator().Report(0, MakeReport({0, 1}));
+  one_->Send(MakeReport({2})).IgnoreError();
+  EXPECT_OK(zero_.coordinator().Step(0, MakeReport({0, 1})));
   EXPECT_TRUE(news_.Next().start);
 }
 
 // A node 0 whose end of epoch 1 comes after the node's report for the next epoch. Then the stream breaks.
-class LateNodeZero final : public v1::ClusterService::Service {
+class LateCoordinator final : public v1::ClusterService::Service {
  public:
-  LateNodeZero() { server_ = Serve(this, &port_); }
-  ~LateNodeZero() override { server_->Shutdown(std::chrono::system_clock::now()); }
+  LateCoordinator() { server_ = Serve(this, &port_); }
+  ~LateCoordinator() override { server_->Shutdown(std::chrono::system_clock::now()); }
 
   RemoteOptions options() const {
     RemoteOptions options;
@@ -734,13 +740,14 @@ class LateNodeZero final : public v1::ClusterService::Service {
   grpc::Status Join(grpc::ServerContext*,
                     grpc::ServerReaderWriter<v1::JoinResponse, v1::JoinRequest>* stream) override {
     const int number = ++streams_;
-    stream->Write(WelcomeMessage(2, {1, 1}));
-    if (number == 1) stream->Write(EpochStartMessage("m", {.epoch = 1}));
+    stream->Write(ToProto(Welcome{.nodes = 2, .device_counts = {1, 1}}));
+    if (number == 1) stream->Write(ToProto(EpochStart{.model = "m", .epoch = 1}));
     v1::JoinRequest request;
     while (stream->Read(&request) && !request.has_report()) {
     }
-    if (number == 1) stream->Write(EpochEndMessage("m", 1, absl::AbortedError("rank 1 left")));
-    if (number == 2) reported_.set_value(ReportOf(request.report()));
+    if (number == 1)
+      stream->Write(ToProto(EpochEnded{.model = "m", .epoch = 1, .why = absl::AbortedError("rank 1 left")}));
+    if (number == 2) reported_.set_value(std::get<ModelReport>(*FromProto(request)));
     return grpc::Status::OK;
   }
 
@@ -752,23 +759,23 @@ class LateNodeZero final : public v1::ClusterService::Service {
 };
 
 TEST(LateEndTest, ATrainerThatWaitsForTheNextEpochIsReportedOnTheNextStreamToo) {
-  LateNodeZero zero;
+  LateCoordinator zero;
   RecordingListener news;
   ASSERT_OK_AND_ASSIGN(const auto one, MakeRemoteCluster(zero.options()));
   one->SetListener(&news);
   ASSERT_TRUE(news.Next().start);
-  one->EndEpoch("m", 1, absl::AbortedError("rank 1 left"));
-  one->Report(MakeReport({1}));
+  one->Send(EndEpoch{.model = "m", .epoch = 1, .why = absl::AbortedError("rank 1 left")}).IgnoreError();
+  one->Send(MakeReport({1})).IgnoreError();
   EXPECT_THAT(zero.AwaitReportOfNextStream().attached_ranks, ElementsAre(1));
   EXPECT_EQ(news.Next().epoch, 1) << "the end was heard";
   one->SetListener(nullptr);
 }
 
 // A node 0 whose first stream breaks while an epoch runs.
-class BreakingNodeZero final : public v1::ClusterService::Service {
+class BreakingCoordinator final : public v1::ClusterService::Service {
  public:
-  BreakingNodeZero() { server_ = Serve(this, &port_); }
-  ~BreakingNodeZero() override { server_->Shutdown(std::chrono::system_clock::now()); }
+  BreakingCoordinator() { server_ = Serve(this, &port_); }
+  ~BreakingCoordinator() override { server_->Shutdown(std::chrono::system_clock::now()); }
 
   RemoteOptions options() const {
     RemoteOptions options;
@@ -782,11 +789,11 @@ class BreakingNodeZero final : public v1::ClusterService::Service {
   grpc::Status Join(grpc::ServerContext*,
                     grpc::ServerReaderWriter<v1::JoinResponse, v1::JoinRequest>* stream) override {
     const int number = ++streams_;
-    stream->Write(WelcomeMessage(2, {1, 1}));
+    stream->Write(ToProto(Welcome{.nodes = 2, .device_counts = {1, 1}}));
     v1::JoinRequest request;
     while (stream->Read(&request) && request.has_hello()) {
     }
-    if (number == 1) stream->Write(EpochStartMessage("m", {.epoch = 1}));
+    if (number == 1) stream->Write(ToProto(EpochStart{.model = "m", .epoch = 1}));
     if (number == 2) second_.set_value(request);
     return grpc::Status::OK;
   }
@@ -800,19 +807,19 @@ class BreakingNodeZero final : public v1::ClusterService::Service {
 
 // The state has changed since the epoch began.
 TEST(BrokenStreamTest, WhatANodeSaidBeforeTheEpochIsNotSaidAgain) {
-  BreakingNodeZero zero;
+  BreakingCoordinator zero;
   RecordingListener news;
   ASSERT_OK_AND_ASSIGN(const auto one, MakeRemoteCluster(zero.options()));
   one->SetListener(&news);
-  one->Report(MakeReport({1}, 100));
+  one->Send(MakeReport({1}, 100)).IgnoreError();
   ASSERT_TRUE(news.Next().start);
   EXPECT_FALSE(news.Next().start) << "its stream has broken";
   ModelReport next = MakeReport({1}, 5000);
   next.model = "other";  // behind m
-  one->Report(next);
+  one->Send(next).IgnoreError();
   const v1::JoinRequest first = zero.AwaitNextStream();
   ASSERT_TRUE(first.has_report());
-  EXPECT_EQ(ReportOf(first.report()).model, "other");
+  EXPECT_EQ(first.report().model(), "other");
   one->SetListener(nullptr);
 }
 
@@ -822,7 +829,8 @@ TEST(ManyNodesTest, VotesAndReadersThatWaitTakeNoThread) {
   Coordinator coordinator(kNodes);
   std::vector<RecordingListener> sinks(kNodes);
   for (int node = 0; node < kNodes; ++node) ASSERT_OK(coordinator.Join(node, 1, &sinks[node]));
-  for (int node = 0; node < kNodes; ++node) coordinator.Report(node, MakeReport({node}, 0, 0, 1, /*shard_size=*/1));
+  for (int node = 0; node < kNodes; ++node)
+    coordinator.Step(node, MakeReport({node}, 0, 0, 1, /*shard_size=*/1)).IgnoreError();
   const int64_t epoch = sinks[0].Next().epoch;
   ClusterServiceImpl service(&coordinator);
   grpc::ResourceQuota quota;
@@ -871,7 +879,7 @@ TEST(ManyNodesTest, VotesAndReadersThatWaitTakeNoThread) {
 }
 
 TEST(ThreadShortageTest, JoiningIsRefusedAndCanBeTriedAgain) {
-  NodeZero zero;
+  CoordinatorServer zero;
   for (const int successes : {0, 1}) {
     const ThreadShortage shortage(successes);
     EXPECT_THAT(MakeRemoteCluster(Options(zero)).status(), StatusIs(absl::StatusCode::kResourceExhausted));
@@ -881,7 +889,7 @@ TEST(ThreadShortageTest, JoiningIsRefusedAndCanBeTriedAgain) {
 
 // The stream's own threads come later: its end tries again.
 TEST(ThreadShortageTest, AStreamWithoutAThreadIsTriedAgain) {
-  NodeZero zero;
+  CoordinatorServer zero;
   std::optional<ThreadShortage> shortage(2);
   auto joining = std::async(std::launch::async, [&] { return MakeRemoteCluster(Options(zero)); });
   while (shortage->refusals() == 0) std::this_thread::yield();
@@ -892,11 +900,11 @@ TEST(ThreadShortageTest, AStreamWithoutAThreadIsTriedAgain) {
 TEST(ThreadShortageTest, AWorldOfOneDaemonIsRefused) {
   const ThreadShortage shortage(0);
   EXPECT_THAT(MakeLocalCluster(1).status(),
-              StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("news of epochs")));
+              StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("messages to models")));
 }
 
 TEST(RemoteClusterJoinTest, AwaitWorldNamesTheMissingNodes) {
-  NodeZero zero(3);
+  CoordinatorServer zero(3);
   ASSERT_OK_AND_ASSIGN(const auto two, MakeRemoteCluster(Options(zero, 2)));
   EXPECT_THAT(two->AwaitWorld(absl::Milliseconds(10)),
               StatusIs(absl::StatusCode::kDeadlineExceeded,
@@ -910,7 +918,7 @@ TEST(RemoteClusterJoinTest, AwaitWorldNamesTheMissingNodes) {
 TEST(RemoteClusterJoinTest, ANodeZeroThatIsNotThereIsNamed) {
   RemoteOptions options;
   {
-    NodeZero zero;
+    CoordinatorServer zero;
     options = Options(zero);
   }
   options.join_timeout = absl::Milliseconds(100);
@@ -931,8 +939,8 @@ TEST(RemoteClusterJoinTest, NodeZeroAsTheDaemonMakesIt) {
   ASSERT_OK(zero.cluster->AwaitWorld(kLong));
   RecordingListener news;
   zero.cluster->SetListener(&news);
-  zero.cluster->Report(MakeReport({0}, 0, 0, 1, /*shard_size=*/1));
-  one->Report(MakeReport({1}, 0, 0, 1, /*shard_size=*/1));
+  zero.cluster->Send(MakeReport({0}, 0, 0, 1, /*shard_size=*/1)).IgnoreError();
+  one->Send(MakeReport({1}, 0, 0, 1, /*shard_size=*/1)).IgnoreError();
   const int64_t epoch = news.Next().epoch;
   auto vote = std::async(std::launch::async, [&] { return one->Vote(MakeVote(epoch, 1, {{1, 5, 0}})); });
   ASSERT_OK_AND_ASSIGN(const CommitDecision decision, zero.cluster->Vote(MakeVote(epoch, 1, {{0, 3, 0}})));

@@ -57,12 +57,12 @@ class ReplacedHistoriesTest : public ::testing::Test {
   void SetUp() override {
     Begin(/*closed=*/{});
     for (int node = 0; node < kNodes; ++node) Join(node);
-    for (int node = 0; node < kNodes; ++node) coordinator_->Report(node, State(node, "h", 11));
+    for (int node = 0; node < kNodes; ++node) coordinator_->Step(node, State(node, "h", 11)).IgnoreError();
     AwaitStart({0, 1, 2});
     Commit(1, 12, {0, 1, 2});
     coordinator_->Leave(2);
     for (const int node : {0, 1}) EXPECT_FALSE(sinks_[node].Next().start);
-    for (const int node : {0, 1}) coordinator_->Report(node, Unattached(State(node, "h", 12)));
+    for (const int node : {0, 1}) coordinator_->Step(node, Unattached(State(node, "h", 12))).IgnoreError();
   }
   // A node 0 with what the one before has in its folder, and in its journals.
   void Begin(std::vector<ClosedEpoch> journals) {
@@ -70,15 +70,15 @@ class ReplacedHistoriesTest : public ::testing::Test {
     log_.reset();
     ASSERT_OK_AND_ASSIGN(log_, DecisionLog::Open(&calls_, dir_.path()));
     ASSERT_OK_AND_ASSIGN(std::vector<ClosedEpoch> closed, log_->Reconcile(std::move(journals)));
-    coordinator_ = std::make_unique<Coordinator>(
-        Coordinator::Options{.nodes = kNodes,
-                             .closed = std::move(closed),
-                             .log = log_.get(),
-                             .attendance = {.min_nodes = 2, .timeout = absl::ZeroDuration()},
-                             .device_counts = {1, 1, 1}});
+    coordinator_ =
+        std::make_unique<Coordinator>(Coordinator::Options{.nodes = kNodes,
+                                                           .closed = std::move(closed),
+                                                           .log = log_.get(),
+                                                           .quorum = {.min_nodes = 2, .timeout = absl::ZeroDuration()},
+                                                           .device_counts = {1, 1, 1}});
   }
   void Join(int node) { ASSERT_OK(coordinator_->Join(node, 1, &sinks_[node])); }
-  absl::Status Tell(RestoreNews news) { return coordinator_->TellRestore(0, news); }
+  absl::Status Tell(RestoreNews news) { return coordinator_->Step(0, news); }
   absl::Status Order(absl::uint128 id) {
     return Tell({.model = "m", .what = RestoreOrder{.id = id, .folder = "x", .step = kSaved}});
   }
@@ -90,7 +90,7 @@ class ReplacedHistoriesTest : public ::testing::Test {
     ASSERT_OK(Tell({.model = "m", .what = RestoreEnd{.id = id}}));
     for (const int node : nodes) {
       for (int news = 0; node != 0 && news < 3; ++news) EXPECT_TRUE(sinks_[node].Next().restore.has_value());
-      coordinator_->Report(node, Unattached(Restored(node, id)));
+      EXPECT_OK(coordinator_->Step(node, Unattached(Restored(node, id))));
     }
   }
   EpochNews AwaitStart(const std::vector<int>& nodes) {
@@ -119,16 +119,16 @@ class ReplacedHistoriesTest : public ::testing::Test {
 
 TEST_F(ReplacedHistoriesTest, TheOthersGoOnAndTheOneThatIsBackIsHealedThoughItCountsFurther) {
   ASSERT_NO_FATAL_FAILURE(Restore(kFirst, {0, 1}));
-  for (const int node : {0, 1}) coordinator_->Report(node, Restored(node, kFirst));
+  for (const int node : {0, 1}) coordinator_->Step(node, Restored(node, kFirst)).IgnoreError();
   const EpochNews start = AwaitStart({0, 1});
   EXPECT_EQ(start.history_id, HistoryOf(kFirst));
   Join(2);
-  coordinator_->Report(2, State(2, "h", 12));
+  EXPECT_OK(coordinator_->Step(2, State(2, "h", 12)));
   EXPECT_TRUE(sinks_[2].empty()) << "its trainer waits";
   Commit(start.epoch, kSaved + 1, {0, 1});
   for (const int node : {0, 1}) {
     EXPECT_THAT(sinks_[node].Next().why.message(), HasSubstr("node 2 (rank 2) is back"));
-    coordinator_->Report(node, State(node, HistoryOf(kFirst), kSaved + 1));
+    EXPECT_OK(coordinator_->Step(node, State(node, HistoryOf(kFirst), kSaved + 1)));
   }
   EXPECT_THAT(AwaitStart({0, 1, 2}).healings, ElementsAre(GivesUp(2, 0, "h", 12)));
 }
@@ -137,8 +137,8 @@ TEST_F(ReplacedHistoriesTest, TwoInARowReplaceBoth) {
   ASSERT_NO_FATAL_FAILURE(Restore(kFirst, {0, 1}));
   ASSERT_NO_FATAL_FAILURE(Restore(kSecond, {0, 1}));
   Join(2);
-  coordinator_->Report(2, State(2, "h", 12));
-  for (const int node : {0, 1}) coordinator_->Report(node, Restored(node, kSecond));
+  EXPECT_OK(coordinator_->Step(2, State(2, "h", 12)));
+  for (const int node : {0, 1}) coordinator_->Step(node, Restored(node, kSecond)).IgnoreError();
   EXPECT_THAT(AwaitStart({0, 1, 2}).healings, ElementsAre(GivesUp(2, 0, "h", 12)));
 }
 
@@ -147,14 +147,14 @@ TEST_F(ReplacedHistoriesTest, TheNextNode0KnowsIt) {
   ASSERT_NO_FATAL_FAILURE(
       Begin({{.model = "m", .history_id = HistoryOf(kFirst), .epoch = 1, .commit_number = kSaved}}));
   for (int node = 0; node < kNodes; ++node) Join(node);
-  coordinator_->Report(2, State(2, "h", 12));
-  for (const int node : {0, 1}) coordinator_->Report(node, Restored(node, kFirst));
+  EXPECT_OK(coordinator_->Step(2, State(2, "h", 12)));
+  for (const int node : {0, 1}) coordinator_->Step(node, Restored(node, kFirst)).IgnoreError();
   EXPECT_THAT(AwaitStart({0, 1, 2}).healings, ElementsAre(GivesUp(2, 0, "h", 12)));
   // The next node 0 reads what the epoch has written.
   ASSERT_NO_FATAL_FAILURE(Begin({}));
   for (int node = 0; node < kNodes; ++node) Join(node);
-  coordinator_->Report(2, State(2, "h", 12));
-  for (const int node : {0, 1}) coordinator_->Report(node, State(node, HistoryOf(kFirst), kSaved + 1));
+  EXPECT_OK(coordinator_->Step(2, State(2, "h", 12)));
+  for (const int node : {0, 1}) coordinator_->Step(node, State(node, HistoryOf(kFirst), kSaved + 1)).IgnoreError();
   EXPECT_THAT(AwaitStart({0, 1, 2}).healings, ElementsAre(GivesUp(2, 0, "h", 12)));
 }
 
@@ -164,9 +164,9 @@ TEST_F(ReplacedHistoriesTest, ANode0WithoutItsMemoryBelievesWhoWasRestored) {
   for (int node = 0; node < kNodes; ++node) Join(node);
   ModelReport lost = State(0, "", 0);
   lost.lost = absl::DataLossError("gone");
-  coordinator_->Report(0, lost);
-  coordinator_->Report(2, State(2, "h", 12));
-  coordinator_->Report(1, Restored(1, kFirst));
+  EXPECT_OK(coordinator_->Step(0, lost));
+  EXPECT_OK(coordinator_->Step(2, State(2, "h", 12)));
+  EXPECT_OK(coordinator_->Step(1, Restored(1, kFirst)));
   EXPECT_THAT(AwaitStart({0, 1, 2}).healings, ElementsAre(Healing{.receiver = 0, .donor = 1}, GivesUp(2, 1, "h", 12)));
 }
 
@@ -177,8 +177,8 @@ TEST_F(ReplacedHistoriesTest, TheOnlyOneThatHasAStateIsNotBelieved) {
   for (const int node : {0, 2}) Join(node);
   ModelReport lost = State(0, "", 0);
   lost.lost = absl::DataLossError("gone");
-  coordinator_->Report(0, lost);
-  coordinator_->Report(2, State(2, "h", 12));
+  EXPECT_OK(coordinator_->Step(0, lost));
+  EXPECT_OK(coordinator_->Step(2, State(2, "h", 12)));
   for (RecordingListener& sink : sinks_) {
     while (!sink.empty()) EXPECT_FALSE(sink.Next().start);
   }
@@ -187,10 +187,10 @@ TEST_F(ReplacedHistoriesTest, TheOnlyOneThatHasAStateIsNotBelieved) {
 // A person is to judge what node 0 has never heard of.
 TEST_F(ReplacedHistoriesTest, AnotherStateThanAReplacedOneIsRefused) {
   ASSERT_NO_FATAL_FAILURE(Restore(kFirst, {0, 1}));
-  for (const int node : {0, 1}) coordinator_->Report(node, Restored(node, kFirst));
+  for (const int node : {0, 1}) coordinator_->Step(node, Restored(node, kFirst)).IgnoreError();
   AwaitStart({0, 1});
   Join(2);
-  coordinator_->Report(2, State(2, "imported", 12));
+  EXPECT_OK(coordinator_->Step(2, State(2, "imported", 12)));
   EXPECT_THAT(sinks_[2].Next().why.message(), HasSubstr("got commit 12 of history imported"));
 }
 
@@ -205,9 +205,9 @@ TEST_F(ReplacedHistoriesTest, WhatIsStillThereGoesOn) {
   }
   ModelReport lost = State(1, "", 0);
   lost.lost = absl::DataLossError("a restore broke off in the middle");
-  coordinator_->Report(0, State(0, "h", 12));
-  coordinator_->Report(1, lost);
-  coordinator_->Report(2, State(2, "h", 12));
+  EXPECT_OK(coordinator_->Step(0, State(0, "h", 12)));
+  EXPECT_OK(coordinator_->Step(1, lost));
+  EXPECT_OK(coordinator_->Step(2, State(2, "h", 12)));
   const EpochNews start = AwaitStart({0, 1, 2});
   EXPECT_EQ(start.history_id, "h");
   EXPECT_THAT(start.healings, ElementsAre(Healing{.receiver = 1, .donor = 2}));
@@ -225,11 +225,11 @@ TEST_F(ReplacedHistoriesTest, AllAreNeededToCreateAndToGoBack) {
 TEST_F(ReplacedHistoriesTest, WithoutAFolderAllAreNeeded) {
   RecordingListener sinks[kNodes];
   Coordinator coordinator(
-      Coordinator::Options{.nodes = kNodes, .attendance = {.min_nodes = 2, .timeout = absl::ZeroDuration()}});
+      Coordinator::Options{.nodes = kNodes, .quorum = {.min_nodes = 2, .timeout = absl::ZeroDuration()}});
   for (int node = 0; node < kNodes; ++node) ASSERT_OK(coordinator.Join(node, 1, &sinks[node]));
-  for (int node = 0; node < kNodes; ++node) coordinator.Report(node, Unattached(State(node, "h", 12)));
+  for (int node = 0; node < kNodes; ++node) coordinator.Step(node, Unattached(State(node, "h", 12))).IgnoreError();
   coordinator.Leave(2);
-  EXPECT_THAT(coordinator.TellRestore(0, {.model = "m", .what = RestoreOrder{.id = kFirst}}),
+  EXPECT_THAT(coordinator.Step(0, RestoreNews{.model = "m", .what = RestoreOrder{.id = kFirst}}),
               StatusIs(absl::StatusCode::kUnavailable, HasSubstr("node 2 (rank 2) is not here")));
 }
 

@@ -50,7 +50,7 @@ class RestoreOrderTest : public testing::Test {
     ASSERT_OK(coordinator_.Join(0, 1, &sinks_[0]));
     ASSERT_OK(coordinator_.Join(1, 1, &sinks_[1]));
   }
-  absl::Status Say(int node, auto what) { return coordinator_.TellRestore(node, {.model = "m", .what = what}); }
+  absl::Status Say(int node, auto what) { return coordinator_.Step(node, RestoreNews{.model = "m", .what = what}); }
 
   RecordingListener sinks_[2];
   Coordinator coordinator_{2};
@@ -152,9 +152,9 @@ class RollbackNeedTest : public testing::Test {
     report.lost = absl::DataLossError("its journal is damaged");
     return report;
   }
-  void Report(int node, const ModelReport& report) { coordinator_.Report(node, report); }
+  void Report(int node, const ModelReport& report) { EXPECT_OK(coordinator_.Step(node, report)); }
   void EndRollback(const absl::Status& status) {
-    ASSERT_OK(coordinator_.TellRestore(0, {.model = "m", .what = RollbackEnd{.status = status}}));
+    ASSERT_OK(coordinator_.Step(0, RestoreNews{.model = "m", .what = RollbackEnd{.status = status}}));
   }
   void ExpectNeed(absl::StatusCode code, const std::string& text) {
     const EpochNews news = sinks_[0].Next();
@@ -215,7 +215,7 @@ TEST_F(RollbackNeedTest, EveryNodeIsToBeHereBefore) {
   Report(0, Trained(0));
   ExpectNoNews();
   RestoreOrder order = Order();
-  EXPECT_THAT(coordinator_.TellRestore(0, {.model = "m", .what = order}),
+  EXPECT_THAT(coordinator_.Step(0, RestoreNews{.model = "m", .what = order}),
               StatusIs(absl::StatusCode::kUnavailable, HasSubstr("node 2 (rank 2) is not here")));
   ASSERT_OK(coordinator_.Join(2, 1, &sinks_[2]));
   ExpectNeed(absl::StatusCode::kDataLoss, "got none on node 1");
@@ -224,9 +224,9 @@ TEST_F(RollbackNeedTest, EveryNodeIsToBeHereBefore) {
 TEST_F(RollbackNeedTest, NoOrderTakesAllBackWhereEveryNodeHasAState) {
   for (int node = 0; node < 3; ++node) Report(node, Trained(node));
   EXPECT_TRUE(sinks_[0].Next().start);
-  EXPECT_THAT(coordinator_.TellRestore(0, {.model = "m", .what = Order()}),
+  EXPECT_THAT(coordinator_.Step(0, RestoreNews{.model = "m", .what = Order()}),
               StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("every node has one")));
-  EXPECT_OK(coordinator_.TellRestore(0, {.model = "m", .what = AskedOrder()}));
+  EXPECT_OK(coordinator_.Step(0, RestoreNews{.model = "m", .what = AskedOrder()}));
 }
 
 TEST_F(RollbackNeedTest, TrainersWaitForWhatComesOfIt) {
@@ -252,7 +252,8 @@ TEST_F(RollbackNeedTest, TrainersWaitForWhatComesOfIt) {
 
 TEST(RestoreMessageTest, NewsComeBackAsTheyWereSent) {
   const auto round_trip = [](auto what) {
-    return std::get<decltype(what)>(RestoreNewsOf(RestoreMessage({.model = "m", .what = what}))->what);
+    const ToNode news = RestoreNews{.model = "m", .what = what};
+    return std::get<decltype(what)>(std::get<RestoreNews>(*FromProto(ToProto(news))).what);
   };
   EXPECT_EQ(round_trip(Order()), Order());
   EXPECT_EQ(round_trip(RestoreGo{.id = absl::MakeUint128(1, 2)}).id, absl::MakeUint128(1, 2));
@@ -279,14 +280,16 @@ TEST(RestoreMessageTest, NewsComeBackAsTheyWereSent) {
 }
 
 TEST(RestoreMessageTest, NewsThatSayNothingOrWhatIsUnknownDoNoHarm) {
-  EXPECT_FALSE(RestoreNewsOf(v1::RestoreNews()).has_value());
-  v1::RestoreNews message;
+  v1::JoinResponse response;
+  v1::RestoreNews& message = *response.mutable_restore();
+  EXPECT_FALSE(FromProto(response).has_value());
   message.mutable_report();
-  EXPECT_FALSE(RestoreNewsOf(message).has_value());
+  EXPECT_FALSE(FromProto(response).has_value());
   message.mutable_report()->set_phase(static_cast<v1::RestorePhase>(99));
-  EXPECT_FALSE(RestoreNewsOf(message).has_value());
+  EXPECT_FALSE(FromProto(response).has_value());
   message.mutable_end()->mutable_error()->set_code(0);
-  EXPECT_FALSE(std::get<RestoreEnd>(RestoreNewsOf(message)->what).status.ok()) << "an error is one, whatever its code";
+  const auto news = std::get<RestoreNews>(*FromProto(response));
+  EXPECT_FALSE(std::get<RestoreEnd>(news.what).status.ok()) << "an error is one, whatever its code";
 }
 
 // A world of two over gRPC.
@@ -301,9 +304,9 @@ TEST(RestoreNewsTest, OrdersAndReportsTravelBetweenDaemons) {
   RecordingListener of_zero, of_one;
   zero.cluster->SetListener(&of_zero);
   one->SetListener(&of_one);
-  ASSERT_OK(zero.cluster->TellRestore({.model = "m", .what = AskedOrder()}));
+  ASSERT_OK(zero.cluster->Send(RestoreNews{.model = "m", .what = AskedOrder()}));
   EXPECT_EQ(std::get<RestoreOrder>(of_one.Next().restore->what), AskedOrder());
-  ASSERT_OK(one->TellRestore({.model = "m", .what = RestoreReport{.id = 9}}));
+  ASSERT_OK(one->Send(RestoreNews{.model = "m", .what = RestoreReport{.id = 9}}));
   EXPECT_EQ(std::get<RestoreReport>(of_zero.Next().restore->what).node, 1);
   one->SetListener(nullptr);
   zero.cluster->SetListener(nullptr);

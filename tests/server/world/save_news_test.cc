@@ -45,8 +45,8 @@ class SaveOrderTest : public testing::Test {
   }
 
   int64_t StartEpoch(int64_t commit_number) {
-    coordinator_.Report(0, MakeReport({0}, commit_number, commit_number, 1, 2));
-    coordinator_.Report(1, MakeReport({1}, commit_number, commit_number, 1, 2));
+    EXPECT_OK(coordinator_.Step(0, MakeReport({0}, commit_number, commit_number, 1, 2)));
+    EXPECT_OK(coordinator_.Step(1, MakeReport({1}, commit_number, commit_number, 1, 2)));
     for (RecordingListener& sink : sinks_) EXPECT_TRUE(sink.Next().start);
     return 1;
   }
@@ -62,7 +62,7 @@ class SaveOrderTest : public testing::Test {
     EXPECT_OK(zero);
     return {*zero, *one};
   }
-  absl::Status Say(int node, auto what) { return coordinator_.TellSave(node, {.model = "m", .what = what}); }
+  absl::Status Say(int node, auto what) { return coordinator_.Step(node, SaveNews{.model = "m", .what = what}); }
 
   RecordingListener sinks_[2];
   Coordinator coordinator_{2};
@@ -139,7 +139,8 @@ TEST_F(SaveOrderTest, ALostNodeSaysNothingOfASaveThatIsOver) {
 
 TEST(SaveMessageTest, NewsComeBackAsTheyWereSent) {
   const auto round_trip = [](auto what) {
-    return std::get<decltype(what)>(SaveNewsOf(SaveMessage({.model = "m", .what = what}))->what);
+    const ToNode news = SaveNews{.model = "m", .what = what};
+    return std::get<decltype(what)>(std::get<SaveNews>(*FromProto(ToProto(news))).what);
   };
   EXPECT_EQ(round_trip(OrderOf(4)), OrderOf(4));
   EXPECT_EQ(round_trip(SavePermission{.id = absl::MakeUint128(1, 2)}).id, absl::MakeUint128(1, 2));
@@ -158,14 +159,16 @@ TEST(SaveMessageTest, NewsComeBackAsTheyWereSent) {
 }
 
 TEST(SaveMessageTest, NewsThatSayNothingOrWhatIsUnknownDoNoHarm) {
-  EXPECT_FALSE(SaveNewsOf(v1::SaveNews()).has_value());
-  v1::SaveNews message;
+  v1::JoinResponse response;
+  v1::SaveNews& message = *response.mutable_save();
+  EXPECT_FALSE(FromProto(response).has_value());
+  const auto what = [&response] { return std::get<SaveNews>(*FromProto(response)).what; };
   message.mutable_order()->set_reason(static_cast<v1::SaveReason>(99));
-  EXPECT_EQ(std::get<SaveOrder>(SaveNewsOf(message)->what).reason, SaveReason::kCall);
+  EXPECT_EQ(std::get<SaveOrder>(what()).reason, SaveReason::kCall);
   message.mutable_end()->set_state(v1::SAVE_STATE_COPYING);
-  EXPECT_EQ(std::get<SaveEnd>(SaveNewsOf(message)->what).state, SaveState::kAbandoned);
+  EXPECT_EQ(std::get<SaveEnd>(what()).state, SaveState::kAbandoned);
   message.mutable_part()->mutable_error()->set_code(0);
-  EXPECT_FALSE(std::get<SavePart>(SaveNewsOf(message)->what).status.ok()) << "an error is one, whatever its code";
+  EXPECT_FALSE(std::get<SavePart>(what()).status.ok()) << "an error is one, whatever its code";
 }
 
 // A world of two over gRPC.
@@ -182,9 +185,9 @@ TEST(SaveNewsTest, OrdersAndPartsTravelBetweenDaemons) {
   RecordingListener of_zero, of_one;
   zero.cluster->SetListener(&of_zero);
   one->SetListener(&of_one);
-  ASSERT_OK(zero.cluster->TellSave({.model = "m", .what = OrderOf(4)}));
+  ASSERT_OK(zero.cluster->Send(SaveNews{.model = "m", .what = OrderOf(4)}));
   EXPECT_EQ(std::get<SaveOrder>(of_one.Next().save->what), OrderOf(4));
-  ASSERT_OK(one->TellSave({.model = "m", .what = SavePart{.id = 9, .hash = 5}}));
+  ASSERT_OK(one->Send(SaveNews{.model = "m", .what = SavePart{.id = 9, .hash = 5}}));
   EXPECT_EQ(std::get<SavePart>(of_zero.Next().save->what).node, 1);
   one->SetListener(nullptr);
   zero.cluster->SetListener(nullptr);

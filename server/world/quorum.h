@@ -1,6 +1,6 @@
 // Choice of the nodes that take part in the next epoch of a model.
-#ifndef PARAMSHARD_SERVER_WORLD_ATTENDANCE_H_
-#define PARAMSHARD_SERVER_WORLD_ATTENDANCE_H_
+#ifndef PARAMSHARD_SERVER_WORLD_QUORUM_H_
+#define PARAMSHARD_SERVER_WORLD_QUORUM_H_
 
 #include <optional>
 #include <vector>
@@ -13,7 +13,7 @@
 namespace paramshard::server {
 
 // Policy of node 0 for epochs with fewer nodes.
-struct AttendancePolicy {
+struct QuorumPolicy {
   // Smallest number of nodes of an epoch, node 0 included, if each holds a replica. Unset: all.
   std::optional<int> min_nodes = {};
   // How long to wait for a lost node.
@@ -32,18 +32,18 @@ struct AttendancePolicy {
 // `is_ready`. With `may_be_fewer` the epoch need not have all nodes, and goes without the nodes in `left_out`
 // (ascending) if enough others remain. Requires known ranks.
 std::optional<std::vector<int>> NextActive(const Membership& members, const std::vector<int>& before,
-                                           absl::FunctionRef<bool(int node)> is_ready, const AttendancePolicy& policy,
+                                           absl::FunctionRef<bool(int node)> is_ready, const QuorumPolicy& policy,
                                            bool may_be_fewer, const std::vector<int>& left_out, SteadyTime now);
 
 // Returns how long a node that is present must still stay before it may end an epoch that goes on without it. The time
 // doubles with each loss of the node, up to 128 times the timeout.
-absl::Duration HeldBackFor(const Membership& members, int node, const AttendancePolicy& policy, SteadyTime now);
+absl::Duration HeldBackFor(const Membership& members, int node, const QuorumPolicy& policy, SteadyTime now);
 // Returns true if a node is present and not held back.
-bool MayReturn(const Membership& members, int node, const AttendancePolicy& policy, SteadyTime now);
+bool MayReturn(const Membership& members, int node, const QuorumPolicy& policy, SteadyTime now);
 
 // Returns when the timeout for the next lost node ends; unset: no lost node is waited for.
-std::optional<SteadyTime> NextGivenUp(const Membership& members, const AttendancePolicy& policy, SteadyTime now);
+std::optional<SteadyTime> NextGivenUp(const Membership& members, const QuorumPolicy& policy, SteadyTime now);
 
 }  // namespace paramshard::server
 
-#endif  // PARAMSHARD_SERVER_WORLD_ATTENDANCE_H_
+#endif  // PARAMSHARD_SERVER_WORLD_QUORUM_H_

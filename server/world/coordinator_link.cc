@@ -1,4 +1,4 @@
-#include "server/world/node_zero_link.h"
+#include "server/world/coordinator_link.h"
 
 #include <grpcpp/create_channel.h>
 #include <grpcpp/security/credentials.h>
@@ -29,8 +29,8 @@ grpc::ChannelArguments ArgumentsOfLink() {
 
 }  // namespace
 
-std::shared_ptr<NodeZeroLink> MakeNodeZeroLink(const RemoteOptions& options) {
-  auto link = std::make_shared<NodeZeroLink>();
+std::shared_ptr<CoordinatorLink> MakeCoordinatorLink(const RemoteOptions& options) {
+  auto link = std::make_shared<CoordinatorLink>();
   // Read before the credentials, which read the files again: a certificate that comes in between differs from this one.
   if (options.own_certificate != nullptr) {
     const absl::StatusOr<tls::Certificate> certificate = options.own_certificate();

@@ -1,4 +1,4 @@
-#include "server/world/attendance.h"
+#include "server/world/quorum.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -11,14 +11,14 @@ namespace {
 // Largest number of doublings of the time that a node is held back.
 constexpr int64_t kMostDoublings = 8;
 
-SteadyTime GivenUpAt(const Membership& members, int node, const AttendancePolicy& policy) {
+SteadyTime GivenUpAt(const Membership& members, int node, const QuorumPolicy& policy) {
   return members.changed_at(node) + absl::ToChronoNanoseconds(policy.timeout);
 }
 
 }  // namespace
 
 std::optional<std::vector<int>> NextActive(const Membership& members, const std::vector<int>& before,
-                                           absl::FunctionRef<bool(int node)> is_ready, const AttendancePolicy& policy,
+                                           absl::FunctionRef<bool(int node)> is_ready, const QuorumPolicy& policy,
                                            bool may_be_fewer, const std::vector<int>& left_out, SteadyTime now) {
   std::vector<int> active;
   for (int node = 0; node < members.nodes(); ++node) {
@@ -36,18 +36,18 @@ std::optional<std::vector<int>> NextActive(const Membership& members, const std:
   return linked.size() < needed ? active : linked;
 }
 
-absl::Duration HeldBackFor(const Membership& members, int node, const AttendancePolicy& policy, SteadyTime now) {
+absl::Duration HeldBackFor(const Membership& members, int node, const QuorumPolicy& policy, SteadyTime now) {
   const int64_t doublings = std::min(members.losses(node), kMostDoublings);
   if (doublings < 2) return absl::ZeroDuration();
   const absl::Duration stay = policy.timeout * (int64_t{1} << (doublings - 1));
   return std::max(absl::ZeroDuration(), stay - absl::FromChrono(now - members.changed_at(node)));
 }
 
-bool MayReturn(const Membership& members, int node, const AttendancePolicy& policy, SteadyTime now) {
+bool MayReturn(const Membership& members, int node, const QuorumPolicy& policy, SteadyTime now) {
   return members.present(node) && HeldBackFor(members, node, policy, now) == absl::ZeroDuration();
 }
 
-std::optional<SteadyTime> NextGivenUp(const Membership& members, const AttendancePolicy& policy, SteadyTime now) {
+std::optional<SteadyTime> NextGivenUp(const Membership& members, const QuorumPolicy& policy, SteadyTime now) {
   std::optional<SteadyTime> next;
   for (int node = 0; node < members.nodes(); ++node) {
     if (members.present(node)) continue;

@@ -1,32 +1,32 @@
-#include "server/world/departures.h"
+#include "server/world/detached_ranks.h"
 
 #include <algorithm>
 
 namespace paramshard::server {
 
-bool Departures::Add(int rank, int64_t command_count, const absl::Status& why) {
+bool DetachedRanks::Add(int rank, int64_t command_count, const absl::Status& why) {
   const std::optional<int64_t> before = last_command();
   departed_.try_emplace(rank, Departure{command_count, why});
   return last_command() != before;
 }
 
-void Departures::AddProgress(int node, int64_t command, bool more) {
+void DetachedRanks::AddProgress(int node, int64_t command, bool more) {
   if (const auto found = progress_.find(node); found != progress_.end()) found->second = {command, more};
 }
 
-const Departures::Departure* Departures::First() const {
+const DetachedRanks::Departure* DetachedRanks::First() const {
   const auto first = std::min_element(departed_.begin(), departed_.end(), [](const auto& a, const auto& b) {
     return a.second.command_count < b.second.command_count;
   });
   return first == departed_.end() ? nullptr : &first->second;
 }
 
-std::optional<int64_t> Departures::last_command() const {
+std::optional<int64_t> DetachedRanks::last_command() const {
   const Departure* const first = First();
   return first == nullptr ? std::nullopt : std::optional(first->command_count);
 }
 
-absl::Status Departures::End(int ranks) const {
+absl::Status DetachedRanks::End(int ranks) const {
   const Departure* const first = First();
   if (first == nullptr) return absl::OkStatus();
   if (static_cast<int>(departed_.size()) == ranks) return first->why;

@@ -1,6 +1,6 @@
 // Ranks that have detached from an epoch, and the end of the epoch that follows.
-#ifndef PARAMSHARD_SERVER_WORLD_DEPARTURES_H_
-#define PARAMSHARD_SERVER_WORLD_DEPARTURES_H_
+#ifndef PARAMSHARD_SERVER_WORLD_DETACHED_RANKS_H_
+#define PARAMSHARD_SERVER_WORLD_DETACHED_RANKS_H_
 
 #include <cstdint>
 #include <map>
@@ -13,10 +13,10 @@ namespace paramshard::server {
 
 // The epoch ends with the last command that every rank has sent: all commands up to it are carried out on every node,
 // later ones on none. Not thread-safe.
-class Departures {
+class DetachedRanks {
  public:
   // `nodes` are the nodes that take part.
-  explicit Departures(const std::vector<int>& nodes = {}) {
+  explicit DetachedRanks(const std::vector<int>& nodes = {}) {
     for (const int node : nodes) progress_[node] = {};
   }
 
@@ -50,4 +50,4 @@ class Departures {
 
 }  // namespace paramshard::server
 
-#endif  // PARAMSHARD_SERVER_WORLD_DEPARTURES_H_
+#endif  // PARAMSHARD_SERVER_WORLD_DETACHED_RANKS_H_

@@ -1,0 +1,168 @@
+#include "server/world/checkpoint_relay.h"
+
+#include <numeric>
+#include <optional>
+#include <utility>
+#include <variant>
+
+#include "absl/strings/str_cat.h"
+#include "common/checkpoint/content_hash.h"
+#include "kernels/base/status_macros.h"
+
+namespace paramshard::server {
+namespace {
+
+absl::Status LostError(const Membership& members, int node) {
+  return absl::UnavailableError(absl::StrCat(NodeName(members, node), " was lost"));
+}
+
+// UNAVAILABLE naming a node that was not in the last epoch: its state is old or missing.
+absl::Status CheckAllTakePart(absl::string_view operation, const ModelFacts& model, const Membership& members) {
+  for (int node = 0; node < members.nodes(); ++node) {
+    if (Has(model.awaited, node)) continue;
+    return absl::UnavailableError(absl::StrCat(operation, " ", model.name, ": all nodes are required, ",
+                                               NodeName(members, node), " takes no part"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+// --- Saves ---
+
+absl::Status SaveRelay::Step(int node, const SaveNews& news) {
+  if (world_.stopped) return WorldContext::StoppedError();
+  if (node == 0) return TellFollowers(news);
+  TellLeader(node, news);
+  return absl::OkStatus();
+}
+
+absl::Status SaveRelay::TellFollowers(const SaveNews& news) {
+  if (const auto* const order = std::get_if<SaveOrder>(&news.what); order != nullptr) {
+    RETURN_IF_ERROR(CheckMayOrder(news.model, *order));
+    world_.saves.insert_or_assign(news.model, *order);
+  }
+  if (std::holds_alternative<SaveEnd>(news.what)) world_.saves.erase(news.model);
+  world_.TellFollowers(news);
+  return absl::OkStatus();
+}
+
+// A decided commit may be applied on any node before the order reaches it.
+absl::Status SaveRelay::CheckMayOrder(const std::string& name, const SaveOrder& order) {
+  RETURN_IF_ERROR(world_.CheckAllPresent("save", name));
+  ModelEpochs* const model = Find(models_, name);
+  if (model == nullptr) return absl::OkStatus();
+  RETURN_IF_ERROR(CheckAllTakePart("save", model->facts(), world_.members));
+  const int64_t last = model->votes().last_commit_number();
+  if (!model->facts().running || last <= order.step) return absl::OkStatus();
+  return absl::AbortedError(
+      absl::StrCat("save ", name, ": want commit ", order.step, " as the last decided one, got ", last));
+}
+
+void SaveRelay::TellLeader(int node, SaveNews news) {
+  if (auto* const part = std::get_if<SavePart>(&news.what); part != nullptr) {
+    part->node = node;
+  } else if (!std::holds_alternative<SaveWish>(news.what)) {
+    return;
+  }
+  world_.Tell(0, news);
+}
+
+void SaveRelay::Lose(int node) {
+  for (const auto& [model, order] : world_.saves) {
+    TellLeader(node, {.model = model, .what = SavePart{.id = order.id, .status = LostError(world_.members, node)}});
+  }
+}
+
+// --- Restores ---
+
+absl::Status RestoreRelay::Step(int node, const RestoreNews& news) {
+  if (world_.stopped) return WorldContext::StoppedError();
+  if (const auto* const end = std::get_if<RollbackEnd>(&news.what); end != nullptr) {
+    ModelEpochs* const model = Find(models_, news.model);
+    if (node == 0 && model != nullptr) model->EndRollback(end->status);
+    return absl::OkStatus();
+  }
+  if (node == 0) return TellFollowers(news);
+  TellLeader(node, news);
+  return absl::OkStatus();
+}
+
+absl::Status RestoreRelay::TellFollowers(const RestoreNews& news) {
+  if (const auto* const order = std::get_if<RestoreOrder>(&news.what); order != nullptr) {
+    ASSIGN_OR_RETURN(Nodes nodes, NodesFor(news.model, *order));
+    const ModelEpochs* const model = Find(models_, news.model);
+    if (order->rolls_back() && model == nullptr) {
+      return absl::FailedPreconditionError(absl::StrCat("restore ", news.model, ": no node has reported the model"));
+    }
+    if (order->rolls_back()) RETURN_IF_ERROR(model->CheckMayRollBack());
+    restores_.insert_or_assign(news.model, Ordered{.order = *order, .nodes = std::move(nodes)});
+  }
+  if (const auto* const go = std::get_if<RestoreGo>(&news.what); go != nullptr) {
+    RETURN_IF_ERROR(WriteReplaced(news.model, *go));
+  }
+  // All rows are written, but node 0 still waits for the other nodes to finish: it is told of lost nodes until the next
+  // order.
+  const auto* const end = std::get_if<RestoreEnd>(&news.what);
+  if (end != nullptr && !end->status.ok()) restores_.erase(news.model);
+  world_.TellFollowers(news);
+  return absl::OkStatus();
+}
+
+Nodes RestoreRelay::nodes_of(absl::string_view model, absl::uint128 id) const {
+  const auto found = restores_.find(model);
+  if (found != restores_.end() && found->second.order.id == id) return found->second.nodes;
+  Nodes all(world_.members.nodes());
+  std::iota(all.begin(), all.end(), 0);
+  return all;
+}
+
+// Restores that create a model, and rollbacks, need all nodes, as their first epoch does.
+absl::StatusOr<Nodes> RestoreRelay::NodesFor(const std::string& name, const RestoreOrder& order) const {
+  const Membership& members = world_.members;
+  Nodes here;
+  for (int node = 0; node < members.nodes(); ++node) {
+    if (members.present(node)) here.push_back(node);
+  }
+  const ModelEpochs* const model = Find(models_, name);
+  const bool may_be_fewer = !order.creates && !order.rolls_back() && world_.log != nullptr && model != nullptr &&
+                            MayLeaveOut(model->facts(), members, world_.policy) && members.present(0) &&
+                            static_cast<int>(here.size()) >= world_.policy.Needed(members.nodes());
+  if (!may_be_fewer) RETURN_IF_ERROR(world_.CheckAllPresent("restore", name));
+  return here;
+}
+
+absl::Status RestoreRelay::WriteReplaced(const std::string& name, const RestoreGo& go) {
+  const auto restore = restores_.find(name);
+  if (restore == restores_.end() || restore->second.order.id != go.id) return absl::OkStatus();
+  const auto& [order, nodes] = restore->second;
+  ModelEpochs* const model = Find(models_, name);
+  if (model == nullptr || static_cast<int>(nodes.size()) == world_.members.nodes()) return absl::OkStatus();
+  return model->WriteReplaced(checkpoint::HashText(go.id), order.step, nodes);
+}
+
+void RestoreRelay::TellLeader(int node, RestoreNews news) {
+  if (auto* const sums = std::get_if<RestoreSums>(&news.what); sums != nullptr) {
+    sums->node = node;
+  } else if (auto* const report = std::get_if<RestoreReport>(&news.what); report != nullptr) {
+    report->node = node;
+  } else if (auto* const progress = std::get_if<RestorePartProgress>(&news.what); progress != nullptr) {
+    progress->node = node;
+  } else if (auto* const wish = std::get_if<RestoreWish>(&news.what); wish != nullptr) {
+    wish->node = node;
+  } else {
+    return;
+  }
+  world_.Tell(0, news);
+}
+
+void RestoreRelay::Lose(int node) {
+  for (const auto& [model, restore] : restores_) {
+    if (!Has(restore.nodes, node)) continue;
+    TellLeader(node, {.model = model,
+                      .what = RestoreReport{.id = restore.order.id, .status = LostError(world_.members, node)}});
+  }
+  world_.Tell(0, RestoreNews{.model = {}, .what = RestoreFollowerLost{.node = node}});
+}
+
+}  // namespace paramshard::server
