@@ -1,4 +1,4 @@
-// What the coordinator and the nodes of a world say to each other, besides votes and values. A new word is a message of
+// Messages between the coordinator and the nodes of a world, besides votes and values. A new one is a message of
 // proto/paramshard/v1/cluster.proto, a struct with its Fields here, and a case in Coordinator::Step or in the switch of
 // the node (ModelStore::Hear).
 #ifndef PARAMSHARD_SERVER_TERMS_NODE_MESSAGES_H_

@@ -26,6 +26,16 @@ absl::Status CheckAllTakePart(absl::string_view operation, const ModelFacts& mod
   return absl::OkStatus();
 }
 
+// FAILED_PRECONDITION every node has a state. The reason to roll back may be gone by now.
+absl::Status CheckMayRollBack(const std::string& name, const ModelEpochs* model) {
+  const ModelReports& reports = model == nullptr ? ModelReports() : model->facts().reports;
+  for (const std::optional<ModelReport>& report : reports) {
+    if (!report.has_value() || !report->lost.ok() || report->fresh) return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(
+      absl::StrCat("restore ", name, ": nodes go back only when one has no state, and every node has one"));
+}
+
 }  // namespace
 
 // --- Saves ---
@@ -92,10 +102,7 @@ absl::Status RestoreRelay::TellFollowers(const RestoreNews& news) {
   if (const auto* const order = std::get_if<RestoreOrder>(&news.what); order != nullptr) {
     ASSIGN_OR_RETURN(Nodes nodes, NodesFor(news.model, *order));
     const ModelEpochs* const model = Find(models_, news.model);
-    if (order->rolls_back() && model == nullptr) {
-      return absl::FailedPreconditionError(absl::StrCat("restore ", news.model, ": no node has reported the model"));
-    }
-    if (order->rolls_back()) RETURN_IF_ERROR(model->CheckMayRollBack());
+    if (order->rolls_back()) RETURN_IF_ERROR(CheckMayRollBack(news.model, model));
     restores_.insert_or_assign(news.model, Ordered{.order = *order, .nodes = std::move(nodes)});
   }
   if (const auto* const go = std::get_if<RestoreGo>(&news.what); go != nullptr) {

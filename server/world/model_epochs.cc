@@ -57,6 +57,18 @@ void WarnIfAllAreNeeded(const ModelFacts& model, const WorldContext& world) {
       {{"model", model.name}, {"why", "its nodes hold parts of it, or its gradients are summed and not averaged"}});
 }
 
+// A node with all its trainers waits outside the running epoch.
+void LogHeldBack(const ModelFacts& model, const WorldContext& world, int node) {
+  if (IsOrderedDonor(model, node)) return;
+  const absl::Duration held_for = HeldBackFor(world.members, node, world.policy, SteadyNow());
+  if (held_for == absl::ZeroDuration()) return;
+  Log(LogLevel::kWarning, "node excluded: repeated failures",
+      {{"model", model.name},
+       {"node", NodeName(world.members, node)},
+       {"losses", absl::StrCat(world.members.losses(node))},
+       {"held_for", absl::FormatDuration(absl::Trunc(held_for, absl::Milliseconds(1)))}});
+}
+
 }  // namespace
 
 ModelEpochs::ModelEpochs(std::string name, WorldContext* world)
@@ -264,7 +276,7 @@ void ModelEpochs::Start(const StartEpoch& plan) {
   world_.TellNodes(facts_.active, start);
   WarnIfAllAreNeeded(facts_, world_);
   for (int node = 0; node < world_.members.nodes(); ++node) {
-    if (WaitsOutside(node)) LogHeldBack(node);
+    if (WaitsOutside(node)) LogHeldBack(facts_, world_, node);
   }
 }
 
@@ -378,18 +390,7 @@ void ModelEpochs::CheckReturner(int node) {
   if (!WaitsOutside(node)) return;
   const absl::Status fits =
       CheckMayReturn(facts_, world_.members, node, facts_.active[0], facts_.history_id, votes_.last_commit_number());
-  fits.ok() ? LogHeldBack(node) : RefuseNode(node, fits);
-}
-
-void ModelEpochs::LogHeldBack(int node) const {
-  if (IsOrderedDonor(facts_, node)) return;
-  const absl::Duration held_for = HeldBackFor(world_.members, node, world_.policy, SteadyNow());
-  if (held_for == absl::ZeroDuration()) return;
-  Log(LogLevel::kWarning, "node excluded: repeated failures",
-      {{"model", facts_.name},
-       {"node", NodeName(world_.members, node)},
-       {"losses", absl::StrCat(world_.members.losses(node))},
-       {"held_for", absl::FormatDuration(absl::Trunc(held_for, absl::Milliseconds(1)))}});
+  fits.ok() ? LogHeldBack(facts_, world_, node) : RefuseNode(node, fits);
 }
 
 void ModelEpochs::EndForReturners() {
@@ -419,15 +420,6 @@ absl::StatusOr<HealingAnswer> ModelEpochs::OrderHealing(int donor) {
 void ModelEpochs::EndRollback(const absl::Status& status) {
   if (!std::exchange(facts_.rolls_back, std::nullopt).has_value()) return;
   status.ok() ? TryStart() : Refuse(WithWayOut(facts_, world_.members, status));
-}
-
-// The reason to roll back may be gone by now.
-absl::Status ModelEpochs::CheckMayRollBack() const {
-  for (const std::optional<ModelReport>& report : facts_.reports) {
-    if (!report.has_value() || !report->lost.ok() || report->fresh) return absl::OkStatus();
-  }
-  return absl::FailedPreconditionError(
-      absl::StrCat("restore ", facts_.name, ": nodes go back only when one has no state, and every node has one"));
 }
 
 absl::Status ModelEpochs::WriteReplaced(const std::string& history, int64_t commit_number, const Nodes& nodes) {

@@ -34,8 +34,7 @@ class ModelEpochs {
 
   const ModelFacts& facts() const { return facts_; }
   CommitVotes& votes() { return votes_; }
-  // Of the running epoch.
-  RendezvousBook& rendezvous() { return rendezvous_; }
+  RendezvousBook& rendezvous() { return rendezvous_; }  // of the running epoch
 
   // Takes an epoch of another coordinator.
   void AddBefore(const ClosedEpoch& before);
@@ -72,8 +71,6 @@ class ModelEpochs {
 
   // All nodes have rolled back to a saved state, or could not.
   void EndRollback(const absl::Status& status);
-  // FAILED_PRECONDITION every node has a state.
-  absl::Status CheckMayRollBack() const;
   // Writes to the log, before anything changes, that a restore on `nodes` replaces the states of all others. A node that
   // is absent may have any history that the coordinator knows. From here on the new history replaces them all, even if
   // the restore fails: its nodes then have no state, or still have one of these histories.
@@ -110,7 +107,6 @@ class ModelEpochs {
   // Handles a returner: a node outside the running epoch that has all its trainers. They wait for the epoch's end, or
   // hear why the node cannot take part.
   void CheckReturner(int node);
-  void LogHeldBack(int node) const;
   // Ends the epoch if a returner is to take part in the next one, which goes on from the last decided commit.
   void EndForReturners();
 

@@ -1,4 +1,4 @@
-// What a node has to tell the coordinator again on a new stream, and the epochs that it knows.
+// A node's reports, which it sends again on a new stream, and the epochs that it knows.
 #ifndef PARAMSHARD_SERVER_WORLD_NODE_BOOK_H_
 #define PARAMSHARD_SERVER_WORLD_NODE_BOOK_H_
 

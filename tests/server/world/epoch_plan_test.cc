@@ -29,7 +29,7 @@ constexpr int64_t kCommit = 5;  // the newest one of history h
 
 enum class Is : uint8_t { kAbsent, kSilent, kNew, kOld, kFresh, kLost, kOther, kOtherSpec };
 
-// What the coordinator knows of one node, which has one rank.
+// Knowledge of one node, which has one rank.
 struct NodeCase {
   Is is = Is::kNew;
   bool attached = true;
