@@ -126,7 +126,7 @@ class SimulatedWorld {
       report.model = "m";
       report.shard_size = kDevices;
       for (int device = 0; device < kDevices; ++device) report.attached_ranks.push_back(node * kDevices + device);
-      EXPECT_OK(coordinator_.Step(node, report));
+      OrDie(coordinator_.Step(node, report), "a report");
     }
     std::cout << absl::StrFormat("  start of an epoch: %.2f ms\n", Milliseconds(Since(begin)));
   }

@@ -213,9 +213,9 @@ class Cluster {
   // ModelDeleted: a waiting vote on one of its commits returns CANCELLED or ABORTED.
   //
   // EndEpoch: ends the epoch for all nodes because of a local event, and tells all listeners. With bad links, if node 0
-  // permits fewer nodes, it waits a moment for the reports of others, and then leaves out the nodes of a smallest set
-  // that contains an end of every bad link, if enough others remain: never node 0, and of two nodes rather the higher
-  // one. They are tried again after a time that grows.
+  // permits fewer nodes, it waits a moment for the reports of others, and then leaves out the node that most bad links
+  // name, and the next, until every one has an end outside, if enough others remain: never node 0, and of two nodes
+  // rather the higher one. They are tried again after a time that grows.
   //
   // CommandReports: if nodes differ the epoch ends with FAILED_PRECONDITION naming both ranks and commands. Ignored if
   // not asked for.
