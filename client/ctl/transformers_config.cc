@@ -77,7 +77,8 @@ ordered_json Fp8QuantizationConfig(const std::vector<std::string>& modules_to_no
 }
 
 ordered_json UnknownQuantizationConfig() {
-  return {{weights::kOwnMember, "weights are in formats that transformers does not decode: see docs/operate/convert.md"}};
+  return {
+      {weights::kOwnMember, "weights are in formats that transformers does not decode: see docs/operate/convert.md"}};
 }
 
 }  // namespace paramshard::ctl

@@ -196,8 +196,7 @@ constexpr Setting kSettings[] = {
      "devices are only names; repeatable",
      "", true, ParseDevices, PrintList<&DaemonConfig::devices>},
     {"socket-dir", "DIR", "directory of grpc.sock and handoff.sock; at most 94 bytes",
-     "$XDG_RUNTIME_DIR/paramshard, else /tmp/paramshard-UID", false, ParseSocketDir,
-     Print<&DaemonConfig::socket_dir>},
+     "$XDG_RUNTIME_DIR/paramshard, else /tmp/paramshard-UID", false, ParseSocketDir, Print<&DaemonConfig::socket_dir>},
     {"listen", "HOST:PORT",
      "also serve gRPC on this address; port 0 picks a free port, which the log names; off loopback it requires "
      "certificates",
