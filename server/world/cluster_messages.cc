@@ -215,7 +215,9 @@ struct Reader {
   }
   template <typename Value>
   void Get(const FieldDescriptor* field, std::optional<Value>& value) const {
-    if (reflection().HasField(message, field)) Get(field, value.emplace());
+    if (!reflection().HasField(message, field)) return;
+    value = Value{};  // Clang 14 finds no emplace() of a struct that is nested in the message
+    Get(field, *value);
   }
   void Get(const FieldDescriptor* field, std::optional<std::vector<std::string>>& states) const {
     if (!reflection().HasField(message, field)) return;

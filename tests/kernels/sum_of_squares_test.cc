@@ -1,4 +1,3 @@
-#include "kernels/reduce/gradient_sum.h"
 #include "kernels/reduce/sum_of_squares.h"
 
 #include <algorithm>
@@ -7,6 +6,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "kernels/reduce/gradient_sum.h"
 #include "tests/kernels/random_floats.h"
 
 namespace paramshard {
