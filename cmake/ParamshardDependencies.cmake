@@ -10,7 +10,7 @@ find_package(nlohmann_json CONFIG REQUIRED)
 find_package(ZLIB REQUIRED)
 find_package(PkgConfig REQUIRED)
 pkg_check_modules(xxhash REQUIRED IMPORTED_TARGET GLOBAL libxxhash)
-# Whether the library chooses by the processor that it runs on: with AVX2 its hashes take a third of the time.
+# True if the library chooses by the processor that it runs on: with AVX2 its hashes take a third of the time.
 include(CheckCXXSourceCompiles)
 set(CMAKE_REQUIRED_LIBRARIES PkgConfig::xxhash)
 check_cxx_source_compiles(

@@ -1,4 +1,4 @@
-# What `cmake --install` puts beside the programs: the client library as the package paramshard, the protos, and the
+# `cmake --install` puts beside the programs: the client library as the package paramshard, the protos, and the
 # files of deploy/.
 include(CMakePackageConfigHelpers)
 

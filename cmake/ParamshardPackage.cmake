@@ -1,7 +1,7 @@
 # Debian packages by CPack: `paramshard`, with programs, units and docs, and `paramshard-dev`, with the client library.
-# What they depend on is computed by dpkg-shlibdeps. See deploy/deb/README.md; `./dev deb DIR` makes them.
+# dpkg-shlibdeps computes their dependencies. See deploy/deb/README.md; `./dev deb DIR` makes them.
 #
-# Of these components cmake --install without --component installs what is not marked EXCLUDE_FROM_ALL: settings below
+# cmake --install without --component installs, of these components, what is not marked EXCLUDE_FROM_ALL: settings below
 # /etc and units are a package's alone.
 
 set(deb_dir ${PROJECT_SOURCE_DIR}/deploy/deb)
@@ -22,7 +22,7 @@ install(DIRECTORY ${PROJECT_SOURCE_DIR}/lab DESTINATION ${doc_dir}/paramshard CO
   FILES_MATCHING PATTERN *.md PATTERN *.svg PATTERN bench EXCLUDE PATTERN campaign EXCLUDE PATTERN measure EXCLUDE
   PATTERN study EXCLUDE)
 
-# What Debian asks of every package: the licence, and a list of changes under these names.
+# Debian asks of every package: the licence, and a list of changes under these names.
 set(CPACK_PACKAGE_CONTACT "paramshard maintainers <maintainers@users.noreply.a-seed-39350025.example>")
 string(TIMESTAMP built "%a, %d %b %Y %H:%M:%S +0000" UTC)
 set(changelog ${PROJECT_BINARY_DIR}/deb/changelog)
@@ -37,7 +37,7 @@ foreach(component runtime development)
     DESTINATION ${doc_dir}/${package} COMPONENT ${component} EXCLUDE_FROM_ALL)
 endforeach()
 
-# What the packages are made of: the rest of the build, tests above all, is not needed for them.
+# Content of the packages: the rest of the build, tests above all, is not needed for them.
 add_custom_target(packaged DEPENDS ${libraries} paramshardd paramshardctl paramshard-digits
   paramshard-demo)
 

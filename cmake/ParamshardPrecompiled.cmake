@@ -14,7 +14,7 @@ set(precompiled_headers
   <google/protobuf/message.h> <grpcpp/grpcpp.h>
   <paramshard/v1/admin.pb.h> <paramshard/v1/trainer.pb.h>)
 
-# Who calls gRPC or GoogleTest has this flag anyhow, and compiled headers are for one set of flags.
+# Targets that link gRPC or GoogleTest have this flag anyhow, and compiled headers are for one set of flags.
 target_compile_options(paramshard_flags INTERFACE -pthread)
 
 # Libraries and tests differ in theirs.

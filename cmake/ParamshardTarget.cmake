@@ -2,7 +2,7 @@ if(PARAMSHARD_TESTS)
   find_package(Python3 REQUIRED COMPONENTS Interpreter)
 endif()
 
-# What the default build leaves out: benchmarks, campaigns and programs of libFuzzer. `bundled`: see BUNDLED.
+# The default build leaves out benchmarks, campaigns and programs of libFuzzer. `bundled`: see BUNDLED.
 add_custom_target(benchmarks)
 add_custom_target(lab DEPENDS benchmarks)
 add_custom_target(bundled DEPENDS benchmarks)
@@ -51,7 +51,7 @@ function(paramshard_target name kind)
       target_link_libraries(${name} PRIVATE paramshard_tsan)
     endif()
   else()
-    message(FATAL_ERROR "paramshard_target(${name}): LIBRARY, BINARY, TEST, CAMPAIGN or BENCHMARK expected, got ${kind}")
+    message(FATAL_ERROR "paramshard_target(${name}): want LIBRARY, BINARY, TEST, CAMPAIGN or BENCHMARK, got ${kind}")
   endif()
 
   if(PARAMSHARD_UNITY AND NOT arg_APART)

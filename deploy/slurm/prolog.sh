@@ -3,6 +3,6 @@
 set -eu
 folder=/run/paramshard-jobs/paramshard-$SLURM_JOB_ID-$SLURMD_NODENAME
 mkdir -p -m 755 "${folder%/*}"
-# What an earlier job of this number has left is nobody's.
+# Remains of an earlier job of this number belong to nobody.
 rm -rf --one-file-system "$folder"
 install -d -m 700 -o "$SLURM_JOB_UID" "$folder"

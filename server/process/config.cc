@@ -528,6 +528,11 @@ std::vector<std::string> UnknownVariables(const Environment& environment) {
   return unknown;
 }
 
+// Returns the default as people read it: "1m", "none".
+std::string DefaultOf(const Setting& setting) {
+  return setting.unset.empty() ? setting.print(DaemonConfig()) : std::string(setting.unset);
+}
+
 absl::string_view SourceName(Source source) {
   switch (source) {
     case Source::kFlag:
@@ -568,15 +573,6 @@ absl::StatusOr<ParsedArguments> ParseArguments(int argc, const char* const* argv
   arguments.unknown_variables = UnknownVariables(environment);
   return arguments;
 }
-
-namespace {
-
-// Returns the default as people read it: "1m", "none".
-std::string DefaultOf(const Setting& setting) {
-  return setting.unset.empty() ? setting.print(DaemonConfig()) : std::string(setting.unset);
-}
-
-}  // namespace
 
 std::string HelpText() {
   std::string text =

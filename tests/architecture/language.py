@@ -37,8 +37,9 @@ def breaches(path: pathlib.Path) -> list[tuple[int, str, str]]:
 
 
 def main() -> int:
-    folders = sys.argv[1:] or [*_PRODUCT, "lab", "tests"]
-    patterns = [f"{folder}/{name}" for folder in folders for name in ("*.h", "*.cc", "*.cu", "*.cuh", "*.py", "*.proto")]
+    folders = sys.argv[1:] or [*_PRODUCT, "cmake", "deploy", "lab", "tests"]
+    patterns = [f"{folder}/{name}" for folder in folders
+                for name in ("*.h", "*.cc", "*.cu", "*.cuh", "*.py", "*.proto", "*CMakeLists.txt", "*.cmake", "*.sh")]
     files = subprocess.run(["git", "ls-files", *patterns], capture_output=True, text=True, check=True).stdout.split()
     lines = [f"{file}:{number}: {rule}: {text}" for file in files for number, rule, text in breaches(pathlib.Path(file))]
     print(*lines, sep="\n", end="\n" if lines else "")

@@ -78,14 +78,14 @@ class Run:
         with tempfile.NamedTemporaryFile("w", prefix="cases-") as flags:
             flags.write(f"--gtest_filter={':'.join(names)}\n")
             flags.flush()
-            # In a session of its own: what it leaves behind dies with it.
+            # With a process group of its own: children that it leaves behind die with it.
             process = subprocess.Popen([program, f"--gtest_flagfile={flags.name}", "--gtest_color=no"],
                                        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                                        start_new_session=True)
             try:
                 self._follow(process)
             finally:
-                kill_session(process)
+                kill_group(process)
 
     def _follow(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None
@@ -138,8 +138,8 @@ class Run:
         self.results.append(Case(name, "failed", time.monotonic() - self._begin, "\n".join([*self._output, why])))
 
 
-def kill_session(process: subprocess.Popen[bytes]) -> None:
-    """Kills the process and what is left of its process group."""
+def kill_group(process: subprocess.Popen[bytes]) -> None:
+    """Kills the process and the rest of its process group."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:

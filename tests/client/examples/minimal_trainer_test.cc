@@ -1,5 +1,9 @@
+#include <poll.h>
 #include <signal.h>
+#include <sys/inotify.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <fstream>
 #include <iterator>
@@ -15,6 +19,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "client/examples/child_process.h"
+#include "common/shared_memory/file_descriptor.h"
 #include "gmock/gmock.h"
 #include "tests/status_matchers.h"
 #include "tests/support/daemon_process.h"
@@ -61,13 +66,19 @@ class World {
   // Waits until the trainer has made a commit since it opened the model for the `opened`th time.
   void AwaitCommit(int rank, int opened) const {
     const absl::Time deadline = absl::Now() + kTimeout;
+    const wire::FileDescriptor writes(inotify_init1(IN_CLOEXEC | IN_NONBLOCK));
+    ASSERT_GE(inotify_add_watch(writes.get(), output_.path().c_str(), IN_MODIFY), 0);
     while (true) {
       const std::string output = Output(rank);
       // A piece follows each "at commit".
       const std::vector<std::string> pieces = absl::StrSplit(output, "at commit ");
       if (static_cast<int>(pieces.size()) > opened && absl::StrContains(pieces[opened], "\ncommit ")) return;
-      ASSERT_LT(absl::Now(), deadline) << output;
-      absl::SleepFor(absl::Milliseconds(2));
+      pollfd written{.fd = writes.get(), .events = POLLIN, .revents = 0};
+      const int64_t left = std::max<int64_t>(absl::ToInt64Milliseconds(deadline - absl::Now()), 0);
+      ASSERT_EQ(poll(&written, 1, static_cast<int>(left)), 1) << output;
+      char events[4096];
+      while (read(writes.get(), events, sizeof(events)) > 0) {
+      }
     }
   }
 
