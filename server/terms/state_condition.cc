@@ -154,7 +154,7 @@ void StateCondition::SetUnwritten(const absl::Status& why) {
 
 void StateCondition::AwaitReplica(absl::string_view why) {
   usable_ = absl::DataLossError(absl::StrCat("model ", model_, ": this daemon has no state of it (", why,
-                                             "): another one that holds a replica heals it when the trainers of all "
+                                             "): a daemon that holds a replica heals it when the trainers of all "
                                              "daemons are there; or restore it, or delete the model"));
 }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,16 +67,12 @@ class ModelDescription:
             spec.exp_avg_type, spec.exp_avg_sq_type = self.plan.exp_avg_type, self.plan.exp_avg_sq_type
         return spec
 
-    def _parameters(self) -> Iterator[UnitParameter]:
-        for unit in self._units:
-            yield from unit.parameters
-
     def missing_value(self, values: Collection[str]) -> paramshard.Error | None:
         """Returns an error that names a parameter without a value and a rule, if there is one.
 
         `values`: names of parameters that have values.
         """
-        for parameter in self._parameters():
+        for parameter in (each for unit in self._units for each in unit.parameters):
             rule = self.initial.get(parameter.name)
             if parameter.name in values or isinstance(rule, InitialValue):
                 continue

@@ -81,7 +81,7 @@ class AdamW(torch.optim.Optimizer):
         # Parameters without elements are not in the daemon: there is nothing to step.
         parameters = [parameter for group in self.param_groups for parameter in group["params"] if parameter.numel()]
         others = [parameter for parameter in parameters
-                     if not isinstance(parameter, Placeholder) or not isinstance(parameter.owner, ShardedModel)]
+                  if not isinstance(parameter, Placeholder) or not isinstance(parameter.owner, ShardedModel)]
         if others:
             raise paramshard.InvalidArgumentError(
                 f"AdamW: want parameters of a sharded model, got {len(others)} others, the first of shape "

@@ -237,7 +237,7 @@ def _to_multiply_in_fp8(units: list[Unit], format: str | Sequence[tuple[str, str
 def _format_of(name: str, format: str | Sequence[tuple[str, str]] | None) -> str | None:
     if format is None or isinstance(format, str):
         return format
-    return next((of for pattern, of in format if fnmatch.fnmatchcase(name, pattern)), None)
+    return next((stored for pattern, stored in format if fnmatch.fnmatchcase(name, pattern)), None)
 
 
 def _buffers_on(module: nn.Module, device: torch.device) -> list[tuple[nn.Module, str, torch.Tensor]]:

@@ -69,7 +69,6 @@ class ShardedModel:
         self._commits = Commits(name, self._run, self._step)
         self._restored: dict[str, Any] = {}  # states of tracked objects at the commit that training goes on from
         self._values: dict[str, torch.Tensor] = {}  # to be imported
-        self._was_open = False
         self._lost_values: weakref.finalize | None = None
         self._process = os.getpid()
         self._client.check_spec(description.spec())  # while the module is as it was
@@ -158,7 +157,8 @@ class ShardedModel:
         model has moments and groups, and is opened by the AdamW that it was trained with, which need not step.
 
         Raises:
-            InvalidArgumentError: The daemon refuses the description, or a parameter has no initial value.
+            InvalidArgumentError: The daemon refuses the description, a parameter has no initial value, or the daemon
+                serves this rank from another GPU than `device`.
             AlreadyExistsError: The model was trained or restored, and `existing` of `shard` does not decide; or it has
                 another description, or imported values that the script's values would replace.
             FailedPreconditionError: The model is open or was closed, or waits for values that nobody imports.
@@ -202,7 +202,7 @@ class ShardedModel:
             parameter.trainable = described.trainable
             if self._description.plan is None:
                 parameter.placeholder.requires_grad_(False)
-        self._was_open = self._description.is_made = True
+        self._description.is_made = True
         self._step.set_model(self._model)
         recorded = unpack(self._model.client_state)
         existing = opening.find()
@@ -345,6 +345,10 @@ class ShardedModel:
                   if parameter.name in self._values}
         return copied | read_masters(self._client, self.name, [parameter for parameter in parameters
                                                                if parameter.name not in copied])
+
+    @property
+    def _was_open(self) -> bool:
+        return self._description.is_made
 
     def _values_of(self, parameters: Sequence[UnitParameter]) -> dict[str, torch.Tensor]:
         return self._masters(parameters) if self._was_open else given_values(self._values, parameters)
@@ -498,7 +502,8 @@ def _check_gpu(model: paramshard.Model, device: torch.device, name: str) -> None
     """Checks the GPU by its UUID, which both sides see, once the daemon has handed over its memory."""
     gpu, rank = model.gpu, model.rank
     if gpu != (-1 if device.index is None else device.index):
-        model.close()
+        with contextlib.suppress(paramshard.Error):  # the error below says what to do
+            model.close()
         raise paramshard.InvalidArgumentError(
             f"open {name}: want cuda:{gpu} of this process, from which the daemon serves rank {rank}, got {device}: "
             f'call shard() with device="cuda:{gpu}"')

@@ -158,7 +158,7 @@ class TrainerMixin:
                 f"Trainer: want TrainingArguments for {self.sharded.device}, which the daemon serves, got "
                 f"{self.args.device}: use_cpu says which")
         others = [name for name, each in self.model.named_parameters()
-                     if each.requires_grad and each.numel() and not isinstance(each, Placeholder)]
+                  if each.requires_grad and each.numel() and not isinstance(each, Placeholder)]
         if others:
             raise paramshard.InvalidArgumentError(
                 f"Trainer: want a model whose parameters are all in {self.sharded.name}, got "
