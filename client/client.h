@@ -521,9 +521,9 @@ class Client {
     std::string socket_dir = {};
     // A daemon on another machine: HOST:PORT of its --listen. tls_cert and tls_key are this program's certificate and
     // its key, tls_ca the trusted authorities, as PEM files. tls_roles maps URIs to roles, where they are not of
-    // paramshard's own form ("node=spiffe://corp/ps-{N}", docs/operate/security.md). Calls that the certificate's role allows
-    // work, except calls that map memory: OpenModel and CreateModel are for trainers beside their daemon. `address`
-    // excludes socket_dir; the TLS options require `address`.
+    // paramshard's own form ("node=spiffe://corp/ps-{N}", docs/operate/security.md). Calls that the certificate's role
+    // allows work, except calls that map memory: OpenModel and CreateModel are for trainers beside their daemon.
+    // `address` excludes socket_dir; the TLS options require `address`.
     std::string address = {};
     std::string tls_cert = {};
     std::string tls_key = {};

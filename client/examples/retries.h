@@ -9,8 +9,8 @@
 
 namespace paramshard::examples {
 
-// Counts failures in a row. Two codes are worth a retry (docs/reference/errors.md): ABORTED (another trainer has left; the state
-// is read again) and UNAVAILABLE.
+// Counts failures in a row. Two codes are worth a retry (docs/reference/errors.md): ABORTED (another trainer has left;
+// the state is read again) and UNAVAILABLE.
 //
 //   Retries retries;
 //   while (true) {

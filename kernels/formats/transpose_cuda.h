@@ -21,8 +21,8 @@ struct Transposition {
   uint8_t* out = nullptr;
 };
 
-// Enqueue writing transposes, in one launch for up to 16 that are alike. Memory of the current device, of any alignment.
-// The up to 3 bytes before and after the data, as far as they share 4 aligned ones with it, are read.
+// Enqueue writing transposes, in one launch for up to 16 that are alike. Memory of the current device, of any
+// alignment. The up to 3 bytes before and after the data, as far as they share 4 aligned ones with it, are read.
 //
 // Fastest where all rows, of the matrix and of its transpose, begin at multiples of 16 bytes.
 absl::Status TransposeBytes(absl::Span<const Transposition> matrices, cudaStream_t stream);

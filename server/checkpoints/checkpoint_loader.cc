@@ -12,6 +12,7 @@
 #include "common/model/names.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/formats/format.h"
+#include "server/checkpoints/plane_piece.h"
 
 namespace paramshard::server {
 namespace {
@@ -79,19 +80,6 @@ ScalingBook::Record RecordOf(const checkpoint::BookEntry& entry, const Parameter
 }
 
 // --- Content hashes ---
-
-const HostView& PieceOf(const std::vector<PlaneViews>& planes, const checkpoint::PlaneForm& form) {
-  const PlaneViews& plane = planes[form.plane == Plane::kRowWise ? 0 : 1];
-  switch (form.piece) {
-    case checkpoint::PlanePiece::kData:
-      return plane.data;
-    case checkpoint::PlanePiece::kScales:
-      return plane.scales;
-    case checkpoint::PlanePiece::kAmax:
-      break;
-  }
-  return plane.amax;
-}
 
 absl::Status AddPlanes(const Shard& shard, const ShardExtent& extent, const ExtentPart& part,
                        absl::Span<const ArrayKind> kinds, ContentHashes& tensors) {

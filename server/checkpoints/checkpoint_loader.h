@@ -75,9 +75,9 @@ class CheckpointLoader {
 
   // Content hashes of all rows of these shards, after Load(). Hashes of several daemons are added up.
   const checkpoint::ContentHashes& content() const { return content_; }
-  // Checks that the sums over all ranks of the world equal the checkpoint's, as far as the plan keeps its bytes. Each row
-  // counts once per replica. DATA_LOSS naming the first tensor that has other bytes, or another number of rows: then
-  // some daemon's shards are as good as torn.
+  // Checks that the sums over all ranks of the world equal the checkpoint's, as far as the plan keeps its bytes. Each
+  // row counts once per replica. DATA_LOSS naming the first tensor that has other bytes, or another number of rows:
+  // then some daemon's shards are as good as torn.
   absl::Status Check(const checkpoint::ContentHashes& sums, int replicas) const;
 
   // Lets Load() return CANCELLED soon: after the chunks in progress.

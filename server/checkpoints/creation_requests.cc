@@ -55,7 +55,7 @@ absl::StatusOr<std::optional<RestoreAnswer>> CreationRequests::Await(const std::
                                                                      Question is_settled, Question is_gone) {
   const SteadyTime deadline = After(options_.clock->Now(), options_.timeout);
   while (true) {
-    if (draining_) return absl::UnavailableError("restore: the daemon drains; try again later");
+    if (draining_) return DrainError();
     if (is_settled()) return std::nullopt;
     if (waiting.answer.has_value()) {
       RETURN_IF_ERROR(waiting.answer->status);

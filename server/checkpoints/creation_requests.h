@@ -23,6 +23,9 @@
 
 namespace paramshard::server {
 
+// Returns the error of waits and orders while the daemon drains.
+inline absl::Status DrainError() { return absl::UnavailableError("restore: the daemon drains; try again later"); }
+
 // At another node a creation tells node 0 its wish (RestoreWish) and waits here; node 0 remembers the wishes that it
 // cannot answer yet. Node 0 answers by an order to all daemons (Restores), or by a RestoreAnswer.
 //
@@ -58,7 +61,8 @@ class CreationRequests {
   // At node 0: takes wishes, and forgets those of a node that was lost.
   void OnWish(const std::string& model, const RestoreWish& wish);
   void OnFollowerLost(int node);
-  // Answers the creations of the model that wait elsewhere. OK: they begin with initial values, as this daemon has done.
+  // Answers the creations of the model that wait elsewhere. OK: they begin with initial values, as this daemon has
+  // done.
   void Answer(const std::string& model, const absl::Status& status);
 
  private:

@@ -63,9 +63,9 @@ class Publisher {
     absl::Time saved_at = absl::UnixEpoch();
   };
   struct Result {
-    // kPublished: it is the latest checkpoint, and on the disk. kAlreadySaved: nothing was written. kAbandoned: there is
-    // no checkpoint, and the staging directory is removed as far as possible. kUnknown: the checkpoint has its name, but
-    // a power failure may undo the rename; nothing is deleted until a later save is published.
+    // kPublished: it is the latest checkpoint, and on the disk. kAlreadySaved: nothing was written. kAbandoned: there
+    // is no checkpoint, and the staging directory is removed as far as possible. kUnknown: the checkpoint has its name,
+    // but a power failure may undo the rename; nothing is deleted until a later save is published.
     SaveState state = SaveState::kAbandoned;
     absl::Status status = absl::OkStatus();  // the cause, if there is no reliable checkpoint
     std::string path = {};                   // of the checkpoint; empty where it is abandoned

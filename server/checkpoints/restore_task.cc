@@ -40,18 +40,19 @@ void LogRollback(LogLevel level, absl::string_view text, const RestoreTask& task
 // --- Before anything changes ---
 
 absl::StatusOr<std::unique_ptr<RestoreTask>> RestoreTask::Prepare(std::shared_ptr<Model> model,
-                                                                  const std::string& folder, RestoreOrder order) {
+                                                                  const std::string& folder, RestoreOrder order,
+                                                                  SteadyTime begin) {
   ASSIGN_OR_RETURN(ImportTurn turn, ImportTurn::BeginRestore(std::move(model)));
-  return Prepare(std::move(turn), folder, std::move(order));
+  return Prepare(std::move(turn), folder, std::move(order), begin);
 }
 
 absl::StatusOr<std::unique_ptr<RestoreTask>> RestoreTask::Prepare(ImportTurn turn, const std::string& folder,
-                                                                  RestoreOrder order) {
+                                                                  RestoreOrder order, SteadyTime begin) {
   // Many threads read each file once, from end to end.
   constexpr auto kPageCache = safetensors::RegularFile::PageCache::kAvoided;
   ASSIGN_OR_RETURN(checkpoint::Reader reader,
                    checkpoint::Reader::Open(folder, {.owner = geteuid(), .page_cache = kPageCache}));
-  std::unique_ptr<RestoreTask> task(new RestoreTask(std::move(turn), std::move(reader), std::move(order)));
+  std::unique_ptr<RestoreTask> task(new RestoreTask(std::move(turn), std::move(reader), std::move(order), begin));
   const Model& model = task->model();
   ASSIGN_OR_RETURN(RestorePlan plan, RestorePlan::Create(model.spec(), task->reader_.spec(),
                                                          {.convert_moments = task->order_.convert_moments}));
@@ -67,6 +68,7 @@ absl::StatusOr<std::unique_ptr<RestoreTask>> RestoreTask::Prepare(ImportTurn tur
 
 absl::StatusOr<std::unique_ptr<RestoreTask>> RestoreTask::PrepareOrdered(std::shared_ptr<Model> model,
                                                                          const RestoreOrder& order) {
+  const SteadyTime begin = SteadyNow();
   const std::string& name = model->spec().name;
   if (model->fingerprint() != order.spec_fingerprint) {
     return absl::FailedPreconditionError(
@@ -74,7 +76,7 @@ absl::StatusOr<std::unique_ptr<RestoreTask>> RestoreTask::PrepareOrdered(std::sh
   }
   ASSIGN_OR_RETURN(const CheckpointChoice choice,
                    FindCheckpoint(model->save_dir(), name, {.folder = order.folder, .save_id = order.save_id}));
-  ASSIGN_OR_RETURN(std::unique_ptr<RestoreTask> task, Prepare(model, choice.path, order));
+  ASSIGN_OR_RETURN(std::unique_ptr<RestoreTask> task, Prepare(model, choice.path, order, begin));
   if (task->manifest().save_id != order.save_id) {
     return absl::FailedPreconditionError(absl::StrCat("restore ", DisplayName(name), ": ", choice.path,
                                                       ": the save differs from the one that node 0 chose"));

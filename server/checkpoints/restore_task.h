@@ -50,11 +50,12 @@ class RestoreTask {
   // Folder and files must belong to the daemon's user or to root. `order` says what other daemons need to know, and
   // whether to convert moments. Errors of StateChanges::BeginRestore, Reader::Open, RestorePlan::Create and
   // CheckpointLoader::Create.
+  // `begin`: when the restore was asked for, for RestoreResult::elapsed.
   static absl::StatusOr<std::unique_ptr<RestoreTask>> Prepare(std::shared_ptr<Model> model, const std::string& folder,
-                                                              RestoreOrder order = {});
+                                                              RestoreOrder order = {}, SteadyTime begin = SteadyNow());
   // Like above, with a turn that was taken before.
   static absl::StatusOr<std::unique_ptr<RestoreTask>> Prepare(ImportTurn turn, const std::string& folder,
-                                                              RestoreOrder order = {});
+                                                              RestoreOrder order = {}, SteadyTime begin = SteadyNow());
   // Prepares what node 0 has ordered. FAILED_PRECONDITION if this daemon's spec differs from node 0's, or if it sees
   // another save in the folder; INVALID_ARGUMENT for an order that names no folder; errors of CheckRollsBack and
   // ChooseCheckpoint.
@@ -86,13 +87,13 @@ class RestoreTask {
   absl::StatusOr<RestoreResult> Run(absl::FunctionRef<absl::Status()> begun = [] { return absl::OkStatus(); });
 
  private:
-  RestoreTask(ImportTurn turn, checkpoint::Reader reader, RestoreOrder order)
-      : turn_(std::move(turn)), reader_(std::move(reader)), order_(std::move(order)) {}
+  RestoreTask(ImportTurn turn, checkpoint::Reader reader, RestoreOrder order, SteadyTime begin)
+      : begin_(begin), turn_(std::move(turn)), reader_(std::move(reader)), order_(std::move(order)) {}
   absl::StatusOr<History> Restore(RestoreAgreement& agreement, const std::string& rollback_why,
                                   absl::FunctionRef<absl::Status()> begun);
   RestoreResult ResultOf(const History& history) const;
 
-  const SteadyTime begin_ = SteadyNow();
+  const SteadyTime begin_;
   // The loader refers to the members above it.
   ImportTurn turn_;
   const checkpoint::Reader reader_;

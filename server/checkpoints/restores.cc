@@ -96,6 +96,10 @@ void Restores::JoinFinished() {
 
 void Restores::OnRestoreNews(const RestoreNews& news) {
   const std::string& model = news.model;
+  // Node 0 alone is asked: what another node's stream says does not make a leader.
+  const bool is_for_leader =
+      std::holds_alternative<RollbackNeed>(news.what) || std::holds_alternative<RestoreWish>(news.what);
+  if (is_for_leader && !leads()) return;
   if (const auto* const need = std::get_if<RollbackNeed>(&news.what); need != nullptr) {
     return BeginRollback(model, need->why);
   }
@@ -151,6 +155,7 @@ absl::Status Restores::CheckLeads(absl::string_view model) const {
 
 absl::StatusOr<std::unique_ptr<RestoreTask>> Restores::Prepare(std::shared_ptr<Model> model,
                                                                const RestoreSource& source, RestoreOrder terms) const {
+  const SteadyTime begin = SteadyNow();
   ASSIGN_OR_RETURN(const CheckpointChoice choice,
                    ChooseCheckpoint(model->save_dir(), model->spec().name, source.checkpoint));
   terms.id = options_.draw_id().value;
@@ -159,7 +164,7 @@ absl::StatusOr<std::unique_ptr<RestoreTask>> Restores::Prepare(std::shared_ptr<M
   terms.step = choice.step;
   terms.convert_moments = source.plan.convert_moments;
   terms.spec_fingerprint = model->fingerprint();
-  return RestoreTask::Prepare(std::move(model), choice.path, std::move(terms));
+  return RestoreTask::Prepare(std::move(model), choice.path, std::move(terms), begin);
 }
 
 absl::Status Restores::Register(const std::string& model, RestoreAgreement* agreement) {
@@ -306,7 +311,7 @@ Restores::Due Restores::TakeOrder(const std::string& model, const RestoreOrder& 
 }
 
 absl::Status Restores::CheckOrder(const RestoreOrder& order, const absl::Status& found) {
-  if (draining_) return absl::UnavailableError("restore: the daemon drains; try again later");
+  if (draining_) return DrainError();
   if (!order.creates) RETURN_IF_ERROR(found);
   return ParseCheckpointRequest(order.folder).status();
 }
@@ -330,6 +335,7 @@ RestoreAgreement* Restores::Take(const std::string& model, Ordered& ordered) {
                                                                    .deadline = ordered.deadline,
                                                                    .clock = options_.clock,
                                                                    .at = options_.at});
+  if (draining_) ordered.taken->Cancel();
   return ordered.taken.get();
 }
 

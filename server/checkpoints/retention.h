@@ -26,16 +26,16 @@ std::vector<checkpoint::StepEntry> ExpiredSteps(absl::Span<const checkpoint::Ste
 
 struct Deletion {
   int deleted = 0;
-  // The first failure. The rest of a checkpoint has the name of a staging folder, which is never read and which the
+  // The first failure. The rest of a checkpoint has the name of a staging directory, which is never read and which the
   // next cleanup removes.
   absl::Status status = absl::OkStatus();
   // Renames are not known to be on the disk: nothing may be deleted until a later sync of the folder has succeeded.
   bool in_doubt = false;
 };
 
-// Deletes checkpoints of a model's folder. Each is first renamed to the name of its staging folder, and the renames are
-// synced before the first file is deleted: if a deletion is cut short, every folder with a checkpoint's name is whole.
-// A failure of one step does not stop the others.
+// Deletes checkpoints of a model's folder. Each is first renamed to the name of its staging directory, and the renames
+// are synced before the first file is deleted: if a deletion is cut short, every folder with a checkpoint's name is
+// whole. A failure of one step does not stop the others.
 Deletion DeleteSteps(const Disk& disk, const std::string& model_folder, absl::Span<const checkpoint::StepEntry> steps);
 
 }  // namespace paramshard::server

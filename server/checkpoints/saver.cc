@@ -339,7 +339,7 @@ void Saver::GiveUp(const absl::Status& why) {
 // --- What other daemons say ---
 
 void Saver::OnNews(const SaveNews& news) {
-  if (std::holds_alternative<SaveWish>(news.what)) return TakeWish();
+  if (std::holds_alternative<SaveWish>(news.what)) return options_.leads ? TakeWish() : void();
   absl::MutexLock lock(&mu_);
   const auto is_under_way = [this](absl::uint128 id) ABSL_SHARED_LOCKS_REQUIRED(mu_) {
     return under_way_.has_value() && under_way_->agreement != nullptr && under_way_->order.id == id;
@@ -433,7 +433,7 @@ void Saver::Finish(std::optional<UnderWay>& save, const SaveEnd& end) {
   if (!end.path.empty()) record.size_bytes = end.size_bytes;
   const absl::StatusOr<HistoryId> history = HistoryId::Parse(save->order.history_id);
   if (history.ok()) record.history = *history;
-  if (HasCheckpoint(record.state)) {
+  if (options_.leads && HasCheckpoint(record.state)) {
     saved_ = StateNumbers{.history = record.history, .commit_number = record.step};
   }
   records_.Close(record);

@@ -1,4 +1,4 @@
-// One daemon's side of a save: the files that it writes into the staging folder of a checkpoint.
+// One daemon's side of a save: the files that it writes into the staging directory of a checkpoint.
 #ifndef PARAMSHARD_SERVER_CHECKPOINTS_STAGING_DIRECTORY_H_
 #define PARAMSHARD_SERVER_CHECKPOINTS_STAGING_DIRECTORY_H_
 
@@ -42,8 +42,8 @@ class StagingDirectory {
 
   const std::string& path() const { return path_; }
 
-  // Writes the files of a filled image and syncs them. `progress` is called before every 64 MiB and every sync, with the
-  // bytes that this call has written; its error ends the writing and is returned. The files stay: node 0 removes
+  // Writes the files of a filled image and syncs them. `progress` is called before every 64 MiB and every sync, with
+  // the bytes that this call has written; its error ends the writing and is returned. The files stay: node 0 removes
   // the directory.
   using Progress = absl::FunctionRef<absl::Status(int64_t written_bytes)>;
   absl::Status WriteRank(const StateImage& image, Progress progress) const;

@@ -14,6 +14,7 @@
 #include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
 #include "server/base/thread_pool.h"
+#include "server/checkpoints/plane_piece.h"
 
 namespace paramshard::server {
 namespace {
@@ -28,19 +29,6 @@ constexpr int64_t kFileAlignment = 4096;
 int64_t RoomOf(const PlannedFile& file) {
   const int64_t size_bytes = file.size_bytes(static_cast<int64_t>(kMaxClientStateBytes));
   return (size_bytes + kFileAlignment - 1) / kFileAlignment * kFileAlignment;
-}
-
-absl::Span<const uint8_t> PieceOf(const std::vector<PlaneViews>& planes, const checkpoint::PlaneForm& form) {
-  const PlaneViews& plane = planes[form.plane == Plane::kRowWise ? 0 : 1];
-  switch (form.piece) {
-    case checkpoint::PlanePiece::kData:
-      return plane.data.bytes();
-    case checkpoint::PlanePiece::kScales:
-      return plane.scales.bytes();
-    case checkpoint::PlanePiece::kAmax:
-      break;
-  }
-  return plane.amax.bytes();
 }
 
 // Cuts rows into whole granules of about StateImage::kElementsOfAPart elements.
@@ -206,7 +194,7 @@ absl::Status StateImage::CopyPlanes(const Shard& shard, const ShardExtent& exten
     const Target& target = share.targets[i];
     // A number of the whole tensor comes with its first row alone.
     if (target.shape.RowsOf(rows).size() == 0) continue;
-    const absl::Span<const uint8_t> bytes = PieceOf(planes, *checkpoint::PlaneFormOf(target.tensor->kind));
+    const absl::Span<const uint8_t> bytes = PieceOf(planes, *checkpoint::PlaneFormOf(target.tensor->kind)).bytes();
     places[i] = std::copy(bytes.begin(), bytes.end(), places[i]);
   }
   return absl::OkStatus();

@@ -23,7 +23,7 @@ Call::Call(const CallMethod& method, grpc::CallbackServerContext* context, Calle
       body_(std::move(body)),
       admission_(std::move(admission)),
       timer_(&mu_),
-      timeout_(method.timeout) {}
+      time_left_(method.timeout) {}
 
 void Call::Begin() {
   absl::MutexLock lock(&mu_);
@@ -99,13 +99,13 @@ bool Call::Write(const google::protobuf::MessageLite& response) {
 
 bool Call::Await(std::optional<bool>& done, const grpc::ByteBuffer& message) {
   const SteadyTime begin = SteadyNow();
-  const SteadyTime deadline = begin + absl::ToChronoNanoseconds(timeout_.left());
+  const SteadyTime deadline = begin + absl::ToChronoNanoseconds(time_left_.left());
   while (!done.has_value()) {
     if (!changed_.WaitUntil(&mu_, deadline) || done.has_value()) continue;
     failure_ = Late("messages");
     return false;
   }
-  if (*done) timeout_.Spend(absl::FromChrono(SteadyNow() - begin), static_cast<int64_t>(message.Length()));
+  if (*done) time_left_.Spend(absl::FromChrono(SteadyNow() - begin), static_cast<int64_t>(message.Length()));
   return *done;
 }
 

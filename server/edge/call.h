@@ -38,7 +38,7 @@ struct CallMethod {
 // A call of a known caller. Its body runs on a worker and ends it with End or Answer; then the object may be gone.
 //
 // An idle caller, which neither sends nor takes anything, keeps a call for as long as the method's timeout lasts, and
-// a worker only once the first message has come. The timeout is whole for the first message and for the last answer;
+// a worker only once the first message has come. The first message and the last answer each have the whole timeout;
 // reads and writes of the body share what is left of it. Then the call ends with DEADLINE_EXCEEDED; a call whose answer
 // is not taken is cancelled.
 class Call final : public CallReactor, public std::enable_shared_from_this<Call> {
@@ -102,10 +102,10 @@ class Call final : public CallReactor, public std::enable_shared_from_this<Call>
   std::optional<Callers::Admission> admission_ ABSL_GUARDED_BY(mu_);
   // The body's place, until the call ends: a client that has the answer may call again.
   std::optional<Workers::Place> place_ ABSL_GUARDED_BY(mu_);
-  CallTimer timer_ ABSL_GUARDED_BY(mu_);          // of the first message, and of the end
-  CallerTimeLeft timeout_ ABSL_GUARDED_BY(mu_);   // for reads and writes of the body
-  bool dispatched_ ABSL_GUARDED_BY(mu_) = false;  // the first message is in request_
-  bool first_read_ ABSL_GUARDED_BY(mu_) = false;  // and the body has taken it
+  CallTimer timer_ ABSL_GUARDED_BY(mu_);           // of the first message, and of the end
+  CallerTimeLeft time_left_ ABSL_GUARDED_BY(mu_);  // for reads and writes of the body
+  bool dispatched_ ABSL_GUARDED_BY(mu_) = false;   // the first message is in request_
+  bool first_read_ ABSL_GUARDED_BY(mu_) = false;   // and the body has taken it
   bool ended_ ABSL_GUARDED_BY(mu_) = false;
   std::optional<bool> read_ ABSL_GUARDED_BY(mu_);
   std::optional<bool> written_ ABSL_GUARDED_BY(mu_) = true;  // null while a write is in progress

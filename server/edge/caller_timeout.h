@@ -16,7 +16,7 @@ struct CallerTimeout {
   int64_t bytes_per_second = 1 << 20;
 };
 
-// Timeout that is left in a call.
+// Time that a call may still wait for its caller.
 class CallerTimeLeft {
  public:
   explicit CallerTimeLeft(const CallerTimeout& timeout) : timeout_(timeout), left_(timeout.longest_wait) {}

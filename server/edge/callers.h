@@ -52,7 +52,7 @@ class Callers {
     Caller caller_;
   };
 
-  // `companion socket` may be set once, before the first call: it calls Gone in turn.
+  // `companion` may be set once, before the first call: it calls Gone in turn.
   void SetCompanion(const CompanionServer* companion) { companion_ = companion; }
 
   // Admits a call by its metadata and its connection's certificate alone; the certificate's role has been checked

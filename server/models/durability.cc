@@ -47,6 +47,7 @@ void Durability::Leave(absl::FunctionRef<bool()> leave) {
 }
 
 void Durability::DropUnclaimed(const PlacedModel& model) {
+  if (memory_ == nullptr) return;
   const absl::StatusOr<std::vector<std::string>> dropped = memory_->DropUnclaimed();
   if (!dropped.ok()) {
     model.log->Write(LogLevel::kWarning, "memory of a model is still kept",

@@ -114,15 +114,11 @@ Model::Model(std::unique_ptr<const PlacedModel> placed, ModelBudget budget, std:
               .run = options.values.run,
               .values_follow = options.values.values_follow},
              options.deletion),
-      trainers_(*placed_, state_,
-                {.model = *placed_, .state = committed_, .journal = durability_->journal(), .host = *this}),
+      trainers_(state_, {.model = *placed_, .state = committed_, .journal = durability_->journal(), .host = *this}),
       changes_(*placed_, committed_, state_, trainers_, options.hooks.draw_history),
       healing_(*placed_, committed_, state_, changes_) {}
 
-Model::~Model() {
-  trainers_.Stop();
-  saver_.reset();
-}
+Model::~Model() { trainers_.Stop(); }
 
 absl::Status Model::AllocateShards(const MovePolicy& moves, const LeftModel* left) {
   for (int rank = 0; rank < placed_->ranks(); ++rank) {

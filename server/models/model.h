@@ -142,7 +142,7 @@ class Model : private EpochHost {
   TrainerGate trainers_;
   StateChanges changes_;
   ReplicaHealing healing_;
-  std::unique_ptr<ModelSaver> saver_;                 // constant after Create
+  std::unique_ptr<ModelSaver> saver_;                 // constant after Create; ends first
   std::atomic<int64_t> last_commit_nanoseconds_ = 0;  // of Unix time; 0: none yet
 };
 

@@ -312,8 +312,9 @@ bool ModelState::is_changing() const {
   return condition_.is_changing();
 }
 
-void ModelState::CancelChange() {
+void ModelState::BeginDrain() {
   absl::MutexLock lock(&mu_);
+  drains_ = true;
   condition_.Cancel();
 }
 
@@ -340,7 +341,7 @@ absl::Status ModelState::BeginWriting(const Replacement& replacement, const absl
   return status;
 }
 
-absl::StatusOr<History> ModelState::EndChange(const Replacement& replacement, absl::Status status, bool drains,
+absl::StatusOr<History> ModelState::EndChange(const Replacement& replacement, absl::Status status,
                                               absl::string_view rollback_why) {
   absl::MutexLock lock(&mu_);
   generation_ = replacement.generation;
@@ -348,7 +349,7 @@ absl::StatusOr<History> ModelState::EndChange(const Replacement& replacement, ab
     status = journal_->SetUsable(EpochOf(replacement.history, replacement.history_begin, generation_),
                                  replacement.commits, committed_);
   }
-  if (!status.ok()) return Fail(replacement, status, drains);
+  if (!status.ok()) return Fail(replacement, status);
   if (!rollback_why.empty()) {
     rollback_ = {.from_commit_number = committed_.commits.numbers().commit_number,
                  .commit_number = replacement.commits.numbers.commit_number,
@@ -363,8 +364,8 @@ absl::StatusOr<History> ModelState::EndChange(const Replacement& replacement, ab
 
 // A drain leaves the change to the next server if the journal has what the change is made from; a change that is made
 // again may be left once more.
-absl::Status ModelState::Fail(const Replacement& replacement, const absl::Status& why, bool drains) {
-  const bool again = drains || (!condition_.unfinished().ok() && MayPass(why));
+absl::Status ModelState::Fail(const Replacement& replacement, const absl::Status& why) {
+  const bool again = drains_ || (!condition_.unfinished().ok() && MayPass(why));
   const bool is_published = journal_ != nullptr && journal_->is_made();
   if (again && is_published && replacement.source.repeatable()) return condition_.CutOff(why);
   condition_.Break(why);

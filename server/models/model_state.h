@@ -124,7 +124,7 @@ class ModelState {
   // while the state is being changed; usable().
   absl::StatusOr<HeldState> Hold();
 
-  // --- Changes, for StateChanges alone
+  // --- Changes: StateChanges makes them; TrainerGate waits for them, and cancels them
 
   // UNAVAILABLE the turn is taken or, unless `again`, a cut-off change is to be made first.
   absl::Status TakeTurn(ChangeKind kind, bool again);
@@ -134,16 +134,16 @@ class ModelState {
   // Returns UNAVAILABLE while the state is changed, or before a cut-off change is made again.
   absl::Status CheckSettled(absl::string_view operation) const;
   bool is_changing() const;
-  // Asks a restore in progress to end soon.
-  void CancelChange();
+  // Asks a restore in progress to end soon. A change that fails from now on is left to the next server, if it can make
+  // it again.
+  void BeginDrain();
   using MakeReplacement = absl::FunctionRef<absl::StatusOr<Replacement>(const PresentState& present)>;
   // Begins a change: readers are held off from then on. UNAVAILABLE another change is in progress, or a copy.
   absl::StatusOr<Replacement> BeginChange(ChangeKind kind, MakeReplacement make, const RestoreWatch& watch);
   // Called before the first byte is written. An error ends the change: the state stays as it was.
   absl::Status BeginWriting(const Replacement& replacement, const absl::Status& begun);
-  // Ends a change that was written with `status`. `drains`: a failed change is left to the next server if it can make
-  // it again. `rollback_why`: why all daemons roll back; empty if they do not.
-  absl::StatusOr<History> EndChange(const Replacement& replacement, absl::Status status, bool drains,
+  // Ends a change that was written with `status`. `rollback_why`: why all daemons roll back; empty if they do not.
+  absl::StatusOr<History> EndChange(const Replacement& replacement, absl::Status status,
                                     absl::string_view rollback_why);
 
  private:
@@ -156,8 +156,7 @@ class ModelState {
   JournalEpoch EpochOf(const History& history, int64_t history_begin, int64_t generation) const
       ABSL_SHARED_LOCKS_REQUIRED(mu_);
   // Returns the error for the caller of a change that has failed.
-  absl::Status Fail(const Replacement& replacement, const absl::Status& why, bool drains)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status Fail(const Replacement& replacement, const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   // Constant after construction.
   const PlacedModel& model_;
@@ -171,6 +170,7 @@ class ModelState {
   int64_t generation_ ABSL_GUARDED_BY(mu_) = 0;
   int64_t deletion_ ABSL_GUARDED_BY(mu_) = 0;
   int64_t last_epoch_ ABSL_GUARDED_BY(mu_) = 0;
+  bool drains_ ABSL_GUARDED_BY(mu_) = false;
   std::optional<Rollback> rollback_ ABSL_GUARDED_BY(mu_);
 };
 

@@ -1,8 +1,8 @@
 // Transfer of a rank's state from a replica to the same rank in another daemon.
 //
-// Nothing says what follows on the way: both sides have the same spec and layout, and go through the same list. Of every
-// extent, in the shard's order: where planes are the state, data, scales and amax of each plane; else, part by part,
-// elements and rest of master and moments. The last 16 bytes are a hash of all arrays.
+// Nothing says what follows on the way: both sides have the same spec and layout, and go through the same list. Of
+// every extent, in the shard's order: where planes are the state, data, scales and amax of each plane; else, part by
+// part, elements and rest of master and moments. The last 16 bytes are a hash of all arrays.
 #ifndef PARAMSHARD_SERVER_MODELS_REPLICA_TRANSFER_H_
 #define PARAMSHARD_SERVER_MODELS_REPLICA_TRANSFER_H_
 

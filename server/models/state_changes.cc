@@ -23,8 +23,10 @@ absl::Status StateChanges::CheckMayChange() const {
 }
 
 absl::Status StateChanges::BeginTurn(ChangeKind kind, bool again) {
-  RETURN_IF_ERROR(CheckMayChange());
-  return state_.TakeTurn(kind, again);
+  return trainers_.WhileOpen([&]() -> absl::Status {
+    RETURN_IF_ERROR(model_.world.CheckDevices());
+    return state_.TakeTurn(kind, again);
+  });
 }
 
 absl::StatusOr<History> StateChanges::Import(const ImportedState& imported, Write write) {
@@ -58,8 +60,7 @@ absl::StatusOr<History> StateChanges::Replace(ChangeKind kind, ModelState::MakeR
     return begun;
   }
   const absl::Status written = WriteAll(replacement, write, steps);
-  const bool drains = !trainers_.CheckOpen().ok();
-  const absl::StatusOr<History> history = state_.EndChange(replacement, written, drains, steps.rollback_why);
+  const absl::StatusOr<History> history = state_.EndChange(replacement, written, steps.rollback_why);
   // A node without a state reports that before its trainers come, where it may get a state.
   trainers_.OnStateChange(/*reports=*/history.ok() || model_.may_come_back);
   return history;
@@ -68,6 +69,7 @@ absl::StatusOr<History> StateChanges::Replace(ChangeKind kind, ModelState::MakeR
 absl::StatusOr<Replacement> StateChanges::Begin(ChangeKind kind, ModelState::MakeReplacement make,
                                                 const RestoreWatch& watch, const RestoreSteps& steps) {
   RETURN_IF_ERROR(CheckMayChange());
+  if (kind == ChangeKind::kImport) RETURN_IF_ERROR(state_.usable());
   if (!committed_.copies.AwaitEnd(SteadyDeadline(model_.step_timeout))) {
     return BeingCopied(OperationOf(kind), model_.name());
   }
@@ -80,7 +82,7 @@ absl::StatusOr<Replacement> StateChanges::Begin(ChangeKind kind, ModelState::Mak
   };
   // A healing is a part of the epoch that its trainers wait for.
   RETURN_IF_ERROR(kind == ChangeKind::kHealing
-                      ? begin()
+                      ? trainers_.WhileOpen(begin)
                       : trainers_.WhileVacant(OperationOf(kind), Dismissal(model_.name(), steps.rollback_why), begin));
   return replacement;
 }

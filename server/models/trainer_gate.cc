@@ -268,7 +268,7 @@ void TrainerGate::BeginDrain(const absl::Status& why) {
     draining_ = true;
     drain_reason_ = why;
     epoch = epoch_;
-    state_.CancelChange();
+    state_.BeginDrain();
   }
   OnEpochRefused(why);
   if (epoch != nullptr) epoch->EndAfterCommits(why);
@@ -332,6 +332,11 @@ void TrainerGate::AwaitSettledEpoch() const {
   // An epoch that has ended is soon over.
   const auto settled = [this]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return Idle() || Running(); };
   mu_.Await(absl::Condition(&settled));
+}
+
+absl::Status TrainerGate::WhileOpen(absl::FunctionRef<absl::Status()> begin) {
+  absl::MutexLock lock(&mu_);
+  return draining_ ? drain_reason_ : begin();
 }
 
 absl::Status TrainerGate::WhileVacant(absl::string_view operation, const absl::Status& dismissal,

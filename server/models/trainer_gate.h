@@ -58,9 +58,9 @@ struct ModelActivity {
 // Thread-safe. Its lock is taken before the one of ModelState.
 class TrainerGate {
  public:
-  // `model` and what is in `context` outlive the gate.
-  TrainerGate(const PlacedModel& model, ModelState& state, const EpochContext& context)
-      : model_(model), state_(state), context_(context) {}
+  // `state` and what is in `context` outlive the gate.
+  TrainerGate(ModelState& state, const EpochContext& context)
+      : model_(context.model), state_(state), context_(context) {}
   // Requires Stop().
   ~TrainerGate() = default;
 
@@ -115,6 +115,8 @@ class TrainerGate {
   // errors of `begin`.
   absl::Status WhileVacant(absl::string_view operation, const absl::Status& dismissal,
                            absl::FunctionRef<absl::Status()> begin);
+  // Calls `begin` while no drain can begin: CheckOpen(); errors of `begin`.
+  absl::Status WhileOpen(absl::FunctionRef<absl::Status()> begin);
   // Called when the state has another condition. `reports`: the cluster is told.
   void OnStateChange(bool reports);
 
@@ -152,7 +154,7 @@ class TrainerGate {
   const EpochContext context_;
 
   mutable absl::Mutex mu_;
-  mutable SteadyCondVar changed_;                        // signalled when a holder of a rank or epoch_ changes
+  mutable SteadyCondVar changed_;  // signalled when a rank's holder or epoch_ changes, or a change ends
   std::map<int, Trainer> waiting_ ABSL_GUARDED_BY(mu_);  // by world rank, for the next epoch
   std::shared_ptr<Epoch> epoch_ ABSL_GUARDED_BY(mu_);    // null while none runs
   bool draining_ ABSL_GUARDED_BY(mu_) = false;

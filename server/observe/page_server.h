@@ -29,8 +29,8 @@ namespace paramshard::server {
 //
 // One thread, which also makes the page; it sleeps while nothing happens.
 //
-// It is no library's server because Debian 12's, cpp-httplib 0.11, gives each connection a thread of a pool until it ends,
-// has timeouts for single reads only, and does not limit connections.
+// It is no library's server because Debian 12's, cpp-httplib 0.11, gives each connection a thread of a pool until it
+// ends, has timeouts for single reads only, and does not limit connections.
 class PageServer {
  public:
   struct Options {

@@ -24,7 +24,8 @@ namespace paramshard::server {
 struct DaemonConfig {
   // At least one, distinct, of the form that ParseDevice takes, in the order of ranks. Indices may have gaps.
   std::vector<std::string> devices = {"cpu:0"};
-  // Where grpc.sock and handoff.sock (the companion socket; clients of before know it by that name) are. Default: $XDG_RUNTIME_DIR/paramshard, else /tmp/paramshard-<uid>.
+  // Directory of grpc.sock and of the companion socket, handoff.sock: older clients know that name. Default:
+  // $XDG_RUNTIME_DIR/paramshard, else /tmp/paramshard-<uid>.
   std::string socket_dir;
   // Host:port where gRPC is served besides the Unix socket; port 0 picks a free port. Unset: nowhere. An address off
   // loopback requires certificates, or `insecure`.

@@ -59,8 +59,9 @@ class Daemon {
   // the socket directory; UNAVAILABLE a socket cannot be bound; DEADLINE_EXCEEDED the world was not complete in time;
   // errors of OpenDevices and Check. When a device breaks, health is NOT_SERVING for good; inspection still works.
   // `open` opens the devices. A request of `stop` cancels the join (UNAVAILABLE) and makes Wait return. After
-  // `keeper_services.restart` has requested the next server, the daemon stops itself. With `keeper_services.kept` the daemon takes
-  // over the models of the previous server: FAILED_PRECONDITION names a model that requires another version.
+  // `keeper_services.restart` has requested the next server, the daemon stops itself. With `keeper_services.kept` the
+  // daemon takes over the models of the previous server: FAILED_PRECONDITION names a model that requires another
+  // version.
   using DeviceOpener =
       absl::FunctionRef<absl::StatusOr<std::vector<std::unique_ptr<ComputeDevice>>>(absl::Span<const Device>)>;
   static absl::StatusOr<std::unique_ptr<Daemon>> Start(const DaemonConfig& config, DeviceOpener open = OpenDevices,

@@ -221,16 +221,16 @@ class Cluster {
   // not asked for.
   //
   // RankDetached: all listeners hear of the last command that all ranks send. The epoch ends with its reason when all
-  // ranks have detached, or when another rank has sent a later command and every node has carried out all up to the last
-  // one (CommandsCarriedOut).
+  // ranks have detached, or when another rank has sent a later command and every node has carried out all up to the
+  // last one (CommandsCarriedOut).
   //
-  // SaveNews: node 0 to all other nodes, other nodes to node 0. From an order until the save's end, a decision about the
-  // commit after its step carries the order, and a lost node counts as having answered with a part that says so. News
-  // that only the other side may send are ignored. ABORTED an order: the commit after its step is decided already.
+  // SaveNews: node 0 to all other nodes, other nodes to node 0. From an order until the save's end, a decision about
+  // the commit after its step carries the order, and a lost node counts as having answered with a part that says so.
+  // News that only the other side may send are ignored. ABORTED an order: the commit after its step is decided already.
   // UNAVAILABLE a node is absent or was not in the last epoch (names it), or this one has stopped.
   //
-  // RestoreNews: likewise. From an order until it is given up, or followed by the next one, a lost node counts as having
-  // reported its loss. UNAVAILABLE the order needs a node that is absent (names it), or this node has stopped.
+  // RestoreNews: likewise. From an order until it is given up, or followed by the next one, a lost node counts as
+  // having reported its loss. UNAVAILABLE the order needs a node that is absent (names it), or this node has stopped.
   // FAILED_PRECONDITION an order to roll back, while all nodes have a state.
   virtual absl::Status Send(const FromNode& message) = 0;
 

@@ -133,6 +133,7 @@ void Fields(ConstOr<CommandsCarriedOut> auto& m, const auto& f) {
 
 // The node has timed out waiting for others, and asks which are missing. The answer is Welcome.
 struct WorldQuestion {};
+void Fields(ConstOr<WorldQuestion> auto&, const auto&) {}
 
 using FromNode = std::variant<ModelReport, ModelDeleted, EndEpoch, CommandReports, RankDetached, CommandsCarriedOut,
                               SaveNews, RestoreNews, WorldQuestion>;
@@ -150,7 +151,6 @@ struct Welcome {
   std::vector<int> device_counts = {};
 };
 void Fields(ConstOr<Welcome> auto& m, const auto& f) { f("nodes", m.nodes)("device_counts", m.device_counts); }
-void Fields(ConstOr<WorldQuestion> auto&, const auto&) {}
 
 // Transfer of a state at the start of an epoch, from a node that holds a replica to one that needs it.
 struct Healing {
@@ -244,6 +244,7 @@ void Fields(ConstOr<Moved> auto& m, const auto& f) { f("connection", m.connectio
 
 // Asks the process whether it lives, because another one claims its node number.
 struct Probe {};
+void Fields(ConstOr<Probe> auto&, const auto&) {}
 
 using ToNode = std::variant<Welcome, EpochStart, LastCommand, CommandsWanted, EpochEnded, EpochRefused, SaveNews,
                             RestoreNews, Moved, Probe>;
@@ -257,7 +258,6 @@ template <typename... Cases>
 struct Overloaded : Cases... {
   using Cases::operator()...;
 };
-void Fields(ConstOr<Probe> auto&, const auto&) {}
 template <typename... Cases>
 Overloaded(Cases...) -> Overloaded<Cases...>;
 

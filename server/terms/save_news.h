@@ -85,12 +85,12 @@ void Fields(ConstOr<SaveEnd> auto& m, const auto& f) {
 
 // From another node that drains: asks for a save of the state, unless a save has it.
 struct SaveWish {};
+void Fields(ConstOr<SaveWish> auto&, const auto&) {}
 
 // Local news for all models: node 0 is lost.
 struct SaveLeaderLost {
   absl::Status why;
 };
-void Fields(ConstOr<SaveWish> auto&, const auto&) {}
 
 struct SaveNews {
   std::string model;

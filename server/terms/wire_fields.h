@@ -1,5 +1,5 @@
-// How a value names its fields on the wire: a function beside each struct, which the codec (server/world/cluster_messages)
-// calls with its writer or reader.
+// How a value names its fields on the wire: a function beside each struct, which the codec
+// (server/world/cluster_messages) calls with its writer or reader.
 #ifndef PARAMSHARD_SERVER_TERMS_WIRE_FIELDS_H_
 #define PARAMSHARD_SERVER_TERMS_WIRE_FIELDS_H_
 

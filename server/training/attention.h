@@ -1,4 +1,5 @@
-// How a gather thread waits for its trainer's doorbell, for the daemon's own wakeup, and for words that a GPU may write.
+// How a gather thread waits for its trainer's doorbell, for the daemon's own wakeup, and for words that a GPU may
+// write.
 #ifndef PARAMSHARD_SERVER_TRAINING_ATTENTION_H_
 #define PARAMSHARD_SERVER_TRAINING_ATTENTION_H_
 

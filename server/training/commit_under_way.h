@@ -74,11 +74,9 @@ class CommitUnderWay {
   // Records that the vote failed without a result: whether other daemons apply the commit is unknown. It is not applied
   // here.
   void SetDoubt(const absl::Status& why) { doubt_ = why; }
-  const absl::Status& doubt() const { return doubt_; }
 
   // Records that the commit is answered, and that its journal does not say so.
   void SetUnwritten(const absl::Status& why) { unwritten_ = why; }
-  const absl::Status& unwritten() const { return unwritten_; }
   OpenCommit open() const { return {.torn = failure_, .unwritten = unwritten_, .doubt = doubt_}; }
 
   // A commit is being answered from the last rank's last stage until the answer is published.

@@ -206,8 +206,7 @@ absl::StatusOr<Decided> PushWorker::Vote(const Sequence::PushWork& work, CommitV
   }
   if (decision->save.has_value()) context_.host.OnSaveOrder(*decision->save);
   if (std::optional<std::vector<std::string>>& states = decision->previous_client_states; states.has_value()) {
-    const Topology& topology = topology_;
-    previous = {.node = PreviousNode(topology.node(), topology.active()), .client_states = *std::move(states)};
+    previous = {.node = PreviousNode(topology_.node(), topology_.active()), .client_states = *std::move(states)};
   }
   return decided(*decision);
 }

@@ -138,7 +138,8 @@ std::optional<Sequence::Work> Sequence::RunnableWork(int rank) const {
   const QueuedCommand& command = queues_.At(number);
   if (!queues_.IsAgreed(command) || queues_.IsBehindCommit(number)) return std::nullopt;
   if (command.command.has_commit()) {
-    const bool may_sum = stages_.is_pending(rank) && queues_.HasGathered(rank, number) && waits_.OfPush(rank).rank < 0;
+    const bool may_sum =
+        !stopped_ && stages_.is_pending(rank) && queues_.HasGathered(rank, number) && waits_.OfPush(rank).rank < 0;
     return stages_.Next(rank, may_sum, stopped_);
   }
   if (stopped_ || waits_.OfPush(rank).rank >= 0) return std::nullopt;
@@ -193,12 +194,12 @@ void Sequence::FinishShareAmaxes() {
 }
 
 std::optional<Sequence::ClientStates> Sequence::FinishApply(int rank, SteadyTime now) {
-  if (stages_.FinishApply(rank)) return FinishEncode(rank, now);
+  if (stages_.FinishApply(rank)) return FinishRank(rank, now);
   queues_.pushes(rank).begun = 0;
   return std::nullopt;
 }
 
-std::optional<Sequence::ClientStates> Sequence::FinishEncode(int rank, SteadyTime now) {
+std::optional<Sequence::ClientStates> Sequence::FinishRank(int rank, SteadyTime now) {
   std::optional<ClientStates> answered;
   if (stages_.Finish(rank)) {
     chain_.Forget(queues_.commits().front());  // all daemons have voted on the same

@@ -97,7 +97,7 @@ class Sequence {
   void FinishVote(Verdict verdict);
   // Returns client states once all ranks have finished all stages: the commit is to be answered.
   std::optional<ClientStates> FinishApply(int rank, SteadyTime now);
-  std::optional<ClientStates> FinishEncode(int rank, SteadyTime now);
+  std::optional<ClientStates> FinishEncode(int rank, SteadyTime now) { return FinishRank(rank, now); }
   void FinishShareAmaxes();
 
   // Returns the chain of commands that all ranks have sent, where they are chained.
@@ -137,6 +137,8 @@ class Sequence {
   Holder PushHolder(int rank) const { return waits_.HolderOf(waits_.OfPush(rank)); }
 
  private:
+  // Ends the rank's part of the commit.
+  std::optional<ClientStates> FinishRank(int rank, SteadyTime now);
   absl::Status CheckRunAhead(int rank, const v1::Command& command) const;
   void Append(int rank, SentCommand sent, SteadyTime now);
   absl::Status Compare(int rank, const QueuedCommand& command, const SentCommand& sent) const;

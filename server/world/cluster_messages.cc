@@ -1,6 +1,6 @@
 #include "server/world/cluster_messages.h"
 
-#include <array>
+#include <algorithm>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -50,6 +50,12 @@ template <typename T>
 concept IsSent = requires(T& value) {
   Fields(value, AnyVisitor());
 };
+
+// Every message of a stream has a name there.
+template <typename Variant>
+constexpr bool kAreAllNamed = std::none_of(kCaseNames<Variant>.begin(), kCaseNames<Variant>.end(),
+                                           [](const char* name) { return name == nullptr; });
+static_assert(kAreAllNamed<FromNode> && kAreAllNamed<ToNode>);
 
 // Enumerators of the wire begin with the unspecified one.
 template <typename Enum>
@@ -257,7 +263,9 @@ void Validate(ToNode& message) {
   }
   auto* const news = std::get_if<SaveNews>(&message);
   auto* const end = news == nullptr ? nullptr : std::get_if<SaveEnd>(&news->what);
-  if (end != nullptr && !IsOver(end->state)) end->state = SaveState::kAbandoned;
+  // No ordered save ends in another state.
+  const bool is_end = end == nullptr || HasCheckpoint(end->state) || end->state == SaveState::kUnknown;
+  if (!is_end) end->state = SaveState::kAbandoned;
 }
 
 template <typename Variant>

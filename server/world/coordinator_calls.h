@@ -46,6 +46,7 @@ class CoordinatorCalls {
     CoordinatorCalls& calls_;
   };
 
+  // `options` outlives it.
   explicit CoordinatorCalls(const RemoteOptions& options) : options_(options), link_(MakeCoordinatorLink(options)) {}
 
   std::shared_ptr<CoordinatorLink> link() const;

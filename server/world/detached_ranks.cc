@@ -6,7 +6,7 @@ namespace paramshard::server {
 
 bool DetachedRanks::Add(int rank, int64_t command_count, const absl::Status& why) {
   const std::optional<int64_t> before = last_command();
-  departed_.try_emplace(rank, Departure{command_count, why});
+  detached_.try_emplace(rank, Detached{command_count, why});
   return last_command() != before;
 }
 
@@ -14,22 +14,22 @@ void DetachedRanks::AddProgress(int node, int64_t command, bool more) {
   if (const auto found = progress_.find(node); found != progress_.end()) found->second = {command, more};
 }
 
-const DetachedRanks::Departure* DetachedRanks::First() const {
-  const auto first = std::min_element(departed_.begin(), departed_.end(), [](const auto& a, const auto& b) {
+const DetachedRanks::Detached* DetachedRanks::First() const {
+  const auto first = std::min_element(detached_.begin(), detached_.end(), [](const auto& a, const auto& b) {
     return a.second.command_count < b.second.command_count;
   });
-  return first == departed_.end() ? nullptr : &first->second;
+  return first == detached_.end() ? nullptr : &first->second;
 }
 
 std::optional<int64_t> DetachedRanks::last_command() const {
-  const Departure* const first = First();
+  const Detached* const first = First();
   return first == nullptr ? std::nullopt : std::optional(first->command_count);
 }
 
 absl::Status DetachedRanks::End(int ranks) const {
-  const Departure* const first = First();
+  const Detached* const first = First();
   if (first == nullptr) return absl::OkStatus();
-  if (static_cast<int>(departed_.size()) == ranks) return first->why;
+  if (static_cast<int>(detached_.size()) == ranks) return first->why;
   bool more = false;
   for (const auto& [node, progress] : progress_) {
     if (progress.command < first->command_count) return absl::OkStatus();

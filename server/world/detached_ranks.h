@@ -33,7 +33,7 @@ class DetachedRanks {
   absl::Status End(int ranks) const;
 
  private:
-  struct Departure {
+  struct Detached {
     int64_t command_count = 0;
     absl::Status why;
   };
@@ -42,10 +42,10 @@ class DetachedRanks {
     bool more = false;
   };
 
-  const Departure* First() const;
+  const Detached* First() const;
 
-  std::map<int, Departure> departed_;  // by rank
-  std::map<int, Progress> progress_;   // by node
+  std::map<int, Detached> detached_;  // by rank
+  std::map<int, Progress> progress_;  // by node
 };
 
 }  // namespace paramshard::server

@@ -1,7 +1,6 @@
 #include "server/world/epoch_plan.h"
 
 #include <algorithm>
-#include <set>
 #include <utility>
 
 #include "absl/functional/function_ref.h"
@@ -16,9 +15,12 @@ int AttachedRanks(const ModelFacts& model, const Membership& members, int node) 
   const std::optional<ModelReport>& report = model.reports[node];
   if (!report.has_value()) return 0;
   const RankRange ranks = members.ranks(node);
-  const std::set<int> attached(report->attached_ranks.begin(), report->attached_ranks.end());
-  return static_cast<int>(
-      std::count_if(attached.begin(), attached.end(), [ranks](int rank) { return ranks.Contains(rank); }));
+  const std::vector<int>& attached = report->attached_ranks;  // a node may name a rank twice
+  int count = 0;
+  for (int rank = ranks.begin; rank < ranks.end; ++rank) {
+    if (std::find(attached.begin(), attached.end(), rank) != attached.end()) ++count;
+  }
+  return count;
 }
 
 // Error for a node that the others have gone on without.
@@ -54,9 +56,10 @@ class Planner {
  private:
   // Returns the nodes of the next epoch. Unset while it waits for a node that is absent, or that has to attach.
   std::optional<Nodes> NextNodes() const;
-  EpochPlan WaitForNodes() const;
+  // `begins`: the epoch would be the first of its history.
+  EpochPlan WaitForNodes(bool begins = false) const;
   EpochPlan WaitForTrainers(const Nodes& nodes) const;
-  EpochPlan WaitForState(std::string why) const;
+  EpochPlan WaitForState(WaitToStart::For what, std::string why) const;
   // Does not require reports.
   EpochPlan PlanUnattached(const Nodes& nodes, const std::vector<Healing>& healings) const;
 
@@ -105,6 +108,7 @@ EpochPlan Planner::Plan() const {
     const int donor = model_.order->donor();
     if (!Has(nodes, donor)) {
       return WaitForState(
+          WaitToStart::For::kDonor,
           absl::StrCat(NodeName(members_, donor), ", whose state all nodes are ordered to get, takes no part"));
     }
     const std::optional<ModelReport>& report = model_.reports[donor];
@@ -117,13 +121,15 @@ EpochPlan Planner::Plan() const {
   if (differ.ok() || !healings.empty()) {
     const absl::Status newest = CheckNewest(nodes, healings);
     if (!IsWhole(nodes) && (WouldBegin(nodes) || !newest.ok())) {
-      return newest.ok() ? WaitForNodes() : WaitForState(std::string(newest.message()));
+      return newest.ok() ? WaitForNodes(/*begins=*/true)
+                         : WaitForState(WaitToStart::For::kNewest, std::string(newest.message()));
     }
     if (!newest.ok()) return GoBack(newest);
     return StartEpoch{.nodes = nodes, .healings = differ.ok() ? std::vector<Healing>() : std::move(healings)};
   }
   if (!IsWhole(nodes) && MayLeaveOut() && AreTooFewToTell(model_.reports, nodes, needed_)) {
     return WaitForState(
+        WaitToStart::For::kNewest,
         absl::StrCat("node 0 has no state and waits for more daemons, to tell which state is the newest: ",
                      StatesText(model_.reports, nodes, members_), "; or `", HealCommand(model_.name), "`"));
   }
@@ -158,18 +164,17 @@ std::optional<Nodes> Planner::NextNodes() const {
   return next(is_ready, nodes.has_value() ? Nodes() : world_.left_out);
 }
 
-EpochPlan Planner::WaitForNodes() const {
-  Nodes absent, unattached;
+EpochPlan Planner::WaitForNodes(bool begins) const {
+  Nodes all, absent;
   for (int node = 0; node < members_.nodes(); ++node) {
-    if (!members_.present(node)) {
-      absent.push_back(node);
-    } else if (members_.sized() && !IsAttached(model_, members_, node)) {
-      unattached.push_back(node);
-    }
+    all.push_back(node);
+    if (!members_.present(node)) absent.push_back(node);
   }
-  if (absent.empty()) return WaitForTrainers(unattached);
+  if (absent.empty()) return WaitForTrainers(all);  // ranks are known once no node is absent
   std::string why = absl::StrCat(NodesText(absent, members_), absent.size() == 1 ? " is" : " are", " absent");
-  if (MayLeaveOut()) {
+  if (begins) {
+    absl::StrAppend(&why, ", the first epoch of a history needs all nodes");
+  } else if (MayLeaveOut()) {
     absl::StrAppend(&why, ", ", needed_, " of ", members_.nodes(), " nodes are needed");
     if (const auto at = NextGivenUp(members_, world_.policy, world_.now); at.has_value()) {
       absl::StrAppend(&why, ", the others wait ",
@@ -184,17 +189,19 @@ EpochPlan Planner::WaitForTrainers(const Nodes& nodes) const {
   int want = 0, got = 0;
   for (const int node : nodes) {
     const RankRange ranks = members_.ranks(node);
-    want += ranks.end - ranks.begin;
-    got += AttachedRanks(model_, members_, node);
-    if (!IsAttached(model_, members_, node)) unattached.push_back(node);
+    const int all = ranks.end - ranks.begin;
+    const int attached = AttachedRanks(model_, members_, node);
+    want += all;
+    got += attached;
+    if (attached < all) unattached.push_back(node);
   }
   return WaitToStart{
       .what = WaitToStart::For::kTrainers,
       .why = absl::StrCat(got, " of ", want, " trainers have attached, missing on ", NodesText(unattached, members_))};
 }
 
-EpochPlan Planner::WaitForState(std::string why) const {
-  return WaitToStart{.what = WaitToStart::For::kState, .why = std::move(why)};
+EpochPlan Planner::WaitForState(WaitToStart::For what, std::string why) const {
+  return WaitToStart{.what = what, .why = std::move(why)};
 }
 
 std::vector<Healing> Planner::Healings(const Nodes& nodes) const {
@@ -304,13 +311,13 @@ std::map<int, absl::Status> Planner::Unfit(const Nodes& nodes, const absl::Statu
 }
 
 EpochPlan Planner::Refuse(const absl::Status& why) const {
-  if (IsAwaited(model_)) return RefuseToStart{.why = why};
+  if (HasWaitingTrainers(model_)) return RefuseToStart{.why = why};
   return WaitToStart{.what = WaitToStart::For::kState, .why = std::string(why.message())};
 }
 
 EpochPlan Planner::GoBack(const absl::Status& why) const {
   const bool has_saves = members_.nodes() > 1 && world_.has_saves;
-  if (!has_saves || !IsAwaited(model_)) return Refuse(WithWayOut(model_, members_, why));
+  if (!has_saves || !HasWaitingTrainers(model_)) return Refuse(WithWayOut(model_, members_, why));
   return RollBack{.why = why};
 }
 
@@ -346,7 +353,7 @@ bool IsAttached(const ModelFacts& model, const Membership& members, int node) {
   return model.reports[node].has_value() && AttachedRanks(model, members, node) == ranks.end - ranks.begin;
 }
 
-bool IsAwaited(const ModelFacts& model) {
+bool HasWaitingTrainers(const ModelFacts& model) {
   return std::any_of(model.reports.begin(), model.reports.end(),
                      [](const auto& report) { return report.has_value() && !report->attached_ranks.empty(); });
 }

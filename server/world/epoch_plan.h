@@ -61,7 +61,8 @@ struct StartEpoch {
 
 // No epoch starts until something changes.
 struct WaitToStart {
-  enum class For : uint8_t { kTrainers, kNodes, kState };
+  // kDonor: of an order to heal. kNewest: a node that may have the newest state. kState: a refusal nobody waits for.
+  enum class For : uint8_t { kTrainers, kNodes, kDonor, kNewest, kState };
   For what = For::kTrainers;
   std::string why;
 };
@@ -73,7 +74,7 @@ struct RefuseToStart {
   std::map<int, absl::Status> nodes = {};
 };
 
-// All nodes roll back to a saved state, because one has lost its part.
+// All nodes roll back to a saved state: one has lost its part or begins anew, or the newest commit is lost.
 struct RollBack {
   absl::Status why;
 };
@@ -93,7 +94,7 @@ std::string ToText(const EpochPlan& plan);
 // Returns true if the node has reported a trainer of each of its ranks. Requires known ranks.
 bool IsAttached(const ModelFacts& model, const Membership& members, int node);
 // Returns true if trainers wait for an epoch.
-bool IsAwaited(const ModelFacts& model);
+bool HasWaitingTrainers(const ModelFacts& model);
 bool IsOrderedDonor(const ModelFacts& model, int node);
 // Returns true if nodes hold replicas, and epochs of this model may have fewer of them.
 bool MayBeFewer(const ModelFacts& model, const Membership& members);

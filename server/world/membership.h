@@ -2,7 +2,6 @@
 #ifndef PARAMSHARD_SERVER_WORLD_MEMBERSHIP_H_
 #define PARAMSHARD_SERVER_WORLD_MEMBERSHIP_H_
 
-#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -40,7 +39,6 @@ class Membership {
   void SetDeviceCounts(const std::vector<int>& counts);
 
   bool present(int node) const { return present_[node]; }
-  int present_count() const { return static_cast<int>(std::count(present_.begin(), present_.end(), true)); }
   // Returns true if every node is present.
   bool complete() const;
   // When the node last joined or was lost; for a node that never joined, when this object was made.

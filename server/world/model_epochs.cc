@@ -224,16 +224,16 @@ void ModelEpochs::TryStart() {
 // Trainers that have still to attach are the usual case.
 void ModelEpochs::LogWait(const WaitToStart& wait) {
   using For = WaitToStart::For;
-  if (!IsAwaited(facts_)) return;
+  if (!HasWaitingTrainers(facts_)) return;
   if (std::exchange(logged_, wait.what) == wait.what || wait.what == For::kTrainers) return;
-  Log(wait.what == For::kState ? LogLevel::kWarning : LogLevel::kInfo, "no epoch starts",
+  Log(wait.what == For::kNodes ? LogLevel::kInfo : LogLevel::kWarning, "no epoch starts",
       {{"model", facts_.name}, {"why", wait.why}});
 }
 
 std::optional<std::string> ModelEpochs::WhyNoEpoch() const {
   if (facts_.running) return std::nullopt;
   if (facts_.rolls_back.has_value()) return ToText(RollBack{.why = *facts_.rolls_back});
-  if (!IsAwaited(facts_) && refused_.ok()) return std::nullopt;
+  if (!HasWaitingTrainers(facts_) && refused_.ok()) return std::nullopt;
   std::string text = ToText(PlanEpoch(facts_, world_.Facts()));
   if (!refused_.ok()) absl::StrAppend(&text, "; the last start was refused: ", refused_.message());
   return text;
@@ -296,7 +296,7 @@ absl::Status ModelEpochs::WriteBegun(const ModelReport& state, const Nodes& node
 }
 
 void ModelEpochs::Refuse(const absl::Status& why) {
-  if (!IsAwaited(facts_)) return;
+  if (!HasWaitingTrainers(facts_)) return;
   refused_ = why;
   ForgetAttached(facts_.reports, AllOf(world_.members.nodes()));
   world_.TellAll(EpochRefused{.model = facts_.name, .why = why});

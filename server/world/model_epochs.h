@@ -71,9 +71,9 @@ class ModelEpochs {
 
   // All nodes have rolled back to a saved state, or could not.
   void EndRollback(const absl::Status& status);
-  // Writes to the log, before anything changes, that a restore on `nodes` replaces the states of all others. A node that
-  // is absent may have any history that the coordinator knows. From here on the new history replaces them all, even if
-  // the restore fails: its nodes then have no state, or still have one of these histories.
+  // Writes to the log, before anything changes, that a restore on `nodes` replaces the states of all others. A node
+  // that is absent may have any history that the coordinator knows. From here on the new history replaces them all,
+  // even if the restore fails: its nodes then have no state, or still have one of these histories.
   absl::Status WriteReplaced(const std::string& history, int64_t commit_number, const std::vector<int>& nodes);
 
   // Returns the nodes that, as things stand, the next epoch is without because their links are cut.

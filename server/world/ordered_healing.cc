@@ -133,7 +133,7 @@ void BeginByOrder(ModelFacts& model, const std::vector<Healing>& healings, const
          {"history", before.history_id},
          {"commit", absl::StrCat(before.commit_number)},
          {"why_none", std::string(before.lost.message())},
-         {"for_that_of", absl::StrCat(healing.donor)},
+         {"donor", absl::StrCat(healing.donor)},
          {"new_history", history_id}});
   }
 }

@@ -1,9 +1,7 @@
 #include "server/world/remote_cluster.h"
 
 #include <algorithm>
-#include <map>
 #include <optional>
-#include <set>
 #include <thread>
 #include <utility>
 #include <variant>
@@ -12,13 +10,10 @@
 #include <grpcpp/grpcpp.h>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/functional/function_ref.h"
 #include "absl/numeric/int128.h"
 #include "absl/random/random.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
-#include "common/rpc/durations.h"
-#include "common/rpc/status.h"
 #include "kernels/base/status_macros.h"
 #include "paramshard/v1/cluster.grpc.pb.h"
 #include "server/base/grpc_deadline.h"
@@ -66,8 +61,8 @@ absl::Status StoppedError(int node) {
   return absl::UnavailableError(absl::StrCat("cluster: node ", node, " has stopped"));
 }
 
-// Adds to `why` that this daemon's certificate has ended, if so. Node 0 closes the socket, or does not accept it, without
-// giving a reason.
+// Adds to `why` that this daemon's certificate has ended, if so. Node 0 closes the socket, or does not accept it,
+// without giving a reason.
 absl::Status WithCertificate(const RemoteOptions& options, const absl::Status& why) {
   if (why.ok() || options.own_certificate == nullptr) return why;
   const absl::Status own = options.own_certificate().status();

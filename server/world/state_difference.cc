@@ -24,19 +24,20 @@ bool AreNamedTogether(const ModelReport& a, const ModelReport& b) {
   return a.lost.ok() == b.lost.ok() && a.fresh == b.fresh && (!a.lost.ok() || a.fresh || IsOneState(a, b));
 }
 
-// "a, b, and 3 more".
+// "a, b and 3 more".
 std::string Named(const std::vector<std::string>& all, const char* separator) {
   if (all.size() <= kMostNamed) return absl::StrJoin(all, separator);
-  return absl::StrCat(absl::StrJoin(all.begin(), all.begin() + kMostNamed, separator), separator, "and ",
-                      all.size() - kMostNamed, " more");
+  return absl::StrCat(absl::StrJoin(all.begin(), all.begin() + kMostNamed, separator), " and ", all.size() - kMostNamed,
+                      " more");
 }
 
 }  // namespace
 
 std::string NodesText(const std::vector<int>& nodes, const Membership& members) {
   std::vector<std::string> names;
-  for (const int node : nodes) names.push_back(NodeName(members, node));
-  return Named(names, " and ");
+  for (size_t i = 0; i < std::min(nodes.size(), kMostNamed); ++i) names.push_back(NodeName(members, nodes[i]));
+  if (nodes.size() > kMostNamed) names.push_back(absl::StrCat(nodes.size() - kMostNamed, " more"));
+  return absl::StrJoin(names, " and ");
 }
 
 std::string StatesText(const ModelReports& reports, const std::vector<int>& nodes, const Membership& members) {

@@ -42,7 +42,8 @@ struct WorldContext {
       : terms(std::move(terms)), policy(policy), log(log), members(nodes), links(policy.first_stay), sinks(nodes) {}
 
   // Lock for changes: waits until no call to the log is in progress, and gives pending answers after the mutex is
-  // released. Calls that only look take the mutex itself and do not wait for the log's disk.
+  // released. Calls that only look take the mutex itself and do not wait for the log's disk; they
+  // may end stays of nodes with cut links that are over.
   class ABSL_SCOPED_LOCKABLE Lock {
    public:
     explicit Lock(WorldContext* world) ABSL_EXCLUSIVE_LOCK_FUNCTION(world->mu);

@@ -1,6 +1,6 @@
-// Packets on the companion socket of a CompanionServer: two bytes (length, descriptors), then the packet's bytes, and so
-// on. After any packets the server welcomes the next client, and holds no connection, descriptor or thread of clients
-// that have gone.
+// Packets on the companion socket of a CompanionServer: two bytes (length, descriptors), then the packet's bytes, and
+// so on. After any packets the server welcomes the next client, and holds no connection, descriptor or thread of
+// clients that have gone.
 
 #include <fcntl.h>
 #include <sys/syscall.h>

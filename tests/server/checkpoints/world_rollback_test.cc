@@ -1,5 +1,5 @@
-// One daemon of a world has lost its part of a model: a replica heals it, or all go back to the step that was saved last,
-// and nobody trains on a state that is not whole.
+// One daemon of a world has lost its part of a model: a replica heals it, or all go back to the step that was saved
+// last, and nobody trains on a state that is not whole.
 #include <filesystem>
 #include <memory>
 #include <optional>

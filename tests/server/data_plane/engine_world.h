@@ -106,8 +106,8 @@ class EngineWorld {
 
   // Memory.
   void FillArenas(uint32_t seed);
-  // Gradients of all kinds of magnitudes, so that the order of additions shows; or of these bits, of which BF16 takes the
-  // upper half.
+  // Gradients of all kinds of magnitudes, so that the order of additions shows; or of these bits, of which BF16 takes
+  // the upper half.
   void FillGradients(int unit, int slot, uint32_t seed);
   void FillGradients(int unit, int slot, uint32_t seed, uint32_t (*bits)(std::mt19937& random));
   void ClearSlots();

@@ -1,5 +1,5 @@
-// Daemons that hold replicas heal each other: one that has no state gets it when the next epoch starts, and the training
-// goes on as if nothing had happened.
+// Daemons that hold replicas heal each other: one that has no state gets it when the next epoch starts, and the
+// training goes on as if nothing had happened.
 
 #include <algorithm>
 #include <memory>

@@ -32,7 +32,8 @@ constexpr int kNodes = 2;
 // Where a server is in the second commit.
 enum class Moment { kPrepared, kDecided, kStepped, kSettled, kUnwritten, kAnswered };
 constexpr std::array kMoments = {Moment::kPrepared, Moment::kDecided, Moment::kStepped, Moment::kAnswered};
-// Behind the exchange of amaxes, where both daemons are then: they are in the book, or the commit is to be written down.
+// Behind the exchange of amaxes, where both daemons are then: they are in the book, or the commit is to be written
+// down.
 constexpr std::array kLateMoments = {Moment::kSettled, Moment::kUnwritten};
 constexpr std::array kMomentNames = {"Prepared", "Decided", "Stepped", "Settled", "Unwritten", "Answered"};
 

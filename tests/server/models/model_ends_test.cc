@@ -219,5 +219,21 @@ TEST_F(ModelTest, AllWordsOfATrainerMayBeGarbage) {
   ExpectNextEpochWorks();
 }
 
+// A healing that has waited for a copy must not begin behind a drain, which ends its epoch: it would break a whole
+// state.
+TEST_F(ModelTest, NothingBeginsOnceTheModelDrains) {
+  bool begun = false;
+  const auto begin = [&] {
+    begun = true;
+    return absl::OkStatus();
+  };
+  EXPECT_OK(model_->trainers().WhileOpen(begin));
+  EXPECT_TRUE(std::exchange(begun, false));
+  const absl::Status why = absl::UnavailableError("the daemon drains");
+  model_->trainers().BeginDrain(why);
+  EXPECT_EQ(model_->trainers().WhileOpen(begin), why);
+  EXPECT_FALSE(begun);
+}
+
 }  // namespace
 }  // namespace paramshard::server

@@ -1,8 +1,8 @@
 // One epoch of a model in which everything but the Sequence is played: trainers that behave, and the daemon's threads.
 //
 // Every event (a trainer sends a command or writes a word, a thread begins or ends a piece of work) is chosen at random
-// among those that could happen, and checked against what docs/internals/architecture.md says of a step. The simulation keeps its
-// own books: it believes nothing that the sequence says. Broken contracts are GoogleTest failures.
+// among those that could happen, and checked against what docs/internals/architecture.md says of a step. The simulation
+// keeps its own books: it believes nothing that the sequence says. Broken contracts are GoogleTest failures.
 #ifndef PARAMSHARD_TESTS_SERVER_MODELS_SIMULATED_EPOCH_H_
 #define PARAMSHARD_TESTS_SERVER_MODELS_SIMULATED_EPOCH_H_
 

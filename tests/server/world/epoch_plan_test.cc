@@ -220,7 +220,7 @@ class EpochPlanTest : public ::testing::Test {
   }
 
   void CheckRollBack(const WorldCase& world, const Facts& facts, const RollBack& back) {
-    EXPECT_TRUE(world.has_saves && world.size() > 1 && IsAwaited(facts.model));
+    EXPECT_TRUE(world.has_saves && world.size() > 1 && HasWaitingTrainers(facts.model));
     EXPECT_FALSE(back.why.ok());
     const bool lacks_state = std::any_of(world.nodes.begin(), world.nodes.end(), [](const NodeCase& node) {
       return node.is == Is::kLost || node.is == Is::kFresh;
@@ -247,7 +247,7 @@ class EpochPlanTest : public ::testing::Test {
         continue;
       }
       const auto& refusal = std::get<RefuseToStart>(plan);
-      EXPECT_TRUE(IsAwaited(facts.model)) << "somebody hears it";
+      EXPECT_TRUE(HasWaitingTrainers(facts.model)) << "somebody hears it";
       if (refusal.nodes.empty()) {
         EXPECT_FALSE(refusal.why.ok());
         return;

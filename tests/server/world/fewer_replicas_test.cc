@@ -709,7 +709,8 @@ TEST_F(RestartedWithoutTwoTest, WhoWasInTheEpochIsWaitedFor) {
   }
 }
 
-// Epochs had three nodes of five at least, and are to have four now: two old states are as many as had to be asked before.
+// Epochs had three nodes of five at least, and are to have four now: two old states are as many as had to be asked
+// before.
 TEST_F(RestartedWithoutTwoTest, WhoIsBehindADecisionWaitsForOneThatHasIt) {
   constexpr int kFive = 5;
   RecordingListener sinks[kFive];

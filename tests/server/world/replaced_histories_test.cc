@@ -1,5 +1,5 @@
-// Restores while a node is away: the others go on, and what it comes back with is nothing beside what was restored, also
-// for the next node 0.
+// Restores while a node is away: the others go on, and what it comes back with is nothing beside what was restored,
+// also for the next node 0.
 #include <memory>
 #include <string>
 #include <utility>
