@@ -205,15 +205,15 @@ absl::Status Coordinator::Step(int node, const FromNode& message) {
   const WorldContext::Lock lock(&world_);
   absl::Status status;
   const Overloaded take = {
-      [&](const ModelReport& report) { TakeReport(node, report); },
-      [&](const ModelDeleted& deleted) {
+      [&](const ModelReport& report) ABSL_EXCLUSIVE_LOCKS_REQUIRED(world_.mu) { TakeReport(node, report); },
+      [&](const ModelDeleted& deleted) ABSL_EXCLUSIVE_LOCKS_REQUIRED(world_.mu) {
         if (ModelEpochs* const model = Find(models_, deleted.model); model != nullptr) model->Step(node, deleted);
         EraseIfForgotten(deleted.model);
       },
-      [&](const SaveNews& news) { status = saves_.Step(node, news); },
-      [&](const RestoreNews& news) { status = restores_.Step(node, news); },
+      [&](const SaveNews& news) ABSL_EXCLUSIVE_LOCKS_REQUIRED(world_.mu) { status = saves_.Step(node, news); },
+      [&](const RestoreNews& news) ABSL_EXCLUSIVE_LOCKS_REQUIRED(world_.mu) { status = restores_.Step(node, news); },
       [](const WorldQuestion&) {},
-      [&](const auto& of_epoch) {
+      [&](const auto& of_epoch) ABSL_EXCLUSIVE_LOCKS_REQUIRED(world_.mu) {
         ModelEpochs* const model = FindRunning(models_, of_epoch.model, of_epoch.epoch);
         if (model != nullptr) model->Step(node, of_epoch);
       },

@@ -127,27 +127,27 @@ class Coordinator {
 
  private:
   // Refuses a report that is larger than a daemon's can be.
-  void TakeReport(int node, const ModelReport& report);
+  void TakeReport(int node, const ModelReport& report) ABSL_EXCLUSIVE_LOCKS_REQUIRED(world_.mu);
   // Returns the number of models that the node has reported.
-  int64_t ModelsOf(int node) const;
+  int64_t ModelsOf(int node) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(world_.mu);
   // Erases a model that no node has.
-  void EraseIfForgotten(absl::string_view name);
+  void EraseIfForgotten(absl::string_view name) ABSL_EXCLUSIVE_LOCKS_REQUIRED(world_.mu);
   // Returns how long a returner still waits before it ends the running epoch of some model.
-  absl::Duration HeldBack(int node, SteadyTime now) const;
+  absl::Duration HeldBack(int node, SteadyTime now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(world_.mu);
   // Returns when epochs are to be looked at again; unset: at the next change.
-  std::optional<SteadyTime> NextLook(SteadyTime now) const;
+  std::optional<SteadyTime> NextLook(SteadyTime now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(world_.mu);
   // Returns the rendezvous of the running epoch. ABORTED, UNAVAILABLE there is none; FAILED_PRECONDITION `node` takes
   // no part.
-  absl::StatusOr<RendezvousBook*> FindRendezvous(absl::string_view model, int64_t epoch, int node);
+  absl::StatusOr<RendezvousBook*> FindRendezvous(absl::string_view model, int64_t epoch, int node)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(world_.mu);
 
   const int nodes_;
   WorldContext world_;
-  // Guarded by world_.mu.
-  Models models_;
-  SaveRelay saves_{&world_, &models_};
-  RestoreRelay restores_{&world_, &models_};
-  int64_t last_waiter_ = 0;      // over all models and epochs, so that a wait is unique
-  int64_t forgotten_epoch_ = 0;  // largest epoch of any erased model
+  Models models_ ABSL_GUARDED_BY(world_.mu);
+  SaveRelay saves_ ABSL_GUARDED_BY(world_.mu){&world_, &models_};
+  RestoreRelay restores_ ABSL_GUARDED_BY(world_.mu){&world_, &models_};
+  int64_t last_waiter_ ABSL_GUARDED_BY(world_.mu) = 0;      // over all models and epochs, so that a wait is unique
+  int64_t forgotten_epoch_ ABSL_GUARDED_BY(world_.mu) = 0;  // largest epoch of any erased model
 };
 
 }  // namespace paramshard::server
