@@ -103,7 +103,9 @@ void AwaitSignals(const sigset_t& signals, const std::shared_ptr<Ending>& ending
     }
     if (restart && !ending->stop.stop_requested()) ending->restart = true;
     stopping = stopping || !restart;
-    if (ending->stop.request_stop()) Log(LogLevel::kInfo, "draining", {{"signal", strsignal(signal)}});
+    // Logged before the request, behind which the process may end at any moment.
+    if (!ending->stop.stop_requested()) Log(LogLevel::kInfo, "draining", {{"signal", strsignal(signal)}});
+    ending->stop.request_stop();
   }
 }
 
