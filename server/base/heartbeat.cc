@@ -32,8 +32,8 @@ void Heartbeat::Run() {
   absl::MutexLock lock(&mu_);
   while (!stopped_) {
     book.Beat(&std::chrono::steady_clock::now);
-    const StandstillBook::Time::duration news = book.stood_still() - std::exchange(known, book.stood_still());
-    if (news.count() > 0) on_standstill_(absl::FromChrono(news));
+    const StandstillBook::Time::duration added = book.stood_still() - std::exchange(known, book.stood_still());
+    if (added.count() > 0) on_standstill_(absl::FromChrono(added));
     changed_.WaitUntil(&mu_, SteadyNow() + StandstillBook::kBeat);
   }
 }

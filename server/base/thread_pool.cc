@@ -40,7 +40,7 @@ void ThreadPool::Serve(int thread) {
 
 std::optional<int64_t> ThreadPool::Take() {
   absl::MutexLock lock(&mu_);
-  mu_.Await(absl::Condition(this, &ThreadPool::HasNews));
+  mu_.Await(absl::Condition(this, &ThreadPool::HasWork));
   if (closed_) return std::nullopt;
   ++busy_;
   return next_++;

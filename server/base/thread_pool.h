@@ -42,7 +42,7 @@ class ThreadPool {
   // Returns the index of the next task; null when the pool ends.
   std::optional<int64_t> Take();
   void Finish(const absl::Status& status);
-  bool HasNews() const ABSL_SHARED_LOCKS_REQUIRED(mu_) { return closed_ || next_ < count_; }
+  bool HasWork() const ABSL_SHARED_LOCKS_REQUIRED(mu_) { return closed_ || next_ < count_; }
   bool IsThrough() const ABSL_SHARED_LOCKS_REQUIRED(mu_) { return next_ == count_ && busy_ == 0; }
 
   absl::Mutex mu_;

@@ -9,8 +9,8 @@
 namespace paramshard::server {
 namespace {
 
-// Largest number of wishes that are remembered. Further ones are refused.
-constexpr size_t kMostWishes = 1024;
+// Largest number of requests that are remembered. Further ones are refused.
+constexpr size_t kMaxRequests = 1024;
 // Interval in which a creation that waits for node 0 checks whether its caller is still there.
 constexpr absl::Duration kLookAfter = absl::Milliseconds(200);
 // Interval in which it tells node 0 again that it waits.
@@ -42,11 +42,11 @@ absl::StatusOr<std::optional<RestoreAnswer>> CreationRequests::Await(const std::
                                                                      Question is_gone) {
   absl::MutexLock lock(&mu_);
   Waiting& waiting = waiting_[model];
-  if (waiting.callers++ == 0) waiting.wish = options_.draw_id().value;
+  if (waiting.callers++ == 0) waiting.request_id = options_.draw_id().value;
   absl::StatusOr<std::optional<RestoreAnswer>> answer = Await(model, waiting, is_settled, is_gone);
   if (--waiting.callers > 0) return answer;
-  // Withdraws the wish also after an answer, which may have crossed with a repeated wish.
-  if (waiting.told.has_value()) Tell(model, {.id = waiting.wish, .withdrawn = true}).IgnoreError();
+  // Withdraws the request also after an answer, which may have crossed with a repeated request.
+  if (waiting.told.has_value()) Tell(model, {.id = waiting.request_id, .withdrawn = true}).IgnoreError();
   waiting_.erase(model);
   return answer;
 }
@@ -62,7 +62,7 @@ absl::StatusOr<std::optional<RestoreAnswer>> CreationRequests::Await(const std::
       return waiting.answer;
     }
     // The answer may come before this call waits.
-    RETURN_IF_ERROR(TellWish(model, waiting));
+    RETURN_IF_ERROR(TellRequest(model, waiting));
     if (is_gone()) {
       return absl::AbortedError(absl::StrCat("create model ", DisplayName(model), ": the caller has gone"));
     }
@@ -76,21 +76,21 @@ absl::StatusOr<std::optional<RestoreAnswer>> CreationRequests::Await(const std::
   }
 }
 
-absl::Status CreationRequests::TellWish(const std::string& model, Waiting& waiting) {
+absl::Status CreationRequests::TellRequest(const std::string& model, Waiting& waiting) {
   const SteadyTime now = options_.clock->Now();
   if (waiting.told.has_value() && now < After(*waiting.told, kTellAgainAfter)) return absl::OkStatus();
   waiting.told = now;
-  return Tell(model, {.id = waiting.wish});
+  return Tell(model, {.id = waiting.request_id});
 }
 
-absl::Status CreationRequests::Tell(const std::string& model, RestoreWish wish) const {
-  return options_.store->world().cluster->Send(RestoreNews{.model = model, .what = wish});
+absl::Status CreationRequests::Tell(const std::string& model, RestoreRequest request) const {
+  return options_.store->world().cluster->Send(RestoreMessage{.model = model, .what = request});
 }
 
 void CreationRequests::OnAnswer(const std::string& model, const RestoreAnswer& answer) {
   absl::MutexLock lock(&mu_);
   const auto waiting = waiting_.find(model);
-  if (waiting == waiting_.end() || waiting->second.wish != answer.id) return;
+  if (waiting == waiting_.end() || waiting->second.request_id != answer.id) return;
   waiting->second.answer = answer;
   changed_.SignalAll();
 }
@@ -103,35 +103,35 @@ void CreationRequests::OnLeaderLost(const absl::Status& why) {
 
 // --- Creations at other nodes ---
 
-void CreationRequests::OnWish(const std::string& model, const RestoreWish& wish) {
+void CreationRequests::OnRequest(const std::string& model, const RestoreRequest& request) {
   absl::MutexLock lock(&mu_);
-  const Wish known(model, wish.node);
-  if (wish.withdrawn) {
-    // A later wish of that node stays.
-    if (const auto found = wishes_.find(known); found != wishes_.end() && found->second == wish.id) {
-      wishes_.erase(found);
+  const RequestKey known(model, request.node);
+  if (request.withdrawn) {
+    // A later request of that node stays.
+    if (const auto found = requests_.find(known); found != requests_.end() && found->second == request.id) {
+      requests_.erase(found);
     }
     return;
   }
-  if (wishes_.size() >= kMostWishes && !wishes_.contains(known)) {
-    return TellAnswer(model, wish.id,
+  if (requests_.size() >= kMaxRequests && !requests_.contains(known)) {
+    return TellAnswer(model, request.id,
                       {.status = absl::ResourceExhaustedError("node 0: too many creations are waiting")});
   }
   const std::optional<RestoreAnswer> answer = AnswerFor(model);
-  if (answer.has_value()) return TellAnswer(model, wish.id, *answer);
-  wishes_[known] = wish.id;
+  if (answer.has_value()) return TellAnswer(model, request.id, *answer);
+  requests_[known] = request.id;
 }
 
 void CreationRequests::OnFollowerLost(int node) {
   absl::MutexLock lock(&mu_);
-  std::erase_if(wishes_, [node](const auto& wish) { return wish.first.second == node; });
+  std::erase_if(requests_, [node](const auto& request) { return request.first.second == node; });
 }
 
 std::optional<RestoreAnswer> CreationRequests::AnswerFor(const std::string& name) const {
   const auto model = options_.store->Find(name);
   if (!model.ok()) return std::nullopt;
   const absl::StatusOr<StateSnapshot> state = (*model)->state().Look("restore");
-  // A restore in progress orders its checkpoint everywhere; after any other change the wish comes again.
+  // A restore in progress orders its checkpoint everywhere; after any other change the request comes again.
   if (absl::IsUnavailable(state.status())) return std::nullopt;
   if (state.ok() && (*model)->state().fresh()) return RestoreAnswer();
   // The model has trained, and the waiting node has lost its part. A replica heals it; else an order or a refusal
@@ -143,16 +143,16 @@ std::optional<RestoreAnswer> CreationRequests::AnswerFor(const std::string& name
 
 void CreationRequests::Answer(const std::string& model, const absl::Status& status) {
   absl::MutexLock lock(&mu_);
-  std::erase_if(wishes_, [&](const auto& wish) {
-    if (wish.first.first != model) return false;
-    TellAnswer(model, wish.second, {.status = status});
+  std::erase_if(requests_, [&](const auto& request) {
+    if (request.first.first != model) return false;
+    TellAnswer(model, request.second, {.status = status});
     return true;
   });
 }
 
-void CreationRequests::TellAnswer(const std::string& model, absl::uint128 wish, RestoreAnswer answer) const {
-  answer.id = wish;
-  options_.store->world().cluster->Send(RestoreNews{.model = model, .what = std::move(answer)}).IgnoreError();
+void CreationRequests::TellAnswer(const std::string& model, absl::uint128 request_id, RestoreAnswer answer) const {
+  answer.id = request_id;
+  options_.store->world().cluster->Send(RestoreMessage{.model = model, .what = std::move(answer)}).IgnoreError();
 }
 
 }  // namespace paramshard::server

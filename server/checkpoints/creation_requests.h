@@ -19,14 +19,14 @@
 #include "server/base/steady_cond_var.h"
 #include "server/models/model_store.h"
 #include "server/terms/history.h"
-#include "server/terms/restore_news.h"
+#include "server/terms/restore_message.h"
 
 namespace paramshard::server {
 
 // Returns the error of waits and orders while the daemon drains.
 inline absl::Status DrainError() { return absl::UnavailableError("restore: the daemon drains; try again later"); }
 
-// At another node a creation tells node 0 its wish (RestoreWish) and waits here; node 0 remembers the wishes that it
+// A creation at another node sends a RestoreRequest to node 0 and waits here; node 0 remembers the requests that it
 // cannot answer yet. Node 0 answers by an order to all daemons (Restores), or by a RestoreAnswer.
 //
 // Thread-safe. May call functions of its options with its mutex held.
@@ -58,8 +58,8 @@ class CreationRequests {
   void OnAnswer(const std::string& model, const RestoreAnswer& answer);
   void OnLeaderLost(const absl::Status& why);
 
-  // At node 0: takes wishes, and forgets those of a node that was lost.
-  void OnWish(const std::string& model, const RestoreWish& wish);
+  // At node 0: takes requests, and forgets those of a node that was lost.
+  void OnRequest(const std::string& model, const RestoreRequest& request);
   void OnFollowerLost(int node);
   // Answers the creations of the model that wait elsewhere. OK: they begin with initial values, as this daemon has
   // done.
@@ -68,21 +68,21 @@ class CreationRequests {
  private:
   // Creations here of one model.
   struct Waiting {
-    absl::uint128 wish = 0;
+    absl::uint128 request_id = 0;
     std::optional<SteadyTime> told = {};  // to node 0, the last time
     int callers = 0;
     std::optional<RestoreAnswer> answer = {};
   };
-  using Wish = std::pair<std::string, int>;  // of a model, by a node
+  using RequestKey = std::pair<std::string, int>;  // of a model, by a node
 
   absl::StatusOr<std::optional<RestoreAnswer>> Await(const std::string& model, Waiting& waiting, Question is_settled,
                                                      Question is_gone) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Repeats the wish now and then: node 0 may have dropped it, or may have had no answer then.
-  absl::Status TellWish(const std::string& model, Waiting& waiting) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Returns the answer without the wish's id; no value if there is no answer yet.
+  // Repeats the request now and then: node 0 may have dropped it, or may have had no answer then.
+  absl::Status TellRequest(const std::string& model, Waiting& waiting) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Returns the answer without the request's id; no value if there is no answer yet.
   std::optional<RestoreAnswer> AnswerFor(const std::string& model) const;
-  absl::Status Tell(const std::string& model, RestoreWish wish) const;
-  void TellAnswer(const std::string& model, absl::uint128 wish, RestoreAnswer answer) const;
+  absl::Status Tell(const std::string& model, RestoreRequest request) const;
+  void TellAnswer(const std::string& model, absl::uint128 request_id, RestoreAnswer answer) const;
 
   const Options options_;
 
@@ -90,7 +90,7 @@ class CreationRequests {
   SteadyCondVar changed_;
   bool draining_ ABSL_GUARDED_BY(mu_) = false;
   std::map<std::string, Waiting, std::less<>> waiting_ ABSL_GUARDED_BY(mu_);  // by model
-  std::map<Wish, absl::uint128> wishes_ ABSL_GUARDED_BY(mu_);                 // their ids
+  std::map<RequestKey, absl::uint128> requests_ ABSL_GUARDED_BY(mu_);         // their ids
 };
 
 }  // namespace paramshard::server

@@ -19,7 +19,7 @@
 #include "server/base/disk.h"
 #include "server/checkpoints/retention.h"
 #include "server/checkpoints/staging_directory.h"
-#include "server/terms/save_news.h"
+#include "server/terms/save_message.h"
 
 namespace paramshard::server {
 

@@ -177,9 +177,9 @@ void RestoreAgreement::Finish(const absl::Status& status) {
 
 // --- Messages to other daemons ---
 
-template <typename News>
-absl::Status RestoreAgreement::Tell(const News& news) {
-  return options_.cluster->Send(RestoreNews{.model = model(), .what = news});
+template <typename Message>
+absl::Status RestoreAgreement::Tell(const Message& message) {
+  return options_.cluster->Send(RestoreMessage{.model = model(), .what = message});
 }
 
 void RestoreAgreement::Report(RestorePhase phase, const absl::Status& status) {
@@ -195,34 +195,34 @@ void RestoreAgreement::TellProgress(const CheckpointLoader& loader) {
 }
 
 void RestoreAgreement::TellSums(const checkpoint::ContentHashes& sums) {
-  RestoreSums news{.id = order().id};
+  RestoreSums message{.id = order().id};
   const auto tell = [&] {
-    Tell(news).IgnoreError();
-    news.tensors.clear();
+    Tell(message).IgnoreError();
+    message.tensors.clear();
   };
   for (const auto& [key, sum] : sums) {
-    news.tensors.push_back({.key = key, .sum = sum.sum, .rows = sum.rows});
-    if (news.tensors.size() == kSumsOfMessage) tell();
+    message.tensors.push_back({.key = key, .sum = sum.sum, .rows = sum.rows});
+    if (message.tensors.size() == kSumsOfMessage) tell();
   }
-  if (!news.tensors.empty()) tell();
+  if (!message.tensors.empty()) tell();
 }
 
 // --- Messages from other daemons ---
 
-void RestoreAgreement::OnNews(const RestoreNews& news) {
+void RestoreAgreement::OnMessage(const RestoreMessage& message) {
   absl::MutexLock lock(&mu_);
   std::visit(
       [this](const auto& what) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-        using News = std::decay_t<decltype(what)>;
-        constexpr bool kFromLeader = std::is_same_v<News, RestoreGo> || std::is_same_v<News, RestoreEnd>;
-        constexpr bool kFromFollower = std::is_same_v<News, RestoreReport> || std::is_same_v<News, RestoreSums> ||
-                                       std::is_same_v<News, RestorePartProgress>;
+        using Message = std::decay_t<decltype(what)>;
+        constexpr bool kFromLeader = std::is_same_v<Message, RestoreGo> || std::is_same_v<Message, RestoreEnd>;
+        constexpr bool kFromFollower = std::is_same_v<Message, RestoreReport> || std::is_same_v<Message, RestoreSums> ||
+                                       std::is_same_v<Message, RestorePartProgress>;
         if constexpr (kFromLeader || kFromFollower) {
           const Role takes = kFromLeader ? Role::kFollower : Role::kLeader;
           if (what.id == order().id && options_.role == takes) Take(what);
         }
       },
-      news.what);
+      message.what);
 }
 
 void RestoreAgreement::Take(const RestoreGo&) {

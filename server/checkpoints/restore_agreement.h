@@ -18,11 +18,11 @@
 #include "server/base/steady_cond_var.h"
 #include "server/checkpoints/checkpoint_loader.h"
 #include "server/models/model.h"
-#include "server/terms/restore_news.h"
+#include "server/terms/restore_message.h"
 
 namespace paramshard::server {
 
-// One daemon's part in a restore, by its role; restore_news.h has the messages:
+// One daemon's part in a restore, by its role; restore_message.h has the messages:
 //
 //   step    leader                                          follower
 //   Agree   sends the order, waits until all are ready,     reports that it is ready, waits for the permission
@@ -36,7 +36,7 @@ namespace paramshard::server {
 // will not be used are not waited for. A creation without a waiting caller is given up while other daemons are not
 // ready; after that it goes on: the others lose nothing, and the next creation finds the model.
 //
-// One thread takes the steps in this order, each at most once; any thread may call OnNews() and Cancel().
+// One thread takes the steps in this order, each at most once; any thread may call OnMessage() and Cancel().
 class RestoreAgreement {
  public:
   enum class Role : uint8_t {
@@ -94,7 +94,7 @@ class RestoreAgreement {
 
   // Takes a message about this restore. Ignores messages about other restores; a message out of order is an error of
   // its sender.
-  void OnNews(const RestoreNews& news);
+  void OnMessage(const RestoreMessage& message);
   // Ends waits and loading soon, with CANCELLED.
   void Cancel();
 
@@ -115,8 +115,8 @@ class RestoreAgreement {
 
   absl::Status Lead();
   absl::Status Follow();
-  template <typename News>
-  absl::Status Tell(const News& news);
+  template <typename Message>
+  absl::Status Tell(const Message& message);
   void Report(RestorePhase phase, const absl::Status& status = absl::OkStatus());
   void TellProgress(const CheckpointLoader& loader);
   void TellSums(const checkpoint::ContentHashes& sums);

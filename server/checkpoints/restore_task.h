@@ -20,7 +20,7 @@
 #include "server/models/import_turn.h"
 #include "server/models/model.h"
 #include "server/terms/history.h"
-#include "server/terms/restore_news.h"
+#include "server/terms/restore_message.h"
 
 namespace paramshard::server {
 

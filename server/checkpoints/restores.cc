@@ -94,34 +94,35 @@ void Restores::JoinFinished() {
   for (std::thread& thread : finished) thread.join();
 }
 
-void Restores::OnRestoreNews(const RestoreNews& news) {
-  const std::string& model = news.model;
+void Restores::OnRestoreMessage(const RestoreMessage& message) {
+  const std::string& model = message.model;
   // Node 0 alone is asked: what another node's stream says does not make a leader.
   const bool is_for_leader =
-      std::holds_alternative<RollbackNeed>(news.what) || std::holds_alternative<RestoreWish>(news.what);
+      std::holds_alternative<RollbackNeed>(message.what) || std::holds_alternative<RestoreRequest>(message.what);
   if (is_for_leader && !leads()) return;
-  if (const auto* const need = std::get_if<RollbackNeed>(&news.what); need != nullptr) {
+  if (const auto* const need = std::get_if<RollbackNeed>(&message.what); need != nullptr) {
     return BeginRollback(model, need->why);
   }
-  if (const auto* const wish = std::get_if<RestoreWish>(&news.what); wish != nullptr) {
-    return requests_.OnWish(model, *wish);
+  if (const auto* const request = std::get_if<RestoreRequest>(&message.what); request != nullptr) {
+    return requests_.OnRequest(model, *request);
   }
-  if (const auto* const answer = std::get_if<RestoreAnswer>(&news.what); answer != nullptr) {
+  if (const auto* const answer = std::get_if<RestoreAnswer>(&message.what); answer != nullptr) {
     return requests_.OnAnswer(model, *answer);
   }
-  if (const auto* const lost = std::get_if<RestoreFollowerLost>(&news.what); lost != nullptr) {
+  if (const auto* const lost = std::get_if<RestoreFollowerLost>(&message.what); lost != nullptr) {
     return requests_.OnFollowerLost(lost->node);
   }
-  if (const auto* const lost = std::get_if<RestoreLeaderLost>(&news.what); lost != nullptr) return TakeLoss(lost->why);
+  if (const auto* const lost = std::get_if<RestoreLeaderLost>(&message.what); lost != nullptr)
+    return TakeLoss(lost->why);
   Due due;
   {
     absl::MutexLock lock(&mu_);
-    if (const auto leading = leading_.find(model); leading != leading_.end()) leading->second->OnNews(news);
+    if (const auto leading = leading_.find(model); leading != leading_.end()) leading->second->OnMessage(message);
     if (const auto ordered = ordered_.find(model); ordered != ordered_.end() && ordered->second.taken != nullptr) {
-      ordered->second.taken->OnNews(news);
+      ordered->second.taken->OnMessage(message);
     }
-    if (const auto* const end = std::get_if<RestoreEnd>(&news.what); end != nullptr) TakeEnd(model, *end);
-    if (const auto* const order = std::get_if<RestoreOrder>(&news.what); order != nullptr) {
+    if (const auto* const end = std::get_if<RestoreEnd>(&message.what); end != nullptr) TakeEnd(model, *end);
+    if (const auto* const order = std::get_if<RestoreOrder>(&message.what); order != nullptr) {
       due = TakeOrder(model, *order);
     }
   }
@@ -230,7 +231,7 @@ std::optional<RestoreSource> Restores::RollbackSource(const std::string& model) 
 }
 
 void Restores::EndRollback(const std::string& model, const absl::Status& status) {
-  cluster().Send(RestoreNews{.model = model, .what = RollbackEnd{.status = status}}).IgnoreError();
+  cluster().Send(RestoreMessage{.model = model, .what = RollbackEnd{.status = status}}).IgnoreError();
 }
 
 void Restores::BeginRollback(const std::string& model, const absl::Status& why) {
@@ -317,7 +318,7 @@ absl::Status Restores::CheckOrder(const RestoreOrder& order, const absl::Status&
 }
 
 void Restores::Refuse(const std::string& model, absl::uint128 id, const absl::Status& why) {
-  cluster().Send(RestoreNews{.model = model, .what = RestoreReport{.id = id, .status = why}}).IgnoreError();
+  cluster().Send(RestoreMessage{.model = model, .what = RestoreReport{.id = id, .status = why}}).IgnoreError();
 }
 
 const Restores::Ordered* Restores::FindUntaken(absl::string_view model) const {
@@ -379,7 +380,7 @@ void Restores::TakeLoss(const absl::Status& why) {
     std::erase_if(ordered_, [](const auto& each) { return each.second.taken == nullptr; });
     for (auto& [model, ordered] : ordered_) {
       ordered.next.reset();
-      ordered.taken->OnNews({.model = model, .what = RestoreEnd{.id = ordered.order.id, .status = why}});
+      ordered.taken->OnMessage({.model = model, .what = RestoreEnd{.id = ordered.order.id, .status = why}});
     }
   }
   requests_.OnLeaderLost(why);

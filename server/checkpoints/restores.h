@@ -29,7 +29,7 @@
 #include "server/checkpoints/restore_task.h"
 #include "server/models/model_store.h"
 #include "server/terms/history.h"
-#include "server/terms/restore_news.h"
+#include "server/terms/restore_message.h"
 
 namespace paramshard::server {
 
@@ -38,12 +38,12 @@ struct RestoreSource {
   RestorePlan::Options plan = {};
 };
 
-// Takes the messages of other daemons (restore_news.h), and runs restores:
+// Takes the messages of other daemons (restore_message.h), and runs restores:
 //
 // - At node 0, and in a world of one daemon, those of its callers: Prepare, Run.
 // - At node 0, rollbacks. A daemon whose keeper died with its server comes back empty, or with a state that it cannot
 //   go on from, and no replica can heal it. As soon as every daemon is here and trainers wait (RollbackNeed), or a
-//   creation at that daemon waits (RestoreWish), node 0 orders a restore of the checkpoint with the largest save serial
+//   creation at that daemon waits (RestoreRequest), node 0 orders a restore of the checkpoint with the largest save serial
 //   at all daemons: daemons with the model restore it, the others create it from the checkpoint. The states that are
 //   given up must go on from that checkpoint. If there is no such checkpoint, trainers are told why no epoch starts. A
 //   model that node 0 itself has lost goes back when its trainers create it: CreateOrRestore.
@@ -125,7 +125,7 @@ class Restores final : public RestoreListener {
   // that came meanwhile is carried out.
   void OnCreatedFresh(const std::string& model);
 
-  void OnRestoreNews(const RestoreNews& news) override;
+  void OnRestoreMessage(const RestoreMessage& message) override;
 
  private:
   // The last restore of a model, if it broke off after daemons had begun to write.

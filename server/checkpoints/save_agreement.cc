@@ -37,7 +37,7 @@ absl::Status SaveAgreement::Await(absl::FunctionRef<bool()> is_there) {
 absl::Status SaveAgreement::AgreeToWrite() {
   if (options_.alone) return absl::OkStatus();
   if (options_.leads) {
-    return options_.cluster->Send(SaveNews{.model = options_.model, .what = SavePermission{.id = id()}});
+    return options_.cluster->Send(SaveMessage{.model = options_.model, .what = SavePermission{.id = id()}});
   }
   return Await([this]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return is_permitted_; });
 }

@@ -20,11 +20,11 @@
 #include "server/base/steady_cond_var.h"
 #include "server/checkpoints/staging_directory.h"
 #include "server/terms/cluster.h"
-#include "server/terms/save_news.h"
+#include "server/terms/save_message.h"
 
 namespace paramshard::server {
 
-// One daemon's part in a save whose order has been sent or taken; save_news.h has the messages. Thread-safe.
+// One daemon's part in a save whose order has been sent or taken; save_message.h has the messages. Thread-safe.
 class SaveAgreement {
  public:
   struct Options {

@@ -138,7 +138,7 @@ void Saver::Stop() {
 
 template <typename What>
 absl::Status Saver::Tell(const What& what) const {
-  return model_.world().cluster->Send(SaveNews{.model = model_.spec().name, .what = what});
+  return model_.world().cluster->Send(SaveMessage{.model = model_.spec().name, .what = what});
 }
 
 absl::Status Saver::CheckIdle(absl::string_view operation) const {
@@ -167,11 +167,11 @@ void Saver::Drain(SteadyTime deadline) {
     absl::MutexLock lock(&mu_);
     if (stopped_) return;
     // Another daemon that drains has asked for a save meanwhile.
-    if (under_way_.has_value() || reported_.has_value() || wish_open_) continue;
+    if (under_way_.has_value() || reported_.has_value() || request_open_) continue;
     if (options_.leads) {
       Begin(SaveReason::kDrain, step);
     } else {
-      wish_open_ = Tell(SaveWish()).ok();
+      request_open_ = Tell(SaveRequest()).ok();
     }
     AwaitIdle(deadline);
     return;
@@ -186,7 +186,7 @@ bool Saver::IsDrained() const {
 
 bool Saver::AwaitIdle(SteadyTime deadline) const {
   const auto is_idle = [this]() ABSL_SHARED_LOCKS_REQUIRED(mu_) {
-    return !under_way_.has_value() && !reported_.has_value() && !wish_open_;
+    return !under_way_.has_value() && !reported_.has_value() && !request_open_;
   };
   while (!is_idle() && !changed_.WaitUntil(&mu_, deadline)) {
   }
@@ -224,7 +224,7 @@ absl::StatusOr<SaveRecord> Saver::Request() {
   return Shown(records_.all().back());
 }
 
-void Saver::TakeWish() {
+void Saver::TakeRequest() {
   const StateSnapshot state = model_.state().snapshot();
   const bool untouched = model_.state().untouched();
   absl::MutexLock lock(&mu_);
@@ -338,24 +338,24 @@ void Saver::GiveUp(const absl::Status& why) {
 
 // --- What other daemons say ---
 
-void Saver::OnNews(const SaveNews& news) {
-  if (std::holds_alternative<SaveWish>(news.what)) return options_.leads ? TakeWish() : void();
+void Saver::OnMessage(const SaveMessage& message) {
+  if (std::holds_alternative<SaveRequest>(message.what)) return options_.leads ? TakeRequest() : void();
   absl::MutexLock lock(&mu_);
   const auto is_under_way = [this](absl::uint128 id) ABSL_SHARED_LOCKS_REQUIRED(mu_) {
     return under_way_.has_value() && under_way_->agreement != nullptr && under_way_->order.id == id;
   };
   if (options_.leads) {
     // A decision brings node 0 its own order too.
-    const auto* const part = std::get_if<SavePart>(&news.what);
+    const auto* const part = std::get_if<SavePart>(&message.what);
     if (part != nullptr && is_under_way(part->id)) under_way_->agreement->OnPart(*part);
     return;
   }
-  if (const auto* const go = std::get_if<SavePermission>(&news.what); go != nullptr && is_under_way(go->id)) {
+  if (const auto* const go = std::get_if<SavePermission>(&message.what); go != nullptr && is_under_way(go->id)) {
     under_way_->agreement->OnPermission();
   }
-  if (const auto* const order = std::get_if<SaveOrder>(&news.what); order != nullptr) TakeOrder(*order);
-  if (const auto* const end = std::get_if<SaveEnd>(&news.what); end != nullptr) TakeEnd(*end);
-  if (const auto* const loss = std::get_if<SaveLeaderLost>(&news.what); loss != nullptr) {
+  if (const auto* const order = std::get_if<SaveOrder>(&message.what); order != nullptr) TakeOrder(*order);
+  if (const auto* const end = std::get_if<SaveEnd>(&message.what); end != nullptr) TakeEnd(*end);
+  if (const auto* const loss = std::get_if<SaveLeaderLost>(&message.what); loss != nullptr) {
     if (reported_.has_value()) FinishReported(loss->why);
     TakeEnd({.id = under_way_.has_value() ? under_way_->order.id : 0, .why = loss->why});
   }
@@ -387,7 +387,7 @@ void Saver::TakeOrder(const SaveOrder& order) {
 }
 
 void Saver::TakeEnd(const SaveEnd& end) {
-  wish_open_ = false;
+  request_open_ = false;
   changed_.SignalAll();
   if (reported_.has_value() && reported_->order.id == end.id) return Finish(reported_, end);
   if (!under_way_.has_value() || under_way_->order.id != end.id) return;

@@ -33,7 +33,7 @@
 #include "server/checkpoints/staging_directory.h"
 #include "server/models/model.h"
 #include "server/models/model_saver.h"
-#include "server/terms/save_news.h"
+#include "server/terms/save_message.h"
 
 namespace paramshard::server {
 
@@ -79,7 +79,7 @@ class Saver final : public ModelSaver {
 
   void OnCommitted(const CommitAnswer& answer, bool asked) override;
   void OnSettled() override;
-  void OnNews(const SaveNews& news) override;
+  void OnMessage(const SaveMessage& message) override;
   void Stop() override;
   absl::StatusOr<SaveRecord> Request() override;
   absl::StatusOr<SaveRecord> Await(int64_t number, SteadyTime deadline) const override;
@@ -136,7 +136,7 @@ class Saver final : public ModelSaver {
   void Finish(std::optional<UnderWay>& save, const SaveEnd& end) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   // Begins the save that a draining daemon asks node 0 for, if the state is not saved yet.
-  void TakeWish();
+  void TakeRequest();
   void TakeOrder(const SaveOrder& order) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void TakeEnd(const SaveEnd& end) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Sends the part to node 0.
@@ -181,7 +181,7 @@ class Saver final : public ModelSaver {
   // At other nodes. The save whose part is reported: the next order may come with a decision before this save's end on
   // the stream.
   std::optional<UnderWay> reported_ ABSL_GUARDED_BY(mu_);
-  bool wish_open_ ABSL_GUARDED_BY(mu_) = false;
+  bool request_open_ ABSL_GUARDED_BY(mu_) = false;
   std::deque<absl::uint128> taken_orders_ ABSL_GUARDED_BY(mu_);  // ids of the newest ones: each comes by two ways
 };
 

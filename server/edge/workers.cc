@@ -66,7 +66,7 @@ void Workers::Run() {
     Work work;
     {
       absl::MutexLock lock(&mu_);
-      mu_.Await(absl::Condition(this, &Workers::HasNews));
+      mu_.Await(absl::Condition(this, &Workers::HasWork));
       const auto next = Next();
       if (next == queue_.end()) return;
       work = std::move(*next);

@@ -72,7 +72,7 @@ class Workers {
   std::deque<Work>::iterator Next() ABSL_SHARED_LOCKS_REQUIRED(mu_);
   bool TakePlace(const Callers::Caller& caller) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void GiveBackPlace(const Callers::Caller& caller);
-  bool HasNews() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return Next() != queue_.end() || (closed_ && queue_.empty()); }
+  bool HasWork() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return Next() != queue_.end() || (closed_ && queue_.empty()); }
 
   const Options options_;
   absl::Mutex mu_;

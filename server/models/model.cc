@@ -184,7 +184,7 @@ std::optional<absl::Time> Model::last_commit_time() const {
 // --- What epochs need
 
 void Model::OnSaveOrder(const SaveOrder& order) {
-  if (saver_ != nullptr) saver_->OnNews({.model = spec().name, .what = order});
+  if (saver_ != nullptr) saver_->OnMessage({.model = spec().name, .what = order});
 }
 
 void Model::OnAnswered(const CommitAnswer& answer, bool save) {

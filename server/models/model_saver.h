@@ -16,7 +16,7 @@
 #include "server/base/clock.h"
 #include "server/terms/commit_log.h"
 #include "server/terms/history.h"
-#include "server/terms/save_news.h"
+#include "server/terms/save_message.h"
 
 namespace paramshard::server {
 
@@ -63,9 +63,9 @@ class ModelSaver {
   virtual void OnCommitted(const CommitAnswer& answer, bool asked) = 0;
   // Called by the model when an epoch is over: whatever its last commit came to, the state is in place.
   virtual void OnSettled() = 0;
-  // Called by the store with news from another daemon about a save of this model. An order may also come with a
+  // Called by the store with a message from another daemon about a save of this model. An order may also come with a
   // decision.
-  virtual void OnNews(const SaveNews& news) = 0;
+  virtual void OnMessage(const SaveMessage& message) = 0;
   // Abandons a save that is under way and waits for its end; no other save begins. Idempotent.
   virtual void Stop() = 0;
 

@@ -82,11 +82,11 @@ std::string NamesOf(const std::map<std::string, std::shared_ptr<Model>, std::les
 }
 
 // Lets node 0 stop waiting for this daemon's part, and another node for an answer to its request.
-void RefuseSave(Cluster& cluster, const SaveNews& news, const absl::Status& why) {
-  SaveNews answer{.model = news.model, .what = SaveEnd{.why = why}};
-  if (const auto* const order = std::get_if<SaveOrder>(&news.what); order != nullptr) {
+void RefuseSave(Cluster& cluster, const SaveMessage& message, const absl::Status& why) {
+  SaveMessage answer{.model = message.model, .what = SaveEnd{.why = why}};
+  if (const auto* const order = std::get_if<SaveOrder>(&message.what); order != nullptr) {
     answer.what = SavePart{.id = order->id, .status = why};
-  } else if (!std::holds_alternative<SaveWish>(news.what)) {
+  } else if (!std::holds_alternative<SaveRequest>(message.what)) {
     return;
   }
   cluster.Send(answer).IgnoreError();
@@ -207,7 +207,7 @@ void ModelStore::LogStillKept(const std::string& name, const absl::Status& why) 
 absl::StatusOr<std::vector<InterruptedChange>> ModelStore::TakeOver() {
   std::vector<InterruptedChange> interrupted;
   if (options_.kept == nullptr) return interrupted;
-  // News from other daemons, for example of a save, is heard once the models are here.
+  // Messages from other daemons, for example about a save, are heard once the models are here.
   options_.world.cluster->SetListener(nullptr);
   const absl::Cleanup listen = [this] { options_.world.cluster->SetListener(this); };
   ASSIGN_OR_RETURN(KeptStore::Descriptors all, options_.kept->TakeAll());
@@ -453,8 +453,8 @@ void ModelStore::Hear(const ToNode& message) {
       [&](const EpochRefused& refused) {
         tell(refused.model, [&](TrainerGate& gate) { gate.OnEpochRefused(refused.why); });
       },
-      [this](const SaveNews& news) { OnSaveNews(news); },
-      [this](const RestoreNews& news) { OnRestoreNews(news); },
+      [this](const SaveMessage& message) { OnSaveMessage(message); },
+      [this](const RestoreMessage& message) { OnRestoreMessage(message); },
       // The cluster's own.
       [](const Welcome&) {},
       [](const Moved&) {},
@@ -463,16 +463,16 @@ void ModelStore::Hear(const ToNode& message) {
   std::visit(hear, message);
 }
 
-void ModelStore::OnSaveNews(const SaveNews& news) {
-  if (std::holds_alternative<SaveLeaderLost>(news.what)) {
+void ModelStore::OnSaveMessage(const SaveMessage& message) {
+  if (std::holds_alternative<SaveLeaderLost>(message.what)) {
     for (const auto& model : List()) {
-      if (model->saver() != nullptr) model->saver()->OnNews(news);
+      if (model->saver() != nullptr) model->saver()->OnMessage(message);
     }
     return;
   }
-  const auto model = Find(news.model);
-  if (model.ok() && (*model)->saver() != nullptr) return (*model)->saver()->OnNews(news);
-  RefuseSave(*options_.world.cluster, news,
+  const auto model = Find(message.model);
+  if (model.ok() && (*model)->saver() != nullptr) return (*model)->saver()->OnMessage(message);
+  RefuseSave(*options_.world.cluster, message,
              model.ok() ? absl::FailedPreconditionError("--save-dir is required for saves") : model.status());
 }
 
@@ -481,14 +481,14 @@ void ModelStore::SetRestoreListener(RestoreListener* listener) {
   restore_listener_ = listener;
 }
 
-void ModelStore::OnRestoreNews(const RestoreNews& news) {
+void ModelStore::OnRestoreMessage(const RestoreMessage& message) {
   absl::MutexLock lock(&hearing_);
-  if (restore_listener_ != nullptr) return restore_listener_->OnRestoreNews(news);
+  if (restore_listener_ != nullptr) return restore_listener_->OnRestoreMessage(message);
   const absl::Status why = absl::UnavailableError("the daemon is starting or stopping");
-  RestoreNews answer{.model = news.model, .what = RollbackEnd{.status = why}};
-  if (const auto* const order = std::get_if<RestoreOrder>(&news.what); order != nullptr) {
+  RestoreMessage answer{.model = message.model, .what = RollbackEnd{.status = why}};
+  if (const auto* const order = std::get_if<RestoreOrder>(&message.what); order != nullptr) {
     answer.what = RestoreReport{.id = order->id, .status = why};
-  } else if (!std::holds_alternative<RollbackNeed>(news.what)) {
+  } else if (!std::holds_alternative<RollbackNeed>(message.what)) {
     return;
   }
   options_.world.cluster->Send(answer).IgnoreError();

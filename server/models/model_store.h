@@ -34,7 +34,7 @@ namespace paramshard::server {
 class RestoreListener {
  public:
   virtual ~RestoreListener() = default;
-  virtual void OnRestoreNews(const RestoreNews& news) = 0;
+  virtual void OnRestoreMessage(const RestoreMessage& message) = 0;
 };
 
 // Thread-safe. Passes on what the cluster says. A model lives until it is deleted and the last call on it has returned.
@@ -136,8 +136,8 @@ class ModelStore : public EpochListener {
   void Hear(const ToNode& message) override;
 
  private:
-  void OnSaveNews(const SaveNews& news);
-  void OnRestoreNews(const RestoreNews& news);
+  void OnSaveMessage(const SaveMessage& message);
+  void OnRestoreMessage(const RestoreMessage& message);
   // Makes a model that is full.
   absl::StatusOr<std::shared_ptr<Model>> MakeFull(ModelSpec spec, const ValuesToCome& values, Fill fill);
   using MakeModel = absl::FunctionRef<absl::StatusOr<std::shared_ptr<Model>>(ModelSpec spec)>;

@@ -20,8 +20,8 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "server/terms/node_messages.h"
-#include "server/terms/restore_news.h"
-#include "server/terms/save_news.h"
+#include "server/terms/restore_message.h"
+#include "server/terms/save_message.h"
 
 namespace paramshard::server {
 
@@ -151,9 +151,9 @@ class Rendezvous {
 class EpochListener {
  public:
   virtual ~EpochListener() = default;
-  // An epoch starts when every rank of the nodes that take part is attached. News about a save: at node 0 parts and
-  // wishes, elsewhere all others; an order may come twice, and with a decision too. News about a restore: at node 0
-  // sums, progress, reports, wishes, lost followers and the need to roll back; elsewhere all others.
+  // An epoch starts when every rank of the nodes that take part is attached. Messages about a save: at node 0 parts and
+  // requests, elsewhere all others; an order may come twice, and with a decision too. Messages about a restore: at node 0
+  // sums, progress, reports, requests, lost followers and the need to roll back; elsewhere all others.
   virtual void Hear(const ToNode& message) = 0;
 };
 
@@ -224,12 +224,12 @@ class Cluster {
   // ranks have detached, or when another rank has sent a later command and every node has carried out all up to the
   // last one (CommandsCarriedOut).
   //
-  // SaveNews: node 0 to all other nodes, other nodes to node 0. From an order until the save's end, a decision about
+  // SaveMessage: node 0 to all other nodes, other nodes to node 0. From an order until the save's end, a decision about
   // the commit after its step carries the order, and a lost node counts as having answered with a part that says so.
-  // News that only the other side may send are ignored. ABORTED an order: the commit after its step is decided already.
+  // Messages that only the other side may send are ignored. ABORTED an order: the commit after its step is decided already.
   // UNAVAILABLE a node is absent or was not in the last epoch (names it), or this one has stopped.
   //
-  // RestoreNews: likewise. From an order until it is given up, or followed by the next one, a lost node counts as
+  // RestoreMessage: likewise. From an order until it is given up, or followed by the next one, a lost node counts as
   // having reported its loss. UNAVAILABLE the order needs a node that is absent (names it), or this node has stopped.
   // FAILED_PRECONDITION an order to roll back, while all nodes have a state.
   virtual absl::Status Send(const FromNode& message) = 0;

@@ -12,8 +12,8 @@
 
 #include "absl/numeric/int128.h"
 #include "absl/status/status.h"
-#include "server/terms/restore_news.h"
-#include "server/terms/save_news.h"
+#include "server/terms/restore_message.h"
+#include "server/terms/save_message.h"
 #include "server/terms/wire_fields.h"
 
 namespace paramshard::server {
@@ -136,7 +136,7 @@ struct WorldQuestion {};
 void Fields(ConstOr<WorldQuestion> auto&, const auto&) {}
 
 using FromNode = std::variant<ModelReport, ModelDeleted, EndEpoch, CommandReports, RankDetached, CommandsCarriedOut,
-                              SaveNews, RestoreNews, WorldQuestion>;
+                              SaveMessage, RestoreMessage, WorldQuestion>;
 
 template <>
 inline constexpr CaseNames<FromNode> kCaseNames<FromNode> = {
@@ -246,8 +246,8 @@ void Fields(ConstOr<Moved> auto& m, const auto& f) { f("connection", m.connectio
 struct Probe {};
 void Fields(ConstOr<Probe> auto&, const auto&) {}
 
-using ToNode = std::variant<Welcome, EpochStart, LastCommand, CommandsWanted, EpochEnded, EpochRefused, SaveNews,
-                            RestoreNews, Moved, Probe>;
+using ToNode = std::variant<Welcome, EpochStart, LastCommand, CommandsWanted, EpochEnded, EpochRefused, SaveMessage,
+                            RestoreMessage, Moved, Probe>;
 
 template <>
 inline constexpr CaseNames<ToNode> kCaseNames<ToNode> = {

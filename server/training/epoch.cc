@@ -100,24 +100,24 @@ absl::Status Epoch::StartThreads(std::vector<std::thread>& threads) {
 }
 
 void Epoch::ServeDepartures() {
-  for (DepartureNews news; !(news = state_.AwaitDepartureNews()).empty();) Tell(news);
+  for (DepartureUpdate update; !(update = state_.AwaitDepartureUpdate()).empty();) Tell(update);
 }
 
-void Epoch::Tell(const DepartureNews& news) {
+void Epoch::Tell(const DepartureUpdate& update) {
   Cluster& cluster = *model_.world.cluster;
-  if (news.leaving.has_value()) {
-    const RankSlot& rank_slot = *state_.rank_slots[*news.leaving];
-    const absl::Status departure = Departure(trainers_[*news.leaving]);
+  if (update.leaving.has_value()) {
+    const RankSlot& rank_slot = *state_.rank_slots[*update.leaving];
+    const absl::Status departure = Departure(trainers_[*update.leaving]);
     const RankDetached detached{.model = model_.name(),
                                 .epoch = number(),
                                 .rank = rank_slot.rank(),
                                 .command_count = *rank_slot.last_command,
                                 .why = departure};
     cluster.Send(detached).IgnoreError();
-    SendEnded(*news.leaving, Explained(departure));
+    SendEnded(*update.leaving, Explained(departure));
   }
-  if (news.progress.has_value()) {
-    const auto [command, more] = *news.progress;
+  if (update.progress.has_value()) {
+    const auto [command, more] = *update.progress;
     const CommandsCarriedOut done{.model = model_.name(), .epoch = number(), .command = command, .more = more};
     cluster.Send(done).IgnoreError();
   }

@@ -97,7 +97,7 @@ class Epoch {
   // Tells trainers that have detached that the epoch ends for them, as soon as they are not needed any more, and the
   // cluster how far this daemon is, until the epoch ends.
   void ServeDepartures();
-  void Tell(const DepartureNews& news);
+  void Tell(const DepartureUpdate& update);
   // Ends what engines are at, and waits for the cluster's word on the reason.
   absl::Status AwaitReason();
   // Tells the cluster why the epoch ended, with the bad links where these are the reason.

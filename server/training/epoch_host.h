@@ -11,7 +11,7 @@
 #include "server/data_plane/collectives.h"
 #include "server/state/committed_state.h"
 #include "server/terms/commit_log.h"
-#include "server/terms/save_news.h"
+#include "server/terms/save_message.h"
 #include "server/training/model_journal.h"
 #include "server/training/placed_model.h"
 

@@ -133,7 +133,7 @@ void EpochState::SetLastCommand(int64_t command) {
 }
 
 void EpochState::CheckDepartures() {
-  const bool news = last_command_.has_value() && ProgressNow() != told_progress_;
+  const bool update = last_command_.has_value() && ProgressNow() != told_progress_;
   for (int rank = 0; rank < ranks_; ++rank) {
     RankSlot& rank_slot = *rank_slots[rank];
     if (!rank_slot.last_command.has_value() || rank_slot.left || end.ended() || commit.answering()) continue;
@@ -141,24 +141,24 @@ void EpochState::CheckDepartures() {
     // Gathers into its slots do not wait for it any more.
     if (rank_slot.left) WakeAll();
   }
-  if (news) work.SignalAll();
+  if (update) work.SignalAll();
 }
 
-DepartureNews EpochState::AwaitDepartureNews() {
-  DepartureNews news;
+DepartureUpdate EpochState::AwaitDepartureUpdate() {
+  DepartureUpdate update;
   absl::MutexLock lock(&mu);
-  while (!end.ended() && (news = TakeDepartureNews()).empty()) work.Wait(&mu);
-  return news;
+  while (!end.ended() && (update = TakeDepartureUpdate()).empty()) work.Wait(&mu);
+  return update;
 }
 
-DepartureNews EpochState::TakeDepartureNews() {
-  DepartureNews news;
-  for (int rank = 0; rank < ranks_ && !news.leaving.has_value(); ++rank) {
-    if (rank_slots[rank]->left && !std::exchange(rank_slots[rank]->told, true)) news.leaving = rank;
+DepartureUpdate EpochState::TakeDepartureUpdate() {
+  DepartureUpdate update;
+  for (int rank = 0; rank < ranks_ && !update.leaving.has_value(); ++rank) {
+    if (rank_slots[rank]->left && !std::exchange(rank_slots[rank]->told, true)) update.leaving = rank;
   }
   if (const std::optional<EpochProgress> now = ProgressNow(); now != told_progress_)
-    told_progress_ = news.progress = now;
-  return news;
+    told_progress_ = update.progress = now;
+  return update;
 }
 
 std::optional<EpochProgress> EpochState::ProgressNow() const {

@@ -29,8 +29,8 @@ struct EpochProgress {
   friend bool operator==(const EpochProgress&, const EpochProgress&) = default;
 };
 
-// News for a trainer and for the cluster.
-struct DepartureNews {
+// Changes to tell to a trainer and to the cluster.
+struct DepartureUpdate {
   std::optional<int> leaving;  // a rank whose trainer may go
   std::optional<EpochProgress> progress;
   bool empty() const { return !leaving.has_value() && !progress.has_value(); }
@@ -66,8 +66,8 @@ class EpochState final : private TrainerWords {
   absl::Status Detach(int rank, int64_t command_count) ABSL_LOCKS_EXCLUDED(mu);
   // Sets the last command that any rank of the world sends.
   void SetLastCommand(int64_t command) ABSL_LOCKS_EXCLUDED(mu);
-  // Waits for news of departures. Empty: the epoch has ended.
-  DepartureNews AwaitDepartureNews() ABSL_LOCKS_EXCLUDED(mu);
+  // Waits for update of departures. Empty: the epoch has ended.
+  DepartureUpdate AwaitDepartureUpdate() ABSL_LOCKS_EXCLUDED(mu);
 
   const std::shared_ptr<Recorder> recorder;
   std::vector<std::unique_ptr<RankSlot>> rank_slots;  // by rank; constant
@@ -91,7 +91,7 @@ class EpochState final : private TrainerWords {
   uint32_t Filled(int rank, int slot) const override;
 
   void CheckDepartures() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
-  DepartureNews TakeDepartureNews() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
+  DepartureUpdate TakeDepartureUpdate() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
   // Returns this daemon's progress at the last command, once that is carried out; null before.
   std::optional<EpochProgress> ProgressNow() const ABSL_SHARED_LOCKS_REQUIRED(mu);
   bool LastCommitAnswered() const ABSL_SHARED_LOCKS_REQUIRED(mu);

@@ -40,20 +40,20 @@ absl::Status CheckMayRollBack(const std::string& name, const ModelEpochs* model)
 
 // --- Saves ---
 
-absl::Status SaveRelay::Step(int node, const SaveNews& news) {
+absl::Status SaveRelay::Step(int node, const SaveMessage& message) {
   if (world_.stopped) return WorldContext::StoppedError();
-  if (node == 0) return TellFollowers(news);
-  TellLeader(node, news);
+  if (node == 0) return TellFollowers(message);
+  TellLeader(node, message);
   return absl::OkStatus();
 }
 
-absl::Status SaveRelay::TellFollowers(const SaveNews& news) {
-  if (const auto* const order = std::get_if<SaveOrder>(&news.what); order != nullptr) {
-    RETURN_IF_ERROR(CheckMayOrder(news.model, *order));
-    world_.saves.insert_or_assign(news.model, *order);
+absl::Status SaveRelay::TellFollowers(const SaveMessage& message) {
+  if (const auto* const order = std::get_if<SaveOrder>(&message.what); order != nullptr) {
+    RETURN_IF_ERROR(CheckMayOrder(message.model, *order));
+    world_.saves.insert_or_assign(message.model, *order);
   }
-  if (std::holds_alternative<SaveEnd>(news.what)) world_.saves.erase(news.model);
-  world_.TellFollowers(news);
+  if (std::holds_alternative<SaveEnd>(message.what)) world_.saves.erase(message.model);
+  world_.TellFollowers(message);
   return absl::OkStatus();
 }
 
@@ -69,13 +69,13 @@ absl::Status SaveRelay::CheckMayOrder(const std::string& name, const SaveOrder& 
       absl::StrCat("save ", name, ": want commit ", order.step, " as the last decided one, got ", last));
 }
 
-void SaveRelay::TellLeader(int node, SaveNews news) {
-  if (auto* const part = std::get_if<SavePart>(&news.what); part != nullptr) {
+void SaveRelay::TellLeader(int node, SaveMessage message) {
+  if (auto* const part = std::get_if<SavePart>(&message.what); part != nullptr) {
     part->node = node;
-  } else if (!std::holds_alternative<SaveWish>(news.what)) {
+  } else if (!std::holds_alternative<SaveRequest>(message.what)) {
     return;
   }
-  world_.Tell(0, news);
+  world_.Tell(0, message);
 }
 
 void SaveRelay::Lose(int node) {
@@ -86,33 +86,33 @@ void SaveRelay::Lose(int node) {
 
 // --- Restores ---
 
-absl::Status RestoreRelay::Step(int node, const RestoreNews& news) {
+absl::Status RestoreRelay::Step(int node, const RestoreMessage& message) {
   if (world_.stopped) return WorldContext::StoppedError();
-  if (const auto* const end = std::get_if<RollbackEnd>(&news.what); end != nullptr) {
-    ModelEpochs* const model = Find(models_, news.model);
+  if (const auto* const end = std::get_if<RollbackEnd>(&message.what); end != nullptr) {
+    ModelEpochs* const model = Find(models_, message.model);
     if (node == 0 && model != nullptr) model->EndRollback(end->status);
     return absl::OkStatus();
   }
-  if (node == 0) return TellFollowers(news);
-  TellLeader(node, news);
+  if (node == 0) return TellFollowers(message);
+  TellLeader(node, message);
   return absl::OkStatus();
 }
 
-absl::Status RestoreRelay::TellFollowers(const RestoreNews& news) {
-  if (const auto* const order = std::get_if<RestoreOrder>(&news.what); order != nullptr) {
-    ASSIGN_OR_RETURN(Nodes nodes, NodesFor(news.model, *order));
-    const ModelEpochs* const model = Find(models_, news.model);
-    if (order->rolls_back()) RETURN_IF_ERROR(CheckMayRollBack(news.model, model));
-    restores_.insert_or_assign(news.model, Ordered{.order = *order, .nodes = std::move(nodes)});
+absl::Status RestoreRelay::TellFollowers(const RestoreMessage& message) {
+  if (const auto* const order = std::get_if<RestoreOrder>(&message.what); order != nullptr) {
+    ASSIGN_OR_RETURN(Nodes nodes, NodesFor(message.model, *order));
+    const ModelEpochs* const model = Find(models_, message.model);
+    if (order->rolls_back()) RETURN_IF_ERROR(CheckMayRollBack(message.model, model));
+    restores_.insert_or_assign(message.model, Ordered{.order = *order, .nodes = std::move(nodes)});
   }
-  if (const auto* const go = std::get_if<RestoreGo>(&news.what); go != nullptr) {
-    RETURN_IF_ERROR(WriteReplaced(news.model, *go));
+  if (const auto* const go = std::get_if<RestoreGo>(&message.what); go != nullptr) {
+    RETURN_IF_ERROR(WriteReplaced(message.model, *go));
   }
   // All rows are written, but node 0 still waits for the other nodes to finish: it is told of lost nodes until the next
   // order.
-  const auto* const end = std::get_if<RestoreEnd>(&news.what);
-  if (end != nullptr && !end->status.ok()) restores_.erase(news.model);
-  world_.TellFollowers(news);
+  const auto* const end = std::get_if<RestoreEnd>(&message.what);
+  if (end != nullptr && !end->status.ok()) restores_.erase(message.model);
+  world_.TellFollowers(message);
   return absl::OkStatus();
 }
 
@@ -148,19 +148,19 @@ absl::Status RestoreRelay::WriteReplaced(const std::string& name, const RestoreG
   return model->WriteReplaced(checkpoint::HashText(go.id), order.step, nodes);
 }
 
-void RestoreRelay::TellLeader(int node, RestoreNews news) {
-  if (auto* const sums = std::get_if<RestoreSums>(&news.what); sums != nullptr) {
+void RestoreRelay::TellLeader(int node, RestoreMessage message) {
+  if (auto* const sums = std::get_if<RestoreSums>(&message.what); sums != nullptr) {
     sums->node = node;
-  } else if (auto* const report = std::get_if<RestoreReport>(&news.what); report != nullptr) {
+  } else if (auto* const report = std::get_if<RestoreReport>(&message.what); report != nullptr) {
     report->node = node;
-  } else if (auto* const progress = std::get_if<RestorePartProgress>(&news.what); progress != nullptr) {
+  } else if (auto* const progress = std::get_if<RestorePartProgress>(&message.what); progress != nullptr) {
     progress->node = node;
-  } else if (auto* const wish = std::get_if<RestoreWish>(&news.what); wish != nullptr) {
-    wish->node = node;
+  } else if (auto* const request = std::get_if<RestoreRequest>(&message.what); request != nullptr) {
+    request->node = node;
   } else {
     return;
   }
-  world_.Tell(0, news);
+  world_.Tell(0, message);
 }
 
 void RestoreRelay::Lose(int node) {
@@ -169,7 +169,7 @@ void RestoreRelay::Lose(int node) {
     TellLeader(node, {.model = model,
                       .what = RestoreReport{.id = restore.order.id, .status = LostError(world_.members, node)}});
   }
-  world_.Tell(0, RestoreNews{.model = {}, .what = RestoreFollowerLost{.node = node}});
+  world_.Tell(0, RestoreMessage{.model = {}, .what = RestoreFollowerLost{.node = node}});
 }
 
 }  // namespace paramshard::server

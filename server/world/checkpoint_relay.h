@@ -9,8 +9,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "server/terms/restore_news.h"
-#include "server/terms/save_news.h"
+#include "server/terms/restore_message.h"
+#include "server/terms/save_message.h"
 #include "server/world/model_epochs.h"
 #include "server/world/world_context.h"
 
@@ -24,13 +24,13 @@ class SaveRelay {
   SaveRelay(WorldContext* world, Models* models) : world_(*world), models_(*models) {}
 
   // Errors: see Cluster::Send.
-  absl::Status Step(int node, const SaveNews& news);
+  absl::Status Step(int node, const SaveMessage& message);
   // Tells node 0 that a lost node writes no part of the saves in progress.
   void Lose(int node);
 
  private:
-  absl::Status TellFollowers(const SaveNews& news);
-  void TellLeader(int node, SaveNews news);
+  absl::Status TellFollowers(const SaveMessage& message);
+  void TellLeader(int node, SaveMessage message);
   absl::Status CheckMayOrder(const std::string& model, const SaveOrder& order);
 
   WorldContext& world_;
@@ -41,7 +41,7 @@ class RestoreRelay {
  public:
   RestoreRelay(WorldContext* world, Models* models) : world_(*world), models_(*models) {}
 
-  absl::Status Step(int node, const RestoreNews& news);
+  absl::Status Step(int node, const RestoreMessage& message);
   // Tells node 0 that a lost node takes no part in the restores in progress.
   void Lose(int node);
   // See Cluster::restored_nodes.
@@ -53,8 +53,8 @@ class RestoreRelay {
     Nodes nodes;  // its receivers and node 0, ascending
   };
 
-  absl::Status TellFollowers(const RestoreNews& news);
-  void TellLeader(int node, RestoreNews news);
+  absl::Status TellFollowers(const RestoreMessage& message);
+  void TellLeader(int node, RestoreMessage message);
   // UNAVAILABLE naming a missing node that the restore needs.
   absl::StatusOr<Nodes> NodesFor(const std::string& model, const RestoreOrder& order) const;
   // Writes to the log, before anything changes, that the restore replaces the states of absent nodes.

@@ -261,8 +261,8 @@ void Validate(ToNode& message) {
   if (auto* const refused = std::get_if<EpochRefused>(&message); refused != nullptr) {
     refused->why = Reasoned(refused->why);
   }
-  auto* const news = std::get_if<SaveNews>(&message);
-  auto* const end = news == nullptr ? nullptr : std::get_if<SaveEnd>(&news->what);
+  auto* const save = std::get_if<SaveMessage>(&message);
+  auto* const end = save == nullptr ? nullptr : std::get_if<SaveEnd>(&save->what);
   // No ordered save ends in another state.
   const bool is_end = end == nullptr || HasCheckpoint(end->state) || end->state == SaveState::kUnknown;
   if (!is_end) end->state = SaveState::kAbandoned;

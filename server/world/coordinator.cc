@@ -210,8 +210,9 @@ absl::Status Coordinator::Step(int node, const FromNode& message) {
         if (ModelEpochs* const model = Find(models_, deleted.model); model != nullptr) model->Step(node, deleted);
         EraseIfForgotten(deleted.model);
       },
-      [&](const SaveNews& news) ABSL_EXCLUSIVE_LOCKS_REQUIRED(world_.mu) { status = saves_.Step(node, news); },
-      [&](const RestoreNews& news) ABSL_EXCLUSIVE_LOCKS_REQUIRED(world_.mu) { status = restores_.Step(node, news); },
+      [&](const SaveMessage& message) ABSL_EXCLUSIVE_LOCKS_REQUIRED(world_.mu) { status = saves_.Step(node, message); },
+      [&](const RestoreMessage& message)
+          ABSL_EXCLUSIVE_LOCKS_REQUIRED(world_.mu) { status = restores_.Step(node, message); },
       [](const WorldQuestion&) {},
       [&](const auto& of_epoch) ABSL_EXCLUSIVE_LOCKS_REQUIRED(world_.mu) {
         ModelEpochs* const model = FindRunning(models_, of_epoch.model, of_epoch.epoch);

@@ -82,7 +82,8 @@ class CoordinatorCluster final : public Cluster, private NodeSink {
   // Models call with their locks held, which inspections take too. If the coordinator writes a log, messages without an
   // answer must not wait for its disk.
   absl::Status Send(const FromNode& message) override {
-    const bool has_answer = std::holds_alternative<SaveNews>(message) || std::holds_alternative<RestoreNews>(message);
+    const bool has_answer =
+        std::holds_alternative<SaveMessage>(message) || std::holds_alternative<RestoreMessage>(message);
     if (calls_ == nullptr || has_answer) return Settled().Step(0, message);
     calls_->Add([this, message] { coordinator_.Step(0, message).IgnoreError(); });
     return absl::OkStatus();

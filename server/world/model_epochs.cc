@@ -210,7 +210,7 @@ void ModelEpochs::TryStart() {
     if (const auto* const wait = std::get_if<WaitToStart>(&plan); wait != nullptr) return LogWait(*wait);
     if (const auto* const back = std::get_if<RollBack>(&plan); back != nullptr) {
       facts_.rolls_back = back->why;
-      return world_.Tell(0, RestoreNews{.model = facts_.name, .what = RollbackNeed{.why = back->why}});
+      return world_.Tell(0, RestoreMessage{.model = facts_.name, .what = RollbackNeed{.why = back->why}});
     }
     if (const auto* const refusal = std::get_if<RefuseToStart>(&plan); refusal != nullptr) {
       if (refusal->nodes.empty()) return Refuse(refusal->why);

@@ -55,7 +55,7 @@ class NodeStreams {
   // another process that does not answer a probe. Errors of Coordinator::Join; ALREADY_EXISTS names a process that
   // answers.
   absl::Status Join(const StreamPtr& stream, int device_count);
-  // Sends the node's news on this stream from now on, while epochs go on. Returns when all of the stream before it was
+  // Sends the node's messages on this stream from now on, while epochs go on. Returns when all of the stream before it was
   // read. FAILED_PRECONDITION the process has no such stream; UNAVAILABLE stopped, or the old stream broke: then the
   // node is lost.
   absl::Status GoOn(const StreamPtr& stream);
@@ -81,7 +81,7 @@ class NodeStreams {
   const Options options_;
   absl::Mutex mu_;  // taken before the coordinator's
   SteadyCondVar changed_;
-  std::map<int, StreamPtr> streams_ ABSL_GUARDED_BY(mu_);  // by node: the stream of its news
+  std::map<int, StreamPtr> streams_ ABSL_GUARDED_BY(mu_);  // by node: the stream of its messages
   // By node: the last process that was replaced. It cannot take the place back when the new process is slow.
   std::map<int, absl::uint128> displaced_ ABSL_GUARDED_BY(mu_);
 };

@@ -503,8 +503,8 @@ void RemoteCluster::EndRunning(const absl::Status& why) {
                                                    "; without it no commit of ", model, " can be decided"))});
   }
   const absl::Status lost = absl::UnavailableError(absl::StrCat(CoordinatorName(options_), " lost: ", why.message()));
-  dispatcher_.Add(SaveNews{.model = {}, .what = SaveLeaderLost{lost}});
-  dispatcher_.Add(RestoreNews{.model = {}, .what = RestoreLeaderLost{lost}});
+  dispatcher_.Add(SaveMessage{.model = {}, .what = SaveLeaderLost{lost}});
+  dispatcher_.Add(RestoreMessage{.model = {}, .what = RestoreLeaderLost{lost}});
 }
 
 // The world.

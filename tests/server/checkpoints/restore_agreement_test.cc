@@ -66,7 +66,7 @@ class RestoreAgreementTest : public RestoreTest {
     return {.role = RestoreAgreement::Role::kLeader, .model = "tiny", .order = {.id = 7}};
   }
   // A message of another daemon.
-  static RestoreNews Failed(const absl::Status& why, int node = 1) {
+  static RestoreMessage Failed(const absl::Status& why, int node = 1) {
     return {.model = "tiny", .what = RestoreReport{.id = 7, .node = node, .status = why}};
   }
 
@@ -86,8 +86,8 @@ TEST_F(RestoreAgreementTest, AFailureElsewhereStopsLoadingWithTheFirstReason) {
   RestoreAgreement* running = nullptr;
   RestoreAgreement::Options options = Leading();
   options.at = [&](RestoreAgreement::Point) {
-    running->OnNews(Failed(absl::AbortedError("no more")));
-    running->OnNews(Failed(absl::InternalError("later"), 0));
+    running->OnMessage(Failed(absl::AbortedError("no more")));
+    running->OnMessage(Failed(absl::InternalError("later"), 0));
   };
   RestoreAgreement agreement(std::move(options));
   running = &agreement;
@@ -97,7 +97,7 @@ TEST_F(RestoreAgreementTest, AFailureElsewhereStopsLoadingWithTheFirstReason) {
 
 TEST_F(RestoreAgreementTest, NothingIsLoadedAfterAFailure) {
   RestoreAgreement agreement(Leading());
-  agreement.OnNews(Failed(absl::AbortedError("no more")));
+  agreement.OnMessage(Failed(absl::AbortedError("no more")));
   EXPECT_THAT(agreement.Load(*loader_), StatusIs(absl::StatusCode::kAborted, "node 1: no more"));
   ExpectNothingLoaded();
 }
@@ -131,7 +131,7 @@ TEST_F(RestoreAgreementTest, WhatFollowsLoadingEndsForTheSameReasons) {
   EXPECT_OK(agreement.CheckContinue());
   clock.Advance(kTimeout);
   EXPECT_THAT(agreement.CheckContinue(), StatusIs(absl::StatusCode::kDeadlineExceeded));
-  agreement.OnNews(Failed(absl::AbortedError("later")));
+  agreement.OnMessage(Failed(absl::AbortedError("later")));
   EXPECT_THAT(agreement.CheckContinue(), StatusIs(absl::StatusCode::kDeadlineExceeded));
 }
 
@@ -139,7 +139,7 @@ TEST_F(RestoreAgreementTest, NodeZeroEncodesNoPlanesWhenAnotherDaemonHasFailed) 
   RestoreAgreement agreement(Leading());
   ASSERT_OK(agreement.Load(*loader_));
   EXPECT_OK(agreement.CheckContinue());
-  agreement.OnNews(Failed(absl::UnavailableError("a broken disk")));
+  agreement.OnMessage(Failed(absl::UnavailableError("a broken disk")));
   EXPECT_THAT(agreement.CheckContinue(), StatusIs(absl::StatusCode::kUnavailable, "node 1: a broken disk"));
 }
 
@@ -148,11 +148,11 @@ TEST_F(RestoreAgreementTest, AFollowerListensToNodeZeroAlone) {
   RestoreAgreement::Options options = Leading();
   options.role = RestoreAgreement::Role::kFollower;
   RestoreAgreement agreement(std::move(options));
-  agreement.OnNews(Failed(absl::UnavailableError("a broken disk")));
+  agreement.OnMessage(Failed(absl::UnavailableError("a broken disk")));
   EXPECT_OK(agreement.failure());
-  agreement.OnNews({.model = "tiny", .what = RestoreEnd{.id = 8, .status = absl::AbortedError("another restore")}});
+  agreement.OnMessage({.model = "tiny", .what = RestoreEnd{.id = 8, .status = absl::AbortedError("another restore")}});
   EXPECT_OK(agreement.failure());
-  agreement.OnNews({.model = "tiny", .what = RestoreEnd{.id = 7, .status = absl::AbortedError("given up")}});
+  agreement.OnMessage({.model = "tiny", .what = RestoreEnd{.id = 7, .status = absl::AbortedError("given up")}});
   EXPECT_THAT(agreement.failure(), StatusIs(absl::StatusCode::kAborted, "node 0: given up"));
 }
 

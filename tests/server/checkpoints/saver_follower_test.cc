@@ -35,10 +35,10 @@ class SaverFollowerTest : public ModelTest {
  protected:
   void SetUp() override {
     Open(TestSpec(), {});
-    world_->cluster().OnTellSave([this](const SaveNews& news) {
+    world_->cluster().OnTellSave([this](const SaveMessage& message) {
       absl::MutexLock lock(&mu_);
-      if (const auto* const part = std::get_if<SavePart>(&news.what); part != nullptr) parts_.push_back(*part);
-      if (std::holds_alternative<SaveWish>(news.what)) ++wishes_;
+      if (const auto* const part = std::get_if<SavePart>(&message.what); part != nullptr) parts_.push_back(*part);
+      if (std::holds_alternative<SaveRequest>(message.what)) ++requests_;
       changed_.SignalAll();
     });
     const Saver::Options options{
@@ -64,7 +64,7 @@ class SaverFollowerTest : public ModelTest {
             .spec_fingerprint = model_->fingerprint(),
             .timeout = absl::Minutes(1)};
   }
-  void Say(auto what) { saver_->OnNews({.model = "m", .what = what}); }
+  void Say(auto what) { saver_->OnMessage({.model = "m", .what = what}); }
   void Permit(const SaveOrder& order) {
     const std::string folder = ModelFolder(root_.path(), "m");
     const Disk disk(&calls_);
@@ -103,7 +103,7 @@ class SaverFollowerTest : public ModelTest {
   absl::Mutex mu_;
   SteadyCondVar changed_;
   std::vector<SavePart> parts_;  // these two guarded by mu_
-  int wishes_ = 0;
+  int requests_ = 0;
 };
 
 TEST_F(SaverFollowerTest, AnOrderWithPermissionEndsInAPart) {
@@ -258,7 +258,7 @@ TEST_F(SaverFollowerTest, AModelThatGoesSaysThatItWritesNothing) {
 TEST_F(SaverFollowerTest, ADrainWantsNothingOfAModelWithoutCommits) {
   saver_->Drain(SteadyDeadline(kLong));
   absl::MutexLock lock(&mu_);
-  EXPECT_EQ(wishes_, 0);
+  EXPECT_EQ(requests_, 0);
 }
 
 TEST_F(SaverFollowerTest, ADrainEndsWithNodeZerosAnswer) {
@@ -268,7 +268,7 @@ TEST_F(SaverFollowerTest, ADrainEndsWithNodeZerosAnswer) {
     const SteadyTime end = SteadyDeadline(kLong);
     {
       absl::MutexLock lock(&mu_);
-      while (wishes_ == 0 && !changed_.WaitUntil(&mu_, end)) {
+      while (requests_ == 0 && !changed_.WaitUntil(&mu_, end)) {
       }
     }
     Say(SaveEnd{});
@@ -276,7 +276,7 @@ TEST_F(SaverFollowerTest, ADrainEndsWithNodeZerosAnswer) {
   saver_->Drain(SteadyDeadline(kLong));
   answer.join();
   EXPECT_THAT(saver_->records(), IsEmpty());
-  EXPECT_EQ(wishes_, 1);
+  EXPECT_EQ(requests_, 1);
 }
 
 }  // namespace

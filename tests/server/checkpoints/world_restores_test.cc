@@ -215,10 +215,10 @@ TEST_F(WorldRestoresFaultsTest, AnOrderWaitsForTheEndOfTheOneBefore) {
                            .save_id = choice.id.save_id,
                            .spec_fingerprint = world_.model(0).fingerprint(),
                            .timeout = kTimeout};
-  ASSERT_OK(zero.Send(RestoreNews{.model = "m", .what = order}));
+  ASSERT_OK(zero.Send(RestoreMessage{.model = "m", .what = order}));
   reached.WaitForNotification();
   ASSERT_OK(
-      zero.Send(RestoreNews{.model = "m", .what = RestoreEnd{.id = 1, .status = absl::AbortedError("given up")}}));
+      zero.Send(RestoreMessage{.model = "m", .what = RestoreEnd{.id = 1, .status = absl::AbortedError("given up")}}));
   std::thread next([&] { EXPECT_OK(world_.Restore()); });
   over.Notify();
   next.join();
@@ -352,7 +352,7 @@ TEST_F(WorldRestoresFaultsTest, ADaemonThatHasNotWrittenInTimeLeavesNoStateToTra
     world_.clock(0).Advance(kTimeout);
     // Some word of it makes node 0 look at its clock.
     const RestoreSums none{.id = kDrawn};
-    EXPECT_OK(world_.daemons().store(1).world().cluster->Send(RestoreNews{.model = "m", .what = none}));
+    EXPECT_OK(world_.daemons().store(1).world().cluster->Send(RestoreMessage{.model = "m", .what = none}));
     over.WaitForNotification();
   });
   const absl::Status late = world_.Restore().status();
@@ -367,7 +367,7 @@ TEST_F(WorldRestoresFaultsTest, ARestoreThatIsGivenUpIsNotWrittenToItsEnd) {
     if (point == Point::kWritten) written = true;
     if (point != Point::kRows) return;
     const RestoreEnd end{.id = kDrawn, .status = absl::AbortedError("no more")};
-    world_.restores(1).OnRestoreNews({.model = "m", .what = end});
+    world_.restores(1).OnRestoreMessage({.model = "m", .what = end});
   });
   EXPECT_THAT(world_.Restore().status(),
               StatusIs(absl::StatusCode::kDataLoss, AllOf(HasSubstr("node 1: "), HasSubstr("node 0: no more"))));
@@ -377,8 +377,8 @@ TEST_F(WorldRestoresFaultsTest, ARestoreThatIsGivenUpIsNotWrittenToItsEnd) {
 
 // Planes are what is left when all rows are compared.
 TEST_F(WorldRestoresFaultsTest, PlanesAreNotEncodedBehindTheDeadline) {
-  world_.daemons().cluster(1).LoseRestoreNews([&](const RestoreNews& news) {
-    const auto* const progress = std::get_if<RestorePartProgress>(&news.what);
+  world_.daemons().cluster(1).LoseRestoreMessages([&](const RestoreMessage& message) {
+    const auto* const progress = std::get_if<RestorePartProgress>(&message.what);
     if (progress != nullptr && progress->done_bytes == progress->all_bytes) world_.clock(1).Advance(kTimeout);
     return false;
   });
@@ -388,7 +388,7 @@ TEST_F(WorldRestoresFaultsTest, PlanesAreNotEncodedBehindTheDeadline) {
   });
   EXPECT_THAT(world_.Restore().status(), StatusIs(absl::StatusCode::kDataLoss,
                                                   AllOf(HasSubstr("node 1: "), HasSubstr("has not written all rows"))));
-  world_.daemons().cluster(1).LoseRestoreNews(nullptr);
+  world_.daemons().cluster(1).LoseRestoreMessages(nullptr);
   EXPECT_FALSE(written);
   ExpectUnusable();
 }
@@ -442,7 +442,7 @@ TEST_F(WorldRestoresFaultsTest, ADrainOfAnotherDaemonGivesTheRestoreUp) {
 
 // --- Creations that wait for node 0 ---
 
-class WishesTest : public WorldRestoresTestBase, public testing::Test {
+class RestoreRequestsTest : public WorldRestoresTestBase, public testing::Test {
  protected:
   // More than node 0 remembers.
   static constexpr int kMany = 1100;
@@ -460,16 +460,16 @@ class WishesTest : public WorldRestoresTestBase, public testing::Test {
   RestoredWorld world_{root(), Two(), kTimeout};
 };
 
-TEST_F(WishesTest, ACallerWhoIsGoneEndsTheWait) {
+TEST_F(RestoreRequestsTest, ACallerWhoIsGoneEndsTheWait) {
   EXPECT_THAT(world_.restores(1).AwaitOrder("m", IsGone).status(),
               StatusIs(absl::StatusCode::kAborted, HasSubstr("the caller has gone")));
 }
 
-TEST_F(WishesTest, OneThatGetsLostIsToldAgain) {
+TEST_F(RestoreRequestsTest, OneThatGetsLostIsToldAgain) {
   std::atomic<int> told = 0;
-  world_.daemons().cluster(1).LoseRestoreNews([&](const RestoreNews& news) {
-    const auto* const wish = std::get_if<RestoreWish>(&news.what);
-    return wish != nullptr && !wish->withdrawn && ++told == 1;
+  world_.daemons().cluster(1).LoseRestoreMessages([&](const RestoreMessage& message) {
+    const auto* const request = std::get_if<RestoreRequest>(&message.what);
+    return request != nullptr && !request->withdrawn && ++told == 1;
   });
   // So that whoever tells it only once gives up.
   const auto is_gone = [&] {
@@ -480,7 +480,7 @@ TEST_F(WishesTest, OneThatGetsLostIsToldAgain) {
   EXPECT_GE(told, 2);
 }
 
-TEST_F(WishesTest, NodeZeroForgetsThoseThatWereGivenUp) {
+TEST_F(RestoreRequestsTest, NodeZeroForgetsThoseThatWereGivenUp) {
   for (int i = 0; i < kMany; ++i) {
     EXPECT_THAT(world_.restores(1).AwaitOrder(absl::StrCat("m", i), IsGone).status(),
                 StatusIs(absl::StatusCode::kAborted));
@@ -488,12 +488,12 @@ TEST_F(WishesTest, NodeZeroForgetsThoseThatWereGivenUp) {
   EXPECT_OK(CreateElsewhere());
 }
 
-TEST_F(WishesTest, NodeZeroForgetsThoseOfADaemonThatIsLost) {
+TEST_F(RestoreRequestsTest, NodeZeroForgetsThoseOfADaemonThatIsLost) {
   for (int i = 0; i < kMany; ++i) {
-    world_.restores(0).OnRestoreNews({.model = absl::StrCat("m", i), .what = RestoreWish{.id = 1, .node = 1}});
+    world_.restores(0).OnRestoreMessage({.model = absl::StrCat("m", i), .what = RestoreRequest{.id = 1, .node = 1}});
   }
   EXPECT_THAT(CreateElsewhere(), StatusIs(absl::StatusCode::kResourceExhausted));
-  world_.restores(0).OnRestoreNews({.model = "", .what = RestoreFollowerLost{.node = 1}});
+  world_.restores(0).OnRestoreMessage({.model = "", .what = RestoreFollowerLost{.node = 1}});
   EXPECT_OK(CreateElsewhere());
 }
 
@@ -519,9 +519,9 @@ class CreationsTest : public WorldRestoresTestBase, public testing::Test {
     for (int node = 0; node < 2; ++node) EXPECT_THAT(world_.daemons().store(node).List(), IsEmpty());
   }
   // Sends a message of node 0.
-  template <typename News>
-  void Tell(const News& news) {
-    world_.restores(1).OnRestoreNews({.model = "m", .what = news});
+  template <typename Message>
+  void Tell(const Message& message) {
+    world_.restores(1).OnRestoreMessage({.model = "m", .what = message});
   }
   void Order(absl::uint128 id, const std::string& step) {
     ASSERT_OK_AND_ASSIGN(const CheckpointRequest request, ParseCheckpointRequest(step));
@@ -651,8 +651,8 @@ TEST_F(CreationsTest, OthersAreToldThatNobodyWaitsAtNodeZero) {
 TEST_F(CreationsTest, ACallerWhoIsGoneLeavesTheOrderToTheNextOne) {
   Order(1, "4");
   std::atomic<int> refused = 0;
-  world_.daemons().cluster(1).LoseRestoreNews([&](const RestoreNews& news) {
-    if (std::holds_alternative<RestoreReport>(news.what)) ++refused;
+  world_.daemons().cluster(1).LoseRestoreMessages([&](const RestoreMessage& message) {
+    if (std::holds_alternative<RestoreReport>(message.what)) ++refused;
     return false;
   });
   v1::ModelSpec other = SpecOf(2);
@@ -663,7 +663,7 @@ TEST_F(CreationsTest, ACallerWhoIsGoneLeavesTheOrderToTheNextOne) {
     return absl::OkStatus();
   };
   ASSERT_OK(world_.daemons().store(1).CreateOrJoin(Parse(other), fill));
-  world_.daemons().cluster(1).LoseRestoreNews(nullptr);
+  world_.daemons().cluster(1).LoseRestoreMessages(nullptr);
   EXPECT_EQ(refused, 0);
   EXPECT_TRUE(world_.restores(1).FindOrder("m").has_value());
 }
@@ -673,17 +673,19 @@ TEST_F(CreationsTest, ACallerWhoIsGoneLeavesTheOrderToTheNextOne) {
 struct HostileCase {
   std::string name;
   Point at;
-  std::function<RestoreNews()> say;
+  std::function<RestoreMessage()> say;
   std::string answer;
 };
 
-RestoreNews Sums(const std::string& key, int64_t rows) {
+RestoreMessage Sums(const std::string& key, int64_t rows) {
   return {.model = "m", .what = RestoreSums{.id = kDrawn, .tensors = {{.key = key, .sum = 1, .rows = rows}}}};
 }
-RestoreNews Progress(int64_t done, int64_t all) {
+RestoreMessage Progress(int64_t done, int64_t all) {
   return {.model = "m", .what = RestorePartProgress{.id = kDrawn, .done_bytes = done, .all_bytes = all}};
 }
-RestoreNews Report(RestorePhase phase) { return {.model = "m", .what = RestoreReport{.id = kDrawn, .phase = phase}}; }
+RestoreMessage Report(RestorePhase phase) {
+  return {.model = "m", .what = RestoreReport{.id = kDrawn, .phase = phase}};
+}
 
 class HostileFollowerTest : public WorldRestoresFaultsTest, public testing::WithParamInterface<HostileCase> {};
 
@@ -707,7 +709,7 @@ TEST_P(HostileFollowerTest, IsNamedAndLeavesNoWrongState) {
 }
 
 INSTANTIATE_TEST_SUITE_P(
-    News, HostileFollowerTest,
+    Message, HostileFollowerTest,
     testing::Values(HostileCase{"SumsBeforeTheGo", Point::kReady, [] { return Sums("master/a.w", 0); },
                                 "node 1: sums out of order"},
                     HostileCase{"WrittenBeforeTheGo", Point::kReady, [] { return Report(RestorePhase::kWritten); },

@@ -225,7 +225,7 @@ class BrokenRestoreTest : public SavedWorldTest {
     world_.At(1, [&](Restores::Point point) {
       if (point != Restores::Point::kWritten) return;
       const RestoreReport wrong{.id = kDrawn, .status = absl::InternalError("the test breaks it off")};
-      EXPECT_OK(world_.daemons().cluster(1).Send(RestoreNews{.model = "m", .what = wrong}));
+      EXPECT_OK(world_.daemons().cluster(1).Send(RestoreMessage{.model = "m", .what = wrong}));
       world_.DrawOthers();
     });
     EXPECT_THAT(world_.Restore(absl::StrCat(kSaved)).status(), StatusIs(absl::StatusCode::kDataLoss));

@@ -408,16 +408,16 @@ class HostileNodeTest : public testing::Test {
     v1::JoinResponse response;
     while (stream_->Read(&response)) {
       const auto message = FromProto(response);
-      if (!message.has_value() || !std::holds_alternative<SaveNews>(*message)) continue;
-      const auto* const news = &std::get<SaveNews>(*message);
-      if (const auto* const order = std::get_if<SaveOrder>(&news->what); order != nullptr) order_ = *order;
-      if (const auto* const go = std::get_if<SavePermission>(&news->what); go != nullptr) return go->id;
+      if (!message.has_value() || !std::holds_alternative<SaveMessage>(*message)) continue;
+      const auto* const message = &std::get<SaveMessage>(*message);
+      if (const auto* const order = std::get_if<SaveOrder>(&message->what); order != nullptr) order_ = *order;
+      if (const auto* const go = std::get_if<SavePermission>(&message->what); go != nullptr) return go->id;
     }
     ADD_FAILURE() << "no permission";
     return 0;
   }
   void Say(const SavePart& part) {
-    EXPECT_TRUE(stream_->Write(ToProto(FromNode(SaveNews{.model = "m", .what = part}))));
+    EXPECT_TRUE(stream_->Write(ToProto(FromNode(SaveMessage{.model = "m", .what = part}))));
   }
   // The hash of what it writes as the part of node 1.
   absl::uint128 WritePart(const checkpoint::Part& part) {

@@ -40,14 +40,14 @@ class HookedCluster final : public Cluster {
     rendezvous_ = std::move(hook);
   }
 
-  // Sets a hook that hears all later news of saves.
-  void OnTellSave(std::function<void(const SaveNews& news)> hook) {
+  // Sets a hook that hears all later messages about saves.
+  void OnTellSave(std::function<void(const SaveMessage& message)> hook) {
     absl::MutexLock lock(&mu_);
     hears_ = std::move(hook);
   }
 
-  // Sets a hook that says which later news of restores get lost.
-  void LoseRestoreNews(std::function<bool(const RestoreNews& news)> hook) {
+  // Sets a hook that says which later messages about restores get lost.
+  void LoseRestoreMessages(std::function<bool(const RestoreMessage& message)> hook) {
     absl::MutexLock lock(&mu_);
     loses_ = std::move(hook);
   }
@@ -118,13 +118,13 @@ class HookedCluster final : public Cluster {
   }
   bool Loses(const EndEpoch&) { return hangs_; }
   bool Loses(const RankDetached&) { return hangs_; }
-  bool Loses(const SaveNews& news) {
-    if (const std::function<void(const SaveNews&)> hears = Hook(hears_); hears) hears(news);
+  bool Loses(const SaveMessage& message) {
+    if (const std::function<void(const SaveMessage&)> hears = Hook(hears_); hears) hears(message);
     return false;
   }
-  bool Loses(const RestoreNews& news) {
-    const std::function<bool(const RestoreNews&)> loses = Hook(loses_);
-    return loses && loses(news);
+  bool Loses(const RestoreMessage& message) {
+    const std::function<bool(const RestoreMessage&)> loses = Hook(loses_);
+    return loses && loses(message);
   }
   bool Loses(const CommandReports&) { return false; }
   bool Loses(const CommandsCarriedOut&) { return false; }
@@ -184,8 +184,8 @@ class HookedCluster final : public Cluster {
   std::function<absl::Status()> before_vote_ = [] { return absl::OkStatus(); };  // these seven guarded by mu_
   std::function<absl::Status()> after_vote_ = before_vote_;
   std::function<absl::Status()> rendezvous_;
-  std::function<void(const SaveNews& news)> hears_;
-  std::function<bool(const RestoreNews& news)> loses_;
+  std::function<void(const SaveMessage& message)> hears_;
+  std::function<bool(const RestoreMessage& message)> loses_;
   std::function<void(const ModelReport& report)> on_report_;
   std::function<void()> on_forget_ = [] {};
 };

@@ -61,7 +61,7 @@ class HearingSaver final : public ModelSaver {
     (*on_committed_)();
   }
   void OnSettled() override {}
-  void OnNews(const SaveNews&) override {}
+  void OnMessage(const SaveMessage&) override {}
   void Stop() override { (*before_stop_)(); }
   absl::StatusOr<SaveRecord> Request() override { return absl::UnimplementedError("save"); }
   absl::StatusOr<SaveRecord> Await(int64_t, SteadyTime) const override { return absl::NotFoundError("save"); }

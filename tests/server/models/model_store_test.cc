@@ -467,7 +467,7 @@ TEST_F(ModelStoreTest, AModelWhoseCommitHangsHoldsUpNoOtherInADrain) {
   EXPECT_TRUE(committing[0]->AwaitCommitted(1).has_value());
 }
 
-TEST_F(ModelStoreTest, NewsOfUnknownModelsAreIgnored) {
+TEST_F(ModelStoreTest, MessagesAboutUnknownModelsAreIgnored) {
   store().Hear(EpochStart{.model = "nobody", .epoch = 1});
   store().Hear(EpochEnded{.model = "nobody", .epoch = 1, .why = absl::AbortedError("over")});
   store().Hear(EpochRefused{.model = "nobody", .why = absl::FailedPreconditionError("want one state on all nodes")});

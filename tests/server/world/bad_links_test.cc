@@ -57,9 +57,9 @@ class BadLinksTest : public ::testing::Test {
   void AwaitStart(const Nodes& nodes) {
     for (const int node : nodes) {
       ASSERT_FALSE(sinks_[node].empty()) << "node " << node;
-      const EpochNews news = sinks_[node].Next();
-      EXPECT_TRUE(news.start) << news.why;
-      EXPECT_EQ(news.active, nodes);
+      const ReceivedMessage message = sinks_[node].Next();
+      EXPECT_TRUE(message.start) << message.why;
+      EXPECT_EQ(message.active, nodes);
     }
   }
   void AwaitEnd(const Nodes& nodes, const ::testing::Matcher<std::string>& why) {
@@ -69,9 +69,9 @@ class BadLinksTest : public ::testing::Test {
     }
   }
   void AwaitEndOf(int node, const ::testing::Matcher<std::string>& why) {
-    const EpochNews news = sinks_[node].Next();
-    EXPECT_FALSE(news.start);
-    EXPECT_THAT(news.why, StatusIs(absl::StatusCode::kUnavailable, why));
+    const ReceivedMessage message = sinks_[node].Next();
+    EXPECT_FALSE(message.start);
+    EXPECT_THAT(message.why, StatusIs(absl::StatusCode::kUnavailable, why));
   }
   void ExpectNothing(const Nodes& nodes) {
     for (const int node : nodes) EXPECT_TRUE(sinks_[node].empty()) << "node " << node;
@@ -259,7 +259,7 @@ TEST_F(BadLinksTest, WhatMakesNoSenseIsIgnored) {
 TEST_F(BadLinksTest, NoSaveIsOrderedOfOneThatIsLeftOut) {
   ASSERT_NO_FATAL_FAILURE(Start(3, Policy(2)));
   const auto order = [&](int64_t step) {
-    return coordinator_->Step(0, SaveNews{.model = "m", .what = SaveOrder{.id = 1, .step = step}});
+    return coordinator_->Step(0, SaveMessage{.model = "m", .what = SaveOrder{.id = 1, .step = step}});
   };
   ReportAll({0, 1, 2});
   AwaitStart({0, 1, 2});

@@ -74,15 +74,15 @@ class NodeEar final : public NodeSink {
     const Overloaded hear = {
         [this](const EpochStart& start) {
           if (oracle != nullptr) oracle->Started(start.epoch);
-          news.push_back({.start = true, .model = "m", .epoch = start.epoch});
+          messages.push_back({.start = true, .model = "m", .epoch = start.epoch});
         },
         [this](const EpochEnded& ended) {
           if (oracle != nullptr) oracle->Ended();
-          news.push_back({.model = "m", .epoch = ended.epoch, .why = ended.why});
+          messages.push_back({.model = "m", .epoch = ended.epoch, .why = ended.why});
         },
         [this](const EpochRefused& refused) {
           if (oracle != nullptr) oracle->Ended();
-          news.push_back({.refused = true, .model = "m", .why = refused.why});
+          messages.push_back({.refused = true, .model = "m", .why = refused.why});
         },
         [](const auto&) {},
     };
@@ -91,7 +91,7 @@ class NodeEar final : public NodeSink {
   void OnStop() override {}
 
   Oracle* oracle = nullptr;
-  std::deque<EpochNews> news;
+  std::deque<ReceivedMessage> messages;
 };
 
 // A daemon that behaves: it votes in the epoch that it knows, applies what is decided, and stays in
@@ -129,7 +129,7 @@ class Node {
   void BreakConnection() {
     oracle_->Lost(number_);
     coordinator_->Leave(number_);
-    ear_.news.clear();
+    ear_.messages.clear();
     running_ = 0;
     attached_.clear();
     Join();
@@ -143,7 +143,7 @@ class Node {
 
   void Attach(std::mt19937& random) {
     // Trainers wait for an epoch while none runs and nothing is in doubt.
-    if (running_ != 0 || in_doubt_.has_value() || !ear_.news.empty()) return;
+    if (running_ != 0 || in_doubt_.has_value() || !ear_.messages.empty()) return;
     attached_.insert(kFirstRank[number_] + static_cast<int>(random() % kDevices[number_]));
     const ModelReport report = MakeReport({attached_.begin(), attached_.end()}, commit_number_, version_);
     oracle_->Reported(number_, report);
@@ -151,13 +151,13 @@ class Node {
   }
 
   void Hear() {
-    if (ear_.news.empty()) return;
-    const EpochNews news = ear_.news.front();
-    ear_.news.pop_front();
-    running_ = news.start ? news.epoch : 0;
+    if (ear_.messages.empty()) return;
+    const ReceivedMessage message = ear_.messages.front();
+    ear_.messages.pop_front();
+    running_ = message.start ? message.epoch : 0;
     attached_.clear();
     // States never differ: all apply the same decisions.
-    EXPECT_FALSE(news.refused) << news.why;
+    EXPECT_FALSE(message.refused) << message.why;
   }
 
   void Vote(std::mt19937& random) {

@@ -32,12 +32,12 @@ class CoordinatorTest : public ::testing::Test {
     ASSERT_OK(coordinator_.Join(1, 1, &sinks_[1]));
   }
 
-  // Starts an epoch at this commit number and takes the news of it.
+  // Starts an epoch at this commit number and takes the messages about it.
   int64_t StartEpoch(int64_t commit_number = 0, int shard_size = 3) {
     EXPECT_OK(coordinator_.Step(0, MakeReport({0, 1}, commit_number, commit_number, 1, shard_size)));
     EXPECT_OK(coordinator_.Step(1, MakeReport({2}, commit_number, commit_number, 1, shard_size)));
-    const EpochNews first = sinks_[0].Next();
-    const EpochNews second = sinks_[1].Next();
+    const ReceivedMessage first = sinks_[0].Next();
+    const ReceivedMessage second = sinks_[1].Next();
     EXPECT_TRUE(first.start && second.start) << first.why << second.why;
     EXPECT_EQ(first.epoch, second.epoch);
     return first.epoch;
@@ -45,18 +45,18 @@ class CoordinatorTest : public ::testing::Test {
 
   void ExpectRefusal(absl::StatusCode code, const std::string& text) {
     for (RecordingListener& sink : sinks_) {
-      const EpochNews news = sink.Next();
-      EXPECT_TRUE(news.refused);
-      EXPECT_THAT(news.why, StatusIs(code, HasSubstr(text)));
+      const ReceivedMessage message = sink.Next();
+      EXPECT_TRUE(message.refused);
+      EXPECT_THAT(message.why, StatusIs(code, HasSubstr(text)));
     }
   }
 
   void ExpectEnd(int64_t epoch, absl::StatusCode code, const std::string& text) {
     for (RecordingListener& sink : sinks_) {
-      const EpochNews news = sink.Next();
-      EXPECT_FALSE(news.start);
-      EXPECT_EQ(news.epoch, epoch);
-      EXPECT_THAT(news.why, StatusIs(code, HasSubstr(text)));
+      const ReceivedMessage message = sink.Next();
+      EXPECT_FALSE(message.start);
+      EXPECT_EQ(message.epoch, epoch);
+      EXPECT_THAT(message.why, StatusIs(code, HasSubstr(text)));
     }
   }
 
@@ -86,10 +86,10 @@ TEST_F(CoordinatorTest, StartsAnEpochWhenAllRanksAreAttached) {
   EXPECT_OK(coordinator_.Step(1, MakeReport({2})));
   EXPECT_TRUE(sinks_[0].empty());
   EXPECT_OK(coordinator_.Step(0, MakeReport({1, 0})));
-  const EpochNews news = sinks_[1].Next();
-  EXPECT_TRUE(news.start);
-  EXPECT_EQ(news.model, "m");
-  EXPECT_EQ(news.epoch, 1);
+  const ReceivedMessage message = sinks_[1].Next();
+  EXPECT_TRUE(message.start);
+  EXPECT_EQ(message.model, "m");
+  EXPECT_EQ(message.epoch, 1);
 }
 
 TEST_F(CoordinatorTest, SaysWhyNoEpochStartsWhileTrainersWait) {
@@ -177,9 +177,9 @@ TEST_F(CoordinatorTest, NodesThatBeganAlikeTakeTheIdOfNode0) {
   EXPECT_OK(coordinator_.Step(0, report({0, 1}, "spec", "aa", true)));
   EXPECT_OK(coordinator_.Step(1, report({2}, "spec", "bb", true)));
   for (RecordingListener& sink : sinks_) {
-    const EpochNews news = sink.Next();
-    EXPECT_TRUE(news.start);
-    EXPECT_EQ(news.history_id, "aa");
+    const ReceivedMessage message = sink.Next();
+    EXPECT_TRUE(message.start);
+    EXPECT_EQ(message.history_id, "aa");
   }
   EXPECT_OK(coordinator_.Step(0, EndEpoch{.model = "m", .epoch = 1, .why = absl::AbortedError("over")}));
   ExpectEnd(1, absl::StatusCode::kAborted, "over");
@@ -239,10 +239,10 @@ TEST_F(CoordinatorTest, SpecsThatDifferAreNamed) {
 TEST_F(CoordinatorTest, ALostNodeEndsEveryEpochAndIsNamed) {
   const int64_t epoch = StartEpoch();
   coordinator_.Leave(1);
-  const EpochNews news = sinks_[0].Next();
-  EXPECT_EQ(news.epoch, epoch);
-  EXPECT_THAT(news.why, StatusIs(absl::StatusCode::kUnavailable,
-                                 HasSubstr("node 1 (rank 2) lost: attach again when its daemon serves again")));
+  const ReceivedMessage message = sinks_[0].Next();
+  EXPECT_EQ(message.epoch, epoch);
+  EXPECT_THAT(message.why, StatusIs(absl::StatusCode::kUnavailable,
+                                    HasSubstr("node 1 (rank 2) lost: attach again when its daemon serves again")));
   EXPECT_TRUE(sinks_[1].empty());
   // Its reports have gone with it.
   ASSERT_OK(coordinator_.Join(1, 1, &sinks_[1]));
@@ -280,10 +280,10 @@ TEST_F(CoordinatorTest, AReportThatSaysMoreThanADaemonHasToSayIsRefused) {
   reports[4].lost = absl::DataLossError(std::string(100'000, 'w'));
   for (const ModelReport& report : reports) {
     EXPECT_OK(coordinator_.Step(1, report));
-    const EpochNews news = sinks_[1].Next();
-    EXPECT_TRUE(news.refused);
-    EXPECT_THAT(news.why, StatusIs(absl::StatusCode::kInvalidArgument));
-    EXPECT_LE(news.model.size(), 512u);
+    const ReceivedMessage message = sinks_[1].Next();
+    EXPECT_TRUE(message.refused);
+    EXPECT_THAT(message.why, StatusIs(absl::StatusCode::kInvalidArgument));
+    EXPECT_LE(message.model.size(), 512u);
   }
   StartEpoch();
 }
@@ -671,9 +671,9 @@ TEST_F(CoordinatorTest, EpochNumbersThatNoneFollowsAreRefused) {
     ModelReport report = MakeReport({2});
     report.last_epoch = last_epoch;
     EXPECT_OK(coordinator_.Step(1, report));
-    const EpochNews news = sinks_[1].Next();
-    EXPECT_TRUE(news.refused);
-    EXPECT_THAT(news.why,
+    const ReceivedMessage message = sinks_[1].Next();
+    EXPECT_TRUE(message.refused);
+    EXPECT_THAT(message.why,
                 StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("report of m: want a last epoch in [0, ")));
   }
   EXPECT_EQ(StartEpoch(), 1);
@@ -707,9 +707,9 @@ TEST_F(CoordinatorTest, WhatOneNodeSaysHasABound) {
     report.model = absl::StrCat(i);
     EXPECT_OK(coordinator_.Step(1, report));
   }
-  const EpochNews news = sinks_[1].Next();
-  EXPECT_TRUE(news.refused);
-  EXPECT_THAT(news.why, StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("at most 1000 models of node 1")));
+  const ReceivedMessage message = sinks_[1].Next();
+  EXPECT_TRUE(message.refused);
+  EXPECT_THAT(message.why, StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("at most 1000 models of node 1")));
 }
 
 TEST_F(CoordinatorTest, VotesAfterDifferentCommandsEndTheEpochNamingBoth) {
@@ -913,7 +913,7 @@ TEST_F(CoordinatorTest, WhoWaitsForPartsWhenACommitIsDecidedIsAnswered) {
 }
 
 // A world of three nodes.
-TEST(WorldNewsTest, DeviceCountsAreToldOnceWhenAllAreHere) {
+TEST(WorldMessageTest, DeviceCountsAreToldOnceWhenAllAreHere) {
   Coordinator coordinator(3);
   RecordingListener sinks[3];
   ASSERT_OK(coordinator.Join(2, 4, &sinks[2]));
@@ -964,7 +964,7 @@ TEST(LocalClusterTest, RunsEpochsAndCommitsOfOneDaemon) {
   const std::unique_ptr<Cluster> cluster = *MakeLocalCluster(2);
   EXPECT_THAT(cluster->device_counts(), ElementsAre(2));
   EXPECT_OK(cluster->AwaitWorld(absl::ZeroDuration()));
-  // News wait for the listener.
+  // Messages wait for the listener.
   cluster->Send(MakeReport({0, 1})).IgnoreError();
   cluster->SetListener(&listener);
   EXPECT_EQ(listener.Next().epoch, 1);

@@ -424,13 +424,13 @@ class LoggedCoordinatorTest : public DecisionLogTest {
 
 TEST_F(LoggedCoordinatorTest, EpochsAndDecisionsAreThereBeforeTheyAreTold) {
   ASSERT_NO_FATAL_FAILURE(Start(&calls_));
-  const EpochNews news = sinks_[1].Next();
-  ASSERT_TRUE(news.start) << news.why;
-  ASSERT_OK(VoteOfBoth(news.epoch, 1).status());
+  const ReceivedMessage message = sinks_[1].Next();
+  ASSERT_TRUE(message.start) << message.why;
+  ASSERT_OK(VoteOfBoth(message.epoch, 1).status());
   Stop();
   const std::vector<ClosedEpoch> closed = Read();
   ASSERT_THAT(closed, SizeIs(1));
-  EXPECT_EQ(closed[0].epoch, news.epoch);
+  EXPECT_EQ(closed[0].epoch, message.epoch);
   ASSERT_TRUE(closed[0].last_decision.has_value());
   EXPECT_EQ(closed[0].last_decision->commit_number, 1);
   EXPECT_EQ(closed[0].last_decision->decision.square_sum, 0.75);
@@ -447,9 +447,9 @@ TEST_F(LoggedCoordinatorTest, ADiskThatRefusesLetsNoEpochStart) {
   fs::remove(PathOf("m.decisions"));
   FaultyCalls full(Fault::kDiskFull, calls.count() - 1);
   ASSERT_NO_FATAL_FAILURE(Start(&full));
-  const EpochNews news = sinks_[1].Next();
-  EXPECT_TRUE(news.refused);
-  EXPECT_THAT(news.why, StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("--state-dir")));
+  const ReceivedMessage message = sinks_[1].Next();
+  EXPECT_TRUE(message.refused);
+  EXPECT_THAT(message.why, StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("--state-dir")));
   Stop();
 }
 
@@ -464,10 +464,10 @@ TEST_F(LoggedCoordinatorTest, ADecisionThatIsNotWrittenIsNone) {
   }
   FaultyCalls faulty(Fault::kIoError, counting.count() + 2);
   ASSERT_NO_FATAL_FAILURE(Start(&faulty));
-  const EpochNews news = sinks_[1].Next();
-  ASSERT_TRUE(news.start) << news.why;
-  EXPECT_FALSE(VoteOfBoth(news.epoch, 1).ok());
-  EXPECT_FALSE(coordinator_->QueryCommit(1, {.model = "m", .epoch = news.epoch, .commit_number = 1}).ok());
+  const ReceivedMessage message = sinks_[1].Next();
+  ASSERT_TRUE(message.start) << message.why;
+  EXPECT_FALSE(VoteOfBoth(message.epoch, 1).ok());
+  EXPECT_FALSE(coordinator_->QueryCommit(1, {.model = "m", .epoch = message.epoch, .commit_number = 1}).ok());
   Stop();
   EXPECT_FALSE(Read()[0].last_decision.has_value());
 }
@@ -505,12 +505,12 @@ class HeldCalls final : public QuickCalls {
 TEST_F(LoggedCoordinatorTest, QuestionsAreAnsweredWhileADecisionIsWritten) {
   HeldCalls calls;
   ASSERT_NO_FATAL_FAILURE(Start(&calls));
-  const EpochNews news = sinks_[1].Next();
-  ASSERT_TRUE(news.start) << news.why;
-  EXPECT_FALSE(coordinator_->Vote(1, MakeVote(news.epoch, 1, {{1, 0.5, 0}}), absl::ZeroDuration()).ok());
+  const ReceivedMessage message = sinks_[1].Next();
+  ASSERT_TRUE(message.start) << message.why;
+  EXPECT_FALSE(coordinator_->Vote(1, MakeVote(message.epoch, 1, {{1, 0.5, 0}}), absl::ZeroDuration()).ok());
   calls.Hold();
   auto decision = std::async(std::launch::async, [&] {
-    return coordinator_->Vote(0, MakeVote(news.epoch, 1, {{0, 0.25, 0}}), absl::InfiniteDuration());
+    return coordinator_->Vote(0, MakeVote(message.epoch, 1, {{0, 0.25, 0}}), absl::InfiniteDuration());
   });
   calls.AwaitHeld();
   EXPECT_THAT(coordinator_->ViewWorld().absent, testing::IsEmpty());
@@ -524,7 +524,7 @@ TEST_F(LoggedCoordinatorTest, QuestionsAreAnsweredWhileADecisionIsWritten) {
   calls.Release();
   EXPECT_OK(decision.get().status());
   lost.get();
-  EXPECT_OK(coordinator_->QueryCommit(1, {.model = "m", .epoch = news.epoch, .commit_number = 1}).status());
+  EXPECT_OK(coordinator_->QueryCommit(1, {.model = "m", .epoch = message.epoch, .commit_number = 1}).status());
   Stop();
 }
 

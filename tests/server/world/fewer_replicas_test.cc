@@ -50,22 +50,22 @@ class FewerReplicasTest : public ::testing::Test {
       EXPECT_OK(coordinator_.Step(node, Trained(node, commit_number, PreviousNode(node, nodes))));
     }
   }
-  EpochNews AwaitStart(const std::vector<int>& nodes) {
-    EpochNews first;
+  ReceivedMessage AwaitStart(const std::vector<int>& nodes) {
+    ReceivedMessage first;
     for (const int node : nodes) {
-      const EpochNews news = sinks_[node].Next();
-      EXPECT_TRUE(news.start) << news.why;
-      EXPECT_EQ(news.active, nodes);
-      EXPECT_EQ(news.history_id, "h");
-      first = news;
+      const ReceivedMessage message = sinks_[node].Next();
+      EXPECT_TRUE(message.start) << message.why;
+      EXPECT_EQ(message.active, nodes);
+      EXPECT_EQ(message.history_id, "h");
+      first = message;
     }
     return first;
   }
   void AwaitEnd(const std::vector<int>& nodes, const std::string& why) {
     for (const int node : nodes) {
-      const EpochNews news = sinks_[node].Next();
-      EXPECT_FALSE(news.start);
-      EXPECT_THAT(news.why.message(), HasSubstr(why));
+      const ReceivedMessage message = sinks_[node].Next();
+      EXPECT_FALSE(message.start);
+      EXPECT_THAT(message.why.message(), HasSubstr(why));
     }
   }
   absl::StatusOr<CommitDecision> Vote(int node, int64_t epoch, int64_t commit_number, double square_sum = 1) {
@@ -204,10 +204,11 @@ TEST_F(FewerReplicasTest, OneThatIsBackWithAnotherStateIsToldSoAlone) {
   ModelReport other = Trained(2, 7, 1);
   other.history_id = other.lineage = "another";
   EXPECT_OK(coordinator_.Step(2, other));
-  const EpochNews news = sinks_[2].Next();
-  EXPECT_TRUE(news.refused);
-  EXPECT_THAT(news.why, StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("got commit 7 of history another")));
-  EXPECT_THAT(news.why.message(), HasSubstr("its state is not wanted"));
+  const ReceivedMessage message = sinks_[2].Next();
+  EXPECT_TRUE(message.refused);
+  EXPECT_THAT(message.why,
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("got commit 7 of history another")));
+  EXPECT_THAT(message.why.message(), HasSubstr("its state is not wanted"));
   EXPECT_OK(coordinator_.Step(2, Trained(2, 9, 1)));
   EXPECT_TRUE(sinks_[2].Next().refused) << "it is ahead";
   Vote(0, 2, 8).IgnoreError();
@@ -267,11 +268,11 @@ TEST(FiveReplicasTest, OneThatFitsNoneOfTheOthersKeepsNoneFromReturning) {
   for (const int node : {0, 1, 2}) coordinator.Step(node, Trained(node, 7, std::nullopt)).IgnoreError();
   for (const int node : {0, 1, 2, 3}) {
     ASSERT_FALSE(sinks[node].empty()) << "node " << node;
-    const EpochNews news = sinks[node].Next();
-    EXPECT_TRUE(news.start) << news.why;
-    EXPECT_THAT(news.active, ElementsAre(0, 1, 2, 3));
+    const ReceivedMessage message = sinks[node].Next();
+    EXPECT_TRUE(message.start) << message.why;
+    EXPECT_THAT(message.active, ElementsAre(0, 1, 2, 3));
   }
-  const EpochNews refused = sinks[4].Next();
+  const ReceivedMessage refused = sinks[4].Next();
   EXPECT_TRUE(refused.refused);
   EXPECT_THAT(refused.why.message(), AllOf(HasSubstr("up to commit 7"), HasSubstr("got commit 7 of history another")));
 }
@@ -305,13 +306,13 @@ TEST_F(FewerReplicasTest, AValueIsThatOfTheNodeThatHasPutIt) {
 
 TEST_F(FewerReplicasTest, OneThatTakesNoPartIsNotAskedToSave) {
   const auto order = [&] {
-    return coordinator_.Step(0, SaveNews{.model = "m", .what = SaveOrder{.id = 1, .step = 7}});
+    return coordinator_.Step(0, SaveMessage{.model = "m", .what = SaveOrder{.id = 1, .step = 7}});
   };
   ReportAll(7);
   AwaitStart({0, 1, 2});
   EXPECT_OK(order());
   for (const int node : {1, 2}) EXPECT_TRUE(sinks_[node].Next().save.has_value());
-  ASSERT_OK(coordinator_.Step(0, SaveNews{.model = "m", .what = SaveEnd{.id = 1}}));
+  ASSERT_OK(coordinator_.Step(0, SaveMessage{.model = "m", .what = SaveEnd{.id = 1}}));
   for (const int node : {1, 2}) EXPECT_TRUE(sinks_[node].Next().save.has_value());
   Lose(2);
   AwaitEnd({0, 1}, "lost");
@@ -654,9 +655,9 @@ class RestartedWithoutTwoTest : public testing::Test {
   void ExpectStart(const std::vector<int>& nodes) {
     for (const int node : nodes) {
       ASSERT_FALSE(sinks_[node].empty()) << "node " << node;
-      const EpochNews news = sinks_[node].Next();
-      EXPECT_TRUE(news.start) << news.why;
-      EXPECT_EQ(news.active, nodes);
+      const ReceivedMessage message = sinks_[node].Next();
+      EXPECT_TRUE(message.start) << message.why;
+      EXPECT_EQ(message.active, nodes);
     }
   }
 
@@ -748,9 +749,9 @@ TEST_F(RestartedWithoutTwoTest, ANode0WithoutAStateWaitsForOneMore) {
   EXPECT_TRUE(sinks_[1].empty());
   ASSERT_OK(coordinator.Join(2, kDevices, &sinks_[2]));
   EXPECT_OK(coordinator.Step(2, Old(2, 7, 5)));
-  const EpochNews news = sinks_[0].Next();
-  EXPECT_TRUE(news.start) << news.why;
-  EXPECT_THAT(news.healings, testing::SizeIs(1));
+  const ReceivedMessage message = sinks_[0].Next();
+  EXPECT_TRUE(message.start) << message.why;
+  EXPECT_THAT(message.healings, testing::SizeIs(1));
 }
 
 TEST_F(RestartedWithoutTwoTest, APersonMaySayThatOneIsEnough) {
@@ -778,12 +779,12 @@ TEST_F(RestartedWithoutTwoTest, ADecisionThatNoneOfItsVotersHasWasNeverTold) {
     EXPECT_OK(coordinator.Step(1, Old(1, 7, 5)));
     // A node with another state may be present instead of a node with that state.
     coordinator.Step(2, Old(2, all_are_without ? 7 : 6, 5)).IgnoreError();
-    const EpochNews news = sinks[1].Next();
-    EXPECT_EQ(news.start, all_are_without) << news.why;
+    const ReceivedMessage message = sinks[1].Next();
+    EXPECT_EQ(message.start, all_are_without) << message.why;
     if (all_are_without) {
-      EXPECT_THAT(news.healings, testing::SizeIs(1));
+      EXPECT_THAT(message.healings, testing::SizeIs(1));
     } else {
-      EXPECT_THAT(news.why, StatusIs(absl::StatusCode::kDataLoss, HasSubstr("commit 8 of history h")));
+      EXPECT_THAT(message.why, StatusIs(absl::StatusCode::kDataLoss, HasSubstr("commit 8 of history h")));
     }
   }
 }

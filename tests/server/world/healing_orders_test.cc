@@ -63,19 +63,19 @@ class HealingOrdersTest : public ::testing::Test {
     Report(reports);
     absl::Status why;
     for (RecordingListener& sink : sinks_) {
-      const EpochNews news = sink.Next();
-      EXPECT_TRUE(news.refused);
-      why = news.why;
+      const ReceivedMessage message = sink.Next();
+      EXPECT_TRUE(message.refused);
+      why = message.why;
     }
     return why;
   }
-  EpochNews AwaitStart(const std::vector<int>& nodes = {0, 1, 2}) {
-    EpochNews first;
+  ReceivedMessage AwaitStart(const std::vector<int>& nodes = {0, 1, 2}) {
+    ReceivedMessage first;
     for (const int node : nodes) {
-      const EpochNews news = sinks_[node].Next();
-      EXPECT_TRUE(news.start) << news.why;
-      EXPECT_EQ(news.active, nodes);
-      first = news;
+      const ReceivedMessage message = sinks_[node].Next();
+      EXPECT_TRUE(message.start) << message.why;
+      EXPECT_EQ(message.active, nodes);
+      first = message;
     }
     return first;
   }
@@ -126,7 +126,7 @@ TEST_F(HealingOrdersTest, AHigherCommitNumberGivesWay) {
   EXPECT_EQ(answer.nodes[1].commit_number, 12);
   EXPECT_THAT(coordinator_.healing_donor("m"), Optional(0));
   Report(reports);
-  const EpochNews start = AwaitStart();
+  const ReceivedMessage start = AwaitStart();
   EXPECT_THAT(start.healings, ElementsAre(GivesUp(1, 2, "other", 12))) << "the one that keeps its client states";
   ASSERT_TRUE(start.fork.has_value());
   EXPECT_EQ(start.fork->history_id, "h");
@@ -142,7 +142,7 @@ TEST_F(HealingOrdersTest, Node0GivesWayToo) {
   Refused(reports).IgnoreError();
   ASSERT_OK(coordinator_.OrderHealing("m", 1).status());
   Report(reports);
-  const EpochNews start = AwaitStart();
+  const ReceivedMessage start = AwaitStart();
   EXPECT_THAT(start.healings, ElementsAre(GivesUp(0, 1, "h", 12), GivesUp(2, 1, "h", 9)));
   EXPECT_NE(start.history_id, "h") << "another commit 8 than that of node 0";
   Commit(start.epoch, kCommit + 1);
@@ -218,13 +218,13 @@ TEST_F(HealingOrdersTest, HoldsUntilAnEpochHasBegunWithOneState) {
   Refused(reports).IgnoreError();
   ASSERT_OK(coordinator_.OrderHealing("m", 0).status());
   Report(reports);
-  const EpochNews first = AwaitStart();
+  const ReceivedMessage first = AwaitStart();
   End(first.epoch);
   ModelReport right = State(0, first.history_id, kCommit);
   right.lineage = first.history_id;
   right.untouched = true;
   Report({right, reports[1], reports[2]});
-  const EpochNews second = AwaitStart();
+  const ReceivedMessage second = AwaitStart();
   EXPECT_EQ(second.history_id, first.history_id) << "it has begun already";
   EXPECT_FALSE(second.fork.has_value());
   EXPECT_THAT(second.healings, ElementsAre(GivesUp(1, 0, "other", 12), GivesUp(2, 0, "h", kCommit)));
@@ -332,7 +332,7 @@ TEST_F(FewerHealingOrdersTest, AnEpochWithoutTheOneThatItIsForLeavesIt) {
   ASSERT_OK(coordinator_.OrderHealing("m", 0).status());
   End(2, {0, 1});
   for (const int node : {0, 1}) coordinator_.Step(node, State(node, "h", kCommit)).IgnoreError();
-  const EpochNews start = AwaitStart({0, 1});
+  const ReceivedMessage start = AwaitStart({0, 1});
   Commit(start.epoch, kCommit + 1, {0, 1});
   EXPECT_THAT(coordinator_.healing_donor("m"), Optional(0));
   coordinator_.Leave(0);
@@ -372,7 +372,7 @@ TEST_F(FewerHealingOrdersTest, OneThatWasAwayIsNotTakenForOneOfThem) {
   }
   ASSERT_OK(coordinator_.OrderHealing("m", 1).status());
   for (const int node : {0, 1}) coordinator_.Step(node, reports[node]).IgnoreError();
-  const EpochNews start = AwaitStart({0, 1});
+  const ReceivedMessage start = AwaitStart({0, 1});
   EXPECT_THAT(start.healings, ElementsAre(GivesUp(0, 1, "h", 9)));
   Commit(4, kCommit + 1, {0, 1});
   ASSERT_OK(coordinator_.Join(2, 1, &sinks_[2]));

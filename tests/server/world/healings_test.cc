@@ -68,14 +68,14 @@ class HealingsTest : public ::testing::Test {
     for (int node = 0; node < kNodes; ++node) coordinator_.Step(node, reports[node]).IgnoreError();
   }
   std::vector<Healing> AwaitStart() {
-    std::vector<EpochNews> news;
-    for (RecordingListener& sink : sinks_) news.push_back(sink.Next());
-    for (const EpochNews& one : news) {
+    std::vector<ReceivedMessage> messages;
+    for (RecordingListener& sink : sinks_) messages.push_back(sink.Next());
+    for (const ReceivedMessage& one : messages) {
       EXPECT_TRUE(one.start) << one.why;
       EXPECT_EQ(one.history_id, "h");
-      EXPECT_EQ(one.healings, news[0].healings);
+      EXPECT_EQ(one.healings, messages[0].healings);
     }
-    return news[0].healings;
+    return messages[0].healings;
   }
   void ExpectRefusal() {
     for (RecordingListener& sink : sinks_) EXPECT_TRUE(sink.Next().refused);

@@ -24,11 +24,11 @@ constexpr absl::uint128 kProcess = 7;
 class StoppableSink final : public NodeSink {
  public:
   void Tell(const ToNode& message) override {
-    std::holds_alternative<Probe>(message) ? static_cast<void>(++probes) : news.Tell(message);
+    std::holds_alternative<Probe>(message) ? static_cast<void>(++probes) : listener.Tell(message);
   }
   void OnStop() override { is_stopped = true; }
 
-  RecordingListener news;
+  RecordingListener listener;
   std::atomic<int> probes = 0;
   std::atomic<bool> is_stopped = false;
 };
@@ -42,7 +42,7 @@ class NodeStreamsTest : public testing::Test {
     EXPECT_OK(coordinator_.Step(0, MakeReport({0, 1})));
     EXPECT_OK(coordinator_.Step(1, MakeReport({2})));
     ASSERT_TRUE(zero_.Next().start);
-    ASSERT_TRUE(first_sink_.news.Next().start);
+    ASSERT_TRUE(first_sink_.listener.Next().start);
   }
   static NodeStreams::StreamPtr MakeStream(int64_t connection, NodeSink* sink, absl::uint128 process = kProcess) {
     return std::make_shared<NodeStreams::Stream>(NodeStreams::Stream{.node = 1,
@@ -54,7 +54,7 @@ class NodeStreamsTest : public testing::Test {
   // Continues the first stream on the second one.
   std::future<absl::Status> StartGoingOn(NodeStreams& streams) {
     auto going_on = std::async(std::launch::async, [this, &streams] { return streams.GoOn(second_); });
-    while (first_sink_.news.moves().empty()) std::this_thread::yield();
+    while (first_sink_.listener.moves().empty()) std::this_thread::yield();
     return going_on;
   }
 
@@ -79,15 +79,15 @@ class NodeStreamsTest : public testing::Test {
 
 TEST_F(NodeStreamsTest, ANodeGoesOnWithAnotherStreamWhenAllIsReadOnTheOldOne) {
   std::future<absl::Status> going_on = StartGoingOn(streams_);
-  EXPECT_THAT(first_sink_.news.moves(), ElementsAre(2));
-  EXPECT_THAT(second_sink_.news.welcomes(), ElementsAre(2));
+  EXPECT_THAT(first_sink_.listener.moves(), ElementsAre(2));
+  EXPECT_THAT(second_sink_.listener.welcomes(), ElementsAre(2));
   EXPECT_EQ(going_on.wait_for(std::chrono::seconds(0)), std::future_status::timeout) << "not all is read";
   streams_.End(*first_, /*is_moved=*/true);
   EXPECT_OK(going_on.get());
   EXPECT_TRUE(zero_.empty()) << "the epoch goes on";
   EXPECT_OK(coordinator_.Step(0, EndEpoch{.model = "m", .epoch = 1, .why = absl::AbortedError("rank 0 left")}));
-  EXPECT_EQ(second_sink_.news.Next().epoch, 1);
-  EXPECT_TRUE(first_sink_.news.empty());
+  EXPECT_EQ(second_sink_.listener.Next().epoch, 1);
+  EXPECT_TRUE(first_sink_.listener.empty());
   EXPECT_FALSE(first_sink_.is_stopped);
   streams_.End(*second_, /*is_moved=*/false);
   EXPECT_THAT(AbsentNodes(coordinator_), ElementsAre(1));
@@ -117,7 +117,7 @@ TEST_F(NodeStreamsTest, WhatHasNoStreamBeforeItDoesNotGoOn) {
        {MakeStream(2, &second_sink_, kProcess + 1), MakeStream(1, &second_sink_), MakeStream(2, &second_sink_, 0)}) {
     EXPECT_THAT(streams_.GoOn(stream), StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("join anew")));
   }
-  EXPECT_THAT(first_sink_.news.moves(), IsEmpty());
+  EXPECT_THAT(first_sink_.listener.moves(), IsEmpty());
   EXPECT_THAT(AbsentNodes(coordinator_), IsEmpty());
   streams_.End(*first_, /*is_moved=*/false);
   EXPECT_THAT(streams_.GoOn(second_), StatusIs(absl::StatusCode::kFailedPrecondition));
@@ -170,7 +170,7 @@ TEST_F(NodeStreamsTest, AProcessThatGoesOnMeanwhileIsAskedAgain) {
 TEST_F(NodeStreamsTest, NothingGoesOnWhenTheCoordinatorHasStopped) {
   coordinator_.Stop();
   EXPECT_THAT(streams_.GoOn(second_), StatusIs(absl::StatusCode::kUnavailable));
-  EXPECT_THAT(first_sink_.news.moves(), IsEmpty());
+  EXPECT_THAT(first_sink_.listener.moves(), IsEmpty());
 }
 
 }  // namespace

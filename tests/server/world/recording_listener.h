@@ -18,7 +18,7 @@
 
 namespace paramshard::server {
 
-struct EpochNews {
+struct ReceivedMessage {
   bool start = false;  // else an end, or
   bool refused = false;
   std::string model = {};
@@ -30,8 +30,8 @@ struct EpochNews {
   std::optional<HistoryFork> fork = {};                        // likewise
   std::optional<int64_t> last_command = {};                    // then neither of them
   std::optional<CommandsThrough> commands_wanted_unless = {};  // likewise
-  std::optional<SaveNews> save = {};                           // likewise
-  std::optional<RestoreNews> restore = {};                     // likewise
+  std::optional<SaveMessage> save = {};                        // likewise
+  std::optional<RestoreMessage> restore = {};                  // likewise
 };
 
 class RecordingListener final : public EpochListener, public NodeSink {
@@ -57,15 +57,15 @@ class RecordingListener final : public EpochListener, public NodeSink {
         [this](const EpochEnded& ended) { Add({.model = ended.model, .epoch = ended.epoch, .why = ended.why}); },
         [this](const EpochRefused& refused) { Add({.refused = true, .model = refused.model, .why = refused.why}); },
         // That a stream has broken shows in the epochs.
-        [this](const SaveNews& news) {
-          if (!std::holds_alternative<SaveLeaderLost>(news.what)) Add({.model = news.model, .save = news});
+        [this](const SaveMessage& message) {
+          if (!std::holds_alternative<SaveLeaderLost>(message.what)) Add({.model = message.model, .save = message});
         },
-        [this](const RestoreNews& news) {
-          if (const auto* const lost = std::get_if<RestoreFollowerLost>(&news.what); lost != nullptr) {
+        [this](const RestoreMessage& message) {
+          if (const auto* const lost = std::get_if<RestoreFollowerLost>(&message.what); lost != nullptr) {
             absl::MutexLock lock(&mu_);
             lost_followers_.push_back(lost->node);
-          } else if (!std::holds_alternative<RestoreLeaderLost>(news.what)) {
-            Add({.model = news.model, .restore = news});
+          } else if (!std::holds_alternative<RestoreLeaderLost>(message.what)) {
+            Add({.model = message.model, .restore = message});
           }
         },
         [this](const Welcome& welcome) {
@@ -82,24 +82,24 @@ class RecordingListener final : public EpochListener, public NodeSink {
   }
   void OnStop() override {}
 
-  // The next piece of news; an INTERNAL end when none comes within 30 seconds.
-  EpochNews Next() {
+  // Returns the next message about a model; an INTERNAL end if none comes within 30 seconds.
+  ReceivedMessage Next() {
     const SteadyTime deadline = SteadyDeadline(absl::Seconds(30));
     absl::MutexLock lock(&mu_);
-    while (news_.empty()) {
+    while (messages_.empty()) {
       if (!changed_.WaitUntil(&mu_, deadline)) continue;
-      return {.epoch = -1, .why = absl::InternalError("no news")};
+      return {.epoch = -1, .why = absl::InternalError("no message")};
     }
-    EpochNews news = std::move(news_.front());
-    news_.pop_front();
-    return news;
+    ReceivedMessage message = std::move(messages_.front());
+    messages_.pop_front();
+    return message;
   }
 
   bool empty() {
     absl::MutexLock lock(&mu_);
-    return news_.empty();
+    return messages_.empty();
   }
-  // Which is no news of a model.
+  // Messages of no model.
   std::vector<int> lost_followers() {
     absl::MutexLock lock(&mu_);
     return lost_followers_;
@@ -118,15 +118,15 @@ class RecordingListener final : public EpochListener, public NodeSink {
   }
 
  private:
-  void Add(EpochNews news) {
+  void Add(ReceivedMessage message) {
     absl::MutexLock lock(&mu_);
-    news_.push_back(std::move(news));
+    messages_.push_back(std::move(message));
     changed_.SignalAll();
   }
 
   absl::Mutex mu_;
   SteadyCondVar changed_;
-  std::deque<EpochNews> news_ ABSL_GUARDED_BY(mu_);
+  std::deque<ReceivedMessage> messages_ ABSL_GUARDED_BY(mu_);
   std::vector<int> lost_followers_ ABSL_GUARDED_BY(mu_);
   std::vector<int> welcomes_ ABSL_GUARDED_BY(mu_);
   std::vector<std::vector<int>> worlds_ ABSL_GUARDED_BY(mu_);

@@ -50,7 +50,7 @@ std::unique_ptr<grpc::Server> Serve(grpc::Service* service, int* port) {
 class CoordinatorServer {
  public:
   explicit CoordinatorServer(int nodes = 2) : coordinator_(nodes) {
-    EXPECT_OK(coordinator_.Join(0, 2, &news));
+    EXPECT_OK(coordinator_.Join(0, 2, &listener));
     Open();
   }
   ~CoordinatorServer() {
@@ -73,7 +73,7 @@ class CoordinatorServer {
   Coordinator& coordinator() { return coordinator_; }
   std::string address() const { return absl::StrCat("127.0.0.1:", port_); }
 
-  RecordingListener news;
+  RecordingListener listener;
 
  private:
   Coordinator coordinator_;
@@ -98,7 +98,7 @@ class RemoteClusterTest : public ::testing::Test {
  protected:
   void SetUp() override {
     ASSERT_OK_AND_ASSIGN(one_, MakeRemoteCluster(Options(zero_)));
-    one_->SetListener(&news_);
+    one_->SetListener(&listener_);
     ASSERT_OK(one_->AwaitWorld(kLong));
   }
   void TearDown() override {
@@ -108,8 +108,8 @@ class RemoteClusterTest : public ::testing::Test {
   int64_t StartEpoch() {
     EXPECT_OK(zero_.coordinator().Step(0, MakeReport({0, 1})));
     one_->Send(MakeReport({2})).IgnoreError();
-    const EpochNews zero = zero_.news.Next();
-    const EpochNews one = news_.Next();
+    const ReceivedMessage zero = zero_.listener.Next();
+    const ReceivedMessage one = listener_.Next();
     EXPECT_TRUE(zero.start && one.start) << zero.why << one.why;
     EXPECT_EQ(zero.epoch, one.epoch);
     return one.epoch;
@@ -121,7 +121,7 @@ class RemoteClusterTest : public ::testing::Test {
   CommitVote VoteOfOne(int64_t epoch, int64_t commit_number) { return MakeVote(epoch, commit_number, {{2, 1, 0}}); }
 
   CoordinatorServer zero_;
-  RecordingListener news_;
+  RecordingListener listener_;
   std::unique_ptr<Cluster> one_;
 };
 
@@ -134,15 +134,15 @@ TEST_F(RemoteClusterTest, KnowsTheWorld) {
 TEST_F(RemoteClusterTest, EpochsStartAndEndOnAllNodes) {
   const int64_t first = StartEpoch();
   one_->Send(EndEpoch{.model = "m", .epoch = first, .why = absl::AbortedError("rank 2 left")}).IgnoreError();
-  EXPECT_THAT(zero_.news.Next().why, StatusIs(absl::StatusCode::kAborted, HasSubstr("rank 2 left")));
-  EXPECT_THAT(news_.Next().why, StatusIs(absl::StatusCode::kAborted, HasSubstr("rank 2 left")));
+  EXPECT_THAT(zero_.listener.Next().why, StatusIs(absl::StatusCode::kAborted, HasSubstr("rank 2 left")));
+  EXPECT_THAT(listener_.Next().why, StatusIs(absl::StatusCode::kAborted, HasSubstr("rank 2 left")));
   const int64_t second = StartEpoch();
   EXPECT_GT(second, first);
   EXPECT_OK(zero_.coordinator().Step(
       0, EndEpoch{.model = "m", .epoch = second, .why = absl::DeadlineExceededError("rank 0 hangs")}));
-  const EpochNews news = news_.Next();
-  EXPECT_EQ(news.epoch, second);
-  EXPECT_THAT(news.why, StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("rank 0 hangs")));
+  const ReceivedMessage message = listener_.Next();
+  EXPECT_EQ(message.epoch, second);
+  EXPECT_THAT(message.why, StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("rank 0 hangs")));
 }
 
 TEST_F(RemoteClusterTest, BadLinksTravelWithTheEndOfAnEpoch) {
@@ -152,7 +152,7 @@ TEST_F(RemoteClusterTest, BadLinksTravelWithTheEndOfAnEpoch) {
                       .why = absl::UnavailableError("node 1 does not reach node 0"),
                       .bad_links = {{.peer = 0, .address = "10.9.0.11", .peer_address = "10.9.0.10"}}})
       .IgnoreError();
-  const absl::Status why = zero_.news.Next().why;
+  const absl::Status why = zero_.listener.Next().why;
   EXPECT_THAT(why, StatusIs(absl::StatusCode::kUnavailable, HasSubstr("node 0 (10.9.0.10) and node 1 (10.9.0.11)")));
   EXPECT_THAT(zero_.coordinator().ViewWorld().cut_links, ElementsAre("node 0 (10.9.0.10) and node 1 (10.9.0.11)"));
   EXPECT_GT(StartEpoch(), epoch);
@@ -161,9 +161,9 @@ TEST_F(RemoteClusterTest, BadLinksTravelWithTheEndOfAnEpoch) {
 TEST_F(RemoteClusterTest, StatesThatDifferAreToldToAllNodes) {
   EXPECT_OK(zero_.coordinator().Step(0, MakeReport({0, 1}, 3, 3)));
   one_->Send(MakeReport({2}, 2, 2)).IgnoreError();
-  const EpochNews news = news_.Next();
-  EXPECT_TRUE(news.refused);
-  EXPECT_THAT(news.why, StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("export from one")));
+  const ReceivedMessage message = listener_.Next();
+  EXPECT_TRUE(message.refused);
+  EXPECT_THAT(message.why, StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("export from one")));
 }
 
 TEST_F(RemoteClusterTest, LossesTravelWithReports) {
@@ -173,9 +173,9 @@ TEST_F(RemoteClusterTest, LossesTravelWithReports) {
   one_->Send(lost).IgnoreError();
   EXPECT_OK(zero_.coordinator().Step(0, MakeReport({0, 1})));
   // The loss may have come there before this report, or comes behind it.
-  const EpochNews news = zero_.news.Next();
-  EXPECT_TRUE(news.refused);
-  EXPECT_THAT(news.why, StatusIs(absl::StatusCode::kDataLoss, HasSubstr("got none on node 1 (rank 2): gone")));
+  const ReceivedMessage message = zero_.listener.Next();
+  EXPECT_TRUE(message.refused);
+  EXPECT_THAT(message.why, StatusIs(absl::StatusCode::kDataLoss, HasSubstr("got none on node 1 (rank 2): gone")));
 }
 
 TEST_F(RemoteClusterTest, HistoriesTravelWithReports) {
@@ -185,7 +185,7 @@ TEST_F(RemoteClusterTest, HistoriesTravelWithReports) {
   of_one.history_id = "bb";
   EXPECT_OK(zero_.coordinator().Step(0, of_zero));
   one_->Send(of_one).IgnoreError();
-  EXPECT_THAT(news_.Next().why,
+  EXPECT_THAT(listener_.Next().why,
               StatusIs(absl::StatusCode::kFailedPrecondition,
                        HasSubstr("of history aa on node 0 (ranks 0..1), version 3 (commit 3) of history bb on")));
 }
@@ -213,12 +213,12 @@ TEST_F(RemoteClusterTest, CommandsAreComparedWhereVotesDiffer) {
   vote.commands = {.number = 5, .hash = absl::MakeUint128(1, 2)};
   auto one = std::async(std::launch::async, [&] { return one_->Vote(vote); });
   auto zero = std::async(std::launch::async, [&] { return VoteOfZero(epoch, 1); });
-  EXPECT_EQ(news_.Next().commands_wanted_unless, CommandsThrough());
-  EXPECT_EQ(zero_.news.Next().commands_wanted_unless, CommandsThrough());
+  EXPECT_EQ(listener_.Next().commands_wanted_unless, CommandsThrough());
+  EXPECT_EQ(zero_.listener.Next().commands_wanted_unless, CommandsThrough());
   EXPECT_OK(zero_.coordinator().Step(
       0, CommandReports{.model = "m", .epoch = epoch, .commands = {{4, 0, "same"}, {5, 0, "a"}}}));
   one_->Send(CommandReports{.model = "m", .epoch = epoch, .commands = {{4, 2, "same"}, {5, 2, "b"}}}).IgnoreError();
-  EXPECT_THAT(news_.Next().why,
+  EXPECT_THAT(listener_.Next().why,
               StatusIs(absl::StatusCode::kFailedPrecondition,
                        AllOf(HasSubstr("command 5"), HasSubstr("rank 0 sent a"), HasSubstr("rank 2 sent b"))));
   EXPECT_THAT(zero.get(), StatusIs(absl::StatusCode::kAborted));
@@ -232,21 +232,21 @@ TEST_F(RemoteClusterTest, ALateNodeIsToldWhatTheOthersHaveSent) {
   for (int i = 0; i < 2; ++i) {
     EXPECT_THAT(zero_.coordinator().Vote(0, vote, absl::ZeroDuration()), StatusIs(absl::StatusCode::kDeadlineExceeded));
   }
-  EXPECT_EQ(news_.Next().commands_wanted_unless, vote.commands);
+  EXPECT_EQ(listener_.Next().commands_wanted_unless, vote.commands);
 }
 
 TEST_F(RemoteClusterTest, AModelThatIsGoneFromANodeEndsItsEpoch) {
   const int64_t epoch = StartEpoch();
   one_->Send(ModelDeleted{.model = "m"}).IgnoreError();
-  const EpochNews news = zero_.news.Next();
-  EXPECT_EQ(news.epoch, epoch);
-  EXPECT_THAT(news.why, StatusIs(absl::StatusCode::kAborted, HasSubstr("deleted on node 1 (rank 2)")));
+  const ReceivedMessage message = zero_.listener.Next();
+  EXPECT_EQ(message.epoch, epoch);
+  EXPECT_THAT(message.why, StatusIs(absl::StatusCode::kAborted, HasSubstr("deleted on node 1 (rank 2)")));
 }
 
 TEST_F(RemoteClusterTest, NodeZeroNamesTheNodeThatIsLost) {
   StartEpoch();
   one_.reset();
-  EXPECT_THAT(zero_.news.Next().why,
+  EXPECT_THAT(zero_.listener.Next().why,
               StatusIs(absl::StatusCode::kUnavailable,
                        HasSubstr("node 1 (rank 2) lost: attach again when its daemon serves again")));
 }
@@ -255,16 +255,16 @@ TEST_F(RemoteClusterTest, ALostNodeZeroEndsEpochsAndIsJoinedAgain) {
   const int64_t first = StartEpoch();
   EXPECT_OK(one_->CheckCoordinator());
   zero_.Close();
-  const EpochNews lost = news_.Next();
+  const ReceivedMessage lost = listener_.Next();
   EXPECT_EQ(lost.epoch, first);
   EXPECT_THAT(one_->CheckCoordinator(), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("is not reached: ")));
   EXPECT_THAT(lost.why, StatusIs(absl::StatusCode::kUnavailable, HasSubstr("node 0 (127.0.0.1:")));
-  EXPECT_FALSE(zero_.news.Next().start);
+  EXPECT_FALSE(zero_.listener.Next().start);
   // Reported while node 0 is away, and repeated later.
   one_->Send(MakeReport({2})).IgnoreError();
   zero_.Open();
   EXPECT_OK(zero_.coordinator().Step(0, MakeReport({0, 1})));
-  const EpochNews next = news_.Next();
+  const ReceivedMessage next = listener_.Next();
   EXPECT_TRUE(next.start) << next.why;
   EXPECT_GT(next.epoch, first);
   EXPECT_OK(one_->CheckCoordinator());
@@ -278,7 +278,7 @@ TEST_F(RemoteClusterTest, AVoteInDoubtIsRepeatedUntilTheDecisionIsKnown) {
   ASSERT_OK(lost.get());
   zero_.Close();
   auto vote = std::async(std::launch::async, [&] { return one_->Vote(VoteOfOne(epoch, 1)); });
-  EXPECT_EQ(news_.Next().epoch, epoch);  // the epoch is over meanwhile
+  EXPECT_EQ(listener_.Next().epoch, epoch);  // the epoch is over meanwhile
   zero_.Open();
   ASSERT_OK_AND_ASSIGN(const CommitDecision decision, vote.get());
   EXPECT_TRUE(decision.apply);
@@ -363,7 +363,7 @@ TEST_F(RemoteClusterTest, AVoteThatWaitsForOthersIsAbortedWhenNodeZeroStops) {
 TEST_F(RemoteClusterTest, StopOfNodeZeroEndsEverything) {
   StartEpoch();
   zero_.coordinator().Stop();
-  EXPECT_THAT(news_.Next().why, StatusIs(absl::StatusCode::kUnavailable, HasSubstr("node 0")));
+  EXPECT_THAT(listener_.Next().why, StatusIs(absl::StatusCode::kUnavailable, HasSubstr("node 0")));
 }
 
 TEST_F(RemoteClusterTest, ValuesAreShared) {
@@ -378,7 +378,7 @@ TEST_F(RemoteClusterTest, ValuesAreShared) {
   EXPECT_THAT(rendezvous->Get(0, "nobody", absl::Milliseconds(10)),
               StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("got no value of node 0")));
   one_->Send(EndEpoch{.model = "m", .epoch = epoch, .why = absl::AbortedError("over")}).IgnoreError();
-  EXPECT_FALSE(news_.Next().start);
+  EXPECT_FALSE(listener_.Next().start);
   EXPECT_THAT(rendezvous->Put("late", "v"), StatusIs(absl::StatusCode::kAborted));
   EXPECT_THAT(rendezvous->Get(1, "one", kLong), StatusIs(absl::StatusCode::kAborted));
 }
@@ -622,7 +622,7 @@ class RenewalTest : public testing::Test {
     };
     options.renewal_period = absl::Milliseconds(1);
     ASSERT_OK_AND_ASSIGN(one_, MakeRemoteCluster(options));
-    one_->SetListener(&news_);
+    one_->SetListener(&listener_);
     ASSERT_OK(one_->AwaitWorld(kLong));
   }
   void TearDown() override {
@@ -638,7 +638,7 @@ class RenewalTest : public testing::Test {
   }
 
   CoordinatorServer zero_;
-  RecordingListener news_;
+  RecordingListener listener_;
   std::atomic<int> version_{0};
   std::atomic<int> links_{0};
   std::unique_ptr<Cluster> one_;
@@ -649,9 +649,9 @@ TEST_F(RenewalTest, EpochsGoOnOverManyRenewals) {
     EXPECT_OK(zero_.coordinator().Step(0, MakeReport({0, 1})));
     Renew();
     one_->Send(MakeReport({2})).IgnoreError();
-    const EpochNews start = news_.Next();
+    const ReceivedMessage start = listener_.Next();
     ASSERT_TRUE(start.start) << start.why;
-    ASSERT_EQ(zero_.news.Next().epoch, start.epoch);
+    ASSERT_EQ(zero_.listener.Next().epoch, start.epoch);
     for (int commit = 1; commit <= 3; ++commit) {
       auto vote = std::async(std::launch::async, [&] {
         return one_->Vote(MakeVote(start.epoch, commit, {{2, 1, 0}}));
@@ -660,10 +660,10 @@ TEST_F(RenewalTest, EpochsGoOnOverManyRenewals) {
       ASSERT_OK(zero_.coordinator().Vote(0, MakeVote(start.epoch, commit, {{0, 4, 0}, {1, 2, 0}}), kLong));
       ASSERT_OK(vote.get());
     }
-    EXPECT_TRUE(news_.empty());
+    EXPECT_TRUE(listener_.empty());
     one_->Send(EndEpoch{.model = "m", .epoch = start.epoch, .why = absl::AbortedError("rank 2 left")}).IgnoreError();
-    EXPECT_THAT(zero_.news.Next().why, StatusIs(absl::StatusCode::kAborted, HasSubstr("rank 2 left")));
-    EXPECT_THAT(news_.Next().why, StatusIs(absl::StatusCode::kAborted, HasSubstr("rank 2 left")));
+    EXPECT_THAT(zero_.listener.Next().why, StatusIs(absl::StatusCode::kAborted, HasSubstr("rank 2 left")));
+    EXPECT_THAT(listener_.Next().why, StatusIs(absl::StatusCode::kAborted, HasSubstr("rank 2 left")));
   }
 }
 
@@ -675,17 +675,17 @@ TEST_F(RenewalTest, NothingIsLostAndNothingOvertakes) {
   });
   constexpr int kMessages = 500;
   for (int i = 1; i <= kMessages; ++i) {
-    SaveNews part{.model = "m", .what = SavePart{.id = static_cast<absl::uint128>(i)}};
+    SaveMessage part{.model = "m", .what = SavePart{.id = static_cast<absl::uint128>(i)}};
     ASSERT_OK(one_->Send(part));
     ASSERT_OK(zero_.coordinator().Step(
-        0, SaveNews{.model = "m", .what = SavePermission{.id = static_cast<absl::uint128>(i)}}));
+        0, SaveMessage{.model = "m", .what = SavePermission{.id = static_cast<absl::uint128>(i)}}));
     if (i % 10 == 0) std::this_thread::yield();
   }
   for (int i = 1; i <= kMessages; ++i) {
-    const EpochNews to_zero = zero_.news.Next();
+    const ReceivedMessage to_zero = zero_.listener.Next();
     ASSERT_TRUE(to_zero.save.has_value()) << to_zero.why;
     EXPECT_EQ(std::get<SavePart>(to_zero.save->what).id, static_cast<absl::uint128>(i));
-    const EpochNews to_one = news_.Next();
+    const ReceivedMessage to_one = listener_.Next();
     ASSERT_TRUE(to_one.save.has_value()) << to_one.why;
     EXPECT_EQ(std::get<SavePermission>(to_one.save->what).id, static_cast<absl::uint128>(i));
   }
@@ -696,7 +696,7 @@ TEST_F(RenewalTest, NothingIsLostAndNothingOvertakes) {
 TEST_F(RenewalTest, AValueThatIsWaitedForComes) {
   EXPECT_OK(zero_.coordinator().Step(0, MakeReport({0, 1})));
   one_->Send(MakeReport({2})).IgnoreError();
-  const int64_t epoch = news_.Next().epoch;
+  const int64_t epoch = listener_.Next().epoch;
   const auto rendezvous = one_->MakeRendezvous("m", epoch);
   auto value = std::async(std::launch::async, [&] { return rendezvous->Get(0, "k", kLong); });
   Renew();
@@ -708,18 +708,18 @@ TEST_F(RenewalTest, AValueThatIsWaitedForComes) {
 TEST_F(RenewalTest, AConnectionThatBreaksIsMadeAnewAndACertificateThatHasEndedIsNamed) {
   EXPECT_OK(zero_.coordinator().Step(0, MakeReport({0, 1})));
   one_->Send(MakeReport({2})).IgnoreError();
-  ASSERT_TRUE(news_.Next().start);
+  ASSERT_TRUE(listener_.Next().start);
   Renew();
   version_ = -1000;
   zero_.Close();
-  EXPECT_THAT(news_.Next().why,
+  EXPECT_THAT(listener_.Next().why,
               StatusIs(absl::StatusCode::kUnavailable,
                        AllOf(HasSubstr("node 0"), HasSubstr("--tls-cert c: the certificate is not valid"))));
   version_ = 1000;
   zero_.Open();
   one_->Send(MakeReport({2})).IgnoreError();
   EXPECT_OK(zero_.coordinator().Step(0, MakeReport({0, 1})));
-  EXPECT_TRUE(news_.Next().start);
+  EXPECT_TRUE(listener_.Next().start);
 }
 
 // A node 0 whose end of epoch 1 comes after the node's report for the next epoch. Then the stream breaks.
@@ -760,14 +760,14 @@ class LateCoordinator final : public v1::ClusterService::Service {
 
 TEST(LateEndTest, ATrainerThatWaitsForTheNextEpochIsReportedOnTheNextStreamToo) {
   LateCoordinator zero;
-  RecordingListener news;
+  RecordingListener listener;
   ASSERT_OK_AND_ASSIGN(const auto one, MakeRemoteCluster(zero.options()));
-  one->SetListener(&news);
-  ASSERT_TRUE(news.Next().start);
+  one->SetListener(&listener);
+  ASSERT_TRUE(listener.Next().start);
   one->Send(EndEpoch{.model = "m", .epoch = 1, .why = absl::AbortedError("rank 1 left")}).IgnoreError();
   one->Send(MakeReport({1})).IgnoreError();
   EXPECT_THAT(zero.AwaitReportOfNextStream().attached_ranks, ElementsAre(1));
-  EXPECT_EQ(news.Next().epoch, 1) << "the end was heard";
+  EXPECT_EQ(listener.Next().epoch, 1) << "the end was heard";
   one->SetListener(nullptr);
 }
 
@@ -808,12 +808,12 @@ class BreakingCoordinator final : public v1::ClusterService::Service {
 // The state has changed since the epoch began.
 TEST(BrokenStreamTest, WhatANodeSaidBeforeTheEpochIsNotSaidAgain) {
   BreakingCoordinator zero;
-  RecordingListener news;
+  RecordingListener listener;
   ASSERT_OK_AND_ASSIGN(const auto one, MakeRemoteCluster(zero.options()));
-  one->SetListener(&news);
+  one->SetListener(&listener);
   one->Send(MakeReport({1}, 100)).IgnoreError();
-  ASSERT_TRUE(news.Next().start);
-  EXPECT_FALSE(news.Next().start) << "its stream has broken";
+  ASSERT_TRUE(listener.Next().start);
+  EXPECT_FALSE(listener.Next().start) << "its stream has broken";
   ModelReport next = MakeReport({1}, 5000);
   next.model = "other";  // behind m
   one->Send(next).IgnoreError();
@@ -937,11 +937,11 @@ TEST(RemoteClusterJoinTest, NodeZeroAsTheDaemonMakesIt) {
   remote.coordinator_address = absl::StrCat("127.0.0.1:", port);
   ASSERT_OK_AND_ASSIGN(const auto one, MakeRemoteCluster(remote));
   ASSERT_OK(zero.cluster->AwaitWorld(kLong));
-  RecordingListener news;
-  zero.cluster->SetListener(&news);
+  RecordingListener listener;
+  zero.cluster->SetListener(&listener);
   zero.cluster->Send(MakeReport({0}, 0, 0, 1, /*shard_size=*/1)).IgnoreError();
   one->Send(MakeReport({1}, 0, 0, 1, /*shard_size=*/1)).IgnoreError();
-  const int64_t epoch = news.Next().epoch;
+  const int64_t epoch = listener.Next().epoch;
   auto vote = std::async(std::launch::async, [&] { return one->Vote(MakeVote(epoch, 1, {{1, 5, 0}})); });
   ASSERT_OK_AND_ASSIGN(const CommitDecision decision, zero.cluster->Vote(MakeVote(epoch, 1, {{0, 3, 0}})));
   EXPECT_EQ(decision.square_sum, 3);

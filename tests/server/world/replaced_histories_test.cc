@@ -78,7 +78,7 @@ class ReplacedHistoriesTest : public ::testing::Test {
                                                            .device_counts = {1, 1, 1}});
   }
   void Join(int node) { ASSERT_OK(coordinator_->Join(node, 1, &sinks_[node])); }
-  absl::Status Tell(RestoreNews news) { return coordinator_->Step(0, news); }
+  absl::Status Tell(RestoreMessage message) { return coordinator_->Step(0, message); }
   absl::Status Order(absl::uint128 id) {
     return Tell({.model = "m", .what = RestoreOrder{.id = id, .folder = "x", .step = kSaved}});
   }
@@ -89,17 +89,17 @@ class ReplacedHistoriesTest : public ::testing::Test {
     ASSERT_OK(Tell({.model = "m", .what = RestoreGo{.id = id}}));
     ASSERT_OK(Tell({.model = "m", .what = RestoreEnd{.id = id}}));
     for (const int node : nodes) {
-      for (int news = 0; node != 0 && news < 3; ++news) EXPECT_TRUE(sinks_[node].Next().restore.has_value());
+      for (int i = 0; node != 0 && i < 3; ++i) EXPECT_TRUE(sinks_[node].Next().restore.has_value());
       EXPECT_OK(coordinator_->Step(node, Unattached(Restored(node, id))));
     }
   }
-  EpochNews AwaitStart(const std::vector<int>& nodes) {
-    EpochNews first;
+  ReceivedMessage AwaitStart(const std::vector<int>& nodes) {
+    ReceivedMessage first;
     for (const int node : nodes) {
-      const EpochNews news = sinks_[node].Next();
-      EXPECT_TRUE(news.start) << news.why;
-      EXPECT_EQ(news.active, nodes);
-      first = news;
+      const ReceivedMessage message = sinks_[node].Next();
+      EXPECT_TRUE(message.start) << message.why;
+      EXPECT_EQ(message.active, nodes);
+      first = message;
     }
     return first;
   }
@@ -120,7 +120,7 @@ class ReplacedHistoriesTest : public ::testing::Test {
 TEST_F(ReplacedHistoriesTest, TheOthersGoOnAndTheOneThatIsBackIsHealedThoughItCountsFurther) {
   ASSERT_NO_FATAL_FAILURE(Restore(kFirst, {0, 1}));
   for (const int node : {0, 1}) coordinator_->Step(node, Restored(node, kFirst)).IgnoreError();
-  const EpochNews start = AwaitStart({0, 1});
+  const ReceivedMessage start = AwaitStart({0, 1});
   EXPECT_EQ(start.history_id, HistoryOf(kFirst));
   Join(2);
   EXPECT_OK(coordinator_->Step(2, State(2, "h", 12)));
@@ -208,7 +208,7 @@ TEST_F(ReplacedHistoriesTest, WhatIsStillThereGoesOn) {
   EXPECT_OK(coordinator_->Step(0, State(0, "h", 12)));
   EXPECT_OK(coordinator_->Step(1, lost));
   EXPECT_OK(coordinator_->Step(2, State(2, "h", 12)));
-  const EpochNews start = AwaitStart({0, 1, 2});
+  const ReceivedMessage start = AwaitStart({0, 1, 2});
   EXPECT_EQ(start.history_id, "h");
   EXPECT_THAT(start.healings, ElementsAre(Healing{.receiver = 1, .donor = 2}));
 }
@@ -229,7 +229,7 @@ TEST_F(ReplacedHistoriesTest, WithoutAFolderAllAreNeeded) {
   for (int node = 0; node < kNodes; ++node) ASSERT_OK(coordinator.Join(node, 1, &sinks[node]));
   for (int node = 0; node < kNodes; ++node) coordinator.Step(node, Unattached(State(node, "h", 12))).IgnoreError();
   coordinator.Leave(2);
-  EXPECT_THAT(coordinator.Step(0, RestoreNews{.model = "m", .what = RestoreOrder{.id = kFirst}}),
+  EXPECT_THAT(coordinator.Step(0, RestoreMessage{.model = "m", .what = RestoreOrder{.id = kFirst}}),
               StatusIs(absl::StatusCode::kUnavailable, HasSubstr("node 2 (rank 2) is not here")));
 }
 

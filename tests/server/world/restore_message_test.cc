@@ -1,5 +1,5 @@
-// Tests of news about restores: their receivers, and their encoding on the wire.
-#include "server/terms/restore_news.h"
+// Tests of messages about restores: their receivers, and their encoding on the wire.
+#include "server/terms/restore_message.h"
 
 #include <cstdint>
 #include <optional>
@@ -50,7 +50,7 @@ class RestoreOrderTest : public testing::Test {
     ASSERT_OK(coordinator_.Join(0, 1, &sinks_[0]));
     ASSERT_OK(coordinator_.Join(1, 1, &sinks_[1]));
   }
-  absl::Status Say(int node, auto what) { return coordinator_.Step(node, RestoreNews{.model = "m", .what = what}); }
+  absl::Status Say(int node, auto what) { return coordinator_.Step(node, RestoreMessage{.model = "m", .what = what}); }
 
   RecordingListener sinks_[2];
   Coordinator coordinator_{2};
@@ -68,14 +68,14 @@ TEST_F(RestoreOrderTest, OthersHearWhatNodeZeroSays) {
   EXPECT_TRUE(sinks_[0].empty());
 }
 
-TEST_F(RestoreOrderTest, NodeZeroHearsProgressSumsReportsAndWishesOfOthersAndNothingElse) {
+TEST_F(RestoreOrderTest, NodeZeroHearsProgressSumsReportsAndRequestsOfOthersAndNothingElse) {
   ASSERT_OK(Say(1, RestoreSums{.id = 9, .node = 77, .tensors = {{.key = "k", .sum = 5, .rows = 6}}}));
   ASSERT_OK(Say(1, RestoreReport{.id = 9, .node = 77, .phase = RestorePhase::kWritten}));
-  ASSERT_OK(Say(1, RestoreWish{.id = 9, .node = 77}));
+  ASSERT_OK(Say(1, RestoreRequest{.id = 9, .node = 77}));
   ASSERT_OK(Say(1, RestorePartProgress{.id = 9, .node = 77}));
   EXPECT_EQ(std::get<RestoreSums>(sinks_[0].Next().restore->what).node, 1) << "whose stream it came by";
   EXPECT_EQ(std::get<RestoreReport>(sinks_[0].Next().restore->what).node, 1);
-  EXPECT_EQ(std::get<RestoreWish>(sinks_[0].Next().restore->what).node, 1);
+  EXPECT_EQ(std::get<RestoreRequest>(sinks_[0].Next().restore->what).node, 1);
   EXPECT_EQ(std::get<RestorePartProgress>(sinks_[0].Next().restore->what).node, 1);
   ASSERT_OK(Say(1, AskedOrder()));
   ASSERT_OK(Say(1, RestoreGo{}));
@@ -154,15 +154,15 @@ class RollbackNeedTest : public testing::Test {
   }
   void Report(int node, const ModelReport& report) { EXPECT_OK(coordinator_.Step(node, report)); }
   void EndRollback(const absl::Status& status) {
-    ASSERT_OK(coordinator_.Step(0, RestoreNews{.model = "m", .what = RollbackEnd{.status = status}}));
+    ASSERT_OK(coordinator_.Step(0, RestoreMessage{.model = "m", .what = RollbackEnd{.status = status}}));
   }
   void ExpectNeed(absl::StatusCode code, const std::string& text) {
-    const EpochNews news = sinks_[0].Next();
-    ASSERT_TRUE(news.restore.has_value());
-    ASSERT_TRUE(std::holds_alternative<RollbackNeed>(news.restore->what));
-    EXPECT_THAT(std::get<RollbackNeed>(news.restore->what).why, StatusIs(code, HasSubstr(text)));
+    const ReceivedMessage message = sinks_[0].Next();
+    ASSERT_TRUE(message.restore.has_value());
+    ASSERT_TRUE(std::holds_alternative<RollbackNeed>(message.restore->what));
+    EXPECT_THAT(std::get<RollbackNeed>(message.restore->what).why, StatusIs(code, HasSubstr(text)));
   }
-  void ExpectNoNews() {
+  void ExpectNoMessage() {
     for (RecordingListener& sink : sinks_) EXPECT_TRUE(sink.empty());
   }
 
@@ -173,12 +173,12 @@ class RollbackNeedTest : public testing::Test {
 TEST_F(RollbackNeedTest, ANodeWithInitialValuesBesideTrainedOnesIsOneThatHasLostItsPart) {
   Report(0, Trained(0));
   Report(1, Fresh(1));
-  ExpectNoNews();
+  ExpectNoMessage();
   Report(2, Trained(2));
   ExpectNeed(absl::StatusCode::kFailedPrecondition,
              "version 7 (commit 7) of history aa on node 0 (rank 0) and node 2 (rank 2), initial values on node 1");
   Report(1, Fresh(1));
-  ExpectNoNews();
+  ExpectNoMessage();
 }
 
 TEST_F(RollbackNeedTest, NodeZeroMayBeTheOne) {
@@ -204,7 +204,7 @@ TEST_F(RollbackNeedTest, AllThatAreFreshStartAnEpoch) {
 
 TEST_F(RollbackNeedTest, ALostPartIsNoNeedBeforeATrainerWaits) {
   Report(1, Lost());
-  ExpectNoNews();
+  ExpectNoMessage();
   Report(0, Trained(0));
   ExpectNeed(absl::StatusCode::kDataLoss, "got none on node 1 (rank 1): its journal is damaged");
 }
@@ -213,9 +213,9 @@ TEST_F(RollbackNeedTest, EveryNodeIsToBeHereBefore) {
   coordinator_.Leave(2);
   Report(1, Lost());
   Report(0, Trained(0));
-  ExpectNoNews();
+  ExpectNoMessage();
   RestoreOrder order = Order();
-  EXPECT_THAT(coordinator_.Step(0, RestoreNews{.model = "m", .what = order}),
+  EXPECT_THAT(coordinator_.Step(0, RestoreMessage{.model = "m", .what = order}),
               StatusIs(absl::StatusCode::kUnavailable, HasSubstr("node 2 (rank 2) is not here")));
   ASSERT_OK(coordinator_.Join(2, 1, &sinks_[2]));
   ExpectNeed(absl::StatusCode::kDataLoss, "got none on node 1");
@@ -224,9 +224,9 @@ TEST_F(RollbackNeedTest, EveryNodeIsToBeHereBefore) {
 TEST_F(RollbackNeedTest, NoOrderTakesAllBackWhereEveryNodeHasAState) {
   for (int node = 0; node < 3; ++node) Report(node, Trained(node));
   EXPECT_TRUE(sinks_[0].Next().start);
-  EXPECT_THAT(coordinator_.Step(0, RestoreNews{.model = "m", .what = Order()}),
+  EXPECT_THAT(coordinator_.Step(0, RestoreMessage{.model = "m", .what = Order()}),
               StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("every node has one")));
-  EXPECT_OK(coordinator_.Step(0, RestoreNews{.model = "m", .what = AskedOrder()}));
+  EXPECT_OK(coordinator_.Step(0, RestoreMessage{.model = "m", .what = AskedOrder()}));
 }
 
 TEST_F(RollbackNeedTest, TrainersWaitForWhatComesOfIt) {
@@ -235,25 +235,25 @@ TEST_F(RollbackNeedTest, TrainersWaitForWhatComesOfIt) {
   ExpectNeed(absl::StatusCode::kDataLoss, "");
   EndRollback(absl::DataLossError("there is no checkpoint"));
   for (RecordingListener& sink : sinks_) {
-    const EpochNews news = sink.Next();
-    EXPECT_TRUE(news.refused);
-    EXPECT_EQ(news.why, absl::DataLossError("there is no checkpoint"));
+    const ReceivedMessage message = sink.Next();
+    EXPECT_TRUE(message.refused);
+    EXPECT_EQ(message.why, absl::DataLossError("there is no checkpoint"));
   }
   // The next nodes ask again.
   Report(0, Trained(0));
   ExpectNeed(absl::StatusCode::kDataLoss, "");
   for (int node = 0; node < 3; ++node) Report(node, Trained(node, 5));
-  ExpectNoNews();
+  ExpectNoMessage();
   EndRollback(absl::OkStatus());
   for (RecordingListener& sink : sinks_) EXPECT_TRUE(sink.Next().start);
   EndRollback(absl::DataLossError("said late"));
-  ExpectNoNews();
+  ExpectNoMessage();
 }
 
-TEST(RestoreMessageTest, NewsComeBackAsTheyWereSent) {
+TEST(RestoreMessageTest, MessagesComeBackAsTheyWereSent) {
   const auto round_trip = [](auto what) {
-    const ToNode news = RestoreNews{.model = "m", .what = what};
-    return std::get<decltype(what)>(std::get<RestoreNews>(*FromProto(ToProto(news))).what);
+    const ToNode message = RestoreMessage{.model = "m", .what = what};
+    return std::get<decltype(what)>(std::get<RestoreMessage>(*FromProto(ToProto(message))).what);
   };
   EXPECT_EQ(round_trip(Order()), Order());
   EXPECT_EQ(round_trip(RestoreGo{.id = absl::MakeUint128(1, 2)}).id, absl::MakeUint128(1, 2));
@@ -267,9 +267,9 @@ TEST(RestoreMessageTest, NewsComeBackAsTheyWereSent) {
   EXPECT_EQ(round_trip(RestoreReport{.status = absl::DataLossError("x")}).status, absl::DataLossError("x"));
   EXPECT_EQ(round_trip(RestoreEnd{.status = absl::AbortedError("x")}).status, absl::AbortedError("x"));
   EXPECT_OK(round_trip(RestoreEnd{.id = 1}).status);
-  EXPECT_EQ(round_trip(RestoreWish{.id = 6}).id, 6);
-  EXPECT_FALSE(round_trip(RestoreWish{.id = 6}).withdrawn);
-  EXPECT_TRUE(round_trip(RestoreWish{.id = 6, .withdrawn = true}).withdrawn);
+  EXPECT_EQ(round_trip(RestoreRequest{.id = 6}).id, 6);
+  EXPECT_FALSE(round_trip(RestoreRequest{.id = 6}).withdrawn);
+  EXPECT_TRUE(round_trip(RestoreRequest{.id = 6, .withdrawn = true}).withdrawn);
   const auto progress = round_trip(RestorePartProgress{.id = 6, .done_bytes = 7, .all_bytes = 8});
   EXPECT_EQ(progress.id, 6);
   EXPECT_EQ(progress.done_bytes, 7);
@@ -279,21 +279,21 @@ TEST(RestoreMessageTest, NewsComeBackAsTheyWereSent) {
   EXPECT_TRUE(round_trip(RestoreAnswer{.id = 6, .heals = true}).heals);
 }
 
-TEST(RestoreMessageTest, NewsThatSayNothingOrWhatIsUnknownDoNoHarm) {
+TEST(RestoreMessageTest, MessagesThatSayNothingOrWhatIsUnknownDoNoHarm) {
   v1::JoinResponse response;
-  v1::RestoreNews& message = *response.mutable_restore();
+  v1::RestoreMessage& message = *response.mutable_restore();
   EXPECT_FALSE(FromProto(response).has_value());
   message.mutable_report();
   EXPECT_FALSE(FromProto(response).has_value());
   message.mutable_report()->set_phase(static_cast<v1::RestorePhase>(99));
   EXPECT_FALSE(FromProto(response).has_value());
   message.mutable_end()->mutable_error()->set_code(0);
-  const auto news = std::get<RestoreNews>(*FromProto(response));
-  EXPECT_FALSE(std::get<RestoreEnd>(news.what).status.ok()) << "an error is one, whatever its code";
+  const auto message = std::get<RestoreMessage>(*FromProto(response));
+  EXPECT_FALSE(std::get<RestoreEnd>(message.what).status.ok()) << "an error is one, whatever its code";
 }
 
 // A world of two over gRPC.
-TEST(RestoreNewsTest, OrdersAndReportsTravelBetweenDaemons) {
+TEST(RestoreMessageTest, OrdersAndReportsTravelBetweenDaemons) {
   ASSERT_OK_AND_ASSIGN(CoordinatorNode zero, MakeCoordinatorCluster({.nodes = 2, .devices = 1}));
   int port = 0;
   grpc::ServerBuilder builder;
@@ -304,9 +304,9 @@ TEST(RestoreNewsTest, OrdersAndReportsTravelBetweenDaemons) {
   RecordingListener of_zero, of_one;
   zero.cluster->SetListener(&of_zero);
   one->SetListener(&of_one);
-  ASSERT_OK(zero.cluster->Send(RestoreNews{.model = "m", .what = AskedOrder()}));
+  ASSERT_OK(zero.cluster->Send(RestoreMessage{.model = "m", .what = AskedOrder()}));
   EXPECT_EQ(std::get<RestoreOrder>(of_one.Next().restore->what), AskedOrder());
-  ASSERT_OK(one->Send(RestoreNews{.model = "m", .what = RestoreReport{.id = 9}}));
+  ASSERT_OK(one->Send(RestoreMessage{.model = "m", .what = RestoreReport{.id = 9}}));
   EXPECT_EQ(std::get<RestoreReport>(of_zero.Next().restore->what).node, 1);
   one->SetListener(nullptr);
   zero.cluster->SetListener(nullptr);

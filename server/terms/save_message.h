@@ -5,8 +5,8 @@
 //   node 0 holds its state -> order: the others hold theirs at the same commit; all copy
 //   node 0 makes the folder -> permission: all write into it -> a part of each other node
 //   node 0 publishes it, or gives it up -> end
-#ifndef PARAMSHARD_SERVER_TERMS_SAVE_NEWS_H_
-#define PARAMSHARD_SERVER_TERMS_SAVE_NEWS_H_
+#ifndef PARAMSHARD_SERVER_TERMS_SAVE_MESSAGE_H_
+#define PARAMSHARD_SERVER_TERMS_SAVE_MESSAGE_H_
 
 #include <cstdint>
 #include <string>
@@ -71,7 +71,7 @@ struct SavePart {
 };
 void Fields(ConstOr<SavePart> auto& m, const auto& f) { f("id", m.id)("hash", m.hash)("error", m.status); }
 
-// From node 0: the save's result. Also the answer to a wish, without an id if there was nothing to do.
+// From node 0: the save's result. Also the answer to a request, without an id if there was nothing to do.
 struct SaveEnd {
   absl::uint128 id = 0;
   SaveState state = SaveState::kAbandoned;
@@ -84,24 +84,24 @@ void Fields(ConstOr<SaveEnd> auto& m, const auto& f) {
 }
 
 // From another node that drains: asks for a save of the state, unless a save has it.
-struct SaveWish {};
-void Fields(ConstOr<SaveWish> auto&, const auto&) {}
+struct SaveRequest {};
+void Fields(ConstOr<SaveRequest> auto&, const auto&) {}
 
-// Local news for all models: node 0 is lost.
+// Local message for all models: node 0 is lost.
 struct SaveLeaderLost {
   absl::Status why;
 };
 
-struct SaveNews {
+struct SaveMessage {
   std::string model;
-  std::variant<SaveOrder, SavePermission, SavePart, SaveEnd, SaveWish, SaveLeaderLost> what;
+  std::variant<SaveOrder, SavePermission, SavePart, SaveEnd, SaveRequest, SaveLeaderLost> what;
 };
-void Fields(ConstOr<SaveNews> auto& m, const auto& f) { f("model", m.model).Case(m.what); }
+void Fields(ConstOr<SaveMessage> auto& m, const auto& f) { f("model", m.model).Case(m.what); }
 
 template <>
-inline constexpr CaseNames<decltype(SaveNews::what)> kCaseNames<decltype(SaveNews::what)> = {
-    "order", "permission", "part", "end", "wish", nullptr};
+inline constexpr CaseNames<decltype(SaveMessage::what)> kCaseNames<decltype(SaveMessage::what)> = {
+    "order", "permission", "part", "end", "request", nullptr};
 
 }  // namespace paramshard::server
 
-#endif  // PARAMSHARD_SERVER_TERMS_SAVE_NEWS_H_
+#endif  // PARAMSHARD_SERVER_TERMS_SAVE_MESSAGE_H_

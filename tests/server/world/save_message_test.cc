@@ -1,5 +1,5 @@
-// Tests of news about saves: their receivers, the decisions that carry them, and their encoding on the wire.
-#include "server/terms/save_news.h"
+// Tests of messages about saves: their receivers, the decisions that carry them, and their encoding on the wire.
+#include "server/terms/save_message.h"
 
 #include <memory>
 #include <optional>
@@ -62,7 +62,7 @@ class SaveOrderTest : public testing::Test {
     EXPECT_OK(zero);
     return {*zero, *one};
   }
-  absl::Status Say(int node, auto what) { return coordinator_.Step(node, SaveNews{.model = "m", .what = what}); }
+  absl::Status Say(int node, auto what) { return coordinator_.Step(node, SaveMessage{.model = "m", .what = what}); }
 
   RecordingListener sinks_[2];
   Coordinator coordinator_{2};
@@ -78,13 +78,13 @@ TEST_F(SaveOrderTest, OthersHearWhatNodeZeroSays) {
   EXPECT_TRUE(sinks_[0].empty());
 }
 
-TEST_F(SaveOrderTest, NodeZeroHearsPartsAndWishesOfOthersAndNothingElse) {
+TEST_F(SaveOrderTest, NodeZeroHearsPartsAndRequestsOfOthersAndNothingElse) {
   ASSERT_OK(Say(1, SavePart{.id = 9, .node = 77, .hash = 5}));
-  ASSERT_OK(Say(1, SaveWish()));
+  ASSERT_OK(Say(1, SaveRequest()));
   const SavePart part = std::get<SavePart>(sinks_[0].Next().save->what);
   EXPECT_EQ(part.node, 1) << "whose stream it came by, whatever it says";
   EXPECT_EQ(part.hash, 5);
-  EXPECT_TRUE(std::holds_alternative<SaveWish>(sinks_[0].Next().save->what));
+  EXPECT_TRUE(std::holds_alternative<SaveRequest>(sinks_[0].Next().save->what));
   ASSERT_OK(Say(1, OrderOf(0)));
   ASSERT_OK(Say(1, SavePermission{}));
   ASSERT_OK(Say(1, SaveEnd{}));
@@ -137,10 +137,10 @@ TEST_F(SaveOrderTest, ALostNodeSaysNothingOfASaveThatIsOver) {
   EXPECT_TRUE(sinks_[0].empty());
 }
 
-TEST(SaveMessageTest, NewsComeBackAsTheyWereSent) {
+TEST(SaveMessageTest, MessagesComeBackAsTheyWereSent) {
   const auto round_trip = [](auto what) {
-    const ToNode news = SaveNews{.model = "m", .what = what};
-    return std::get<decltype(what)>(std::get<SaveNews>(*FromProto(ToProto(news))).what);
+    const ToNode message = SaveMessage{.model = "m", .what = what};
+    return std::get<decltype(what)>(std::get<SaveMessage>(*FromProto(ToProto(message))).what);
   };
   EXPECT_EQ(round_trip(OrderOf(4)), OrderOf(4));
   EXPECT_EQ(round_trip(SavePermission{.id = absl::MakeUint128(1, 2)}).id, absl::MakeUint128(1, 2));
@@ -158,11 +158,11 @@ TEST(SaveMessageTest, NewsComeBackAsTheyWereSent) {
   EXPECT_EQ(end.why, absl::UnavailableError("y"));
 }
 
-TEST(SaveMessageTest, NewsThatSayNothingOrWhatIsUnknownDoNoHarm) {
+TEST(SaveMessageTest, MessagesThatSayNothingOrWhatIsUnknownDoNoHarm) {
   v1::JoinResponse response;
-  v1::SaveNews& message = *response.mutable_save();
+  v1::SaveMessage& message = *response.mutable_save();
   EXPECT_FALSE(FromProto(response).has_value());
-  const auto what = [&response] { return std::get<SaveNews>(*FromProto(response)).what; };
+  const auto what = [&response] { return std::get<SaveMessage>(*FromProto(response)).what; };
   message.mutable_order()->set_reason(static_cast<v1::SaveReason>(99));
   EXPECT_EQ(std::get<SaveOrder>(what()).reason, SaveReason::kCall);
   message.mutable_end()->set_state(v1::SAVE_STATE_COPYING);
@@ -172,7 +172,7 @@ TEST(SaveMessageTest, NewsThatSayNothingOrWhatIsUnknownDoNoHarm) {
 }
 
 // A world of two over gRPC.
-TEST(SaveNewsTest, OrdersAndPartsTravelBetweenDaemons) {
+TEST(SaveMessageTest, OrdersAndPartsTravelBetweenDaemons) {
   ASSERT_OK_AND_ASSIGN(CoordinatorNode zero,
                        MakeCoordinatorCluster({.nodes = 2, .devices = 1, .terms = {.save_dir = "/a"}}));
   int port = 0;
@@ -185,9 +185,9 @@ TEST(SaveNewsTest, OrdersAndPartsTravelBetweenDaemons) {
   RecordingListener of_zero, of_one;
   zero.cluster->SetListener(&of_zero);
   one->SetListener(&of_one);
-  ASSERT_OK(zero.cluster->Send(SaveNews{.model = "m", .what = OrderOf(4)}));
+  ASSERT_OK(zero.cluster->Send(SaveMessage{.model = "m", .what = OrderOf(4)}));
   EXPECT_EQ(std::get<SaveOrder>(of_one.Next().save->what), OrderOf(4));
-  ASSERT_OK(one->Send(SaveNews{.model = "m", .what = SavePart{.id = 9, .hash = 5}}));
+  ASSERT_OK(one->Send(SaveMessage{.model = "m", .what = SavePart{.id = 9, .hash = 5}}));
   EXPECT_EQ(std::get<SavePart>(of_zero.Next().save->what).node, 1);
   one->SetListener(nullptr);
   zero.cluster->SetListener(nullptr);

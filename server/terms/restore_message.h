@@ -8,8 +8,8 @@
 //
 // Nothing changes before the go. An end before it gives the restore up; a failure after it leaves no daemon with a
 // state to train on.
-#ifndef PARAMSHARD_SERVER_TERMS_RESTORE_NEWS_H_
-#define PARAMSHARD_SERVER_TERMS_RESTORE_NEWS_H_
+#ifndef PARAMSHARD_SERVER_TERMS_RESTORE_MESSAGE_H_
+#define PARAMSHARD_SERVER_TERMS_RESTORE_MESSAGE_H_
 
 #include <cstdint>
 #include <string>
@@ -106,33 +106,33 @@ void Fields(ConstOr<RestoreEnd> auto& m, const auto& f) { f("id", m.id)("error",
 
 // From another node that creates a model which begins with a checkpoint: asks node 0, which answers by an order or a
 // RestoreAnswer, for the checkpoint. Repeated every few seconds until then, and withdrawn when an order has come.
-struct RestoreWish {
+struct RestoreRequest {
   absl::uint128 id = 0;
   int node = 0;            // as above
   bool withdrawn = false;  // no caller waits for the answer any more
 };
-void Fields(ConstOr<RestoreWish> auto& m, const auto& f) { f("id", m.id)("withdrawn", m.withdrawn); }
+void Fields(ConstOr<RestoreRequest> auto& m, const auto& f) { f("id", m.id)("withdrawn", m.withdrawn); }
 
 // From node 0. OK: the model begins with its initial values.
 struct RestoreAnswer {
-  absl::uint128 id = 0;  // of the wish
+  absl::uint128 id = 0;  // of the request
   absl::Status status = absl::OkStatus();
   // With OK: other daemons have trained the model, and one of them heals it when the next epoch starts.
   bool heals = false;
 };
 void Fields(ConstOr<RestoreAnswer> auto& m, const auto& f) { f("id", m.id)("error", m.status)("heals", m.heals); }
 
-// Local news for all models: node 0 is lost.
+// Local message for all models: node 0 is lost.
 struct RestoreLeaderLost {
   absl::Status why;
 };
 
-// Local news for all models, at node 0: another node is lost. If it took part in an order, its report comes too.
+// Local message for all models, at node 0: another node is lost. If it took part in an order, its report comes too.
 struct RestoreFollowerLost {
   int node = 0;
 };
 
-// Local news from the coordinator to its own daemon: every daemon is present and trainers wait, but a node has no state
+// Local message from the coordinator to its own daemon: every daemon is present and trainers wait, but a node has no state
 // of the model. They wait until a RollbackEnd.
 struct RollbackNeed {
   absl::Status why;
@@ -144,18 +144,18 @@ struct RollbackEnd {
   absl::Status status = absl::OkStatus();
 };
 
-struct RestoreNews {
+struct RestoreMessage {
   std::string model;
-  std::variant<RestoreOrder, RestoreGo, RestorePartProgress, RestoreSums, RestoreReport, RestoreEnd, RestoreWish,
+  std::variant<RestoreOrder, RestoreGo, RestorePartProgress, RestoreSums, RestoreReport, RestoreEnd, RestoreRequest,
                RestoreAnswer, RestoreLeaderLost, RestoreFollowerLost, RollbackNeed, RollbackEnd>
       what;
 };
-void Fields(ConstOr<RestoreNews> auto& m, const auto& f) { f("model", m.model).Case(m.what); }
+void Fields(ConstOr<RestoreMessage> auto& m, const auto& f) { f("model", m.model).Case(m.what); }
 
 template <>
-inline constexpr CaseNames<decltype(RestoreNews::what)> kCaseNames<decltype(RestoreNews::what)> = {
-    "order", "go", "progress", "sums", "report", "end", "wish", "answer", nullptr, nullptr, nullptr, nullptr};
+inline constexpr CaseNames<decltype(RestoreMessage::what)> kCaseNames<decltype(RestoreMessage::what)> = {
+    "order", "go", "progress", "sums", "report", "end", "request", "answer", nullptr, nullptr, nullptr, nullptr};
 
 }  // namespace paramshard::server
 
-#endif  // PARAMSHARD_SERVER_TERMS_RESTORE_NEWS_H_
+#endif  // PARAMSHARD_SERVER_TERMS_RESTORE_MESSAGE_H_
