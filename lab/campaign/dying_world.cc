@@ -157,7 +157,7 @@ absl::Status DyingWorld::AwaitRandomMoment(uint32_t commit, Play& play) {
         AwaitMoment(*server_, play.model, play.trainers, commit, /*watched=*/0, Moment::kAfterDecision, play.random));
     return await(witness, kEpoch, play.epoch + 1);
   }
-  LetGo(play.trainers, commit);
+  AllowCommit(play.trainers, commit);
   RETURN_IF_ERROR(await(witness, kEpoch, play.epoch + 1));
   RETURN_IF_ERROR(await(witness, kPlace, PlaceOf(commit, point)));
   // The next daemon heals a lost one, for which it has to have begun the epoch: one trainer may be far ahead of it.

@@ -39,7 +39,7 @@ absl::StatusOr<std::string> TrainOn(KeptServer& server, const std::string& model
   std::vector<ChildProcess> trainers;
   for (int rank = 0; rank < server.ranks(); ++rank) trainers.push_back(server.StartTrainer(model, rank));
   RETURN_IF_ERROR(disturb(trainers));
-  LetGo(trainers, static_cast<uint32_t>(server.commits()));
+  AllowCommit(trainers, static_cast<uint32_t>(server.commits()));
   RETURN_IF_ERROR(AwaitEnds(trainers, kTimeout + server.commits() * kCommitTimeout));
   return server.StateHash(model);
 }
@@ -63,7 +63,7 @@ absl::Status AwaitEnds(std::vector<ChildProcess>& trainers, absl::Duration timeo
   return Expect(ends.empty(), absl::StrCat("trainers have not finished: ", absl::StrJoin(ends, "; ")));
 }
 
-void LetGo(std::vector<ChildProcess>& trainers, uint32_t commit) {
+void AllowCommit(std::vector<ChildProcess>& trainers, uint32_t commit) {
   for (ChildProcess& trainer : trainers) Reach(trainer.board(), kMayCommit, commit);
 }
 
@@ -87,14 +87,14 @@ absl::Status AwaitMoment(const KeptServer& server, const std::string& model, std
                                                   ? DecisionWatch::Open(server.keeper(watched), model)
                                                   : absl::NotFoundError("not wanted");
   if (absl::IsNotFound(watch.status())) {
-    LetGo(trainers, commit);
+    AllowCommit(trainers, commit);
     // Waits for no event, to hit any time of a step.
     absl::SleepFor(UpTo(options.server_kill_within, random));
     return absl::OkStatus();
   }
   RETURN_IF_ERROR(watch.status());
   const uint64_t before = watch->word();
-  LetGo(trainers, commit);
+  AllowCommit(trainers, commit);
   RETURN_IF_ERROR(Expect(watch->AwaitOther(before, kTimeout), "timed out waiting for a decision"));
   // Too short for a sleep.
   const absl::Time end = absl::Now() + UpTo(options.decided_kill_within, random);

@@ -36,7 +36,7 @@ enum class Moment {
 absl::Status AwaitArrival(std::vector<ChildProcess>& trainers, uint32_t commit);
 
 // Lets the trainers make this commit, too.
-void LetGo(std::vector<ChildProcess>& trainers, uint32_t commit);
+void AllowCommit(std::vector<ChildProcess>& trainers, uint32_t commit);
 
 // Waits for all trainers to end. INTERNAL lists failed trainers, and the positions of trainers that have not ended.
 absl::Status AwaitEnds(std::vector<ChildProcess>& trainers, absl::Duration timeout);

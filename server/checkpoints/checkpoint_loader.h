@@ -36,7 +36,7 @@ namespace paramshard::server {
 //     return loader->Check(loader->content(), replicas);  // of a daemon that has all ranks; else of all sums
 //   }));
 //
-// One thread, which has the model's turn (StateChanges::BeginImport), creates, runs and destroys it; any thread may
+// One thread, which has the model's import lock (StateChanges::BeginImport), creates, runs and destroys it; any thread may
 // call progress() and Cancel().
 class CheckpointLoader {
  public:

@@ -89,7 +89,7 @@ class RestoreAgreement {
   absl::Status CheckContinue();
   // After an error the state must not be used.
   absl::Status Verify(const CheckpointLoader& loader);
-  // Called when the model's turn is given back at a follower: node 0 may order the next restore then.
+  // Called when the model's import lock is released at a follower: node 0 may order the next restore then.
   void Finish(const absl::Status& status);
 
   // Takes a message about this restore. Ignores messages about other restores; a message out of order is an error of

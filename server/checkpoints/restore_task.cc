@@ -42,17 +42,17 @@ void LogRollback(LogLevel level, absl::string_view text, const RestoreTask& task
 absl::StatusOr<std::unique_ptr<RestoreTask>> RestoreTask::Prepare(std::shared_ptr<Model> model,
                                                                   const std::string& folder, RestoreOrder order,
                                                                   SteadyTime begin) {
-  ASSIGN_OR_RETURN(ImportTurn turn, ImportTurn::BeginRestore(std::move(model)));
-  return Prepare(std::move(turn), folder, std::move(order), begin);
+  ASSIGN_OR_RETURN(ImportLock lock, ImportLock::BeginRestore(std::move(model)));
+  return Prepare(std::move(lock), folder, std::move(order), begin);
 }
 
-absl::StatusOr<std::unique_ptr<RestoreTask>> RestoreTask::Prepare(ImportTurn turn, const std::string& folder,
+absl::StatusOr<std::unique_ptr<RestoreTask>> RestoreTask::Prepare(ImportLock lock, const std::string& folder,
                                                                   RestoreOrder order, SteadyTime begin) {
   // Many threads read each file once, from end to end.
   constexpr auto kPageCache = safetensors::RegularFile::PageCache::kAvoided;
   ASSIGN_OR_RETURN(checkpoint::Reader reader,
                    checkpoint::Reader::Open(folder, {.owner = geteuid(), .page_cache = kPageCache}));
-  std::unique_ptr<RestoreTask> task(new RestoreTask(std::move(turn), std::move(reader), std::move(order), begin));
+  std::unique_ptr<RestoreTask> task(new RestoreTask(std::move(lock), std::move(reader), std::move(order), begin));
   const Model& model = task->model();
   ASSIGN_OR_RETURN(RestorePlan plan, RestorePlan::Create(model.spec(), task->reader_.spec(),
                                                          {.convert_moments = task->order_.convert_moments}));
@@ -160,7 +160,7 @@ absl::StatusOr<History> RestoreTask::Restore(RestoreAgreement& agreement, const 
                            },
                            .conclude = [&] { return agreement.Verify(*loader_); },
                            .rollback_why = rollback_why};
-  return turn_.model().changes().Restore(
+  return import_lock_.model().changes().Restore(
       restored, [&] { return agreement.Load(*loader_); }, watch, steps);
 }
 

@@ -17,7 +17,7 @@
 #include "server/base/steady_time.h"
 #include "server/checkpoints/checkpoint_loader.h"
 #include "server/checkpoints/restore_agreement.h"
-#include "server/models/import_turn.h"
+#include "server/models/import_lock.h"
 #include "server/models/model.h"
 #include "server/terms/history.h"
 #include "server/terms/restore_message.h"
@@ -38,7 +38,7 @@ struct RestoreResult {
   absl::Duration elapsed = absl::ZeroDuration();
 };
 
-// Holds the model's turn for as long as it lives. Restores::Run runs a task together with the other daemons.
+// Holds the model's import lock for as long as it lives. Restores::Run runs a task together with the other daemons.
 //
 //   ASSIGN_OR_RETURN(const auto task, RestoreTask::Prepare(model, folder));
 //   ASSIGN_OR_RETURN(const RestoreResult result, task->Run());   // of a model that this daemon has all of
@@ -53,8 +53,8 @@ class RestoreTask {
   // `begin`: when the restore was asked for, for RestoreResult::elapsed.
   static absl::StatusOr<std::unique_ptr<RestoreTask>> Prepare(std::shared_ptr<Model> model, const std::string& folder,
                                                               RestoreOrder order = {}, SteadyTime begin = SteadyNow());
-  // Like above, with a turn that was taken before.
-  static absl::StatusOr<std::unique_ptr<RestoreTask>> Prepare(ImportTurn turn, const std::string& folder,
+  // Like above, with a lock that was taken before.
+  static absl::StatusOr<std::unique_ptr<RestoreTask>> Prepare(ImportLock lock, const std::string& folder,
                                                               RestoreOrder order = {}, SteadyTime begin = SteadyNow());
   // Prepares what node 0 has ordered. FAILED_PRECONDITION if this daemon's spec differs from node 0's, or if it sees
   // another save in the folder; INVALID_ARGUMENT for an order that names no folder; errors of CheckRollsBack and
@@ -62,11 +62,11 @@ class RestoreTask {
   static absl::StatusOr<std::unique_ptr<RestoreTask>> PrepareOrdered(std::shared_ptr<Model> model,
                                                                      const RestoreOrder& order);
 
-  // Prepares and runs it, and gives the model's turn back.
+  // Prepares and runs it, and releases the model's import lock.
   static absl::StatusOr<RestoreResult> RunOrdered(std::shared_ptr<Model> model, RestoreAgreement& agreement,
                                                   absl::FunctionRef<absl::Status()> begun);
 
-  const Model& model() const { return turn_.model(); }
+  const Model& model() const { return import_lock_.model(); }
   const RestoreOrder& order() const { return order_; }
   const std::string& folder() const { return reader_.folder(); }
   const checkpoint::Manifest& manifest() const { return reader_.manifest(); }
@@ -87,15 +87,15 @@ class RestoreTask {
   absl::StatusOr<RestoreResult> Run(absl::FunctionRef<absl::Status()> begun = [] { return absl::OkStatus(); });
 
  private:
-  RestoreTask(ImportTurn turn, checkpoint::Reader reader, RestoreOrder order, SteadyTime begin)
-      : begin_(begin), turn_(std::move(turn)), reader_(std::move(reader)), order_(std::move(order)) {}
+  RestoreTask(ImportLock lock, checkpoint::Reader reader, RestoreOrder order, SteadyTime begin)
+      : begin_(begin), import_lock_(std::move(lock)), reader_(std::move(reader)), order_(std::move(order)) {}
   absl::StatusOr<History> Restore(RestoreAgreement& agreement, const std::string& rollback_why,
                                   absl::FunctionRef<absl::Status()> begun);
   RestoreResult ResultOf(const History& history) const;
 
   const SteadyTime begin_;
   // The loader refers to the members above it.
-  ImportTurn turn_;
+  ImportLock import_lock_;
   const checkpoint::Reader reader_;
   const RestoreOrder order_;
   std::unique_ptr<CheckpointLoader> loader_;

@@ -26,10 +26,10 @@ bool IsPassing(const absl::Status& why) { return absl::IsUnavailable(why) || abs
 
 // Returns the error for trainers: the reason why the epoch does not start, and why no daemon goes back. Trainers come
 // again by themselves if the cause is temporary.
-absl::Status NotGoneBack(const absl::Status& why, const absl::Status& status) {
+absl::Status NotRolledBack(const absl::Status& why, const absl::Status& status) {
   const bool passes = IsPassing(status) || absl::IsDeadlineExceeded(status);
   const absl::StatusCode code = passes ? absl::StatusCode::kUnavailable : why.code();
-  return absl::Status(code, absl::StrCat(why.message(), "; no daemon goes back to a saved step: ", status.message()));
+  return absl::Status(code, absl::StrCat(why.message(), "; no daemon rolls back to a saved step: ", status.message()));
 }
 
 }  // namespace
@@ -170,7 +170,7 @@ absl::StatusOr<std::unique_ptr<RestoreTask>> Restores::Prepare(std::shared_ptr<M
 
 absl::Status Restores::Register(const std::string& model, RestoreAgreement* agreement) {
   absl::MutexLock lock(&mu_);
-  // A prepared restore has the model's turn: there is no other restore of this model. But the model may have been
+  // A prepared restore has the model's import lock: there is no other restore of this model. But the model may have been
   // deleted since, and another model may have its name.
   if (!leading_.try_emplace(model, agreement).second) {
     return absl::UnavailableError(
@@ -182,7 +182,7 @@ absl::Status Restores::Register(const std::string& model, RestoreAgreement* agre
 
 absl::StatusOr<RestoreResult> Restores::Run(std::unique_ptr<RestoreTask> task, absl::FunctionRef<absl::Status()> begun,
                                             std::function<bool()> is_abandoned) {
-  const std::unique_ptr<RestoreTask> restore = std::move(task);  // ends here, and gives the model's turn back
+  const std::unique_ptr<RestoreTask> restore = std::move(task);  // ends here, and releases the model's import lock
   if (cluster().nodes() == 1) return restore->Run(begun);
   const std::string model = restore->model().spec().name;
   RestoreAgreement agreement({.role = RestoreAgreement::Role::kLeader,
@@ -262,7 +262,7 @@ std::optional<absl::Status> Restores::TryRollback(const std::string& name, const
   if (!model.ok() && RollbackSource(name).has_value()) return std::nullopt;
   const absl::Status status = model.ok() ? RollBack(*model, why) : model.status();
   if (status.ok()) return status;
-  const absl::Status told = NotGoneBack(why, status);
+  const absl::Status told = NotRolledBack(why, status);
   RollbackLog().Write(LogLevel::kError, "failed to go back to a saved step",
                       {{"model", name}, {"why", told.ToString()}});
   return told;

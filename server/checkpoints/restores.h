@@ -84,7 +84,7 @@ class Restores final : public RestoreListener {
   // created, and why all daemons roll back. Errors of ChooseCheckpoint and RestoreTask::Prepare.
   absl::StatusOr<std::unique_ptr<RestoreTask>> Prepare(std::shared_ptr<Model> model, const RestoreSource& source,
                                                        RestoreOrder terms = {}) const;
-  // Runs a task together with the other daemons, and gives the model's turn back. `is_abandoned`:
+  // Runs a task together with the other daemons, and releases the model's import lock. `is_abandoned`:
   // RestoreAgreement::Options. Errors of RestoreTask::Run; UNAVAILABLE if another restore of a model of that name is in
   // progress: the model was deleted after its restore was prepared.
   absl::StatusOr<RestoreResult> Run(
@@ -112,7 +112,7 @@ class Restores final : public RestoreListener {
   // Takes such an order for a creation that carries it out and then calls End. UNAVAILABLE if the order is over, or was
   // taken by another caller.
   absl::StatusOr<RestoreAgreement*> TakeOrdered(const std::string& model, absl::uint128 id);
-  // Ends an ordered restore, after the model's turn is given back and the model is full or dropped: this daemon takes
+  // Ends an ordered restore, after the model's import lock is released and the model is full or dropped: this daemon takes
   // the next order for the model, and reports the result to node 0.
   void End(const RestoreAgreement& agreement, const absl::Status& status);
   // Tells node 0 that the creation for such an order failed before it took the order. Does nothing for an order that is

@@ -248,8 +248,8 @@ absl::StatusOr<Weights> OpenFiles(const v1::ImportFileRequest& request) {
       absl::StrCat("import a file: want an absolute path, got ", NameText(request.path())));
 }
 
-// ImportTurn::Begin, or BeginAgain.
-using TakeTurn = absl::StatusOr<ImportTurn> (*)(std::shared_ptr<Model> model);
+// ImportLock::Begin, or BeginAgain.
+using TakeLock = absl::StatusOr<ImportLock> (*)(std::shared_ptr<Model> model);
 
 // Length of the hash in a record of an import. The next server repeats the import from the record: the hash of the
 // bytes, as HashText writes it, and the request.
@@ -261,7 +261,7 @@ std::string SourceText(const ImportedContent& content, const v1::ImportFileReque
 
 // `digits`, if set, is the hash of an import that is repeated.
 absl::StatusOr<v1::ImportFileResponse> Import(const std::shared_ptr<Model>& model, const v1::ImportFileRequest& request,
-                                              TakeTurn take_turn, Cancelled cancelled, absl::string_view digits = {}) {
+                                              TakeLock take_lock, Cancelled cancelled, absl::string_view digits = {}) {
   ASSIGN_OR_RETURN(const Weights weights, OpenFiles(request));
   StagedImport::Numbers numbers;
   if (request.has_history_id()) {
@@ -269,8 +269,8 @@ absl::StatusOr<v1::ImportFileResponse> Import(const std::shared_ptr<Model>& mode
   }
   FileImport import(*model, request, weights);
   RETURN_IF_ERROR(import.Plan());
-  ASSIGN_OR_RETURN(ImportTurn turn, take_turn(model));
-  StagedImport staged(std::move(turn));
+  ASSIGN_OR_RETURN(ImportLock lock, take_lock(model));
+  StagedImport staged(std::move(lock));
   RETURN_IF_ERROR(import.Read(cancelled, staged));
   const ChangeSource source{.kind = ChangeSource::Kind::kFiles, .text = SourceText(staged.Content(numbers), request)};
   if (!digits.empty() && !absl::StartsWith(source.text, digits)) {
@@ -299,7 +299,7 @@ absl::StatusOr<v1::ImportFileResponse> ImportFile(const ModelStore& store, const
 absl::StatusOr<v1::ImportFileResponse> ImportFile(const std::shared_ptr<Model>& model,
                                                   const v1::ImportFileRequest& request,
                                                   absl::FunctionRef<bool()> cancelled) {
-  return Import(model, request, &ImportTurn::Begin, cancelled);
+  return Import(model, request, &ImportLock::Begin, cancelled);
 }
 
 absl::Status ImportFileAgain(const std::shared_ptr<Model>& model, const std::string& source,
@@ -308,7 +308,7 @@ absl::Status ImportFileAgain(const std::shared_ptr<Model>& model, const std::str
   if (source.size() < kDigits || !request.ParseFromString(source.substr(kDigits))) {
     return absl::DataLossError("journal: cannot parse the request to import files");
   }
-  return Import(model, request, &ImportTurn::BeginAgain, cancelled, absl::string_view(source).substr(0, kDigits))
+  return Import(model, request, &ImportLock::BeginAgain, cancelled, absl::string_view(source).substr(0, kDigits))
       .status();
 }
 

@@ -11,7 +11,7 @@
 #include "server/base/thread.h"
 #include "server/checkpoints/restore_task.h"
 #include "server/edge/file_import.h"
-#include "server/models/import_turn.h"
+#include "server/models/import_lock.h"
 #include "server/observe/log.h"
 #include "server/terms/state_condition.h"
 
@@ -19,9 +19,9 @@ namespace paramshard::server {
 namespace {
 
 absl::Status RestoreAgain(const std::shared_ptr<Model>& model, const ChangeSource& source) {
-  ASSIGN_OR_RETURN(ImportTurn turn, ImportTurn::BeginAgain(model));
+  ASSIGN_OR_RETURN(ImportLock lock, ImportLock::BeginAgain(model));
   ASSIGN_OR_RETURN(const std::unique_ptr<RestoreTask> task,
-                   RestoreTask::Prepare(std::move(turn), source.text, {.convert_moments = source.convert_moments}));
+                   RestoreTask::Prepare(std::move(lock), source.text, {.convert_moments = source.convert_moments}));
   return task->Run().status();
 }
 

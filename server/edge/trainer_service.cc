@@ -8,7 +8,7 @@
 #include "paramshard/v1/trainer.grpc.pb.h"
 #include "server/base/version.h"
 #include "server/edge/restore_calls.h"
-#include "server/edge/session_handler.h"
+#include "server/edge/session_call.h"
 #include "server/edge/tensor_transfer.h"
 #include "server/edge/trainer_messages.h"
 

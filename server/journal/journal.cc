@@ -63,7 +63,7 @@ absl::StatusOr<std::unique_ptr<Journal>> Journal::Adopt(absl::Span<uint8_t> memo
   const JournalIdentity& identity = reader.identity();
   std::unique_ptr<Journal> journal(
       new Journal(identity, reader.layout(), reader.shape(), JournalStores(memory.data(), limit)));
-  RETURN_IF_ERROR(journal->GoOn(reader));
+  RETURN_IF_ERROR(journal->Load(reader));
   return journal;
 }
 
@@ -76,7 +76,7 @@ Journal::Journal(JournalIdentity identity, const JournalLayout& layout, const Jo
   }
 }
 
-absl::Status Journal::GoOn(const JournalReader& reader) {
+absl::Status Journal::Load(const JournalReader& reader) {
   for (int i = 0; i < kJournalRecords; ++i) {
     sequences_[i] = reader.Sequence(static_cast<JournalRecord>(i)).value_or(0);
   }

@@ -131,7 +131,7 @@ class Journal {
   void Mark(int64_t offset, int count) const { stores_.Publish(offset, MarkWord(decided_.commit_number, count)); }
 
   // Takes over a reader's content.
-  absl::Status GoOn(const JournalReader& reader);
+  absl::Status Load(const JournalReader& reader);
 
   absl::Status CheckUsable() const;
   absl::Status CheckClientStates(absl::Span<const std::string> states) const;

@@ -73,7 +73,7 @@ std::optional<int> LowerOomScore() {
   return std::min(1000, *score + kOomScoreAbove);
 }
 
-KeptDescriptors::Limits LimitsOf(const Keeper::Options& options) {
+DescriptorStore::Limits LimitsOf(const Keeper::Options& options) {
   if (options.limits.has_value()) return *options.limits;
   return {.descriptors = static_cast<size_t>(std::max<int64_t>(0, RaiseDescriptorLimit() - kDescriptorsOfKeeper))};
 }

@@ -15,7 +15,7 @@
 #include "common/shared_memory/file_descriptor.h"
 #include "server/base/server_command.h"
 #include "server/base/steady_time.h"
-#include "server/keeper/kept_descriptors.h"
+#include "server/keeper/descriptor_store.h"
 #include "server/keeper/restart_policy.h"
 #include "server/keeper/server_connection.h"
 #include "server/keeper/server_process.h"
@@ -64,7 +64,7 @@ class Keeper {
     wire::FileDescriptor file = {};
     RestartPolicy::Options restarts;
     // Limits of kept descriptors; unset: as many as the hard limit of open files allows.
-    std::optional<KeptDescriptors::Limits> limits;
+    std::optional<DescriptorStore::Limits> limits;
     // Descriptors that every server inherits. Owned by the caller; they stay open while the keeper runs.
     std::vector<LentDescriptor> lent = {};
     LogFunction log;  // must not block; unset: nothing is logged
@@ -126,7 +126,7 @@ class Keeper {
   const std::optional<int> server_oom_score_;
   const std::vector<LentDescriptor> lent_;
 
-  KeptDescriptors kept_;
+  DescriptorStore kept_;
   RestartPolicy policy_;
   Program next_;                   // of the next server
   Program running_;                // of the server that was started last

@@ -17,7 +17,7 @@ void ServerConnection::Serve(int most) {
     if (!packet.ok()) return socket_.Reset();
     waiting_ = Handle(*std::move(packet));
     SendWaiting();
-    kept_.CloseLetGo();
+    kept_.CloseReleased();
   }
 }
 
@@ -66,7 +66,7 @@ absl::Status ServerConnection::Carry(const KeeperMessage& request, KeeperPacket 
     case KeeperMessageKind::kDropPrefix:
       kept_.DropPrefix(request.words.front());
       // The server wants to use the memory.
-      kept_.CloseLetGo();
+      kept_.CloseReleased();
       return absl::OkStatus();
     case KeeperMessageKind::kReady:
       if (requests_.on_ready) requests_.on_ready(request.words.front());
@@ -84,7 +84,7 @@ absl::Status ServerConnection::Carry(const KeeperMessage& request, KeeperPacket 
 }
 
 ServerConnection::Answer ServerConnection::Take(const KeeperMessage& request) const {
-  KeptDescriptors::Page page = kept_.After(request.words.front());
+  DescriptorStore::Page page = kept_.After(request.words.front());
   Answer answer{.message = AnswerOf(request.sequence, absl::OkStatus()), .fds = {}};
   answer.message.more = page.more;
   for (auto& [name, fd] : page.entries) {

@@ -15,7 +15,7 @@
 #include "server/base/server_command.h"
 #include "server/keeper/keeper_message.h"
 #include "server/keeper/keeper_packet.h"
-#include "server/keeper/kept_descriptors.h"
+#include "server/keeper/descriptor_store.h"
 
 namespace paramshard::server {
 
@@ -34,7 +34,7 @@ class ServerConnection {
   };
 
   // `kept` outlives the connection.
-  ServerConnection(wire::FileDescriptor socket, KeptDescriptors* kept, Requests requests)
+  ServerConnection(wire::FileDescriptor socket, DescriptorStore* kept, Requests requests)
       : socket_(std::move(socket)), kept_(*kept), requests_(std::move(requests)) {}
 
   // Descriptor to poll, and its events; -1 once the server has closed its end.
@@ -62,7 +62,7 @@ class ServerConnection {
   Answer Restarts(const KeeperMessage& request) const;
 
   wire::FileDescriptor socket_;
-  KeptDescriptors& kept_;
+  DescriptorStore& kept_;
   const Requests requests_;
   uint64_t last_sequence_ = 0;
   std::optional<Answer> waiting_;  // until the server has read earlier answers

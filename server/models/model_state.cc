@@ -285,21 +285,21 @@ absl::StatusOr<HeldState> ModelState::Hold() {
 
 // --- Changes
 
-absl::Status ModelState::TakeTurn(ChangeKind kind, bool again) {
+absl::Status ModelState::TakeImportLock(ChangeKind kind, bool again) {
   absl::MutexLock lock(&mu_);
   if (!again) RETURN_IF_ERROR(condition_.CheckFinished(OperationOf(kind)));
   if (kind == ChangeKind::kImport) RETURN_IF_ERROR(condition_.usable());
-  return condition_.TakeTurn(kind);
+  return condition_.TakeImportLock(kind);
 }
 
-void ModelState::EndTurn() {
+void ModelState::ReleaseImportLock() {
   absl::MutexLock lock(&mu_);
-  condition_.EndTurn();
+  condition_.ReleaseImportLock();
 }
 
-bool ModelState::turn_is_taken() const {
+bool ModelState::is_import_locked() const {
   absl::MutexLock lock(&mu_);
-  return condition_.turn_is_taken();
+  return condition_.is_import_locked();
 }
 
 absl::Status ModelState::CheckSettled(absl::string_view operation) const {

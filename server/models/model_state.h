@@ -22,7 +22,7 @@
 #include "server/terms/commit_log.h"
 #include "server/terms/history.h"
 #include "server/terms/state_condition.h"
-#include "server/training/commit_under_way.h"
+#include "server/training/current_commit.h"
 #include "server/training/model_journal.h"
 #include "server/training/placed_model.h"
 
@@ -126,11 +126,11 @@ class ModelState {
 
   // --- Changes: StateChanges makes them; TrainerGate waits for them, and cancels them
 
-  // UNAVAILABLE the turn is taken or, unless `again`, a cut-off change is to be made first.
-  absl::Status TakeTurn(ChangeKind kind, bool again);
-  void EndTurn();
-  // Returns true if a caller holds the turn: a restore takes it before it looks at a checkpoint.
-  bool turn_is_taken() const;
+  // UNAVAILABLE the import lock is held or, unless `again`, a cut-off change is to be made first.
+  absl::Status TakeImportLock(ChangeKind kind, bool again);
+  void ReleaseImportLock();
+  // Returns true if a caller holds the import lock: a restore takes it before it looks at a checkpoint.
+  bool is_import_locked() const;
   // Returns UNAVAILABLE while the state is changed, or before a cut-off change is made again.
   absl::Status CheckSettled(absl::string_view operation) const;
   bool is_changing() const;

@@ -15,14 +15,14 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "common/model/state_tensor.h"
-#include "server/models/import_turn.h"
+#include "server/models/import_lock.h"
 #include "server/models/model.h"
 #include "server/terms/digest.h"
 #include "server/terms/history.h"
 
 namespace paramshard::server {
 
-// Holds the model's turn to import for as long as it lives. It keeps the rows of this daemon's ranks alone, each once,
+// Holds the model's import lock for as long as it lives. It keeps the rows of this daemon's ranks alone, each once,
 // in the type in which they come: what it takes is bounded by the model's own state in fp32. It hashes the other
 // daemons' rows with its own, so that all that are given the same come to the same history.
 //
@@ -36,7 +36,7 @@ class StagedImport {
  public:
   // UNAVAILABLE while another import of the model is under way, or the daemon drains; ModelState::usable().
   static absl::StatusOr<StagedImport> Begin(std::shared_ptr<Model> model);
-  explicit StagedImport(ImportTurn turn) : turn_(std::move(turn)) {}
+  explicit StagedImport(ImportLock lock) : import_lock_(std::move(lock)) {}
 
   struct Slice {
     int unit = 0;
@@ -116,7 +116,7 @@ class StagedImport {
   absl::Status WriteRows(Shard& shard, const ShardExtent& extent, const Key& key, const TensorRow& row,
                          const uint8_t* bytes, RowRange rows) const;
 
-  ImportTurn turn_;
+  ImportLock import_lock_;
   std::map<Key, StagedTensor> tensors_;
   std::map<std::pair<int, int>, int64_t> steps_;  // by unit and parameter
   std::optional<Slice> slice_;                    // the present one

@@ -22,10 +22,10 @@ absl::Status StateChanges::CheckMayChange() const {
   return model_.world.CheckDevices();
 }
 
-absl::Status StateChanges::BeginTurn(ChangeKind kind, bool again) {
+absl::Status StateChanges::LockImport(ChangeKind kind, bool again) {
   return trainers_.WhileOpen([&]() -> absl::Status {
     RETURN_IF_ERROR(model_.world.CheckDevices());
-    return state_.TakeTurn(kind, again);
+    return state_.TakeImportLock(kind, again);
   });
 }
 

@@ -46,14 +46,14 @@ class StateChanges {
         trainers_(trainers),
         draw_history_(std::move(draw_history)) {}
 
-  // Takes the turn to import or to restore, which one caller at a time holds until EndTurn (ImportTurn). UNAVAILABLE
-  // another caller holds it, the daemon drains, or unfinished(); what broke a device; for an import also usable(),
-  // while a restore replaces all of the state. BeginImportAgain repeats a change that was cut off with the server
-  // before this one.
-  absl::Status BeginImport() { return BeginTurn(ChangeKind::kImport, /*again=*/false); }
-  absl::Status BeginRestore() { return BeginTurn(ChangeKind::kRestore, /*again=*/false); }
-  absl::Status BeginImportAgain() { return BeginTurn(ChangeKind::kImport, /*again=*/true); }
-  void EndTurn() { state_.EndTurn(); }
+  // Takes the import lock, for an import or a restore; one caller at a time holds it until ReleaseImportLock (ImportLock).
+  // UNAVAILABLE another caller holds it, the daemon drains, or unfinished(); what broke a device; for an import also
+  // usable(), while a restore replaces all of the state. BeginImportAgain repeats a change that was cut off with the
+  // server before this one.
+  absl::Status BeginImport() { return LockImport(ChangeKind::kImport, /*again=*/false); }
+  absl::Status BeginRestore() { return LockImport(ChangeKind::kRestore, /*again=*/false); }
+  absl::Status BeginImportAgain() { return LockImport(ChangeKind::kImport, /*again=*/true); }
+  void ReleaseImportLock() { state_.ReleaseImportLock(); }
 
   using Write = absl::FunctionRef<absl::Status()>;
   // Changes the state by `write` while no trainer is attached, then encodes planes and takes the numbers over. Returns
@@ -70,7 +70,7 @@ class StateChanges {
   absl::StatusOr<History> Heal(const ReplicaState& replica, Write write, const RestoreWatch& watch);
 
  private:
-  absl::Status BeginTurn(ChangeKind kind, bool again);
+  absl::Status LockImport(ChangeKind kind, bool again);
   absl::Status CheckMayChange() const;
   // Puts what `make` gives in the place of the state.
   absl::StatusOr<History> Replace(ChangeKind kind, ModelState::MakeReplacement make, Write write,

@@ -13,7 +13,7 @@
 #include "server/base/thread_pool.h"
 #include "server/journal/journal.h"
 #include "server/models/lost_models.h"
-#include "server/training/commit_under_way.h"
+#include "server/training/current_commit.h"
 
 namespace paramshard::server {
 namespace {

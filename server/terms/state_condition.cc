@@ -63,12 +63,12 @@ std::optional<RestoreProgress> StateCondition::progress() const {
   return watch_.progress();
 }
 
-absl::Status StateCondition::TakeTurn(ChangeKind kind) {
-  if (turn_is_taken()) {
+absl::Status StateCondition::TakeImportLock(ChangeKind kind) {
+  if (is_import_locked()) {
     return absl::UnavailableError(absl::StrCat(OperationOf(kind), " ", model_,
                                                ": another import, restore or healing is in progress; try again later"));
   }
-  turn_ = kind;
+  import_lock_ = kind;
   return absl::OkStatus();
 }
 

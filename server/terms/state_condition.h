@@ -52,8 +52,8 @@ struct RestoreWatch {
 //                                                  kWriting --CutOff--> kCutOff
 //                                                  kWriting --Break---> kSettled, and not usable
 //
-// Besides the stage it has a turn, which a change takes long before it begins, and two verdicts, which last until a
-// change has settled: usable() and doubt(). Not thread-safe.
+// Besides the stage it has an import lock, which a change takes long before it begins, and two verdicts, which last
+// until a change has settled: usable() and doubt(). Not thread-safe.
 class StateCondition {
  public:
   // `model` is its name.
@@ -78,13 +78,13 @@ class StateCondition {
   // Progress of the restore that is in progress, if any.
   std::optional<RestoreProgress> progress() const;
 
-  // --- The turn
+  // --- The import lock
 
-  // UNAVAILABLE the turn is taken.
-  absl::Status TakeTurn(ChangeKind kind);
-  void EndTurn() { turn_.reset(); }
-  bool turn_is_taken() const { return turn_.has_value(); }
-  // True if an import, or a restore, has the turn, is in progress, or is to be made again.
+  // UNAVAILABLE the import lock is held.
+  absl::Status TakeImportLock(ChangeKind kind);
+  void ReleaseImportLock() { import_lock_.reset(); }
+  bool is_import_locked() const { return import_lock_.has_value(); }
+  // True if an import, or a restore, holds the import lock, is in progress, or is to be made again.
   bool is_importing() const { return HasBegun(ChangeKind::kImport); }
   bool is_restoring() const { return HasBegun(ChangeKind::kRestore); }
 
@@ -126,7 +126,7 @@ class StateCondition {
     kCutOff,   // the same, but without a change in progress: it is to be made again
   };
 
-  bool HasBegun(ChangeKind kind) const { return turn_ == kind || (stage_ != Stage::kSettled && kind_ == kind); }
+  bool HasBegun(ChangeKind kind) const { return import_lock_ == kind || (stage_ != Stage::kSettled && kind_ == kind); }
   bool is_unfinished() const { return stage_ == Stage::kCutOff || (is_changing() && begun_at_ == Stage::kCutOff); }
   absl::Status BeingChanged(absl::string_view operation) const;
   void EndAt(Stage stage);
@@ -135,7 +135,7 @@ class StateCondition {
   const std::string model_;
   const std::shared_ptr<ThrottledLog> log_;
 
-  std::optional<ChangeKind> turn_;
+  std::optional<ChangeKind> import_lock_;
   Stage stage_ = Stage::kSettled;
   Stage begun_at_ = Stage::kSettled;       // valid during a change
   ChangeKind kind_ = ChangeKind::kImport;  // valid unless settled

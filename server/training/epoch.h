@@ -3,7 +3,7 @@
 //
 // Every rank has two threads, one for each of its in-order queues. The gather thread (GatherWorker) also takes commands
 // from its trainer's ring and waits at its doorbell; the push thread (PushWorker) sums, votes, applies and encodes.
-// They share an EpochState: its Sequence says what may run, its CommitUnderWay what is known of the commit, its
+// They share an EpochState: its Sequence says what may run, its CurrentCommit what is known of the commit, its
 // EpochEnd why the epoch ends. What a rank's trainer maps is in its RankSlot.
 //
 // Trainers wait for the thread that holds the mutex: nothing is serialized, logged, published or called under it.
@@ -21,7 +21,7 @@
 #include "server/data_plane/topology.h"
 #include "server/observe/recorder.h"
 #include "server/terms/cluster.h"
-#include "server/training/commit_under_way.h"
+#include "server/training/current_commit.h"
 #include "server/training/epoch_engines.h"
 #include "server/training/epoch_host.h"
 #include "server/training/epoch_state.h"

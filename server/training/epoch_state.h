@@ -14,7 +14,7 @@
 #include "server/base/steady_cond_var.h"
 #include "server/data_plane/connect_abort.h"
 #include "server/observe/recorder.h"
-#include "server/training/commit_under_way.h"
+#include "server/training/current_commit.h"
 #include "server/training/epoch_end.h"
 #include "server/training/epoch_host.h"
 #include "server/training/rank_slot.h"
@@ -66,7 +66,7 @@ class EpochState final : private TrainerWords {
   absl::Status Detach(int rank, int64_t command_count) ABSL_LOCKS_EXCLUDED(mu);
   // Sets the last command that any rank of the world sends.
   void SetLastCommand(int64_t command) ABSL_LOCKS_EXCLUDED(mu);
-  // Waits for update of departures. Empty: the epoch has ended.
+  // Waits for a departure or progress. Empty: the epoch has ended.
   DepartureUpdate AwaitDepartureUpdate() ABSL_LOCKS_EXCLUDED(mu);
 
   const std::shared_ptr<Recorder> recorder;
@@ -76,7 +76,7 @@ class EpochState final : private TrainerWords {
   mutable absl::Mutex mu;
   SteadyCondVar work;  // push threads wait here; also Epoch::Run
   Sequence sequence ABSL_GUARDED_BY(mu);
-  CommitUnderWay commit ABSL_GUARDED_BY(mu);
+  CurrentCommit commit ABSL_GUARDED_BY(mu);
   EpochEnd end ABSL_GUARDED_BY(mu);
 
  private:

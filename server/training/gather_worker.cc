@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "common/model/proto_enums.h"
-#include "server/training/attention.h"
+#include "server/training/adaptive_waiter.h"
 #include "server/training/event_notes.h"
 #include "server/training/spinning_mutex_lock.h"
 
@@ -24,20 +24,20 @@ void GatherWorker::Run(int rank) {
   RankSlot& rank_slot = *state_.rank_slots[rank];
   EventRing& notes = state_.recorder->of(rank).gathers;
   const bool on_gpu = !context_.state.shards[rank]->device().gpu_uuid().empty();
-  Attention attention(
+  AdaptiveWaiter waiter(
       {.words = rank_slot.words(), .wakeup = &rank_slot.wakeup(), .clock = context_.model.clock, .on_gpu = on_gpu});
   std::deque<UnderWay> under_way;
   int64_t known = 0;  // the last command
   int room = kMostCommandsAtOnce;
   Sequence::Holder noted;
   while (true) {
-    attention.Look();
-    if (Finish(rank, under_way)) attention.Renew();
+    waiter.PrepareWait();
+    if (Finish(rank, under_way)) waiter.NoteEvent();
     absl::StatusOr<std::vector<SentCommand>> commands = rank_slot.ReadCommands(room);
     const bool more = commands.ok() && static_cast<int>(commands->size()) == room;
     const v1::Command* command = nullptr;
     SteadyTime deadline;
-    auto expected = Attention::For::kNothing;
+    auto expected = AdaptiveWaiter::For::kNothing;
     {
       SpinningMutexLock lock(&state_.mu);
       if (state_.end.ended() && under_way.empty()) return;
@@ -51,16 +51,16 @@ void GatherWorker::Run(int rank) {
       state_.WakeRunnable();
       if (command == nullptr) deadline = CheckDeadlines();
       if (command == nullptr) NoteHolder(notes, sequence.GatherHolder(rank), noted);
-      if (sequence.Pending(rank)) expected = Attention::For::kWord;
-      if (std::exchange(known, sequence.last_command(rank)) != known) attention.Renew();
+      if (sequence.Pending(rank)) expected = AdaptiveWaiter::For::kWord;
+      if (std::exchange(known, sequence.last_command(rank)) != known) waiter.NoteEvent();
       room = std::min(kMostCommandsAtOnce, sequence.Room(rank));
       rank_slot.held_back = room == 0;
     }
     if (command != nullptr) {
       under_way.push_back(Begin(rank, *command));
-      attention.Renew();
+      waiter.NoteEvent();
     } else if (!more || room == 0) {
-      attention.Wait(under_way.empty() ? expected : Attention::For::kCopies, deadline);
+      waiter.Wait(under_way.empty() ? expected : AdaptiveWaiter::For::kCopies, deadline);
     }
   }
 }

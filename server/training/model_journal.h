@@ -22,7 +22,7 @@
 #include "server/state/committed_state.h"
 #include "server/terms/commit_log.h"
 #include "server/terms/history.h"
-#include "server/training/commit_under_way.h"
+#include "server/training/current_commit.h"
 
 namespace paramshard::server {
 

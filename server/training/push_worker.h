@@ -13,7 +13,7 @@
 #include "server/data_plane/topology.h"
 #include "server/observe/recorder.h"
 #include "server/terms/cluster.h"
-#include "server/training/commit_under_way.h"
+#include "server/training/current_commit.h"
 #include "server/training/epoch_engines.h"
 #include "server/training/epoch_host.h"
 #include "server/training/epoch_state.h"

@@ -324,10 +324,10 @@ v1::JoinRequest HelloMessage(int node, int nodes, int device_count, const WorldT
   return request;
 }
 
-void SetConnection(v1::JoinRequest& hello, absl::uint128 incarnation, int64_t connection, bool goes_on) {
+void SetConnection(v1::JoinRequest& hello, absl::uint128 incarnation, int64_t connection, bool resumes) {
   *hello.mutable_hello()->mutable_incarnation() = IdMessage(incarnation);
   hello.mutable_hello()->set_connection(connection);
-  hello.mutable_hello()->set_goes_on(goes_on);
+  hello.mutable_hello()->set_resumes(resumes);
 }
 
 absl::uint128 IncarnationOf(const v1::Hello& hello) { return IdOf(hello.incarnation()); }

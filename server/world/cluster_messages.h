@@ -26,9 +26,9 @@ std::optional<FromNode> FromProto(const v1::JoinRequest& message);
 v1::JoinResponse ToProto(const ToNode& message);
 std::optional<ToNode> FromProto(const v1::JoinResponse& message);
 
-// `goes_on`: the connection continues the one before it.
+// `resumes`: the connection continues the one before it.
 v1::JoinRequest HelloMessage(int node, int nodes, int device_count, const WorldTerms& terms);
-void SetConnection(v1::JoinRequest& hello, absl::uint128 incarnation, int64_t connection, bool goes_on);
+void SetConnection(v1::JoinRequest& hello, absl::uint128 incarnation, int64_t connection, bool resumes);
 absl::uint128 IncarnationOf(const v1::Hello& hello);
 v1::JoinRequest NodeMovedMessage(int64_t connection);
 v1::JoinRequest ProbeAnswerMessage();

@@ -138,13 +138,13 @@ absl::Status ClusterServiceImpl::Serve(grpc::ServerContext* context, v1::JoinReq
   ASSIGN_OR_RETURN(auto writer, NodeStream::Writer::Start(stream, [context] { context->TryCancel(); }));
   NodeStream sink(context, std::move(writer));
   const auto node_stream =
-      std::make_shared<NodeStreams::Stream>(NodeStreams::Stream{.node = hello.node(),
+      std::make_shared<NodeStreamRegistry::Stream>(NodeStreamRegistry::Stream{.node = hello.node(),
                                                                 .incarnation = IncarnationOf(hello),
                                                                 .connection = hello.connection(),
                                                                 .peer = context->peer(),
                                                                 .sink = &sink});
-  RETURN_IF_ERROR(hello.goes_on() ? streams_.GoOn(node_stream) : streams_.Join(node_stream, hello.device_count()));
-  if (!hello.goes_on()) LogNode(LogLevel::kInfo, "node joined", *node_stream);
+  RETURN_IF_ERROR(hello.resumes() ? streams_.Resume(node_stream) : streams_.Join(node_stream, hello.device_count()));
+  if (!hello.resumes()) LogNode(LogLevel::kInfo, "node joined", *node_stream);
   bool is_moved = false;
   while (!is_moved && stream->Read(&request)) {
     is_moved = request.has_moved();
@@ -158,7 +158,7 @@ absl::Status ClusterServiceImpl::Serve(grpc::ServerContext* context, v1::JoinReq
   return absl::OkStatus();
 }
 
-void ClusterServiceImpl::LogNode(LogLevel level, absl::string_view event, const NodeStreams::Stream& stream) {
+void ClusterServiceImpl::LogNode(LogLevel level, absl::string_view event, const NodeStreamRegistry::Stream& stream) {
   const size_t nodes = coordinator_->nodes();
   log_.Write(level, event,
              {{"node", absl::StrCat(stream.node)},

@@ -9,7 +9,7 @@
 #include "server/observe/log_throttle.h"
 #include "server/world/coordinator.h"
 #include "server/world/coordinator_cluster.h"
-#include "server/world/node_streams.h"
+#include "server/world/node_stream_registry.h"
 #include "server/world/unidentified_streams.h"
 
 namespace paramshard::server {
@@ -45,14 +45,14 @@ class ClusterServiceImpl final : public v1::ClusterService::WithCallbackMethod_V
   // Joins the node that has said `request`, and hears it until its stream ends.
   absl::Status Serve(grpc::ServerContext* context, v1::JoinRequest& request,
                      grpc::ServerReaderWriter<v1::JoinResponse, v1::JoinRequest>* stream);
-  void LogNode(LogLevel level, absl::string_view event, const NodeStreams::Stream& stream);
+  void LogNode(LogLevel level, absl::string_view event, const NodeStreamRegistry::Stream& stream);
   grpc::ServerUnaryReactor* GetParts(const v1::GetValueRequest* request, v1::GetValueResponse* response);
   // Node 0 speaks in its own process.
   absl::Status CheckNode(const grpc::ServerContextBase& context, absl::string_view operation, absl::string_view model,
                          int node) const;
 
   Coordinator* const coordinator_;
-  NodeStreams streams_;
+  NodeStreamRegistry streams_;
   const SpeakerCheck check_speaker_;
   UnidentifiedStreams unidentified_;
   ThrottledLog log_;

@@ -91,7 +91,7 @@ class Planner {
   EpochPlan Refuse(const absl::Status& why) const;
   // Rolls back while trainers wait, or refuses them if nothing is saved. Does not look for checkpoints, which would
   // read a disk.
-  EpochPlan GoBack(const absl::Status& why) const;
+  EpochPlan RollBackOrRefuse(const absl::Status& why) const;
 
   const ModelFacts& model_;
   const WorldFacts& world_;
@@ -124,7 +124,7 @@ EpochPlan Planner::Plan() const {
       return newest.ok() ? WaitForNodes(/*begins=*/true)
                          : WaitForState(WaitToStart::For::kNewest, std::string(newest.message()));
     }
-    if (!newest.ok()) return GoBack(newest);
+    if (!newest.ok()) return RollBackOrRefuse(newest);
     return StartEpoch{.nodes = nodes, .healings = differ.ok() ? std::vector<Healing>() : std::move(healings)};
   }
   if (!IsWhole(nodes) && MayLeaveOut() && AreTooFewToTell(model_.reports, nodes, needed_)) {
@@ -136,7 +136,7 @@ EpochPlan Planner::Plan() const {
   if (std::map<int, absl::Status> unfit = Unfit(nodes, differ); !unfit.empty()) {
     return RefuseToStart{.nodes = std::move(unfit)};
   }
-  return !lost.ok() || HasFreshBesideTrained(nodes) ? GoBack(differ) : Refuse(differ);
+  return !lost.ok() || HasFreshBesideTrained(nodes) ? RollBackOrRefuse(differ) : Refuse(differ);
 }
 
 EpochPlan Planner::PlanUnattached(const Nodes& nodes, const std::vector<Healing>& healings) const {
@@ -145,7 +145,7 @@ EpochPlan Planner::PlanUnattached(const Nodes& nodes, const std::vector<Healing>
   const bool is_known = AreAllMade(model_.reports, nodes) &&
                         std::all_of(nodes.begin(), nodes.end(), [&](int node) { return model_.is_new[node]; });
   const bool may_heal = HoldReplicas(model_.reports, members_.world_size()) && (!is_known || !healings.empty());
-  return lost.ok() || may_heal ? WaitForTrainers(nodes) : GoBack(lost);
+  return lost.ok() || may_heal ? WaitForTrainers(nodes) : RollBackOrRefuse(lost);
 }
 
 // A needed node takes part at once, even after repeated losses or with cut links.
@@ -315,7 +315,7 @@ EpochPlan Planner::Refuse(const absl::Status& why) const {
   return WaitToStart{.what = WaitToStart::For::kState, .why = std::string(why.message())};
 }
 
-EpochPlan Planner::GoBack(const absl::Status& why) const {
+EpochPlan Planner::RollBackOrRefuse(const absl::Status& why) const {
   const bool has_saves = members_.nodes() > 1 && world_.has_saves;
   if (!has_saves || !HasWaitingTrainers(model_)) return Refuse(WithWayOut(model_, members_, why));
   return RollBack{.why = why};

@@ -137,7 +137,7 @@ class RemoteCluster final : public Cluster {
   // Joins and serves the stream until it breaks. Returns why it broke.
   absl::Status RunStream();
   // Opens a stream and sends the hello.
-  absl::StatusOr<StreamPtr> OpenStream(std::shared_ptr<CoordinatorLink> link, bool goes_on);
+  absl::StatusOr<StreamPtr> OpenStream(std::shared_ptr<CoordinatorLink> link, bool resumes);
   void Begin(Stream& stream);
   // Takes messages until the stream ends. Returns the number of the connection on which it goes on, if any.
   std::optional<int64_t> Read(Stream& stream);
@@ -312,7 +312,7 @@ void RemoteCluster::Run() {
 }
 
 absl::Status RemoteCluster::RunStream() {
-  ASSIGN_OR_RETURN(StreamPtr stream, OpenStream(FreshLink(), /*goes_on=*/false));
+  ASSIGN_OR_RETURN(StreamPtr stream, OpenStream(FreshLink(), /*resumes=*/false));
   Begin(*stream);
   while (const std::optional<int64_t> moved = Read(*stream)) {
     StreamPtr next = AwaitNext(*moved);
@@ -332,7 +332,7 @@ absl::Status RemoteCluster::RunStream() {
 }
 
 absl::StatusOr<RemoteCluster::StreamPtr> RemoteCluster::OpenStream(std::shared_ptr<CoordinatorLink> link,
-                                                                   bool goes_on) {
+                                                                   bool resumes) {
   // Attempts pause by the steady clock. gRPC's own backoff waits by the wall clock, and would last longer by as much as
   // that is set back.
   grpc::experimental::ChannelResetConnectionBackoff(link->channel.get());
@@ -353,7 +353,7 @@ absl::StatusOr<RemoteCluster::StreamPtr> RemoteCluster::OpenStream(std::shared_p
   }
   opened->writer = *std::move(writer);
   v1::JoinRequest hello = HelloMessage(options_.node, options_.nodes, options_.devices, options_.terms);
-  SetConnection(hello, incarnation_, connection, goes_on);
+  SetConnection(hello, incarnation_, connection, resumes);
   opened->writer->Write(std::move(hello));
   return opened;
 }
@@ -434,7 +434,7 @@ void RemoteCluster::Renew() {
 }
 
 absl::StatusOr<RemoteCluster::StreamPtr> RemoteCluster::OpenNext(std::shared_ptr<CoordinatorLink> link) {
-  ASSIGN_OR_RETURN(StreamPtr next, OpenStream(std::move(link), /*goes_on=*/true));
+  ASSIGN_OR_RETURN(StreamPtr next, OpenStream(std::move(link), /*resumes=*/true));
   v1::JoinResponse welcome;
   if (next->stream->Read(&welcome) && welcome.has_welcome()) return next;
   const absl::Status why = next->Abandon();

@@ -191,7 +191,7 @@ class RollbackTest : public testing::TestWithParam<RollbackCase> {
     return trainers;
   }
 
-  void ExpectToGoOn(std::vector<ChildProcess> trainers) const {
+  void ExpectToContinue(std::vector<ChildProcess> trainers) const {
     for (ChildProcess& trainer : trainers) {
       EXPECT_OK(trainer.Await(kTimeout));
       EXPECT_EQ(trainer.board().numbers[kTold], 0);
@@ -245,7 +245,7 @@ TEST_P(RollbackTest, EndsInTheBytesOfARunThatWasNotInterrupted) {
 TEST_P(RollbackTest, AServerThatItsKeeperStartsAgainTakesNobodyBack) {
   ASSERT_NO_FATAL_FAILURE(StartSaved());
   ASSERT_OK_AND_ASSIGN(const Server server, ServerOf(GetParam().victim));
-  ExpectToGoOn(TrainUnder({.killed = server.pid, .server = server.pidfd.get()}));
+  ExpectToContinue(TrainUnder({.killed = server.pid, .server = server.pidfd.get()}));
 }
 
 class LostReplicaTest : public RollbackTest {};
@@ -261,7 +261,7 @@ TEST_P(LostReplicaTest, EndsInTheBytesOfARunThatWasNotInterrupted) {
   ASSERT_TRUE(trainers[killer].AwaitNumber(kKills, 1, kTimeout));
   ASSERT_OK(daemons_[victim]->AwaitExit(kTimeout).status());
   Spawn(victim);
-  ExpectToGoOn(std::move(trainers));
+  ExpectToContinue(std::move(trainers));
   EXPECT_THAT(OutputOf(absl::StrCat(Program(PARAMSHARDCTL), " --socket-dir=", sockets_[victim].path(), " metrics")),
               IsOkAndHolds(HasSubstr("paramshard_heal_seconds_count 1\n")));
 }
@@ -269,7 +269,7 @@ TEST_P(LostReplicaTest, EndsInTheBytesOfARunThatWasNotInterrupted) {
 TEST_P(LostReplicaTest, AServerThatItsKeeperStartsAgainGoesOnByItself) {
   ASSERT_NO_FATAL_FAILURE(StartSaved());
   ASSERT_OK_AND_ASSIGN(const Server server, ServerOf(GetParam().victim));
-  ExpectToGoOn(TrainUnder({.killed = server.pid, .server = server.pidfd.get()}));
+  ExpectToContinue(TrainUnder({.killed = server.pid, .server = server.pidfd.get()}));
 }
 
 // An import into one daemon only, which then has a higher version than the other.
@@ -318,7 +318,7 @@ TEST_P(HealOrderTest, TheTrainingGoesOnFromTheNodeThatIsRight) {
   EXPECT_THAT(Heal(0, right), IsOkAndHolds(AllOf(HasSubstr("is right"), HasSubstr("is given up"))));
   ASSERT_OK_AND_ASSIGN(const nlohmann::json models, Ctl(0, "models"));
   EXPECT_EQ(models["models"][0].value("healFromNode", -1), right) << models.dump(2);
-  ExpectToGoOn(TrainUnder({}));
+  ExpectToContinue(TrainUnder({}));
   ASSERT_OK_AND_ASSIGN(const nlohmann::json after, Ctl(0, "models"));
   EXPECT_FALSE(after["models"][0].contains("healFromNode")) << after.dump(2);
 }
@@ -341,7 +341,7 @@ class KeptDecisionsTest : public LostReplicaTest {
     ASSERT_OK(daemons_[0]->AwaitExit(kTimeout).status());
     between();
     Spawn(0);
-    ExpectToGoOn(std::move(trainers));
+    ExpectToContinue(std::move(trainers));
   }
 
   TemporaryDirectory state_;
@@ -389,7 +389,7 @@ TEST_P(KeptDecisionsTest, ASecondNode0DoesNotGetBetweenTwoServers) {
   DaemonProcess second = DaemonProcess::Spawn(Program(PARAMSHARDD), others.path(), FlagsOf(0));
   EXPECT_THAT(second.AwaitExit(kTimeout), IsOkAndHolds(3));
   daemons_[0]->Signal(SIGCONT);
-  ExpectToGoOn(TrainUnder({}));
+  ExpectToContinue(TrainUnder({}));
 }
 
 INSTANTIATE_TEST_SUITE_P(, KeptDecisionsTest, testing::Values(RollbackCase{"Node0", false, 0}),

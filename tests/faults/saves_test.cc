@@ -234,7 +234,7 @@ class WorldRestoredTest : public WorldSavesTest {
   }
   std::vector<std::string> StateHashes() { return {StateHash(0), StateHash(1)}; }
   // A checkpoint of commit 3, and where ten more commits lead.
-  std::vector<std::string> SaveAndGoOn() {
+  std::vector<std::string> SaveAndContinue() {
     TrainTo(3);
     EXPECT_OK(CtlOf(0, "save saved --wait"));
     TrainTo(13);
@@ -295,9 +295,9 @@ TEST_F(WorldSavesTest, TrainersAreToldOfAKilledDaemonAsWithoutSaves) {
   VerifiedSteps();
 }
 
-TEST_F(WorldRestoredTest, BothDaemonsGoBackAndEndInTheSameBytes) {
+TEST_F(WorldRestoredTest, BothDaemonsRestoreAndEndInTheSameBytes) {
   ASSERT_NO_FATAL_FAILURE(Start());
-  const std::vector<std::string> expected = SaveAndGoOn();
+  const std::vector<std::string> expected = SaveAndContinue();
   EXPECT_THAT(CtlOf(1, "restore saved latest --quiet"), testing::Not(IsOk()));
   ASSERT_OK(CtlOf(0, "restore saved latest --quiet"));
   EXPECT_NE(StateHashes(), expected);
@@ -307,7 +307,7 @@ TEST_F(WorldRestoredTest, BothDaemonsGoBackAndEndInTheSameBytes) {
 
 TEST_F(WorldRestoredTest, AWorldThatIsStartedAgainBeginsWithItsCheckpoint) {
   ASSERT_NO_FATAL_FAILURE(Start({"--restore=latest"}));
-  const std::vector<std::string> expected = SaveAndGoOn();
+  const std::vector<std::string> expected = SaveAndContinue();
   Kill(0);
   Kill(1);
   ASSERT_NO_FATAL_FAILURE(Start({"--restore=latest"}));
@@ -317,7 +317,7 @@ TEST_F(WorldRestoredTest, AWorldThatIsStartedAgainBeginsWithItsCheckpoint) {
 
 TEST_F(WorldRestoredTest, ADaemonThatIsKilledBeforeItIsReadyLeavesNodeZeroAsItWas) {
   ASSERT_NO_FATAL_FAILURE(Start());
-  const std::vector<std::string> expected = SaveAndGoOn();
+  const std::vector<std::string> expected = SaveAndContinue();
   ChildProcess restore = RestoreThatWaitsForNode1();
   Kill(1);
   EXPECT_THAT(restore.Await(), StatusIs(testing::_, HasSubstr("node 1 (rank 1) was lost")));
@@ -326,7 +326,7 @@ TEST_F(WorldRestoredTest, ADaemonThatIsKilledBeforeItIsReadyLeavesNodeZeroAsItWa
 
 TEST_F(WorldRestoredTest, ANodeZeroThatIsKilledBeforeTheGoLeavesTheOthersAsTheyWere) {
   ASSERT_NO_FATAL_FAILURE(Start());
-  const std::vector<std::string> expected = SaveAndGoOn();
+  const std::vector<std::string> expected = SaveAndContinue();
   const ChildProcess restore = RestoreThatWaitsForNode1();
   Kill(0);
   daemons_[1]->Signal(SIGCONT);

@@ -90,7 +90,7 @@ void CheckPlan(const RecoveryPlan& plan) {
 }
 
 // Follows the plan like the next server, as far as it concerns the journal.
-void GoOn(const RecoveryPlan& plan, absl::Span<uint8_t> memory) {
+void FollowPlan(const RecoveryPlan& plan, absl::Span<uint8_t> memory) {
   const absl::StatusOr<std::unique_ptr<Journal>> adopted = Journal::Adopt(memory);
   if (!IsThere(plan.action)) return;
   PARAMSHARD_CHECK(adopted.ok());
@@ -115,7 +115,7 @@ void Run(const std::string& input) {
   const absl::StatusOr<RecoveryPlan> plan = PlanRecovery(memory);
   if (!plan.ok()) return;
   CheckPlan(*plan);
-  GoOn(*plan, memory);
+  FollowPlan(*plan, memory);
 }
 
 // Lives that end behind some of their calls.

@@ -21,7 +21,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/checkpoints/checkpoint_choice.h"
-#include "server/models/import_turn.h"
+#include "server/models/import_lock.h"
 #include "server/models/inspection.h"
 #include "tests/server/base/simulated_disk.h"
 #include "tests/server/keeper/fake_kept_store.h"
@@ -465,7 +465,7 @@ TEST_F(SaverTest, NothingIsDeletedWhileACheckpointIsRestored) {
   Step();
   const std::string first = AwaitLast().path;
   {
-    ASSERT_OK_AND_ASSIGN(const ImportTurn turn, ImportTurn::BeginRestore(model_));
+    ASSERT_OK_AND_ASSIGN(const ImportLock lock, ImportLock::BeginRestore(model_));
     Step();
     EXPECT_EQ(AwaitLast().state, SaveState::kPublished);
     EXPECT_TRUE(std::filesystem::exists(first));

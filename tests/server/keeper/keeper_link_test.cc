@@ -18,7 +18,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/base/check.h"
-#include "server/keeper/kept_descriptors.h"
+#include "server/keeper/descriptor_store.h"
 #include "server/keeper/server_connection.h"
 #include "tests/descriptor_limit.h"
 #include "tests/server/keeper/memory_file.h"
@@ -71,7 +71,7 @@ class KeeperLinkTest : public testing::Test {
     return poll(&polled, 1, 0) == 1 && (polled.revents & POLLHUP) != 0;
   }
 
-  KeptDescriptors kept_{{.descriptors = 1000}};
+  DescriptorStore kept_{{.descriptors = 1000}};
   wire::FileDescriptor keeper_;
   wire::FileDescriptor server_;
   std::thread thread_;

@@ -75,7 +75,7 @@ class ServerConnectionTest : public testing::Test {
     return kept;
   }
 
-  KeptDescriptors kept_;
+  DescriptorStore kept_;
   std::string version_;
   std::optional<ServerCommand> command_;
   std::optional<ServerConnection> connection_;

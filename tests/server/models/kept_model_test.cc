@@ -504,7 +504,7 @@ TEST_F(KeptModelTest, AStateThatWasChangedGoesOn) {
   Create();
   ASSERT_OK(model_->changes().BeginImport());
   ASSERT_OK(model_->changes().Import({.commit_number = 7, .version = 5}, [] { return absl::OkStatus(); }).status());
-  model_->changes().EndTurn();
+  model_->changes().ReleaseImportLock();
   const std::string before = StateOf(*model_);
   TakeOver();
   EXPECT_EQ(StateOf(*model_), before);

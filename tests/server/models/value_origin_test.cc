@@ -8,7 +8,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "server/models/import_turn.h"
+#include "server/models/import_lock.h"
 #include "server/models/inspection.h"
 #include "server/models/staged_import.h"
 #include "tests/server/keeper/fake_kept_store.h"
@@ -183,7 +183,7 @@ TEST_F(ValueOriginTest, ARestoredModelIsRestoredAtStep0Too) {
 
 TEST_F(ValueOriginTest, ARestoreThatHasTheTurnIsOne) {
   Create();
-  ASSERT_OK_AND_ASSIGN(const ImportTurn turn, ImportTurn::BeginRestore(model_));
+  ASSERT_OK_AND_ASSIGN(const ImportLock lock, ImportLock::BeginRestore(model_));
   EXPECT_EQ(model_->state().origin(), ValueOrigin::kRestored);
 }
 

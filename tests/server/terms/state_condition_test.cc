@@ -102,11 +102,11 @@ TEST_F(StateConditionTest, OneThatADrainCutsOffIsNoLoss) {
 }
 
 TEST_F(StateConditionTest, OneAtATimeHasTheTurn) {
-  ASSERT_OK(condition_.TakeTurn(ChangeKind::kImport));
-  EXPECT_THAT(condition_.TakeTurn(ChangeKind::kRestore),
+  ASSERT_OK(condition_.TakeImportLock(ChangeKind::kImport));
+  EXPECT_THAT(condition_.TakeImportLock(ChangeKind::kRestore),
               StatusIs(absl::StatusCode::kUnavailable, HasSubstr("restore m: another import")));
-  condition_.EndTurn();
-  EXPECT_OK(condition_.TakeTurn(ChangeKind::kRestore));
+  condition_.ReleaseImportLock();
+  EXPECT_OK(condition_.TakeImportLock(ChangeKind::kRestore));
 }
 
 TEST_F(StateConditionTest, AWatchIsAskedForAsLongAsItsChangeIsUnderWay) {

@@ -77,7 +77,7 @@ class FewerReplicasTest : public ::testing::Test {
   void Lose(int node) { coordinator_.Leave(node); }
   void Return(int node) { ASSERT_OK(coordinator_.Join(node, kDevices, &sinks_[node])); }
   // Nodes 0 and 1 go on at this commit, in epoch 2.
-  void GoOnWithoutTwo(int64_t commit_number) {
+  void ContinueWithoutTwo(int64_t commit_number) {
     ReportAll(commit_number);
     AwaitStart({0, 1, 2});
     Lose(2);
@@ -92,7 +92,7 @@ class FewerReplicasTest : public ::testing::Test {
 };
 
 TEST_F(FewerReplicasTest, TheOthersGoOnWithoutOneThatIsLost) {
-  ASSERT_NO_FATAL_FAILURE(GoOnWithoutTwo(7));
+  ASSERT_NO_FATAL_FAILURE(ContinueWithoutTwo(7));
   EXPECT_THAT(Vote(0, 2, 8).status(), StatusIs(absl::StatusCode::kDeadlineExceeded));
   ASSERT_OK_AND_ASSIGN(const CommitDecision last, Vote(1, 2, 8));
   EXPECT_TRUE(last.apply);
@@ -163,7 +163,7 @@ TEST_F(FewerReplicasTest, ANodeWhoseTrainersAreGoneIsWaitedFor) {
 }
 
 TEST_F(FewerReplicasTest, OneThatIsBackEndsTheEpochAtTheNextCommitAndIsHealed) {
-  ASSERT_NO_FATAL_FAILURE(GoOnWithoutTwo(7));
+  ASSERT_NO_FATAL_FAILURE(ContinueWithoutTwo(7));
   Return(2);
   ModelReport old = Trained(2, 7, 1);
   old.attached_ranks = {4};
@@ -184,7 +184,7 @@ TEST_F(FewerReplicasTest, OneThatIsBackEndsTheEpochAtTheNextCommitAndIsHealed) {
 
 // Its links may be bad.
 TEST_F(FewerReplicasTest, OneThatIsBackIsNotWaitedForBeforeACommitIsMadeWithIt) {
-  ASSERT_NO_FATAL_FAILURE(GoOnWithoutTwo(7));
+  ASSERT_NO_FATAL_FAILURE(ContinueWithoutTwo(7));
   Return(2);
   EXPECT_OK(coordinator_.Step(2, Trained(2, 7, 1)));
   Vote(0, 2, 8).IgnoreError();
@@ -199,7 +199,7 @@ TEST_F(FewerReplicasTest, OneThatIsBackIsNotWaitedForBeforeACommitIsMadeWithIt) 
 }
 
 TEST_F(FewerReplicasTest, OneThatIsBackWithAnotherStateIsToldSoAlone) {
-  ASSERT_NO_FATAL_FAILURE(GoOnWithoutTwo(7));
+  ASSERT_NO_FATAL_FAILURE(ContinueWithoutTwo(7));
   Return(2);
   ModelReport other = Trained(2, 7, 1);
   other.history_id = other.lineage = "another";
@@ -217,7 +217,7 @@ TEST_F(FewerReplicasTest, OneThatIsBackWithAnotherStateIsToldSoAlone) {
 }
 
 TEST_F(FewerReplicasTest, OneThatFitsNoneOfTheOthersKeepsNoneFromStarting) {
-  ASSERT_NO_FATAL_FAILURE(GoOnWithoutTwo(7));
+  ASSERT_NO_FATAL_FAILURE(ContinueWithoutTwo(7));
   EXPECT_OK(coordinator_.Step(0, EndEpoch{.model = "m", .epoch = 2, .why = absl::AbortedError("over")}));
   AwaitEnd({0, 1}, "over");
   Return(2);
@@ -232,7 +232,7 @@ TEST_F(FewerReplicasTest, OneThatFitsNoneOfTheOthersKeepsNoneFromStarting) {
 
 // A node with a model of another spec under that name is told so, and does not affect the others.
 TEST_F(FewerReplicasTest, OneWithAnotherSpecDecidesNothing) {
-  ASSERT_NO_FATAL_FAILURE(GoOnWithoutTwo(7));
+  ASSERT_NO_FATAL_FAILURE(ContinueWithoutTwo(7));
   Return(2);
   ModelReport other = Trained(2, 0, std::nullopt);
   other.spec_fingerprint = 2;
@@ -278,7 +278,7 @@ TEST(FiveReplicasTest, OneThatFitsNoneOfTheOthersKeepsNoneFromReturning) {
 }
 
 TEST_F(FewerReplicasTest, OneThatTakesNoPartHasNoVoteAndNoValues) {
-  ASSERT_NO_FATAL_FAILURE(GoOnWithoutTwo(7));
+  ASSERT_NO_FATAL_FAILURE(ContinueWithoutTwo(7));
   Return(2);
   EXPECT_THAT(Vote(2, 2, 8).status(),
               StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("node 2 takes no part")));
@@ -288,7 +288,7 @@ TEST_F(FewerReplicasTest, OneThatTakesNoPartHasNoVoteAndNoValues) {
 }
 
 TEST_F(FewerReplicasTest, PartsAreThoseOfTheNodesThatTakePart) {
-  ASSERT_NO_FATAL_FAILURE(GoOnWithoutTwo(7));
+  ASSERT_NO_FATAL_FAILURE(ContinueWithoutTwo(7));
   ASSERT_OK(coordinator_.PutParts(0, "m", 2, "k", {"", "0 for 1", ""}));
   EXPECT_THAT(coordinator_.GetParts(1, "m", 2, "k", kNow),
               StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("got no part of node 1")));
@@ -328,14 +328,14 @@ TEST_F(FewerReplicasTest, OneThatTakesNoPartIsNotAskedToSave) {
 }
 
 TEST_F(FewerReplicasTest, ALossOfOneThatTakesNoPartEndsNothing) {
-  ASSERT_NO_FATAL_FAILURE(GoOnWithoutTwo(7));
+  ASSERT_NO_FATAL_FAILURE(ContinueWithoutTwo(7));
   Return(2);
   Lose(2);
   for (const int node : {0, 1}) EXPECT_TRUE(sinks_[node].empty());
 }
 
 TEST_F(FewerReplicasTest, OneThatTakesNoPartEndsNothing) {
-  ASSERT_NO_FATAL_FAILURE(GoOnWithoutTwo(7));
+  ASSERT_NO_FATAL_FAILURE(ContinueWithoutTwo(7));
   Return(2);
   EXPECT_OK(coordinator_.Step(2, Trained(2, 7, 1)));
   EXPECT_OK(coordinator_.Step(2, EndEpoch{.model = "m", .epoch = 2, .why = absl::AbortedError("mine")}));
@@ -348,7 +348,7 @@ TEST_F(FewerReplicasTest, OneThatTakesNoPartEndsNothing) {
 }
 
 TEST_F(FewerReplicasTest, EpochNumbersAreBehindThoseOfOneThatIsBack) {
-  ASSERT_NO_FATAL_FAILURE(GoOnWithoutTwo(7));
+  ASSERT_NO_FATAL_FAILURE(ContinueWithoutTwo(7));
   Return(2);
   ModelReport back = Trained(2, 7, 1);
   back.last_epoch = 20;
@@ -360,7 +360,7 @@ TEST_F(FewerReplicasTest, EpochNumbersAreBehindThoseOfOneThatIsBack) {
 }
 
 TEST_F(FewerReplicasTest, AllLeaveWhenThoseWhoTakePartHave) {
-  ASSERT_NO_FATAL_FAILURE(GoOnWithoutTwo(7));
+  ASSERT_NO_FATAL_FAILURE(ContinueWithoutTwo(7));
   for (const int rank : {0, 1, 2, 3}) {
     EXPECT_OK(coordinator_.Step(
         rank / kDevices,
@@ -466,7 +466,7 @@ TEST_F(BeginningsTest, WhatACoordinatorBeforeHasBegunWithAllDoesToo) {
 // --- Who has the newest state ---
 
 TEST_F(FewerReplicasTest, ANodeThatWasAwayIsHealedFromTheNewestThoughNode0HasNone) {
-  ASSERT_NO_FATAL_FAILURE(GoOnWithoutTwo(7));
+  ASSERT_NO_FATAL_FAILURE(ContinueWithoutTwo(7));
   Lose(0);
   Return(0);
   Return(2);

@@ -213,7 +213,7 @@ TEST_F(ReplacedHistoriesTest, WhatIsStillThereGoesOn) {
   EXPECT_THAT(start.healings, ElementsAre(Healing{.receiver = 1, .donor = 2}));
 }
 
-TEST_F(ReplacedHistoriesTest, AllAreNeededToCreateAndToGoBack) {
+TEST_F(ReplacedHistoriesTest, AllAreNeededToCreateAndToRollBack) {
   const auto is_refused = StatusIs(absl::StatusCode::kUnavailable, HasSubstr("node 2 (rank 2) is not here"));
   EXPECT_THAT(Tell({.model = "m", .what = RestoreOrder{.id = kFirst, .creates = true}}), is_refused);
   EXPECT_THAT(Tell({.model = "m", .what = RestoreOrder{.id = kFirst, .rollback_why = "gone"}}), is_refused);

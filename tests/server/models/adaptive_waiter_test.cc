@@ -1,4 +1,4 @@
-#include "server/training/attention.h"
+#include "server/training/adaptive_waiter.h"
 
 #include <linux/futex.h>
 #include <sys/mman.h>
@@ -15,23 +15,23 @@
 namespace paramshard::server {
 namespace {
 
-using For = Attention::For;
+using For = AdaptiveWaiter::For;
 
 // Value of a word that is written only by a thread that goes to sleep, or wakes.
 constexpr uint32_t kNeverSlept = 7;
 
 // A wait that does not end fails the test by its timeout.
-class AttentionTest : public ::testing::Test {
+class AdaptiveWaiterTest : public ::testing::Test {
  protected:
-  AttentionTest()
+  AdaptiveWaiterTest()
       : page_(
             mmap(nullptr, wire::Words::SizeBytes(kCounts), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0)),
         words_(page_, kCounts) {
     waits() = kNeverSlept;
   }
-  ~AttentionTest() override { munmap(page_, wire::Words::SizeBytes(kCounts)); }
+  ~AdaptiveWaiterTest() override { munmap(page_, wire::Words::SizeBytes(kCounts)); }
 
-  Attention::Options On(bool on_gpu) {
+  AdaptiveWaiter::Options On(bool on_gpu) {
     return {.words = words_, .wakeup = &wakeup_, .clock = &clock_, .on_gpu = on_gpu};
   }
   std::atomic<uint32_t>& waits() const { return words_.daemon_waits().value; }
@@ -46,68 +46,68 @@ class AttentionTest : public ::testing::Test {
   ManualClock clock_;
 };
 
-TEST_F(AttentionTest, ARingAfterTheLookEndsTheWaitAtOnce) {
+TEST_F(AdaptiveWaiterTest, ARingAfterTheLookEndsTheWaitAtOnce) {
   for (const bool on_gpu : {false, true}) {
     for (const bool by_trainer : {false, true}) {
-      Attention attention(On(on_gpu));
-      attention.Look();
+      AdaptiveWaiter waiter(On(on_gpu));
+      waiter.PrepareWait();
       if (by_trainer) words_.Ring();
       if (!by_trainer) wakeup_.Ring();
-      attention.Wait(For::kNothing, kNever);
+      waiter.Wait(For::kNothing, kNever);
     }
   }
 }
 
-TEST_F(AttentionTest, ARingWakesASleeper) {
+TEST_F(AdaptiveWaiterTest, ARingWakesASleeper) {
   for (const bool by_trainer : {false, true}) {
     waits() = kNeverSlept;
-    Attention attention(On(/*on_gpu=*/false));
-    attention.Look();
+    AdaptiveWaiter waiter(On(/*on_gpu=*/false));
+    waiter.PrepareWait();
     std::thread ringer([&] {
       AwaitSleep();
       if (by_trainer) words_.Ring();
       if (!by_trainer) wakeup_.Ring();
     });
-    attention.Wait(For::kNothing, kNever);
+    waiter.Wait(For::kNothing, kNever);
     ringer.join();
     EXPECT_EQ(waits(), 0u);
   }
 }
 
-TEST_F(AttentionTest, ADeadlineEndsTheWaitWithoutARing) {
-  Attention attention(On(/*on_gpu=*/false));
-  attention.Look();
-  attention.Wait(For::kWord, After(clock_.Now(), absl::Milliseconds(5)));
+TEST_F(AdaptiveWaiterTest, ADeadlineEndsTheWaitWithoutARing) {
+  AdaptiveWaiter waiter(On(/*on_gpu=*/false));
+  waiter.PrepareWait();
+  waiter.Wait(For::kWord, After(clock_.Now(), absl::Milliseconds(5)));
   clock_.Advance(absl::Hours(1));
-  attention.Wait(For::kWord, clock_.Now());
-  attention.Wait(For::kWord, After(SteadyTime(), absl::Seconds(1)));
+  waiter.Wait(For::kWord, clock_.Now());
+  waiter.Wait(For::kWord, After(SteadyTime(), absl::Seconds(1)));
   EXPECT_EQ(waits(), 0u) << "it has slept";
 }
 
-TEST_F(AttentionTest, WhatAGpuWritesIsLookedForWithoutARing) {
-  Attention attention(On(/*on_gpu=*/true));
+TEST_F(AdaptiveWaiterTest, WhatAGpuWritesIsLookedForWithoutARing) {
+  AdaptiveWaiter waiter(On(/*on_gpu=*/true));
   for (const For expected : {For::kWord, For::kCopies}) {
-    attention.Look();
-    attention.Wait(expected, kNever);  // nothing has happened for long
-    attention.Renew();
-    attention.Look();
-    attention.Wait(expected, kNever);  // something just has
+    waiter.PrepareWait();
+    waiter.Wait(expected, kNever);  // nothing has happened for long
+    waiter.NoteEvent();
+    waiter.PrepareWait();
+    waiter.Wait(expected, kNever);  // something just has
   }
   EXPECT_EQ(waits(), kNeverSlept);
 }
 
-TEST_F(AttentionTest, JustAfterAnEventNothingSleeps) {
-  Attention attention(On(/*on_gpu=*/true));
-  attention.Renew();
-  attention.Look();
-  attention.Wait(For::kNothing, kNever);
+TEST_F(AdaptiveWaiterTest, JustAfterAnEventNothingSleeps) {
+  AdaptiveWaiter waiter(On(/*on_gpu=*/true));
+  waiter.NoteEvent();
+  waiter.PrepareWait();
+  waiter.Wait(For::kNothing, kNever);
   EXPECT_EQ(waits(), kNeverSlept);
 }
 
-TEST_F(AttentionTest, WhereNothingIsExpectedOfAGpuTheThreadSleeps) {
-  Attention attention(On(/*on_gpu=*/true));
-  attention.Look();
-  attention.Wait(For::kNothing, After(clock_.Now(), absl::Milliseconds(1)));
+TEST_F(AdaptiveWaiterTest, WhereNothingIsExpectedOfAGpuTheThreadSleeps) {
+  AdaptiveWaiter waiter(On(/*on_gpu=*/true));
+  waiter.PrepareWait();
+  waiter.Wait(For::kNothing, After(clock_.Now(), absl::Milliseconds(1)));
   EXPECT_EQ(waits(), 0u);
 }
 
@@ -118,40 +118,40 @@ long MoveSleepers(std::atomic<uint32_t>& doorbell, std::atomic<uint32_t>& elsewh
   return syscall(SYS_futex, &doorbell, FUTEX_CMP_REQUEUE, 0, 1, &elsewhere, doorbell.load());
 }
 
-TEST_F(AttentionTest, TheDaemonIsHeardWhenItsThreadHasBeenMovedToAnotherWord) {
+TEST_F(AdaptiveWaiterTest, TheDaemonIsHeardWhenItsThreadHasBeenMovedToAnotherWord) {
   if (!wire::CanWaitForEither()) GTEST_SKIP() << "needs futex_waitv, of Linux 5.16";
-  Attention attention(On(/*on_gpu=*/false));
-  attention.Look();
+  AdaptiveWaiter waiter(On(/*on_gpu=*/false));
+  waiter.PrepareWait();
   std::thread trainer([&] {
     // The spare end of the page; its count of sleepers says when this one is among them.
     while (MoveSleepers(words_.doorbell().value, words_.filled(0).value) != 1) std::this_thread::yield();
     waits() = 0;
     wakeup_.Ring();
   });
-  attention.Wait(For::kNothing, kNever);
+  waiter.Wait(For::kNothing, kNever);
   trainer.join();
 }
 
-TEST_F(AttentionTest, TheDaemonIsHeardWhenTheTrainerDeniesThatItsThreadSleeps) {
+TEST_F(AdaptiveWaiterTest, TheDaemonIsHeardWhenTheTrainerDeniesThatItsThreadSleeps) {
   std::atomic<bool> over{false};
   std::thread trainer([&] {
     while (!over) waits() = 0;
   });
   for (int i = 0; i < 100; ++i) {
-    Attention attention(On(/*on_gpu=*/false));
-    attention.Look();
+    AdaptiveWaiter waiter(On(/*on_gpu=*/false));
+    waiter.PrepareWait();
     std::thread daemon([&] { wakeup_.Ring(); });
-    attention.Wait(For::kNothing, kNever);
+    waiter.Wait(For::kNothing, kNever);
     daemon.join();
   }
   over = true;
   trainer.join();
 }
 
-TEST_F(AttentionTest, WhereAThreadCannotSleepOnBothTheDaemonIsHeardAfterASlice) {
-  Attention::Options options = On(/*on_gpu=*/false);
+TEST_F(AdaptiveWaiterTest, WhereAThreadCannotSleepOnBothTheDaemonIsHeardAfterASlice) {
+  AdaptiveWaiter::Options options = On(/*on_gpu=*/false);
   options.both_at_once = false;
-  Attention attention(options);
+  AdaptiveWaiter waiter(options);
   std::atomic<bool> said{false};
   std::thread daemon([&] {
     AwaitSleep();
@@ -159,20 +159,20 @@ TEST_F(AttentionTest, WhereAThreadCannotSleepOnBothTheDaemonIsHeardAfterASlice) 
     wakeup_.Ring();
   });
   while (!said) {
-    attention.Look();
-    attention.Wait(For::kNothing, kNever);
+    waiter.PrepareWait();
+    waiter.Wait(For::kNothing, kNever);
   }
   daemon.join();
 }
 
-TEST_F(AttentionTest, ADoorbellThatRingsWithoutEndIsListenedToOnceInAPause) {
-  Attention attention(On(/*on_gpu=*/false));
+TEST_F(AdaptiveWaiterTest, ADoorbellThatRingsWithoutEndIsListenedToOnceInAPause) {
+  AdaptiveWaiter waiter(On(/*on_gpu=*/false));
   const auto ring_and_wait = [&] {
     waits() = kNeverSlept;
     words_.Ring();
-    attention.Look();
+    waiter.PrepareWait();
     words_.Ring();
-    attention.Wait(For::kNothing, kNever);
+    waiter.Wait(For::kNothing, kNever);
     return waits() != kNeverSlept;
   };
   int listened = 0;
@@ -180,8 +180,8 @@ TEST_F(AttentionTest, ADoorbellThatRingsWithoutEndIsListenedToOnceInAPause) {
   EXPECT_GT(listened, 100) << "honest trainers ring for others, too";
   EXPECT_FALSE(ring_and_wait());
   wakeup_.Ring();
-  attention.Wait(For::kNothing, kNever);
-  attention.Renew();
+  waiter.Wait(For::kNothing, kNever);
+  waiter.NoteEvent();
   EXPECT_TRUE(ring_and_wait()) << "something has happened";
 }
 

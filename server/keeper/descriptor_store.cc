@@ -1,4 +1,4 @@
-#include "server/keeper/kept_descriptors.h"
+#include "server/keeper/descriptor_store.h"
 
 #include <sys/stat.h>
 
@@ -24,7 +24,7 @@ absl::Status CheckMemory(int fd) {
 
 }  // namespace
 
-absl::Status KeptDescriptors::Keep(absl::string_view name, wire::FileDescriptor fd) {
+absl::Status DescriptorStore::Keep(absl::string_view name, wire::FileDescriptor fd) {
   if (name.empty() || name.size() > KeptStore::kMaxNameBytes) {
     return absl::InvalidArgumentError(
         absl::StrCat("keep: want a name of 1 to ", KeptStore::kMaxNameBytes, " bytes, got ", name.size()));
@@ -32,7 +32,7 @@ absl::Status KeptDescriptors::Keep(absl::string_view name, wire::FileDescriptor 
   RETURN_IF_ERROR(CheckMemory(fd.get()));
   const auto found = kept_.find(name);
   if (found != kept_.end()) {
-    let_go_.push_back(std::exchange(found->second, std::move(fd)));
+    released_.push_back(std::exchange(found->second, std::move(fd)));
     return absl::OkStatus();
   }
   RETURN_IF_ERROR(CheckRoom(name));
@@ -41,7 +41,7 @@ absl::Status KeptDescriptors::Keep(absl::string_view name, wire::FileDescriptor 
   return absl::OkStatus();
 }
 
-absl::Status KeptDescriptors::CheckRoom(absl::string_view name) const {
+absl::Status DescriptorStore::CheckRoom(absl::string_view name) const {
   if (kept_.size() >= limits_.descriptors) {
     return absl::ResourceExhaustedError(absl::StrCat("keep: want at most ", limits_.descriptors,
                                                      " descriptors, got more; raise the limit of open files (ulimit "
@@ -54,17 +54,17 @@ absl::Status KeptDescriptors::CheckRoom(absl::string_view name) const {
   return absl::OkStatus();
 }
 
-size_t KeptDescriptors::DropPrefix(absl::string_view prefix) {
+size_t DescriptorStore::DropPrefix(absl::string_view prefix) {
   size_t count = 0;
   auto it = kept_.lower_bound(prefix);
   for (; it != kept_.end() && absl::StartsWith(it->first, prefix); it = kept_.erase(it), ++count) {
     name_bytes_ -= it->first.size();
-    let_go_.push_back(std::move(it->second));
+    released_.push_back(std::move(it->second));
   }
   return count;
 }
 
-KeptDescriptors::Page KeptDescriptors::After(absl::string_view name) const {
+DescriptorStore::Page DescriptorStore::After(absl::string_view name) const {
   Page page;
   size_t bytes = sizeof(KeeperMessageHeader);
   for (auto it = kept_.upper_bound(name); it != kept_.end(); ++it) {
@@ -76,7 +76,7 @@ KeptDescriptors::Page KeptDescriptors::After(absl::string_view name) const {
   return page;
 }
 
-std::vector<std::string> KeptDescriptors::Models(size_t most) const {
+std::vector<std::string> DescriptorStore::Models(size_t most) const {
   std::vector<std::string> models;
   for (const auto& [name, fd] : kept_) {
     const std::string model = name.substr(0, name.find('\0'));

@@ -1,4 +1,4 @@
-#include "server/edge/session_handler.h"
+#include "server/edge/session_call.h"
 
 #include <algorithm>
 #include <deque>
@@ -62,8 +62,8 @@ absl::Status NotBegunError(const Model& model, absl::Duration timeout) {
     return absl::DeadlineExceededError(
         absl::StrCat(attach, "ranks ", absl::StrJoin(missing, ", "), " did not come", within));
   }
-  if (const absl::Status node_zero = model.world().cluster->CheckCoordinator(); !node_zero.ok()) {
-    return absl::DeadlineExceededError(absl::StrCat(attach, "no epoch began", within, ": ", node_zero.message()));
+  if (const absl::Status reached = model.world().cluster->CheckCoordinator(); !reached.ok()) {
+    return absl::DeadlineExceededError(absl::StrCat(attach, "no epoch began", within, ": ", reached.message()));
   }
   return absl::DeadlineExceededError(absl::StrCat(
       attach, "ranks of other daemons did not come", within,
@@ -122,7 +122,7 @@ class SessionCall final : public CallReactor, public std::enable_shared_from_thi
     absl::MutexLock lock(&mu_);
     timer_.Clear();
     admission_.reset();
-    LetGo(std::move(model_));
+    ReleaseModel(std::move(model_));
     self = std::move(self_);
   }
 
@@ -139,7 +139,7 @@ class SessionCall final : public CallReactor, public std::enable_shared_from_thi
   };
   absl::Status BeginAttach(const v1::AttachRequest& attach, absl::Duration timeout);
   void LookAgain(TakeOver take_over) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void GoOn(TakeOver take_over);
+  void ContinueTakeOver(TakeOver take_over);
   absl::Status Attach(const v1::AttachRequest& attach, absl::Duration timeout);
   absl::Status TakeCommand(Model& model);
   Trainer MakeTrainer(int rank);
@@ -162,8 +162,8 @@ class SessionCall final : public CallReactor, public std::enable_shared_from_thi
   void EndSilence();
   void EndLeave();
 
-  // Frees the model on another thread: its last owner waits for its epoch's end, which must not happen under a lock.
-  void LetGo(std::shared_ptr<Model> model) {
+  // Releases the model on another thread: its last owner waits for its epoch's end, which must not happen under a lock.
+  void ReleaseModel(std::shared_ptr<Model> model) {
     changes_.Post([model = std::move(model)] {});
   }
 
@@ -252,11 +252,11 @@ absl::Status SessionCall::BeginAttach(const v1::AttachRequest& attach, absl::Dur
 
 void SessionCall::LookAgain(TakeOver take_over) {
   SetTimer(kTakeOverLook, [this, take_over = std::move(take_over)] {
-    workers_.Post([self = shared_from_this(), take_over] { self->GoOn(take_over); });
+    workers_.Post([self = shared_from_this(), take_over] { self->ContinueTakeOver(take_over); });
   });
 }
 
-void SessionCall::GoOn(TakeOver take_over) {
+void SessionCall::ContinueTakeOver(TakeOver take_over) {
   const int rank = take_over.attach.rank();
   const absl::StatusOr<std::shared_ptr<Model>> model = store_.Find(take_over.attach.model());
   const bool waits = model.ok() && (*model)->trainers().HolderOf(rank).session == take_over.holder.session;
@@ -388,7 +388,7 @@ void SessionCall::SendNext() {
     return StartWrite(&response_);
   }
   finished_ = true;
-  LetGo(callers_.Close(caller_));
+  ReleaseModel(callers_.Close(caller_));
   // A trainer that closes its stream has asked for the end that it gets.
   const absl::Status end = left_by_itself_ ? absl::OkStatus() : ReasonFromProto(response.ended().why());
   store_.world().metrics->AddRpcEnd(end);
@@ -403,7 +403,7 @@ void SessionCall::EndCall(const absl::Status& status) {
   }
   finished_ = true;
   // This comes first: a client that knows of the end may open the next session.
-  LetGo(callers_.Close(caller_));
+  ReleaseModel(callers_.Close(caller_));
   store_.world().metrics->AddRpcEnd(status);
   Finish(ToGrpc(status));
 }

@@ -1,7 +1,7 @@
 // How a gather thread waits for its trainer's doorbell, for the daemon's own wakeup, and for words that a GPU may
 // write.
-#ifndef PARAMSHARD_SERVER_TRAINING_ATTENTION_H_
-#define PARAMSHARD_SERVER_TRAINING_ATTENTION_H_
+#ifndef PARAMSHARD_SERVER_TRAINING_ADAPTIVE_WAITER_H_
+#define PARAMSHARD_SERVER_TRAINING_ADAPTIVE_WAITER_H_
 
 #include <chrono>
 #include <cstdint>
@@ -20,7 +20,7 @@ namespace paramshard::server {
 //
 // The doorbell lies in memory that the trainer writes. A trainer that keeps it from ringing, or rings it all the time,
 // delays its own commands alone: the daemon's wakeup and deadlines do not depend on it. Used by one thread.
-class Attention {
+class AdaptiveWaiter {
  public:
   // Says what may come besides a wakeup or the doorbell.
   enum class For : uint8_t {
@@ -31,19 +31,19 @@ class Attention {
 
   struct Options {
     wire::Words words;
-    Wakeup* wakeup = nullptr;      // outlives the attention
+    Wakeup* wakeup = nullptr;      // outlives the waiter
     const Clock* clock = nullptr;  // likewise; of deadlines
     bool on_gpu = false;           // whether GPUs write words of the page
     bool both_at_once = wire::CanWaitForEither();
   };
 
   // Must be called on the thread that will wait.
-  explicit Attention(const Options& options);
+  explicit AdaptiveWaiter(const Options& options);
 
   // Must be called before the words are read: a ring after this call ends the next Wait.
-  void Look();
+  void PrepareWait();
   // Records that something has happened.
-  void Renew();
+  void NoteEvent();
   // Waits until a wakeup rings, the deadline has come or it is time to look again.
   void Wait(For expected, SteadyTime deadline);
 
@@ -65,4 +65,4 @@ class Attention {
 
 }  // namespace paramshard::server
 
-#endif  // PARAMSHARD_SERVER_TRAINING_ATTENTION_H_
+#endif  // PARAMSHARD_SERVER_TRAINING_ADAPTIVE_WAITER_H_

@@ -1,4 +1,4 @@
-#include "server/training/attention.h"
+#include "server/training/adaptive_waiter.h"
 
 #include <sys/prctl.h>
 
@@ -21,7 +21,7 @@ constexpr microseconds kSpinningForCopies(2000);
 // Interval at which a spinning thread looks for words that a GPU has written.
 constexpr microseconds kGlance(4);
 // Time after an event in which the next command is likely.
-constexpr microseconds kAttention(1000);
+constexpr microseconds kLikelyCommand(1000);
 // A nap is a part of the time in which nothing has happened, so that waits of milliseconds cost little.
 constexpr int kNapsOfAWait = 8;
 constexpr microseconds kShortestNap(10);
@@ -39,30 +39,30 @@ constexpr absl::Duration kSlice = absl::Milliseconds(5);
 
 }  // namespace
 
-Attention::Attention(const Options& options) : options_(options) {
+AdaptiveWaiter::AdaptiveWaiter(const Options& options) : options_(options) {
   if (options.on_gpu) prctl(PR_SET_TIMERSLACK, kNapSlackNanoseconds);
 }
 
-void Attention::Look() {
+void AdaptiveWaiter::PrepareWait() {
   const uint32_t doorbell = options_.words.doorbell().value.load(std::memory_order_seq_cst);
   if (doorbell != doorbell_ && idle_rings_ < kMostIdleRings) ++idle_rings_;
   doorbell_ = doorbell;
   wakeup_ = options_.wakeup->rings().load(std::memory_order_seq_cst);
 }
 
-void Attention::Renew() {
+void AdaptiveWaiter::NoteEvent() {
   last_event_ = MachineClock::now();
   idle_rings_ = 0;
 }
 
-bool Attention::Rang() const {
+bool AdaptiveWaiter::Rang() const {
   return options_.words.doorbell().value.load(std::memory_order_acquire) != doorbell_ ||
          options_.wakeup->rings().load(std::memory_order_acquire) != wakeup_;
 }
 
-void Attention::Wait(For expected, SteadyTime deadline) {
+void AdaptiveWaiter::Wait(For expected, SteadyTime deadline) {
   const MachineClock::duration quiet = MachineClock::now() - last_event_;
-  if (!options_.on_gpu || (expected == For::kNothing && quiet >= kAttention)) {
+  if (!options_.on_gpu || (expected == For::kNothing && quiet >= kLikelyCommand)) {
     Sleep(Until(deadline, options_.clock->Now()));
   } else if (quiet < (expected == For::kCopies ? kSpinningForCopies : kSpinning)) {
     Spin(expected == For::kNothing ? kSpinning - quiet : kGlance);
@@ -71,13 +71,13 @@ void Attention::Wait(For expected, SteadyTime deadline) {
   }
 }
 
-void Attention::Spin(MachineClock::duration most) const {
+void AdaptiveWaiter::Spin(MachineClock::duration most) const {
   const MachineClock::time_point end = MachineClock::now() + most;
   while (!Rang() && MachineClock::now() < end) wire::Pause();
 }
 
 // Announces the sleep before both are read again: either the ringer sees it, or this thread sees the ring.
-void Attention::Sleep(absl::Duration most) const {
+void AdaptiveWaiter::Sleep(absl::Duration most) const {
   options_.wakeup->Listen(true);
   if (idle_rings_ < kMostIdleRings) {
     options_.words.daemon_waits().value.store(1, std::memory_order_seq_cst);
@@ -89,7 +89,7 @@ void Attention::Sleep(absl::Duration most) const {
   options_.wakeup->Listen(false);
 }
 
-void Attention::SleepOnBoth(absl::Duration most) const {
+void AdaptiveWaiter::SleepOnBoth(absl::Duration most) const {
   const std::atomic<uint32_t>& doorbell = options_.words.doorbell().value;
   if (options_.both_at_once) {
     wire::FutexWaitForEither(doorbell, doorbell_, options_.wakeup->rings(), wakeup_, most);

@@ -1,6 +1,6 @@
-// The commit that an epoch is at, between the ranks' sums and its answer.
-#ifndef PARAMSHARD_SERVER_TRAINING_COMMIT_UNDER_WAY_H_
-#define PARAMSHARD_SERVER_TRAINING_COMMIT_UNDER_WAY_H_
+// The epoch's current commit, from the ranks' sums to its answer.
+#ifndef PARAMSHARD_SERVER_TRAINING_CURRENT_COMMIT_H_
+#define PARAMSHARD_SERVER_TRAINING_CURRENT_COMMIT_H_
 
 #include <cstdint>
 #include <optional>
@@ -43,9 +43,9 @@ struct OpenCommit {
 };
 
 // Remembers what was summed, decided and done, of one commit after the other. Not thread-safe.
-class CommitUnderWay {
+class CurrentCommit {
  public:
-  explicit CommitUnderWay(int ranks) : sums_(ranks) {}
+  explicit CurrentCommit(int ranks) : sums_(ranks) {}
 
   // Sets the sum of a rank of this daemon, counted from 0.
   void SetSum(int rank, const SquareSum& sum) { sums_[rank] = sum; }
@@ -97,4 +97,4 @@ class CommitUnderWay {
 
 }  // namespace paramshard::server
 
-#endif  // PARAMSHARD_SERVER_TRAINING_COMMIT_UNDER_WAY_H_
+#endif  // PARAMSHARD_SERVER_TRAINING_CURRENT_COMMIT_H_

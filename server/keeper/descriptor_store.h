@@ -1,6 +1,6 @@
 // Descriptors of memory that the keeper holds, by name.
-#ifndef PARAMSHARD_SERVER_KEEPER_KEPT_DESCRIPTORS_H_
-#define PARAMSHARD_SERVER_KEEPER_KEPT_DESCRIPTORS_H_
+#ifndef PARAMSHARD_SERVER_KEEPER_DESCRIPTOR_STORE_H_
+#define PARAMSHARD_SERVER_KEEPER_DESCRIPTOR_STORE_H_
 
 #include <cstddef>
 #include <functional>
@@ -15,16 +15,17 @@
 
 namespace paramshard::server {
 
-// Not thread-safe. Names follow the rules of KeptStore. Bounded in the number of descriptors and in the bytes of names.
-class KeptDescriptors {
+// Keeps descriptors open from one server to the next, like the file descriptor store of systemd. Not thread-safe. Names
+// follow the rules of KeptStore. Bounded in the number of descriptors and in the bytes of names.
+class DescriptorStore {
  public:
   struct Limits {
     size_t descriptors = 1024;
     size_t name_bytes = size_t{64} << 20;
   };
 
-  KeptDescriptors() = default;
-  explicit KeptDescriptors(const Limits& limits) : limits_(limits) {}
+  DescriptorStore() = default;
+  explicit DescriptorStore(const Limits& limits) : limits_(limits) {}
 
   // INVALID_ARGUMENT an invalid name, or a descriptor of a socket, a pipe or a folder. RESOURCE_EXHAUSTED a limit.
   absl::Status Keep(absl::string_view name, wire::FileDescriptor fd);
@@ -33,7 +34,7 @@ class KeptDescriptors {
 
   // Closes descriptors that earlier calls have dropped or replaced. Memory is free on return if that was its last
   // descriptor, which takes seconds for 100 GB.
-  void CloseLetGo() { let_go_.clear(); }
+  void CloseReleased() { released_.clear(); }
 
   struct Page {
     std::vector<std::pair<std::string, int>> entries;  // by name
@@ -56,9 +57,9 @@ class KeptDescriptors {
   Limits limits_;
   size_t name_bytes_ = 0;  // of all kept names
   std::map<std::string, wire::FileDescriptor, std::less<>> kept_;
-  std::vector<wire::FileDescriptor> let_go_;
+  std::vector<wire::FileDescriptor> released_;  // dropped or replaced, and still open
 };
 
 }  // namespace paramshard::server
 
-#endif  // PARAMSHARD_SERVER_KEEPER_KEPT_DESCRIPTORS_H_
+#endif  // PARAMSHARD_SERVER_KEEPER_DESCRIPTOR_STORE_H_

@@ -1,4 +1,4 @@
-#include "server/world/node_streams.h"
+#include "server/world/node_stream_registry.h"
 
 #include <atomic>
 #include <future>
@@ -34,7 +34,7 @@ class StoppableSink final : public NodeSink {
 };
 
 // Two nodes, the second of which has streams. An epoch runs.
-class NodeStreamsTest : public testing::Test {
+class NodeStreamRegistryTest : public testing::Test {
  protected:
   void SetUp() override {
     ASSERT_OK(coordinator_.Join(0, 2, &zero_));
@@ -44,22 +44,22 @@ class NodeStreamsTest : public testing::Test {
     ASSERT_TRUE(zero_.Next().start);
     ASSERT_TRUE(first_sink_.listener.Next().start);
   }
-  static NodeStreams::StreamPtr MakeStream(int64_t connection, NodeSink* sink, absl::uint128 process = kProcess) {
-    return std::make_shared<NodeStreams::Stream>(NodeStreams::Stream{.node = 1,
+  static NodeStreamRegistry::StreamPtr MakeStream(int64_t connection, NodeSink* sink, absl::uint128 process = kProcess) {
+    return std::make_shared<NodeStreamRegistry::Stream>(NodeStreamRegistry::Stream{.node = 1,
                                                                      .incarnation = process,
                                                                      .connection = connection,
                                                                      .peer = absl::StrCat("connection ", connection),
                                                                      .sink = sink});
   }
   // Continues the first stream on the second one.
-  std::future<absl::Status> StartGoingOn(NodeStreams& streams) {
-    auto going_on = std::async(std::launch::async, [this, &streams] { return streams.GoOn(second_); });
+  std::future<absl::Status> StartGoingOn(NodeStreamRegistry& streams) {
+    auto going_on = std::async(std::launch::async, [this, &streams] { return streams.Resume(second_); });
     while (first_sink_.listener.moves().empty()) std::this_thread::yield();
     return going_on;
   }
 
   // Joins another process with the same node number.
-  std::future<absl::Status> StartJoining(NodeStreams& streams) {
+  std::future<absl::Status> StartJoining(NodeStreamRegistry& streams) {
     return std::async(std::launch::async, [this, &streams] { return streams.Join(other_, 1); });
   }
   static void AwaitProbe(const StoppableSink& sink) {
@@ -67,17 +67,17 @@ class NodeStreamsTest : public testing::Test {
   }
 
   Coordinator coordinator_{2};
-  NodeStreams streams_{&coordinator_, {.probe_timeout = absl::InfiniteDuration()}};
+  NodeStreamRegistry streams_{&coordinator_, {.probe_timeout = absl::InfiniteDuration()}};
   RecordingListener zero_;
   StoppableSink first_sink_;
   StoppableSink second_sink_;
-  const NodeStreams::StreamPtr first_ = MakeStream(1, &first_sink_);
+  const NodeStreamRegistry::StreamPtr first_ = MakeStream(1, &first_sink_);
   StoppableSink other_sink_;
-  const NodeStreams::StreamPtr second_ = MakeStream(2, &second_sink_);
-  const NodeStreams::StreamPtr other_ = MakeStream(1, &other_sink_, kProcess + 1);
+  const NodeStreamRegistry::StreamPtr second_ = MakeStream(2, &second_sink_);
+  const NodeStreamRegistry::StreamPtr other_ = MakeStream(1, &other_sink_, kProcess + 1);
 };
 
-TEST_F(NodeStreamsTest, ANodeGoesOnWithAnotherStreamWhenAllIsReadOnTheOldOne) {
+TEST_F(NodeStreamRegistryTest, ANodeGoesOnWithAnotherStreamWhenAllIsReadOnTheOldOne) {
   std::future<absl::Status> going_on = StartGoingOn(streams_);
   EXPECT_THAT(first_sink_.listener.moves(), ElementsAre(2));
   EXPECT_THAT(second_sink_.listener.welcomes(), ElementsAre(2));
@@ -93,7 +93,7 @@ TEST_F(NodeStreamsTest, ANodeGoesOnWithAnotherStreamWhenAllIsReadOnTheOldOne) {
   EXPECT_THAT(AbsentNodes(coordinator_), ElementsAre(1));
 }
 
-TEST_F(NodeStreamsTest, AnOldStreamThatBreaksBeforeAllIsReadTakesTheNewOneAlong) {
+TEST_F(NodeStreamRegistryTest, AnOldStreamThatBreaksBeforeAllIsReadTakesTheNewOneAlong) {
   std::future<absl::Status> going_on = StartGoingOn(streams_);
   streams_.End(*first_, /*is_moved=*/false);
   EXPECT_THAT(going_on.get(), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("connection 1 broke")));
@@ -101,30 +101,30 @@ TEST_F(NodeStreamsTest, AnOldStreamThatBreaksBeforeAllIsReadTakesTheNewOneAlong)
   EXPECT_THAT(AbsentNodes(coordinator_), ElementsAre(1));
 }
 
-TEST_F(NodeStreamsTest, AnOldStreamThatDoesNotEndIsEnded) {
-  NodeStreams impatient(&coordinator_, {.end_timeout = absl::ZeroDuration()});
+TEST_F(NodeStreamRegistryTest, AnOldStreamThatDoesNotEndIsEnded) {
+  NodeStreamRegistry impatient(&coordinator_, {.end_timeout = absl::ZeroDuration()});
   streams_.End(*first_, /*is_moved=*/false);
-  const NodeStreams::StreamPtr first = MakeStream(1, &first_sink_);
+  const NodeStreamRegistry::StreamPtr first = MakeStream(1, &first_sink_);
   ASSERT_OK(impatient.Join(first, 1));
-  EXPECT_THAT(impatient.GoOn(second_), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("join anew")));
+  EXPECT_THAT(impatient.Resume(second_), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("join anew")));
   EXPECT_TRUE(first_sink_.is_stopped);
   EXPECT_THAT(AbsentNodes(coordinator_), ElementsAre(1));
   impatient.End(*first, /*is_moved=*/false);
 }
 
-TEST_F(NodeStreamsTest, WhatHasNoStreamBeforeItDoesNotGoOn) {
-  for (const NodeStreams::StreamPtr& stream :
+TEST_F(NodeStreamRegistryTest, AStreamWithoutOneBeforeItDoesNotResume) {
+  for (const NodeStreamRegistry::StreamPtr& stream :
        {MakeStream(2, &second_sink_, kProcess + 1), MakeStream(1, &second_sink_), MakeStream(2, &second_sink_, 0)}) {
-    EXPECT_THAT(streams_.GoOn(stream), StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("join anew")));
+    EXPECT_THAT(streams_.Resume(stream), StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("join anew")));
   }
   EXPECT_THAT(first_sink_.listener.moves(), IsEmpty());
   EXPECT_THAT(AbsentNodes(coordinator_), IsEmpty());
   streams_.End(*first_, /*is_moved=*/false);
-  EXPECT_THAT(streams_.GoOn(second_), StatusIs(absl::StatusCode::kFailedPrecondition));
+  EXPECT_THAT(streams_.Resume(second_), StatusIs(absl::StatusCode::kFailedPrecondition));
   EXPECT_THAT(AbsentNodes(coordinator_), ElementsAre(1));
 }
 
-TEST_F(NodeStreamsTest, AStreamThatItsProcessHasGivenUpMakesRoomForItsNextOne) {
+TEST_F(NodeStreamRegistryTest, AStreamThatItsProcessHasGivenUpMakesRoomForItsNextOne) {
   auto joining = std::async(std::launch::async, [this] { return streams_.Join(second_, 1); });
   while (!first_sink_.is_stopped) std::this_thread::yield();
   streams_.End(*first_, /*is_moved=*/false);
@@ -133,7 +133,7 @@ TEST_F(NodeStreamsTest, AStreamThatItsProcessHasGivenUpMakesRoomForItsNextOne) {
   EXPECT_THAT(AbsentNodes(coordinator_), IsEmpty());
 }
 
-TEST_F(NodeStreamsTest, AnotherProcessHasNoRoomWhileTheOneBeforeAnswers) {
+TEST_F(NodeStreamRegistryTest, AnotherProcessHasNoRoomWhileTheOneBeforeAnswers) {
   auto joining = StartJoining(streams_);
   AwaitProbe(first_sink_);
   streams_.TakeProbeAnswer(*first_);
@@ -143,10 +143,10 @@ TEST_F(NodeStreamsTest, AnotherProcessHasNoRoomWhileTheOneBeforeAnswers) {
   EXPECT_THAT(AbsentNodes(coordinator_), IsEmpty());
 }
 
-TEST_F(NodeStreamsTest, AnotherProcessTakesThePlaceOfOneThatDoesNotAnswer) {
-  NodeStreams impatient(&coordinator_, {.probe_timeout = absl::ZeroDuration()});
+TEST_F(NodeStreamRegistryTest, AnotherProcessTakesThePlaceOfOneThatDoesNotAnswer) {
+  NodeStreamRegistry impatient(&coordinator_, {.probe_timeout = absl::ZeroDuration()});
   EXPECT_TRUE(streams_.End(*first_, /*is_moved=*/false));
-  const NodeStreams::StreamPtr first = MakeStream(1, &first_sink_);
+  const NodeStreamRegistry::StreamPtr first = MakeStream(1, &first_sink_);
   ASSERT_OK(impatient.Join(first, 1));
   auto joining = StartJoining(impatient);
   while (!first_sink_.is_stopped) std::this_thread::yield();
@@ -155,7 +155,7 @@ TEST_F(NodeStreamsTest, AnotherProcessTakesThePlaceOfOneThatDoesNotAnswer) {
   EXPECT_THAT(AbsentNodes(coordinator_), IsEmpty());
 }
 
-TEST_F(NodeStreamsTest, AProcessThatGoesOnMeanwhileIsAskedAgain) {
+TEST_F(NodeStreamRegistryTest, AProcessThatGoesOnMeanwhileIsAskedAgain) {
   auto joining = StartJoining(streams_);
   AwaitProbe(first_sink_);
   std::future<absl::Status> going_on = StartGoingOn(streams_);
@@ -167,9 +167,9 @@ TEST_F(NodeStreamsTest, AProcessThatGoesOnMeanwhileIsAskedAgain) {
   EXPECT_TRUE(zero_.empty()) << "the epoch goes on";
 }
 
-TEST_F(NodeStreamsTest, NothingGoesOnWhenTheCoordinatorHasStopped) {
+TEST_F(NodeStreamRegistryTest, NothingGoesOnWhenTheCoordinatorHasStopped) {
   coordinator_.Stop();
-  EXPECT_THAT(streams_.GoOn(second_), StatusIs(absl::StatusCode::kUnavailable));
+  EXPECT_THAT(streams_.Resume(second_), StatusIs(absl::StatusCode::kUnavailable));
   EXPECT_THAT(first_sink_.listener.moves(), IsEmpty());
 }
 

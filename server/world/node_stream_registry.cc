@@ -1,4 +1,4 @@
-#include "server/world/node_streams.h"
+#include "server/world/node_stream_registry.h"
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
@@ -7,7 +7,7 @@
 
 namespace paramshard::server {
 
-NodeStreams::StreamPtr NodeStreams::FindBefore(const Stream& stream) {
+NodeStreamRegistry::StreamPtr NodeStreamRegistry::FindBefore(const Stream& stream) {
   const auto found = streams_.find(stream.node);
   if (found == streams_.end() || stream.incarnation == 0) return nullptr;
   const Stream& before = *found->second;
@@ -15,14 +15,14 @@ NodeStreams::StreamPtr NodeStreams::FindBefore(const Stream& stream) {
   return is_before ? found->second : nullptr;
 }
 
-bool NodeStreams::AwaitEnd(const Stream& stream) {
+bool NodeStreamRegistry::AwaitEnd(const Stream& stream) {
   const SteadyTime deadline = SteadyDeadline(options_.end_timeout);
   while (!stream.is_over && !changed_.WaitUntil(&mu_, deadline)) {
   }
   return stream.is_over;
 }
 
-absl::Status NodeStreams::Join(const StreamPtr& stream, int device_count) {
+absl::Status NodeStreamRegistry::Join(const StreamPtr& stream, int device_count) {
   absl::MutexLock lock(&mu_);
   if (const StreamPtr before = FindBefore(*stream); before != nullptr) {
     before->sink->OnStop();
@@ -34,7 +34,7 @@ absl::Status NodeStreams::Join(const StreamPtr& stream, int device_count) {
   return absl::OkStatus();
 }
 
-absl::Status NodeStreams::TakePlace(const Stream& stream) {
+absl::Status NodeStreamRegistry::TakePlace(const Stream& stream) {
   for (auto found = streams_.find(stream.node); found != streams_.end(); found = streams_.find(stream.node)) {
     const StreamPtr other = found->second;
     const auto displaced = displaced_.find(stream.node);
@@ -55,7 +55,7 @@ absl::Status NodeStreams::TakePlace(const Stream& stream) {
   return absl::OkStatus();
 }
 
-bool NodeStreams::Answers(const Stream& stream) {
+bool NodeStreamRegistry::Answers(const Stream& stream) {
   const int64_t answers = stream.answers;
   const SteadyTime deadline = SteadyDeadline(options_.probe_timeout);
   stream.sink->Tell(Probe());
@@ -64,13 +64,13 @@ bool NodeStreams::Answers(const Stream& stream) {
   return !stream.is_over && stream.answers > answers;
 }
 
-void NodeStreams::TakeProbeAnswer(Stream& stream) {
+void NodeStreamRegistry::TakeProbeAnswer(Stream& stream) {
   absl::MutexLock lock(&mu_);
   ++stream.answers;
   changed_.SignalAll();
 }
 
-absl::Status NodeStreams::GoOn(const StreamPtr& stream) {
+absl::Status NodeStreamRegistry::Resume(const StreamPtr& stream) {
   absl::MutexLock lock(&mu_);
   const StreamPtr before = FindBefore(*stream);
   if (before == nullptr) {
@@ -87,13 +87,13 @@ absl::Status NodeStreams::GoOn(const StreamPtr& stream) {
                                              " broke before all of it was read: join anew"));
 }
 
-bool NodeStreams::End(Stream& stream, bool is_moved) {
+bool NodeStreamRegistry::End(Stream& stream, bool is_moved) {
   absl::MutexLock lock(&mu_);
   stream.is_moved = is_moved;
   return EndLocked(stream);
 }
 
-bool NodeStreams::EndLocked(Stream& stream) {
+bool NodeStreamRegistry::EndLocked(Stream& stream) {
   stream.is_over = true;
   changed_.SignalAll();
   const auto found = streams_.find(stream.node);

@@ -1,6 +1,6 @@
 // TrainerService.Session: one trainer's stream.
-#ifndef PARAMSHARD_SERVER_EDGE_SESSION_HANDLER_H_
-#define PARAMSHARD_SERVER_EDGE_SESSION_HANDLER_H_
+#ifndef PARAMSHARD_SERVER_EDGE_SESSION_CALL_H_
+#define PARAMSHARD_SERVER_EDGE_SESSION_CALL_H_
 
 #include <grpcpp/server_context.h>
 
@@ -19,4 +19,4 @@ CallReactor* StartSession(ModelStore* store, Callers* callers, CallWorkers* work
 
 }  // namespace paramshard::server
 
-#endif  // PARAMSHARD_SERVER_EDGE_SESSION_HANDLER_H_
+#endif  // PARAMSHARD_SERVER_EDGE_SESSION_CALL_H_

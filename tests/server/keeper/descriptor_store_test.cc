@@ -1,4 +1,4 @@
-#include "server/keeper/kept_descriptors.h"
+#include "server/keeper/descriptor_store.h"
 
 #include <fcntl.h>
 #include <sys/socket.h>
@@ -23,8 +23,8 @@ using test::MemoryFile;
 using testing::HasSubstr;
 using testing::IsEmpty;
 
-TEST(KeptDescriptorsTest, MoreThanTheLimitIsRefusedAndAnotherOfANameIsNot) {
-  KeptDescriptors kept({.descriptors = 2});
+TEST(DescriptorStoreTest, MoreThanTheLimitIsRefusedAndAnotherOfANameIsNot) {
+  DescriptorStore kept({.descriptors = 2});
   ASSERT_OK(kept.Keep("a", MemoryFile("1")));
   ASSERT_OK(kept.Keep("b", MemoryFile("2")));
   EXPECT_THAT(kept.Keep("c", MemoryFile("3")), StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("at most 2")));
@@ -34,16 +34,16 @@ TEST(KeptDescriptorsTest, MoreThanTheLimitIsRefusedAndAnotherOfANameIsNot) {
   EXPECT_OK(kept.Keep("c", MemoryFile("3")));
 }
 
-TEST(KeptDescriptorsTest, BytesOfNamesAreBoundedAndComeBackWithADrop) {
-  KeptDescriptors kept({.descriptors = 10, .name_bytes = 8});
+TEST(DescriptorStoreTest, BytesOfNamesAreBoundedAndComeBackWithADrop) {
+  DescriptorStore kept({.descriptors = 10, .name_bytes = 8});
   ASSERT_OK(kept.Keep("12345", MemoryFile("")));
   EXPECT_THAT(kept.Keep("6789", MemoryFile("")), StatusIs(absl::StatusCode::kResourceExhausted));
   EXPECT_EQ(kept.DropPrefix("1"), 1U);
   EXPECT_OK(kept.Keep("6789", MemoryFile("")));
 }
 
-TEST(KeptDescriptorsTest, WhatIsNoMemoryIsRefused) {
-  KeptDescriptors kept;
+TEST(DescriptorStoreTest, WhatIsNoMemoryIsRefused) {
+  DescriptorStore kept;
   int ends[2];
   ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
   const wire::FileDescriptor other(ends[1]);
@@ -54,22 +54,22 @@ TEST(KeptDescriptorsTest, WhatIsNoMemoryIsRefused) {
   EXPECT_TRUE(kept.empty());
 }
 
-TEST(KeptDescriptorsTest, WhatIsLetGoIsClosedWhenThatIsAskedFor) {
+TEST(DescriptorStoreTest, ReleasedDescriptorsAreClosedOnRequest) {
   const int64_t before = OpenDescriptors();
-  KeptDescriptors kept;
+  DescriptorStore kept;
   ASSERT_OK(kept.Keep("a", MemoryFile("1")));
   ASSERT_OK(kept.Keep("a", MemoryFile("2")));
   ASSERT_OK(kept.Keep("b", MemoryFile("3")));
   EXPECT_EQ(kept.DropPrefix("b"), 1U);
   EXPECT_EQ(OpenDescriptors(), before + 3);
-  kept.CloseLetGo();
+  kept.CloseReleased();
   EXPECT_EQ(OpenDescriptors(), before + 1);
 }
 
 // With names so long that a page holds few, and so short that it holds as many as one packet may.
-TEST(KeptDescriptorsTest, PagesHoldEverythingOnceInOrderAndFitIntoAnAnswer) {
+TEST(DescriptorStoreTest, PagesHoldEverythingOnceInOrderAndFitIntoAnAnswer) {
   for (const size_t name_bytes : {size_t{8}, KeptStore::kMaxNameBytes}) {
-    KeptDescriptors kept;
+    DescriptorStore kept;
     for (int i = 0; i < 600; ++i) {
       const std::string number = absl::StrCat(100'000 + i);
       ASSERT_OK(kept.Keep(number + std::string(name_bytes - number.size(), 'x'), MemoryFile("")));
@@ -77,7 +77,7 @@ TEST(KeptDescriptorsTest, PagesHoldEverythingOnceInOrderAndFitIntoAnAnswer) {
     size_t seen = 0;
     std::string last;
     for (bool more = true; more;) {
-      const KeptDescriptors::Page page = kept.After(last);
+      const DescriptorStore::Page page = kept.After(last);
       more = page.more;
       KeeperMessage answer;
       for (const auto& [name, fd] : page.entries) {

@@ -1,4 +1,4 @@
-#include "server/training/commit_under_way.h"
+#include "server/training/current_commit.h"
 
 #include <algorithm>
 #include <cmath>
@@ -38,7 +38,7 @@ StepParameters StepOf(const v1::Commit& commit, float gradient_scale) {
 
 }  // namespace
 
-std::vector<RankSum> CommitUnderWay::Sums(int first_rank) const {
+std::vector<RankSum> CurrentCommit::Sums(int first_rank) const {
   std::vector<RankSum> sums;
   for (size_t rank = 0; rank < sums_.size(); ++rank) {
     sums.push_back({.rank = first_rank + static_cast<int>(rank),

@@ -1,6 +1,6 @@
 // Current stream of each node. The end of an older stream does not remove a node that has a newer one.
-#ifndef PARAMSHARD_SERVER_WORLD_NODE_STREAMS_H_
-#define PARAMSHARD_SERVER_WORLD_NODE_STREAMS_H_
+#ifndef PARAMSHARD_SERVER_WORLD_NODE_STREAM_REGISTRY_H_
+#define PARAMSHARD_SERVER_WORLD_NODE_STREAM_REGISTRY_H_
 
 #include <cstdint>
 #include <map>
@@ -21,11 +21,11 @@ namespace paramshard::server {
 // on connections that it numbers: a new stream continues the stream before it, or replaces one that the process has
 // given up. Another process replaces a process that does not answer. Thread-safe.
 //
-//   auto stream = std::make_shared<NodeStreams::Stream>(hello, &sink);
-//   RETURN_IF_ERROR(hello.goes_on() ? streams.GoOn(stream) : streams.Join(stream, devices));
+//   auto stream = std::make_shared<NodeStreamRegistry::Stream>(hello, &sink);
+//   RETURN_IF_ERROR(hello.resumes() ? streams.Resume(stream) : streams.Join(stream, devices));
 //   ... read, until the end or `moved` ...
 //   streams.End(*stream, is_moved);
-class NodeStreams {
+class NodeStreamRegistry {
  public:
   struct Options {
     // How long a stream may take to end after its process has left it.
@@ -40,7 +40,7 @@ class NodeStreams {
     int64_t connection = 0;
     std::string peer = {};     // address of the process, in words
     NodeSink* sink = nullptr;  // until End has returned
-    // Guarded by the lock of NodeStreams.
+    // Guarded by the lock of NodeStreamRegistry.
     bool is_over = false;
     bool is_moved = false;  // all of it was read
     int64_t answers = 0;    // to probes
@@ -48,21 +48,21 @@ class NodeStreams {
   using StreamPtr = std::shared_ptr<Stream>;
 
   // `coordinator` outlives it.
-  NodeStreams(Coordinator* coordinator, Options options) : coordinator_(coordinator), options_(options) {}
-  explicit NodeStreams(Coordinator* coordinator) : NodeStreams(coordinator, Options()) {}
+  NodeStreamRegistry(Coordinator* coordinator, Options options) : coordinator_(coordinator), options_(options) {}
+  explicit NodeStreamRegistry(Coordinator* coordinator) : NodeStreamRegistry(coordinator, Options()) {}
 
   // Joins the node. First ends an older stream of the same process, and with it the node's epochs, or the stream of
   // another process that does not answer a probe. Errors of Coordinator::Join; ALREADY_EXISTS names a process that
   // answers.
   absl::Status Join(const StreamPtr& stream, int device_count);
-  // Sends the node's messages on this stream from now on, while epochs go on. Returns when all of the stream before it was
+  // Continues the node's previous stream: sends its messages on this one from now on, while epochs go on. Returns when all of the stream before it was
   // read. FAILED_PRECONDITION the process has no such stream; UNAVAILABLE stopped, or the old stream broke: then the
   // node is lost.
-  absl::Status GoOn(const StreamPtr& stream);
+  absl::Status Resume(const StreamPtr& stream);
   // Notes that the process has answered a probe on its stream.
   void TakeProbeAnswer(Stream& stream);
   // Ends a stream, of which nothing more is read. Returns true if the node is lost, because no other stream continues
-  // it. Called once for every stream that Join or GoOn has accepted.
+  // it. Called once for every stream that Join or Resume has accepted.
   bool End(Stream& stream, bool is_moved);
 
  private:
@@ -88,4 +88,4 @@ class NodeStreams {
 
 }  // namespace paramshard::server
 
-#endif  // PARAMSHARD_SERVER_WORLD_NODE_STREAMS_H_
+#endif  // PARAMSHARD_SERVER_WORLD_NODE_STREAM_REGISTRY_H_
