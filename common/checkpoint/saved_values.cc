@@ -20,9 +20,9 @@ RowRange Covering(const ArrayShape& shape, const RowRange& rows) {
 }
 
 // Remainders, scales or amax that decoding some rows of the parameter needs.
-class Beside {
+class DecodingInput {
  public:
-  Beside(const Reader& reader, const ParameterPlace& place, ArrayKind kind)
+  DecodingInput(const Reader& reader, const ParameterPlace& place, ArrayKind kind)
       : reader_(reader),
         place_(place),
         kind_(kind),
@@ -93,8 +93,8 @@ absl::Status ReadValues(const Reader& reader, const ParameterPlace& place, State
   const ParameterSpec& saved = reader.spec().units[place.unit].parameters[place.parameter];
   const ArrayKind kind = ElementsOf(saved, tensor);
   const int64_t row_bytes = ShapeOf(saved, kind)->row_bytes();
-  Beside rest(reader, place, RestOf(saved, tensor));
-  Beside amax(reader, place, ArrayKind::kAmax);
+  DecodingInput rest(reader, place, RestOf(saved, tensor));
+  DecodingInput amax(reader, place, ArrayKind::kAmax);
   RETURN_IF_ERROR(rest.Read(rows));
   RETURN_IF_ERROR(amax.Read(rows));
   std::vector<float> values;

@@ -2,14 +2,14 @@
 
 #include <utility>
 
-#include "server/base/standstill_book.h"
+#include "server/base/stall_clock.h"
 #include "server/base/steady_time.h"
 #include "server/base/thread.h"
 
 namespace paramshard::server {
 
-absl::StatusOr<std::unique_ptr<Heartbeat>> Heartbeat::Start(std::function<void(absl::Duration)> on_standstill) {
-  std::unique_ptr<Heartbeat> heartbeat(new Heartbeat(std::move(on_standstill)));
+absl::StatusOr<std::unique_ptr<Heartbeat>> Heartbeat::Start(std::function<void(absl::Duration)> on_stall) {
+  std::unique_ptr<Heartbeat> heartbeat(new Heartbeat(std::move(on_stall)));
   absl::StatusOr<std::thread> thread = StartThread("the heartbeat", [raw = heartbeat.get()] { raw->Run(); });
   if (!thread.ok()) return thread.status();
   heartbeat->thread_ = *std::move(thread);
@@ -23,18 +23,18 @@ Heartbeat::~Heartbeat() {
     changed_.SignalAll();
   }
   if (thread_.joinable()) thread_.join();
-  StandstillBook::OfProcess().Pause();
+  StallClock::OfProcess().Pause();
 }
 
 void Heartbeat::Run() {
-  StandstillBook& book = StandstillBook::OfProcess();
-  StandstillBook::Time::duration known = book.stood_still();
+  StallClock& clock = StallClock::OfProcess();
+  StallClock::Time::duration known = clock.stalled_time();
   absl::MutexLock lock(&mu_);
   while (!stopped_) {
-    book.Beat(&std::chrono::steady_clock::now);
-    const StandstillBook::Time::duration added = book.stood_still() - std::exchange(known, book.stood_still());
-    if (added.count() > 0) on_standstill_(absl::FromChrono(added));
-    changed_.WaitUntil(&mu_, SteadyNow() + StandstillBook::kBeat);
+    clock.Beat(&std::chrono::steady_clock::now);
+    const StallClock::Time::duration added = clock.stalled_time() - std::exchange(known, clock.stalled_time());
+    if (added.count() > 0) on_stall_(absl::FromChrono(added));
+    changed_.WaitUntil(&mu_, SteadyNow() + StallClock::kBeat);
   }
 }
 

@@ -19,17 +19,17 @@ namespace paramshard::server {
 // object exists as long as deadlines matter.
 class Heartbeat {
  public:
-  // Calls `on_standstill` after each standstill, with its length. RESOURCE_EXHAUSTED no thread.
-  static absl::StatusOr<std::unique_ptr<Heartbeat>> Start(std::function<void(absl::Duration)> on_standstill);
+  // Calls `on_stall` after each standstill, with its length. RESOURCE_EXHAUSTED no thread.
+  static absl::StatusOr<std::unique_ptr<Heartbeat>> Start(std::function<void(absl::Duration)> on_stall);
   Heartbeat(const Heartbeat&) = delete;
   Heartbeat& operator=(const Heartbeat&) = delete;
   ~Heartbeat();
 
  private:
-  explicit Heartbeat(std::function<void(absl::Duration)> on_standstill) : on_standstill_(std::move(on_standstill)) {}
+  explicit Heartbeat(std::function<void(absl::Duration)> on_stall) : on_stall_(std::move(on_stall)) {}
   void Run();
 
-  const std::function<void(absl::Duration)> on_standstill_;
+  const std::function<void(absl::Duration)> on_stall_;
 
   absl::Mutex mu_;
   SteadyCondVar changed_;

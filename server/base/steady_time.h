@@ -6,19 +6,19 @@
 #include <chrono>
 
 #include "absl/time/time.h"
-#include "server/base/standstill_book.h"
+#include "server/base/stall_clock.h"
 
 namespace paramshard::server {
 
 using SteadyTime = std::chrono::steady_clock::time_point;
 
 // The machine's steady clock, less the time that this process stood still while it has a Heartbeat.
-inline SteadyTime SteadyNow() { return StandstillBook::OfProcess().Now(&std::chrono::steady_clock::now); }
+inline SteadyTime SteadyNow() { return StallClock::OfProcess().Now(&std::chrono::steady_clock::now); }
 
 // Converts `time` to the machine's steady clock; valid while the process does not stand still.
 inline SteadyTime MachineTime(SteadyTime time) {
-  const SteadyTime::duration stood_still = StandstillBook::OfProcess().stood_still();
-  return time > SteadyTime::max() - stood_still ? SteadyTime::max() : time + stood_still;
+  const SteadyTime::duration stalled_time = StallClock::OfProcess().stalled_time();
+  return time > SteadyTime::max() - stalled_time ? SteadyTime::max() : time + stalled_time;
 }
 
 // Returns the time `wait` from now. `wait` is clamped to [0, 1 year]: infinite waits would overflow the clock.

@@ -36,7 +36,8 @@ using IsGone = ModelStore::IsGone;
 
 // Creates a model with restored state. Other callers that wait for the same model keep the creation going.
 absl::StatusOr<CreatedModel> CreateRestored(ModelStore& store, Restores& restores, ModelSpec spec,
-                                            const RestoreSource& source, const ValuesToCome& values, IsGone is_gone) {
+                                            const RestoreSource& source, const AnnouncedValues& values,
+                                            IsGone is_gone) {
   CreatedModel created;
   const std::string name = spec.name;
   // Trainers of other daemons may wait for an epoch of the model, and are not in the way then.
@@ -60,7 +61,7 @@ absl::StatusOr<CreatedModel> CreateRestored(ModelStore& store, Restores& restore
 
 // Creates a model with the state that node 0 has ordered.
 absl::StatusOr<CreatedModel> CreateOrdered(ModelStore& store, Restores& restores, ModelSpec spec, absl::uint128 order,
-                                           const ValuesToCome& values, IsGone is_gone) {
+                                           const AnnouncedValues& values, IsGone is_gone) {
   CreatedModel created;
   RestoreAgreement* taken = nullptr;
   const auto fill = [&](const std::shared_ptr<Model>& model, ModelStore::Show show) -> absl::Status {
@@ -105,7 +106,7 @@ void LogFreshStart(const ModelStore& store, const std::string& name, FreshStart 
 
 // Creates a model with initial values, also at other daemons that wait for this daemon's answer.
 absl::StatusOr<CreatedModel> CreateFresh(ModelStore& store, Restores& restores, ModelSpec spec, FreshStart why,
-                                         const ValuesToCome& values, IsGone is_gone) {
+                                         const AnnouncedValues& values, IsGone is_gone) {
   CreatedModel created;
   ASSIGN_OR_RETURN(created.model, store.CreateOrJoin(std::move(spec), is_gone, values));
   const std::string& name = created.model.model->spec().name;
@@ -117,7 +118,7 @@ absl::StatusOr<CreatedModel> CreateFresh(ModelStore& store, Restores& restores, 
 
 // Creates a model whose state is to come from a replica in another daemon.
 absl::StatusOr<CreatedModel> CreateToBeHealed(ModelStore& store, Restores& restores, ModelSpec spec,
-                                              const ValuesToCome& values, IsGone is_gone) {
+                                              const AnnouncedValues& values, IsGone is_gone) {
   CreatedModel created;
   const std::string lost = store.lost().WhyOf(spec.name);
   ASSIGN_OR_RETURN(
@@ -140,7 +141,7 @@ bool MayBeHealed(const ModelStore& store, const ModelSpec& spec) {
 }
 
 // Joins a model that another caller was creating a moment ago.
-absl::StatusOr<CreatedModel> Join(ModelStore& store, ModelSpec spec, const ValuesToCome& values, IsGone is_gone) {
+absl::StatusOr<CreatedModel> Join(ModelStore& store, ModelSpec spec, const AnnouncedValues& values, IsGone is_gone) {
   const std::string name = spec.name;
   const auto fail = [&](const std::shared_ptr<Model>&, ModelStore::Show) {
     return absl::UnavailableError(
@@ -152,7 +153,7 @@ absl::StatusOr<CreatedModel> Join(ModelStore& store, ModelSpec spec, const Value
 }
 
 absl::StatusOr<CreatedModel> CreateFollowing(ModelStore& store, Restores& restores, ModelSpec spec, bool wants_restore,
-                                             const ValuesToCome& values, IsGone is_gone) {
+                                             const AnnouncedValues& values, IsGone is_gone) {
   Restores::Answer answer;
   if (wants_restore || restores.FindOrder(spec.name).has_value()) {
     ASSIGN_OR_RETURN(answer, restores.AwaitOrder(spec.name, is_gone));
@@ -168,7 +169,7 @@ absl::StatusOr<CreatedModel> CreateFollowing(ModelStore& store, Restores& restor
 
 absl::StatusOr<CreatedModel> CreateOrRestore(ModelStore& store, Restores& restores, ModelSpec spec,
                                              const std::optional<RestoreSource>& wanted,
-                                             absl::FunctionRef<bool()> is_gone, const ValuesToCome& values) {
+                                             absl::FunctionRef<bool()> is_gone, const AnnouncedValues& values) {
   if (wanted.has_value() && wanted->checkpoint.kind == CheckpointRequest::Kind::kNone) {
     return CreateFresh(store, restores, std::move(spec), FreshStart::kAsked, values, is_gone);
   }

@@ -35,7 +35,7 @@ struct CreatedModel {
 // given up because all callers at node 0 have gone.
 absl::StatusOr<CreatedModel> CreateOrRestore(ModelStore& store, Restores& restores, ModelSpec spec,
                                              const std::optional<RestoreSource>& wanted,
-                                             absl::FunctionRef<bool()> is_gone, const ValuesToCome& values = {});
+                                             absl::FunctionRef<bool()> is_gone, const AnnouncedValues& values = {});
 
 }  // namespace paramshard::server
 

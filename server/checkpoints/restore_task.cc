@@ -154,7 +154,7 @@ absl::StatusOr<History> RestoreTask::Restore(RestoreAgreement& agreement, const 
                              RETURN_IF_ERROR(begun());
                              return agreement.Agree();
                            },
-                           .goes_on = [&]() -> absl::Status {
+                           .check_cancelled = [&]() -> absl::Status {
                              RETURN_IF_ERROR(agreement.CheckContinue());
                              return loader_->CheckContinue();
                            },

@@ -81,20 +81,20 @@ class ShardArithmetic {
 
   // Returns OK, or the error with which the call ends because the rest would be in vain. It is called before each
   // extent, on a GPU before the first, and does not block.
-  using GoesOn = absl::FunctionRef<absl::Status()>;
-  static absl::Status AlwaysGoesOn() { return absl::OkStatus(); }
+  using CancelCheck = absl::FunctionRef<absl::Status()>;
+  static absl::Status NeverCancelled() { return absl::OkStatus(); }
 
   // Encodes every extent's planes from its master, except a plane that is a part of the master; from weights it copies.
   // `scalings` has an entry for each extent, here and below. An error leaves some planes as they were.
-  virtual absl::Status EncodePlanes(absl::Span<const TensorScaling> scalings, GoesOn goes_on) = 0;
-  absl::Status EncodePlanes(absl::Span<const TensorScaling> scalings) { return EncodePlanes(scalings, AlwaysGoesOn); }
+  virtual absl::Status EncodePlanes(absl::Span<const TensorScaling> scalings, CancelCheck check_cancelled) = 0;
+  absl::Status EncodePlanes(absl::Span<const TensorScaling> scalings) { return EncodePlanes(scalings, NeverCancelled); }
 
   // Like above, for the `active` extents, whose format EncodesAfterAmax().
   virtual absl::Status EncodeAfterAmax(const std::vector<bool>& active, absl::Span<const TensorScaling> scalings) = 0;
 
   // Returns the amaxes of the masters of extents whose format NeedsAmax(), and zeros for the others.
-  virtual absl::StatusOr<std::vector<float>> MeasureAmaxes(GoesOn goes_on) = 0;
-  absl::StatusOr<std::vector<float>> MeasureAmaxes() { return MeasureAmaxes(AlwaysGoesOn); }
+  virtual absl::StatusOr<std::vector<float>> MeasureAmaxes(CancelCheck check_cancelled) = 0;
+  absl::StatusOr<std::vector<float>> MeasureAmaxes() { return MeasureAmaxes(NeverCancelled); }
 
   // Makes `sums`, each for a whole `active` extent, and returns the sums of squares of the gradients of all active
   // extents; zeros for the others. On a GPU in one pass. INVALID_ARGUMENT for a sum for anything else, or of more than

@@ -60,9 +60,9 @@ class CpuShardArithmetic final : public ShardArithmetic {
     return absl::OkStatus();
   }
 
-  absl::Status EncodePlanes(absl::Span<const TensorScaling> scalings, GoesOn goes_on) override {
+  absl::Status EncodePlanes(absl::Span<const TensorScaling> scalings, CancelCheck check_cancelled) override {
     for (size_t i = 0; i < tensors_.size(); ++i) {
-      RETURN_IF_ERROR(goes_on());
+      RETURN_IF_ERROR(check_cancelled());
       Encode(i, scalings[i]);
     }
     return absl::OkStatus();
@@ -75,10 +75,10 @@ class CpuShardArithmetic final : public ShardArithmetic {
     return absl::OkStatus();
   }
 
-  absl::StatusOr<std::vector<float>> MeasureAmaxes(GoesOn goes_on) override {
+  absl::StatusOr<std::vector<float>> MeasureAmaxes(CancelCheck check_cancelled) override {
     std::vector<float> amaxes(tensors_.size(), 0.0f);
     for (size_t i = 0; i < tensors_.size(); ++i) {
-      RETURN_IF_ERROR(goes_on());
+      RETURN_IF_ERROR(check_cancelled());
       const ExtentTensors extent = WhereItLies(i);
       if (NeedsAmax(extent.encoding.format)) amaxes[i] = Amax(extent.state.master, extent.elements());
     }

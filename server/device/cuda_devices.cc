@@ -115,8 +115,8 @@ class CudaShardArithmetic final : public ShardArithmetic {
     return status;
   }
 
-  absl::Status EncodePlanes(absl::Span<const TensorScaling> scalings, GoesOn goes_on) override {
-    RETURN_IF_ERROR(goes_on());
+  absl::Status EncodePlanes(absl::Span<const TensorScaling> scalings, CancelCheck check_cancelled) override {
+    RETURN_IF_ERROR(check_cancelled());
     const gpu::DeviceScope scope(stream_.device());
     RETURN_IF_ERROR(adam_.Encode(scalings, stream_.get()));
     return stream_.Synchronize();
@@ -128,8 +128,8 @@ class CudaShardArithmetic final : public ShardArithmetic {
     return stream_.Synchronize();
   }
 
-  absl::StatusOr<std::vector<float>> MeasureAmaxes(GoesOn goes_on) override {
-    RETURN_IF_ERROR(goes_on());
+  absl::StatusOr<std::vector<float>> MeasureAmaxes(CancelCheck check_cancelled) override {
+    RETURN_IF_ERROR(check_cancelled());
     const gpu::DeviceScope scope(stream_.device());
     RETURN_IF_ERROR(adam_.MeasureAmaxes(stream_.get()));
     return adam_.Amaxes(stream_.get());

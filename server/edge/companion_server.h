@@ -22,7 +22,7 @@
 #include "absl/types/span.h"
 #include "common/shared_memory/companion_packet.h"
 #include "server/base/steady_time.h"
-#include "server/base/user_places.h"
+#include "server/base/user_quota.h"
 #include "server/edge/listening_path.h"
 #include "server/edge/peer_process.h"
 #include "server/edge/system_calls.h"
@@ -43,7 +43,7 @@ class CompanionServer {
     // See ListeningPath::Options.
     std::function<absl::Status()> restore_directory = nullptr;
     absl::Duration hello_timeout = absl::Seconds(5);
-    // Each connection takes two descriptors. Users share them (UserPlaces). At the limit, a new connection replaces the
+    // Each connection takes two descriptors. Users share them (UserQuota). At the limit, a new connection replaces the
     // oldest one without a hello whose place its user may have.
     int max_connections = 8192;
     // Called by the server's thread once a peer with a token is gone.
@@ -118,7 +118,7 @@ class CompanionServer {
   wire::FileDescriptor spare_;  // closed at the descriptor limit, to accept and reject a connection
   uint64_t last_number_ = 0;
   std::map<uint64_t, uid_t> silent_;  // connections without a hello, oldest first, and their users
-  UserPlaces places_;                 // of connections
+  UserQuota places_;                  // of connections
   std::optional<SteadyTime> muted_until_;
 
   mutable absl::Mutex mu_;

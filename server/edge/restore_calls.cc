@@ -149,10 +149,10 @@ absl::StatusOr<v1::CreateModelResponse> CreateModel(ModelStore& store, Restores&
     return absl::InvalidArgumentError(absl::StrCat("create model ", DisplayName(spec.name), ": run: want at most ",
                                                    kMaxRunBytes, " bytes, got ", request.run().size()));
   }
-  const ValuesToCome values{.run = RunDigest(request.run()),
-                            .values_follow = request.values_follow(),
-                            .all_values_follow = request.all_values_follow(),
-                            .takes_any_seed = request.takes_any_seed()};
+  const AnnouncedValues values{.run = RunDigest(request.run()),
+                               .values_follow = request.values_follow(),
+                               .all_values_follow = request.all_values_follow(),
+                               .takes_any_seed = request.takes_any_seed()};
   const auto is_gone = [&call] { return call.IsCancelled(); };
   ASSIGN_OR_RETURN(const CreatedModel created,
                    CreateOrRestore(store, restores, std::move(spec), wanted, is_gone, values));

@@ -17,12 +17,12 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
-#include "server/base/user_places.h"
+#include "server/base/user_quota.h"
 #include "server/edge/callers.h"
 
 namespace paramshard::server {
 
-// A fixed number of threads and a bounded queue, which users share (UserPlaces): a user that fills its share of either
+// A fixed number of threads and a bounded queue, which users share (UserQuota): a user that fills its share of either
 // does not hold up the daemon's own user. Clients cannot cause the start of further threads. Thread-safe.
 class Workers {
  public:
@@ -61,7 +61,7 @@ class Workers {
 
  private:
   struct Work {
-    UserPlaces::User user;
+    UserQuota::User user;
     std::function<void()> run;
   };
 
@@ -77,8 +77,8 @@ class Workers {
   const Options options_;
   absl::Mutex mu_;
   std::deque<Work> queue_ ABSL_GUARDED_BY(mu_);
-  UserPlaces places_ ABSL_GUARDED_BY(mu_);                          // of works that are queued or run
-  UserPlaces busy_ ABSL_GUARDED_BY(mu_);                            // threads
+  UserQuota places_ ABSL_GUARDED_BY(mu_);                           // of works that are queued or run
+  UserQuota busy_ ABSL_GUARDED_BY(mu_);                             // threads
   std::map<std::string, int> works_of_token_ ABSL_GUARDED_BY(mu_);  // likewise
   bool closed_ ABSL_GUARDED_BY(mu_) = false;
   std::vector<std::thread> threads_;  // constant after Start

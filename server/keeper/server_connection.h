@@ -13,9 +13,9 @@
 #include "absl/strings/string_view.h"
 #include "common/shared_memory/file_descriptor.h"
 #include "server/base/server_command.h"
+#include "server/keeper/descriptor_store.h"
 #include "server/keeper/keeper_message.h"
 #include "server/keeper/keeper_packet.h"
-#include "server/keeper/descriptor_store.h"
 
 namespace paramshard::server {
 

@@ -9,15 +9,15 @@
 
 namespace paramshard::server {
 
-absl::Status Durability::Open(const PlacedModel& model, const MovePolicy& moves, const LeftModel* left,
+absl::Status Durability::Open(const PlacedModel& model, const MovePolicy& moves, const InheritedModel* inherited,
                               std::function<absl::Status()> before_answer) {
   if (memory_ == nullptr) return absl::OkStatus();
   const JournalIdentity identity = ModelJournal::Describe(model.spec, model.layout, model.topology, moves);
   ComputeDevice& device = *model.world.devices.front();
-  if (left == nullptr) {
+  if (inherited == nullptr) {
     ASSIGN_OR_RETURN(journal_, ModelJournal::Create(*memory_, identity, device));
   } else {
-    ASSIGN_OR_RETURN(journal_, ModelJournal::Adopt(*left->journal, identity, device));
+    ASSIGN_OR_RETURN(journal_, ModelJournal::Adopt(*inherited->journal, identity, device));
   }
   journal_->BeforeAnswer(std::move(before_answer));
   return absl::OkStatus();

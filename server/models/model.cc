@@ -44,8 +44,8 @@ absl::Status CheckFrozen(const ModelSpec& spec, const Topology& topology) {
 }
 
 // Returns where the adopted state of a rank lies; meaningless if it is to be replaced.
-int64_t PositionOf(const LeftModel* left, int rank) {
-  return left == nullptr || !left->plan.numbers.has_value() ? 0 : left->plan.numbers->positions[rank];
+int64_t PositionOf(const InheritedModel* inherited, int rank) {
+  return inherited == nullptr || !inherited->plan.numbers.has_value() ? 0 : inherited->plan.numbers->positions[rank];
 }
 
 absl::StatusOr<std::unique_ptr<PlacedModel>> Place(const Model::Options& options) {
@@ -74,8 +74,8 @@ absl::StatusOr<std::unique_ptr<PlacedModel>> Place(const Model::Options& options
 
 absl::StatusOr<std::unique_ptr<Model>> Model::Create(Options options) {
   ASSIGN_OR_RETURN(std::unique_ptr<PlacedModel> placed, Place(options));
-  const std::unique_ptr<LeftModel> left = std::exchange(options.left, nullptr);
-  if (left != nullptr) options.memory = std::move(left->memory);
+  const std::unique_ptr<InheritedModel> inherited = std::exchange(options.inherited, nullptr);
+  if (inherited != nullptr) options.memory = std::move(inherited->memory);
   std::vector<int64_t> image_bytes;
   if (options.savers != nullptr) {
     ASSIGN_OR_RETURN(image_bytes, options.savers->ImageBytes(placed->layout, placed->world));
@@ -89,14 +89,14 @@ absl::StatusOr<std::unique_ptr<Model>> Model::Create(Options options) {
                       .moves = options.moves});
   placed->sums_at_commit = budget.sums_at_commit();
   // Adopted memory is no longer part of the available memory.
-  if (left == nullptr) RETURN_IF_ERROR(budget.Check());
+  if (inherited == nullptr) RETURN_IF_ERROR(budget.Check());
   auto durability = std::make_unique<Durability>(std::move(options.memory));
-  RETURN_IF_ERROR(durability->Open(*placed, options.moves, left.get(), options.hooks.before_answer));
+  RETURN_IF_ERROR(durability->Open(*placed, options.moves, inherited.get(), options.hooks.before_answer));
   std::unique_ptr<Model> model(new Model(std::move(placed), std::move(budget), std::move(durability), options));
-  RETURN_IF_ERROR(model->AllocateShards(options.moves, left.get()));
-  RETURN_IF_ERROR(left == nullptr ? model->committed_.Encode({}) : model->state_.Resume(*left));
-  if (options.savers != nullptr) RETURN_IF_ERROR(model->MakeSaver(*options.savers, left.get()));
-  if (left != nullptr) model->durability_->DropUnclaimed(*model->placed_);
+  RETURN_IF_ERROR(model->AllocateShards(options.moves, inherited.get()));
+  RETURN_IF_ERROR(inherited == nullptr ? model->committed_.Encode({}) : model->state_.Resume(*inherited));
+  if (options.savers != nullptr) RETURN_IF_ERROR(model->MakeSaver(*options.savers, inherited.get()));
+  if (inherited != nullptr) model->durability_->DropUnclaimed(*model->placed_);
   model->LogBudget();
   return model;
 }
@@ -120,26 +120,26 @@ Model::Model(std::unique_ptr<const PlacedModel> placed, ModelBudget budget, std:
 
 Model::~Model() { trainers_.Stop(); }
 
-absl::Status Model::AllocateShards(const MovePolicy& moves, const LeftModel* left) {
+absl::Status Model::AllocateShards(const MovePolicy& moves, const InheritedModel* inherited) {
   for (int rank = 0; rank < placed_->ranks(); ++rank) {
     ASSIGN_OR_RETURN(auto shard, Shard::Create(spec(), layout(), topology().GroupRank(rank), world().devices[rank],
                                                {.moves = moves,
                                                 .memory = durability_->memory(),
                                                 .world_rank = world().first_rank + rank,
-                                                .position = PositionOf(left, rank)}));
+                                                .position = PositionOf(inherited, rank)}));
     committed_.shards.push_back(std::move(shard));
   }
   return absl::OkStatus();
 }
 
-absl::Status Model::MakeSaver(const SaverSource& savers, const LeftModel* left) {
+absl::Status Model::MakeSaver(const SaverSource& savers, const InheritedModel* inherited) {
   // A model that exists already is not given up because of its folder.
   const auto trouble =
-      left == nullptr ? SaverSource::FolderTrouble::kIsRefused : SaverSource::FolderTrouble::kEndsSaves;
+      inherited == nullptr ? SaverSource::FolderTrouble::kIsRefused : SaverSource::FolderTrouble::kEndsSaves;
   ASSIGN_OR_RETURN(saver_, savers.Make(*this, trouble));
-  if (left == nullptr) return absl::OkStatus();
+  if (inherited == nullptr) return absl::OkStatus();
   // Begins the saves that fall due with a commit that this server has answered.
-  const RecoveryPlan& plan = left->plan;
+  const RecoveryPlan& plan = inherited->plan;
   if (plan.action == RecoveryAction::kAnswerSkip || plan.action == RecoveryAction::kRedoApply) {
     saver_->OnCommitted(*commit_log().state().last_answer, plan.prepared->save);
   }

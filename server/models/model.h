@@ -36,7 +36,7 @@
 namespace paramshard::server {
 
 // The caller's description of the values of a model that it creates or joins (v1::CreateModelRequest).
-struct ValuesToCome {
+struct AnnouncedValues {
   absl::uint128 run = 0;           // RunDigest
   bool values_follow = false;      // by an import
   bool all_values_follow = false;  // the import replaces every initial value
@@ -65,11 +65,11 @@ class Model : private EpochHost {
     MovePolicy moves = {};                // of the steps
     // Memory of the state; null: it ends with the process.
     std::unique_ptr<KeptMemory> memory = nullptr;
-    // A model that another server has left, which IsRecoverable, or whose change is to be made again: until then it is
+    // A model inherited from another server, which IsRecoverable, or whose change is to be made again: until then it is
     // unfinished. `memory` is null with it.
-    std::unique_ptr<LeftModel> left = nullptr;
-    ValuesToCome values = {};  // of one that is created
-    int64_t deletion = 0;      // likewise: DeletionMarks::SerialOf
+    std::unique_ptr<InheritedModel> inherited = nullptr;
+    AnnouncedValues values = {};  // of one that is created
+    int64_t deletion = 0;         // likewise: DeletionMarks::SerialOf
     std::shared_ptr<ThrottledLog> log = std::make_shared<ThrottledLog>();
     ModelTestHooks hooks = {};
   };
@@ -119,9 +119,9 @@ class Model : private EpochHost {
  private:
   Model(std::unique_ptr<const PlacedModel> placed, ModelBudget budget, std::unique_ptr<Durability> durability,
         const Options& options);
-  // Allocates or adopts the shards. `left` is null for a new model.
-  absl::Status AllocateShards(const MovePolicy& moves, const LeftModel* left);
-  absl::Status MakeSaver(const SaverSource& savers, const LeftModel* left);
+  // Allocates or adopts the shards. `inherited` is null for a new model.
+  absl::Status AllocateShards(const MovePolicy& moves, const InheritedModel* inherited);
+  absl::Status MakeSaver(const SaverSource& savers, const InheritedModel* inherited);
   void LogBudget() const;
 
   // EpochHost

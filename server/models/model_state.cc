@@ -33,8 +33,8 @@ ModelState::ModelState(const PlacedModel& model, CommittedState& committed, Mode
       history_(std::move(history)),
       deletion_(deletion) {}
 
-absl::Status ModelState::Resume(const LeftModel& left) {
-  const RecoveryPlan& plan = left.plan;
+absl::Status ModelState::Resume(const InheritedModel& inherited) {
+  const RecoveryPlan& plan = inherited.plan;
   absl::MutexLock lock(&mu_);
   if (plan.action == RecoveryAction::kRedoChange) {
     const bool restores = plan.change->kind == ChangeSource::Kind::kCheckpoint;
@@ -54,7 +54,7 @@ absl::Status ModelState::Resume(const LeftModel& left) {
   history_begin_ = epoch.history_begin;
   generation_ = epoch.generation;
   last_epoch_ = epoch.epoch;
-  if (!left.doubt.ok()) condition_.SetInDoubt(committed_.commits.numbers().commit_number, left.doubt);
+  if (!inherited.doubt.ok()) condition_.SetInDoubt(committed_.commits.numbers().commit_number, inherited.doubt);
   return absl::OkStatus();
 }
 

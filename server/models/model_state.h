@@ -63,7 +63,7 @@ class ModelState {
              int64_t deletion);
 
   // Goes on with a state that another server has left. Shards have adopted its memory. What breaks a device.
-  absl::Status Resume(const LeftModel& left);
+  absl::Status Resume(const InheritedModel& inherited);
   // Makes the model outlive the server from now on. Until then a server that dies leaves nothing of it. Idempotent.
   absl::Status Publish();
   // Takes the place of Publish, before trainers can attach, for a model whose initial values a replica in another

@@ -39,13 +39,13 @@ int64_t AvailableBytesOf(const std::vector<ComputeDevice*>& devices) {
 }
 
 // Initial values count only where the model has them, and the caller does not replace them all.
-bool DoInitialValuesCount(const Model& model, const ValuesToCome& values) {
+bool DoInitialValuesCount(const Model& model, const AnnouncedValues& values) {
   const ValueOrigin origin = model.state().origin();
   if (values.all_values_follow) return false;
   return origin == ValueOrigin::kInitial || (origin == ValueOrigin::kImporting && values.values_follow);
 }
 
-absl::Status CheckJoined(const Model& model, ModelSpec spec, const ValuesToCome& values) {
+absl::Status CheckJoined(const Model& model, ModelSpec spec, const AnnouncedValues& values) {
   if (ModelSpecFingerprint(spec) == ModelSpecFingerprint(model.spec())) return absl::OkStatus();
   ModelSpec expected = model.spec();
   if (values.takes_any_seed) spec.seed = expected.seed;
@@ -107,7 +107,7 @@ ModelStore::ModelStore(Options options)
 ModelStore::~ModelStore() { options_.world.cluster->SetListener(nullptr); }
 
 absl::StatusOr<ModelStore::Created> ModelStore::CreateOrJoin(ModelSpec spec, IsGone is_gone,
-                                                             const ValuesToCome& values) {
+                                                             const AnnouncedValues& values) {
   RETURN_IF_ERROR(lost_.Check(spec.name));
   const auto fill = [](const std::shared_ptr<Model>&, Show) { return absl::OkStatus(); };
   return MakeOrJoin(
@@ -115,13 +115,13 @@ absl::StatusOr<ModelStore::Created> ModelStore::CreateOrJoin(ModelSpec spec, IsG
 }
 
 absl::StatusOr<ModelStore::Created> ModelStore::CreateOrJoin(ModelSpec spec, Fill fill, IsGone is_gone,
-                                                             const ValuesToCome& values) {
+                                                             const AnnouncedValues& values) {
   return MakeOrJoin(
       std::move(spec), [&](ModelSpec made) { return MakeFull(std::move(made), {}, fill); }, is_gone, values);
 }
 
 absl::StatusOr<ModelStore::Created> ModelStore::CreateToBeHealed(ModelSpec spec, absl::string_view why, IsGone is_gone,
-                                                                 const ValuesToCome& values) {
+                                                                 const AnnouncedValues& values) {
   const auto make = [&](ModelSpec made) -> absl::StatusOr<std::shared_ptr<Model>> {
     ASSIGN_OR_RETURN(std::shared_ptr<Model> model, Make(std::move(made), values));
     RETURN_IF_ERROR(model->state().AwaitReplica(why));
@@ -131,7 +131,7 @@ absl::StatusOr<ModelStore::Created> ModelStore::CreateToBeHealed(ModelSpec spec,
 }
 
 absl::StatusOr<ModelStore::Created> ModelStore::MakeOrJoin(ModelSpec spec, MakeModel make, IsGone is_gone,
-                                                           const ValuesToCome& values) {
+                                                           const AnnouncedValues& values) {
   // A caller that joins a full model does not wait for other creations.
   ASSIGN_OR_RETURN(std::shared_ptr<Model> found, Join(spec, values));
   if (found != nullptr) return Created{.model = std::move(found), .created = false};
@@ -150,7 +150,7 @@ absl::StatusOr<ModelStore::Created> ModelStore::MakeOrJoin(ModelSpec spec, MakeM
   return Created{.model = std::move(model), .created = true};
 }
 
-absl::StatusOr<std::shared_ptr<Model>> ModelStore::MakeFull(ModelSpec spec, const ValuesToCome& values, Fill fill) {
+absl::StatusOr<std::shared_ptr<Model>> ModelStore::MakeFull(ModelSpec spec, const AnnouncedValues& values, Fill fill) {
   ASSIGN_OR_RETURN(std::shared_ptr<Model> model, Make(std::move(spec), values));
   absl::Status filled = fill(model, [&] { return ShowFilling(model); });
   // Only a restore makes a lost model anew.
@@ -175,7 +175,7 @@ Model::Options ModelStore::OptionsFor(ModelSpec spec) const {
           .hooks = options_.hooks};
 }
 
-absl::StatusOr<std::shared_ptr<Model>> ModelStore::Make(ModelSpec spec, const ValuesToCome& values) {
+absl::StatusOr<std::shared_ptr<Model>> ModelStore::Make(ModelSpec spec, const AnnouncedValues& values) {
   const std::string name = spec.name;
   Model::Options options = OptionsFor(std::move(spec));
   options.values = values;
@@ -286,7 +286,7 @@ void ModelStore::DropFilling(const std::shared_ptr<Model>& model) {
   filling_ = nullptr;
 }
 
-absl::StatusOr<std::shared_ptr<Model>> ModelStore::Join(const ModelSpec& spec, const ValuesToCome& values) const {
+absl::StatusOr<std::shared_ptr<Model>> ModelStore::Join(const ModelSpec& spec, const AnnouncedValues& values) const {
   std::shared_ptr<Model> model;
   {
     absl::MutexLock lock(&mu_);

@@ -84,19 +84,19 @@ class ModelStore : public EpochListener {
   // gone does not wait for its turn any longer. ALREADY_EXISTS names the first difference; ABORTED the caller has gone.
   using IsGone = CreationTurns::IsGone;
   absl::StatusOr<Created> CreateOrJoin(ModelSpec spec, IsGone is_gone = CreationTurns::IsNeverGone,
-                                       const ValuesToCome& values = {});
+                                       const AnnouncedValues& values = {});
   // Does the same, but a created model gets its state from `fill`, which calls `show` as soon as trainers cannot attach
   // to it any more: from then on others see it. Callers that would join it, or create another model, wait until it is
   // full. If `fill` fails there is no model, and its error is returned. `show` returns UNAVAILABLE once draining.
   using Show = absl::FunctionRef<absl::Status()>;
   using Fill = absl::FunctionRef<absl::Status(const std::shared_ptr<Model>& model, Show show)>;
   absl::StatusOr<Created> CreateOrJoin(ModelSpec spec, Fill fill, IsGone is_gone = CreationTurns::IsNeverGone,
-                                       const ValuesToCome& values = {});
+                                       const AnnouncedValues& values = {});
   // Does the same for a model, lost or not, that gets its state from another daemon's replica; `why`: this daemon has
   // no state (ModelState::AwaitReplica).
   absl::StatusOr<Created> CreateToBeHealed(ModelSpec spec, absl::string_view why,
                                            IsGone is_gone = CreationTurns::IsNeverGone,
-                                           const ValuesToCome& values = {});
+                                           const AnnouncedValues& values = {});
   // Returns true if other callers want the model that is being created, and wait for it.
   bool IsCreationAwaited() const { return turns_.IsAwaited(); }
 
@@ -139,11 +139,11 @@ class ModelStore : public EpochListener {
   void OnSaveMessage(const SaveMessage& message);
   void OnRestoreMessage(const RestoreMessage& message);
   // Makes a model that is full.
-  absl::StatusOr<std::shared_ptr<Model>> MakeFull(ModelSpec spec, const ValuesToCome& values, Fill fill);
+  absl::StatusOr<std::shared_ptr<Model>> MakeFull(ModelSpec spec, const AnnouncedValues& values, Fill fill);
   using MakeModel = absl::FunctionRef<absl::StatusOr<std::shared_ptr<Model>>(ModelSpec spec)>;
-  absl::StatusOr<Created> MakeOrJoin(ModelSpec spec, MakeModel make, IsGone is_gone, const ValuesToCome& values);
+  absl::StatusOr<Created> MakeOrJoin(ModelSpec spec, MakeModel make, IsGone is_gone, const AnnouncedValues& values);
   // Makes a model, in kept memory where there is a keeper.
-  absl::StatusOr<std::shared_ptr<Model>> Make(ModelSpec spec, const ValuesToCome& values);
+  absl::StatusOr<std::shared_ptr<Model>> Make(ModelSpec spec, const AnnouncedValues& values);
   Model::Options OptionsFor(ModelSpec spec) const;
   // Discards what is left of a model that did not come to be.
   void Discard(Model& model) const;
@@ -159,7 +159,7 @@ class ModelStore : public EpochListener {
   // id has deleted it.
   absl::StatusOr<bool> DeleteLost(const std::string& name, const std::string& request_id);
   // Returns null if there is no such model that is full.
-  absl::StatusOr<std::shared_ptr<Model>> Join(const ModelSpec& spec, const ValuesToCome& values) const;
+  absl::StatusOr<std::shared_ptr<Model>> Join(const ModelSpec& spec, const AnnouncedValues& values) const;
   absl::Status ShowFilling(const std::shared_ptr<Model>& model);
   void DropFilling(const std::shared_ptr<Model>& model);
   int64_t AvailableBytes() const;

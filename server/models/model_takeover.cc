@@ -31,10 +31,10 @@ absl::StatusOr<ModelTakeover::Taken> ModelTakeover::TakeOver(const std::string& 
 
 absl::StatusOr<ModelTakeover::Taken> ModelTakeover::TakeOverOnce(const std::string& name,
                                                                  KeptStore::Descriptors pieces) const {
-  ASSIGN_OR_RETURN(LeftModel left, LeftModel::Read(name, &options_.kept, std::move(pieces)));
-  const RecoveryPlan plan = left.plan;
+  ASSIGN_OR_RETURN(InheritedModel inherited, InheritedModel::Read(name, &options_.kept, std::move(pieces)));
+  const RecoveryPlan plan = inherited.plan;
   if (plan.action == RecoveryAction::kDrop) {
-    RETURN_IF_ERROR(left.memory->Drop());
+    RETURN_IF_ERROR(inherited.memory->Drop());
     return Taken();
   }
   if (IsOfSeveral(plan)) {
@@ -44,7 +44,7 @@ absl::StatusOr<ModelTakeover::Taken> ModelTakeover::TakeOverOnce(const std::stri
     options_.lost.Add(name, why, plan.change, /*was_restored=*/true);
     return Taken();
   }
-  absl::StatusOr<std::shared_ptr<Model>> model = Resume(name, std::move(left));
+  absl::StatusOr<std::shared_ptr<Model>> model = Resume(name, std::move(inherited));
   if (absl::IsDataLoss(model.status())) {
     const absl::string_view why = model.status().message();
     options_.lost.Report(*options_.world.cluster, name, why);
@@ -70,15 +70,15 @@ bool ModelTakeover::IsOfSeveral(const RecoveryPlan& plan) const {
          options_.world.rank_count() != options_.world.world_size;
 }
 
-absl::StatusOr<std::shared_ptr<Model>> ModelTakeover::Resume(const std::string& name, LeftModel left) const {
-  ASSIGN_OR_RETURN(ModelSpec spec, left.Spec());
+absl::StatusOr<std::shared_ptr<Model>> ModelTakeover::Resume(const std::string& name, InheritedModel inherited) const {
+  ASSIGN_OR_RETURN(ModelSpec spec, inherited.Spec());
   if (spec.name != name) return absl::DataLossError(absl::StrCat("its journal belongs to model ", spec.name));
-  if (left.plan.action == RecoveryAction::kQueryNode0) {
-    RETURN_IF_ERROR(left.AskNode0(spec, *options_.world.cluster));
-    if (left.plan.action == RecoveryAction::kDataLoss) return absl::DataLossError(left.plan.loss);
+  if (inherited.plan.action == RecoveryAction::kQueryNode0) {
+    RETURN_IF_ERROR(inherited.AskNode0(spec, *options_.world.cluster));
+    if (inherited.plan.action == RecoveryAction::kDataLoss) return absl::DataLossError(inherited.plan.loss);
   }
   Model::Options options = options_.options_for(std::move(spec));
-  options.left = std::make_unique<LeftModel>(std::move(left));
+  options.inherited = std::make_unique<InheritedModel>(std::move(inherited));
   return Model::Create(std::move(options));
 }
 

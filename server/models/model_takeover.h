@@ -57,7 +57,7 @@ class ModelTakeover {
   absl::StatusOr<Taken> TakeOverOnce(const std::string& name, KeptStore::Descriptors pieces) const;
   // Returns true if a restore was cut off that this daemon cannot make again on its own.
   bool IsOfSeveral(const RecoveryPlan& plan) const;
-  absl::StatusOr<std::shared_ptr<Model>> Resume(const std::string& name, LeftModel left) const;
+  absl::StatusOr<std::shared_ptr<Model>> Resume(const std::string& name, InheritedModel inherited) const;
 
   const Options options_;
 };

@@ -79,10 +79,10 @@ absl::Status ForEachArray(const Shard& shard, absl::FunctionRef<absl::Status(abs
   return absl::OkStatus();
 }
 
-// Packs arrays into calls: parameters may be many and small.
-class Outlet {
+// Packs arrays into chunks, one for each call: parameters may be many and small.
+class ChunkWriter {
  public:
-  explicit Outlet(absl::FunctionRef<absl::Status(absl::Span<const uint8_t>)> send) : send_(send) {
+  explicit ChunkWriter(absl::FunctionRef<absl::Status(absl::Span<const uint8_t>)> send) : send_(send) {
     buffer_.reserve(kMostBytesOfCall);
   }
 
@@ -106,11 +106,11 @@ class Outlet {
   std::vector<uint8_t> buffer_;
 };
 
-// Takes one array after the other out of what an Outlet packs, which is `size_bytes` long.
-class Inlet {
+// Takes one array after the other out of what a ChunkWriter packs, which is `size_bytes` long.
+class ChunkReader {
  public:
-  Inlet(size_t size_bytes, absl::FunctionRef<absl::Status(absl::Span<uint8_t>)> receive,
-        absl::FunctionRef<void(int64_t)> received)
+  ChunkReader(size_t size_bytes, absl::FunctionRef<absl::Status(absl::Span<uint8_t>)> receive,
+              absl::FunctionRef<void(int64_t)> received)
       : left_(size_bytes), receive_(receive), received_(received) {}
 
   absl::Status Take(absl::Span<uint8_t> bytes) {
@@ -146,7 +146,7 @@ class Inlet {
   size_t next_ = 0;
 };
 
-absl::Status ReceivePlanes(Shard& shard, const ShardExtent& extent, Inlet& inlet) {
+absl::Status ReceivePlanes(Shard& shard, const ShardExtent& extent, ChunkReader& reader) {
   std::vector<std::array<size_t, 3>> sizes;
   {
     absl::ReaderMutexLock lock(&shard.mutex());
@@ -154,9 +154,9 @@ absl::Status ReceivePlanes(Shard& shard, const ShardExtent& extent, Inlet& inlet
     for (const PlaneViews& plane : planes) sizes.push_back({plane.data.size(), plane.scales.size(), plane.amax.size()});
   }
   for (size_t plane = 0; plane < sizes.size(); ++plane) {
-    ASSIGN_OR_RETURN(const std::vector<uint8_t> data, inlet.Take(sizes[plane][0]));
-    ASSIGN_OR_RETURN(const std::vector<uint8_t> scales, inlet.Take(sizes[plane][1]));
-    ASSIGN_OR_RETURN(const std::vector<uint8_t> amax, inlet.Take(sizes[plane][2]));
+    ASSIGN_OR_RETURN(const std::vector<uint8_t> data, reader.Take(sizes[plane][0]));
+    ASSIGN_OR_RETURN(const std::vector<uint8_t> scales, reader.Take(sizes[plane][1]));
+    ASSIGN_OR_RETURN(const std::vector<uint8_t> amax, reader.Take(sizes[plane][2]));
     RETURN_IF_ERROR(shard.WritePlane(extent, plane == 0 ? Plane::kRowWise : Plane::kColumnWise, extent.rows,
                                      {.data = data, .scales = scales, .amax = amax}));
   }
@@ -167,9 +167,9 @@ size_t SizeOf(const Shard& shard, const ShardExtent& extent, const StoredPart& s
   return stored.part.rows.size() * RowOf(shard.Spec(extent), stored.tensor, stored.form).size_bytes();
 }
 
-absl::Status ReceiveStored(Shard& shard, const ShardExtent& extent, Inlet& inlet) {
+absl::Status ReceiveStored(Shard& shard, const ShardExtent& extent, ChunkReader& reader) {
   for (const StoredPart& stored : StoredParts(shard, extent)) {
-    ASSIGN_OR_RETURN(const std::vector<uint8_t> bytes, inlet.Take(SizeOf(shard, extent, stored)));
+    ASSIGN_OR_RETURN(const std::vector<uint8_t> bytes, reader.Take(SizeOf(shard, extent, stored)));
     RETURN_IF_ERROR(shard.WriteStoredRows(extent, stored.tensor, stored.form, stored.part.rows, bytes));
   }
   return absl::OkStatus();
@@ -178,25 +178,25 @@ absl::Status ReceiveStored(Shard& shard, const ShardExtent& extent, Inlet& inlet
 }  // namespace
 
 absl::Status SendTensors(const Shard& shard, absl::FunctionRef<absl::Status(absl::Span<const uint8_t>)> send) {
-  Outlet outlet(send);
+  ChunkWriter writer(send);
   Digest digest;
   RETURN_IF_ERROR(ForEachArray(shard, [&](absl::Span<const uint8_t> bytes) {
     digest.Add(HashOf(bytes));
-    return outlet.Put(bytes);
+    return writer.Put(bytes);
   }));
-  RETURN_IF_ERROR(outlet.Put(BytesOf(digest.value())));
-  return outlet.Flush();
+  RETURN_IF_ERROR(writer.Put(BytesOf(digest.value())));
+  return writer.Flush();
 }
 
 absl::Status ReceiveTensors(Shard& shard, absl::FunctionRef<absl::Status(absl::Span<uint8_t>)> receive,
                             absl::FunctionRef<void(int64_t)> received) {
   HashBytes expected;
-  Inlet inlet(TensorBytes(shard) + expected.size(), receive, received);
+  ChunkReader reader(TensorBytes(shard) + expected.size(), receive, received);
   for (const ShardExtent& extent : shard.extents()) {
-    RETURN_IF_ERROR(PlanesAreState(shard, extent) ? ReceivePlanes(shard, extent, inlet)
-                                                  : ReceiveStored(shard, extent, inlet));
+    RETURN_IF_ERROR(PlanesAreState(shard, extent) ? ReceivePlanes(shard, extent, reader)
+                                                  : ReceiveStored(shard, extent, reader));
   }
-  RETURN_IF_ERROR(inlet.Take(absl::MakeSpan(expected)));
+  RETURN_IF_ERROR(reader.Take(absl::MakeSpan(expected)));
   Digest digest;
   RETURN_IF_ERROR(ForEachArray(shard, [&](absl::Span<const uint8_t> bytes) {
     digest.Add(HashOf(bytes));

@@ -320,12 +320,12 @@ absl::StatusOr<History> StagedImport::Apply(const Numbers& numbers, const Change
   };
   RETURN_IF_ERROR(MakeRoom());
   return import_lock_.model().changes().Import({.commit_number = numbers.commit_number,
-                                         .version = numbers.version,
-                                         .history = numbers.history,
-                                         .content = Content(numbers),
-                                         .source = source,
-                                         .run = numbers.run},
-                                        [this] { return Write(); });
+                                                .version = numbers.version,
+                                                .history = numbers.history,
+                                                .content = Content(numbers),
+                                                .source = source,
+                                                .run = numbers.run},
+                                               [this] { return Write(); });
 }
 
 int64_t StagedImport::kept_bytes() const {

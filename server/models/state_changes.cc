@@ -91,8 +91,8 @@ absl::Status StateChanges::WriteAll(const Replacement& replacement, Write write,
   // Readers of the old state learn of the change before they meet the first new byte.
   for (const auto& shard : committed_.shards) shard->SetGeneration(replacement.generation);
   absl::Status status = write();
-  const auto goes_on = [&] { return steps.goes_on ? steps.goes_on() : absl::OkStatus(); };
-  if (status.ok()) status = committed_.Encode(replacement.scaling, goes_on);
+  const auto check_cancelled = [&] { return steps.check_cancelled ? steps.check_cancelled() : absl::OkStatus(); };
+  if (status.ok()) status = committed_.Encode(replacement.scaling, check_cancelled);
   if (status.ok() && steps.conclude) status = steps.conclude();
   for (const auto& shard : committed_.shards) shard->SetVersion(replacement.commits.numbers.version);
   return status;

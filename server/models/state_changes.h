@@ -25,7 +25,7 @@ struct RestoreSteps {
   std::function<absl::Status()> begin;
   // Called between extents while planes are encoded; an error means that the planes have no use any more, and ends
   // the restore like an error of the writing. Must not block.
-  std::function<absl::Status()> goes_on;
+  std::function<absl::Status()> check_cancelled;
   // Called when the planes are encoded. An error ends the restore like an error of the writing.
   std::function<absl::Status()> conclude;
   // Why all daemons roll back to a saved state; empty: a client has asked for the restore. In a rollback, trainers

@@ -123,40 +123,41 @@ class Recovery {
 
 }  // namespace
 
-absl::StatusOr<LeftModel> LeftModel::Read(const std::string& name, KeptStore* store, KeptStore::Descriptors pieces) {
-  LeftModel left;
+absl::StatusOr<InheritedModel> InheritedModel::Read(const std::string& name, KeptStore* store,
+                                                    KeptStore::Descriptors pieces) {
+  InheritedModel inherited;
   const bool has_journal = pieces.find(kJournalPiece) != pieces.end();
   const bool has_mark = pieces.find(kLostPiece) != pieces.end();
   const bool has_state = pieces.size() > (has_journal ? 1u : 0u) + (has_mark ? 1u : 0u);
-  left.memory = std::make_unique<KeptMemory>(name, store, std::move(pieces));
+  inherited.memory = std::make_unique<KeptMemory>(name, store, std::move(pieces));
   if (has_journal) {
-    const absl::StatusOr<const Memory*> journal = left.memory->AdoptHostPiece(kJournalPiece);
+    const absl::StatusOr<const Memory*> journal = inherited.memory->AdoptHostPiece(kJournalPiece);
     if (absl::IsResourceExhausted(journal.status())) return journal.status();
     if (!journal.ok()) {
-      left.plan = LossBy(journal.status().message());
-      return left;
+      inherited.plan = LossBy(journal.status().message());
+      return inherited;
     }
-    left.journal = *journal;
-    const auto bytes = absl::MakeConstSpan(left.journal->data(), left.journal->size_bytes());
+    inherited.journal = *journal;
+    const auto bytes = absl::MakeConstSpan(inherited.journal->data(), inherited.journal->size_bytes());
     absl::StatusOr<RecoveryPlan> plan = PlanRecovery(bytes);
     if (!plan.ok()) {
       return absl::Status(plan.status().code(), absl::StrCat("model ", name, ": ", plan.status().message()));
     }
-    left.plan = *std::move(plan);
+    inherited.plan = *std::move(plan);
   }
-  const bool is_begun = left.plan.action != RecoveryAction::kNotBegun;
-  if (is_begun && left.plan.action != RecoveryAction::kDrop) return left;
+  const bool is_begun = inherited.plan.action != RecoveryAction::kNotBegun;
+  if (is_begun && inherited.plan.action != RecoveryAction::kDrop) return inherited;
   if (has_mark) {
-    left.plan = LossBy(LostModels::ReadMark(*left.memory));
+    inherited.plan = LossBy(LostModels::ReadMark(*inherited.memory));
   } else if (!is_begun && has_state) {
-    left.plan = LossBy("its memory has no journal that was begun");
+    inherited.plan = LossBy("its memory has no journal that was begun");
   } else {
-    left.plan.action = RecoveryAction::kDrop;
+    inherited.plan.action = RecoveryAction::kDrop;
   }
-  return left;
+  return inherited;
 }
 
-absl::StatusOr<ModelSpec> LeftModel::Spec() const {
+absl::StatusOr<ModelSpec> InheritedModel::Spec() const {
   if (plan.action == RecoveryAction::kDataLoss) return absl::DataLossError(plan.loss);
   v1::ModelSpec message;
   if (!message.ParseFromString(plan.identity->spec)) return absl::DataLossError("journal: failed to parse the spec");
@@ -166,7 +167,7 @@ absl::StatusOr<ModelSpec> LeftModel::Spec() const {
       "another version made it, which reads the model's spec differently: start that version, or restore a checkpoint");
 }
 
-absl::Status LeftModel::AskNode0(const ModelSpec& spec, Cluster& cluster) {
+absl::Status InheritedModel::AskNode0(const ModelSpec& spec, Cluster& cluster) {
   const absl::StatusOr<CommitDecision> decision = cluster.QueryCommit({.model = spec.name,
                                                                        .history_id = plan.epoch->history.ToString(),
                                                                        .epoch = plan.epoch->epoch,
@@ -195,7 +196,7 @@ absl::StatusOr<std::vector<ClosedEpoch>> ReadClosedEpochs(KeptStore& kept) {
   KeptModels left = KeptModels::Sort(std::move(all));
   std::vector<ClosedEpoch> closed;
   for (auto& [name, pieces] : left.models) {
-    ASSIGN_OR_RETURN(const LeftModel model, LeftModel::Read(name, &kept, std::move(pieces)));
+    ASSIGN_OR_RETURN(const InheritedModel model, InheritedModel::Read(name, &kept, std::move(pieces)));
     if (std::optional<ClosedEpoch> epoch = ClosedEpochOf(name, model.plan)) closed.push_back(*std::move(epoch));
   }
   return closed;

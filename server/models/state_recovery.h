@@ -19,10 +19,10 @@
 
 namespace paramshard::server {
 
-// A model that another server has left, and what its journal says. The journal is the first piece of a model: a model
+// A model inherited from another server, and what its journal says. The journal is the first piece of a model: a model
 // that has only a journal which was not begun is dropped; a model with other pieces and no journal is lost. A model
 // that was lost before, and was being made anew, is still lost (LostModels).
-struct LeftModel {
+struct InheritedModel {
   std::unique_ptr<KeptMemory> memory;
   const Memory* journal = nullptr;  // a piece of it
   RecoveryPlan plan;
@@ -30,7 +30,7 @@ struct LeftModel {
 
   // `pieces` may be anything. FAILED_PRECONDITION a journal of another version, which is to be left alone;
   // RESOURCE_EXHAUSTED the journal cannot be mapped now.
-  static absl::StatusOr<LeftModel> Read(const std::string& name, KeptStore* store, KeptStore::Descriptors pieces);
+  static absl::StatusOr<InheritedModel> Read(const std::string& name, KeptStore* store, KeptStore::Descriptors pieces);
   // Returns the spec. DATA_LOSS if it cannot be read, or if the plan says that the model is lost.
   absl::StatusOr<ModelSpec> Spec() const;
   // Asks node 0 what became of the commit of a plan that is kQueryNode0, writes it down, and plans anew. If that cannot

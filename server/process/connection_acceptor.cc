@@ -89,7 +89,7 @@ absl::StatusOr<std::string> PeerAddress(int fd) {
   return absl::StrCat("ipv6:%5B", text, scope, "%5D:", port);
 }
 
-std::string UserName(UserPlaces::User user) {
+std::string UserName(UserQuota::User user) {
   return user.has_value() ? absl::StrCat("user ", *user) : "callers over TCP";
 }
 
@@ -165,7 +165,7 @@ ConnectionAcceptor::~ConnectionAcceptor() {
   thread_.join();
 }
 
-void ConnectionAcceptor::AddServer(UserPlaces::User user, grpc::ServerBuilder& builder,
+void ConnectionAcceptor::AddServer(UserQuota::User user, grpc::ServerBuilder& builder,
                                    const std::shared_ptr<grpc::ServerCredentials>& credentials) {
   servers_[user] = builder.experimental().AddExternalConnectionAcceptor(
       grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD, credentials);
@@ -234,7 +234,7 @@ absl::StatusOr<ConnectionAcceptor::Server*> ConnectionAcceptor::Admit(int connec
   if (connection >= DescriptorLimit() / 4 * 3) {
     return absl::ResourceExhaustedError("connect: less than a quarter of the daemon's descriptors is free");
   }
-  UserPlaces::User user;
+  UserQuota::User user;
   if (names_caller) {
     ASSIGN_OR_RETURN(const PeerCredentials peer, system_->Credentials(connection));
     user = peer.uid;
@@ -244,13 +244,13 @@ absl::StatusOr<ConnectionAcceptor::Server*> ConnectionAcceptor::Admit(int connec
   return server;
 }
 
-absl::StatusOr<ConnectionAcceptor::Server*> ConnectionAcceptor::ServerOf(UserPlaces::User user) const {
+absl::StatusOr<ConnectionAcceptor::Server*> ConnectionAcceptor::ServerOf(UserQuota::User user) const {
   if (const auto found = servers_.find(user); found != servers_.end()) return found->second.get();
   return absl::PermissionDeniedError(
       absl::StrCat("connect: ", UserName(user), ": not the daemon's user and not named by --allow-user"));
 }
 
-absl::Status ConnectionAcceptor::TakePlace(int connection, UserPlaces::User user) {
+absl::Status ConnectionAcceptor::TakePlace(int connection, UserQuota::User user) {
   std::string address;
   if (options_.peers != nullptr && !user.has_value()) {
     ASSIGN_OR_RETURN(address, PeerAddress(connection));
@@ -271,8 +271,8 @@ absl::Status ConnectionAcceptor::TakePlace(int connection, UserPlaces::User user
   return absl::OkStatus();
 }
 
-void ConnectionAcceptor::MakeRoomFor(UserPlaces::User user) {
-  const UserPlaces::User over_tcp;
+void ConnectionAcceptor::MakeRoomFor(UserQuota::User user) {
+  const UserQuota::User over_tcp;
   if (!places_.WouldFind(user, over_tcp) || !EndOldest()) ForgetClosed();
 }
 

@@ -16,7 +16,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/shared_memory/file_descriptor.h"
-#include "server/base/user_places.h"
+#include "server/base/user_quota.h"
 #include "server/edge/listening_path.h"
 #include "server/edge/peer_connections.h"
 #include "server/edge/system_calls.h"
@@ -57,7 +57,7 @@ absl::Status CheckIsLocal(const std::string& address);
 class ConnectionAcceptor {
  public:
   struct Options {
-    // Limit, of which other users and callers over TCP have their shares (UserPlaces).
+    // Limit, of which other users and callers over TCP have their shares (UserQuota).
     int max_connections = 8192;
     // Must outlive the acceptor. Null: the kernel's.
     SystemCalls* system = nullptr;
@@ -70,7 +70,7 @@ class ConnectionAcceptor {
   ~ConnectionAcceptor();
 
   // Registers the server that `builder` builds next for the user's connections; no user: for connections over TCP.
-  void AddServer(UserPlaces::User user, grpc::ServerBuilder& builder,
+  void AddServer(UserQuota::User user, grpc::ServerBuilder& builder,
                  const std::shared_ptr<grpc::ServerCredentials>& credentials);
   // Called once the servers are built. RESOURCE_EXHAUSTED.
   absl::Status Start();
@@ -79,7 +79,7 @@ class ConnectionAcceptor {
   using Server = grpc::experimental::ExternalConnectionAcceptor;
   // A connection that was passed to gRPC, which may have closed it.
   struct Held {
-    UserPlaces::User user;
+    UserQuota::User user;
     uint64_t cookie = 0;  // of the socket: numbers of descriptors are reused
     std::string address;  // of a peer over TCP, in gRPC's form
     uint64_t number = 0;  // in the order of arrival
@@ -91,10 +91,10 @@ class ConnectionAcceptor {
   bool Accept(const ListeningSocket& listener);
   // Returns the server for the connection.
   absl::StatusOr<Server*> Admit(int connection, bool names_caller);
-  absl::StatusOr<Server*> ServerOf(UserPlaces::User user) const;
-  absl::Status TakePlace(int connection, UserPlaces::User user);
+  absl::StatusOr<Server*> ServerOf(UserQuota::User user) const;
+  absl::Status TakePlace(int connection, UserQuota::User user);
   // Tries to free a place for the user.
-  void MakeRoomFor(UserPlaces::User user);
+  void MakeRoomFor(UserQuota::User user);
   // Closes the oldest connection without a call; returns false if there is none.
   bool EndOldest();
   // Closes the connection's socket. Returns false if there is no free descriptor for it.
@@ -109,7 +109,7 @@ class ConnectionAcceptor {
   SystemCalls kernel_;
   SystemCalls* const system_;
   // Used by the thread only: places and connections of users other than the daemon's own.
-  UserPlaces places_;
+  UserQuota places_;
   std::map<int, Held> held_;           // by descriptor
   std::map<uint64_t, int> newcomers_;  // by number: connections of `peers` without a call at the last check
   uint64_t last_number_ = 0;
@@ -118,9 +118,9 @@ class ConnectionAcceptor {
   LogThrottle refusals_;
   LogThrottle departures_;  // of newcomers
   ThrottledLog log_;
-  std::vector<ListeningSocket> sockets_;                         // used by the thread only, once it runs
-  std::map<UserPlaces::User, std::unique_ptr<Server>> servers_;  // constant after Start
-  wire::FileDescriptor stop_;                                    // an eventfd
+  std::vector<ListeningSocket> sockets_;                        // used by the thread only, once it runs
+  std::map<UserQuota::User, std::unique_ptr<Server>> servers_;  // constant after Start
+  wire::FileDescriptor stop_;                                   // an eventfd
   std::thread thread_;
 };
 

@@ -35,7 +35,7 @@
 #include "server/base/grpc_deadline.h"
 #include "server/base/keepalive.h"
 #include "server/base/own_folder.h"
-#include "server/base/user_places.h"
+#include "server/base/user_quota.h"
 #include "server/checkpoints/checkpoint_choice.h"
 #include "server/checkpoints/restores.h"
 #include "server/checkpoints/saver.h"
@@ -226,30 +226,30 @@ void LogOpenAddress(absl::string_view flag, const std::string& address) {
 }
 
 // Credentials and connections of callers over TCP.
-struct Entrance {
+struct TcpAccess {
   std::shared_ptr<grpc::ServerCredentials> credentials;
   std::shared_ptr<PeerConnections> connections;  // null without certificates
 };
 
 // Starts one gRPC server for each user, so that users do not share gRPC's memory.
 absl::StatusOr<RunningServers> StartServers(std::vector<ListeningSocket> sockets,
-                                            const std::set<UserPlaces::User>& users, const Entrance& entrance,
+                                            const std::set<UserQuota::User>& users, const TcpAccess& tcp_access,
                                             const std::vector<grpc::Service*>& services, int max_threads, Pings pings) {
   RunningServers started;
   started.acceptor = std::make_unique<ConnectionAcceptor>(
       std::move(sockets), ConnectionAcceptor::Options{.max_connections = CompanionConnectionsWithin(DescriptorLimit()),
-                                                      .peers = entrance.connections});
-  for (const UserPlaces::User user : users) {
+                                                      .peers = tcp_access.connections});
+  for (const UserQuota::User user : users) {
     grpc::ServerBuilder builder;
     LimitWhatIsReceived(builder);
     LimitResources(builder, max_threads);
     builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kHandshakeMilliseconds);
     if (pings == Pings::kAreAnswered) SetKeepalive(builder);
-    if (!user.has_value() && entrance.connections != nullptr) {
-      builder.experimental().SetInterceptorCreators(PeerConnections::Interceptors(entrance.connections));
+    if (!user.has_value() && tcp_access.connections != nullptr) {
+      builder.experimental().SetInterceptorCreators(PeerConnections::Interceptors(tcp_access.connections));
     }
     started.acceptor->AddServer(user, builder,
-                                user.has_value() ? grpc::InsecureServerCredentials() : entrance.credentials);
+                                user.has_value() ? grpc::InsecureServerCredentials() : tcp_access.credentials);
     for (grpc::Service* service : services) builder.RegisterService(service);
     started.servers.push_back(builder.BuildAndStart());
     if (started.servers.back() == nullptr) {
@@ -553,7 +553,7 @@ absl::Status Daemon::Impl::Serve() {
     std::move(more.begin(), more.end(), std::back_inserter(sockets));
   }
   ASSIGN_OR_RETURN(const std::vector<uid_t> allowed, AllowedUsers(config_.allow_users));
-  std::set<UserPlaces::User> users(allowed.begin(), allowed.end());
+  std::set<UserQuota::User> users(allowed.begin(), allowed.end());
   if (config_.listen.has_value()) users.insert(std::nullopt);
   ASSIGN_OR_RETURN(servers_,
                    StartServers(std::move(sockets), users, {transport_.ForTools(), transport_.MakePeerConnections()},

@@ -243,8 +243,8 @@ int Serve(const DaemonConfig& config, const Kept& kept, const std::shared_ptr<En
   notifier.Status("starting");
   if (const absl::Status enough = CheckThreads(); !enough.ok()) return StartFailed(enough, kExitStartFailed);
   if (const absl::Status allowed = CheckKernel(); !allowed.ok()) return StartFailed(allowed, kExitStartFailed);
-  const auto heartbeat = Heartbeat::Start([](absl::Duration stood_still) {
-    Log(LogLevel::kWarning, "server stood still; its deadlines moved", {{"for", absl::FormatDuration(stood_still)}});
+  const auto heartbeat = Heartbeat::Start([](absl::Duration stalled) {
+    Log(LogLevel::kWarning, "server stood still; its deadlines moved", {{"for", absl::FormatDuration(stalled)}});
   });
   if (!heartbeat.ok()) return StartFailed(heartbeat.status(), kExitStartFailed);
   if (const absl::Status checked = Daemon::Check(config); !checked.ok()) return StartFailed(checked, kExitUsage);
@@ -297,21 +297,21 @@ int RunServer(const ParsedArguments& arguments, const Kept& kept) {
 }
 
 // Descriptors inherited from a keeper. `link` is an error if there is no keeper.
-struct Inheritance {
+struct InheritedDescriptors {
   absl::StatusOr<std::unique_ptr<KeeperLink>> link;
   wire::FileDescriptor socket_dir_lock, state_dir_lock;
 };
 
-int Run(const ParsedArguments& arguments, ServerCommand command, Inheritance inheritance) {
+int Run(const ParsedArguments& arguments, ServerCommand command, InheritedDescriptors inherited) {
   const DaemonConfig& config = arguments.config;
-  auto& link = inheritance.link;
+  auto& link = inherited.link;
   ConfigureLog(config.log_format == "json" ? LogFormat::kJson : LogFormat::kText,
                FindLogLevel(config.log_level).value_or(LogLevel::kInfo));
   if (link.ok()) {
     NameProcess(command.program);
     return RunServer(arguments, {.link = *std::move(link),
-                                 .socket_dir_lock = std::move(inheritance.socket_dir_lock),
-                                 .state_dir_lock = std::move(inheritance.state_dir_lock),
+                                 .socket_dir_lock = std::move(inherited.socket_dir_lock),
+                                 .state_dir_lock = std::move(inherited.state_dir_lock),
                                  .command = std::move(command),
                                  .socket_dir = config.socket_dir});
   }
@@ -321,9 +321,9 @@ int Run(const ParsedArguments& arguments, ServerCommand command, Inheritance inh
 
 int Main(int argc, const char* const* argv) {
   // Before ParseArguments: these remove variables that are no settings.
-  Inheritance inheritance{.link = KeeperLink::FromEnvironment(),
-                          .socket_dir_lock = SocketDir::TakeLentLock(),
-                          .state_dir_lock = TakeLentDescriptor(DecisionLog::kLockVariable)};
+  InheritedDescriptors inherited{.link = KeeperLink::FromEnvironment(),
+                                 .socket_dir_lock = SocketDir::TakeLentLock(),
+                                 .state_dir_lock = TakeLentDescriptor(DecisionLog::kLockVariable)};
   const absl::StatusOr<ParsedArguments> arguments = ParseArguments(argc, argv, ProcessEnvironment());
   if (!arguments.ok()) {
     std::fprintf(stderr, "paramshardd: %s\n", std::string(arguments.status().message()).c_str());
@@ -343,7 +343,7 @@ int Main(int argc, const char* const* argv) {
       break;
   }
   ServerCommand command{.program = argv[0], .arguments = {argv + std::min(argc, 1), argv + argc}};
-  return Run(*arguments, std::move(command), std::move(inheritance));
+  return Run(*arguments, std::move(command), std::move(inherited));
 }
 
 }  // namespace

@@ -4,13 +4,13 @@
 
 namespace paramshard::server {
 
-absl::Status CommittedState::Encode(absl::Span<const ScalingBook::Record> scaling, Shard::GoesOn goes_on) {
+absl::Status CommittedState::Encode(absl::Span<const ScalingBook::Record> scaling, Shard::CancelCheck check_cancelled) {
   book.Restart();
-  for (const auto& shard : shards) RETURN_IF_ERROR(shard->MeasureAmaxes(book, goes_on));
+  for (const auto& shard : shards) RETURN_IF_ERROR(shard->MeasureAmaxes(book, check_cancelled));
   book.Settle(book.Offer());
   book.Restore(scaling);
   for (const auto& shard : shards) {
-    RETURN_IF_ERROR(shard->EncodePlanes(book, goes_on));
+    RETURN_IF_ERROR(shard->EncodePlanes(book, check_cancelled));
     RETURN_IF_ERROR(shard->KeepPlanes());
   }
   return absl::OkStatus();

@@ -23,9 +23,9 @@ struct CommittedState {
       : book(spec), commits(ranks), copies(ranks, clock) {}
 
   // Encodes the planes of new masters. What other daemons hold is learnt when an epoch starts. Amaxes in `scaling` take
-  // precedence over measured ones. `goes_on`: see ShardArithmetic.
+  // precedence over measured ones. `check_cancelled`: see ShardArithmetic.
   absl::Status Encode(absl::Span<const ScalingBook::Record> scaling,
-                      Shard::GoesOn goes_on = ShardArithmetic::AlwaysGoesOn);
+                      Shard::CancelCheck check_cancelled = ShardArithmetic::NeverCancelled);
   // Encodes the planes of an adopted state, with what the book says.
   absl::Status EncodeAdopted() const;
   // Returns the steps that parameters have taken, by their place in the model.

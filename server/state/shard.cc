@@ -378,14 +378,14 @@ absl::Status Shard::EncodeAfterAmax(const ScalingBook& book) {
   return arithmetic_->EncodeAfterAmax(active, Scalings());
 }
 
-absl::Status Shard::MeasureAmaxes(ScalingBook& book, GoesOn goes_on) const {
+absl::Status Shard::MeasureAmaxes(ScalingBook& book, CancelCheck check_cancelled) const {
   absl::ReaderMutexLock lock(&mu_);
-  ASSIGN_OR_RETURN(const std::vector<float> amaxes, arithmetic_->MeasureAmaxes(goes_on));
+  ASSIGN_OR_RETURN(const std::vector<float> amaxes, arithmetic_->MeasureAmaxes(check_cancelled));
   for (size_t i = 0; i < amaxes.size(); ++i) {
     book.AddMaster(extents_[i].unit, extents_[i].parameter, amaxes[i]);
   }
   if (!kept_.empty()) {
-    ASSIGN_OR_RETURN(const std::vector<float> kept, kept_arithmetic_->MeasureAmaxes(goes_on));
+    ASSIGN_OR_RETURN(const std::vector<float> kept, kept_arithmetic_->MeasureAmaxes(check_cancelled));
     for (size_t i = 0; i < kept.size(); ++i) {
       const ShardExtent& extent = extents_[kept_[i]];
       book.AddMaster(extent.unit, extent.parameter, kept[i]);
@@ -395,7 +395,7 @@ absl::Status Shard::MeasureAmaxes(ScalingBook& book, GoesOn goes_on) const {
     const ShardExtent& extent = extents_[i];
     if (!NeedsAmax(EncodingOf(Spec(extent).encoding).format) || states_[i].source == PlaneSource::kNone) continue;
     ASSIGN_OR_RETURN(const FrozenWork work, LoadFrozen(i));
-    ASSIGN_OR_RETURN(const std::vector<float> measured, work.arithmetic->MeasureAmaxes(goes_on));
+    ASSIGN_OR_RETURN(const std::vector<float> measured, work.arithmetic->MeasureAmaxes(check_cancelled));
     book.AddMaster(extent.unit, extent.parameter, measured.front());
   }
   return absl::OkStatus();
@@ -409,23 +409,23 @@ AdamStep Shard::StepOf(const ShardExtent& extent, int64_t step, const StepParame
           fixed.bias_correction ? BiasCorrection(group.beta2, step) : 1.0f, parameters.gradient_scale};
 }
 
-absl::Status Shard::EncodePlanes(const ScalingBook& book, GoesOn goes_on) {
+absl::Status Shard::EncodePlanes(const ScalingBook& book, CancelCheck check_cancelled) {
   absl::MutexLock lock(&mu_);
   for (const ShardExtent& extent : extents_) {
     ExtentState& state = states_[IndexOf(extent)];
     state.scaling = book.Present(extent.unit, extent.parameter);
     state.awaits_amax = false;
   }
-  RETURN_IF_ERROR(arithmetic_->EncodePlanes(Scalings(), goes_on));
+  RETURN_IF_ERROR(arithmetic_->EncodePlanes(Scalings(), check_cancelled));
   if (!kept_.empty()) {
     std::vector<TensorScaling> kept;
     for (const int i : kept_) kept.push_back(states_[i].scaling);
-    RETURN_IF_ERROR(kept_arithmetic_->EncodePlanes(kept, goes_on));
+    RETURN_IF_ERROR(kept_arithmetic_->EncodePlanes(kept, check_cancelled));
   }
   for (int i = trainable_count_; i < extent_count(); ++i) {
     if (states_[i].source == PlaneSource::kNone) continue;
     ASSIGN_OR_RETURN(const FrozenWork work, LoadFrozen(i));
-    RETURN_IF_ERROR(work.arithmetic->EncodePlanes({states_[i].scaling}, goes_on));
+    RETURN_IF_ERROR(work.arithmetic->EncodePlanes({states_[i].scaling}, check_cancelled));
     states_[i].source = PlaneSource::kNone;
     states_[i].written_rows = nullptr;
   }

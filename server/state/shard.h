@@ -115,11 +115,11 @@ class Shard {
   absl::Status Step(const StepParameters& parameters, ScalingBook& book) { return Step(parameters, {}, book); }
   absl::Status EncodeAfterAmax(const ScalingBook& book);
   // Adds the amaxes of the masters to `book`; without a master, those of what its planes are yet to be made of.
-  // `goes_on` is asked as ShardArithmetic says, here and below, with the shard's lock held.
-  using GoesOn = ShardArithmetic::GoesOn;
-  absl::Status MeasureAmaxes(ScalingBook& book, GoesOn goes_on = ShardArithmetic::AlwaysGoesOn) const;
+  // `check_cancelled` is asked as ShardArithmetic says, here and below, with the shard's lock held.
+  using CancelCheck = ShardArithmetic::CancelCheck;
+  absl::Status MeasureAmaxes(ScalingBook& book, CancelCheck check_cancelled = ShardArithmetic::NeverCancelled) const;
   // Encodes every plane anew from the masters, with what `book` says. Without a master, if something was written.
-  absl::Status EncodePlanes(const ScalingBook& book, GoesOn goes_on = ShardArithmetic::AlwaysGoesOn);
+  absl::Status EncodePlanes(const ScalingBook& book, CancelCheck check_cancelled = ShardArithmetic::NeverCancelled);
 
   // Copies the planes of what has no master to where they outlive the process, or takes them from there: what the
   // planes would else be made of is then forgotten. Nothing where steps do not move the state.

@@ -139,10 +139,10 @@ absl::Status ClusterServiceImpl::Serve(grpc::ServerContext* context, v1::JoinReq
   NodeStream sink(context, std::move(writer));
   const auto node_stream =
       std::make_shared<NodeStreamRegistry::Stream>(NodeStreamRegistry::Stream{.node = hello.node(),
-                                                                .incarnation = IncarnationOf(hello),
-                                                                .connection = hello.connection(),
-                                                                .peer = context->peer(),
-                                                                .sink = &sink});
+                                                                              .incarnation = IncarnationOf(hello),
+                                                                              .connection = hello.connection(),
+                                                                              .peer = context->peer(),
+                                                                              .sink = &sink});
   RETURN_IF_ERROR(hello.resumes() ? streams_.Resume(node_stream) : streams_.Join(node_stream, hello.device_count()));
   if (!hello.resumes()) LogNode(LogLevel::kInfo, "node joined", *node_stream);
   bool is_moved = false;

@@ -59,14 +59,14 @@ absl::Status EpochOverError(absl::string_view model, int64_t epoch) {
 void CommitVotes::StartEpoch(const ModelReport& state) {
   // The ranks of the first replica that takes part, or all ranks.
   const int begin = world_.members.ranks(model_.active[0]).begin;
-  book_.StartEpoch(state.commit_number, {begin, begin + state.shard_size}, static_cast<int>(model_.active.size()));
+  ledger_.StartEpoch(state.commit_number, {begin, begin + state.shard_size}, static_cast<int>(model_.active.size()));
   commands_ = CommandLedger();
 }
 
 void CommitVotes::EndEpoch(const absl::Status& why, bool by_votes) {
   last_end_ = {model_.last_epoch, why, by_votes};
-  book_.EndEpoch();
-  AnswerVoters(book_.last_commit_number() + 1);
+  ledger_.EndEpoch();
+  AnswerVoters(ledger_.last_commit_number() + 1);
 }
 
 std::optional<Answer> CommitVotes::Find(int node, const CommitQuery& query) const {
@@ -76,8 +76,8 @@ std::optional<Answer> CommitVotes::Find(int node, const CommitQuery& query) cons
 }
 
 std::optional<Answer> CommitVotes::FindDecision(const CommitQuery& query) const {
-  if (book_.IsOfAnother(query)) return InDoubtError(query);
-  if (std::optional<CommitDecision> decision = book_.Find(query.epoch, query.commit_number)) {
+  if (ledger_.IsOfAnother(query)) return InDoubtError(query);
+  if (std::optional<CommitDecision> decision = ledger_.Find(query.epoch, query.commit_number)) {
     const auto save = world_.saves.find(query.model);
     const bool comes_first = save != world_.saves.end() && save->second.step + 1 == query.commit_number;
     if (comes_first) decision->save = save->second;
@@ -91,7 +91,7 @@ std::optional<Answer> CommitVotes::FindDecision(const CommitQuery& query) const 
     if (world_.stopped) return UndecidedError(query, WorldContext::StoppedError());
     return std::nullopt;
   }
-  if (book_.HasForgotten(query.epoch, query.commit_number)) return ForgottenError(query);
+  if (ledger_.HasForgotten(query.epoch, query.commit_number)) return ForgottenError(query);
   if (last_end_.epoch != query.epoch) return EpochOverError(query.model, query.epoch);
   return last_end_.by_votes ? last_end_.why : UndecidedError(query, last_end_.why);
 }
@@ -99,22 +99,22 @@ std::optional<Answer> CommitVotes::FindDecision(const CommitQuery& query) const 
 void CommitVotes::AddPrevious(int node, const CommitQuery& query, CommitDecision& decision) const {
   if (!model_.IsActive(node)) return;
   decision.previous_client_states =
-      book_.ClientStates(query.epoch, query.commit_number, PreviousNode(node, model_.active));
+      ledger_.ClientStates(query.epoch, query.commit_number, PreviousNode(node, model_.active));
   if (!decision.previous_client_states.has_value() && world_.log != nullptr) {
     decision.previous_client_states = world_.log->SentByNode0(query, node);
   }
 }
 
-CommitBook::Cast CommitVotes::Cast(int node, const CommitVote& vote) {
-  using Result = CommitBook::Cast::Result;
-  const CommitBook::Cast cast =
-      book_.Add(world_.members, node, node == 0 && world_.log != nullptr ? WithLog(vote) : vote);
-  const bool is_decided = cast.result == Result::kCounted && book_.last_commit_number() == vote.commit_number;
+CommitLedger::Cast CommitVotes::Cast(int node, const CommitVote& vote) {
+  using Result = CommitLedger::Cast::Result;
+  const CommitLedger::Cast cast =
+      ledger_.Add(world_.members, node, node == 0 && world_.log != nullptr ? WithLog(vote) : vote);
+  const bool is_decided = cast.result == Result::kCounted && ledger_.last_commit_number() == vote.commit_number;
   if (is_decided) AnswerVoters(vote.commit_number);
-  if (cast.result == Result::kRepeated && book_.IsFirstVoter(node)) AskTheLate();
+  if (cast.result == Result::kRepeated && ledger_.IsFirstVoter(node)) AskTheLate();
   if (cast.result == Result::kDiffers) {
     DemandCommands(node);
-    DemandCommands(*book_.VoterBeside(node));
+    DemandCommands(*ledger_.VoterBeside(node));
   }
   return cast;
 }
@@ -143,7 +143,7 @@ void CommitVotes::AnswerVoters(int64_t commit_number) {
 // A first report is compared with a voter's commands, if there is a voter.
 absl::Status CommitVotes::AddCommands(int node, const std::vector<CommandInWords>& commands) {
   RETURN_IF_ERROR(commands_.Add(node, commands));
-  const std::optional<int> other = book_.VoterBeside(node);
+  const std::optional<int> other = ledger_.VoterBeside(node);
   if (other.has_value() && commands_.HasReported(node)) DemandCommands(*other);
   return absl::OkStatus();
 }
@@ -155,9 +155,9 @@ void CommitVotes::DemandCommands(int node) {
 // A node is late if it is at another command than a voter, and waits for it.
 void CommitVotes::AskTheLate() {
   for (const int node : model_.active) {
-    if (book_.HasVoted(node) || world_.sinks[node] == nullptr) continue;
+    if (ledger_.HasVoted(node) || world_.sinks[node] == nullptr) continue;
     commands_.Ask(node);
-    world_.Tell(node, CommandsWanted{.model = model_.name, .epoch = model_.last_epoch, .unless = book_.commands()});
+    world_.Tell(node, CommandsWanted{.model = model_.name, .epoch = model_.last_epoch, .unless = ledger_.commands()});
   }
 }
 

@@ -11,7 +11,7 @@
 #include "absl/status/statusor.h"
 #include "server/terms/cluster.h"
 #include "server/world/command_ledger.h"
-#include "server/world/commit_book.h"
+#include "server/world/commit_ledger.h"
 #include "server/world/epoch_plan.h"
 #include "server/world/waiters.h"
 #include "server/world/world_context.h"
@@ -42,7 +42,7 @@ class CommitVotes {
   // answered with `why` itself.
   void EndEpoch(const absl::Status& why, bool by_votes);
   // Answers the votes on the open commit without a decision: nothing is decided any more.
-  void Stop() { AnswerVoters(book_.last_commit_number() + 1); }
+  void Stop() { AnswerVoters(ledger_.last_commit_number() + 1); }
 
   // Returns the answer to the vote or query of `node`; nothing while the decision is open.
   std::optional<Answer> Find(int node, const CommitQuery& query) const;
@@ -50,7 +50,7 @@ class CommitVotes {
   std::optional<Answer> FindDecision(const CommitQuery& query) const;
   // Counts a vote of a node that takes part. Answers all votes if it was the last missing one. A vote that differs, or
   // is repeated, makes the coordinator ask nodes for their commands.
-  CommitBook::Cast Cast(int node, const CommitVote& vote);
+  CommitLedger::Cast Cast(int node, const CommitVote& vote);
   void Await(int node, int64_t waiter, Answered answered) { voters_[node].Add(waiter, std::move(answered)); }
   // Returns true if the call was still waiting.
   bool GiveUp(int node, int64_t waiter) { return voters_[node].Remove(waiter); }
@@ -59,7 +59,7 @@ class CommitVotes {
   absl::Status AddCommands(int node, const std::vector<CommandInWords>& commands);
 
   // The last decided commit, or the commit at which the epoch started.
-  int64_t last_commit_number() const { return book_.last_commit_number(); }
+  int64_t last_commit_number() const { return ledger_.last_commit_number(); }
 
  private:
   // Adds to node 0's vote, which every decision needs, that the decision is written to the log too. Requires a log.
@@ -80,7 +80,7 @@ class CommitVotes {
 
   const ModelFacts& model_;
   WorldContext& world_;
-  CommitBook book_;
+  CommitLedger ledger_;
   CommandLedger commands_;                 // of the running epoch
   std::map<int, Waiters<Answer>> voters_;  // by node: on the commit after the last decided one
   EndedEpoch last_end_;

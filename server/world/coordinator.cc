@@ -49,7 +49,7 @@ EpochRefused Refusal(const ModelReport& report, absl::Status why) {
 
 absl::Status NoRoomError(absl::string_view model, absl::string_view key, int node) {
   return absl::ResourceExhaustedError(absl::StrCat("put ", key, " of ", model, ": want at most ",
-                                                   RendezvousBook::kMostBytes, " bytes of node ", node,
+                                                   RendezvousStore::kMostBytes, " bytes of node ", node,
                                                    " in an epoch, got more"));
 }
 
@@ -339,7 +339,7 @@ absl::StatusOr<CommitDecision> Coordinator::QueryCommit(int node, const CommitQu
 
 // --- Rendezvous ---
 
-absl::StatusOr<RendezvousBook*> Coordinator::FindRendezvous(absl::string_view name, int64_t epoch, int node) {
+absl::StatusOr<RendezvousStore*> Coordinator::FindRendezvous(absl::string_view name, int64_t epoch, int node) {
   if (world_.stopped) return WorldContext::StoppedError();
   ModelEpochs* const model = FindRunning(models_, name, epoch);
   if (model == nullptr) return EpochOverError(name, epoch);
@@ -350,9 +350,9 @@ absl::StatusOr<RendezvousBook*> Coordinator::FindRendezvous(absl::string_view na
 absl::Status Coordinator::Put(int node, absl::string_view name, int64_t epoch, absl::string_view key,
                               absl::string_view value) {
   const WorldContext::Lock lock(&world_);
-  ASSIGN_OR_RETURN(RendezvousBook* const book, FindRendezvous(name, epoch, node));
-  if (!book->TakeRoom(node, static_cast<int64_t>(key.size() + value.size()))) return NoRoomError(name, key, node);
-  if (book->Put(KeyOf(node, key), value, world_.answers)) return absl::OkStatus();
+  ASSIGN_OR_RETURN(RendezvousStore* const store, FindRendezvous(name, epoch, node));
+  if (!store->TakeRoom(node, static_cast<int64_t>(key.size() + value.size()))) return NoRoomError(name, key, node);
+  if (store->Put(KeyOf(node, key), value, world_.answers)) return absl::OkStatus();
   return absl::AlreadyExistsError(absl::StrCat("put ", key, " of ", name,
                                                ": another value already exists in this epoch: give each daemon a "
                                                "--node of its own"));
@@ -363,14 +363,14 @@ Coordinator::Wait Coordinator::Get(int node, absl::string_view name, int64_t epo
   absl::StatusOr<std::string> answer;
   {
     const WorldContext::Lock lock(&world_);
-    const absl::StatusOr<RendezvousBook*> book = FindRendezvous(name, epoch, node);
+    const absl::StatusOr<RendezvousStore*> store = FindRendezvous(name, epoch, node);
     const std::string whose = KeyOf(node, key);
-    const std::optional<std::string> value = book.ok() ? (*book)->Find(whose) : std::nullopt;
-    if (book.ok() && !value.has_value()) {
-      (*book)->Await(whose, ++last_waiter_, std::move(answered));
+    const std::optional<std::string> value = store.ok() ? (*store)->Find(whose) : std::nullopt;
+    if (store.ok() && !value.has_value()) {
+      (*store)->Await(whose, ++last_waiter_, std::move(answered));
       return {.model = std::string(name), .key = whose, .waiter = last_waiter_};
     }
-    answer = book.ok() ? absl::StatusOr<std::string>(*value) : book.status();
+    answer = store.ok() ? absl::StatusOr<std::string>(*value) : store.status();
   }
   answered(answer);
   return {};
@@ -395,11 +395,11 @@ absl::Status Coordinator::PutParts(int node, absl::string_view name, int64_t epo
                                                    " nodes from one of them, got ", parts.size(), " from node ", node));
   }
   const WorldContext::Lock lock(&world_);
-  ASSIGN_OR_RETURN(RendezvousBook* const book, FindRendezvous(name, epoch, node));
+  ASSIGN_OR_RETURN(RendezvousStore* const store, FindRendezvous(name, epoch, node));
   int64_t size_bytes = static_cast<int64_t>(key.size());
   for (const std::string& part : parts) size_bytes += static_cast<int64_t>(part.size());
-  if (!book->TakeRoom(node, size_bytes)) return NoRoomError(name, key, node);
-  book->PutParts(node, key, std::move(parts), world_.answers);
+  if (!store->TakeRoom(node, size_bytes)) return NoRoomError(name, key, node);
+  store->PutParts(node, key, std::move(parts), world_.answers);
   return absl::OkStatus();
 }
 
@@ -409,13 +409,13 @@ Coordinator::Wait Coordinator::GetParts(int node, absl::string_view name, int64_
       absl::StrCat("get ", key, " of ", name, ": want a node below ", nodes(), ", got ", node));
   if (node >= 0 && node < nodes()) {
     const WorldContext::Lock lock(&world_);
-    const absl::StatusOr<RendezvousBook*> book = FindRendezvous(name, epoch, node);
-    std::optional<Parts> parts = book.ok() ? (*book)->FindParts(node, key) : std::nullopt;
-    if (book.ok() && !parts.has_value()) {
-      (*book)->AwaitParts(node, key, ++last_waiter_, std::move(answered));
+    const absl::StatusOr<RendezvousStore*> store = FindRendezvous(name, epoch, node);
+    std::optional<Parts> parts = store.ok() ? (*store)->FindParts(node, key) : std::nullopt;
+    if (store.ok() && !parts.has_value()) {
+      (*store)->AwaitParts(node, key, ++last_waiter_, std::move(answered));
       return {.model = std::string(name), .key = std::string(key), .node = node, .waiter = last_waiter_};
     }
-    answer = book.ok() ? absl::StatusOr<Parts>(*std::move(parts)) : book.status();
+    answer = store.ok() ? absl::StatusOr<Parts>(*std::move(parts)) : store.status();
   }
   answered(answer);
   return {};

@@ -22,7 +22,7 @@
 #include "server/world/decision_log.h"
 #include "server/world/model_epochs.h"
 #include "server/world/quorum.h"
-#include "server/world/rendezvous_book.h"
+#include "server/world/rendezvous_store.h"
 #include "server/world/world_context.h"
 
 namespace paramshard::server {
@@ -84,9 +84,9 @@ class Coordinator {
     int64_t waiter = 0;
   };
   using VoteAnswered = CommitVotes::Answered;
-  using ValueAnswered = RendezvousBook::ValueReaders::Answered;
-  using Parts = RendezvousBook::Parts;
-  using PartsAnswered = RendezvousBook::PartsReaders::Answered;
+  using ValueAnswered = RendezvousStore::ValueReaders::Answered;
+  using Parts = RendezvousStore::Parts;
+  using PartsAnswered = RendezvousStore::PartsReaders::Answered;
 
   // Votes. `answered` is called once, without any lock: by this call, or by the call that brings the answer. Errors:
   // ABORTED, FAILED_PRECONDITION, INVALID_ARGUMENT and DATA_LOSS as in Cluster.
@@ -138,7 +138,7 @@ class Coordinator {
   std::optional<SteadyTime> NextLook(SteadyTime now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(world_.mu);
   // Returns the rendezvous of the running epoch. ABORTED, UNAVAILABLE there is none; FAILED_PRECONDITION `node` takes
   // no part.
-  absl::StatusOr<RendezvousBook*> FindRendezvous(absl::string_view model, int64_t epoch, int node)
+  absl::StatusOr<RendezvousStore*> FindRendezvous(absl::string_view model, int64_t epoch, int node)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(world_.mu);
 
   const int nodes_;

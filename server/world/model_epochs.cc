@@ -164,12 +164,12 @@ void ModelEpochs::Lose(int node) {
 // --- Commits ---
 
 std::optional<CommitVotes::Answer> ModelEpochs::Vote(int node, const CommitVote& vote) {
-  using Result = CommitBook::Cast::Result;
+  using Result = CommitLedger::Cast::Result;
   const CommitQuery query{
       .model = vote.model, .history_id = vote.history_id, .epoch = vote.epoch, .commit_number = vote.commit_number};
   if (std::optional<CommitVotes::Answer> answer = votes_.Find(node, query); answer.has_value()) return answer;
   if (!facts_.IsActive(node)) return TakesNoPartError(node, vote.model, vote.epoch);
-  const CommitBook::Cast cast = votes_.Cast(node, vote);
+  const CommitLedger::Cast cast = votes_.Cast(node, vote);
   if (cast.result == Result::kRefused) return cast.why;
   if (cast.result == Result::kDisagrees) {
     End(cast.why, /*by_votes=*/true);

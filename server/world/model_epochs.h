@@ -18,7 +18,7 @@
 #include "server/world/commit_votes.h"
 #include "server/world/detached_ranks.h"
 #include "server/world/epoch_plan.h"
-#include "server/world/rendezvous_book.h"
+#include "server/world/rendezvous_store.h"
 #include "server/world/world_context.h"
 
 namespace paramshard::server {
@@ -34,7 +34,7 @@ class ModelEpochs {
 
   const ModelFacts& facts() const { return facts_; }
   CommitVotes& votes() { return votes_; }
-  RendezvousBook& rendezvous() { return rendezvous_; }  // of the running epoch
+  RendezvousStore& rendezvous() { return rendezvous_; }  // of the running epoch
 
   // Takes an epoch of another coordinator.
   void AddBefore(const ClosedEpoch& before);
@@ -118,7 +118,7 @@ class ModelEpochs {
   WaitToStart::For logged_ = {};
   std::optional<Gathering> gathering_;  // of the running epoch, as the rest
   DetachedRanks detached_;
-  RendezvousBook rendezvous_;
+  RendezvousStore rendezvous_;
 };
 
 using Models = std::map<std::string, ModelEpochs, std::less<>>;

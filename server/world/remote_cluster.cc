@@ -26,7 +26,7 @@
 #include "server/world/coordinator_link.h"
 #include "server/world/epoch_dispatcher.h"
 #include "server/world/membership.h"
-#include "server/world/node_book.h"
+#include "server/world/node_reports.h"
 #include "server/world/stream_writer.h"
 
 namespace paramshard::server {
@@ -191,7 +191,7 @@ class RemoteCluster final : public Cluster {
   StreamPtr next_ ABSL_GUARDED_BY(mu_);                  // the stream that node 0 continues on
   bool joined_ ABSL_GUARDED_BY(mu_) = false;             // node 0 has welcomed the last stream
   int answers_ ABSL_GUARDED_BY(mu_) = 0;                 // of node 0 to world questions
-  NodeBook book_ ABSL_GUARDED_BY(mu_);
+  NodeReports reports_ ABSL_GUARDED_BY(mu_);
 };
 
 class RemoteRendezvous final : public Rendezvous {
@@ -363,7 +363,7 @@ void RemoteCluster::Begin(Stream& stream) {
   writer_ = stream.writer.get();
   connection_ = stream.connection;
   joined_ = false;
-  for (const auto& [model, report] : book_.reports()) WriteOut(ToProto(report));
+  for (const auto& [model, report] : reports_.reports()) WriteOut(ToProto(report));
 }
 
 std::optional<int64_t> RemoteCluster::Read(Stream& stream) {
@@ -475,7 +475,7 @@ void RemoteCluster::Take(const v1::JoinResponse& response) {
       [](const auto&) {},
   };
   std::visit(take, *message);
-  book_.Note(*message);
+  reports_.Note(*message);
   dispatcher_.Add(*std::move(message));
 }
 
@@ -495,7 +495,7 @@ void RemoteCluster::TakeWelcome(const Welcome& welcome) {
 }
 
 void RemoteCluster::EndRunning(const absl::Status& why) {
-  for (const auto& [model, epoch] : book_.EndEpochs()) {
+  for (const auto& [model, epoch] : reports_.EndEpochs()) {
     dispatcher_.Add(EpochEnded{
         .model = model,
         .epoch = epoch,
@@ -566,7 +566,7 @@ absl::Status RemoteCluster::Send(const FromNode& message) {
     requests_.Forget(deleted->model);
   }
   absl::MutexLock lock(&mu_);
-  book_.Note(message);
+  reports_.Note(message);
   if (writer_ == nullptr) return absl::UnavailableError(absl::StrCat(CoordinatorName(options_), " is not reached"));
   WriteOut(std::move(request));
   return absl::OkStatus();

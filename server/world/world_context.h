@@ -16,9 +16,9 @@
 #include "server/base/steady_cond_var.h"
 #include "server/terms/node_messages.h"
 #include "server/terms/world_terms.h"
+#include "server/world/bad_link_tracker.h"
 #include "server/world/decision_log.h"
 #include "server/world/epoch_plan.h"
-#include "server/world/link_book.h"
 #include "server/world/membership.h"
 #include "server/world/quorum.h"
 #include "server/world/waiters.h"
@@ -83,7 +83,7 @@ struct WorldContext {
   bool is_writing = false;  // to the log
   PendingAnswers answers;   // given after the mutex is released
   Membership members;
-  LinkBook links;
+  BadLinkTracker links;
   std::vector<NodeSink*> sinks;                         // by node; null if it is absent
   std::map<std::string, SaveOrder, std::less<>> saves;  // in progress, by model: decisions carry the order
   bool stopped = false;

@@ -950,13 +950,14 @@ TEST_F(ShardTest, EncodingAnewRepairsPlanes) {
 TEST_F(ShardTest, EncodingEndsBeforeTheExtentThatIsForNothing) {
   std::fill_n(shard().planes().data(), shard().planes().size_bytes(), 0xee);
   int asked = 0;
-  const auto goes_on = [&] { return ++asked < 3 ? absl::OkStatus() : absl::AbortedError("nobody waits"); };
-  EXPECT_THAT(shard().EncodePlanes(model_.BookOf(0), goes_on), StatusIs(absl::StatusCode::kAborted, "nobody waits"));
+  const auto check_cancelled = [&] { return ++asked < 3 ? absl::OkStatus() : absl::AbortedError("nobody waits"); };
+  EXPECT_THAT(shard().EncodePlanes(model_.BookOf(0), check_cancelled),
+              StatusIs(absl::StatusCode::kAborted, "nobody waits"));
   EXPECT_EQ(asked, 3);
   EXPECT_TRUE(PlanesMatch(shard(), shard().extents()[0]));
   EXPECT_TRUE(PlanesMatch(shard(), shard().extents()[1]));
   EXPECT_FALSE(PlanesMatch(shard(), shard().extents()[2]));
-  EXPECT_THAT(shard().MeasureAmaxes(model_.BookOf(0), goes_on), StatusIs(absl::StatusCode::kAborted));
+  EXPECT_THAT(shard().MeasureAmaxes(model_.BookOf(0), check_cancelled), StatusIs(absl::StatusCode::kAborted));
   EXPECT_EQ(asked, 4);
 }
 

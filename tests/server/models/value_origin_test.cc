@@ -21,7 +21,7 @@
 namespace paramshard::server {
 namespace {
 
-constexpr ValuesToCome kAnnounced{.run = 7, .values_follow = true};
+constexpr AnnouncedValues kAnnounced{.run = 7, .values_follow = true};
 
 class ValueOriginTest : public ModelTest {
  protected:
@@ -40,7 +40,7 @@ class ValueOriginTest : public ModelTest {
     CopyKept(left, *kept_);
     Start();
   }
-  void Create(const ValuesToCome& values = {}) {
+  void Create(const AnnouncedValues& values = {}) {
     ASSERT_OK_AND_ASSIGN(ModelStore::Created created, world_->store().CreateOrJoin(
                                                           Parse(TestSpec()), [] { return false; }, values));
     model_ = std::move(created.model);
@@ -98,14 +98,14 @@ TEST_F(ValueOriginTest, InitialValuesOfTheSpecCountAsLongAsTheModelHasThem) {
   v1::ModelSpec other = TestSpec();
   other.set_seed(5);
   other.mutable_units(0)->mutable_parameters(0)->mutable_initial_value()->mutable_constant()->set_value(0.5);
-  const auto join = [&](const ValuesToCome& values) {
+  const auto join = [&](const AnnouncedValues& values) {
     return world_->store()
         .CreateOrJoin(
             Parse(other), [] { return false; }, values)
         .status();
   };
   const auto is_refused = StatusIs(absl::StatusCode::kAlreadyExists, testing::HasSubstr("seed"));
-  constexpr ValuesToCome kAll{.values_follow = true, .all_values_follow = true};
+  constexpr AnnouncedValues kAll{.values_follow = true, .all_values_follow = true};
   Create();
   EXPECT_THAT(join({}), is_refused);
   EXPECT_THAT(join(kAnnounced), is_refused) << "some of them may stay";

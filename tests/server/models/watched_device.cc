@@ -11,8 +11,8 @@ class WatchedArithmetic final : public ShardArithmetic {
       : ShardArithmetic(inner->position()), inner_(std::move(inner)), hooks_(hooks) {}
 
   absl::Status Fill(uint64_t seed, absl::Span<const Initial> initials) override { return inner_->Fill(seed, initials); }
-  absl::Status EncodePlanes(absl::Span<const TensorScaling> scalings, GoesOn goes_on) override {
-    return inner_->EncodePlanes(scalings, goes_on);
+  absl::Status EncodePlanes(absl::Span<const TensorScaling> scalings, CancelCheck check_cancelled) override {
+    return inner_->EncodePlanes(scalings, check_cancelled);
   }
   absl::Status EncodeAfterAmax(const std::vector<bool>& active, absl::Span<const TensorScaling> scalings) override {
     hooks_->before_encode.Call();
@@ -20,7 +20,9 @@ class WatchedArithmetic final : public ShardArithmetic {
     hooks_->after_encode.Call();
     return encoded;
   }
-  absl::StatusOr<std::vector<float>> MeasureAmaxes(GoesOn goes_on) override { return inner_->MeasureAmaxes(goes_on); }
+  absl::StatusOr<std::vector<float>> MeasureAmaxes(CancelCheck check_cancelled) override {
+    return inner_->MeasureAmaxes(check_cancelled);
+  }
   absl::StatusOr<std::vector<SquareSum>> SumSquares(const std::vector<bool>& active,
                                                     absl::Span<const SumTask> sums) override {
     return inner_->SumSquares(active, sums);

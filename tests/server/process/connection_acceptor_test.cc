@@ -35,9 +35,9 @@ using ::testing::HasSubstr;
 class ConnectionAcceptorTest : public testing::Test {
  protected:
   absl::Status Start(std::vector<ListeningSocket> sockets, ConnectionAcceptor::Options options = {},
-                     std::vector<UserPlaces::User> users = {geteuid(), std::nullopt}) {
+                     std::vector<UserQuota::User> users = {geteuid(), std::nullopt}) {
     acceptor_ = std::make_unique<ConnectionAcceptor>(std::move(sockets), std::move(options));
-    for (const UserPlaces::User user : users) {
+    for (const UserQuota::User user : users) {
       grpc::ServerBuilder builder;
       builder.RegisterCallbackGenericService(services_.emplace_back(std::make_unique<Service>()).get());
       acceptor_->AddServer(user, builder, grpc::InsecureServerCredentials());
@@ -63,7 +63,7 @@ class ConnectionAcceptorTest : public testing::Test {
   void StartFor(std::vector<uid_t> users, int max_connections = 8192) {
     std::vector<ListeningSocket> sockets(1);
     ASSERT_OK_AND_ASSIGN(sockets[0].path, ListenOnPath());
-    std::vector<UserPlaces::User> served(users.begin(), users.end());
+    std::vector<UserQuota::User> served(users.begin(), users.end());
     served.emplace_back(geteuid());
     ASSERT_OK(Start(std::move(sockets), {.max_connections = max_connections, .system = &system_}, std::move(served)));
   }
@@ -110,7 +110,7 @@ class ConnectionAcceptorTest : public testing::Test {
   const std::string path_ = directory_.path() + "/grpc.sock";
   using Service = grpc::CallbackGenericService;
   std::vector<std::unique_ptr<Service>> services_;
-  std::map<UserPlaces::User, std::unique_ptr<grpc::Server>> servers_;
+  std::map<UserQuota::User, std::unique_ptr<grpc::Server>> servers_;
   std::unique_ptr<ConnectionAcceptor> acceptor_;
 };
 

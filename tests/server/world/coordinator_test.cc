@@ -696,7 +696,7 @@ TEST_F(CoordinatorTest, EpochsBehindTheHighestNumberThatMayBeNamedAreNamedByThei
 
 TEST_F(CoordinatorTest, WhatOneNodeSaysHasABound) {
   const int64_t epoch = StartEpoch();
-  const std::string value(RendezvousBook::kMostBytes / 2, 'v');
+  const std::string value(RendezvousStore::kMostBytes / 2, 'v');
   EXPECT_OK(coordinator_.Put(1, "m", epoch, "a", value));
   EXPECT_THAT(coordinator_.Put(1, "m", epoch, "b", value), StatusIs(absl::StatusCode::kResourceExhausted));
   EXPECT_THAT(coordinator_.PutParts(1, "m", epoch, "c", {value, value}),

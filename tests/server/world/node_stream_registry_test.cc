@@ -44,12 +44,14 @@ class NodeStreamRegistryTest : public testing::Test {
     ASSERT_TRUE(zero_.Next().start);
     ASSERT_TRUE(first_sink_.listener.Next().start);
   }
-  static NodeStreamRegistry::StreamPtr MakeStream(int64_t connection, NodeSink* sink, absl::uint128 process = kProcess) {
-    return std::make_shared<NodeStreamRegistry::Stream>(NodeStreamRegistry::Stream{.node = 1,
-                                                                     .incarnation = process,
-                                                                     .connection = connection,
-                                                                     .peer = absl::StrCat("connection ", connection),
-                                                                     .sink = sink});
+  static NodeStreamRegistry::StreamPtr MakeStream(int64_t connection, NodeSink* sink,
+                                                  absl::uint128 process = kProcess) {
+    return std::make_shared<NodeStreamRegistry::Stream>(
+        NodeStreamRegistry::Stream{.node = 1,
+                                   .incarnation = process,
+                                   .connection = connection,
+                                   .peer = absl::StrCat("connection ", connection),
+                                   .sink = sink});
   }
   // Continues the first stream on the second one.
   std::future<absl::Status> StartGoingOn(NodeStreamRegistry& streams) {

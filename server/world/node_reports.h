@@ -1,6 +1,6 @@
 // A node's reports, which it sends again on a new stream, and the epochs that it knows.
-#ifndef PARAMSHARD_SERVER_WORLD_NODE_BOOK_H_
-#define PARAMSHARD_SERVER_WORLD_NODE_BOOK_H_
+#ifndef PARAMSHARD_SERVER_WORLD_NODE_REPORTS_H_
+#define PARAMSHARD_SERVER_WORLD_NODE_REPORTS_H_
 
 #include <cstdint>
 #include <map>
@@ -12,7 +12,7 @@
 namespace paramshard::server {
 
 // Not thread-safe. Attached trainers are part of a report until an epoch starts, ends or is refused.
-class NodeBook {
+class NodeReports {
  public:
   // Notes a message from the node, or to it.
   void Note(const FromNode& message);
@@ -35,4 +35,4 @@ class NodeBook {
 
 }  // namespace paramshard::server
 
-#endif  // PARAMSHARD_SERVER_WORLD_NODE_BOOK_H_
+#endif  // PARAMSHARD_SERVER_WORLD_NODE_REPORTS_H_

@@ -1,23 +1,23 @@
-#include "server/base/user_places.h"
+#include "server/base/user_quota.h"
 
 #include <algorithm>
 
 namespace paramshard::server {
 
-bool UserPlaces::Take(User user) {
+bool UserQuota::Take(User user) {
   if (!HasRoom(user, std::nullopt)) return false;
   ++taken_;
   ++by_user_[user];
   return true;
 }
 
-void UserPlaces::GiveBack(User user) {
+void UserQuota::GiveBack(User user) {
   --taken_;
   const auto found = by_user_.find(user);
   if (--found->second == 0) by_user_.erase(found);
 }
 
-bool UserPlaces::HasRoom(User user, std::optional<Leaving> leaving) const {
+bool UserQuota::HasRoom(User user, std::optional<Leaving> leaving) const {
   const auto freed_by = [&](User who) { return leaving.has_value() && leaving->user == who ? 1 : 0; };
   const int taken = taken_ - (leaving.has_value() ? 1 : 0);
   if (taken >= places_) return false;
@@ -27,7 +27,7 @@ bool UserPlaces::HasRoom(User user, std::optional<Leaving> leaving) const {
   return of_all_others < places_ - places_ / 4 && of_user < std::max(1, places_ / 2);
 }
 
-int UserPlaces::Of(User user) const {
+int UserQuota::Of(User user) const {
   const auto found = by_user_.find(user);
   return found == by_user_.end() ? 0 : found->second;
 }

@@ -1,11 +1,11 @@
-#include "server/world/node_book.h"
+#include "server/world/node_reports.h"
 
 #include <utility>
 #include <variant>
 
 namespace paramshard::server {
 
-void NodeBook::Note(const FromNode& message) {
+void NodeReports::Note(const FromNode& message) {
   const Overloaded note = {
       [this](const ModelReport& report) { reports_[report.model] = report; },
       [this](const ModelDeleted& deleted) { reports_.erase(deleted.model); },
@@ -15,7 +15,7 @@ void NodeBook::Note(const FromNode& message) {
   std::visit(note, message);
 }
 
-void NodeBook::Note(const ToNode& message) {
+void NodeReports::Note(const ToNode& message) {
   const Overloaded note = {
       [this](const EpochStart& start) {
         running_[start.model] = start.epoch;
@@ -29,17 +29,17 @@ void NodeBook::Note(const ToNode& message) {
   std::visit(note, message);
 }
 
-std::map<std::string, int64_t> NodeBook::EndEpochs() {
+std::map<std::string, int64_t> NodeReports::EndEpochs() {
   for (const auto& [model, epoch] : running_) ForgetAttached(model);
   return std::exchange(running_, {});
 }
 
-void NodeBook::ForgetAttached(const std::string& model) {
+void NodeReports::ForgetAttached(const std::string& model) {
   const auto report = reports_.find(model);
   if (report != reports_.end()) report->second.attached_ranks.clear();
 }
 
-void NodeBook::EndEpoch(const std::string& model, int64_t epoch) {
+void NodeReports::EndEpoch(const std::string& model, int64_t epoch) {
   const auto running = running_.find(model);
   if (running == running_.end() || running->second != epoch) return;
   running_.erase(running);

@@ -1,4 +1,4 @@
-#include "server/world/link_book.h"
+#include "server/world/bad_link_tracker.h"
 
 #include <algorithm>
 #include <utility>
@@ -24,11 +24,11 @@ std::string LinkText(int node, const BadLink& link) {
   return node < link.peer ? absl::StrCat(self, " and ", peer) : absl::StrCat(peer, " and ", self);
 }
 
-void LinkBook::Add(int node, const BadLink& link, SteadyTime now) {
+void BadLinkTracker::Add(int node, const BadLink& link, SteadyTime now) {
   bad_[{std::min(node, link.peer), std::max(node, link.peer)}] = {.text = LinkText(node, link), .said_at = now};
 }
 
-void LinkBook::LeaveOut(SteadyTime now) {
+void BadLinkTracker::LeaveOut(SteadyTime now) {
   std::vector<Edge> edges;
   for (const auto& [edge, bad] : bad_) edges.push_back(edge);
   const std::vector<int> cover = VertexCover(std::move(edges));
@@ -46,13 +46,13 @@ void LinkBook::LeaveOut(SteadyTime now) {
   }
 }
 
-absl::Duration LinkBook::NextStay(const Record& record, SteadyTime now) const {
+absl::Duration BadLinkTracker::NextStay(const Record& record, SteadyTime now) const {
   const bool is_new = record.stay == absl::ZeroDuration();
   const bool was_well = record.has_worked && absl::FromChrono(now - record.worked_at) >= record.stay;
   return is_new || was_well ? first_stay_ : std::min(2 * record.stay, kMostTimesFirst * first_stay_);
 }
 
-void LinkBook::TryAgain(SteadyTime now) {
+void BadLinkTracker::TryAgain(SteadyTime now) {
   for (const auto& [node, record] : records_) {
     if (record.is_left_out && now >= record.until) Forget(node);
   }
@@ -62,7 +62,7 @@ void LinkBook::TryAgain(SteadyTime now) {
   });
 }
 
-std::optional<SteadyTime> LinkBook::NextTry() const {
+std::optional<SteadyTime> BadLinkTracker::NextTry() const {
   std::optional<SteadyTime> next;
   for (const auto& [node, record] : records_) {
     if (record.is_left_out) next = std::min(record.until, next.value_or(record.until));
@@ -70,7 +70,7 @@ std::optional<SteadyTime> LinkBook::NextTry() const {
   return next;
 }
 
-void LinkBook::Worked(const std::vector<int>& nodes, SteadyTime now) {
+void BadLinkTracker::Worked(const std::vector<int>& nodes, SteadyTime now) {
   const auto has = [&](int node) { return std::binary_search(nodes.begin(), nodes.end(), node); };
   std::erase_if(bad_, [&](const auto& link) { return has(link.first.first) && has(link.first.second); });
   for (auto& [node, record] : records_) {
@@ -80,19 +80,19 @@ void LinkBook::Worked(const std::vector<int>& nodes, SteadyTime now) {
   }
 }
 
-void LinkBook::Forget(int node) {
+void BadLinkTracker::Forget(int node) {
   std::erase_if(bad_, [&](const auto& link) { return link.first.first == node || link.first.second == node; });
   for (auto& [other, record] : records_) {
     record.is_left_out = record.is_left_out && HasBadLink(other);
   }
 }
 
-bool LinkBook::HasBadLink(int node) const {
+bool BadLinkTracker::HasBadLink(int node) const {
   return std::any_of(bad_.begin(), bad_.end(),
                      [&](const auto& link) { return link.first.first == node || link.first.second == node; });
 }
 
-std::vector<int> LinkBook::left_out() const {
+std::vector<int> BadLinkTracker::left_out() const {
   std::vector<int> nodes;
   for (const auto& [node, record] : records_) {
     if (record.is_left_out) nodes.push_back(node);
@@ -100,12 +100,12 @@ std::vector<int> LinkBook::left_out() const {
   return nodes;
 }
 
-bool LinkBook::IsLeftOut(int node) const {
+bool BadLinkTracker::IsLeftOut(int node) const {
   const auto record = records_.find(node);
   return record != records_.end() && record->second.is_left_out;
 }
 
-std::vector<std::string> LinkBook::Texts() const {
+std::vector<std::string> BadLinkTracker::Texts() const {
   std::vector<std::string> texts;
   for (const auto& [edge, bad] : bad_) texts.push_back(bad.text);
   return texts;

@@ -1,6 +1,6 @@
 // Votes on one model's commits, and their decisions.
-#ifndef PARAMSHARD_SERVER_WORLD_COMMIT_BOOK_H_
-#define PARAMSHARD_SERVER_WORLD_COMMIT_BOOK_H_
+#ifndef PARAMSHARD_SERVER_WORLD_COMMIT_LEDGER_H_
+#define PARAMSHARD_SERVER_WORLD_COMMIT_LEDGER_H_
 
 #include <cstdint>
 #include <deque>
@@ -20,7 +20,7 @@ namespace paramshard::server {
 inline constexpr size_t kKeptDecisions = 64;
 
 // Not thread-safe.
-class CommitBook {
+class CommitLedger {
  public:
   // Starts an epoch of `voters` nodes at `commit_number`. Decisions about later commits belong to a history that an
   // import has replaced. The sums of the ranks of `first_group` make the norm.
@@ -92,4 +92,4 @@ class CommitBook {
 
 }  // namespace paramshard::server
 
-#endif  // PARAMSHARD_SERVER_WORLD_COMMIT_BOOK_H_
+#endif  // PARAMSHARD_SERVER_WORLD_COMMIT_LEDGER_H_

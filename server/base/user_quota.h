@@ -1,6 +1,6 @@
-// Places that the users of a machine share.
-#ifndef PARAMSHARD_SERVER_BASE_USER_PLACES_H_
-#define PARAMSHARD_SERVER_BASE_USER_PLACES_H_
+// Quota of the users of a machine, of places that they share.
+#ifndef PARAMSHARD_SERVER_BASE_USER_QUOTA_H_
+#define PARAMSHARD_SERVER_BASE_USER_QUOTA_H_
 
 #include <sys/types.h>
 
@@ -11,12 +11,12 @@ namespace paramshard::server {
 
 // Keeps users from taking all places: each user but the owner has at most half of them, and all such users together at
 // most three quarters, so that a quarter is left for the owner. The owner may have all. Not thread-safe.
-class UserPlaces {
+class UserQuota {
  public:
   // User id from the kernel. All users without an id count as one.
   using User = std::optional<uid_t>;
 
-  UserPlaces(int places, uid_t owner) : places_(places), owner_(owner) {}
+  UserQuota(int places, uid_t owner) : places_(places), owner_(owner) {}
 
   // Returns false, and takes nothing, if there is no place for the user.
   bool Take(User user);
@@ -41,4 +41,4 @@ class UserPlaces {
 
 }  // namespace paramshard::server
 
-#endif  // PARAMSHARD_SERVER_BASE_USER_PLACES_H_
+#endif  // PARAMSHARD_SERVER_BASE_USER_QUOTA_H_

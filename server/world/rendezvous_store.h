@@ -1,6 +1,6 @@
 // Values that the daemons of an epoch exchange while they connect, and the calls that wait for them.
-#ifndef PARAMSHARD_SERVER_WORLD_RENDEZVOUS_BOOK_H_
-#define PARAMSHARD_SERVER_WORLD_RENDEZVOUS_BOOK_H_
+#ifndef PARAMSHARD_SERVER_WORLD_RENDEZVOUS_STORE_H_
+#define PARAMSHARD_SERVER_WORLD_RENDEZVOUS_STORE_H_
 
 #include <cstdint>
 #include <map>
@@ -18,15 +18,15 @@ namespace paramshard::server {
 
 // Holds values under keys, which all nodes may read, and parts under keys: one of each node for each other node. A key
 // exists while it has content or a call waits for it. Calls that bring answers add them to `answers`. Not thread-safe.
-class RendezvousBook {
+class RendezvousStore {
  public:
   using Parts = std::vector<std::string>;
   using ValueReaders = Waiters<absl::StatusOr<std::string>>;
   using PartsReaders = Waiters<absl::StatusOr<Parts>>;
 
-  explicit RendezvousBook(int nodes) : nodes_(nodes) {}
+  explicit RendezvousStore(int nodes) : nodes_(nodes) {}
 
-  // Parts are complete when these nodes have put theirs. Requires an empty book.
+  // Parts are complete when these nodes have put theirs. Requires an empty store.
   void StartEpoch(std::vector<int> active) { active_ = std::move(active); }
 
   // Largest size of all that one node puts in an epoch.
@@ -75,4 +75,4 @@ class RendezvousBook {
 
 }  // namespace paramshard::server
 
-#endif  // PARAMSHARD_SERVER_WORLD_RENDEZVOUS_BOOK_H_
+#endif  // PARAMSHARD_SERVER_WORLD_RENDEZVOUS_STORE_H_

@@ -1,6 +1,6 @@
 // Cut links between daemons' data addresses, and the nodes that are left out because of them.
-#ifndef PARAMSHARD_SERVER_WORLD_LINK_BOOK_H_
-#define PARAMSHARD_SERVER_WORLD_LINK_BOOK_H_
+#ifndef PARAMSHARD_SERVER_WORLD_BAD_LINK_TRACKER_H_
+#define PARAMSHARD_SERVER_WORLD_BAD_LINK_TRACKER_H_
 
 #include <cstdint>
 #include <map>
@@ -22,11 +22,11 @@ std::string LinkText(int node, const BadLink& link);
 // Daemons report bad links. Nodes with an end of each of these links are left out for a stay and then tried again:
 // their bad links are forgotten, and reported again if they are still bad. A stay is as long as the first one; or twice
 // as long as the last one, up to 64 times the first, if the node has not worked for that long since. Not thread-safe.
-class LinkBook {
+class BadLinkTracker {
  public:
   static constexpr absl::Duration kLinkAge = absl::Minutes(1);
 
-  explicit LinkBook(absl::Duration first_stay) : first_stay_(first_stay) {}
+  explicit BadLinkTracker(absl::Duration first_stay) : first_stay_(first_stay) {}
 
   // Notes a bad link that the node reports.
   void Add(int node, const BadLink& link, SteadyTime now);
@@ -71,4 +71,4 @@ class LinkBook {
 
 }  // namespace paramshard::server
 
-#endif  // PARAMSHARD_SERVER_WORLD_LINK_BOOK_H_
+#endif  // PARAMSHARD_SERVER_WORLD_BAD_LINK_TRACKER_H_

@@ -1,4 +1,4 @@
-#include "server/world/commit_book.h"
+#include "server/world/commit_ledger.h"
 
 #include <algorithm>
 #include <utility>
@@ -29,7 +29,7 @@ bool AreClientStates(const std::vector<std::string>& states, RankRange ranks) {
 
 }  // namespace
 
-void CommitBook::StartEpoch(int64_t commit_number, RankRange first_group, int voters) {
+void CommitLedger::StartEpoch(int64_t commit_number, RankRange first_group, int voters) {
   last_commit_number_ = commit_number;
   first_group_ = first_group;
   voters_ = voters;
@@ -40,28 +40,29 @@ void CommitBook::StartEpoch(int64_t commit_number, RankRange first_group, int vo
   }
 }
 
-std::optional<CommitDecision> CommitBook::Find(int64_t epoch, int64_t commit_number) const {
+std::optional<CommitDecision> CommitLedger::Find(int64_t epoch, int64_t commit_number) const {
   for (const Record& record : records_) {
     if (record.epoch == epoch && record.commit_number == commit_number) return record.decision;
   }
   return std::nullopt;
 }
 
-bool CommitBook::IsOfAnother(const CommitQuery& query) const {
+bool CommitLedger::IsOfAnother(const CommitQuery& query) const {
   return std::any_of(records_.begin(), records_.end(), [&](const Record& record) {
     return record.epoch == query.epoch && record.commit_number == query.commit_number && !query.history_id.empty() &&
            record.history_id != query.history_id;
   });
 }
 
-bool CommitBook::HasForgotten(int64_t epoch, int64_t commit_number) const {
+bool CommitLedger::HasForgotten(int64_t epoch, int64_t commit_number) const {
   if (epoch <= replaced_epoch_) return true;
   return commit_number <= last_commit_number_ &&
          std::none_of(records_.begin(), records_.end(),
                       [=](const Record& record) { return record.commit_number == commit_number; });
 }
 
-std::optional<std::vector<std::string>> CommitBook::ClientStates(int64_t epoch, int64_t commit_number, int node) const {
+std::optional<std::vector<std::string>> CommitLedger::ClientStates(int64_t epoch, int64_t commit_number,
+                                                                   int node) const {
   if (records_.empty() || records_.back().epoch != epoch || records_.back().commit_number != commit_number) {
     return std::nullopt;
   }
@@ -69,7 +70,7 @@ std::optional<std::vector<std::string>> CommitBook::ClientStates(int64_t epoch, 
   return found == client_states_.end() ? std::nullopt : std::optional(found->second);
 }
 
-absl::Status CommitBook::CheckCommitNumber(const Membership& members, int node, const CommitVote& vote) const {
+absl::Status CommitLedger::CheckCommitNumber(const Membership& members, int node, const CommitVote& vote) const {
   // All counted votes are on one commit.
   if (!votes_.empty() && votes_.begin()->second.commit_number != vote.commit_number) {
     const auto& [other, cast] = *votes_.begin();
@@ -85,7 +86,7 @@ absl::Status CommitBook::CheckCommitNumber(const Membership& members, int node, 
   return absl::OkStatus();
 }
 
-CommitBook::Cast CommitBook::Add(const Membership& members, int node, const CommitVote& vote) {
+CommitLedger::Cast CommitLedger::Add(const Membership& members, int node, const CommitVote& vote) {
   CommitVote sorted = vote;
   std::sort(sorted.sums.begin(), sorted.sums.end(), [](const RankSum& a, const RankSum& b) { return a.rank < b.rank; });
   if (!Covers(sorted.sums, members.ranks(node))) {
@@ -112,19 +113,19 @@ CommitBook::Cast CommitBook::Add(const Membership& members, int node, const Comm
   return !differ_ && votes_.size() == static_cast<size_t>(voters_) ? Decide() : Cast();
 }
 
-void CommitBook::DropVotes() {
+void CommitLedger::DropVotes() {
   votes_.clear();
   differ_ = false;
 }
 
-std::optional<int> CommitBook::VoterBeside(int node) const {
+std::optional<int> CommitLedger::VoterBeside(int node) const {
   for (const auto& [voter, vote] : votes_) {
     if (voter != node) return voter;
   }
   return std::nullopt;
 }
 
-CommitDecision CommitBook::Sum() const {
+CommitDecision CommitLedger::Sum() const {
   CommitDecision decision;
   for (const auto& [node, vote] : votes_) {
     for (const RankSum& sum : vote.sums) {
@@ -136,7 +137,7 @@ CommitDecision CommitBook::Sum() const {
   return decision;
 }
 
-absl::Status CommitBook::WriteDown(const CommitDecision& decision) const {
+absl::Status CommitLedger::WriteDown(const CommitDecision& decision) const {
   for (const auto& [node, vote] : votes_) {
     if (vote.write_down == nullptr) continue;
     const absl::Status written = vote.write_down(decision);
@@ -147,7 +148,7 @@ absl::Status CommitBook::WriteDown(const CommitDecision& decision) const {
   return absl::OkStatus();
 }
 
-CommitBook::Cast CommitBook::Decide() {
+CommitLedger::Cast CommitLedger::Decide() {
   const CommitVote& any = votes_.begin()->second;
   const Record record{any.epoch, any.commit_number, Sum(), any.history_id};
   if (const absl::Status written = WriteDown(record.decision); !written.ok()) {

@@ -1,4 +1,4 @@
-#include "server/world/rendezvous_book.h"
+#include "server/world/rendezvous_store.h"
 
 #include <utility>
 
@@ -17,14 +17,14 @@ bool RemoveFrom(Map& waiting, const Key& key, int64_t waiter) {
 
 }  // namespace
 
-bool RendezvousBook::TakeRoom(int node, int64_t size_bytes) {
+bool RendezvousStore::TakeRoom(int node, int64_t size_bytes) {
   int64_t& put = put_bytes_[node];
   if (size_bytes > kMostBytes - put) return false;
   put += size_bytes;
   return true;
 }
 
-bool RendezvousBook::Put(absl::string_view key, absl::string_view value, PendingAnswers& answers) {
+bool RendezvousStore::Put(absl::string_view key, absl::string_view value, PendingAnswers& answers) {
   if (values_.try_emplace(std::string(key), std::string(value)).first->second != value) return false;
   if (const auto readers = readers_.find(key); readers != readers_.end()) {
     AnswerAll<absl::StatusOr<std::string>>(readers->second, std::string(value), answers);
@@ -33,16 +33,16 @@ bool RendezvousBook::Put(absl::string_view key, absl::string_view value, Pending
   return true;
 }
 
-std::optional<std::string> RendezvousBook::Find(absl::string_view key) const {
+std::optional<std::string> RendezvousStore::Find(absl::string_view key) const {
   const auto value = values_.find(key);
   return value == values_.end() ? std::nullopt : std::optional<std::string>(value->second);
 }
 
-void RendezvousBook::Await(absl::string_view key, int64_t waiter, ValueReaders::Answered answered) {
+void RendezvousStore::Await(absl::string_view key, int64_t waiter, ValueReaders::Answered answered) {
   readers_[std::string(key)].Add(waiter, std::move(answered));
 }
 
-void RendezvousBook::PutParts(int node, absl::string_view key, Parts parts, PendingAnswers& answers) {
+void RendezvousStore::PutParts(int node, absl::string_view key, Parts parts, PendingAnswers& answers) {
   PartsOfAll& all = parts_[std::string(key)];
   all.put.emplace(node, std::move(parts));
   if (!AreComplete(all)) return;
@@ -51,17 +51,17 @@ void RendezvousBook::PutParts(int node, absl::string_view key, Parts parts, Pend
   }
 }
 
-std::optional<RendezvousBook::Parts> RendezvousBook::FindParts(int node, absl::string_view key) const {
+std::optional<RendezvousStore::Parts> RendezvousStore::FindParts(int node, absl::string_view key) const {
   const auto all = parts_.find(key);
   if (all == parts_.end() || !AreComplete(all->second)) return std::nullopt;
   return PartsOf(all->second, node);
 }
 
-void RendezvousBook::AwaitParts(int node, absl::string_view key, int64_t waiter, PartsReaders::Answered answered) {
+void RendezvousStore::AwaitParts(int node, absl::string_view key, int64_t waiter, PartsReaders::Answered answered) {
   parts_[std::string(key)].readers[node].Add(waiter, std::move(answered));
 }
 
-std::optional<int> RendezvousBook::FirstWithoutParts(absl::string_view key) const {
+std::optional<int> RendezvousStore::FirstWithoutParts(absl::string_view key) const {
   const auto all = parts_.find(key);
   for (const int node : active_) {
     if (all == parts_.end() || !all->second.put.contains(node)) return node;
@@ -69,7 +69,7 @@ std::optional<int> RendezvousBook::FirstWithoutParts(absl::string_view key) cons
   return std::nullopt;
 }
 
-bool RendezvousBook::GiveUp(absl::string_view key, std::optional<int> reader, int64_t waiter) {
+bool RendezvousStore::GiveUp(absl::string_view key, std::optional<int> reader, int64_t waiter) {
   if (!reader.has_value()) return RemoveFrom(readers_, key, waiter);
   const auto all = parts_.find(key);
   if (all == parts_.end()) return false;
@@ -78,13 +78,13 @@ bool RendezvousBook::GiveUp(absl::string_view key, std::optional<int> reader, in
   return waited;
 }
 
-void RendezvousBook::DropParts(const absl::Status& why, PendingAnswers& answers) {
+void RendezvousStore::DropParts(const absl::Status& why, PendingAnswers& answers) {
   for (auto& [key, all] : std::exchange(parts_, {})) {
     for (auto& [node, waiting] : all.readers) AnswerAll<absl::StatusOr<Parts>>(waiting, why, answers);
   }
 }
 
-void RendezvousBook::Clear(const absl::Status& why, PendingAnswers& answers) {
+void RendezvousStore::Clear(const absl::Status& why, PendingAnswers& answers) {
   values_.clear();
   put_bytes_.clear();
   for (auto& [key, waiting] : std::exchange(readers_, {})) {
@@ -93,7 +93,7 @@ void RendezvousBook::Clear(const absl::Status& why, PendingAnswers& answers) {
   DropParts(why, answers);
 }
 
-RendezvousBook::Parts RendezvousBook::PartsOf(const PartsOfAll& all, int reader) const {
+RendezvousStore::Parts RendezvousStore::PartsOf(const PartsOfAll& all, int reader) const {
   Parts of(nodes_);
   for (const auto& [node, parts] : all.put) of[node] = parts[reader];
   return of;
