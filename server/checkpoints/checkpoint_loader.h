@@ -36,8 +36,8 @@ namespace paramshard::server {
 //     return loader->Check(loader->content(), replicas);  // of a daemon that has all ranks; else of all sums
 //   }));
 //
-// One thread, which has the model's import lock (StateChanges::BeginImport), creates, runs and destroys it; any thread may
-// call progress() and Cancel().
+// One thread, which has the model's import lock (StateChanges::BeginImport), creates, runs and destroys it; any thread
+// may call progress() and Cancel().
 class CheckpointLoader {
  public:
   // Threads wait for the disk most of the time, and many disks reach their full speed only with many reads at once.

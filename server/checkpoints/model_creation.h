@@ -26,7 +26,7 @@ struct CreatedModel {
 // `values` describes the values of a model that is created with its initial values.
 //
 // A model of several daemons that this daemon has lost is also restored, with or without `wanted`: to the step that all
-// daemons go back to.
+// daemons roll back to.
 //
 // `is_gone` returns true if the caller waits no longer (CreationTurns::IsGone): the creation then ends if it waits for
 // other daemons. At node 0 it goes on if other callers wait for the same model, or if all daemons are ready.

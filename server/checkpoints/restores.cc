@@ -24,7 +24,7 @@ ThrottledLog& RollbackLog() {
 
 bool IsPassing(const absl::Status& why) { return absl::IsUnavailable(why) || absl::IsCancelled(why); }
 
-// Returns the error for trainers: the reason why the epoch does not start, and why no daemon goes back. Trainers come
+// Returns the error for trainers: the reason why the epoch does not start, and why no daemon rolls back. Trainers come
 // again by themselves if the cause is temporary.
 absl::Status NotRolledBack(const absl::Status& why, const absl::Status& status) {
   const bool passes = IsPassing(status) || absl::IsDeadlineExceeded(status);
@@ -170,8 +170,8 @@ absl::StatusOr<std::unique_ptr<RestoreTask>> Restores::Prepare(std::shared_ptr<M
 
 absl::Status Restores::Register(const std::string& model, RestoreAgreement* agreement) {
   absl::MutexLock lock(&mu_);
-  // A prepared restore has the model's import lock: there is no other restore of this model. But the model may have been
-  // deleted since, and another model may have its name.
+  // A prepared restore has the model's import lock: there is no other restore of this model. But the model may have
+  // been deleted since, and another model may have its name.
   if (!leading_.try_emplace(model, agreement).second) {
     return absl::UnavailableError(
         absl::StrCat("restore ", DisplayName(model), ": another restore of this name is in progress; try again"));
@@ -263,7 +263,7 @@ std::optional<absl::Status> Restores::TryRollback(const std::string& name, const
   const absl::Status status = model.ok() ? RollBack(*model, why) : model.status();
   if (status.ok()) return status;
   const absl::Status told = NotRolledBack(why, status);
-  RollbackLog().Write(LogLevel::kError, "failed to go back to a saved step",
+  RollbackLog().Write(LogLevel::kError, "failed to roll back to a saved step",
                       {{"model", name}, {"why", told.ToString()}});
   return told;
 }

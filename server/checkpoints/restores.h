@@ -43,10 +43,10 @@ struct RestoreSource {
 // - At node 0, and in a world of one daemon, those of its callers: Prepare, Run.
 // - At node 0, rollbacks. A daemon whose keeper died with its server comes back empty, or with a state that it cannot
 //   go on from, and no replica can heal it. As soon as every daemon is here and trainers wait (RollbackNeed), or a
-//   creation at that daemon waits (RestoreRequest), node 0 orders a restore of the checkpoint with the largest save serial
-//   at all daemons: daemons with the model restore it, the others create it from the checkpoint. The states that are
-//   given up must go on from that checkpoint. If there is no such checkpoint, trainers are told why no epoch starts. A
-//   model that node 0 itself has lost goes back when its trainers create it: CreateOrRestore.
+//   creation at that daemon waits (RestoreRequest), node 0 orders a restore of the checkpoint with the largest save
+//   serial at all daemons: daemons with the model restore it, the others create it from the checkpoint. The states that
+//   are given up must go on from that checkpoint. If there is no such checkpoint, trainers are told why no epoch starts. A
+//   model that node 0 itself has lost rolls back when its trainers create it: CreateOrRestore.
 // - At other nodes, node 0's orders: for an existing model on a thread of its own; for a new model on the thread of its
 //   creation, which waits for the order (AwaitOrder), takes it (TakeOrdered) and ends it (End).
 //
@@ -112,8 +112,8 @@ class Restores final : public RestoreListener {
   // Takes such an order for a creation that carries it out and then calls End. UNAVAILABLE if the order is over, or was
   // taken by another caller.
   absl::StatusOr<RestoreAgreement*> TakeOrdered(const std::string& model, absl::uint128 id);
-  // Ends an ordered restore, after the model's import lock is released and the model is full or dropped: this daemon takes
-  // the next order for the model, and reports the result to node 0.
+  // Ends an ordered restore, after the model's import lock is released and the model is full or dropped: this daemon
+  // takes the next order for the model, and reports the result to node 0.
   void End(const RestoreAgreement& agreement, const absl::Status& status);
   // Tells node 0 that the creation for such an order failed before it took the order. Does nothing for an order that is
   // over or taken.

@@ -24,8 +24,8 @@ class Durability {
  public:
   explicit Durability(std::unique_ptr<KeptMemory> memory) : memory_(std::move(memory)) {}
 
-  // Begins the journal, or goes on with the one of `inherited`. It comes first: memory allocated later belongs to a model
-  // that is being made. `before_answer`: ModelJournal::BeforeAnswer. Errors of ModelJournal.
+  // Begins the journal, or goes on with the one of `inherited`. It comes first: memory allocated later belongs to a
+  // model that is being made. `before_answer`: ModelJournal::BeforeAnswer. Errors of ModelJournal.
   absl::Status Open(const PlacedModel& model, const MovePolicy& moves, const InheritedModel* inherited,
                     std::function<absl::Status()> before_answer);
 

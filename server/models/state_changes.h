@@ -46,10 +46,10 @@ class StateChanges {
         trainers_(trainers),
         draw_history_(std::move(draw_history)) {}
 
-  // Takes the import lock, for an import or a restore; one caller at a time holds it until ReleaseImportLock (ImportLock).
-  // UNAVAILABLE another caller holds it, the daemon drains, or unfinished(); what broke a device; for an import also
-  // usable(), while a restore replaces all of the state. BeginImportAgain repeats a change that was cut off with the
-  // server before this one.
+  // Takes the import lock, for an import or a restore; one caller at a time holds it until ReleaseImportLock
+  // (ImportLock). UNAVAILABLE another caller holds it, the daemon drains, or unfinished(); what broke a device; for an
+  // import also usable(), while a restore replaces all of the state. BeginImportAgain repeats a change that was cut off
+  // with the server before this one.
   absl::Status BeginImport() { return LockImport(ChangeKind::kImport, /*again=*/false); }
   absl::Status BeginRestore() { return LockImport(ChangeKind::kRestore, /*again=*/false); }
   absl::Status BeginImportAgain() { return LockImport(ChangeKind::kImport, /*again=*/true); }

@@ -152,8 +152,8 @@ class EpochListener {
  public:
   virtual ~EpochListener() = default;
   // An epoch starts when every rank of the nodes that take part is attached. Messages about a save: at node 0 parts and
-  // requests, elsewhere all others; an order may come twice, and with a decision too. Messages about a restore: at node 0
-  // sums, progress, reports, requests, lost followers and the need to roll back; elsewhere all others.
+  // requests, elsewhere all others; an order may come twice, and with a decision too. Messages about a restore: at node
+  // 0 sums, progress, reports, requests, lost followers and the need to roll back; elsewhere all others.
   virtual void Hear(const ToNode& message) = 0;
 };
 
@@ -226,8 +226,8 @@ class Cluster {
   //
   // SaveMessage: node 0 to all other nodes, other nodes to node 0. From an order until the save's end, a decision about
   // the commit after its step carries the order, and a lost node counts as having answered with a part that says so.
-  // Messages that only the other side may send are ignored. ABORTED an order: the commit after its step is decided already.
-  // UNAVAILABLE a node is absent or was not in the last epoch (names it), or this one has stopped.
+  // Messages that only the other side may send are ignored. ABORTED an order: the commit after its step is decided
+  // already. UNAVAILABLE a node is absent or was not in the last epoch (names it), or this one has stopped.
   //
   // RestoreMessage: likewise. From an order until it is given up, or followed by the next one, a lost node counts as
   // having reported its loss. UNAVAILABLE the order needs a node that is absent (names it), or this node has stopped.

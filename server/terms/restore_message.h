@@ -132,8 +132,8 @@ struct RestoreFollowerLost {
   int node = 0;
 };
 
-// Local message from the coordinator to its own daemon: every daemon is present and trainers wait, but a node has no state
-// of the model. They wait until a RollbackEnd.
+// Local message from the coordinator to its own daemon: every daemon is present and trainers wait, but a node has no
+// state of the model. They wait until a RollbackEnd.
 struct RollbackNeed {
   absl::Status why;
 };

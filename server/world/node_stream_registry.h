@@ -55,9 +55,9 @@ class NodeStreamRegistry {
   // another process that does not answer a probe. Errors of Coordinator::Join; ALREADY_EXISTS names a process that
   // answers.
   absl::Status Join(const StreamPtr& stream, int device_count);
-  // Continues the node's previous stream: sends its messages on this one from now on, while epochs go on. Returns when all of the stream before it was
-  // read. FAILED_PRECONDITION the process has no such stream; UNAVAILABLE stopped, or the old stream broke: then the
-  // node is lost.
+  // Continues the node's previous stream: sends its messages on this one from now on, while epochs go on. Returns when
+  // all of the stream before it was read. FAILED_PRECONDITION the process has no such stream; UNAVAILABLE stopped, or
+  // the old stream broke: then the node is lost.
   absl::Status Resume(const StreamPtr& stream);
   // Notes that the process has answered a probe on its stream.
   void TakeProbeAnswer(Stream& stream);

@@ -1,4 +1,4 @@
-// One daemon of a world has lost its part of a model: a replica heals it, or all go back to the step that was saved
+// One daemon of a world has lost its part of a model: a replica heals it, or all roll back to the step that was saved
 // last, and nobody trains on a state that is not whole.
 #include <filesystem>
 #include <memory>

@@ -281,7 +281,7 @@ TEST_F(HealingOrdersTest, AStateThatNobodyWasShownIsNotGivenUp) {
   EXPECT_THAT(AwaitStart().healings, ElementsAre(GivesUp(1, 2, "other", 13)));
 }
 
-// A node that went back to an earlier commit, by an order that node 0 forgot, does not decide about later commits.
+// A node that rolled back to an earlier commit, by an order that node 0 forgot, does not decide about later commits.
 TEST_F(HealingOrdersTest, CommitsThatWereGivenUpAreNotSaidToBeUndecided) {
   Report({State(0, "h", kCommit), State(1, "h", kCommit), State(2, "h", kCommit)});
   AwaitStart();

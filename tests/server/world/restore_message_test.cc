@@ -119,7 +119,7 @@ TEST_F(RestoreOrderTest, ANodeThatIsLostBehindAGoodEndHasReportedSo) {
   EXPECT_EQ(std::get<RestoreReport>(sinks_[0].Next().restore->what).id, AskedOrder().id);
 }
 
-// --- All go back to a saved step ---
+// --- All roll back to a saved step ---
 
 class RollbackNeedTest : public testing::Test {
  protected:
