@@ -19,7 +19,7 @@ namespace paramshard::server {
 // object exists as long as deadlines matter.
 class Heartbeat {
  public:
-  // Calls `on_stall` after each standstill, with its length. RESOURCE_EXHAUSTED no thread.
+  // Calls `on_stall` after each stall, with its length. RESOURCE_EXHAUSTED no thread.
   static absl::StatusOr<std::unique_ptr<Heartbeat>> Start(std::function<void(absl::Duration)> on_stall);
   Heartbeat(const Heartbeat&) = delete;
   Heartbeat& operator=(const Heartbeat&) = delete;

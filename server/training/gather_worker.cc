@@ -42,10 +42,10 @@ void GatherWorker::Run(int rank) {
       SpinningMutexLock lock(&state_.mu);
       if (state_.end.ended() && under_way.empty()) return;
       // A thread that looks again and again without sleeping counts late ranks only now and then: others wait for that.
-      const bool is_news = !on_gpu || !commands.ok() || !commands->empty();
+      const bool is_event = !on_gpu || !commands.ok() || !commands->empty();
       TakeAll(rank, std::move(commands));
       const SteadyTime now = state_.Now();
-      if (is_news || now - late_since_ >= kLateRanksEvery) CountLateRanks(now);
+      if (is_event || now - late_since_ >= kLateRanksEvery) CountLateRanks(now);
       Sequence& sequence = state_.sequence;
       command = sequence.BeginGather(rank, now);
       state_.WakeRunnable();

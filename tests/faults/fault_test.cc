@@ -295,7 +295,7 @@ TEST_F(FaultTest, ADaemonThatStoodStillDoesNotTakeItsRanksForLate) {
   ASSERT_TRUE(waiting.AwaitNumber(kStepReached, 1));
   daemon_->Pause();
   awaited.Signal(SIGCONT);
-  absl::SleepFor(absl::Seconds(6));  // the standstill itself
+  absl::SleepFor(absl::Seconds(6));  // the stall itself
   daemon_->Signal(SIGCONT);
   EXPECT_OK(waiting.Await());
   EXPECT_OK(awaited.Await());

@@ -48,7 +48,7 @@ TEST_F(StallClockTest, TimeRunsWhileTheProcessRuns) {
   EXPECT_EQ(Now() - begin, milliseconds(2000) + StallClock::kStall);
 }
 
-TEST_F(StallClockTest, AStandstillIsLeftOutWhoeverLooksFirst) {
+TEST_F(StallClockTest, AStallIsLeftOutWhoeverLooksFirst) {
   for (const bool beats_first : {false, true}) {
     Beat();
     const Time begin = Now();
@@ -63,7 +63,7 @@ TEST_F(StallClockTest, AStandstillIsLeftOutWhoeverLooksFirst) {
 }
 
 // Between the time and the clock the process stands still, and another thread notices it first.
-TEST_F(StallClockTest, ATimeFromBeforeAStandstillIsNotTakenForOneBehindIt) {
+TEST_F(StallClockTest, ATimeFromBeforeAStallIsNotTakenForOneBehindIt) {
   Beat();
   const Time begin = Now();
   bool is_first = true;
@@ -78,7 +78,7 @@ TEST_F(StallClockTest, ATimeFromBeforeAStandstillIsNotTakenForOneBehindIt) {
   EXPECT_EQ(now - begin, StallClock::kBeat);
 }
 
-TEST_F(StallClockTest, APauseOfTheBeatsIsNoStandstill) {
+TEST_F(StallClockTest, APauseOfTheBeatsIsNoStall) {
   Beat();
   clock_.Pause();
   Pass(std::chrono::hours(3));

@@ -409,9 +409,9 @@ class HostileNodeTest : public testing::Test {
     while (stream_->Read(&response)) {
       const auto message = FromProto(response);
       if (!message.has_value() || !std::holds_alternative<SaveMessage>(*message)) continue;
-      const auto* const message = &std::get<SaveMessage>(*message);
-      if (const auto* const order = std::get_if<SaveOrder>(&message->what); order != nullptr) order_ = *order;
-      if (const auto* const go = std::get_if<SavePermission>(&message->what); go != nullptr) return go->id;
+      const auto* const save = &std::get<SaveMessage>(*message);
+      if (const auto* const order = std::get_if<SaveOrder>(&save->what); order != nullptr) order_ = *order;
+      if (const auto* const go = std::get_if<SavePermission>(&save->what); go != nullptr) return go->id;
     }
     ADD_FAILURE() << "no permission";
     return 0;
