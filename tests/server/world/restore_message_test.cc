@@ -288,8 +288,8 @@ TEST(RestoreMessageTest, MessagesThatSayNothingOrWhatIsUnknownDoNoHarm) {
   message.mutable_report()->set_phase(static_cast<v1::RestorePhase>(99));
   EXPECT_FALSE(FromProto(response).has_value());
   message.mutable_end()->mutable_error()->set_code(0);
-  const auto message = std::get<RestoreMessage>(*FromProto(response));
-  EXPECT_FALSE(std::get<RestoreEnd>(message.what).status.ok()) << "an error is one, whatever its code";
+  const auto received = std::get<RestoreMessage>(*FromProto(response));
+  EXPECT_FALSE(std::get<RestoreEnd>(received.what).status.ok()) << "an error is one, whatever its code";
 }
 
 // A world of two over gRPC.
