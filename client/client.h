@@ -46,9 +46,10 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
-#include "common/model/model_spec.h"   // ModelSpec: how a model is described
-#include "common/model/phase.h"        // Phase: what a gather brings
-#include "common/model/tensor_kind.h"  // TensorKind, TensorType: what imports and exports carry
+#include "common/checkpoint/save_state.h"  // SaveState, SaveReason
+#include "common/model/model_spec.h"       // ModelSpec: how a model is described
+#include "common/model/phase.h"            // Phase: what a gather brings
+#include "common/model/tensor_kind.h"      // TensorKind, TensorType: what imports and exports carry
 #include "kernels/formats/format.h"
 #include "kernels/formats/scale_layout.h"
 #include "kernels/optim/hyperparameters.h"  // Hyperparameters: their defaults and ranges
@@ -401,21 +402,6 @@ struct CreatedModel {
   bool same_run = false;  // its first values come from a creation or an import of the same CreationOptions::run
 };
 
-// Progress of a save. From kPublished on it is over.
-enum class SaveState {
-  kWaiting = 1,  // for the answer of the commit under way
-  kCopying,
-  kWriting,
-  kPublished,
-  kAbandoned,     // there is no such checkpoint
-  kUnknown,       // renamed, but the name may be lost when the power fails
-  kSkipped,       // it fell due while another save was in progress
-  kAlreadySaved,  // nothing was written: the state has a checkpoint, which is at `path`
-};
-
-// Cause of a save.
-enum class SaveReason { kCommits = 1, kTime, kTrainer, kCall, kDrain };
-
 // State of one save so far.
 struct SaveRecord {
   std::string model = {};
@@ -433,9 +419,9 @@ struct SaveRecord {
   absl::Duration stall = {};  // time that a step has waited for the copy
   absl::Status error = {};    // why there is no durable checkpoint; OK where nothing is wrong
 
-  bool is_over() const { return state >= SaveState::kPublished; }
+  bool is_over() const { return IsOver(state); }
   // Returns true if there is a durable checkpoint of the state.
-  bool is_saved() const { return state == SaveState::kPublished || state == SaveState::kAlreadySaved; }
+  bool is_saved() const { return HasCheckpoint(state); }
 };
 
 struct SaveOptions {

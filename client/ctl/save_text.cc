@@ -1,6 +1,8 @@
 #include "client/ctl/save_text.h"
 
-#include "absl/strings/ascii.h"
+#include <optional>
+#include <string>
+
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_replace.h"
@@ -8,6 +10,7 @@
 #include "client/ctl/cell.h"
 #include "client/ctl/table.h"
 #include "client/ctl/terminal_text.h"
+#include "common/checkpoint/save_state_proto.h"
 #include "common/rpc/durations.h"
 
 namespace paramshard::ctl {
@@ -20,8 +23,8 @@ std::string SecondsCell(const google::protobuf::Duration& duration) {
 }  // namespace
 
 std::string SaveStateCell(const v1::Save& save) {
-  const std::string name = absl::AsciiStrToLower(EnumCell(v1::SaveState_Name(save.state()), "SAVE_STATE_"));
-  const std::string state = absl::StrReplaceAll(name, {{"_", " "}});
+  const std::optional<SaveState> known = SaveStateFromProto(save.state());
+  const std::string state = known.has_value() ? absl::StrReplaceAll(SaveStateName(*known), {{"_", " "}}) : "?";
   if (save.state() != v1::SAVE_STATE_WRITING || save.size_bytes() <= 0) return state;
   return absl::StrCat(state, " ", save.written_bytes() * 100 / save.size_bytes(), " %");
 }
@@ -41,11 +44,11 @@ std::string SavesText(const v1::ListSavesResponse& response) {
   Table table({Left("MODEL"), Right("SAVE"), Right("STEP"), Left("WHY"), Left("STATE"), Right("BYTES"),
                Right("SECONDS"), Right("COPY"), Right("STALL"), Left("BEGUN"), Left("PATH"), Left("ERROR")});
   for (const v1::Save& save : response.saves()) {
+    const std::optional<SaveReason> reason = SaveReasonFromProto(save.reason());
     table.AddRow({save.model(), absl::StrCat(save.number()), absl::StrCat(save.step()),
-                  absl::AsciiStrToLower(EnumCell(v1::SaveReason_Name(save.reason()), "SAVE_REASON_")),
-                  SaveStateCell(save), BytesCell(save.size_bytes()), SecondsCell(save.took()), SecondsCell(save.copy()),
-                  SecondsCell(save.stall()), TimeCell(save.begun_at()), TextCell(save.path()),
-                  TextCell(save.error().text())});
+                  reason.has_value() ? SaveReasonName(*reason) : "?", SaveStateCell(save), BytesCell(save.size_bytes()),
+                  SecondsCell(save.took()), SecondsCell(save.copy()), SecondsCell(save.stall()),
+                  TimeCell(save.begun_at()), TextCell(save.path()), TextCell(save.error().text())});
   }
   if (text.empty()) text = table.Text();
   for (const v1::SaveCounts& counts : response.counts()) {

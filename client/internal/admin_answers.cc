@@ -2,7 +2,10 @@
 
 #include <google/protobuf/timestamp.pb.h>
 
+#include <optional>
+
 #include "absl/strings/str_cat.h"
+#include "common/checkpoint/save_state_proto.h"
 #include "common/rpc/durations.h"
 #include "common/rpc/status.h"
 #include "kernels/base/status_macros.h"
@@ -10,11 +13,6 @@
 namespace paramshard::internal {
 namespace {
 
-static_assert(static_cast<int>(SaveState::kPublished) == v1::SAVE_STATE_PUBLISHED);
-static_assert(static_cast<int>(SaveState::kAlreadySaved) == v1::SAVE_STATE_ALREADY_SAVED);
-static_assert(static_cast<int>(SaveState::kAlreadySaved) == v1::SaveState_MAX);
-static_assert(static_cast<int>(SaveReason::kDrain) == v1::SAVE_REASON_DRAIN);
-static_assert(static_cast<int>(SaveReason::kDrain) == v1::SaveReason_MAX);
 static_assert(static_cast<int>(ValueOrigin::kLost) == v1::VALUE_ORIGIN_LOST);
 static_assert(static_cast<int>(ValueOrigin::kLost) == v1::ValueOrigin_MAX);
 
@@ -25,16 +23,17 @@ absl::Time TimeFromProto(const google::protobuf::Timestamp& time) {
 }  // namespace
 
 absl::StatusOr<SaveRecord> SaveFromProto(const v1::Save& save) {
-  const int state = save.state();
-  const int reason = save.reason();
-  if (state < 1 || state > v1::SaveState_MAX || reason < 1 || reason > v1::SaveReason_MAX) {
-    return absl::InternalError(absl::StrCat("save ", save.model(), ": unknown state ", state, " or reason ", reason,
+  const std::optional<SaveState> state = SaveStateFromProto(save.state());
+  const std::optional<SaveReason> reason = SaveReasonFromProto(save.reason());
+  if (!state.has_value() || !reason.has_value()) {
+    return absl::InternalError(absl::StrCat("save ", save.model(), ": unknown state ", static_cast<int>(save.state()),
+                                            " or reason ", static_cast<int>(save.reason()),
                                             "; daemon and client library may differ"));
   }
   return SaveRecord{.model = save.model(),
                     .number = save.number(),
-                    .state = static_cast<SaveState>(state),
-                    .reason = static_cast<SaveReason>(reason),
+                    .state = *state,
+                    .reason = *reason,
                     .step = save.step(),
                     .history_id = save.history_id(),
                     .path = save.path(),

@@ -44,15 +44,6 @@ constexpr Name<TensorType> kTensorTypes[] = {{TensorType::kFP32, "FP32"},
                                              {TensorType::kFP16, "FP16"},
                                              {TensorType::kFP8E4M3, "FP8_E4M3"},
                                              {TensorType::kInt16, "INT16"}};
-constexpr Name<SaveState> kSaveStates[] = {
-    {SaveState::kWaiting, "waiting"},     {SaveState::kCopying, "copying"},           {SaveState::kWriting, "writing"},
-    {SaveState::kPublished, "published"}, {SaveState::kAbandoned, "abandoned"},       {SaveState::kUnknown, "unknown"},
-    {SaveState::kSkipped, "skipped"},     {SaveState::kAlreadySaved, "already_saved"}};
-constexpr Name<SaveReason> kSaveReasons[] = {{SaveReason::kCommits, "commits"},
-                                             {SaveReason::kTime, "time"},
-                                             {SaveReason::kTrainer, "trainer"},
-                                             {SaveReason::kCall, "call"},
-                                             {SaveReason::kDrain, "drain"}};
 constexpr Name<ValueOrigin> kValueOrigins[] = {
     {ValueOrigin::kInitial, "initial"},   {ValueOrigin::kImporting, "importing"}, {ValueOrigin::kImported, "imported"},
     {ValueOrigin::kRestored, "restored"}, {ValueOrigin::kTrained, "trained"},     {ValueOrigin::kLost, "lost"}};

@@ -39,7 +39,8 @@ absl::string_view PhaseText(RestorePhase phase) {
 }
 
 bool IsNext(std::optional<RestorePhase> reached, RestorePhase phase) {
-  return static_cast<int>(phase) == (reached.has_value() ? static_cast<int>(*reached) + 1 : 0);
+  if (!reached.has_value()) return phase == RestorePhase::kReady;
+  return static_cast<int>(phase) == static_cast<int>(*reached) + 1;
 }
 
 }  // namespace

@@ -2,49 +2,12 @@
 
 #include <string>
 
+#include "common/checkpoint/save_state_proto.h"
 #include "common/rpc/durations.h"
 #include "common/rpc/status.h"
 
 namespace paramshard::server {
 namespace {
-
-v1::SaveState ToProto(SaveState state) {
-  switch (state) {
-    case SaveState::kWaiting:
-      return v1::SAVE_STATE_WAITING;
-    case SaveState::kCopying:
-      return v1::SAVE_STATE_COPYING;
-    case SaveState::kWriting:
-      return v1::SAVE_STATE_WRITING;
-    case SaveState::kPublished:
-      return v1::SAVE_STATE_PUBLISHED;
-    case SaveState::kAbandoned:
-      return v1::SAVE_STATE_ABANDONED;
-    case SaveState::kUnknown:
-      return v1::SAVE_STATE_UNKNOWN;
-    case SaveState::kSkipped:
-      return v1::SAVE_STATE_SKIPPED;
-    case SaveState::kAlreadySaved:
-      return v1::SAVE_STATE_ALREADY_SAVED;
-  }
-  return v1::SAVE_STATE_UNSPECIFIED;
-}
-
-v1::SaveReason ToProto(SaveReason reason) {
-  switch (reason) {
-    case SaveReason::kCommits:
-      return v1::SAVE_REASON_COMMITS;
-    case SaveReason::kTime:
-      return v1::SAVE_REASON_TIME;
-    case SaveReason::kTrainer:
-      return v1::SAVE_REASON_TRAINER;
-    case SaveReason::kCall:
-      return v1::SAVE_REASON_CALL;
-    case SaveReason::kDrain:
-      return v1::SAVE_REASON_DRAIN;
-  }
-  return v1::SAVE_REASON_UNSPECIFIED;
-}
 
 google::protobuf::Timestamp ToProto(absl::Time time) {
   google::protobuf::Timestamp message;
@@ -60,8 +23,8 @@ v1::Save ToProto(absl::string_view model, const SaveRecord& record) {
   v1::Save save;
   save.set_model(std::string(model));
   save.set_number(record.number);
-  save.set_state(ToProto(record.state));
-  save.set_reason(ToProto(record.reason));
+  save.set_state(SaveStateToProto(record.state));
+  save.set_reason(SaveReasonToProto(record.reason));
   save.set_step(record.step);
   if (record.history.value != 0) save.set_history_id(record.history.ToString());
   save.set_size_bytes(record.size_bytes);

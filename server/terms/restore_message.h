@@ -82,10 +82,11 @@ void Fields(ConstOr<RestorePartProgress> auto& m, const auto& f) {
   f("id", m.id)("done_bytes", m.done_bytes)("all_bytes", m.all_bytes);
 }
 
+// The numbers are sent.
 enum class RestorePhase : uint8_t {
-  kReady,    // everything is checked and reserved, trainers are held off, nothing has changed
-  kWritten,  // every row is written, and all sums are sent
-  kDone,     // the model goes on in the new history
+  kReady = 1,    // everything is checked and reserved, trainers are held off, nothing has changed
+  kWritten = 2,  // every row is written, and all sums are sent
+  kDone = 3,     // the model goes on in the new history
 };
 
 // From another node: it has reached this phase, or has failed to.

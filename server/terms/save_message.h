@@ -15,28 +15,10 @@
 #include "absl/numeric/int128.h"
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "common/checkpoint/save_state.h"
 #include "server/terms/wire_fields.h"
 
 namespace paramshard::server {
-
-enum class SaveState : uint8_t {
-  kWaiting,  // for the answer of a commit
-  kCopying,
-  kWriting,
-  kPublished,
-  kAbandoned,     // there is no such checkpoint
-  kUnknown,       // it has its name, but may lose it if the power fails
-  kSkipped,       // it fell due while another save was in progress
-  kAlreadySaved,  // there was a checkpoint of this state before it
-};
-inline bool IsOver(SaveState state) { return state >= SaveState::kPublished; }
-// Returns true if there is a durable checkpoint of the state.
-inline bool HasCheckpoint(SaveState state) {
-  return state == SaveState::kPublished || state == SaveState::kAlreadySaved;
-}
-
-// Reason for a save.
-enum class SaveReason : uint8_t { kCommits, kTime, kTrainer, kCall, kDrain };
 
 // From node 0. A node that has made commit `step` holds its state until it is copied, and makes no later commit before.
 struct SaveOrder {

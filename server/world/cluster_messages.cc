@@ -10,6 +10,7 @@
 #include <google/protobuf/message.h>
 #include <google/protobuf/reflection.h>
 
+#include "common/checkpoint/save_state_proto.h"
 #include "common/rpc/durations.h"
 #include "common/rpc/status.h"
 #include "server/base/version.h"
@@ -57,21 +58,14 @@ constexpr bool kAreAllNamed = std::none_of(kCaseNames<Variant>.begin(), kCaseNam
                                            [](const char* name) { return name == nullptr; });
 static_assert(kAreAllNamed<FromNode> && kAreAllNamed<ToNode>);
 
-// Enumerators of the wire begin with the unspecified one.
-template <typename Enum>
-constexpr Enum kLast = {};
-template <>
-constexpr SaveState kLast<SaveState> = SaveState::kAlreadySaved;
-template <>
-constexpr SaveReason kLast<SaveReason> = SaveReason::kDrain;
-template <>
-constexpr RestorePhase kLast<RestorePhase> = RestorePhase::kDone;
-// A message with an unknown one is dropped; else the default is read.
+// Enumerations have the numbers of their messages; save_state_proto.h asserts this for saves.
+static_assert(static_cast<int>(RestorePhase::kReady) == v1::RESTORE_PHASE_READY);
+static_assert(static_cast<int>(RestorePhase::kWritten) == v1::RESTORE_PHASE_WRITTEN);
+static_assert(static_cast<int>(RestorePhase::kDone) == v1::RESTORE_PHASE_DONE);
+static_assert(static_cast<int>(RestorePhase::kDone) == v1::RestorePhase_MAX);
+// A message with an unknown enumerator is dropped; else the default is read.
 template <typename Enum>
 constexpr bool kIsNeeded = std::is_same_v<Enum, RestorePhase>;
-static_assert(static_cast<int>(kLast<SaveState>) + 1 == v1::SAVE_STATE_ALREADY_SAVED);
-static_assert(static_cast<int>(kLast<SaveReason>) + 1 == v1::SAVE_REASON_DRAIN);
-static_assert(static_cast<int>(kLast<RestorePhase>) + 1 == v1::RESTORE_PHASE_DONE);
 
 v1::SaveNumber IdMessage(absl::uint128 id) {
   v1::SaveNumber message;
@@ -132,7 +126,7 @@ struct Writer {
   template <typename Enum>
   requires std::is_enum_v<Enum>
   void Put(const FieldDescriptor* field, Enum value) const {
-    reflection().SetEnumValue(&message, field, static_cast<int>(value) + 1);
+    reflection().SetEnumValue(&message, field, static_cast<int>(value));
   }
   template <IsSent Value>
   void Put(const FieldDescriptor* field, const Value& value) const {
@@ -210,8 +204,8 @@ struct Reader {
   template <typename Enum>
   requires std::is_enum_v<Enum>
   void Get(const FieldDescriptor* field, Enum& value) const {
-    const int number = reflection().GetEnumValue(message, field) - 1;
-    const bool is_known = number >= 0 && number <= static_cast<int>(kLast<Enum>);
+    const int number = reflection().GetEnumValue(message, field);
+    const bool is_known = number != 0 && field->enum_type()->FindValueByNumber(number) != nullptr;
     if (is_known) value = static_cast<Enum>(number);
     is_valid = is_valid && (is_known || !kIsNeeded<Enum>);
   }

@@ -1,5 +1,8 @@
 #include "client/internal/admin_answers.h"
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "common/checkpoint/save_state_proto.h"
 #include "gmock/gmock.h"
 #include "tests/status_matchers.h"
 
@@ -26,6 +29,19 @@ TEST(AdminAnswersTest, EveryStateOfASaveIsKnown) {
     EXPECT_EQ(record.is_saved(), number == v1::SAVE_STATE_PUBLISHED || number == v1::SAVE_STATE_ALREADY_SAVED);
     EXPECT_EQ(record.reason, SaveReason::kTime);
     EXPECT_OK(record.error);
+  }
+}
+
+// Python and tables of paramshardctl show these names, JSON shows the messages' own.
+TEST(AdminAnswersTest, StatesAndReasonsAreNamedAsInMessages) {
+  for (const auto& [state, name] : kSaveStates) {
+    EXPECT_EQ(absl::StrCat("SAVE_STATE_", absl::AsciiStrToUpper(name)), v1::SaveState_Name(SaveStateToProto(state)));
+    EXPECT_STREQ(SaveStateName(state), name);
+  }
+  for (const auto& [reason, name] : kSaveReasons) {
+    EXPECT_EQ(absl::StrCat("SAVE_REASON_", absl::AsciiStrToUpper(name)),
+              v1::SaveReason_Name(SaveReasonToProto(reason)));
+    EXPECT_STREQ(SaveReasonName(reason), name);
   }
 }
 
