@@ -71,9 +71,9 @@ absl::Status CheckPush(const CommandRules& rules, const v1::Push& push) {
   return rules.step_pushes.Check(push.unit());
 }
 
-absl::Status CheckCommit(const CommandRules& rules, const v1::Commit& commit) {
-  const bool repeats = commit.commit_number() == rules.last_commit && rules.last_commit > 0;
-  if (!repeats && commit.commit_number() != rules.last_commit + 1) {
+absl::Status CheckCommit(const CommandRules& rules, const v1::Command& command) {
+  const v1::Commit& commit = command.commit();
+  if (!RepeatsCommit(command, rules.last_commit) && commit.commit_number() != rules.last_commit + 1) {
     return absl::FailedPreconditionError(
         absl::StrCat("commit: want number ", rules.last_commit + 1, ", got ", commit.commit_number()));
   }
@@ -108,7 +108,7 @@ absl::Status CheckCommand(const CommandRules& rules, const v1::Command& command)
     case v1::Command::kPush:
       return CheckPush(rules, command.push());
     case v1::Command::kCommit:
-      return CheckCommit(rules, command.commit());
+      return CheckCommit(rules, command);
     case v1::Command::kDiscard:
       return absl::OkStatus();
     case v1::Command::KIND_NOT_SET:

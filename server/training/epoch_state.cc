@@ -60,11 +60,13 @@ void EpochState::Take(int rank, SentCommand command) {
 
 void EpochState::WakeRunnable() {
   CheckDepartures();
-  for (int rank : sequence.RunnableGathers()) rank_slots[rank]->Call();
+  bool may_push = end.ended();
   for (int rank = 0; rank < ranks_; ++rank) {
-    if (rank_slots[rank]->held_back && sequence.Room(rank) > 0) rank_slots[rank]->Call();
+    const bool may_send = rank_slots[rank]->held_back && sequence.Room(rank) > 0;
+    if (may_send || sequence.IsGatherRunnable(rank)) rank_slots[rank]->Call();
+    may_push = may_push || sequence.IsPushRunnable(rank);
   }
-  if (end.ended() || !sequence.RunnablePushes().empty()) work.SignalAll();
+  if (may_push) work.SignalAll();
 }
 
 void EpochState::WakeAll() {

@@ -104,7 +104,7 @@ void Sequence::Agree(QueuedCommand& command, SteadyTime now) {
 
 // --- Gathers
 
-bool Sequence::GatherRunnable(int rank) const {
+bool Sequence::IsGatherRunnable(int rank) const {
   const CommandQueue& queue = queues_.gathers(rank);
   if (stopped_ || !queue.HasNext()) return false;
   const QueuedCommand& command = queues_.At(queue.next());
@@ -113,21 +113,13 @@ bool Sequence::GatherRunnable(int rank) const {
 }
 
 const v1::Command* Sequence::BeginGather(int rank, SteadyTime now) {
-  if (!GatherRunnable(rank)) return nullptr;
+  if (!IsGatherRunnable(rank)) return nullptr;
   CommandQueue& queue = queues_.gathers(rank);
   queue.changed_at = now;
   return &queues_.At(queue.numbers[queue.begun++]).command;
 }
 
 void Sequence::FinishGather(int rank, SteadyTime now) { queues_.Pop(queues_.gathers(rank), now); }
-
-std::vector<int> Sequence::RunnableGathers() const {
-  std::vector<int> ranks;
-  for (int rank = 0; rank < options_.ranks; ++rank) {
-    if (GatherRunnable(rank)) ranks.push_back(rank);
-  }
-  return ranks;
-}
 
 // --- Pushes and commits
 
@@ -157,14 +149,6 @@ std::optional<Sequence::PushWork> Sequence::BeginPush(int rank) {
                   .command = &command.command,
                   .client_states = &command.client_states,
                   .commands = {.number = command.command.number(), .hash = command.chained}};
-}
-
-std::vector<int> Sequence::RunnablePushes() const {
-  std::vector<int> ranks;
-  for (int rank = 0; rank < options_.ranks; ++rank) {
-    if (RunnableWork(rank).has_value()) ranks.push_back(rank);
-  }
-  return ranks;
 }
 
 bool Sequence::FinishReduce(int rank, SteadyTime now) {

@@ -103,9 +103,9 @@ class Sequence {
   // Returns the chain of commands that all ranks have sent, where they are chained.
   const CommandChain& chain() const { return chain_; }
 
-  // Return the ranks that could begin something now.
-  std::vector<int> RunnableGathers() const;
-  std::vector<int> RunnablePushes() const;
+  // Return true if the rank could begin a gather, or work of its push queue, now.
+  bool IsGatherRunnable(int rank) const;
+  bool IsPushRunnable(int rank) const { return RunnableWork(rank).has_value(); }
 
   // Returns true if nothing up to the command `number` needs the rank's trainer any more: the daemon has taken all of
   // it, and no push or commit in it is unfinished. Gathers end without the trainer.
@@ -144,7 +144,6 @@ class Sequence {
   absl::Status Compare(int rank, const QueuedCommand& command, const SentCommand& sent) const;
   // Called when all ranks have sent it.
   void Agree(QueuedCommand& command, SteadyTime now);
-  bool GatherRunnable(int rank) const;
   std::optional<Work> RunnableWork(int rank) const;
   // Lets the ranks' push queues look for work again.
   void FreePushes();

@@ -26,13 +26,13 @@ TEST_F(SequenceTest, ACommitSumsThenVotesOnceThenApplies) {
   EXPECT_EQ(BeginPush(0), std::nullopt) << "the other rank has not summed";
   EXPECT_EQ(BeginPush(1), Work::kSum);
   sequence_->FinishSum(1);
-  EXPECT_THAT(sequence_->RunnablePushes(), ElementsAre(0, 1));
+  EXPECT_THAT(RunnablePushes(), ElementsAre(0, 1));
   EXPECT_EQ(BeginPush(1), Work::kVote);
   EXPECT_EQ(BeginPush(0), std::nullopt) << "one vote is enough";
   sequence_->FinishVote(Verdict::kApplies);
   RunApplies();
   EXPECT_EQ(sequence_->LastCommitInFlight(), 0);
-  EXPECT_THAT(sequence_->RunnablePushes(), IsEmpty());
+  EXPECT_THAT(RunnablePushes(), IsEmpty());
 }
 
 TEST_F(SequenceTest, AmaxesAreSharedOnceWhenAllRanksHaveApplied) {
@@ -44,12 +44,12 @@ TEST_F(SequenceTest, AmaxesAreSharedOnceWhenAllRanksHaveApplied) {
   EXPECT_FALSE(sequence_->FinishApply(1, now_).has_value());
   EXPECT_EQ(BeginPush(1), std::nullopt) << "rank 0 is still applying";
   EXPECT_FALSE(sequence_->FinishApply(0, now_).has_value());
-  EXPECT_THAT(sequence_->RunnablePushes(), ElementsAre(0, 1));
+  EXPECT_THAT(RunnablePushes(), ElementsAre(0, 1));
   EXPECT_EQ(BeginPush(1), Work::kShareAmaxes);
   EXPECT_EQ(BeginPush(0), std::nullopt) << "one is enough";
-  EXPECT_THAT(sequence_->RunnablePushes(), IsEmpty());
+  EXPECT_THAT(RunnablePushes(), IsEmpty());
   sequence_->FinishShareAmaxes();
-  EXPECT_THAT(sequence_->RunnablePushes(), ElementsAre(0, 1));
+  EXPECT_THAT(RunnablePushes(), ElementsAre(0, 1));
 }
 
 TEST_F(SequenceTest, ACommitThatEncodesIsAnsweredWhenAllRanksHave) {
@@ -60,12 +60,12 @@ TEST_F(SequenceTest, ACommitThatEncodesIsAnsweredWhenAllRanksHave) {
   EXPECT_EQ(BeginPush(0), Work::kEncode);
   EXPECT_FALSE(sequence_->FinishEncode(0, now_).has_value());
   EXPECT_EQ(BeginPush(0), std::nullopt);
-  EXPECT_THAT(sequence_->RunnableGathers(), IsEmpty()) << "the planes of rank 1 are of the version before";
+  EXPECT_THAT(RunnableGathers(), IsEmpty()) << "the planes of rank 1 are of the version before";
   EXPECT_NE(sequence_->LastCommitInFlight(), 0);
   EXPECT_EQ(BeginPush(1), Work::kEncode);
   EXPECT_TRUE(sequence_->FinishEncode(1, now_).has_value());
   EXPECT_EQ(sequence_->LastCommitInFlight(), 0);
-  EXPECT_THAT(sequence_->RunnableGathers(), ElementsAre(0, 1));
+  EXPECT_THAT(RunnableGathers(), ElementsAre(0, 1));
 }
 
 TEST_F(SequenceTest, TheCommitAfterOneThatEncodesBeginsAnew) {
@@ -78,7 +78,7 @@ TEST_F(SequenceTest, TheCommitAfterOneThatEncodesBeginsAnew) {
     EXPECT_EQ(sequence_->FinishEncode(rank, now_).has_value(), rank == kRanks - 1);
   }
   RunCommit();
-  EXPECT_THAT(sequence_->RunnablePushes(), IsEmpty());
+  EXPECT_THAT(RunnablePushes(), IsEmpty());
 }
 
 TEST_F(SequenceTest, ADecidedCommitSharesAndEncodesAfterStop) {
@@ -109,9 +109,9 @@ TEST_F(SequenceTest, ACommitWaitsOnEachRankForItsOwnReleases) {
   RunGathers();
   RunGathers();
   ReleaseAll(0, 1);
-  EXPECT_THAT(sequence_->RunnablePushes(), IsEmpty());
+  EXPECT_THAT(RunnablePushes(), IsEmpty());
   words_.Release(1, 1, 2);
-  EXPECT_THAT(sequence_->RunnablePushes(), ElementsAre(1));
+  EXPECT_THAT(RunnablePushes(), ElementsAre(1));
 }
 
 TEST_F(SequenceTest, ACommitWaitsForEarlierGathersOfItsRank) {
@@ -119,17 +119,17 @@ TEST_F(SequenceTest, ACommitWaitsForEarlierGathersOfItsRank) {
   SubmitAll(CommitCommand(2, 1));
   // A trainer that says so although nothing has arrived.
   ReleaseAll(0, 1);
-  EXPECT_THAT(sequence_->RunnablePushes(), IsEmpty());
+  EXPECT_THAT(RunnablePushes(), IsEmpty());
   sequence_->BeginGather(0, now_);
-  EXPECT_THAT(sequence_->RunnablePushes(), IsEmpty());
+  EXPECT_THAT(RunnablePushes(), IsEmpty());
   sequence_->FinishGather(0, now_);
-  EXPECT_THAT(sequence_->RunnablePushes(), ElementsAre(0));
+  EXPECT_THAT(RunnablePushes(), ElementsAre(0));
 }
 
 TEST_F(SequenceTest, ACommitWaitsForEarlierPushes) {
   SubmitAll(PushCommand(1, kA, 0));
   SubmitAll(CommitCommand(2, 1));
-  EXPECT_THAT(sequence_->RunnablePushes(), IsEmpty());
+  EXPECT_THAT(RunnablePushes(), IsEmpty());
   FillAll(0, 1);
   RunReduces();
   RunCommit();
@@ -141,7 +141,7 @@ TEST_F(SequenceTest, ADiscardComesBehindThePushesBeforeItAndHoldsBackNoGather) {
   SubmitAll(GatherCommand(3, kA, 0));
   SubmitAll(PushCommand(4, kA, 1));
   FillAll(1, 4);
-  EXPECT_THAT(sequence_->RunnablePushes(), IsEmpty()) << "the first push is not filled";
+  EXPECT_THAT(RunnablePushes(), IsEmpty()) << "the first push is not filled";
   RunGathers();
   FillAll(0, 1);
   RunReduces();
@@ -165,16 +165,16 @@ TEST_F(SequenceTest, LaterCommandsWaitForTheCommit) {
   SubmitAll(GatherCommand(2, kA, 0));
   SubmitAll(PushCommand(3, kA, 0));
   FillAll(0, 3);
-  EXPECT_THAT(sequence_->RunnableGathers(), IsEmpty());
+  EXPECT_THAT(RunnableGathers(), IsEmpty());
   RunSums();
   RunVote();
   EXPECT_EQ(BeginPush(0), Work::kApply);
   EXPECT_FALSE(sequence_->FinishApply(0, now_).has_value());
-  EXPECT_THAT(sequence_->RunnableGathers(), IsEmpty()) << "rank 1 still applies";
-  EXPECT_THAT(sequence_->RunnablePushes(), ElementsAre(1));
+  EXPECT_THAT(RunnableGathers(), IsEmpty()) << "rank 1 still applies";
+  EXPECT_THAT(RunnablePushes(), ElementsAre(1));
   EXPECT_EQ(BeginPush(1), Work::kApply);
   EXPECT_TRUE(sequence_->FinishApply(1, now_).has_value());
-  EXPECT_THAT(sequence_->RunnableGathers(), ElementsAre(0, 1));
+  EXPECT_THAT(RunnableGathers(), ElementsAre(0, 1));
   RunReduces();
 }
 
@@ -183,10 +183,10 @@ TEST_F(SequenceTest, CommandsWaitForACommitThatIsNotAgreedYet) {
   SubmitAll(GatherCommand(1, kA, 0));
   EXPECT_OK(Submit(0, CommitCommand(2, 1)));
   EXPECT_OK(Submit(0, GatherCommand(3, kB, 1)));
-  EXPECT_THAT(sequence_->RunnableGathers(), ElementsAre(0, 1));
+  EXPECT_THAT(RunnableGathers(), ElementsAre(0, 1));
   RunGathers();
-  EXPECT_THAT(sequence_->RunnableGathers(), IsEmpty());
-  EXPECT_THAT(sequence_->RunnablePushes(), IsEmpty());
+  EXPECT_THAT(RunnableGathers(), IsEmpty());
+  EXPECT_THAT(RunnablePushes(), IsEmpty());
 }
 
 TEST_F(SequenceTest, CommitsMayQueue) {
@@ -246,12 +246,12 @@ TEST_F(SequenceTest, ARepeatedCommitNumberHasNothingToDo) {
   Restart(3);
   SubmitAll(CommitCommand(1, 3));
   EXPECT_EQ(sequence_->LastCommitInFlight(), 0);
-  EXPECT_THAT(sequence_->RunnablePushes(), IsEmpty());
+  EXPECT_THAT(RunnablePushes(), IsEmpty());
   SubmitAll(CommitCommand(2, 4));
   SubmitAll(CommitCommand(3, 4));
   SubmitAll(GatherCommand(4, kA, 0));
   RunCommit();
-  EXPECT_THAT(sequence_->RunnablePushes(), IsEmpty());
+  EXPECT_THAT(RunnablePushes(), IsEmpty());
   RunGathers();
 }
 
@@ -268,7 +268,7 @@ TEST_F(SequenceTest, NumbersGoOnPastTheSizeOfAWord) {
   RunGathers();
   ReleaseAll(0, 0x80000000u + 1);
   SubmitAll(GatherCommand(2, kA, 0));
-  EXPECT_THAT(sequence_->RunnableGathers(), IsEmpty()) << "a release from the past, as the comparison says";
+  EXPECT_THAT(RunnableGathers(), IsEmpty()) << "a release from the past, as the comparison says";
 }
 
 }  // namespace

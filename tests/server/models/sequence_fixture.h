@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -82,6 +83,21 @@ class SequenceTest : public testing::Test {
     EXPECT_THAT(Submit(1, command), IsOkAndHolds(true));
   }
 
+  // Return the ranks that could begin something now.
+  std::vector<int> RunnableGathers() const {
+    std::vector<int> ranks;
+    for (int rank = 0; rank < kRanks; ++rank) {
+      if (sequence_->IsGatherRunnable(rank)) ranks.push_back(rank);
+    }
+    return ranks;
+  }
+  std::vector<int> RunnablePushes() const {
+    std::vector<int> ranks;
+    for (int rank = 0; rank < kRanks; ++rank) {
+      if (sequence_->IsPushRunnable(rank)) ranks.push_back(rank);
+    }
+    return ranks;
+  }
   // Begins and finishes a rank's next gather; its number, 0 when there is none.
   int64_t RunGather(int rank) {
     const v1::Command* command = sequence_->BeginGather(rank, now_);

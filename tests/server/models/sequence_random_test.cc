@@ -130,7 +130,7 @@ class SequenceRecordTest : public SequenceTest {
       RunGather(rank);
       sequence_->WaitsFor(rank);
     }
-    sequence_->RunnablePushes();
+    RunnablePushes();
     sequence_->Overdue(now_).IgnoreError();
     sequence_->NextDeadline();
     EXPECT_EQ(sequence_->Answered(sequence_->LastCommitInFlight()), sequence_->LastCommitInFlight() == 0);

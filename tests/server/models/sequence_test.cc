@@ -24,10 +24,10 @@ using Work = Sequence::Work;
 
 TEST_F(SequenceTest, ACommandIsAgreedWhenTheLastRankHasSentIt) {
   EXPECT_THAT(Submit(1, GatherCommand(1, kA, 0)), IsOkAndHolds(false));
-  EXPECT_THAT(sequence_->RunnableGathers(), IsEmpty());
+  EXPECT_THAT(RunnableGathers(), IsEmpty());
   EXPECT_EQ(sequence_->BeginGather(1, now_), nullptr);
   EXPECT_THAT(Submit(0, GatherCommand(1, kA, 0)), IsOkAndHolds(true));
-  EXPECT_THAT(sequence_->RunnableGathers(), ElementsAre(0, 1));
+  EXPECT_THAT(RunnableGathers(), ElementsAre(0, 1));
 }
 
 TEST_F(SequenceTest, OneRankMayBeFarAhead) {
@@ -105,7 +105,7 @@ TEST_F(SequenceTest, GathersOfARankBeginInOrder) {
   EXPECT_EQ(sequence_->BeginGather(0, now_)->number(), 1);
   EXPECT_EQ(sequence_->BeginGather(0, now_)->number(), 2);
   EXPECT_EQ(sequence_->BeginGather(0, now_), nullptr);
-  EXPECT_THAT(sequence_->RunnableGathers(), ElementsAre(1));
+  EXPECT_THAT(RunnableGathers(), ElementsAre(1));
 }
 
 TEST_F(SequenceTest, ACommitWaitsForEveryGatherThatWasBegun) {
@@ -119,7 +119,7 @@ TEST_F(SequenceTest, ACommitWaitsForEveryGatherThatWasBegun) {
     ASSERT_NE(sequence_->BeginGather(rank, now_), nullptr);
     sequence_->FinishGather(rank, now_);
   }
-  EXPECT_THAT(sequence_->RunnablePushes(), IsEmpty());
+  EXPECT_THAT(RunnablePushes(), IsEmpty());
   sequence_->Stop();
   EXPECT_FALSE(sequence_->Quiet());
   for (int rank = 0; rank < kRanks; ++rank) sequence_->FinishGather(rank, now_);
@@ -138,11 +138,11 @@ TEST_F(SequenceTest, AReusedSlotWaitsForEveryRanksRelease) {
   SubmitAll(GatherCommand(1, kA, 0));
   SubmitAll(GatherCommand(2, kB, 0));
   RunGathers();
-  EXPECT_THAT(sequence_->RunnableGathers(), IsEmpty());
+  EXPECT_THAT(RunnableGathers(), IsEmpty());
   words_.Release(0, 0, 1);
-  EXPECT_THAT(sequence_->RunnableGathers(), IsEmpty());
+  EXPECT_THAT(RunnableGathers(), IsEmpty());
   words_.Release(1, 0, 1);
-  EXPECT_THAT(sequence_->RunnableGathers(), ElementsAre(0, 1));
+  EXPECT_THAT(RunnableGathers(), ElementsAre(0, 1));
 }
 
 // A trainer may release what has not arrived: the pieces on their way would land among those of the next gather.
@@ -177,25 +177,25 @@ TEST_F(SequenceTest, AGatherDoesNotOvertakeOneThatIsNotAgreed) {
   SubmitAll(GatherCommand(1, kA, 0));
   RunGathers();
   EXPECT_OK(Submit(0, GatherCommand(2, kB, 1)));
-  EXPECT_THAT(sequence_->RunnableGathers(), IsEmpty());
+  EXPECT_THAT(RunnableGathers(), IsEmpty());
 }
 
 // --- Pushes ---
 
 TEST_F(SequenceTest, APushWaitsUntilEveryRankHasFilledTheSlot) {
   SubmitAll(PushCommand(1, kA, 0));
-  EXPECT_THAT(sequence_->RunnablePushes(), IsEmpty());
+  EXPECT_THAT(RunnablePushes(), IsEmpty());
   words_.Fill(1, 0, 1);
-  EXPECT_THAT(sequence_->RunnablePushes(), IsEmpty());
+  EXPECT_THAT(RunnablePushes(), IsEmpty());
   words_.Fill(0, 0, 1);
-  EXPECT_THAT(sequence_->RunnablePushes(), ElementsAre(0, 1));
+  EXPECT_THAT(RunnablePushes(), ElementsAre(0, 1));
 }
 
 TEST_F(SequenceTest, AFillForAnEarlierPushDoesNotCount) {
   FillAll(0, 1);
   SubmitAll(GatherCommand(1, kA, 0));
   SubmitAll(PushCommand(2, kA, 0));
-  EXPECT_THAT(sequence_->RunnablePushes(), IsEmpty());
+  EXPECT_THAT(RunnablePushes(), IsEmpty());
 }
 
 TEST_F(SequenceTest, PushesRunInOrderAndTheSlotIsDrainedWithTheLastRank) {
@@ -221,8 +221,8 @@ TEST_F(SequenceTest, AfterStopNothingBegins) {
   FillAll(0, 2);
   EXPECT_FALSE(sequence_->Quiet());
   sequence_->Stop();
-  EXPECT_THAT(sequence_->RunnableGathers(), IsEmpty());
-  EXPECT_THAT(sequence_->RunnablePushes(), IsEmpty());
+  EXPECT_THAT(RunnableGathers(), IsEmpty());
+  EXPECT_THAT(RunnablePushes(), IsEmpty());
   EXPECT_EQ(sequence_->BeginGather(0, now_), nullptr);
   EXPECT_EQ(BeginPush(0), std::nullopt);
   EXPECT_TRUE(sequence_->Quiet());
@@ -246,7 +246,7 @@ TEST_F(SequenceTest, ACommitThatIsNotDecidedIsDroppedByStop) {
   SubmitAll(CommitCommand(1, 1));
   RunSums();
   sequence_->Stop();
-  EXPECT_THAT(sequence_->RunnablePushes(), IsEmpty());
+  EXPECT_THAT(RunnablePushes(), IsEmpty());
   EXPECT_TRUE(sequence_->Quiet());
 }
 
@@ -276,7 +276,7 @@ TEST_F(SequenceTest, ACommitThatWasGivenUpIsAppliedNowhere) {
   SubmitAll(CommitCommand(1, 1));
   RunSums();
   RunVote(Verdict::kGivenUp);
-  EXPECT_THAT(sequence_->RunnablePushes(), IsEmpty());
+  EXPECT_THAT(RunnablePushes(), IsEmpty());
   sequence_->Stop();
   EXPECT_TRUE(sequence_->Quiet());
 }

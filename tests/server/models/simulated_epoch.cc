@@ -164,11 +164,8 @@ void SimulatedEpoch::AddTrainerEvents(int rank, std::vector<Event>& events) {
 }
 
 void SimulatedEpoch::AddDaemonEvents(int rank, std::vector<Event>& events) {
-  const auto has = [rank](const std::vector<int>& ranks) {
-    return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
-  };
-  const bool gathers = has(sequence_.RunnableGathers());
-  const bool pushes = has(sequence_.RunnablePushes());
+  const bool gathers = sequence_.IsGatherRunnable(rank);
+  const bool pushes = sequence_.IsPushRunnable(rank);
   if (gathers) events.push_back([=, this] { BeginGather(rank); });
   if (pushes) events.push_back([=, this] { BeginPush(rank); });
   if (!gathers) {
