@@ -59,8 +59,9 @@ void InterruptedChanges::Run() {
     const absl::Status status = MakeWithRetries(change);
     if (!status.ok() && IsStopping()) return;
     store_->FinishChange(change.model, status);
-    if (!status.ok()) continue;
-    Log(LogLevel::kInfo, "completed a change that was cut off",
+    // A restore has logged itself.
+    if (!status.ok() || change.source.kind == ChangeSource::Kind::kCheckpoint) continue;
+    Log(LogLevel::kInfo, "completed an import that was cut off",
         {{"model", change.model->spec().name},
          {"history", change.model->state().history().id.ToString()},
          {"elapsed", absl::FormatDuration(absl::FromChrono(SteadyNow() - begin))}});
