@@ -20,7 +20,8 @@ namespace {
 constexpr int64_t kMostPartBytes = int64_t{1} << 48;
 // Largest number of sums in one message: a tensor's name has at most a few hundred bytes.
 constexpr size_t kSumsOfMessage = 1000;
-// Interval in which a restore that waits for other daemons checks whether a caller still waits for it.
+// Interval in which a creation that waits for other daemons checks whether a caller still waits for it: callers that go
+// wake nobody.
 constexpr absl::Duration kLookAfter = absl::Milliseconds(200);
 constexpr absl::Duration kWatchInterval = absl::Milliseconds(250);
 // Shortest wait for the last reports, which cannot fail any more.
@@ -310,18 +311,19 @@ void RestoreAgreement::Allow(RestorePhase phase) {
 }
 
 absl::Status RestoreAgreement::Await(RestorePhase phase, SteadyTime deadline) {
+  const bool may_be_abandoned = phase == RestorePhase::kReady && options_.is_abandoned != nullptr;
   absl::MutexLock lock(&mu_);
   while (true) {
     RETURN_IF_ERROR(Failure());
     if (IsReached(phase)) return absl::OkStatus();
     const absl::Duration left = Until(deadline, options_.clock->Now());
     if (left <= absl::ZeroDuration()) return LateError(phase);
-    if (phase == RestorePhase::kReady && options_.is_abandoned()) {
+    if (may_be_abandoned && options_.is_abandoned()) {
       // Trainers of other daemons get this error too: they are still there.
       return absl::UnavailableError(
           absl::StrCat("create model ", DisplayName(model()), ": all callers have gone; try again"));
     }
-    changed_.WaitUntil(&mu_, After(SteadyNow(), std::min(left, kLookAfter)));
+    changed_.WaitUntil(&mu_, After(SteadyNow(), may_be_abandoned ? std::min(left, kLookAfter) : left));
   }
 }
 

@@ -63,8 +63,8 @@ class RestoreAgreement {
     int replicas = 1;                      // of the world; not for a follower
     SteadyTime deadline = kNever;
     const Clock* clock = &Clock::Steady();  // outlives the agreement
-    // Returns true if no caller waits for the model that a leader creates. Does not block.
-    std::function<bool()> is_abandoned = [] { return false; };
+    // Returns true if no caller waits for the model that a leader creates; null if it creates none. Does not block.
+    std::function<bool()> is_abandoned = nullptr;
     std::function<void(Point)> at = [](Point) {};
   };
 

@@ -89,7 +89,7 @@ class Restores final : public RestoreListener {
   // progress: the model was deleted after its restore was prepared.
   absl::StatusOr<RestoreResult> Run(
       std::unique_ptr<RestoreTask> task, absl::FunctionRef<absl::Status()> begun = [] { return absl::OkStatus(); },
-      std::function<bool()> is_abandoned = [] { return false; });
+      std::function<bool()> is_abandoned = nullptr);
 
   // Returns the source for a model that this daemon of several has lost: at node 0 the restore that was cut off, else
   // the latest checkpoint. No value if nothing is saved. At other nodes node 0 makes the choice.
