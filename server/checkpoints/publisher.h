@@ -42,7 +42,6 @@ class Publisher {
   static absl::StatusOr<std::unique_ptr<Publisher>> Open(DiskCalls* calls, const std::string& root,
                                                          const ModelSpec& spec);
 
-  const std::string& model_folder() const { return model_folder_; }
   // Error of Open, the last Begin, or an Abandon after it for files that it could not remove; OK if nothing is left.
   const absl::Status& leftovers() const { return leftovers_; }
   // Returns true if a rename is not known to be on the disk.

@@ -16,7 +16,7 @@ absl::Status SaveAgreement::CheckContinue() const {
 }
 
 absl::Status SaveAgreement::LateError(absl::string_view what) const {
-  if (!options_.leads) {
+  if (options_.role == Role::kFollower) {
     return absl::DeadlineExceededError(
         absl::StrCat("save ", options_.model, ": timed out: node 0's deadline has passed"));
   }
@@ -35,15 +35,19 @@ absl::Status SaveAgreement::Await(absl::FunctionRef<bool()> is_there) {
 }
 
 absl::Status SaveAgreement::AgreeToWrite() {
-  if (options_.alone) return absl::OkStatus();
-  if (options_.leads) {
-    return options_.cluster->Send(SaveMessage{.model = options_.model, .what = SavePermission{.id = id()}});
+  switch (options_.role) {
+    case Role::kAlone:
+      break;
+    case Role::kLeader:
+      return options_.cluster->Send(SaveMessage{.model = options_.model, .what = SavePermission{.id = id()}});
+    case Role::kFollower:
+      return Await([this]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return is_permitted_; });
   }
-  return Await([this]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return is_permitted_; });
+  return absl::OkStatus();
 }
 
 absl::StatusOr<std::vector<PartReport>> SaveAgreement::AwaitParts() {
-  const int nodes = options_.alone ? 1 : options_.cluster->nodes();
+  const int nodes = options_.role == Role::kAlone ? 1 : options_.cluster->nodes();
   const absl::Status there =
       Await([this, nodes]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return static_cast<int>(parts_.size()) == nodes - 1; });
   absl::MutexLock lock(&mu_);

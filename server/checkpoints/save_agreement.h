@@ -3,6 +3,7 @@
 #define PARAMSHARD_SERVER_CHECKPOINTS_SAVE_AGREEMENT_H_
 
 #include <atomic>
+#include <cstdint>
 #include <map>
 #include <string>
 #include <utility>
@@ -27,11 +28,16 @@ namespace paramshard::server {
 // One daemon's part in a save whose order has been sent or taken; save_message.h has the messages. Thread-safe.
 class SaveAgreement {
  public:
+  enum class Role : uint8_t {
+    kAlone,     // node 0 saves without the others
+    kLeader,    // node 0
+    kFollower,  // another node
+  };
+
   struct Options {
+    Role role = Role::kLeader;
     Cluster* cluster = nullptr;  // outlives the agreement
     std::string model;
-    bool leads = true;
-    bool alone = false;    // a leader saves without the others
     absl::uint128 id = 0;  // of the save
     absl::Duration timeout = absl::InfiniteDuration();
     SteadyTime deadline = kNever;
@@ -41,7 +47,7 @@ class SaveAgreement {
   explicit SaveAgreement(Options options) : options_(std::move(options)) {}
 
   absl::uint128 id() const { return options_.id; }
-  bool alone() const { return options_.alone; }
+  Role role() const { return options_.role; }
   SteadyTime deadline() const { return options_.deadline; }
 
   // Returns why the save must end: the first failure, or DEADLINE_EXCEEDED. Does not block.

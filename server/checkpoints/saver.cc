@@ -124,6 +124,8 @@ void Saver::Stop() {
   {
     absl::MutexLock lock(&mu_);
     stopped_ = true;
+    // A drain does not wait for an answer: the model hears no more news.
+    wish_open_ = false;
     if (under_way_.has_value() && under_way_->agreement != nullptr) under_way_->agreement->Fail(why);
     if (Waits()) GiveUp(why);
     thread = std::move(thread_);
@@ -300,13 +302,14 @@ absl::Status Saver::Order(const HeldState& state) {
         {{"model", model_.spec().name}, {"step", absl::StrCat(order.step)}, {"why", told.ToString()}});
   }
   under_way_->order = order;
-  under_way_->agreement = std::make_shared<SaveAgreement>(SaveAgreement::Options{.cluster = &cluster,
-                                                                                 .model = model_.spec().name,
-                                                                                 .alone = alone,
-                                                                                 .id = order.id,
-                                                                                 .timeout = options_.policy.timeout,
-                                                                                 .deadline = deadline,
-                                                                                 .clock = options_.clock});
+  SaveAgreement::Options agreement{.role = alone ? SaveAgreement::Role::kAlone : SaveAgreement::Role::kLeader,
+                                   .cluster = &cluster,
+                                   .model = model_.spec().name,
+                                   .id = order.id,
+                                   .timeout = options_.policy.timeout,
+                                   .deadline = deadline,
+                                   .clock = options_.clock};
+  under_way_->agreement = std::make_shared<SaveAgreement>(std::move(agreement));
   return absl::OkStatus();
 }
 
@@ -376,9 +379,9 @@ void Saver::TakeOrder(const SaveOrder& order) {
       .number = records_.Add({.reason = order.reason, .step = order.step, .begun_at = options_.now()}).number,
       .begun = now,
       .order = order,
-      .agreement = std::make_shared<SaveAgreement>(SaveAgreement::Options{.cluster = model_.world().cluster,
+      .agreement = std::make_shared<SaveAgreement>(SaveAgreement::Options{.role = SaveAgreement::Role::kFollower,
+                                                                          .cluster = model_.world().cluster,
                                                                           .model = model_.spec().name,
-                                                                          .leads = false,
                                                                           .id = order.id,
                                                                           .deadline = After(now, order.timeout),
                                                                           .clock = options_.clock})};
@@ -529,7 +532,7 @@ void Saver::Save(const Work& work) {
 
 absl::Status Saver::Copy(const Work& work) {
   const SteadyTime begin = options_.clock->Now();
-  absl::Status copied = images_->Select(work.agreement->alone());
+  absl::Status copied = images_->Select(work.agreement->role() == SaveAgreement::Role::kAlone);
   if (copied.ok()) {
     images_->Restart();
     copied = images_->Fill(work.state, [&] { return work.agreement->CheckContinue(); });

@@ -72,7 +72,7 @@ class PublisherTest : public testing::Test {
     EXPECT_OK(publisher);
     return *std::move(publisher);
   }
-  Publisher::Result Save(Publisher& publisher, int64_t step) { return shards_.Save(&calls_, publisher, step); }
+  Publisher::Result Save(Publisher& publisher, int64_t step) { return shards_.Save(&calls_, publisher, folder_, step); }
 
   const test::TemporaryDirectory root_;
   SwitchedCalls calls_;
@@ -191,7 +191,7 @@ TEST_F(PublisherTest, LeftoversGoAtTheStartAndAtTheNextSave) {
   {
     const auto publisher = Open();
     ASSERT_OK(publisher->Begin(SavedShards::IdentityOf(50), shards_.world()));
-    ASSERT_OK(shards_.WriteParts(&calls_, *publisher, 50));
+    ASSERT_OK(shards_.WriteParts(&calls_, folder_, 50));
   }
   EXPECT_EQ(NamesIn(folder_).size(), 2);
   const auto publisher = Open();
@@ -223,7 +223,7 @@ TEST_F(PublisherTest, WhatAnAbandonedSaveLeavesIsAmongTheLeftovers) {
 TEST_F(PublisherTest, AMissingPartAbandonsTheSave) {
   const auto publisher = Open();
   ASSERT_OK(publisher->Begin(SavedShards::IdentityOf(50), shards_.world()));
-  ASSERT_OK_AND_ASSIGN(const auto reports, shards_.WriteParts(&calls_, *publisher, 50));
+  ASSERT_OK_AND_ASSIGN(const auto reports, shards_.WriteParts(&calls_, folder_, 50));
   const StagingDirectory folder(Disk(&calls_), folder_, SavedShards::IdentityOf(50));
   fs::remove(folder.path() + "/part-00001.json");
   const Publisher::Result result = publisher->Publish(reports, shards_.CommonOf(50), {});
@@ -235,7 +235,7 @@ TEST_F(PublisherTest, AMissingPartAbandonsTheSave) {
 TEST_F(PublisherTest, AnOlderPartAbandonsTheSave) {
   const auto publisher = Open();
   ASSERT_OK(publisher->Begin(SavedShards::IdentityOf(50), shards_.world()));
-  ASSERT_OK_AND_ASSIGN(auto reports, shards_.WriteParts(&calls_, *publisher, 50));
+  ASSERT_OK_AND_ASSIGN(auto reports, shards_.WriteParts(&calls_, folder_, 50));
   reports[0].hash += 1;
   const Publisher::Result result = publisher->Publish(reports, shards_.CommonOf(50), {});
   EXPECT_EQ(result.state, SaveState::kAbandoned);
@@ -245,7 +245,7 @@ TEST_F(PublisherTest, AnOlderPartAbandonsTheSave) {
 TEST_F(PublisherTest, AReportThatIsMissingAbandonsTheSave) {
   const auto publisher = Open();
   ASSERT_OK(publisher->Begin(SavedShards::IdentityOf(50), shards_.world()));
-  ASSERT_OK_AND_ASSIGN(auto reports, shards_.WriteParts(&calls_, *publisher, 50));
+  ASSERT_OK_AND_ASSIGN(auto reports, shards_.WriteParts(&calls_, folder_, 50));
   reports.erase(reports.begin());
   const Publisher::Result result = publisher->Publish(reports, shards_.CommonOf(50), {});
   EXPECT_EQ(result.state, SaveState::kAbandoned);
@@ -266,7 +266,7 @@ TEST_F(PublisherTest, DaemonsThatDifferInStepCountsAbandonTheSave) {
 TEST_F(PublisherTest, WhatARestoreWouldRefuseIsNotPublished) {
   const auto publisher = Open();
   ASSERT_OK(publisher->Begin(SavedShards::IdentityOf(50), shards_.world()));
-  ASSERT_OK_AND_ASSIGN(const auto reports, shards_.WriteParts(&calls_, *publisher, 50));
+  ASSERT_OK_AND_ASSIGN(const auto reports, shards_.WriteParts(&calls_, folder_, 50));
   const StagingDirectory folder(Disk(&calls_), folder_, SavedShards::IdentityOf(50));
   ASSERT_EQ(chmod((folder.path() + "/rank-00003-of-00004.safetensors").c_str(), 0666), 0);
   const Publisher::Result result = publisher->Publish(reports, shards_.CommonOf(50), {});
@@ -279,7 +279,7 @@ TEST_F(PublisherTest, ADaemonWritesNothingIntoASaveThatWasGivenUp) {
   const auto publisher = Open();
   ASSERT_OK(publisher->Begin(SavedShards::IdentityOf(50), shards_.world()));
   ASSERT_OK(publisher->Abandon());
-  EXPECT_THAT(shards_.WriteParts(&calls_, *publisher, 50).status(), StatusIs(absl::StatusCode::kNotFound));
+  EXPECT_THAT(shards_.WriteParts(&calls_, folder_, 50).status(), StatusIs(absl::StatusCode::kNotFound));
   EXPECT_THAT(NamesIn(folder_), ElementsAre("lock"));
 }
 

@@ -76,7 +76,8 @@ class DeletionTest : public testing::Test {
 
   void SaveSteps(int64_t first, int count) {
     ASSERT_OK_AND_ASSIGN(const auto publisher, Publisher::Open(&real_, root_.path(), shards_.spec()));
-    for (int64_t step = first; step < first + count; ++step) ASSERT_OK(shards_.Save(&real_, *publisher, step).status);
+    for (int64_t step = first; step < first + count; ++step)
+      ASSERT_OK(shards_.Save(&real_, *publisher, folder_, step).status);
   }
 
   const test::TemporaryDirectory root_;

@@ -41,7 +41,7 @@ class SaveFaultsTest : public testing::Test {
     test::TemporaryDirectory root;
     auto publisher = Publisher::Open(&real_, root.path(), shards_.spec());
     EXPECT_OK(publisher);
-    EXPECT_EQ(shards_.Save(&real_, **publisher, kOldStep).state, SaveState::kPublished);
+    EXPECT_EQ(shards_.Save(&real_, **publisher, FolderIn(root), kOldStep).state, SaveState::kPublished);
     return root;
   }
 
@@ -49,7 +49,7 @@ class SaveFaultsTest : public testing::Test {
   Publisher::Result Run(DiskCalls* calls, const std::string& root, int keep) {
     const auto publisher = Publisher::Open(calls, root, shards_.spec());
     if (!publisher.ok()) return {.status = publisher.status()};
-    const Publisher::Result result = shards_.Save(calls, **publisher, kNewStep);
+    const Publisher::Result result = shards_.Save(calls, **publisher, ModelFolder(root, shards_.spec().name), kNewStep);
     if (result.state == SaveState::kPublished && keep > 0) (*publisher)->Retain({.newest = keep}, NotRead);
     return result;
   }
@@ -65,7 +65,7 @@ class SaveFaultsTest : public testing::Test {
     for (const checkpoint::StepEntry& step : steps) names.push_back(std::filesystem::path(step.path).filename());
     EXPECT_THAT(NamesIn(folder), testing::UnorderedElementsAreArray(names));
     EXPECT_EQ(LatestStepIn(folder), latest);
-    EXPECT_EQ(shards_.Save(&real_, *publisher, kNewStep + 1).state, SaveState::kPublished);
+    EXPECT_EQ(shards_.Save(&real_, *publisher, folder, kNewStep + 1).state, SaveState::kPublished);
     EXPECT_EQ(LatestStepIn(folder), kNewStep + 1);
   }
 
@@ -174,7 +174,7 @@ class PowerLossTest : public SaveFaultsTest {
     size_t published_at = 0;
     {
       ASSERT_OK_AND_ASSIGN(const auto publisher, Publisher::Open(&calls, root.path(), shards_.spec()));
-      ASSERT_EQ(shards_.Save(&calls, *publisher, kNewStep).state, SaveState::kPublished);
+      ASSERT_EQ(shards_.Save(&calls, *publisher, FolderIn(root), kNewStep).state, SaveState::kPublished);
       published_at = calls.operations().size();
       const Deletion deletion = publisher->Retain({.newest = 1}, NotRead);
       ASSERT_OK(deletion.status);

@@ -96,17 +96,17 @@ void SavedShards::Fill() {
   }
 }
 
-absl::StatusOr<std::vector<PartReport>> SavedShards::WriteParts(DiskCalls* calls, const Publisher& publisher,
+absl::StatusOr<std::vector<PartReport>> SavedShards::WriteParts(DiskCalls* calls, const std::string& folder,
                                                                 int64_t step) const {
-  const StagingDirectory folder(Disk(calls), publisher.model_folder(), IdentityOf(step));
+  const StagingDirectory staging(Disk(calls), folder, IdentityOf(step));
   std::vector<PartReport> reports;
   for (int rank = 0; rank < world().size; rank += options_.ranks_per_node) {
     std::vector<const StateImage*> images;
     for (int i = rank; i < std::min(rank + options_.ranks_per_node, world().size); ++i) {
       images.insert(images.begin(), images_[i].get());  // in any order
-      RETURN_IF_ERROR(folder.WriteRank(*images_[i], [](int64_t) { return absl::OkStatus(); }));
+      RETURN_IF_ERROR(staging.WriteRank(*images_[i], [](int64_t) { return absl::OkStatus(); }));
     }
-    ASSIGN_OR_RETURN(const PartReport report, folder.Finish(rank / options_.ranks_per_node, images));
+    ASSIGN_OR_RETURN(const PartReport report, staging.Finish(rank / options_.ranks_per_node, images));
     reports.insert(reports.begin(), report);
   }
   return reports;
@@ -119,10 +119,11 @@ checkpoint::CommonState SavedShards::CommonOf(int64_t step) const {
   return common;
 }
 
-Publisher::Result SavedShards::Save(DiskCalls* calls, Publisher& publisher, int64_t step) const {
+Publisher::Result SavedShards::Save(DiskCalls* calls, Publisher& publisher, const std::string& folder,
+                                    int64_t step) const {
   const absl::Status begun = publisher.Begin(IdentityOf(step), world());
   if (!begun.ok()) return {.status = begun};
-  const auto reports = WriteParts(calls, publisher, step);
+  const auto reports = WriteParts(calls, folder, step);
   if (reports.ok()) return publisher.Publish(*reports, CommonOf(step), {.saved_at = absl::FromUnixMillis(step)});
   publisher.Abandon().IgnoreError();
   return {.status = reports.status()};

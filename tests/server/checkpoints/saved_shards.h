@@ -52,12 +52,12 @@ class SavedShards {
   static SaveIdentity IdentityOf(int64_t step) {
     return {.step = step, .history = absl::MakeUint128(0x0123456789abcdef, 7), .save_id = absl::uint128(1000 + step)};
   }
-  // Writes the parts of all daemons, between Begin and Publish.
-  absl::StatusOr<std::vector<PartReport>> WriteParts(DiskCalls* calls, const Publisher& publisher, int64_t step) const;
+  // Writes the parts of all daemons, between Begin and Publish. `folder` is the model's folder of checkpoints.
+  absl::StatusOr<std::vector<PartReport>> WriteParts(DiskCalls* calls, const std::string& folder, int64_t step) const;
   // Returns the common state of the commit `step`, without step counts.
   checkpoint::CommonState CommonOf(int64_t step) const;
   // A whole save: abandoned where any part of it fails.
-  Publisher::Result Save(DiskCalls* calls, Publisher& publisher, int64_t step) const;
+  Publisher::Result Save(DiskCalls* calls, Publisher& publisher, const std::string& folder, int64_t step) const;
 
   // Compares every byte of a checkpoint with the state. Fails the test where they differ.
   void ExpectSaved(const std::string& folder, int64_t step) const;

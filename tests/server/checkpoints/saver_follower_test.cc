@@ -83,6 +83,21 @@ class SaverFollowerTest : public ModelTest {
     EXPECT_GE(parts_.size(), count);
     return parts_.size() < count ? std::vector<SavePart>(count) : parts_;
   }
+  // Drains. Calls `act` on another thread once node 0 is asked for a save; the drain must end then.
+  void DrainUntil(const std::function<void()>& act) {
+    const SteadyTime end = SteadyDeadline(kLong);
+    std::thread acts([&] {
+      {
+        absl::MutexLock lock(&mu_);
+        while (requests_ == 0 && !changed_.WaitUntil(&mu_, end)) {
+        }
+      }
+      act();
+    });
+    saver_->Drain(end);
+    acts.join();
+    EXPECT_LT(SteadyNow(), end);
+  }
   bool HasToldParts() {
     absl::MutexLock lock(&mu_);
     return !parts_.empty();
@@ -264,18 +279,15 @@ TEST_F(SaverFollowerTest, ADrainWantsNothingOfAModelWithoutCommits) {
 TEST_F(SaverFollowerTest, ADrainEndsWithNodeZerosAnswer) {
   Attach();
   Step();
-  std::thread answer([this] {
-    const SteadyTime end = SteadyDeadline(kLong);
-    {
-      absl::MutexLock lock(&mu_);
-      while (requests_ == 0 && !changed_.WaitUntil(&mu_, end)) {
-      }
-    }
-    Say(SaveEnd{});
-  });
-  saver_->Drain(SteadyDeadline(kLong));
-  answer.join();
+  DrainUntil([this] { Say(SaveEnd{}); });
   EXPECT_THAT(saver_->records(), IsEmpty());
+  EXPECT_EQ(requests_, 1);
+}
+
+TEST_F(SaverFollowerTest, ADrainEndsWithoutAnAnswerWhenTheModelGoes) {
+  Attach();
+  Step();
+  DrainUntil([this] { saver_->Stop(); });
   EXPECT_EQ(requests_, 1);
 }
 
