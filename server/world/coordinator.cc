@@ -73,7 +73,7 @@ Answer AwaitAnswer(Coordinator& coordinator, absl::Duration wait, Ask ask, absl:
 }  // namespace
 
 Coordinator::Coordinator(const Options& options)
-    : nodes_(options.nodes), world_(options.nodes, options.terms, options.quorum, options.log) {
+    : nodes_(options.nodes), terms_(options.terms), world_(&mu_, options.nodes, terms_, options.quorum, options.log) {
   if (!options.device_counts.empty()) world_.members.SetDeviceCounts(options.device_counts);
   for (const ClosedEpoch& before : options.closed) {
     models_.try_emplace(before.model, before.model, &world_).first->second.AddBefore(before);
@@ -83,7 +83,7 @@ Coordinator::Coordinator(const Options& options)
 // --- Membership ---
 
 absl::Status Coordinator::Join(int node, int device_count, NodeSink* sink) {
-  const WorldContext::Lock lock(&world_);
+  const WorldContext::Lock lock(&mu_, &world_);
   if (world_.stopped) return WorldContext::StoppedError();
   const bool was_sized = world_.members.sized();
   RETURN_IF_ERROR(world_.members.Join(node, device_count));
@@ -101,7 +101,7 @@ absl::Status Coordinator::Join(int node, int device_count, NodeSink* sink) {
 }
 
 absl::Status Coordinator::Move(int node, int64_t connection, NodeSink* sink) {
-  const WorldContext::Lock lock(&world_);
+  const WorldContext::Lock lock(&mu_, &world_);
   if (world_.stopped) return WorldContext::StoppedError();
   world_.Tell(node, Moved{.connection = connection});
   world_.sinks[node] = sink;
@@ -110,7 +110,7 @@ absl::Status Coordinator::Move(int node, int64_t connection, NodeSink* sink) {
 }
 
 void Coordinator::Leave(int node) {
-  const WorldContext::Lock lock(&world_);
+  const WorldContext::Lock lock(&mu_, &world_);
   if (!world_.members.present(node)) return;
   world_.members.Leave(node);
   world_.links.Forget(node);
@@ -127,14 +127,14 @@ void Coordinator::Leave(int node) {
 }
 
 std::vector<int> Coordinator::device_counts() const {
-  absl::MutexLock lock(&world_.mu);
+  absl::MutexLock lock(&mu_);
   return world_.members.device_counts();
 }
 
 absl::Status Coordinator::AwaitWorld(absl::Duration timeout) {
   const SteadyTime deadline = SteadyDeadline(timeout);
-  absl::MutexLock lock(&world_.mu);
-  while (!world_.stopped && !world_.members.sized() && !world_.changed.WaitUntil(&world_.mu, deadline)) {
+  absl::MutexLock lock(&mu_);
+  while (!world_.stopped && !world_.members.sized() && !world_.changed.WaitUntil(&mu_, deadline)) {
   }
   if (world_.stopped) return WorldContext::StoppedError();
   if (world_.members.sized()) return absl::OkStatus();
@@ -142,7 +142,7 @@ absl::Status Coordinator::AwaitWorld(absl::Duration timeout) {
 }
 
 WorldView Coordinator::ViewWorld() {
-  absl::MutexLock lock(&world_.mu);
+  absl::MutexLock lock(&mu_);
   const Membership& members = world_.members;
   const SteadyTime now = SteadyNow();
   world_.links.TryAgain(now);
@@ -173,13 +173,13 @@ absl::Duration Coordinator::HeldBack(int node, SteadyTime now) const {
 
 void Coordinator::ServeAbsences() {
   while (true) {
-    const WorldContext::Lock lock(&world_);
+    const WorldContext::Lock lock(&mu_, &world_);
     if (world_.stopped) return;
     const SteadyTime now = SteadyNow();
     world_.links.TryAgain(now);
     for (auto& [name, model] : models_) model.Look();
     const std::optional<SteadyTime> next = NextLook(now);
-    next.has_value() ? static_cast<void>(world_.changed.WaitUntil(&world_.mu, *next)) : world_.changed.Wait(&world_.mu);
+    next.has_value() ? static_cast<void>(world_.changed.WaitUntil(&mu_, *next)) : world_.changed.Wait(&mu_);
   }
 }
 
@@ -198,23 +198,22 @@ std::optional<SteadyTime> Coordinator::NextLook(SteadyTime now) const {
 
 absl::Status Coordinator::Step(int node, const FromNode& message) {
   if (std::holds_alternative<WorldQuestion>(message)) {
-    absl::MutexLock lock(&world_.mu);
+    absl::MutexLock lock(&mu_);
     world_.Tell(node, Welcome{.nodes = nodes_, .device_counts = world_.members.device_counts()});
     return absl::OkStatus();
   }
-  const WorldContext::Lock lock(&world_);
+  const WorldContext::Lock lock(&mu_, &world_);
   absl::Status status;
   const Overloaded take = {
-      [&](const ModelReport& report) ABSL_EXCLUSIVE_LOCKS_REQUIRED(world_.mu) { TakeReport(node, report); },
-      [&](const ModelDeleted& deleted) ABSL_EXCLUSIVE_LOCKS_REQUIRED(world_.mu) {
+      [&](const ModelReport& report) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { TakeReport(node, report); },
+      [&](const ModelDeleted& deleted) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
         if (ModelEpochs* const model = Find(models_, deleted.model); model != nullptr) model->Step(node, deleted);
         EraseIfForgotten(deleted.model);
       },
-      [&](const SaveMessage& message) ABSL_EXCLUSIVE_LOCKS_REQUIRED(world_.mu) { status = saves_.Step(node, message); },
-      [&](const RestoreMessage& message)
-          ABSL_EXCLUSIVE_LOCKS_REQUIRED(world_.mu) { status = restores_.Step(node, message); },
+      [&](const SaveMessage& message) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { status = saves_.Step(node, message); },
+      [&](const RestoreMessage& message) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { status = restores_.Step(node, message); },
       [](const WorldQuestion&) {},
-      [&](const auto& of_epoch) ABSL_EXCLUSIVE_LOCKS_REQUIRED(world_.mu) {
+      [&](const auto& of_epoch) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
         ModelEpochs* const model = FindRunning(models_, of_epoch.model, of_epoch.epoch);
         if (model != nullptr) model->Step(node, of_epoch);
       },
@@ -254,38 +253,37 @@ void Coordinator::EraseIfForgotten(absl::string_view name) {
   forgotten_epoch_ = std::max(forgotten_epoch_, model.last_epoch);
   // Nodes may still ask about an epoch that another coordinator began.
   if (world_.log != nullptr && model.last_epoch > model.epoch_floor) {
-    world_
-        .WriteInLog([&] {
-          world_.log->Forget(name);
-          return absl::OkStatus();
-        })
-        .IgnoreError();
+    const auto forget = [log = world_.log, name] {
+      log->Forget(name);
+      return absl::OkStatus();
+    };
+    world_.WriteInLog(forget).IgnoreError();
   }
   models_.erase(it);
 }
 
 std::vector<int> Coordinator::restored_nodes(absl::string_view model, absl::uint128 id) const {
-  absl::MutexLock lock(&world_.mu);
+  absl::MutexLock lock(&mu_);
   return restores_.nodes_of(model, id);
 }
 
 // --- Epochs ---
 
 std::optional<std::string> Coordinator::WhyNoEpoch(absl::string_view name) {
-  absl::MutexLock lock(&world_.mu);
+  absl::MutexLock lock(&mu_);
   const ModelEpochs* const model = Find(models_, name);
   return model == nullptr ? std::nullopt : model->WhyNoEpoch();
 }
 
 std::optional<int> Coordinator::healing_donor(absl::string_view name) {
-  absl::MutexLock lock(&world_.mu);
+  absl::MutexLock lock(&mu_);
   const ModelEpochs* const model = Find(models_, name);
   if (model == nullptr || !model->facts().order.has_value()) return std::nullopt;
   return model->facts().order->donor();
 }
 
 absl::StatusOr<HealingAnswer> Coordinator::OrderHealing(absl::string_view name, int donor) {
-  const WorldContext::Lock lock(&world_);
+  const WorldContext::Lock lock(&mu_, &world_);
   if (world_.stopped) return WorldContext::StoppedError();
   if (donor < 0 || donor >= nodes_) {
     return absl::InvalidArgumentError(absl::StrCat("heal ", name, ": want a node in [0, ", nodes_, "), got ", donor));
@@ -301,7 +299,7 @@ absl::StatusOr<HealingAnswer> Coordinator::OrderHealing(absl::string_view name, 
 Coordinator::Wait Coordinator::Vote(int node, const CommitVote& vote, VoteAnswered answered) {
   std::optional<CommitVotes::Answer> answer;
   {
-    const WorldContext::Lock lock(&world_);
+    const WorldContext::Lock lock(&mu_, &world_);
     ModelEpochs* const model = Find(models_, vote.model);
     answer = model == nullptr
                  ? InDoubtError({.model = vote.model, .epoch = vote.epoch, .commit_number = vote.commit_number})
@@ -324,7 +322,7 @@ absl::StatusOr<CommitDecision> Coordinator::Vote(int node, const CommitVote& vot
 }
 
 bool Coordinator::GiveUp(const Wait& wait) {
-  const WorldContext::Lock lock(&world_);
+  const WorldContext::Lock lock(&mu_, &world_);
   ModelEpochs* const model = Find(models_, wait.model);
   if (model == nullptr) return false;
   return wait.key.has_value() ? model->rendezvous().GiveUp(*wait.key, wait.node, wait.waiter)
@@ -332,7 +330,7 @@ bool Coordinator::GiveUp(const Wait& wait) {
 }
 
 absl::StatusOr<CommitDecision> Coordinator::QueryCommit(int node, const CommitQuery& query) {
-  const WorldContext::Lock lock(&world_);
+  const WorldContext::Lock lock(&mu_, &world_);
   ModelEpochs* const model = Find(models_, query.model);
   return model == nullptr ? InDoubtError(query) : model->QueryCommit(node, query);
 }
@@ -349,7 +347,7 @@ absl::StatusOr<RendezvousStore*> Coordinator::FindRendezvous(absl::string_view n
 
 absl::Status Coordinator::Put(int node, absl::string_view name, int64_t epoch, absl::string_view key,
                               absl::string_view value) {
-  const WorldContext::Lock lock(&world_);
+  const WorldContext::Lock lock(&mu_, &world_);
   ASSIGN_OR_RETURN(RendezvousStore* const store, FindRendezvous(name, epoch, node));
   if (!store->TakeRoom(node, static_cast<int64_t>(key.size() + value.size()))) return NoRoomError(name, key, node);
   if (store->Put(KeyOf(node, key), value, world_.answers)) return absl::OkStatus();
@@ -362,7 +360,7 @@ Coordinator::Wait Coordinator::Get(int node, absl::string_view name, int64_t epo
                                    ValueAnswered answered) {
   absl::StatusOr<std::string> answer;
   {
-    const WorldContext::Lock lock(&world_);
+    const WorldContext::Lock lock(&mu_, &world_);
     const absl::StatusOr<RendezvousStore*> store = FindRendezvous(name, epoch, node);
     const std::string whose = KeyOf(node, key);
     const std::optional<std::string> value = store.ok() ? (*store)->Find(whose) : std::nullopt;
@@ -394,7 +392,7 @@ absl::Status Coordinator::PutParts(int node, absl::string_view name, int64_t epo
     return absl::InvalidArgumentError(absl::StrCat("put ", key, " of ", name, ": want a part for each of ", nodes(),
                                                    " nodes from one of them, got ", parts.size(), " from node ", node));
   }
-  const WorldContext::Lock lock(&world_);
+  const WorldContext::Lock lock(&mu_, &world_);
   ASSIGN_OR_RETURN(RendezvousStore* const store, FindRendezvous(name, epoch, node));
   int64_t size_bytes = static_cast<int64_t>(key.size());
   for (const std::string& part : parts) size_bytes += static_cast<int64_t>(part.size());
@@ -408,7 +406,7 @@ Coordinator::Wait Coordinator::GetParts(int node, absl::string_view name, int64_
   absl::StatusOr<Parts> answer = absl::InvalidArgumentError(
       absl::StrCat("get ", key, " of ", name, ": want a node below ", nodes(), ", got ", node));
   if (node >= 0 && node < nodes()) {
-    const WorldContext::Lock lock(&world_);
+    const WorldContext::Lock lock(&mu_, &world_);
     const absl::StatusOr<RendezvousStore*> store = FindRendezvous(name, epoch, node);
     std::optional<Parts> parts = store.ok() ? (*store)->FindParts(node, key) : std::nullopt;
     if (store.ok() && !parts.has_value()) {
@@ -429,7 +427,7 @@ absl::StatusOr<Coordinator::Parts> Coordinator::GetParts(int node, absl::string_
 }
 
 absl::Status Coordinator::LatePartsError(absl::string_view name, absl::string_view key, absl::Duration timeout) {
-  absl::MutexLock lock(&world_.mu);
+  absl::MutexLock lock(&mu_);
   std::string missing = "some node";
   if (ModelEpochs* const model = Find(models_, name); model != nullptr) {
     const std::optional<int> first = model->rendezvous().FirstWithoutParts(key);
@@ -440,7 +438,7 @@ absl::Status Coordinator::LatePartsError(absl::string_view name, absl::string_vi
 }
 
 void Coordinator::Stop() {
-  const WorldContext::Lock lock(&world_);
+  const WorldContext::Lock lock(&mu_, &world_);
   if (world_.stopped) return;
   world_.stopped = true;
   for (NodeSink* const sink : world_.sinks) {

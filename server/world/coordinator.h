@@ -72,7 +72,7 @@ class Coordinator {
   std::optional<std::string> WhyNoEpoch(absl::string_view model);
   std::vector<int> restored_nodes(absl::string_view model, absl::uint128 id) const;
   int nodes() const { return nodes_; }
-  const WorldTerms& terms() const { return world_.terms; }
+  const WorldTerms& terms() const { return terms_; }
   // Waits until all nodes are present. DEADLINE_EXCEEDED names the missing ones; UNAVAILABLE stopped.
   absl::Status AwaitWorld(absl::Duration timeout);
 
@@ -127,27 +127,29 @@ class Coordinator {
 
  private:
   // Refuses a report that is larger than a daemon's can be.
-  void TakeReport(int node, const ModelReport& report) ABSL_EXCLUSIVE_LOCKS_REQUIRED(world_.mu);
+  void TakeReport(int node, const ModelReport& report) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Returns the number of models that the node has reported.
-  int64_t ModelsOf(int node) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(world_.mu);
+  int64_t ModelsOf(int node) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Erases a model that no node has.
-  void EraseIfForgotten(absl::string_view name) ABSL_EXCLUSIVE_LOCKS_REQUIRED(world_.mu);
+  void EraseIfForgotten(absl::string_view name) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Returns how long a returner still waits before it ends the running epoch of some model.
-  absl::Duration HeldBack(int node, SteadyTime now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(world_.mu);
+  absl::Duration HeldBack(int node, SteadyTime now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Returns when epochs are to be looked at again; unset: at the next change.
-  std::optional<SteadyTime> NextLook(SteadyTime now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(world_.mu);
+  std::optional<SteadyTime> NextLook(SteadyTime now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Returns the rendezvous of the running epoch. ABORTED, UNAVAILABLE there is none; FAILED_PRECONDITION `node` takes
   // no part.
   absl::StatusOr<RendezvousStore*> FindRendezvous(absl::string_view model, int64_t epoch, int node)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(world_.mu);
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const int nodes_;
-  WorldContext world_;
-  Models models_ ABSL_GUARDED_BY(world_.mu);
-  SaveRelay saves_ ABSL_GUARDED_BY(world_.mu){&world_, &models_};
-  RestoreRelay restores_ ABSL_GUARDED_BY(world_.mu){&world_, &models_};
-  int64_t last_waiter_ ABSL_GUARDED_BY(world_.mu) = 0;      // over all models and epochs, so that a wait is unique
-  int64_t forgotten_epoch_ ABSL_GUARDED_BY(world_.mu) = 0;  // largest epoch of any erased model
+  const WorldTerms terms_;
+  mutable absl::Mutex mu_;
+  WorldContext world_ ABSL_GUARDED_BY(mu_);
+  Models models_ ABSL_GUARDED_BY(mu_);
+  SaveRelay saves_ ABSL_GUARDED_BY(mu_){&world_, &models_};
+  RestoreRelay restores_ ABSL_GUARDED_BY(mu_){&world_, &models_};
+  int64_t last_waiter_ ABSL_GUARDED_BY(mu_) = 0;      // over all models and epochs, so that a wait is unique
+  int64_t forgotten_epoch_ ABSL_GUARDED_BY(mu_) = 0;  // largest epoch of any erased model
 };
 
 }  // namespace paramshard::server

@@ -6,14 +6,14 @@
 
 namespace paramshard::server {
 
-WorldContext::Lock::Lock(WorldContext* world) ABSL_NO_THREAD_SAFETY_ANALYSIS : world_(world) {
-  world_->mu.Lock();
-  while (world_->is_writing) world_->written.Wait(&world_->mu);
+WorldContext::Lock::Lock(absl::Mutex* mu, WorldContext* world) : mu_(mu), world_(world) {
+  mu_->Lock();
+  while (world_->is_writing) world_->written.Wait(mu_);
 }
 
 WorldContext::Lock::~Lock() ABSL_NO_THREAD_SAFETY_ANALYSIS {
   const PendingAnswers answers = std::exchange(world_->answers, {});
-  world_->mu.Unlock();
+  mu_->Unlock();
   for (const std::function<void()>& answer : answers) answer();
 }
 
@@ -35,9 +35,9 @@ void WorldContext::TellFollowers(const ToNode& message) {
 
 absl::Status WorldContext::WriteInLog(absl::FunctionRef<absl::Status()> write) ABSL_NO_THREAD_SAFETY_ANALYSIS {
   is_writing = true;
-  mu.Unlock();
+  mu->Unlock();
   absl::Status status = write();
-  mu.Lock();
+  mu->Lock();
   is_writing = false;
   written.SignalAll();
   return status;

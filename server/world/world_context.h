@@ -36,22 +36,25 @@ class NodeSink {
   virtual void OnStop() = 0;
 };
 
-// Functions require the lock, as the members behind it do.
+// Guarded by the coordinator's mutex, as all that refers to it.
 struct WorldContext {
-  WorldContext(int nodes, WorldTerms terms, QuorumPolicy policy, DecisionLog* log)
-      : terms(std::move(terms)), policy(policy), log(log), members(nodes), links(policy.first_stay), sinks(nodes) {}
+  // `mu`, the mutex, and `terms`, of node 0, outlive it.
+  WorldContext(absl::Mutex* mu, int nodes, const WorldTerms& terms, QuorumPolicy policy, DecisionLog* log)
+      : mu(mu), terms(terms), policy(policy), log(log), members(nodes), links(policy.first_stay), sinks(nodes) {}
 
   // Lock for changes: waits until no call to the log is in progress, and gives pending answers after the mutex is
   // released. Calls that only look take the mutex itself and do not wait for the log's disk; they
   // may end stays of nodes with cut links that are over.
   class ABSL_SCOPED_LOCKABLE Lock {
    public:
-    explicit Lock(WorldContext* world) ABSL_EXCLUSIVE_LOCK_FUNCTION(world->mu);
+    // `mu`: of the world.
+    Lock(absl::Mutex* mu, WorldContext* world) ABSL_EXCLUSIVE_LOCK_FUNCTION(mu);
     Lock(const Lock&) = delete;
     Lock& operator=(const Lock&) = delete;
     ~Lock() ABSL_UNLOCK_FUNCTION();
 
    private:
+    absl::Mutex* const mu_;
     WorldContext* const world_;
   };
 
@@ -72,12 +75,11 @@ struct WorldContext {
   static absl::Status StoppedError();
 
   // Constant after construction.
-  const WorldTerms terms;  // of node 0
+  absl::Mutex* const mu;
+  const WorldTerms& terms;
   const QuorumPolicy policy;
   DecisionLog* const log;  // takes epochs and decisions before any node is told; may be null
 
-  mutable absl::Mutex mu;
-  // Guarded by mu.
   SteadyCondVar changed;
   SteadyCondVar written;
   bool is_writing = false;  // to the log
