@@ -50,7 +50,9 @@ inline constexpr std::pair<SaveReason, const char*> kSaveReasons[] = {{SaveReaso
 
 // Return the name.
 inline constexpr const char* SaveStateName(SaveState state) { return kSaveStates[static_cast<int>(state) - 1].second; }
-inline constexpr const char* SaveReasonName(SaveReason reason) { return kSaveReasons[static_cast<int>(reason) - 1].second; }
+inline constexpr const char* SaveReasonName(SaveReason reason) {
+  return kSaveReasons[static_cast<int>(reason) - 1].second;
+}
 
 }  // namespace paramshard
 
