@@ -68,7 +68,7 @@ PresentState StateOf(Is is, int node) {
   return {.model = "m", .numbers = {.commit_number = kCommit}, .history = {kOther, kLineage}, .lost = true};
 }
 
-// What a person has seen of a node before ordering that it gives up its state.
+// State of a healed node that a person has seen, and has ordered to give up.
 enum class Seen : uint8_t { kNothing, kItsState, kAnEarlierState };
 
 struct WorldCase {
