@@ -49,7 +49,7 @@ absl::Status WriteRows(Shard& shard, const ShardExtent& extent, ArrayKind kind, 
     return shard.WriteStoredRows(extent, form->tensor, form->form, rows, bytes);
   }
   const checkpoint::PlaneForm form = *checkpoint::PlaneFormOf(kind);
-  Shard::PlaneContent content;
+  PlaneContent content;
   switch (form.piece) {
     case checkpoint::PlanePiece::kData:
       content.data = bytes;
@@ -83,8 +83,8 @@ ScalingBook::Record RecordOf(const checkpoint::BookEntry& entry, const Parameter
 
 absl::Status AddPlanes(const Shard& shard, const ShardExtent& extent, const ExtentPart& part,
                        absl::Span<const ArrayKind> kinds, ContentHashes& tensors) {
-  const ParameterSpec& spec = shard.Spec(extent);
-  ASSIGN_OR_RETURN(const std::vector<PlaneViews> planes, shard.PlaneBytes(extent, part.rows));
+  const ParameterSpec& spec = shard.extents().Spec(extent);
+  ASSIGN_OR_RETURN(const std::vector<PlaneViews> planes, PlaneBytes(shard.memory(), extent, part.rows));
   for (const ArrayKind kind : kinds) {
     const checkpoint::ArrayShape shape = *checkpoint::ShapeOf(spec, kind);
     // Data of the whole tensor lies with its row 0.
@@ -98,20 +98,20 @@ absl::Status AddPlanes(const Shard& shard, const ShardExtent& extent, const Exte
 
 absl::StatusOr<ContentHash> HashOf(const Shard& shard, const ShardExtent& extent, const ExtentPart& part,
                                    ArrayKind kind) {
-  const ParameterSpec& spec = shard.Spec(extent);
+  const ParameterSpec& spec = shard.extents().Spec(extent);
   const checkpoint::StateForm form = *checkpoint::StateFormOf(kind);
-  ASSIGN_OR_RETURN(const HostView elements, shard.StoredArray(extent, form.tensor, form.form, part));
+  ASSIGN_OR_RETURN(const HostView elements, shard.arrays().StoredArray(extent, form.tensor, form.form, part));
   if (kind != ArrayKind::kMaster || spec.master_type != MasterType::kBF16Remainder) {
     return checkpoint::HashRows(part.rows.begin, checkpoint::ShapeOf(spec, kind)->row_bytes(), elements.bytes());
   }
-  ASSIGN_OR_RETURN(const HostView rest, shard.StoredArray(extent, form.tensor, TensorForm::kRest, part));
+  ASSIGN_OR_RETURN(const HostView rest, shard.arrays().StoredArray(extent, form.tensor, TensorForm::kRest, part));
   return checkpoint::HashJoinedRows(part.rows.begin, spec.columns(), elements.bytes(), rest.bytes());
 }
 
 // Adds the content hashes of some arrays of a part of an extent, as its shard's memory holds them now.
 absl::Status AddContent(const Shard& shard, const ShardExtent& extent, const ExtentPart& part,
                         absl::Span<const ArrayKind> kinds, ContentHashes& tensors) {
-  const ParameterSpec& spec = shard.Spec(extent);
+  const ParameterSpec& spec = shard.extents().Spec(extent);
   absl::ReaderMutexLock lock(&shard.mutex());
   if (checkpoint::PlanesAreState(spec)) return AddPlanes(shard, extent, part, kinds, tensors);
   for (const ArrayKind kind : kinds) {
@@ -150,7 +150,7 @@ void CheckpointLoader::FindTargets() {
   for (size_t i = 0; i < targets_.size(); ++i) {
     const RestorePlan::Parameter& parameter = PlanOf(static_cast<int>(i));
     for (Shard* const shard : options_.shards) {
-      const ShardExtent* const extent = shard->Find(parameter.place.unit, parameter.place.parameter);
+      const ShardExtent* const extent = shard->extents().Find(parameter.place.unit, parameter.place.parameter);
       if (extent == nullptr) continue;
       targets_[i].push_back({shard, extent});
       if (!parameter.hashed.empty()) AddResident(static_cast<int>(i), targets_[i].back());
@@ -159,7 +159,7 @@ void CheckpointLoader::FindTargets() {
 }
 
 void CheckpointLoader::AddResident(int parameter, const Target& target) {
-  for (const ExtentPart& part : target.shard->Parts(*target.extent)) {
+  for (const ExtentPart& part : target.shard->extents().Parts(*target.extent)) {
     resident_.push_back({parameter, target, part});
     all_bytes_ += BytesOf(resident_.back());
   }
@@ -168,7 +168,7 @@ void CheckpointLoader::AddResident(int parameter, const Target& target) {
 int64_t CheckpointLoader::BytesOf(const ResidentPart& resident) const {
   int64_t bytes = 0;
   for (const ArrayKind kind : PlanOf(resident.parameter).hashed) {
-    const ArrayShape shape = *checkpoint::ShapeOf(resident.target.shard->Spec(*resident.target.extent), kind);
+    const ArrayShape shape = *checkpoint::ShapeOf(resident.target.shard->extents().Spec(*resident.target.extent), kind);
     bytes += shape.RowsOf(resident.part.rows).size() * shape.row_bytes();
   }
   return bytes;

@@ -45,7 +45,7 @@ absl::StatusOr<DaemonImages::Images> DaemonImages::Allocate(bool alone) const {
   for (int rank = 0; rank < world.rank_count(); ++rank) {
     ASSIGN_OR_RETURN(images.emplace_back(),
                      StateImage::Create(model_.layout(), WorldFor(alone), (alone ? 0 : world.first_rank) + rank,
-                                        model_.shards()[rank]->device()));
+                                        model_.shards()[rank]->memory().device()));
   }
   return images;
 }
@@ -101,7 +101,7 @@ absl::Status DaemonImages::FillRank(const HeldState& state, int rank, CheckConti
   };
   const Shard& shard = *model_.shards()[rank];
   return images()[rank]->Fill(shard, state.commits.client_states[rank], check_shard,
-                              CopyThreads(shard.device(), ranks()));
+                              CopyThreads(shard.memory().device(), ranks()));
 }
 
 absl::StatusOr<PartReport> DaemonImages::Write(const std::string& model_folder, const SaveIdentity& identity,

@@ -146,7 +146,8 @@ void StateImage::Restart(absl::string_view client_state) {
 absl::Status StateImage::FillSteps(const Shard& shard, Check check) {
   absl::ReaderMutexLock lock(&shard.mutex());
   RETURN_IF_ERROR(check(shard));
-  for (const ShardExtent& extent : shard.extents()) step_counts_[shard.Spec(extent).name] = shard.step(extent);
+  for (const ShardExtent& extent : shard.extents())
+    step_counts_[shard.extents().Spec(extent).name] = shard.numbers(extent).step;
   return absl::OkStatus();
 }
 
@@ -157,9 +158,9 @@ uint8_t* StateImage::PlaceOf(const Target& target, const RowRange& rows) const {
 
 absl::Status StateImage::FillPiece(const Shard& shard, Check check, const Piece& piece, DeviceQueue& queue) {
   const Share& share = *piece.share;
-  const ShardExtent* const extent = shard.Find(share.unit, share.parameter);
+  const ShardExtent* const extent = shard.extents().Find(share.unit, share.parameter);
   PARAMSHARD_CHECK(extent != nullptr);
-  const bool has_planes = checkpoint::PlanesAreState(shard.Spec(*extent));
+  const bool has_planes = checkpoint::PlanesAreState(shard.extents().Spec(*extent));
   const RowRange rows{piece.parts.front().rows.begin, piece.parts.back().rows.end};
   std::vector<uint8_t*> places;
   for (const Target& target : share.targets) places.push_back(PlaceOf(target, rows));
@@ -181,7 +182,8 @@ absl::Status StateImage::CopyRows(const Shard& shard, const ShardExtent& extent,
                                   const Share& share, DeviceQueue& queue, absl::Span<uint8_t*> places) {
   for (size_t i = 0; i < places.size(); ++i) {
     const checkpoint::StateForm form = *checkpoint::StateFormOf(share.targets[i].tensor->kind);
-    ASSIGN_OR_RETURN(const int64_t bytes, shard.CopyStored(extent, form.tensor, form.form, part, queue, places[i]));
+    ASSIGN_OR_RETURN(const int64_t bytes,
+                     shard.arrays().CopyStored(extent, form.tensor, form.form, part, queue, places[i]));
     places[i] += bytes;
   }
   return absl::OkStatus();
@@ -189,7 +191,7 @@ absl::Status StateImage::CopyRows(const Shard& shard, const ShardExtent& extent,
 
 absl::Status StateImage::CopyPlanes(const Shard& shard, const ShardExtent& extent, const RowRange& rows,
                                     const Share& share, absl::Span<uint8_t*> places) {
-  ASSIGN_OR_RETURN(const std::vector<PlaneViews> planes, shard.PlaneBytes(extent, rows));
+  ASSIGN_OR_RETURN(const std::vector<PlaneViews> planes, PlaneBytes(shard.memory(), extent, rows));
   for (size_t i = 0; i < places.size(); ++i) {
     const Target& target = share.targets[i];
     // A number of the whole tensor comes with its first row alone.

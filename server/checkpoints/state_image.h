@@ -34,7 +34,7 @@ namespace paramshard::server {
 // needs the shard then. Hash reads what was copied, at any later time: reading it takes a host longer than a GPU takes
 // to write it. One call at a time; several threads may read what is filled, also while it is hashed.
 //
-//   ASSIGN_OR_RETURN(auto image, StateImage::Create(layout, world, rank, shard.device()));
+//   ASSIGN_OR_RETURN(auto image, StateImage::Create(layout, world, rank, shard.memory().device()));
 //   RETURN_IF_ERROR(image->Fill(shard, client_state, [&](const Shard& s) { return pinned.Check(s); }));
 //   RETURN_IF_ERROR(image->Hash(check));
 //   for (int i = 0; i < image->file_count(); ++i) Write(image->file(i).name(), image->Bytes(i));

@@ -200,7 +200,7 @@ std::vector<RowRange> FileImport::RowsOf(const Source& source) const {
   if (!request_.has_history_id()) return {{0, Spec(source).rows()}};
   std::vector<RowRange> rows;
   for (const auto& shard : model_.shards()) {
-    const ShardExtent* extent = shard->Find(source.unit, source.parameter);
+    const ShardExtent* extent = shard->extents().Find(source.unit, source.parameter);
     if (extent != nullptr) rows.push_back(extent->rows);
   }
   return rows;

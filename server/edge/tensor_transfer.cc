@@ -241,7 +241,7 @@ class Export {
     RETURN_IF_ERROR(send_(response));
     for (const ParameterPlace& place : plan.parameters) {
       for (const auto& shard : model_.shards()) {
-        const ShardExtent* extent = shard->Find(place.unit, place.parameter);
+        const ShardExtent* extent = shard->extents().Find(place.unit, place.parameter);
         if (extent == nullptr) continue;
         for (const TensorKind kind : plan.kinds) RETURN_IF_ERROR(SendTensor(*shard, *extent, kind));
       }
@@ -251,7 +251,7 @@ class Export {
 
  private:
   absl::Status SendTensor(const Shard& shard, const ShardExtent& extent, TensorKind kind) {
-    const ParameterSpec& spec = shard.Spec(extent);
+    const ParameterSpec& spec = shard.extents().Spec(extent);
     const StateArray array = *StateArrayOf(kind);
     const TensorRow row = RowOf(spec, array.tensor, array.form);
     if (row.elements == 0) return absl::OkStatus();
@@ -266,7 +266,7 @@ class Export {
     {
       absl::ReaderMutexLock lock(&shard.mutex());
       RETURN_IF_ERROR(pinned_.Check(shard));
-      header.set_step(shard.step(extent));
+      header.set_step(shard.numbers(extent).step);
     }
     RETURN_IF_ERROR(send_(response));
     return SendChunks(shard, extent, array, row.size_bytes());
@@ -274,7 +274,7 @@ class Export {
 
   // Sends chunks of whole rows, as many as fit; if a row does not fit, parts of each row.
   absl::Status SendChunks(const Shard& shard, const ShardExtent& extent, const StateArray& array, int64_t row_bytes) {
-    const int64_t columns = shard.Spec(extent).columns();
+    const int64_t columns = shard.extents().Spec(extent).columns();
     const int64_t rows_at_once = std::max<int64_t>(1, kMaxChunkBytes / row_bytes);
     const int64_t columns_at_once = row_bytes <= kMaxChunkBytes ? columns : kColumnsOfChunk;
     int64_t offset = 0;
@@ -309,10 +309,10 @@ class Export {
   static absl::StatusOr<std::string> ReadBytes(const Shard& shard, const ShardExtent& extent, const StateArray& array,
                                                const ExtentPart& part) {
     if (array.form == TensorForm::kValues) {
-      ASSIGN_OR_RETURN(const std::vector<float> values, shard.Read(extent, array.tensor, part));
+      ASSIGN_OR_RETURN(const std::vector<float> values, shard.arrays().Read(extent, array.tensor, part));
       return std::string(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float));
     }
-    ASSIGN_OR_RETURN(const HostView stored, shard.StoredArray(extent, array.tensor, array.form, part));
+    ASSIGN_OR_RETURN(const HostView stored, shard.arrays().StoredArray(extent, array.tensor, array.form, part));
     return std::string(reinterpret_cast<const char*>(stored.data()), stored.size());
   }
 

@@ -13,7 +13,7 @@
 #include "absl/synchronization/mutex.h"
 #include "server/device/kept_memory.h"
 #include "server/models/state_recovery.h"
-#include "server/state/shard.h"
+#include "server/state/shard_placement.h"
 #include "server/training/model_journal.h"
 #include "server/training/placed_model.h"
 

@@ -13,6 +13,7 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/formats/format.h"
 #include "server/models/pinned_state.h"
+#include "server/state/plane_check.h"
 
 namespace paramshard::server {
 namespace {
@@ -49,7 +50,7 @@ absl::Status ForEachExtent(const Model& model, Visit visit) {
     for (int parameter = 0; parameter < static_cast<int>(units[unit].parameters.size()); ++parameter) {
       for (size_t rank = 0; rank < model.shards().size(); ++rank) {
         const Shard& shard = *model.shards()[rank];
-        const ShardExtent* extent = shard.Find(unit, parameter);
+        const ShardExtent* extent = shard.extents().Find(unit, parameter);
         if (extent != nullptr) RETURN_IF_ERROR(visit(rank, shard, *extent));
       }
     }
@@ -62,8 +63,8 @@ absl::StatusOr<ValueRange> RangeOf(const Shard& shard, const ShardExtent& extent
   ValueRange range;
   double sum = 0;
   bool is_first = true;
-  for (const ExtentPart& part : shard.Parts(extent)) {
-    ASSIGN_OR_RETURN(const std::vector<float> values, shard.Read(extent, tensor, part));
+  for (const ExtentPart& part : shard.extents().Parts(extent)) {
+    ASSIGN_OR_RETURN(const std::vector<float> values, shard.arrays().Read(extent, tensor, part));
     for (double value : values) {
       if (!std::isfinite(value)) continue;
       sum += value * value;
@@ -77,11 +78,11 @@ absl::StatusOr<ValueRange> RangeOf(const Shard& shard, const ShardExtent& extent
 }
 
 absl::StatusOr<PlaneStatistics> MeasureExtent(const Shard& shard, const ShardExtent& extent) {
-  const Encoding encoding = EncodingOf(shard.Spec(extent).encoding);
+  const Encoding encoding = EncodingOf(shard.extents().Spec(extent).encoding);
   PlaneStatistics statistics;
-  for (const ExtentPart& part : shard.Parts(extent)) {
-    ASSIGN_OR_RETURN(const std::vector<float> master, shard.Read(extent, StateTensor::kMaster, part));
-    ASSIGN_OR_RETURN(const std::vector<PlaneViews> planes, shard.PlaneBytes(extent, part.rows));
+  for (const ExtentPart& part : shard.extents().Parts(extent)) {
+    ASSIGN_OR_RETURN(const std::vector<float> master, shard.arrays().Read(extent, StateTensor::kMaster, part));
+    ASSIGN_OR_RETURN(const std::vector<PlaneViews> planes, PlaneBytes(shard.memory(), extent, part.rows));
     const PlaneViews& row_wise = planes.front();
     // A scale of the whole tensor is counted once.
     const bool has_scales =
@@ -107,9 +108,9 @@ absl::StatusOr<ExtentDescription> DescribeExtent(const Shard& shard, const Shard
 absl::StatusOr<std::string> HashOf(const Shard& shard, const ShardExtent& extent, StateTensor tensor) {
   Hash hash;
   for (const TensorForm form : {TensorForm::kElements, TensorForm::kRest}) {
-    if (RowOf(shard.Spec(extent), tensor, form).elements == 0) continue;
-    for (const ExtentPart& part : shard.Parts(extent)) {
-      ASSIGN_OR_RETURN(const HostView array, shard.StoredArray(extent, tensor, form, part));
+    if (RowOf(shard.extents().Spec(extent), tensor, form).elements == 0) continue;
+    for (const ExtentPart& part : shard.extents().Parts(extent)) {
+      ASSIGN_OR_RETURN(const HostView array, shard.arrays().StoredArray(extent, tensor, form, part));
       hash.Add(array);
     }
   }
@@ -119,15 +120,15 @@ absl::StatusOr<std::string> HashOf(const Shard& shard, const ShardExtent& extent
 absl::StatusOr<ExtentVerification> VerifyExtent(const Shard& shard, const ShardExtent& extent)
     ABSL_SHARED_LOCKS_REQUIRED(shard.mutex()) {
   ExtentVerification verification;
-  verification.parameter = shard.Spec(extent).name;
+  verification.parameter = shard.extents().Spec(extent).name;
   verification.rows = extent.rows;
-  ASSIGN_OR_RETURN(verification.planes_match, shard.PlanesMatch(extent));
+  ASSIGN_OR_RETURN(verification.planes_match, PlanesMatchMaster(shard, extent));
   ASSIGN_OR_RETURN(verification.master_hash, HashOf(shard, extent, StateTensor::kMaster));
   for (const MomentTraits& moment : kMomentKinds) {
     ASSIGN_OR_RETURN(verification.moment_hashes[moment.kind], HashOf(shard, extent, TensorOf(moment.kind)));
   }
   Hash planes;
-  RETURN_IF_ERROR(shard.ReadPlanes(extent, [&](const HostView& bytes) { planes.Add(bytes); }));
+  RETURN_IF_ERROR(ReadPlanes(shard.memory(), extent, [&](const HostView& bytes) { planes.Add(bytes); }));
   verification.planes_hash = planes.Text();
   return verification;
 }
@@ -148,7 +149,7 @@ absl::StatusOr<ParameterDescription> DescribeOneState(const Model& model, absl::
   ParameterDescription description;
   description.version = pinned.numbers().version;
   const auto describe = [&](size_t rank, const Shard& shard, const ShardExtent& extent) -> absl::Status {
-    const ParameterSpec& spec = shard.Spec(extent);
+    const ParameterSpec& spec = shard.extents().Spec(extent);
     if (spec.name != parameter) return absl::OkStatus();
     absl::ReaderMutexLock lock(&shard.mutex());
     RETURN_IF_ERROR(pinned.Check(shard));
@@ -158,9 +159,10 @@ absl::StatusOr<ParameterDescription> DescribeOneState(const Model& model, absl::
     description.extents.push_back(std::move(described));
     description.parameter = &spec;
     description.unit = &model.spec().units[extent.unit];
-    description.step = shard.step(extent);
-    if (EncodesAfterAmax(EncodingOf(spec.encoding).format)) description.amax = shard.scaling(extent).amax;
-    if (EncodingOf(spec.encoding).format == Format::kFP8TensorDelayed) description.scale = shard.scaling(extent).scale;
+    description.step = shard.numbers(extent).step;
+    if (EncodesAfterAmax(EncodingOf(spec.encoding).format)) description.amax = shard.numbers(extent).scaling.amax;
+    if (EncodingOf(spec.encoding).format == Format::kFP8TensorDelayed)
+      description.scale = shard.numbers(extent).scaling.scale;
     return absl::OkStatus();
   };
   RETURN_IF_ERROR(ForEachExtent(model, describe));
@@ -211,13 +213,13 @@ std::vector<ShardListing> ListShards(const Model& model, int64_t skip, int64_t l
     if (skip-- > 0) return absl::OkStatus();
     if (static_cast<int64_t>(shards.size()) == limit) return absl::CancelledError();
     const UnitLayout& layout = model.layout().units()[extent.unit];
-    shards.push_back({.parameter = &shard.Spec(extent),
+    shards.push_back({.parameter = &shard.extents().Spec(extent),
                       .unit = &model.spec().units[extent.unit],
                       .rank = WorldRank(model, rank),
                       .device = model.world().devices[rank]->Name(),
                       .rows = extent.rows,
-                      .plane_bytes = shard.PlaneSize(extent),
-                      .optimizer_bytes = shard.OptimizerSize(extent),
+                      .plane_bytes = PlaneSize(shard.memory(), extent),
+                      .optimizer_bytes = shard.extents().OptimizerSize(extent),
                       .small = layout.parameters[extent.parameter].owner.has_value()});
     return absl::OkStatus();
   };
@@ -275,7 +277,7 @@ absl::StatusOr<VerifySummary> VerifyModel(const Model& model,
     if (!verification.planes_match) ++summary.mismatch_count;
     hashes.Add(verification.master_hash);
     for (const std::string& hash : verification.moment_hashes) hashes.Add(hash);
-    if (!shard.Spec(extent).master_type.has_value()) hashes.Add(verification.planes_hash);
+    if (!shard.extents().Spec(extent).master_type.has_value()) hashes.Add(verification.planes_hash);
     return sink(verification);
   };
   RETURN_IF_ERROR(ForEachExtent(model, verify));
@@ -300,7 +302,7 @@ std::vector<MemoryUse> CountMemory(const Model& model) {
   const ModelActivity activity = model.trainers().activity();
   for (size_t rank = 0; rank < model.shards().size(); ++rank) {
     const std::string device = model.world().devices[rank]->Name();
-    const ShardBytes bytes = model.shards()[rank]->bytes();
+    const ShardBytes bytes = model.shards()[rank]->extents().bytes();
     add_use(device, "master", bytes.master);
     for (const MomentTraits& moment : kMomentKinds) add_use(device, moment.name, bytes.moments[moment.kind]);
     add_use(device, "gradients", bytes.gradients);

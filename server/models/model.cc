@@ -148,7 +148,7 @@ absl::Status Model::MakeSaver(const SaverSource& savers, const InheritedModel* i
 
 void Model::LogBudget() const {
   ShardBytes bytes;
-  for (const auto& shard : shards()) bytes += shard->bytes();
+  for (const auto& shard : shards()) bytes += shard->extents().bytes();
   const std::vector<int64_t> scratch = budget_.ScratchBytesByRank();
   static_assert(kMomentCount == 2, "a moment that is not logged");
   placed_->log->Write(LogLevel::kInfo, "model opened",

@@ -12,7 +12,7 @@
 #include "common/model/model_spec.h"
 #include "server/data_plane/topology.h"
 #include "server/device/compute_device.h"
-#include "server/state/shard.h"
+#include "server/state/shard_placement.h"
 
 namespace paramshard::server {
 

@@ -44,10 +44,10 @@ struct StoredPart {
 
 std::vector<StoredPart> StoredParts(const Shard& shard, const ShardExtent& extent) {
   std::vector<StoredPart> stored;
-  for (const ExtentPart& part : shard.Parts(extent)) {
+  for (const ExtentPart& part : shard.extents().Parts(extent)) {
     for (const StateTensor tensor : kStateTensors) {
       for (const TensorForm form : {TensorForm::kElements, TensorForm::kRest}) {
-        if (RowOf(shard.Spec(extent), tensor, form).elements > 0) stored.push_back({part, tensor, form});
+        if (RowOf(shard.extents().Spec(extent), tensor, form).elements > 0) stored.push_back({part, tensor, form});
       }
     }
   }
@@ -55,7 +55,7 @@ std::vector<StoredPart> StoredParts(const Shard& shard, const ShardExtent& exten
 }
 
 bool PlanesAreState(const Shard& shard, const ShardExtent& extent) {
-  return !shard.Spec(extent).master_type.has_value();
+  return !shard.extents().Spec(extent).master_type.has_value();
 }
 
 // Calls `take` with every array, in the order of the transfer.
@@ -64,7 +64,7 @@ absl::Status ForEachArray(const Shard& shard, absl::FunctionRef<absl::Status(abs
     // The lock is held while an array travels: no rank steps before an epoch has begun.
     absl::ReaderMutexLock lock(&shard.mutex());
     if (PlanesAreState(shard, extent)) {
-      ASSIGN_OR_RETURN(const std::vector<PlaneViews> planes, shard.PlaneBytes(extent));
+      ASSIGN_OR_RETURN(const std::vector<PlaneViews> planes, PlaneBytes(shard.memory(), extent));
       for (const PlaneViews& plane : planes) {
         for (const HostView* const view : {&plane.data, &plane.scales, &plane.amax})
           RETURN_IF_ERROR(take(view->bytes()));
@@ -72,7 +72,8 @@ absl::Status ForEachArray(const Shard& shard, absl::FunctionRef<absl::Status(abs
       continue;
     }
     for (const StoredPart& stored : StoredParts(shard, extent)) {
-      ASSIGN_OR_RETURN(const HostView view, shard.StoredArray(extent, stored.tensor, stored.form, stored.part));
+      ASSIGN_OR_RETURN(const HostView view,
+                       shard.arrays().StoredArray(extent, stored.tensor, stored.form, stored.part));
       RETURN_IF_ERROR(take(view.bytes()));
     }
   }
@@ -150,7 +151,7 @@ absl::Status ReceivePlanes(Shard& shard, const ShardExtent& extent, ChunkReader&
   std::vector<std::array<size_t, 3>> sizes;
   {
     absl::ReaderMutexLock lock(&shard.mutex());
-    ASSIGN_OR_RETURN(const std::vector<PlaneViews> planes, shard.PlaneBytes(extent));
+    ASSIGN_OR_RETURN(const std::vector<PlaneViews> planes, PlaneBytes(shard.memory(), extent));
     for (const PlaneViews& plane : planes) sizes.push_back({plane.data.size(), plane.scales.size(), plane.amax.size()});
   }
   for (size_t plane = 0; plane < sizes.size(); ++plane) {
@@ -164,7 +165,7 @@ absl::Status ReceivePlanes(Shard& shard, const ShardExtent& extent, ChunkReader&
 }
 
 size_t SizeOf(const Shard& shard, const ShardExtent& extent, const StoredPart& stored) {
-  return stored.part.rows.size() * RowOf(shard.Spec(extent), stored.tensor, stored.form).size_bytes();
+  return stored.part.rows.size() * RowOf(shard.extents().Spec(extent), stored.tensor, stored.form).size_bytes();
 }
 
 absl::Status ReceiveStored(Shard& shard, const ShardExtent& extent, ChunkReader& reader) {
@@ -210,7 +211,7 @@ int64_t TensorBytes(const Shard& shard) {
   int64_t bytes = 0;
   for (const ShardExtent& extent : shard.extents()) {
     if (PlanesAreState(shard, extent)) {
-      bytes += shard.PlaneSize(extent);
+      bytes += PlaneSize(shard.memory(), extent);
       continue;
     }
     for (const StoredPart& stored : StoredParts(shard, extent))

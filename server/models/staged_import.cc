@@ -128,7 +128,7 @@ absl::StatusOr<std::vector<StagedImport::Rows>> StagedImport::Allocate(const Sli
   // A row is as large as its client makes it, and at least one is written at a time: its values, and their encoding.
   int64_t needed = 2 * row.elements * static_cast<int64_t>(sizeof(float));
   for (const auto& shard : import_lock_.model().shards()) {
-    const ShardExtent* extent = shard->Find(slice.unit, slice.parameter);
+    const ShardExtent* extent = shard->extents().Find(slice.unit, slice.parameter);
     Rows& rows = extents.emplace_back();
     rows.size_bytes = extent == nullptr ? 0 : extent->rows.size() * row.size_bytes();
     needed += rows.size_bytes;
@@ -212,7 +212,7 @@ void StagedImport::KeepOwnedElements(absl::Span<const uint8_t> elements) {
   const int64_t begin = slice_->rows.begin * row.elements + added_bytes_ / ElementBytes(slice_->type);
   const int64_t end = begin + static_cast<int64_t>(elements.size()) / element_bytes;
   for (size_t rank = 0; rank < tensor_->extents.size(); ++rank) {
-    const ShardExtent* extent = import_lock_.model().shards()[rank]->Find(slice_->unit, slice_->parameter);
+    const ShardExtent* extent = import_lock_.model().shards()[rank]->extents().Find(slice_->unit, slice_->parameter);
     if (extent == nullptr) continue;
     const int64_t first = extent->rows.begin * row.elements;
     const int64_t from = std::max(begin, first);
@@ -245,7 +245,7 @@ absl::Status StagedImport::CheckPlanesAreWhole() const {
     const auto& [unit, parameter, tensor, form] = key;
     if (SpecOf(unit, parameter).master_type.has_value()) continue;
     for (const auto& shard : import_lock_.model().shards()) {
-      const ShardExtent* const extent = shard->Find(unit, parameter);
+      const ShardExtent* const extent = shard->extents().Find(unit, parameter);
       if (extent == nullptr) continue;
       const auto after = staged.given.upper_bound(extent->rows.begin);
       if (after != staged.given.begin() && std::prev(after)->second >= extent->rows.end) continue;
@@ -299,7 +299,7 @@ absl::Status StagedImport::MakeRoom() const {
   for (const auto& shard : import_lock_.model().shards()) {
     std::vector<const ShardExtent*> extents;
     for (const auto& [key, staged] : tensors_) {
-      const ShardExtent* const extent = shard->Find(std::get<0>(key), std::get<1>(key));
+      const ShardExtent* const extent = shard->extents().Find(std::get<0>(key), std::get<1>(key));
       if (extent != nullptr) extents.push_back(extent);
     }
     if (const absl::Status status = shard->MakeRoom(extents); !status.ok()) {
@@ -340,7 +340,7 @@ absl::Status StagedImport::Write() const {
   for (const auto& [key, tensor] : tensors_) RETURN_IF_ERROR(WriteTensor(key, tensor));
   for (const auto& [parameter, step] : steps_) {
     for (const auto& shard : import_lock_.model().shards()) {
-      const ShardExtent* extent = shard->Find(parameter.first, parameter.second);
+      const ShardExtent* extent = shard->extents().Find(parameter.first, parameter.second);
       if (extent != nullptr) shard->SetStep(*extent, step);
     }
   }
@@ -351,7 +351,7 @@ absl::Status StagedImport::WriteTensor(const Key& key, const StagedTensor& tenso
   const int64_t rows_at_a_time = std::max<int64_t>(1, kElementsAtATime / tensor.row.elements);
   for (size_t rank = 0; rank < tensor.extents.size(); ++rank) {
     Shard& shard = *import_lock_.model().shards()[rank];
-    const ShardExtent* extent = shard.Find(std::get<0>(key), std::get<1>(key));
+    const ShardExtent* extent = shard.extents().Find(std::get<0>(key), std::get<1>(key));
     if (extent == nullptr) continue;
     for (const auto& [begin, end] : tensor.given) {
       const int64_t last = std::min(end, extent->rows.end);

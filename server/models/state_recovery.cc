@@ -86,8 +86,11 @@ class Recovery {
       records.push_back(RecordOf(plan_.identity->book[i], numbers.scalings[i]));
     }
     state_.book.Restore(records);
-    for (const auto& shard : state_.shards)
-      shard->AdoptNumbers(numbers.steps, numbers.version, plan_.epoch->generation);
+    for (const auto& shard : state_.shards) {
+      shard->SetSteps(numbers.steps);
+      shard->SetVersion(numbers.version);
+      shard->SetGeneration(plan_.epoch->generation);
+    }
   }
 
   // Measures amaxes of the part that was done before: they were lost with the server.
@@ -103,7 +106,7 @@ class Recovery {
     Shard& shard = *state_.shards[rank];
     StepProgress progress = journal_.Marks(rank);
     progress.done = plan_.redo[rank].done;
-    shard.AdoptGradients(plan_.prepared->has_gradient);
+    shard.gradients().Adopt(plan_.prepared->has_gradient);
     return shard.Step({.groups = plan_.prepared->groups, .gradient_scale = plan_.decided->gradient_scale}, progress,
                       state_.book);
   }

@@ -32,7 +32,7 @@ std::vector<int64_t> CommittedState::Steps(int64_t parameters) const {
 
 int64_t CommittedState::plane_copy_bytes() const {
   int64_t bytes = 0;
-  for (const auto& shard : shards) bytes += shard->plane_copy_bytes();
+  for (const auto& shard : shards) bytes += shard->extents().placement().plane_copy_bytes;
   return bytes;
 }
 

@@ -42,6 +42,8 @@ struct ShardExtent {
   int64_t gradient_offset = 0;
 
   int64_t columns() const { return elements / rows.size(); }
+  // Returns true if the upper half of a master with a remainder has an array of its own, of which the plane is a copy.
+  bool has_weights() const { return row_bytes[kWeightArray] > 0; }
   // Returns the bytes of the extent in all arrays together.
   int64_t StateBytes() const;
 };

@@ -12,7 +12,7 @@
 #include "paramshard/v1/trainer.pb.h"
 #include "server/base/clock.h"
 #include "server/journal/journal_content.h"
-#include "server/state/shard.h"
+#include "server/state/shard_step.h"
 #include "server/terms/cluster.h"
 
 namespace paramshard::server {

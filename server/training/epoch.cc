@@ -26,8 +26,9 @@ constexpr size_t kMostBytesOfWords = size_t{1} << 20;
 
 // Does not log a broken device: that was logged when it broke.
 void LogUnencoded(const Shard& shard, const absl::Status& status) {
-  if (!shard.device().health().status().ok()) return;
-  Log(LogLevel::kError, "failed to encode planes", {{"device", shard.device().Name()}, {"why", status.ToString()}});
+  if (!shard.memory().device().health().status().ok()) return;
+  Log(LogLevel::kError, "failed to encode planes",
+      {{"device", shard.memory().device().Name()}, {"why", status.ToString()}});
 }
 
 absl::Status Departure(const Trainer& trainer) {
@@ -185,7 +186,7 @@ void Epoch::EndPages(const absl::Status& why) const {
 void Epoch::Clean() {
   engines_.Clear();
   for (const auto& shard : context_.state.shards) {
-    shard->DropGradients();
+    shard->gradients().Drop();
     // A trainer that wrote over exported planes spoils its own epoch only.
     const absl::Status encoded = shard->EncodePlanes(context_.state.book);
     if (!encoded.ok()) LogUnencoded(*shard, encoded);

@@ -40,10 +40,10 @@ absl::Status EpochEngines::Connect(const EpochStart& start) {
   std::vector<RankMemory> memory;
   for (int rank = 0; rank < model.ranks(); ++rank) {
     const RankSlot& rank_slot = *state_.rank_slots[rank];
-    memory.push_back({.arena = context_.state.shards[rank]->planes().data(),
+    memory.push_back({.arena = context_.state.shards[rank]->memory().planes().data(),
                       .slots = rank_slot.memory().slots.data(),
                       .words = rank_slot.words(),
-                      .device = &context_.state.shards[rank]->device()});
+                      .device = &context_.state.shards[rank]->memory().device()});
   }
   ASSIGN_OR_RETURN(auto engines, ConnectEngines({.model = &model.spec,
                                                  .layout = &model.layout,

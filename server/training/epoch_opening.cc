@@ -50,8 +50,8 @@ absl::Status EpochOpening::AllocateRankSlots() {
   const PlacedModel& model = context_.model;
   const wire::WordsCounts counts = RankSlot::CountsOf(model.layout);
   for (int rank = 0; rank < model.ranks(); ++rank) {
-    ASSIGN_OR_RETURN(RankSlotMemory memory,
-                     RankSlotMemory::Allocate(context_.state.shards[rank]->device(), counts, model.slots_bytes()));
+    ASSIGN_OR_RETURN(RankSlotMemory memory, RankSlotMemory::Allocate(context_.state.shards[rank]->memory().device(),
+                                                                     counts, model.slots_bytes()));
     absl::MutexLock lock(&state_.mu);
     state_.rank_slots[rank]->Take(std::move(memory), counts);
   }
@@ -90,7 +90,7 @@ absl::Status EpochOpening::AwaitHealed(const Healing& healing, absl::Duration ti
 
 absl::Duration EpochOpening::HealTimeout() const {
   int64_t bytes = 0;
-  for (const auto& shard : context_.state.shards) bytes += shard->bytes().Total();
+  for (const auto& shard : context_.state.shards) bytes += shard->extents().bytes().Total();
   // One node may give the state to several nodes, one after the other.
   bytes *= static_cast<int64_t>(start_.healings.size());
   return context_.model.step_timeout + absl::Seconds(static_cast<double>(bytes) / kSlowestHealingBytesPerSecond);
@@ -129,12 +129,12 @@ EpochStartInfo EpochOpening::InfoFor(int rank) const {
           .group_rank = topology_.GroupRank(rank),
           .client_lands_own_pieces = !engines_.of(rank).lands_own_pieces(),
           .client_lands_own_gradients = engines_.of(rank).sums_at_commit(),
-          .gpu_uuid = context_.state.shards[rank]->device().gpu_uuid()};
+          .gpu_uuid = context_.state.shards[rank]->memory().device().gpu_uuid()};
 }
 
 absl::Status EpochOpening::Greet(int rank, const Trainer& trainer) {
   RankSlot& rank_slot = *state_.rank_slots[rank];
-  const Memory& planes = context_.state.shards[rank]->planes();
+  const Memory& planes = context_.state.shards[rank]->memory().planes();
   const EpochStartInfo info = InfoFor(rank);
   if (info.last_commit.has_value()) rank_slot.WriteAnswer(*info.last_commit);
   rank_slot.words().Publish(rank_slot.words().committed(), static_cast<uint32_t>(info.numbers.commit_number));

@@ -23,7 +23,7 @@ constexpr std::chrono::microseconds kLateRanksEvery{20};
 void GatherWorker::Run(int rank) {
   RankSlot& rank_slot = *state_.rank_slots[rank];
   EventRing& notes = state_.recorder->of(rank).gathers;
-  const bool on_gpu = !context_.state.shards[rank]->device().gpu_uuid().empty();
+  const bool on_gpu = !context_.state.shards[rank]->memory().device().gpu_uuid().empty();
   AdaptiveWaiter waiter(
       {.words = rank_slot.words(), .wakeup = &rank_slot.wakeup(), .clock = context_.model.clock, .on_gpu = on_gpu});
   std::deque<UnderWay> under_way;

@@ -79,7 +79,10 @@ JournalScaling ScalingOf(const ScalingBook::Record& record) {
 
 std::vector<int64_t> Positions(const CommittedState& state) {
   std::vector<int64_t> positions;
-  for (const auto& shard : state.shards) positions.push_back(shard->position());
+  for (const auto& shard : state.shards) {
+    absl::ReaderMutexLock lock(&shard->mutex());
+    positions.push_back(shard->position());
+  }
   return positions;
 }
 
@@ -180,7 +183,7 @@ absl::Status ModelJournal::Prepare(const v1::Commit& commit, int ranks, const st
   for (const v1::GroupHyperparameters& group : commit.groups()) {
     prepared.groups.push_back(HyperparametersFromProto(group));
   }
-  for (const auto& shard : state.shards) shard->MarkGradients(prepared.has_gradient);
+  for (const auto& shard : state.shards) shard->gradients().Mark(prepared.has_gradient);
   return journal_->Prepare(prepared);
 }
 

@@ -101,7 +101,8 @@ void PushWorker::RunReduce(int rank, const v1::Command& command) {
   const v1::Push& push = command.push();
   const int slot = push.slot();
   const int64_t number = command.number();
-  const Shard::PushTarget target = context_.state.shards[rank]->BeginPush(push.unit(), push.absent_parameters());
+  const ShardGradients::PushTarget target =
+      context_.state.shards[rank]->gradients().BeginPush(push.unit(), push.absent_parameters());
   const absl::Status status =
       engines_.of(rank).Reduce({.number = command.number(),
                                 .unit = push.unit(),
@@ -125,7 +126,7 @@ void PushWorker::RunReduce(int rank, const v1::Command& command) {
 void PushWorker::RunDiscard(int rank) {
   // Drops the sums that pushes have left, instead of making them.
   const absl::Status taken = engines_.of(rank).TakeSums().status();
-  context_.state.shards[rank]->DropGradients();
+  context_.state.shards[rank]->gradients().Drop();
   NoteWorkEnd(rank);
   absl::MutexLock lock(&state_.mu);
   state_.EndOnError(taken);
@@ -136,7 +137,8 @@ void PushWorker::RunDiscard(int rank) {
 void PushWorker::RunSum(int rank) {
   const MetricTimer timer(*context_.model.world.metrics, Metric::kCommitPhase, CommitPhase::kSum);
   const absl::StatusOr<std::vector<SumTask>> left = engines_.of(rank).TakeSums();
-  const absl::StatusOr<SquareSum> sum = left.ok() ? context_.state.shards[rank]->SumSquares(*left) : left.status();
+  const absl::StatusOr<SquareSum> sum =
+      left.ok() ? context_.state.shards[rank]->gradients().SumSquares(*left) : left.status();
   NoteWorkEnd(rank);
   absl::MutexLock lock(&state_.mu);
   if (sum.ok()) state_.commit.SetSum(rank, *sum);
@@ -218,7 +220,7 @@ void PushWorker::RunApply(int rank) {
     decided = state_.commit.decided();
   }
   Shard& shard = *context_.state.shards[rank];
-  if (!decided.apply) shard.DropGradients();
+  if (!decided.apply) shard.gradients().Drop();
   // Trainers are not held responsible for a slow copy: no deadline of theirs runs while a rank applies.
   if (decided.apply) context_.state.copies.AwaitCopied(rank, context_.model.step_timeout / kShareOfStepForCopies);
   const StepProgress progress = context_.journal == nullptr ? StepProgress() : context_.journal->Marks(rank);

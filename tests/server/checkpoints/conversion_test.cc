@@ -204,7 +204,8 @@ TEST_P(MomentConversionTest, IsThatOfTheKernels) {
     Shard& shard = *written.shards()[rank];
     for (const ShardExtent& extent : old.extents()) {
       for (const StateTensor tensor : kStateTensors) {
-        EXPECT_OK(shard.Write(*shard.Find(extent.unit, extent.parameter), tensor, *old.Read(extent, tensor)));
+        EXPECT_OK(shard.Write(*shard.extents().Find(extent.unit, extent.parameter), tensor,
+                              *old.arrays().Read(extent, tensor)));
       }
     }
   }

@@ -255,7 +255,7 @@ TEST_F(PublisherTest, AReportThatIsMissingAbandonsTheSave) {
 TEST_F(PublisherTest, DaemonsThatDifferInStepCountsAbandonTheSave) {
   // A replica on the other daemon.
   Shard& shard = shards_.shard(2);
-  shard.SetStep(shard.extents().at(0), 12345);
+  shard.SetStep(shard.extents()[0], 12345);
   ASSERT_OK(shards_.image(2).Fill(shard, "", AnyState));
   ASSERT_OK(shards_.image(2).Hash(absl::OkStatus));
   const Publisher::Result result = Save(*Open(), 50);

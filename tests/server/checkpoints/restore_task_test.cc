@@ -51,10 +51,10 @@ TEST_F(RestoreTaskTest, BeginsAHistoryThatSaysItsParent) {
   EXPECT_EQ(model_->state().snapshot().numbers.version, 10);
   EXPECT_EQ(model_->commit_log().client_state(0), SavedModel::ClientState(0));
   for (const auto& shard : model_->shards()) {
-    const ShardExtent& extent = shard->extents().front();
+    const ShardExtent& extent = shard->extents()[0];
     EXPECT_EQ(extent.rows.size(), 2500);
     absl::ReaderMutexLock lock(&shard->mutex());
-    EXPECT_EQ(shard->step(extent), saved.common().step_counts[0]);
+    EXPECT_EQ(shard->numbers(extent).step, saved.common().step_counts[0]);
     EXPECT_EQ(shard->version(), 10);
   }
   // Its masters and moments are those that were saved.

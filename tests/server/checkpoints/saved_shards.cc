@@ -33,10 +33,10 @@ absl::Span<const uint8_t> RowsOf(const SavedModel& model, const ParameterSpec& s
 }
 
 void WritePlanes(const SavedModel& model, const ShardExtent& extent, Shard& shard) {
-  const ParameterSpec& spec = shard.Spec(extent);
+  const ParameterSpec& spec = shard.extents().Spec(extent);
   const std::vector<ArrayKind> kinds = checkpoint::ArraysOf(spec);
   for (const Plane plane : {Plane::kRowWise, Plane::kColumnWise}) {
-    Shard::PlaneContent content;
+    PlaneContent content;
     for (const ArrayKind kind : kinds) {
       const checkpoint::PlaneForm form = *checkpoint::PlaneFormOf(kind);
       if (form.plane != plane) continue;
@@ -59,7 +59,7 @@ int IndexOf(const ModelSpec& spec, const ShardExtent& extent) {
 
 void WriteState(const SavedModel& model, Shard& shard) {
   for (const ShardExtent& extent : shard.extents()) {
-    const ParameterSpec& spec = shard.Spec(extent);
+    const ParameterSpec& spec = shard.extents().Spec(extent);
     shard.SetStep(extent, model.common().step_counts[IndexOf(model.spec(), extent)]);
     if (checkpoint::PlanesAreState(spec)) {
       WritePlanes(model, extent, shard);

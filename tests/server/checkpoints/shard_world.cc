@@ -8,6 +8,7 @@
 #include "gmock/gmock.h"
 #include "kernels/formats/bfloat16.h"
 #include "kernels/formats/format.h"
+#include "server/state/plane_check.h"
 #include "tests/status_matchers.h"
 
 namespace paramshard::server {
@@ -42,10 +43,10 @@ RowRange Held(const ArrayShape& shape, const ShardExtent& extent) {
 std::vector<uint8_t> StoredBytes(const Shard& shard, const ShardExtent& extent, ArrayKind kind) {
   const auto copy = [](const HostView& view) { return std::vector<uint8_t>(view.bytes().begin(), view.bytes().end()); };
   if (const auto form = checkpoint::StateFormOf(kind); form.has_value()) {
-    return copy(*shard.StoredArray(extent, form->tensor, form->form, shard.Whole(extent)));
+    return copy(*shard.arrays().StoredArray(extent, form->tensor, form->form, Whole(extent)));
   }
   const checkpoint::PlaneForm form = *checkpoint::PlaneFormOf(kind);
-  const std::vector<PlaneViews> planes = *shard.PlaneBytes(extent);
+  const std::vector<PlaneViews> planes = *PlaneBytes(shard.memory(), extent);
   const PlaneViews& plane = planes[form.plane == Plane::kRowWise ? 0 : 1];
   if (form.piece == checkpoint::PlanePiece::kData) return copy(plane.data);
   return copy(form.piece == checkpoint::PlanePiece::kScales ? plane.scales : plane.amax);
@@ -80,11 +81,11 @@ void ShardWorld::Step() {
   for (const auto& shard : shards_) {
     int64_t number = 0;
     for (int unit = 0; unit < static_cast<int>(spec_.units.size()); ++unit) {
-      const Shard::PushTarget target = shard->BeginPush(unit, {});
+      const ShardGradients::PushTarget target = shard->gradients().BeginPush(unit, {});
       for (size_t i = 0; i < target.accumulators.size(); ++i, ++number) {
         if (target.accumulators[i].data == nullptr) continue;
-        const ShardExtent& extent = *shard->Find(unit, static_cast<int>(i));
-        const int64_t first = extent.rows.begin * shard->Spec(extent).columns();
+        const ShardExtent& extent = *shard->extents().Find(unit, static_cast<int>(i));
+        const int64_t first = extent.rows.begin * shard->extents().Spec(extent).columns();
         for (int64_t element = 0; element < extent.elements; ++element) {
           Store(GradientOf(commit_number_, number, first + element), target.accumulators[i], element);
         }
@@ -107,10 +108,10 @@ checkpoint::SavedModel ShardWorld::Save() const {
       common.step_counts.push_back(0);
       for (int rank = 0; rank < world_.shard_size; ++rank) {
         const Shard& shard = *shards_[rank];
-        const ShardExtent* const extent = shard.Find(unit, i);
+        const ShardExtent* const extent = shard.extents().Find(unit, i);
         if (extent == nullptr) continue;
         absl::ReaderMutexLock lock(&shard.mutex());
-        common.step_counts.back() = shard.step(*extent);
+        common.step_counts.back() = shard.numbers(*extent).step;
         for (const ArrayKind kind : checkpoint::ArraysOf(spec)) {
           const ArrayShape shape = *checkpoint::ShapeOf(spec, kind);
           std::vector<uint8_t>& array = arrays[checkpoint::TensorKey(spec, kind)];
@@ -134,9 +135,9 @@ std::string ShardWorld::FirstDifference(const checkpoint::SavedModel::Arrays& sa
     const Shard& shard = *shards_[rank];
     for (const ShardExtent& extent : shard.extents()) {
       absl::ReaderMutexLock lock(&shard.mutex());
-      for (const ArrayKind kind : checkpoint::ArraysOf(shard.Spec(extent))) {
-        const ArrayShape shape = *checkpoint::ShapeOf(shard.Spec(extent), kind);
-        const std::string key = checkpoint::TensorKey(shard.Spec(extent), kind);
+      for (const ArrayKind kind : checkpoint::ArraysOf(shard.extents().Spec(extent))) {
+        const ArrayShape shape = *checkpoint::ShapeOf(shard.extents().Spec(extent), kind);
+        const std::string key = checkpoint::TensorKey(shard.extents().Spec(extent), kind);
         const std::vector<uint8_t> bytes = StoredBytes(shard, extent, kind);
         const RowRange rows = Held(shape, extent);
         const bool is_equal =
@@ -155,8 +156,9 @@ std::vector<std::vector<uint8_t>> ShardWorld::Planes() const {
     for (const ShardExtent& extent : shard->extents()) {
       absl::ReaderMutexLock lock(&shard->mutex());
       std::vector<uint8_t>& bytes = all.emplace_back();
-      EXPECT_OK(shard->ReadPlanes(
-          extent, [&](const HostView& view) { bytes.insert(bytes.end(), view.bytes().begin(), view.bytes().end()); }));
+      EXPECT_OK(ReadPlanes(shard->memory(), extent, [&](const HostView& view) {
+        bytes.insert(bytes.end(), view.bytes().begin(), view.bytes().end());
+      }));
     }
   }
   return all;
@@ -166,7 +168,7 @@ std::vector<int64_t> ShardWorld::Steps() const {
   std::vector<int64_t> steps;
   for (const auto& shard : shards_) {
     absl::ReaderMutexLock lock(&shard->mutex());
-    for (const ShardExtent& extent : shard->extents()) steps.push_back(shard->step(extent));
+    for (const ShardExtent& extent : shard->extents()) steps.push_back(shard->numbers(extent).step);
   }
   return steps;
 }
@@ -175,7 +177,7 @@ bool ShardWorld::PlanesMatch() const {
   for (const auto& shard : shards_) {
     absl::ReaderMutexLock lock(&shard->mutex());
     for (const ShardExtent& extent : shard->extents()) {
-      const absl::StatusOr<bool> match = shard->PlanesMatch(extent);
+      const absl::StatusOr<bool> match = PlanesMatchMaster(*shard, extent);
       if (!match.ok() || !*match) return false;
     }
   }

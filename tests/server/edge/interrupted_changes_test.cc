@@ -123,7 +123,7 @@ class InterruptedChangesTest : public testing::Test {
   // The parameter at the third place, whose planes are all that there is of it.
   absl::Status WriteFrozen(const std::vector<float>& values) const {
     for (const auto& shard : model_->shards()) {
-      const ShardExtent* const extent = shard->Find(0, 2);
+      const ShardExtent* const extent = shard->extents().Find(0, 2);
       if (extent == nullptr) continue;
       const auto rows = absl::MakeConstSpan(values).subspan(extent->rows.begin * kColumns, extent->elements);
       RETURN_IF_ERROR(shard->Write(*extent, StateTensor::kMaster, rows));
@@ -133,9 +133,9 @@ class InterruptedChangesTest : public testing::Test {
   // Its first row.
   std::vector<float> FrozenRow() const {
     const Shard& shard = *model_->shards().front();
-    const ShardExtent& extent = *shard.Find(0, 2);
+    const ShardExtent& extent = *shard.extents().Find(0, 2);
     absl::ReaderMutexLock lock(&shard.mutex());
-    std::vector<float> values = *shard.Read(extent, StateTensor::kMaster);
+    std::vector<float> values = *shard.arrays().Read(extent, StateTensor::kMaster);
     values.resize(kColumns);
     return values;
   }

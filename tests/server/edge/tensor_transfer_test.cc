@@ -680,10 +680,10 @@ TEST(ExportTest, ChunksAreTheTensorWhateverItsRows) {
     for (const StateTensor tensor : {StateTensor::kMaster, StateTensor::kExpAvg, StateTensor::kExpAvgSq}) {
       ASSERT_OK(shard.Write(extent, tensor, Ramp(shape[0] * shape[1], 0.1f)));
       const int kind = static_cast<int>(tensor);
-      ASSERT_OK_AND_ASSIGN(const Floats values, shard.Read(extent, tensor));
+      ASSERT_OK_AND_ASSIGN(const Floats values, shard.arrays().Read(extent, tensor));
       const std::string bytes(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float));
       EXPECT_TRUE(BytesSent(*model, static_cast<v1::TensorKind>(v1::TENSOR_KIND_MASTER + kind)) == bytes) << kind;
-      ASSERT_OK_AND_ASSIGN(const std::vector<HostView> arrays, shard.Stored(extent, tensor));
+      ASSERT_OK_AND_ASSIGN(const std::vector<HostView> arrays, shard.arrays().Stored(extent, tensor));
       ASSERT_THAT(arrays, SizeIs(2));
       for (int array = 0; array < 2; ++array) {
         const auto stored = static_cast<v1::TensorKind>(v1::TENSOR_KIND_MASTER_ELEMENTS + 2 * kind + array);

@@ -152,7 +152,7 @@ class AccumulatorTest : public testing::TestWithParam<Case> {
   void ExpectRows(const Shard& shard, const ShardExtent& extent, StateTensor tensor,
                   const std::vector<float>& whole) const {
     absl::ReaderMutexLock lock(&shard.mutex());
-    ASSERT_OK_AND_ASSIGN(const std::vector<float> rows, shard.Read(extent, tensor));
+    ASSERT_OK_AND_ASSIGN(const std::vector<float> rows, shard.arrays().Read(extent, tensor));
     const auto first = whole.begin() + extent.rows.begin * kColumns;
     EXPECT_TRUE(std::equal(rows.begin(), rows.end(), first, first + extent.elements))
         << "tensor " << static_cast<int>(tensor) << " of the rows from " << extent.rows.begin << " at step " << step_;

@@ -132,7 +132,7 @@ bool FakeTrainer::HoldsPlanes(int unit, int index, Phase phase) const {
     if (source == group_rank) continue;
     const Shard& shard = *model_->shards()[source];
     absl::ReaderMutexLock lock(&shard.mutex());
-    const uint8_t* arena = shard.planes().data();
+    const uint8_t* arena = shard.memory().planes().data();
     for (const PieceCopy& piece : model_->layout().Pieces(unit, phase, source)) {
       if (std::memcmp(slot(index) + piece.target, arena + piece.source, piece.bytes) != 0) return false;
     }

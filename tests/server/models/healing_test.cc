@@ -263,7 +263,7 @@ void Spoil(Daemons& world, int node) {
   const auto write = [&]() -> absl::Status {
     for (const auto& shard : model.shards()) {
       for (const ShardExtent& extent : shard->extents()) {
-        const ParameterSpec& parameter = shard->Spec(extent);
+        const ParameterSpec& parameter = shard->extents().Spec(extent);
         if (parameter.name != "small") continue;
         const std::vector<float> values((extent.rows.end - extent.rows.begin) * parameter.columns(), 3.0f);
         RETURN_IF_ERROR(shard->Write(extent, StateTensor::kMaster, values));

@@ -25,7 +25,7 @@ class HistoriesTest : public testing::Test {
     ASSERT_OK(model.changes().Import({.content = {.digest = static_cast<uint64_t>(value)}}, [&] {
       absl::Status status;
       for (const auto& shard : model.shards()) {
-        const ShardExtent& extent = *shard->Find(0, 0);
+        const ShardExtent& extent = *shard->extents().Find(0, 0);
         status.Update(shard->Write(extent, StateTensor::kMaster, std::vector<float>(extent.elements, value)));
       }
       return status;
@@ -59,9 +59,9 @@ TEST_F(HistoriesTest, AnImportIntoOneDaemonAloneIsWhatAllBeginWith) {
   daemons_.Attach();
   for (int node = 0; node < 2; ++node) EXPECT_EQ(daemons_.model(node).state().history().id, imported);
   for (const auto& shard : daemons_.model(0).shards()) {
-    const ShardExtent& extent = *shard->Find(0, 0);
+    const ShardExtent& extent = *shard->extents().Find(0, 0);
     absl::ReaderMutexLock lock(&shard->mutex());
-    EXPECT_THAT(shard->Read(extent, StateTensor::kMaster), IsOkAndHolds(testing::Each(5.0f)));
+    EXPECT_THAT(shard->arrays().Read(extent, StateTensor::kMaster), IsOkAndHolds(testing::Each(5.0f)));
   }
 }
 

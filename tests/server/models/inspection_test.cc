@@ -156,7 +156,7 @@ TEST_F(InspectionTest, ADescriptionHasTheNumbersOfEveryExtent) {
 }
 
 TEST_F(InspectionTest, ADescriptionShowsScalesAndErrors) {
-  const ShardExtent& extent = *model_->shards()[0]->Find(0, 0);
+  const ShardExtent& extent = *model_->shards()[0]->extents().Find(0, 0);
   std::vector<float> values(extent.elements, 2.0f);
   values[5] = 1.7f;  // is no E4M3 number
   EXPECT_OK(model_->shards()[0]->Write(extent, StateTensor::kMaster, values));
@@ -182,7 +182,7 @@ RankedStats Stats(const Model& model, int64_t limit = 100) {
 
 TEST_F(InspectionTest, StatsComeWorstFirst) {
   Shard& shard = *model_->shards()[0];
-  const ShardExtent& extent = *shard.Find(0, 0);
+  const ShardExtent& extent = *shard.extents().Find(0, 0);
   std::vector<float> values(extent.elements, 2.0f);
   values[5] = 1.7f;
   EXPECT_OK(shard.Write(extent, StateTensor::kMaster, values));
@@ -208,7 +208,7 @@ TEST_F(InspectionTest, StatsEndWhenTheirCallerIsGone) {
 }
 
 TEST_F(InspectionTest, NonFiniteMastersAreCountedAndLeftOutOfTheRange) {
-  const ShardExtent& extent = *model_->shards()[0]->Find(1, 0);
+  const ShardExtent& extent = *model_->shards()[0]->extents().Find(1, 0);
   std::vector<float> values(extent.elements, 2.0f);
   values[0] = std::nanf("");
   values[1] = -INFINITY;
@@ -242,7 +242,8 @@ TEST_F(InspectionTest, AFlippedByteOfAPlaneIsAResult) {
   VerifySummary before;
   Verify(&before);
   const Shard& shard = *model_->shards()[1];
-  shard.planes().data()[shard.PlaneBytes(*shard.Find(0, 0))->front().data.data() - shard.planes().data()] ^= 1;
+  shard.memory().planes().data()[PlaneBytes(shard.memory(), *shard.extents().Find(0, 0))->front().data.data() -
+                                 shard.memory().planes().data()] ^= 1;
   VerifySummary summary;
   const auto extents = Verify(&summary);
   EXPECT_EQ(summary.mismatch_count, 1);
@@ -257,8 +258,8 @@ TEST_F(InspectionTest, AnyChangeOfStateChangesTheHash) {
   Verify(&before);
   for (StateTensor tensor : {StateTensor::kMaster, StateTensor::kExpAvg, StateTensor::kExpAvgSq}) {
     Shard& shard = *model_->shards()[2];
-    const ShardExtent& extent = *shard.Find(1, 0);
-    const std::vector<float> values = *shard.Read(extent, tensor);
+    const ShardExtent& extent = *shard.extents().Find(1, 0);
+    const std::vector<float> values = *shard.arrays().Read(extent, tensor);
     std::vector<float> changed = values;
     changed.back() = std::nextafter(changed.back(), 10.0f);
     ASSERT_OK(shard.Write(extent, tensor, changed));
@@ -305,7 +306,7 @@ TEST_F(InspectionTest, ADescriptionIsOfOneState) {
       EXPECT_OK(model_->changes().Import({}, [&] {
         absl::Status status;
         for (const auto& shard : model_->shards()) {
-          const ShardExtent& extent = *shard->Find(1, 0);
+          const ShardExtent& extent = *shard->extents().Find(1, 0);
           const std::vector<float> values(extent.elements, static_cast<float>(step));
           status.Update(shard->Write(extent, StateTensor::kMaster, values));
           shard->SetStep(extent, step);
@@ -346,7 +347,7 @@ TEST_F(InspectionTest, MemoryIsCountedByDeviceAndClass) {
   };
   auto idle = count();
   for (int rank = 0; rank < 3; ++rank) {
-    const ShardBytes bytes = model_->shards()[rank]->bytes();
+    const ShardBytes bytes = model_->shards()[rank]->extents().bytes();
     const std::string device = absl::StrCat("cpu:", rank);
     EXPECT_EQ(idle[device + " master"], bytes.master);
     EXPECT_EQ(idle[device + " exp_avg"], bytes.moments[MomentKind::kExpAvg]);

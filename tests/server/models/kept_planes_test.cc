@@ -45,7 +45,7 @@ class KeptPlanesTest : public testing::TestWithParam<Format> {
   }
   static std::vector<std::string> Planes(const Shard& shard) {
     std::vector<std::string> bytes;
-    const auto planes = shard.PlaneBytes(*shard.Find(0, 0));
+    const auto planes = PlaneBytes(shard.memory(), *shard.extents().Find(0, 0));
     EXPECT_OK(planes);
     for (const PlaneViews& plane : *planes) {
       for (const HostView* const view : {&plane.data, &plane.scales, &plane.amax}) {

@@ -56,7 +56,7 @@ class KeptStateTest : public ModelTest {
     std::string bytes;
     for (const auto& shard : model_->shards()) {
       for (const ShardExtent& extent : shard->extents()) {
-        const auto planes = shard->PlaneBytes(extent);
+        const auto planes = PlaneBytes(shard->memory(), extent);
         EXPECT_OK(planes);
         for (const PlaneViews& plane : *planes) {
           for (const HostView* const view : {&plane.data, &plane.scales, &plane.amax}) {
@@ -75,7 +75,7 @@ class KeptStateTest : public ModelTest {
                   float next = 0.5f;
                   for (const auto& shard : model_->shards()) {
                     for (const ShardExtent& extent : shard->extents()) {
-                      if (shard->Spec(extent).trainable) continue;
+                      if (shard->extents().Spec(extent).trainable) continue;
                       std::vector<float> values(extent.elements);
                       for (float& value : values) value = next = next > 100 ? 0.01f : next * 1.03f;
                       RETURN_IF_ERROR(shard->Write(extent, StateTensor::kMaster, values));
@@ -117,7 +117,7 @@ TEST_F(KeptStateTest, TheCopyOfPlanesIsCounted) {
   int64_t frozen = 0;
   for (const auto& shard : model_->shards()) {
     for (const ShardExtent& extent : shard->extents()) {
-      if (!shard->Spec(extent).trainable) frozen += shard->PlaneSize(extent);
+      if (!shard->extents().Spec(extent).trainable) frozen += PlaneSize(shard->memory(), extent);
     }
   }
   EXPECT_EQ(model_->plane_copy_bytes(), frozen);

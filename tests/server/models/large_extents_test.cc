@@ -7,6 +7,7 @@
 
 #include "gmock/gmock.h"
 #include "server/models/inspection.h"
+#include "server/state/plane_check.h"
 #include "tests/every_format.h"
 #include "tests/server/models/faulty_world.h"
 
@@ -32,11 +33,11 @@ class LargeExtentsTest : public FaultyWorldTest, public testing::WithParamInterf
   }
 
   const Shard& FirstShard() const { return *model_->shards().front(); }
-  const ShardExtent& Extent() const { return *FirstShard().Find(0, 0); }
+  const ShardExtent& Extent() const { return *FirstShard().extents().Find(0, 0); }
   bool PlanesMatch() const {
     const Shard& shard = FirstShard();
     absl::ReaderMutexLock lock(&shard.mutex());
-    return *shard.PlanesMatch(Extent());
+    return *PlanesMatchMaster(shard, Extent());
   }
 
   int64_t rows_ = 0;
@@ -46,10 +47,10 @@ class LargeExtentsTest : public FaultyWorldTest, public testing::WithParamInterf
 TEST_P(LargeExtentsTest, AreVerifiedInParts) {
   const std::string hash = StateHash(*model_);
   EXPECT_LE(faults_.largest_read, kPartBytes);
-  EXPECT_EQ(FirstShard().Parts(Extent()).size(), 2u);
+  EXPECT_EQ(FirstShard().extents().Parts(Extent()).size(), 2u);
   if (test::TestDevices() != "cpu") return;
   // In place, in the last part.
-  ASSERT_OK_AND_ASSIGN(const std::vector<PlaneViews> planes, FirstShard().PlaneBytes(Extent()));
+  ASSERT_OK_AND_ASSIGN(const std::vector<PlaneViews> planes, PlaneBytes(FirstShard().memory(), Extent()));
   for (const PlaneViews& plane : planes) {
     for (const HostView* view : {&plane.data, &plane.scales, &plane.amax}) {
       if (view->size() == 0) continue;
@@ -68,11 +69,11 @@ TEST_P(LargeExtentsTest, AreMeasuredInParts) {
   ASSERT_OK_AND_ASSIGN(const RankedStats ranked, ListParameterStats(*model_, 10, [] { return false; }));
   EXPECT_LE(faults_.largest_read, kPartBytes);
 
-  const std::vector<float> master = *FirstShard().Read(Extent(), StateTensor::kMaster);
-  const std::vector<PlaneViews> planes = *FirstShard().PlaneBytes(Extent());
+  const std::vector<float> master = *FirstShard().arrays().Read(Extent(), StateTensor::kMaster);
+  const std::vector<PlaneViews> planes = *PlaneBytes(FirstShard().memory(), Extent());
   const PlaneViews& row_wise = planes.front();
   const PlaneStatistics whole =
-      MeasurePlane(EncodingOf(FirstShard().Spec(Extent()).encoding),
+      MeasurePlane(EncodingOf(FirstShard().extents().Spec(Extent()).encoding),
                    {.data = row_wise.data.data(), .scales = row_wise.scales.data(), .amax = row_wise.amax.data()},
                    static_cast<int64_t>(row_wise.scales.size()), master, kColumns);
   const PlaneStatistics& parts = described.extents.front().planes;

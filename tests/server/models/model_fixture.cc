@@ -86,10 +86,10 @@ bool ModelTest::AwaitWait(const std::string& what) const {
 std::vector<float> ModelTest::Read(int unit, StateTensor tensor) const {
   std::vector<float> values;
   for (const auto& shard : model_->shards()) {
-    const ShardExtent* extent = shard->Find(unit, 0);
+    const ShardExtent* extent = shard->extents().Find(unit, 0);
     if (extent == nullptr) continue;
     absl::ReaderMutexLock lock(&shard->mutex());
-    const std::vector<float> rows = *shard->Read(*extent, tensor);
+    const std::vector<float> rows = *shard->arrays().Read(*extent, tensor);
     values.insert(values.end(), rows.begin(), rows.end());
   }
   return values;

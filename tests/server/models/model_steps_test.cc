@@ -153,7 +153,7 @@ TEST_F(ModelTest, StepsThatMoveTheStateLeaveTheSameBytes) {
       hashes->push_back(StateHash(*model_));
       const Shard& shard = *model_->shards()[0];
       absl::ReaderMutexLock lock(&shard.mutex());
-      EXPECT_EQ(shard.MoveRecord().position > 0, moves && step % 2 == 0);
+      EXPECT_EQ(shard.position() > 0, moves && step % 2 == 0);
     }
   }
   EXPECT_EQ(moved, in_place);
@@ -220,8 +220,8 @@ TEST_F(ModelTest, AParameterWithoutAGradientIsUntouched) {
   EXPECT_EQ(Read(kMx, StateTensor::kMaster), before);
   for (const auto& shard : model_->shards()) {
     absl::ReaderMutexLock lock(&shard->mutex());
-    EXPECT_EQ(shard->step(*shard->Find(kMx, 0)), 0);
-    EXPECT_EQ(shard->step(*shard->Find(kW, 0)), 1);
+    EXPECT_EQ(shard->numbers(*shard->extents().Find(kMx, 0)).step, 0);
+    EXPECT_EQ(shard->numbers(*shard->extents().Find(kW, 0)).step, 1);
   }
 }
 

@@ -184,7 +184,7 @@ TEST_F(ModelTest, StateIsChangedBetweenEpochsOnly) {
       ++*calls;
       absl::Status status;
       for (const auto& shard : model_->shards()) {
-        const ShardExtent& extent = *shard->Find(kW, 0);
+        const ShardExtent& extent = *shard->extents().Find(kW, 0);
         status.Update(shard->Write(extent, StateTensor::kMaster, std::vector<float>(extent.elements, 3.0f)));
       }
       return status;

@@ -20,6 +20,8 @@
 #include "kernels/optim/master_remainder.h"
 #include "kernels/optim/moment.h"
 #include "kernels/random/initial_values.h"
+#include "server/state/plane_check.h"
+#include "server/state/state_move_record.h"
 #include "tests/process_counts.h"
 #include "tests/server/models/test_spec.h"
 #include "tests/status_matchers.h"
@@ -114,11 +116,11 @@ const std::unique_ptr<ComputeDevice> kDevice = MakeCpuDevice(0);
 // Values that a shard returns under its lock.
 bool PlanesMatch(const Shard& shard, const ShardExtent& extent) {
   absl::ReaderMutexLock lock(&shard.mutex());
-  return *shard.PlanesMatch(extent);
+  return *PlanesMatchMaster(shard, extent);
 }
 int64_t StepsOf(const Shard& shard, const ShardExtent& extent) {
   absl::ReaderMutexLock lock(&shard.mutex());
-  return shard.step(extent);
+  return shard.numbers(extent).step;
 }
 int64_t VersionOf(const Shard& shard) {
   absl::ReaderMutexLock lock(&shard.mutex());
@@ -198,13 +200,13 @@ class ShardedModel {
   WholeState Whole(int unit, int parameter) const {
     WholeState whole;
     for (const auto& shard : shards_) {
-      const ShardExtent* extent = shard->Find(unit, parameter);
+      const ShardExtent* extent = shard->extents().Find(unit, parameter);
       if (extent == nullptr) continue;
-      Append(whole.master, *shard->Stored(*extent, StateTensor::kMaster));
-      Append(whole.exp_avg, *shard->Stored(*extent, StateTensor::kExpAvg));
-      Append(whole.exp_avg_sq, *shard->Stored(*extent, StateTensor::kExpAvgSq));
-      const std::vector<PlaneViews> planes = *shard->PlaneBytes(*extent);
-      const Format format = *shard->Spec(*extent).encoding.format;
+      Append(whole.master, *shard->arrays().Stored(*extent, StateTensor::kMaster));
+      Append(whole.exp_avg, *shard->arrays().Stored(*extent, StateTensor::kExpAvg));
+      Append(whole.exp_avg_sq, *shard->arrays().Stored(*extent, StateTensor::kExpAvgSq));
+      const std::vector<PlaneViews> planes = *PlaneBytes(shard->memory(), *extent);
+      const Format format = *shard->extents().Spec(*extent).encoding.format;
       const bool one_scale = NeedsAmax(format) && format != Format::kNVFP4_2D;
       whole.planes.resize(3 * planes.size());
       for (size_t i = 0; i < planes.size(); ++i) {
@@ -230,12 +232,12 @@ class ShardedModel {
   // Adds the owned rows of a whole gradient, as a push does.
   void Push(int unit, const std::vector<std::vector<float>>& gradients, const std::vector<int>& absent = {}) {
     for (const auto& shard : shards_) {
-      const Shard::PushTarget target = shard->BeginPush(unit, absent);
+      const ShardGradients::PushTarget target = shard->gradients().BeginPush(unit, absent);
       for (size_t parameter = 0; parameter < target.accumulators.size(); ++parameter) {
         const MutableGradient& sums = target.accumulators[parameter];
         if (sums.data == nullptr) continue;
-        const ShardExtent& extent = *shard->Find(unit, static_cast<int>(parameter));
-        const float* source = gradients[parameter].data() + extent.rows.begin * shard->Spec(extent).columns();
+        const ShardExtent& extent = *shard->extents().Find(unit, static_cast<int>(parameter));
+        const float* source = gradients[parameter].data() + extent.rows.begin * shard->extents().Spec(extent).columns();
         for (int64_t i = 0; i < extent.elements; ++i) {
           StoreSum(target.overwrite[parameter] ? source[i] : LoadSum(sums, i) + source[i], sums, i);
         }
@@ -407,7 +409,7 @@ class ShardingTest : public testing::TestWithParam<Cut> {
     }
     for (const auto& shard : model_.shards()) {
       for (const ShardExtent& extent : shard->extents()) {
-        EXPECT_TRUE(PlanesMatch(*shard, extent)) << shard->Spec(extent).name;
+        EXPECT_TRUE(PlanesMatch(*shard, extent)) << shard->extents().Spec(extent).name;
       }
     }
   }
@@ -460,11 +462,11 @@ TEST_P(ShardingTest, EveryRowHasOneOwner) {
     for (int parameter = 0; parameter < parameters; ++parameter) {
       int64_t next = 0;
       for (const auto& shard : model_.shards()) {
-        const ShardExtent* extent = shard->Find(unit, parameter);
+        const ShardExtent* extent = shard->extents().Find(unit, parameter);
         if (extent == nullptr) continue;
         EXPECT_EQ(extent->rows.begin, next);
         EXPECT_GT(extent->rows.size(), 0);
-        EXPECT_EQ(extent->elements, extent->rows.size() * shard->Spec(*extent).columns());
+        EXPECT_EQ(extent->elements, extent->rows.size() * shard->extents().Spec(*extent).columns());
         next = extent->rows.end;
       }
       EXPECT_EQ(next, model_.spec().units[unit].parameters[parameter].rows());
@@ -487,7 +489,7 @@ TEST_P(ShardingTest, SkippedStepsAbsentGradientsAndNewEpochsChangeNoBit) {
   model_.BeginEpoch();
   ExpectEqual(references_);
   model_.Push(2, RandomGradients(model_.spec(), 2, 77));
-  for (const auto& shard : model_.shards()) shard->DropGradients();
+  for (const auto& shard : model_.shards()) shard->gradients().Drop();
   PushAll(2, {1, 4, 6, 8, 10});
   model_.Step();
   ExpectEqual(references_);
@@ -556,7 +558,7 @@ TEST_P(ShardingTest, AnAbsentGradientLeavesItsParameterAlone) {
 TEST_P(ShardingTest, DroppedGradientsLeaveEveryByte) {
   const std::vector<WholeState> before = model_.Whole();
   model_.Push(0, RandomGradients(model_.spec(), 0, 1));
-  for (const auto& shard : model_.shards()) shard->DropGradients();
+  for (const auto& shard : model_.shards()) shard->gradients().Drop();
   EXPECT_TRUE(model_.Whole() == before);
   // And a step after it finds none.
   model_.Step();
@@ -570,7 +572,7 @@ TEST_P(ShardingTest, SumsOfSquaresCountWhatWasPushed) {
   for (float value : Accumulated(gradients[0])) expected += static_cast<double>(value) * value;
   SquareSum total;
   for (const auto& shard : model_.shards()) {
-    const SquareSum sum = *shard->SumSquares({});
+    const SquareSum sum = *shard->gradients().SumSquares({});
     total.sum += sum.sum;
     total.non_finite += sum.non_finite;
   }
@@ -585,7 +587,7 @@ TEST_P(ShardingTest, NonFiniteGradientsAreCounted) {
   gradients[1][3] = std::numeric_limits<float>::quiet_NaN();
   model_.Push(0, gradients);
   int64_t non_finite = 0;
-  for (const auto& shard : model_.shards()) non_finite += shard->SumSquares({})->non_finite;
+  for (const auto& shard : model_.shards()) non_finite += shard->gradients().SumSquares({})->non_finite;
   EXPECT_EQ(non_finite, 3);
 }
 
@@ -641,7 +643,7 @@ TEST_P(ShardingTest, SizesAreKnownBeforehand) {
     int64_t total = 0;
     for (const auto& [name, size] : device.bytes) total += size;
     EXPECT_EQ(bytes.Total(), total);
-    EXPECT_EQ(shard->bytes().Total(), total);
+    EXPECT_EQ(shard->extents().bytes().Total(), total);
   }
 }
 
@@ -649,7 +651,7 @@ TEST_P(ShardingTest, SizesAreKnownBeforehand) {
 TEST_P(ShardingTest, EveryStateTakesTheBytesOfItsType) {
   for (const auto& shard : model_.shards()) {
     for (const ShardExtent& extent : shard->extents()) {
-      const ParameterSpec& spec = shard->Spec(extent);
+      const ParameterSpec& spec = shard->extents().Spec(extent);
       const auto moment = [&](MomentType type) -> int64_t {
         const int64_t scales = 4 * extent.rows.size() * ((spec.columns() + 127) / 128);
         if (type == MomentType::kFP32) return 4 * extent.elements;
@@ -658,7 +660,7 @@ TEST_P(ShardingTest, EveryStateTakesTheBytesOfItsType) {
       };
       const auto stored = [&](StateTensor tensor) {
         int64_t bytes = 0;
-        const std::vector<HostView> parts = *shard->Stored(extent, tensor);
+        const std::vector<HostView> parts = *shard->arrays().Stored(extent, tensor);
         for (const HostView& part : parts) bytes += static_cast<int64_t>(part.size());
         return bytes;
       };
@@ -670,7 +672,7 @@ TEST_P(ShardingTest, EveryStateTakesTheBytesOfItsType) {
       const bool is_whole = spec.master_type == MasterType::kFP32 || GetParam().policy().moves;
       const int64_t master = (is_whole ? 4 : 2) * extent.elements;
       const int64_t sum = master + accumulator + moment(*spec.exp_avg_type) + moment(*spec.exp_avg_sq_type);
-      EXPECT_EQ(shard->OptimizerSize(extent), sum);
+      EXPECT_EQ(shard->extents().OptimizerSize(extent), sum);
     }
   }
 }
@@ -707,7 +709,7 @@ TEST(FrozenShardTest, AMasterWithARemainderBeginsAsThatOfATrainableParameter) {
     const Layout layout(spec, 1);
     absl::StatusOr<std::unique_ptr<Shard>> shard = Shard::Create(spec, layout, 0, kDevice.get(), {.moves = policy});
     EXPECT_OK(shard);
-    return *(*shard)->Read((*shard)->extents()[0], StateTensor::kMaster);
+    return *(*shard)->arrays().Read((*shard)->extents()[0], StateTensor::kMaster);
   };
   std::vector<float> expected(3 * kFillElements / 2);
   FillInitialValues({Initializer::kNormal, 0.0f, 1.0f}, 0, 0, 0, static_cast<int64_t>(expected.size()),
@@ -735,13 +737,13 @@ TEST(FrozenShardTest, APartOfARowIsDecodedAndNothingElseIsRead) {
     book.Settle(book.Offer());
     ASSERT_OK(shard->EncodePlanes(book));
     const ShardExtent& extent = shard->extents()[0];
-    ASSERT_OK_AND_ASSIGN(const std::vector<float> all, shard->Read(extent, StateTensor::kMaster));
+    ASSERT_OK_AND_ASSIGN(const std::vector<float> all, shard->arrays().Read(extent, StateTensor::kMaster));
     for (const int64_t row : {0, 2}) {
       for (const int64_t first : {int64_t{0}, 3 * kMomentBlockSize, kColumns - 17}) {
         const int64_t columns = std::min(2 * kMomentBlockSize, kColumns - first);
         device.read_bytes = 0;
         ASSERT_OK_AND_ASSIGN(const std::vector<float> part,
-                             shard->Read(extent, StateTensor::kMaster, {{row, row + 1}, first, columns}));
+                             shard->arrays().Read(extent, StateTensor::kMaster, {{row, row + 1}, first, columns}));
         EXPECT_TRUE(std::equal(part.begin(), part.end(), all.begin() + row * kColumns + first)) << row << ", " << first;
         EXPECT_EQ(static_cast<int64_t>(part.size()), columns);
         EXPECT_LE(device.read_bytes, 2 * 4 * columns) << row << ", " << first;
@@ -752,7 +754,7 @@ TEST(FrozenShardTest, APartOfARowIsDecodedAndNothingElseIsRead) {
 
 StateMoveRecord MoveRecordOf(const Shard& shard) {
   absl::ReaderMutexLock lock(&shard.mutex());
-  return shard.MoveRecord();
+  return RecordMoves(shard.extents().placement(), shard.position());
 }
 
 // To and fro, in one band or in several; and never without a gradient.
@@ -791,17 +793,17 @@ TEST_F(MovedShardTest, AnExtentIsCutIntoBands) {
 TEST_F(MovedShardTest, WhatIsWrittenWhereTheStateLiesNowIsReadBackAndStepped) {
   Step();
   ASSERT_GT(MoveRecordOf(shard()).position, 0);
-  const ShardExtent& extent = *shard().Find(1, 0);
+  const ShardExtent& extent = *shard().extents().Find(1, 0);
   const std::vector<float> values(extent.elements, 0.25f);
   for (const StateTensor tensor : {StateTensor::kMaster, StateTensor::kExpAvg, StateTensor::kExpAvgSq}) {
     ASSERT_OK(shard().Write(extent, tensor, values));
-    EXPECT_THAT(*shard().Read(extent, tensor), Each(0.25f));
+    EXPECT_THAT(*shard().arrays().Read(extent, tensor), Each(0.25f));
   }
   model_.Encode();
   EXPECT_TRUE(PlanesMatch(shard(), extent));
   Step();
   EXPECT_EQ(MoveRecordOf(shard()).position, 0);
-  const std::vector<float> stepped = *shard().Read(extent, StateTensor::kMaster);
+  const std::vector<float> stepped = *shard().arrays().Read(extent, StateTensor::kMaster);
   for (const float value : stepped) EXPECT_NEAR(value, 0.25f, 0.2f);
   EXPECT_THAT(stepped, testing::Not(testing::Contains(0.25f)));
   EXPECT_TRUE(PlanesMatch(shard(), extent));
@@ -821,18 +823,18 @@ TEST_F(MovedShardTest, MovesAreMadeOfTheirRecordAlone) {
 
 // The state has all of the master, whatever becomes of the plane.
 TEST_F(MovedShardTest, ThePlaneOfAMasterWithARemainderIsACopy) {
-  const ShardExtent& split = *shard().Find(2, 10);
-  ASSERT_EQ(shard().Spec(split).master_type, MasterType::kBF16Remainder);
-  const auto upper_halves = [&] { return Copied((*shard().Stored(split, StateTensor::kMaster))[0]); };
-  const auto plane = [&] { return Copied((*shard().PlaneBytes(split))[0].data); };
+  const ShardExtent& split = *shard().extents().Find(2, 10);
+  ASSERT_EQ(shard().extents().Spec(split).master_type, MasterType::kBF16Remainder);
+  const auto upper_halves = [&] { return Copied((*shard().arrays().Stored(split, StateTensor::kMaster))[0]); };
+  const auto plane = [&] { return Copied((*PlaneBytes(shard().memory(), split))[0].data); };
   for (int step = 0; step < 2; ++step) {
     Step();
     EXPECT_TRUE(plane() == upper_halves()) << "a step writes both";
     EXPECT_TRUE(PlanesMatch(shard(), split));
-    const std::vector<float> master = *shard().Read(split, StateTensor::kMaster);
-    std::fill_n(shard().planes().data(), shard().planes().size_bytes(), 0xee);
+    const std::vector<float> master = *shard().arrays().Read(split, StateTensor::kMaster);
+    std::fill_n(shard().memory().planes().data(), shard().memory().planes().size_bytes(), 0xee);
     EXPECT_FALSE(PlanesMatch(shard(), split));
-    EXPECT_EQ(*shard().Read(split, StateTensor::kMaster), master);
+    EXPECT_EQ(*shard().arrays().Read(split, StateTensor::kMaster), master);
     model_.Encode();
     EXPECT_TRUE(plane() == upper_halves());
     EXPECT_TRUE(PlanesMatch(shard(), split));
@@ -840,14 +842,14 @@ TEST_F(MovedShardTest, ThePlaneOfAMasterWithARemainderIsACopy) {
 }
 
 TEST_F(MovedShardTest, AMasterWithARemainderIsExactWhereItLiesNow) {
-  const ShardExtent& split = *shard().Find(2, 10);
+  const ShardExtent& split = *shard().extents().Find(2, 10);
   for (int step = 0; step < 2; ++step) {
     const std::vector<float> values = RandomGradients(model_.spec(), 2, 5)[10];
     ASSERT_OK(shard().Write(split, StateTensor::kMaster, values));
-    EXPECT_EQ(*shard().Read(split, StateTensor::kMaster), values);
+    EXPECT_EQ(*shard().arrays().Read(split, StateTensor::kMaster), values);
     model_.Encode();
     EXPECT_TRUE(PlanesMatch(shard(), split));
-    EXPECT_EQ(*shard().Read(split, StateTensor::kMaster), values);
+    EXPECT_EQ(*shard().arrays().Read(split, StateTensor::kMaster), values);
     Step();
   }
 }
@@ -857,9 +859,9 @@ class ShardTest : public testing::Test {
   ShardTest() { EXPECT_EQ(model_.shards().size(), 2u); }
   Shard& shard(int rank = 0) { return *model_.shards()[rank]; }
   // Returns the extent of the MXFP8 parameter on rank 0.
-  const ShardExtent& extent() { return *shard().Find(1, 0); }
+  const ShardExtent& extent() { return *shard().extents().Find(1, 0); }
   uint8_t* Served(absl::Span<const uint8_t> span) {
-    return shard().planes().data() + (span.data() - shard().planes().data());
+    return shard().memory().planes().data() + (span.data() - shard().memory().planes().data());
   }
 
   ShardedModel model_{2};
@@ -867,8 +869,8 @@ class ShardTest : public testing::Test {
 
 TEST_F(ShardTest, StateBeginsAtZeroButForTheMaster) {
   for (const ShardExtent& extent : shard().extents()) {
-    EXPECT_THAT(*shard().Read(extent, StateTensor::kExpAvg), Each(0.0f));
-    EXPECT_THAT(*shard().Read(extent, StateTensor::kExpAvgSq), Each(0.0f));
+    EXPECT_THAT(*shard().arrays().Read(extent, StateTensor::kExpAvg), Each(0.0f));
+    EXPECT_THAT(*shard().arrays().Read(extent, StateTensor::kExpAvgSq), Each(0.0f));
     EXPECT_EQ(StepsOf(shard(), extent), 0);
   }
   EXPECT_EQ(VersionOf(shard()), 0);
@@ -877,36 +879,36 @@ TEST_F(ShardTest, StateBeginsAtZeroButForTheMaster) {
 TEST_F(ShardTest, ExtentsBeginAtCacheLines) {
   for (const ShardExtent& extent : shard().extents()) {
     for (StateTensor tensor : {StateTensor::kMaster, StateTensor::kExpAvg, StateTensor::kExpAvgSq}) {
-      EXPECT_EQ(reinterpret_cast<uintptr_t>(shard().Stored(extent, tensor)->back().data()) % 64, 0u);
+      EXPECT_EQ(reinterpret_cast<uintptr_t>(shard().arrays().Stored(extent, tensor)->back().data()) % 64, 0u);
     }
   }
 }
 
 TEST_F(ShardTest, ASmallParameterHasOneOwner) {
-  EXPECT_NE(shard(0).Find(0, 1) == nullptr, shard(1).Find(0, 1) == nullptr);
+  EXPECT_NE(shard(0).extents().Find(0, 1) == nullptr, shard(1).extents().Find(0, 1) == nullptr);
 }
 
 TEST_F(ShardTest, TheFirstPushOverwritesAndLaterOnesAdd) {
   const auto overwrites = [&] {
-    const Shard::PushTarget target = shard().BeginPush(1, {});
+    const ShardGradients::PushTarget target = shard().gradients().BeginPush(1, {});
     EXPECT_NE(target.accumulators[0].data, nullptr);
     return std::vector<bool>{target.overwrite[0], target.overwrite[1]};
   };
   EXPECT_THAT(overwrites(), ElementsAre(true, true));
   EXPECT_THAT(overwrites(), ElementsAre(false, false));
-  shard().DropGradients();
+  shard().gradients().Drop();
   EXPECT_THAT(overwrites(), ElementsAre(true, true));
   model_.Step();
   EXPECT_THAT(overwrites(), ElementsAre(true, true));
 }
 
 TEST_F(ShardTest, APushHasNoPlaceForWhatIsAbsentOrOwnedElsewhere) {
-  const Shard::PushTarget absent = shard().BeginPush(1, {0});
+  const ShardGradients::PushTarget absent = shard().gradients().BeginPush(1, {0});
   EXPECT_EQ(absent.accumulators[0].data, nullptr);
   EXPECT_NE(absent.accumulators[1].data, nullptr);
-  EXPECT_TRUE(shard().BeginPush(1, {}).overwrite[0]) << "an absent push is none";
-  Shard& other = shard(0).Find(0, 1) == nullptr ? shard(0) : shard(1);
-  EXPECT_EQ(other.BeginPush(0, {}).accumulators[1].data, nullptr);
+  EXPECT_TRUE(shard().gradients().BeginPush(1, {}).overwrite[0]) << "an absent push is none";
+  Shard& other = shard(0).extents().Find(0, 1) == nullptr ? shard(0) : shard(1);
+  EXPECT_EQ(other.gradients().BeginPush(0, {}).accumulators[1].data, nullptr);
 }
 
 TEST_F(ShardTest, EveryStepCountsTheVersion) {
@@ -919,17 +921,17 @@ TEST_F(ShardTest, EveryStepCountsTheVersion) {
 
 TEST_F(ShardTest, AFlippedByteOfAnyPlaneIsFound) {
   ASSERT_TRUE(PlanesMatch(shard(), extent()));
-  ASSERT_EQ(shard().PlaneBytes(extent())->size(), 2u);
+  ASSERT_EQ(PlaneBytes(shard().memory(), extent())->size(), 2u);
   int flipped = 0;
   for (const ShardExtent& extent : shard().extents()) {
-    if (shard().Spec(extent).master_type == MasterType::kBF16Remainder) continue;
-    const std::vector<PlaneViews> planes = *shard().PlaneBytes(extent);
+    if (shard().extents().Spec(extent).master_type == MasterType::kBF16Remainder) continue;
+    const std::vector<PlaneViews> planes = *PlaneBytes(shard().memory(), extent);
     for (const PlaneViews& plane : planes) {
       for (const HostView* span : {&plane.data, &plane.scales, &plane.amax}) {
         if (span->size() == 0) continue;
         for (uint8_t* byte : {Served(span->bytes()), Served(span->bytes()) + span->size() - 1}) {
           *byte ^= 0x10;
-          EXPECT_FALSE(PlanesMatch(shard(), extent)) << shard().Spec(extent).name;
+          EXPECT_FALSE(PlanesMatch(shard(), extent)) << shard().extents().Spec(extent).name;
           *byte ^= 0x10;
           EXPECT_TRUE(PlanesMatch(shard(), extent));
           ++flipped;
@@ -941,14 +943,14 @@ TEST_F(ShardTest, AFlippedByteOfAnyPlaneIsFound) {
 }
 
 TEST_F(ShardTest, EncodingAnewRepairsPlanes) {
-  std::fill_n(shard().planes().data(), shard().planes().size_bytes(), 0xee);
+  std::fill_n(shard().memory().planes().data(), shard().memory().planes().size_bytes(), 0xee);
   EXPECT_FALSE(PlanesMatch(shard(), extent()));
   EXPECT_OK(shard().EncodePlanes(model_.BookOf(0)));
   for (const ShardExtent& each : shard().extents()) EXPECT_TRUE(PlanesMatch(shard(), each));
 }
 
 TEST_F(ShardTest, EncodingEndsBeforeTheExtentThatIsForNothing) {
-  std::fill_n(shard().planes().data(), shard().planes().size_bytes(), 0xee);
+  std::fill_n(shard().memory().planes().data(), shard().memory().planes().size_bytes(), 0xee);
   int asked = 0;
   const auto check_cancelled = [&] { return ++asked < 3 ? absl::OkStatus() : absl::AbortedError("nobody waits"); };
   EXPECT_THAT(shard().EncodePlanes(model_.BookOf(0), check_cancelled),
@@ -966,8 +968,8 @@ TEST_F(ShardTest, WhatIsWrittenIsReadBack) {
   for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i) * 0.25f;
   for (StateTensor tensor : {StateTensor::kMaster, StateTensor::kExpAvg, StateTensor::kExpAvgSq}) {
     EXPECT_OK(shard().Write(extent(), tensor, values));
-    EXPECT_EQ(*shard().Read(extent(), tensor), values);
-    EXPECT_EQ(shard().Stored(extent(), tensor)->front().size(), values.size() * sizeof(float));
+    EXPECT_EQ(*shard().arrays().Read(extent(), tensor), values);
+    EXPECT_EQ(shard().arrays().Stored(extent(), tensor)->front().size(), values.size() * sizeof(float));
   }
   EXPECT_FALSE(PlanesMatch(shard(), extent())) << "planes are the caller's to encode";
   EXPECT_OK(shard().EncodePlanes(model_.BookOf(0)));
@@ -988,33 +990,34 @@ TEST_F(ShardTest, WritingOneExtentLeavesTheOthers) {
 }
 
 TEST_F(ShardTest, Bf16MomentsAreRoundedWhenWritten) {
-  const ShardExtent& halves = *shard().Find(1, 1);
+  const ShardExtent& halves = *shard().extents().Find(1, 1);
   std::vector<float> values(halves.elements, 1.0f + 1.0f / 1024);
   EXPECT_OK(shard().Write(halves, StateTensor::kExpAvg, values));
-  EXPECT_THAT(*shard().Read(halves, StateTensor::kExpAvg), Each(DecodeBFloat16(EncodeBFloat16(values[0]))));
-  EXPECT_EQ(shard().Stored(halves, StateTensor::kExpAvg)->front().size(), values.size() * 2);
+  EXPECT_THAT(*shard().arrays().Read(halves, StateTensor::kExpAvg), Each(DecodeBFloat16(EncodeBFloat16(values[0]))));
+  EXPECT_EQ(shard().arrays().Stored(halves, StateTensor::kExpAvg)->front().size(), values.size() * 2);
 }
 
 // An import into a master with a remainder gives every bit back.
 TEST_F(ShardTest, AMasterWithRemainderIsExact) {
-  const ShardExtent& split = *shard().Find(2, 10);
-  ASSERT_EQ(shard().Spec(split).master_type, MasterType::kBF16Remainder);
+  const ShardExtent& split = *shard().extents().Find(2, 10);
+  ASSERT_EQ(shard().extents().Spec(split).master_type, MasterType::kBF16Remainder);
   const std::vector<float> values = RandomGradients(model_.spec(), 2, 5)[10];
   const std::vector<float> rows(values.begin(), values.begin() + split.elements);
   EXPECT_OK(shard().Write(split, StateTensor::kMaster, rows));
-  EXPECT_EQ(*shard().Read(split, StateTensor::kMaster), rows);
+  EXPECT_EQ(*shard().arrays().Read(split, StateTensor::kMaster), rows);
   EXPECT_OK(shard().EncodePlanes(model_.BookOf(0)));
-  EXPECT_EQ(*shard().Read(split, StateTensor::kMaster), rows) << "the plane is a part of the master";
+  EXPECT_EQ(*shard().arrays().Read(split, StateTensor::kMaster), rows) << "the plane is a part of the master";
 }
 
 TEST_F(ShardTest, BlockMomentsAreStoredWithTheirScales) {
-  const ShardExtent& blocks = *shard().Find(2, 10);
+  const ShardExtent& blocks = *shard().extents().Find(2, 10);
   std::vector<float> values(blocks.elements, 3.0f);
   values[5] = -6.0f;
   EXPECT_OK(shard().Write(blocks, StateTensor::kExpAvg, values));
-  EXPECT_THAT(*shard().Read(blocks, StateTensor::kExpAvg), testing::Pointwise(testing::FloatNear(1e-6f), values));
+  EXPECT_THAT(*shard().arrays().Read(blocks, StateTensor::kExpAvg),
+              testing::Pointwise(testing::FloatNear(1e-6f), values));
   EXPECT_OK(shard().Write(blocks, StateTensor::kExpAvgSq, std::vector<float>(blocks.elements, 4.0f)));
-  EXPECT_THAT(*shard().Read(blocks, StateTensor::kExpAvgSq), Each(testing::FloatNear(4.0f, 1e-6f)));
+  EXPECT_THAT(*shard().arrays().Read(blocks, StateTensor::kExpAvgSq), Each(testing::FloatNear(4.0f, 1e-6f)));
 }
 
 TEST_F(ShardTest, AReaderSeesOneVersion) {
@@ -1024,7 +1027,8 @@ TEST_F(ShardTest, AReaderSeesOneVersion) {
   std::vector<std::vector<float>> expected;
   ShardedModel reference(2);
   for (int step = 0; step <= kSteps; ++step) {
-    expected.push_back(*reference.shards()[0]->Read(*reference.shards()[0]->Find(1, 0), StateTensor::kMaster));
+    expected.push_back(
+        *reference.shards()[0]->arrays().Read(*reference.shards()[0]->extents().Find(1, 0), StateTensor::kMaster));
     reference.Push(1, gradients);
     reference.Step();
   }
@@ -1038,8 +1042,8 @@ TEST_F(ShardTest, AReaderSeesOneVersion) {
     const Shard& read = shard();
     absl::ReaderMutexLock lock(&read.mutex());
     version = read.version();
-    ASSERT_TRUE(*read.Read(extent(), StateTensor::kMaster) == expected[version]) << "version " << version;
-    ASSERT_TRUE(*read.PlanesMatch(extent())) << "version " << version;
+    ASSERT_TRUE(*read.arrays().Read(extent(), StateTensor::kMaster) == expected[version]) << "version " << version;
+    ASSERT_TRUE(*PlanesMatchMaster(read, extent())) << "version " << version;
   }
   steps.join();
 }
@@ -1056,9 +1060,9 @@ TEST(ShardMemoryTest, ARankMayOwnNothing) {
   const ModelSpec spec = Parse(MakeSpec("m", {MakeUnit("a", {MakeParameter("a.w", {1, 8})})}));
   const Layout layout(spec, 3);
   ASSERT_OK_AND_ASSIGN(const auto shard, Shard::Create(spec, layout, 2, kDevice.get()));
-  EXPECT_TRUE(shard->extents().empty());
-  EXPECT_EQ(shard->Find(0, 0), nullptr);
-  EXPECT_EQ(shard->SumSquares({})->sum, 0);
+  EXPECT_EQ(shard->extents().size(), 0);
+  EXPECT_EQ(shard->extents().Find(0, 0), nullptr);
+  EXPECT_EQ(shard->gradients().SumSquares({})->sum, 0);
   ScalingBook book(spec);
   EXPECT_OK(shard->Step({.groups = {{}}, .gradient_scale = 1}, book));
 }

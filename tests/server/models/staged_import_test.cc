@@ -72,16 +72,16 @@ std::vector<Piece> StoredState(const Model& model) {
     absl::ReaderMutexLock lock(&shard->mutex());
     for (const ShardExtent& extent : shard->extents()) {
       for (const StateTensor tensor : kStateTensors) {
-        const std::vector<HostView> arrays = *shard->Stored(extent, tensor);
+        const std::vector<HostView> arrays = *shard->arrays().Stored(extent, tensor);
         for (size_t i = 0; i < arrays.size(); ++i) {
           const TensorForm form = i == 0 ? TensorForm::kElements : TensorForm::kRest;
           pieces.push_back({{.unit = extent.unit,
                              .parameter = extent.parameter,
                              .tensor = tensor,
                              .form = form,
-                             .type = RowOf(shard->Spec(extent), tensor, form).type,
+                             .type = RowOf(shard->extents().Spec(extent), tensor, form).type,
                              .rows = extent.rows,
-                             .step = shard->step(extent)},
+                             .step = shard->numbers(extent).step},
                             {arrays[i].bytes().begin(), arrays[i].bytes().end()}});
         }
       }
@@ -172,9 +172,9 @@ TEST_F(StagedImportTest, StoredStateComesBackBitForBit) {
       const auto whole = [&](const Model& model, size_t array) {
         std::vector<uint8_t> bytes;
         for (const auto& shard : model.shards()) {
-          const ShardExtent* extent = shard->Find(0, parameter);
+          const ShardExtent* extent = shard->extents().Find(0, parameter);
           if (extent == nullptr) continue;
-          const std::vector<HostView> arrays = *shard->Stored(*extent, tensor);
+          const std::vector<HostView> arrays = *shard->arrays().Stored(*extent, tensor);
           if (array >= arrays.size()) continue;
           bytes.insert(bytes.end(), arrays[array].bytes().begin(), arrays[array].bytes().end());
         }
@@ -259,8 +259,8 @@ TEST_F(StagedImportTest, RowsThatAreNotGivenKeepTheirBytes) {
   const auto rows_of = [&] {
     std::vector<std::vector<float>> extents;
     for (const auto& shard : model_->shards()) {
-      const ShardExtent* extent = shard->Find(0, kFp8);
-      if (extent != nullptr) extents.push_back(*shard->Read(*extent, StateTensor::kExpAvg));
+      const ShardExtent* extent = shard->extents().Find(0, kFp8);
+      if (extent != nullptr) extents.push_back(*shard->arrays().Read(*extent, StateTensor::kExpAvg));
     }
     return extents;
   };
@@ -302,7 +302,7 @@ TEST_F(StagedImportTest, SlicesOfSeveralTypesMeet) {
   ASSERT_OK(staged.Apply({}));
   std::vector<float> values;
   for (const auto& shard : model_->shards()) {
-    const std::vector<float> part = *shard->Read(*shard->Find(0, kBf16), StateTensor::kMaster);
+    const std::vector<float> part = *shard->arrays().Read(*shard->extents().Find(0, kBf16), StateTensor::kMaster);
     values.insert(values.end(), part.begin(), part.end());
   }
   for (int row = 0; row < 96; ++row) {

@@ -1,0 +1,54 @@
+#include "server/state/shard_step.h"
+
+#include <optional>
+#include <utility>
+
+#include "kernels/base/status_macros.h"
+#include "kernels/formats/format.h"
+#include "kernels/optim/adam.h"
+
+namespace paramshard::server {
+namespace {
+
+AdamStep StepOf(const ModelSpec& spec, int group_index, int64_t step, const StepParameters& parameters) {
+  const Hyperparameters& group = parameters.groups[group_index];
+  const ParameterGroup& fixed = spec.groups[group_index];
+  return {group, fixed.mode, fixed.bias_correction ? BiasCorrection(group.beta1, step) : 1.0f,
+          fixed.bias_correction ? BiasCorrection(group.beta2, step) : 1.0f, parameters.gradient_scale};
+}
+
+}  // namespace
+
+absl::Status StepExtents(const ShardExtents& extents, const StepParameters& parameters,
+                         const std::vector<bool>& has_gradient, const StepProgress& progress,
+                         ExtentArithmetic& arithmetic, absl::Span<ExtentNumbers> numbers, ScalingBook& book) {
+  std::vector<std::optional<AdamStep>> steps(extents.trainable_count());
+  for (int i = 0; i < extents.trainable_count(); ++i) {
+    if (!has_gradient[i]) continue;
+    const ShardExtent& extent = extents[i];
+    const ParameterSpec& spec = extents.Spec(extent);
+    steps[i] = StepOf(extents.spec(), spec.group, ++numbers[i].step, parameters);
+    numbers[i].awaits_amax = EncodesAfterAmax(EncodingOf(spec.encoding).format);
+    if (!numbers[i].awaits_amax) numbers[i].scaling = book.Next(extent.unit, extent.parameter);
+  }
+  ASSIGN_OR_RETURN(const std::vector<float> amaxes,
+                   arithmetic.device_arithmetic().Step(steps, arithmetic.ScalingsOf(numbers), progress));
+  for (size_t i = 0; i < amaxes.size(); ++i) {
+    const ShardExtent& extent = extents[static_cast<int>(i)];
+    if (steps[i].has_value()) book.AddStep(extent.unit, extent.parameter, amaxes[i]);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status EncodeSteppedExtents(const ShardExtents& extents, const ScalingBook& book, ExtentArithmetic& arithmetic,
+                                  absl::Span<ExtentNumbers> numbers) {
+  std::vector<bool> active;
+  for (int i = 0; i < extents.trainable_count(); ++i) {
+    const ShardExtent& extent = extents[i];
+    if (numbers[i].awaits_amax) numbers[i].scaling = book.Present(extent.unit, extent.parameter);
+    active.push_back(std::exchange(numbers[i].awaits_amax, false));
+  }
+  return arithmetic.device_arithmetic().EncodeAfterAmax(active, arithmetic.ScalingsOf(numbers));
+}
+
+}  // namespace paramshard::server
