@@ -45,7 +45,7 @@ absl::StatusOr<DaemonImages::Images> DaemonImages::Allocate(bool alone) const {
   for (int rank = 0; rank < world.rank_count(); ++rank) {
     ASSIGN_OR_RETURN(images.emplace_back(),
                      StateImage::Create(model_.layout(), WorldFor(alone), (alone ? 0 : world.first_rank) + rank,
-                                        model_.shards()[rank]->memory().device()));
+                                        model_.committed().shards[rank]->memory().device()));
   }
   return images;
 }
@@ -99,7 +99,7 @@ absl::Status DaemonImages::FillRank(const HeldState& state, int rank, CheckConti
     }
     return pinned.Check(shard);
   };
-  const Shard& shard = *model_.shards()[rank];
+  const Shard& shard = *model_.committed().shards[rank];
   return images()[rank]->Fill(shard, state.commits.client_states[rank], check_shard,
                               CopyThreads(shard.memory().device(), ranks()));
 }

@@ -57,7 +57,7 @@ absl::StatusOr<std::unique_ptr<RestoreTask>> RestoreTask::Prepare(ImportLock loc
   ASSIGN_OR_RETURN(RestorePlan plan, RestorePlan::Create(model.spec(), task->reader_.spec(),
                                                          {.convert_moments = task->order_.convert_moments}));
   std::vector<Shard*> shards;
-  for (const auto& shard : model.shards()) shards.push_back(shard.get());
+  for (const auto& shard : model.committed().shards) shards.push_back(shard.get());
   ASSIGN_OR_RETURN(task->loader_, CheckpointLoader::Create({.reader = &task->reader_,
                                                             .plan = std::move(plan),
                                                             .spec = &model.spec(),

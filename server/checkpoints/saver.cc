@@ -218,7 +218,7 @@ absl::StatusOr<SaveRecord> Saver::Request() {
                                                       ": only node 0 starts saves, this is node ",
                                                       model_.world().cluster->node(), "; call node 0"));
   }
-  const int64_t step = model_.commit_log().numbers().commit_number;
+  const int64_t step = model_.committed().commits.numbers().commit_number;
   absl::MutexLock lock(&mu_);
   RETURN_IF_ERROR(CheckNoneUnderWay("save"));
   if (stopped_) return absl::UnavailableError(absl::StrCat("save ", model_.spec().name, ": the model is closed"));

@@ -199,7 +199,7 @@ absl::Status FileImport::Read(Cancelled cancelled, StagedImport& staged) const {
 std::vector<RowRange> FileImport::RowsOf(const Source& source) const {
   if (!request_.has_history_id()) return {{0, Spec(source).rows()}};
   std::vector<RowRange> rows;
-  for (const auto& shard : model_.shards()) {
+  for (const auto& shard : model_.committed().shards) {
     const ShardExtent* extent = shard->extents().Find(source.unit, source.parameter);
     if (extent != nullptr) rows.push_back(extent->rows);
   }

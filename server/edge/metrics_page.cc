@@ -78,7 +78,7 @@ void MetricsPage::AddModels(Samples& samples) {
     const size_t nodes = options_.store->world().cluster->nodes();
     const size_t absent = activity.active_nodes.empty() ? 0 : nodes - activity.active_nodes.size();
     if (activity.running) raise(absent_nodes, label, static_cast<double>(absent));
-    raise(commits, label, static_cast<double>(model->commit_log().numbers().commit_number));
+    raise(commits, label, static_cast<double>(model->committed().commits.numbers().commit_number));
     if (const auto time = model->last_commit_time()) raise(commit_times, label, UnixSeconds(*time));
     const ModelSaver* const saver = model->saver();
     const auto saved = saver == nullptr ? std::nullopt : saver->counts().last_published;

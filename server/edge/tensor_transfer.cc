@@ -240,7 +240,7 @@ class Export {
     response.mutable_header()->set_history_id(numbers.history.ToString());
     RETURN_IF_ERROR(send_(response));
     for (const ParameterPlace& place : plan.parameters) {
-      for (const auto& shard : model_.shards()) {
+      for (const auto& shard : model_.committed().shards) {
         const ShardExtent* extent = shard->extents().Find(place.unit, place.parameter);
         if (extent == nullptr) continue;
         for (const TensorKind kind : plan.kinds) RETURN_IF_ERROR(SendTensor(*shard, *extent, kind));

@@ -48,8 +48,8 @@ absl::Status ForEachExtent(const Model& model, Visit visit) {
   const auto& units = model.spec().units;
   for (int unit = 0; unit < static_cast<int>(units.size()); ++unit) {
     for (int parameter = 0; parameter < static_cast<int>(units[unit].parameters.size()); ++parameter) {
-      for (size_t rank = 0; rank < model.shards().size(); ++rank) {
-        const Shard& shard = *model.shards()[rank];
+      for (size_t rank = 0; rank < model.committed().shards.size(); ++rank) {
+        const Shard& shard = *model.committed().shards[rank];
         const ShardExtent* extent = shard.extents().Find(unit, parameter);
         if (extent != nullptr) RETURN_IF_ERROR(visit(rank, shard, *extent));
       }
@@ -187,7 +187,7 @@ ModelSummary Summarize(const Model& model) {
                        .numbers = state.numbers,
                        .lineage = state.lineage,
                        .origin = model.state().origin(),
-                       .skipped_commits = model.commit_log().numbers().skipped,
+                       .skipped_commits = model.committed().commits.numbers().skipped,
                        .epoch = activity.epoch,
                        .running = activity.running,
                        .attached_ranks = static_cast<int>(activity.trainers.size()),
@@ -277,7 +277,7 @@ absl::StatusOr<VerifySummary> VerifyModel(const Model& model,
     if (!verification.planes_match) ++summary.mismatch_count;
     hashes.Add(verification.master_hash);
     for (const std::string& hash : verification.moment_hashes) hashes.Add(hash);
-    if (!shard.extents().Spec(extent).master_type.has_value()) hashes.Add(verification.planes_hash);
+    if (!shard.extents().HasMaster(extent)) hashes.Add(verification.planes_hash);
     return sink(verification);
   };
   RETURN_IF_ERROR(ForEachExtent(model, verify));
@@ -300,9 +300,9 @@ std::vector<MemoryUse> CountMemory(const Model& model) {
     if (size_bytes > 0) uses.push_back({device, memory_class, size_bytes});
   };
   const ModelActivity activity = model.trainers().activity();
-  for (size_t rank = 0; rank < model.shards().size(); ++rank) {
+  for (size_t rank = 0; rank < model.committed().shards.size(); ++rank) {
     const std::string device = model.world().devices[rank]->Name();
-    const ShardBytes bytes = model.shards()[rank]->extents().bytes();
+    const ShardBytes bytes = model.committed().shards[rank]->extents().bytes();
     add_use(device, "master", bytes.master);
     for (const MomentTraits& moment : kMomentKinds) add_use(device, moment.name, bytes.moments[moment.kind]);
     add_use(device, "gradients", bytes.gradients);
@@ -312,9 +312,9 @@ std::vector<MemoryUse> CountMemory(const Model& model) {
     add_use(device, "words", activity.words_bytes);
     add_use(device, "scratch", activity.scratch_bytes.empty() ? 0 : activity.scratch_bytes[rank]);
   }
-  add_use(/*device=*/"", "histories", model.scaling_book().history_bytes());
+  add_use(/*device=*/"", "histories", model.committed().book.history_bytes());
   add_use(/*device=*/"", "images", model.image_bytes());
-  add_use(/*device=*/"", "plane_copies", model.plane_copy_bytes());
+  add_use(/*device=*/"", "plane_copies", model.committed().plane_copy_bytes());
   return uses;
 }
 

@@ -141,14 +141,14 @@ absl::Status Model::MakeSaver(const SaverSource& savers, const InheritedModel* i
   // Begins the saves that fall due with a commit that this server has answered.
   const RecoveryPlan& plan = inherited->plan;
   if (plan.action == RecoveryAction::kAnswerSkip || plan.action == RecoveryAction::kRedoApply) {
-    saver_->OnCommitted(*commit_log().state().last_answer, plan.prepared->save);
+    saver_->OnCommitted(*committed_.commits.state().last_answer, plan.prepared->save);
   }
   return absl::OkStatus();
 }
 
 void Model::LogBudget() const {
   ShardBytes bytes;
-  for (const auto& shard : shards()) bytes += shard->extents().bytes();
+  for (const auto& shard : committed_.shards) bytes += shard->extents().bytes();
   const std::vector<int64_t> scratch = budget_.ScratchBytesByRank();
   static_assert(kMomentCount == 2, "a moment that is not logged");
   placed_->log->Write(LogLevel::kInfo, "model opened",

@@ -47,6 +47,7 @@ struct AnnouncedValues {
 //
 //   model->trainers().Attach(trainer);                 // TrainerGate: who trains, epochs, drains
 //   model->state().snapshot().numbers.commit_number;   // ModelState: which state it is, and its condition
+//   model->committed().shards[rank]->extents();        // CommittedState: shards, commits, amaxes
 //   model->changes().Import(imported, write);          // StateChanges: imports and restores
 //   model->durability().Drop();                        // Durability: what outlives the server
 //
@@ -86,6 +87,7 @@ class Model : private EpochHost {
   const TrainerGate& trainers() const { return trainers_; }
   ModelState& state() { return state_; }
   const ModelState& state() const { return state_; }
+  const CommittedState& committed() const { return committed_; }
   StateChanges& changes() { return changes_; }
   Durability& durability() { return *durability_; }
   const ModelBudget& budget() const { return budget_; }
@@ -104,14 +106,9 @@ class Model : private EpochHost {
   uint64_t fingerprint() const { return placed_->fingerprint; }
   const std::string& save_dir() const { return save_dir_; }
 
-  // They are in the order of this daemon's ranks.
-  const std::vector<std::unique_ptr<Shard>>& shards() const { return committed_.shards; }
-  const CommitLog& commit_log() const { return committed_.commits; }
-  const ScalingBook& scaling_book() const { return committed_.book; }
   // The copy that ModelState::Hold has begun.
   CopyGate& copies() { return committed_.copies; }
-  // Host memory of Shard::KeepPlanes, and of saves.
-  int64_t plane_copy_bytes() const { return committed_.plane_copy_bytes(); }
+  // Host memory of saves.
   int64_t image_bytes() const { return saver_ == nullptr ? 0 : saver_->image_bytes(); }
   // When this server has answered the last commit of the model; unset: none yet.
   std::optional<absl::Time> last_commit_time() const;

@@ -21,11 +21,11 @@ constexpr size_t kMaxRequestIdBytes = 512;
 
 int64_t BytesOf(const Model& model) {
   int64_t bytes = model.budget().slots_bytes() * model.world().rank_count();
-  for (const auto& shard : model.shards()) bytes += shard->extents().bytes().Total();
+  for (const auto& shard : model.committed().shards) bytes += shard->extents().bytes().Total();
   for (const int64_t scratch : model.budget().ScratchBytesByRank()) bytes += scratch;
   // Images and copies of planes are host memory, which the limit of GPUs does not count.
   if (model.world().devices.front()->id().kind == DeviceKind::kCpu) {
-    bytes += model.image_bytes() + model.plane_copy_bytes();
+    bytes += model.image_bytes() + model.committed().plane_copy_bytes();
   }
   return bytes;
 }

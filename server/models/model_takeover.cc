@@ -57,7 +57,7 @@ absl::StatusOr<ModelTakeover::Taken> ModelTakeover::TakeOverOnce(const std::stri
   }
   options_.log.Write(LogLevel::kInfo, "model taken over",
                      {{"model", name},
-                      {"commit_number", absl::StrCat((*model)->commit_log().numbers().commit_number)},
+                      {"commit_number", absl::StrCat((*model)->committed().commits.numbers().commit_number)},
                       {"action", RecoveryActionName(plan.action)},
                       {"torn_bands", absl::StrCat(TornBands(plan))}});
   Taken taken{.model = *std::move(model)};

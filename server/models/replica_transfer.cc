@@ -54,9 +54,7 @@ std::vector<StoredPart> StoredParts(const Shard& shard, const ShardExtent& exten
   return stored;
 }
 
-bool PlanesAreState(const Shard& shard, const ShardExtent& extent) {
-  return !shard.extents().Spec(extent).master_type.has_value();
-}
+bool PlanesAreState(const Shard& shard, const ShardExtent& extent) { return !shard.extents().HasMaster(extent); }
 
 // Calls `take` with every array, in the order of the transfer.
 absl::Status ForEachArray(const Shard& shard, absl::FunctionRef<absl::Status(absl::Span<const uint8_t>)> take) {

@@ -127,7 +127,7 @@ absl::StatusOr<std::vector<StagedImport::Rows>> StagedImport::Allocate(const Sli
   std::vector<Rows> extents;
   // A row is as large as its client makes it, and at least one is written at a time: its values, and their encoding.
   int64_t needed = 2 * row.elements * static_cast<int64_t>(sizeof(float));
-  for (const auto& shard : import_lock_.model().shards()) {
+  for (const auto& shard : import_lock_.model().committed().shards) {
     const ShardExtent* extent = shard->extents().Find(slice.unit, slice.parameter);
     Rows& rows = extents.emplace_back();
     rows.size_bytes = extent == nullptr ? 0 : extent->rows.size() * row.size_bytes();
@@ -212,7 +212,7 @@ void StagedImport::KeepOwnedElements(absl::Span<const uint8_t> elements) {
   const int64_t begin = slice_->rows.begin * row.elements + added_bytes_ / ElementBytes(slice_->type);
   const int64_t end = begin + static_cast<int64_t>(elements.size()) / element_bytes;
   for (size_t rank = 0; rank < tensor_->extents.size(); ++rank) {
-    const ShardExtent* extent = import_lock_.model().shards()[rank]->extents().Find(slice_->unit, slice_->parameter);
+    const ShardExtent* extent = import_lock_.model().committed().shards[rank]->extents().Find(slice_->unit, slice_->parameter);
     if (extent == nullptr) continue;
     const int64_t first = extent->rows.begin * row.elements;
     const int64_t from = std::max(begin, first);
@@ -244,7 +244,7 @@ absl::Status StagedImport::CheckPlanesAreWhole() const {
   for (const auto& [key, staged] : tensors_) {
     const auto& [unit, parameter, tensor, form] = key;
     if (SpecOf(unit, parameter).master_type.has_value()) continue;
-    for (const auto& shard : import_lock_.model().shards()) {
+    for (const auto& shard : import_lock_.model().committed().shards) {
       const ShardExtent* const extent = shard->extents().Find(unit, parameter);
       if (extent == nullptr) continue;
       const auto after = staged.given.upper_bound(extent->rows.begin);
@@ -296,7 +296,7 @@ ImportedContent StagedImport::Content(const Numbers& numbers) const {
 }
 
 absl::Status StagedImport::MakeRoom() const {
-  for (const auto& shard : import_lock_.model().shards()) {
+  for (const auto& shard : import_lock_.model().committed().shards) {
     std::vector<const ShardExtent*> extents;
     for (const auto& [key, staged] : tensors_) {
       const ShardExtent* const extent = shard->extents().Find(std::get<0>(key), std::get<1>(key));
@@ -316,7 +316,7 @@ absl::StatusOr<History> StagedImport::Apply(const Numbers& numbers, const Change
   RETURN_IF_ERROR(CheckPlanesAreWhole());
   // Makes room while the import can still be refused: a change that breaks off leaves the model unusable.
   const absl::Cleanup give_up_room = [this] {
-    for (const auto& shard : import_lock_.model().shards()) shard->GiveUpRoom();
+    for (const auto& shard : import_lock_.model().committed().shards) shard->GiveUpRoom();
   };
   RETURN_IF_ERROR(MakeRoom());
   return import_lock_.model().changes().Import({.commit_number = numbers.commit_number,
@@ -339,7 +339,7 @@ int64_t StagedImport::kept_bytes() const {
 absl::Status StagedImport::Write() const {
   for (const auto& [key, tensor] : tensors_) RETURN_IF_ERROR(WriteTensor(key, tensor));
   for (const auto& [parameter, step] : steps_) {
-    for (const auto& shard : import_lock_.model().shards()) {
+    for (const auto& shard : import_lock_.model().committed().shards) {
       const ShardExtent* extent = shard->extents().Find(parameter.first, parameter.second);
       if (extent != nullptr) shard->SetStep(*extent, step);
     }
@@ -350,7 +350,7 @@ absl::Status StagedImport::Write() const {
 absl::Status StagedImport::WriteTensor(const Key& key, const StagedTensor& tensor) const {
   const int64_t rows_at_a_time = std::max<int64_t>(1, kElementsAtATime / tensor.row.elements);
   for (size_t rank = 0; rank < tensor.extents.size(); ++rank) {
-    Shard& shard = *import_lock_.model().shards()[rank];
+    Shard& shard = *import_lock_.model().committed().shards[rank];
     const ShardExtent* extent = shard.extents().Find(std::get<0>(key), std::get<1>(key));
     if (extent == nullptr) continue;
     for (const auto& [begin, end] : tensor.given) {

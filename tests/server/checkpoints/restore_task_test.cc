@@ -25,7 +25,7 @@ class RestoreTaskTest : public RestoreTest {
   absl::StatusOr<std::unique_ptr<CheckpointLoader>> PrepareModel(const Reader& reader) const {
     ASSIGN_OR_RETURN(RestorePlan plan, RestorePlan::Create(model_->spec(), reader.spec(), {}));
     std::vector<Shard*> shards;
-    for (const auto& shard : model_->shards()) shards.push_back(shard.get());
+    for (const auto& shard : model_->committed().shards) shards.push_back(shard.get());
     return CheckpointLoader::Create(
         {.reader = &reader, .plan = std::move(plan), .spec = &model_->spec(), .shards = std::move(shards)});
   }
@@ -49,8 +49,8 @@ TEST_F(RestoreTaskTest, BeginsAHistoryThatSaysItsParent) {
   EXPECT_EQ(history.parent, (HistoryParent{{reader.manifest().history}, 12}));
   EXPECT_EQ(model_->state().snapshot().numbers.commit_number, 12);
   EXPECT_EQ(model_->state().snapshot().numbers.version, 10);
-  EXPECT_EQ(model_->commit_log().client_state(0), SavedModel::ClientState(0));
-  for (const auto& shard : model_->shards()) {
+  EXPECT_EQ(model_->committed().commits.client_state(0), SavedModel::ClientState(0));
+  for (const auto& shard : model_->committed().shards) {
     const ShardExtent& extent = shard->extents()[0];
     EXPECT_EQ(extent.rows.size(), 2500);
     absl::ReaderMutexLock lock(&shard->mutex());

@@ -122,7 +122,7 @@ class InterruptedChangesTest : public testing::Test {
   }
   // The parameter at the third place, whose planes are all that there is of it.
   absl::Status WriteFrozen(const std::vector<float>& values) const {
-    for (const auto& shard : model_->shards()) {
+    for (const auto& shard : model_->committed().shards) {
       const ShardExtent* const extent = shard->extents().Find(0, 2);
       if (extent == nullptr) continue;
       const auto rows = absl::MakeConstSpan(values).subspan(extent->rows.begin * kColumns, extent->elements);
@@ -132,7 +132,7 @@ class InterruptedChangesTest : public testing::Test {
   }
   // Its first row.
   std::vector<float> FrozenRow() const {
-    const Shard& shard = *model_->shards().front();
+    const Shard& shard = *model_->committed().shards.front();
     const ShardExtent& extent = *shard.extents().Find(0, 2);
     absl::ReaderMutexLock lock(&shard.mutex());
     std::vector<float> values = *shard.arrays().Read(extent, StateTensor::kMaster);

@@ -675,7 +675,7 @@ TEST(ExportTest, ChunksAreTheTensorWhateverItsRows) {
     parameter.set_master_type(v1::MASTER_TYPE_BF16_REMAINDER);
     TestWorld world({.ranks = 1});
     const std::shared_ptr<Model> model = world.Create(MakeSpec("m", {MakeUnit("u", {parameter})}));
-    Shard& shard = *model->shards()[0];
+    Shard& shard = *model->committed().shards[0];
     const ShardExtent& extent = shard.extents()[0];
     for (const StateTensor tensor : {StateTensor::kMaster, StateTensor::kExpAvg, StateTensor::kExpAvgSq}) {
       ASSERT_OK(shard.Write(extent, tensor, Ramp(shape[0] * shape[1], 0.1f)));

@@ -139,7 +139,7 @@ class AccumulatorTest : public testing::TestWithParam<Case> {
 
   void ExpectState() {
     for (int node = 0; node < daemons_.nodes(); ++node) {
-      for (const auto& shard : daemons_.model(node).shards()) {
+      for (const auto& shard : daemons_.model(node).committed().shards) {
         for (const ShardExtent& extent : shard->extents()) {
           ExpectRows(*shard, extent, StateTensor::kMaster, master_);
           ExpectRows(*shard, extent, StateTensor::kExpAvg, exp_avg_);

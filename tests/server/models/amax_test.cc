@@ -137,7 +137,7 @@ TEST_P(AmaxTest, AnImportIsKnownToAllWhenAnEpochStarts) {
   }
   ASSERT_OK(model.changes().Import({.history = history}, [&]() -> absl::Status {
     for (int unit : {0, kDelayed, 2}) {
-      Shard& shard = *model.shards()[0];
+      Shard& shard = *model.committed().shards[0];
       const ShardExtent& extent = *shard.extents().Find(unit, 0);
       RETURN_IF_ERROR(shard.Write(extent, StateTensor::kMaster, std::vector<float>(extent.elements, 56.0f)));
     }

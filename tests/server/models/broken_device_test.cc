@@ -24,7 +24,7 @@ class BrokenDeviceTest : public FaultyWorldTest {
   // Writes ones to every extent's master.
   absl::Status Import(Model& model) {
     const auto write = [&]() -> absl::Status {
-      for (const auto& shard : model.shards()) {
+      for (const auto& shard : model.committed().shards) {
         for (const ShardExtent& extent : shard->extents()) {
           const absl::Status written =
               shard->Write(extent, StateTensor::kMaster, std::vector<float>(extent.elements, 1.0f));
@@ -72,7 +72,7 @@ TEST_F(BrokenDeviceTest, AnImportThatBreaksOffMakesTheModelUnusable) {
   EXPECT_THAT(Import(*model), is_lost);
   EXPECT_THAT(Verify(*model), is_lost);
   EXPECT_THAT(Summarize(*model).unusable, HasSubstr("broke off"));
-  EXPECT_EQ(model->commit_log().numbers().commit_number, 0);
+  EXPECT_EQ(model->committed().commits.numbers().commit_number, 0);
   EXPECT_OK(world_->store().Delete("m", ""));
   const std::shared_ptr<Model> again = world_->Create(Spec());
   EXPECT_OK(Import(*again));

@@ -130,7 +130,7 @@ bool FakeTrainer::HoldsPlanes(int unit, int index, Phase phase) const {
   for (int source = 0; source < model_->layout().ranks(); ++source) {
     // One's own pieces are copied by the client library, which has no part in this.
     if (source == group_rank) continue;
-    const Shard& shard = *model_->shards()[source];
+    const Shard& shard = *model_->committed().shards[source];
     absl::ReaderMutexLock lock(&shard.mutex());
     const uint8_t* arena = shard.memory().planes().data();
     for (const PieceCopy& piece : model_->layout().Pieces(unit, phase, source)) {

@@ -58,7 +58,7 @@ class FaultyWorldTest : public testing::Test {
 // An epoch of the model starts, takes a step without gradients, and ends.
 inline void ExpectEpochWorks(Model& model) {
   const FakeTrainers trainers = AttachAll(model);
-  const int64_t commit = model.commit_log().numbers().commit_number + 1;
+  const int64_t commit = model.committed().commits.numbers().commit_number + 1;
   for (const auto& trainer : trainers) trainer->Commit(commit);
   for (const auto& trainer : trainers) EXPECT_TRUE(trainer->AwaitCommitted(commit).has_value());
 }

@@ -65,7 +65,9 @@ std::vector<float> Gradient(const ParameterSpec& spec, int64_t commit, int unit,
 
 std::string ClientState(int rank, int64_t commit) { return absl::StrCat("rank ", rank, " behind commit ", commit); }
 
-int64_t CommitNumber(Daemons& world, int node = 0) { return world.model(node).commit_log().numbers().commit_number; }
+int64_t CommitNumber(Daemons& world, int node = 0) {
+  return world.model(node).committed().commits.numbers().commit_number;
+}
 
 void Step(Daemons& world) {
   const int64_t commit = CommitNumber(world) + 1;
@@ -86,7 +88,7 @@ void StepTo(Daemons& world, int64_t commit) {
 std::vector<std::string> StateOf(Daemons& world) {
   std::vector<std::string> state = world.Hashes();
   for (int node = 0; node < world.nodes(); ++node) {
-    for (const ScalingBook::Record& record : world.model(node).scaling_book().records()) {
+    for (const ScalingBook::Record& record : world.model(node).committed().book.records()) {
       std::string& text = state.emplace_back(absl::StrCat(record.amax, " ", record.scale, " ", record.is_fresh));
       if (record.history.has_value()) absl::StrAppend(&text, " ", absl::StrJoin(record.history->amaxes, " "));
     }
@@ -261,7 +263,7 @@ TEST(UnhealedTest, WhatNode0HasImportedIsForAPersonToJudge) {
 void Spoil(Daemons& world, int node) {
   Model& model = **world.store(node).Find("m");
   const auto write = [&]() -> absl::Status {
-    for (const auto& shard : model.shards()) {
+    for (const auto& shard : model.committed().shards) {
       for (const ShardExtent& extent : shard->extents()) {
         const ParameterSpec& parameter = shard->extents().Spec(extent);
         if (parameter.name != "small") continue;

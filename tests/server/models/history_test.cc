@@ -24,7 +24,7 @@ class HistoriesTest : public testing::Test {
     Model& model = daemons_.model(node);
     ASSERT_OK(model.changes().Import({.content = {.digest = static_cast<uint64_t>(value)}}, [&] {
       absl::Status status;
-      for (const auto& shard : model.shards()) {
+      for (const auto& shard : model.committed().shards) {
         const ShardExtent& extent = *shard->extents().Find(0, 0);
         status.Update(shard->Write(extent, StateTensor::kMaster, std::vector<float>(extent.elements, value)));
       }
@@ -58,7 +58,7 @@ TEST_F(HistoriesTest, AnImportIntoOneDaemonAloneIsWhatAllBeginWith) {
   const HistoryId imported = daemons_.model(1).state().history().id;
   daemons_.Attach();
   for (int node = 0; node < 2; ++node) EXPECT_EQ(daemons_.model(node).state().history().id, imported);
-  for (const auto& shard : daemons_.model(0).shards()) {
+  for (const auto& shard : daemons_.model(0).committed().shards) {
     const ShardExtent& extent = *shard->extents().Find(0, 0);
     absl::ReaderMutexLock lock(&shard->mutex());
     EXPECT_THAT(shard->arrays().Read(extent, StateTensor::kMaster), IsOkAndHolds(testing::Each(5.0f)));

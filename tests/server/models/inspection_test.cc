@@ -60,7 +60,7 @@ class InspectionTest : public testing::Test {
     for (const auto& trainer : trainers) {
       trainer->FillGradients(0, 1, 3.0f);
       trainer->Push(1, 0, {1});
-      trainer->Commit(model_->commit_log().numbers().commit_number + 1);
+      trainer->Commit(model_->committed().commits.numbers().commit_number + 1);
     }
     for (const auto& trainer : trainers) EXPECT_TRUE(trainer->AwaitCommitted(1).has_value());
   }
@@ -156,12 +156,12 @@ TEST_F(InspectionTest, ADescriptionHasTheNumbersOfEveryExtent) {
 }
 
 TEST_F(InspectionTest, ADescriptionShowsScalesAndErrors) {
-  const ShardExtent& extent = *model_->shards()[0]->extents().Find(0, 0);
+  const ShardExtent& extent = *model_->committed().shards[0]->extents().Find(0, 0);
   std::vector<float> values(extent.elements, 2.0f);
   values[5] = 1.7f;  // is no E4M3 number
-  EXPECT_OK(model_->shards()[0]->Write(extent, StateTensor::kMaster, values));
+  EXPECT_OK(model_->committed().shards[0]->Write(extent, StateTensor::kMaster, values));
   ScalingBook book(model_->spec());
-  EXPECT_OK(model_->shards()[0]->EncodePlanes(book));
+  EXPECT_OK(model_->committed().shards[0]->EncodePlanes(book));
   ASSERT_OK_AND_ASSIGN(const ParameterDescription described, DescribeParameter(*model_, "a.w"));
   EXPECT_GT(described.extents[0].planes.max_error, 0);
   EXPECT_LT(described.extents[0].planes.max_error, 0.1);
@@ -181,7 +181,7 @@ RankedStats Stats(const Model& model, int64_t limit = 100) {
 }
 
 TEST_F(InspectionTest, StatsComeWorstFirst) {
-  Shard& shard = *model_->shards()[0];
+  Shard& shard = *model_->committed().shards[0];
   const ShardExtent& extent = *shard.extents().Find(0, 0);
   std::vector<float> values(extent.elements, 2.0f);
   values[5] = 1.7f;
@@ -208,11 +208,11 @@ TEST_F(InspectionTest, StatsEndWhenTheirCallerIsGone) {
 }
 
 TEST_F(InspectionTest, NonFiniteMastersAreCountedAndLeftOutOfTheRange) {
-  const ShardExtent& extent = *model_->shards()[0]->extents().Find(1, 0);
+  const ShardExtent& extent = *model_->committed().shards[0]->extents().Find(1, 0);
   std::vector<float> values(extent.elements, 2.0f);
   values[0] = std::nanf("");
   values[1] = -INFINITY;
-  EXPECT_OK(model_->shards()[0]->Write(extent, StateTensor::kMaster, values));
+  EXPECT_OK(model_->committed().shards[0]->Write(extent, StateTensor::kMaster, values));
   ASSERT_OK_AND_ASSIGN(const ParameterDescription described, DescribeParameter(*model_, "b.w"));
   EXPECT_EQ(described.extents[0].planes.non_finite, 2);
   EXPECT_EQ(described.extents[0].planes.amax, 2);
@@ -241,7 +241,7 @@ TEST_F(InspectionTest, VerificationCoversEveryExtent) {
 TEST_F(InspectionTest, AFlippedByteOfAPlaneIsAResult) {
   VerifySummary before;
   Verify(&before);
-  const Shard& shard = *model_->shards()[1];
+  const Shard& shard = *model_->committed().shards[1];
   shard.memory().planes().data()[PlaneBytes(shard.memory(), *shard.extents().Find(0, 0))->front().data.data() -
                                  shard.memory().planes().data()] ^= 1;
   VerifySummary summary;
@@ -257,7 +257,7 @@ TEST_F(InspectionTest, AnyChangeOfStateChangesTheHash) {
   VerifySummary before;
   Verify(&before);
   for (StateTensor tensor : {StateTensor::kMaster, StateTensor::kExpAvg, StateTensor::kExpAvgSq}) {
-    Shard& shard = *model_->shards()[2];
+    Shard& shard = *model_->committed().shards[2];
     const ShardExtent& extent = *shard.extents().Find(1, 0);
     const std::vector<float> values = *shard.arrays().Read(extent, tensor);
     std::vector<float> changed = values;
@@ -284,7 +284,7 @@ TEST_F(InspectionTest, VerificationStopsWhenItsCallerDoes) {
 
 TEST_F(InspectionTest, ACommitMeanwhileAbortsVerification) {
   const auto verified = VerifyModel(*model_, [&](const ExtentVerification&) {
-    for (const auto& shard : model_->shards()) shard->SetVersion(1);
+    for (const auto& shard : model_->committed().shards) shard->SetVersion(1);
     return absl::OkStatus();
   });
   EXPECT_THAT(verified, StatusIs(absl::StatusCode::kAborted, HasSubstr("want version 0 throughout, got 1")));
@@ -305,7 +305,7 @@ TEST_F(InspectionTest, ADescriptionIsOfOneState) {
     for (int step = 1; step <= 200; ++step) {
       EXPECT_OK(model_->changes().Import({}, [&] {
         absl::Status status;
-        for (const auto& shard : model_->shards()) {
+        for (const auto& shard : model_->committed().shards) {
           const ShardExtent& extent = *shard->extents().Find(1, 0);
           const std::vector<float> values(extent.elements, static_cast<float>(step));
           status.Update(shard->Write(extent, StateTensor::kMaster, values));
@@ -347,7 +347,7 @@ TEST_F(InspectionTest, MemoryIsCountedByDeviceAndClass) {
   };
   auto idle = count();
   for (int rank = 0; rank < 3; ++rank) {
-    const ShardBytes bytes = model_->shards()[rank]->extents().bytes();
+    const ShardBytes bytes = model_->committed().shards[rank]->extents().bytes();
     const std::string device = absl::StrCat("cpu:", rank);
     EXPECT_EQ(idle[device + " master"], bytes.master);
     EXPECT_EQ(idle[device + " exp_avg"], bytes.moments[MomentKind::kExpAvg]);

@@ -163,19 +163,19 @@ class KeptModelTest : public ModelTest {
   std::string StateOf(const Model& model) const {
     std::string state = absl::StrCat(StateHash(model), " ", model.state().history().id.ToString(), " ",
                                      model.state().history().lineage.ToString());
-    const CommitLog::State commits = model.commit_log().state();
+    const CommitLog::State commits = model.committed().commits.state();
     absl::StrAppend(&state, " ", commits.numbers.commit_number, " ", commits.numbers.version, " ",
                     commits.numbers.skipped);
     if (commits.last_answer.has_value()) {
       absl::StrAppend(&state, " ", commits.last_answer->commit_number, " ", commits.last_answer->gradient_norm);
     }
     for (const std::string& client_state : commits.client_states) absl::StrAppend(&state, " '", client_state, "'");
-    for (const ScalingBook::Record& record : model.scaling_book().records()) {
+    for (const ScalingBook::Record& record : model.committed().book.records()) {
       absl::StrAppend(&state, " ", record.amax, " ", record.scale, " ", record.is_fresh);
       if (!record.history.has_value()) continue;
       for (const float amax : record.history->amaxes) absl::StrAppend(&state, " ", amax);
     }
-    for (const auto& shard : model.shards()) {
+    for (const auto& shard : model.committed().shards) {
       std::vector<int64_t> steps(kUnits);
       shard->CollectSteps(absl::MakeSpan(steps));
       for (const int64_t step : steps) absl::StrAppend(&state, " ", step);

@@ -54,7 +54,7 @@ class KeptStateTest : public ModelTest {
   // All bytes that trainers are served.
   std::string Planes() const {
     std::string bytes;
-    for (const auto& shard : model_->shards()) {
+    for (const auto& shard : model_->committed().shards) {
       for (const ShardExtent& extent : shard->extents()) {
         const auto planes = PlaneBytes(shard->memory(), extent);
         EXPECT_OK(planes);
@@ -73,7 +73,7 @@ class KeptStateTest : public ModelTest {
         .Import({},
                 [this]() -> absl::Status {
                   float next = 0.5f;
-                  for (const auto& shard : model_->shards()) {
+                  for (const auto& shard : model_->committed().shards) {
                     for (const ShardExtent& extent : shard->extents()) {
                       if (shard->extents().Spec(extent).trainable) continue;
                       std::vector<float> values(extent.elements);
@@ -115,15 +115,15 @@ TEST_F(KeptStateTest, PlanesWithoutAMasterGoOnByteForByte) {
 TEST_F(KeptStateTest, TheCopyOfPlanesIsCounted) {
   model_ = world_->Create(FrozenSpec());
   int64_t frozen = 0;
-  for (const auto& shard : model_->shards()) {
+  for (const auto& shard : model_->committed().shards) {
     for (const ShardExtent& extent : shard->extents()) {
       if (!shard->extents().Spec(extent).trainable) frozen += PlaneSize(shard->memory(), extent);
     }
   }
-  EXPECT_EQ(model_->plane_copy_bytes(), frozen);
+  EXPECT_EQ(model_->committed().plane_copy_bytes(), frozen);
   ASSERT_OK(world_->store().Delete("m", ""));
   model_ = world_->Create(TestSpec());
-  EXPECT_EQ(model_->plane_copy_bytes(), 0) << "masters are kept";
+  EXPECT_EQ(model_->committed().plane_copy_bytes(), 0) << "masters are kept";
 }
 
 TEST_F(KeptStateTest, AnAnswerThatIsNotWrittenDownIsTheLastOne) {

@@ -99,7 +99,7 @@ class KeptWorldTest : public testing::TestWithParam<std::tuple<bool, Moment, Mom
     options.before_answer = [this](int node) { return before_answer_[node].Call(), absl::OkStatus(); };
     return std::make_unique<Daemons>(std::vector<int>(kNodes, 1), options);
   }
-  static int64_t commit_number(Daemons& world) { return world.model(0).commit_log().numbers().commit_number; }
+  static int64_t commit_number(Daemons& world) { return world.model(0).committed().commits.numbers().commit_number; }
   // The next step of the training: commit 3 leaves a parameter out.
   static void Step(Daemons& world) {
     const int64_t commit = commit_number(world) + 1;
@@ -123,7 +123,7 @@ class KeptWorldTest : public testing::TestWithParam<std::tuple<bool, Moment, Mom
   static std::vector<std::string> StateOf(Daemons& world) {
     std::vector<std::string> state = world.Hashes();
     for (int node = 0; node < kNodes; ++node) {
-      for (const ScalingBook::Record& record : world.model(node).scaling_book().records()) {
+      for (const ScalingBook::Record& record : world.model(node).committed().book.records()) {
         std::string& text = state.emplace_back(absl::StrCat(record.amax, " ", record.scale, " ", record.is_fresh));
         if (record.history.has_value()) absl::StrAppend(&text, " ", absl::StrJoin(record.history->amaxes, " "));
       }
@@ -178,7 +178,7 @@ TEST_P(KeptWorldTest, GoesOnFromTheSameCommitWhereverItsServersDied) {
     const std::unique_ptr<Daemons> world = World(kept);
     world->TakeOver("m");
     for (int node = 0; node < kNodes; ++node) {
-      EXPECT_EQ(world->model(node).commit_log().numbers().commit_number, moment0 == Moment::kPrepared ? 1 : 2);
+      EXPECT_EQ(world->model(node).committed().commits.numbers().commit_number, moment0 == Moment::kPrepared ? 1 : 2);
       EXPECT_OK(world->model(node).state().doubt());
       // Where both servers finished the step alone, each daemon knows amaxes of its own rows only, which cannot be
       // saved.
@@ -245,14 +245,14 @@ TEST_P(ForgetfulWorldTest, ACommitThatNodeZeroKnowsNothingOfStaysInDoubtAndIsAsk
     ASSERT_OK(world->store(1).TakeOver());
     ASSERT_OK_AND_ASSIGN(const std::shared_ptr<Model> model, world->store(1).Find("m"));
     EXPECT_THAT(model->state().doubt(), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("commit 2 is in doubt")));
-    EXPECT_EQ(model->commit_log().numbers().commit_number, 1);
+    EXPECT_EQ(model->committed().commits.numbers().commit_number, 1);
   }
   // Node 0 has its memory again.
   kept[0] = CopyOf(*left[Moment::kAnswered][0]);
   const std::unique_ptr<Daemons> world = World(kept);
   world->TakeOver("m");
   EXPECT_OK(world->model(1).state().doubt());
-  EXPECT_EQ(world->model(1).commit_log().numbers().commit_number, 2);
+  EXPECT_EQ(world->model(1).committed().commits.numbers().commit_number, 2);
 }
 
 INSTANTIATE_TEST_SUITE_P(, ForgetfulWorldTest, testing::Values(std::tuple(true, Moment::kAnswered, Moment::kPrepared)),

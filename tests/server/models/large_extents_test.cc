@@ -32,7 +32,7 @@ class LargeExtentsTest : public FaultyWorldTest, public testing::WithParamInterf
     faults_.largest_read = 0;
   }
 
-  const Shard& FirstShard() const { return *model_->shards().front(); }
+  const Shard& FirstShard() const { return *model_->committed().shards.front(); }
   const ShardExtent& Extent() const { return *FirstShard().extents().Find(0, 0); }
   bool PlanesMatch() const {
     const Shard& shard = FirstShard();

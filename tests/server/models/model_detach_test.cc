@@ -57,7 +57,7 @@ TEST_F(DetachTest, ACommitThatAllSendIsAnsweredBeforeItsSenderGoes) {
   EXPECT_TRUE(trainer(1).AwaitCommitted(1).has_value());
   ASSERT_NO_FATAL_FAILURE(ExpectGoes(0));
   EXPECT_EQ(trainer(0).AwaitEnded()->numbers.commit_number, 1);
-  EXPECT_EQ(model_->commit_log().client_state(0), "last");
+  EXPECT_EQ(model_->committed().commits.client_state(0), "last");
   EXPECT_THAT(Read(kW, StateTensor::kMaster), All(1 - kLearningRate));
 }
 

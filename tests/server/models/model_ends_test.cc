@@ -145,7 +145,8 @@ TEST_F(ModelTest, EveryEpochHasMemoryOfItsOwn) {
 
 TEST_F(ModelTest, ScribblesOnPlanesEndWithTheEpoch) {
   Attach();
-  std::fill_n(model_->shards()[0]->memory().planes().data(), model_->shards()[0]->memory().planes().size_bytes(), 0x55);
+  std::fill_n(model_->committed().shards[0]->memory().planes().data(),
+              model_->committed().shards[0]->memory().planes().size_bytes(), 0x55);
   trainers_.clear();
   Attach();
   StateHash(*model_);

@@ -85,7 +85,7 @@ bool ModelTest::AwaitWait(const std::string& what) const {
 
 std::vector<float> ModelTest::Read(int unit, StateTensor tensor) const {
   std::vector<float> values;
-  for (const auto& shard : model_->shards()) {
+  for (const auto& shard : model_->committed().shards) {
     const ShardExtent* extent = shard->extents().Find(unit, 0);
     if (extent == nullptr) continue;
     absl::ReaderMutexLock lock(&shard->mutex());

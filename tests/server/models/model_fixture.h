@@ -36,7 +36,7 @@ class ModelTest : public testing::Test {
   void CloseWorld();
   void Attach() { trainers_ = AttachAll(*model_); }
   FakeTrainer& trainer(int rank) { return *trainers_[rank]; }
-  int64_t commit_number() const { return model_->commit_log().numbers().commit_number; }
+  int64_t commit_number() const { return model_->committed().commits.numbers().commit_number; }
 
   // Every rank r pushes `gradients(r)` for the unit.
   void Push(int unit, const std::function<float(int)>& gradients);

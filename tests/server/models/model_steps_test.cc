@@ -151,7 +151,7 @@ TEST_F(ModelTest, StepsThatMoveTheStateLeaveTheSameBytes) {
       if (step != 1) Push(kMx, [](int rank) { return 0.25f - static_cast<float>(rank); });
       Commit();
       hashes->push_back(StateHash(*model_));
-      const Shard& shard = *model_->shards()[0];
+      const Shard& shard = *model_->committed().shards[0];
       absl::ReaderMutexLock lock(&shard.mutex());
       EXPECT_EQ(shard.position() > 0, moves && step % 2 == 0);
     }
@@ -218,7 +218,7 @@ TEST_F(ModelTest, AParameterWithoutAGradientIsUntouched) {
   const std::vector<float> before = Read(kMx, StateTensor::kMaster);
   Step();
   EXPECT_EQ(Read(kMx, StateTensor::kMaster), before);
-  for (const auto& shard : model_->shards()) {
+  for (const auto& shard : model_->committed().shards) {
     absl::ReaderMutexLock lock(&shard->mutex());
     EXPECT_EQ(shard->numbers(*shard->extents().Find(kMx, 0)).step, 0);
     EXPECT_EQ(shard->numbers(*shard->extents().Find(kW, 0)).step, 1);
@@ -278,11 +278,11 @@ TEST_F(ModelTest, ANonFiniteGradientSkipsTheStep) {
   EXPECT_EQ(answer.skipped, 1u);
   EXPECT_EQ(answer.non_finite_count, 1);
   EXPECT_EQ(StateHash(*model_), hash);
-  EXPECT_EQ(model_->commit_log().numbers().skipped, 1);
-  EXPECT_EQ(model_->commit_log().client_state(1), "rank 1, commit 2");
+  EXPECT_EQ(model_->committed().commits.numbers().skipped, 1);
+  EXPECT_EQ(model_->committed().commits.client_state(1), "rank 1, commit 2");
   // Its gradients are forgotten.
   Step();
-  EXPECT_EQ(model_->commit_log().numbers().version, 2);
+  EXPECT_EQ(model_->committed().commits.numbers().version, 2);
   EXPECT_THAT(Read(kW, StateTensor::kExpAvg),
               testing::Each(testing::Truly([](float value) { return std::isfinite(value); })));
 }

@@ -407,7 +407,7 @@ TEST_F(DoubtTest, NobodyTrainsOnAndTheStateOfTheLastCommitStays) {
   }
   EXPECT_THAT(model->state().doubt(), in_doubt);
   EXPECT_OK(model->state().usable()) << "the state is whole";
-  EXPECT_EQ(model->commit_log().numbers().commit_number, 1);
+  EXPECT_EQ(model->committed().commits.numbers().commit_number, 1);
   FakeTrainer late(model.get(), 1);
   EXPECT_THAT(late.Attach(), in_doubt);
 }

@@ -183,7 +183,7 @@ TEST_F(ModelTest, StateIsChangedBetweenEpochsOnly) {
     return model_->changes().Import({.commit_number = 12, .version = 10}, [&, calls] {
       ++*calls;
       absl::Status status;
-      for (const auto& shard : model_->shards()) {
+      for (const auto& shard : model_->committed().shards) {
         const ShardExtent& extent = *shard->extents().Find(kW, 0);
         status.Update(shard->Write(extent, StateTensor::kMaster, std::vector<float>(extent.elements, 3.0f)));
       }
@@ -212,7 +212,7 @@ TEST_F(ModelTest, StateIsChangedBetweenEpochsOnly) {
   StateHash(*model_);
   Step();
   EXPECT_EQ(commit_number(), 13);
-  EXPECT_EQ(model_->commit_log().numbers().version, 11);
+  EXPECT_EQ(model_->committed().commits.numbers().version, 11);
 }
 
 // --- Looking at it ---

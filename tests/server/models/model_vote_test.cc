@@ -50,7 +50,7 @@ class VoteTest : public ModelTest {
     EXPECT_EQ(trainer(0).AwaitEnded()->numbers.commit_number, 1);
     EXPECT_THAT(Read(kW, StateTensor::kMaster), All(1 - kLearningRate));
     EXPECT_TRUE(trainer(0).AwaitCommitted(1).has_value()) << "it was answered before the end";
-    EXPECT_EQ(model_->commit_log().client_state(1), "state");
+    EXPECT_EQ(model_->committed().commits.client_state(1), "state");
   }
   void ExpectNotApplied() {
     EXPECT_EQ(commit_number(), 0);

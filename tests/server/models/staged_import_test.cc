@@ -68,7 +68,7 @@ struct Piece {
 
 std::vector<Piece> StoredState(const Model& model) {
   std::vector<Piece> pieces;
-  for (const auto& shard : model.shards()) {
+  for (const auto& shard : model.committed().shards) {
     absl::ReaderMutexLock lock(&shard->mutex());
     for (const ShardExtent& extent : shard->extents()) {
       for (const StateTensor tensor : kStateTensors) {
@@ -171,7 +171,7 @@ TEST_F(StagedImportTest, StoredStateComesBackBitForBit) {
     for (const StateTensor tensor : kStateTensors) {
       const auto whole = [&](const Model& model, size_t array) {
         std::vector<uint8_t> bytes;
-        for (const auto& shard : model.shards()) {
+        for (const auto& shard : model.committed().shards) {
           const ShardExtent* extent = shard->extents().Find(0, parameter);
           if (extent == nullptr) continue;
           const std::vector<HostView> arrays = *shard->arrays().Stored(*extent, tensor);
@@ -258,7 +258,7 @@ TEST_F(StagedImportTest, RowsThatAreNotGivenKeepTheirBytes) {
   ASSERT_OK(ImportAll(model_, 0.1f));
   const auto rows_of = [&] {
     std::vector<std::vector<float>> extents;
-    for (const auto& shard : model_->shards()) {
+    for (const auto& shard : model_->committed().shards) {
       const ShardExtent* extent = shard->extents().Find(0, kFp8);
       if (extent != nullptr) extents.push_back(*shard->arrays().Read(*extent, StateTensor::kExpAvg));
     }
@@ -301,7 +301,7 @@ TEST_F(StagedImportTest, SlicesOfSeveralTypesMeet) {
   ASSERT_OK(Give(staged, slice, bits));
   ASSERT_OK(staged.Apply({}));
   std::vector<float> values;
-  for (const auto& shard : model_->shards()) {
+  for (const auto& shard : model_->committed().shards) {
     const std::vector<float> part = *shard->arrays().Read(*shard->extents().Find(0, kBf16), StateTensor::kMaster);
     values.insert(values.end(), part.begin(), part.end());
   }
