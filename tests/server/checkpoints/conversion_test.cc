@@ -89,8 +89,8 @@ TEST_F(ConversionTest, PlanesOfAnotherFormatAreThoseOfTheMasters) {
         Shard& from = *restored.shards()[rank];
         Shard& to = *written.shards()[rank];
         for (const ShardExtent& extent : from.extents()) {
-          EXPECT_OK(to.Write(*to.Find(extent.unit, extent.parameter), StateTensor::kMaster,
-                             *from.Read(extent, StateTensor::kMaster)));
+          EXPECT_OK(to.Write(*to.extents().Find(extent.unit, extent.parameter), StateTensor::kMaster,
+                             *from.arrays().Read(extent, StateTensor::kMaster)));
         }
       }
       const bool is_same = traits.format == Format::kFP8TensorDelayed && !other_element;
