@@ -6,11 +6,11 @@
 
 #include "common/checkpoint/tensor_key.h"
 #include "server/device/host_view.h"
-#include "server/state/shard.h"
+#include "server/state/shard_planes.h"
 
 namespace paramshard::server {
 
-// Returns the data, the scales or the amax of a plane in `planes`, which Shard::PlaneBytes returned.
+// Returns the data, the scales or the amax of a plane in `planes`, which PlaneBytes returned.
 inline const HostView& PieceOf(const std::vector<PlaneViews>& planes, const checkpoint::PlaneForm& form) {
   const PlaneViews& plane = planes[form.plane == Plane::kRowWise ? 0 : 1];
   switch (form.piece) {

@@ -131,7 +131,8 @@ class Shard {
         std::unique_ptr<FrozenExtents> frozen);
 
   mutable absl::Mutex mu_;
-  // Addresses are constant after Create; the bytes of masters, moments and planes are guarded by mu_.
+  // In the order in which each needs those before it. Addresses are constant; the bytes of masters, moments and planes
+  // are guarded by mu_.
   const std::unique_ptr<const ShardMemory> memory_;
   const std::unique_ptr<ExtentArithmetic> trainable_ ABSL_PT_GUARDED_BY(mu_);
   const std::unique_ptr<FrozenExtents> frozen_ ABSL_PT_GUARDED_BY(mu_);

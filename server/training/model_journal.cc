@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/synchronization/mutex.h"
 #include "common/model/group_hyperparameters.h"
 #include "common/model/limits.h"
 #include "common/model/model_spec_difference.h"
