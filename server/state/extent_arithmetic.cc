@@ -30,8 +30,8 @@ absl::Status ExtentArithmetic::Fill() {
   return arithmetic_->Fill(extents.spec().seed, initials);
 }
 
-absl::Status ExtentArithmetic::MeasureAmaxes(ScalingBook& book, GoesOn goes_on) const {
-  ASSIGN_OR_RETURN(const std::vector<float> amaxes, arithmetic_->MeasureAmaxes(goes_on));
+absl::Status ExtentArithmetic::MeasureAmaxes(ScalingBook& book, CancelCheck check_cancelled) const {
+  ASSIGN_OR_RETURN(const std::vector<float> amaxes, arithmetic_->MeasureAmaxes(check_cancelled));
   for (size_t i = 0; i < amaxes.size(); ++i) {
     const ShardExtent& extent = memory_.extents()[extents_[i]];
     book.AddMaster(extent.unit, extent.parameter, amaxes[i]);
@@ -39,8 +39,8 @@ absl::Status ExtentArithmetic::MeasureAmaxes(ScalingBook& book, GoesOn goes_on) 
   return absl::OkStatus();
 }
 
-absl::Status ExtentArithmetic::EncodePlanes(absl::Span<const ExtentNumbers> numbers, GoesOn goes_on) {
-  return arithmetic_->EncodePlanes(ScalingsOf(numbers), goes_on);
+absl::Status ExtentArithmetic::EncodePlanes(absl::Span<const ExtentNumbers> numbers, CancelCheck check_cancelled) {
+  return arithmetic_->EncodePlanes(ScalingsOf(numbers), check_cancelled);
 }
 
 std::vector<TensorScaling> ExtentArithmetic::ScalingsOf(absl::Span<const ExtentNumbers> numbers) const {

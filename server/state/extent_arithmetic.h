@@ -24,10 +24,10 @@ struct ExtentNumbers {
   bool awaits_amax = false;    // has stepped, and EncodesAfterAmax()
 };
 
-// Not thread-safe. `numbers` are of all extents of the shard, by index. `goes_on` is asked as ShardArithmetic says.
+// Not thread-safe. `numbers` are of all extents of the shard, by index. `check_cancelled` is asked as ShardArithmetic says.
 class ExtentArithmetic {
  public:
-  using GoesOn = ShardArithmetic::GoesOn;
+  using CancelCheck = ShardArithmetic::CancelCheck;
 
   // `memory` outlives this; `extents` are indices. `scratch` holds the master of an extent that keeps none.
   static absl::StatusOr<std::unique_ptr<ExtentArithmetic>> Create(const ShardMemory& memory, std::vector<int> extents,
@@ -37,9 +37,9 @@ class ExtentArithmetic {
   // Fills masters with initial values.
   absl::Status Fill();
   // Adds the amaxes of the masters to `book`.
-  absl::Status MeasureAmaxes(ScalingBook& book, GoesOn goes_on) const;
+  absl::Status MeasureAmaxes(ScalingBook& book, CancelCheck check_cancelled) const;
   // Encodes every plane anew from the masters.
-  absl::Status EncodePlanes(absl::Span<const ExtentNumbers> numbers, GoesOn goes_on);
+  absl::Status EncodePlanes(absl::Span<const ExtentNumbers> numbers, CancelCheck check_cancelled);
 
   std::vector<TensorScaling> ScalingsOf(absl::Span<const ExtentNumbers> numbers) const;
   ShardArithmetic& device_arithmetic() { return *arithmetic_; }

@@ -43,23 +43,23 @@ absl::Status FrozenExtents::Fill() {
   return absl::OkStatus();
 }
 
-absl::Status FrozenExtents::MeasureAmaxes(ScalingBook& book, GoesOn goes_on) const {
-  if (kept_ != nullptr) RETURN_IF_ERROR(kept_->MeasureAmaxes(book, goes_on));
+absl::Status FrozenExtents::MeasureAmaxes(ScalingBook& book, CancelCheck check_cancelled) const {
+  if (kept_ != nullptr) RETURN_IF_ERROR(kept_->MeasureAmaxes(book, check_cancelled));
   for (const auto& [index, pending] : pending_) {
     const Format format = EncodingOf(extents().Spec(extents()[index]).encoding).format;
     if (!NeedsAmax(format) || pending.source == PlaneSource::kNone) continue;
     ASSIGN_OR_RETURN(const Work work, Load(index, pending));
-    RETURN_IF_ERROR(work.arithmetic->MeasureAmaxes(book, goes_on));
+    RETURN_IF_ERROR(work.arithmetic->MeasureAmaxes(book, check_cancelled));
   }
   return absl::OkStatus();
 }
 
-absl::Status FrozenExtents::EncodePlanes(absl::Span<const ExtentNumbers> numbers, GoesOn goes_on) {
-  if (kept_ != nullptr) RETURN_IF_ERROR(kept_->EncodePlanes(numbers, goes_on));
+absl::Status FrozenExtents::EncodePlanes(absl::Span<const ExtentNumbers> numbers, CancelCheck check_cancelled) {
+  if (kept_ != nullptr) RETURN_IF_ERROR(kept_->EncodePlanes(numbers, check_cancelled));
   for (auto& [index, pending] : pending_) {
     if (pending.source == PlaneSource::kNone) continue;
     ASSIGN_OR_RETURN(const Work work, Load(index, pending));
-    RETURN_IF_ERROR(work.arithmetic->EncodePlanes(numbers, goes_on));
+    RETURN_IF_ERROR(work.arithmetic->EncodePlanes(numbers, check_cancelled));
     Forget(pending);
   }
   return absl::OkStatus();

@@ -24,7 +24,7 @@ namespace paramshard::server {
 // Not thread-safe. Functions that name an extent are for frozen extents without a master.
 class FrozenExtents {
  public:
-  using GoesOn = ShardArithmetic::GoesOn;
+  using CancelCheck = ShardArithmetic::CancelCheck;
 
   // `memory` outlives this.
   static absl::StatusOr<std::unique_ptr<FrozenExtents>> Create(const ShardMemory& memory);
@@ -32,9 +32,9 @@ class FrozenExtents {
   // Fills masters with initial values; without a master, planes are yet to be made of them.
   absl::Status Fill();
   // Adds the amaxes of the masters to `book`; without a master, those of what its planes are yet to be made of.
-  absl::Status MeasureAmaxes(ScalingBook& book, GoesOn goes_on) const;
+  absl::Status MeasureAmaxes(ScalingBook& book, CancelCheck check_cancelled) const;
   // Encodes every plane anew from the masters. Without a master, if something was written.
-  absl::Status EncodePlanes(absl::Span<const ExtentNumbers> numbers, GoesOn goes_on);
+  absl::Status EncodePlanes(absl::Span<const ExtentNumbers> numbers, CancelCheck check_cancelled);
 
   // See Shard::MakeRoom. Extents with a master are passed over.
   absl::Status MakeRoom(absl::Span<const ShardExtent* const> extents);
