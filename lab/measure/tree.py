@@ -3,8 +3,8 @@
     python3 lab/measure/tree.py [CLASSES]
 
 A room is a folder with C++ sources; an arrow is an include from one room into another. A class's functions are all that
-it declares or defines (public, private, friends) and those that it inherits from classes of the tree. CLASSES (default:
-8) is how many are printed.
+it declares or defines (public, private, friends) and those that it inherits from classes of the tree; an override counts
+once. CLASSES (default: 8) is how many are printed.
 """
 
 import ast
@@ -85,52 +85,82 @@ def import_arrows(files: list[str]) -> dict[str, set[str]]:
 
 
 def class_functions(files: list[str]) -> collections.Counter[str]:
-    """Returns the number of functions of each class; overloads count one by one."""
-    own: collections.Counter[str] = collections.Counter()
-    bases: dict[str, list[str]] = {}
+    """Returns the number of functions of each class, with the class's file; overloads count one by one."""
+    own: dict[tuple[str, str], list[str]] = {}  # by file and name
+    bases: dict[tuple[str, str], list[str]] = {}
+    includes: dict[str, list[str]] = {}
     for file in files:
         text = re.sub(r"//[^\n]*", "", pathlib.Path(file).read_text())
+        includes[file] = _INCLUDE.findall(text)
         text = re.sub(r'"(?:[^"\\\n]|\\.)*"', '""', text)
-        text = re.sub(r"\b(?:ABSL|PARAMSHARD)_[A-Z_]+(?:\([^()]*\))?", "", text)
+        text = re.sub(r"\b(?:(?:ABSL|PARAMSHARD)_[A-Z_]+|alignas)(?:\([^()]*\))?", "", text)
         for found in _CLASS.finditer(text):
-            name = found[1].split("::")[-1]
-            bases[name] = re.findall(r"(?:public|private|protected)\s+([\w:]+)", found[2] or "")
-            own[name] += sum(map(is_function, statements(text, found.end())))
-    total: collections.Counter[str] = collections.Counter()
-    for name in own:
-        total[name] = own[name] + sum(own[base.split("::")[-1]] for base in bases[name])
-    return total
+            key = (file, found[1])
+            bases[key] = re.findall(r"(?:^|,)\s*(?:(?:virtual|public|private|protected)\s+)*([\w:]+)",
+                                    without_arguments(found[2] or ""))
+            own[key] = list(filter(None, map(function_name, statements(text, found.end()))))
+
+    def functions(key: tuple[str, str]) -> list[str]:
+        """Returns the names of the class's functions; what it declares itself hides what it inherits."""
+        inherited = []
+        for base in bases[key]:
+            named = [other for other in own if last_name(other[1]) == last_name(base) and other != key]
+            if named:  # the nearest one
+                inherited += functions(min(named, key=lambda k: (k[0] != key[0], k[0] not in includes[key[0]])))
+        constructors = {last_name(base) for base in bases[key]}
+        return own[key] + [name for name in inherited
+                           if name not in own[key] and name not in constructors and not name.startswith("~")]
+
+    return collections.Counter({f"{name} ({file})": len(functions((file, name))) for file, name in own})
+
+
+def last_name(name: str) -> str:
+    return name.split("::")[-1]
+
+
+def without_arguments(text: str) -> str:
+    """Returns the text without the arguments of templates."""
+    shorter = re.sub(r"(?<!operator)<[^<>]*>", "", text)
+    return text if shorter == text else without_arguments(shorter)
 
 
 def statements(text: str, at: int) -> list[str]:
     """Returns what the body of a class that begins at `at` declares, without the bodies of functions."""
     found = []
-    depth = 0
+    braces = parentheses = 0
+    is_body = False
     current = ""
-    while depth >= 0 and at < len(text):
+    while braces >= 0 and at < len(text):
         char = text[at]
         if char == "{":
-            if depth == 0:
+            # A value in braces belongs to its statement: a default argument, or a constructor's initializer.
+            if braces == 0:
+                is_body = parentheses == 0 and not re.search(r"\)\s*(?:noexcept\s*)?:(?!:).*[\w>]\s*$", current, re.DOTALL)
+            braces += 1
+        elif char == "}":
+            braces -= 1
+            if braces == 0 and is_body:
                 found.append(current)
                 current = ""
-            depth += 1
-        elif char == "}":
-            depth -= 1
-        elif char == ";" and depth == 0:
+        elif braces == 0 and char == ";":
             found.append(current)
             current = ""
-        elif depth == 0:
+        elif braces == 0:
+            parentheses += (char == "(") - (char == ")")
             current += char
         at += 1
     return found
 
 
-def is_function(statement: str) -> bool:
-    statement = re.sub(r"\b(?:public|private|protected)\s*:", "", statement).strip()
-    head = statement.split("(")[0]
+def function_name(statement: str) -> str | None:
+    """Returns the name of the function that a statement declares; None if it declares none."""
+    statement = re.sub(r"\b(?:public|private|protected)\s*:", "", without_arguments(statement)).strip()
     if not _FUNCTION.search(statement) or re.match(r"(?:using|typedef|static_assert|class|struct|enum)\b", statement):
-        return False
-    return ("operator" in head or "=" not in head) and "std::function<" not in head and "FunctionRef<" not in head
+        return None
+    head = statement.split("(")[0]
+    if "operator" in head:
+        return head[head.index("operator"):]
+    return None if "=" in head else re.findall(r"~?\w+", head)[-1]
 
 
 def main() -> None:
