@@ -18,7 +18,7 @@
 #include "server/edge/socket_dir.h"
 #include "server/keeper/keeper.h"
 #include "server/observe/log.h"
-#include "server/process/daemon.h"
+#include "server/process/settings.h"
 #include "server/world/decision_log.h"
 
 namespace paramshard::server {
