@@ -4,8 +4,6 @@
 
 #include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
-#include "common/checkpoint/common_state.h"
-#include "common/checkpoint/manifest.h"
 #include "common/checkpoint/rank_file.h"
 #include "kernels/base/status_macros.h"
 #include "server/base/thread.h"
@@ -20,36 +18,6 @@ namespace {
 constexpr absl::Duration kGrace = absl::Seconds(5);
 // Node 0 orders no more than a few between two decisions.
 constexpr size_t kRememberedOrders = 64;
-
-checkpoint::BookEntry EntryOf(const ScalingBook::Record& record) {
-  checkpoint::BookEntry entry{.unit = record.unit,
-                              .parameter = record.parameter,
-                              .amax = record.amax,
-                              .scale = record.scale,
-                              .is_fresh = record.is_fresh};
-  if (record.history.has_value()) {
-    entry.delayed = {.next_scale = record.history->scale, .history = record.history->amaxes};
-  }
-  return entry;
-}
-
-checkpoint::CommonState CommonOf(const HeldState& state) {
-  const CommitLog::Numbers& numbers = state.commits.numbers;
-  checkpoint::CommonState common{
-      .commit_number = numbers.commit_number, .version = numbers.version, .skipped = numbers.skipped};
-  if (const std::optional<CommitAnswer>& answer = state.commits.last_answer; answer.has_value()) {
-    common.last_answer = {.skipped = answer->skipped,
-                          .gradient_norm = answer->gradient_norm,
-                          .non_finite_count = answer->non_finite_count};
-  }
-  for (const ScalingBook::Record& record : state.scaling) common.book.push_back(EntryOf(record));
-  return common;
-}
-
-std::optional<checkpoint::Manifest::Parent> ParentOf(const HeldState& state) {
-  if (!state.parent.has_value()) return std::nullopt;
-  return checkpoint::Manifest::Parent{.history = state.parent->history.value, .step = state.parent->commit_number};
-}
 
 // Returns why a commit is saved, if it is. `last_due` is when a save last fell due by time.
 std::optional<SaveReason> ReasonFor(const SavePolicy& policy, const CommitAnswer& answer, bool asked, SteadyTime now,
@@ -81,11 +49,17 @@ absl::StatusOr<std::unique_ptr<Saver>> Saver::Create(Model& model, const Options
 Saver::Saver(Model& model, const Options& options)
     : model_(model),
       options_(options),
+      folder_(options.leads
+                  ? std::make_unique<CheckpointFolder>(model, CheckpointFolder::Options{.root = options.root,
+                                                                                        .keep = options.policy.keep,
+                                                                                        .calls = options.calls,
+                                                                                        .now = options.now})
+                  : nullptr),
       records_(model.spec().name, *model.world().metrics),
       last_due_(options.clock->Now()) {}
 
 absl::Status Saver::Open(SaverSource::FolderTrouble trouble) {
-  if (const absl::Status opened = options_.leads ? OpenFolder() : absl::OkStatus(); !opened.ok()) {
+  if (const absl::Status opened = folder_ != nullptr ? folder_->Open() : absl::OkStatus(); !opened.ok()) {
     if (trouble == SaverSource::FolderTrouble::kIsRefused) return opened;
     Log(LogLevel::kError, "cannot save model", {{"model", model_.spec().name}, {"why", opened.ToString()}});
   }
@@ -95,24 +69,6 @@ absl::Status Saver::Open(SaverSource::FolderTrouble trouble) {
                    }));
   absl::MutexLock lock(&mu_);
   thread_ = std::move(thread);
-  return absl::OkStatus();
-}
-
-absl::Status Saver::OpenFolder() {
-  absl::StatusOr<std::unique_ptr<Publisher>> opened = Publisher::Open(options_.calls, options_.root, model_.spec());
-  {
-    absl::MutexLock lock(&mu_);
-    folder_ = opened.status();
-  }
-  RETURN_IF_ERROR(opened.status());
-  publisher_ = *std::move(opened);
-  NoteLeftovers();
-  // The previous server may have saved the state that it left.
-  const StateNumbers numbers = model_.state().snapshot().numbers;
-  const Publisher::Result found =
-      publisher_->FindSaved({.step = numbers.commit_number, .history = numbers.history.value});
-  absl::MutexLock lock(&mu_);
-  if (found.state == SaveState::kAlreadySaved) saved_ = numbers;
   return absl::OkStatus();
 }
 
@@ -133,7 +89,7 @@ void Saver::Stop() {
   }
   if (!thread.joinable()) return;
   thread.join();
-  publisher_.reset();
+  if (folder_ != nullptr) folder_->Close();
   absl::MutexLock lock(&mu_);
   if (reported_.has_value()) FinishReported(why);
 }
@@ -232,9 +188,7 @@ void Saver::TakeRequest() {
   absl::MutexLock lock(&mu_);
   // The end of the save in progress is an answer too.
   if (under_way_.has_value()) return;
-  const bool is_saved = saved_.has_value() && saved_->history == state.numbers.history &&
-                        saved_->commit_number == state.numbers.commit_number;
-  if (options_.policy.on_drain && !stopped_ && !untouched && !is_saved) {
+  if (options_.policy.on_drain && !stopped_ && !untouched && !folder_->IsSaved(state.numbers)) {
     return Begin(SaveReason::kDrain, state.numbers.commit_number);
   }
   Tell(SaveEnd{}).IgnoreError();
@@ -436,9 +390,6 @@ void Saver::Finish(std::optional<UnderWay>& save, const SaveEnd& end) {
   if (!end.path.empty()) record.size_bytes = end.size_bytes;
   const absl::StatusOr<HistoryId> history = HistoryId::Parse(save->order.history_id);
   if (history.ok()) record.history = *history;
-  if (options_.leads && HasCheckpoint(record.state)) {
-    saved_ = StateNumbers{.history = record.history, .commit_number = record.step};
-  }
   records_.Close(record);
   if (options_.leads) {
     // A node that this does not reach notices the end by itself.
@@ -491,8 +442,7 @@ std::vector<SaveRecord> Saver::records() const {
 SaveCounts Saver::counts() const {
   absl::MutexLock lock(&mu_);
   SaveCounts counts = records_.counts();
-  counts.leftovers = leftovers_;
-  counts.folder = folder_;
+  if (folder_ != nullptr) folder_->AddTo(counts);
   return counts;
 }
 
@@ -513,10 +463,9 @@ std::optional<Saver::Work> Saver::Take() {
 void Saver::Save(const Work& work) {
   const absl::Status copied = Copy(work);
   if (options_.leads) {
-    const SaveEnd end = copied.ok() ? Publish(work) : SaveEnd{.why = copied};
-    // The save succeeds even if older checkpoints cannot be deleted; its caller finds the deleted ones gone.
-    if (end.state == SaveState::kPublished) Retain();
-    NoteLeftovers();
+    const SaveEnd end = copied.ok()
+                            ? folder_->Save(work.identity, work.state, images_->world(), [&] { return WriteAll(work); })
+                            : SaveEnd{.why = copied};
     absl::MutexLock lock(&mu_);
     return Finish(under_way_, end);
   }
@@ -554,33 +503,6 @@ absl::StatusOr<PartReport> Saver::WritePart(const Work& work) {
                         [&] { return work.agreement->CheckContinue(); });
 }
 
-SaveEnd Saver::Publish(const Work& work) {
-  if (publisher_ != nullptr && !publisher_->HoldsFolder()) publisher_.reset();
-  if (publisher_ == nullptr) {
-    // An operator may have repaired the folder meanwhile.
-    if (const absl::Status opened = OpenFolder(); !opened.ok()) return {.why = opened};
-  }
-  const absl::StatusOr<std::string> aside = publisher_->SetDamagedAside(work.identity);
-  if (!aside.ok()) return {.why = aside.status()};
-  if (!aside->empty()) {
-    Log(LogLevel::kWarning, "damaged checkpoint renamed", {{"model", model_.spec().name}, {"path", *aside}});
-  }
-  const absl::Status begun = publisher_->Begin(work.identity, images_->world());
-  const bool is_there = absl::IsAlreadyExists(begun);
-  if (!begun.ok() && !is_there) return {.why = begun};
-  const absl::StatusOr<std::vector<PartReport>> parts = is_there ? std::vector<PartReport>() : WriteAll(work);
-  if (!parts.ok()) {
-    // leftovers() says what could not be removed; the next save removes it.
-    publisher_->Abandon().IgnoreError();
-    return {.why = parts.status()};
-  }
-  const Publisher::Result result =
-      is_there ? publisher_->FindSaved(work.identity)
-               : publisher_->Publish(*parts, CommonOf(work.state),
-                                     {.parent = ParentOf(work.state), .saved_at = options_.now()});
-  return {.state = result.state, .path = result.path, .size_bytes = result.size_bytes, .why = result.status};
-}
-
 absl::StatusOr<std::vector<PartReport>> Saver::WriteAll(const Work& work) {
   ASSIGN_OR_RETURN(const PartReport own, WritePart(work));
   ASSIGN_OR_RETURN(std::vector<PartReport> parts, work.agreement->AwaitParts());
@@ -588,23 +510,6 @@ absl::StatusOr<std::vector<PartReport>> Saver::WriteAll(const Work& work) {
   // The last call of the disk may have taken longer than the deadline.
   RETURN_IF_ERROR(work.agreement->CheckContinue());
   return parts;
-}
-
-void Saver::Retain() {
-  // Deletes nothing during a restore: it may read the only checkpoint of its state. The next save deletes the rest.
-  const Deletion deletion = publisher_->Retain(options_.policy.keep, [&] { return model_.state().is_import_locked(); });
-  if (deletion.status.ok()) return;
-  Log(LogLevel::kWarning, "failed to delete old checkpoints",
-      {{"model", model_.spec().name}, {"why", deletion.status.ToString()}});
-}
-
-void Saver::NoteLeftovers() {
-  absl::MutexLock lock(&mu_);
-  if (publisher_ == nullptr || publisher_->leftovers() == leftovers_) return;
-  leftovers_ = publisher_->leftovers();
-  if (leftovers_.ok()) return;
-  Log(LogLevel::kWarning, "failed to delete leftovers of saves",
-      {{"model", model_.spec().name}, {"why", leftovers_.ToString()}});
 }
 
 // --- All models ---

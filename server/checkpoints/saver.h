@@ -25,8 +25,8 @@
 #include "server/base/clock.h"
 #include "server/base/disk_calls.h"
 #include "server/base/steady_cond_var.h"
+#include "server/checkpoints/checkpoint_folder.h"
 #include "server/checkpoints/daemon_images.h"
-#include "server/checkpoints/publisher.h"
 #include "server/checkpoints/retention.h"
 #include "server/checkpoints/save_agreement.h"
 #include "server/checkpoints/save_records.h"
@@ -110,8 +110,6 @@ class Saver final : public ModelSaver {
 
   Saver(Model& model, const Options& options);
   absl::Status Open(SaverSource::FolderTrouble trouble);
-  // Requires the right to use the publisher. Errors of Publisher::Open.
-  absl::Status OpenFolder();
   template <typename What>
   absl::Status Tell(const What& what) const;
 
@@ -151,20 +149,13 @@ class Saver final : public ModelSaver {
   void Save(const Work& work);
   absl::Status Copy(const Work& work);
   absl::StatusOr<PartReport> WritePart(const Work& work);
-  SaveEnd Publish(const Work& work);
   absl::StatusOr<std::vector<PartReport>> WriteAll(const Work& work);
-  void Retain();
-  // Takes over the publisher's leftovers(), and logs them if they have changed.
-  void NoteLeftovers();
 
   // Constant after Create.
   Model& model_;
   const Options options_;
-  std::unique_ptr<DaemonImages> images_;  // the thread's, but for its counters
-
-  // Used by the thread; by Create and Stop while there is no thread. Null while the folder cannot be opened, and where
-  // another daemon leads.
-  std::unique_ptr<Publisher> publisher_;
+  std::unique_ptr<DaemonImages> images_;            // the thread's, but for its counters
+  const std::unique_ptr<CheckpointFolder> folder_;  // likewise; null where another daemon leads
 
   mutable absl::Mutex mu_;
   mutable SteadyCondVar changed_;
@@ -174,10 +165,7 @@ class Saver final : public ModelSaver {
   SaveRecords records_ ABSL_GUARDED_BY(mu_);
   std::thread thread_ ABSL_GUARDED_BY(mu_);
   // At node 0.
-  SteadyTime last_due_ ABSL_GUARDED_BY(mu_);                // by time
-  std::optional<StateNumbers> saved_ ABSL_GUARDED_BY(mu_);  // of the last checkpoint that is known
-  absl::Status leftovers_ ABSL_GUARDED_BY(mu_);
-  absl::Status folder_ ABSL_GUARDED_BY(mu_);  // why it is not open
+  SteadyTime last_due_ ABSL_GUARDED_BY(mu_);  // by time
   // At other nodes. The save whose part is reported: the next order may come with a decision before this save's end on
   // the stream.
   std::optional<UnderWay> reported_ ABSL_GUARDED_BY(mu_);

@@ -207,14 +207,13 @@ absl::Status Daemon::Impl::OpenEndpoints() {
 }
 
 AdminService::Lifetime Daemon::Impl::Lifetime() {
-  AdminService::Lifetime lifetime{
-      .drain =
-          [this] {
-            if (stop_request_.Make()) Log(LogLevel::kInfo, "draining", {{"call", "Drain"}});
-          },
-      .rollback = keeper_.rollback,
-      .insecure_addresses = InsecureAddresses(config_, transport_.encrypts())};
+  AdminService::Lifetime lifetime;
+  lifetime.drain = [this] {
+    if (stop_request_.Make()) Log(LogLevel::kInfo, "draining", {{"call", "Drain"}});
+  };
   if (keeper_.restart != nullptr) lifetime.restart = std::bind_front(&StopRequest::MakeForRestart, &stop_request_);
+  lifetime.rollback = keeper_.rollback;
+  lifetime.insecure_addresses = InsecureAddresses(config_, transport_.encrypts());
   return lifetime;
 }
 
@@ -231,8 +230,7 @@ void Daemon::Impl::DrainModels() {
   const SteadyTime deadline = SteadyDeadline(config_.drain_timeout);
   // Read once: a request of restart that comes too late must not drop unsaved models.
   const bool loses_models = stop_request_.loses_models();
-  const auto saves =
-      stop_request_.models_stay() ? ModelStore::DrainSaves::kUnderWay : ModelStore::DrainSaves::kUnsaved;
+  const auto saves = stop_request_.models_stay() ? ModelStore::DrainSaves::kUnderWay : ModelStore::DrainSaves::kUnsaved;
   if (restores_ != nullptr) restores_->BeginDrain();
   WarnOfWhatIsLost();
   store_->Drain(deadline, stop_request_.Reason(savers_ != nullptr && config_.save_on_drain), saves);
