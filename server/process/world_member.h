@@ -19,6 +19,8 @@
 
 namespace paramshard::server {
 
+// Joins the world at the daemon's start, and leaves it at its end:
+//
 //   WorldMember member(options);
 //   status = member.Join(devices, stop);
 //   ...  member.cluster() ...
@@ -71,7 +73,7 @@ class WorldMember {
   // Destroyed in reverse order: callers before what they call.
   std::unique_ptr<DecisionLog> decision_log_;     // on node 0 of several, with a state_dir
   std::unique_ptr<CoordinatorNode> coordinator_;  // on node 0 of several
-  std::unique_ptr<Cluster> own_cluster_;          // on other nodes
+  std::unique_ptr<Cluster> own_cluster_;          // elsewhere
   Cluster* cluster_ = nullptr;                    // one of the two
   GrpcServers server_;                            // on node 0 of several
 };
