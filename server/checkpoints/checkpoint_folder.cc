@@ -100,7 +100,7 @@ SaveEnd CheckpointFolder::Publish(const SaveIdentity& identity, const HeldState&
 
 void CheckpointFolder::Retain() {
   // Deletes nothing during a restore: it may read the only checkpoint of its state. The next save deletes the rest.
-  const Deletion deletion = publisher_->Retain(options_.keep, [&] { return model_.state().turn_is_taken(); });
+  const Deletion deletion = publisher_->Retain(options_.keep, [&] { return model_.state().is_import_locked(); });
   if (deletion.status.ok()) return;
   Log(LogLevel::kWarning, "failed to delete old checkpoints",
       {{"model", model_.spec().name}, {"why", deletion.status.ToString()}});

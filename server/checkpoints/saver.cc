@@ -80,8 +80,8 @@ void Saver::Stop() {
   {
     absl::MutexLock lock(&mu_);
     stopped_ = true;
-    // A drain does not wait for an answer: the model hears no more news.
-    wish_open_ = false;
+    // A drain does not wait for an answer: the model receives no more messages.
+    request_open_ = false;
     if (under_way_.has_value() && under_way_->agreement != nullptr) under_way_->agreement->Fail(why);
     if (Waits()) GiveUp(why);
     thread = std::move(thread_);

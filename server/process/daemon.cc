@@ -241,7 +241,7 @@ void Daemon::Impl::DrainModels() {
 void Daemon::Impl::WarnOfWhatIsLost() const {
   if (stop_request_.models_stay() || savers_ != nullptr) return;
   for (const std::shared_ptr<Model>& model : store_->List()) {
-    const int64_t commit_number = model->commit_log().numbers().commit_number;
+    const int64_t commit_number = model->committed().commits.numbers().commit_number;
     if (commit_number == 0) continue;
     Log(LogLevel::kWarning, "commits are lost: no --save-dir to save them",
         {{"model", model->spec().name}, {"commit", absl::StrCat(commit_number)}});

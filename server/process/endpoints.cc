@@ -11,7 +11,7 @@
 #include "kernels/base/status_macros.h"
 #include "paramshard/v1/admin.grpc.pb.h"
 #include "paramshard/v1/trainer.grpc.pb.h"
-#include "server/base/user_places.h"
+#include "server/base/user_quota.h"
 #include "server/checkpoints/checkpoint_choice.h"
 #include "server/observe/log.h"
 #include "server/process/settings.h"
@@ -86,7 +86,7 @@ absl::Status Endpoints::ServeCalls(const Options& options) {
     std::move(more.begin(), more.end(), std::back_inserter(sockets));
   }
   ASSIGN_OR_RETURN(const std::vector<uid_t> allowed, UsersOf(config));
-  std::set<UserPlaces::User> users(allowed.begin(), allowed.end());
+  std::set<UserQuota::User> users(allowed.begin(), allowed.end());
   if (config.listen.has_value()) users.insert(std::nullopt);
   ASSIGN_OR_RETURN(servers_, GrpcServers::Start({.sockets = std::move(sockets),
                                                  .users = std::move(users),

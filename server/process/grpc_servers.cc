@@ -56,7 +56,7 @@ absl::StatusOr<GrpcServers> GrpcServers::Start(Options options) {
       std::move(options.sockets),
       ConnectionAcceptor::Options{.max_connections = CompanionConnectionsWithin(DescriptorLimit()),
                                   .peers = options.connections});
-  for (const UserPlaces::User user : options.users) {
+  for (const UserQuota::User user : options.users) {
     grpc::ServerBuilder builder;
     LimitWhatIsReceived(builder);
     LimitResources(builder, options.max_threads);

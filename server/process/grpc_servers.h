@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "server/base/user_places.h"
+#include "server/base/user_quota.h"
 #include "server/edge/peer_connections.h"
 #include "server/process/connection_acceptor.h"
 
@@ -29,7 +29,7 @@ class GrpcServers {
 
   struct Options {
     std::vector<ListeningSocket> sockets;
-    std::set<UserPlaces::User> users;  // no user: callers over TCP
+    std::set<UserQuota::User> users;  // no user: callers over TCP
     // Credentials and connections of callers over TCP.
     std::shared_ptr<grpc::ServerCredentials> credentials;
     std::shared_ptr<PeerConnections> connections;  // null without certificates
