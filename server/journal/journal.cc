@@ -1,9 +1,7 @@
 #include "server/journal/journal.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
-#include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -68,13 +66,11 @@ absl::StatusOr<std::unique_ptr<Journal>> Journal::Adopt(absl::Span<uint8_t> memo
 }
 
 Journal::Journal(JournalIdentity identity, const JournalLayout& layout, const JournalShape& shape, JournalStores stores)
-    : identity_(std::move(identity)), layout_(layout), shape_(shape), stores_(stores) {
-  int64_t begin = 0;
-  for (const JournalIdentity::BookParameter& parameter : identity_.book) {
-    ring_begin_.push_back(begin);
-    if (parameter.history_length > 0) begin += parameter.history_length + 1;
-  }
-}
+    : identity_(std::move(identity)),
+      layout_(layout),
+      shape_(shape),
+      stores_(stores),
+      rings_(layout_, identity_.book, stores_.at(0)) {}
 
 absl::Status Journal::Load(const JournalReader& reader) {
   for (int i = 0; i < kJournalRecords; ++i) {
@@ -214,50 +210,12 @@ NumbersRecord Journal::WriteNumbers(const JournalEpoch& epoch, const JournalNumb
                                .stepped = scaling.stepped,
                                .is_fresh = scaling.is_fresh,
                                .window = {}});
-    if (scaling.history.has_value()) WriteHistory(i, *scaling.history, record);
+    if (!scaling.history.has_value()) continue;
+    const RingWindow old = i < numbers_.scalings.size() ? numbers_.scalings[i].window : RingWindow();
+    record.scalings[i].window = rings_.Replace(i, *scaling.history, old, stores_);
+    record.rings_hash += rings_.Hash(i, record.scalings[i].window);
   }
   return record;
-}
-
-// An unchanged history stays where it is: if it moved on, a full one would overwrite places of the published numbers.
-// In other histories zeros at the end take no place, so that a history which an import begins takes one place, which
-// no old history has.
-void Journal::WriteHistory(size_t scaling, const JournalScaling::History& history, NumbersRecord& record) const {
-  if (HasHistory(scaling, history)) {
-    RingWindow& window = record.scalings[scaling].window;
-    window = numbers_.scalings[scaling].window;
-    window.next_scale = history.scale;
-    for (int64_t age = 0; age < window.filled; ++age) {
-      const int64_t place = PlaceOf(scaling, window, age);
-      record.rings_hash += RingHash(static_cast<int64_t>(scaling), place, history.amaxes[age]);
-    }
-    return;
-  }
-  const auto is_kept = [](float amax) { return amax != 0.0f || std::signbit(amax); };
-  const auto last = std::find_if(history.amaxes.rbegin(), history.amaxes.rend(), is_kept);
-  const auto filled = static_cast<int64_t>(history.amaxes.rend() - last);
-  const int64_t places = identity_.book[scaling].history_length + 1;
-  const int64_t before = scaling < numbers_.scalings.size() ? numbers_.scalings[scaling].window.newest : 0;
-  const int64_t newest = (before + filled) % places;
-  record.scalings[scaling].window = {.exists = true,
-                                     .next_scale = history.scale,
-                                     .newest = static_cast<uint32_t>(newest),
-                                     .filled = static_cast<uint32_t>(filled)};
-  for (int64_t age = 0; age < filled; ++age) {
-    const int64_t place = PlaceOf(scaling, record.scalings[scaling].window, age);
-    SetRingValue(scaling, place, history.amaxes[age]);
-    record.rings_hash += RingHash(static_cast<int64_t>(scaling), place, history.amaxes[age]);
-  }
-}
-
-bool Journal::HasHistory(size_t scaling, const JournalScaling::History& history) const {
-  if (scaling >= numbers_.scalings.size() || !numbers_.scalings[scaling].window.exists) return false;
-  const RingWindow& window = numbers_.scalings[scaling].window;
-  for (int64_t age = 0; age < static_cast<int64_t>(history.amaxes.size()); ++age) {
-    const float amax = age < window.filled ? RingValue(scaling, PlaceOf(scaling, window, age)) : 0.0f;
-    if (amax != history.amaxes[age] || std::signbit(amax) != std::signbit(history.amaxes[age])) return false;
-  }
-  return true;
 }
 
 absl::Status Journal::BeginChange(const ChangeSource& source) {
@@ -414,8 +372,12 @@ void Journal::Take(absl::Span<const ScalingChange> scalings) {
   for (size_t i = 0; i < scalings.size(); ++i) {
     const ScalingChange& change = scalings[i];
     NumbersRecord::Scaling& scaling = numbers_.scalings[i];
+    if (change.history == ScalingChange::History::kBegun) {
+      numbers_.rings_hash -= rings_.Hash(i, scaling.window);
+      scaling.window.filled = 0;
+    }
     if (change.history != ScalingChange::History::kSame) {
-      AppendAmax(i, change.amax, change.history == ScalingChange::History::kBegun);
+      numbers_.rings_hash += rings_.Append(i, change.amax, scaling.window, stores_);
     }
     scaling.amax = change.amax;
     scaling.scale = change.scale;
@@ -424,44 +386,6 @@ void Journal::Take(absl::Span<const ScalingChange> scalings) {
     scaling.is_fresh = change.is_fresh;
     scaling.window.next_scale = change.next_scale;
   }
-}
-
-// The value goes outside the window, so that the published window stays whole.
-void Journal::AppendAmax(size_t scaling, float amax, bool begins) {
-  const int64_t length = identity_.book[scaling].history_length;
-  const int64_t places = length + 1;
-  RingWindow& window = numbers_.scalings[scaling].window;
-  const auto leave = [&](int64_t age) {
-    const int64_t place = PlaceOf(scaling, window, age);
-    numbers_.rings_hash -= RingHash(static_cast<int64_t>(scaling), place, RingValue(scaling, place));
-  };
-  if (begins) {
-    for (int64_t age = 0; age < window.filled; ++age) leave(age);
-    window.filled = 0;
-  } else if (window.filled == length) {
-    leave(length - 1);
-    --window.filled;
-  }
-  window.exists = true;
-  window.newest = static_cast<uint32_t>((window.newest + 1) % places);
-  ++window.filled;
-  SetRingValue(scaling, window.newest, amax);
-  numbers_.rings_hash += RingHash(static_cast<int64_t>(scaling), window.newest, amax);
-}
-
-int64_t Journal::PlaceOf(size_t scaling, const RingWindow& window, int64_t age) const {
-  const int64_t places = identity_.book[scaling].history_length + 1;
-  return (window.newest + places - age) % places;
-}
-
-float Journal::RingValue(size_t scaling, int64_t place) const {
-  float value;
-  std::memcpy(&value, stores_.at(RingOffset(scaling, place)), sizeof(value));
-  return value;
-}
-
-void Journal::SetRingValue(size_t scaling, int64_t place, float value) const {
-  stores_.Put(RingOffset(scaling, place), value);
 }
 
 }  // namespace paramshard::server

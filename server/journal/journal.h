@@ -6,11 +6,11 @@
 #include <cstdint>
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "server/journal/amax_rings.h"
 #include "server/journal/journal_bytes.h"
 #include "server/journal/journal_codec.h"
 #include "server/journal/journal_content.h"
@@ -104,9 +104,6 @@ class Journal {
   Journal(JournalIdentity identity, const JournalLayout& layout, const JournalShape& shape, JournalStores stores);
 
   void WriteHeader(absl::Span<const uint8_t> identity);
-  void WriteHistory(size_t scaling, const JournalScaling::History& history, NumbersRecord& record) const;
-  // Returns true if `numbers_` has this history.
-  bool HasHistory(size_t scaling, const JournalScaling::History& history) const;
   void WriteLifecycle(JournalLifecycle lifecycle, const ChangeSource& source);
   // Writes into the slot that is not published. Returns the sequence number.
   template <typename Record>
@@ -144,21 +141,12 @@ class Journal {
 
   // Puts the changes into the numbers, which are not published yet.
   void Take(absl::Span<const ScalingChange> scalings);
-  // Appends a value to a history, which may begin anew.
-  void AppendAmax(size_t scaling, float amax, bool begins);
-  // Returns the place in the ring of the value of that age.
-  int64_t PlaceOf(size_t scaling, const RingWindow& window, int64_t age) const;
-  float RingValue(size_t scaling, int64_t place) const;
-  void SetRingValue(size_t scaling, int64_t place, float value) const;
-  int64_t RingOffset(size_t scaling, int64_t place) const {
-    return layout_.rings + (ring_begin_[scaling] + place) * static_cast<int64_t>(sizeof(float));
-  }
 
   const JournalIdentity identity_;
   const JournalLayout layout_;
   const JournalShape shape_;
   const JournalStores stores_;
-  std::vector<int64_t> ring_begin_;  // of each scaling, in values
+  const AmaxRings rings_;
 
   JournalBytes bytes_;  // of the record in progress
   std::array<uint32_t, kJournalRecords> sequences_ = {};

@@ -2,8 +2,6 @@
 
 #include <xxhash.h>
 
-#include <cstring>
-
 #include "absl/strings/str_cat.h"
 #include "kernels/base/align.h"
 #include "server/journal/journal_codec.h"
@@ -74,14 +72,6 @@ absl::StatusOr<JournalLayout> JournalLayout::Of(const JournalShape& shape) {
 absl::uint128 JournalHash(absl::Span<const uint8_t> bytes, uint64_t seed) {
   const XXH128_hash_t hash = XXH3_128bits_withSeed(bytes.data(), bytes.size(), seed);
   return absl::MakeUint128(hash.high64, hash.low64);
-}
-
-uint64_t RingHash(int64_t ring, int64_t place, float value) {
-  uint8_t bytes[sizeof(ring) + sizeof(place) + sizeof(value)];
-  std::memcpy(bytes, &ring, sizeof(ring));
-  std::memcpy(bytes + sizeof(ring), &place, sizeof(place));
-  std::memcpy(bytes + sizeof(ring) + sizeof(place), &value, sizeof(value));
-  return XXH3_64bits(bytes, sizeof(bytes));
 }
 
 }  // namespace paramshard::server

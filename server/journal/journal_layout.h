@@ -117,9 +117,6 @@ inline constexpr uint64_t kHeaderSeed = 0;
 inline constexpr uint64_t kIdentitySeed = uint64_t{100} << 32;
 inline constexpr uint64_t kStatesSeed = uint64_t{101} << 32;
 
-// Returns the hash of a ring's value. A history's hash is the sum over its values.
-uint64_t RingHash(int64_t ring, int64_t place, float value);
-
 }  // namespace paramshard::server
 
 #endif  // PARAMSHARD_SERVER_JOURNAL_JOURNAL_LAYOUT_H_

@@ -137,8 +137,8 @@ absl::StatusOr<NumbersRecord> JournalReader::StoredNumbers() const {
 }
 
 absl::Status JournalReader::CheckWindows(const NumbersRecord& record) const {
+  const AmaxRings rings = Rings();
   uint64_t hash = 0;
-  int64_t first = 0;
   for (size_t i = 0; i < identity_.book.size(); ++i) {
     const int64_t length = identity_.book[i].history_length;
     const RingWindow& window = record.scalings[i].window;
@@ -147,20 +147,9 @@ absl::Status JournalReader::CheckWindows(const NumbersRecord& record) const {
     if (window.filled > length || window.newest > length || (!window.exists && window.filled > 0)) {
       return Damaged(JournalRecordName(JournalRecord::kNumbers));
     }
-    for (int64_t age = 0; age < window.filled; ++age) {
-      const int64_t place = (window.newest + length + 1 - age) % (length + 1);
-      hash += RingHash(static_cast<int64_t>(i), place, RingValue(first, place));
-    }
-    first += length + 1;
+    hash += rings.Hash(i, window);
   }
   return hash == record.rings_hash ? absl::OkStatus() : Damaged("histories of amaxes");
-}
-
-float JournalReader::RingValue(int64_t first, int64_t place) const {
-  float value;
-  std::memcpy(&value, bytes_.data() + layout_.rings + (first + place) * static_cast<int64_t>(sizeof(float)),
-              sizeof(value));
-  return value;
 }
 
 absl::StatusOr<JournalNumbers> JournalReader::Numbers(const NumbersRecord& record) const {
@@ -173,7 +162,7 @@ absl::StatusOr<JournalNumbers> JournalReader::Numbers(const NumbersRecord& recor
                          .positions = record.positions,
                          .scalings = {}};
   ASSIGN_OR_RETURN(numbers.client_states, ClientStates(record.commit_number, record.client_states));
-  int64_t first = 0;
+  const AmaxRings rings = Rings();
   for (size_t i = 0; i < identity_.book.size(); ++i) {
     const NumbersRecord::Scaling& stored = record.scalings[i];
     JournalScaling& scaling = numbers.scalings.emplace_back(JournalScaling{.amax = stored.amax,
@@ -181,17 +170,7 @@ absl::StatusOr<JournalNumbers> JournalReader::Numbers(const NumbersRecord& recor
                                                                            .offered = stored.offered,
                                                                            .stepped = stored.stepped,
                                                                            .is_fresh = stored.is_fresh});
-    const int64_t length = identity_.book[i].history_length;
-    if (length == 0) continue;
-    if (stored.window.exists) {
-      scaling.history = JournalScaling::History{.scale = stored.window.next_scale, .amaxes = {}};
-      JournalScaling::History& history = *scaling.history;
-      for (int64_t age = 0; age < stored.window.filled; ++age) {
-        history.amaxes.push_back(RingValue(first, (stored.window.newest + length + 1 - age) % (length + 1)));
-      }
-      history.amaxes.resize(length);
-    }
-    first += length + 1;
+    if (stored.window.exists) scaling.history = rings.Read(i, stored.window);
   }
   if (!CheckNumbers(identity_, numbers).ok()) return Damaged(JournalRecordName(JournalRecord::kNumbers));
   return numbers;

@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "server/journal/amax_rings.h"
 #include "server/journal/journal_codec.h"
 #include "server/journal/journal_content.h"
 #include "server/journal/journal_layout.h"
@@ -34,7 +35,7 @@ class JournalReader {
 
   absl::StatusOr<LifecycleRecord> Lifecycle() const;
   absl::StatusOr<JournalEpoch> Epoch() const;
-  // Return the numbers as stored, and with histories and client states.
+  // Return the numbers as stored, and these with histories and client states.
   absl::StatusOr<NumbersRecord> StoredNumbers() const;
   absl::StatusOr<JournalNumbers> Numbers(const NumbersRecord& record) const;
   absl::StatusOr<PreparedRecord> Prepared() const;
@@ -58,8 +59,7 @@ class JournalReader {
   absl::StatusOr<absl::Span<const uint8_t>> Bytes(JournalRecord record) const;
   absl::StatusOr<LaneProgress> Lane(int rank, int lane, int64_t commit_number) const;
   absl::StatusOr<int32_t> Mark(int64_t offset, int64_t commit_number) const;
-  // Returns the value at a place of the ring that begins with the `first`-th value of all rings.
-  float RingValue(int64_t first, int64_t place) const;
+  AmaxRings Rings() const { return AmaxRings(layout_, identity_.book, bytes_.data()); }
   absl::Status CheckWindows(const NumbersRecord& record) const;
 
   std::vector<uint8_t> bytes_;
