@@ -212,7 +212,8 @@ void StagedImport::KeepOwnedElements(absl::Span<const uint8_t> elements) {
   const int64_t begin = slice_->rows.begin * row.elements + added_bytes_ / ElementBytes(slice_->type);
   const int64_t end = begin + static_cast<int64_t>(elements.size()) / element_bytes;
   for (size_t rank = 0; rank < tensor_->extents.size(); ++rank) {
-    const ShardExtent* extent = import_lock_.model().committed().shards[rank]->extents().Find(slice_->unit, slice_->parameter);
+    const ShardExtent* extent =
+        import_lock_.model().committed().shards[rank]->extents().Find(slice_->unit, slice_->parameter);
     if (extent == nullptr) continue;
     const int64_t first = extent->rows.begin * row.elements;
     const int64_t from = std::max(begin, first);
