@@ -18,14 +18,14 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
-#include "client/examples/child_process.h"
+#include "client/demo/child_process.h"
 #include "common/shared_memory/file_descriptor.h"
 #include "gmock/gmock.h"
-#include "tests/status_matchers.h"
 #include "tests/support/daemon_process.h"
 #include "tests/support/environment.h"
+#include "tests/support/status_matchers.h"
 
-namespace paramshard::examples {
+namespace paramshard::demo {
 namespace {
 
 using ::testing::AllOf;
@@ -152,4 +152,4 @@ TEST(MinimalTrainerTest, SaysWhereItLookedForADaemon) {
 }
 
 }  // namespace
-}  // namespace paramshard::examples
+}  // namespace paramshard::demo

@@ -1,7 +1,7 @@
 #include "client/internal/admin_answers.h"
 
 #include "gmock/gmock.h"
-#include "tests/status_matchers.h"
+#include "tests/support/status_matchers.h"
 
 namespace paramshard::internal {
 namespace {

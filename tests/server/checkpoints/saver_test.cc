@@ -23,12 +23,12 @@
 #include "server/checkpoints/checkpoint_choice.h"
 #include "server/models/import_turn.h"
 #include "server/models/inspection.h"
+#include "tests/server/base/manual_clock.h"
 #include "tests/server/base/simulated_disk.h"
 #include "tests/server/keeper/fake_kept_store.h"
-#include "tests/server/models/manual_clock.h"
 #include "tests/server/models/model_fixture.h"
-#include "tests/server/models/test_spec.h"
-#include "tests/status_matchers.h"
+#include "tests/server/state/test_spec.h"
+#include "tests/support/status_matchers.h"
 #include "tests/support/temporary_directory.h"
 
 namespace paramshard::server {

@@ -8,7 +8,7 @@
 #include "gmock/gmock.h"
 #include "kernels/formats/bfloat16.h"
 #include "kernels/formats/format.h"
-#include "tests/status_matchers.h"
+#include "tests/support/status_matchers.h"
 
 namespace paramshard::server {
 namespace {

@@ -11,7 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "server/world/coordinator_cluster.h"
 #include "tests/server/world/recording_listener.h"
-#include "tests/status_matchers.h"
+#include "tests/support/status_matchers.h"
 
 namespace paramshard::server {
 namespace {
