@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/ascii.h"
@@ -44,11 +45,13 @@ class World {
     return daemon.status();
   }
 
+  absl::StatusOr<ChildProcess> StartTrainer(const std::string& rank, const std::string& steps) const {
+    return ChildProcess::Start({.name = absl::StrCat("rank ", rank),
+                                .arguments = {test::Program(MINIMAL_TRAINER), rank, steps, sockets_.path()},
+                                .output_file = absl::StrCat(output_.path(), "/rank", rank)});
+  }
   absl::StatusOr<ChildProcess> StartTrainer(int rank, int64_t steps) const {
-    return ChildProcess::Start(
-        {.name = absl::StrCat("rank ", rank),
-         .arguments = {test::Program(MINIMAL_TRAINER), absl::StrCat(rank), absl::StrCat(steps), sockets_.path()},
-         .output_file = OutputFile(rank)});
+    return StartTrainer(absl::StrCat(rank), absl::StrCat(steps));
   }
 
   void Train(int64_t steps) const {
@@ -141,6 +144,23 @@ TEST(MinimalTrainerTest, EndsInTheSameStateWhenTrainersAreKilled) {
   uninterrupted.Train(commits + 20);
   EXPECT_EQ(uninterrupted.ReadState().hash.size(), 32U) << "a missing hash would equal another missing one";
   EXPECT_EQ(world.ReadState(), uninterrupted.ReadState());
+}
+
+TEST(MinimalTrainerTest, RefusesArgumentsThatAreNoNumbers) {
+  World world;
+  ASSERT_OK(world.Start());
+  for (const auto& [rank, steps] : {std::pair("0", "x"), std::pair("0x", "10"), std::pair("", "10")}) {
+    ASSERT_OK_AND_ASSIGN(ChildProcess trainer, world.StartTrainer(rank, steps));
+    ASSERT_OK_AND_ASSIGN(const ExitState exit, trainer.Wait(kTimeout));
+    EXPECT_EQ(exit.code, 2) << rank << " " << steps;
+  }
+}
+
+TEST(MinimalTrainerTest, SaysThatItWaitsForAllRanks) {
+  World world;
+  ASSERT_OK(world.Start());
+  world.Train(1);
+  EXPECT_THAT(world.Output(0), HasSubstr("opening model minimal: waits up to 10m for all ranks\n"));
 }
 
 TEST(MinimalTrainerTest, SaysWhereItLookedForADaemon) {

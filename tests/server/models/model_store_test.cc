@@ -240,7 +240,7 @@ TEST(MovedModelTest, TheRoomOfASmallStateIsCountedAsLargeAsTheState) {
   const std::shared_ptr<Model> model = world.Create(Spec("m", kRows));
   const std::vector<MemoryUse> uses = CountMemory(*model);
   const auto found =
-      std::find_if(uses.begin(), uses.end(), [](const MemoryUse& use) { return use.memory_class == "room"; });
+      std::find_if(uses.begin(), uses.end(), [](const MemoryUse& use) { return use.memory_class == "keeper_scratch"; });
   ASSERT_NE(found, uses.end());
   EXPECT_EQ(found->size_bytes, 3 * kTensorBytes);
 }
