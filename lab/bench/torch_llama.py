@@ -266,7 +266,9 @@ def run_rounds(options: argparse.Namespace, results: Results, failures: Failures
             try:
                 if left < options.least:
                     raise ArmSkipped(f"left out from round {turn} on: the budget of {options.budget:.0f} s is spent")
-                result = run_arm(name, turn, options, min(options.limit, left))
+                limit = min(options.limit, left)
+                print(f"{name}: round {turn}: {ARMS[name].what}, at most {limit:.0f} s", flush=True)
+                result = run_arm(name, turn, options, limit)
             except (ArmFailed, OSError, subprocess.SubprocessError, ValueError) as error:
                 failures[name] = error
                 print(f"{name}: no result in round {turn}: {error}", flush=True)
