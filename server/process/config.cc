@@ -243,7 +243,7 @@ constexpr Setting kSettings[] = {
     {"replica-grace", "DURATION", "node 0: how long to wait for a lost daemon before the others continue without it",
      "", false, ParseInto<&DaemonConfig::replica_grace, ParseTimeout>, PrintDuration<&DaemonConfig::replica_grace>},
     {"state-dir", "DIR",
-     "node 0: folder of its decisions on commits, for when its memory is lost; other nodes ignore it", "in memory only",
+     "node 0: folder where commit decisions survive a restart; other nodes ignore it", "in memory only",
      false, ParseFolder<&DaemonConfig::state_dir>, Print<&DaemonConfig::state_dir>},
     {"doubt-timeout", "DURATION", "how long a commit may stay in doubt while node 0 is unreachable", "", false,
      ParseInto<&DaemonConfig::doubt_timeout, ParseTimeout>, PrintDuration<&DaemonConfig::doubt_timeout>},
