@@ -9,7 +9,8 @@ the same type. Then host times of paramshard's hooks. An arm that fails or takes
 on.
 
     python3 torch_llama.py --arms A,P16,F --size 1.1b --rounds 2 --json llama.json
-    python3 torch_llama.py --arms F,P32 --size tiny --device cpu --no-compile --sequence 128 --batch 1 --steps 2  # dry run
+    python3 torch_llama.py --arms F,P32 --size tiny --device cpu --no-compile --sequence 128 --batch 1 \\
+        --warmup 1 --windows 1 --steps 2                               # a dry run
 """
 
 from __future__ import annotations
