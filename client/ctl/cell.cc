@@ -23,6 +23,11 @@ std::string BytesCell(int64_t bytes) {
   return absl::StrFormat("%.1f %s", value, kUnits[unit]);
 }
 
+std::string DurationCell(absl::Duration duration) {
+  const absl::Duration unit = absl::Milliseconds(duration < absl::Seconds(1) ? 0.1 : 100);
+  return absl::FormatDuration(absl::Trunc(duration + unit / 2, unit));
+}
+
 std::string RealCell(double value) { return absl::StrFormat("%.4g", value); }
 
 std::string HashCell(absl::string_view hash) { return TextCell(hash.substr(0, kHashDigits)); }

@@ -8,12 +8,16 @@
 #include <string>
 
 #include "absl/strings/string_view.h"
+#include "absl/time/time.h"
 #include "paramshard/v1/trainer.pb.h"
 
 namespace paramshard::ctl {
 
 // "17 B", "1.5 KiB", "3.0 GiB": one decimal from KiB on.
 std::string BytesCell(int64_t bytes);
+
+// "21.5ms", "1m3.2s": to a tenth of a millisecond, from a second on to a tenth of a second.
+std::string DurationCell(absl::Duration duration);
 
 // Four significant digits.
 std::string RealCell(double value);

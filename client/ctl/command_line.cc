@@ -46,9 +46,10 @@ class Reader {
  private:
   static void RequireCommand(const CLI::App& parent);
   void AddGlobalOptions();
-  void AddCommand(const CommandInfo& info);
+  // `heading`: the section of the help.
+  void AddCommand(const CommandInfo& info, const char* heading);
   // Returns the app of "codec" in "codec encode".
-  CLI::App& Group(const std::string& name);
+  CLI::App& Group(const std::string& name, const char* heading);
 
   CommandLine& command_line_;
   CLI::App app_{"Inspects paramshard daemons, of this machine or others; converts checkpoints and imports them.",
@@ -66,7 +67,9 @@ Reader::Reader(CommandLine& command_line) : command_line_(command_line) {
   });
   app_.require_subcommand(0, 1);
   AddGlobalOptions();
-  for (const CommandInfo* info : Commands()) AddCommand(*info);
+  for (const CommandSection& section : CommandSections()) {
+    for (const CommandInfo* const info : section.commands) AddCommand(*info, section.heading);
+  }
 }
 
 void Reader::Read(int argc, const char* const* argv) {
@@ -113,19 +116,21 @@ void Reader::AddGlobalOptions() {
       "--address 5s)");
 }
 
-CLI::App& Reader::Group(const std::string& name) {
+CLI::App& Reader::Group(const std::string& name, const char* heading) {
   CLI::App*& group = groups_[name];
   if (group == nullptr) {
-    group = app_.add_subcommand(name, GroupHelp(name));
+    group = app_.add_subcommand(name, GroupHelp(name))->group(heading);
     group->require_subcommand(0, 1);
   }
   return *group;
 }
 
-void Reader::AddCommand(const CommandInfo& info) {
+void Reader::AddCommand(const CommandInfo& info, const char* heading) {
   const std::vector<std::string> words = absl::StrSplit(info.name, ' ');
-  CLI::App& parent = words.size() == 1 ? app_ : Group(words.front());
+  const bool is_grouped = words.size() > 1;
+  CLI::App& parent = is_grouped ? Group(words.front(), heading) : app_;
   CLI::App* const added = parent.add_subcommand(words.back(), info.help);
+  added->group(is_grouped ? "Subcommands" : heading);
   std::unique_ptr<Command>& command = commands_.emplace_back(info.create());
   command->AddOptions(*added);
   added->callback([this, &info, index = commands_.size() - 1] {

@@ -3,9 +3,9 @@
 #define PARAMSHARD_CLIENT_CTL_COMMANDS_H_
 
 #include <string>
+#include <vector>
 
 #include "absl/strings/string_view.h"
-#include "absl/types/span.h"
 #include "client/ctl/command.h"
 
 namespace paramshard::ctl {
@@ -39,8 +39,16 @@ extern const CommandInfo kCheckpointVerify;
 extern const CommandInfo kCheckpointList;
 extern const CommandInfo kCheckpointDescribe;
 
+// Commands below one heading of the help.
+struct CommandSection {
+  const char* heading;
+  std::vector<const CommandInfo*> commands;
+};
+
+const std::vector<CommandSection>& CommandSections();
+
 // Returns all commands, in the order of the help.
-absl::Span<const CommandInfo* const> Commands();
+std::vector<const CommandInfo*> Commands();
 
 // Returns the help of a group, the first word of commands of two words.
 std::string GroupHelp(absl::string_view group);

@@ -1,6 +1,7 @@
 // The smallest trainer: fits a vector of weights to samples by least squares, and goes on after a crash.
 //
 //   build/bin/paramshardd --device=cpu:0 --device=cpu:1 &
+//   until build/bin/paramshardctl version; do sleep 1; done
 //   build/bin/minimal_trainer 0 1000 &    # RANK STEPS [SOCKET_DIR]
 //   build/bin/minimal_trainer 1 1000
 //
@@ -9,18 +10,19 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstdlib>
 #include <iostream>
 #include <random>
 #include <string>
 #include <vector>
 
+#include "absl/strings/numbers.h"
 #include "client/client.h"
 
 namespace {
 
 constexpr int kInputs = 64;
 constexpr int kSamples = 16;  // of a rank in a step
+constexpr absl::Duration kAttachTimeout = absl::Minutes(10);
 
 struct Batch {
   std::vector<float> inputs;   // kSamples x kInputs
@@ -93,6 +95,7 @@ int Run(paramshard::Client& client, int64_t steps) {
   const paramshard::ModelSpec spec{
       .name = "minimal", .units = {{.name = "layer", .parameters = {{.name = "layer.weight", .shape = {kInputs}}}}}};
   while (true) {
+    std::cout << "opening model minimal: waits up to " << kAttachTimeout << " for all ranks" << std::endl;
     absl::StatusOr<paramshard::Model> model = client.OpenModel(spec);
     const absl::Status status = model.ok() ? Train(*model, steps) : model.status();
     if (status.ok()) return 0;
@@ -105,13 +108,15 @@ int Run(paramshard::Client& client, int64_t steps) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc < 3) {
+  int rank = 0;
+  int64_t steps = 0;
+  if (argc < 3 || argc > 4 || !absl::SimpleAtoi(argv[1], &rank) || !absl::SimpleAtoi(argv[2], &steps)) {
     std::cerr << "usage: minimal_trainer RANK STEPS [SOCKET_DIR]" << std::endl;
     return 2;
   }
-  absl::StatusOr<paramshard::Client> client =
-      paramshard::Client::Connect({.rank = std::atoi(argv[1]), .socket_dir = argc > 3 ? argv[3] : ""});
-  if (client.ok()) return Run(*client, std::atoll(argv[2]));
+  absl::StatusOr<paramshard::Client> client = paramshard::Client::Connect(
+      {.rank = rank, .socket_dir = argc > 3 ? argv[3] : "", .attach_timeout = kAttachTimeout});
+  if (client.ok()) return Run(*client, steps);
   std::cerr << client.status() << std::endl;
   return 1;
 }

@@ -9,8 +9,8 @@
 #include "kernels/base/check.h"
 #include "server/observe/metric_registry.h"
 #include "server/training/sequence.h"
-#include "tests/server/models/command.h"
-#include "tests/server/models/test_spec.h"
+#include "tests/server/state/test_spec.h"
+#include "tests/server/training/command.h"
 
 namespace paramshard::server {
 namespace {

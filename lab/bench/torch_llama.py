@@ -9,7 +9,8 @@ the same type. Then host times of paramshard's hooks. An arm that fails or takes
 on.
 
     python3 torch_llama.py --arms A,P16,F --size 1.1b --rounds 2 --json llama.json
-    python3 torch_llama.py --arms F,P32 --size tiny --device cpu       # a dry run
+    python3 torch_llama.py --arms F,P32 --size tiny --device cpu --no-compile --sequence 128 --batch 1 \\
+        --warmup 1 --windows 1 --steps 2                               # a dry run
 """
 
 from __future__ import annotations
@@ -266,7 +267,9 @@ def run_rounds(options: argparse.Namespace, results: Results, failures: Failures
             try:
                 if left < options.least:
                     raise ArmSkipped(f"left out from round {turn} on: the budget of {options.budget:.0f} s is spent")
-                result = run_arm(name, turn, options, min(options.limit, left))
+                limit = min(options.limit, left)
+                print(f"{name}: round {turn}: {ARMS[name].what}, at most {limit:.0f} s", flush=True)
+                result = run_arm(name, turn, options, limit)
             except (ArmFailed, OSError, subprocess.SubprocessError, ValueError) as error:
                 failures[name] = error
                 print(f"{name}: no result in round {turn}: {error}", flush=True)

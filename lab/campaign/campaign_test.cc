@@ -11,9 +11,9 @@
 #include "gtest/gtest.h"
 #include "lab/campaign/deaths.h"
 #include "nlohmann/json.hpp"
-#include "tests/random_seed.h"
-#include "tests/status_matchers.h"
 #include "tests/support/environment.h"
+#include "tests/support/random_seed.h"
+#include "tests/support/status_matchers.h"
 
 namespace paramshard::test {
 namespace {

@@ -13,7 +13,7 @@
 #include "kernels/base/polling.h"
 #include "kernels/base/status_macros.h"
 #include "nlohmann/json.hpp"
-#include "tests/process_counts.h"
+#include "tests/support/process_counts.h"
 
 namespace paramshard::test {
 namespace {

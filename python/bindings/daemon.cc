@@ -89,8 +89,10 @@ void BindMemoryUse(nb::module_& module) {
   nb::class_<MemoryUse>(module, "MemoryUse", "Memory of the daemon on one device, for one model and class.")
       .def_ro("device", &MemoryUse::device, "Empty: host memory that all devices share.")
       .def_ro("model", &MemoryUse::model)
-      .def_ro("memory_class", &MemoryUse::memory_class,
-              "master, exp_avg, exp_avg_sq, room, gradients, planes, slots, words, scratch, histories or images.")
+      .def_ro(
+          "memory_class", &MemoryUse::memory_class,
+          "master, exp_avg, exp_avg_sq, gradients, keeper_scratch, planes, slots, control_page, scratch, histories, "
+          "save_buffers or plane_copies.")
       .def_ro("size_bytes", &MemoryUse::size_bytes)
       .def("__repr__", [](const MemoryUse& self) {
         return absl::StrFormat("<paramshard.MemoryUse %s of %s: %d bytes in %s>", self.memory_class, self.model,

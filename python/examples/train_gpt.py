@@ -137,7 +137,9 @@ def main() -> None:
 
     losses = []
     begun, begun_step = time.monotonic(), sharded.start_step()
-    for step in range(sharded.start_step(), options.steps):
+    if sharded.rank == 0 and begun_step > 0:
+        print(f"continuing from step {begun_step}", flush=True)
+    for step in range(begun_step, options.steps):
         loss = model(*(tokens.to(sharded.device) for tokens in text.batch(options.batch)))
         loss.backward()
         optimizer.step()

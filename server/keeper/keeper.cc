@@ -33,7 +33,6 @@ constexpr int kOomScoreAbove = 200;
 constexpr int kMostLastRequests = 1024;
 // Pause after a poll that failed.
 constexpr absl::Duration kPauseAfterError = absl::Milliseconds(100);
-constexpr size_t kMaxVersionBytes = 128;
 // Most models named in a log line.
 constexpr size_t kMostModelsNamed = 16;
 
@@ -216,12 +215,10 @@ void Keeper::OnRestartSignal() {
   next_start_ = SteadyNow();
 }
 
-void Keeper::OnReady(absl::string_view version) {
+void Keeper::OnReady() {
   ready_ = true;
   proven_ = running_;
   policy_.OnReady(SteadyNow());
-  Log(LogLevel::kInfo, "server ready",
-      {{"version", std::string(version.substr(0, kMaxVersionBytes))}, {"kept", absl::StrCat(kept_.size())}});
 }
 
 absl::Status Keeper::OnRestartRequest(std::optional<ServerCommand> command) {
@@ -266,7 +263,7 @@ void Keeper::Start() {
   server_.emplace(*std::move(started));
   connection_.emplace(server_->TakeSocket(), &kept_,
                       ServerConnection::Requests{
-                          .on_ready = [this](absl::string_view version) { OnReady(version); },
+                          .on_ready = [this](absl::string_view) { OnReady(); },
                           .on_restart = [this](auto command) { return OnRestartRequest(std::move(command)); },
                           .rollback = [this] { return rollback_; },
                           .restarts = [this] { return started_ - 1; },

@@ -100,7 +100,7 @@ class Keeper {
   void OnSignal(int signal);
   void OnStopSignal(int signal);
   void OnRestartSignal();
-  void OnReady(absl::string_view version);
+  void OnReady();
   absl::Status OnRestartRequest(std::optional<ServerCommand> command);
   // Uses the file that is at the next program's path now.
   void LookForNewFile();

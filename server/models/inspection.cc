@@ -306,14 +306,14 @@ std::vector<MemoryUse> CountMemory(const Model& model) {
     add_use(device, "master", bytes.master);
     for (const MomentTraits& moment : kMomentKinds) add_use(device, moment.name, bytes.moments[moment.kind]);
     add_use(device, "gradients", bytes.gradients);
-    add_use(device, "room", bytes.room);
+    add_use(device, "keeper_scratch", bytes.room);
     add_use(device, "planes", bytes.planes);
     add_use(device, "slots", activity.slots_bytes);
-    add_use(device, "words", activity.words_bytes);
+    add_use(device, "control_page", activity.words_bytes);
     add_use(device, "scratch", activity.scratch_bytes.empty() ? 0 : activity.scratch_bytes[rank]);
   }
   add_use(/*device=*/"", "histories", model.committed().book.history_bytes());
-  add_use(/*device=*/"", "images", model.image_bytes());
+  add_use(/*device=*/"", "save_buffers", model.image_bytes());
   add_use(/*device=*/"", "plane_copies", model.committed().plane_copy_bytes());
   return uses;
 }

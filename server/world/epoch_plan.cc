@@ -1,26 +1,45 @@
 #include "server/world/epoch_plan.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/time/time.h"
 #include "server/world/state_difference.h"
 
 namespace paramshard::server {
 namespace {
 
-int AttachedRanks(const ModelFacts& model, const Membership& members, int node) {
+// Returns the ranks of the node that have no trainer.
+std::vector<int> MissingRanks(const ModelFacts& model, const Membership& members, int node) {
   const std::optional<ModelReport>& report = model.reports[node];
-  if (!report.has_value()) return 0;
   const RankRange ranks = members.ranks(node);
-  const std::vector<int>& attached = report->attached_ranks;  // a node may name a rank twice
-  int count = 0;
+  std::vector<int> missing;
   for (int rank = ranks.begin; rank < ranks.end; ++rank) {
-    if (std::find(attached.begin(), attached.end(), rank) != attached.end()) ++count;
+    if (!report.has_value() || !absl::c_linear_search(report->attached_ranks, rank)) missing.push_back(rank);
   }
-  return count;
+  return missing;
+}
+
+// Returns "rank 1" or "ranks 1..3, 5 and 2 more" for ranks in order.
+std::string RanksText(const std::vector<int>& ranks) {
+  constexpr size_t kMostRanges = 4;
+  std::vector<std::string> ranges;
+  size_t named = 0;
+  while (named < ranks.size() && ranges.size() < kMostRanges) {
+    size_t end = named + 1;
+    while (end < ranks.size() && ranks[end] == ranks[end - 1] + 1) ++end;
+    ranges.push_back(absl::StrCat(ranks[named]));
+    if (end > named + 1) absl::StrAppend(&ranges.back(), "..", ranks[end - 1]);
+    named = end;
+  }
+  std::string text = absl::StrCat(ranks.size() == 1 ? "rank " : "ranks ", absl::StrJoin(ranges, ", "));
+  if (named < ranks.size()) absl::StrAppend(&text, " and ", ranks.size() - named, " more");
+  return text;
 }
 
 // Error for a node that the others have gone on without.
@@ -185,19 +204,16 @@ EpochPlan Planner::WaitForNodes(bool begins) const {
 }
 
 EpochPlan Planner::WaitForTrainers(const Nodes& nodes) const {
-  Nodes unattached;
-  int want = 0, got = 0;
+  std::vector<int> missing;
+  int all = 0;
   for (const int node : nodes) {
     const RankRange ranks = members_.ranks(node);
-    const int all = ranks.end - ranks.begin;
-    const int attached = AttachedRanks(model_, members_, node);
-    want += all;
-    got += attached;
-    if (attached < all) unattached.push_back(node);
+    all += ranks.end - ranks.begin;
+    absl::c_copy(MissingRanks(model_, members_, node), std::back_inserter(missing));
   }
   return WaitToStart{
       .what = WaitToStart::For::kTrainers,
-      .why = absl::StrCat(got, " of ", want, " trainers have attached, missing on ", NodesText(unattached, members_))};
+      .why = absl::StrCat(RanksText(missing), " (", all - static_cast<int>(missing.size()), " of ", all, " attached)")};
 }
 
 EpochPlan Planner::WaitForState(WaitToStart::For what, std::string why) const {
@@ -337,7 +353,9 @@ std::string ToText(const EpochPlan& plan) {
       return absl::StrCat("starts with ", start.nodes.size(), " nodes, of which ", start.healings.size(),
                           " are healed");
     }
-    std::string operator()(const WaitToStart& wait) const { return absl::StrCat("waits: ", wait.why); }
+    std::string operator()(const WaitToStart& wait) const {
+      return absl::StrCat(wait.what == WaitToStart::For::kTrainers ? "waits for " : "waits: ", wait.why);
+    }
     std::string operator()(const RefuseToStart& refusal) const {
       const absl::Status& why = refusal.nodes.empty() ? refusal.why : refusal.nodes.begin()->second;
       return absl::StrCat("refused: ", why.message());
@@ -349,8 +367,7 @@ std::string ToText(const EpochPlan& plan) {
 }
 
 bool IsAttached(const ModelFacts& model, const Membership& members, int node) {
-  const RankRange ranks = members.ranks(node);
-  return model.reports[node].has_value() && AttachedRanks(model, members, node) == ranks.end - ranks.begin;
+  return model.reports[node].has_value() && MissingRanks(model, members, node).empty();
 }
 
 bool HasWaitingTrainers(const ModelFacts& model) {

@@ -88,7 +88,7 @@ using EpochPlan = std::variant<StartEpoch, WaitToStart, RefuseToStart, RollBack,
 // attached, and all nodes hold one state, or differences that replicas heal.
 EpochPlan PlanEpoch(const ModelFacts& model, const WorldFacts& world);
 
-// Returns the plan in words, as "waits: node 1 (ranks 2..3) is absent".
+// Returns the plan in words, as "waits: node 1 (ranks 2..3) is absent" or "waits for rank 1 (1 of 2 attached)".
 std::string ToText(const EpochPlan& plan);
 
 // Returns true if the node has reported a trainer of each of its ranks. Requires known ranks.

@@ -73,7 +73,8 @@ const Tower kClient = {
     {"client/internal/", kGrpc + std::vector<std::string>{"cuda_runtime.h"}},
     {"client/ctl/", kGrpc + std::vector<std::string>{"CLI/", "nlohmann/"}},
     {"client/ctl/commands/", kGrpc + std::vector<std::string>{"CLI/", "nlohmann/"}},
-    {"client/examples/", {"CLI/", "nlohmann/", "zlib.h"}},
+    {"client/demo/", {"CLI/", "nlohmann/", "zlib.h"}},
+    {"client/examples/", {}},
     {"python/", {"nanobind/", "cuda_runtime.h"}},
 };
 

@@ -13,8 +13,8 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/common/page.h"
-#include "tests/effort.h"
-#include "tests/status_matchers.h"
+#include "tests/support/effort.h"
+#include "tests/support/status_matchers.h"
 
 namespace paramshard::wire {
 namespace {

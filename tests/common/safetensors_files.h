@@ -12,7 +12,7 @@
 
 #include "common/safetensors/safetensors_writer.h"
 #include "gtest/gtest.h"
-#include "tests/status_matchers.h"
+#include "tests/support/status_matchers.h"
 #include "tests/support/temporary_directory.h"
 
 namespace paramshard::safetensors {

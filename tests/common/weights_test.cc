@@ -16,7 +16,7 @@
 #include "kernels/formats/float8.h"
 #include "kernels/formats/format.h"
 #include "tests/common/safetensors_files.h"
-#include "tests/status_matchers.h"
+#include "tests/support/status_matchers.h"
 
 namespace paramshard::weights {
 namespace {

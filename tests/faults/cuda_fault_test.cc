@@ -30,10 +30,10 @@
 #include "server/process/daemon.h"
 #include "tests/faults/bad_access.h"
 #include "tests/faults/training.h"
-#include "tests/status_matchers.h"
 #include "tests/support/child_process.h"
 #include "tests/support/daemon_process.h"
 #include "tests/support/environment.h"
+#include "tests/support/status_matchers.h"
 
 namespace paramshard::test {
 namespace {

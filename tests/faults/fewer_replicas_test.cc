@@ -17,10 +17,10 @@
 #include "gtest/gtest.h"
 #include "kernels/base/status_macros.h"
 #include "tests/faults/training.h"
-#include "tests/status_matchers.h"
 #include "tests/support/child_process.h"
 #include "tests/support/daemon_process.h"
 #include "tests/support/environment.h"
+#include "tests/support/status_matchers.h"
 
 namespace paramshard::test {
 namespace {

@@ -33,10 +33,10 @@
 #include "server/journal/journal_layout.h"
 #include "tests/faults/training.h"
 #include "tests/server/journal/journal_version.h"
-#include "tests/status_matchers.h"
 #include "tests/support/child_process.h"
 #include "tests/support/daemon_process.h"
 #include "tests/support/environment.h"
+#include "tests/support/status_matchers.h"
 
 namespace paramshard::test {
 namespace {

@@ -19,11 +19,11 @@
 #include "tests/faults/bad_access.h"
 #include "tests/faults/busy_gpu.h"
 #include "tests/faults/training.h"
-#include "tests/status_matchers.h"
 #include "tests/support/child_process.h"
 #include "tests/support/daemon_process.h"
 #include "tests/support/environment.h"
 #include "tests/support/gpu_fault.h"
+#include "tests/support/status_matchers.h"
 
 namespace paramshard::test {
 namespace {

@@ -17,13 +17,13 @@
 #include "common/shared_memory/companion_packet.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "tests/descriptor_limit.h"
 #include "tests/faults/training.h"
-#include "tests/process_counts.h"
-#include "tests/status_matchers.h"
 #include "tests/support/child_process.h"
 #include "tests/support/daemon_process.h"
+#include "tests/support/descriptor_limit.h"
 #include "tests/support/environment.h"
+#include "tests/support/process_counts.h"
+#include "tests/support/status_matchers.h"
 
 namespace paramshard::test {
 namespace {

@@ -17,11 +17,11 @@
 #include "kernels/base/polling.h"
 #include "kernels/base/status_macros.h"
 #include "tests/faults/training.h"
-#include "tests/status_matchers.h"
 #include "tests/support/child_process.h"
 #include "tests/support/daemon_process.h"
 #include "tests/support/disk_faults.h"
 #include "tests/support/environment.h"
+#include "tests/support/status_matchers.h"
 #include "tests/support/temporary_directory.h"
 
 namespace paramshard::test {

@@ -15,10 +15,10 @@
 #include "kernels/base/status_macros.h"
 #include "nlohmann/json.hpp"
 #include "tests/faults/training.h"
-#include "tests/status_matchers.h"
 #include "tests/support/child_process.h"
 #include "tests/support/daemon_process.h"
 #include "tests/support/environment.h"
+#include "tests/support/status_matchers.h"
 #include "tests/support/temporary_directory.h"
 
 namespace paramshard::test {

@@ -15,9 +15,9 @@
 #include "kernels/base/check.h"
 #include "server/edge/companion_server.h"
 #include "tests/fuzz/fuzz_target.h"
-#include "tests/process_counts.h"
 #include "tests/server/edge/companion_client.h"
 #include "tests/support/daemon_process.h"
+#include "tests/support/process_counts.h"
 
 namespace paramshard::server {
 namespace {

@@ -13,10 +13,10 @@
 #include <string>
 
 #include "gtest/gtest.h"
-#include "tests/effort.h"
 #include "tests/fuzz/fuzz_target.h"
 #include "tests/fuzz/mutator.h"
-#include "tests/random_seed.h"
+#include "tests/support/effort.h"
+#include "tests/support/random_seed.h"
 
 namespace paramshard {
 namespace {

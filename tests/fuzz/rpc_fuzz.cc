@@ -21,10 +21,10 @@
 #include "tests/fuzz/any_call.h"
 #include "tests/fuzz/fuzz_target.h"
 #include "tests/fuzz/random_message.h"
-#include "tests/process_counts.h"
 #include "tests/server/edge/daemon_client.h"
-#include "tests/server/models/command.h"
-#include "tests/server/models/test_spec.h"
+#include "tests/server/state/test_spec.h"
+#include "tests/server/training/command.h"
+#include "tests/support/process_counts.h"
 
 namespace paramshard::server {
 namespace {

@@ -19,9 +19,9 @@
 #include "gmock/gmock.h"
 #include "nlohmann/json.hpp"
 #include "tests/common/checkpoint/saved_model.h"
-#include "tests/status_matchers.h"
 #include "tests/support/daemon_process.h"
 #include "tests/support/environment.h"
+#include "tests/support/status_matchers.h"
 #include "tests/support/temporary_directory.h"
 
 namespace paramshard::test {

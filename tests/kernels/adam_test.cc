@@ -15,11 +15,11 @@
 #include "kernels/formats/bfloat16.h"
 #include "kernels/optim/master_remainder.h"
 #include "kernels/optim/optimizers.h"
-#include "tests/effort.h"
 #include "tests/kernels/adam_state.h"
 #include "tests/kernels/golden.h"
 #include "tests/kernels/planes.h"
 #include "tests/kernels/random_floats.h"
+#include "tests/support/effort.h"
 
 namespace paramshard {
 namespace {

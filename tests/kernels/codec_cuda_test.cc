@@ -11,8 +11,8 @@
 #include "tests/kernels/gpu_test.h"
 #include "tests/kernels/planes.h"
 #include "tests/kernels/random_floats.h"
-#include "tests/random_seed.h"
-#include "tests/status_matchers.h"
+#include "tests/support/random_seed.h"
+#include "tests/support/status_matchers.h"
 
 namespace paramshard::gpu {
 namespace {

@@ -15,9 +15,9 @@
 #include "kernels/formats/float4.h"
 #include "kernels/formats/float8.h"
 #include "kernels/formats/scale_math.h"
-#include "tests/effort.h"
 #include "tests/kernels/planes.h"
 #include "tests/kernels/random_floats.h"
+#include "tests/support/effort.h"
 
 namespace paramshard {
 namespace {

@@ -7,7 +7,7 @@
 #include "gtest/gtest.h"
 #include "tests/kernels/golden.h"
 #include "tests/kernels/gpu_test.h"
-#include "tests/status_matchers.h"
+#include "tests/support/status_matchers.h"
 
 namespace paramshard::gpu {
 namespace {

@@ -6,8 +6,8 @@
 
 #include "gtest/gtest.h"
 #include "kernels/formats/bfloat16.h"
-#include "tests/effort.h"
 #include "tests/kernels/random_floats.h"
+#include "tests/support/effort.h"
 
 namespace paramshard {
 namespace {

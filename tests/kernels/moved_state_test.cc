@@ -10,7 +10,7 @@
 #include "gtest/gtest.h"
 #include "kernels/optim/state_bands.h"
 #include "tests/kernels/random_floats.h"
-#include "tests/random_seed.h"
+#include "tests/support/random_seed.h"
 
 namespace paramshard {
 namespace {

@@ -12,7 +12,7 @@
 #include "tests/kernels/golden.h"
 #include "tests/kernels/gpu_test.h"
 #include "tests/kernels/random_floats.h"
-#include "tests/status_matchers.h"
+#include "tests/support/status_matchers.h"
 
 namespace paramshard::gpu {
 namespace {

@@ -2,7 +2,7 @@
 
 #include "absl/status/status.h"
 #include "gmock/gmock.h"
-#include "tests/status_matchers.h"
+#include "tests/support/status_matchers.h"
 
 namespace paramshard {
 namespace {

@@ -10,9 +10,9 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "tests/effort.h"
-#include "tests/random_seed.h"
-#include "tests/status_matchers.h"
+#include "tests/support/effort.h"
+#include "tests/support/random_seed.h"
+#include "tests/support/status_matchers.h"
 
 namespace paramshard {
 namespace {

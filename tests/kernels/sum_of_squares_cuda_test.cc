@@ -8,7 +8,7 @@
 #include "kernels/reduce/gradient_sum_cuda.h"
 #include "tests/kernels/gpu_test.h"
 #include "tests/kernels/random_floats.h"
-#include "tests/status_matchers.h"
+#include "tests/support/status_matchers.h"
 
 namespace paramshard::gpu {
 namespace {

@@ -8,7 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
-#include "tests/status_matchers.h"
+#include "tests/support/status_matchers.h"
 
 namespace paramshard {
 namespace {

@@ -14,10 +14,10 @@
 #include "gtest/gtest.h"
 #include "tests/faults/training.h"
 #include "tests/net/machines.h"
-#include "tests/status_matchers.h"
 #include "tests/support/child_process.h"
 #include "tests/support/daemon_process.h"
 #include "tests/support/environment.h"
+#include "tests/support/status_matchers.h"
 #include "tests/support/temporary_directory.h"
 #include "tests/support/test_authority.h"
 

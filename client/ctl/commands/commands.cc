@@ -1,39 +1,25 @@
 #include "client/ctl/commands.h"
 
 namespace paramshard::ctl {
-namespace {
+const std::vector<CommandSection>& CommandSections() {
+  static const auto* const sections = new std::vector<CommandSection>{
+      {"What runs", {&kVersion, &kModels, &kSessions, &kMemory, &kMetrics}},
+      {"Parameters", {&kShards, &kDescribe, &kStats, &kVerify}},
+      {"Support", {&kTrace, &kBundle}},
+      {"Save and restore", {&kSave, &kSaves, &kRestore, &kCheckpointList, &kCheckpointDescribe, &kCheckpointVerify}},
+      {"Files", {&kExport, &kConvert, &kImport, &kCodecEncode, &kCodecDecode}},
+      {"Change what runs", {&kHeal, &kRestart, &kDrain, &kDelete, &kLogLevel}},
+  };
+  return *sections;
+}
 
-constexpr const CommandInfo* kCommands[] = {&kModels,
-                                            &kShards,
-                                            &kDescribe,
-                                            &kStats,
-                                            &kSessions,
-                                            &kMemory,
-                                            &kMetrics,
-                                            &kVerify,
-                                            &kDelete,
-                                            &kDrain,
-                                            &kRestart,
-                                            &kLogLevel,
-                                            &kTrace,
-                                            &kBundle,
-                                            &kVersion,
-                                            &kCodecEncode,
-                                            &kCodecDecode,
-                                            &kConvert,
-                                            &kImport,
-                                            &kExport,
-                                            &kSave,
-                                            &kSaves,
-                                            &kRestore,
-                                            &kHeal,
-                                            &kCheckpointVerify,
-                                            &kCheckpointList,
-                                            &kCheckpointDescribe};
-
-}  // namespace
-
-absl::Span<const CommandInfo* const> Commands() { return kCommands; }
+std::vector<const CommandInfo*> Commands() {
+  std::vector<const CommandInfo*> all;
+  for (const CommandSection& section : CommandSections()) {
+    all.insert(all.end(), section.commands.begin(), section.commands.end());
+  }
+  return all;
+}
 
 std::string GroupHelp(absl::string_view group) {
   if (group == "checkpoint") return "look at saved models, without a daemon";

@@ -28,8 +28,7 @@ std::string SummaryText(const v1::RestoreSummary& summary) {
   return absl::StrFormat("step %d, version %d, of %s, saved by %d ranks in shard groups of %d\n%s in %s, history %s\n",
                          summary.step(), summary.version(), TerminalText(summary.path()), summary.saved_world_size(),
                          summary.saved_shard_size(), BytesCell(summary.size_bytes()),
-                         absl::FormatDuration(DurationFromProto(summary.elapsed())),
-                         TerminalText(summary.history_id()));
+                         DurationCell(DurationFromProto(summary.elapsed())), TerminalText(summary.history_id()));
 }
 
 class Restore final : public Command {

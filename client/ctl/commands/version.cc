@@ -42,9 +42,9 @@ std::string CoordinatorText(const v1::GetVersionResponse& response) {
 std::string HeldBackText(const v1::GetVersionResponse& response) {
   std::string text;
   for (const v1::HeldBackNode& node : response.held_back_nodes()) {
-    absl::StrAppend(&text, "HELD BACK: node ", node.node(), " for ",
-                    absl::FormatDuration(absl::Seconds(node.held_for().seconds())), " more, it was lost ",
-                    node.losses(), " times\n");
+    absl::StrAppend(&text, "EXCLUDED (failures): node ", node.node(), " for ",
+                    absl::FormatDuration(absl::Seconds(node.held_for().seconds())), " more, lost ", node.losses(),
+                    " times\n");
   }
   return text;
 }
@@ -55,7 +55,7 @@ std::string BadLinksText(const v1::GetVersionResponse& response) {
     absl::StrAppend(&text, "DO NOT REACH EACH OTHER: ", TerminalText(link), "\n");
   }
   if (response.left_out_nodes_size() > 0) {
-    absl::StrAppend(&text, "LEFT OUT: node ", absl::StrJoin(response.left_out_nodes(), ", node "), "\n");
+    absl::StrAppend(&text, "EXCLUDED (link): node ", absl::StrJoin(response.left_out_nodes(), ", node "), "\n");
   }
   return text;
 }

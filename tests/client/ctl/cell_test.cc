@@ -2,6 +2,7 @@
 
 #include <limits>
 
+#include "absl/time/time.h"
 #include "gtest/gtest.h"
 
 namespace paramshard::ctl {
@@ -15,6 +16,13 @@ TEST(CellTest, BytesHaveAUnit) {
   EXPECT_EQ(BytesCell((1 << 20) - 1), "1.0 MiB");
   EXPECT_EQ(BytesCell(int64_t{5} << 40), "5.0 TiB");
   EXPECT_EQ(BytesCell(std::numeric_limits<int64_t>::max()), "8.0 EiB");
+}
+
+TEST(CellTest, DurationsAreRounded) {
+  EXPECT_EQ(DurationCell(absl::ZeroDuration()), "0");
+  EXPECT_EQ(DurationCell(absl::Microseconds(15'062.633)), "15.1ms");
+  EXPECT_EQ(DurationCell(absl::Microseconds(999'960)), "1s");
+  EXPECT_EQ(DurationCell(absl::Seconds(63.249)), "1m3.2s");
 }
 
 TEST(CellTest, RealsHaveFourDigits) {

@@ -12,7 +12,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/formats/format.h"
-#include "tests/status_matchers.h"
+#include "tests/support/status_matchers.h"
 #include "tests/support/temporary_directory.h"
 
 namespace paramshard::ctl {

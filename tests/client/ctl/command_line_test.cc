@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "CLI/CLI.hpp"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "client/ctl/commands.h"
 #include "client/ctl/exit_codes.h"
@@ -80,6 +81,20 @@ TEST(CommandLineTest, EveryCommandIsFoundByItsName) {
       EXPECT_EQ(objects.front(), more->second.front());
     }
     EXPECT_STRNE(info->help, "") << info->name;
+  }
+}
+
+TEST(CommandLineTest, TheHelpHasCommandsInSections) {
+  const std::string help = Parse({"--help"}).out;
+  size_t next = help.find("\n\n");
+  for (const CommandSection& section : CommandSections()) {
+    const size_t begin = help.find(absl::StrCat("\n", section.heading, ":\n"), next);
+    ASSERT_NE(begin, help.npos) << section.heading << ": " << help;
+    next = help.find("\n\n", begin + 1);
+    for (const CommandInfo* info : section.commands) {
+      const std::vector<std::string> words = absl::StrSplit(info->name, ' ');
+      EXPECT_THAT(help.substr(begin, next - begin), HasSubstr(absl::StrCat("\n  ", words.front(), " ")));
+    }
   }
 }
 

@@ -24,7 +24,7 @@
 #include "kernels/formats/format.h"
 #include "nlohmann/json.hpp"
 #include "tests/common/safetensors_files.h"
-#include "tests/status_matchers.h"
+#include "tests/support/status_matchers.h"
 
 namespace paramshard::ctl {
 namespace {

@@ -24,7 +24,7 @@
 #include "tests/client/ctl/run_ctl.h"
 #include "tests/common/checkpoint/saved_model.h"
 #include "tests/common/safetensors_files.h"
-#include "tests/status_matchers.h"
+#include "tests/support/status_matchers.h"
 
 namespace paramshard::ctl {
 namespace {

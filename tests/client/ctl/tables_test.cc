@@ -101,26 +101,26 @@ TEST(TablesTest, AModelThatIsUnusableSaysSo) {
 
 TEST(TablesTest, VersionNamesLinksThatAreCutAndWhoIsLeftOut) {
   v1::GetVersionResponse response;
-  EXPECT_THAT(VersionText(response), testing::Not(testing::HasSubstr("LEFT OUT")));
+  EXPECT_THAT(VersionText(response), testing::Not(testing::HasSubstr("EXCLUDED (link)")));
   response.add_bad_links("node 1 (10.9.0.11) and node 2 (10.9.0.12)");
   response.add_bad_links("node 3 (\x1b) and node 4 (10.9.0.14)");
   EXPECT_THAT(VersionText(response),
               testing::AllOf(testing::HasSubstr("DO NOT REACH EACH OTHER: node 1 (10.9.0.11) and node 2 "
                                                 "(10.9.0.12)\nDO NOT REACH EACH OTHER: node 3 (\\x1b)"),
-                             testing::Not(testing::HasSubstr("LEFT OUT"))));
+                             testing::Not(testing::HasSubstr("EXCLUDED (link)"))));
   response.add_left_out_nodes(2);
   response.add_left_out_nodes(4);
-  EXPECT_THAT(VersionText(response), testing::HasSubstr("LEFT OUT: node 2, node 4\n"));
+  EXPECT_THAT(VersionText(response), testing::HasSubstr("EXCLUDED (link): node 2, node 4\n"));
 }
 
 TEST(TablesTest, VersionNamesWhoIsHeldBack) {
   v1::GetVersionResponse response;
-  EXPECT_THAT(VersionText(response), testing::Not(testing::HasSubstr("HELD BACK")));
+  EXPECT_THAT(VersionText(response), testing::Not(testing::HasSubstr("EXCLUDED (failures)")));
   v1::HeldBackNode& node = *response.add_held_back_nodes();
   node.set_node(2);
   node.set_losses(3);
   node.mutable_held_for()->set_seconds(40);
-  EXPECT_THAT(VersionText(response), testing::HasSubstr("HELD BACK: node 2 for 40s more, it was lost 3 times\n"));
+  EXPECT_THAT(VersionText(response), testing::HasSubstr("EXCLUDED (failures): node 2 for 40s more, lost 3 times\n"));
 }
 
 TEST(TablesTest, VersionTellsThatNodeZeroIsLost) {
@@ -283,7 +283,7 @@ TEST(TablesTest, Memory) {
   use.set_size_bytes(10 << 20);
   response.add_uses();
   response.mutable_uses(1)->set_device("cpu:10");
-  response.mutable_uses(1)->set_memory_class("words");
+  response.mutable_uses(1)->set_memory_class("control_page");
   response.mutable_uses(1)->set_size_bytes(4096);
   response.add_uses();
   response.mutable_uses(2)->set_model("tiny");
@@ -292,10 +292,10 @@ TEST(TablesTest, Memory) {
   response.set_total_bytes((10 << 20) + 4096);
   response.set_resident_bytes(40 << 20);
   EXPECT_EQ(MemoryText(response),
-            "DEVICE  MODEL  CLASS          SIZE\n"
-            "cpu:0   tiny   master     10.0 MiB\n"
-            "cpu:10  -      words       4.0 KiB\n"
-            "-       tiny   histories   8.0 KiB\n"
+            "DEVICE  MODEL  CLASS             SIZE\n"
+            "cpu:0   tiny   master        10.0 MiB\n"
+            "cpu:10  -      control_page   4.0 KiB\n"
+            "-       tiny   histories      8.0 KiB\n"
             "total 10.0 MiB, resident 40.0 MiB\n");
 }
 

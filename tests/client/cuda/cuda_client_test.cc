@@ -16,9 +16,9 @@
 #include "kernels/gpu/status.h"
 #include "kernels/gpu/stream.h"
 #include "tests/client/cuda/trainers.h"
-#include "tests/status_matchers.h"
 #include "tests/support/daemon_process.h"
 #include "tests/support/environment.h"
+#include "tests/support/status_matchers.h"
 
 namespace paramshard {
 namespace {

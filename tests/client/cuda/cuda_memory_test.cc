@@ -15,7 +15,7 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/gpu/memory.h"
 #include "kernels/gpu/stream.h"
-#include "tests/status_matchers.h"
+#include "tests/support/status_matchers.h"
 
 namespace paramshard::internal {
 namespace {

@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/ascii.h"
@@ -18,14 +19,14 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
-#include "client/examples/child_process.h"
+#include "client/demo/child_process.h"
 #include "common/shared_memory/file_descriptor.h"
 #include "gmock/gmock.h"
-#include "tests/status_matchers.h"
 #include "tests/support/daemon_process.h"
 #include "tests/support/environment.h"
+#include "tests/support/status_matchers.h"
 
-namespace paramshard::examples {
+namespace paramshard::demo {
 namespace {
 
 using ::testing::AllOf;
@@ -44,11 +45,13 @@ class World {
     return daemon.status();
   }
 
+  absl::StatusOr<ChildProcess> StartTrainer(const std::string& rank, const std::string& steps) const {
+    return ChildProcess::Start({.name = absl::StrCat("rank ", rank),
+                                .arguments = {test::Program(MINIMAL_TRAINER), rank, steps, sockets_.path()},
+                                .output_file = absl::StrCat(output_.path(), "/rank", rank)});
+  }
   absl::StatusOr<ChildProcess> StartTrainer(int rank, int64_t steps) const {
-    return ChildProcess::Start(
-        {.name = absl::StrCat("rank ", rank),
-         .arguments = {test::Program(MINIMAL_TRAINER), absl::StrCat(rank), absl::StrCat(steps), sockets_.path()},
-         .output_file = OutputFile(rank)});
+    return StartTrainer(absl::StrCat(rank), absl::StrCat(steps));
   }
 
   void Train(int64_t steps) const {
@@ -143,6 +146,23 @@ TEST(MinimalTrainerTest, EndsInTheSameStateWhenTrainersAreKilled) {
   EXPECT_EQ(world.ReadState(), uninterrupted.ReadState());
 }
 
+TEST(MinimalTrainerTest, RefusesArgumentsThatAreNoNumbers) {
+  World world;
+  ASSERT_OK(world.Start());
+  for (const auto& [rank, steps] : {std::pair("0", "x"), std::pair("0x", "10"), std::pair("", "10")}) {
+    ASSERT_OK_AND_ASSIGN(ChildProcess trainer, world.StartTrainer(rank, steps));
+    ASSERT_OK_AND_ASSIGN(const ExitState exit, trainer.Wait(kTimeout));
+    EXPECT_EQ(exit.code, 2) << rank << " " << steps;
+  }
+}
+
+TEST(MinimalTrainerTest, SaysThatItWaitsForAllRanks) {
+  World world;
+  ASSERT_OK(world.Start());
+  world.Train(1);
+  EXPECT_THAT(world.Output(0), HasSubstr("opening model minimal: waits up to 10m for all ranks\n"));
+}
+
 TEST(MinimalTrainerTest, SaysWhereItLookedForADaemon) {
   World world;
   ASSERT_OK_AND_ASSIGN(ChildProcess trainer, world.StartTrainer(0, 10));
@@ -152,4 +172,4 @@ TEST(MinimalTrainerTest, SaysWhereItLookedForADaemon) {
 }
 
 }  // namespace
-}  // namespace paramshard::examples
+}  // namespace paramshard::demo

@@ -19,11 +19,11 @@
 #include "kernels/optim/master_remainder.h"
 #include "kernels/optim/moment.h"
 #include "kernels/optim/optimizers.h"
-#include "tests/every_format.h"
-#include "tests/process_counts.h"
-#include "tests/status_matchers.h"
 #include "tests/support/child_process.h"
 #include "tests/support/daemon_process.h"
+#include "tests/support/every_format.h"
+#include "tests/support/process_counts.h"
+#include "tests/support/status_matchers.h"
 
 namespace paramshard {
 namespace {

@@ -9,8 +9,8 @@
 #include "absl/time/time.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "tests/status_matchers.h"
 #include "tests/support/daemon_process.h"
+#include "tests/support/status_matchers.h"
 
 namespace paramshard::internal {
 namespace {

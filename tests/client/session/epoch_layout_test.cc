@@ -4,7 +4,7 @@
 #include "common/model/limits.h"
 #include "common/model/model_spec_proto.h"
 #include "gmock/gmock.h"
-#include "tests/status_matchers.h"
+#include "tests/support/status_matchers.h"
 
 namespace paramshard::internal {
 namespace {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "gmock/gmock.h"
-#include "tests/status_matchers.h"
+#include "tests/support/status_matchers.h"
 
 namespace paramshard::internal {
 namespace {

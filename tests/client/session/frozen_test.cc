@@ -23,10 +23,10 @@
 #endif
 #include "gmock/gmock.h"
 #include "kernels/base/status_macros.h"
-#include "tests/every_format.h"
-#include "tests/status_matchers.h"
 #include "tests/support/daemon_process.h"
 #include "tests/support/environment.h"
+#include "tests/support/every_format.h"
+#include "tests/support/status_matchers.h"
 
 namespace paramshard {
 namespace {

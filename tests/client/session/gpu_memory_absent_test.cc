@@ -5,7 +5,7 @@
 
 #include "client/client.h"
 #include "gmock/gmock.h"
-#include "tests/status_matchers.h"
+#include "tests/support/status_matchers.h"
 
 namespace paramshard::internal {
 namespace {

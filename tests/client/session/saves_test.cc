@@ -12,8 +12,8 @@
 #include "client/client.h"
 #include "gmock/gmock.h"
 #include "kernels/base/status_macros.h"
-#include "tests/status_matchers.h"
 #include "tests/support/daemon_process.h"
+#include "tests/support/status_matchers.h"
 
 namespace paramshard {
 namespace {

@@ -7,8 +7,8 @@
 #include "gmock/gmock.h"
 #include "tests/client/session/fake_epoch.h"
 #include "tests/client/session/fake_gpu.h"
-#include "tests/process_counts.h"
-#include "tests/status_matchers.h"
+#include "tests/support/process_counts.h"
+#include "tests/support/status_matchers.h"
 
 namespace paramshard::internal {
 namespace {

@@ -10,8 +10,8 @@
 #include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "tests/client/session/fake_epoch.h"
-#include "tests/status_matchers.h"
 #include "tests/support/child_process.h"
+#include "tests/support/status_matchers.h"
 
 namespace paramshard::internal {
 namespace {

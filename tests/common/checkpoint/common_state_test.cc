@@ -7,7 +7,7 @@
 #include "common/safetensors/header.h"
 #include "gmock/gmock.h"
 #include "tests/common/checkpoint/saved_model.h"
-#include "tests/status_matchers.h"
+#include "tests/support/status_matchers.h"
 
 namespace paramshard::checkpoint {
 namespace {

@@ -10,7 +10,7 @@
 #include "common/model/layout.h"
 #include "gmock/gmock.h"
 #include "tests/common/checkpoint/saved_model.h"
-#include "tests/status_matchers.h"
+#include "tests/support/status_matchers.h"
 
 namespace paramshard::checkpoint {
 namespace {

@@ -9,7 +9,7 @@
 #include "common/model/limits.h"
 #include "gmock/gmock.h"
 #include "tests/common/checkpoint/saved_model.h"
-#include "tests/status_matchers.h"
+#include "tests/support/status_matchers.h"
 
 namespace paramshard::checkpoint {
 namespace {

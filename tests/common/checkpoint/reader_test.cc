@@ -13,8 +13,8 @@
 #include "kernels/optim/moment.h"
 #include "tests/common/checkpoint/saved_model.h"
 #include "tests/common/model/random_model.h"
-#include "tests/random_seed.h"
-#include "tests/status_matchers.h"
+#include "tests/support/random_seed.h"
+#include "tests/support/status_matchers.h"
 #include "tests/support/temporary_directory.h"
 
 namespace paramshard::checkpoint {

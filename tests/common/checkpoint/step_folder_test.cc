@@ -4,7 +4,7 @@
 
 #include "gmock/gmock.h"
 #include "tests/common/checkpoint/saved_model.h"
-#include "tests/status_matchers.h"
+#include "tests/support/status_matchers.h"
 #include "tests/support/temporary_directory.h"
 
 namespace paramshard::checkpoint {

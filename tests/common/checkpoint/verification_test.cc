@@ -11,8 +11,8 @@
 #include "common/checkpoint/step_folder.h"
 #include "gmock/gmock.h"
 #include "tests/common/checkpoint/saved_model.h"
-#include "tests/effort.h"
-#include "tests/status_matchers.h"
+#include "tests/support/effort.h"
+#include "tests/support/status_matchers.h"
 #include "tests/support/temporary_directory.h"
 
 namespace paramshard::checkpoint {

@@ -8,7 +8,7 @@
 #include "gtest/gtest.h"
 #include "tests/common/model/gather_check.h"
 #include "tests/common/model/random_model.h"
-#include "tests/effort.h"
+#include "tests/support/effort.h"
 
 namespace paramshard {
 namespace {

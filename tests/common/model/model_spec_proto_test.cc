@@ -4,7 +4,7 @@
 
 #include "common/model/model_spec_difference.h"
 #include "gmock/gmock.h"
-#include "tests/status_matchers.h"
+#include "tests/support/status_matchers.h"
 
 namespace paramshard {
 namespace {

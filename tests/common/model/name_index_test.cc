@@ -1,7 +1,7 @@
 #include "common/model/name_index.h"
 
 #include "gmock/gmock.h"
-#include "tests/status_matchers.h"
+#include "tests/support/status_matchers.h"
 
 namespace paramshard {
 namespace {

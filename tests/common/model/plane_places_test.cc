@@ -9,8 +9,8 @@
 #include "common/model/layout.h"
 #include "common/model/model_spec_proto.h"
 #include "gmock/gmock.h"
-#include "tests/every_format.h"
-#include "tests/status_matchers.h"
+#include "tests/support/every_format.h"
+#include "tests/support/status_matchers.h"
 
 namespace paramshard {
 namespace {

@@ -10,7 +10,7 @@
 #include "gtest/gtest.h"
 #include "tests/common/checkpoint/saved_model.h"
 #include "tests/server/base/simulated_disk.h"
-#include "tests/status_matchers.h"
+#include "tests/support/status_matchers.h"
 #include "tests/support/temporary_directory.h"
 
 namespace paramshard::server {

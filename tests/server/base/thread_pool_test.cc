@@ -6,7 +6,7 @@
 #include "absl/time/time.h"
 #include "gmock/gmock.h"
 #include "server/base/thread.h"
-#include "tests/status_matchers.h"
+#include "tests/support/status_matchers.h"
 
 namespace paramshard::server {
 namespace {

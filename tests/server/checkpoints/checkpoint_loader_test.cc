@@ -17,7 +17,7 @@
 #include "server/base/thread.h"
 #include "tests/common/model/random_model.h"
 #include "tests/server/checkpoints/restore_fixture.h"
-#include "tests/status_matchers.h"
+#include "tests/support/status_matchers.h"
 
 namespace paramshard::server {
 namespace {

@@ -15,7 +15,7 @@
 #include "server/checkpoints/checkpoint_choice.h"
 #include "tests/server/base/simulated_disk.h"
 #include "tests/server/checkpoints/saved_shards.h"
-#include "tests/status_matchers.h"
+#include "tests/support/status_matchers.h"
 #include "tests/support/temporary_directory.h"
 
 namespace paramshard::server {

@@ -9,9 +9,9 @@
 #include "gmock/gmock.h"
 #include "kernels/formats/format.h"
 #include "tests/common/model/random_model.h"
-#include "tests/random_seed.h"
 #include "tests/server/checkpoints/restore_fixture.h"
-#include "tests/status_matchers.h"
+#include "tests/support/random_seed.h"
+#include "tests/support/status_matchers.h"
 
 namespace paramshard::server {
 namespace {

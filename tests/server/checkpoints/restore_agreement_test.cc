@@ -11,7 +11,7 @@
 #include "tests/common/checkpoint/saved_model.h"
 #include "tests/server/checkpoints/restore_fixture.h"
 #include "tests/server/checkpoints/shard_world.h"
-#include "tests/status_matchers.h"
+#include "tests/support/status_matchers.h"
 
 namespace paramshard::server {
 namespace {

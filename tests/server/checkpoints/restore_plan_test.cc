@@ -7,7 +7,7 @@
 #include "gmock/gmock.h"
 #include "tests/common/checkpoint/saved_model.h"
 #include "tests/common/model/random_model.h"
-#include "tests/status_matchers.h"
+#include "tests/support/status_matchers.h"
 
 namespace paramshard::server {
 namespace {

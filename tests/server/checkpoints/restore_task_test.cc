@@ -12,7 +12,7 @@
 #include "server/models/model.h"
 #include "tests/server/checkpoints/restore_fixture.h"
 #include "tests/server/models/test_world.h"
-#include "tests/status_matchers.h"
+#include "tests/support/status_matchers.h"
 
 namespace paramshard::server {
 namespace {

@@ -23,12 +23,12 @@
 #include "server/checkpoints/restore_task.h"
 #include "server/checkpoints/restores.h"
 #include "server/checkpoints/saver.h"
+#include "tests/server/base/manual_clock.h"
 #include "tests/server/keeper/fake_kept_store.h"
 #include "tests/server/models/daemons.h"
 #include "tests/server/models/left_memory.h"
-#include "tests/server/models/manual_clock.h"
-#include "tests/server/models/test_spec.h"
-#include "tests/status_matchers.h"
+#include "tests/server/state/test_spec.h"
+#include "tests/support/status_matchers.h"
 #include "tests/support/temporary_directory.h"
 
 namespace paramshard::server {

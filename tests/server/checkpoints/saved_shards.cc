@@ -13,7 +13,7 @@
 #include "gtest/gtest.h"
 #include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
-#include "tests/status_matchers.h"
+#include "tests/support/status_matchers.h"
 
 namespace paramshard::server {
 namespace {

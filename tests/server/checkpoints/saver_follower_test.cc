@@ -15,11 +15,11 @@
 #include "gtest/gtest.h"
 #include "server/base/steady_cond_var.h"
 #include "server/checkpoints/checkpoint_choice.h"
+#include "tests/server/base/manual_clock.h"
 #include "tests/server/base/simulated_disk.h"
-#include "tests/server/models/manual_clock.h"
 #include "tests/server/models/model_fixture.h"
-#include "tests/server/models/test_spec.h"
-#include "tests/status_matchers.h"
+#include "tests/server/state/test_spec.h"
+#include "tests/support/status_matchers.h"
 #include "tests/support/temporary_directory.h"
 
 namespace paramshard::server {

@@ -23,12 +23,12 @@
 #include "server/checkpoints/checkpoint_choice.h"
 #include "server/models/import_lock.h"
 #include "server/models/inspection.h"
+#include "tests/server/base/manual_clock.h"
 #include "tests/server/base/simulated_disk.h"
 #include "tests/server/keeper/fake_kept_store.h"
-#include "tests/server/models/manual_clock.h"
 #include "tests/server/models/model_fixture.h"
-#include "tests/server/models/test_spec.h"
-#include "tests/status_matchers.h"
+#include "tests/server/state/test_spec.h"
+#include "tests/support/status_matchers.h"
 #include "tests/support/temporary_directory.h"
 
 namespace paramshard::server {
@@ -707,10 +707,10 @@ TEST_F(SaverTest, AFolderThatAnotherDaemonHoldsIsRefusedWhenTheModelIsCreated) {
 TEST_F(SaverTest, MemoryForCopiesIsCountedAndLimited) {
   OpenSaved({});
   EXPECT_GT(saver().image_bytes(), 0);
-  EXPECT_THAT(CountMemory(*model_), Contains(Field(&MemoryUse::memory_class, "images")));
+  EXPECT_THAT(CountMemory(*model_), Contains(Field(&MemoryUse::memory_class, "save_buffers")));
   int64_t without = 0;
   for (const MemoryUse& use : CountMemory(*model_)) {
-    if (use.memory_class != "images") without += use.size_bytes;
+    if (use.memory_class != "save_buffers") without += use.size_bytes;
   }
   TestWorld small({.memory_limit_bytes = without + saver().image_bytes() / 2, .savers = savers_.get()});
   EXPECT_THAT(small.store().CreateOrJoin(Parse(TestSpec())).status(),

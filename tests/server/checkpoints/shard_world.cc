@@ -9,7 +9,7 @@
 #include "kernels/formats/bfloat16.h"
 #include "kernels/formats/format.h"
 #include "server/state/plane_check.h"
-#include "tests/status_matchers.h"
+#include "tests/support/status_matchers.h"
 
 namespace paramshard::server {
 namespace {

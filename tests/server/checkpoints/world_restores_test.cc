@@ -28,11 +28,11 @@
 #include "server/checkpoints/restore_task.h"
 #include "server/checkpoints/saver.h"
 #include "tests/common/checkpoint/saved_model.h"
+#include "tests/server/base/manual_clock.h"
 #include "tests/server/checkpoints/restored_world.h"
 #include "tests/server/models/daemons.h"
-#include "tests/server/models/manual_clock.h"
-#include "tests/server/models/test_spec.h"
-#include "tests/status_matchers.h"
+#include "tests/server/state/test_spec.h"
+#include "tests/support/status_matchers.h"
 #include "tests/support/temporary_directory.h"
 
 namespace paramshard::server {

@@ -14,7 +14,7 @@
 #include "server/checkpoints/model_creation.h"
 #include "tests/server/checkpoints/restored_world.h"
 #include "tests/server/models/fake_trainer.h"
-#include "tests/status_matchers.h"
+#include "tests/support/status_matchers.h"
 
 namespace paramshard::server {
 namespace {

@@ -27,11 +27,11 @@
 #include "server/checkpoints/saver.h"
 #include "server/world/cluster_messages.h"
 #include "server/world/coordinator_cluster.h"
+#include "tests/server/base/manual_clock.h"
 #include "tests/server/base/simulated_disk.h"
 #include "tests/server/models/daemons.h"
-#include "tests/server/models/manual_clock.h"
-#include "tests/server/models/test_spec.h"
-#include "tests/status_matchers.h"
+#include "tests/server/state/test_spec.h"
+#include "tests/support/status_matchers.h"
 #include "tests/support/temporary_directory.h"
 
 namespace paramshard::server {

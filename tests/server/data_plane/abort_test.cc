@@ -21,7 +21,7 @@
 #include "server/data_plane/tcp_mesh.h"
 #include "tests/server/data_plane/engine_world.h"
 #include "tests/server/data_plane/held_mesh.h"
-#include "tests/status_matchers.h"
+#include "tests/support/status_matchers.h"
 #include "tests/support/wall_clock.h"
 
 namespace paramshard::server {

@@ -17,7 +17,7 @@
 #include "server/data_plane/scratch_memory.h"
 #include "server/data_plane/tcp_mesh.h"
 #include "tests/server/data_plane/engine_world.h"
-#include "tests/status_matchers.h"
+#include "tests/support/status_matchers.h"
 
 namespace paramshard::server {
 namespace {

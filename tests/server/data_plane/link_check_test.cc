@@ -16,9 +16,9 @@
 #include "common/shared_memory/file_descriptor.h"
 #include "server/data_plane/mesh_addresses.h"
 #include "server/data_plane/mesh_connector.h"
-#include "tests/descriptor_limit.h"
 #include "tests/server/data_plane/engine_world.h"
-#include "tests/status_matchers.h"
+#include "tests/support/descriptor_limit.h"
+#include "tests/support/status_matchers.h"
 
 namespace paramshard::server {
 namespace {

@@ -7,7 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "kernels/gpu/nccl.h"
-#include "tests/status_matchers.h"
+#include "tests/support/status_matchers.h"
 
 namespace paramshard::server {
 namespace {

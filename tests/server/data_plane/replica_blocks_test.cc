@@ -6,7 +6,7 @@
 
 #include <gtest/gtest.h>
 
-#include "tests/random_seed.h"
+#include "tests/support/random_seed.h"
 
 namespace paramshard::server {
 namespace {

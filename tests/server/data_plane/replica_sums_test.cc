@@ -18,11 +18,11 @@
 #include "server/data_plane/memcpy_collectives.h"
 #include "server/data_plane/replicated_collectives.h"
 #include "server/data_plane/scratch_memory.h"
-#include "tests/random_seed.h"
 #include "tests/server/data_plane/counting_mesh.h"
 #include "tests/server/data_plane/engine_world.h"
 #include "tests/server/data_plane/held_mesh.h"
-#include "tests/status_matchers.h"
+#include "tests/support/random_seed.h"
+#include "tests/support/status_matchers.h"
 
 namespace paramshard::server {
 namespace {

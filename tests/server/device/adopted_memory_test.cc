@@ -16,8 +16,8 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/device/memory.h"
-#include "tests/process_counts.h"
-#include "tests/status_matchers.h"
+#include "tests/support/process_counts.h"
+#include "tests/support/status_matchers.h"
 
 namespace paramshard::server {
 namespace {

@@ -14,10 +14,10 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "tests/process_counts.h"
 #include "tests/server/keeper/fake_kept_store.h"
-#include "tests/status_matchers.h"
 #include "tests/support/environment.h"
+#include "tests/support/process_counts.h"
+#include "tests/support/status_matchers.h"
 
 namespace paramshard::server {
 namespace {

@@ -12,9 +12,9 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "tests/descriptor_limit.h"
-#include "tests/process_counts.h"
-#include "tests/status_matchers.h"
+#include "tests/support/descriptor_limit.h"
+#include "tests/support/process_counts.h"
+#include "tests/support/status_matchers.h"
 
 namespace paramshard::server {
 namespace {

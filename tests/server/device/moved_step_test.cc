@@ -22,9 +22,9 @@
 #include "kernels/optim/optimizers.h"
 #include "server/device/compute_device.h"
 #include "tests/kernels/random_floats.h"
-#include "tests/random_seed.h"
-#include "tests/status_matchers.h"
 #include "tests/support/environment.h"
+#include "tests/support/random_seed.h"
+#include "tests/support/status_matchers.h"
 
 namespace paramshard::server {
 namespace {

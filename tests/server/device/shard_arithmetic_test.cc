@@ -10,8 +10,8 @@
 #include "gtest/gtest.h"
 #include "kernels/reduce/gradient_sum.h"
 #include "server/device/compute_device.h"
-#include "tests/status_matchers.h"
 #include "tests/support/environment.h"
+#include "tests/support/status_matchers.h"
 
 namespace paramshard::server {
 namespace {

@@ -16,8 +16,8 @@
 #include "gtest/gtest.h"
 #include "tests/server/edge/daemon_client.h"
 #include "tests/server/edge/raw_call.h"
-#include "tests/server/models/test_spec.h"
-#include "tests/status_matchers.h"
+#include "tests/server/state/test_spec.h"
+#include "tests/support/status_matchers.h"
 
 namespace paramshard::server {
 namespace {

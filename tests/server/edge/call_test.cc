@@ -23,8 +23,8 @@
 #include "server/edge/guarded_service.h"
 #include "tests/server/edge/companion_client.h"
 #include "tests/server/edge/daemon_client.h"
-#include "tests/status_matchers.h"
 #include "tests/support/daemon_process.h"
+#include "tests/support/status_matchers.h"
 
 namespace paramshard::server {
 namespace {

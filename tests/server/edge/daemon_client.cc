@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/shared_memory/companion_packet.h"
 #include "kernels/base/check.h"
-#include "tests/status_matchers.h"
+#include "tests/support/status_matchers.h"
 
 namespace paramshard::server {
 namespace {

@@ -20,8 +20,8 @@
 #include "tests/common/safetensors_files.h"
 #include "tests/server/edge/daemon_client.h"
 #include "tests/server/edge/test_session.h"
-#include "tests/server/models/test_spec.h"
-#include "tests/status_matchers.h"
+#include "tests/server/state/test_spec.h"
+#include "tests/support/status_matchers.h"
 
 namespace paramshard::server {
 namespace {

@@ -18,14 +18,14 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/base/check.h"
-#include "tests/process_counts.h"
 #include "tests/server/edge/daemon_client.h"
 #include "tests/server/edge/raw_call.h"
 #include "tests/server/edge/test_session.h"
-#include "tests/server/models/test_spec.h"
-#include "tests/status_matchers.h"
+#include "tests/server/state/test_spec.h"
 #include "tests/support/daemon_process.h"
 #include "tests/support/environment.h"
+#include "tests/support/process_counts.h"
+#include "tests/support/status_matchers.h"
 
 namespace paramshard::server {
 namespace {

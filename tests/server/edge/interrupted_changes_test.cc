@@ -22,12 +22,12 @@
 #include "server/models/inspection.h"
 #include "tests/common/checkpoint/saved_model.h"
 #include "tests/common/safetensors_files.h"
+#include "tests/server/base/manual_clock.h"
 #include "tests/server/device/faulty_device.h"
 #include "tests/server/keeper/fake_kept_store.h"
 #include "tests/server/models/left_memory.h"
-#include "tests/server/models/manual_clock.h"
 #include "tests/server/models/test_world.h"
-#include "tests/status_matchers.h"
+#include "tests/support/status_matchers.h"
 #include "tests/support/temporary_directory.h"
 
 namespace paramshard::server {

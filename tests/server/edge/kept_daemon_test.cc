@@ -21,8 +21,8 @@
 #include "tests/server/edge/daemon_client.h"
 #include "tests/server/keeper/fake_kept_store.h"
 #include "tests/server/models/left_memory.h"
-#include "tests/server/models/test_spec.h"
-#include "tests/status_matchers.h"
+#include "tests/server/state/test_spec.h"
+#include "tests/support/status_matchers.h"
 
 namespace paramshard::server {
 namespace {

@@ -21,9 +21,9 @@
 #include "server/base/version.h"
 #include "tests/server/edge/daemon_client.h"
 #include "tests/server/edge/test_session.h"
-#include "tests/server/models/command.h"
-#include "tests/server/models/test_spec.h"
-#include "tests/status_matchers.h"
+#include "tests/server/state/test_spec.h"
+#include "tests/server/training/command.h"
+#include "tests/support/status_matchers.h"
 #include "tests/support/test_authority.h"
 
 namespace paramshard::server {

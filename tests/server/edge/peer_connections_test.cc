@@ -6,8 +6,8 @@
 #include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "tests/server/models/manual_clock.h"
-#include "tests/status_matchers.h"
+#include "tests/server/base/manual_clock.h"
+#include "tests/support/status_matchers.h"
 #include "tests/support/temporary_directory.h"
 #include "tests/support/test_authority.h"
 

@@ -9,9 +9,9 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "tests/descriptor_limit.h"
-#include "tests/status_matchers.h"
 #include "tests/support/child_process.h"
+#include "tests/support/descriptor_limit.h"
+#include "tests/support/status_matchers.h"
 
 namespace paramshard::server {
 namespace {

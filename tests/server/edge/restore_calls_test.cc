@@ -18,7 +18,7 @@
 #include "tests/common/checkpoint/saved_model.h"
 #include "tests/server/edge/daemon_client.h"
 #include "tests/server/edge/test_session.h"
-#include "tests/status_matchers.h"
+#include "tests/support/status_matchers.h"
 
 namespace paramshard::server {
 namespace {

@@ -8,12 +8,12 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "tests/process_counts.h"
 #include "tests/server/edge/daemon_client.h"
 #include "tests/server/edge/test_session.h"
-#include "tests/server/models/command.h"
-#include "tests/server/models/test_spec.h"
-#include "tests/status_matchers.h"
+#include "tests/server/state/test_spec.h"
+#include "tests/server/training/command.h"
+#include "tests/support/process_counts.h"
+#include "tests/support/status_matchers.h"
 
 namespace paramshard::server {
 namespace {

@@ -15,8 +15,8 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/edge/listening_path.h"
-#include "tests/status_matchers.h"
 #include "tests/support/daemon_process.h"
+#include "tests/support/status_matchers.h"
 
 namespace paramshard::server {
 namespace {

@@ -5,7 +5,7 @@
 #include "absl/status/status.h"
 #include "common/model/model_spec_proto.h"
 #include "gtest/gtest.h"
-#include "tests/server/models/test_spec.h"
+#include "tests/server/state/test_spec.h"
 
 namespace paramshard::server {
 namespace {

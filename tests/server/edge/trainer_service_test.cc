@@ -10,8 +10,8 @@
 #include "server/base/version.h"
 #include "tests/server/edge/daemon_client.h"
 #include "tests/server/edge/test_session.h"
-#include "tests/server/models/test_spec.h"
-#include "tests/status_matchers.h"
+#include "tests/server/state/test_spec.h"
+#include "tests/support/status_matchers.h"
 
 namespace paramshard::server {
 namespace {

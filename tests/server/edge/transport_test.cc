@@ -17,7 +17,7 @@
 #include "gtest/gtest.h"
 #include "paramshard/v1/admin.grpc.pb.h"
 #include "paramshard/v1/cluster.grpc.pb.h"
-#include "tests/status_matchers.h"
+#include "tests/support/status_matchers.h"
 #include "tests/support/temporary_directory.h"
 #include "tests/support/test_authority.h"
 

@@ -13,7 +13,7 @@
 #include "gtest/gtest.h"
 #include "tests/common/checkpoint/saved_model.h"
 #include "tests/server/edge/daemon_client.h"
-#include "tests/status_matchers.h"
+#include "tests/support/status_matchers.h"
 #include "tests/support/temporary_directory.h"
 
 namespace paramshard::server {

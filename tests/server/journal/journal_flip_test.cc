@@ -15,10 +15,10 @@
 #include "gtest/gtest.h"
 #include "server/journal/journal.h"
 #include "server/journal/recovery.h"
-#include "tests/effort.h"
 #include "tests/server/journal/journal_version.h"
 #include "tests/server/journal/training.h"
-#include "tests/status_matchers.h"
+#include "tests/support/effort.h"
+#include "tests/support/status_matchers.h"
 
 namespace paramshard::server {
 namespace {

@@ -20,10 +20,10 @@
 #include "server/device/memory.h"
 #include "server/journal/journal.h"
 #include "server/journal/recovery.h"
-#include "tests/random_seed.h"
 #include "tests/server/journal/training.h"
-#include "tests/status_matchers.h"
 #include "tests/support/child_process.h"
+#include "tests/support/random_seed.h"
+#include "tests/support/status_matchers.h"
 
 namespace paramshard::server {
 namespace {

@@ -13,7 +13,7 @@
 #include "server/journal/journal_codec.h"
 #include "server/journal/recovery.h"
 #include "tests/server/journal/training.h"
-#include "tests/status_matchers.h"
+#include "tests/support/status_matchers.h"
 
 namespace paramshard::server {
 namespace {

@@ -11,7 +11,7 @@
 #include "gtest/gtest.h"
 #include "server/journal/journal.h"
 #include "tests/server/journal/training.h"
-#include "tests/status_matchers.h"
+#include "tests/support/status_matchers.h"
 
 namespace paramshard::server {
 namespace {

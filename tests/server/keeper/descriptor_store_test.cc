@@ -11,9 +11,9 @@
 #include "gtest/gtest.h"
 #include "server/base/kept_store.h"
 #include "server/keeper/keeper_message.h"
-#include "tests/process_counts.h"
 #include "tests/server/keeper/memory_file.h"
-#include "tests/status_matchers.h"
+#include "tests/support/process_counts.h"
+#include "tests/support/status_matchers.h"
 
 namespace paramshard::server {
 namespace {

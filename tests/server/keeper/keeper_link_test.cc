@@ -20,9 +20,9 @@
 #include "kernels/base/check.h"
 #include "server/keeper/descriptor_store.h"
 #include "server/keeper/server_connection.h"
-#include "tests/descriptor_limit.h"
 #include "tests/server/keeper/memory_file.h"
-#include "tests/status_matchers.h"
+#include "tests/support/descriptor_limit.h"
+#include "tests/support/status_matchers.h"
 
 namespace paramshard::server {
 namespace {

@@ -7,8 +7,8 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "tests/random_seed.h"
-#include "tests/status_matchers.h"
+#include "tests/support/random_seed.h"
+#include "tests/support/status_matchers.h"
 
 namespace paramshard::server {
 namespace {

@@ -15,12 +15,12 @@
 #include "server/base/exit_codes.h"
 #include "server/keeper/keeper_link.h"
 #include "server/keeper/keeper_packet.h"
-#include "tests/process_counts.h"
-#include "tests/random_seed.h"
 #include "tests/server/keeper/keeper_process.h"
 #include "tests/server/keeper/memory_file.h"
-#include "tests/status_matchers.h"
 #include "tests/support/environment.h"
+#include "tests/support/process_counts.h"
+#include "tests/support/random_seed.h"
+#include "tests/support/status_matchers.h"
 #include "tests/support/temporary_directory.h"
 
 namespace paramshard::server {

@@ -15,11 +15,11 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/keeper/keeper_link.h"
-#include "tests/process_counts.h"
 #include "tests/server/keeper/fake_kept_store.h"
 #include "tests/server/keeper/keeper_process.h"
 #include "tests/server/keeper/memory_file.h"
-#include "tests/status_matchers.h"
+#include "tests/support/process_counts.h"
+#include "tests/support/status_matchers.h"
 
 namespace paramshard::server {
 namespace {

@@ -15,8 +15,8 @@
 #include "absl/strings/str_join.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "tests/process_counts.h"
-#include "tests/status_matchers.h"
+#include "tests/support/process_counts.h"
+#include "tests/support/status_matchers.h"
 #include "tests/support/temporary_directory.h"
 
 namespace paramshard::server {

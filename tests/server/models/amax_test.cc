@@ -12,8 +12,8 @@
 #include "kernels/base/status_macros.h"
 #include "server/models/inspection.h"
 #include "tests/server/models/daemons.h"
-#include "tests/server/models/test_spec.h"
-#include "tests/status_matchers.h"
+#include "tests/server/state/test_spec.h"
+#include "tests/support/status_matchers.h"
 
 namespace paramshard::server {
 namespace {

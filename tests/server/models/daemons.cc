@@ -11,9 +11,9 @@
 #include "server/models/inspection.h"
 #include "server/models/state_recovery.h"
 #include "server/world/remote_cluster.h"
-#include "tests/server/models/command.h"
-#include "tests/server/models/test_spec.h"
-#include "tests/status_matchers.h"
+#include "tests/server/state/test_spec.h"
+#include "tests/server/training/command.h"
+#include "tests/support/status_matchers.h"
 
 namespace paramshard::server {
 

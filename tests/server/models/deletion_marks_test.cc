@@ -9,7 +9,7 @@
 #include "gtest/gtest.h"
 #include "server/device/memory.h"
 #include "tests/server/keeper/fake_kept_store.h"
-#include "tests/status_matchers.h"
+#include "tests/support/status_matchers.h"
 
 namespace paramshard::server {
 namespace {

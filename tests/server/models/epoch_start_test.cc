@@ -6,8 +6,8 @@
 #include "absl/synchronization/notification.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "tests/server/models/command.h"
 #include "tests/server/models/faulty_world.h"
+#include "tests/server/training/command.h"
 
 namespace paramshard::server {
 namespace {

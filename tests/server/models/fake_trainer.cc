@@ -10,7 +10,7 @@
 
 #include "absl/time/clock.h"
 #include "kernels/base/check.h"
-#include "tests/server/models/command.h"
+#include "tests/server/training/command.h"
 
 namespace paramshard::server {
 namespace {

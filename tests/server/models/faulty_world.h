@@ -11,10 +11,10 @@
 #include "absl/time/clock.h"
 #include "gtest/gtest.h"
 #include "tests/server/device/faulty_device.h"
-#include "tests/server/models/test_spec.h"
 #include "tests/server/models/test_world.h"
-#include "tests/status_matchers.h"
+#include "tests/server/state/test_spec.h"
 #include "tests/support/environment.h"
+#include "tests/support/status_matchers.h"
 
 namespace paramshard::server {
 

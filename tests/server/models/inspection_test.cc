@@ -10,9 +10,9 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "tests/server/models/test_spec.h"
 #include "tests/server/models/test_world.h"
-#include "tests/status_matchers.h"
+#include "tests/server/state/test_spec.h"
+#include "tests/support/status_matchers.h"
 
 namespace paramshard::server {
 namespace {

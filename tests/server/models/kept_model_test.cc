@@ -16,14 +16,14 @@
 #include "server/device/kept_memory.h"
 #include "server/models/inspection.h"
 #include "server/models/model_saver.h"
+#include "tests/server/base/manual_clock.h"
 #include "tests/server/device/faulty_device.h"
 #include "tests/server/keeper/fake_kept_store.h"
 #include "tests/server/models/left_memory.h"
-#include "tests/server/models/manual_clock.h"
 #include "tests/server/models/model_fixture.h"
-#include "tests/server/models/test_spec.h"
 #include "tests/server/models/watched_device.h"
-#include "tests/status_matchers.h"
+#include "tests/server/state/test_spec.h"
+#include "tests/support/status_matchers.h"
 
 namespace paramshard::server {
 namespace {

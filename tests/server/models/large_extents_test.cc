@@ -8,8 +8,8 @@
 #include "gmock/gmock.h"
 #include "server/models/inspection.h"
 #include "server/state/plane_check.h"
-#include "tests/every_format.h"
 #include "tests/server/models/faulty_world.h"
+#include "tests/support/every_format.h"
 
 namespace paramshard::server {
 namespace {

@@ -6,7 +6,7 @@
 #include "gtest/gtest.h"
 #include "server/models/staged_import.h"
 #include "tests/server/models/model_fixture.h"
-#include "tests/status_matchers.h"
+#include "tests/support/status_matchers.h"
 
 namespace paramshard::server {
 namespace {

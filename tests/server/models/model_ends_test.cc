@@ -12,9 +12,9 @@
 #include "absl/synchronization/mutex.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "tests/server/models/command.h"
 #include "tests/server/models/model_fixture.h"
-#include "tests/status_matchers.h"
+#include "tests/server/training/command.h"
+#include "tests/support/status_matchers.h"
 
 namespace paramshard::server {
 namespace {

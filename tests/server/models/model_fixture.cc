@@ -8,8 +8,8 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "tests/server/models/command.h"
-#include "tests/server/models/test_spec.h"
+#include "tests/server/state/test_spec.h"
+#include "tests/server/training/command.h"
 
 namespace paramshard::server {
 

@@ -12,10 +12,10 @@
 #include "absl/time/time.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "tests/server/models/command.h"
-#include "tests/server/models/manual_clock.h"
+#include "tests/server/base/manual_clock.h"
 #include "tests/server/models/model_fixture.h"
-#include "tests/status_matchers.h"
+#include "tests/server/training/command.h"
+#include "tests/support/status_matchers.h"
 
 namespace paramshard::server {
 namespace {

@@ -8,7 +8,7 @@
 #include "gtest/gtest.h"
 #include "server/observe/metric_registry.h"
 #include "tests/server/models/model_fixture.h"
-#include "tests/status_matchers.h"
+#include "tests/support/status_matchers.h"
 
 namespace paramshard::server {
 namespace {

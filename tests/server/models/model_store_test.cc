@@ -15,11 +15,11 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/models/inspection.h"
-#include "tests/process_counts.h"
-#include "tests/server/models/command.h"
-#include "tests/server/models/test_spec.h"
 #include "tests/server/models/test_world.h"
-#include "tests/status_matchers.h"
+#include "tests/server/state/test_spec.h"
+#include "tests/server/training/command.h"
+#include "tests/support/process_counts.h"
+#include "tests/support/status_matchers.h"
 
 namespace paramshard::server {
 namespace {
@@ -240,7 +240,7 @@ TEST(MovedModelTest, TheRoomOfASmallStateIsCountedAsLargeAsTheState) {
   const std::shared_ptr<Model> model = world.Create(Spec("m", kRows));
   const std::vector<MemoryUse> uses = CountMemory(*model);
   const auto found =
-      std::find_if(uses.begin(), uses.end(), [](const MemoryUse& use) { return use.memory_class == "room"; });
+      std::find_if(uses.begin(), uses.end(), [](const MemoryUse& use) { return use.memory_class == "keeper_scratch"; });
   ASSERT_NE(found, uses.end());
   EXPECT_EQ(found->size_bytes, 3 * kTensorBytes);
 }

@@ -13,10 +13,10 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/base/thread.h"
-#include "tests/process_counts.h"
-#include "tests/server/models/command.h"
 #include "tests/server/models/model_fixture.h"
-#include "tests/status_matchers.h"
+#include "tests/server/training/command.h"
+#include "tests/support/process_counts.h"
+#include "tests/support/status_matchers.h"
 
 namespace paramshard::server {
 namespace {

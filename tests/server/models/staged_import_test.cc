@@ -17,9 +17,9 @@
 #include "gtest/gtest.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/formats/bfloat16.h"
-#include "tests/server/models/test_spec.h"
 #include "tests/server/models/test_world.h"
-#include "tests/status_matchers.h"
+#include "tests/server/state/test_spec.h"
+#include "tests/support/status_matchers.h"
 
 namespace paramshard::server {
 namespace {

@@ -5,8 +5,8 @@
 #include "gtest/gtest.h"
 #include "kernels/base/check.h"
 #include "server/models/inspection.h"
-#include "tests/server/models/test_spec.h"
-#include "tests/status_matchers.h"
+#include "tests/server/state/test_spec.h"
+#include "tests/support/status_matchers.h"
 
 namespace paramshard::server {
 namespace {

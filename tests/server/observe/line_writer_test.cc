@@ -15,7 +15,7 @@
 #include "gtest/gtest.h"
 #include "kernels/base/check.h"
 #include "server/base/thread.h"
-#include "tests/status_matchers.h"
+#include "tests/support/status_matchers.h"
 
 namespace paramshard::server {
 namespace {

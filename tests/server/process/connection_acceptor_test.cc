@@ -22,9 +22,9 @@
 #include "gtest/gtest.h"
 #include "server/base/grpc_deadline.h"
 #include "server/base/thread.h"
-#include "tests/process_counts.h"
-#include "tests/status_matchers.h"
 #include "tests/support/daemon_process.h"
+#include "tests/support/process_counts.h"
+#include "tests/support/status_matchers.h"
 
 namespace paramshard::server {
 namespace {

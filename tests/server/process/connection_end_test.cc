@@ -26,9 +26,9 @@
 #include "server/edge/system_calls.h"
 #include "server/edge/transport.h"
 #include "server/process/connection_acceptor.h"
-#include "tests/server/models/manual_clock.h"
-#include "tests/status_matchers.h"
+#include "tests/server/base/manual_clock.h"
 #include "tests/support/child_process.h"
+#include "tests/support/status_matchers.h"
 #include "tests/support/temporary_directory.h"
 #include "tests/support/test_authority.h"
 

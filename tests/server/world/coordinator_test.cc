@@ -11,7 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "server/world/coordinator_cluster.h"
 #include "tests/server/world/recording_listener.h"
-#include "tests/status_matchers.h"
+#include "tests/support/status_matchers.h"
 
 namespace paramshard::server {
 namespace {
@@ -97,14 +97,14 @@ TEST_F(CoordinatorTest, SaysWhyNoEpochStartsWhileTrainersWait) {
   EXPECT_OK(coordinator_.Step(0, MakeReport({})));
   EXPECT_EQ(coordinator_.WhyNoEpoch("m"), std::nullopt) << "nobody waits";
   EXPECT_OK(coordinator_.Step(0, MakeReport({0})));
-  EXPECT_THAT(coordinator_.WhyNoEpoch("m"),
-              Optional(std::string("waits: 1 of 3 trainers have attached, missing on node 0 (ranks 0..1) and node 1 "
-                                   "(rank 2)")));
+  EXPECT_THAT(coordinator_.WhyNoEpoch("m"), Optional(std::string("waits for ranks 1..2 (1 of 3 attached)")));
+  EXPECT_OK(coordinator_.Step(0, MakeReport({1})));
+  EXPECT_THAT(coordinator_.WhyNoEpoch("m"), Optional(std::string("waits for ranks 0, 2 (1 of 3 attached)")));
   EXPECT_OK(coordinator_.Step(0, MakeReport({0, 1})));
   EXPECT_OK(coordinator_.Step(1, MakeReport({2}, /*commit_number=*/7)));
   ExpectRefusal(absl::StatusCode::kFailedPrecondition, "want one state on all nodes");
   EXPECT_THAT(coordinator_.WhyNoEpoch("m"),
-              Optional(AllOf(HasSubstr("waits: 0 of 3 trainers have attached"),
+              Optional(AllOf(HasSubstr("waits for ranks 0..2 (0 of 3 attached)"),
                              HasSubstr("the last start was refused: start epoch of m: want one state on all nodes"))));
   StartEpoch();
   EXPECT_EQ(coordinator_.WhyNoEpoch("m"), std::nullopt) << "one runs";

@@ -20,7 +20,7 @@
 #include "server/world/coordinator_cluster.h"
 #include "tests/server/base/simulated_disk.h"
 #include "tests/server/world/recording_listener.h"
-#include "tests/status_matchers.h"
+#include "tests/support/status_matchers.h"
 #include "tests/support/temporary_directory.h"
 
 namespace paramshard::server {

@@ -3,7 +3,7 @@
 #include <optional>
 
 #include "gtest/gtest.h"
-#include "tests/status_matchers.h"
+#include "tests/support/status_matchers.h"
 
 namespace paramshard::server {
 namespace {

@@ -7,7 +7,7 @@
 
 #include "absl/time/clock.h"
 #include "server/observe/log.h"
-#include "tests/status_matchers.h"
+#include "tests/support/status_matchers.h"
 
 namespace paramshard::server {
 namespace {

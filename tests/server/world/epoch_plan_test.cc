@@ -15,7 +15,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/terms/healing_plan.h"
-#include "tests/status_matchers.h"
+#include "tests/support/status_matchers.h"
 
 namespace paramshard::server {
 namespace {
@@ -312,7 +312,7 @@ struct TextCase {
 TEST_F(EpochPlanTest, SaysWhyNoEpochStarts) {
   const NodeCase here, away{Is::kAbsent, false}, idle{Is::kNew, false}, other{Is::kOther}, lost{Is::kLost};
   const TextCase cases[] = {
-      {{.nodes = {here, idle}}, "waits: 1 of 2 trainers have attached, missing on node 1 (rank 1)"},
+      {{.nodes = {here, idle}}, "waits for rank 1 (1 of 2 attached)"},
       {{.nodes = {here, away, away}}, "waits: node 1 (rank 1) and node 2 (rank 2) are absent"},
       {{.nodes = {here, away, away}, .min_nodes = 2},
        "waits: node 1 (rank 1) and node 2 (rank 2) are absent, 2 of 3 nodes are needed"},

@@ -13,7 +13,7 @@
 #include "server/world/coordinator.h"
 #include "server/world/quorum.h"
 #include "tests/server/world/recording_listener.h"
-#include "tests/status_matchers.h"
+#include "tests/support/status_matchers.h"
 
 namespace paramshard::server {
 namespace {

@@ -12,7 +12,7 @@
 #include "server/world/cluster_messages.h"
 #include "server/world/coordinator.h"
 #include "tests/server/world/recording_listener.h"
-#include "tests/status_matchers.h"
+#include "tests/support/status_matchers.h"
 
 namespace paramshard::server {
 namespace {

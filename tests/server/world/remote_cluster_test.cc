@@ -26,7 +26,7 @@
 #include "server/world/cluster_service.h"
 #include "server/world/coordinator_cluster.h"
 #include "tests/server/world/recording_listener.h"
-#include "tests/status_matchers.h"
+#include "tests/support/status_matchers.h"
 
 namespace paramshard::server {
 namespace {

@@ -18,7 +18,7 @@
 #include "server/world/coordinator_cluster.h"
 #include "server/world/remote_cluster.h"
 #include "tests/server/world/recording_listener.h"
-#include "tests/status_matchers.h"
+#include "tests/support/status_matchers.h"
 
 namespace paramshard::server {
 namespace {

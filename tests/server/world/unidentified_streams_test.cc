@@ -6,7 +6,7 @@
 #include <optional>
 #include <vector>
 
-#include "tests/status_matchers.h"
+#include "tests/support/status_matchers.h"
 
 namespace paramshard::server {
 namespace {

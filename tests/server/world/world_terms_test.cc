@@ -10,7 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "server/world/coordinator_cluster.h"
 #include "server/world/remote_cluster.h"
-#include "tests/status_matchers.h"
+#include "tests/support/status_matchers.h"
 
 namespace paramshard::server {
 namespace {
