@@ -375,7 +375,7 @@ absl::Status Daemon::Impl::Start(DeviceOpener open, const std::stop_token& stop)
   }
   ASSIGN_OR_RETURN(devices_, open(devices));
   ASSIGN_OR_RETURN(SocketDir socket_dir, SocketDir::Acquire(config_.socket_dir, !config_.allow_users.empty(),
-                                                            keeper_services_.socket_dir_lock));
+                                                            keeper_services_.socket_dir_lock, SocketDir::kStartWait));
   socket_dir_ = std::make_unique<SocketDir>(std::move(socket_dir));
   RETURN_IF_ERROR(JoinWorld(static_cast<int>(devices_.size()), stop));
   if (MakesSaves(config_)) {
