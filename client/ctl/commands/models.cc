@@ -53,9 +53,11 @@ std::string RunningText(const v1::ModelSummary& model) {
 
 std::string ModelsText(const v1::ListModelsResponse& response) {
   if (response.models().empty() && response.awaited_models().empty()) return "no models\n";
-  Table table({Left("MODEL"), Right("PARAMETERS"), Right("ELEMENTS"), Right("SHARD SIZE"), Right("ATTACHED"),
-               Left("ORIGIN"), Right("VERSION"), Right("COMMIT"), Right("SKIPPED"), Right("EPOCH"), Left("RUNNING"),
-               Left("ENGINE"), Right("IMBALANCE"), Left("LAST END")});
+  const std::vector<Column> columns{Left("MODEL"),      Right("PARAMETERS"), Right("ELEMENTS"), Right("SHARD SIZE"),
+                                    Right("ATTACHED"),  Left("ORIGIN"),      Right("VERSION"),  Right("COMMIT"),
+                                    Right("SKIPPED"),   Right("EPOCH"),      Left("RUNNING"),   Left("ENGINE"),
+                                    Right("IMBALANCE"), Left("LAST END")};
+  Table table(columns);
   for (const v1::ModelSummary& model : response.models()) {
     table.AddRow({model.name(), absl::StrCat(model.parameter_count()), absl::StrCat(model.element_count()),
                   absl::StrCat(model.shard_size()), absl::StrCat(model.attached_ranks(), "/", model.world_size()),
@@ -65,7 +67,7 @@ std::string ModelsText(const v1::ListModelsResponse& response) {
                   TextCell(StateText(model))});
   }
   for (const v1::AwaitedModel& model : response.awaited_models()) {
-    std::vector<std::string> row(kColumns, "-");
+    std::vector<std::string> row(columns.size(), "-");
     row.front() = model.name();
     row.back() = model.why_no_epoch();
     table.AddRow(std::move(row));
