@@ -322,9 +322,10 @@ absl::Status CheckpointLoader::Load() {
   absl::Status status = CheckContinue();
   if (status.ok()) status = LoadAll();
   if (status.ok()) return status;
-  return absl::Status(status.code(),
-                      absl::StrCat("restore ", DisplayName(options_.spec->name), ": ", status.message(),
-                                   torn() ? "; a part is written: drop the shards, or restore again" : ""));
+  return absl::Status(
+      status.code(),
+      absl::StrCat("restore ", DisplayName(options_.spec->name), ": ", status.message(),
+                   torn() ? "; a part is written: restore another checkpoint, or delete the model" : ""));
 }
 
 absl::Status CheckpointLoader::LoadAll() {

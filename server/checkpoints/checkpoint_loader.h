@@ -70,7 +70,7 @@ class CheckpointLoader {
   // for a file that cannot be read; CANCELLED; errors of a device.
   absl::Status Load();
 
-  // Returns true if the shards hold neither their old state nor the checkpoint: drop them, or restore again.
+  // Returns true if the shards hold neither their old state nor the checkpoint: restore another one, or delete the model.
   bool torn() const { return torn_; }
 
   // Content hashes of all rows of these shards, after Load(). Hashes of several daemons are added up.

@@ -53,7 +53,7 @@ std::optional<HistoryId> RestoreAgreement::history() const {
 
 std::string RestoreAgreement::RollbackWhy(const Model& model) const {
   // Also a rollback if node 0 creates a model that exists here and has changed since its creation.
-  const bool replaces = options_.role == Role::kFollower && order().creates && !model.state().fresh();
+  const bool replaces = leader_creates() && !model.state().fresh();
   if (order().rolls_back() || !replaces) return order().rollback_why;
   return "node 0 has no state of the model, and creates it from a checkpoint";
 }

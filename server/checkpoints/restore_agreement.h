@@ -77,6 +77,8 @@ class RestoreAgreement {
   std::optional<HistoryId> history() const;
   // Returns true if this daemon's next server can repeat a restore that is cut off, or order all daemons to repeat it.
   bool can_redo() const { return options_.role != Role::kFollower; }
+  // Returns true if node 0, which is another daemon, creates the model from the checkpoint.
+  bool leader_creates() const { return options_.role == Role::kFollower && order().creates; }
   // Returns why all daemons roll back to a saved state without a request; empty for a requested restore. `model` is
   // this daemon's model.
   std::string RollbackWhy(const Model& model) const;

@@ -159,7 +159,8 @@ absl::StatusOr<History> RestoreTask::Restore(RestoreAgreement& agreement, const 
                              return loader_->CheckContinue();
                            },
                            .conclude = [&] { return agreement.Verify(*loader_); },
-                           .rollback_why = rollback_why};
+                           .rollback_why = rollback_why,
+                           .leader_creates = agreement.leader_creates()};
   return import_lock_.model().changes().Restore(
       restored, [&] { return agreement.Load(*loader_); }, watch, steps);
 }

@@ -79,15 +79,18 @@ void SaveRecords::Close(const SaveRecord& record) {
       ++counts_.abandoned;
   }
   const LogLevel level = HasCheckpoint(record.state) ? LogLevel::kInfo : LogLevel::kWarning;
-  Log(level, EventOf(record.state),
-      {{"model", model_},
-       {"step", absl::StrCat(record.step)},
-       {"path", record.path},
-       {"bytes", absl::StrCat(record.size_bytes)},
-       {"took", absl::FormatDuration(absl::Trunc(record.took, absl::Milliseconds(1)))},
-       {"copy", absl::FormatDuration(absl::Trunc(record.copy, absl::Milliseconds(1)))},
-       {"stall", absl::FormatDuration(absl::Trunc(record.stall, absl::Milliseconds(1)))},
-       {"why", record.status.ToString()}});
+  const auto log = [&](const auto&... why) {
+    Log(level, EventOf(record.state),
+        {{"model", model_},
+         {"step", absl::StrCat(record.step)},
+         {"path", record.path},
+         {"bytes", absl::StrCat(record.size_bytes)},
+         {"took", absl::FormatDuration(absl::Trunc(record.took, absl::Milliseconds(1)))},
+         {"copy", absl::FormatDuration(absl::Trunc(record.copy, absl::Milliseconds(1)))},
+         {"stall", absl::FormatDuration(absl::Trunc(record.stall, absl::Milliseconds(1)))},
+         why...});
+  };
+  record.status.ok() ? log() : log(LogFields::value_type("why", record.status.ToString()));
 }
 
 }  // namespace paramshard::server

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <fstream>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -264,17 +265,30 @@ AdminService::AdminService(const ModelStore* store, Restores* restores, MetricsP
 absl::StatusOr<v1::ListModelsResponse> AdminService::ListModels(const Call&, const v1::ListModelsRequest&) {
   v1::ListModelsResponse response;
   Cluster& cluster = *store_->world().cluster;
+  std::map<std::string, std::string> waiting = cluster.WaitingModels();
+  const auto why_no_epoch = [&](const std::string& name) {
+    const auto found = waiting.extract(name);
+    return found.empty() ? "" : found.mapped();
+  };
   for (const auto& model : store_->List()) {
     v1::ModelSummary& summary = *response.add_models() = ToProto(server::Summarize(*model));
     const std::optional<int> donor = cluster.healing_donor(model->spec().name);
     if (donor.has_value()) summary.set_heal_from_node(*donor);
-    summary.set_why_no_epoch(cluster.WhyNoEpoch(model->spec().name).value_or(""));
+    summary.set_why_no_epoch(why_no_epoch(summary.name()));
+    const bool waits = !summary.running() && summary.attached_ranks() > 0;
+    if (cluster.node() != 0 && waits) summary.set_why_no_epoch("waits: node 0 says why");
   }
   for (const auto& [name, why] : store_->lost().List()) {
     v1::ModelSummary& lost = *response.add_models();
     lost.set_name(name);
     lost.set_unusable(std::string(why.message()));
     lost.set_origin(v1::VALUE_ORIGIN_LOST);
+    lost.set_why_no_epoch(why_no_epoch(name));
+  }
+  for (const auto& [name, why] : waiting) {
+    v1::AwaitedModel& awaited = *response.add_awaited_models();
+    awaited.set_name(name);
+    awaited.set_why_no_epoch(why);
   }
   return response;
 }

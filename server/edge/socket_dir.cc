@@ -15,8 +15,10 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/clock.h"
 #include "kernels/base/same_file.h"
 #include "kernels/base/status_macros.h"
+#include "server/base/steady_time.h"
 #include "server/edge/listening_path.h"
 #include "server/observe/log.h"
 
@@ -86,6 +88,21 @@ absl::Status Hold(const std::string& path, int lock) {
                                                " holds it; stop that one or choose another directory"));
 }
 
+absl::Status AwaitHold(const std::string& path, int lock, absl::Duration wait) {
+  constexpr absl::Duration kPollInterval = absl::Milliseconds(20);
+  const SteadyTime deadline = SteadyDeadline(wait);
+  absl::Status held = Hold(path, lock);
+  if (absl::IsAlreadyExists(held) && wait > absl::ZeroDuration()) {
+    Log(LogLevel::kWarning, "waiting for the socket directory",
+        {{"why", std::string(held.message())}, {"timeout", absl::FormatDuration(wait)}});
+  }
+  while (absl::IsAlreadyExists(held) && SteadyNow() < deadline) {
+    absl::SleepFor(kPollInterval);  // a lock of a file has no wait with a timeout
+    held = Hold(path, lock);
+  }
+  return held;
+}
+
 }  // namespace
 
 wire::FileDescriptor TakeLentDescriptor(const char* variable) {
@@ -97,7 +114,7 @@ wire::FileDescriptor TakeLentDescriptor(const char* variable) {
   return wire::FileDescriptor(lent ? fd : -1);
 }
 
-absl::StatusOr<SocketDir> SocketDir::Acquire(const std::string& path, bool shared, int lent) {
+absl::StatusOr<SocketDir> SocketDir::Acquire(const std::string& path, bool shared, int lent, absl::Duration wait) {
   ASSIGN_OR_RETURN(wire::FileDescriptor lock, OpenLock(path, shared));
   if (lent >= 0 && AreSameFile(lent, lock.get())) {
     // A duplicate of `lent` shares the keeper's lock; `lock` does not.
@@ -105,7 +122,7 @@ absl::StatusOr<SocketDir> SocketDir::Acquire(const std::string& path, bool share
     if (!held.valid()) return DirectoryError(path, absl::StrCat("the keeper's lock: ", strerror(errno)));
     return SocketDir(path, shared, std::move(held));
   }
-  RETURN_IF_ERROR(Hold(path, lock.get()));
+  RETURN_IF_ERROR(AwaitHold(path, lock.get(), wait));
   SocketDir held(path, shared, std::move(lock));
   // The lock alone proves nothing: it may have been deleted under a daemon that serves.
   for (const std::string& socket : {held.grpc_path(), held.companion_path()}) {

@@ -8,6 +8,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
 #include "common/shared_memory/file_descriptor.h"
 
 namespace paramshard::server {
@@ -26,8 +27,12 @@ class SocketDir {
   // Creates the directory if it does not exist, and locks it. `shared`: other users may enter. `lent`: the lock that
   // the keeper of this process holds; if it belongs to this directory, it is duplicated. ALREADY_EXISTS, naming the
   // process, if another daemon holds the directory or listens at one of its sockets; FAILED_PRECONDITION if it belongs
-  // to another user, or is a link; INVALID_ARGUMENT if its sockets' paths are too long.
-  static absl::StatusOr<SocketDir> Acquire(const std::string& path, bool shared, int lent = -1);
+  // to another user, or is a link; INVALID_ARGUMENT if its sockets' paths are too long. `wait`: how long the lock may
+  // still be held, as by a killed process whose memory is being freed.
+  static absl::StatusOr<SocketDir> Acquire(const std::string& path, bool shared, int lent = -1,
+                                           absl::Duration wait = absl::ZeroDuration());
+  // The wait of a daemon that starts.
+  static constexpr absl::Duration kStartWait = absl::Seconds(5);
 
   static wire::FileDescriptor TakeLentLock() { return TakeLentDescriptor(kLockVariable); }
 

@@ -7,12 +7,15 @@
 namespace paramshard::server {
 namespace {
 
-// Returns what trainers that wait for an epoch are told in a rollback, OK without one. The client library attaches
+// Returns what trainers that wait for an epoch are told, OK if they hold the change up. The client library attaches
 // again by itself.
-absl::Status Dismissal(absl::string_view model, absl::string_view rollback_why) {
-  if (rollback_why.empty()) return absl::OkStatus();
-  return absl::UnavailableError(
-      absl::StrCat("model ", model, ": all daemons roll back to a saved step (", rollback_why, "); attach again"));
+absl::Status Dismissal(absl::string_view model, const RestoreSteps& steps) {
+  if (!steps.rollback_why.empty()) {
+    return absl::UnavailableError(absl::StrCat("model ", model, ": all daemons roll back to a saved step (",
+                                               steps.rollback_why, "); attach again"));
+  }
+  if (!steps.leader_creates) return absl::OkStatus();
+  return absl::UnavailableError(absl::StrCat("model ", model, ": node 0 creates it from a checkpoint; attach again"));
 }
 
 }  // namespace
@@ -83,7 +86,7 @@ absl::StatusOr<Replacement> StateChanges::Begin(ChangeKind kind, ModelState::Mak
   // A healing is a part of the epoch that its trainers wait for.
   RETURN_IF_ERROR(kind == ChangeKind::kHealing
                       ? trainers_.WhileOpen(begin)
-                      : trainers_.WhileVacant(OperationOf(kind), Dismissal(model_.name(), steps.rollback_why), begin));
+                      : trainers_.WhileVacant(OperationOf(kind), Dismissal(model_.name(), steps), begin));
   return replacement;
 }
 

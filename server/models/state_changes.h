@@ -31,6 +31,8 @@ struct RestoreSteps {
   // Why all daemons roll back to a saved state; empty: a client has asked for the restore. In a rollback, trainers
   // that wait for an epoch are told to come again, and do not hold it up.
   std::string rollback_why;
+  // Node 0 creates the model from a checkpoint: trainers that wait for an epoch are told to come again too.
+  bool leader_creates = false;
 };
 
 // A change holds off trainers (TrainerGate), readers (PinnedState) and deletions while it writes; nothing else is held

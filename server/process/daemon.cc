@@ -142,8 +142,8 @@ absl::Status Daemon::Impl::OpenMachine(DeviceOpener open) {
     ASSIGN_OR_RETURN(engines_.link_listener, LinkListener::Start(engines_.data_address));
   }
   ASSIGN_OR_RETURN(devices_, open(devices));
-  ASSIGN_OR_RETURN(SocketDir socket_dir,
-                   SocketDir::Acquire(config_.socket_dir, !config_.allow_users.empty(), keeper_.socket_dir_lock));
+  ASSIGN_OR_RETURN(SocketDir socket_dir, SocketDir::Acquire(config_.socket_dir, !config_.allow_users.empty(),
+                                                            keeper_.socket_dir_lock, SocketDir::kStartWait));
   socket_dir_ = std::make_unique<SocketDir>(std::move(socket_dir));
   return absl::OkStatus();
 }

@@ -45,7 +45,8 @@ absl::StatusOr<KeeperProgram> MakeKeeper(const DaemonConfig& config, const std::
   Keeper::Options options;
   options.command = {.program = std::move(program), .arguments = arguments};
   options.file = wire::FileDescriptor(open("/proc/self/exe", O_PATH | O_CLOEXEC));
-  ASSIGN_OR_RETURN(SocketDir socket_dir, SocketDir::Acquire(config.socket_dir, !config.allow_users.empty()));
+  ASSIGN_OR_RETURN(SocketDir socket_dir, SocketDir::Acquire(config.socket_dir, !config.allow_users.empty(),
+                                                            /*lent=*/-1, SocketDir::kStartWait));
   options.lent = {{.variable = SocketDir::kLockVariable, .fd = socket_dir.lock()}};
   auto disk_calls = std::make_unique<DiskCalls>();
   Disk::Descriptor state_dir_lock;

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <numeric>
 #include <optional>
@@ -184,9 +185,9 @@ class Cluster {
   virtual absl::StatusOr<HealingAnswer> OrderHealing(absl::string_view model, int donor);
   // Returns the donor of an order that has not ended. Nothing on nodes other than 0.
   virtual std::optional<int> healing_donor(absl::string_view) { return std::nullopt; }
-  // Returns why no epoch of the model starts although trainers wait, or why the last start was refused, in words.
-  // Nothing while an epoch runs or nobody waits, and on nodes other than 0.
-  virtual std::optional<std::string> WhyNoEpoch(absl::string_view) { return std::nullopt; }
+  // Returns, by name, why no epoch of a model starts although trainers wait, or why the last start was refused, in
+  // words. A node may lack a model that trainers of other nodes wait for. Empty on nodes other than 0.
+  virtual std::map<std::string, std::string> WaitingModels() { return {}; }
 
   // Sets the listener, which is called from here on. It must outlive the cluster, or be reset with null (which waits
   // for calls in progress).

@@ -12,9 +12,8 @@
 namespace paramshard::server {
 namespace {
 
-absl::Status LostError(const Membership& members, int node) {
-  return absl::UnavailableError(absl::StrCat(NodeName(members, node), " was lost"));
-}
+// Error of a lost node. Its reader adds the node.
+absl::Status LostError() { return absl::UnavailableError("its daemon was lost"); }
 
 // UNAVAILABLE naming a node that was not in the last epoch: its state is old or missing.
 absl::Status CheckAllTakePart(absl::string_view operation, const ModelFacts& model, const Membership& members) {
@@ -80,7 +79,7 @@ void SaveRelay::TellLeader(int node, SaveMessage message) {
 
 void SaveRelay::Lose(int node) {
   for (const auto& [model, order] : world_.saves) {
-    TellLeader(node, {.model = model, .what = SavePart{.id = order.id, .status = LostError(world_.members, node)}});
+    TellLeader(node, {.model = model, .what = SavePart{.id = order.id, .status = LostError()}});
   }
 }
 
@@ -166,8 +165,7 @@ void RestoreRelay::TellLeader(int node, RestoreMessage message) {
 void RestoreRelay::Lose(int node) {
   for (const auto& [model, restore] : restores_) {
     if (!Has(restore.nodes, node)) continue;
-    TellLeader(node, {.model = model,
-                      .what = RestoreReport{.id = restore.order.id, .status = LostError(world_.members, node)}});
+    TellLeader(node, {.model = model, .what = RestoreReport{.id = restore.order.id, .status = LostError()}});
   }
   world_.Tell(0, RestoreMessage{.model = {}, .what = RestoreFollowerLost{.node = node}});
 }

@@ -269,10 +269,13 @@ std::vector<int> Coordinator::restored_nodes(absl::string_view model, absl::uint
 
 // --- Epochs ---
 
-std::optional<std::string> Coordinator::WhyNoEpoch(absl::string_view name) {
+std::map<std::string, std::string> Coordinator::WaitingModels() {
   absl::MutexLock lock(&mu_);
-  const ModelEpochs* const model = Find(models_, name);
-  return model == nullptr ? std::nullopt : model->WhyNoEpoch();
+  std::map<std::string, std::string> waiting;
+  for (const auto& [name, model] : models_) {
+    if (std::optional<std::string> why = model.WhyNoEpoch(); why.has_value()) waiting.emplace(name, *std::move(why));
+  }
+  return waiting;
 }
 
 std::optional<int> Coordinator::healing_donor(absl::string_view name) {

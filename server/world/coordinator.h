@@ -3,6 +3,7 @@
 #define PARAMSHARD_SERVER_WORLD_COORDINATOR_H_
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <utility>
@@ -69,7 +70,7 @@ class Coordinator {
   WorldView ViewWorld();
   absl::StatusOr<HealingAnswer> OrderHealing(absl::string_view model, int donor);
   std::optional<int> healing_donor(absl::string_view model);
-  std::optional<std::string> WhyNoEpoch(absl::string_view model);
+  std::map<std::string, std::string> WaitingModels();
   std::vector<int> restored_nodes(absl::string_view model, absl::uint128 id) const;
   int nodes() const { return nodes_; }
   const WorldTerms& terms() const { return terms_; }

@@ -1,6 +1,7 @@
 #include "server/world/coordinator_cluster.h"
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <thread>
@@ -76,7 +77,7 @@ class CoordinatorCluster final : public Cluster, private NodeSink {
     return Settled().OrderHealing(model, donor);
   }
   std::optional<int> healing_donor(absl::string_view model) override { return coordinator_.healing_donor(model); }
-  std::optional<std::string> WhyNoEpoch(absl::string_view model) override { return coordinator_.WhyNoEpoch(model); }
+  std::map<std::string, std::string> WaitingModels() override { return coordinator_.WaitingModels(); }
   void SetListener(EpochListener* listener) override { dispatcher_.SetListener(listener); }
 
   // Models call with their locks held, which inspections take too. If the coordinator writes a log, messages without an

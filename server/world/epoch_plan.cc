@@ -200,7 +200,7 @@ EpochPlan Planner::WaitForNodes(bool begins) const {
                       absl::FormatDuration(absl::Ceil(absl::FromChrono(*at - world_.now), absl::Seconds(1))), " more");
     }
   }
-  return WaitToStart{.what = WaitToStart::For::kNodes, .why = std::move(why)};
+  return WaitToStart{.what = begins ? WaitToStart::For::kFirstEpoch : WaitToStart::For::kNodes, .why = std::move(why)};
 }
 
 EpochPlan Planner::WaitForTrainers(const Nodes& nodes) const {

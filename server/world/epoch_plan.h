@@ -61,8 +61,9 @@ struct StartEpoch {
 
 // No epoch starts until something changes.
 struct WaitToStart {
-  // kDonor: of an order to heal. kNewest: a node that may have the newest state. kState: a refusal nobody waits for.
-  enum class For : uint8_t { kTrainers, kNodes, kDonor, kNewest, kState };
+  // kFirstEpoch: all nodes, for the first epoch of a history. kDonor: of an order to heal. kNewest: a node that may have
+  // the newest state. kState: a refusal nobody waits for.
+  enum class For : uint8_t { kTrainers, kNodes, kFirstEpoch, kDonor, kNewest, kState };
   For what = For::kTrainers;
   std::string why;
 };

@@ -57,6 +57,11 @@ void WarnIfAllAreNeeded(const ModelFacts& model, const WorldContext& world) {
       {{"model", model.name}, {"why", "its nodes hold parts of it, or its gradients are summed and not averaged"}});
 }
 
+// Returns true if a start that was refused for the one report is refused for the other.
+bool HoldsTheSame(const ModelReport& a, const ModelReport& b) {
+  return a.spec_fingerprint == b.spec_fingerprint && a.lost == b.lost && IsOneState(a, b);
+}
+
 // A node with all its trainers waits outside the running epoch.
 void LogHeldBack(const ModelFacts& model, const WorldContext& world, int node) {
   if (IsOrderedDonor(model, node)) return;
@@ -99,7 +104,8 @@ void ModelEpochs::AddBefore(const ClosedEpoch& before) {
 void ModelEpochs::Step(int node, const ModelReport& report) {
   // A node that has not heard of that epoch's start has made no commit of it.
   if (node != 0 && report.last_epoch < unknown_epoch_) std::erase(facts_.awaited, node);
-  facts_.reports[node] = report;
+  const std::optional<ModelReport> before = std::exchange(facts_.reports[node], report);
+  if (!before.has_value() || !HoldsTheSame(*before, report)) refused_ = absl::OkStatus();
   // A node that takes part reports nothing before it hears of the epoch's end: this report is older than the start.
   const bool is_gone = gathering_.has_value() && gathering_->gone.contains(node);
   facts_.is_new[node] = !facts_.running || !facts_.IsActive(node) || is_gone;
@@ -109,6 +115,7 @@ void ModelEpochs::Step(int node, const ModelReport& report) {
 
 void ModelEpochs::Step(int node, const ModelDeleted&) {
   facts_.reports[node].reset();
+  refused_ = absl::OkStatus();
   // Node 0 leads the rollback, and does not answer for a model that it does not have.
   if (node == 0) facts_.rolls_back.reset();
   if (IsOrderedDonor(facts_, node)) EndOrder(facts_, "its model is deleted");

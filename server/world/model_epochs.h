@@ -65,7 +65,8 @@ class ModelEpochs {
   void Look();
   // Returns when to look again because of cut links.
   std::optional<SteadyTime> NextLook() const;
-  // See Cluster.
+  // Returns why no epoch starts although trainers wait, or why the last start was refused, in words. Nothing while an
+  // epoch runs or nobody waits.
   std::optional<std::string> WhyNoEpoch() const;
   absl::StatusOr<HealingAnswer> OrderHealing(int donor);
 
@@ -114,7 +115,8 @@ class ModelEpochs {
   ModelFacts facts_;
   CommitVotes votes_;
   int64_t unknown_epoch_ = 0;  // the last epoch, if another coordinator began it and its nodes are not known; else 0
-  absl::Status refused_;       // why the last start was refused; OK once an epoch has started
+  // Why the last start was refused; OK once an epoch has started, or a node's spec or state has changed.
+  absl::Status refused_;
   WaitToStart::For logged_ = {};
   std::optional<Gathering> gathering_;  // of the running epoch, as the rest
   DetachedRanks detached_;

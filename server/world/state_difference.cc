@@ -74,12 +74,17 @@ absl::Status StatesDifferError(const std::string& model, const ModelReports& rep
 
 absl::Status SpecsDifferError(const std::string& model, const ModelReports& reports, int node, int other,
                               const Membership& members) {
+  std::string out = "run one build on all nodes, and start all trainers with the same flags";
+  for (const int fresh : {other, node}) {
+    if (!reports[fresh]->fresh) continue;
+    absl::StrAppend(&out, "; if a trainer created the model with wrong flags, delete it on ", NodeName(members, fresh),
+                    ", where it is untrained");
+    break;
+  }
   return absl::FailedPreconditionError(
-      absl::StrFormat("start epoch of %s: want one spec on all nodes, got fingerprint %016x on %s, %016x on %s: "
-                      "delete the model on "
-                      "one of them and create it with the other's spec",
+      absl::StrFormat("start epoch of %s: want one spec on all nodes, got fingerprint %016x on %s, %016x on %s: %s",
                       model, reports[node]->spec_fingerprint, NodeName(members, node), reports[other]->spec_fingerprint,
-                      NodeName(members, other)));
+                      NodeName(members, other), out));
 }
 
 std::string HealCommand(const std::string& model) { return absl::StrCat("paramshardctl heal ", model, " --from=NODE"); }

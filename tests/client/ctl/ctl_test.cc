@@ -26,6 +26,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::ElementsAre;
+using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
@@ -134,6 +135,26 @@ TEST(CtlTest, ModelsSayWhyNoEpochStarts) {
   model.set_why_no_epoch("waits: node 1 (ranks 2..3) is absent");
   model.set_last_end("over");
   EXPECT_THAT(Output(daemon, {"models"}), HasSubstr("waits: node 1 (ranks 2..3) is absent; over"));
+}
+
+TEST(CtlTest, ModelsTellARefusalOnce) {
+  FakeDaemon daemon;
+  v1::ModelSummary& model = *daemon.service().answers.models.add_models();
+  model.set_name("tiny");
+  model.set_why_no_epoch("waits: 0 of 2; the last start was refused: start epoch of tiny: want one spec");
+  model.set_last_end("FAILED_PRECONDITION: start epoch of tiny: want one spec");
+  EXPECT_THAT(Output(daemon, {"models"}),
+              EndsWith("waits: 0 of 2; the last start was refused: start epoch of tiny: want one spec\n"));
+}
+
+TEST(CtlTest, ModelsShowThoseThatOnlyOtherNodesHave) {
+  FakeDaemon daemon;
+  v1::AwaitedModel& model = *daemon.service().answers.models.add_awaited_models();
+  model.set_name("elsewhere");
+  model.set_why_no_epoch("waits: 1 of 3");
+  const std::string output = Output(daemon, {"models"});
+  EXPECT_THAT(output, HasSubstr("elsewhere  "));
+  EXPECT_THAT(output, EndsWith("  waits: 1 of 3\n"));
 }
 
 // Two ranks of node 1, one of which waits; gathers overlap.

@@ -51,6 +51,19 @@ TEST(DescriptionTest, RulesGiveFormatsToParametersWithout) {
   EXPECT_EQ(parameters[3].exp_avg_type, MomentType::kFP32);
 }
 
+TEST(DescriptionTest, TheFingerprintStaysEqualAcrossBuilds) {
+  ModelSpec spec = OneUnit({Named("a.norm.weight"), Named("a.w")});
+  spec.shard_size = 2;
+  spec.seed = 7;
+  spec.format_rules = {{.pattern = "*.norm.*", .encoding = {.format = Format::kFP32}},
+                       {.pattern = "*", .encoding = {.format = Format::kMXFP8}, .exp_avg_type = MomentType::kFP8}};
+  ASSERT_OK_AND_ASSIGN(const ModelSpec checked, Check(spec));
+  EXPECT_EQ(ModelSpecFingerprint(WithoutInitialValues(checked)), 0xdd7118f4d0f0d3eb)
+      << "daemons of two builds would take equal specs for different ones: raise `kClusterProtocolVersion`, so that "
+         "they "
+         "refuse to join, and put the new number here";
+}
+
 TEST(DescriptionTest, WhatIsUnsetHasTheDefaultOfItsFormat) {
   ModelSpec spec = OneUnit({Named("current"), Named("block"), Named("fp4")});
   spec.units[0].parameters[0].encoding.format = Format::kFP8TensorCurrent;

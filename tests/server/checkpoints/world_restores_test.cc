@@ -288,7 +288,7 @@ TEST_F(WorldRestoresFaultsTest, ADaemonThatIsLostBeforeAllAreReadyLeavesTheState
     if (point == Point::kReady) world_.daemons().Stop(1);
   });
   EXPECT_THAT(world_.Restore().status(),
-              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("node 1: node 1 (rank 1) was lost")));
+              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("node 1: its daemon was lost")));
   AwaitChanged(1);
   ExpectUnchanged();
   EXPECT_THAT(world_.Restore().status(), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("is not here")));
@@ -328,7 +328,8 @@ TEST_F(WorldRestoresFaultsTest, ADaemonThatIsLostAfterTheGoLeavesNoStateToTrainO
   world_.At(1, [&](Point point) {
     if (point == Point::kWritten) world_.daemons().Stop(1);
   });
-  EXPECT_THAT(world_.Restore().status(), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("node 1 (rank 1) was lost")));
+  EXPECT_THAT(world_.Restore().status(),
+              StatusIs(absl::StatusCode::kDataLoss, HasSubstr("node 1: its daemon was lost")));
   ExpectUnusable();
 }
 
@@ -542,6 +543,18 @@ TEST_F(CreationsTest, OneThatBeginsAnewBesideItsCheckpointsIsWarnedOf) {
   ASSERT_OK(
       CreateOrRestore(world_.daemons().store(0), world_.restores(0), Parse(SpecOf(2)), std::nullopt, IsHere).status());
   EXPECT_EQ(LoggedEvents(LogLevel::kWarning), before + 1);
+}
+
+TEST_F(CreationsTest, TrainersThatWaitElsewhereComeAgainWhenNodeZeroCreatesTheModelFromACheckpoint) {
+  ASSERT_OK_AND_ASSIGN(const ModelStore::Created early, world_.daemons().store(1).CreateOrJoin(Parse(SpecOf(2))));
+  FakeTrainer trainer(early.model.get(), 1);
+  ASSERT_OK(trainer.Attach());
+  ASSERT_OK_AND_ASSIGN(const CreatedModel created, CreateAt(0, IsHere));
+  const EpochEndInfo* const end = trainer.AwaitEnded();
+  ASSERT_NE(end, nullptr);
+  EXPECT_THAT(end->why, StatusIs(absl::StatusCode::kUnavailable,
+                                 HasSubstr("model m: node 0 creates it from a checkpoint; attach again")));
+  EXPECT_EQ(early.model->state().history().id, created.model.model->state().history().id);
 }
 
 TEST_F(CreationsTest, AnOrderThatComesWhileAModelFillsIsNotCarriedOutOnThatOne) {

@@ -329,7 +329,7 @@ TEST(WorldSavesFaultsTest, ALostDaemonAbandonsTheSaveAndIsNamed) {
   const SaveRecord record = world.Await(0, begun.number);
   go_on.Notify();
   EXPECT_EQ(record.state, SaveState::kAbandoned);
-  EXPECT_THAT(record.status, StatusIs(absl::StatusCode::kUnavailable, HasSubstr("node 1 (rank 1) was lost")));
+  EXPECT_THAT(record.status, StatusIs(absl::StatusCode::kUnavailable, HasSubstr("node 1: its daemon was lost")));
   EXPECT_THAT(world.Steps(), IsEmpty());
   EXPECT_EQ(world.Await(1, 1).state, SaveState::kAbandoned);
   const SaveRecord next = world.Save();

@@ -8,13 +8,16 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <future>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/edge/listening_path.h"
+#include "server/observe/log.h"
 #include "tests/support/daemon_process.h"
 #include "tests/support/status_matchers.h"
 
@@ -44,6 +47,23 @@ TEST_F(SocketDirTest, IsMadeForItsOwnerAndHeldOnce) {
   }
   ASSERT_OK(SocketDir::Acquire(path_, true));
   EXPECT_EQ(ModeOf(path_), 0755u);
+}
+
+TEST_F(SocketDirTest, ALockThatIsReleasedMeanwhileIsWaitedFor) {
+  absl::StatusOr<SocketDir> killed = SocketDir::Acquire(path_, false);
+  ASSERT_OK(killed.status());
+  const int64_t before = LoggedEvents(LogLevel::kWarning);
+  std::future<absl::Status> next = std::async(
+      std::launch::async, [&] { return SocketDir::Acquire(path_, false, /*lent=*/-1, absl::Minutes(1)).status(); });
+  while (LoggedEvents(LogLevel::kWarning) == before) std::this_thread::yield();
+  killed = absl::UnavailableError("it has ended");
+  EXPECT_OK(next.get());
+}
+
+TEST_F(SocketDirTest, ALockThatStaysHeldIsWaitedForWithinBounds) {
+  ASSERT_OK_AND_ASSIGN(const SocketDir held, SocketDir::Acquire(path_, false));
+  EXPECT_THAT(SocketDir::Acquire(path_, false, /*lent=*/-1, absl::Milliseconds(1)),
+              StatusIs(absl::StatusCode::kAlreadyExists));
 }
 
 TEST_F(SocketDirTest, ALockThatIsLentIsNotTakenAgainAndStaysWithItsOwner) {

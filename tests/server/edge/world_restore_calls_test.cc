@@ -11,8 +11,10 @@
 #include "common/model/model_spec_proto.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "server/base/steady_time.h"
 #include "tests/common/checkpoint/saved_model.h"
 #include "tests/server/edge/daemon_client.h"
+#include "tests/server/edge/test_session.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/temporary_directory.h"
 
@@ -124,11 +126,15 @@ class WorldRestoreCallsTest : public testing::Test {
     EXPECT_OK(
         clients_[node]->Call(clients_[node]->trainer(), &v1::TrainerService::Stub::DeleteModel, request).status());
   }
-  std::vector<v1::ModelSummary> Models(int node) {
-    const auto response =
+  v1::ListModelsResponse List(int node) {
+    auto response =
         clients_[node]->Call(clients_[node]->admin(), &v1::AdminService::Stub::ListModels, v1::ListModelsRequest());
     EXPECT_OK(response.status());
-    return {response->models().begin(), response->models().end()};
+    return *std::move(response);
+  }
+  std::vector<v1::ModelSummary> Models(int node) {
+    const v1::ListModelsResponse response = List(node);
+    return {response.models().begin(), response.models().end()};
   }
   // Both models are at that step, in one history.
   void ExpectAlike(int64_t step) {
@@ -339,6 +345,21 @@ TEST_F(WorldRestoreCallsTest, AModelThatNodeZeroHasTrainedIsNotReplacedByACheckp
   ASSERT_OK(Create(1, ""));
   ASSERT_OK(Restore(0, "12"));
   ExpectAlike(12);
+}
+
+TEST_F(WorldRestoreCallsTest, NodeZeroListsAModelThatOnlyTrainersOfAnotherDaemonWaitFor) {
+  ASSERT_OK(Create(1, ""));
+  TestSession trainer(sockets_[1].path());
+  trainer.Attach(MakeAttach(kName, 1));
+  ASSERT_TRUE(trainer.Read().has_accepted());
+  const SteadyTime end = SteadyDeadline(absl::Seconds(30));
+  while (List(0).awaited_models().empty() && SteadyNow() < end) std::this_thread::yield();
+  const v1::ListModelsResponse zero = List(0);
+  EXPECT_THAT(zero.models(), IsEmpty());
+  ASSERT_THAT(zero.awaited_models(), SizeIs(1));
+  EXPECT_EQ(zero.awaited_models(0).name(), kName);
+  EXPECT_THAT(zero.awaited_models(0).why_no_epoch(), HasSubstr("1 of 2"));
+  EXPECT_EQ(Models(1)[0].why_no_epoch(), "waits: node 0 says why");
 }
 
 TEST_F(WorldRestoreCallsTest, ADaemonThatStopsEndsCreationsThatWait) {

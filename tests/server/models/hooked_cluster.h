@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -86,7 +87,7 @@ class HookedCluster final : public Cluster {
     return cluster_->OrderHealing(model, donor);
   }
   std::optional<int> healing_donor(absl::string_view model) override { return cluster_->healing_donor(model); }
-  std::optional<std::string> WhyNoEpoch(absl::string_view model) override { return cluster_->WhyNoEpoch(model); }
+  std::map<std::string, std::string> WaitingModels() override { return cluster_->WaitingModels(); }
   void SetListener(EpochListener* listener) override {
     cluster_->SetListener(nullptr);
     ear_.SetListener(listener);

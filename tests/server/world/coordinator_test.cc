@@ -3,6 +3,7 @@
 #include <future>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include <gmock/gmock.h>
@@ -18,8 +19,10 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::ElementsAre;
+using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::Optional;
+using ::testing::Pair;
 
 // Asks for the answer that is there now.
 constexpr absl::Duration kNow = absl::ZeroDuration();
@@ -77,6 +80,12 @@ class CoordinatorTest : public ::testing::Test {
     return coordinator_.Vote(1, MakeVote(epoch, commit_number, {{2, 0.125, 0}}), wait);
   }
 
+  std::optional<std::string> WhyNoEpoch(const std::string& model) {
+    const auto waiting = coordinator_.WaitingModels();
+    const auto found = waiting.find(model);
+    return found == waiting.end() ? std::nullopt : std::optional(found->second);
+  }
+
   RecordingListener sinks_[2];
   Coordinator coordinator_{2};
 };
@@ -93,21 +102,59 @@ TEST_F(CoordinatorTest, StartsAnEpochWhenAllRanksAreAttached) {
 }
 
 TEST_F(CoordinatorTest, SaysWhyNoEpochStartsWhileTrainersWait) {
-  EXPECT_EQ(coordinator_.WhyNoEpoch("m"), std::nullopt) << "no such model";
+  EXPECT_EQ(WhyNoEpoch("m"), std::nullopt) << "no such model";
   EXPECT_OK(coordinator_.Step(0, MakeReport({})));
-  EXPECT_EQ(coordinator_.WhyNoEpoch("m"), std::nullopt) << "nobody waits";
+  EXPECT_EQ(WhyNoEpoch("m"), std::nullopt) << "nobody waits";
   EXPECT_OK(coordinator_.Step(0, MakeReport({0})));
-  EXPECT_THAT(coordinator_.WhyNoEpoch("m"), Optional(std::string("waits for ranks 1..2 (1 of 3 attached)")));
+  EXPECT_THAT(WhyNoEpoch("m"), Optional(std::string("waits for ranks 1..2 (1 of 3 attached)")));
   EXPECT_OK(coordinator_.Step(0, MakeReport({1})));
-  EXPECT_THAT(coordinator_.WhyNoEpoch("m"), Optional(std::string("waits for ranks 0, 2 (1 of 3 attached)")));
+  EXPECT_THAT(WhyNoEpoch("m"), Optional(std::string("waits for ranks 0, 2 (1 of 3 attached)")));
   EXPECT_OK(coordinator_.Step(0, MakeReport({0, 1})));
   EXPECT_OK(coordinator_.Step(1, MakeReport({2}, /*commit_number=*/7)));
   ExpectRefusal(absl::StatusCode::kFailedPrecondition, "want one state on all nodes");
-  EXPECT_THAT(coordinator_.WhyNoEpoch("m"),
+  EXPECT_THAT(WhyNoEpoch("m"),
               Optional(AllOf(HasSubstr("waits for ranks 0..2 (0 of 3 attached)"),
                              HasSubstr("the last start was refused: start epoch of m: want one state on all nodes"))));
   StartEpoch();
-  EXPECT_EQ(coordinator_.WhyNoEpoch("m"), std::nullopt) << "one runs";
+  EXPECT_EQ(WhyNoEpoch("m"), std::nullopt) << "one runs";
+}
+
+TEST_F(CoordinatorTest, ListsAModelThatOnlyOtherNodesHave) {
+  EXPECT_OK(coordinator_.Step(1, MakeReport({2})));
+  EXPECT_THAT(coordinator_.WaitingModels(), ElementsAre(Pair("m", HasSubstr("1 of 3"))));
+}
+
+TEST_F(CoordinatorTest, ForgetsARefusalWhenTheRefusedStateIsGone) {
+  const auto refuse = [&] {
+    EXPECT_OK(coordinator_.Step(0, MakeReport({0, 1})));
+    EXPECT_OK(coordinator_.Step(1, MakeReport({2}, /*commit_number=*/7)));
+    ExpectRefusal(absl::StatusCode::kFailedPrecondition, "want one state on all nodes");
+    EXPECT_THAT(WhyNoEpoch("m"), Optional(HasSubstr("the last start was refused")));
+  };
+  refuse();
+  EXPECT_OK(coordinator_.Step(1, MakeReport({}, /*commit_number=*/7)));
+  EXPECT_THAT(WhyNoEpoch("m"), Optional(HasSubstr("the last start was refused"))) << "nothing has changed";
+  EXPECT_OK(coordinator_.Step(1, ModelDeleted{.model = "m"}));
+  EXPECT_EQ(WhyNoEpoch("m"), std::nullopt) << "deleted";
+  refuse();
+  EXPECT_OK(coordinator_.Step(1, MakeReport({})));
+  EXPECT_EQ(WhyNoEpoch("m"), std::nullopt) << "another state";
+}
+
+TEST_F(CoordinatorTest, TellsTheLikelyCauseOfDifferentSpecsFirst) {
+  EXPECT_OK(coordinator_.Step(0, MakeReport({0, 1}, 7, 7, /*fingerprint=*/1)));
+  EXPECT_OK(coordinator_.Step(1, MakeReport({2}, 7, 7, /*fingerprint=*/2)));
+  for (RecordingListener& sink : sinks_) {
+    EXPECT_THAT(sink.Next().why,
+                StatusIs(absl::StatusCode::kFailedPrecondition,
+                         EndsWith("run one build on all nodes, and start all trainers with the same flags")))
+        << "both are trained: nothing is said of a deletion";
+  }
+  ModelReport fresh = MakeReport({2}, 0, 0, /*fingerprint=*/2);
+  fresh.fresh = true;
+  EXPECT_OK(coordinator_.Step(0, MakeReport({0, 1}, 7, 7, /*fingerprint=*/1)));
+  EXPECT_OK(coordinator_.Step(1, fresh));
+  ExpectRefusal(absl::StatusCode::kFailedPrecondition, "delete it on node 1 (rank 2), where it is untrained");
 }
 
 TEST_F(CoordinatorTest, NodesThatAreHereAreCounted) {

@@ -332,5 +332,17 @@ TEST_F(EpochPlanTest, SaysWhyNoEpochStarts) {
   for (const TextCase& one : cases) EXPECT_THAT(ToText(Facts(one.world).Plan()), HasSubstr(one.text));
 }
 
+// The log tells a wait when its kind changes.
+TEST_F(EpochPlanTest, AFirstEpochThatNeedsAllNodesIsAWaitOfItsOwnKind) {
+  const auto wait = [](absl::Duration timeout) {
+    const NodeCase fresh{Is::kFresh}, away{Is::kAbsent, false};
+    return std::get<WaitToStart>(Facts({.nodes = {fresh, fresh, away}, .min_nodes = 2, .timeout = timeout}).Plan());
+  };
+  const WaitToStart before = wait(absl::Hours(1)), after = wait(absl::ZeroDuration());
+  EXPECT_THAT(before.why, HasSubstr("the others wait 1h"));
+  EXPECT_THAT(after.why, HasSubstr("the first epoch of a history needs all nodes"));
+  EXPECT_NE(before.what, after.what);
+}
+
 }  // namespace
 }  // namespace paramshard::server

@@ -96,7 +96,7 @@ TEST_F(RestoreOrderTest, ALostNodeHasReportedSo) {
   const RestoreReport report = std::get<RestoreReport>(sinks_[0].Next().restore->what);
   EXPECT_EQ(report.id, AskedOrder().id);
   EXPECT_EQ(report.node, 1);
-  EXPECT_THAT(report.status, StatusIs(absl::StatusCode::kUnavailable, HasSubstr("node 1 (rank 1) was lost")));
+  EXPECT_THAT(report.status, StatusIs(absl::StatusCode::kUnavailable, HasSubstr("its daemon was lost")));
 }
 
 TEST_F(RestoreOrderTest, ALostNodeSaysNothingOfARestoreThatWasGivenUp) {

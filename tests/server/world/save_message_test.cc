@@ -127,7 +127,7 @@ TEST_F(SaveOrderTest, ALostNodeHasAnsweredTheOrder) {
   const SavePart part = std::get<SavePart>(sinks_[0].Next().save->what);
   EXPECT_EQ(part.id, OrderOf(4).id);
   EXPECT_EQ(part.node, 1);
-  EXPECT_THAT(part.status, StatusIs(absl::StatusCode::kUnavailable, HasSubstr("node 1 (rank 1) was lost")));
+  EXPECT_THAT(part.status, StatusIs(absl::StatusCode::kUnavailable, HasSubstr("its daemon was lost")));
 }
 
 TEST_F(SaveOrderTest, ALostNodeSaysNothingOfASaveThatIsOver) {
