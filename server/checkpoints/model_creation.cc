@@ -91,12 +91,12 @@ enum class FreshStart : uint8_t {
 
 void LogFreshStart(const ModelStore& store, const std::string& name, FreshStart why) {
   if (why == FreshStart::kNoCheckpoint) {
-    return CreationLog().Write(LogLevel::kInfo, "fresh start: no checkpoint to restore",
+    return CreationLog().Write(LogLevel::kInfo, "created with initial values: no checkpoint to restore",
                                {{"model", name}, {"save_dir", store.save_dir()}});
   }
   if (store.save_dir().empty() || !HasCheckpoint(store.save_dir(), name).value_or(false)) return;
   if (why == FreshStart::kAsked) {
-    return CreationLog().Write(LogLevel::kInfo, "fresh start, as asked: the model's checkpoints stay",
+    return CreationLog().Write(LogLevel::kInfo, "created with initial values, as requested; its checkpoints stay",
                                {{"model", name}, {"save_dir", store.save_dir()}});
   }
   CreationLog().Write(LogLevel::kWarning, "model starts with initial values although it has checkpoints",

@@ -318,7 +318,7 @@ absl::Status RestoreAgreement::Await(RestorePhase phase, SteadyTime deadline) {
     if (phase == RestorePhase::kReady && options_.is_abandoned()) {
       // Trainers of other daemons get this error too: they are still there.
       return absl::UnavailableError(
-          absl::StrCat("create model ", DisplayName(model()), ": all callers have gone; try again"));
+          absl::StrCat("create model ", DisplayName(model()), ": every caller disconnected; try again"));
     }
     changed_.WaitUntil(&mu_, After(SteadyNow(), std::min(left, kLookAfter)));
   }

@@ -108,7 +108,7 @@ absl::Status InterruptedChanges::Make(const InterruptedChange& change) const {
     case ChangeSource::Kind::kCheckpoint:
       return RestoreAgain(change.model, change.source);
   }
-  return absl::DataLossError("an import was cut off, and its sender has gone");
+  return absl::DataLossError("an import was interrupted, and its sender disconnected");
 }
 
 }  // namespace paramshard::server

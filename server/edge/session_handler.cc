@@ -50,8 +50,8 @@ absl::StatusOr<absl::Duration> AttachTimeoutOf(const v1::AttachRequest& attach) 
 // Kills the process that holds the rank.
 absl::Status KillHolder(const RankHolder& holder, const Callers& callers, const Callers::Caller& caller, int rank) {
   if (holder.uid == caller.peer.uid) return callers.Kill(holder.session);
-  return absl::PermissionDeniedError(absl::StrCat("take over rank ", rank, ": want a holder of user ", caller.peer.uid,
-                                                  ", got process ", holder.pid, " of user ", holder.uid));
+  return absl::PermissionDeniedError(absl::StrCat("take over rank ", rank, ": it belongs to user ", holder.uid,
+                                                  " (process ", holder.pid, "); only that user may take it over"));
 }
 
 // Returns DEADLINE_EXCEEDED with the reason why the epoch has not begun, as far as this daemon can tell.

@@ -84,8 +84,9 @@ class Planner {
     }
     plan_.change = source;
     if (!source.repeatable()) {
-      return Lost(source.kind == ChangeSource::Kind::kCheckpoint ? "a restore of several daemons was cut off"
-                                                                 : "an import was cut off, and its sender has gone");
+      return Lost(source.kind == ChangeSource::Kind::kCheckpoint
+                      ? "a restore of several daemons was cut off"
+                      : "an import was interrupted, and its sender disconnected");
     }
     // A checkpoint replaces everything.
     if (source.kind == ChangeSource::Kind::kFiles) RETURN_IF_ERROR(PlanNumbers().status());
@@ -157,7 +158,7 @@ const char* RecoveryActionName(RecoveryAction action) {
     case RecoveryAction::kRedoChange:
       return "redo the change";
     case RecoveryAction::kServe:
-      return "serve";
+      return "none";
     case RecoveryAction::kQueryNode0:
       return "query node 0";
     case RecoveryAction::kAnswerSkip:

@@ -58,8 +58,8 @@ absl::StatusOr<ModelTakeover::Taken> ModelTakeover::TakeOverOnce(const std::stri
   options_.log.Write(LogLevel::kInfo, "model taken over",
                      {{"model", name},
                       {"commit_number", absl::StrCat((*model)->commit_log().numbers().commit_number)},
-                      {"action", RecoveryActionName(plan.action)},
-                      {"torn_bands", absl::StrCat(TornBands(plan))}});
+                      {"recovery", RecoveryActionName(plan.action)},
+                      {"interrupted_bands", absl::StrCat(TornBands(plan))}});
   Taken taken{.model = *std::move(model)};
   if (plan.action == RecoveryAction::kRedoChange) taken.interrupted = plan.change;
   return taken;

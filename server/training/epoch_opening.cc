@@ -41,7 +41,7 @@ absl::Status KeepPreviousStates(const Topology& topology, Rendezvous& rendezvous
 absl::Status GoneOr(const Trainer& trainer, const absl::Status& sent) {
   if (!absl::IsUnavailable(sent) && !absl::IsAborted(sent)) return sent;
   return absl::AbortedError(
-      absl::StrCat("rank ", trainer.rank, ": process ", trainer.pid, " has gone (", sent.message(), ")"));
+      absl::StrCat("rank ", trainer.rank, ": process ", trainer.pid, " exited or disconnected (", sent.message(), ")"));
 }
 
 }  // namespace

@@ -124,7 +124,7 @@ absl::StatusOr<NewerCopy> ReadNewer(const std::string& path) {
       return absl::DataLossError(absl::StrCat(path, ": the last copy of decisions fails its checksum, though it was ",
                                               "written whole: ", kWithoutIt));
     }
-    Log(LogLevel::kWarning, "a copy of decisions is torn, the other copy counts", {{"path", path}});
+    Log(LogLevel::kWarning, "decision log copy is damaged; using the other copy", {{"path", path}});
   }
   read.is_marked = has_mark && mark.sequence == newer->sequence();
   read.message = *std::move(newer);

@@ -126,7 +126,7 @@ void BeginByOrder(ModelFacts& model, const std::vector<Healing>& healings, const
   model.order->Begin(model.last_epoch, history_id);
   for (const Healing& healing : healings) {
     const ModelReport& before = *model.reports[healing.receiver];
-    Log(LogLevel::kWarning, "state given up by a healing order",
+    Log(LogLevel::kWarning, "state discarded by heal",
         {{"model", model.name},
          {"epoch", absl::StrCat(model.last_epoch)},
          {"node", absl::StrCat(healing.receiver)},
@@ -145,7 +145,7 @@ void EndOrderBehindCommit(ModelFacts& model) {
 }
 
 void EndOrder(ModelFacts& model, absl::string_view why) {
-  Log(LogLevel::kInfo, "an order to heal is over",
+  Log(LogLevel::kInfo, "heal request ended",
       {{"model", model.name}, {"from", absl::StrCat(model.order->donor())}, {"why", std::string(why)}});
   model.order.reset();
 }

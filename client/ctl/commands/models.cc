@@ -18,10 +18,10 @@ std::string EndText(const v1::ModelSummary& model) {
   return absl::StrCat("restoring, ", PercentOf(progress.done_bytes(), progress.all_bytes()), " %");
 }
 
-// A daemon without a state has only the commit that it went back to.
+// A daemon without a state has only the commit that it was rolled back to.
 std::string RollbackText(const v1::Rollback& rollback) {
   const int64_t from = rollback.from_commit_number();
-  return absl::StrCat("went back ", from > 0 ? absl::StrCat("from commit ", from, " ") : "", "to commit ",
+  return absl::StrCat("rolled back ", from > 0 ? absl::StrCat("from commit ", from, " ") : "", "to commit ",
                       rollback.commit_number());
 }
 

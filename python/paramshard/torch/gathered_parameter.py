@@ -44,7 +44,7 @@ class GatheredParameter(nn.Parameter):
         return parameter
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
-        """Everything is done by __new__, for which torch has no constructor that this could call."""
+        """Does nothing: __new__ has set everything."""
 
     def own_memory(self) -> torch.Tensor:
         """Keeps its present memory as its own. Returns it as a tensor with a version of its own."""

@@ -177,7 +177,7 @@ TEST_P(SavedWorldTest, ACheckpointThatTheStateDoesNotGoOnFromIsNotGoneBackTo) {
   const auto comes = Attach(loser());
   const auto is_refused =
       StatusIs(absl::StatusCode::kFailedPrecondition,
-               AllOf(HasSubstr("want one state on all nodes"), HasSubstr("no daemon goes back to a saved step"),
+               AllOf(HasSubstr("want one state on all nodes"), HasSubstr("no daemon rolled back to a checkpoint"),
                      HasSubstr("got step 3 of history")));
   EXPECT_THAT(EndOf(*waits), is_refused);
   // A node 0 that came back empty does not know what the other one goes on from, and has its trainers come again.
@@ -198,7 +198,7 @@ TEST_P(UnsavedWorldTest, TrainersAreToldWhyNoEpochStarts) {
   const auto comes = Attach(loser());
   const auto is_refused =
       StatusIs(absl::StatusCode::kFailedPrecondition,
-               AllOf(HasSubstr("want one state on all nodes"), HasSubstr("no daemon goes back to a saved step")));
+               AllOf(HasSubstr("want one state on all nodes"), HasSubstr("no daemon rolled back to a checkpoint")));
   EXPECT_THAT(EndOf(*waits), is_refused);
   EXPECT_THAT(EndOf(*comes), is_refused);
   EXPECT_EQ(world_.model(other()).state().snapshot().numbers.commit_number, kMore);
@@ -287,7 +287,7 @@ TEST_P(BrokenRestoreTest, AStateThatIsNotWholeIsToldWhereNothingCanBeRestored) {
   const auto comes = Attach(other());
   EXPECT_THAT(EndOf(*comes),
               StatusIs(absl::StatusCode::kDataLoss, AllOf(HasSubstr("a restore broke off in the middle"),
-                                                          HasSubstr("no daemon goes back to a saved step"))));
+                                                          HasSubstr("no daemon rolled back to a checkpoint"))));
 }
 
 // Worlds where the other daemon has all that is lost: nobody goes back.
