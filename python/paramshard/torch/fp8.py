@@ -59,7 +59,7 @@ class Quantized(NamedTuple):
 def quantize_1x128(x: torch.Tensor, both: bool = True) -> Quantized:
     """Quantizes rows of x [T, K] in blocks of 128 and, with `both`, its columns as well, reading x once.
 
-    x: bfloat16, float16 or float32; K is a multiple of 128. Enqueued on the present stream. Not differentiable.
+    x: bfloat16, float16 or float32; K is a multiple of 128. Enqueued on the current stream. Not differentiable.
     """
     return Quantized(*torch.ops.paramshard.quantize_1x128(x, both))
 

@@ -160,7 +160,7 @@ class TrainingStep:
         self._forget_pushes()
 
     def reshard(self, operation: str) -> None:
-        """Gives gathered memory back before values change. Raises if parameters were written or are still gathered."""
+        """Releases gathered memory before values change. Raises if parameters were written or are still gathered."""
         for unit in self._units:
             unit.end_passes()
             unit.end_transforms()

@@ -20,12 +20,12 @@ class Unknown:
 
 Rule = InitialValue | Unknown
 
-# Operations that leave nothing of the values before.
+# Operations that overwrite the whole tensor.
 _FILLS = frozenset({"normal_", "uniform_", "zero_", "fill_"})
 
 
 class History:
-    """The operations that wrote a tensor, since the last one that left nothing of the values before."""
+    """The operations that wrote a tensor, from the last one on that overwrote all of it."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._operations: list[tuple[str, Any]] = []

@@ -106,7 +106,7 @@ TEST_F(NodeStreamsTest, AnOldStreamThatDoesNotEndIsEnded) {
   streams_.End(*first_, /*is_moved=*/false);
   const NodeStreams::StreamPtr first = MakeStream(1, &first_sink_);
   ASSERT_OK(impatient.Join(first, 1));
-  EXPECT_THAT(impatient.GoOn(second_), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("join anew")));
+  EXPECT_THAT(impatient.GoOn(second_), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("join again")));
   EXPECT_TRUE(first_sink_.is_stopped);
   EXPECT_THAT(AbsentNodes(coordinator_), ElementsAre(1));
   impatient.End(*first, /*is_moved=*/false);
@@ -115,7 +115,7 @@ TEST_F(NodeStreamsTest, AnOldStreamThatDoesNotEndIsEnded) {
 TEST_F(NodeStreamsTest, WhatHasNoStreamBeforeItDoesNotGoOn) {
   for (const NodeStreams::StreamPtr& stream :
        {MakeStream(2, &second_sink_, kProcess + 1), MakeStream(1, &second_sink_), MakeStream(2, &second_sink_, 0)}) {
-    EXPECT_THAT(streams_.GoOn(stream), StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("join anew")));
+    EXPECT_THAT(streams_.GoOn(stream), StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("join again")));
   }
   EXPECT_THAT(first_sink_.news.moves(), IsEmpty());
   EXPECT_THAT(AbsentNodes(coordinator_), IsEmpty());
