@@ -171,7 +171,7 @@ void RestoreAgreement::Finish(const absl::Status& status) {
   if (options_.role == Role::kFollower) return Report(RestorePhase::kDone, status);
   if (!ordered_ || ended_) return;
   // A node that this does not reach notices the end by itself.
-  const absl::Status why = status.ok() ? absl::InternalError("no end was told") : status;
+  const absl::Status why = status.ok() ? absl::InternalError("the restore ended without a result") : status;
   Tell(RestoreEnd{.id = order().id, .status = why}).IgnoreError();
 }
 

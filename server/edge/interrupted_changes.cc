@@ -60,7 +60,7 @@ void InterruptedChanges::Run() {
     if (!status.ok() && IsStopping()) return;
     store_->FinishChange(change.model, status);
     if (!status.ok()) continue;
-    Log(LogLevel::kInfo, "completed a change that was cut off",
+    Log(LogLevel::kInfo, "completed an interrupted change",
         {{"model", change.model->spec().name},
          {"history", change.model->state().history().id.ToString()},
          {"elapsed", absl::FormatDuration(absl::FromChrono(SteadyNow() - begin))}});
@@ -75,7 +75,7 @@ absl::Status InterruptedChanges::MakeWithRetries(const InterruptedChange& change
     const SteadyTime now = options_.clock->Now();
     if (!deadline.has_value()) deadline = After(now, options_.timeout);
     if (After(now, pause) > *deadline) return status;
-    Log(LogLevel::kWarning, "retrying a change that was cut off",
+    Log(LogLevel::kWarning, "retrying an interrupted change",
         {{"model", change.model->spec().name}, {"why", status.ToString()}, {"pause", absl::FormatDuration(pause)}});
     if (!Pause(pause)) return status;
   }

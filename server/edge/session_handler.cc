@@ -265,7 +265,7 @@ void SessionCall::GoOn(TakeOver take_over) {
     status = Attach(take_over.attach, take_over.timeout);
   } else if (SteadyNow() >= take_over.deadline) {
     status = absl::DeadlineExceededError(
-        absl::StrCat("take over rank ", rank, ": process ", take_over.holder.pid, " was killed but did not go"));
+        absl::StrCat("take over rank ", rank, ": process ", take_over.holder.pid, " did not exit after it was killed"));
   }
   absl::MutexLock lock(&mu_);
   if (!status.ok()) return EndCall(status);

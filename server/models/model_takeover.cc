@@ -39,7 +39,7 @@ absl::StatusOr<ModelTakeover::Taken> ModelTakeover::TakeOverOnce(const std::stri
   }
   if (IsOfSeveral(plan)) {
     // All daemons make the restore again when trainers come.
-    const std::string why = "a restore of several daemons was cut off";
+    const std::string why = "a restore of several daemons was interrupted";
     options_.lost.Report(*options_.world.cluster, name, why);
     options_.lost.Add(name, why, plan.change, /*was_restored=*/true);
     return Taken();

@@ -12,7 +12,7 @@ namespace {
 absl::Status Dismissal(absl::string_view model, absl::string_view rollback_why) {
   if (rollback_why.empty()) return absl::OkStatus();
   return absl::UnavailableError(
-      absl::StrCat("model ", model, ": all daemons roll back to a saved step (", rollback_why, "); attach again"));
+      absl::StrCat("model ", model, ": all daemons roll back to a checkpoint (", rollback_why, "); attach again"));
 }
 
 }  // namespace

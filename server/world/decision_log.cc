@@ -115,7 +115,7 @@ absl::StatusOr<NewerCopy> ReadNewer(const std::string& path) {
     }
   }
   if (!newer.has_value()) {
-    return absl::DataLossError(absl::StrCat(path, ": want one whole copy of two, got none: ", kWithoutIt));
+    return absl::DataLossError(absl::StrCat(path, ": want one intact copy of two, got none: ", kWithoutIt));
   }
   if (is_torn) {
     // A damaged mark names no copy. One crash does not tear both the mark and a copy.

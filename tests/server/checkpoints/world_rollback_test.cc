@@ -60,7 +60,7 @@ class WorldRollbackTest : public WorldRestoresTestBase, public testing::TestWith
   }
   // Matches the error of a trainer that should attach again.
   static auto IsToComeAgain() {
-    return StatusIs(absl::StatusCode::kUnavailable, HasSubstr("all daemons roll back to a saved step"));
+    return StatusIs(absl::StatusCode::kUnavailable, HasSubstr("all daemons roll back to a checkpoint"));
   }
 
   // Until both daemons are in a history that a restore has begun.
@@ -266,7 +266,7 @@ TEST_P(BrokenRestoreTest, IsMadeAgainOfADaemonThatWasKilledMeanwhileToo) {
   };
   for (int node = 0; node < 2; ++node) {
     EXPECT_THAT(next.daemons().store(node).lost().Check("m"),
-                StatusIs(absl::StatusCode::kDataLoss, HasSubstr("a restore of several daemons was cut off")));
+                StatusIs(absl::StatusCode::kDataLoss, HasSubstr("a restore of several daemons was interrupted")));
   }
   std::thread zero([&] { create(0); });
   create(1);
