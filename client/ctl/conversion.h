@@ -53,9 +53,8 @@ using ConversionProgress = std::function<void(int64_t done_bytes, int64_t all_by
 
 // Converts a checkpoint. Where config.json lies beside the output, or beside the input of an output folder, it writes a
 // config.json with which transformers decodes the output, or refuses to open it. For FP8_BLOCK_128X128 of E4M3 some
-// matrices stay unchanged and are listed in modules_to_not_convert: matrices whose
-// names are not linear layers', unless a rule says otherwise, and matrices with rows or columns that are not a multiple
-// of 128. Options and rules choose the
+// matrices stay unchanged and are listed in modules_to_not_convert: matrices whose names are not linear layers', unless
+// a rule says otherwise, and matrices with rows or columns that are not a multiple of 128. Options and rules choose the
 // encoding of F32, BF16 and F16 tensors; other and empty tensors are copied unchanged. Files are read and written in
 // bands of rows: memory does not grow with the files, but with one granule of rows. Each output file is renamed to its
 // name when it is complete, an index last.

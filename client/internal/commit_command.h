@@ -10,9 +10,9 @@
 
 namespace paramshard::internal {
 
-// INVALID_ARGUMENT naming the group and the hyper-parameter that is not finite or out of range, a
-// wrong number of groups, or a client state that is too large. An error found here ends the call; found
-// by the daemon it would end the epoch.
+// INVALID_ARGUMENT naming the group and the hyper-parameter that is not finite or out of range, a wrong number of
+// groups, or a client state that is too large. An error found here ends the call; found by the daemon it would end the
+// epoch.
 absl::StatusOr<v1::Commit> MakeCommit(const CommitOptions& options, int group_count, int64_t commit_number);
 
 }  // namespace paramshard::internal
