@@ -35,7 +35,7 @@ Decided Decide(const v1::Commit& commit, const CommitDecision& decision, bool me
 // Does the same for a commit that another server has prepared.
 DecidedCommit Decide(const PreparedCommit& commit, const CommitDecision& decision, bool mean);
 
-// What is left of a commit that its epoch did not finish. All are OK if there is none.
+// Outcome of a commit that its epoch did not finish. All are OK if there is none.
 struct OpenCommit {
   absl::Status torn;       // it was applied on some ranks, and failed on others
   absl::Status unwritten;  // it is answered, and its answer is not in the journal; no other commit follows

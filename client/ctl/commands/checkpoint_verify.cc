@@ -30,7 +30,10 @@ std::string DamagesText(const Verification& verification) {
   }
   absl::StrAppend(&text, verification.tensor_count, verification.tensor_count == 1 ? " tensor, " : " tensors, ",
                   BytesCell(verification.read_bytes), " read, ",
-                  verification.ok() ? "no damage" : absl::StrCat(verification.damages.size(), " damaged"), "\n");
+                  verification.ok() ? "no damage" : absl::StrCat("damage in ", verification.damages.size()),
+                  verification.ok()                  ? "\n"
+                  : verification.damages.size() == 1 ? " place\n"
+                                                     : " places\n");
   return text;
 }
 
