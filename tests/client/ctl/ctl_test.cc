@@ -623,7 +623,7 @@ TEST(CtlTest, ADamagedCheckpointHasAnExitCodeOfItsOwn) {
   EXPECT_EQ(damaged.progress, "");
   EXPECT_THAT(damaged.out,
               AllOf(StartsWith("FILE"), HasSubstr("rank-00000-of-00001.safetensors  exp_avg_sq/w          0"),
-                    HasSubstr(" 1 damage\n")));
+                    HasSubstr("damage in 1 place\n")));
   const Result as_json = RunArguments({"-o", "json", "checkpoint", "verify", folder});
   EXPECT_EQ(as_json.exit_code, kMismatch);
   const nlohmann::json json = nlohmann::json::parse(as_json.out);
