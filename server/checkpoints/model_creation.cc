@@ -75,7 +75,7 @@ absl::StatusOr<CreatedModel> CreateOrdered(ModelStore& store, Restores& restores
   // Ends only now: the model is found while it is filled, and the next order would be carried out on a model that may
   // be dropped.
   if (taken != nullptr) restores.End(*taken, made.status());
-  // Node 0 does not know yet that the model could not be made. If the caller has gone, the order stays for the next
+  // Node 0 does not know yet that the model could not be made. If the caller disconnected, the order stays for the next
   // creation.
   if (taken == nullptr && !made.ok() && !gave_up) restores.RefuseOrder(name, order, made.status());
   ASSIGN_OR_RETURN(created.model, std::move(made));

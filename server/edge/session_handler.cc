@@ -32,7 +32,7 @@ constexpr absl::Duration kFirstMessageTimeout = absl::Seconds(5);
 constexpr absl::Duration kDefaultAttachTimeout = absl::Minutes(10);
 constexpr absl::Duration kMaxAttachTimeout = absl::Hours(24 * 365);
 constexpr absl::Duration kTakeOverTimeout = absl::Seconds(5);
-// Interval in which a take-over checks whether the killed holder has gone.
+// Interval in which a take-over checks whether the killed holder has exited.
 constexpr absl::Duration kTakeOverLook = absl::Milliseconds(5);
 constexpr absl::Duration kLeaveTimeout = absl::Seconds(30);
 // Largest request: a command that fits the ring, and the message around it.
