@@ -21,7 +21,7 @@ absl::StatusOr<ModelTakeover::Taken> ModelTakeover::TakeOver(const std::string& 
     absl::StatusOr<Taken> taken = TakeOverOnce(name, std::move(pieces));
     if (!absl::IsResourceExhausted(taken.status()) || options_.clock.Now() >= options_.deadline) return taken;
     if (is_first) {
-      options_.log.Write(LogLevel::kWarning, "a model waits for memory",
+      options_.log.Write(LogLevel::kWarning, "model takeover waits for free memory",
                          {{"model", name}, {"why", taken.status().ToString()}});
     }
     options_.pause(kPauseForRoom);

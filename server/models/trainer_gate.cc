@@ -198,7 +198,7 @@ void TrainerGate::RunEpoch(Epoch& epoch) {
   model_.log->Write(LogLevel::kInfo, "epoch started",
                     {{"model", model_.name()}, {"epoch", absl::StrCat(epoch.number())}});
   if (epoch.leaves_nodes_out()) {
-    model_.log->Write(LogLevel::kWarning, "replicas go on without some daemons",
+    model_.log->Write(LogLevel::kWarning, "epoch runs without some daemons",
                       {{"model", model_.name()},
                        {"epoch", absl::StrCat(epoch.number())},
                        {"nodes", absl::StrJoin(epoch.topology().active(), ",")},
