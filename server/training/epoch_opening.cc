@@ -37,7 +37,7 @@ absl::Status KeepPreviousStates(const Topology& topology, Rendezvous& rendezvous
   return absl::OkStatus();
 }
 
-// Returns an error if the trainer exited or disconnected: a socket that is closed is noticed here before the process's end is.
+// Returns an error if the trainer exited or disconnected: a closed socket is noticed here before the process's end.
 absl::Status GoneOr(const Trainer& trainer, const absl::Status& sent) {
   if (!absl::IsUnavailable(sent) && !absl::IsAborted(sent)) return sent;
   return absl::AbortedError(
