@@ -83,7 +83,7 @@ class Command {
  public:
   virtual ~Command() = default;
 
-  // Adds options whose values become the command's. It outlives the app.
+  // Adds options that set the command's fields; the command outlives the app.
   virtual void AddOptions(CLI::App&) {}
   // Called after the options were read. An error is a usage error of options that do not fit together.
   virtual absl::Status Check() const { return absl::OkStatus(); }

@@ -588,7 +588,7 @@ absl::StatusOr<ConversionReport> Convert(const ConversionOptions& options, const
   ASSIGN_OR_RETURN(Weights input, Weights::Open(options.input));
   if (input.checkpoint().is_sharded()) {
     return absl::InvalidArgumentError(absl::StrCat(
-        options.input, ": want whole tensors in one file or with an index, got tensors in parts: import takes them"));
+        options.input, ": want whole tensors in one file or with an index, got tensors in parts; use import instead"));
   }
   return Conversion(options, std::move(input)).Run(progress);
 }

@@ -19,8 +19,8 @@ namespace paramshard::ctl {
 struct ConversionOptions {
   // A path that Checkpoint::Open takes.
   std::string input;
-  // A file, where it ends in ".safetensors": then it takes the tensors of all files. Else a folder, created if need be,
-  // for files of the input's names, and an index where the input has one.
+  // A path that ends in ".safetensors" is one file, for the tensors of all input files. Any other is a folder, created
+  // if need be, for files of the input's names, and an index if the input has one.
   std::string output;
   // Encoding of tensors of at least two dimensions that no rule matches; none: they are copied unchanged.
   std::optional<Encoding> encoding;
@@ -53,8 +53,8 @@ using ConversionProgress = std::function<void(int64_t done_bytes, int64_t all_by
 
 // Converts a checkpoint. Where config.json lies beside the output, or beside the input of an output folder, it writes a
 // config.json with which transformers decodes the output, or refuses to open it. For FP8_BLOCK_128X128 of E4M3 some
-// matrices stay unchanged and are listed in modules_to_not_convert: those whose names are not linear layers', unless a
-// rule says otherwise, and those with rows or columns that are no multiple of 128. Options and rules choose the
+// matrices stay unchanged and are listed in modules_to_not_convert: matrices whose names are not linear layers', unless
+// a rule says otherwise, and matrices with rows or columns that are not a multiple of 128. Options and rules choose the
 // encoding of F32, BF16 and F16 tensors; other and empty tensors are copied unchanged. Files are read and written in
 // bands of rows: memory does not grow with the files, but with one granule of rows. Each output file is renamed to its
 // name when it is complete, an index last.

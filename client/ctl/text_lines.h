@@ -11,7 +11,7 @@
 
 namespace paramshard::ctl {
 
-// A line's two texts, without spaces around them, and its place.
+// A line's key and value, without spaces around them, and its place.
 struct TextLine {
   std::string key;
   std::string value;

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "client/ctl/terminal_text.h"
 #include "kernels/base/status_macros.h"
@@ -253,6 +254,11 @@ absl::Status Trainer::Report(Model& model) {
   const Score held_out = task_.Loss(/*scale=*/1.0f);
   const auto count = static_cast<double>(held_out.count);
   const int64_t steps = std::max<int64_t>(cost_.steps, 1);
+  if (options_.client.rank == 0) {
+    std::cout << absl::StrFormat("step %d of %d: held-out loss %.4f, accuracy %.1f%%", position_.step, total_steps(),
+                                 held_out.loss / count, 100 * static_cast<double>(held_out.correct) / count)
+              << std::endl;
+  }
   report_->Progress({.step = position_.step,
                      .epoch = static_cast<double>(position_.step) / static_cast<double>(batches_.batches_per_epoch()),
                      .loss = position_.loss_sum / static_cast<double>(std::max<int64_t>(position_.loss_count, 1)),

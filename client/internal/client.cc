@@ -187,7 +187,7 @@ absl::Status Client::Impl::CheckNotBack(const internal::Session& session, int64_
   if (known <= now) return absl::OkStatus();
   return absl::DataLossError(absl::StrCat(
       "open model ", model, ": rolled back from commit ", known, ", which was answered, to commit ", now,
-      ": the daemons rolled back to a saved step, or lost all; call OpenModel again to go on from commit_number()"));
+      ": the daemons rolled back to a checkpoint, or lost all; call OpenModel again to go on from commit_number()"));
 }
 
 void Client::Impl::ForgetAnswered(absl::string_view model) {

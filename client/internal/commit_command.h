@@ -1,4 +1,4 @@
-// A commit's options, checked, as the command that carries them.
+// Checks a commit's options, and makes the command that carries them.
 #ifndef PARAMSHARD_CLIENT_INTERNAL_COMMIT_COMMAND_H_
 #define PARAMSHARD_CLIENT_INTERNAL_COMMIT_COMMAND_H_
 
@@ -10,9 +10,9 @@
 
 namespace paramshard::internal {
 
-// INVALID_ARGUMENT naming the group and the hyper-parameter that is not finite or out of range, a
-// wrong number of groups, or a client state that is too large. Refused here, a mistake costs a
-// call; refused by the daemon, an epoch.
+// INVALID_ARGUMENT naming the group and the hyper-parameter that is not finite or out of range, a wrong number of
+// groups, or a client state that is too large. An error found here ends the call; found by the daemon it would end the
+// epoch.
 absl::StatusOr<v1::Commit> MakeCommit(const CommitOptions& options, int group_count, int64_t commit_number);
 
 }  // namespace paramshard::internal

@@ -45,9 +45,9 @@ absl::StatusOr<wire::FileDescriptor> ConnectSocket(const std::string& path, absl
       return absl::DeadlineExceededError(absl::StrCat("connect: timed out after ", absl::FormatDuration(timeout),
                                                       ": the daemon at ", path, " accepts no connection"));
     }
-    const absl::StatusCode code =
-        errno == EACCES ? absl::StatusCode::kPermissionDenied : absl::StatusCode::kUnavailable;
-    return absl::Status(code, absl::StrCat("connect: cannot reach a daemon at ", path, ": ", strerror(errno)));
+    const std::string text = absl::StrCat("connect: cannot reach a daemon at ", path, ": ", strerror(errno));
+    if (errno == EACCES) return absl::PermissionDeniedError(text);
+    return absl::UnavailableError(absl::StrCat(text, "; start paramshardd, or correct the socket directory"));
   }
   return fd;
 }

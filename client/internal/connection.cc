@@ -12,10 +12,6 @@
 namespace paramshard::internal {
 namespace {
 
-constexpr char kWhatToDo[] =
-    "start it, unless its keeper does, and call again; it comes back with the models that its keeper holds, or that it "
-    "restores from a save";
-
 std::string RandomId() {
   std::random_device random;
   std::string id;
@@ -80,7 +76,8 @@ absl::Status Connection::Explain(absl::string_view call, absl::Status answer) co
   const bool lost = absl::IsUnavailable(answer) ? IsAboutToBeLost() : !answer.ok() && IsLost();
   if (!lost) return answer;
   return absl::UnavailableError(absl::StrCat(call, ": the daemon (pid ", companion_->daemon_pid(),
-                                             ") went away during the call (", answer.message(), "); ", kWhatToDo));
+                                             ") exited during the call (", answer.message(),
+                                             "); start it, unless its keeper does"));
 }
 
 absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Connect(DaemonPlace place, absl::Duration timeout) {
@@ -94,8 +91,9 @@ absl::StatusOr<std::shared_ptr<Connection>> Daemon::Connected() {
   absl::StatusOr<std::shared_ptr<Connection>> opened = Connection::Open(place_, timeout_);
   if (opened.ok()) return connection_ = *std::move(opened);
   if (opened.status().code() != absl::StatusCode::kUnavailable) return opened.status();
-  return absl::UnavailableError(
-      absl::StrCat(opened.status().message(), "; the daemon that this client was connected to has gone: ", kWhatToDo));
+  return absl::UnavailableError(absl::StrCat(
+      opened.status().message(),
+      "; the daemon that this client was connected to exited; its keeper, if it has one, starts it again"));
 }
 
 }  // namespace paramshard::internal

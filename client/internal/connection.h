@@ -47,7 +47,7 @@ class Connection {
   const std::string& id() const { return id_; }
   void Authenticate(grpc::ClientContext& context) const;
 
-  // Passes on the answer of a call of this connection. Where the daemon went away during the call, the answer says so,
+  // Passes on the answer of a call of this connection. If the daemon exited during the call, the answer says so,
   // and what to do. UNAVAILABLE is delayed for a moment, for it may be the first sign of a dying daemon.
   absl::Status Explain(absl::string_view call, absl::Status answer) const;
 

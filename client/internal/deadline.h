@@ -20,7 +20,7 @@ class Deadline {
     return Deadline(Clock::now() + absl::ToChronoNanoseconds(bounded));
   }
 
-  // Never less than nothing.
+  // Time left; zero once the deadline has passed.
   absl::Duration Left() const { return std::max(absl::FromChrono(moment_ - Clock::now()), absl::ZeroDuration()); }
   bool Passed() const { return Clock::now() >= moment_; }
 

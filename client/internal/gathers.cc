@@ -70,8 +70,8 @@ absl::Status Gathers::NoSlotIsFree(const PlannedGather& gather, const GatherSlot
   const bool large = static_cast<int>(fitting.size()) < attached_.layout.ring_slots();
   return absl::ResourceExhaustedError(absl::StrCat(
       "gather ", attached_.names.UnitName(gather.unit),
-      ": no gather slot is free: ", large ? "the large ones that it fits are" : "all that fit are",
-      " held by handles of ", attached_.names.UnitNames(slots.HoldersOf(fitting)), "; release one, or raise ModelSpec.",
+      ": no gather slot is free: ", large ? "the large slots that fit are" : "all that fit are", " held by handles of ",
+      attached_.names.UnitNames(slots.HoldersOf(fitting)), "; release one, or raise ModelSpec.",
       large ? "large_gather_slots" : "gather_slots", " above ", fitting.size()));
 }
 

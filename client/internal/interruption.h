@@ -1,4 +1,4 @@
-// A caller's means to end its own waits.
+// Callback that interrupts a blocking call.
 #ifndef PARAMSHARD_CLIENT_INTERNAL_INTERRUPTION_H_
 #define PARAMSHARD_CLIENT_INTERNAL_INTERRUPTION_H_
 

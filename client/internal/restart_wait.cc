@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 
 namespace paramshard::internal {
 namespace {
@@ -50,8 +51,9 @@ void RestartWait::Reached() {
 
 void RestartWait::Tell(const absl::Status& failure) {
   if (std::exchange(told_, true)) return;
-  const std::string text =
-      absl::StrCat(call_, ": waits up to ", absl::FormatDuration(timeout_), " for the daemon: ", failure.message());
+  absl::string_view why = failure.message();
+  absl::ConsumePrefix(&why, absl::StrCat(call_, ": "));
+  const std::string text = absl::StrCat(call_, ": ", why, "; retrying for up to ", absl::FormatDuration(timeout_));
   if (on_wait_ != nullptr) {
     on_wait_(text);
   } else {

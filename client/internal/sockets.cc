@@ -44,7 +44,8 @@ absl::Status CheckOwner(const std::string& directory, uid_t user) {
   struct stat info {};
   // Not stat: another user's link could lead to a directory of this user, and elsewhere a moment later.
   if (lstat(directory.c_str(), &info) != 0) {
-    return absl::UnavailableError(absl::StrCat("connect: cannot reach a daemon at ", directory, ": ", strerror(errno)));
+    return absl::UnavailableError(absl::StrCat("connect: cannot reach a daemon at ", directory, ": ", strerror(errno),
+                                               "; start paramshardd, or correct the socket directory"));
   }
   if (S_ISDIR(info.st_mode) && (info.st_uid == user || info.st_uid == 0)) return absl::OkStatus();
   return absl::PermissionDeniedError(

@@ -53,9 +53,10 @@ class TensorMemory {
   virtual uint8_t* scratch() const = 0;
   // This process's index of the GPU; -1: host memory.
   virtual int gpu() const = 0;
-  // Streams of the session itself; null where there are no streams. The host waits for the first. The second gives back
-  // slots that the trainer's work may still use, and the host never waits for it.
+  // The session's own stream, which the host waits for; null in host memory.
   virtual GpuStream own_stream() const = 0;
+  // Stream that gives back slots which the trainer's work may still use; the host never waits for it. Null in host
+  // memory.
   virtual GpuStream return_stream() const = 0;
 
   // Copies inside this memory that do not overlap, in any order among themselves.

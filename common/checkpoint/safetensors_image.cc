@@ -42,7 +42,7 @@ std::string SafetensorsImage::Bytes() const {
 absl::StatusOr<ParsedImage> ParseImage(absl::string_view bytes) {
   const auto size_bytes = static_cast<int64_t>(bytes.size());
   if (size_bytes < kLengthBytes) {
-    return absl::DataLossError(absl::StrCat("want the length of a header, got ", size_bytes, " bytes"));
+    return absl::DataLossError(absl::StrCat("want at least ", kLengthBytes, " bytes, got ", size_bytes));
   }
   ParsedImage image;
   ASSIGN_OR_RETURN(image.header_bytes, safetensors::DataBegin(bytes.substr(0, kLengthBytes)));

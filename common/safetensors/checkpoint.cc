@@ -152,7 +152,7 @@ absl::Status Checkpoint::OpenFolder(const std::string& folder) {
   if (paths->size() > 1) return OpenShards(*paths);
   if (const int64_t count = FilesByName(paths->front()); count > 1) {
     return Invalid(paths->front(), absl::StrCat("want all ", count, " files of the checkpoint and ", kIndexFileName,
-                                                ", got this one alone"));
+                                                ", got only this file"));
   }
   notes_.push_back(absl::StrCat(folder, " has no ", kModelFileName, ": read ", NameOf(paths->front())));
   return OpenWhole(paths->front());

@@ -70,8 +70,8 @@ bool OffsetsReader::Refuse() {
 }
 
 absl::Status OffsetsReader::TensorsExpected() const {
-  return absl::InvalidArgumentError(absl::StrCat(kShardingInfoKey, ": want an object with each of the file's ",
-                                                 tensors_.size(), " tensors, and no other"));
+  return absl::InvalidArgumentError(
+      absl::StrCat(kShardingInfoKey, ": want an object with exactly the file's ", tensors_.size(), " tensors"));
 }
 
 absl::Status OffsetsReader::OffsetsExpected(size_t tensor) const {

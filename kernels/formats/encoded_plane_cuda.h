@@ -124,7 +124,7 @@ __device__ uint32_t ReadWindow(const uint8_t* data, int64_t first, int count, ui
   const uint32_t shift = address % 4 * 8 + (kBits == 4 ? (first & 1) * 4 : 0);
 #pragma unroll
   for (int i = 0; i < kWindow; ++i) {
-    // Were a load left out, its word would be set to something else, and for that the compiler waits for loads.
+    // Loads without a condition: for a word that is either loaded or set, the compiler would wait for earlier loads.
     const bool goes_on = i == 0 || shift + kBits * count > 32 * i;
     window[i] = LoadGlobal<uint32_t>(aligned + (goes_on ? i : 0));
   }

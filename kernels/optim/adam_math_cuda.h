@@ -38,9 +38,8 @@ struct AdamConstants {
   ReciprocalPair reciprocal2;
   double wide_reciprocal1;
   double wide_reciprocal2;
-  // False if only the third way is exact for these constants; or only the second and the third.
-  bool in_range;
-  bool allows_ordinary;
+  bool in_range;         // the second way is exact; false: only the third is
+  bool allows_ordinary;  // the first way is exact too; implies in_range
 };
 
 // Bounds for which the first two ways are proven. Within them no intermediate result overflows, and every remainder is
@@ -103,7 +102,7 @@ __device__ __forceinline__ float Divide(float dividend, float divisor) {
   return Divide(dividend, divisor, fmaf(fmaf(-divisor, approximate, 1.0f), approximate, approximate));
 }
 
-// dividend / divisor, where `reciprocal` belongs to a divisor that is not here.
+// dividend / divisor, given the precomputed reciprocal of the divisor.
 __device__ __forceinline__ float Divide(float dividend, const ReciprocalPair& reciprocal) {
   return fmaf(dividend, reciprocal.high, dividend * reciprocal.low);
 }

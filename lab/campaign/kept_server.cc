@@ -335,7 +335,7 @@ absl::StatusOr<KeptServer::FinishedSteps> KeptServer::StepsFinished(const std::s
       ++taken_over;
       if (!absl::StrContains(line, RecoveryActionName(server::RecoveryAction::kRedoApply))) continue;
       ++finished.steps;
-      ASSIGN_OR_RETURN(const int64_t torn, NumberIn(line, " torn_bands="));
+      ASSIGN_OR_RETURN(const int64_t torn, NumberIn(line, " interrupted_bands="));
       finished.torn_bands += torn;
     }
     // Without these lines the log would not prove that no step was finished.

@@ -166,7 +166,7 @@ void BindClient(nb::module_& module) {
              "calls that share memory (open_model, create_model) are refused. Timeouts are in seconds: for connecting; "
              "for other ranks to attach; for a daemon that restarts. `take_over` kills the trainer that holds the "
              "rank. `prefetch` issues gathers ahead in the order of the first step. With `accept_rollback` open_model "
-             "goes on by itself if the daemons rolled back to a saved step and lost commits that this client has seen "
+             "goes on by itself if the daemons rolled back to a checkpoint and lost commits that this client has seen "
              "answered; else it raises DataLossError, once. UnavailableError, with the address, if no daemon answers.");
   BindCreatedModel(module);
   BindModels(client);

@@ -127,17 +127,23 @@ void BindCommands(nb::class_<PyModel>& model) {
           "stream of `Model.gpu`: that stream waits and zeroes, and this call returns at once; without `zero` every "
           "element must be written of every parameter that is not marked absent. ResourceExhaustedError if all slots "
           "that fit are held, unpushed: names their units.")
-      .def(
-          "commit", &Commit, nb::kw_only(), nb::arg("learning_rate") = 1e-3, nb::arg("beta1") = 0.9,
-          nb::arg("beta2") = 0.999, nb::arg("epsilon") = 1e-8, nb::arg("weight_decay") = 0.0,
-          nb::arg("groups") = nb::none(), nb::arg("max_grad_norm") = nb::none(), nb::arg("gradient_scale") = 1.0,
-          nb::arg("client_state").sig("b''") = nb::bytes("", 0), nb::arg("commit_number") = nb::none(),
-          nb::arg("save") = false,
-          "Applies one optimizer step, and returns at once, unless three commits are unanswered: then it waits for the "
-          "oldest. `groups`: a dict of hyper-parameters for each group of the model. `max_grad_norm` clips to that "
-          "global norm. `gradient_scale` is the loss scale that gradients carry. `client_state`, at most 64 KiB, comes "
-          "back after a crash. `save` saves the state that this commit leaves, on all ranks alike. "
-          "FailedPreconditionError names a gathered unit or an unpushed gradient slot that is held.")
+      .def("commit", &Commit, nb::kw_only(), nb::arg("learning_rate") = 1e-3, nb::arg("beta1") = 0.9,
+           nb::arg("beta2") = 0.999, nb::arg("epsilon") = 1e-8, nb::arg("weight_decay") = 0.0,
+           nb::arg("groups") = nb::none(), nb::arg("max_grad_norm") = nb::none(), nb::arg("gradient_scale") = 1.0,
+           nb::arg("client_state").sig("b''") = nb::bytes("", 0), nb::arg("commit_number") = nb::none(),
+           nb::arg("save") = false,
+           "Applies one optimizer step.\n\n"
+           "Returns at once, unless three commits are unanswered: then it waits for the oldest.\n\n"
+           "Args:\n"
+           "    learning_rate, beta1, beta2, epsilon, weight_decay: Hyper-parameters of all parameters.\n"
+           "    groups: A dict of hyper-parameters for each group of the model, instead of the above.\n"
+           "    max_grad_norm: Clips the gradients to this global norm.\n"
+           "    gradient_scale: The loss scale that gradients carry.\n"
+           "    client_state: At most 64 KiB, which come back after a crash.\n"
+           "    commit_number: The number of this commit; by default the next.\n"
+           "    save: Saves the state that this commit leaves; the same on all ranks.\n\n"
+           "Raises:\n"
+           "    FailedPreconditionError: A gathered unit, or a gradient slot that is not pushed, is still held.")
       .def(
           "discard",
           [](const PyModel& self) { Check(self.shared()->WithModel([](Model& model) { return model.Discard(); })); },

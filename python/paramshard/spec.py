@@ -1,4 +1,4 @@
-"""Specification of a model: trainers describe it, the daemon checks it, and both know it from then on.
+"""Specification of a model, which trainers write and the daemon checks.
 
 Every rank describes a model alike. The daemon fills in defaults for fields that are None: `Model.spec` shows them.
 """

@@ -42,14 +42,14 @@ std::string NamesText(const std::vector<std::string>& names) {
 }
 
 std::string WholeText(absl::Span<const StepEntry> steps, const std::string& model_folder) {
-  if (steps.empty()) return absl::StrCat("there is none in ", model_folder);
+  if (steps.empty()) return absl::StrCat("found none in ", model_folder);
   std::vector<std::string> whole;
   for (const StepEntry& step : steps) {
     if (step.manifest.ok()) whole.push_back(fs::path(step.path).filename().string());
   }
-  if (whole.empty()) return absl::StrCat("there is none in ", model_folder, " that is whole");
+  if (whole.empty()) return absl::StrCat("found none in ", model_folder, " that is complete");
   std::sort(whole.begin(), whole.end());
-  return absl::StrCat("there are ", NamesText(whole));
+  return absl::StrCat("found ", NamesText(whole));
 }
 
 // Says which checkpoints or models there are.

@@ -64,7 +64,7 @@ absl::StatusOr<std::optional<RestoreAnswer>> CreationRequests::Await(const std::
     // The answer may come before this call waits.
     RETURN_IF_ERROR(TellRequest(model, waiting));
     if (is_gone()) {
-      return absl::AbortedError(absl::StrCat("create model ", DisplayName(model), ": the caller has gone"));
+      return absl::AbortedError(absl::StrCat("create model ", DisplayName(model), ": the caller disconnected"));
     }
     const absl::Duration left = Until(deadline, options_.clock->Now());
     if (left <= absl::ZeroDuration()) {

@@ -76,7 +76,7 @@ absl::StatusOr<CreatedModel> CreateOrdered(ModelStore& store, Restores& restores
   // Ends only now: the model is found while it is filled, and the next order would be carried out on a model that may
   // be dropped.
   if (taken != nullptr) restores.End(*taken, made.status());
-  // Node 0 does not know yet that the model could not be made. If the caller has gone, the order stays for the next
+  // Node 0 does not know yet that the model could not be made. If the caller disconnected, the order stays for the next
   // creation.
   if (taken == nullptr && !made.ok() && !gave_up) restores.RefuseOrder(name, order, made.status());
   ASSIGN_OR_RETURN(created.model, std::move(made));
@@ -92,12 +92,12 @@ enum class FreshStart : uint8_t {
 
 void LogFreshStart(const ModelStore& store, const std::string& name, FreshStart why) {
   if (why == FreshStart::kNoCheckpoint) {
-    return CreationLog().Write(LogLevel::kInfo, "fresh start: no checkpoint to restore",
+    return CreationLog().Write(LogLevel::kInfo, "created with initial values: no checkpoint to restore",
                                {{"model", name}, {"save_dir", store.save_dir()}});
   }
   if (store.save_dir().empty() || !HasCheckpoint(store.save_dir(), name).value_or(false)) return;
   if (why == FreshStart::kAsked) {
-    return CreationLog().Write(LogLevel::kInfo, "fresh start, as asked: the model's checkpoints stay",
+    return CreationLog().Write(LogLevel::kInfo, "created with initial values, as requested; its checkpoints stay",
                                {{"model", name}, {"save_dir", store.save_dir()}});
   }
   CreationLog().Write(LogLevel::kWarning, "model starts with initial values although it has checkpoints",

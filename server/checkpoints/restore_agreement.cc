@@ -173,7 +173,7 @@ void RestoreAgreement::Finish(const absl::Status& status) {
   if (options_.role == Role::kFollower) return Report(RestorePhase::kDone, status);
   if (!ordered_ || ended_) return;
   // A node that this does not reach notices the end by itself.
-  const absl::Status why = status.ok() ? absl::InternalError("no end was told") : status;
+  const absl::Status why = status.ok() ? absl::InternalError("the restore ended without a result") : status;
   Tell(RestoreEnd{.id = order().id, .status = why}).IgnoreError();
 }
 
@@ -321,7 +321,7 @@ absl::Status RestoreAgreement::Await(RestorePhase phase, SteadyTime deadline) {
     if (may_be_abandoned && options_.is_abandoned()) {
       // Trainers of other daemons get this error too: they are still there.
       return absl::UnavailableError(
-          absl::StrCat("create model ", DisplayName(model()), ": all callers have gone; try again"));
+          absl::StrCat("create model ", DisplayName(model()), ": every caller disconnected; try again"));
     }
     changed_.WaitUntil(&mu_, After(SteadyNow(), may_be_abandoned ? std::min(left, kLookAfter) : left));
   }

@@ -120,9 +120,9 @@ absl::StatusOr<RestoreResult> RestoreTask::Run(absl::FunctionRef<absl::Status()>
 absl::StatusOr<RestoreResult> RestoreTask::Run(RestoreAgreement& agreement, absl::FunctionRef<absl::Status()> begun) {
   const std::string why = agreement.RollbackWhy(model());
   const int64_t from = model().state().snapshot().numbers.commit_number;
-  if (!why.empty()) LogRollback(LogLevel::kWarning, "rolling back to a saved step", *this, from, why);
+  if (!why.empty()) LogRollback(LogLevel::kWarning, "rolling back to checkpoint", *this, from, why);
   ASSIGN_OR_RETURN(const History history, Restore(agreement, why, begun));
-  if (!why.empty()) LogRollback(LogLevel::kError, "rolled back to a saved step", *this, from, why);
+  if (!why.empty()) LogRollback(LogLevel::kError, "rolled back to checkpoint", *this, from, why);
   const RestoreResult result = ResultOf(history);
   RestoreLog().Write(LogLevel::kInfo, "model restored",
                      {{"model", model().spec().name},

@@ -29,7 +29,7 @@ bool IsPassing(const absl::Status& why) { return absl::IsUnavailable(why) || abs
 absl::Status NotRolledBack(const absl::Status& why, const absl::Status& status) {
   const bool passes = IsPassing(status) || absl::IsDeadlineExceeded(status);
   const absl::StatusCode code = passes ? absl::StatusCode::kUnavailable : why.code();
-  return absl::Status(code, absl::StrCat(why.message(), "; no daemon rolls back to a saved step: ", status.message()));
+  return absl::Status(code, absl::StrCat(why.message(), "; no daemon rolled back to a checkpoint: ", status.message()));
 }
 
 }  // namespace
@@ -263,7 +263,7 @@ std::optional<absl::Status> Restores::TryRollback(const std::string& name, const
   const absl::Status status = model.ok() ? RollBack(*model, why) : model.status();
   if (status.ok()) return status;
   const absl::Status told = NotRolledBack(why, status);
-  RollbackLog().Write(LogLevel::kError, "failed to roll back to a saved step",
+  RollbackLog().Write(LogLevel::kError, "failed to roll back to a checkpoint",
                       {{"model", name}, {"why", told.ToString()}});
   return told;
 }

@@ -64,9 +64,9 @@ absl::Status LocalReduction::Reduce(const ReduceCall& call) {
 absl::Status LocalReduction::CheckLanded(const ReduceCall& call) const {
   if (!call.own_slices_landed || (at_commit_ && left_[call.unit].empty())) return absl::OkStatus();
   return absl::FailedPreconditionError(
-      absl::StrCat("push ", group_.model->units[call.unit].name, ": a slice of this rank may land ",
+      absl::StrCat("push ", group_.model->units[call.unit].name, ": want gradients of this rank to land ",
                    at_commit_ ? "once between two commits" : "only where sums wait for the commit",
-                   ", and landed again in command ", call.number));
+                   ", got them again in command ", call.number));
 }
 
 void LocalReduction::Plan(const ReduceCall& call, Copies& copies, Sums& sums) const {

@@ -87,8 +87,7 @@ absl::Status CheckMoves(absl::Span<const ExtentTensors> tensors, const StateMove
     shapes.push_back({extent.rows, extent.columns});
     if (moves.bands.empty() || extent.state.remainder == nullptr || extent.state.weights != nullptr) continue;
     return absl::InvalidArgumentError(
-        "moves of a state: want a master with a remainder to have weights of its own, got a master whose weights are "
-        "its plane");
+        "state moves: a master with a remainder needs weights apart from its row-wise plane");
   }
   RETURN_IF_ERROR(CheckBands(shapes, moves.bands));
   const bool has_distance = moves.distance > 0 && moves.distance % kMoveUnit == 0;

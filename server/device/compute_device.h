@@ -30,8 +30,8 @@
 
 namespace paramshard::server {
 
-// One extent's tensors, at addresses of the device: `rows` x `columns` elements each. A master with a remainder has
-// its upper half in the row-wise plane, or in weights of its own, of which the plane is a copy: only so it can move.
+// One extent's tensors, at addresses of the device: `rows` x `columns` elements each. The upper half of a master with a
+// remainder is the row-wise plane, or separate weights, which the plane copies. Only separate weights can move.
 struct ExtentTensors {
   MutableGradient gradient;  // null where the extent takes no step
   AdamState state;
@@ -59,7 +59,7 @@ struct SumTask {
 // How steps move the state (kernels/optim/state_bands.h). Without bands it stays where it is.
 struct StateMoves {
   std::vector<BandStart> bands = {};
-  int64_t distance = 0;  // bytes: the room of every array
+  int64_t distance = 0;  // bytes by which a step moves every array
   int64_t position = 0;  // of the state at first: 0, or `distance`
 };
 
@@ -79,8 +79,8 @@ class ShardArithmetic {
   };
   virtual absl::Status Fill(uint64_t seed, absl::Span<const Initial> initials) = 0;
 
-  // Returns OK, or the error with which the call ends because the rest would be in vain. It is called before each
-  // extent, on a GPU before the first, and does not block.
+  // Returns OK, or the error with which the call ends early. It is called before each extent, on a GPU before the first,
+  // and does not block.
   using CancelCheck = absl::FunctionRef<absl::Status()>;
   static absl::Status NeverCancelled() { return absl::OkStatus(); }
 
@@ -105,7 +105,7 @@ class ShardArithmetic {
   // Takes one fused step on every extent whose entry has a value; moves the state if it has bands and an entry has a
   // value. The bytes of the other extents stay, except for their place, and so do planes of formats that
   // EncodesAfterAmax(). Returns the amaxes of the new masters like MeasureAmaxes(), zeros for extents that took no
-  // step; empty if no extent's format NeedsAmax(). After an error the state is torn.
+  // step; empty if no extent's format NeedsAmax(). After an error the state is partly old and partly new.
   //
   // `progress` says where the step records its progress, in memory that is open to the device (OpenHostMemory), and
   // which part of the same step was done before, in the same memory, by a process that has ended and whose GPU has

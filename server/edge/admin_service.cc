@@ -124,7 +124,7 @@ v1::SessionSummary Summarize(const Model& model, const AttachedTrainer& attached
 absl::Status Verify(const ModelStore& store, const std::string& name, MessageWriter<v1::VerifyModelResponse>* writer) {
   ASSIGN_OR_RETURN(const std::shared_ptr<Model> model, store.Find(name));
   const auto send = [&](const v1::VerifyModelResponse& response) {
-    return writer->Write(response) ? absl::OkStatus() : absl::AbortedError("verify: the caller has gone");
+    return writer->Write(response) ? absl::OkStatus() : absl::AbortedError("verify: the caller disconnected");
   };
   v1::VerifyModelResponse response;
   ASSIGN_OR_RETURN(const VerifySummary summary, VerifyModel(*model, [&](const ExtentVerification& extent) {
@@ -190,7 +190,7 @@ absl::StatusOr<SaveRecord> AwaitSave(const ModelSaver& saver, int64_t number, co
     if (IsOver(record.state)) return record;
     // The file system does not answer: the save may never end.
     RETURN_IF_ERROR(record.status);
-    if (call.IsCancelled()) return absl::AbortedError("save: the caller has gone; the save goes on");
+    if (call.IsCancelled()) return absl::AbortedError("save: the caller disconnected; the save goes on");
   }
 }
 

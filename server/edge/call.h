@@ -48,7 +48,7 @@ class Call final : public CallReactor, public std::enable_shared_from_this<Call>
                      std::function<void(Call&)> body);
 
   const Callers::Caller& caller() const { return caller_; }
-  // Returns true if the client has gone or the call has failed: further work for it is in vain.
+  // Returns true if the client disconnected or the call failed: its work may stop.
   bool IsCancelled() const;
   void TryCancel() const { context_->TryCancel(); }
 

@@ -83,8 +83,8 @@ void Callers::Gone(const std::string& token) {
     session = found->second;
   }
   if (session.model != nullptr) {
-    session.model->trainers().Leave(session.number,
-                                    absl::AbortedError(absl::StrCat("process ", session.peer.pid, " has gone")));
+    session.model->trainers().Leave(
+        session.number, absl::AbortedError(absl::StrCat("process ", session.peer.pid, " exited or disconnected")));
   }
   absl::MutexLock lock(&mu_);
   if (const auto found = sessions_.find(token); found != sessions_.end()) found->second.context->TryCancel();

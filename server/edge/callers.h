@@ -67,7 +67,7 @@ class Callers {
   // Opens a session under the caller's token, and ends with it. FAILED_PRECONDITION if the token has a session.
   // `context` is the call's, and valid until Close.
   absl::StatusOr<int64_t> Open(const Caller& caller, grpc::CallbackServerContext* context);
-  // Sets the session's model. UNAUTHENTICATED if the caller has gone meanwhile.
+  // Sets the session's model. UNAUTHENTICATED if the caller disconnected meanwhile.
   absl::Status Bind(const Caller& caller, std::shared_ptr<Model> model);
   // Closes the session. Returns its model, if it is set: the last owner of a model waits for its epoch's end.
   [[nodiscard]] std::shared_ptr<Model> Close(const Caller& caller);

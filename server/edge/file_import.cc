@@ -115,7 +115,7 @@ absl::Status FileImport::CheckMissing() const {
   const std::string similar = ignored_.count(missing_.front()) > 0 ? "" : weights_.SimilarName(missing_.front());
   return NotFound(absl::StrCat("no tensor for ", NamesText(missing_), " of ", model_.spec().name,
                                similar.empty() ? "" : absl::StrCat("; the files have ", NameText(similar)),
-                               "; a map of names gives parameters tensors of other names"));
+                               "; name the tensor of each parameter with a map of names (paramshardctl import --map)"));
 }
 
 // Reads the names of the request. Unknown names are mistakes.
@@ -215,7 +215,7 @@ absl::Status FileImport::ReadRows(const Source& source, RowRange rows, Cancelled
   const int64_t piece_rows = std::max<int64_t>(kReadBytes / row_bytes / granule, 1) * granule;
   std::vector<uint8_t> bytes;
   for (int64_t row = rows.begin; row < rows.end; row += piece_rows) {
-    if (cancelled()) return absl::AbortedError("import: the caller has gone; nothing was changed");
+    if (cancelled()) return absl::AbortedError("import: the caller disconnected; nothing was changed");
     RETURN_IF_ERROR(ReadPiece(source, {row, std::min(rows.end, row + piece_rows)}, bytes));
     RETURN_IF_ERROR(staged.Add(bytes));
   }

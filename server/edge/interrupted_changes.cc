@@ -61,7 +61,7 @@ void InterruptedChanges::Run() {
     store_->FinishChange(change.model, status);
     // A restore has logged itself.
     if (!status.ok() || change.source.kind == ChangeSource::Kind::kCheckpoint) continue;
-    Log(LogLevel::kInfo, "completed an import that was cut off",
+    Log(LogLevel::kInfo, "completed an interrupted import",
         {{"model", change.model->spec().name},
          {"history", change.model->state().history().id.ToString()},
          {"elapsed", absl::FormatDuration(absl::FromChrono(SteadyNow() - begin))}});
@@ -76,7 +76,7 @@ absl::Status InterruptedChanges::MakeWithRetries(const InterruptedChange& change
     const SteadyTime now = options_.clock->Now();
     if (!deadline.has_value()) deadline = After(now, options_.timeout);
     if (After(now, pause) > *deadline) return status;
-    Log(LogLevel::kWarning, "retrying a change that was cut off",
+    Log(LogLevel::kWarning, "retrying an interrupted change",
         {{"model", change.model->spec().name}, {"why", status.ToString()}, {"pause", absl::FormatDuration(pause)}});
     if (!Pause(pause)) return status;
   }
@@ -109,7 +109,7 @@ absl::Status InterruptedChanges::Make(const InterruptedChange& change) const {
     case ChangeSource::Kind::kCheckpoint:
       return RestoreAgain(change.model, change.source);
   }
-  return absl::DataLossError("an import was cut off, and its sender has gone");
+  return absl::DataLossError("an import was interrupted, and its sender disconnected");
 }
 
 }  // namespace paramshard::server

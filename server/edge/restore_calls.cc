@@ -115,7 +115,7 @@ absl::Status RestoreModel(const ModelStore& store, Restores& restores, const v1:
   ASSIGN_OR_RETURN(std::unique_ptr<RestoreTask> task, restores.Prepare(model, source));
   int64_t all_bytes = task->all_bytes();
   bool has_caller = writer->Write(ProgressMessage({.all_bytes = all_bytes}));
-  if (!has_caller) return absl::AbortedError("restore: the caller has gone; nothing was changed");
+  if (!has_caller) return absl::AbortedError("restore: the caller disconnected; nothing was changed");
   RestoreThread thread(restores, std::move(task));
   RETURN_IF_ERROR(thread.Start(request.model()));
   std::optional<absl::StatusOr<RestoreResult>> result = thread.Await(kProgressInterval);

@@ -32,7 +32,7 @@ constexpr absl::Duration kFirstMessageTimeout = absl::Seconds(5);
 constexpr absl::Duration kDefaultAttachTimeout = absl::Minutes(10);
 constexpr absl::Duration kMaxAttachTimeout = absl::Hours(24 * 365);
 constexpr absl::Duration kTakeOverTimeout = absl::Seconds(5);
-// Interval in which a take-over checks whether the killed holder has gone.
+// Interval in which a take-over checks whether the killed holder has exited.
 constexpr absl::Duration kTakeOverLook = absl::Milliseconds(5);
 constexpr absl::Duration kLeaveTimeout = absl::Seconds(30);
 // Largest request: a command that fits the ring, and the message around it.
@@ -50,8 +50,8 @@ absl::StatusOr<absl::Duration> AttachTimeoutOf(const v1::AttachRequest& attach) 
 // Kills the process that holds the rank.
 absl::Status KillHolder(const RankHolder& holder, const Callers& callers, const Callers::Caller& caller, int rank) {
   if (holder.uid == caller.peer.uid) return callers.Kill(holder.session);
-  return absl::PermissionDeniedError(absl::StrCat("take over rank ", rank, ": want a holder of user ", caller.peer.uid,
-                                                  ", got process ", holder.pid, " of user ", holder.uid));
+  return absl::PermissionDeniedError(absl::StrCat("take over rank ", rank, ": it belongs to user ", holder.uid,
+                                                  " (process ", holder.pid, "); only that user may take it over"));
 }
 
 // Returns DEADLINE_EXCEEDED with the reason why the epoch has not begun, as far as this daemon can tell.
@@ -265,7 +265,7 @@ void SessionCall::ContinueTakeOver(TakeOver take_over) {
     status = Attach(take_over.attach, take_over.timeout);
   } else if (SteadyNow() >= take_over.deadline) {
     status = absl::DeadlineExceededError(
-        absl::StrCat("take over rank ", rank, ": process ", take_over.holder.pid, " was killed but did not go"));
+        absl::StrCat("take over rank ", rank, ": process ", take_over.holder.pid, " did not exit after it was killed"));
   }
   absl::MutexLock lock(&mu_);
   if (!status.ok()) return EndCall(status);

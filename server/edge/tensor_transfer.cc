@@ -333,7 +333,7 @@ absl::Status ExportTensors(const ModelStore& store, const v1::ExportRequest& req
                            MessageWriter<v1::ExportResponse>* writer) {
   ASSIGN_OR_RETURN(const std::shared_ptr<Model> model, store.Find(request.model()));
   return ExportModel(*model, request, [&](const v1::ExportResponse& response) {
-    return writer->Write(response) ? absl::OkStatus() : absl::AbortedError("export: the caller has gone");
+    return writer->Write(response) ? absl::OkStatus() : absl::AbortedError("export: the caller disconnected");
   });
 }
 

@@ -12,7 +12,7 @@ namespace paramshard::server {
 namespace {
 
 absl::Status NotNext(absl::string_view expected) {
-  return absl::FailedPreconditionError(absl::StrCat("journal: want ", expected, ", got another call"));
+  return absl::FailedPreconditionError(absl::StrCat("journal: called out of order, want ", expected));
 }
 
 absl::Span<const uint8_t> BytesOf(const void* data, size_t size) {
@@ -277,8 +277,7 @@ absl::Status Journal::Prepare(const PreparedCommit& commit) {
   if (static_cast<int64_t>(commit.groups.size()) > shape_.groups ||
       static_cast<int64_t>(commit.has_gradient.size()) != shape_.parameters) {
     return absl::InvalidArgumentError(
-        "journal: want hyper-parameters of at most the model's groups, and a bit for each of "
-        "its parameters, got others");
+        "journal: the commit's hyper-parameter groups or gradient bits do not fit the model");
   }
   PreparedRecord record{.key = NextKey(),
                         .commit = {.commit_number = commit.commit_number,
@@ -331,7 +330,7 @@ absl::Status Journal::CheckAnswer(const AnsweredCommit& commit) const {
 
 absl::Status Journal::CheckScalings(absl::Span<const ScalingChange> scalings) const {
   if (static_cast<int64_t>(scalings.size()) != shape_.scalings) {
-    return absl::InvalidArgumentError("journal: want amaxes of this model, got others");
+    return absl::InvalidArgumentError("journal: the amaxes do not fit the model");
   }
   for (size_t i = 0; i < scalings.size(); ++i) {
     const ScalingChange::History history = scalings[i].history;

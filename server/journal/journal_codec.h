@@ -23,7 +23,7 @@ enum class JournalLifecycle : uint8_t {
   kChanged = 4,
 };
 
-// Client states in the place of the commit's parity.
+// Size and hash of a commit's client states, which lie in one of two places, chosen by the commit number modulo 2.
 struct ClientStatesRef {
   int64_t size_bytes = 0;
   absl::uint128 hash = 0;

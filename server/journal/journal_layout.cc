@@ -44,7 +44,7 @@ absl::StatusOr<JournalLayout> JournalLayout::Of(const JournalShape& shape) {
                          shape.ring_values <= kMostOfAnything && shape.client_state_bytes >= 0 &&
                          shape.client_state_bytes <= (int64_t{1} << 24) && shape.identity_bytes >= 0 &&
                          shape.identity_bytes <= kMostOfAnything;
-  if (!plausible) return absl::InvalidArgumentError("journal: want counts of a model, got others");
+  if (!plausible) return absl::InvalidArgumentError("journal: invalid counts");
   JournalLayout layout;
   int64_t end = 0;
   const auto place = [&end](int64_t size) {

@@ -42,7 +42,7 @@ absl::StatusOr<RankRedo> RedoOfBands(const JournalRank& rank, int64_t position, 
 absl::StatusOr<RankRedo> RedoInPlace(const JournalRank& rank, const LaneProgress& progress) {
   if (progress.begun > progress.done && rank.trainable_count > 0) {
     const JournalRank::Extent& first = rank.extents.front();
-    return Lost(absl::StrCat("rank ", rank.rank, ": a step in place was cut off; lost are ", rank.trainable_count,
+    return Lost(absl::StrCat("rank ", rank.rank, ": a step in place was interrupted; lost are ", rank.trainable_count,
                              " extents, from rows ", first.first_row, " to ", first.end_row, " of parameter ",
                              first.parameter, " of unit ", first.unit, " on"));
   }
@@ -84,8 +84,9 @@ class Planner {
     }
     plan_.change = source;
     if (!source.repeatable()) {
-      return Lost(source.kind == ChangeSource::Kind::kCheckpoint ? "a restore of several daemons was cut off"
-                                                                 : "an import was cut off, and its sender has gone");
+      return Lost(source.kind == ChangeSource::Kind::kCheckpoint
+                      ? "a restore of several daemons was interrupted"
+                      : "an import was interrupted, and its sender disconnected");
     }
     // A checkpoint replaces everything.
     if (source.kind == ChangeSource::Kind::kFiles) RETURN_IF_ERROR(PlanNumbers().status());
@@ -157,7 +158,7 @@ const char* RecoveryActionName(RecoveryAction action) {
     case RecoveryAction::kRedoChange:
       return "redo the change";
     case RecoveryAction::kServe:
-      return "serve";
+      return "none";
     case RecoveryAction::kQueryNode0:
       return "query node 0";
     case RecoveryAction::kAnswerSkip:

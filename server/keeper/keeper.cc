@@ -194,7 +194,7 @@ void Keeper::OnStopSignal(int signal) {
   const bool first = stop_signal_ == 0;
   if (!first && signal == SIGHUP) return;
   Log(first ? LogLevel::kInfo : LogLevel::kWarning, first ? "keeper stops the server" : "keeper kills the server",
-      {{"signal", strsignal(signal)}, {"kept", absl::StrCat(kept_.size())}});
+      {{"signal", strsignal(signal)}, {"kept_memory_files", absl::StrCat(kept_.size())}});
   if (!first) return EndLosing("a second signal", kExitInterrupted);
   stop_signal_ = signal;
   if (server_.has_value()) return server_->Signal(signal);
@@ -271,7 +271,7 @@ void Keeper::Start() {
   Log(LogLevel::kInfo, "server started",
       {{"pid", absl::StrCat(server_->pid())},
        {"program", next_.command.program},
-       {"kept", absl::StrCat(kept_.size())}});
+       {"kept_memory_files", absl::StrCat(kept_.size())}});
   if (stop_signal_ != 0) server_->Signal(stop_signal_);
 }
 
@@ -280,7 +280,7 @@ void Keeper::OnEnd(const ServerEnd& end) {
   const bool planned = end.signal == 0 && end.exit_code == kExitRestart;
   const std::string how = absl::StrCat(end.Description(), ready_ ? "" : " before it served");
   Log(told || planned ? LogLevel::kInfo : LogLevel::kError, "server ended",
-      {{"end", how}, {"kept", absl::StrCat(kept_.size())}});
+      {{"end", how}, {"kept_memory_files", absl::StrCat(kept_.size())}});
   if (told) {
     exit_code_ = end.exit_code;
     return;
@@ -330,7 +330,7 @@ void Keeper::Hold(const std::string& why, int code) {
     exit_code_ = code;
   } else {
     Log(LogLevel::kError, "server failed to start; memory is kept, SIGUSR1 retries",
-        {{"kept", absl::StrCat(kept_.size())}, {"end", why}});
+        {{"kept_memory_files", absl::StrCat(kept_.size())}, {"end", why}});
   }
 }
 
@@ -338,7 +338,7 @@ void Keeper::EndLosing(const std::string& why, int code) {
   if (kept_.has_models()) {
     Log(LogLevel::kError, "models are lost: no server has drained them",
         {{"models", absl::StrJoin(kept_.Models(kMostModelsNamed), ",")},
-         {"kept", absl::StrCat(kept_.size())},
+         {"kept_memory_files", absl::StrCat(kept_.size())},
          {"end", why}});
   }
   exit_code_ = code;

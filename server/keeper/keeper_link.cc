@@ -18,7 +18,7 @@
 namespace paramshard::server {
 namespace {
 
-absl::Status GoneError(absl::string_view why) { return absl::UnavailableError(absl::StrCat("keeper is gone: ", why)); }
+absl::Status GoneError(absl::string_view why) { return absl::UnavailableError(absl::StrCat("keeper exited: ", why)); }
 
 // Waits for events of the socket, or its hang-up, which the next call on it reports.
 absl::Status AwaitEvents(int socket, int16_t events, SteadyTime deadline) {
@@ -82,7 +82,9 @@ absl::StatusOr<KeptStore::Descriptors> KeeperLink::Take(absl::string_view prefix
       if (!absl::StartsWith(last, prefix)) return taken;  // later names do not, either
       taken[last] = std::move(page.fds[i]);
     }
-    if (page.more && page.words.empty()) return absl::InternalError("keeper: want a page with names, got none");
+    if (page.more && page.words.empty()) {
+      return absl::InternalError("keeper: want names in a page that is not the last, got none");
+    }
   }
   return taken;
 }
@@ -137,7 +139,7 @@ absl::StatusOr<SteadyTime> KeeperLink::AwaitTurn(absl::Duration timeout) {
   while (busy_) {
     const SteadyTime until = std::max(deadline, std::min(drop_until_, latest));
     if (SteadyNow() >= until) {
-      return absl::DeadlineExceededError("keeper: timed out behind other calls");
+      return absl::DeadlineExceededError("keeper: timed out waiting for other calls");
     }
     const int64_t drops = drops_;
     free_.WaitUntil(&mu_, until);

@@ -27,7 +27,7 @@ absl::StatusOr<CreationTurns::Turn> CreationTurns::Take(const ModelSpec& spec, I
   }
   if (--waiting->second == 0) waiting_.erase(waiting);
   if (gone) {
-    return absl::AbortedError(absl::StrCat("create model ", DisplayName(spec.name), ": the caller has gone"));
+    return absl::AbortedError(absl::StrCat("create model ", DisplayName(spec.name), ": the caller disconnected"));
   }
   creating_ = {.name = spec.name, .fingerprint = fingerprint};
   return Turn(this, std::nullopt);

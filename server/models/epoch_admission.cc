@@ -20,10 +20,10 @@ absl::StatusOr<History> ForkedHistory(const EpochStart& start, const PresentStat
   const bool is_it =
       from.history_id == own.id.ToString() || (present.untouched && from.lineage == own.lineage.ToString());
   if (!id.ok() || !parent.ok() || !is_it || commit_number != from.commit_number) {
-    return absl::AbortedError(absl::StrCat("start epoch ", start.epoch, " of ", present.model, ": want commit ",
-                                           from.commit_number, " of history ", from.history_id, ", got ", commit_number,
-                                           " of ", own.id.ToString(),
-                                           ": the state was replaced after a person had said that it is right"));
+    return absl::AbortedError(
+        absl::StrCat("start epoch ", start.epoch, " of ", present.model, ": want commit ", from.commit_number,
+                     " of history ", from.history_id, ", got ", commit_number, " of ", own.id.ToString(),
+                     ": the state was replaced after paramshardctl heal had named it as the right one"));
   }
   History forked = own;
   forked.id = *id;

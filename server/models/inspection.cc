@@ -241,7 +241,7 @@ absl::StatusOr<RankedStats> ListParameterStats(const Model& model, int64_t limit
   // Ordered like the model, by unit and parameter.
   std::map<std::pair<int, int>, PlaneStatistics> statistics;
   const auto measure = [&](size_t, const Shard& shard, const ShardExtent& extent) -> absl::Status {
-    if (is_cancelled()) return absl::CancelledError("the caller has gone");
+    if (is_cancelled()) return absl::CancelledError("the caller disconnected");
     absl::ReaderMutexLock lock(&shard.mutex());
     ASSIGN_OR_RETURN(const PlaneStatistics measured, MeasureExtent(shard, extent));
     statistics[{extent.unit, extent.parameter}] += measured;

@@ -27,7 +27,7 @@ namespace paramshard::server {
 // was lost, so that the next server says so too, whenever this one dies: the mark is written before anything else is
 // freed, and freed when the journal of the new model says that it is made.
 //
-//   lost.Add("m", "an import was cut off, and its sender has gone");
+//   lost.Add("m", "an import was interrupted, and its sender disconnected");
 //   RETURN_IF_ERROR(lost.Check("m"));   // callers that ask for it are told
 //
 //   RETURN_IF_ERROR(lost.Free("m"));    // before it is made anew, and again where that has failed

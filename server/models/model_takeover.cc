@@ -21,7 +21,7 @@ absl::StatusOr<ModelTakeover::Taken> ModelTakeover::TakeOver(const std::string& 
     absl::StatusOr<Taken> taken = TakeOverOnce(name, std::move(pieces));
     if (!absl::IsResourceExhausted(taken.status()) || options_.clock.Now() >= options_.deadline) return taken;
     if (is_first) {
-      options_.log.Write(LogLevel::kWarning, "a model waits for memory",
+      options_.log.Write(LogLevel::kWarning, "model takeover waits for free memory",
                          {{"model", name}, {"why", taken.status().ToString()}});
     }
     options_.pause(kPauseForRoom);
@@ -39,7 +39,7 @@ absl::StatusOr<ModelTakeover::Taken> ModelTakeover::TakeOverOnce(const std::stri
   }
   if (IsOfSeveral(plan)) {
     // All daemons make the restore again when trainers come.
-    const std::string why = "a restore of several daemons was cut off";
+    const std::string why = "a restore of several daemons was interrupted";
     options_.lost.Report(*options_.world.cluster, name, why);
     options_.lost.Add(name, why, plan.change, /*was_restored=*/true);
     return Taken();
@@ -58,8 +58,8 @@ absl::StatusOr<ModelTakeover::Taken> ModelTakeover::TakeOverOnce(const std::stri
   options_.log.Write(LogLevel::kInfo, "model taken over",
                      {{"model", name},
                       {"commit_number", absl::StrCat((*model)->committed().commits.numbers().commit_number)},
-                      {"action", RecoveryActionName(plan.action)},
-                      {"torn_bands", absl::StrCat(TornBands(plan))}});
+                      {"recovery", RecoveryActionName(plan.action)},
+                      {"interrupted_bands", absl::StrCat(TornBands(plan))}});
   Taken taken{.model = *std::move(model)};
   if (plan.action == RecoveryAction::kRedoChange) taken.interrupted = plan.change;
   return taken;

@@ -53,7 +53,7 @@ absl::StatusOr<std::string> ReceiveNumbers(int donor, Collectives& engine, Stead
       engine.ReceiveFromReplica(donor, absl::MakeSpan(reinterpret_cast<uint8_t*>(&size), sizeof(size)), deadline));
   if (size > kMostReplicaStateBytes) {
     return absl::DataLossError(
-        absl::StrCat("numbers of the replica: want at most ", kMostReplicaStateBytes, " bytes, got ", size));
+        absl::StrCat("replica state: want at most ", kMostReplicaStateBytes, " bytes, got ", size));
   }
   std::string numbers(size, '\0');
   RETURN_IF_ERROR(engine.ReceiveFromReplica(

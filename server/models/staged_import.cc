@@ -235,7 +235,7 @@ absl::Status StagedImport::CheckStoredArraysMatch() const {
     if (other != tensors_.end() && other->second.given == staged.given) continue;
     return absl::InvalidArgumentError(absl::StrCat("import ", spec.name, ": want ", TensorName(tensor, other_form),
                                                    " of the same rows as its ", TensorName(tensor, form),
-                                                   ", got other rows or none"));
+                                                   ", got different rows or none"));
   }
   return absl::OkStatus();
 }

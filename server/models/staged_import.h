@@ -34,7 +34,7 @@ namespace paramshard::server {
 // Errors are INVALID_ARGUMENT where nothing else is said. One thread at a time.
 class StagedImport {
  public:
-  // UNAVAILABLE while another import of the model is under way, or the daemon drains; ModelState::usable().
+  // UNAVAILABLE while another import of the model is under way, or the daemon drains; errors of ModelState::usable().
   static absl::StatusOr<StagedImport> Begin(std::shared_ptr<Model> model);
   explicit StagedImport(ImportLock lock) : import_lock_(std::move(lock)) {}
 
@@ -47,9 +47,9 @@ class StagedImport {
     RowRange rows;                     // of the parameter
     std::optional<int64_t> step = {};  // that the parameter has taken
   };
-  // Begins a slice when the slice before is complete. Slices of one tensor do not overlap; all that come with a step
-  // say the same one for a parameter; a tensor comes decoded or as it is stored. RESOURCE_EXHAUSTED when host memory
-  // does not suffice.
+  // Begins a slice when the slice before is complete. Slices of one tensor do not overlap, and are all
+  // decoded or all as stored. Slices of one parameter that carry a step carry the same one. RESOURCE_EXHAUSTED when
+  // host memory does not suffice.
   absl::Status BeginSlice(const Slice& slice);
   // Adds the slice's next elements, whole ones.
   absl::Status Add(absl::Span<const uint8_t> bytes);
@@ -59,7 +59,7 @@ class StagedImport {
   struct Numbers {
     std::optional<int64_t> commit_number = {};  // unset: they stay
     std::optional<int64_t> version = {};
-    std::optional<HistoryId> history = {};  // unset: drawn, and the lineage made from what was given
+    std::optional<HistoryId> history = {};  // unset: a random id, and a lineage made from the content
     absl::uint128 run = 0;                  // History::run
   };
   // Changes the model. May be called once. Returns the history that begins. RESOURCE_EXHAUSTED without room to make

@@ -11,7 +11,7 @@ namespace {
 // again by itself.
 absl::Status Dismissal(absl::string_view model, const RestoreSteps& steps) {
   if (!steps.rollback_why.empty()) {
-    return absl::UnavailableError(absl::StrCat("model ", model, ": all daemons roll back to a saved step (",
+    return absl::UnavailableError(absl::StrCat("model ", model, ": all daemons roll back to a checkpoint (",
                                                steps.rollback_why, "); attach again"));
   }
   if (!steps.leader_creates) return absl::OkStatus();

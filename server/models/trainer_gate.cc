@@ -46,8 +46,9 @@ absl::Status TrainerGate::Attach(Trainer trainer) {
                                                    first + model_.ranks(), "), got ", rank));
   }
   if (const RankHolder holder = HolderLocked(rank); holder.session != 0) {
-    return absl::AlreadyExistsError(
-        absl::StrCat("attach ", model_.name(), ": rank ", rank, " is held by process ", holder.pid));
+    return absl::AlreadyExistsError(absl::StrCat("attach ", model_.name(), ": rank ", rank,
+                                                 " is already attached by process ", holder.pid,
+                                                 "; end it, or attach with take_over"));
   }
   waiting_[rank] = std::move(trainer);
   Report();
@@ -197,7 +198,7 @@ void TrainerGate::RunEpoch(Epoch& epoch) {
   model_.log->Write(LogLevel::kInfo, "epoch started",
                     {{"model", model_.name()}, {"epoch", absl::StrCat(epoch.number())}});
   if (epoch.leaves_nodes_out()) {
-    model_.log->Write(LogLevel::kWarning, "replicas go on without some daemons",
+    model_.log->Write(LogLevel::kWarning, "epoch runs without some daemons",
                       {{"model", model_.name()},
                        {"epoch", absl::StrCat(epoch.number())},
                        {"nodes", absl::StrJoin(epoch.topology().active(), ",")},
@@ -210,7 +211,7 @@ void TrainerGate::RunEpoch(Epoch& epoch) {
   const std::string end = left_in_order ? "all trainers have detached" : why.ToString();
   log(LogLevel::kInfo, "epoch ended", "why", end);
   if (!left_in_order) {
-    for (const std::string& words : epoch.last_words()) log(LogLevel::kInfo, "at the end of the epoch", "was", words);
+    for (const std::string& words : epoch.last_words()) log(LogLevel::kInfo, "rank state at epoch end", "state", words);
   }
   std::map<int, Trainer> refused;
   absl::Status lost;
@@ -321,8 +322,8 @@ absl::Status TrainerGate::CheckVacant(absl::string_view operation) const {
   if (!waiting_.empty()) trainer = &waiting_.begin()->second;
   if (const std::vector<const Trainer*> present = Present(); !present.empty()) trainer = present.front();
   if (trainer == nullptr) return absl::OkStatus();
-  return absl::FailedPreconditionError(
-      absl::StrCat(operation, " ", model_.name(), ": rank ", trainer->rank, " is held by process ", trainer->pid));
+  return absl::FailedPreconditionError(absl::StrCat(operation, " ", model_.name(), ": rank ", trainer->rank,
+                                                    " is attached (process ", trainer->pid, "); end it first"));
 }
 
 void TrainerGate::AwaitSettledEpoch() const {

@@ -44,7 +44,7 @@ struct AttachedTrainer {
 struct ModelActivity {
   int64_t epoch = 0;  // last started
   bool running = false;
-  std::string last_end;  // of an epoch that all trainers have left in order says just that
+  std::string last_end;  // "all trainers have detached" if they did
   std::string engine;
   std::vector<AttachedTrainer> trainers;
   int64_t slots_bytes = 0;  // per rank with memory
@@ -83,7 +83,9 @@ class TrainerGate {
 
   // The cluster calls these.
   void OnEpochStart(const EpochStart& start);
+  // The last command that any rank of the world sends: see Epoch::SetLastCommand.
   void OnLastCommand(int64_t epoch, int64_t command);
+  // Reports the commands that all ranks of this daemon have sent: see Epoch::ReportCommands.
   void OnCommandsWanted(int64_t epoch, const CommandsThrough& unless);
   void OnEpochEnd(int64_t epoch, const absl::Status& why);
   // Tells trainers that wait for an epoch that none starts.
@@ -102,7 +104,8 @@ class TrainerGate {
   // epoch that is ending. FAILED_PRECONDITION naming a trainer that is attached; UNAVAILABLE while the state is
   // changed.
   absl::Status Close(const absl::Status& why);
-  // Lets the cluster hear nothing more of the model, nor of its end: its name is to be lost.
+  // Stops all reports of this model to the cluster, also the report of its deletion. Called before the store reports
+  // the model as lost.
   void Silence();
   // Ends a running epoch and waits until its thread is gone. The cluster hears nothing.
   void Stop();
@@ -110,14 +113,14 @@ class TrainerGate {
   // Returns why no trainer and no change is taken any more: the drain's reason. OK before.
   absl::Status CheckOpen() const;
   // Calls `begin` while no trainer is attached and none can attach. Waits for the end of an epoch that all have left,
-  // for as long as a step may take: it may go on elsewhere. `dismissal`: trainers that wait for an epoch are told so
-  // first, and do not hold it up; OK: they hold it up. FAILED_PRECONDITION naming an attached trainer; CheckOpen();
-  // errors of `begin`.
+  // for as long as a step may take: it may go on elsewhere. Trainers that wait for an epoch get `dismissal` first and
+  // leave; if `dismissal` is OK they stay, and count as attached. FAILED_PRECONDITION naming an attached trainer;
+  // CheckOpen(); errors of `begin`.
   absl::Status WhileVacant(absl::string_view operation, const absl::Status& dismissal,
                            absl::FunctionRef<absl::Status()> begin);
   // Calls `begin` while no drain can begin: CheckOpen(); errors of `begin`.
   absl::Status WhileOpen(absl::FunctionRef<absl::Status()> begin);
-  // Called when the state has another condition. `reports`: the cluster is told.
+  // Called when the condition of the state has changed. `reports`: reports it to the cluster.
   void OnStateChange(bool reports);
 
   // Returns true if no epoch runs or ends: no commit is under way, and none comes before trainers attach.

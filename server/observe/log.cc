@@ -100,10 +100,9 @@ LogLevel ChangeLogLevel(LogLevel least, const std::string& caller) {
 }
 
 absl::Status DetachLog() {
-  LineWriter::Options options{
-      .fd = STDERR_FILENO, .gap = [](int64_t count) {
-        return Line(LogLevel::kWarning, "log lines were dropped here", {{"count", absl::StrCat(count)}});
-      }};
+  LineWriter::Options options{.fd = STDERR_FILENO, .gap = [](int64_t count) {
+                                return Line(LogLevel::kWarning, "log lines dropped", {{"count", absl::StrCat(count)}});
+                              }};
   ASSIGN_OR_RETURN(auto writer, LineWriter::Start(std::move(options)));
   TheLog().writer = writer.release();
   return absl::OkStatus();

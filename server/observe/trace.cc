@@ -206,12 +206,12 @@ std::vector<std::string> LastWords(const Recorder& recorder, int64_t now_ns) {
       absl::StrAppend(&text, "no command");
       continue;
     }
-    absl::StrAppend(&text, "command ", command->command, " ", Ago(command->begin_ns, now_ns), " ago");
+    absl::StrAppend(&text, "sent command ", command->command, " ", Ago(command->begin_ns, now_ns), " ago");
     const auto is_open = [](const Span& span) { return !span.end_ns.has_value(); };
     if (const Span* const open = LastOf(spans, rank, is_open); open != nullptr) {
       if (!is_command(*open) && open->kind != EventKind::kWait) absl::StrAppend(&text, ", at ", EventName(open->kind));
       if (open->waits_for.has_value()) absl::StrAppend(&text, ", waited for rank ", *open->waits_for);
-      absl::StrAppend(&text, " in command ", open->command, " since ", Ago(open->begin_ns, now_ns));
+      absl::StrAppend(&text, " in command ", open->command, " for ", Ago(open->begin_ns, now_ns));
     }
   }
   return texts;

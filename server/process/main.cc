@@ -244,7 +244,7 @@ int Serve(const DaemonConfig& config, const Kept& kept, const std::shared_ptr<En
   if (const absl::Status enough = CheckThreads(); !enough.ok()) return StartFailed(enough, kExitStartFailed);
   if (const absl::Status allowed = CheckKernel(); !allowed.ok()) return StartFailed(allowed, kExitStartFailed);
   const auto heartbeat = Heartbeat::Start([](absl::Duration stalled) {
-    Log(LogLevel::kWarning, "server stood still; its deadlines moved", {{"for", absl::FormatDuration(stalled)}});
+    Log(LogLevel::kWarning, "server was paused; deadlines extended", {{"by", absl::FormatDuration(stalled)}});
   });
   if (!heartbeat.ok()) return StartFailed(heartbeat.status(), kExitStartFailed);
   if (const absl::Status checked = Daemon::Check(config); !checked.ok()) return StartFailed(checked, kExitUsage);

@@ -1,4 +1,4 @@
-// How planes stand for their masters, in numbers.
+// Quantization error of planes.
 #ifndef PARAMSHARD_SERVER_STATE_PLANE_STATISTICS_H_
 #define PARAMSHARD_SERVER_STATE_PLANE_STATISTICS_H_
 

@@ -124,7 +124,7 @@ absl::StatusOr<ReplicaState> ParseReplicaState(absl::string_view bytes, int64_t 
   v1::ReplicaState message;
   if (!message.ParseFromArray(bytes.data(), static_cast<int>(bytes.size())) || message.steps_size() != parameters ||
       message.client_states_size() != ranks) {
-    return absl::DataLossError("the numbers of the replica are not of this model");
+    return absl::DataLossError("the replica state belongs to another model");
   }
   ReplicaState state{.history = {.id = {NumberOf(message.history_id())}, .lineage = {NumberOf(message.lineage())}},
                      .history_begin = message.history_begin(),
@@ -136,7 +136,7 @@ absl::StatusOr<ReplicaState> ParseReplicaState(absl::string_view bytes, int64_t 
   }
   for (const auto& record : message.scaling()) state.scaling.push_back(ScalingOf(record));
   if (FitTogether(state)) return state;
-  return absl::DataLossError("the numbers of the replica do not fit together");
+  return absl::DataLossError("the replica state contradicts itself");
 }
 
 }  // namespace paramshard::server

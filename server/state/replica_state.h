@@ -1,4 +1,4 @@
-// All of a model's state that is not in tensors, as one daemon gives it to another that has lost its own.
+// The part of a model's state that is not in tensors, as one daemon sends it to another that lost its state.
 #ifndef PARAMSHARD_SERVER_STATE_REPLICA_STATE_H_
 #define PARAMSHARD_SERVER_STATE_REPLICA_STATE_H_
 
@@ -16,21 +16,21 @@ namespace paramshard::server {
 
 struct ReplicaState {
   History history;
-  int64_t history_begin = 0;   // the commit number that it began with
+  int64_t history_begin = 0;   // the commit number with which the history began
   CommitLog::State commits;    // client states of the receiver's ranks
   std::vector<int64_t> steps;  // of every parameter, units in order
   std::vector<ScalingBook::Record> scaling = {};
 };
 
-// Client states of a node's ranks, as another node keeps them: the bytes of a v1::ClientStates.
+// Returns the client states of a node's ranks as a serialized v1::ClientStates, which another node keeps.
 std::string SerializeClientStates(const std::vector<std::string>& states);
-// Does the inverse. INTERNAL unless they are of so many ranks, and no longer than clients may send.
+// Does the inverse. INTERNAL if the number of states is not `ranks`, or a state is longer than clients may send.
 absl::StatusOr<std::vector<std::string>> ParseClientStates(absl::string_view bytes, int ranks);
 
-// The bytes of a v1::ReplicaState.
+// Returns a serialized v1::ReplicaState.
 std::string SerializeReplicaState(const ReplicaState& state);
-// Does the inverse. DATA_LOSS unless the bytes are of a model with so many parameters, in a daemon with so many ranks,
-// and their numbers fit together.
+// Does the inverse. DATA_LOSS if the bytes do not fit a model of `parameters` and a daemon of `ranks`, or contradict
+// themselves.
 absl::StatusOr<ReplicaState> ParseReplicaState(absl::string_view bytes, int64_t parameters, int ranks);
 
 }  // namespace paramshard::server

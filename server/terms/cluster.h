@@ -181,7 +181,7 @@ class Cluster {
   // donor's state changes, with the next order, or with node 0's server. INVALID_ARGUMENT no such node; NOT_FOUND no
   // node has the model; FAILED_PRECONDITION this is not node 0, nodes hold no replicas or have different specs, the
   // donor has no state to train on from, or others train without it; UNAVAILABLE the donor is absent or has not
-  // reported, all nodes roll back to a saved step, or this node has stopped.
+  // reported, all nodes roll back to a checkpoint, or this node has stopped.
   virtual absl::StatusOr<HealingAnswer> OrderHealing(absl::string_view model, int donor);
   // Returns the donor of an order that has not ended. Nothing on nodes other than 0.
   virtual std::optional<int> healing_donor(absl::string_view) { return std::nullopt; }

@@ -35,8 +35,9 @@ absl::string_view OperationOf(ChangeKind kind) {
 
 absl::Status StateCondition::unfinished() const {
   if (!is_unfinished()) return absl::OkStatus();
-  return absl::UnavailableError(absl::StrCat("model ", model_, ": ", NounOf(kind_),
-                                             " was cut off when the last server ended, and is made again"));
+  return absl::UnavailableError(
+      absl::StrCat("model ", model_, ": ", NounOf(kind_),
+                   " was interrupted by the end of the last server, and is repeated; try again later"));
 }
 
 absl::Status StateCondition::CheckSettled(absl::string_view operation) const {
@@ -110,7 +111,7 @@ absl::Status StateCondition::CutOff(const absl::Status& why) {
   PARAMSHARD_CHECK(stage_ == Stage::kWriting);
   EndAt(Stage::kCutOff);
   return absl::UnavailableError(absl::StrCat("model ", model_, ": ", NounOf(kind_), " was given up (", why.message(),
-                                             "), and is to be made again"));
+                                             "), and has to be repeated"));
 }
 
 void StateCondition::Break(const absl::Status& why) {
@@ -137,7 +138,7 @@ void StateCondition::BreakCommit(int64_t last, const absl::Status& why) {
 void StateCondition::SetInDoubt(int64_t last, const absl::Status& why) {
   doubt_ = absl::DataLossError(
       absl::StrCat("model ", model_, ": commit ", last + 1, " is in doubt (", why.message(),
-                   "): whether other daemons have applied it cannot be learnt. This daemon holds the state of commit ",
+                   "): it is unknown whether other daemons have applied it. This daemon holds the state of commit ",
                    last, ", which can be exported; import a state, or delete the model"));
   log_->Write(LogLevel::kError, "a commit stays in doubt", {{"model", model_}, {"why", doubt_.ToString()}});
 }

@@ -1,4 +1,4 @@
-// Rules that a command keeps on its own, whatever other ranks send. Pure functions.
+// Rules for a single command, whatever other ranks send. Pure functions.
 #ifndef PARAMSHARD_SERVER_TRAINING_COMMAND_RULES_H_
 #define PARAMSHARD_SERVER_TRAINING_COMMAND_RULES_H_
 
@@ -14,7 +14,7 @@
 
 namespace paramshard::server {
 
-// Facts that a command is judged by.
+// Facts that the rules depend on.
 struct CommandRules {
   const ModelSpec& spec;
   const Layout& layout;
@@ -23,11 +23,11 @@ struct CommandRules {
   const StepPushes& step_pushes;
 };
 
-// Returns true if the command is the last commit again: it is answered already, or will be, and its answer stands.
+// Returns true if the command repeats the last commit. The answer of that commit, given or to come, is its answer too.
 bool RepeatsCommit(const v1::Command& command, int64_t last_commit);
 
 // Returns INVALID_ARGUMENT if the command breaks a rule; FAILED_PRECONDITION for a commit number out of order, a save
-// where none is made, or a second push that BF16 accumulators do not take.
+// without may_save, or a second push that BF16 accumulators do not take.
 absl::Status CheckCommand(const CommandRules& rules, const v1::Command& command);
 
 // Returns INVALID_ARGUMENT: "WHAT: want EXPECTED, got GOT".

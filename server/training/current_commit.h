@@ -1,4 +1,4 @@
-// The epoch's current commit, from the ranks' sums to its answer.
+// Commit in progress, from the ranks' sums to its answer.
 #ifndef PARAMSHARD_SERVER_TRAINING_CURRENT_COMMIT_H_
 #define PARAMSHARD_SERVER_TRAINING_CURRENT_COMMIT_H_
 
@@ -20,7 +20,7 @@ namespace paramshard::server {
 // Says what a commit does to this daemon's shards.
 struct Decided {
   bool apply = false;
-  bool save = false;  // what it leaves
+  bool save = false;  // the state after it
   int64_t non_finite_count = 0;
   double gradient_norm = 0;
   double square_sum = 0;  // as node 0 tells it
@@ -35,7 +35,7 @@ Decided Decide(const v1::Commit& commit, const CommitDecision& decision, bool me
 // Does the same for a commit that another server has prepared.
 DecidedCommit Decide(const PreparedCommit& commit, const CommitDecision& decision, bool mean);
 
-// Traces of a commit that came to no end in its epoch. All are OK where there is none.
+// Outcome of a commit that its epoch did not finish. All are OK if there is none.
 struct OpenCommit {
   absl::Status torn;       // it was applied on some ranks, and failed on others
   absl::Status unwritten;  // it is answered, and its answer is not in the journal; no other commit follows

@@ -9,7 +9,7 @@
 namespace paramshard::server {
 
 // The first reason stays. But a lost connection between engines and an aborted vote only show that the epoch has ended
-// elsewhere: such a reason is open until the world's arrives. Not thread-safe.
+// elsewhere: such a reason is provisional (open) until the coordinator's arrives. Not thread-safe.
 class EpochEnd {
  public:
   bool ended() const { return ended_; }
@@ -19,7 +19,7 @@ class EpochEnd {
   // Returns true if this call ends the epoch.
   bool End(const absl::Status& why) { return Set(why, /*open=*/false); }
   bool EndUntilKnown(const absl::Status& why) { return !ended_ && Set(why, /*open=*/true); }
-  // Closes the reason: what is not known by now will not be.
+  // Makes the reason final, as if the coordinator had confirmed it.
   void Close() { open_ = false; }
 
  private:

@@ -22,8 +22,8 @@
 
 namespace paramshard::server {
 
-// Connect comes first, and Clear last; threads of the epoch use the engines in between. Thread-safe are the calls that
-// say so.
+// Connect comes first, and Clear last; threads of the epoch use the engines in between. Only calls that say so are
+// thread-safe.
 class EpochEngines {
  public:
   // The references in `context`, `state` and `topology` outlive this.
@@ -32,7 +32,7 @@ class EpochEngines {
   // Connects one engine for each rank. From then on a bad link ends the epoch. Errors of ConnectEngines; the epoch's
   // end.
   absl::Status Connect(const EpochStart& start);
-  // Ends what engines are at. Thread-safe.
+  // Aborts the engines' calls in progress. Thread-safe.
   void Abort(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
   // Waits for the watch over the links, which ends with the epoch.
   void JoinWatch();

@@ -37,11 +37,11 @@ absl::Status KeepPreviousStates(const Topology& topology, Rendezvous& rendezvous
   return absl::OkStatus();
 }
 
-// Returns an error if the trainer has gone: a socket that is closed is noticed here before the process's end is.
+// Returns an error if the trainer exited or disconnected: a closed socket is noticed here before the process's end.
 absl::Status GoneOr(const Trainer& trainer, const absl::Status& sent) {
   if (!absl::IsUnavailable(sent) && !absl::IsAborted(sent)) return sent;
   return absl::AbortedError(
-      absl::StrCat("rank ", trainer.rank, ": process ", trainer.pid, " has gone (", sent.message(), ")"));
+      absl::StrCat("rank ", trainer.rank, ": process ", trainer.pid, " exited or disconnected (", sent.message(), ")"));
 }
 
 }  // namespace

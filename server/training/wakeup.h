@@ -1,4 +1,4 @@
-// A wakeup calls one of the daemon's own threads.
+// Wakes one of the daemon's own threads.
 #ifndef PARAMSHARD_SERVER_TRAINING_WAKEUP_H_
 #define PARAMSHARD_SERVER_TRAINING_WAKEUP_H_
 
@@ -9,8 +9,8 @@
 
 namespace paramshard::server {
 
-// A futex that no other process maps: unlike the doorbell of a words page, nothing that a trainer does can keep the
-// daemon from being heard. Thread-safe; one thread listens.
+// A futex that no other process maps: unlike the doorbell of a words page, no trainer can suppress it. Thread-safe; one
+// thread listens.
 class Wakeup {
  public:
   void Ring() {
@@ -20,8 +20,8 @@ class Wakeup {
 
   // Counts up with every ring.
   const std::atomic<uint32_t>& rings() const { return rings_; }
-  // The listener says that it may sleep on rings(), before it looks at the count for the last time, and that it is
-  // awake again.
+  // Called by the listening thread: with true before it reads rings() for the last time and sleeps on it, with false
+  // when it is awake again.
   void Listen(bool sleeps) { listens_.store(sleeps, std::memory_order_seq_cst); }
 
  private:

@@ -32,7 +32,7 @@ absl::Status CheckMayRollBack(const std::string& name, const ModelEpochs* model)
     if (!report.has_value() || !report->lost.ok() || report->fresh) return absl::OkStatus();
   }
   return absl::FailedPreconditionError(
-      absl::StrCat("restore ", name, ": nodes roll back only when one has no state, and every node has one"));
+      absl::StrCat("restore ", name, ": nodes roll back only if one of them has no state; every node has one"));
 }
 
 }  // namespace

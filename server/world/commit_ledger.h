@@ -16,7 +16,7 @@
 namespace paramshard::server {
 
 // Number of decisions of a model that are remembered. A node in doubt asks for its last decision, without which it
-// cannot vote on the next commit. The others may go on without it meanwhile, by more commits than these.
+// cannot vote on the next commit. The others may meanwhile make more commits than that without it.
 inline constexpr size_t kKeptDecisions = 64;
 
 // Not thread-safe.

@@ -35,7 +35,7 @@ class CoordinatorCalls {
   struct Ballot;
 
  public:
-  // A call that Stop cancels; Forget too, if it belongs to a ballot.
+  // A call that Stop cancels, and Forget too if it belongs to a ballot.
   class Call {
    public:
     Call(CoordinatorCalls& calls, absl::Duration timeout, const Ballot* ballot = nullptr);
@@ -70,10 +70,10 @@ class CoordinatorCalls {
     int64_t commit_number = 0;
     bool forgotten = false;  // guarded by mu_
   };
-  // Makes one call, which may take so long. Returns nothing if node 0 waits for other nodes.
+  // Makes one call. Returns nothing if node 0 still waits for other nodes.
   using AskOnce = absl::FunctionRef<absl::StatusOr<std::optional<CommitDecision>>(grpc::ClientContext& context)>;
 
-  // Asks until node 0 answers, or the doubt has lasted too long.
+  // Asks until node 0 answers, at most for RemoteOptions::doubt_timeout.
   absl::StatusOr<CommitDecision> Ask(Ballot ballot, absl::Duration wait, AskOnce ask);
   absl::StatusOr<CommitDecision> Repeat(const Ballot& ballot, absl::Duration wait, AskOnce ask);
   // Returns false if the vote must not be repeated.

@@ -115,7 +115,7 @@ absl::StatusOr<NewerCopy> ReadNewer(const std::string& path) {
     }
   }
   if (!newer.has_value()) {
-    return absl::DataLossError(absl::StrCat(path, ": want one whole copy of two, got none: ", kWithoutIt));
+    return absl::DataLossError(absl::StrCat(path, ": want one intact copy of two, got none: ", kWithoutIt));
   }
   if (is_torn) {
     // A damaged mark names no copy. One crash does not tear both the mark and a copy.
@@ -124,7 +124,7 @@ absl::StatusOr<NewerCopy> ReadNewer(const std::string& path) {
       return absl::DataLossError(absl::StrCat(path, ": the last copy of decisions fails its checksum, though it was ",
                                               "written whole: ", kWithoutIt));
     }
-    Log(LogLevel::kWarning, "a copy of decisions is torn, the other copy counts", {{"path", path}});
+    Log(LogLevel::kWarning, "decision log copy is damaged; using the other copy", {{"path", path}});
   }
   read.is_marked = has_mark && mark.sequence == newer->sequence();
   read.message = *std::move(newer);

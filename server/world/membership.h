@@ -32,7 +32,7 @@ class Membership {
   // INVALID_ARGUMENT a number or count that does not fit; ALREADY_EXISTS the node is present.
   absl::Status Join(int node, int device_count);
   void Leave(int node);
-  // Counts a loss of a node that is present: it has to stay as if it had come back now.
+  // Counts a loss of a node that is present, and restarts its probation.
   void CountLoss(int node);
   // Sets the counts that another coordinator of this world knew, so that the world is sized before all nodes have
   // joined. Requires a count above 0 for every node.

@@ -75,8 +75,8 @@ absl::Status NodeStreamRegistry::Resume(const StreamPtr& stream) {
   const StreamPtr before = FindBefore(*stream);
   if (before == nullptr) {
     return absl::FailedPreconditionError(absl::StrCat("join node ", stream->node, ": connection ", stream->connection,
-                                                      " is to continue another connection of its process, but "
-                                                      "there is none: join anew"));
+                                                      " continues a connection that does not exist; join "
+                                                      "again"));
   }
   RETURN_IF_ERROR(coordinator_->Move(stream->node, stream->connection, stream->sink));
   streams_[stream->node] = stream;
@@ -84,7 +84,7 @@ absl::Status NodeStreamRegistry::Resume(const StreamPtr& stream) {
   if (before->is_moved) return absl::OkStatus();
   EndLocked(*stream);
   return absl::UnavailableError(absl::StrCat("join node ", stream->node, ": connection ", before->connection,
-                                             " broke before all of it was read: join anew"));
+                                             " broke before it was read completely; join again"));
 }
 
 bool NodeStreamRegistry::End(Stream& stream, bool is_moved) {

@@ -32,7 +32,7 @@ absl::Status NotThereError(const std::string& model, const std::string& node) {
 
 absl::Status NoStateError(const std::string& model, const std::string& node, absl::string_view why) {
   return absl::FailedPreconditionError(
-      absl::StrCat("heal ", model, ": ", node, " has no state that all may train on from: ", why));
+      absl::StrCat("heal ", model, ": ", node, " has no state that all can train on from: ", why));
 }
 
 absl::Status CheckMayOrder(const ModelFacts& model, const Membership& members, int donor) {
@@ -46,14 +46,14 @@ absl::Status CheckMayOrder(const ModelFacts& model, const Membership& members, i
   }
   if (model.rolls_back.has_value()) {
     return absl::UnavailableError(
-        absl::StrCat("heal ", name, ": all nodes are rolling back to a saved step: ask again when they are done"));
+        absl::StrCat("heal ", name, ": all nodes are rolling back to a checkpoint; try again when they are done"));
   }
   const std::optional<ModelReport>& report = model.reports[donor];
   if (model.running) {
     if (model.IsActive(donor)) return absl::OkStatus();
     return absl::FailedPreconditionError(
         absl::StrCat("heal ", name, ": ", node,
-                     " takes no part in the running epoch: ", "end that training first, whose state is given up"));
+                     " takes no part in the running epoch: ", "end that training first; its state is discarded"));
   }
   // A report from before the last epoch does not count.
   if (!report.has_value() || !model.is_new[donor]) return NotThereError(name, node);
@@ -126,7 +126,7 @@ void BeginByOrder(ModelFacts& model, const std::vector<Healing>& healings, const
   model.order->Begin(model.last_epoch, history_id);
   for (const Healing& healing : healings) {
     const ModelReport& before = *model.reports[healing.receiver];
-    Log(LogLevel::kWarning, "state given up by a healing order",
+    Log(LogLevel::kWarning, "state discarded by heal",
         {{"model", model.name},
          {"epoch", absl::StrCat(model.last_epoch)},
          {"node", absl::StrCat(healing.receiver)},
@@ -145,7 +145,7 @@ void EndOrderBehindCommit(ModelFacts& model) {
 }
 
 void EndOrder(ModelFacts& model, absl::string_view why) {
-  Log(LogLevel::kInfo, "an order to heal is over",
+  Log(LogLevel::kInfo, "heal request ended",
       {{"model", model.name}, {"from", absl::StrCat(model.order->donor())}, {"why", std::string(why)}});
   model.order.reset();
 }

@@ -1,4 +1,4 @@
-// Texts about nodes that should have one state of a model and have several.
+// Error texts for nodes whose states of one model differ.
 #ifndef PARAMSHARD_SERVER_WORLD_STATE_DIFFERENCE_H_
 #define PARAMSHARD_SERVER_WORLD_STATE_DIFFERENCE_H_
 
@@ -18,11 +18,11 @@ std::string NodesText(const std::vector<int>& nodes, const Membership& members);
 // there are more than a message has room for.
 std::string StatesText(const ModelReports& reports, const std::vector<int>& nodes, const Membership& members);
 
-// FAILED_PRECONDITION naming all these states, of which at least two differ, and the ways out.
+// FAILED_PRECONDITION naming all these states, of which at least two differ, and the remedies.
 absl::Status StatesDifferError(const std::string& model, const ModelReports& reports, const std::vector<int>& nodes,
                                const Membership& members);
 
-// FAILED_PRECONDITION these two nodes, which have reported, have different specs.
+// FAILED_PRECONDITION: these two nodes, which have reported, have different specs.
 absl::Status SpecsDifferError(const std::string& model, const ModelReports& reports, int node, int other,
                               const Membership& members);
 

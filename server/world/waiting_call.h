@@ -73,7 +73,7 @@ class WaitingCall final : public grpc::ServerUnaryReactor, public std::enable_sh
     Finish(status);
   }
 
-  void OnCancel() override { GiveUp(absl::CancelledError("the caller is gone")); }
+  void OnCancel() override { GiveUp(absl::CancelledError("the caller disconnected")); }
   void OnDone() override { const std::shared_ptr<WaitingCall> self = std::move(self_); }
 
   Coordinator* const coordinator_;

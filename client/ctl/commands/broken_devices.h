@@ -1,4 +1,4 @@
-// Text about failed devices, below an answer.
+// Lines about broken devices, printed below a command's answer.
 #ifndef PARAMSHARD_CLIENT_CTL_COMMANDS_BROKEN_DEVICES_H_
 #define PARAMSHARD_CLIENT_CTL_COMMANDS_BROKEN_DEVICES_H_
 

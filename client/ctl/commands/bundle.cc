@@ -185,9 +185,9 @@ absl::StatusOr<int> Bundle::Run(const Context& context) {
     RETURN_IF_ERROR(folder.Fill());
     missing.insert(missing.end(), folder.missing().begin(), folder.missing().end());
   }
-  if (missing.empty()) return kSucceeded;
-  RETURN_IF_ERROR(WriteMissing(context, missing));
-  return kFailed;
+  if (!missing.empty()) RETURN_IF_ERROR(WriteMissing(context, missing));
+  context.streams().out << "wrote " << TerminalText(out_) << "\n";
+  return missing.empty() ? kSucceeded : kFailed;
 }
 
 }  // namespace

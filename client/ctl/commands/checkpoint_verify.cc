@@ -29,8 +29,11 @@ std::string DamagesText(const Verification& verification) {
     absl::StrAppend(&text, "step ", verification.manifest->step, ", version ", verification.manifest->version, ": ");
   }
   absl::StrAppend(&text, verification.tensor_count, verification.tensor_count == 1 ? " tensor, " : " tensors, ",
-                  BytesCell(verification.read_bytes), " read, ", verification.damages.size(),
-                  verification.damages.size() == 1 ? " damage\n" : " damages\n");
+                  BytesCell(verification.read_bytes), " read, ",
+                  verification.ok() ? "no damage" : absl::StrCat("damage in ", verification.damages.size()),
+                  verification.ok()                  ? "\n"
+                  : verification.damages.size() == 1 ? " place\n"
+                                                     : " places\n");
   return text;
 }
 

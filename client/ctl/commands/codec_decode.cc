@@ -5,6 +5,7 @@
 #include "client/ctl/codec_files.h"
 #include "client/ctl/commands.h"
 #include "client/ctl/options.h"
+#include "client/ctl/terminal_text.h"
 
 namespace paramshard::ctl {
 namespace {
@@ -27,8 +28,9 @@ class CodecDecode final : public Command {
     app.add_option("output", output_, "the .npy file to write: float32 [rows, columns]")->required();
   }
   std::vector<std::string> Objects() const override { return {input_}; }
-  absl::StatusOr<int> Run(const Context&) override {
+  absl::StatusOr<int> Run(const Context& context) override {
     RETURN_IF_ERROR(DecodeFiles(encoding_.encoding(), plane_, input_, output_, columns_));
+    context.streams().out << "wrote " << TerminalText(output_) << "\n";
     return kSucceeded;
   }
 

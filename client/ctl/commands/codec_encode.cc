@@ -5,6 +5,7 @@
 #include "client/ctl/codec_files.h"
 #include "client/ctl/commands.h"
 #include "client/ctl/options.h"
+#include "client/ctl/terminal_text.h"
 #include "kernels/formats/format.h"
 
 namespace paramshard::ctl {
@@ -27,8 +28,9 @@ class CodecEncode final : public Command {
         absl::StrCat("--scale: want format FP8_TENSOR_DELAYED, got ", FormatName(*encoding_.format())));
   }
   std::vector<std::string> Objects() const override { return {input_}; }
-  absl::StatusOr<int> Run(const Context&) override {
+  absl::StatusOr<int> Run(const Context& context) override {
     RETURN_IF_ERROR(EncodeFile(encoding_.encoding(), input_, output_, delayed_scale_.value_or(1.0f)));
+    context.streams().out << "wrote " << TerminalText(output_) << "\n";
     return kSucceeded;
   }
 

@@ -26,7 +26,7 @@ bool IsToldAlready(const v1::ModelSummary& model, absl::string_view end) {
   return code_end != end.npos && absl::StrContains(model.why_no_epoch(), end.substr(code_end + 2));
 }
 
-// A daemon without a state has only the commit that it rolled back to.
+// A daemon without a state has only the commit that it was rolled back to.
 std::string RollbackText(const v1::Rollback& rollback) {
   const int64_t from = rollback.from_commit_number();
   return absl::StrCat("rolled back ", from > 0 ? absl::StrCat("from commit ", from, " ") : "", "to commit ",

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "client/ctl/commands.h"
 #include "client/ctl/options.h"
+#include "client/ctl/terminal_text.h"
 #include "client/ctl/trace_document.h"
 
 namespace paramshard::ctl {
@@ -76,8 +77,9 @@ absl::Status Trace::Write(const Context& context, const std::string& document) c
   }
   std::ofstream file(out_, std::ios::binary | std::ios::trunc);
   file << document << std::flush;
-  if (file.good()) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("--out: failed to write ", out_));
+  if (!file.good()) return absl::InvalidArgumentError(absl::StrCat("--out: failed to write ", out_));
+  context.streams().out << "wrote " << TerminalText(out_) << "\n";
+  return absl::OkStatus();
 }
 
 // Writes one document of all daemons that answer.

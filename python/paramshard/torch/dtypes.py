@@ -1,4 +1,4 @@
-"""Types of torch that the daemon has, too."""
+"""The dtypes of torch that the daemon supports."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class Quantized(NamedTuple):
 def quantize_1x128(x: torch.Tensor, both: bool = True) -> Quantized:
     """Quantizes rows of x [T, K] in blocks of 128 and, with `both`, its columns as well, reading x once.
 
-    x: bfloat16, float16 or float32; K is a multiple of 128. Enqueued on the present stream. Not differentiable.
+    x: bfloat16, float16 or float32; K is a multiple of 128. Enqueued on the current stream. Not differentiable.
     """
     return Quantized(*torch.ops.paramshard.quantize_1x128(x, both))
 
@@ -200,11 +200,11 @@ class Fp8Weight:
         rows, columns = shape
         self.row_wise = Fp8Operand(rows, columns, device, dtype)  # W [N, K]
         self.transposed = Fp8Operand(columns, rows, device, dtype)  # W^T [K, N]
-        self.values = torch.empty(0, device=device)  # nothing but a count of the values that W has had
+        self.values = torch.empty(0, device=device)  # empty: its version counts the values that W has had
         self.parameter: nn.Parameter | None = None  # W, as autograd knows it; None: the module's weight
 
     def renew(self) -> None:
-        """Notes that new values will be written: backwards of older forwards raise from now on."""
+        """Marks the values as about to change: the backward of an earlier forward raises from now on."""
         torch.autograd.graph.increment_version([self.values, self.row_wise.data, self.row_wise.scales,
                                                 self.transposed.data, self.transposed.scales])
 

@@ -83,7 +83,7 @@ def quantize(x: torch.Tensor, data: torch.Tensor, scales: torch.Tensor, data_t: 
              *, both: bool, chunk: int = 32, warps: int = 4) -> None:
     """Writes the fields of `paramshard.torch.fp8.Quantized`; `both`: data_t and scales_t as well.
 
-    x: [T, K], K a multiple of 128, elements of a row side by side. Enqueued on the present stream.
+    x: [T, K], K a multiple of 128, elements of a row side by side. Enqueued on the current stream.
     """
     padded_rows, columns = data.shape
     if padded_rows == 0:

@@ -44,7 +44,7 @@ class GatheredParameter(nn.Parameter):
         return parameter
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
-        """Everything is done by __new__, for which torch has no constructor that this could call."""
+        """Does nothing: __new__ has set everything."""
 
     def own_memory(self) -> torch.Tensor:
         """Keeps its present memory as its own. Returns it as a tensor with a version of its own."""
@@ -86,7 +86,7 @@ class GatheredParameter(nn.Parameter):
 
     @property
     def grad(self) -> torch.Tensor | None:
-        """None, because gradients go to the daemon as they come. A read that would miss one raises."""
+        """Always None: gradients go to the daemon as they are computed. Raises where a program would miss a gradient."""
         if not torch.compiler.is_compiling():
             check_read(self, self._paramshard_name, self._paramshard_placeholder.owner, sys._getframe(1))
         return GRADIENT.__get__(self)
@@ -131,11 +131,10 @@ class GatheredParameter(nn.Parameter):
 
 
 def set_autograd_version(parameters: tuple[GatheredParameter, ...], version: int | None) -> None:
-    """Sets the version of parameters that autograd compares. None: they have no values now.
+    """Sets the version by which autograd knows the parameters' values. None: they have no values now.
 
-    The same values may come back any number of times, and serve graphs that have saved them before. Other values have
-    another version, whichever way they are written. A graph that asks for values without memory raises, and reads
-    nothing.
+    Values that are gathered again get their old version, so that graphs that saved them stay valid. Other values get
+    another version, whichever way they are written. A graph that needs values without memory raises.
     """
     set_versions(parameters, (_NO_VALUES if version is None else version,) * len(parameters))
 
@@ -143,7 +142,7 @@ def set_autograd_version(parameters: tuple[GatheredParameter, ...], version: int
 def fingerprint(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns integer sums of the rows and columns of its bytes, which differ for other values or another order.
 
-    values: contiguous, any type. Enqueued on the present stream.
+    values: contiguous, any type. Enqueued on the current stream.
     """
     with without_modes(), torch.no_grad():
         words = values.view(-1)

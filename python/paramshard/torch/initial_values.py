@@ -226,7 +226,7 @@ def _is_zero(value: Any) -> bool:
 
 
 class _CallRecorder(TorchFunctionMode):
-    """Lets a _WriteRecorder see the functions that are called, beside the operations."""
+    """Passes calls of torch functions to a _WriteRecorder, which by itself sees only operations."""
 
     def __init__(self, writes: _WriteRecorder) -> None:
         super().__init__()

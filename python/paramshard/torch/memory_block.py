@@ -48,7 +48,7 @@ class MemoryBlock:
         return not self._storage.resizable()
 
     def allocate(self) -> int:
-        """Returns the address of the memory, which is to be written on the present stream."""
+        """Returns the address of the memory, which is to be written on the current stream."""
         if self._storage.nbytes() != self._bytes:
             self._storage.resize_(self._bytes)
         return self._storage.data_ptr()

@@ -45,7 +45,7 @@ def _refuse_copies(protocol: Any) -> Any:
 
 
 def _checked_apply(module: nn.Module) -> Callable[..., nn.Module]:
-    """Returns a replacement of _apply, which converts part by part: it refuses before the first part."""
+    """Returns a replacement of _apply that refuses a conversion before it has converted any part."""
     reference = weakref.ref(module)
 
     def apply(function: Callable[[torch.Tensor], torch.Tensor], *arguments: Any, **options: Any) -> nn.Module:
@@ -59,7 +59,7 @@ def _checked_apply(module: nn.Module) -> Callable[..., nn.Module]:
 
 
 def _checked_register_parameter(module: nn.Module) -> Callable[[str, nn.Parameter | None], None]:
-    """Returns a replacement of register_parameter, by which ties and masks come, that refuses them."""
+    """Returns a replacement of register_parameter that refuses ties and masks, which are made by that call."""
     reference = weakref.ref(module)
 
     def register_parameter(name: str, param: nn.Parameter | None) -> None:

@@ -19,12 +19,12 @@ _NAME = "_paramshard_name"  # which a GatheredParameter has already
 
 
 def mark_sharded(parameter: torch.Tensor, name: str) -> None:
-    """Marks a tensor that an optimizer may have: the daemon steps the parameter of this name instead."""
+    """Marks a tensor whose parameter, of this name, the daemon steps; other optimizers may not take it."""
     setattr(parameter, _NAME, name)
 
 
 def steps_in_daemon(kind: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
-    """Decorates optimizers that are not refused."""
+    """Marks an optimizer class as allowed (a class decorator)."""
     kind._steps_in_daemon = True
     return kind
 

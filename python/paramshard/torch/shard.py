@@ -91,8 +91,13 @@ def shard(module: nn.Module, *, name: str, units: Iterable[UnitModules], existin
     local_rank = int(os.environ.get("LOCAL_RANK", 0)) if local_rank is None else local_rank
     if daemon == "job":
         socket_dir = _job_daemon(local_rank)
-    with paramshard.Client(socket_dir=socket_dir) as probe:
-        info = probe.daemon_info()
+    try:
+        with paramshard.Client(socket_dir=socket_dir) as probe:
+            info = probe.daemon_info()
+    except paramshard.UnavailableError as error:
+        if daemon == "job":
+            raise
+        raise paramshard.UnavailableError(f'{error}; or use daemon="job"') from error
     _check_daemon(info, local_rank)
     device = _device_of(info.devices[local_rank], device)
     # The module is changed last, so that a refusal leaves it as it was.

@@ -42,8 +42,8 @@ class ShardedModel:
     Collective calls, which every rank makes at the same point: calls of the module, `open`, `unsharded`,
     `load_state_dict` of the module after `open`, and calls of the optimizer. `read`, `state_dict` of the module, and
     `last_result` ask the daemon alone, and any rank may call them; but they wait for the last step, which every rank
-    must have sent: with tracked schedulers, after these have stepped. `save_pretrained` sends it on all ranks that call
-    it.
+    must have sent. With tracked schedulers a rank sends it after they have stepped, or when it calls
+    `save_pretrained`.
     """
 
     def __init__(self, module: nn.Module, units: list[Unit], description: ModelDescription, *,

@@ -90,7 +90,7 @@ def transforms_inputs() -> bool:
 
 
 def at_end_of_backward(call: Callable[[], None]) -> None:
-    """Calls it at the end of the backward that this thread runs."""
+    """Runs `call` when the backward that this thread runs ends."""
     torch.autograd.Variable._execution_engine.queue_callback(call)
 
 
@@ -176,7 +176,7 @@ def call_state_dict_hook_first(module: nn.Module, hook: RemovableHandle) -> None
 
 @contextlib.contextmanager
 def without_forward_hooks(module: nn.Module) -> Iterator[None]:
-    """Inside, calling the module or its submodules calls no hooks of theirs."""
+    """Disables the forward hooks of the module and its submodules in the block."""
     before = [(each, each._forward_pre_hooks, each._forward_hooks) for each in module.modules()]
     try:
         for each, pre_hooks, hooks in before:

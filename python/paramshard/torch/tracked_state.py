@@ -173,7 +173,7 @@ def pack(state: Any) -> bytes:
 
 
 class ClientState(NamedTuple):
-    """Record of a commit."""
+    """Tracked states that a commit carries, and the training that they belong to."""
 
     states: dict[str, Any]  # by tracked name
     run: str | None  # None, like history: values were imported since, and nothing is recorded

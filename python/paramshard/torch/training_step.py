@@ -102,7 +102,7 @@ class TrainingStep:
     def check_written(self) -> None:
         """Raises FailedPreconditionError if gathered parameters were written since the last call.
 
-        Called when memory was given back, so that nothing is left half done.
+        Called after gathered memory was released, so that an error leaves nothing half done.
         """
         written, self._written = self._written, []
         if written:
@@ -151,8 +151,7 @@ class TrainingStep:
             raise paramshard.FailedPreconditionError(f"step: {self._lost}")
         if not self.has_pushed:
             raise paramshard.FailedPreconditionError(
-                "step: no backward since the last step, and a commit without gradients would count as a step; "
-                "backward(inputs=) of parameters computes none")
+                "step: no backward since the last step (backward(inputs=...) computes no gradients of parameters)")
         self.reshard("step")
 
     def end_optimizer_step(self) -> None:
@@ -161,7 +160,7 @@ class TrainingStep:
         self._forget_pushes()
 
     def reshard(self, operation: str) -> None:
-        """Gives gathered memory back before values change. Raises if parameters were written or are still gathered."""
+        """Releases gathered memory before values change. Raises if parameters were written or are still gathered."""
         for unit in self._units:
             unit.end_passes()
             unit.end_transforms()

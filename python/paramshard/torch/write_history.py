@@ -20,12 +20,12 @@ class Unknown:
 
 Rule = InitialValue | Unknown
 
-# Operations that leave nothing of the values before.
+# Operations that overwrite the whole tensor.
 _FILLS = frozenset({"normal_", "uniform_", "zero_", "fill_"})
 
 
 class History:
-    """The operations that wrote a tensor, since the last one that left nothing of the values before."""
+    """The operations that wrote a tensor, from the last one on that overwrote all of it."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._operations: list[tuple[str, Any]] = []
@@ -59,12 +59,12 @@ class History:
             self.note_unknown("it is converted from another of which a part was zeroed")
 
     def is_computed(self, parameter: torch.Tensor) -> bool:
-        """Returns True if it was written in a way that no rule describes."""
+        """Returns True if its values cannot be expressed as an initializer."""
         return ((self._why is not None or self._zeroed is not None or bool(self._operations)) and
                 isinstance(self.rule_of(parameter), Unknown))
 
     def rule_of(self, parameter: torch.Tensor) -> Rule:
-        """Returns the rule of a parameter, whose elements lie in the storage as its strides say."""
+        """Returns the rule that makes a parameter's values, or Unknown with the reason."""
         rule = self.rule()
         if self._zeroed is None or isinstance(rule, Unknown):
             return rule

@@ -211,8 +211,7 @@ TEST_F(ClientLivesTest, AClientOutlivesItsDaemon) {
     EXPECT_THAT(unit.Get("a.w"), is_death);
   }
   const auto is_told =
-      StatusIs(absl::StatusCode::kUnavailable,
-               AllOf(HasSubstr(directory_.path()), HasSubstr("start it, unless its keeper does, and call again")));
+      StatusIs(absl::StatusCode::kUnavailable, AllOf(HasSubstr(directory_.path()), HasSubstr("start paramshardd")));
   EXPECT_THAT(client.CreateModel(TwoMatrices("two")), is_told);
   EXPECT_THAT(client.OpenModel(TwoMatrices("two")), is_told);
   for (int life = 0; life < 2; ++life) {
@@ -417,9 +416,9 @@ TEST_F(ClientLivesTest, AWaitEndsWithWhatItHasWaitedFor) {
   options.on_wait = [&](absl::string_view) { ++waits; };
   ASSERT_OK_AND_ASSIGN(Client client, Client::Connect(options));
   KillDaemon();
-  EXPECT_THAT(
-      client.OpenModel(TwoMatrices("two")),
-      StatusIs(absl::StatusCode::kUnavailable, AllOf(HasSubstr("has gone"), HasSubstr("timed out after 50ms"))));
+  EXPECT_THAT(client.OpenModel(TwoMatrices("two")),
+              StatusIs(absl::StatusCode::kUnavailable,
+                       AllOf(HasSubstr("connected to exited"), HasSubstr("timed out after 50ms"))));
   EXPECT_EQ(waits, 1);
 }
 

@@ -209,8 +209,8 @@ TEST_F(SavesTest, ADaemonThatDiesUnderACallIsNamed) {
   ASSERT_OK(client.CreateModel(OneMatrix()));
   daemon_->Pause();
   asked = false;
-  EXPECT_THAT(client.Save("m"), StatusIs(absl::StatusCode::kUnavailable,
-                                         AllOf(StartsWith("save m: the daemon (pid "), HasSubstr("went away"))));
+  EXPECT_THAT(client.Save("m"), StatusIs(absl::StatusCode::kUnavailable, AllOf(StartsWith("save m: the daemon (pid "),
+                                                                               HasSubstr("exited during the call"))));
 }
 
 TEST_F(SavesTest, TheDaemonDescribesItselfAndItsModels) {

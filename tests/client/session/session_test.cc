@@ -136,10 +136,10 @@ TEST_F(SessionTest, WhetherAGatherHasASlotIsToldBefore) {
   ASSERT_OK(gathers.Gather("a", Phase::kForward));
   ASSERT_OK(gathers.Gather("b", Phase::kForward));
   ASSERT_OK_AND_ASSIGN(const GatherTicket c, gathers.Gather("c", Phase::kForward));  // in the large slot
-  const auto is_refused = StatusIs(
-      absl::StatusCode::kResourceExhausted,
-      "gather big: no gather slot is free: the large ones that it fits are held by handles of c; release one, or "
-      "raise ModelSpec.large_gather_slots above 1");
+  const auto is_refused =
+      StatusIs(absl::StatusCode::kResourceExhausted,
+               "gather big: no gather slot is free: the large slots that fit are held by handles of c; release one, or "
+               "raise ModelSpec.large_gather_slots above 1");
   EXPECT_THAT(gathers.CanGather("big", Phase::kForward), is_refused);
   EXPECT_THAT(gathers.Gather("big", Phase::kForward), is_refused);
   EXPECT_THAT(

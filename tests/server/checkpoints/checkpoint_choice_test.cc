@@ -101,14 +101,14 @@ TEST_F(CheckpointChoiceTest, ErrorsSayWhatThereIs) {
   EXPECT_THAT(ChooseCheckpoint(root(), "tiny", Step(25)),
               StatusIs(absl::StatusCode::kNotFound,
                        AllOf(HasSubstr("restore tiny: "), HasSubstr("no checkpoint of step 25"),
-                             HasSubstr("there are step-000000000020-01234567, step-000000000030-01234567"))));
+                             HasSubstr("found step-000000000020-01234567, step-000000000030-01234567"))));
   EXPECT_THAT(ChooseCheckpoint(root(), "tiny", Folder("step-000000000025-01234567")),
-              StatusIs(absl::StatusCode::kNotFound, HasSubstr("there are step-000000000020-01234567")));
+              StatusIs(absl::StatusCode::kNotFound, HasSubstr("found step-000000000020-01234567")));
   EXPECT_THAT(ChooseCheckpoint(root(), "other", kLatest),
               StatusIs(absl::StatusCode::kNotFound, HasSubstr("has the folders tiny")));
   fs::create_directory(root() + "/empty");
   EXPECT_THAT(ChooseCheckpoint(root(), "empty", kLatest),
-              StatusIs(absl::StatusCode::kNotFound, HasSubstr("there is none in ")));
+              StatusIs(absl::StatusCode::kNotFound, HasSubstr("found none in ")));
   EXPECT_THAT(ChooseCheckpoint(root() + "/none", "tiny", kLatest),
               StatusIs(absl::StatusCode::kNotFound, HasSubstr("/none cannot be read")));
 }
@@ -129,7 +129,7 @@ TEST_F(CheckpointChoiceTest, ADamagedStepThatIsNamedIsSaidToBeDamagedAndWholeOne
     EXPECT_THAT(ChooseCheckpoint(root(), "tiny", request),
                 StatusIs(absl::StatusCode::kDataLoss,
                          AllOf(HasSubstr("step-000000000030-01234567/manifest.json: "), Not(HasSubstr("latest")),
-                               EndsWith("; there are step-000000000020-01234567"))));
+                               EndsWith("; found step-000000000020-01234567"))));
   }
   EXPECT_THAT(ChooseCheckpoint(root(), "tiny", Step(30)),
               StatusIs(absl::StatusCode::kDataLoss, HasSubstr("the checkpoint of step 30 is damaged")));

@@ -190,7 +190,7 @@ TEST_F(WorldRestoresFaultsTest, ATrainerOfAnotherDaemonKeepsTheStateOfAll) {
   ASSERT_OK(trainer.Attach());
   EXPECT_THAT(world_.Restore().status(),
               StatusIs(absl::StatusCode::kFailedPrecondition,
-                       AllOf(HasSubstr("node 1: "), HasSubstr("rank 1 is held by process "))));
+                       AllOf(HasSubstr("node 1: "), HasSubstr("rank 1 is attached (process "))));
   trainer.Leave();
   ExpectUnchanged();
   EXPECT_OK(world_.Restore());
@@ -463,7 +463,7 @@ class RestoreRequestsTest : public WorldRestoresTestBase, public testing::Test {
 
 TEST_F(RestoreRequestsTest, ACallerWhoIsGoneEndsTheWait) {
   EXPECT_THAT(world_.restores(1).AwaitOrder("m", IsGone).status(),
-              StatusIs(absl::StatusCode::kAborted, HasSubstr("the caller has gone")));
+              StatusIs(absl::StatusCode::kAborted, HasSubstr("the caller disconnected")));
 }
 
 TEST_F(RestoreRequestsTest, OneThatGetsLostIsToldAgain) {
@@ -584,7 +584,8 @@ TEST_F(CreationsTest, AnOrderThatComesWhileAModelFillsIsNotCarriedOutOnThatOne) 
   EXPECT_EQ(*world_.daemons().store(1).Find("m"), created.model.model);
 }
 
-const auto kIsAbandoned = StatusIs(absl::StatusCode::kUnavailable, HasSubstr("create model m: all callers have gone"));
+const auto kIsAbandoned =
+    StatusIs(absl::StatusCode::kUnavailable, HasSubstr("create model m: every caller disconnected"));
 
 TEST_F(CreationsTest, OneAtNodeZeroEndsWhenItsCallerIsGone) {
   bool begun = false;
@@ -672,7 +673,8 @@ TEST_F(CreationsTest, ACallerWhoIsGoneLeavesTheOrderToTheNextOne) {
   other.set_name("other");
   const auto is_gone = [] { return true; };
   const auto fill = [&](const std::shared_ptr<Model>&, ModelStore::Show) {
-    EXPECT_THAT(CreateAt(1, is_gone).status(), StatusIs(absl::StatusCode::kAborted, HasSubstr("the caller has gone")));
+    EXPECT_THAT(CreateAt(1, is_gone).status(),
+                StatusIs(absl::StatusCode::kAborted, HasSubstr("the caller disconnected")));
     return absl::OkStatus();
   };
   ASSERT_OK(world_.daemons().store(1).CreateOrJoin(Parse(other), fill));

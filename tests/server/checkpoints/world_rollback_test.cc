@@ -60,7 +60,7 @@ class WorldRollbackTest : public WorldRestoresTestBase, public testing::TestWith
   }
   // Matches the error of a trainer that should attach again.
   static auto IsToComeAgain() {
-    return StatusIs(absl::StatusCode::kUnavailable, HasSubstr("all daemons roll back to a saved step"));
+    return StatusIs(absl::StatusCode::kUnavailable, HasSubstr("all daemons roll back to a checkpoint"));
   }
 
   // Until both daemons are in a history that a restore has begun.
@@ -177,7 +177,7 @@ TEST_P(SavedWorldTest, NobodyRollsBackToACheckpointOfAnotherHistory) {
   const auto comes = Attach(loser());
   const auto is_refused =
       StatusIs(absl::StatusCode::kFailedPrecondition,
-               AllOf(HasSubstr("want one state on all nodes"), HasSubstr("no daemon rolls back to a saved step"),
+               AllOf(HasSubstr("want one state on all nodes"), HasSubstr("no daemon rolled back to a checkpoint"),
                      HasSubstr("got step 3 of history")));
   EXPECT_THAT(EndOf(*waits), is_refused);
   // A node 0 that came back empty does not know what the other one goes on from, and has its trainers come again.
@@ -198,7 +198,7 @@ TEST_P(UnsavedWorldTest, TrainersAreToldWhyNoEpochStarts) {
   const auto comes = Attach(loser());
   const auto is_refused =
       StatusIs(absl::StatusCode::kFailedPrecondition,
-               AllOf(HasSubstr("want one state on all nodes"), HasSubstr("no daemon rolls back to a saved step")));
+               AllOf(HasSubstr("want one state on all nodes"), HasSubstr("no daemon rolled back to a checkpoint")));
   EXPECT_THAT(EndOf(*waits), is_refused);
   EXPECT_THAT(EndOf(*comes), is_refused);
   EXPECT_EQ(world_.model(other()).state().snapshot().numbers.commit_number, kMore);
@@ -266,7 +266,7 @@ TEST_P(BrokenRestoreTest, IsMadeAgainOfADaemonThatWasKilledMeanwhileToo) {
   };
   for (int node = 0; node < 2; ++node) {
     EXPECT_THAT(next.daemons().store(node).lost().Check("m"),
-                StatusIs(absl::StatusCode::kDataLoss, HasSubstr("a restore of several daemons was cut off")));
+                StatusIs(absl::StatusCode::kDataLoss, HasSubstr("a restore of several daemons was interrupted")));
   }
   std::thread zero([&] { create(0); });
   create(1);
@@ -287,7 +287,7 @@ TEST_P(BrokenRestoreTest, AStateThatIsNotWholeIsToldWhereNothingCanBeRestored) {
   const auto comes = Attach(other());
   EXPECT_THAT(EndOf(*comes),
               StatusIs(absl::StatusCode::kDataLoss, AllOf(HasSubstr("a restore broke off in the middle"),
-                                                          HasSubstr("no daemon rolls back to a saved step"))));
+                                                          HasSubstr("no daemon rolled back to a checkpoint"))));
 }
 
 // Worlds where the other daemon has all that is lost: nobody goes back.

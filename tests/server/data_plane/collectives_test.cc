@@ -414,7 +414,7 @@ TEST_F(SumsAtCommitTest, SlicesThatLandTwiceAreRefused) {
   Push(/*overwrite=*/true, /*landed=*/true);
   EXPECT_THAT(world_.Push(2, kMixed, 0, 0, false, {}, /*landed=*/true, accumulators_[0]),
               StatusIs(absl::StatusCode::kFailedPrecondition,
-                       HasSubstr("push mixed: a slice of this rank may land once between")));
+                       HasSubstr("push mixed: want gradients of this rank to land once between")));
 }
 
 TEST(SumsAtPushTest, LandedSlicesAreRefused) {

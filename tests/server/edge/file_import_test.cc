@@ -325,7 +325,7 @@ TEST_F(ImportFileTest, AnAttachedTrainerKeepsItOut) {
   TestSession session(socket_dir());
   session.Attach(MakeAttach("m", 0));
   ASSERT_TRUE(session.Read().has_accepted());
-  ExpectRefused(Request(path), absl::StatusCode::kFailedPrecondition, "rank 0 is held by process ");
+  ExpectRefused(Request(path), absl::StatusCode::kFailedPrecondition, "rank 0 is attached (process ");
 }
 
 }  // namespace

@@ -341,7 +341,7 @@ TEST_F(InterruptedChangesTest, AnImportFromFilesIsMadeAgainOverWhatItLeaves) {
   FakeKeptStore again;
   CopyKept(left, again);
   StartAfter(left);
-  EXPECT_THAT(Summarize(*model_).unusable, HasSubstr("an import was cut off"));
+  EXPECT_THAT(Summarize(*model_).unusable, HasSubstr("an import was interrupted"));
   MakeAgain();
   AwaitChanges();
   EXPECT_OK(model_->state().unfinished());

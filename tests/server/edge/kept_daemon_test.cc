@@ -143,7 +143,7 @@ TEST_F(KeptDaemonTest, AnImportThatWasCutOffSaysHowToMakeItAgainAndThatMakesTheM
 
   StartAfter(left);
   const auto says_how = HasSubstr(
-      "an import was cut off, and its sender has gone); create it with a restore; or delete it, create it, and "
+      "an import was interrupted, and its sender disconnected); create it with a restore; or delete it, create it, and "
       "import");
   ASSERT_THAT(Models().models(), SizeIs(1));
   EXPECT_THAT(Models().models(0).unusable(), says_how);

@@ -189,10 +189,10 @@ TEST_F(RestoreModelTest, AFolderIsNamedOrGivenWithItsPath) {
 }
 
 TEST_F(RestoreModelTest, WhatIsNotThereIsNotFoundAndWhatIsThereNamed) {
-  ExpectRefused("latest", absl::StatusCode::kNotFound, "there is none in");
+  ExpectRefused("latest", absl::StatusCode::kNotFound, "found none in");
   Write(12);
-  ExpectRefused("13", absl::StatusCode::kNotFound, "there are step-000000000012-");
-  ExpectRefused("step-000000000012-ffffffff", absl::StatusCode::kNotFound, "there are step-000000000012-");
+  ExpectRefused("13", absl::StatusCode::kNotFound, "found step-000000000012-");
+  ExpectRefused("step-000000000012-ffffffff", absl::StatusCode::kNotFound, "found step-000000000012-");
   ExpectRefused(saves_.path() + "/nowhere", absl::StatusCode::kNotFound, "nowhere");
   ExpectRefused(saves_.path(), absl::StatusCode::kNotFound, "manifest.json");
   EXPECT_THAT(Restore("latest", "nobody").status(),
@@ -264,7 +264,7 @@ TEST_F(RestoreModelTest, AModelWithATrainerKeepsItsState) {
   TestSession session(socket_dir());
   session.Attach(MakeAttach(kName, 0));
   ASSERT_TRUE(session.Read().has_accepted());
-  ExpectRefused("12", absl::StatusCode::kFailedPrecondition, "rank 0 is held by process ");
+  ExpectRefused("12", absl::StatusCode::kFailedPrecondition, "rank 0 is attached (process ");
 }
 
 TEST_F(RestoreModelTest, RowsThatAreDamagedSpoilTheModelUntilItIsMadeAnew) {

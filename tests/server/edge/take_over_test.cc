@@ -104,7 +104,7 @@ TEST_F(TakeOverTest, AHolderWhoDoesNotGoIsNamed) {
   const auto holder = Attach("m", false);
   ASSERT_TRUE(holder->Read().has_accepted());
   EXPECT_THAT(Attach("m", true)->Finish(),
-              StatusIs(absl::StatusCode::kDeadlineExceeded, testing::HasSubstr("was killed but did not go")));
+              StatusIs(absl::StatusCode::kDeadlineExceeded, testing::HasSubstr("did not exit after it was killed")));
 }
 
 }  // namespace

@@ -191,7 +191,7 @@ class Script {
       RecoveryPlan begun = plan;
       if (in_place) {
         begun.action = RecoveryAction::kDataLoss;
-        begun.loss = absl::StrCat("rank ", training_.identity().ranks[rank].rank, ": a step in place was cut off");
+        begun.loss = absl::StrCat("rank ", training_.identity().ranks[rank].rank, ": a step in place was interrupted");
       } else {
         begun.redo[rank].torn = 1;
       }
@@ -230,7 +230,7 @@ class Script {
       changing.numbers = training_.numbers();
     } else {
       changing.action = RecoveryAction::kDataLoss;
-      changing.loss = "an import was cut off";
+      changing.loss = "an import was interrupted";
     }
     decision_ = std::nullopt;
     Add(

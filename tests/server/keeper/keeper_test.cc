@@ -61,7 +61,7 @@ TEST_F(KeeperTest, HowAServerEndedIsLoggedInWords) {
   EXPECT_THAT(keeper.AwaitLog("server ended"), HasSubstr("end=signal 9 (Killed)"));
   ASSERT_EQ(keeper.AwaitBegin(), "a");
   keeper.Tell("exit 3");
-  EXPECT_THAT(keeper.AwaitLog("server ended"), AllOf(HasSubstr("end=exit code 3"), HasSubstr("kept=1")));
+  EXPECT_THAT(keeper.AwaitLog("server ended"), AllOf(HasSubstr("end=exit code 3"), HasSubstr("kept_memory_files=1")));
 }
 
 TEST_F(KeeperTest, WhatALifeChangesTheNextOneFinds) {
@@ -145,7 +145,7 @@ TEST_F(KeeperTest, AFloodOfNonsenseKeepsAKeeperFromNothing) {
 
 TEST_F(KeeperTest, AFirstServerThatFailsIsTheLastAndTheKeeperEndsWithItsCode) {
   KeeperProcess keeper({.flags = {"--exit=2"}});
-  EXPECT_THAT(keeper.AwaitLog("server started"), HasSubstr("kept=0"));
+  EXPECT_THAT(keeper.AwaitLog("server started"), HasSubstr("kept_memory_files=0"));
   EXPECT_THAT(keeper.AwaitExit(), IsOkAndHolds(2));
   EXPECT_THAT(keeper.AwaitLog("server started"), HasSubstr("logs nothing"));
 }
@@ -161,7 +161,7 @@ TEST_F(KeeperTest, StartsThatFailAreHeldAfterSoManyAndMemoryStays) {
     ASSERT_EQ(keeper.AwaitBegin(), "a") << start;
     keeper.Tell("exit 3");
   }
-  EXPECT_THAT(keeper.AwaitLog("failed to start; memory is kept"), HasSubstr("kept=1"));
+  EXPECT_THAT(keeper.AwaitLog("failed to start; memory is kept"), HasSubstr("kept_memory_files=1"));
   keeper.Signal(SIGUSR1);
   ASSERT_EQ(keeper.AwaitBegin(), "a");
   EXPECT_EQ(keeper.Ask("read a"), "first");

@@ -59,8 +59,9 @@ class CreationTurnsTest : public testing::Test {
 
 TEST_F(CreationTurnsTest, ACallerWhoIsGoneWaitsNoLonger) {
   int looks = 0;
-  EXPECT_THAT(turns_.Take(SpecOf("other"), [&] { return ++looks == 2; }).status(),
-              StatusIs(absl::StatusCode::kAborted, AllOf(HasSubstr("create model other"), HasSubstr("has gone"))));
+  EXPECT_THAT(
+      turns_.Take(SpecOf("other"), [&] { return ++looks == 2; }).status(),
+      StatusIs(absl::StatusCode::kAborted, AllOf(HasSubstr("create model other"), HasSubstr("caller disconnected"))));
   GiveBack();
   EXPECT_THAT(turns_.Take(SpecOf("other"), IsGone).status(), StatusIs(absl::StatusCode::kAborted))
       << "nothing is begun";

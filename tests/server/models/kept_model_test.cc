@@ -497,7 +497,7 @@ TEST_F(KeptModelTest, AnImportThatWasCutOffIsLost) {
   CopyKept(left, *kept_);
   Start(2);
   ASSERT_OK(world_->store().TakeOver());
-  EXPECT_THAT(world_->store().Find("m"), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("an import was cut off")));
+  EXPECT_THAT(world_->store().Find("m"), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("an import was interrupted")));
 }
 
 TEST_F(KeptModelTest, AStateThatWasChangedGoesOn) {
@@ -535,7 +535,7 @@ TEST_F(KeptModelTest, NobodyGetsAtAModelThatIsToBeChangedAgain) {
   EXPECT_THAT(model_->state().Hold(), is_held_off);
   EXPECT_THAT(model_->changes().BeginImport(), is_held_off);
   EXPECT_THAT(world_->store().Delete("m", ""), is_held_off);
-  EXPECT_THAT(Summarize(*model_).unusable, HasSubstr("a restore was cut off"));
+  EXPECT_THAT(Summarize(*model_).unusable, HasSubstr("a restore was interrupted"));
   EXPECT_TRUE(model_->durability().journal());
   world_->store().FinishChange(model_, absl::NotFoundError("no such folder"));
   EXPECT_THAT(world_->store().Find("m"), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("no such folder")));

@@ -105,7 +105,7 @@ TEST_F(ModelStoreTest, ACallerWhoIsGoneDoesNotWaitForTheCreationOfAnother) {
   const auto is_gone = [] { return true; };
   const auto fill = [&](const std::shared_ptr<Model>&, ModelStore::Show) -> absl::Status {
     EXPECT_THAT(store().CreateOrJoin(Parse(Spec("other")), is_gone),
-                StatusIs(absl::StatusCode::kAborted, HasSubstr("create model other: the caller has gone")));
+                StatusIs(absl::StatusCode::kAborted, HasSubstr("create model other: the caller disconnected")));
     EXPECT_THAT(store().CreateOrJoin(Parse(Spec("m")), is_gone), StatusIs(absl::StatusCode::kAborted));
     return absl::OkStatus();
   };

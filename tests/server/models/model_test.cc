@@ -123,7 +123,7 @@ TEST_F(ModelTest, ATrainerThatDiesWhileItsEpochStartsIsNamed) {
       ASSERT_NE(ended, nullptr);
       EXPECT_EQ(ended->why.code(), absl::StatusCode::kAborted);
       EXPECT_THAT(ended->why.message(),
-                  HasSubstr(absl::StrCat("rank 1: process ", 10'000 + second.session(), " has gone")));
+                  HasSubstr(absl::StrCat("rank 1: process ", 10'000 + second.session(), " exited or disconnected")));
     }
   }
   ExpectNextEpochWorks();

@@ -84,7 +84,8 @@ TEST_F(StateConditionTest, WhatWasCutOffIsUnfinishedUntilItIsMade) {
   EXPECT_OK(condition_.CheckNotChanging("restore")) << "it may be begun again";
   condition_.Begin(ChangeKind::kRestore, {});
   condition_.GiveUp();
-  EXPECT_THAT(condition_.unfinished(), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("a restore was cut off")));
+  EXPECT_THAT(condition_.unfinished(),
+              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("a restore was interrupted")));
   Write(ChangeKind::kRestore);
   EXPECT_THAT(condition_.unfinished(), StatusIs(absl::StatusCode::kUnavailable));
   condition_.Settle();

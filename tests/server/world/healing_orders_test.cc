@@ -192,7 +192,7 @@ TEST_F(HealingOrdersTest, WhatCannotBeIsRefused) {
               StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("it has initial values")));
   EXPECT_THAT(coordinator_.OrderHealing("m", 1),
               StatusIs(absl::StatusCode::kFailedPrecondition,
-                       HasSubstr("node 1 (rank 1) has no state that all may train on from: gone")));
+                       HasSubstr("node 1 (rank 1) has no state that all can train on from: gone")));
   EXPECT_THAT(coordinator_.OrderHealing("m", 2), StatusIs(absl::StatusCode::kFailedPrecondition,
                                                           HasSubstr("want the spec of node 2 (rank 2) on all nodes")));
   coordinator_.Leave(2);

@@ -108,7 +108,7 @@ TEST_F(NodeStreamRegistryTest, AnOldStreamThatDoesNotEndIsEnded) {
   streams_.End(*first_, /*is_moved=*/false);
   const NodeStreamRegistry::StreamPtr first = MakeStream(1, &first_sink_);
   ASSERT_OK(impatient.Join(first, 1));
-  EXPECT_THAT(impatient.Resume(second_), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("join anew")));
+  EXPECT_THAT(impatient.Resume(second_), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("join again")));
   EXPECT_TRUE(first_sink_.is_stopped);
   EXPECT_THAT(AbsentNodes(coordinator_), ElementsAre(1));
   impatient.End(*first, /*is_moved=*/false);
@@ -117,7 +117,7 @@ TEST_F(NodeStreamRegistryTest, AnOldStreamThatDoesNotEndIsEnded) {
 TEST_F(NodeStreamRegistryTest, AStreamWithoutOneBeforeItDoesNotResume) {
   for (const NodeStreamRegistry::StreamPtr& stream :
        {MakeStream(2, &second_sink_, kProcess + 1), MakeStream(1, &second_sink_), MakeStream(2, &second_sink_, 0)}) {
-    EXPECT_THAT(streams_.Resume(stream), StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("join anew")));
+    EXPECT_THAT(streams_.Resume(stream), StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("join again")));
   }
   EXPECT_THAT(first_sink_.listener.moves(), IsEmpty());
   EXPECT_THAT(AbsentNodes(coordinator_), IsEmpty());
