@@ -524,8 +524,8 @@ class Client {
     bool take_over = false;
     // Issue gathers ahead in the order of the first step.
     bool prefetch = true;
-    // Lets OpenModel succeed for a model that has lost commits whose answers this client has seen: all daemons went
-    // back to a saved step because one of them had lost its part, or the model was restored, or it was lost and created
+    // Lets OpenModel succeed for a model that has lost commits whose answers this client has seen: all daemons were rolled
+    // back to a checkpoint because one of them had lost its part, or the model was restored, or it was lost and created
     // anew. Without it OpenModel returns DATA_LOSS that names both commits, once for each time; the next call succeeds.
     // Set it where every OpenModel is followed by a look at commit_number() and client_state().
     bool accept_rollback = false;
