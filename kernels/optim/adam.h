@@ -38,9 +38,9 @@ float BiasCorrection(float beta, int64_t step);
 // (see EncodePlanes). None of the arrays overlap.
 //
 // Formats that EncodesAfterAmax() are not encoded here: call EncodePlanes() when the amax over all ranks is known.
-// FP8_TENSOR_DELAYED is encoded with `scaling`. A master with a remainder is not encoded but split into BF16 weights and
-// the remainder; where `state.weights` is not the plane, the weights are copied into the plane. Returns the amax of the
-// new master if NeedsAmax(), else 0.
+// FP8_TENSOR_DELAYED is encoded with `scaling`. A master with a remainder is not encoded but split into BF16 weights
+// and the remainder; where `state.weights` is not the plane, the weights are copied into the plane. Returns the amax of
+// the new master if NeedsAmax(), else 0.
 //
 // `distance`: the old state lies this many bytes before `state`, without overlap; the new state is written to `state`.
 //

@@ -51,8 +51,8 @@ class CreationRequests {
 
   // At another node: waits for node 0's answer, or until `is_settled` returns true: no value then. Must not be called
   // with a lock of the store. `is_gone` returns true if no caller waits for the model any more. Neither blocks.
-  // DEADLINE_EXCEEDED; ABORTED if the caller disconnected; UNAVAILABLE if node 0 is not reached or the daemon drains; node
-  // 0's refusal.
+  // DEADLINE_EXCEEDED; ABORTED if the caller disconnected; UNAVAILABLE if node 0 is not reached or the daemon drains;
+  // node 0's refusal.
   using Question = absl::FunctionRef<bool()>;
   absl::StatusOr<std::optional<RestoreAnswer>> Await(const std::string& model, Question is_settled, Question is_gone);
   void OnAnswer(const std::string& model, const RestoreAnswer& answer);

@@ -79,8 +79,8 @@ class ShardArithmetic {
   };
   virtual absl::Status Fill(uint64_t seed, absl::Span<const Initial> initials) = 0;
 
-  // Returns OK, or the error with which the call ends early. It is called before each extent, on a GPU before the first,
-  // and does not block.
+  // Returns OK, or the error with which the call ends early. It is called before each extent, on a GPU before the
+  // first, and does not block.
   using CancelCheck = absl::FunctionRef<absl::Status()>;
   static absl::Status NeverCancelled() { return absl::OkStatus(); }
 

@@ -48,8 +48,8 @@ class CreationTurns {
     std::optional<std::string> freed_;  // null for a creation
   };
 
-  // Waits until no model is being created, and nothing is being freed under that name. ABORTED if the caller disconnected:
-  // nothing is begun for it.
+  // Waits until no model is being created, and nothing is being freed under that name. ABORTED if the caller
+  // disconnected: nothing is begun for it.
   absl::StatusOr<Turn> Take(const ModelSpec& spec, IsGone is_gone);
   // Returns true if another caller waits for the turn to create the model that is being created: same name, same spec.
   bool IsAwaited() const;

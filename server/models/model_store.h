@@ -80,8 +80,8 @@ class ModelStore : public EpochListener {
     bool created = false;
   };
   // Creates a model, or finds the model of that name if its spec is equal. Initial values and seed may differ, unless
-  // the model still has initial values and some of them are to stay. One model is created at a time; a caller that has
-  // gone does not wait for its turn any longer. ALREADY_EXISTS names the first difference; ABORTED the caller disconnected.
+  // the model still has initial values and some of them are to stay. One model is created at a time; a caller that
+  // disconnected does not wait for its turn any longer: ABORTED. ALREADY_EXISTS names the first difference.
   using IsGone = CreationTurns::IsGone;
   absl::StatusOr<Created> CreateOrJoin(ModelSpec spec, IsGone is_gone = CreationTurns::IsNeverGone,
                                        const AnnouncedValues& values = {});

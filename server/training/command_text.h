@@ -12,8 +12,8 @@ namespace paramshard::server {
 // Returns a short name for messages: "gather layer1 forward into slot 0", "commit 5". Takes any command.
 std::string CommandName(const ModelSpec& spec, const v1::Command& command);
 
-// Returns all that ranks must agree on: the name, and for a commit its hyper-parameters too. Two commands of one number have
-// the same text if and only if they are equal but for the client state.
+// Returns all that ranks must agree on: the name, and for a commit its hyper-parameters too. Two commands of one number
+// have the same text if and only if they are equal but for the client state.
 std::string CommandText(const ModelSpec& spec, const v1::Command& command);
 
 }  // namespace paramshard::server

@@ -86,7 +86,7 @@ class GatheredParameter(nn.Parameter):
 
     @property
     def grad(self) -> torch.Tensor | None:
-        """Always None: gradients go to the daemon as they are computed. Raises where a program would miss a gradient."""
+        """Always None: gradients go to the daemon as they are computed. Raises where a program would miss one."""
         if not torch.compiler.is_compiling():
             check_read(self, self._paramshard_name, self._paramshard_placeholder.owner, sys._getframe(1))
         return GRADIENT.__get__(self)
