@@ -67,7 +67,7 @@ absl::Status Endpoints::ServeMetrics(const std::string& address) {
   options.page = [page = metrics_page_.get()] { return page->Text(); };
   for (ListeningSocket& socket : sockets) options.listeners.push_back(std::move(socket.tcp));
   ASSIGN_OR_RETURN(metrics_server_, PageServer::Start(std::move(options)));
-  Log(LogLevel::kInfo, "metrics are served", {{"address", metrics_address_}});
+  Log(LogLevel::kInfo, "serving metrics", {{"address", metrics_address_}});
   return absl::OkStatus();
 }
 
