@@ -46,10 +46,10 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
-#include "common/checkpoint/save_state.h"  // SaveState, SaveReason
-#include "common/model/model_spec.h"       // ModelSpec: how a model is described
-#include "common/model/phase.h"            // Phase: what a gather brings
-#include "common/model/tensor_kind.h"      // TensorKind, TensorType: what imports and exports carry
+#include "common/model/model_spec.h"   // ModelSpec: how a model is described
+#include "common/model/phase.h"        // Phase: what a gather brings
+#include "common/model/save_state.h"   // SaveState, SaveReason
+#include "common/model/tensor_kind.h"  // TensorKind, TensorType: what imports and exports carry
 #include "kernels/formats/format.h"
 #include "kernels/formats/scale_layout.h"
 #include "kernels/optim/hyperparameters.h"  // Hyperparameters: their defaults and ranges

@@ -47,7 +47,7 @@ set(headers
   kernels/reduce/gradient.h
   kernels/reduce/gradient_sum.h
   kernels/reduce/sum_of_squares.h
-  common/checkpoint/save_state.h
+  common/model/save_state.h
   common/model/model_spec.h
   common/model/phase.h
   common/model/tensor_kind.h)

@@ -10,7 +10,7 @@
 #include "client/ctl/cell.h"
 #include "client/ctl/table.h"
 #include "client/ctl/terminal_text.h"
-#include "common/checkpoint/save_state_proto.h"
+#include "common/model/save_state_proto.h"
 #include "common/rpc/durations.h"
 
 namespace paramshard::ctl {

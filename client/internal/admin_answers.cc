@@ -5,7 +5,7 @@
 #include <optional>
 
 #include "absl/strings/str_cat.h"
-#include "common/checkpoint/save_state_proto.h"
+#include "common/model/save_state_proto.h"
 #include "common/rpc/durations.h"
 #include "common/rpc/status.h"
 #include "kernels/base/status_macros.h"

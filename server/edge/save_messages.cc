@@ -2,7 +2,7 @@
 
 #include <string>
 
-#include "common/checkpoint/save_state_proto.h"
+#include "common/model/save_state_proto.h"
 #include "common/rpc/durations.h"
 #include "common/rpc/status.h"
 

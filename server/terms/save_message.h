@@ -15,7 +15,7 @@
 #include "absl/numeric/int128.h"
 #include "absl/status/status.h"
 #include "absl/time/time.h"
-#include "common/checkpoint/save_state.h"
+#include "common/model/save_state.h"
 #include "server/terms/wire_fields.h"
 
 namespace paramshard::server {

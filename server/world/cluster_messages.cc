@@ -10,7 +10,7 @@
 #include <google/protobuf/message.h>
 #include <google/protobuf/reflection.h>
 
-#include "common/checkpoint/save_state_proto.h"
+#include "common/model/save_state_proto.h"
 #include "common/rpc/durations.h"
 #include "common/rpc/status.h"
 #include "server/base/version.h"

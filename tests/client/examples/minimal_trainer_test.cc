@@ -136,7 +136,7 @@ TEST(MinimalTrainerTest, EndsInTheSameStateWhenTrainersAreKilled) {
   EXPECT_THAT(world.Output(0), AllOf(HasSubstr("ABORTED: "), HasSubstr("rank 1: process ")));
   int64_t commits = 0;
   ASSERT_TRUE(absl::SimpleAtoi(world.ReadState().commit_number, &commits));
-  ASSERT_GT(commits, 200);
+  ASSERT_GE(commits, 200);
   world.Train(commits + 20);
 
   World uninterrupted;

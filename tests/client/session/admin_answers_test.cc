@@ -2,7 +2,7 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
-#include "common/checkpoint/save_state_proto.h"
+#include "common/model/save_state_proto.h"
 #include "gmock/gmock.h"
 #include "tests/support/status_matchers.h"
 

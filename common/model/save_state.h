@@ -1,6 +1,6 @@
 // States of a save and reasons for it, with their names in Python and in tables of paramshardctl.
-#ifndef PARAMSHARD_COMMON_CHECKPOINT_SAVE_STATE_H_
-#define PARAMSHARD_COMMON_CHECKPOINT_SAVE_STATE_H_
+#ifndef PARAMSHARD_COMMON_MODEL_SAVE_STATE_H_
+#define PARAMSHARD_COMMON_MODEL_SAVE_STATE_H_
 
 #include <cstdint>
 #include <utility>
@@ -56,4 +56,4 @@ inline constexpr const char* SaveReasonName(SaveReason reason) {
 
 }  // namespace paramshard
 
-#endif  // PARAMSHARD_COMMON_CHECKPOINT_SAVE_STATE_H_
+#endif  // PARAMSHARD_COMMON_MODEL_SAVE_STATE_H_

@@ -1,11 +1,11 @@
 // Conversion between SaveState and SaveReason and those of messages. Their numbers are equal, which is asserted.
-#ifndef PARAMSHARD_COMMON_CHECKPOINT_SAVE_STATE_PROTO_H_
-#define PARAMSHARD_COMMON_CHECKPOINT_SAVE_STATE_PROTO_H_
+#ifndef PARAMSHARD_COMMON_MODEL_SAVE_STATE_PROTO_H_
+#define PARAMSHARD_COMMON_MODEL_SAVE_STATE_PROTO_H_
 
 #include <iterator>
 #include <optional>
 
-#include "common/checkpoint/save_state.h"
+#include "common/model/save_state.h"
 #include "paramshard/v1/admin.pb.h"
 
 namespace paramshard {
@@ -41,4 +41,4 @@ inline std::optional<SaveReason> SaveReasonFromProto(int number) {
 
 }  // namespace paramshard
 
-#endif  // PARAMSHARD_COMMON_CHECKPOINT_SAVE_STATE_PROTO_H_
+#endif  // PARAMSHARD_COMMON_MODEL_SAVE_STATE_PROTO_H_
