@@ -216,7 +216,7 @@ class EpochPlanTest : public ::testing::Test {
     EXPECT_FALSE(are_one && world.decided <= kCommit) << "nothing stands in the way of an epoch";
     if (wait.what == WaitToStart::For::kNodes) EXPECT_TRUE(is_one_away);
     if (wait.what == WaitToStart::For::kTrainers) EXPECT_TRUE(is_one_unattached);
-    EXPECT_THAT(wait.why, Not(HasSubstr("missing on ;"))) << "it names what is missing";
+    EXPECT_THAT(wait.why, Not(HasSubstr("ranks  ("))) << "it names what is missing";
   }
 
   void CheckRollBack(const WorldCase& world, const Facts& facts, const RollBack& back) {
