@@ -59,8 +59,8 @@ TEST(DescriptionTest, TheFingerprintStaysEqualAcrossBuilds) {
                        {.pattern = "*", .encoding = {.format = Format::kMXFP8}, .exp_avg_type = MomentType::kFP8}};
   ASSERT_OK_AND_ASSIGN(const ModelSpec checked, Check(spec));
   EXPECT_EQ(ModelSpecFingerprint(WithoutInitialValues(checked)), 0xdd7118f4d0f0d3eb)
-      << "daemons of two builds would take equal specs for different ones: raise `kClusterProtocolVersion`, so that they "
-         "refuse to join, and put the new number here";
+      << "daemons of two builds would take equal specs for different ones: raise `kClusterProtocolVersion`, so that "
+         "they refuse to join, and put the new number here";
 }
 
 TEST(DescriptionTest, WhatIsUnsetHasTheDefaultOfItsFormat) {
