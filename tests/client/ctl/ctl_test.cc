@@ -325,7 +325,7 @@ TEST(CtlTest, EmptyListsSaySo) {
   EXPECT_EQ(Output(daemon, {"shards", "tiny"}), "no shards\n");
   EXPECT_EQ(Output(daemon, {"sessions"}), "no sessions\n");
   EXPECT_THAT(Output(daemon, {"memory"}), StartsWith("no memory in use by models\n"));
-  EXPECT_EQ(JsonOutput(daemon, {"models"}), nlohmann::json::parse(R"({"models": []})"));
+  EXPECT_EQ(JsonOutput(daemon, {"models"}), nlohmann::json::parse(R"({"models": [], "awaitedModels": []})"));
 }
 
 TEST(CtlTest, ShardsOfAllPagesAreOneList) {

@@ -60,8 +60,7 @@ TEST(DescriptionTest, TheFingerprintStaysEqualAcrossBuilds) {
   ASSERT_OK_AND_ASSIGN(const ModelSpec checked, Check(spec));
   EXPECT_EQ(ModelSpecFingerprint(WithoutInitialValues(checked)), 0xdd7118f4d0f0d3eb)
       << "daemons of two builds would take equal specs for different ones: raise `kClusterProtocolVersion`, so that "
-         "they "
-         "refuse to join, and put the new number here";
+         "they refuse to join, and put the new number here";
 }
 
 TEST(DescriptionTest, WhatIsUnsetHasTheDefaultOfItsFormat) {
