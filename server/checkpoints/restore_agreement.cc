@@ -82,10 +82,10 @@ absl::Status RestoreAgreement::Lead() {
     absl::MutexLock lock(&mu_);
     nodes_ = options_.cluster->restored_nodes(model(), order.id);
   }
-  RETURN_IF_ERROR(Await(RestorePhase::kReady));
+  RETURN_IF_ERROR(Await(RestorePhase::kReady, options_.deadline));
   options_.at(Point::kGo);
   // If a daemon is lost by now, it has changed nothing, and no daemon begins.
-  RETURN_IF_ERROR(Await(RestorePhase::kReady));
+  RETURN_IF_ERROR(Await(RestorePhase::kReady, options_.deadline));
   Allow(RestorePhase::kWritten);
   // If nodes are away, node 0 writes that down first; on an error no daemon is told to go.
   RETURN_IF_ERROR(Tell(RestoreGo{.id = order.id}));
@@ -98,7 +98,7 @@ absl::Status RestoreAgreement::Follow() {
   // A report that this node is ready is a promise: it is not sent when the restore is given up.
   RETURN_IF_ERROR(failure());
   Report(RestorePhase::kReady);
-  return Await(RestorePhase::kReady);
+  return Await(RestorePhase::kReady, options_.deadline);
 }
 
 absl::Status RestoreAgreement::Load(CheckpointLoader& loader) {
@@ -149,9 +149,9 @@ absl::Status RestoreAgreement::Verify(const CheckpointLoader& loader) {
   if (options_.role == Role::kFollower) {
     TellSums(loader.content());
     Report(RestorePhase::kWritten);
-    return Await(RestorePhase::kWritten);
+    return Await(RestorePhase::kWritten, options_.deadline);
   }
-  RETURN_IF_ERROR(Await(RestorePhase::kWritten));
+  RETURN_IF_ERROR(Await(RestorePhase::kWritten, options_.deadline));
   checkpoint::ContentHashes sums = loader.content();
   int replicas = 0;
   {
@@ -161,7 +161,7 @@ absl::Status RestoreAgreement::Verify(const CheckpointLoader& loader) {
   }
   RETURN_IF_ERROR(loader.Check(sums, replicas));
   options_.at(Point::kEnd);
-  RETURN_IF_ERROR(Await(RestorePhase::kWritten));
+  RETURN_IF_ERROR(Await(RestorePhase::kWritten, options_.deadline));
   Allow(RestorePhase::kDone);
   RETURN_IF_ERROR(Tell(RestoreEnd{.id = order().id}));
   ended_ = true;

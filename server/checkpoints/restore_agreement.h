@@ -134,7 +134,6 @@ class RestoreAgreement {
 
   // Allow accepts reports up to this phase; Await waits until all have reached it, and a follower until node 0 says so.
   void Allow(RestorePhase phase);
-  absl::Status Await(RestorePhase phase) { return Await(phase, options_.deadline); }
   absl::Status Await(RestorePhase phase, SteadyTime deadline);
   bool IsReached(RestorePhase phase) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   // Returns the followers that have not reached the phase.
