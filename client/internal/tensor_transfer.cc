@@ -74,9 +74,8 @@ absl::Status CheckElements(const ParameterSpec& parameter, const ImportTensor& t
                          !tensor.values.empty() + !tensor.bits.empty() + !tensor.bytes.empty() > 1;
   if (misplaced) {
     const char* const place = element_bytes == 4 ? "values" : element_bytes == 2 ? "bits" : "bytes";
-    return absl::InvalidArgumentError(
-        absl::StrCat("import ", tensor.parameter, ": want the elements in ", place,
-                     ", which is the field for their type, or in bytes, and nowhere else"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "import ", tensor.parameter, ": want the elements in one field: ", place, ", by their type, or bytes"));
   }
   const std::optional<StateArray> array = StateArrayOf(tensor.kind);
   if (!array.has_value()) {
