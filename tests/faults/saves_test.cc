@@ -320,7 +320,7 @@ TEST_F(WorldRestoredTest, ADaemonThatIsKilledBeforeItIsReadyLeavesNodeZeroAsItWa
   const std::vector<std::string> expected = SaveAndContinue();
   ChildProcess restore = RestoreThatWaitsForNode1();
   Kill(1);
-  EXPECT_THAT(restore.Await(), StatusIs(testing::_, HasSubstr("node 1 (rank 1) was lost")));
+  EXPECT_THAT(restore.Await(), StatusIs(testing::_, HasSubstr("node 1: its daemon was lost")));
   EXPECT_EQ(StateHash(0), expected[0]);
 }
 

@@ -135,7 +135,7 @@ TEST_F(CheckpointChoiceTest, ADamagedStepThatIsNamedIsSaidToBeDamagedAndWholeOne
               StatusIs(absl::StatusCode::kDataLoss, HasSubstr("the checkpoint of step 30 is damaged")));
   WriteText(root() + "/tiny/step-000000000020-01234567/" + kManifestFileName, "{}");
   EXPECT_THAT(ChooseCheckpoint(root(), "tiny", Step(30)),
-              StatusIs(absl::StatusCode::kDataLoss, HasSubstr("/tiny that is whole")));
+              StatusIs(absl::StatusCode::kDataLoss, HasSubstr("/tiny that is complete")));
 }
 
 // Damage elsewhere in the folder does not matter.
