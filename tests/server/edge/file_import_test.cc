@@ -244,7 +244,7 @@ TEST_F(ImportFileTest, MissingParametersAreNamedAndStayWhenPartial) {
 TEST_F(ImportFileTest, ATensorThatIsLeftOutIsOfNoParameter) {
   v1::ImportFileRequest request = Request(Write());
   request.add_ignored_tensors("b");
-  ExpectRefused(request, absl::StatusCode::kNotFound, "no tensor for b of m; a map");
+  ExpectRefused(request, absl::StatusCode::kNotFound, "no tensor for b of m; name the tensor");
   v1::ImportFileRequest both = request;
   Rename(both, "b", "b");
   ExpectRefused(both, kInvalid, "tensor b is left out");

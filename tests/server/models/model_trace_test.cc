@@ -68,9 +68,9 @@ TEST_F(ModelTest, TheLogSaysWhomAFailedEpochWaitedFor) {
   // Its end is told before its lines are written; the model waits for both when it goes.
   CloseWorld();
   const std::string lines = testing::internal::GetCapturedStderr();
-  EXPECT_THAT(lines, HasSubstr("at the end of the epoch model=m epoch=1 was=\"rank 0: command 3 "));
-  EXPECT_THAT(lines, HasSubstr("waited for rank 1 in command 3 since"));
-  EXPECT_THAT(lines, HasSubstr("was=\"rank 1: command 2 "));
+  EXPECT_THAT(lines, HasSubstr("rank state at epoch end model=m epoch=1 state=\"rank 0: sent command 3 "));
+  EXPECT_THAT(lines, HasSubstr("waited for rank 1 in command 3 for"));
+  EXPECT_THAT(lines, HasSubstr("state=\"rank 1: sent command 2 "));
 }
 
 }  // namespace

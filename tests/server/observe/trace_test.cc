@@ -131,7 +131,7 @@ TEST_F(TraceTest, LastWordsNameWhoIsMissing) {
   Send(0, 3, 2'000'000);
   EXPECT_THAT(LastWords(recorder_, 5'000'000),
               ElementsAre("rank 4: sent command 3 3ms ago, waited for rank 5 in command 3 for 3ms",
-                          AllOf(HasSubstr("rank 5: command 2 "), Not(HasSubstr("waited")))));
+                          AllOf(HasSubstr("rank 5: sent command 2 "), Not(HasSubstr("waited")))));
 }
 
 }  // namespace
