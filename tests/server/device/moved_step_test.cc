@@ -672,7 +672,7 @@ TEST_F(MovedStepTest, MovesThatAStateCannotMakeAreRefused) {
   extent.state.master = nullptr;
   extent.state.remainder = reinterpret_cast<int16_t*>(memory.data());
   extent.row_wise.data = memory.data() + (1 << 19);
-  refused(extent, {.bands = {{0, 0}}, .distance = 1 << 17}, "weights of its own");
+  refused(extent, {.bands = {{0, 0}}, .distance = 1 << 17}, "weights apart from");
   extent.state.weights = reinterpret_cast<uint16_t*>(memory.data() + (1 << 18));
   EXPECT_OK(device_->MakeArithmetic({extent}, {.bands = {{0, 0}}, .distance = 1 << 17}).status());
 }
