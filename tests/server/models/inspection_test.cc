@@ -359,7 +359,7 @@ TEST_F(InspectionTest, MemoryIsCountedByDeviceAndClass) {
   const FakeTrainers trainers = AttachAll(*model_);
   auto running = count();
   EXPECT_EQ(running["cpu:1 slots"], model_->layout().slots_bytes());
-  EXPECT_GT(running["cpu:2 words"], 0);
+  EXPECT_GT(running["cpu:2 control_page"], 0);
   EXPECT_FALSE(running.contains("cpu:0 scratch")) << "memcpy holds none";
   std::map<std::string, int64_t> ending;
   trainers[1]->WhenEnded([&] { ending = count(); });
