@@ -28,14 +28,16 @@ ERRORS = {"importing": paramshard.FailedPreconditionError, "lost": paramshard.Da
 
 
 def _table() -> dict[tuple[str, str, bool], Decision]:
-    """By origin, call, and whether the script brings values."""
+    """By origin, call, and whether the script brings values. The page says of "fresh" that it always deletes."""
     page = pathlib.Path(__file__).parents[3] / "docs/train/pytorch.md"
+    brought = {"none": (False,), "values": (True,), "either": (False, True)}
     cells = {}
-    for row in re.findall(r"^\| `(\w+)` \| (\w+ / \w+) \| (\w+ / \w+) \| (\w+ / \w+) \| (\w+ / \w+) \|$",
-                          page.read_text(), re.MULTILINE):
-        for call, cell in zip(CALLS, row[1:]):
-            for brings, decision in zip((False, True), cell.split(" / ")):
-                cells[row[0], call, brings] = Decision(decision)
+    for origins, brings, *decisions in re.findall(
+            r"^\| (`\w+`(?:, `\w+`)*) \| (none|values|either) \| (\w+) \| (\w+) \| (\w+) \|$", page.read_text(),
+            re.MULTILINE):
+        for origin, brings_values in itertools.product(re.findall(r"\w+", origins), brought[brings]):
+            decided = dict(zip(("error", "resume", "own run"), decisions), fresh="delete")
+            cells |= {(origin, call, brings_values): Decision(decided[call]) for call in CALLS}
     return cells
 
 
