@@ -25,12 +25,10 @@ if(PARAMSHARD_SANITIZE)
   target_link_options(paramshard_flags INTERFACE ${sanitize})
 endif()
 
-# The speed of a test is that of the libraries it calls. With AddressSanitizer, the test's own code is built without
-# UndefinedBehaviorSanitizer, and without code for exceptions: a third of its compile time.
+# The speed of a test is that of the libraries it calls.
 add_library(paramshard_test_flags INTERFACE)
 if(PARAMSHARD_SANITIZE)
-  target_compile_options(paramshard_test_flags INTERFACE
-    $<$<COMPILE_LANGUAGE:CXX>:-O0 -fno-sanitize=undefined -fno-exceptions>)
+  target_compile_options(paramshard_test_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-O0>)
 else()
   target_compile_options(paramshard_test_flags INTERFACE $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CONFIG:Release>>:-Os>)
 endif()
