@@ -701,7 +701,8 @@ TEST_F(ClientTest, SlicesThatDoNotFitAreRefusedBeforeTheyAreSent) {
   expect_refused({.parameter = "a.w", .values = values, .first_row = 159, .rows = 2}, "want rows of [0, 160), got");
   expect_refused({.parameter = "a.w", .values = values, .rows = 0}, "want rows of [0, 160), got");
   expect_refused({.parameter = "a.w", .values = values, .rows = 2}, "want 192 values, got 96");
-  expect_refused({.parameter = "a.w", .type = TensorType::kBF16, .values = values, .rows = 1}, "want the elements in one field: bits");
+  expect_refused({.parameter = "a.w", .type = TensorType::kBF16, .values = values, .rows = 1},
+                 "want the elements in one field: bits");
   expect_refused({.parameter = "a.w", .bits = bits, .rows = 1}, "want the elements in one field: values");
   expect_refused({.parameter = "a.w", .type = static_cast<TensorType>(9), .values = values, .rows = 1},
                  "unknown tensor type 9");
