@@ -82,7 +82,8 @@ class Daemon::Impl {
 
   const DaemonConfig config_;
   const KeeperServices keeper_;
-  MetricRegistry metrics_;  // used by the members below
+  StopRequest stop_request_{&keeper_};  // declared before what calls it
+  MetricRegistry metrics_;              // used by the members below
   EngineSettings engines_;
   Transport transport_;
   std::vector<std::unique_ptr<ComputeDevice>> devices_;
@@ -102,7 +103,6 @@ class Daemon::Impl {
   std::unique_ptr<Restores> restores_;
   std::unique_ptr<InterruptedChanges> changes_;
   Endpoints endpoints_;
-  StopRequest stop_request_{&keeper_};
   std::atomic<bool> stopped_ = false;
   std::optional<std::stop_callback<std::function<void()>>> on_stop_;
 };

@@ -1,7 +1,5 @@
 #include "server/process/stop_request.h"
 
-#include <utility>
-
 #include "kernels/base/status_macros.h"
 #include "server/observe/log.h"
 
@@ -14,8 +12,8 @@ bool MayBeTakenOver(const absl::Status& asked) { return absl::IsDeadlineExceeded
 }  // namespace
 
 bool StopRequest::Make() {
-  absl::MutexLock lock(&mu_);
-  if (std::exchange(is_made_, true)) return false;
+  absl::MutexLock lock(&making_);
+  if (made_.HasBeenNotified()) return false;
   made_.Notify();
   return true;
 }

@@ -4,7 +4,6 @@
 
 #include <atomic>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
@@ -40,9 +39,8 @@ class StopRequest {
   absl::Mutex restarting_;                   // held during requests to the keeper
   std::atomic<bool> next_is_other_ = false;  // the next server has another command, or must not take the models over
   std::atomic<bool> lose_models_ = false;    // implies next_is_other_
+  absl::Mutex making_;                       // held while made_ is notified, which may happen once
   absl::Notification made_;
-  absl::Mutex mu_;
-  bool is_made_ ABSL_GUARDED_BY(mu_) = false;
 };
 
 }  // namespace paramshard::server

@@ -143,6 +143,12 @@ absl::Status FrozenExtents::WritePlane(const ShardExtent& extent, Plane plane, R
   return absl::OkStatus();
 }
 
+FrozenExtents::Pending& FrozenExtents::PendingOf(const ShardExtent& extent) {
+  const auto found = pending_.find(extents().IndexOf(extent));
+  PARAMSHARD_CHECK(found != pending_.end());  // else the extent has a master
+  return found->second;
+}
+
 void FrozenExtents::Forget(Pending& pending) {
   pending.source = PlaneSource::kNone;
   pending.written_rows = nullptr;

@@ -65,7 +65,7 @@ class FrozenExtents {
 
   explicit FrozenExtents(const ShardMemory& memory) : memory_(memory) {}
   const ShardExtents& extents() const { return memory_.extents(); }
-  Pending& PendingOf(const ShardExtent& extent) { return pending_.at(extents().IndexOf(extent)); }
+  Pending& PendingOf(const ShardExtent& extent);
   // Loads an extent by its index, with the master from which its planes are to be made.
   absl::StatusOr<Work> Load(int index, const Pending& pending) const;
   absl::Status MakeRoomForRows(const ShardExtent& extent, Pending& pending) const;
