@@ -48,6 +48,8 @@ else
   apt install --yes --no-install-recommends g++ cmake ninja-build pkgconf \
     "/var/cache/apt/archives/${development##*/}" >"$work/install.log" 2>&1 ||
     { tail -n 20 "$work/install.log" && exit 1; }
+  mkdir -p "$root/sources/client"
+  cp --recursive client/examples "$root/sources/client/examples"
   cp --recursive tests/install/consumer "$root/consumer"
   if [[ -d $toolkit ]]; then
     mkdir -p "$root/usr/local/cuda"
@@ -55,7 +57,7 @@ else
     cp /usr/share/cmake-3.25/Modules/FindCUDAToolkit.cmake "$root/usr/share/cmake-3.25/Modules/" 2>/dev/null || true
   fi
   expect "it is built" in_root "$root" sh -ec 'export PATH=$PATH:/usr/local/cuda/bin
-    cmake -S consumer -B tmp/build -G Ninja >/dev/null
+    cmake -S consumer -B tmp/build -G Ninja -DPARAMSHARD_SOURCES=/sources >/dev/null
     cmake --build tmp/build >/dev/null
     tmp/build/consumer /tmp/no-daemon'
 fi

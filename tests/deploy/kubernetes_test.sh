@@ -32,12 +32,12 @@ yaml.safe_dump_all(documents, sys.stdout)' "$change" >"$work/wrong.yaml"
   "$python" tests/deploy/pods.py "$work/wrong.yaml" >"$work/faults" && echo "nothing found" >"$work/faults"
   expect "$what" grep --quiet "$why" "$work/faults"
 }
-refused "an end that is too short" base 'more than 625 s' 'pod["terminationGracePeriodSeconds"] = 30'
-refused "a budget for all pods of the namespace" base "a budget for the training's pods" \
+refused "an end that is too short" base 'want more than 625' 'pod["terminationGracePeriodSeconds"] = 30'
+refused "a budget for all pods of the namespace" base "budget: want only the training's pods" \
   'of["PodDisruptionBudget"]["selector"] = {}'
 refused "a world that restores by itself" overlays/world 'nobody restores' \
   'variables["PARAMSHARD_RESTORE"].update(value="latest", valueFrom={})'
-refused "a policy for all pods of the namespace" overlays/world "a policy for the training's pods" \
+refused "a policy for all pods of the namespace" overlays/world "policy: want only the training's pods" \
   'of["NetworkPolicy"]["podSelector"] = {}'
 refused "one that lets all of them in" overlays/world 'nobody else, are to be let in' \
   'of["NetworkPolicy"]["ingress"][0]["from"] = [{"podSelector": {}}]'
