@@ -2,6 +2,7 @@
 #include "server/data_plane/collectives.h"
 
 #include <algorithm>
+#include <cmath>
 #include <future>
 #include <limits>
 #include <map>
@@ -200,6 +201,26 @@ TEST_P(CollectivesTest, ReduceLeavesParametersAloneThatAreAbsentOnAllRanks) {
 TEST_P(CollectivesTest, RanksWithoutAGradientAddNothing) {
   for (const GradientType type : {GradientType::kFP32, GradientType::kBF16}) {
     for (const auto absent : {AbsentHereAndThere, AbsentButOnRankOne, AbsentOnce}) ExpectSums(type, absent);
+  }
+}
+
+// A zero that was added in the place of an absent gradient would make them positive.
+TEST_P(CollectivesTest, ZerosOfTheOnlyRankWithAGradientKeepTheirSign) {
+  const int slot = GradientSlotOf(world_);
+  const int last = world_.ranks() - 1;
+  world_.FillGradients(kMixed, slot, 1, [](std::mt19937&) { return 0x80000000u; });
+  AbsentByRank absent(world_.ranks(), {0, 1, 2, 3});
+  absent[last].clear();
+  std::vector<Accumulators> got(world_.ranks());
+  for (int rank = 0; rank < world_.ranks(); ++rank) got[rank] = world_.MakeAccumulators(kMixed, rank, 2);
+  ASSERT_THAT(world_.OnAllRanks([&](int rank) {
+    return world_.Reduce(1, kMixed, slot, rank, /*overwrite=*/true, absent, got[rank]);
+  }),
+              Each(IsOk()));
+  for (const Accumulators& of_rank : got) {
+    for (const std::vector<float>& sums : of_rank) {
+      EXPECT_TRUE(std::all_of(sums.begin(), sums.end(), [](float sum) { return sum == 0 && std::signbit(sum); }));
+    }
   }
 }
 
