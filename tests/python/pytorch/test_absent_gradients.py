@@ -170,7 +170,7 @@ def test_towers_of_the_whole_model(start):
     train_as_plain(start(ranks=2), Towers, lambda model: [*model.trunk, model], losses_of_towers, ranks=2, steps=12)
 
 
-class Optional(nn.Module):
+class Branched(nn.Module):
     """A block with a branch that is taken or not, and a tied weight that gets its gradient late."""
 
     def __init__(self):
@@ -195,7 +195,7 @@ def test_a_branch_beside_a_tied_weight(start):
         logits = model(tokens, (rank + step) % 3 == 0)
         yield F.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
 
-    train_as_plain(start(ranks=2), Optional, lambda model: [*model.blocks, model], losses_of, ranks=2, steps=12)
+    train_as_plain(start(ranks=2), Branched, lambda model: [*model.blocks, model], losses_of, ranks=2, steps=12)
 
 
 def test_a_parameter_without_a_gradient_on_any_rank_keeps_its_bytes(start):
