@@ -17,9 +17,9 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "tests/server/training/command.h"
 #include "tests/server/models/daemons.h"
 #include "tests/server/state/test_spec.h"
+#include "tests/server/training/command.h"
 #include "tests/support/status_matchers.h"
 
 namespace paramshard::server {
