@@ -1,5 +1,9 @@
 """Parameters with a gradient on some ranks only, against one torch model that sums what the ranks have."""
 
+import importlib.util
+import pathlib
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -223,3 +227,16 @@ def test_a_parameter_without_a_gradient_on_any_rank_keeps_its_bytes(start):
             assert not torch.equal(values[2], values[3])
 
     run_ranks(2, train)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_mixtures_of_transformers_beside_ddp(start, ranks):
+    """Experts in lists and in stacks, where every rank routes nothing to some of them."""
+    if importlib.util.find_spec("transformers") is None:
+        pytest.skip("needs transformers")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}",
+               str(pathlib.Path(__file__).with_name("mixtures_beside_ddp.py")), str(start(ranks=ranks).socket_dir),
+               "50"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=500)
+    assert ended.returncode == 0, ended.stderr[-8000:]
