@@ -40,11 +40,12 @@ def experts_in_stacks() -> tuple[nn.Module, list[nn.Module]]:
     return model, [*model.model.layers, model]
 
 
-def loss_of(model: nn.Module, rank: int, step: int) -> torch.Tensor:
+def loss_of(model: nn.Module, rank: int, step: int, has_encoder: bool) -> torch.Tensor:
     generator = torch.Generator().manual_seed(100 * step + rank)
     few = torch.randint(2, VOCABULARY, (2,), generator=generator)
     tokens = few[torch.randint(2, (2, 6), generator=generator)].to(DEVICE)
-    return model(input_ids=tokens, labels=tokens).loss
+    of_decoder = {"decoder_input_ids": tokens} if has_encoder else {}
+    return model(input_ids=tokens, labels=tokens, **of_decoder).loss
 
 
 def chosen_experts(model: nn.Module) -> set[tuple[str, int]]:
@@ -69,6 +70,7 @@ def train(make, name: str, sockets: str, steps: int) -> None:
     model, units = make()
     model.load_state_dict(plain.state_dict())
     plain.to(DEVICE)
+    has_encoder = plain.config.is_encoder_decoder
     chosen = chosen_experts(plain)
     layers = sum(each.endswith("experts") for each, _ in plain.named_modules())
     ddp = nn.parallel.DistributedDataParallel(plain, find_unused_parameters=True)
@@ -78,12 +80,12 @@ def train(make, name: str, sockets: str, steps: int) -> None:
         optimizer = pt.AdamW(model.parameters(), lr=1e-3, eps=EPSILON, max_grad_norm=0.5)
         for step in range(steps):
             chosen.clear()
-            loss_of(ddp, rank, step).backward()
+            loss_of(ddp, rank, step, has_encoder).backward()
             without += layers * EXPERTS - len(chosen)
             norm = nn.utils.clip_grad_norm_(plain.parameters(), 0.5)
             adamw.step()
             adamw.zero_grad()
-            loss_of(model, rank, step).backward()
+            loss_of(model, rank, step, has_encoder).backward()
             optimizer.step()
             optimizer.zero_grad()
             assert_close(optimizer.last_norm(), norm.item(), rtol=1e-5, atol=1e-6)
