@@ -193,8 +193,8 @@ class UnitGradients {
   // NOT_FOUND for another unit's parameter; INVALID_ARGUMENT for a frozen one, here and below.
   absl::StatusOr<GradientView> Get(absl::string_view parameter) const;
 
-  // Marks the parameter as without a gradient in this push. All ranks must do so, or the push is
-  // refused.
+  // Marks the parameter as without a gradient in this push: this rank adds nothing to the sum, and its memory is not
+  // read. Each rank marks its own; a parameter that no rank has a gradient of keeps its state.
   absl::Status MarkAbsent(absl::string_view parameter);
 
   // Hands the slot to the daemon, on the stream of cuda::Gradients, if any. Returns at once; the views end here.

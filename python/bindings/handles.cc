@@ -319,7 +319,7 @@ void BindGradients(nb::module_& module) {
           [](const PyGradients& self, const std::string& parameter) {
             Check(self.held().Run([&](UnitGradients& slot) { return slot.MarkAbsent(parameter); }));
           },
-          nb::arg("parameter"), "Marks a parameter without a gradient in this push, on all ranks alike.")
+          nb::arg("parameter"), "Marks a parameter without a gradient in this push: this rank adds nothing to the sum.")
       .def("push", &PushGradients, nb::arg("stream") = nb::none(),
            "Hands the slot to the daemon, and returns at once; with the address of a CUDA stream, when the stream gets "
            "there. Pushes of a unit between two commits add up.")

@@ -15,6 +15,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
@@ -51,11 +52,13 @@ struct ReduceCall {
   // The rank's own slices lie in its landing area, and the slot may be used again before the commit. Requires
   // sums_at_commit().
   bool own_slices_landed = false;
-  // Parameters of the unit without a gradient, ascending: equal on all ranks.
-  absl::Span<const int32_t> absent;
+  // Parameters of the unit without a gradient, ascending, for each rank of this daemon; empty if there are none. A rank
+  // adds nothing to their sums, and its memory of them is not read.
+  absl::Span<const std::vector<int32_t>> absent;
   // The rank's gradient accumulators, one for each parameter of the unit (the rank's extent; null for an empty extent
-  // and for absent parameters). The sum over all ranks (in rank order) and then over replicas (in node order) is added,
-  // or stored if `overwrite` is set. It is rounded to the accumulator's type once, after all additions.
+  // and for frozen parameters). The sum over all ranks with a gradient (in rank order) and then over replicas with one
+  // (in node order) is added, or stored if `overwrite` is set. It is rounded to the accumulator's type once, after all
+  // additions. An accumulator stays as it is if no rank has a gradient.
   absl::Span<const MutableGradient> accumulators;
   absl::Span<const bool> overwrite;
 };
@@ -83,10 +86,11 @@ class Collectives {
   // done; the next gathers may have begun before.
   virtual absl::StatusOr<bool> GatherDone(const GatherCall& /*call*/, Delivered /*delivered*/) { return true; }
 
-  // Sums this rank's slices of the unit's gradients over the group and the replicas. When all ranks' calls have
-  // returned the slot may be used again. If own slices have landed the sum may be left to TakeSums; sums of one
-  // accumulator are made in the order of the calls. FAILED_PRECONDITION own slices have landed although they must not.
-  virtual absl::Status Reduce(const ReduceCall& call) = 0;
+  // Sums this rank's slices of the unit's gradients over the group and the replicas. Returns the parameters of the unit
+  // that are absent on all ranks of the world, ascending: the same on every rank. When all ranks' calls have returned
+  // the slot may be used again. If own slices have landed the sum may be left to TakeSums; sums of one accumulator are
+  // made in the order of the calls. FAILED_PRECONDITION own slices have landed although they must not.
+  virtual absl::StatusOr<std::vector<int32_t>> Reduce(const ReduceCall& call) = 0;
 
   // Replaces every value by the largest one of all daemons of the world. Called for the first rank of each daemon,
   // between commands or by the push thread; `number` is the commit's, or 0 before the first command. Requires values

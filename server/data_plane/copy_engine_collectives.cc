@@ -97,10 +97,11 @@ absl::StatusOr<bool> CopyEngineCollectives::GatherDone(const GatherCall& call, D
   return true;
 }
 
-absl::Status CopyEngineCollectives::Reduce(const ReduceCall& call) {
+absl::StatusOr<std::vector<int32_t>> CopyEngineCollectives::Reduce(const ReduceCall& call) {
   RETURN_IF_ERROR(abort_.status());
-  RETURN_IF_ERROR(reduction_.Reduce(call));
-  return abort_.status();
+  absl::StatusOr<std::vector<int32_t>> absent = reduction_.Reduce(call);
+  RETURN_IF_ERROR(abort_.status());
+  return absent;
 }
 
 absl::StatusOr<std::vector<SumTask>> CopyEngineCollectives::TakeSums() {

@@ -35,7 +35,7 @@ class CopyEngineCollectives final : public Collectives {
 
   absl::Status Gather(const GatherCall& call, Delivered delivered) override;
   absl::StatusOr<bool> GatherDone(const GatherCall& call, Delivered delivered) override;
-  absl::Status Reduce(const ReduceCall& call) override;
+  absl::StatusOr<std::vector<int32_t>> Reduce(const ReduceCall& call) override;
   absl::Status MaxOverDaemons(int64_t, absl::Span<float>) override { return abort_.status(); }
   absl::StatusOr<std::vector<SumTask>> TakeSums() override;
   void Abort(const absl::Status& status) override { abort_.Set(status); }

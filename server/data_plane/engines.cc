@@ -132,8 +132,8 @@ absl::StatusOr<Engines> MakeOnlyEngines(const EngineSpec& spec) {
 absl::StatusOr<Engines> MakeMeshEngines(const EngineSpec& spec, absl::Span<std::unique_ptr<Mesh>> meshes) {
   Engines engines;
   for (int rank = 0; rank < LocalRanks(spec); ++rank) {
-    const MeshCollectives::Options options{spec.model, spec.layout, spec.memory[rank], spec.timeout,
-                                           MostSumSources(spec)};
+    const MeshCollectives::Options options{spec.model,   spec.layout,          spec.memory[rank],
+                                           spec.timeout, MostSumSources(spec), rank};
     const int first = rank * kMeshesPerRank;
     ASSIGN_OR_RETURN(engines.emplace_back(),
                      MeshCollectives::Create(options, std::move(meshes[first]), std::move(meshes[first + 1])));

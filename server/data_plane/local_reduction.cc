@@ -11,10 +11,6 @@
 namespace paramshard::server {
 namespace {
 
-int64_t Padded(int64_t bytes) {
-  return (bytes + kCopyEngineSliceAlignment - 1) / kCopyEngineSliceAlignment * kCopyEngineSliceAlignment;
-}
-
 int64_t SliceBytes(const ModelSpec& model, int unit, const GradientSlice& slice) {
   return slice.elements * GradientBytes(model.units[unit].parameters[slice.parameter].gradient_type);
 }
@@ -48,17 +44,22 @@ absl::Status LocalReduction::Allocate() {
   return absl::OkStatus();
 }
 
-absl::Status LocalReduction::Reduce(const ReduceCall& call) {
+absl::StatusOr<std::vector<int32_t>> LocalReduction::Reduce(const ReduceCall& call) {
   RETURN_IF_ERROR(CheckLanded(call));
   // The unit's receive memory is reused.
   Sums& left = left_[call.unit];
   if (!left.empty()) RETURN_IF_ERROR(queue_->Sum(std::exchange(left, {})));
+  const AbsentGradients absent(group_.ranks(), static_cast<int>(call.accumulators.size()), call.absent);
   Copies copies;
   Sums sums;
-  Plan(call, copies, sums);
-  if (!call.own_slices_landed) return queue_->Run(copies, sums);
-  left = std::move(sums);
-  return queue_->Copy(copies);
+  Plan(call, absent, copies, sums);
+  if (call.own_slices_landed) {
+    left = std::move(sums);
+    RETURN_IF_ERROR(queue_->Copy(copies));
+  } else {
+    RETURN_IF_ERROR(queue_->Run(copies, sums));
+  }
+  return absent.OnAllMembers();
 }
 
 absl::Status LocalReduction::CheckLanded(const ReduceCall& call) const {
@@ -69,36 +70,43 @@ absl::Status LocalReduction::CheckLanded(const ReduceCall& call) const {
                    ", got them again in command ", call.number));
 }
 
-void LocalReduction::Plan(const ReduceCall& call, Copies& copies, Sums& sums) const {
+void LocalReduction::Plan(const ReduceCall& call, const AbsentGradients& absent, Copies& copies, Sums& sums) const {
   int64_t at_bytes = receive_offset_[call.unit];
   int64_t size_bytes = 0;
   for (const GradientSlice& slice : group_.layout->Slices(call.unit, rank_)) {
-    if (call.accumulators[slice.parameter].data == nullptr) continue;  // absent
-    sums.push_back(Receive(call, slice, at_bytes, copies));
-    at_bytes += Padded(SliceBytes(*group_.model, call.unit, slice)) * (group_.ranks() - 1);
-    size_bytes += SliceBytes(*group_.model, call.unit, slice) * (group_.ranks() - 1);
+    SumTask sum = Receive(call, absent, slice, at_bytes, copies);
+    if (sum.sources.empty()) continue;
+    const auto peers = static_cast<int64_t>(sum.sources.size()) - (absent.Has(rank_, slice.parameter) ? 0 : 1);
+    at_bytes += Padded(SliceBytes(*group_.model, call.unit, slice), kCopyEngineSliceAlignment) * peers;
+    size_bytes += SliceBytes(*group_.model, call.unit, slice) * peers;
+    sums.push_back(std::move(sum));
   }
   group_.metrics->AddMoved(group_.moved_by(), MoveDirection::kReceived, size_bytes);
 }
 
-SumTask LocalReduction::Receive(const ReduceCall& call, const GradientSlice& slice, int64_t at_bytes,
-                                Copies& copies) const {
+SumTask LocalReduction::Receive(const ReduceCall& call, const AbsentGradients& absent, const GradientSlice& slice,
+                                int64_t at_bytes, Copies& copies) const {
   const int64_t bytes = SliceBytes(*group_.model, call.unit, slice);
   SumTask sum{.sources = std::vector<const void*>(group_.ranks()),
               .type = group_.gradient_type(call.unit, slice.parameter),
               .count = slice.elements,
               .overwrite = call.overwrite[slice.parameter],
               .accumulator = call.accumulators[slice.parameter]};
-  sum.sources[rank_] =
-      call.own_slices_landed ? group_.Landed(call.unit, slice, rank_) : group_.Gradients(call, slice, rank_);
+  if (!absent.Has(rank_, slice.parameter)) {
+    sum.sources[rank_] =
+        call.own_slices_landed ? group_.Landed(call.unit, slice, rank_) : group_.Gradients(call, slice, rank_);
+  }
   for (int step = 1; step < group_.ranks(); ++step) {
     const int peer = (rank_ + step) % group_.ranks();
+    if (absent.Has(peer, slice.parameter)) continue;
     sum.sources[peer] = group_.Gradients(call, slice, peer);
     if (!receives_) continue;
     uint8_t* const received = received_.data() + at_bytes;
     copies.push_back({received, std::exchange(sum.sources[peer], received), bytes});
-    at_bytes += Padded(bytes);
+    at_bytes += Padded(bytes, kCopyEngineSliceAlignment);
   }
+  if (!absent.empty())
+    sum.sources.erase(std::remove(sum.sources.begin(), sum.sources.end(), nullptr), sum.sources.end());
   return sum;
 }
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "server/data_plane/absent_gradients.h"
 #include "server/data_plane/collectives.h"
 #include "server/data_plane/local_group.h"
 #include "server/device/compute_device.h"
@@ -25,7 +26,7 @@ class LocalReduction {
   static absl::StatusOr<LocalReduction> Create(const LocalGroup& group, int rank, bool at_commit);
 
   // See Collectives.
-  absl::Status Reduce(const ReduceCall& call);
+  absl::StatusOr<std::vector<int32_t>> Reduce(const ReduceCall& call);
   std::vector<SumTask> TakeSums();
   bool sums_at_commit() const { return at_commit_; }
   int64_t scratch_bytes() const { return received_.size_bytes(); }
@@ -39,8 +40,9 @@ class LocalReduction {
   absl::Status Allocate();
   absl::Status CheckLanded(const ReduceCall& call) const;
   // Plans a call: copies of the peers' slices, if they are received, and then the sums.
-  void Plan(const ReduceCall& call, Copies& copies, Sums& sums) const;
-  SumTask Receive(const ReduceCall& call, const GradientSlice& slice, int64_t at_bytes, Copies& copies) const;
+  void Plan(const ReduceCall& call, const AbsentGradients& absent, Copies& copies, Sums& sums) const;
+  SumTask Receive(const ReduceCall& call, const AbsentGradients& absent, const GradientSlice& slice, int64_t at_bytes,
+                  Copies& copies) const;
 
   // Constant after Create.
   LocalGroup group_;

@@ -26,10 +26,11 @@ absl::Status MemcpyCollectives::Gather(const GatherCall& call, Delivered deliver
   return abort_.status();
 }
 
-absl::Status MemcpyCollectives::Reduce(const ReduceCall& call) {
+absl::StatusOr<std::vector<int32_t>> MemcpyCollectives::Reduce(const ReduceCall& call) {
   RETURN_IF_ERROR(abort_.status());
-  RETURN_IF_ERROR(reduction_.Reduce(call));
-  return abort_.status();
+  absl::StatusOr<std::vector<int32_t>> absent = reduction_.Reduce(call);
+  RETURN_IF_ERROR(abort_.status());
+  return absent;
 }
 
 absl::StatusOr<std::vector<SumTask>> MemcpyCollectives::TakeSums() {

@@ -23,7 +23,7 @@ class MemcpyCollectives final : public Collectives {
   static absl::StatusOr<std::unique_ptr<Collectives>> Create(const LocalGroup& group, int rank, bool sums_at_commit);
 
   absl::Status Gather(const GatherCall& call, Delivered delivered) override;
-  absl::Status Reduce(const ReduceCall& call) override;
+  absl::StatusOr<std::vector<int32_t>> Reduce(const ReduceCall& call) override;
   absl::Status MaxOverDaemons(int64_t, absl::Span<float>) override { return abort_.status(); }
   absl::StatusOr<std::vector<SumTask>> TakeSums() override;
   void Abort(const absl::Status& status) override;

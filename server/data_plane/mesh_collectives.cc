@@ -8,11 +8,6 @@
 #include "server/data_plane/sum_chain.h"
 
 namespace paramshard::server {
-namespace {
-
-int64_t Padded(int64_t bytes) { return (bytes + kMeshSliceAlignment - 1) / kMeshSliceAlignment * kMeshSliceAlignment; }
-
-}  // namespace
 
 absl::StatusOr<std::unique_ptr<Collectives>> MeshCollectives::Create(const Options& options,
                                                                      std::unique_ptr<Mesh> gather,
@@ -95,18 +90,23 @@ std::vector<PeerTransfer> MeshCollectives::GatherTransfers(const GatherCall& cal
 
 // Reduce.
 
-absl::Status MeshCollectives::Reduce(const ReduceCall& call) {
+absl::StatusOr<std::vector<int32_t>> MeshCollectives::Reduce(const ReduceCall& call) {
   RETURN_IF_ERROR(end_.status());
-  return Settle(TryReduce(call, SteadyDeadline(options_.timeout)), CommandHeader::Of(call));
+  absl::StatusOr<std::vector<int32_t>> absent = TryReduce(call, SteadyDeadline(options_.timeout));
+  RETURN_IF_ERROR(Settle(absent.status(), CommandHeader::Of(call)));
+  return absent;
 }
 
-absl::Status MeshCollectives::TryReduce(const ReduceCall& call, SteadyTime deadline) {
-  RETURN_IF_ERROR(AgreeOnCommand(*reduce_, CommandHeader::Of(call), *options_.model, deadline));
-  RETURN_IF_ERROR(reduce_->Exchange(ReduceTransfers(call), deadline, [](int) {}));
-  return Sum(call);
+absl::StatusOr<std::vector<int32_t>> MeshCollectives::TryReduce(const ReduceCall& call, SteadyTime deadline) {
+  const absl::Span<const int32_t> own =
+      call.absent.empty() ? absl::Span<const int32_t>() : call.absent[options_.local_rank];
+  ASSIGN_OR_RETURN(const AbsentGradients absent, AgreeOnPush(*reduce_, call, own, *options_.model, deadline));
+  RETURN_IF_ERROR(reduce_->Exchange(ReduceTransfers(call, absent), deadline, [](int) {}));
+  RETURN_IF_ERROR(Sum(call, absent));
+  return absent.OnAllMembers();
 }
 
-std::vector<PeerTransfer> MeshCollectives::ReduceTransfers(const ReduceCall& call) {
+std::vector<PeerTransfer> MeshCollectives::ReduceTransfers(const ReduceCall& call, const AbsentGradients& absent) {
   uint8_t* const slot = GradientSlot(call.slot);
   const std::vector<GradientSlice> own = options_.layout->Slices(call.unit, rank());
   std::vector<PeerTransfer> transfers;
@@ -114,33 +114,34 @@ std::vector<PeerTransfer> MeshCollectives::ReduceTransfers(const ReduceCall& cal
     const int peer = (rank() + step) % ranks();
     PeerTransfer& transfer = transfers.emplace_back(PeerTransfer{peer, {}, {}});
     for (const GradientSlice& slice : options_.layout->Slices(call.unit, peer)) {
+      if (absent.Has(rank(), slice.parameter)) continue;
       transfer.sends.push_back({slot + slice.slot_offset, GradientSliceBytes(call.unit, slice)});
     }
     uint8_t* received = ReceivedFrom(peer, call.unit);
     for (const GradientSlice& slice : own) {
       const int64_t bytes = GradientSliceBytes(call.unit, slice);
-      transfer.receives.push_back({received, bytes});
-      received += Padded(bytes);
+      if (!absent.Has(peer, slice.parameter)) transfer.receives.push_back({received, bytes});
+      received += Padded(bytes, kMeshSliceAlignment);
     }
   }
   return transfers;
 }
 
-absl::Status MeshCollectives::Sum(const ReduceCall& call) {
+absl::Status MeshCollectives::Sum(const ReduceCall& call, const AbsentGradients& absent) {
   std::vector<SumTask> sums;
   int64_t offset = 0;
   for (const GradientSlice& slice : options_.layout->Slices(call.unit, rank())) {
-    const MutableGradient accumulator = call.accumulators[slice.parameter];
-    if (accumulator.data != nullptr) {
-      std::vector<const void*> sources(ranks());
-      for (int source = 0; source < ranks(); ++source) {
-        sources[source] =
-            source == rank() ? GradientSlot(call.slot) + slice.slot_offset : ReceivedFrom(source, call.unit) + offset;
-      }
-      sums.push_back({std::move(sources), options_.model->units[call.unit].parameters[slice.parameter].gradient_type,
-                      slice.elements, call.overwrite[slice.parameter], accumulator});
+    std::vector<const void*> sources;
+    for (int source = 0; source < ranks(); ++source) {
+      if (absent.Has(source, slice.parameter)) continue;
+      sources.push_back(source == rank() ? GradientSlot(call.slot) + slice.slot_offset
+                                         : ReceivedFrom(source, call.unit) + offset);
     }
-    offset += Padded(GradientSliceBytes(call.unit, slice));
+    if (!sources.empty()) {
+      sums.push_back({std::move(sources), options_.model->units[call.unit].parameters[slice.parameter].gradient_type,
+                      slice.elements, call.overwrite[slice.parameter], call.accumulators[slice.parameter]});
+    }
+    offset += Padded(GradientSliceBytes(call.unit, slice), kMeshSliceAlignment);
   }
   return ranks() > options_.most_sum_sources ? SumChained(std::move(sums)) : reduce_queue_->Sum(sums);
 }
@@ -149,11 +150,12 @@ absl::Status MeshCollectives::Sum(const ReduceCall& call) {
 absl::Status MeshCollectives::SumChained(std::vector<SumTask> sums) {
   std::vector<SumTask> last;
   auto* chained = reinterpret_cast<float*>(chained_.data());
+  constexpr int64_t float_bytes = sizeof(float);
   for (SumTask& sum : sums) {
     last.push_back({{chained}, GradientType::kFP32, sum.count, sum.overwrite, sum.accumulator});
     sum.overwrite = true;
     sum.accumulator = chained;
-    chained += Padded(sum.count * static_cast<int64_t>(sizeof(float))) / static_cast<int64_t>(sizeof(float));
+    chained += Padded(sum.count * float_bytes, kMeshSliceAlignment) / float_bytes;
   }
   RETURN_IF_ERROR(SumInChain(*reduce_queue_, sums, options_.most_sum_sources));
   return reduce_queue_->Sum(last);
@@ -176,7 +178,7 @@ int64_t MeshCollectives::GradientSliceBytes(int unit, const GradientSlice& slice
 int64_t MeshCollectives::ReceiveBytes(int unit) const {
   int64_t bytes = 0;
   for (const GradientSlice& slice : options_.layout->Slices(unit, rank())) {
-    bytes += Padded(GradientSliceBytes(unit, slice));
+    bytes += Padded(GradientSliceBytes(unit, slice), kMeshSliceAlignment);
   }
   return bytes;
 }

@@ -31,6 +31,7 @@ class MeshCollectives final : public Collectives {
     RankMemory memory;
     absl::Duration timeout;
     int most_sum_sources = kMostSumSources;  // largest number that the device adds at a time
+    int local_rank = 0;                      // of this daemon
   };
 
   // `gather` and `reduce` connect all ranks of the world, in order. RESOURCE_EXHAUSTED.
@@ -38,7 +39,7 @@ class MeshCollectives final : public Collectives {
                                                              std::unique_ptr<Mesh> reduce);
 
   absl::Status Gather(const GatherCall& call, Delivered delivered) override;
-  absl::Status Reduce(const ReduceCall& call) override;
+  absl::StatusOr<std::vector<int32_t>> Reduce(const ReduceCall& call) override;
   absl::Status MaxOverDaemons(int64_t number, absl::Span<float> values) override;
   void Abort(const absl::Status& status) override;
   bool lands_own_pieces() const override { return true; }
@@ -57,9 +58,10 @@ class MeshCollectives final : public Collectives {
   absl::Status LandOwnPieces(const GatherCall& call);
   std::vector<PeerTransfer> GatherTransfers(const GatherCall& call);
 
-  absl::Status TryReduce(const ReduceCall& call, SteadyTime deadline);
-  std::vector<PeerTransfer> ReduceTransfers(const ReduceCall& call);
-  absl::Status Sum(const ReduceCall& call);
+  absl::StatusOr<std::vector<int32_t>> TryReduce(const ReduceCall& call, SteadyTime deadline);
+  // Gradients that are absent do not travel.
+  std::vector<PeerTransfer> ReduceTransfers(const ReduceCall& call, const AbsentGradients& absent);
+  absl::Status Sum(const ReduceCall& call, const AbsentGradients& absent);
   // Sums more sources than the device adds at a time.
   absl::Status SumChained(std::vector<SumTask> sums);
 

@@ -60,19 +60,21 @@ void ReplicatedCollectives::Abort(const absl::Status& status) {
   replicas_->Abort(status);
 }
 
-absl::Status ReplicatedCollectives::Reduce(const ReduceCall& call) {
+absl::StatusOr<std::vector<int32_t>> ReplicatedCollectives::Reduce(const ReduceCall& call) {
   RETURN_IF_ERROR(end_.status());
-  absl::Status status = TryReduce(call, SteadyDeadline(options_.timeout));
-  if (status.ok()) return status;
-  end_.Set(InCommand(status, CommandHeader::Of(call), *options_.model));
+  absl::StatusOr<std::vector<int32_t>> absent = TryReduce(call, SteadyDeadline(options_.timeout));
+  if (absent.ok()) return absent;
+  end_.Set(InCommand(absent.status(), CommandHeader::Of(call), *options_.model));
   return end_.status();
 }
 
-absl::Status ReplicatedCollectives::TryReduce(const ReduceCall& call, SteadyTime deadline) {
-  RETURN_IF_ERROR(SumGroup(call));
-  RETURN_IF_ERROR(AgreeOnCommand(*replicas_, CommandHeader::Of(call), *options_.model, deadline));
+absl::StatusOr<std::vector<int32_t>> ReplicatedCollectives::TryReduce(const ReduceCall& call, SteadyTime deadline) {
+  ASSIGN_OR_RETURN(const std::vector<int32_t> absent_here, SumGroup(call));
+  ASSIGN_OR_RETURN(const AbsentGradients absent, AgreeOnPush(*replicas_, call, absent_here, *options_.model, deadline));
   const int64_t elements = PartialElements(*options_.layout, options_.rank, call.unit);
-  return replicas_->size() == 2 ? SumPair(call, elements, deadline) : SumBlocks(call, elements, deadline);
+  RETURN_IF_ERROR(replicas_->size() == 2 ? SumPair(call, elements, absent, deadline)
+                                         : SumBlocks(call, elements, absent, deadline));
+  return absent.OnAllMembers();
 }
 
 absl::Status ReplicatedCollectives::MaxOverDaemons(int64_t number, absl::Span<float> values) {
@@ -111,13 +113,12 @@ float* ReplicatedCollectives::Received() const {
   return Partials() + LargestPartialElements(*options_.model, *options_.layout, options_.rank);
 }
 
-absl::Status ReplicatedCollectives::SumGroup(const ReduceCall& call) {
+absl::StatusOr<std::vector<int32_t>> ReplicatedCollectives::SumGroup(const ReduceCall& call) {
   const size_t parameters = call.accumulators.size();
   std::vector<MutableGradient> partials(parameters);
   float* partial = Partials();
   for (const GradientSlice& slice : options_.layout->Slices(call.unit, options_.rank)) {
-    const bool present = call.accumulators[slice.parameter].data != nullptr;
-    if (present) partials[slice.parameter] = partial;
+    partials[slice.parameter] = partial;
     partial += slice.elements;
   }
   const std::unique_ptr<bool[]> overwrite(new bool[parameters]);
@@ -129,27 +130,31 @@ absl::Status ReplicatedCollectives::SumGroup(const ReduceCall& call) {
 }
 
 // Blocks would move as many bytes, but wait twice.
-absl::Status ReplicatedCollectives::SumPair(const ReduceCall& call, int64_t elements, SteadyTime deadline) {
+absl::Status ReplicatedCollectives::SumPair(const ReduceCall& call, int64_t elements, const AbsentGradients& absent,
+                                            SteadyTime deadline) {
   const int self = replicas_->self();
   std::vector<PeerTransfer> transfers;
   AddTransfer(1 - self, {Partials(), elements * kFloatBytes}, {Received(), elements * kFloatBytes}, transfers);
   RETURN_IF_ERROR(replicas_->Exchange(transfers, deadline, [](int) {}));
   std::vector<const float*> partials = {Partials(), Received()};
   if (self == 1) std::swap(partials[0], partials[1]);
-  return Accumulate(call, {}, std::move(partials));
+  return Accumulate(call, {}, std::move(partials), absent);
 }
 
-absl::Status ReplicatedCollectives::SumBlocks(const ReduceCall& call, int64_t elements, SteadyTime deadline) {
+absl::Status ReplicatedCollectives::SumBlocks(const ReduceCall& call, int64_t elements, const AbsentGradients& absent,
+                                              SteadyTime deadline) {
   const int self = replicas_->self();
   const ReplicaBlocks blocks(elements, replicas_->size());
   RETURN_IF_ERROR(replicas_->Exchange(ScatterTransfers(blocks), deadline, [](int) {}));
-  RETURN_IF_ERROR(SumOwnBlock(blocks));
+  RETURN_IF_ERROR(SumOwnBlock(call.unit, blocks, absent));
   RETURN_IF_ERROR(replicas_->Exchange(GatherTransfers(blocks), deadline, [](int) {}));
   std::vector<DeviceQueue::CopyTask> own;
   if (blocks.size(self) > 0) {
     own.push_back({Partials() + blocks.begin(self), ReceivedBlock(self, blocks), blocks.size(self) * kFloatBytes});
   }
-  return Accumulate(call, own, {Partials()});
+  AbsentGradients absent_in_sum(/*members=*/1, static_cast<int>(call.accumulators.size()));
+  absent_in_sum.Add(0, absent.OnAllMembers());
+  return Accumulate(call, own, {Partials()}, absent_in_sum);
 }
 
 float* ReplicatedCollectives::ReceivedBlock(int node, const ReplicaBlocks& blocks) const {
@@ -178,32 +183,48 @@ std::vector<PeerTransfer> ReplicatedCollectives::GatherTransfers(const ReplicaBl
   return transfers;
 }
 
-absl::Status ReplicatedCollectives::SumOwnBlock(const ReplicaBlocks& blocks) {
+absl::Status ReplicatedCollectives::SumOwnBlock(int unit, const ReplicaBlocks& blocks, const AbsentGradients& absent) {
   const int self = replicas_->self();
-  if (blocks.size(self) == 0) return absl::OkStatus();
-  SumTask sum{.sources = {},
-              .type = GradientType::kFP32,
-              .count = blocks.size(self),
-              .overwrite = true,
-              .accumulator = ReceivedBlock(self, blocks)};
-  for (int node = 0; node < replicas_->size(); ++node) {
-    sum.sources.push_back(node == self ? Partials() + blocks.begin(self) : ReceivedBlock(node, blocks));
+  const int64_t begin = blocks.begin(self), end = begin + blocks.size(self);
+  std::vector<SumTask> sums;
+  // Adds the sum over a part of the block. `parameter`: -1 for parts of all parameters.
+  const auto add = [&](int64_t first, int64_t last, int parameter) {
+    if (first >= last) return;
+    SumTask sum{.sources = {},
+                .type = GradientType::kFP32,
+                .count = last - first,
+                .overwrite = true,
+                .accumulator = ReceivedBlock(self, blocks) + (first - begin)};
+    for (int node = 0; node < replicas_->size(); ++node) {
+      if (parameter >= 0 && absent.Has(node, parameter)) continue;
+      sum.sources.push_back(node == self ? Partials() + first : ReceivedBlock(node, blocks) + (first - begin));
+    }
+    if (!sum.sources.empty()) sums.push_back(std::move(sum));
+  };
+  if (absent.empty()) {
+    add(begin, end, -1);
+  } else {
+    int64_t first = 0;
+    for (const GradientSlice& slice : options_.layout->Slices(unit, options_.rank)) {
+      add(std::max(first, begin), std::min(first + slice.elements, end), slice.parameter);
+      first += slice.elements;
+    }
   }
-  return SumInChain(*queue_, absl::MakeConstSpan(&sum, 1), options_.most_sum_sources);
+  return sums.empty() ? absl::OkStatus() : SumInChain(*queue_, sums, options_.most_sum_sources);
 }
 
 absl::Status ReplicatedCollectives::Accumulate(const ReduceCall& call, absl::Span<const DeviceQueue::CopyTask> copies,
-                                               std::vector<const float*> parts) {
+                                               std::vector<const float*> parts, const AbsentGradients& absent) {
   std::vector<SumTask> sums;
   for (const GradientSlice& slice : options_.layout->Slices(call.unit, options_.rank)) {
-    if (const MutableGradient accumulator = call.accumulators[slice.parameter]; accumulator.data != nullptr) {
-      sums.push_back({{parts.begin(), parts.end()},
-                      GradientType::kFP32,
-                      slice.elements,
-                      call.overwrite[slice.parameter],
-                      accumulator});
+    std::vector<const void*> present;
+    for (size_t part = 0; part < parts.size(); ++part) {
+      if (!absent.Has(static_cast<int>(part), slice.parameter)) present.push_back(parts[part]);
+      parts[part] += slice.elements;
     }
-    for (const float*& part : parts) part += slice.elements;
+    if (present.empty()) continue;
+    sums.push_back({std::move(present), GradientType::kFP32, slice.elements, call.overwrite[slice.parameter],
+                    call.accumulators[slice.parameter]});
   }
   return queue_->Run(copies, sums);
 }

@@ -45,7 +45,7 @@ class ReplicatedCollectives final : public Collectives {
 
   absl::Status Gather(const GatherCall& call, Delivered delivered) override;
   absl::StatusOr<bool> GatherDone(const GatherCall& call, Delivered delivered) override;
-  absl::Status Reduce(const ReduceCall& call) override;
+  absl::StatusOr<std::vector<int32_t>> Reduce(const ReduceCall& call) override;
   absl::Status MaxOverDaemons(int64_t number, absl::Span<float> values) override;
   absl::Status SendToReplica(int node, absl::Span<const uint8_t> bytes, SteadyTime deadline) override;
   absl::Status ReceiveFromReplica(int node, absl::Span<uint8_t> bytes, SteadyTime deadline) override;
@@ -63,27 +63,28 @@ class ReplicatedCollectives final : public Collectives {
   // Returns the node's index in the mesh. Requires a node that takes part.
   int MemberOf(int node) const;
 
-  absl::Status TryReduce(const ReduceCall& call, SteadyTime deadline);
+  absl::StatusOr<std::vector<int32_t>> TryReduce(const ReduceCall& call, SteadyTime deadline);
   // A unit's partial sums lie one after another; received ones follow after the space of the largest unit. Parts of
   // absent parameters are sent too, so that sizes depend only on the layout.
   float* Partials() const { return reinterpret_cast<float*>(partials_.data()); }
   float* Received() const;
-  absl::Status SumGroup(const ReduceCall& call);
+  // Returns the parameters that are absent on all ranks of the group: the daemon has no partial sums of them.
+  absl::StatusOr<std::vector<int32_t>> SumGroup(const ReduceCall& call);
 
-  // Exchanges the partial sums of two daemons; both add them.
-  absl::Status SumPair(const ReduceCall& call, int64_t elements, SteadyTime deadline);
+  // Exchanges the partial sums of two daemons; both add them. `absent`: in each daemon.
+  absl::Status SumPair(const ReduceCall& call, int64_t elements, const AbsentGradients& absent, SteadyTime deadline);
   // Sums over more than two daemons, by blocks.
-  absl::Status SumBlocks(const ReduceCall& call, int64_t elements, SteadyTime deadline);
+  absl::Status SumBlocks(const ReduceCall& call, int64_t elements, const AbsentGradients& absent, SteadyTime deadline);
   // Returns another daemon's part of this daemon's block; for this daemon itself, the block's sum.
   float* ReceivedBlock(int node, const ReplicaBlocks& blocks) const;
   // Return the transfers of the partial sums of this daemon's block, and of the sums of all other blocks.
   std::vector<PeerTransfer> ScatterTransfers(const ReplicaBlocks& blocks) const;
   std::vector<PeerTransfer> GatherTransfers(const ReplicaBlocks& blocks) const;
-  absl::Status SumOwnBlock(const ReplicaBlocks& blocks);
+  absl::Status SumOwnBlock(int unit, const ReplicaBlocks& blocks, const AbsentGradients& absent);
 
-  // Makes copies, then adds `parts` of every slice into its accumulator.
+  // Makes copies, then adds the `parts` of every slice that are not `absent` into its accumulator.
   absl::Status Accumulate(const ReduceCall& call, absl::Span<const DeviceQueue::CopyTask> copies,
-                          std::vector<const float*> parts);
+                          std::vector<const float*> parts, const AbsentGradients& absent);
 
   // Constant after construction.
   const Options options_;

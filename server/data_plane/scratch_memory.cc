@@ -8,8 +8,6 @@
 namespace paramshard::server {
 namespace {
 
-int64_t Padded(int64_t bytes, int64_t alignment) { return (bytes + alignment - 1) / alignment * alignment; }
-
 // Returns the largest value over all units.
 template <typename BytesOfUnit>
 int64_t Largest(const ModelSpec& model, BytesOfUnit bytes_of_unit) {

@@ -31,6 +31,9 @@ int64_t PartialSumBytes(const ModelSpec& model, const Layout& layout, int rank, 
 // adds at a time; else 0.
 int64_t ChainedSumBytes(const ModelSpec& model, const Layout& layout, int rank, int members, int most_sum_sources);
 
+// Rounds up to a multiple of `alignment`.
+constexpr int64_t Padded(int64_t bytes, int64_t alignment) { return (bytes + alignment - 1) / alignment * alignment; }
+
 // Padding of slices: for the loads of the GPU's kernels, and for cache lines.
 inline constexpr int64_t kCopyEngineSliceAlignment = 256;
 inline constexpr int64_t kMeshSliceAlignment = 64;

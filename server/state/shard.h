@@ -34,7 +34,7 @@ namespace paramshard::server {
 //
 //   shard.extents().Find(unit, parameter);     // ShardExtents: which rows the shard owns
 //   shard.memory().planes();                   // ShardMemory: where everything lies
-//   shard.gradients().BeginPush(unit, {});     // ShardGradients: what is accumulated for the next step
+//   shard.gradients().BeginPush(unit);         // ShardGradients: what is accumulated for the next step
 //   absl::ReaderMutexLock lock(&shard.mutex());
 //   shard.arrays().Read(extent, tensor);       // StateArrays: masters and moments
 //   PlaneBytes(shard.memory(), extent);        // shard_planes.h

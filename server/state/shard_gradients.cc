@@ -6,20 +6,28 @@
 
 namespace paramshard::server {
 
-ShardGradients::PushTarget ShardGradients::BeginPush(int unit, absl::Span<const int> absent_parameters) {
+ShardGradients::PushTarget ShardGradients::BeginPush(int unit) const {
   const ShardExtents& extents = memory_.extents();
   const std::vector<int>& indices = extents.IndicesOf(unit);
   PushTarget target{.accumulators = std::vector<MutableGradient>(indices.size()),
                     .overwrite = std::make_unique<bool[]>(indices.size())};
-  for (int parameter = 0; parameter < static_cast<int>(indices.size()); ++parameter) {
-    const bool absent = std::binary_search(absent_parameters.begin(), absent_parameters.end(), parameter);
+  for (size_t parameter = 0; parameter < indices.size(); ++parameter) {
     const int index = indices[parameter];
-    if (absent || index < 0 || index >= extents.trainable_count()) continue;
+    if (index < 0 || index >= extents.trainable_count()) continue;
     target.accumulators[parameter] = memory_.GradientOf(extents[index]);
     target.overwrite[parameter] = !has_gradient_[index];
-    has_gradient_[index] = true;
   }
   return target;
+}
+
+void ShardGradients::EndPush(int unit, absl::Span<const int32_t> absent) {
+  const ShardExtents& extents = memory_.extents();
+  const std::vector<int>& indices = extents.IndicesOf(unit);
+  for (int parameter = 0; parameter < static_cast<int>(indices.size()); ++parameter) {
+    const int index = indices[parameter];
+    if (index < 0 || index >= extents.trainable_count()) continue;
+    if (!std::binary_search(absent.begin(), absent.end(), parameter)) has_gradient_[index] = true;
+  }
 }
 
 absl::StatusOr<SquareSum> ShardGradients::SumSquares(absl::Span<const SumTask> left) const {

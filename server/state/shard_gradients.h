@@ -2,6 +2,7 @@
 #ifndef PARAMSHARD_SERVER_STATE_SHARD_GRADIENTS_H_
 #define PARAMSHARD_SERVER_STATE_SHARD_GRADIENTS_H_
 
+#include <cstdint>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -22,14 +23,16 @@ class ShardGradients {
   ShardGradients(const ShardMemory& memory, ShardArithmetic& trainable)
       : memory_(memory), arithmetic_(trainable), has_gradient_(memory.extents().trainable_count()) {}
 
-  // Returns where a push of a unit adds: one entry for each parameter, null where the shard owns nothing, the parameter
-  // is frozen or the push is absent. Marks the present ones; `overwrite` is true at the first push of a parameter since
-  // the last commit.
+  // Returns where a push of a unit adds: one entry for each parameter, null where the shard owns nothing or the
+  // parameter is frozen. `overwrite` is true until a push since the last commit has had a gradient of the parameter.
   struct PushTarget {
     std::vector<MutableGradient> accumulators;
     std::unique_ptr<bool[]> overwrite;
   };
-  PushTarget BeginPush(int unit, absl::Span<const int> absent_parameters);
+  PushTarget BeginPush(int unit) const;
+  // The push is summed, or its sums are left to SumSquares. All parameters of the unit have a gradient now, but for
+  // those that are `absent` on all ranks, ascending.
+  void EndPush(int unit, absl::Span<const int32_t> absent);
 
   // Makes the sums of gradients that an engine has left (Collectives::TakeSums). Returns the sum of squares of all
   // accumulators with gradients: extents in parameter order, their sums added in double.

@@ -4,6 +4,11 @@
 #include <utility>
 
 namespace paramshard::server {
+namespace {
+
+size_t SizeBytes(const std::vector<int32_t>& parameters) { return parameters.size() * sizeof(int32_t); }
+
+}  // namespace
 
 int CommandQueues::Room(int rank, int64_t most_commands, size_t most_bytes) const {
   const int64_t behind = end_number() - 1 - received_[rank];
@@ -18,11 +23,16 @@ void CommandQueues::Append(QueuedCommand command) {
   commands_.push_back(std::move(command));
 }
 
-bool CommandQueues::Receive(int rank, int64_t number, std::string client_state) {
+bool CommandQueues::Receive(int rank, int64_t number, std::string client_state, std::vector<int32_t> absent) {
   received_[rank] = number;
   QueuedCommand& command = At(number);
   bytes_ += client_state.size();
   command.client_states[rank] = std::move(client_state);
+  if (!absent.empty()) {
+    bytes_ += SizeBytes(absent);
+    command.absent.resize(ranks_);
+    command.absent[rank] = std::move(absent);
+  }
   return ++command.arrived == ranks_;
 }
 
@@ -47,6 +57,7 @@ void CommandQueues::Finish(int64_t number) {
     const QueuedCommand& done = commands_.front();
     bytes_ -= done.canonical.size();
     for (const std::string& state : done.client_states) bytes_ -= state.size();
+    for (const std::vector<int32_t>& absent : done.absent) bytes_ -= SizeBytes(absent);
     commands_.pop_front();
     ++first_number_;
   }

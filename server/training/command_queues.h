@@ -15,7 +15,7 @@
 namespace paramshard::server {
 
 struct QueuedCommand {
-  v1::Command command;    // without client state
+  v1::Command command;    // without what each rank sends of its own
   std::string canonical;  // its bytes, for comparison
   int first_rank = 0;
   int arrived = 0;
@@ -24,7 +24,8 @@ struct QueuedCommand {
   SteadyTime agreed_at;
   // Gather: the number that used the slot before. Commit: the last number in every slot.
   std::vector<int64_t> slot_users;
-  std::vector<std::string> client_states;  // of a commit, by rank
+  std::vector<std::string> client_states;    // of a commit, by rank
+  std::vector<std::vector<int32_t>> absent;  // of a push, by rank; empty while no rank is without a gradient
   bool repeats = false;
   absl::uint128 chained = 0;  // the commands through this one, once all have sent it
 };
@@ -53,7 +54,7 @@ class CommandQueues {
   // Adds the command `end_number()`, which a rank has sent first.
   void Append(QueuedCommand command);
   // Records that the rank has sent the command; returns true if all have now.
-  bool Receive(int rank, int64_t number, std::string client_state);
+  bool Receive(int rank, int64_t number, std::string client_state, std::vector<int32_t> absent);
   // Puts the command into one of the rank's queues; one that repeats has nothing left to do.
   void Enqueue(int rank, const QueuedCommand& command, SteadyTime now);
   // Takes the first command out of a queue: the rank has finished it.

@@ -61,13 +61,6 @@ absl::Status CheckPush(const CommandRules& rules, const v1::Push& push) {
                           absl::StrCat("a gradient slot of at least ", unit.gradient_bytes, " bytes"),
                           slots[push.slot()]);
   }
-  const auto& absent = push.absent_parameters();
-  const int count = static_cast<int>(unit.parameters.size());
-  const bool ascending = std::adjacent_find(absent.begin(), absent.end(), std::greater_equal<>()) == absent.end();
-  if (!ascending || (!absent.empty() && (absent[0] < 0 || absent[absent.size() - 1] >= count))) {
-    return InvalidCommand(absl::StrCat("push ", name), absl::StrCat("absent parameters ascending in [0, ", count, ")"),
-                          absl::StrJoin(absent, ", "));
-  }
   return rules.step_pushes.Check(push.unit());
 }
 
@@ -99,6 +92,15 @@ absl::Status InvalidCommand(absl::string_view what, absl::string_view expected, 
 
 bool RepeatsCommit(const v1::Command& command, int64_t last_commit) {
   return command.has_commit() && command.commit().commit_number() == last_commit && last_commit > 0;
+}
+
+absl::Status CheckAbsent(const CommandRules& rules, const v1::Push& push, absl::Span<const int32_t> absent) {
+  const UnitSpec& unit = rules.spec.units[push.unit()];
+  const int count = static_cast<int>(unit.parameters.size());
+  const bool ascending = std::adjacent_find(absent.begin(), absent.end(), std::greater_equal<>()) == absent.end();
+  if (absent.empty() || (ascending && absent.front() >= 0 && absent.back() < count)) return absl::OkStatus();
+  return InvalidCommand(absl::StrCat("push ", unit.name),
+                        absl::StrCat("absent parameters ascending in [0, ", count, ")"), absl::StrJoin(absent, ", "));
 }
 
 absl::Status CheckCommand(const CommandRules& rules, const v1::Command& command) {

@@ -7,6 +7,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 #include "common/model/layout.h"
 #include "common/model/model_spec.h"
 #include "common/model/step_pushes.h"
@@ -29,6 +30,9 @@ bool RepeatsCommit(const v1::Command& command, int64_t last_commit);
 // Returns INVALID_ARGUMENT if the command breaks a rule; FAILED_PRECONDITION for a commit number out of order, a save
 // without may_save, or a second push that BF16 accumulators do not take.
 absl::Status CheckCommand(const CommandRules& rules, const v1::Command& command);
+
+// Returns INVALID_ARGUMENT unless `absent` are parameters of the unit, ascending. `push` keeps the rules above.
+absl::Status CheckAbsent(const CommandRules& rules, const v1::Push& push, absl::Span<const int32_t> absent);
 
 // Returns INVALID_ARGUMENT: "WHAT: want EXPECTED, got GOT".
 absl::Status InvalidCommand(absl::string_view what, absl::string_view expected, const absl::AlphaNum& got);

@@ -23,16 +23,6 @@ std::string NameAt(const std::vector<Named>& named, int index, absl::string_view
   return index >= 0 && index < static_cast<int>(named.size()) ? named[index].name : absl::StrCat(kind, " ", index);
 }
 
-std::string AbsentText(const ModelSpec& spec, const v1::Push& push) {
-  static const std::vector<ParameterSpec> kNone;
-  const bool known = push.unit() >= 0 && push.unit() < static_cast<int>(spec.units.size());
-  const std::vector<ParameterSpec>& parameters = known ? spec.units[push.unit()].parameters : kNone;
-  if (push.absent_parameters().empty()) return "";
-  return absl::StrCat(" without ", absl::StrJoin(push.absent_parameters(), ", ", [&](std::string* out, int parameter) {
-                        absl::StrAppend(out, NameAt(parameters, parameter, "parameter"));
-                      }));
-}
-
 // Nine digits tell all floats apart.
 std::string FloatText(float value) { return absl::StrFormat("%.9g", value); }
 
@@ -67,7 +57,7 @@ std::string CommandName(const ModelSpec& spec, const v1::Command& command) {
     case v1::Command::kPush: {
       const v1::Push& push = command.push();
       return absl::StrCat("push ", NameAt(spec.units, push.unit(), "unit"), " from gradient slot ", push.slot(),
-                          AbsentText(spec, push), push.own_slices_landed() ? ", own rows landed" : "");
+                          push.own_slices_landed() ? ", own rows landed" : "");
     }
     case v1::Command::kCommit:
       return absl::StrCat("commit ", command.commit().commit_number());

@@ -13,7 +13,7 @@ namespace paramshard::server {
 std::string CommandName(const ModelSpec& spec, const v1::Command& command);
 
 // Returns all that ranks must agree on: the name, and for a commit its hyper-parameters too. Two commands of one number
-// have the same text if and only if they are equal but for the client state.
+// have the same text if and only if they are equal but for what is each rank's own: client state and absent parameters.
 std::string CommandText(const ModelSpec& spec, const v1::Command& command);
 
 }  // namespace paramshard::server

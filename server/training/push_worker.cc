@@ -80,7 +80,7 @@ void PushWorker::RunWork(int rank, const Sequence::PushWork& work) {
   NoteWork(rank, work);
   switch (work.work) {
     case Sequence::Work::kReduce:
-      return RunReduce(rank, *work.command);
+      return RunReduce(rank, work);
     case Sequence::Work::kDiscard:
       return RunDiscard(rank);
     case Sequence::Work::kSum:
@@ -96,27 +96,28 @@ void PushWorker::RunWork(int rank, const Sequence::PushWork& work) {
   }
 }
 
-void PushWorker::RunReduce(int rank, const v1::Command& command) {
+void PushWorker::RunReduce(int rank, const Sequence::PushWork& work) {
   const MetricTimer timer(*context_.model.world.metrics, Metric::kPush);
-  const v1::Push& push = command.push();
+  const v1::Push& push = work.command->push();
   const int slot = push.slot();
-  const int64_t number = command.number();
-  const ShardGradients::PushTarget target =
-      context_.state.shards[rank]->gradients().BeginPush(push.unit(), push.absent_parameters());
-  const absl::Status status =
-      engines_.of(rank).Reduce({.number = command.number(),
+  const int64_t number = work.command->number();
+  ShardGradients& gradients = context_.state.shards[rank]->gradients();
+  const ShardGradients::PushTarget target = gradients.BeginPush(push.unit());
+  const absl::StatusOr<std::vector<int32_t>> absent =
+      engines_.of(rank).Reduce({.number = number,
                                 .unit = push.unit(),
                                 .slot = slot,
                                 .own_slices_landed = push.own_slices_landed(),
-                                .absent = push.absent_parameters(),
+                                .absent = work.absent,
                                 .accumulators = target.accumulators,
                                 .overwrite = absl::MakeConstSpan(target.overwrite.get(), target.accumulators.size())});
+  if (absent.ok()) gradients.EndPush(push.unit(), *absent);
   NoteWorkEnd(rank);
   bool drained;
   {
     absl::MutexLock lock(&state_.mu);
     drained = state_.sequence.FinishReduce(rank, state_.Now());
-    state_.EndOnError(status);
+    state_.EndOnError(absent.status());
     state_.WakeRunnable();
   }
   if (!drained) return;

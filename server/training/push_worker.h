@@ -39,7 +39,7 @@ class PushWorker {
 
  private:
   void RunWork(int rank, const Sequence::PushWork& work);
-  void RunReduce(int rank, const v1::Command& command);
+  void RunReduce(int rank, const Sequence::PushWork& work);
   void RunDiscard(int rank);
   void RunSum(int rank);
   void RunVote(int rank, const Sequence::PushWork& work);

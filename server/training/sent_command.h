@@ -2,8 +2,10 @@
 #ifndef PARAMSHARD_SERVER_TRAINING_SENT_COMMAND_H_
 #define PARAMSHARD_SERVER_TRAINING_SENT_COMMAND_H_
 
+#include <cstdint>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "paramshard/v1/trainer.pb.h"
 
@@ -17,12 +19,18 @@ struct SentCommand {
       client_state = std::move(*command.mutable_commit()->mutable_client_state());
       command.mutable_commit()->clear_client_state();
     }
+    if (command.has_push()) {
+      const auto& sent_absent = command.push().absent_parameters();
+      absent.assign(sent_absent.begin(), sent_absent.end());
+      command.mutable_push()->clear_absent_parameters();
+    }
     canonical = command.SerializeAsString();
   }
 
-  v1::Command command;    // without client state
-  std::string canonical;  // its bytes, for comparison
-  std::string client_state;
+  v1::Command command;          // without what each rank sends of its own: client state, absent parameters
+  std::string canonical;        // its bytes, for comparison
+  std::string client_state;     // of a commit
+  std::vector<int32_t> absent;  // of a push: parameters without a gradient
 };
 
 }  // namespace paramshard::server

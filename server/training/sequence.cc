@@ -34,18 +34,17 @@ absl::StatusOr<bool> Sequence::Submit(int rank, SentCommand sent, SteadyTime now
   }
   RETURN_IF_ERROR(CheckRunAhead(rank, sent.command));
   std::string client_state = std::move(sent.client_state);
-  if (number == queues_.end_number()) {
-    RETURN_IF_ERROR(CheckCommand({.spec = *options_.spec,
-                                  .layout = *options_.layout,
-                                  .may_save = options_.may_save,
-                                  .last_commit = last_commit_,
-                                  .step_pushes = step_pushes_},
-                                 sent.command));
-    Append(rank, std::move(sent), now);
-  } else {
-    RETURN_IF_ERROR(Compare(rank, queues_.At(number), sent));
-  }
-  const bool agreed = queues_.Receive(rank, number, std::move(client_state));
+  std::vector<int32_t> absent = std::move(sent.absent);
+  const CommandRules rules{.spec = *options_.spec,
+                           .layout = *options_.layout,
+                           .may_save = options_.may_save,
+                           .last_commit = last_commit_,
+                           .step_pushes = step_pushes_};
+  const bool is_first = number == queues_.end_number();
+  RETURN_IF_ERROR(is_first ? CheckCommand(rules, sent.command) : Compare(rank, queues_.At(number), sent));
+  if (sent.command.has_push()) RETURN_IF_ERROR(CheckAbsent(rules, sent.command.push(), absent));
+  if (is_first) Append(rank, std::move(sent), now);
+  const bool agreed = queues_.Receive(rank, number, std::move(client_state), std::move(absent));
   QueuedCommand& command = queues_.At(number);
   if (agreed) Agree(command, now);
   queues_.Enqueue(rank, command, now);
@@ -148,7 +147,8 @@ std::optional<Sequence::PushWork> Sequence::BeginPush(int rank) {
   return PushWork{.work = *work,
                   .command = &command.command,
                   .client_states = &command.client_states,
-                  .commands = {.number = command.command.number(), .hash = command.chained}};
+                  .commands = {.number = command.command.number(), .hash = command.chained},
+                  .absent = command.absent};
 }
 
 bool Sequence::FinishReduce(int rank, SteadyTime now) {

@@ -3,7 +3,8 @@
 // Pure state: no thread, clock, memory or byte is touched here. The owner feeds in commands and finished work and asks
 // for work; times are given. The rules (docs/internals/architecture.md, "The sequence of commands"):
 //
-// * the n-th commands of all ranks are equal, or Submit refuses and names both;
+// * the n-th commands of all ranks are equal, or Submit refuses and names both; a commit's client state and a push's
+//   absent parameters are each rank's own;
 // * gathers run in order, and so do all others; a commit waits for every earlier command, and every later
 //   command waits for the commit;
 // * a gather runs when no trainer uses its slot any more and every rank has finished the gather that used it before (a
@@ -26,6 +27,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 #include "common/model/layout.h"
 #include "common/model/model_spec.h"
 #include "common/model/step_pushes.h"
@@ -64,9 +66,11 @@ class Sequence {
   using Work = PushStep;
   struct PushWork {
     Work work;
-    const v1::Command* command;         // both are valid until the command is finished
+    const v1::Command* command;         // all are valid until the command is finished
     const ClientStates* client_states;  // of a commit that all ranks have sent, by rank
     CommandsThrough commands;           // likewise, where they are chained
+    // Absent parameters of a push that all ranks have sent, by rank; empty if no rank is without a gradient.
+    absl::Span<const std::vector<int32_t>> absent;
   };
 
   // `words` outlives the sequence.

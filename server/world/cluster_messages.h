@@ -17,7 +17,7 @@
 
 namespace paramshard::server {
 
-inline constexpr int kClusterProtocolVersion = 11;
+inline constexpr int kClusterProtocolVersion = 12;
 
 // A message of the stream and the value that it carries. Nothing for messages of the stream itself (hello, a node's
 // moved, a probe's answer), for those that are unknown or empty, and for values that no daemon sends.

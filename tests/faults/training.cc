@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <limits>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -31,6 +32,14 @@ std::vector<float> GradientOf(int64_t elements, int64_t commit, int rank, int sa
   return values;
 }
 
+// In four of five steps gradients are absent: each on some ranks, and in every third step one of each unit on all.
+bool IsAbsent(int64_t commit, int rank, int salt, bool elastic) {
+  if (commit % 5 == 0) return false;
+  if (commit % 3 == 0 && salt == 1) return true;
+  if (elastic && rank == 0) return false;  // makes up for the others
+  return (commit + rank + salt) % 2 == 0;
+}
+
 // Multiples of 1/256, so that sums of them are exact: the first rank makes up for what the others add.
 std::vector<float> ElasticGradientOf(int64_t elements, int64_t commit, const Model& model, int salt) {
   constexpr int kTogether = 64;  // no rank
@@ -38,6 +47,7 @@ std::vector<float> ElasticGradientOf(int64_t elements, int64_t commit, const Mod
   if (rank > 0) return GradientOf(elements, commit, rank, salt);
   std::vector<float> values = GradientOf(elements, commit, kTogether, salt);
   for (int other = 1; other < model.active_world_size(); ++other) {
+    if (IsAbsent(commit, other, salt, /*elastic=*/true)) continue;
     const std::vector<float> others = GradientOf(elements, commit, other, salt);
     for (int64_t i = 0; i < elements; ++i) values[i] -= others[i];
   }
@@ -55,8 +65,15 @@ absl::Status Push(Model& model, const Training& training, const UnitSpec& unit, 
   for (const ParameterSpec& parameter : unit.parameters) {
     ASSIGN_OR_RETURN(const GradientView view, gradients.Get(parameter.name));
     const int64_t elements = view.rows * view.columns;
-    RETURN_IF_ERROR(view.Write(training.elastic ? ElasticGradientOf(elements, commit, model, salt)
-                                                : GradientOf(elements, commit, training.rank, salt)));
+    const int rank = training.elastic ? model.active_rank() : training.rank;
+    if (IsAbsent(commit, rank, salt, training.elastic)) {
+      // Nobody reads what is written there.
+      RETURN_IF_ERROR(view.Write(std::vector<float>(elements, std::numeric_limits<float>::quiet_NaN())));
+      RETURN_IF_ERROR(gradients.MarkAbsent(parameter.name));
+    } else {
+      RETURN_IF_ERROR(view.Write(training.elastic ? ElasticGradientOf(elements, commit, model, salt)
+                                                  : GradientOf(elements, commit, rank, salt)));
+    }
     ++salt;
     if (commit > 0) training.at(Point::kFilling, commit);
   }

@@ -1,5 +1,5 @@
-// A small training whose every step is known: gradients depend only on commit number and rank, so a run that was
-// interrupted anywhere must end in the same bytes as an undisturbed run.
+// A small training whose every step is known: gradients, and which of them are absent, depend only on commit number and
+// rank, so a run that was interrupted anywhere must end in the same bytes as an undisturbed run.
 #ifndef PARAMSHARD_TESTS_FAULTS_TRAINING_H_
 #define PARAMSHARD_TESTS_FAULTS_TRAINING_H_
 

@@ -28,6 +28,7 @@ NEEDED = (
     "torch._C._autograd._unsafe_set_version_counter",
     "torch._C._current_graph_task_id",
     "torch._C._profiler._RecordFunctionFast",
+    "torch._C._will_engine_execute_node",
     "torch._VF._make_dual",
     "torch._foreach_copy_",
     "torch.Tensor._backward_hooks",
@@ -92,6 +93,14 @@ def transforms_inputs() -> bool:
 def at_end_of_backward(call: Callable[[], None]) -> None:
     """Runs `call` when the backward that this thread runs ends."""
     torch.autograd.Variable._execution_engine.queue_callback(call)
+
+
+def gets_gradient(parameter: torch.Tensor) -> bool:
+    """Returns True if the backward that this thread runs computes, or has computed, a gradient of the parameter."""
+    if not parameter.requires_grad:
+        return False
+    with without_torch_function():
+        return torch._C._will_engine_execute_node(torch.autograd.graph.get_gradient_edge(parameter).node)
 
 
 def allow_changes_in_place(output: torch.Tensor) -> None:

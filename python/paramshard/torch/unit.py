@@ -14,8 +14,9 @@ from paramshard.torch.gathered_parameter import GatheredParameter, set_autograd_
 from paramshard.torch.memory_block import place_of
 from paramshard.torch.module_values import cast, tensors_of
 from paramshard.torch.placeholder import Placeholder
-from paramshard.torch.torch_internals import (allow_changes_in_place, base_of, in_backward, own_parameters,
-                                              profiler_range, pytree, transforms_inputs, without_torch_function)
+from paramshard.torch.torch_internals import (allow_changes_in_place, base_of, gets_gradient, in_backward,
+                                              own_parameters, profiler_range, pytree, transforms_inputs,
+                                              without_torch_function)
 from paramshard.torch.unit_memory import Representations, UnitMemory
 from paramshard.torch.unit_parameter import UnitParameter
 from paramshard.torch.weak_method import weak_method
@@ -90,6 +91,8 @@ class Unit:
         self._running = 0  # forwards of modules that have begun and not ended
         self._arrived: set[str] = set()  # parameters whose gradient has come in this backward
         self._trained: set[str] = set()  # parameters with requires_grad at the last gather
+        self._expected: set[str] = set()  # parameters of which this backward brings a gradient, as far as it is known
+        self._watches_inputs = False  # gradients of inputs tell when the present backward is done
         self._is_on_gpu = False
         self._unsharded: tuple[GatheredParameter, ...] = ()
         self._version = 1  # counts the values that its parameters have had
@@ -189,6 +192,7 @@ class Unit:
             # Without this, reads of a placeholder's attributes go through Python.
             with without_torch_function():
                 self._trained = {parameter.name for parameter in self.parameters if parameter.follow_requires_grad()}
+                self._expected = self._trained
             is_new = self._note_new_values()
             self._memory.gather(self._step.model, wanted)
         self._has_transposed = wanted.transposed
@@ -303,6 +307,7 @@ class Unit:
         else:
             leaves, structure = pytree.tree_flatten((args, kwargs))
         watched = [index for index, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+        self._watches_inputs = bool(watched)
         if watched:
             for index, tensor in zip(watched, _InputGradient.apply(self, *(leaves[index] for index in watched))):
                 # Outputs of a function may not be changed in place, because that passes over its backward. Outputs of
@@ -366,22 +371,43 @@ class Unit:
 
     def after_backward(self) -> None:
         """Gives the unit back: the gradients of its inputs are there, and its weights are not needed any more."""
+        if self._arrived:
+            self._forgo_missing()
+            self._push_if_complete()
         self._reshard_with_tied()
 
     def take_gradient(self, name: str) -> None:
-        """Notes a parameter's gradient. The last gradient of the unit pushes them all.
+        """Notes a parameter's gradient. The last gradient that this backward brings pushes them all.
 
         Until then they stay where autograd has put them: a slot that waits for a late gradient, such as of a tied
         embedding, would be missing for other units.
         """
         self._step.begin_backward()
+        is_first = not self._arrived
         self._arrived.add(name)
-        if self._arrived >= self._trained:
+        if is_first and not self._watches_inputs:
+            self._forgo_missing()
+        self._push_if_complete()
+
+    def _forgo_missing(self) -> None:
+        """Expects no gradients of parameters that this backward does not reach, such as of experts without tokens.
+
+        So a rank without them pushes the unit where ranks with them do. It takes time, and is for backwards that lack
+        some, and for units of which nothing tells when they are done.
+        """
+        missing = self._trained - self._arrived
+        if missing:
+            self._expected = self._arrived.union(
+                parameter.name for parameter in self.parameters
+                if parameter.name in missing and gets_gradient(parameter.unsharded))
+
+    def _push_if_complete(self) -> None:
+        if self._arrived >= self._expected:
             self.push()
 
     def push(self) -> None:
         """Pushes the gradients that have come, if any have; the others are absent in this push."""
-        self._arrived.clear()
+        self._forget_arrived()
         if all(parameter.gradient is None for parameter in self.parameters):
             return
         # Before the push, because Ctrl-C may come in between: a push that may have happened is dropped, too.
@@ -390,9 +416,13 @@ class Unit:
             self._memory.push(self._step.model)
 
     def drop_gradients(self) -> None:
-        self._arrived.clear()
+        self._forget_arrived()
         for parameter in self.parameters:
             parameter.drop_gradient()
+
+    def _forget_arrived(self) -> None:
+        self._arrived.clear()
+        self._expected = self._trained
 
 
 def _hook(unit: Unit, name: str) -> Any:

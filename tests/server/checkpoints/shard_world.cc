@@ -81,7 +81,7 @@ void ShardWorld::Step() {
   for (const auto& shard : shards_) {
     int64_t number = 0;
     for (int unit = 0; unit < static_cast<int>(spec_.units.size()); ++unit) {
-      const ShardGradients::PushTarget target = shard->gradients().BeginPush(unit, {});
+      const ShardGradients::PushTarget target = shard->gradients().BeginPush(unit);
       for (size_t i = 0; i < target.accumulators.size(); ++i, ++number) {
         if (target.accumulators[i].data == nullptr) continue;
         const ShardExtent& extent = *shard->extents().Find(unit, static_cast<int>(i));
@@ -90,6 +90,7 @@ void ShardWorld::Step() {
           Store(GradientOf(commit_number_, number, first + element), target.accumulators[i], element);
         }
       }
+      shard->gradients().EndPush(unit, {});
     }
   }
   const StepParameters step{

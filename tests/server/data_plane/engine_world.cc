@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
 
@@ -355,34 +356,48 @@ float EngineWorld::Gradient(int rank, int unit, int parameter, int slot, int64_t
   return FromBits(static_cast<uint32_t>(bits) << 16);
 }
 
-float EngineWorld::GroupSum(int start, int unit, int parameter, int slot, int64_t element) const {
-  float sum = Gradient(start, unit, parameter, slot, element);
-  for (int rank = start + 1; rank < start + layout_.ranks(); ++rank) {
-    sum = sum + Gradient(rank, unit, parameter, slot, element);
+std::optional<float> EngineWorld::GroupSum(int start, int unit, int parameter, int slot, int64_t element,
+                                           const AbsentByRank& absent) const {
+  std::optional<float> sum;
+  for (int rank = start; rank < start + layout_.ranks(); ++rank) {
+    if (!absent.empty() && absent[rank].contains(parameter)) continue;
+    const float gradient = Gradient(rank, unit, parameter, slot, element);
+    sum = sum.has_value() ? *sum + gradient : gradient;
   }
   return sum;
 }
 
-void EngineWorld::ReduceByTheLetter(int unit, int slot, int rank, bool overwrite, const std::set<int>& absent,
+void EngineWorld::ReduceByTheLetter(int unit, int slot, int rank, bool overwrite, const AbsentByRank& absent,
                                     Accumulators& accumulators) const {
   for (size_t i = 0; i < accumulators.size(); ++i) {
     const int parameter = static_cast<int>(i);
-    if (absent.count(parameter) > 0) continue;
     const int64_t first =
         layout_.Extent(unit, parameter, group_rank(rank)).begin * model_.units[unit].parameters[parameter].columns();
     for (size_t j = 0; j < accumulators[i].size(); ++j) {
-      const int64_t element = first + static_cast<int64_t>(j);
-      float sum = GroupSum(0, unit, parameter, slot, element);
-      for (int start = layout_.ranks(); start < ranks(); start += layout_.ranks()) {
-        sum = sum + GroupSum(start, unit, parameter, slot, element);
+      std::optional<float> sum;
+      for (int start = 0; start < ranks(); start += layout_.ranks()) {
+        const std::optional<float> group =
+            GroupSum(start, unit, parameter, slot, first + static_cast<int64_t>(j), absent);
+        if (group.has_value()) sum = sum.has_value() ? *sum + *group : *group;
       }
-      accumulators[i][j] = Stored(overwrite ? sum : accumulators[i][j] + sum);
+      if (sum.has_value()) accumulators[i][j] = Stored(overwrite ? *sum : accumulators[i][j] + *sum);
     }
   }
 }
 
-void EngineWorld::LandOwnGradients(int unit, int slot, int rank) {
+std::vector<int32_t> EngineWorld::AbsentEverywhere(int unit, const AbsentByRank& absent) const {
+  std::vector<int32_t> everywhere;
+  for (int i = 0; i < static_cast<int>(model_.units[unit].parameters.size()) && !absent.empty(); ++i) {
+    if (std::all_of(absent.begin(), absent.end(), [&](const std::set<int>& of_rank) { return of_rank.contains(i); })) {
+      everywhere.push_back(i);
+    }
+  }
+  return everywhere;
+}
+
+void EngineWorld::LandOwnGradients(int unit, int slot, int rank, const AbsentByRank& absent) {
   for (const GradientSlice& slice : layout_.Slices(unit, group_rank(rank))) {
+    if (!absent.empty() && absent[rank].contains(slice.parameter)) continue;
     const int64_t bytes = slice.elements * GradientBytes(model_.units[unit].parameters[slice.parameter].gradient_type);
     const int64_t own = layout_.gradient_slot_offsets()[slot] + slice.slot_offset;
     const int64_t landing = layout_.slots_bytes() + layout_.units()[unit].parameters[slice.parameter].landing_offset;
@@ -423,25 +438,30 @@ absl::Status EngineWorld::Download(int rank, const std::vector<Memory>& memories
   return absl::OkStatus();
 }
 
-absl::Status EngineWorld::Push(int64_t number, int unit, int slot, int rank, bool overwrite,
-                               const std::set<int>& absent, bool landed, absl::Span<const Memory> accumulators) {
+absl::Status EngineWorld::Push(int64_t number, int unit, int slot, int rank, bool overwrite, const AbsentByRank& absent,
+                               bool landed, absl::Span<const Memory> accumulators) {
   std::vector<MutableGradient> pointers;
-  for (size_t i = 0; i < accumulators.size(); ++i) {
-    const bool left_out = accumulators[i].size_bytes() == 0 || absent.count(static_cast<int>(i)) > 0;
-    pointers.push_back(left_out ? MutableGradient() : MutableGradient(accumulators[i].data(), accumulator_type_));
+  for (const Memory& memory : accumulators) {
+    pointers.push_back(memory.size_bytes() == 0 ? MutableGradient()
+                                                : MutableGradient(memory.data(), accumulator_type_));
   }
   const std::unique_ptr<bool[]> overwrites(new bool[accumulators.size()]);
   std::fill_n(overwrites.get(), accumulators.size(), overwrite);
+  std::vector<std::vector<int32_t>> of_daemon;
+  for (int other = 0; other < ranks() && !absent.empty(); ++other) {
+    if (node(other) == node(rank)) of_daemon.emplace_back(absent[other].begin(), absent[other].end());
+  }
   ReduceCall call;
   call.number = number;
   call.unit = unit;
   call.slot = slot;
   call.own_slices_landed = landed;
-  const std::vector<int32_t> left_out(absent.begin(), absent.end());
-  call.absent = left_out;
+  call.absent = of_daemon;
   call.accumulators = pointers;
   call.overwrite = absl::MakeConstSpan(overwrites.get(), accumulators.size());
-  return engine(rank).Reduce(call);
+  ASSIGN_OR_RETURN(const std::vector<int32_t> everywhere, engine(rank).Reduce(call));
+  if (everywhere == AbsentEverywhere(unit, absent)) return absl::OkStatus();
+  return absl::InternalError(absl::StrCat("rank ", rank, ": absent everywhere: got ", absl::StrJoin(everywhere, ", ")));
 }
 
 absl::Status EngineWorld::SumLeft(int rank) {
@@ -451,10 +471,10 @@ absl::Status EngineWorld::SumLeft(int rank) {
 }
 
 absl::Status EngineWorld::Reduce(int64_t number, int unit, int slot, int rank, bool overwrite,
-                                 const std::set<int>& absent, Accumulators& accumulators) {
+                                 const AbsentByRank& absent, Accumulators& accumulators) {
   ASSIGN_OR_RETURN(const std::vector<Memory> memories, Upload(rank, accumulators));
   const bool lands = engine(rank).sums_at_commit();
-  if (lands) LandOwnGradients(unit, slot, rank);
+  if (lands) LandOwnGradients(unit, slot, rank, absent);
   RETURN_IF_ERROR(Push(number, unit, slot, rank, overwrite, absent, lands, memories));
   RETURN_IF_ERROR(SumLeft(rank));
   return Download(rank, memories, accumulators);

@@ -70,6 +70,9 @@ inline constexpr absl::Duration kShortTimeout = absl::Seconds(2);
 // resident unit.
 ModelSpec TestModel();
 
+// Parameters of a unit without a gradient in a push, by rank of the world; empty if there are none.
+using AbsentByRank = std::vector<std::set<int>>;
+
 // One rank's accumulators of a unit, whatever type they are stored in; empty vectors where the rank owns nothing.
 using Accumulators = std::vector<std::vector<float>>;
 
@@ -121,17 +124,20 @@ class EngineWorld {
   // Starting values of a rank's accumulators.
   Accumulators MakeAccumulators(int unit, int rank, uint32_t seed) const;
   // `accumulators` after a reduction of the gradients in `slot`, by the letter of the contract.
-  void ReduceByTheLetter(int unit, int slot, int rank, bool overwrite, const std::set<int>& absent,
+  void ReduceByTheLetter(int unit, int slot, int rank, bool overwrite, const AbsentByRank& absent,
                          Accumulators& accumulators) const;
+  // Returns the parameters that are absent on all ranks, as every engine must.
+  std::vector<int32_t> AbsentEverywhere(int unit, const AbsentByRank& absent) const;
   // The trainer's part of a push where sums wait for the commit: the rank's own gradients of `slot`, landed.
-  void LandOwnGradients(int unit, int slot, int rank);
+  void LandOwnGradients(int unit, int slot, int rank, const AbsentByRank& absent);
   // Makes the sums that the rank's engine has left.
   absl::Status SumLeft(int rank);
   // The same by the engine: pushed, and summed at once or by a commit.
-  absl::Status Reduce(int64_t number, int unit, int slot, int rank, bool overwrite, const std::set<int>& absent,
+  absl::Status Reduce(int64_t number, int unit, int slot, int rank, bool overwrite, const AbsentByRank& absent,
                       Accumulators& accumulators);
-  // A push alone, on accumulators that lie on the rank's device.
-  absl::Status Push(int64_t number, int unit, int slot, int rank, bool overwrite, const std::set<int>& absent,
+  // A push alone, on accumulators that lie on the rank's device. INTERNAL the engine returns other parameters than
+  // AbsentEverywhere.
+  absl::Status Push(int64_t number, int unit, int slot, int rank, bool overwrite, const AbsentByRank& absent,
                     bool landed, absl::Span<const Memory> accumulators);
   absl::StatusOr<std::vector<Memory>> Upload(int rank, const Accumulators& accumulators);
   absl::Status Download(int rank, const std::vector<Memory>& memories, Accumulators& accumulators);
@@ -140,7 +146,9 @@ class EngineWorld {
   // Returns a value as an accumulator stores it.
   float Stored(float value) const;
   float Gradient(int rank, int unit, int parameter, int slot, int64_t element) const;
-  float GroupSum(int node_start, int unit, int parameter, int slot, int64_t element) const;
+  // Returns the sum over the ranks of a group that have a gradient; nothing if none has.
+  std::optional<float> GroupSum(int start, int unit, int parameter, int slot, int64_t element,
+                                const AbsentByRank& absent) const;
 
   const WorldShape shape_;
   const absl::Duration timeout_;

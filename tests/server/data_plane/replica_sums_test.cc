@@ -6,6 +6,7 @@
 #include <iostream>
 #include <memory>
 #include <random>
+#include <set>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -72,8 +73,20 @@ class ReplicaSumsTest : public testing::TestWithParam<int> {
 INSTANTIATE_TEST_SUITE_P(Daemons, ReplicaSumsTest, testing::Values(2, 3, 4, 5, 8),
                          [](const auto& info) { return absl::StrCat(info.param); });
 
+// Returns parameters without a gradient for each rank.
+AbsentByRank RandomlyAbsent(EngineWorld& world, int unit, std::mt19937& random) {
+  AbsentByRank absent(world.ranks());
+  for (int parameter = 0; parameter < static_cast<int>(world.model().units[unit].parameters.size()); ++parameter) {
+    const uint32_t one_in = 1 + random() % 4;  // 1: on all ranks
+    for (std::set<int>& of_rank : absent) {
+      if (random() % one_in == 0) of_rank.insert(parameter);
+    }
+  }
+  return absent;
+}
+
 // Reductions of every unit of all kinds of floats are what the contract says, bit for bit.
-void ExpectSums(EngineWorld& world, GradientType accumulators) {
+void ExpectSums(EngineWorld& world, GradientType accumulators, bool some_absent = false) {
   world.set_accumulator_type(accumulators);
   uint32_t seed = static_cast<uint32_t>(FirstSeed(std::random_device{}()));
   std::cout << "seed " << seed << std::endl;
@@ -87,13 +100,15 @@ void ExpectSums(EngineWorld& world, GradientType accumulators) {
       ++seed;
       for (int rank = 0; rank < world.ranks(); ++rank) got.push_back(world.MakeAccumulators(unit, rank, seed));
       const std::vector<Accumulators> before = got;
+      std::mt19937 random(seed);
+      const AbsentByRank absent = some_absent ? RandomlyAbsent(world, unit, random) : AbsentByRank();
       ++number;
-      ASSERT_THAT(
-          world.OnAllRanks([&](int rank) { return world.Reduce(number, unit, slot, rank, overwrite, {}, got[rank]); }),
-          Each(IsOk()));
+      ASSERT_THAT(world.OnAllRanks(
+                      [&](int rank) { return world.Reduce(number, unit, slot, rank, overwrite, absent, got[rank]); }),
+                  Each(IsOk()));
       for (int rank = 0; rank < world.ranks(); ++rank) {
         Accumulators expected = before[rank];
-        world.ReduceByTheLetter(unit, slot, rank, overwrite, {}, expected);
+        world.ReduceByTheLetter(unit, slot, rank, overwrite, absent, expected);
         for (size_t i = 0; i < expected.size(); ++i) {
           EXPECT_EQ(BitsOf(got[rank][i]), BitsOf(expected[i])) << "rank " << rank << " parameter " << i;
         }
@@ -107,6 +122,12 @@ TEST_P(ReplicaSumsTest, AreThoseOfOneDaemonThatAddsAllInNodeOrderBitForBit) {
   EngineWorld world(Shape());
   ASSERT_OK(world.Connect());
   ExpectSums(world, GradientType::kFP32);
+}
+
+TEST_P(ReplicaSumsTest, SkipTheDaemonsWithoutAGradientBitForBit) {
+  EngineWorld world(Shape());
+  ASSERT_OK(world.Connect());
+  for (int round = 0; round < 5; ++round) ExpectSums(world, GradientType::kFP32, /*some_absent=*/true);
 }
 
 TEST_P(ReplicaSumsTest, BringAtMostTwiceTheElementsAndTakeAsMuchMemory) {
@@ -171,7 +192,7 @@ TEST_P(ChainedSumsTest, AreTheSameWhereADeviceAddsFewSourcesAtATime) {
                        .devices = "cpu",
                        .most_sum_sources = most});
     ASSERT_OK(world.Connect());
-    ExpectSums(world, std::get<1>(GetParam()));
+    for (const bool some_absent : {false, true}) ExpectSums(world, std::get<1>(GetParam()), some_absent);
   }
 }
 

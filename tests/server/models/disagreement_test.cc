@@ -121,15 +121,6 @@ TEST_P(DisagreementTest, HyperParametersThatDifferAreNamed) {
                     HasSubstr("sent commit 1 with learning_rate 0.25")));
 }
 
-// The others' sum of it would be memory of an earlier sum.
-TEST_P(DisagreementTest, AParameterThatIsAbsentInOneDaemonAloneIsNamedAtThePush) {
-  for (int rank = 0; rank < daemons_.ranks(); ++rank) {
-    trainer(rank).Push(kB, 0, node(rank) == 1 ? std::vector<int>{1} : std::vector<int>{});
-  }
-  ExpectEnded(AllOf(HasSubstr("command 1 push(b, gradient slot 0)"),
-                    HasSubstr("command 1 push(b, gradient slot 0, without b.b)")));
-}
-
 // It waits for bytes of ranks that wait for its vote.
 TEST_P(DisagreementTest, APushInThePlaceOfACommitIsNamedWhileBothWait) {
   for (int rank = 0; rank < daemons_.ranks(); ++rank) {

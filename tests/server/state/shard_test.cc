@@ -232,16 +232,18 @@ class ShardedModel {
   // Adds the owned rows of a whole gradient, as a push does.
   void Push(int unit, const std::vector<std::vector<float>>& gradients, const std::vector<int>& absent = {}) {
     for (const auto& shard : shards_) {
-      const ShardGradients::PushTarget target = shard->gradients().BeginPush(unit, absent);
+      const ShardGradients::PushTarget target = shard->gradients().BeginPush(unit);
       for (size_t parameter = 0; parameter < target.accumulators.size(); ++parameter) {
         const MutableGradient& sums = target.accumulators[parameter];
-        if (sums.data == nullptr) continue;
+        const bool is_absent = std::binary_search(absent.begin(), absent.end(), static_cast<int>(parameter));
+        if (sums.data == nullptr || is_absent) continue;
         const ShardExtent& extent = *shard->extents().Find(unit, static_cast<int>(parameter));
         const float* source = gradients[parameter].data() + extent.rows.begin * shard->extents().Spec(extent).columns();
         for (int64_t i = 0; i < extent.elements; ++i) {
           StoreSum(target.overwrite[parameter] ? source[i] : LoadSum(sums, i) + source[i], sums, i);
         }
       }
+      shard->gradients().EndPush(unit, absent);
     }
   }
   // A commit. `informed` daemons learn the others' amaxes.
@@ -890,8 +892,9 @@ TEST_F(ShardTest, ASmallParameterHasOneOwner) {
 
 TEST_F(ShardTest, TheFirstPushOverwritesAndLaterOnesAdd) {
   const auto overwrites = [&] {
-    const ShardGradients::PushTarget target = shard().gradients().BeginPush(1, {});
+    const ShardGradients::PushTarget target = shard().gradients().BeginPush(1);
     EXPECT_NE(target.accumulators[0].data, nullptr);
+    shard().gradients().EndPush(1, {});
     return std::vector<bool>{target.overwrite[0], target.overwrite[1]};
   };
   EXPECT_THAT(overwrites(), ElementsAre(true, true));
@@ -902,13 +905,16 @@ TEST_F(ShardTest, TheFirstPushOverwritesAndLaterOnesAdd) {
   EXPECT_THAT(overwrites(), ElementsAre(true, true));
 }
 
-TEST_F(ShardTest, APushHasNoPlaceForWhatIsAbsentOrOwnedElsewhere) {
-  const ShardGradients::PushTarget absent = shard().gradients().BeginPush(1, {0});
-  EXPECT_EQ(absent.accumulators[0].data, nullptr);
-  EXPECT_NE(absent.accumulators[1].data, nullptr);
-  EXPECT_TRUE(shard().gradients().BeginPush(1, {}).overwrite[0]) << "an absent push is none";
+TEST_F(ShardTest, APushWithoutAGradientIsNone) {
+  EXPECT_NE(shard().gradients().BeginPush(1).accumulators[0].data, nullptr);
+  shard().gradients().EndPush(1, {0});
+  EXPECT_TRUE(shard().gradients().BeginPush(1).overwrite[0]);
+  EXPECT_FALSE(shard().gradients().BeginPush(1).overwrite[1]);
+}
+
+TEST_F(ShardTest, APushHasNoPlaceForWhatIsOwnedElsewhere) {
   Shard& other = shard(0).extents().Find(0, 1) == nullptr ? shard(0) : shard(1);
-  EXPECT_EQ(other.gradients().BeginPush(0, {}).accumulators[1].data, nullptr);
+  EXPECT_EQ(other.gradients().BeginPush(0).accumulators[1].data, nullptr);
 }
 
 TEST_F(ShardTest, EveryStepCountsTheVersion) {

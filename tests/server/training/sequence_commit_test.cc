@@ -1,7 +1,10 @@
 // Commits and discards in the sequence.
 
+#include <memory>
 #include <utility>
+#include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/server/training/sequence_fixture.h"
@@ -240,6 +243,25 @@ TEST_F(SequenceTest, LargeCommandsTakeMoreRoom) {
   }
   EXPECT_LT(n, 30);
   EXPECT_EQ(sequence_->Room(1), n);
+}
+
+TEST_F(SequenceTest, AbsentParametersTakeRoomUntilTheirPushIsDone) {
+  std::vector<v1::ParameterSpec> parameters;
+  std::vector<int> absent;
+  for (int i = 0; i < 2000; ++i) {
+    parameters.push_back(MakeParameter(absl::StrCat(i), {1}));
+    absent.push_back(i);
+  }
+  const ModelSpec spec = Parse(MakeSpec("m", {MakeUnit("wide", std::move(parameters))}));
+  const Layout layout(spec, kRanks);
+  sequence_ = std::make_unique<Sequence>(Sequence::Options{.spec = &spec, .layout = &layout, .ranks = kRanks}, &words_);
+  int n = 0;
+  while (sequence_->Room(0) > 0) ASSERT_OK(Submit(0, PushCommand(++n, 0, 0, absent)));
+  EXPECT_LT(n, 600);
+  ASSERT_OK(Submit(1, PushCommand(1, 0, 0)));
+  FillAll(0, 1);
+  RunReduces();
+  EXPECT_GT(sequence_->Room(0), 0);
 }
 
 TEST_F(SequenceTest, ARepeatedCommitNumberHasNothingToDo) {

@@ -53,13 +53,12 @@ TEST_F(SequenceTest, ADifferentUnitNamesBothRanksAndCommands) {
                              HasSubstr("rank 5 sent gather b forward into slot 0"))));
 }
 
-TEST_F(SequenceTest, ADifferentKindPhaseSlotOrAbsenceIsAMismatch) {
+TEST_F(SequenceTest, ADifferentKindPhaseOrSlotIsAMismatch) {
   const std::vector<std::pair<v1::Command, v1::Command>> pairs = {
       {GatherCommand(1, kA, 0), PushCommand(1, kA, 0)},
       {GatherCommand(1, kA, 0), GatherCommand(1, kA, 1)},
       {GatherCommand(1, kA, 0), GatherCommand(1, kA, 0, v1::PHASE_BACKWARD)},
-      {PushCommand(1, kA, 0), PushCommand(1, kA, 0, {1})},
-      {PushCommand(1, kA, 0, {0}), PushCommand(1, kA, 0, {1})},
+      {PushCommand(1, kA, 0), PushCommand(1, kA, 1)},
       {PushCommand(1, kA, 0), CommitCommand(1, 1)},
   };
   for (const auto& [first, second] : pairs) {
@@ -95,6 +94,47 @@ TEST_F(SequenceTest, ClientStateIsEachRanksOwn) {
   EXPECT_EQ(BeginPush(1), Work::kApply);
   EXPECT_FALSE(sequence_->FinishApply(1, now_).has_value());
   EXPECT_THAT(sequence_->FinishApply(0, now_), Optional(ElementsAre("zero", "one")));
+}
+
+TEST_F(SequenceTest, AbsentParametersAreEachRanksOwn) {
+  EXPECT_THAT(Submit(1, PushCommand(1, kA, 0, {0, 1})), IsOkAndHolds(false));
+  EXPECT_THAT(Submit(0, PushCommand(1, kA, 0, {1})), IsOkAndHolds(true));
+  FillAll(0, 1);
+  for (int rank = 0; rank < kRanks; ++rank) {
+    const std::optional<Sequence::PushWork> work = sequence_->BeginPush(rank);
+    ASSERT_TRUE(work.has_value());
+    EXPECT_EQ(work->work, Work::kReduce);
+    EXPECT_THAT(work->absent, ElementsAre(ElementsAre(1), ElementsAre(0, 1)));
+    sequence_->FinishReduce(rank, now_);
+  }
+}
+
+TEST_F(SequenceTest, ARankWithAllGradientsHasAnEmptyListWhereAnotherLacksOne) {
+  EXPECT_OK(Submit(0, PushCommand(1, kA, 0)));
+  EXPECT_OK(Submit(1, PushCommand(1, kA, 0, {1})));
+  FillAll(0, 1);
+  EXPECT_THAT(sequence_->BeginPush(0)->absent, ElementsAre(IsEmpty(), ElementsAre(1)));
+}
+
+TEST_F(SequenceTest, APushWithAllGradientsHasNoLists) {
+  SubmitAll(PushCommand(1, kA, 0));
+  FillAll(0, 1);
+  EXPECT_THAT(sequence_->BeginPush(0)->absent, IsEmpty());
+}
+
+TEST_F(SequenceTest, AbsentParametersOfALaterRankAreChecked) {
+  EXPECT_OK(Submit(0, PushCommand(1, kA, 0)));
+  EXPECT_THAT(Submit(1, PushCommand(1, kA, 0, {2})),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("push a: want absent parameters ascending")));
+}
+
+TEST_F(SequenceTest, TheChainOfCommandsIsTheSameWhateverIsAbsent) {
+  const auto chained = [&](const std::vector<int>& absent) {
+    Sequence sequence({.spec = &spec_, .layout = &layout_, .ranks = 1, .chains_commands = true}, &words_);
+    EXPECT_OK(sequence.Submit(0, PushCommand(1, kA, 0, absent), now_));
+    return sequence.chain().hash();
+  };
+  EXPECT_EQ(chained({0}), chained({}));
 }
 
 // --- Gathers ---
