@@ -39,6 +39,7 @@ NEEDED = (
     "torch.UntypedStorage._cdata",
     "torch.autograd.forward_ad._current_level",
     "torch.autograd.Variable._execution_engine.queue_callback",
+    "torch.distributed.distributed_c10d._abort_process_group",
     "torch.multiprocessing.reductions.StorageWeakRef",
     "torch.ops.aten.detach.default._schema",
     "torch.utils._python_dispatch.TorchDispatchMode",
@@ -229,6 +230,15 @@ def called_initializer(function: Any, args: tuple, kwargs: dict[str, Any]) -> In
     bound = inspect.signature(function).bind(*args, **kwargs)
     bound.apply_defaults()
     return Initializer(function.__name__, bound.arguments)
+
+
+# --- Process groups ---
+
+
+def abort_process_groups() -> None:
+    """Ends all process groups at once, whose other ranks may be gone. They can be made anew."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.distributed_c10d._abort_process_group()
 
 
 # --- Profiler ---

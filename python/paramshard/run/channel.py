@@ -1,0 +1,77 @@
+"""Connection of a worker to the agent that has started it.
+
+A worker says when its training function begins and ends, and when it was interrupted. The agent says that another
+worker has died, and hands out the environment of the next generation of workers.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+
+from paramshard.run import messages
+
+# The pid and the descriptor: processes that a worker starts inherit the variable, and are no workers.
+VARIABLE = "PARAMSHARD_RUN_CHANNEL"
+JOB = "PARAMSHARD_RUN_JOB"  # pid of the agent, which the job's daemon ends with
+GENERATION = "PARAMSHARD_RUN_GENERATION"  # number of times that the agent has started or resumed workers before
+_RESUME_TIMEOUT = 1800.0  # seconds; the agent waits for other nodes, with timeouts of its own
+
+
+class Channel:
+    """The worker's end."""
+
+    def __init__(self, end: socket.socket):
+        self._end = end
+        self._generation = ""
+
+    @staticmethod
+    def of_process() -> Channel | None:
+        """Returns the channel of this process; None if `paramshard.run` has not started it."""
+        pid, _, descriptor = os.environ.get(VARIABLE, "").partition(":")
+        if pid != str(os.getpid()):
+            return None
+        return Channel(socket.socket(fileno=os.dup(int(descriptor))))
+
+    def close(self) -> None:
+        self._end.close()
+
+    def enter(self) -> None:
+        """Says that the training function begins: from now on this worker can be resumed."""
+        messages.send(self._end, {"event": "entered"})
+
+    def leave(self) -> None:
+        """Says that the training function has ended."""
+        messages.send(self._end, {"event": "left"})
+
+    def interrupt(self) -> None:
+        """Says that the training function cannot go on, though this worker could."""
+        messages.send(self._end, {"event": "interrupted"})
+
+    def has_news(self, timeout: float) -> bool:
+        """Waits for the agent to say that another worker has died."""
+        return messages.is_readable(self._end, timeout)
+
+    def take_generation(self) -> bool:
+        """Waits for the environment of the next generation, and sets it. Returns False if there is none: the agent
+        has no restarts left, or has ended."""
+        deadline = time.monotonic() + _RESUME_TIMEOUT
+        environment = None
+        # More than one is there if workers have died in between: the last one counts.
+        while environment is None or messages.is_readable(self._end, 0.0):
+            try:
+                message, _ = messages.receive(self._end, max(0.0, deadline - time.monotonic()))
+            except TimeoutError:
+                return False
+            if message is None or message.get("do") == "give up":
+                return False
+            if message.get("do") == "resume":
+                environment = message["environment"]
+        os.environ.update(environment)
+        self._generation = environment[GENERATION]
+        return True
+
+    def confirm(self) -> None:
+        """Says that the training function is called again."""
+        messages.send(self._end, {"event": "resumed", "generation": self._generation})
