@@ -60,7 +60,8 @@ def installed_imports(script: pathlib.Path, folder: pathlib.Path) -> list[Import
 
 def shadowed_by(folder: pathlib.Path, names: set[str]) -> list[str]:
     """Returns the top-level modules among `names` that a script in the folder would find there instead."""
-    return sorted(name for name in names if (spec := _find(name, [str(folder)])) is not None and spec.origin is not None)
+    specs = {name: _find(name, [str(folder)]) for name in names - set(sys.builtin_module_names)}
+    return sorted(name for name, spec in specs.items() if spec is not None and spec.origin is not None)
 
 
 def is_installed(spec: importlib.machinery.ModuleSpec) -> bool:

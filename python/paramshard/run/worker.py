@@ -13,7 +13,7 @@ import sys
 import types
 from typing import NamedTuple
 
-from paramshard.run import messages
+from paramshard.run import messages, warm_up
 
 
 class Job(NamedTuple):
@@ -97,4 +97,19 @@ def _become_script(job: Job) -> None:
 
 
 def _await_job(job: Job) -> Job:
-    raise NotImplementedError
+    """Prepares a spare, and waits until it takes a worker's place. It has no end of its own: its parent's is one."""
+    agent = socket.socket(fileno=os.dup(job.channel))
+    size = None
+    if "LOCAL_RANK" in os.environ and not job.in_new_interpreter:
+        try:
+            size = warm_up.warm_up(int(os.environ["LOCAL_RANK"]))
+        except warm_up.DoesNotFit as error:
+            messages.send(agent, {"event": "does not fit", "reason": str(error)})
+            sys.exit(0)
+    messages.send(agent, {"event": "ready", "bytes": size})
+    message, _ = messages.receive(agent, None)
+    if message is None:
+        sys.exit(0)
+    agent.close()
+    os.environ.update(message["environment"])
+    return job._replace(arguments=message["arguments"], stdout=message["stdout"], stderr=message["stderr"])

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import sys
 
+_OF_PYTHON = frozenset(sys.modules)  # which a script cannot have of its own
+
 if __name__ == "__main__":
     del sys.path[0]  # this folder; a script's own modules are not for this process either
 
@@ -123,23 +125,27 @@ def _import(each: script_imports.Import) -> str:
     return f"reads {', '.join(sorted(read))}" if read else why_not_forkable()
 
 
+def _shadowed(folder: pathlib.Path) -> str:
+    """Names an imported module that a script finds in its folder instead; "" if there is none."""
+    names = {name.partition(".")[0] for name in sys.modules.keys() - _OF_PYTHON}
+    found = script_imports.shadowed_by(folder, names)
+    return f"imports {found[0]}, and the script's folder has a module of that name" if found else ""
+
+
 def _prepare(plan: Plan) -> tuple[str, str] | None:
     """Imports what workers need. Returns a module, and why this process is of no use with it."""
-    reason = why_not_forkable()
-    if reason:
-        return "", reason
     folder = worker.folder_of(plan.script, plan.is_module)
+    fault = why_not_forkable() or _shadowed(folder)
+    if fault:
+        return "", fault
     source = worker.source_of(plan.script, plan.is_module)
     found = script_imports.installed_imports(source, folder) if source is not None else []
     for each in (*_ALWAYS, *found):
         if each.module in plan.without:
             continue
-        before = set(sys.modules)
-        reason = _import(each)
-        shadowed = script_imports.shadowed_by(
-            folder, {name.partition(".")[0] for name in sys.modules.keys() - before} - set(sys.stdlib_module_names))
-        if reason or shadowed:
-            return each.module, reason or f"imports {shadowed[0]}, and the script's folder has one of that name"
+        fault = _import(each) or _shadowed(folder)
+        if fault:
+            return each.module, fault
     return None
 
 

@@ -42,7 +42,7 @@ NEEDED = (
     "torch.distributed.distributed_c10d._abort_process_group",
     "torch.multiprocessing.reductions.StorageWeakRef",
     "torch.ops.aten.detach.default._schema",
-    "torch.utils._python_dispatch.TorchDispatchMode",
+    "torch.utils._python_dispatch.TorchDispatchMode._should_skip_dynamo",
     "torch.utils._python_dispatch._disable_current_modes",
     "torch.utils._pytree.tree_flatten",
     "torch.utils._pytree.tree_leaves",
@@ -104,12 +104,23 @@ def allow_changes_in_place(output: torch.Tensor) -> None:
 
 without_torch_function = torch._C.DisableTorchFunctionSubclass
 without_modes = torch.utils._python_dispatch._disable_current_modes
-TorchDispatchMode = torch.utils._python_dispatch.TorchDispatchMode
 StorageWeakRef = torch.multiprocessing.reductions.StorageWeakRef
 pytree = torch.utils._pytree
 copy_each: Callable[[list[torch.Tensor], list[torch.Tensor]], None] = torch._foreach_copy_
 make_dual: Callable[..., Any] = torch._VF._make_dual
 make_wrapper: Callable[..., Any] = torch.Tensor._make_wrapper_subclass
+
+
+class TorchDispatchMode(torch.utils._python_dispatch.TorchDispatchMode):
+    """torch's mode, without an import of torch._dynamo, which takes seconds, by the first operation.
+
+    torch wraps `__torch_dispatch__` so that it is not compiled, if it may be. It never is: nothing compiles a function
+    while a mode sees its operations.
+    """
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
 
 
 def version_of(tensor: torch.Tensor) -> int:
