@@ -7,8 +7,11 @@ worker has died, and hands out the environment of the next generation of workers
 from __future__ import annotations
 
 import os
+import signal
 import socket
+import threading
 import time
+from types import FrameType
 
 from paramshard.run import messages
 
@@ -16,7 +19,13 @@ from paramshard.run import messages
 VARIABLE = "PARAMSHARD_RUN_CHANNEL"
 JOB = "PARAMSHARD_RUN_JOB"  # pid of the agent, which the job's daemon ends with
 GENERATION = "PARAMSHARD_RUN_GENERATION"  # number of times that the agent has started or resumed workers before
+# Sent to a worker that goes on as if nothing had happened: it waits for one that is dead, say.
+INTERRUPTION = signal.SIGRTMIN + 7
 _RESUME_TIMEOUT = 1800.0  # seconds; the agent waits for other nodes, with timeouts of its own
+
+
+class OtherWorkerDied(BaseException):
+    """Raised in a training function that has to be left, though nothing in it has failed. For no other to catch."""
 
 
 class Channel:
@@ -34,16 +43,23 @@ class Channel:
             return None
         return Channel(socket.socket(fileno=os.dup(int(descriptor))))
 
-    def close(self) -> None:
-        self._end.close()
-
     def enter(self) -> None:
         """Says that the training function begins: from now on this worker can be resumed."""
-        messages.send(self._end, {"event": "entered"})
+        is_main = threading.current_thread() is threading.main_thread()  # others have no handlers
+        if is_main:
+            signal.signal(INTERRUPTION, self._interrupt)
+        messages.send(self._end, {"event": "entered", "interruptible": is_main})
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        if self.has_news(0.0):  # unless they were taken meanwhile
+            raise OtherWorkerDied
 
     def leave(self) -> None:
-        """Says that the training function has ended."""
+        """Says that the training function has ended, and closes the channel."""
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(INTERRUPTION, signal.SIG_IGN)
         messages.send(self._end, {"event": "left"})
+        self._end.close()
 
     def interrupt(self) -> None:
         """Says that the training function cannot go on, though this worker could."""

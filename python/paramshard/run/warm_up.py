@@ -1,4 +1,4 @@
-"""What a spare does before it waits: the parts of a start that are alike in all trainings on a GPU."""
+"""Work of a spare before it waits: the parts of a start that are alike in all trainings on a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a forked process does: it becomes what `python SCRIPT` would be, with torch imported."""
+"""Work of a forked process: it becomes what `python SCRIPT` would be, with torch imported."""
 
 from __future__ import annotations
 

@@ -13,6 +13,8 @@ from paramshard.run.torch_elastic import ProcessFailure, Processes, RunProcsResu
 from paramshard.run.zygote_process import Worker, ZygoteProcess
 
 RESUME_TIMEOUT = 5.0  # seconds until a worker that was to be resumed has left its training function
+_NOTICE_TIMEOUT = 0.5  # seconds until it has noticed the death by itself; then it is interrupted
+_MOST_MESSAGES = 100  # of a worker that are read at once
 _KILL_TIMEOUT = 10.0  # seconds until a killed process has ended: it may be in the kernel
 _log = logging.getLogger("paramshard.run")
 
@@ -23,8 +25,10 @@ class TrainingWorker:
     def __init__(self, process: Worker):
         self.process = process
         self.is_inside = False  # of a function that can be called again
+        self.is_interruptible = False
         self.is_interrupted = False  # waits for the next generation
-        self.resume_by: float | None = None  # time until which it has to be back
+        self.resume_by: float | None = None  # time until which it has to be back; None if nobody waits for it
+        self.interrupt_at: float | None = None  # time until which it may notice by itself
 
     @property
     def is_running(self) -> bool:
@@ -32,7 +36,9 @@ class TrainingWorker:
 
     def listen(self, generation: str) -> None:
         """Takes what it has said. `generation`: the number that it has to confirm."""
-        while messages.is_readable(self.process.end, 0.0):
+        for _ in range(_MOST_MESSAGES):
+            if not messages.is_readable(self.process.end, 0.0):
+                return
             try:
                 message, _ = messages.receive(self.process.end, 0.0)
             except ValueError:  # the script has written to its channel
@@ -43,10 +49,19 @@ class TrainingWorker:
             event = message.get("event")
             if event in ("entered", "left"):
                 self.is_inside = event == "entered"
+                self.is_interruptible = message.get("interruptible") is True
             elif event == "interrupted":
-                self.is_interrupted = True
-            elif event == "resumed" and message.get("generation") == generation:
-                self.resume_by = None
+                self.is_interrupted, self.interrupt_at = True, None
+            elif event == "resumed":
+                self.is_interrupted = False
+                if message.get("generation") == generation:
+                    self.resume_by = self.interrupt_at = None
+
+    def resume(self, environment: dict[str, str]) -> None:
+        now = time.monotonic()
+        self.resume_by = now + RESUME_TIMEOUT
+        self.interrupt_at = now + _NOTICE_TIMEOUT if self.is_interruptible and not self.is_interrupted else None
+        self.tell({"do": "resume", "environment": environment})
 
     def tell(self, message: dict[str, Any]) -> None:
         messages.send(self.process.end, message)
@@ -75,9 +90,7 @@ class Workers(Processes):
 
     def _start(self) -> None:
         for rank, worker in self._workers.items():
-            worker.is_interrupted = False
-            worker.resume_by = time.monotonic() + RESUME_TIMEOUT
-            worker.tell({"do": "resume", "environment": self.envs[rank]})
+            worker.resume(self.envs[rank])
         for rank in range(self.nprocs):
             if rank not in self._workers:
                 self._fork(rank)
@@ -121,9 +134,9 @@ class Workers(Processes):
             self._workers[rank].tell({"do": "stop"})
 
     def interrupted(self) -> tuple[int, int]:
-        """Returns how many workers wait for the next generation, and how many run."""
-        return (sum(worker.is_running and worker.is_interrupted for worker in self._workers.values()),
-                sum(worker.is_running for worker in self._workers.values()))
+        """Returns how many workers wait for a next generation that nobody has asked for, and how many run."""
+        running = [worker for worker in self._workers.values() if worker.is_running]
+        return sum(worker.is_interrupted and worker.resume_by is None for worker in running), len(running)
 
     def give_up(self) -> None:
         """Tells workers that wait that there is no next generation: they fail by the errors that they have."""
@@ -171,6 +184,9 @@ class Workers(Processes):
             if worker.resume_by is None:
                 continue
             if worker.is_running and worker.is_inside and time.monotonic() < worker.resume_by:
+                if worker.interrupt_at is not None and time.monotonic() > worker.interrupt_at:
+                    worker.interrupt_at = None
+                    self._zygote.signal(worker.process, channel.INTERRUPTION, group=False)
                 continue
             if worker.is_running and not worker.is_inside or worker.process.code == 0:
                 why = "had left its training function"
@@ -181,6 +197,7 @@ class Workers(Processes):
             _log.warning("replacing worker %d (local rank %d), which %s", worker.process.pid, rank, why)
             self._zygote.signal(worker.process, signal.SIGKILL)
             self._await_ends([worker.process], _KILL_TIMEOUT)
+            worker.process.end.close()
             self._fork(rank)
 
     def _note_failures(self) -> None:

@@ -5,7 +5,7 @@ variable that differs by rank, it begins anew without that import, which workers
 do without, workers are new interpreters. The answer "ready" says so.
 
 Requests: {"do": "fork", "id", "arguments", "environment", "stdout", "stderr", "spare"}, with the worker's end of its
-channel, and {"do": "signal", "pid", "signal"}. Answers: "ready", {"event": "forked", "id", "pid"} and {"event":
+channel, and {"do": "signal", "pid", "signal", "group"}. Answers: "ready", {"event": "forked", "id", "pid"} and {"event":
 "exited", "pid", "code"}. It ends when the agent does, and its workers with it.
 """
 
@@ -188,7 +188,7 @@ class Zygote:
                     self._kill_all()
                     return None
                 if request["do"] == "signal":
-                    self._signal(request["pid"], request["signal"])
+                    self._signal(request["pid"], request["signal"], request["group"])
                 elif (job := self._fork(request, descriptors)) is not None:
                     return job
 
@@ -218,18 +218,19 @@ class Zygote:
         os.close(self._workers.pop(pid))
         messages.send(self._agent, {"event": "exited", "pid": pid, "code": os.waitstatus_to_exitcode(status)})
 
-    def _signal(self, pid: int, number: int) -> None:
-        """Signals a worker and the processes that it has started. Only here its number cannot be another's yet."""
+    def _signal(self, pid: int, number: int, group: bool) -> None:
+        """Signals a worker, and its group with it. Here its number cannot be another process's, for it is not reaped.
+        """
         if pid not in self._workers:
             return
         try:
-            os.killpg(pid, number)
+            (os.killpg if group else os.kill)(pid, number)
         except ProcessLookupError:  # it has not made its session yet
             os.kill(pid, number)
 
     def _kill_all(self) -> None:
         for pid in self._workers:
-            self._signal(pid, signal.SIGKILL)
+            self._signal(pid, signal.SIGKILL, True)
 
 
 def main() -> None:

@@ -64,10 +64,10 @@ class ZygoteProcess:
         self._workers[worker.pid] = worker
         return worker
 
-    def signal(self, worker: Worker, number: int) -> None:
-        """Signals a worker and its own processes."""
+    def signal(self, worker: Worker, number: int, *, group: bool = True) -> None:
+        """Signals a worker, and the processes that it has started if `group`."""
         if worker.code is None and self._end is not None:
-            messages.send(self._end, {"do": "signal", "pid": worker.pid, "signal": int(number)})
+            messages.send(self._end, {"do": "signal", "pid": worker.pid, "signal": int(number), "group": group})
 
     def update(self, timeout: float = 0.0) -> None:
         """Waits for news of workers, and takes what is there: their `code`."""
@@ -104,7 +104,7 @@ class ZygoteProcess:
             self._process = subprocess.Popen(
                 [sys.executable, "-u", str(pathlib.Path(zygote.__file__)), str(theirs.fileno()), str(os.getpid()),
                  json.dumps(plan)],
-                stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True)
+                pass_fds=[theirs.fileno()], start_new_session=True)
 
     def _await(self, condition: Any, timeout: float, what: str) -> None:
         deadline = time.monotonic() + timeout

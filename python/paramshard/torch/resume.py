@@ -5,20 +5,20 @@ from __future__ import annotations
 import functools
 import gc
 import logging
-import sys
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
 import torch
 
 import paramshard
-from paramshard.run.channel import Channel
+from paramshard.run.channel import Channel, OtherWorkerDied
 from paramshard.torch.sharded_model import ShardedModel
-from paramshard.torch.torch_internals import abort_process_groups
+from paramshard.torch.torch_internals import abort_process_groups, forget_compiled
 from paramshard.torch.tracked_state import RandomState
 
 # The epoch has ended, or the daemon has: neither is an error of this worker.
-_INTERRUPTIONS = (paramshard.AbortedError, paramshard.UnavailableError, paramshard.DeadlineExceededError)
+_INTERRUPTIONS = (paramshard.AbortedError, paramshard.UnavailableError, paramshard.DeadlineExceededError,
+                  OtherWorkerDied)
 _NEWS_TIMEOUT = 2.0  # seconds until the agent has seen the death by which a collective has failed
 
 Parameters = ParamSpec("Parameters")
@@ -81,14 +81,13 @@ def resume_in_process(function: Callable[Parameters, Result]) -> Callable[Parame
                 channel.confirm()
         finally:
             channel.leave()
-            channel.close()
 
     return call
 
 
-def _resume(channel: Channel, error: Exception) -> None:
+def _resume(channel: Channel, error: BaseException) -> None:
     """Waits for the next generation. Raises the error if there is none."""
-    _log.warning("%s; waiting to resume", error)
+    _log.warning("%s; waiting to resume", str(error) or "another worker died")
     for sharded in list(ShardedModel.all_of_process):
         sharded.abandon()
     abort_process_groups()
@@ -99,5 +98,4 @@ def _resume(channel: Channel, error: Exception) -> None:
 def _clean() -> None:
     """Frees what a call has left behind."""
     gc.collect()
-    if "torch._dynamo" in sys.modules:
-        torch._dynamo.reset()  # compiled code has guards on the modules that are gone, and a limit of versions
+    forget_compiled()  # it has guards on the modules that are gone, and a limit of versions

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -250,6 +251,15 @@ def abort_process_groups() -> None:
     """Ends all process groups at once, whose other ranks may be gone. They can be made anew."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         torch.distributed.distributed_c10d._abort_process_group()
+
+
+# --- Compiled code ---
+
+
+def forget_compiled() -> None:
+    """Drops what torch.compile has compiled. Nothing is there before torch._dynamo is imported."""
+    if "torch._dynamo" in sys.modules:
+        torch._dynamo.reset()
 
 
 # --- Profiler ---
