@@ -17,9 +17,9 @@ from paramshard.run.workers import Workers
 from paramshard.run.zygote_process import ZygoteProcess
 
 _STORE_PORT = "paramshard/run/port"  # key of the agents' store
-# Seconds until workers that were interrupted, and have seen no death here, are resumed: one may have died on another
-# node, whose agent then asks for a rendezvous.
-_INTERRUPTION_TIMEOUT = 2.0
+# Seconds until workers that have left their training functions are resumed though none is known to have died: it may
+# have on another node, whose agent then asks for a rendezvous.
+_DEATH_TIMEOUT = 2.0
 
 
 class Agent(LocalElasticAgent):
@@ -38,17 +38,15 @@ class Agent(LocalElasticAgent):
         self._is_restarting = False
         self._generation = -1
         self._workers_store: TCPStore | None = None
-        self._interrupted_since: float | None = None
+        self._stopped_since: float | None = None
         os.environ[channel.JOB] = str(os.getpid())
 
     # --- Restarts ---
 
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
         workers = self._pcontext
-        self._kept = workers.resumable() if isinstance(workers, Workers) else set()
-        self._interrupted_since = None
-        if self._kept:
-            workers.warn(self._kept)
+        self._kept = workers.stop_in_process(workers.resumable()) if isinstance(workers, Workers) else set()
+        self._stopped_since = None
         self._is_restarting = True
         try:
             super()._restart_workers(worker_group)
@@ -65,8 +63,6 @@ class Agent(LocalElasticAgent):
         workers = self._pcontext
         if not isinstance(workers, Workers):
             return super()._monitor_workers(worker_group)
-        for worker in worker_group.workers:
-            worker.id = workers.pids()[worker.local_rank]  # one that was not back in time has been replaced
         result = super()._monitor_workers(worker_group)
         if result.state != WorkerState.HEALTHY or not self._has_to_resume(workers, worker_group.group_world_size):
             return result
@@ -77,15 +73,15 @@ class Agent(LocalElasticAgent):
 
     def _has_to_resume(self, workers: Workers, nodes: int) -> bool:
         """Returns True if workers wait for the next generation though none has died: the daemon was restarted, say."""
-        interrupted, running = workers.interrupted()
-        if interrupted == 0:
-            self._interrupted_since = None
+        stopped, running = workers.stopped()
+        if stopped == 0:
+            self._stopped_since = None
             return False
-        if nodes == 1 and interrupted == running:
+        if nodes == 1 and stopped == running:
             return True
-        if self._interrupted_since is None:
-            self._interrupted_since = time.monotonic()
-        return time.monotonic() - self._interrupted_since > _INTERRUPTION_TIMEOUT
+        if self._stopped_since is None:
+            self._stopped_since = time.monotonic()
+        return time.monotonic() - self._stopped_since > _DEATH_TIMEOUT
 
     # --- Starts ---
 

@@ -1,16 +1,19 @@
 """Connection of a worker to the agent that has started it.
 
-A worker says when its training function begins and ends, and when it was interrupted. The agent says that another
-worker has died, and hands out the environment of the next generation of workers.
+A worker says when its training function begins and ends. When another worker has died the agent says "stop", and by the
+signal INTERRUPTION to those that do not notice. A worker that has left its function says "stopped"; when all have, they
+get the environment of the next generation: otherwise one could meet others that are about to leave.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
 import threading
 import time
+from collections.abc import Iterator
 from types import FrameType
 
 from paramshard.run import messages
@@ -33,7 +36,7 @@ class Channel:
 
     def __init__(self, end: socket.socket):
         self._end = end
-        self._generation = ""
+        self._is_calling = False  # the training function
 
     @staticmethod
     def of_process() -> Channel | None:
@@ -44,15 +47,11 @@ class Channel:
         return Channel(socket.socket(fileno=os.dup(int(descriptor))))
 
     def enter(self) -> None:
-        """Says that the training function begins: from now on this worker can be resumed."""
+        """Says that a training function begins that can be called again."""
         is_main = threading.current_thread() is threading.main_thread()  # others have no handlers
         if is_main:
             signal.signal(INTERRUPTION, self._interrupt)
         messages.send(self._end, {"event": "entered", "interruptible": is_main})
-
-    def _interrupt(self, number: int, frame: FrameType | None) -> None:
-        if self.has_news(0.0):  # unless they were taken meanwhile
-            raise OtherWorkerDied
 
     def leave(self) -> None:
         """Says that the training function has ended, and closes the channel."""
@@ -61,21 +60,33 @@ class Channel:
         messages.send(self._end, {"event": "left"})
         self._end.close()
 
-    def interrupt(self) -> None:
-        """Says that the training function cannot go on, though this worker could."""
-        messages.send(self._end, {"event": "interrupted"})
+    @contextlib.contextmanager
+    def calling(self) -> Iterator[None]:
+        """Lets the agent interrupt the block, which then raises OtherWorkerDied."""
+        self._is_calling = True
+        try:
+            yield
+        finally:
+            self._is_calling = False
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        if self._is_calling and self.has_news(0.0):  # unless they were taken meanwhile
+            self._is_calling = False  # once
+            raise OtherWorkerDied
 
     def has_news(self, timeout: float) -> bool:
         """Waits for the agent to say that another worker has died."""
         return messages.is_readable(self._end, timeout)
 
     def take_generation(self) -> bool:
-        """Waits for the environment of the next generation, and sets it. Returns False if there is none: the agent
-        has no restarts left, or has ended."""
+        """Says that this worker has left its training function. Waits for the environment of the next generation, and
+        sets it.
+
+        Returns False if there is none: the agent has no restarts left, or has ended.
+        """
+        messages.send(self._end, {"event": "stopped"})
         deadline = time.monotonic() + _RESUME_TIMEOUT
-        environment = None
-        # More than one is there if workers have died in between: the last one counts.
-        while environment is None or messages.is_readable(self._end, 0.0):
+        while True:
             try:
                 message, _ = messages.receive(self._end, max(0.0, deadline - time.monotonic()))
             except TimeoutError:
@@ -83,11 +94,5 @@ class Channel:
             if message is None or message.get("do") == "give up":
                 return False
             if message.get("do") == "resume":
-                environment = message["environment"]
-        os.environ.update(environment)
-        self._generation = environment[GENERATION]
-        return True
-
-    def confirm(self) -> None:
-        """Says that the training function is called again."""
-        messages.send(self._end, {"event": "resumed", "generation": self._generation})
+                os.environ.update(message["environment"])
+                return True

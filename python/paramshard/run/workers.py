@@ -12,8 +12,9 @@ from paramshard.run.spares import Spares
 from paramshard.run.torch_elastic import ProcessFailure, Processes, RunProcsResult
 from paramshard.run.zygote_process import Worker, ZygoteProcess
 
-RESUME_TIMEOUT = 5.0  # seconds until a worker that was to be resumed has left its training function
-_NOTICE_TIMEOUT = 0.5  # seconds until it has noticed the death by itself; then it is interrupted
+_NOTICE_TIMEOUT = 0.3  # seconds until a worker has noticed another's death by itself; then it is interrupted
+_STOP_TIMEOUT = 5.0  # seconds until it has left its training function
+_POLL_INTERVAL = 0.01  # seconds
 _MOST_MESSAGES = 100  # of a worker that are read at once
 _KILL_TIMEOUT = 10.0  # seconds until a killed process has ended: it may be in the kernel
 _log = logging.getLogger("paramshard.run")
@@ -26,16 +27,14 @@ class TrainingWorker:
         self.process = process
         self.is_inside = False  # of a function that can be called again
         self.is_interruptible = False
-        self.is_interrupted = False  # waits for the next generation
-        self.resume_by: float | None = None  # time until which it has to be back; None if nobody waits for it
-        self.interrupt_at: float | None = None  # time until which it may notice by itself
+        self.is_stopped = False  # has left that function, and waits for the next generation
 
     @property
     def is_running(self) -> bool:
         return self.process.code is None
 
-    def listen(self, generation: str) -> None:
-        """Takes what it has said. `generation`: the number that it has to confirm."""
+    def listen(self) -> None:
+        """Takes what it has said."""
         for _ in range(_MOST_MESSAGES):
             if not messages.is_readable(self.process.end, 0.0):
                 return
@@ -50,18 +49,8 @@ class TrainingWorker:
             if event in ("entered", "left"):
                 self.is_inside = event == "entered"
                 self.is_interruptible = message.get("interruptible") is True
-            elif event == "interrupted":
-                self.is_interrupted, self.interrupt_at = True, None
-            elif event == "resumed":
-                self.is_interrupted = False
-                if message.get("generation") == generation:
-                    self.resume_by = self.interrupt_at = None
-
-    def resume(self, environment: dict[str, str]) -> None:
-        now = time.monotonic()
-        self.resume_by = now + RESUME_TIMEOUT
-        self.interrupt_at = now + _NOTICE_TIMEOUT if self.is_interruptible and not self.is_interrupted else None
-        self.tell({"do": "resume", "environment": environment})
+            elif event == "stopped":
+                self.is_stopped = True
 
     def tell(self, message: dict[str, Any]) -> None:
         messages.send(self.process.end, message)
@@ -80,7 +69,6 @@ class Workers(Processes):
         self._zygote = zygote
         self._spares = spares
         self._last = last
-        self._generation = envs[0][channel.GENERATION]
         self._workers = {rank: before._workers[rank] for rank in kept}
         self._failures: dict[int, ProcessFailure] = {}
         if before is not None:
@@ -90,7 +78,8 @@ class Workers(Processes):
 
     def _start(self) -> None:
         for rank, worker in self._workers.items():
-            worker.resume(self.envs[rank])
+            worker.is_stopped = False
+            worker.tell({"do": "resume", "environment": self.envs[rank]})
         for rank in range(self.nprocs):
             if rank not in self._workers:
                 self._fork(rank)
@@ -101,7 +90,6 @@ class Workers(Processes):
 
     def _poll(self) -> RunProcsResult | None:
         self._update()
-        self._replace_late()
         self._note_failures()
         if all(worker.is_running for worker in self._workers.values()):
             self._spares.fill(self.envs)
@@ -128,21 +116,40 @@ class Workers(Processes):
         running = {rank for rank, worker in self._workers.items() if worker.is_running}
         return running if all(self._workers[rank].is_inside for rank in running) else set()
 
-    def warn(self, kept: set[int]) -> None:
-        """Tells workers that another one has died."""
-        for rank in kept:
-            self._workers[rank].tell({"do": "stop"})
-
-    def interrupted(self) -> tuple[int, int]:
-        """Returns how many workers wait for a next generation that nobody has asked for, and how many run."""
+    def stopped(self) -> tuple[int, int]:
+        """Returns how many workers wait for the next generation, and how many run."""
         running = [worker for worker in self._workers.values() if worker.is_running]
-        return sum(worker.is_interrupted and worker.resume_by is None for worker in running), len(running)
+        return sum(worker.is_stopped for worker in running), len(running)
+
+    def stop_in_process(self, ranks: set[int]) -> set[int]:
+        """Lets workers leave their training functions. Returns those that have; the others are to be replaced."""
+        began = time.monotonic()
+        to_interrupt = {rank for rank in ranks if self._workers[rank].is_interruptible}
+        for rank in ranks:
+            self._workers[rank].tell({"do": "stop"})
+        while True:
+            waited = time.monotonic() - began
+            moving = {rank for rank in ranks if self._workers[rank].is_running and self._workers[rank].is_inside and
+                      not self._workers[rank].is_stopped}
+            if not moving or waited > _STOP_TIMEOUT:
+                break
+            if waited > _NOTICE_TIMEOUT:
+                for rank in moving & to_interrupt:
+                    self._zygote.signal(self._workers[rank].process, channel.INTERRUPTION, group=False)
+                to_interrupt = set()
+            self._zygote.update(_POLL_INTERVAL)
+            self._update()
+        for rank in moving:
+            _log.warning("replacing worker %d (local rank %d): it has not left its training function in %.0f s",
+                         self._workers[rank].process.pid, rank, _STOP_TIMEOUT)
+            self._zygote.signal(self._workers[rank].process, signal.SIGKILL)
+        return {rank for rank in ranks if self._workers[rank].is_running and self._workers[rank].is_stopped}
 
     def give_up(self) -> None:
         """Tells workers that wait that there is no next generation: they fail by the errors that they have."""
         for worker in self._workers.values():
-            if worker.is_interrupted:
-                worker.is_interrupted = False
+            if worker.is_stopped:
+                worker.is_stopped = False
                 worker.tell({"do": "give up"})
 
     def stop(self, kept: set[int], death_sig: signal.Signals = signal.SIGTERM, timeout: float = 30.0) -> None:
@@ -176,29 +183,7 @@ class Workers(Processes):
     def _update(self) -> None:
         self._zygote.update()
         for worker in self._workers.values():
-            worker.listen(self._generation)
-
-    def _replace_late(self) -> None:
-        """Replaces survivors that are not back: those that hang, and those that had just finished."""
-        for rank, worker in self._workers.items():
-            if worker.resume_by is None:
-                continue
-            if worker.is_running and worker.is_inside and time.monotonic() < worker.resume_by:
-                if worker.interrupt_at is not None and time.monotonic() > worker.interrupt_at:
-                    worker.interrupt_at = None
-                    self._zygote.signal(worker.process, channel.INTERRUPTION, group=False)
-                continue
-            if worker.is_running and not worker.is_inside or worker.process.code == 0:
-                why = "had left its training function"
-            elif worker.is_running:
-                why = f"did not come back in {RESUME_TIMEOUT:.0f} s"
-            else:
-                continue  # it failed, which is a death like others
-            _log.warning("replacing worker %d (local rank %d), which %s", worker.process.pid, rank, why)
-            self._zygote.signal(worker.process, signal.SIGKILL)
-            self._await_ends([worker.process], _KILL_TIMEOUT)
-            worker.process.end.close()
-            self._fork(rank)
+            worker.listen()
 
     def _note_failures(self) -> None:
         for rank, worker in self._workers.items():

@@ -67,9 +67,9 @@ def resume_in_process(function: Callable[Parameters, Result]) -> Callable[Parame
         try:
             while True:
                 try:
-                    return function(*args, **options)
+                    with channel.calling():
+                        return function(*args, **options)
                 except _INTERRUPTIONS as error:
-                    channel.interrupt()
                     _resume(channel, error)
                 except RuntimeError as error:  # of torch.distributed, whose backends have no class of their own
                     if not torch.distributed.is_initialized() or not channel.has_news(_NEWS_TIMEOUT):
@@ -78,7 +78,6 @@ def resume_in_process(function: Callable[Parameters, Result]) -> Callable[Parame
                 # The error is gone here, and with it the frames that had the model.
                 _clean()
                 generators.load_state_dict(state)
-                channel.confirm()
         finally:
             channel.leave()
 

@@ -213,7 +213,8 @@ def test_a_survivor_that_hangs_is_replaced(write, tmp_path):
     ended = run(OURS, script, restarts=1)
     assert ended.returncode == 0, ended.stderr[-4000:]
     assert sorted(ended.stdout.splitlines()) == ["rank 0 attempt 1", "rank 1 attempt 1"]
-    assert re.search(r"replacing worker \d+ \(local rank 0\), which did not come back in 5 s", ended.stderr)
+    assert re.search(r"replacing worker \d+ \(local rank 0\): it has not left its training function in 5 s",
+                     ended.stderr)
 
 
 @pytest.mark.timeout(300)
