@@ -74,7 +74,9 @@ def rank(folder: pathlib.Path, steps: int | None) -> None:
             scheduler.step()
             optimizer.zero_grad()
             step += 1
-            (folder / f"step-{local_rank}").write_text(str(step))
+            made = folder / f"making-{local_rank}"
+            made.write_text(str(step))
+            made.rename(folder / f"step-{local_rank}")
         with sharded.unsharded():
             weights = {name: parameter.detach().cpu().clone() for name, parameter in model.named_parameters()}
         if sharded.rank == 0:
