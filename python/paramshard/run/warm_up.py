@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+from typing import Any
 
 _NEEDED_BYTES = 2 << 30  # free on a GPU: a context with libraries and kernels takes about half of it
 
@@ -40,7 +41,7 @@ def warm_up(index: int) -> int | None:
     return None if before is None or after is None else max(0, before - after)
 
 
-def _train(torch, device, dtype) -> None:
+def _train(torch: Any, device: Any, dtype: Any) -> None:
     """Runs operations whose kernels and libraries most models need."""
     nn, functional = torch.nn, torch.nn.functional
     options = {"device": device, "dtype": dtype}
@@ -54,7 +55,7 @@ def _train(torch, device, dtype) -> None:
     functional.cross_entropy(logits.float().flatten(0, 1), tokens.flatten()).backward()
 
 
-def _free_bytes(torch, index: int) -> int | None:
+def _free_bytes(torch: Any, index: int) -> int | None:
     """Asks NVML, which needs no context."""
     try:
         nvml = ctypes.CDLL("libnvidia-ml.so.1")

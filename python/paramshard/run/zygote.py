@@ -34,8 +34,9 @@ from typing import Any, NamedTuple
 
 from paramshard.run import channel, messages, script_imports, worker
 
-# Imports of each worker, and of each script that makes an optimizer.
-_ALWAYS = tuple(map(script_imports.Import, ("torch", "paramshard.torch", "torch._dynamo")))
+# Imports without which a fork is not worth it, and one of each script that makes an optimizer.
+_NEEDED = ("torch", "paramshard.torch")
+_ALWAYS = tuple(map(script_imports.Import, (*_NEEDED, "torch._dynamo")))
 # They differ by rank or by generation, and are not set here.
 _OF_WORKERS = frozenset({
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK",
@@ -120,7 +121,7 @@ def _import(each: script_imports.Import) -> str:
             for name in each.names:  # a module may import others when it is asked for a name
                 if not hasattr(module, name):
                     importlib.import_module(f"{each.module}.{name}")
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             return f"raises {type(error).__name__}: {error}"
     return f"reads {', '.join(sorted(read))}" if read else why_not_forkable()
 
@@ -151,7 +152,7 @@ def _prepare(plan: Plan) -> tuple[str, str] | None:
 
 def _begin_anew(plan: Plan, arguments: list[str], module: str, reason: str) -> None:
     """Becomes this program without an import that it cannot have."""
-    if module in ("", *(each.module for each in _ALWAYS)):
+    if module in ("", *_NEEDED):
         plan = plan._replace(interpreter=f"{module or 'the start of Python'} {reason}")
     else:
         plan = plan._replace(without=plan.without | {module: reason})

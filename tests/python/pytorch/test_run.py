@@ -106,7 +106,7 @@ def test_a_killed_server_is_one_restart(start, tmp_path, resume):
 def test_the_jobs_daemon_is_the_agents(tmp_path):
     weights = train(tmp_path / "killed", 4, [(1, 1, "backward"), (0, 2, "step")], resume=True,
                     PARAMSHARD_TEST_DAEMON="job", TMPDIR=str(tmp_path))
-    assert weights and numbers(tmp_path / "killed", "begun", 0) == [0, 1, 3]
+    assert weights and numbers(tmp_path / "killed", "begun", 0) == [0, 1, 2]
     await_none(tmp_path, "paramshard-job-*")
 
 
@@ -512,6 +512,70 @@ def test_a_zygote_that_dies_takes_its_workers_along_and_is_started_again(write, 
     ended = run(OURS, script, ranks=1, restarts=1)
     assert ended.returncode == 0, ended.stderr[-4000:]
     assert ended.stdout.count("pid") == 2 and "zygote" in ended.stderr
+
+
+# --- Spares ---
+
+
+def _children(pid: int) -> set[int]:
+    return {int(child) for child in pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
+
+
+def _await_child(pid: int, others: set[int]) -> int:
+    """The zygote says nothing of its spares: polls for a process that is none of the others."""
+    deadline = time.monotonic() + 60.0
+    while not (new := _children(pid) - others):
+        assert time.monotonic() < deadline, "no spare is there"
+        time.sleep(0.02)
+    return new.pop()
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.skipif(DEVICE == "cuda", reason="a spare of a GPU is ready later")
+def test_a_spare_takes_a_dead_workers_place_and_one_that_dies_is_replaced(write, started):
+    script = write("""
+        import os, sys, time
+        print("pid", os.getpid(), os.getppid(), os.environ["RANK"], sys.argv[1:], flush=True)
+        time.sleep(1000)
+    """)
+    agent = started(*command_of(OURS, script, "a b", ranks=1, restarts=1, options=("--standalone", "--spares=1")))
+    _, worker, zygote, *_ = agent.stdout.readline().split()
+    worker, zygote = int(worker), int(zygote)
+    spare = _await_child(zygote, {worker})
+    os.kill(spare, signal.SIGKILL)
+    next_spare = _await_child(zygote, {worker, spare})
+    assert agent.poll() is None
+    os.kill(worker, signal.SIGKILL)
+    _, place, _, rank, *arguments = agent.stdout.readline().split()
+    assert (int(place), rank, " ".join(arguments)) == (next_spare, "0", "['a b']")
+    _await_child(zygote, {worker, spare, next_spare})  # in place of the one that was used
+    agent.send_signal(signal.SIGTERM)
+    _, errors = agent.communicate(timeout=60.0)
+    assert f"spare {spare} of the node exited with code -9" in errors
+
+
+# --- Parts of torch ---
+
+
+def test_this_torch_has_all_that_the_launcher_needs():
+    from paramshard.run import torch_elastic
+    assert torch_elastic.missing() == []
+
+
+def test_parts_of_torch_that_are_gone_are_named(monkeypatch):
+    from paramshard.run import torch_elastic
+    monkeypatch.setattr(torch_elastic, "NEEDED", {"run.run": ("args", "absent"), "run.absent": (), "absent.run": ()})
+    assert torch_elastic.missing() == ["torch.distributed.run.run(absent=)", "torch.distributed.run.absent",
+                                       "torch.distributed.absent.run"]
+
+
+def test_other_files_of_the_launcher_touch_no_private_parts_of_torch():
+    package = FOLDER.parents[2] / "python/paramshard/run"
+    sources = [path for path in package.glob("*.py") if path.name != "torch_elastic.py"]
+    assert len(sources) > 5
+    for source in sources:
+        assert not re.findall(r"torch\.distributed\.(?:elastic\.agent|elastic\.multiprocessing\.api|launcher|run)\b",
+                              source.read_text()), source.name
 
 
 # --- The zygote's imports ---
