@@ -1,13 +1,20 @@
-"""Kills a rank of a training under torchrun, with paramshard and with checkpoints: python3 torch_recovery.py --help
+"""Kills a rank of a training, and measures how long it stands still: python3 torch_recovery.py --help
 
-Two trainings of the GPT of train_gpt.py, in turns: by paramshard.torch, and by FSDP2 with DCP's async_save every 50 steps
-and a reload. In each one local rank 1 kills itself (SIGKILL) in the backward of a step, and torchrun starts both ranks
-again. What is printed, median and extremes: from the kill until rank 0 has made a step again (of paramshard: until the
-daemon has answered its commit), with the parts of that; how many finished steps were lost; and from the kill until the
-training has made the step in which it was killed. The steps of the kills are spread evenly over the 50 between two
-checkpoints, the same ones in both arms.
+Trainings of the GPT of train_gpt.py, in turns:
+
+- torchrun: paramshard.torch under torchrun, which starts all ranks again.
+- zygote: the same under `python -m paramshard.run`, which replaces all ranks.
+- in-process: with `resume_in_process`, so that the rank that was killed is replaced alone.
+- spare: with a process that waits to take its place as well.
+- dcp: FSDP2 under torchrun, with DCP's async_save every 50 steps and a reload.
+
+In each one the last rank kills itself (SIGKILL) in the backward of a step. What is printed, median and extremes: from
+the kill until rank 0 has made a step again (of paramshard: until the daemon has answered its commit), with the parts of
+that; how many finished steps were lost; and from the kill until the training has made the step in which it was killed.
+The steps of the kills are spread evenly over the 50 between two checkpoints, the same ones in all arms.
 
     build/torch/bin/python lab/bench/torch_recovery.py           # when `./dev test-torch` has installed the wheel there
+    build/torch/bin/python lab/bench/torch_recovery.py --device cuda --ranks 1 --arms torchrun,zygote,spare
 """
 
 from __future__ import annotations
@@ -25,7 +32,9 @@ from typing import Any
 
 RANK_PROGRAM = pathlib.Path(__file__).with_name("torch_recovery_rank.py")
 TIMEOUT = 300.0  # seconds that one training has
-ARMS = {"paramshard": "paramshard", "dcp": "FSDP2, async_save"}
+ARMS = {"torchrun": "torchrun", "zygote": "paramshard.run", "in-process": "and resume_in_process",
+        "spare": "and a spare", "dcp": "FSDP2, async_save"}
+TORCHRUN = ("torchrun", "dcp")
 
 
 @dataclass(frozen=True)
@@ -43,9 +52,12 @@ class Recovery:
 
 def run(arm: str, folder: pathlib.Path, kill_step: int, options: argparse.Namespace) -> Recovery:
     folder.mkdir()
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1",
-               str(RANK_PROGRAM), arm, str(folder), str(kill_step), f"--every={options.every}",
-               f"--layers={options.layers}", f"--width={options.width}", f"--device={options.device}"]
+    launcher = "torch.distributed.run" if arm in TORCHRUN else "paramshard.run"
+    command = [sys.executable, "-m", launcher, "--standalone", f"--nproc-per-node={options.ranks}", "--max-restarts=1",
+               *(["--spares=1"] if arm == "spare" else []), str(RANK_PROGRAM), "dcp" if arm == "dcp" else "paramshard",
+               str(folder), str(kill_step), f"--every={options.every}", f"--layers={options.layers}",
+               f"--width={options.width}", f"--device={options.device}",
+               *(["--resume-in-process"] if arm in ("in-process", "spare") else [])]
     # Restarted workers would read the addresses of dead workers from torchrun's own store: pytorch#135712.
     environment = os.environ | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1"}
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT)
@@ -99,10 +111,11 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--arms", default=",".join(ARMS), help="arms to run, of " + ", ".join(ARMS))
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--every", type=int, default=50, help="steps between two checkpoints")
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--width", type=int, default=256)
-    parser.add_argument("--device", default="cpu", help="cpu, or cuda with a GPU for each of the two ranks")
+    parser.add_argument("--device", default="cpu", help="cpu, or cuda with a GPU for each rank")
     parser.add_argument("--json", type=pathlib.Path, help="file for the figures of every kill")
     return parser.parse_args()
 

@@ -1,7 +1,7 @@
 """A rank of torch_recovery.py, which kills itself once: torch_recovery_rank.py ARM FOLDER KILL_STEP
 
-The training is over when the step is done in which rank 1 was killed, and one more. Rank 0 writes what happens when to
-FOLDER/events, and rank 1 the time of its death to FOLDER/killed, both by the clock that all processes share.
+The training is over when the step is done in which the last rank was killed, and one more. Rank 0 writes what happens
+when to FOLDER/events, and the last rank the time of its death to FOLDER/killed, by the clock that all processes share.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ CHARACTERS, LENGTH, BATCH, HEADS = 96, 64, 8, 4
 OPTIONS = {"lr": 1e-3, "weight_decay": 0.1}
 MAX_NORM = 1.0
 RANK = int(os.environ["LOCAL_RANK"])
+LAST_RANK = int(os.environ["LOCAL_WORLD_SIZE"]) - 1
 
 
 class Events:
@@ -137,7 +138,7 @@ def make_model(options: argparse.Namespace) -> GPT:
 
 def die_once(folder: pathlib.Path) -> None:
     file = folder / "killed"
-    if RANK == 1 and not file.exists():
+    if RANK == LAST_RANK and not file.exists():
         file.write_text(str(time.monotonic()))
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -151,13 +152,14 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--layers", type=int, required=True)
     parser.add_argument("--width", type=int, required=True)
     parser.add_argument("--device", required=True)
+    parser.add_argument("--resume-in-process", action="store_true")
     return parser.parse_args()
 
 
-def main() -> None:
-    options = parse()
+def train(options: argparse.Namespace, began: list[float]) -> None:
+    """`began`: the time at which the process began, in its first call."""
     events = Events(options.folder)
-    events.note("started", started)
+    events.note("started", began.pop() if began else time.monotonic())
     events.note("imported")
     torch.set_num_threads(1)
     training = ARMS[options.arm](options)
@@ -173,6 +175,15 @@ def main() -> None:
         training.step(step)
         events.note("stepped", step=step)
     training.close()
+
+
+def main() -> None:
+    options = parse()
+    run = train
+    if options.resume_in_process:
+        import paramshard.torch as pt
+        run = pt.resume_in_process(train)
+    run(options, [started])
 
 
 if __name__ == "__main__":

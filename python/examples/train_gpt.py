@@ -1,9 +1,9 @@
 """Trains a small GPT on the characters of a text, with its weights and optimizer in a paramshard daemon.
 
     python train_gpt.py --text FILE                              # starts a daemon for itself
-    torchrun --nproc-per-node 2 --max-restarts 3 train_gpt.py --text FILE
+    python -m paramshard.run --nproc-per-node 2 --max-restarts 3 train_gpt.py --text FILE
 
-When a worker is killed torchrun restarts all of them, and they go on from the step that the daemon has. Progress goes
+When a worker is killed another one takes its place, and all go on from the step that the daemon has. Progress goes
 to standard output; at the end the losses are drawn into --plot if matplotlib is installed.
 """
 
@@ -122,6 +122,7 @@ def draw(path: pathlib.Path, losses: list[tuple[int, float]]) -> None:
     print(f"losses are drawn in {path}")
 
 
+@pt.resume_in_process
 def main() -> None:
     options = parse()
     text = Text(options.text, options.length)

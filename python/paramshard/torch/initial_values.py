@@ -110,7 +110,8 @@ class _WriteRecorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
-        result = function(*args, **kwargs)
+        # torch computes some of these on `meta` by functions in Python, which import torch._dynamo.
+        result = args[0] if _fills_on_meta(function, args, kwargs) else function(*args, **kwargs)
         if self._is_paused:
             return result
         if function._schema.is_mutable:
@@ -219,6 +220,13 @@ class _WriteRecorder(TorchDispatchMode):
         history = self._history_of(tensor)
         if history is not None and tensor.numel() > 0:
             history.note_unknown(why)
+
+
+def _fills_on_meta(function: Any, args: tuple, kwargs: dict[str, Any]) -> bool:
+    """Returns True for an operation that changes a tensor without memory in place, by itself: it does nothing."""
+    return (function._schema.is_mutable and function._overloadpacket.__name__.endswith("_") and
+            torch.Tag.inplace_view not in function.tags and isinstance(args[0], torch.Tensor) and args[0].is_meta and
+            not any(isinstance(each, torch.Tensor) for each in pytree.tree_leaves((args[1:], kwargs))))
 
 
 def _is_zero(value: Any) -> bool:

@@ -46,6 +46,8 @@ class ShardedModel:
     `save_pretrained`.
     """
 
+    all_of_process: weakref.WeakSet[ShardedModel] = weakref.WeakSet()  # those that are used
+
     def __init__(self, module: nn.Module, units: list[Unit], description: ModelDescription, *,
                  connect: Callable[[], paramshard.Client], name: str, existing: str, rank: int, local_rank: int,
                  device: torch.device, takes_any_seed: bool):
@@ -74,6 +76,7 @@ class ShardedModel:
         self._client.check_spec(description.spec())  # while the module is as it was
         self._attach()
         atexit.register(weak_method(self, "_close_at_exit"))
+        self.all_of_process.add(self)
 
     # --- Wiring ---
 
@@ -476,6 +479,18 @@ class ShardedModel:
             self._step.set_model(None)
             model, self._model = self._model, None
             model.close()
+
+    def abandon(self) -> None:
+        """Detaches from the daemon after the end of an epoch. The module is of no use afterwards."""
+        self.all_of_process.discard(self)
+        self._values.clear()
+        self._step.set_model(None)
+        model, self._model = self._model, None
+        with contextlib.suppress(paramshard.Error):
+            if model is not None:
+                model.close()
+        with contextlib.suppress(paramshard.Error):
+            self._client.close()
 
     def _close_at_exit(self) -> None:
         # A forked child has nothing to close.

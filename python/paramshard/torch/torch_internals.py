@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -40,9 +41,10 @@ NEEDED = (
     "torch.UntypedStorage._cdata",
     "torch.autograd.forward_ad._current_level",
     "torch.autograd.Variable._execution_engine.queue_callback",
+    "torch.distributed.distributed_c10d._abort_process_group",
     "torch.multiprocessing.reductions.StorageWeakRef",
     "torch.ops.aten.detach.default._schema",
-    "torch.utils._python_dispatch.TorchDispatchMode",
+    "torch.utils._python_dispatch.TorchDispatchMode._should_skip_dynamo",
     "torch.utils._python_dispatch._disable_current_modes",
     "torch.utils._pytree.tree_flatten",
     "torch.utils._pytree.tree_leaves",
@@ -112,12 +114,23 @@ def allow_changes_in_place(output: torch.Tensor) -> None:
 
 without_torch_function = torch._C.DisableTorchFunctionSubclass
 without_modes = torch.utils._python_dispatch._disable_current_modes
-TorchDispatchMode = torch.utils._python_dispatch.TorchDispatchMode
 StorageWeakRef = torch.multiprocessing.reductions.StorageWeakRef
 pytree = torch.utils._pytree
 copy_each: Callable[[list[torch.Tensor], list[torch.Tensor]], None] = torch._foreach_copy_
 make_dual: Callable[..., Any] = torch._VF._make_dual
 make_wrapper: Callable[..., Any] = torch.Tensor._make_wrapper_subclass
+
+
+class TorchDispatchMode(torch.utils._python_dispatch.TorchDispatchMode):
+    """torch's mode, without an import of torch._dynamo, which takes seconds, by the first operation.
+
+    torch wraps `__torch_dispatch__` so that it is not compiled, if it may be. It never is: nothing compiles a function
+    while a mode sees its operations.
+    """
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
 
 
 def version_of(tensor: torch.Tensor) -> int:
@@ -238,6 +251,24 @@ def called_initializer(function: Any, args: tuple, kwargs: dict[str, Any]) -> In
     bound = inspect.signature(function).bind(*args, **kwargs)
     bound.apply_defaults()
     return Initializer(function.__name__, bound.arguments)
+
+
+# --- Process groups ---
+
+
+def abort_process_groups() -> None:
+    """Ends all process groups at once, whose other ranks may be gone. They can be made anew."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.distributed_c10d._abort_process_group()
+
+
+# --- Compiled code ---
+
+
+def forget_compiled() -> None:
+    """Drops what torch.compile has compiled. Nothing is there before torch._dynamo is imported."""
+    if "torch._dynamo" in sys.modules:
+        torch._dynamo.reset()
 
 
 # --- Profiler ---

@@ -1,9 +1,11 @@
-"""Facts from torchrun about this process: its restarts, its agent and its run."""
+"""Facts from torchrun or `paramshard.run` about this process: its restarts, its agent and its run."""
 
 from __future__ import annotations
 
 import os
 import pathlib
+
+from paramshard.run import channel
 
 # An agent sets these for its workers. Processes that agree in all of them were started as one worker.
 _OF_WORKER = (b"TORCHELASTIC_RUN_ID", b"MASTER_PORT", b"RANK")
@@ -14,17 +16,20 @@ def is_worker() -> bool:
 
 
 def is_restart() -> bool:
-    """Returns True if the agent has started workers before."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0
+    """Returns True if the agent has started workers before, or has resumed this one."""
+    return any(int(os.environ.get(name, 0)) > 0 for name in ("TORCHELASTIC_RESTART_COUNT", channel.GENERATION))
 
 
 def job_pid() -> int:
     """Returns the process that outlives the workers of this node: their agent. Without torchrun it is this process.
 
-    A worker may be a script that starts Python: its processes are workers, as their environments tell.
+    `paramshard.run` says its number. Of torchrun's workers one may be a script that starts Python: its processes are
+    workers, as their environments tell.
     """
     if not is_worker():
         return os.getpid()
+    if channel.JOB in os.environ:
+        return int(os.environ[channel.JOB])
     own = [os.environb.get(name) for name in _OF_WORKER]
     pid = os.getppid()
     while pid > 1 and [_environment(pid).get(name) for name in _OF_WORKER] == own:

@@ -12,8 +12,8 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[3]
 
 
-def _blocks() -> list[str]:
-    return re.findall(r"```python\n(.*?)```", (ROOT / "docs/train/pytorch.md").read_text(), re.DOTALL)
+def _blocks(page: str = "pytorch.md") -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (ROOT / "docs/train" / page).read_text(), re.DOTALL)
 
 
 def test_the_quick_start_runs(tmp_path):
@@ -23,6 +23,15 @@ def test_the_quick_start_runs(tmp_path):
     assert ran.returncode == 0 and ran.stderr == "", ran.stderr
     steps = [line.split() for line in ran.stdout.splitlines()]
     assert [int(step) for step, _ in steps] == list(range(20)) and all(float(norm) > 0 for _, norm in steps)
+
+
+def test_the_training_that_is_resumed_runs(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(_blocks("recovery.md")[0])
+    for launcher in (["paramshard.run", "--standalone", "--nproc-per-node=2"], []):
+        ran = subprocess.run([sys.executable, *(["-m"] if launcher else []), *launcher, str(script)],
+                             capture_output=True, text=True, timeout=100)
+        assert ran.returncode == 0, ran.stderr
 
 
 def test_the_training_of_transformers_runs(tmp_path):

@@ -3,6 +3,8 @@
 import inspect
 import pathlib
 import re
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -26,6 +28,23 @@ def test_this_torch_has_all_that_is_needed():
 def test_what_is_gone_is_named(path, monkeypatch):
     monkeypatch.setattr(torch_internals, "NEEDED", (f"{path}_that_is_gone",))
     assert torch_internals.missing() == [f"{path}_that_is_gone"]
+
+
+def test_meta_init_imports_nothing_that_takes_seconds():
+    """torch imports torch._dynamo for a dispatch mode, and for operations that it computes on `meta` in Python."""
+    script = """
+import sys
+import torch
+from torch import nn
+import paramshard.torch as pt
+with pt.meta_init():
+    model = nn.Sequential(nn.Embedding(8, 4, padding_idx=0), nn.TransformerEncoderLayer(4, 2), nn.Conv2d(3, 3, 3))
+    nn.init.trunc_normal_(model[1].linear1.weight)
+    model[1].linear2.weight.data.normal_(0.0, 0.02).mul_(2.0)
+print("torch._dynamo" in sys.modules, "transformers" in sys.modules)
+"""
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100)
+    assert (ended.returncode, ended.stdout) == (0, "False False\n"), ended.stderr
 
 
 def test_initializers_have_the_arguments_that_are_read():

@@ -5,8 +5,8 @@
 PHASE "import", in step 0, is before the model is made. PHASE "server" kills the daemon's server instead, in the middle of the step, and "node" torchrun's agent as well. It
 draws random numbers for dropout, loads batches from a loader with a state, and changes its rate by a scheduler, so that
 a step which is repeated with anything of these off by one ends in other weights. Rank 0 writes them to
-FOLDER/weights.pt at the end. Every rank writes the steps that it has begun with to FOLDER/begun-RANK, and the ranks
-that torchrun has given it to FOLDER/given-RANK, where RANK is that of the daemon.
+FOLDER/weights.pt at the end. Every rank writes the steps that it has begun with to FOLDER/begun-RANK, its processes to
+FOLDER/pids-RANK, and the ranks that torchrun has given it to FOLDER/given-RANK, where RANK is that of the daemon.
 """
 
 from __future__ import annotations
@@ -90,6 +90,8 @@ def main(folder: pathlib.Path, steps: int, deaths: set[tuple[str, ...]]) -> None
     sharded.track(scheduler=scheduler, loader=loader, rng=True)
     with (folder / f"begun-{sharded.rank}").open("a") as begun:
         begun.write(f"{sharded.start_step()}\n")
+    with (folder / f"pids-{sharded.rank}").open("a") as pids:
+        pids.write(f"{os.getpid()}\n")
     with (folder / f"given-{sharded.rank}").open("a") as given:
         given.write(f"{os.environ['RANK']}\n")
     for step in range(sharded.start_step(), steps):
@@ -115,4 +117,5 @@ def main(folder: pathlib.Path, steps: int, deaths: set[tuple[str, ...]]) -> None
 
 if __name__ == "__main__":
     words = sys.argv[3:]
-    main(pathlib.Path(sys.argv[1]), int(sys.argv[2]), set(zip(words[::3], words[1::3], words[2::3])))
+    train = pt.resume_in_process(main) if os.environ.get("PARAMSHARD_TEST_RESUME") else main
+    train(pathlib.Path(sys.argv[1]), int(sys.argv[2]), set(zip(words[::3], words[1::3], words[2::3])))

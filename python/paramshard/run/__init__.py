@@ -1,0 +1,9 @@
+"""Launcher of trainings, with torchrun's arguments: python -m paramshard.run --nproc-per-node=2 train.py
+
+Workers are forked from a process that has imported what they need. A worker that dies is replaced alone where the
+others' training functions have `paramshard.torch.resume_in_process` around them; else all are replaced.
+
+Layers: `__main__` reads the arguments; `agent` decides, as torchrun's agent does; `workers` has the processes of one
+node; `zygote_process` is the agent's end of `zygote`, the process that forks. `channel` connects a worker and its
+agent, `script_imports` finds what to import, `torch_elastic` has the parts of torchrun that have no public name.
+"""
