@@ -53,7 +53,7 @@ struct ParameterSpec {
   std::vector<int64_t> shape = {};
   EncodingSpec encoding = {};
   GradientType gradient_type = GradientType::kFP32;
-  // Types in which the optimizer's state is stored. Unset: the type of the rule that gives the format, else FP32.
+  // Types in which the optimizer's first and second moment are stored, whatever it calls them. Unset: the type of the rule that gives the format, else FP32.
   std::optional<MomentType> exp_avg_type = {};
   std::optional<MomentType> exp_avg_sq_type = {};
   std::optional<MasterType> master_type = {};  // kBF16Remainder for parameters of format BF16 only
@@ -63,6 +63,8 @@ struct ParameterSpec {
   // for one, and commits do not change it. It has a master only if master_type asks for one; else its planes are its
   // only state, and an export gives their decoded values.
   bool trainable = true;
+  // In a checked spec: the optimizer of the group.
+  Optimizer optimizer = Optimizer::kAdamW;
 
   // Size of the matrix; a scalar is 1 x 1. Requires dimensions >= 1 whose product fits, as in a checked spec.
   int64_t rows() const;
@@ -81,7 +83,7 @@ struct UnitSpec {
 // Parameters that share hyper-parameters. The group has the fixed options; the numbers come with every commit.
 struct ParameterGroup {
   std::string name = {};  // for people; may be empty
-  AdamMode mode = AdamMode::kAdamW;
+  Optimizer optimizer = Optimizer::kAdamW;
   bool bias_correction = true;
 };
 
@@ -99,14 +101,18 @@ struct FormatRule {
   std::optional<MasterType> master_type = {};
 };
 
+// Returns the names that the groups' optimizers give to a moment, such as "exp_avg" or "exp_avg+momentum_buffer"; empty if
+// none keeps it.
+std::string MomentNames(const std::vector<ParameterGroup>& groups, MomentKind kind);
+
 // Returns the type of a moment in a ParameterSpec or a FormatRule. In a checked spec it is unset if the parameter does
 // not have the moment.
 template <typename Spec>
 auto& MomentTypeOf(Spec& spec, MomentKind kind) {
   switch (kind) {
-    case MomentKind::kExpAvg:
+    case MomentKind::kFirst:
       return spec.exp_avg_type;
-    case MomentKind::kExpAvgSq:
+    case MomentKind::kSecond:
       break;
   }
   return spec.exp_avg_sq_type;

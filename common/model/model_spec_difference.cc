@@ -72,7 +72,7 @@ std::string ToText(const DelayedScaling::Options& scaling) {
 }
 
 std::string ToText(GradientSums sums) { return sums == GradientSums::kAtCommit ? "at commit" : "at push"; }
-std::string ToText(AdamMode mode) { return TraitsOf(mode).name; }
+std::string ToText(Optimizer optimizer) { return TraitsOf(optimizer).name; }
 
 std::string ToText(absl::string_view text) { return std::string(text); }
 
@@ -104,7 +104,7 @@ Fields Describe(const UnitSpec& spec) { return {{"reshard_after_forward", OnOff(
 
 Fields Describe(const ParameterGroup& group) {
   return {{"name", DisplayName(group.name)},
-          {"mode", ToText(group.mode)},
+          {"optimizer", ToText(group.optimizer)},
           {"bias_correction", OnOff(group.bias_correction)}};
 }
 

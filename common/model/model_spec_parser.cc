@@ -56,7 +56,7 @@ static_assert(static_cast<int>(GradientType::kBF16) == v1::GRADIENT_TYPE_BF16);
 static_assert(std::size(kMomentTypes) == v1::MomentType_MAX);
 static_assert(static_cast<int>(MasterType::kBF16Remainder) == v1::MASTER_TYPE_BF16_REMAINDER);
 static_assert(static_cast<int>(DelayedScaling::Algorithm::kMostRecent) == v1::AMAX_ALGORITHM_MOST_RECENT);
-static_assert(kOptimizerCount == v1::AdamMode_MAX);
+static_assert(kOptimizerCount == v1::Optimizer_MAX);
 static_assert(static_cast<int>(GradientReduction::kSum) == v1::GRADIENT_REDUCTION_SUM);
 static_assert(static_cast<int>(GradientSums::kAtPush) == v1::GRADIENT_SUMS_AT_PUSH);
 
@@ -215,7 +215,8 @@ absl::StatusOr<ParameterSpec> ParseParameter(const v1::ParameterSpec& proto,
                    ParseEnum(proto.gradient_type(), GradientType::kFP32, GradientType::kBF16, "a gradient type"));
   RETURN_IF_ERROR(CheckRange("a group", proto.group(), 0, static_cast<int>(groups.size()) - 1));
   spec.group = proto.group();
-  KeepMoments(spec, TraitsOf(groups[spec.group].mode).moment_count);
+  spec.optimizer = groups[spec.group].optimizer;
+  KeepMoments(spec, TraitsOf(spec.optimizer).moment_count);
   if (proto.has_trainable() && !proto.trainable()) Freeze(proto, spec);
   spec.initial_value = ToInitialValue(proto.initial_value());
   RETURN_IF_ERROR(CheckInitial(spec.initial_value, spec.rows() * spec.columns()));
@@ -227,7 +228,8 @@ absl::StatusOr<ParameterGroup> ParseGroup(const v1::ParameterGroup& proto) {
   // A group is identified by its index; the name is for people and optional.
   if (!proto.name().empty()) RETURN_IF_ERROR(CheckName(proto.name()));
   group.name = proto.name();
-  ASSIGN_OR_RETURN(group.mode, ParseEnum(proto.mode(), AdamMode::kAdamW, std::rbegin(kOptimizers)->mode, "a mode"));
+  ASSIGN_OR_RETURN(group.optimizer, ParseEnum(proto.optimizer(), Optimizer::kAdamW, std::rbegin(kOptimizers)->optimizer,
+                                              "an optimizer"));
   if (proto.has_bias_correction()) group.bias_correction = proto.bias_correction();
   return group;
 }

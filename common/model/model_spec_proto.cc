@@ -90,7 +90,7 @@ v1::UnitSpec ToProto(const UnitSpec& spec, bool has_rules) {
 v1::ParameterGroup ToProto(const ParameterGroup& group) {
   v1::ParameterGroup proto;
   proto.set_name(group.name);
-  proto.set_mode(static_cast<v1::AdamMode>(group.mode));
+  proto.set_optimizer(static_cast<v1::Optimizer>(group.optimizer));
   proto.set_bias_correction(group.bias_correction);
   return proto;
 }

@@ -30,7 +30,7 @@ absl::StatusOr<BandedStep> BandedStep::Create(int device) {
   return step;
 }
 
-absl::Status BandedStep::Run(FusedAdamPlan& plan, bool forward, const StepProgress& progress, cudaStream_t stream) {
+absl::Status BandedStep::Run(FusedStepPlan& plan, bool forward, const StepProgress& progress, cudaStream_t stream) {
   const DeviceScope scope(device_);
   absl::Status status = RunBands(plan, forward, progress, stream);
   // Joins after an error too: work on the other stream must end before the caller's stream does.
@@ -38,7 +38,7 @@ absl::Status BandedStep::Run(FusedAdamPlan& plan, bool forward, const StepProgre
   return status;
 }
 
-absl::Status BandedStep::RunBands(FusedAdamPlan& plan, bool forward, const StepProgress& progress,
+absl::Status BandedStep::RunBands(FusedStepPlan& plan, bool forward, const StepProgress& progress,
                                   cudaStream_t stream) {
   const cudaStream_t streams[kBandLanes] = {stream, other_.get()};
   // The first bands have no bands before them: they wait for this point of the stream.

@@ -14,7 +14,7 @@ namespace paramshard::gpu {
 
 // The first kCount of kMomentKinds, each a MomentRows; their slots follow each other. All lanes of the warp call these
 // functions, as in MomentRows.
-template <typename Access, AdamMoments kMoments, int kCount>
+template <typename Access, KernelMoments kMoments, int kCount>
 class MomentSet {
   using Before = MomentSet<Access, kMoments, kCount - 1>;
   using Last = MomentRows<Access, kMoments, kMomentKinds[kCount - 1].is_square>;
@@ -83,7 +83,7 @@ class MomentSet {
   Last last_;
 };
 
-template <typename Access, AdamMoments kMoments>
+template <typename Access, KernelMoments kMoments>
 class MomentSet<Access, kMoments, 0> {
  public:
   static constexpr int kSlotBytes = 0;

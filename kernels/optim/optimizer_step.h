@@ -10,8 +10,8 @@
 
 namespace paramshard {
 
-struct AdamStep : Hyperparameters {
-  AdamMode mode = AdamMode::kAdamW;
+struct OptimizerStep : Hyperparameters {
+  Optimizer optimizer = Optimizer::kAdamW;
   // BiasCorrection(beta, step), or 1 without bias correction.
   float bias_correction1 = 1.0f;
   float bias_correction2 = 1.0f;

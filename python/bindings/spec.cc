@@ -133,7 +133,7 @@ UnitSpec UnitOf(const Fields& fields) {
 ParameterGroup GroupOf(const Fields& fields) {
   ParameterGroup group;
   fields.Read("name", group.name);
-  fields.ReadName("mode", group.mode);
+  fields.ReadName("optimizer", group.optimizer);
   fields.Read("bias_correction", group.bias_correction);
   return group;
 }
@@ -224,7 +224,7 @@ nb::object ToPython(const UnitSpec& unit) {
 nb::object ToPython(const ParameterGroup& group) {
   nb::kwargs fields;
   fields["name"] = group.name;
-  fields["mode"] = NameOf(group.mode);
+  fields["optimizer"] = NameOf(group.optimizer);
   fields["bias_correction"] = group.bias_correction;
   return New("ParameterGroup", fields);
 }

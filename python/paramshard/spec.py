@@ -80,7 +80,7 @@ class ParameterGroup:
     """Parameters that share hyper-parameters."""
 
     name: str = ""  # shown in logs and listings
-    mode: str = "adamw"  # or "l2": decay that is added to the gradient
+    optimizer: str = "adamw"  # or "adam": decay that is added to the gradient
     bias_correction: bool = True
 
 

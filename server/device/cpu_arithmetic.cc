@@ -99,7 +99,7 @@ class CpuShardArithmetic final : public ShardArithmetic {
     return squares;
   }
 
-  absl::StatusOr<std::vector<float>> Step(absl::Span<const std::optional<AdamStep>> steps,
+  absl::StatusOr<std::vector<float>> Step(absl::Span<const std::optional<OptimizerStep>> steps,
                                           absl::Span<const TensorScaling> scalings,
                                           const StepProgress& progress) override {
     std::vector<float> amaxes(tensors_.size(), 0.0f);
@@ -127,13 +127,13 @@ class CpuShardArithmetic final : public ShardArithmetic {
   }
 
   // Steps, and moves the state by `distance` bytes.
-  static float StepRows(const AdamStep& step, const ExtentTensors& extent, const TensorScaling& scaling,
+  static float StepRows(const OptimizerStep& step, const ExtentTensors& extent, const TensorScaling& scaling,
                         int64_t distance) {
-    return FusedAdam(step, extent.gradient, MovedBy(extent.state, distance), extent.rows, extent.columns,
+    return FusedStep(step, extent.gradient, MovedBy(extent.state, distance), extent.rows, extent.columns,
                      extent.encoding, extent.row_wise, extent.column_wise, scaling, distance);
   }
 
-  void StepInPlace(absl::Span<const std::optional<AdamStep>> steps, absl::Span<const TensorScaling> scalings,
+  void StepInPlace(absl::Span<const std::optional<OptimizerStep>> steps, absl::Span<const TensorScaling> scalings,
                    const StepProgress& progress, std::vector<float>& amaxes) const {
     if (progress.HasDone(0)) return;
     progress.MarkBegun(0);
@@ -143,7 +143,7 @@ class CpuShardArithmetic final : public ShardArithmetic {
     progress.MarkDone(0);
   }
 
-  void MoveByBands(absl::Span<const std::optional<AdamStep>> steps, absl::Span<const TensorScaling> scalings,
+  void MoveByBands(absl::Span<const std::optional<OptimizerStep>> steps, absl::Span<const TensorScaling> scalings,
                    const StepProgress& progress, std::vector<float>& amaxes) {
     const bool forward = position() == 0;
     const int64_t distance = forward ? moves_.distance : -moves_.distance;
@@ -157,7 +157,7 @@ class CpuShardArithmetic final : public ShardArithmetic {
     set_position(position() + distance);
   }
 
-  void MoveBand(int band, int64_t distance, absl::Span<const std::optional<AdamStep>> steps,
+  void MoveBand(int band, int64_t distance, absl::Span<const std::optional<OptimizerStep>> steps,
                 absl::Span<const TensorScaling> scalings, std::vector<float>& amaxes) const {
     IdleState idle;
     ForEachPart(band, [&](size_t i, int64_t first, int64_t rows) {

@@ -15,9 +15,9 @@
 #include "kernels/gpu/staging.h"
 #include "kernels/gpu/status.h"
 #include "kernels/gpu/stream.h"
-#include "kernels/optim/adam_cuda.h"
 #include "kernels/optim/band_marks_cuda.h"
 #include "kernels/optim/banded_step_cuda.h"
+#include "kernels/optim/fused_step_cuda.h"
 #include "kernels/optim/master_remainder_cuda.h"
 #include "kernels/optim/moved_state.h"
 #include "kernels/random/initial_values_cuda.h"
@@ -73,7 +73,7 @@ class CudaShardArithmetic final : public ShardArithmetic {
   static absl::StatusOr<std::unique_ptr<ShardArithmetic>> Create(int device, std::vector<ExtentTensors> tensors,
                                                                  const StateMoves& moves) {
     RETURN_IF_ERROR(CheckMoves(tensors, moves));
-    std::vector<gpu::AdamExtent> extents;
+    std::vector<gpu::StepExtent> extents;
     int64_t elements = 0;
     for (const ExtentTensors& extent : tensors) {
       extents.push_back({extent.gradient, extent.state, extent.rows, extent.columns, extent.encoding, extent.row_wise,
@@ -81,7 +81,7 @@ class CudaShardArithmetic final : public ShardArithmetic {
       elements += extent.elements();
     }
     ASSIGN_OR_RETURN(gpu::Stream stream, gpu::Stream::Create(device));
-    ASSIGN_OR_RETURN(gpu::FusedAdamPlan adam, gpu::FusedAdamPlan::Create(device, extents, moves.bands));
+    ASSIGN_OR_RETURN(gpu::FusedStepPlan adam, gpu::FusedStepPlan::Create(device, extents, moves.bands));
     ASSIGN_OR_RETURN(gpu::BandedStep bands, gpu::BandedStep::Create(device));
     ASSIGN_OR_RETURN(const gpu::BandMarks marks, gpu::BandMarks::Create(device));
     ASSIGN_OR_RETURN(gpu::SquareSummer squares,
@@ -157,7 +157,7 @@ class CudaShardArithmetic final : public ShardArithmetic {
     return squares;
   }
 
-  absl::StatusOr<std::vector<float>> Step(absl::Span<const std::optional<AdamStep>> steps,
+  absl::StatusOr<std::vector<float>> Step(absl::Span<const std::optional<OptimizerStep>> steps,
                                           absl::Span<const TensorScaling> scalings,
                                           const StepProgress& progress) override {
     const gpu::DeviceScope scope(stream_.device());
@@ -176,10 +176,10 @@ class CudaShardArithmetic final : public ShardArithmetic {
   static bool HasRemainder(const ExtentTensors& extent) { return extent.state.remainder != nullptr; }
 
   // Leaves no amaxes if the step is already done, or if no extent takes it.
-  absl::Status StepInPlace(absl::Span<const std::optional<AdamStep>> steps, absl::Span<const TensorScaling> scalings,
-                           const StepProgress& progress) {
+  absl::Status StepInPlace(absl::Span<const std::optional<OptimizerStep>> steps,
+                           absl::Span<const TensorScaling> scalings, const StepProgress& progress) {
     const bool is_left = !progress.HasDone(0);
-    std::vector<std::optional<AdamStep>> left(steps.size());
+    std::vector<std::optional<OptimizerStep>> left(steps.size());
     if (is_left) std::copy(steps.begin(), steps.end(), left.begin());
     const bool steps_any = std::any_of(left.begin(), left.end(), [](const auto& step) { return step.has_value(); });
     if (steps_any) progress.MarkBegun(0);
@@ -187,8 +187,8 @@ class CudaShardArithmetic final : public ShardArithmetic {
     return steps_any ? marks_.Write(progress.lanes[0].done, progress.WordOf(1), stream_.get()) : absl::OkStatus();
   }
 
-  absl::Status MoveByBands(absl::Span<const std::optional<AdamStep>> steps, absl::Span<const TensorScaling> scalings,
-                           const StepProgress& progress) {
+  absl::Status MoveByBands(absl::Span<const std::optional<OptimizerStep>> steps,
+                           absl::Span<const TensorScaling> scalings, const StepProgress& progress) {
     const bool forward = position() == 0;
     const int64_t distance = forward ? distance_ : -distance_;
     RETURN_IF_ERROR(adam_.BeginStep(steps, scalings, distance, stream_.get()));
@@ -217,7 +217,7 @@ class CudaShardArithmetic final : public ShardArithmetic {
   }
 
   CudaShardArithmetic(std::vector<ExtentTensors> tensors, const StateMoves& moves, gpu::Stream stream,
-                      gpu::FusedAdamPlan adam, gpu::BandedStep bands, const gpu::BandMarks& marks,
+                      gpu::FusedStepPlan adam, gpu::BandedStep bands, const gpu::BandMarks& marks,
                       gpu::SquareSummer squares)
       : ShardArithmetic(moves.position),
         tensors_(std::move(tensors)),
@@ -234,7 +234,7 @@ class CudaShardArithmetic final : public ShardArithmetic {
   const int64_t distance_;
   const bool needs_amax_;
   const gpu::Stream stream_;
-  gpu::FusedAdamPlan adam_;
+  gpu::FusedStepPlan adam_;
   gpu::BandedStep bands_;
   const gpu::BandMarks marks_;
   gpu::SquareSummer squares_;

@@ -3,6 +3,7 @@
 #include <numeric>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "common/model/layout_fingerprint.h"
@@ -150,13 +151,11 @@ void Model::LogBudget() const {
   ShardBytes bytes;
   for (const auto& shard : committed_.shards) bytes += shard->extents().bytes();
   const std::vector<int64_t> scratch = budget_.ScratchBytesByRank();
-  static_assert(kMomentCount == 2, "a moment that is not logged");
   placed_->log->Write(LogLevel::kInfo, "model opened",
                       {{"model", spec().name},
                        {"shard_size", absl::StrCat(topology().shard_size())},
                        {"master_bytes", absl::StrCat(bytes.master)},
-                       {"exp_avg_bytes", absl::StrCat(bytes.moments[MomentKind::kExpAvg])},
-                       {"exp_avg_sq_bytes", absl::StrCat(bytes.moments[MomentKind::kExpAvgSq])},
+                       {"moments_bytes", absl::StrCat(absl::c_accumulate(bytes.moments, int64_t{0}))},
                        {"room_bytes", absl::StrCat(bytes.room)},
                        {"gradients_bytes", absl::StrCat(bytes.gradients)},
                        {"planes_bytes", absl::StrCat(bytes.planes)},

@@ -66,8 +66,8 @@ MutablePlane ShardMemory::PlaneOf(const ShardExtent& extent, Plane plane) const 
           .amax = layout.amax_offset < 0 ? nullptr : small + layout.amax_offset};
 }
 
-AdamState ShardMemory::StateOf(const ShardExtent& extent) const {
-  AdamState state;
+OptimizerState ShardMemory::StateOf(const ShardExtent& extent) const {
+  OptimizerState state;
   for (const MomentTraits& moment : kMomentKinds) {
     const std::optional<MomentType> type = MomentTypeOf(extents_.Spec(extent), moment.kind);
     if (!type.has_value()) continue;

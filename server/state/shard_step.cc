@@ -5,15 +5,15 @@
 
 #include "kernels/base/status_macros.h"
 #include "kernels/formats/format.h"
-#include "kernels/optim/adam.h"
+#include "kernels/optim/fused_step.h"
 
 namespace paramshard::server {
 namespace {
 
-AdamStep StepOf(const ModelSpec& spec, int group_index, int64_t step, const StepParameters& parameters) {
+OptimizerStep StepOf(const ModelSpec& spec, int group_index, int64_t step, const StepParameters& parameters) {
   const Hyperparameters& group = parameters.groups[group_index];
   const ParameterGroup& fixed = spec.groups[group_index];
-  return {group, fixed.mode, fixed.bias_correction ? BiasCorrection(group.beta1, step) : 1.0f,
+  return {group, fixed.optimizer, fixed.bias_correction ? BiasCorrection(group.beta1, step) : 1.0f,
           fixed.bias_correction ? BiasCorrection(group.beta2, step) : 1.0f, parameters.gradient_scale};
 }
 
@@ -22,7 +22,7 @@ AdamStep StepOf(const ModelSpec& spec, int group_index, int64_t step, const Step
 absl::Status StepExtents(const ShardExtents& extents, const StepParameters& parameters,
                          const std::vector<bool>& has_gradient, const StepProgress& progress,
                          ExtentArithmetic& arithmetic, absl::Span<ExtentNumbers> numbers, ScalingBook& book) {
-  std::vector<std::optional<AdamStep>> steps(extents.trainable_count());
+  std::vector<std::optional<OptimizerStep>> steps(extents.trainable_count());
   for (int i = 0; i < extents.trainable_count(); ++i) {
     if (!has_gradient[i]) continue;
     const ShardExtent& extent = extents[i];

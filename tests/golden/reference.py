@@ -326,13 +326,13 @@ def store_state(case, name, kind, values):
 def adam_element(options, step, gradient, p, m, v):
     beta1, beta2, decay = options["beta1"], options["beta2"], options["weight_decay"]
     g = f32(gradient * f32(step["inv_scale"] * step["clip_coef"]))
-    if options["mode"] == "l2":
+    if options["optimizer"] == "adam":
         g = f32(g + f32(decay * p))
     m = f32(f32(beta1 * m) + f32(f32(1 - beta1) * g))
     v = f32(f32(beta2 * v) + f32(f32(f32(1 - beta2) * g) * g))
     denominator = f32(root(divide(v, step["bias_correction2"])) + options["eps"])
     change = divide(divide(m, step["bias_correction1"]), denominator)
-    if options["mode"] == "adamw":
+    if options["optimizer"] == "adamw":
         change = f32(change + f32(decay * p))
     return f32(p - f32(step["lr"] * change)), m, v
 

@@ -8,11 +8,11 @@
 #include "gtest/gtest.h"
 #include "kernels/base/simd_clones.h"
 #include "kernels/formats/codec.h"
-#include "kernels/optim/fused_step.h"
 #include "kernels/optim/moment.h"
 #include "kernels/optim/piece_update.h"
-#include "tests/kernels/adam_state.h"
+#include "kernels/optim/policy_step.h"
 #include "tests/kernels/golden.h"
+#include "tests/kernels/optimizer_state.h"
 #include "tests/kernels/planes.h"
 #include "tests/kernels/random_floats.h"
 
@@ -23,7 +23,7 @@ namespace {
 struct Momentum {
   static constexpr int kMomentCount = 1;
 
-  PARAMSHARD_HOST_DEVICE static void Update(const AdamStep& step, float gradient, float& master,
+  PARAMSHARD_HOST_DEVICE static void Update(const OptimizerStep& step, float gradient, float& master,
                                             float (&moments)[kMomentCount]) {
     moments[0] = step.beta1 * moments[0] + gradient * step.gradient_scale;
     master = master - step.learning_rate * moments[0];
@@ -31,12 +31,12 @@ struct Momentum {
 };
 
 PARAMSHARD_SIMD_CLONES
-void UpdateByMomentum(const AdamStep& step, const Piece& piece) { UpdatePieceWith<Momentum>(step, piece); }
+void UpdateByMomentum(const OptimizerStep& step, const Piece& piece) { UpdatePieceWith<Momentum>(step, piece); }
 
 constexpr PieceUpdate kMomentum = {UpdateByMomentum, Momentum::kMomentCount};
 
 // Powers of two: a product with them is exact, so that this file need not forbid the compiler to contract.
-constexpr AdamStep kStep = {{.learning_rate = 0.125f, .beta1 = 0.5f}, AdamMode::kAdamW, 1.0f, 1.0f, 0.25f};
+constexpr OptimizerStep kStep = {{.learning_rate = 0.125f, .beta1 = 0.5f}, Optimizer::kAdamW, 1.0f, 1.0f, 0.25f};
 
 TEST(OptimizerTest, OneMomentIsSteppedStoredAndEncodedAndTheOtherNotTouched) {
   constexpr int64_t kRows = 33;
@@ -47,7 +47,7 @@ TEST(OptimizerTest, OneMomentIsSteppedStoredAndEncodedAndTheOtherNotTouched) {
     SCOPED_TRACE(MomentTypeName(type));
     std::vector<float> master = random.Normal(kRows * kCols, 1.0f);
     const std::vector<float> gradient = random.Normal(kRows * kCols, 1.0f);
-    Moments momentum(MomentKind::kExpAvg, type, kRows, kCols, random.Normal(kRows * kCols, 1.0f));
+    Moments momentum(MomentKind::kFirst, type, kRows, kCols, random.Normal(kRows * kCols, 1.0f));
 
     std::vector<float> expected_master = master;
     std::vector<float> moments = momentum.Get();
@@ -59,8 +59,8 @@ TEST(OptimizerTest, OneMomentIsSteppedStoredAndEncodedAndTheOtherNotTouched) {
     expected_momentum.Set(moments);
 
     OwnedPlanes planes(encoding, kRows, kCols);
-    FusedStep(kMomentum, kStep, gradient.data(), {.master = master.data(), .moments = {{momentum.View(), {}}}}, kRows,
-              kCols, encoding, planes.row_wise.View(), planes.column_wise.View(), {});
+    StepByPolicy(kMomentum, kStep, gradient.data(), {.master = master.data(), .moments = {{momentum.View(), {}}}},
+                 kRows, kCols, encoding, planes.row_wise.View(), planes.column_wise.View(), {});
     EXPECT_EQ(AsBytes(master), AsBytes(expected_master));
     EXPECT_TRUE(momentum == expected_momentum);
     EXPECT_TRUE(planes == Encode(encoding, expected_master, kRows, kCols));

@@ -17,6 +17,7 @@ from paramshard.torch.other_optimizers import steps_in_daemon
 from paramshard.torch.placeholder import Placeholder
 from paramshard.torch.sharded_model import ShardedModel
 
+_OPTIMIZERS = {"adamw": "adamw", "l2": "adam"}  # by mode
 _NAMES = {"lr": "learning_rate", "eps": "epsilon", "weight_decay": "weight_decay"}
 # Options of torch.optim.AdamW that change what a step computes or how it may run, and that the daemon does not have.
 _NOT_HERE = ("amsgrad", "capturable", "differentiable", "maximize")
@@ -216,7 +217,14 @@ def _refuse_options(group: dict[str, Any]) -> None:
 def _group_of(index: int, group: dict[str, Any]) -> ParameterGroup:
     _refuse_options(group)
     _betas_of(group)
-    return ParameterGroup(str(group.get("name", f"group{index}")), group["mode"], group["bias_correction"])
+    return ParameterGroup(str(group.get("name", f"group{index}")), _optimizer_of(group["mode"]),
+                          group["bias_correction"])
+
+
+def _optimizer_of(mode: str) -> str:
+    if mode not in _OPTIMIZERS:
+        raise paramshard.InvalidArgumentError(f"AdamW: mode: want one of {', '.join(_OPTIMIZERS)}, got {mode}")
+    return _OPTIMIZERS[mode]
 
 
 def _fixed_of(group: dict[str, Any]) -> tuple[list[int], str, bool]:

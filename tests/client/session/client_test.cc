@@ -15,7 +15,7 @@
 #include "kernels/formats/bfloat16.h"
 #include "kernels/formats/codec.h"
 #include "kernels/formats/float8.h"
-#include "kernels/optim/adam.h"
+#include "kernels/optim/fused_step.h"
 #include "kernels/optim/master_remainder.h"
 #include "kernels/optim/moment.h"
 #include "kernels/optim/optimizers.h"
@@ -169,17 +169,17 @@ struct Reference {
                  DefaultPowerOfTwoScales(*parameter.encoding.format)},
         master_type(parameter.master_type.value_or(MasterType::kFP32)),
         master(std::move(initial)),
-        exp_avg(MomentKind::kExpAvg, parameter.exp_avg_type.value_or(MomentType::kFP32)),
-        exp_avg_sq(MomentKind::kExpAvgSq, parameter.exp_avg_sq_type.value_or(MomentType::kFP32)) {
+        exp_avg(MomentKind::kFirst, parameter.exp_avg_type.value_or(MomentType::kFP32)),
+        exp_avg_sq(MomentKind::kSecond, parameter.exp_avg_sq_type.value_or(MomentType::kFP32)) {
     MeasureAmax();
     delayed_scale = E4M3::kMax / largest_amax;
   }
 
   // Planes of FP8_TENSOR_DELAYED have the scale of the amaxes before this step's.
-  void Step(const AdamStep& step, const std::vector<float>& gradients) {
+  void Step(const OptimizerStep& step, const std::vector<float>& gradients) {
     delayed_scale = E4M3::kMax / largest_amax;
-    const AdamState state{.master = master.data(), .moments = {exp_avg.View(), exp_avg_sq.View()}};
-    FusedAdam(step, gradients.data(), state, kRows, kColumns, encoding, {}, {});
+    const OptimizerState state{.master = master.data(), .moments = {exp_avg.View(), exp_avg_sq.View()}};
+    FusedStep(step, gradients.data(), state, kRows, kColumns, encoding, {}, {});
     MeasureAmax();
   }
 
@@ -277,8 +277,8 @@ class StepsTest : public ClientTest {
     ASSIGN_OR_RETURN(const StepResult result, commit.Wait());
     EXPECT_EQ(result.version, step);
     EXPECT_FALSE(result.skipped);
-    AdamStep expected;
-    expected.mode = model.spec().groups[0].mode;
+    OptimizerStep expected;
+    expected.optimizer = model.spec().groups[0].optimizer;
     expected.learning_rate = 0.01f;
     expected.weight_decay = 0.1f;
     expected.bias_correction1 = BiasCorrection(0.9f, step);
@@ -305,7 +305,7 @@ class OptimizersTest : public StepsTest, public testing::WithParamInterface<Opti
 
 TEST_P(OptimizersTest, StepsAreThoseOfTheKernels) {
   ModelSpec spec = TwoUnits(Format::kMXFP8);
-  spec.groups = {{.mode = GetParam().mode}};
+  spec.groups = {{.optimizer = GetParam().optimizer}};
   ExpectStepsOfTheKernels(2, spec);
 }
 

@@ -398,7 +398,7 @@ class MovedStepTest : public ::testing::Test {
   struct Scenario {
     std::vector<ExtentSpec> specs = {};
     std::vector<TensorScaling> scalings = {};
-    std::vector<std::optional<AdamStep>> steps = {};
+    std::vector<std::optional<OptimizerStep>> steps = {};
     std::vector<bool> encoded = {};  // by the step
     std::unique_ptr<State> state = nullptr;
   };
@@ -410,18 +410,18 @@ class MovedStepTest : public ::testing::Test {
       elements += spec.rows * spec.columns;
       gradients.push_back(random.Normal(spec.rows * spec.columns, 0.01f));
       const bool is_idle = random.Integer(0, 3) == 0;
-      scenario.steps.push_back(is_idle ? std::nullopt : std::optional<AdamStep>(AdamStep()));
+      scenario.steps.push_back(is_idle ? std::nullopt : std::optional<OptimizerStep>(OptimizerStep()));
       scenario.encoded.push_back(!is_idle && !EncodesAfterAmax(spec.encoding.format));
       scenario.scalings.push_back({0.1f, 1000.0f});
     }
-    scenario.steps.front() = AdamStep();
+    scenario.steps.front() = OptimizerStep();
     scenario.encoded.front() = !EncodesAfterAmax(scenario.specs.front().encoding.format);
     const std::optional<int64_t> band_elements =
         bands.has_value() ? std::optional<int64_t>(elements / *bands) : std::nullopt;
     scenario.state = std::make_unique<State>(device_.get(), scenario.specs, band_elements, has_moved);
     Fill(*scenario.state, 1);
     SetGradients(*scenario.state, gradients);
-    const std::vector<std::optional<AdamStep>> all(scenario.specs.size(), AdamStep());
+    const std::vector<std::optional<OptimizerStep>> all(scenario.specs.size(), OptimizerStep());
     EXPECT_OK(scenario.state->arithmetic().Step(all, scenario.scalings, {}));
     EXPECT_OK(scenario.state->arithmetic().EncodePlanes(scenario.scalings));
     return scenario;
@@ -444,7 +444,7 @@ class MovedStepTest : public ::testing::Test {
   }
 
   // The step's amaxes are those that are measured afterwards.
-  static void ExpectAmaxes(State& state, const std::vector<std::optional<AdamStep>>& steps,
+  static void ExpectAmaxes(State& state, const std::vector<std::optional<OptimizerStep>>& steps,
                            const std::vector<float>& expected) {
     ASSERT_OK_AND_ASSIGN(const std::vector<float> measured, state.arithmetic().MeasureAmaxes());
     for (size_t i = 0; i < steps.size(); ++i) {
@@ -469,16 +469,16 @@ TEST_F(MovedStepTest, GivesTheBytesOfAStepInPlace) {
     const std::vector<TensorScaling> scalings(specs.size(), {0.1f, 1000.0f});
     for (State* state : {&expected, &moved}) ASSERT_OK(state->arithmetic().EncodePlanes(scalings));
     for (int step = 0; step < 4; ++step) {
-      std::vector<std::optional<AdamStep>> steps;
+      std::vector<std::optional<OptimizerStep>> steps;
       std::vector<std::vector<float>> gradients;
       std::vector<bool> active;
       for (const ExtentSpec& spec : specs) {
         gradients.push_back(random.Normal(spec.rows * spec.columns, 0.01f));
-        AdamStep adam;
+        OptimizerStep adam;
         adam.learning_rate = 1e-3f;
         // In the third step only one extent takes one.
         active.push_back(step == 2 ? steps.empty() : random.Integer(0, 3) != 0);
-        steps.push_back(active.back() ? std::optional<AdamStep>(adam) : std::nullopt);
+        steps.push_back(active.back() ? std::optional<OptimizerStep>(adam) : std::nullopt);
       }
       for (State* state : {&expected, &moved}) ASSERT_NO_FATAL_FAILURE(SetGradients(*state, gradients));
       ASSERT_OK_AND_ASSIGN(const std::vector<float> amaxes, expected.arithmetic().Step(steps, scalings, {}));
@@ -517,7 +517,8 @@ TEST_F(MovedStepTest, AStateIsFilledWhereItLies) {
           EXPECT_TRUE(expected.BytesOf(i)[array] == moved.BytesOf(i)[array]) << "master " << i;
         }
       }
-      ASSERT_OK(moved.arithmetic().Step(std::vector<std::optional<AdamStep>>(specs.size(), AdamStep()), scalings, {}));
+      ASSERT_OK(moved.arithmetic().Step(std::vector<std::optional<OptimizerStep>>(specs.size(), OptimizerStep()),
+                                        scalings, {}));
     }
     EXPECT_EQ(moved.arithmetic().position() > 0, !has_moved);
   }
@@ -534,8 +535,8 @@ TEST_F(MovedStepTest, ManySmallExtentsWithoutAGradientMoveAlong) {
   const std::vector<TensorScaling> scalings(specs.size());
   for (State* state : {&expected, &moved}) ASSERT_NO_FATAL_FAILURE(Fill(*state, 3));
   for (const int every : {150, 2, 1'000}) {
-    std::vector<std::optional<AdamStep>> steps(specs.size());
-    for (size_t i = 0; i < specs.size(); i += every) steps[i] = AdamStep();
+    std::vector<std::optional<OptimizerStep>> steps(specs.size());
+    for (size_t i = 0; i < specs.size(); i += every) steps[i] = OptimizerStep();
     for (State* state : {&expected, &moved}) ASSERT_OK(state->arithmetic().Step(steps, scalings, {}));
     for (size_t i = 0; i < specs.size(); ++i) EXPECT_TRUE(expected.BytesOf(i) == moved.BytesOf(i)) << i;
   }
@@ -632,9 +633,10 @@ TEST_F(MovedStepTest, AStepInPlaceIsOneBandOfTheFirstLane) {
   const Scenario scenario = Begin(random, std::nullopt, /*has_moved=*/false);
   State& state = *scenario.state;
   Words words(*device_);
-  ASSERT_OK(state.arithmetic()
-                .Step(std::vector<std::optional<AdamStep>>(scenario.specs.size()), scenario.scalings, words.Progress())
-                .status());
+  ASSERT_OK(
+      state.arithmetic()
+          .Step(std::vector<std::optional<OptimizerStep>>(scenario.specs.size()), scenario.scalings, words.Progress())
+          .status());
   EXPECT_EQ(words.begun(), (State::Counts{0, 0})) << "nothing took a step";
   const auto before = BytesOf(state);
   ASSERT_OK_AND_ASSIGN(const std::vector<float> amaxes,

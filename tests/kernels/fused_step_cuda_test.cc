@@ -1,4 +1,4 @@
-#include "kernels/optim/adam_cuda.h"
+#include "kernels/optim/fused_step_cuda.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -11,10 +11,10 @@
 #include "gtest/gtest.h"
 #include "kernels/optim/optimizers.h"
 #include "kernels/random/initial_values_cuda.h"
-#include "tests/kernels/adam_state.h"
-#include "tests/kernels/device_adam.h"
-#include "tests/kernels/golden_adam.h"
+#include "tests/kernels/device_step.h"
+#include "tests/kernels/golden_step.h"
 #include "tests/kernels/gpu_test.h"
+#include "tests/kernels/optimizer_state.h"
 #include "tests/kernels/planes.h"
 #include "tests/support/random_seed.h"
 #include "tests/support/status_matchers.h"
@@ -22,12 +22,12 @@
 namespace paramshard::gpu {
 namespace {
 
-using Steps = std::vector<std::optional<AdamStep>>;
+using Steps = std::vector<std::optional<OptimizerStep>>;
 
-class FusedAdamPlanTest : public GpuTest {
+class FusedStepPlanTest : public GpuTest {
  protected:
   // Runs the plan of all extents, in two passes where an amax is needed, and checks every byte and amax.
-  void StepAndCheck(const std::vector<DeviceAdam>& extents, FusedAdamPlan& plan, const Steps& steps) {
+  void StepAndCheck(const std::vector<DeviceStep>& extents, FusedStepPlan& plan, const Steps& steps) {
     std::vector<TensorScaling> scalings;
     std::vector<float> expected_amaxes;
     std::vector<bool> stepped;
@@ -47,14 +47,14 @@ class FusedAdamPlanTest : public GpuTest {
     }
   }
 
-  static absl::StatusOr<FusedAdamPlan> PlanOf(const std::vector<DeviceAdam>& extents) {
-    std::vector<AdamExtent> views;
-    for (const DeviceAdam& extent : extents) views.push_back(extent.extent());
-    return FusedAdamPlan::Create(kDevice, views);
+  static absl::StatusOr<FusedStepPlan> PlanOf(const std::vector<DeviceStep>& extents) {
+    std::vector<StepExtent> views;
+    for (const DeviceStep& extent : extents) views.push_back(extent.extent());
+    return FusedStepPlan::Create(kDevice, views);
   }
 
   // Gives every extent a gradient, and steps the extents with a step in `steps` on the host.
-  static void Expect(std::vector<DeviceAdam>& extents, const Steps& steps, RandomFloats& random) {
+  static void Expect(std::vector<DeviceStep>& extents, const Steps& steps, RandomFloats& random) {
     for (size_t i = 0; i < extents.size(); ++i) {
       extents[i].SetGradient(random.Mixed(extents[i].count()));
       if (steps[i].has_value()) extents[i].ExpectStep(*steps[i]);
@@ -67,8 +67,8 @@ Encoding AnyEncoding(RandomFloats& random) {
   return encodings[random.Integer(0, static_cast<int64_t>(encodings.size()) - 1)];
 }
 
-AdamStep AnyStep(RandomFloats& random) {
-  AdamStep step = TypicalStep(kOptimizers[random.Integer(0, kOptimizerCount - 1)].mode);
+OptimizerStep AnyStep(RandomFloats& random) {
+  OptimizerStep step = TypicalStep(kOptimizers[random.Integer(0, kOptimizerCount - 1)].optimizer);
   if (random.Integer(0, 1) == 0) step.bias_correction1 = step.bias_correction2 = 1.0f;
   if (random.Integer(0, 3) == 0) step.weight_decay = 0.0f;
   if (random.Integer(0, 3) == 0) step.gradient_scale = 1.0f / 3.0f;
@@ -87,22 +87,22 @@ Offsets AnyOffsets(RandomFloats& random, Alignment alignment) {
   return {unit * random.Integer(0, 3), unit * random.Integer(0, 3), random.Integer(0, 5)};
 }
 
-DeviceAdam AnyExtent(const Encoding& encoding, MomentType exp_avg, MomentType exp_avg_sq, Alignment alignment,
+DeviceStep AnyExtent(const Encoding& encoding, MomentType exp_avg, MomentType exp_avg_sq, Alignment alignment,
                      RandomFloats& random) {
   const int64_t rows = random.Integer(0, 300);
   const int64_t columns = alignment == Alignment::kRows ? 16 * random.Integer(1, 40) : random.Integer(1, 600);
   const GradientType gradients = random.Integer(0, 1) == 0 ? GradientType::kFP32 : GradientType::kBF16;
-  return DeviceAdam(encoding, rows, columns, RandomState(random, rows, columns, exp_avg, exp_avg_sq),
-                    AnyOffsets(random, alignment), DeviceAdam::Master::kFloat, gradients);
+  return DeviceStep(encoding, rows, columns, RandomState(random, rows, columns, exp_avg, exp_avg_sq),
+                    AnyOffsets(random, alignment), DeviceStep::Master::kFloat, gradients);
 }
 
-TEST_F(FusedAdamPlanTest, EveryEncodingStepsAsOnTheHost) {
+TEST_F(FusedStepPlanTest, EveryEncodingStepsAsOnTheHost) {
   const uint64_t seed = FirstSeed(41);
   RandomFloats random(seed);
   for (const Encoding& encoding : AllEncodings()) {
     SCOPED_TRACE(absl::StrCat(kSeedVariable, "=", seed, " ", FormatName(encoding.format), " ",
                               ElementTypeName(encoding.element), " ", encoding.power_of_two_scales));
-    std::vector<DeviceAdam> extents;
+    std::vector<DeviceStep> extents;
     for (MomentType exp_avg : kMomentTypes) {
       for (MomentType exp_avg_sq : kMomentTypes) {
         for (Alignment alignment : kAlignments) {
@@ -110,7 +110,7 @@ TEST_F(FusedAdamPlanTest, EveryEncodingStepsAsOnTheHost) {
         }
       }
     }
-    ASSERT_OK_AND_ASSIGN(FusedAdamPlan plan, PlanOf(extents));
+    ASSERT_OK_AND_ASSIGN(FusedStepPlan plan, PlanOf(extents));
     for (int step = 0; step < 2; ++step) {
       Steps steps;
       for (size_t i = 0; i < extents.size(); ++i) steps.push_back(AnyStep(random));
@@ -120,30 +120,30 @@ TEST_F(FusedAdamPlanTest, EveryEncodingStepsAsOnTheHost) {
   }
 }
 
-TEST_F(FusedAdamPlanTest, BFloat16GradientsStepAsOnTheHost) {
+TEST_F(FusedStepPlanTest, BFloat16GradientsStepAsOnTheHost) {
   RandomFloats random(44);
   for (const Encoding& encoding :
        {Encoding{Format::kBF16}, Encoding{Format::kMXFP8}, Encoding{Format::kFP8Block128x128}}) {
     SCOPED_TRACE(FormatName(encoding.format));
-    std::vector<DeviceAdam> extents;
+    std::vector<DeviceStep> extents;
     Steps steps;
     for (MomentType type : kMomentTypes) {
       for (int64_t columns : {256, 260, 259}) {
         extents.emplace_back(encoding, 140, columns, RandomState(random, 140, columns, type, type), Offsets{},
-                             DeviceAdam::Master::kFloat, GradientType::kBF16);
+                             DeviceStep::Master::kFloat, GradientType::kBF16);
         steps.push_back(AnyStep(random));
       }
     }
-    ASSERT_OK_AND_ASSIGN(FusedAdamPlan plan, PlanOf(extents));
+    ASSERT_OK_AND_ASSIGN(FusedStepPlan plan, PlanOf(extents));
     Expect(extents, steps, random);
     StepAndCheck(extents, plan, steps);
   }
 }
 
-TEST_F(FusedAdamPlanTest, SmallShapesAndEdgesStepAsOnTheHost) {
+TEST_F(FusedStepPlanTest, SmallShapesAndEdgesStepAsOnTheHost) {
   RandomFloats random(42);
   for (const Encoding& encoding : AllEncodings()) {
-    std::vector<DeviceAdam> extents;
+    std::vector<DeviceStep> extents;
     Steps steps;
     for (int64_t rows : {0, 1, 31, 32, 33, 127, 129}) {
       for (int64_t columns : {1, 3, 4, 31, 32, 36, 128, 132, 255, 257, 8196}) {
@@ -156,23 +156,23 @@ TEST_F(FusedAdamPlanTest, SmallShapesAndEdgesStepAsOnTheHost) {
       }
     }
     SCOPED_TRACE(FormatName(encoding.format));
-    ASSERT_OK_AND_ASSIGN(FusedAdamPlan plan, PlanOf(extents));
+    ASSERT_OK_AND_ASSIGN(FusedStepPlan plan, PlanOf(extents));
     Expect(extents, steps, random);
     StepAndCheck(extents, plan, steps);
   }
 }
 
-TEST_F(FusedAdamPlanTest, ExtentsWithoutAStepKeepTheirBytes) {
+TEST_F(FusedStepPlanTest, ExtentsWithoutAStepKeepTheirBytes) {
   RandomFloats random(43);
-  std::vector<DeviceAdam> extents;
+  std::vector<DeviceStep> extents;
   for (int i = 0; i < 20; ++i) {
     extents.push_back(AnyExtent(AnyEncoding(random), kMomentTypes[random.Integer(0, 3)],
                                 kMomentTypes[random.Integer(0, 3)], kAlignments[random.Integer(0, 2)], random));
   }
-  ASSERT_OK_AND_ASSIGN(FusedAdamPlan plan, PlanOf(extents));
+  ASSERT_OK_AND_ASSIGN(FusedStepPlan plan, PlanOf(extents));
   for (int round = 0; round < 4; ++round) {
     Steps steps(extents.size());
-    for (std::optional<AdamStep>& step : steps) {
+    for (std::optional<OptimizerStep>& step : steps) {
       if (round > 0 && random.Integer(0, 1) == 0) step = AnyStep(random);
     }
     Expect(extents, steps, random);
@@ -180,7 +180,7 @@ TEST_F(FusedAdamPlanTest, ExtentsWithoutAStepKeepTheirBytes) {
   }
 }
 
-TEST_F(FusedAdamPlanTest, ExtremeValuesFollowTheFormula) {
+TEST_F(FusedStepPlanTest, ExtremeValuesFollowTheFormula) {
   const std::vector<float> extremes = Extremes();
   std::vector<float> master, gradient, exp_avg, exp_avg_sq;
   for (float p : {0.5f, 0.0f, -0.0f, 0x1p-149f, -3e38f}) {
@@ -196,7 +196,7 @@ TEST_F(FusedAdamPlanTest, ExtremeValuesFollowTheFormula) {
     }
   }
   const auto count = static_cast<int64_t>(master.size());
-  std::vector<DeviceAdam> extents;
+  std::vector<DeviceStep> extents;
   Steps steps;
   for (const OptimizerTraits& optimizer : kOptimizers) {
     for (float epsilon : {1e-8f, 0.0f, 1e-30f, 1.0f, 1e30f}) {
@@ -206,7 +206,7 @@ TEST_F(FusedAdamPlanTest, ExtremeValuesFollowTheFormula) {
                                     Moments(MomentType::kFP32, exp_avg_sq)};
           extents.emplace_back(Encoding{Format::kFP32}, count / columns, columns, state, Offsets{});
           extents.back().SetGradient(gradient);
-          steps.push_back(TypicalStep(optimizer.mode));
+          steps.push_back(TypicalStep(optimizer.optimizer));
           steps.back()->epsilon = epsilon;
           steps.back()->bias_correction1 = steps.back()->bias_correction2 = correction;
           extents.back().ExpectStep(*steps.back());
@@ -214,17 +214,17 @@ TEST_F(FusedAdamPlanTest, ExtremeValuesFollowTheFormula) {
       }
     }
   }
-  ASSERT_OK_AND_ASSIGN(FusedAdamPlan plan, PlanOf(extents));
+  ASSERT_OK_AND_ASSIGN(FusedStepPlan plan, PlanOf(extents));
   StepAndCheck(extents, plan, steps);
 }
 
-TEST_F(FusedAdamPlanTest, BitsAreAnyBits) {
+TEST_F(FusedStepPlanTest, BitsAreAnyBits) {
   const uint64_t seed = FirstSeed(44);
   SCOPED_TRACE(absl::StrCat(kSeedVariable, "=", seed));
   RandomFloats random(seed);
   constexpr int64_t kRows = 256;
   constexpr int64_t kColumns = 512;
-  std::vector<DeviceAdam> extents;
+  std::vector<DeviceStep> extents;
   Steps steps;
   for (const Encoding& encoding : AllEncodings()) {
     const OwnedState state = {random.AnyBits(kRows * kColumns),
@@ -235,15 +235,15 @@ TEST_F(FusedAdamPlanTest, BitsAreAnyBits) {
     steps.push_back(AnyStep(random));
     extents.back().ExpectStep(*steps.back());
   }
-  ASSERT_OK_AND_ASSIGN(FusedAdamPlan plan, PlanOf(extents));
+  ASSERT_OK_AND_ASSIGN(FusedStepPlan plan, PlanOf(extents));
   StepAndCheck(extents, plan, steps);
 }
 
 // Rows that get no gradient: moments that decayed to zero or to subnormal values.
-TEST_F(FusedAdamPlanTest, ZeroAndSubnormalMomentsStepAsOnTheHost) {
+TEST_F(FusedStepPlanTest, ZeroAndSubnormalMomentsStepAsOnTheHost) {
   RandomFloats random(45);
   constexpr int64_t kCount = 64 * 4096;
-  std::vector<DeviceAdam> extents;
+  std::vector<DeviceStep> extents;
   Steps steps;
   for (const OptimizerTraits& optimizer : kOptimizers) {
     for (float scale : {0.0f, 0x1p-149f, 0x1p-140f, 0x1p-126f, 0x1p-100f, 0x1p-80f}) {
@@ -255,19 +255,19 @@ TEST_F(FusedAdamPlanTest, ZeroAndSubnormalMomentsStepAsOnTheHost) {
                                   Moments(MomentType::kFP32, squares)};
         extents.emplace_back(Encoding{Format::kMXFP8}, 64, 4096, state, Offsets{});
         extents.back().SetGradient(std::vector<float>(kCount, 0.0f));
-        steps.push_back(TypicalStep(optimizer.mode));
+        steps.push_back(TypicalStep(optimizer.optimizer));
         if (master_scale == 0.0f) steps.back()->weight_decay = 0.0f;
         extents.back().ExpectStep(*steps.back());
       }
     }
   }
-  ASSERT_OK_AND_ASSIGN(FusedAdamPlan plan, PlanOf(extents));
+  ASSERT_OK_AND_ASSIGN(FusedStepPlan plan, PlanOf(extents));
   StepAndCheck(extents, plan, steps);
 }
 
-TEST_F(FusedAdamPlanTest, MastersAreEncodedWithoutAStep) {
+TEST_F(FusedStepPlanTest, MastersAreEncodedWithoutAStep) {
   RandomFloats random(46);
-  std::vector<DeviceAdam> extents;
+  std::vector<DeviceStep> extents;
   std::vector<TensorScaling> scalings;
   std::vector<float> expected_amaxes;
   for (const Encoding& encoding : AllEncodings()) {
@@ -278,18 +278,18 @@ TEST_F(FusedAdamPlanTest, MastersAreEncodedWithoutAStep) {
       expected_amaxes.push_back(NeedsAmax(encoding.format) ? scalings.back().amax : 0.0f);
     }
   }
-  ASSERT_OK_AND_ASSIGN(FusedAdamPlan plan, PlanOf(extents));
+  ASSERT_OK_AND_ASSIGN(FusedStepPlan plan, PlanOf(extents));
   ASSERT_OK(plan.MeasureAmaxes(stream()));
   ASSERT_OK_AND_ASSIGN(const std::vector<float> amaxes, plan.Amaxes(stream()));
   EXPECT_TRUE(SameBytes(AsBytes(expected_amaxes), AsBytes(amaxes)));
   ASSERT_OK(plan.Encode(scalings, stream()));
   Synchronize();
-  for (const DeviceAdam& extent : extents) extent.Check();
+  for (const DeviceStep& extent : extents) extent.Check();
 }
 
-TEST_F(FusedAdamPlanTest, SplitMastersStepAsOnTheHost) {
+TEST_F(FusedStepPlanTest, SplitMastersStepAsOnTheHost) {
   RandomFloats random(48);
-  std::vector<DeviceAdam> extents;
+  std::vector<DeviceStep> extents;
   for (MomentType exp_avg : kMomentTypes) {
     for (MomentType exp_avg_sq : kMomentTypes) {
       for (Alignment alignment : kAlignments) {
@@ -297,11 +297,11 @@ TEST_F(FusedAdamPlanTest, SplitMastersStepAsOnTheHost) {
         const int64_t columns = random.Integer(1, 300);
         extents.emplace_back(Encoding{Format::kBF16}, rows, columns,
                              RandomState(random, rows, columns, exp_avg, exp_avg_sq), AnyOffsets(random, alignment),
-                             DeviceAdam::Master::kSplit);
+                             DeviceStep::Master::kSplit);
       }
     }
   }
-  ASSERT_OK_AND_ASSIGN(FusedAdamPlan plan, PlanOf(extents));
+  ASSERT_OK_AND_ASSIGN(FusedStepPlan plan, PlanOf(extents));
   for (int round = 0; round < 2; ++round) {
     Steps steps;
     for (size_t i = 0; i < extents.size(); ++i) steps.push_back(AnyStep(random));
@@ -310,18 +310,18 @@ TEST_F(FusedAdamPlanTest, SplitMastersStepAsOnTheHost) {
   }
   ASSERT_OK(plan.Encode({}, stream()));
   Synchronize();
-  for (const DeviceAdam& extent : extents) extent.Check();
+  for (const DeviceStep& extent : extents) extent.Check();
 }
 
 // All kinds of extents in one plan.
-TEST_F(FusedAdamPlanTest, MixedExtentsStepTogether) {
+TEST_F(FusedStepPlanTest, MixedExtentsStepTogether) {
   RandomFloats random(49);
-  std::vector<DeviceAdam> extents;
+  std::vector<DeviceStep> extents;
   for (int i = 0; i < 150; ++i) {
     extents.push_back(AnyExtent(AnyEncoding(random), kMomentTypes[random.Integer(0, 3)],
                                 kMomentTypes[random.Integer(0, 3)], kAlignments[random.Integer(0, 2)], random));
   }
-  ASSERT_OK_AND_ASSIGN(FusedAdamPlan plan, PlanOf(extents));
+  ASSERT_OK_AND_ASSIGN(FusedStepPlan plan, PlanOf(extents));
   for (int round = 0; round < 2; ++round) {
     Steps steps;
     for (size_t i = 0; i < extents.size(); ++i) steps.push_back(AnyStep(random));
@@ -331,7 +331,7 @@ TEST_F(FusedAdamPlanTest, MixedExtentsStepTogether) {
 }
 
 // Two extents of a tensor store the same bytes as the whole tensor if all are encoded with the amax of the whole.
-TEST_F(FusedAdamPlanTest, CutTensorsAreEncodedLikeTheWhole) {
+TEST_F(FusedStepPlanTest, CutTensorsAreEncodedLikeTheWhole) {
   RandomFloats random(50);
   constexpr int64_t kRows = 256;
   constexpr int64_t kColumns = 200;
@@ -343,13 +343,13 @@ TEST_F(FusedAdamPlanTest, CutTensorsAreEncodedLikeTheWhole) {
       const auto first = matrix.begin() + first_row * kColumns;
       const std::vector<float> values(first, first + rows * kColumns);
       const OwnedState state = {values, Moments(MomentType::kFP32, values), Moments(MomentType::kFP32, values)};
-      return DeviceAdam(encoding, rows, kColumns, state, Offsets{});
+      return DeviceStep(encoding, rows, kColumns, state, Offsets{});
     };
-    std::vector<DeviceAdam> extents;
+    std::vector<DeviceStep> extents;
     extents.push_back(part(0, kCut));
     extents.push_back(part(kCut, kRows - kCut));
     extents.push_back(part(0, kRows));
-    ASSERT_OK_AND_ASSIGN(FusedAdamPlan plan, PlanOf(extents));
+    ASSERT_OK_AND_ASSIGN(FusedStepPlan plan, PlanOf(extents));
     ASSERT_OK(plan.MeasureAmaxes(stream()));
     ASSERT_OK_AND_ASSIGN(const std::vector<float> amaxes, plan.Amaxes(stream()));
     EXPECT_EQ(std::max(amaxes[0], amaxes[1]), amaxes[2]);
@@ -362,51 +362,51 @@ TEST_F(FusedAdamPlanTest, CutTensorsAreEncodedLikeTheWhole) {
   }
 }
 
-TEST_F(FusedAdamPlanTest, PlanesMayBeLeftOut) {
+TEST_F(FusedStepPlanTest, PlanesMayBeLeftOut) {
   RandomFloats random(47);
   for (const Encoding& encoding : AllEncodings()) {
     const OwnedState state = RandomState(random, 64, 40, MomentType::kFP32, MomentType::kFP32);
-    std::vector<DeviceAdam> extents;
+    std::vector<DeviceStep> extents;
     extents.emplace_back(Encoding{Format::kFP32}, 64, 40, state, Offsets{});
-    AdamExtent view = extents[0].extent();
+    StepExtent view = extents[0].extent();
     view.encoding = encoding;
     view.row_wise = {};
     view.column_wise = {};
-    ASSERT_OK_AND_ASSIGN(FusedAdamPlan plan, FusedAdamPlan::Create(kDevice, {view}));
+    ASSERT_OK_AND_ASSIGN(FusedStepPlan plan, FusedStepPlan::Create(kDevice, {view}));
     const std::vector<float> gradient = random.Mixed(64 * 40);
     extents[0].SetGradient(gradient);
     OwnedState expected = state;
-    const AdamStep step = TypicalStep(AdamMode::kAdamW);
-    FusedAdam(step, gradient.data(), expected.View(), 64, 40, encoding, {}, {});
+    const OptimizerStep step = TypicalStep(Optimizer::kAdamW);
+    FusedStep(step, gradient.data(), expected.View(), 64, 40, encoding, {}, {});
     ASSERT_OK(plan.Step({step}, {TensorScaling{}}, stream()));
     Synchronize();
     EXPECT_TRUE(SameBytes(AsBytes(expected.master), AsBytes(extents[0].DownloadMaster())));
   }
 }
 
-TEST_F(FusedAdamPlanTest, RemaindersWithoutWeightsAreRefused) {
+TEST_F(FusedStepPlanTest, RemaindersWithoutWeightsAreRefused) {
   RandomFloats random(51);
-  const DeviceAdam other(Encoding{Format::kFP16}, 8, 8, RandomState(random, 8, 8, MomentType::kFP32, MomentType::kFP32),
+  const DeviceStep other(Encoding{Format::kFP16}, 8, 8, RandomState(random, 8, 8, MomentType::kFP32, MomentType::kFP32),
                          Offsets{});
   const DeviceArray<int16_t> remainder(std::vector<int16_t>(64));
-  AdamExtent extent = other.extent();
+  StepExtent extent = other.extent();
   extent.state.remainder = remainder.data();
-  EXPECT_THAT(FusedAdamPlan::Create(kDevice, {extent}),
+  EXPECT_THAT(FusedStepPlan::Create(kDevice, {extent}),
               StatusIs(absl::StatusCode::kInvalidArgument, testing::HasSubstr("got format FP16")));
 }
 
-TEST_F(FusedAdamPlanTest, MissingScalingsAreRefused) {
+TEST_F(FusedStepPlanTest, MissingScalingsAreRefused) {
   RandomFloats random(52);
-  std::vector<DeviceAdam> extents;
+  std::vector<DeviceStep> extents;
   extents.push_back(
       AnyExtent(Encoding{Format::kFP8TensorDelayed}, MomentType::kFP32, MomentType::kFP32, Alignment::kRows, random));
-  ASSERT_OK_AND_ASSIGN(FusedAdamPlan plan, PlanOf(extents));
-  EXPECT_THAT(plan.Step({TypicalStep(AdamMode::kAdamW)}, {}, stream()),
+  ASSERT_OK_AND_ASSIGN(FusedStepPlan plan, PlanOf(extents));
+  EXPECT_THAT(plan.Step({TypicalStep(Optimizer::kAdamW)}, {}, stream()),
               StatusIs(absl::StatusCode::kInvalidArgument, testing::HasSubstr("want scalings of 1 extents, got 0")));
 }
 
-TEST_F(FusedAdamPlanTest, NoExtentsAreFine) {
-  ASSERT_OK_AND_ASSIGN(FusedAdamPlan plan, FusedAdamPlan::Create(kDevice, {}));
+TEST_F(FusedStepPlanTest, NoExtentsAreFine) {
+  ASSERT_OK_AND_ASSIGN(FusedStepPlan plan, FusedStepPlan::Create(kDevice, {}));
   EXPECT_OK(plan.Step({}, {}, stream()));
   EXPECT_OK(plan.Encode({}, stream()));
 }
@@ -447,28 +447,28 @@ class MomentMirror {
   Mirror<float> scales_;
 };
 
-TEST_F(FusedAdamPlanTest, GoldenCasesUpdateTheState) {
+TEST_F(FusedStepPlanTest, GoldenCasesUpdateTheState) {
   for (const char* kind : {"adam", "adam_and_quantize"}) {
     for (const GoldenCase& golden : ComputableCases(kind)) {
       SCOPED_TRACE(golden.name());
       const int64_t count = golden.rows() * golden.cols();
       CaseState state(golden);
-      const AdamState view = state.View();
+      const OptimizerState view = state.View();
       const Mirror<float> master(view.master, count);
       const Mirror<int16_t> remainder(view.remainder, count);
       const Mirror<uint8_t> weights(state.weights().data, state.is_split() ? count * 2 : 0);
-      const MomentMirror exp_avg(view.moments[MomentKind::kExpAvg], golden.rows(), golden.cols());
-      const MomentMirror exp_avg_sq(view.moments[MomentKind::kExpAvgSq], golden.rows(), golden.cols());
+      const MomentMirror exp_avg(view.moments[MomentKind::kFirst], golden.rows(), golden.cols());
+      const MomentMirror exp_avg_sq(view.moments[MomentKind::kSecond], golden.rows(), golden.cols());
       const std::vector<float> gradients = golden.Values<float>("grad");
       DeviceArray<float> gradient{std::vector<float>(count)};
-      AdamExtent extent;
+      StepExtent extent;
       extent.gradient = gradient.data();
       extent.state = {master.device(), remainder.device(), {exp_avg.View(), exp_avg_sq.View()}};
       extent.rows = golden.rows();
       extent.columns = golden.cols();
       extent.encoding = {Format::kBF16};
       if (state.is_split()) extent.row_wise.data = weights.device();
-      ASSERT_OK_AND_ASSIGN(FusedAdamPlan plan, FusedAdamPlan::Create(kDevice, {extent}));
+      ASSERT_OK_AND_ASSIGN(FusedStepPlan plan, FusedStepPlan::Create(kDevice, {extent}));
       const nlohmann::json& steps = golden.options().at("steps");
       for (size_t t = 0; t < steps.size(); ++t) {
         gradient.Upload({gradients.begin() + t * count, gradients.begin() + (t + 1) * count});
@@ -486,7 +486,7 @@ TEST_F(FusedAdamPlanTest, GoldenCasesUpdateTheState) {
 }
 
 // Golden cases that quantize a matrix, or the master after steps.
-TEST_F(FusedAdamPlanTest, GoldenMatricesAreEncoded) {
+TEST_F(FusedStepPlanTest, GoldenMatricesAreEncoded) {
   for (const char* kind : {"quantize", "adam_and_quantize"}) {
     for (const GoldenCase& golden : ComputableCases(kind)) {
       SCOPED_TRACE(golden.name());
@@ -500,18 +500,18 @@ TEST_F(FusedAdamPlanTest, GoldenMatricesAreEncoded) {
         const std::vector<float> gradients = golden.Values<float>("grad");
         const nlohmann::json& steps = golden.options().at("steps");
         for (size_t t = 0; t < steps.size(); ++t) {
-          FusedAdam(StepOf(golden.options(), steps[t]), gradients.data() + t * golden.rows() * golden.cols(),
+          FusedStep(StepOf(golden.options(), steps[t]), gradients.data() + t * golden.rows() * golden.cols(),
                     state.View(), golden.rows(), golden.cols(), stepped, weights, {});
         }
         matrix = state.Master();
       }
       const std::vector<float> zeros(matrix.size());
       const OwnedState state = {matrix, Moments(MomentType::kFP32, zeros), Moments(MomentType::kFP32, zeros)};
-      std::vector<DeviceAdam> extents;
+      std::vector<DeviceStep> extents;
       extents.emplace_back(golden.encoding(), golden.rows(), golden.cols(), state, Offsets{});
       extents[0].set_scaling({0.0f, golden.options().value("scale", 1.0f)});
       extents[0].ExpectEncoded();
-      ASSERT_OK_AND_ASSIGN(FusedAdamPlan plan, PlanOf(extents));
+      ASSERT_OK_AND_ASSIGN(FusedStepPlan plan, PlanOf(extents));
       ASSERT_OK(plan.Encode({extents[0].scaling()}, stream()));
       Synchronize();
       EXPECT_TRUE(SameBytes(golden.Bytes("row_data"), extents[0].DownloadRowData()));
@@ -521,7 +521,7 @@ TEST_F(FusedAdamPlanTest, GoldenMatricesAreEncoded) {
 }
 
 // The last elements of an extent of more than 2^32 elements, and the first.
-TEST_F(FusedAdamPlanTest, IndicesAreOf64Bits) {
+TEST_F(FusedStepPlanTest, IndicesAreOf64Bits) {
   constexpr int64_t kColumns = 65536;
   constexpr int64_t kRows = 65536 + 32;
   constexpr int64_t kCount = kRows * kColumns;
@@ -534,12 +534,12 @@ TEST_F(FusedAdamPlanTest, IndicesAreOf64Bits) {
   ASSERT_EQ(cudaMalloc(&memory, kNeeded), cudaSuccess);
   uint8_t* next = memory;
   const auto take = [&](int64_t bytes) { return std::exchange(next, next + bytes); };
-  AdamExtent extent;
+  StepExtent extent;
   float* const gradient = reinterpret_cast<float*>(take(kCount * 4));
   extent.gradient = gradient;
   extent.state.master = reinterpret_cast<float*>(take(kCount * 4));
-  extent.state.moments[MomentKind::kExpAvg].data = take(kCount * 4);
-  extent.state.moments[MomentKind::kExpAvgSq].data = take(kCount * 4);
+  extent.state.moments[MomentKind::kFirst].data = take(kCount * 4);
+  extent.state.moments[MomentKind::kSecond].data = take(kCount * 4);
   extent.rows = kRows;
   extent.columns = kColumns;
   extent.encoding = {Format::kMXFP8};
@@ -549,14 +549,14 @@ TEST_F(FusedAdamPlanTest, IndicesAreOf64Bits) {
   extent.column_wise.scales = take(kCount / 32);
   const InitialValue normal = {Initializer::kNormal, 0.0f, 1.0f};
   const InitialValue uniform = {Initializer::kUniform, 0.0f, 1.0f};
-  float* const exp_avg = static_cast<float*>(extent.state.moments[MomentKind::kExpAvg].data);
-  float* const exp_avg_sq = static_cast<float*>(extent.state.moments[MomentKind::kExpAvgSq].data);
+  float* const exp_avg = static_cast<float*>(extent.state.moments[MomentKind::kFirst].data);
+  float* const exp_avg_sq = static_cast<float*>(extent.state.moments[MomentKind::kSecond].data);
   ASSERT_OK(FillInitialValues(normal, 1, 0, 0, kCount, gradient, stream()));
   ASSERT_OK(FillInitialValues(normal, 1, 1, 0, kCount, extent.state.master, stream()));
   ASSERT_OK(FillInitialValues(normal, 1, 2, 0, kCount, exp_avg, stream()));
   ASSERT_OK(FillInitialValues(uniform, 1, 3, 0, kCount, exp_avg_sq, stream()));
-  ASSERT_OK_AND_ASSIGN(FusedAdamPlan plan, FusedAdamPlan::Create(kDevice, {extent}));
-  const AdamStep step = TypicalStep(AdamMode::kAdamW);
+  ASSERT_OK_AND_ASSIGN(FusedStepPlan plan, FusedStepPlan::Create(kDevice, {extent}));
+  const OptimizerStep step = TypicalStep(Optimizer::kAdamW);
   ASSERT_OK(plan.Step({step}, {}, stream()));
   Synchronize();
   for (int64_t first_row : {int64_t{0}, kRows - 32}) {
@@ -569,7 +569,7 @@ TEST_F(FusedAdamPlanTest, IndicesAreOf64Bits) {
     FillInitialValues(uniform, 1, 3, first, kPart, second_moment.data());
     OwnedState state = {master, Moments(MomentType::kFP32, first_moment), Moments(MomentType::kFP32, second_moment)};
     OwnedPlanes planes(extent.encoding, 32, kColumns);
-    FusedAdam(step, host_gradient.data(), state.View(), 32, kColumns, extent.encoding, planes.row_wise.View(),
+    FusedStep(step, host_gradient.data(), state.View(), 32, kColumns, extent.encoding, planes.row_wise.View(),
               planes.column_wise.View());
     const auto expect = [&](const std::vector<uint8_t>& expected, const void* actual, const char* what) {
       std::vector<uint8_t> bytes(expected.size());

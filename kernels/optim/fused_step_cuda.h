@@ -1,7 +1,7 @@
-// The fused optimizer step on a GPU: the bytes of FusedAdam() (adam.h), for many extents in one pass.
+// The fused optimizer step on a GPU: the bytes of FusedStep() (fused_step.h), for many extents in one pass.
 
-#ifndef PARAMSHARD_KERNELS_OPTIM_ADAM_CUDA_H_
-#define PARAMSHARD_KERNELS_OPTIM_ADAM_CUDA_H_
+#ifndef PARAMSHARD_KERNELS_OPTIM_FUSED_STEP_CUDA_H_
+#define PARAMSHARD_KERNELS_OPTIM_FUSED_STEP_CUDA_H_
 
 #include <cuda_runtime.h>
 
@@ -15,21 +15,21 @@
 #include "absl/types/span.h"
 #include "kernels/formats/codec.h"
 #include "kernels/formats/format_id.h"
-#include "kernels/optim/adam.h"
+#include "kernels/optim/fused_step.h"
 #include "kernels/optim/state_bands.h"
 
 namespace paramshard::gpu {
 
-// The constant arguments of an extent's steps. Pointers to device memory, as for FusedAdam(): state and gradient are
+// The constant arguments of an extent's steps. Pointers to device memory, as for FusedStep(): state and gradient are
 // aligned for their elements, planes have any alignment, but the weights of a master with a remainder are aligned to 2
 // bytes. Up to 15 bytes before an array are read if they share 16 aligned bytes with it.
 //
 // Fastest if all arrays are aligned to 16 bytes and `columns` is a multiple of 16. Other numbers of columns are nearly
 // as fast with moments of equal type, FP32 or BF16. Otherwise, and if arrays differ in their alignment to four
 // elements, elements are accessed one by one.
-struct AdamExtent {
+struct StepExtent {
   ConstGradient gradient;
-  AdamState state;
+  OptimizerState state;
   int64_t rows = 0;
   int64_t columns = 0;
   Encoding encoding;
@@ -41,7 +41,7 @@ struct AdamExtent {
 // outlive it. Not thread-safe. All calls share the plan's tables: a stream must have finished one call before the next
 // call on another stream, and before a call with other arguments.
 //
-//   ASSIGN_OR_RETURN(FusedAdamPlan plan, FusedAdamPlan::Create(device, extents));
+//   ASSIGN_OR_RETURN(FusedStepPlan plan, FusedStepPlan::Create(device, extents));
 //   RETURN_IF_ERROR(plan.Step(steps, scalings, stream));
 //   ASSIGN_OR_RETURN(std::vector<float> amaxes, plan.Amaxes(stream));
 //   // The largest over all ranks become scalings; then:
@@ -51,22 +51,22 @@ struct AdamExtent {
 // access, and in FP8_BLOCK_128X128 or MXFP8, which other formats join. A model has one or two kinds.
 //
 // `scalings` has an entry per extent, or is empty if no extent NeedsAmax().
-class FusedAdamPlan {
+class FusedStepPlan {
  public:
   // `bands` are for StepBand(). With bands, extents that follow each other follow each other in memory in every array,
   // with less than kMoveUnit bytes of padding between two. INVALID_ARGUMENT of CheckEncodable() and CheckBands(), and
   // for a remainder without BF16 weights (with bands: weights apart from the plane); RESOURCE_EXHAUSTED.
-  static absl::StatusOr<FusedAdamPlan> Create(int device, absl::Span<const AdamExtent> extents,
+  static absl::StatusOr<FusedStepPlan> Create(int device, absl::Span<const StepExtent> extents,
                                               std::vector<BandStart> bands = {});
 
-  FusedAdamPlan(FusedAdamPlan&& other) noexcept;
-  FusedAdamPlan& operator=(FusedAdamPlan&& other) noexcept;
-  ~FusedAdamPlan();
+  FusedStepPlan(FusedStepPlan&& other) noexcept;
+  FusedStepPlan& operator=(FusedStepPlan&& other) noexcept;
+  ~FusedStepPlan();
 
   // Enqueues one optimizer step on every extent whose entry in `steps` has a value; other extents keep every byte.
   // Encodes the extents that do not EncodesAfterAmax(), FP8_TENSOR_DELAYED with its scaling's `scale`. INVALID_ARGUMENT
   // for missing scalings, here and below.
-  absl::Status Step(absl::Span<const std::optional<AdamStep>> steps, absl::Span<const TensorScaling> scalings,
+  absl::Status Step(absl::Span<const std::optional<OptimizerStep>> steps, absl::Span<const TensorScaling> scalings,
                     cudaStream_t stream);
 
   // Sets the position of the state: `bytes` behind the extents' addresses in every array, a multiple of kMoveUnit.
@@ -78,7 +78,7 @@ class FusedAdamPlan {
   // state_bands.h, or for the bands that an interrupted step has left; then call SetPosition(). Extents that take no
   // step move along: one copy per array and band for neighbouring ones. Bands out of order or without BeginStep() are
   // our bug.
-  absl::Status BeginStep(absl::Span<const std::optional<AdamStep>> steps, absl::Span<const TensorScaling> scalings,
+  absl::Status BeginStep(absl::Span<const std::optional<OptimizerStep>> steps, absl::Span<const TensorScaling> scalings,
                          int64_t distance, cudaStream_t stream);
   absl::Status StepBand(int band, cudaStream_t stream);
   int band_count() const;
@@ -100,11 +100,11 @@ class FusedAdamPlan {
  private:
   class Impl;
 
-  explicit FusedAdamPlan(std::unique_ptr<Impl> impl);
+  explicit FusedStepPlan(std::unique_ptr<Impl> impl);
 
   std::unique_ptr<Impl> impl_;
 };
 
 }  // namespace paramshard::gpu
 
-#endif  // PARAMSHARD_KERNELS_OPTIM_ADAM_CUDA_H_
+#endif  // PARAMSHARD_KERNELS_OPTIM_FUSED_STEP_CUDA_H_

@@ -1,4 +1,4 @@
-#include "kernels/optim/adam_cuda.h"
+#include "kernels/optim/fused_step_cuda.h"
 
 #include <algorithm>
 #include <limits>
@@ -16,10 +16,10 @@
 #include "kernels/gpu/pinned_memory.h"
 #include "kernels/gpu/status.h"
 #include "kernels/gpu/stream.h"
-#include "kernels/optim/adam_kernels.h"
 #include "kernels/optim/moved_state.h"
 #include "kernels/optim/optimizers.h"
 #include "kernels/optim/shifted_rows.h"
+#include "kernels/optim/step_kernels.h"
 
 namespace paramshard::gpu {
 namespace {
@@ -44,14 +44,14 @@ bool IsInPhase(const void* address, int64_t size, int phase) {
 bool IsFlat(Format format) { return GpuFormatOf(format).step_tiles == StepTiles::kFlat; }
 
 // Returns true if a flat extent is walked row by row nevertheless, because blocks of moments end with each row.
-bool WalksRows(const AdamExtent& extent) {
+bool WalksRows(const StepExtent& extent) {
   const auto& moments = extent.state.moments;
   const bool has_scales = std::any_of(moments.begin(), moments.end(),
                                       [](const MutableMoment& moment) { return HasMomentScales(moment.type); });
   return IsFlat(extent.encoding.format) && has_scales && extent.rows > 1 && extent.columns % kMomentBlockSize != 0;
 }
 
-DeviceExtent ToDeviceExtent(const AdamExtent& extent) {
+DeviceExtent ToDeviceExtent(const StepExtent& extent) {
   DeviceExtent device_extent = {};
   device_extent.gradient = extent.gradient;
   device_extent.master = extent.state.master;
@@ -71,14 +71,14 @@ DeviceExtent ToDeviceExtent(const AdamExtent& extent) {
 }
 
 // Returns the arrays of the extent that a step moves.
-AdamState StateOf(const DeviceExtent& extent) {
+OptimizerState StateOf(const DeviceExtent& extent) {
   return {.master = extent.master,
           .remainder = extent.remainder,
           .moments = extent.moments,
           .weights = extent.remainder != nullptr ? extent.weights : nullptr};
 }
 
-absl::Status CheckExtent(const AdamExtent& extent, bool moves) {
+absl::Status CheckExtent(const StepExtent& extent, bool moves) {
   RETURN_IF_ERROR(CheckEncodable(extent.encoding));
   if (extent.state.remainder == nullptr || extent.rows * extent.columns == 0) return absl::OkStatus();
   if (moves && extent.state.weights == nullptr) {
@@ -93,9 +93,9 @@ absl::Status CheckExtent(const AdamExtent& extent, bool moves) {
                    FormatName(extent.encoding.format), plane == nullptr ? " without a plane" : ""));
 }
 
-absl::Status CheckBands(absl::Span<const AdamExtent> extents, absl::Span<const BandStart> bands) {
+absl::Status CheckBands(absl::Span<const StepExtent> extents, absl::Span<const BandStart> bands) {
   std::vector<MatrixShape> shapes;
-  for (const AdamExtent& extent : extents) shapes.push_back({extent.rows, extent.columns});
+  for (const StepExtent& extent : extents) shapes.push_back({extent.rows, extent.columns});
   return paramshard::CheckBands(shapes, bands);
 }
 
@@ -129,28 +129,28 @@ bool HasWholeQuads(const DeviceExtent& extent) {
          IsAligned(extent.column_wise.data, plane_quad) && IsAligned(extent.column_wise.scales, kQuad);
 }
 
-AdamMoments MomentsOf(const DeviceExtent& extent) {
+KernelMoments MomentsOf(const DeviceExtent& extent) {
   const MomentType type = extent.moments.begin()->type;
   const bool are_equal = std::all_of(extent.moments.begin(), extent.moments.end(),
                                      [&](const MutableMoment& moment) { return moment.type == type; });
-  return are_equal ? static_cast<AdamMoments>(type) : AdamMoments::kAny;
+  return are_equal ? static_cast<KernelMoments>(type) : KernelMoments::kAny;
 }
 
 // The access, and the moments that a kernel of it takes.
-AdamKind KindOf(const DeviceExtent& extent, StepTiles tiles) {
-  const AdamMoments moments = MomentsOf(extent);
-  const AdamGradients gradients =
-      moments == AdamMoments::kAny ? AdamGradients::kAny : static_cast<AdamGradients>(extent.gradient.type);
-  const AdamKind strided = {AdamMoments::kAny, AdamGradients::kAny, AdamAccess::kStrided, tiles};
+KernelKind KindOf(const DeviceExtent& extent, StepTiles tiles) {
+  const KernelMoments moments = MomentsOf(extent);
+  const KernelGradients gradients =
+      moments == KernelMoments::kAny ? KernelGradients::kAny : static_cast<KernelGradients>(extent.gradient.type);
+  const KernelKind strided = {KernelMoments::kAny, KernelGradients::kAny, KernelAccess::kStrided, tiles};
   if (!IsInPhase(extent)) return strided;
-  const bool can_shift = (moments == AdamMoments::kFP32 || moments == AdamMoments::kBF16) &&
+  const bool can_shift = (moments == KernelMoments::kFP32 || moments == KernelMoments::kBF16) &&
                          extent.remainder == nullptr && extent.columns < std::numeric_limits<int32_t>::max();
   // Rows that begin inside of a sector cost more than their own bytes. With BF16 moments, which leave less time for an
   // element, shifting costs more than that.
   const bool whole_sectors = IsFlat(extent.encoding.format) || extent.rows <= 1 ||
-                             extent.columns % kShiftAlignment == 0 || moments == AdamMoments::kBF16;
-  if (HasWholeQuads(extent) && (whole_sectors || !can_shift)) return {moments, gradients, AdamAccess::kQuads, tiles};
-  if (can_shift) return {moments, gradients, AdamAccess::kShifted, tiles};
+                             extent.columns % kShiftAlignment == 0 || moments == KernelMoments::kBF16;
+  if (HasWholeQuads(extent) && (whole_sectors || !can_shift)) return {moments, gradients, KernelAccess::kQuads, tiles};
+  if (can_shift) return {moments, gradients, KernelAccess::kShifted, tiles};
   return strided;
 }
 
@@ -159,21 +159,21 @@ MatrixShape CutInto(const MatrixShape& shape, const MatrixShape& tile) {
 }
 
 // Returns the numbers of tiles that an extent has in a pass.
-MatrixShape TilesOf(const DeviceExtent& extent, AdamPass pass) {
+MatrixShape TilesOf(const DeviceExtent& extent, KernelPass pass) {
   const Format format = extent.encoding.format;
   const MatrixShape shape = {extent.rows, extent.columns};
   if (shape.rows * shape.cols == 0) return {0, 0};
   const GpuFormat gpu = GpuFormatOf(format);
-  if (pass == AdamPass::kEncode && gpu.late_tile_shape.rows != 0) return CutInto(shape, gpu.late_tile_shape);
+  if (pass == KernelPass::kEncode && gpu.late_tile_shape.rows != 0) return CutInto(shape, gpu.late_tile_shape);
   if (gpu.step_tiles != StepTiles::kFlat) return CutInto(shape, gpu.step_tile_shape);
   if (extent.by_rows) return CutInto(shape, kRowsTileShape);
   return CutInto({1, shape.rows * shape.cols}, {1, kFlatTileColumns});
 }
 
 // The tiles that most extents in blocks have. Flat extents join them, so that they need no launch of their own.
-StepTiles CommonTiles(absl::Span<const AdamExtent> extents) {
+StepTiles CommonTiles(absl::Span<const StepExtent> extents) {
   const auto count = [&](StepTiles tiles) {
-    return std::count_if(extents.begin(), extents.end(), [&](const AdamExtent& extent) {
+    return std::count_if(extents.begin(), extents.end(), [&](const StepExtent& extent) {
       return GpuFormatOf(extent.encoding.format).step_tiles == tiles;
     });
   };
@@ -189,10 +189,10 @@ DeviceScaling ToDeviceScaling(const Encoding& encoding, const TensorScaling& sca
 }
 
 // The kernels step by AdamElements (adam_math_cuda.h). An optimizer with another policy has kernels of its own.
-constexpr bool StepsByAdamElements(AdamMode mode) {
-  switch (mode) {
-    case AdamMode::kAdamW:
-    case AdamMode::kL2:
+constexpr bool StepsByAdamElements(Optimizer optimizer) {
+  switch (optimizer) {
+    case Optimizer::kAdamW:
+    case Optimizer::kAdam:
       return true;
   }
   return false;
@@ -201,20 +201,20 @@ constexpr bool StepsByAdamElements(AdamMode mode) {
 // Returns true if the kernels step every optimizer, and MomentsOf() may compare all moments.
 constexpr bool AllStepByAdamElements() {
   for (const OptimizerTraits& optimizer : kOptimizers) {
-    if (!StepsByAdamElements(optimizer.mode) || optimizer.moment_count != kMomentCount) return false;
+    if (!StepsByAdamElements(optimizer.optimizer) || optimizer.moment_count != kMomentCount) return false;
   }
   return true;
 }
 static_assert(AllStepByAdamElements(), "an optimizer that needs kernels of its own, and an extent that says so");
 
 // Bit by bit: -0 is another weight decay than 0.
-static_assert(sizeof(AdamStep) == sizeof(Hyperparameters) + 4 * sizeof(float), "a field that is not compared");
-bool AreSame(const AdamStep& a, const AdamStep& b) {
+static_assert(sizeof(OptimizerStep) == sizeof(Hyperparameters) + 4 * sizeof(float), "a field that is not compared");
+bool AreSame(const OptimizerStep& a, const OptimizerStep& b) {
   const auto same = [](float x, float y) { return FloatBits(x) == FloatBits(y); };
   for (const HyperparameterTraits& each : kHyperparameters) {
     if (!same(a.*each.member, b.*each.member)) return false;
   }
-  return a.mode == b.mode && same(a.bias_correction1, b.bias_correction1) &&
+  return a.optimizer == b.optimizer && same(a.bias_correction1, b.bias_correction1) &&
          same(a.bias_correction2, b.bias_correction2) && same(a.gradient_scale, b.gradient_scale);
 }
 
@@ -247,7 +247,7 @@ class UploadedArray {
 
 // The extents that one launch takes, and their active tiles' place in the table.
 struct KindTiles {
-  AdamKind kind;
+  KernelKind kind;
   std::vector<uint32_t> extents;
   int64_t first_tile = 0;
   int64_t tile_count = 0;
@@ -258,7 +258,7 @@ struct KindTiles {
 // The tiles of active extents, kind by kind. Uploaded again when other extents are active.
 class TileTable {
  public:
-  static absl::StatusOr<TileTable> Create(int device, AdamPass pass, const std::vector<DeviceExtent>& extents,
+  static absl::StatusOr<TileTable> Create(int device, KernelPass pass, const std::vector<DeviceExtent>& extents,
                                           std::vector<KindTiles> kinds, std::vector<BandStart> bands) {
     TileTable table;
     table.pass_ = pass;
@@ -269,12 +269,12 @@ class TileTable {
       const MatrixShape tiles = TilesOf(extent, pass);
       most_tiles += tiles.rows * tiles.cols;
     }
-    ASSIGN_OR_RETURN(table.tiles_, UploadedArray<AdamTile>::Create(device, most_tiles));
+    ASSIGN_OR_RETURN(table.tiles_, UploadedArray<KernelTile>::Create(device, most_tiles));
     return table;
   }
 
   const std::vector<KindTiles>& kinds() const { return kinds_; }
-  const AdamTile* device_tiles() const { return tiles_.device_data(); }
+  const KernelTile* device_tiles() const { return tiles_.device_data(); }
 
   absl::Status Activate(const std::vector<DeviceExtent>& extents, const std::vector<bool>& active,
                         cudaStream_t stream) {
@@ -300,7 +300,7 @@ class TileTable {
     const MatrixShape tiles = TilesOf(extent, pass_);
     for (int64_t row = 0; row < tiles.rows; ++row) {
       for (int64_t column = 0; column < tiles.cols; ++column) {
-        const AdamTile tile = {index, static_cast<uint32_t>(row), static_cast<uint32_t>(column)};
+        const KernelTile tile = {index, static_cast<uint32_t>(row), static_cast<uint32_t>(column)};
         const int64_t first_row = FirstRow(extent, tile);
         while (band_tiles.size() < bands_.size() && IsBehind(band_tiles.size(), index, first_row)) {
           band_tiles.push_back(count);
@@ -316,21 +316,21 @@ class TileTable {
     return start.extent < extent || (start.extent == extent && start.row <= row);
   }
 
-  int64_t FirstRow(const DeviceExtent& extent, const AdamTile& tile) const {
+  int64_t FirstRow(const DeviceExtent& extent, const KernelTile& tile) const {
     const GpuFormat gpu = GpuFormatOf(extent.encoding.format);
     if (gpu.step_tiles != StepTiles::kFlat) return tile.row * gpu.step_tile_shape.rows;
     if (extent.by_rows) return tile.row * kRowsTileShape.rows;
     return tile.column * kFlatTileColumns / extent.columns;
   }
 
-  AdamPass pass_ = AdamPass::kStep;
+  KernelPass pass_ = KernelPass::kStep;
   std::vector<KindTiles> kinds_;
   std::vector<BandStart> bands_;
-  UploadedArray<AdamTile> tiles_;
+  UploadedArray<KernelTile> tiles_;
   std::vector<bool> active_;
 };
 
-void AddToKind(const AdamKind& kind, uint32_t extent, std::vector<KindTiles>& kinds) {
+void AddToKind(const KernelKind& kind, uint32_t extent, std::vector<KindTiles>& kinds) {
   auto place = std::find_if(kinds.begin(), kinds.end(), [&](const KindTiles& other) { return other.kind == kind; });
   if (place == kinds.end()) place = kinds.insert(kinds.end(), KindTiles{kind, {}});
   place->extents.push_back(extent);
@@ -346,20 +346,20 @@ constexpr bool OnlyNvfp4HasLateTiles() {
 static_assert(OnlyNvfp4HasLateTiles(), "late tiles that no kernel encodes");
 
 // A kind of its own in the table of encodings.
-constexpr AdamKind kNvfp4Kind = {AdamMoments::kAny, AdamGradients::kAny, AdamAccess::kNvfp4, StepTiles::kFlat};
+constexpr KernelKind kNvfp4Kind = {KernelMoments::kAny, KernelGradients::kAny, KernelAccess::kNvfp4, StepTiles::kFlat};
 
 }  // namespace
 
-class FusedAdamPlan::Impl {
+class FusedStepPlan::Impl {
  public:
   explicit Impl(int device) : device_(device) {}
 
-  absl::Status Allocate(absl::Span<const AdamExtent> extents, std::vector<BandStart> bands);
+  absl::Status Allocate(absl::Span<const StepExtent> extents, std::vector<BandStart> bands);
   void SetPosition(int64_t bytes);
   int band_count() const { return static_cast<int>(bands_.size()); }
-  absl::Status Step(absl::Span<const std::optional<AdamStep>> steps, absl::Span<const TensorScaling> scalings,
+  absl::Status Step(absl::Span<const std::optional<OptimizerStep>> steps, absl::Span<const TensorScaling> scalings,
                     cudaStream_t stream);
-  absl::Status BeginStep(absl::Span<const std::optional<AdamStep>> steps, absl::Span<const TensorScaling> scalings,
+  absl::Status BeginStep(absl::Span<const std::optional<OptimizerStep>> steps, absl::Span<const TensorScaling> scalings,
                          int64_t distance, cudaStream_t stream);
   absl::Status StepBand(int band, cudaStream_t stream);
   absl::Status Encode(const std::vector<bool>& active, absl::Span<const TensorScaling> scalings, cudaStream_t stream);
@@ -372,7 +372,7 @@ class FusedAdamPlan::Impl {
  private:
   Format FormatOf(size_t extent) const { return extents_[extent].encoding.format; }
   absl::Status AllocateTables();
-  absl::Status UploadConstants(absl::Span<const std::optional<AdamStep>> steps, cudaStream_t stream);
+  absl::Status UploadConstants(absl::Span<const std::optional<OptimizerStep>> steps, cudaStream_t stream);
   absl::Status StoreScalings(const std::vector<bool>& active, absl::Span<const TensorScaling> scalings,
                              cudaStream_t stream);
   absl::Status ClearAmaxes(cudaStream_t stream);
@@ -381,9 +381,9 @@ class FusedAdamPlan::Impl {
     int64_t first = 0;
     int64_t count = 0;
   };
-  absl::Status LaunchTiles(const TileTable& table, const AdamKind& kind, AdamPass pass, const TileRange& tiles,
+  absl::Status LaunchTiles(const TileTable& table, const KernelKind& kind, KernelPass pass, const TileRange& tiles,
                            cudaStream_t stream);
-  absl::Status Launch(TileTable& table, AdamPass pass, const std::vector<bool>& active, cudaStream_t stream);
+  absl::Status Launch(TileTable& table, KernelPass pass, const std::vector<bool>& active, cudaStream_t stream);
   // Copies the state that takes no step to its new position.
   absl::Status CopyIdle(int band, cudaStream_t stream) const;
 
@@ -396,7 +396,7 @@ class FusedAdamPlan::Impl {
   std::vector<BandStart> bands_;
   DeviceMemory device_extents_;
 
-  UploadedArray<AdamConstants> constants_;
+  UploadedArray<StepConstants> constants_;
   UploadedArray<uint32_t> constants_of_;
   UploadedArray<DeviceScaling> scalings_;
   // Their bits; read back into the pinned part.
@@ -414,13 +414,13 @@ class FusedAdamPlan::Impl {
   std::vector<bool> active_;
 };
 
-absl::Status FusedAdamPlan::Impl::Allocate(absl::Span<const AdamExtent> extents, std::vector<BandStart> bands) {
+absl::Status FusedStepPlan::Impl::Allocate(absl::Span<const StepExtent> extents, std::vector<BandStart> bands) {
   bands_ = std::move(bands);
   RETURN_IF_ERROR(CheckBands(extents, bands_));
   const DeviceScope scope(device_);
   if (!bands_.empty()) RETURN_IF_ERROR(LoadCopyRanges());
   const StepTiles common_tiles = CommonTiles(extents);
-  for (const AdamExtent& extent : extents) {
+  for (const StepExtent& extent : extents) {
     RETURN_IF_ERROR(CheckExtent(extent, /*moves=*/!bands_.empty()));
     const Format format = extent.encoding.format;
     const GpuFormat gpu = GpuFormatOf(format);
@@ -429,16 +429,16 @@ absl::Status FusedAdamPlan::Impl::Allocate(absl::Span<const AdamExtent> extents,
     const auto index = static_cast<uint32_t>(extents_.size() - 1);
     AddToKind(KindOf(added, tiles), index, step_kinds_);
     // Encoding reads no moments and no gradients.
-    AdamKind encode_kind = KindOf(added, tiles);
-    encode_kind.moments = AdamMoments::kAny;
-    encode_kind.gradients = AdamGradients::kAny;
+    KernelKind encode_kind = KindOf(added, tiles);
+    encode_kind.moments = KernelMoments::kAny;
+    encode_kind.gradients = KernelGradients::kAny;
     AddToKind(gpu.late_tile_shape.rows != 0 ? kNvfp4Kind : encode_kind, index, encode_kinds_);
     needs_amax_ = needs_amax_ || NeedsAmax(format);
   }
   return AllocateTables();
 }
 
-absl::Status FusedAdamPlan::Impl::AllocateTables() {
+absl::Status FusedStepPlan::Impl::AllocateTables() {
   const int accessors[] = {device_};
   const auto count = static_cast<int64_t>(extents_.size());
   ASSIGN_OR_RETURN(device_extents_,
@@ -446,12 +446,13 @@ absl::Status FusedAdamPlan::Impl::AllocateTables() {
   ASSIGN_OR_RETURN(device_amaxes_,
                    DeviceMemory::Create(device_, count * sizeof(float), accessors, /*shareable=*/false));
   ASSIGN_OR_RETURN(amaxes_, PinnedArray<float>::Create(count));
-  ASSIGN_OR_RETURN(constants_, UploadedArray<AdamConstants>::Create(device_, count));
+  ASSIGN_OR_RETURN(constants_, UploadedArray<StepConstants>::Create(device_, count));
   ASSIGN_OR_RETURN(constants_of_, UploadedArray<uint32_t>::Create(device_, count));
   ASSIGN_OR_RETURN(scalings_, UploadedArray<DeviceScaling>::Create(device_, count));
-  ASSIGN_OR_RETURN(step_tiles_, TileTable::Create(device_, AdamPass::kStep, extents_, std::move(step_kinds_), bands_));
+  ASSIGN_OR_RETURN(step_tiles_,
+                   TileTable::Create(device_, KernelPass::kStep, extents_, std::move(step_kinds_), bands_));
   ASSIGN_OR_RETURN(encode_tiles_,
-                   TileTable::Create(device_, AdamPass::kEncode, extents_, std::move(encode_kinds_), {}));
+                   TileTable::Create(device_, KernelPass::kEncode, extents_, std::move(encode_kinds_), {}));
   if (count == 0) return absl::OkStatus();
   const DeviceScope scope(device_);
   RETURN_IF_ERROR(ToStatus(
@@ -462,13 +463,13 @@ absl::Status FusedAdamPlan::Impl::AllocateTables() {
   return AwaitStream(device_, nullptr);
 }
 
-absl::Status FusedAdamPlan::Impl::UploadConstants(absl::Span<const std::optional<AdamStep>> steps,
+absl::Status FusedStepPlan::Impl::UploadConstants(absl::Span<const std::optional<OptimizerStep>> steps,
                                                   cudaStream_t stream) {
   uint32_t count = 0;
   for (size_t i = 0; i < steps.size(); ++i) {
     if (!steps[i].has_value()) continue;
     if (count == 0 || !AreSame(constants_[count - 1].step, *steps[i])) {
-      constants_[count++] = MakeAdamConstants(*steps[i]);
+      constants_[count++] = MakeStepConstants(*steps[i]);
     }
     constants_of_[i] = count - 1;
   }
@@ -477,7 +478,7 @@ absl::Status FusedAdamPlan::Impl::UploadConstants(absl::Span<const std::optional
 }
 
 // Uploads the scalings of active extents, which encoding uses and stores with their planes.
-absl::Status FusedAdamPlan::Impl::StoreScalings(const std::vector<bool>& active,
+absl::Status FusedStepPlan::Impl::StoreScalings(const std::vector<bool>& active,
                                                 absl::Span<const TensorScaling> scalings, cudaStream_t stream) {
   if (!needs_amax_) return absl::OkStatus();
   if (scalings.size() != extents_.size()) {
@@ -495,29 +496,29 @@ absl::Status FusedAdamPlan::Impl::StoreScalings(const std::vector<bool>& active,
                   "store the scales of tensors");
 }
 
-absl::Status FusedAdamPlan::Impl::ClearAmaxes(cudaStream_t stream) {
+absl::Status FusedStepPlan::Impl::ClearAmaxes(cudaStream_t stream) {
   if (!needs_amax_) return absl::OkStatus();
   return ToStatus(cudaMemsetAsync(device_amaxes_.data(), 0, extents_.size() * sizeof(float), stream), "clear amaxes");
 }
 
-absl::Status FusedAdamPlan::Impl::LaunchTiles(const TileTable& table, const AdamKind& kind, AdamPass pass,
+absl::Status FusedStepPlan::Impl::LaunchTiles(const TileTable& table, const KernelKind& kind, KernelPass pass,
                                               const TileRange& tiles, cudaStream_t stream) {
   if (tiles.count == 0) return absl::OkStatus();
-  const AdamLaunch launch = {reinterpret_cast<const DeviceExtent*>(device_extents_.data()),
-                             constants_.device_data(),
-                             constants_of_.device_data(),
-                             scalings_.device_data(),
-                             reinterpret_cast<uint32_t*>(device_amaxes_.data()),
-                             table.device_tiles() + tiles.first,
-                             tiles.count,
-                             position_,
-                             distance_,
-                             pass};
-  if (pass == AdamPass::kStep) return ToStatus(LaunchAdamStep(kind, launch, stream), "launch a fused step");
-  return ToStatus(LaunchAdamEncode(kind, launch, stream), "launch an encoding");
+  const KernelLaunch launch = {reinterpret_cast<const DeviceExtent*>(device_extents_.data()),
+                               constants_.device_data(),
+                               constants_of_.device_data(),
+                               scalings_.device_data(),
+                               reinterpret_cast<uint32_t*>(device_amaxes_.data()),
+                               table.device_tiles() + tiles.first,
+                               tiles.count,
+                               position_,
+                               distance_,
+                               pass};
+  if (pass == KernelPass::kStep) return ToStatus(LaunchStep(kind, launch, stream), "launch a fused step");
+  return ToStatus(LaunchEncode(kind, launch, stream), "launch an encoding");
 }
 
-absl::Status FusedAdamPlan::Impl::Launch(TileTable& table, AdamPass pass, const std::vector<bool>& active,
+absl::Status FusedStepPlan::Impl::Launch(TileTable& table, KernelPass pass, const std::vector<bool>& active,
                                          cudaStream_t stream) {
   RETURN_IF_ERROR(table.Activate(extents_, active, stream));
   for (const KindTiles& kind : table.kinds()) {
@@ -526,12 +527,12 @@ absl::Status FusedAdamPlan::Impl::Launch(TileTable& table, AdamPass pass, const 
   return absl::OkStatus();
 }
 
-absl::Status FusedAdamPlan::Impl::BeginStep(absl::Span<const std::optional<AdamStep>> steps,
+absl::Status FusedStepPlan::Impl::BeginStep(absl::Span<const std::optional<OptimizerStep>> steps,
                                             absl::Span<const TensorScaling> scalings, int64_t distance,
                                             cudaStream_t stream) {
   PARAMSHARD_CHECK(steps.size() == extents_.size());
-  for (const std::optional<AdamStep>& step : steps) {
-    PARAMSHARD_CHECK(!step.has_value() || StepsByAdamElements(step->mode));
+  for (const std::optional<OptimizerStep>& step : steps) {
+    PARAMSHARD_CHECK(!step.has_value() || StepsByAdamElements(step->optimizer));
   }
   PARAMSHARD_CHECK(distance % kMoveUnit == 0 && position_ + distance >= 0);
   const DeviceScope scope(device_);
@@ -550,21 +551,21 @@ absl::Status FusedAdamPlan::Impl::BeginStep(absl::Span<const std::optional<AdamS
   return step_tiles_.Activate(extents_, active_, stream);
 }
 
-absl::Status FusedAdamPlan::Impl::Step(absl::Span<const std::optional<AdamStep>> steps,
+absl::Status FusedStepPlan::Impl::Step(absl::Span<const std::optional<OptimizerStep>> steps,
                                        absl::Span<const TensorScaling> scalings, cudaStream_t stream) {
   RETURN_IF_ERROR(BeginStep(steps, scalings, /*distance=*/0, stream));
   has_begun_ = false;
   const DeviceScope scope(device_);
-  return Launch(step_tiles_, AdamPass::kStep, active_, stream);
+  return Launch(step_tiles_, KernelPass::kStep, active_, stream);
 }
 
-void FusedAdamPlan::Impl::SetPosition(int64_t bytes) {
+void FusedStepPlan::Impl::SetPosition(int64_t bytes) {
   PARAMSHARD_CHECK(bytes % kMoveUnit == 0 && bytes >= 0);
   has_begun_ = false;
   position_ = bytes;
 }
 
-absl::Status FusedAdamPlan::Impl::StepBand(int band, cudaStream_t stream) {
+absl::Status FusedStepPlan::Impl::StepBand(int band, cudaStream_t stream) {
   PARAMSHARD_CHECK(has_begun_ && band >= 0 && band < band_count());
   // A band overwrites bytes that bands before it have read: any other order would lose state.
   const bool in_order =
@@ -575,12 +576,12 @@ absl::Status FusedAdamPlan::Impl::StepBand(int band, cudaStream_t stream) {
   for (const KindTiles& kind : step_tiles_.kinds()) {
     const int64_t first = kind.band_tiles[band];
     RETURN_IF_ERROR(
-        LaunchTiles(step_tiles_, kind.kind, AdamPass::kStep, {first, kind.band_tiles[band + 1] - first}, stream));
+        LaunchTiles(step_tiles_, kind.kind, KernelPass::kStep, {first, kind.band_tiles[band + 1] - first}, stream));
   }
   return distance_ == 0 ? absl::OkStatus() : CopyIdle(band, stream);
 }
 
-absl::Status FusedAdamPlan::Impl::CopyIdle(int band, cudaStream_t stream) const {
+absl::Status FusedStepPlan::Impl::CopyIdle(int band, cudaStream_t stream) const {
   const BandStart begin = bands_[band];
   const auto extent_count = static_cast<int64_t>(extents_.size());
   const BandStart end = band + 1 < band_count() ? bands_[band + 1] : BandStart{extent_count, 0};
@@ -599,18 +600,18 @@ absl::Status FusedAdamPlan::Impl::CopyIdle(int band, cudaStream_t stream) const 
   return CopyRanges(copies, stream);
 }
 
-absl::Status FusedAdamPlan::Impl::Encode(const std::vector<bool>& active, absl::Span<const TensorScaling> scalings,
+absl::Status FusedStepPlan::Impl::Encode(const std::vector<bool>& active, absl::Span<const TensorScaling> scalings,
                                          cudaStream_t stream) {
   const DeviceScope scope(device_);
   RETURN_IF_ERROR(StoreScalings(active, scalings, stream));
-  return Launch(encode_tiles_, AdamPass::kEncode, active, stream);
+  return Launch(encode_tiles_, KernelPass::kEncode, active, stream);
 }
 
-absl::Status FusedAdamPlan::Impl::EncodeAll(absl::Span<const TensorScaling> scalings, cudaStream_t stream) {
+absl::Status FusedStepPlan::Impl::EncodeAll(absl::Span<const TensorScaling> scalings, cudaStream_t stream) {
   return Encode(std::vector<bool>(extents_.size(), true), scalings, stream);
 }
 
-absl::Status FusedAdamPlan::Impl::EncodeAfterAmax(const std::vector<bool>& active,
+absl::Status FusedStepPlan::Impl::EncodeAfterAmax(const std::vector<bool>& active,
                                                   absl::Span<const TensorScaling> scalings, cudaStream_t stream) {
   PARAMSHARD_CHECK(active.size() == extents_.size());
   std::vector<bool> encoded(active);
@@ -618,15 +619,15 @@ absl::Status FusedAdamPlan::Impl::EncodeAfterAmax(const std::vector<bool>& activ
   return Encode(encoded, scalings, stream);
 }
 
-absl::Status FusedAdamPlan::Impl::MeasureAmaxes(cudaStream_t stream) {
+absl::Status FusedStepPlan::Impl::MeasureAmaxes(cudaStream_t stream) {
   const DeviceScope scope(device_);
   std::vector<bool> active(extents_.size());
   for (size_t i = 0; i < active.size(); ++i) active[i] = NeedsAmax(FormatOf(i));
   RETURN_IF_ERROR(ClearAmaxes(stream));
-  return Launch(step_tiles_, AdamPass::kMeasure, active, stream);
+  return Launch(step_tiles_, KernelPass::kMeasure, active, stream);
 }
 
-absl::StatusOr<std::vector<float>> FusedAdamPlan::Impl::Amaxes(cudaStream_t stream) {
+absl::StatusOr<std::vector<float>> FusedStepPlan::Impl::Amaxes(cudaStream_t stream) {
   const DeviceScope scope(device_);
   std::vector<float> amaxes(extents_.size(), 0.0f);
   if (!needs_amax_) return amaxes;
@@ -638,45 +639,45 @@ absl::StatusOr<std::vector<float>> FusedAdamPlan::Impl::Amaxes(cudaStream_t stre
   return amaxes;
 }
 
-absl::StatusOr<FusedAdamPlan> FusedAdamPlan::Create(int device, absl::Span<const AdamExtent> extents,
+absl::StatusOr<FusedStepPlan> FusedStepPlan::Create(int device, absl::Span<const StepExtent> extents,
                                                     std::vector<BandStart> bands) {
   auto impl = std::make_unique<Impl>(device);
   RETURN_IF_ERROR(impl->Allocate(extents, std::move(bands)));
-  return FusedAdamPlan(std::move(impl));
+  return FusedStepPlan(std::move(impl));
 }
 
-FusedAdamPlan::FusedAdamPlan(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
-FusedAdamPlan::FusedAdamPlan(FusedAdamPlan&& other) noexcept = default;
-FusedAdamPlan& FusedAdamPlan::operator=(FusedAdamPlan&& other) noexcept = default;
-FusedAdamPlan::~FusedAdamPlan() = default;
+FusedStepPlan::FusedStepPlan(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+FusedStepPlan::FusedStepPlan(FusedStepPlan&& other) noexcept = default;
+FusedStepPlan& FusedStepPlan::operator=(FusedStepPlan&& other) noexcept = default;
+FusedStepPlan::~FusedStepPlan() = default;
 
-absl::Status FusedAdamPlan::Step(absl::Span<const std::optional<AdamStep>> steps,
+absl::Status FusedStepPlan::Step(absl::Span<const std::optional<OptimizerStep>> steps,
                                  absl::Span<const TensorScaling> scalings, cudaStream_t stream) {
   return impl_->Step(steps, scalings, stream);
 }
 
-void FusedAdamPlan::SetPosition(int64_t bytes) { impl_->SetPosition(bytes); }
+void FusedStepPlan::SetPosition(int64_t bytes) { impl_->SetPosition(bytes); }
 
-int FusedAdamPlan::band_count() const { return impl_->band_count(); }
+int FusedStepPlan::band_count() const { return impl_->band_count(); }
 
-absl::Status FusedAdamPlan::BeginStep(absl::Span<const std::optional<AdamStep>> steps,
+absl::Status FusedStepPlan::BeginStep(absl::Span<const std::optional<OptimizerStep>> steps,
                                       absl::Span<const TensorScaling> scalings, int64_t distance, cudaStream_t stream) {
   return impl_->BeginStep(steps, scalings, distance, stream);
 }
 
-absl::Status FusedAdamPlan::StepBand(int band, cudaStream_t stream) { return impl_->StepBand(band, stream); }
+absl::Status FusedStepPlan::StepBand(int band, cudaStream_t stream) { return impl_->StepBand(band, stream); }
 
-absl::Status FusedAdamPlan::Encode(absl::Span<const TensorScaling> scalings, cudaStream_t stream) {
+absl::Status FusedStepPlan::Encode(absl::Span<const TensorScaling> scalings, cudaStream_t stream) {
   return impl_->EncodeAll(scalings, stream);
 }
 
-absl::Status FusedAdamPlan::EncodeAfterAmax(const std::vector<bool>& active, absl::Span<const TensorScaling> scalings,
+absl::Status FusedStepPlan::EncodeAfterAmax(const std::vector<bool>& active, absl::Span<const TensorScaling> scalings,
                                             cudaStream_t stream) {
   return impl_->EncodeAfterAmax(active, scalings, stream);
 }
 
-absl::Status FusedAdamPlan::MeasureAmaxes(cudaStream_t stream) { return impl_->MeasureAmaxes(stream); }
+absl::Status FusedStepPlan::MeasureAmaxes(cudaStream_t stream) { return impl_->MeasureAmaxes(stream); }
 
-absl::StatusOr<std::vector<float>> FusedAdamPlan::Amaxes(cudaStream_t stream) { return impl_->Amaxes(stream); }
+absl::StatusOr<std::vector<float>> FusedStepPlan::Amaxes(cudaStream_t stream) { return impl_->Amaxes(stream); }
 
 }  // namespace paramshard::gpu

@@ -1,7 +1,7 @@
 // The optimizer's state in memory of its own, for tests.
 
-#ifndef PARAMSHARD_TESTS_KERNELS_ADAM_STATE_H_
-#define PARAMSHARD_TESTS_KERNELS_ADAM_STATE_H_
+#ifndef PARAMSHARD_TESTS_KERNELS_OPTIMIZER_STATE_H_
+#define PARAMSHARD_TESTS_KERNELS_OPTIMIZER_STATE_H_
 
 #include <algorithm>
 #include <bit>
@@ -16,7 +16,7 @@
 #include "kernels/formats/bfloat16.h"
 #include "kernels/formats/float16.h"
 #include "kernels/formats/float8.h"
-#include "kernels/optim/adam.h"
+#include "kernels/optim/fused_step.h"
 #include "tests/kernels/golden.h"
 #include "tests/kernels/random_floats.h"
 
@@ -36,7 +36,7 @@ class Moments {
   }
   // A type without scales, whose shape does not matter.
   Moments(MomentType type, const std::vector<float>& values)
-      : Moments(MomentKind::kExpAvg, type, 1, static_cast<int64_t>(values.size()), values) {}
+      : Moments(MomentKind::kFirst, type, 1, static_cast<int64_t>(values.size()), values) {}
 
   MomentType type() const { return type_; }
   MutableMoment View() { return {bytes_.data(), scales_.data(), type_}; }
@@ -49,7 +49,7 @@ class Moments {
       values[i] = Decode(i);
       if (!HasMomentScales(type_)) continue;
       values[i] *= scales_[Block(i)];
-      if (kind_ == MomentKind::kExpAvgSq) values[i] *= values[i];
+      if (kind_ == MomentKind::kSecond) values[i] *= values[i];
     }
     for (float& value : values) value = CanonicalNan(value);
     return values;
@@ -71,7 +71,7 @@ class Moments {
   void Scale(std::vector<float>& values) {
     std::fill(scales_.begin(), scales_.end(), 0.0f);
     for (size_t i = 0; i < values.size(); ++i) {
-      if (kind_ == MomentKind::kExpAvgSq) values[i] = std::sqrt(values[i]);
+      if (kind_ == MomentKind::kSecond) values[i] = std::sqrt(values[i]);
       float& amax = scales_[Block(static_cast<int64_t>(i))];
       if (std::fabs(values[i]) > amax) amax = std::fabs(values[i]);
     }
@@ -129,7 +129,7 @@ class Moments {
 };
 
 struct OwnedState {
-  AdamState View() { return {.master = master.data(), .moments = {exp_avg.View(), exp_avg_sq.View()}}; }
+  OptimizerState View() { return {.master = master.data(), .moments = {exp_avg.View(), exp_avg_sq.View()}}; }
 
   bool SameAs(const OwnedState& other) const {
     return AsBytes(master) == AsBytes(other.master) && exp_avg == other.exp_avg && exp_avg_sq == other.exp_avg_sq;
@@ -140,11 +140,11 @@ struct OwnedState {
   Moments exp_avg_sq;
 };
 
-inline AdamStep TypicalStep(AdamMode mode) {
-  AdamStep step;
+inline OptimizerStep TypicalStep(Optimizer optimizer) {
+  OptimizerStep step;
   step.learning_rate = 2e-3f;
   step.weight_decay = 0.1f;
-  step.mode = mode;
+  step.optimizer = optimizer;
   step.bias_correction1 = BiasCorrection(step.beta1, 7);
   step.bias_correction2 = BiasCorrection(step.beta2, 7);
   step.gradient_scale = 0.37f;
@@ -156,8 +156,8 @@ inline OwnedState RandomState(RandomFloats& random, int64_t rows, int64_t cols, 
   const int64_t count = rows * cols;
   std::vector<float> squares = random.Mixed(count);
   for (float& value : squares) value = std::fabs(value);
-  return {random.Mixed(count), Moments(MomentKind::kExpAvg, exp_avg, rows, cols, random.Mixed(count)),
-          Moments(MomentKind::kExpAvgSq, exp_avg_sq, rows, cols, squares)};
+  return {random.Mixed(count), Moments(MomentKind::kFirst, exp_avg, rows, cols, random.Mixed(count)),
+          Moments(MomentKind::kSecond, exp_avg_sq, rows, cols, squares)};
 }
 
 // Values whose quotients and roots are subnormal, overflow, or are not numbers.
@@ -174,4 +174,4 @@ inline std::vector<float> Extremes() {
 
 }  // namespace paramshard
 
-#endif  // PARAMSHARD_TESTS_KERNELS_ADAM_STATE_H_
+#endif  // PARAMSHARD_TESTS_KERNELS_OPTIMIZER_STATE_H_

@@ -1,4 +1,4 @@
-#include "kernels/optim/adam.h"
+#include "kernels/optim/fused_step.h"
 
 #include <algorithm>
 #include <bit>
@@ -15,8 +15,8 @@
 #include "kernels/formats/bfloat16.h"
 #include "kernels/optim/master_remainder.h"
 #include "kernels/optim/optimizers.h"
-#include "tests/kernels/adam_state.h"
 #include "tests/kernels/golden.h"
+#include "tests/kernels/optimizer_state.h"
 #include "tests/kernels/planes.h"
 #include "tests/kernels/random_floats.h"
 #include "tests/support/effort.h"
@@ -31,20 +31,20 @@ float Round(float value) {
 }
 
 // The formula of docs/reference/numerics.md, written out.
-void SlowAdam(const AdamStep& s, const std::vector<float>& gradient, OwnedState& state) {
+void SlowAdam(const OptimizerStep& s, const std::vector<float>& gradient, OwnedState& state) {
   std::vector<float> exp_avg = state.exp_avg.Get();
   std::vector<float> exp_avg_sq = state.exp_avg_sq.Get();
   for (size_t i = 0; i < gradient.size(); ++i) {
     float p = state.master[i];
     float g = Round(gradient[i] * s.gradient_scale);
-    if (s.mode == AdamMode::kL2) g = Round(g + Round(s.weight_decay * p));
+    if (s.optimizer == Optimizer::kAdam) g = Round(g + Round(s.weight_decay * p));
     const float m = Round(Round(s.beta1 * exp_avg[i]) + Round(Round(1.0f - s.beta1) * g));
     const float v = Round(Round(s.beta2 * exp_avg_sq[i]) + Round(Round(Round(1.0f - s.beta2) * g) * g));
     const float mh = Round(m / s.bias_correction1);
     const float vh = Round(v / s.bias_correction2);
     const float d = Round(Round(std::sqrt(vh)) + s.epsilon);
     float change = Round(mh / d);
-    if (s.mode == AdamMode::kAdamW) change = Round(change + Round(s.weight_decay * p));
+    if (s.optimizer == Optimizer::kAdamW) change = Round(change + Round(s.weight_decay * p));
     p = Round(p - Round(s.learning_rate * change));
     state.master[i] = std::isnan(p) ? std::bit_cast<float>(0x7fc00000u) : p;
     exp_avg[i] = m;
@@ -61,7 +61,7 @@ OwnedPlanes ExpectedPlanes(const Encoding& encoding, const std::vector<float>& m
   return Encode(encoding, master, rows, cols, scaling);
 }
 
-TEST(FusedAdamTest, StepIsTheWrittenFormulaThenTheEncoding) {
+TEST(FusedStepTest, StepIsTheWrittenFormulaThenTheEncoding) {
   constexpr uint64_t kSeed = 11;
   RandomFloats random(kSeed);
   int count = 0;
@@ -76,11 +76,11 @@ TEST(FusedAdamTest, StepIsTheWrittenFormulaThenTheEncoding) {
           OwnedState state = RandomState(random, rows, cols, exp_avg, exp_avg_sq);
           const std::vector<float> gradient = random.Mixed(rows * cols);
           OwnedState expected = state;
-          SlowAdam(TypicalStep(optimizer.mode), gradient, expected);
+          SlowAdam(TypicalStep(optimizer.optimizer), gradient, expected);
           OwnedPlanes planes(encoding, rows, cols);
           const TensorScaling scaling = {.scale = 3.3f};
-          const float amax = FusedAdam(TypicalStep(optimizer.mode), gradient.data(), state.View(), rows, cols, encoding,
-                                       planes.row_wise.View(), planes.column_wise.View(), scaling);
+          const float amax = FusedStep(TypicalStep(optimizer.optimizer), gradient.data(), state.View(), rows, cols,
+                                       encoding, planes.row_wise.View(), planes.column_wise.View(), scaling);
           EXPECT_TRUE(state.SameAs(expected));
           EXPECT_TRUE(planes == ExpectedPlanes(encoding, expected.master, rows, cols, scaling));
           EXPECT_EQ(amax, NeedsAmax(encoding.format) ? ScalingOf(expected.master).amax : 0.0f);
@@ -90,7 +90,7 @@ TEST(FusedAdamTest, StepIsTheWrittenFormulaThenTheEncoding) {
   }
 }
 
-TEST(FusedAdamTest, ExtremeValuesFollowTheFormula) {
+TEST(FusedStepTest, ExtremeValuesFollowTheFormula) {
   const std::vector<float> extremes = Extremes();
   std::vector<float> master, gradient, exp_avg, exp_avg_sq;
   for (float g : extremes) {
@@ -105,13 +105,13 @@ TEST(FusedAdamTest, ExtremeValuesFollowTheFormula) {
   }
   OwnedState state = {master, Moments(MomentType::kFP32, exp_avg), Moments(MomentType::kFP32, exp_avg_sq)};
   OwnedState expected = state;
-  SlowAdam(TypicalStep(AdamMode::kAdamW), gradient, expected);
-  FusedAdam(TypicalStep(AdamMode::kAdamW), gradient.data(), state.View(), 1, static_cast<int64_t>(master.size()), {},
+  SlowAdam(TypicalStep(Optimizer::kAdamW), gradient, expected);
+  FusedStep(TypicalStep(Optimizer::kAdamW), gradient.data(), state.View(), 1, static_cast<int64_t>(master.size()), {},
             {}, {});
   EXPECT_TRUE(state.SameAs(expected));
 }
 
-TEST(FusedAdamTest, BitsAreAnyBits) {
+TEST(FusedStepTest, BitsAreAnyBits) {
   constexpr uint64_t kSeed = 12;
   constexpr int64_t kCount = 200000;
   SCOPED_TRACE(absl::StrCat("seed ", kSeed));
@@ -120,23 +120,23 @@ TEST(FusedAdamTest, BitsAreAnyBits) {
                       Moments(MomentType::kFP32, random.AnyBits(kCount))};
   const std::vector<float> gradient = random.AnyBits(kCount);
   OwnedState expected = state;
-  SlowAdam(TypicalStep(AdamMode::kL2), gradient, expected);
-  FusedAdam(TypicalStep(AdamMode::kL2), gradient.data(), state.View(), 1, kCount, {}, {}, {});
+  SlowAdam(TypicalStep(Optimizer::kAdam), gradient, expected);
+  FusedStep(TypicalStep(Optimizer::kAdam), gradient.data(), state.View(), 1, kCount, {}, {}, {});
   EXPECT_TRUE(state.SameAs(expected));
 }
 
 // Steps rows [first, last) by themselves, in the state of the whole.
 void StepExtent(OwnedState& state, const std::vector<float>& gradient, const Encoding& encoding, int64_t first,
                 int64_t last, int64_t cols) {
-  const AdamState whole = state.View();
-  const AdamState extent = {.master = whole.master + first * cols,
-                            .moments = {MomentAt(whole.moments[MomentKind::kExpAvg], cols, first, 0),
-                                        MomentAt(whole.moments[MomentKind::kExpAvgSq], cols, first, 0)}};
-  FusedAdam(TypicalStep(AdamMode::kAdamW), gradient.data() + first * cols, extent, last - first, cols, encoding, {},
+  const OptimizerState whole = state.View();
+  const OptimizerState extent = {.master = whole.master + first * cols,
+                                 .moments = {MomentAt(whole.moments[MomentKind::kFirst], cols, first, 0),
+                                             MomentAt(whole.moments[MomentKind::kSecond], cols, first, 0)}};
+  FusedStep(TypicalStep(Optimizer::kAdamW), gradient.data() + first * cols, extent, last - first, cols, encoding, {},
             {});
 }
 
-TEST(FusedAdamTest, ExtentsGiveTheWholesState) {
+TEST(FusedStepTest, ExtentsGiveTheWholesState) {
   constexpr uint64_t kSeed = 14;
   RandomFloats random(kSeed);
   for (const Encoding& encoding : AllEncodings()) {
@@ -158,7 +158,7 @@ TEST(FusedAdamTest, ExtentsGiveTheWholesState) {
   }
 }
 
-TEST(FusedAdamTest, MasterWithRemainderStepsLikeTheWholeMaster) {
+TEST(FusedStepTest, MasterWithRemainderStepsLikeTheWholeMaster) {
   constexpr uint64_t kSeed = 15;
   SCOPED_TRACE(absl::StrCat("seed ", kSeed));
   RandomFloats random(kSeed);
@@ -171,14 +171,14 @@ TEST(FusedAdamTest, MasterWithRemainderStepsLikeTheWholeMaster) {
     OwnedPlane weights(encoding, Plane::kRowWise, rows, cols);
     std::vector<int16_t> remainders(rows * cols);
     SplitMasters(split.master.data(), rows * cols, weights.data.data(), remainders.data());
-    AdamState view = split.View();
+    OptimizerState view = split.View();
     view.master = nullptr;
     view.remainder = remainders.data();
 
     const std::vector<float> gradient = random.Mixed(rows * cols);
-    const AdamStep step = TypicalStep(AdamMode::kAdamW);
-    FusedAdam(step, gradient.data(), state.View(), rows, cols, encoding, {}, {});
-    FusedAdam(step, gradient.data(), view, rows, cols, encoding, weights.View(), {});
+    const OptimizerStep step = TypicalStep(Optimizer::kAdamW);
+    FusedStep(step, gradient.data(), state.View(), rows, cols, encoding, {}, {});
+    FusedStep(step, gradient.data(), view, rows, cols, encoding, weights.View(), {});
     JoinMasters(weights.data.data(), remainders.data(), rows * cols, split.master.data());
     EXPECT_TRUE(split.SameAs(state));
   }
@@ -239,21 +239,22 @@ class MovedAndInPlace {
     }
   }
 
-  void Step(const AdamStep& step, ConstGradient gradient) {
+  void Step(const OptimizerStep& step, ConstGradient gradient) {
     const TensorScaling scaling = {.scale = 3.3f};
-    const AdamState moved = {.master = arrays_[0].To<float>(),
-                             .remainder = arrays_[1].To<int16_t>(),
-                             .moments = {{{arrays_[3].To<void>(), arrays_[4].To<float>(), state_.exp_avg.type()},
-                                          {arrays_[5].To<void>(), arrays_[6].To<float>(), state_.exp_avg_sq.type()}}},
-                             .weights = arrays_[2].To<uint16_t>()};
-    const float amax = FusedAdam(step, gradient, moved, rows_, cols_, encoding_, planes_.row_wise.View(),
+    const OptimizerState moved = {
+        .master = arrays_[0].To<float>(),
+        .remainder = arrays_[1].To<int16_t>(),
+        .moments = {{{arrays_[3].To<void>(), arrays_[4].To<float>(), state_.exp_avg.type()},
+                     {arrays_[5].To<void>(), arrays_[6].To<float>(), state_.exp_avg_sq.type()}}},
+        .weights = arrays_[2].To<uint16_t>()};
+    const float amax = FusedStep(step, gradient, moved, rows_, cols_, encoding_, planes_.row_wise.View(),
                                  planes_.column_wise.View(), scaling, distance_);
-    AdamState in_place = state_.View();
+    OptimizerState in_place = state_.View();
     if (is_split_) {
       in_place.master = nullptr;
       in_place.remainder = remainders_.data();
     }
-    EXPECT_EQ(amax, FusedAdam(step, gradient, in_place, rows_, cols_, encoding_, weights_.row_wise.View(),
+    EXPECT_EQ(amax, FusedStep(step, gradient, in_place, rows_, cols_, encoding_, weights_.row_wise.View(),
                               weights_.column_wise.View(), scaling));
   }
 
@@ -282,7 +283,7 @@ class MovedAndInPlace {
   std::vector<MovedArray> arrays_;
 };
 
-TEST(FusedAdamTest, AStateThatMovesGivesTheBytesOfOneThatStaysAndLeavesWhatItRead) {
+TEST(FusedStepTest, AStateThatMovesGivesTheBytesOfOneThatStaysAndLeavesWhatItRead) {
   constexpr uint64_t kSeed = 17;
   RandomFloats random(kSeed);
   const auto check = [&](const Encoding& encoding, MomentType exp_avg, MomentType exp_avg_sq, bool is_split) {
@@ -295,7 +296,7 @@ TEST(FusedAdamTest, AStateThatMovesGivesTheBytesOfOneThatStaysAndLeavesWhatItRea
                               MomentTypeName(exp_avg_sq), " ", rows, " x ", cols, " by ", distance));
     MovedAndInPlace states(RandomState(random, rows, cols, exp_avg, exp_avg_sq), encoding, rows, cols, is_split,
                            distance, offset);
-    const AdamStep step = TypicalStep(kOptimizers[random.Integer(0, kOptimizerCount - 1)].mode);
+    const OptimizerStep step = TypicalStep(kOptimizers[random.Integer(0, kOptimizerCount - 1)].optimizer);
     const std::vector<float> gradient = random.Mixed(rows * cols);
     std::vector<uint16_t> half(rows * cols);
     for (size_t i = 0; i < half.size(); ++i) half[i] = EncodeBFloat16(gradient[i]);
@@ -311,23 +312,23 @@ TEST(FusedAdamTest, AStateThatMovesGivesTheBytesOfOneThatStaysAndLeavesWhatItRea
   }
 }
 
-TEST(FusedAdamTest, BlocksOfMomentsThatAreZeroOrNotFiniteDoNoHarm) {
+TEST(FusedStepTest, BlocksOfMomentsThatAreZeroOrNotFiniteDoNoHarm) {
   constexpr int64_t kCols = 300;
   for (MomentType type : {MomentType::kFP16, MomentType::kFP8}) {
     std::vector<float> moments(kCols, 0.0f);
     moments[130] = std::numeric_limits<float>::infinity();
     moments[131] = 1.0f;
-    OwnedState state = {std::vector<float>(kCols, 1.0f), Moments(MomentKind::kExpAvg, type, 1, kCols, moments),
-                        Moments(MomentKind::kExpAvgSq, type, 1, kCols, moments)};
+    OwnedState state = {std::vector<float>(kCols, 1.0f), Moments(MomentKind::kFirst, type, 1, kCols, moments),
+                        Moments(MomentKind::kSecond, type, 1, kCols, moments)};
     const std::vector<float> gradient(kCols, 0.0f);
-    FusedAdam(TypicalStep(AdamMode::kAdamW), gradient.data(), state.View(), 1, kCols, {}, {}, {});
+    FusedStep(TypicalStep(Optimizer::kAdamW), gradient.data(), state.View(), 1, kCols, {}, {}, {});
     for (float value : state.master) EXPECT_TRUE(std::isfinite(value));
     for (float value : state.exp_avg.Get()) EXPECT_TRUE(std::isfinite(value));
     EXPECT_EQ(state.exp_avg_sq.Get()[0], 0.0f);
   }
 }
 
-TEST(FusedAdamTest, BFloat16GradientsStepLikeTheSameOnesWidened) {
+TEST(FusedStepTest, BFloat16GradientsStepLikeTheSameOnesWidened) {
   RandomFloats random(31);
   constexpr int64_t kRows = 37;
   constexpr int64_t kCols = 71;
@@ -342,51 +343,51 @@ TEST(FusedAdamTest, BFloat16GradientsStepLikeTheSameOnesWidened) {
       SCOPED_TRACE(absl::StrCat(FormatName(encoding.format), " ", MomentTypeName(moments)));
       OwnedState expected = RandomState(random, kRows, kCols, moments, moments);
       OwnedState state = expected;
-      FusedAdam(TypicalStep(AdamMode::kAdamW), widened.data(), expected.View(), kRows, kCols, encoding, {}, {});
-      FusedAdam(TypicalStep(AdamMode::kAdamW), {stored.data(), GradientType::kBF16}, state.View(), kRows, kCols,
+      FusedStep(TypicalStep(Optimizer::kAdamW), widened.data(), expected.View(), kRows, kCols, encoding, {}, {});
+      FusedStep(TypicalStep(Optimizer::kAdamW), {stored.data(), GradientType::kBF16}, state.View(), kRows, kCols,
                 encoding, {}, {});
       EXPECT_TRUE(state.SameAs(expected));
     }
   }
 }
 
-TEST(FusedAdamTest, EmptyExtentIsLeftAlone) {
+TEST(FusedStepTest, EmptyExtentIsLeftAlone) {
   for (const Encoding& encoding : AllEncodings()) {
     for (MomentType type : kMomentTypes) {
-      const AdamState state = {.moments = {{{.type = type}, {.type = type}}}};
-      EXPECT_EQ(FusedAdam(TypicalStep(AdamMode::kL2), nullptr, state, 0, 70, encoding, {}, {}), 0.0f);
+      const OptimizerState state = {.moments = {{{.type = type}, {.type = type}}}};
+      EXPECT_EQ(FusedStep(TypicalStep(Optimizer::kAdam), nullptr, state, 0, 70, encoding, {}, {}), 0.0f);
     }
   }
 }
 
-TEST(FusedAdamTest, PlanesMayBeLeftOut) {
+TEST(FusedStepTest, PlanesMayBeLeftOut) {
   RandomFloats random(13);
   OwnedState state = RandomState(random, 64, 40, MomentType::kFP32, MomentType::kFP32);
   OwnedState expected = state;
   const std::vector<float> gradient = random.Mixed(64 * 40);
-  SlowAdam(TypicalStep(AdamMode::kAdamW), gradient, expected);
-  FusedAdam(TypicalStep(AdamMode::kAdamW), gradient.data(), state.View(), 64, 40, {Format::kMXFP8}, {}, {});
+  SlowAdam(TypicalStep(Optimizer::kAdamW), gradient, expected);
+  FusedStep(TypicalStep(Optimizer::kAdamW), gradient.data(), state.View(), 64, 40, {Format::kMXFP8}, {}, {});
   EXPECT_TRUE(state.SameAs(expected));
 }
 
-TEST(FusedAdamDeathTest, RemainderWithoutItsWeightsIsOurBug) {
+TEST(FusedStepDeathTest, RemainderWithoutItsWeightsIsOurBug) {
   int16_t remainder = 0;
-  AdamState state;
+  OptimizerState state;
   state.remainder = &remainder;
-  EXPECT_DEATH(FusedAdam({}, nullptr, state, 1, 1, {Format::kBF16}, {}, {}), "check failed");
+  EXPECT_DEATH(FusedStep({}, nullptr, state, 1, 1, {Format::kBF16}, {}, {}), "check failed");
 }
 
-TEST(FusedAdamDeathTest, AMasterWhoseWeightsAreAPlaneDoesNotMove) {
+TEST(FusedStepDeathTest, AMasterWhoseWeightsAreAPlaneDoesNotMove) {
   int16_t remainder[2] = {};
   uint8_t plane[2] = {};
-  AdamState state;
+  OptimizerState state;
   state.remainder = remainder + 1;
-  EXPECT_DEATH(FusedAdam({}, nullptr, state, 0, 1, {Format::kBF16}, {plane}, {}, {}, sizeof(int16_t)), "check failed");
+  EXPECT_DEATH(FusedStep({}, nullptr, state, 0, 1, {Format::kBF16}, {plane}, {}, {}, sizeof(int16_t)), "check failed");
 }
 
-TEST(FusedAdamDeathTest, NumberThatIsNoModeIsOurBug) {
+TEST(FusedStepDeathTest, NumberThatIsNoModeIsOurBug) {
   for (const int number : {0, kOptimizerCount + 1}) {
-    EXPECT_DEATH(FusedAdam(TypicalStep(static_cast<AdamMode>(number)), nullptr, {}, 0, 1, {}, {}, {}), "check failed");
+    EXPECT_DEATH(FusedStep(TypicalStep(static_cast<Optimizer>(number)), nullptr, {}, 0, 1, {}, {}, {}), "check failed");
   }
 }
 

@@ -6,43 +6,43 @@
 // the update takes the elements as they lie in memory, and the encoding is a second part of its own
 // (shifted_tiles_cuda.h).
 
-#include "kernels/optim/adam_kernels.h"
+#include "kernels/optim/step_kernels.h"
 
-#include "kernels/optim/adam_kernel.h"
+#include "kernels/optim/device_kernel.h"
 #include "kernels/optim/tile_memory_cuda.h"
 
 namespace paramshard::gpu {
 namespace {
 
-AdamKernel StepKernelOf(const AdamKind& kind) {
+DeviceKernel StepKernelOf(const KernelKind& kind) {
   switch (kind.access) {
-    case AdamAccess::kQuads:
+    case KernelAccess::kQuads:
       return QuadStepKernel(kind);
-    case AdamAccess::kShifted:
+    case KernelAccess::kShifted:
       return ShiftedStepKernel(kind);
-    case AdamAccess::kStrided:
+    case KernelAccess::kStrided:
       return StridedStepKernel(kind);
-    case AdamAccess::kNvfp4:
+    case KernelAccess::kNvfp4:
       break;  // encodes only
   }
   return {};
 }
 
-AdamKernel EncodeKernelOf(const AdamKind& kind) {
+DeviceKernel EncodeKernelOf(const KernelKind& kind) {
   switch (kind.access) {
-    case AdamAccess::kQuads:
+    case KernelAccess::kQuads:
       return QuadEncodeKernel(kind.tiles);
-    case AdamAccess::kShifted:
+    case KernelAccess::kShifted:
       return ShiftedEncodeKernel(kind.tiles);
-    case AdamAccess::kNvfp4:
+    case KernelAccess::kNvfp4:
       return Nvfp4EncodeKernel();
-    case AdamAccess::kStrided:
+    case KernelAccess::kStrided:
       return StridedEncodeKernel(kind.tiles);
   }
   return {};
 }
 
-cudaError_t Launch(const AdamKernel& kernel, const AdamLaunch& launch, cudaStream_t stream) {
+cudaError_t Launch(const DeviceKernel& kernel, const KernelLaunch& launch, cudaStream_t stream) {
   if (kernel.function == nullptr) return cudaErrorInvalidDeviceFunction;
   const cudaError_t error =
       cudaFuncSetAttribute(kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize, kernel.shared_bytes);
@@ -72,11 +72,11 @@ __global__ __launch_bounds__(kThreads) void StoreScalingsKernel(const DeviceExte
 
 }  // namespace
 
-cudaError_t LaunchAdamStep(const AdamKind& kind, const AdamLaunch& launch, cudaStream_t stream) {
+cudaError_t LaunchStep(const KernelKind& kind, const KernelLaunch& launch, cudaStream_t stream) {
   return Launch(StepKernelOf(kind), launch, stream);
 }
 
-cudaError_t LaunchAdamEncode(const AdamKind& kind, const AdamLaunch& launch, cudaStream_t stream) {
+cudaError_t LaunchEncode(const KernelKind& kind, const KernelLaunch& launch, cudaStream_t stream) {
   return Launch(EncodeKernelOf(kind), launch, stream);
 }
 

@@ -1,9 +1,9 @@
-// The kernels behind FusedAdamPlan, and the tables that they read from device memory.
+// The kernels behind FusedStepPlan, and the tables that they read from device memory.
 //
 // Internal to kernels/.
 
-#ifndef PARAMSHARD_KERNELS_OPTIM_ADAM_KERNELS_H_
-#define PARAMSHARD_KERNELS_OPTIM_ADAM_KERNELS_H_
+#ifndef PARAMSHARD_KERNELS_OPTIM_STEP_KERNELS_H_
+#define PARAMSHARD_KERNELS_OPTIM_STEP_KERNELS_H_
 
 #include <cuda_runtime.h>
 
@@ -52,7 +52,7 @@ struct DeviceScaling {
 };
 
 // The piece of an extent that one block works on: tile `row`, `column` of the extent's tiles.
-struct alignas(16) AdamTile {
+struct alignas(16) KernelTile {
   uint32_t extent;
   uint32_t row;
   uint32_t column;
@@ -121,21 +121,21 @@ static_assert(AllTilesHoldBlocks(), "a format without tiles for its blocks");
 constexpr MatrixShape kRowsTileShape = {8, 1024};
 
 // Work of a launch on an extent.
-enum class AdamPass : uint8_t {
+enum class KernelPass : uint8_t {
   kStep,     // updates, finds the amax of formats that need one, and encodes those that need not wait for it
   kEncode,   // encodes from the master
   kMeasure,  // finds the amax of the master
 };
 
 // Types of all moments: one type, with the number of MomentType, or (kAny) the types of each extent.
-enum class AdamMoments : uint8_t { kFP32 = 1, kBF16 = 2, kFP16 = 3, kFP8 = 4, kAny = 5 };
+enum class KernelMoments : uint8_t { kFP32 = 1, kBF16 = 2, kFP16 = 3, kFP8 = 4, kAny = 5 };
 
 // Types of gradients: one type, with the number of GradientType, or (kAny) the type of each extent. kAny works with any
 // moments.
-enum class AdamGradients : uint8_t { kFP32 = 1, kBF16 = 2, kAny = 3 };
+enum class KernelGradients : uint8_t { kFP32 = 1, kBF16 = 2, kAny = 3 };
 
 // Access to the elements of an extent.
-enum class AdamAccess : uint8_t {
+enum class KernelAccess : uint8_t {
   kQuads,    // four consecutive ones of a row at once, in every array
   kShifted,  // four at once in every array of the state, but rows begin and end among them
   kStrided,  // one by one
@@ -143,40 +143,40 @@ enum class AdamAccess : uint8_t {
 };
 
 // Properties that all extents of a launch share; there is a kernel for each combination.
-struct AdamKind {
-  AdamMoments moments;
-  AdamGradients gradients;
-  AdamAccess access;
+struct KernelKind {
+  KernelMoments moments;
+  KernelGradients gradients;
+  KernelAccess access;
   // Tiles of the formats in blocks, never kFlat. Flat extents join either kind.
   StepTiles tiles;
 
-  friend bool operator==(const AdamKind& a, const AdamKind& b) {
+  friend bool operator==(const KernelKind& a, const KernelKind& b) {
     return a.moments == b.moments && a.gradients == b.gradients && a.access == b.access && a.tiles == b.tiles;
   }
 };
 
 // Pointers to device memory. An extent's constants are constants[constants_of[extent]]: most extents share theirs.
-struct AdamLaunch {
+struct KernelLaunch {
   const DeviceExtent* extents;
-  const AdamConstants* constants;
+  const StepConstants* constants;
   const uint32_t* constants_of;
   const DeviceScaling* scalings;
   // Bits of each extent's amax, which only grow.
   uint32_t* amaxes;
-  const AdamTile* tiles;
+  const KernelTile* tiles;
   int64_t tile_count;
   // The state lies `position` bytes behind the extents' addresses, in every array, and a step leaves it `distance`
   // bytes further on (state_bands.h).
   int64_t position;
   int64_t distance;
-  AdamPass pass;
+  KernelPass pass;
 };
 
 // Steps the tiles. On the current device, as all of these.
-cudaError_t LaunchAdamStep(const AdamKind& kind, const AdamLaunch& launch, cudaStream_t stream);
+cudaError_t LaunchStep(const KernelKind& kind, const KernelLaunch& launch, cudaStream_t stream);
 
 // Encodes or measures the masters, which reads no moments and no constants.
-cudaError_t LaunchAdamEncode(const AdamKind& kind, const AdamLaunch& launch, cudaStream_t stream);
+cudaError_t LaunchEncode(const KernelKind& kind, const KernelLaunch& launch, cudaStream_t stream);
 
 // Writes the stored part of the scaling of each of `count` extents.
 cudaError_t LaunchStoreScalings(const DeviceExtent* extents, const DeviceScaling* scalings, uint32_t count,
@@ -184,4 +184,4 @@ cudaError_t LaunchStoreScalings(const DeviceExtent* extents, const DeviceScaling
 
 }  // namespace paramshard::gpu
 
-#endif  // PARAMSHARD_KERNELS_OPTIM_ADAM_KERNELS_H_
+#endif  // PARAMSHARD_KERNELS_OPTIM_STEP_KERNELS_H_

@@ -1,16 +1,16 @@
-// Extents whose state and planes lie on the GPU, for tests of FusedAdamPlan.
+// Extents whose state and planes lie on the GPU, for tests of FusedStepPlan.
 
-#ifndef PARAMSHARD_TESTS_KERNELS_DEVICE_ADAM_H_
-#define PARAMSHARD_TESTS_KERNELS_DEVICE_ADAM_H_
+#ifndef PARAMSHARD_TESTS_KERNELS_DEVICE_STEP_H_
+#define PARAMSHARD_TESTS_KERNELS_DEVICE_STEP_H_
 
 #include <cstdint>
 #include <vector>
 
 #include "kernels/formats/bfloat16.h"
-#include "kernels/optim/adam_cuda.h"
+#include "kernels/optim/fused_step_cuda.h"
 #include "kernels/optim/master_remainder.h"
-#include "tests/kernels/adam_state.h"
 #include "tests/kernels/gpu_test.h"
+#include "tests/kernels/optimizer_state.h"
 #include "tests/kernels/planes.h"
 
 namespace paramshard::gpu {
@@ -62,12 +62,12 @@ class DevicePlane {
 };
 
 // One extent on the GPU, beside a copy on the host that takes the same steps.
-class DeviceAdam {
+class DeviceStep {
  public:
   // kSplit: the master is BF16 weights and remainders; of BF16 only.
   enum class Master { kFloat, kSplit };
 
-  DeviceAdam(const Encoding& encoding, int64_t rows, int64_t columns, const OwnedState& state, const Offsets& offsets,
+  DeviceStep(const Encoding& encoding, int64_t rows, int64_t columns, const OwnedState& state, const Offsets& offsets,
              Master master = Master::kFloat, GradientType gradient_type = GradientType::kFP32)
       : encoding_(encoding),
         rows_(rows),
@@ -85,8 +85,8 @@ class DeviceAdam {
         row_wise_(expected_planes_.row_wise, is_split_ ? offsets.planes / 2 * 2 : offsets.planes),
         column_wise_(expected_planes_.column_wise, offsets.planes) {}
 
-  AdamExtent extent() const {
-    AdamExtent extent;
+  StepExtent extent() const {
+    StepExtent extent;
     extent.gradient = {gradient_.data(), gradient_type_};
     extent.state = {.master = is_split_ ? nullptr : master_.data(),
                     .remainder = is_split_ ? remainder_.data() : nullptr,
@@ -121,13 +121,13 @@ class DeviceAdam {
   }
 
   // Steps on the host, and encodes formats that encode afterwards with this extent's amax.
-  void ExpectStep(const AdamStep& step) {
-    AdamState state = expected_.View();
+  void ExpectStep(const OptimizerStep& step) {
+    OptimizerState state = expected_.View();
     if (is_split_) {
       state.master = nullptr;
       state.remainder = expected_remainder_.data();
     }
-    const float amax = FusedAdam(step, expected_gradient_.data(), state, rows_, columns_, encoding_,
+    const float amax = FusedStep(step, expected_gradient_.data(), state, rows_, columns_, encoding_,
                                  expected_planes_.row_wise.View(), expected_planes_.column_wise.View(), scaling_);
     if (NeedsAmax(encoding_.format)) scaling_.amax = amax;
     if (EncodesAfterAmax(encoding_.format)) EncodeExpected();
@@ -189,4 +189,4 @@ class DeviceAdam {
 
 }  // namespace paramshard::gpu
 
-#endif  // PARAMSHARD_TESTS_KERNELS_DEVICE_ADAM_H_
+#endif  // PARAMSHARD_TESTS_KERNELS_DEVICE_STEP_H_

@@ -2,8 +2,8 @@
 //
 // Internal to kernels/, for CUDA sources.
 
-#ifndef PARAMSHARD_KERNELS_OPTIM_ADAM_ROWS_CUDA_H_
-#define PARAMSHARD_KERNELS_OPTIM_ADAM_ROWS_CUDA_H_
+#ifndef PARAMSHARD_KERNELS_OPTIM_STEP_ROWS_CUDA_H_
+#define PARAMSHARD_KERNELS_OPTIM_STEP_ROWS_CUDA_H_
 
 #include <algorithm>
 #include <cstdint>
@@ -11,23 +11,23 @@
 
 #include "kernels/base/float_bits.h"
 #include "kernels/formats/float8.h"
-#include "kernels/optim/adam_kernel.h"
-#include "kernels/optim/adam_kernels.h"
 #include "kernels/optim/adam_math_cuda.h"
+#include "kernels/optim/device_kernel.h"
 #include "kernels/optim/master_rows_cuda.h"
 #include "kernels/optim/moment_rows_cuda.h"
 #include "kernels/optim/moment_set_cuda.h"
 #include "kernels/optim/shifted_tiles_cuda.h"
+#include "kernels/optim/step_kernels.h"
 #include "kernels/optim/tile_memory_cuda.h"
 #include "kernels/optim/tiles_cuda.h"
 
 namespace paramshard::gpu {
 
 // The gradients of an extent.
-template <typename Access, AdamGradients kType>
+template <typename Access, KernelGradients kType>
 class GradientRows {
  public:
-  using Casts = MomentCasts<kType == AdamGradients::kFP32 ? AdamMoments::kFP32 : AdamMoments::kBF16>;
+  using Casts = MomentCasts<kType == KernelGradients::kFP32 ? KernelMoments::kFP32 : KernelMoments::kBF16>;
   using Stored = typename Casts::Stored;
 
   static constexpr int kSlotBytes = Access::template kRowBytes<Stored>;
@@ -47,7 +47,7 @@ class GradientRows {
 
 // Gradients whose type is known when the kernel runs. The same for all threads.
 template <typename Access>
-class GradientRows<Access, AdamGradients::kAny> {
+class GradientRows<Access, KernelGradients::kAny> {
  public:
   static constexpr int kSlotBytes = Access::template kRowBytes<float>;
 
@@ -65,9 +65,9 @@ class GradientRows<Access, AdamGradients::kAny> {
   __device__ void WithType(const Function& function) const {
     switch (gradient_.type) {
       case GradientType::kFP32:
-        return function(GradientRows<Access, AdamGradients::kFP32>(gradient_));
+        return function(GradientRows<Access, KernelGradients::kFP32>(gradient_));
       case GradientType::kBF16:
-        return function(GradientRows<Access, AdamGradients::kBF16>(gradient_));
+        return function(GradientRows<Access, KernelGradients::kBF16>(gradient_));
     }
   }
 
@@ -75,10 +75,10 @@ class GradientRows<Access, AdamGradients::kAny> {
 };
 
 // Moves the rows of one tile through shared memory and updates them by the policy.
-template <typename Policy, typename Access, AdamMoments kMoments, AdamGradients kGradients, int kSharedBytes>
+template <typename Policy, typename Access, KernelMoments kMoments, KernelGradients kGradients, int kSharedBytes>
 class StepRows {
  public:
-  __device__ StepRows(const DeviceExtent& extent, const AdamConstants& constants, int64_t distance)
+  __device__ StepRows(const DeviceExtent& extent, const StepConstants& constants, int64_t distance)
       : extent_(extent),
         constants_(constants),
         gradients_(extent.gradient),
@@ -162,7 +162,7 @@ class StepRows {
   }
 
   const DeviceExtent& extent_;
-  const AdamConstants& constants_;
+  const StepConstants& constants_;
   const Gradients gradients_;
   Moments moments_;
   const int64_t distance_;
@@ -224,7 +224,7 @@ class EncodeRows {
 };
 
 // Returns an extent with the addresses of the state's current position.
-__device__ __forceinline__ DeviceExtent ExtentWhereItLies(const AdamLaunch& launch, uint32_t index) {
+__device__ __forceinline__ DeviceExtent ExtentWhereItLies(const KernelLaunch& launch, uint32_t index) {
   DeviceExtent extent = launch.extents[index];
   if (launch.position == 0) return extent;
   const auto move = [&](auto*& array) { array = array == nullptr ? array : Moved(array, launch.position); };
@@ -262,7 +262,7 @@ struct TilesOf<ShiftedAccess> {
 template <typename Access, StepTiles kTiles, typename Rows>
 class TileRun {
  public:
-  __device__ TileRun(const DeviceExtent& extent, const AdamTile& tile, const AdamLaunch& launch, Rows& rows)
+  __device__ TileRun(const DeviceExtent& extent, const KernelTile& tile, const KernelLaunch& launch, Rows& rows)
       : extent_(extent), tile_(tile), launch_(launch), rows_(rows) {}
 
   __device__ void Run() {
@@ -296,67 +296,67 @@ class TileRun {
   }
 
   const DeviceExtent& extent_;
-  const AdamTile& tile_;
-  const AdamLaunch& launch_;
+  const KernelTile& tile_;
+  const KernelLaunch& launch_;
   Rows& rows_;
 };
 
 template <typename Access, StepTiles kTiles, typename Rows>
-__device__ void RunTile(const DeviceExtent& extent, const AdamTile& tile, const AdamLaunch& launch, Rows rows) {
+__device__ void RunTile(const DeviceExtent& extent, const KernelTile& tile, const KernelLaunch& launch, Rows rows) {
   TileRun<Access, kTiles, Rows>(extent, tile, launch, rows).Run();
 }
 
 // Number of blocks that share a multiprocessor, and the shared memory of each, less a little for static arrays.
-template <typename Access, StepTiles kTiles, AdamMoments kMoments>
+template <typename Access, StepTiles kTiles, KernelMoments kMoments>
 constexpr int kResidentBlocks =
-    kTiles == StepTiles::kFp8Block || std::is_same_v<Access, StridedAccess> || kMoments == AdamMoments::kAny ? 2 : 3;
-template <typename Access, StepTiles kTiles, AdamMoments kMoments>
+    kTiles == StepTiles::kFp8Block || std::is_same_v<Access, StridedAccess> || kMoments == KernelMoments::kAny ? 2 : 3;
+template <typename Access, StepTiles kTiles, KernelMoments kMoments>
 constexpr int kSharedBytes = (kResidentBlocks<Access, kTiles, kMoments> == 2 ? 112 : 74) * 1024;
 
-template <typename Access, StepTiles kTiles, AdamMoments kMoments, AdamGradients kGradients>
+template <typename Access, StepTiles kTiles, KernelMoments kMoments, KernelGradients kGradients>
 __global__ __launch_bounds__(kThreads,
-                             kResidentBlocks<Access, kTiles, kMoments>) void AdamStepKernel(AdamLaunch launch) {
+                             kResidentBlocks<Access, kTiles, kMoments>) void StepTilesKernel(KernelLaunch launch) {
   // Copies, which need not be read again after every store.
-  const AdamTile tile = launch.tiles[blockIdx.x];
+  const KernelTile tile = launch.tiles[blockIdx.x];
   const DeviceExtent extent = ExtentWhereItLies(launch, tile.extent);
-  const AdamConstants constants = launch.constants[launch.constants_of[tile.extent]];
+  const StepConstants constants = launch.constants[launch.constants_of[tile.extent]];
   using Rows = StepRows<AdamElements, Access, kMoments, kGradients, kSharedBytes<Access, kTiles, kMoments>>;
   RunTile<Access, kTiles>(extent, tile, launch, Rows(extent, constants, launch.distance));
 }
 
 template <typename Access, StepTiles kTiles>
-__global__ __launch_bounds__(kThreads, kResidentBlocks<Access, kTiles, AdamMoments::kFP32>) void AdamEncodeKernel(
-    AdamLaunch launch) {
-  const AdamTile tile = launch.tiles[blockIdx.x];
+__global__ __launch_bounds__(kThreads, kResidentBlocks<Access, kTiles, KernelMoments::kFP32>) void EncodeTilesKernel(
+    KernelLaunch launch) {
+  const KernelTile tile = launch.tiles[blockIdx.x];
   const DeviceExtent extent = ExtentWhereItLies(launch, tile.extent);
   RunTile<Access, kTiles>(extent, tile, launch, EncodeRows<Access>(extent));
 }
 
-template <typename Access, StepTiles kTiles, AdamMoments kMoments, AdamGradients kGradients>
-AdamKernel StepKernel() {
-  return {AdamStepKernel<Access, kTiles, kMoments, kGradients>, kSharedBytes<Access, kTiles, kMoments>};
+template <typename Access, StepTiles kTiles, KernelMoments kMoments, KernelGradients kGradients>
+DeviceKernel StepKernel() {
+  return {StepTilesKernel<Access, kTiles, kMoments, kGradients>, kSharedBytes<Access, kTiles, kMoments>};
 }
 
 // Kernels for moments of one type with gradients of either type, or any types of both.
-template <typename Access, StepTiles kTiles, AdamMoments kMoments>
-AdamKernel StepKernelWith(AdamGradients gradients) {
-  if constexpr (kMoments == AdamMoments::kAny) {
-    return StepKernel<Access, kTiles, kMoments, AdamGradients::kAny>();
+template <typename Access, StepTiles kTiles, KernelMoments kMoments>
+DeviceKernel StepKernelWith(KernelGradients gradients) {
+  if constexpr (kMoments == KernelMoments::kAny) {
+    return StepKernel<Access, kTiles, kMoments, KernelGradients::kAny>();
   } else {
     switch (gradients) {
-      case AdamGradients::kFP32:
-        return StepKernel<Access, kTiles, kMoments, AdamGradients::kFP32>();
-      case AdamGradients::kBF16:
-        return StepKernel<Access, kTiles, kMoments, AdamGradients::kBF16>();
-      case AdamGradients::kAny:
+      case KernelGradients::kFP32:
+        return StepKernel<Access, kTiles, kMoments, KernelGradients::kFP32>();
+      case KernelGradients::kBF16:
+        return StepKernel<Access, kTiles, kMoments, KernelGradients::kBF16>();
+      case KernelGradients::kAny:
         break;  // joins any moments
     }
     return {};
   }
 }
 
-template <typename Access, AdamMoments kMoments>
-AdamKernel StepKernelOf(const AdamKind& kind) {
+template <typename Access, KernelMoments kMoments>
+DeviceKernel StepKernelOf(const KernelKind& kind) {
   switch (kind.tiles) {
     case StepTiles::kMxfp8:
       return StepKernelWith<Access, StepTiles::kMxfp8, kMoments>(kind.gradients);
@@ -369,13 +369,14 @@ AdamKernel StepKernelOf(const AdamKind& kind) {
 }
 
 template <typename Access>
-AdamKernel EncodeKernelOf(StepTiles tiles) {
+DeviceKernel EncodeKernelOf(StepTiles tiles) {
   switch (tiles) {
     case StepTiles::kMxfp8:
-      return {AdamEncodeKernel<Access, StepTiles::kMxfp8>, kSharedBytes<Access, StepTiles::kMxfp8, AdamMoments::kFP32>};
+      return {EncodeTilesKernel<Access, StepTiles::kMxfp8>,
+              kSharedBytes<Access, StepTiles::kMxfp8, KernelMoments::kFP32>};
     case StepTiles::kFp8Block:
-      return {AdamEncodeKernel<Access, StepTiles::kFp8Block>,
-              kSharedBytes<Access, StepTiles::kFp8Block, AdamMoments::kFP32>};
+      return {EncodeTilesKernel<Access, StepTiles::kFp8Block>,
+              kSharedBytes<Access, StepTiles::kFp8Block, KernelMoments::kFP32>};
     case StepTiles::kFlat:
       break;  // joins one of the others
   }
@@ -384,4 +385,4 @@ AdamKernel EncodeKernelOf(StepTiles tiles) {
 
 }  // namespace paramshard::gpu
 
-#endif  // PARAMSHARD_KERNELS_OPTIM_ADAM_ROWS_CUDA_H_
+#endif  // PARAMSHARD_KERNELS_OPTIM_STEP_ROWS_CUDA_H_

@@ -1,7 +1,7 @@
 // The state and steps of the golden cases about the optimizer.
 
-#ifndef PARAMSHARD_TESTS_KERNELS_GOLDEN_ADAM_H_
-#define PARAMSHARD_TESTS_KERNELS_GOLDEN_ADAM_H_
+#ifndef PARAMSHARD_TESTS_KERNELS_GOLDEN_STEP_H_
+#define PARAMSHARD_TESTS_KERNELS_GOLDEN_STEP_H_
 
 #include <string>
 #include <vector>
@@ -9,7 +9,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
-#include "kernels/optim/adam.h"
+#include "kernels/optim/fused_step.h"
 #include "kernels/optim/master_remainder.h"
 #include "kernels/optim/optimizers.h"
 #include "tests/kernels/golden.h"
@@ -71,7 +71,7 @@ class CaseState {
   bool is_split() const { return golden_.options().at("master") == "bf16_remainder"; }
   MutablePlane weights() { return {weights_.data()}; }
 
-  AdamState View() {
+  OptimizerState View() {
     return {.master = is_split() ? nullptr : param_.data(),
             .remainder = is_split() ? remainders_.data() : nullptr,
             .moments = {exp_avg_.View(), exp_avg_sq_.View()}};
@@ -109,28 +109,28 @@ class CaseState {
   CaseMoment exp_avg_sq_;
 };
 
-inline AdamMode ModeOf(const std::string& name) {
+inline Optimizer OptimizerOf(const std::string& name) {
   for (const OptimizerTraits& optimizer : kOptimizers) {
-    if (absl::AsciiStrToLower(optimizer.name) == name) return optimizer.mode;
+    if (absl::AsciiStrToLower(optimizer.name) == name) return optimizer.optimizer;
   }
-  ADD_FAILURE() << "a mode expected, got " << name;
+  ADD_FAILURE() << "want an optimizer, got " << name;
   return {};
 }
 
-inline AdamStep StepOf(const nlohmann::json& options, const nlohmann::json& step) {
-  AdamStep adam;
-  adam.learning_rate = step.at("lr");
-  adam.beta1 = options.at("beta1");
-  adam.beta2 = options.at("beta2");
-  adam.epsilon = options.at("eps");
-  adam.weight_decay = options.at("weight_decay");
-  adam.mode = ModeOf(options.at("mode"));
-  adam.bias_correction1 = step.at("bias_correction1");
-  adam.bias_correction2 = step.at("bias_correction2");
-  adam.gradient_scale = step.at("inv_scale").get<float>() * step.at("clip_coef").get<float>();
-  return adam;
+inline OptimizerStep StepOf(const nlohmann::json& options, const nlohmann::json& step) {
+  OptimizerStep made;
+  made.learning_rate = step.at("lr");
+  made.beta1 = options.at("beta1");
+  made.beta2 = options.at("beta2");
+  made.epsilon = options.at("eps");
+  made.weight_decay = options.at("weight_decay");
+  made.optimizer = OptimizerOf(options.at("optimizer"));
+  made.bias_correction1 = step.at("bias_correction1");
+  made.bias_correction2 = step.at("bias_correction2");
+  made.gradient_scale = step.at("inv_scale").get<float>() * step.at("clip_coef").get<float>();
+  return made;
 }
 
 }  // namespace paramshard
 
-#endif  // PARAMSHARD_TESTS_KERNELS_GOLDEN_ADAM_H_
+#endif  // PARAMSHARD_TESTS_KERNELS_GOLDEN_STEP_H_
