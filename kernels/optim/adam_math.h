@@ -20,13 +20,7 @@ enum class WeightDecay : uint8_t { kOfParameter, kOfGradient };
 
 // Requires Adam or AdamW.
 constexpr WeightDecay DecayOf(Optimizer optimizer) {
-  switch (optimizer) {
-    case Optimizer::kAdamW:
-      return WeightDecay::kOfParameter;
-    case Optimizer::kAdam:
-      return WeightDecay::kOfGradient;
-  }
-  return {};
+  return optimizer == Optimizer::kAdam ? WeightDecay::kOfGradient : WeightDecay::kOfParameter;
 }
 
 // The optimizer's state of one element, as float32.
@@ -58,8 +52,7 @@ struct AdamPolicy {
   static constexpr int kExpAvg = static_cast<int>(MomentKind::kFirst);
   static constexpr int kExpAvgSq = static_cast<int>(MomentKind::kSecond);
 
-  PARAMSHARD_HOST_DEVICE static void Update(const OptimizerStep& step, float gradient, float& master,
-                                            float (&moments)[kMomentCount]) {
+  PARAMSHARD_HOST_DEVICE static void Update(const OptimizerStep& step, float gradient, float& master, float* moments) {
     const AdamElement old = {master, moments[kExpAvg], moments[kExpAvgSq]};
     const AdamElement fresh = UpdateAdamElement<kDecay>(step, gradient, old);
     master = fresh.master;

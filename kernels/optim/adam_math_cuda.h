@@ -237,13 +237,13 @@ __device__ __forceinline__ void UpdateAdamElements(const StepConstants& constant
   }
 }
 
-// Adam as the policy of StepRows (step_rows_cuda.h): kCount elements side by side, a row for each moment.
+// Adam as ElementsWith<> (elements_cuda.h): kCount elements side by side, a row for each moment.
 struct AdamElements {
   static constexpr int kMomentCount = AdamW::kMomentCount;
 
-  template <int kCount>
+  template <int kRows, int kCount>
   static __device__ __forceinline__ void Update(const StepConstants& constants, const float (&gradients)[kCount],
-                                                float (&masters)[kCount], float (&moments)[kMomentCount][kCount]) {
+                                                float (&masters)[kCount], float (&moments)[kRows][kCount]) {
     AdamElement elements[kCount];
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {

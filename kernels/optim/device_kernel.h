@@ -15,7 +15,8 @@ struct DeviceKernel {
   int shared_bytes = 0;
 };
 
-// The kernels of each access. All moments are taken by quads, FP32 and BF16 when shifted, and kAny when strided.
+// The kernels of each access. All moments are taken by quads, FP32 and BF16 when shifted, and kAny when strided. Without
+// moments their type is FP32, or kAny when strided.
 DeviceKernel QuadStepKernel(const KernelKind& kind);
 DeviceKernel ShiftedStepKernel(const KernelKind& kind);
 DeviceKernel StridedStepKernel(const KernelKind& kind);

@@ -4,7 +4,6 @@
 
 #include "kernels/base/check.h"
 #include "kernels/base/simd_clones.h"
-#include "kernels/optim/adam_math.h"
 #include "kernels/optim/optimizers.h"
 #include "kernels/optim/piece_update.h"
 #include "kernels/optim/policy_step.h"
@@ -18,12 +17,28 @@ void UpdateByAdamW(const OptimizerStep& step, const Piece& piece) { UpdatePieceW
 PARAMSHARD_SIMD_CLONES
 void UpdateByAdam(const OptimizerStep& step, const Piece& piece) { UpdatePieceWith<Adam>(step, piece); }
 
+PARAMSHARD_SIMD_CLONES
+void UpdateBySgd(const OptimizerStep& step, const Piece& piece) { UpdatePieceWith<Sgd>(step, piece); }
+
+PARAMSHARD_SIMD_CLONES
+void UpdateBySgdMomentum(const OptimizerStep& step, const Piece& piece) { UpdatePieceWith<SgdMomentum>(step, piece); }
+
+PARAMSHARD_SIMD_CLONES
+void UpdateByLion(const OptimizerStep& step, const Piece& piece) { UpdatePieceWith<Lion>(step, piece); }
+
 PieceUpdate UpdateOf(Optimizer optimizer) {
   switch (optimizer) {
     case Optimizer::kAdamW:
       return {UpdateByAdamW, AdamW::kMomentCount};
     case Optimizer::kAdam:
       return {UpdateByAdam, Adam::kMomentCount};
+    case Optimizer::kSgd:
+      return {UpdateBySgd, Sgd::kMomentCount};
+    case Optimizer::kSgdMomentum:
+    case Optimizer::kSgdNesterov:
+      return {UpdateBySgdMomentum, SgdMomentum::kMomentCount};
+    case Optimizer::kLion:
+      return {UpdateByLion, Lion::kMomentCount};
   }
   PARAMSHARD_CHECK(IsOptimizer(optimizer));
   return {};
@@ -33,6 +48,19 @@ PieceUpdate UpdateOf(Optimizer optimizer) {
 
 float BiasCorrection(float beta, int64_t step) {
   return static_cast<float>(1.0 - std::pow(static_cast<double>(beta), static_cast<double>(step)));
+}
+
+OptimizerStep MakeStep(Optimizer optimizer, const Hyperparameters& hyperparameters, bool bias_correction,
+                       int64_t number, float gradient_scale) {
+  OptimizerStep step = {hyperparameters, optimizer};
+  if (bias_correction) {
+    step.bias_correction1 = BiasCorrection(step.beta1, number);
+    step.bias_correction2 = BiasCorrection(step.beta2, number);
+  }
+  // As in torch.optim.SGD, the momentum begins as the first gradient.
+  if (number == 1) step.dampening = 0.0f;
+  step.gradient_scale = gradient_scale;
+  return step;
 }
 
 float FusedStep(const OptimizerStep& step, ConstGradient gradient, const OptimizerState& state, int64_t rows,

@@ -30,6 +30,10 @@ struct OptimizerState {
 // 1 - beta^step, computed in double and rounded once. `step` counts from 1.
 float BiasCorrection(float beta, int64_t step);
 
+// Returns a parameter's step; `number` counts the parameter's steps from 1.
+OptimizerStep MakeStep(Optimizer optimizer, const Hyperparameters& hyperparameters, bool bias_correction,
+                       int64_t number, float gradient_scale);
+
 // Steps one extent: scales the gradient, updates moments and master in place, and encodes the new master into its
 // planes. The result is the same, byte for byte, as the update followed by EncodePlanes(), and as doing so for the
 // extent's granules one by one. Every NaN in the state is stored as 0x7fc00000 (moments: see moment.h).

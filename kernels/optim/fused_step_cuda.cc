@@ -129,11 +129,25 @@ bool HasWholeQuads(const DeviceExtent& extent) {
          IsAligned(extent.column_wise.data, plane_quad) && IsAligned(extent.column_wise.scales, kQuad);
 }
 
+// Returns the number of moments that the extent has: its optimizer's.
+int MomentCount(const DeviceExtent& extent) {
+  int count = 0;
+  while (count < kMomentCount && extent.moments.values[count].data != nullptr) ++count;
+  return count;
+}
+
+// Returns true if the extent has the moments of the step's optimizer.
+bool IsStepOf(const OptimizerStep& step, const DeviceExtent& extent) {
+  if (extent.rows * extent.columns == 0) return IsOptimizer(step.optimizer);
+  return IsOptimizer(step.optimizer) && TraitsOf(step.optimizer).moment_count == MomentCount(extent);
+}
+
+// Returns the types of the moments; FP32 without any.
 KernelMoments MomentsOf(const DeviceExtent& extent) {
-  const MomentType type = extent.moments.begin()->type;
-  const bool are_equal = std::all_of(extent.moments.begin(), extent.moments.end(),
-                                     [&](const MutableMoment& moment) { return moment.type == type; });
-  return are_equal ? static_cast<KernelMoments>(type) : KernelMoments::kAny;
+  const MutableMoment* const first = extent.moments.begin();
+  const bool are_equal = std::all_of(first, first + MomentCount(extent),
+                                     [&](const MutableMoment& moment) { return moment.type == first->type; });
+  return are_equal ? static_cast<KernelMoments>(first->type) : KernelMoments::kAny;
 }
 
 // The access, and the moments that a kernel of it takes.
@@ -141,7 +155,8 @@ KernelKind KindOf(const DeviceExtent& extent, StepTiles tiles) {
   const KernelMoments moments = MomentsOf(extent);
   const KernelGradients gradients =
       moments == KernelMoments::kAny ? KernelGradients::kAny : static_cast<KernelGradients>(extent.gradient.type);
-  const KernelKind strided = {KernelMoments::kAny, KernelGradients::kAny, KernelAccess::kStrided, tiles};
+  const int count = MomentCount(extent);
+  const KernelKind strided = {count, KernelMoments::kAny, KernelGradients::kAny, KernelAccess::kStrided, tiles};
   if (!IsInPhase(extent)) return strided;
   const bool can_shift = (moments == KernelMoments::kFP32 || moments == KernelMoments::kBF16) &&
                          extent.remainder == nullptr && extent.columns < std::numeric_limits<int32_t>::max();
@@ -149,8 +164,9 @@ KernelKind KindOf(const DeviceExtent& extent, StepTiles tiles) {
   // element, shifting costs more than that.
   const bool whole_sectors = IsFlat(extent.encoding.format) || extent.rows <= 1 ||
                              extent.columns % kShiftAlignment == 0 || moments == KernelMoments::kBF16;
-  if (HasWholeQuads(extent) && (whole_sectors || !can_shift)) return {moments, gradients, KernelAccess::kQuads, tiles};
-  if (can_shift) return {moments, gradients, KernelAccess::kShifted, tiles};
+  if (HasWholeQuads(extent) && (whole_sectors || !can_shift))
+    return {count, moments, gradients, KernelAccess::kQuads, tiles};
+  if (can_shift) return {count, moments, gradients, KernelAccess::kShifted, tiles};
   return strided;
 }
 
@@ -188,24 +204,27 @@ DeviceScaling ToDeviceScaling(const Encoding& encoding, const TensorScaling& sca
   return {multiplier, 1.0f / multiplier, StoredScaling::kScaleInv};
 }
 
-// The kernels step by AdamElements (adam_math_cuda.h). An optimizer with another policy has kernels of its own.
-constexpr bool StepsByAdamElements(Optimizer optimizer) {
+// Returns true if ElementsWith<> (elements_cuda.h) has the optimizer.
+constexpr bool HasElements(Optimizer optimizer) {
   switch (optimizer) {
     case Optimizer::kAdamW:
     case Optimizer::kAdam:
+    case Optimizer::kSgd:
+    case Optimizer::kSgdMomentum:
+    case Optimizer::kSgdNesterov:
+    case Optimizer::kLion:
       return true;
   }
   return false;
 }
 
-// Returns true if the kernels step every optimizer, and MomentsOf() may compare all moments.
-constexpr bool AllStepByAdamElements() {
-  for (const OptimizerTraits& optimizer : kOptimizers) {
-    if (!StepsByAdamElements(optimizer.optimizer) || optimizer.moment_count != kMomentCount) return false;
+constexpr bool AllHaveElements() {
+  for (const OptimizerTraits& traits : kOptimizers) {
+    if (!HasElements(traits.optimizer)) return false;
   }
   return true;
 }
-static_assert(AllStepByAdamElements(), "an optimizer that needs kernels of its own, and an extent that says so");
+static_assert(AllHaveElements(), "an optimizer by which no kernel steps");
 
 // Bit by bit: -0 is another weight decay than 0.
 static_assert(sizeof(OptimizerStep) == sizeof(Hyperparameters) + 4 * sizeof(float), "a field that is not compared");
@@ -346,7 +365,8 @@ constexpr bool OnlyNvfp4HasLateTiles() {
 static_assert(OnlyNvfp4HasLateTiles(), "late tiles that no kernel encodes");
 
 // A kind of its own in the table of encodings.
-constexpr KernelKind kNvfp4Kind = {KernelMoments::kAny, KernelGradients::kAny, KernelAccess::kNvfp4, StepTiles::kFlat};
+constexpr KernelKind kNvfp4Kind = {0, KernelMoments::kAny, KernelGradients::kAny, KernelAccess::kNvfp4,
+                                   StepTiles::kFlat};
 
 }  // namespace
 
@@ -430,6 +450,7 @@ absl::Status FusedStepPlan::Impl::Allocate(absl::Span<const StepExtent> extents,
     AddToKind(KindOf(added, tiles), index, step_kinds_);
     // Encoding reads no moments and no gradients.
     KernelKind encode_kind = KindOf(added, tiles);
+    encode_kind.moment_count = 0;
     encode_kind.moments = KernelMoments::kAny;
     encode_kind.gradients = KernelGradients::kAny;
     AddToKind(gpu.late_tile_shape.rows != 0 ? kNvfp4Kind : encode_kind, index, encode_kinds_);
@@ -531,8 +552,8 @@ absl::Status FusedStepPlan::Impl::BeginStep(absl::Span<const std::optional<Optim
                                             absl::Span<const TensorScaling> scalings, int64_t distance,
                                             cudaStream_t stream) {
   PARAMSHARD_CHECK(steps.size() == extents_.size());
-  for (const std::optional<OptimizerStep>& step : steps) {
-    PARAMSHARD_CHECK(!step.has_value() || StepsByAdamElements(step->optimizer));
+  for (size_t i = 0; i < steps.size(); ++i) {
+    PARAMSHARD_CHECK(!steps[i].has_value() || IsStepOf(*steps[i], extents_[i]));
   }
   PARAMSHARD_CHECK(distance % kMoveUnit == 0 && position_ + distance >= 0);
   const DeviceScope scope(device_);

@@ -20,7 +20,8 @@
 
 namespace paramshard::gpu {
 
-// The constant arguments of an extent's steps. Pointers to device memory, as for FusedStep(): state and gradient are
+// The constant arguments of an extent's steps. Its state has the moments of its optimizer, which all of its steps are of.
+// Pointers to device memory, as for FusedStep(): state and gradient are
 // aligned for their elements, planes have any alignment, but the weights of a master with a remainder are aligned to 2
 // bytes. Up to 15 bytes before an array are read if they share 16 aligned bytes with it.
 //
@@ -47,7 +48,7 @@ struct StepExtent {
 //   // The largest over all ranks become scalings; then:
 //   RETURN_IF_ERROR(plan.EncodeAfterAmax(stepped, scalings, stream));
 //
-// A step is one launch for each kind of extents in the plan. Kinds differ in the types of moments and gradients, in
+// A step is one launch for each kind of extents in the plan. Kinds differ in the number and types of moments and gradients, in
 // access, and in FP8_BLOCK_128X128 or MXFP8, which other formats join. A model has one or two kinds.
 //
 // `scalings` has an entry per extent, or is empty if no extent NeedsAmax().

@@ -97,6 +97,9 @@ class MomentSet<Access, kMoments, 0> {
   __device__ void Fetch(int64_t /*index*/, uint32_t /*valid*/, uint8_t* /*slot*/) {}
   template <int kRows>
   __device__ void Read(int64_t /*index*/, int /*row*/, const uint8_t* /*slot*/, float (&/*values*/)[kRows][kQuad]) {}
+  template <int kRows>
+  __device__ void Store(const float (&/*values*/)[kRows][kQuad], int64_t /*index*/, int64_t /*distance*/, int /*row*/,
+                        uint32_t /*valid*/) {}
   struct Encoded {};
   template <int kRows>
   __device__ static bool Estimate(const float (&/*values*/)[kRows][kQuad], Encoded& /*encoded*/) {

@@ -4,18 +4,20 @@
 //
 //   struct AdamW {
 //     static constexpr int kMomentCount = 2;  // it keeps the first 2 of kMomentKinds
-//     // Steps one element in float32.
-//     static void Update(const OptimizerStep& step, float gradient, float& master, float (&moments)[kMomentCount]);
+//     // Steps one element in float32. `moments` has kMomentCount elements.
+//     static void Update(const OptimizerStep& step, float gradient, float& master, float* moments);
 //   };
 //
 // The loops of the host use the policy itself (piece_update.h). The GPU may compute the same bytes in a shorter way
-// (AdamElements in adam_math_cuda.h).
+// (elements_cuda.h).
 
 #ifndef PARAMSHARD_KERNELS_OPTIM_OPTIMIZERS_H_
 #define PARAMSHARD_KERNELS_OPTIM_OPTIMIZERS_H_
 
 #include "kernels/optim/adam_math.h"
+#include "kernels/optim/lion_math.h"
 #include "kernels/optim/moment_kind.h"
+#include "kernels/optim/sgd_math.h"
 #include "kernels/optim/state_types.h"
 
 namespace paramshard {
@@ -34,6 +36,10 @@ struct OptimizerTraits {
 inline constexpr OptimizerTraits kOptimizers[] = {
     {Optimizer::kAdamW, "AdamW", AdamW::kMomentCount, {"exp_avg", "exp_avg_sq"}},
     {Optimizer::kAdam, "Adam", Adam::kMomentCount, {"exp_avg", "exp_avg_sq"}},
+    {Optimizer::kSgd, "SGD", Sgd::kMomentCount, {}},
+    {Optimizer::kSgdMomentum, "SGD_MOMENTUM", SgdMomentum::kMomentCount, {"momentum_buffer"}},
+    {Optimizer::kSgdNesterov, "SGD_NESTEROV", SgdMomentum::kMomentCount, {"momentum_buffer"}},
+    {Optimizer::kLion, "Lion", Lion::kMomentCount, {"exp_avg"}},
 };
 inline constexpr int kOptimizerCount = sizeof(kOptimizers) / sizeof(kOptimizers[0]);
 

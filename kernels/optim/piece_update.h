@@ -65,7 +65,7 @@ PARAMSHARD_ALWAYS_INLINE void UpdateElements(const OptimizerStep& step, std::ind
   PARAMSHARD_INDEPENDENT_ITERATIONS
   for (int64_t i = 0; i < count; ++i) {
     float value = master.from[i];
-    float moments[] = {Moments::Load(stored.from[i])...};
+    float moments[sizeof...(Moments) + 1] = {Moments::Load(stored.from[i])...};
     Policy::Update(constants, gradient[i], value, moments);
     master.to[i] = CanonicalNan(value);
     ((stored.to[i] = Moments::Store(moments[kIndex])), ...);

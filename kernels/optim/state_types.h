@@ -11,6 +11,10 @@ namespace paramshard {
 enum class Optimizer : uint8_t {
   kAdamW = 1,  // decays the parameter directly (Loshchilov and Hutter, "Decoupled Weight Decay Regularization")
   kAdam = 2,   // adds the decay to the gradient
+  kSgd = 3,    // without momentum
+  kSgdMomentum = 4,
+  kSgdNesterov = 5,
+  kLion = 6,
 };
 
 // Storage of a master: beside the planes, or as a BF16 plane and the lower half of its bits. The numbers are stable.

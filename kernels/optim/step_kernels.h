@@ -144,6 +144,8 @@ enum class KernelAccess : uint8_t {
 
 // Properties that all extents of a launch share; there is a kernel for each combination.
 struct KernelKind {
+  // Moments that the optimizers keep. One kernel steps by all optimizers with as many.
+  int moment_count;
   KernelMoments moments;
   KernelGradients gradients;
   KernelAccess access;
@@ -151,7 +153,8 @@ struct KernelKind {
   StepTiles tiles;
 
   friend bool operator==(const KernelKind& a, const KernelKind& b) {
-    return a.moments == b.moments && a.gradients == b.gradients && a.access == b.access && a.tiles == b.tiles;
+    return a.moment_count == b.moment_count && a.moments == b.moments && a.gradients == b.gradients &&
+           a.access == b.access && a.tiles == b.tiles;
   }
 };
 

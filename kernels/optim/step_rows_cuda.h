@@ -11,8 +11,8 @@
 
 #include "kernels/base/float_bits.h"
 #include "kernels/formats/float8.h"
-#include "kernels/optim/adam_math_cuda.h"
 #include "kernels/optim/device_kernel.h"
+#include "kernels/optim/elements_cuda.h"
 #include "kernels/optim/master_rows_cuda.h"
 #include "kernels/optim/moment_rows_cuda.h"
 #include "kernels/optim/moment_set_cuda.h"
@@ -146,7 +146,7 @@ class StepRows {
   struct Elements {
     Quad<float> master;
     float gradient[kQuad];
-    float moments[Policy::kMomentCount][kQuad];
+    float moments[Policy::kMomentCount + 1][kQuad];  // the last is not used
   };
 
   template <typename TileType, typename Place>
@@ -313,14 +313,14 @@ constexpr int kResidentBlocks =
 template <typename Access, StepTiles kTiles, KernelMoments kMoments>
 constexpr int kSharedBytes = (kResidentBlocks<Access, kTiles, kMoments> == 2 ? 112 : 74) * 1024;
 
-template <typename Access, StepTiles kTiles, KernelMoments kMoments, KernelGradients kGradients>
+template <typename Access, StepTiles kTiles, int kCount, KernelMoments kMoments, KernelGradients kGradients>
 __global__ __launch_bounds__(kThreads,
                              kResidentBlocks<Access, kTiles, kMoments>) void StepTilesKernel(KernelLaunch launch) {
   // Copies, which need not be read again after every store.
   const KernelTile tile = launch.tiles[blockIdx.x];
   const DeviceExtent extent = ExtentWhereItLies(launch, tile.extent);
   const StepConstants constants = launch.constants[launch.constants_of[tile.extent]];
-  using Rows = StepRows<AdamElements, Access, kMoments, kGradients, kSharedBytes<Access, kTiles, kMoments>>;
+  using Rows = StepRows<ElementsWith<kCount>, Access, kMoments, kGradients, kSharedBytes<Access, kTiles, kMoments>>;
   RunTile<Access, kTiles>(extent, tile, launch, Rows(extent, constants, launch.distance));
 }
 
@@ -332,22 +332,22 @@ __global__ __launch_bounds__(kThreads, kResidentBlocks<Access, kTiles, KernelMom
   RunTile<Access, kTiles>(extent, tile, launch, EncodeRows<Access>(extent));
 }
 
-template <typename Access, StepTiles kTiles, KernelMoments kMoments, KernelGradients kGradients>
+template <typename Access, StepTiles kTiles, int kCount, KernelMoments kMoments, KernelGradients kGradients>
 DeviceKernel StepKernel() {
-  return {StepTilesKernel<Access, kTiles, kMoments, kGradients>, kSharedBytes<Access, kTiles, kMoments>};
+  return {StepTilesKernel<Access, kTiles, kCount, kMoments, kGradients>, kSharedBytes<Access, kTiles, kMoments>};
 }
 
 // Kernels for moments of one type with gradients of either type, or any types of both.
-template <typename Access, StepTiles kTiles, KernelMoments kMoments>
+template <typename Access, StepTiles kTiles, int kCount, KernelMoments kMoments>
 DeviceKernel StepKernelWith(KernelGradients gradients) {
   if constexpr (kMoments == KernelMoments::kAny) {
-    return StepKernel<Access, kTiles, kMoments, KernelGradients::kAny>();
+    return StepKernel<Access, kTiles, kCount, kMoments, KernelGradients::kAny>();
   } else {
     switch (gradients) {
       case KernelGradients::kFP32:
-        return StepKernel<Access, kTiles, kMoments, KernelGradients::kFP32>();
+        return StepKernel<Access, kTiles, kCount, kMoments, KernelGradients::kFP32>();
       case KernelGradients::kBF16:
-        return StepKernel<Access, kTiles, kMoments, KernelGradients::kBF16>();
+        return StepKernel<Access, kTiles, kCount, kMoments, KernelGradients::kBF16>();
       case KernelGradients::kAny:
         break;  // joins any moments
     }
@@ -355,13 +355,13 @@ DeviceKernel StepKernelWith(KernelGradients gradients) {
   }
 }
 
-template <typename Access, KernelMoments kMoments>
+template <typename Access, int kCount, KernelMoments kMoments>
 DeviceKernel StepKernelOf(const KernelKind& kind) {
   switch (kind.tiles) {
     case StepTiles::kMxfp8:
-      return StepKernelWith<Access, StepTiles::kMxfp8, kMoments>(kind.gradients);
+      return StepKernelWith<Access, StepTiles::kMxfp8, kCount, kMoments>(kind.gradients);
     case StepTiles::kFp8Block:
-      return StepKernelWith<Access, StepTiles::kFp8Block, kMoments>(kind.gradients);
+      return StepKernelWith<Access, StepTiles::kFp8Block, kCount, kMoments>(kind.gradients);
     case StepTiles::kFlat:
       break;  // joins one of the others
   }

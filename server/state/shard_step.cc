@@ -10,11 +10,10 @@
 namespace paramshard::server {
 namespace {
 
-OptimizerStep StepOf(const ModelSpec& spec, int group_index, int64_t step, const StepParameters& parameters) {
-  const Hyperparameters& group = parameters.groups[group_index];
-  const ParameterGroup& fixed = spec.groups[group_index];
-  return {group, fixed.optimizer, fixed.bias_correction ? BiasCorrection(group.beta1, step) : 1.0f,
-          fixed.bias_correction ? BiasCorrection(group.beta2, step) : 1.0f, parameters.gradient_scale};
+OptimizerStep StepOf(const ModelSpec& spec, int group_index, int64_t number, const StepParameters& parameters) {
+  const ParameterGroup& group = spec.groups[group_index];
+  return MakeStep(group.optimizer, parameters.groups[group_index], group.bias_correction, number,
+                  parameters.gradient_scale);
 }
 
 }  // namespace

@@ -97,8 +97,8 @@ TEST(CompletenessTest, EveryOptimizerAndMomentIsInThePages) {
 
 // Python writes the names of optimizers in lower case.
 TEST(CompletenessTest, EveryOptimizerIsKnownInPython) {
-  for (const char* file :
-       {"python/paramshard/spec.py", "python/paramshard/torch/optimizer.py", "tests/python/pytorch/test_steps.py"}) {
+  for (const char* file : {"python/paramshard/spec.py", "python/paramshard/torch/optimizers.py",
+                           "tests/python/pytorch/test_optimizers.py"}) {
     const std::string text = Text(file);
     for (const OptimizerTraits& optimizer : kOptimizers) {
       const std::string name = absl::AsciiStrToLower(optimizer.name);

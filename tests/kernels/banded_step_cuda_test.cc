@@ -32,6 +32,7 @@ struct ExtentSpec {
   MomentType exp_avg = MomentType::kFP32;
   MomentType exp_avg_sq = MomentType::kFP32;
   bool is_split = false;
+  int moment_count = kMomentCount;
 };
 
 // An array of the state of all extents on the GPU, with room behind its end.
@@ -105,6 +106,7 @@ class MovedState {
                     .moments = {{{moments_[0].At<void>(i), scales_[0].At<float>(i), specs_[i].exp_avg},
                                  {moments_[1].At<void>(i), scales_[1].At<float>(i), specs_[i].exp_avg_sq}}},
                     .weights = weights_.At<uint16_t>(i)};
+      expected_[i].DropMoments(view.state);
       view.rows = specs_[i].rows;
       view.columns = specs_[i].columns;
       view.encoding = specs_[i].encoding;
@@ -137,6 +139,7 @@ class MovedState {
     }
   }
   const std::vector<TensorScaling>& scalings() const { return scalings_; }
+  int moment_count(size_t extent) const { return specs_[extent].moment_count; }
 
   // Overwrites half of the band's output, as if the GPU had stopped in the middle of the band.
   void Tear(int n, RandomFloats& random) {
@@ -165,7 +168,7 @@ class MovedState {
         EXPECT_TRUE(masters_.Holds(i, position_, AsBytes(expected.master))) << "master";
       }
       const Moments* const moments[] = {&expected.exp_avg, &expected.exp_avg_sq};
-      for (int m = 0; m < 2; ++m) {
+      for (int m = 0; m < specs_[i].moment_count; ++m) {
         EXPECT_TRUE(moments_[m].Holds(i, position_, moments[m]->bytes())) << "moment " << m;
         EXPECT_TRUE(scales_[m].Holds(i, position_, AsBytes(moments[m]->scales()))) << "scales of moment " << m;
       }
@@ -185,11 +188,12 @@ class MovedState {
     weights_.Add(spec.rows, spec.is_split ? spec.columns * 2 : 0);
     remainders_.Add(spec.rows, spec.is_split ? spec.columns * 2 : 0);
     const MomentType types[] = {spec.exp_avg, spec.exp_avg_sq};
-    for (int m = 0; m < 2; ++m) {
-      moments_[m].Add(spec.rows, spec.columns * MomentBytes(types[m]));
-      scales_[m].Add(spec.rows, MomentScaleCount(types[m], 1, spec.columns) * 4);
+    for (int m = 0; m < kMomentCount; ++m) {
+      const bool is_kept = m < spec.moment_count;
+      moments_[m].Add(spec.rows, is_kept ? spec.columns * MomentBytes(types[m]) : 0);
+      scales_[m].Add(spec.rows, is_kept ? MomentScaleCount(types[m], 1, spec.columns) * 4 : 0);
     }
-    expected_.push_back(RandomState(random, spec.rows, spec.columns, spec.exp_avg, spec.exp_avg_sq));
+    expected_.push_back(RandomState(random, spec.rows, spec.columns, spec.exp_avg, spec.exp_avg_sq, spec.moment_count));
     OwnedPlanes& planes = expected_planes_.emplace_back(spec.encoding, spec.rows, spec.columns);
     expected_remainders_.emplace_back(spec.is_split ? count : 0);
     if (spec.is_split) {
@@ -211,7 +215,7 @@ class MovedState {
       masters_.Set(i, AsBytes(state.master));
     }
     const Moments* const moments[] = {&state.exp_avg, &state.exp_avg_sq};
-    for (int m = 0; m < 2; ++m) {
+    for (int m = 0; m < specs_[i].moment_count; ++m) {
       moments_[m].Set(i, moments[m]->bytes());
       scales_[m].Set(i, AsBytes(moments[m]->scales()));
     }
@@ -250,6 +254,9 @@ std::vector<ExtentSpec> EveryKind(RandomFloats& random) {
   for (MomentType type : kMomentTypes) {
     specs.push_back({{Format::kBF16}, random.Integer(1, 600), 128, type, type, /*is_split=*/true});
     specs.push_back({{Format::kMXFP8}, 300, 160, type, kMomentTypes[random.Integer(0, 3)]});
+    for (int count = 0; count < kMomentCount; ++count) {
+      specs.push_back({{Format::kMXFP8}, 300, 160, type, type, /*is_split=*/false, count});
+    }
   }
   return specs;
 }
@@ -276,7 +283,7 @@ class BandedStepTest : public GpuTest {
   std::vector<std::optional<OptimizerStep>> AnySteps(const MovedState& state, RandomFloats& random) const {
     std::vector<std::optional<OptimizerStep>> steps;
     for (size_t i = 0; i < state.scalings().size(); ++i) {
-      OptimizerStep step = TypicalStep(kOptimizers[random.Integer(0, kOptimizerCount - 1)].optimizer);
+      const OptimizerStep step = TypicalStep(AnyOptimizer(random, state.moment_count(i)));
       steps.push_back(random.Integer(0, 3) == 0 ? std::nullopt : std::optional<OptimizerStep>(step));
     }
     return steps;

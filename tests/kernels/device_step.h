@@ -91,6 +91,7 @@ class DeviceStep {
     extent.state = {.master = is_split_ ? nullptr : master_.data(),
                     .remainder = is_split_ ? remainder_.data() : nullptr,
                     .moments = {exp_avg_.View(), exp_avg_sq_.View()}};
+    expected_.DropMoments(extent.state);
     extent.rows = rows_;
     extent.columns = columns_;
     extent.encoding = encoding_;
@@ -100,6 +101,7 @@ class DeviceStep {
   }
 
   const Encoding& encoding() const { return encoding_; }
+  int moment_count() const { return expected_.moment_count; }
   int64_t count() const { return rows_ * columns_; }
   int64_t rows() const { return rows_; }
   int64_t columns() const { return columns_; }

@@ -67,8 +67,8 @@ Encoding AnyEncoding(RandomFloats& random) {
   return encodings[random.Integer(0, static_cast<int64_t>(encodings.size()) - 1)];
 }
 
-OptimizerStep AnyStep(RandomFloats& random) {
-  OptimizerStep step = TypicalStep(kOptimizers[random.Integer(0, kOptimizerCount - 1)].optimizer);
+OptimizerStep AnyStep(RandomFloats& random, int moment_count) {
+  OptimizerStep step = TypicalStep(AnyOptimizer(random, moment_count));
   if (random.Integer(0, 1) == 0) step.bias_correction1 = step.bias_correction2 = 1.0f;
   if (random.Integer(0, 3) == 0) step.weight_decay = 0.0f;
   if (random.Integer(0, 3) == 0) step.gradient_scale = 1.0f / 3.0f;
@@ -92,7 +92,8 @@ DeviceStep AnyExtent(const Encoding& encoding, MomentType exp_avg, MomentType ex
   const int64_t rows = random.Integer(0, 300);
   const int64_t columns = alignment == Alignment::kRows ? 16 * random.Integer(1, 40) : random.Integer(1, 600);
   const GradientType gradients = random.Integer(0, 1) == 0 ? GradientType::kFP32 : GradientType::kBF16;
-  return DeviceStep(encoding, rows, columns, RandomState(random, rows, columns, exp_avg, exp_avg_sq),
+  const auto moment_count = static_cast<int>(random.Integer(0, kMomentCount));
+  return DeviceStep(encoding, rows, columns, RandomState(random, rows, columns, exp_avg, exp_avg_sq, moment_count),
                     AnyOffsets(random, alignment), DeviceStep::Master::kFloat, gradients);
 }
 
@@ -113,7 +114,7 @@ TEST_F(FusedStepPlanTest, EveryEncodingStepsAsOnTheHost) {
     ASSERT_OK_AND_ASSIGN(FusedStepPlan plan, PlanOf(extents));
     for (int step = 0; step < 2; ++step) {
       Steps steps;
-      for (size_t i = 0; i < extents.size(); ++i) steps.push_back(AnyStep(random));
+      for (const DeviceStep& extent : extents) steps.push_back(AnyStep(random, extent.moment_count()));
       Expect(extents, steps, random);
       StepAndCheck(extents, plan, steps);
     }
@@ -129,9 +130,11 @@ TEST_F(FusedStepPlanTest, BFloat16GradientsStepAsOnTheHost) {
     Steps steps;
     for (MomentType type : kMomentTypes) {
       for (int64_t columns : {256, 260, 259}) {
-        extents.emplace_back(encoding, 140, columns, RandomState(random, 140, columns, type, type), Offsets{},
-                             DeviceStep::Master::kFloat, GradientType::kBF16);
-        steps.push_back(AnyStep(random));
+        for (int count = 0; count <= kMomentCount; ++count) {
+          extents.emplace_back(encoding, 140, columns, RandomState(random, 140, columns, type, type, count), Offsets{},
+                               DeviceStep::Master::kFloat, GradientType::kBF16);
+          steps.push_back(AnyStep(random, count));
+        }
       }
     }
     ASSERT_OK_AND_ASSIGN(FusedStepPlan plan, PlanOf(extents));
@@ -149,9 +152,10 @@ TEST_F(FusedStepPlanTest, SmallShapesAndEdgesStepAsOnTheHost) {
       for (int64_t columns : {1, 3, 4, 31, 32, 36, 128, 132, 255, 257, 8196}) {
         if (rows * columns > 40000 && columns != 257) continue;
         for (MomentType type : {MomentType::kFP32, MomentType::kBF16, MomentType::kFP8}) {
-          const OwnedState state = RandomState(random, rows, columns, type, type);
+          const auto count = static_cast<int>(random.Integer(0, kMomentCount));
+          const OwnedState state = RandomState(random, rows, columns, type, type, count);
           extents.emplace_back(encoding, rows, columns, state, Offsets{});
-          steps.push_back(AnyStep(random));
+          steps.push_back(AnyStep(random, count));
         }
       }
     }
@@ -172,8 +176,8 @@ TEST_F(FusedStepPlanTest, ExtentsWithoutAStepKeepTheirBytes) {
   ASSERT_OK_AND_ASSIGN(FusedStepPlan plan, PlanOf(extents));
   for (int round = 0; round < 4; ++round) {
     Steps steps(extents.size());
-    for (std::optional<OptimizerStep>& step : steps) {
-      if (round > 0 && random.Integer(0, 1) == 0) step = AnyStep(random);
+    for (size_t i = 0; i < steps.size(); ++i) {
+      if (round > 0 && random.Integer(0, 1) == 0) steps[i] = AnyStep(random, extents[i].moment_count());
     }
     Expect(extents, steps, random);
     StepAndCheck(extents, plan, steps);
@@ -202,8 +206,8 @@ TEST_F(FusedStepPlanTest, ExtremeValuesFollowTheFormula) {
     for (float epsilon : {1e-8f, 0.0f, 1e-30f, 1.0f, 1e30f}) {
       for (float correction : {1.0f, 0.1f, 1e-3f, 1e-9f, 3.0f}) {
         for (int64_t columns : {int64_t{1}, count}) {
-          const OwnedState state = {master, Moments(MomentType::kFP32, exp_avg),
-                                    Moments(MomentType::kFP32, exp_avg_sq)};
+          const OwnedState state = {master, Moments(MomentType::kFP32, exp_avg), Moments(MomentType::kFP32, exp_avg_sq),
+                                    optimizer.moment_count};
           extents.emplace_back(Encoding{Format::kFP32}, count / columns, columns, state, Offsets{});
           extents.back().SetGradient(gradient);
           steps.push_back(TypicalStep(optimizer.optimizer));
@@ -227,13 +231,15 @@ TEST_F(FusedStepPlanTest, BitsAreAnyBits) {
   std::vector<DeviceStep> extents;
   Steps steps;
   for (const Encoding& encoding : AllEncodings()) {
-    const OwnedState state = {random.AnyBits(kRows * kColumns),
-                              Moments(MomentType::kFP32, random.AnyBits(kRows * kColumns)),
-                              Moments(MomentType::kFP32, random.AnyBits(kRows * kColumns))};
-    extents.emplace_back(encoding, kRows, kColumns, state, Offsets{});
-    extents.back().SetGradient(random.AnyBits(kRows * kColumns));
-    steps.push_back(AnyStep(random));
-    extents.back().ExpectStep(*steps.back());
+    for (int moments = 0; moments <= kMomentCount; ++moments) {
+      const OwnedState state = {random.AnyBits(kRows * kColumns),
+                                Moments(MomentType::kFP32, random.AnyBits(kRows * kColumns)),
+                                Moments(MomentType::kFP32, random.AnyBits(kRows * kColumns)), moments};
+      extents.emplace_back(encoding, kRows, kColumns, state, Offsets{});
+      extents.back().SetGradient(random.AnyBits(kRows * kColumns));
+      steps.push_back(AnyStep(random, moments));
+      extents.back().ExpectStep(*steps.back());
+    }
   }
   ASSERT_OK_AND_ASSIGN(FusedStepPlan plan, PlanOf(extents));
   StepAndCheck(extents, plan, steps);
@@ -252,7 +258,7 @@ TEST_F(FusedStepPlanTest, ZeroAndSubnormalMomentsStepAsOnTheHost) {
         for (float& value : squares) value = std::fabs(value);
         const OwnedState state = {random.Normal(kCount, master_scale),
                                   Moments(MomentType::kFP32, random.Normal(kCount, scale)),
-                                  Moments(MomentType::kFP32, squares)};
+                                  Moments(MomentType::kFP32, squares), optimizer.moment_count};
         extents.emplace_back(Encoding{Format::kMXFP8}, 64, 4096, state, Offsets{});
         extents.back().SetGradient(std::vector<float>(kCount, 0.0f));
         steps.push_back(TypicalStep(optimizer.optimizer));
@@ -295,16 +301,17 @@ TEST_F(FusedStepPlanTest, SplitMastersStepAsOnTheHost) {
       for (Alignment alignment : kAlignments) {
         const int64_t rows = random.Integer(0, 300);
         const int64_t columns = random.Integer(1, 300);
+        const auto count = static_cast<int>(random.Integer(0, kMomentCount));
         extents.emplace_back(Encoding{Format::kBF16}, rows, columns,
-                             RandomState(random, rows, columns, exp_avg, exp_avg_sq), AnyOffsets(random, alignment),
-                             DeviceStep::Master::kSplit);
+                             RandomState(random, rows, columns, exp_avg, exp_avg_sq, count),
+                             AnyOffsets(random, alignment), DeviceStep::Master::kSplit);
       }
     }
   }
   ASSERT_OK_AND_ASSIGN(FusedStepPlan plan, PlanOf(extents));
   for (int round = 0; round < 2; ++round) {
     Steps steps;
-    for (size_t i = 0; i < extents.size(); ++i) steps.push_back(AnyStep(random));
+    for (const DeviceStep& extent : extents) steps.push_back(AnyStep(random, extent.moment_count()));
     Expect(extents, steps, random);
     StepAndCheck(extents, plan, steps);
   }
@@ -324,7 +331,7 @@ TEST_F(FusedStepPlanTest, MixedExtentsStepTogether) {
   ASSERT_OK_AND_ASSIGN(FusedStepPlan plan, PlanOf(extents));
   for (int round = 0; round < 2; ++round) {
     Steps steps;
-    for (size_t i = 0; i < extents.size(); ++i) steps.push_back(AnyStep(random));
+    for (const DeviceStep& extent : extents) steps.push_back(AnyStep(random, extent.moment_count()));
     Expect(extents, steps, random);
     StepAndCheck(extents, plan, steps);
   }
@@ -448,7 +455,7 @@ class MomentMirror {
 };
 
 TEST_F(FusedStepPlanTest, GoldenCasesUpdateTheState) {
-  for (const char* kind : {"adam", "adam_and_quantize"}) {
+  for (const char* kind : {"step", "step_and_quantize"}) {
     for (const GoldenCase& golden : ComputableCases(kind)) {
       SCOPED_TRACE(golden.name());
       const int64_t count = golden.rows() * golden.cols();
@@ -487,7 +494,7 @@ TEST_F(FusedStepPlanTest, GoldenCasesUpdateTheState) {
 
 // Golden cases that quantize a matrix, or the master after steps.
 TEST_F(FusedStepPlanTest, GoldenMatricesAreEncoded) {
-  for (const char* kind : {"quantize", "adam_and_quantize"}) {
+  for (const char* kind : {"quantize", "step_and_quantize"}) {
     for (const GoldenCase& golden : ComputableCases(kind)) {
       SCOPED_TRACE(golden.name());
       std::vector<float> matrix;

@@ -30,28 +30,71 @@ float Round(float value) {
   return rounded;
 }
 
-// The formula of docs/reference/numerics.md, written out.
-void SlowAdam(const OptimizerStep& s, const std::vector<float>& gradient, OwnedState& state) {
-  std::vector<float> exp_avg = state.exp_avg.Get();
-  std::vector<float> exp_avg_sq = state.exp_avg_sq.Get();
-  for (size_t i = 0; i < gradient.size(); ++i) {
-    float p = state.master[i];
-    float g = Round(gradient[i] * s.gradient_scale);
-    if (s.optimizer == Optimizer::kAdam) g = Round(g + Round(s.weight_decay * p));
-    const float m = Round(Round(s.beta1 * exp_avg[i]) + Round(Round(1.0f - s.beta1) * g));
-    const float v = Round(Round(s.beta2 * exp_avg_sq[i]) + Round(Round(Round(1.0f - s.beta2) * g) * g));
-    const float mh = Round(m / s.bias_correction1);
-    const float vh = Round(v / s.bias_correction2);
-    const float d = Round(Round(std::sqrt(vh)) + s.epsilon);
-    float change = Round(mh / d);
-    if (s.optimizer == Optimizer::kAdamW) change = Round(change + Round(s.weight_decay * p));
-    p = Round(p - Round(s.learning_rate * change));
-    state.master[i] = std::isnan(p) ? std::bit_cast<float>(0x7fc00000u) : p;
-    exp_avg[i] = m;
-    exp_avg_sq[i] = v;
+float Sum(float a, float b) { return Round(a + b); }
+float Product(float a, float b) { return Round(a * b); }
+
+// One element of the state.
+struct Element {
+  float p, m, v;
+};
+
+// The formulas of docs/reference/numerics.md, written out.
+Element SlowAdam(const OptimizerStep& s, float g, const Element& old) {
+  if (s.optimizer == Optimizer::kAdam) g = Sum(g, Product(s.weight_decay, old.p));
+  const float m = Sum(Product(s.beta1, old.m), Product(Round(1.0f - s.beta1), g));
+  const float v = Sum(Product(s.beta2, old.v), Product(Product(Round(1.0f - s.beta2), g), g));
+  const float mh = Round(m / s.bias_correction1);
+  const float vh = Round(v / s.bias_correction2);
+  float change = Round(mh / Sum(Round(std::sqrt(vh)), s.epsilon));
+  if (s.optimizer == Optimizer::kAdamW) change = Sum(change, Product(s.weight_decay, old.p));
+  return {Round(old.p - Product(s.learning_rate, change)), m, v};
+}
+
+Element SlowSgd(const OptimizerStep& s, float g, const Element& old) {
+  g = Sum(g, Product(s.weight_decay, old.p));
+  if (s.optimizer == Optimizer::kSgd) return {Round(old.p - Product(s.learning_rate, g)), old.m, old.v};
+  const float m = Sum(Product(s.momentum, old.m), Product(Round(1.0f - s.dampening), g));
+  const float change = s.optimizer == Optimizer::kSgdNesterov ? Sum(g, Product(s.momentum, m)) : m;
+  return {Round(old.p - Product(s.learning_rate, change)), m, old.v};
+}
+
+Element SlowLion(const OptimizerStep& s, float g, const Element& old) {
+  const float c = Sum(Product(s.beta1, old.m), Product(Round(1.0f - s.beta1), g));
+  const float sign = std::isnan(c) || c == 0.0f ? c : std::copysign(1.0f, c);
+  const float kept = Product(old.p, Round(1.0f - Product(s.learning_rate, s.weight_decay)));
+  return {Round(kept - Product(s.learning_rate, sign)), Sum(Product(s.beta2, old.m), Product(Round(1.0f - s.beta2), g)),
+          old.v};
+}
+
+Element SlowStep(const OptimizerStep& s, float g, const Element& old) {
+  switch (s.optimizer) {
+    case Optimizer::kAdamW:
+    case Optimizer::kAdam:
+      return SlowAdam(s, g, old);
+    case Optimizer::kSgd:
+    case Optimizer::kSgdMomentum:
+    case Optimizer::kSgdNesterov:
+      return SlowSgd(s, g, old);
+    case Optimizer::kLion:
+      return SlowLion(s, g, old);
   }
-  state.exp_avg.Set(exp_avg);
-  state.exp_avg_sq.Set(exp_avg_sq);
+  return {};
+}
+
+// Moments that the optimizer does not keep stay as they are.
+void SlowStep(const OptimizerStep& step, const std::vector<float>& gradient, OwnedState& state) {
+  std::vector<float> first = state.exp_avg.Get();
+  std::vector<float> second = state.exp_avg_sq.Get();
+  for (size_t i = 0; i < gradient.size(); ++i) {
+    const Element element =
+        SlowStep(step, Product(gradient[i], step.gradient_scale), {state.master[i], first[i], second[i]});
+    state.master[i] = std::isnan(element.p) ? std::bit_cast<float>(0x7fc00000u) : element.p;
+    first[i] = element.m;
+    second[i] = element.v;
+  }
+  const int moments = TraitsOf(step.optimizer).moment_count;
+  if (moments > 0) state.exp_avg.Set(first);
+  if (moments > 1) state.exp_avg_sq.Set(second);
 }
 
 // Returns the planes after a step. Formats that wait for the amax of all ranks keep their old planes.
@@ -73,10 +116,10 @@ TEST(FusedStepTest, StepIsTheWrittenFormulaThenTheEncoding) {
           const int64_t rows = random.Integer(0, 150);
           const int64_t cols = random.Integer(1, 300);
           SCOPED_TRACE(absl::StrCat("seed ", kSeed, " ", FormatName(encoding.format), " ", rows, " x ", cols));
-          OwnedState state = RandomState(random, rows, cols, exp_avg, exp_avg_sq);
+          OwnedState state = RandomState(random, rows, cols, exp_avg, exp_avg_sq, optimizer.moment_count);
           const std::vector<float> gradient = random.Mixed(rows * cols);
           OwnedState expected = state;
-          SlowAdam(TypicalStep(optimizer.optimizer), gradient, expected);
+          SlowStep(TypicalStep(optimizer.optimizer), gradient, expected);
           OwnedPlanes planes(encoding, rows, cols);
           const TensorScaling scaling = {.scale = 3.3f};
           const float amax = FusedStep(TypicalStep(optimizer.optimizer), gradient.data(), state.View(), rows, cols,
@@ -103,12 +146,16 @@ TEST(FusedStepTest, ExtremeValuesFollowTheFormula) {
       }
     }
   }
-  OwnedState state = {master, Moments(MomentType::kFP32, exp_avg), Moments(MomentType::kFP32, exp_avg_sq)};
-  OwnedState expected = state;
-  SlowAdam(TypicalStep(Optimizer::kAdamW), gradient, expected);
-  FusedStep(TypicalStep(Optimizer::kAdamW), gradient.data(), state.View(), 1, static_cast<int64_t>(master.size()), {},
-            {}, {});
-  EXPECT_TRUE(state.SameAs(expected));
+  const OwnedState state = {master, Moments(MomentType::kFP32, exp_avg), Moments(MomentType::kFP32, exp_avg_sq)};
+  for (const OptimizerTraits& optimizer : kOptimizers) {
+    SCOPED_TRACE(optimizer.name);
+    OwnedState stepped = state;
+    OwnedState expected = state;
+    SlowStep(TypicalStep(optimizer.optimizer), gradient, expected);
+    FusedStep(TypicalStep(optimizer.optimizer), gradient.data(), stepped.View(), 1, static_cast<int64_t>(master.size()),
+              {}, {}, {});
+    EXPECT_TRUE(stepped.SameAs(expected));
+  }
 }
 
 TEST(FusedStepTest, BitsAreAnyBits) {
@@ -119,10 +166,13 @@ TEST(FusedStepTest, BitsAreAnyBits) {
   OwnedState state = {random.AnyBits(kCount), Moments(MomentType::kFP32, random.AnyBits(kCount)),
                       Moments(MomentType::kFP32, random.AnyBits(kCount))};
   const std::vector<float> gradient = random.AnyBits(kCount);
-  OwnedState expected = state;
-  SlowAdam(TypicalStep(Optimizer::kAdam), gradient, expected);
-  FusedStep(TypicalStep(Optimizer::kAdam), gradient.data(), state.View(), 1, kCount, {}, {}, {});
-  EXPECT_TRUE(state.SameAs(expected));
+  for (const OptimizerTraits& optimizer : kOptimizers) {
+    SCOPED_TRACE(optimizer.name);
+    OwnedState expected = state;
+    SlowStep(TypicalStep(optimizer.optimizer), gradient, expected);
+    FusedStep(TypicalStep(optimizer.optimizer), gradient.data(), state.View(), 1, kCount, {}, {}, {});
+    EXPECT_TRUE(state.SameAs(expected));
+  }
 }
 
 // Steps rows [first, last) by themselves, in the state of the whole.
@@ -233,20 +283,22 @@ class MovedAndInPlace {
     add(is_split_ ? std::vector<uint8_t>() : AsBytes(state_.master));
     add(AsBytes(remainders_));
     add(is_split_ ? weights_.row_wise.data : std::vector<uint8_t>());
-    for (const Moments* moment : {&state_.exp_avg, &state_.exp_avg_sq}) {
-      add(moment->bytes());
-      add(AsBytes(moment->scales()));
+    const Moments* const moments[] = {&state_.exp_avg, &state_.exp_avg_sq};
+    for (int i = 0; i < kMomentCount; ++i) {
+      const bool is_kept = i < state_.moment_count;
+      add(is_kept ? moments[i]->bytes() : std::vector<uint8_t>());
+      add(is_kept ? AsBytes(moments[i]->scales()) : std::vector<uint8_t>());
     }
   }
 
   void Step(const OptimizerStep& step, ConstGradient gradient) {
     const TensorScaling scaling = {.scale = 3.3f};
-    const OptimizerState moved = {
-        .master = arrays_[0].To<float>(),
-        .remainder = arrays_[1].To<int16_t>(),
-        .moments = {{{arrays_[3].To<void>(), arrays_[4].To<float>(), state_.exp_avg.type()},
-                     {arrays_[5].To<void>(), arrays_[6].To<float>(), state_.exp_avg_sq.type()}}},
-        .weights = arrays_[2].To<uint16_t>()};
+    OptimizerState moved = {.master = arrays_[0].To<float>(),
+                            .remainder = arrays_[1].To<int16_t>(),
+                            .moments = {{{arrays_[3].To<void>(), arrays_[4].To<float>(), state_.exp_avg.type()},
+                                         {arrays_[5].To<void>(), arrays_[6].To<float>(), state_.exp_avg_sq.type()}}},
+                            .weights = arrays_[2].To<uint16_t>()};
+    state_.DropMoments(moved);
     const float amax = FusedStep(step, gradient, moved, rows_, cols_, encoding_, planes_.row_wise.View(),
                                  planes_.column_wise.View(), scaling, distance_);
     OptimizerState in_place = state_.View();
@@ -263,10 +315,11 @@ class MovedAndInPlace {
     EXPECT_TRUE(arrays_[0].Left() == (is_split_ ? std::vector<uint8_t>() : AsBytes(state_.master)));
     EXPECT_TRUE(arrays_[1].Left() == AsBytes(remainders_));
     EXPECT_TRUE(arrays_[2].Left() == (is_split_ ? weights_.row_wise.data : std::vector<uint8_t>()));
-    EXPECT_TRUE(arrays_[3].Left() == state_.exp_avg.bytes());
-    EXPECT_TRUE(arrays_[4].Left() == AsBytes(state_.exp_avg.scales()));
-    EXPECT_TRUE(arrays_[5].Left() == state_.exp_avg_sq.bytes());
-    EXPECT_TRUE(arrays_[6].Left() == AsBytes(state_.exp_avg_sq.scales()));
+    const Moments* const moments[] = {&state_.exp_avg, &state_.exp_avg_sq};
+    for (int i = 0; i < state_.moment_count; ++i) {
+      EXPECT_TRUE(arrays_[3 + 2 * i].Left() == moments[i]->bytes());
+      EXPECT_TRUE(arrays_[4 + 2 * i].Left() == AsBytes(moments[i]->scales()));
+    }
     EXPECT_TRUE(planes_ == weights_);
   }
 
@@ -294,9 +347,10 @@ TEST(FusedStepTest, AStateThatMovesGivesTheBytesOfOneThatStaysAndLeavesWhatItRea
     const int64_t offset = 4 * random.Integer(0, 40);
     SCOPED_TRACE(absl::StrCat("seed ", kSeed, " ", FormatName(encoding.format), " ", MomentTypeName(exp_avg), " ",
                               MomentTypeName(exp_avg_sq), " ", rows, " x ", cols, " by ", distance));
-    MovedAndInPlace states(RandomState(random, rows, cols, exp_avg, exp_avg_sq), encoding, rows, cols, is_split,
-                           distance, offset);
-    const OptimizerStep step = TypicalStep(kOptimizers[random.Integer(0, kOptimizerCount - 1)].optimizer);
+    const OptimizerTraits& optimizer = kOptimizers[random.Integer(0, kOptimizerCount - 1)];
+    MovedAndInPlace states(RandomState(random, rows, cols, exp_avg, exp_avg_sq, optimizer.moment_count), encoding, rows,
+                           cols, is_split, distance, offset);
+    const OptimizerStep step = TypicalStep(optimizer.optimizer);
     const std::vector<float> gradient = random.Mixed(rows * cols);
     std::vector<uint16_t> half(rows * cols);
     for (size_t i = 0; i < half.size(); ++i) half[i] = EncodeBFloat16(gradient[i]);
@@ -365,7 +419,7 @@ TEST(FusedStepTest, PlanesMayBeLeftOut) {
   OwnedState state = RandomState(random, 64, 40, MomentType::kFP32, MomentType::kFP32);
   OwnedState expected = state;
   const std::vector<float> gradient = random.Mixed(64 * 40);
-  SlowAdam(TypicalStep(Optimizer::kAdamW), gradient, expected);
+  SlowStep(TypicalStep(Optimizer::kAdamW), gradient, expected);
   FusedStep(TypicalStep(Optimizer::kAdamW), gradient.data(), state.View(), 64, 40, {Format::kMXFP8}, {}, {});
   EXPECT_TRUE(state.SameAs(expected));
 }
@@ -385,10 +439,26 @@ TEST(FusedStepDeathTest, AMasterWhoseWeightsAreAPlaneDoesNotMove) {
   EXPECT_DEATH(FusedStep({}, nullptr, state, 0, 1, {Format::kBF16}, {plane}, {}, {}, sizeof(int16_t)), "check failed");
 }
 
-TEST(FusedStepDeathTest, NumberThatIsNoModeIsOurBug) {
+TEST(FusedStepDeathTest, NumberThatIsNoOptimizerIsOurBug) {
   for (const int number : {0, kOptimizerCount + 1}) {
     EXPECT_DEATH(FusedStep(TypicalStep(static_cast<Optimizer>(number)), nullptr, {}, 0, 1, {}, {}, {}), "check failed");
   }
+}
+
+TEST(MakeStepTest, TheFirstStepHasNoDampening) {
+  const Hyperparameters values = {.momentum = 0.9f, .dampening = 0.5f};
+  EXPECT_EQ(MakeStep(Optimizer::kSgdMomentum, values, /*bias_correction=*/true, 1, 1.0f).dampening, 0.0f);
+  EXPECT_EQ(MakeStep(Optimizer::kSgdMomentum, values, /*bias_correction=*/true, 2, 1.0f).dampening, 0.5f);
+}
+
+TEST(MakeStepTest, BiasIsCorrectedOnRequest) {
+  const OptimizerStep corrected = MakeStep(Optimizer::kAdamW, {}, /*bias_correction=*/true, 3, 0.5f);
+  EXPECT_EQ(corrected.bias_correction1, BiasCorrection(0.9f, 3));
+  EXPECT_EQ(corrected.bias_correction2, BiasCorrection(0.999f, 3));
+  EXPECT_EQ(corrected.gradient_scale, 0.5f);
+  const OptimizerStep plain = MakeStep(Optimizer::kAdamW, {}, /*bias_correction=*/false, 3, 0.5f);
+  EXPECT_EQ(plain.bias_correction1, 1.0f);
+  EXPECT_EQ(plain.bias_correction2, 1.0f);
 }
 
 TEST(BiasCorrectionTest, FirstStepIsOneMinusBeta) {

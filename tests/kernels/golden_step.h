@@ -19,6 +19,14 @@ namespace paramshard {
 // Returns all cases of a kind.
 inline std::vector<GoldenCase> ComputableCases(const std::string& kind) { return GoldenCases(kind); }
 
+inline Optimizer OptimizerOf(const std::string& name) {
+  for (const OptimizerTraits& optimizer : kOptimizers) {
+    if (absl::AsciiStrToLower(optimizer.name) == name) return optimizer.optimizer;
+  }
+  ADD_FAILURE() << "want an optimizer, got " << name;
+  return Optimizer::kAdamW;
+}
+
 // One moment of a case, as its files hold it.
 class CaseMoment {
  public:
@@ -72,9 +80,12 @@ class CaseState {
   MutablePlane weights() { return {weights_.data()}; }
 
   OptimizerState View() {
-    return {.master = is_split() ? nullptr : param_.data(),
-            .remainder = is_split() ? remainders_.data() : nullptr,
-            .moments = {exp_avg_.View(), exp_avg_sq_.View()}};
+    OptimizerState state = {.master = is_split() ? nullptr : param_.data(),
+                            .remainder = is_split() ? remainders_.data() : nullptr,
+                            .moments = {exp_avg_.View(), exp_avg_sq_.View()}};
+    const Optimizer optimizer = OptimizerOf(golden_.options().at("optimizer"));
+    for (int i = TraitsOf(optimizer).moment_count; i < kMomentCount; ++i) state.moments.values[i] = {};
+    return state;
   }
 
   std::vector<float> Master() const {
@@ -109,26 +120,16 @@ class CaseState {
   CaseMoment exp_avg_sq_;
 };
 
-inline Optimizer OptimizerOf(const std::string& name) {
-  for (const OptimizerTraits& optimizer : kOptimizers) {
-    if (absl::AsciiStrToLower(optimizer.name) == name) return optimizer.optimizer;
-  }
-  ADD_FAILURE() << "want an optimizer, got " << name;
-  return {};
-}
-
 inline OptimizerStep StepOf(const nlohmann::json& options, const nlohmann::json& step) {
-  OptimizerStep made;
-  made.learning_rate = step.at("lr");
-  made.beta1 = options.at("beta1");
-  made.beta2 = options.at("beta2");
-  made.epsilon = options.at("eps");
-  made.weight_decay = options.at("weight_decay");
-  made.optimizer = OptimizerOf(options.at("optimizer"));
-  made.bias_correction1 = step.at("bias_correction1");
-  made.bias_correction2 = step.at("bias_correction2");
-  made.gradient_scale = step.at("inv_scale").get<float>() * step.at("clip_coef").get<float>();
-  return made;
+  const Hyperparameters values = {.learning_rate = step.at("lr"),
+                                  .beta1 = options.at("beta1"),
+                                  .beta2 = options.at("beta2"),
+                                  .epsilon = options.at("eps"),
+                                  .weight_decay = options.at("weight_decay"),
+                                  .momentum = options.value("momentum", 0.0f),
+                                  .dampening = options.value("dampening", 0.0f)};
+  return MakeStep(OptimizerOf(options.at("optimizer")), values, /*bias_correction=*/true, step.at("step"),
+                  step.at("inv_scale").get<float>() * step.at("clip_coef").get<float>());
 }
 
 }  // namespace paramshard

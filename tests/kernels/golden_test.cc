@@ -25,7 +25,7 @@ namespace {
 // A kind that no test below reads would not be checked.
 TEST(GoldenTest, EveryCaseIsOfAKnownKind) {
   size_t known = 0;
-  for (const char* kind : {"elements", "quantize", "delayed_scale_update", "adam", "adam_and_quantize",
+  for (const char* kind : {"elements", "quantize", "delayed_scale_update", "step", "step_and_quantize",
                            "param_remainder", "fp8_state", "gradient_sum"}) {
     EXPECT_FALSE(GoldenCases(kind).empty()) << kind;
     known += GoldenCases(kind).size();
@@ -133,7 +133,7 @@ std::vector<float> RunSteps(const GoldenCase& golden, const Encoding& encoding, 
 }
 
 TEST(GoldenTest, StepsUpdateTheState) {
-  for (const GoldenCase& golden : GoldenCases("adam")) {
+  for (const GoldenCase& golden : GoldenCases("step")) {
     SCOPED_TRACE(golden.name());
     for (const Encoding& encoding : AllEncodings()) {
       OwnedPlanes planes(encoding, golden.rows(), golden.cols());
@@ -143,7 +143,7 @@ TEST(GoldenTest, StepsUpdateTheState) {
 }
 
 TEST(GoldenTest, StepsEncodeTheNewMaster) {
-  for (const GoldenCase& golden : GoldenCases("adam_and_quantize")) {
+  for (const GoldenCase& golden : GoldenCases("step_and_quantize")) {
     SCOPED_TRACE(golden.name());
     const Encoding encoding = golden.encoding();
     OwnedPlanes planes(encoding, golden.rows(), golden.cols());
@@ -236,7 +236,7 @@ TEST(GoldenTest, MomentsAreStoredInFloat8) {
 }
 
 TEST(GoldenTest, BiasCorrectionsAreComputed) {
-  for (const char* kind : {"adam", "adam_and_quantize"}) {
+  for (const char* kind : {"step", "step_and_quantize"}) {
     for (const GoldenCase& golden : GoldenCases(kind)) {
       SCOPED_TRACE(golden.name());
       for (const nlohmann::json& step : golden.options().at("steps")) {

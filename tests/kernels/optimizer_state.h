@@ -129,7 +129,15 @@ class Moments {
 };
 
 struct OwnedState {
-  OptimizerState View() { return {.master = master.data(), .moments = {exp_avg.View(), exp_avg_sq.View()}}; }
+  OptimizerState View() {
+    OptimizerState state = {.master = master.data(), .moments = {exp_avg.View(), exp_avg_sq.View()}};
+    DropMoments(state);
+    return state;
+  }
+  // Leaves the moments that the optimizer keeps.
+  void DropMoments(OptimizerState& state) const {
+    for (int i = moment_count; i < kMomentCount; ++i) state.moments.values[i] = {};
+  }
 
   bool SameAs(const OwnedState& other) const {
     return AsBytes(master) == AsBytes(other.master) && exp_avg == other.exp_avg && exp_avg_sq == other.exp_avg_sq;
@@ -138,13 +146,25 @@ struct OwnedState {
   std::vector<float> master;
   Moments exp_avg;
   Moments exp_avg_sq;
+  int moment_count = kMomentCount;
 };
+
+// Returns one of the optimizers that keep as many moments.
+inline Optimizer AnyOptimizer(RandomFloats& random, int moment_count) {
+  std::vector<Optimizer> optimizers;
+  for (const OptimizerTraits& traits : kOptimizers) {
+    if (traits.moment_count == moment_count) optimizers.push_back(traits.optimizer);
+  }
+  return optimizers[random.Integer(0, static_cast<int64_t>(optimizers.size()) - 1)];
+}
 
 inline OptimizerStep TypicalStep(Optimizer optimizer) {
   OptimizerStep step;
   step.learning_rate = 2e-3f;
   step.weight_decay = 0.1f;
   step.optimizer = optimizer;
+  step.momentum = 0.9f;
+  step.dampening = 0.1f;
   step.bias_correction1 = BiasCorrection(step.beta1, 7);
   step.bias_correction2 = BiasCorrection(step.beta2, 7);
   step.gradient_scale = 0.37f;
@@ -152,12 +172,12 @@ inline OptimizerStep TypicalStep(Optimizer optimizer) {
 }
 
 inline OwnedState RandomState(RandomFloats& random, int64_t rows, int64_t cols, MomentType exp_avg,
-                              MomentType exp_avg_sq) {
+                              MomentType exp_avg_sq, int moment_count = kMomentCount) {
   const int64_t count = rows * cols;
   std::vector<float> squares = random.Mixed(count);
   for (float& value : squares) value = std::fabs(value);
   return {random.Mixed(count), Moments(MomentKind::kFirst, exp_avg, rows, cols, random.Mixed(count)),
-          Moments(MomentKind::kSecond, exp_avg_sq, rows, cols, squares)};
+          Moments(MomentKind::kSecond, exp_avg_sq, rows, cols, squares), moment_count};
 }
 
 // Values whose quotients and roots are subnormal, overflow, or are not numbers.

@@ -22,8 +22,8 @@ class OptimizerPlan:
 
     groups: list[ParameterGroup]
     group_of: dict[str, int]  # by parameter
-    exp_avg_type: str
-    exp_avg_sq_type: str
+    exp_avg_type: str | None
+    exp_avg_sq_type: str | None
 
 
 class ModelDescription:
@@ -88,6 +88,6 @@ class ModelDescription:
         if existing is None or existing.commit_number == 0:
             return ("the daemon has another model of this name: take another name=, or delete it by "
                     f"`paramshardctl delete {self._name}`")
-        how = ("make the AdamW that it was trained with, which need not step, instead of calling open()"
+        how = ("make the optimizer that it was trained with, which need not step, instead of calling open()"
                if self.plan is None else "describe it as it was trained, with the same units, formats and groups")
         return f"the daemon has trained it up to commit {existing.commit_number}: {how}, or take another name="

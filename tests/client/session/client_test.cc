@@ -271,18 +271,17 @@ class StepsTest : public ClientTest {
   static absl::Status TakeStep(Model& model, Reference& reference, int64_t step) {
     RETURN_IF_ERROR(PushMean(model, "a", GradientValues(step)));
     RETURN_IF_ERROR(PushConstant(model, "b", 1.0f));
-    ASSIGN_OR_RETURN(
-        PendingCommit commit,
-        model.Commit({.learning_rate = 0.01f, .weight_decay = 0.1f, .client_state = absl::StrCat("after ", step)}));
+    ASSIGN_OR_RETURN(PendingCommit commit, model.Commit({.learning_rate = 0.01f,
+                                                         .weight_decay = 0.1f,
+                                                         .momentum = 0.9f,
+                                                         .dampening = 0.25f,
+                                                         .client_state = absl::StrCat("after ", step)}));
     ASSIGN_OR_RETURN(const StepResult result, commit.Wait());
     EXPECT_EQ(result.version, step);
     EXPECT_FALSE(result.skipped);
-    OptimizerStep expected;
-    expected.optimizer = model.spec().groups[0].optimizer;
-    expected.learning_rate = 0.01f;
-    expected.weight_decay = 0.1f;
-    expected.bias_correction1 = BiasCorrection(0.9f, step);
-    expected.bias_correction2 = BiasCorrection(0.999f, step);
+    const Hyperparameters values = {.learning_rate = 0.01f, .weight_decay = 0.1f, .momentum = 0.9f, .dampening = 0.25f};
+    const OptimizerStep expected =
+        MakeStep(model.spec().groups[0].optimizer, values, /*bias_correction=*/true, step, /*gradient_scale=*/1.0f);
     reference.Step(expected, MeanOfAccumulators(model, GradientValues(step)));
     return absl::OkStatus();
   }
@@ -301,16 +300,20 @@ INSTANTIATE_TEST_SUITE_P(All, FormatsAndRanksTest,
                            return absl::StrCat(FormatName(std::get<0>(info.param)), "On", std::get<1>(info.param));
                          });
 
-class OptimizersTest : public StepsTest, public testing::WithParamInterface<OptimizerTraits> {};
+class OptimizersTest : public StepsTest, public testing::WithParamInterface<std::tuple<OptimizerTraits, int>> {};
 
 TEST_P(OptimizersTest, StepsAreThoseOfTheKernels) {
   ModelSpec spec = TwoUnits(Format::kMXFP8);
-  spec.groups = {{.optimizer = GetParam().optimizer}};
-  ExpectStepsOfTheKernels(2, spec);
+  const auto& [optimizer, ranks] = GetParam();
+  spec.groups = {{.optimizer = optimizer.optimizer}};
+  ExpectStepsOfTheKernels(ranks, spec);
 }
 
-INSTANTIATE_TEST_SUITE_P(All, OptimizersTest, testing::ValuesIn(kOptimizers),
-                         [](const auto& info) { return std::string(info.param.name); });
+INSTANTIATE_TEST_SUITE_P(All, OptimizersTest,
+                         testing::Combine(testing::ValuesIn(kOptimizers), testing::Values(1, 2, 3, 5)),
+                         [](const auto& info) {
+                           return absl::StrCat(std::get<0>(info.param).name, "On", std::get<1>(info.param));
+                         });
 
 class MomentsTest : public StepsTest, public testing::WithParamInterface<MomentType> {};
 
