@@ -33,6 +33,7 @@
 #include "kernels/optim/banded_step_cuda.h"
 #include "kernels/optim/fused_step_cuda.h"
 #include "kernels/optim/master_remainder_cuda.h"
+#include "kernels/optim/optimizers.h"
 #include "kernels/random/initial_values_cuda.h"
 #include "kernels/reduce/gradient_sum_cuda.h"
 
@@ -245,6 +246,7 @@ struct StepArm {
   MasterType master = MasterType::kFP32;
   GradientType gradients = GradientType::kFP32;
   int bands = 0;  // in which a step moves the state; 0: it stays where it is
+  Optimizer optimizer = Optimizer::kAdamW;
 };
 
 std::string MomentName(MomentType type) { return absl::AsciiStrToLower(MomentTypeName(type)); }
@@ -260,8 +262,12 @@ class StepBench {
   }
 
   std::string name() const {
-    return absl::StrCat("AdamW ", FormatName(arm_.encoding.format), is_split() ? " + remainder " : " ",
-                        MomentName(arm_.exp_avg), "/", MomentName(arm_.exp_avg_sq), ", ", model_.name,
+    const std::string moments = moment_count() == 0   ? "no moments"
+                                : moment_count() == 1 ? MomentName(arm_.exp_avg)
+                                                      : absl::StrCat(MomentName(arm_.exp_avg), "/",
+                                                                     MomentName(arm_.exp_avg_sq));
+    return absl::StrCat(TraitsOf(arm_.optimizer).name, " ", FormatName(arm_.encoding.format),
+                        is_split() ? " + remainder " : " ", moments, ", ", model_.name,
                         ContentsName(arm_.contents), arm_.gradients == GradientType::kBF16 ? ", bf16 gradients" : "",
                         moves() ? absl::StrCat(", moved in ", arm_.bands, " bands") : "");
   }
@@ -279,6 +285,8 @@ class StepBench {
     step.learning_rate = 3e-4f;
     step.beta2 = 0.95f;
     step.weight_decay = 0.1f;
+    step.optimizer = arm_.optimizer;
+    step.momentum = 0.9f;
     step.bias_correction1 = BiasCorrection(step.beta1, 7);
     step.bias_correction2 = BiasCorrection(step.beta2, 7);
     const std::vector<std::optional<OptimizerStep>> steps(extents_.size(), step);
@@ -308,8 +316,12 @@ class StepBench {
     extent.columns = shape.columns;
     extent.encoding = shape.is_vector ? Encoding{Format::kBF16} : arm_.encoding;
     extent.gradient = {arenas_.state.Take(count * GradientBytes(arm_.gradients), 64), arm_.gradients};
-    extent.state.moments[MomentKind::kFirst] = MomentOf(extent, arm_.exp_avg, kFirstMoments);
-    extent.state.moments[MomentKind::kSecond] = MomentOf(extent, arm_.exp_avg_sq, kSecondMoments);
+    if (moment_count() > 0) {
+      extent.state.moments[MomentKind::kFirst] = MomentOf(extent, arm_.exp_avg, kFirstMoments);
+    }
+    if (moment_count() > 1) {
+      extent.state.moments[MomentKind::kSecond] = MomentOf(extent, arm_.exp_avg_sq, kSecondMoments);
+    }
     extent.row_wise = PlaneOf(extent, Plane::kRowWise);
     if (HasColumnPlane(extent.encoding.format)) extent.column_wise = PlaneOf(extent, Plane::kColumnWise);
     if (is_split()) {
@@ -332,6 +344,8 @@ class StepBench {
   bool is_split() const { return arm_.master == MasterType::kBF16AndRemainder; }
 
   bool moves() const { return arm_.bands > 0; }
+
+  int moment_count() const { return TraitsOf(arm_.optimizer).moment_count; }
 
   static PinnedArray<uint64_t> NewMarks() {
     absl::StatusOr<PinnedArray<uint64_t>> marks = PinnedArray<uint64_t>::Create(2 * kBandLanes);
@@ -367,7 +381,7 @@ class StepBench {
   std::vector<BandStart> Bands() {
     if (!moves()) return {};
     // Masters are not split, or all are.
-    if (!is_split()) layouts_[kRemainders].parts.resize(model_.shapes.size());
+    for (BandedArray& layout : layouts_) layout.parts.resize(model_.shapes.size());
     int64_t elements = 0;
     for (const Shape& shape : model_.shapes) elements += shape.rows * shape.columns;
     return CutIntoBands(Shapes(), elements / arm_.bands);
@@ -424,6 +438,7 @@ class StepBench {
   // Moments in blocks begin at zero: the untimed first steps give them realistic values.
   void FillMoments(const InitialValue& value, int64_t parameter, int64_t count, const MutableMoment& moment,
                    int64_t scale_count) {
+    if (moment.data == nullptr) return;
     if (HasMomentScales(moment.type)) {
       Check(cudaMemsetAsync(moment.data, 0, count * MomentBytes(moment.type), bench_.stream()));
       return FillFloats({Initializer::kOnes}, parameter, scale_count, moment.scales);
@@ -461,8 +476,8 @@ class StepBench {
 };
 
 void MeasureStep(Bench& bench, Arenas& arenas, const Model& model, const StepArm& arm) {
-  StepBench adam(bench, arenas, model, arm);
-  if (bench.Wants(adam.name())) adam.Run();
+  StepBench step(bench, arenas, model, arm);
+  if (bench.Wants(step.name())) step.Run();
 }
 
 void MeasureSteps(Bench& bench, Arenas& arenas) {
@@ -523,6 +538,18 @@ void MeasureSteps(Bench& bench, Arenas& arenas) {
     StepArm arm = {mx, wide, wide};
     arm.bands = kBands;
     MeasureStep(bench, arenas, model, arm);
+  }
+  for (Optimizer optimizer : {Optimizer::kSgd, Optimizer::kSgdMomentum, Optimizer::kSgdNesterov, Optimizer::kLion}) {
+    for (const Encoding& encoding : {mx, block, bf16}) {
+      for (MomentType moments : {wide, narrow, MomentType::kFP8}) {
+        if (TraitsOf(optimizer).moment_count == 0 && moments != wide) continue;
+        StepArm arm = {encoding, moments, moments};
+        arm.optimizer = optimizer;
+        MeasureStep(bench, arenas, whole, arm);
+        arm.bands = kBands;
+        MeasureStep(bench, arenas, whole, arm);
+      }
+    }
   }
 }
 

@@ -58,8 +58,8 @@ class ParameterSpec:
     shape: list[int]  # 0 to 8 dimensions
     encoding: Encoding = field(default_factory=Encoding)
     gradient_type: str = "FP32"  # or BF16
-    exp_avg_type: str | None = None  # FP32, BF16, FP16 or FP8
-    exp_avg_sq_type: str | None = None
+    exp_avg_type: str | None = None  # FP32, BF16, FP16 or FP8; of the first moment, whatever the optimizer calls it
+    exp_avg_sq_type: str | None = None  # of the second
     master_type: str | None = None  # FP32, or BF16_REMAINDER for parameters of format BF16
     group: int = 0  # index into ModelSpec.groups
     initial_value: InitialValue = field(default_factory=InitialValue)
@@ -80,8 +80,8 @@ class ParameterGroup:
     """Parameters that share hyper-parameters."""
 
     name: str = ""  # shown in logs and listings
-    optimizer: str = "adamw"  # or "adam": decay that is added to the gradient
-    bias_correction: bool = True
+    optimizer: str = "adamw"  # or adam, sgd, sgd_momentum, sgd_nesterov or lion
+    bias_correction: bool = True  # of adamw and adam
 
 
 @dataclass

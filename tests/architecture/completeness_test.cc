@@ -88,6 +88,14 @@ TEST(CompletenessTest, EveryOptimizerAndMomentIsInThePages) {
       EXPECT_TRUE(HasWord(text, optimizer.name)) << file << " does not name " << optimizer.name;
     }
   }
+  for (const OptimizerTraits& optimizer : kOptimizers) {
+    for (int i = 0; i < optimizer.moment_count; ++i) {
+      for (const char* file : {"docs/reference/numerics.md", "docs/reference/checkpoint.md"}) {
+        EXPECT_TRUE(HasWord(Text(file), optimizer.moment_names[i]))
+            << file << " does not name " << optimizer.moment_names[i] << " of " << optimizer.name;
+      }
+    }
+  }
   for (const MomentTraits& moment : kMomentKinds) {
     for (const char* file : {"docs/reference/numerics.md", "docs/reference/formats.md", "docs/operate/settings.md"}) {
       EXPECT_TRUE(HasWord(Text(file), moment.name)) << file << " does not name " << moment.name;

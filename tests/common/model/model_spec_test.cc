@@ -13,6 +13,7 @@
 #include "google/protobuf/util/message_differencer.h"
 #include "gtest/gtest.h"
 #include "kernels/formats/format.h"
+#include "kernels/optim/optimizers.h"
 #include "tests/support/status_matchers.h"
 
 namespace paramshard {
@@ -597,6 +598,29 @@ TEST(ModelSpecToProtoTest, IsTheInverseOfParsing) {
 }
 
 // All explicit fields of a spec are kept: the message contains its original.
+TEST(ParseModelSpecTest, AParameterHasTheMomentsOfItsOptimizer) {
+  for (const OptimizerTraits& traits : kOptimizers) {
+    SCOPED_TRACE(traits.name);
+    v1::ModelSpec proto = ValidSpec();
+    proto.add_groups()->set_optimizer(static_cast<v1::Optimizer>(traits.optimizer));
+    const absl::StatusOr<ModelSpec> spec = ParseModelSpec(proto);
+    ASSERT_OK(spec);
+    const ParameterSpec& parameter = spec->units[0].parameters[0];
+    EXPECT_EQ(parameter.optimizer, traits.optimizer);
+    EXPECT_EQ(parameter.exp_avg_type.has_value(), traits.moment_count > 0);
+    EXPECT_EQ(parameter.exp_avg_sq_type.has_value(), traits.moment_count > 1);
+  }
+}
+
+TEST(MomentNamesTest, GroupsNameTheMomentsThatTheyKeep) {
+  EXPECT_EQ(MomentNames({ParameterGroup()}, MomentKind::kFirst), "exp_avg");
+  EXPECT_EQ(MomentNames({{.optimizer = Optimizer::kSgd}}, MomentKind::kFirst), "");
+  EXPECT_EQ(MomentNames({{.optimizer = Optimizer::kLion}, {.optimizer = Optimizer::kSgdMomentum}, ParameterGroup()},
+                        MomentKind::kFirst),
+            "exp_avg+momentum_buffer");
+  EXPECT_EQ(MomentNames({{.optimizer = Optimizer::kLion}}, MomentKind::kSecond), "");
+}
+
 TEST(ModelSpecToProtoTest, KeepsEveryFieldThatIsSet) {
   const v1::ModelSpec unusual = UnusualSpec();
   google::protobuf::util::MessageDifferencer differencer;

@@ -172,6 +172,8 @@ TEST(RestorePlanTest, TheFirstDifferenceIsNamed) {
        [](ModelSpec& spec) { W(spec).gradient_type = GradientType::kBF16; }},
       {"parameter w: want group 1, got 0", [](ModelSpec& spec) { W(spec).group = 1; }},
       {"group 1: want bias_correction off, got on", [](ModelSpec& spec) { spec.groups[1].bias_correction = false; }},
+      {"group 0: want optimizer SGD_MOMENTUM, got AdamW",
+       [](ModelSpec& spec) { spec.groups[0].optimizer = Optimizer::kSgdMomentum; }},
       {"want number of groups 3, got 2", [](ModelSpec& spec) { spec.groups.emplace_back(); }},
       {"want gradient_reduction sum, got mean",
        [](ModelSpec& spec) { spec.gradient_reduction = GradientReduction::kSum; }},
