@@ -57,7 +57,7 @@ OptimizerStep MakeStep(Optimizer optimizer, const Hyperparameters& hyperparamete
     step.bias_correction1 = BiasCorrection(step.beta1, number);
     step.bias_correction2 = BiasCorrection(step.beta2, number);
   }
-  // As in torch.optim.SGD, the momentum begins as the first gradient.
+  // The momentum begins as the first gradient, as in torch.optim.SGD.
   if (number == 1) step.dampening = 0.0f;
   step.gradient_scale = gradient_scale;
   return step;

@@ -9,7 +9,7 @@
 
 namespace paramshard {
 
-// As a policy (optimizers.h).
+// Lion as a policy (optimizers.h).
 struct Lion {
   static constexpr int kMomentCount = 1;
 

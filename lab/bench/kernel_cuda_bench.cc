@@ -262,13 +262,13 @@ class StepBench {
   }
 
   std::string name() const {
-    const std::string moments = moment_count() == 0   ? "no moments"
-                                : moment_count() == 1 ? MomentName(arm_.exp_avg)
-                                                      : absl::StrCat(MomentName(arm_.exp_avg), "/",
-                                                                     MomentName(arm_.exp_avg_sq));
+    const std::string moments = moment_count() == 0 ? "no moments"
+                                : moment_count() == 1
+                                    ? MomentName(arm_.exp_avg)
+                                    : absl::StrCat(MomentName(arm_.exp_avg), "/", MomentName(arm_.exp_avg_sq));
     return absl::StrCat(TraitsOf(arm_.optimizer).name, " ", FormatName(arm_.encoding.format),
-                        is_split() ? " + remainder " : " ", moments, ", ", model_.name,
-                        ContentsName(arm_.contents), arm_.gradients == GradientType::kBF16 ? ", bf16 gradients" : "",
+                        is_split() ? " + remainder " : " ", moments, ", ", model_.name, ContentsName(arm_.contents),
+                        arm_.gradients == GradientType::kBF16 ? ", bf16 gradients" : "",
                         moves() ? absl::StrCat(", moved in ", arm_.bands, " bands") : "");
   }
 

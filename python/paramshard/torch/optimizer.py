@@ -1,4 +1,4 @@
-"""What all optimizers of sharded models share, whose steps the daemon makes."""
+"""The parts that all optimizers of sharded models share. The daemon makes their steps."""
 
 from __future__ import annotations
 
