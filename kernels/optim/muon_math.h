@@ -1,0 +1,72 @@
+// Muon's formulas for one element and one matrix, the same for host and device: momentum, Nesterov's look-ahead, and
+// the step of the master by the orthogonalized update (orthogonalizer.h). As torch.optim.Muon has them.
+//
+//   m = lerp(m, g, 1 - momentum)                    g is the gradient, scaled and clipped
+//   u = lerp(g, m, momentum)                        with nesterov, else m
+//   O = Orthogonalizer of u as BF16
+//   p = p * (1 - lr * weight_decay) - rate * O      the decay takes the rate before it is adjusted
+//
+// Source: Keller Jordan, "Muon: An optimizer for hidden layers in neural networks".
+
+#ifndef PARAMSHARD_KERNELS_OPTIM_MUON_MATH_H_
+#define PARAMSHARD_KERNELS_OPTIM_MUON_MATH_H_
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+
+#include "kernels/base/host_device.h"
+
+namespace paramshard {
+
+// The point between two values. From the end that is nearer, so that weights 0 and 1 give the ends themselves.
+PARAMSHARD_HOST_DEVICE float Lerp(float start, float end, float weight) {
+  const float difference = end - start;
+  return weight < 0.5f ? start + weight * difference : end - difference * (1.0f - weight);
+}
+
+// Returns the momentum after a gradient.
+PARAMSHARD_HOST_DEVICE float MuonMomentum(float momentum, float gradient, float factor) {
+  return Lerp(momentum, gradient, 1.0f - factor);
+}
+
+// Returns the element of the matrix to orthogonalize, from the momentum after the gradient.
+PARAMSHARD_HOST_DEVICE float MuonUpdate(float momentum, float gradient, float factor, bool nesterov) {
+  return nesterov ? Lerp(gradient, momentum, factor) : momentum;
+}
+
+// Returns the master after the step. `kept` is MuonKept(), `rate` is the learning rate times RateFactor().
+PARAMSHARD_HOST_DEVICE float MuonMaster(float master, float orthogonal, float kept, float rate) {
+  return master * kept - rate * orthogonal;
+}
+
+// The part of a master that the weight decay leaves, computed in double and rounded once.
+inline float MuonKept(float learning_rate, float weight_decay) {
+  return static_cast<float>(1.0 - static_cast<double>(learning_rate) * static_cast<double>(weight_decay));
+}
+
+// How the learning rate is adjusted to a matrix. The numbers are stable: they are part of the protocol.
+enum class MuonRate : uint8_t {
+  kOriginal = 1,           // sqrt(max(1, outputs / inputs))
+  kMatchRmsAdamW = 2,      // 0.2 sqrt(max(outputs, inputs)): Moonshot AI, "Muon is Scalable for LLM Training"
+  kSpectralUnclamped = 3,  // sqrt(outputs / inputs)
+};
+
+// Factor of the learning rate for a matrix of [outputs, inputs].
+inline double RateFactor(MuonRate rate, int64_t outputs, int64_t inputs) {
+  const auto out = static_cast<double>(outputs);
+  const auto in = static_cast<double>(inputs);
+  switch (rate) {
+    case MuonRate::kOriginal:
+      return std::sqrt(std::max(1.0, out / in));
+    case MuonRate::kMatchRmsAdamW:
+      return 0.2 * std::sqrt(std::max(out, in));
+    case MuonRate::kSpectralUnclamped:
+      return std::sqrt(out / in);
+  }
+  return 1.0;
+}
+
+}  // namespace paramshard
+
+#endif  // PARAMSHARD_KERNELS_OPTIM_MUON_MATH_H_
