@@ -11,6 +11,8 @@
 #include "kernels/formats/delayed_scaling.h"
 #include "kernels/formats/format_id.h"
 #include "kernels/optim/moment_kind.h"
+#include "kernels/optim/muon_math.h"
+#include "kernels/optim/orthogonalizer.h"
 #include "kernels/optim/state_types.h"
 #include "kernels/random/initial_values.h"
 #include "kernels/reduce/gradient.h"
@@ -63,6 +65,9 @@ struct ParameterSpec {
   // for one, and commits do not change it. It has a master only if master_type asks for one; else its planes are its
   // only state, and an export gives their decoded values.
   bool trainable = true;
+  // Of a parameter that Muon steps. The last two dimensions are a matrix, of all others a stack of them.
+  bool transposed = false;               // [inputs, outputs], not [outputs, inputs]
+  std::vector<int64_t> split_rows = {};  // outputs of the matrices that it is made of, such as those of q, k and v
   // In a checked spec: the optimizer of the group.
   Optimizer optimizer = Optimizer::kAdamW;
 
@@ -80,11 +85,18 @@ struct UnitSpec {
   bool reshard_after_forward = true;
 };
 
+// Fixed options of Muon.
+struct MuonOptions {
+  MuonRate rate = MuonRate::kOriginal;
+  std::vector<NewtonSchulz::Step> steps = NewtonSchulz().steps;  // coefficients of each iteration; 1 to 99 of them
+};
+
 // Parameters that share hyper-parameters. The group has the fixed options; the numbers come with every commit.
 struct ParameterGroup {
   std::string name = {};  // for people; may be empty
   Optimizer optimizer = Optimizer::kAdamW;
   bool bias_correction = true;
+  MuonOptions muon = {};  // read where Muon is the optimizer
 };
 
 // A rule gives the format and state types of the parameters whose names it matches, unless they name a format

@@ -4,6 +4,7 @@
 
 #include "kernels/base/check.h"
 #include "kernels/base/simd_clones.h"
+#include "kernels/optim/muon_math.h"
 #include "kernels/optim/optimizers.h"
 #include "kernels/optim/piece_update.h"
 #include "kernels/optim/policy_step.h"
@@ -26,6 +27,9 @@ void UpdateBySgdMomentum(const OptimizerStep& step, const Piece& piece) { Update
 PARAMSHARD_SIMD_CLONES
 void UpdateByLion(const OptimizerStep& step, const Piece& piece) { UpdatePieceWith<Lion>(step, piece); }
 
+PARAMSHARD_SIMD_CLONES
+void UpdateByMuon(const OptimizerStep& step, const Piece& piece) { UpdatePieceWith<MuonMaster>(step, piece); }
+
 PieceUpdate UpdateOf(Optimizer optimizer) {
   switch (optimizer) {
     case Optimizer::kAdamW:
@@ -39,6 +43,9 @@ PieceUpdate UpdateOf(Optimizer optimizer) {
       return {UpdateBySgdMomentum, SgdMomentum::kMomentCount};
     case Optimizer::kLion:
       return {UpdateByLion, Lion::kMomentCount};
+    case Optimizer::kMuon:
+    case Optimizer::kMuonNesterov:
+      return {UpdateByMuon, MuonMaster::kMomentCount};
   }
   PARAMSHARD_CHECK(IsOptimizer(optimizer));
   return {};

@@ -17,6 +17,10 @@ struct OptimizerStep : Hyperparameters {
   float bias_correction2 = 1.0f;
   // Factor of gradients, applied first: inverse loss scale, mean and clip in one float.
   float gradient_scale = 1.0f;
+  // Muon: the learning rate of a matrix (RateFactor() in muon_math.h), and the part of a master that the weight decay
+  // leaves.
+  float matrix_rate = 0.0f;
+  float kept = 1.0f;
 };
 
 }  // namespace paramshard

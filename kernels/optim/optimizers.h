@@ -17,6 +17,7 @@
 #include "kernels/optim/adam_math.h"
 #include "kernels/optim/lion_math.h"
 #include "kernels/optim/moment_kind.h"
+#include "kernels/optim/muon_math.h"
 #include "kernels/optim/sgd_math.h"
 #include "kernels/optim/state_types.h"
 
@@ -40,6 +41,8 @@ inline constexpr OptimizerTraits kOptimizers[] = {
     {Optimizer::kSgdMomentum, "SGD_MOMENTUM", SgdMomentum::kMomentCount, {"momentum_buffer"}},
     {Optimizer::kSgdNesterov, "SGD_NESTEROV", SgdMomentum::kMomentCount, {"momentum_buffer"}},
     {Optimizer::kLion, "Lion", Lion::kMomentCount, {"exp_avg"}},
+    {Optimizer::kMuon, "MUON", kMuonMomentCount, {"momentum_buffer"}},
+    {Optimizer::kMuonNesterov, "MUON_NESTEROV", kMuonMomentCount, {"momentum_buffer"}},
 };
 inline constexpr int kOptimizerCount = sizeof(kOptimizers) / sizeof(kOptimizers[0]);
 
@@ -63,6 +66,11 @@ constexpr bool IsOptimizer(Optimizer optimizer) {
 
 // Requires IsOptimizer().
 constexpr const OptimizerTraits& TraitsOf(Optimizer optimizer) { return kOptimizers[static_cast<int>(optimizer) - 1]; }
+
+// Returns true if the optimizer steps whole matrices (muon.h).
+constexpr bool IsMuon(Optimizer optimizer) {
+  return optimizer == Optimizer::kMuon || optimizer == Optimizer::kMuonNesterov;
+}
 
 // Returns the name that an optimizer gives to a moment; null if it does not keep it.
 constexpr const char* MomentName(Optimizer optimizer, MomentKind kind) {

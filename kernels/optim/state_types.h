@@ -15,6 +15,8 @@ enum class Optimizer : uint8_t {
   kSgdMomentum = 4,
   kSgdNesterov = 5,
   kLion = 6,
+  kMuon = 7,  // of whole matrices
+  kMuonNesterov = 8,
 };
 
 // Storage of a master: beside the planes, or as a BF16 plane and the lower half of its bits. The numbers are stable.

@@ -18,6 +18,7 @@
 #include "common/shared_memory/file_descriptor.h"
 #include "kernels/formats/codec.h"
 #include "kernels/optim/fused_step.h"
+#include "kernels/optim/muon.h"
 #include "kernels/optim/state_bands.h"
 #include "kernels/optim/step_progress.h"
 #include "kernels/random/initial_values.h"
@@ -40,6 +41,7 @@ struct ExtentTensors {
   Encoding encoding;
   MutablePlane row_wise;
   MutablePlane column_wise;  // data null where the format has no such plane
+  std::optional<MuonMatrices> muon = {};  // set where Muon makes the steps
 
   int64_t elements() const { return rows * columns; }
 };

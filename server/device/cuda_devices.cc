@@ -73,6 +73,9 @@ class CudaShardArithmetic final : public ShardArithmetic {
   static absl::StatusOr<std::unique_ptr<ShardArithmetic>> Create(int device, std::vector<ExtentTensors> tensors,
                                                                  const StateMoves& moves) {
     RETURN_IF_ERROR(CheckMoves(tensors, moves));
+    if (std::any_of(tensors.begin(), tensors.end(), [](const ExtentTensors& extent) { return extent.muon.has_value(); })) {
+      return absl::UnimplementedError("Muon is not supported on GPUs: use a cpu device, or another optimizer");
+    }
     std::vector<gpu::StepExtent> extents;
     int64_t elements = 0;
     for (const ExtentTensors& extent : tensors) {

@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "common/model/muon_matrices.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/formats/format.h"
 #include "kernels/optim/moment.h"
@@ -48,7 +49,8 @@ ExtentTensors ShardMemory::TensorsOf(const ShardExtent& extent) const {
           .columns = spec.columns(),
           .encoding = encoding,
           .row_wise = PlaneOf(extent, Plane::kRowWise),
-          .column_wise = HasColumnPlane(encoding.format) ? PlaneOf(extent, Plane::kColumnWise) : MutablePlane{}};
+          .column_wise = HasColumnPlane(encoding.format) ? PlaneOf(extent, Plane::kColumnWise) : MutablePlane{},
+          .muon = MuonMatricesOf(spec, extents_.spec().groups, extent.rows)};
 }
 
 MutableGradient ShardMemory::GradientOf(const ShardExtent& extent) const {

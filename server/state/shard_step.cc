@@ -6,6 +6,9 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/formats/format.h"
 #include "kernels/optim/fused_step.h"
+#include "kernels/optim/muon_math.h"
+#include "kernels/optim/optimizers.h"
+#include "common/model/muon_matrices.h"
 
 namespace paramshard::server {
 namespace {
@@ -27,6 +30,7 @@ absl::Status StepExtents(const ShardExtents& extents, const StepParameters& para
     const ShardExtent& extent = extents[i];
     const ParameterSpec& spec = extents.Spec(extent);
     steps[i] = StepOf(extents.spec(), spec.group, ++numbers[i].step, parameters);
+    if (IsMuon(spec.optimizer)) SetMuonRates(MuonRateFactor(spec, extents.spec().groups[spec.group]), *steps[i]);
     numbers[i].awaits_amax = EncodesAfterAmax(EncodingOf(spec.encoding).format);
     if (!numbers[i].awaits_amax) numbers[i].scaling = book.Next(extent.unit, extent.parameter);
   }

@@ -19,6 +19,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/formats/format.h"
+#include "kernels/optim/muon_math.h"
 #include "kernels/optim/optimizers.h"
 #include "server/device/compute_device.h"
 #include "tests/kernels/random_floats.h"
@@ -36,6 +37,7 @@ struct ExtentSpec {
   MomentType exp_avg = MomentType::kFP32;
   MomentType exp_avg_sq = MomentType::kFP32;
   bool is_split = false;  // the master is BF16 and remainder
+  bool is_muon = false;   // stepped by Muon, which keeps one moment
 };
 
 // Bytes of all extents, one behind the other, with room behind them.
@@ -87,8 +89,10 @@ class State {
       arrays_[kRemainders].Add(spec.rows, spec.is_split ? spec.columns * 2 : 0);
       arrays_[kWeights].Add(spec.rows, spec.is_split && band_elements.has_value() ? spec.columns * 2 : 0);
       for (int m = 0; m < 2; ++m) {
-        arrays_[kMoments + 2 * m].Add(spec.rows, spec.columns * MomentBytes(types[m]));
-        arrays_[kMoments + 2 * m + 1].Add(spec.rows, MomentScaleCount(types[m], 1, spec.columns) * 4);
+        const bool has_moment = m == 0 || !spec.is_muon;
+        arrays_[kMoments + 2 * m].Add(spec.rows, has_moment ? spec.columns * MomentBytes(types[m]) : 0);
+        arrays_[kMoments + 2 * m + 1].Add(spec.rows,
+                                          has_moment ? MomentScaleCount(types[m], 1, spec.columns) * 4 : 0);
       }
     }
     if (band_elements.has_value()) {
@@ -242,9 +246,21 @@ class State {
     return ranges.back().data;
   }
 
+  // A matrix of the upper half of the rows, and two beside each other below it.
+  static MuonMatrices MatricesOf(const ExtentSpec& spec) {
+    const int64_t upper = spec.rows / 2;
+    const int64_t lower = spec.rows - upper;
+    const int64_t left = spec.columns / 3;
+    MuonMatrices matrices = {.parts = {{upper, 0, lower, left}, {upper, left, lower, spec.columns - left}},
+                             .steps = NewtonSchulz().steps};
+    if (upper > 0) matrices.parts.push_back({0, 0, upper, spec.columns});
+    return matrices;
+  }
+
   ExtentTensors TensorsOf(size_t i) {
     const ExtentSpec& spec = specs_[i];
     const auto moment = [&](int first, MomentType type) -> MutableMoment {
+      if (!arrays_[first].Has(i)) return {};
       auto* const scales = reinterpret_cast<float*>(arrays_[first + 1].At(i));
       return {arrays_[first].At(i), HasMomentScales(type) ? scales : nullptr, type};
     };
@@ -258,6 +274,7 @@ class State {
     tensors.rows = spec.rows;
     tensors.columns = spec.columns;
     tensors.encoding = spec.encoding;
+    if (spec.is_muon) tensors.muon = MatricesOf(spec);
     std::vector<Range>& planes = planes_.emplace_back();
     const auto plane = [&](Plane which) -> MutablePlane {
       return {.data = Take(planes, DataBytes(spec.encoding, spec.rows, spec.columns)),
@@ -378,7 +395,7 @@ class MovedStepTest : public ::testing::Test {
   }
 
   // An extent of each format, whose moments are of each type, some long enough for several bands.
-  static std::vector<ExtentSpec> SomeOfEach(RandomFloats& random) {
+  std::vector<ExtentSpec> SomeOfEach(RandomFloats& random) const {
     std::vector<ExtentSpec> specs;
     const int64_t columns[] = {64, 96, 128};
     for (const FormatTraits& traits : kFormats) {
@@ -391,7 +408,26 @@ class MovedStepTest : public ::testing::Test {
     }
     specs.push_back({{Format::kBF16}, 300, 64, MomentType::kFP8, MomentType::kFP16, /*is_split=*/true});
     specs.push_back({{Format::kBF16}, 70, 100, MomentType::kBF16, MomentType::kBF16, /*is_split=*/true});
+    if (device_->id().kind != DeviceKind::kCpu) return specs;
+    for (const MomentType type : kMomentTypes) {
+      specs.push_back({{Format::kFP32}, 200, 64, type, type, /*is_split=*/false, /*is_muon=*/true});
+    }
+    specs.push_back({{Format::kFP8Block128x128, ElementType::kE4M3}, 300, 131, MomentType::kFP32, MomentType::kFP32,
+                     /*is_split=*/false, /*is_muon=*/true});
+    specs.push_back({{Format::kBF16}, 259, 96, MomentType::kBF16, MomentType::kBF16, /*is_split=*/true,
+                     /*is_muon=*/true});
     return specs;
+  }
+
+  static OptimizerStep StepOf(const ExtentSpec& spec) {
+    OptimizerStep step;
+    if (!spec.is_muon) return step;
+    step.optimizer = Optimizer::kMuonNesterov;
+    step.momentum = 0.95f;
+    step.weight_decay = 0.1f;
+    step.epsilon = 1e-7f;
+    SetMuonRates(1.5, step);
+    return step;
   }
 
   // A state that has stepped once, and the next step: most extents take it.
@@ -410,7 +446,7 @@ class MovedStepTest : public ::testing::Test {
       elements += spec.rows * spec.columns;
       gradients.push_back(random.Normal(spec.rows * spec.columns, 0.01f));
       const bool is_idle = random.Integer(0, 3) == 0;
-      scenario.steps.push_back(is_idle ? std::nullopt : std::optional<OptimizerStep>(OptimizerStep()));
+      scenario.steps.push_back(is_idle ? std::nullopt : std::optional<OptimizerStep>(StepOf(spec)));
       scenario.encoded.push_back(!is_idle && !EncodesAfterAmax(spec.encoding.format));
       scenario.scalings.push_back({0.1f, 1000.0f});
     }
@@ -421,7 +457,8 @@ class MovedStepTest : public ::testing::Test {
     scenario.state = std::make_unique<State>(device_.get(), scenario.specs, band_elements, has_moved);
     Fill(*scenario.state, 1);
     SetGradients(*scenario.state, gradients);
-    const std::vector<std::optional<OptimizerStep>> all(scenario.specs.size(), OptimizerStep());
+    std::vector<std::optional<OptimizerStep>> all;
+    for (const ExtentSpec& spec : scenario.specs) all.push_back(StepOf(spec));
     EXPECT_OK(scenario.state->arithmetic().Step(all, scenario.scalings, {}));
     EXPECT_OK(scenario.state->arithmetic().EncodePlanes(scenario.scalings));
     return scenario;
