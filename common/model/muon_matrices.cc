@@ -24,9 +24,9 @@ std::vector<int64_t> PartsOf(const ParameterSpec& spec) {
 
 absl::Status CheckMuonParameter(const ParameterSpec& spec, const ParameterGroup& group) {
   if (spec.shape.size() < 2) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("Muon: want a matrix or a stack of matrices, got shape [", absl::StrJoin(spec.shape, ", "),
-                     "]; put it into a group of another optimizer"));
+    return absl::InvalidArgumentError(absl::StrCat("Muon: want a matrix or a stack of matrices, got shape [",
+                                                   absl::StrJoin(spec.shape, ", "),
+                                                   "]; put it into a group of another optimizer"));
   }
   const std::vector<int64_t> parts = PartsOf(spec);
   int64_t left = Outputs(spec);
@@ -44,9 +44,9 @@ absl::Status CheckMuonParameter(const ParameterSpec& spec, const ParameterGroup&
   for (const int64_t part : parts) {
     const MuonRate rate = group.muon.rate;
     if (RateFactor(rate, part, Inputs(spec)) == RateFactor(rate, parts.front(), Inputs(spec))) continue;
-    return absl::InvalidArgumentError(absl::StrCat(
-        "split_rows: want parts with one learning rate, got [", absl::StrJoin(spec.split_rows, ", "),
-        "]; choose another adjustment of the learning rate, or make the parts parameters of their own"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("split_rows: want parts with one learning rate, got [", absl::StrJoin(spec.split_rows, ", "),
+                     "]; choose another adjustment of the learning rate, or make the parts parameters of their own"));
   }
   return absl::OkStatus();
 }

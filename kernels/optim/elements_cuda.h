@@ -8,6 +8,7 @@
 #include "kernels/base/float_bits.h"
 #include "kernels/optim/adam_math_cuda.h"
 #include "kernels/optim/lion_math.h"
+#include "kernels/optim/muon_math.h"
 #include "kernels/optim/sgd_math.h"
 
 namespace paramshard::gpu {
@@ -42,7 +43,11 @@ struct ElementsWith<0> {
   template <int kRows, int kCount>
   static __device__ __forceinline__ void Update(const StepConstants& constants, const float (&gradients)[kCount],
                                                 float (&masters)[kCount], float (&moments)[kRows][kCount]) {
-    UpdateEach<Sgd>(constants.step, gradients, masters, moments);
+    if (constants.step.optimizer == Optimizer::kSgd) {
+      UpdateEach<Sgd>(constants.step, gradients, masters, moments);
+    } else {
+      UpdateEach<MuonMaster>(constants.step, gradients, masters, moments);
+    }
   }
 };
 

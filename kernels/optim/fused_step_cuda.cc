@@ -136,10 +136,11 @@ int MomentCount(const DeviceExtent& extent) {
   return count;
 }
 
-// Returns true if the extent has the moments of the step's optimizer.
+// Returns true if the extent has the moments of the step's optimizer. Muon's is stepped before.
 bool IsStepOf(const OptimizerStep& step, const DeviceExtent& extent) {
   if (extent.rows * extent.columns == 0) return IsOptimizer(step.optimizer);
-  return IsOptimizer(step.optimizer) && TraitsOf(step.optimizer).moment_count == MomentCount(extent);
+  if (!IsOptimizer(step.optimizer)) return false;
+  return MomentCount(extent) == (IsMuon(step.optimizer) ? 0 : TraitsOf(step.optimizer).moment_count);
 }
 
 // Returns the types of the moments; FP32 without any.
@@ -213,6 +214,8 @@ constexpr bool HasElements(Optimizer optimizer) {
     case Optimizer::kSgdMomentum:
     case Optimizer::kSgdNesterov:
     case Optimizer::kLion:
+    case Optimizer::kMuon:
+    case Optimizer::kMuonNesterov:
       return true;
   }
   return false;
@@ -227,14 +230,15 @@ constexpr bool AllHaveElements() {
 static_assert(AllHaveElements(), "an optimizer by which no kernel steps");
 
 // Bit by bit: -0 is another weight decay than 0.
-static_assert(sizeof(OptimizerStep) == sizeof(Hyperparameters) + 4 * sizeof(float), "a field that is not compared");
+static_assert(sizeof(OptimizerStep) == sizeof(Hyperparameters) + 6 * sizeof(float), "a field that is not compared");
 bool AreSame(const OptimizerStep& a, const OptimizerStep& b) {
   const auto same = [](float x, float y) { return FloatBits(x) == FloatBits(y); };
   for (const HyperparameterTraits& each : kHyperparameters) {
     if (!same(a.*each.member, b.*each.member)) return false;
   }
   return a.optimizer == b.optimizer && same(a.bias_correction1, b.bias_correction1) &&
-         same(a.bias_correction2, b.bias_correction2) && same(a.gradient_scale, b.gradient_scale);
+         same(a.bias_correction2, b.bias_correction2) && same(a.gradient_scale, b.gradient_scale) &&
+         same(a.matrix_rate, b.matrix_rate) && same(a.kept, b.kept);
 }
 
 // An array in device memory, written from one in pinned memory.

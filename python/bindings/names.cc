@@ -24,6 +24,9 @@ constexpr Name<GradientType> kGradientTypes[] = {{GradientType::kFP32, "FP32"}, 
 constexpr Name<GradientReduction> kReductions[] = {{GradientReduction::kMean, "mean"},
                                                    {GradientReduction::kSum, "sum"}};
 constexpr Name<GradientSums> kSums[] = {{GradientSums::kAtCommit, "at_commit"}, {GradientSums::kAtPush, "at_push"}};
+constexpr Name<MuonRate> kMuonRates[] = {{MuonRate::kOriginal, "original"},
+                                         {MuonRate::kMatchRmsAdamW, "match_rms_adamw"},
+                                         {MuonRate::kSpectralUnclamped, "spectral_unclamped"}};
 constexpr Name<Initializer> kInitializers[] = {
     {Initializer::kZeros, "zeros"},       {Initializer::kOnes, "ones"},
     {Initializer::kConstant, "constant"}, {Initializer::kNormal, "normal"},
@@ -106,6 +109,7 @@ absl::Span<const Name<GradientType>> NamesOf(GradientType) { return kGradientTyp
 absl::Span<const Name<GradientReduction>> NamesOf(GradientReduction) { return kReductions; }
 absl::Span<const Name<GradientSums>> NamesOf(GradientSums) { return kSums; }
 absl::Span<const Name<Optimizer>> NamesOf(Optimizer) { return kOptimizerNames; }
+absl::Span<const Name<MuonRate>> NamesOf(MuonRate) { return kMuonRates; }
 absl::Span<const Name<Initializer>> NamesOf(Initializer) { return kInitializers; }
 absl::Span<const Name<Phase>> NamesOf(Phase) { return kPhaseNames; }
 absl::Span<const Name<TensorKind>> NamesOf(TensorKind) { return kTensorKinds; }

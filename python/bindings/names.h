@@ -33,6 +33,7 @@ absl::Span<const Name<GradientType>> NamesOf(GradientType);
 absl::Span<const Name<GradientReduction>> NamesOf(GradientReduction);
 absl::Span<const Name<GradientSums>> NamesOf(GradientSums);
 absl::Span<const Name<Optimizer>> NamesOf(Optimizer);
+absl::Span<const Name<MuonRate>> NamesOf(MuonRate);
 absl::Span<const Name<Initializer>> NamesOf(Initializer);
 absl::Span<const Name<Phase>> NamesOf(Phase);
 absl::Span<const Name<TensorKind>> NamesOf(TensorKind);

@@ -40,7 +40,7 @@ struct ExtentTensors {
   int64_t columns = 0;
   Encoding encoding;
   MutablePlane row_wise;
-  MutablePlane column_wise;  // data null where the format has no such plane
+  MutablePlane column_wise;               // data null where the format has no such plane
   std::optional<MuonMatrices> muon = {};  // set where Muon makes the steps
 
   int64_t elements() const { return rows * columns; }

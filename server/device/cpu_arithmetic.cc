@@ -174,8 +174,8 @@ class CpuShardArithmetic final : public ShardArithmetic {
     }
     std::vector<BFloat16Matrix> matrices;
     for (const MuonMatrices::Part& part : whole.muon->parts) {
-      matrices.push_back({update_.data() + part.row * whole.columns + part.column, part.rows, part.columns,
-                          whole.columns});
+      matrices.push_back(
+          {update_.data() + part.row * whole.columns + part.column, part.rows, part.columns, whole.columns});
     }
     PARAMSHARD_CHECK(orthogonalizer_->Run({whole.muon->steps, step.epsilon}, matrices).ok());
   }

@@ -3,12 +3,12 @@
 #include <optional>
 #include <utility>
 
+#include "common/model/muon_matrices.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/formats/format.h"
 #include "kernels/optim/fused_step.h"
 #include "kernels/optim/muon_math.h"
 #include "kernels/optim/optimizers.h"
-#include "common/model/muon_matrices.h"
 
 namespace paramshard::server {
 namespace {

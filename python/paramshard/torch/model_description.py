@@ -17,6 +17,14 @@ from paramshard.torch.write_history import Rule
 
 
 @dataclass(frozen=True)
+class Matrices:
+    """The matrices in a group's parameters, of `paramshard.ParameterSpec.transposed` and `split_rows`."""
+
+    transposed: bool = False
+    split_rows: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
 class OptimizerPlan:
     """An optimizer's description of the parameters, given before the model is made."""
 
@@ -24,6 +32,7 @@ class OptimizerPlan:
     group_of: dict[str, int]  # by parameter
     exp_avg_type: str | None
     exp_avg_sq_type: str | None
+    matrices: list[Matrices]  # by group
 
 
 class ModelDescription:
@@ -65,6 +74,8 @@ class ModelDescription:
         if trainable:
             spec.group = self.plan.group_of[parameter.name]
             spec.exp_avg_type, spec.exp_avg_sq_type = self.plan.exp_avg_type, self.plan.exp_avg_sq_type
+            matrices = self.plan.matrices[spec.group]
+            spec.transposed, spec.split_rows = matrices.transposed, list(matrices.split_rows)
         return spec
 
     def missing_value(self, values: Collection[str]) -> paramshard.Error | None:

@@ -14,7 +14,7 @@ from torch import nn
 import paramshard
 from paramshard.spec import ParameterGroup
 from paramshard.torch.messages import some
-from paramshard.torch.model_description import OptimizerPlan
+from paramshard.torch.model_description import Matrices, OptimizerPlan
 from paramshard.torch.other_optimizers import steps_in_daemon
 from paramshard.torch.placeholder import Placeholder
 from paramshard.torch.sharded_model import ShardedModel
@@ -68,14 +68,19 @@ class ShardedOptimizer(torch.optim.Optimizer, ABC):
             self._refuse_options(group)
             self._hyperparameters(group)
             groups.append(ParameterGroup(str(group.get("name", f"group{index}")), *self._fixed_options(group)))
-        sharded.open(OptimizerPlan(groups, self._groups_by_parameter(sharded), moments.first, moments.second))
+        sharded.open(OptimizerPlan(groups, self._groups_by_parameter(sharded), moments.first, moments.second,
+                                   [self._matrices(group) for group in self.param_groups]))
         self._sharded = sharded
         self._made = self._fixed_groups()
         self._fill_state()
 
     @abstractmethod
-    def _fixed_options(self, group: dict[str, Any]) -> tuple[str, bool]:
-        """Returns the group's optimizer and bias correction, as `paramshard.ParameterGroup` has them."""
+    def _fixed_options(self, group: dict[str, Any]) -> tuple[Any, ...]:
+        """Returns the fields of the group's `paramshard.ParameterGroup` that follow its name: optimizer first."""
+
+    def _matrices(self, group: dict[str, Any]) -> Matrices:
+        """Returns the matrices that the group's parameters are made of, for optimizers that step matrices."""
+        return Matrices()
 
     @abstractmethod
     def _hyperparameters(self, group: dict[str, Any]) -> dict[str, float]:
@@ -149,9 +154,9 @@ class ShardedOptimizer(torch.optim.Optimizer, ABC):
         raise paramshard.FailedPreconditionError(
             f"step: parameters{self._FIXED} of groups cannot change after {self._name} is made: only {self._FREE} can")
 
-    def _fixed_groups(self) -> list[tuple[list[int], tuple[str, bool]]]:
+    def _fixed_groups(self) -> list[tuple[list[int], tuple[Any, ...], Matrices]]:
         """Returns the parts of groups that cannot change. Parameters go by identity: tensors compare by element."""
-        return [([id(parameter) for parameter in group["params"]], self._fixed_options(group))
+        return [([id(parameter) for parameter in group["params"]], self._fixed_options(group), self._matrices(group))
                 for group in self.param_groups]
 
     def _refuse_options(self, group: dict[str, Any]) -> None:

@@ -8,6 +8,8 @@ from typing import Any
 from torch import nn
 
 import paramshard
+from paramshard.spec import MuonOptions
+from paramshard.torch.model_description import Matrices
 from paramshard.torch.optimizer import Moments, ShardedOptimizer, betas_of
 
 _MODES = {"adamw": "adamw", "l2": "adam"}  # optimizers of the daemon
@@ -145,3 +147,89 @@ class Lion(ShardedOptimizer):
     def _hyperparameters(self, group: dict[str, Any]) -> dict[str, float]:
         return betas_of("Lion", group) | {"learning_rate": float(group["lr"]),
                                           "weight_decay": float(group["weight_decay"])}
+
+
+class Muon(ShardedOptimizer):
+    """Muon by the formula of torch.optim.Muon, and AdamW for what is no matrix of a hidden layer.
+
+    A group steps by Muon unless it says `use_muon=False`: then it is AdamW, with its own lr, betas, eps (1e-8 if it has
+    none) and weight_decay. Embeddings, heads, norms and biases belong into such groups. A parameter of three or more
+    dimensions is a stack of matrices, each stepped by itself: [experts, outputs, inputs]. A Muon group may say
+    `transposed=True` for parameters that are stored as [inputs, outputs], and `split_rows=(q, k, v)` for matrices that
+    are several of these outputs.
+
+        pt.Muon([{"params": matrices}, {"params": others, "use_muon": False, "lr": 3e-4}], lr=0.02, max_grad_norm=1.0)
+
+    One norm over all groups clips the gradients. Otherwise it works as `AdamW` here does.
+    """
+
+    _FIXED = ", use_muon, nesterov, ns_coefficients, ns_steps, adjust_lr_fn, transposed and split_rows"
+    _FREE = "rates, betas, momentum, eps and weight_decay"
+
+    def __init__(self, params: Iterable[nn.Parameter] | Iterable[dict[str, Any]], lr: float = 1e-3,
+                 weight_decay: float = 0.1, momentum: float = 0.95, nesterov: bool = True,
+                 ns_coefficients: tuple[float, float, float] | list[tuple[float, float, float]] = (
+                     3.4445, -4.7750, 2.0315),
+                 eps: float = 1e-7, ns_steps: int = 5, adjust_lr_fn: str | None = None, *,
+                 betas: tuple[float, float] = (0.9, 0.999), max_grad_norm: float | None = None,
+                 moments: str = "FP32"):
+        """Opens the sharded model of the parameters; all ranks make it alike.
+
+        Args:
+            params: The trainable parameters of one sharded model, or groups of them.
+            lr: As in torch.optim.Muon, for groups without their own; likewise `weight_decay`, `momentum`, `nesterov`,
+                `eps`, `ns_steps` and `adjust_lr_fn`: "original" (None), "match_rms_adamw" or "spectral_unclamped".
+            ns_coefficients: (a, b, c) of all iterations, or a list with those of each, which then has `ns_steps` of
+                them or one.
+            betas: Of groups with `use_muon=False`.
+            max_grad_norm: Global norm to which the daemon clips the gradients. 0, infinity and None: no clipping.
+            moments: Format of momentum and moments, of `paramshard.ParameterSpec.exp_avg_type`.
+
+        Raises:
+            InvalidArgumentError: A parameter of a Muon group is no matrix, or one of `ShardedOptimizer`'s reasons.
+            Error: One of `ShardedOptimizer`.
+        """
+        defaults = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "nesterov": nesterov,
+                    "ns_coefficients": ns_coefficients, "eps": eps, "ns_steps": ns_steps, "adjust_lr_fn": adjust_lr_fn,
+                    "betas": betas, "use_muon": True, "transposed": False, "split_rows": ()}
+        super().__init__(params, defaults, Moments(moments, moments), max_grad_norm)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        if not param_group.get("use_muon", True):
+            param_group.setdefault("eps", 1e-8)
+        super().add_param_group(param_group)
+
+    def _fixed_options(self, group: dict[str, Any]) -> tuple[Any, ...]:
+        if not group["use_muon"]:
+            return "adamw", True
+        for parameter in group["params"]:
+            if parameter.dim() < 2:
+                raise paramshard.InvalidArgumentError(
+                    f"Muon: {getattr(parameter, 'parameter_name', 'a parameter')}: want a matrix or a stack of matrices, "
+                    f"got shape {list(parameter.shape)}: put it into a group with use_muon=False")
+        return ("muon_nesterov" if group["nesterov"] else "muon", True,
+                MuonOptions(group["adjust_lr_fn"] or "original", _newton_schulz_steps(group)))
+
+    def _matrices(self, group: dict[str, Any]) -> Matrices:
+        return Matrices(bool(group["transposed"]), tuple(group["split_rows"])) if group["use_muon"] else Matrices()
+
+    def _hyperparameters(self, group: dict[str, Any]) -> dict[str, float]:
+        numbers = {"learning_rate": float(group["lr"]), "epsilon": float(group["eps"]),
+                   "weight_decay": float(group["weight_decay"])}
+        return numbers | ({"momentum": float(group["momentum"])} if group["use_muon"] else betas_of("Muon", group))
+
+
+def _newton_schulz_steps(group: dict[str, Any]) -> list[tuple[float, float, float]]:
+    """Returns the coefficients of each iteration."""
+    count, coefficients = group["ns_steps"], group["ns_coefficients"]
+    try:
+        each = [coefficients] if isinstance(coefficients[0], (int, float)) else list(coefficients)
+        steps = [(float(a), float(b), float(c)) for a, b, c in (each * count if len(each) == 1 else each)]
+    except (TypeError, ValueError, IndexError, KeyError) as error:
+        raise paramshard.InvalidArgumentError(
+            f"Muon: ns_coefficients: want three numbers, or a list of three for each step, got {coefficients!r}"
+        ) from error
+    if len(steps) != count or not 1 <= count < 100:
+        raise paramshard.InvalidArgumentError(
+            f"Muon: ns_steps: want 1 to 99, as many as ns_coefficients has, got {count} and {len(each)}")
+    return steps
