@@ -202,7 +202,7 @@ TEST_F(FusedStepPlanTest, ExtremeValuesFollowTheFormula) {
   const auto count = static_cast<int64_t>(master.size());
   std::vector<DeviceStep> extents;
   Steps steps;
-  for (const OptimizerTraits& optimizer : kOptimizers) {
+  for (const OptimizerTraits& optimizer : ElementwiseOptimizers()) {
     for (float epsilon : {1e-8f, 0.0f, 1e-30f, 1.0f, 1e30f}) {
       for (float correction : {1.0f, 0.1f, 1e-3f, 1e-9f, 3.0f}) {
         for (int64_t columns : {int64_t{1}, count}) {
@@ -251,7 +251,7 @@ TEST_F(FusedStepPlanTest, ZeroAndSubnormalMomentsStepAsOnTheHost) {
   constexpr int64_t kCount = 64 * 4096;
   std::vector<DeviceStep> extents;
   Steps steps;
-  for (const OptimizerTraits& optimizer : kOptimizers) {
+  for (const OptimizerTraits& optimizer : ElementwiseOptimizers()) {
     for (float scale : {0.0f, 0x1p-149f, 0x1p-140f, 0x1p-126f, 0x1p-100f, 0x1p-80f}) {
       for (float master_scale : {0.0f, 1.0f}) {
         std::vector<float> squares = random.Normal(kCount, 2.0f * scale);

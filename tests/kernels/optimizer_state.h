@@ -149,10 +149,19 @@ struct OwnedState {
   int moment_count = kMomentCount;
 };
 
+// Returns the optimizers that a fused step is all of: Muon has tests of its own.
+inline std::vector<OptimizerTraits> ElementwiseOptimizers() {
+  std::vector<OptimizerTraits> optimizers;
+  for (const OptimizerTraits& traits : kOptimizers) {
+    if (!IsMuon(traits.optimizer)) optimizers.push_back(traits);
+  }
+  return optimizers;
+}
+
 // Returns one of the optimizers that keep as many moments.
 inline Optimizer AnyOptimizer(RandomFloats& random, int moment_count) {
   std::vector<Optimizer> optimizers;
-  for (const OptimizerTraits& traits : kOptimizers) {
+  for (const OptimizerTraits& traits : ElementwiseOptimizers()) {
     if (traits.moment_count == moment_count) optimizers.push_back(traits.optimizer);
   }
   return optimizers[random.Integer(0, static_cast<int64_t>(optimizers.size()) - 1)];

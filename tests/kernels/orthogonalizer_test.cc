@@ -6,7 +6,6 @@
 
 #include "absl/status/status.h"
 #include "gtest/gtest.h"
-#include "kernels/optim/muon_math.h"
 #include "tests/kernels/orthogonalizer_contract.h"
 
 namespace paramshard {
@@ -45,26 +44,6 @@ TEST(HostOrthogonalizerTest, TheBytesAreTheSameOnEveryMachine) {
   ASSERT_TRUE(MakeHostOrthogonalizer()->Run(NewtonSchulz(), {wide.View(), tall.View()}).ok());
   EXPECT_EQ(HashOf(wide), 13669015344961228623u);
   EXPECT_EQ(HashOf(tall), 2619835287542282653u);
-}
-
-TEST(MuonMathTest, MomentumGoesAPartOfTheWayToTheGradient) {
-  EXPECT_FLOAT_EQ(MuonMomentum(2.0f, 4.0f, 0.75f), 2.5f);
-  EXPECT_FLOAT_EQ(MuonMomentum(2.0f, 4.0f, 0.25f), 3.5f);
-  EXPECT_EQ(MuonMomentum(2.0f, 4.0f, 0.0f), 4.0f);
-  EXPECT_EQ(MuonUpdate(2.5f, 4.0f, 0.75f, /*nesterov=*/false), 2.5f);
-  EXPECT_FLOAT_EQ(MuonUpdate(2.5f, 4.0f, 0.75f, /*nesterov=*/true), 2.875f);
-}
-
-TEST(MuonMathTest, TheDecayTakesTheRateBeforeItIsAdjusted) {
-  EXPECT_FLOAT_EQ(MuonMaster(2.0f, 0.5f, MuonKept(0.1f, 0.5f), 0.3f), 1.75f);
-}
-
-TEST(MuonMathTest, RatesFollowTheShape) {
-  EXPECT_DOUBLE_EQ(RateFactor(MuonRate::kOriginal, 4, 16), 1.0);
-  EXPECT_DOUBLE_EQ(RateFactor(MuonRate::kOriginal, 16, 4), 2.0);
-  EXPECT_DOUBLE_EQ(RateFactor(MuonRate::kMatchRmsAdamW, 4, 16), 0.8);
-  EXPECT_DOUBLE_EQ(RateFactor(MuonRate::kMatchRmsAdamW, 16, 4), 0.8);
-  EXPECT_DOUBLE_EQ(RateFactor(MuonRate::kSpectralUnclamped, 4, 16), 0.5);
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 """SGD and Lion beside torch and the paper: steps on one rank and several, schedulers, moments, refusals.
 
-The optimizers of the daemon: adamw, adam, sgd, sgd_momentum, sgd_nesterov, lion.
+The optimizers of the daemon: adamw, adam, sgd, sgd_momentum, sgd_nesterov, lion; muon and muon_nesterov are in
+test_muon.py.
 """
 
 from __future__ import annotations

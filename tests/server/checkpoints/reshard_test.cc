@@ -68,7 +68,9 @@ TEST_F(ReshardTest, AnyWorldIsRestoredIntoAnyOther) {
 // Types of state that descriptions leave to defaults, at random.
 ModelSpec RandomSpec(RandomModel& random) {
   ModelSpec spec = random.Spec();
-  spec.groups[0].optimizer = kOptimizers[random.Integer(0, kOptimizerCount - 1)].optimizer;
+  const Optimizer optimizer = kOptimizers[random.Integer(0, kOptimizerCount - 1)].optimizer;
+  // Not all parameters are matrices.
+  spec.groups[0].optimizer = IsMuon(optimizer) ? Optimizer::kLion : optimizer;
   for (UnitSpec& unit : spec.units) {
     for (ParameterSpec& parameter : unit.parameters) {
       if (!parameter.trainable) {
