@@ -65,7 +65,7 @@ struct ParameterSpec {
   // for one, and commits do not change it. It has a master only if master_type asks for one; else its planes are its
   // only state, and an export gives their decoded values.
   bool trainable = true;
-  // Of a parameter that Muon steps. The last two dimensions are a matrix, of all others a stack of them.
+  // Read where Muon steps the parameter. The last two dimensions are a matrix, the others a stack of them.
   bool transposed = false;               // [inputs, outputs], not [outputs, inputs]
   std::vector<int64_t> split_rows = {};  // outputs of the matrices that it is made of, such as those of q, k and v
   // In a checked spec: the optimizer of the group.

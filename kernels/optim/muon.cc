@@ -92,7 +92,7 @@ void MakeMuonUpdateFromOld(const OptimizerStep& step, ConstGradient gradient, co
   ForEachChunk(gradient, rows, cols, [&](Chunk& chunk, int64_t row, int64_t col, int64_t first) {
     chunk.Read(MomentAt(old, cols, row, col));
     StepMomentum(step, chunk);
-    // What is stored counts.
+    // The momentum is read as it is stored.
     chunk.Write(stored);
     chunk.Read(stored);
     MakeUpdate(step, chunk, update + first);

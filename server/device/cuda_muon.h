@@ -66,7 +66,7 @@ class CudaMuon {
   gpu::DeviceMemory updates_;
   std::unique_ptr<Orthogonalizer> orthogonalizer_;
 
-  // Of the step in progress.
+  // The step in progress.
   std::vector<std::optional<OptimizerStep>> steps_;
   std::vector<bool> has_update_;
   int64_t position_ = 0;

@@ -17,6 +17,7 @@
 #include "kernels/formats/float16.h"
 #include "kernels/formats/float8.h"
 #include "kernels/optim/fused_step.h"
+#include "kernels/optim/optimizers.h"
 #include "tests/kernels/golden.h"
 #include "tests/kernels/random_floats.h"
 
