@@ -67,6 +67,8 @@ struct CommitOptions {
   float beta2 = 0.999f;
   float epsilon = 1e-8f;
   float weight_decay = 0.0f;
+  float momentum = 0.0f;
+  float dampening = 0.0f;
   std::vector<GroupHyperparameters> groups = {};  // empty, or one for each group of the model
   std::optional<float> max_grad_norm = {};        // clip to this global norm; finite, > 0
   float gradient_scale = 1.0f;                    // loss scale that the gradients carry; finite, > 0

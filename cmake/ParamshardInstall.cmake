@@ -37,7 +37,7 @@ set(headers
   kernels/formats/format.h
   kernels/formats/format_id.h
   kernels/formats/scale_layout.h
-  kernels/optim/adam.h
+  kernels/optim/fused_step.h
   kernels/optim/hyperparameters.h
   kernels/optim/moment.h
   kernels/optim/moment_kind.h

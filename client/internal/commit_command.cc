@@ -35,7 +35,7 @@ absl::Status Check(const CommitOptions& options, int group_count) {
   return CheckFactor("gradient_scale", options.gradient_scale);
 }
 
-static_assert(kHyperparameterCount == 5, "a hyper-parameter that CommitOptions lacks");
+static_assert(kHyperparameterCount == 7, "a hyper-parameter that CommitOptions lacks");
 
 std::vector<Hyperparameters> Groups(const CommitOptions& options, int group_count) {
   if (!options.groups.empty()) return options.groups;
@@ -43,7 +43,9 @@ std::vector<Hyperparameters> Groups(const CommitOptions& options, int group_coun
                                                     .beta1 = options.beta1,
                                                     .beta2 = options.beta2,
                                                     .epsilon = options.epsilon,
-                                                    .weight_decay = options.weight_decay});
+                                                    .weight_decay = options.weight_decay,
+                                                    .momentum = options.momentum,
+                                                    .dampening = options.dampening});
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include "kernels/base/check.h"
 #include "kernels/formats/format.h"
 #include "kernels/optim/moment.h"
+#include "kernels/optim/optimizers.h"
 
 namespace paramshard::checkpoint {
 namespace {
@@ -78,8 +79,10 @@ std::optional<ArrayShape> ShapeOfPlane(const ParameterSpec& spec, const PlaneFor
   return ArrayShape{.dtype = dtype, .rows = spec.rows(), .columns = row_bytes * 8 / safetensors::DtypeBits(dtype)};
 }
 
-bool HasRoots(const ParameterSpec& spec) {
-  return spec.exp_avg_sq_type.has_value() && HasMomentScales(*spec.exp_avg_sq_type);
+// Returns the name of a moment that the parameter has, as its optimizer calls it.
+std::string MomentPrefix(const ParameterSpec& spec, MomentKind kind) {
+  const bool has_roots = TraitsOf(kind).is_square && HasMomentScales(*MomentTypeOf(spec, kind));
+  return absl::StrCat(MomentName(spec.optimizer, kind), has_roots ? "_root" : "");
 }
 
 std::string PrefixOf(const ParameterSpec& spec, ArrayKind kind) {
@@ -88,14 +91,14 @@ std::string PrefixOf(const ParameterSpec& spec, ArrayKind kind) {
       return "master";
     case ArrayKind::kRemainder:
       return "remainder";
-    case ArrayKind::kExpAvg:
-      return "exp_avg";
-    case ArrayKind::kExpAvgScale:
-      return "exp_avg.scale";
-    case ArrayKind::kExpAvgSq:
-      return HasRoots(spec) ? "exp_avg_sq_root" : "exp_avg_sq";
-    case ArrayKind::kExpAvgSqScale:
-      return "exp_avg_sq_root.scale";
+    case ArrayKind::kFirstMoment:
+      return MomentPrefix(spec, MomentKind::kFirst);
+    case ArrayKind::kFirstMomentScale:
+      return MomentPrefix(spec, MomentKind::kFirst) + ".scale";
+    case ArrayKind::kSecondMoment:
+      return MomentPrefix(spec, MomentKind::kSecond);
+    case ArrayKind::kSecondMomentScale:
+      return MomentPrefix(spec, MomentKind::kSecond) + ".scale";
     case ArrayKind::kRowWisePlane:
       return "plane";
     case ArrayKind::kRowWiseScale:
@@ -119,14 +122,14 @@ std::optional<StateForm> StateFormOf(ArrayKind kind) {
       return StateForm{StateTensor::kMaster, TensorForm::kElements};
     case ArrayKind::kRemainder:
       return StateForm{StateTensor::kMaster, TensorForm::kRest};
-    case ArrayKind::kExpAvg:
-      return StateForm{StateTensor::kExpAvg, TensorForm::kElements};
-    case ArrayKind::kExpAvgScale:
-      return StateForm{StateTensor::kExpAvg, TensorForm::kRest};
-    case ArrayKind::kExpAvgSq:
-      return StateForm{StateTensor::kExpAvgSq, TensorForm::kElements};
-    case ArrayKind::kExpAvgSqScale:
-      return StateForm{StateTensor::kExpAvgSq, TensorForm::kRest};
+    case ArrayKind::kFirstMoment:
+      return StateForm{StateTensor::kFirstMoment, TensorForm::kElements};
+    case ArrayKind::kFirstMomentScale:
+      return StateForm{StateTensor::kFirstMoment, TensorForm::kRest};
+    case ArrayKind::kSecondMoment:
+      return StateForm{StateTensor::kSecondMoment, TensorForm::kElements};
+    case ArrayKind::kSecondMomentScale:
+      return StateForm{StateTensor::kSecondMoment, TensorForm::kRest};
     case ArrayKind::kRowWisePlane:
     case ArrayKind::kRowWiseScale:
     case ArrayKind::kAmax:
@@ -143,12 +146,12 @@ ArrayKind KindOf(StateTensor tensor, TensorForm form) {
   switch (tensor) {
     case StateTensor::kMaster:
       return rest ? ArrayKind::kRemainder : ArrayKind::kMaster;
-    case StateTensor::kExpAvg:
-      return rest ? ArrayKind::kExpAvgScale : ArrayKind::kExpAvg;
-    case StateTensor::kExpAvgSq:
+    case StateTensor::kFirstMoment:
+      return rest ? ArrayKind::kFirstMomentScale : ArrayKind::kFirstMoment;
+    case StateTensor::kSecondMoment:
       break;
   }
-  return rest ? ArrayKind::kExpAvgSqScale : ArrayKind::kExpAvgSq;
+  return rest ? ArrayKind::kSecondMomentScale : ArrayKind::kSecondMoment;
 }
 
 std::optional<PlaneForm> PlaneFormOf(ArrayKind kind) {
@@ -165,10 +168,10 @@ std::optional<PlaneForm> PlaneFormOf(ArrayKind kind) {
       return PlaneForm{Plane::kColumnWise, PlanePiece::kScales};
     case ArrayKind::kMaster:
     case ArrayKind::kRemainder:
-    case ArrayKind::kExpAvg:
-    case ArrayKind::kExpAvgScale:
-    case ArrayKind::kExpAvgSq:
-    case ArrayKind::kExpAvgSqScale:
+    case ArrayKind::kFirstMoment:
+    case ArrayKind::kFirstMomentScale:
+    case ArrayKind::kSecondMoment:
+    case ArrayKind::kSecondMomentScale:
       break;
   }
   return std::nullopt;

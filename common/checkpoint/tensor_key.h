@@ -1,7 +1,7 @@
 // The tensors of a parameter in a checkpoint: their names, types and shapes in the files.
 //
-// A checkpoint holds a parameter's state exactly as it is stored. A trainable parameter: master (and remainder), both
-// moments (and their scales). A frozen one with a master: the master (and remainder). The state of a frozen one without
+// A checkpoint holds a parameter's state exactly as it is stored. A trainable parameter: master (and remainder), the
+// moments that its optimizer keeps (and their scales). A frozen one with a master: the master (and remainder). The state of a frozen one without
 // a master is its planes: data and scales row-wise, and column-wise if the format has that plane, and the amax.
 #ifndef PARAMSHARD_COMMON_CHECKPOINT_TENSOR_KEY_H_
 #define PARAMSHARD_COMMON_CHECKPOINT_TENSOR_KEY_H_
@@ -21,22 +21,22 @@ namespace paramshard::checkpoint {
 
 // One array of a parameter's state, stored as one tensor of a checkpoint.
 enum class ArrayKind : uint8_t {
-  kMaster,           // master/NAME: F32, or BF16 beside remainders
-  kRemainder,        // remainder/NAME: I16
-  kExpAvg,           // exp_avg/NAME: F32, BF16, F16 or F8_E4M3
-  kExpAvgScale,      // exp_avg.scale/NAME: F32 [rows, ceil(K / 128)], of F16 and F8_E4M3
-  kExpAvgSq,         // exp_avg_sq/NAME: F32 or BF16; exp_avg_sq_root/NAME: F16 or F8_E4M3, square roots
-  kExpAvgSqScale,    // exp_avg_sq_root.scale/NAME: F32 [rows, ceil(K / 128)]
-  kRowWisePlane,     // plane/NAME
-  kRowWiseScale,     // plane.scale/NAME: a row for every row of blocks, one for a scale of the whole tensor
-  kAmax,             // plane.amax/NAME: F32 [1, 1], of the whole tensor
-  kColumnWisePlane,  // column_plane/NAME
-  kColumnWiseScale,  // column_plane.scale/NAME
+  kMaster,             // master/NAME: F32, or BF16 beside remainders
+  kRemainder,          // remainder/NAME: I16
+  kFirstMoment,        // exp_avg/NAME: F32, BF16, F16 or F8_E4M3; momentum_buffer/NAME in SGD
+  kFirstMomentScale,   // exp_avg.scale/NAME: F32 [rows, ceil(K / 128)], of F16 and F8_E4M3
+  kSecondMoment,       // exp_avg_sq/NAME: F32 or BF16; exp_avg_sq_root/NAME: F16 or F8_E4M3, square roots
+  kSecondMomentScale,  // exp_avg_sq_root.scale/NAME: F32 [rows, ceil(K / 128)]
+  kRowWisePlane,       // plane/NAME
+  kRowWiseScale,       // plane.scale/NAME: a row for every row of blocks, one for a scale of the whole tensor
+  kAmax,               // plane.amax/NAME: F32 [1, 1], of the whole tensor
+  kColumnWisePlane,    // column_plane/NAME
+  kColumnWiseScale,    // column_plane.scale/NAME
 };
 inline constexpr ArrayKind kArrayKinds[] = {
-    ArrayKind::kMaster,   ArrayKind::kRemainder,       ArrayKind::kExpAvg,         ArrayKind::kExpAvgScale,
-    ArrayKind::kExpAvgSq, ArrayKind::kExpAvgSqScale,   ArrayKind::kRowWisePlane,   ArrayKind::kRowWiseScale,
-    ArrayKind::kAmax,     ArrayKind::kColumnWisePlane, ArrayKind::kColumnWiseScale};
+    ArrayKind::kMaster,       ArrayKind::kRemainder,         ArrayKind::kFirstMoment,    ArrayKind::kFirstMomentScale,
+    ArrayKind::kSecondMoment, ArrayKind::kSecondMomentScale, ArrayKind::kRowWisePlane,   ArrayKind::kRowWiseScale,
+    ArrayKind::kAmax,         ArrayKind::kColumnWisePlane,   ArrayKind::kColumnWiseScale};
 
 // The source of a kind's bytes in a shard: a form of a tensor (never kValues), or a piece of a plane (PlaneForm). Each
 // kind has one of the two; the other function returns nullopt.

@@ -33,7 +33,7 @@ std::string RangeText(HyperparameterRange range, absl::string_view name) {
 
 }  // namespace
 
-static_assert(kHyperparameterCount == 5, "a hyper-parameter that commits do not carry");
+static_assert(kHyperparameterCount == 7, "a hyper-parameter that commits do not carry");
 
 v1::GroupHyperparameters HyperparametersToProto(const Hyperparameters& values) {
   v1::GroupHyperparameters proto;
@@ -42,6 +42,8 @@ v1::GroupHyperparameters HyperparametersToProto(const Hyperparameters& values) {
   proto.set_beta2(values.beta2);
   proto.set_epsilon(values.epsilon);
   proto.set_weight_decay(values.weight_decay);
+  proto.set_momentum(values.momentum);
+  proto.set_dampening(values.dampening);
   return proto;
 }
 
@@ -50,7 +52,9 @@ Hyperparameters HyperparametersFromProto(const v1::GroupHyperparameters& proto) 
           .beta1 = proto.beta1(),
           .beta2 = proto.beta2(),
           .epsilon = proto.epsilon(),
-          .weight_decay = proto.weight_decay()};
+          .weight_decay = proto.weight_decay(),
+          .momentum = proto.momentum(),
+          .dampening = proto.dampening()};
 }
 
 absl::Status CheckHyperparameters(int group, const Hyperparameters& values) {

@@ -2,7 +2,11 @@
 
 #include <functional>
 #include <numeric>
+
+#include "absl/algorithm/container.h"
+#include "absl/strings/str_join.h"
 #include "kernels/formats/format.h"
+#include "kernels/optim/optimizers.h"
 
 namespace paramshard {
 
@@ -16,6 +20,15 @@ Encoding EncodingOf(const EncodingSpec& spec) {
 int64_t ParameterSpec::rows() const {
   if (shape.empty()) return 1;
   return std::accumulate(shape.begin(), shape.end() - 1, int64_t{1}, std::multiplies<>());
+}
+
+std::string MomentNames(const std::vector<ParameterGroup>& groups, MomentKind kind) {
+  std::vector<std::string> names;
+  for (const ParameterGroup& group : groups) {
+    const char* const name = MomentName(group.optimizer, kind);
+    if (name != nullptr && !absl::c_linear_search(names, name)) names.emplace_back(name);
+  }
+  return absl::StrJoin(names, "+");
 }
 
 }  // namespace paramshard

@@ -11,6 +11,8 @@
 #include "kernels/formats/delayed_scaling.h"
 #include "kernels/formats/format_id.h"
 #include "kernels/optim/moment_kind.h"
+#include "kernels/optim/muon_math.h"
+#include "kernels/optim/orthogonalizer.h"
 #include "kernels/optim/state_types.h"
 #include "kernels/random/initial_values.h"
 #include "kernels/reduce/gradient.h"
@@ -53,7 +55,7 @@ struct ParameterSpec {
   std::vector<int64_t> shape = {};
   EncodingSpec encoding = {};
   GradientType gradient_type = GradientType::kFP32;
-  // Types in which the optimizer's state is stored. Unset: the type of the rule that gives the format, else FP32.
+  // Types in which the optimizer's first and second moment are stored, whatever it calls them. Unset: the type of the rule that gives the format, else FP32.
   std::optional<MomentType> exp_avg_type = {};
   std::optional<MomentType> exp_avg_sq_type = {};
   std::optional<MasterType> master_type = {};  // kBF16Remainder for parameters of format BF16 only
@@ -63,6 +65,11 @@ struct ParameterSpec {
   // for one, and commits do not change it. It has a master only if master_type asks for one; else its planes are its
   // only state, and an export gives their decoded values.
   bool trainable = true;
+  // Read where Muon steps the parameter. The last two dimensions are a matrix, the others a stack of them.
+  bool transposed = false;               // [inputs, outputs], not [outputs, inputs]
+  std::vector<int64_t> split_rows = {};  // outputs of the matrices that it is made of, such as those of q, k and v
+  // In a checked spec: the optimizer of the group.
+  Optimizer optimizer = Optimizer::kAdamW;
 
   // Size of the matrix; a scalar is 1 x 1. Requires dimensions >= 1 whose product fits, as in a checked spec.
   int64_t rows() const;
@@ -78,11 +85,18 @@ struct UnitSpec {
   bool reshard_after_forward = true;
 };
 
+// Fixed options of Muon.
+struct MuonOptions {
+  MuonRate rate = MuonRate::kOriginal;
+  std::vector<NewtonSchulz::Step> steps = NewtonSchulz().steps;  // coefficients of each iteration; 1 to 99 of them
+};
+
 // Parameters that share hyper-parameters. The group has the fixed options; the numbers come with every commit.
 struct ParameterGroup {
   std::string name = {};  // for people; may be empty
-  AdamMode mode = AdamMode::kAdamW;
+  Optimizer optimizer = Optimizer::kAdamW;
   bool bias_correction = true;
+  MuonOptions muon = {};  // read where Muon is the optimizer
 };
 
 // A rule gives the format and state types of the parameters whose names it matches, unless they name a format
@@ -99,14 +113,18 @@ struct FormatRule {
   std::optional<MasterType> master_type = {};
 };
 
+// Returns the names that the groups' optimizers give to a moment, such as "exp_avg" or "exp_avg+momentum_buffer"; empty if
+// none keeps it.
+std::string MomentNames(const std::vector<ParameterGroup>& groups, MomentKind kind);
+
 // Returns the type of a moment in a ParameterSpec or a FormatRule. In a checked spec it is unset if the parameter does
 // not have the moment.
 template <typename Spec>
 auto& MomentTypeOf(Spec& spec, MomentKind kind) {
   switch (kind) {
-    case MomentKind::kExpAvg:
+    case MomentKind::kFirst:
       return spec.exp_avg_type;
-    case MomentKind::kExpAvgSq:
+    case MomentKind::kSecond:
       break;
   }
   return spec.exp_avg_sq_type;

@@ -72,7 +72,23 @@ std::string ToText(const DelayedScaling::Options& scaling) {
 }
 
 std::string ToText(GradientSums sums) { return sums == GradientSums::kAtCommit ? "at commit" : "at push"; }
-std::string ToText(AdamMode mode) { return TraitsOf(mode).name; }
+std::string ToText(Optimizer optimizer) { return TraitsOf(optimizer).name; }
+std::string ToText(MuonRate rate) {
+  switch (rate) {
+    case MuonRate::kOriginal:
+      return "original";
+    case MuonRate::kMatchRmsAdamW:
+      return "match_rms_adamw";
+    case MuonRate::kSpectralUnclamped:
+      return "spectral_unclamped";
+  }
+  return "unknown";
+}
+std::string ToText(const std::vector<NewtonSchulz::Step>& steps) {
+  return absl::StrJoin(steps, " ", [](std::string* text, const NewtonSchulz::Step& step) {
+    absl::StrAppend(text, "(", Exact(step.a), ", ", Exact(step.b), ", ", Exact(step.c), ")");
+  });
+}
 
 std::string ToText(absl::string_view text) { return std::string(text); }
 
@@ -90,6 +106,8 @@ Fields Describe(const ParameterSpec& spec) {
                    {"delayed_scaling", ToText(spec.encoding.delayed_scaling.value_or(DelayedScaling::Options()))},
                    {"gradient type", ToText(spec.gradient_type)},
                    {"trainable", OnOff(spec.trainable)},
+                   {"transposed", OnOff(spec.transposed)},
+                   {"split_rows", absl::StrCat("[", absl::StrJoin(spec.split_rows, ", "), "]")},
                    {"master type", MasterText(spec)},
                    {"group", absl::StrCat(spec.group)},
                    {"initial value", ToText(spec.initial_value)}};
@@ -104,8 +122,10 @@ Fields Describe(const UnitSpec& spec) { return {{"reshard_after_forward", OnOff(
 
 Fields Describe(const ParameterGroup& group) {
   return {{"name", DisplayName(group.name)},
-          {"mode", ToText(group.mode)},
-          {"bias_correction", OnOff(group.bias_correction)}};
+          {"optimizer", ToText(group.optimizer)},
+          {"bias_correction", OnOff(group.bias_correction)},
+          {"Muon's rate", ToText(group.muon.rate)},
+          {"Newton-Schulz steps", ToText(group.muon.steps)}};
 }
 
 Fields Describe(const ModelSpec& spec) {

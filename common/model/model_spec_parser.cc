@@ -13,6 +13,7 @@
 #include "common/model/limits.h"
 #include "common/model/model_spec_proto.h"
 #include "common/model/moment_fields.h"
+#include "common/model/muon_matrices.h"
 #include "common/model/names.h"
 #include "common/model/plane_bytes.h"
 #include "common/rpc/durations.h"
@@ -56,7 +57,8 @@ static_assert(static_cast<int>(GradientType::kBF16) == v1::GRADIENT_TYPE_BF16);
 static_assert(std::size(kMomentTypes) == v1::MomentType_MAX);
 static_assert(static_cast<int>(MasterType::kBF16Remainder) == v1::MASTER_TYPE_BF16_REMAINDER);
 static_assert(static_cast<int>(DelayedScaling::Algorithm::kMostRecent) == v1::AMAX_ALGORITHM_MOST_RECENT);
-static_assert(kOptimizerCount == v1::AdamMode_MAX);
+static_assert(kOptimizerCount == v1::Optimizer_MAX);
+static_assert(static_cast<int>(MuonRate::kSpectralUnclamped) == v1::MuonRate_MAX);
 static_assert(static_cast<int>(GradientReduction::kSum) == v1::GRADIENT_REDUCTION_SUM);
 static_assert(static_cast<int>(GradientSums::kAtPush) == v1::GRADIENT_SUMS_AT_PUSH);
 
@@ -215,11 +217,34 @@ absl::StatusOr<ParameterSpec> ParseParameter(const v1::ParameterSpec& proto,
                    ParseEnum(proto.gradient_type(), GradientType::kFP32, GradientType::kBF16, "a gradient type"));
   RETURN_IF_ERROR(CheckRange("a group", proto.group(), 0, static_cast<int>(groups.size()) - 1));
   spec.group = proto.group();
-  KeepMoments(spec, TraitsOf(groups[spec.group].mode).moment_count);
+  spec.optimizer = groups[spec.group].optimizer;
+  KeepMoments(spec, TraitsOf(spec.optimizer).moment_count);
   if (proto.has_trainable() && !proto.trainable()) Freeze(proto, spec);
+  if (spec.trainable && IsMuon(spec.optimizer)) {
+    spec.transposed = proto.transposed();
+    spec.split_rows.assign(proto.split_rows().begin(), proto.split_rows().end());
+    RETURN_IF_ERROR(CheckMuonParameter(spec, groups[spec.group]));
+  }
   spec.initial_value = ToInitialValue(proto.initial_value());
   RETURN_IF_ERROR(CheckInitial(spec.initial_value, spec.rows() * spec.columns()));
   return spec;
+}
+
+absl::StatusOr<MuonOptions> ParseMuon(const v1::MuonOptions& proto) {
+  MuonOptions options;
+  ASSIGN_OR_RETURN(options.rate, ParseEnum(proto.rate(), MuonRate::kOriginal, MuonRate::kSpectralUnclamped,
+                                           "an adjustment of Muon's learning rate"));
+  constexpr int kMostSteps = 99;
+  RETURN_IF_ERROR(CheckRange("number of Newton-Schulz steps", proto.steps_size(), 0, kMostSteps));
+  if (proto.steps().empty()) return options;
+  options.steps.clear();
+  for (const v1::NewtonSchulzStep& step : proto.steps()) {
+    if (!std::isfinite(step.a()) || !std::isfinite(step.b()) || !std::isfinite(step.c())) {
+      return Unexpected("finite coefficients of Newton-Schulz steps", "others");
+    }
+    options.steps.push_back({step.a(), step.b(), step.c()});
+  }
+  return options;
 }
 
 absl::StatusOr<ParameterGroup> ParseGroup(const v1::ParameterGroup& proto) {
@@ -227,8 +252,12 @@ absl::StatusOr<ParameterGroup> ParseGroup(const v1::ParameterGroup& proto) {
   // A group is identified by its index; the name is for people and optional.
   if (!proto.name().empty()) RETURN_IF_ERROR(CheckName(proto.name()));
   group.name = proto.name();
-  ASSIGN_OR_RETURN(group.mode, ParseEnum(proto.mode(), AdamMode::kAdamW, std::rbegin(kOptimizers)->mode, "a mode"));
+  ASSIGN_OR_RETURN(group.optimizer, ParseEnum(proto.optimizer(), Optimizer::kAdamW, std::rbegin(kOptimizers)->optimizer,
+                                              "an optimizer"));
   if (proto.has_bias_correction()) group.bias_correction = proto.bias_correction();
+  if (IsMuon(group.optimizer)) {
+    ASSIGN_OR_RETURN(group.muon, ParseMuon(proto.muon()));
+  }
   return group;
 }
 

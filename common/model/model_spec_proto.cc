@@ -4,6 +4,7 @@
 
 #include "common/model/moment_fields.h"
 #include "common/rpc/durations.h"
+#include "kernels/optim/optimizers.h"
 
 namespace paramshard {
 namespace {
@@ -76,6 +77,8 @@ v1::ParameterSpec ToProto(const ParameterSpec& spec, bool has_rules) {
   *proto.mutable_initial_value() = ToProto(spec.initial_value);
   // Unset where it is the default, so that models without frozen parameters keep their fingerprints.
   if (!spec.trainable) proto.set_trainable(false);
+  if (spec.transposed) proto.set_transposed(true);
+  proto.mutable_split_rows()->Add(spec.split_rows.begin(), spec.split_rows.end());
   return proto;
 }
 
@@ -90,8 +93,16 @@ v1::UnitSpec ToProto(const UnitSpec& spec, bool has_rules) {
 v1::ParameterGroup ToProto(const ParameterGroup& group) {
   v1::ParameterGroup proto;
   proto.set_name(group.name);
-  proto.set_mode(static_cast<v1::AdamMode>(group.mode));
+  proto.set_optimizer(static_cast<v1::Optimizer>(group.optimizer));
   proto.set_bias_correction(group.bias_correction);
+  if (!IsMuon(group.optimizer)) return proto;
+  proto.mutable_muon()->set_rate(static_cast<v1::MuonRate>(group.muon.rate));
+  for (const NewtonSchulz::Step& step : group.muon.steps) {
+    v1::NewtonSchulzStep& added = *proto.mutable_muon()->add_steps();
+    added.set_a(step.a);
+    added.set_b(step.b);
+    added.set_c(step.c);
+  }
   return proto;
 }
 

@@ -14,9 +14,9 @@ namespace paramshard {
 template <typename Message>
 v1::MomentType MomentTypeIn(const Message& message, MomentKind kind) {
   switch (kind) {
-    case MomentKind::kExpAvg:
+    case MomentKind::kFirst:
       return message.exp_avg_type();
-    case MomentKind::kExpAvgSq:
+    case MomentKind::kSecond:
       return message.exp_avg_sq_type();
   }
   PARAMSHARD_CHECK(false);
@@ -26,9 +26,9 @@ v1::MomentType MomentTypeIn(const Message& message, MomentKind kind) {
 template <typename Message>
 void SetMomentType(Message& message, MomentKind kind, v1::MomentType type) {
   switch (kind) {
-    case MomentKind::kExpAvg:
+    case MomentKind::kFirst:
       return message.set_exp_avg_type(type);
-    case MomentKind::kExpAvgSq:
+    case MomentKind::kSecond:
       return message.set_exp_avg_sq_type(type);
   }
 }
@@ -41,9 +41,9 @@ struct MomentRange {
 template <typename Message>
 MomentRange MomentRangeIn(const Message& message, MomentKind kind) {
   switch (kind) {
-    case MomentKind::kExpAvg:
+    case MomentKind::kFirst:
       return {message.exp_avg_norm(), message.exp_avg_min(), message.exp_avg_max()};
-    case MomentKind::kExpAvgSq:
+    case MomentKind::kSecond:
       return {message.exp_avg_sq_norm(), message.exp_avg_sq_min(), message.exp_avg_sq_max()};
   }
   PARAMSHARD_CHECK(false);
@@ -53,12 +53,12 @@ MomentRange MomentRangeIn(const Message& message, MomentKind kind) {
 template <typename Message>
 void SetMomentRange(Message& message, MomentKind kind, const MomentRange& range) {
   switch (kind) {
-    case MomentKind::kExpAvg:
+    case MomentKind::kFirst:
       message.set_exp_avg_norm(range.norm);
       message.set_exp_avg_min(range.min);
       message.set_exp_avg_max(range.max);
       return;
-    case MomentKind::kExpAvgSq:
+    case MomentKind::kSecond:
       message.set_exp_avg_sq_norm(range.norm);
       message.set_exp_avg_sq_min(range.min);
       message.set_exp_avg_sq_max(range.max);
@@ -70,9 +70,9 @@ void SetMomentRange(Message& message, MomentKind kind, const MomentRange& range)
 template <typename Message>
 const std::string& MomentHashIn(const Message& message, MomentKind kind) {
   switch (kind) {
-    case MomentKind::kExpAvg:
+    case MomentKind::kFirst:
       return message.exp_avg_hash();
-    case MomentKind::kExpAvgSq:
+    case MomentKind::kSecond:
       return message.exp_avg_sq_hash();
   }
   PARAMSHARD_CHECK(false);
@@ -82,9 +82,9 @@ const std::string& MomentHashIn(const Message& message, MomentKind kind) {
 template <typename Message>
 void SetMomentHash(Message& message, MomentKind kind, const std::string& hash) {
   switch (kind) {
-    case MomentKind::kExpAvg:
+    case MomentKind::kFirst:
       return message.set_exp_avg_hash(hash);
-    case MomentKind::kExpAvgSq:
+    case MomentKind::kSecond:
       return message.set_exp_avg_sq_hash(hash);
   }
 }

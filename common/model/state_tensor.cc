@@ -57,21 +57,21 @@ std::optional<StateArray> StateArrayOf(TensorKind kind) {
     case TensorKind::kMaster:
       return StateArray{StateTensor::kMaster, TensorForm::kValues};
     case TensorKind::kExpAvg:
-      return StateArray{StateTensor::kExpAvg, TensorForm::kValues};
+      return StateArray{StateTensor::kFirstMoment, TensorForm::kValues};
     case TensorKind::kExpAvgSq:
-      return StateArray{StateTensor::kExpAvgSq, TensorForm::kValues};
+      return StateArray{StateTensor::kSecondMoment, TensorForm::kValues};
     case TensorKind::kMasterElements:
       return StateArray{StateTensor::kMaster, TensorForm::kElements};
     case TensorKind::kMasterRemainders:
       return StateArray{StateTensor::kMaster, TensorForm::kRest};
     case TensorKind::kExpAvgElements:
-      return StateArray{StateTensor::kExpAvg, TensorForm::kElements};
+      return StateArray{StateTensor::kFirstMoment, TensorForm::kElements};
     case TensorKind::kExpAvgScales:
-      return StateArray{StateTensor::kExpAvg, TensorForm::kRest};
+      return StateArray{StateTensor::kFirstMoment, TensorForm::kRest};
     case TensorKind::kExpAvgSqElements:
-      return StateArray{StateTensor::kExpAvgSq, TensorForm::kElements};
+      return StateArray{StateTensor::kSecondMoment, TensorForm::kElements};
     case TensorKind::kExpAvgSqScales:
-      return StateArray{StateTensor::kExpAvgSq, TensorForm::kRest};
+      return StateArray{StateTensor::kSecondMoment, TensorForm::kRest};
   }
   return std::nullopt;
 }

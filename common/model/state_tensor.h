@@ -14,8 +14,9 @@
 namespace paramshard {
 
 // A tensor of the optimizer's state: the master, then each moment.
-enum class StateTensor : uint8_t { kMaster, kExpAvg, kExpAvgSq };
-inline constexpr StateTensor kStateTensors[] = {StateTensor::kMaster, StateTensor::kExpAvg, StateTensor::kExpAvgSq};
+enum class StateTensor : uint8_t { kMaster, kFirstMoment, kSecondMoment };
+inline constexpr StateTensor kStateTensors[] = {StateTensor::kMaster, StateTensor::kFirstMoment,
+                                                StateTensor::kSecondMoment};
 
 // Convert between a moment and its tensor; nullopt for the master.
 constexpr StateTensor TensorOf(MomentKind kind) { return kStateTensors[1 + static_cast<int>(kind)]; }

@@ -16,7 +16,7 @@ namespace paramshard {
 // snapshots.
 //
 //   DelayedScaling scaling(options, E4M3::kMax);
-//   float amax = FusedAdam(..., {.scale = scaling.scale()});
+//   float amax = FusedStep(..., {.scale = scaling.scale()});
 //   scaling.Update(amax);  // the largest over all ranks
 class DelayedScaling {
  public:

@@ -1,7 +1,7 @@
 // Tiles: the pieces of a matrix that are encoded one by one, small enough to stay in a core's cache between the
 // optimizer's update of a tile and its encoding.
 //
-// Internal to kernels/: codec.h and adam.h are the interface.
+// Internal to kernels/: codec.h and fused_step.h are the interface.
 
 #ifndef PARAMSHARD_KERNELS_FORMATS_TILE_H_
 #define PARAMSHARD_KERNELS_FORMATS_TILE_H_

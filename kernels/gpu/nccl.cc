@@ -1,7 +1,5 @@
 #include "kernels/gpu/nccl.h"
 
-#include <dlfcn.h>
-
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -10,6 +8,7 @@
 #include "absl/synchronization/mutex.h"
 #include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/gpu/loaded_library.h"
 #include "kernels/gpu/stream.h"
 
 namespace paramshard::gpu {
@@ -37,43 +36,31 @@ std::string VersionText(int version) {
   return absl::StrCat(version / thousands, ".", version % thousands / 100, ".", version % 100);
 }
 
-template <typename Function>
-absl::Status LookUp(void* library, const std::string& name, const char* symbol, Function& function) {
-  function = reinterpret_cast<Function>(dlsym(library, symbol));
-  if (function != nullptr) return absl::OkStatus();
-  return absl::FailedPreconditionError(
-      absl::StrCat("NCCL: want ", VersionText(kMinimumVersion), " or newer, ", name, " has no function ", symbol));
-}
-
-absl::StatusOr<std::string> ReadVersion(void* library, const std::string& name) {
+absl::StatusOr<std::string> ReadVersion(const LoadedLibrary& library) {
   decltype(&ncclGetVersion) get_version = nullptr;
-  RETURN_IF_ERROR(LookUp(library, name, "ncclGetVersion", get_version));
+  RETURN_IF_ERROR(library.LookUp("ncclGetVersion", get_version));
   int version = 0;
   get_version(&version);
-  if (version >= kMinimumVersion) return VersionText(version);
-  return absl::FailedPreconditionError(
-      absl::StrCat("NCCL: want ", VersionText(kMinimumVersion), " or newer, ", name, " is ", VersionText(version)));
+  if (version < kMinimumVersion) return library.Reject(absl::StrCat("is ", VersionText(version)));
+  return VersionText(version);
 }
 
 absl::StatusOr<Nccl> LoadLibrary(const std::string& name) {
-  void* const library = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (library == nullptr) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("NCCL: want ", VersionText(kMinimumVersion), " or newer, failed to load it: ", dlerror()));
-  }
+  ASSIGN_OR_RETURN(const LoadedLibrary library,
+                   LoadedLibrary::Open(name, absl::StrCat("NCCL: want ", VersionText(kMinimumVersion), " or newer")));
   Nccl nccl;
-  ASSIGN_OR_RETURN(nccl.version, ReadVersion(library, name));
-  RETURN_IF_ERROR(LookUp(library, name, "ncclGetErrorString", nccl.get_error_string));
-  RETURN_IF_ERROR(LookUp(library, name, "ncclGetLastError", nccl.get_last_error));
-  RETURN_IF_ERROR(LookUp(library, name, "ncclGetUniqueId", nccl.get_unique_id));
-  RETURN_IF_ERROR(LookUp(library, name, "ncclCommInitRankConfig", nccl.comm_init_rank_config));
-  RETURN_IF_ERROR(LookUp(library, name, "ncclCommGetAsyncError", nccl.comm_get_async_error));
-  RETURN_IF_ERROR(LookUp(library, name, "ncclCommAbort", nccl.comm_abort));
-  RETURN_IF_ERROR(LookUp(library, name, "ncclGroupStart", nccl.group_start));
-  RETURN_IF_ERROR(LookUp(library, name, "ncclGroupEnd", nccl.group_end));
-  RETURN_IF_ERROR(LookUp(library, name, "ncclSend", nccl.send));
-  RETURN_IF_ERROR(LookUp(library, name, "ncclRecv", nccl.receive));
-  nccl.set_encryption = reinterpret_cast<decltype(nccl.set_encryption)>(dlsym(library, "ncclSetEncryption"));
+  ASSIGN_OR_RETURN(nccl.version, ReadVersion(library));
+  RETURN_IF_ERROR(library.LookUp("ncclGetErrorString", nccl.get_error_string));
+  RETURN_IF_ERROR(library.LookUp("ncclGetLastError", nccl.get_last_error));
+  RETURN_IF_ERROR(library.LookUp("ncclGetUniqueId", nccl.get_unique_id));
+  RETURN_IF_ERROR(library.LookUp("ncclCommInitRankConfig", nccl.comm_init_rank_config));
+  RETURN_IF_ERROR(library.LookUp("ncclCommGetAsyncError", nccl.comm_get_async_error));
+  RETURN_IF_ERROR(library.LookUp("ncclCommAbort", nccl.comm_abort));
+  RETURN_IF_ERROR(library.LookUp("ncclGroupStart", nccl.group_start));
+  RETURN_IF_ERROR(library.LookUp("ncclGroupEnd", nccl.group_end));
+  RETURN_IF_ERROR(library.LookUp("ncclSend", nccl.send));
+  RETURN_IF_ERROR(library.LookUp("ncclRecv", nccl.receive));
+  nccl.set_encryption = library.Find<decltype(nccl.set_encryption)>("ncclSetEncryption");
   return nccl;
 }
 

@@ -15,18 +15,12 @@
 
 namespace paramshard {
 
-// Use of the weight decay, the only difference between the modes, for every loop and kernel.
+// Use of the weight decay, the only difference between Adam and AdamW, for every loop and kernel.
 enum class WeightDecay : uint8_t { kOfParameter, kOfGradient };
 
-// Requires a mode of the enumeration: IsAdamMode() (optimizers.h).
-constexpr WeightDecay DecayOf(AdamMode mode) {
-  switch (mode) {
-    case AdamMode::kAdamW:
-      return WeightDecay::kOfParameter;
-    case AdamMode::kL2:
-      return WeightDecay::kOfGradient;
-  }
-  return {};
+// Requires Adam or AdamW.
+constexpr WeightDecay DecayOf(Optimizer optimizer) {
+  return optimizer == Optimizer::kAdam ? WeightDecay::kOfGradient : WeightDecay::kOfParameter;
 }
 
 // The optimizer's state of one element, as float32.
@@ -36,9 +30,9 @@ struct AdamElement {
   float exp_avg_sq;
 };
 
-// Returns the element after the step. `kDecay` is DecayOf(step.mode).
+// Returns the element after the step. `kDecay` is DecayOf(step.optimizer).
 template <WeightDecay kDecay>
-PARAMSHARD_HOST_DEVICE AdamElement UpdateAdamElement(const AdamStep& step, float gradient, AdamElement old) {
+PARAMSHARD_HOST_DEVICE AdamElement UpdateAdamElement(const OptimizerStep& step, float gradient, AdamElement old) {
   float g = gradient * step.gradient_scale;
   if (kDecay == WeightDecay::kOfGradient) g = g + step.weight_decay * old.master;
   AdamElement fresh;
@@ -53,13 +47,12 @@ PARAMSHARD_HOST_DEVICE AdamElement UpdateAdamElement(const AdamStep& step, float
 
 // Adam as a policy (optimizers.h).
 template <WeightDecay kDecay>
-struct Adam {
+struct AdamPolicy {
   static constexpr int kMomentCount = 2;
-  static constexpr int kExpAvg = static_cast<int>(MomentKind::kExpAvg);
-  static constexpr int kExpAvgSq = static_cast<int>(MomentKind::kExpAvgSq);
+  static constexpr int kExpAvg = static_cast<int>(MomentKind::kFirst);
+  static constexpr int kExpAvgSq = static_cast<int>(MomentKind::kSecond);
 
-  PARAMSHARD_HOST_DEVICE static void Update(const AdamStep& step, float gradient, float& master,
-                                            float (&moments)[kMomentCount]) {
+  PARAMSHARD_HOST_DEVICE static void Update(const OptimizerStep& step, float gradient, float& master, float* moments) {
     const AdamElement old = {master, moments[kExpAvg], moments[kExpAvgSq]};
     const AdamElement fresh = UpdateAdamElement<kDecay>(step, gradient, old);
     master = fresh.master;
@@ -68,8 +61,8 @@ struct Adam {
   }
 };
 
-using AdamW = Adam<DecayOf(AdamMode::kAdamW)>;
-using AdamL2 = Adam<DecayOf(AdamMode::kL2)>;
+using AdamW = AdamPolicy<DecayOf(Optimizer::kAdamW)>;
+using Adam = AdamPolicy<DecayOf(Optimizer::kAdam)>;
 
 }  // namespace paramshard
 

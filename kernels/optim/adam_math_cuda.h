@@ -28,9 +28,9 @@
 
 namespace paramshard::gpu {
 
-// An AdamStep with the constants that a kernel derives from it.
-struct AdamConstants {
-  AdamStep step;
+// An OptimizerStep with the constants that a kernel derives from it.
+struct StepConstants {
+  OptimizerStep step;
   float one_minus_beta1;
   float one_minus_beta2;
   // Reciprocals of the bias corrections.
@@ -56,8 +56,8 @@ constexpr uint32_t kEndExpAvgSqExponent = 127 + 64;
 // The second way: |exp_avg| < 2^40, exp_avg_sq in [0, 2^20).
 constexpr uint32_t kEndSmallExpAvgSqExponent = 127 + 20;
 
-inline AdamConstants MakeAdamConstants(const AdamStep& step) {
-  AdamConstants constants = {};
+inline StepConstants MakeStepConstants(const OptimizerStep& step) {
+  StepConstants constants = {};
   constants.step = step;
   constants.one_minus_beta1 = 1.0f - step.beta1;
   constants.one_minus_beta2 = 1.0f - step.beta2;
@@ -114,7 +114,7 @@ __device__ __forceinline__ float Root(float x, float reciprocal_root) {
 }
 
 // The first way: (exp_avg / bias_correction1) / (sqrtf(exp_avg_sq / bias_correction2) + epsilon).
-__device__ __forceinline__ float OrdinaryQuotient(const AdamConstants& constants, float exp_avg, float exp_avg_sq) {
+__device__ __forceinline__ float OrdinaryQuotient(const StepConstants& constants, float exp_avg, float exp_avg_sq) {
   const float mean = Divide(exp_avg, constants.reciprocal1);
   const float square = Divide(exp_avg_sq, constants.reciprocal2);
   return Divide(mean, Root(square, ApproximateReciprocalRoot(square)) + constants.step.epsilon);
@@ -147,7 +147,7 @@ __device__ __forceinline__ float LeaveFalseTie(float dividend, float divisor, fl
 }
 
 // The second way.
-__device__ __forceinline__ float SmallQuotient(const AdamConstants& constants, float exp_avg, float exp_avg_sq) {
+__device__ __forceinline__ float SmallQuotient(const StepConstants& constants, float exp_avg, float exp_avg_sq) {
   const float mean = static_cast<float>(static_cast<double>(exp_avg) * constants.wide_reciprocal1);
   const float square = static_cast<float>(static_cast<double>(exp_avg_sq) * constants.wide_reciprocal2);
   const float divisor = SmallRoot(square) + constants.step.epsilon;
@@ -196,8 +196,8 @@ __device__ __forceinline__ bool AreSmall(const AdamElement (&elements)[kCount]) 
 }
 
 // The third way.
-__device__ __forceinline__ AdamElement UpdateByFormula(const AdamStep& step, float gradient, AdamElement old) {
-  const AdamElement fresh = DecayOf(step.mode) == WeightDecay::kOfGradient
+__device__ __forceinline__ AdamElement UpdateByFormula(const OptimizerStep& step, float gradient, AdamElement old) {
+  const AdamElement fresh = DecayOf(step.optimizer) == WeightDecay::kOfGradient
                                 ? UpdateAdamElement<WeightDecay::kOfGradient>(step, gradient, old)
                                 : UpdateAdamElement<WeightDecay::kOfParameter>(step, gradient, old);
   return {CanonicalNan(fresh.master), CanonicalNan(fresh.exp_avg), CanonicalNan(fresh.exp_avg_sq)};
@@ -205,10 +205,10 @@ __device__ __forceinline__ AdamElement UpdateByFormula(const AdamStep& step, flo
 
 // The elements after the step: the bits of UpdateAdamElement(), every NaN as 0x7fc00000.
 template <int kCount>
-__device__ __forceinline__ void UpdateAdamElements(const AdamConstants& constants, const float (&gradients)[kCount],
+__device__ __forceinline__ void UpdateAdamElements(const StepConstants& constants, const float (&gradients)[kCount],
                                                    AdamElement (&elements)[kCount]) {
-  const AdamStep& step = constants.step;
-  const bool decays_gradient = DecayOf(step.mode) == WeightDecay::kOfGradient;
+  const OptimizerStep& step = constants.step;
+  const bool decays_gradient = DecayOf(step.optimizer) == WeightDecay::kOfGradient;
   AdamElement fresh[kCount];
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
@@ -237,13 +237,13 @@ __device__ __forceinline__ void UpdateAdamElements(const AdamConstants& constant
   }
 }
 
-// Adam as the policy of StepRows (adam_rows_cuda.h): kCount elements side by side, a row for each moment.
+// Adam as ElementsWith<> (elements_cuda.h): kCount elements side by side, a row for each moment.
 struct AdamElements {
   static constexpr int kMomentCount = AdamW::kMomentCount;
 
-  template <int kCount>
-  static __device__ __forceinline__ void Update(const AdamConstants& constants, const float (&gradients)[kCount],
-                                                float (&masters)[kCount], float (&moments)[kMomentCount][kCount]) {
+  template <int kRows, int kCount>
+  static __device__ __forceinline__ void Update(const StepConstants& constants, const float (&gradients)[kCount],
+                                                float (&masters)[kCount], float (&moments)[kRows][kCount]) {
     AdamElement elements[kCount];
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {

@@ -30,17 +30,18 @@ absl::StatusOr<BandedStep> BandedStep::Create(int device) {
   return step;
 }
 
-absl::Status BandedStep::Run(FusedAdamPlan& plan, bool forward, const StepProgress& progress, cudaStream_t stream) {
+absl::Status BandedStep::Run(FusedStepPlan& plan, bool forward, const StepProgress& progress, cudaStream_t stream,
+                             const std::function<absl::Status(int)>& before_band) {
   const DeviceScope scope(device_);
-  absl::Status status = RunBands(plan, forward, progress, stream);
+  absl::Status status = RunBands(plan, forward, progress, stream, before_band);
   // Joins after an error too: work on the other stream must end before the caller's stream does.
   status.Update(Join(stream));
   return status;
 }
 
-absl::Status BandedStep::RunBands(FusedAdamPlan& plan, bool forward, const StepProgress& progress,
-                                  cudaStream_t stream) {
-  const cudaStream_t streams[kBandLanes] = {stream, other_.get()};
+absl::Status BandedStep::RunBands(FusedStepPlan& plan, bool forward, const StepProgress& progress, cudaStream_t stream,
+                                  const std::function<absl::Status(int)>& before_band) {
+  const cudaStream_t streams[kBandLanes] = {stream, before_band ? stream : other_.get()};
   // The first bands have no bands before them: they wait for this point of the stream.
   for (Event& end : ends_) RETURN_IF_ERROR(end.Record(stream));
   RETURN_IF_ERROR(Await(ends_.front(), other_.get()));
@@ -51,6 +52,7 @@ absl::Status BandedStep::RunBands(FusedAdamPlan& plan, bool forward, const StepP
     const cudaStream_t lane = streams[n % kBandLanes];
     if (n >= kWaitsFor) RETURN_IF_ERROR(Await(EndOf(n - kWaitsFor), lane));
     RETURN_IF_ERROR(marks_.Write(words.begun, word, lane));
+    if (before_band) RETURN_IF_ERROR(before_band(n));
     RETURN_IF_ERROR(plan.StepBand(BandAt(n, plan.band_count(), forward), lane));
     RETURN_IF_ERROR(marks_.Write(words.done, word, lane));
     RETURN_IF_ERROR(EndOf(n).Record(lane));

@@ -5,13 +5,14 @@
 
 #include <cuda_runtime.h>
 
+#include <functional>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kernels/gpu/stream.h"
-#include "kernels/optim/adam_cuda.h"
 #include "kernels/optim/band_marks_cuda.h"
+#include "kernels/optim/fused_step_cuda.h"
 #include "kernels/optim/step_progress.h"
 
 namespace paramshard::gpu {
@@ -28,11 +29,16 @@ class BandedStep {
   // All bands are enqueued at once. When the process is killed, the GPU continues for some 40 ms and then stops inside
   // of any two bands. The queue needs no bound: the input of these two bands is intact, and the streams themselves have
   // marked the bands that were done. The process that finishes the step has to wait until the GPU has stopped.
-  absl::Status Run(FusedAdamPlan& plan, bool forward, const StepProgress& progress, cudaStream_t stream);
+  //
+  // `before_band(n)` enqueues on the same stream what the n-th band needs before it is stepped. With it, all bands go
+  // through this stream.
+  absl::Status Run(FusedStepPlan& plan, bool forward, const StepProgress& progress, cudaStream_t stream,
+                   const std::function<absl::Status(int)>& before_band = nullptr);
 
  private:
   BandedStep(int device, const BandMarks& marks) : device_(device), marks_(marks) {}
-  absl::Status RunBands(FusedAdamPlan& plan, bool forward, const StepProgress& progress, cudaStream_t stream);
+  absl::Status RunBands(FusedStepPlan& plan, bool forward, const StepProgress& progress, cudaStream_t stream,
+                        const std::function<absl::Status(int)>& before_band);
   absl::Status Join(cudaStream_t stream);
   // The end of the band that is the n-th in order.
   Event& EndOf(int n) { return ends_[n % ends_.size()]; }

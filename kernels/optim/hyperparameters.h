@@ -7,13 +7,15 @@
 
 namespace paramshard {
 
-// All finite.
+// All finite. Each optimizer reads some of them: docs/reference/numerics.md.
 struct Hyperparameters {
   float learning_rate = 1e-3f;  // >= 0
   float beta1 = 0.9f;           // 0 <= beta1 < 1
   float beta2 = 0.999f;         // 0 <= beta2 < 1
   float epsilon = 1e-8f;        // >= 0
   float weight_decay = 0.0f;    // >= 0
+  float momentum = 0.0f;        // >= 0
+  float dampening = 0.0f;       // >= 0; of the gradient that enters the momentum
 };
 
 enum class HyperparameterRange : uint8_t { kNotNegative, kFraction };
@@ -33,6 +35,8 @@ inline constexpr HyperparameterTraits kHyperparameters[] = {
     {&Hyperparameters::beta2, "beta2", HyperparameterRange::kFraction},
     {&Hyperparameters::epsilon, "epsilon", HyperparameterRange::kNotNegative},
     {&Hyperparameters::weight_decay, "weight_decay", HyperparameterRange::kNotNegative},
+    {&Hyperparameters::momentum, "momentum", HyperparameterRange::kNotNegative},
+    {&Hyperparameters::dampening, "dampening", HyperparameterRange::kNotNegative},
 };
 inline constexpr int kHyperparameterCount = sizeof(kHyperparameters) / sizeof(kHyperparameters[0]);
 static_assert(kHyperparameterCount == sizeof(Hyperparameters) / sizeof(float),

@@ -2,7 +2,7 @@
 //
 // The weight is the master's upper half, rounded half away from zero, so weights are a BF16 plane; the remainder is the
 // lower half as a signed number. Joining restores every bit. The split differs from EncodeBFloat16() in ties, which
-// EncodeBFloat16() rounds to even, and in NaN: 0x7fc00000 becomes 0x7fc0. TransformerEngine's FusedAdam does the same
+// EncodeBFloat16() rounds to even, and in NaN: 0x7fc00000 becomes 0x7fc0. TransformerEngine's FusedStep does the same
 // (store_param_remainders).
 
 #ifndef PARAMSHARD_KERNELS_OPTIM_MASTER_REMAINDER_H_

@@ -7,8 +7,8 @@
 
 #include <cstdint>
 
-#include "kernels/optim/adam_kernels.h"
 #include "kernels/optim/master_remainder.h"
+#include "kernels/optim/step_kernels.h"
 #include "kernels/optim/tile_memory_cuda.h"
 
 namespace paramshard::gpu {

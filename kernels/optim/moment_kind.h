@@ -10,20 +10,21 @@
 namespace paramshard {
 
 // A moment. Its number is its index in every PerMoment.
-enum class MomentKind : uint8_t { kExpAvg = 0, kExpAvgSq = 1 };
+enum class MomentKind : uint8_t { kFirst = 0, kSecond = 1 };
 
 struct MomentTraits {
   MomentKind kind;
-  // Name in messages, hashes, memory classes and tensors.
+  // Name of its fields in specs and messages, of its kinds of tensors in imports and exports, and of its memory in a
+  // keeper: AdamW's, whatever the optimizer calls the moment (MomentName() in optimizers.h).
   const char* name;
-  // A mean of squares: types with scales hold its square roots (moment.h).
+  // Never negative, a mean of squares: types with scales hold its square roots (moment.h).
   bool is_square;
 };
 
 // All moments, by number. An optimizer keeps the first few (optimizers.h).
 inline constexpr MomentTraits kMomentKinds[] = {
-    {MomentKind::kExpAvg, "exp_avg", false},
-    {MomentKind::kExpAvgSq, "exp_avg_sq", true},
+    {MomentKind::kFirst, "exp_avg", false},
+    {MomentKind::kSecond, "exp_avg_sq", true},
 };
 inline constexpr int kMomentCount = sizeof(kMomentKinds) / sizeof(kMomentKinds[0]);
 

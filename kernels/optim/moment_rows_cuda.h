@@ -15,20 +15,20 @@
 
 #include "kernels/formats/bfloat16.h"
 #include "kernels/formats/packed_casts_cuda.h"
-#include "kernels/optim/adam_kernels.h"
 #include "kernels/optim/adam_math_cuda.h"
 #include "kernels/optim/moment.h"
 #include "kernels/optim/moment_math.h"
+#include "kernels/optim/step_kernels.h"
 #include "kernels/optim/tile_memory_cuda.h"
 
 namespace paramshard::gpu {
 
 // The types' casts, four elements at a time.
-template <AdamMoments kType>
+template <KernelMoments kType>
 struct MomentCasts;
 
 template <>
-struct MomentCasts<AdamMoments::kFP32> {
+struct MomentCasts<KernelMoments::kFP32> {
   using Stored = float;
   __device__ static void Decode(const Quad<Stored>& stored, float (&values)[kQuad]) {
 #pragma unroll
@@ -40,7 +40,7 @@ struct MomentCasts<AdamMoments::kFP32> {
 };
 
 template <>
-struct MomentCasts<AdamMoments::kBF16> {
+struct MomentCasts<KernelMoments::kBF16> {
   using Stored = uint16_t;
   __device__ static void Decode(const Quad<Stored>& stored, float (&values)[kQuad]) {
 #pragma unroll
@@ -50,7 +50,7 @@ struct MomentCasts<AdamMoments::kBF16> {
 };
 
 template <>
-struct MomentCasts<AdamMoments::kFP16> {
+struct MomentCasts<KernelMoments::kFP16> {
   using Stored = uint16_t;
   static constexpr float kMax = kFloat16Max;
   // Largest relative error of the quotient that a code is taken from (see EstimateBlock). kRefined: its reciprocal has
@@ -74,7 +74,7 @@ struct MomentCasts<AdamMoments::kFP16> {
 };
 
 template <>
-struct MomentCasts<AdamMoments::kFP8> {
+struct MomentCasts<KernelMoments::kFP8> {
   using Stored = uint8_t;
   static constexpr float kMax = E4M3::kMax;
   static constexpr float kDoubt = 0x1p-20f;
@@ -238,13 +238,13 @@ __device__ __forceinline__ void CorrectBlock(const float (&values)[kQuad], Encod
 }
 
 // One moment of an extent. kRoot: exp_avg_sq.
-template <typename Access, AdamMoments kType, bool kRoot>
+template <typename Access, KernelMoments kType, bool kRoot>
 class MomentRows {
  public:
   using Casts = MomentCasts<kType>;
   using Stored = typename Casts::Stored;
 
-  static constexpr bool kHasScales = kType == AdamMoments::kFP16 || kType == AdamMoments::kFP8;
+  static constexpr bool kHasScales = kType == KernelMoments::kFP16 || kType == KernelMoments::kFP8;
   static constexpr int kSlotBytes = Access::template kRowBytes<Stored>;
 
   explicit __device__ MomentRows(const MutableMoment& moment, float scale_inv = 1.0f)
@@ -314,7 +314,7 @@ class MomentRows {
 
 // A moment whose type is known when the kernel runs. The same for all threads.
 template <typename Access, bool kRoot>
-class MomentRows<Access, AdamMoments::kAny, kRoot> {
+class MomentRows<Access, KernelMoments::kAny, kRoot> {
  public:
   static constexpr int kSlotBytes = Access::template kRowBytes<float>;
 
@@ -355,17 +355,17 @@ class MomentRows<Access, AdamMoments::kAny, kRoot> {
   __device__ void WithType(const Function& function) {
     switch (moment_.type) {
       case MomentType::kFP32:
-        return With<AdamMoments::kFP32>(function);
+        return With<KernelMoments::kFP32>(function);
       case MomentType::kBF16:
-        return With<AdamMoments::kBF16>(function);
+        return With<KernelMoments::kBF16>(function);
       case MomentType::kFP16:
-        return With<AdamMoments::kFP16>(function);
+        return With<KernelMoments::kFP16>(function);
       case MomentType::kFP8:
-        return With<AdamMoments::kFP8>(function);
+        return With<KernelMoments::kFP8>(function);
     }
   }
 
-  template <AdamMoments kType, typename Function>
+  template <KernelMoments kType, typename Function>
   __device__ void With(const Function& function) {
     MomentRows<Access, kType, kRoot> rows(moment_, scale_inv_);
     function(rows);

@@ -14,7 +14,7 @@ namespace paramshard::gpu {
 
 // The first kCount of kMomentKinds, each a MomentRows; their slots follow each other. All lanes of the warp call these
 // functions, as in MomentRows.
-template <typename Access, AdamMoments kMoments, int kCount>
+template <typename Access, KernelMoments kMoments, int kCount>
 class MomentSet {
   using Before = MomentSet<Access, kMoments, kCount - 1>;
   using Last = MomentRows<Access, kMoments, kMomentKinds[kCount - 1].is_square>;
@@ -83,7 +83,7 @@ class MomentSet {
   Last last_;
 };
 
-template <typename Access, AdamMoments kMoments>
+template <typename Access, KernelMoments kMoments>
 class MomentSet<Access, kMoments, 0> {
  public:
   static constexpr int kSlotBytes = 0;
@@ -97,6 +97,9 @@ class MomentSet<Access, kMoments, 0> {
   __device__ void Fetch(int64_t /*index*/, uint32_t /*valid*/, uint8_t* /*slot*/) {}
   template <int kRows>
   __device__ void Read(int64_t /*index*/, int /*row*/, const uint8_t* /*slot*/, float (&/*values*/)[kRows][kQuad]) {}
+  template <int kRows>
+  __device__ void Store(const float (&/*values*/)[kRows][kQuad], int64_t /*index*/, int64_t /*distance*/, int /*row*/,
+                        uint32_t /*valid*/) {}
   struct Encoded {};
   template <int kRows>
   __device__ static bool Estimate(const float (&/*values*/)[kRows][kQuad], Encoded& /*encoded*/) {

@@ -4,7 +4,7 @@
 
 namespace paramshard {
 
-void IdleState::Add(const AdamState& state, int64_t columns, int64_t first_row, int64_t rows) {
+void IdleState::Add(const OptimizerState& state, int64_t columns, int64_t first_row, int64_t rows) {
   int array = 0;
   const auto add = [&](void* extent, int64_t row_bytes) { AddTo(array++, extent, row_bytes, first_row, rows); };
   add(state.master, columns * static_cast<int64_t>(sizeof(float)));

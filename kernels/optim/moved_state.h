@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/optim/adam.h"
+#include "kernels/optim/fused_step.h"
 
 namespace paramshard {
 
@@ -19,7 +19,7 @@ T* MovedBy(T* array, int64_t bytes) {
 }
 inline void* MovedBy(void* array, int64_t bytes) { return MovedBy(static_cast<uint8_t*>(array), bytes); }
 
-inline AdamState MovedBy(AdamState state, int64_t bytes) {
+inline OptimizerState MovedBy(OptimizerState state, int64_t bytes) {
   state.master = MovedBy(state.master, bytes);
   state.remainder = MovedBy(state.remainder, bytes);
   state.weights = MovedBy(state.weights, bytes);
@@ -48,7 +48,7 @@ class IdleState {
 
   // Adds rows of an extent. In every array they join the rows added before if less than kMoveUnit bytes lie between
   // them. These bytes are padding, and are copied too.
-  void Add(const AdamState& state, int64_t columns, int64_t first_row, int64_t rows);
+  void Add(const OptimizerState& state, int64_t columns, int64_t first_row, int64_t rows);
   // Keeps later rows from joining earlier ones.
   void Cut() { open_.fill(kNone); }
 

@@ -6,7 +6,7 @@
 #include "kernels/base/float_bits.h"
 #include "kernels/formats/float4.h"
 #include "kernels/formats/scale_math.h"
-#include "kernels/optim/adam_kernel.h"
+#include "kernels/optim/device_kernel.h"
 #include "kernels/optim/tile_memory_cuda.h"
 
 namespace paramshard::gpu {
@@ -65,8 +65,8 @@ __device__ __forceinline__ void Store(uint32_t codes, int columns, bool aligned,
   if (columns > 2) StoreGlobal(static_cast<uint8_t>(codes >> 8), target + 1);
 }
 
-__global__ __launch_bounds__(kThreads, 2) void EncodeKernel(AdamLaunch launch) {
-  const AdamTile tile = launch.tiles[blockIdx.x];
+__global__ __launch_bounds__(kThreads, 2) void EncodeKernel(KernelLaunch launch) {
+  const KernelTile tile = launch.tiles[blockIdx.x];
   const DeviceExtent& extent = launch.extents[tile.extent];
   if (extent.row_wise.data == nullptr) return;
   const int64_t row = tile.row * kTileShape.rows;
@@ -99,6 +99,6 @@ __global__ __launch_bounds__(kThreads, 2) void EncodeKernel(AdamLaunch launch) {
 
 }  // namespace
 
-AdamKernel Nvfp4EncodeKernel() { return {EncodeKernel, 0}; }
+DeviceKernel Nvfp4EncodeKernel() { return {EncodeKernel, 0}; }
 
 }  // namespace paramshard::gpu

@@ -10,13 +10,17 @@
 
 namespace paramshard {
 
-struct AdamStep : Hyperparameters {
-  AdamMode mode = AdamMode::kAdamW;
+struct OptimizerStep : Hyperparameters {
+  Optimizer optimizer = Optimizer::kAdamW;
   // BiasCorrection(beta, step), or 1 without bias correction.
   float bias_correction1 = 1.0f;
   float bias_correction2 = 1.0f;
   // Factor of gradients, applied first: inverse loss scale, mean and clip in one float.
   float gradient_scale = 1.0f;
+  // Muon: the learning rate of a matrix (RateFactor() in muon_math.h), and the part of a master that the weight decay
+  // leaves.
+  float matrix_rate = 0.0f;
+  float kept = 1.0f;
 };
 
 }  // namespace paramshard

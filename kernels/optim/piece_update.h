@@ -30,9 +30,9 @@ struct Piece {
   int64_t cols;
 };
 
-// An optimizer as the fused step (fused_step.h) calls it.
+// An optimizer as the fused step (policy_step.h) calls it.
 struct PieceUpdate {
-  void (*update)(const AdamStep& step, const Piece& piece);
+  void (*update)(const OptimizerStep& step, const Piece& piece);
   int moment_count;
 };
 
@@ -57,15 +57,15 @@ struct MovedElements {
 };
 
 template <typename Policy, typename... Moments, size_t... kIndex>
-PARAMSHARD_ALWAYS_INLINE void UpdateElements(const AdamStep& step, std::index_sequence<kIndex...>, int64_t count,
+PARAMSHARD_ALWAYS_INLINE void UpdateElements(const OptimizerStep& step, std::index_sequence<kIndex...>, int64_t count,
                                              const float* gradient, MovedElements<float> master,
                                              MovedElements<typename Moments::Stored>... stored) {
   // A copy, which no store to the arrays can change: it stays in registers.
-  const AdamStep constants = step;
+  const OptimizerStep constants = step;
   PARAMSHARD_INDEPENDENT_ITERATIONS
   for (int64_t i = 0; i < count; ++i) {
     float value = master.from[i];
-    float moments[] = {Moments::Load(stored.from[i])...};
+    float moments[sizeof...(Moments) + 1] = {Moments::Load(stored.from[i])...};
     Policy::Update(constants, gradient[i], value, moments);
     master.to[i] = CanonicalNan(value);
     ((stored.to[i] = Moments::Store(moments[kIndex])), ...);
@@ -73,7 +73,7 @@ PARAMSHARD_ALWAYS_INLINE void UpdateElements(const AdamStep& step, std::index_se
 }
 
 template <typename Policy, typename... Moments, size_t... kIndex>
-PARAMSHARD_ALWAYS_INLINE void UpdateRows(const AdamStep& step, const Piece& piece,
+PARAMSHARD_ALWAYS_INLINE void UpdateRows(const OptimizerStep& step, const Piece& piece,
                                          std::index_sequence<kIndex...> indices) {
   for (int64_t row = 0; row < piece.rows; ++row) {
     const int64_t first = row * piece.stride;
@@ -87,7 +87,7 @@ PARAMSHARD_ALWAYS_INLINE void UpdateRows(const AdamStep& step, const Piece& piec
 
 // Steps a piece; the SIMD clones call it. `Moments` are the storage types found so far, of the first moments.
 template <typename Policy, typename... Moments>
-PARAMSHARD_ALWAYS_INLINE void UpdatePieceWith(const AdamStep& step, const Piece& piece) {
+PARAMSHARD_ALWAYS_INLINE void UpdatePieceWith(const OptimizerStep& step, const Piece& piece) {
   constexpr int kKnown = sizeof...(Moments);
   if constexpr (kKnown == Policy::kMomentCount) {
     UpdateRows<Policy, Moments...>(step, piece, std::make_index_sequence<kKnown>());

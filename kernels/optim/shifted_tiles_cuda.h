@@ -11,8 +11,8 @@
 #include <cstdint>
 
 #include "kernels/formats/float8.h"
-#include "kernels/optim/adam_kernels.h"
 #include "kernels/optim/shifted_rows.h"
+#include "kernels/optim/step_kernels.h"
 #include "kernels/optim/tile_memory_cuda.h"
 #include "kernels/optim/tiles_cuda.h"
 
@@ -54,7 +54,7 @@ class ShiftedTile {
   __device__ uint32_t Valid(const ShiftedWalk::Place& place) const { return place.valid; }
 
  protected:
-  __device__ ShiftedTile(const DeviceExtent& extent, const AdamTile& tile, MatrixShape shape)
+  __device__ ShiftedTile(const DeviceExtent& extent, const KernelTile& tile, MatrixShape shape)
       : extent_(extent),
         tile_(tile),
         first_row_(tile.row * shape.rows),
@@ -83,7 +83,7 @@ class ShiftedTile {
   }
 
   const DeviceExtent& extent_;
-  const AdamTile& tile_;
+  const KernelTile& tile_;
   int64_t first_row_;
   int64_t first_column_;
   int rows_;
@@ -119,7 +119,7 @@ class ShiftedFlatTile {
   static constexpr int kRows = ShiftedRowCount({1, kFlatTileColumns});
   static constexpr int kExtraBytes = 0;
 
-  __device__ ShiftedFlatTile(const DeviceExtent& extent, const AdamTile& tile, const AdamLaunch& launch)
+  __device__ ShiftedFlatTile(const DeviceExtent& extent, const KernelTile& tile, const KernelLaunch& launch)
       : encoder_(extent, tile, launch), walk_(PiecesOf(extent, tile)) {}
 
   __device__ const ShiftedWalk& walk() const { return walk_; }
@@ -132,7 +132,7 @@ class ShiftedFlatTile {
   __device__ void Finish() const { encoder_.Finish(); }
 
  private:
-  __device__ static ShiftedRows PiecesOf(const DeviceExtent& extent, const AdamTile& tile) {
+  __device__ static ShiftedRows PiecesOf(const DeviceExtent& extent, const KernelTile& tile) {
     const int64_t first = tile.column * kFlatTileColumns;
     const int64_t count = min(kFlatTileColumns, extent.rows * extent.columns - first);
     return ShiftedRows(extent.phase, first, 0, 1, static_cast<int>(count));
@@ -153,7 +153,7 @@ class ShiftedMxfp8Tile : public ShiftedTile {
   // Multipliers of columns, and scales of blocks in rows.
   static constexpr int kExtraBytes = static_cast<int>(kShape.cols) * 4 + static_cast<int>(kShape.rows) * kWarps;
 
-  __device__ ShiftedMxfp8Tile(const DeviceExtent& extent, const AdamTile& tile, const AdamLaunch&)
+  __device__ ShiftedMxfp8Tile(const DeviceExtent& extent, const KernelTile& tile, const KernelLaunch&)
       : ShiftedTile(extent, tile, kShape), has_squares_(extent.encoding.format == Format::kMXFP8_2D) {}
 
   __device__ void Visit(const ShiftedWalk::Place&, uint32_t, const float (&)[kQuad]) {}
@@ -249,7 +249,7 @@ class ShiftedFp8BlockTile : public ShiftedTile {
   static constexpr int kRows = ShiftedRowCount(kShape);
   static constexpr int kExtraBytes = 0;
 
-  __device__ ShiftedFp8BlockTile(const DeviceExtent& extent, const AdamTile& tile, const AdamLaunch&)
+  __device__ ShiftedFp8BlockTile(const DeviceExtent& extent, const KernelTile& tile, const KernelLaunch&)
       : ShiftedTile(extent, tile, kShape) {}
 
   __device__ void Visit(const ShiftedWalk::Place&, uint32_t valid, const float (&master)[kQuad]) {

@@ -9,14 +9,14 @@
 #include <cstdint>
 
 #include "kernels/formats/float8.h"
-#include "kernels/optim/adam_kernels.h"
 #include "kernels/optim/master_rows_cuda.h"
+#include "kernels/optim/step_kernels.h"
 #include "kernels/optim/tile_memory_cuda.h"
 
 namespace paramshard::gpu {
 
 // Stores the scale of a 128 x 128 block.
-__device__ __forceinline__ void StoreBlockScale(float scale_inv, const DeviceExtent& extent, const AdamTile& tile) {
+__device__ __forceinline__ void StoreBlockScale(float scale_inv, const DeviceExtent& extent, const KernelTile& tile) {
   const int64_t blocks_across = (extent.columns + 127) / 128;
   StoreBytes(scale_inv, extent.row_wise.scales + (tile.row * blocks_across + tile.column) * sizeof(float));
 }
@@ -26,13 +26,13 @@ __device__ __forceinline__ void StoreBlockScale(float scale_inv, const DeviceExt
 template <typename Access>
 class FlatEncoder {
  public:
-  __device__ FlatEncoder(const DeviceExtent& extent, const AdamTile& tile, const AdamLaunch& launch)
+  __device__ FlatEncoder(const DeviceExtent& extent, const KernelTile& tile, const KernelLaunch& launch)
       : extent_(extent), amax_of_extent_(launch.amaxes + tile.extent), multiplier_(1.0f) {
     const bool late = extent.amax_use == AmaxUse::kBeforeEncoding;
-    const bool encodes = launch.pass == AdamPass::kEncode || (launch.pass == AdamPass::kStep && !late);
+    const bool encodes = launch.pass == KernelPass::kEncode || (launch.pass == KernelPass::kStep && !late);
     encodes_ = encodes && extent.row_wise.data != nullptr;
     is_tensor_ = extent.amax_use != AmaxUse::kNone;
-    records_ = is_tensor_ && launch.pass != AdamPass::kEncode;
+    records_ = is_tensor_ && launch.pass != KernelPass::kEncode;
     if (encodes_ && is_tensor_) multiplier_ = launch.scalings[tile.extent].multiplier;
   }
 
@@ -95,7 +95,7 @@ class FlatTile {
   static constexpr int kRows = 8;
   static constexpr int kExtraBytes = 0;
 
-  __device__ FlatTile(const DeviceExtent& extent, const AdamTile& tile, const AdamLaunch& launch)
+  __device__ FlatTile(const DeviceExtent& extent, const KernelTile& tile, const KernelLaunch& launch)
       : encoder_(extent, tile, launch) {
     if (extent.by_rows) {
       const int64_t row = tile.row * int64_t{kWarps} + Warp();
@@ -156,7 +156,7 @@ class Mxfp8Tile {
   static constexpr int kColumns = kWarpsAcross * kWarpColumns;
   static constexpr int kExtraBytes = kGroups * kColumns * 4;
 
-  __device__ Mxfp8Tile(const DeviceExtent& extent, const AdamTile& tile, const AdamLaunch&)
+  __device__ Mxfp8Tile(const DeviceExtent& extent, const KernelTile& tile, const KernelLaunch&)
       : extent_(extent), tile_(tile), has_squares_(extent.encoding.format == Format::kMXFP8_2D) {
     columns_ = Access::Below(Column(), extent.columns);
     const int64_t rows = FirstColumn() < extent.columns ? extent.rows - FirstRow() : 0;
@@ -246,7 +246,7 @@ class Mxfp8Tile {
   }
 
   const DeviceExtent& extent_;
-  const AdamTile& tile_;
+  const KernelTile& tile_;
   const bool has_squares_;
   Walk walk_;
   // Mask of this thread's existing columns.
@@ -264,7 +264,7 @@ class Fp8BlockTile {
   static constexpr int kRows = 16;
   static constexpr int kExtraBytes = 0;
 
-  __device__ Fp8BlockTile(const DeviceExtent& extent, const AdamTile& tile, const AdamLaunch&)
+  __device__ Fp8BlockTile(const DeviceExtent& extent, const KernelTile& tile, const KernelLaunch&)
       : extent_(extent), tile_(tile) {
     const int64_t first_row = tile.row * int64_t{128} + Warp();
     const int64_t blocks_across = (extent.columns + 127) / 128;
@@ -296,7 +296,7 @@ class Fp8BlockTile {
 
  private:
   const DeviceExtent& extent_;
-  const AdamTile& tile_;
+  const KernelTile& tile_;
   Walk walk_;
   uint32_t columns_;
   float amax_[kQuad] = {};

@@ -5,11 +5,11 @@
 // a pass reads plus the bytes that it writes, for memcpy too. The kernels themselves start no threads: here each thread
 // has rows of its own.
 //
-// MovedAdam alternates between a step in place and one that moves the state (state_bands.h), and reports the median of
+// MovedStep alternates between a step in place and one that moves the state (state_bands.h), and reports the median of
 // the ratios of their times as `of_in_place`, with the quartiles. Each thread has a state of its own, and times are
 // threads' CPU times.
 //
-// KeptAdam alternates likewise between a step in place on private memory of the daemon and one on memory that a keeper
+// KeptStep alternates likewise between a step in place on private memory of the daemon and one on memory that a keeper
 // holds, which is shared and has small pages, and reports `of_private`.
 
 #include <algorithm>
@@ -30,7 +30,7 @@
 #include "benchmark/benchmark.h"
 #include "kernels/formats/codec.h"
 #include "kernels/formats/format.h"
-#include "kernels/optim/adam.h"
+#include "kernels/optim/fused_step.h"
 #include "kernels/optim/master_remainder.h"
 #include "kernels/optim/moment.h"
 #include "kernels/optim/state_bands.h"
@@ -183,8 +183,8 @@ void FillState(Contents contents, Arrays& arrays) {
   std::fill(arrays.exp_avg_sq.begin(), arrays.exp_avg_sq.end(), moment);
 }
 
-AdamStep TypicalStep() {
-  AdamStep step;
+OptimizerStep TypicalStep() {
+  OptimizerStep step;
   step.weight_decay = 0.1f;
   step.bias_correction1 = BiasCorrection(step.beta1, 20);
   step.bias_correction2 = BiasCorrection(step.beta2, 20);
@@ -209,20 +209,20 @@ int64_t StepBytes(const Encoding& encoding, MomentType moments) {
   return kCount * 12 + 4 * moment_bytes + second_pass + PlaneBytes(encoding);
 }
 
-void BM_FusedAdam(benchmark::State& state, Encoding encoding, MomentType moments, Contents contents) {
+void BM_FusedStep(benchmark::State& state, Encoding encoding, MomentType moments, Contents contents) {
   Arrays& arrays = SharedArrays();
   FillState(contents, arrays);
-  const MutableMoment exp_avg = StoreMoment(MomentKind::kExpAvg, moments, arrays.exp_avg, arrays.exp_avg_scales);
+  const MutableMoment exp_avg = StoreMoment(MomentKind::kFirst, moments, arrays.exp_avg, arrays.exp_avg_scales);
   const MutableMoment exp_avg_sq =
-      StoreMoment(MomentKind::kExpAvgSq, moments, arrays.exp_avg_sq, arrays.exp_avg_sq_scales);
+      StoreMoment(MomentKind::kSecond, moments, arrays.exp_avg_sq, arrays.exp_avg_sq_scales);
   Measure(state, StepBytes(encoding, moments), [&](RowRange rows) {
     const int64_t first = rows.first * kCols;
-    const AdamState extent = {
+    const OptimizerState extent = {
         .master = arrays.master.data() + first,
         .moments = {MomentAt(exp_avg, kCols, rows.first, 0), MomentAt(exp_avg_sq, kCols, rows.first, 0)}};
     const MutablePlane row_wise = RowWiseAt(encoding, rows.first);
     const MutablePlane column_wise = ColumnWiseAt(encoding, rows.first);
-    benchmark::DoNotOptimize(FusedAdam(TypicalStep(), arrays.gradient.data() + first, extent, rows.count, kCols,
+    benchmark::DoNotOptimize(FusedStep(TypicalStep(), arrays.gradient.data() + first, extent, rows.count, kCols,
                                        encoding, row_wise, column_wise, kScaling));
     if (!EncodesAfterAmax(encoding.format)) return;
     EncodePlanes(encoding, extent.master, rows.count, kCols, row_wise, column_wise, kScaling);
@@ -230,21 +230,20 @@ void BM_FusedAdam(benchmark::State& state, Encoding encoding, MomentType moments
 }
 
 // A BF16 parameter whose master is its plane and a remainder: both are read and written.
-void BM_FusedAdamWithRemainder(benchmark::State& state) {
+void BM_FusedStepWithRemainder(benchmark::State& state) {
   Arrays& arrays = SharedArrays();
   FillState(Contents::kRandom, arrays);
   const MomentType type = MomentType::kBF16;
-  const MutableMoment exp_avg = StoreMoment(MomentKind::kExpAvg, type, arrays.exp_avg, arrays.exp_avg_scales);
-  const MutableMoment exp_avg_sq =
-      StoreMoment(MomentKind::kExpAvgSq, type, arrays.exp_avg_sq, arrays.exp_avg_sq_scales);
+  const MutableMoment exp_avg = StoreMoment(MomentKind::kFirst, type, arrays.exp_avg, arrays.exp_avg_scales);
+  const MutableMoment exp_avg_sq = StoreMoment(MomentKind::kSecond, type, arrays.exp_avg_sq, arrays.exp_avg_sq_scales);
   std::vector<int16_t> remainders(kCount);
   SplitMasters(arrays.master.data(), kCount, arrays.row_data.data(), remainders.data());
   Measure(state, kCount * (8 + 4 + 4 * MomentBytes(type)), [&](RowRange rows) {
     const int64_t first = rows.first * kCols;
-    const AdamState extent = {
+    const OptimizerState extent = {
         .remainder = remainders.data() + first,
         .moments = {MomentAt(exp_avg, kCols, rows.first, 0), MomentAt(exp_avg_sq, kCols, rows.first, 0)}};
-    FusedAdam(TypicalStep(), arrays.gradient.data() + first, extent, rows.count, kCols, {Format::kBF16},
+    FusedStep(TypicalStep(), arrays.gradient.data() + first, extent, rows.count, kCols, {Format::kBF16},
               RowWiseAt({Format::kBF16}, rows.first), {});
   });
 }
@@ -290,8 +289,8 @@ class MovedRows {
  private:
   void StepRows(int64_t first, int64_t count, int64_t distance) const {
     const int64_t moved = position_ + distance;
-    AdamState state = {.master =
-                           reinterpret_cast<float*>(const_cast<uint8_t*>(master_.data()) + moved) + first * kCols};
+    OptimizerState state = {.master =
+                                reinterpret_cast<float*>(const_cast<uint8_t*>(master_.data()) + moved) + first * kCols};
     for (int i = 0; i < kMomentCount; ++i) {
       const MutableMoment at = MomentAt(views_[i], kCols, first, 0);
       auto* const scales = reinterpret_cast<uint8_t*>(at.scales);
@@ -299,7 +298,7 @@ class MovedRows {
                                  scales == nullptr ? nullptr : reinterpret_cast<float*>(scales + moved), at.type};
     }
     const int64_t row = rows_.first + first;
-    benchmark::DoNotOptimize(FusedAdam(TypicalStep(), SharedArrays().gradient.data() + row * kCols, state, count, kCols,
+    benchmark::DoNotOptimize(FusedStep(TypicalStep(), SharedArrays().gradient.data() + row * kCols, state, count, kCols,
                                        encoding_, RowWiseAt(encoding_, row), ColumnWiseAt(encoding_, row), kScaling,
                                        distance));
   }
@@ -316,7 +315,7 @@ class MovedRows {
 };
 
 // EncodesAfterAmax() without the pass that follows, which is the same for both.
-void BM_MovedAdam(benchmark::State& state, Encoding encoding, MomentType moments) {
+void BM_MovedStep(benchmark::State& state, Encoding encoding, MomentType moments) {
   const auto threads = static_cast<int>(state.range(0));
   FillState(Contents::kRandom, SharedArrays());
   std::deque<MovedRows> parts;
@@ -355,10 +354,10 @@ class StepArrays {
 
   void Step(const Encoding& encoding, RowRange rows) const {
     const auto at = [&](int array) { return reinterpret_cast<float*>(memory_[array].data()) + rows.first * kCols; };
-    const AdamState state = {.master = at(0),
-                             .moments = {MutableMoment{at(2), nullptr, MomentType::kFP32},
-                                         MutableMoment{at(3), nullptr, MomentType::kFP32}}};
-    benchmark::DoNotOptimize(FusedAdam(TypicalStep(), at(1), state, rows.count, kCols, encoding,
+    const OptimizerState state = {.master = at(0),
+                                  .moments = {MutableMoment{at(2), nullptr, MomentType::kFP32},
+                                              MutableMoment{at(3), nullptr, MomentType::kFP32}}};
+    benchmark::DoNotOptimize(FusedStep(TypicalStep(), at(1), state, rows.count, kCols, encoding,
                                        RowWiseAt(encoding, rows.first), ColumnWiseAt(encoding, rows.first), kScaling));
   }
 
@@ -366,7 +365,7 @@ class StepArrays {
   server::Memory memory_[4];
 };
 
-void BM_KeptAdam(benchmark::State& state, Encoding encoding) {
+void BM_KeptStep(benchmark::State& state, Encoding encoding) {
   const auto threads = static_cast<int>(state.range(0));
   FillState(Contents::kRandom, SharedArrays());
   const StepArrays unshared(server::Sharing::kPrivate);
@@ -475,27 +474,27 @@ void RegisterAll() {
   const Encoding nvfp4 = {Format::kNVFP4_2D, ElementType::kE2M1};
   for (const Encoding& encoding : {fp32, bf16, fp16, current, delayed, block, mx, mx_2d, nvfp4}) {
     const std::string name = EncodingName(encoding);
-    Register("FusedAdam/" + name, BM_FusedAdam, encoding, MomentType::kFP32, Contents::kRandom);
-    Register("FusedAdam/BF16Moments/" + name, BM_FusedAdam, encoding, MomentType::kBF16, Contents::kRandom);
+    Register("FusedStep/" + name, BM_FusedStep, encoding, MomentType::kFP32, Contents::kRandom);
+    Register("FusedStep/BF16Moments/" + name, BM_FusedStep, encoding, MomentType::kBF16, Contents::kRandom);
     Register("EncodePlanes/" + name, BM_EncodePlanes, encoding);
     Register("DecodePlane/" + name, BM_DecodePlane, encoding, Plane::kRowWise);
   }
-  Register("FusedAdam/FP16Moments/" + EncodingName(mx), BM_FusedAdam, mx, MomentType::kFP16, Contents::kRandom);
-  Register("FusedAdam/FP8Moments/" + EncodingName(mx), BM_FusedAdam, mx, MomentType::kFP8, Contents::kRandom);
-  Register("FusedAdam/FP8Moments/" + EncodingName(nvfp4), BM_FusedAdam, nvfp4, MomentType::kFP8, Contents::kRandom);
-  Register("FusedAdam/BF16Moments/Remainder", BM_FusedAdamWithRemainder);
+  Register("FusedStep/FP16Moments/" + EncodingName(mx), BM_FusedStep, mx, MomentType::kFP16, Contents::kRandom);
+  Register("FusedStep/FP8Moments/" + EncodingName(mx), BM_FusedStep, mx, MomentType::kFP8, Contents::kRandom);
+  Register("FusedStep/FP8Moments/" + EncodingName(nvfp4), BM_FusedStep, nvfp4, MomentType::kFP8, Contents::kRandom);
+  Register("FusedStep/BF16Moments/Remainder", BM_FusedStepWithRemainder);
   for (const MomentType type : kMomentTypes) {
     for (const Encoding& encoding : {fp32, bf16, current, block, mx}) {
-      Register(absl::StrCat("MovedAdam/", MomentTypeName(type), "Moments/", EncodingName(encoding)), BM_MovedAdam,
+      Register(absl::StrCat("MovedStep/", MomentTypeName(type), "Moments/", EncodingName(encoding)), BM_MovedStep,
                encoding, type);
     }
   }
   for (const Encoding& encoding : {fp32, bf16, block, mx}) {
-    Register("KeptAdam/" + EncodingName(encoding), BM_KeptAdam, encoding);
+    Register("KeptStep/" + EncodingName(encoding), BM_KeptStep, encoding);
   }
   Register("Amax", BM_Amax);
-  Register("FusedAdam/ZeroMoments/" + EncodingName(mx), BM_FusedAdam, mx, MomentType::kFP32, Contents::kZero);
-  Register("FusedAdam/SubnormalMoments/" + EncodingName(mx), BM_FusedAdam, mx, MomentType::kFP32, Contents::kSubnormal);
+  Register("FusedStep/ZeroMoments/" + EncodingName(mx), BM_FusedStep, mx, MomentType::kFP32, Contents::kZero);
+  Register("FusedStep/SubnormalMoments/" + EncodingName(mx), BM_FusedStep, mx, MomentType::kFP32, Contents::kSubnormal);
   Register("DecodePlane/ColumnWise/" + EncodingName(mx), BM_DecodePlane, mx, Plane::kColumnWise);
   Register("SumGradients/FP32/1/overwrite", BM_SumGradients, GradientType::kFP32, 1, true);
   Register("SumGradients/FP32/2", BM_SumGradients, GradientType::kFP32, 2, false);

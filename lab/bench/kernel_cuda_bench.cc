@@ -30,9 +30,10 @@
 #include "kernels/gpu/pinned_memory.h"
 #include "kernels/gpu/status.h"
 #include "kernels/gpu/stream.h"
-#include "kernels/optim/adam_cuda.h"
 #include "kernels/optim/banded_step_cuda.h"
+#include "kernels/optim/fused_step_cuda.h"
 #include "kernels/optim/master_remainder_cuda.h"
+#include "kernels/optim/optimizers.h"
 #include "kernels/random/initial_values_cuda.h"
 #include "kernels/reduce/gradient_sum_cuda.h"
 
@@ -237,7 +238,7 @@ struct Arenas {
 // How the master is stored.
 enum class MasterType { kFP32, kBF16AndRemainder };
 
-struct AdamArm {
+struct StepArm {
   Encoding encoding;
   MomentType exp_avg;
   MomentType exp_avg_sq;
@@ -245,13 +246,14 @@ struct AdamArm {
   MasterType master = MasterType::kFP32;
   GradientType gradients = GradientType::kFP32;
   int bands = 0;  // in which a step moves the state; 0: it stays where it is
+  Optimizer optimizer = Optimizer::kAdamW;
 };
 
 std::string MomentName(MomentType type) { return absl::AsciiStrToLower(MomentTypeName(type)); }
 
-class AdamBench {
+class StepBench {
  public:
-  AdamBench(Bench& bench, Arenas& arenas, const Model& model, const AdamArm& arm)
+  StepBench(Bench& bench, Arenas& arenas, const Model& model, const StepArm& arm)
       : bench_(bench), arenas_(arenas), model_(model), arm_(arm) {
     arenas_.state.Clear();
     arenas_.planes.Clear();
@@ -260,9 +262,13 @@ class AdamBench {
   }
 
   std::string name() const {
-    return absl::StrCat("AdamW ", FormatName(arm_.encoding.format), is_split() ? " + remainder " : " ",
-                        MomentName(arm_.exp_avg), "/", MomentName(arm_.exp_avg_sq), ", ", model_.name,
-                        ContentsName(arm_.contents), arm_.gradients == GradientType::kBF16 ? ", bf16 gradients" : "",
+    const std::string moments = moment_count() == 0 ? "no moments"
+                                : moment_count() == 1
+                                    ? MomentName(arm_.exp_avg)
+                                    : absl::StrCat(MomentName(arm_.exp_avg), "/", MomentName(arm_.exp_avg_sq));
+    return absl::StrCat(TraitsOf(arm_.optimizer).name, " ", FormatName(arm_.encoding.format),
+                        is_split() ? " + remainder " : " ", moments, ", ", model_.name, ContentsName(arm_.contents),
+                        arm_.gradients == GradientType::kBF16 ? ", bf16 gradients" : "",
                         moves() ? absl::StrCat(", moved in ", arm_.bands, " bands") : "");
   }
 
@@ -270,18 +276,20 @@ class AdamBench {
     Fill();
     const std::vector<BandStart> bands = Bands();
     const int64_t distance = MoveDistance(Shapes(), bands, layouts_);
-    absl::StatusOr<FusedAdamPlan> plan = FusedAdamPlan::Create(kDevice, extents_, bands);
+    absl::StatusOr<FusedStepPlan> plan = FusedStepPlan::Create(kDevice, extents_, bands);
     Check(plan.status());
     absl::StatusOr<BandedStep> banded = BandedStep::Create(kDevice);
     Check(banded.status());
     bool forward = true;
-    AdamStep step;
+    OptimizerStep step;
     step.learning_rate = 3e-4f;
     step.beta2 = 0.95f;
     step.weight_decay = 0.1f;
+    step.optimizer = arm_.optimizer;
+    step.momentum = 0.9f;
     step.bias_correction1 = BiasCorrection(step.beta1, 7);
     step.bias_correction2 = BiasCorrection(step.beta2, 7);
-    const std::vector<std::optional<AdamStep>> steps(extents_.size(), step);
+    const std::vector<std::optional<OptimizerStep>> steps(extents_.size(), step);
     const std::vector<TensorScaling> scalings(extents_.size(), {0.1f, 1000.0f});
     const std::vector<bool> stepped(extents_.size(), true);
     // Formats that wait for an amax have a second pass, as if the amax over all ranks were there at once.
@@ -303,13 +311,17 @@ class AdamBench {
  private:
   void Add(const Shape& shape) {
     const int64_t count = shape.rows * shape.columns;
-    AdamExtent extent;
+    StepExtent extent;
     extent.rows = shape.rows;
     extent.columns = shape.columns;
     extent.encoding = shape.is_vector ? Encoding{Format::kBF16} : arm_.encoding;
     extent.gradient = {arenas_.state.Take(count * GradientBytes(arm_.gradients), 64), arm_.gradients};
-    extent.state.moments[MomentKind::kExpAvg] = MomentOf(extent, arm_.exp_avg, kFirstMoments);
-    extent.state.moments[MomentKind::kExpAvgSq] = MomentOf(extent, arm_.exp_avg_sq, kSecondMoments);
+    if (moment_count() > 0) {
+      extent.state.moments[MomentKind::kFirst] = MomentOf(extent, arm_.exp_avg, kFirstMoments);
+    }
+    if (moment_count() > 1) {
+      extent.state.moments[MomentKind::kSecond] = MomentOf(extent, arm_.exp_avg_sq, kSecondMoments);
+    }
     extent.row_wise = PlaneOf(extent, Plane::kRowWise);
     if (HasColumnPlane(extent.encoding.format)) extent.column_wise = PlaneOf(extent, Plane::kColumnWise);
     if (is_split()) {
@@ -333,13 +345,15 @@ class AdamBench {
 
   bool moves() const { return arm_.bands > 0; }
 
+  int moment_count() const { return TraitsOf(arm_.optimizer).moment_count; }
+
   static PinnedArray<uint64_t> NewMarks() {
     absl::StatusOr<PinnedArray<uint64_t>> marks = PinnedArray<uint64_t>::Create(2 * kBandLanes);
     Check(marks.status());
     return *std::move(marks);
   }
 
-  MutableMoment MomentOf(const AdamExtent& extent, MomentType type, StateArrayKind array) {
+  MutableMoment MomentOf(const StepExtent& extent, MomentType type, StateArrayKind array) {
     const int64_t row_bytes = extent.columns * MomentBytes(type);
     const int64_t row_scales = MomentScaleCount(type, 1, extent.columns) * 4;
     bytes_ += 2 * extent.rows * (row_bytes + row_scales);
@@ -367,7 +381,7 @@ class AdamBench {
   std::vector<BandStart> Bands() {
     if (!moves()) return {};
     // Masters are not split, or all are.
-    if (!is_split()) layouts_[kRemainders].parts.resize(model_.shapes.size());
+    for (BandedArray& layout : layouts_) layout.parts.resize(model_.shapes.size());
     int64_t elements = 0;
     for (const Shape& shape : model_.shapes) elements += shape.rows * shape.columns;
     return CutIntoBands(Shapes(), elements / arm_.bands);
@@ -378,7 +392,7 @@ class AdamBench {
             .word_step = 1};
   }
 
-  MutablePlane PlaneOf(const AdamExtent& extent, Plane plane) {
+  MutablePlane PlaneOf(const StepExtent& extent, Plane plane) {
     const int64_t alignment = model_.packed ? 1 : 64;
     const int64_t data = DataBytes(extent.encoding, extent.rows, extent.columns);
     const int64_t scales = ScaleBytes(extent.encoding, plane, extent.rows, extent.columns);
@@ -394,15 +408,15 @@ class AdamBench {
     const bool random = arm_.contents == Contents::kRandom;
     const float range = random ? 1e-3f : arm_.contents == Contents::kZero ? 0.0f : 1e-39f;
     int64_t parameter = 0;
-    for (const AdamExtent& extent : extents_) {
+    for (const StepExtent& extent : extents_) {
       const int64_t count = extent.rows * extent.columns;
       FillMaster(extent, parameter++, count);
       FillGradients({Initializer::kNormal, 0.0f, random ? 1e-3f : 0.0f}, parameter++, count, extent.gradient);
-      FillMoments({Initializer::kNormal, 0.0f, range}, parameter++, count, extent.state.moments[MomentKind::kExpAvg],
+      FillMoments({Initializer::kNormal, 0.0f, range}, parameter++, count, extent.state.moments[MomentKind::kFirst],
                   MomentScaleCount(arm_.exp_avg, extent.rows, extent.columns));
       const InitialValue squares = range == 0.0f ? InitialValue{Initializer::kZeros}
                                                  : InitialValue{Initializer::kUniform, 0.0f, random ? 1e-6f : range};
-      FillMoments(squares, parameter++, count, extent.state.moments[MomentKind::kExpAvgSq],
+      FillMoments(squares, parameter++, count, extent.state.moments[MomentKind::kSecond],
                   MomentScaleCount(arm_.exp_avg_sq, extent.rows, extent.columns));
     }
   }
@@ -411,7 +425,7 @@ class AdamBench {
     Check(FillInitialValues(value, 1, parameter, 0, count, out, bench_.stream()));
   }
 
-  void FillMaster(const AdamExtent& extent, int64_t parameter, int64_t count) {
+  void FillMaster(const StepExtent& extent, int64_t parameter, int64_t count) {
     const InitialValue normal = {Initializer::kNormal, 0.0f, 0.02f};
     if (!is_split()) return FillFloats(normal, parameter, count, extent.state.master);
     arenas_.scratch.Clear();
@@ -424,6 +438,7 @@ class AdamBench {
   // Moments in blocks begin at zero: the untimed first steps give them realistic values.
   void FillMoments(const InitialValue& value, int64_t parameter, int64_t count, const MutableMoment& moment,
                    int64_t scale_count) {
+    if (moment.data == nullptr) return;
     if (HasMomentScales(moment.type)) {
       Check(cudaMemsetAsync(moment.data, 0, count * MomentBytes(moment.type), bench_.stream()));
       return FillFloats({Initializer::kOnes}, parameter, scale_count, moment.scales);
@@ -451,8 +466,8 @@ class AdamBench {
   Bench& bench_;
   Arenas& arenas_;
   const Model& model_;
-  AdamArm arm_;
-  std::vector<AdamExtent> extents_;
+  StepArm arm_;
+  std::vector<StepExtent> extents_;
   int64_t bytes_ = 0;
   // Layouts of a state that moves.
   std::vector<BandedArray> layouts_ = std::vector<BandedArray>(kStateArrays);
@@ -460,9 +475,9 @@ class AdamBench {
   PinnedArray<uint64_t> marks_ = NewMarks();
 };
 
-void MeasureAdam(Bench& bench, Arenas& arenas, const Model& model, const AdamArm& arm) {
-  AdamBench adam(bench, arenas, model, arm);
-  if (bench.Wants(adam.name())) adam.Run();
+void MeasureStep(Bench& bench, Arenas& arenas, const Model& model, const StepArm& arm) {
+  StepBench step(bench, arenas, model, arm);
+  if (bench.Wants(step.name())) step.Run();
 }
 
 void MeasureSteps(Bench& bench, Arenas& arenas) {
@@ -473,56 +488,68 @@ void MeasureSteps(Bench& bench, Arenas& arenas) {
   const MomentType narrow = MomentType::kBF16;
   const Model whole = WholeBlocks();
   for (const Encoding& encoding : {mx, block, bf16}) {
-    for (MomentType moments : {wide, narrow}) MeasureAdam(bench, arenas, whole, {encoding, moments, moments});
+    for (MomentType moments : {wide, narrow}) MeasureStep(bench, arenas, whole, {encoding, moments, moments});
   }
   for (const Encoding& encoding : {mx, block}) {
-    MeasureAdam(bench, arenas, whole, {encoding, narrow, wide});
+    MeasureStep(bench, arenas, whole, {encoding, narrow, wide});
     for (Contents contents : {Contents::kZero, Contents::kSubnormal}) {
       for (MomentType moments : {wide, narrow}) {
-        MeasureAdam(bench, arenas, whole, {encoding, moments, moments, contents});
+        MeasureStep(bench, arenas, whole, {encoding, moments, moments, contents});
       }
     }
   }
-  MeasureAdam(bench, arenas, whole, {{Format::kFP32}, wide, wide});
+  MeasureStep(bench, arenas, whole, {{Format::kFP32}, wide, wide});
   const Encoding nvfp4 = {Format::kNVFP4_2D, ElementType::kE2M1};
   for (const Encoding& encoding : {Encoding{Format::kFP16}, Encoding{Format::kFP8TensorDelayed},
                                    Encoding{Format::kFP8TensorCurrent}, Encoding{Format::kMXFP8_2D}, nvfp4}) {
-    for (MomentType moments : {wide, narrow}) MeasureAdam(bench, arenas, whole, {encoding, moments, moments});
+    for (MomentType moments : {wide, narrow}) MeasureStep(bench, arenas, whole, {encoding, moments, moments});
   }
   for (const Encoding& encoding : {mx, block, nvfp4}) {
     for (MomentType moments : {MomentType::kFP16, MomentType::kFP8}) {
-      MeasureAdam(bench, arenas, whole, {encoding, moments, moments});
+      MeasureStep(bench, arenas, whole, {encoding, moments, moments});
     }
   }
   for (const Encoding& encoding : {mx, block, bf16}) {
     for (MomentType moments : {wide, narrow, MomentType::kFP8}) {
-      MeasureAdam(bench, arenas, whole,
+      MeasureStep(bench, arenas, whole,
                   {encoding, moments, moments, Contents::kRandom, MasterType::kFP32, GradientType::kBF16});
     }
   }
   for (MomentType moments : {wide, narrow, MomentType::kFP8}) {
-    MeasureAdam(bench, arenas, whole, {bf16, moments, moments, Contents::kRandom, MasterType::kBF16AndRemainder});
+    MeasureStep(bench, arenas, whole, {bf16, moments, moments, Contents::kRandom, MasterType::kBF16AndRemainder});
   }
   for (const Model& model : {ShardedBlocks(), BlocksWithVectors(), OddBlocks(4), OddBlocks(3)}) {
     for (const Encoding& encoding : {mx, block}) {
-      for (MomentType moments : {wide, narrow}) MeasureAdam(bench, arenas, model, {encoding, moments, moments});
+      for (MomentType moments : {wide, narrow}) MeasureStep(bench, arenas, model, {encoding, moments, moments});
     }
   }
   constexpr int kBands = 64;
   for (const Encoding& encoding : {mx, block, bf16}) {
     for (MomentType moments : {wide, narrow, MomentType::kFP8}) {
-      AdamArm arm = {encoding, moments, moments};
+      StepArm arm = {encoding, moments, moments};
       arm.bands = kBands;
-      MeasureAdam(bench, arenas, whole, arm);
+      MeasureStep(bench, arenas, whole, arm);
       if (encoding.format != Format::kBF16) continue;
       arm.master = MasterType::kBF16AndRemainder;
-      MeasureAdam(bench, arenas, whole, arm);
+      MeasureStep(bench, arenas, whole, arm);
     }
   }
   for (const Model& model : {ShardedBlocks(), BlocksWithVectors(), OddBlocks(3)}) {
-    AdamArm arm = {mx, wide, wide};
+    StepArm arm = {mx, wide, wide};
     arm.bands = kBands;
-    MeasureAdam(bench, arenas, model, arm);
+    MeasureStep(bench, arenas, model, arm);
+  }
+  for (Optimizer optimizer : {Optimizer::kSgd, Optimizer::kSgdMomentum, Optimizer::kSgdNesterov, Optimizer::kLion}) {
+    for (const Encoding& encoding : {mx, block, bf16}) {
+      for (MomentType moments : {wide, narrow, MomentType::kFP8}) {
+        if (TraitsOf(optimizer).moment_count == 0 && moments != wide) continue;
+        StepArm arm = {encoding, moments, moments};
+        arm.optimizer = optimizer;
+        MeasureStep(bench, arenas, whole, arm);
+        arm.bands = kBands;
+        MeasureStep(bench, arenas, whole, arm);
+      }
+    }
   }
 }
 
@@ -664,14 +691,14 @@ void MeasureOthers(Bench& bench, Arenas& arenas) {
   uint8_t* const column_scales = arenas.planes.Take(kCount / 32, 64);
   for (Format format : {Format::kMXFP8, Format::kFP8Block128x128}) {
     const Encoding encoding = {format};
-    AdamExtent extent;
+    StepExtent extent;
     extent.state.master = a;
     extent.rows = kRows;
     extent.columns = kColumns;
     extent.encoding = encoding;
     extent.row_wise = {data, scales};
     if (HasColumnPlane(format)) extent.column_wise = {column_data, column_scales};
-    absl::StatusOr<FusedAdamPlan> plan = FusedAdamPlan::Create(kDevice, {extent});
+    absl::StatusOr<FusedStepPlan> plan = FusedStepPlan::Create(kDevice, {extent});
     Check(plan.status());
     const int64_t planes = HasColumnPlane(format) ? 2 : 1;
     const int64_t scale_bytes = ScaleBytes(encoding, Plane::kRowWise, kRows, kColumns);

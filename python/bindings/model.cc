@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "python/bindings/calls.h"
 #include "python/bindings/handles.h"
 #include "python/bindings/names.h"
@@ -60,8 +61,9 @@ GroupHyperparameters GroupOf(const GroupDict& values) {
       if (name == traits.name) known = &traits;
     }
     if (known == nullptr) {
-      Raise(absl::InvalidArgumentError(
-          absl::StrFormat("commit: groups: want learning_rate, beta1, beta2, epsilon and weight_decay, got %s", name)));
+      const auto add_name = [](std::string* out, const HyperparameterTraits& traits) { out->append(traits.name); };
+      Raise(absl::InvalidArgumentError(absl::StrFormat("commit: groups: want one of %s, got %s",
+                                                       absl::StrJoin(kHyperparameters, ", ", add_name), name)));
     }
     group.*known->member = As<float>(value, absl::StrFormat("commit: %s: want a number", name));
   }
@@ -69,14 +71,17 @@ GroupHyperparameters GroupOf(const GroupDict& values) {
 }
 
 PyPendingCommit Commit(const PyModel& self, float learning_rate, float beta1, float beta2, float epsilon,
-                       float weight_decay, const std::optional<std::vector<GroupDict>>& groups,
-                       std::optional<float> max_grad_norm, float gradient_scale, const nb::bytes& client_state,
-                       std::optional<int64_t> commit_number, bool save) {
+                       float weight_decay, float momentum, float dampening,
+                       const std::optional<std::vector<GroupDict>>& groups, std::optional<float> max_grad_norm,
+                       float gradient_scale, const nb::bytes& client_state, std::optional<int64_t> commit_number,
+                       bool save) {
   CommitOptions options{.learning_rate = learning_rate,
                         .beta1 = beta1,
                         .beta2 = beta2,
                         .epsilon = epsilon,
                         .weight_decay = weight_decay,
+                        .momentum = momentum,
+                        .dampening = dampening,
                         .max_grad_norm = max_grad_norm,
                         .gradient_scale = gradient_scale,
                         .client_state = std::string(client_state.c_str(), client_state.size()),
@@ -129,13 +134,15 @@ void BindCommands(nb::class_<PyModel>& model) {
           "that fit are held, unpushed: names their units.")
       .def("commit", &Commit, nb::kw_only(), nb::arg("learning_rate") = 1e-3, nb::arg("beta1") = 0.9,
            nb::arg("beta2") = 0.999, nb::arg("epsilon") = 1e-8, nb::arg("weight_decay") = 0.0,
-           nb::arg("groups") = nb::none(), nb::arg("max_grad_norm") = nb::none(), nb::arg("gradient_scale") = 1.0,
+           nb::arg("momentum") = 0.0, nb::arg("dampening") = 0.0, nb::arg("groups") = nb::none(),
+           nb::arg("max_grad_norm") = nb::none(), nb::arg("gradient_scale") = 1.0,
            nb::arg("client_state").sig("b''") = nb::bytes("", 0), nb::arg("commit_number") = nb::none(),
            nb::arg("save") = false,
            "Applies one optimizer step.\n\n"
            "Returns at once, unless three commits are unanswered: then it waits for the oldest.\n\n"
            "Args:\n"
-           "    learning_rate, beta1, beta2, epsilon, weight_decay: Hyper-parameters of all parameters.\n"
+           "    learning_rate, beta1, beta2, epsilon, weight_decay, momentum, dampening: Hyper-parameters of all\n"
+           "        parameters; each optimizer reads some of them.\n"
            "    groups: A dict of hyper-parameters for each group of the model, instead of the above.\n"
            "    max_grad_norm: Clips the gradients to this global norm.\n"
            "    gradient_scale: The loss scale that gradients carry.\n"

@@ -24,6 +24,9 @@ constexpr Name<GradientType> kGradientTypes[] = {{GradientType::kFP32, "FP32"}, 
 constexpr Name<GradientReduction> kReductions[] = {{GradientReduction::kMean, "mean"},
                                                    {GradientReduction::kSum, "sum"}};
 constexpr Name<GradientSums> kSums[] = {{GradientSums::kAtCommit, "at_commit"}, {GradientSums::kAtPush, "at_push"}};
+constexpr Name<MuonRate> kMuonRates[] = {{MuonRate::kOriginal, "original"},
+                                         {MuonRate::kMatchRmsAdamW, "match_rms_adamw"},
+                                         {MuonRate::kSpectralUnclamped, "spectral_unclamped"}};
 constexpr Name<Initializer> kInitializers[] = {
     {Initializer::kZeros, "zeros"},       {Initializer::kOnes, "ones"},
     {Initializer::kConstant, "constant"}, {Initializer::kNormal, "normal"},
@@ -70,9 +73,9 @@ constexpr auto kLowerCaseOptimizers = [] {
 }();
 
 constexpr auto kOptimizerNames = [] {
-  std::array<Name<AdamMode>, kOptimizerCount> names{};
+  std::array<Name<Optimizer>, kOptimizerCount> names{};
   for (size_t i = 0; i < names.size(); ++i) {
-    names[i].first = kOptimizers[i].mode;
+    names[i].first = kOptimizers[i].optimizer;
     names[i].second = kLowerCaseOptimizers[i].data();
   }
   return names;
@@ -105,7 +108,8 @@ absl::Span<const Name<MasterType>> NamesOf(MasterType) { return kMasterTypes; }
 absl::Span<const Name<GradientType>> NamesOf(GradientType) { return kGradientTypes; }
 absl::Span<const Name<GradientReduction>> NamesOf(GradientReduction) { return kReductions; }
 absl::Span<const Name<GradientSums>> NamesOf(GradientSums) { return kSums; }
-absl::Span<const Name<AdamMode>> NamesOf(AdamMode) { return kOptimizerNames; }
+absl::Span<const Name<Optimizer>> NamesOf(Optimizer) { return kOptimizerNames; }
+absl::Span<const Name<MuonRate>> NamesOf(MuonRate) { return kMuonRates; }
 absl::Span<const Name<Initializer>> NamesOf(Initializer) { return kInitializers; }
 absl::Span<const Name<Phase>> NamesOf(Phase) { return kPhaseNames; }
 absl::Span<const Name<TensorKind>> NamesOf(TensorKind) { return kTensorKinds; }
@@ -119,7 +123,7 @@ void BindNames(nanobind::module_& module) {
   module.attr("ELEMENT_TYPES") = TupleOf<ElementType>();
   module.attr("MOMENT_TYPES") = TupleOf<MomentType>();
   module.attr("MASTER_TYPES") = TupleOf<MasterType>();
-  module.attr("OPTIMIZERS") = TupleOf<AdamMode>();
+  module.attr("OPTIMIZERS") = TupleOf<Optimizer>();
   module.attr("INITIALIZERS") = TupleOf<Initializer>();
   module.attr("VALUE_ORIGINS") = TupleOf<ValueOrigin>();
   module.attr("SAVE_STATES") = TupleOf<SaveState>();

@@ -2,10 +2,12 @@
 
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <optional>
 #include <string>
+#include <tuple>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -119,6 +121,8 @@ ParameterSpec ParameterOf(const Fields& fields) {
   fields.Read("group", parameter.group);
   parameter.initial_value = InitialValueOf(Fields(fields.Get("initial_value")));
   fields.Read("trainable", parameter.trainable);
+  fields.Read("transposed", parameter.transposed);
+  fields.Read("split_rows", parameter.split_rows);
   return parameter;
 }
 
@@ -130,11 +134,22 @@ UnitSpec UnitOf(const Fields& fields) {
   return unit;
 }
 
+MuonOptions MuonOf(const Fields& fields) {
+  MuonOptions options;
+  fields.ReadName("rate", options.rate);
+  std::vector<std::tuple<float, float, float>> steps;
+  fields.Read("steps", steps);
+  options.steps.clear();
+  for (const auto& [a, b, c] : steps) options.steps.push_back({a, b, c});
+  return options;
+}
+
 ParameterGroup GroupOf(const Fields& fields) {
   ParameterGroup group;
   fields.Read("name", group.name);
-  fields.ReadName("mode", group.mode);
+  fields.ReadName("optimizer", group.optimizer);
   fields.Read("bias_correction", group.bias_correction);
+  group.muon = MuonOf(Fields(fields.Get("muon")));
   return group;
 }
 
@@ -210,6 +225,8 @@ nb::object ToPython(const ParameterSpec& parameter) {
   fields["group"] = parameter.group;
   fields["initial_value"] = ToPython(parameter.initial_value);
   fields["trainable"] = parameter.trainable;
+  fields["transposed"] = parameter.transposed;
+  fields["split_rows"] = parameter.split_rows;
   return New("ParameterSpec", fields);
 }
 
@@ -221,11 +238,21 @@ nb::object ToPython(const UnitSpec& unit) {
   return New("UnitSpec", fields);
 }
 
+nb::object ToPython(const MuonOptions& options) {
+  nb::kwargs fields;
+  fields["rate"] = NameOf(options.rate);
+  nb::list steps;
+  for (const NewtonSchulz::Step& step : options.steps) steps.append(nb::make_tuple(step.a, step.b, step.c));
+  fields["steps"] = steps;
+  return New("MuonOptions", fields);
+}
+
 nb::object ToPython(const ParameterGroup& group) {
   nb::kwargs fields;
   fields["name"] = group.name;
-  fields["mode"] = NameOf(group.mode);
+  fields["optimizer"] = NameOf(group.optimizer);
   fields["bias_correction"] = group.bias_correction;
+  fields["muon"] = ToPython(group.muon);
   return New("ParameterGroup", fields);
 }
 

@@ -179,8 +179,8 @@ void BindTransfers(nb::module_& module, nb::class_<PyClient>& client) {
            nb::arg("version") = nb::none(),
            "Reads the rows that this daemon owns of tensors of one state. `parameters` empty: all. `kinds`: master, "
            "exp_avg, exp_avg_sq, or as they are stored: master_elements, master_remainders, exp_avg_elements, "
-           "exp_avg_scales, exp_avg_sq_elements, exp_avg_sq_scales. AbortedError if a commit or an import changes the "
-           "state meanwhile.");
+           "exp_avg_scales, exp_avg_sq_elements, exp_avg_sq_scales. exp_avg is an optimizer's first moment, "
+           "whatever it calls it. AbortedError if a commit or an import changes the state meanwhile.");
 }
 
 }  // namespace paramshard::python

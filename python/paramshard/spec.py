@@ -58,12 +58,14 @@ class ParameterSpec:
     shape: list[int]  # 0 to 8 dimensions
     encoding: Encoding = field(default_factory=Encoding)
     gradient_type: str = "FP32"  # or BF16
-    exp_avg_type: str | None = None  # FP32, BF16, FP16 or FP8
-    exp_avg_sq_type: str | None = None
+    exp_avg_type: str | None = None  # FP32, BF16, FP16 or FP8; of the first moment, whatever the optimizer calls it
+    exp_avg_sq_type: str | None = None  # of the second
     master_type: str | None = None  # FP32, or BF16_REMAINDER for parameters of format BF16
     group: int = 0  # index into ModelSpec.groups
     initial_value: InitialValue = field(default_factory=InitialValue)
     trainable: bool = True  # False: frozen, without moments and gradient
+    transposed: bool = False  # for Muon: a matrix is stored as [inputs, outputs]
+    split_rows: list[int] = field(default_factory=list)  # for Muon: outputs of the matrices that it is made of
 
 
 @dataclass
@@ -76,12 +78,21 @@ class UnitSpec:
 
 
 @dataclass
+class MuonOptions:
+    """Fixed options of Muon: the factor of the learning rate, and (a, b, c) of each Newton-Schulz iteration."""
+
+    rate: str = "original"  # or match_rms_adamw, spectral_unclamped
+    steps: list[tuple[float, float, float]] = field(default_factory=lambda: [(3.4445, -4.7750, 2.0315)] * 5)
+
+
+@dataclass
 class ParameterGroup:
     """Parameters that share hyper-parameters."""
 
     name: str = ""  # shown in logs and listings
-    mode: str = "adamw"  # or "l2": decay that is added to the gradient
-    bias_correction: bool = True
+    optimizer: str = "adamw"  # or adam, sgd, sgd_momentum, sgd_nesterov, lion, muon or muon_nesterov
+    bias_correction: bool = True  # of adamw and adam
+    muon: MuonOptions = field(default_factory=MuonOptions)  # of muon and muon_nesterov
 
 
 @dataclass

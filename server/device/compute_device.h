@@ -17,7 +17,8 @@
 #include "absl/types/span.h"
 #include "common/shared_memory/file_descriptor.h"
 #include "kernels/formats/codec.h"
-#include "kernels/optim/adam.h"
+#include "kernels/optim/fused_step.h"
+#include "kernels/optim/muon.h"
 #include "kernels/optim/state_bands.h"
 #include "kernels/optim/step_progress.h"
 #include "kernels/random/initial_values.h"
@@ -34,12 +35,13 @@ namespace paramshard::server {
 // remainder is the row-wise plane, or separate weights, which the plane copies. Only separate weights can move.
 struct ExtentTensors {
   MutableGradient gradient;  // null where the extent takes no step
-  AdamState state;
+  OptimizerState state;
   int64_t rows = 0;
   int64_t columns = 0;
   Encoding encoding;
   MutablePlane row_wise;
-  MutablePlane column_wise;  // data null where the format has no such plane
+  MutablePlane column_wise;               // data null where the format has no such plane
+  std::optional<MuonMatrices> muon = {};  // set where Muon makes the steps
 
   int64_t elements() const { return rows * columns; }
 };
@@ -113,7 +115,7 @@ class ShardArithmetic {
   // left, and planes of the other bands stay: call MeasureAmaxes() and, if planes are new, EncodePlanes() afterwards.
   // Without bands the step is the one band of lane 0: if it is done, nothing is left. If no entry has a value, nothing
   // is recorded.
-  virtual absl::StatusOr<std::vector<float>> Step(absl::Span<const std::optional<AdamStep>> steps,
+  virtual absl::StatusOr<std::vector<float>> Step(absl::Span<const std::optional<OptimizerStep>> steps,
                                                   absl::Span<const TensorScaling> scalings,
                                                   const StepProgress& progress) = 0;
 

@@ -5,10 +5,13 @@
 #include <optional>
 #include <utility>
 
+#include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/formats/format.h"
 #include "kernels/optim/master_remainder.h"
 #include "kernels/optim/moved_state.h"
+#include "kernels/optim/muon.h"
+#include "kernels/optim/orthogonalizer.h"
 #include "kernels/reduce/gradient_sum.h"
 
 namespace paramshard::server {
@@ -45,7 +48,8 @@ class CpuShardArithmetic final : public ShardArithmetic {
         tensors_(std::move(tensors)),
         moves_(std::move(moves)),
         needs_amax_(std::any_of(tensors_.begin(), tensors_.end(),
-                                [](const ExtentTensors& extent) { return NeedsAmax(extent.encoding.format); })) {}
+                                [](const ExtentTensors& extent) { return NeedsAmax(extent.encoding.format); })),
+        orthogonalizer_(MakeHostOrthogonalizer()) {}
 
   absl::Status Fill(uint64_t seed, absl::Span<const Initial> initials) override {
     for (size_t i = 0; i < tensors_.size(); ++i) {
@@ -99,10 +103,11 @@ class CpuShardArithmetic final : public ShardArithmetic {
     return squares;
   }
 
-  absl::StatusOr<std::vector<float>> Step(absl::Span<const std::optional<AdamStep>> steps,
+  absl::StatusOr<std::vector<float>> Step(absl::Span<const std::optional<OptimizerStep>> steps,
                                           absl::Span<const TensorScaling> scalings,
                                           const StepProgress& progress) override {
     std::vector<float> amaxes(tensors_.size(), 0.0f);
+    update_of_.reset();
     const bool steps_any = std::any_of(steps.begin(), steps.end(), [](const auto& step) { return step.has_value(); });
     if (steps_any && moves_.bands.empty()) StepInPlace(steps, scalings, progress, amaxes);
     if (steps_any && !moves_.bands.empty()) MoveByBands(steps, scalings, progress, amaxes);
@@ -126,45 +131,89 @@ class CpuShardArithmetic final : public ShardArithmetic {
     return extent;
   }
 
-  // Steps, and moves the state by `distance` bytes.
-  static float StepRows(const AdamStep& step, const ExtentTensors& extent, const TensorScaling& scaling,
-                        int64_t distance) {
-    return FusedAdam(step, extent.gradient, MovedBy(extent.state, distance), extent.rows, extent.columns,
-                     extent.encoding, extent.row_wise, extent.column_wise, scaling, distance);
+  // Rows of an extent, from its first.
+  struct Rows {
+    int64_t first;
+    int64_t count;
+  };
+
+  // Steps rows of an extent, and moves their state by `distance` bytes.
+  float StepRows(const OptimizerStep& step, size_t index, const Rows& rows, const TensorScaling& scaling,
+                 int64_t distance, const StepProgress& progress) {
+    ExtentTensors extent = RowsOf(WhereItLies(index), rows.first, rows.count);
+    const OptimizerState fresh = MovedBy(extent.state, distance);
+    if (extent.muon.has_value()) {
+      MakeUpdate(step, index, distance, progress);
+      StepMuonMomentum(step, extent.gradient, extent.state.moments[MomentKind::kFirst],
+                       fresh.moments[MomentKind::kFirst], extent.rows, extent.columns);
+      extent.gradient = {update_.data() + rows.first * extent.columns, GradientType::kBF16};
+    }
+    return FusedStep(step, extent.gradient, fresh, extent.rows, extent.columns, extent.encoding, extent.row_wise,
+                     extent.column_wise, scaling, distance);
   }
 
-  void StepInPlace(absl::Span<const std::optional<AdamStep>> steps, absl::Span<const TensorScaling> scalings,
-                   const StepProgress& progress, std::vector<float>& amaxes) const {
+  // Makes the orthogonalized update of an extent, unless this step has made it. Bands that another process has done
+  // have left their momentum `distance` bytes further on; that of all others is where it was.
+  void MakeUpdate(const OptimizerStep& step, size_t index, int64_t distance, const StepProgress& progress) {
+    if (update_of_ == index) return;
+    update_of_ = index;
+    const ExtentTensors& whole = tensors_[index];
+    update_.resize(whole.elements());
+    const auto make = [&](const Rows& rows, bool is_done) {
+      const ExtentTensors part = RowsOf(WhereItLies(index), rows.first, rows.count);
+      uint16_t* const update = update_.data() + rows.first * part.columns;
+      const MutableMoment& old = part.state.moments[MomentKind::kFirst];
+      if (!is_done) return MakeMuonUpdateFromOld(step, part.gradient, old, part.rows, part.columns, update);
+      const MutableMoment fresh = MovedBy(part.state, distance).moments[MomentKind::kFirst];
+      MakeMuonUpdate(step, part.gradient, fresh, part.rows, part.columns, update);
+    };
+    if (band_count() == 0) make({0, whole.rows}, /*is_done=*/false);
+    for (int n = 0; n < band_count(); ++n) {
+      const Rows rows = RowsIn(BandAt(n, band_count(), /*forward=*/distance > 0), static_cast<int64_t>(index));
+      if (rows.count > 0) make(rows, progress.HasDone(n));
+    }
+    std::vector<BFloat16Matrix> matrices;
+    for (const MuonMatrices::Part& part : whole.muon->parts) {
+      matrices.push_back(
+          {update_.data() + part.row * whole.columns + part.column, part.rows, part.columns, whole.columns});
+    }
+    PARAMSHARD_CHECK(orthogonalizer_->Run({whole.muon->steps, step.epsilon}, matrices).ok());
+  }
+
+  void StepInPlace(absl::Span<const std::optional<OptimizerStep>> steps, absl::Span<const TensorScaling> scalings,
+                   const StepProgress& progress, std::vector<float>& amaxes) {
     if (progress.HasDone(0)) return;
     progress.MarkBegun(0);
     for (size_t i = 0; i < tensors_.size(); ++i) {
-      if (steps[i].has_value()) amaxes[i] = StepRows(*steps[i], WhereItLies(i), scalings[i], /*distance=*/0);
+      if (!steps[i].has_value()) continue;
+      amaxes[i] = StepRows(*steps[i], i, {0, tensors_[i].rows}, scalings[i], /*distance=*/0, progress);
     }
     progress.MarkDone(0);
   }
 
-  void MoveByBands(absl::Span<const std::optional<AdamStep>> steps, absl::Span<const TensorScaling> scalings,
+  void MoveByBands(absl::Span<const std::optional<OptimizerStep>> steps, absl::Span<const TensorScaling> scalings,
                    const StepProgress& progress, std::vector<float>& amaxes) {
     const bool forward = position() == 0;
     const int64_t distance = forward ? moves_.distance : -moves_.distance;
-    const auto band_count = static_cast<int>(moves_.bands.size());
-    for (int n = 0; n < band_count; ++n) {
+    for (int n = 0; n < band_count(); ++n) {
       if (progress.HasDone(n)) continue;
       progress.MarkBegun(n);
-      MoveBand(BandAt(n, band_count, forward), distance, steps, scalings, amaxes);
+      MoveBand(BandAt(n, band_count(), forward), distance, steps, scalings, progress, amaxes);
       progress.MarkDone(n);
     }
     set_position(position() + distance);
   }
 
-  void MoveBand(int band, int64_t distance, absl::Span<const std::optional<AdamStep>> steps,
-                absl::Span<const TensorScaling> scalings, std::vector<float>& amaxes) const {
+  void MoveBand(int band, int64_t distance, absl::Span<const std::optional<OptimizerStep>> steps,
+                absl::Span<const TensorScaling> scalings, const StepProgress& progress, std::vector<float>& amaxes) {
     IdleState idle;
-    ForEachPart(band, [&](size_t i, int64_t first, int64_t rows) {
-      const ExtentTensors extent = WhereItLies(i);
-      if (!steps[i].has_value()) return idle.Add(extent.state, extent.columns, first, rows);
+    ForEachPart(band, [&](size_t i, const Rows& rows) {
+      if (!steps[i].has_value()) {
+        const ExtentTensors extent = WhereItLies(i);
+        return idle.Add(extent.state, extent.columns, rows.first, rows.count);
+      }
       idle.Cut();
-      amaxes[i] = std::max(amaxes[i], StepRows(*steps[i], RowsOf(extent, first, rows), scalings[i], distance));
+      amaxes[i] = std::max(amaxes[i], StepRows(*steps[i], i, rows, scalings[i], distance, progress));
     });
     for (const IdleState::Range& range : idle.ranges()) {
       std::memcpy(range.begin + distance, range.begin, range.size_bytes);
@@ -174,14 +223,24 @@ class CpuShardArithmetic final : public ShardArithmetic {
   // Calls `visit` with each extent's rows in a band.
   template <typename Visit>
   void ForEachPart(int band, const Visit& visit) const {
-    const BandStart begin = moves_.bands[band];
-    const bool is_last = band + 1 == static_cast<int>(moves_.bands.size());
-    const BandStart end = is_last ? BandStart{static_cast<int64_t>(tensors_.size()), 0} : moves_.bands[band + 1];
-    for (int64_t i = begin.extent; i < static_cast<int64_t>(tensors_.size()) && i <= end.extent; ++i) {
-      const int64_t first = i == begin.extent ? begin.row : 0;
-      const int64_t behind = i == end.extent ? end.row : tensors_[i].rows;
-      if (behind > first) visit(i, first, behind - first);
+    const int64_t end = EndOf(band).extent;
+    for (int64_t i = moves_.bands[band].extent; i < static_cast<int64_t>(tensors_.size()) && i <= end; ++i) {
+      const Rows rows = RowsIn(band, i);
+      if (rows.count > 0) visit(i, rows);
     }
+  }
+
+  int band_count() const { return static_cast<int>(moves_.bands.size()); }
+  BandStart EndOf(int band) const {
+    return band + 1 < band_count() ? moves_.bands[band + 1] : BandStart{static_cast<int64_t>(tensors_.size()), 0};
+  }
+  // Returns an extent's rows in a band.
+  Rows RowsIn(int band, int64_t extent) const {
+    const BandStart begin = moves_.bands[band];
+    const BandStart end = EndOf(band);
+    if (extent < begin.extent || extent > end.extent) return {0, 0};
+    const int64_t first = extent == begin.extent ? begin.row : 0;
+    return {first, (extent == end.extent ? end.row : tensors_[extent].rows) - first};
   }
 
   static void FillSplit(uint64_t seed, const Initial& initial, const ExtentTensors& extent) {
@@ -204,6 +263,11 @@ class CpuShardArithmetic final : public ShardArithmetic {
   const std::vector<ExtentTensors> tensors_;
   const StateMoves moves_;
   const bool needs_amax_;
+
+  // The orthogonalized update of the extent that Muon steps now, as BF16.
+  const std::unique_ptr<Orthogonalizer> orthogonalizer_;
+  std::optional<size_t> update_of_;
+  std::vector<uint16_t> update_;
 };
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <functional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -15,13 +16,14 @@
 #include "kernels/gpu/staging.h"
 #include "kernels/gpu/status.h"
 #include "kernels/gpu/stream.h"
-#include "kernels/optim/adam_cuda.h"
 #include "kernels/optim/band_marks_cuda.h"
 #include "kernels/optim/banded_step_cuda.h"
+#include "kernels/optim/fused_step_cuda.h"
 #include "kernels/optim/master_remainder_cuda.h"
 #include "kernels/optim/moved_state.h"
 #include "kernels/random/initial_values_cuda.h"
 #include "kernels/reduce/gradient_sum_cuda.h"
+#include "server/device/cuda_muon.h"
 
 namespace paramshard::server {
 namespace {
@@ -73,22 +75,25 @@ class CudaShardArithmetic final : public ShardArithmetic {
   static absl::StatusOr<std::unique_ptr<ShardArithmetic>> Create(int device, std::vector<ExtentTensors> tensors,
                                                                  const StateMoves& moves) {
     RETURN_IF_ERROR(CheckMoves(tensors, moves));
-    std::vector<gpu::AdamExtent> extents;
+    ASSIGN_OR_RETURN(gpu::Stream stream, gpu::Stream::Create(device));
+    ASSIGN_OR_RETURN(std::unique_ptr<CudaMuon> muon, CudaMuon::Create(device, stream.get(), tensors, moves.bands));
+    std::vector<gpu::StepExtent> extents;
     int64_t elements = 0;
-    for (const ExtentTensors& extent : tensors) {
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      const ExtentTensors extent = muon == nullptr ? tensors[i] : muon->ForFusedStep(tensors[i], i);
       extents.push_back({extent.gradient, extent.state, extent.rows, extent.columns, extent.encoding, extent.row_wise,
                          extent.column_wise});
       elements += extent.elements();
     }
-    ASSIGN_OR_RETURN(gpu::Stream stream, gpu::Stream::Create(device));
-    ASSIGN_OR_RETURN(gpu::FusedAdamPlan adam, gpu::FusedAdamPlan::Create(device, extents, moves.bands));
+    ASSIGN_OR_RETURN(gpu::FusedStepPlan adam, gpu::FusedStepPlan::Create(device, extents, moves.bands));
     ASSIGN_OR_RETURN(gpu::BandedStep bands, gpu::BandedStep::Create(device));
     ASSIGN_OR_RETURN(const gpu::BandMarks marks, gpu::BandMarks::Create(device));
     ASSIGN_OR_RETURN(gpu::SquareSummer squares,
                      gpu::SquareSummer::Create(device, static_cast<int64_t>(tensors.size()), elements));
     adam.SetPosition(moves.position);
-    return std::unique_ptr<ShardArithmetic>(new CudaShardArithmetic(
-        std::move(tensors), moves, std::move(stream), std::move(adam), std::move(bands), marks, std::move(squares)));
+    return std::unique_ptr<ShardArithmetic>(new CudaShardArithmetic(std::move(tensors), moves, std::move(stream),
+                                                                    std::move(muon), std::move(adam), std::move(bands),
+                                                                    marks, std::move(squares)));
   }
 
   absl::Status Fill(uint64_t seed, absl::Span<const Initial> initials) override {
@@ -157,7 +162,7 @@ class CudaShardArithmetic final : public ShardArithmetic {
     return squares;
   }
 
-  absl::StatusOr<std::vector<float>> Step(absl::Span<const std::optional<AdamStep>> steps,
+  absl::StatusOr<std::vector<float>> Step(absl::Span<const std::optional<OptimizerStep>> steps,
                                           absl::Span<const TensorScaling> scalings,
                                           const StepProgress& progress) override {
     const gpu::DeviceScope scope(stream_.device());
@@ -176,23 +181,32 @@ class CudaShardArithmetic final : public ShardArithmetic {
   static bool HasRemainder(const ExtentTensors& extent) { return extent.state.remainder != nullptr; }
 
   // Leaves no amaxes if the step is already done, or if no extent takes it.
-  absl::Status StepInPlace(absl::Span<const std::optional<AdamStep>> steps, absl::Span<const TensorScaling> scalings,
-                           const StepProgress& progress) {
+  absl::Status StepInPlace(absl::Span<const std::optional<OptimizerStep>> steps,
+                           absl::Span<const TensorScaling> scalings, const StepProgress& progress) {
     const bool is_left = !progress.HasDone(0);
-    std::vector<std::optional<AdamStep>> left(steps.size());
+    std::vector<std::optional<OptimizerStep>> left(steps.size());
     if (is_left) std::copy(steps.begin(), steps.end(), left.begin());
     const bool steps_any = std::any_of(left.begin(), left.end(), [](const auto& step) { return step.has_value(); });
     if (steps_any) progress.MarkBegun(0);
+    if (steps_any && muon_ != nullptr) {
+      muon_->BeginStep(left, position(), /*distance=*/0, progress);
+      RETURN_IF_ERROR(muon_->EnqueueBand(0));
+    }
     RETURN_IF_ERROR(adam_.Step(left, scalings, stream_.get()));
     return steps_any ? marks_.Write(progress.lanes[0].done, progress.WordOf(1), stream_.get()) : absl::OkStatus();
   }
 
-  absl::Status MoveByBands(absl::Span<const std::optional<AdamStep>> steps, absl::Span<const TensorScaling> scalings,
-                           const StepProgress& progress) {
+  absl::Status MoveByBands(absl::Span<const std::optional<OptimizerStep>> steps,
+                           absl::Span<const TensorScaling> scalings, const StepProgress& progress) {
     const bool forward = position() == 0;
     const int64_t distance = forward ? distance_ : -distance_;
     RETURN_IF_ERROR(adam_.BeginStep(steps, scalings, distance, stream_.get()));
-    RETURN_IF_ERROR(bands_.Run(adam_, forward, progress, stream_.get()));
+    std::function<absl::Status(int)> before_band;
+    if (muon_ != nullptr) {
+      muon_->BeginStep(steps, position(), distance, progress);
+      before_band = [this](int n) { return muon_->EnqueueBand(n); };
+    }
+    RETURN_IF_ERROR(bands_.Run(adam_, forward, progress, stream_.get(), before_band));
     set_position(position() + distance);
     adam_.SetPosition(position());
     return absl::OkStatus();
@@ -217,14 +231,15 @@ class CudaShardArithmetic final : public ShardArithmetic {
   }
 
   CudaShardArithmetic(std::vector<ExtentTensors> tensors, const StateMoves& moves, gpu::Stream stream,
-                      gpu::FusedAdamPlan adam, gpu::BandedStep bands, const gpu::BandMarks& marks,
-                      gpu::SquareSummer squares)
+                      std::unique_ptr<CudaMuon> muon, gpu::FusedStepPlan adam, gpu::BandedStep bands,
+                      const gpu::BandMarks& marks, gpu::SquareSummer squares)
       : ShardArithmetic(moves.position),
         tensors_(std::move(tensors)),
         distance_(moves.distance),
         needs_amax_(std::any_of(tensors_.begin(), tensors_.end(),
                                 [](const ExtentTensors& extent) { return NeedsAmax(extent.encoding.format); })),
         stream_(std::move(stream)),
+        muon_(std::move(muon)),
         adam_(std::move(adam)),
         bands_(std::move(bands)),
         marks_(marks),
@@ -234,7 +249,9 @@ class CudaShardArithmetic final : public ShardArithmetic {
   const int64_t distance_;
   const bool needs_amax_;
   const gpu::Stream stream_;
-  gpu::FusedAdamPlan adam_;
+  // Refers to tensors_, whose place has not changed since Create(). Null without Muon.
+  const std::unique_ptr<CudaMuon> muon_;
+  gpu::FusedStepPlan adam_;
   gpu::BandedStep bands_;
   const gpu::BandMarks marks_;
   gpu::SquareSummer squares_;

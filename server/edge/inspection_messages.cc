@@ -116,7 +116,10 @@ v1::DescribeParameterResponse ToProto(const ParameterDescription& description) {
   proto.set_format(static_cast<v1::Format>(*spec.encoding.format));
   proto.set_element(static_cast<v1::Element>(*spec.encoding.element));
   proto.set_frozen(!spec.trainable);
-  if (spec.trainable) proto.set_gradient_type(static_cast<v1::GradientType>(spec.gradient_type));
+  if (spec.trainable) {
+    proto.set_gradient_type(static_cast<v1::GradientType>(spec.gradient_type));
+    proto.set_optimizer(static_cast<v1::Optimizer>(spec.optimizer));
+  }
   for (const MomentTraits& moment : kMomentKinds) {
     const std::optional<MomentType> type = MomentTypeOf(spec, moment.kind);
     if (type.has_value()) SetMomentType(proto, moment.kind, static_cast<v1::MomentType>(*type));

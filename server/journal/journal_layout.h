@@ -1,4 +1,4 @@
-// Layout of a journal in its memory. Format version 4:
+// Layout of a journal in its memory. Format version 5:
 //
 //   header    magic, version, counts, hash       written once
 //   identity  its bytes, hash                    written once
@@ -25,7 +25,7 @@
 namespace paramshard::server {
 
 inline constexpr uint64_t kJournalMagic = 0x6c6e726a68737071;  // "qpshjrnl"; 0: not written yet
-inline constexpr uint32_t kJournalVersion = 4;
+inline constexpr uint32_t kJournalVersion = 5;
 
 inline constexpr int64_t kMostJournalRanks = 4096;
 // Largest number of a rank's bands: a mark counts up to 2^16 - 1 bands of a lane.

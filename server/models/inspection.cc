@@ -304,7 +304,9 @@ std::vector<MemoryUse> CountMemory(const Model& model) {
     const std::string device = model.world().devices[rank]->Name();
     const ShardBytes bytes = model.committed().shards[rank]->extents().bytes();
     add_use(device, "master", bytes.master);
-    for (const MomentTraits& moment : kMomentKinds) add_use(device, moment.name, bytes.moments[moment.kind]);
+    for (const MomentTraits& moment : kMomentKinds) {
+      add_use(device, MomentNames(model.spec().groups, moment.kind), bytes.moments[moment.kind]);
+    }
     add_use(device, "gradients", bytes.gradients);
     add_use(device, "keeper_scratch", bytes.room);
     add_use(device, "planes", bytes.planes);

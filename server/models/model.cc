@@ -3,10 +3,12 @@
 #include <numeric>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "common/model/layout_fingerprint.h"
 #include "common/model/model_spec_difference.h"
+#include "common/model/muon_matrices.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/formats/format.h"
 #include "server/observe/log.h"
@@ -54,6 +56,7 @@ absl::StatusOr<std::unique_ptr<PlacedModel>> Place(const Model::Options& options
   RETURN_IF_ERROR(CheckFrozen(spec, topology));
   RETURN_IF_ERROR(options.world.CheckDevices());
   Layout layout(spec, topology.shard_size());
+  RETURN_IF_ERROR(CheckMuonLayout(layout));
   const uint64_t layout_fingerprint = LayoutFingerprint(layout);
   const bool may_come_back = topology.has_replicas() || (topology.nodes() > 1 && !options.save_dir.empty());
   return std::unique_ptr<PlacedModel>(
@@ -150,13 +153,11 @@ void Model::LogBudget() const {
   ShardBytes bytes;
   for (const auto& shard : committed_.shards) bytes += shard->extents().bytes();
   const std::vector<int64_t> scratch = budget_.ScratchBytesByRank();
-  static_assert(kMomentCount == 2, "a moment that is not logged");
   placed_->log->Write(LogLevel::kInfo, "model opened",
                       {{"model", spec().name},
                        {"shard_size", absl::StrCat(topology().shard_size())},
                        {"master_bytes", absl::StrCat(bytes.master)},
-                       {"exp_avg_bytes", absl::StrCat(bytes.moments[MomentKind::kExpAvg])},
-                       {"exp_avg_sq_bytes", absl::StrCat(bytes.moments[MomentKind::kExpAvgSq])},
+                       {"moments_bytes", absl::StrCat(absl::c_accumulate(bytes.moments, int64_t{0}))},
                        {"room_bytes", absl::StrCat(bytes.room)},
                        {"gradients_bytes", absl::StrCat(bytes.gradients)},
                        {"planes_bytes", absl::StrCat(bytes.planes)},

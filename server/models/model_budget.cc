@@ -101,7 +101,8 @@ absl::Status ModelBudget::CheckFits(const Bytes& needed, int64_t available, absl
   if (total <= available) return absl::OkStatus();
   std::string moments;
   for (const MomentTraits& moment : kMomentKinds) {
-    absl::StrAppend(&moments, ", ", moment.name, " ", shards.moments[moment.kind]);
+    const std::string names = MomentNames(options_.spec->groups, moment.kind);
+    if (!names.empty()) absl::StrAppend(&moments, ", ", names, " ", shards.moments[moment.kind]);
   }
   const std::string room =
       options_.moves.moves ? absl::StrCat(", room that steps move the state into ", shards.room) : "";

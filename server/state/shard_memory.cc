@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "common/model/muon_matrices.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/formats/format.h"
 #include "kernels/optim/moment.h"
@@ -48,7 +49,8 @@ ExtentTensors ShardMemory::TensorsOf(const ShardExtent& extent) const {
           .columns = spec.columns(),
           .encoding = encoding,
           .row_wise = PlaneOf(extent, Plane::kRowWise),
-          .column_wise = HasColumnPlane(encoding.format) ? PlaneOf(extent, Plane::kColumnWise) : MutablePlane{}};
+          .column_wise = HasColumnPlane(encoding.format) ? PlaneOf(extent, Plane::kColumnWise) : MutablePlane{},
+          .muon = MuonMatricesOf(spec, extents_.spec().groups, extent.rows)};
 }
 
 MutableGradient ShardMemory::GradientOf(const ShardExtent& extent) const {
@@ -66,8 +68,8 @@ MutablePlane ShardMemory::PlaneOf(const ShardExtent& extent, Plane plane) const 
           .amax = layout.amax_offset < 0 ? nullptr : small + layout.amax_offset};
 }
 
-AdamState ShardMemory::StateOf(const ShardExtent& extent) const {
-  AdamState state;
+OptimizerState ShardMemory::StateOf(const ShardExtent& extent) const {
+  OptimizerState state;
   for (const MomentTraits& moment : kMomentKinds) {
     const std::optional<MomentType> type = MomentTypeOf(extents_.Spec(extent), moment.kind);
     if (!type.has_value()) continue;

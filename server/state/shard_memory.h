@@ -9,7 +9,7 @@
 #include "absl/status/statusor.h"
 #include "common/model/state_tensor.h"
 #include "kernels/formats/codec.h"
-#include "kernels/optim/adam.h"
+#include "kernels/optim/fused_step.h"
 #include "kernels/reduce/gradient.h"
 #include "server/device/compute_device.h"
 #include "server/device/memory.h"
@@ -47,7 +47,7 @@ class ShardMemory {
  private:
   ShardMemory(ShardExtents extents, ComputeDevice* device) : extents_(std::move(extents)), device_(device) {}
   absl::Status AllocatePieces(StateMemory& memory, int world_rank);
-  AdamState StateOf(const ShardExtent& extent) const;
+  OptimizerState StateOf(const ShardExtent& extent) const;
   uint8_t* BeginOf(const ShardExtent& extent, int array) const;
 
   const ShardExtents extents_;

@@ -3,18 +3,20 @@
 #include <optional>
 #include <utility>
 
+#include "common/model/muon_matrices.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/formats/format.h"
-#include "kernels/optim/adam.h"
+#include "kernels/optim/fused_step.h"
+#include "kernels/optim/muon_math.h"
+#include "kernels/optim/optimizers.h"
 
 namespace paramshard::server {
 namespace {
 
-AdamStep StepOf(const ModelSpec& spec, int group_index, int64_t step, const StepParameters& parameters) {
-  const Hyperparameters& group = parameters.groups[group_index];
-  const ParameterGroup& fixed = spec.groups[group_index];
-  return {group, fixed.mode, fixed.bias_correction ? BiasCorrection(group.beta1, step) : 1.0f,
-          fixed.bias_correction ? BiasCorrection(group.beta2, step) : 1.0f, parameters.gradient_scale};
+OptimizerStep StepOf(const ModelSpec& spec, int group_index, int64_t number, const StepParameters& parameters) {
+  const ParameterGroup& group = spec.groups[group_index];
+  return MakeStep(group.optimizer, parameters.groups[group_index], group.bias_correction, number,
+                  parameters.gradient_scale);
 }
 
 }  // namespace
@@ -22,12 +24,13 @@ AdamStep StepOf(const ModelSpec& spec, int group_index, int64_t step, const Step
 absl::Status StepExtents(const ShardExtents& extents, const StepParameters& parameters,
                          const std::vector<bool>& has_gradient, const StepProgress& progress,
                          ExtentArithmetic& arithmetic, absl::Span<ExtentNumbers> numbers, ScalingBook& book) {
-  std::vector<std::optional<AdamStep>> steps(extents.trainable_count());
+  std::vector<std::optional<OptimizerStep>> steps(extents.trainable_count());
   for (int i = 0; i < extents.trainable_count(); ++i) {
     if (!has_gradient[i]) continue;
     const ShardExtent& extent = extents[i];
     const ParameterSpec& spec = extents.Spec(extent);
     steps[i] = StepOf(extents.spec(), spec.group, ++numbers[i].step, parameters);
+    if (IsMuon(spec.optimizer)) SetMuonRates(MuonRateFactor(spec, extents.spec().groups[spec.group]), *steps[i]);
     numbers[i].awaits_amax = EncodesAfterAmax(EncodingOf(spec.encoding).format);
     if (!numbers[i].awaits_amax) numbers[i].scaling = book.Next(extent.unit, extent.parameter);
   }

@@ -77,6 +77,7 @@ TEST(CompletenessTest, EveryScaledFormatAndOptimizerHasGoldenCases) {
     EXPECT_TRUE(HasWord(index, format.name)) << "no golden case of " << format.name;
   }
   for (const OptimizerTraits& optimizer : kOptimizers) {
+    if (IsMuon(optimizer.optimizer)) continue;  // beside float64 in orthogonalizer_test and muon_test
     EXPECT_TRUE(HasWord(index, absl::AsciiStrToLower(optimizer.name))) << "no golden case of " << optimizer.name;
   }
 }
@@ -88,6 +89,14 @@ TEST(CompletenessTest, EveryOptimizerAndMomentIsInThePages) {
       EXPECT_TRUE(HasWord(text, optimizer.name)) << file << " does not name " << optimizer.name;
     }
   }
+  for (const OptimizerTraits& optimizer : kOptimizers) {
+    for (int i = 0; i < optimizer.moment_count; ++i) {
+      for (const char* file : {"docs/reference/numerics.md", "docs/reference/checkpoint.md"}) {
+        EXPECT_TRUE(HasWord(Text(file), optimizer.moment_names[i]))
+            << file << " does not name " << optimizer.moment_names[i] << " of " << optimizer.name;
+      }
+    }
+  }
   for (const MomentTraits& moment : kMomentKinds) {
     for (const char* file : {"docs/reference/numerics.md", "docs/reference/formats.md", "docs/operate/settings.md"}) {
       EXPECT_TRUE(HasWord(Text(file), moment.name)) << file << " does not name " << moment.name;
@@ -97,8 +106,8 @@ TEST(CompletenessTest, EveryOptimizerAndMomentIsInThePages) {
 
 // Python writes the names of optimizers in lower case.
 TEST(CompletenessTest, EveryOptimizerIsKnownInPython) {
-  for (const char* file :
-       {"python/paramshard/spec.py", "python/paramshard/torch/optimizer.py", "tests/python/pytorch/test_steps.py"}) {
+  for (const char* file : {"python/paramshard/spec.py", "python/paramshard/torch/optimizers.py",
+                           "tests/python/pytorch/test_optimizers.py"}) {
     const std::string text = Text(file);
     for (const OptimizerTraits& optimizer : kOptimizers) {
       const std::string name = absl::AsciiStrToLower(optimizer.name);

@@ -25,7 +25,7 @@
 #include "kernels/gpu/status.h"
 #include "kernels/gpu/stream.h"
 #include "kernels/gpu/word_operations.h"
-#include "kernels/optim/adam_cuda.h"
+#include "kernels/optim/fused_step_cuda.h"
 #include "nlohmann/json.hpp"
 #include "server/process/daemon.h"
 #include "tests/faults/bad_access.h"
@@ -220,17 +220,17 @@ TEST_F(BrokenGpuTest, AStepThatWaitsForAStuckGpuEndsWhenItCountsAsBroken) {
     setenv("CUDA_MODULE_LOADING", "EAGER", 1);  // a kernel that is loaded later waits for the stream
     ASSIGN_OR_RETURN(gpu::Stream stream, gpu::Stream::Create(0));
     ASSIGN_OR_RETURN(gpu::DeviceMemory memory, gpu::DeviceMemory::Create(0, 4096, {0}, /*shareable=*/false));
-    gpu::AdamExtent extent;
+    gpu::StepExtent extent;
     extent.state.master = reinterpret_cast<float*>(memory.data());
     extent.rows = 1;
     extent.columns = 1024;
     extent.encoding = {Format::kFP8TensorCurrent};
-    ASSIGN_OR_RETURN(gpu::FusedAdamPlan made, gpu::FusedAdamPlan::Create(0, {extent}));
+    ASSIGN_OR_RETURN(gpu::FusedStepPlan made, gpu::FusedStepPlan::Create(0, {extent}));
     // For ever: nobody writes this word.
     void* const page = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     ASSIGN_OR_RETURN(gpu::HostRegistration registration, gpu::HostRegistration::Register(page, 4096));
     // Kept: giving any of them back would wait for the stream.
-    auto& plan = *new gpu::FusedAdamPlan(std::move(made));
+    auto& plan = *new gpu::FusedStepPlan(std::move(made));
     const auto& parked_stream = *new gpu::Stream(std::move(stream));
     new gpu::DeviceMemory(std::move(memory));
     new gpu::HostRegistration(std::move(registration));

@@ -323,38 +323,67 @@ def store_state(case, name, kind, values):
     return {name + "_data": codes, name + "_scale_inv": floats(scales)}, moments.decode(codes, scales)
 
 
-def adam_element(options, step, gradient, p, m, v):
+def adam_element(options, step, g, p, m, v):
     beta1, beta2, decay = options["beta1"], options["beta2"], options["weight_decay"]
-    g = f32(gradient * f32(step["inv_scale"] * step["clip_coef"]))
-    if options["mode"] == "l2":
+    if options["optimizer"] == "adam":
         g = f32(g + f32(decay * p))
     m = f32(f32(beta1 * m) + f32(f32(1 - beta1) * g))
     v = f32(f32(beta2 * v) + f32(f32(f32(1 - beta2) * g) * g))
     denominator = f32(root(divide(v, step["bias_correction2"])) + options["eps"])
     change = divide(divide(m, step["bias_correction1"]), denominator)
-    if options["mode"] == "adamw":
+    if options["optimizer"] == "adamw":
         change = f32(change + f32(decay * p))
     return f32(p - f32(step["lr"] * change)), m, v
 
 
-def adam(case):
+def sgd_element(options, step, g, p, m, v):
+    g = f32(g + f32(options["weight_decay"] * p))
+    if options["optimizer"] == "sgd":
+        return f32(p - f32(step["lr"] * g)), m, v
+    dampening = 0.0 if step["step"] == 1 else options["dampening"]
+    m = f32(f32(options["momentum"] * m) + f32(f32(1 - dampening) * g))
+    change = f32(g + f32(options["momentum"] * m)) if options["optimizer"] == "sgd_nesterov" else m
+    return f32(p - f32(step["lr"] * change)), m, v
+
+
+def lion_element(options, step, g, p, m, v):
+    beta1, beta2 = options["beta1"], options["beta2"]
+    direction = f32(f32(beta1 * m) + f32(f32(1 - beta1) * g))
+    sign = direction if direction == 0 or math.isnan(direction) else math.copysign(1.0, direction)
+    kept = f32(p * f32(1 - f32(step["lr"] * options["weight_decay"])))
+    return f32(kept - f32(step["lr"] * sign)), f32(f32(beta2 * m) + f32(f32(1 - beta2) * g)), v
+
+
+ELEMENT_STEPS = {
+    "adamw": adam_element,
+    "adam": adam_element,
+    "sgd": sgd_element,
+    "sgd_momentum": sgd_element,
+    "sgd_nesterov": sgd_element,
+    "lion": lion_element,
+}
+
+
+def step(case):
     options = case["options"]
     kinds = {"param": options["master"], "exp_avg": options["exp_avg"], "exp_avg_sq": options["exp_avg_sq"]}
     state = {name: read_state(case, name, kind) for name, kind in kinds.items()}
     gradients = read(case["files"]["grad"], "f")
     count = len(state["param"])
     outputs = {}
+    update = ELEMENT_STEPS[options["optimizer"]]
     for t, step in enumerate(options["steps"]):
+        scale = f32(step["inv_scale"] * step["clip_coef"])
         for beta, correction in (("beta1", "bias_correction1"), ("beta2", "bias_correction2")):
             expected = (f32(1 - math.pow(options[beta], step["step"])), 1.0)  # 1 without bias correction
             assert step[correction] in expected, f"{case['name']}: {correction} of step {step['step']}"
         rows = zip(gradients[t * count : (t + 1) * count], state["param"], state["exp_avg"], state["exp_avg_sq"])
-        fresh = [adam_element(options, step, *element) for element in rows]
+        fresh = [update(options, step, f32(gradient * scale), *element) for gradient, *element in rows]
         for index, (name, kind) in enumerate(kinds.items()):
             stored, state[name] = store_state(case, name, kind, [element[index] for element in fresh])
             for role, data in stored.items():
                 outputs["expected_" + role] = outputs.get("expected_" + role, b"") + data
-    if case["kind"] == "adam_and_quantize":
+    if case["kind"] == "step_and_quantize":
         outputs |= quantize(case, state["param"])
     return outputs
 
@@ -428,8 +457,8 @@ KINDS = {
     "quantize": lambda case: quantize(case, read(case["files"]["input"], "f")),
     "elements": elements,
     "delayed_scale_update": delayed_scale_update,
-    "adam": adam,
-    "adam_and_quantize": adam,
+    "step": step,
+    "step_and_quantize": step,
     "param_remainder": param_remainder,
     "fp8_state": fp8_state,
     "gradient_sum": gradient_sum,

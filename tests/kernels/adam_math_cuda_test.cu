@@ -12,8 +12,8 @@
 #include "kernels/formats/float8.h"
 #include "kernels/formats/packed_casts_cuda.h"
 #include "kernels/formats/scale_math.h"
-#include "kernels/optim/adam.h"
 #include "kernels/optim/adam_math_cuda.h"
+#include "kernels/optim/fused_step.h"
 #include "kernels/optim/moment_rows_cuda.h"
 #include "kernels/random/philox.h"
 #include "tests/kernels/gpu_test.h"
@@ -66,7 +66,7 @@ __device__ float RandomGradient(Moments moments, uint64_t index) {
 
 __device__ bool SameBits(float a, float b) { return FloatBits(a) == FloatBits(b); }
 
-__global__ void CountWrongUpdates(AdamConstants constants, Moments moments, uint64_t quads, unsigned long long* wrong) {
+__global__ void CountWrongUpdates(StepConstants constants, Moments moments, uint64_t quads, unsigned long long* wrong) {
   for (uint64_t q = uint64_t{blockIdx.x} * kThreads + threadIdx.x; q < quads; q += uint64_t{gridDim.x} * kThreads) {
     float gradients[4];
     AdamElement elements[4];
@@ -185,7 +185,7 @@ __device__ void RandomBlock(uint64_t block, float (&values)[4]) {
 
 // The codes and scales of blocks with the GPU's shortcuts, against the formula. A warp has a block. Scales of every
 // exponent.
-template <typename Moment, AdamMoments kType, bool kRoot>
+template <typename Moment, KernelMoments kType, bool kRoot>
 __global__ void CountWrongBlocks(uint64_t blocks, unsigned long long* wrong) {
   const uint64_t step = uint64_t{gridDim.x} * kThreads / 32;
   for (uint64_t block = (uint64_t{blockIdx.x} * kThreads + threadIdx.x) / 32; block < blocks; block += step) {
@@ -243,17 +243,17 @@ __global__ void CountWrongDecodings(unsigned long long* wrong) {
 
 class AdamMathCudaTest : public GpuTest {
  protected:
-  uint64_t WrongUpdates(const AdamStep& step, Moments moments) {
+  uint64_t WrongUpdates(const OptimizerStep& step, Moments moments) {
     constexpr uint64_t kQuads = 1ull << 24;
     const DeviceArray<unsigned long long> wrong(std::vector<unsigned long long>{0});
-    CountWrongUpdates<<<kBlocks, kThreads, 0, stream()>>>(MakeAdamConstants(step), moments, kQuads, wrong.data());
+    CountWrongUpdates<<<kBlocks, kThreads, 0, stream()>>>(MakeStepConstants(step), moments, kQuads, wrong.data());
     Synchronize();
     return wrong.Download()[0];
   }
 };
 
-AdamStep StepAt(int64_t step_count) {
-  AdamStep step;
+OptimizerStep StepAt(int64_t step_count) {
+  OptimizerStep step;
   step.weight_decay = 0.1f;
   step.bias_correction1 = BiasCorrection(step.beta1, step_count);
   step.bias_correction2 = BiasCorrection(step.beta2, step_count);
@@ -262,23 +262,23 @@ AdamStep StepAt(int64_t step_count) {
 }
 
 // Steps whose quotients nothing hides, for masters of zero.
-AdamStep BareStep(float epsilon) {
-  AdamStep step = StepAt(3);
+OptimizerStep BareStep(float epsilon) {
+  OptimizerStep step = StepAt(3);
   step.learning_rate = 1.0f;
   step.weight_decay = 0.0f;
   step.epsilon = epsilon;
   return step;
 }
 
-std::vector<AdamStep> Steps() {
-  std::vector<AdamStep> steps = {StepAt(1), StepAt(2), StepAt(7), StepAt(1000), StepAt(1000000)};
+std::vector<OptimizerStep> Steps() {
+  std::vector<OptimizerStep> steps = {StepAt(1), StepAt(2), StepAt(7), StepAt(1000), StepAt(1000000)};
   // Bias corrections of many steps: each has a reciprocal of its own.
   for (int64_t step_count = 3; step_count < 40; ++step_count) steps.push_back(StepAt(step_count * step_count));
   for (float epsilon : {1e-8f, 1e-6f, 1e-15f, 0x1p-60f, 0.7f, 1.0f, 1e5f, 0x1p20f, 0.0f, 1e-30f, 1e20f}) {
     steps.push_back(BareStep(epsilon));
   }
   steps.push_back(StepAt(7));
-  steps.back().mode = AdamMode::kL2;
+  steps.back().optimizer = Optimizer::kAdam;
   steps.push_back(StepAt(7));
   steps.back().bias_correction1 = steps.back().bias_correction2 = 0x1.fffffep-25f;
   steps.push_back(StepAt(7));
@@ -297,25 +297,25 @@ void ExpectNoneWrong(const std::vector<uint64_t>& wrong) {
 
 TEST_F(AdamMathCudaTest, AnyBitsGiveTheFormula) {
   std::vector<uint64_t> wrong;
-  for (const AdamStep& step : Steps()) wrong.push_back(WrongUpdates(step, Moments::kAnyBits));
+  for (const OptimizerStep& step : Steps()) wrong.push_back(WrongUpdates(step, Moments::kAnyBits));
   ExpectNoneWrong(wrong);
 }
 
 TEST_F(AdamMathCudaTest, OrdinaryMomentsGiveTheFormula) {
   std::vector<uint64_t> wrong;
-  for (const AdamStep& step : Steps()) wrong.push_back(WrongUpdates(step, Moments::kOrdinary));
+  for (const OptimizerStep& step : Steps()) wrong.push_back(WrongUpdates(step, Moments::kOrdinary));
   ExpectNoneWrong(wrong);
 }
 
 TEST_F(AdamMathCudaTest, SmallMomentsGiveTheFormula) {
   std::vector<uint64_t> wrong;
-  for (const AdamStep& step : Steps()) wrong.push_back(WrongUpdates(step, Moments::kSmall));
+  for (const OptimizerStep& step : Steps()) wrong.push_back(WrongUpdates(step, Moments::kSmall));
   ExpectNoneWrong(wrong);
 }
 
 TEST_F(AdamMathCudaTest, TinyMomentsGiveTheFormula) {
   std::vector<uint64_t> wrong;
-  for (const AdamStep& step : Steps()) wrong.push_back(WrongUpdates(step, Moments::kTiny));
+  for (const OptimizerStep& step : Steps()) wrong.push_back(WrongUpdates(step, Moments::kTiny));
   ExpectNoneWrong(wrong);
 }
 
@@ -348,13 +348,13 @@ TEST_F(AdamMathCudaTest, CastsOfEveryFloatAreTheHosts) {
 TEST_F(AdamMathCudaTest, BlocksOfMomentsAreCastByTheFormula) {
   constexpr uint64_t kBlocksOfMoments = 1ull << 22;
   const DeviceArray<unsigned long long> wrong(std::vector<unsigned long long>(6, 0));
-  CountWrongBlocks<Float8Moment, AdamMoments::kFP8, false>
+  CountWrongBlocks<Float8Moment, KernelMoments::kFP8, false>
       <<<kBlocks, kThreads, 0, stream()>>>(kBlocksOfMoments, wrong.data());
-  CountWrongBlocks<Float8Moment, AdamMoments::kFP8, true>
+  CountWrongBlocks<Float8Moment, KernelMoments::kFP8, true>
       <<<kBlocks, kThreads, 0, stream()>>>(kBlocksOfMoments, wrong.data() + 1);
-  CountWrongBlocks<Float16Moment, AdamMoments::kFP16, false>
+  CountWrongBlocks<Float16Moment, KernelMoments::kFP16, false>
       <<<kBlocks, kThreads, 0, stream()>>>(kBlocksOfMoments, wrong.data() + 2);
-  CountWrongBlocks<Float16Moment, AdamMoments::kFP16, true>
+  CountWrongBlocks<Float16Moment, KernelMoments::kFP16, true>
       <<<kBlocks, kThreads, 0, stream()>>>(kBlocksOfMoments, wrong.data() + 3);
   CountWrongRoots<<<kBlocks, kThreads, 0, stream()>>>(wrong.data() + 4);
   CountWrongDecodings<<<65536 / kThreads, kThreads, 0, stream()>>>(wrong.data() + 5);

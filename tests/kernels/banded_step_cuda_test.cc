@@ -14,7 +14,7 @@
 #include "gtest/gtest.h"
 #include "kernels/gpu/pinned_memory.h"
 #include "kernels/optim/optimizers.h"
-#include "tests/kernels/device_adam.h"
+#include "tests/kernels/device_step.h"
 #include "tests/kernels/gpu_test.h"
 #include "tests/kernels/planes.h"
 #include "tests/support/random_seed.h"
@@ -32,6 +32,7 @@ struct ExtentSpec {
   MomentType exp_avg = MomentType::kFP32;
   MomentType exp_avg_sq = MomentType::kFP32;
   bool is_split = false;
+  int moment_count = kMomentCount;
 };
 
 // An array of the state of all extents on the GPU, with room behind its end.
@@ -95,16 +96,17 @@ class MovedState {
   void EndStep() { position_ += distance(); }
   int64_t position() const { return position_; }
 
-  std::vector<AdamExtent> Views() const {
-    std::vector<AdamExtent> views;
+  std::vector<StepExtent> Views() const {
+    std::vector<StepExtent> views;
     for (size_t i = 0; i < specs_.size(); ++i) {
-      AdamExtent& view = views.emplace_back();
+      StepExtent& view = views.emplace_back();
       view.gradient = {gradients_[i].data(), GradientType::kFP32};
       view.state = {.master = masters_.At<float>(i),
                     .remainder = remainders_.At<int16_t>(i),
                     .moments = {{{moments_[0].At<void>(i), scales_[0].At<float>(i), specs_[i].exp_avg},
                                  {moments_[1].At<void>(i), scales_[1].At<float>(i), specs_[i].exp_avg_sq}}},
                     .weights = weights_.At<uint16_t>(i)};
+      expected_[i].DropMoments(view.state);
       view.rows = specs_[i].rows;
       view.columns = specs_[i].columns;
       view.encoding = specs_[i].encoding;
@@ -115,19 +117,19 @@ class MovedState {
   }
 
   // Gives every extent a gradient, and steps the extents with a step in `steps` on the host.
-  void Expect(const std::vector<std::optional<AdamStep>>& steps, RandomFloats& random) {
+  void Expect(const std::vector<std::optional<OptimizerStep>>& steps, RandomFloats& random) {
     for (size_t i = 0; i < specs_.size(); ++i) {
       const ExtentSpec& spec = specs_[i];
       const std::vector<float> gradient = random.Mixed(spec.rows * spec.columns);
       gradients_[i].Upload(gradient);
       if (!steps[i].has_value()) continue;
-      AdamState state = expected_[i].View();
+      OptimizerState state = expected_[i].View();
       if (spec.is_split) {
         state.master = nullptr;
         state.remainder = expected_remainders_[i].data();
       }
       OwnedPlanes& planes = expected_planes_[i];
-      const float amax = FusedAdam(*steps[i], gradient.data(), state, spec.rows, spec.columns, spec.encoding,
+      const float amax = FusedStep(*steps[i], gradient.data(), state, spec.rows, spec.columns, spec.encoding,
                                    planes.row_wise.View(), planes.column_wise.View(), scalings_[i]);
       if (NeedsAmax(spec.encoding.format)) scalings_[i].amax = amax;
       if (EncodesAfterAmax(spec.encoding.format)) {
@@ -137,6 +139,7 @@ class MovedState {
     }
   }
   const std::vector<TensorScaling>& scalings() const { return scalings_; }
+  int moment_count(size_t extent) const { return specs_[extent].moment_count; }
 
   // Overwrites half of the band's output, as if the GPU had stopped in the middle of the band.
   void Tear(int n, RandomFloats& random) {
@@ -165,7 +168,7 @@ class MovedState {
         EXPECT_TRUE(masters_.Holds(i, position_, AsBytes(expected.master))) << "master";
       }
       const Moments* const moments[] = {&expected.exp_avg, &expected.exp_avg_sq};
-      for (int m = 0; m < 2; ++m) {
+      for (int m = 0; m < specs_[i].moment_count; ++m) {
         EXPECT_TRUE(moments_[m].Holds(i, position_, moments[m]->bytes())) << "moment " << m;
         EXPECT_TRUE(scales_[m].Holds(i, position_, AsBytes(moments[m]->scales()))) << "scales of moment " << m;
       }
@@ -185,11 +188,12 @@ class MovedState {
     weights_.Add(spec.rows, spec.is_split ? spec.columns * 2 : 0);
     remainders_.Add(spec.rows, spec.is_split ? spec.columns * 2 : 0);
     const MomentType types[] = {spec.exp_avg, spec.exp_avg_sq};
-    for (int m = 0; m < 2; ++m) {
-      moments_[m].Add(spec.rows, spec.columns * MomentBytes(types[m]));
-      scales_[m].Add(spec.rows, MomentScaleCount(types[m], 1, spec.columns) * 4);
+    for (int m = 0; m < kMomentCount; ++m) {
+      const bool is_kept = m < spec.moment_count;
+      moments_[m].Add(spec.rows, is_kept ? spec.columns * MomentBytes(types[m]) : 0);
+      scales_[m].Add(spec.rows, is_kept ? MomentScaleCount(types[m], 1, spec.columns) * 4 : 0);
     }
-    expected_.push_back(RandomState(random, spec.rows, spec.columns, spec.exp_avg, spec.exp_avg_sq));
+    expected_.push_back(RandomState(random, spec.rows, spec.columns, spec.exp_avg, spec.exp_avg_sq, spec.moment_count));
     OwnedPlanes& planes = expected_planes_.emplace_back(spec.encoding, spec.rows, spec.columns);
     expected_remainders_.emplace_back(spec.is_split ? count : 0);
     if (spec.is_split) {
@@ -211,7 +215,7 @@ class MovedState {
       masters_.Set(i, AsBytes(state.master));
     }
     const Moments* const moments[] = {&state.exp_avg, &state.exp_avg_sq};
-    for (int m = 0; m < 2; ++m) {
+    for (int m = 0; m < specs_[i].moment_count; ++m) {
       moments_[m].Set(i, moments[m]->bytes());
       scales_[m].Set(i, AsBytes(moments[m]->scales()));
     }
@@ -250,6 +254,9 @@ std::vector<ExtentSpec> EveryKind(RandomFloats& random) {
   for (MomentType type : kMomentTypes) {
     specs.push_back({{Format::kBF16}, random.Integer(1, 600), 128, type, type, /*is_split=*/true});
     specs.push_back({{Format::kMXFP8}, 300, 160, type, kMomentTypes[random.Integer(0, 3)]});
+    for (int count = 0; count < kMomentCount; ++count) {
+      specs.push_back({{Format::kMXFP8}, 300, 160, type, type, /*is_split=*/false, count});
+    }
   }
   return specs;
 }
@@ -273,17 +280,17 @@ class BandedStepTest : public GpuTest {
             .word_step = kStep,
             .done = done};
   }
-  std::vector<std::optional<AdamStep>> AnySteps(const MovedState& state, RandomFloats& random) const {
-    std::vector<std::optional<AdamStep>> steps;
+  std::vector<std::optional<OptimizerStep>> AnySteps(const MovedState& state, RandomFloats& random) const {
+    std::vector<std::optional<OptimizerStep>> steps;
     for (size_t i = 0; i < state.scalings().size(); ++i) {
-      AdamStep step = TypicalStep(kOptimizers[random.Integer(0, kOptimizerCount - 1)].mode);
-      steps.push_back(random.Integer(0, 3) == 0 ? std::nullopt : std::optional<AdamStep>(step));
+      const OptimizerStep step = TypicalStep(AnyOptimizer(random, state.moment_count(i)));
+      steps.push_back(random.Integer(0, 3) == 0 ? std::nullopt : std::optional<OptimizerStep>(step));
     }
     return steps;
   }
 
   // Amaxes of a step that was cut off are measured again.
-  void Finish(FusedAdamPlan& plan, MovedState& state, const std::vector<std::optional<AdamStep>>& steps) {
+  void Finish(FusedStepPlan& plan, MovedState& state, const std::vector<std::optional<OptimizerStep>>& steps) {
     Synchronize();
     state.EndStep();
     plan.SetPosition(state.position());
@@ -317,7 +324,7 @@ TEST_F(BandedStepTest, EveryStateStepsAsOnTheHostWhileItMoves) {
   RandomFloats random(seed);
   MovedState state(EveryKind(random), 60'000, random);
   ASSERT_GT(state.band_count(), 10);
-  ASSERT_OK_AND_ASSIGN(FusedAdamPlan plan, FusedAdamPlan::Create(kDevice, state.Views(), state.bands()));
+  ASSERT_OK_AND_ASSIGN(FusedStepPlan plan, FusedStepPlan::Create(kDevice, state.Views(), state.bands()));
   ASSERT_OK_AND_ASSIGN(BandedStep banded, BandedStep::Create(kDevice));
   for (int step = 0; step < 4; ++step) {
     SCOPED_TRACE(step);
@@ -336,7 +343,7 @@ TEST_F(BandedStepTest, AStepThatWasCutOffIsFinished) {
     SCOPED_TRACE(absl::StrCat(kSeedVariable, "=", seed));
     RandomFloats random(seed);
     MovedState state(EveryKind(random), random.Integer(0, 1) == 0 ? 1 : 200'000, random);
-    ASSERT_OK_AND_ASSIGN(FusedAdamPlan plan, FusedAdamPlan::Create(kDevice, state.Views(), state.bands()));
+    ASSERT_OK_AND_ASSIGN(FusedStepPlan plan, FusedStepPlan::Create(kDevice, state.Views(), state.bands()));
     ASSERT_OK_AND_ASSIGN(BandedStep banded, BandedStep::Create(kDevice));
     for (int step = 0; step < 3; ++step) {
       const auto steps = AnySteps(state, random);
@@ -367,9 +374,9 @@ TEST_F(BandedStepTest, AStepThatWasCutOffIsFinished) {
 TEST_F(BandedStepTest, AStateWithoutAnElementHasNoBands) {
   RandomFloats random(62);
   MovedState state({{{Format::kBF16}, 0, 64}}, 1, random);
-  ASSERT_OK_AND_ASSIGN(FusedAdamPlan plan, FusedAdamPlan::Create(kDevice, state.Views(), state.bands()));
+  ASSERT_OK_AND_ASSIGN(FusedStepPlan plan, FusedStepPlan::Create(kDevice, state.Views(), state.bands()));
   ASSERT_OK_AND_ASSIGN(BandedStep banded, BandedStep::Create(kDevice));
-  ASSERT_OK(plan.BeginStep({TypicalStep(AdamMode::kAdamW)}, {}, 0, stream()));
+  ASSERT_OK(plan.BeginStep({TypicalStep(Optimizer::kAdamW)}, {}, 0, stream()));
   ASSERT_OK(banded.Run(plan, true, Progress(), stream()));
   Synchronize();
   ExpectMarks(state);
@@ -405,11 +412,11 @@ TEST_F(BandedStepTest, ManySmallExtentsThatTakeNoStepMoveAlong) {
   std::vector<ExtentSpec> specs;
   for (int i = 0; i < 1'000; ++i) specs.push_back({{Format::kBF16}, 1 + i % 3, 8 + i % 5});
   MovedState state(specs, 5'000, random);
-  ASSERT_OK_AND_ASSIGN(FusedAdamPlan plan, FusedAdamPlan::Create(kDevice, state.Views(), state.bands()));
+  ASSERT_OK_AND_ASSIGN(FusedStepPlan plan, FusedStepPlan::Create(kDevice, state.Views(), state.bands()));
   ASSERT_OK_AND_ASSIGN(BandedStep banded, BandedStep::Create(kDevice));
   for (const size_t every : {size_t{700}, size_t{2}, size_t{1'000}}) {
-    std::vector<std::optional<AdamStep>> steps(specs.size());
-    for (size_t i = 0; i < specs.size(); i += every) steps[i] = TypicalStep(AdamMode::kAdamW);
+    std::vector<std::optional<OptimizerStep>> steps(specs.size());
+    for (size_t i = 0; i < specs.size(); i += every) steps[i] = TypicalStep(Optimizer::kAdamW);
     state.Expect(steps, random);
     ASSERT_OK(plan.BeginStep(steps, state.scalings(), state.distance(), stream()));
     ASSERT_OK(banded.Run(plan, state.forward(), {}, stream()));
@@ -420,11 +427,11 @@ TEST_F(BandedStepTest, ManySmallExtentsThatTakeNoStepMoveAlong) {
 TEST_F(BandedStepTest, AMasterWhoseWeightsAreAPlaneDoesNotMove) {
   RandomFloats random(65);
   MovedState state({{{Format::kBF16}, 300, 64, MomentType::kFP32, MomentType::kFP32, /*is_split=*/true}}, 1, random);
-  std::vector<AdamExtent> extents = state.Views();
-  EXPECT_OK(FusedAdamPlan::Create(kDevice, extents, state.bands()).status());
+  std::vector<StepExtent> extents = state.Views();
+  EXPECT_OK(FusedStepPlan::Create(kDevice, extents, state.bands()).status());
   extents[0].state.weights = nullptr;
-  EXPECT_OK(FusedAdamPlan::Create(kDevice, extents).status());
-  EXPECT_THAT(FusedAdamPlan::Create(kDevice, extents, state.bands()).status(),
+  EXPECT_OK(FusedStepPlan::Create(kDevice, extents).status());
+  EXPECT_THAT(FusedStepPlan::Create(kDevice, extents, state.bands()).status(),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("weights of its own")));
 }
 
@@ -441,8 +448,8 @@ TEST_F(BandedStepDeathTest, BandsOutOfOrderAreOurBug) {
   RandomFloats random(66);
   MovedState state({{{Format::kBF16}, 600, 64}}, 1, random);
   ASSERT_GT(state.band_count(), 3);
-  ASSERT_OK_AND_ASSIGN(FusedAdamPlan plan, FusedAdamPlan::Create(kDevice, state.Views(), state.bands()));
-  const std::vector<std::optional<AdamStep>> steps = {TypicalStep(AdamMode::kAdamW)};
+  ASSERT_OK_AND_ASSIGN(FusedStepPlan plan, FusedStepPlan::Create(kDevice, state.Views(), state.bands()));
+  const std::vector<std::optional<OptimizerStep>> steps = {TypicalStep(Optimizer::kAdamW)};
   EXPECT_DEATH((void)plan.StepBand(0, stream()), "check failed");
   EXPECT_DEATH((void)plan.BeginStep(steps, {}, -state.distance(), stream()), "check failed");
   EXPECT_DEATH((void)plan.BeginStep(steps, {}, 8, stream()), "check failed");
@@ -464,7 +471,7 @@ TEST_F(BandedStepTest, BandsThatCutATileAreRefused) {
   MovedState state({{{Format::kMXFP8}, 300, 64}, {{Format::kBF16}, 100, 32}}, 1, random);
   for (const std::vector<BandStart>& bands : std::vector<std::vector<BandStart>>{
            {{0, 1}}, {{0, 0}, {0, 64}}, {{0, 0}, {0, 0}}, {{0, 0}, {1, 128}}, {{0, 0}, {2, 0}}, {{0, 128}}}) {
-    EXPECT_THAT(FusedAdamPlan::Create(kDevice, state.Views(), bands).status(),
+    EXPECT_THAT(FusedStepPlan::Create(kDevice, state.Views(), bands).status(),
                 StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("whole tiles")));
   }
 }

@@ -7,7 +7,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/formats/bfloat16.h"
-#include "tests/kernels/golden_adam.h"
+#include "tests/kernels/golden_step.h"
 #include "tests/kernels/gpu_test.h"
 #include "tests/kernels/planes.h"
 #include "tests/kernels/random_floats.h"

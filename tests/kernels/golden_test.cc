@@ -11,12 +11,12 @@
 #include "kernels/formats/float4.h"
 #include "kernels/formats/float8.h"
 #include "kernels/formats/scale_math.h"
-#include "kernels/optim/adam.h"
+#include "kernels/optim/fused_step.h"
 #include "kernels/optim/master_remainder.h"
 #include "kernels/optim/moment.h"
 #include "kernels/reduce/gradient_sum.h"
 #include "tests/kernels/golden.h"
-#include "tests/kernels/golden_adam.h"
+#include "tests/kernels/golden_step.h"
 #include "tests/kernels/planes.h"
 
 namespace paramshard {
@@ -25,7 +25,7 @@ namespace {
 // A kind that no test below reads would not be checked.
 TEST(GoldenTest, EveryCaseIsOfAKnownKind) {
   size_t known = 0;
-  for (const char* kind : {"elements", "quantize", "delayed_scale_update", "adam", "adam_and_quantize",
+  for (const char* kind : {"elements", "quantize", "delayed_scale_update", "step", "step_and_quantize",
                            "param_remainder", "fp8_state", "gradient_sum"}) {
     EXPECT_FALSE(GoldenCases(kind).empty()) << kind;
     known += GoldenCases(kind).size();
@@ -125,15 +125,15 @@ std::vector<float> RunSteps(const GoldenCase& golden, const Encoding& encoding, 
   const std::vector<float> gradients = golden.Values<float>("grad");
   const nlohmann::json& steps = golden.options().at("steps");
   for (size_t t = 0; t < steps.size(); ++t) {
-    FusedAdam(StepOf(golden.options(), steps[t]), gradients.data() + t * golden.rows() * golden.cols(), state.View(),
+    FusedStep(StepOf(golden.options(), steps[t]), gradients.data() + t * golden.rows() * golden.cols(), state.View(),
               golden.rows(), golden.cols(), stepped, row_wise, planes.column_wise.View());
     state.ExpectAfterStep(t);
   }
   return state.Master();
 }
 
-TEST(GoldenTest, AdamUpdatesTheState) {
-  for (const GoldenCase& golden : GoldenCases("adam")) {
+TEST(GoldenTest, StepsUpdateTheState) {
+  for (const GoldenCase& golden : GoldenCases("step")) {
     SCOPED_TRACE(golden.name());
     for (const Encoding& encoding : AllEncodings()) {
       OwnedPlanes planes(encoding, golden.rows(), golden.cols());
@@ -142,8 +142,8 @@ TEST(GoldenTest, AdamUpdatesTheState) {
   }
 }
 
-TEST(GoldenTest, AdamEncodesTheNewMaster) {
-  for (const GoldenCase& golden : GoldenCases("adam_and_quantize")) {
+TEST(GoldenTest, StepsEncodeTheNewMaster) {
+  for (const GoldenCase& golden : GoldenCases("step_and_quantize")) {
     SCOPED_TRACE(golden.name());
     const Encoding encoding = golden.encoding();
     OwnedPlanes planes(encoding, golden.rows(), golden.cols());
@@ -230,13 +230,13 @@ void ExpectFloat8Moment(const GoldenCase& golden, MomentKind kind, const std::st
 TEST(GoldenTest, MomentsAreStoredInFloat8) {
   for (const GoldenCase& golden : GoldenCases("fp8_state")) {
     SCOPED_TRACE(golden.name());
-    ExpectFloat8Moment(golden, MomentKind::kExpAvg, "exp_avg");
-    ExpectFloat8Moment(golden, MomentKind::kExpAvgSq, "exp_avg_sq");
+    ExpectFloat8Moment(golden, MomentKind::kFirst, "exp_avg");
+    ExpectFloat8Moment(golden, MomentKind::kSecond, "exp_avg_sq");
   }
 }
 
 TEST(GoldenTest, BiasCorrectionsAreComputed) {
-  for (const char* kind : {"adam", "adam_and_quantize"}) {
+  for (const char* kind : {"step", "step_and_quantize"}) {
     for (const GoldenCase& golden : GoldenCases(kind)) {
       SCOPED_TRACE(golden.name());
       for (const nlohmann::json& step : golden.options().at("steps")) {

@@ -7,8 +7,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
-#include "tests/kernels/adam_state.h"
 #include "tests/kernels/golden.h"
+#include "tests/kernels/optimizer_state.h"
 #include "tests/kernels/random_floats.h"
 
 namespace paramshard {
@@ -70,7 +70,7 @@ TEST(MomentTest, BlockOfZerosHasScaleOne) {
   const std::vector<float> zeros(128, 0.0f);
   for (MomentType type : {MomentType::kFP16, MomentType::kFP8}) {
     StoredMoment stored(type, 1, 128);
-    EncodeMoment(MomentKind::kExpAvgSq, zeros.data(), 1, 128, stored.View());
+    EncodeMoment(MomentKind::kSecond, zeros.data(), 1, 128, stored.View());
     EXPECT_EQ(stored.scales[0], 1.0f);
     EXPECT_EQ(stored.data, std::vector<uint8_t>(stored.data.size(), 0));
   }
@@ -79,11 +79,11 @@ TEST(MomentTest, BlockOfZerosHasScaleOne) {
 TEST(MomentTest, InfinityIsStoredAsTheLargestAndNanAsNan) {
   const float values[] = {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN(), 2.0f};
   StoredMoment half(MomentType::kFP16, 1, 3);
-  EncodeMoment(MomentKind::kExpAvg, values, 1, 3, half.View());
+  EncodeMoment(MomentKind::kFirst, values, 1, 3, half.View());
   EXPECT_EQ(half.scales[0], 1.0f);
   EXPECT_EQ(half.data, (std::vector<uint8_t>{0xff, 0x7b, 0xff, 0x7f, 0x00, 0x40}));
   StoredMoment byte(MomentType::kFP8, 1, 3);
-  EncodeMoment(MomentKind::kExpAvg, values, 1, 3, byte.View());
+  EncodeMoment(MomentKind::kFirst, values, 1, 3, byte.View());
   EXPECT_EQ(byte.data, (std::vector<uint8_t>{0x7e, 0x7f, 0x40}));
 }
 

@@ -27,18 +27,18 @@ T* At(int64_t address) {
 uint8_t* Byte(int64_t address) { return At<uint8_t>(address); }
 
 TEST(MovedStateTest, EveryArrayIsSoManyBytesFurtherOnAndNoneStaysNone) {
-  const AdamState whole = {.master = At<float>(0x1000),
-                           .remainder = At<int16_t>(0x2000),
-                           .moments = {{{At<void>(0x3000), At<float>(0x4000), MomentType::kFP8},
-                                        {At<void>(0x5000), At<float>(0x6000), MomentType::kFP16}}},
-                           .weights = At<uint16_t>(0x7000)};
-  const AdamState moved = MovedBy(whole, -0x200);
+  const OptimizerState whole = {.master = At<float>(0x1000),
+                                .remainder = At<int16_t>(0x2000),
+                                .moments = {{{At<void>(0x3000), At<float>(0x4000), MomentType::kFP8},
+                                             {At<void>(0x5000), At<float>(0x6000), MomentType::kFP16}}},
+                                .weights = At<uint16_t>(0x7000)};
+  const OptimizerState moved = MovedBy(whole, -0x200);
   EXPECT_EQ(moved.master, At<float>(0x0e00));
   EXPECT_EQ(moved.remainder, At<int16_t>(0x1e00));
   EXPECT_THAT(moved.moments.values, ElementsAre(FieldsAre(At<void>(0x2e00), At<float>(0x3e00), MomentType::kFP8),
                                                 FieldsAre(At<void>(0x4e00), At<float>(0x5e00), MomentType::kFP16)));
   EXPECT_EQ(moved.weights, At<uint16_t>(0x6e00));
-  const AdamState none = MovedBy(AdamState(), 512);
+  const OptimizerState none = MovedBy(OptimizerState(), 512);
   EXPECT_EQ(none.master, nullptr);
   EXPECT_EQ(none.weights, nullptr);
   EXPECT_EQ(none.moments.begin()->data, nullptr);
@@ -46,7 +46,7 @@ TEST(MovedStateTest, EveryArrayIsSoManyBytesFurtherOnAndNoneStaysNone) {
 }
 
 // Returns the state of 10 x 10 elements, with 40 bytes of padding behind the masters.
-AdamState Small(int64_t index) {
+OptimizerState Small(int64_t index) {
   return {.master = At<float>(0x10000 + index * 448),
           .moments = {{{At<void>(0x1000000 + index * 448), nullptr, MomentType::kFP32},
                        {At<void>(0x2000000 + index * 256), nullptr, MomentType::kBF16}}}};
@@ -87,7 +87,7 @@ TEST(IdleStateTest, ArraysThatDoNotFollowEachOtherAreNotJoined) {
 TEST(IdleStateTest, WithoutRowsOrArraysThereIsNothing) {
   IdleState idle;
   idle.Add(Small(0), 10, 3, 0);
-  idle.Add(AdamState(), 10, 0, 10);
+  idle.Add(OptimizerState(), 10, 0, 10);
   EXPECT_THAT(idle.ranges(), IsEmpty());
 }
 
@@ -107,7 +107,7 @@ TEST(IdleStateTest, RangesHoldWhatWasAddedInAnyOrderOfKinds) {
       const bool is_idle = random.Integer(0, 2) != 0;
       // Some have no master.
       const bool has_master = random.Integer(0, 3) != 0;
-      AdamState state;
+      OptimizerState state;
       if (has_master) state.master = reinterpret_cast<float*>(memory.data() + end);
       if (is_idle) {
         idle.Add(state, columns, 0, rows);

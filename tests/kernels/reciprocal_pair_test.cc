@@ -8,7 +8,7 @@
 #include "kernels/base/float_bits.h"
 #include "kernels/formats/float16.h"
 #include "kernels/formats/float8.h"
-#include "kernels/optim/adam.h"
+#include "kernels/optim/fused_step.h"
 
 namespace paramshard {
 namespace {

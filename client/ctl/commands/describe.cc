@@ -11,6 +11,7 @@
 #include "client/ctl/options.h"
 #include "client/ctl/table.h"
 #include "common/model/moment_fields.h"
+#include "kernels/optim/optimizers.h"
 
 namespace paramshard::ctl {
 namespace {
@@ -33,22 +34,42 @@ std::string PlanesText(const v1::DescribeParameterResponse& response) {
   return table.Text();
 }
 
-std::string MomentsText(const v1::DescribeParameterResponse& response) {
-  std::vector<Column> columns = {Right("RANK")};
+// A moment that the parameter has, and the name that its optimizer gives to it.
+struct NamedMoment {
+  MomentKind kind;
+  std::string name;
+};
+
+std::vector<NamedMoment> MomentsOf(const v1::DescribeParameterResponse& response) {
+  const auto optimizer = static_cast<Optimizer>(response.optimizer());
+  std::vector<NamedMoment> moments;
   for (const MomentTraits& moment : kMomentKinds) {
+    if (MomentTypeIn(response, moment.kind) == v1::MOMENT_TYPE_UNSPECIFIED) continue;
+    const char* const name = IsOptimizer(optimizer) ? MomentName(optimizer, moment.kind) : nullptr;
+    moments.push_back({moment.kind, name == nullptr ? moment.name : name});
+  }
+  return moments;
+}
+
+// Empty where the parameter has no moments.
+std::string MomentsText(const v1::DescribeParameterResponse& response) {
+  const std::vector<NamedMoment> moments = MomentsOf(response);
+  if (moments.empty()) return "";
+  std::vector<Column> columns = {Right("RANK")};
+  for (const NamedMoment& moment : moments) {
     columns.push_back(Right(absl::StrCat(absl::AsciiStrToUpper(moment.name), " NORM")));
     columns.insert(columns.end(), {Right("MIN"), Right("MAX")});
   }
   Table table(columns);
   for (const v1::ExtentDescription& extent : response.extents()) {
     std::vector<std::string> cells = {absl::StrCat(extent.rank())};
-    for (const MomentTraits& moment : kMomentKinds) {
+    for (const NamedMoment& moment : moments) {
       const MomentRange range = MomentRangeIn(extent, moment.kind);
       cells.insert(cells.end(), {RealCell(range.norm), RealCell(range.min), RealCell(range.max)});
     }
     table.AddRow(cells);
   }
-  return table.Text();
+  return absl::StrCat("\n", table.Text());
 }
 
 // Counts the scales of all extents; empty where the format has none.
@@ -72,8 +93,7 @@ std::string ScalesText(const v1::DescribeParameterResponse& response) {
 
 std::string ExtentDescriptionsText(const v1::DescribeParameterResponse& response) {
   if (response.extents().empty()) return "no extents on this daemon\n";
-  const std::string moments = response.frozen() ? "" : absl::StrCat("\n", MomentsText(response));
-  return absl::StrCat(PlanesText(response), moments, ScalesText(response));
+  return absl::StrCat(PlanesText(response), MomentsText(response), ScalesText(response));
 }
 
 std::string ParameterText(const v1::DescribeParameterResponse& response) {
@@ -90,10 +110,11 @@ std::string ParameterText(const v1::DescribeParameterResponse& response) {
   }
   const bool has_master = !response.frozen() || response.master_type() != v1::MASTER_TYPE_UNSPECIFIED;
   properties.Add("master", has_master ? EnumCell(v1::MasterType_Name(response.master_type()), "MASTER_TYPE_") : "none");
-  if (!response.frozen()) {
-    for (const MomentTraits& moment : kMomentKinds) {
-      properties.Add(moment.name, MomentCell(MomentTypeIn(response, moment.kind)));
-    }
+  if (response.optimizer() != v1::OPTIMIZER_UNSPECIFIED) {
+    properties.Add("optimizer", EnumCell(v1::Optimizer_Name(response.optimizer()), "OPTIMIZER_"));
+  }
+  for (const NamedMoment& moment : MomentsOf(response)) {
+    properties.Add(moment.name, MomentCell(MomentTypeIn(response, moment.kind)));
   }
   properties.Add("origin", OriginCell(response.origin()));
   properties.Add("version", absl::StrCat(response.version()));

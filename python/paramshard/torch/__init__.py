@@ -16,11 +16,12 @@ Started again by torchrun after a crash, the same script goes on from the step t
 """
 
 from paramshard.torch.initial_values import meta_init
-from paramshard.torch.optimizer import AdamW, decay_groups
+from paramshard.torch.optimizer import decay_groups
+from paramshard.torch.optimizers import SGD, AdamW, Lion, Muon
 from paramshard.torch.placeholder import Placeholder
 from paramshard.torch.resume import resume_in_process
 from paramshard.torch.shard import shard
 from paramshard.torch.sharded_model import ShardedModel
 
-__all__ = ["AdamW", "Placeholder", "ShardedModel", "decay_groups", "meta_init",
+__all__ = ["SGD", "AdamW", "Lion", "Muon", "Placeholder", "ShardedModel", "decay_groups", "meta_init",
            "resume_in_process", "shard"]

@@ -17,13 +17,22 @@ from paramshard.torch.write_history import Rule
 
 
 @dataclass(frozen=True)
+class Matrices:
+    """The matrices in a group's parameters, of `paramshard.ParameterSpec.transposed` and `split_rows`."""
+
+    transposed: bool = False
+    split_rows: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
 class OptimizerPlan:
     """An optimizer's description of the parameters, given before the model is made."""
 
     groups: list[ParameterGroup]
     group_of: dict[str, int]  # by parameter
-    exp_avg_type: str
-    exp_avg_sq_type: str
+    exp_avg_type: str | None
+    exp_avg_sq_type: str | None
+    matrices: list[Matrices]  # by group
 
 
 class ModelDescription:
@@ -65,6 +74,8 @@ class ModelDescription:
         if trainable:
             spec.group = self.plan.group_of[parameter.name]
             spec.exp_avg_type, spec.exp_avg_sq_type = self.plan.exp_avg_type, self.plan.exp_avg_sq_type
+            matrices = self.plan.matrices[spec.group]
+            spec.transposed, spec.split_rows = matrices.transposed, list(matrices.split_rows)
         return spec
 
     def missing_value(self, values: Collection[str]) -> paramshard.Error | None:
@@ -88,6 +99,6 @@ class ModelDescription:
         if existing is None or existing.commit_number == 0:
             return ("the daemon has another model of this name: take another name=, or delete it by "
                     f"`paramshardctl delete {self._name}`")
-        how = ("make the AdamW that it was trained with, which need not step, instead of calling open()"
+        how = ("make the optimizer that it was trained with, which need not step, instead of calling open()"
                if self.plan is None else "describe it as it was trained, with the same units, formats and groups")
         return f"the daemon has trained it up to commit {existing.commit_number}: {how}, or take another name="

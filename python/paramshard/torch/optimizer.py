@@ -1,9 +1,11 @@
-"""The optimizer of a sharded model, whose steps the daemon makes."""
+"""The parts that all optimizers of sharded models share. The daemon makes their steps."""
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,70 +14,82 @@ from torch import nn
 import paramshard
 from paramshard.spec import ParameterGroup
 from paramshard.torch.messages import some
-from paramshard.torch.model_description import OptimizerPlan
+from paramshard.torch.model_description import Matrices, OptimizerPlan
 from paramshard.torch.other_optimizers import steps_in_daemon
 from paramshard.torch.placeholder import Placeholder
 from paramshard.torch.sharded_model import ShardedModel
 
-_NAMES = {"lr": "learning_rate", "eps": "epsilon", "weight_decay": "weight_decay"}
-# Options of torch.optim.AdamW that change what a step computes or how it may run, and that the daemon does not have.
+# Options of torch's optimizers that change what a step computes or how it may run, and that the daemon does not have.
 _NOT_HERE = ("amsgrad", "capturable", "differentiable", "maximize")
 
 
+@dataclass(frozen=True)
+class Moments:
+    """The formats in which an optimizer's moments are stored, of `paramshard.ParameterSpec.exp_avg_type`."""
+
+    first: str | None = None
+    second: str | None = None
+
+
 @steps_in_daemon
-class AdamW(torch.optim.Optimizer):
-    """Adam with decoupled weight decay (Loshchilov and Hutter, arXiv:1711.05101), or L2 decay with mode="l2".
+class ShardedOptimizer(torch.optim.Optimizer, ABC):
+    """An optimizer of a sharded model: the daemon has gradients and moments, and makes the steps.
 
-    Making it opens the model in the daemon, and waits for the other ranks. Schedulers change `param_groups` as they do
-    anywhere; each group has its own lr, betas, eps and weight_decay. Gradients are in the daemon, which clips them, so
-    torch.nn.utils.clip_grad_norm_ has nothing to clip, and says so.
-
-    `step` returns before the daemon has stepped. A step whose gradients are not all finite is skipped on all ranks,
-    and counted: `last_result().skipped`.
+    A subclass says what its groups are to the daemon.
     """
 
     # With this GradScaler hands itself to `step`, which refuses it.
     _step_supports_amp_scaling = True
 
-    def __init__(self, params: Iterable[nn.Parameter] | Iterable[dict[str, Any]], lr: float = 1e-3,
-                 betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 1e-2,
-                 amsgrad: bool = False, *, max_grad_norm: float | None = None, moments: str = "FP32",
-                 exp_avg: str | None = None, exp_avg_sq: str | None = None, mode: str = "adamw",
-                 bias_correction: bool = True, foreach: bool | None = None, fused: bool | None = None,
-                 maximize: bool = False, capturable: bool = False, differentiable: bool = False):
+    def __init__(self, params: Iterable[nn.Parameter] | Iterable[dict[str, Any]], defaults: dict[str, Any],
+                 moments: Moments, max_grad_norm: float | None, **options: bool):
         """Opens the sharded model of the parameters; all ranks make it alike.
 
         Args:
             params: The trainable parameters of one sharded model, or groups of them.
-            lr: As in torch.optim.AdamW, for groups without their own; likewise `betas`, `eps` and `weight_decay`.
+            defaults: Options of groups without their own.
+            moments: Formats of the moments.
             max_grad_norm: Global norm to which the daemon clips the gradients. 0, infinity and None: no clipping.
-            moments: Format of both moments, of `paramshard.ParameterSpec.exp_avg_type`.
-            exp_avg: Format of the first moment. None: `moments`.
-            exp_avg_sq: Format of the second moment. None: `moments`.
-            mode: "adamw", or "l2" to add the decay to the gradients, as torch.optim.Adam does.
-            bias_correction: False steps by the moments without their correction for the first steps.
-            foreach: Without effect, because the daemon has one kernel; likewise `fused`.
-            amsgrad: False; likewise `maximize`, `capturable` and `differentiable`: the daemon has no such steps.
+            options: Options that the daemon does not have: refused if set.
 
         Raises:
             UnimplementedError: An option is set that the daemon does not have.
             InvalidArgumentError: Parameters belong to no sharded model or to several, a trainable parameter is in no
-                group, or the daemon has no such mode or format.
+                group, or the daemon has no such option or format.
             Error: One of `ShardedModel.open`.
         """
-        _refuse_options({"amsgrad": amsgrad, "maximize": maximize, "capturable": capturable,
-                         "differentiable": differentiable})
+        self._refuse_options(options)
         self._sharded: ShardedModel | None = None
         self.max_grad_norm = max_grad_norm
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "mode": mode,
-                                  "bias_correction": bias_correction})
+        super().__init__(params, defaults)
         sharded = self._owner()
-        plan = OptimizerPlan([_group_of(index, group) for index, group in enumerate(self.param_groups)],
-                             self._groups_by_parameter(sharded), exp_avg or moments, exp_avg_sq or moments)
-        sharded.open(plan)
+        groups = []
+        for index, group in enumerate(self.param_groups):
+            self._refuse_options(group)
+            self._hyperparameters(group)
+            groups.append(ParameterGroup(str(group.get("name", f"group{index}")), *self._fixed_options(group)))
+        sharded.open(OptimizerPlan(groups, self._groups_by_parameter(sharded), moments.first, moments.second,
+                                   [self._matrices(group) for group in self.param_groups]))
         self._sharded = sharded
-        self._made = [_fixed_of(group) for group in self.param_groups]
+        self._made = self._fixed_groups()
         self._fill_state()
+
+    @abstractmethod
+    def _fixed_options(self, group: dict[str, Any]) -> tuple[Any, ...]:
+        """Returns the fields of the group's `paramshard.ParameterGroup` that follow its name: optimizer first."""
+
+    def _matrices(self, group: dict[str, Any]) -> Matrices:
+        """Returns the matrices that the group's parameters are made of, for optimizers that step matrices."""
+        return Matrices()
+
+    @abstractmethod
+    def _hyperparameters(self, group: dict[str, Any]) -> dict[str, float]:
+        """Returns the group's hyper-parameters by the names of `Model.commit`. InvalidArgumentError for wrong ones."""
+
+    # The options of a group that cannot change, in the words of messages.
+    _FIXED: str
+    # The options that can.
+    _FREE: str
 
     def _owner(self) -> ShardedModel:
         # Parameters without elements are not in the daemon: there is nothing to step.
@@ -84,13 +98,17 @@ class AdamW(torch.optim.Optimizer):
                   if not isinstance(parameter, Placeholder) or not isinstance(parameter.owner, ShardedModel)]
         if others:
             raise paramshard.InvalidArgumentError(
-                f"AdamW: want parameters of a sharded model, got {len(others)} others, the first of shape "
+                f"{self._name}: want parameters of a sharded model, got {len(others)} others, the first of shape "
                 f"{list(others[0].shape)}: call paramshard.torch.shard() before")
         owners = {parameter.owner for parameter in parameters}
         if len(owners) != 1:
             raise paramshard.InvalidArgumentError(
-                f"AdamW: want parameters of one sharded model, got parameters of {len(owners)}")
+                f"{self._name}: want parameters of one sharded model, got parameters of {len(owners)}")
         return owners.pop()
+
+    @property
+    def _name(self) -> str:
+        return type(self).__name__
 
     @property
     def sharded(self) -> ShardedModel | None:
@@ -104,13 +122,13 @@ class AdamW(torch.optim.Optimizer):
                    if parameter.placeholder.requires_grad and parameter.name not in group_of]
         if missing:
             raise paramshard.InvalidArgumentError(
-                f"AdamW: no group has the trainable parameters {some(missing)}; freeze what is not to be trained")
+                f"{self._name}: no group has the trainable parameters {some(missing)}; freeze what is not to be trained")
         return group_of
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         if self._sharded is not None:
             raise paramshard.UnimplementedError(
-                "add_param_group: the daemon made the model with the groups that it has; give all of them to AdamW")
+                f"add_param_group: the daemon made the model with the groups that it has; give all of them to {self._name}")
         super().add_param_group(param_group)
 
     def _fill_state(self) -> None:
@@ -130,12 +148,22 @@ class AdamW(torch.optim.Optimizer):
     def _check_groups(self) -> None:
         """Raises if a part of the groups was changed that the daemon knows since the model was made."""
         for group in self.param_groups:
-            _refuse_options(group)
-        if [_fixed_of(group) for group in self.param_groups] == self._made:
+            self._refuse_options(group)
+        if self._fixed_groups() == self._made:
             return
         raise paramshard.FailedPreconditionError(
-            "step: parameters, mode and bias_correction of groups cannot change after AdamW is made: only rates, "
-            "betas, eps and weight_decay can")
+            f"step: parameters{self._FIXED} of groups cannot change after {self._name} is made: only {self._FREE} can")
+
+    def _fixed_groups(self) -> list[tuple[list[int], tuple[Any, ...], Matrices]]:
+        """Returns the parts of groups that cannot change. Parameters go by identity: tensors compare by element."""
+        return [([id(parameter) for parameter in group["params"]], self._fixed_options(group), self._matrices(group))
+                for group in self.param_groups]
+
+    def _refuse_options(self, group: dict[str, Any]) -> None:
+        for option in _NOT_HERE:
+            if group.get(option):
+                raise paramshard.UnimplementedError(
+                    f"{self._name}: {option}={group[option]} is not supported; leave it out")
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state of an optimizer, with model and commit of the daemon's moments in place of moments."""
@@ -151,8 +179,8 @@ class AdamW(torch.optim.Optimizer):
         """
         if any(state_dict["state"].values()):
             raise paramshard.UnimplementedError(
-                "load_state_dict: want the state of a paramshard.torch.AdamW, got moments of another optimizer: the "
-                'daemon has the moments of its model, and existing="resume" goes on with them')
+                f"load_state_dict: want the state of a paramshard.torch.{self._name}, got moments of another optimizer: "
+                'the daemon has the moments of its model, and existing="resume" goes on with them')
         super().load_state_dict(self._sharded.moments.take_from(state_dict))
         self._fill_state()
 
@@ -172,7 +200,7 @@ class AdamW(torch.optim.Optimizer):
                 loss = closure()
         self._check_groups()
         self._check_state()
-        self._sharded.step({"groups": [_hyperparameters(group) for group in self.param_groups],
+        self._sharded.step({"groups": [self._hyperparameters(group) for group in self.param_groups],
                             "max_grad_norm": _norm(self.max_grad_norm)})
         return loss
 
@@ -196,7 +224,7 @@ class AdamW(torch.optim.Optimizer):
 
 
 def decay_groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Makes two groups for AdamW: matrices, which decay, and vectors and scalars (norms, biases), which do not.
+    """Makes two groups: matrices, which decay, and vectors and scalars (norms, biases), which do not.
 
     Frozen parameters are in none.
     """
@@ -207,35 +235,14 @@ def decay_groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]
     return [group for group in groups if group["params"]]
 
 
-def _refuse_options(group: dict[str, Any]) -> None:
-    for option in _NOT_HERE:
-        if group.get(option):
-            raise paramshard.UnimplementedError(f"AdamW: {option}={group[option]} is not supported; leave it out")
-
-
-def _group_of(index: int, group: dict[str, Any]) -> ParameterGroup:
-    _refuse_options(group)
-    _betas_of(group)
-    return ParameterGroup(str(group.get("name", f"group{index}")), group["mode"], group["bias_correction"])
-
-
-def _fixed_of(group: dict[str, Any]) -> tuple[list[int], str, bool]:
-    """Returns the parts of a group that cannot change. Parameters go by identity: tensors compare by element."""
-    return [id(parameter) for parameter in group["params"]], group["mode"], group["bias_correction"]
-
-
-def _betas_of(group: dict[str, Any]) -> tuple[float, float]:
+def betas_of(name: str, group: dict[str, Any]) -> dict[str, float]:
+    """Returns the two betas of a group as hyper-parameters. `name`: of the optimizer, for messages."""
     try:
         beta1, beta2 = group["betas"]
-        return float(beta1), float(beta2)
+        return {"beta1": float(beta1), "beta2": float(beta2)}
     except (TypeError, ValueError) as error:
         raise paramshard.InvalidArgumentError(
-            f"AdamW: want betas of two numbers, got {group['betas']!r}") from error
-
-
-def _hyperparameters(group: dict[str, Any]) -> dict[str, float]:
-    beta1, beta2 = _betas_of(group)
-    return {"beta1": beta1, "beta2": beta2} | {ours: float(group[theirs]) for theirs, ours in _NAMES.items()}
+            f"{name}: want betas of two numbers, got {group['betas']!r}") from error
 
 
 def _norm(most: float | None) -> float | None:

@@ -24,7 +24,7 @@ def mark_sharded(parameter: torch.Tensor, name: str) -> None:
 
 
 def steps_in_daemon(kind: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
-    """Marks an optimizer class as allowed (a class decorator)."""
+    """Marks an optimizer class, and those that derive from it, as allowed (a class decorator)."""
     kind._steps_in_daemon = True
     return kind
 
@@ -50,7 +50,7 @@ def _refuse_step(optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict[str
 def _refuse(optimizer: torch.optim.Optimizer, name: str) -> None:
     raise paramshard.UnimplementedError(
         f"{type(optimizer).__name__}: {name} is sharded, and the daemon has its gradients: make a "
-        "paramshard.torch.AdamW of the model's parameters after shard(), and other optimizers of other parameters")
+        "paramshard.torch.AdamW, SGD, Lion or Muon of the model's parameters after shard(), and other optimizers of other parameters")
 
 
 register_optimizer_step_pre_hook(_refuse_step)

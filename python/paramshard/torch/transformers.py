@@ -28,7 +28,7 @@ from transformers.trainer_callback import ExportableState, TrainerState
 
 import paramshard
 from paramshard.torch.messages import some
-from paramshard.torch.optimizer import AdamW
+from paramshard.torch.optimizers import AdamW
 from paramshard.torch.peft_adapters import has_adapters
 from paramshard.torch.placeholder import Placeholder
 from paramshard.torch.sharded_model import ShardedModel

@@ -198,6 +198,20 @@ TEST(TablesTest, Parameter) {
             "no extents on this daemon\n");
 }
 
+TEST(TablesTest, MomentsHaveTheNamesThatTheOptimizerGivesThem) {
+  v1::DescribeParameterResponse response;
+  response.set_optimizer(v1::OPTIMIZER_SGD_MOMENTUM);
+  response.set_exp_avg_type(v1::MOMENT_TYPE_BF16);
+  response.add_extents()->set_exp_avg_norm(2.5);
+  EXPECT_THAT(ParameterText(response), testing::AllOf(testing::ContainsRegex("optimizer +SGD_MOMENTUM\n"),
+                                                      testing::ContainsRegex("momentum_buffer +BF16\n"),
+                                                      testing::ContainsRegex("MOMENTUM_BUFFER NORM +MIN +MAX\n"),
+                                                      testing::Not(testing::HasSubstr("exp_avg"))));
+  response.set_optimizer(v1::OPTIMIZER_SGD);
+  response.clear_exp_avg_type();
+  EXPECT_THAT(ParameterText(response), testing::Not(testing::HasSubstr("MOMENTUM_BUFFER")));
+}
+
 TEST(TablesTest, AFrozenParameter) {
   v1::DescribeParameterResponse response;
   response.set_parameter("w");

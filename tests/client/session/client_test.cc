@@ -15,7 +15,7 @@
 #include "kernels/formats/bfloat16.h"
 #include "kernels/formats/codec.h"
 #include "kernels/formats/float8.h"
-#include "kernels/optim/adam.h"
+#include "kernels/optim/fused_step.h"
 #include "kernels/optim/master_remainder.h"
 #include "kernels/optim/moment.h"
 #include "kernels/optim/optimizers.h"
@@ -169,17 +169,17 @@ struct Reference {
                  DefaultPowerOfTwoScales(*parameter.encoding.format)},
         master_type(parameter.master_type.value_or(MasterType::kFP32)),
         master(std::move(initial)),
-        exp_avg(MomentKind::kExpAvg, parameter.exp_avg_type.value_or(MomentType::kFP32)),
-        exp_avg_sq(MomentKind::kExpAvgSq, parameter.exp_avg_sq_type.value_or(MomentType::kFP32)) {
+        exp_avg(MomentKind::kFirst, parameter.exp_avg_type.value_or(MomentType::kFP32)),
+        exp_avg_sq(MomentKind::kSecond, parameter.exp_avg_sq_type.value_or(MomentType::kFP32)) {
     MeasureAmax();
     delayed_scale = E4M3::kMax / largest_amax;
   }
 
   // Planes of FP8_TENSOR_DELAYED have the scale of the amaxes before this step's.
-  void Step(const AdamStep& step, const std::vector<float>& gradients) {
+  void Step(const OptimizerStep& step, const std::vector<float>& gradients) {
     delayed_scale = E4M3::kMax / largest_amax;
-    const AdamState state{.master = master.data(), .moments = {exp_avg.View(), exp_avg_sq.View()}};
-    FusedAdam(step, gradients.data(), state, kRows, kColumns, encoding, {}, {});
+    const OptimizerState state{.master = master.data(), .moments = {exp_avg.View(), exp_avg_sq.View()}};
+    FusedStep(step, gradients.data(), state, kRows, kColumns, encoding, {}, {});
     MeasureAmax();
   }
 
@@ -271,18 +271,17 @@ class StepsTest : public ClientTest {
   static absl::Status TakeStep(Model& model, Reference& reference, int64_t step) {
     RETURN_IF_ERROR(PushMean(model, "a", GradientValues(step)));
     RETURN_IF_ERROR(PushConstant(model, "b", 1.0f));
-    ASSIGN_OR_RETURN(
-        PendingCommit commit,
-        model.Commit({.learning_rate = 0.01f, .weight_decay = 0.1f, .client_state = absl::StrCat("after ", step)}));
+    ASSIGN_OR_RETURN(PendingCommit commit, model.Commit({.learning_rate = 0.01f,
+                                                         .weight_decay = 0.1f,
+                                                         .momentum = 0.9f,
+                                                         .dampening = 0.25f,
+                                                         .client_state = absl::StrCat("after ", step)}));
     ASSIGN_OR_RETURN(const StepResult result, commit.Wait());
     EXPECT_EQ(result.version, step);
     EXPECT_FALSE(result.skipped);
-    AdamStep expected;
-    expected.mode = model.spec().groups[0].mode;
-    expected.learning_rate = 0.01f;
-    expected.weight_decay = 0.1f;
-    expected.bias_correction1 = BiasCorrection(0.9f, step);
-    expected.bias_correction2 = BiasCorrection(0.999f, step);
+    const Hyperparameters values = {.learning_rate = 0.01f, .weight_decay = 0.1f, .momentum = 0.9f, .dampening = 0.25f};
+    const OptimizerStep expected =
+        MakeStep(model.spec().groups[0].optimizer, values, /*bias_correction=*/true, step, /*gradient_scale=*/1.0f);
     reference.Step(expected, MeanOfAccumulators(model, GradientValues(step)));
     return absl::OkStatus();
   }
@@ -301,16 +300,29 @@ INSTANTIATE_TEST_SUITE_P(All, FormatsAndRanksTest,
                            return absl::StrCat(FormatName(std::get<0>(info.param)), "On", std::get<1>(info.param));
                          });
 
-class OptimizersTest : public StepsTest, public testing::WithParamInterface<OptimizerTraits> {};
+// Optimizers that a fused step is all of.
+std::vector<OptimizerTraits> ElementwiseOptimizers() {
+  std::vector<OptimizerTraits> optimizers;
+  for (const OptimizerTraits& traits : kOptimizers) {
+    if (!IsMuon(traits.optimizer)) optimizers.push_back(traits);
+  }
+  return optimizers;
+}
+
+class OptimizersTest : public StepsTest, public testing::WithParamInterface<std::tuple<OptimizerTraits, int>> {};
 
 TEST_P(OptimizersTest, StepsAreThoseOfTheKernels) {
   ModelSpec spec = TwoUnits(Format::kMXFP8);
-  spec.groups = {{.mode = GetParam().mode}};
-  ExpectStepsOfTheKernels(2, spec);
+  const auto& [optimizer, ranks] = GetParam();
+  spec.groups = {{.optimizer = optimizer.optimizer}};
+  ExpectStepsOfTheKernels(ranks, spec);
 }
 
-INSTANTIATE_TEST_SUITE_P(All, OptimizersTest, testing::ValuesIn(kOptimizers),
-                         [](const auto& info) { return std::string(info.param.name); });
+INSTANTIATE_TEST_SUITE_P(All, OptimizersTest,
+                         testing::Combine(testing::ValuesIn(ElementwiseOptimizers()), testing::Values(1, 2, 3, 5)),
+                         [](const auto& info) {
+                           return absl::StrCat(std::get<0>(info.param).name, "On", std::get<1>(info.param));
+                         });
 
 class MomentsTest : public StepsTest, public testing::WithParamInterface<MomentType> {};
 

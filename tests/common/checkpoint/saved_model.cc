@@ -18,6 +18,7 @@
 #include "common/model/model_spec_proto.h"
 #include "kernels/base/check.h"
 #include "kernels/formats/format.h"
+#include "kernels/optim/optimizers.h"
 
 namespace paramshard::checkpoint {
 namespace {
@@ -60,6 +61,12 @@ ModelSpec SpecOfEverything() {
   second.parameters.push_back(Parameter("blocks", {3, 50, 129}, Format::kMXFP8));
   second.parameters.back().exp_avg_type = MomentType::kBF16;
   second.parameters.back().exp_avg_sq_type = MomentType::kBF16;
+  for (const OptimizerTraits& traits : kOptimizers) {
+    spec.groups.push_back({.optimizer = traits.optimizer});
+    second.parameters.push_back(Parameter(absl::StrCat("by.", traits.name), {41, 130}, Format::kFP32));
+    second.parameters.back().exp_avg_type = MomentType::kFP8;
+    second.parameters.back().group = static_cast<int>(traits.optimizer) - 1;
+  }
   for (const FormatTraits& traits : kFormats) {
     second.parameters.push_back(Frozen(absl::StrCat("frozen.", traits.name), {301, 67}, traits.format));
   }

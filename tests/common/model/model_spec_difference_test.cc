@@ -4,7 +4,7 @@
 #include "common/model/model_spec_difference.h"
 #include "common/model/model_spec_proto.h"
 #include "gtest/gtest.h"
-#include "kernels/optim/adam.h"
+#include "kernels/optim/fused_step.h"
 
 namespace paramshard {
 namespace {
@@ -51,7 +51,7 @@ const Change kChanges[] = {
     {"Accumulators", SET(spec.accumulator_type = GradientType::kBF16), "model m: want accumulator_type FP32, got BF16"},
     {"Groups", SET(spec.groups.resize(3)), "model m: want number of groups 2, got 3"},
     {"GroupName", SET(spec.groups[1].name = std::string("norms")), "group 1: want name \"\", got norms"},
-    {"GroupMode", SET(spec.groups[1].mode = AdamMode::kL2), "group 1: want mode AdamW, got L2"},
+    {"GroupOptimizer", SET(spec.groups[1].optimizer = Optimizer::kAdam), "group 1: want optimizer AdamW, got Adam"},
     {"BiasCorrection", SET(spec.groups[0].bias_correction = false), "group 0: want bias_correction on, got off"},
     {"Units", SET(spec.units.pop_back()), "model m: want number of units 2, got 1"},
     {"UnitName", SET(spec.units[1].name = std::string("head")), "model m: want unit 1 blocks.1, got head"},

@@ -101,7 +101,7 @@ TEST(DescriptionTest, ACheckedSpecIsTheSameModel) {
   spec.units[0].parameters[1].initial_value = {Initializer::kUniform, -1.0f, 1.0f};
   spec.units[0].parameters[1].group = 1;
   spec.units[0].reshard_after_forward = false;
-  spec.groups = {{.name = "decay"}, {.mode = AdamMode::kL2, .bias_correction = false}};
+  spec.groups = {{.name = "decay"}, {.optimizer = Optimizer::kAdam, .bias_correction = false}};
   spec.shard_size = 2;
   spec.small_parameter_bytes = 7;
   spec.gather_slots = 4;

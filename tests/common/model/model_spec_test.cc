@@ -13,6 +13,7 @@
 #include "google/protobuf/util/message_differencer.h"
 #include "gtest/gtest.h"
 #include "kernels/formats/format.h"
+#include "kernels/optim/optimizers.h"
 #include "tests/support/status_matchers.h"
 
 namespace paramshard {
@@ -268,8 +269,8 @@ const Refusal kRefusals[] = {
     {"UniformNotFinite", Uniform(-kInfinity, 1), "create model m: parameter u0.w: ", "want finite low < high"},
     {"GroupNameLong", SET(spec.add_groups()->set_name(std::string(513, 'x'))),
      "create model m: group 0: ", "got 513 bytes"},
-    {"UnknownMode", SET(spec.add_groups()->set_mode(static_cast<v1::AdamMode>(v1::AdamMode_MAX + 1))),
-     "create model m: group 0: ", "want a mode, got "},
+    {"UnknownOptimizer", SET(spec.add_groups()->set_optimizer(static_cast<v1::Optimizer>(v1::Optimizer_MAX + 1))),
+     "create model m: group 0: ", "want an optimizer, got "},
     {"ShardSizeZero", SET(spec.set_shard_size(0)), "create model m: ", "want shard_size in [1, 4096], got 0"},
     {"ShardSizeTooLarge", SET(spec.set_shard_size(4097)), "create model m: ", "want shard_size in [1, 4096], got 4097"},
     {"SmallParameterBytesNegative", SET(spec.set_small_parameter_bytes(-1)),
@@ -339,7 +340,7 @@ TEST(ParseModelSpecTest, DefaultsAreTheProtos) {
   EXPECT_EQ(parameter.exp_avg_sq_type, MomentType::kFP32);
   EXPECT_EQ(parameter.initial_value.kind, Initializer::kZeros);
   ASSERT_EQ(spec->groups.size(), 1u);
-  EXPECT_EQ(spec->groups[0].mode, AdamMode::kAdamW);
+  EXPECT_EQ(spec->groups[0].optimizer, Optimizer::kAdamW);
   EXPECT_TRUE(spec->groups[0].bias_correction);
   EXPECT_FALSE(spec->shard_size.has_value());
   EXPECT_EQ(spec->small_parameter_bytes, 262144);
@@ -548,7 +549,7 @@ uint64_t FingerprintOf(const v1::ModelSpec& proto) { return ModelSpecFingerprint
 v1::ModelSpec UnusualSpec() {
   v1::ModelSpec proto = ValidSpec();
   proto.add_groups()->set_name("decay");
-  proto.add_groups()->set_mode(v1::ADAM_MODE_L2);
+  proto.add_groups()->set_optimizer(v1::OPTIMIZER_ADAM);
   proto.mutable_groups(1)->set_bias_correction(false);
   proto.set_shard_size(4);
   proto.set_small_parameter_bytes(17);
@@ -597,6 +598,30 @@ TEST(ModelSpecToProtoTest, IsTheInverseOfParsing) {
 }
 
 // All explicit fields of a spec are kept: the message contains its original.
+TEST(ParseModelSpecTest, AParameterHasTheMomentsOfItsOptimizer) {
+  for (const OptimizerTraits& traits : kOptimizers) {
+    SCOPED_TRACE(traits.name);
+    v1::ModelSpec proto = ValidSpec();
+    proto.add_groups()->set_optimizer(static_cast<v1::Optimizer>(traits.optimizer));
+    if (IsMuon(traits.optimizer)) proto.mutable_units(0)->mutable_parameters()->RemoveLast();  // no matrix
+    const absl::StatusOr<ModelSpec> spec = ParseModelSpec(proto);
+    ASSERT_OK(spec);
+    const ParameterSpec& parameter = spec->units[0].parameters[0];
+    EXPECT_EQ(parameter.optimizer, traits.optimizer);
+    EXPECT_EQ(parameter.exp_avg_type.has_value(), traits.moment_count > 0);
+    EXPECT_EQ(parameter.exp_avg_sq_type.has_value(), traits.moment_count > 1);
+  }
+}
+
+TEST(MomentNamesTest, GroupsNameTheMomentsThatTheyKeep) {
+  EXPECT_EQ(MomentNames({ParameterGroup()}, MomentKind::kFirst), "exp_avg");
+  EXPECT_EQ(MomentNames({{.optimizer = Optimizer::kSgd}}, MomentKind::kFirst), "");
+  EXPECT_EQ(MomentNames({{.optimizer = Optimizer::kLion}, {.optimizer = Optimizer::kSgdMomentum}, ParameterGroup()},
+                        MomentKind::kFirst),
+            "exp_avg+momentum_buffer");
+  EXPECT_EQ(MomentNames({{.optimizer = Optimizer::kLion}}, MomentKind::kSecond), "");
+}
+
 TEST(ModelSpecToProtoTest, KeepsEveryFieldThatIsSet) {
   const v1::ModelSpec unusual = UnusualSpec();
   google::protobuf::util::MessageDifferencer differencer;
@@ -611,7 +636,7 @@ TEST(ModelSpecToProtoTest, WritesEveryDefault) {
   EXPECT_TRUE(proto.has_small_parameter_bytes() && proto.has_gather_slots() && proto.has_gradient_slots());
   EXPECT_EQ(proto.gradient_reduction(), v1::GRADIENT_REDUCTION_MEAN);
   EXPECT_EQ(proto.groups_size(), 1);
-  EXPECT_EQ(proto.groups(0).mode(), v1::ADAM_MODE_ADAMW);
+  EXPECT_EQ(proto.groups(0).optimizer(), v1::OPTIMIZER_ADAMW);
   EXPECT_TRUE(proto.groups(0).has_bias_correction());
   for (const v1::UnitSpec& unit : proto.units()) {
     EXPECT_TRUE(unit.has_reshard_after_forward());

@@ -96,15 +96,17 @@ class Pair:
 
     def __init__(self, daemon, model: nn.Module, *, name: str = "m", lr: float = 1e-3, max_grad_norm: float = 0.5,
                  groups: Callable[[nn.Module], list] | None = None,
-                 units: Callable[[nn.Module], list] = lambda module: module.units(), **options):
+                 units: Callable[[nn.Module], list] = lambda module: module.units(),
+                 optimizers: tuple[Callable, Callable] = (torch.optim.AdamW, pt.AdamW), **options):
+        """`optimizers`: torch's and ours, which take parameters and `lr`; ours also `max_grad_norm`."""
         self.plain = model.to(DEVICE)
         self.module = copy.deepcopy(model)
         self.sharded = pt.shard(self.module, name=name, units=units(self.module), socket_dir=str(daemon.socket_dir),
                                 **options)
         groups = groups or (lambda module: [each for each in module.parameters() if each.requires_grad])
         self.max_grad_norm = max_grad_norm
-        self.adamw = torch.optim.AdamW(groups(self.plain), lr=lr)
-        self.optimizer = pt.AdamW(groups(self.module), lr=lr, max_grad_norm=max_grad_norm)
+        self.torch_optimizer = optimizers[0](groups(self.plain), lr=lr)
+        self.optimizer = optimizers[1](groups(self.module), lr=lr, max_grad_norm=max_grad_norm)
 
     def both(self) -> Iterator[nn.Module]:
         yield self.plain
@@ -113,8 +115,8 @@ class Pair:
     def step(self) -> float:
         """Steps both, and compares their norms."""
         norm = nn.utils.clip_grad_norm_(self.plain.parameters(), self.max_grad_norm)
-        self.adamw.step()
-        self.adamw.zero_grad()
+        self.torch_optimizer.step()
+        self.torch_optimizer.zero_grad()
         self.optimizer.step()
         self.optimizer.zero_grad()
         assert_close(self.optimizer.last_norm(), norm.item(), rtol=1e-5, atol=1e-6)

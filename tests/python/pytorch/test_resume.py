@@ -204,7 +204,7 @@ def test_a_trained_model_is_evaluated_with_its_optimizer(daemon):
 
     model = GPT()
     sharded = pt.shard(model, name="m", units=model.units(), socket_dir=str(daemon.socket_dir), existing="resume")
-    with pytest.raises(paramshard.AlreadyExistsError, match="make the AdamW that it was trained with") as refused:
+    with pytest.raises(paramshard.AlreadyExistsError, match="make the optimizer that it was trained with") as refused:
         sharded.open()
     assert "paramshardctl delete" not in str(refused.value)
     pt.AdamW(model.parameters(), lr=1e-2)

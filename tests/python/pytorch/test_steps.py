@@ -16,8 +16,8 @@ from models import DEVICE, GPT, Pair, assert_close, batch_of, loss_of
 def test_decay_groups_and_group_rates(daemon):
     torch.manual_seed(0)
     pair = Pair(daemon, GPT(), groups=lambda model: pt.decay_groups(model, 0.1))
-    pair.adamw.param_groups[1]["lr"] = pair.optimizer.param_groups[1]["lr"] = 3e-4
-    schedulers = [LambdaLR(each, lambda step: 1 / (1 + step)) for each in (pair.adamw, pair.optimizer)]
+    pair.torch_optimizer.param_groups[1]["lr"] = pair.optimizer.param_groups[1]["lr"] = 3e-4
+    schedulers = [LambdaLR(each, lambda step: 1 / (1 + step)) for each in (pair.torch_optimizer, pair.optimizer)]
     for _ in range(10):
         pair.train(1)
         for scheduler in schedulers:
@@ -365,7 +365,7 @@ def test_moments_of_another_optimizer_are_refused(daemon):
     pair = Pair(daemon, GPT())
     pair.train(1)
     with pytest.raises(paramshard.UnimplementedError, match="the daemon has the moments of its model"):
-        pair.optimizer.load_state_dict(pair.adamw.state_dict())
+        pair.optimizer.load_state_dict(pair.torch_optimizer.state_dict())
     state = pair.optimizer.state_dict()
     state["param_groups"][0]["lr"] = 0.25
     pair.optimizer.load_state_dict(state)

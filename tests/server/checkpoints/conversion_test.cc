@@ -224,7 +224,7 @@ TEST_F(ConversionTest, LargeMomentsAreConvertedInParts) {
   ASSERT_OK(Restore(Write(saved, {1, 1}), restored, {.convert_moments = true}));
   std::vector<float> values(int64_t{1100} * 4099);
   const SavedModel::Arrays& arrays = saved.arrays();
-  DecodeMoment(MomentKind::kExpAvg,
+  DecodeMoment(MomentKind::kFirst,
                {.data = arrays.at("exp_avg/w").data(),
                 .scales = reinterpret_cast<const float*>(arrays.at("exp_avg.scale/w").data()),
                 .type = MomentType::kFP8},

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "kernels/formats/format.h"
+#include "kernels/optim/optimizers.h"
 #include "tests/common/model/random_model.h"
 #include "tests/server/checkpoints/restore_fixture.h"
 #include "tests/support/random_seed.h"
@@ -67,6 +68,9 @@ TEST_F(ReshardTest, AnyWorldIsRestoredIntoAnyOther) {
 // Types of state that descriptions leave to defaults, at random.
 ModelSpec RandomSpec(RandomModel& random) {
   ModelSpec spec = random.Spec();
+  const Optimizer optimizer = kOptimizers[random.Integer(0, kOptimizerCount - 1)].optimizer;
+  // Not all parameters are matrices.
+  spec.groups[0].optimizer = IsMuon(optimizer) ? Optimizer::kLion : optimizer;
   for (UnitSpec& unit : spec.units) {
     for (ParameterSpec& parameter : unit.parameters) {
       if (!parameter.trainable) {

@@ -23,7 +23,7 @@ using ::testing::Not;
 // Two units, one parameter of each kind of state.
 ModelSpec Description() {
   ModelSpec spec{.name = "m"};
-  spec.groups = {{.name = "all"}, {.name = "other", .mode = AdamMode::kL2}};
+  spec.groups = {{.name = "all"}, {.name = "other", .optimizer = Optimizer::kAdam}};
   UnitSpec first{.name = "first"};
   first.parameters.push_back(MakeParameter("w", {4, 8}, Format::kFP8TensorDelayed));
   first.parameters.push_back(MakeParameter("halves", {6, 3}, Format::kBF16));
@@ -55,11 +55,13 @@ TEST(RestorePlanTest, TheSameModelTakesAllArraysAsTheyAre) {
   ASSERT_OK_AND_ASSIGN(const RestorePlan plan, PlanAfter([](ModelSpec&) {}));
   ASSERT_EQ(plan.parameters().size(), 4u);
   for (const RestorePlan::Parameter& parameter : plan.parameters()) EXPECT_THAT(parameter.tensors, IsEmpty());
-  EXPECT_THAT(plan.parameters()[0].arrays, ElementsAre(ArrayKind::kMaster, ArrayKind::kExpAvg, ArrayKind::kExpAvgSq));
+  EXPECT_THAT(plan.parameters()[0].arrays,
+              ElementsAre(ArrayKind::kMaster, ArrayKind::kFirstMoment, ArrayKind::kSecondMoment));
   EXPECT_TRUE(plan.parameters()[0].keeps_scaling);
-  EXPECT_THAT(plan.parameters()[1].arrays,
-              ElementsAre(ArrayKind::kMaster, ArrayKind::kRemainder, ArrayKind::kExpAvg, ArrayKind::kExpAvgSq));
-  EXPECT_THAT(plan.parameters()[1].hashed, ElementsAre(ArrayKind::kMaster, ArrayKind::kExpAvg, ArrayKind::kExpAvgSq));
+  EXPECT_THAT(plan.parameters()[1].arrays, ElementsAre(ArrayKind::kMaster, ArrayKind::kRemainder,
+                                                       ArrayKind::kFirstMoment, ArrayKind::kSecondMoment));
+  EXPECT_THAT(plan.parameters()[1].hashed,
+              ElementsAre(ArrayKind::kMaster, ArrayKind::kFirstMoment, ArrayKind::kSecondMoment));
   EXPECT_THAT(plan.parameters()[2].arrays, ElementsAre(ArrayKind::kRowWisePlane, ArrayKind::kRowWiseScale,
                                                        ArrayKind::kColumnWisePlane, ArrayKind::kColumnWiseScale));
   EXPECT_THAT(plan.parameters()[3].arrays, ElementsAre(ArrayKind::kMaster));
@@ -103,9 +105,9 @@ TEST(RestorePlanTest, MastersAreJoinedAndSplit) {
                        }));
   const RestorePlan::Parameter& halves = plan.parameters()[1];
   EXPECT_THAT(halves.tensors, ElementsAre(StateTensor::kMaster));
-  EXPECT_THAT(halves.arrays, ElementsAre(ArrayKind::kExpAvg, ArrayKind::kExpAvgSq));
+  EXPECT_THAT(halves.arrays, ElementsAre(ArrayKind::kFirstMoment, ArrayKind::kSecondMoment));
   // The master's hash is the hash of the fp32 rows, in both.
-  EXPECT_THAT(halves.hashed, ElementsAre(ArrayKind::kMaster, ArrayKind::kExpAvg, ArrayKind::kExpAvgSq));
+  EXPECT_THAT(halves.hashed, ElementsAre(ArrayKind::kMaster, ArrayKind::kFirstMoment, ArrayKind::kSecondMoment));
 }
 
 TEST(RestorePlanTest, AnotherEncodingBeginsItsScalingAnew) {
@@ -138,9 +140,9 @@ TEST(RestorePlanTest, MomentsAreConvertedWhereThatIsAskedFor) {
                        AllOf(HasSubstr("restore m: parameter w: want exp_avg_sq type FP16, got FP32"),
                              HasSubstr("ask for moments to be converted"))));
   ASSERT_OK_AND_ASSIGN(const RestorePlan plan, PlanAfter(change, {.convert_moments = true}));
-  EXPECT_THAT(plan.parameters()[0].tensors, ElementsAre(StateTensor::kExpAvgSq));
-  EXPECT_THAT(plan.parameters()[0].arrays, ElementsAre(ArrayKind::kMaster, ArrayKind::kExpAvg));
-  EXPECT_THAT(plan.parameters()[0].hashed, ElementsAre(ArrayKind::kMaster, ArrayKind::kExpAvg));
+  EXPECT_THAT(plan.parameters()[0].tensors, ElementsAre(StateTensor::kSecondMoment));
+  EXPECT_THAT(plan.parameters()[0].arrays, ElementsAre(ArrayKind::kMaster, ArrayKind::kFirstMoment));
+  EXPECT_THAT(plan.parameters()[0].hashed, ElementsAre(ArrayKind::kMaster, ArrayKind::kFirstMoment));
 }
 
 struct Refusal {
@@ -170,6 +172,8 @@ TEST(RestorePlanTest, TheFirstDifferenceIsNamed) {
        [](ModelSpec& spec) { W(spec).gradient_type = GradientType::kBF16; }},
       {"parameter w: want group 1, got 0", [](ModelSpec& spec) { W(spec).group = 1; }},
       {"group 1: want bias_correction off, got on", [](ModelSpec& spec) { spec.groups[1].bias_correction = false; }},
+      {"group 0: want optimizer SGD_MOMENTUM, got AdamW",
+       [](ModelSpec& spec) { spec.groups[0].optimizer = Optimizer::kSgdMomentum; }},
       {"want number of groups 3, got 2", [](ModelSpec& spec) { spec.groups.emplace_back(); }},
       {"want gradient_reduction sum, got mean",
        [](ModelSpec& spec) { spec.gradient_reduction = GradientReduction::kSum; }},

@@ -122,7 +122,7 @@ class SaverTest : public ModelTest {
   Values State() const {
     Values values;
     for (int unit = 0; unit < 3; ++unit) {
-      for (const StateTensor tensor : {StateTensor::kMaster, StateTensor::kExpAvg, StateTensor::kExpAvgSq}) {
+      for (const StateTensor tensor : {StateTensor::kMaster, StateTensor::kFirstMoment, StateTensor::kSecondMoment}) {
         values.tensors.push_back(Read(unit, tensor));
       }
     }
@@ -135,8 +135,8 @@ class SaverTest : public ModelTest {
     const auto reader = checkpoint::Reader::Open(path, {.owner = geteuid()});
     EXPECT_OK(reader);
     for (int unit = 0; unit < 3; ++unit) {
-      for (const checkpoint::ArrayKind kind :
-           {checkpoint::ArrayKind::kMaster, checkpoint::ArrayKind::kExpAvg, checkpoint::ArrayKind::kExpAvgSq}) {
+      for (const checkpoint::ArrayKind kind : {checkpoint::ArrayKind::kMaster, checkpoint::ArrayKind::kFirstMoment,
+                                               checkpoint::ArrayKind::kSecondMoment}) {
         const ParameterSpec& spec = reader->spec().units[unit].parameters[0];
         std::vector<float>& rows = values.tensors.emplace_back(spec.rows() * spec.columns());
         EXPECT_OK(reader->ReadRows(unit, 0, kind, {0, spec.rows()},

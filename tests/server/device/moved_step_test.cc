@@ -19,6 +19,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/formats/format.h"
+#include "kernels/optim/muon_math.h"
 #include "kernels/optim/optimizers.h"
 #include "server/device/compute_device.h"
 #include "tests/kernels/random_floats.h"
@@ -36,6 +37,7 @@ struct ExtentSpec {
   MomentType exp_avg = MomentType::kFP32;
   MomentType exp_avg_sq = MomentType::kFP32;
   bool is_split = false;  // the master is BF16 and remainder
+  bool is_muon = false;   // stepped by Muon, which keeps one moment
 };
 
 // Bytes of all extents, one behind the other, with room behind them.
@@ -87,8 +89,9 @@ class State {
       arrays_[kRemainders].Add(spec.rows, spec.is_split ? spec.columns * 2 : 0);
       arrays_[kWeights].Add(spec.rows, spec.is_split && band_elements.has_value() ? spec.columns * 2 : 0);
       for (int m = 0; m < 2; ++m) {
-        arrays_[kMoments + 2 * m].Add(spec.rows, spec.columns * MomentBytes(types[m]));
-        arrays_[kMoments + 2 * m + 1].Add(spec.rows, MomentScaleCount(types[m], 1, spec.columns) * 4);
+        const bool has_moment = m == 0 || !spec.is_muon;
+        arrays_[kMoments + 2 * m].Add(spec.rows, has_moment ? spec.columns * MomentBytes(types[m]) : 0);
+        arrays_[kMoments + 2 * m + 1].Add(spec.rows, has_moment ? MomentScaleCount(types[m], 1, spec.columns) * 4 : 0);
       }
     }
     if (band_elements.has_value()) {
@@ -242,9 +245,21 @@ class State {
     return ranges.back().data;
   }
 
+  // A matrix of the upper half of the rows, and two beside each other below it.
+  static MuonMatrices MatricesOf(const ExtentSpec& spec) {
+    const int64_t upper = spec.rows / 2;
+    const int64_t lower = spec.rows - upper;
+    const int64_t left = spec.columns / 3;
+    MuonMatrices matrices = {.parts = {{upper, 0, lower, left}, {upper, left, lower, spec.columns - left}},
+                             .steps = NewtonSchulz().steps};
+    if (upper > 0) matrices.parts.push_back({0, 0, upper, spec.columns});
+    return matrices;
+  }
+
   ExtentTensors TensorsOf(size_t i) {
     const ExtentSpec& spec = specs_[i];
     const auto moment = [&](int first, MomentType type) -> MutableMoment {
+      if (!arrays_[first].Has(i)) return {};
       auto* const scales = reinterpret_cast<float*>(arrays_[first + 1].At(i));
       return {arrays_[first].At(i), HasMomentScales(type) ? scales : nullptr, type};
     };
@@ -258,6 +273,7 @@ class State {
     tensors.rows = spec.rows;
     tensors.columns = spec.columns;
     tensors.encoding = spec.encoding;
+    if (spec.is_muon) tensors.muon = MatricesOf(spec);
     std::vector<Range>& planes = planes_.emplace_back();
     const auto plane = [&](Plane which) -> MutablePlane {
       return {.data = Take(planes, DataBytes(spec.encoding, spec.rows, spec.columns)),
@@ -378,7 +394,7 @@ class MovedStepTest : public ::testing::Test {
   }
 
   // An extent of each format, whose moments are of each type, some long enough for several bands.
-  static std::vector<ExtentSpec> SomeOfEach(RandomFloats& random) {
+  std::vector<ExtentSpec> SomeOfEach(RandomFloats& random) const {
     std::vector<ExtentSpec> specs;
     const int64_t columns[] = {64, 96, 128};
     for (const FormatTraits& traits : kFormats) {
@@ -391,14 +407,51 @@ class MovedStepTest : public ::testing::Test {
     }
     specs.push_back({{Format::kBF16}, 300, 64, MomentType::kFP8, MomentType::kFP16, /*is_split=*/true});
     specs.push_back({{Format::kBF16}, 70, 100, MomentType::kBF16, MomentType::kBF16, /*is_split=*/true});
+    for (const MomentType type : kMomentTypes) {
+      if (device_->id().kind != DeviceKind::kCpu && HasMomentScales(type)) continue;  // not on GPUs
+      specs.push_back({{Format::kFP32}, 200, 64, type, type, /*is_split=*/false, /*is_muon=*/true});
+    }
+    // Longer than what a step keeps of the old state: a step that was cut off has only the new momentum of some rows.
+    specs.push_back({{Format::kFP32},
+                     2300,
+                     64,
+                     MomentType::kFP32,
+                     MomentType::kFP32,
+                     /*is_split=*/false,
+                     /*is_muon=*/true});
+    specs.push_back({{Format::kFP8Block128x128, ElementType::kE4M3},
+                     300,
+                     131,
+                     MomentType::kFP32,
+                     MomentType::kFP32,
+                     /*is_split=*/false,
+                     /*is_muon=*/true});
+    specs.push_back({{Format::kBF16},
+                     259,
+                     96,
+                     MomentType::kBF16,
+                     MomentType::kBF16,
+                     /*is_split=*/true,
+                     /*is_muon=*/true});
     return specs;
+  }
+
+  static OptimizerStep StepOf(const ExtentSpec& spec) {
+    OptimizerStep step;
+    if (!spec.is_muon) return step;
+    step.optimizer = Optimizer::kMuonNesterov;
+    step.momentum = 0.95f;
+    step.weight_decay = 0.1f;
+    step.epsilon = 1e-7f;
+    SetMuonRates(1.5, step);
+    return step;
   }
 
   // A state that has stepped once, and the next step: most extents take it.
   struct Scenario {
     std::vector<ExtentSpec> specs = {};
     std::vector<TensorScaling> scalings = {};
-    std::vector<std::optional<AdamStep>> steps = {};
+    std::vector<std::optional<OptimizerStep>> steps = {};
     std::vector<bool> encoded = {};  // by the step
     std::unique_ptr<State> state = nullptr;
   };
@@ -410,18 +463,19 @@ class MovedStepTest : public ::testing::Test {
       elements += spec.rows * spec.columns;
       gradients.push_back(random.Normal(spec.rows * spec.columns, 0.01f));
       const bool is_idle = random.Integer(0, 3) == 0;
-      scenario.steps.push_back(is_idle ? std::nullopt : std::optional<AdamStep>(AdamStep()));
+      scenario.steps.push_back(is_idle ? std::nullopt : std::optional<OptimizerStep>(StepOf(spec)));
       scenario.encoded.push_back(!is_idle && !EncodesAfterAmax(spec.encoding.format));
       scenario.scalings.push_back({0.1f, 1000.0f});
     }
-    scenario.steps.front() = AdamStep();
+    scenario.steps.front() = OptimizerStep();
     scenario.encoded.front() = !EncodesAfterAmax(scenario.specs.front().encoding.format);
     const std::optional<int64_t> band_elements =
         bands.has_value() ? std::optional<int64_t>(elements / *bands) : std::nullopt;
     scenario.state = std::make_unique<State>(device_.get(), scenario.specs, band_elements, has_moved);
     Fill(*scenario.state, 1);
     SetGradients(*scenario.state, gradients);
-    const std::vector<std::optional<AdamStep>> all(scenario.specs.size(), AdamStep());
+    std::vector<std::optional<OptimizerStep>> all;
+    for (const ExtentSpec& spec : scenario.specs) all.push_back(StepOf(spec));
     EXPECT_OK(scenario.state->arithmetic().Step(all, scenario.scalings, {}));
     EXPECT_OK(scenario.state->arithmetic().EncodePlanes(scenario.scalings));
     return scenario;
@@ -444,7 +498,7 @@ class MovedStepTest : public ::testing::Test {
   }
 
   // The step's amaxes are those that are measured afterwards.
-  static void ExpectAmaxes(State& state, const std::vector<std::optional<AdamStep>>& steps,
+  static void ExpectAmaxes(State& state, const std::vector<std::optional<OptimizerStep>>& steps,
                            const std::vector<float>& expected) {
     ASSERT_OK_AND_ASSIGN(const std::vector<float> measured, state.arithmetic().MeasureAmaxes());
     for (size_t i = 0; i < steps.size(); ++i) {
@@ -469,16 +523,16 @@ TEST_F(MovedStepTest, GivesTheBytesOfAStepInPlace) {
     const std::vector<TensorScaling> scalings(specs.size(), {0.1f, 1000.0f});
     for (State* state : {&expected, &moved}) ASSERT_OK(state->arithmetic().EncodePlanes(scalings));
     for (int step = 0; step < 4; ++step) {
-      std::vector<std::optional<AdamStep>> steps;
+      std::vector<std::optional<OptimizerStep>> steps;
       std::vector<std::vector<float>> gradients;
       std::vector<bool> active;
       for (const ExtentSpec& spec : specs) {
         gradients.push_back(random.Normal(spec.rows * spec.columns, 0.01f));
-        AdamStep adam;
+        OptimizerStep adam;
         adam.learning_rate = 1e-3f;
         // In the third step only one extent takes one.
         active.push_back(step == 2 ? steps.empty() : random.Integer(0, 3) != 0);
-        steps.push_back(active.back() ? std::optional<AdamStep>(adam) : std::nullopt);
+        steps.push_back(active.back() ? std::optional<OptimizerStep>(adam) : std::nullopt);
       }
       for (State* state : {&expected, &moved}) ASSERT_NO_FATAL_FAILURE(SetGradients(*state, gradients));
       ASSERT_OK_AND_ASSIGN(const std::vector<float> amaxes, expected.arithmetic().Step(steps, scalings, {}));
@@ -517,7 +571,8 @@ TEST_F(MovedStepTest, AStateIsFilledWhereItLies) {
           EXPECT_TRUE(expected.BytesOf(i)[array] == moved.BytesOf(i)[array]) << "master " << i;
         }
       }
-      ASSERT_OK(moved.arithmetic().Step(std::vector<std::optional<AdamStep>>(specs.size(), AdamStep()), scalings, {}));
+      ASSERT_OK(moved.arithmetic().Step(std::vector<std::optional<OptimizerStep>>(specs.size(), OptimizerStep()),
+                                        scalings, {}));
     }
     EXPECT_EQ(moved.arithmetic().position() > 0, !has_moved);
   }
@@ -534,8 +589,8 @@ TEST_F(MovedStepTest, ManySmallExtentsWithoutAGradientMoveAlong) {
   const std::vector<TensorScaling> scalings(specs.size());
   for (State* state : {&expected, &moved}) ASSERT_NO_FATAL_FAILURE(Fill(*state, 3));
   for (const int every : {150, 2, 1'000}) {
-    std::vector<std::optional<AdamStep>> steps(specs.size());
-    for (size_t i = 0; i < specs.size(); i += every) steps[i] = AdamStep();
+    std::vector<std::optional<OptimizerStep>> steps(specs.size());
+    for (size_t i = 0; i < specs.size(); i += every) steps[i] = OptimizerStep();
     for (State* state : {&expected, &moved}) ASSERT_OK(state->arithmetic().Step(steps, scalings, {}));
     for (size_t i = 0; i < specs.size(); ++i) EXPECT_TRUE(expected.BytesOf(i) == moved.BytesOf(i)) << i;
   }
@@ -632,9 +687,10 @@ TEST_F(MovedStepTest, AStepInPlaceIsOneBandOfTheFirstLane) {
   const Scenario scenario = Begin(random, std::nullopt, /*has_moved=*/false);
   State& state = *scenario.state;
   Words words(*device_);
-  ASSERT_OK(state.arithmetic()
-                .Step(std::vector<std::optional<AdamStep>>(scenario.specs.size()), scenario.scalings, words.Progress())
-                .status());
+  ASSERT_OK(
+      state.arithmetic()
+          .Step(std::vector<std::optional<OptimizerStep>>(scenario.specs.size()), scenario.scalings, words.Progress())
+          .status());
   EXPECT_EQ(words.begun(), (State::Counts{0, 0})) << "nothing took a step";
   const auto before = BytesOf(state);
   ASSERT_OK_AND_ASSIGN(const std::vector<float> amaxes,

@@ -677,7 +677,7 @@ TEST(ExportTest, ChunksAreTheTensorWhateverItsRows) {
     const std::shared_ptr<Model> model = world.Create(MakeSpec("m", {MakeUnit("u", {parameter})}));
     Shard& shard = *model->committed().shards[0];
     const ShardExtent& extent = shard.extents()[0];
-    for (const StateTensor tensor : {StateTensor::kMaster, StateTensor::kExpAvg, StateTensor::kExpAvgSq}) {
+    for (const StateTensor tensor : {StateTensor::kMaster, StateTensor::kFirstMoment, StateTensor::kSecondMoment}) {
       ASSERT_OK(shard.Write(extent, tensor, Ramp(shape[0] * shape[1], 0.1f)));
       const int kind = static_cast<int>(tensor);
       ASSERT_OK_AND_ASSIGN(const Floats values, shard.arrays().Read(extent, tensor));

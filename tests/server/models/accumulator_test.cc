@@ -142,8 +142,8 @@ class AccumulatorTest : public testing::TestWithParam<Case> {
       for (const auto& shard : daemons_.model(node).committed().shards) {
         for (const ShardExtent& extent : shard->extents()) {
           ExpectRows(*shard, extent, StateTensor::kMaster, master_);
-          ExpectRows(*shard, extent, StateTensor::kExpAvg, exp_avg_);
-          ExpectRows(*shard, extent, StateTensor::kExpAvgSq, exp_avg_sq_);
+          ExpectRows(*shard, extent, StateTensor::kFirstMoment, exp_avg_);
+          ExpectRows(*shard, extent, StateTensor::kSecondMoment, exp_avg_sq_);
         }
       }
     }

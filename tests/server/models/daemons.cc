@@ -131,7 +131,8 @@ void Daemons::Discard() {
 wire::CommitRecord Daemons::Commit(const std::function<void(v1::Commit&)>& change) {
   const int64_t number = models_[0]->committed().commits.numbers().commit_number + 1;
   for (const auto& trainer : trainers_) {
-    v1::Command command = CommitCommand(trainer->next_command(), number, "");
+    v1::Command command =
+        CommitCommand(trainer->next_command(), number, "", static_cast<int>(models_[0]->spec().groups.size()));
     if (change) change(*command.mutable_commit());
     trainer->Send(command);
   }

@@ -147,10 +147,10 @@ TEST_F(InspectionTest, ADescriptionHasTheNumbersOfEveryExtent) {
   EXPECT_EQ(extent.planes.non_finite, 0);
   EXPECT_FALSE(extent.planes.scale_min.has_value()) << "fp32 has no scales";
   EXPECT_EQ(extent.planes.RelativeError(), 0);
-  EXPECT_NEAR(extent.moments[MomentKind::kExpAvg].norm, 0.3 * 8, 1e-5);
-  EXPECT_NEAR(extent.moments[MomentKind::kExpAvgSq].norm, 0.09 * 8, 1e-5);
-  EXPECT_NEAR(extent.moments[MomentKind::kExpAvg].min, 0.3, 1e-5);
-  EXPECT_NEAR(extent.moments[MomentKind::kExpAvgSq].max, 0.09, 1e-5);
+  EXPECT_NEAR(extent.moments[MomentKind::kFirst].norm, 0.3 * 8, 1e-5);
+  EXPECT_NEAR(extent.moments[MomentKind::kSecond].norm, 0.09 * 8, 1e-5);
+  EXPECT_NEAR(extent.moments[MomentKind::kFirst].min, 0.3, 1e-5);
+  EXPECT_NEAR(extent.moments[MomentKind::kSecond].max, 0.09, 1e-5);
   EXPECT_EQ(extent.planes.zeros, 0);
   EXPECT_EQ(extent.planes.saturated, 0);
 }
@@ -235,7 +235,7 @@ TEST_F(InspectionTest, VerificationCoversEveryExtent) {
   EXPECT_EQ(extents[1].rank, 1);
   EXPECT_EQ(extents[1].master_hash.size(), 32u);
   EXPECT_EQ(extents[0].master_hash, extents[1].master_hash) << "the same constant";
-  EXPECT_NE(extents[0].master_hash, extents[0].moment_hashes[MomentKind::kExpAvg]);
+  EXPECT_NE(extents[0].master_hash, extents[0].moment_hashes[MomentKind::kFirst]);
 }
 
 TEST_F(InspectionTest, AFlippedByteOfAPlaneIsAResult) {
@@ -256,7 +256,7 @@ TEST_F(InspectionTest, AFlippedByteOfAPlaneIsAResult) {
 TEST_F(InspectionTest, AnyChangeOfStateChangesTheHash) {
   VerifySummary before;
   Verify(&before);
-  for (StateTensor tensor : {StateTensor::kMaster, StateTensor::kExpAvg, StateTensor::kExpAvgSq}) {
+  for (StateTensor tensor : {StateTensor::kMaster, StateTensor::kFirstMoment, StateTensor::kSecondMoment}) {
     Shard& shard = *model_->committed().shards[2];
     const ShardExtent& extent = *shard.extents().Find(1, 0);
     const std::vector<float> values = *shard.arrays().Read(extent, tensor);
@@ -350,8 +350,8 @@ TEST_F(InspectionTest, MemoryIsCountedByDeviceAndClass) {
     const ShardBytes bytes = model_->committed().shards[rank]->extents().bytes();
     const std::string device = absl::StrCat("cpu:", rank);
     EXPECT_EQ(idle[device + " master"], bytes.master);
-    EXPECT_EQ(idle[device + " exp_avg"], bytes.moments[MomentKind::kExpAvg]);
-    EXPECT_EQ(idle[device + " exp_avg_sq"], bytes.moments[MomentKind::kExpAvgSq]);
+    EXPECT_EQ(idle[device + " exp_avg"], bytes.moments[MomentKind::kFirst]);
+    EXPECT_EQ(idle[device + " exp_avg_sq"], bytes.moments[MomentKind::kSecond]);
     EXPECT_EQ(idle[device + " gradients"], bytes.gradients);
     EXPECT_EQ(idle[device + " planes"], bytes.planes);
     EXPECT_FALSE(idle.contains(device + " slots"));

@@ -32,7 +32,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-// Amaxes with and without a history, a master with a remainder, and FP8 moments.
+// Amaxes with and without a history, a master with a remainder, and FP8 moments; two moments, one and none.
 v1::ModelSpec Spec() {
   v1::ModelSpec spec = MakeSpec("m", {MakeUnit("w", {MakeParameter("w.w", {6, 4})}),
                                       MakeUnit("d", {MakeParameter("d.w", {64, 48}, v1::FORMAT_FP8_TENSOR_DELAYED)}),
@@ -40,6 +40,12 @@ v1::ModelSpec Spec() {
                                       MakeUnit("r", {MakeParameter("r.w", {33, 16}, v1::FORMAT_BF16)})});
   for (v1::UnitSpec& unit : *spec.mutable_units()) {
     unit.mutable_parameters(0)->mutable_initial_value()->mutable_normal()->set_standard_deviation(1);
+  }
+  const v1::Optimizer optimizers[] = {v1::OPTIMIZER_ADAMW, v1::OPTIMIZER_LION, v1::OPTIMIZER_SGD_MOMENTUM,
+                                      v1::OPTIMIZER_SGD};
+  for (int i = 0; i < spec.units_size(); ++i) {
+    spec.add_groups()->set_optimizer(optimizers[i]);
+    spec.mutable_units(i)->mutable_parameters(0)->set_group(i);
   }
   spec.mutable_units(2)->mutable_parameters(0)->set_exp_avg_type(v1::MOMENT_TYPE_FP8);
   spec.mutable_units(3)->mutable_parameters(0)->set_master_type(v1::MASTER_TYPE_BF16_REMAINDER);

@@ -50,7 +50,8 @@ wire::CommitRecord ModelTest::Commit(const std::function<void(v1::Commit&)>& cha
   const int64_t number = commit_number() + 1;
   for (const auto& trainer : trainers_) {
     v1::Command command =
-        CommitCommand(trainer->next_command(), number, absl::StrCat("rank ", trainer->rank(), ", commit ", number));
+        CommitCommand(trainer->next_command(), number, absl::StrCat("rank ", trainer->rank(), ", commit ", number),
+                      static_cast<int>(model_->spec().groups.size()));
     if (change) change(*command.mutable_commit());
     trainer->Send(std::move(command));
   }

@@ -134,8 +134,8 @@ TEST_F(ModelTest, AStepWithKnownNumbers) {
   EXPECT_EQ(answer.skipped, 0u);
   EXPECT_EQ(answer.non_finite_count, 0);
   EXPECT_DOUBLE_EQ(answer.gradient_norm, 2 * std::sqrt(24.0));
-  EXPECT_THAT(Read(kW, StateTensor::kExpAvg), AllOf(SizeIs(kElements), All(0.1f * 2)));
-  EXPECT_THAT(Read(kW, StateTensor::kExpAvgSq), All(0.01f * 4));
+  EXPECT_THAT(Read(kW, StateTensor::kFirstMoment), AllOf(SizeIs(kElements), All(0.1f * 2)));
+  EXPECT_THAT(Read(kW, StateTensor::kSecondMoment), All(0.01f * 4));
   EXPECT_THAT(Read(kW, StateTensor::kMaster), All(1 - kLearningRate));
 }
 
@@ -166,7 +166,7 @@ TEST_F(ModelTest, GradientsMayBeSummed) {
   Attach();
   Push(kW, [](int rank) { return rank == 0 ? 1.0f : 3.0f; });
   EXPECT_DOUBLE_EQ(Commit().gradient_norm, 4 * std::sqrt(24.0));
-  EXPECT_THAT(Read(kW, StateTensor::kExpAvg), All(0.1f * 4));
+  EXPECT_THAT(Read(kW, StateTensor::kFirstMoment), All(0.1f * 4));
 }
 
 TEST_F(ModelTest, ClippingScalesTheGradientToTheNorm) {
@@ -174,14 +174,14 @@ TEST_F(ModelTest, ClippingScalesTheGradientToTheNorm) {
   Push(kW, [](int) { return 2.0f; });
   const wire::CommitRecord answer = Commit([](v1::Commit& commit) { commit.set_max_grad_norm(0.5f); });
   EXPECT_DOUBLE_EQ(answer.gradient_norm, 2 * std::sqrt(24.0)) << "before clipping";
-  EXPECT_THAT(Read(kW, StateTensor::kExpAvg), All(0.1f * 0.5f / std::sqrt(24.0f)));
+  EXPECT_THAT(Read(kW, StateTensor::kFirstMoment), All(0.1f * 0.5f / std::sqrt(24.0f)));
 }
 
 TEST_F(ModelTest, ASmallGradientIsNotClipped) {
   Attach();
   Push(kW, [](int) { return 2.0f; });
   Commit([](v1::Commit& commit) { commit.set_max_grad_norm(1000); });
-  EXPECT_THAT(Read(kW, StateTensor::kExpAvg), All(0.2f));
+  EXPECT_THAT(Read(kW, StateTensor::kFirstMoment), All(0.2f));
 }
 
 TEST_F(ModelTest, ALossScaleIsTakenOut) {
@@ -189,7 +189,7 @@ TEST_F(ModelTest, ALossScaleIsTakenOut) {
   Push(kW, [](int) { return 2048.0f; });
   EXPECT_DOUBLE_EQ(Commit([](v1::Commit& commit) { commit.set_gradient_scale(1024); }).gradient_norm,
                    2 * std::sqrt(24.0));
-  EXPECT_THAT(Read(kW, StateTensor::kExpAvg), All(0.2f));
+  EXPECT_THAT(Read(kW, StateTensor::kFirstMoment), All(0.2f));
 }
 
 TEST_F(ModelTest, PushesOfOneStepAddUp) {
@@ -197,7 +197,7 @@ TEST_F(ModelTest, PushesOfOneStepAddUp) {
   Push(kW, [](int rank) { return static_cast<float>(rank); });
   Push(kW, [](int rank) { return static_cast<float>(rank) * 3; });
   Commit();
-  EXPECT_THAT(Read(kW, StateTensor::kExpAvg), All(0.1f * (0.5f + 1.5f)));
+  EXPECT_THAT(Read(kW, StateTensor::kFirstMoment), All(0.1f * (0.5f + 1.5f)));
 }
 
 TEST_F(ModelTest, EachElementsGradientGoesToItsOwner) {
@@ -210,7 +210,7 @@ TEST_F(ModelTest, EachElementsGradientGoesToItsOwner) {
   }
   Commit();
   for (float& gradient : gradients) gradient *= 0.1f;
-  EXPECT_THAT(Read(kW, StateTensor::kExpAvg), Pointwise(FloatNear(1e-6f), gradients));
+  EXPECT_THAT(Read(kW, StateTensor::kFirstMoment), Pointwise(FloatNear(1e-6f), gradients));
 }
 
 TEST_F(ModelTest, AParameterWithoutAGradientIsUntouched) {
@@ -283,7 +283,7 @@ TEST_F(ModelTest, ANonFiniteGradientSkipsTheStep) {
   // Its gradients are forgotten.
   Step();
   EXPECT_EQ(model_->committed().commits.numbers().version, 2);
-  EXPECT_THAT(Read(kW, StateTensor::kExpAvg),
+  EXPECT_THAT(Read(kW, StateTensor::kFirstMoment),
               testing::Each(testing::Truly([](float value) { return std::isfinite(value); })));
 }
 

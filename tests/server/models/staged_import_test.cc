@@ -188,7 +188,7 @@ TEST_F(StagedImportTest, StoredStateComesBackBitForBit) {
 
 TEST_F(StagedImportTest, StoredArraysComeTogether) {
   const Slice elements{.parameter = kFp8,
-                       .tensor = StateTensor::kExpAvg,
+                       .tensor = StateTensor::kFirstMoment,
                        .form = TensorForm::kElements,
                        .type = TensorType::kFP8E4M3,
                        .rows = {0, 40}};
@@ -227,11 +227,11 @@ TEST_F(StagedImportTest, WhatAParameterDoesNotStoreIsRefused) {
   slice.form = TensorForm::kRest;
   slice.type = TensorType::kInt16;
   refused(slice, "import plain: the parameter has no master remainders");
-  slice.tensor = StateTensor::kExpAvg;
+  slice.tensor = StateTensor::kFirstMoment;
   refused(slice, "the parameter has no exp_avg scales");
   slice.form = TensorForm::kElements;
   refused(slice, "want type FP32 for exp_avg elements, got INT16");
-  slice = All(kFp16, StateTensor::kExpAvgSq);
+  slice = All(kFp16, StateTensor::kSecondMoment);
   slice.form = TensorForm::kElements;
   slice.type = TensorType::kBF16;
   refused(slice, "import fp16: want type FP16 for exp_avg_sq elements, got BF16");
@@ -241,10 +241,10 @@ TEST_F(StagedImportTest, WhatAParameterDoesNotStoreIsRefused) {
 }
 
 TEST_F(StagedImportTest, ATensorComesInOneForm) {
-  Slice elements = All(kPlain, StateTensor::kExpAvg);
+  Slice elements = All(kPlain, StateTensor::kFirstMoment);
   elements.form = TensorForm::kElements;
   elements.rows = {0, 3};
-  Slice values = All(kPlain, StateTensor::kExpAvg);
+  Slice values = All(kPlain, StateTensor::kFirstMoment);
   values.rows = {3, 7};
   for (const auto& [first, second] : {std::pair(elements, values), std::pair(values, elements)}) {
     StagedImport staged = Begin();
@@ -260,12 +260,12 @@ TEST_F(StagedImportTest, RowsThatAreNotGivenKeepTheirBytes) {
     std::vector<std::vector<float>> extents;
     for (const auto& shard : model_->committed().shards) {
       const ShardExtent* extent = shard->extents().Find(0, kFp8);
-      if (extent != nullptr) extents.push_back(*shard->arrays().Read(*extent, StateTensor::kExpAvg));
+      if (extent != nullptr) extents.push_back(*shard->arrays().Read(*extent, StateTensor::kFirstMoment));
     }
     return extents;
   };
   const auto before = rows_of();
-  Slice slice = All(kFp8, StateTensor::kExpAvg);
+  Slice slice = All(kFp8, StateTensor::kFirstMoment);
   slice.rows = {11, 12};
   StagedImport staged = Begin();
   ASSERT_OK(Give(staged, slice, BytesOf(std::vector<float>(130, 7.0f))));
@@ -415,7 +415,7 @@ TEST_F(StagedImportTest, AnyOtherByteStepOrNumberMakesAnotherLineage) {
       history_of([](StagedImport&, Slice& slice, std::vector<float>&) {
         slice.rows = {0, 6};
       }),
-      history_of([](StagedImport&, Slice& slice, std::vector<float>&) { slice.tensor = StateTensor::kExpAvg; }),
+      history_of([](StagedImport&, Slice& slice, std::vector<float>&) { slice.tensor = StateTensor::kFirstMoment; }),
       history_of(nothing, {.commit_number = 1}),
       history_of(nothing, {.commit_number = 1, .version = 1})};
   for (size_t i = 0; i < histories.size(); ++i) {

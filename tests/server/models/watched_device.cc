@@ -27,7 +27,7 @@ class WatchedArithmetic final : public ShardArithmetic {
                                                     absl::Span<const SumTask> sums) override {
     return inner_->SumSquares(active, sums);
   }
-  absl::StatusOr<std::vector<float>> Step(absl::Span<const std::optional<AdamStep>> steps,
+  absl::StatusOr<std::vector<float>> Step(absl::Span<const std::optional<OptimizerStep>> steps,
                                           absl::Span<const TensorScaling> scalings,
                                           const StepProgress& progress) override {
     hooks_->before_step.Call();

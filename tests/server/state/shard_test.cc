@@ -101,7 +101,7 @@ v1::ModelSpec TestSpec(GradientType accumulators, const MovePolicy& policy) {
   other.set_group(1);
   spec.add_groups();
   v1::ParameterGroup& group = *spec.add_groups();
-  group.set_mode(v1::ADAM_MODE_L2);
+  group.set_optimizer(v1::OPTIMIZER_ADAM);
   group.set_bias_correction(false);
   return spec;
 }
@@ -203,8 +203,8 @@ class ShardedModel {
       const ShardExtent* extent = shard->extents().Find(unit, parameter);
       if (extent == nullptr) continue;
       Append(whole.master, *shard->arrays().Stored(*extent, StateTensor::kMaster));
-      Append(whole.exp_avg, *shard->arrays().Stored(*extent, StateTensor::kExpAvg));
-      Append(whole.exp_avg_sq, *shard->arrays().Stored(*extent, StateTensor::kExpAvgSq));
+      Append(whole.exp_avg, *shard->arrays().Stored(*extent, StateTensor::kFirstMoment));
+      Append(whole.exp_avg_sq, *shard->arrays().Stored(*extent, StateTensor::kSecondMoment));
       const std::vector<PlaneViews> planes = *PlaneBytes(shard->memory(), *extent);
       const Format format = *shard->extents().Spec(*extent).encoding.format;
       const bool one_scale = NeedsAmax(format) && format != Format::kNVFP4_2D;
@@ -325,13 +325,14 @@ class Reference {
   void Step(const std::vector<float>& gradient, const StepParameters& parameters = kStep) {
     ++step_;
     const Hyperparameters& group = parameters.groups[spec_.group];
-    const AdamStep step{group, group_.mode, group_.bias_correction ? BiasCorrection(group.beta1, step_) : 1.0f,
-                        group_.bias_correction ? BiasCorrection(group.beta2, step_) : 1.0f, parameters.gradient_scale};
-    const AdamState state{
+    const OptimizerStep step{
+        group, group_.optimizer, group_.bias_correction ? BiasCorrection(group.beta1, step_) : 1.0f,
+        group_.bias_correction ? BiasCorrection(group.beta2, step_) : 1.0f, parameters.gradient_scale};
+    const OptimizerState state{
         .master = has_remainder() ? nullptr : master(),
         .remainder = has_remainder() ? remainder() : nullptr,
         .moments = {ViewOf(state_.exp_avg, *spec_.exp_avg_type), ViewOf(state_.exp_avg_sq, *spec_.exp_avg_sq_type)}};
-    const float amax = FusedAdam(step, gradient.data(), state, spec_.rows(), spec_.columns(),
+    const float amax = FusedStep(step, gradient.data(), state, spec_.rows(), spec_.columns(),
                                  EncodingOf(spec_.encoding), PlaneAt(0), PlaneAt(3), {.scale = delayed_.scale()});
     delayed_.Update(amax);
     if (EncodesAfterAmax(*spec_.encoding.format)) Encode({.amax = amax});
@@ -638,8 +639,8 @@ TEST_P(ShardingTest, SizesAreKnownBeforehand) {
     ASSERT_OK_AND_ASSIGN(const auto shard,
                          Shard::Create(model_.spec(), model_.layout(), rank, &device, {.moves = GetParam().policy()}));
     EXPECT_EQ(device.bytes["paramshard-rank-0/master"], placement.master_memory_bytes);
-    EXPECT_EQ(device.bytes["paramshard-rank-0/exp_avg"], placement.moment_memory_bytes[MomentKind::kExpAvg]);
-    EXPECT_EQ(device.bytes["paramshard-rank-0/exp_avg_sq"], placement.moment_memory_bytes[MomentKind::kExpAvgSq]);
+    EXPECT_EQ(device.bytes["paramshard-rank-0/exp_avg"], placement.moment_memory_bytes[MomentKind::kFirst]);
+    EXPECT_EQ(device.bytes["paramshard-rank-0/exp_avg_sq"], placement.moment_memory_bytes[MomentKind::kSecond]);
     EXPECT_EQ(device.bytes["paramshard-rank-0/gradients"], bytes.gradients);
     EXPECT_EQ(device.bytes["paramshard-planes"], bytes.planes);
     int64_t total = 0;
@@ -667,8 +668,8 @@ TEST_P(ShardingTest, EveryStateTakesTheBytesOfItsType) {
         return bytes;
       };
       EXPECT_EQ(stored(StateTensor::kMaster), 4 * extent.elements);
-      EXPECT_EQ(stored(StateTensor::kExpAvg), moment(*spec.exp_avg_type));
-      EXPECT_EQ(stored(StateTensor::kExpAvgSq), moment(*spec.exp_avg_sq_type));
+      EXPECT_EQ(stored(StateTensor::kFirstMoment), moment(*spec.exp_avg_type));
+      EXPECT_EQ(stored(StateTensor::kSecondMoment), moment(*spec.exp_avg_sq_type));
       const int64_t accumulator = (GetParam().accumulators == GradientType::kFP32 ? 4 : 2) * extent.elements;
       // The upper half is a plane where it stays.
       const bool is_whole = spec.master_type == MasterType::kFP32 || GetParam().policy().moves;
@@ -797,7 +798,7 @@ TEST_F(MovedShardTest, WhatIsWrittenWhereTheStateLiesNowIsReadBackAndStepped) {
   ASSERT_GT(MoveRecordOf(shard()).position, 0);
   const ShardExtent& extent = *shard().extents().Find(1, 0);
   const std::vector<float> values(extent.elements, 0.25f);
-  for (const StateTensor tensor : {StateTensor::kMaster, StateTensor::kExpAvg, StateTensor::kExpAvgSq}) {
+  for (const StateTensor tensor : {StateTensor::kMaster, StateTensor::kFirstMoment, StateTensor::kSecondMoment}) {
     ASSERT_OK(shard().Write(extent, tensor, values));
     EXPECT_THAT(*shard().arrays().Read(extent, tensor), Each(0.25f));
   }
@@ -871,8 +872,8 @@ class ShardTest : public testing::Test {
 
 TEST_F(ShardTest, StateBeginsAtZeroButForTheMaster) {
   for (const ShardExtent& extent : shard().extents()) {
-    EXPECT_THAT(*shard().arrays().Read(extent, StateTensor::kExpAvg), Each(0.0f));
-    EXPECT_THAT(*shard().arrays().Read(extent, StateTensor::kExpAvgSq), Each(0.0f));
+    EXPECT_THAT(*shard().arrays().Read(extent, StateTensor::kFirstMoment), Each(0.0f));
+    EXPECT_THAT(*shard().arrays().Read(extent, StateTensor::kSecondMoment), Each(0.0f));
     EXPECT_EQ(StepsOf(shard(), extent), 0);
   }
   EXPECT_EQ(VersionOf(shard()), 0);
@@ -880,7 +881,7 @@ TEST_F(ShardTest, StateBeginsAtZeroButForTheMaster) {
 
 TEST_F(ShardTest, ExtentsBeginAtCacheLines) {
   for (const ShardExtent& extent : shard().extents()) {
-    for (StateTensor tensor : {StateTensor::kMaster, StateTensor::kExpAvg, StateTensor::kExpAvgSq}) {
+    for (StateTensor tensor : {StateTensor::kMaster, StateTensor::kFirstMoment, StateTensor::kSecondMoment}) {
       EXPECT_EQ(reinterpret_cast<uintptr_t>(shard().arrays().Stored(extent, tensor)->back().data()) % 64, 0u);
     }
   }
@@ -972,7 +973,7 @@ TEST_F(ShardTest, EncodingEndsBeforeTheExtentThatIsForNothing) {
 TEST_F(ShardTest, WhatIsWrittenIsReadBack) {
   std::vector<float> values(extent().elements);
   for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i) * 0.25f;
-  for (StateTensor tensor : {StateTensor::kMaster, StateTensor::kExpAvg, StateTensor::kExpAvgSq}) {
+  for (StateTensor tensor : {StateTensor::kMaster, StateTensor::kFirstMoment, StateTensor::kSecondMoment}) {
     EXPECT_OK(shard().Write(extent(), tensor, values));
     EXPECT_EQ(*shard().arrays().Read(extent(), tensor), values);
     EXPECT_EQ(shard().arrays().Stored(extent(), tensor)->front().size(), values.size() * sizeof(float));
@@ -987,7 +988,7 @@ TEST_F(ShardTest, WhatIsWrittenIsReadBack) {
 TEST_F(ShardTest, WritingOneExtentLeavesTheOthers) {
   const std::vector<WholeState> before = model_.Whole();
   EXPECT_OK(shard().Write(extent(), StateTensor::kMaster, std::vector<float>(extent().elements, 7.0f)));
-  EXPECT_OK(shard().Write(extent(), StateTensor::kExpAvg, std::vector<float>(extent().elements, 8.0f)));
+  EXPECT_OK(shard().Write(extent(), StateTensor::kFirstMoment, std::vector<float>(extent().elements, 8.0f)));
   const std::vector<WholeState> after = model_.Whole();
   EXPECT_TRUE(after[0] == before[0]);
   EXPECT_TRUE(after[1] == before[1]);
@@ -998,9 +999,10 @@ TEST_F(ShardTest, WritingOneExtentLeavesTheOthers) {
 TEST_F(ShardTest, Bf16MomentsAreRoundedWhenWritten) {
   const ShardExtent& halves = *shard().extents().Find(1, 1);
   std::vector<float> values(halves.elements, 1.0f + 1.0f / 1024);
-  EXPECT_OK(shard().Write(halves, StateTensor::kExpAvg, values));
-  EXPECT_THAT(*shard().arrays().Read(halves, StateTensor::kExpAvg), Each(DecodeBFloat16(EncodeBFloat16(values[0]))));
-  EXPECT_EQ(shard().arrays().Stored(halves, StateTensor::kExpAvg)->front().size(), values.size() * 2);
+  EXPECT_OK(shard().Write(halves, StateTensor::kFirstMoment, values));
+  EXPECT_THAT(*shard().arrays().Read(halves, StateTensor::kFirstMoment),
+              Each(DecodeBFloat16(EncodeBFloat16(values[0]))));
+  EXPECT_EQ(shard().arrays().Stored(halves, StateTensor::kFirstMoment)->front().size(), values.size() * 2);
 }
 
 // An import into a master with a remainder gives every bit back.
@@ -1019,11 +1021,11 @@ TEST_F(ShardTest, BlockMomentsAreStoredWithTheirScales) {
   const ShardExtent& blocks = *shard().extents().Find(2, 10);
   std::vector<float> values(blocks.elements, 3.0f);
   values[5] = -6.0f;
-  EXPECT_OK(shard().Write(blocks, StateTensor::kExpAvg, values));
-  EXPECT_THAT(*shard().arrays().Read(blocks, StateTensor::kExpAvg),
+  EXPECT_OK(shard().Write(blocks, StateTensor::kFirstMoment, values));
+  EXPECT_THAT(*shard().arrays().Read(blocks, StateTensor::kFirstMoment),
               testing::Pointwise(testing::FloatNear(1e-6f), values));
-  EXPECT_OK(shard().Write(blocks, StateTensor::kExpAvgSq, std::vector<float>(blocks.elements, 4.0f)));
-  EXPECT_THAT(*shard().arrays().Read(blocks, StateTensor::kExpAvgSq), Each(testing::FloatNear(4.0f, 1e-6f)));
+  EXPECT_OK(shard().Write(blocks, StateTensor::kSecondMoment, std::vector<float>(blocks.elements, 4.0f)));
+  EXPECT_THAT(*shard().arrays().Read(blocks, StateTensor::kSecondMoment), Each(testing::FloatNear(4.0f, 1e-6f)));
 }
 
 TEST_F(ShardTest, AReaderSeesOneVersion) {

@@ -41,6 +41,8 @@ v1::Command CommitCommand(int64_t number, int64_t commit_number, std::string cli
     group.set_beta1(0.9f);
     group.set_beta2(0.99f);
     group.set_epsilon(1e-8f);
+    group.set_momentum(0.9f);
+    group.set_dampening(0.25f);
   }
   return command;
 }

@@ -1,0 +1,42 @@
+// The phases of Muon's step on a GPU that go element by element, besides the master's: the bytes of muon.h.
+//
+// Internal to kernels/ and devices.
+
+#ifndef PARAMSHARD_KERNELS_OPTIM_MUON_KERNELS_H_
+#define PARAMSHARD_KERNELS_OPTIM_MUON_KERNELS_H_
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "kernels/optim/moment.h"
+#include "kernels/optim/optimizer_step.h"
+#include "kernels/reduce/gradient.h"
+
+namespace paramshard::gpu {
+
+// Neighbouring elements of an extent; the momentum is FP32 or BF16. Pointers to device memory, aligned for their
+// elements.
+struct MuonElements {
+  OptimizerStep step;
+  ConstGradient gradient;
+  MutableMoment old;
+  MutableMoment fresh;
+  int64_t count = 0;
+};
+
+// Enqueues StepMuonMomentum() from `old` to `fresh`.
+absl::Status StepMuonMomentum(absl::Span<const MuonElements> parts, cudaStream_t stream);
+
+// Enqueues MakeMuonUpdate() from `fresh`, or MakeMuonUpdateFromOld() where `fresh` has no data.
+struct MuonUpdateElements {
+  MuonElements elements;
+  uint16_t* update = nullptr;
+};
+absl::Status MakeMuonUpdate(absl::Span<const MuonUpdateElements> parts, cudaStream_t stream);
+
+}  // namespace paramshard::gpu
+
+#endif  // PARAMSHARD_KERNELS_OPTIM_MUON_KERNELS_H_

@@ -1,0 +1,79 @@
+// Muon's steps of a shard on a GPU, for the device's arithmetic.
+#ifndef PARAMSHARD_SERVER_DEVICE_CUDA_MUON_H_
+#define PARAMSHARD_SERVER_DEVICE_CUDA_MUON_H_
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "kernels/gpu/memory.h"
+#include "kernels/optim/muon_kernels.h"
+#include "kernels/optim/orthogonalizer.h"
+#include "kernels/optim/step_progress.h"
+#include "server/device/compute_device.h"
+
+namespace paramshard::server {
+
+// Makes the orthogonalized updates, which are the gradients of the masters' fused step, and steps the momentum: band by
+// band, each before the fused step of the band on the same stream. Extents that have no band in common share the memory
+// of their updates. Not thread-safe.
+class CudaMuon {
+ public:
+  // Null if Muon steps no extent. `tensors` outlive it, `stream` too. UNIMPLEMENTED for moments that are neither FP32 nor
+  // BF16; FAILED_PRECONDITION without cuBLASLt.
+  static absl::StatusOr<std::unique_ptr<CudaMuon>> Create(int device, cudaStream_t stream,
+                                                          absl::Span<const ExtentTensors> tensors,
+                                                          absl::Span<const BandStart> bands);
+
+  // Returns an extent as the fused step sees it: without momentum, with its update as the gradient. Others stay.
+  ExtentTensors ForFusedStep(const ExtentTensors& extent, size_t index) const;
+
+  // Begins a step whose state lies `position` bytes behind the tensors' addresses, and moves by `distance`.
+  void BeginStep(absl::Span<const std::optional<OptimizerStep>> steps, int64_t position, int64_t distance,
+                 const StepProgress& progress);
+  // Enqueues what the n-th band of the step needs; without bands, the first is all extents.
+  absl::Status EnqueueBand(int n);
+
+ private:
+  struct Rows {
+    int64_t first;
+    int64_t count;
+  };
+
+  CudaMuon(cudaStream_t stream, absl::Span<const ExtentTensors> tensors, absl::Span<const BandStart> bands)
+      : stream_(stream), tensors_(tensors), bands_(bands.begin(), bands.end()) {}
+
+  int64_t PlaceUpdates();
+  bool HaveCommonBand(size_t one, size_t other) const;
+  int band_count() const { return static_cast<int>(bands_.size()); }
+  Rows RowsIn(int band, size_t extent) const;
+  gpu::MuonElements ElementsOf(size_t extent, const Rows& rows) const;
+  absl::Status EnqueueUpdates(absl::Span<const size_t> extents);
+  absl::Status CopyMomentum(size_t extent, const Rows& rows) const;
+
+  // Constant after Create().
+  const cudaStream_t stream_;
+  const absl::Span<const ExtentTensors> tensors_;
+  const std::vector<BandStart> bands_;
+  std::vector<size_t> extents_;          // that Muon steps
+  std::vector<int64_t> update_offsets_;  // by extent, in elements
+  gpu::DeviceMemory updates_;
+  std::unique_ptr<Orthogonalizer> orthogonalizer_;
+
+  // The step in progress.
+  std::vector<std::optional<OptimizerStep>> steps_;
+  std::vector<bool> has_update_;
+  int64_t position_ = 0;
+  int64_t distance_ = 0;
+  StepProgress progress_;
+};
+
+}  // namespace paramshard::server
+
+#endif  // PARAMSHARD_SERVER_DEVICE_CUDA_MUON_H_
