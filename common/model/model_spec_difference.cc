@@ -71,6 +71,7 @@ std::string ToText(const DelayedScaling::Options& scaling) {
                       scaling.history_length, " steps with margin ", scaling.margin);
 }
 
+std::string ToText(Placement placement) { return placement == Placement::kCut ? "cut" : "owned"; }
 std::string ToText(GradientSums sums) { return sums == GradientSums::kAtCommit ? "at commit" : "at push"; }
 std::string ToText(AdamMode mode) { return TraitsOf(mode).name; }
 
@@ -92,6 +93,7 @@ Fields Describe(const ParameterSpec& spec) {
                    {"trainable", OnOff(spec.trainable)},
                    {"master type", MasterText(spec)},
                    {"group", absl::StrCat(spec.group)},
+                   {"placement", ToText(spec.placement)},
                    {"initial value", ToText(spec.initial_value)}};
   for (const MomentTraits& moment : kMomentKinds) {
     fields.push_back(

@@ -14,6 +14,7 @@
 #include "common/model/model_spec_proto.h"
 #include "common/model/moment_fields.h"
 #include "common/model/names.h"
+#include "common/model/owned_matrices.h"
 #include "common/model/plane_bytes.h"
 #include "common/rpc/durations.h"
 #include "kernels/base/status_macros.h"
@@ -59,6 +60,7 @@ static_assert(static_cast<int>(DelayedScaling::Algorithm::kMostRecent) == v1::AM
 static_assert(kOptimizerCount == v1::AdamMode_MAX);
 static_assert(static_cast<int>(GradientReduction::kSum) == v1::GRADIENT_REDUCTION_SUM);
 static_assert(static_cast<int>(GradientSums::kAtPush) == v1::GRADIENT_SUMS_AT_PUSH);
+static_assert(static_cast<int>(Placement::kOwned) == v1::Placement_MAX);
 
 std::string ShapeText(const std::vector<int64_t>& shape) {
   return absl::StrCat("shape [", absl::StrJoin(shape, ", "), "]");
@@ -217,6 +219,8 @@ absl::StatusOr<ParameterSpec> ParseParameter(const v1::ParameterSpec& proto,
   spec.group = proto.group();
   KeepMoments(spec, TraitsOf(groups[spec.group].mode).moment_count);
   if (proto.has_trainable() && !proto.trainable()) Freeze(proto, spec);
+  ASSIGN_OR_RETURN(spec.placement,
+                   ParseEnum(proto.placement(), Placement::kCut, Placement::kOwned, "placement CUT or OWNED"));
   spec.initial_value = ToInitialValue(proto.initial_value());
   RETURN_IF_ERROR(CheckInitial(spec.initial_value, spec.rows() * spec.columns()));
   return spec;
@@ -397,6 +401,11 @@ class Parser {
     if (total_bytes_ > kMaxTotalBytes) {
       return Unexpected("sizes that fit 64 bits in total", "more from this parameter on");
     }
+    if (parameter.placement == Placement::kOwned) owned_matrices_ += OwnedMatrices(parameter).count;
+    if (owned_matrices_ > kMaxOwnedMatrices) {
+      return Unexpected(absl::StrCat("at most ", kMaxOwnedMatrices, " matrices of placement OWNED in total"),
+                        absl::StrCat(owned_matrices_, " with this parameter"));
+    }
     unit.parameters.push_back(std::move(parameter));
     return absl::OkStatus();
   }
@@ -430,6 +439,7 @@ class Parser {
   FormatRules rules_;
   ModelSpec spec_;
   double total_bytes_ = 0;
+  int64_t owned_matrices_ = 0;
   // Views of proto_'s strings.
   absl::flat_hash_set<absl::string_view> unit_names_;
   absl::flat_hash_set<absl::string_view> parameter_names_;

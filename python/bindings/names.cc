@@ -23,6 +23,7 @@ constexpr Name<MasterType> kMasterTypes[] = {{MasterType::kFP32, "FP32"},
 constexpr Name<GradientType> kGradientTypes[] = {{GradientType::kFP32, "FP32"}, {GradientType::kBF16, "BF16"}};
 constexpr Name<GradientReduction> kReductions[] = {{GradientReduction::kMean, "mean"},
                                                    {GradientReduction::kSum, "sum"}};
+constexpr Name<Placement> kPlacements[] = {{Placement::kCut, "cut"}, {Placement::kOwned, "owned"}};
 constexpr Name<GradientSums> kSums[] = {{GradientSums::kAtCommit, "at_commit"}, {GradientSums::kAtPush, "at_push"}};
 constexpr Name<Initializer> kInitializers[] = {
     {Initializer::kZeros, "zeros"},       {Initializer::kOnes, "ones"},
@@ -105,6 +106,7 @@ absl::Span<const Name<MasterType>> NamesOf(MasterType) { return kMasterTypes; }
 absl::Span<const Name<GradientType>> NamesOf(GradientType) { return kGradientTypes; }
 absl::Span<const Name<GradientReduction>> NamesOf(GradientReduction) { return kReductions; }
 absl::Span<const Name<GradientSums>> NamesOf(GradientSums) { return kSums; }
+absl::Span<const Name<Placement>> NamesOf(Placement) { return kPlacements; }
 absl::Span<const Name<AdamMode>> NamesOf(AdamMode) { return kOptimizerNames; }
 absl::Span<const Name<Initializer>> NamesOf(Initializer) { return kInitializers; }
 absl::Span<const Name<Phase>> NamesOf(Phase) { return kPhaseNames; }

@@ -118,6 +118,7 @@ ParameterSpec ParameterOf(const Fields& fields) {
   fields.ReadName("gradient_type", parameter.gradient_type);
   fields.Read("group", parameter.group);
   parameter.initial_value = InitialValueOf(Fields(fields.Get("initial_value")));
+  fields.ReadName("placement", parameter.placement);
   fields.Read("trainable", parameter.trainable);
   return parameter;
 }
@@ -209,6 +210,7 @@ nb::object ToPython(const ParameterSpec& parameter) {
   fields["master_type"] = NameObject(parameter.master_type);
   fields["group"] = parameter.group;
   fields["initial_value"] = ToPython(parameter.initial_value);
+  fields["placement"] = NameOf(parameter.placement);
   fields["trainable"] = parameter.trainable;
   return New("ParameterSpec", fields);
 }

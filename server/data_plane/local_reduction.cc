@@ -89,8 +89,7 @@ SumTask LocalReduction::Receive(const ReduceCall& call, const GradientSlice& sli
               .count = slice.elements,
               .overwrite = call.overwrite[slice.parameter],
               .accumulator = call.accumulators[slice.parameter]};
-  sum.sources[rank_] =
-      call.own_slices_landed ? group_.Landed(call.unit, slice, rank_) : group_.Gradients(call, slice, rank_);
+  sum.sources[rank_] = call.own_slices_landed ? group_.Landed(slice, rank_) : group_.Gradients(call, slice, rank_);
   for (int step = 1; step < group_.ranks(); ++step) {
     const int peer = (rank_ + step) % group_.ranks();
     sum.sources[peer] = group_.Gradients(call, slice, peer);

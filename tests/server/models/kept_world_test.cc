@@ -72,7 +72,8 @@ v1::ModelSpec Spec(int shard_size) {
   v1::ModelSpec spec = MakeSpec(
       "m", {MakeUnit("a", {Normal("current", {61, 33}, v1::FORMAT_FP8_TENSOR_CURRENT)}), MakeUnit("b", {delayed}),
             MakeUnit("c", {Normal("nvfp4", {70, 39}, v1::FORMAT_NVFP4_2D)}), MakeUnit("d", {remainder}),
-            MakeUnit("e", {Normal("small", {9, 5}, v1::FORMAT_FP8_TENSOR_DELAYED)})});
+            MakeUnit("e", {Normal("small", {9, 5}, v1::FORMAT_FP8_TENSOR_DELAYED)}),
+            MakeUnit("f", {Owned(Normal("owned", {3, 16, 39}, v1::FORMAT_NVFP4_2D))})});
   spec.set_shard_size(shard_size);
   spec.set_small_parameter_bytes(100);
   return spec;
