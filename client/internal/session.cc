@@ -31,11 +31,12 @@ absl::Status CheckSize(absl::string_view memory, int64_t expected, int64_t got) 
 absl::StatusOr<Session::Memory> Session::MapMemory(const Parts& parts, const Layout& layout, int64_t scratch_bytes) {
   const wire::WordsCounts counts = Counts(layout);
   const wire::CompanionMemory& sizes = parts.memory.sizes;
+  const int rank = parts.started.group_rank();
   const auto words_bytes = static_cast<int64_t>(wire::Words::SizeBytes(counts));
-  RETURN_IF_ERROR(CheckSize("planes", layout.arena_bytes(), sizes.planes_bytes));
+  RETURN_IF_ERROR(CheckSize("planes", layout.arena_bytes(rank), sizes.planes_bytes));
   // A landing area may exist without being used.
   const bool has_landing = parts.started.client_lands_own_gradients() || sizes.slots_bytes > layout.slots_bytes();
-  const int64_t landing_bytes = has_landing ? layout.landing_bytes() : 0;
+  const int64_t landing_bytes = has_landing ? layout.landing_bytes(rank) : 0;
   RETURN_IF_ERROR(CheckSize("slots", layout.slots_bytes() + landing_bytes, sizes.slots_bytes));
   RETURN_IF_ERROR(CheckSize("words", words_bytes, sizes.words_bytes));
   Memory mapped;

@@ -4,15 +4,18 @@
 // granule), c = ceil(T / ranks), rank r owns rows [min(r*c*granule, M), min((r+1)*c*granule, M)).
 // Small ones (the data and scales of all their planes take fewer than small_parameter_bytes) live
 // whole on one rank: the largest first, each on the rank that has the fewest plane bytes so far,
-// extents of large parameters included. A single rank is not a special case. Two kinds of memory
+// extents of large parameters included. Large parameters of Placement::kOwned are not cut: rank_loads.h chooses the
+// owners of their matrices. A rank's matrices of a parameter are neighbours, so that it has one extent of it, or none.
+// A single rank is not a special case. Two kinds of memory
 // share one order of pieces:
 //
 // * A rank's ARENA of planes: for each unit at `arena_offset`, the data extents of its large
 //   parameters (every region at a multiple of 256 bytes, sized for the largest extent), then one
-//   small extent.
+//   small extent. Behind all units, at places that differ by rank, the rank's owned extents, each plane in one piece
+//   (PackedPlane) at a multiple of 256.
 // * A SLOT of a phase (forward, backward, both): for each large parameter and plane of the phase, a
-//   region of `ranks` equal data extents (so the matrix is contiguous), then `ranks` small extents
-//   of the phase. Extents are sized for the largest: where ranks do not divide the granules a region
+//   region of `ranks` equal data extents (so the matrix is contiguous), or the whole plane of an owned parameter in one
+//   piece, with scales and amax; then `ranks` small extents of the phase. Extents are sized for the largest: where ranks do not divide the granules a region
 //   is longer than the matrix, and no gather writes what comes after it.
 //
 // A SMALL EXTENT holds, compact, in three runs: [row-wise pieces of parameters that have
@@ -45,31 +48,46 @@
 
 namespace paramshard {
 
+class RankLoads;
+
 inline constexpr int64_t kRegionAlignment = 256;
 
 struct PlaneLayout {
-  // Large parameters; 0 and -1 for small ones.
+  // Large parameters that are cut; 0 and -1 for others.
   int64_t data_stride = 0;    // bytes of the largest extent; rank r's extent begins at r * data_stride in the region
   int64_t arena_offset = -1;  // of the rank's own extent, from the unit's arena_offset
-  // Offset of the region, from the slot's start; null if the phase lacks the plane.
+  // Offset of the region of a large parameter, from the slot's start; null if the phase lacks the plane.
   PerPhase<std::optional<int64_t>> slot_offset;
   // Small parameters, on their owner; -1 for large ones.
   int64_t small_data_offset = -1;  // within the small extent (of Phase::kBoth)
-  // Both; -1 without scales.
+  // Small parameters and those that are cut; -1 for others, and without scales.
   int64_t scale_offset = -1;  // within the small extent (of Phase::kBoth)
   // Offset of the amax behind the scales, a multiple of 4; -1 for formats without an amax. Every extent,
   // also an empty one, has the tensor's amax, and a scale of the whole tensor.
   int64_t amax_offset = -1;
 };
 
+// Whole matrices of a large parameter of Placement::kOwned, and their place on the owner.
+struct OwnedExtent {
+  int rank = 0;
+  RowRange rows;
+  // Begins of the packed planes, from the start of the owner's arena; -1 without a column-wise plane.
+  int64_t row_wise_offset = 0;
+  int64_t column_wise_offset = -1;
+  int64_t landing_offset = 0;  // in the owner's landing area
+};
+
 struct ParameterLayout {
-  int64_t rows_per_rank = 0;  // c * granule, which may exceed all rows; 0 for small parameters
+  int64_t rows_per_rank = 0;  // c * granule, which may exceed all rows; 0 for parameters that are not cut
   std::optional<int> owner;   // small parameters
+  // Large parameters of Placement::kOwned: ascending in ranks and rows, without empty ones. Empty for others.
+  std::vector<OwnedExtent> owned;
   PlaneLayout row_wise;
   std::optional<PlaneLayout> column_wise;
   // Trainable parameters only.
   int64_t gradient_offset = 0;  // of rows x columns in a gradient slot; a multiple of 256
-  int64_t landing_offset = 0;   // of the rank's own rows in the landing area; a multiple of 256, equal on all ranks
+  // Place of the rank's own rows in the landing area: a multiple of 256, equal on all ranks; 0 for owned parameters.
+  int64_t landing_offset = 0;
 };
 
 // The part of the small extent that a gather of a phase brings.
@@ -98,11 +116,19 @@ struct PieceCopy {
   int64_t bytes = 0;
 };
 
+// Offsets of a rank's extent in one plane, from the start of its arena; -1 for what the format does not have.
+struct ArenaPlace {
+  int64_t data = -1;
+  int64_t scales = -1;
+  int64_t amax = -1;
+};
+
 // The rows of one parameter's gradient that one rank owns, in elements of the parameter's matrix.
 struct GradientSlice {
   int parameter = 0;
   int64_t slot_offset = 0;  // bytes, in a gradient slot
   int64_t elements = 0;
+  int64_t landing_offset = 0;  // bytes, in the rank's landing area
 };
 
 // Immutable. Units, parameters (within their unit) and ranks (within the shard group) are indices.
@@ -115,14 +141,17 @@ class Layout {
   const ModelSpec& spec() const { return spec_; }
   int ranks() const { return ranks_; }
   const std::vector<UnitLayout>& units() const { return units_; }
-  int64_t arena_bytes() const { return arena_bytes_; }
+  int64_t arena_bytes(int rank) const { return arena_bytes_ + owned_arena_bytes_[rank]; }
 
   // Returns the rows that a rank owns; empty extents are normal. The owner of a small parameter has all rows.
   RowRange Extent(int unit, int parameter, int rank) const;
+  // Returns where they lie in the rank's arena. Requires that the parameter has the plane and the rank owns rows.
+  ArenaPlace PlaceInArena(int unit, int parameter, Plane plane, int rank) const;
 
   // Returns the pieces that a rank contributes to a gather, in slot order, without empty ones. One
   // entry for each non-empty data extent (its bytes, without padding) and one for the small run
-  // (equally long on every rank, with padding).
+  // (equally long on every rank, with padding). A plane of which the rank owns all is one entry, scales included;
+  // where it owns a part of the matrices, data and scales are two, and the last owner adds the amax.
   std::vector<PieceCopy> Pieces(int unit, Phase phase, int rank) const;
 
   // Returns the bytes that all ranks contribute together, with the padding of their small extents.
@@ -149,8 +178,8 @@ class Layout {
   // Number of the ring's slots, which come first. Any unit that is not resident may take a slot that it fits.
   int ring_slots() const { return spec_.gather_slots; }
   // Bytes of the landing area behind the slots, used where sums wait for the commit. For every parameter it has room
-  // for the own gradients of the rank that has the most rows.
-  int64_t landing_bytes() const { return landing_bytes_; }
+  // for the own gradients of the rank that has the most rows, and behind these for the rank's owned extents.
+  int64_t landing_bytes(int rank) const { return landing_bytes_ + owned_landing_bytes_[rank]; }
 
   // Returns the most loaded rank's plane bytes over the mean of all ranks; 1 for an empty model.
   double Imbalance() const { return imbalance_; }
@@ -159,8 +188,11 @@ class Layout {
 
  private:
   const ParameterSpec& Spec(int unit, int parameter) const { return spec_.units[unit].parameters[parameter]; }
+  // Appends what a rank contributes of an owned parameter.
+  void AppendOwnedPieces(int unit, int parameter, Phase phase, int rank, std::vector<PieceCopy>& pieces) const;
 
-  void PlaceUnits(const std::vector<int>& owners);
+  void PlaceUnits(const RankLoads& loads);
+  void PlaceOwned();
   void PlaceGatherSlots();
   void PlaceGradientSlots();
   void PlaceLanding();
@@ -175,6 +207,8 @@ class Layout {
   std::vector<int64_t> slot_offsets_, slot_bytes_, gradient_slot_offsets_, gradient_slot_bytes_;
   int64_t slots_bytes_ = 0;
   int64_t landing_bytes_ = 0;
+  // Bytes behind these two of the extents that each rank owns.
+  std::vector<int64_t> owned_arena_bytes_, owned_landing_bytes_;
 };
 
 }  // namespace paramshard

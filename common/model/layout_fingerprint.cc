@@ -34,6 +34,12 @@ class Numbers {
     Add(parameter.gradient_offset);
     Add(parameter.landing_offset);
   }
+  void Add(const OwnedExtent& extent) {
+    for (const int64_t number : {int64_t{extent.rank}, extent.rows.begin, extent.rows.end, extent.row_wise_offset,
+                                 extent.column_wise_offset, extent.landing_offset}) {
+      Add(number);
+    }
+  }
   void Add(const UnitLayout& unit) {
     Add(static_cast<int64_t>(unit.parameters.size()));
     for (const ParameterLayout& parameter : unit.parameters) Add(parameter);
@@ -61,13 +67,19 @@ uint64_t LayoutFingerprint(const Layout& layout) {
   numbers.Add(layout.ranks());
   numbers.Add(static_cast<int64_t>(layout.units().size()));
   for (const UnitLayout& unit : layout.units()) numbers.Add(unit);
-  numbers.Add(layout.arena_bytes());
+  numbers.Add(layout.arena_bytes(0));
   numbers.Add(layout.slot_offsets());
   numbers.Add(layout.slot_bytes());
   numbers.Add(layout.gradient_slot_offsets());
   numbers.Add(layout.gradient_slot_bytes());
   numbers.Add(layout.slots_bytes());
-  numbers.Add(layout.landing_bytes());
+  numbers.Add(layout.landing_bytes(0));
+  // Nothing in a model without owned parameters, whose fingerprint stays.
+  for (const UnitLayout& unit : layout.units()) {
+    for (const ParameterLayout& parameter : unit.parameters) {
+      for (const OwnedExtent& extent : parameter.owned) numbers.Add(extent);
+    }
+  }
   return numbers.Hash();
 }
 

@@ -11,6 +11,8 @@ namespace paramshard {
 
 inline constexpr int64_t kMaxElements = int64_t{1} << 40;
 inline constexpr int64_t kMaxParameters = 250'000;
+// Largest number of matrices that have owners, over all parameters: one owner after the other is chosen.
+inline constexpr int64_t kMaxOwnedMatrices = 1 << 20;
 // Largest message that a daemon accepts. A spec of kMaxParameters with names of 100 bytes fits.
 inline constexpr int kMaxMessageBytes = 32 << 20;
 // Largest number of groups: a commit with hyper-parameters of every group fits a record of the command ring.

@@ -34,6 +34,14 @@ enum class GradientReduction : uint8_t { kMean = 1, kSum = 2 };
 // bits.
 enum class GradientSums : uint8_t { kAtCommit = 1, kAtPush = 2 };
 
+// Ranks on which a parameter's rows lie. Small parameters (small_parameter_bytes) lie whole on one rank with either.
+//
+// * kCut: rows over all ranks, in granules.
+// * kOwned: every matrix whole on one rank. A tensor [E, A, B] is E matrices, which may have different owners; of more
+//   dimensions too, the last two are a matrix. Matrices that share a block of scales have one owner. Owners are chosen
+//   so that ranks have equal work (2 s^2 l + s^3 for the smaller and the larger side of each matrix) and equal bytes.
+enum class Placement : uint8_t { kCut = 1, kOwned = 2 };
+
 // Encoding of a parameter's planes. Together with the master it determines their bytes. Unset fields have the defaults
 // of the format.
 struct EncodingSpec {
@@ -61,6 +69,7 @@ struct ParameterSpec {
   std::optional<MasterType> master_type = {};  // kBF16Remainder for parameters of format BF16 only
   int group = 0;                               // index into ModelSpec::groups
   InitialValue initial_value = {};
+  Placement placement = Placement::kCut;
   // False: the parameter is frozen. It is gathered, imported and exported; it has no moments, no gradient and no room
   // for one, and commits do not change it. It has a master only if master_type asks for one; else its planes are its
   // only state, and an export gives their decoded values.

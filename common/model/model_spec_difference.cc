@@ -71,6 +71,7 @@ std::string ToText(const DelayedScaling::Options& scaling) {
                       scaling.history_length, " steps with margin ", scaling.margin);
 }
 
+std::string ToText(Placement placement) { return placement == Placement::kCut ? "cut" : "owned"; }
 std::string ToText(GradientSums sums) { return sums == GradientSums::kAtCommit ? "at commit" : "at push"; }
 std::string ToText(Optimizer optimizer) { return TraitsOf(optimizer).name; }
 std::string ToText(MuonRate rate) {
@@ -110,6 +111,7 @@ Fields Describe(const ParameterSpec& spec) {
                    {"split_rows", absl::StrCat("[", absl::StrJoin(spec.split_rows, ", "), "]")},
                    {"master type", MasterText(spec)},
                    {"group", absl::StrCat(spec.group)},
+                   {"placement", ToText(spec.placement)},
                    {"initial value", ToText(spec.initial_value)}};
   for (const MomentTraits& moment : kMomentKinds) {
     fields.push_back(

@@ -15,6 +15,7 @@
 #include "common/model/moment_fields.h"
 #include "common/model/muon_matrices.h"
 #include "common/model/names.h"
+#include "common/model/owned_matrices.h"
 #include "common/model/plane_bytes.h"
 #include "common/rpc/durations.h"
 #include "kernels/base/status_macros.h"
@@ -61,6 +62,7 @@ static_assert(kOptimizerCount == v1::Optimizer_MAX);
 static_assert(static_cast<int>(MuonRate::kSpectralUnclamped) == v1::MuonRate_MAX);
 static_assert(static_cast<int>(GradientReduction::kSum) == v1::GRADIENT_REDUCTION_SUM);
 static_assert(static_cast<int>(GradientSums::kAtPush) == v1::GRADIENT_SUMS_AT_PUSH);
+static_assert(static_cast<int>(Placement::kOwned) == v1::Placement_MAX);
 
 std::string ShapeText(const std::vector<int64_t>& shape) {
   return absl::StrCat("shape [", absl::StrJoin(shape, ", "), "]");
@@ -220,6 +222,8 @@ absl::StatusOr<ParameterSpec> ParseParameter(const v1::ParameterSpec& proto,
   spec.optimizer = groups[spec.group].optimizer;
   KeepMoments(spec, TraitsOf(spec.optimizer).moment_count);
   if (proto.has_trainable() && !proto.trainable()) Freeze(proto, spec);
+  ASSIGN_OR_RETURN(spec.placement,
+                   ParseEnum(proto.placement(), Placement::kCut, Placement::kOwned, "placement CUT or OWNED"));
   if (spec.trainable && IsMuon(spec.optimizer)) {
     spec.transposed = proto.transposed();
     spec.split_rows.assign(proto.split_rows().begin(), proto.split_rows().end());
@@ -426,6 +430,11 @@ class Parser {
     if (total_bytes_ > kMaxTotalBytes) {
       return Unexpected("sizes that fit 64 bits in total", "more from this parameter on");
     }
+    if (parameter.placement == Placement::kOwned) owned_matrices_ += OwnedMatrices(parameter).count;
+    if (owned_matrices_ > kMaxOwnedMatrices) {
+      return Unexpected(absl::StrCat("at most ", kMaxOwnedMatrices, " matrices of placement OWNED in total"),
+                        absl::StrCat(owned_matrices_, " with this parameter"));
+    }
     unit.parameters.push_back(std::move(parameter));
     return absl::OkStatus();
   }
@@ -459,6 +468,7 @@ class Parser {
   FormatRules rules_;
   ModelSpec spec_;
   double total_bytes_ = 0;
+  int64_t owned_matrices_ = 0;
   // Views of proto_'s strings.
   absl::flat_hash_set<absl::string_view> unit_names_;
   absl::flat_hash_set<absl::string_view> parameter_names_;

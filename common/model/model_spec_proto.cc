@@ -75,10 +75,11 @@ v1::ParameterSpec ToProto(const ParameterSpec& spec, bool has_rules) {
   proto.set_gradient_type(static_cast<v1::GradientType>(spec.gradient_type));
   proto.set_group(spec.group);
   *proto.mutable_initial_value() = ToProto(spec.initial_value);
-  // Unset where it is the default, so that models without frozen parameters keep their fingerprints.
+  // These are unset where they are the default, so that models that do not use them keep their fingerprints.
   if (!spec.trainable) proto.set_trainable(false);
   if (spec.transposed) proto.set_transposed(true);
   proto.mutable_split_rows()->Add(spec.split_rows.begin(), spec.split_rows.end());
+  if (spec.placement != Placement::kCut) proto.set_placement(static_cast<v1::Placement>(spec.placement));
   return proto;
 }
 

@@ -1,4 +1,6 @@
 #include "common/model/plane_places.h"
+
+#include "common/model/plane_bytes.h"
 #include "kernels/formats/format.h"
 
 namespace paramshard {
@@ -7,9 +9,6 @@ namespace {
 ByteRange WholeData(const ParameterSpec& spec, int64_t offset) {
   return {.offset = offset, .bytes = DataBytes(EncodingOf(spec.encoding), spec.rows(), spec.columns())};
 }
-
-// Returns true for formats with one scale for the tensor: every rank has the same.
-bool HasTensorScale(Format format) { return TraitsOf(format).row_wise_block.rows == kUnbounded; }
 
 const PlaneLayout& PlaneOf(const ParameterLayout& parameter, Plane plane) {
   return plane == Plane::kRowWise ? parameter.row_wise : *parameter.column_wise;
@@ -24,12 +23,22 @@ void AppendPart(std::vector<ByteRange>& parts, const ByteRange& next) {
   }
 }
 
+// Returns the place of an owned parameter's plane, whose region begins at `region`.
+PlanePlace PackedPlace(const ParameterSpec& spec, Plane plane, int64_t region) {
+  const PackedPlane packed = PackPlane(EncodingOf(spec.encoding), plane, spec.rows(), spec.columns());
+  PlanePlace result{
+      .data = {region, packed.data_bytes}, .scales = {}, .amax = {region + packed.amax_begin, packed.amax_bytes}};
+  if (packed.scale_bytes > 0) result.scales.push_back({region + packed.scales_begin, packed.scale_bytes});
+  return result;
+}
+
 }  // namespace
 
 PlanePlace PlaceInSlot(const Layout& layout, int unit, int parameter, Plane plane, Phase phase) {
   const ParameterSpec& spec = layout.spec().units[unit].parameters[parameter];
   const ParameterLayout& place = layout.units()[unit].parameters[parameter];
   const PlaneLayout& in_plane = PlaneOf(place, plane);
+  if (!place.owned.empty()) return PackedPlace(spec, plane, *in_plane.slot_offset[phase]);
   const SmallRun& small = layout.units()[unit].small[phase];
   // Offsets count from the whole small extent, of which a phase brings a part.
   const auto small_offset = [&](int rank, int64_t offset) {
@@ -52,17 +61,12 @@ PlanePlace PlaceInSlot(const Layout& layout, int unit, int parameter, Plane plan
 
 PlanePlace PlaceInArena(const Layout& layout, int unit, int parameter, Plane plane) {
   const ParameterSpec& spec = layout.spec().units[unit].parameters[parameter];
-  const UnitLayout& in_unit = layout.units()[unit];
-  const ParameterLayout& place = in_unit.parameters[parameter];
-  const PlaneLayout& in_plane = PlaneOf(place, plane);
-  const int64_t small = in_unit.arena_offset + in_unit.small_extent_offset;
+  const ArenaPlace place = layout.PlaceInArena(unit, parameter, plane, /*rank=*/0);
   const Encoding encoding = EncodingOf(spec.encoding);
-  PlanePlace result;
-  result.data = WholeData(spec, place.owner.has_value() ? small + in_plane.small_data_offset
-                                                        : in_unit.arena_offset + in_plane.arena_offset);
+  PlanePlace result{
+      .data = WholeData(spec, place.data), .scales = {}, .amax = {place.amax, AmaxBytes(encoding.format)}};
   const int64_t bytes = ScaleBytes(encoding, plane, spec.rows(), spec.columns());
-  if (bytes > 0) result.scales.push_back({small + in_plane.scale_offset, bytes});
-  result.amax = {small + in_plane.amax_offset, AmaxBytes(encoding.format)};
+  if (bytes > 0) result.scales.push_back({place.scales, bytes});
   return result;
 }
 

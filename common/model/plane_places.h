@@ -16,8 +16,8 @@ struct ByteRange {
 };
 
 // Place of one plane of one parameter. The scales' ranges, in order, are the compact scales of the
-// whole matrix. Every rank has a number of the whole tensor; it is read once, from the owner or from
-// rank 0 of the group.
+// whole matrix. Every rank has a number of the whole tensor; it is read once: from the owner, or from
+// rank 0 of the group where the parameter is cut.
 struct PlanePlace {
   ByteRange data;
   std::vector<ByteRange> scales;

@@ -6,25 +6,56 @@
 #include <queue>
 #include <utility>
 
+#include "common/model/owned_matrices.h"
 #include "common/model/plane_bytes.h"
 #include "common/model/row_range.h"
 
 namespace paramshard {
 
+namespace {
+
+int64_t BytesOfRows(const ParameterSpec& spec, int64_t rows) {
+  return AllPlaneBytes(EncodingOf(spec.encoding), rows, spec.columns());
+}
+
+// Appends the parts of a parameter that have one owner each.
+void AppendItems(const ParameterSpec& spec, bool is_small, int unit, int64_t index, std::vector<OwnedItem>& items) {
+  const int64_t rows_of_item = is_small ? spec.rows() : RowsOfOneOwner(spec);
+  for (int64_t row = 0; row < spec.rows(); row += rows_of_item) {
+    const int64_t rows = std::min(rows_of_item, spec.rows() - row);
+    items.push_back(
+        {.unit = unit, .parameter = index, .work = WorkOfRows(spec, rows), .bytes = BytesOfRows(spec, rows)});
+  }
+}
+
+}  // namespace
+
 RankLoads::RankLoads(const ModelSpec& spec, int ranks) : differences_(ranks + 1, 0), bytes_(ranks) {
   std::vector<Small> small;
-  for (const UnitSpec& unit : spec.units) {
-    for (const ParameterSpec& parameter : unit.parameters) {
-      if (IsSmall(parameter, spec.small_parameter_bytes)) {
-        small.push_back({AllPlaneBytes(EncodingOf(parameter.encoding), parameter.rows(), parameter.columns()),
-                         static_cast<int64_t>(owners_.size())});
+  std::vector<Owned> owned;
+  std::vector<OwnedItem> items;
+  int64_t total_bytes = 0;
+  for (int unit = 0; unit < static_cast<int>(spec.units.size()); ++unit) {
+    for (const ParameterSpec& parameter : spec.units[unit].parameters) {
+      const auto index = static_cast<int64_t>(owners_.size());
+      const bool is_small = IsSmall(parameter, spec.small_parameter_bytes);
+      const int64_t bytes = BytesOfRows(parameter, parameter.rows());
+      if (parameter.placement == Placement::kOwned) {
+        const auto first_item = static_cast<int64_t>(items.size());
+        AppendItems(parameter, is_small, unit, index, items);
+        owned.push_back({&parameter, index, is_small, first_item, static_cast<int64_t>(items.size()) - first_item});
+      } else if (is_small) {
+        small.push_back({bytes, index});
       } else {
         AddLarge(parameter);
       }
+      total_bytes += bytes;
       owners_.push_back(-1);
     }
   }
+  owned_rows_.resize(owners_.size());
   std::partial_sum(differences_.begin(), differences_.end() - 1, bytes_.begin());
+  AssignMatrices(owned, items, total_bytes);
   AssignOwners(std::move(small));
 }
 
@@ -49,6 +80,35 @@ void RankLoads::AddLarge(const ParameterSpec& spec) {
 void RankLoads::AddToRanks(int begin, int end, int64_t bytes) {
   differences_[begin] += bytes;
   differences_[end] -= bytes;
+}
+
+void RankLoads::AssignMatrices(absl::Span<const Owned> parameters, absl::Span<const OwnedItem> items,
+                               int64_t total_bytes) {
+  std::vector<int> owners = ChooseOwners(items, bytes_, total_bytes);
+  for (const Owned& parameter : parameters) {
+    if (parameter.is_small) {
+      const int owner = owners[parameter.first_item];
+      owners_[parameter.index] = owner;
+      bytes_[owner] += items[parameter.first_item].bytes;
+    } else {
+      AssignRows(parameter, absl::MakeSpan(owners).subspan(parameter.first_item, parameter.item_count));
+    }
+  }
+}
+
+// Items of a parameter are alike but for a shorter last one, so it counts how many an owner has and not which.
+void RankLoads::AssignRows(const Owned& parameter, absl::Span<int> owners) {
+  const ParameterSpec& spec = *parameter.spec;
+  const int64_t rows_of_item = RowsOfOneOwner(spec);
+  std::vector<OwnedRows>& all = owned_rows_[parameter.index];
+  std::sort(owners.begin(), owners.end());
+  int64_t end = 0;
+  for (const int owner : owners) {
+    if (all.empty() || all.back().rank != owner) all.push_back({owner, {.begin = end, .end = end}});
+    end = std::min(end + rows_of_item, spec.rows());
+    all.back().rows.end = end;
+  }
+  for (const OwnedRows& owned : all) bytes_[owned.rank] += BytesOfRows(spec, owned.rows.size());
 }
 
 void RankLoads::AssignOwners(std::vector<Small> small) {

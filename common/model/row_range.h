@@ -13,6 +13,12 @@ struct RowRange {
   int64_t size() const { return end - begin; }
 };
 
+// Rows of which a rank is the owner.
+struct OwnedRows {
+  int rank = 0;
+  RowRange rows;
+};
+
 // Returns the rows of a full extent: torch.chunk's ceil(granules / ranks) granules. May be more than all rows.
 inline int64_t RowsPerRank(int64_t rows, int64_t granule, int ranks) {
   const int64_t granules = (rows + granule - 1) / granule;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "common/model/plane_bytes.h"
 #include "kernels/base/align.h"
 #include "kernels/formats/format.h"
 
@@ -47,7 +48,8 @@ SmallRun RunOfPhase(const SmallExtentPacker& small, Phase phase) {
 
 }  // namespace
 
-UnitLayout UnitPlacer::Place(const UnitSpec& spec, absl::Span<const int> owners) {
+UnitLayout UnitPlacer::Place(const UnitSpec& spec, absl::Span<const int> owners,
+                             absl::Span<const std::vector<OwnedRows>> owned) {
   unit_ = {};
   unit_.parameters.resize(spec.parameters.size());
   small_.Clear();
@@ -56,6 +58,8 @@ UnitLayout UnitPlacer::Place(const UnitSpec& spec, absl::Span<const int> owners)
     if (HasColumnPlane(FormatOf(spec.parameters[i]))) parameter.column_wise.emplace();
     if (owners[i] >= 0) {
       parameter.owner = owners[i];
+    } else if (!owned[i].empty()) {
+      PlaceOwned(spec.parameters[i], owned[i], parameter);
     } else {
       PlaceLarge(spec.parameters[i], parameter);
     }
@@ -79,13 +83,25 @@ void UnitPlacer::PlaceLargePlane(const ParameterSpec& spec, Plane plane, int64_t
   layout.data_stride = DataBytes(EncodingOf(spec.encoding), extent_rows, spec.columns());
   layout.arena_offset = unit_.arena_bytes;
   unit_.arena_bytes += AlignUp(layout.data_stride, kRegionAlignment);
+  PlaceRegions(spec, plane, ranks_ * layout.data_stride, layout);
+  PlaceScales(spec, plane, extent_rows, std::nullopt, layout);
+}
+
+// The arenas' part of it differs by rank: Layout places it behind all units.
+void UnitPlacer::PlaceOwned(const ParameterSpec& spec, absl::Span<const OwnedRows> owned, ParameterLayout& parameter) {
+  for (const OwnedRows& extent : owned) parameter.owned.push_back({.rank = extent.rank, .rows = extent.rows});
+  ForEachPlane(parameter, [&](Plane plane, PlaneLayout& layout) {
+    PlaceRegions(spec, plane, PackPlane(EncodingOf(spec.encoding), plane, spec.rows(), spec.columns()).bytes, layout);
+  });
+}
+
+void UnitPlacer::PlaceRegions(const ParameterSpec& spec, Plane plane, int64_t bytes, PlaneLayout& layout) {
   for (const Phase phase : kPhases) {
     if (!Brings(FormatOf(spec), plane, phase)) continue;
     int64_t& slot_bytes = unit_.slot_bytes[phase];
     layout.slot_offset[phase] = slot_bytes;
-    slot_bytes += AlignUp(ranks_ * layout.data_stride, kRegionAlignment);
+    slot_bytes += AlignUp(bytes, kRegionAlignment);
   }
-  PlaceScales(spec, plane, extent_rows, std::nullopt, layout);
 }
 
 void UnitPlacer::PlaceScales(const ParameterSpec& spec, Plane plane, int64_t rows, std::optional<int> owner,

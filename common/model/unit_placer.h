@@ -4,9 +4,11 @@
 
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 #include "absl/types/span.h"
 #include "common/model/layout.h"
+#include "common/model/row_range.h"
 #include "common/model/small_extent.h"
 
 namespace paramshard {
@@ -17,11 +19,15 @@ class UnitPlacer {
   explicit UnitPlacer(int ranks) : ranks_(ranks), small_(ranks) {}
 
   // Returns a unit's layout without its place among other units: arena_offset and resident_slot.
-  // `owners` has the rank of each small parameter of the unit, -1 for large ones.
-  UnitLayout Place(const UnitSpec& spec, absl::Span<const int> owners);
+  // `owners` has the rank of each small parameter of the unit, -1 for large ones; `owned` the rows of each large
+  // parameter that is not cut.
+  UnitLayout Place(const UnitSpec& spec, absl::Span<const int> owners, absl::Span<const std::vector<OwnedRows>> owned);
 
  private:
   void PlaceLarge(const ParameterSpec& spec, ParameterLayout& parameter);
+  void PlaceOwned(const ParameterSpec& spec, absl::Span<const OwnedRows> owned, ParameterLayout& parameter);
+  // Appends a region to the slot of each phase that brings the plane.
+  void PlaceRegions(const ParameterSpec& spec, Plane plane, int64_t bytes, PlaneLayout& layout);
   // Adds the scales of `rows` rows, and the amax behind them, to the small extent of every rank or of the owner.
   void PlaceScales(const ParameterSpec& spec, Plane plane, int64_t rows, std::optional<int> owner, PlaneLayout& layout);
   void PlaceLargePlane(const ParameterSpec& spec, Plane plane, int64_t extent_rows, PlaneLayout& layout);

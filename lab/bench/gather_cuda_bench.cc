@@ -73,6 +73,7 @@ struct Board {
 struct Size {
   std::string name;
   std::vector<std::pair<int64_t, int64_t>> matrices;  // rows, columns: one byte an element
+  Placement placement = Placement::kCut;
 
   int64_t bytes() const {
     int64_t sum = 0;
@@ -89,9 +90,12 @@ std::vector<Size> Sizes() {
     const int64_t columns = kib < 256 ? 128 : kib < 4096 ? 256 : 4096;
     sizes.push_back({name, {{kib * 1024 / columns, columns}}});
   }
-  sizes.push_back(
-      {"Llama-3-8B block",
-       {{4096, 4096}, {1024, 4096}, {1024, 4096}, {4096, 4096}, {14336, 4096}, {14336, 4096}, {4096, 14336}}});
+  Size block{"Llama-3-8B block",
+             {{4096, 4096}, {1024, 4096}, {1024, 4096}, {4096, 4096}, {14336, 4096}, {14336, 4096}, {4096, 14336}}};
+  sizes.push_back(block);
+  block.name = "owned block";
+  block.placement = Placement::kOwned;
+  sizes.push_back(block);
   return sizes;
 }
 
@@ -113,6 +117,7 @@ ModelSpec Spec() {
       parameter.exp_avg_type = MomentType::kBF16;
       parameter.exp_avg_sq_type = MomentType::kBF16;
       parameter.initial_value = {Initializer::kNormal, 0.0f, 1.0f};
+      parameter.placement = size.placement;
     }
     spec.units.push_back(std::move(unit));
   }

@@ -80,7 +80,7 @@ void MakeReplica(const ModelSpec& model, const Layout& layout, std::unique_ptr<M
                                  .gradient_slots = static_cast<int>(layout.gradient_slot_offsets().size())};
   replica.device = std::move(OrDie(OpenDevices({{DeviceKind::kCpu, mesh->self()}}), "open a device")[0]);
   ComputeDevice& device = *replica.device;
-  replica.arena = OrDie(device.Allocate("arena", layout.arena_bytes(), Sharing::kReadOnly), "allocate");
+  replica.arena = OrDie(device.Allocate("arena", layout.arena_bytes(0), Sharing::kReadOnly), "allocate");
   replica.slots = OrDie(device.Allocate("slots", layout.slots_bytes(), Sharing::kReadWrite), "allocate");
   replica.words = OrDie(Memory::Allocate("words", wire::Words::SizeBytes(counts), Sharing::kReadWrite), "allocate");
   replica.accumulator =

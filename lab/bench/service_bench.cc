@@ -52,8 +52,9 @@ double CpuSeconds() {
 // Numbers that trainer processes leave for the bench: one row of samples for each rank.
 class Samples {
  public:
-  explicit Samples(int64_t count)
+  explicit Samples(int64_t count, int ranks = kRanks)
       : count_(count),
+        ranks_(ranks),
         values_(
             static_cast<double*>(mmap(nullptr, Bytes(), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0))) {}
   ~Samples() { munmap(values_, Bytes()); }
@@ -62,21 +63,22 @@ class Samples {
 
   // Over all ranks.
   double Quantile(double q) const {
-    std::vector<double> sorted(values_, values_ + kRanks * count_);
+    std::vector<double> sorted(values_, values_ + ranks_ * count_);
     std::sort(sorted.begin(), sorted.end());
     return sorted[static_cast<size_t>(q * static_cast<double>(sorted.size() - 1))];
   }
 
  private:
-  size_t Bytes() const { return sizeof(double) * kRanks * count_; }
+  size_t Bytes() const { return sizeof(double) * ranks_ * count_; }
   int64_t count_;
+  int ranks_;
   double* values_;
 };
 
 // Runs `trainer(rank)` in a process for each rank.
-void RunTrainers(const std::function<void(int)>& trainer) {
+void RunTrainers(const std::function<void(int)>& trainer, int ranks = kRanks) {
   std::vector<pid_t> children;
-  for (int rank = 0; rank < kRanks; ++rank) {
+  for (int rank = 0; rank < ranks; ++rank) {
     const pid_t pid = fork();
     if (pid == 0) {
       trainer(rank);
@@ -122,9 +124,9 @@ struct Bench {
 };
 
 // From the call to the bytes being visible to the trainer.
-double TimedGather(Model& model) {
+double TimedGather(Model& model, const std::string& name = "unit0") {
   const double start = Seconds();
-  GatheredUnit unit = OrDie(model.Gather("unit0", Phase::kForward), "gather");
+  GatheredUnit unit = OrDie(model.Gather(name, Phase::kForward), "gather");
   OrDie(unit.Wait(), "wait");
   return Seconds() - start;
 }
@@ -182,6 +184,61 @@ void BenchSmallGather(Bench& bench) {
   bench.Row("gather 64 KiB, call to visible, p50", times.p50 * 1e6, "us", "< 100");
   bench.Row("gather 64 KiB, call to visible, p99", times.p99 * 1e6, "us", "");
   bench.Row("client CPU per 64 KiB gather, all threads", times.cpu * 1e6, "us", "<= 30");
+}
+
+// --- Placements ---
+
+// A block of Llama, BF16: unit "cut" on rows, unit "owned" in whole matrices.
+ModelSpec Placements() {
+  constexpr int64_t kHidden = 1024, kIntermediate = 2816, kKeyValue = 256;
+  ModelSpec spec;
+  spec.name = "placements";
+  spec.small_parameter_bytes = 0;
+  for (const Placement placement : {Placement::kCut, Placement::kOwned}) {
+    UnitSpec& unit = spec.units.emplace_back();
+    unit.name = placement == Placement::kCut ? "cut" : "owned";
+    for (const auto& shape : std::vector<std::vector<int64_t>>{{kHidden, kHidden},
+                                                               {kKeyValue, kHidden},
+                                                               {kKeyValue, kHidden},
+                                                               {kHidden, kHidden},
+                                                               {kIntermediate, kHidden},
+                                                               {kIntermediate, kHidden},
+                                                               {kHidden, kIntermediate}}) {
+      unit.parameters.push_back({.name = absl::StrCat(unit.name, unit.parameters.size()),
+                                 .shape = shape,
+                                 .encoding = {.format = Format::kBF16},
+                                 .placement = placement});
+    }
+  }
+  return spec;
+}
+
+// In pairs, whose order alternates.
+void BenchPlacements(const std::string& binary, Bench& bench) {
+  constexpr int kFourRanks = 4;
+  constexpr int kPairs = 200;
+  const TemporaryDirectory directory;
+  const DaemonProcess daemon =
+      OrDie(DaemonProcess::Start(binary, directory.path(),
+                                 {"--device=cpu:0", "--device=cpu:1", "--device=cpu:2", "--device=cpu:3"}),
+            "start paramshardd");
+  const Bench four{.socket_dir = directory.path(), .report = {}};
+  Samples cut(kPairs, kFourRanks), owned(kPairs, kFourRanks);
+  const auto trainer = [&](int rank) {
+    Model model = four.Open(rank, Placements());
+    for (int i = -5; i < kPairs; ++i) {
+      const bool cut_first = i % 2 == 0;
+      const double first = TimedGather(model, cut_first ? "cut" : "owned");
+      const double second = TimedGather(model, cut_first ? "owned" : "cut");
+      if (i < 0) continue;
+      cut.Row(rank)[i] = cut_first ? first : second;
+      owned.Row(rank)[i] = cut_first ? second : first;
+    }
+  };
+  RunTrainers(trainer, kFourRanks);
+  bench.Row("gather of a cut block, 4 ranks, p50", cut.Quantile(0.5) * 1e3, "ms", "");
+  bench.Row("gather of an owned block, 4 ranks, p50", owned.Quantile(0.5) * 1e3, "ms", "");
+  bench.Row("gather of an owned block over a cut one", owned.Quantile(0.5) / cut.Quantile(0.5), "ratio", "<= 1.05");
 }
 
 // --- Commits ---
@@ -272,6 +329,7 @@ int Run(const std::string& binary, bool json) {
   Bench bench{.socket_dir = directory.path(), .report = {}};
   BenchLargeGather(bench);
   BenchSmallGather(bench);
+  BenchPlacements(binary, bench);
   BenchCommit(bench);
   BenchOpen(bench);
   BenchMemory(bench);

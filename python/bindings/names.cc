@@ -23,6 +23,7 @@ constexpr Name<MasterType> kMasterTypes[] = {{MasterType::kFP32, "FP32"},
 constexpr Name<GradientType> kGradientTypes[] = {{GradientType::kFP32, "FP32"}, {GradientType::kBF16, "BF16"}};
 constexpr Name<GradientReduction> kReductions[] = {{GradientReduction::kMean, "mean"},
                                                    {GradientReduction::kSum, "sum"}};
+constexpr Name<Placement> kPlacements[] = {{Placement::kCut, "cut"}, {Placement::kOwned, "owned"}};
 constexpr Name<GradientSums> kSums[] = {{GradientSums::kAtCommit, "at_commit"}, {GradientSums::kAtPush, "at_push"}};
 constexpr Name<MuonRate> kMuonRates[] = {{MuonRate::kOriginal, "original"},
                                          {MuonRate::kMatchRmsAdamW, "match_rms_adamw"},
@@ -108,6 +109,7 @@ absl::Span<const Name<MasterType>> NamesOf(MasterType) { return kMasterTypes; }
 absl::Span<const Name<GradientType>> NamesOf(GradientType) { return kGradientTypes; }
 absl::Span<const Name<GradientReduction>> NamesOf(GradientReduction) { return kReductions; }
 absl::Span<const Name<GradientSums>> NamesOf(GradientSums) { return kSums; }
+absl::Span<const Name<Placement>> NamesOf(Placement) { return kPlacements; }
 absl::Span<const Name<Optimizer>> NamesOf(Optimizer) { return kOptimizerNames; }
 absl::Span<const Name<MuonRate>> NamesOf(MuonRate) { return kMuonRates; }
 absl::Span<const Name<Initializer>> NamesOf(Initializer) { return kInitializers; }

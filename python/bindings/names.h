@@ -32,6 +32,7 @@ absl::Span<const Name<MasterType>> NamesOf(MasterType);
 absl::Span<const Name<GradientType>> NamesOf(GradientType);
 absl::Span<const Name<GradientReduction>> NamesOf(GradientReduction);
 absl::Span<const Name<GradientSums>> NamesOf(GradientSums);
+absl::Span<const Name<Placement>> NamesOf(Placement);
 absl::Span<const Name<Optimizer>> NamesOf(Optimizer);
 absl::Span<const Name<MuonRate>> NamesOf(MuonRate);
 absl::Span<const Name<Initializer>> NamesOf(Initializer);

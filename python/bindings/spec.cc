@@ -120,6 +120,7 @@ ParameterSpec ParameterOf(const Fields& fields) {
   fields.ReadName("gradient_type", parameter.gradient_type);
   fields.Read("group", parameter.group);
   parameter.initial_value = InitialValueOf(Fields(fields.Get("initial_value")));
+  fields.ReadName("placement", parameter.placement);
   fields.Read("trainable", parameter.trainable);
   fields.Read("transposed", parameter.transposed);
   fields.Read("split_rows", parameter.split_rows);
@@ -224,6 +225,7 @@ nb::object ToPython(const ParameterSpec& parameter) {
   fields["master_type"] = NameObject(parameter.master_type);
   fields["group"] = parameter.group;
   fields["initial_value"] = ToPython(parameter.initial_value);
+  fields["placement"] = NameOf(parameter.placement);
   fields["trainable"] = parameter.trainable;
   fields["transposed"] = parameter.transposed;
   fields["split_rows"] = parameter.split_rows;

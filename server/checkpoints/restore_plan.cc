@@ -47,6 +47,7 @@ absl::Status CheckNames(const ModelSpec& model, const ModelSpec& saved, const Na
 ParameterSpec Alike(const ParameterSpec& model, ParameterSpec saved, const RestorePlan::Options& options) {
   saved.encoding = model.encoding;
   saved.initial_value = model.initial_value;
+  saved.placement = model.placement;
   if (saved.master_type.has_value() && model.master_type.has_value()) saved.master_type = model.master_type;
   for (const MomentTraits& moment : kMomentKinds) {
     auto& type = MomentTypeOf(saved, moment.kind);

@@ -8,8 +8,8 @@ const void* LocalGroup::Gradients(const ReduceCall& call, const GradientSlice& s
   return memory[rank].slots + layout->gradient_slot_offsets()[call.slot] + slice.slot_offset;
 }
 
-const void* LocalGroup::Landed(int unit, const GradientSlice& slice, int rank) const {
-  return memory[rank].slots + layout->slots_bytes() + layout->units()[unit].parameters[slice.parameter].landing_offset;
+const void* LocalGroup::Landed(const GradientSlice& slice, int rank) const {
+  return memory[rank].slots + layout->slots_bytes() + slice.landing_offset;
 }
 
 int64_t LocalGroup::CopyPieces(const GatherCall& call, int source, int target) const {

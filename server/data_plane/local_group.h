@@ -25,7 +25,7 @@ struct LocalGroup {
   const void* Gradients(const ReduceCall& call, const GradientSlice& slice, int rank) const;
 
   // Returns the gradients of its own slice that `rank` has put into its landing area.
-  const void* Landed(int unit, const GradientSlice& slice, int rank) const;
+  const void* Landed(const GradientSlice& slice, int rank) const;
 
   GradientType gradient_type(int unit, int parameter) const {
     return model->units[unit].parameters[parameter].gradient_type;

@@ -116,6 +116,7 @@ v1::DescribeParameterResponse ToProto(const ParameterDescription& description) {
   proto.set_format(static_cast<v1::Format>(*spec.encoding.format));
   proto.set_element(static_cast<v1::Element>(*spec.encoding.element));
   proto.set_frozen(!spec.trainable);
+  proto.set_placement(static_cast<v1::Placement>(spec.placement));
   if (spec.trainable) {
     proto.set_gradient_type(static_cast<v1::GradientType>(spec.gradient_type));
     proto.set_optimizer(static_cast<v1::Optimizer>(spec.optimizer));

@@ -310,7 +310,7 @@ std::vector<MemoryUse> CountMemory(const Model& model) {
     add_use(device, "gradients", bytes.gradients);
     add_use(device, "keeper_scratch", bytes.room);
     add_use(device, "planes", bytes.planes);
-    add_use(device, "slots", activity.slots_bytes);
+    add_use(device, "slots", activity.slots_bytes.empty() ? 0 : activity.slots_bytes[rank]);
     add_use(device, "control_page", activity.words_bytes);
     add_use(device, "scratch", activity.scratch_bytes.empty() ? 0 : activity.scratch_bytes[rank]);
   }

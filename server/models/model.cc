@@ -152,6 +152,7 @@ absl::Status Model::MakeSaver(const SaverSource& savers, const InheritedModel* i
 void Model::LogBudget() const {
   ShardBytes bytes;
   for (const auto& shard : committed_.shards) bytes += shard->extents().bytes();
+  const std::vector<int64_t> slots = budget_.SlotsBytesByRank();
   const std::vector<int64_t> scratch = budget_.ScratchBytesByRank();
   placed_->log->Write(LogLevel::kInfo, "model opened",
                       {{"model", spec().name},
@@ -161,7 +162,7 @@ void Model::LogBudget() const {
                        {"room_bytes", absl::StrCat(bytes.room)},
                        {"gradients_bytes", absl::StrCat(bytes.gradients)},
                        {"planes_bytes", absl::StrCat(bytes.planes)},
-                       {"slots_bytes_per_trainer", absl::StrCat(budget_.slots_bytes())},
+                       {"slots_bytes_per_trainer", absl::StrCat(*std::max_element(slots.begin(), slots.end()))},
                        {"scratch_bytes", absl::StrCat(std::accumulate(scratch.begin(), scratch.end(), int64_t{0}))},
                        {"gradient_sums", budget_.sums_at_commit() ? "at commit" : "at push"}});
   if (layout().Imbalance() <= kImbalanceWarning) return;

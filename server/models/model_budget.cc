@@ -42,10 +42,16 @@ ModelBudget::Bytes ModelBudget::Of(int rank, bool sums_at_commit) const {
   const int group_rank = options_.topology->GroupRank(rank);
   const ShardPlacement placement = ShardPlacement::Of(*options_.spec, layout, group_rank, options_.moves);
   return {.shards = placement.bytes,
-          .slots = layout.slots_bytes() + (sums_at_commit ? layout.landing_bytes() : 0),
+          .slots = layout.slots_bytes() + (sums_at_commit ? layout.landing_bytes(group_rank) : 0),
           .scratch = ScratchBytes(*options_.spec, layout, *options_.topology, rank, sums_at_commit),
           .image = options_.image_bytes.empty() || !on_cpu() ? 0 : options_.image_bytes[rank],
           .plane_copy = on_cpu() ? placement.plane_copy_bytes : 0};
+}
+
+std::vector<int64_t> ModelBudget::SlotsBytesByRank() const {
+  std::vector<int64_t> bytes;
+  for (int rank = 0; rank < ranks(); ++rank) bytes.push_back(Of(rank, sums_at_commit_).slots);
+  return bytes;
 }
 
 std::vector<int64_t> ModelBudget::ScratchBytesByRank() const {

@@ -39,8 +39,8 @@ class ModelBudget {
 
   // Returns true if gradients are summed at the commit.
   bool sums_at_commit() const { return sums_at_commit_; }
-  // Counts each trainer's slots memory, with the landing area where sums wait for the commit.
-  int64_t slots_bytes() const { return Of(0, sums_at_commit_).slots; }
+  // Counts the slots memory of each rank's trainer, with the landing area where sums wait for the commit.
+  std::vector<int64_t> SlotsBytesByRank() const;
   // Counts what the engine of each rank holds while an epoch runs, beside shards and slots.
   std::vector<int64_t> ScratchBytesByRank() const;
 

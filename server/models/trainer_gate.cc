@@ -405,9 +405,11 @@ ModelActivity TrainerGate::activity() const {
   }
   if (epoch == nullptr) return activity;
   // Memory is held until the epoch's thread has finished, also while the epoch ends.
-  activity.slots_bytes = model_.slots_bytes();
   activity.words_bytes = epoch->words_bytes();
-  for (int rank = 0; rank < model_.ranks(); ++rank) activity.scratch_bytes.push_back(epoch->scratch_bytes(rank));
+  for (int rank = 0; rank < model_.ranks(); ++rank) {
+    activity.slots_bytes.push_back(model_.slots_bytes(rank));
+    activity.scratch_bytes.push_back(epoch->scratch_bytes(rank));
+  }
   if (!activity.running) return activity;
   for (const Trainer& trainer : epoch->trainers()) {
     const int rank = model_.local(trainer.rank);

@@ -47,9 +47,10 @@ struct ModelActivity {
   std::string last_end;  // "all trainers have detached" if they did
   std::string engine;
   std::vector<AttachedTrainer> trainers;
-  int64_t slots_bytes = 0;  // per rank with memory
-  int64_t words_bytes = 0;
-  std::vector<int64_t> scratch_bytes;      // by rank of this daemon, while an epoch runs or ends
+  int64_t words_bytes = 0;  // per rank with memory
+  // By rank of this daemon, while an epoch runs or ends.
+  std::vector<int64_t> slots_bytes;
+  std::vector<int64_t> scratch_bytes;
   std::optional<RestoreProgress> restore;  // while one is being applied
   std::optional<Rollback> rollback;        // the last one, in this server
   std::vector<int> active_nodes;           // of the running epoch, where others are left out

@@ -7,7 +7,7 @@
 namespace paramshard::server {
 
 ShardExtents::ShardExtents(const ModelSpec& spec, const Layout& layout, int rank, const MovePolicy& policy)
-    : spec_(spec), layout_(layout), placement_(ShardPlacement::Of(spec, layout, rank, policy)) {
+    : spec_(spec), layout_(layout), rank_(rank), placement_(ShardPlacement::Of(spec, layout, rank, policy)) {
   int64_t parameters = 0;
   for (const UnitSpec& unit : spec.units) {
     indices_.emplace_back(unit.parameters.size(), -1);

@@ -52,6 +52,9 @@ class ShardExtents {
   }
   bool HasMaster(const ShardExtent& extent) const { return Spec(extent).master_type.has_value(); }
   bool HasRemainder(const ShardExtent& extent) const { return Spec(extent).master_type == MasterType::kBF16Remainder; }
+  ArenaPlace PlaceInArena(const ShardExtent& extent, Plane plane) const {
+    return layout_.PlaceInArena(extent.unit, extent.parameter, plane, rank_);
+  }
   // Returns a parameter's place in the whole model.
   int64_t PlaceOf(const ShardExtent& extent) const { return unit_begin_[extent.unit] + extent.parameter; }
   // Returns the bytes of masters, moments and gradients.
@@ -63,6 +66,7 @@ class ShardExtents {
  private:
   const ModelSpec& spec_;
   const Layout& layout_;
+  int rank_;
   ShardPlacement placement_;
   std::vector<std::vector<int>> indices_;  // [unit][parameter]
   std::vector<int64_t> unit_begin_;        // parameters of the model before each unit

@@ -58,14 +58,9 @@ MutableGradient ShardMemory::GradientOf(const ShardExtent& extent) const {
 }
 
 MutablePlane ShardMemory::PlaneOf(const ShardExtent& extent, Plane plane) const {
-  const UnitLayout& unit = extents_.layout().units()[extent.unit];
-  const ParameterLayout& parameter = unit.parameters[extent.parameter];
-  const PlaneLayout& layout = plane == Plane::kRowWise ? parameter.row_wise : *parameter.column_wise;
-  uint8_t* base = planes_.data() + unit.arena_offset;
-  uint8_t* small = base + unit.small_extent_offset;
-  return {.data = parameter.owner.has_value() ? small + layout.small_data_offset : base + layout.arena_offset,
-          .scales = layout.scale_offset < 0 ? nullptr : small + layout.scale_offset,
-          .amax = layout.amax_offset < 0 ? nullptr : small + layout.amax_offset};
+  const ArenaPlace place = extents_.PlaceInArena(extent, plane);
+  const auto at = [&](int64_t offset) { return offset < 0 ? nullptr : planes_.data() + offset; };
+  return {.data = at(place.data), .scales = at(place.scales), .amax = at(place.amax)};
 }
 
 OptimizerState ShardMemory::StateOf(const ShardExtent& extent) const {

@@ -212,7 +212,7 @@ ShardPlacement ShardPlacement::Of(const ModelSpec& spec, const Layout& layout, i
   if (policy.moves) placer.CutBands(policy.rule);
   placer.PlaceState();
   placer.PlaceGradients();
-  placement.bytes.planes = layout.arena_bytes();
+  placement.bytes.planes = layout.arena_bytes(rank);
   placer.CountBytes();
   if (policy.moves) placer.CountPlaneCopies();
   return placement;

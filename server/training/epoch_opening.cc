@@ -51,7 +51,7 @@ absl::Status EpochOpening::AllocateRankSlots() {
   const wire::WordsCounts counts = RankSlot::CountsOf(model.layout);
   for (int rank = 0; rank < model.ranks(); ++rank) {
     ASSIGN_OR_RETURN(RankSlotMemory memory, RankSlotMemory::Allocate(context_.state.shards[rank]->memory().device(),
-                                                                     counts, model.slots_bytes()));
+                                                                     counts, model.slots_bytes(rank)));
     absl::MutexLock lock(&state_.mu);
     state_.rank_slots[rank]->Take(std::move(memory), counts);
   }

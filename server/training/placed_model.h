@@ -37,8 +37,11 @@ struct PlacedModel {
   int ranks() const { return world.rank_count(); }
   // Returns the place of one of this daemon's ranks among them.
   int local(int world_rank) const { return world_rank - world.first_rank; }
-  // Bytes of one trainer's slots, with the landing area where sums wait for the commit.
-  int64_t slots_bytes() const { return layout.slots_bytes() + (sums_at_commit ? layout.landing_bytes() : 0); }
+  // Bytes of the slots of the trainer of one of this daemon's ranks, with the landing area where sums wait for the
+  // commit.
+  int64_t slots_bytes(int rank) const {
+    return layout.slots_bytes() + (sums_at_commit ? layout.landing_bytes(topology.GroupRank(rank)) : 0);
+  }
 };
 
 }  // namespace paramshard::server

@@ -24,6 +24,12 @@ ParameterSpec Parameter(const std::string& name, std::vector<int64_t> shape, For
   return spec;
 }
 
+// A matrix, or a stack of them, each of which lies whole on one rank.
+ParameterSpec Owned(ParameterSpec spec) {
+  spec.placement = Placement::kOwned;
+  return spec;
+}
+
 std::vector<float> GradientOf(int64_t elements, int64_t commit, int rank, int salt) {
   std::vector<float> values(elements);
   for (int64_t i = 0; i < elements; ++i) {
@@ -131,14 +137,17 @@ ModelSpec SmallModel(const std::string& name, int64_t rows_factor, bool scaled) 
   UnitSpec first;
   first.name = kUnits[0];
   first.parameters = {Parameter("first.weight", {96 * rows_factor, 160}, Format::kMXFP8),
-                      Parameter("first.bias", {96}, Format::kFP32)};
+                      Parameter("first.bias", {96}, Format::kFP32),
+                      Owned(Parameter("first.experts", {5, 32, 48}, Format::kMXFP8))};
   UnitSpec second;
   second.name = kUnits[1];
   second.parameters = {Parameter("second.weight", {300 * rows_factor, 64}, Format::kFP8Block128x128),
-                       Parameter("second.scale", {}, Format::kBF16)};
+                       Parameter("second.scale", {}, Format::kBF16),
+                       Owned(Parameter("second.owned", {60, 40}, Format::kBF16))};
   if (scaled) {
     first.parameters.push_back(Parameter("first.current", {70, 48}, Format::kFP8TensorCurrent));
     second.parameters.push_back(Parameter("second.delayed", {90, 32}, Format::kFP8TensorDelayed));
+    second.parameters.push_back(Owned(Parameter("second.experts", {3, 16, 50}, Format::kNVFP4_2D)));
   }
   spec.units = {first, second};
   return spec;

@@ -60,6 +60,39 @@ def e4m3_values() -> np.ndarray:
     return np.where((codes & 0x7F) == 0x7F, np.nan, sign * values)
 
 
+def test_owned_matrices_train_as_those_that_are_cut(start):
+    daemon = start(ranks=3)
+
+    def spec(placement: str) -> paramshard.ModelSpec:
+        experts = paramshard.ParameterSpec("experts", [5, 32, 48], paramshard.Encoding("MXFP8"), placement=placement,
+                                           initial_value=paramshard.InitialValue("normal", 0.0, 1.0))
+        return paramshard.ModelSpec(placement, [paramshard.UnitSpec("layer", [experts])], small_parameter_bytes=0)
+
+    def train(rank: int) -> None:
+        with daemon.client(rank) as client:
+            for placement in ("cut", "owned"):
+                with client.open_model(spec(placement)) as model:
+                    assert model.spec.units[0].parameters[0].placement == placement
+                    with model.gradients("layer") as gradients:
+                        gradients["experts"][...] = np.arange(160 * 48, dtype=np.float32).reshape(160, 48) * (rank + 1)
+                        gradients.push()
+                    model.commit(learning_rate=0.1).wait()
+                    with model.gather("layer") as unit:
+                        weights[rank, placement] = unit["experts"].decode().copy()
+
+    weights: dict[tuple[int, str], np.ndarray] = {}
+    threads = [threading.Thread(target=train, args=(rank,)) for rank in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(weights) == 6
+    for gathered in weights.values():
+        np.testing.assert_array_equal(gathered, weights[0, "cut"])
+    rows = [line.split() for line in daemon.ctl("shards", "owned").splitlines()[1:]]
+    assert sorted(int(row[6]) for row in rows) == [32, 64, 64], "rows of whole matrices"
+
+
 def test_every_format_gives_its_own_type(daemon: Daemon):
     formats = {"FP32": "float32", "BF16": "uint16", "FP16": "float16", "FP8_TENSOR_CURRENT": "uint8",
                "FP8_TENSOR_DELAYED": "uint8", "FP8_BLOCK_128X128": "uint8", "MXFP8": "uint8", "MXFP8_2D": "uint8",

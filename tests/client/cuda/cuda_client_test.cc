@@ -162,6 +162,27 @@ INSTANTIATE_TEST_SUITE_P(OnTwo, SameBitsTest,
                                           testing::Values(2)),
                          NameOf);
 
+// Matrices that have owners, at both times of sums.
+class SameBitsOfOwnersTest : public CudaClientTest,
+                             public testing::WithParamInterface<std::tuple<Format, int, GradientSums>> {};
+
+TEST_P(SameBitsOfOwnersTest, ATrainingOnGpusSeesWhatOneInHostMemorySees) {
+  const auto [format, ranks, sums] = GetParam();
+  SKIP_WITHOUT_GPUS(ranks);
+  ModelSpec spec = TwoUnits(format);
+  spec.gradient_sums = sums;
+  ParameterSpec& experts = spec.units[0].parameters[0];
+  experts.shape.insert(experts.shape.begin(), 4);
+  experts.shape[1] /= 4;
+  experts.placement = Placement::kOwned;
+  ExpectSameBits(ranks, spec);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, SameBitsOfOwnersTest,
+    testing::Combine(testing::Values(Format::kMXFP8, Format::kFP8TensorCurrent, Format::kNVFP4_2D, Format::kBF16),
+                     testing::Values(1, 2, 4), testing::Values(GradientSums::kAtCommit, GradientSums::kAtPush)));
+
 // Gradients of both types, masters of both types, and moments with scales and without.
 class SameBitsOfBF16SumsTest : public CudaClientTest,
                                public testing::WithParamInterface<std::tuple<GradientSums, int>> {};

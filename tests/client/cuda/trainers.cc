@@ -69,7 +69,10 @@ ModelSpec TwoUnits(Format format) {
     weight.shape = {kRows, kColumns};
     weight.encoding.format = format;
     weight.initial_value = {Initializer::kNormal, 0.0f, 0.1f};
-    if (*name == 'b') weight.gradient_type = GradientType::kBF16;
+    if (*name == 'b') {
+      weight.gradient_type = GradientType::kBF16;
+      weight.placement = Placement::kOwned;
+    }
     ParameterSpec bias;
     bias.name = BiasOf(name);
     bias.shape = {kRows};

@@ -36,7 +36,8 @@ using ::testing::SizeIs;
 constexpr int64_t kRows = 160;
 constexpr int64_t kColumns = 96;
 
-// Units "a" and "b", each with a matrix "a.w" in the format and a small FP32 vector "a.bias".
+// Units "a" and "b", each with a matrix "a.w" in the format and a small FP32 vector "a.bias". Ranks share the rows of
+// "a.w"; one owns "b.w".
 ModelSpec TwoUnits(Format format) {
   ModelSpec spec;
   spec.name = "two";
@@ -52,6 +53,7 @@ ModelSpec TwoUnits(Format format) {
     bias.initial_value = {Initializer::kConstant, 0.25f};
     spec.units.push_back({.name = name, .parameters = {weight, bias}});
   }
+  spec.units[1].parameters[0].placement = Placement::kOwned;
   spec.small_parameter_bytes = 1024;
   return spec;
 }
@@ -299,6 +301,46 @@ INSTANTIATE_TEST_SUITE_P(All, FormatsAndRanksTest,
                          [](const auto& info) {
                            return absl::StrCat(FormatName(std::get<0>(info.param)), "On", std::get<1>(info.param));
                          });
+
+// The matrix of the test, as five experts that have owners.
+class OwnersTest : public FormatsAndRanksTest {};
+
+TEST_P(OwnersTest, StepsAreThoseOfTheKernels) {
+  const auto [format, ranks] = GetParam();
+  ModelSpec spec = TwoUnits(format);
+  ParameterSpec& experts = spec.units[0].parameters[0];
+  experts.shape = {5, kRows / 5, kColumns};
+  experts.placement = Placement::kOwned;
+  ExpectStepsOfTheKernels(ranks, spec);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, OwnersTest,
+                         testing::Combine(testing::ValuesIn(EveryFormat()), testing::Values(1, 2, 3, 5)),
+                         [](const auto& info) {
+                           return absl::StrCat(FormatName(std::get<0>(info.param)), "On", std::get<1>(info.param));
+                         });
+
+TEST_F(StepsTest, ARankThatOwnsNothingGathersWhatTheOwnerHasTrained) {
+  ModelSpec spec;
+  spec.name = "one";
+  spec.small_parameter_bytes = 0;
+  spec.units = {{.name = "a",
+                 .parameters = {{.name = "a.w",
+                                 .shape = {kRows, kColumns},
+                                 .initial_value = {Initializer::kConstant, 1.0f},
+                                 .placement = Placement::kOwned}}}};
+  StartDaemon(3);
+  RunTrainers(3, spec, [&](int, Model& model) -> absl::Status {
+    for (int64_t step = 1; step <= 2; ++step) {
+      RETURN_IF_ERROR(PushMean(model, "a", std::vector<float>(kRows * kColumns, 1.0f)));
+      ASSIGN_OR_RETURN(PendingCommit commit, model.Commit({.learning_rate = 0.5f}));
+      RETURN_IF_ERROR(commit.Wait().status());
+      ASSIGN_OR_RETURN(const std::vector<float> weights, GatherAndDecode(model, "a", "a.w"));
+      EXPECT_THAT(weights, testing::Each(testing::FloatNear(1.0f - 0.5f * static_cast<float>(step), 1e-6f)));
+    }
+    return absl::OkStatus();
+  });
+}
 
 // Optimizers that a fused step is all of.
 std::vector<OptimizerTraits> ElementwiseOptimizers() {

@@ -73,16 +73,16 @@ wire::FileDescriptor FakeEpoch::MakeFile(int64_t size_bytes) {
 FakeEpoch::FakeEpoch(const ModelSpec& spec, const FakeEpochOptions& options)
     : options_(options),
       layout_(Check(spec), options.ranks),
-      planes_file_(MakeFile(layout_.arena_bytes())),
-      slots_file_(MakeFile(layout_.slots_bytes() + layout_.landing_bytes())),
+      planes_file_(MakeFile(layout_.arena_bytes(options.group_rank))),
+      slots_file_(MakeFile(layout_.slots_bytes() + layout_.landing_bytes(options.group_rank))),
       daemon_(StartIdleProcess()) {
   const wire::WordsCounts counts{.slots = static_cast<int>(layout_.slot_offsets().size()),
                                  .ranks = layout_.ranks(),
                                  .gradient_slots = static_cast<int>(layout_.gradient_slot_offsets().size())};
   const auto words_bytes = static_cast<int64_t>(wire::Words::SizeBytes(counts));
   words_file_ = MakeFile(words_bytes);
-  planes_ = Map(planes_file_, layout_.arena_bytes());
-  slots_ = Map(slots_file_, layout_.slots_bytes() + layout_.landing_bytes());
+  planes_ = Map(planes_file_, layout_.arena_bytes(options.group_rank));
+  slots_ = Map(slots_file_, layout_.slots_bytes() + layout_.landing_bytes(options.group_rank));
   page_ = Map(words_file_, words_bytes);
   words_ = wire::Words(page_.data(), counts);
   words_.committed().value = static_cast<uint32_t>(options.commit_number);

@@ -37,7 +37,7 @@ class SessionOnStreamsTest : public testing::Test {
     return last_;
   }
   void PublishReady() { epoch_->PublishReady(LastCommand()); }
-  void FillPlanes(uint8_t value) { std::fill_n(epoch_->planes(), epoch_->layout().arena_bytes(), value); }
+  void FillPlanes(uint8_t value) { std::fill_n(epoch_->planes(), epoch_->layout().arena_bytes(0), value); }
   // The rows of this rank, 0 of 2, in a unit's matrix.
   absl::Span<const uint8_t> OwnData(const GatherTicket& ticket) {
     const absl::Span<const uint8_t> data = session_->gathers().Bytes(ticket, 0, Plane::kRowWise).data;

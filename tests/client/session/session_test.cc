@@ -172,7 +172,7 @@ TEST_F(SessionTest, UnknownUnitsAndPhasesAreRefused) {
 
 TEST_F(SessionTest, WaitLandsOwnPiecesAndAwaitsTheOthers) {
   Attach();
-  std::fill_n(epoch_->planes(), epoch_->layout().arena_bytes(), 0x5a);
+  std::fill_n(epoch_->planes(), epoch_->layout().arena_bytes(0), 0x5a);
   ASSERT_OK_AND_ASSIGN(const GatherTicket ticket, session_->gathers().Gather("a", Phase::kForward));
   EXPECT_FALSE(session_->gathers().IsReady(ticket));
   Commands();
@@ -191,7 +191,7 @@ TEST_F(SessionTest, WaitLandsOwnPiecesAndAwaitsTheOthers) {
 
 TEST_F(SessionTest, WhenTheEngineLandsEveryPieceNoneIsCopied) {
   Attach({.client_lands_own_pieces = false});
-  std::fill_n(epoch_->planes(), epoch_->layout().arena_bytes(), 0x5a);
+  std::fill_n(epoch_->planes(), epoch_->layout().arena_bytes(0), 0x5a);
   ASSERT_OK_AND_ASSIGN(const GatherTicket ticket, session_->gathers().Gather("a", Phase::kForward));
   Commands();
   epoch_->PublishReady(last_);
@@ -201,7 +201,7 @@ TEST_F(SessionTest, WhenTheEngineLandsEveryPieceNoneIsCopied) {
 
 TEST_F(SessionTest, AGroupOfOneReadsItsPlanesInPlace) {
   Attach({.ranks = 1});
-  std::fill_n(epoch_->planes(), epoch_->layout().arena_bytes(), 0x5a);
+  std::fill_n(epoch_->planes(), epoch_->layout().arena_bytes(0), 0x5a);
   ASSERT_OK_AND_ASSIGN(const GatherTicket ticket, session_->gathers().Gather("a", Phase::kForward));
   EXPECT_TRUE(session_->gathers().IsReady(ticket));
   ASSERT_OK(session_->gathers().Await(ticket));

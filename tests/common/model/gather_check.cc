@@ -27,6 +27,10 @@ struct GatherCheck::PlaneCase {
     return format.ScaleRows(plane, begin, end) * scale_row_bytes();
   }
   bool small() const { return parameter.owner.has_value(); }
+  bool owned() const { return !parameter.owned.empty(); }
+  // In a packed plane of so many rows.
+  int64_t packed_scales(int64_t rows) const { return (rows * row_bytes() + 15) / 16 * 16; }
+  int64_t packed_amax(int64_t rows) const { return (packed_scales(rows) + scale_bytes(0, rows) + 3) / 4 * 4; }
 
   // The rule of the design: forward reads rows; backward reads columns where there are such planes,
   // else rows.
@@ -82,7 +86,8 @@ int64_t GradientElementBytes(const ParameterSpec& spec) { return spec.gradient_t
 }  // namespace
 
 GatherCheck::GatherCheck(const ModelSpec& spec, const Layout& layout)
-    : spec_(spec), layout_(layout), arenas_(layout.ranks(), Memory(layout.arena_bytes(), 0)) {
+    : spec_(spec), layout_(layout), arenas_(layout.ranks()) {
+  for (int rank = 0; rank < layout.ranks(); ++rank) arenas_[rank].resize(layout.arena_bytes(rank), 0);
   FillArenas();
 }
 
@@ -116,7 +121,25 @@ std::vector<int> GatherCheck::RowOwners(int unit, int parameter) const {
   const ParameterSpec& spec = Spec(unit, parameter);
   const std::optional<int> owner = layout_.units()[unit].parameters[parameter].owner;
   if (owner.has_value()) return std::vector<int>(spec.rows(), *owner);
+  if (spec.placement == Placement::kOwned) return MatrixOwners(unit, parameter);
   return ChunkOwners(spec.rows(), ReferenceOf(*spec.encoding.format).granule, layout_.ranks());
+}
+
+std::vector<int> GatherCheck::MatrixOwners(int unit, int parameter) const {
+  const ParameterSpec& spec = Spec(unit, parameter);
+  const int64_t granule = ReferenceOf(*spec.encoding.format).granule;
+  const int64_t matrix_rows = spec.shape.size() > 2 ? spec.shape[spec.shape.size() - 2] : spec.rows();
+  std::vector<int> owners;
+  for (const OwnedExtent& extent : layout_.units()[unit].parameters[parameter].owned) {
+    EXPECT_EQ(extent.rows.begin, static_cast<int64_t>(owners.size()));
+    EXPECT_GT(extent.rows.size(), 0);
+    EXPECT_EQ(extent.rows.begin % matrix_rows, 0) << "a matrix has two owners";
+    EXPECT_EQ(extent.rows.begin % granule, 0) << "a block has two owners";
+    EXPECT_TRUE(owners.empty() || extent.rank > owners.back());
+    owners.insert(owners.end(), extent.rows.size(), extent.rank);
+  }
+  EXPECT_EQ(static_cast<int64_t>(owners.size()), spec.rows());
+  return owners;
 }
 
 void GatherCheck::FillArenas() {
@@ -129,6 +152,7 @@ void GatherCheck::FillArenas() {
 
 void GatherCheck::FillPlane(const PlaneCase& plane, int rank) {
   if (plane.parameter.owner.has_value() && *plane.parameter.owner != rank) return;
+  if (plane.owned()) return FillOwnedPlane(plane, rank);
   const int unit = static_cast<int>(&plane.unit - layout_.units().data());
   const int parameter = static_cast<int>(&plane.parameter - plane.unit.parameters.data());
   const RowRange rows = layout_.Extent(unit, parameter, rank);
@@ -146,6 +170,20 @@ void GatherCheck::FillPlane(const PlaneCase& plane, int rank) {
   Store(arenas_[rank], small + plane.layout.amax_offset, plane.first_amax, plane.format.amax_bytes);
 }
 
+void GatherCheck::FillOwnedPlane(const PlaneCase& plane, int rank) {
+  for (const OwnedExtent& extent : plane.parameter.owned) {
+    if (extent.rank != rank) continue;
+    const int64_t begin = plane.plane == Plane::kRowWise ? extent.row_wise_offset : extent.column_wise_offset;
+    const int64_t rows = extent.rows.size();
+    EXPECT_EQ(begin % 256, 0);
+    Store(arenas_[rank], begin, plane.first_data + extent.rows.begin * plane.row_bytes(), rows * plane.row_bytes());
+    if (plane.scale_row_bytes() == 0) continue;
+    const int64_t before = plane.format.FirstScaleRow(plane.plane, extent.rows.begin) * plane.scale_row_bytes();
+    Store(arenas_[rank], begin + plane.packed_scales(rows), plane.first_scale + before, plane.scale_bytes(0, rows));
+    Store(arenas_[rank], begin + plane.packed_amax(rows), plane.first_amax, plane.format.amax_bytes);
+  }
+}
+
 void GatherCheck::CheckArenas() const {
   for (int unit = 0; unit < static_cast<int>(spec_.units.size()); ++unit) {
     for (int parameter = 0; parameter < ParameterCount(unit); ++parameter) {
@@ -158,7 +196,10 @@ void GatherCheck::CheckExtents(int unit, int parameter) const {
   const ParameterSpec& spec = Spec(unit, parameter);
   SCOPED_TRACE(absl::StrCat("parameter ", spec.name));
   const int64_t whole = ReferenceOf(*spec.encoding.format).AllBytes(spec.rows(), spec.columns());
-  EXPECT_EQ(layout_.units()[unit].parameters[parameter].owner.has_value(), whole < spec_.small_parameter_bytes);
+  const ParameterLayout& layout = layout_.units()[unit].parameters[parameter];
+  const bool is_small = whole < spec_.small_parameter_bytes;
+  EXPECT_EQ(layout.owner.has_value(), is_small);
+  EXPECT_EQ(!layout.owned.empty(), spec.placement == Placement::kOwned && !is_small);
   std::vector<int> owners;
   for (int rank = 0; rank < layout_.ranks(); ++rank) {
     const RowRange rows = layout_.Extent(unit, parameter, rank);
@@ -173,7 +214,8 @@ void GatherCheck::CheckExtents(int unit, int parameter) const {
 }
 
 int64_t GatherCheck::ExpectedPlaneBytes(int unit, int parameter, int64_t rows) const {
-  if (rows == 0 && layout_.units()[unit].parameters[parameter].owner.has_value()) return 0;
+  const ParameterLayout& layout = layout_.units()[unit].parameters[parameter];
+  if (rows == 0 && (layout.owner.has_value() || !layout.owned.empty())) return 0;
   return ReferenceOf(*Spec(unit, parameter).encoding.format).AllBytes(rows, Spec(unit, parameter).columns());
 }
 
@@ -212,11 +254,11 @@ void GatherCheck::CheckGather(int unit, Phase phase) const {
 void GatherCheck::CheckOffsets(const PlaneCase& plane, Phase phase) {
   EXPECT_EQ(plane.layout.slot_offset[phase].has_value(), !plane.small() && plane.ReadBy(phase));
   EXPECT_EQ(plane.layout.small_data_offset >= 0, plane.small());
-  EXPECT_EQ(plane.layout.scale_offset >= 0, plane.scale_row_bytes() > 0);
-  EXPECT_EQ(plane.layout.amax_offset >= 0, plane.format.amax_bytes > 0);
+  EXPECT_EQ(plane.layout.scale_offset >= 0, !plane.owned() && plane.scale_row_bytes() > 0);
+  EXPECT_EQ(plane.layout.amax_offset >= 0, !plane.owned() && plane.format.amax_bytes > 0);
   EXPECT_TRUE(plane.layout.amax_offset == -1 || plane.layout.amax_offset % 4 == 0) << plane.layout.amax_offset;
   const SmallRun& small = plane.unit.small[phase];
-  EXPECT_TRUE(plane.small() || plane.layout.arena_offset % 256 == 0) << plane.layout.arena_offset;
+  EXPECT_TRUE(plane.small() || plane.owned() || plane.layout.arena_offset % 256 == 0) << plane.layout.arena_offset;
   for (const int64_t offset : {plane.unit.arena_offset, plane.layout.slot_offset[phase].value_or(0),
                                SmallExtentBegin(plane.unit) + small.begin, small.slot_offset, small.bytes}) {
     EXPECT_EQ(offset % 256, 0) << offset;
@@ -235,6 +277,10 @@ void GatherCheck::ExpectPlane(const Memory& slot, const PlaneCase& plane, Phase 
 
 void GatherCheck::ExpectScales(const Memory& slot, const PlaneCase& plane, Phase phase) const {
   const int64_t rows = plane.spec.rows();
+  if (plane.owned()) {
+    const int64_t begin = *plane.layout.slot_offset[phase] + plane.packed_scales(rows);
+    return Expect(slot, begin, plane.first_scale, plane.scale_bytes(0, rows));
+  }
   int64_t collected = 0;
   for (int rank = 0; rank < layout_.ranks(); ++rank) {
     if (plane.small() && *plane.parameter.owner != rank) continue;
@@ -251,6 +297,10 @@ void GatherCheck::ExpectScales(const Memory& slot, const PlaneCase& plane, Phase
 }
 
 void GatherCheck::ExpectAmax(const Memory& slot, const PlaneCase& plane, Phase phase) const {
+  if (plane.owned()) {
+    const int64_t begin = *plane.layout.slot_offset[phase] + plane.packed_amax(plane.spec.rows());
+    return Expect(slot, begin, plane.first_amax, plane.format.amax_bytes);
+  }
   for (int rank = 0; rank < layout_.ranks(); ++rank) {
     if (plane.small() && *plane.parameter.owner != rank) continue;
     Expect(slot, SmallBase(plane.unit, phase, rank) + plane.layout.amax_offset, plane.first_amax,
@@ -260,17 +310,15 @@ void GatherCheck::ExpectAmax(const Memory& slot, const PlaneCase& plane, Phase p
 
 void GatherCheck::CheckArenaAsView(int unit) const {
   ASSERT_EQ(layout_.ranks(), 1);
-  const UnitLayout& layout = layout_.units()[unit];
-  const int64_t small = SmallExtentBegin(layout);
   for (const PlaneCase& plane : PlanesOfUnit(unit)) {
     SCOPED_TRACE(plane.Name());
-    Expect(arenas_[0],
-           plane.small() ? small + plane.layout.small_data_offset : layout.arena_offset + plane.layout.arena_offset,
-           plane.first_data, plane.spec.rows() * plane.row_bytes());
-    if (plane.scale_row_bytes() == 0) continue;
-    Expect(arenas_[0], small + plane.layout.scale_offset, plane.first_scale, plane.scale_bytes(0, plane.spec.rows()));
-    if (plane.format.amax_bytes == 0) continue;
-    Expect(arenas_[0], small + plane.layout.amax_offset, plane.first_amax, plane.format.amax_bytes);
+    const int parameter = static_cast<int>(&plane.parameter - plane.unit.parameters.data());
+    const ArenaPlace place = layout_.PlaceInArena(unit, parameter, plane.plane, 0);
+    Expect(arenas_[0], place.data, plane.first_data, plane.spec.rows() * plane.row_bytes());
+    EXPECT_EQ(place.scales >= 0, plane.scale_row_bytes() > 0);
+    EXPECT_EQ(place.amax >= 0, plane.format.amax_bytes > 0);
+    if (place.scales >= 0) Expect(arenas_[0], place.scales, plane.first_scale, plane.scale_bytes(0, plane.spec.rows()));
+    if (place.amax >= 0) Expect(arenas_[0], place.amax, plane.first_amax, plane.format.amax_bytes);
   }
 }
 

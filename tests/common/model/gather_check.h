@@ -44,8 +44,12 @@ class GatherCheck {
   // Returns the owner of each row: by the rule for a large parameter, by the layout for a small one.
   std::vector<int> RowOwners(int unit, int parameter) const;
 
+  // Does the same for a large parameter of Placement::kOwned, by the layout, and checks that matrices are whole.
+  std::vector<int> MatrixOwners(int unit, int parameter) const;
+
   void FillArenas();
   void FillPlane(const PlaneCase& plane, int rank);
+  void FillOwnedPlane(const PlaneCase& plane, int rank);
   void CheckExtents(int unit, int parameter) const;
   int64_t ExpectedPlaneBytes(int unit, int parameter, int64_t rows) const;
 

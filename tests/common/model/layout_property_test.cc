@@ -1,6 +1,8 @@
 // Rules that hold for every layout, on random models.
 #include <algorithm>
 #include <numeric>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "common/model/layout.h"
@@ -22,15 +24,16 @@ class LayoutPropertyTest : public testing::Test {
   void ForRandomModels(Check check) {
     for (uint64_t seed = 1; seed <= static_cast<uint64_t>(Rounds(kModels)) && !HasFatalFailure(); ++seed) {
       RandomModel random(seed);
-      const ModelSpec spec = random.Spec();
+      ModelSpec spec = random.Spec();
       const int ranks = random.Ranks();
+      if (seed % 2 == 0) random.OwnSome(spec);
       SCOPED_TRACE(absl::StrCat("seed ", seed, ", ", ranks, " ranks"));
       check(spec, Layout(spec, ranks));
     }
   }
 };
 
-TEST_F(LayoutPropertyTest, ExtentsAreTorchChunksAndArenasDoNotOverlap) {
+TEST_F(LayoutPropertyTest, ExtentsAreTorchChunksOrWholeMatricesAndArenasDoNotOverlap) {
   ForRandomModels([](const ModelSpec& spec, const Layout& layout) { GatherCheck(spec, layout).CheckArenas(); });
 }
 
@@ -55,7 +58,9 @@ TEST_F(LayoutPropertyTest, SlicesPartitionGradients) {
 
 TEST_F(LayoutPropertyTest, EveryRankCountFrom1To64Gathers) {
   constexpr uint64_t kSeed = 1001;
-  const ModelSpec spec = RandomModel(kSeed).Spec();
+  RandomModel random(kSeed);
+  ModelSpec spec = random.Spec();
+  random.OwnSome(spec);
   for (int ranks = 1; ranks <= 64 && !HasFatalFailure(); ranks += Stride()) {
     SCOPED_TRACE(absl::StrCat("seed ", kSeed, ", ", ranks, " ranks"));
     const Layout layout(spec, ranks);
@@ -65,30 +70,37 @@ TEST_F(LayoutPropertyTest, EveryRankCountFrom1To64Gathers) {
   }
 }
 
-// Places follow each other in the order of units and parameters, from the end of the slots.
 TEST_F(LayoutPropertyTest, TheOwnGradientsOfEveryRankFitTheirLandingPlaces) {
   ForRandomModels([](const ModelSpec& spec, const Layout& layout) {
-    int64_t end = 0;
-    for (int unit = 0; unit < static_cast<int>(spec.units.size()); ++unit) {
-      std::vector<int64_t> most(spec.units[unit].parameters.size(), 0);
-      for (int rank = 0; rank < layout.ranks(); ++rank) {
+    for (int rank = 0; rank < layout.ranks(); ++rank) {
+      std::vector<std::pair<int64_t, int64_t>> places;  // begin, end
+      for (int unit = 0; unit < static_cast<int>(spec.units.size()); ++unit) {
         for (const GradientSlice& slice : layout.Slices(unit, rank)) {
           const GradientType type = spec.units[unit].parameters[slice.parameter].gradient_type;
-          most[slice.parameter] = std::max(most[slice.parameter], slice.elements * GradientBytes(type));
+          EXPECT_EQ(slice.landing_offset % kRegionAlignment, 0);
+          places.emplace_back(slice.landing_offset, slice.landing_offset + slice.elements * GradientBytes(type));
         }
       }
-      for (size_t i = 0; i < most.size(); ++i) {
-        if (!spec.units[unit].parameters[i].trainable) {
-          EXPECT_EQ(most[i], 0);
-          continue;
+      std::sort(places.begin(), places.end());
+      int64_t end = 0;
+      for (const auto& place : places) EXPECT_GE(place.first, std::exchange(end, place.second)) << "rank " << rank;
+      EXPECT_GE(layout.landing_bytes(rank), end) << "rank " << rank;
+    }
+  });
+}
+
+TEST_F(LayoutPropertyTest, LandingPlacesOfWhatIsCutAreEqualOnAllRanks) {
+  ForRandomModels([](const ModelSpec& spec, const Layout& layout) {
+    for (int unit = 0; unit < static_cast<int>(spec.units.size()); ++unit) {
+      for (int rank = 0; rank < layout.ranks(); ++rank) {
+        for (const GradientSlice& slice : layout.Slices(unit, rank)) {
+          const ParameterLayout& parameter = layout.units()[unit].parameters[slice.parameter];
+          if (parameter.owned.empty()) {
+            EXPECT_EQ(slice.landing_offset, parameter.landing_offset);
+          }
         }
-        const int64_t offset = layout.units()[unit].parameters[i].landing_offset;
-        EXPECT_GE(offset, end);
-        EXPECT_EQ(offset % kRegionAlignment, 0);
-        end = offset + most[i];
       }
     }
-    EXPECT_GE(layout.landing_bytes(), end);
   });
 }
 

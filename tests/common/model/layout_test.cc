@@ -100,7 +100,7 @@ TEST_F(SmallModelTest, ArenaHoldsDataExtentsThenTheSmallExtent) {
   EXPECT_EQ(unit.parameters[0].column_wise->scale_offset, 512);
   EXPECT_EQ(unit.arena_bytes, 8192 + 768);
   EXPECT_EQ(layout_.units()[1].arena_offset, 8960);
-  EXPECT_EQ(layout_.arena_bytes(), 2 * 8960);
+  EXPECT_EQ(layout_.arena_bytes(0), 2 * 8960);
 }
 
 TEST_F(SmallModelTest, SlotsHoldMatricesThenSmallRuns) {
@@ -251,7 +251,7 @@ TEST(LayoutTest, FrozenParametersHaveNoPlaceForGradients) {
   EXPECT_EQ(layout.units()[0].gradient_bytes, 0);
   EXPECT_EQ(layout.units()[1].gradient_bytes, 128 * 256 * 4);
   EXPECT_THAT(layout.gradient_slot_bytes(), ElementsAre(128 * 256 * 4, 128 * 256 * 4));
-  EXPECT_EQ(layout.landing_bytes(), 64 * 256 * 4);
+  EXPECT_EQ(layout.landing_bytes(0), 64 * 256 * 4);
   EXPECT_THAT(layout.Slices(0, 0), IsEmpty());
   EXPECT_THAT(layout.Slices(1, 1), ElementsAre(GradientSlice{1, 64 * 256 * 4, 64 * 256}));
   // Gathers bring frozen parameters like any other.
@@ -259,7 +259,7 @@ TEST(LayoutTest, FrozenParametersHaveNoPlaceForGradients) {
   // Nothing is trained: slots have no bytes.
   const Layout idle(ModelOf({UnitOf({frozen(large)})}), 2);
   EXPECT_THAT(idle.gradient_slot_bytes(), ElementsAre(0, 0));
-  EXPECT_EQ(idle.landing_bytes(), 0);
+  EXPECT_EQ(idle.landing_bytes(0), 0);
 }
 
 TEST(LayoutTest, EqualSmallParametersOfAUnitSpreadOverRanks) {
@@ -324,7 +324,7 @@ TEST(LayoutTest, SizesOfEveryCheckedSpecFit64Bits) {
         EXPECT_GE(static_cast<double>(layout.units()[0].slot_bytes[Phase::kForward]), parameters * elements);
         EXPECT_GE(static_cast<double>(layout.units()[0].gradient_bytes), parameters * elements * 4);
         EXPECT_GE(static_cast<double>(layout.slots_bytes()), 64 * parameters * elements * 5);
-        EXPECT_GT(layout.arena_bytes(), 0);
+        EXPECT_GT(layout.arena_bytes(0), 0);
       }
     }
   }

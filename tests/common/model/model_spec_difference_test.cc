@@ -75,6 +75,8 @@ const Change kChanges[] = {
      "parameter blocks.1.w1: want master type FP32, got BF16_REMAINDER"},
     {"Fp8Moments", SET(Last(spec).exp_avg_type = MomentType::kFP8),
      "parameter blocks.1.w1: want exp_avg type FP32, got FP8"},
+    {"Placement", SET(Last(spec).placement = Placement::kOwned),
+     "parameter blocks.1.w1: want placement cut, got owned"},
     {"Trainable", SET(Last(spec).trainable = false), "parameter blocks.1.w1: want trainable on, got off"},
     {"Group", SET(Last(spec).group = 1), "parameter blocks.1.w1: want group 0, got 1"},
     {"ZeroElements", SET(Last(spec).initial_value.zero_begin = 2; Last(spec).initial_value.zero_end = 4),

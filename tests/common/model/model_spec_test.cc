@@ -476,6 +476,31 @@ TEST(ParseModelSpecTest, AFrozenParameterTakesTheEncodingAloneFromARule) {
   EXPECT_EQ(spec->units[1].parameters[0].master_type, MasterType::kBF16Remainder);
 }
 
+TEST(ParseModelSpecTest, PlacementIsCutUnlessItIsNamed) {
+  v1::ModelSpec proto = ValidSpec();
+  const uint64_t plain = ModelSpecFingerprint(ParseModelSpec(proto).value());
+  EXPECT_EQ(ParseModelSpec(proto)->units[0].parameters[0].placement, Placement::kCut);
+  First(proto).set_placement(v1::PLACEMENT_CUT);
+  EXPECT_EQ(ModelSpecFingerprint(ParseModelSpec(proto).value()), plain);
+  First(proto).set_placement(v1::PLACEMENT_OWNED);
+  EXPECT_EQ(ParseModelSpec(proto)->units[0].parameters[0].placement, Placement::kOwned);
+  EXPECT_NE(ModelSpecFingerprint(ParseModelSpec(proto).value()), plain);
+}
+
+TEST(ParseModelSpecTest, RefusesMoreOwnedMatricesThanOwnersAreChosenFor) {
+  v1::ModelSpec proto = ValidSpec();
+  First(proto).mutable_shape()->Clear();
+  for (const int64_t dimension : {int64_t{1} << 20, int64_t{2}, int64_t{2}}) First(proto).add_shape(dimension);
+  First(proto).set_placement(v1::PLACEMENT_OWNED);
+  EXPECT_TRUE(ParseModelSpec(proto).ok()) << ParseModelSpec(proto).status();
+  First(proto).set_shape(0, (int64_t{1} << 20) + 1);
+  EXPECT_THAT(ParseModelSpec(proto).status(),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("want at most 1048576 matrices of placement OWNED in total, got 1048577")));
+  First(proto).set_placement(v1::PLACEMENT_CUT);
+  EXPECT_TRUE(ParseModelSpec(proto).ok());
+}
+
 TEST(ParseModelSpecTest, AParameterThatNamesItsFormatTakesNothingFromRules) {
   v1::ModelSpec proto = ValidSpec();
   AddRule(proto, "*", v1::FORMAT_BF16).set_exp_avg_type(v1::MOMENT_TYPE_FP8);
@@ -585,6 +610,10 @@ v1::ModelSpec UnusualSpec() {
   frozen.set_name("frozen");
   frozen.set_format(v1::FORMAT_MXFP8);
   frozen.set_trainable(false);
+  v1::ParameterSpec& owned = *proto.mutable_units(1)->add_parameters();
+  owned.set_name("owned");
+  owned.set_format(v1::FORMAT_BF16);
+  owned.set_placement(v1::PLACEMENT_OWNED);
   return proto;
 }
 

@@ -27,10 +27,13 @@ ModelSpec MakeSpec(Format format) {
   spec.small_parameter_bytes = 2000;
   UnitSpec first;
   first.name = "first";
-  first.parameters = {{.name = "first.w", .shape = {300, 70}, .encoding = {.format = format}},
-                      {.name = "first.norm", .shape = {70}},
-                      {.name = "first.small", .shape = {5, 33}, .encoding = {.format = format}},
-                      {.name = "first.v", .shape = {3, 50, 40}, .encoding = {.format = Format::kBF16}}};
+  first.parameters = {
+      {.name = "first.w", .shape = {300, 70}, .encoding = {.format = format}},
+      {.name = "first.norm", .shape = {70}},
+      {.name = "first.small", .shape = {5, 33}, .encoding = {.format = format}},
+      {.name = "first.v", .shape = {3, 50, 40}, .encoding = {.format = Format::kBF16}},
+      {.name = "first.owned", .shape = {300, 70}, .encoding = {.format = format}, .placement = Placement::kOwned},
+      {.name = "first.experts", .shape = {6, 64, 33}, .encoding = {.format = format}, .placement = Placement::kOwned}};
   UnitSpec second;
   second.name = "second";
   second.parameters = {{.name = "second.w", .shape = {64, 128}, .encoding = {.format = format}},
@@ -86,7 +89,7 @@ EncodedPlane ExtentOf(const EncodedPlane& whole, const Encoding& encoding, Plane
 class PlanePlacesTest : public testing::TestWithParam<std::tuple<Format, int>> {
  protected:
   PlanePlacesTest() : ranks_(std::get<1>(GetParam())), layout_(Check(MakeSpec(std::get<0>(GetParam()))), ranks_) {
-    arenas_.resize(ranks_, std::vector<uint8_t>(layout_.arena_bytes()));
+    for (int rank = 0; rank < ranks_; ++rank) arenas_.emplace_back(layout_.arena_bytes(rank));
     for (int unit = 0; unit < 2; ++unit) {
       for (int i = 0; i < ParameterCount(unit); ++i) FillArenas(unit, i);
     }
@@ -107,30 +110,24 @@ class PlanePlacesTest : public testing::TestWithParam<std::tuple<Format, int>> {
   }
 
   void FillArenas(int unit, int parameter) {
-    const UnitLayout& unit_layout = layout_.units()[unit];
-    const ParameterLayout& layout = unit_layout.parameters[parameter];
     for (int rank = 0; rank < ranks_; ++rank) {
-      if (layout.owner.has_value() && *layout.owner != rank) continue;
       const RowRange rows = layout_.Extent(unit, parameter, rank);
-      const auto place = [&](Plane plane, const PlaneLayout& where) {
-        Place(unit_layout, where,
-              ExtentOf(Expected(unit, parameter, plane), Encoded(unit, parameter), plane, rows,
-                       SpecOf(unit, parameter).columns()),
-              rank);
-      };
-      place(Plane::kRowWise, layout.row_wise);
-      if (layout.column_wise.has_value()) place(Plane::kColumnWise, *layout.column_wise);
+      const bool is_cut = layout_.units()[unit].parameters[parameter].rows_per_rank > 0;
+      if (rows.size() == 0 && !is_cut) continue;
+      for (const Plane plane : kPlanes) {
+        if (plane == Plane::kColumnWise && !HasColumnPlane(Encoded(unit, parameter).format)) continue;
+        const EncodedPlane extent = ExtentOf(Expected(unit, parameter, plane), Encoded(unit, parameter), plane, rows,
+                                             SpecOf(unit, parameter).columns());
+        const ArenaPlace place = layout_.PlaceInArena(unit, parameter, plane, rank);
+        Store(extent.data, place.data, rank);
+        Store(extent.scales, place.scales, rank);
+        Store(extent.amax, place.amax, rank);
+      }
     }
   }
 
-  void Place(const UnitLayout& unit, const PlaneLayout& place, const EncodedPlane& plane, int rank) {
-    uint8_t* arena = arenas_[rank].data() + unit.arena_offset;
-    uint8_t* small = arena + unit.small_extent_offset;
-    const bool is_small = place.small_data_offset >= 0;
-    std::copy(plane.data.begin(), plane.data.end(),
-              is_small ? small + place.small_data_offset : arena + place.arena_offset);
-    std::copy(plane.scales.begin(), plane.scales.end(), small + std::max<int64_t>(place.scale_offset, 0));
-    std::copy(plane.amax.begin(), plane.amax.end(), small + std::max<int64_t>(place.amax_offset, 0));
+  void Store(const std::vector<uint8_t>& bytes, int64_t offset, int rank) {
+    if (!bytes.empty()) std::copy(bytes.begin(), bytes.end(), arenas_[rank].data() + offset);
   }
 
   static EncodedPlane Read(const uint8_t* memory, const PlanePlace& place) {

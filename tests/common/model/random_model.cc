@@ -29,6 +29,14 @@ ModelSpec RandomModel::Spec() {
   return spec;
 }
 
+void RandomModel::OwnSome(ModelSpec& spec) {
+  for (UnitSpec& unit : spec.units) {
+    for (ParameterSpec& parameter : unit.parameters) {
+      if (OneIn(2)) parameter.placement = Placement::kOwned;
+    }
+  }
+}
+
 int RandomModel::Ranks() {
   if (OneIn(2)) return 1 << Integer(0, 6);
   return static_cast<int>(Integer(1, 64));

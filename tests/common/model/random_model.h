@@ -24,6 +24,9 @@ class RandomModel {
   // Returns a spec with all formats, 0 to 5 dimensions, resident units, small, large and frozen parameters.
   ModelSpec Spec();
 
+  // Gives some parameters owners of whole matrices.
+  void OwnSome(ModelSpec& spec);
+
   // Returns 1 to 64, often a power of two.
   int Ranks();
 

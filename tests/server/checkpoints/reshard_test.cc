@@ -84,6 +84,12 @@ ModelSpec RandomSpec(RandomModel& random) {
       }
     }
   }
+  return spec;
+}
+
+// Returns the spec with owners of some matrices.
+ModelSpec WithOwners(RandomModel& random, ModelSpec spec) {
+  random.OwnSome(spec);
   return checkpoint::Checked(spec);
 }
 
@@ -93,14 +99,14 @@ TEST_F(ReshardTest, AnyModelIsRestoredIntoAnyWorld) {
     SCOPED_TRACE(absl::StrCat(kSeedVariable, "=", seed));
     RandomModel random(seed);
     const ModelSpec spec = RandomSpec(random);
-    const SavedModel saved(spec, seed);
+    const SavedModel saved(WithOwners(random, spec), seed);
     const std::vector<World> worlds = AllWorlds();
     const auto draw = [&] { return worlds[random.Integer(0, static_cast<int64_t>(worlds.size()) - 1)]; };
     const World from = draw();
     SCOPED_TRACE(absl::StrCat("from ", Text(from)));
     ASSERT_OK_AND_ASSIGN(const Reader reader, Reader::Open(Write(saved, from), {}));
     for (int i = 0; i < 3; ++i) {
-      const ShardWorld target(spec, draw());
+      const ShardWorld target(WithOwners(random, spec), draw());
       ExpectRestored(reader, saved, target, static_cast<int>(random.Integer(1, kMostRanks)));
     }
     if (HasFatalFailure()) return;

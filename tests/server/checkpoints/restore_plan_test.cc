@@ -95,6 +95,7 @@ TEST(RestorePlanTest, WhatDecidesNoStateIsFree) {
     spec.groups[0].name = "renamed";
     spec.units[0].reshard_after_forward = false;
     W(spec).initial_value = {.kind = Initializer::kOnes};
+    W(spec).placement = Placement::kOwned;
   }));
 }
 

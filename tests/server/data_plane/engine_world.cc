@@ -28,6 +28,13 @@ ParameterSpec Parameter(std::string name, int64_t rows, int64_t columns, Format 
   return spec;
 }
 
+ParameterSpec Owned(std::string name, std::vector<int64_t> shape, Format format) {
+  ParameterSpec spec = Parameter(std::move(name), 1, 1, format, GradientType::kBF16);
+  spec.shape = std::move(shape);
+  spec.placement = Placement::kOwned;
+  return spec;
+}
+
 UnitSpec Unit(std::string name, std::vector<ParameterSpec> parameters, bool reshard_after_forward = true) {
   UnitSpec spec;
   spec.name = std::move(name);
@@ -144,6 +151,9 @@ ModelSpec TestModel() {
       Unit("lonely", {Parameter("scalar", 1, 1, Format::kFP32)}),
       Unit("resident", {Parameter("w", 70, 32, Format::kMXFP8), Parameter("v", 9, 40, Format::kFP32)}, false),
       Unit("plain", {Parameter("p", 16, 24, Format::kFP32), Parameter("q", 3, 3, Format::kFP32)}),
+      Unit("owned", {Owned("matrix", {96, 64}, Format::kMXFP8), Owned("experts", {5, 32, 24}, Format::kNVFP4_2D),
+                     Owned("other", {7, 40}, Format::kBF16), Parameter("cut", 10, 24, Format::kFP32),
+                     Owned("stack", {3, 16, 8}, Format::kFP8TensorCurrent), Parameter("bias", 1, 7, Format::kFP32)}),
   };
   return model;
 }
@@ -154,10 +164,12 @@ EngineWorld::EngineWorld(const WorldShape& shape, absl::Duration timeout)
       model_(TestModel()),
       layout_(model_, shape.shard_size),
       rendezvous_(shape.nodes()),
-      arenas_(shape.ranks(), std::vector<uint8_t>(layout_.arena_bytes())),
-      slots_(shape.ranks(), std::vector<uint8_t>(layout_.slots_bytes() + layout_.landing_bytes(), kUntouched)),
       engines_(shape.ranks()) {
   for (int node = 0; node < shape.nodes(); ++node) rendezvous_of_node_.push_back(rendezvous_.Of(node));
+  for (int rank = 0; rank < shape.ranks(); ++rank) {
+    arenas_.emplace_back(layout_.arena_bytes(group_rank(rank)));
+    slots_.emplace_back(layout_.slots_bytes() + layout_.landing_bytes(group_rank(rank)), kUntouched);
+  }
 }
 
 absl::Status EngineWorld::Allocate() {
@@ -170,7 +182,8 @@ absl::Status EngineWorld::Allocate() {
   for (int rank = 0; rank < ranks(); ++rank) {
     ComputeDevice& device = *devices_[rank];
     RankBuffers& buffers = buffers_.emplace_back();
-    ASSIGN_OR_RETURN(buffers.arena, device.Allocate("arena", layout_.arena_bytes(), Sharing::kReadOnly));
+    ASSIGN_OR_RETURN(buffers.arena,
+                     device.Allocate("arena", layout_.arena_bytes(group_rank(rank)), Sharing::kReadOnly));
     ASSIGN_OR_RETURN(buffers.slots, device.Allocate("slots", slots_[rank].size(), Sharing::kReadWrite));
     ASSIGN_OR_RETURN(buffers.words,
                      Memory::Allocate("words", wire::Words::SizeBytes(CountsOf(layout_)), Sharing::kReadWrite));
@@ -400,7 +413,7 @@ void EngineWorld::LandOwnGradients(int unit, int slot, int rank, const AbsentByR
     if (!absent.empty() && absent[rank].contains(slice.parameter)) continue;
     const int64_t bytes = slice.elements * GradientBytes(model_.units[unit].parameters[slice.parameter].gradient_type);
     const int64_t own = layout_.gradient_slot_offsets()[slot] + slice.slot_offset;
-    const int64_t landing = layout_.slots_bytes() + layout_.units()[unit].parameters[slice.parameter].landing_offset;
+    const int64_t landing = layout_.slots_bytes() + slice.landing_offset;
     std::copy_n(&slots_[rank][own], bytes, &slots_[rank][landing]);
     PARAMSHARD_CHECK(
         devices_[rank]

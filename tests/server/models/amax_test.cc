@@ -27,7 +27,7 @@ v1::ParameterSpec Normal(std::string name, std::vector<int64_t> shape, v1::Forma
   return parameter;
 }
 
-// One parameter in a unit; the last two are small: only one rank knows their amax.
+// One parameter in a unit; of small ones only one rank knows the amax.
 v1::ModelSpec TestSpec(int shard_size) {
   v1::ParameterSpec delayed = Normal("delayed", {61, 33}, v1::FORMAT_FP8_TENSOR_DELAYED);
   delayed.mutable_delayed_scaling()->set_history_length(2);
@@ -40,7 +40,10 @@ v1::ModelSpec TestSpec(int shard_size) {
                      MakeUnit("b", {delayed}), MakeUnit("c", {Normal("nvfp4", {70, 39}, v1::FORMAT_NVFP4_2D)}),
                      MakeUnit("d", {remainder}), MakeUnit("e", {Normal("plain", {16, 33}, v1::FORMAT_FP32)}),
                      MakeUnit("f", {Normal("small.nvfp4", {7, 9}, v1::FORMAT_NVFP4_2D)}),
-                     MakeUnit("g", {Normal("small.delayed", {9, 5}, v1::FORMAT_FP8_TENSOR_DELAYED)})});
+                     MakeUnit("g", {Normal("small.delayed", {9, 5}, v1::FORMAT_FP8_TENSOR_DELAYED)}),
+                     MakeUnit("h", {Owned(Normal("owned.current", {5, 12, 33}, v1::FORMAT_FP8_TENSOR_CURRENT))}),
+                     MakeUnit("i", {Owned(Normal("owned.nvfp4", {4, 16, 39}, v1::FORMAT_NVFP4_2D))}),
+                     MakeUnit("j", {Owned(Normal("owned.delayed", {61, 33}, v1::FORMAT_FP8_TENSOR_DELAYED))})});
   spec.set_shard_size(shard_size);
   spec.set_small_parameter_bytes(100);
   return spec;

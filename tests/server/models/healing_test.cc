@@ -50,7 +50,9 @@ v1::ModelSpec Spec() {
                                     Frozen("frozen", v1::FORMAT_FP8_TENSOR_CURRENT)}),
                      MakeUnit("b", {delayed}), MakeUnit("c", {Normal("nvfp4", {70, 39}, v1::FORMAT_NVFP4_2D)}),
                      MakeUnit("d", {remainder, Frozen("planes", v1::FORMAT_MXFP8)}),
-                     MakeUnit("e", {Normal("small", {9, 5}, v1::FORMAT_FP32)})});
+                     MakeUnit("e", {Normal("small", {9, 5}, v1::FORMAT_FP32)}),
+                     MakeUnit("f", {Owned(Normal("owned", {3, 32, 39}, v1::FORMAT_NVFP4_2D)),
+                                    Owned(Frozen("owned.planes", v1::FORMAT_MXFP8))})});
   spec.set_small_parameter_bytes(100);
   return spec;
 }

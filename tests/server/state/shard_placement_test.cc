@@ -99,6 +99,24 @@ TEST(ShardPlacementTest, AStepMovesTheStateOverNothingElse) {
                 placement.moment_memory_bytes.values[1]);
 }
 
+// Ranks have what they own, and no place for what others do.
+TEST(ShardPlacementTest, OwnersHaveWholeMatrices) {
+  const ModelSpec spec = Parse(MakeSpec(
+      "m", {MakeUnit("u", {Owned(MakeParameter("large", {64, 64})), Owned(MakeParameter("small", {64, 16}))})}));
+  const Layout layout(spec, 3);
+  const auto place = [&](int rank) { return ShardPlacement::Of(spec, layout, rank, MovePolicy{}); };
+  ASSERT_THAT(place(0).extents, SizeIs(1));
+  EXPECT_EQ(place(0).extents[0].parameter, 0);
+  EXPECT_EQ(place(0).extents[0].elements, 64 * 64);
+  EXPECT_EQ(place(0).bytes.master, 64 * 64 * 4);
+  EXPECT_EQ(place(0).bytes.planes, 64 * 64 * 4);
+  ASSERT_THAT(place(1).extents, SizeIs(1));
+  EXPECT_EQ(place(1).extents[0].parameter, 1);
+  EXPECT_EQ(place(1).bytes.Total(), 5 * 64 * 16 * 4);
+  EXPECT_THAT(place(2).extents, IsEmpty());
+  EXPECT_EQ(place(2).bytes.Total(), place(2).bytes.planes);
+}
+
 // 256 Mi elements: 64 bands of 4 Mi.
 TEST(ShardPlacementTest, ALargeStateTakesAThirtiethMore) {
   const ShardPlacement placement =

@@ -9,6 +9,7 @@
 #include <memory>
 #include <random>
 #include <thread>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -78,6 +79,25 @@ v1::UnitSpec EveryFormat() {
                                v1::MOMENT_TYPE_BF16, v1::MOMENT_TYPE_FP32, v1::MASTER_TYPE_BF16_REMAINDER)});
 }
 
+// The same matrices with owners, and stacks of matrices, some of which share blocks of scales.
+v1::UnitSpec EveryFormatOwned() {
+  v1::UnitSpec unit = EveryFormat();
+  unit.set_name("d");
+  for (v1::ParameterSpec& parameter : *unit.mutable_parameters()) {
+    parameter.mutable_name()->replace(0, 1, "d");
+    parameter = Owned(parameter);
+  }
+  for (const auto& [name, shape, format] : std::vector<std::tuple<std::string, std::vector<int64_t>, v1::Format>>{
+           {"d.stack.mx", {5, 32, 48}, v1::FORMAT_MXFP8},
+           {"d.stack.block", {7, 48, 70}, v1::FORMAT_FP8_BLOCK_128X128},
+           {"d.stack.nvfp4", {4, 16, 39}, v1::FORMAT_NVFP4_2D},
+           {"d.stack.current", {3, 7, 33}, v1::FORMAT_FP8_TENSOR_CURRENT},
+           {"d.stack.fp32", {2, 3, 5, 40}, v1::FORMAT_FP32}}) {
+    *unit.add_parameters() = Owned(Normal(MakeParameter(name, shape, format), 1));
+  }
+  return unit;
+}
+
 // Two large parameters of block formats, one with bf16 moments in a group of its own, and a small one; and the rest.
 v1::ModelSpec TestSpec(GradientType accumulators, const MovePolicy& policy) {
   // Bands begin with every 128th row of 64 columns.
@@ -87,7 +107,7 @@ v1::ModelSpec TestSpec(GradientType accumulators, const MovePolicy& policy) {
       {MakeUnit("a", {MakeParameter("a.w", {300, columns}, v1::FORMAT_FP8_BLOCK_128X128), MakeParameter("a.b", {70})}),
        MakeUnit("b",
                 {MakeParameter("b.w", {100, 64}, v1::FORMAT_MXFP8), MakeParameter("b.v", {64, 16}, v1::FORMAT_BF16)}),
-       EveryFormat()});
+       EveryFormat(), EveryFormatOwned()});
   spec.set_small_parameter_bytes(1000);
   spec.set_seed(99);
   spec.set_accumulator_type(static_cast<v1::GradientType>(accumulators));

@@ -15,6 +15,11 @@ v1::ParameterSpec MakeParameter(std::string name, std::vector<int64_t> shape, v1
   return parameter;
 }
 
+v1::ParameterSpec Owned(v1::ParameterSpec parameter) {
+  parameter.set_placement(v1::PLACEMENT_OWNED);
+  return parameter;
+}
+
 v1::UnitSpec MakeUnit(std::string name, std::vector<v1::ParameterSpec> parameters) {
   v1::UnitSpec unit;
   unit.set_name(std::move(name));

@@ -12,6 +12,8 @@
 namespace paramshard::server {
 
 v1::ParameterSpec MakeParameter(std::string name, std::vector<int64_t> shape, v1::Format format = v1::FORMAT_FP32);
+// Returns the parameter with an owner for each of its matrices.
+v1::ParameterSpec Owned(v1::ParameterSpec parameter);
 v1::UnitSpec MakeUnit(std::string name, std::vector<v1::ParameterSpec> parameters);
 
 // All parameters large, one group, and no more than the units say.

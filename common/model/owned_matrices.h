@@ -1,0 +1,45 @@
+// Matrices of parameters with Placement::kOwned, each of which lies whole on one rank.
+#ifndef PARAMSHARD_COMMON_MODEL_OWNED_MATRICES_H_
+#define PARAMSHARD_COMMON_MODEL_OWNED_MATRICES_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <numeric>
+
+#include "common/model/model_spec.h"
+#include "kernels/formats/format.h"
+
+namespace paramshard {
+
+// The matrices of a parameter: its last two dimensions, as often as the other dimensions say. A parameter of fewer
+// dimensions is one matrix.
+struct MatrixStack {
+  int64_t count = 1;
+  int64_t rows = 1;  // of each matrix
+  int64_t columns = 1;
+};
+
+inline MatrixStack OwnedMatrices(const ParameterSpec& spec) {
+  const int64_t rows = spec.shape.size() > 2 ? spec.shape[spec.shape.size() - 2] : spec.rows();
+  return {.count = spec.rows() / rows, .rows = rows, .columns = spec.columns()};
+}
+
+// Returns the rows of the parameter that have one owner: whole matrices, and as many of them as share blocks of scales.
+// Not more than all rows.
+inline int64_t RowsOfOneOwner(const ParameterSpec& spec) {
+  const int64_t granule = GranuleRows(EncodingOf(spec.encoding).format);
+  return std::min(std::lcm(OwnedMatrices(spec).rows, granule), spec.rows());
+}
+
+// Returns the work of an optimizer that multiplies whole matrices (Muon): 2 s^2 l + s^3 for each matrix with the
+// smaller side s and the larger side l; 0 for a frozen parameter. Fits int64 for the rows of any checked spec.
+inline int64_t WorkOfRows(const ParameterSpec& spec, int64_t rows) {
+  if (!spec.trainable) return 0;
+  const MatrixStack stack = OwnedMatrices(spec);
+  const auto [s, l] = std::minmax(stack.rows, stack.columns);
+  return rows / stack.rows * s * (2 * s * l + s * s);
+}
+
+}  // namespace paramshard
+
+#endif  // PARAMSHARD_COMMON_MODEL_OWNED_MATRICES_H_
