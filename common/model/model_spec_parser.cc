@@ -228,6 +228,10 @@ absl::StatusOr<ParameterSpec> ParseParameter(const v1::ParameterSpec& proto,
     spec.transposed = proto.transposed();
     spec.split_rows.assign(proto.split_rows().begin(), proto.split_rows().end());
     RETURN_IF_ERROR(CheckMuonParameter(spec, groups[spec.group]));
+    if (proto.placement() == v1::PLACEMENT_CUT) {
+      return Unexpected("placement OWNED or none, because Muon needs whole matrices", "CUT");
+    }
+    spec.placement = Placement::kOwned;
   }
   spec.initial_value = ToInitialValue(proto.initial_value());
   RETURN_IF_ERROR(CheckInitial(spec.initial_value, spec.rows() * spec.columns()));

@@ -51,24 +51,6 @@ absl::Status CheckMuonParameter(const ParameterSpec& spec, const ParameterGroup&
   return absl::OkStatus();
 }
 
-absl::Status CheckMuonLayout(const Layout& layout) {
-  for (int u = 0; u < static_cast<int>(layout.spec().units.size()); ++u) {
-    const UnitSpec& unit = layout.spec().units[u];
-    for (int i = 0; i < static_cast<int>(unit.parameters.size()); ++i) {
-      const ParameterSpec& spec = unit.parameters[i];
-      if (!spec.trainable || !IsMuon(spec.optimizer)) continue;
-      for (int rank = 0; rank < layout.ranks(); ++rank) {
-        const RowRange rows = layout.Extent(u, i, rank);
-        if (rows.begin % MatrixRows(spec) == 0 && rows.end % MatrixRows(spec) == 0) continue;
-        return absl::InvalidArgumentError(absl::StrCat(
-            "parameter ", spec.name, ": Muon needs whole matrices on each of ", layout.ranks(), " ranks, rank ", rank,
-            " would have rows ", rows.begin, " to ", rows.end, " of matrices of ", MatrixRows(spec)));
-      }
-    }
-  }
-  return absl::OkStatus();
-}
-
 double MuonRateFactor(const ParameterSpec& spec, const ParameterGroup& group) {
   return RateFactor(group.muon.rate, PartsOf(spec).front(), Inputs(spec));
 }

@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "common/model/layout.h"
 #include "common/model/model_spec.h"
 #include "common/model/row_range.h"
 #include "kernels/optim/muon.h"
@@ -17,9 +16,6 @@ namespace paramshard {
 // INVALID_ARGUMENT if a parameter of a Muon group is no matrix and no stack of them, its split_rows do not add up to its
 // outputs, or its parts differ in their learning rates.
 absl::Status CheckMuonParameter(const ParameterSpec& spec, const ParameterGroup& group);
-
-// INVALID_ARGUMENT if a rank has only a part of a matrix that Muon steps.
-absl::Status CheckMuonLayout(const Layout& layout);
 
 // Returns the factor of the learning rate for each matrix of a parameter of a Muon group.
 double MuonRateFactor(const ParameterSpec& spec, const ParameterGroup& group);

@@ -31,13 +31,22 @@ inline int64_t RowsOfOneOwner(const ParameterSpec& spec) {
   return std::min(std::lcm(OwnedMatrices(spec).rows, granule), spec.rows());
 }
 
-// Returns the work of an optimizer that multiplies whole matrices (Muon): 2 s^2 l + s^3 for each matrix with the
-// smaller side s and the larger side l; 0 for a frozen parameter. Fits int64 for the rows of any checked spec.
+// Returns the work of an optimizer that multiplies matrices (Muon): 2 s^2 l + s^3 for each with the smaller side s and the
+// larger side l.
+inline int64_t WorkOfMatrix(int64_t rows, int64_t columns) {
+  const auto [s, l] = std::minmax(rows, columns);
+  return s * (2 * s * l + s * s);
+}
+
+// Returns the work for rows of a parameter, which are whole matrices; 0 if it is frozen. Fits int64 for the rows of any
+// checked spec.
 inline int64_t WorkOfRows(const ParameterSpec& spec, int64_t rows) {
   if (!spec.trainable) return 0;
   const MatrixStack stack = OwnedMatrices(spec);
-  const auto [s, l] = std::minmax(stack.rows, stack.columns);
-  return rows / stack.rows * s * (2 * s * l + s * s);
+  const int64_t inputs = spec.transposed ? stack.rows : stack.columns;
+  int64_t work = spec.split_rows.empty() ? WorkOfMatrix(stack.rows, stack.columns) : 0;
+  for (const int64_t outputs : spec.split_rows) work += WorkOfMatrix(outputs, inputs);
+  return rows / stack.rows * work;
 }
 
 }  // namespace paramshard

@@ -8,7 +8,6 @@
 #include "absl/time/clock.h"
 #include "common/model/layout_fingerprint.h"
 #include "common/model/model_spec_difference.h"
-#include "common/model/muon_matrices.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/formats/format.h"
 #include "server/observe/log.h"
@@ -56,7 +55,6 @@ absl::StatusOr<std::unique_ptr<PlacedModel>> Place(const Model::Options& options
   RETURN_IF_ERROR(CheckFrozen(spec, topology));
   RETURN_IF_ERROR(options.world.CheckDevices());
   Layout layout(spec, topology.shard_size());
-  RETURN_IF_ERROR(CheckMuonLayout(layout));
   const uint64_t layout_fingerprint = LayoutFingerprint(layout);
   const bool may_come_back = topology.has_replicas() || (topology.nodes() > 1 && !options.save_dir.empty());
   return std::unique_ptr<PlacedModel>(

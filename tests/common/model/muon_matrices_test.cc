@@ -5,8 +5,11 @@
 #include <utility>
 #include <vector>
 
+#include "common/model/layout.h"
+#include "common/model/model_spec_proto.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "paramshard/v1/trainer.pb.h"
 #include "tests/support/status_matchers.h"
 
 namespace paramshard {
@@ -83,15 +86,30 @@ TEST(MuonMatricesTest, WhatIsNoMatrixIsRefused) {
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("parts with one learning rate")));
 }
 
-TEST(MuonMatricesTest, MatricesThatAreCutAreRefusedByName) {
-  ModelSpec spec{.name = "m", .groups = Groups(), .small_parameter_bytes = 0};
-  spec.units = {{.name = "u", .parameters = {Parameter({64, 4})}}};
-  EXPECT_OK(CheckMuonLayout(Layout(spec, 1)));
-  EXPECT_THAT(CheckMuonLayout(Layout(spec, 2)),
-              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("parameter w: Muon needs whole matrices")));
-  // A small parameter lies whole on a rank.
-  spec.small_parameter_bytes = 1 << 20;
-  EXPECT_OK(CheckMuonLayout(Layout(spec, 2)));
+TEST(MuonMatricesTest, MatricesHaveOwnersUnlessTheyAreFrozen) {
+  v1::ModelSpec proto;
+  proto.set_name("m");
+  proto.add_groups()->set_optimizer(v1::OPTIMIZER_MUON_NESTEROV);
+  proto.set_small_parameter_bytes(0);
+  v1::UnitSpec& unit = *proto.add_units();
+  unit.set_name("u");
+  v1::ParameterSpec& parameter = *unit.add_parameters();
+  parameter.set_name("w");
+  parameter.add_shape(64);
+  parameter.add_shape(4);
+  ASSERT_OK_AND_ASSIGN(ModelSpec spec, ParseModelSpec(proto));
+  EXPECT_EQ(spec.units[0].parameters[0].placement, Placement::kOwned);
+  const Layout layout(spec, 3);
+  std::vector<int64_t> rows;
+  for (int rank = 0; rank < 3; ++rank) rows.push_back(layout.Extent(0, 0, rank).size());
+  EXPECT_THAT(rows, testing::UnorderedElementsAre(64, 0, 0));
+
+  parameter.set_placement(v1::PLACEMENT_CUT);
+  EXPECT_THAT(ParseModelSpec(proto), StatusIs(absl::StatusCode::kInvalidArgument,
+                                              HasSubstr("parameter w: want placement OWNED or none")));
+  parameter.set_trainable(false);
+  ASSERT_OK_AND_ASSIGN(spec, ParseModelSpec(proto));
+  EXPECT_EQ(spec.units[0].parameters[0].placement, Placement::kCut);
 }
 
 }  // namespace

@@ -279,13 +279,13 @@ def test_split_rows_that_do_not_add_up_are_refused(daemon):
             pt.Muon([{"params": list(model.parameters()), "split_rows": (3, 2)}])
 
 
-def test_matrices_that_are_cut_over_ranks_are_refused_by_name(start):
+def test_matrices_have_owners(start):
     daemon = start(ranks=2)
 
     def work(rank: int) -> None:
-        model = Weights((512, 512))
-        with pt.shard(model, name="m", units=[model], socket_dir=str(daemon.socket_dir), local_rank=rank):
-            with pytest.raises(paramshard.Error, match=r"weights.0: Muon needs whole matrices on each of 2 ranks"):
-                pt.Muon(model.parameters())
+        model = Weights((512, 512), (512, 512))
+        with pt.shard(model, name="m", units=[model], socket_dir=str(daemon.socket_dir), local_rank=rank) as sharded:
+            pt.Muon(model.parameters())
+            assert [each.placement for each in sharded.model.spec.units[0].parameters] == ["owned", "owned"]
 
     run_ranks(2, work)
