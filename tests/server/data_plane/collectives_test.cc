@@ -355,7 +355,7 @@ TEST_P(CollectivesTest, CallsAfterAbortReturnItsStatus) {
     world_.engine(rank).Abort(absl::InternalError("later"));
   }
   world_.ClearSlots();
-  const std::vector<uint8_t> untouched = world_.slots(0);
+  const std::vector<std::vector<uint8_t>> untouched = world_.AllSlots();
   EXPECT_THAT(world_.OnAllRanks([&](int rank) {
     return world_.Gather(rank, {1, kMixed, Phase::kForward, 0}, Ignore);
   }),
@@ -365,7 +365,7 @@ TEST_P(CollectivesTest, CallsAfterAbortReturnItsStatus) {
     return world_.Reduce(1, kPlain, 0, rank, true, {}, accumulators);
   }),
               Each(why));
-  for (int rank = 0; rank < world_.ranks(); ++rank) EXPECT_EQ(world_.slots(rank), untouched);
+  EXPECT_EQ(world_.AllSlots(), untouched);
   std::vector<float> values = {1};
   EXPECT_EQ(world_.engine(0).MaxOverDaemons(1, absl::MakeSpan(values)), why);
 }
@@ -549,7 +549,7 @@ TEST(MeshCollectivesTest, GatherOfAnotherCommandIsRefusedWithNothingWritten) {
   for (int i = 1; i < 5; ++i) {
     EngineWorld world(kAcross);
     CONNECT_OR_SKIP(world);
-    const std::vector<uint8_t> untouched = world.slots(0);
+    const std::vector<std::vector<uint8_t>> untouched = world.AllSlots();
     int delivered = 0;
     const auto statuses = world.OnAllRanks(
         [&](int rank) { return world.Gather(rank, calls[rank == 2 ? i : 0], [&](int, int) { ++delivered; }); });
@@ -557,7 +557,7 @@ TEST(MeshCollectivesTest, GatherOfAnotherCommandIsRefusedWithNothingWritten) {
                                         AllOf(HasSubstr("rank 2 (node 1)"), HasSubstr("(node 0)"),
                                               HasSubstr("command 3 gather(mixed, forward, slot 1)")))));
     EXPECT_EQ(delivered, 0);
-    for (int rank = 0; rank < world.ranks(); ++rank) EXPECT_EQ(world.slots(rank), untouched);
+    EXPECT_EQ(world.AllSlots(), untouched);
   }
 }
 

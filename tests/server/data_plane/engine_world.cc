@@ -205,6 +205,12 @@ std::vector<uint8_t> EngineWorld::slots(int rank) const {
   return {view->bytes().begin(), view->bytes().end()};
 }
 
+std::vector<std::vector<uint8_t>> EngineWorld::AllSlots() const {
+  std::vector<std::vector<uint8_t>> all;
+  for (int rank = 0; rank < ranks(); ++rank) all.push_back(slots(rank));
+  return all;
+}
+
 Topology EngineWorld::TopologyOf(int node) const {
   absl::StatusOr<Topology> topology =
       Topology::Create({.device_counts = shape_.device_counts,

@@ -115,6 +115,7 @@ class EngineWorld {
   void FillGradients(int unit, int slot, uint32_t seed, uint32_t (*bits)(std::mt19937& random));
   void ClearSlots();
   std::vector<uint8_t> slots(int rank) const;
+  std::vector<std::vector<uint8_t>> AllSlots() const;
 
   // Returns the content of a rank's slots memory after ClearSlots and this gather.
   std::vector<uint8_t> ExpectedSlots(int rank, const GatherCall& call, bool own_pieces) const;
