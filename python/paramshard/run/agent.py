@@ -106,8 +106,7 @@ class Agent(LocalElasticAgent):
                       start_method: str, numa_options: Any, **options: Any) -> PContext:
         for environment in envs.values():
             environment[channel.GENERATION] = str(self._generation)
-            if self._workers_store is not None or self._generation > 0:
-                environment["TORCHELASTIC_USE_AGENT_STORE"] = "True"
+            environment["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # an agent has it, whatever the rendezvous is
         if entrypoint != sys.executable or numa_options is not None:
             return start_processes(name=name, entrypoint=entrypoint, args=args, envs=envs, start_method=start_method,
                                    numa_options=numa_options, **options)

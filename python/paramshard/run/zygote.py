@@ -248,8 +248,9 @@ def main() -> None:
     gc.collect()
     gc.freeze()  # a collection in a worker would copy every page that it looks at
     job = Zygote(socket.socket(fileno=descriptor), plan).serve()
-    if job is not None:
-        worker.run(job)
+    if job is None:
+        os._exit(0)  # nothing is to be cleaned up, and torch takes a second for it
+    worker.run(job)
 
 
 if __name__ == "__main__":

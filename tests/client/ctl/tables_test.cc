@@ -258,7 +258,7 @@ TEST(TablesTest, ScalesAreCountedOverAllExtents) {
     bucket.set_count(count);
   }
   const std::string text = ParameterText(response);
-  EXPECT_NE(text.find("\nscale       64\n"), std::string::npos) << text;
+  EXPECT_NE(text.find("\nscale      64\n"), std::string::npos) << text;
   EXPECT_EQ(text.find("amax  "), std::string::npos) << text;
   EXPECT_NE(text.find("  12.5 %  "), std::string::npos) << text;
   EXPECT_NE(text.find("SCALES FROM  COUNT  SHARE\n"

@@ -60,27 +60,21 @@ def test_sgd_steps_as_torch_does(daemon, options):
     pair.check()
 
 
-# A sum's rounding may turn the sign of a direction that is nearly zero: both directions are that of rounding then.
-def _assert_signs_agree(actual: torch.Tensor, expected: torch.Tensor, steps: int, rate: float) -> None:
-    assert (actual - expected).abs().max() <= 2.1 * rate * steps
-    assert ((actual - expected).abs() > 1e-6).float().mean() < 1e-3
-
-
 def test_lion_steps_as_the_paper_does(daemon):
+    """Each step begins with the daemon's weights: rounding turns the signs of directions that are nearly zero."""
     torch.manual_seed(21)
-    rate = 1e-3
-    options = {"weight_decay": 0.1}
-    pair = Pair(daemon, GPT(), lr=rate,
-                optimizers=(functools.partial(PaperLion, **options), functools.partial(pt.Lion, **options)))
+    pair = Pair(daemon, GPT(), optimizers=[functools.partial(each, weight_decay=0.1) for each in (PaperLion, pt.Lion)])
     for step in range(50):
         for model in pair.both():
             loss_of(model, batch_of(step)).backward()
         pair.step()
-        if step == 0:
-            for name, parameter in pair.plain.named_parameters():
-                _assert_signs_agree(pair.sharded.read(name), parameter.detach().cpu(), 1, rate)
-    for name, parameter in pair.plain.named_parameters():
-        assert_close(pair.sharded.read(name), parameter.detach(), rtol=0, atol=0.2 * rate * 50)
+        differ = elements = 0
+        for name, parameter in pair.plain.named_parameters():
+            weights = pair.sharded.read(name).to(DEVICE)
+            differ += ((weights - parameter.detach()).abs() > 1e-6).sum().item()
+            elements += weights.numel()
+            parameter.data.copy_(weights)
+        assert differ <= 1e-3 * elements
 
 
 class Weight(nn.Module):
@@ -229,7 +223,7 @@ def test_memory_is_that_of_the_moments_that_are_kept(daemon, make, classes):
 
 @pytest.mark.parametrize("make", MADE.values(), ids=MADE)
 def test_a_training_goes_on_in_the_bytes_of_one_that_never_ended(start, tmp_path, make):
-    """The trainer ends, the server is killed, and a checkpoint goes into a world of three."""
+    """The trainer ends, the server is killed in the middle of a step, and a checkpoint goes into a world of three."""
     saves = tmp_path / "saves"
     saves.mkdir()
     gradients = _gradients(9)
@@ -262,6 +256,7 @@ def test_a_training_goes_on_in_the_bytes_of_one_that_never_ended(start, tmp_path
     with daemon.client() as client:
         assert client.save("m").saved
     assert torch.equal(some(daemon, 1, 6, 9), whole)
+    daemon.stop()
     other = start(ranks=3, flags=(f"--save-dir={saves}", "--restore=6"))
     assert torch.equal(some(other, 3, 6, 9), whole)
 
@@ -269,7 +264,7 @@ def test_a_training_goes_on_in_the_bytes_of_one_that_never_ended(start, tmp_path
 def test_moments_in_other_formats_train(daemon):
     for index, moments in enumerate(("BF16", "FP16", "FP8")):
         torch.manual_seed(25)
-        pair = Pair(daemon, GPT(), name=f"m{index}", lr=0.1, optimizers=(
+        pair = Pair(daemon, GPT(), name=f"m{index}", lr=0.01, optimizers=(
             functools.partial(torch.optim.SGD, momentum=0.9), functools.partial(pt.SGD, momentum=0.9, moments=moments)))
         for step in range(10):
             for model in pair.both():

@@ -109,8 +109,7 @@ TEST(AdoptedMemoryTest, MemoryThatNobodyMayWriteIsRefused) {
 }
 
 TEST(AdoptedMemoryTest, MemoryThatOthersMayOpenIsRefused) {
-  for (const mode_t mode : {0700, 0640, 0606, 04600, 0400})
-    EXPECT_THAT(Adopted(Make({.optimizer = mode})), IsLost("alone"));
+  for (const mode_t mode : {0700, 0640, 0606, 04600, 0400}) EXPECT_THAT(Adopted(Make({.mode = mode})), IsLost("alone"));
 }
 
 TEST(AdoptedMemoryTest, MemoryWhosePagesWereGivenBackIsRefused) {
