@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
+import os
+import random
+import signal
+import threading
 from typing import Any
 
 import pytest
@@ -197,6 +202,40 @@ def test_a_training_goes_on_in_the_bytes_of_one_that_never_ended(start, tmp_path
     restored = start(ranks=3, flags=(f"--save-dir={saves}", "--restore=6"))
     for one, other in zip(_train(restored, SHAPES, make, 3, 3, first=6, existing="resume"), whole, strict=True):
         assert torch.equal(one, other)
+
+
+def test_a_server_that_is_killed_again_and_again_leaves_the_same_bytes(start):
+    """Its keeper starts it anew, which finishes the step that was cut off."""
+    shapes, steps, seed = [(192, 320), (256, 128), (2, 96, 64)], 12, 5
+    whole = _train(start(), shapes, MADE["nesterov"], steps)
+    daemon = start(flags=())
+    generator = random.Random(seed)
+    for attempt in range(steps + 1):
+        model = Weights(*shapes)
+        sharded = pt.shard(model, name="m", units=[model], socket_dir=str(daemon.socket_dir), existing="resume")
+        killer = None
+        try:
+            optimizer = MADE["nesterov"](list(model.weights))
+            if attempt < steps:
+                killer = threading.Timer(generator.uniform(0, 0.1), os.kill,
+                                         (sharded.daemon_info().pid, signal.SIGKILL))
+                killer.start()
+            for step in range(sharded.start_step(), steps):
+                model(_gradients(step, *shapes)).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                optimizer.last_result()
+            for i, weight in enumerate(whole):
+                assert torch.equal(sharded.read(f"weights.{i}"), weight), seed
+            if attempt == steps:
+                return
+        except paramshard.Error:
+            assert attempt < steps
+        finally:
+            if killer is not None:
+                killer.join()
+            with contextlib.suppress(paramshard.Error):
+                sharded.close()
 
 
 def test_groups_are_what_the_daemon_has(daemon):
