@@ -71,10 +71,11 @@ class Arm:
     compiled_optimizer: bool = False
     products: str = "bf16"  # or torchao, scaled_mm: library of FSDP2's FP8 products
     compute: str = "dense"  # of paramshard.torch.shard
+    optimizer: str = "AdamW"  # or SGD, Lion, Muon
 
     @property
     def is_yardstick(self) -> bool:
-        return self.engine != "paramshard" and self.products == "bf16"
+        return self.engine != "paramshard" and self.products == "bf16" and self.optimizer == "AdamW"
 
 
 ARMS = {
@@ -90,6 +91,11 @@ ARMS = {
     "P16": Arm("P32 with BF16 moments", "paramshard", "BF16"),
     "P8": Arm("paramshard, FP8 products", "paramshard", compute="fp8"),
     "P816": Arm("P8 with BF16 moments", "paramshard", "BF16", compute="fp8"),
+    "FM": Arm("F with torch.optim.Muon for the blocks' matrices", "plain", optimizer="Muon"),
+    "PM": Arm("P32 with Muon", "paramshard", optimizer="Muon"),
+    "FS": Arm("F with SGD, momentum 0.9", "plain", optimizer="SGD"),
+    "PS": Arm("P32 with SGD", "paramshard", optimizer="SGD"),
+    "PL": Arm("P32 with Lion", "paramshard", optimizer="Lion"),
 }
 
 

@@ -203,10 +203,56 @@ def _update(parameter: torch.Tensor, gradient: torch.Tensor, average: torch.Tens
     square.copy_(new_square)
 
 
-def optimizer_of(arm: Arm, options: SimpleNamespace, parameters: Sequence[nn.Parameter]) -> FusedAdamW | CompiledAdamW:
+class OtherOptimizer:
+    """torch's SGD, or its Muon for matrices of the blocks and AdamW for the rest."""
+
+    def __init__(self, arm: Arm, named: Sequence[tuple[str, nn.Parameter]], learning_rate: float):
+        self._parameters = [parameter for _, parameter in named]
+        matrices, others = split_for_muon(named)
+        if arm.optimizer == "SGD":
+            self._optimizers = [torch.optim.SGD(self._parameters, lr=learning_rate, momentum=0.9, weight_decay=DECAY,
+                                                fused=True)]
+        else:
+            self._optimizers = [torch.optim.Muon(matrices, lr=learning_rate, adjust_lr_fn="match_rms_adamw"),
+                                torch.optim.AdamW(others, lr=learning_rate, betas=BETAS, eps=EPSILON,
+                                                  weight_decay=DECAY, fused=True)]
+
+    def step(self) -> None:
+        nn.utils.clip_grad_norm_(self._parameters, MAX_NORM)
+        for optimizer in self._optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def split_for_muon(named: Sequence[tuple[str, nn.Parameter]]) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    """Returns the matrices of the blocks, and everything else."""
+    is_matrix = [name.startswith("layers.") and parameter.dim() == 2 for name, parameter in named]
+    return ([parameter for (_, parameter), chosen in zip(named, is_matrix) if chosen],
+            [parameter for (_, parameter), chosen in zip(named, is_matrix) if not chosen])
+
+
+def optimizer_of(arm: Arm, options: SimpleNamespace,
+                 named: Sequence[tuple[str, nn.Parameter]]) -> FusedAdamW | CompiledAdamW | OtherOptimizer:
+    parameters = [parameter for _, parameter in named]
+    if arm.optimizer != "AdamW":
+        return OtherOptimizer(arm, named, options.learning_rate)
     if arm.compiled_optimizer:
         return CompiledAdamW(parameters, options.learning_rate, TYPES[arm.moments])
     return FusedAdamW(parameters, options.learning_rate)
+
+
+def optimizer_of_paramshard(arm: Arm, options: SimpleNamespace, model: Llama) -> Any:
+    import paramshard.torch as pt
+    common = {"lr": options.learning_rate, "max_grad_norm": MAX_NORM, "moments": arm.moments}
+    if arm.optimizer == "SGD":
+        return pt.SGD(model.parameters(), momentum=0.9, weight_decay=DECAY, **common)
+    if arm.optimizer == "Lion":
+        return pt.Lion(model.parameters(), weight_decay=DECAY, **common)
+    if arm.optimizer == "Muon":
+        matrices, others = split_for_muon(list(model.named_parameters()))
+        return pt.Muon([{"params": matrices}, {"params": others, "use_muon": False, "betas": BETAS}],
+                       adjust_lr_fn="match_rms_adamw", **common)
+    return pt.AdamW(model.parameters(), betas=BETAS, eps=EPSILON, weight_decay=DECAY, **common)
 
 
 # --- Products in FP8 for FSDP2 ---
@@ -278,12 +324,13 @@ class PlainTrainer(Trainer):
 
     def __init__(self, arm: Arm, options: SimpleNamespace, job: Job):
         self.model = materialized(options, job.device)
-        self._masters = [nn.Parameter(parameter.detach()) for parameter in self.model.parameters()]
+        named = [(name, nn.Parameter(parameter.detach())) for name, parameter in self.model.named_parameters()]
+        self._masters = [master for _, master in named]
         self.model.bfloat16()
         self._parameters = list(self.model.parameters())
         for parameter in self._parameters:
             parameter.grad_dtype = torch.float32
-        self._optimizer = optimizer_of(arm, options, self._masters)
+        self._optimizer = optimizer_of(arm, options, named)
         compile_blocks(self.model, options)
 
     def step(self, batches: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -312,7 +359,7 @@ class Fsdp2Trainer(Trainer):
         self._precomputes_scales = arm.products == "torchao"
         compile_blocks(self.model, options)
         self._shard(TYPES[arm.reduce], job)
-        self._optimizer = optimizer_of(arm, options, list(self.model.parameters()))
+        self._optimizer = optimizer_of(arm, options, list(self.model.named_parameters()))
 
     def _shard(self, reduce: torch.dtype, job: Job) -> None:
         mesh = dist.device_mesh.init_device_mesh(job.device.type, (job.world_size,))
@@ -348,8 +395,7 @@ class ParamshardTrainer(Trainer):
             format=[("*norm*", "FP32"), *head, ("*", "FP8_BLOCK_128X128")], param_dtype=torch.bfloat16,
             grad_dtype=TYPES[options.gradients], compute=arm.compute, socket_dir=job.sockets, seed=7)
         compile_blocks(self.model, options)
-        self._optimizer = pt.AdamW(self.model.parameters(), lr=options.learning_rate, betas=BETAS, eps=EPSILON,
-                                   weight_decay=DECAY, max_grad_norm=MAX_NORM, moments=arm.moments)
+        self._optimizer = optimizer_of_paramshard(arm, options, self.model)
 
     def step(self, batches: Sequence[torch.Tensor]) -> torch.Tensor:
         loss = backward(self.model, batches)

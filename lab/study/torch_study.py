@@ -1,6 +1,7 @@
-"""Trains the example's GPT by torch's AdamW and by paramshard.torch, with the same values and batches.
+"""Trains the example's GPT by torch's optimizers and by paramshard.torch, with the same values and batches.
 
     build/torch/bin/python lab/study/torch_study.py        # when `./dev test-torch` has installed the wheel there
+    build/torch/bin/python lab/study/torch_study.py --study muon   # or lion, by its formula: torch has none
     python lab/study/torch_study.py --study cuda           # a larger one, on a GPU; torch's arms are FSDP2 in BF16
 
 Runs go to OUT, one file of JSON lines each, and those that are there are not repeated. The table goes into
@@ -55,6 +56,8 @@ class Study:
     heads: int
     rate: float
     plot: str  # in lab/pictures/
+    optimizer: str = "AdamW"
+    others_rate: float = 3e-3  # AdamW's rate for what Muon does not step
 
     @property
     def marks(self) -> tuple[str, str]:
@@ -65,6 +68,10 @@ class Study:
 STUDIES = {
     "cpu": Study("losses", "cpu", (REFERENCE, NUDGED, "FP32", "FP8_BLOCK_128X128"), (1, 2, 3, 4, 5), batch=16,
                  length=64, layers=2, width=128, heads=4, rate=3e-3, plot="training-torch.svg"),
+    "lion": Study("losses-lion", "cpu", (REFERENCE, NUDGED, "FP32"), (1, 2, 3), batch=16, length=64, layers=2,
+                  width=128, heads=4, rate=3e-4, plot="training-torch-lion.svg", optimizer="Lion"),
+    "muon": Study("losses-muon", "cpu", (REFERENCE, NUDGED, "FP32"), (1, 2, 3), batch=16, length=64, layers=2,
+                  width=128, heads=4, rate=3e-3, plot="training-torch-muon.svg", optimizer="Muon"),
     "cuda": Study("losses-cuda", "cuda", (REFERENCE, NUDGED, *list(ARMS)[1:]), (1, 2, 3, 4), batch=32, length=256,
                   layers=6, width=512, heads=8, rate=1e-3, plot="training-torch-cuda.svg"),
 }
@@ -144,48 +151,100 @@ def shard(study: Study, arm: str, model: Any, name: str) -> Any:
                     **(of_gpu if study.device == "cuda" else of_cpu))
 
 
-def make_optimizer(study: Study, arm: str, seed: int, model: Any) -> tuple[Any, Callable[[], float]]:
-    """Returns AdamW, and a function that steps it and returns the gradients' norm."""
+def lion_of_torch(groups: Any, **options: Any) -> Any:
+    """The paper's Algorithm 2 (arXiv:2302.06675), since torch has no Lion."""
+    import torch
+
+    class Lion(torch.optim.Optimizer):
+        @torch.no_grad()
+        def step(self) -> None:
+            for group in self.param_groups:
+                beta1, beta2 = group["betas"]
+                for parameter in group["params"]:
+                    average = self.state[parameter].setdefault("average", torch.zeros_like(parameter))
+                    change = (beta1 * average + (1 - beta1) * parameter.grad).sign()
+                    parameter.mul_(1 - group["lr"] * group["weight_decay"]).sub_(group["lr"] * change)
+                    average.mul_(beta2).add_(parameter.grad, alpha=1 - beta2)
+
+    return Lion(groups, options)
+
+
+def split_for_muon(model: Any) -> tuple[list[Any], list[Any]]:
+    """The matrices of the blocks, and everything else."""
+    matrices = [parameter for parameter in model.layers.parameters() if parameter.dim() == 2]
+    chosen = {id(parameter) for parameter in matrices}
+    return matrices, [parameter for parameter in model.parameters() if id(parameter) not in chosen]
+
+
+def optimizers_of_torch(study: Study, model: Any) -> list[Any]:
     import torch
     import paramshard.torch as pt
-    options = {"lr": study.rate, "betas": (0.9, 0.95)}
+    betas = (0.9, 0.95)
+    if study.optimizer == "AdamW":
+        return [torch.optim.AdamW(pt.decay_groups(model, DECAY), lr=study.rate, betas=betas)]
+    if study.optimizer == "Lion":
+        return [lion_of_torch(pt.decay_groups(model, DECAY), lr=study.rate, betas=(0.9, 0.99))]
+    matrices, others = split_for_muon(model)
+    return [torch.optim.Muon(matrices, lr=study.rate, weight_decay=DECAY, adjust_lr_fn="match_rms_adamw"),
+            torch.optim.AdamW(others, lr=study.others_rate, betas=betas, weight_decay=DECAY)]
+
+
+def optimizer_of_paramshard(study: Study, model: Any) -> Any:
+    import paramshard.torch as pt
+    betas = (0.9, 0.95)
+    if study.optimizer == "AdamW":
+        return pt.AdamW(pt.decay_groups(model, DECAY), max_grad_norm=MAX_NORM, lr=study.rate, betas=betas)
+    if study.optimizer == "Lion":
+        return pt.Lion(pt.decay_groups(model, DECAY), max_grad_norm=MAX_NORM, lr=study.rate, betas=(0.9, 0.99))
+    matrices, others = split_for_muon(model)
+    return pt.Muon([{"params": matrices}, {"params": others, "use_muon": False, "lr": study.others_rate,
+                                           "betas": betas, "eps": 1e-8}],
+                   lr=study.rate, weight_decay=DECAY, adjust_lr_fn="match_rms_adamw", max_grad_norm=MAX_NORM)
+
+
+def make_optimizers(study: Study, arm: str, seed: int, model: Any) -> tuple[list[Any], Callable[[], float]]:
+    """Returns the optimizers, and a function that steps them and returns the gradients' norm."""
+    import torch
     if arm in (REFERENCE, NUDGED):
         if study.device == "cuda":
             model.cuda()
             fully_shard(model)
-        optimizer = torch.optim.AdamW(pt.decay_groups(model, DECAY), **options)
+        optimizers = optimizers_of_torch(study, model)
 
         def step() -> float:
             norm = torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)
-            optimizer.step()
+            for optimizer in optimizers:
+                optimizer.step()
             return norm.item()
     else:
         # The optimizer keeps the result of shard() alive.
         shard(study, arm, model, f"{list(ARMS).index(arm)}-{seed}")
-        optimizer = pt.AdamW(pt.decay_groups(model, DECAY), max_grad_norm=MAX_NORM, **options)
+        optimizers = [optimizer_of_paramshard(study, model)]
 
         def step() -> float:
-            optimizer.step()
-            return optimizer.last_norm()
-    return optimizer, step
+            optimizers[0].step()
+            return optimizers[0].last_norm()
+    return optimizers, step
 
 
 def train(study: Study, arm: str, seed: int, file: pathlib.Path) -> None:
     import torch
     characters, training, held_out = read_text()
     model = make_model(study, arm, seed, characters)
-    optimizer, step_optimizer = make_optimizer(study, arm, seed, model)
-    scheduler = torch.optim.lr_scheduler.LambdaLR(
+    optimizers, step_optimizers = make_optimizers(study, arm, seed, model)
+    schedulers = [torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min((1 + step) / (STEPS / 20), 1 - (1 - LAST_RATE) * step / STEPS))
+        for optimizer in optimizers]
     partial = file.with_suffix(".partial")
     losses: list[float] = []
     with partial.open("w") as report:
         for step, batch in zip(range(1, STEPS + 1), batches(study, training, seed)):
             loss = model(*batch)
             loss.backward()
-            norm = step_optimizer()
-            scheduler.step()
-            optimizer.zero_grad()
+            norm = step_optimizers()
+            for optimizer, scheduler in zip(optimizers, schedulers):
+                scheduler.step()
+                optimizer.zero_grad()
             losses.append(loss.item())
             if step % REPORT_EVERY == 0:
                 report.write(json.dumps({"step": step, "loss": statistics.mean(losses[-REPORT_EVERY:]), "norm": norm,
@@ -270,7 +329,7 @@ def plot(study: Study, curves: dict[str, list[list[dict[str, float]]]]) -> None:
     for axes in (left, right):
         axes.set_xlabel("step")
         axes.legend()
-    figure.suptitle(f"the example's GPT, {len(study.seeds)} seeds each")
+    figure.suptitle(f"the example's GPT, {study.optimizer}, {len(study.seeds)} seeds each")
     figure.savefig(PAGE.parent / "pictures" / study.plot, metadata={"Date": None})
 
 
