@@ -34,13 +34,19 @@ def run(launcher: str, script: pathlib.Path, *arguments: object, environment: di
                           capture_output=True, text=True, timeout=TIMEOUT)
 
 
+# Workers write without buffers, and print() in pieces, between which others write.
+_SAY = """import os
+def say(*words): os.write(1, (" ".join(map(str, words)) + "\\n").encode())
+"""
+
+
 @pytest.fixture
 def write(tmp_path: pathlib.Path) -> Callable[..., pathlib.Path]:
     """Writes a script into a folder of its own."""
     def write(text: str, name: str = "script.py") -> pathlib.Path:
         file = tmp_path / "scripts" / name
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(textwrap.dedent(text))
+        file.write_text((_SAY if "say(" in text else "") + textwrap.dedent(text))
         return file
 
     return write
@@ -171,7 +177,7 @@ def test_process_groups_begin_anew_without_addresses_of_dead_workers(write, tmp_
                 dist.all_reduce(total, group=group)
                 if number == 2 and attempt == dist.get_rank() < 2:
                     os.kill(os.getpid(), signal.SIGKILL)
-            print("total", total.item(), "attempt", attempt, "of", os.getpid(), flush=True)
+            say("total", total.item(), "attempt", attempt, "of", os.getpid())
             dist.destroy_process_group()
 
         main()
@@ -206,7 +212,7 @@ def test_a_survivor_that_hangs_is_replaced(write, tmp_path):
             if attempt == "0":
                 signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
                 time.sleep(1000)  # hangs
-            print("rank", rank, "attempt", attempt, flush=True)
+            say("rank", rank, "attempt", attempt)
 
         main()
     """)
@@ -231,7 +237,7 @@ def test_a_survivor_that_notices_nothing_is_interrupted(write):
                 os.kill(os.getpid(), signal.SIGKILL)
             if attempt == "0":
                 time.sleep(1000)
-            print("rank", rank, "attempt", attempt, "first" if os.getpid() == pid else "", child.poll(), flush=True)
+            say("rank", rank, "attempt", attempt, "first" if os.getpid() == pid else "", child.poll())
 
         pid = os.getpid()
         child = subprocess.Popen(["sleep", "1000"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -294,7 +300,7 @@ def test_interruptions_without_deaths_use_up_the_restarts(write):
 
         @pt.resume_in_process
         def main():
-            print("called", flush=True)
+            say("called")
             raise paramshard.AbortedError("the epoch has ended")
 
         main()
@@ -318,7 +324,7 @@ def test_a_worker_that_has_finished_begins_again_with_the_others(write, tmp_path
                 while not (folder / "finished").exists():
                     time.sleep(0.01)
                 os.kill(os.getpid(), signal.SIGKILL)
-            print("rank", os.environ["RANK"], "attempt", attempt, flush=True)
+            say("rank", os.environ["RANK"], "attempt", attempt)
 
         main(pathlib.Path(sys.argv[1]))
         if os.environ["RANK"] == "0":
@@ -451,13 +457,13 @@ def started() -> Iterator[Callable[..., subprocess.Popen]]:
 _WAITING = """
     import os, signal, sys, time
 
-    def say(number, frame):
-        print("signal", number, flush=True)
+    def leave(number, frame):
+        say("signal", number)
         sys.exit(3)
 
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, say)
-    print("pid", os.getpid(), flush=True)
+        signal.signal(number, leave)
+    say("pid", os.getpid())
     time.sleep(1000)
 """
 
@@ -485,7 +491,7 @@ def test_signals_go_to_the_workers_and_end_all(write, started, number):
         agent = started(*command_of(launcher, script, restarts=3))
         workers = _pids(agent, 2)
         agent.send_signal(number)
-        out, _ = agent.communicate(timeout=60.0)
+        out, _ = agent.communicate(timeout=100.0)
         assert out == ("" if number == signal.SIGHUP else f"signal {number}\n" * 2)
         codes.append(agent.returncode)
         for pid in workers:
@@ -535,7 +541,7 @@ def _await_child(pid: int, others: set[int]) -> int:
 def test_a_spare_takes_a_dead_workers_place_and_one_that_dies_is_replaced(write, started):
     script = write("""
         import os, sys, time
-        print("pid", os.getpid(), os.getppid(), os.environ["RANK"], sys.argv[1:], flush=True)
+        say("pid", os.getpid(), os.getppid(), os.environ["RANK"], sys.argv[1:])
         time.sleep(1000)
     """)
     agent = started(*command_of(OURS, script, "a b", ranks=1, restarts=1, options=("--standalone", "--spares=1")))
@@ -550,7 +556,7 @@ def test_a_spare_takes_a_dead_workers_place_and_one_that_dies_is_replaced(write,
     assert (int(place), rank, " ".join(arguments)) == (next_spare, "0", "['a b']")
     _await_child(zygote, {worker, spare, next_spare})  # in place of the one that was used
     agent.send_signal(signal.SIGTERM)
-    _, errors = agent.communicate(timeout=60.0)
+    _, errors = agent.communicate(timeout=100.0)
     assert f"spare {spare} of the node exited with code -9" in errors
 
 
@@ -606,8 +612,8 @@ def test_an_import_that_cannot_be_forked_is_left_to_the_workers(write, installed
         import os
         import torch
         import awkward, own, fine
-        print(os.environ["RANK"], hasattr(awkward, "os") or awkward.threading.active_count(), getattr(awkward, "rank", 0),
-              fine.process == os.getppid(), flush=True)
+        say(os.environ["RANK"], hasattr(awkward, "os") or awkward.threading.active_count(), getattr(awkward, "rank", 0),
+              fine.process == os.getppid())
     """)
     ended = run(OURS, script, environment=environment)
     assert ended.returncode == 0, ended.stderr[-4000:]
@@ -630,7 +636,7 @@ def test_where_nothing_can_be_forked_workers_are_new_interpreters(write, install
         @pt.resume_in_process
         def main():
             attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
-            print(os.environ["RANK"], attempt, sys.argv[1:], flush=True)
+            say(os.environ["RANK"], attempt, sys.argv[1:])
             if attempt == "0" and os.environ["RANK"] == "1":
                 os.kill(os.getpid(), signal.SIGKILL)
 
@@ -679,7 +685,7 @@ def test_imports_are_found_without_running_a_script(write, installed, monkeypatc
 @pytest.mark.timeout(120)
 def test_a_script_with_a_module_of_an_imported_name_gets_its_own(write):
     write("name = 'own'", "statistics.py")
-    script = write("import torch\nimport statistics\nprint(statistics.name, flush=True)")
+    script = write("import torch\nimport statistics\nsay(statistics.name)")
     ended = run(OURS, script, ranks=1)
     assert (ended.returncode, ended.stdout) == (0, "own\n"), ended.stderr[-4000:]
 
