@@ -71,7 +71,7 @@ struct PlaneLayout {
 struct OwnedExtent {
   int rank = 0;
   RowRange rows;
-  // Begins of the packed planes, from the start of the owner's arena; -1 without a column-wise plane.
+  // Offsets of the packed planes in the owner's arena; -1 without a column-wise plane.
   int64_t row_wise_offset = 0;
   int64_t column_wise_offset = -1;
   int64_t landing_offset = 0;  // in the owner's landing area
