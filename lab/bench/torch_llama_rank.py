@@ -556,8 +556,9 @@ class HookTimes:
 
     def result(self) -> dict[str, dict[str, float]]:
         """Returns the times of a unit in a step, by hook."""
-        return {what: {"median": statistics.median(each), "p90": sorted(each)[int(0.9 * (len(each) - 1))],
-                       "most": max(each)} for what, each in self._steps.items()}
+        return {what: {"median": statistics.median(each), "p10": sorted(each)[int(0.1 * (len(each) - 1))],
+                       "p90": sorted(each)[int(0.9 * (len(each) - 1))], "most": max(each)}
+                for what, each in self._steps.items()}
 
 
 def measure_host(arm: Arm, measurement: Measurement) -> dict[str, Any]:

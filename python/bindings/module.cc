@@ -7,6 +7,7 @@
 #include "python/bindings/handles.h"
 #include "python/bindings/model.h"
 #include "python/bindings/names.h"
+#include "python/bindings/parameter_places.h"
 #include "python/bindings/unit_reader.h"
 #include "python/bindings/weights.h"
 
@@ -21,6 +22,7 @@ NB_MODULE(_core, module) {
   paramshard::python::BindNames(module);
   paramshard::python::BindHandles(module);
   paramshard::python::BindUnitReader(module);
+  paramshard::python::BindParameterPlaces(module);
   paramshard::python::BindWeights(module);
   paramshard::python::BindModel(module);
   paramshard::python::BindClient(module);

@@ -44,7 +44,7 @@ def _attributes_of(value: Any) -> list[Any]:
 def cast(tree: Any, dtype: torch.dtype) -> Any:
     """Returns the tree with its floating-point tensors in another type."""
     if isinstance(tree, torch.Tensor):
-        return tree.to(dtype) if tree.is_floating_point() else tree
+        return tree.to(dtype) if tree.dtype is not dtype and tree.is_floating_point() else tree
     if isinstance(tree, tuple) and all(isinstance(each, torch.Tensor) for each in tree) and type(tree) is tuple:
         return tuple(cast(each, dtype) for each in tree)
     return pytree.tree_map(

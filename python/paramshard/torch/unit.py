@@ -10,15 +10,15 @@ import torch
 from torch import nn
 
 import paramshard
-from paramshard.torch.gathered_parameter import GatheredParameter, set_autograd_version
-from paramshard.torch.memory_block import place_of
+from paramshard._core import may_gather, put_back, put_unsharded, take_gradients
+from paramshard.torch.gathered_parameter import GRADIENT, GatheredParameter, set_autograd_version
 from paramshard.torch.module_values import cast, tensors_of
 from paramshard.torch.placeholder import Placeholder
 from paramshard.torch.torch_internals import (allow_changes_in_place, base_of, gets_gradient, in_backward,
-                                              own_parameters, profiler_range, pytree, transforms_inputs,
+                                              own_parameters, profiler_range, pytree, storage_of, transforms_inputs,
                                               without_torch_function)
 from paramshard.torch.unit_memory import Representations, UnitMemory
-from paramshard.torch.unit_parameter import UnitParameter
+from paramshard.torch.unit_parameter import ParameterRow, UnitParameter
 from paramshard.torch.weak_method import weak_method
 
 
@@ -94,7 +94,10 @@ class Unit:
         self._expected: set[str] = set()  # parameters of which this backward brings a gradient, as far as it is known
         self._watches_inputs = False  # gradients of inputs tell when the present backward is done
         self._is_on_gpu = False
+        self._rows: tuple[ParameterRow, ...] = ()
+        self._dense_rows: tuple[ParameterRow, ...] = ()  # without weights that are multiplied in 8 bits
         self._unsharded: tuple[GatheredParameter, ...] = ()
+        self._requires_grad: tuple[bool, ...] = ()  # of the parameters at the last gather
         self._version = 1  # counts the values that its parameters have had
         self._has_transposed = False  # transposed planes are there, for products in 8 bits in the backward
         self._values_version: int | None = None  # of the step, when values were gathered last
@@ -103,7 +106,7 @@ class Unit:
 
     @property
     def storages(self) -> tuple[int, int]:
-        """Storages of the parameters, by the ids of place_of."""
+        """Storages of the parameters, by the ids of storage_of."""
         return self._memory.storages
 
     def allocate(self, device: torch.device) -> None:
@@ -112,8 +115,14 @@ class Unit:
         self._memory = UnitMemory(self.name, self.parameters, device)
         for parameter in self.parameters:
             parameter.own_memory()
-        self._unsharded = tuple(parameter.unsharded for parameter in self.parameters)
+        self._find_rows()
         set_autograd_version(self._unsharded, None)
+
+    def _find_rows(self) -> None:
+        self._rows = tuple(parameter.row() for parameter in self.parameters)
+        self._dense_rows = tuple(row for row, parameter in zip(self._rows, self.parameters)
+                                 if parameter.fp8_weight is None)
+        self._unsharded = tuple(row.unsharded for row in self._rows)
 
     def attach(self, step: Step) -> None:
         """Hooks the modules, and leaves placeholders in them."""
@@ -182,29 +191,34 @@ class Unit:
     def _gather(self, wanted: Representations) -> None:
         if not self.parameters:
             return  # its modules use parameters of its tied units alone
-        self.check_places()
         if self._holders:
+            self.check_places()
             self._put_placeholders()
+        # Without this, reads of a placeholder's attributes go through Python.
+        with without_torch_function():
+            if not may_gather(self._rows, self._requires_grad, Placeholder):
+                self._follow_modules()
         if self._is_on_gpu and torch.cuda.is_current_stream_capturing():
             raise paramshard.UnimplementedError(
                 f"gather {self.name}: CUDA graph capture is not supported: it would not see the daemon's gathers")
         with self._gather_range:
-            # Without this, reads of a placeholder's attributes go through Python.
-            with without_torch_function():
-                self._trained = {parameter.name for parameter in self.parameters if parameter.follow_requires_grad()}
-                self._expected = self._trained
             is_new = self._note_new_values()
             self._memory.gather(self._step.model, wanted)
         self._has_transposed = wanted.transposed
         self._version += is_new
         set_autograd_version(self._unsharded, self._version)
-        checks = is_new and self._step.checks_contents
-        for parameter in self.parameters:
-            # A weight that is multiplied in 8 bits has no values: its placeholder raises when it is read.
-            if parameter.fp8_weight is None or wanted.decoded:
-                parameter.put_into_module(parameter.unsharded)
-                if checks:
-                    parameter.unsharded.watch()
+        # A weight that is multiplied in 8 bits has no values: its placeholder raises when it is read.
+        put_unsharded(self._rows if wanted.decoded else self._dense_rows)
+        if is_new and self._step.checks_contents:
+            for row in self._rows if wanted.decoded else self._dense_rows:
+                row.unsharded.watch()
+
+    def _follow_modules(self) -> None:
+        """Raises for parameters that are missing or replaced, and follows what was frozen or thawed."""
+        self.check_places()
+        self._trained = {parameter.name for parameter in self.parameters if parameter.follow_requires_grad()}
+        self._expected = self._trained
+        self._requires_grad = tuple(parameter.was_trained for parameter in self.parameters)
 
     def _note_new_values(self) -> bool:
         """Returns True if the values differ from the ones that were gathered last, and renews FP8 weights then."""
@@ -236,11 +250,14 @@ class Unit:
     def _drop_memory(self) -> None:
         self._put_placeholders()
         set_autograd_version(self._unsharded, None)
-        self._memory.release()
+        if self._memory.release():
+            self._find_rows()
         self._has_transposed = False
 
     def _put_placeholders(self) -> None:
         """Leaves placeholders in the modules, and notes what was written."""
+        if put_back(self._rows, self._version, self._requires_grad):
+            return
         for parameter in self.parameters:
             if parameter.is_touched(self._version):
                 before = parameter.unsharded
@@ -254,7 +271,7 @@ class Unit:
         """Puts the placeholder wherever a program has put the parameter, such as into a parametrization."""
         if parameter.unsharded is not before:
             self._hook_gradient(parameter)
-            self._unsharded = tuple(each.unsharded for each in self.parameters)
+            self._find_rows()
         for module in self.modules:
             for each in module.modules():
                 for attribute, found in own_parameters(each).items():
@@ -340,12 +357,12 @@ class Unit:
 
     def _check_memory_of(self, outputs: Iterable[torch.Tensor]) -> None:
         """Refuses outputs that are parameters, or views of them: reading one without memory would end the process."""
+        storages = {storage_of(tensor) for tensor in outputs if tensor.layout is torch.strided}
         for unit in (self, *self.tied_units):
-            for tensor in () if unit.is_unsharded else outputs:
-                if tensor.layout == torch.strided and place_of(tensor)[0] in unit.storages:
-                    raise paramshard.InvalidArgumentError(
-                        f"forward {self.name}: an output is a parameter of {unit.name}, or a view of one, whose memory "
-                        "goes with the forward: return a clone() of it")
+            if not unit._holders and not storages.isdisjoint(unit.storages):
+                raise paramshard.InvalidArgumentError(
+                    f"forward {self.name}: an output is a parameter of {unit.name}, or a view of one, whose memory goes "
+                    "with the forward: return a clone() of it")
 
     def _hook_output(self, tensor: torch.Tensor) -> None:
         if not tensor.requires_grad or tensor.is_leaf:
@@ -402,18 +419,30 @@ class Unit:
                 if parameter.name in missing and gets_gradient(parameter.unsharded))
 
     def _push_if_complete(self) -> None:
-        if self._arrived >= self._expected:
+        # Gradients come one by one, and sets are compared when there are enough.
+        if len(self._arrived) >= len(self._expected) and self._arrived >= self._expected:
             self.push()
 
     def push(self) -> None:
         """Pushes the gradients that have come, if any have; the others are absent in this push."""
         self._forget_arrived()
-        if all(parameter.gradient is None for parameter in self.parameters):
+        gradients = take_gradients(self._rows, GRADIENT)
+        present = [gradient for gradient in gradients if gradient is not None]
+        if not present:
             return
+        for gradient in present:
+            if gradient.layout is not torch.strided:
+                self._refuse_sparse(gradients)
         # Before the push, because Ctrl-C may come in between: a push that may have happened is dropped, too.
         self._step.note_push()
         with self._push_range:
-            self._memory.push(self._step.model)
+            self._memory.push(self._step.model, gradients)
+
+    def _refuse_sparse(self, gradients: list[torch.Tensor | None]) -> None:
+        name, layout = next((parameter.name, gradient.layout) for parameter, gradient in zip(self.parameters, gradients)
+                            if gradient is not None and gradient.layout is not torch.strided)
+        raise paramshard.UnimplementedError(
+            f"gradient of {name}: want a dense gradient, got {layout}; make its module with sparse=False")
 
     def drop_gradients(self) -> None:
         self._forget_arrived()

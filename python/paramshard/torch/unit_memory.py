@@ -56,7 +56,8 @@ class UnitMemory:
         for weight in weights:
             weight.row_wise.block, weight.transposed.block = self._row_wise_block, self._transposed_block
         self._plans: dict[Representations, _Plan] = {}
-        self._slots: dict[int, dict[str, torch.Tensor]] = {}  # gradients by parameter, by the first one's address
+        self._slots: dict[int, list[torch.Tensor | None]] = {}  # gradients of all parameters, by the first one's address
+        self._first_trained: str | None = None
 
     # --- Values ---
 
@@ -98,53 +99,62 @@ class UnitMemory:
         decoded += [(parameter.name, "FP32", len(blocks) + index, 0) for index, parameter in enumerate(halves)]
         return _Plan(blocks, halves, model.reader(self._unit, decoded, operands))
 
-    def release(self) -> None:
-        """Frees the memory. Memory that an array of NumPy has stays with the array."""
+    def release(self) -> bool:
+        """Frees the memory. Memory that an array of NumPy has stays with the array; returns True if there was any."""
+        moved = False
         for block, parameters in ((self._dense_block, self._dense), (self._fp8_block, self._fp8)):
             if block.is_shared:
                 block.move([parameter.unsharded for parameter in parameters])
                 for parameter in parameters:
                     parameter.own_memory()
+                moved = True
         for block in self._blocks:
             block.release()
+        return moved
 
     def _stream(self) -> int | None:
         return None if self._device.type == "cpu" else raw_stream(self._device)
 
     @property
     def storages(self) -> tuple[int, int]:
-        """Storages of the parameters, by the ids of place_of."""
+        """Storages of the parameters, by the ids of storage_of."""
         return self._dense_block.storage, self._fp8_block.storage
 
     # --- Gradients ---
 
-    def push(self, model: paramshard.Model) -> None:
-        """Pushes the gradients that exist; the others are absent in this push."""
+    def push(self, model: paramshard.Model, taken: Sequence[torch.Tensor | None]) -> None:
+        """Pushes the gradients, one of each parameter; where it is None, the parameter is absent in this push."""
         stream = self._stream()
-        with model.gradients(self._unit, stream, zero=False) as gradients, torch.no_grad():
+        gradients = model.gradients(self._unit, stream, zero=False)
+        try:
             slots = self._slots_of(gradients)
             targets, values = [], []
-            for parameter in self._parameters:
-                gradient = parameter.take_gradient()
+            for parameter, slot, gradient in zip(self._parameters, slots, taken):
                 if gradient is not None:
-                    targets.append(slots[parameter.name])
+                    targets.append(slot)
                     values.append(gradient)
                 elif parameter.trainable:
                     gradients.mark_absent(parameter.name)
-            copy_each(targets, values)
+            with torch.no_grad():
+                copy_each(targets, values)
             gradients.push(stream)
+        except BaseException:
+            gradients.release()
+            raise
 
-    def _slots_of(self, gradients: paramshard.UnitGradients) -> dict[str, torch.Tensor]:
+    def _slots_of(self, gradients: paramshard.UnitGradients) -> list[torch.Tensor | None]:
         """Returns views of a slot for the trained parameters. Slots keep their addresses while the model is open."""
-        trained = [parameter for parameter in self._parameters if parameter.trainable]
-        address = gradients.address(trained[0].name)
+        if self._first_trained is None:
+            self._first_trained = next(parameter.name for parameter in self._parameters if parameter.trainable)
+        address = gradients.address(self._first_trained)
         if address not in self._slots:
-            self._slots[address] = {
-                parameter.name: torch.from_dlpack(gradients.typed(parameter.name)).view(parameter.placeholder.shape)
-                for parameter in trained}
+            self._slots[address] = [
+                torch.from_dlpack(gradients.typed(parameter.name)).view(parameter.placeholder.shape)
+                if parameter.trainable else None for parameter in self._parameters]
         return self._slots[address]
 
     def forget_model(self) -> None:
         """Drops references to the memory of a model that was closed."""
         self._plans.clear()
         self._slots.clear()
+        self._first_trained = None

@@ -7,6 +7,7 @@ memory. Autograd knows the latter alone.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -16,6 +17,16 @@ from paramshard.torch.fp8 import Fp8Weight
 from paramshard.torch.gathered_parameter import GRADIENT, Contents, GatheredParameter
 from paramshard.torch.placeholder import Placeholder
 from paramshard.torch.torch_internals import own_parameters, version_of
+
+
+class ParameterRow(NamedTuple):
+    """A parameter as the functions of paramshard._core see it that work on all parameters of a unit."""
+
+    placeholder: Placeholder
+    unsharded: GatheredParameter
+    memory: torch.Tensor
+    contents: Contents
+    places: tuple[tuple[nn.Module, str], ...]
 
 
 class UnitParameter:
@@ -35,13 +46,17 @@ class UnitParameter:
         self.unsharded.untyped_storage().resize_(0)  # its unit's UnitMemory has memory for it
         self.fp8_weight: Fp8Weight | None = None  # of a Linear that multiplies in 8 bits
         self._memory: torch.Tensor | None = None
-        self._was_trained = like.requires_grad  # when it was gathered last
+        self.was_trained = like.requires_grad  # when it was gathered last
         self.trainable = like.requires_grad  # as the daemon has it, once the model is open; until then as it was
 
     def _make_unsharded(self, memory: torch.Tensor) -> GatheredParameter:
         made = GatheredParameter(memory, self.placeholder, self._contents)
         made.__dict__.update(self._attributes)
         return made
+
+    def row(self) -> ParameterRow:
+        """Returns its present objects. Another row is needed after own_memory(), and when is_written() is True."""
+        return ParameterRow(self.placeholder, self.unsharded, self._memory, self._contents, tuple(self.places))
 
     def own_memory(self) -> None:
         """Keeps the memory that its unit has given it."""
@@ -50,23 +65,6 @@ class UnitParameter:
     def write(self, values: torch.Tensor) -> None:
         """Writes values into its memory. Autograd does not count it as a change."""
         self._memory.copy_(values)
-
-    def take_gradient(self) -> torch.Tensor | None:
-        """Takes the gradient away from the parameter, and returns it."""
-        gradient = self.gradient
-        if gradient is None:
-            return None
-        if gradient.layout != torch.strided:
-            raise paramshard.UnimplementedError(
-                f"gradient of {self.name}: want a dense gradient, got {gradient.layout}; make its module with "
-                "sparse=False")
-        self.drop_gradient()
-        return gradient
-
-    @property
-    def gradient(self) -> torch.Tensor | None:
-        """Gradient that autograd has accumulated and nothing has taken yet."""
-        return GRADIENT.__get__(self.unsharded)
 
     def drop_gradient(self) -> None:
         GRADIENT.__set__(self.unsharded, None)
@@ -109,12 +107,12 @@ class UnitParameter:
                 "set requires_grad before, and freeze it after the optimizer is made")
         if self.unsharded.requires_grad != wanted:
             self.unsharded.requires_grad = wanted  # requires_grad_() is refused inside of transforms
-        self._was_trained = wanted
+        self.was_trained = wanted
         return wanted
 
     def keep_requires_grad(self) -> None:
         """Keeps a change of requires_grad that was made while it was gathered."""
-        if self.unsharded.requires_grad != self._was_trained:
+        if self.unsharded.requires_grad != self.was_trained:
             self.placeholder.requires_grad_(self.unsharded.requires_grad)
 
     def is_touched(self, version: int) -> bool:
@@ -133,7 +131,7 @@ class UnitParameter:
             # torch.utils.swap_tensors has made another parameter of it.
             self._contents.clear()
             self.unsharded = self._make_unsharded(self._memory)
-            self.unsharded.requires_grad = self._was_trained
+            self.unsharded.requires_grad = self.was_trained
             if self.fp8_weight is not None:
                 self.fp8_weight.parameter = self.unsharded
             return True
