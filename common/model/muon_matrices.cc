@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/optim/muon_math.h"
 #include "kernels/optim/optimizers.h"
 
 namespace paramshard {
@@ -62,7 +63,8 @@ absl::Status CheckMuonLayout(const Layout& layout) {
         if (rows.begin % MatrixRows(spec) == 0 && rows.end % MatrixRows(spec) == 0) continue;
         return absl::InvalidArgumentError(absl::StrCat(
             "parameter ", spec.name, ": Muon needs whole matrices on each of ", layout.ranks(), " ranks, rank ", rank,
-            " would have rows ", rows.begin, " to ", rows.end, " of matrices of ", MatrixRows(spec)));
+            " would have rows ", rows.begin, " to ", rows.end, " of matrices of ", MatrixRows(spec),
+            "; train on one rank, or raise small_parameter_bytes above its bytes"));
       }
     }
   }
