@@ -61,10 +61,10 @@ absl::Status CheckMuonLayout(const Layout& layout) {
       for (int rank = 0; rank < layout.ranks(); ++rank) {
         const RowRange rows = layout.Extent(u, i, rank);
         if (rows.begin % MatrixRows(spec) == 0 && rows.end % MatrixRows(spec) == 0) continue;
-        return absl::InvalidArgumentError(absl::StrCat(
-            "parameter ", spec.name, ": Muon needs whole matrices on each of ", layout.ranks(), " ranks, rank ", rank,
-            " would have rows ", rows.begin, " to ", rows.end, " of matrices of ", MatrixRows(spec),
-            "; train on one rank, or raise small_parameter_bytes above its bytes"));
+        return absl::InvalidArgumentError(
+            absl::StrCat("parameter ", spec.name, ": Muon needs whole matrices on each of ", layout.ranks(),
+                         " ranks, rank ", rank, " would have rows ", rows.begin, " to ", rows.end, " of matrices of ",
+                         MatrixRows(spec), "; train on one rank, or raise small_parameter_bytes above its bytes"));
       }
     }
   }
