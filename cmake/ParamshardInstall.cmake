@@ -41,6 +41,7 @@ set(headers
   kernels/optim/hyperparameters.h
   kernels/optim/moment.h
   kernels/optim/moment_kind.h
+  kernels/optim/muon_options.h
   kernels/optim/optimizer_step.h
   kernels/optim/state_types.h
   kernels/random/initial_values.h

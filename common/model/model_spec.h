@@ -11,8 +11,7 @@
 #include "kernels/formats/delayed_scaling.h"
 #include "kernels/formats/format_id.h"
 #include "kernels/optim/moment_kind.h"
-#include "kernels/optim/muon_math.h"
-#include "kernels/optim/orthogonalizer.h"
+#include "kernels/optim/muon_options.h"
 #include "kernels/optim/state_types.h"
 #include "kernels/random/initial_values.h"
 #include "kernels/reduce/gradient.h"
@@ -92,12 +91,6 @@ struct UnitSpec {
   // False keeps the unit gathered from the forward to the backward pass: it has its own slot, which one gather of
   // Phase::kBoth fills.
   bool reshard_after_forward = true;
-};
-
-// Fixed options of Muon.
-struct MuonOptions {
-  MuonRate rate = MuonRate::kOriginal;
-  std::vector<NewtonSchulz::Step> steps = NewtonSchulz().steps;  // coefficients of each iteration; 1 to 99 of them
 };
 
 // Parameters that share hyper-parameters. The group has the fixed options; the numbers come with every commit.

@@ -85,8 +85,8 @@ std::string ToText(MuonRate rate) {
   }
   return "unknown";
 }
-std::string ToText(const std::vector<NewtonSchulz::Step>& steps) {
-  return absl::StrJoin(steps, " ", [](std::string* text, const NewtonSchulz::Step& step) {
+std::string ToText(const std::vector<NewtonSchulzStep>& steps) {
+  return absl::StrJoin(steps, " ", [](std::string* text, const NewtonSchulzStep& step) {
     absl::StrAppend(text, "(", Exact(step.a), ", ", Exact(step.b), ", ", Exact(step.c), ")");
   });
 }

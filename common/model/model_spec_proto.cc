@@ -98,7 +98,7 @@ v1::ParameterGroup ToProto(const ParameterGroup& group) {
   proto.set_bias_correction(group.bias_correction);
   if (!IsMuon(group.optimizer)) return proto;
   proto.mutable_muon()->set_rate(static_cast<v1::MuonRate>(group.muon.rate));
-  for (const NewtonSchulz::Step& step : group.muon.steps) {
+  for (const NewtonSchulzStep& step : group.muon.steps) {
     v1::NewtonSchulzStep& added = *proto.mutable_muon()->add_steps();
     added.set_a(step.a);
     added.set_b(step.b);

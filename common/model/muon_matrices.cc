@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/optim/muon_math.h"
 #include "kernels/optim/optimizers.h"
 
 namespace paramshard {

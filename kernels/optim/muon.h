@@ -33,7 +33,7 @@ struct MuonMatrices {
   };
 
   std::vector<Part> parts;
-  std::vector<NewtonSchulz::Step> steps;
+  std::vector<NewtonSchulzStep> steps;
 };
 
 // Steps the momentum of rows x cols elements from `old` to `fresh`, which is the same place or has nothing in common

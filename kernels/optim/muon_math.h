@@ -17,6 +17,7 @@
 #include <cstdint>
 
 #include "kernels/base/host_device.h"
+#include "kernels/optim/muon_options.h"
 #include "kernels/optim/optimizer_step.h"
 
 namespace paramshard {
@@ -50,13 +51,6 @@ struct MuonMaster {
                                             float* /*moments*/) {
     master = master * step.kept - step.matrix_rate * orthogonal;
   }
-};
-
-// How the learning rate is adjusted to a matrix. The numbers are stable: they are part of the protocol.
-enum class MuonRate : uint8_t {
-  kOriginal = 1,           // sqrt(max(1, outputs / inputs))
-  kMatchRmsAdamW = 2,      // 0.2 sqrt(max(outputs, inputs)): Moonshot AI, "Muon is Scalable for LLM Training"
-  kSpectralUnclamped = 3,  // sqrt(outputs / inputs)
 };
 
 // Factor of the learning rate for a matrix of [outputs, inputs].

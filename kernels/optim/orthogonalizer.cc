@@ -116,7 +116,7 @@ class HostOrthogonalizer final : public Orthogonalizer {
   absl::Status Run(const NewtonSchulz& iteration, absl::Span<const BFloat16Matrix> matrices) override {
     for (const BFloat16Matrix& matrix : matrices) {
       Normalize(matrix, iteration.epsilon);
-      for (const NewtonSchulz::Step& step : iteration.steps) Iterate(step, matrix);
+      for (const NewtonSchulzStep& step : iteration.steps) Iterate(step, matrix);
     }
     return absl::OkStatus();
   }
@@ -137,7 +137,7 @@ class HostOrthogonalizer final : public Orthogonalizer {
     }
   }
 
-  void Iterate(const NewtonSchulz::Step& step, const BFloat16Matrix& matrix) {
+  void Iterate(const NewtonSchulzStep& step, const BFloat16Matrix& matrix) {
     const bool is_wide = matrix.rows <= matrix.columns;
     const View x = is_wide ? View{matrix.data, matrix.stride, 1} : View{matrix.data, 1, matrix.stride};
     const int64_t small = std::min(matrix.rows, matrix.columns);

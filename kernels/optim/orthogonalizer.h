@@ -23,18 +23,12 @@
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
+#include "kernels/optim/muon_options.h"
 
 namespace paramshard {
 
-// The iteration, the same for all matrices of a parameter group.
 struct NewtonSchulz {
-  struct Step {
-    float a = 3.4445f;
-    float b = -4.7750f;
-    float c = 2.0315f;
-  };
-
-  std::vector<Step> steps = std::vector<Step>(5);
+  std::vector<NewtonSchulzStep> steps = MuonOptions().steps;
   float epsilon = 1e-7f;  // lower bound of the norm
 };
 

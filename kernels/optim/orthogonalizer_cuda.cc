@@ -70,7 +70,7 @@ class CudaOrthogonalizer final : public Orthogonalizer {
     const Matrix gram = {next.data + matrix.rows * stride, StrideOf(small)};
     const Matrix polynomial = {gram.data + SquareElements(matrix), gram.stride};
     RETURN_IF_ERROR(Normalize(matrix, iteration.epsilon, norm_parts_, x.data, stride, stream_));
-    for (const NewtonSchulz::Step& step : iteration.steps) {
+    for (const NewtonSchulzStep& step : iteration.steps) {
       // The stored matrix is [small, large] where it is wide: BLAS has its transpose.
       Matrix left = x;
       Matrix right = x;

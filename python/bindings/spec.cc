@@ -244,7 +244,7 @@ nb::object ToPython(const MuonOptions& options) {
   nb::kwargs fields;
   fields["rate"] = NameOf(options.rate);
   nb::list steps;
-  for (const NewtonSchulz::Step& step : options.steps) steps.append(nb::make_tuple(step.a, step.b, step.c));
+  for (const NewtonSchulzStep& step : options.steps) steps.append(nb::make_tuple(step.a, step.b, step.c));
   fields["steps"] = steps;
   return New("MuonOptions", fields);
 }

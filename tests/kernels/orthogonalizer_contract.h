@@ -59,10 +59,10 @@ class SlowOrthogonalization {
     for (double x : x_) squares += x * x;
     const double norm = std::max(Round(std::sqrt(squares)), Round(iteration.epsilon));
     for (double& x : x_) x = Round(x / norm);
-    for (const NewtonSchulz::Step& step : iteration.steps) Iterate(step);
+    for (const NewtonSchulzStep& step : iteration.steps) Iterate(step);
   }
 
-  void Iterate(const NewtonSchulz::Step& step) {
+  void Iterate(const NewtonSchulzStep& step) {
     std::vector<double> gram(small_ * small_), polynomial(small_ * small_), next(x_.size());
     for (int64_t i = 0; i < small_; ++i) {
       for (int64_t j = 0; j < small_; ++j) {
@@ -161,7 +161,7 @@ TYPED_TEST_P(OrthogonalizerContract, EachStepIsNearFloat64InAnyShape) {
     SlowOrthogonalization normalized(matrix, /*rounds=*/true);
     normalized.Run(iteration);
     EXPECT_LE(RelativeError(result, normalized), kStepTolerance);
-    for (const NewtonSchulz::Step& step : NewtonSchulz().steps) {
+    for (const NewtonSchulzStep& step : NewtonSchulz().steps) {
       SlowOrthogonalization reference(result, /*rounds=*/true);
       reference.Iterate(step);
       iteration.steps.push_back(step);

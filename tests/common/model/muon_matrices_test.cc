@@ -17,7 +17,9 @@ namespace {
 using ::testing::HasSubstr;
 
 ParameterSpec Parameter(std::vector<int64_t> shape) {
-  return {.name = "w", .shape = std::move(shape), .encoding = {.format = Format::kFP32},
+  return {.name = "w",
+          .shape = std::move(shape),
+          .encoding = {.format = Format::kFP32},
           .optimizer = Optimizer::kMuonNesterov};
 }
 
