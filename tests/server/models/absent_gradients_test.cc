@@ -237,8 +237,8 @@ class AbsentGradientsTest : public testing::TestWithParam<Case> {
         for (const ShardExtent& extent : shard->extents()) {
           const Reference& reference = references_[extent.unit][extent.parameter];
           ExpectRows(*shard, extent, StateTensor::kMaster, reference.master);
-          ExpectRows(*shard, extent, StateTensor::kExpAvg, reference.exp_avg);
-          ExpectRows(*shard, extent, StateTensor::kExpAvgSq, reference.exp_avg_sq);
+          ExpectRows(*shard, extent, StateTensor::kFirstMoment, reference.exp_avg);
+          ExpectRows(*shard, extent, StateTensor::kSecondMoment, reference.exp_avg_sq);
           absl::ReaderMutexLock lock(&shard->mutex());
           EXPECT_EQ(shard->numbers(extent).step, reference.step) << shard->extents().Spec(extent).name;
         }
