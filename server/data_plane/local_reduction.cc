@@ -93,8 +93,7 @@ SumTask LocalReduction::Receive(const ReduceCall& call, const AbsentGradients& a
               .overwrite = call.overwrite[slice.parameter],
               .accumulator = call.accumulators[slice.parameter]};
   if (!absent.Has(rank_, slice.parameter)) {
-    sum.sources[rank_] =
-        call.own_slices_landed ? group_.Landed(slice, rank_) : group_.Gradients(call, slice, rank_);
+    sum.sources[rank_] = call.own_slices_landed ? group_.Landed(slice, rank_) : group_.Gradients(call, slice, rank_);
   }
   for (int step = 1; step < group_.ranks(); ++step) {
     const int peer = (rank_ + step) % group_.ranks();

@@ -101,8 +101,8 @@ TEST(MuonMatricesTest, MatricesHaveOwnersUnlessTheyAreFrozen) {
   ASSERT_OK_AND_ASSIGN(ModelSpec spec, ParseModelSpec(proto));
   EXPECT_EQ(spec.units[0].parameters[0].placement, Placement::kOwned);
   parameter.set_placement(v1::PLACEMENT_CUT);
-  EXPECT_THAT(ParseModelSpec(proto), StatusIs(absl::StatusCode::kInvalidArgument,
-                                              HasSubstr("parameter w: want placement OWNED or none")));
+  EXPECT_THAT(ParseModelSpec(proto),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("parameter w: want placement OWNED or none")));
   parameter.set_trainable(false);
   ASSERT_OK_AND_ASSIGN(spec, ParseModelSpec(proto));
   EXPECT_EQ(spec.units[0].parameters[0].placement, Placement::kCut);

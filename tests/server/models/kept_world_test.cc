@@ -74,8 +74,8 @@ v1::ModelSpec Spec(int shard_size) {
             MakeUnit("c", {Normal("nvfp4", {70, 39}, v1::FORMAT_NVFP4_2D)}), MakeUnit("d", {remainder}),
             MakeUnit("e", {Normal("small", {9, 5}, v1::FORMAT_FP8_TENSOR_DELAYED)}),
             MakeUnit("f", {Owned(Normal("owned", {3, 16, 39}, v1::FORMAT_NVFP4_2D))})});
-  const v1::Optimizer optimizers[] = {v1::OPTIMIZER_ADAMW, v1::OPTIMIZER_SGD_NESTEROV, v1::OPTIMIZER_LION,
-                                      v1::OPTIMIZER_SGD_MOMENTUM, v1::OPTIMIZER_SGD, v1::OPTIMIZER_ADAMW};
+  const v1::Optimizer optimizers[] = {v1::OPTIMIZER_ADAMW,        v1::OPTIMIZER_SGD_NESTEROV, v1::OPTIMIZER_LION,
+                                      v1::OPTIMIZER_SGD_MOMENTUM, v1::OPTIMIZER_SGD,          v1::OPTIMIZER_ADAMW};
   for (int i = 0; i < spec.units_size(); ++i) {
     spec.add_groups()->set_optimizer(optimizers[i]);
     spec.mutable_units(i)->mutable_parameters(0)->set_group(i);
