@@ -1,4 +1,4 @@
-// What a pass checks and exchanges for all parameters of a unit, by one call.
+// Checks and exchanges of all parameters of a unit, one native call for a pass.
 #ifndef PARAMSHARD_PYTHON_BINDINGS_PARAMETER_PLACES_H_
 #define PARAMSHARD_PYTHON_BINDINGS_PARAMETER_PLACES_H_
 
