@@ -199,6 +199,7 @@ def test_a_training_goes_on_in_the_bytes_of_one_that_never_ended(start, tmp_path
         assert client.save("m").saved
     for one, other in zip(_train(daemon, SHAPES, make, 3, first=6, existing="resume"), whole, strict=True):
         assert torch.equal(one, other)
+    daemon.stop()
     restored = start(ranks=3, flags=(f"--save-dir={saves}", "--restore=6"))
     for one, other in zip(_train(restored, SHAPES, make, 3, 3, first=6, existing="resume"), whole, strict=True):
         assert torch.equal(one, other)

@@ -18,7 +18,7 @@ import paramshard.torch as pt
 from paramshard import _core
 from paramshard.spec import ParameterGroup
 from paramshard.torch.master_values import to_import
-from paramshard.torch.model_description import OptimizerPlan
+from paramshard.torch.model_description import Matrices, OptimizerPlan
 from paramshard.torch.opening import Decision, ScriptValues, decide
 
 ORIGINS = _core.VALUE_ORIGINS
@@ -327,7 +327,7 @@ class Deserted:
             self.model = nn.Linear(4, 3)
         self.sharded = pt.shard(self.model, name="m", units=[self.model], socket_dir=str(daemon.socket_dir))
         self.client = paramshard.Client(1, socket_dir=str(daemon.socket_dir))
-        plan = OptimizerPlan([ParameterGroup("all", "adamw", True)], {"weight": 0, "bias": 0}, "FP32", "FP32")
+        plan = OptimizerPlan([ParameterGroup("all", "adamw", True)], {"weight": 0, "bias": 0}, "FP32", "FP32", [Matrices()])
         with ThreadPoolExecutor() as pool:
             first = pool.submit(self.sharded.open, plan)
             while not self.client.models():
