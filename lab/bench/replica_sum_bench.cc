@@ -103,7 +103,7 @@ absl::Status Push(Replica& replica, int64_t number) {
   call.number = number;
   call.accumulators = absl::MakeConstSpan(&accumulator, 1);
   call.overwrite = absl::MakeConstSpan(&overwrite, 1);
-  return replica.engine->Reduce(call);
+  return replica.engine->Reduce(call).status();
 }
 
 void Measure(int daemons, int64_t elements, int times) {
