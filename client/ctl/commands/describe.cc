@@ -101,7 +101,9 @@ std::string ParameterText(const v1::DescribeParameterResponse& response) {
   properties.Add("parameter", response.parameter());
   properties.Add("unit", response.unit());
   properties.Add("shape", absl::StrCat("[", absl::StrJoin(response.shape(), ", "), "]"));
-  properties.Add("placement", EnumCell(v1::Placement_Name(response.placement()), "PLACEMENT_"));
+  if (response.placement() != v1::PLACEMENT_UNSPECIFIED) {  // an older daemon does not say it
+    properties.Add("placement", EnumCell(v1::Placement_Name(response.placement()), "PLACEMENT_"));
+  }
   properties.Add("format", FormatCell(response.format()));
   properties.Add("element", EnumCell(v1::Element_Name(response.element()), "ELEMENT_"));
   if (response.frozen()) {

@@ -98,6 +98,7 @@ TEST(MuonMatricesTest, MatricesHaveOwnersUnlessTheyAreFrozen) {
   parameter.set_name("w");
   parameter.add_shape(64);
   parameter.add_shape(4);
+  parameter.set_format(v1::FORMAT_FP32);
   ASSERT_OK_AND_ASSIGN(ModelSpec spec, ParseModelSpec(proto));
   EXPECT_EQ(spec.units[0].parameters[0].placement, Placement::kOwned);
   parameter.set_placement(v1::PLACEMENT_CUT);

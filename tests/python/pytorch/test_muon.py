@@ -22,7 +22,7 @@ from test_ranks import run_ranks
 
 TORCH = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
 # Sums of BF16 products have another order in torch: an element of an orthogonal matrix rounds another way now and then.
-UPDATE_TOLERANCE = 0.03
+UPDATE_TOLERANCE = 0.04
 
 
 def _split(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
@@ -172,8 +172,9 @@ MADE = {
     "nesterov": lambda params: pt.Muon(params, lr=0.1),
     "plain": lambda params: pt.Muon(params, lr=0.1, nesterov=False, adjust_lr_fn="match_rms_adamw"),
     "bf16": lambda params: pt.Muon(params, lr=0.1, moments="BF16"),
-    "fp8": lambda params: pt.Muon(params, lr=0.1, moments="FP8"),
 }
+if DEVICE == "cpu":  # GPUs keep momentum as FP32 or BF16
+    MADE["fp8"] = lambda params: pt.Muon(params, lr=0.1, moments="FP8")
 SHAPES = [(40, 24), (24, 130), (3, 16, 20)]
 
 

@@ -198,8 +198,8 @@ def test_ctrl_c_behind_a_push_leaves_no_gradient(daemon, monkeypatch):
     unit = pair.sharded._units[-1]
     push = unit._memory.push
 
-    def interrupted(model) -> None:
-        push(model)
+    def interrupted(model, gradients) -> None:
+        push(model, gradients)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(unit._memory, "push", interrupted)

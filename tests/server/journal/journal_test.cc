@@ -97,8 +97,8 @@ TEST(JournalCodecTest, PartsOfAnIdentityTakeTheBytesThatAreCountedForThem) {
 }
 
 // A change of any offset needs another format version: servers of two versions meet in one keeper.
-TEST(JournalLayoutTest, WhereEverythingLiesIsThatOfVersion4) {
-  ASSERT_EQ(kJournalVersion, 4u);
+TEST(JournalLayoutTest, WhereEverythingLiesIsThatOfVersion5) {
+  ASSERT_EQ(kJournalVersion, 5u);
   const JournalShape shape{.ranks = 3,
                            .parameters = 40,
                            .groups = 2,
