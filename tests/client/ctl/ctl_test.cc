@@ -368,8 +368,9 @@ TEST(CtlTest, DescribeAsksForTheParameter) {
   parameter.add_shape(512);
   parameter.set_format(v1::FORMAT_FP8_BLOCK_128X128);
   parameter.add_extents()->set_scale_min(0.25);
-  EXPECT_THAT(Output(daemon, {"describe", "tiny", "blocks.0.w1"}),
-              AllOf(testing::ContainsRegex("shape +\\[64, 512\\]\n"), HasSubstr("FP8_BLOCK_128X128"), HasSubstr("0.25")));
+  EXPECT_THAT(
+      Output(daemon, {"describe", "tiny", "blocks.0.w1"}),
+      AllOf(testing::ContainsRegex("shape +\\[64, 512\\]\n"), HasSubstr("FP8_BLOCK_128X128"), HasSubstr("0.25")));
   EXPECT_EQ(daemon.service().requests.describe.model(), "tiny");
   EXPECT_EQ(daemon.service().requests.describe.parameter(), "blocks.0.w1");
   const nlohmann::json json = JsonOutput(daemon, {"describe", "tiny", "blocks.0.w1"});
