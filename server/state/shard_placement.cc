@@ -53,7 +53,7 @@ class Placer {
   // Cuts the bands in which steps move the state.
   void CutBands(const BandRule& rule);
   void PlaceState();
-  void PlaceGradients();
+  void PlaceGradients(int ranks, bool has_replicas);
   void CountBytes();
   void CountPlaneCopies();
 
@@ -140,10 +140,11 @@ void Placer::PlaceFrozenMaster(ShardExtent& extent) {
   }
 }
 
-void Placer::PlaceGradients() {
+void Placer::PlaceGradients(int ranks, bool has_replicas) {
   for (ShardExtent& extent : placement_.extents) {
-    extent.gradient_offset =
-        Append(placement_.bytes.gradients, AccumulatorBytes(spec_.accumulator_type, Spec(extent), extent.rows.size()));
+    if (!Spec(extent).trainable) continue;
+    extent.accumulator_type = AccumulatorType(spec_, Spec(extent), ranks, has_replicas);
+    extent.gradient_offset = Append(placement_.bytes.gradients, extent.AccumulatorBytes());
   }
 }
 
@@ -180,8 +181,9 @@ int64_t ShardExtent::StateBytes() const {
   return rows.size() * std::accumulate(row_bytes.begin(), row_bytes.end(), int64_t{0});
 }
 
-int64_t AccumulatorBytes(GradientType type, const ParameterSpec& spec, int64_t rows) {
-  return spec.trainable ? rows * spec.columns() * GradientBytes(type) : 0;
+GradientType AccumulatorType(const ModelSpec& spec, const ParameterSpec& parameter, int ranks, bool has_replicas) {
+  const bool keeps_one_term = spec.pushes_per_step == 1 && ranks == 1 && !has_replicas;
+  return keeps_one_term ? parameter.gradient_type : spec.accumulator_type;
 }
 
 int64_t ShardBytes::Total() const {
@@ -211,7 +213,7 @@ ShardPlacement ShardPlacement::Of(const ModelSpec& spec, const Layout& layout, i
   placer.LayOutArrays();
   if (policy.moves) placer.CutBands(policy.rule);
   placer.PlaceState();
-  placer.PlaceGradients();
+  placer.PlaceGradients(layout.ranks(), policy.has_replicas);
   placement.bytes.planes = layout.arena_bytes(rank);
   placer.CountBytes();
   if (policy.moves) placer.CountPlaneCopies();

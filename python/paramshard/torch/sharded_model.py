@@ -65,7 +65,8 @@ class ShardedModel:
         self._client = connect()
         self._model: paramshard.Model | None = None
         self._run = torchrun.run_id()
-        self._step = TrainingStep(units, send_commit=weak_method(self, "_send_commit"),
+        self._step = TrainingStep(units, most_pushes=description.most_pushes,
+                                  send_commit=weak_method(self, "_send_commit"),
                                   import_values=weak_method(self, "_import_values"),
                                   check_exported=weak_method(self, "_check_exported"))
         self._commits = Commits(name, self._run, self._step)

@@ -117,15 +117,17 @@ TEST(ShardPlacementTest, OwnersHaveWholeMatrices) {
   EXPECT_EQ(place(2).bytes.Total(), place(2).bytes.planes);
 }
 
-// 256 Mi elements: 64 bands of 4 Mi.
-TEST(ShardPlacementTest, ALargeStateTakesAThirtiethMore) {
-  const ShardPlacement placement =
-      Place({Parameter("a", {65536, 2048}, v1::MOMENT_TYPE_FP32), Parameter("b", {32768, 4096}, v1::MOMENT_TYPE_FP32)});
-  EXPECT_THAT(placement.moves.bands, SizeIs(64));
-  EXPECT_EQ(placement.moves.distance, 2 * 4 * (int64_t{4} << 20));
-  const ShardBytes& bytes = placement.bytes;
-  EXPECT_EQ(bytes.room, 3 * placement.moves.distance);
-  EXPECT_EQ(bytes.master + bytes.moments.values[0] + bytes.moments.values[1], 32 * bytes.room);
+// Bands of 4 Mi elements, or 256.
+TEST(ShardPlacementTest, ALargeStateTakesALittleMore) {
+  for (const auto& [rows, bands] : {std::pair(32768, 64), std::pair(131072, 256), std::pair(524288, 256)}) {
+    const ShardPlacement placement = Place(
+        {Parameter("a", {2 * rows, 2048}, v1::MOMENT_TYPE_FP32), Parameter("b", {rows, 4096}, v1::MOMENT_TYPE_FP32)});
+    EXPECT_THAT(placement.moves.bands, SizeIs(bands));
+    EXPECT_EQ(placement.moves.distance, 2 * 4 * (int64_t{8192} * rows / bands));
+    const ShardBytes& bytes = placement.bytes;
+    EXPECT_EQ(bytes.room, 3 * placement.moves.distance);
+    EXPECT_EQ(bytes.master + bytes.moments.values[0] + bytes.moments.values[1], bands / 2 * bytes.room);
+  }
 }
 
 // Fewer elements than the least of a band, or rows that no band can cut: as much room as the longest array takes.
