@@ -153,10 +153,18 @@ ModelSpec SmallModel(const std::string& name, int64_t rows_factor, bool scaled) 
   return spec;
 }
 
+void PushOnce(ModelSpec& spec) {
+  spec.pushes_per_step = 1;
+  for (UnitSpec& unit : spec.units) {
+    for (ParameterSpec& parameter : unit.parameters) parameter.gradient_type = GradientType::kBF16;
+  }
+}
+
 absl::Status TrainEpoch(Client& client, const Training& training) {
   ModelSpec spec = SmallModel(training.model, training.rows_factor, training.scaled);
   spec.shard_size = training.shard_size;
   spec.accumulator_type = training.accumulators;
+  if (training.pushes_once) PushOnce(spec);
   ASSIGN_OR_RETURN(Model model, client.OpenModel(spec, {.restore = training.restore}));
   training.opened(model);
   const int64_t done = model.commit_number();

@@ -130,6 +130,31 @@ TEST(ShardPlacementTest, ALargeStateTakesALittleMore) {
   }
 }
 
+// One push of one rank is the whole sum.
+TEST(ShardPlacementTest, OnePushOfOneRankIsKeptInItsOwnType) {
+  const auto accumulators = [](int pushes, int ranks, bool has_replicas) {
+    v1::ParameterSpec bf16 = MakeParameter("a", {64, 64});
+    bf16.set_gradient_type(v1::GRADIENT_TYPE_BF16);
+    v1::ParameterSpec frozen = MakeParameter("c", {64, 64});
+    frozen.set_trainable(false);
+    v1::ModelSpec spec = MakeSpec("m", {MakeUnit("u", {bf16, MakeParameter("b", {64, 64}), frozen})});
+    if (pushes > 0) spec.set_pushes_per_step(pushes);
+    const ModelSpec parsed = Parse(spec);
+    const ShardPlacement placement =
+        ShardPlacement::Of(parsed, Layout(parsed, ranks), 0, MovePolicy{.has_replicas = has_replicas});
+    EXPECT_EQ(placement.extents[1].accumulator_type, GradientType::kFP32);
+    EXPECT_EQ(placement.extents[2].accumulator_type, std::nullopt);
+    EXPECT_EQ(placement.bytes.gradients,
+              placement.extents[0].AccumulatorBytes() + placement.extents[1].AccumulatorBytes());
+    return *placement.extents[0].accumulator_type;
+  };
+  EXPECT_EQ(accumulators(1, 1, false), GradientType::kBF16);
+  EXPECT_EQ(accumulators(0, 1, false), GradientType::kFP32);
+  EXPECT_EQ(accumulators(2, 1, false), GradientType::kFP32);
+  EXPECT_EQ(accumulators(1, 2, false), GradientType::kFP32);
+  EXPECT_EQ(accumulators(1, 1, true), GradientType::kFP32);
+}
+
 // Fewer elements than the least of a band, or rows that no band can cut: as much room as the longest array takes.
 TEST(ShardPlacementTest, AStateOfOneBandTakesAsMuchRoomAsItself) {
   for (const std::vector<int64_t>& shape : {std::vector<int64_t>{1024, 64}, {8192, 4099}}) {
