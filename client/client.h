@@ -180,7 +180,7 @@ class GatheredUnit {
 };
 
 // A gradient slot for one unit, zeroed when handed out. Accumulate any number of micro-batches into
-// it, then push it once; or push once for each micro-batch: pushes within a step add up. 
+// it, then push it once; or push once for each micro-batch: pushes within a step add up.
 // ModelSpec::pushes_per_step bounds their number.
 //
 // On a GPU the slot of Model::Gradients may be written by any stream at once. Push takes it after the work so far
