@@ -212,7 +212,7 @@ def test_accumulate_8_bf16_matches_fp32(start):
 @pytest.mark.parametrize("grad_dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("micro_batches", [1, 2])
 def test_accumulate_changes_no_bit(start, grad_dtype, micro_batches):
-    """What the daemon keeps of a step with one backward has other bytes, and the same values."""
+    """Accumulators of a step with one backward have another type, and the same values."""
     daemon = start()
     torch.manual_seed(11)
     model = GPT()
