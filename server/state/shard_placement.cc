@@ -141,9 +141,10 @@ void Placer::PlaceFrozenMaster(ShardExtent& extent) {
 }
 
 void Placer::PlaceGradients(int ranks, bool has_replicas) {
+  const bool has_one_term = spec_.pushes_per_step == 1 && ranks == 1 && !has_replicas;
   for (ShardExtent& extent : placement_.extents) {
     if (!Spec(extent).trainable) continue;
-    extent.accumulator_type = AccumulatorType(spec_, Spec(extent), ranks, has_replicas);
+    extent.accumulator_type = has_one_term ? Spec(extent).gradient_type : spec_.accumulator_type;
     extent.gradient_offset = Append(placement_.bytes.gradients, extent.AccumulatorBytes());
   }
 }
@@ -179,11 +180,6 @@ BandedArray LayOut(absl::Span<const ShardExtent> extents, int array) {
 
 int64_t ShardExtent::StateBytes() const {
   return rows.size() * std::accumulate(row_bytes.begin(), row_bytes.end(), int64_t{0});
-}
-
-GradientType AccumulatorType(const ModelSpec& spec, const ParameterSpec& parameter, int ranks, bool has_replicas) {
-  const bool keeps_one_term = spec.pushes_per_step == 1 && ranks == 1 && !has_replicas;
-  return keeps_one_term ? parameter.gradient_type : spec.accumulator_type;
 }
 
 int64_t ShardBytes::Total() const {

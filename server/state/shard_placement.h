@@ -42,7 +42,9 @@ struct ShardExtent {
   // Without meaning where it has nothing.
   std::array<int64_t, kStateArrays> state_offsets = {};
   int64_t gradient_offset = 0;
-  std::optional<GradientType> accumulator_type = {};  // null for a frozen parameter, which has no accumulator
+  // Null for a frozen parameter, which has no accumulator. Where one push is all that there is to add it is the type of
+  // what is pushed, and nothing is rounded.
+  std::optional<GradientType> accumulator_type = {};
 
   int64_t columns() const { return elements / rows.size(); }
   // Returns true if the upper half of a master with a remainder has an array of its own, of which the plane is a copy.
@@ -108,10 +110,6 @@ struct ShardPlacement {
 
 // Where extents begin in an array, one behind the other, as if the array began at 0.
 BandedArray LayOut(absl::Span<const ShardExtent> extents, int array);
-
-// Returns the type of a trainable parameter's accumulator. Where one push is all that there is to add, it is the type of
-// what is pushed, and nothing is rounded.
-GradientType AccumulatorType(const ModelSpec& spec, const ParameterSpec& parameter, int ranks, bool has_replicas);
 
 }  // namespace paramshard::server
 
