@@ -82,8 +82,8 @@ class KeptModelsTest : public testing::TestWithParam<std::tuple<int, int, int>> 
     return {.socket_dir = directory_.path(),
             .model = "kept",
             .rank = rank,
-            .commits = kCommits,
-            .pushes_once = pushes_once_};
+            .pushes_once = pushes_once_,
+            .commits = kCommits};
   }
   // All ranks, to the end, in processes of their own.
   void TrainAll(const std::function<void(Training&, Board&)>& prepare) {

@@ -119,6 +119,13 @@ absl::Status Step(Model& model, const Training& training, int64_t commit) {
   return absl::InternalError(absl::StrCat("applied commit: want ", commit, ", got ", result.commit_number));
 }
 
+void PushOnce(ModelSpec& spec) {
+  spec.pushes_per_step = 1;
+  for (UnitSpec& unit : spec.units) {
+    for (ParameterSpec& parameter : unit.parameters) parameter.gradient_type = GradientType::kBF16;
+  }
+}
+
 }  // namespace
 
 int DevicesUpTo(int most) {
@@ -151,13 +158,6 @@ ModelSpec SmallModel(const std::string& name, int64_t rows_factor, bool scaled) 
   }
   spec.units = {first, second};
   return spec;
-}
-
-void PushOnce(ModelSpec& spec) {
-  spec.pushes_per_step = 1;
-  for (UnitSpec& unit : spec.units) {
-    for (ParameterSpec& parameter : unit.parameters) parameter.gradient_type = GradientType::kBF16;
-  }
 }
 
 absl::Status TrainEpoch(Client& client, const Training& training) {
