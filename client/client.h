@@ -180,8 +180,8 @@ class GatheredUnit {
 };
 
 // A gradient slot for one unit, zeroed when handed out. Accumulate any number of micro-batches into
-// it, then push it once; or push once for each micro-batch: pushes within a step add up. A model whose
-// accumulator_type is BF16 takes one push of a unit between two commits.
+// it, then push it once; or push once for each micro-batch: pushes within a step add up.
+// ModelSpec::pushes_per_step bounds their number.
 //
 // On a GPU the slot of Model::Gradients may be written by any stream at once. Push takes it after the work so far
 // of the default stream, copies from pageable memory included; synchronize other streams before.
@@ -200,7 +200,7 @@ class UnitGradients {
   absl::Status MarkAbsent(absl::string_view parameter);
 
   // Hands the slot to the daemon, on the stream of cuda::Gradients, if any. Returns at once; the views end here.
-  // FAILED_PRECONDITION for a second push of the unit before a commit or a discard, where accumulators are BF16
+  // FAILED_PRECONDITION for more pushes of the unit before a commit or a discard than ModelSpec::pushes_per_step
   // (names the unit): nothing is sent, and the slot is held as before.
   absl::Status Push();
 
@@ -484,8 +484,9 @@ struct DaemonInfo {
 struct MemoryUse {
   std::string device = {};  // empty: host memory that all devices of the daemon share
   std::string model = {};
-  // master, exp_avg, exp_avg_sq, room (for steps that move these), gradients, planes, slots, words, scratch (to receive
-  // gradients, and partial sums), histories (of amaxes) or images (of the state, for saves).
+  // master, exp_avg, exp_avg_sq, keeper_scratch (for steps that move these), gradients, planes, gather_slots,
+  // gradient_slots, landing_area, control_page, scratch (to receive gradients, and partial sums), histories (of amaxes),
+  // save_buffers (of the state) or plane_copies (for the keeper).
   std::string memory_class = {};
   int64_t size_bytes = 0;
 };

@@ -135,7 +135,7 @@ void Layout::PlaceGatherSlots() {
     units_[i].resident_slot = static_cast<int>(slot_bytes_.size());
     slot_bytes_.push_back(units_[i].slot_bytes[Phase::kBoth]);
   }
-  slot_offsets_ = AppendSlots(slot_bytes_);
+  slot_offsets_ = ranks_ == 1 ? std::vector<int64_t>(slot_bytes_.size(), 0) : AppendSlots(slot_bytes_);
 }
 
 void Layout::PlaceGradientSlots() {
@@ -145,6 +145,7 @@ void Layout::PlaceGradientSlots() {
   }
   gradient_slot_bytes_ = SlotSizes(unit_bytes, spec_.gradient_slots);
   gradient_slot_offsets_ = AppendSlots(gradient_slot_bytes_);
+  slots_bytes_ = std::max(slots_bytes_, kSlotAlignment);
 }
 
 void Layout::PlaceLanding() {

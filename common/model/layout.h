@@ -169,7 +169,8 @@ class Layout {
   // Slots: gather slots in two size classes (units larger than twice the median share the last slots of the ring: see
   // slot_sizes.h), then one slot for each resident unit. The ring is sized for units with reshard_after_forward;
   // without such units its slots have no bytes. Gradient slots are sized the same way for all units with trainable
-  // parameters. Offsets are multiples of 4096 in one memory of slots_bytes().
+  // parameters. Offsets are multiples of 4096 in one memory of slots_bytes(), which is never empty. Gather slots of a
+  // single rank, which reads its planes where they are, have a size and no memory.
   const std::vector<int64_t>& slot_offsets() const { return slot_offsets_; }
   const std::vector<int64_t>& slot_bytes() const { return slot_bytes_; }
   const std::vector<int64_t>& gradient_slot_offsets() const { return gradient_slot_offsets_; }

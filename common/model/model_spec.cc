@@ -22,6 +22,10 @@ int64_t ParameterSpec::rows() const {
   return std::accumulate(shape.begin(), shape.end() - 1, int64_t{1}, std::multiplies<>());
 }
 
+std::optional<int> MostPushesPerStep(const ModelSpec& spec) {
+  return spec.accumulator_type == GradientType::kBF16 ? 1 : spec.pushes_per_step;
+}
+
 std::string MomentNames(const std::vector<ParameterGroup>& groups, MomentKind kind) {
   std::vector<std::string> names;
   for (const ParameterGroup& group : groups) {

@@ -156,7 +156,14 @@ struct ModelSpec {
   // Type in which the daemon stores the sums of gradients that wait for a commit. kBF16 halves that memory, but allows
   // one push of a unit between two commits: a trainer adds up its micro-batches in the gradient slot.
   GradientType accumulator_type = GradientType::kFP32;
+  // Most pushes of a unit between two commits. With 1, a rank that has the whole model without replicas keeps gradients
+  // in the type in which they were pushed: the same values, and half the memory for BF16. Default: any number, or 1 with
+  // accumulators of kBF16.
+  std::optional<int> pushes_per_step = {};
 };
+
+// Returns the largest number of pushes of a unit between two commits; null: any number.
+std::optional<int> MostPushesPerStep(const ModelSpec& spec);
 
 }  // namespace paramshard
 

@@ -141,7 +141,8 @@ Fields Describe(const ModelSpec& spec) {
           {"seed", absl::StrCat(spec.seed)},
           {"step_timeout", spec.step_timeout.has_value() ? absl::FormatDuration(*spec.step_timeout) : "unset"},
           {"gradient_sums", spec.gradient_sums.has_value() ? ToText(*spec.gradient_sums) : "unset"},
-          {"accumulator_type", ToText(spec.accumulator_type)}};
+          {"accumulator_type", ToText(spec.accumulator_type)},
+          {"pushes_per_step", spec.pushes_per_step.has_value() ? absl::StrCat(*spec.pushes_per_step) : "unset"}};
 }
 
 std::string Say(absl::string_view object, absl::string_view field, absl::string_view expected, absl::string_view got) {

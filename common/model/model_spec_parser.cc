@@ -1,6 +1,7 @@
 // Parser from a message to the checked spec.
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <utility>
 
 #include "absl/algorithm/container.h"
@@ -370,6 +371,18 @@ class Parser {
     }
     ASSIGN_OR_RETURN(spec_.accumulator_type, ParseEnum(proto_.accumulator_type(), GradientType::kFP32,
                                                        GradientType::kBF16, "accumulator_type FP32 or BF16"));
+    return ParsePushes();
+  }
+
+  absl::Status ParsePushes() {
+    if (!proto_.has_pushes_per_step()) return absl::OkStatus();
+    const int pushes = proto_.pushes_per_step();
+    // Their rounding allows one in any case.
+    if (spec_.accumulator_type == GradientType::kBF16) {
+      return CheckRange("pushes_per_step with BF16 accumulators", pushes, 1, 1);
+    }
+    RETURN_IF_ERROR(CheckRange("pushes_per_step", pushes, 1, std::numeric_limits<int>::max()));
+    spec_.pushes_per_step = pushes;
     return absl::OkStatus();
   }
 

@@ -137,6 +137,7 @@ v1::ModelSpec ModelSpecToProto(const ModelSpec& spec) {
   if (spec.accumulator_type != GradientType::kFP32) {
     proto.set_accumulator_type(static_cast<v1::GradientType>(spec.accumulator_type));
   }
+  if (spec.pushes_per_step.has_value()) proto.set_pushes_per_step(*spec.pushes_per_step);
   return proto;
 }
 

@@ -1,4 +1,4 @@
-// The units that have been pushed since the last commit.
+// Pushes of each unit since the last commit.
 #ifndef PARAMSHARD_COMMON_MODEL_STEP_PUSHES_H_
 #define PARAMSHARD_COMMON_MODEL_STEP_PUSHES_H_
 
@@ -9,23 +9,22 @@
 
 namespace paramshard {
 
-// A BF16 accumulator is rounded with each push, so models with BF16 accumulators accept one push of a unit between two
-// commits. The client checks before it sends a push, the daemon when it receives it.
+// Holds a step to MostPushesPerStep(). The client checks before it sends a push, the daemon when it receives it.
 class StepPushes {
  public:
   // `spec` outlives it.
-  explicit StepPushes(const ModelSpec& spec) : spec_(spec), pushed_(spec.units.size(), false) {}
+  explicit StepPushes(const ModelSpec& spec) : spec_(spec), pushes_(spec.units.size(), 0) {}
 
-  bool Has(int unit) const { return pushed_[unit]; }
-  // FAILED_PRECONDITION if the unit has been pushed and the model accepts only one push.
+  bool Has(int unit) const { return pushes_[unit] > 0; }
+  // FAILED_PRECONDITION if the unit has been pushed as often as the model accepts; names the unit and the field.
   absl::Status Check(int unit) const;
-  void Add(int unit) { pushed_[unit] = true; }
+  void Add(int unit) { ++pushes_[unit]; }
   // Called at a commit or a discard.
-  void Clear() { pushed_.assign(pushed_.size(), false); }
+  void Clear() { pushes_.assign(pushes_.size(), 0); }
 
  private:
   const ModelSpec& spec_;
-  std::vector<bool> pushed_;  // by unit
+  std::vector<int> pushes_;  // by unit
 };
 
 }  // namespace paramshard

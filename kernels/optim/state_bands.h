@@ -47,11 +47,11 @@ constexpr int64_t BandRows(int64_t columns) {
 // Cuts extents into bands of about `band_elements` elements; at least one band if there is an extent.
 std::vector<BandStart> CutIntoBands(absl::Span<const MatrixShape> extents, int64_t band_elements);
 
-// Sizes of bands. With the defaults the room is about a thirtieth of a large state unless rows are very long, and a GPU
+// Sizes of bands. With the defaults the room is about a hundredth of a large state unless rows are very long, and a GPU
 // loses no time between bands; smaller bands would be done before a GPU has begun. A program that takes over memory
 // from another program must use the same rule.
 struct BandRule {
-  int64_t most_bands = 64;  // plus one for the rest
+  int64_t most_bands = 256;  // plus one for the rest
   int64_t least_elements = int64_t{4} << 20;
 
   // Returns the number of elements of a band. Both fields above must be positive.

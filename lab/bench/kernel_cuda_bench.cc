@@ -523,7 +523,7 @@ void MeasureSteps(Bench& bench, Arenas& arenas) {
       for (MomentType moments : {wide, narrow}) MeasureStep(bench, arenas, model, {encoding, moments, moments});
     }
   }
-  constexpr int kBands = 64;
+  constexpr int kBands = 256;
   for (const Encoding& encoding : {mx, block, bf16}) {
     for (MomentType moments : {wide, narrow, MomentType::kFP8}) {
       StepArm arm = {encoding, moments, moments};

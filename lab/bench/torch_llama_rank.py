@@ -393,7 +393,8 @@ class ParamshardTrainer(Trainer):
         self._sharded = pt.shard(
             self.model, name="llama", units=[self.model.embed, *self.model.layers, [self.model.norm, self.model.head]],
             format=[("*norm*", "FP32"), *head, ("*", "FP8_BLOCK_128X128")], param_dtype=torch.bfloat16,
-            grad_dtype=TYPES[options.gradients], compute=arm.compute, socket_dir=job.sockets, seed=7)
+            grad_dtype=TYPES[options.gradients], accumulate=options.accumulate, compute=arm.compute,
+            socket_dir=job.sockets, seed=7)
         compile_blocks(self.model, options)
         self._optimizer = optimizer_of_paramshard(arm, options, self.model)
 

@@ -277,6 +277,7 @@ ModelSpec SpecFromPython(nb::handle object) {
   fields.ReadList("format_rules", spec.format_rules, &RuleOf);
   fields.ReadName("gradient_sums", spec.gradient_sums);
   fields.ReadName("accumulator_type", spec.accumulator_type);
+  fields.Read("pushes_per_step", spec.pushes_per_step);
   return spec;
 }
 
@@ -295,6 +296,7 @@ nb::object SpecToPython(const ModelSpec& spec) {
   if (spec.step_timeout.has_value()) fields["step_timeout"] = absl::ToDoubleSeconds(*spec.step_timeout);
   fields["gradient_sums"] = NameObject(spec.gradient_sums);
   fields["accumulator_type"] = NameOf(spec.accumulator_type);
+  fields["pushes_per_step"] = spec.pushes_per_step;
   return New("ModelSpec", fields);
 }
 

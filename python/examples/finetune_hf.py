@@ -165,6 +165,7 @@ def main() -> None:
     model, blocks = make_model(config, options.lora)
     sharded = pt.shard(model, name=options.name, units=[*blocks, model], existing=options.existing,
                        format=formats(model, options.format), daemon=options.daemon,
+                       accumulate=arguments.gradient_accumulation_steps,
                        param_dtype=torch.bfloat16 if has_gpu else torch.float32)
     sharded.load_pretrained(options.folder)
     progress = Progress(sharded, options.batch * options.length * arguments.world_size)

@@ -129,7 +129,7 @@ def main() -> None:
     with pt.meta_init():
         model = GPT(len(text.characters), options.length, options.layers, options.width, options.heads)
     sharded = pt.shard(model, name=options.name, units=[*model.layers, model], existing=options.existing,
-                       format=[("*norm*", "FP32"), ("*", options.format)], daemon=options.daemon)
+                       format=[("*norm*", "FP32"), ("*", options.format)], accumulate=1, daemon=options.daemon)
     text.seed(sharded.rank)
     optimizer = pt.AdamW(pt.decay_groups(model, 0.1), lr=options.rate, betas=(0.9, 0.95), max_grad_norm=1.0)
     warmup = max(1, options.steps // 20)

@@ -125,3 +125,6 @@ class ModelSpec:
     format_rules: list[FormatRule] = field(default_factory=list)  # the first match counts
     gradient_sums: str | None = None  # "at_commit" or "at_push"
     accumulator_type: str = "FP32"  # BF16: half the memory, and one push of a unit between two commits
+    # Most pushes of a unit between two commits; None: any number. With 1, a rank that has the whole model without
+    # replicas keeps gradients in the type in which they were pushed: the same values, and half the memory for BF16.
+    pushes_per_step: int | None = None

@@ -15,7 +15,7 @@ namespace paramshard::server {
 // Parameters are matched by name, in any order and any units. A checkpoint may differ from the model in
 //
 // - the world, the shard size, and everything that decides about places and memory: units, slots,
-//   small_parameter_bytes, gradient_sums, accumulator_type; the step timeout;
+//   small_parameter_bytes, gradient_sums, accumulator_type, pushes_per_step; the step timeout;
 // - seed and initial values;
 // - the encoding of planes. They follow from the master; without a master they are made of the decoded row-wise plane,
 //   and copied if format, element and power_of_two_scales are the same;

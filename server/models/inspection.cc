@@ -310,7 +310,13 @@ std::vector<MemoryUse> CountMemory(const Model& model) {
     add_use(device, "gradients", bytes.gradients);
     add_use(device, "keeper_scratch", bytes.room);
     add_use(device, "planes", bytes.planes);
-    add_use(device, "slots", activity.slots_bytes.empty() ? 0 : activity.slots_bytes[rank]);
+    if (!activity.slots_bytes.empty()) {
+      const Layout& layout = model.layout();
+      const int64_t gather_slots = layout.gradient_slot_offsets().front();
+      add_use(device, "gather_slots", gather_slots);
+      add_use(device, "gradient_slots", layout.slots_bytes() - gather_slots);
+      add_use(device, "landing_area", activity.slots_bytes[rank] - layout.slots_bytes());
+    }
     add_use(device, "control_page", activity.words_bytes);
     add_use(device, "scratch", activity.scratch_bytes.empty() ? 0 : activity.scratch_bytes[rank]);
   }

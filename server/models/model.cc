@@ -75,6 +75,7 @@ absl::StatusOr<std::unique_ptr<PlacedModel>> Place(const Model::Options& options
 
 absl::StatusOr<std::unique_ptr<Model>> Model::Create(Options options) {
   ASSIGN_OR_RETURN(std::unique_ptr<PlacedModel> placed, Place(options));
+  options.moves.has_replicas = placed->topology.has_replicas();
   const std::unique_ptr<InheritedModel> inherited = std::exchange(options.inherited, nullptr);
   if (inherited != nullptr) options.memory = std::move(inherited->memory);
   std::vector<int64_t> image_bytes;

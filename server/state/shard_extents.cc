@@ -23,7 +23,7 @@ const ShardExtent* ShardExtents::Find(int unit, int parameter) const {
 }
 
 int64_t ShardExtents::OptimizerSize(const ShardExtent& extent) const {
-  return extent.StateBytes() + AccumulatorBytes(spec_.accumulator_type, Spec(extent), extent.rows.size());
+  return extent.StateBytes() + extent.AccumulatorBytes();
 }
 
 std::vector<ExtentPart> ShardExtents::Parts(const ShardExtent& extent) const {

@@ -54,7 +54,7 @@ ExtentTensors ShardMemory::TensorsOf(const ShardExtent& extent) const {
 }
 
 MutableGradient ShardMemory::GradientOf(const ShardExtent& extent) const {
-  return {gradients_->data() + extent.gradient_offset, extents_.spec().accumulator_type};
+  return {gradients_->data() + extent.gradient_offset, *extent.accumulator_type};
 }
 
 MutablePlane ShardMemory::PlaneOf(const ShardExtent& extent, Plane plane) const {

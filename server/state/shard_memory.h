@@ -39,6 +39,7 @@ class ShardMemory {
 
   // Returns everything of an extent; the state where it lies before steps move it, also below.
   ExtentTensors TensorsOf(const ShardExtent& extent) const;
+  // Requires a trainable parameter.
   MutableGradient GradientOf(const ShardExtent& extent) const;
   MutablePlane PlaneOf(const ShardExtent& extent, Plane plane) const;
   // Returns the begin of a stored array, in a form that RowOf() has for the parameter.

@@ -53,7 +53,7 @@ class Placer {
   // Cuts the bands in which steps move the state.
   void CutBands(const BandRule& rule);
   void PlaceState();
-  void PlaceGradients();
+  void PlaceGradients(int ranks, bool has_replicas);
   void CountBytes();
   void CountPlaneCopies();
 
@@ -140,10 +140,12 @@ void Placer::PlaceFrozenMaster(ShardExtent& extent) {
   }
 }
 
-void Placer::PlaceGradients() {
+void Placer::PlaceGradients(int ranks, bool has_replicas) {
+  const bool has_one_term = spec_.pushes_per_step == 1 && ranks == 1 && !has_replicas;
   for (ShardExtent& extent : placement_.extents) {
-    extent.gradient_offset =
-        Append(placement_.bytes.gradients, AccumulatorBytes(spec_.accumulator_type, Spec(extent), extent.rows.size()));
+    if (!Spec(extent).trainable) continue;
+    extent.accumulator_type = has_one_term ? Spec(extent).gradient_type : spec_.accumulator_type;
+    extent.gradient_offset = Append(placement_.bytes.gradients, extent.AccumulatorBytes());
   }
 }
 
@@ -180,10 +182,6 @@ int64_t ShardExtent::StateBytes() const {
   return rows.size() * std::accumulate(row_bytes.begin(), row_bytes.end(), int64_t{0});
 }
 
-int64_t AccumulatorBytes(GradientType type, const ParameterSpec& spec, int64_t rows) {
-  return spec.trainable ? rows * spec.columns() * GradientBytes(type) : 0;
-}
-
 int64_t ShardBytes::Total() const {
   return std::accumulate(moments.begin(), moments.end(), master + gradients + planes + room);
 }
@@ -211,7 +209,7 @@ ShardPlacement ShardPlacement::Of(const ModelSpec& spec, const Layout& layout, i
   placer.LayOutArrays();
   if (policy.moves) placer.CutBands(policy.rule);
   placer.PlaceState();
-  placer.PlaceGradients();
+  placer.PlaceGradients(layout.ranks(), policy.has_replicas);
   placement.bytes.planes = layout.arena_bytes(rank);
   placer.CountBytes();
   if (policy.moves) placer.CountPlaneCopies();

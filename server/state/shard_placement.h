@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -13,6 +14,7 @@
 #include "common/model/model_spec.h"
 #include "kernels/optim/moment_kind.h"
 #include "kernels/optim/state_bands.h"
+#include "kernels/reduce/gradient.h"
 #include "server/device/compute_device.h"
 
 namespace paramshard::server {
@@ -40,12 +42,18 @@ struct ShardExtent {
   // Without meaning where it has nothing.
   std::array<int64_t, kStateArrays> state_offsets = {};
   int64_t gradient_offset = 0;
+  // Null for a frozen parameter, which has no accumulator. Where one push is all that there is to add it is the type of
+  // what is pushed, and nothing is rounded.
+  std::optional<GradientType> accumulator_type = {};
 
   int64_t columns() const { return elements / rows.size(); }
   // Returns true if the upper half of a master with a remainder has an array of its own, of which the plane is a copy.
   bool has_weights() const { return row_bytes[kWeightArray] > 0; }
   // Returns the bytes of the extent in all arrays together.
   int64_t StateBytes() const;
+  int64_t AccumulatorBytes() const {
+    return accumulator_type.has_value() ? elements * GradientBytes(*accumulator_type) : 0;
+  }
 };
 
 // Bytes by memory class.
@@ -73,6 +81,7 @@ inline constexpr int64_t kExtentAlignment = 64;
 struct MovePolicy {
   bool moves = false;
   BandRule rule = {};
+  bool has_replicas = false;  // other daemons hold replicas, whose gradients are terms of the sums, too
 };
 
 struct ShardPlacement {
@@ -101,9 +110,6 @@ struct ShardPlacement {
 
 // Where extents begin in an array, one behind the other, as if the array began at 0.
 BandedArray LayOut(absl::Span<const ShardExtent> extents, int array);
-
-// Returns the bytes of the accumulators of so many rows; 0 for a parameter without one.
-int64_t AccumulatorBytes(GradientType type, const ParameterSpec& spec, int64_t rows);
 
 }  // namespace paramshard::server
 

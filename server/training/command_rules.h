@@ -28,7 +28,7 @@ struct CommandRules {
 bool RepeatsCommit(const v1::Command& command, int64_t last_commit);
 
 // Returns INVALID_ARGUMENT if the command breaks a rule; FAILED_PRECONDITION for a commit number out of order, a save
-// without may_save, or a second push that BF16 accumulators do not take.
+// without may_save, or a push that is one too many (MostPushesPerStep).
 absl::Status CheckCommand(const CommandRules& rules, const v1::Command& command);
 
 // Returns INVALID_ARGUMENT unless `absent` are parameters of the unit, ascending. `push` keeps the rules above.

@@ -83,7 +83,7 @@ class Sequence {
   int Room(int rank) const { return queues_.Room(rank, kMostCommands, kMostBytes); }
   // Takes a rank's next command; returns true if all ranks have now sent it. An error ends the epoch: INVALID_ARGUMENT
   // a command that breaks a rule, FAILED_PRECONDITION one that differs from another rank's, a commit number out of
-  // order, a save where none is made, or a second push that BF16 accumulators do not take.
+  // order, a save where none is made, or a push that is one too many (MostPushesPerStep).
   absl::StatusOr<bool> Submit(int rank, SentCommand sent, SteadyTime now);
 
   // Returns the gather that the rank may begin now, or null. Valid until FinishGather, which ends the oldest gather

@@ -79,7 +79,11 @@ class KeptModelsTest : public testing::TestWithParam<std::tuple<int, int, int>> 
     return verified.ok() ? (*verified)["summary"]["stateHash"].get<std::string>() : "";
   }
   Training TrainingOf(int rank) const {
-    return {.socket_dir = directory_.path(), .model = "kept", .rank = rank, .commits = kCommits};
+    return {.socket_dir = directory_.path(),
+            .model = "kept",
+            .rank = rank,
+            .pushes_once = pushes_once_,
+            .commits = kCommits};
   }
   // All ranks, to the end, in processes of their own.
   void TrainAll(const std::function<void(Training&, Board&)>& prepare) {
@@ -104,17 +108,22 @@ class KeptModelsTest : public testing::TestWithParam<std::tuple<int, int, int>> 
     return status;
   }
 
+  // The server is killed in a training, which ends in the bytes of one that is not, whose pushes may add up.
+  void ExpectGoesOn(bool pushes_once);
+
   const TemporaryDirectory directory_;
   std::optional<DaemonProcess> daemon_;
   std::vector<int64_t> numbers_;
+  bool pushes_once_ = false;
 };
 
-TEST_P(KeptModelsTest, ATrainingGoesOnFromTheCommitThatTheKilledServerWasAt) {
+void KeptModelsTest::ExpectGoesOn(bool pushes_once) {
   Start({});
   TrainAll([](Training&, Board&) {});
   const std::string expected = StateHash();
 
   Start({"--keeper=on"});
+  pushes_once_ = pushes_once;
   const pid_t server = ServerPid();
   ASSERT_NE(server, daemon_->pid());
   TrainAll([&](Training& training, Board& board) {
@@ -134,11 +143,21 @@ TEST_P(KeptModelsTest, ATrainingGoesOnFromTheCommitThatTheKilledServerWasAt) {
   EXPECT_EQ(StateHash(), expected);
 }
 
+TEST_P(KeptModelsTest, ATrainingGoesOnFromTheCommitThatTheKilledServerWasAt) { ExpectGoesOn(/*pushes_once=*/false); }
+
+class PushedOnceTest : public KeptModelsTest {};
+
+TEST_P(PushedOnceTest, ATrainingGoesOnFromTheCommitThatTheKilledServerWasAt) { ExpectGoesOn(/*pushes_once=*/true); }
+
 std::string NameOf(const testing::TestParamInfo<std::tuple<int, int, int>>& info) {
   return absl::StrCat("Ranks", std::get<0>(info.param), "Point", std::get<1>(info.param));
 }
 
 INSTANTIATE_TEST_SUITE_P(, KeptModelsTest,
+                         testing::Combine(testing::Values(1, 2), testing::Range(0, kPointCount),
+                                          testing::Values(SIGKILL)),
+                         NameOf);
+INSTANTIATE_TEST_SUITE_P(, PushedOnceTest,
                          testing::Combine(testing::Values(1, 2), testing::Range(0, kPointCount),
                                           testing::Values(SIGKILL)),
                          NameOf);

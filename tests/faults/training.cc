@@ -119,6 +119,13 @@ absl::Status Step(Model& model, const Training& training, int64_t commit) {
   return absl::InternalError(absl::StrCat("applied commit: want ", commit, ", got ", result.commit_number));
 }
 
+void PushOnce(ModelSpec& spec) {
+  spec.pushes_per_step = 1;
+  for (UnitSpec& unit : spec.units) {
+    for (ParameterSpec& parameter : unit.parameters) parameter.gradient_type = GradientType::kBF16;
+  }
+}
+
 }  // namespace
 
 int DevicesUpTo(int most) {
@@ -157,6 +164,7 @@ absl::Status TrainEpoch(Client& client, const Training& training) {
   ModelSpec spec = SmallModel(training.model, training.rows_factor, training.scaled);
   spec.shard_size = training.shard_size;
   spec.accumulator_type = training.accumulators;
+  if (training.pushes_once) PushOnce(spec);
   ASSIGN_OR_RETURN(Model model, client.OpenModel(spec, {.restore = training.restore}));
   training.opened(model);
   const int64_t done = model.commit_number();

@@ -47,6 +47,8 @@ struct Training {
   int rank = 0;
   std::optional<int> shard_size = std::nullopt;
   GradientType accumulators = GradientType::kFP32;
+  // BF16 gradients, and pushes_per_step = 1. The gradients are exact in BF16, so the bytes stay the same.
+  bool pushes_once = false;
   int64_t commits = 6;  // train until this commit number
   // Checkpoint that the model begins with if this trainer creates it: CreationOptions::restore.
   std::string restore = {};

@@ -19,7 +19,7 @@ class MemoryReport:
 
     allocated: int | None  # by torch's tensors on its GPU; None on `cpu` devices, where torch does not count
     reserved: int | None  # by torch's allocator, including allocated bytes
-    daemon: dict[str, int]  # for this model on this device, by class: master, planes, gradients, slots, ...
+    daemon: dict[str, int]  # for this model on this device, by class: master, planes, gradients, gradient_slots, ...
     shared: dict[str, int]  # for this model in host memory that all devices of the daemon share
 
     @staticmethod
@@ -34,7 +34,7 @@ class MemoryReport:
         rows = [("torch", "allocated", self.allocated), ("torch", "reserved", self.reserved)]
         rows += [("daemon", name, size) for name, size in self.daemon.items()]
         rows += [("shared", name, size) for name, size in self.shared.items()]
-        return "\n".join(f"{holder:8}{name:12}{size / _MIB:12.1f} MiB" for holder, name, size in rows
+        return "\n".join(f"{holder:8}{name:16}{size / _MIB:12.1f} MiB" for holder, name, size in rows
                          if size is not None)
 
 

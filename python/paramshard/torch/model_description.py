@@ -50,6 +50,11 @@ class ModelDescription:
         self.initial: dict[str, Rule] = {}  # rules of meta_init(), by parameter
         self.is_made = False  # the daemon has made the model
 
+    @property
+    def most_pushes(self) -> int | None:
+        """Largest number of pushes of a unit in a step; None: any."""
+        return self._options["pushes_per_step"]
+
     def spec(self) -> ModelSpec:
         """Returns the specification as it is known now."""
         rules = [] if self._format is None or isinstance(self._format, str) else [

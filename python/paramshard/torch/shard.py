@@ -33,11 +33,11 @@ _COMPUTE = ("dense", "fp8")
 @torch.inference_mode(False)  # tensors of inference mode have no versions, by which writes are noticed
 def shard(module: nn.Module, *, name: str, units: Iterable[UnitModules], existing: str = "error",
           format: str | Sequence[tuple[str, str]] | None = None, param_dtype: torch.dtype | None = None,
-          compute: str = "dense", grad_dtype: torch.dtype = torch.float32, cast_inputs: bool = True,
-          output_dtype: torch.dtype | None = None, reshard_after_forward: bool = True, daemon: str | None = None,
-          socket_dir: str | None = None, local_rank: int | None = None, device: torch.device | str | None = None,
-          seed: int | None = None, shard_size: int | None = None, gather_slots: int = 3, gradient_slots: int = 2,
-          step_timeout: float | None = None) -> ShardedModel:
+          compute: str = "dense", grad_dtype: torch.dtype = torch.float32, accumulate: int | None = None,
+          cast_inputs: bool = True, output_dtype: torch.dtype | None = None, reshard_after_forward: bool = True,
+          daemon: str | None = None, socket_dir: str | None = None, local_rank: int | None = None,
+          device: torch.device | str | None = None, seed: int | None = None, shard_size: int | None = None,
+          gather_slots: int = 3, gradient_slots: int | None = None, step_timeout: float | None = None) -> ShardedModel:
     """Moves a module's parameters into the daemon of this node. The module stays what it is, and computes as before.
 
     The module is made in `meta_init()`, or has values, which are imported. AdamW of this package, made of its
@@ -60,6 +60,9 @@ def shard(module: nn.Module, *, name: str, units: Iterable[UnitModules], existin
             Activations and gradients are quantized in blocks of 1 x 128. Outside of `unsharded()` a module cannot read
             values of such a weight.
         grad_dtype: Type of gradients that are sent, float32 or bfloat16. The daemon adds up in float32.
+        accumulate: Most backwards of a step, such as the number of its micro-batches. A backward more is refused, and
+            nothing is lost. With 1, a daemon of one rank keeps gradients in `grad_dtype`: with bfloat16 that takes half
+            the memory, and changes no bit. None: any number of backwards, whose gradients are added up in float32.
         cast_inputs: Casts inputs of units to `param_dtype`.
         output_dtype: Type to which outputs of units are cast. None: they stay as they are.
         reshard_after_forward: False keeps the gathered parameters until the backward.
@@ -75,6 +78,7 @@ def shard(module: nn.Module, *, name: str, units: Iterable[UnitModules], existin
         shard_size: Number of ranks that share one copy of the state. None: the ranks of one daemon, so that every node
             has a copy.
         gather_slots: As in `paramshard.ModelSpec`, like `gradient_slots` and `step_timeout`, which is in seconds.
+        gradient_slots: None: 2, or 1 on a GPU that has the whole model, where a push is summed in place and at once.
 
     Returns:
         The sharded model, which is to be kept as long as the module is used.
@@ -86,7 +90,7 @@ def shard(module: nn.Module, *, name: str, units: Iterable[UnitModules], existin
             without such products.
         UnavailableError: No daemon is running.
     """
-    _check(existing, daemon, compute, param_dtype, grad_dtype)
+    _check(existing, daemon, compute, param_dtype, grad_dtype, accumulate)
     _check_format(format)
     local_rank = int(os.environ.get("LOCAL_RANK", 0)) if local_rank is None else local_rank
     if daemon == "job":
@@ -116,7 +120,9 @@ def shard(module: nn.Module, *, name: str, units: Iterable[UnitModules], existin
 
     description = ModelDescription(name, made, format=format, grad_dtype=grad_dtype, options={
         "seed": _default_seed(name, info.nodes) if seed is None else seed, "shard_size": shard_size,
-        "gather_slots": gather_slots, "gradient_slots": gradient_slots, "step_timeout": step_timeout})
+        "gather_slots": gather_slots, "step_timeout": step_timeout, "pushes_per_step": accumulate,
+        "gradient_slots": _gradient_slots(device, shard_size or len(info.devices)) if gradient_slots is None
+        else gradient_slots})
     sharded = ShardedModel(module, made, description, connect=connect, name=name, existing=existing, rank=rank,
                            local_rank=local_rank, device=device, takes_any_seed=seed is None)
     for owner, attribute, buffer in buffers:
@@ -129,7 +135,7 @@ def shard(module: nn.Module, *, name: str, units: Iterable[UnitModules], existin
 
 
 def _check(existing: str, daemon: str | None, compute: str, param_dtype: torch.dtype | None,
-           grad_dtype: torch.dtype) -> None:
+           grad_dtype: torch.dtype, accumulate: int | None) -> None:
     if compute not in _COMPUTE:
         raise paramshard.InvalidArgumentError(f'shard: want compute="dense" or "fp8", got {compute!r}')
     if existing not in _EXISTING:
@@ -142,6 +148,14 @@ def _check(existing: str, daemon: str | None, compute: str, param_dtype: torch.d
     if grad_dtype not in GRADIENT_DTYPES:
         raise paramshard.InvalidArgumentError(
             f"shard: want grad_dtype {listing(GRADIENT_DTYPES)}, got {grad_dtype}")
+    if accumulate is not None and (type(accumulate) is not int or accumulate < 1):
+        raise paramshard.InvalidArgumentError(
+            f"shard: want accumulate= the number of backwards of a step, or None, got {accumulate!r}")
+
+
+def _gradient_slots(device: torch.device, ranks: int) -> int:
+    """Returns the number of slots that lets pushes overlap with the backward. `ranks`: that share the model."""
+    return 1 if device.type == "cuda" and ranks == 1 else 2
 
 
 def _default_seed(name: str, nodes: int) -> int:

@@ -56,6 +56,7 @@ class ShardedModel:
         self.rank = rank
         self._local_rank = local_rank
         self.device = device
+        self.accumulate = description.most_pushes  # largest number of backwards of a step; None: any
         self._existing = existing
         self._description = description
         self._takes_any_seed = takes_any_seed
@@ -65,7 +66,8 @@ class ShardedModel:
         self._client = connect()
         self._model: paramshard.Model | None = None
         self._run = torchrun.run_id()
-        self._step = TrainingStep(units, send_commit=weak_method(self, "_send_commit"),
+        self._step = TrainingStep(units, most_pushes=self.accumulate,
+                                  send_commit=weak_method(self, "_send_commit"),
                                   import_values=weak_method(self, "_import_values"),
                                   check_exported=weak_method(self, "_check_exported"))
         self._commits = Commits(name, self._run, self._step)

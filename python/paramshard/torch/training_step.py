@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import paramshard
@@ -13,14 +14,15 @@ from paramshard.torch.unit import Unit
 class TrainingStep:
     """Runs the units through the forwards and backwards between two steps of the optimizer."""
 
-    def __init__(self, units: Sequence[Unit], *, send_commit: Callable[[], None], import_values: Callable[[], None],
-                 check_exported: Callable[[], None]):
+    def __init__(self, units: Sequence[Unit], *, most_pushes: int | None, send_commit: Callable[[], None],
+                 import_values: Callable[[], None], check_exported: Callable[[], None]):
         """Takes what has to be done before a forward.
 
-        `send_commit`: sends the commit of the last step, if that waits for schedulers. `import_values`: imports values
+        `most_pushes`: of a unit in a step; None: any number. `send_commit`: sends the commit of the last step, if that waits for schedulers. `import_values`: imports values
         that were copied into parameters. `check_exported`: raises if values of a state_dict() were written.
         """
         self._units = units
+        self._most_pushes = most_pushes
         self._send_commit = send_commit
         self._import_values = import_values
         self._check_exported = check_exported
@@ -28,6 +30,7 @@ class TrainingStep:
         self._backward: int | None = None  # autograd's number of the backward in progress
         self._backwards = 0  # finished ones with gradients to push, since the last commit
         self._pushes_now = False  # in this backward
+        self._pushes: Counter[Unit] = Counter()  # since the last commit, where their number is bounded
         self._written: list[str] = []  # gathered parameters that were written
         self._lost: str | None = None  # why gradients of this step are gone
         self.has_pushed = False  # since the last commit
@@ -52,7 +55,8 @@ class TrainingStep:
         self._model = model
         for unit in self._units:
             unit.forget_model()
-        self._backward, self._backwards, self.has_pushed, self._lost = None, 0, False, None
+        self._backward, self._lost = None, None
+        self._forget_pushes()
         self.values_version += 1
 
     # --- Forwards ---
@@ -81,11 +85,20 @@ class TrainingStep:
 
     # --- Backwards ---
 
-    def begin_backward(self) -> None:
-        """Begins a backward. Every hook calls this; the first call counts."""
+    def begin_backward(self, unit: Unit) -> None:
+        """Begins a backward. Every hook of a unit calls this; the first call counts.
+
+        Raises FailedPreconditionError if the unit may not be pushed again. The gradients so far stay: nothing of this
+        backward has been pushed.
+        """
         task = current_backward()
         if task == self._backward:
             return
+        if self._most_pushes is not None and self._backward is None and self._pushes[unit] >= self._most_pushes:
+            raise paramshard.FailedPreconditionError(
+                f"backward: {unit.name} has been pushed {self._pushes[unit]} times since the last step, and shard() has "
+                f"accumulate={self._most_pushes}: raise accumulate=, or step before this backward; the gradients of "
+                "the backwards before it are kept")
         if self._backward is not None:
             raise paramshard.FailedPreconditionError(
                 "backward: another backward is in progress, or has failed; make checkpoints with "
@@ -111,9 +124,11 @@ class TrainingStep:
                 "set `parameter.data`, or call load_state_dict(), outside of forwards and of `with "
                 "sharded.unsharded():`")
 
-    def note_push(self) -> None:
-        """Notes that gradients are pushed."""
+    def note_push(self, unit: Unit) -> None:
+        """Notes that gradients of the unit are pushed."""
         self.has_pushed = self._pushes_now = True
+        if self._most_pushes is not None:
+            self._pushes[unit] += 1
 
     def _end_backward(self) -> None:
         for unit in self._units:
@@ -188,3 +203,4 @@ class TrainingStep:
 
     def _forget_pushes(self) -> None:
         self.has_pushed, self._backwards = False, 0
+        self._pushes.clear()

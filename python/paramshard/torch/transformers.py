@@ -157,6 +157,11 @@ class TrainerMixin:
             raise paramshard.InvalidArgumentError(
                 f"Trainer: want TrainingArguments for {self.sharded.device}, which the daemon serves, got "
                 f"{self.args.device}: use_cpu says which")
+        backwards = self.args.gradient_accumulation_steps
+        if self.sharded.accumulate is not None and backwards > self.sharded.accumulate:
+            raise paramshard.InvalidArgumentError(
+                f"Trainer: gradient_accumulation_steps={backwards}: give shard() accumulate={backwards}, got "
+                f"{self.sharded.accumulate}")
         others = [name for name, each in self.model.named_parameters()
                   if each.requires_grad and each.numel() and not isinstance(each, Placeholder)]
         if others:

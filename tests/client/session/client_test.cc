@@ -398,10 +398,16 @@ INSTANTIATE_TEST_SUITE_P(OfBF16, AccumulatorsTest,
                          testing::Combine(testing::Values(GradientSums::kAtCommit, GradientSums::kAtPush),
                                           testing::Values(1, 3)));
 
-TEST_F(ClientTest, ASecondPushIntoBF16AccumulatorsIsRefusedAndNothingIsLost) {
+// Says so by the type of accumulators, or by number.
+class SecondPushTest : public ClientTest, public testing::WithParamInterface<bool> {};
+
+INSTANTIATE_TEST_SUITE_P(, SecondPushTest, testing::Bool());
+
+TEST_P(SecondPushTest, IsRefusedAndNothingIsLost) {
   StartDaemon(2);
   ModelSpec spec = TwoUnits(Format::kFP32);
-  spec.accumulator_type = GradientType::kBF16;
+  if (GetParam()) spec.accumulator_type = GradientType::kBF16;
+  if (!GetParam()) spec.pushes_per_step = 1;
   RunTrainers(2, spec, [](int, Model& model) -> absl::Status {
     RETURN_IF_ERROR(PushConstant(model, "a", 1.0f));
     ASSIGN_OR_RETURN(UnitGradients second, model.Gradients("a"));

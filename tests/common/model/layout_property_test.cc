@@ -162,7 +162,12 @@ TEST_F(LayoutPropertyTest, SlotsArePageAlignedAndDisjoint) {
         end = offsets[i] + bytes[i];
       }
     };
-    check(layout.slot_offsets(), layout.slot_bytes());
+    if (layout.ranks() == 1) {
+      EXPECT_EQ(layout.slot_offsets(), std::vector<int64_t>(layout.slot_bytes().size()))
+          << "one rank reads its planes where they are";
+    } else {
+      check(layout.slot_offsets(), layout.slot_bytes());
+    }
     check(layout.gradient_slot_offsets(), layout.gradient_slot_bytes());
     EXPECT_LE(end, layout.slots_bytes());
     for (const UnitLayout& unit : layout.units()) {

@@ -240,6 +240,18 @@ TEST(LayoutTest, UnitsAboveTwiceTheMedianShareTheLastSlot) {
   EXPECT_THAT(resident.gradient_slot_bytes(), ElementsAre(131072, 4194304));
 }
 
+TEST(LayoutTest, GatherSlotsOfOneRankHaveSizesAndNoMemory) {
+  ModelSpec spec = ModelOf({UnitOf({MakeParameter("w", {128, 256}, Format::kBF16)})});
+  const Layout layout(spec, 1);
+  EXPECT_THAT(layout.slot_bytes(), ElementsAre(65536, 65536, 65536));
+  EXPECT_THAT(layout.slot_offsets(), ElementsAre(0, 0, 0));
+  EXPECT_THAT(layout.gradient_slot_offsets(), ElementsAre(0, 131072));
+  EXPECT_EQ(layout.slots_bytes(), 262144);
+  // Devices share no empty memory.
+  spec.units[0].parameters[0].trainable = false;
+  EXPECT_EQ(Layout(spec, 1).slots_bytes(), 4096);
+}
+
 TEST(LayoutTest, FrozenParametersHaveNoPlaceForGradients) {
   const auto frozen = [](ParameterSpec spec) {
     spec.trainable = false;

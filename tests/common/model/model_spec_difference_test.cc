@@ -49,6 +49,7 @@ const Change kChanges[] = {
     {"GradientSums", SET(spec.gradient_sums = GradientSums::kAtCommit),
      "model m: want gradient_sums unset, got at commit"},
     {"Accumulators", SET(spec.accumulator_type = GradientType::kBF16), "model m: want accumulator_type FP32, got BF16"},
+    {"Pushes", SET(spec.pushes_per_step = 1), "model m: want pushes_per_step unset, got 1"},
     {"Groups", SET(spec.groups.resize(3)), "model m: want number of groups 2, got 3"},
     {"GroupName", SET(spec.groups[1].name = std::string("norms")), "group 1: want name \"\", got norms"},
     {"GroupOptimizer", SET(spec.groups[1].optimizer = Optimizer::kAdam), "group 1: want optimizer AdamW, got Adam"},

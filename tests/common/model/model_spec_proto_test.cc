@@ -111,7 +111,7 @@ TEST(DescriptionTest, ACheckedSpecIsTheSameModel) {
   spec.seed = 11;
   spec.step_timeout = absl::Milliseconds(1500);
   spec.gradient_sums = GradientSums::kAtPush;
-  spec.accumulator_type = GradientType::kBF16;
+  spec.pushes_per_step = 6;
   spec.format_rules = {{.pattern = "?", .encoding = {.format = Format::kFP8TensorDelayed}}};
   ASSERT_OK_AND_ASSIGN(const ModelSpec checked, Check(spec));
   ASSERT_OK_AND_ASSIGN(const ModelSpec again, Check(checked));

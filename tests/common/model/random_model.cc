@@ -26,6 +26,7 @@ ModelSpec RandomModel::Spec() {
   spec.large_gather_slots = static_cast<int>(Integer(1, spec.gather_slots));
   spec.gradient_slots = static_cast<int>(Integer(1, 4));
   spec.accumulator_type = OneIn(3) ? GradientType::kBF16 : GradientType::kFP32;
+  if (spec.accumulator_type == GradientType::kFP32 && OneIn(3)) spec.pushes_per_step = static_cast<int>(Integer(1, 3));
   return spec;
 }
 

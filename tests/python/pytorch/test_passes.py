@@ -1,11 +1,14 @@
 """Forwards and backwards of every shape give the gradients, and so the weights, of plain torch."""
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+import paramshard
 from models import DEVICE, GPT, LENGTH, VOCABULARY, Pair, Stack, assert_close, batch_of, loss_of
 
 
@@ -204,6 +207,52 @@ def test_accumulate_8_bf16_matches_fp32(start):
             parameter.grad = None
     expected = torch.sqrt(sum(parameter.total.double().square().sum() for parameter in model.parameters()))
     assert_close(sent_bf16.optimizer.last_norm(), expected.item(), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("grad_dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_accumulate_changes_no_bit(start, grad_dtype, micro_batches):
+    """Accumulators of a step with one backward have another type, and the same values."""
+    daemon = start()
+    torch.manual_seed(11)
+    model = GPT()
+    pairs = [Pair(daemon, copy.deepcopy(model), name=f"accumulate-{most}", grad_dtype=grad_dtype,
+                  accumulate=most) for most in (None, micro_batches)]
+    for step in range(5):
+        norms = []
+        for pair in pairs:
+            for micro in range(micro_batches):
+                (loss_of(pair.module, batch_of(8 * step + micro)) / micro_batches).backward()
+            pair.optimizer.step()
+            pair.optimizer.zero_grad()
+            norms.append(pair.optimizer.last_norm())
+        assert norms[0] == norms[1]
+    for name in dict(model.named_parameters()):
+        assert torch.equal(pairs[0].sharded.read(name), pairs[1].sharded.read(name)), name
+    kept = [pair.sharded.memory_report().daemon["gradients"] for pair in pairs]
+    is_kept_as_sent = micro_batches == 1 and grad_dtype == torch.bfloat16
+    assert kept[1] < 0.6 * kept[0] if is_kept_as_sent else kept[1] == kept[0]
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_backward_too_many_is_refused_and_nothing_is_lost(daemon, accumulate):
+    torch.manual_seed(12)
+    pair = Pair(daemon, GPT(), accumulate=accumulate)
+    for step in range(3):
+        for model in pair.both():
+            for micro in range(accumulate):
+                loss_of(model, batch_of(8 * step + micro)).backward()
+        with pytest.raises(paramshard.FailedPreconditionError, match="raise accumulate=.* are kept") as refused:
+            loss_of(pair.module, batch_of(77)).backward()
+        assert f"accumulate={accumulate}" in str(refused.value)
+        pair.step()
+    loss_of(pair.module, batch_of(78)).backward()
+    pair.optimizer.zero_grad()  # so that the next step has all its backwards
+    for model in pair.both():
+        for micro in range(accumulate):
+            loss_of(model, batch_of(micro)).backward()
+    pair.step()
+    pair.check()
 
 
 class Lora(nn.Module):

@@ -1,6 +1,7 @@
 """HuggingFace's Trainer, beside itself without a daemon, and adapters of PEFT."""
 
 import dataclasses
+import functools
 import pathlib
 import re
 
@@ -59,7 +60,7 @@ def test_a_trainer_trains_and_logs_as_without_a_daemon(daemon, tmp_path):
                                  train_dataset=Sentences())
     plain.train()
     model = _llama()
-    sharded = _shard(daemon, model, model.model.layers)
+    sharded = _shard(daemon, model, model.model.layers, accumulate=1)
     ours = Trainer(model=model, args=_arguments(tmp_path / "ours", save_strategy="no", gradient_accumulation_steps=1),
                    train_dataset=Sentences(), sharded=sharded)
     ours.train()
@@ -308,6 +309,16 @@ def test_what_is_asked_for_beside_adamw_is_named(daemon, tmp_path):
         make(model=_llama())
     with pytest.raises(paramshard.InvalidArgumentError, match="ConstantLR of another optimizer"):
         make(optimizers=(None, scheduler)).train()
+    sharded.close()
+
+
+def test_more_micro_batches_than_the_model_takes_are_refused(daemon, tmp_path):
+    model = _llama()
+    sharded = _shard(daemon, model, model.model.layers, accumulate=2)
+    make = functools.partial(Trainer, model=model, train_dataset=Sentences(), sharded=sharded)
+    with pytest.raises(paramshard.InvalidArgumentError, match=r"steps=3: give shard\(\) accumulate=3, got 2"):
+        make(args=_arguments(tmp_path, gradient_accumulation_steps=3))
+    make(args=_arguments(tmp_path, gradient_accumulation_steps=2))
     sharded.close()
 
 

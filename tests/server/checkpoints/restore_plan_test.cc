@@ -92,6 +92,7 @@ TEST(RestorePlanTest, WhatDecidesNoStateIsFree) {
     spec.step_timeout = absl::Seconds(7);
     spec.gradient_sums = GradientSums::kAtPush;
     spec.accumulator_type = GradientType::kBF16;
+    spec.pushes_per_step = 1;
     spec.groups[0].name = "renamed";
     spec.units[0].reshard_after_forward = false;
     W(spec).initial_value = {.kind = Initializer::kOnes};

@@ -31,17 +31,10 @@ struct Case {
   v1::GradientSums sums = v1::GRADIENT_SUMS_AT_PUSH;
   int shard_size = 0;  // 0: the devices of a daemon
   v1::GradientType accumulators = v1::GRADIENT_TYPE_BF16;
+  int most_pushes = 0;  // of a unit in a step; 0: as the accumulators say
+  v1::GradientType gradients = v1::GRADIENT_TYPE_FP32;
+  bool keeps_pushes = false;  // accumulators have the type of gradients
 };
-
-// Gradients of all magnitudes, so that the order and the number of roundings show.
-std::vector<float> Gradients(uint32_t seed, int rank) {
-  std::mt19937 random(seed * 64 + static_cast<uint32_t>(rank));
-  std::vector<float> values(kElements);
-  for (float& value : values) {
-    value = std::ldexp(static_cast<float>(random() % 262143) - 131071.0f, static_cast<int>(random() % 24) - 20);
-  }
-  return values;
-}
 
 float FromBits(uint32_t bits) {
   float value;
@@ -61,15 +54,29 @@ float RoundToBF16(float value) {
   return (bits & 0x10000u) == 0 ? below : above;
 }
 
+// Gradients of all magnitudes, so that the order and the number of roundings show.
+std::vector<float> Gradients(uint32_t seed, int rank, v1::GradientType type) {
+  std::mt19937 random(seed * 64 + static_cast<uint32_t>(rank));
+  std::vector<float> values(kElements);
+  for (float& value : values) {
+    value = std::ldexp(static_cast<float>(random() % 262143) - 131071.0f, static_cast<int>(random() % 24) - 20);
+    if (type == v1::GRADIENT_TYPE_BF16) value = RoundToBF16(value);
+  }
+  return values;
+}
+
 class AccumulatorTest : public testing::TestWithParam<Case> {
  protected:
   static v1::ModelSpec Spec() {
-    v1::ModelSpec spec = MakeSpec("m", {MakeUnit("w", {MakeParameter("w.w", {kRows, kColumns})})});
+    v1::ParameterSpec parameter = MakeParameter("w.w", {kRows, kColumns});
+    parameter.set_gradient_type(GetParam().gradients);
+    v1::ModelSpec spec = MakeSpec("m", {MakeUnit("w", {parameter})});
     // Ranks own rows, though they are few.
     spec.set_small_parameter_bytes(0);
     spec.set_gradient_sums(GetParam().sums);
     spec.set_accumulator_type(GetParam().accumulators);
     if (GetParam().shard_size > 0) spec.set_shard_size(GetParam().shard_size);
+    if (GetParam().most_pushes > 0) spec.set_pushes_per_step(GetParam().most_pushes);
     return spec;
   }
 
@@ -78,18 +85,28 @@ class AccumulatorTest : public testing::TestWithParam<Case> {
     daemons_.Attach();
     for (int count : GetParam().device_counts) ranks_ += count;
     group_ = GetParam().shard_size > 0 ? GetParam().shard_size : GetParam().device_counts.front();
+    const auto kept_in = GetParam().keeps_pushes ? GetParam().gradients : GetParam().accumulators;
+    for (int node = 0; node < daemons_.nodes(); ++node) {
+      for (const auto& shard : daemons_.model(node).committed().shards) {
+        for (const ShardExtent& extent : shard->extents()) {
+          EXPECT_EQ(shard->memory().GradientOf(extent).type, static_cast<GradientType>(kept_in));
+        }
+      }
+    }
   }
 
+  static std::vector<float> GradientsOf(uint32_t seed, int rank) { return Gradients(seed, rank, GetParam().gradients); }
+
   void Push(uint32_t seed) {
-    daemons_.Push(0, [&](int rank) { return Gradients(seed, rank); });
+    daemons_.Push(0, [&](int rank) { return GradientsOf(seed, rank); });
   }
 
   // Step 1 and 2 of "Sums of gradients": over the ranks of a group, then over the groups.
   std::vector<float> Sum(uint32_t seed) const {
     std::vector<float> sum;
     for (int start = 0; start < ranks_; start += group_) {
-      std::vector<float> of_group = Gradients(seed, start);
-      for (int rank = start + 1; rank < start + group_; ++rank) Add(Gradients(seed, rank), of_group);
+      std::vector<float> of_group = GradientsOf(seed, start);
+      for (int rank = start + 1; rank < start + group_; ++rank) Add(GradientsOf(seed, rank), of_group);
       start == 0 ? void(sum = of_group) : Add(of_group, sum);
     }
     return sum;
@@ -167,6 +184,16 @@ class AccumulatorTest : public testing::TestWithParam<Case> {
   std::vector<float> exp_avg_sq_ = master_;
 };
 
+// BF16 gradients that are pushed once.
+Case Once(std::string name, std::vector<int> device_counts, bool keeps_pushes = false) {
+  return {.name = std::move(name),
+          .device_counts = std::move(device_counts),
+          .accumulators = v1::GRADIENT_TYPE_FP32,
+          .most_pushes = 1,
+          .gradients = v1::GRADIENT_TYPE_BF16,
+          .keeps_pushes = keeps_pushes};
+}
+
 INSTANTIATE_TEST_SUITE_P(
     Worlds, AccumulatorTest,
     testing::Values(Case{.name = "OneRank", .device_counts = {1}}, Case{.name = "OneDaemon", .device_counts = {3}},
@@ -178,7 +205,31 @@ INSTANTIATE_TEST_SUITE_P(
                     Case{.name = "FP32AtCommit",
                          .device_counts = {3},
                          .sums = v1::GRADIENT_SUMS_AT_COMMIT,
-                         .accumulators = v1::GRADIENT_TYPE_FP32}),
+                         .accumulators = v1::GRADIENT_TYPE_FP32},
+                    Once("OneRankOnce", {1}, /*keeps_pushes=*/true), Once("TwoRanksOnce", {2}),
+                    Once("ThreeRanksOnce", {3}), Once("ReplicasOnce", {1, 1}),
+                    Case{.name = "AtCommitOnce",
+                         .device_counts = {3},
+                         .sums = v1::GRADIENT_SUMS_AT_COMMIT,
+                         .accumulators = v1::GRADIENT_TYPE_FP32,
+                         .most_pushes = 1,
+                         .gradients = v1::GRADIENT_TYPE_BF16},
+                    Case{.name = "OneRankOnceAtCommit",
+                         .device_counts = {1},
+                         .sums = v1::GRADIENT_SUMS_AT_COMMIT,
+                         .accumulators = v1::GRADIENT_TYPE_FP32,
+                         .most_pushes = 1,
+                         .gradients = v1::GRADIENT_TYPE_BF16,
+                         .keeps_pushes = true},
+                    Case{.name = "FP32GradientsOnce",
+                         .device_counts = {1},
+                         .accumulators = v1::GRADIENT_TYPE_FP32,
+                         .most_pushes = 1},
+                    Case{.name = "Twice",
+                         .device_counts = {1},
+                         .accumulators = v1::GRADIENT_TYPE_FP32,
+                         .most_pushes = 2,
+                         .gradients = v1::GRADIENT_TYPE_BF16}),
     [](const testing::TestParamInfo<Case>& info) { return info.param.name; });
 
 TEST_P(AccumulatorTest, TrainingFollowsTheLetterOfNumerics) {
@@ -203,10 +254,12 @@ TEST_P(AccumulatorTest, WhatWasPushedBeforeADeathOrADiscardLeavesNoTrace) {
   ExpectCommit({5});
 }
 
-TEST_P(AccumulatorTest, ASecondPushAddsUpOrIsRefused) {
+TEST_P(AccumulatorTest, APushTooManyIsRefused) {
+  int most = GetParam().most_pushes;
+  if (GetParam().accumulators == v1::GRADIENT_TYPE_BF16) most = 1;
   Push(1);
-  if (GetParam().accumulators == v1::GRADIENT_TYPE_FP32) {
-    Push(2);
+  if (most != 1) Push(2);
+  if (most == 0) {
     ExpectCommit({1, 2});
     return;
   }

@@ -10,6 +10,8 @@
 
 #include "absl/time/clock.h"
 #include "kernels/base/check.h"
+#include "kernels/formats/bfloat16.h"
+#include "kernels/reduce/gradient.h"
 #include "tests/server/training/command.h"
 
 namespace paramshard::server {
@@ -141,14 +143,25 @@ bool FakeTrainer::HoldsPlanes(int unit, int index, Phase phase) const {
 }
 
 void FakeTrainer::FillGradients(int index, int unit, float value) {
-  float* gradients = reinterpret_cast<float*>(gradient_slot(index));
-  std::fill_n(gradients, model_->layout().units()[unit].gradient_bytes / sizeof(float), value);
+  const int64_t bytes = model_->layout().units()[unit].gradient_bytes;
+  uint8_t* const slot = gradient_slot(index);
+  if (model_->spec().units[unit].parameters[0].gradient_type == GradientType::kFP32) {
+    std::fill_n(reinterpret_cast<float*>(slot), bytes / sizeof(float), value);
+  } else {
+    std::fill_n(reinterpret_cast<uint16_t*>(slot), bytes / sizeof(uint16_t), EncodeBFloat16(value));
+  }
 }
 
 void FakeTrainer::FillGradients(int index, int unit, const std::vector<float>& values) {
-  PARAMSHARD_CHECK(static_cast<int64_t>(values.size() * sizeof(float)) <=
+  const GradientType type = model_->spec().units[unit].parameters[0].gradient_type;
+  PARAMSHARD_CHECK(static_cast<int64_t>(values.size()) * GradientBytes(type) <=
                    model_->layout().units()[unit].gradient_bytes);
-  std::copy(values.begin(), values.end(), reinterpret_cast<float*>(gradient_slot(index)));
+  uint8_t* const slot = gradient_slot(index);
+  if (type == GradientType::kFP32) {
+    std::copy(values.begin(), values.end(), reinterpret_cast<float*>(slot));
+  } else {
+    std::transform(values.begin(), values.end(), reinterpret_cast<uint16_t*>(slot), EncodeBFloat16);
+  }
 }
 
 // --- Commands ---

@@ -74,9 +74,9 @@ class FakeTrainer {
 
   void Fill(int slot, int64_t number);
   void Release(int slot, int64_t number);
-  // Fills the whole gradient slot with one float, as fp32.
+  // Fills the whole gradient slot with one float, in the gradient type of the unit's first parameter.
   void FillGradients(int slot, int unit, float value);
-  // One gradient for each element of the unit's only parameter.
+  // One gradient for each element of the unit's only parameter, in its gradient type.
   void FillGradients(int slot, int unit, const std::vector<float>& values);
 
   // Waits until the pieces of all other ranks have come.

@@ -354,11 +354,14 @@ TEST_F(InspectionTest, MemoryIsCountedByDeviceAndClass) {
     EXPECT_EQ(idle[device + " exp_avg_sq"], bytes.moments[MomentKind::kSecond]);
     EXPECT_EQ(idle[device + " gradients"], bytes.gradients);
     EXPECT_EQ(idle[device + " planes"], bytes.planes);
-    EXPECT_FALSE(idle.contains(device + " slots"));
+    EXPECT_FALSE(idle.contains(device + " gather_slots"));
+    EXPECT_FALSE(idle.contains(device + " gradient_slots"));
   }
   const FakeTrainers trainers = AttachAll(*model_);
   auto running = count();
-  EXPECT_EQ(running["cpu:1 slots"], model_->layout().slots_bytes());
+  EXPECT_EQ(running["cpu:1 gather_slots"] + running["cpu:1 gradient_slots"], model_->layout().slots_bytes());
+  EXPECT_EQ(running["cpu:1 gather_slots"], model_->layout().gradient_slot_offsets()[0]);
+  EXPECT_FALSE(running.contains("cpu:1 landing_area")) << "sums are made at the push";
   EXPECT_GT(running["cpu:2 control_page"], 0);
   EXPECT_FALSE(running.contains("cpu:0 scratch")) << "memcpy holds none";
   std::map<std::string, int64_t> ending;

@@ -125,7 +125,7 @@ class KeptModelTest : public ModelTest {
                            .hooks = {.before_answer = [this] { return before_answer_.Call(), absl::OkStatus(); },
                                      .pause = [this](absl::Duration) { pause_(); }}});
   }
-  void Create() { model_ = world_->Create(Spec()); }
+  void Create() { model_ = world_->Create(spec_); }
   static RestoredState FromStep7() {
     RestoredState restored;
     restored.source = {.kind = ChangeSource::Kind::kCheckpoint, .text = "/saves/m/step-7", .convert_moments = true};
@@ -199,6 +199,7 @@ class KeptModelTest : public ModelTest {
     return StateOf(*model_);
   }
 
+  v1::ModelSpec spec_ = Spec();
   const Clock* clock_ = &Clock::Steady();
   std::function<void()> pause_ = [] {};
   DeviceFaults faults_;
@@ -349,6 +350,14 @@ TEST_F(CutModelTest, ACommitThatWasNotDecidedIsForgotten) {
 }
 
 TEST_F(CutModelTest, AStepThatWasDecidedAndNotBegunIsMade) { ExpectGoesOn(hooks_.before_step, Is::kSecond); }
+
+TEST_F(CutModelTest, AStepOfPushesThatWereKeptAsTheyAreIsMade) {
+  spec_.set_pushes_per_step(1);
+  for (v1::UnitSpec& unit : *spec_.mutable_units()) {
+    unit.mutable_parameters(0)->set_gradient_type(v1::GRADIENT_TYPE_BF16);
+  }
+  ExpectGoesOn(hooks_.before_step, Is::kSecond);
+}
 
 TEST_F(CutModelTest, AStepThatWasMadeAndNotAnsweredIsAnswered) { ExpectGoesOn(hooks_.after_step, Is::kSecond); }
 

@@ -117,15 +117,42 @@ TEST(ShardPlacementTest, OwnersHaveWholeMatrices) {
   EXPECT_EQ(place(2).bytes.Total(), place(2).bytes.planes);
 }
 
-// 256 Mi elements: 64 bands of 4 Mi.
-TEST(ShardPlacementTest, ALargeStateTakesAThirtiethMore) {
-  const ShardPlacement placement =
-      Place({Parameter("a", {65536, 2048}, v1::MOMENT_TYPE_FP32), Parameter("b", {32768, 4096}, v1::MOMENT_TYPE_FP32)});
-  EXPECT_THAT(placement.moves.bands, SizeIs(64));
-  EXPECT_EQ(placement.moves.distance, 2 * 4 * (int64_t{4} << 20));
-  const ShardBytes& bytes = placement.bytes;
-  EXPECT_EQ(bytes.room, 3 * placement.moves.distance);
-  EXPECT_EQ(bytes.master + bytes.moments.values[0] + bytes.moments.values[1], 32 * bytes.room);
+// Bands of 4 Mi elements, or 256.
+TEST(ShardPlacementTest, ALargeStateTakesALittleMore) {
+  for (const auto& [rows, bands] : {std::pair(32768, 64), std::pair(131072, 256), std::pair(524288, 256)}) {
+    const ShardPlacement placement = Place(
+        {Parameter("a", {2 * rows, 2048}, v1::MOMENT_TYPE_FP32), Parameter("b", {rows, 4096}, v1::MOMENT_TYPE_FP32)});
+    EXPECT_THAT(placement.moves.bands, SizeIs(bands));
+    EXPECT_EQ(placement.moves.distance, 2 * 4 * (int64_t{8192} * rows / bands));
+    const ShardBytes& bytes = placement.bytes;
+    EXPECT_EQ(bytes.room, 3 * placement.moves.distance);
+    EXPECT_EQ(bytes.master + bytes.moments.values[0] + bytes.moments.values[1], bands / 2 * bytes.room);
+  }
+}
+
+// One push of one rank is the whole sum.
+TEST(ShardPlacementTest, OnePushOfOneRankIsKeptInItsOwnType) {
+  const auto accumulators = [](int pushes, int ranks, bool has_replicas) {
+    v1::ParameterSpec bf16 = MakeParameter("a", {64, 64});
+    bf16.set_gradient_type(v1::GRADIENT_TYPE_BF16);
+    v1::ParameterSpec frozen = MakeParameter("c", {64, 64});
+    frozen.set_trainable(false);
+    v1::ModelSpec spec = MakeSpec("m", {MakeUnit("u", {bf16, MakeParameter("b", {64, 64}), frozen})});
+    if (pushes > 0) spec.set_pushes_per_step(pushes);
+    const ModelSpec parsed = Parse(spec);
+    const ShardPlacement placement =
+        ShardPlacement::Of(parsed, Layout(parsed, ranks), 0, MovePolicy{.has_replicas = has_replicas});
+    EXPECT_EQ(placement.extents[1].accumulator_type, GradientType::kFP32);
+    EXPECT_EQ(placement.extents[2].accumulator_type, std::nullopt);
+    EXPECT_EQ(placement.bytes.gradients,
+              placement.extents[0].AccumulatorBytes() + placement.extents[1].AccumulatorBytes());
+    return *placement.extents[0].accumulator_type;
+  };
+  EXPECT_EQ(accumulators(1, 1, false), GradientType::kBF16);
+  EXPECT_EQ(accumulators(0, 1, false), GradientType::kFP32);
+  EXPECT_EQ(accumulators(2, 1, false), GradientType::kFP32);
+  EXPECT_EQ(accumulators(1, 2, false), GradientType::kFP32);
+  EXPECT_EQ(accumulators(1, 1, true), GradientType::kFP32);
 }
 
 // Fewer elements than the least of a band, or rows that no band can cut: as much room as the longest array takes.

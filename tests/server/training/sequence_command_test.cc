@@ -58,27 +58,41 @@ TEST_F(SequenceTest, AbsentParametersAreAscendingIndicesOfTheUnit) {
   SubmitAll(PushCommand(1, kA, 0, {0, 1}));
 }
 
-TEST_F(SequenceTest, BF16AccumulatorsTakeOnePushOfAUnitBetweenTwoCommits) {
-  const ModelSpec spec = [this] {
-    ModelSpec changed = spec_;
-    changed.accumulator_type = GradientType::kBF16;
-    return changed;
-  }();
+TEST_F(SequenceTest, AStepHasNoMorePushesOfAUnitThanTheModelSays) {
+  for (const bool rounds : {true, false}) {
+    ModelSpec spec = spec_;
+    if (rounds) spec.accumulator_type = GradientType::kBF16;
+    if (!rounds) spec.pushes_per_step = 1;
+    const Layout layout(spec, kRanks);
+    sequence_ = std::make_unique<Sequence>(
+        Sequence::Options{.spec = &spec, .layout = &layout, .ranks = kRanks, .first_rank = 4}, &words_);
+    const auto is_refused = StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("push a: already pushed"));
+    SubmitAll(PushCommand(1, kA, 0));
+    SubmitAll(PushCommand(2, kB, 1));
+    EXPECT_THAT(Submit(0, PushCommand(3, kA, 0)), is_refused);
+    SubmitAll(DiscardCommand(3));
+    SubmitAll(PushCommand(4, kA, 0, {0}));
+    EXPECT_THAT(Submit(1, PushCommand(5, kA, 0, {1})), is_refused) << "whatever is absent";
+    SubmitAll(CommitCommand(5, 1));
+    SubmitAll(PushCommand(6, kA, 0));
+    // A commit that is answered already ends no step.
+    SubmitAll(CommitCommand(7, 1));
+    EXPECT_THAT(Submit(0, PushCommand(8, kA, 0)), is_refused);
+    sequence_.reset();  // before its spec
+  }
+}
+
+TEST_F(SequenceTest, EachUnitHasItsPushes) {
+  ModelSpec spec = spec_;
+  spec.pushes_per_step = 2;
   const Layout layout(spec, kRanks);
   sequence_ = std::make_unique<Sequence>(
       Sequence::Options{.spec = &spec, .layout = &layout, .ranks = kRanks, .first_rank = 4}, &words_);
-  const auto is_refused = StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("push a: already pushed"));
-  SubmitAll(PushCommand(1, kA, 0));
-  SubmitAll(PushCommand(2, kB, 1));
-  EXPECT_THAT(Submit(0, PushCommand(3, kA, 0)), is_refused);
-  SubmitAll(DiscardCommand(3));
-  SubmitAll(PushCommand(4, kA, 0, {0}));
-  EXPECT_THAT(Submit(1, PushCommand(5, kA, 0, {1})), is_refused) << "whatever is absent";
-  SubmitAll(CommitCommand(5, 1));
-  SubmitAll(PushCommand(6, kA, 0));
-  // A commit that is answered already ends no step.
-  SubmitAll(CommitCommand(7, 1));
-  EXPECT_THAT(Submit(0, PushCommand(8, kA, 0)), is_refused);
+  for (int64_t number = 1; number <= 4; ++number) SubmitAll(PushCommand(number, number % 2 == 0 ? kA : kB, 0));
+  EXPECT_THAT(Submit(0, PushCommand(5, kA, 0)),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       HasSubstr("the model allows 2 pushes of a unit; raise pushes_per_step (accumulate=")));
+  sequence_.reset();  // before its spec
 }
 
 TEST_F(SequenceTest, FloatAccumulatorsTakeAnyNumberOfPushes) {

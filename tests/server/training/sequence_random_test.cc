@@ -32,6 +32,7 @@ ModelSpec SimulatedSpec(v1::GradientType accumulators) {
   spec.set_gather_slots(2);
   spec.set_gradient_slots(2);
   spec.set_accumulator_type(accumulators);
+  if (accumulators == v1::GRADIENT_TYPE_FP32) spec.set_pushes_per_step(2);
   return Parse(spec);
 }
 
