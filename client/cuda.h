@@ -70,6 +70,11 @@ absl::StatusOr<UnitGradients> Gradients(Model& model, absl::string_view unit, cu
 // Hands the slot to the daemon when `stream` reaches this point. The views end here.
 absl::Status Push(UnitGradients& gradients, cudaStream_t stream);
 
+// Enqueues copying a unit's gradients and handing them to the daemon: Model::PushGradients, with values in memory of the
+// GPU that `stream` may read. The host waits for nothing.
+absl::Status PushGradients(Model& model, absl::string_view unit, absl::Span<const ConstGradient> values,
+                           cudaStream_t stream);
+
 // Enqueues decoding a plane into rows * columns values of the type, row-major, in memory of the GPU. The same values as
 // Matrix::Decode.
 absl::Status Decode(const Matrix& matrix, DecodedType type, void* out, cudaStream_t stream);

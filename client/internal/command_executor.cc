@@ -65,6 +65,13 @@ absl::Status CommandExecutor::Zero(uint8_t* data, int64_t bytes) {
   return memory_.Zero(data, bytes, stream_);
 }
 
+absl::Status CommandExecutor::CopyGradients(absl::Span<const GradientCopy> copies) {
+  if (copies.empty()) return absl::OkStatus();
+  RETURN_IF_ERROR(Flush());
+  stream_has_work_ = memory_.gpu() >= 0;
+  return memory_.CopyGradients(copies, stream_);
+}
+
 bool CommandExecutor::Write(wire::Word& word, int64_t number) {
   const auto value = static_cast<uint32_t>(number);
   if (stream_has_work_) {

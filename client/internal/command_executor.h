@@ -56,6 +56,8 @@ class CommandExecutor {
   // Copies inside the memory. Copies do not overlap, and have no order among themselves.
   absl::Status Copy(absl::Span<const ByteCopy> copies);
   absl::Status Zero(uint8_t* data, int64_t bytes);
+  // Copies gradients from memory of the trainer. Targets do not overlap.
+  absl::Status CopyGradients(absl::Span<const GradientCopy> copies);
 
   // Stores a word of the trainer after all earlier operations: at once where they are done. Returns true if stream()
   // will store it.

@@ -72,6 +72,11 @@ absl::Status Push(UnitGradients& gradients, cudaStream_t stream) {
   return impl->PushOn(stream);
 }
 
+absl::Status PushGradients(Model& model, absl::string_view unit, absl::Span<const ConstGradient> values,
+                           cudaStream_t stream) {
+  return HandleAccess::SessionOf(model)->gradients().PushValues(unit, values, stream);
+}
+
 absl::Status Decode(const Matrix& matrix, DecodedType type, void* out, cudaStream_t stream) {
   const Decoding one = {matrix, type, out};
   return Decode(absl::MakeConstSpan(&one, 1), stream);

@@ -332,6 +332,10 @@ absl::StatusOr<UnitGradients> Model::Gradients(absl::string_view unit) {
   return UnitGradients(std::make_unique<UnitGradients::Impl>(session_, ticket, std::nullopt));
 }
 
+absl::Status Model::PushGradients(absl::string_view unit, absl::Span<const ConstGradient> values) {
+  return session_->gradients().PushValues(unit, values);
+}
+
 absl::StatusOr<PendingCommit> Model::Commit(const CommitOptions& options) {
   ASSIGN_OR_RETURN(const int64_t commit_number, session_->Commit(options));
   return PendingCommit(session_, commit_number);

@@ -4,26 +4,12 @@
 
 #include <utility>
 
+#include "python/bindings/attributes.h"
+
 namespace paramshard::python {
 namespace {
 
 namespace nb = nanobind;
-
-// An attribute's name, which the interpreter finds by its address.
-class Name {
- public:
-  explicit Name(const char* name) : name_(PyUnicode_InternFromString(name)) {}
-  PyObject* ptr() const { return name_; }
-
- private:
-  PyObject* name_;  // never freed
-};
-
-nb::object Attribute(nb::handle object, const Name& name) {
-  PyObject* const value = PyObject_GetAttr(object.ptr(), name.ptr());
-  if (value == nullptr) nb::raise_python_error();
-  return nb::steal(value);
-}
 
 bool RequiresGrad(nb::handle tensor, nb::handle expected) {
   static const Name requires_grad("requires_grad");
@@ -32,9 +18,7 @@ bool RequiresGrad(nb::handle tensor, nb::handle expected) {
 
 nb::object AddressOf(nb::handle tensor) {
   static const Name data_ptr("data_ptr");
-  PyObject* const address = PyObject_CallMethodObjArgs(tensor.ptr(), data_ptr.ptr(), nullptr);
-  if (address == nullptr) nb::raise_python_error();
-  return nb::steal(address);
+  return CallMethod(tensor, data_ptr);
 }
 
 // Fields of a ParameterRow.
@@ -128,19 +112,14 @@ class TensorProperty {
 
   nb::object Get(nb::handle tensor) const {
     static const Name get("__get__");
-    return Called(PyObject_CallMethodObjArgs(property_.ptr(), get.ptr(), tensor.ptr(), nullptr));
+    return Owned(PyObject_CallMethodObjArgs(property_.ptr(), get.ptr(), tensor.ptr(), nullptr));
   }
   void SetNone(nb::handle tensor) const {
     static const Name set("__set__");
-    Called(PyObject_CallMethodObjArgs(property_.ptr(), set.ptr(), tensor.ptr(), Py_None, nullptr));
+    Owned(PyObject_CallMethodObjArgs(property_.ptr(), set.ptr(), tensor.ptr(), Py_None, nullptr));
   }
 
  private:
-  static nb::object Called(PyObject* result) {
-    if (result == nullptr) nb::raise_python_error();
-    return nb::steal(result);
-  }
-
   nb::handle property_;
 };
 

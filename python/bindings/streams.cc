@@ -44,6 +44,11 @@ absl::StatusOr<UnitGradients> GradientsOn(Model& model, const std::string& unit,
                          zero ? cuda::SlotContent::kZero : cuda::SlotContent::kUndefined);
 }
 
+absl::Status PushGradientsOn(Model& model, const std::string& unit, absl::Span<const ConstGradient> values,
+                             StreamAddress stream) {
+  return cuda::PushGradients(model, unit, values, StreamAt(stream));
+}
+
 absl::Status PushOn(UnitGradients& gradients, StreamAddress stream) { return cuda::Push(gradients, StreamAt(stream)); }
 
 }  // namespace paramshard::python

@@ -39,6 +39,8 @@ absl::Status ReleaseOn(GatheredUnit& unit, StreamAddress stream);
 absl::Status DecodeOn(absl::Span<const DecodedOutput> outputs, StreamAddress stream);
 absl::Status CopyOperandsOn(absl::Span<const OperandOutput> outputs, StreamAddress stream);
 absl::StatusOr<UnitGradients> GradientsOn(Model& model, const std::string& unit, bool zero, StreamAddress stream);
+absl::Status PushGradientsOn(Model& model, const std::string& unit, absl::Span<const ConstGradient> values,
+                             StreamAddress stream);
 absl::Status PushOn(UnitGradients& gradients, StreamAddress stream);
 
 }  // namespace paramshard::python

@@ -31,7 +31,6 @@ NEEDED = (
     "torch._C._profiler._RecordFunctionFast",
     "torch._C._will_engine_execute_node",
     "torch._VF._make_dual",
-    "torch._foreach_copy_",
     "torch.Tensor._backward_hooks",
     "torch.Tensor._base",
     "torch.Tensor._is_view",
@@ -116,7 +115,6 @@ without_torch_function = torch._C.DisableTorchFunctionSubclass
 without_modes = torch.utils._python_dispatch._disable_current_modes
 StorageWeakRef = torch.multiprocessing.reductions.StorageWeakRef
 pytree = torch.utils._pytree
-copy_each: Callable[[list[torch.Tensor], list[torch.Tensor]], None] = torch._foreach_copy_
 make_dual: Callable[..., Any] = torch._VF._make_dual
 make_wrapper: Callable[..., Any] = torch.Tensor._make_wrapper_subclass
 

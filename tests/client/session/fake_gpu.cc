@@ -13,6 +13,7 @@ namespace paramshard {
 
 using internal::ByteCopy;
 using internal::GpuStream;
+using internal::GradientCopy;
 using internal::MappedMemory;
 using internal::WordOperation;
 
@@ -45,6 +46,14 @@ class FakeGpu::Memory : public internal::TensorMemory {
   absl::Status Zero(uint8_t* data, int64_t bytes, GpuStream stream) override {
     gpu_->log_.push_back("zero");
     gpu_->Enqueue(stream, [=] { return std::memset(data, 0, bytes), true; });
+    return absl::OkStatus();
+  }
+  absl::Status CopyGradients(absl::Span<const GradientCopy> copies, GpuStream stream) override {
+    gpu_->log_.push_back(absl::StrCat("copy gradients ", copies.size()));
+    gpu_->Enqueue(stream, [list = std::vector<GradientCopy>(copies.begin(), copies.end())] {
+      for (const GradientCopy& copy : list) internal::CopyGradientOnHost(copy);
+      return true;
+    });
     return absl::OkStatus();
   }
   absl::Status Synchronize(GpuStream stream) override {
